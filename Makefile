@@ -1,0 +1,110 @@
+# `make train` and `make test` work alone in a fresh clone: each makes .venv, installs
+# what it needs and runs. `make help` lists the rest.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.NOTPARALLEL:  # two pips must not write one environment
+.PHONY: help install train test lint format test-slow faults peer constraints clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Named (`make train PYTHON=/usr/bin/python3.12`), or the first of these that fits.
+PYTHON ?=
+comma := ,
+PYTHONS = $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
+# More flags for the main job or for pytest: `make train ARGS=--config.seed=1`,
+# `make test ARGS='-k order'`.
+ARGS ?=
+# Files stay on one worker, as their tests share compiled functions.
+XDIST ?= -n logical --maxprocesses=4 --dist=loadfile
+
+# An install is made again when one of these is newer than it.
+METADATA := setup.py pyproject.toml vit_jax/version.py $(wildcard constraints/*.txt)
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed  ## make .venv and install vit_jax with TensorFlow
+
+train: $(VENV)/.installed  ## train, evaluate and sum up a small ViT on digits
+	$(BIN)/python -m vit_jax.main --config=configs/digits.py $(ARGS)
+
+test: lint  ## lint, format and the quick tests: what CI runs
+	$(BIN)/python -m pytest $(XDIST) $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev  ## rewrite the files as lint wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-slow: $(VENV)/.installed-dev  ## the tests marked slow
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+faults: $(VENV)/.installed-dev  ## kill and resume a run 30 times, and other faults
+	$(BIN)/python -m pytest -m faults $(ARGS)
+
+peer: $(VENV)/.installed-dev  ## compare with timm and transformers (installed by you)
+	@$(BIN)/python -c 'import timm, transformers' 2>/dev/null || { \
+	  echo 'make peer needs PyTorch, about 2 GB more: run'; \
+	  echo '  $(BIN)/pip install timm transformers'; exit 1; }
+	$(BIN)/python -m pytest -m peer $(ARGS)
+
+clean:  ## remove .venv and caches; keeps runs/
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- the environment ---------------------------------------------------------------
+
+# $(1): extras. Pinned to the versions that this Python's tests passed with.
+PINNED ?= yes
+define install
+	@pins=constraints/py$$($(BIN)/python -c \
+	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \
+	if [ '$(PINNED)' = yes ] && [ -f $$pins ]; then set -- -c $$pins; \
+	else set --; echo "No pins for this Python: installing the newest versions"; fi; \
+	echo "Installing .[$(1)] $$* into $(VENV): one to three minutes, 2.5 GB ..."; \
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip; \
+	$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check \
+	  -e '.[$(1)]' "$$@"
+endef
+
+$(VENV)/.installed: $(METADATA) | $(BIN)/python
+	$(call install,tf)
+	@touch $@
+
+$(VENV)/.installed-dev: $(METADATA) | $(BIN)/python
+	$(call install,tf$(comma)dev)
+	@touch $(VENV)/.installed $@
+
+
+# Python 3.14 and newer only when named: TensorFlow had no wheels for it (2026-11).
+PROBE = import sys; v = sys.version_info[:2]; print("%d.%d" % v); \
+  import ensurepip, venv; \
+  sys.exit(not ((3, 11) <= v <= ((3, 13) if "$(PYTHON)" == "" else v)))
+
+# A symbolic link, which is missing for make too once the Python behind it is gone.
+$(BIN)/python:
+	@tried=; for python in $(PYTHONS); do \
+	  if version=$$($$python -c '$(PROBE)' 2>/dev/null); then \
+	    echo "Making $(VENV) with $$python ($$version) ..."; \
+	    exec $$python -m venv --clear $(VENV); \
+	  fi; tried="$$tried $$python ($${version:-not found})"; \
+	done; \
+	echo "vit_jax needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian and" \
+	  "Ubuntu: apt install python3-venv). Tried:$$tried. To name one:" \
+	  "make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1
+
+# Freezes the newest versions; commit the file once the tests pass with them.
+constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.12
+	rm -rf build/constraints
+	$(MAKE) VENV=build/constraints PINNED=no build/constraints/.installed-dev
+	@python=build/constraints/bin/python; \
+	file=constraints/py$$($$python -c \
+	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \
+	{ echo "# Made by \`make constraints\`, $$(date +%Y-%m-%d): what the tests passed with."; \
+	  $$python -m pip freeze --exclude-editable \
+	    | sed -E 's/^tensorflow[-_]cpu==(.*)/&\ntensorflow==\1/'; } > $$file; \
+	echo "wrote $$file; next: rm -rf $(VENV) && make test PYTHON=..."

@@ -1,0 +1,55 @@
+"""A ViT from scratch on your own folder of images, one sub-folder per class.
+
+  python -m vit_jax.main --config=configs/folder.py:data=FOLDER
+  python -m vit_jax.main --config=configs/folder.py:data=FOLDER,variant=S/16,res=224
+  python -m vit_jax.main --config=configs/folder.py:debug
+
+FOLDER holds `train` and `val` (or `test`), or just the classes: then a fixed random
+tenth is kept for evaluation. Images that cannot be read are left out and listed in the
+run's bad_images.jsonl. The recipe is that of "Better plain ViT baselines" (arXiv
+2205.01580) in its size-free parts: average pooling, fixed sine-cosine positions, AdamW.
+From scratch a ViT wants more images than a folder has; expect it to learn what colour
+and texture tell, and take published weights for more.
+"""
+
+import ml_collections
+
+from vit_jax.config import parse_arg
+
+DEBUG = dict(variant='mu/4', res=8, batch=32, steps=8, warmup=2, data='digits', val='test')
+
+
+def get_config(arg=None):
+  arg = parse_arg(
+    arg,
+    debug=DEBUG,
+    data='',
+    train='train',
+    val='val',
+    variant='Ti/16',
+    res=128,
+    batch=64,
+    steps=2_000,
+    warmup=100,
+    lr=1e-3,
+    seed=0,
+  )
+  c = ml_collections.ConfigDict()
+  c.seed = arg.seed
+  c.steps = arg.steps
+
+  c.model = dict(name='vit', variant=arg.variant, classifier='gap', posemb='sincos2d')
+  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
+  c.data.pp = f'decode|inception_crop({arg.res}, 20)|flip_lr|value_range(-1, 1)'
+  c.task = dict(name='classify', loss='softmax', label_smoothing=0.1)
+  c.optim = dict(name='adamw', lr=arg.lr, wd=0.1, clip=1.0)
+  c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
+
+  small = round(arg.res * 256 / 224)
+  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch)
+  val.update(pp=f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)')
+  every = max(arg.steps // 10, 1)
+  c.evals = dict(val=dict(type='classification', data=val, every=every))
+  c.checkpoint = dict(every=every, best='val/top1')
+  c.log = dict(every=max(every // 4, 1))
+  return c

@@ -1,0 +1,71 @@
+"""All metadata of vit_jax; pyproject.toml holds only tool settings.
+
+Lower bounds are what the code needs; there are no upper bounds. The versions that the
+tests passed with are in constraints/, which `make` applies.
+"""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+HERE = pathlib.Path(__file__).parent
+
+
+def read_version() -> str:
+  text = (HERE / 'vit_jax' / 'version.py').read_text(encoding='utf-8')
+  return re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE)[1]
+
+
+# pip cannot say "either": tensorflow and tensorflow-cpu install into the same folder
+# and must not be mixed, so that TensorFlow is left to this extra. tensorflow-cpu, a
+# third of the size, has wheels for Linux and Windows on x86-64 only.
+TENSORFLOW_CPU = 'platform_system == "Linux" and platform_machine == "x86_64"'
+TENSORFLOW_ELSEWHERE = 'platform_system != "Linux" or platform_machine != "x86_64"'
+
+PLOTS = ['matplotlib>=3.8']
+HUB = ['huggingface_hub>=0.30']
+
+setup(
+  name='vit_jax',
+  version=read_version(),
+  description='Vision Transformers in JAX: from an image folder to a trained model',
+  long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  # `include` keeps configs/ and tests/ from being installed as top-level packages.
+  packages=find_packages(include=['vit_jax', 'vit_jax.*']),
+  package_data={'vit_jax': ['**/*.json']},
+  install_requires=[
+    'absl-py',
+    'numpy>=2',
+    'jax>=0.10.2',
+    'flax>=0.12.6',
+    'optax>=0.2.8',
+    'orbax-checkpoint>=0.12',
+    'ml-collections>=1.1',
+    'clu>=0.0.12',
+    'tensorboard',  # clu.metric_writers imports it and does not declare it
+    'tensorflow-datasets>=4.9.10',
+    # tfds 4.9.10 imports it on every Python and declares it for Python < 3.9 only.
+    'importlib-resources',
+    'pillow>=10.1',
+    'safetensors>=0.4',
+    'scikit-learn>=1.4',  # the bundled data set (digits) of every first command
+    'tqdm',
+    'packaging',
+  ],
+  extras_require={
+    'tf': [
+      f'tensorflow-cpu>=2.21; {TENSORFLOW_CPU}',
+      f'tensorflow>=2.21; {TENSORFLOW_ELSEWHERE}',
+    ],
+    # Bundles CUDA; no bound on jaxlib or the plugin, which jax pins itself.
+    'cuda': ['jax[cuda13]>=0.10.2'],
+    'tpu': ['jax[tpu]>=0.10.2'],
+    'hub': HUB,
+    'plots': PLOTS,
+    'dev': ['pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', *PLOTS, *HUB],
+  },
+)

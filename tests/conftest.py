@@ -1,0 +1,31 @@
+"""Eight fake devices for every test, and exact float32 products."""
+
+import os
+
+# Before jax is imported: flags are read at its first use. Compiling takes longer than
+# running here; without LLVM's optimisations it takes half as long.
+os.environ.setdefault(
+  'XLA_FLAGS',
+  '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0',
+)
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+GOLDEN = Path(__file__).parent / 'golden'
+
+
+@pytest.fixture
+def golden():
+  """Returns the arrays of tests/golden/NAME.npz: outputs of reference code."""
+
+  def load(name):
+    with np.load(GOLDEN / f'{name}.npz', allow_pickle=False) as file:
+      return dict(file)
+
+  return load

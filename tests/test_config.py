@@ -1,0 +1,119 @@
+"""Arguments, overrides, and the check of every key."""
+
+import pytest
+
+from vit_jax import config
+from vit_jax.errors import UserError
+
+
+def test_arguments_take_the_type_of_their_default():
+  arg = config.parse_arg(
+    'variant=L/16,epochs=3,flag=true,lr=1e-3',
+    debug={},
+    variant='B/16',
+    epochs=90,
+    flag=False,
+    lr=1.0,
+    seed=0,
+  )
+  assert vars(arg) == dict(variant='L/16', epochs=3, flag=True, lr=1e-3, seed=0)
+
+
+def test_debug_is_a_bundle_that_other_arguments_override():
+  arg = config.parse_arg('batch=4,debug', debug=dict(batch=2, n=1), batch=64, n=9)
+  assert vars(arg) == dict(batch=4, n=1)
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('epoch=3', 'Did you mean "epochs"'),
+    ('epochs=many', 'expected a int'),
+    ('debgu', 'Did you mean "debug"'),
+  ],
+)
+def test_bad_arguments(text, message):
+  with pytest.raises(UserError, match=message):
+    config.parse_arg(text, debug={}, epochs=90)
+
+
+def test_overrides():
+  c = {'optim': {'lr': 0.1, 'schedule': {'warmup': 5}}, 'log': {}, 'a': 'x'}
+  config.override(
+    c, ['optim.lr=1', 'optim.schedule.warmup=7', 'log.profile', 'a=b/c', 'new.k=(1,2)']
+  )
+  assert c == {
+    'optim': {'lr': 1, 'schedule': {'warmup': 7}},
+    'log': {'profile': True},
+    'a': 'b/c',
+    'new': {'k': [1, 2]},
+  }
+
+
+@pytest.mark.parametrize(
+  ('assignment', 'message'),
+  [
+    ('optim=3', 'is a section'),
+    ('optim.lr.x=3', 'no section'),
+    ('optim.lr=fast', 'expected a float'),
+    ('seed=1.5', 'expected a int'),
+  ],
+)
+def test_bad_overrides(assignment, message):
+  with pytest.raises(UserError, match=message):
+    config.override({'optim': {'lr': 0.1}, 'seed': 1}, [assignment])
+
+
+def consumer(a: int, *, b: float = 1.0, c: str | None = None, given=None):
+  return a, b, c, given
+
+
+def test_bind_knows_the_consumer():
+  config.bind('s', dict(a=1, b=2, c=None, type='x'), consumer, ('given',), ('type',))
+  for section, message in [
+    (dict(a=1, bb=2), r'Unknown key config.s.bb.*Did you mean "b"'),
+    (dict(a=1, given=2), 'Unknown key config.s.given'),
+    (dict(b=1.0), r"config.s lacks \['a'\]"),
+    (dict(a=1.5), 'config.s.a=1.5: expected int'),
+    (dict(a=True), 'config.s.a=True'),
+    (dict(a=1, c=3), 'expected str or None'),
+    ([], 'must be a section'),
+  ]:
+    with pytest.raises(UserError, match=message):
+      config.bind('s', section, consumer, ('given',))
+
+
+@pytest.mark.parametrize(
+  ('given', 'steps'),
+  [
+    (dict(steps=7), 7),
+    (dict(epochs=90), round(90 * 1_281_167 / 4096)),
+    (dict(examples=10_000), 2),
+    (dict(epochs=1e-9), 1),
+  ],
+)
+def test_total_steps(given, steps):
+  assert config.total_steps(given, 1_281_167, 4096) == steps
+
+
+@pytest.mark.parametrize('given', [{}, dict(steps=1, epochs=1), dict(steps=-1)])
+def test_exactly_one_duration(given):
+  with pytest.raises(UserError, match=r'exactly one of steps|above 0'):
+    config.total_steps(given, 10, 2)
+
+
+def test_differences():
+  old, new = {'a': {'b': 1, 'c': 2}, 'd': 3}, {'a': {'b': 1, 'c': 4}, 'e': 5}
+  assert config.differences(old, new) == {
+    'a.c': (2, 4),
+    'd': (3, None),
+    'e': (None, 5),
+  }
+
+
+def test_missing_file_names_the_known_ones(tmp_path):
+  (tmp_path / 'vit_b16.py').write_text('')
+  with pytest.raises(UserError, match=r'Did you mean ".*vit_b16.py"'):
+    config.load(f'{tmp_path}/vit_b61.py')
+  with pytest.raises(UserError, match='defines no get_config'):
+    config.load(f'{tmp_path}/vit_b16.py')

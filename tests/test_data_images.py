@@ -1,0 +1,206 @@
+"""Headers, decoding, EXIF orientation, and what must not be decoded."""
+
+import io
+import resource
+import struct
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from vit_jax.data import images, lazy_tf
+
+tf = lazy_tf.load()
+
+
+def picture(height=20, width=30, seed=0):
+  """A smooth RGB image: JPEG keeps it to a few levels."""
+  rng = np.random.default_rng(seed)
+  small = Image.fromarray(rng.integers(0, 256, (4, 6, 3), np.uint8))
+  return small.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encode(image, fmt='PNG', orientation=None, **options):
+  if orientation:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options['exif'] = exif
+  out = io.BytesIO()
+  image.save(out, fmt, **options)
+  return out.getvalue()
+
+
+def decode(data, exif=True, channels=3, precise=False):
+  data, orientation = images.probe(data, exif)
+  return images.decode(tf.constant(data), orientation, channels, precise).numpy()
+
+
+LOSSLESS = [
+  ('PNG', {}),
+  ('BMP', {}),
+  ('WEBP', {'lossless': True}),
+  ('TIFF', {}),
+  ('TIFF', {'compression': 'tiff_lzw'}),
+  ('PPM', {}),
+  ('TGA', {}),
+]
+
+
+@pytest.mark.parametrize(('fmt', 'options'), LOSSLESS)
+@pytest.mark.parametrize('mode', ['RGB', 'L'])
+def test_lossless_formats(fmt, options, mode):
+  image = picture().convert(mode)
+  got = decode(encode(image, fmt, **options))
+  np.testing.assert_array_equal(got, np.asarray(image.convert('RGB')))
+
+
+@pytest.mark.parametrize('subsampling', [0, 2])
+def test_precise_jpeg_agrees_with_pillow(subsampling):
+  data = encode(picture(37, 53), 'JPEG', quality=95, subsampling=subsampling)
+  want = np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))
+  np.testing.assert_array_equal(decode(data, precise=True), want)  # the same DCT
+  # The fast one is off by up to about ten levels, one or two on average.
+  assert 0 < np.abs(decode(data).astype(int) - want).mean() < 2.5
+
+
+def test_unusual_modes():
+  rgba = picture().copy()
+  rgba.putalpha(128)
+  np.testing.assert_array_equal(decode(encode(rgba)), np.asarray(picture()))
+  palette = picture().quantize(16)
+  for fmt in ('PNG', 'GIF'):
+    got = decode(encode(palette, fmt))
+    np.testing.assert_array_equal(got, np.asarray(palette.convert('RGB')))
+  deep = (np.arange(600, dtype=np.uint16) * 100).reshape(20, 30)
+  for fmt in ('PNG', 'TIFF'):
+    got = decode(encode(Image.fromarray(deep), fmt))
+    # 16 to 8 bits by rounding or by truncation, as the decoder likes.
+    assert np.abs(got - deep[..., None] / 257).max() <= 1
+  cmyk = decode(encode(picture().convert('CMYK'), 'JPEG', quality=95))
+  assert np.abs(cmyk.astype(int) - np.asarray(picture())).mean() < 8
+  frames = [picture(seed=i).quantize(16) for i in range(3)]
+  data = encode(frames[0], 'GIF', save_all=True, append_images=frames[1:])
+  np.testing.assert_array_equal(decode(data), np.asarray(frames[0].convert('RGB')))
+  assert decode(encode(picture()), channels=1).shape == (20, 30, 1)
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+@pytest.mark.parametrize(
+  ('fmt', 'options'),
+  [('PNG', {}), ('WEBP', {'lossless': True}), ('TIFF', {}), ('JPEG', {'quality': 95})],
+)
+def test_orientation(fmt, options, orientation):
+  data = encode(picture(), fmt, orientation, **options)
+  stored = Image.open(io.BytesIO(data))
+  want = np.asarray(ImageOps.exif_transpose(stored).convert('RGB')).astype(int)
+  assert want.shape == ((20, 30, 3) if orientation < 5 else (30, 20, 3))
+  got = decode(data, precise=True)
+  assert np.abs(got - want).max() <= (2 if fmt == 'JPEG' else 0)  # chroma
+  if fmt != 'TIFF':  # Pillow turns it in any case
+    assert decode(data, exif=False).shape == (20, 30, 3)
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+@pytest.mark.parametrize('fmt', ['JPEG', 'PNG'])
+def test_fused_crop(fmt, orientation):
+  # Without chroma subsampling, whose interpolation looks across the crop's edge, a
+  # JPEG decoded in a window has the pixels of one decoded whole.
+  options = {'subsampling': 0} if fmt == 'JPEG' else {}
+  data = encode(picture(37, 53), fmt, orientation, **options)
+  whole = decode(data)
+  data, o = images.probe(data, exif=True)
+  box = lambda h, w: (h // 3, w // 5, h // 2, w // 4)
+  got = images.decode_and_crop(tf.constant(data), o, 3, False, box).numpy()
+  y, x, h, w = box(*whole.shape[:2])
+  np.testing.assert_array_equal(got, whole[y : y + h, x : x + w])
+
+
+def test_fused_crop_of_an_ordinary_jpeg():
+  data = encode(picture(64, 96), 'JPEG', quality=90)
+  whole = decode(data)
+  box = lambda h, w: (9, 21, 40, 50)
+  got = images.decode_and_crop(tf.constant(data), 1, 3, False, box).numpy().astype(int)
+  difference = np.abs(got - whole[9:49, 21:71])
+  assert difference[1:-1, 1:-1].max() <= 1
+  assert difference.max() <= 24  # chroma at the edge, see above
+
+
+def png(width, height, rows):
+  """A black-and-white PNG of one bit a pixel."""
+  out = b'\x89PNG\r\n\x1a\n'
+  header = struct.pack('>IIBBBBB', width, height, 1, 0, 0, 0, 0)
+  for chunk in (b'IHDR' + header, b'IDAT' + zlib.compress(rows), b'IEND'):
+    out += struct.pack('>I', len(chunk) - 4) + chunk
+    out += struct.pack('>I', zlib.crc32(chunk))
+  return out
+
+
+def bomb(name):
+  if name == 'png':  # whole: 505 MB as RGB
+    return png(13_000, 13_000, bytes(13_000 * (13_000 // 8 + 1)))
+  if name == 'png, header only':
+    return png(10**9, 10**9, b'')
+  if name == 'gif':
+    data = b'GIF89a' + struct.pack('<HHBBB', 12_000, 12_000, 0x80, 0, 0) + bytes(6)
+    return data + b',' + struct.pack('<HHHHB', 0, 0, 12_000, 12_000, 0) + b'\x02\x00;'
+  data = b'BM' + struct.pack('<IHHI', 54, 0, 0, 54)
+  return data + struct.pack('<IiiHHIIiiII', 40, 9000, 9000, 1, 24, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize('name', ['png', 'png, header only', 'gif', 'bmp'])
+def test_bombs_are_refused_by_their_header(name):
+  data = bomb(name)
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  with pytest.raises(images.BadImage, match='megapixels'):
+    images.probe(data, exif=True)
+  after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  # ru_maxrss is in KiB (bytes on macOS); decoding would take 505 MB.
+  assert (after - before) * (1 if sys.platform == 'darwin' else 1024) < 50e6
+
+
+@pytest.mark.parametrize(
+  ('data', 'reason'),
+  [(b'', 'empty file'), (b'hello', 'known type'), (b'\xff\xd8\xff\xe0', 'known type')],
+)
+def test_reasons(data, reason):
+  with pytest.raises(images.BadImage, match=reason):
+    images.probe(data, exif=True)
+
+
+def mutated(count):
+  """Broken files: cut, flipped, zeroed, random, prefixed JPEGs, PNGs and others."""
+  rng = np.random.default_rng(0)
+  formats = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'TIFF')
+  whole = [encode(picture(seed=i), f, 6) for i, f in enumerate(formats[:3] * 2)]
+  whole += [encode(picture(), f) for f in formats[3:]]
+  for i in range(count):
+    data = bytearray(whole[i % len(whole)])
+    at = int(rng.integers(len(data)))
+    kind = i % 5
+    if kind == 0:
+      data = data[:at]
+    elif kind == 1:
+      for j in rng.integers(0, len(data), 20):
+        data[j] ^= 1 << int(rng.integers(8))
+    elif kind == 2:
+      data[at : at + 100] = bytes(len(data[at : at + 100]))
+    elif kind == 3:
+      data = bytearray(rng.bytes(200))
+    else:
+      data = bytearray(rng.bytes(3)) + data
+    yield bytes(data)
+
+
+def test_malformed_images_end_in_an_error_or_an_image():
+  outcomes = {'refused': 0, 'broken': 0, 'decoded': 0}
+  for data in mutated(1000):
+    try:
+      assert decode(data).shape[-1] == 3
+      outcomes['decoded'] += 1
+    except images.BadImage:
+      outcomes['refused'] += 1
+    except tf.errors.OpError:
+      outcomes['broken'] += 1
+  assert min(outcomes.values()) > 50, outcomes

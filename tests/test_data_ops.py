@@ -1,0 +1,342 @@
+"""The string pipeline and its ops, against NumPy, Pillow and closed forms."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import lazy_tf, ops, registry
+from vit_jax.errors import UserError
+
+tf = lazy_tf.load()
+
+
+def noise(*shape, seed=0):
+  return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def run(text, images, u=()):
+  """Applies the ops of `text` to images with numbers u, as NumPy."""
+  images, start = tf.constant(images), 0
+  u = tf.constant(np.asarray(u, np.float32))
+  for op in registry.parse(text):
+    images = op.apply(images, u[..., start : start + op.draws])
+    start += op.draws
+  return images.numpy()
+
+
+def test_parse():
+  parsed = registry.parse(
+    ' decode(1) | resize((8, 4), method="bicubic")|flip_lr |value_range(-1,1) '
+  )
+  assert [op.name for op in parsed] == ['decode', 'resize', 'flip_lr', 'value_range']
+  assert [op.draws for op in parsed] == [0, 0, 1, 0]
+  assert registry.parse('') == []
+
+
+def test_bars_inside_quotes_and_brackets_separate_nothing():
+  assert registry._pieces("a(\"x|y\")|b([1|2])|c('\\'|')") == [
+    'a("x|y")',
+    'b([1|2])',
+    "c('\\'|')",
+  ]
+
+
+@pytest.mark.parametrize(
+  ('pp', 'message'),
+  [
+    (
+      'decode|reszie(8)',
+      r'Unknown op \'reszie\'.*Known: .*resize.*Did you mean "resize"',
+    ),
+    (
+      'resize(8, methd="area")',
+      r'methd.*Signature: resize\(size.*Did you mean "method"',
+    ),
+    ('resize', r'missing.*size.*Signature'),
+    ('resize(8, 9, 10, 11)', r'too many positional.*Signature'),
+    ('resize(-8)', r'positive integer'),
+    ('resize((8, 8, 8))', r'integer or \(height, width\)'),
+    ('resize(8, "bilinaer")', r'not in .*Did you mean "bilinear"'),
+    ('decode(4)', r'channels=4'),
+    ('inception_crop(8, area_min=0)', r'area_min'),
+    ('inception_crop(8, ratio=(2, 1))', r'ratio'),
+    ('random_crop(8, padding=-1)', r'padding'),
+    ('random_affine(degrees=200)', r'degrees=200'),
+    ('random_affine(translate=4)', r'translate=4'),
+    ('random_affine(scale=0.5)', r'scale=0.5'),
+    ('value_range(1, -1)', r'lo < hi'),
+    ('value_range(x, 1)', r'no op'),
+    ('resize(__import__("os"))', r'no op'),
+    ('a.b(1)', r'no op'),
+    ('resize(8', r'no op'),
+    ('decode||flip_lr', r'no op'),
+    ('onehot(0)', r'num_classes=0'),
+    (7, r'data.pp is 7'),
+  ],
+)
+def test_wrong_pipelines(pp, message):
+  with pytest.raises(UserError, match=message):
+    registry.parse(pp)
+
+
+def test_a_mistake_is_found_without_tensorflow():
+  code = (
+    'import sys\n'
+    'from vit_jax.data import pipeline\n'
+    'try: pipeline.train("digits", "train", "reszie(8)", 8)\n'
+    'except ValueError as e: assert "Did you mean" in str(e)\n'
+    'pipeline.train("digits", "train", "value_range(-1,1)", 8)\n'
+    'assert "tensorflow" not in sys.modules\n'
+  )
+  subprocess.run([sys.executable, '-c', code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize('antialias', [False, True])
+@pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
+def test_resize_up_agrees_with_pillow(method, antialias):
+  # Up, antialias changes nothing, and Pillow's filters are the same kernels (its
+  # bicubic has a = -0.5, as TensorFlow's). Pillow rounds, and clips, between its two
+  # passes: hence one grey level, and low contrast, where bicubic does not overshoot.
+  image = 96 + noise(7, 9, 3) // 4
+  got = run(f'resize((20, 31), "{method}", antialias={antialias})', image)
+  want = np.asarray(
+    Image.fromarray(image).resize((31, 20), getattr(Image.Resampling, method.upper()))
+  )
+  assert got.dtype == np.uint8
+  assert np.abs(got.astype(int) - want).max() <= 1
+
+
+def test_resize_down_with_antialias_agrees_with_pillow():
+  image = 96 + noise(40, 50, 3) // 4
+  for method in ('bilinear', 'bicubic'):
+    got = run(f'resize((13, 17), "{method}", antialias=True)', image)
+    want = np.asarray(
+      Image.fromarray(image).resize((17, 13), getattr(Image.Resampling, method.upper()))
+    )
+    # As above: Pillow rounds between its two passes.
+    assert np.abs(got.astype(int) - want).max() <= 1
+
+
+def test_resize_down_without_antialias_is_point_sampling():
+  # By 4, half-pixel centres lie between the 2nd and 3rd of each 4 pixels.
+  image = noise(8, 12, 1).astype(np.float32)
+  got = run('resize((2, 3))', image)
+  want = (
+    image[1::4, 1::4] + image[1::4, 2::4] + image[2::4, 1::4] + image[2::4, 2::4]
+  ) / 4
+  # Float32 sums of four values below 256, in another order: 2 units of 2**-16.
+  np.testing.assert_allclose(got, want, atol=4e-5)
+
+
+def test_resize_area_is_the_block_mean():
+  image = noise(12, 8, 3)
+  got = run('resize((3, 4), "area")', image)
+  want = image.reshape(3, 4, 4, 2, 3).astype(float).mean((1, 3))
+  # Ties at .5 may go either way after float32 sums.
+  assert np.abs(got - want).max() <= 0.5 + 1e-4
+  floats = run('resize((3, 4), "area")', image.astype(np.float32))
+  np.testing.assert_allclose(floats, want, rtol=1e-6)
+
+
+def test_bicubic_is_clipped_not_wrapped():
+  image = np.zeros((4, 4, 1), np.uint8)
+  image[1:3, 1:3] = 255
+  got = run('resize(16, "bicubic")', image)
+  want = run('resize(16, "bicubic")', image.astype(np.float32))
+  assert want.min() < -0.5
+  assert want.max() > 255.5
+  # uint8 rounds the same float32 numbers to the nearest.
+  np.testing.assert_array_equal(got, np.clip(np.round(want), 0, 255))
+
+
+@pytest.mark.parametrize(
+  ('shape', 'size'),
+  [((300, 400), (256, 341)), ((400, 300), (341, 256)), ((9, 9), (256, 256))],
+)
+def test_resize_small_keeps_the_aspect_ratio(shape, size):
+  assert run('resize_small(256)', noise(*shape, 3)).shape == (*size, 3)
+
+
+def test_resize_small_is_area():
+  image = noise(12, 8, 1)
+  np.testing.assert_array_equal(
+    run('resize_small(4)', image), run('resize((6, 4), "area")', image)
+  )
+
+
+def test_crops():
+  image = noise(9, 12, 3)
+  np.testing.assert_array_equal(run('central_crop((4, 5))', image), image[2:6, 3:8])
+  np.testing.assert_array_equal(
+    run('random_crop((4, 5))', image, [0, 0]), image[:4, :5]
+  )
+  last = np.nextafter(np.float32(1), 0)
+  got = run('random_crop((4, 5))', image, [last, last])
+  np.testing.assert_array_equal(got, image[-4:, -5:])
+  # Six possible rows: each gets a sixth of the numbers.
+  got = run('random_crop((4, 5))', image, [2.5 / 6, 0])
+  np.testing.assert_array_equal(got, image[2:6, :5])
+  got = run('random_crop(9, padding=2)', image[:, :9], [0, 0])
+  np.testing.assert_array_equal(got[2:, 2:], image[:7, :7])
+  assert not got[:2].any()
+
+
+@pytest.mark.parametrize('op', ['central_crop', 'random_crop'])
+def test_a_crop_larger_than_the_image_fails(op):
+  with pytest.raises(tf.errors.InvalidArgumentError, match=f'{op}.*smaller than 10x10'):
+    run(f'{op}(10)', noise(9, 12, 3), [0, 0])
+
+
+def test_inception_crop_distribution():
+  crop = registry.parse('inception_crop(8)')[0].apply
+  u = np.random.default_rng(0).random((400, 2), np.float32)
+  boxes = np.array([[int(n) for n in crop.box(100, 150, tf.constant(v))] for v in u])
+  y, x, h, w = boxes.T
+  assert min(y.min(), x.min()) >= 0
+  assert (y + h).max() <= 100
+  assert (x + w).max() <= 150
+  area = h * w / 15_000
+  # Whole pixels: a side of about 25 at the smallest, so 4 % of area and of ratio.
+  assert area.min() > 0.05 * 0.95
+  assert area.min() < 0.1  # and the range is used
+  assert area.max() > 0.6
+  assert (w / h).min() > 0.75 * 0.95
+  assert (w / h).max() < 4 / 3 * 1.05
+  whole = registry.parse('inception_crop(8, area_min=100, ratio=(1.5, 1.5))')[0].apply
+  assert [int(n) for n in whole.box(100, 150, tf.constant(u[0]))] == [0, 0, 100, 150]
+
+
+def test_inception_crop_is_a_crop_then_a_resize():
+  image, u = noise(40, 50, 3), np.array([0.3, 0.8], np.float32)
+  crop = registry.parse('inception_crop(8)')[0].apply
+  y, x, h, w = (int(n) for n in crop.box(40, 50, tf.constant(u)))
+  np.testing.assert_array_equal(
+    run('inception_crop(8)', image, u), run('resize(8)', image[y : y + h, x : x + w])
+  )
+
+
+def test_flip_lr():
+  images = noise(2, 4, 5, 3)
+  got = run('flip_lr', images, [[0.49], [0.5]])
+  np.testing.assert_array_equal(got, [images[0, :, ::-1], images[1]])
+
+
+def test_value_range():
+  image = np.array([[[0, 51, 255]]], np.uint8)
+  np.testing.assert_allclose(run('value_range(-1, 1)', image)[0, 0], [-1, -0.6, 1])
+  np.testing.assert_allclose(
+    run('value_range(0, 1, 51, 255, clip=True)', image)[0, 0], [0, 0, 1]
+  )
+  np.testing.assert_allclose(run('value_range(0, 1, 51, 255)', image)[0, 0, 0], -0.25)
+
+
+def test_decode_gives_arrays_their_channels():
+  gray = noise(4, 5, 1)
+  np.testing.assert_array_equal(run('decode', gray), np.repeat(gray, 3, -1))
+  rgb = noise(4, 5, 3)
+  np.testing.assert_array_equal(run('decode', rgb), rgb)
+  luma = (rgb @ [0.2989, 0.587, 0.114])[..., None]  # ITU-R BT.601
+  # TensorFlow truncates to uint8.
+  assert np.abs(run('decode(1)', rgb) - luma).max() <= 1
+
+
+def test_onehot():
+  labels = registry.parse('onehot')[0].apply([2, [0, 1], []], 3)
+  np.testing.assert_array_equal(labels, [[0, 0, 1], [1, 1, 0], [0, 0, 0]])
+  labels = registry.parse('onehot(4, on=0.9, off=0.1)')[0].apply([1], 3)
+  np.testing.assert_allclose(labels, [[0.1, 0.9, 0.1, 0.1]])
+
+
+def test_random_affine_quarter_turn_and_shift():
+  image = noise(6, 6, 2)
+  middle = [0.5, 0.5, 0.5]
+  turned = run('random_affine(degrees=90)', image, [1, *middle])
+  # Exact but for sin and cos of float32 angles: 1e-6 of a pixel of 255 levels.
+  np.testing.assert_array_equal(turned, np.rot90(image))  # counter-clockwise as seen
+  np.testing.assert_array_equal(
+    run('random_affine(degrees=90)', image, [0, *middle]), np.rot90(image, -1)
+  )
+  down = run('random_affine(translate=0.5, fill=9)', image, [0.5, 0.5, 5 / 6, 0.5])
+  np.testing.assert_array_equal(down[2:], image[:-2])
+  assert (down[:2] == 9).all()
+  right = run('random_affine(translate=0.5)', image, [0.5, 0.5, 0.5, 5 / 6])
+  np.testing.assert_array_equal(right[:, 2:], image[:, :-2])
+
+
+def test_random_affine_agrees_with_pillow():
+  image = noise(15, 17, 1)
+  u = [0.85, 0.3, 0.4, 0.7]
+  got = run('random_affine(degrees=30, translate=0.2, scale=(0.8, 1.5))', image, u)
+  angle, zoom = np.radians(30) * 0.7, 0.8 + 0.3 * 0.7
+  ty, tx = -0.2 * 0.2 * 15, 0.4 * 0.2 * 17
+  # Pillow's pixel centres are at +0.5, so its centre is (8.5, 7.5).
+  c, s = np.cos(angle) / zoom, np.sin(angle) / zoom
+  cx, cy, dx, dy = 8.5, 7.5, 8.5 + tx, 7.5 + ty
+  # Image rows grow downwards: counter-clockwise as seen maps (x, y) out to
+  # (c x - s y, s x + c y) in.
+  data = (c, -s, cx - c * dx + s * dy, s, c, cy - s * dx - c * dy)
+  want = Image.fromarray(image[..., 0]).transform(
+    (17, 15), Image.Transform.AFFINE, data, Image.Resampling.BILINEAR
+  )
+  # Inside, the same interpolation up to Pillow's truncation; the two treat the
+  # last half pixel at the border differently.
+  mask = Image.fromarray(np.full((15, 17), 255, np.uint8))
+  inside = np.asarray(
+    mask.transform((17, 15), Image.Transform.AFFINE, data, Image.Resampling.BILINEAR)
+  )
+  core = np.zeros((15, 17), bool)
+  core[2:-2, 2:-2] = True
+  core &= (
+    run(
+      'random_affine(degrees=30, translate=0.2, scale=(0.8, 1.5))',
+      np.full((15, 17, 1), 255, np.uint8),
+      u,
+    )[..., 0]
+    == 255
+  )
+  core &= inside == 255
+  assert core.sum() > 80
+  assert np.abs(got[..., 0].astype(int) - np.asarray(want))[core].max() <= 1
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'random_affine(degrees=25, translate=0.2, scale=(0.7, 1.3))',
+    'random_crop(8, padding=2)',
+    'flip_lr',
+    'inception_crop(6)',
+    'resize(13, "bicubic")|central_crop(9)',
+    'resize_small(5)',
+    'decode|resize(11, antialias=True)',
+  ],
+)
+def test_an_image_is_the_same_alone_and_in_any_batch(text):
+  images = noise(23, 8, 8, 1)
+  u = np.random.default_rng(1).random((23, 4), np.float32)
+  graph = tf.function(lambda x, u: run_graph(text, x, u))
+  whole = graph(images, u).numpy()
+  assert whole.dtype == np.uint8
+  halves = np.concatenate([graph(images[:9], u[:9]), graph(images[9:], u[9:])])
+  alone = np.stack([run(text, x, v) for x, v in zip(images, u, strict=True)])
+  np.testing.assert_array_equal(whole, halves)
+  np.testing.assert_array_equal(whole, alone)
+
+
+def run_graph(text, images, u):
+  start = 0
+  for op in registry.parse(text):
+    images = op.apply(images, u[..., start : start + op.draws])
+    start += op.draws
+  return images
+
+
+def test_sine_and_cosine():
+  angle = np.linspace(-np.pi, np.pi, 1001, dtype=np.float32)
+  sine, cosine = ops._sin_cos(tf, tf.constant(angle))
+  # Series to x**21 in float32: rounding of terms up to 5 (x**3/6 at pi), 2**-22.
+  np.testing.assert_allclose(sine, np.sin(angle.astype(float)), atol=2e-6)
+  np.testing.assert_allclose(cosine, np.cos(angle.astype(float)), atol=2e-6)

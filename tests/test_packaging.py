@@ -1,0 +1,175 @@
+"""What setup.py, constraints/, the Makefile and the documents say of one another."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import vit_jax
+
+ROOT = Path(__file__).parents[1]
+CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
+DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', '.ci/run')]
+# Import names that differ from the name to install.
+DISTRIBUTIONS = {'PIL': 'pillow', 'absl': 'absl-py', 'orbax': 'orbax-checkpoint'}
+DISTRIBUTIONS |= {'sklearn': 'scikit-learn', 'tensorflow': 'tensorflow-cpu'}
+# Never declared: the peers of `make peer`, which the user installs.
+PEERS = {'torch', 'timm', 'transformers'}
+
+
+@pytest.fixture(scope='module')
+def metadata():
+  """The keyword arguments that setup.py passes to setuptools."""
+  given = {}
+  code = compile((ROOT / 'setup.py').read_text(encoding='utf-8'), 'setup.py', 'exec')
+  stand_in = SimpleNamespace(setup=given.update, find_packages=lambda include: include)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, 'setuptools', stand_in)
+    exec(code, {'__file__': str(ROOT / 'setup.py'), '__name__': 'setup'})
+  return given
+
+
+def _requirements(metadata) -> list[Requirement]:
+  extras = metadata['extras_require'].values()
+  return [Requirement(r) for r in sum(extras, metadata['install_requires'])]
+
+
+def _pins(path: Path) -> dict[str, str]:
+  lines = path.read_text(encoding='utf-8').splitlines()
+  pins = dict(line.split('==') for line in lines if not line.startswith('#'))
+  return {canonicalize_name(name): version for name, version in pins.items()}
+
+
+def test_version_is_that_of_the_package_and_the_changelog(metadata):
+  assert metadata['version'] == vit_jax.__version__
+  changelog = (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
+  assert f'## [{vit_jax.__version__}]' in changelog
+
+
+def test_extras(metadata):
+  assert set(metadata['extras_require']) == {
+    *('tf', 'cuda', 'tpu', 'hub', 'plots', 'dev')
+  }
+  base = {Requirement(r).name for r in metadata['install_requires']}
+  assert not base & {'tensorflow', 'tensorflow-cpu'}
+
+
+def test_nothing_is_bounded_above(metadata):
+  for requirement in _requirements(metadata):
+    assert {s.operator for s in requirement.specifier} <= {'>='}, requirement
+
+
+@pytest.mark.parametrize('path', CONSTRAINTS, ids=lambda p: p.name)
+def test_every_requirement_has_a_pin_that_fits(metadata, path):
+  pins = _pins(path)
+  for requirement in _requirements(metadata):
+    version = pins.get(canonicalize_name(requirement.name))
+    assert version is not None, f'{path.name} has no pin for {requirement.name}'
+    assert version in requirement.specifier, f'{path.name}: {requirement} vs {version}'
+
+
+@pytest.mark.parametrize('path', CONSTRAINTS, ids=lambda p: p.name)
+def test_constraints_name_versions_only(path):
+  for line in path.read_text(encoding='utf-8').splitlines()[1:]:
+    assert re.fullmatch(r'[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+', line), line
+
+
+def test_constraints_cover_the_supported_pythons(metadata):
+  assert [path.stem for path in CONSTRAINTS] == ['py311', 'py312']
+  assert metadata['python_requires'] == '>=3.11'
+
+
+def test_every_import_is_declared(metadata):
+  declared = {canonicalize_name(r.name) for r in _requirements(metadata)}
+  for path in (ROOT / 'vit_jax').rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+      if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+      elif isinstance(node, ast.ImportFrom):
+        names = [node.module]
+      else:
+        continue
+      for name in (name.partition('.')[0] for name in names):
+        if name == 'vit_jax' or name in sys.stdlib_module_names or name in PEERS:
+          continue
+        wanted = canonicalize_name(DISTRIBUTIONS.get(name, name))
+        assert wanted in declared, f'{path.name} imports {name}; add it to setup.py'
+
+
+def test_extras_named_in_messages_and_documents_exist(metadata):
+  for path in [*(ROOT / 'vit_jax').rglob('*.py'), *DOCUMENTS]:
+    text = path.read_text(encoding='utf-8')
+    for group in re.findall(r"""pip install [^\n]*?\.\[([a-z,]+)\]""", text):
+      unknown = set(group.split(',')) - set(metadata['extras_require'])
+      assert not unknown, f'{path.name} names the extra {unknown}'
+
+
+def test_make_targets_named_in_documents_exist():
+  makefile = (ROOT / 'Makefile').read_text(encoding='utf-8')
+  targets = set(re.findall(r'^([a-z-]+):', makefile, re.MULTILINE))
+  for path in DOCUMENTS:
+    text = path.read_text(encoding='utf-8')
+    named = re.findall(r'(?:^|`|&& |exec )make ([a-z][a-z-]*)', text, re.MULTILINE)
+    assert set(named) <= targets, f'{path.name}: {set(named) - targets}'
+
+
+def test_data_files_are_installed_with_the_package(metadata):
+  (pattern,) = metadata['package_data']['vit_jax']
+  suffix = pattern.removeprefix('**/*')
+  for path in (ROOT / 'vit_jax').rglob('*'):
+    if path.is_file() and '__pycache__' not in path.parts:
+      assert path.suffix in ('.py', suffix), f'{path}: not in package_data'
+
+
+def _make(folder: Path, *args: str) -> subprocess.CompletedProcess:
+  # Not the variables of a `make test` that may run this.
+  env = {k: v for k, v in os.environ.items() if not k.startswith('MAKE')}
+  return subprocess.run(
+    ['make', '-f', str(ROOT / 'Makefile'), *args],
+    cwd=folder,
+    env=env,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+@pytest.fixture
+def clone(tmp_path):
+  """A folder with what the Makefile reads, and a Python too old for vit_jax."""
+  for name in ('setup.py', 'pyproject.toml', 'vit_jax/version.py'):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+  old = tmp_path / 'python3.9'
+  old.write_text('#!/bin/sh\necho 3.9\nexit 1\n')
+  old.chmod(0o755)
+  return tmp_path
+
+
+def test_an_old_python_is_one_clear_line(clone):
+  result = _make(clone, 'train', 'PYTHON=./python3.9')
+  assert result.returncode != 0
+  line, verdict = result.stderr.splitlines()
+  assert 'needs Python 3.11, 3.12 or 3.13' in line
+  assert './python3.9 (3.9)' in line
+  assert verdict.startswith('make: ***')
+  assert not (clone / '.venv').exists()
+
+
+def test_train_after_test_installs_nothing_again(clone):
+  (clone / '.venv/bin').mkdir(parents=True)
+  for name in ('bin/python', '.installed', '.installed-dev'):
+    (clone / '.venv' / name).touch()
+  for target in ('train', 'test'):
+    commands = _make(clone, '-n', target)
+    assert commands.returncode == 0, commands.stderr
+    assert 'pip install' not in commands.stdout
+  os.utime(clone / 'setup.py', (2**31, 2**31))  # newer than the install
+  assert 'pip install' in _make(clone, '-n', 'train').stdout

@@ -1,0 +1,211 @@
+"""Stopping on request, and one run per folder."""
+
+import errno
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from vit_jax import errors, preemption
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def start(code, *args):
+  """Starts Python on `code`; its lines 'ready' and so on come through a pipe."""
+  return subprocess.Popen(
+    [sys.executable, '-u', '-c', textwrap.dedent(code), *map(str, args)],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def expect(process, word):
+  line = process.stdout.readline().strip()
+  assert line == word, process.communicate()
+
+
+# -- signals ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_sets_the_flag_and_says_so(number, capfd):
+  before = signal.getsignal(number)
+  with preemption.StopSignal() as stop:
+    assert not stop.requested
+    assert not stop.should_stop(3)
+    os.kill(os.getpid(), number)
+    assert stop.requested
+    assert stop.should_stop(4)
+    assert stop.should_stop(5)
+  error = capfd.readouterr().err
+  assert error.startswith(f'{signal.Signals(number).name}: ')
+  assert 'code 75' in error
+  assert error.count('\n') == 1
+  assert signal.getsignal(number) is before
+
+
+def test_handlers_are_restored_after_an_error():
+  before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+  with pytest.raises(KeyError), preemption.StopSignal():
+    raise KeyError
+  assert before == [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+
+
+def test_in_another_thread_it_does_nothing():
+  before = signal.getsignal(signal.SIGTERM)
+  seen = []
+
+  def work():
+    with preemption.StopSignal() as stop:
+      seen.append((stop.should_stop(0), signal.getsignal(signal.SIGTERM) is before))
+
+  thread = threading.Thread(target=work)
+  thread.start()
+  thread.join()
+  assert seen == [(False, True)]
+
+
+LOOP = """
+  import sys, time
+  from vit_jax import errors, preemption
+  with preemption.StopSignal() as stop:
+    print('ready')
+    step = 0
+    while not stop.should_stop(step):
+      step += 1
+      time.sleep(0.01)
+    print('stopping')
+    time.sleep(float(sys.argv[1]))  # saving
+  sys.exit(errors.Preempted.exit_code)
+"""
+
+
+def test_the_first_signal_lets_the_run_save_and_the_second_does_not():
+  slow, quick = start(LOOP, 60), start(LOOP, 0)
+  expect(slow, 'ready')
+  expect(quick, 'ready')
+  for process in (slow, quick):
+    process.send_signal(signal.SIGTERM)
+    expect(process, 'stopping')
+  _, error = quick.communicate(timeout=20)
+  assert quick.returncode == 75
+  assert error.count('\n') == 1
+  begin = time.monotonic()
+  slow.send_signal(signal.SIGINT)
+  _, error = slow.communicate(timeout=20)
+  assert slow.returncode == 75
+  assert time.monotonic() - begin < 10  # not the 60 s of its save
+  assert error.splitlines()[1] == 'second SIGINT: exiting at once, without saving.'
+
+
+def test_several_processes_agree_by_call_number_and_install_no_handler(
+  monkeypatch, capfd
+):
+  polls = []
+
+  def reached(number):
+    polls.append(number)
+    return number == 3
+
+  monkeypatch.setattr(preemption.jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(
+    preemption.multihost_utils, 'reached_preemption_sync_point', reached
+  )
+  before = signal.getsignal(signal.SIGTERM)
+  with preemption.StopSignal() as stop:
+    assert signal.getsignal(signal.SIGTERM) is before
+    # Step 8 twice: an evaluation batch polls between the steps.
+    assert [stop.should_stop(s) for s in (7, 8, 8, 8)] == [False, False, True, True]
+    assert stop.requested
+  assert polls == [1, 2, 3]
+  assert 'after step 8' in capfd.readouterr().err
+
+
+# -- one run per folder -------------------------------------------------------------
+
+
+HOLD = """
+  import sys, time
+  from vit_jax import preemption
+  with preemption.lock(sys.argv[1]):
+    print('ready')
+    time.sleep(60)
+"""
+
+
+def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path):
+  workdir = tmp_path / 'deep' / 'run'
+  first = start(HOLD, workdir)
+  expect(first, 'ready')
+  with pytest.raises(errors.UserError) as caught, preemption.lock(workdir):
+    pass
+  text = str(caught.value)
+  for part in (str(workdir), f'process {first.pid} on {socket.gethostname()}, since 2'):
+    assert part in text
+  assert '--workdir' in text
+  assert '\n' not in text
+  first.kill()
+  first.communicate(timeout=20)
+  with preemption.lock(workdir) as held:  # kill -9 leaves the file, not the lock
+    assert held == workdir
+    holder = json.loads((workdir / preemption.LOCK_FILE).read_text())
+    assert holder['pid'] == os.getpid()
+  with preemption.lock(workdir):
+    pass
+
+
+def test_a_lock_is_released_after_an_error(tmp_path):
+  with pytest.raises(KeyError), preemption.lock(tmp_path):
+    raise KeyError
+  with preemption.lock(tmp_path), pytest.raises(errors.UserError, match='holds'):
+    preemption._take(tmp_path)
+
+
+def test_locking_starts_no_devices(tmp_path):
+  code = """
+    import sys
+    from vit_jax import preemption
+    with preemption.lock(sys.argv[1]):
+      from jax._src import xla_bridge
+      print(xla_bridge.backends_are_initialized())
+  """
+  process = start(code, tmp_path)
+  assert process.communicate(timeout=30)[0] == 'False\n'
+
+
+def test_a_holder_that_has_not_written_yet(tmp_path):
+  with preemption.lock(tmp_path):
+    (tmp_path / preemption.LOCK_FILE).write_text('')
+    with pytest.raises(errors.UserError, match='just started'):
+      preemption._take(tmp_path)
+
+
+def test_an_unwritable_workdir(tmp_path):
+  (tmp_path / 'file').write_text('')
+  for bad in (tmp_path / 'file', tmp_path / 'file' / 'run', '/proc/run'):
+    with pytest.raises(errors.UserError, match='Cannot write to workdir'):  # noqa: SIM117
+      with preemption.lock(bad):
+        pass
+  with pytest.raises(errors.UserError, match='Mount'), preemption.lock('gs://b/run'):
+    pass
+
+
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capfd):
+  def refuse(*_):
+    raise OSError(errno.ENOTSUP, 'Operation not supported')
+
+  monkeypatch.setattr(preemption.fcntl, 'flock', refuse)
+  with preemption.lock(tmp_path):
+    pass
+  assert 'make sure no other run uses it' in capfd.readouterr().err

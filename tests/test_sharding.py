@@ -1,0 +1,76 @@
+"""The mesh, and shardings from rules."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import vit_jax
+from vit_jax import sharding, trees
+from vit_jax.errors import UserError
+
+
+def specs(mesh, rules, shapes):
+  tree = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+  found = sharding.state_shardings(tree, mesh, rules)
+  return {k: s.spec for k, s in found.items()}
+
+
+def test_one_axis_takes_the_rest():
+  assert dict(sharding.make_mesh().shape) == {'data': 8, 'fsdp': 1, 'tensor': 1}
+  mesh = sharding.make_mesh(data=2, fsdp=-1, tensor=2)
+  assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}
+  with pytest.raises(UserError, match='number of devices, 8'):
+    sharding.make_mesh(data=3)
+  with pytest.raises(UserError, match='number of devices, 8'):
+    sharding.make_mesh(data=-1, fsdp=-1)
+
+
+def test_fsdp_splits_the_largest_free_dimension():
+  mesh = sharding.make_mesh(data=2, fsdp=4)
+  shapes = {'a': (300, 1024), 'b': (1024, 301), 'small': (16, 16), 'odd': (301, 303)}
+  assert specs(mesh, 'fsdp', shapes) == {
+    'a': P(None, 'fsdp'),
+    'b': P('fsdp', None),
+    'small': P(None, None),
+    'odd': P(None, None),
+  }
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_tensor_rules_serve_scanned_and_unscanned_blocks(scan):
+  mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+  model = vit_jax.create_model('vit', 'S/16', depth=2, scan=scan)
+  image = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+  abstract = jax.eval_shape(model.init, jax.random.key(0), image)['params']
+  found = trees.flatten(sharding.state_shardings(abstract, mesh, 'fsdp_tensor'))
+  block = 'Transformer/encoderblock' + ('' if scan else '_1')
+  lead = (None,) if scan else ()
+  attention = f'{block}/MultiHeadDotProductAttention_0'
+  expected = {
+    f'{attention}/query/kernel': P(*lead, 'fsdp', 'tensor', None),
+    f'{attention}/out/kernel': P(*lead, 'tensor', None, 'fsdp'),
+    f'{attention}/key/bias': P(*lead, 'tensor', None),
+    f'{block}/MlpBlock_0/Dense_0/kernel': P(*lead, 'fsdp', 'tensor'),
+    f'{block}/MlpBlock_0/Dense_1/kernel': P(*lead, 'tensor', 'fsdp'),
+    f'{block}/LayerNorm_0/scale': P(*lead, None),
+  }
+  assert {k: found[k].spec for k in expected} == expected
+
+
+def test_unknown_rules_are_refused():
+  mesh = sharding.make_mesh()
+  with pytest.raises(UserError, match='Did you mean "fsdp"'):
+    sharding.state_shardings({}, mesh, 'fspd')
+  with pytest.raises(UserError, match="unknown axis 'model'"):
+    sharding.state_shardings({}, mesh, [('.*', ['model'])])
+  with pytest.raises(UserError, match='tensor=2 does not divide 3'):
+    specs(sharding.make_mesh(data=4, tensor=2), [('.*', ('tensor',))], {'a': (4, 3)})
+
+
+def test_global_batch_spreads_examples_in_order():
+  mesh = sharding.make_mesh(data=4, fsdp=2)
+  batch = sharding.global_batch({'x': np.arange(16)}, mesh)
+  assert len(batch['x'].addressable_shards) == 8
+  np.testing.assert_array_equal(batch['x'], np.arange(16))

@@ -1,0 +1,186 @@
+"""One step of training: meshes, accumulation, non-finite values, EMA."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import models, optim, sharding, tasks, trees
+from vit_jax.step import gradients, init_state, make_step
+
+SPEC = {
+  'image': jax.ShapeDtypeStruct((16, 16, 16, 3), jnp.float32),
+  'label': jax.ShapeDtypeStruct((16,), jnp.int32),
+  'mask': jax.ShapeDtypeStruct((16,), jnp.float32),
+}
+
+
+def batch(seed=0):
+  rng = np.random.default_rng(seed)
+  return {
+    'image': rng.uniform(-1, 1, SPEC['image'].shape).astype(np.float32),
+    'label': rng.integers(0, 5, 16).astype(np.int32),
+    'mask': (np.arange(16) != 3).astype(np.float32),
+  }
+
+
+def setup(model=None, **section):
+  fields = dict(num_classes=5, depth=2, width=128, **(model or {}))
+  task = tasks.build('classify', models.build('vit', 'mu/8', **fields), 5)
+  section = dict(name='adamw', lr=1e-3, schedule=dict(decay='constant')) | section
+  return task, optim.build(**section, total_steps=10)
+
+
+@functools.cache
+def first_state(task, optimizer):
+  """Returns the state at step 0, on the host: compiled once for all meshes."""
+  init = jax.jit(lambda: init_state(task, optimizer, SPEC, jax.random.key(0)))
+  return jax.device_get(init())
+
+
+def run(task, optimizer, batches, mesh):
+  """Returns (state, metrics of each step) after training on a mesh."""
+  state = first_state(task, optimizer)
+  with jax.set_mesh(mesh):
+    shardings = sharding.state_shardings(state, mesh, 'fsdp_tensor')
+    state = jax.device_put(state, shardings)
+    step = jax.jit(
+      make_step(task, optimizer, lambda batch: batch, jax.random.key(0)),
+      donate_argnums=0,
+      out_shardings=(shardings, sharding.replicated(mesh)),
+    )
+    rows = []
+    for one in batches:
+      state, metrics = step(state, sharding.global_batch(one, mesh))
+      rows.append(jax.tree.map(float, metrics))
+  return state, rows
+
+
+MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2)]
+
+
+def test_five_meshes_train_alike():
+  task, optimizer = setup(
+    dict(dropout=0.1, stochastic_depth=0.1, scan=True, remat='full', mlp_dim=512),
+    wd=0.1,
+    clip=1.0,
+    ema=0.9,
+  )
+  results = []
+  for shape in MESHES:
+    devices = jax.devices()[: np.prod(shape)]
+    mesh = sharding.make_mesh(*shape, devices=devices)
+    state, rows = run(task, optimizer, [batch(i) for i in range(3)], mesh)
+    kernel = state.params['Transformer']['encoderblock']['MlpBlock_0']['Dense_0']
+    assert kernel['kernel'].sharding.shard_shape((2, 128, 512)) == (
+      2,
+      128 // shape[1],
+      512 // shape[2],
+    )
+    results.append(([row['loss'] for row in rows], jax.device_get(state.params)))
+  losses, params = results[0]
+  for other_losses, other in results[1:]:
+    # Sums over 16 examples and 512 hidden units, split 8 ways: float32 rounding.
+    np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
+    for name, leaf in trees.flatten(other).items():
+      # Adam divides by the gradient's size: where that is rounding itself, as for a
+      # key's bias, which softmax does not see, steps of lr 1e-3 go anywhere.
+      if not name.endswith('key/bias'):
+        np.testing.assert_allclose(
+          leaf, trees.flatten(params)[name], atol=1e-5, err_msg=name
+        )
+
+
+def weighted(b):
+  return {**b, 'weight': b['mask'] / b['mask'].sum()}
+
+
+def test_micro_batches_add_up_to_the_batch():
+  task, _ = setup()
+  params = task.init(jax.random.key(0), SPEC)
+  params = jax.tree.map(lambda x: x + 0.02, params)
+  fn = jax.jit(gradients, static_argnums=(0, 4))
+  whole, grads = fn(task, params, weighted(batch()), jax.random.key(1), 1)
+  parts, sums = fn(task, params, weighted(batch()), jax.random.key(1), 4)
+  np.testing.assert_allclose(parts['loss'], whole['loss'], rtol=1e-6)
+  np.testing.assert_allclose(parts['accuracy'], whole['accuracy'], rtol=1e-6)
+  scale = max(np.abs(g).max() for g in jax.tree.leaves(grads))
+  for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(sums), strict=True):
+    # float32 sums over examples, regrouped, through two blocks.
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
+
+
+def test_micro_batches_have_different_dropout_masks():
+  task, _ = setup(dict(dropout=0.5))
+  params = task.init(jax.random.key(0), SPEC)
+  params['head']['kernel'] = jax.random.normal(jax.random.key(2), (128, 5))
+  # Sixteen times one example: only the masks tell the micro-batches apart.
+  same = {k: np.repeat(v[:1], 16, axis=0) for k, v in batch().items()}
+  sixteen, _ = gradients(task, params, weighted(same), jax.random.key(1), 16)
+  one = {k: v[:1] for k, v in same.items()}
+  first, _ = gradients(task, params, weighted(one), jax.random.key(1), 1)
+  assert abs(sixteen['loss'] - first['loss']) > 1e-2
+
+
+def test_masked_examples_count_nothing():
+  task, _ = setup()
+  params = task.init(jax.random.key(0), SPEC)
+  full, other = batch(), batch()
+  other['image'][3] = np.pi
+  a = gradients(task, params, weighted(full), jax.random.key(1), 1)
+  b = gradients(task, params, weighted(other), jax.random.key(1), 1)
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_a_non_finite_step_changes_nothing_but_the_counters():
+  task, optimizer = setup(ema=0.9)
+  mesh = sharding.make_mesh()
+  good, bad = batch(0), batch(1)
+  bad['image'][0, 0, 0, 0] = np.nan
+  before, _ = run(task, optimizer, [good], mesh)
+  after, rows = run(task, optimizer, [good, bad, bad], mesh)
+  for field in ('params', 'opt_state', 'ema'):
+    pair = getattr(before, field), getattr(after, field)
+    for x, y in zip(*map(jax.tree.leaves, pair), strict=True):
+      np.testing.assert_array_equal(x, y)
+  assert int(after.step) == 3
+  counters = {k: int(v) for k, v in after.counters.items()}
+  assert counters == {'skipped': 2, 'skipped_in_a_row': 2, 'masked': 3}
+  assert [row['skipped_in_a_row'] for row in rows] == [0, 1, 2]
+  recovered, _ = run(task, optimizer, [good, bad, good], mesh)
+  assert int(recovered.counters['skipped_in_a_row']) == 0
+  assert int(recovered.counters['skipped']) == 1
+
+
+def test_ema_is_the_moving_average():
+  task, optimizer = setup(name='sgd', momentum=0.0, ema=0.75)
+  mesh = sharding.make_mesh()
+  states = [run(task, optimizer, [batch(i) for i in range(n)], mesh)[0] for n in (0, 1, 2)]
+  expected = states[0].params['head']['kernel']
+  for state in states[1:]:
+    expected = 0.75 * expected + 0.25 * state.params['head']['kernel']
+  # Three float32 operations.
+  np.testing.assert_allclose(states[2].ema['head']['kernel'], expected, atol=1e-7)
+
+
+def test_fine_print_of_classify():
+  with pytest.raises(ValueError, match='not in'):
+    tasks.build('classify', None, 5, label_smoothing=1.0)
+  with pytest.raises(ValueError, match='Did you mean "classify"'):
+    tasks.build('clasify', None, 5)
+
+
+def test_several_labels_per_image():
+  task, _ = setup()
+  params = task.init(jax.random.key(0), SPEC)
+  params['head']['bias'] = jnp.array([0.0, 0, 9, 0, 0])
+  labels = np.zeros((16, 5), np.float32)
+  labels[:, [1, 2]] = 0.5
+  one = {**weighted(batch()), 'label': labels}
+  loss, metrics = task.loss(params, one, jax.random.key(0))
+  assert metrics['accuracy'] == pytest.approx(1.0)
+  # Half of ln(sum exp) - 9 ~ 0, half of ln(sum exp) - 0 ~ 9.
+  assert loss == pytest.approx(4.5, abs=1e-3)

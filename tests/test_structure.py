@@ -1,0 +1,224 @@
+"""Who may import whom, and what an import may cost: read from the source, not run."""
+
+import ast
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vit_jax
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / 'vit_jax'
+SOURCES = sorted(PACKAGE.rglob('*.py')) + sorted((ROOT / 'configs').glob('*.py'))
+MODULES = sorted(
+  m.name for m in pkgutil.walk_packages(vit_jax.__path__, prefix='vit_jax.')
+)
+
+# A part (a module or sub-package of vit_jax) imports only from levels below its own.
+LEVELS = (
+  ('errors', 'version'),
+  ('trees', 'sharding', 'config', 'report', 'flops'),
+  ('nn', 'losses'),
+  ('models', 'tune', 'weights', 'data', 'optim', 'viz', 'preemption'),
+  ('tasks', 'evaluators', 'checkpoint'),
+  ('train', 'step'),
+  ('main', 'tools'),
+)
+LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
+# The only imports within a level.
+SIDEWAYS = {('sharding', 'trees'), ('train', 'step'), ('main', 'tools')}
+# Parts that may import less than what lies below them.
+ONLY = {
+  'models': {'nn', 'errors'},  # no model knows another's training or data
+  'weights': {'trees', 'errors'},  # readers and renames work on plain arrays
+}
+# Packages with one home each, as path prefixes below vit_jax/.
+HOMES = {
+  'tensorflow': ('data/',),
+  'tensorflow_datasets': ('data/',),
+  'orbax': ('checkpoint',),
+  'flax': ('nn/', 'models/', 'tune/'),
+  'matplotlib': ('viz/plots.py',),
+  'ml_collections': ('main.py', 'config.py', '../configs/'),
+  'clu': ('report',),
+  'signal': ('preemption',),
+}
+# Imported inside the function that needs them, so that `import` works without them.
+OPTIONAL = (
+  'tensorflow',
+  'tensorflow_datasets',
+  'clu',
+  'tensorboard',
+  'huggingface_hub',
+  'torch',
+  'timm',
+  'transformers',
+)
+
+# A finder in front of all others that refuses the packages named in argv[1].
+_BLOCK = """
+import sys
+class Refuse:
+  def find_spec(self, name, path=None, target=None):
+    if name.partition('.')[0] in sys.argv[1].split(','):
+      raise ModuleNotFoundError(f'{name} is blocked by the test', name=name)
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def _run(code: str, *args: str) -> str:
+  result = subprocess.run(
+    [sys.executable, '-c', code, *args],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env={**os.environ, 'XLA_FLAGS': ''},  # one device starts sooner than eight
+    check=False,
+  )
+  assert result.returncode == 0, result.stderr
+  return result.stdout
+
+
+def _imports(path: Path) -> set[str]:
+  """Full dotted names imported anywhere in a file, functions included."""
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+    if isinstance(node, ast.Import):
+      names.update(alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f'{path}:{node.lineno}: relative import; write vit_jax...'
+      names.update(f'{node.module}.{alias.name}' for alias in node.names)
+  return names
+
+
+def _inner(path: Path) -> str:
+  return Path(os.path.relpath(path, PACKAGE)).as_posix()
+
+
+def _part(path: Path) -> str:
+  return path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+
+
+def test_every_part_has_a_level():
+  parts = {_part(path) for path in PACKAGE.rglob('*.py')} - {'__init__'}
+  assert parts <= set(LEVEL), 'give the new part a level in LEVELS, above'
+
+
+@pytest.mark.parametrize('path', sorted(PACKAGE.rglob('*.py')), ids=_inner)
+def test_imports_point_downward(path):
+  part = _part(path)
+  if part == '__init__':  # the front door; what it costs is tested below
+    return
+  for name in _imports(path):
+    if not name.startswith('vit_jax.'):
+      continue
+    other = name.split('.')[1]
+    allowed = other == part or (
+      other in ONLY[part]
+      if part in ONLY
+      else LEVEL[other] < LEVEL[part] or (part, other) in SIDEWAYS
+    )
+    assert allowed, (
+      f'{_inner(path)} imports {name}: {part} may not import {other} (LEVELS, above)'
+    )
+
+
+@pytest.mark.parametrize('path', SOURCES, ids=_inner)
+def test_packages_stay_in_their_homes(path):
+  for name in _imports(path):
+    homes = HOMES.get(name.partition('.')[0])
+    assert homes is None or _inner(path).startswith(homes), (
+      f'{_inner(path)} imports {name}, which belongs to {homes}'
+    )
+
+
+def test_models_do_not_import_one_another():
+  for path in (PACKAGE / 'models').glob('[!_]*.py'):
+    others = {n for n in _imports(path) if n.startswith('vit_jax.models.')}
+    assert not others, f'{path.name} imports {others}: share it through nn/'
+
+
+def test_folders_with_code_are_packages():
+  # find_packages would leave the others out of an installed vit_jax.
+  for path in PACKAGE.rglob('*.py'):
+    assert (path.parent / '__init__.py').exists(), path.parent
+
+
+@pytest.mark.parametrize('name', MODULES)
+def test_every_module_imports(name):
+  importlib.import_module(name)
+
+
+def test_every_module_imports_without_the_optional_packages():
+  # matplotlib is the one optional package imported at the top of a file: of plots.
+  names = [name for name in MODULES if name != 'vit_jax.viz.plots']
+  code = 'import importlib\nfor name in sys.argv[2:]: importlib.import_module(name)\n'
+  _run(_BLOCK + code, ','.join(OPTIONAL), *names)
+
+
+def test_a_model_runs_without_tensorflow_clu_and_ml_collections():
+  code = """
+import jax, vit_jax
+model = vit_jax.create_model('vit', 'mu/16', num_classes=5)
+images = jax.numpy.zeros((2, 32, 32, 3))
+shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+variables = jax.tree.map(lambda s: jax.numpy.zeros(s.shape, s.dtype), shapes)
+logits, _ = jax.jit(model.apply)(variables, images)
+assert logits.shape == (2, 5), logits.shape
+"""
+  _run(_BLOCK + code, ','.join([*OPTIONAL, 'ml_collections', 'orbax', 'matplotlib']))
+
+
+def test_import_is_cheap():
+  # Processor time, not wall-clock, and the best of three: the tests run beside one
+  # another and beside other programs, and waiting for them is not our cost. Of the
+  # models' import the part that is ours: JAX and Flax before it take 1.0 s here, and
+  # more on a slower machine, whatever we do.
+  code = """
+import time
+start = time.process_time()
+import vit_jax
+package = time.process_time() - start
+assert 'jax' not in sys.modules, 'import vit_jax imports jax'
+import flax.linen
+start = time.process_time()
+import vit_jax.models.vit
+print(package, time.process_time() - start)
+heavy = {'optax', 'orbax', 'sklearn', 'matplotlib', 'PIL'} & set(sys.modules)
+assert not heavy, f'a model imports {heavy}'
+"""
+  for _ in range(3):
+    package, models = map(float, _run('import sys\n' + code).split())
+    # Measured 0.003 s and 0.02 s; TensorFlow, once in, costs 2 s and more.
+    if package < 0.2 and models < 0.3:
+      break
+  assert package < 0.2
+  assert models < 0.3
+
+
+def test_every_command_answers_help():
+  commands = ['vit_jax.main'] + [
+    f'vit_jax.tools.{path.stem}'
+    for path in sorted((PACKAGE / 'tools').glob('*.py'))
+    if "__name__ == '__main__'" in path.read_text(encoding='utf-8')
+  ]
+  # At once: each mostly waits for its own imports.
+  running = {
+    command: subprocess.Popen(
+      [sys.executable, '-m', command, '--help'],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      cwd=ROOT,
+    )
+    for command in commands
+  }
+  for command, process in running.items():
+    output, _ = process.communicate()
+    assert process.returncode == 0, f'{command}: {output}'
+    assert 'usage' in output.lower(), f'{command}: {output}'

@@ -1,0 +1,153 @@
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.tools import cli, inspect
+
+
+def test_the_command_line():
+  command = [sys.executable, '-m', 'vit_jax.tools.inspect', 'vit:B/16', '--json']
+  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  record = json.loads(done.stdout.splitlines()[-1])
+  assert record['params'] == 86567656
+  assert record['gflops'] == pytest.approx(35.1, rel=0.01)
+  assert record['tokens'] == 197
+  assert record['exaflops'] is None
+  assert done.stderr == ''
+
+
+@pytest.mark.parametrize(
+  ('variant', 'epochs', 'exaflops'),
+  # ViT paper, Table 6, pre-training on the 303M images of JFT. It gives B/32 two digits.
+  [
+    ('B/32', 7, 55),
+    ('B/16', 7, 224),
+    ('L/32', 7, 196),
+    ('L/16', 14, 1567),
+    ('H/14', 14, 4262),
+  ],
+)
+def test_the_compute_of_the_paper(variant, epochs, exaflops):
+  record = inspect.inspect_model(f'vit:{variant}', examples=303e6 * epochs)
+  assert record['exaflops'] == pytest.approx(exaflops, rel=0.03)
+
+
+def test_operations_of_a_vit_by_hand():
+  # Ti/16 at 64 x 32 px: 8 patches and a cls token, D 192, MLP 768, 12 layers.
+  N, D, hidden = 9, 192, 768
+  block = 4 * N * D * D + 2 * N * N * D + 2 * N * D * hidden  # multiply-adds
+  total = 8 * (16 * 16 * 3) * D + 12 * block + D * 10
+  record = inspect.inspect_model('vit:Ti/16', (64, 32), 10)
+  assert record['gflops'] == 2 * total / 1e9
+  assert record['tokens'] == N
+
+
+def test_modules_add_up():
+  record = inspect.inspect_model('vit:S/16', fields={'classifier': 'map'})
+  assert sum(record['modules'].values()) == record['params'] == 23823976
+  assert list(record['modules']) == [
+    'MAPHead_0',
+    'Transformer/encoder_norm',
+    'Transformer/encoderblock_* (x12)',
+    'Transformer/posembed_input',
+    'embedding',
+    'head',
+  ]
+
+
+def test_scan_changes_nothing_but_names_and_remat_saves_memory():
+  def tiny(**fields):
+    return inspect.inspect_model('vit:mu/16', (64, 64), fields={'depth': 4, **fields})
+
+  plain, scan, remat = tiny(), tiny(scan=True), tiny(remat='full')
+  for key in ('params', 'gflops', 'memory'):
+    assert plain[key] == scan[key]
+  assert remat['gflops'] == plain['gflops']
+  assert remat['memory']['activations'] < 0.2 * plain['memory']['activations']
+
+
+def test_memory():
+  # sin(x w): the backward pass needs x, an input, and cos(x w).
+  f = lambda w, x: jnp.sin(x @ w).sum()
+  w, x = (
+    jax.ShapeDtypeStruct((4, 5), 'float32'),
+    jax.ShapeDtypeStruct((3, 4), 'float32'),
+  )
+  assert inspect.saved_bytes(f, w, x) == 4 * 3 * 5
+  one = inspect.inspect_model('vit:mu/16', (32, 32), 10)
+  memory = inspect.inspect_model('vit:mu/16', (32, 32), 10, batch=8)['memory']
+  assert memory['params'] == memory['gradients'] == 4 * one['params']
+  assert memory['optimizer'] == 8 * one['params']
+  assert memory['activations'] == 8 * one['memory']['activations']
+  assert memory['total'] == 16 * one['params'] + memory['activations']
+
+
+def test_the_estimate_of_activations_is_near_what_xla_allocates():
+  from vit_jax import models
+
+  model = models.build('vit:mu/16', depth=4, scan=True)
+  images = jax.ShapeDtypeStruct((8, 160, 160, 3), 'float32')
+  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  loss = lambda params, images: model.apply({'params': params}, images)[0].sum()
+  compiled = jax.jit(jax.grad(loss)).lower(params, images).compile()
+  saved = inspect.saved_bytes(loss, params, images)
+  # Working space comes on top; XLA may fuse a little away.
+  assert 0.9 < compiled.memory_analysis().temp_size_in_bytes / saved < 1.3
+
+
+def run(capsys, *argv):
+  code = cli.run(inspect.main, list(argv))
+  out, err = capsys.readouterr()
+  return code, out, err
+
+
+def test_the_report(capsys):
+  code, out, err = run(
+    capsys,
+    'vit_small_patch16_224',
+    *('--resolution', '96x64', '--classes', '0', '--set', 'classifier=gap'),
+    *('--examples', '1e6', '--epochs', '2.5', '--batch', '4'),
+  )
+  assert (code, err) == (0, '')
+  assert '96x64 px' in out
+  assert '2.5e+06 images' in out
+  assert 'at batch 4' in out
+  assert 'head' not in out
+
+
+def test_examples_of_a_training(capsys):
+  tiny = ('vit:mu/16', '--resolution', '32', '--json')
+  by_steps = run(capsys, *tiny, '--steps', '100', '--batch', '50')[1]
+  by_epochs = run(capsys, *tiny, '--examples', '1000', '--epochs', '5')[1]
+  a, b = (json.loads(out) for out in (by_steps, by_epochs))
+  assert a['examples'] == b['examples'] == 5000
+  assert a['exaflops'] == b['exaflops'] == pytest.approx(3 * a['gflops'] * 5000 / 1e9)
+
+
+@pytest.mark.parametrize(
+  ('argv', 'message'),
+  [
+    (['vit:X/16'], "Unknown ViT variant 'X/16'"),
+    (['vti:B/16'], 'Did you mean "vit"'),
+    (['vit:B/16', '--resolution', '225'], 'multiple'),
+    (['vit:B/16', '--resolution', '0'], 'invalid resolution'),
+    (['vit:B/16', '--batch', '0'], 'at least one image'),
+    (['vit:B/16', '--batch', 'many'], 'invalid whole number'),
+    (['vit:B/16', '--set', 'clasifier=map'], 'Did you mean "classifier"'),
+    (['vit:B/16', '--set', 'classifier'], 'FIELD=VALUE'),
+    (['vit:B/16', '--epochs', '7'], '--epochs needs --examples'),
+    (['vit:B/16', '--steps', '7', '--examples', '7'], 'not with --examples'),
+    ([], 'required: model'),
+    (['vit:B/16', '--jsn'], 'unrecognized arguments'),
+  ],
+)
+def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, message):
+  code, out, err = run(capsys, *argv)
+  assert (code, out) == (2, '')
+  assert err.startswith('error: ')
+  assert message in err
+  assert err.count('\n') == 1

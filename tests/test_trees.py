@@ -1,0 +1,51 @@
+"""Names and rules."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import trees
+from vit_jax.errors import UserError
+
+
+def test_names_of_dicts_tuples_and_dataclasses():
+  @jax.tree_util.register_dataclass
+  @dataclasses.dataclass
+  class Box:
+    params: dict
+    rest: tuple
+
+  tree = Box({'a': {'b': 1}}, (2, [3, None]))
+  assert trees.flatten(tree) == {'params/a/b': 1, 'rest/0': 2, 'rest/1/0': 3}
+
+
+def test_optimizer_moments_end_in_the_parameters_name():
+  params = {'block': {'kernel': jnp.zeros((2, 2))}}
+  names = trees.flatten(optax.adam(1e-3).init(params))
+  assert [n for n in names if n.endswith('mu/block/kernel')]
+  assert [n for n in names if n.endswith('nu/block/kernel')]
+
+
+def test_unflatten_inverts_flatten():
+  tree = {'a': {'b': 1, 'c': {'d': 2}}, 'e': 3}
+  assert trees.unflatten(trees.flatten(tree)) == tree
+
+
+def test_first_match_wins_and_matches_in_full():
+  rules = [('head/.*', 1), ('.*/kernel', 2), ('.*', 3)]
+  tree = {'head': {'kernel': 0}, 'body': {'kernel': 0, 'kernels': 0}}
+  assert trees.select(rules, tree) == {
+    'head': {'kernel': 1},
+    'body': {'kernel': 2, 'kernels': 3},
+  }
+
+
+def test_rules_must_be_total_and_valid():
+  with pytest.raises(UserError, match=r"No rule matches 'b'.*End the list"):
+    trees.select([('a', 1)], {'b': np.zeros(1)})
+  with pytest.raises(UserError, match='no valid regex'):
+    trees.select([('(', 1)], {'b': np.zeros(1)})

@@ -1,0 +1,184 @@
+"""The Vision Transformer against published counts, names and reference outputs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scanned import stacked
+
+import vit_jax
+from vit_jax import trees
+from vit_jax.nn.posemb import sincos2d
+
+# Of google-research/vision_transformer; the MAP heads of big_vision. 1000 classes, 224.
+COUNTS = {
+  ('Ti/16', 'token'): 5_717_416,
+  ('S/16', 'token'): 22_050_664,
+  ('S/32', 'token'): 22_878_952,
+  ('B/8', 'token'): 86_576_872,
+  ('B/16', 'token'): 86_567_656,
+  ('B/32', 'token'): 88_224_232,
+  ('L/16', 'token'): 304_326_632,
+  ('L/32', 'token'): 306_535_400,
+  ('H/14', 'token'): 632_045_800,
+  ('S/16', 'gap'): 22_049_896,
+  ('mu/16', 'gap'): 76_648,
+  ('mu/16', 'map'): 89_320,
+  ('Ti/16', 'map'): 6_161_704,
+  ('M/16', 'gap'): 38_836_712,
+  ('M/16', 'map'): 41_988_584,
+  ('So400m/14', 'map'): 428_833_704,
+  ('H/14', 'map'): 651_719_400,
+  ('g/14', 'map'): 1_037_857_384,
+  ('g-opt/14', 'map'): 1_164_428_776,
+  ('G/14', 'map'): 1_882_797_416,
+  ('G-opt/14', 'gap'): 1_664_839_144,
+  ('e/14', 'gap'): 3_807_210_728,
+}
+
+
+def abstract_params(model, size=224):
+  x = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+  return jax.eval_shape(model.init, jax.random.key(0), x)['params']
+
+
+@pytest.mark.parametrize(('variant', 'classifier'), COUNTS)
+def test_parameter_counts_are_the_published_ones(variant, classifier):
+  # Scanned: the same parameters, a fraction of the tracing time.
+  model = vit_jax.create_model('vit', variant, classifier=classifier, scan=True)
+  params = abstract_params(model)
+  count = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+  assert count == COUNTS[variant, classifier]
+
+
+def test_names_and_shapes_are_the_published_ones():
+  model = vit_jax.create_model(
+    'vit', 'B/16', num_classes=21_843, representation_size=768
+  )
+  shapes = {k: v.shape for k, v in trees.flatten(abstract_params(model)).items()}
+  block = 'Transformer/encoderblock_11'
+  expected = {
+    'cls': (1, 1, 768),
+    'embedding/kernel': (16, 16, 3, 768),
+    'embedding/bias': (768,),
+    'Transformer/posembed_input/pos_embedding': (1, 197, 768),
+    f'{block}/LayerNorm_0/scale': (768,),
+    f'{block}/MultiHeadDotProductAttention_0/query/kernel': (768, 12, 64),
+    f'{block}/MultiHeadDotProductAttention_0/key/bias': (12, 64),
+    f'{block}/MultiHeadDotProductAttention_0/value/kernel': (768, 12, 64),
+    f'{block}/MultiHeadDotProductAttention_0/out/kernel': (12, 64, 768),
+    f'{block}/MultiHeadDotProductAttention_0/out/bias': (768,),
+    f'{block}/LayerNorm_1/bias': (768,),
+    f'{block}/MlpBlock_0/Dense_0/kernel': (768, 3072),
+    f'{block}/MlpBlock_0/Dense_1/kernel': (3072, 768),
+    'Transformer/encoder_norm/scale': (768,),
+    'pre_logits/kernel': (768, 768),
+    'head/kernel': (768, 21_843),
+  }
+  assert {k: shapes[k] for k in expected} == expected
+  assert len(shapes) == 202
+
+
+# The files number a block's modules in order of creation, before Linen.
+OLD_NAMES = {
+  'LayerNorm_2': 'LayerNorm_1',
+  'MultiHeadDotProductAttention_1': 'MultiHeadDotProductAttention_0',
+  'MlpBlock_3': 'MlpBlock_0',
+}
+
+
+@pytest.mark.parametrize('name', ['vit_google_token', 'vit_google_prelogits'])
+@pytest.mark.parametrize('scan', [False, True])
+def test_agrees_with_the_reference_code(golden, name, scan):
+  weights, expected = golden(name), golden(f'{name}.expected')
+  params = trees.unflatten(
+    {
+      '/'.join(OLD_NAMES.get(part, part) for part in key.split('/')): value
+      for key, value in weights.items()
+    }
+  )
+  model = vit_jax.create_model(
+    'vit',
+    num_classes=10,
+    patch_size=(8, 8),
+    width=48,
+    depth=3,
+    num_heads=4,
+    mlp_dim=96,
+    representation_size=40 if 'pre_logits' in params else None,
+    scan=scan,
+  )
+  if scan:
+    params = stacked(params, 3)
+  logits, out = model.apply({'params': params}, expected['image'])
+  # Two float32 implementations of three blocks; a wrong GELU differs by 1e-4.
+  np.testing.assert_allclose(logits, expected['logits'], atol=5e-6, rtol=0)
+  if 'pre_logits' in expected:
+    np.testing.assert_allclose(
+      out['pre_logits'], expected['pre_logits'], atol=5e-6, rtol=0
+    )
+
+
+def test_timm_names_give_the_same_model():
+  model = vit_jax.create_model('vit', 'B/16', num_classes=7)
+  assert vit_jax.create_model('vit_base_patch16_224', num_classes=7) == model
+  assert vit_jax.create_model('vit:B/16', num_classes=7) == model
+
+
+def test_non_square_images_and_patches():
+  model = vit_jax.create_model('vit', 'mu/8x4', num_classes=3)
+  x = np.random.default_rng(0).normal(size=(2, 24, 32, 3)).astype(np.float32)
+  params = jax.jit(model.init)(jax.random.key(0), x)['params']
+  _, out = model.apply({'params': params}, x)
+  assert out['stem'].shape == (2, 3, 8, 32)
+  assert params['Transformer']['posembed_input']['pos_embedding'].shape == (1, 25, 32)
+  with pytest.raises(ValueError, match='24x36'):
+    model.apply({'params': params}, np.zeros((1, 20, 36, 3), np.float32))
+
+
+def test_patch_embedding_is_the_strided_convolution():
+  model = vit_jax.create_model('vit', 'mu/8x4', num_classes=3)
+  x = np.random.default_rng(0).normal(size=(2, 24, 32, 3)).astype(np.float32)
+  params = jax.jit(model.init)(jax.random.key(0), x)['params']
+  _, out = model.apply({'params': params}, x)
+  expected = jax.lax.conv_general_dilated(
+    x,
+    params['embedding']['kernel'],
+    (8, 4),
+    'VALID',
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+  # Sums of 96 products in another order.
+  np.testing.assert_allclose(out['stem'], expected, atol=2e-6)
+
+
+def test_without_positions_patches_may_be_permuted():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(1, 32, 32, 3)).astype(np.float32)
+  tiles = x.reshape(1, 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5).reshape(16, 8, 8, 3)
+  mixed = tiles[rng.permutation(16)].reshape(1, 4, 4, 8, 8, 3)
+  mixed = mixed.transpose(0, 1, 3, 2, 4, 5).reshape(x.shape)
+  pre_logits = {}
+  for posemb in ('none', 'sincos2d', 'learn'):
+    model = vit_jax.create_model('vit', 'mu/8', posemb=posemb, classifier='gap')
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    a, b = (model.apply(variables, image)[1]['pre_logits'] for image in (x, mixed))
+    pre_logits[posemb] = float(np.abs(a - b).max())
+  assert pre_logits['none'] < 1e-5  # the sums' order
+  assert min(pre_logits['sincos2d'], pre_logits['learn']) > 1e-3
+
+
+def test_sincos2d_closed_form():
+  table = sincos2d(2, 3, 8)[0]
+  omega = [1.0, 1e-4]  # 1 / 10000 ** (k / (8 / 4 - 1))
+  x, y = 2, 1  # the last of six positions, row by row
+  expected = [*np.sin(np.multiply(omega, x)), *np.cos(np.multiply(omega, x))]
+  expected += [*np.sin(np.multiply(omega, y)), *np.cos(np.multiply(omega, y))]
+  np.testing.assert_allclose(table[5], expected, rtol=1e-6)  # rounding to float32
+
+
+def test_head_starts_at_the_prior():
+  model = vit_jax.create_model('vit', 'mu/16', num_classes=5, head_bias_init=-10.0)
+  x = np.ones((2, 32, 32, 3), np.float32)
+  logits, _ = model.apply(model.init(jax.random.key(0), x), x)
+  assert (logits == -10).all()

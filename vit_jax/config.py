@@ -1,0 +1,249 @@
+"""Configs are Python data: loading, arguments, overrides, and the check of every key.
+
+A config file defines `get_config(arg)` and returns an `ml_collections.ConfigDict`; the
+rest of the code sees plain dicts. Executing a config file executes its code, by design;
+what a run resolved is written to its folder as JSON, and tools read that.
+"""
+
+import ast
+import importlib.util
+import inspect
+import types
+from pathlib import Path
+
+from vit_jax.errors import UserError, did_you_mean
+
+DURATIONS = ('steps', 'epochs', 'examples')
+
+
+def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamespace:
+  """Returns a config file's arguments: 'variant=L/16,epochs=30' over `defaults`.
+
+  Args:
+    arg: what follows the colon in `--config=FILE:ARG`; values take the default's type.
+      The word `debug` stands for the arguments in `debug`: the recipe, shrunk.
+    debug: {argument: value}, applied before the other arguments.
+
+  Raises:
+    UserError: for an unknown argument or a value of another type.
+  """
+  values, words = dict(defaults), []
+  for item in filter(None, (arg or '').split(',')):
+    key, equals, text = item.partition('=')
+    if key == 'debug' and not equals:
+      values |= debug
+    elif key not in defaults or not equals:
+      raise UserError(
+        f'Unknown config argument {item!r}: "debug", or KEY=VALUE with KEY one of '
+        f'{sorted(defaults)}.{did_you_mean(key, [*defaults, "debug"])}'
+      )
+    else:
+      words.append((key, text))
+  for key, text in words:
+    values[key] = _typed(key, text, defaults[key])
+  return types.SimpleNamespace(**values)
+
+
+def _typed(key, text, default):
+  kind = type(default)
+  if kind is bool and text.lower() in ('true', 'false', '1', '0'):
+    return text.lower() in ('true', '1')
+  if kind in (int, float):
+    try:
+      return kind(text.replace('_', ''))
+    except ValueError:
+      pass
+  elif kind is not bool:
+    return text
+  raise UserError(f'Config argument {key}={text!r}: expected a {kind.__name__}.')
+
+
+def load(spec: str) -> dict:
+  """Returns the config of 'FILE.py' or 'FILE.py:ARG' as nested plain dicts.
+
+  Raises:
+    UserError: if the file is missing or does not define a usable `get_config`.
+  """
+  file, _, arg = spec.partition(':')
+  path = Path(file)
+  if not path.is_file():
+    folder = path.parent if path.parent.is_dir() else Path('configs')
+    near = sorted(str(p) for p in folder.glob('*.py'))
+    raise UserError(
+      f'No config file {file!r}.{did_you_mean(file, near)} Known: {", ".join(near)}'
+    )
+  module_spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(module_spec)
+  module_spec.loader.exec_module(module)
+  if not hasattr(module, 'get_config'):
+    raise UserError(f'Config file {file!r} defines no get_config(arg).')
+  return plain(module.get_config(arg or None))
+
+
+def plain(config) -> dict:
+  """Returns nested dicts, lists and scalars, as JSON would give them back."""
+  if hasattr(config, 'items'):
+    return {str(key): plain(value) for key, value in config.items()}
+  if isinstance(config, list | tuple):
+    return [plain(value) for value in config]
+  return config
+
+
+def override(config: dict, assignments: list[str]) -> None:
+  """Applies 'a.b=value' to a config in place; a bare 'a.b' means True.
+
+  Values are Python literals, or else strings. The key need not be in the config: that
+  its consumer knows it is `bind`'s to check. (ml_collections' own flags can only set
+  what a file spells out, so that no default could be changed from the command line.)
+
+  Raises:
+    UserError: if a key goes through something that is no section, or an int, float or
+      bool would become something else.
+  """
+  for assignment in assignments:
+    key, equals, text = assignment.partition('=')
+    value = _literal(text) if equals else True
+    *parents, last = key.split('.')
+    node = config
+    for depth, parent in enumerate(parents):
+      node = node.setdefault(parent, {})
+      if not isinstance(node, dict):
+        raise UserError(f'config.{".".join(parents[: depth + 1])} is no section.')
+    old = node.get(last)
+    if isinstance(old, dict) and not isinstance(value, dict):
+      raise UserError(f'config.{key} is a section: set one of its keys {sorted(old)}.')
+    if isinstance(old, bool | int | float) and value is not None:
+      number = isinstance(value, int | float) and not isinstance(value, bool)
+      whole = not isinstance(value, float) or isinstance(old, float)
+      same = type(value) is bool if isinstance(old, bool) else number and whole
+      if not same:
+        raise UserError(
+          f'config.{key}={text}: expected a {type(old).__name__}, as {old!r} is.'
+        )
+    node[last] = value
+
+
+def _literal(text):
+  try:
+    return plain(ast.literal_eval(text))
+  except (ValueError, SyntaxError):
+    return {'true': True, 'false': False}.get(text, text)
+
+
+def section(config: dict, name: str) -> dict:
+  """Returns the section 'a.b' of a config; UserError if it is none."""
+  value = config
+  for key in name.split('.'):
+    value = value[key]
+    if not isinstance(value, dict):
+      raise UserError(f'config.{name} must be a section (a dict), not {value!r}.')
+  return value
+
+
+def bind(
+  where: str,
+  section,
+  consumer,
+  provided: tuple[str, ...] = (),
+  extra: tuple[str, ...] = (),
+) -> None:
+  """Checks a section's keys against the signature of the code that consumes it.
+
+  Args:
+    where: the section's name, for messages.
+    consumer: a callable or an `inspect.Signature`.
+    provided: parameters that the run itself passes; not settable.
+    extra: keys that another reader takes off before the consumer.
+
+  Raises:
+    UserError: for unknown or missing keys, or a value of a plainly wrong type.
+  """
+  if not isinstance(section, dict):
+    raise UserError(f'config.{where} must be a section (a dict), not {section!r}.')
+  signature = consumer
+  if not isinstance(consumer, inspect.Signature):
+    signature = inspect.signature(consumer)
+  known = {k: p for k, p in signature.parameters.items() if k not in provided}
+  open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
+  assert not open_ended, f'{where}: a consumer must spell out its parameters'
+  for key, value in section.items():
+    if key in extra:
+      continue
+    if key not in known:
+      names = sorted([*known, *extra])
+      raise UserError(
+        f'Unknown key config.{where}.{key}: known are {names}.'
+        f'{did_you_mean(key, names)}'
+      )
+    _check_type(f'config.{where}.{key}', value, known[key].annotation)
+  missing = [
+    key for key, p in known.items() if p.default is p.empty and key not in section
+  ]
+  if missing:
+    raise UserError(f'config.{where} lacks {missing}.')
+
+
+_SIMPLE = {'int': int, 'float': float, 'str': str, 'bool': bool}
+
+
+def _check_type(where, value, annotation) -> None:
+  """Refuses a scalar of another type, where the annotation is made of simple ones."""
+  names = annotation if isinstance(annotation, str) else None
+  if names is None:
+    names = getattr(annotation, '__name__', '') if isinstance(annotation, type) else ''
+    names = names or str(annotation)
+  names = [name.strip() for name in names.split('|')]
+  if not set(names) <= {*_SIMPLE, 'None'} or (value is None and 'None' in names):
+    return
+  kinds = tuple(_SIMPLE[name] for name in names if name in _SIMPLE)
+  if float in kinds:
+    kinds += (int,)
+  if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    raise UserError(f'{where}={value!r}: expected {" or ".join(names)}.')
+
+
+def known_sections(config: dict, sections) -> None:
+  """Refuses top-level keys that nobody reads; UserError with a did-you-mean."""
+  for key in config:
+    if key not in sections:
+      raise UserError(
+        f'Unknown key config.{key}: known are {sorted(sections)}.'
+        f'{did_you_mean(key, sections)}'
+      )
+
+
+def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
+  """Returns the number of steps from exactly one of steps | epochs | examples.
+
+  Epochs and examples are rounded to whole steps, at least one (as big_vision).
+
+  Raises:
+    UserError: if none or several are given, or the value is not positive.
+  """
+  given = {key: config[key] for key in DURATIONS if config.get(key) is not None}
+  if len(given) != 1:
+    raise UserError(
+      f'A config needs exactly one of {", ".join(DURATIONS)}; this one has '
+      f'{given or "none"}. Unset one with --config.KEY=None.'
+    )
+  ((key, value),) = given.items()
+  if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    raise UserError(f'config.{key}={value!r}: expected a number above 0.')
+  if key == 'steps':
+    if value != int(value):
+      raise UserError(f'config.steps={value!r}: expected a whole number.')
+    return int(value)
+  examples = value * num_examples if key == 'epochs' else value
+  return max(1, round(examples / batch_size))
+
+
+def differences(old: dict, new: dict, prefix: str = '') -> dict[str, tuple]:
+  """Returns {'a.b': (old, new)} for every leaf that differs; absent is None."""
+  result = {}
+  for key in sorted({*old, *new}):
+    a, b = old.get(key), new.get(key)
+    if isinstance(a, dict) and isinstance(b, dict):
+      result |= differences(a, b, f'{prefix}{key}.')
+    elif a != b:
+      result[prefix + key] = (a, b)
+  return result

@@ -1,0 +1,108 @@
+"""Images that cannot be decoded: reported once each, and too many of them an end.
+
+Their place in the order stays, blank and with mask 0, so that all others stay where
+they are.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+
+from vit_jax.data.base import Source
+from vit_jax.errors import UserError
+
+# One pipeline of a run writes at a time: training and evaluations share the file.
+_LOCK = threading.Lock()
+
+
+def limit(num_examples: int, fraction: float | None) -> int:
+  """Returns how many bad images of a split a run accepts.
+
+  By default 0.1 %: more says that something is wrong with the data, not with a few
+  files. But at least 20, because a person's folder of a hundred photographs has its
+  handful of broken files; and never more than half.
+  """
+  if fraction is not None:
+    return int(fraction * num_examples)
+  return min(max(num_examples // 1000, 20), num_examples // 2)
+
+
+class BadImages:
+  """Counts a split's bad images, and appends each to a file of JSON lines.
+
+  A line: {"path", "reason", "source"}; one line for each path, also over restarts and
+  over the pipelines of a run that share the file.
+  """
+
+  def __init__(self, source: Source, max_fraction: float | None, log: str | None):
+    if max_fraction is not None and not 0 <= max_fraction <= 1:
+      raise UserError(f'max_bad_fraction={max_fraction!r} must be between 0 and 1.')
+    self._source = source
+    self._limit = limit(len(source), max_fraction)
+    self._log = log
+    self._seen: set[int] = set()
+
+  @property
+  def count(self) -> int:
+    """Different bad images met so far."""
+    return len(self._seen)
+
+  def add(self, index: int, reason: Callable[[], str]) -> None:
+    """Reports an example, if it is new.
+
+    Raises:
+      UserError: when there are more of them than accepted.
+    """
+    if index in self._seen:
+      return
+    self._seen.add(index)
+    path, why = self._source.name_of(index), reason()
+    if self._log:
+      _append(self._log, {'path': path, 'reason': why, 'source': self._source.name})
+    if self.count > self._limit:
+      where = f' All are listed in {self._log}.' if self._log else ''
+      raise UserError(
+        f'{self._source.name}: {self.count} of {len(self._source)} images cannot be '
+        f'decoded, more than max_bad_fraction allows ({self._limit}). The last: {path} '
+        f'({why}).{where}'
+      )
+
+
+def read_log(path: str) -> list[dict]:
+  """Returns the lines of a log; none where there is no file. A torn line is left out."""
+  try:
+    with open(path, encoding='utf-8') as file:
+      lines = file.read().split('\n')
+  except FileNotFoundError:
+    return []
+  out = []
+  for line in lines:
+    try:
+      out.append(json.loads(line))
+    except ValueError:
+      continue
+  return out
+
+
+def _append(log: str, entry: dict) -> None:
+  with _LOCK:
+    if entry['path'] in {line['path'] for line in read_log(log)}:
+      return
+    torn = os.path.exists(log) and not _ends_in_newline(log)
+    # One write of a whole line: a kill leaves all of it or nothing.
+    data = ('\n' * torn + json.dumps(entry) + '\n').encode()
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+      os.write(file, data)
+    finally:
+      os.close(file)
+
+
+def _ends_in_newline(path: str) -> bool:
+  with open(path, 'rb') as file:
+    size = file.seek(0, os.SEEK_END)
+    if not size:
+      return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b'\n'

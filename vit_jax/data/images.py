@@ -1,0 +1,185 @@
+"""Encoded images: what their header says, and decoding with orientation and crop."""
+
+import io
+
+import numpy as np
+
+from vit_jax.data import lazy_tf
+
+# Above this, by the header, an image is refused unread: a PNG of half a megabyte can
+# ask for gigabytes.
+MAX_PIXELS = 64_000_000
+
+# What `tf.io.decode_image` reads, by first bytes (a WebP is checked for its tag too).
+_TF_MAGIC = (b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'GIF8', b'BM', b'RIFF')
+_ORIENTATION = 0x0112
+
+# EXIF orientation 1..8 as (transpose, flip up-down, flip left-right), in this order.
+_STEPS = np.array(
+  [
+    [0, 0, 0],
+    [0, 0, 0],
+    [0, 0, 1],
+    [0, 1, 1],
+    [0, 1, 0],
+    [1, 0, 0],
+    [1, 0, 1],
+    [1, 1, 1],
+    [1, 1, 0],
+  ],
+  bool,
+)
+
+
+class BadImage(ValueError):
+  """An image that will not be decoded; the message is the reason."""
+
+
+def probe(data: bytes, exif: bool) -> tuple[bytes, int]:
+  """Reads an image's header.
+
+  Args:
+    data: the file's bytes.
+    exif: whether to look for an orientation.
+
+  Returns:
+    (bytes that TensorFlow decodes, EXIF orientation 1..8; 1 where there is none).
+    Formats that only Pillow reads (TIFF, PPM, ...) come back as PNG.
+
+  Raises:
+    BadImage: empty, no known image, or more than MAX_PIXELS by its header.
+  """
+  from PIL import Image
+
+  if not data:
+    raise BadImage('empty file')
+  try:
+    with Image.open(io.BytesIO(data)) as image:
+      _refuse_bomb(*image.size)
+      if not data.startswith(_TF_MAGIC):
+        return _as_png(image, exif), 1
+      return data, _orientation(image, data) if exif else 1
+  except BadImage:
+    raise
+  except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    raise BadImage(f'more than {MAX_PIXELS / 1e6:.0f} megapixels: {error}') from None
+  except Exception as error:  # Pillow's plugins raise many types on broken headers
+    reason = str(error).replace(repr(error.args[-1]), 'it') if error.args else ''
+    if 'cannot identify' in str(error):
+      raise BadImage('not an image of a known type') from None
+    raise BadImage(f'broken header: {type(error).__name__} {reason}'.strip()) from None
+
+
+def _refuse_bomb(width: int, height: int) -> None:
+  if width * height > MAX_PIXELS:
+    raise BadImage(
+      f'{width}x{height} pixels by its header, above the limit of '
+      f'{MAX_PIXELS / 1e6:.0f} megapixels'
+    )
+
+
+def _orientation(image, data: bytes) -> int:
+  # Pillow decodes a whole PNG to look for EXIF behind the pixels: only if it is there.
+  if image.format == 'PNG' and b'eXIf' not in data and b'profile type exif' not in data:
+    return 1
+  value = image.getexif().get(_ORIENTATION, 1)
+  return value if value in range(1, 9) else 1
+
+
+def _as_png(image, exif: bool) -> bytes:
+  from PIL import Image, ImageOps
+
+  image = ImageOps.exif_transpose(image) if exif else image
+  if image.mode.startswith(('I', 'F')):  # 16 bits a pixel (or more): keep the high 8
+    values = np.asarray(image).astype(np.float64)
+    scale = 255 / max(values.max(), 1) if values.max() > 65535 else 1 / 257
+    image = Image.fromarray(np.clip(np.round(values * scale), 0, 255).astype(np.uint8))
+  out = io.BytesIO()
+  image.convert('RGB').save(out, 'PNG', compress_level=0)
+  return out.getvalue()
+
+
+def decode(data, orientation, channels: int, precise: bool):
+  """Returns uint8 [H, W, channels], upright.
+
+  Args:
+    data: scalar string tensor: JPEG, PNG, GIF (first frame), BMP or WebP.
+    orientation: int32 scalar, EXIF 1..8.
+    precise: the accurate inverse DCT for JPEG instead of the fast one.
+  """
+  tf = lazy_tf.load()
+  image = _pixels(data, channels, precise)
+  return tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
+
+
+def decode_and_crop(data, orientation, channels: int, precise: bool, box):
+  """Returns the crop uint8 [h, w, channels] of the upright image.
+
+  A JPEG is decoded inside the crop only, which is most of the work saved.
+
+  Args:
+    box: function of the upright (height, width), int32 scalars, to the crop's
+      (y, x, h, w).
+  """
+  tf = lazy_tf.load()
+  steps = tf.gather(tf.constant(_STEPS), orientation)
+
+  def fused():
+    shape = tf.io.extract_jpeg_shape(data)
+    height = tf.where(steps[0], shape[1], shape[0])
+    width = tf.where(steps[0], shape[0], shape[1])
+    y, x, h, w = box(height, width)
+    # Back from the upright image to the stored one: undo the steps in reverse.
+    x = tf.where(steps[2], width - x - w, x)
+    y = tf.where(steps[1], height - y - h, y)
+    window = tf.where(steps[0], tf.stack([x, y, w, h]), tf.stack([y, x, h, w]))
+    return tf.image.decode_and_crop_jpeg(
+      data, window, channels=channels, dct_method=_dct(precise)
+    )
+
+  def whole():
+    image = _pixels(data, channels, precise)
+    # The box is in upright coordinates: turn first, crop, and turn back, so that both
+    # branches return the stored orientation.
+    upright = _upright(image, orientation)
+    y, x, h, w = box(tf.shape(upright)[0], tf.shape(upright)[1])
+    return _stored(upright[y : y + h, x : x + w], orientation)
+
+  crop = tf.cond(tf.io.is_jpeg(data), fused, whole)
+  crop = tf.ensure_shape(crop, [None, None, channels])
+  return tf.cond(orientation > 1, lambda: _upright(crop, orientation), lambda: crop)
+
+
+def _dct(precise: bool) -> str:
+  return 'INTEGER_ACCURATE' if precise else 'INTEGER_FAST'
+
+
+def _pixels(data, channels: int, precise: bool):
+  """Decodes as stored. (`decode_jpeg` alone would return WebP as four dimensions.)"""
+  tf = lazy_tf.load()
+  if precise:
+    image = tf.cond(
+      tf.io.is_jpeg(data),
+      lambda: tf.io.decode_jpeg(data, channels, dct_method=_dct(True)),
+      lambda: tf.io.decode_image(data, channels, expand_animations=False),
+    )
+  else:
+    image = tf.io.decode_image(data, channels, expand_animations=False)
+  return tf.ensure_shape(image, [None, None, channels])
+
+
+def _upright(image, orientation):
+  tf = lazy_tf.load()
+  transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
+  image = tf.cond(transpose, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
+  image = tf.cond(ud, lambda: tf.reverse(image, [0]), lambda: image)
+  return tf.cond(lr, lambda: tf.reverse(image, [1]), lambda: image)
+
+
+def _stored(image, orientation):
+  """The inverse of `_upright`."""
+  tf = lazy_tf.load()
+  transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
+  image = tf.cond(lr, lambda: tf.reverse(image, [1]), lambda: image)
+  image = tf.cond(ud, lambda: tf.reverse(image, [0]), lambda: image)
+  return tf.cond(transpose, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)

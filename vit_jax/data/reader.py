@@ -1,0 +1,207 @@
+"""From positions to NumPy batches, through tf.data."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from vit_jax.data import draws, images, lazy_tf
+from vit_jax.data.base import Source
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.errors import UserError
+
+# Examples that Python hands to TensorFlow at once: enough to hide the hand-over
+# (about 0.2 ms), little enough not to delay the first batch.
+_ENCODED_CHUNK = 64
+_ARRAY_CHUNK_BYTES = 1 << 24
+
+
+class Reader:
+  """Makes a host's batches from its positions."""
+
+  def __init__(
+    self,
+    source: Source,
+    preprocess: Preprocess,
+    order,
+    *,
+    num_classes: int,
+    seed: int,
+    batch_size: int,
+    workers: int | None = None,
+    prefetch: int = 2,
+  ):
+    """`order` maps positions to indices, -1 for padding; `batch_size` is the host's."""
+    self._source = source
+    self._preprocess = preprocess
+    self._order = order
+    self._num_classes = num_classes
+    self._seed = seed
+    self.batch_size = batch_size
+    self._workers = workers
+    self._prefetch = prefetch
+
+  def batches(self, positions: Iterator[np.ndarray]) -> Iterator[dict]:
+    """Yields {'image', 'label', 'mask', 'position'} for each positions [batch_size].
+
+    Close it to stop its threads.
+    """
+    tf = lazy_tf.load()
+    failure: list[BaseException] = []
+
+    def chunks():
+      # TensorFlow would turn any exception into text: keep it, and end the stream.
+      try:
+        for batch in positions:
+          for start in range(0, len(batch), self._chunk):
+            yield self._read(batch[start : start + self._chunk])
+      except Exception as error:
+        failure.append(error)
+
+    dataset = tf.data.Dataset.from_generator(chunks, output_signature=self._signature)
+    if self._source.image_shape is None:
+      dataset = self._encoded(dataset.prefetch(2))
+    else:
+      dataset = self._arrays(dataset)
+    options = tf.data.Options()
+    options.deterministic = True
+    if self._workers:
+      options.threading.private_threadpool_size = self._workers
+    dataset = dataset.prefetch(self._prefetch).with_options(options)
+    yield from dataset.as_numpy_iterator()
+    if failure:
+      raise failure[0]
+
+  def _read(self, positions: np.ndarray) -> dict:
+    """Returns a chunk: what `self._signature` says."""
+    indices = self._order.indices(positions)
+    real = indices >= 0
+    examples = self._source.read(indices[real])
+    chunk = {
+      'label': self._labels(indices[real], examples, real),
+      'mask': real.astype(np.float32),
+      'position': positions,
+      'u': draws.uniforms(self._seed, positions, self._preprocess.draws),
+    }
+    if self._source.image_shape is not None:
+      image = np.zeros((len(positions), *self._source.image_shape), np.uint8)
+      if examples:
+        image[real] = np.stack([example['image'] for example in examples])
+      return {**chunk, 'image': image}
+    # What cannot be decoded, padding included, is empty: it fails, and is masked.
+    data = np.full(len(positions), b'', object)
+    orientation = np.ones(len(positions), np.int32)
+    for i, example in zip(np.flatnonzero(real), examples, strict=True):
+      if 'error' not in example:
+        # `diagnose` says why, when its batch is used.
+        with contextlib.suppress(images.BadImage):
+          data[i], orientation[i] = images.probe(example['image'], self._source.exif)
+    return {**chunk, 'image': data, 'orientation': orientation}
+
+  def _labels(self, indices, examples, real) -> np.ndarray:
+    blank = [] if self._source.multi_label else 0
+    for index, example in zip(indices, examples, strict=True):
+      for label in np.atleast_1d(example['label']):
+        if not 0 <= label < self._num_classes:
+          raise UserError(
+            f'{self._source.name_of(index)} has label {label}, but num_classes='
+            f'{self._num_classes} allows 0 to {self._num_classes - 1}.'
+          )
+    given = iter(examples)
+    return self.label_array([next(given)['label'] if r else blank for r in real])
+
+  def label_array(self, labels: list) -> np.ndarray:
+    """Returns int32 [n], or float32 [n, K] for several labels or a label op."""
+    from vit_jax.data import ops
+
+    if self._preprocess.label is not None:
+      return self._preprocess.label(labels, self._num_classes)
+    if self._source.multi_label:
+      return ops.onehot()(labels, self._num_classes)
+    return np.asarray(labels, np.int32)
+
+  @property
+  def _chunk(self) -> int:
+    if self._source.image_shape is None:
+      return _ENCODED_CHUNK
+    return max(1, _ARRAY_CHUNK_BYTES // int(np.prod(self._source.image_shape)))
+
+  @property
+  def _signature(self) -> dict:
+    tf = lazy_tf.load()
+    label = self.label_array([] if not self._source.multi_label else [[]])
+    out = {
+      'label': tf.TensorSpec([None, *label.shape[1:]], label.dtype),
+      'mask': tf.TensorSpec([None], tf.float32),
+      'position': tf.TensorSpec([None], tf.int64),
+      'u': tf.TensorSpec([None, sum(self._preprocess.draws)], tf.float32),
+    }
+    if self._source.image_shape is None:
+      out['image'] = tf.TensorSpec([None], tf.string)
+      out['orientation'] = tf.TensorSpec([None], tf.int32)
+    else:
+      out['image'] = tf.TensorSpec([None, *self._source.image_shape], tf.uint8)
+    return out
+
+  def _arrays(self, dataset):
+    """Images of one shape: the ops see a chunk at once, ten times faster for small."""
+
+    def transform(chunk):
+      chunk['image'] = self._preprocess.arrays(chunk['image'], chunk.pop('u'))
+      return chunk
+
+    dataset = dataset.map(transform, self._parallel, deterministic=True)
+    return dataset.rebatch(self.batch_size)
+
+  def _encoded(self, dataset):
+    """Each image a data set of its own: an error ends that, and blank takes its place.
+
+    (`ignore_errors` on the whole would shift every later example.)
+    """
+    tf = lazy_tf.load()
+    shape, dtype = self._preprocess.image_spec
+
+    def decode(example):
+      image, orientation, u = (example.pop(k) for k in ('image', 'orientation', 'u'))
+      return {**example, 'image': self._preprocess.encoded(image, orientation, u)}
+
+    def blank(example):
+      for key in ('image', 'orientation', 'u'):
+        example.pop(key)
+      image, mask = tf.zeros(shape, dtype), tf.zeros([])
+      return {**example, 'image': image, 'mask': mask}
+
+    def one(example):
+      alone = tf.data.Dataset.from_tensors(example)
+      good = alone.map(lambda e: decode(dict(e))).ignore_errors()
+      return good.concatenate(alone.map(lambda e: blank(dict(e)))).take(1)
+
+    dataset = dataset.unbatch().interleave(
+      one,
+      cycle_length=2 * (self._workers or max(8, os.cpu_count() or 1)),
+      num_parallel_calls=self._parallel,
+      deterministic=True,
+    )
+    return dataset.batch(self.batch_size, drop_remainder=True)
+
+  @property
+  def _parallel(self):
+    return self._workers or lazy_tf.load().data.AUTOTUNE
+
+  def diagnose(self, position: int) -> str:
+    """Returns why the image at a position was masked, by trying once more."""
+    tf = lazy_tf.load()
+    index = self._order.indices(np.array([position]))
+    example = self._source.read(index)[0]
+    if 'error' in example:
+      return example['error']
+    try:
+      data, orientation = images.probe(example['image'], self._source.exif)
+      u = draws.uniforms(self._seed, [position], self._preprocess.draws)[0]
+      self._preprocess.encoded(tf.constant(data), tf.constant(orientation), u)
+    except images.BadImage as error:
+      return str(error)
+    except tf.errors.OpError as error:
+      return f'broken: {error.message.splitlines()[0][:200]}'
+    return 'could not be read when its batch was made, but can now'

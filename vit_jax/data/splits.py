@@ -1,0 +1,75 @@
+"""Split expressions as in TFDS: 'train', 'train[:90%]', 'train[100:]+test'."""
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from vit_jax.errors import UserError, did_you_mean
+
+_PART = re.compile(r'\s*([\w.-]+)\s*(?:\[\s*([^:\]]*?)\s*:\s*([^:\]]*?)\s*\])?\s*')
+_BOUND = re.compile(r'-?\d[\d_]*%?')
+
+
+def parse(expression: str) -> list[tuple[str, str, str]]:
+  """Returns [(split, from, to)] of an expression; a bound is '' where it is open.
+
+  Raises:
+    UserError: if it is no split expression.
+  """
+  parts = []
+  for text in str(expression).split('+'):
+    match = _PART.fullmatch(text)
+    name, *bounds = match.groups(default='') if match else ('', '', '')
+    if not match or not all(b == '' or _BOUND.fullmatch(b) for b in bounds):
+      raise UserError(
+        f'Split {expression!r}: {text.strip()!r} is not understood. '
+        "Examples: 'train', 'train[:90%]', 'train[1000:]', 'train[-10%:]+test'."
+      )
+    parts.append((name, *bounds))
+  return parts
+
+
+def check_name(name: str, known: Iterable[str], where: str) -> None:
+  """Raises UserError if `name` is not one of the known splits."""
+  if name not in known:
+    raise UserError(
+      f'{where} has no split {name!r}: it has {sorted(known)}.'
+      f'{did_you_mean(name, known)}'
+    )
+
+
+def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
+  """Returns [(split, indices int64 [n])] that an expression selects, in its order.
+
+  Percentages are rounded to the nearest example, as TFDS does by default.
+
+  Args:
+    sizes: number of examples of every split.
+    where: the source's name for error messages.
+
+  Raises:
+    UserError: for an unknown split, or if nothing is selected.
+  """
+  out = []
+  for name, start, stop in parse(expression):
+    check_name(name, sizes, where)
+    size = sizes[name]
+    low, high = (
+      _absolute(bound, size, default, f'{expression!r} of {where}')
+      for bound, default in ((start, 0), (stop, size))
+    )
+    out.append((name, np.arange(low, high, dtype=np.int64)))
+  if not sum(len(indices) for _, indices in out):
+    raise UserError(f'Split {expression!r} of {where} selects no example: {sizes}.')
+  return out
+
+
+def _absolute(bound: str, size: int, default: int, what: str) -> int:
+  if not bound:
+    return default
+  number = round(int(bound[:-1]) * size / 100) if bound.endswith('%') else int(bound)
+  if abs(number) > size:
+    raise UserError(f'Split {what}: {bound} is outside its {size} examples.')
+  # '-1%' of 7 examples is the last 0 of them, though it rounds to 0.
+  return number + size if int(bound.rstrip('%')) < 0 else number

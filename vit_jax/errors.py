@@ -1,0 +1,55 @@
+"""Ends of a run that a user should meet as one clear line and an exit code.
+
+`main` and the tools print `str(error)` and exit with `error.exit_code`; any other
+exception is a defect of ours and keeps its traceback.
+"""
+
+
+class RunError(Exception):
+  """Base: the run ends here, for a reason that one line can tell."""
+
+  exit_code = 1
+
+
+class UserError(RunError, ValueError):
+  """Bad config, argument or input: names offender, allowed values, next step."""
+
+  exit_code = 2
+
+
+class NoUsableCheckpoint(RunError):
+  """Checkpoints exist, none of them can be restored; nothing was deleted."""
+
+  exit_code = 65
+
+
+class DiskFull(RunError):
+  """The disk cannot take the next checkpoint; older ones are intact."""
+
+  exit_code = 74
+
+
+class Preempted(RunError):
+  """Asked to stop; the state is saved and the same command resumes."""
+
+  exit_code = 75
+
+
+class TooManyBadSteps(RunError):
+  """More non-finite steps in a row than allowed; last good checkpoint kept."""
+
+  exit_code = 76
+
+
+class OutOfMemory(RunError):
+  """The device cannot hold the step; the message suggests what to change."""
+
+  exit_code = 77
+
+
+def did_you_mean(name: str, known) -> str:
+  """Returns ' Did you mean "x"?' for the nearest of `known`, or ''."""
+  import difflib
+
+  near = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
+  return f' Did you mean "{near[0]}"?' if near else ''

@@ -1,0 +1,52 @@
+"""What a run measures: `run(predict, params) -> {name: number}`.
+
+`predict(params, batch) -> {name: array}` has 'logits' [B, K] and named features; it is
+pure and not jitted. An evaluator opens its data when it is built, so that mistakes end
+the run before training, jits its own step once, and is exact: padding and broken
+images are masked, sums and counts come back from the device, the host divides.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+
+from jax.sharding import Mesh
+
+from vit_jax.errors import UserError, did_you_mean
+
+EVALUATORS = {
+  'classification': ('vit_jax.evaluators.classification', 'Classification'),
+  'fewshot': ('vit_jax.evaluators.fewshot', 'FewShot'),
+}
+
+
+def build(
+  type: str, mesh: Mesh, check_stop: Callable[[], None] | None = None, **section
+):
+  """Returns the evaluator of that type.
+
+  Args:
+    mesh: over which batches are spread.
+    check_stop: called before every batch; raises to leave (`errors.Preempted`).
+    **section: the rest of its config section, without `every`.
+
+  Raises:
+    UserError: for an unknown type, option value, or data that is not there.
+  """
+  return _evaluator(type)(mesh, check_stop or (lambda: None), **section)
+
+
+def signature(type: str) -> inspect.Signature:
+  """Returns the keyword parameters of an evaluator, without those the run provides."""
+  parameters = inspect.signature(_evaluator(type)).parameters.values()
+  return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])
+
+
+def _evaluator(type: str):
+  if type not in EVALUATORS:
+    raise UserError(
+      f'Unknown evaluator type {type!r}: one of {sorted(EVALUATORS)}.'
+      f'{did_you_mean(type, EVALUATORS)}'
+    )
+  module, attribute = EVALUATORS[type]
+  return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,138 @@
+"""Top-1, top-5 and loss over every example of a split, exactly once."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import losses, sharding
+from vit_jax.data import order
+from vit_jax.errors import UserError
+from vit_jax.evaluators.batches import open_batches
+from vit_jax.evaluators.label_sets import LabelSets
+
+
+class Classification:
+  """An example is right if the largest logit (of the five largest, one) is a label.
+
+  With several labels per image each of them is right; images without any label are left
+  out, of the numerators and the denominator (as ReaL, arXiv 2006.07159, section 3).
+  """
+
+  def __init__(
+    self,
+    mesh: jax.sharding.Mesh,
+    check_stop: Callable[[], None],
+    *,
+    data: dict,
+    loss: str = 'softmax',
+    labels: str | None = None,
+  ):
+    """Opens the data.
+
+    Args:
+      data: the arguments of `data.pipeline.evaluate`.
+      loss: 'softmax', over several labels their mean, or 'sigmoid'.
+      labels: a JSON file of label sets in place of the data's labels, see `LabelSets`.
+
+    Raises:
+      UserError: for an unknown loss, or data or labels that cannot be read.
+    """
+    self.batches = open_batches(mesh, **data)
+    self.loss, self.loss_fn = loss, losses.get(loss)
+    self._mesh, self._check_stop = mesh, check_stop
+    self._label_sets = None
+    if labels is not None:
+      name_of = self.batches.source.name_of
+      self._label_sets = LabelSets(labels, self.batches.num_classes, name_of)
+    # `predict` is static: one compilation for all runs of one evaluator.
+    self._step = jax.jit(
+      self._sums, static_argnums=0, out_shardings=sharding.replicated(mesh)
+    )
+
+  def run(self, predict: Callable, params) -> dict[str, float]:
+    """Returns top1, top5 (if K > 5), loss, examples; bad_images if there are any.
+
+    top1, top5 are fractions, the loss a mean in nats; examples is the number that they
+    are over. bad_images could not be read and are not in it.
+    """
+    totals: dict[str, float] = {}
+    pending = None  # one batch behind, so that the host reads while the device works
+    with contextlib.closing(self.batches.iterate()) as batches:
+      for batch in self._labelled(batches):
+        self._check_stop()
+        sums = self._step(predict, params, sharding.global_batch(batch, self._mesh))
+        _add(totals, pending)
+        pending = sums
+    _add(totals, pending)
+
+    examples = totals.pop('examples', 0)
+    bad = self.batches.num_examples - totals.pop('read', 0)
+    if not examples:
+      raise UserError(
+        f'Evaluation found no image with a label among {self.batches.num_examples}, '
+        f'{bad:g} of which could not be read.'
+      )
+    metrics = {name: total / examples for name, total in totals.items()}
+    metrics['examples'] = examples
+    return metrics | ({'bad_images': bad} if bad else {})
+
+  def _labelled(self, batches: Iterator[dict]) -> Iterator[dict]:
+    """Yields the batches, with labels from the file if there is one."""
+    if self._label_sets is None:
+      yield from batches
+      return
+    size, K = self.batches.batch_size, self.batches.num_classes
+    part = order.host_slice(size, jax.process_index(), jax.process_count())
+    # Evaluation goes through the examples in order: their position is their index.
+    positions = order.positions(0, None, size, *part)  # endless
+    for batch, indices in zip(batches, positions, strict=False):
+      label = np.zeros((len(indices), K), np.float32)
+      real = batch['mask'] > 0  # padding has no name to look up
+      label[real] = self._label_sets.multi_hot(indices[real])
+      yield {**batch, 'label': label}
+
+  def _sums(self, predict, params, batch):
+    batch = self.batches.on_device(batch)
+    logits = predict(params, batch)['logits'].astype(jnp.float32)  # [B, K]
+    targets = self._targets(batch['label'], logits.shape[-1])
+    counted = (batch['mask'] > 0) & targets.any(-1)
+
+    def total(x):  # `where`, since 0 x nan of a padded row would be nan
+      return jnp.where(counted, x, 0).sum(dtype=jnp.float32)
+
+    top = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
+    right = jnp.take_along_axis(targets, top, axis=-1)  # [B, 5]
+    weights = targets.astype(jnp.float32)
+    if self.loss == 'softmax':
+      weights /= jnp.maximum(weights.sum(-1, keepdims=True), 1)
+    sums = {
+      'top1': total(right[:, 0]),
+      'top5': total(right.any(-1)),
+      'loss': total(self.loss_fn(logits, weights)),
+      'examples': total(1),
+      'read': (batch['mask'] > 0).sum(dtype=jnp.float32),
+    }
+    if logits.shape[-1] <= 5:
+      del sums['top5']  # always 1
+    return sums
+
+  def _targets(self, label, num_classes: int):
+    """Returns bool [B, K] from int [B] or multi-hot [B, K]."""
+    known = self.batches.num_classes if label.ndim == 1 else label.shape[-1]
+    if known is not None and known > num_classes:
+      raise UserError(
+        f'The evaluation data has {known} classes, the model {num_classes}: choose '
+        'other data, or give both the same num_classes.'
+      )
+    if label.ndim == 1:
+      return label[:, None] == jnp.arange(num_classes)
+    # A model may have more classes than the data, as one of i21k has.
+    return jnp.pad(label > 0, ((0, 0), (0, num_classes - known)))
+
+
+def _add(totals: dict[str, float], sums: dict | None) -> None:
+  for name, value in jax.device_get(sums or {}).items():
+    totals[name] = totals.get(name, 0) + float(value)

@@ -1,0 +1,80 @@
+"""Label sets from a JSON file, in place of a data set's own labels (as ReaL).
+
+"Are we done with ImageNet?" (arXiv 2006.07159) relabels the validation images with a
+set of right classes each, some sets empty; its file is a list of 50,000 lists.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+# ILSVRC2012_val_00000001.JPEG is the first list of the ReaL file.
+_NUMBERED = re.compile(r'.*_(\d{8})\.\w+')
+
+
+class LabelSets:
+  """The label sets of the examples of one split."""
+
+  def __init__(self, path: str, num_classes: int, name_of: Callable[[int], str]):
+    """Reads the file.
+
+    Args:
+      path: JSON, either a list of lists of class indices, or {file name: list}. A list
+        is looked up by the number in names such as ILSVRC2012_val_00000001.JPEG, where
+        they have one (counted from 1), and by the example's index otherwise. Names are
+        looked up whole, then without their folders.
+      name_of: example index -> name.
+
+    Raises:
+      UserError: if the file is missing or of another form.
+    """
+    try:
+      with open(os.path.expanduser(path), encoding='utf-8') as file:
+        self._sets = json.load(file)
+    except (OSError, ValueError) as error:
+      raise UserError(f'labels: cannot read {path!r}: {error}') from None
+    rows = self._sets.values() if isinstance(self._sets, dict) else self._sets
+    if not isinstance(self._sets, dict | list) or not all(map(_is_label_set, rows)):
+      raise UserError(
+        f'labels: {path!r} must hold a list of lists of class indices, or an object '
+        'of {"file name": [class indices]}.'
+      )
+    highest = max((max(row) for row in rows if row), default=-1)
+    if highest >= num_classes:
+      raise UserError(
+        f'labels: {path!r} has class {highest}, but num_classes={num_classes} allows 0 '
+        f'to {num_classes - 1}.'
+      )
+    self.path, self.num_classes, self._name_of = path, num_classes, name_of
+
+  def multi_hot(self, indices: np.ndarray) -> np.ndarray:
+    """Returns float32 [b, K] for example indices [b]; UserError for one not listed."""
+    rows = np.zeros((len(indices), self.num_classes), np.float32)
+    for row, index in zip(rows, indices, strict=True):
+      row[self._find(int(index))] = 1
+    return rows
+
+  def _find(self, index: int) -> list[int]:
+    name = self._name_of(index)
+    if isinstance(self._sets, dict):
+      for key in (name, os.path.basename(name)):
+        if key in self._sets:
+          return self._sets[key]
+    else:
+      number = _NUMBERED.fullmatch(name)
+      position = int(number[1]) - 1 if number else index
+      if 0 <= position < len(self._sets):
+        return self._sets[position]
+    raise UserError(
+      f'labels: {self.path!r}, with {len(self._sets)} entries, has none for {name}. '
+      'Is it of another data set or split?'
+    )
+
+
+def _is_label_set(row) -> bool:
+  return isinstance(row, list) and all(type(x) is int and x >= 0 for x in row)

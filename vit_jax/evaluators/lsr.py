@@ -1,0 +1,97 @@
+"""Few-shot linear regression in closed form: the mathematics, no data, no model.
+
+Ridge regression of features on targets in {-1, 1}, as the ViT paper measures
+representations (section 4.1, "few-shot accuracies"); constants as the reference code
+(big_vision `fewshot_lsr`, and the older one with its sweep of the ridge).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# A constant feature so large that the ridge hardly touches its weight, the bias.
+BIAS = 100.0
+STD_EPSILON = 1e-5
+FIXED_L2 = 2.0**10
+SWEEP_L2 = tuple(2.0**exponent for exponent in range(-10, 20))
+
+
+def draw(
+  labels: np.ndarray, num_classes: int, shots: tuple[int, ...], seed: int
+) -> dict[int, np.ndarray]:
+  """Returns {shots: indices of the chosen examples, class by class}.
+
+  One generator per call; each class in order is permuted once and its first `shots` are
+  taken, so that more shots contain the fewer. Every class must have max(shots).
+
+  Args:
+    labels: int [N].
+  """
+  rng = np.random.default_rng(seed)
+  members = [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]
+  return {k: np.concatenate([m[:k] for m in members]) for k in shots}
+
+
+def scores(train_x, train_y, test_x, num_classes: int, l2) -> jax.Array:
+  """Returns test scores [R, n, K] float32, one matrix per ridge; the largest wins.
+
+  With X [N, D] whitened by its own mean and standard deviation and extended by the
+  constant, and Y in {-1, 1}, the weights are (X'X + l2 I)^-1 X'Y where N >= D, else the
+  same thing as X'(XX' + l2 I)^-1 Y. One eigendecomposition of the smaller Gram matrix
+  serves every l2. In float32 at highest precision, on the device of the inputs.
+
+  Args:
+    train_x: [N, D-1]. train_y: int [N]. test_x: [n, D-1].
+    l2: ridges [R], positive.
+  """
+  fit = _fit(train_x, train_y, test_x, num_classes)
+  return jax.lax.map(lambda ridge: _apply(fit, ridge), jnp.float32(l2))
+
+
+def accuracies(train_x, train_y, test_x, test_y, num_classes: int, l2) -> jax.Array:
+  """Returns the fraction of right answers for each ridge, [R] float32.
+
+  NaN where features are not finite (an argmax of NaN would be class 0). Arguments as
+  those of `scores`; test_y: int [n].
+  """
+  fit = _fit(train_x, train_y, test_x, num_classes)
+
+  def accuracy(ridge):  # one after the other: all scores at once might not fit
+    s = _apply(fit, ridge)
+    right = (s.argmax(-1) == test_y).mean(dtype=jnp.float32)
+    return jnp.where(jnp.isfinite(s).all(), right, jnp.nan)
+
+  return jax.lax.map(accuracy, jnp.float32(l2))
+
+
+def _fit(train_x, train_y, test_x, num_classes):
+  mean = train_x.mean(axis=0)
+  std = train_x.std(axis=0) + STD_EPSILON
+  x, z = (_with_bias((array - mean) / std) for array in (train_x, test_x))
+  y = 2 * jax.nn.one_hot(train_y, num_classes, dtype=x.dtype) - 1  # [N, K]
+  return _decompose(x, y, z, primal=x.shape[0] >= x.shape[1])
+
+
+def _with_bias(x):
+  return jnp.pad(x, ((0, 0), (0, 1)), constant_values=BIAS)
+
+
+@jax.default_matmul_precision('highest')
+def _decompose(x, y, z, *, primal: bool):
+  """Returns the three factors of the scores; both forms give the same scores.
+
+  x [N, D], y [N, K], z [n, D] -> left [n, r], eigenvalues [r], right [r, K], with r = D
+  in the primal form and N in the dual.
+  """
+  eigenvalues, q = jnp.linalg.eigh(x.T @ x if primal else x @ x.T)
+  # A Gram matrix has none below zero: those are rounding errors, which a small l2 must
+  # not meet.
+  eigenvalues = jnp.maximum(eigenvalues, 0)
+  left = z @ q if primal else z @ (x.T @ q)
+  return left, eigenvalues, q.T @ (x.T @ y if primal else y)
+
+
+@jax.default_matmul_precision('highest')
+def _apply(factors, ridge):
+  left, eigenvalues, right = factors
+  return left @ (right / (eigenvalues + ridge)[:, None])

@@ -1,0 +1,49 @@
+"""Losses per example, computed in float32."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.errors import UserError, did_you_mean
+
+
+def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """Cross entropy of a softmax: logits and targets [B, K] -> [B] float32.
+
+  A row of targets should sum to 1; several labels share it (as in mixup).
+  """
+  return optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
+
+
+def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """K independent binary cross entropies, summed: [B, K] -> [B] float32.
+
+  The pre-training loss of i21k and JFT in the reference code: summed over classes, so
+  that its size does not shrink with K.
+  """
+  logits = logits.astype(jnp.float32)
+  return optax.sigmoid_binary_cross_entropy(logits, targets).sum(-1)
+
+
+LOSSES = {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
+
+
+def get(name: str):
+  """Returns the loss `(logits, targets) -> [B]` of that name; UserError if unknown."""
+  if name not in LOSSES:
+    raise UserError(
+      f'Unknown loss {name!r}: one of {sorted(LOSSES)}.{did_you_mean(name, LOSSES)}'
+    )
+  return LOSSES[name]
+
+
+def smooth(targets: jax.Array, amount: float, loss: str) -> jax.Array:
+  """Label smoothing of targets [B, K], in the form that fits the loss.
+
+  softmax: (1 - a) y + a / K (Szegedy et al., arXiv 1512.00567, section 7).
+  sigmoid: every binary target is drawn towards its opposite, 1 -> 1 - a, 0 -> a; the
+  paper's i21k run used a = 1e-4 (on 0.9999, off 0.0001).
+  """
+  if loss == 'sigmoid':
+    return targets * (1 - amount) + (1 - targets) * amount
+  return optax.smooth_labels(targets, amount)

@@ -1,0 +1,74 @@
+"""python -m vit_jax.main --config=FILE.py[:ARGS] [--workdir=DIR] [--config.KEY=VALUE]"""
+
+import argparse
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.tools import cli
+
+_EPILOG = """\
+FILE.py is executed: it is code. ARGS are its arguments, KEY=VALUE,...; the word
+`debug` stands for the recipe shrunk to seconds on bundled data. --config.KEY=VALUE sets
+any key of the resolved config (--config.optim.lr=3e-4); a bare --config.KEY means True.
+The same command again resumes where the run stopped.
+Exit codes: 0 done, 2 bad config or argument, 65 no usable checkpoint, 74 disk full,
+75 stopped (run again to resume), 76 too many bad steps, 77 out of memory."""
+
+
+def parse(argv: list[str]) -> tuple[dict, Path]:
+  """Returns (config, workdir) of a command line; UserError if it is malformed."""
+  parser = cli.Parser(
+    prog='python -m vit_jax.main',
+    description='Trains and evaluates a model.',
+    epilog=_EPILOG,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument('--config', required=True, metavar='FILE.py[:ARGS]')
+  parser.add_argument(
+    '--workdir', metavar='DIR', help='default: runs/<config and arguments>'
+  )
+  args, rest = parser.parse_known_args(argv)
+  for flag in rest:
+    if not flag.startswith('--config.'):
+      raise UserError(
+        f'Unknown argument {flag!r}: --config, --workdir, or --config.KEY=VALUE (with '
+        f'"=").{did_you_mean(flag.split("=")[0], ["--config", "--workdir"])}'
+      )
+  assignments = [flag.removeprefix('--config.') for flag in rest]
+  config = config_lib.load(args.config)
+  config_lib.override(config, assignments)
+  workdir = args.workdir or Path('runs') / default_name(args.config, assignments)
+  return config, Path(workdir)
+
+
+def default_name(spec: str, assignments: list[str]) -> str:
+  """Returns the run's folder name: 'vit_b16-debug' for 'configs/vit_b16.py:debug'."""
+  file, _, arg = spec.partition(':')
+  # What may change between a run and its continuation does not make another run.
+  words = [w for w in assignments if not w.startswith(('resume_allow', 'log.'))]
+  name = '-'.join(filter(None, [Path(file).stem, *arg.split(','), *words]))
+  return re.sub(r'[^A-Za-z0-9._=+-]+', '_', name)
+
+
+def main(argv: list[str]) -> int:
+  """Runs a command line; returns the exit code."""
+  start = time.perf_counter()
+  config, workdir = parse(argv)
+  print(f'Run folder: {workdir}', flush=True)
+  from vit_jax import report, train  # after the arguments: these take seconds
+
+  status, rows = train.train(config, workdir)
+  seconds = time.perf_counter() - start
+  print(report.summary(rows, status, workdir, seconds), flush=True)
+  return 0
+
+
+if __name__ == '__main__':
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # TensorFlow's start-up notes
+  sys.exit(cli.run(main))

@@ -1,0 +1,154 @@
+"""Vision Transformer: "An Image is Worth 16x16 Words", arXiv 2010.11929.
+
+Differs from the paper in one default: the head is a single linear layer. The paper's
+pre-training head has one tanh hidden layer before it; `representation_size` gives it.
+"""
+
+import re
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.nn.encoder import Encoder
+from vit_jax.nn.map_head import MAPHead
+from vit_jax.nn.patch_embed import PatchEmbed
+
+# width, depth, MLP width, heads. Ti, S: DeiT (arXiv 2012.12877); B, L, H: Table 1 of
+# the paper; M, So400m, mu: big_vision; g, G: arXiv 2106.04560 Table 2; the *-opt
+# shapes: arXiv 2305.13035; e: arXiv 2209.06794.
+VARIANTS = {
+  'mu': (32, 1, 128, 2),
+  'Ti': (192, 12, 768, 3),
+  'S': (384, 12, 1536, 6),
+  'M': (512, 12, 2048, 8),
+  'B': (768, 12, 3072, 12),
+  'L': (1024, 24, 4096, 16),
+  'So400m': (1152, 27, 4304, 16),
+  'H': (1280, 32, 5120, 16),
+  'g': (1408, 40, 6144, 16),
+  'g-opt': (1536, 40, 6144, 16),
+  'G': (1664, 48, 8192, 16),
+  'G-opt': (1536, 48, 8192, 16),
+  'e': (1792, 56, 15360, 16),
+}
+CLASSIFIERS = ('token', 'gap', 'map', 'none')
+
+
+def variant(name: str) -> dict:
+  """Returns the fields of 'B/16', or of 'B/16x8' for patches of 16 x 8 px.
+
+  Raises:
+    UserError: for an unknown name or a missing patch size.
+  """
+  match = re.fullmatch(r'([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?', str(name))
+  if not match or match[1] not in VARIANTS or match[2] == '0' or match[3] == '0':
+    raise UserError(
+      f"Unknown ViT variant {name!r}: SIZE/PATCH such as 'B/16', SIZE one of "
+      f'{list(VARIANTS)}.{did_you_mean(str(name).split("/")[0], VARIANTS)}'
+    )
+  width, depth, mlp_dim, num_heads = VARIANTS[match[1]]
+  patch_size = (int(match[2]), int(match[3] or match[2]))
+  return dict(
+    width=width,
+    depth=depth,
+    mlp_dim=mlp_dim,
+    num_heads=num_heads,
+    patch_size=patch_size,
+  )
+
+
+class ViT(nn.Module):
+  """See `__call__`. Fields up to `num_heads` come from `variant`."""
+
+  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  patch_size: tuple[int, int] = (16, 16)
+  width: int = 768
+  depth: int = 12
+  mlp_dim: int = 3072
+  num_heads: int = 12
+  # token: a learned cls token; gap: mean of tokens; map: attention pooling;
+  # none: every token is classified, logits are [B, N, K].
+  classifier: str = 'token'
+  # Width of the tanh layer before the head (paper 3.2); None: no such layer.
+  representation_size: int | None = None
+  posemb: str = 'learn'
+  act: str = 'gelu_tanh'
+  dropout: float = 0.0  # paper B.1: after the embedding and every dense but q, k, v
+  attention_dropout: float = 0.0
+  stochastic_depth: float = 0.0
+  # -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
+  head_bias_init: float = 0.0
+  scan: bool = False  # blocks as one scanned block with stacked parameters
+  remat: str = 'none'  # what to recompute: see nn.encoder.remat_policy
+  dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False):
+    """Classifies images.
+
+    Args:
+      images: [B, H, W, C] in [-1, 1].
+      train: dropout and stochastic depth, which need the 'dropout' rng.
+
+    Returns:
+      (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens'
+      [B, N, D] with positions added, 'block00', ... [B, N, D], 'encoded' [B, N, D]
+      after the final norm, 'pre_logits' [B, D].
+    """
+    if self.classifier not in CLASSIFIERS:
+      raise UserError(
+        f'Unknown classifier {self.classifier!r}: one of {CLASSIFIERS}.'
+        f'{did_you_mean(self.classifier, CLASSIFIERS)}'
+      )
+    out = {}
+    x = PatchEmbed(self.width, self.patch_size, self.dtype, name='embedding')(images)
+    out['stem'] = x
+    B, h, w, D = x.shape
+    x = x.reshape(B, h * w, D)
+    if self.classifier == 'token':
+      cls = self.param('cls', nn.initializers.zeros_init(), (1, 1, D), jnp.float32)
+      cls = jnp.broadcast_to(cls.astype(x.dtype), (B, 1, D))
+      x = jnp.concatenate([cls, x], axis=1)  # [B, 1 + h w, D]
+
+    x, features = Encoder(
+      depth=self.depth,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      posemb=self.posemb,
+      dropout=self.dropout,
+      attention_dropout=self.attention_dropout,
+      stochastic_depth=self.stochastic_depth,
+      act=self.act,
+      scan=self.scan,
+      remat=self.remat,
+      dtype=self.dtype,
+      name='Transformer',
+    )(x, (h, w), train=train)
+    out |= features
+    out['encoded'] = x
+
+    if self.classifier == 'token':
+      x = x[:, 0]
+    elif self.classifier == 'gap':
+      x = x.mean(axis=1)
+    elif self.classifier == 'map':
+      x = MAPHead(self.num_heads, self.mlp_dim, self.act, self.dtype, name='MAPHead_0')(
+        x
+      )
+    if self.representation_size is not None:
+      x = nn.Dense(self.representation_size, dtype=self.dtype, name='pre_logits')(x)
+      x = nn.tanh(x)
+    out['pre_logits'] = x
+    if self.num_classes is not None:
+      x = nn.Dense(
+        self.num_classes,
+        kernel_init=nn.initializers.zeros_init(),
+        bias_init=nn.initializers.constant(self.head_bias_init),
+        dtype=self.dtype,
+        name='head',
+      )(x)
+    return x.astype(jnp.float32), out
+
+
+Model = ViT

@@ -1,0 +1,157 @@
+"""One mesh (data, fsdp, tensor), and shardings from path rules.
+
+Rules run over the abstract train state, so optimizer moments and EMA, whose paths end
+in the parameter's path, follow the parameter with no further code. A rule's spec is
+written for the trailing dimensions (right-aligned), so that one rule serves scanned
+([L, ...]) and unscanned blocks alike.
+"""
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from vit_jax import trees
+from vit_jax.errors import UserError, did_you_mean
+
+AXES = ('data', 'fsdp', 'tensor')
+
+# Smaller leaves cost more to gather than to keep: biases, norms, tokens.
+FSDP_MIN_SIZE = 2**16
+
+# Megatron-style split (arXiv 1909.08053, section 3): q, k, v by heads, the output
+# projection by its heads, the MLP by its hidden dimension; nothing else.
+_TENSOR_RULES = (
+  (r'.*/(query|key|value)/kernel', (None, 'tensor', None)),  # [D, M, Dh]
+  (r'.*/(query|key|value)/bias', ('tensor', None)),  # [M, Dh]
+  (r'.*/MultiHeadDotProductAttention_\d+/out/kernel', ('tensor', None, None)),
+  (r'.*/MlpBlock_\d+/Dense_0/kernel', (None, 'tensor')),  # [D, hidden]
+  (r'.*/MlpBlock_\d+/Dense_0/bias', ('tensor',)),
+  (r'.*/MlpBlock_\d+/Dense_1/kernel', ('tensor', None)),  # [hidden, D]
+)
+
+# What `config.sharding` may name. 'fsdp' as a spec: split the largest free dimension
+# that the fsdp axis divides. On a mesh whose axes are 1 every preset replicates.
+PRESETS = {
+  'replicate': (('.*', ()),),
+  'fsdp': (('.*', 'fsdp'),),
+  'fsdp_tensor': tuple((r, (*s, '+fsdp')) for r, s in _TENSOR_RULES)
+  + (('.*', 'fsdp'),),
+}
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices=None) -> Mesh:
+  """Returns the mesh of shape (data, fsdp, tensor); one of them may be -1: the rest.
+
+  All axes are `AxisType.Auto`: the compiler propagates shardings. (The default of
+  `jax.make_mesh`, Explicit, puts them in types, which Linen modules do not satisfy.)
+
+  Raises:
+    UserError: if the sizes do not multiply to the number of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
+  known = math.prod(size for size in sizes.values() if size != -1)
+  free = [axis for axis, size in sizes.items() if size == -1]
+  if len(free) == 1 and known > 0 and len(devices) % known == 0:
+    sizes[free[0]] = len(devices) // known
+  if math.prod(sizes.values()) != len(devices) or min(sizes.values()) < 1:
+    raise UserError(
+      f'config.mesh is {dict(data=data, fsdp=fsdp, tensor=tensor)}, whose product '
+      f'must be the number of devices, {len(devices)}; at most one may be -1.'
+    )
+  return jax.make_mesh(
+    tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
+  )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Returns the sharding of a batch: its leading dimension over data and fsdp."""
+  return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Returns the sharding that keeps a full copy on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_divisor(mesh: Mesh) -> int:
+  """Returns the number that every global batch size must be a multiple of."""
+  return mesh.shape['data'] * mesh.shape['fsdp']
+
+
+def global_batch(local: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+  """Returns global arrays [B, ...] from this host's slices [B / hosts, ...]."""
+  sharding = batch_sharding(mesh)
+  return {
+    key: jax.make_array_from_process_local_data(sharding, value)
+    for key, value in local.items()
+  }
+
+
+def resolve_rules(sharding) -> tuple:
+  """Returns rules from a preset's name or an explicit list of (regex, spec).
+
+  A spec is a tuple of axis names or None for the trailing dimensions, or 'fsdp'.
+
+  Raises:
+    UserError: for an unknown preset or axis.
+  """
+  if isinstance(sharding, str):
+    if sharding not in PRESETS:
+      raise UserError(
+        f'Unknown config.sharding {sharding!r}: one of {sorted(PRESETS)}, or a list '
+        f'of (regex, spec).{did_you_mean(sharding, PRESETS)}'
+      )
+    return PRESETS[sharding]
+  rules = tuple((regex, spec) for regex, spec in sharding)
+  for regex, spec in rules:
+    for axis in () if spec == 'fsdp' else spec:
+      if axis not in (None, '+fsdp', *AXES):
+        raise UserError(
+          f'Sharding rule {regex!r}: unknown axis {axis!r}, not in {AXES}'
+        )
+  return rules
+
+
+def state_shardings(abstract, mesh: Mesh, rules='fsdp'):
+  """Returns a tree of NamedSharding for an abstract state.
+
+  Args:
+    abstract: tree of arrays or `jax.ShapeDtypeStruct`.
+    rules: see `resolve_rules`. Scalars are always replicated.
+
+  Raises:
+    UserError: for a rule whose axis does not divide the dimension it names.
+  """
+  rules = resolve_rules(rules)
+
+  def sharding(name, leaf):
+    spec = trees.first_match(rules, name) if leaf.ndim else ()
+    return NamedSharding(mesh, _partition(name, leaf.shape, spec, mesh))
+
+  return trees.map_named(sharding, abstract)
+
+
+def _partition(name, shape, spec, mesh) -> PartitionSpec:
+  spec, fsdp = ((), True) if spec == 'fsdp' else (spec, '+fsdp' in spec)
+  spec = tuple(axis for axis in spec if axis != '+fsdp')
+  # A factored moment ([D] of a [D, F] kernel) has fewer dimensions than its rule.
+  spec = (None,) * (len(shape) - len(spec)) + spec if len(shape) >= len(spec) else ()
+  axes = list(spec) or [None] * len(shape)
+  for size, axis in zip(shape, axes, strict=True):
+    if axis and size % mesh.shape[axis]:
+      raise UserError(
+        f'{name} {shape}: mesh axis {axis}={mesh.shape[axis]} does not divide {size}. '
+        f'Choose a {axis} that divides it, or another config.sharding.'
+      )
+  if fsdp and math.prod(shape) >= FSDP_MIN_SIZE:
+    free = [
+      (size, -i)
+      for i, size in enumerate(shape)
+      if axes[i] is None and size % mesh.shape['fsdp'] == 0
+    ]
+    if free:
+      axes[-max(free)[1]] = 'fsdp'
+  return PartitionSpec(*axes)

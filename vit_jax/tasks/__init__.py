@@ -1,0 +1,34 @@
+"""What a run optimises: the seam at which recipes differ, under one train loop.
+
+A task has `init(rng, spec) -> params`, `loss(params, batch, rng) -> (scalar, metrics)`
+and `predict(params, batch) -> {name: array}`. `batch['weight']` [B] sums to 1 over the
+global batch; losses and metrics are weighted sums, so that they add up over
+micro-batches and masked examples count nothing.
+"""
+
+import importlib
+import inspect
+
+from vit_jax.errors import UserError, did_you_mean
+
+TASKS = {'classify': ('vit_jax.tasks.classify', 'Classify')}
+
+
+def build(name: str, model, num_classes: int, **options):
+  """Returns the task of that name for a model; UserError if unknown."""
+  return _task(name)(model, num_classes, **options)
+
+
+def signature(name: str) -> inspect.Signature:
+  """Returns the keyword parameters of a task, without those that the run provides."""
+  parameters = inspect.signature(_task(name)).parameters.values()
+  return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])
+
+
+def _task(name: str):
+  if name not in TASKS:
+    raise UserError(
+      f'Unknown task {name!r}: one of {sorted(TASKS)}.{did_you_mean(name, TASKS)}'
+    )
+  module, attribute = TASKS[name]
+  return getattr(importlib.import_module(module), attribute)

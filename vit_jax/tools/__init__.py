@@ -1,0 +1,1 @@
+"""Command-line tools: `python -m vit_jax.tools.NAME`."""

@@ -1,0 +1,44 @@
+"""What every tool does alike: one line per error, the exit code, one JSON line."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from vit_jax.errors import RunError, UserError
+
+
+class Parser(argparse.ArgumentParser):
+  """Raises `UserError` where argparse would print its usage and exit."""
+
+  def error(self, message: str) -> NoReturn:
+    raise UserError(f'{message} (see {self.prog} --help)')
+
+
+def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
+  """Returns the exit code of `main(argv)`; prints a `RunError` as one line.
+
+  Args:
+    main: takes the arguments, returns the exit code.
+    argv: the arguments; by default those of this process.
+  """
+  try:
+    return main(sys.argv[1:] if argv is None else argv)
+  except RunError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return error.exit_code
+
+
+def print_json(record: dict) -> None:
+  """Prints one JSON object as one line; NaN and infinities, unknown to JSON, as null."""
+  print(json.dumps(_plain(record), allow_nan=False), flush=True)
+
+
+def _plain(value):
+  if isinstance(value, dict):
+    return {key: _plain(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [_plain(item) for item in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value

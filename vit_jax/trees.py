@@ -1,0 +1,69 @@
+"""Trees with path names, and rules that select leaves by name.
+
+Everything that selects parameters (weight decay, freezing, learning-rate factors,
+sharding, skipping at load) is one mechanism: an ordered list of `(regex, value)`,
+matched in full against 'a/b/c' paths, the first match wins.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from vit_jax.errors import UserError
+
+Rules = Iterable[tuple[str, Any]]
+
+
+def name_of(path) -> str:
+  """Returns the 'a/b/c' name of a JAX key path (dict keys, fields, indices)."""
+  return jax.tree_util.keystr(path, simple=True, separator='/')
+
+
+def flatten(tree) -> dict[str, Any]:
+  """Returns `{'a/b/c': leaf}` in tree order; `None` is no leaf."""
+  return {name_of(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def unflatten(flat: dict[str, Any]) -> dict:
+  """Returns nested dicts from `{'a/b/c': leaf}`, the inverse of `flatten` on dicts."""
+  tree: dict = {}
+  for name, leaf in flat.items():
+    *parents, last = name.split('/')
+    node = tree
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[last] = leaf
+  return tree
+
+
+def map_named(fn: Callable, tree, *rest):
+  """Maps `fn(name, leaf, *other_leaves)` over a tree, keeping its structure."""
+  return jax.tree.map_with_path(lambda p, *xs: fn(name_of(p), *xs), tree, *rest)
+
+
+def first_match(rules: Rules, name: str) -> Any:
+  """Returns the value of the first rule whose regex matches all of `name`.
+
+  Raises:
+    UserError: if a regex is malformed, or no rule matches: rules must be total, end
+      them with ('.*', default).
+  """
+  rules = list(rules)
+  for regex, value in rules:
+    try:
+      if re.fullmatch(regex, name):
+        return value
+    except re.error as error:
+      raise UserError(f'Rule {regex!r} is no valid regex: {error}.') from None
+  raise UserError(
+    f'No rule matches {name!r}; rules are {[r for r, _ in rules]}. '
+    "End the list with ('.*', default)."
+  )
+
+
+def select(rules: Rules, tree):
+  """Returns a tree like `tree` whose leaves are the values that `rules` give."""
+  rules = list(rules)
+  return map_named(lambda name, _: first_match(rules, name), tree)

@@ -1,0 +1,3 @@
+"""The version; setup.py reads it with a regular expression, without importing."""
+
+__version__ = '0.1.0'
