@@ -4,8 +4,9 @@
   python -m vit_jax.main --config=configs/folder.py:data=FOLDER,variant=S/16,res=224
   python -m vit_jax.main --config=configs/folder.py:debug
 
-FOLDER holds `train` and `val` (or `test`), or just the classes: then a fixed random
-tenth is kept for evaluation. Images that cannot be read are left out and listed in the
+FOLDER holds `train` and `val` (or `test`: add val=test). If it holds just the classes,
+add train=train[:90%],val=train[90%:] to keep a tenth for evaluation; the order of a
+folder is mixed, so that both parts have all classes. Images that cannot be read are left out and listed in the
 run's bad_images.jsonl. The recipe is that of "Better plain ViT baselines" (arXiv
 2205.01580) in its size-free parts: average pooling, fixed sine-cosine positions, AdamW.
 From scratch a ViT wants more images than a folder has; expect it to learn what colour

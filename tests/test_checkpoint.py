@@ -15,7 +15,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import checkpoint, errors, sharding
+from vit_jax import checkpoint, errors, fingerprint, sharding
 
 
 @jax.tree_util.register_dataclass
@@ -117,13 +117,13 @@ DTYPES = ['bfloat16', 'float16', 'int32', 'uint32', 'int8', 'uint8', 'bool']
 def test_fingerprint_is_the_documented_formula(dtype, shape):
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=shape) * 50).astype(dtype)
-  assert checkpoint.fingerprints({'x': x}) == {'x': reference_fingerprint(x)}
+  assert fingerprint.fingerprints({'x': x}) == {'x': reference_fingerprint(x)}
 
 
 def test_fingerprint_of_64_bit_words():
   x = np.random.default_rng(0).normal(size=(3, 5))
   with jax.enable_x64(True):
-    assert checkpoint.fingerprints([x]) == {'0': reference_fingerprint(x)}
+    assert fingerprint.fingerprints([x]) == {'0': reference_fingerprint(x)}
 
 
 def test_fingerprint_does_not_depend_on_sharding_or_devices():
@@ -134,7 +134,7 @@ def test_fingerprint_does_not_depend_on_sharding_or_devices():
     mesh = sharding.make_mesh(data, -1, devices=jax.devices()[:count])
     for spec in specs:
       y = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
-      seen.add(checkpoint.fingerprints({'x': y})['x'])
+      seen.add(fingerprint.fingerprints({'x': y})['x'])
   assert len(seen) == 1
 
 
@@ -145,7 +145,7 @@ def test_fingerprint_sees_every_single_bit():
   for bit in range(x.size * 32):
     y = x.copy().reshape(-1).view(np.uint32)
     y[bit // 32] ^= np.uint32(1 << bit % 32)
-    prints.add(checkpoint.fingerprints([y.view(np.float32).reshape(4, 4)])['0'])
+    prints.add(fingerprint.fingerprints([y.view(np.float32).reshape(4, 4)])['0'])
   assert was not in prints
 
 
@@ -154,17 +154,17 @@ def test_fingerprint_sees_swapped_rows_transposes_and_pairs_of_signs():
   signs = x.copy()
   signs[0, :2] *= -1  # two top bits: what a plain weighted sum does not see
   others = [x[[1, 0, *range(2, 8)]], x.T, signs, np.roll(x, 1)]
-  prints = [checkpoint.fingerprints([y])['0'] for y in [x, *others]]
+  prints = [fingerprint.fingerprints([y])['0'] for y in [x, *others]]
   assert len(set(prints)) == len(prints)
 
 
 def test_digest_is_of_the_whole_and_ignores_order():
-  prints = checkpoint.fingerprints(make_state(1))
+  prints = fingerprint.fingerprints(make_state(1))
   assert 'params/head/kernel' in prints
   reverse = dict(reversed(prints.items()))
-  assert checkpoint.digest(prints) == checkpoint.digest(reverse)
-  assert checkpoint.digest(prints) != checkpoint.digest(prints | {'step': 0})
-  assert len(checkpoint.digest(prints)) == 64
+  assert fingerprint.digest(prints) == fingerprint.digest(reverse)
+  assert fingerprint.digest(prints) != fingerprint.digest(prints | {'step': 0})
+  assert len(fingerprint.digest(prints)) == 64
 
 
 # -- round trips --------------------------------------------------------------------
@@ -441,13 +441,13 @@ def test_the_message_names_the_leaf(tmp_path, capsys, monkeypatch):
   saved = checkpoint.Checkpoints(path)
   saved.save(make_state(1), {})
   saved.wait()
-  real = checkpoint._survey
+  real = checkpoint.survey
 
   def survey(flat):
     prints, bad = real(flat)
     return prints | {'params/head/kernel': prints['params/head/kernel'] ^ 1}, bad
 
-  monkeypatch.setattr(checkpoint, '_survey', survey)
+  monkeypatch.setattr(checkpoint, 'survey', survey)
   saved.save(make_state(2), {})
   saved.close()
   monkeypatch.undo()

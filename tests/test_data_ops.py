@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import lazy_tf, ops, registry
+from vit_jax.data import augment, lazy_tf, registry
 from vit_jax.errors import UserError
 
 tf = lazy_tf.load()
@@ -186,8 +186,15 @@ def test_crops():
 
 @pytest.mark.parametrize('op', ['central_crop', 'random_crop'])
 def test_a_crop_larger_than_the_image_fails(op):
-  with pytest.raises(tf.errors.InvalidArgumentError, match=f'{op}.*smaller than 10x10'):
+  message = f'{op}.*smaller than 10x10'
+  with pytest.raises(ValueError, match=message):
     run(f'{op}(10)', noise(9, 12, 3), [0, 0])
+  # Of a size known only when it runs, as a decoded file.
+  spec = tf.TensorSpec([None, None, 3], tf.uint8)
+  graph = tf.function(lambda x: run_graph(f'{op}(10)', x, tf.zeros(2)), [spec])
+  assert graph(noise(10, 12, 3)).shape == (10, 10, 3)
+  with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+    graph(noise(9, 12, 3))
 
 
 def test_inception_crop_distribution():
@@ -336,7 +343,7 @@ def run_graph(text, images, u):
 
 def test_sine_and_cosine():
   angle = np.linspace(-np.pi, np.pi, 1001, dtype=np.float32)
-  sine, cosine = ops._sin_cos(tf, tf.constant(angle))
+  sine, cosine = augment._sin_cos(tf, tf.constant(angle))
   # Series to x**21 in float32: rounding of terms up to 5 (x**3/6 at pi), 2**-22.
   np.testing.assert_allclose(sine, np.sin(angle.astype(float)), atol=2e-6)
   np.testing.assert_allclose(cosine, np.cos(angle.astype(float)), atol=2e-6)

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import jax
@@ -61,21 +60,19 @@ def test_same_batches_for_any_parallelism_restart_and_hosts(folder, kind):
   args = cases(folder)[kind]
   whole = take(pipeline.train(*args, seed=3).iterate(), 12)  # several epochs
   assert all(b['mask'].all() for b in whole)
-  same(take(pipeline.train(*args, seed=3, workers=1, prefetch=1).iterate(), 12), whole)
-  same(take(pipeline.train(*args, seed=3, workers=5).iterate(), 12), whole)
-  for start in (1, 5, 11):
+  same(take(pipeline.train(*args, seed=3, workers=5, prefetch=1).iterate(), 12), whole)
+  for start in (1, 11):
     rest = pipeline.train(*args, seed=3).iterate(start)
     same(take(rest, 12 - start), whole[start:])
-  for hosts in (2, 3):
-    parts = [
-      take(pipeline.train(*args, seed=3, host=h, hosts=hosts).iterate(2), 3)
-      for h in range(hosts)
-    ]
-    joined = [
-      {k: np.concatenate([part[i][k] for part in parts]) for k in parts[0][0]}
-      for i in range(3)
-    ]
-    same(joined, whole[2:5])
+  parts = [
+    take(pipeline.train(*args, seed=3, workers=1, host=h, hosts=3).iterate(2), 3)
+    for h in range(3)
+  ]
+  joined = [
+    {k: np.concatenate([part[i][k] for part in parts]) for k in parts[0][0]}
+    for i in range(3)
+  ]
+  same(joined, whole[2:5])
   other = take(pipeline.train(*args, seed=4).iterate(), 1)
   assert np.any(other[0]['image'] != whole[0]['image'])
 
@@ -196,7 +193,7 @@ def broken(folder, tmp_path):
   shutil.copytree(folder, root)
   files = ['a/0.jpg', 'a/1.png', 'b/2.jpg', 'c/0.jpg', 'c/3.png']
   paths = [str(root / 'train' / name) for name in files]
-  whole = [open(path, 'rb').read() for path in paths]  # noqa: SIM115
+  whole = [(root / 'train' / name).read_bytes() for name in files]
   contents = [
     whole[0][: len(whole[0]) // 2],
     whole[1][:60],
@@ -249,7 +246,7 @@ def test_a_torn_line_is_repaired(broken, tmp_path):
 
 
 def test_too_many_bad_images_end_the_run(broken, tmp_path):
-  root, paths, _ = broken
+  root, *_ = broken
   log = str(tmp_path / 'bad_images.jsonl')
   args = (str(root), 'train', FOLDER, 13)
   batches = pipeline.train(*args, max_bad_fraction=4 / 39, bad_log=log)
@@ -312,6 +309,7 @@ def test_orientation_is_that_of_the_folder(tmp_path):
     ({'pp': 'reszie(8)|value_range(0,1)'}, 'Did you mean "resize"'),
     ({'split': 'trian'}, 'Did you mean "train"'),
     ({'num_classes': 9}, 'labels run from 0 to 9'),
+    ({'num_classes': 0}, 'num_classes=0'),
     ({'seed': -1}, 'seed=-1'),
     ({'batch_size': 7, 'host': 0, 'hosts': 2}, 'batch_size=7'),
     ({'batch_size': 0}, 'batch_size=0'),
@@ -335,7 +333,7 @@ def test_encoded_images_need_decode(folder):
 
 def test_images_of_different_sizes_make_no_batch(folder):
   batches = pipeline.train(str(folder), 'train', 'decode|value_range(0,1)', 8)
-  with pytest.raises(UserError, match='different sizes.*add resize'):
+  with pytest.raises(UserError, match=r'different sizes.*add resize'):
     _ = batches.spec
 
 
@@ -371,38 +369,34 @@ def test_a_label_out_of_range_met_on_reading(monkeypatch):
 # --- ends --------------------------------------------------------------------------
 
 
-def test_closing_leaves_no_python_thread(folder):
-  before = set(threading.enumerate())
-  for _ in range(3):
-    batches = pipeline.train(str(folder), 'train', FOLDER, 8).iterate()
-    next(batches)
-    batches.close()
-  deadline = time.time() + 5
-  while set(threading.enumerate()) - before and time.time() < deadline:
-    time.sleep(0.05)
-  assert not set(threading.enumerate()) - before
+@pytest.mark.skipif(not os.path.isdir('/proc/self/task'), reason='needs Linux')
+def test_closing_leaves_no_thread(folder):
+  batches = pipeline.train(str(folder), 'train', FOLDER, 8)
+  counts = []
+  for _ in range(8):
+    take(batches.iterate(), 1)
+    counts.append(len(os.listdir('/proc/self/task')))
+  # TensorFlow's own pools start with the first; nothing comes on top of them.
+  assert counts[-1] <= counts[1]
 
 
-@pytest.mark.parametrize('end', ['close', 'leave', 'raise'])
-def test_interpreter_exits_cleanly(folder, end):
+@pytest.mark.parametrize('end', ['', 'raise KeyError'])
+def test_interpreter_exits_with_a_stream_open(folder, end):
   code = (
-    'import sys\n'
     'from vit_jax.data import pipeline\n'
-    f'it = pipeline.train({str(folder)!r}, "train", {FOLDER!r}, 8).iterate()\n'
-    'next(it)\n' + {'close': 'it.close()', 'leave': '', 'raise': 'sys.exit(7)'}[end]
+    f'it = pipeline.train({str(folder)!r}, "train", {FOLDER!r}, 8, host=0, hosts=1)'
+    f'.iterate()\nnext(it)\n{end}'
   )
-  start = time.time()
   done = subprocess.run(
     [sys.executable, '-W', 'error', '-c', code],
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=60,
     env=os.environ | {'TF_CPP_MIN_LOG_LEVEL': '2'},
   )
-  assert done.returncode == (7 if end == 'raise' else 0), done.stderr
-  assert 'Traceback' not in done.stderr
-  assert 'Error' not in done.stderr
-  assert time.time() - start < 100
+  assert done.returncode == (1 if end else 0), done.stderr
+  assert done.stderr.count('Traceback') == ('KeyError' in end)
+  assert 'Warning' not in done.stderr
 
 
 def test_jump_to_step_one_million():

@@ -428,3 +428,11 @@ def test_wrong_sources(source, options, message):
 def test_fingerprint_separates_its_parts():
   assert base.fingerprint(['ab', 'c']) != base.fingerprint(['a', 'bc'])
   assert len(json.dumps(base.fingerprint(['a']))) == 18
+
+
+def test_folder_without_validation_says_how_to_split_it(tmp_path):
+  for name in ('cat', 'dog'):
+    (tmp_path / name).mkdir()
+    Image.new('RGB', (8, 8)).save(tmp_path / name / '1.png')
+  with pytest.raises(UserError, match=r"'validation'.*train\[90%:\]"):
+    sources.build(f'folder:{tmp_path}', 'val')

@@ -158,7 +158,9 @@ def test_a_non_finite_step_changes_nothing_but_the_counters():
 def test_ema_is_the_moving_average():
   task, optimizer = setup(name='sgd', momentum=0.0, ema=0.75)
   mesh = sharding.make_mesh()
-  states = [run(task, optimizer, [batch(i) for i in range(n)], mesh)[0] for n in (0, 1, 2)]
+  states = [
+    run(task, optimizer, [batch(i) for i in range(n)], mesh)[0] for n in (0, 1, 2)
+  ]
   expected = states[0].params['head']['kernel']
   for state in states[1:]:
     expected = 0.75 * expected + 0.25 * state.params['head']['kernel']

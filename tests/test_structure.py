@@ -22,7 +22,8 @@ MODULES = sorted(
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
   ('errors', 'version'),
-  ('trees', 'sharding', 'config', 'report', 'flops'),
+  ('trees',),
+  ('sharding', 'config', 'report', 'flops', 'fingerprint'),
   ('nn', 'losses'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz', 'preemption'),
   ('tasks', 'evaluators', 'checkpoint'),
@@ -31,7 +32,7 @@ LEVELS = (
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # The only imports within a level.
-SIDEWAYS = {('sharding', 'trees'), ('train', 'step'), ('main', 'tools')}
+SIDEWAYS = {('train', 'step'), ('main', 'tools')}
 # Parts that may import less than what lies below them.
 ONLY = {
   'models': {'nn', 'errors'},  # no model knows another's training or data

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import GOLDEN
+from safetensors.numpy import load_file
 from scanned import stacked
 
 import vit_jax
@@ -79,6 +81,22 @@ def test_names_and_shapes_are_the_published_ones():
   assert len(shapes) == 202
 
 
+def tiny(**fields):
+  """Returns a model of the size of the golden files."""
+  size = dict(patch_size=(8, 8), width=48, depth=3, num_heads=4, mlp_dim=96)
+  return vit_jax.create_model('vit', num_classes=10, **size, **fields)
+
+
+def assert_agrees(model, params, expected):
+  apply = jax.jit(lambda p, x: model.apply({'params': p}, x))
+  logits, out = apply(params, expected['image'])
+  # Two float32 implementations of three blocks; a wrong GELU differs by 1e-4.
+  np.testing.assert_allclose(logits, expected['logits'], atol=5e-6, rtol=0)
+  if 'pre_logits' in expected:
+    found = out['pre_logits']
+    np.testing.assert_allclose(found, expected['pre_logits'], atol=5e-6, rtol=0)
+
+
 # The files number a block's modules in order of creation, before Linen.
 OLD_NAMES = {
   'LayerNorm_2': 'LayerNorm_1',
@@ -90,33 +108,92 @@ OLD_NAMES = {
 @pytest.mark.parametrize('name', ['vit_google_token', 'vit_google_prelogits'])
 @pytest.mark.parametrize('scan', [False, True])
 def test_agrees_with_the_reference_code(golden, name, scan):
-  weights, expected = golden(name), golden(f'{name}.expected')
   params = trees.unflatten(
     {
       '/'.join(OLD_NAMES.get(part, part) for part in key.split('/')): value
-      for key, value in weights.items()
+      for key, value in golden(name).items()
     }
   )
-  model = vit_jax.create_model(
-    'vit',
-    num_classes=10,
-    patch_size=(8, 8),
-    width=48,
-    depth=3,
-    num_heads=4,
-    mlp_dim=96,
-    representation_size=40 if 'pre_logits' in params else None,
-    scan=scan,
-  )
-  if scan:
-    params = stacked(params, 3)
-  logits, out = model.apply({'params': params}, expected['image'])
-  # Two float32 implementations of three blocks; a wrong GELU differs by 1e-4.
-  np.testing.assert_allclose(logits, expected['logits'], atol=5e-6, rtol=0)
-  if 'pre_logits' in expected:
-    np.testing.assert_allclose(
-      out['pre_logits'], expected['pre_logits'], atol=5e-6, rtol=0
-    )
+  model = tiny(scan=scan, representation_size=40 if 'pre_logits' in params else None)
+  params = stacked(params, 3) if scan else params
+  assert_agrees(model, params, golden(f'{name}.expected'))
+
+
+def test_map_head_agrees_with_big_vision(golden):
+  params = trees.unflatten(golden('vit_bigvision_map'))['params']
+  params['Transformer']['posembed_input'] = {
+    'pos_embedding': params.pop('pos_embedding')
+  }
+  assert_agrees(tiny(classifier='map'), params, golden('vit_bigvision_map.expected'))
+
+
+def test_scanned_blocks_agree_with_big_vision(golden):
+  params = trees.unflatten(golden('vit_bigvision_scan_tok'))
+  patches = params.pop('pos_embedding')  # added before the cls token is
+  table = np.concatenate([np.zeros((1, 1, 48), np.float32), patches], axis=1)
+  params['Transformer']['posembed_input'] = {'pos_embedding': table}
+  assert_agrees(tiny(scan=True), params, golden('vit_bigvision_scan_tok.expected'))
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_attention_weights_and_erf_gelu_agree_with_transformers(golden, scan):
+  expected = golden('vit_hf.expected')
+  params = from_transformers(load_file(GOLDEN / 'vit_hf' / 'model.safetensors'))
+  params = stacked(params, 3) if scan else params
+  model = tiny(act='gelu_erf', scan=scan)
+  assert_agrees(model, params, expected)
+  _, sown = model.apply({'params': params}, expected['image'], mutable='intermediates')
+  weights = trees.flatten(sown['intermediates'])
+  assert all(name.endswith('attention_weights/0') for name in weights)
+  found = np.stack(list(weights.values())).reshape(expected['attentions'].shape)
+  # Probabilities; of logits that agree to 5e-6.
+  np.testing.assert_allclose(found, expected['attentions'], atol=5e-6, rtol=0)
+
+
+def from_transformers(state):
+  """Returns our params from a transformers ViT of 3 blocks, 4 heads."""
+
+  def dense(name, shape=None, bias_shape=None):
+    kernel, bias = state[f'{name}.weight'].T, state[f'{name}.bias']
+    return {
+      'kernel': kernel.reshape(shape or kernel.shape),
+      'bias': bias.reshape(bias_shape or bias.shape),
+    }
+
+  def norm(name):
+    return {'scale': state[f'{name}.weight'], 'bias': state[f'{name}.bias']}
+
+  heads = dict(shape=(48, 4, 12), bias_shape=(4, 12))
+  encoder = {
+    'posembed_input': {'pos_embedding': state['vit.embeddings.position_embeddings']},
+    'encoder_norm': norm('vit.layernorm'),
+  }
+  for i in range(3):
+    old = f'vit.layers.{i}'
+    encoder[f'encoderblock_{i}'] = {
+      'LayerNorm_0': norm(f'{old}.layernorm_before'),
+      'LayerNorm_1': norm(f'{old}.layernorm_after'),
+      'MlpBlock_0': {
+        'Dense_0': dense(f'{old}.mlp.fc1'),
+        'Dense_1': dense(f'{old}.mlp.fc2'),
+      },
+      'MultiHeadDotProductAttention_0': {
+        'query': dense(f'{old}.attention.q_proj', **heads),
+        'key': dense(f'{old}.attention.k_proj', **heads),
+        'value': dense(f'{old}.attention.v_proj', **heads),
+        'out': dense(f'{old}.attention.o_proj', shape=(4, 12, 48)),
+      },
+    }
+  patches = 'vit.embeddings.patch_embeddings.projection'
+  return {
+    'cls': state['vit.embeddings.cls_token'],
+    'embedding': {
+      'kernel': state[f'{patches}.weight'].transpose(2, 3, 1, 0),
+      'bias': state[f'{patches}.bias'],
+    },
+    'Transformer': encoder,
+    'head': dense('classifier'),
+  }
 
 
 def test_timm_names_give_the_same_model():

@@ -9,6 +9,8 @@ import ast
 import importlib.util
 import inspect
 import types
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 
 from vit_jax.errors import UserError, did_you_mean
@@ -66,7 +68,7 @@ def load(spec: str) -> dict:
   """
   file, _, arg = spec.partition(':')
   path = Path(file)
-  if not path.is_file():
+  if not path.is_file() or path.suffix != '.py':
     folder = path.parent if path.parent.is_dir() else Path('configs')
     near = sorted(str(p) for p in folder.glob('*.py'))
     raise UserError(
@@ -175,7 +177,7 @@ def bind(
         f'Unknown key config.{where}.{key}: known are {names}.'
         f'{did_you_mean(key, names)}'
       )
-    _check_type(f'config.{where}.{key}', value, known[key].annotation)
+    check_type(f'config.{where}.{key}', value, known[key].annotation)
   missing = [
     key for key, p in known.items() if p.default is p.empty and key not in section
   ]
@@ -183,23 +185,34 @@ def bind(
     raise UserError(f'config.{where} lacks {missing}.')
 
 
-_SIMPLE = {'int': int, 'float': float, 'str': str, 'bool': bool}
+def check_type(where: str, value, kind) -> None:
+  """Refuses a value of plainly another type; UserError naming `where`.
+
+  Args:
+    kind: an annotation. int, float, str, bool, None, dict, lists and tuples, and unions
+      of them are checked, floats taking ints; what JSON has no word for takes anything.
+  """
+  if not _fits(value, kind):
+    names = kind.__name__ if type(kind) is type else str(kind).replace(' | ', ' or ')
+    raise UserError(f'{where}={value!r}: expected {names}.')
 
 
-def _check_type(where, value, annotation) -> None:
-  """Refuses a scalar of another type, where the annotation is made of simple ones."""
-  names = annotation if isinstance(annotation, str) else None
-  if names is None:
-    names = getattr(annotation, '__name__', '') if isinstance(annotation, type) else ''
-    names = names or str(annotation)
-  names = [name.strip() for name in names.split('|')]
-  if not set(names) <= {*_SIMPLE, 'None'} or (value is None and 'None' in names):
-    return
-  kinds = tuple(_SIMPLE[name] for name in names if name in _SIMPLE)
-  if float in kinds:
-    kinds += (int,)
-  if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-    raise UserError(f'{where}={value!r}: expected {" or ".join(names)}.')
+def _fits(value, kind) -> bool:
+  if isinstance(kind, types.UnionType):
+    return any(_fits(value, k) for k in kind.__args__)
+  origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
+  if origin in (list, tuple, Sequence):
+    if not isinstance(value, list | tuple):
+      return False
+    if args and (origin is not tuple or args[-1] is ...):  # any number of one kind
+      args = args[:1] * len(value)
+    return not args or (len(args) == len(value) and all(map(_fits, value, args)))
+  if origin in (int, float):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (origin is float or isinstance(value, int))
+  if origin in (str, bool, dict, types.NoneType):
+    return isinstance(value, origin)
+  return True
 
 
 def known_sections(config: dict, sections) -> None:

@@ -1,6 +1,7 @@
 """python -m vit_jax.main --config=FILE.py[:ARGS] [--workdir=DIR] [--config.KEY=VALUE]"""
 
 import argparse
+import contextlib
 import os
 import re
 import sys
@@ -20,8 +21,8 @@ Exit codes: 0 done, 2 bad config or argument, 65 no usable checkpoint, 74 disk f
 75 stopped (run again to resume), 76 too many bad steps, 77 out of memory."""
 
 
-def parse(argv: list[str]) -> tuple[dict, Path]:
-  """Returns (config, workdir) of a command line; UserError if it is malformed."""
+def parse(argv: list[str]) -> tuple[str, dict, str]:
+  """Returns (FILE.py[:ARGS], config, workdir); UserError for a bad command line."""
   parser = cli.Parser(
     prog='python -m vit_jax.main',
     description='Trains and evaluates a model.',
@@ -43,8 +44,8 @@ def parse(argv: list[str]) -> tuple[dict, Path]:
   assignments = [flag.removeprefix('--config.') for flag in rest]
   config = config_lib.load(args.config)
   config_lib.override(config, assignments)
-  workdir = args.workdir or Path('runs') / default_name(args.config, assignments)
-  return config, Path(workdir)
+  workdir = args.workdir or f'runs/{default_name(args.config, assignments)}'
+  return args.config, config, workdir
 
 
 def default_name(spec: str, assignments: list[str]) -> str:
@@ -56,16 +57,31 @@ def default_name(spec: str, assignments: list[str]) -> str:
   return re.sub(r'[^A-Za-z0-9._=+-]+', '_', name)
 
 
+def _without_data(spec: str, config: dict) -> str:
+  """Returns what to run while the data is not there, or ''."""
+  debug = f'{spec.partition(":")[0]}:debug'
+  with contextlib.suppress(Exception):  # a config of the user's may not know the word
+    if config_lib.load(debug)['data']['source'] != config['data']['source']:
+      return (
+        ' Meanwhile, the same recipe, shrunk, on bundled data: '
+        f'python -m vit_jax.main --config={debug}'
+      )
+  return ''
+
+
 def main(argv: list[str]) -> int:
   """Runs a command line; returns the exit code."""
   start = time.perf_counter()
-  config, workdir = parse(argv)
+  spec, config, workdir = parse(argv)
   print(f'Run folder: {workdir}', flush=True)
   from vit_jax import report, train  # after the arguments: these take seconds
 
-  status, rows = train.train(config, workdir)
+  try:
+    status, rows = train.train(config, workdir)
+  except train.DataError as error:
+    raise UserError(f'{error}{_without_data(spec, config)}') from error
   seconds = time.perf_counter() - start
-  print(report.summary(rows, status, workdir, seconds), flush=True)
+  print(report.summary(rows, status, Path(workdir), seconds), flush=True)
   return 0
 
 

@@ -39,7 +39,8 @@ def read_rows(path: Path) -> list[dict]:
   rows = []
   for line in path.read_text().splitlines() if path.exists() else ():
     try:
-      rows.append(json.loads(line))
+      row = json.loads(line)
+      rows.append({k: math.nan if v is None else v for k, v in row.items()})
     except json.JSONDecodeError:
       break
   return rows
@@ -53,7 +54,7 @@ class Metrics:
     self.path = workdir / 'metrics.jsonl'
     self.rows = [row for row in read_rows(self.path) if row['step'] <= keep_to]
     temporary = self.path.with_suffix('.tmp')
-    temporary.write_text(''.join(json.dumps(row) + '\n' for row in self.rows))
+    temporary.write_text(''.join(map(_line, self.rows)))
     temporary.replace(self.path)
     self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
     self._writer = _tensorboard(workdir) if tensorboard else None
@@ -62,7 +63,7 @@ class Metrics:
     """Adds the row of `values` (numbers) at `step`."""
     row = {'step': step, **{k: _number(v) for k, v in values.items()}}
     self.rows.append(row)
-    os.write(self._file, (json.dumps(row) + '\n').encode())
+    os.write(self._file, _line(row).encode())
     if self._writer:
       self._writer.write_scalars(step, {k: v for k, v in row.items() if k != 'step'})
 
@@ -77,6 +78,12 @@ class Metrics:
     os.close(self._file)
     if self._writer:
       self._writer.close()
+
+
+def _line(row: dict) -> str:
+  # JSON knows no NaN: it is written as null, and so are infinities.
+  finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
+  return json.dumps(finite, allow_nan=False) + '\n'
 
 
 def _number(value):
@@ -164,11 +171,17 @@ def summary(rows: list[dict], status: dict, workdir: Path, seconds: float) -> st
   values = last_values(rows)
   spread = {k for k in values if k.endswith('_std') or '_seed' in k}
   results = {
-    k: v for k, v in values.items() if not k.startswith((TIME, 'train/')) and k not in spread
+    k: v
+    for k, v in values.items()
+    if not k.startswith((TIME, 'train/')) and k not in spread
   }
   results |= {k: values[k] for k in ('train/loss',) if k in values}
   width = max(map(len, results), default=0)
-  lines = ['', f'Done: {status["step"]:,} steps; this command took {seconds:.0f} s.', '']
+  lines = [
+    '',
+    f'Done: {status["step"]:,} steps; this command took {seconds:.0f} s.',
+    '',
+  ]
   for key, value in results.items():
     if 'loss' in key or isinstance(value, int):
       text = f'{value:9,.4g}'

@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax import (
   checkpoint,
   evaluators,
+  fingerprint,
   models,
   optim,
   preemption,
@@ -25,8 +26,14 @@ from vit_jax import (
   tasks,
 )
 from vit_jax import config as config_lib
-from vit_jax.data import pipeline
-from vit_jax.errors import OutOfMemory, Preempted, TooManyBadSteps, UserError
+from vit_jax.data import pipeline, registry
+from vit_jax.errors import (
+  OutOfMemory,
+  Preempted,
+  TooManyBadSteps,
+  UserError,
+  did_you_mean,
+)
 from vit_jax.step import init_state, make_step
 
 DEFAULTS = {
@@ -41,6 +48,12 @@ DEFAULTS = {
   'resume_allow': [],  # config keys that may differ from those of the run resumed
 }
 REQUIRED = ('model', 'data', 'optim')
+PLAIN = {  # the keys above that are no sections
+  'sharding': str | list[tuple[str, object]],
+  'seed': int,
+  'max_bad_steps': int,
+  'resume_allow': str | list[str],
+}
 
 # Sections and keys that do not change what a step computes: they may differ between
 # a run and its continuation. Devices change results in the last digits only.
@@ -53,6 +66,10 @@ PROVIDED = ('seed', 'num_classes', 'bad_log', 'host', 'hosts')
 # Steps that the host may run ahead of the device: enough to keep it busy, few enough
 # that a run of bad steps is noticed at once.
 AHEAD = 2
+
+
+class DataError(UserError):
+  """The training data cannot be opened; `main` knows what to try without them."""
 
 
 def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
@@ -71,15 +88,21 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   """
   config = check(config)
   with contextlib.ExitStack() as stack:
-    workdir = Path(workdir).absolute()
-    stack.enter_context(preemption.lock(workdir))
-    stack.enter_context(_status_of_failure(workdir))
+    workdir = stack.enter_context(preemption.lock(workdir))
     stop = stack.enter_context(preemption.StopSignal())
     mesh = sharding.make_mesh(**config['mesh'])
     stack.enter_context(jax.set_mesh(mesh))
 
     data = _open_data(config, workdir, mesh)
     config = _resolve(config, data)
+    checkpoints = stack.enter_context(
+      contextlib.closing(
+        checkpoint.Checkpoints(workdir / 'checkpoints', **config['checkpoint'])
+      )
+    )
+    _refuse_drift(workdir, config, resumes=checkpoints.latest() is not None)
+    if results := _finished(workdir, config, checkpoints):
+      return results
     model = models.build(**config['model'])
     task = tasks.build(
       model=model, num_classes=config['model']['num_classes'], **config['task']
@@ -98,14 +121,9 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
       abstract,
       shardings,
     )
-    checkpoints = stack.enter_context(
-      contextlib.closing(
-        checkpoint.Checkpoints(workdir / 'checkpoints', **config['checkpoint'])
-      )
-    )
-    _refuse_drift(workdir, config, resumes=checkpoints.latest() is not None)
+    # What was refused until here has left an older run's files as they were.
+    stack.enter_context(_status_of_failure(workdir))
     report.write_json(workdir / 'config.json', config)
-
     print(report.parameter_table(abstract.params), flush=True)
     step = make_step(task, optimizer, data.on_device, step_key)
     step = _compile(step, abstract, shardings, data.spec, mesh)
@@ -138,12 +156,17 @@ def check(config: dict) -> dict:
     value = config_lib.section(config, section).get(key)
     if value is None:
       raise UserError(f'config.{section} lacks {key!r}.')
+    config_lib.check_type(f'config.{section}.{key}', value, str)
     return value
 
+  for key, kind in PLAIN.items():
+    config_lib.check_type(f'config.{key}', config[key], kind)
   bind = config_lib.bind
-  model = dict(config['model'])
+  model = config['model']
   bind('model', model, models.signature(named('model')), extra=('name', 'variant'))
+  config_lib.check_type('config.model.variant', model.get('variant'), str | None)
   bind('data', config['data'], pipeline.train, provided=PROVIDED)
+  registry.parse(config['data']['pp'])
   bind('task', config['task'], tasks.signature(named('task')), extra=('name',))
   bind('optim', config['optim'], optim.signature(named('optim')), ('total_steps',))
   bind('mesh', config['mesh'], sharding.make_mesh, provided=('devices',))
@@ -156,27 +179,49 @@ def check(config: dict) -> dict:
     bind(where, section, evaluators.signature(named(where, 'type')), extra=extra)
     if 'data' in section:
       bind(f'{where}.data', section['data'], pipeline.evaluate, provided=('bad_log',))
-    if section.get('use_ema') and not config['optim'].get('ema'):
-      raise UserError(f'config.evals.{name}.use_ema needs config.optim.ema, a decay.')
+      registry.parse(section['data']['pp'])
+    every, use_ema = section.get('every'), section.get('use_ema', False)
+    config_lib.check_type(f'config.{where}.every', every, int | None)
+    config_lib.check_type(f'config.{where}.use_ema', use_ema, bool)
+    _at_least_one(f'{where}.every', every)
+    if use_ema and not config['optim'].get('ema'):
+      raise UserError(f'config.{where}.use_ema needs config.optim.ema, a decay.')
+  _at_least_one('log.every', config['log'].get('every'))
+  _at_least_one('max_bad_steps', config['max_bad_steps'])
+  best, known = config['checkpoint'].get('best'), [*config['evals'], 'train']
+  if best and best.split('/')[0] not in known:
+    raise UserError(
+      f'config.checkpoint.best={best!r}: expected the name of a metric, which starts '
+      f'with one of {[f"{n}/" for n in known]}.{did_you_mean(best.split("/")[0], known)}'
+    )
   if isinstance(config['resume_allow'], str):
     config['resume_allow'] = config['resume_allow'].split(',')
   return config
 
 
+def _at_least_one(key: str, value: int | None) -> None:
+  if value is not None and value < 1:
+    raise UserError(f'config.{key}={value}: expected 1 or more.')
+
+
 def _open_data(config, workdir, mesh):
   section = config['data']
-  divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
+  # That accum is at least 1 is checked by its consumer.
+  divisor = sharding.batch_divisor(mesh) * max(config['optim'].get('accum', 1), 1)
   if section['batch_size'] % divisor:
     raise UserError(
       f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
       'mesh data x fsdp x optim.accum.'
     )
-  return pipeline.train(
-    **section,
-    seed=config['seed'],
-    num_classes=config['model'].get('num_classes'),
-    bad_log=workdir / 'bad_images.jsonl',
-  )
+  try:
+    return pipeline.train(
+      **section,
+      seed=config['seed'],
+      num_classes=config['model'].get('num_classes'),
+      bad_log=workdir / 'bad_images.jsonl',
+    )
+  except UserError as error:
+    raise DataError(str(error)) from error
 
 
 def _resolve(config, data) -> dict:
@@ -194,7 +239,7 @@ def _resolve(config, data) -> dict:
     'resolved': {
       'total_steps': total,
       'num_examples': data.num_examples,
-      'data_fingerprint': data.fingerprint,
+      'fingerprint': data.fingerprint,
       'class_names': data.class_names,
       'image_shape': list(data.spec['image'].shape[1:]),
     },
@@ -226,10 +271,10 @@ def _refuse_drift(workdir: Path, config: dict, resumes: bool) -> None:
     return
   old = json.loads(path.read_text())
   changed = config_lib.differences(old, json.loads(json.dumps(config)))
-  for key in ('data_fingerprint', 'num_examples'):
-    pair = old.get('resolved', {}).get(key), config['resolved'][key]
+  for key in ('fingerprint', 'num_examples'):
+    pair = old['resolved'].get(key), config['resolved'][key]
     if pair[0] != pair[1]:
-      changed[f'data ({key})'] = pair
+      changed[f'data.{key}'] = pair
   allowed = config['resume_allow']
   refused = {
     key: pair
@@ -249,6 +294,21 @@ def _refuse_drift(workdir: Path, config: dict, resumes: bool) -> None:
       f'{workdir} holds a run of another config:\n{table}\nUse another --workdir, or '
       f'allow the change by name: --config.resume_allow={",".join(refused)}'
     )
+
+
+def _finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
+  """Returns (status, rows) of a run with nothing left to do, else None."""
+  total = config['resolved']['total_steps']
+  path = workdir / 'status.json'
+  if checkpoints.latest() != total or not path.exists():
+    return None
+  status = json.loads(path.read_text())
+  rows = report.read_rows(workdir / 'metrics.jsonl')
+  done = report.last_values([row for row in rows if row['step'] == total])
+  done = {key.split('/')[0] for key in done}
+  if status['state'] != 'finished' or not done.issuperset(config['evals']):
+    return None
+  return status, rows
 
 
 def _compile(step, abstract, shardings, spec, mesh):
@@ -366,7 +426,7 @@ class _Run:
         ) from None
     self._save()
     self.checkpoints.wait()
-    digest = checkpoint.digest(checkpoint.fingerprints(self.state))
+    digest = fingerprint.digest(fingerprint.fingerprints(self.state))
     status = self._write_status('finished', fingerprint=digest, exit=0)
     return status, self.metrics.rows
 
@@ -379,6 +439,7 @@ class _Run:
       self._evaluate()
       if due:
         self._save()
+        self._write_status('running')
       self.progress.pause(time.perf_counter() - start)
 
   def _observe(self, leave: int) -> None:
@@ -398,9 +459,8 @@ class _Run:
         self.checkpoints.wait()
         raise TooManyBadSteps(
           f'{bad} steps in a row, up to step {step}, had a loss or gradient that is not '
-          f'finite. Parameters are those of before them, checkpoint '
-          f'{self.checkpoints.latest()} is the last. Lower config.optim.lr, set '
-          'config.optim.clip, or lengthen the warmup.'
+          f'finite. Newest checkpoint: {self.checkpoints.latest()}. Lower '
+          'config.optim.lr, set config.optim.clip, or lengthen the warmup.'
         )
 
   def _due_evals(self) -> list[str]:

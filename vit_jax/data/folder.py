@@ -55,6 +55,12 @@ class Folder(Source):
     wanted = []
     for name, start, stop in splits.parse(split):
       name = _canonical(name)
+      if name not in directories and list(directories) == ['train']:
+        raise UserError(
+          f'{self.name} has no folder for the split {name!r}, only images to train on. '
+          "To keep a tenth of them for evaluation, take the splits 'train[:90%]' and "
+          "'train[90%:]' (configs/folder.py: train=train[:90%],val=train[90%:])."
+        )
       splits.check_name(name, directories, self.name)
       wanted.append(f'{name}[{start}:{stop}]')
     found = {

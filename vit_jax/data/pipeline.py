@@ -63,7 +63,7 @@ class Batches:
     registry.parse(pp)  # before a source that may take long to open
     self.source = sources.build(source, split, **(source_options or {}))
     self.num_examples = len(self.source)
-    self.num_classes = num_classes or self.source.num_classes
+    self.num_classes = self.source.num_classes if num_classes is None else num_classes
     self.class_names = self.source.class_names
     self.fingerprint = self.source.fingerprint
     self.batch_size = batch_size
@@ -76,7 +76,7 @@ class Batches:
     self._preprocess = Preprocess(pp, self.source)
     self._order = self._make_order(seed)
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
-    self._reader = Reader(
+    reader = Reader(
       self.source,
       self._preprocess,
       self._order,
@@ -86,10 +86,17 @@ class Batches:
       workers=workers,
       prefetch=prefetch,
     )
+    try:
+      reader.label_array([])
+    except ValueError as error:
+      raise UserError(f'pp {pp!r}: {error}.') from None
+    self._reader = reader
 
   def _check(self, seed, workers, prefetch):
     if self.num_classes is None:
       raise UserError(f'{self.source.name} does not tell its classes: set num_classes.')
+    if not isinstance(self.num_classes, int) or self.num_classes < 1:
+      raise UserError(f'num_classes={self.num_classes!r} must be a positive integer.')
     base.check_labels(self.source, self.num_classes)
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
       raise UserError(f'seed={seed!r} must be an integer with 0 <= seed < 2**63.')
@@ -133,7 +140,10 @@ class Batches:
     op = self._preprocess.on_device
     if op is None:
       return batch
-    return {**batch, 'image': op.map(jnp, batch['image'].astype(jnp.float32))}
+    return {
+      **batch,
+      'image': op.scale_images(batch['image'].astype(jnp.float32), jnp.clip),
+    }
 
   def _make_order(self, seed):
     raise NotImplementedError

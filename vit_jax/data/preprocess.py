@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 
+from vit_jax.data import augment, lazy_tf, registry
 from vit_jax.data import images as images_lib
-from vit_jax.data import lazy_tf, ops, registry
 from vit_jax.data.base import Source
 from vit_jax.errors import UserError
 
@@ -56,7 +56,7 @@ class Preprocess:
     """Runs the host's ops on one encoded image: string, int32 [], u [sum(draws)]."""
     decode, *rest = self.on_host
     args = (data, orientation, decode.apply.channels, decode.apply.precise)
-    if rest and isinstance(rest[0].apply, ops.InceptionCrop):
+    if rest and isinstance(rest[0].apply, augment.InceptionCrop):
       crop, *rest = rest
       box = lambda h, w: crop.apply.box(h, w, u[: crop.draws])
       image = crop.apply.finish(images_lib.decode_and_crop(*args, box))
@@ -82,10 +82,10 @@ class Preprocess:
     try:
       if self._source.image_shape is None:
         specs = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int32), u)
-        graph = tf.function(self.encoded).get_concrete_function(*specs)
+        graph = tf.function(self.encoded, autograph=False).get_concrete_function(*specs)
       else:
         specs = (tf.TensorSpec(self._source.image_shape, tf.uint8), u)
-        graph = tf.function(self.arrays).get_concrete_function(*specs)
+        graph = tf.function(self.arrays, autograph=False).get_concrete_function(*specs)
     except (ValueError, tf.errors.InvalidArgumentError) as error:
       reason = str(error).strip().splitlines()[-1].strip()
       raise UserError(

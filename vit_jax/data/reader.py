@@ -1,7 +1,12 @@
 """From positions to NumPy batches, through tf.data."""
 
+import atexit
 import contextlib
+import functools
+import itertools
 import os
+import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +20,25 @@ from vit_jax.errors import UserError
 # (about 0.2 ms), little enough not to delay the first batch.
 _ENCODED_CHUNK = 64
 _ARRAY_CHUNK_BYTES = 1 << 24
+
+# TensorFlow's threads call Python: they must be idle before the interpreter ends, or
+# both wait for each other for ever.
+_STREAMS: weakref.WeakSet = weakref.WeakSet()
+_EXITING = threading.Event()
+
+
+@atexit.register
+def _close_streams() -> None:
+  _EXITING.set()
+  for stream in list(_STREAMS):
+    with contextlib.suppress(ValueError):  # in use by another thread: it will end
+      stream.close()
+
+
+def _as_it_is(function):
+  # AutoGraph would translate the source of every op, which holds no Python control
+  # flow on tensors: most of the time to the first batch.
+  return lazy_tf.load().autograph.experimental.do_not_convert(function)
 
 
 class Reader:
@@ -41,25 +65,48 @@ class Reader:
     self.batch_size = batch_size
     self._workers = workers
     self._prefetch = prefetch
+    self._starting = threading.Lock()
+    self._start: tuple = ()
 
   def batches(self, positions: Iterator[np.ndarray]) -> Iterator[dict]:
     """Yields {'image', 'label', 'mask', 'position'} for each positions [batch_size].
 
-    Close it to stop its threads.
+    Close it to stop its threads; at the interpreter's exit all are closed.
     """
+    stream = self._stream(positions)
+    _STREAMS.add(stream)
+    return stream
+
+  def _stream(self, positions):
+    failure: list[Exception] = []
+    with self._starting:  # the data set calls `_chunks` before its first batch
+      self._start = (positions, failure)
+      batches = self._dataset.as_numpy_iterator()
+      first = list(itertools.islice(batches, 1))
+    yield from first
+    yield from batches
+    if failure:
+      raise failure[0]
+
+  def _chunks(self):
+    positions, failure = self._start
+    # TensorFlow would turn any exception into text: keep it, and end the stream.
+    try:
+      for batch in positions:
+        for start in range(0, len(batch), self._chunk):
+          if _EXITING.is_set():
+            return
+          yield self._read(batch[start : start + self._chunk])
+    except Exception as error:
+      failure.append(error)
+
+  @functools.cached_property
+  def _dataset(self):
+    """Made once: tracing its functions takes longer than a small evaluation."""
     tf = lazy_tf.load()
-    failure: list[BaseException] = []
-
-    def chunks():
-      # TensorFlow would turn any exception into text: keep it, and end the stream.
-      try:
-        for batch in positions:
-          for start in range(0, len(batch), self._chunk):
-            yield self._read(batch[start : start + self._chunk])
-      except Exception as error:
-        failure.append(error)
-
-    dataset = tf.data.Dataset.from_generator(chunks, output_signature=self._signature)
+    dataset = tf.data.Dataset.from_generator(
+      self._chunks, output_signature=self._signature
+    )
     if self._source.image_shape is None:
       dataset = self._encoded(dataset.prefetch(2))
     else:
@@ -68,10 +115,7 @@ class Reader:
     options.deterministic = True
     if self._workers:
       options.threading.private_threadpool_size = self._workers
-    dataset = dataset.prefetch(self._prefetch).with_options(options)
-    yield from dataset.as_numpy_iterator()
-    if failure:
-      raise failure[0]
+    return dataset.prefetch(self._prefetch).with_options(options)
 
   def _read(self, positions: np.ndarray) -> dict:
     """Returns a chunk: what `self._signature` says."""
@@ -151,6 +195,7 @@ class Reader:
       chunk['image'] = self._preprocess.arrays(chunk['image'], chunk.pop('u'))
       return chunk
 
+    transform = _as_it_is(transform)
     dataset = dataset.map(transform, self._parallel, deterministic=True)
     return dataset.rebatch(self.batch_size)
 
@@ -178,7 +223,7 @@ class Reader:
       return good.concatenate(alone.map(lambda e: blank(dict(e)))).take(1)
 
     dataset = dataset.unbatch().interleave(
-      one,
+      _as_it_is(one),
       cycle_length=2 * (self._workers or max(8, os.cpu_count() or 1)),
       num_parallel_calls=self._parallel,
       deterministic=True,
@@ -200,7 +245,7 @@ class Reader:
       data, orientation = images.probe(example['image'], self._source.exif)
       u = draws.uniforms(self._seed, [position], self._preprocess.draws)[0]
       self._preprocess.encoded(tf.constant(data), tf.constant(orientation), u)
-    except images.BadImage as error:
+    except ValueError as error:  # BadImage, or an op that does not fit
       return str(error)
     except tf.errors.OpError as error:
       return f'broken: {error.message.splitlines()[0][:200]}'

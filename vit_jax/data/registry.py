@@ -62,7 +62,8 @@ def parse(pp: str) -> list[Op]:
   Raises:
     UserError: for a text that is no pipeline, an unknown op, or wrong arguments.
   """
-  importlib.import_module('vit_jax.data.ops')  # registers them
+  for module in ('ops', 'augment'):  # importing registers
+    importlib.import_module(f'vit_jax.data.{module}')
   if not isinstance(pp, str):
     raise UserError(
       f"data.pp is {pp!r}: needed is a string such as 'decode|resize(64)'."

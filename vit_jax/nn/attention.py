@@ -20,8 +20,8 @@ def attend(
   """Scaled dot-product attention, softmax(q k' / sqrt(Dh)) v, softmax in float32.
 
   The one function through which all sequence attention goes; it picks the
-  implementation: explicit weights where someone asks for them, the fused cuDNN kernel
-  on a GPU in half precision, else `jax.nn.dot_product_attention` as XLA compiles it.
+  implementation: the fused cuDNN kernel on a GPU in half precision, unless weights are
+  asked for or dropped, else two matrix products with the batch dimensions in front.
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
@@ -31,19 +31,19 @@ def attend(
   Returns:
     [B, N, M, Dh] in the dtype of `value`.
   """
-  if dropout is None and see_weights is None:
-    half = query.dtype in (jnp.bfloat16, jnp.float16)
-    fused = 'cudnn' if half and jax.default_backend() == 'gpu' else 'xla'
-    return jax.nn.dot_product_attention(query, key, value, implementation=fused)
-  scale = query.shape[-1] ** -0.5
-  scores = jnp.einsum('bnmd,bsmd->bmns', query, key, preferred_element_type=jnp.float32)
-  weights = jax.nn.softmax(scores * scale, axis=-1)
-  if see_weights is not None:
+  half = query.dtype in (jnp.bfloat16, jnp.float16)
+  if half and jax.default_backend() == 'gpu' and not (dropout or see_weights):
+    return jax.nn.dot_product_attention(query, key, value, implementation='cudnn')
+  query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, M, N, Dh]
+  scores = jnp.einsum('bmnd,bmsd->bmns', query, key, preferred_element_type=jnp.float32)
+  weights = jax.nn.softmax(scores, axis=-1)
+  if see_weights:
     see_weights(weights)
   weights = weights.astype(value.dtype)
-  if dropout is not None:
+  if dropout:
     weights = dropout(weights)
-  return jnp.einsum('bmns,bsmd->bnmd', weights, value)
+  return jnp.einsum('bmns,bmsd->bmnd', weights, value).swapaxes(1, 2)
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -63,15 +63,19 @@ class MultiHeadDotProductAttention(nn.Module):
     inputs_kv = inputs_q if inputs_kv is None else inputs_kv
     width = inputs_q.shape[-1]
     if width % self.num_heads:
-        raise UserError
+      raise UserError
 
+    # Projections see [B N, D], one matrix product each: as contractions of [B, N, D]
+    # their backward pass transposes the activations.
     def project(name, x):  # [B, N, D] -> [B, N, M, Dh]
-      return nn.DenseGeneral(
-        (self.num_heads, width // self.num_heads),
+      heads = (self.num_heads, width // self.num_heads)
+      y = nn.DenseGeneral(
+        heads,
         kernel_init=nn.initializers.xavier_uniform(),
         dtype=self.dtype,
         name=name,
-      )(x)
+      )(x.reshape(-1, x.shape[-1]))
+      return y.reshape(*x.shape[:2], *heads)
 
     dropout = None
     if self.dropout and train:
@@ -89,10 +93,11 @@ class MultiHeadDotProductAttention(nn.Module):
       dropout=dropout,
       see_weights=see_weights,
     )
-    return nn.DenseGeneral(
+    y = nn.DenseGeneral(
       width,
       axis=(-2, -1),
       kernel_init=nn.initializers.xavier_uniform(),
       dtype=self.dtype,
       name='out',
-    )(x)
+    )(x.reshape(-1, *x.shape[2:]))
+    return y.reshape(*x.shape[:2], width)

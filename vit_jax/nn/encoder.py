@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.nn.attention import MultiHeadDotProductAttention
+from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
 from vit_jax.nn.posemb import add_posemb
 from vit_jax.nn.stochastic_depth import StochasticDepth
@@ -16,15 +17,6 @@ REMAT = {
   'full': 'nothing_saveable',
   'dots': 'dots_with_no_batch_dims_saveable',
 }
-
-
-def layer_norm(name: str, dtype=jnp.float32) -> nn.LayerNorm:
-  """Returns the LayerNorm of the published models: eps 1e-6, float32 statistics.
-
-  The variance is the two-pass one, as when the published files were trained; Flax's
-  present default subtracts squares, which loses digits where the mean is large.
-  """
-  return nn.LayerNorm(epsilon=1e-6, use_fast_variance=False, dtype=dtype, name=name)
 
 
 class EncoderBlock(nn.Module):
@@ -47,7 +39,7 @@ class EncoderBlock(nn.Module):
       return StochasticDepth()(y, depth_rate, train=train) if drops_depth else y
 
     drops_depth = self.stochastic_depth
-    y = layer_norm('LayerNorm_0', self.dtype)(x)
+    y = LayerNorm(self.dtype, name='LayerNorm_0')(x)
     y = MultiHeadDotProductAttention(
       self.num_heads,
       self.attention_dropout,
@@ -55,7 +47,7 @@ class EncoderBlock(nn.Module):
       name='MultiHeadDotProductAttention_0',
     )(y, train=train)
     x = x + branch(y)
-    y = layer_norm('LayerNorm_1', self.dtype)(x)
+    y = LayerNorm(self.dtype, name='LayerNorm_1')(x)
     y = MlpBlock(self.mlp_dim, self.dropout, self.act, self.dtype, name='MlpBlock_0')(
       y, train=train
     )
@@ -119,7 +111,7 @@ class Encoder(nn.Module):
         blocks.append(block)
     for i in range(self.depth):
       out[f'block{i:02d}'] = blocks[i]
-    return layer_norm('encoder_norm', self.dtype)(x), out
+    return LayerNorm(self.dtype, name='encoder_norm')(x), out
 
 
 def remat_policy(name: str):

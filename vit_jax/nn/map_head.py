@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.nn.attention import MultiHeadDotProductAttention
-from vit_jax.nn.encoder import layer_norm
+from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
 
 
@@ -29,6 +29,6 @@ class MAPHead(nn.Module):
     x = MultiHeadDotProductAttention(
       self.num_heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
     )(probe, x)  # [B, 1, D]
-    y = layer_norm('LayerNorm_0', self.dtype)(x)
+    y = LayerNorm(self.dtype, name='LayerNorm_0')(x)
     y = MlpBlock(self.mlp_dim, act=self.act, dtype=self.dtype, name='MlpBlock_0')(y)
     return (x + y)[:, 0]

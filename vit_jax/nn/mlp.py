@@ -34,7 +34,9 @@ class MlpBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x, *, train: bool = False):
-    width = x.shape[-1]
+    shape, width = x.shape, x.shape[-1]
+    # One matrix product: as a contraction of [B, N, D] the backward pass transposes.
+    x = x.reshape(-1, width)
 
     def dense(features, name):
       return nn.Dense(
@@ -47,4 +49,4 @@ class MlpBlock(nn.Module):
 
     x = activation(self.act)(dense(self.hidden, 'Dense_0')(x))
     x = nn.Dropout(self.dropout)(x, deterministic=not train)
-    return dense(width, 'Dense_1')(x)
+    return dense(width, 'Dense_1')(x).reshape(shape)

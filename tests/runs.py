@@ -1,0 +1,106 @@
+"""A run small enough to repeat: its command line, and how to start and read it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from vit_jax import config, train
+
+ROOT = Path(__file__).parents[1]
+CONFIG = 'configs/digits.py:debug'
+STEPS = 60
+EVAL_EVERY = 20
+
+# Everything that a state can hold and a resume could get wrong: dropout, EMA, a bfloat16
+# moment, augmentation drawn by position. About 2,800 parameters.
+SMALL = [
+  *('epochs=None', f'steps={STEPS}', 'data.batch_size=8'),
+  *('model.width=16', 'model.depth=1', 'model.mlp_dim=32', 'model.num_heads=2'),
+  *('model.dropout=0.1', 'optim.ema=0.9', 'optim.moment_dtype=bfloat16'),
+  *('log.every=1', 'log.tensorboard=False'),
+  *('checkpoint.every=5', 'checkpoint.best=test/top1'),
+]
+TEST = dict(source='digits', split='test', batch_size=120, pp='value_range(-1, 1)')
+EVALS = {'test': dict(type='classification', every=EVAL_EVERY, data=TEST)}
+
+
+def flags(*changes: str) -> list[str]:
+  """Returns the arguments of the small run; later ones win."""
+  words = [*SMALL, f'evals={EVALS}', *changes]
+  return [f'--config={CONFIG}', *(f'--config.{word}' for word in words)]
+
+
+def small(*changes: str, **sections) -> dict:
+  """Returns the small run's config, with `changes` and whole sections replaced."""
+  c = config.load(CONFIG)
+  config.override(c, [*SMALL, f'evals={EVALS}', *changes])
+  return {**c, **sections}
+
+
+def run(workdir, *changes: str, **sections) -> tuple[dict, list[dict]]:
+  """Trains the small run in this process."""
+  return train.train(small(*changes, **sections), workdir)
+
+
+class Process:
+  """`python -m vit_jax.main ARGS` on one device, its lines read one by one."""
+
+  def __init__(self, *args: str, **environment: str):
+    env = {
+      **os.environ,
+      'XLA_FLAGS': '--xla_backend_optimization_level=0',
+      'TF_CPP_MIN_LOG_LEVEL': '2',  # as main sets it
+      **environment,
+    }
+    self.start = time.perf_counter()
+    self.popen = subprocess.Popen(
+      [sys.executable, '-m', 'vit_jax.main', *args],
+      cwd=ROOT,
+      env=env,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+
+  def until(self, word: str) -> None:
+    """Reads on to the first line that starts with a word."""
+    for line in self.popen.stdout:
+      if line.startswith(word):
+        return
+    raise AssertionError(f'ended without {word!r}: {self.end()}')
+
+  def until_step(self, step: int) -> None:
+    """Reads on to the first line of that train step, or of a later one."""
+    for line in self.popen.stdout:
+      match = re.match(r'step (\d+)/', line)
+      if match and int(match[1]) >= step:
+        return
+    raise AssertionError(f'ended before step {step}: {self.end()}')
+
+  def end(self) -> tuple[int, str, str]:
+    """Waits; returns the exit code, the rest of stdout, and stderr."""
+    out, err = self.popen.communicate()
+    self.seconds = time.perf_counter() - self.start
+    return self.popen.returncode, out, err
+
+
+def status(workdir: Path) -> dict:
+  return json.loads((workdir / 'status.json').read_text())
+
+
+def rows(workdir: Path) -> list[dict]:
+  """Returns the rows of metrics.jsonl, without what was measured by a clock."""
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [
+    {k: v for k, v in json.loads(line).items() if not k.startswith('time/')}
+    for line in lines
+  ]
+
+
+def saved(workdir: Path) -> list[str]:
+  """Returns the names in the run's checkpoint folder."""
+  return sorted(path.name for path in (workdir / 'checkpoints').iterdir())

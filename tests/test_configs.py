@@ -1,0 +1,64 @@
+"""Every recipe in configs/: found by name, so that a new one is tested when it is there."""
+
+import math
+import re
+import shlex
+
+import jax
+import jax.numpy as jnp
+import pytest
+import runs
+
+from vit_jax import config, main, models, train
+
+CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
+every_config = pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+  monkeypatch.chdir(runs.ROOT)
+
+
+@every_config
+def test_debug_runs_end_to_end(path, tmp_path):
+  workdir = tmp_path / 'run'
+  status, rows = train.train(config.load(f'{path}:debug'), workdir)
+  assert (status['state'], status['exit']) == ('finished', 0)
+  assert status == runs.status(workdir)
+  steps = status['step']
+  assert rows[0].keys() >= {'step'}
+  for row in rows:
+    for key, value in row.items():
+      assert math.isfinite(value), (row['step'], key)
+  last = [row for row in rows if row['step'] == steps]
+  names = {key.split('/')[0] for row in last for key in row} - {'step'}
+  evals = config.load(f'{path}:debug')['evals']
+  assert names == {'train', 'time', *evals}  # all are done at the end
+  assert any('train/loss' in row for row in last)
+  assert str(steps) in runs.saved(workdir)
+
+
+@every_config
+def test_the_recipe_itself_is_sound(path):
+  c = train.check(config.load(str(path)))
+  model = models.build(**{'num_classes': 10, **c['model']})
+  size = re.search(r'(?:crop|resize)\((\d+)', c['data']['pp'])
+  image = jnp.zeros((1, *[int(size[1]) if size else 8] * 2, 3))
+  params = jax.eval_shape(model.init, jax.random.key(0), image)['params']
+  assert 'head' in params
+
+
+@every_config
+def test_the_docstring_has_commands_that_work(path):
+  docstring = path.read_text().split('"""')[1]
+  title, _, rest = docstring.partition('\n')
+  assert title.endswith('.')
+  commands = re.findall(r'^ +(python -m vit_jax\.main .*)$', rest, re.MULTILINE)
+  name = f'configs/{path.name}'
+  assert any(f'--config={name}' in command for command in commands), (
+    f'{name}: the docstring gives the command, the time or hardware, and what to expect'
+  )
+  for command in commands:
+    _, c, _ = main.parse(shlex.split(command, comments=True)[3:])
+    train.check(c)

@@ -1,0 +1,235 @@
+"""Nothing is lost: runs that are killed, stopped and restarted end as if never touched.
+
+Arms are compared on one machine with the same devices: bitwise equality holds there.
+"""
+
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import runs
+
+from vit_jax import checkpoint, main, preemption
+from vit_jax.tools import cli
+
+
+@pytest.fixture(scope='module')
+def shared(tmp_path_factory):
+  """Compiled code that all arms share: a start is then mostly imports."""
+  return dict(
+    JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.mktemp('compiled')),
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+  )
+
+
+@pytest.fixture(scope='module')
+def reference(shared, tmp_path_factory):
+  """The folder of a run that nothing interrupted."""
+  workdir = tmp_path_factory.mktemp('reference')
+  process = runs.Process(*runs.flags(), f'--workdir={workdir}', **shared)
+  code, _, error = process.end()
+  assert (code, error) == (0, '')
+  assert runs.status(workdir)['state'] == 'finished'
+  assert len(runs.rows(workdir)) == runs.STEPS + runs.STEPS // runs.EVAL_EVERY
+  return workdir
+
+
+def same_as(reference, workdir):
+  assert runs.status(workdir) == runs.status(reference)
+  assert runs.rows(workdir) == runs.rows(reference)
+
+
+def kill_and_restart(kills, seed, reference, shared, workdir):
+  """Kills a run `kills` times, each fifth before its first step, then lets it end."""
+  rng = random.Random(seed)
+  early = max(1, round(kills / 5))
+  last = runs.STEPS - 10  # so that the run cannot end before its killer looks
+  steps = sorted(rng.randint(1, last) for _ in range(kills - early))
+  for _ in range(early):
+    steps.insert(rng.randint(0, len(steps)), None)
+  for step in steps:
+    process = runs.Process(*runs.flags(), f'--workdir={workdir}', **shared)
+    if step is None:  # while data are opened, the step is compiled, the state restored
+      word, seconds = rng.choice((('Run', 2), ('Parameters', 1), ('Step compiled', 0)))
+      process.until(word)
+      time.sleep(rng.uniform(0, seconds))
+    else:
+      process.until_step(step)
+      time.sleep(rng.uniform(0, 0.05))  # anywhere in the steps and saves that follow
+    process.popen.kill()
+    code, _, error = process.end()
+    assert (code, error) == (-signal.SIGKILL, ''), f'step {step}'
+  process = runs.Process(*runs.flags(), f'--workdir={workdir}', **shared)
+  code, _, error = process.end()
+  assert (code, error) == (0, '')
+  same_as(reference, workdir)
+  assert runs.saved(workdir) == runs.saved(reference)
+
+
+def test_killed_runs_end_like_one_never_killed(reference, shared, tmp_path):
+  kill_and_restart(3, 0, reference, shared, tmp_path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize('seed', [1, 2, 3])
+def test_killed_ten_times(seed, reference, shared, tmp_path):
+  kill_and_restart(10, seed, reference, shared, tmp_path)
+
+
+def test_stopped_runs_save_and_go_on(reference, shared, tmp_path):
+  arguments = [*runs.flags(), f'--workdir={tmp_path}']
+  process = runs.Process(*arguments, **shared)
+  process.until_step(7)
+  process.popen.send_signal(signal.SIGTERM)
+  code, out, error = process.end()
+  assert code == 75
+  said, ended = error.splitlines()
+  assert said.startswith('SIGTERM: ')
+  step = runs.status(tmp_path)['step']
+  assert ended.startswith(
+    f'error: Stopped at step {step} of {runs.STEPS}; the state is'
+  )
+  assert 7 <= step < 20
+  status = runs.status(tmp_path)
+  assert (status['state'], status['exit']) == ('preempted', 75)
+  assert str(step) in runs.saved(tmp_path)
+  assert 'Done' not in out
+
+  # In an evaluation: its row is missing, and written when the run goes on.
+  process = runs.Process(*arguments, **shared)
+  process.until('Resuming from step')
+  process.until_step(runs.EVAL_EVERY)
+  process.popen.send_signal(signal.SIGINT)
+  code, _, error = process.end()
+  assert code == 75
+  assert error.startswith('SIGINT: ')
+  assert runs.status(tmp_path)['step'] == runs.EVAL_EVERY
+  assert not any('test/top1' in row for row in runs.rows(tmp_path))
+
+  code, _, error = runs.Process(*arguments, **shared).end()
+  assert (code, error) == (0, '')
+  same_as(reference, tmp_path)
+
+
+@pytest.mark.faults
+def test_a_second_signal_exits_at_once(reference, shared, tmp_path):
+  process = runs.Process(*runs.flags(), f'--workdir={tmp_path}', **shared)
+  process.until('Parameters:')  # the step is compiled next, which a signal waits for
+  process.popen.send_signal(signal.SIGTERM)
+  assert process.popen.stderr.readline().startswith('SIGTERM: ')
+  sent = time.perf_counter()
+  process.popen.send_signal(signal.SIGTERM)
+  code, out, error = process.end()
+  assert time.perf_counter() - sent < 2
+  assert (code, error) == (75, 'second SIGTERM: exiting at once, without saving.\n')
+  assert 'step 1/' not in out
+  assert not (tmp_path / 'checkpoints').exists()
+
+
+def test_a_second_run_in_the_folder_refuses(tmp_path):
+  with preemption.lock(tmp_path):
+    for attempt in (1, 2):  # the machine may be busy
+      process = runs.Process(*runs.flags(), f'--workdir={tmp_path}')
+      code, _, error = process.end()
+      assert code == 2
+      assert error.startswith(f'error: Another run holds workdir {tmp_path}: process ')
+      assert error.count('\n') == 1
+      if process.seconds < 10:
+        break
+      assert attempt == 1, process.seconds
+  assert [path.name for path in tmp_path.iterdir()] == [preemption.LOCK_FILE]
+
+
+# -- what may change between a run and its continuation --------------------------------
+
+
+@pytest.fixture
+def finished(reference, tmp_path):
+  """A copy of the reference's folder: a run at its end."""
+  return shutil.copytree(reference, tmp_path / 'finished')
+
+
+def again(workdir, *changes):
+  """Starts the run in a folder once more, in this process; returns its exit code."""
+  return cli.run(main.main, [*runs.flags(*changes), f'--workdir={workdir}'])
+
+
+def test_a_finished_run_tells_its_results_again(finished, capfd):
+  before = {path: path.stat().st_mtime_ns for path in finished.rglob('*.json*')}
+  # Neither what is logged nor what is kept is a reason to train again.
+  assert again(finished, 'log.every=7', 'checkpoint.keep_latest=2') == 0
+  out, error = capfd.readouterr()
+  assert error == ''
+  assert f'Done: {runs.STEPS} steps' in out
+  assert 'test/top1' in out
+  assert 'compiled' not in out
+  assert {path: path.stat().st_mtime_ns for path in finished.rglob('*.json*')} == before
+
+
+def test_other_mathematics_is_refused_with_a_table(finished, capfd):
+  before = runs.status(finished), runs.rows(finished)
+  assert again(finished, 'optim.lr=0.5', 'data.split=train[:50%]') == 2
+  _, error = capfd.readouterr()
+  first, head, *table, last = error.splitlines()
+  assert first == f'error: {finished} holds a run of another config:'
+  assert head.split() == ['key', 'in', 'the', 'folder', 'now']
+  assert [line.split()[0] for line in table] == [
+    *('data.split', 'optim.lr', 'data.fingerprint', 'data.num_examples')
+  ]
+  assert table[1].split() == ['optim.lr', '0.003', '0.5']
+  assert table[3].split() == ['data.num_examples', '1437', '718']
+  assert last.startswith('Use another --workdir, or allow the change by name: ')
+  assert '--config.resume_allow=data.split,optim.lr,' in last
+  assert (runs.status(finished), runs.rows(finished)) == before
+
+
+def test_a_change_allowed_by_name_goes_on(finished, capfd):
+  total = runs.STEPS + 2
+  changes = ('optim.lr=0.5', f'steps={total}')
+  assert again(finished, *changes, 'resume_allow=optim.lr') == 2
+  assert '\n  steps  60  ' in capfd.readouterr().err.replace(
+    '60             62', '60  '
+  )
+  # On eight devices, where it was one: their number is no mathematics.
+  assert again(finished, *changes, 'resume_allow=optim.lr,steps') == 0
+  assert f'Resuming from step {runs.STEPS}.' in capfd.readouterr().out
+  assert runs.status(finished)['step'] == total
+  assert runs.rows(finished)[-2]['step'] == total
+  # The continuation is now what the folder holds.
+  assert again(finished, *changes) == 0
+
+
+def test_an_evaluation_added_later_is_made_up_for(finished, capfd):
+  ema = {**runs.EVALS['test'], 'use_ema': True}
+  before = runs.status(finished), runs.rows(finished)
+  assert again(finished, f'evals={ {**runs.EVALS, "ema": ema} }') == 0
+  assert runs.status(finished) == before[0]
+  *old, new = runs.rows(finished)
+  assert old == before[1]
+  assert new['step'] == runs.STEPS
+  assert new['ema/examples'] == 360
+
+
+def test_a_damaged_newest_checkpoint_costs_its_steps_only(finished, capfd):
+  before = runs.status(finished), runs.rows(finished)
+  step = finished / 'checkpoints' / str(runs.STEPS)
+  for path in (step / 'params').rglob('*'):
+    if path.is_file():
+      path.write_bytes(b'')
+  # The end was reached, but its state is gone.
+  status = finished / 'status.json'
+  status.write_text(status.read_text().replace('finished', 'running'))
+  assert again(finished) == 0
+  out, error = capfd.readouterr()
+  assert error.startswith(f'checkpoint step {runs.STEPS} is damaged (')
+  assert error.count('\n') == 1
+  assert f'Resuming from step {runs.STEPS - 5}.' in out
+  after = runs.rows(finished)
+  # Eight devices add up in another order than one: the last digits differ.
+  assert [row['step'] for row in after] == [row['step'] for row in before[1]]
+  assert after[-1]['test/loss'] == pytest.approx(before[1][-1]['test/loss'], rel=1e-4)
+  names = runs.saved(finished)
+  assert f'{runs.STEPS}.corrupt' in names
+  assert checkpoint.Checkpoints(finished / 'checkpoints').latest() == runs.STEPS

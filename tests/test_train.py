@@ -1,0 +1,312 @@
+"""What a run does and leaves behind, in this process on eight devices."""
+
+import contextlib
+import io
+import json
+import math
+import re
+import struct
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+from PIL import Image
+
+from vit_jax import checkpoint, config, errors, models, report, train
+from vit_jax.data import bad_images
+
+
+# -- a run with everything on ----------------------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def full(tmp_path_factory):
+  """A finished run with everything on: (workdir, status, rows, what it printed)."""
+  workdir = tmp_path_factory.mktemp('full')
+  evals = {'test': {**runs.EVALS['test'], 'every': 4}}
+  evals['ema'] = {**evals['test'], 'use_ema': True, 'every': 10}
+  changes = ['steps=20', 'log.every=2', 'log.tensorboard=True', 'log.profile=True']
+  changes += ['checkpoint.every=4', 'checkpoint.keep_latest=2', 'optim.lr=0.02']
+  out = io.StringIO()
+  with contextlib.redirect_stdout(out):
+    status, rows = runs.run(workdir, *changes, evals=evals)
+  return workdir, status, rows, out.getvalue()
+
+
+def test_files_of_a_run(full):
+  workdir, status, rows, _ = full
+  assert status['state'] == 'finished'
+  assert status['step'] == 20
+  assert re.fullmatch('[0-9a-f]{64}', status['fingerprint'])
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  assert [json.loads(line) for line in lines] == rows
+  resolved = json.loads((workdir / 'config.json').read_text())
+  assert resolved['model']['num_classes'] == 10
+  assert resolved['resolved']['total_steps'] == 20
+  assert resolved['resolved']['num_examples'] == 1437
+  assert resolved['resolved']['class_names'] == [str(i) for i in range(10)]
+  assert list(workdir.glob('events.out.tfevents.*'))
+  assert [p for p in (workdir / 'profile').rglob('*') if p.is_file()]
+  assert not list(workdir.glob('*.tmp'))
+
+
+def test_rows_are_where_they_are_due(full):
+  _, _, rows, _ = full
+  at = lambda name: [row['step'] for row in rows if name in row]
+  assert at('train/loss') == [*range(2, 21, 2)]
+  assert at('test/top1') == [4, 8, 12, 16, 20]
+  assert at('ema/top1') == [10, 20]
+  first = rows[0]
+  for key in ('loss', 'accuracy', 'grad_norm', 'lr', 'masked', 'skipped'):
+    assert f'train/{key}' in first
+  assert first['time/images_per_s'] > 0
+  assert (
+    rows[-1]['test/examples' if 'test/examples' in rows[-1] else 'ema/examples'] == 360
+  )
+
+
+def test_progress_lines(full):
+  *_, out = full
+  lines = [line for line in out.splitlines() if line.startswith('step ')]
+  train_line = r'step (\d+)/20  loss [\d.]+  [\d,]+ images/s  [\d,]+ s left'
+  steps = [int(m[1]) for line in lines if (m := re.fullmatch(train_line, line))]
+  assert steps == [*range(2, 21, 2)]
+  assert sum('test/top1' in line for line in lines) == 5
+  assert re.search(r'Step compiled in [\d.]+ s; it needs [\d.]+ GiB per device of', out)
+  assert re.search(r'total +2,762\n', out)
+
+
+def test_the_best_and_the_latest_checkpoints_are_kept(full):
+  workdir, _, rows, _ = full
+  scores = {row['step']: row['test/top1'] for row in rows if 'test/top1' in row}
+  best = max(scores, key=lambda step: (scores[step], step))
+  assert {int(name) for name in runs.saved(workdir)} == {16, 20, best}
+  assert best < 16, 'choose a seed or rate whose best step is not the last anyway'
+
+
+def test_averaged_parameters_are_evaluated_on_request(full):
+  _, _, rows, _ = full
+  test, ema = (
+    next(row for row in rows if row['step'] == 20 and f'{name}/loss' in row)
+    for name in ('test', 'ema')
+  )
+  # With a decay of 0.9 the mean lags some ten steps behind.
+  assert abs(test['test/loss'] - ema['ema/loss']) > 1e-3
+
+
+def test_parameters_can_be_read_back(full):
+  workdir, *_ = full
+  assert finite(workdir) == 20
+
+
+def finite(workdir) -> int:
+  """Asserts that the newest checkpoint's params are finite; returns its step."""
+  c = json.loads((workdir / 'config.json').read_text())
+  model = models.build(**c['model'])
+  image = jnp.zeros((1, *c['resolved']['image_shape']))
+  abstract = jax.eval_shape(model.init, jax.random.key(0), image)['params']
+  with contextlib.closing(checkpoint.Checkpoints(workdir / 'checkpoints')) as saved:
+    params, _ = saved.restore_params(abstract)
+    for leaf in jax.tree.leaves(params):
+      assert np.isfinite(leaf).all()
+    return saved.latest()
+
+
+# -- ends of a run that are no success -------------------------------------------------
+
+
+def test_too_many_bad_steps(tmp_path):
+  changes = ['steps=40', 'optim.lr=1e38', 'optim.clip=None', 'max_bad_steps=3']
+  changes += ['checkpoint.every=1', 'optim.schedule.warmup=0']
+  with pytest.raises(errors.TooManyBadSteps) as error:
+    runs.run(tmp_path, *changes, 'checkpoint.best=None', evals={})
+  assert error.value.exit_code == 76
+  message = str(error.value)
+  assert '\n' not in message
+  newest = re.search(r'Newest checkpoint: (\d+)\.', message)[1]
+  assert 'Lower config.optim.lr' in message
+  assert finite(tmp_path) == int(newest)
+  status = runs.status(tmp_path)
+  assert (status['state'], status['exit']) == ('failed', 76)
+  assert status['error'] == message
+  bad = [row['train/skipped_in_a_row'] for row in runs.rows(tmp_path)]
+  assert bad[-3:] == [1, 2, 3]
+
+
+def test_out_of_memory_is_said_before_the_first_step(tmp_path, capsys):
+  with pytest.raises(errors.OutOfMemory) as error:
+    runs.run(
+      tmp_path,
+      'checkpoint.best=None',
+      data=dict(
+        source='synthetic',
+        split='train',
+        batch_size=2**22,
+        pp='value_range(-1, 1)',
+        source_options=dict(size=64, num_classes=10, num_examples=100),
+      ),
+      evals={},
+    )
+  assert error.value.exit_code == 77
+  numbers = r'needs ([\d.,]+) GiB per device, which has ([\d.]+) GiB'
+  match = re.search(numbers, str(error.value))
+  assert float(match[1].replace(',', '')) > float(match[2])
+  assert 'a smaller config.data.batch_size' in str(error.value)
+  assert 'step 1/' not in capsys.readouterr().out
+  assert runs.status(tmp_path)['exit'] == 77
+
+
+def test_averaged_parameters_that_do_not_exist():
+  ema = {**runs.EVALS['test'], 'use_ema': True}
+  c = runs.small('optim.ema=None', evals={'test': ema})
+  with pytest.raises(errors.UserError, match=r'test.use_ema needs config.optim.ema'):
+    train.check(c)
+
+
+# -- variants of the loop --------------------------------------------------------------
+
+
+def losses(workdir, *changes):
+  _, rows = runs.run(workdir, 'steps=4', 'checkpoint.every=4', *changes, 'checkpoint.best=None', evals={})
+  return [row['train/loss'] for row in rows]
+
+
+def test_accumulated_batches_train_as_whole_ones(tmp_path):
+  changes = ['data.batch_size=16', 'model.dropout=0', 'optim.moment_dtype=None']
+  changes += ['optim.schedule.warmup=0']
+  whole = losses(tmp_path / 'whole', *changes)
+  parts = losses(tmp_path / 'parts', *changes, 'optim.accum=2')
+  # float32 sums over 16 examples, regrouped, through four steps of Adam.
+  np.testing.assert_allclose(parts, whole, rtol=1e-4)
+  assert whole[0] != whole[-1]
+
+
+def test_sigmoid_loss(tmp_path):
+  changes = ['task.loss=sigmoid', 'task.label_smoothing=0', 'model.head_bias_init=-2.2']
+  first, *_ = losses(tmp_path, *changes)
+  # The head starts at its bias: nine classes out, one in, each a sigmoid.
+  assert first == pytest.approx(
+    9 * math.log1p(math.exp(-2.2)) + math.log1p(math.exp(2.2))
+  )
+
+
+# -- a person's folder of images -------------------------------------------------------
+
+
+def write_images(folder, count, seed):
+  """Writes `count` JPEGs and PNGs of noise, of several sizes and modes."""
+  folder.mkdir(parents=True)
+  rng = np.random.default_rng(seed)
+  for i in range(count):
+    mode, channels = (('RGB', 3), ('L', 1), ('RGBA', 4))[i % 3]
+    kind = 'png' if i % 2 or mode == 'RGBA' else 'jpg'
+    shape = (20 + i, 24, channels) if channels > 1 else (20 + i, 24)
+    pixels = rng.integers(0, 256, shape, np.uint8)
+    Image.fromarray(pixels, mode=None).save(folder / f'{i}.{kind}')
+
+
+def break_five(folder) -> set[str]:
+  """Adds five files that are no image; returns their paths."""
+  good = (folder / '0.jpg').read_bytes()
+  (folder / 'truncated.jpg').write_bytes(good[: len(good) // 2])
+  (folder / 'text.jpg').write_text('This is no image.')
+  (folder / 'empty.jpg').touch()
+  png = (folder / '1.png').read_bytes()
+  (folder / 'truncated.png').write_bytes(png[: len(png) // 2])
+  size = struct.pack('>2I', 10_000, 10_000) + png[24:29]  # IHDR: 100 megapixels
+  check = struct.pack('>I', zlib.crc32(b'IHDR' + size))
+  (folder / 'bomb.png').write_bytes(png[:16] + size + check + png[33:])
+  names = ('truncated.jpg', 'text.jpg', 'empty.jpg', 'truncated.png', 'bomb.png')
+  return {str(folder / name) for name in names}
+
+
+def train_on(folder, workdir, arguments='', *changes):
+  # Ten batches of eight: every file is met at least once.
+  small = 'variant=mu/4,res=16,batch=8,steps=10,warmup=2'
+  c = config.load(f'configs/folder.py:data={folder},{small}{arguments}')
+  config.override(c, ['evals.val.every=5', 'checkpoint.every=5', *changes])
+  return train.train(c, workdir)
+
+
+@pytest.fixture
+def in_the_repository(monkeypatch):
+  monkeypatch.chdir(runs.ROOT)
+
+
+def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
+  folder, workdir = tmp_path / 'images', tmp_path / 'run'
+  for seed, name in enumerate(('cat', 'dog', 'owl')):
+    write_images(folder / 'train' / name, 8, seed)
+    write_images(folder / 'val' / name, 3, 10 + seed)
+  broken = break_five(folder / 'train' / 'dog')
+  (folder / 'val' / 'owl' / 'text.jpg').write_text('This is no image.')
+  status, rows = train_on(folder, workdir)
+  assert status['state'] == 'finished'
+  listed = bad_images.read_log(workdir / 'bad_images.jsonl')
+  assert {line['path'] for line in listed} == broken
+  assert len(listed) == 5
+  assert all(line['reason'] for line in listed)
+  assert rows[-2]['train/masked'] >= 5
+  # What an evaluation cannot read it leaves out, and says so.
+  assert rows[-1]['val/examples'] == 9
+  assert rows[-1]['val/bad_images'] == 1
+  resolved = json.loads((workdir / 'config.json').read_text())['resolved']
+  assert resolved['class_names'] == ['cat', 'dog', 'owl']
+  assert resolved['num_examples'] == 29
+
+
+def test_a_folder_of_classes_alone(tmp_path, in_the_repository):
+  folder, workdir = tmp_path / 'images', tmp_path / 'run'
+  for seed, name in enumerate(('cat', 'dog')):
+    write_images(folder / name, 12, seed)
+  broken = break_five(folder / 'cat')
+  arguments = ',train=train[20%:],val=train[:20%]'
+  status, rows = train_on(folder, workdir, arguments)
+  assert status['state'] == 'finished'
+  listed = {x['path'] for x in bad_images.read_log(workdir / 'bad_images.jsonl')}
+  held_out = rows[-1].get('val/bad_images', 0)
+  assert listed < broken or held_out == 0
+  assert len(listed) + held_out == 5
+  assert rows[-1]['val/examples'] + held_out == round(0.2 * 29)
+
+
+def test_too_many_broken_files_end_the_run(tmp_path, in_the_repository):
+  folder, workdir = tmp_path / 'images', tmp_path / 'run'
+  for split in ('train', 'val'):
+    write_images(folder / split / 'cat', 4, 0)
+    write_images(folder / split / 'dog', 4, 1)
+  break_five(folder / 'train' / 'dog')
+  with pytest.raises(errors.UserError, match='of 13 images cannot be decoded'):
+    train_on(folder, workdir, '', 'data.max_bad_fraction=0.1')
+  status = runs.status(workdir)
+  assert (status['state'], status['exit']) == ('failed', 2)
+  assert 'bad_images.jsonl' in status['error']
+
+
+# -- metrics.jsonl ---------------------------------------------------------------------
+
+
+def test_metrics_survive_a_kill_and_a_restart(tmp_path):
+  metrics = report.Metrics(tmp_path, 0, tensorboard=False)
+  for step in (1, 2, 3):
+    metrics.write(step, {'a': step / 2, 'b': np.float32(np.nan)})
+  metrics.close()
+  path = tmp_path / 'metrics.jsonl'
+  with path.open('a') as file:
+    file.write('{"step": 4, "a"')
+  refuse = lambda constant: pytest.fail(f'{constant} is no JSON')
+  for line in path.read_text().splitlines()[:3]:
+    json.loads(line, parse_constant=refuse)
+  again = report.Metrics(tmp_path, 2, tensorboard=False)
+  again.write(3, {'a': 9})
+  again.close()
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  assert lines == [
+    {'step': 1, 'a': 0.5, 'b': None},
+    {'step': 2, 'a': 1, 'b': None},
+    {'step': 3, 'a': 9},
+  ]
+  assert math.isnan(again.rows[0]['b'])

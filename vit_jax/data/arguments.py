@@ -1,0 +1,39 @@
+"""Checks of ops' arguments; a ValueError says what is wrong with one."""
+
+from vit_jax.errors import did_you_mean
+
+METHODS = ('bilinear', 'bicubic', 'area', 'nearest')
+
+
+def is_int(value) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+def positive(name, value):
+  if not is_int(value) or value < 1:
+    raise ValueError(f'{name}={value!r} must be a positive integer')
+
+
+def size_pair(size) -> tuple[int, int]:
+  """Returns (h, w) of a side or a pair."""
+  pair = (size, size) if is_int(size) else size
+  if not isinstance(pair, tuple | list) or len(pair) != 2:
+    raise ValueError(f'size={size!r} must be an integer or (height, width)')
+  for side in pair:
+    positive('size', side)
+  return tuple(pair)
+
+
+def interval(name, value) -> tuple[float, float]:
+  ok = isinstance(value, tuple | list) and len(value) == 2
+  if not ok or not 0 < value[0] <= value[1]:
+    raise ValueError(f'{name}={value!r} must be (low, high) with 0 < low <= high')
+  return tuple(value)
+
+
+def choice(name, value, allowed):
+  if value not in allowed:
+    raise ValueError(
+      f'{name}={value!r} is not in {allowed}{did_you_mean(value, allowed)}'
+    )
+  return value

@@ -1,0 +1,44 @@
+"""What several ops do to images [..., H, W, C], in TensorFlow."""
+
+from vit_jax.data import lazy_tf
+
+
+def resize_to(images, size, method: str, antialias: bool):
+  """Resizes to (h, w), half-pixel centres, keeping the dtype."""
+  tf = lazy_tf.load()
+  out = tf.image.resize(images, size, method, antialias=antialias)
+  return like(out, images.dtype)
+
+
+def like(images, dtype):
+  """Casts to `dtype`; to uint8 by rounding to the nearest and clipping."""
+  tf = lazy_tf.load()
+  if dtype != tf.uint8 or images.dtype == tf.uint8:
+    return tf.cast(images, dtype)
+  return tf.cast(tf.clip_by_value(tf.round(images), 0, 255), tf.uint8)
+
+
+def height_width(images):
+  """Returns (H, W), int32 scalars."""
+  tf = lazy_tf.load()
+  shape = tf.shape(images)
+  return shape[-3], shape[-2]
+
+
+def excess(images, height, width, name):
+  """Returns int32 [2]: how much larger than (height, width) the images are."""
+  tf = lazy_tf.load()
+  message = f'{name}: the image is smaller than {height}x{width}'
+  known = images.shape[-3:-1]
+  if known.is_fully_defined() and (known[0] < height or known[1] < width):
+    raise ValueError(message)
+  rest = tf.shape(images)[-3:-1] - tf.constant((height, width))
+  with tf.control_dependencies([tf.debugging.assert_non_negative(rest, message)]):
+    return tf.identity(rest)
+
+
+def cut(images, y, x, height: int, width: int):
+  """Returns the window [..., height, width, C] whose top left is (y, x)."""
+  tf = lazy_tf.load()
+  out = images[..., y : y + height, x : x + width, :]
+  return tf.ensure_shape(out, [*images.shape[:-3], height, width, images.shape[-1]])
