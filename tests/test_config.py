@@ -28,7 +28,7 @@ def test_debug_is_a_bundle_that_other_arguments_override():
   ('text', 'message'),
   [
     ('epoch=3', 'Did you mean "epochs"'),
-    ('epochs=many', 'expected a int'),
+    ('epochs=many', 'expected int'),
     ('debgu', 'Did you mean "debug"'),
   ],
 )
@@ -55,8 +55,8 @@ def test_overrides():
   [
     ('optim=3', 'is a section'),
     ('optim.lr.x=3', 'no section'),
-    ('optim.lr=fast', 'expected a float'),
-    ('seed=1.5', 'expected a int'),
+    ('optim.lr=fast', 'expected float'),
+    ('seed=1.5', 'expected int'),
   ],
 )
 def test_bad_overrides(assignment, message):

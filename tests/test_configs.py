@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 import runs
 
-from vit_jax import config, main, models, train
+from vit_jax import config, main, models, schema, train
 
 CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
 every_config = pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
@@ -21,7 +21,8 @@ def in_the_repository(monkeypatch):
 
 
 @every_config
-def test_debug_runs_end_to_end(path, tmp_path):
+def test_debug_runs_end_to_end(path, tmp_path, monkeypatch):
+  runs.on_one_device(monkeypatch)
   workdir = tmp_path / 'run'
   status, rows = train.train(config.load(f'{path}:debug'), workdir)
   assert (status['state'], status['exit']) == ('finished', 0)
@@ -41,7 +42,7 @@ def test_debug_runs_end_to_end(path, tmp_path):
 
 @every_config
 def test_the_recipe_itself_is_sound(path):
-  c = train.check(config.load(str(path)))
+  c = schema.check(config.load(str(path)))
   model = models.build(**{'num_classes': 10, **c['model']})
   size = re.search(r'(?:crop|resize)\((\d+)', c['data']['pp'])
   image = jnp.zeros((1, *[int(size[1]) if size else 8] * 2, 3))
@@ -61,4 +62,4 @@ def test_the_docstring_has_commands_that_work(path):
   )
   for command in commands:
     _, c, _ = main.parse(shlex.split(command, comments=True)[3:])
-    train.check(c)
+    schema.check(c)

@@ -27,12 +27,14 @@ LEVELS = (
   ('nn', 'losses'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz', 'preemption'),
   ('tasks', 'evaluators', 'checkpoint'),
-  ('train', 'step'),
+  ('step', 'schema', 'compilation'),
+  ('loop',),
+  ('train',),
   ('main', 'tools'),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # The only imports within a level.
-SIDEWAYS = {('train', 'step'), ('main', 'tools')}
+SIDEWAYS = {('main', 'tools')}
 # Parts that may import less than what lies below them.
 ONLY = {
   'models': {'nn', 'errors'},  # no model knows another's training or data

@@ -57,7 +57,7 @@ def _typed(key, text, default):
       pass
   elif kind is not bool:
     return text
-  raise UserError(f'Config argument {key}={text!r}: expected a {kind.__name__}.')
+  raise UserError(f'Config argument {key}={text!r}: expected {kind.__name__}.')
 
 
 def load(spec: str) -> dict:
@@ -120,7 +120,7 @@ def override(config: dict, assignments: list[str]) -> None:
       same = type(value) is bool if isinstance(old, bool) else number and whole
       if not same:
         raise UserError(
-          f'config.{key}={text}: expected a {type(old).__name__}, as {old!r} is.'
+          f'config.{key}={text}: expected {type(old).__name__}, as {old!r} is.'
         )
     node[last] = value
 

@@ -228,12 +228,15 @@ PROFILED = (3, 8)  # the steps after start that a profile holds: compiled, warme
 def profiler(enabled: bool, workdir: Path):
   """Gives `at(step)`, which profiles steps PROFILED after the first one seen."""
   first, active = None, False
+  options = jax.profiler.ProfileOptions()
+  # Python's calls, thousands per step, would be most of the profile and of its cost.
+  options.python_tracer_level = 0
 
   def at(step: int) -> None:
     nonlocal first, active
     first = step if first is None else first
     if enabled and step - first == PROFILED[0]:
-      jax.profiler.start_trace(str(workdir / 'profile'))
+      jax.profiler.start_trace(str(workdir / 'profile'), profiler_options=options)
       active = True
     elif active and step - first == PROFILED[1]:
       jax.profiler.stop_trace()

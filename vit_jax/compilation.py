@@ -1,0 +1,56 @@
+"""The compiled step, and the memory that it needs, before anything runs."""
+
+import contextlib
+import time
+
+import jax
+
+from vit_jax import report, sharding
+from vit_jax.errors import OutOfMemory
+
+
+def compile_step(step, abstract, shardings, spec, mesh):
+  """Returns the compiled step; says what memory it needs and refuses what cannot fit."""
+  batch = {
+    key: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding.batch_sharding(mesh))
+    for key, s in spec.items()
+  }
+  start = time.perf_counter()
+  with out_of_memory():
+    jitted = jax.jit(
+      step, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh))
+    )
+    compiled = jitted.lower(abstract, batch).compile()
+  m = compiled.memory_analysis()
+  needs = m.argument_size_in_bytes + m.temp_size_in_bytes
+  needs += m.output_size_in_bytes - m.alias_size_in_bytes
+  has = report.device_memory(mesh.devices.flat[0])
+  print(
+    f'Step compiled in {time.perf_counter() - start:.1f} s; it needs '
+    f'{needs / 2**30:.2f} GiB per device of {has / 2**30:.1f} GiB.',
+    flush=True,
+  )
+  if needs > has:
+    raise OutOfMemory(
+      f'A step needs {needs / 2**30:.1f} GiB per device, which has {has / 2**30:.1f} '
+      f'GiB. {_SMALLER}'
+    )
+  return compiled
+
+
+_SMALLER = (
+  'Try a smaller config.data.batch_size, config.optim.accum=2 or more, '
+  "config.model.remat='full', config.model.dtype='bfloat16', or more devices with "
+  'config.mesh.fsdp.'
+)
+
+
+@contextlib.contextmanager
+def out_of_memory():
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    first = str(error).splitlines()[0]
+    raise OutOfMemory(f'Out of memory: {first} {_SMALLER}') from error
