@@ -293,6 +293,8 @@ def main():
     'python': platform.python_version(),
     'batch': args.batch,
     'compiled_timm': args.compile,
+    'xla_options': args.xla_option,
+    'keep_memory': args.keep_memory,
     'rows': [],
   }
   print(f'{result["cpu"]}, {args.cores} cores, load {result["load_before"]:.1f}')

@@ -17,7 +17,9 @@ import ml_collections
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(variant='mu/4', res=8, batch=32, steps=8, warmup=2, data='digits', val='test')
+DEBUG = dict(
+  variant='mu/4', res=8, batch=32, steps=8, warmup=2, data='digits', val='test'
+)
 
 
 def get_config(arg=None):
@@ -48,7 +50,9 @@ def get_config(arg=None):
 
   small = round(arg.res * 256 / 224)
   val = dict(source=arg.data, split=arg.val, batch_size=arg.batch)
-  val.update(pp=f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)')
+  val.update(
+    pp=f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
+  )
   every = max(arg.steps // 10, 1)
   c.evals = dict(val=dict(type='classification', data=val, every=every))
   c.checkpoint = dict(every=every, best='val/top1')

@@ -65,7 +65,9 @@ def get_config(arg=None):
 
   val = dict(source=arg.data, split=arg.val, batch_size=arg.batch)
   small = round(arg.res * 256 / 224)
-  val.update(pp=f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)')
+  val.update(
+    pp=f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
+  )
   c.evals = dict(
     val=dict(type='classification', data=val, loss='sigmoid', every=arg.eval_every),
   )

@@ -24,6 +24,8 @@ SMALL = [
   *('epochs=None', f'steps={STEPS}', 'data.batch_size=8'),
   *('model.width=16', 'model.depth=1', 'model.mlp_dim=32', 'model.num_heads=2'),
   *('model.dropout=0.1', 'optim.ema=0.9', 'optim.moment_dtype=bfloat16'),
+  *('optim.lr=0.003', 'optim.schedule.warmup=20'),
+  'data.pp=random_affine(15, 0.1, (0.9, 1.1))|value_range(-1, 1)',
   *('log.every=1', 'log.tensorboard=False'),
   *('checkpoint.every=5', 'checkpoint.best=test/top1'),
 ]

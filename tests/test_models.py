@@ -121,7 +121,7 @@ def test_bfloat16_computes_near_float32(name, images):
 
 
 def test_unknown_fields_and_values_are_refused(name, images):
-  with pytest.raises(UserError, match='num_clases.*Did you mean "num_classes"'):
+  with pytest.raises(UserError, match=r'num_clases.*Did you mean "num_classes"'):
     build(name, num_clases=3)
   with pytest.raises(UserError, match='float33'):
     build(name, dtype='float33')
