@@ -18,7 +18,6 @@ CPU seconds are printed beside wall time: on a machine that others use, they (be
 
 import argparse
 import contextlib
-import ctypes
 import datetime
 import json
 import os
@@ -52,24 +51,19 @@ def random_batch(batch: int):
 
 def jax_arm(args):
   """Returns (run, versions, parameters); run(n) does n steps and waits for the last."""
-  if args.keep_memory:
-    # Linux, glibc. XLA allocates a step's scratch memory anew in every step. By default
-    # glibc returns it to the kernel each time, which zeroes every page of it again.
-    libc = ctypes.CDLL(None)
-    for option, value in ((-8, 1), (-4, 0), (-1, -1)):  # arenas, mmaps, trim threshold
-      libc.mallopt(option, value)
   sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
   import jax
   import jax.numpy as jnp
   import optax
 
   import vit_jax
+  from vit_jax import compilation
 
   model = vit_jax.create_model('vit', args.model, num_classes=CLASSES)
   images, labels = (jnp.asarray(x) for x in random_batch(args.batch))
   params = jax.jit(model.init)(jax.random.key(0), images)['params']
   count = sum(x.size for x in jax.tree.leaves(params))
-  options = dict(o.split('=', 1) for o in args.xla_option)
+  options = compilation.options()  # those of a run
   if args.mode == 'forward':
 
     @jax.jit
@@ -196,9 +190,7 @@ class Arm:
   def __init__(self, python: str, name: str, model: str, mode: str, args):
     command = [python, __file__, '--worker', name, '--model', model, '--mode', mode]
     command += ['--batch', str(args.batch), '--cores', str(args.cores)]
-    command += ['--compile'] * args.compile + ['--keep-memory'] * args.keep_memory
-    for option in args.xla_option:
-      command += ['--xla-option', option]
+    command += ['--compile'] * args.compile
     env = {**os.environ, 'OMP_NUM_THREADS': str(args.cores), 'JAX_PLATFORMS': 'cpu'}
     self.process = subprocess.Popen(
       command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -269,12 +261,6 @@ def main():
   parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--torch-python', help='interpreter that has torch and timm')
   parser.add_argument('--compile', action='store_true', help='torch.compile in timm')
-  parser.add_argument(
-    '--xla-option', action='append', default=[], help='NAME=VALUE, for our arm'
-  )
-  parser.add_argument(
-    '--keep-memory', action='store_true', help='glibc keeps freed memory in our arm'
-  )
   parser.add_argument('--json', help='file for the result')
   parser.add_argument('--worker', choices=['jax', 'timm'], help=argparse.SUPPRESS)
   parser.add_argument('--model', help=argparse.SUPPRESS)
@@ -293,8 +279,6 @@ def main():
     'python': platform.python_version(),
     'batch': args.batch,
     'compiled_timm': args.compile,
-    'xla_options': args.xla_option,
-    'keep_memory': args.keep_memory,
     'rows': [],
   }
   print(f'{result["cpu"]}, {args.cores} cores, load {result["load_before"]:.1f}')
