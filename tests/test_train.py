@@ -6,6 +6,7 @@ import json
 import math
 import re
 import struct
+import sys
 import zlib
 
 import jax
@@ -278,7 +279,18 @@ def test_too_many_broken_files_end_the_run(tmp_path, in_the_repository):
   assert 'bad_images.jsonl' in status['error']
 
 
-# -- metrics.jsonl ---------------------------------------------------------------------
+# -- what is shown and written ---------------------------------------------------------
+
+
+def test_a_bar_on_a_terminal(capsys, monkeypatch):
+  monkeypatch.setattr(sys.stderr, 'isatty', lambda: True)
+  progress = report.Progress(0, 10, 8)
+  progress.show(5, {'train/loss': 1.5, **progress.measure(5)})
+  progress.say('step 5  test/top1 0.5')
+  progress.close()
+  out, error = capsys.readouterr()
+  assert re.search(r'5/10 .*loss 1\.5000 .*images/s .*s left', error)
+  assert out == 'step 5  test/top1 0.5\n'
 
 
 def test_metrics_survive_a_kill_and_a_restart(tmp_path):

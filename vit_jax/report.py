@@ -9,6 +9,8 @@ import dataclasses
 import json
 import math
 import os
+import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -183,22 +185,30 @@ def summary(rows: list[dict], status: dict, workdir: Path, seconds: float) -> st
     '',
   ]
   for key, value in results.items():
-    if 'loss' in key or isinstance(value, int):
+    if not re.search(r'/(top\d+|\w+shot(_sweep)?)$', key):
       text = f'{value:9,.4g}'
     else:
       text = f'{value:9.2%}'
       if f'{key}_std' in values:
         text += f' ± {values[key + "_std"]:.2%}'
     lines.append(f'  {key:<{width}} {text}')
+  python = _program('python')
   lines += [
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
     'Next:',
-    f'  tensorboard --logdir {workdir.parent}',
-    '  python -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images',
-    '  python -m vit_jax.tools.inspect vit:B/16   # parameters, GFLOPs, memory',
+    f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
+    f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images',
+    f'  {python} -m vit_jax.tools.inspect vit:B/16   # parameters, GFLOPs, memory',
   ]
   return '\n'.join(lines)
+
+
+def _program(name: str) -> str:
+  """Returns how to call a program of this environment from this folder."""
+  ours = Path(sys.executable).with_name(name)
+  activated = shutil.which(name) == str(ours) or not ours.exists()
+  return name if activated else os.path.relpath(ours)
 
 
 def parameter_table(params) -> str:
