@@ -29,7 +29,8 @@ SMALL = [
   *('log.every=1', 'log.tensorboard=False'),
   *('checkpoint.every=5', 'checkpoint.best=test/top1'),
 ]
-TEST = dict(source='digits', split='test', batch_size=120, pp='value_range(-1, 1)')
+TEST = dict(source='digits', split='test', batch_size=120)
+TEST['pp'] = "resize(16, method='bicubic')|value_range(-1, 1)"
 EVALS = {'test': dict(type='classification', every=EVAL_EVERY, data=TEST)}
 
 

@@ -127,3 +127,11 @@ def test_unknown_fields_and_values_are_refused(name, images):
     build(name, dtype='float33')
   with pytest.raises(UserError, match=r'remat policy.*full'):
     build(name, remat='ful').init(jax.random.key(0), images)
+
+
+@pytest.mark.parametrize(
+  ('field', 'value'), [('num_classes', 0), ('dropout', 1.0), ('dropout', -0.1)]
+)
+def test_values_out_of_range_are_refused(name, field, value):
+  with pytest.raises(UserError, match=f'{field}={value}'):
+    build(name, **{field: value})

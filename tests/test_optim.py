@@ -123,6 +123,14 @@ def test_bfloat16_moment_is_the_first_only():
     (dict(name='adam', wd=0.1), 'name it adamw'),
     (dict(name='adamw', ema=1.5), 'between 0 and 1'),
     (dict(name='adamw', accum=0), '1 or more'),
+    (dict(name='adamw', wd=-0.1), 'optim.wd=-0.1 is out of range'),
+    (dict(name='adamw', clip=0.0), 'optim.clip=0.0 is out of range'),
+    (dict(name='adamw', moment_dtype='abc'), "moment_dtype='abc': one of"),
+    (dict(name='adamw', schedule=dict(warmup=-1)), 'schedule.warmup=-1'),
+    (
+      dict(name='adamw', schedule=dict(warmup='a')),
+      "schedule.warmup='a': expected int",
+    ),
   ],
 )
 def test_bad_sections_are_refused(section, message):

@@ -8,6 +8,7 @@ the peak rate: its number divided by its `lr` is ours (wd 1e-4 at lr 1e-3 is 0.1
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable
 
 import jax
@@ -75,6 +76,10 @@ def make_schedule(
   Raises:
     UserError: for an unknown decay or option, or more warmup and cooldown than steps.
   """
+  for key, value in dict(warmup=warmup, cooldown=cooldown).items():
+    config_lib.check_type(f'config.optim.schedule.{key}', value, int)
+    if value < 0:
+      raise UserError(f'config.optim.schedule.{key}={value}: expected 0 or more.')
   if decay not in DECAYS:
     raise UserError(
       f'Unknown decay {decay!r}: one of {sorted(DECAYS)}.{did_you_mean(decay, DECAYS)}'
@@ -161,6 +166,7 @@ def build(
     UserError: for an unknown name or option, or a value out of range.
   """
   config_lib.bind(f'optim (name {name})', options, _optimizer(name))
+  _check_ranges(lr=lr, wd=wd, clip=clip, moment_dtype=options.get('moment_dtype'))
   if name == 'adam' and wd:
     raise UserError('config.optim: adam has no weight decay here; name it adamw.')
   if ema is not None and not 0 < ema < 1:
@@ -175,6 +181,19 @@ def build(
     parts.append(decayed_weights(wd, wd_rules))
   rate = make_schedule(lr, total_steps, **(schedule or {}))
   return Optimizer(optax.chain(*parts), rate, ema, accum)
+
+
+def _check_ranges(lr, wd, clip, moment_dtype) -> None:
+  for key, value, fits in (
+    ('lr', lr, 0 < lr < math.inf),
+    ('wd', wd, 0 <= wd < math.inf),
+    ('clip', clip, clip is None or clip > 0),
+  ):
+    if not fits:
+      raise UserError(f'config.optim.{key}={value!r} is out of range.')
+  dtypes = (None, 'float32', 'bfloat16')
+  if moment_dtype not in dtypes:
+    raise UserError(f'config.optim.moment_dtype={moment_dtype!r}: one of {dtypes}.')
 
 
 def signature(name: str) -> inspect.Signature:

@@ -76,10 +76,25 @@ def build(name: str, variant: str | None = None, **fields):
         f'Unknown dtype {name!r}: one of {DTYPES}.{did_you_mean(name, DTYPES)}'
       )
     fields['dtype'] = jnp.dtype(name)
+  _check_ranges(fields)
   for field, value in fields.items():
     if isinstance(value, list):  # JSON knows no tuples; modules must be hashable
       fields[field] = tuple(value)
   return module.Model(**fields)
+
+
+_COUNTS = ('width', 'depth', 'mlp_dim', 'num_heads', 'representation_size')
+_COUNTS += ('num_classes',)
+_RATES = ('dropout', 'attention_dropout', 'stochastic_depth')
+
+
+def _check_ranges(fields: dict) -> None:
+  for field in _COUNTS:
+    if (value := fields.get(field)) is not None and value < 1:
+      raise UserError(f'Model field {field}={value!r}: expected 1 or more.')
+  for field in _RATES:
+    if not 0 <= fields.get(field, 0) < 1:
+      raise UserError(f'Model field {field}={fields[field]!r}: not in [0, 1).')
 
 
 def signature(name: str, variant: str | None = None) -> inspect.Signature:

@@ -63,7 +63,10 @@ class MultiHeadDotProductAttention(nn.Module):
     inputs_kv = inputs_q if inputs_kv is None else inputs_kv
     width = inputs_q.shape[-1]
     if width % self.num_heads:
-      raise UserError
+      raise UserError(
+        f'num_heads={self.num_heads} does not divide the width {width}: each head has '
+        'width / num_heads channels.'
+      )
 
     # Projections see [B N, D], one matrix product each: as contractions of [B, N, D]
     # their backward pass transposes the activations.
