@@ -314,3 +314,10 @@ def test_metrics_survive_a_kill_and_a_restart(tmp_path):
     {'step': 3, 'a': 9},
   ]
   assert math.isnan(again.rows[0]['b'])
+
+
+def test_an_evaluation_at_another_size_is_refused(tmp_path):
+  data = {**runs.TEST, 'pp': 'resize(16)|value_range(-1, 1)'}
+  evals = {'test': {**runs.EVALS['test'], 'data': data}}
+  with pytest.raises(errors.UserError, match=r'evals.test.data.pp.*\[16, 16, 1\]'):
+    runs.run(tmp_path, evals=evals)

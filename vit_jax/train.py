@@ -151,6 +151,7 @@ def _build_evals(config, workdir, mesh, stop) -> dict:
       raise Preempted('Stopped during an evaluation.')
 
   evals, num_classes = {}, config['model']['num_classes']
+  image_shape = config['resolved']['image_shape']
   for name, section in config['evals'].items():
     section = dict(section)
     every, use_ema = section.pop('every', None), section.pop('use_ema', False)
@@ -158,6 +159,13 @@ def _build_evals(config, workdir, mesh, stop) -> dict:
       given = {'num_classes': num_classes, 'bad_log': workdir / 'bad_images.jsonl'}
       section['data'] = given | section['data']
     evaluator = evaluators.build(**section, mesh=mesh, check_stop=check_stop)
+    if 'data' in section:
+      ours, its = image_shape, list(evaluator.batches.spec['image'].shape[1:])
+      if ours != its:
+        raise UserError(
+          f'config.evals.{name}.data.pp gives images {its}, config.data.pp {ours}: the '
+          'model has positions for one size only.'
+        )
     evals[name] = evaluator, every, use_ema
   return evals
 
