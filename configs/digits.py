@@ -3,7 +3,7 @@
   python -m vit_jax.main --config=configs/digits.py            # or: make train
   python -m vit_jax.main --config=configs/digits.py:seed=1
 
-Hardware: any; about a minute of training on 2 CPU cores. Expect 98 % top-1 on the 360
+Hardware: any; one to two minutes of training on 2 CPU cores. Expect 98 % top-1 on the 360
 test images (every fifth of the 1,797); the README says what was measured, by seed.
 """
 

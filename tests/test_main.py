@@ -148,7 +148,7 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--config.model.variant=B'], ["'B'", 'SIZE/PATCH']),
     ([DIGITS, '--config.model.remat=some'], ["'some'"]),
     ([DIGITS, '--config.model.patch_size=4'], ['patch_size=4', 'tuple[int, int]']),
-    ([DIGITS, '--config.model.patch_size=(3,3)'], ['8x8', '3x3']),
+    ([DIGITS, '--config.model.patch_size=(3,3)'], ['16x16', '3x3']),
     ([DIGITS, '--config.model.num_heads=5'], ['num_heads', '5']),
     ([DIGITS, '--config.model.dtype=float8'], ['Unknown dtype', 'float8']),
     ([DIGITS, '--config.task.name=clasify'], ['Did you mean "classify"?']),

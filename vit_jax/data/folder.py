@@ -55,7 +55,8 @@ class Folder(Source):
     wanted = []
     for name, start, stop in splits.parse(split):
       name = _canonical(name)
-      if name not in directories and list(directories) == ['train']:
+      known = name in SYNONYMS  # else a misspelling, which check_name answers
+      if known and name not in directories and list(directories) == ['train']:
         raise UserError(
           f'{self.name} has no folder for the split {name!r}, only images to train on. '
           "To keep a tenth of them for evaluation, take the splits 'train[:90%]' and "
