@@ -27,7 +27,7 @@ def test_layer_norm_in_float64():
   expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
   # float32 of numbers near 50: 4e-6 each, over a deviation of 3.
   np.testing.assert_allclose(
-    normalise(x, scale, bias), expected * scale + bias, atol=2e-5
+    normalise(x, scale, bias, 1e-6), expected * scale + bias, atol=2e-5
   )
 
 
@@ -39,16 +39,17 @@ def test_layer_norm_gradient_is_that_of_the_formula():
 
   args, weight = (normal(3, 4, 16), normal(16), normal(16)), normal(3, 4, 16)
   grad = lambda fn: jax.grad(lambda *a: (fn(*a) * weight).sum(), argnums=(0, 1, 2))
-  for a, b in zip(grad(normalise)(*args), grad(plain)(*args), strict=True):
+  ours = lambda *a: normalise(*a, 1e-6)
+  for a, b in zip(grad(ours)(*args), grad(plain)(*args), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)  # float32, sums of 16
 
 
 def test_layer_norm_of_bfloat16_has_float32_statistics():
   x = jnp.asarray(normal(4, 256) + 3, jnp.bfloat16)
-  y = normalise(x, jnp.ones(256), jnp.zeros(256))
+  y = normalise(x, jnp.ones(256), jnp.zeros(256), 1e-6)
   assert y.dtype == jnp.float32
   np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
-  grad = jax.grad(lambda x: normalise(x, jnp.ones(256), jnp.zeros(256)).sum())(x)
+  grad = jax.grad(lambda x: normalise(x, jnp.ones(256), jnp.zeros(256), 1e-6).sum())(x)
   assert grad.dtype == jnp.bfloat16
 
 

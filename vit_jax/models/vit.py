@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.nn import resnet
 from vit_jax.nn.encoder import Encoder
 from vit_jax.nn.map_head import MAPHead
 from vit_jax.nn.patch_embed import PatchEmbed
@@ -36,26 +37,38 @@ CLASSIFIERS = ('token', 'gap', 'map', 'none')
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'B/16', or of 'B/16x8' for patches of 16 x 8 px.
+  """Returns the fields of 'B/16', 'B/16x8' (patches of 16 x 8 px) or 'R50+B/16'.
+
+  A hybrid R<layers>+SIZE/STRIDE embeds each position of a ResNet's output: at stride 32
+  its four stages; at 16 three, the third with the units of the fourth (section 4.1).
+  'R+SIZE/16' is the ResNet's root and patches of 8: 32 px in truth, published as 16.
 
   Raises:
     UserError: for an unknown name or a missing patch size.
   """
-  match = re.fullmatch(r'([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?', str(name))
-  if not match or match[1] not in VARIANTS or match[2] == '0' or match[3] == '0':
+  match = re.fullmatch(r'(?:R(\d*)\+)?([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?', str(name))
+  if not match or match[2] not in VARIANTS or match[3] == '0' or match[4] == '0':
+    size = str(name).split('/')[0].split('+')[-1]
     raise UserError(
-      f"Unknown ViT variant {name!r}: SIZE/PATCH such as 'B/16', SIZE one of "
-      f'{list(VARIANTS)}.{did_you_mean(str(name).split("/")[0], VARIANTS)}'
+      f"Unknown ViT variant {name!r}: SIZE/PATCH such as 'B/16', or a hybrid such as "
+      f"'R50+B/16', SIZE one of {list(VARIANTS)}.{did_you_mean(size, VARIANTS)}"
     )
-  width, depth, mlp_dim, num_heads = VARIANTS[match[1]]
-  patch_size = (int(match[2]), int(match[3] or match[2]))
-  return dict(
-    width=width,
-    depth=depth,
-    mlp_dim=mlp_dim,
-    num_heads=num_heads,
-    patch_size=patch_size,
-  )
+  width, depth, mlp_dim, num_heads = VARIANTS[match[2]]
+  fields = dict(width=width, depth=depth, mlp_dim=mlp_dim, num_heads=num_heads)
+  if match[1] is None:
+    return dict(fields, patch_size=(int(match[3]), int(match[4] or match[3])))
+  stems = {'R/16': ((), 8)}
+  for layers, (*first, third, fourth) in resnet.STAGES.items():
+    stems[f'R{layers}/16'] = (*first, third + fourth), 1
+    stems[f'R{layers}/32'] = (*first, third, fourth), 1
+  stem = f'R{match[1]}/{name.split("/")[1]}'
+  if stem not in stems:
+    known = [stem.replace('/', f'+{match[2]}/') for stem in stems]
+    raise UserError(
+      f'Unknown hybrid {name!r}: one of {known}.{did_you_mean(name, known)}'
+    )
+  blocks, patch = stems[stem]
+  return dict(fields, stem_blocks=blocks, patch_size=(patch, patch))
 
 
 class ViT(nn.Module):
@@ -67,6 +80,10 @@ class ViT(nn.Module):
   depth: int = 12
   mlp_dim: int = 3072
   num_heads: int = 12
+  # Hybrid (section 3.1): the units per stage of a ResNet whose output is what patches
+  # are cut from; (): its root alone; None: no ResNet. Width: channels of the root.
+  stem_blocks: tuple[int, ...] | None = None
+  stem_width: int = 64
   # token: a learned cls token; gap: mean of tokens; map: attention pooling;
   # none: every token is classified, logits are [B, N, K].
   classifier: str = 'token'
@@ -74,13 +91,14 @@ class ViT(nn.Module):
   representation_size: int | None = None
   posemb: str = 'learn'
   act: str = 'gelu_tanh'
+  norm_eps: float = 1e-6  # of every LayerNorm; transformers' ViT has 1e-12 by default
   dropout: float = 0.0  # paper B.1: after the embedding and every dense but q, k, v
   attention_dropout: float = 0.0
   stochastic_depth: float = 0.0
   # -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
   head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
-  remat: str = 'none'  # what to recompute: see nn.encoder.remat_policy
+  remat: str = 'none'  # what to recompute: see nn.stack.remat_policy
   dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
 
   @nn.compact
@@ -94,15 +112,21 @@ class ViT(nn.Module):
     Returns:
       (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens'
       [B, N, D] with positions added, 'block00', ... [B, N, D], 'encoded' [B, N, D]
-      after the final norm, 'pre_logits' [B, D].
+      after the final norm, 'pre_logits' [B, D]; of hybrids also 'root', 'stage1', ...
+      [B, h, w, C].
     """
     if self.classifier not in CLASSIFIERS:
       raise UserError(
         f'Unknown classifier {self.classifier!r}: one of {CLASSIFIERS}.'
         f'{did_you_mean(self.classifier, CLASSIFIERS)}'
       )
-    out = {}
-    x = PatchEmbed(self.width, self.patch_size, self.dtype, name='embedding')(images)
+    out, x, stride = {}, images, 1
+    if self.stem_blocks is not None:
+      x, out = resnet.trunk(
+        images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
+      )
+      stride = resnet.stride(self.stem_blocks)
+    x = PatchEmbed(self.width, self.patch_size, self.dtype, stride, name='embedding')(x)
     out['stem'] = x
     B, h, w, D = x.shape
     x = x.reshape(B, h * w, D)
@@ -120,6 +144,7 @@ class ViT(nn.Module):
       attention_dropout=self.attention_dropout,
       stochastic_depth=self.stochastic_depth,
       act=self.act,
+      norm_eps=self.norm_eps,
       scan=self.scan,
       remat=self.remat,
       dtype=self.dtype,
@@ -133,9 +158,14 @@ class ViT(nn.Module):
     elif self.classifier == 'gap':
       x = x.mean(axis=1)
     elif self.classifier == 'map':
-      x = MAPHead(self.num_heads, self.mlp_dim, self.act, self.dtype, name='MAPHead_0')(
-        x
-      )
+      x = MAPHead(
+        self.num_heads,
+        self.mlp_dim,
+        self.act,
+        self.norm_eps,
+        self.dtype,
+        name='MAPHead_0',
+      )(x)
     if self.representation_size is not None:
       x = nn.Dense(self.representation_size, dtype=self.dtype, name='pre_logits')(x)
       x = nn.tanh(x)

@@ -1,5 +1,7 @@
 """Layer normalisation with its gradient in closed form."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ class LayerNorm(nn.Module):
   """
 
   dtype: jnp.dtype = jnp.float32
+  eps: float = 1e-6
 
   @nn.compact
   def __call__(self, x):
@@ -21,27 +24,24 @@ class LayerNorm(nn.Module):
     width = x.shape[-1:]
     scale = self.param('scale', nn.initializers.ones_init(), width, jnp.float32)
     bias = self.param('bias', nn.initializers.zeros_init(), width, jnp.float32)
-    return normalise(x, scale, bias).astype(self.dtype)
+    return normalise(x, scale, bias, self.eps).astype(self.dtype)
 
 
-EPSILON = 1e-6
-
-
-@jax.custom_vjp
-def normalise(x, scale, bias):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def normalise(x, scale, bias, eps: float):
   """(x - mean) / sqrt(var + eps) * scale + bias over the last axis, in float32."""
-  return _forward(x, scale, bias)[0]
+  return _forward(x, scale, bias, eps)[0]
 
 
-def _forward(x, scale, bias):
+def _forward(x, scale, bias, eps):
   wide = x.astype(jnp.float32)
   mean = wide.mean(-1, keepdims=True)
   centred = wide - mean
-  rstd = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + EPSILON)
+  rstd = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
   return centred * (rstd * scale) + bias, (x, mean, rstd, scale)
 
 
-def _backward(residuals, g):
+def _backward(_, residuals, g):
   x, mean, rstd, scale = residuals
   y = (x.astype(jnp.float32) - mean) * rstd
   gy = g * scale

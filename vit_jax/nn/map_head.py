@@ -17,6 +17,7 @@ class MAPHead(nn.Module):
   num_heads: int
   mlp_dim: int
   act: str = 'gelu_tanh'
+  norm_eps: float = 1e-6
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -29,6 +30,6 @@ class MAPHead(nn.Module):
     x = MultiHeadDotProductAttention(
       self.num_heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
     )(probe, x)  # [B, 1, D]
-    y = LayerNorm(self.dtype, name='LayerNorm_0')(x)
+    y = LayerNorm(self.dtype, self.norm_eps, name='LayerNorm_0')(x)
     y = MlpBlock(self.mlp_dim, act=self.act, dtype=self.dtype, name='MlpBlock_0')(y)
     return (x + y)[:, 0]

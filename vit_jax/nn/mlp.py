@@ -1,5 +1,7 @@
 """The two-layer perceptron of a Transformer block."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -25,12 +27,17 @@ def activation(name: str):
 
 
 class MlpBlock(nn.Module):
-  """Dense, GELU, dropout, Dense: [..., D] -> [..., D]."""
+  """Dense, GELU, dropout, Dense: [..., D] -> [..., D].
+
+  The initialisers are those of the ViT's reference code.
+  """
 
   hidden: int
   dropout: float = 0.0
   act: str = 'gelu_tanh'
   dtype: jnp.dtype = jnp.float32
+  kernel_init: Callable = nn.initializers.xavier_uniform()
+  bias_init: Callable = nn.initializers.normal(1e-6)
 
   @nn.compact
   def __call__(self, x, *, train: bool = False):
@@ -41,8 +48,8 @@ class MlpBlock(nn.Module):
     def dense(features, name):
       return nn.Dense(
         features,
-        kernel_init=nn.initializers.xavier_uniform(),
-        bias_init=nn.initializers.normal(1e-6),  # as the reference code
+        kernel_init=self.kernel_init,
+        bias_init=self.bias_init,
         dtype=self.dtype,
         name=name,
       )

@@ -16,6 +16,7 @@ class PatchEmbed(nn.Module):
   width: int
   patch_size: tuple[int, int]
   dtype: jnp.dtype = jnp.float32
+  stride: int = 1  # of a stem before it: pixels per position, for the error
 
   @nn.compact
   def __call__(self, images):
@@ -23,6 +24,7 @@ class PatchEmbed(nn.Module):
     B, H, W, C = images.shape
     ph, pw = self.patch_size
     if H % ph or W % pw:
+      H, W, ph, pw = (n * self.stride for n in (H, W, ph, pw))
       raise UserError(
         f'Images of {H}x{W} px cannot be cut into patches of {ph}x{pw}: choose a '
         f'resolution that is a multiple, such as {-(-H // ph) * ph}x{-(-W // pw) * pw}.'

@@ -1,0 +1,117 @@
+"""The two ResNets against published counts, names and reference outputs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import trees
+from vit_jax.errors import UserError
+
+
+def abstract_params(model, size=224):
+  x = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+  return jax.eval_shape(model.init, jax.random.key(0), x)['params']
+
+
+@pytest.mark.parametrize(
+  ('model', 'variant', 'count'),
+  # Of big_vision; x4, R50x3 and R101x3 of timm. 1000 classes.
+  [
+    ('bit', 'R26', 15_995_176),
+    ('bit', 'R50', 25_557_032),
+    ('bit', 'R101', 44_549_160),
+    ('bit', 'R152', 60_192_808),
+    ('bit', 'R200', 64_673_832),
+    ('bit_paper', 'R26', 15_987_496),
+    ('bit_paper', 'R50x1', 25_549_352),
+    ('bit_paper', 'R101x1', 44_541_480),
+    ('bit_paper', 'R152', 60_185_128),
+    ('bit_paper', 'R200', 64_666_152),
+    ('bit_paper', 'R50x2', 97_988_712),
+    ('bit_paper', 'R50x3', 217_319_080),
+    ('bit_paper', 'R101x3', 387_934_888),
+    ('bit_paper', 'R152x2', 236_335_208),
+    ('bit_paper', 'R152x4', 936_533_224),
+  ],
+)
+def test_parameter_counts_are_the_published_ones(model, variant, count):
+  params = abstract_params(vit_jax.create_model(model, variant))
+  assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
+
+
+def test_names_and_shapes_are_the_published_ones():
+  shapes = abstract_params(vit_jax.create_model('bit_paper', 'R50', num_classes=21_843))
+  shapes = {k: v.shape for k, v in trees.flatten(shapes).items()}
+  expected = {
+    'root_block/standardized_conv2d/kernel': (7, 7, 3, 64),
+    'block1/unit01/a/proj/standardized_conv2d/kernel': (1, 1, 64, 256),
+    'block1/unit01/a/group_norm/scale': (64,),
+    'block1/unit01/a/standardized_conv2d/kernel': (1, 1, 64, 64),
+    'block3/unit06/b/standardized_conv2d/kernel': (3, 3, 256, 256),
+    'block4/unit03/c/standardized_conv2d/kernel': (1, 1, 512, 2048),
+    'block4/unit03/c/group_norm/bias': (512,),
+    'group_norm/scale': (2048,),
+    'head/conv2d/kernel': (1, 1, 2048, 21_843),
+    'head/conv2d/bias': (21_843,),
+  }
+  assert {k: shapes[k] for k in expected} == expected
+
+
+def from_tensorflow(name):
+  """Returns our name of a parameter in a published BiT file."""
+  name = name.removeprefix('resnet/')
+  return name.replace('/gamma', '/scale').replace('/beta', '/bias')
+
+
+def run(model, params, image):
+  return jax.jit(lambda p, x: model.apply({'params': p}, x))(params, image)
+
+
+@pytest.mark.parametrize(
+  ('model', 'atol'),
+  # bit: timm has the guard of the division within the root, which is w's 3e-5 here.
+  [('bit', 1e-4), ('bit_paper', 5e-6)],
+)
+def test_agrees_with_timm(golden, model, atol):
+  # Every parameter random, in the names of the published files; blocks (2, 1), width
+  # 32, images of 44 x 40 px: strides that meet odd and even sizes.
+  flat = {from_tensorflow(k): v for k, v in golden(f'{model}_timm').items()}
+  model, expected = (
+    vit_jax.create_model(model, blocks=(2, 1), width=32, num_classes=10),
+    golden(f'{model}_timm.expected'),
+  )
+  logits, out = run(model, trees.unflatten(flat), expected.pop('image'))
+  np.testing.assert_allclose(logits, expected.pop('logits'), atol=atol, rtol=0)
+  assert set(out) == set(expected) == {'stem', 'stage1', 'stage2', 'pre_logits'}
+  for name, features in expected.items():  # of a size up to 30
+    np.testing.assert_allclose(out[name], features, atol=1e-4, rtol=0, err_msg=name)
+
+
+def test_what_pads_the_pool_matters_at_the_border_only(golden):
+  params = {from_tensorflow(k): v for k, v in golden('bit_paper_timm').items()}
+  params = trees.unflatten(params)
+  fields = dict(blocks=(2, 1), width=32, num_classes=10)
+  image = golden('bit_paper_timm.expected')['image'][:, :, :32]
+  zeros, nothing = (
+    np.asarray(run(model, params, image)[1]['stem'])
+    for model in (
+      vit_jax.create_model('bit_paper', **fields),
+      vit_jax.create_model('bit_paper', zero_pad_pool=False, **fields),
+    )
+  )
+  border = np.zeros_like(nothing)
+  border[:, 1:, 1:] = -np.inf  # even sizes: the windows reach over two sides
+  np.testing.assert_array_equal(zeros, np.maximum(nothing, border))
+  assert (zeros != nothing).any()
+
+
+def test_unknown_variants_are_refused():
+  with pytest.raises(UserError, match=r"'R51'.*Did you mean \"R50\""):
+    vit_jax.create_model('bit', 'R51')
+  for name in ('50', 'R50x0', 'R50x', 'R50/16'):
+    with pytest.raises(UserError, match='Unknown ResNet variant'):
+      vit_jax.create_model('bit_paper', name)
+  with pytest.raises(UserError, match=r'blocks=\[3, 0\]'):
+    vit_jax.create_model('bit', blocks=[3, 0])

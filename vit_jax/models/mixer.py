@@ -1,0 +1,147 @@
+"""MLP-Mixer: "An all-MLP Architecture for Vision", arXiv 2105.01601.
+
+Differs from the reference code in one thing: with stochastic depth, branches that are
+kept are divided by their probability, as in the other models here.
+"""
+
+import re
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.nn.layer_norm import LayerNorm
+from vit_jax.nn.mlp import MlpBlock
+from vit_jax.nn.patch_embed import PatchEmbed
+from vit_jax.nn.stack import stack
+from vit_jax.nn.stochastic_depth import StochasticDepth
+
+# width, depth, token MLP width, channel MLP width: Table 1 of the paper.
+VARIANTS = {
+  'S': (512, 8, 256, 2048),
+  'B': (768, 12, 384, 3072),
+  'L': (1024, 24, 512, 4096),
+  'H': (1280, 32, 640, 5120),
+}
+
+
+def variant(name: str) -> dict:
+  """Returns the fields of 'B/16', or of 'B/16x8' for patches of 16 x 8 px.
+
+  Raises:
+    UserError: for an unknown name or a missing patch size.
+  """
+  match = re.fullmatch(r'([A-Za-z]+)/([1-9]\d*)(?:x([1-9]\d*))?', str(name))
+  if not match or match[1] not in VARIANTS:
+    raise UserError(
+      f"Unknown Mixer variant {name!r}: SIZE/PATCH such as 'B/16', SIZE one of "
+      f'{list(VARIANTS)}.{did_you_mean(str(name).split("/")[0], VARIANTS)}'
+    )
+  width, depth, tokens_mlp_dim, channels_mlp_dim = VARIANTS[match[1]]
+  return dict(
+    width=width,
+    depth=depth,
+    tokens_mlp_dim=tokens_mlp_dim,
+    channels_mlp_dim=channels_mlp_dim,
+    patch_size=(int(match[2]), int(match[3] or match[2])),
+  )
+
+
+class MixerBlock(nn.Module):
+  """An MLP over the tokens of each channel, then one over the channels of each token."""
+
+  tokens_mlp_dim: int
+  channels_mlp_dim: int
+  stochastic_depth: bool = False
+  act: str = 'gelu_tanh'
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x, depth_rate, train: bool = False):
+    """x: [B, N, D]; depth_rate: of stochastic depth. Returns (carry, output)."""
+
+    def mlp(hidden, name):
+      return MlpBlock(
+        hidden,
+        act=self.act,
+        dtype=self.dtype,
+        kernel_init=nn.initializers.lecun_normal(),
+        bias_init=nn.initializers.zeros_init(),
+        name=name,
+      )
+
+    def branch(y):
+      return StochasticDepth()(y, depth_rate, train=train) if drops_depth else y
+
+    drops_depth = self.stochastic_depth
+    y = LayerNorm(self.dtype, name='LayerNorm_0')(x).swapaxes(1, 2)  # [B, D, N]
+    y = mlp(self.tokens_mlp_dim, 'token_mixing')(y).swapaxes(1, 2)
+    x = x + branch(y)
+    y = LayerNorm(self.dtype, name='LayerNorm_1')(x)
+    x = x + branch(mlp(self.channels_mlp_dim, 'channel_mixing')(y))
+    return x, x
+
+
+class Mixer(nn.Module):
+  """See `__call__`. Fields up to `channels_mlp_dim` come from `variant`."""
+
+  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  patch_size: tuple[int, int] = (16, 16)
+  width: int = 768
+  depth: int = 12
+  tokens_mlp_dim: int = 384
+  channels_mlp_dim: int = 3072
+  act: str = 'gelu_tanh'
+  stochastic_depth: float = 0.0  # rate of the last block; 0.1 in the paper, Table 4
+  head_bias_init: float = 0.0
+  scan: bool = False  # blocks as one scanned block with stacked parameters
+  remat: str = 'none'  # what to recompute: see nn.stack.remat_policy
+  dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False):
+    """Classifies images, all of the one size for which the parameters were made.
+
+    Args:
+      images: [B, H, W, C] in [-1, 1].
+      train: stochastic depth, which needs the 'dropout' rng.
+
+    Returns:
+      (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens',
+      'block00', ... and, after the final norm, 'encoded' [B, N, D], their mean
+      'pre_logits' [B, D].
+    """
+    out = {}
+    x = PatchEmbed(self.width, self.patch_size, self.dtype, name='stem')(images)
+    out['stem'] = x
+    B, h, w, D = x.shape
+    out['tokens'] = x = x.reshape(B, h * w, D)
+    x, blocks = stack(
+      MixerBlock,
+      x,
+      name='MixerBlock',
+      depth=self.depth,
+      stochastic_depth=self.stochastic_depth,
+      scan=self.scan,
+      remat=self.remat,
+      train=train,
+      tokens_mlp_dim=self.tokens_mlp_dim,
+      channels_mlp_dim=self.channels_mlp_dim,
+      act=self.act,
+      dtype=self.dtype,
+    )
+    out |= blocks
+    out['encoded'] = x = LayerNorm(self.dtype, name='pre_head_layer_norm')(x)
+    out['pre_logits'] = x = x.mean(axis=1)
+    if self.num_classes is not None:
+      x = nn.Dense(
+        self.num_classes,
+        kernel_init=nn.initializers.zeros_init(),
+        bias_init=nn.initializers.constant(self.head_bias_init),
+        dtype=self.dtype,
+        name='head',
+      )(x)
+    return x.astype(jnp.float32), out
+
+
+Model = Mixer

@@ -1,0 +1,119 @@
+"""ResNets (arXiv 1512.03385): their shapes, and the post-activation trunk with
+GroupNorm and weight standardisation that hybrids and `bit` share.
+"""
+
+import re
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.nn.group_norm import group_norm
+from vit_jax.nn.stack import remat_policy
+from vit_jax.nn.std_conv import StdConv
+
+# Layers -> bottleneck units per stage. 50, 101, 152: Table 1 of the ResNet paper; 200:
+# arXiv 1603.05027; 26: the small hybrids of arXiv 2106.10270.
+STAGES = {
+  26: (2, 2, 2, 2),
+  50: (3, 4, 6, 3),
+  101: (3, 4, 23, 3),
+  152: (3, 8, 36, 3),
+  200: (3, 24, 36, 3),
+}
+
+
+def variant(name: str) -> dict:
+  """Returns the fields `blocks` and `width` of 'R50', or 'R152x4' for four times wider.
+
+  Raises:
+    UserError: for another name.
+  """
+  match = re.fullmatch(r'R(\d+)(?:x([1-9]\d*))?', str(name))
+  if not match or int(match[1]) not in STAGES:
+    known = [f'R{depth}' for depth in STAGES]
+    raise UserError(
+      f'Unknown ResNet variant {name!r}: one of {known}, or with a factor of its width '
+      f"such as 'R50x3'.{did_you_mean(str(name).split('x')[0], known)}"
+    )
+  return dict(blocks=STAGES[int(match[1])], width=64 * int(match[2] or 1))
+
+
+def stride(blocks: tuple[int, ...]) -> int:
+  """Returns how many pixels one position of the trunk's output stands for."""
+  return 4 * 2 ** max(len(blocks) - 1, 0)
+
+
+class Bottleneck(nn.Module):
+  """1x1, 3x3 and 1x1 convolutions beside a shortcut: [B, H, W, C] -> [B, h, w, 4 mid].
+
+  Post-activation: ReLU follows the sum. The stride is that of the 3x3 convolution, and
+  the shortcut is projected where stride or channels change.
+  """
+
+  mid: int
+  strides: int = 1
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x):
+    def layer(i, x, features, size, strides=1):
+      x = StdConv(features, size, strides, dtype=self.dtype, name=f'conv{i}')(x)
+      return group_norm(x, f'gn{i}', zero_scale=i == 3, dtype=self.dtype)
+
+    features, shortcut = 4 * self.mid, x
+    if self.strides != 1 or x.shape[-1] != features:
+      shortcut = StdConv(features, 1, self.strides, dtype=self.dtype, name='conv_proj')(
+        x
+      )
+      shortcut = group_norm(shortcut, 'gn_proj', dtype=self.dtype)
+    y = nn.relu(layer(1, x, self.mid, 1))
+    y = nn.relu(layer(2, y, self.mid, 3, self.strides))
+    return nn.relu(shortcut + layer(3, y, features, 1))
+
+
+class Stage(nn.Module):
+  """Units `unit1`, ..., of which the first has the stride."""
+
+  units: int
+  mid: int
+  strides: int = 1
+  remat: str = 'none'
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x):
+    Unit = rematerialised(Bottleneck, self.remat)
+    for i in range(self.units):
+      strides = self.strides if i == 0 else 1
+      x = Unit(self.mid, strides, self.dtype, name=f'unit{i + 1}')(x)
+    return x
+
+
+def rematerialised(Unit, remat: str):
+  """Returns the module's class, recomputed in the backward pass as `remat` says."""
+  policy = remat_policy(remat)
+  return Unit if policy is None else nn.remat(Unit, policy=policy)
+
+
+def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):
+  """Runs root and stages, whose parameters become those of the calling compact module.
+
+  Args:
+    images: [B, H, W, C].
+    blocks: units per stage; () for the root alone.
+    width: channels of the root convolution; stage i has 4 width 2^(i-1).
+    remat: of the units, see `nn.stack.remat_policy`.
+
+  Returns:
+    (x [B, h, w, C], {'root': [B, H / 4, W / 4, width], 'stage1': [B, h, w, C], ...}).
+  """
+  x = StdConv(width, 7, 2, dtype=dtype, name='conv_root')(images)
+  x = nn.relu(group_norm(x, 'gn_root', dtype=dtype))
+  out = {}
+  out['root'] = x = nn.max_pool(x, (3, 3), strides=(2, 2), padding='SAME')
+  for i, units in enumerate(blocks):
+    strides = 1 if i == 0 else 2
+    x = Stage(units, width * 2**i, strides, remat, dtype, name=f'block{i + 1}')(x)
+    out[f'stage{i + 1}'] = x
+  return x, out

@@ -1,0 +1,84 @@
+"""A stack of equal residual blocks, as a loop or as one scanned block."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, did_you_mean
+
+# What of a block is kept for the backward pass. 'none': everything (no recompute).
+REMAT = {
+  'none': None,
+  'full': 'nothing_saveable',
+  'dots': 'dots_with_no_batch_dims_saveable',
+}
+
+
+def stack(
+  Block,
+  x,
+  *,
+  name: str,
+  depth: int,
+  stochastic_depth: float,
+  scan: bool,
+  remat: str,
+  train: bool,
+  **fields,
+):
+  """Runs L blocks, from within a compact module.
+
+  Args:
+    Block: module with `__call__(x, depth_rate, train) -> (x, x)` and the field
+      `stochastic_depth`, whether it is used at all.
+    x: [B, N, D].
+    name: of the parameters: `{name}_0`, ...; scanned: `name`, with a leading axis [L].
+    stochastic_depth: rate of the last block; the first has 0, linear between.
+    remat: see `remat_policy`.
+    **fields: of `Block`.
+
+  Returns:
+    (x [B, N, D], {'block00': [B, N, D], ...}).
+  """
+  fields['stochastic_depth'] = stochastic_depth > 0
+  policy = remat_policy(remat)
+  if policy is not None:
+    # Inside a scan the loop already keeps XLA from merging the two computations.
+    Block = nn.remat(Block, policy=policy, prevent_cse=not scan, static_argnums=(3,))
+  last = max(depth - 1, 1)
+  rates = [stochastic_depth * i / last for i in range(depth)]
+  if scan:
+    x, blocks = nn.scan(
+      Block,
+      variable_axes={'params': 0, 'intermediates': 0},
+      split_rngs={'params': True, 'dropout': True},
+      in_axes=(0, nn.broadcast),
+      length=depth,
+    )(name=name, **fields)(x, jnp.asarray(rates), train)
+  else:
+    blocks = []
+    for i, rate in enumerate(rates):
+      x, block = Block(name=f'{name}_{i}', **fields)(x, rate, train)
+      blocks.append(block)
+  return x, {f'block{i:02d}': blocks[i] for i in range(depth)}
+
+
+def remat_policy(name: str):
+  """Returns the `jax.checkpoint` policy of that name, None for 'none'.
+
+  Args:
+    name: 'none', 'full', 'dots', or the name of a `jax.checkpoint_policies` member
+      that takes no argument.
+
+  Raises:
+    UserError: for any other name.
+  """
+  plain = ('everything_saveable', 'nothing_saveable', 'dots_saveable')
+  plain += ('dots_with_no_batch_dims_saveable',)
+  if name not in REMAT and name not in plain:
+    known = [*REMAT, *plain]
+    raise UserError(
+      f'Unknown remat policy {name!r}: one of {known}.{did_you_mean(name, known)}'
+    )
+  member = REMAT.get(name, name)
+  return getattr(jax.checkpoint_policies, member) if member else None
