@@ -36,7 +36,7 @@ def setup(model=None, **section):
 @functools.cache
 def first_state(task, optimizer):
   """Returns the state at step 0, on the host: compiled once for all meshes."""
-  init = jax.jit(lambda: init_state(task, optimizer, SPEC, jax.random.key(0)))
+  init = jax.jit(lambda: init_state(task, optimizer, SPEC, jax.random.key(0), {}))
   return jax.device_get(init())
 
 

@@ -22,12 +22,13 @@ MODULES = sorted(
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
   ('errors', 'version'),
-  ('trees',),
+  ('trees', 'resample'),
   ('sharding', 'config', 'report', 'flops', 'fingerprint'),
   ('nn', 'losses'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz', 'preemption'),
   ('tasks', 'evaluators', 'checkpoint'),
-  ('step', 'schema', 'compilation'),
+  ('pretrained',),
+  ('step', 'schema', 'compilation', 'inference'),
   ('loop',),
   ('train',),
   ('main', 'tools'),
@@ -38,7 +39,11 @@ SIDEWAYS = {('main', 'tools')}
 # Parts that may import less than what lies below them.
 ONLY = {
   'models': {'nn', 'errors'},  # no model knows another's training or data
-  'weights': {'trees', 'errors'},  # readers and renames work on plain arrays
+  'weights': {
+    'trees',
+    'resample',
+    'errors',
+  },  # readers and renames work on plain arrays
 }
 # Packages with one home each, as path prefixes below vit_jax/.
 HOMES = {

@@ -1,4 +1,4 @@
-"""Vision Transformers in JAX: `create_model`, `__version__`."""
+"""Vision Transformers in JAX: `create_model`, `load`, `__version__`."""
 
 from vit_jax.version import __version__ as __version__
 
@@ -12,3 +12,16 @@ def create_model(name: str, variant: str | None = None, **fields):
   from vit_jax import models  # importing vit_jax alone costs nothing
 
   return models.build(name, variant, **fields)
+
+
+def load(source: str, **options):
+  """Returns (model, params) of published weights or of a run.
+
+  `load('ViT-B_16.npz')`, `load('runs/digits')`, `load('b16-augreg-i21k')`,
+  `load('ViT-B_16.npz', num_classes=10, image_size=384)`. All arguments, and what else a
+  source tells (class names, preprocessing): `vit_jax.pretrained.load`.
+  """
+  from vit_jax import pretrained
+
+  loaded = pretrained.load(source, **options)
+  return loaded.model, loaded.params

@@ -3,12 +3,22 @@
 import json
 from pathlib import Path
 
-from vit_jax import checkpoint, evaluators, models, optim, report, sharding, tasks
+from vit_jax import (
+  checkpoint,
+  evaluators,
+  models,
+  optim,
+  pretrained,
+  report,
+  sharding,
+  tasks,
+)
 from vit_jax import config as config_lib
 from vit_jax.data import pipeline, registry
 from vit_jax.errors import UserError, did_you_mean
 
 DEFAULTS = {
+  'weights': {},  # source, skip, ...: see pretrained.from_section; {}: from scratch
   'task': {'name': 'classify'},
   'mesh': {},  # data=-1: all devices
   'sharding': 'fsdp',  # see sharding.PRESETS; nothing is split while mesh.fsdp is 1
@@ -62,6 +72,8 @@ def check(config: dict) -> dict:
   model = config['model']
   bind('model', model, models.signature(named('model')), extra=('name', 'variant'))
   config_lib.check_type('config.model.variant', model.get('variant'), str | None)
+  if config['weights']:
+    bind('weights', config['weights'], pretrained.from_section)
   bind('data', config['data'], pipeline.train, provided=PROVIDED)
   registry.parse(config['data']['pp'])
   bind('task', config['task'], tasks.signature(named('task')), extra=('name',))

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import trees
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
@@ -19,9 +21,13 @@ class State:
   counters: dict[str, jax.Array]  # int32: skipped, skipped_in_a_row, masked
 
 
-def init_state(task, optimizer, spec: dict, rng) -> State:
-  """Returns the state at step 0 for batches of `spec`; traceable."""
-  params = task.init(rng, spec)
+def init_state(task, optimizer, spec: dict, rng, given: dict) -> State:
+  """Returns the state at step 0 for batches of `spec`; traceable.
+
+  Args:
+    given: {name: array}, parameters in place of freshly initialised ones.
+  """
+  params = trees.map_named(lambda n, x: given.get(n, x), task.init(rng, spec))
   return State(
     step=jnp.zeros((), jnp.int32),
     params=params,

@@ -17,10 +17,12 @@ from vit_jax import (
   models,
   optim,
   preemption,
+  pretrained,
   report,
   schema,
   sharding,
   tasks,
+  trees,
 )
 from vit_jax import config as config_lib
 from vit_jax.compilation import compile_step
@@ -48,6 +50,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   Raises:
     RunError: its subclasses say why and carry the exit code.
   """
+  config, origin = _open_weights(config)
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
     workdir = stack.enter_context(preemption.lock(workdir))
@@ -74,9 +77,12 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     )
     evals = _build_evals(config, workdir, mesh, stop)
 
+    given = {}  # a run that resumes has its own parameters
+    if origin is not None and checkpoints.latest() is None:
+      given = _fit_weights(origin, model, config)
     init_key, step_key = jax.random.split(jax.random.key(config['seed']))
-    init = lambda key: init_state(task, optimizer, data.spec, key)
-    abstract = jax.eval_shape(init, init_key)
+    init = lambda key, given: init_state(task, optimizer, data.spec, key, given)
+    abstract = jax.eval_shape(init, init_key, {})
     shardings = sharding.state_shardings(abstract, mesh, config['sharding'])
     abstract = jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -91,7 +97,9 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     step = compile_step(step, abstract, shardings, data.spec, mesh)
     restored = checkpoints.restore(abstract)
     if restored is None:
-      state = jax.jit(init, out_shardings=shardings)(init_key)
+      places = trees.flatten(shardings.params)
+      given = {name: jax.device_put(x, places[name]) for name, x in given.items()}
+      state = jax.jit(init, out_shardings=shardings)(init_key, given)
     else:
       state, _ = restored
       print(f'Resuming from step {int(state.step)}.', flush=True)
@@ -99,6 +107,32 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     stack.callback(loop.close)
     batches = stack.enter_context(contextlib.closing(data.iterate(loop.step)))
     return loop.run(step, prefetch(batches, mesh))
+
+
+def _open_weights(config: dict) -> tuple[dict, pretrained.Origin | None]:
+  """Returns (config with the model that the weights are of, the weights)."""
+  section = config.get('weights')
+  if not section:
+    return config, None
+  config_lib.bind('weights', section, pretrained.from_section)
+  origin = pretrained.from_section(**section)
+  model = config_lib.section({'model': {}, **config}, 'model')
+  model = pretrained.complete(model, origin)
+  return {**config, 'model': model}, origin
+
+
+def _fit_weights(origin, model, config) -> dict:
+  """Returns {name: array} of the parameters that the run starts from."""
+  *size, channels = config['resolved']['image_shape']
+  if channels != origin.channels:
+    raise UserError(
+      f'{origin.source} is of images with {origin.channels} channels, config.data.pp '
+      f"gives {channels}: begin it with 'decode({origin.channels})'."
+    )
+  options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
+  given, report = pretrained.fit(origin, model, tuple(size), **options)
+  print(pretrained.describe(origin, report), flush=True)
+  return given
 
 
 def _open_data(config, workdir, mesh):

@@ -3,6 +3,8 @@
   python -m vit_jax.tools.inspect vit:B/16
   python -m vit_jax.tools.inspect vit:L/16 --resolution 384 --set classifier=map
   python -m vit_jax.tools.inspect vit:B/16 --examples 303e6 --epochs 7 --json
+  python -m vit_jax.tools.inspect --table paper     # Table 6 of the ViT paper beside ours
+  python -m vit_jax.tools.inspect --zoo             # published weights by short names
 
 Everything comes from the model's shapes: no parameter is allocated and no accelerator
 is used, so a G/14 takes seconds on a laptop.
@@ -15,12 +17,17 @@ import re
 import sys
 
 from vit_jax.errors import UserError
-from vit_jax.tools import cli
+from vit_jax.tools import cli, paper_table
 
 
 def main(argv: list[str]) -> int:
   """Prints the report (or its JSON) on the model named in `argv`; returns 0."""
-  args = _parser().parse_args(argv)
+  parser = _parser()
+  args = parser.parse_args(argv)
+  if args.table or args.zoo:
+    return _print_table(args, parser)
+  if args.model is None:
+    parser.error('the following arguments are required: model')
   if args.batch < 1:
     raise UserError('--batch 0: at least one image per step.')
   fields = dict(_field(setting) for setting in args.set)
@@ -35,6 +42,45 @@ def main(argv: list[str]) -> int:
   return 0
 
 
+def _print_table(args, parser) -> int:
+  asked = f'--table {args.table}' if args.table else '--zoo'
+  for name, value in vars(args).items():
+    if name in asked or name == 'json' or value == parser.get_default(name):
+      continue
+    given = value if name == 'model' else f'--{name}'
+    raise UserError(
+      f'{asked} has its own models and settings: leave out {given}, or {asked}.'
+    )
+  if args.zoo:
+    return _print_zoo(args.json)
+  rows = paper_table.rows()
+  if args.json:
+    cli.print_json({'table': args.table, 'rows': rows})
+  else:
+    print(paper_table.render(rows))
+  return 0
+
+
+def _print_zoo(as_json: bool) -> int:
+  from vit_jax.weights import zoo
+
+  if as_json:
+    cli.print_json({'zoo': [entry._asdict() for entry in zoo.ENTRIES.values()]})
+    return 0
+  rows = [('name', 'model', 'px', 'classes', 'data', 'format')]
+  for e in zoo.ENTRIES.values():
+    classes = str(e.classes or 'none')
+    rows.append((e.name, e.model, str(e.resolution), classes, e.data, e.dialect))
+  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+  for row in rows:
+    print('  '.join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+  print(
+    '\nPixels in [-1, 1]; Apache-2.0. --json has the addresses. None of these files could '
+    'be\ndownloaded where this list was made; "none": the published head is all zeros.'
+  )
+  return 0
+
+
 def inspect_model(
   model: str,
   resolution: tuple[int, int] = (224, 224),
@@ -46,7 +92,7 @@ def inspect_model(
   """Returns what the tool prints.
 
   Args:
-    model: 'vit:B/16' or a timm name.
+    model: 'vit:B/16' or a published name.
     resolution: height and width of the images, in pixels.
     fields: more fields of the model, such as `{'classifier': 'map'}`.
     batch: images per device and step, for the memory.
@@ -137,7 +183,7 @@ def _modules(params) -> dict[str, int]:
   for name, leaf in trees.flatten(params).items():
     path = paths[name]
     module = '/'.join(path[: 2 if path[0] in stacks else 1])
-    group = re.sub(r'([Bb]lock)_?\d+$', r'\1_*', module)
+    group = re.sub(r'([Bb]lock)_\d+$', r'\1_*', module)
     sizes[group] = sizes.get(group, 0) + leaf.size
     members.setdefault(group, set()).add(module)
   return {
@@ -182,7 +228,17 @@ def _parser() -> cli.Parser:
     prog='python -m vit_jax.tools.inspect', description=__doc__.split('\n')[0]
   )
   add = parser.add_argument
-  add('model', help="'vit:B/16', or a timm name such as 'vit_base_patch16_224'")
+  add(
+    'model',
+    nargs='?',
+    help="'vit:B/16', or a published name such as 'vit_base_patch16_224'",
+  )
+  add(
+    '--table',
+    choices=['paper'],
+    help='instead of a model: exaFLOPs of the ViT paper (Table 6) beside ours',
+  )
+  add('--zoo', action='store_true', help='instead of a model: the published weights')
   add(
     '--resolution', type=_resolution, default=(224, 224), help='224, or 224x160 (HxW)'
   )

@@ -1,0 +1,250 @@
+"""timm and transformers compute what we compute, with weights carried both ways.
+
+Run by `make peer` where those packages are installed; models are small or on random
+weights, every parameter random. float32 at highest precision.
+"""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from conftest import GOLDEN
+
+import vit_jax
+from vit_jax import pretrained
+
+pytestmark = [
+  pytest.mark.peer,
+  # Warnings of other people's packages are theirs.
+  pytest.mark.filterwarnings('default'),
+]
+
+# ViT and Mixer: rounding, measured 2e-6 and below between the reference codes. Hybrids
+# and BiT: timm's weight standardisation adds 1e-8 to the variance, ours 1e-5 to the
+# deviation (as Google's), or 1e-10 to the variance.
+TOKENS, RESNETS = 5e-6, 1e-4
+
+
+@pytest.fixture(scope='module')
+def torch():
+  torch = pytest.importorskip('torch', reason='torch is not installed')
+  torch.set_grad_enabled(False)
+  return torch
+
+
+@pytest.fixture(scope='module')
+def timm(torch):
+  _import_torchvision(torch)
+  return pytest.importorskip('timm', reason='timm is not installed')
+
+
+@pytest.fixture(scope='module')
+def transformers(torch):
+  _import_torchvision(torch)
+  return pytest.importorskip('transformers', reason='transformers is not installed')
+
+
+def _import_torchvision(torch):
+  """Imports it, also where it was built for another torch: no operator is used."""
+  register = torch.library.register_fake
+
+  def lenient(name, *args, **kwargs):
+    def decorate(function):
+      try:
+        return register(name, *args, **kwargs)(function)
+      except RuntimeError:
+        return function
+
+    return decorate
+
+  torch.library.register_fake = lenient
+  try:
+    import torchvision  # noqa: F401
+  except ImportError:
+    pass
+  finally:
+    torch.library.register_fake = register
+
+
+@pytest.fixture(autouse=True)
+def highest_precision():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+def randomise(torch, model, scale=0.1):
+  """Makes every parameter random; scales of norms stay near 1."""
+  torch.manual_seed(0)
+  for parameter in model.parameters():
+    parameter.add_(scale * torch.randn_like(parameter))
+  return model.eval()
+
+
+def images(size, batch=2):
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (batch, size, size, 3)).astype(np.float32)
+
+
+def theirs(torch, model, x):
+  y = model(torch.from_numpy(x.transpose(0, 3, 1, 2).copy()))
+  return (y.logits if hasattr(y, 'logits') else y).numpy()
+
+
+def ours(source, x, **options):
+  model, params = vit_jax.load(source, **options)
+  return np.asarray(jax.jit(model.apply)({'params': params}, x)[0])
+
+
+def save_timm(folder, model, architecture, **model_args):
+  from safetensors.torch import save_file
+
+  folder.mkdir()
+  save_file(model.state_dict(), folder / 'model.safetensors')
+  config = {'architecture': architecture, 'model_args': model_args}
+  config['num_classes'] = model.num_classes
+  (folder / 'config.json').write_text(json.dumps(config))
+  return folder
+
+
+def agree(a, b, tolerance):
+  """Absolute for logits of size 1; the scale of larger ones goes along."""
+  np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max() / 2))
+
+
+TIMM_VITS = {
+  'token': dict(global_pool='token'),
+  'gap': dict(class_token=False, global_pool='avg', fc_norm=False),
+  'map': dict(class_token=False, global_pool='map'),
+  'no_embed_class': dict(no_embed_class=True),
+  'no positions': dict(class_token=False, global_pool='map', pos_embed='none'),
+  'tanh': dict(act_layer='gelu_tanh'),
+}
+
+
+@pytest.mark.parametrize('kind', TIMM_VITS)
+def test_timm_vit_both_ways(torch, timm, tmp_path, kind):
+  args = dict(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4)
+  args |= dict(num_classes=10, mlp_ratio=2.0) | TIMM_VITS[kind]
+  model = randomise(torch, timm.models.VisionTransformer(**args))
+  folder = save_timm(tmp_path / 'timm', model, 'vit_tiny_patch16_224', **args)
+  x = images(32)
+  expected = theirs(torch, model, x)
+  agree(ours(folder, x), expected, TOKENS)
+
+  back = tmp_path / 'back'
+  pretrained.export(pretrained.open(folder), back, 'timm')
+  loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
+  agree(theirs(torch, loaded, x), expected, TOKENS)
+
+
+@pytest.mark.parametrize(
+  ('name', 'tolerance'),
+  [
+    ('vit_tiny_r_s16_p8_224', RESNETS),
+    ('vit_small_r26_s32_224', RESNETS),
+    ('mixer_s32_224', TOKENS),
+    ('resnetv2_50x1_bit', RESNETS),
+  ],
+)
+def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):
+  model = timm.create_model(name, num_classes=10)
+  model = randomise(torch, model, scale=0.02)
+  folder = save_timm(tmp_path / 'timm', model, name)
+  x = images(224, batch=1)
+  expected = theirs(torch, model, x)
+  agree(ours(folder, x), expected, tolerance)
+
+  back = tmp_path / 'back'
+  pretrained.export(pretrained.open(folder), back, 'timm')
+  loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
+  for key, tensor in model.state_dict().items():
+    assert torch.equal(tensor, loaded.state_dict()[key]), key
+  agree(theirs(torch, loaded, x), expected, tolerance)
+
+
+@pytest.mark.parametrize('golden_name', ['vit_google_token', 'vit_bigvision_map'])
+def test_timm_loads_google_weights_that_we_exported(torch, timm, tmp_path, golden_name):
+  source = GOLDEN / f'{golden_name}.npz'
+  pretrained.export(pretrained.open(source), tmp_path / 'out', 'timm')
+  model = timm.create_model(f'local-dir:{tmp_path / "out"}', pretrained=True).eval()
+  expected = np.load(GOLDEN / f'{golden_name}.expected.npz')
+  agree(theirs(torch, model, expected['image']), expected['logits'], TOKENS)
+
+
+@pytest.mark.parametrize('act', ['gelu', 'gelu_pytorch_tanh'])
+@pytest.mark.parametrize('eps', [1e-6, 1e-12])
+def test_transformers_vit_both_ways(torch, transformers, tmp_path, act, eps):
+  config = transformers.ViTConfig(
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=96,
+    image_size=32,
+    patch_size=8,
+    hidden_act=act,
+    layer_norm_eps=eps,
+    num_labels=10,
+  )
+  model = randomise(torch, transformers.ViTForImageClassification(config))
+  model.save_pretrained(tmp_path / 'hf')
+  x = images(32)
+  expected = theirs(torch, model, x)
+  agree(ours(tmp_path / 'hf', x), expected, TOKENS)
+
+  back = tmp_path / 'back'
+  pretrained.export(pretrained.open(tmp_path / 'hf'), back, 'hf')
+  loaded, info = transformers.ViTForImageClassification.from_pretrained(
+    back, output_loading_info=True
+  )
+  assert not any(info[k] for k in ('missing_keys', 'unexpected_keys'))
+  agree(theirs(torch, loaded.eval(), x), expected, TOKENS)
+
+
+def test_transformers_pooler_is_pre_logits(torch, transformers, tmp_path):
+  config = transformers.ViTConfig(
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=96,
+    image_size=32,
+    patch_size=8,
+    layer_norm_eps=1e-6,
+  )
+  model = randomise(torch, transformers.ViTModel(config))
+  model.save_pretrained(tmp_path / 'hf')
+  x = images(32)
+  expected = model(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).pooler_output
+  agree(ours(tmp_path / 'hf', x), expected.numpy(), TOKENS)
+
+
+def test_transformers_loads_google_weights_that_we_exported(
+  torch, transformers, tmp_path
+):
+  origin = pretrained.open(GOLDEN / 'vit_google_token.npz')
+  pretrained.export(origin, tmp_path / 'out', 'hf')
+  model = transformers.ViTForImageClassification.from_pretrained(tmp_path / 'out')
+  expected = np.load(GOLDEN / 'vit_google_token.expected.npz')
+  agree(theirs(torch, model.eval(), expected['image']), expected['logits'], TOKENS)
+
+
+def test_bicubic_positions_are_those_of_timm(torch, timm):
+  from timm.layers import resample_abs_pos_embed
+
+  from vit_jax.weights.adapt import resize_positions
+
+  table = np.random.default_rng(0).normal(size=(1, 1 + 14 * 14, 8)).astype(np.float32)
+  for new in ((24, 24), (7, 7), (10, 20)):
+    timms = resample_abs_pos_embed(
+      torch.from_numpy(table), new_size=list(new), num_prefix_tokens=1
+    ).numpy()
+    result = resize_positions(table, (14, 14), new, 'bicubic')
+    # It computes positions up to 24 in float32, 2e-6, times the slope of the kernel and
+    # 4 x 4 values near 1. The same call in float64 shows that nothing else differs.
+    np.testing.assert_allclose(result, timms, rtol=0, atol=2e-5)
+    grid = torch.from_numpy(table[:, 1:].reshape(1, 14, 14, 8)).permute(0, 3, 1, 2)
+    exact = torch.nn.functional.interpolate(
+      grid.double(), size=new, mode='bicubic', antialias=True, align_corners=False
+    )
+    exact = exact.permute(0, 2, 3, 1).reshape(1, -1, 8).numpy()
+    np.testing.assert_allclose(result[:, 1:], exact, rtol=0, atol=1e-6)

@@ -1,0 +1,159 @@
+"""Runs as weights: loading a run's folder, and starting a run from weights."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import runs
+from conftest import GOLDEN
+
+import vit_jax
+from vit_jax import pretrained, trees
+from vit_jax.data import pipeline
+from vit_jax.errors import UserError
+from vit_jax.tools import cli, convert
+
+COMMON = ('checkpoint.best=None', 'optim.schedule.warmup=0')
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  runs.on_one_device(monkeypatch)
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A finished run of a few steps: (workdir, its last metrics)."""
+  workdir = tmp_path_factory.mktemp('finished')
+  with pytest.MonkeyPatch.context() as patch:
+    runs.on_one_device(patch)
+    evals = {'test': runs.EVALS['test'] | {'every': 8}}
+    evals['ema'] = evals['test'] | {'use_ema': True}
+    changes = ('steps=8', 'optim.lr=0.03', *COMMON)
+    _, rows = runs.run(workdir, *changes, evals=evals)
+  values = {k: v for row in rows if row['step'] == 8 for k, v in row.items()}
+  return workdir, values
+
+
+def top1(model, params, pp):
+  data = dict(source='digits', split='test', batch_size=360, pp=pp)
+  test = pipeline.evaluate(**data)
+  (batch,) = test.iterate()
+  batch = test.on_device(batch)
+  logits, _ = jax.jit(model.apply)({'params': params}, batch['image'])
+  return np.mean(np.argmax(logits, -1) == batch['label'])
+
+
+@pytest.mark.parametrize('ema', [False, True])
+def test_a_run_loads_with_its_names_and_its_accuracy(finished, ema):
+  workdir, values = finished
+  loaded = pretrained.load(workdir, ema=ema)
+  assert loaded.class_names == [str(i) for i in range(10)]
+  assert (loaded.image_size, loaded.channels) == ((8, 8), 1)
+  assert loaded.pp == 'decode(1)|value_range(-1, 1)'
+  expected = values['ema/top1' if ema else 'test/top1']
+  assert top1(loaded.model, loaded.params, loaded.pp) == pytest.approx(expected)
+
+
+def finetune(workdir, source, *changes, weights=(), model=(), **sections):
+  sections['weights'] = {'source': str(source), **dict(weights)}
+  return runs.run(workdir, *COMMON, *changes, model=dict(model), **sections)
+
+
+def test_a_run_starts_where_its_weights_are(finished, tmp_path, capsys):
+  source, values = finished
+  evals = {'test': runs.EVALS['test'] | {'every': 1}}
+  _, rows = finetune(tmp_path, source, 'steps=1', 'optim.lr=1e-30', evals=evals)
+  accuracy = next(row['test/top1'] for row in rows if 'test/top1' in row)
+  assert accuracy == pytest.approx(values['test/top1'])
+  assert '23 parameters taken' in capsys.readouterr().out
+  loaded = pretrained.load(tmp_path)  # the model is written out in config.json
+  assert loaded.model.depth == 1
+  assert loaded.model.dropout == 0.1
+
+
+def test_a_resumed_run_keeps_its_own_parameters(finished, tmp_path):
+  source, _ = finished
+  changes = ('optim.lr=0.03', 'checkpoint.every=2', 'steps=4')
+  whole, _ = finetune(tmp_path / 'a', source, *changes, evals={})
+  finetune(tmp_path / 'b', source, *changes, evals={})
+  (tmp_path / 'b' / 'status.json').unlink()
+  shutil.rmtree(tmp_path / 'b' / 'checkpoints' / '4')
+  again, _ = finetune(tmp_path / 'b', source, *changes, evals={})
+  assert again['fingerprint'] == whole['fingerprint']
+
+
+def test_ema_and_optimizer_start_from_the_weights(finished, tmp_path):
+  source, _ = finished
+  finetune(tmp_path, source, 'steps=1', 'optim.lr=1e-30', evals={})
+  start = trees.flatten(pretrained.load(source).params)
+  for ema in (False, True):
+    now = trees.flatten(pretrained.load(tmp_path, ema=ema).params)
+    for name in start:  # zeros move by the rate, the average by rounding
+      np.testing.assert_allclose(now[name], start[name], rtol=1e-6, atol=1e-20)
+
+
+def test_published_weights_get_a_new_head_and_size(tmp_path, capsys):
+  # 10 classes again: the head is kept unless it is skipped.
+  changes = ('steps=1', 'data.pp=decode(3)|resize(16)|value_range(-1, 1)')
+  finetune(
+    tmp_path,
+    GOLDEN / 'vit_google_prelogits.npz',
+    *changes,
+    weights=dict(skip=['head/.*', 'pre_logits/.*'], resize='bicubic'),
+    model=dict(representation_size=None),
+    evals={},
+  )
+  out = capsys.readouterr().out
+  assert 'position embeddings resized from (4, 4) to (2, 2), bicubic' in out
+  assert 'left out: head/bias, head/kernel, pre_logits/bias, pre_logits/kernel' in out
+  assert pretrained.load(tmp_path).params['head']['kernel'].shape == (48, 10)
+
+
+@pytest.mark.parametrize(
+  ('weights', 'model', 'message'),
+  [
+    (dict(source='nowhere.npz'), {}, "No weights at 'nowhere.npz'"),
+    (dict(sorce='a.npz'), {}, r'config\.weights.*sorce.*source'),
+    (dict(source=str(GOLDEN / 'vit_timm'), resize='cubic'), {}, 'cubic.*bicubic'),
+    (dict(source=str(GOLDEN / 'vit_timm')), dict(depht=2), 'depht.*depth'),
+    (
+      dict(source=str(GOLDEN / 'vit_timm')),
+      dict(width=32),
+      r'\(48,\) in the source, \(32,\) in the',
+    ),
+  ],
+)
+def test_bad_weights_end_before_the_run_starts(tmp_path, weights, model, message):
+  pp = 'data.pp=decode(3)|resize(16)|value_range(-1, 1)'
+  with pytest.raises(UserError, match=message):
+    runs.run(tmp_path, *COMMON, 'steps=1', pp, weights=weights, model=model, evals={})
+  assert not (tmp_path / 'config.json').exists()
+
+
+def test_images_of_other_channels_are_refused(tmp_path):
+  with pytest.raises(UserError, match=r"3 channels.*begin it with 'decode\(3\)'"):
+    finetune(tmp_path, GOLDEN / 'vit_timm', 'steps=1', evals={})
+
+
+def test_a_run_converts_to_npz_and_back(finished, tmp_path):
+  workdir, _ = finished
+  dest = tmp_path / 'digits.npz'
+  assert cli.run(convert.main, [str(workdir), str(dest)]) == 0
+  model, params = vit_jax.load(dest)
+  old = pretrained.load(workdir)
+  assert trees.flatten(params).keys() == trees.flatten(old.params).keys()
+  jax.tree.map(np.testing.assert_array_equal, params, old.params)
+  assert pretrained.load(dest).class_names == old.class_names
+  assert pretrained.load(dest).pp == old.pp
+  assert model.num_heads == 2
+  with pytest.raises(UserError, match='1 channel; timm'):
+    pretrained.export(pretrained.open(workdir), tmp_path / 'timm', 'timm')
+
+
+def test_a_run_without_checkpoints(tmp_path):
+  (tmp_path / 'checkpoints').mkdir()
+  (tmp_path / 'config.json').write_text('{"a": 1}')
+  with pytest.raises(UserError, match='no run of vit_jax'):
+    vit_jax.load(tmp_path)

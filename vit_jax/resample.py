@@ -1,0 +1,52 @@
+"""Resizing as a product with a matrix, one per axis, in numpy."""
+
+import numpy as np
+
+
+def matrix(old: int, new: int, method: str, antialias: bool) -> np.ndarray:
+  """Returns the float64 [new, old] matrix that resizes one axis.
+
+  Pixel centres lie on pixel centres, weights outside the image go to those inside, as
+  in `tf.image.resize` and `jax.image.resize`.
+
+  Args:
+    old, new: lengths in pixels.
+    method: 'nearest', 'area', 'bilinear' or 'bicubic' (Keys, a = -0.5).
+    antialias: widen the kernel where the axis shrinks; of the last two methods.
+  """
+  if method == 'nearest':
+    at = np.floor((np.arange(new) + 0.5) * old / new)
+    return (at[:, None] == np.arange(old)).astype(float)
+  if method == 'area':
+    edges = np.arange(new + 1) * old / new
+    low = np.maximum(edges[:-1, None], np.arange(old))
+    high = np.minimum(edges[1:, None], np.arange(old) + 1)
+    weights = np.maximum(high - low, 0)
+  else:
+    scale = max(old / new, 1.0) if antialias else 1.0
+    at = (np.arange(new) + 0.5) * old / new - 0.5
+    kernel = {'bilinear': _triangle, 'bicubic': _keys}[method]
+    weights = kernel(np.abs(at[:, None] - np.arange(old)) / scale)
+  return weights / weights.sum(1, keepdims=True)
+
+
+def _triangle(x):
+  return np.maximum(0, 1 - x)
+
+
+def _keys(x):
+  near = (1.5 * x - 2.5) * x * x + 1
+  far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+  return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def align_corners(old: int, new: int) -> np.ndarray:
+  """Returns the [new, old] matrix of linear interpolation with the ends on the ends."""
+  at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+  return _triangle(np.abs(at[:, None] - np.arange(old)))
+
+
+def apply(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+  """Resizes [H, W, ...] by [h, H] and [w, W] matrices: float64 [h, w, ...]."""
+  out = np.tensordot(rows, images.astype(np.float64), (1, 0))
+  return np.moveaxis(np.tensordot(columns, out, (1, 1)), 0, 1)

@@ -1,0 +1,65 @@
+"""Writes weights in the format of another library.
+
+  python -m vit_jax.tools.convert SOURCE DEST [--to google|timm|hf]
+
+SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder, a name of the
+zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
+`timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
+`from_pretrained('FOLDER')` read. What a format cannot express is refused.
+"""
+
+import sys
+from pathlib import Path
+
+from vit_jax.errors import UserError
+from vit_jax.tools import cli
+
+
+def main(argv: list[str]) -> int:
+  """Converts and prints what was taken and written."""
+  args = _parser().parse_args(argv)
+  to = _format(args)
+  from vit_jax import pretrained
+
+  fields = {'act': args.act} if args.act else {}
+  origin = pretrained.open(args.source, variant=args.variant, ema=args.ema, **fields)
+  record = pretrained.export(origin, args.dest, to)
+  print(f'{args.source} ({origin.dialect} {origin.family})')
+  print(f'  {record["params"]:,} parameters written as {to}:')
+  for path in record['files']:
+    print(f'  {path}')
+  if args.json:
+    cli.print_json(record)
+  return 0
+
+
+def _format(args) -> str:
+  suffix = Path(args.dest).suffix
+  if args.to is None:
+    if suffix != '.npz':
+      raise UserError(f'{args.dest}: say the format, --to timm or --to hf.')
+    return 'google'
+  if (args.to == 'google') != (suffix == '.npz'):
+    raise UserError(
+      f'{args.dest}: google files are .npz, those of timm and hf .safetensors or a '
+      'folder.'
+    )
+  return args.to
+
+
+def _parser() -> cli.Parser:
+  parser = cli.Parser('vit_jax.tools.convert', description=__doc__.split('\n')[0])
+  parser.add_argument(
+    'source', metavar='SOURCE', help='file, hub folder, run, zoo name'
+  )
+  parser.add_argument('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
+  parser.add_argument('--to', choices=('google', 'timm', 'hf'))
+  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
+  parser.add_argument('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
+  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument('--json', action='store_true')
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))
