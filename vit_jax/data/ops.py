@@ -78,19 +78,30 @@ def central_crop(size):
 
 @op('value_range')
 class ValueRange:
-  """Maps [in_lo, in_hi] to [lo, hi], float32; values outside follow, or are clipped."""
+  """Maps [in_lo, in_hi] to [lo, hi], float32; values outside follow, or are clipped.
+
+  lo and hi may be one number per channel: (0 - mean) / std and (1 - mean) / std for
+  models whose pixels are standardised.
+  """
 
   def __init__(
     self,
-    lo: float,
-    hi: float,
+    lo,
+    hi,
     in_lo: float = 0,
     in_hi: float = 255,
     clip: bool = False,
   ):
-    if not lo < hi or not in_lo < in_hi:
+    low, high = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
+    if low.shape != high.shape or low.ndim > 1:
+      raise ValueError('needed are two numbers, or two lists of one per channel')
+    if not np.all(low < high) or not in_lo < in_hi:
       raise ValueError('needed is lo < hi and in_lo < in_hi')
-    self.lo, self.scale = lo, (hi - lo) / (in_hi - in_lo)
+    scale = (high - low) / (in_hi - in_lo)
+    if low.ndim:
+      self.lo, self.scale = low.astype(np.float32), scale.astype(np.float32)
+    else:
+      self.lo, self.scale = lo, float(scale)
     self.in_lo, self.in_hi, self.clip = in_lo, in_hi, clip
 
   def scale_images(self, images, clip):

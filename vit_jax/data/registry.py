@@ -71,6 +71,11 @@ def parse(pp: str) -> list[Op]:
   return [_bind(text.strip(), pp) for text in _pieces(pp)] if pp.strip() else []
 
 
+def calls(pp: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
+  """Returns (name, args, kwargs) of every op, once `parse` has taken them."""
+  return [_call(op.text, pp) for op in parse(pp)]
+
+
 def _pieces(pp: str) -> list[str]:
   """Splits at each '|' that is outside quotes and brackets."""
   pieces, depth, quote, escaped = [''], 0, '', False

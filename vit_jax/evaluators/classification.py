@@ -29,6 +29,7 @@ class Classification:
     data: dict,
     loss: str = 'softmax',
     labels: str | None = None,
+    confusion: bool = False,
   ):
     """Opens the data.
 
@@ -36,6 +37,8 @@ class Classification:
       data: the arguments of `data.pipeline.evaluate`.
       loss: 'softmax', over several labels their mean, or 'sigmoid'.
       labels: a JSON file of label sets in place of the data's labels, see `LabelSets`.
+      confusion: count, in `self.confusion` [K, K], true classes by predicted ones; for
+        one label per image.
 
     Raises:
       UserError: for an unknown loss, or data or labels that cannot be read.
@@ -43,6 +46,8 @@ class Classification:
     self.batches = open_batches(mesh, **data)
     self.loss, self.loss_fn = loss, losses.get(loss)
     self._mesh, self._check_stop = mesh, check_stop
+    self._counts_confusion = confusion
+    self.confusion: np.ndarray | None = None  # int64 [true, predicted] of the last run
     self._label_sets = None
     if labels is not None:
       name_of = self.batches.source.name_of
@@ -68,6 +73,7 @@ class Classification:
         pending = sums
     _add(totals, pending)
 
+    self.confusion = totals.pop('confusion', None)
     examples = totals.pop('examples', 0)
     bad = self.batches.num_examples - totals.pop('read', 0)
     if not examples:
@@ -115,6 +121,12 @@ class Classification:
       'examples': total(1),
       'read': (batch['mask'] > 0).sum(dtype=jnp.float32),
     }
+    if self._counts_confusion:
+      K = logits.shape[-1]
+      true = jnp.where(counted, targets.argmax(-1), K)  # K is out of bounds: dropped
+      sums['confusion'] = (
+        jnp.zeros((K, K), jnp.int32).at[true, top[:, 0]].add(1, mode='drop')
+      )
     if logits.shape[-1] <= 5:
       del sums['top5']  # always 1
     return sums
@@ -133,6 +145,7 @@ class Classification:
     return jnp.pad(label > 0, ((0, 0), (0, num_classes - known)))
 
 
-def _add(totals: dict[str, float], sums: dict | None) -> None:
+def _add(totals: dict, sums: dict | None) -> None:
   for name, value in jax.device_get(sums or {}).items():
-    totals[name] = totals.get(name, 0) + float(value)
+    value = float(value) if value.ndim == 0 else value.astype(np.int64)
+    totals[name] = totals.get(name, 0) + value

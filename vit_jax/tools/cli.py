@@ -17,6 +17,14 @@ class Parser(argparse.ArgumentParser):
     raise UserError(f'{message} (see {self.prog} --help)')
 
 
+def positive(text: str) -> int:
+  """Returns an argument as an integer of 1 or more."""
+  value = int(text) if text.isdigit() else 0
+  if value < 1:
+    raise argparse.ArgumentTypeError(f'{text!r} is no positive integer')
+  return value
+
+
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   """Returns the exit code of `main(argv)`; prints a `RunError` as one line.
 

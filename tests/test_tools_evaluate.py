@@ -1,0 +1,120 @@
+"""Evaluation of weights: exact counts, tables, and classes that do not fit."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+import runs
+from conftest import GOLDEN
+from PIL import Image
+
+from vit_jax import inference, pretrained
+from vit_jax.tools import cli, evaluate
+
+SOURCE = str(GOLDEN / 'vit_google_token.npz')
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  runs.on_one_device(monkeypatch)
+
+
+def run(*args):
+  return cli.run(evaluate.main, [str(a) for a in args])
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  """43 images of 10 classes, class c with c images, but the first with one."""
+  root = tmp_path_factory.mktemp('data')
+  rng = np.random.default_rng(0)
+  for c in range(10):
+    for i in range(max(c, 1)):
+      path = root / 'val' / f'class{c}' / f'{i}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+  return root
+
+
+def expected(data, source=SOURCE):
+  """(true, predicted) classes, one image after the other."""
+  paths = sorted((data / 'val').rglob('*.png'))
+  found = inference.predict_images(pretrained.load(source), paths)
+  true = [int(path.parent.name.removeprefix('class')) for path in paths]
+  return np.array(true), found.logits.argmax(-1)
+
+
+def test_counts_and_tables(data, tmp_path, capsys):
+  out = tmp_path / 'tables'
+  args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--batch', 8)
+  assert run(*args, '--out', out, '--json') == 0
+  record = json.loads(capsys.readouterr().out.splitlines()[-1])
+  true, predicted = expected(data)
+  assert record['examples'] == 46
+  assert record['top1'] == pytest.approx(np.mean(true == predicted))
+  with (out / 'confusion.csv').open() as file:
+    rows = list(csv.reader(file))
+  assert rows[0][1:] == [f'class{c}' for c in range(10)]
+  matrix = np.array([row[1:] for row in rows[1:]], int)
+  counts = np.zeros((10, 10), int)
+  np.add.at(counts, (true, predicted), 1)
+  np.testing.assert_array_equal(matrix, counts)
+  with (out / 'per_class.csv').open() as file:
+    classes = list(csv.DictReader(file))
+  assert [int(row['examples']) for row in classes] == counts.sum(1).tolist()
+  assert [int(row['right']) for row in classes] == counts.diagonal().tolist()
+  assert json.loads((out / 'summary.json').read_text()) == record
+
+
+def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
+  names = [f'class{c}' for c in reversed(range(10))]
+  origin = pretrained.open(SOURCE)
+  renamed = pretrained.dataclasses.replace(origin, class_names=names)
+  pretrained.export(renamed, tmp_path / 'a.npz', 'google')
+  args = ('--data', f'folder:{data}', '--split', 'val', '--json')
+  assert run(tmp_path / 'a.npz', *args) == 0
+  text = capsys.readouterr().out
+  assert 'matched by name' in text
+  true, predicted = expected(data)
+  top1 = json.loads(text.splitlines()[-1])['top1']
+  assert top1 == pytest.approx(np.mean(true == 9 - predicted))
+
+
+def test_other_names_are_compared_by_number_and_said(data, tmp_path, capsys):
+  names = [f'animal{c}' for c in range(10)]
+  origin = pretrained.open(SOURCE)
+  renamed = pretrained.dataclasses.replace(origin, class_names=names)
+  pretrained.export(renamed, tmp_path / 'a.npz', 'google')
+  assert run(tmp_path / 'a.npz', '--data', f'folder:{data}', '--split', 'val') == 0
+  assert 'compared by number' in capsys.readouterr().out
+
+
+ERRORS = [
+  (('--data', 'digits', '--split', 'tset'), 'tset'),
+  (('--data', 'folder:no_such', '--split', 'val'), 'no_such'),
+  (('--data', 'digits', '--split', 'test', '--pp', 'decode|resize(8)|value_range(-1, 1)'),
+   'the model takes (32, 32, 3)'),
+  (('--data', 'digits', '--split', 'test', '--out', '/proc/no/such'), '--out /proc/no'),
+  (('--split', 'test'), '--data'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('args', 'message'), ERRORS)
+def test_errors_are_one_line(capsys, args, message):
+  assert run(SOURCE, *args) == 2
+  error = capsys.readouterr().err
+  assert message in error
+  assert error.count('\n') == 1
+
+
+def test_another_number_of_classes_is_refused(tmp_path, capsys):
+  pretrained_10 = pretrained.open(SOURCE, num_classes=3)
+  assert pretrained_10.fields['num_classes'] == 3
+  for c in ('x', 'y'):
+    (tmp_path / 'val' / c).mkdir(parents=True)
+    Image.new('RGB', (32, 32)).save(tmp_path / 'val' / c / 'a.png')
+  assert run(SOURCE, '--data', f'folder:{tmp_path}', '--split', 'val') == 2
+  assert 'has 2 classes' in capsys.readouterr().err
+  assert jax.device_count() == 8

@@ -1,0 +1,136 @@
+"""Prediction: names, probabilities, features, and images that cannot be read."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from PIL import Image
+from test_structure import _BLOCK
+
+from vit_jax import inference, pretrained
+from vit_jax.errors import UserError
+from vit_jax.tools import cli, predict
+
+SOURCE = str(GOLDEN / 'vit_google_token.npz')
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Five images, one of them broken, in a folder with a sub-folder."""
+  rng = np.random.default_rng(0)
+  for name in ('a.png', 'sub/b.jpg', 'c.webp', 'd.bmp'):
+    path = tmp_path / 'images' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(path)
+  (tmp_path / 'images' / 'bad.png').write_text('no image')
+  return tmp_path / 'images'
+
+
+def run(*args):
+  return cli.run(predict.main, [str(a) for a in args])
+
+
+def test_logits_are_the_models(folder):
+  loaded = pretrained.load(SOURCE)
+  image = np.asarray(Image.open(folder / 'a.png').resize((32, 32)))
+  found = inference.predict_images(loaded, [image] * 3, batch_size=2)
+  x = image[None].astype(np.float32) / 127.5 - 1
+  expected, _ = loaded.model.apply({'params': loaded.params}, x)
+  np.testing.assert_allclose(found.logits, np.repeat(expected, 3, 0), atol=2e-6)
+  assert found.errors == [None] * 3
+
+
+def test_features_by_name_in_one_compilation(folder):
+  loaded = pretrained.load(SOURCE)
+  paths = predict.find([str(folder)])
+  layers = ('pre_logits', 'block01')
+  found = inference.predict_images(loaded, paths, batch_size=2, layers=layers)
+  assert found.features['pre_logits'].shape == (5, 48)
+  assert found.features['block01'].shape == (5, 17, 48)
+  bad = [i for i, error in enumerate(found.errors) if error]
+  assert [paths[i] for i in bad] == [str(folder / 'bad.png')]
+  assert np.isnan(found.logits[bad]).all()
+  assert np.isfinite(np.delete(found.logits, bad, 0)).all()
+  head = loaded.params['head']
+  logits = found.features['pre_logits'] @ head['kernel'] + head['bias']
+  np.testing.assert_allclose(found.logits, logits, atol=1e-5)
+  with pytest.raises(UserError, match=r"Unknown layer 'blok01'.*Did you mean"):
+    inference.predict_images(loaded, paths, layers=['blok01'])
+  assert inference.predict_images(loaded, []).logits.shape == (0, 10)
+
+
+def test_table_json_and_features(folder, tmp_path, capsys):
+  out = tmp_path / 'features.npz'
+  assert run(SOURCE, folder, '--top', 3, '--json', '--features', out) == 0
+  text = capsys.readouterr().out
+  images = json.loads(text.splitlines()[-1])['images']
+  by_name = {image['path'].rsplit('/', 1)[1]: image for image in images}
+  assert by_name.keys() == {'a.png', 'b.jpg', 'c.webp', 'd.bmp', 'bad.png'}
+  assert 'not an image' in by_name['bad.png']['error']
+  top = by_name['a.png']['top']
+  assert len(top) == 3
+  assert top == sorted(top, key=lambda t: -t['probability'])
+  assert 'not read: not an image' in text
+  assert f'{100 * top[0]["probability"]:5.1f} %  {top[0]["name"]}' in text
+  with np.load(out) as file:
+    assert file['features'].shape == (5, 48)
+    assert list(file['paths']) == [image['path'] for image in images]
+
+
+def test_works_without_tensorflow(folder):
+  code = 'from vit_jax.tools import cli, predict\nsys.exit(cli.run(predict.main))\n'
+  blocked = 'tensorflow,tensorflow_datasets,clu,ml_collections'
+  # argv[1] is read by the block, what follows by the tool.
+  code = f'{_BLOCK}\nblocked = sys.argv.pop(1)\n{code}'.replace(
+    "sys.argv[1].split(',')", "blocked.split(',')"
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code, blocked, SOURCE, str(folder / 'a.png')],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert result.returncode == 0, result.stderr
+  assert ' %  ' in result.stdout
+
+
+ERRORS = [
+  ((SOURCE, 'no_such.png'), 'No such image or folder: no_such.png'),
+  (('nowhere.npz', '{folder}'), "No weights at 'nowhere.npz'"),
+  ((SOURCE, '{folder}/bad.png'), 'None of 1 images could be read'),
+  ((SOURCE, '{folder}', '--pp', 'decode|flip_lr'), 'flip_lr is for training'),
+  ((SOURCE, '{folder}', '--pp', 'decode|resize(8)|value_range(-1, 1)'), 'gives images'),
+  ((SOURCE, '{folder}', '--resolution', '33'), '33x33 px cannot be cut'),
+  ((SOURCE, '{folder}', '--features', 'a.txt'), 'expected FILE.npz'),
+  ((SOURCE, '{folder}', '--features', 'no/a.npz'), 'is no folder'),
+  ((SOURCE, '{folder}', '--top', '0'), 'no positive integer'),
+]
+
+
+@pytest.mark.parametrize(('args', 'message'), ERRORS)
+def test_errors_are_one_line(folder, capsys, args, message):
+  assert run(*(a.format(folder=folder) for a in args)) == 2
+  error = capsys.readouterr().err
+  assert message in error
+  assert error.count('\n') == 1
+
+
+def test_names_from_a_file(folder, tmp_path, capsys):
+  names = tmp_path / 'names.txt'
+  names.write_text('\n'.join(f'animal {i}' for i in range(10)))
+  assert run(SOURCE, folder / 'a.png', '--names', names) == 0
+  assert 'animal ' in capsys.readouterr().out
+  names.write_text('one\ntwo')
+  assert run(SOURCE, folder / 'a.png', '--names', names) == 2
+  assert 'has 2 lines, the model 10 classes' in capsys.readouterr().err
+
+
+def test_a_larger_image_size(folder):
+  assert run(SOURCE, folder / 'a.png', '--resolution', 64) == 0
+  loaded = pretrained.load(SOURCE, image_size=64)
+  assert loaded.pp == 'decode|resize(64)|value_range(-1, 1)'
+  assert jax.tree.leaves(loaded.params)[0].dtype == np.float32

@@ -1,0 +1,100 @@
+"""Batch inference on images in files or arrays, without TensorFlow."""
+
+import concurrent.futures
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax.data.images import BadImage
+from vit_jax.data.still import Still
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.pretrained import Pretrained
+
+_READERS = 4  # threads that decode while the device computes
+
+
+class Predictions(NamedTuple):
+  """Rows in the order of the images; those of unreadable images are nan."""
+
+  logits: np.ndarray  # float32 [n, K]
+  features: dict[str, np.ndarray]  # layer -> float32 [n, ...]
+  errors: list[str | None]  # why an image could not be read
+
+
+def predict_images(
+  loaded: Pretrained,
+  images: Iterable,
+  *,
+  batch_size: int = 32,
+  layers: Iterable[str] = (),
+  pp: str | None = None,
+) -> Predictions:
+  """Returns logits, and features by name, of images.
+
+  Args:
+    loaded: what `pretrained.load` returned.
+    images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
+    batch_size: images per step; the last step is padded, for one compilation.
+    layers: names of features to keep: 'pre_logits', 'block11', ...
+    pp: preprocessing other than `loaded.pp`.
+
+  Raises:
+    UserError: for an unknown layer, a pipeline that does not fit the model.
+  """
+  still, layers = Still(pp or loaded.pp), tuple(layers)
+  H, W = loaded.image_size
+  shape = (batch_size, H, W, loaded.channels)
+  apply = lambda params, x: loaded.model.apply({'params': params}, x)
+  logits, out = jax.eval_shape(
+    apply, loaded.params, jax.ShapeDtypeStruct(shape, 'float32')
+  )
+  for layer in layers:
+    if layer not in out:
+      raise UserError(
+        f'Unknown layer {layer!r}: the model has {list(out)}.{did_you_mean(layer, out)}'
+      )
+
+  def run(params, x):
+    logits, out = apply(params, x)
+    wanted = {layer: out[layer] for layer in layers}
+    return jax.tree.map(lambda y: y.astype('float32'), (logits, wanted))
+
+  run, params = jax.jit(run), jax.device_put(loaded.params)
+  rows = {None: [], **{layer: [] for layer in layers}}
+  empty = {None: logits.shape[1:], **{layer: out[layer].shape[1:] for layer in layers}}
+  errors: list[str | None] = []
+
+  def read(image):
+    try:
+      x = still(image)
+    except BadImage as error:
+      return None, str(error)
+    if x.shape != shape[1:]:
+      raise UserError(
+        f'The pipeline {pp or loaded.pp!r} gives images {x.shape}, the model takes '
+        f'{shape[1:]}.'
+      )
+    return x, None
+
+  images = iter(images)
+  with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+    while part := list(itertools.islice(images, batch_size)):
+      read_images, why = zip(*pool.map(read, part), strict=True)
+      errors += why
+      batch = np.zeros(shape, np.float32)
+      for i, x in enumerate(read_images):
+        if x is not None:
+          batch[i] = x
+      y, features = run(params, batch)
+      bad = [i for i, x in enumerate(read_images) if x is None]
+      for key, value in {None: y, **features}.items():
+        value = np.array(value[: len(part)])
+        value[bad] = np.nan
+        rows[key].append(value)
+  join = lambda key: (
+    np.concatenate(rows[key]) if rows[key] else np.zeros((0, *empty[key]), np.float32)
+  )
+  return Predictions(join(None), {layer: join(layer) for layer in layers}, errors)

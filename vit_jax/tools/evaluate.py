@@ -1,0 +1,152 @@
+"""Measures weights on a data set, every example counted once.
+
+  python -m vit_jax.tools.evaluate SOURCE --data folder:photos --split val [--out DIR]
+
+SOURCE is what `vit_jax.load` takes. Preprocessing comes with the weights; `--pp`
+replaces it. `--out` gets summary.json, per_class.csv and confusion.csv (rows: the true
+class, columns: the predicted one).
+"""
+
+import csv
+import io
+import os
+import sys
+from pathlib import Path
+
+from vit_jax.errors import UserError
+from vit_jax.tools import cli
+
+FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
+_MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
+
+
+def main(argv: list[str]) -> int:
+  """Prints accuracy and loss; writes what `--out` asks for."""
+  args = _parser().parse_args(argv)
+  out = args.out and _folder(args.out)
+  import jax
+
+  from vit_jax import pretrained, report, sharding
+  from vit_jax.evaluators import classification
+
+  loaded = pretrained.load(
+    args.source, variant=args.variant, image_size=args.resolution, ema=args.ema
+  )
+  mesh = sharding.make_mesh()
+  data = dict(source=args.data, split=args.split, batch_size=args.batch)
+  data['pp'] = args.pp or loaded.pp
+  if out:
+    data['bad_log'] = out / 'bad_images.jsonl'
+  with jax.set_mesh(mesh):
+    evaluator = classification.Classification(
+      mesh, lambda: None, data=data, loss=args.loss, confusion=out is not None
+    )
+    order, note = _check_classes(loaded, evaluator.batches, args.data, out is not None)
+    params = jax.device_put(loaded.params, sharding.replicated(mesh))
+
+    def predict(params, batch):
+      logits, _ = loaded.model.apply({'params': params}, batch['image'])
+      return {'logits': logits if order is None else logits[:, order]}
+
+    metrics = evaluator.run(predict, params)
+  if note:
+    print(note)
+  for name, value in metrics.items():
+    print(f'{name:12} {value:.6g}')
+  record = {'source': args.source, 'data': args.data, 'split': args.split, **metrics}
+  if out:
+    _write(out, record, evaluator, report.write_json)
+    print(f'written to {out}: {", ".join(FILES)}')
+  if args.json:
+    cli.print_json(record)
+  return 0
+
+
+def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | None, str]:
+  """Returns (the model's class for each of the data's, a remark).
+
+  Raises:
+    UserError: for another number of classes, images of another size, too many classes.
+  """
+  H, W, C = batches.spec['image'].shape[1:]
+  if (*loaded.image_size, loaded.channels) != (H, W, C):
+    raise UserError(
+      f'--pp gives images {(H, W, C)}, the model takes '
+      f'{(*loaded.image_size, loaded.channels)}: change --pp or --resolution.'
+    )
+  K, k = getattr(loaded.model, 'num_classes', None), batches.num_classes
+  if k != K:
+    raise UserError(
+      f'{data} has {k} classes, {loaded.source} {K or "no head"}: an accuracy of one on '
+      'the other means nothing. Fine-tune with configs/finetune.py first.'
+    )
+  if tables and K > _MOST_CLASSES:
+    raise UserError(f'--out: a confusion matrix of {K} classes is too large.')
+  ours, theirs = loaded.class_names, batches.class_names
+  if not ours or not theirs or list(ours) == list(theirs):
+    return None, ''
+  if sorted(ours) == sorted(theirs) and len(set(ours)) == K:
+    order = [list(ours).index(name) for name in theirs]
+    return order, 'Classes are matched by name: their order differs.'
+  return None, (
+    f'Note: the weights name their classes {list(ours)[:3]}..., the data '
+    f'{list(theirs)[:3]}...; they are compared by number.'
+  )
+
+
+def _folder(name: str) -> Path:
+  path = Path(name)
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(f'--out {name}: {error.strerror}.') from None
+  if not os.access(path, os.W_OK):
+    raise UserError(f'--out {name} cannot be written to.')
+  return path
+
+
+def _write(out: Path, record: dict, evaluator, write_json) -> None:
+  matrix = evaluator.confusion
+  names = evaluator.batches.class_names or [str(i) for i in range(len(matrix))]
+  counts, right = matrix.sum(1), matrix.diagonal()
+  rows = [('class', 'name', 'examples', 'right', 'accuracy')]
+  for i, name in enumerate(names):
+    share = f'{right[i] / counts[i]:.6f}' if counts[i] else ''
+    rows.append((i, name, counts[i], right[i], share))
+  _write_csv(out / 'per_class.csv', rows)
+  table = [('true \\ predicted', *names)]
+  table += [(name, *row) for name, row in zip(names, matrix, strict=True)]
+  _write_csv(out / 'confusion.csv', table)
+  write_json(out / 'summary.json', record)
+
+
+def _write_csv(path: Path, rows) -> None:
+  text = io.StringIO()
+  csv.writer(text, lineterminator='\n').writerows(rows)
+  partial = path.with_suffix('.tmp')
+  partial.write_text(text.getvalue(), encoding='utf-8')
+  partial.replace(path)
+
+
+def _parser() -> cli.Parser:
+  parser = cli.Parser('vit_jax.tools.evaluate', description=__doc__.split('\n')[0])
+  parser.add_argument(
+    'source', metavar='SOURCE', help='file, hub folder, run, zoo name'
+  )
+  parser.add_argument(
+    '--data', required=True, help='digits, folder:PATH, tfds:NAME, ...'
+  )
+  parser.add_argument('--split', required=True, help="'test', 'train[:10%%]', ...")
+  parser.add_argument('--pp', help='preprocessing in place of that of the weights')
+  parser.add_argument('--loss', choices=('softmax', 'sigmoid'), default='softmax')
+  parser.add_argument('--batch', type=cli.positive, default=64)
+  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
+  parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
+  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument('--out', metavar='DIR', help='for the tables')
+  parser.add_argument('--json', action='store_true', help='one JSON object at the end')
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))

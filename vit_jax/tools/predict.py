@@ -1,0 +1,157 @@
+"""Names what is on images.
+
+  python -m vit_jax.tools.predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
+
+SOURCE is what `vit_jax.load` takes: a file of weights, a hub folder, a run's folder, a
+name of the zoo. Preprocessing comes with the weights; `--pp` replaces it. `--features
+FILE.npz` writes features (`--layer`, by default those before the head) with their paths.
+Works without TensorFlow.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from vit_jax.errors import UserError
+from vit_jax.tools import cli
+
+SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.gif', '.bmp', '.tif', '.tiff', '.ppm')
+
+
+def main(argv: list[str]) -> int:
+  """Prints the classes with the largest probabilities of every image."""
+  args = _parser().parse_args(argv)
+  paths = find(args.images)
+  features = args.features and _new_file(args.features)
+  from vit_jax import inference, pretrained
+
+  loaded = pretrained.load(
+    args.source, variant=args.variant, image_size=args.resolution, ema=args.ema
+  )
+  names = loaded.class_names
+  if args.names:
+    names = _read_names(args.names, loaded.model.num_classes)
+  layers = [args.layer] if features else []
+  found = inference.predict_images(
+    loaded, paths, batch_size=args.batch, layers=layers, pp=args.pp
+  )
+  if features:
+    _write_features(features, paths, found.features[args.layer])
+  images = list(_top(paths, found, names, args.top))
+  for image in images:
+    print(_render(image))
+  if args.json:
+    cli.print_json({'source': args.source, 'images': images})
+  if all(found.errors):
+    raise UserError(f'None of {len(paths)} images could be read.')
+  return 0
+
+
+def find(images: list[str]) -> list[str]:
+  """Returns the files named, and those in folders named, sorted.
+
+  Raises:
+    UserError: for a name that is not there, or a folder without images.
+  """
+  paths = []
+  for name in images:
+    path = Path(name)
+    if path.is_dir():
+      inside = sorted(str(p) for p in path.rglob('*') if p.suffix.lower() in SUFFIXES)
+      if not inside:
+        raise UserError(f'No images in {name}: looked for {", ".join(SUFFIXES)}.')
+      paths += inside
+    elif path.exists():
+      paths.append(name)
+    else:
+      raise UserError(f'No such image or folder: {name}.')
+  return paths
+
+
+def _read_names(name: str, num_classes: int) -> list[str]:
+  try:
+    names = Path(name).read_text(encoding='utf-8').splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'--names {name}: {error}.') from None
+  if len(names) != num_classes:
+    raise UserError(
+      f'--names {name} has {len(names)} lines, the model {num_classes} classes.'
+    )
+  return names
+
+
+def _top(paths, found, names, number):
+  import numpy as np
+
+  shifted = np.exp(found.logits - found.logits.max(-1, keepdims=True))
+  probabilities = shifted / shifted.sum(-1, keepdims=True)
+  for path, error, row in zip(paths, found.errors, probabilities, strict=True):
+    if error:
+      yield {'path': path, 'error': error}
+      continue
+    order = np.argsort(-row, kind='stable')[:number]
+    top = [
+      {
+        'class': int(k),
+        'name': names[k] if names else str(k),
+        'probability': float(row[k]),
+      }
+      for k in order
+    ]
+    yield {'path': path, 'top': top}
+
+
+def _render(image: dict) -> str:
+  if 'error' in image:
+    return f'{image["path"]}\n  not read: {image["error"]}'
+  rows = [f'  {100 * t["probability"]:5.1f} %  {t["name"]}' for t in image['top']]
+  return '\n'.join([image['path'], *rows])
+
+
+def _new_file(name: str) -> Path:
+  path = Path(name)
+  if path.suffix != '.npz':
+    raise UserError(f'--features {name}: expected FILE.npz.')
+  if not path.parent.is_dir():
+    raise UserError(f'--features {name}: {path.parent} is no folder; make it first.')
+  if not os.access(path.parent, os.W_OK):
+    raise UserError(f'--features {name}: {path.parent} cannot be written to.')
+  return path
+
+
+def _write_features(path: Path, paths: list[str], features) -> None:
+  """Writes `paths` and `features` float32 [n, ...]; rows of unread images are nan."""
+  import numpy as np
+
+  partial = path.with_name(f'{path.name}.{os.getpid()}.part')
+  try:
+    with partial.open('wb') as file:
+      np.savez(file, paths=np.array(paths), features=features)
+    partial.replace(path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def _parser() -> cli.Parser:
+  parser = cli.Parser('vit_jax.tools.predict', description=__doc__.split('\n')[0])
+  parser.add_argument(
+    'source', metavar='SOURCE', help='file, hub folder, run, zoo name'
+  )
+  parser.add_argument('images', metavar='IMAGE_OR_FOLDER', nargs='+')
+  parser.add_argument('--top', type=cli.positive, default=5, help='classes per image')
+  parser.add_argument(
+    '--names', metavar='FILE', help='class names, one per line, where SOURCE has none'
+  )
+  parser.add_argument('--features', metavar='FILE.npz', help='write features there')
+  parser.add_argument('--layer', default='pre_logits', help='of the features')
+  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
+  parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
+  parser.add_argument('--pp', help='preprocessing in place of that of the weights')
+  parser.add_argument('--batch', type=cli.positive, default=32)
+  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument('--json', action='store_true', help='one JSON object at the end')
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))
