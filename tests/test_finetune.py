@@ -1,0 +1,83 @@
+"""The fine-tuning recipe: the paper's numbers, and what it does for a run of digits."""
+
+import numpy as np
+import pytest
+import runs
+
+from vit_jax import config, optim, pretrained, train
+from vit_jax.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+  monkeypatch.chdir(runs.ROOT)
+  runs.on_one_device(monkeypatch)
+
+
+def load(arg):
+  return config.load(f'configs/finetune.py:{arg}')
+
+
+# data -> (steps, rates of the grid): Table 4 of the paper. Warmup: the reference code.
+TABLE_4 = {
+  'imagenet': (20_000, (0.003, 0.01, 0.03, 0.06), 500),
+  'cifar100': (10_000, (0.001, 0.003, 0.01, 0.03), 500),
+  'cifar10': (10_000, (0.001, 0.003, 0.01, 0.03), 500),
+  'pets': (500, (0.001, 0.003, 0.01, 0.03), 100),
+  'flowers': (500, (0.001, 0.003, 0.01, 0.03), 100),
+}
+
+
+@pytest.mark.parametrize('data', TABLE_4)
+def test_presets_are_table_4(data):
+  steps, grid, warmup = TABLE_4[data]
+  c = load(f'data={data}')
+  assert c['steps'] == steps
+  assert c['data']['batch_size'] == 512
+  assert c['optim']['lr'] in grid
+  assert c['optim']['momentum'] == 0.9
+  assert c['optim']['clip'] == 1.0
+  assert 'wd' not in c['optim']
+  assert 'inception_crop(384)' in c['data']['pp']
+  assert c['model']['representation_size'] is None
+  assert c['weights']['skip'] == ['pre_logits/.*', 'head/.*']
+  rate = optim.build(**c['optim'], total_steps=steps).rate
+  peak = c['optim']['lr']
+  half = warmup + (steps - warmup) // 2  # of a cosine: half of the peak
+  for step, expected in ((0, 0), (warmup // 2, peak / 2), (warmup, peak), (half, peak / 2)):
+    assert rate(step) == pytest.approx(expected, abs=1e-6 * peak)
+  assert rate(steps) == pytest.approx(0, abs=1e-6 * peak)
+
+
+def test_dev_and_final_splits():
+  assert load('data=cifar10')['data']['split'] == 'train[:98%]'
+  final = load('data=cifar10,final=True')
+  assert final['data']['split'] == 'train'
+  assert final['evals']['val']['data']['split'] == 'test'
+  own = load('data=photos')
+  assert (own['data']['source'], own['data']['batch_size']) == ('photos', 64)
+
+
+def test_weights_that_are_not_there(tmp_path):
+  with pytest.raises(UserError, match=r"No weights at 'nowhere.npz'"):
+    train.train(load('weights=nowhere.npz,data=digits'), tmp_path)
+
+
+def accuracy(rows, step):
+  return next(r['val/top1'] for r in rows if r['step'] == step and 'val/top1' in r)
+
+
+@pytest.mark.slow
+def test_twice_the_resolution_starts_high_and_ends_no_lower(tmp_path):
+  """Two to four minutes: 20 epochs of digits, then 200 steps at 32 px."""
+  c = config.load('configs/digits.py:epochs=20.0')
+  _, rows = train.train(c, tmp_path / 'low')
+  low = max(r['test/top1'] for r in rows if 'test/top1' in r)
+  arg = f'data=digits,weights={tmp_path / "low"},res=32,final=True,keep_head=True'
+  c = load(f'{arg},steps=200,warmup=20')
+  _, rows = train.train(c, tmp_path / 'high')
+  # From scratch: 10 % at the start. The first evaluation is after 20 steps.
+  assert accuracy(rows, 20) > 0.5
+  # The same accuracy but for one of the 360 images.
+  assert accuracy(rows, 200) >= low - 1 / 360
+  assert np.isfinite(pretrained.load(tmp_path / 'high').params['head']['bias']).all()

@@ -1,0 +1,49 @@
+"""Names under which others publish models."""
+
+import pytest
+
+from vit_jax import models
+from vit_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+  ('name', 'model', 'variant'),
+  [
+    ('vit:B/16', 'vit', 'B/16'),
+    ('vit', 'vit', None),
+    ('vit_base_patch16_224', 'vit', 'B/16'),
+    ('vit_so400m_patch14_384', 'vit', 'So400m/14'),
+    ('vit_tiny_r_s16_p8_224', 'vit', 'R+Ti/16'),
+    ('vit_small_r26_s32_224', 'vit', 'R26+S/32'),
+    ('vit_base_r26_s32_224', 'vit', 'R26+B/32'),
+    ('vit_base_r50_s16_384', 'vit', 'R50+B/16'),
+    ('vit_large_r50_s32_224', 'vit', 'R50+L/32'),
+    ('mixer_s32_224', 'mixer', 'S/32'),
+    ('mixer_b16_224', 'mixer', 'B/16'),
+    ('resnetv2_50x1_bit', 'bit_paper', 'R50x1'),
+    ('resnetv2_152x4_bit', 'bit_paper', 'R152x4'),
+    ('ViT-B_16', 'vit', 'B/16'),
+    ('ViT-H_14', 'vit', 'H/14'),
+    ('R50+ViT-B_16', 'vit', 'R50+B/16'),
+    ('R26+ViT-S_32', 'vit', 'R26+S/32'),
+    ('R+ViT-Ti_16', 'vit', 'R+Ti/16'),
+    ('Mixer-B_16', 'mixer', 'B/16'),
+    ('BiT-R50x1', 'bit_paper', 'R50x1'),
+    ('BiT-M-R101x3', 'bit_paper', 'R101x3'),
+    ('bit:R50', 'bit', 'R50'),
+  ],
+)
+def test_published_names(name, model, variant):
+  assert models.parse_name(name) == (model, variant, {})
+  models.build(name)
+
+
+@pytest.mark.parametrize('name', ['vit_small_patch16_gap_224', 'ViT-S_16-gap-norep'])
+def test_names_of_models_that_average(name):
+  assert models.build(name).classifier == 'gap'
+
+
+@pytest.mark.parametrize('name', ['vit_base_r50_s14', 'ViT-X_16', 'Mixer-B_0', 'mixr'])
+def test_other_names_are_refused(name):
+  with pytest.raises(UserError, match='Unknown'):
+    models.build(name)

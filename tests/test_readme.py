@@ -1,0 +1,45 @@
+"""The README's Python runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import models, trees
+
+README = (Path(__file__).parents[1] / 'README.md').read_text(encoding='utf-8')
+BLOCKS = re.findall(r'^```python\n(.*?)^```', README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Holds what the README's examples find: weights of the real size, and a photo."""
+  folder = tmp_path_factory.mktemp('readme')
+  model = models.build('vit', 'B/16', num_classes=1000)
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), 'float32')
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  flat = {
+    name: rng.standard_normal(x.shape, np.float32) * np.float32(0.02)
+    for name, x in trees.flatten(shapes).items()
+  }
+  np.savez(folder / 'ViT-B_16.npz', **flat)
+  Image.new('RGB', (300, 200), 'red').save(folder / 'photo.jpg')
+  return folder
+
+
+@pytest.mark.parametrize('index', range(len(BLOCKS)))
+def test_examples_run(folder, index, monkeypatch):
+  monkeypatch.chdir(folder)
+  names = {}
+  exec(compile(BLOCKS[index], f'README.md, block {index}', 'exec'), names)
+  if 'features' in names:
+    assert names['features'].shape == (2, 197, 768)
+
+
+def test_there_are_examples():
+  assert len(BLOCKS) >= 4
+  assert all(len(block.strip().splitlines()) <= 6 for block in BLOCKS)
