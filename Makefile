@@ -16,7 +16,7 @@ PYTHONS = $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 # `make test ARGS='-k order'`.
 ARGS ?=
 # Files stay on one worker, as their tests share compiled functions.
-XDIST ?= -n logical --maxprocesses=4 --dist=loadfile
+XDIST ?= -n logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 # An install is made again when one of these is newer than it.
 METADATA := setup.py pyproject.toml vit_jax/version.py $(wildcard constraints/*.txt)

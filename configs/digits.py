@@ -11,7 +11,7 @@ import ml_collections
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(epochs=1.0, batch=64, warmup=10)
+DEBUG = dict(epochs=0.5, batch=64, warmup=5)
 
 
 def get_config(arg=None):

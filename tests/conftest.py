@@ -29,3 +29,21 @@ def golden():
       return dict(file)
 
   return load
+
+
+# Files whose tests train: started first, so that no worker is left alone with one.
+LONG = (
+  'resume',
+  'step',
+  'train',
+  'configs',
+  'pretrained',
+  'colabs',
+  'models',
+  'readme',
+)
+
+
+def pytest_collection_modifyitems(items):
+  order = {f'test_{name}': i for i, name in enumerate(LONG)}
+  items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))

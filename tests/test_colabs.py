@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import runs
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / 'colabs').glob('*.ipynb'))
@@ -22,6 +23,7 @@ def test_runs(path, tmp_path, monkeypatch):
   assert not any(c.get('outputs') or c.get('execution_count') for c in cells)
   shutil.copytree(ROOT / 'configs', tmp_path / 'configs')
   monkeypatch.chdir(tmp_path)
+  runs.on_one_device(monkeypatch)
   names: dict = {}
   for source in code:
     if not source.startswith('%'):  # installation

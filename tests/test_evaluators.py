@@ -249,6 +249,7 @@ def test_types_and_their_parameters():
     'data',
     'loss',
     'labels',
+    'confusion',
   ]
   with pytest.raises(UserError, match='Did you mean "fewshot"'):
     evaluators.build('few_shot', mesh_of(1))

@@ -44,7 +44,12 @@ def test_presets_are_table_4(data):
   rate = optim.build(**c['optim'], total_steps=steps).rate
   peak = c['optim']['lr']
   half = warmup + (steps - warmup) // 2  # of a cosine: half of the peak
-  for step, expected in ((0, 0), (warmup // 2, peak / 2), (warmup, peak), (half, peak / 2)):
+  for step, expected in (
+    (0, 0),
+    (warmup // 2, peak / 2),
+    (warmup, peak),
+    (half, peak / 2),
+  ):
     assert rate(step) == pytest.approx(expected, abs=1e-6 * peak)
   assert rate(steps) == pytest.approx(0, abs=1e-6 * peak)
 

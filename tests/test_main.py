@@ -229,5 +229,5 @@ def test_help_names_the_exit_codes(capsys):
 def test_a_config_of_ones_own_from_anywhere(tmp_path):
   shutil.copy(runs.ROOT / 'configs/digits.py', tmp_path / 'mine.py')
   _, config, workdir = main.parse([f'--config={tmp_path}/mine.py:debug'])
-  assert config['epochs'] == 1
+  assert config['epochs'] == 0.5
   assert str(workdir) == 'runs/mine-debug'

@@ -61,7 +61,10 @@ def run(task, optimizer, batches, mesh):
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2)]
 
 
-def test_five_meshes_train_alike():
+@pytest.mark.parametrize(
+  'meshes', [MESHES[:2] + MESHES[3:4], pytest.param(MESHES, marks=pytest.mark.slow)]
+)
+def test_meshes_train_alike(meshes):
   task, optimizer = setup(
     dict(dropout=0.1, stochastic_depth=0.1, scan=True, remat='full', mlp_dim=512),
     wd=0.1,
@@ -69,7 +72,7 @@ def test_five_meshes_train_alike():
     ema=0.9,
   )
   results = []
-  for shape in MESHES:
+  for shape in meshes:
     devices = jax.devices()[: np.prod(shape)]
     mesh = sharding.make_mesh(*shape, devices=devices)
     state, rows = run(task, optimizer, [batch(i) for i in range(3)], mesh)

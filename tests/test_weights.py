@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from vit_jax import models, pretrained, trees
+from vit_jax.data.still import Still
 from vit_jax.errors import UserError
 from vit_jax.weights import zoo
 
@@ -230,6 +231,33 @@ def test_class_names_and_pipeline_come_from_the_config(tmp_path):
   assert pp == (
     "decode|resize_small(35, method='bicubic')|central_crop(32)|value_range(-1, 1)"
   )
+
+
+def test_preprocessing_of_transformers(tmp_path):
+  shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'hf')
+  path = tmp_path / 'hf' / 'preprocessor_config.json'
+  plain = {'size': {'height': 32, 'width': 32}, 'resample': 2, 'do_normalize': True}
+  path.write_text(json.dumps(plain))
+  assert pretrained.load(tmp_path / 'hf').pp == (
+    "decode|resize((32, 32), method='bilinear', antialias=True)|value_range(-1, 1)"
+  )
+  crop = {'size': {'shortest_edge': 36}, 'resample': 3, 'do_center_crop': True}
+  crop |= {
+    'crop_size': 32,
+    'image_mean': [0.4, 0.5, 0.6],
+    'image_std': [0.2, 0.25, 0.5],
+  }
+  path.write_text(json.dumps(crop))
+  pp = pretrained.load(tmp_path / 'hf').pp
+  assert pp == (
+    "decode|resize_small(36, method='bicubic', antialias=True)|central_crop((32, 32))"
+    '|value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
+  )
+  x = np.full((36, 40, 3), 102, np.uint8)  # 0.4
+  np.testing.assert_allclose(Still(pp)(x)[0, 0], [0, -0.4, -0.4], atol=1e-6)
+  path.write_text(json.dumps(plain | {'resample': 5}))
+  with pytest.raises(UserError, match='resample 5'):
+    vit_jax.load(tmp_path / 'hf')
 
 
 def test_an_architecture_that_is_not_plain_is_refused(tmp_path):

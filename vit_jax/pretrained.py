@@ -22,6 +22,10 @@ from vit_jax.weights import export as weights_export
 # A file says nothing of it: the size at which the published models were trained.
 _USUAL_SIZE = (224, 224)
 
+# The kernel [h, w, C, ...] that sees the image; a hybrid's embedding does not.
+_STEMS = ('conv_root/kernel', 'root_block/standardized_conv2d/kernel')
+_STEMS += ('embedding/kernel', 'stem/kernel')
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
@@ -96,9 +100,7 @@ def load(
   size = tuple(size) if size else origin.image_size or _usual_size(origin)
   params, report = fit(origin, model, size, skip=skip, resize=resize)
   if report.left:
-    images = jnp.zeros((1, *size, origin.channels))
-    fresh = trees.flatten(jax.jit(model.init)(jax.random.key(0), images)['params'])
-    params |= {name: np.asarray(fresh[name]) for name in report.left}
+    params |= _fresh(model, (1, *size, origin.channels), report.left)
   moved = origin.image_size and size != origin.image_size
   names = origin.class_names
   if names is not None and getattr(model, 'num_classes', None) != len(names):
@@ -115,6 +117,16 @@ def load(
     origin.dialect,
     describe(origin, report),
   )
+
+
+def _fresh(model, shape, names: list[str]) -> dict[str, np.ndarray]:
+  """Returns the initial values of some parameters; of the others nothing is computed."""
+
+  def init(key):
+    params = trees.flatten(model.init(key, jnp.zeros(shape))['params'])
+    return {name: params[name] for name in names}
+
+  return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}
 
 
 def open(
@@ -139,7 +151,7 @@ def open(
   _check_architecture(raw, variant, fields)
   flat_fields = told | given | fields
   size = raw.hints.image_size or raw.dialect.image_size(flat, told) or raw.usual_size
-  stem = next(x for n, x in flat.items() if x.ndim == 4 and x.shape[2] <= 4)
+  stem = next(flat[name] for name in _STEMS if name in flat)
   return Origin(
     str(source),
     raw.dialect.name,

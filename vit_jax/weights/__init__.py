@@ -94,6 +94,7 @@ def fit(
   Raises:
     UserError: for shapes that differ, parameters missing or left over.
   """
+  adapt.check_method(resize)
   flat, notes = dict(flat), []
   if any('/encoderblock/' in n or n.startswith('MixerBlock/') for n in shapes):
     flat = adapt.stack(flat)

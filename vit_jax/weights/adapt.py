@@ -10,6 +10,14 @@ from vit_jax.errors import UserError, did_you_mean
 METHODS = ('bilinear', 'bicubic')
 
 
+def check_method(method: str) -> None:
+  """Raises UserError unless it is one of METHODS."""
+  if method not in METHODS:
+    raise UserError(
+      f'Unknown resize {method!r}: one of {METHODS}.{did_you_mean(method, METHODS)}'
+    )
+
+
 def resize_positions(
   table: np.ndarray,
   old: tuple[int, int],
@@ -32,10 +40,7 @@ def resize_positions(
   Raises:
     UserError: for an unknown method, or a table that is not of the grid `old`.
   """
-  if method not in METHODS:
-    raise UserError(
-      f'Unknown resize {method!r}: one of {METHODS}.{did_you_mean(method, METHODS)}'
-    )
+  check_method(method)
   extra = table.shape[1] - old[0] * old[1]
   if extra not in (0, 1):
     raise UserError(

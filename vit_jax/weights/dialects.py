@@ -158,7 +158,8 @@ def _hf_hints(config, where) -> Hints:
   if all(name == f'LABEL_{i}' for i, name in enumerate(names)):
     names = None  # transformers' placeholders
   size = _pair(config.get('image_size'))
-  return Hints(fields, None, size, names, _ours(config).get('pp'))
+  pp = _ours(config).get('pp') or _hf_pp(config.get('preprocessor'), size, where)
+  return Hints(fields, None, size, names, pp)
 
 
 def _timm_hints(dialect, config, where) -> Hints:
@@ -187,16 +188,50 @@ def _timm_pp(given: dict, size) -> str | None:
     return None
   method = given.get('interpolation', 'bicubic')
   scale = int(max(size) / given.get('crop_pct', 0.875))
-  mean, std = given.get('mean', (0.5,) * 3), given.get('std', (0.5,) * 3)
+  levels = _value_range(given.get('mean', (0.5,) * 3), given.get('std', (0.5,) * 3))
+  crop = size[0] if size[0] == size[1] else size
+  return (
+    f'decode|resize_small({scale}, method={method!r})|central_crop({crop})|{levels}'
+  )
+
+
+def _value_range(mean, std) -> str:
+  """The op that standardises pixels in [0, 1] by mean and standard deviation."""
   low = tuple(round((0 - m) / s, 7) for m, s in zip(mean, std, strict=True))
   high = tuple(round((1 - m) / s, 7) for m, s in zip(mean, std, strict=True))
   if len({*low}) == len({*high}) == 1:
     low, high = (int(x) if x == int(x) else x for x in (low[0], high[0]))
-  crop = size[0] if size[0] == size[1] else size
-  return (
-    f'decode|resize_small({scale}, method={method!r})|central_crop({crop})'
-    f'|value_range({low}, {high})'
-  )
+  return f'value_range({low}, {high})'
+
+
+# Pillow's numbers of its filters; Pillow antialiases.
+_RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic'}
+
+
+def _hf_pp(given: dict, size, where: str) -> str | None:
+  """The evaluation transform that a preprocessor_config.json describes."""
+  if not given:
+    return None
+  if given.get('resample', 2) not in _RESAMPLE:
+    raise UserError(
+      f'{where}: preprocessor_config.json has resample {given["resample"]}; read are '
+      f'{_RESAMPLE}.'
+    )
+  sides = lambda x: (x['height'], x['width']) if isinstance(x, dict) else _pair(x)
+  method = _RESAMPLE[given.get('resample', 2)]
+  how = f'method={method!r}, antialias={method != "nearest"}'
+  want, steps = given.get('size', size), ['decode']
+  if given.get('do_resize', True):
+    if isinstance(want, dict) and 'shortest_edge' in want:
+      steps.append(f'resize_small({want["shortest_edge"]}, {how})')
+    else:
+      steps.append(f'resize({sides(want)}, {how})')
+  if given.get('do_center_crop'):
+    steps.append(f'central_crop({sides(given["crop_size"])})')
+  mean, std = given.get('image_mean', (0.5,) * 3), given.get('image_std', (0.5,) * 3)
+  if not given.get('do_normalize', True):
+    mean, std = (0.0,) * 3, (1.0,) * 3
+  return '|'.join([*steps, _value_range(mean, std)])
 
 
 def _act(name: str, where: str) -> str:

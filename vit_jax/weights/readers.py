@@ -86,8 +86,12 @@ def _folder(folder: Path) -> Raw:
 
 
 def _config_beside(folder: Path) -> dict:
-  path = folder / 'config.json'
-  return _json(path) if path.is_file() else {}
+  """Returns config.json, and under 'preprocessor' transformers' other file."""
+  path, other = folder / 'config.json', folder / 'preprocessor_config.json'
+  config = _json(path) if path.is_file() else {}
+  if other.is_file():
+    config['preprocessor'] = _json(other)
+  return config
 
 
 def _json(path: Path) -> dict:
@@ -160,9 +164,9 @@ def _npy(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndar
     _fill(file, memoryview(array.view(np.uint8)), where)
   array = array.reshape(shape, order='F' if fortran else 'C')
   if dtype.kind == 'V' and dtype.itemsize == 2:
-    import ml_dtypes
+    from jax.numpy import bfloat16
 
-    array = array.view(ml_dtypes.bfloat16)
+    array = array.view(np.dtype(bfloat16))
   if array.dtype.kind in 'SUOMm' or (array.dtype.kind == 'V' and dtype.itemsize != 2):
     raise UserError(f'{where} has the type {dtype}, which is no number.')
   return array
