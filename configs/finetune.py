@@ -11,11 +11,14 @@ weight decay, cosine, gradients clipped at norm 1, 384 px, a new head of zeros, 
 pre_logits; steps of the paper, rates from the middle of its grids ({.003, .01, .03, .06}
 for imagenet, {.001, .003, .01, .03} for the others): choose by the val split, then train
 with final=True on all of the training data and read the test accuracy. keep_head=True
-keeps the head, for the same classes at another resolution.
+keeps the head, for the same classes at another resolution; channels=3 is for digits with
+weights of colour images.
 
-A folder trains 500 steps of 64 images. Hardware: the batch is cut into parts of 64 to fit
-one device (accum). Expect for b16-i21k 98.95 % on cifar10, 91.67 cifar100, 94.43 pets, 99.38 flowers,
-83.97 imagenet (the paper's Table 5). Not run here: neither weights nor data could be had.
+A folder trains 500 steps of 64 images; if it holds just the classes, add
+train=train[:90%],val=train[90%:]. Hardware: the batch is cut into parts of 64 to fit one
+device (accum). Expect for b16-i21k 98.95 % on cifar10, 91.67 cifar100, 94.43 pets, 99.38
+flowers, 83.97 imagenet (the paper's Table 5). Not run here: neither weights nor data
+could be had.
 """
 
 import ml_collections
@@ -77,6 +80,7 @@ def get_config(arg=None):
     final=False,
     variant='',
     res=384,
+    channels=0,
     batch=0,
     accum=0,
     steps=0,
@@ -106,7 +110,7 @@ def get_config(arg=None):
 
   batch = arg.batch or batch
   digits = arg.data == 'digits'  # gray, and a mirrored 2 is no 2
-  decode = 'decode(1)' if digits else 'decode'
+  decode = f'decode({arg.channels or (1 if digits else 3)})'
   resize = f"resize({arg.res}, method='bicubic')" if digits else f'resize({arg.res})'
   augment = resize if digits else f'inception_crop({arg.res})|flip_lr'
   c.data = dict(source=source, split=arg.train or train, batch_size=batch)

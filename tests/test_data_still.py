@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from vit_jax.data import registry
 from vit_jax.data.images import BadImage
@@ -80,12 +80,31 @@ def test_every_mode_of_image_is_read(mode, tmp_path):
   assert Still('decode|value_range(0, 1)')(path.read_bytes()).shape == (16, 16, 3)
 
 
-def test_orientation_is_honoured(tmp_path):
-  image = Image.fromarray(np.zeros((10, 20, 3), np.uint8))
+@pytest.mark.parametrize('suffix', ['jpg', 'png', 'webp', 'tif', 'avif'])
+def test_orientation_is_honoured(suffix, tmp_path):
+  if not features.check('avif') and suffix == 'avif':
+    pytest.skip('this Pillow has no AVIF')
+  x = np.zeros((10, 20, 3), np.uint8)
+  x[:, :10] = 255  # the left half: upright it is the upper one
   exif = Image.Exif()
   exif[0x0112] = 6
-  image.save(tmp_path / 'a.jpg', exif=exif)
-  assert Still('value_range(0, 1)')(tmp_path / 'a.jpg').shape == (20, 10, 3)
+  path = tmp_path / f'a.{suffix}'
+  Image.fromarray(x).save(path, exif=exif)
+  upright = Still('value_range(0, 1)')(path)
+  assert upright.shape == (20, 10, 3)
+  assert upright[:8].mean() > 0.9
+  assert upright[12:].mean() < 0.1
+  with Image.open(path) as image:
+    np.testing.assert_array_equal(Still('value_range(0, 1)')(image), upright)
+
+
+def webp_of_broken_exif():
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  data = io.BytesIO()
+  Image.new('RGB', (8, 8)).save(data, 'WEBP', exif=exif)
+  assert b'II*\0' in data.getvalue() or b'MM\0*' in data.getvalue()
+  return data.getvalue().replace(b'II*\0', b'yI*\0').replace(b'MM\0*', b'yM\0*')
 
 
 def broken():
@@ -101,7 +120,9 @@ def broken():
     'text': (b'hello', 'not an image'),
     'truncated': (whole[: len(whole) // 2], 'truncated'),
     'bomb': (bomb.getvalue(), 'megapixels'),
+    'exif': (webp_of_broken_exif(), 'not a TIFF file'),
     'floats': (np.zeros((4, 4, 3), np.float32), 'needed is uint8'),
+    'alpha': (np.zeros((4, 4, 4), np.uint8), '1 or 3'),
     'missing': ('no/such.png', 'No such file'),
   }
 
@@ -114,10 +135,19 @@ def test_broken_images_say_why(name):
     Still('value_range(0, 1)')(image)
 
 
+def test_ops_for_labels_are_passed_over(photo):
+  pp = 'resize(32)|value_range(-1, 1)'
+  np.testing.assert_array_equal(Still(f'{pp}|onehot(10)')(photo), Still(pp)(photo))
+
+
 def test_pipelines_that_do_not_predict():
   with pytest.raises(UserError, match='inception_crop is for training'):
     Still('decode|inception_crop(32)|value_range(-1, 1)')
   with pytest.raises(UserError, match='Unknown op'):
     Still('decode|resice(32)')
+  with pytest.raises(UserError, match='one value_range'):  # as in training
+    Still('decode|resize(32)')
+  with pytest.raises(UserError, match='decode must come first'):
+    Still('resize(32)|decode|value_range(0, 1)')
   with pytest.raises(BadImage, match='smaller than 64x64'):
     Still('central_crop(64)|value_range(0, 1)')(np.zeros((32, 32, 3), np.uint8))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import runs
+from conftest import GOLDEN
 
 from vit_jax import config, optim, pretrained, train
 from vit_jax.errors import UserError
@@ -61,6 +62,16 @@ def test_dev_and_final_splits():
   assert final['evals']['val']['data']['split'] == 'test'
   own = load('data=photos')
   assert (own['data']['source'], own['data']['batch_size']) == ('photos', 64)
+
+
+def test_colour_weights_take_gray_digits(tmp_path):
+  arg = f'weights={GOLDEN}/vit_google_prelogits.npz,data=digits,res=16,accum=1'
+  with pytest.raises(UserError, match=r"begin it with 'decode\(3\)'"):
+    train.train(load(arg), tmp_path)
+  _, rows = train.train(load(f'{arg},channels=3,steps=1,warmup=0,lr=1e-9'), tmp_path)
+  row = next(row for row in rows if 'val/loss' in row)
+  # The head starts as zeros: all classes alike.
+  assert row['val/loss'] == pytest.approx(np.log(10), abs=1e-4)
 
 
 def test_weights_that_are_not_there(tmp_path):

@@ -53,6 +53,7 @@ def test_counts_and_tables(data, tmp_path, capsys):
   record = json.loads(capsys.readouterr().out.splitlines()[-1])
   true, predicted = expected(data)
   assert record['examples'] == 46
+  assert isinstance(record['examples'], int)
   assert record['top1'] == pytest.approx(np.mean(true == predicted))
   with (out / 'confusion.csv').open() as file:
     rows = list(csv.reader(file))
@@ -99,6 +100,32 @@ ERRORS = [
   (('--data', 'digits', '--split', 'test', '--out', '/proc/no/such'), '--out /proc/no'),
   (('--split', 'test'), '--data'),
 ]  # fmt: skip
+
+
+def test_what_is_refused_writes_nothing(data, tmp_path, capsys):
+  pp = 'decode|resize(8)|value_range(-1, 1)'
+  args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--pp', pp)
+  assert run(*args, '--out', tmp_path / 'new') == 2
+  assert not (tmp_path / 'new').exists()
+  (tmp_path / 'file').touch()
+  assert run(*args, '--out', tmp_path / 'file' / 'new') == 2
+  assert f'{tmp_path}/file is a file' in capsys.readouterr().err
+
+
+def test_several_labels_per_image(tmp_path, capsys):
+  rng = np.random.default_rng(0)
+  labels = np.eye(10, dtype=bool)
+  labels[:, 0] = True
+  images = rng.integers(0, 256, (10, 32, 32, 3), np.uint8)
+  np.savez(tmp_path / 'a.npz', test_images=images, test_labels=labels)
+  args = (SOURCE, '--data', f'arrays:{tmp_path}/a.npz', '--split', 'test')
+  assert run(*args, '--out', tmp_path / 'out') == 2
+  assert 'several labels per image' in capsys.readouterr().err
+  assert run(*args, '--json') == 0
+  record = json.loads(capsys.readouterr().out.splitlines()[-1])
+  found = inference.predict_images(pretrained.load(SOURCE), list(images))
+  right = labels[np.arange(10), found.logits.argmax(-1)]
+  assert record['top1'] == pytest.approx(right.mean())
 
 
 @pytest.mark.parametrize(('args', 'message'), ERRORS)

@@ -1,6 +1,7 @@
 """Prediction: names, probabilities, features, and images that cannot be read."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -98,6 +99,46 @@ def test_works_without_tensorflow(folder):
   assert ' %  ' in result.stdout
 
 
+def test_weights_without_a_head_give_features_only(folder, tmp_path, capsys):
+  with np.load(SOURCE) as file:
+    body = {k: v for k, v in file.items() if not k.startswith('head/')}
+  headless, out = tmp_path / 'headless.npz', tmp_path / 'features.npz'
+  np.savez(headless, **body)
+  assert run(headless, folder) == 2
+  assert 'has no head, so no classes' in capsys.readouterr().err
+  assert run(headless, folder / 'a.png', '--features', out) == 0
+  assert '%' not in capsys.readouterr().out
+  with np.load(out) as file:
+    assert file['features'].shape == (1, 48)
+
+
+def test_nothing_is_written_where_nothing_was_read(folder, tmp_path):
+  out = tmp_path / 'features.npz'
+  assert run(SOURCE, folder / 'bad.png', '--features', out) == 2
+  assert not out.exists()
+
+
+def test_a_folder_has_the_images_that_training_reads(folder):
+  Image.new('L', (8, 8)).save(folder / 'e.PGM')
+  (folder / '._a.jpg').write_bytes(b'of a Mac')
+  (folder / 'notes.txt').write_text('no image')
+  (folder.parent / 'elsewhere').mkdir()
+  Image.new('L', (8, 8)).save(folder.parent / 'elsewhere' / 'f.png')
+  (folder / 'link').symlink_to('../elsewhere')
+  names = [path[len(str(folder)) + 1 :] for path in predict.find([str(folder)])]
+  expected = ['a.png', 'bad.png', 'c.webp', 'd.bmp', 'e.PGM', 'link/f.png', 'sub/b.jpg']
+  assert names == expected
+
+
+def test_one_image_is_no_list(folder):
+  loaded = pretrained.load(SOURCE)
+  for image in (str(folder / 'a.png'), folder / 'a.png', b'\x89PNG'):
+    with pytest.raises(UserError, match='one image: put it in a list'):
+      inference.predict_images(loaded, image)
+  with pytest.raises(UserError, match='batch_size=0'):
+    inference.predict_images(loaded, [], batch_size=0)
+
+
 ERRORS = [
   ((SOURCE, 'no_such.png'), 'No such image or folder: no_such.png'),
   (('nowhere.npz', '{folder}'), "No weights at 'nowhere.npz'"),
@@ -134,3 +175,15 @@ def test_a_larger_image_size(folder):
   loaded = pretrained.load(SOURCE, image_size=64)
   assert loaded.pp == 'decode|resize(64)|value_range(-1, 1)'
   assert jax.tree.leaves(loaded.params)[0].dtype == np.float32
+
+
+def test_a_larger_image_size_keeps_the_standardisation(tmp_path):
+  shutil.copytree(GOLDEN / 'vit_timm', tmp_path / 'timm')
+  path = tmp_path / 'timm' / 'config.json'
+  config = json.loads(path.read_text())
+  config['pretrained_cfg'] |= {'mean': [0.4, 0.5, 0.6], 'std': [0.2, 0.25, 0.5]}
+  path.write_text(json.dumps(config))
+  levels = 'value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
+  assert pretrained.load(tmp_path / 'timm').pp.endswith(f'|{levels}')
+  at_64 = pretrained.load(tmp_path / 'timm', image_size=64)
+  assert at_64.pp == f'decode|resize(64)|{levels}'

@@ -3,6 +3,7 @@
 import concurrent.futures
 import itertools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -42,8 +43,13 @@ def predict_images(
     pp: preprocessing other than `loaded.pp`.
 
   Raises:
-    UserError: for an unknown layer, a pipeline that does not fit the model.
+    UserError: for an unknown layer, a pipeline that does not fit the model, one image
+      where a list is expected.
   """
+  if isinstance(images, str | bytes | Path):
+    raise UserError(f'images is {type(images).__name__}, one image: put it in a list.')
+  if batch_size < 1:
+    raise UserError(f'batch_size={batch_size}: expected 1 or more.')
   still, layers = Still(pp or loaded.pp), tuple(layers)
   H, W = loaded.image_size
   shape = (batch_size, H, W, loaded.channels)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import checkpoint, models, trees, weights
+from vit_jax.data import registry
 from vit_jax.errors import UserError
 from vit_jax.weights import adapt
 from vit_jax.weights import export as weights_export
@@ -110,7 +111,8 @@ def load(
     trees.unflatten(params),
     size,
     origin.channels,
-    # A pipeline is of one size; at another the image is just brought to that.
+    # A pipeline is of one size; at another the image is just brought to that, its
+    # pixels standardised as ever.
     _plain_pp(origin, size) if moved or not origin.pp else origin.pp,
     names,
     str(source),
@@ -321,7 +323,9 @@ def _usual_size(origin: Origin) -> tuple[int, int]:
 def _plain_pp(origin: Origin, size) -> str:
   text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
   decode = 'decode' if origin.channels == 3 else f'decode({origin.channels})'
-  return f'{decode}|resize({text})|value_range(-1, 1)'
+  ops = registry.parse(origin.pp or '')
+  levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
+  return f'{decode}|resize({text})|{levels[0]}'
 
 
 # -- runs -------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class Folder(Source):
       )
     rows, empty = [], []
     for name in folders:
-      images = _images(os.path.join(directory, name))
+      images = images_below(os.path.join(directory, name))
       empty += [] if images else [name]
       rows += [(os.path.relpath(p, self._root), label_of[name], n) for p, n in images]
     if empty:
@@ -174,8 +174,8 @@ def _folders(directory: str) -> list[str]:
     raise UserError(f'folder: {directory}: {error.strerror}.') from None
 
 
-def _images(directory: str) -> list[tuple[str, int]]:
-  """Returns (path, bytes) of all images below a directory, links followed once."""
+def images_below(directory: str) -> list[tuple[str, int]]:
+  """Returns (path, size in bytes) of all images below, links followed once, unsorted."""
   out, todo, seen = [], [directory], set()
   while todo:
     here = todo.pop()

@@ -29,17 +29,11 @@ class Preprocess:
     if len(labels) > 1:
       raise UserError(f'pp {pp!r}: more than one op for labels: {labels[1].text}.')
     names = [op.name for op in image]
-    if 'decode' in names[1:]:
-      raise UserError(f'pp {pp!r}: decode must come first.')
     if source.image_shape is None and names[:1] != ['decode']:
       raise UserError(
         f"pp {pp!r}: {source.name} holds encoded images: begin with 'decode'."
       )
-    if names.count('value_range') != 1:
-      raise UserError(
-        f"pp {pp!r}: needed is one value_range, such as 'value_range(-1, 1)': models "
-        'expect images in [-1, 1].'
-      )
+    registry.check_images(pp, names)
     self.pp = pp
     self.label = labels[0].apply if labels else None
     self.on_device = image.pop().apply if names[-1] == 'value_range' else None

@@ -71,9 +71,24 @@ def parse(pp: str) -> list[Op]:
   return [_bind(text.strip(), pp) for text in _pieces(pp)] if pp.strip() else []
 
 
-def calls(pp: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
-  """Returns (name, args, kwargs) of every op, once `parse` has taken them."""
-  return [_call(op.text, pp) for op in parse(pp)]
+def check_images(pp: str, names: list[str]) -> None:
+  """Refuses image ops, by their names in order, that give a model no image.
+
+  Raises:
+    UserError: for a decode that is not the first, or other than one value_range.
+  """
+  if 'decode' in names[1:]:
+    raise UserError(f'pp {pp!r}: decode must come first.')
+  if names.count('value_range') != 1:
+    raise UserError(
+      f"pp {pp!r}: needed is one value_range, such as 'value_range(-1, 1)': models "
+      'expect images in [-1, 1].'
+    )
+
+
+def image_calls(pp: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
+  """Returns (name, args, kwargs) of every image op, once `parse` has taken them."""
+  return [_call(op.text, pp) for op in parse(pp) if op.kind == 'image']
 
 
 def _pieces(pp: str) -> list[str]:

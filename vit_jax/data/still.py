@@ -22,19 +22,23 @@ class Still:
   Args:
     pp: ops as in a config, such as 'decode|resize(224)|value_range(-1, 1)'.
 
+  An op for labels is passed over.
+
   Raises:
     UserError: for a pipeline that is none, or has an op of training.
   """
 
   def __init__(self, pp: str):
     self.steps: list[Callable] = []
-    for name, args, kwargs in registry.calls(pp):
+    calls = registry.image_calls(pp)
+    for name, args, kwargs in calls:
       if name not in _OPS:
         raise UserError(
           f'pp {pp!r}: {name} is for training; images to predict go through '
           f'{sorted(_OPS)} only. Give another pp.'
         )
       self.steps.append(_OPS[name](*args, **kwargs))
+    registry.check_images(pp, [name for name, _, _ in calls])
 
   def __call__(self, image) -> np.ndarray:
     """Returns float32 [H, W, C].
@@ -56,24 +60,25 @@ def _pixels(image) -> np.ndarray:
   from PIL import Image, ImageOps
 
   if isinstance(image, np.ndarray):
-    if image.dtype != np.uint8 or image.ndim not in (2, 3):
+    x = image if image.ndim == 3 else image[..., None]
+    if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] not in (1, 3):
       raise BadImage(
-        f'an array of {image.dtype} {image.shape}: needed is uint8 [H, W, C]'
+        f'an array of {image.dtype} {image.shape}: needed is uint8 [H, W, 1 or 3]'
       )
-    return image if image.ndim == 3 else image[..., None]
+    return x
   if isinstance(image, str | Path):
     try:
       image = Path(image).read_bytes()
     except OSError as error:
       raise BadImage(error.strerror or str(error)) from None
   if isinstance(image, bytes):
-    data, _ = probe(image, exif=False)  # refuses bombs, brings odd formats to PNG
+    data, _ = probe(image, exif=True)  # refuses bombs, brings odd formats to PNG
     try:
-      image = Image.open(io.BytesIO(data))
-      image.load()
-    except (OSError, ValueError, SyntaxError) as error:
-      raise BadImage(f'{error}') from None
-  image = ImageOps.exif_transpose(image)
+      image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    except Exception as error:  # Pillow's plugins raise many types on broken files
+      raise BadImage(str(error) or type(error).__name__) from None
+  else:
+    image = ImageOps.exif_transpose(image)
   if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
     return (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
   gray = image.mode in ('1', 'L')

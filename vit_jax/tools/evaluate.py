@@ -23,7 +23,7 @@ _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
 def main(argv: list[str]) -> int:
   """Prints accuracy and loss; writes what `--out` asks for."""
   args = _parser().parse_args(argv)
-  out = args.out and _folder(args.out)
+  out = args.out and _check_folder(args.out)
   import jax
 
   from vit_jax import pretrained, report, sharding
@@ -42,6 +42,8 @@ def main(argv: list[str]) -> int:
       mesh, lambda: None, data=data, loss=args.loss, confusion=out is not None
     )
     order, note = _check_classes(loaded, evaluator.batches, args.data, out is not None)
+    if out:  # what was refused until here has written nothing
+      _make_folder(out)
     params = jax.device_put(loaded.params, sharding.replicated(mesh))
 
     def predict(params, batch):
@@ -49,6 +51,9 @@ def main(argv: list[str]) -> int:
       return {'logits': logits if order is None else logits[:, order]}
 
     metrics = evaluator.run(predict, params)
+  for name in ('examples', 'bad_images'):
+    if name in metrics:
+      metrics[name] = int(metrics[name])
   if note:
     print(note)
   for name, value in metrics.items():
@@ -82,6 +87,11 @@ def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | Non
     )
   if tables and K > _MOST_CLASSES:
     raise UserError(f'--out: a confusion matrix of {K} classes is too large.')
+  if tables and batches.source.multi_label:
+    raise UserError(
+      f'--out: {data} has several labels per image, a confusion matrix is of one. '
+      'Without --out the accuracy is measured.'
+    )
   ours, theirs = loaded.class_names, batches.class_names
   if not ours or not theirs or list(ours) == list(theirs):
     return None, ''
@@ -94,15 +104,22 @@ def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | Non
   )
 
 
-def _folder(name: str) -> Path:
-  path = Path(name)
+def _check_folder(name: str) -> Path:
+  """Refuses, before any work, a folder that could not be made or written to."""
+  path = Path(name).absolute()
+  there = next(p for p in (path, *path.parents) if p.exists())
+  if not there.is_dir():
+    raise UserError(f'--out {name}: {there} is a file.')
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise UserError(f'--out {name}: {there} cannot be written to.')
+  return path
+
+
+def _make_folder(path: Path) -> None:
   try:
     path.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise UserError(f'--out {name}: {error.strerror}.') from None
-  if not os.access(path, os.W_OK):
-    raise UserError(f'--out {name} cannot be written to.')
-  return path
+  except OSError as error:  # what os.access does not tell, as of /proc
+    raise UserError(f'--out {path}: {error.strerror}.') from None
 
 
 def _write(out: Path, record: dict, evaluator, write_json) -> None:

@@ -12,10 +12,9 @@ import os
 import sys
 from pathlib import Path
 
+from vit_jax.data import folder
 from vit_jax.errors import UserError
 from vit_jax.tools import cli
-
-SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.gif', '.bmp', '.tif', '.tiff', '.ppm')
 
 
 def main(argv: list[str]) -> int:
@@ -28,6 +27,11 @@ def main(argv: list[str]) -> int:
   loaded = pretrained.load(
     args.source, variant=args.variant, image_size=args.resolution, ema=args.ema
   )
+  if loaded.model.num_classes is None and not features:
+    raise UserError(
+      f'{args.source} has no head, so no classes: --features FILE.npz writes what it '
+      'computes, configs/finetune.py trains a head.'
+    )
   names = loaded.class_names
   if args.names:
     names = _read_names(args.names, loaded.model.num_classes)
@@ -35,20 +39,23 @@ def main(argv: list[str]) -> int:
   found = inference.predict_images(
     loaded, paths, batch_size=args.batch, layers=layers, pp=args.pp
   )
-  if features:
-    _write_features(features, paths, found.features[args.layer])
-  images = list(_top(paths, found, names, args.top))
+  top = 0 if loaded.model.num_classes is None else args.top
+  images = list(_top(paths, found, names, top))
   for image in images:
     print(_render(image))
   if args.json:
     cli.print_json({'source': args.source, 'images': images})
   if all(found.errors):
     raise UserError(f'None of {len(paths)} images could be read.')
+  if features:
+    _write_features(features, paths, found.features[args.layer])
   return 0
 
 
 def find(images: list[str]) -> list[str]:
-  """Returns the files named, and those in folders named, sorted.
+  """Returns the files named, and the images below folders named, sorted.
+
+  A folder's images are those that training would read.
 
   Raises:
     UserError: for a name that is not there, or a folder without images.
@@ -57,9 +64,10 @@ def find(images: list[str]) -> list[str]:
   for name in images:
     path = Path(name)
     if path.is_dir():
-      inside = sorted(str(p) for p in path.rglob('*') if p.suffix.lower() in SUFFIXES)
+      inside = sorted(p for p, _ in folder.images_below(name))
       if not inside:
-        raise UserError(f'No images in {name}: looked for {", ".join(SUFFIXES)}.')
+        known = ' '.join(sorted(folder.EXTENSIONS))
+        raise UserError(f'No images in {name}: looked for {known}.')
       paths += inside
     elif path.exists():
       paths.append(name)
