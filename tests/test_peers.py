@@ -108,7 +108,8 @@ def save_timm(folder, model, architecture, **model_args):
 
 
 def agree(a, b, tolerance):
-  """Absolute for logits of size 1; the scale of larger ones goes along."""
+  """Absolute for logits of size 1; the scale of larger ones goes along. -rP shows it."""
+  print(f'largest difference {np.abs(a - b).max():.1e} of {np.abs(b).max():.1f}')
   np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max() / 2))
 
 

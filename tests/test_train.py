@@ -243,6 +243,8 @@ def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
   assert {line['path'] for line in listed} == broken
   assert len(listed) == 5
   assert all(line['reason'] for line in listed)
+  summary = report.summary(rows, status, workdir, seconds=1.0)
+  assert f'5 images could not be read: {workdir}' in summary
   assert rows[-2]['train/masked'] >= 4
   # What an evaluation cannot read it leaves out, and says so.
   assert rows[-1]['val/examples'] == 9

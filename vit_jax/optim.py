@@ -88,7 +88,8 @@ def make_schedule(
   if warmup + cooldown > total_steps:
     raise UserError(
       f'config.optim.schedule: warmup {warmup} + cooldown {cooldown} exceed the '
-      f'{total_steps} steps of the run; shorten them or train longer.'
+      f'{total_steps} steps of the run; shorten them (--config.optim.schedule.warmup=...) or train '
+      'longer.'
     )
   factor = DECAYS[decay](**options)
 

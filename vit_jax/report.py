@@ -196,10 +196,15 @@ def summary(rows: list[dict], status: dict, workdir: Path, seconds: float) -> st
   lines += [
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
+  ]
+  bad = workdir / 'bad_images.jsonl'
+  if bad.exists():
+    lines.append(f'{len(read_rows(bad))} images could not be read: {bad}')
+  lines += [
     'Next:',
+    f'  {python} -m vit_jax.tools.predict {workdir} IMAGE_OR_FOLDER   # names',
     f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
     f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images',
-    f'  {python} -m vit_jax.tools.inspect vit:B/16   # parameters, GFLOPs, memory',
   ]
   return '\n'.join(lines)
 
