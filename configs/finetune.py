@@ -112,7 +112,9 @@ def get_config(arg=None):
   digits = arg.data == 'digits'  # gray, and a mirrored 2 is no 2
   decode = f'decode({arg.channels or (1 if digits else 3)})'
   resize = f"resize({arg.res}, method='bicubic')" if digits else f'resize({arg.res})'
-  augment = resize if digits else f'inception_crop({arg.res})|flip_lr'
+  augment = f'inception_crop({arg.res})|flip_lr'
+  if digits:  # as configs/digits.py
+    augment = f'{resize}|random_affine(8, 0.05, (0.95, 1.05))'
   c.data = dict(source=source, split=arg.train or train, batch_size=batch)
   c.data.pp = f'{decode}|{augment}|value_range(-1, 1)'
 
