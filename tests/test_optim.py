@@ -60,9 +60,8 @@ def test_warmup_and_cooldown_must_fit():
 
 
 def step(optimizer, params, grads, state, n):
-  updates, state = optimizer.tx.update(grads, state, params)
-  rate = optimizer.rate(n)
-  return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
+  updates, state = optimizer.tx.update(grads, state, params, rate=optimizer.rate(n))
+  return optax.apply_updates(params, updates), state
 
 
 PARAMS = {

@@ -26,9 +26,10 @@ def batch(seed=0):
   }
 
 
-def setup(model=None, **section):
+def setup(model=None, task=None, **section):
   fields = dict(num_classes=5, depth=2, width=128, **(model or {}))
-  task = tasks.build('classify', models.build('vit', 'mu/8', **fields), 5)
+  model = models.build('vit', 'mu/8', **fields)
+  task = tasks.build('classify', model, 5, **(task or {}))
   section = dict(name='adamw', lr=1e-3, schedule=dict(decay='constant')) | section
   return task, optim.build(**section, total_steps=10)
 
@@ -58,15 +59,18 @@ def run(task, optimizer, batches, mesh):
   return state, rows
 
 
-MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2)]
+# 1, 2, 4 and 8 devices, every axis among them.
+MESHES = [(1, 1, 1), (2, 1, 1), (1, 2, 2), (2, 2, 2)]
+MORE_MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 4, 2)]
 
 
 @pytest.mark.parametrize(
-  'meshes', [MESHES[:2] + MESHES[3:4], pytest.param(MESHES, marks=pytest.mark.slow)]
+  'meshes', [MESHES, pytest.param(MORE_MESHES, marks=pytest.mark.slow)]
 )
 def test_meshes_train_alike(meshes):
   task, optimizer = setup(
     dict(dropout=0.1, stochastic_depth=0.1, scan=True, remat='full', mlp_dim=512),
+    dict(mixup=0.5, cutmix=1.0, per='example', label_smoothing=0.1),
     wd=0.1,
     clip=1.0,
     ema=0.9,
@@ -96,8 +100,9 @@ def test_meshes_train_alike(meshes):
         )
 
 
-def weighted(b):
-  return {**b, 'weight': b['mask'] / b['mask'].sum()}
+def weighted(b, task):
+  b = {**b, 'weight': b['mask'] / b['mask'].sum()}
+  return task.prepare(b, jax.random.key(0))
 
 
 def test_micro_batches_add_up_to_the_batch():
@@ -105,8 +110,8 @@ def test_micro_batches_add_up_to_the_batch():
   params = task.init(jax.random.key(0), SPEC)
   params = jax.tree.map(lambda x: x + 0.02, params)
   fn = jax.jit(gradients, static_argnums=(0, 4))
-  whole, grads = fn(task, params, weighted(batch()), jax.random.key(1), 1)
-  parts, sums = fn(task, params, weighted(batch()), jax.random.key(1), 4)
+  whole, grads = fn(task, params, weighted(batch(), task), jax.random.key(1), 1)
+  parts, sums = fn(task, params, weighted(batch(), task), jax.random.key(1), 4)
   np.testing.assert_allclose(parts['loss'], whole['loss'], rtol=1e-6)
   np.testing.assert_allclose(parts['accuracy'], whole['accuracy'], rtol=1e-6)
   scale = max(np.abs(g).max() for g in jax.tree.leaves(grads))
@@ -121,9 +126,9 @@ def test_micro_batches_have_different_dropout_masks():
   params['head']['kernel'] = jax.random.normal(jax.random.key(2), (128, 5))
   # Sixteen times one example: only the masks tell the micro-batches apart.
   same = {k: np.repeat(v[:1], 16, axis=0) for k, v in batch().items()}
-  sixteen, _ = gradients(task, params, weighted(same), jax.random.key(1), 16)
+  sixteen, _ = gradients(task, params, weighted(same, task), jax.random.key(1), 16)
   one = {k: v[:1] for k, v in same.items()}
-  first, _ = gradients(task, params, weighted(one), jax.random.key(1), 1)
+  first, _ = gradients(task, params, weighted(one, task), jax.random.key(1), 1)
   assert abs(sixteen['loss'] - first['loss']) > 1e-2
 
 
@@ -132,8 +137,8 @@ def test_masked_examples_count_nothing():
   params = task.init(jax.random.key(0), SPEC)
   full, other = batch(), batch()
   other['image'][3] = np.pi
-  a = gradients(task, params, weighted(full), jax.random.key(1), 1)
-  b = gradients(task, params, weighted(other), jax.random.key(1), 1)
+  a = gradients(task, params, weighted(full, task), jax.random.key(1), 1)
+  b = gradients(task, params, weighted(other, task), jax.random.key(1), 1)
   for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
     np.testing.assert_array_equal(x, y)
 
@@ -184,7 +189,7 @@ def test_several_labels_per_image():
   params['head']['bias'] = jnp.array([0.0, 0, 9, 0, 0])
   labels = np.zeros((16, 5), np.float32)
   labels[:, [1, 2]] = 0.5
-  one = {**weighted(batch()), 'label': labels}
+  one = weighted({**batch(), 'label': labels}, task)
   loss, metrics = task.loss(params, one, jax.random.key(0))
   assert metrics['accuracy'] == pytest.approx(1.0)
   # Half of ln(sum exp) - 9 ~ 0, half of ln(sum exp) - 0 ~ 9.

@@ -24,7 +24,7 @@ LEVELS = (
   ('errors', 'version'),
   ('trees', 'resample'),
   ('sharding', 'config', 'report', 'flops', 'fingerprint'),
-  ('nn', 'losses'),
+  ('nn', 'losses', 'mixing'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz', 'preemption'),
   ('tasks', 'evaluators', 'checkpoint'),
   ('pretrained',),

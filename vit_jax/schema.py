@@ -93,8 +93,10 @@ def check(config: dict) -> dict:
     config_lib.check_type(f'config.{where}.every', every, int | None)
     config_lib.check_type(f'config.{where}.use_ema', use_ema, bool)
     _at_least_one(f'{where}.every', every)
-    if use_ema and not config['optim'].get('ema'):
-      raise UserError(f'config.{where}.use_ema needs config.optim.ema, a decay.')
+    if use_ema and not optim.keeps_average(config['optim']):
+      raise UserError(
+        f'config.{where}.use_ema needs config.optim.ema, a decay, or config.optim.swa.'
+      )
   _at_least_one('log.every', config['log'].get('every'))
   _at_least_one('max_bad_steps', config['max_bad_steps'])
   best, known = config['checkpoint'].get('best'), [*config['evals'], 'train']

@@ -31,13 +31,19 @@ _TENSOR_RULES = (
   (r'.*/MlpBlock_\d+/Dense_1/kernel', ('tensor', None)),  # [hidden, D]
 )
 
+# Adafactor's means of a kernel's rows and columns have other dimensions than the kernel.
+_FACTORED = (r'.*/v_(row|col)/.*', 'fsdp')
+
 # What `config.sharding` may name. 'fsdp' as a spec: split the largest free dimension
 # that the fsdp axis divides. On a mesh whose axes are 1 every preset replicates.
 PRESETS = {
   'replicate': (('.*', ()),),
   'fsdp': (('.*', 'fsdp'),),
-  'fsdp_tensor': tuple((r, (*s, '+fsdp')) for r, s in _TENSOR_RULES)
-  + (('.*', 'fsdp'),),
+  'fsdp_tensor': (
+    _FACTORED,
+    *((rule, (*spec, '+fsdp')) for rule, spec in _TENSOR_RULES),
+    ('.*', 'fsdp'),
+  ),
 }
 
 
@@ -137,7 +143,7 @@ def state_shardings(abstract, mesh: Mesh, rules='fsdp'):
 def _partition(name, shape, spec, mesh) -> PartitionSpec:
   spec, fsdp = ((), True) if spec == 'fsdp' else (spec, '+fsdp' in spec)
   spec = tuple(axis for axis in spec if axis != '+fsdp')
-  # A factored moment ([D] of a [D, F] kernel) has fewer dimensions than its rule.
+  # A moment that is not kept, of shape [1], has fewer dimensions than its rule.
   spec = (None,) * (len(shape) - len(spec)) + spec if len(shape) >= len(spec) else ()
   axes = list(spec) or [None] * len(shape)
   for size, axis in zip(shape, axes, strict=True):

@@ -17,7 +17,7 @@ class State:
   step: jax.Array  # int32: batches consumed, skipped ones included
   params: dict  # float32
   opt_state: optax.OptState
-  ema: dict | None  # like params, or None
+  ema: dict | None  # an average of params (see optim.averages), or None
   counters: dict[str, jax.Array]  # int32: skipped, skipped_in_a_row, masked
 
 
@@ -32,7 +32,7 @@ def init_state(task, optimizer, spec: dict, rng, given: dict) -> State:
     step=jnp.zeros((), jnp.int32),
     params=params,
     opt_state=optimizer.tx.init(params),
-    ema=jax.tree.map(jnp.copy, params) if optimizer.ema else None,
+    ema=jax.tree.map(jnp.copy, params) if optimizer.average else None,
     counters={
       key: jnp.zeros((), jnp.int32) for key in ('skipped', 'skipped_in_a_row', 'masked')
     },
@@ -59,16 +59,21 @@ def make_step(task, optimizer, on_device, key):
     # Normalised over the whole batch, so that losses of micro-batches just add up.
     batch['weight'] = mask / jnp.maximum(mask.sum(), 1.0)
     rng = jax.random.fold_in(key, state.step)
-    metrics, grads = gradients(task, state.params, batch, rng, optimizer.accum)
+    # The micro-batches' keys are 0 to accum - 1.
+    batch = task.prepare(batch, jax.random.fold_in(rng, optimizer.accum))
+    point = optimizer.gradient_point(state.params, state.opt_state)
+    metrics, grads = gradients(task, point, batch, rng, optimizer.accum)
 
     grad_norm = optax.tree.norm(grads)
     ok = jnp.isfinite(metrics['loss']) & jnp.isfinite(grad_norm)
     rate = optimizer.rate(state.step)
-    updates, opt_state = optimizer.tx.update(grads, state.opt_state, state.params)
-    params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
+    updates, opt_state = optimizer.tx.update(
+      grads, state.opt_state, state.params, rate=rate
+    )
+    params = optax.apply_updates(state.params, updates)
     ema = state.ema
     if ema is not None:
-      ema = optax.incremental_update(params, ema, 1.0 - optimizer.ema)
+      ema = optimizer.average(ema, params, state.step)
     params, opt_state, ema = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
       (params, opt_state, ema),

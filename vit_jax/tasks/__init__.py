@@ -1,7 +1,7 @@
 """What a run optimises: the seam at which recipes differ, under one train loop.
 
-A task has `init(rng, spec) -> params`, `loss(params, batch, rng) -> (scalar, metrics)`
-and `predict(params, batch) -> {name: array}`. `batch['weight']` [B] sums to 1 over the
+A task has `init(rng, spec) -> params`, `prepare(batch, rng) -> batch` for what concerns
+the whole batch (mixing), `loss(params, batch, rng) -> (scalar, metrics)` and `predict(params, batch) -> {name: array}`. `batch['weight']` [B] sums to 1 over the
 global batch; losses and metrics are weighted sums, so that they add up over
 micro-batches and masked examples count nothing.
 """

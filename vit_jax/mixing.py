@@ -1,0 +1,119 @@
+"""Mixup and CutMix: each example of a batch mixed with the one before it, on the device.
+
+Pure functions of a global batch and a key: the result does not depend on how many
+devices share the batch. (Mixed inside each device's part, as the reference code does,
+the same seed gives another run on another machine.)
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, did_you_mean
+
+PER = ('batch', 'example')
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixing:
+  """What to mix with.
+
+  Attributes:
+    mixup: alpha of mixup's Beta(alpha, alpha); 0: none.
+    cutmix: alpha of CutMix's; 0: none.
+    switch: the probability of CutMix where both are given.
+    per: one draw for the 'batch', as the reference recipes, or for each 'example'.
+  """
+
+  mixup: float = 0.0
+  cutmix: float = 0.0
+  switch: float = 0.5
+  per: str = 'batch'
+
+  def __post_init__(self):
+    for name in ('mixup', 'cutmix'):
+      if getattr(self, name) < 0:
+        raise UserError(
+          f'config.task.{name}={getattr(self, name)}: expected 0 or more.'
+        )
+    if not 0 <= self.switch <= 1:
+      raise UserError(f'config.task.switch={self.switch}: not in [0, 1].')
+    if self.per not in PER:
+      raise UserError(
+        f'config.task.per={self.per!r}: one of {PER}.{did_you_mean(self.per, PER)}'
+      )
+
+  def __bool__(self) -> bool:
+    return bool(self.mixup or self.cutmix)
+
+  def __call__(self, images, targets, weight, rng):
+    """Returns (images, targets), mixed.
+
+    Args:
+      images: float32 [B, H, W, C].
+      targets: float32 [B, K].
+      weight: [B]; an example with weight 0 is neither mixed nor mixed in.
+    """
+    size = len(images)
+    choose, draw = jax.random.split(rng)
+    shape = (size,) if self.per == 'example' else (1,)
+    # What is nobody's partner stays whole: there is nothing to mix in.
+    alone = jnp.roll(weight, 1) == 0
+    if not self.cutmix:
+      share, keep = _mixup(draw, self.mixup, shape, images)
+    elif not self.mixup:
+      share, keep = _cutmix(draw, self.cutmix, shape, images)
+    else:
+      blend, cut = jax.random.split(draw)
+      use_cut = jax.random.uniform(choose, shape) < self.switch
+      pairs = zip(
+        _cutmix(cut, self.cutmix, shape, images),
+        _mixup(blend, self.mixup, shape, images),
+        strict=True,
+      )
+      where = lambda a, b: jnp.where(use_cut.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+      share, keep = (where(a, b) for a, b in pairs)
+    keep = jnp.where(alone[:, None, None, None], 1.0, keep)
+    share = jnp.where(alone, 1.0, share)[:, None]
+    return (
+      keep * images + (1 - keep) * jnp.roll(images, 1, axis=0),
+      share * targets + (1 - share) * jnp.roll(targets, 1, axis=0),
+    )
+
+
+def _mixup(rng, alpha: float, shape, images):
+  """Returns (share of the label, share of each pixel): [n], [n, H, W, 1].
+
+  lambda ~ Beta(alpha, alpha) (arXiv 1710.09412, equation 2), the larger of lambda and
+  1 - lambda: each example stays the main part of its own row (as big_vision).
+  """
+  share = jax.random.beta(rng, alpha, alpha, shape)
+  share = jnp.maximum(share, 1 - share)
+  return share, jnp.broadcast_to(share[:, None, None, None], _pixels(shape, images))
+
+
+def _cutmix(rng, alpha: float, shape, images):
+  """Returns (share of the label, mask of the pixels kept): [n], [n, H, W, 1].
+
+  A box of (1 - lambda) of the area, in the image's proportions, its centre uniform, cut
+  off at the border; the label's share is what is really left (arXiv 1905.04899, section
+  3.1 and the authors' code).
+  """
+  height, width = images.shape[1:3]
+  of_box, of_y, of_x = jax.random.split(rng, 3)
+  side = jnp.sqrt(1 - jax.random.beta(of_box, alpha, alpha, shape))
+
+  def outside(rng, length):  # bool [n, length]
+    centre = jax.random.randint(rng, shape, 0, length)
+    half = jnp.floor(length * side).astype(jnp.int32) // 2
+    at = jnp.arange(length)
+    return (at < (centre - half)[:, None]) | (at >= (centre + half)[:, None])
+
+  keep = outside(of_y, height)[:, :, None] | outside(of_x, width)[:, None, :]
+  keep = keep[..., None].astype(images.dtype)
+  return keep.mean((1, 2, 3)), keep
+
+
+def _pixels(shape, images):
+  return (*shape, *images.shape[1:3], 1)

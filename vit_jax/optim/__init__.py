@@ -1,0 +1,161 @@
+"""Schedules, optimizers and weight decay: the config's `optim` section.
+
+An update is `-lr(step) * factor * (optimizer(clip(gradient)) + wd * parameter)`: weight
+decay is decoupled from the gradient and multiplied by the learning rate, as in AdamW
+(Loshchilov & Hutter, arXiv 1711.05101) and PyTorch. big_vision's `config.wd` is not
+multiplied by the peak rate: its number divided by its `lr` is ours (wd 1e-4 at lr 1e-3
+is 0.1 here).
+"""
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+
+import jax
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.optim import averages, factors
+from vit_jax.optim.directions import OPTIMIZERS
+from vit_jax.optim.factors import WD_RULES
+from vit_jax.optim.schedules import make_schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """What the train step needs.
+
+  Attributes:
+    tx: `update(grads, state, params, rate=rate(step))` gives what to add to params.
+    rate: step -> learning rate.
+    average: `(average, params, step) -> average` of `State.ema`, or None: none kept.
+    gradient_point: `(params, opt_state) -> params` at which to take the gradient.
+    accum: micro-batches in a batch.
+  """
+
+  tx: optax.GradientTransformationExtraArgs
+  rate: Callable[[jax.Array], jax.Array]
+  average: Callable | None
+  gradient_point: Callable
+  accum: int
+
+
+def build(
+  name: str,
+  lr: float,
+  total_steps: int,
+  *,
+  schedule: dict | None = None,
+  wd: float = 0.0,
+  wd_rules: list | tuple = WD_RULES,
+  lr_rules: list | tuple = (),
+  layer_decay: float | None = None,
+  clip: float | None = None,
+  ema: float | None = None,
+  swa: dict | None = None,
+  accum: int = 1,
+  **options,
+) -> Optimizer:
+  """Returns the optimizer of a config's `optim` section.
+
+  Args:
+    name: a key of `directions.OPTIMIZERS`: 'adamw', 'adam' (which takes no wd), 'sgd',
+      'adafactor', 'lion', 'lamb', 'muon', 'schedule_free' (AdamW without a decay of the
+      rate, arXiv 2405.15682).
+    schedule: arguments of `make_schedule`, default {'decay': 'cosine'}; 'constant' for
+      schedule_free, which takes no other.
+    wd: decoupled weight decay, multiplied by the learning rate.
+    wd_rules: (regex, factor) on parameter paths, first match wins.
+    lr_rules: (regex, factor of the learning rate); with factor 0 a parameter keeps its
+      value. Default: 1 for all.
+    layer_decay: layer-wise decay of the learning rate, see `factors.layer_rules`.
+    clip: largest global norm of the gradient; larger ones are scaled down to it.
+    ema: decay of an exponential moving average of the parameters (Polyak averaging;
+      0.9999 in the paper, section 4.1), kept beside them; None: not kept.
+    swa: arguments of `averages.swa`, an average of another kind; not with ema.
+    accum: number of micro-batches into which a batch is cut to save memory.
+    **options: of the optimizer, see `directions`.
+
+  Raises:
+    UserError: for an unknown name or option, or a value out of range.
+  """
+  direction = _direction(name)
+  config_lib.bind(f'optim (name {name})', options, direction)
+  _check_ranges(lr, wd, clip, layer_decay, options.get('moment_dtype'))
+  if name == 'adam' and wd:
+    raise UserError('config.optim: adam has no weight decay here; name it adamw.')
+  if accum < 1:
+    raise UserError(f'config.optim.accum={accum}: expected 1 or more micro-batches.')
+  free = name == 'schedule_free'
+  schedule = {'decay': 'constant'} | (schedule or {}) if free else schedule or {}
+  if free and schedule['decay'] != 'constant':
+    raise UserError(
+      f'config.optim.schedule.decay={schedule["decay"]!r}: schedule_free takes none; '
+      "leave it out, or write 'constant'."
+    )
+  rate = make_schedule(lr, total_steps, **schedule)
+
+  parts = []
+  if clip is not None:
+    parts.append(optax.clip_by_global_norm(clip))
+  parts.append(direction(**options))
+  if wd:
+    parts.append(factors.decayed_weights(wd, wd_rules))
+  if name == 'lamb':
+    parts.append(factors.trust_ratio())
+  parts.append(factors.scaled_by_rate(lr_rules, layer_decay))
+  tx = optax.chain(*parts)
+  gradient_point = lambda params, state: params
+  if free:
+    tx = averages.schedule_free(tx, rate, options.get('b1', 0.9))
+    gradient_point = averages.gradient_point
+  return Optimizer(tx, rate, _average(ema, swa, total_steps), gradient_point, accum)
+
+
+def keeps_average(section: dict) -> bool:
+  """Whether a run with this `optim` section has an average beside its parameters."""
+  return section.get('ema') is not None or section.get('swa') is not None
+
+
+def _average(ema, swa, total_steps) -> Callable | None:
+  if ema is not None and swa is not None:
+    raise UserError('config.optim: give ema or swa, not both; unset one with None.')
+  if ema is not None:
+    return averages.ema(ema)
+  if swa is not None:
+    config_lib.bind('optim.swa', swa, averages.swa, provided=('total_steps',))
+    return averages.swa(total_steps, **swa)
+  return None
+
+
+def _check_ranges(lr, wd, clip, layer_decay, moment_dtype) -> None:
+  for key, value, fits in (
+    ('lr', lr, 0 < lr < math.inf),
+    ('wd', wd, 0 <= wd < math.inf),
+    ('clip', clip, clip is None or clip > 0),
+    ('layer_decay', layer_decay, layer_decay is None or 0 < layer_decay <= 1),
+  ):
+    if not fits:
+      raise UserError(f'config.optim.{key}={value!r} is out of range.')
+  dtypes = (None, 'float32', 'bfloat16')
+  if moment_dtype not in dtypes:
+    raise UserError(f'config.optim.moment_dtype={moment_dtype!r}: one of {dtypes}.')
+
+
+def signature(name: str) -> inspect.Signature:
+  """Returns the keys that the `optim` section may hold for this optimizer."""
+  common = inspect.signature(build).parameters.values()
+  own = inspect.signature(_direction(name)).parameters.values()
+  own = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
+  return inspect.Signature([p for p in common if p.kind is not p.VAR_KEYWORD] + own)
+
+
+def _direction(name: str):
+  if name not in OPTIMIZERS:
+    raise UserError(
+      f'Unknown optimizer {name!r}: one of {sorted(OPTIMIZERS)}.'
+      f'{did_you_mean(name, OPTIMIZERS)}'
+    )
+  return OPTIMIZERS[name]

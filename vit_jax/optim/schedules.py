@@ -1,0 +1,108 @@
+"""The learning rate as a function of the step."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError, did_you_mean
+
+# Each gives the factor of the peak rate after warmup, from the progress in [0, 1] and
+# the steps since warmup.
+
+
+def _constant():
+  return lambda progress, step: jnp.ones(())
+
+
+def _cosine(end: float = 0.0):
+  return lambda progress, step: end + (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+
+
+def _linear(end: float = 0.0):
+  return lambda progress, step: end + (1 - end) * (1 - progress)
+
+
+def _rsqrt(timescale: float = 10_000):
+  return lambda progress, step: jnp.sqrt(timescale / (timescale + step))
+
+
+DECAYS = {
+  'constant': _constant,
+  'cosine': _cosine,
+  'linear': _linear,
+  'rsqrt': _rsqrt,
+}
+
+
+def make_schedule(
+  lr: float,
+  total_steps: int,
+  *,
+  decay: str = 'cosine',
+  warmup: int = 0,
+  cooldown: int = 0,
+  stairs: int | None = None,
+  hold: float = 1.0,
+  **options,
+) -> Callable[[jax.Array], jax.Array]:
+  """Returns `step -> learning rate`, step being the number of updates already made.
+
+  Update n (from 1) uses step n - 1, as in both reference codebases: with warmup the
+  first update has rate 0, and the last does not quite reach the end value.
+
+  Args:
+    lr: the peak rate.
+    decay: from the end of warmup to `total_steps`. cosine and linear fall to `end`, a
+      fraction of the peak (default 0); rsqrt is sqrt(timescale / (timescale + steps
+      since warmup)) (arXiv 2106.04560, section 3.5).
+    warmup: steps of linear rise from 0.
+    cooldown: the last steps, over which the rate falls linearly to 0 besides.
+    stairs: the rate changes only this many times, at equal distances, as where it is
+      set once an epoch; None: every step. Of cosine and linear.
+    hold: the progress, a fraction of the decay, from which the rate stays as it is.
+    **options: `end` or `timescale`, of the decay.
+
+  Raises:
+    UserError: for an unknown decay or option, or more warmup and cooldown than steps.
+  """
+  for key, value in dict(warmup=warmup, cooldown=cooldown, stairs=stairs).items():
+    config_lib.check_type(f'config.optim.schedule.{key}', value, int | None)
+    if value is not None and value < (key == 'stairs'):
+      least = '1 or more' if key == 'stairs' else '0 or more'
+      raise UserError(f'config.optim.schedule.{key}={value}: expected {least}.')
+  if not 0 < hold <= 1:
+    raise UserError(f'config.optim.schedule.hold={hold}: expected 0 < hold <= 1.')
+  if decay not in DECAYS:
+    raise UserError(
+      f'Unknown decay {decay!r}: one of {sorted(DECAYS)}.{did_you_mean(decay, DECAYS)}'
+    )
+  if decay not in ('cosine', 'linear') and (stairs or hold < 1):
+    raise UserError(
+      f'config.optim.schedule: stairs and hold are of cosine and linear, not {decay}.'
+    )
+  config_lib.bind(f'optim.schedule (decay {decay})', options, DECAYS[decay])
+  if warmup + cooldown > total_steps:
+    raise UserError(
+      f'config.optim.schedule: warmup {warmup} + cooldown {cooldown} exceed the '
+      f'{total_steps} steps of the run; shorten them (--config.optim.schedule.warmup='
+      '...) or train longer.'
+    )
+  factor = DECAYS[decay](**options)
+
+  def rate(step):
+    step = jnp.asarray(step, jnp.float32)
+    after = jnp.maximum(step - warmup, 0.0)
+    progress = jnp.clip(after / max(total_steps - warmup, 1), 0.0, 1.0)
+    if stairs:
+      # In whole steps: a quotient just below a stair's edge would be the stair before.
+      progress = jnp.floor(after * stairs / max(total_steps - warmup, 1)) / stairs
+    value = lr * factor(jnp.minimum(progress, hold), after)
+    if warmup:
+      value *= jnp.minimum(1.0, step / warmup)
+    if cooldown:
+      value *= jnp.clip((total_steps - step) / cooldown, 0.0, 1.0)
+    return value
+
+  return rate
