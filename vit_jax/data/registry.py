@@ -44,6 +44,7 @@ def op(name: str, *, draws: int = 0, kind: str = 'image'):
   The factory's function is pure. kind 'image': `(images, u) -> images`, TensorFlow,
   images uint8 or float [..., H, W, C], u float32 [..., draws] uniform in [0, 1). kind
   'label': `(labels, num_classes) -> labels`, NumPy, a list of ints or of int lists.
+  Where the number of draws depends on the arguments, the function has it as `draws`.
   """
 
   def register(make):
@@ -62,7 +63,7 @@ def parse(pp: str) -> list[Op]:
   Raises:
     UserError: for a text that is no pipeline, an unknown op, or wrong arguments.
   """
-  for module in ('ops', 'augment'):  # importing registers
+  for module in ('ops', 'augment', 'randaugment'):  # importing registers
     importlib.import_module(f'vit_jax.data.{module}')
   if not isinstance(pp, str):
     raise UserError(
@@ -128,7 +129,8 @@ def _bind(text: str, pp: str) -> Op:
     raise UserError(
       f'pp: {text}: {error}. Signature: {name}{signature}.{near}'
     ) from None
-  return Op(name, text, apply, factory.draws, factory.kind)
+  draws = getattr(apply, 'draws', factory.draws)
+  return Op(name, text, apply, draws, factory.kind)
 
 
 def _call(text: str, pp: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -1,0 +1,395 @@
+"""RandAugment: each op against Pillow, or closed forms of what big_vision did."""
+
+import functools
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+
+from vit_jax.data import color, lazy_tf, pipeline, randaugment, registry
+from vit_jax.errors import UserError
+
+tf = lazy_tf.load()
+
+H, W = 25, 31
+LAST = 1 - 2**-24  # the largest number drawn
+SIGNED = ('rotate', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
+
+
+def noise(*shape, low=0, high=256, seed=0):
+  return np.random.default_rng(seed).integers(low, high, shape, np.uint8)
+
+
+def gradients():
+  x = np.linspace(0, 255, W) * np.ones((H, 1))
+  y = np.linspace(30, 220, H)[:, None] * np.ones(W)
+  return np.stack([x, y, 255 - x], -1).astype(np.uint8)
+
+
+IMAGES = {
+  'noise': noise(H, W, 3),
+  'dull': noise(H, W, 3, low=97, high=120),
+  'constant': np.full((H, W, 3), (0, 77, 255), np.uint8),
+  'two values': noise(H, W, 3, high=2) * np.uint8(3) + np.uint8(40),
+  'gradients': gradients(),
+}
+each_image = pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
+
+
+@functools.cache
+def op(num_ops, magnitude, faithful=False):
+  (found,) = registry.parse(f'randaug({num_ops}, {magnitude}, {faithful})')
+  return found
+
+
+def step(choice, magnitude, image, a, b, faithful):
+  """Applies one op, without a graph: that of all sixteen takes half a second to make."""
+  tf.config.run_functions_eagerly(True)
+  try:
+    u = tf.constant([choice, a, b], tf.float32)
+    return op(1, magnitude, faithful).apply(tf.constant(image), u).numpy()
+  finally:
+    tf.config.run_functions_eagerly(False)
+
+
+def run(name, magnitude, image, a=0.75, b=0.5, faithful=False):
+  """Applies the op `name`; a < 0.5 is the negative sign."""
+  choice = (randaugment.NAMES.index(name) + 0.5) / 16
+  out = step(choice, magnitude, image, a, b, faithful)
+  assert out.dtype == np.uint8
+  assert out.shape == image.shape
+  return out
+
+
+def pillow(name, magnitude, image):
+  image, level = Image.fromarray(image), magnitude / 10
+  if name in ('color', 'contrast', 'brightness', 'sharpness'):
+    enhancer = getattr(ImageEnhance, name.capitalize())
+    return np.asarray(enhancer(image).enhance(0.1 + 1.8 * level))
+  args = {
+    'posterize': [min(max(int(4 * level), 1), 8)],
+    'solarize': [int(256 * level)],
+  }
+  return np.asarray(getattr(ImageOps, name)(image, *args.get(name, [])))
+
+
+# --- against Pillow ----------------------------------------------------------------
+
+
+@each_image
+@pytest.mark.parametrize('name', ['autocontrast', 'equalize', 'invert'])
+def test_channels_are_pillows(name, image):
+  np.testing.assert_array_equal(run(name, 10, image), pillow(name, 10, image))
+
+
+def test_autocontrast_truncates_where_pillow_does():
+  # Where float64 makes 254.999... of 255, so does it here.
+  ramp = np.arange(256, dtype=np.uint8)
+  for low in range(0, 250, 11):
+    for high in range(low + 1, 256, 17):
+      image = np.clip(ramp, low, high).reshape(16, 16, 1).repeat(3, -1)
+      want = ImageOps.autocontrast(Image.fromarray(image))
+      np.testing.assert_array_equal(color.autocontrast(tf.constant(image)), want)
+
+
+@each_image
+@pytest.mark.parametrize('magnitude', [0, 2, 5, 7.5, 10, 15, 20, 30])
+def test_levels_are_pillows(magnitude, image):
+  for name in ('posterize', 'solarize'):
+    want = pillow(name, magnitude, image)
+    np.testing.assert_array_equal(run(name, magnitude, image), want)
+  for name in ('color', 'contrast', 'brightness', 'sharpness'):
+    got, want = run(name, magnitude, image), pillow(name, magnitude, image)
+    # Bitwise where Pillow's C multiplies, then adds; a compiler that fuses the two
+    # (not on x86-64) truncates some whole numbers to the level below.
+    assert np.abs(got.astype(int) - want).max() <= 1
+    assert (got != want).mean() < 0.01
+
+
+def coordinates(name, magnitude, sign, faithful=False):
+  """Returns (y, x), float64 [H, W] each: where a pixel's value comes from."""
+  level = sign * magnitude / 10
+  y, x = np.mgrid[:H, :W].astype(float)
+  if name == 'rotate':
+    c, s = np.cos(np.radians(30 * level)), np.sin(np.radians(30 * level))
+    y, x = y - (H - 1) / 2, x - (W - 1) / 2
+    return s * x + c * y + (H - 1) / 2, c * x - s * y + (W - 1) / 2
+  middle = 0 if faithful else 0.5
+  return {
+    'shear_x': (y, x + 0.3 * level * (y + middle)),
+    'shear_y': (y + 0.3 * level * (x + middle), x),
+    'translate_x': (y, x + 100 * level),
+    'translate_y': (y + 100 * level, x),
+  }[name]
+
+
+def decided(places):
+  """Returns bool [H, W]: not within 1e-3 of half-way between two pixels.
+
+  Pillow steps by 1/65536 of a pixel, 31 times; TensorFlow computes in float32.
+  """
+  out = np.all([np.abs(p - np.floor(p) - 0.5) > 1e-3 for p in places], 0)
+  assert out.mean() > 0.9
+  return out
+
+
+@pytest.mark.parametrize('a', [np.nextafter(np.float32(0.5), 0), 0.5])
+@pytest.mark.parametrize('magnitude', [0, 0.2, 1, 3.7, 10, 30])
+@pytest.mark.parametrize('name', SIGNED)
+def test_geometry_is_pillows(name, magnitude, a):
+  image, sign = IMAGES['noise'], -1 if a < 0.5 else 1
+  level, theirs = sign * magnitude / 10, Image.fromarray(image)
+  more = {'resample': Image.Resampling.NEAREST, 'fillcolor': (128,) * 3}
+  if name == 'rotate':
+    want = theirs.rotate(30 * level, **more)
+  else:
+    data = {
+      'shear_x': (1, 0.3 * level, 0, 0, 1, 0),
+      'shear_y': (1, 0, 0, 0.3 * level, 1, 0),
+      'translate_x': (1, 0, 100 * level, 0, 1, 0),
+      'translate_y': (1, 0, 0, 0, 1, 100 * level),
+    }[name]
+    want = theirs.transform(theirs.size, Image.Transform.AFFINE, data, **more)
+  where = decided(coordinates(name, magnitude, sign))
+  got = run(name, magnitude, image, a=a)
+  np.testing.assert_array_equal(got[where], np.asarray(want)[where])
+  if magnitude == 0:
+    np.testing.assert_array_equal(got, image)
+
+
+# --- ops that Pillow has not -------------------------------------------------------
+
+
+@pytest.mark.parametrize('magnitude', [0, 5, 10, 15, 30])
+@each_image
+def test_solarize_add(image, magnitude):
+  want = np.minimum(image.astype(int) + int(11 * magnitude), 255)
+  want = np.where(image < 128, want, image)
+  np.testing.assert_array_equal(run('solarize_add', magnitude, image), want)
+
+
+@pytest.mark.parametrize('b', [0, 0.3, LAST])
+@pytest.mark.parametrize('a', [0, 0.5, LAST])
+def test_cutout(a, b):
+  image = IMAGES['noise']
+  for magnitude, half in ((0.1, 0), (1, 4), (2.6, 10), (20, 80)):
+    y, x = np.mgrid[:H, :W] - np.floor([[[a * H]], [[b * W]]])
+    hole = (y >= -half) & (y < half) & (x >= -half) & (x < half)
+    got = run('cutout', magnitude, image, a, b)
+    np.testing.assert_array_equal(got, np.where(hole[..., None], 128, image))
+
+
+# --- what big_vision did -----------------------------------------------------------
+
+
+def blended(target, image, factor):
+  target = np.asarray(target, np.float32)
+  out = target + np.float32(factor) * (image.astype(np.float32) - target)
+  return np.clip(out, 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize('magnitude', [0, 5, 10, 15, 20])
+@each_image
+def test_faithful_solarize_takes_the_threshold_modulo_256(image, magnitude):
+  threshold = {0: 0, 5: 128, 10: 0, 15: 128, 20: 0}[magnitude]
+  got = run('solarize', magnitude, image, faithful=True)
+  np.testing.assert_array_equal(got, np.where(image < threshold, image, 255 - image))
+  if magnitude % 10 == 0:
+    np.testing.assert_array_equal(got, run('invert', magnitude, image, faithful=True))
+  elif magnitude > 10:
+    np.testing.assert_array_equal(run('solarize', magnitude, image), image)
+
+
+@pytest.mark.parametrize(
+  ('shape', 'target'), [((224, 224), 196), ((16, 40), 2), ((300, 300), 255)]
+)
+def test_faithful_contrast_blends_with_the_number_of_pixels(shape, target):
+  for image in (noise(*shape, 3), noise(*shape, 3, high=9)):
+    got = run('contrast', 15, image, faithful=True)
+    np.testing.assert_array_equal(got, blended(target, image, 2.8))
+
+
+@pytest.mark.parametrize(
+  ('magnitude', 'bits'), [(0, 1), (2, 1), (3, 1), (10, 4), (15, 6), (20, 8), (30, 8)]
+)
+def test_faithful_posterize_keeps_at_least_a_bit(magnitude, bits):
+  image, step = IMAGES['noise'], 2 ** (8 - bits)
+  got = run('posterize', magnitude, image, faithful=True)
+  np.testing.assert_array_equal(got, image // step * step)
+
+
+@each_image
+def test_faithful_sharpness_truncates_the_smoothed_levels(image):
+  x = image.astype(int)
+  around = sum(x[i : H - 2 + i, j : W - 2 + j] for i in range(3) for j in range(3))
+  smooth = x.copy()
+  smooth[1:-1, 1:-1] = (around + 4 * x[1:-1, 1:-1]) // 13
+  got = run('sharpness', 15, image, faithful=True)
+  np.testing.assert_array_equal(got, blended(smooth, image, 2.8))
+
+
+@each_image
+def test_faithful_color_blends_with_the_grey_of_tensorflow(image):
+  theirs = tf.image.rgb_to_grayscale(image).numpy()
+  ours = color.grey_of_tf(tf.constant(image)).numpy()[..., None]
+  # Theirs are float32 products: a level off where a whole number is 1e-4 away.
+  assert np.abs(ours - theirs.astype(int)).max() <= 1
+  assert (ours != theirs).mean() < 1e-2
+  got = run('color', 15, image, faithful=True)
+  np.testing.assert_array_equal(got, blended(ours, image, 2.8))
+
+
+@each_image
+def test_faithful_autocontrast_is_in_float32(image):
+  low, high = image.min((0, 1)).astype(np.float32), image.max((0, 1)).astype(np.float32)
+  scale = np.float32(255) / np.maximum(high - low, 1)
+  want = np.clip(image * scale + -low * scale, 0, 255).astype(np.uint8)
+  want = np.where(high > low, want, image)
+  np.testing.assert_array_equal(run('autocontrast', 15, image, faithful=True), want)
+
+
+@pytest.mark.parametrize('a', [0.2, 0.7])
+@pytest.mark.parametrize('name', ['shear_x', 'shear_y'])
+def test_faithful_shears_start_from_the_first_pixels_middle(name, a):
+  image = IMAGES['noise']
+  places = coordinates(name, 15, -1 if a < 0.5 else 1, faithful=True)
+  y, x = np.rint(places).astype(int)
+  inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
+  want = np.where(inside[..., None], image[y % H, x % W], 128)
+  got, where = run(name, 15, image, a=a, faithful=True), decided(places)
+  np.testing.assert_array_equal(got[where], want[where])
+  first = np.s_[0] if name == 'shear_x' else np.s_[:, 0]
+  np.testing.assert_array_equal(got[first], image[first])
+
+
+@pytest.mark.parametrize('magnitude', [0, 10, 15])
+def test_other_ops_are_the_same_for_both(magnitude):
+  same = {'equalize', 'invert', 'rotate', 'translate_x', 'translate_y', 'cutout'}
+  for name in same | {'posterize', 'brightness', 'solarize_add'}:
+    both = [run(name, magnitude, IMAGES['dull'], faithful=x) for x in (False, True)]
+    np.testing.assert_array_equal(*both)
+
+
+# --- the op as a whole -------------------------------------------------------------
+
+
+@pytest.mark.parametrize('faithful', [False, True])
+def test_each_op_has_a_sixteenth_of_the_numbers(faithful):
+  image, seen = IMAGES['gradients'], set()
+  for k in range(16):
+    # Numbers are multiples of 2**-24: first, middle and last of a sixteenth. At
+    # magnitude 1 no two ops agree.
+    outs = {
+      step(choice, 1, image, 0.3, 0.6, faithful).tobytes()
+      for choice in (k / 16, (k + 0.5) / 16, (k + 1) / 16 - 2**-24)
+    }
+    assert len(outs) == 1
+    seen |= outs
+  assert len(seen) == 16
+
+
+def test_ops_follow_one_another():
+  image, u = IMAGES['noise'], np.random.default_rng(1).random((20, 9), np.float32)
+  assert op(3, 12).draws == 9
+  for row in u:
+    want = image
+    for choice, a, b in np.split(row, 3):
+      want = step(choice, 12, want, a, b, False)
+    np.testing.assert_array_equal(op(3, 12).apply(tf.constant(image), row), want)
+
+
+@pytest.mark.parametrize('faithful', [False, True])
+def test_an_image_is_the_same_alone_in_any_batch_and_of_unknown_size(faithful):
+  images = noise(40, 20, 23, 3)
+  u = np.random.default_rng(2).random((40, 6), np.float32)
+  u[:16, 0] = (np.arange(16) + 0.5) / 16  # each op
+  apply = op(2, 15, faithful).apply
+  whole = tf.function(apply)(images, u)
+  assert whole.dtype == tf.uint8
+  again = tf.function(apply)(images[5:], u[5:])
+  np.testing.assert_array_equal(whole[5:], again)
+  specs = [tf.TensorSpec([None, None, 3], tf.uint8), tf.TensorSpec([6], tf.float32)]
+  unknown = tf.function(apply, specs)
+  for i in range(40):
+    image = tf.constant(images[i])
+    np.testing.assert_array_equal(whole[i], apply(image, tf.constant(u[i])))
+    np.testing.assert_array_equal(whole[i], unknown(image, u[i]))
+  assert apply(tf.constant(images[:0]), tf.constant(u[:0])).shape == (0, 20, 23, 3)
+
+
+@pytest.mark.parametrize('shape', [(1, 1), (1, 5), (2, 2), (3, 1)])
+def test_tiny_images(shape):
+  image = noise(*shape, 3)
+  for name in randaugment.NAMES:
+    run(name, 10, image)
+  np.testing.assert_array_equal(run('sharpness', 10, image), image)  # all is border
+
+
+@pytest.fixture(scope='module')
+def photos(tmp_path_factory):
+  root = tmp_path_factory.mktemp('photos')
+  for split, label in (('train', 'a'), ('train', 'b'), ('val', 'a'), ('val', 'b')):
+    (root / split / label).mkdir(parents=True)
+    for i in range(12):
+      small = Image.fromarray(noise(5, 6, 3, seed=i))
+      small.resize((70, 50)).save(root / split / label / f'{i}.jpg')
+  return str(root)
+
+
+def test_through_the_pipeline(photos):
+  pp = 'decode|inception_crop(32)|flip_lr|randaug(2, 15)|value_range(-1, 1)'
+
+  def take(pp, **more):
+    batches = pipeline.train(photos, 'train', pp, 24, seed=3, **more)
+    assert batches.spec['image'].shape == (24, 32, 32, 3)
+    stream = batches.iterate()
+    out = [next(stream) for _ in range(3)]
+    stream.close()
+    assert all(batch['mask'].all() for batch in out)
+    return np.stack([batch['image'] for batch in out])
+
+  whole = take(pp, workers=1)
+  assert whole.dtype == np.uint8
+  np.testing.assert_array_equal(whole, take(pp, workers=3, prefetch=1))
+  plain = take(pp.replace('|randaug(2, 15)', ''))
+  # Nearly all change: solarize at 15 does nothing, a cutout or a shift of grey may not.
+  assert (whole != plain).any((2, 3, 4)).mean() > 0.9
+
+
+# --- errors ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('randaug(0)', r'num_ops=0 must be a positive integer'),
+    ('randaug(1.5)', r'num_ops=1\.5'),
+    ('randaug(2, -1)', r'magnitude=-1 must be a number from 0 to 30'),
+    ('randaug(2, 31)', r'magnitude=31'),
+    ('randaug(2, 1e400 - 1e400)', r'no op'),
+    ('randaug(2, "15")', r"magnitude='15'"),
+    ('randaug(2, True)', r'magnitude=True'),
+    ('randaug(2, 15, 1)', r'faithful=1 must be True or False'),
+    (
+      'randaug(2, magntude=15)',
+      r'Signature: randaug\(num_ops.*Did you mean "magnitude"',
+    ),
+    ('randaugment(2, 15)', r'Unknown op.*Did you mean "randaug"'),
+  ],
+)
+def test_bad_arguments(text, message):
+  with pytest.raises(UserError, match=message):
+    registry.parse(text)
+
+
+@pytest.mark.parametrize(
+  ('pp', 'what'),
+  [
+    ('decode|value_range(-1, 1)|randaug', 'float32 of 3'),
+    ('decode(1)|randaug|value_range(-1, 1)', 'uint8 of 1'),
+    ('randaug|value_range(-1, 1)', 'uint8 of 1'),  # the digits are grey
+  ],
+)
+def test_other_images_are_refused_before_training(pp, what):
+  with pytest.raises(UserError, match=f'randaug takes uint8 images.*not {what}'):
+    _ = pipeline.train('digits', 'train', pp, 8).spec

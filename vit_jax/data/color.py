@@ -1,0 +1,176 @@
+"""Changes of the colours of one uint8 image [H, W, 3], in TensorFlow.
+
+Each is what its namesake in Pillow is, level by level: integers, tables of 256 entries
+that float64 makes as Pillow does, and the float32 of Pillow's blends. What big_vision
+does otherwise is a parameter. No op sums floats over pixels, whose order would depend
+on the number of threads.
+"""
+
+from vit_jax.data import lazy_tf
+
+
+def autocontrast(image, single: bool = False):
+  """Stretches each channel linearly to [0, 255], truncated; a plain one stays.
+
+  Args:
+    single: compute in float32, whose results are at times a level off those of
+      Pillow's float64.
+  """
+  tf = lazy_tf.load()
+  dtype = tf.float32 if single else tf.float64
+  # Over the rows first, where the memory is contiguous.
+  low = tf.cast(tf.reduce_min(tf.reduce_min(image, 0), 0), dtype)
+  high = tf.cast(tf.reduce_max(tf.reduce_max(image, 0), 0), dtype)
+  plain = high == low
+  scale = tf.where(plain, tf.ones([], dtype), 255 / (high - low))
+  offset = tf.where(plain, tf.zeros([], dtype), -low * scale)
+  # As rows of 3 W numbers: broadcasting along a last axis of 3 is slow.
+  rows = tf.cast(_rows(image), dtype)
+  repeats = [tf.shape(image)[1]]
+  rows = _cut(rows * tf.tile(scale, repeats) + tf.tile(offset, repeats))
+  return tf.reshape(rows, tf.shape(image))
+
+
+def equalize(image):
+  """Spreads the levels of each channel so that its histogram is as even as it can be.
+
+  A channel where one level leaves fewer than 255 pixels to the others stays as it is.
+  """
+  tf = lazy_tf.load()
+  indices = _indices(image)
+  none = tf.zeros([0], tf.int32)  # weights
+  counts = tf.raw_ops.Bincount(
+    arr=tf.reshape(indices, [-1]), size=tf.constant(768), weights=none
+  )
+  counts = tf.reshape(counts, [3, 256])
+  # Of the highest level that occurs: its pixels are not counted in the step.
+  levels = tf.range(256)
+  last = tf.reduce_max(tf.where(counts > 0, levels, 0), 1)
+  total = tf.reduce_sum(counts, 1)
+  step = (total - tf.gather(counts, last, batch_dims=1))[:, None] // 255
+  below = tf.cumsum(counts, 1, exclusive=True)
+  table = tf.minimum((below + step // 2) // tf.maximum(step, 1), 255)
+  table = tf.where(step > 0, table, levels)
+  return _look_up(tf.cast(table, tf.uint8), indices)
+
+
+def invert(image):
+  tf = lazy_tf.load()
+  return tf.bitwise.invert(image)
+
+
+def posterize(image, bits: int):
+  """Keeps the `bits` highest bits, 1 to 8, and clears the others."""
+  tf = lazy_tf.load()
+  return tf.bitwise.bitwise_and(image, tf.constant(256 - 2 ** (8 - bits), tf.uint8))
+
+
+def solarize(image, threshold: int):
+  """Inverts the levels from `threshold` on: 0 is `invert`, 256 changes nothing."""
+  tf = lazy_tf.load()
+  if threshold > 255:
+    return tf.identity(image)
+  high = tf.cast(image >= tf.constant(threshold, tf.uint8), tf.uint8)
+  return tf.bitwise.bitwise_xor(image, high * 255)  # several times as fast as tf.where
+
+
+def solarize_add(image, addition: int):
+  """Adds to the levels below 128, up to 255."""
+  tf = lazy_tf.load()
+  low = tf.cast(image < tf.constant(128, tf.uint8), tf.uint8)
+  return image + tf.minimum(low * min(addition, 255), 255 - image)
+
+
+def grey(image):
+  """Returns int32 [H, W]: ITU-R BT.601-2 luma, rounded, as Pillow's mode L."""
+  tf = lazy_tf.load()
+  r, g, b = tf.unstack(tf.cast(image, tf.int32), axis=-1)
+  return tf.bitwise.right_shift(19595 * r + 38470 * g + 7471 * b + 0x8000, 16)
+
+
+def grey_of_tf(image):
+  """Returns int32 [H, W]: `tf.image.rgb_to_grayscale` of uint8, in exact arithmetic.
+
+  Its weights, x / 255 * 255.5, truncated. The float32 of that differs by one level
+  where the exact value is within 1e-4 of a whole number.
+  """
+  tf = lazy_tf.load()
+  r, g, b = tf.unstack(tf.cast(image, tf.int32), axis=-1)
+  return (2989 * r + 5870 * g + 1140 * b) * 511 // 5_100_000
+
+
+def mean_grey(image):
+  """Returns int32 []: the mean of `grey`, rounded."""
+  tf = lazy_tf.load()
+  levels = tf.cast(grey(image), tf.int64)
+  count = tf.size(levels, tf.int64)
+  return tf.cast((2 * tf.reduce_sum(levels) + count) // (2 * count), tf.int32)
+
+
+def color(image, factor: float, to_grey=grey):
+  """Blends with the grey image: 0 is grey, 1 the image, 2 twice as colourful."""
+  tf = lazy_tf.load()
+  target = tf.cast(to_grey(image), tf.float32)
+  return _cut(_blend(tf.repeat(target[..., None], 3, -1), image, factor))
+
+
+def contrast(image, factor: float, target=None):
+  """Blends with a plain grey: int32 [] `target`, or the image's mean."""
+  tf = lazy_tf.load()
+  target = mean_grey(image) if target is None else target
+  return _cut(_blend(tf.cast(target, tf.float32), image, factor))
+
+
+def brightness(image, factor: float):
+  """Blends with black: multiplies."""
+  return _cut(_blend(0.0, image, factor))
+
+
+def sharpness(image, factor: float, truncate: bool = False):
+  """Blends with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; the border stays.
+
+  Args:
+    truncate: the smoothed levels, and do not round them.
+  """
+  tf = lazy_tf.load()
+  rows = tf.cast(_rows(image), tf.float32)  # a pixel's neighbours are 3 places away
+  sums = rows[:-2] + rows[1:-1] + rows[2:]
+  sums = sums[:, :-6] + sums[:, 3:-3] + sums[:, 6:]
+  inner = rows[1:-1, 3:-3]
+  # Sums are whole and at most 13 * 255: half a step away from where floor could err.
+  smooth = tf.floor((sums + 4 * inner + (0.5 if truncate else 6.5)) / 13)
+  inner = _blend(smooth, inner, factor)
+  inner = tf.concat([rows[1:-1, :3], inner, rows[1:-1, 3:][:, -3:]], 1)
+  rows = tf.concat([rows[:1], inner, rows[1:][-1:]], 0)
+  return _cut(tf.reshape(rows, tf.shape(image)))
+
+
+def _blend(target, image, factor: float):
+  tf = lazy_tf.load()
+  return target + factor * (tf.cast(image, tf.float32) - target)
+
+
+def _cut(x):
+  """Clips to [0, 255] and truncates, as Pillow's `Image.blend`."""
+  tf = lazy_tf.load()
+  return tf.cast(tf.minimum(tf.maximum(x, 0), 255), tf.uint8)
+
+
+def _rows(image):
+  """Returns [H, 3 W]."""
+  tf = lazy_tf.load()
+  return tf.reshape(image, [tf.shape(image)[0], 3 * tf.shape(image)[1]])
+
+
+def _indices(image):
+  """Returns int32 [H, 3 W]: each level's place in a table [3, 256]."""
+  tf = lazy_tf.load()
+  rows = tf.cast(_rows(image), tf.int32)
+  return rows + tf.tile([0, 256, 512], [tf.shape(image)[1]])
+
+
+def _look_up(table, indices):
+  """Returns uint8 [H, W, 3] for uint8 [3, 256] and `_indices`."""
+  tf = lazy_tf.load()
+  out = tf.gather(tf.reshape(table, [-1]), indices)
+  return tf.reshape(out, [tf.shape(indices)[0], -1, 3])
