@@ -1,0 +1,107 @@
+"""Models of the ViT paper on JFT-300M-like data: every row of its Table 3.
+
+  python -m vit_jax.main --config=configs/vit_jft.py:data=records:/data/jft300m
+  python -m vit_jax.main --config=configs/vit_jft.py:variant=L/16,epochs=14
+  python -m vit_jax.main --config=configs/vit_jft.py:debug
+
+variant is one of ROWS: ViTs, the BiT ResNets of the comparison (R50x1 ...) and hybrids
+(R50+B/16 ...); each has its rate and epochs, 7 or 14. Batch 4096, Adam, weight decay 0.1
+(times the rate), linear warmup over 10,000 steps and linear decay to 1e-5, no dropout, no
+clipping (the authors' re-run of H/14 clips at 10: --config.optim.clip=10.0). Hardware:
+TPU v3-128 or more; Table 2 gives 680 TPUv3-core-days for L/16 in 14 epochs, 2,500 for
+H/14. Expected after fine-tuning on ImageNet (Table 6): B/32 80.73, B/16 84.15, L/32
+84.37, L/16 86.30 (14 epochs 87.12), H/14 88.08 %. Not run here: JFT is not public.
+
+data is any source of encoded images with one or several labels; the default stands for
+files jft300m/train-00000-of-01024.tfrecord and so on (see README, "Data at scale").
+fewshot=tfds:NAME adds a few-shot evaluation, by which the paper chose its models.
+"""
+
+import ml_collections
+
+from vit_jax import models
+from vit_jax.config import parse_arg
+
+# variant: peak learning rate, epochs.
+ROWS = {
+  'B/32': (8e-4, 7.0),
+  'B/16': (8e-4, 7.0),
+  'L/32': (6e-4, 7.0),
+  'L/16': (4e-4, 7.0),
+  'H/14': (3e-4, 14.0),
+  'R50x1': (1e-3, 7.0),
+  'R50x2': (1e-3, 7.0),
+  'R101x1': (8e-4, 7.0),
+  'R152x1': (6e-4, 7.0),
+  'R152x2': (6e-4, 7.0),
+  'R50+B/32': (8e-4, 7.0),
+  'R50+B/16': (8e-4, 7.0),
+  'R50+L/32': (2e-4, 7.0),
+  'R50+L/16': (4e-4, 7.0),
+}
+
+DEBUG = dict(
+  variant='mu/8',
+  lr=8e-4,
+  epochs=1.0,
+  res=16,
+  batch=32,
+  warmup=2,
+  data='digits',
+  train='train[:320]',
+  val='test',
+  classes=10,
+  eval_every=5,
+  fewshot='digits',
+)
+
+
+def get_config(arg=None):
+  arg = parse_arg(
+    arg,
+    debug=DEBUG,
+    variant='B/16',
+    lr=0.0,  # of the row
+    epochs=0.0,  # of the row
+    res=224,
+    batch=4096,
+    warmup=10_000,
+    data='records:jft300m',
+    train='train',
+    val='val',
+    classes=18_291,
+    eval_every=5_000,
+    fewshot='',
+    dtype='bfloat16',
+  )
+  lr, epochs = ROWS.get(arg.variant, (arg.lr, arg.epochs))
+  lr, epochs = arg.lr or lr, arg.epochs or epochs
+  c = ml_collections.ConfigDict()
+  c.epochs = epochs
+
+  resnet = arg.variant in ROWS and '/' not in arg.variant
+  c.model = dict(name='bit_paper' if resnet else 'vit', variant=arg.variant)
+  c.model.update(num_classes=arg.classes, dtype=arg.dtype, head_bias_init=-10.0)
+  if not resnet:
+    c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']
+
+  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
+  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|value_range(-1, 1)'
+  c.task = dict(name='classify', loss='sigmoid')
+  c.optim = dict(name='adamw', lr=lr, wd=0.1)
+  end = 1e-5 / lr if lr else 0.0
+  c.optim.schedule = dict(decay='linear', warmup=arg.warmup, end=end)
+
+  small = round(arg.res * 256 / 224)
+  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
+  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=central)
+  c.evals = dict(
+    val=dict(type='classification', data=val, loss='sigmoid', every=arg.eval_every),
+  )
+  if arg.fewshot:
+    data = dict(source=arg.fewshot, train='train', test='test')
+    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data), pp=central)
+    c.evals.fewshot.update(batch_size=arg.batch, every=arg.eval_every)
+  c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
+  c.log = dict(every=min(100, arg.eval_every))
+  return c

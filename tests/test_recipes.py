@@ -1,0 +1,259 @@
+"""Every pre-training recipe against the published tables.
+
+The numbers are those of the ViT paper's Table 3 (arXiv 2010.11929), of big_vision's
+configs for AugReg, "Better plain ViT baselines", Mixer and BiT, and of "Scaling Vision
+Transformers" (arXiv 2106.04560), with weight decay as AdamW means it: times the rate.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+
+from vit_jax import config, models, optim, schema, trees
+from vit_jax.data import registry
+
+I1K, I21K, JFT = 1_281_167, 14_197_122, 303_000_000
+I21K_TRAIN = I21K - 51_200
+
+
+def paper(spec, lr, epochs, wd, decay, dropout, examples, **more):
+  """A row of Table 3: batch 4096, warmup 10k."""
+  row = dict(batch=4096, warmup=10_000, sigmoid=True, hidden=True)
+  row |= dict(lr=lr, epochs=epochs, wd=wd, decay=decay, dropout=dropout)
+  return pytest.param(spec, row | dict(examples=examples) | more, id=spec)
+
+
+def jft(variant, lr, epochs, **more):
+  spec = f'vit_jft.py:variant={variant}'
+  more = dict(end=1e-5, bias=-10.0, model=variant) | more
+  return paper(spec, lr, epochs, 0.1, 'linear', 0.0, JFT, **more)
+
+
+def i21k(variant, epochs=90):
+  spec = f'vit_b16.py:variant={variant},epochs={epochs}'
+  more = dict(end=1e-5, bias=-10.0, smoothing=1e-4, model=variant)
+  return paper(spec, 1e-3, epochs, 0.03, 'linear', 0.1, I21K - 102_400, **more)
+
+
+def augreg(data, variant, randaug, mixup, more=''):
+  examples, bias = {'i21k': (I21K_TRAIN, -10.0), 'i1k': (I1K * 99 // 100, -6.9)}[data]
+  row = dict(batch=4096, warmup=10_000, sigmoid=True, lr=1e-3, epochs=300, wd=0.1)
+  row |= dict(decay='cosine', clip=1.0, bias=bias, moment='bfloat16', model=variant)
+  row |= dict(randaug=randaug, mixup=mixup, examples=examples, classifier='token')
+  spec = f'augreg_{data}.py:variant={variant}{more}'
+  return pytest.param(spec, row, id=spec)
+
+
+def other(spec, **row):
+  return pytest.param(spec, row, id=spec)
+
+
+RECIPES = [
+  *(i21k(v) for v in ('B/16', 'B/32', 'L/16', 'L/32', 'H/14')),
+  i21k('L/16', 30),
+  jft('B/32', 8e-4, 7),
+  jft('B/16', 8e-4, 7),
+  jft('L/32', 6e-4, 7),
+  jft('L/16', 4e-4, 7),
+  jft('H/14', 3e-4, 14),
+  *(jft(v, 1e-3, 7, name='bit_paper', hidden=False) for v in ('R50x1', 'R50x2')),
+  jft('R101x1', 8e-4, 7, name='bit_paper', hidden=False),
+  *(jft(v, 6e-4, 7, name='bit_paper', hidden=False) for v in ('R152x1', 'R152x2')),
+  *(jft(v, 8e-4, 7) for v in ('R50+B/32', 'R50+B/16')),
+  jft('R50+L/32', 2e-4, 7),
+  jft('R50+L/16', 4e-4, 7),
+  *(
+    paper(
+      *(f'vit_i1k.py:variant={v}', 3e-3, 300, 0.3, 'cosine', 0.1, I1K * 99 // 100),
+      **dict(clip=1.0, bias=-6.9, model=v),
+    )
+    for v in ('B/16', 'L/32')
+  ),
+  augreg('i21k', 'Ti/16', None, 0.0),
+  augreg('i21k', 'S/32', None, 0.0),
+  augreg('i21k', 'S/16', (2, 0), 0.0),
+  augreg('i21k', 'B/32', (2, 10), 0.2),
+  augreg('i21k', 'B/16', (2, 10), 0.2),
+  augreg('i21k', 'L/16', (2, 15), 0.5),
+  augreg('i1k', 'Ti/16', (2, 0), 0.0),
+  augreg('i1k', 'S/32', (2, 15), 0.2),
+  *(augreg('i1k', v, (2, 15), 0.5) for v in ('S/16', 'B/32', 'B/16', 'L/16')),
+  augreg('i1k', 'B/16', None, 0.0, ',aug=none'),
+  augreg('i1k', 'B/16', (2, 0), 0.0, ',aug=light1'),
+  augreg('i1k', 'B/16', (2, 10), 0.2, ',aug=light2'),
+  augreg('i1k', 'B/16', (2, 15), 0.2, ',aug=medium1'),
+  augreg('i1k', 'B/16', (2, 15), 0.5, ',aug=medium2'),
+  augreg('i1k', 'B/16', (2, 20), 0.5, ',aug=strong1'),
+  augreg('i1k', 'B/16', (2, 20), 0.8, ',aug=strong2'),
+  augreg('i1k', 'B/16', (2, 0), 0.0, ',aug=light0,names=files'),
+  augreg('i1k', 'B/16', (2, 10), 0.2, ',aug=light1,names=files'),
+  *(
+    other(
+      f'vit_s16_i1k.py:epochs={epochs}',
+      **dict(batch=1024, examples=I1K * 99 // 100, epochs=epochs, lr=1e-3, wd=0.1),
+      **dict(decay='cosine', warmup=10_000, clip=1.0, bias=0.0, moment='bfloat16'),
+      **dict(randaug=(2, 10), mixup=0.2, classifier='gap', hidden=True),
+      # 22,122,472 parameters, the number that the authors print.
+      **dict(posemb='sincos2d', model='S/16', params=22_122_472),
+    )
+    for epochs in (90, 150, 300)
+  ),
+  *(
+    other(
+      f'vit_g_jft3b.py:variant={variant}',
+      **dict(batch=16_384, examples=3 * 10**9, steps=1_000_000, lr=8e-4, wd=0.03),
+      **dict(wd_head=3.0, decay='rsqrt', warmup=10_000, clip=1.0, bias=-10.0),
+      **dict(sigmoid=True, classifier='map', model=variant),
+    )
+    for variant in ('g/14', 'G/14')
+  ),
+  other(
+    'mixer_i1k.py',
+    **dict(batch=4096, examples=I1K * 99 // 100, epochs=300, lr=1e-3, wd=0.1),
+    **dict(decay='linear', end=1e-8, warmup=10_000, clip=1.0, bias=-6.9, depth=0.1),
+    **dict(sigmoid=True, randaug=(2, 15), mixup=0.5, name='mixer', model='B/16'),
+  ),
+  other(
+    'bit_i1k.py',
+    **dict(batch=4096, examples=I1K * 99 // 100, epochs=90, lr=1.6, wd=1e-3),
+    **dict(decay='cosine', warmup=1_000, clip=1.0, bias=0.0, moment='bfloat16'),
+    **dict(name='bit', model='R50'),
+  ),
+  other(
+    'bit_i21k.py',
+    **dict(batch=4096, examples=I21K_TRAIN, epochs=90, lr=0.48, wd=1e-3),
+    **dict(decay='cosine', warmup=5_000, clip=1.0, bias=-10.0, moment='bfloat16'),
+    **dict(sigmoid=True, name='bit_paper', model='R50x1'),
+  ),
+]
+
+# Enough of a model's parameters to see the rules.
+PARAMS = {
+  'embedding': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
+  'Transformer': {'encoderblock_0': {'LayerNorm_0': {'scale': jnp.ones(2)}}},
+  'cls': jnp.ones(2),
+  'head': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
+}
+
+
+@pytest.mark.parametrize(('spec', 'row'), RECIPES)
+def test_a_recipe_is_that_of_its_table(spec, row):
+  c = schema.check(config.load(f'{runs.ROOT}/configs/{spec}'))
+  assert c['data']['batch_size'] == row['batch']
+  assert (c['model']['name'], c['model']['variant']) == (
+    row.get('name', 'vit'),
+    row['model'],
+  )
+
+  steps = config.total_steps(c, row['examples'], row['batch'])
+  assert steps == row.get('steps') or steps == round(
+    row['epochs'] * row['examples'] / row['batch']
+  )
+  optimizer = optim.build(**c['optim'], total_steps=steps)
+  lr, warmup, end = row['lr'], row['warmup'], row.get('end', 0.0)
+  middle = warmup + (steps - warmup) / 2
+  expected = {0: 0.0, warmup / 2: lr / 2, warmup: lr}
+  if row['decay'] == 'rsqrt':  # timescale 10k, 50k steps of cooldown
+    expected |= {20_000: lr / np.sqrt(2), 110_000: lr / np.sqrt(11)}
+    expected |= {975_000: lr / np.sqrt(97.5) / 2, steps: 0.0}
+  else:
+    expected |= {middle: (lr + end) / 2, steps: end}
+  for step, value in expected.items():
+    # float32: the end of a cosine, 1 + cos pi, is off by 1e-7 of the peak.
+    np.testing.assert_allclose(
+      optimizer.rate(step), value, rtol=1e-4, atol=1e-7 * lr, err_msg=str(step)
+    )
+
+  zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+  updates, _ = optimizer.tx.update(
+    zeros, optimizer.tx.init(PARAMS), PARAMS, rate=jnp.float32(lr)
+  )
+  decay = {name: -float(u.ravel()[0]) for name, u in trees.flatten(updates).items()}
+  for name, value in decay.items():
+    factor = row['wd'] if name.endswith('kernel') else 0.0
+    factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
+    np.testing.assert_allclose(value, lr * factor, rtol=1e-5, err_msg=name)
+  assert c['optim'].get('clip') == row.get('clip')
+  assert c['optim'].get('moment_dtype') == row.get('moment')
+  assert c['optim']['name'] == (
+    'adafactor'
+    if row['decay'] == 'rsqrt'
+    else 'sgd'
+    if row.get('name', 'vit').startswith('bit') and 'jft' not in spec
+    else 'adamw'
+  )
+
+  task = c['task']
+  assert task['loss'] == ('sigmoid' if row.get('sigmoid') else 'softmax')
+  assert task.get('label_smoothing', 0) == row.get('smoothing', 0)
+  assert task.get('mixup', 0.0) == row.get('mixup', 0.0)
+  assert task.get('per', 'batch') == 'batch'
+
+  calls = registry.image_calls(c['data']['pp'])
+  assert [name for name, *_ in calls] == [
+    *('decode', 'inception_crop', 'flip_lr'),
+    *(['randaug'] if row.get('randaug') else []),
+    'value_range',
+  ]
+  assert dict((n, args) for n, args, _ in calls)['inception_crop'] == [224]
+  assert dict((n, args) for n, args, _ in calls)['value_range'] == [-1, 1]
+  for name, args, _ in calls:
+    if name == 'randaug':
+      assert args == [*row['randaug'], True]  # as the published runs had it
+  assert (
+    c['evals']['val']['data']['pp']
+    == 'decode|resize_small(256)|central_crop(224)|value_range(-1, 1)'
+  )
+
+  model = models.build(**{'num_classes': 10, **c['model']})
+  assert getattr(model, 'dropout', 0.0) == row.get('dropout', 0.0)
+  assert getattr(model, 'stochastic_depth', 0.0) == row.get('depth', 0.0)
+  assert getattr(model, 'posemb', 'learn') == row.get('posemb', 'learn')
+  if 'classifier' in row:
+    assert model.classifier == row['classifier']
+  image = jnp.zeros((1, 224, 224, 3))
+  params = jax.eval_shape(
+    lambda: (
+      model.clone(scan=True).init(jax.random.key(0), image)['params']
+      if hasattr(model, 'scan')
+      else model.init(jax.random.key(0), image)['params']
+    )
+  )
+  assert ('pre_logits' in params) == row.get('hidden', False)
+  if row.get('hidden'):
+    assert params['pre_logits']['kernel'].shape[1] == model.width
+  assert model.head_bias_init == row.get('bias', 0.0)
+  if 'params' in row:
+    assert sum(x.size for x in jax.tree.leaves(params)) == row['params']
+
+
+def test_augreg_s_words_are_checked():
+  load = lambda arg: config.load(f'{runs.ROOT}/configs/augreg_i1k.py:{arg}')
+  for arg, message in (
+    ('aug=medium3', 'Did you mean "medium'),
+    ('names=csv', r"one of \['config', 'files'\]"),
+    ('variant=S/8', r"one of \['Ti/16', 'S/32'"),
+  ):
+    with pytest.raises(config.UserError, match=message):
+      load(arg)
+
+
+def test_the_cifar_example_is_that_of_its_source():
+  c = config.load(f'{runs.ROOT}/configs/cifar10_ti16.py')
+  epoch = 391  # 50,000 / 128
+  assert (c['seed'], c['steps'], c['data']['batch_size']) == (42, 10 * epoch, 128)
+  assert c['optim']['name'] == 'adam'
+  optimizer = optim.build(**c['optim'], total_steps=c['steps'])
+  # CosineAnnealingLR(T_max=10) of torch, set after each epoch, and from epoch 8 on the
+  # constant rate under which Lightning averages weights.
+  epochs = np.minimum(np.arange(10), 8)
+  expected = 1e-3 * 0.5 * (1 + np.cos(np.pi * epochs / 10))
+  for n in range(10):
+    for step in (n * epoch, (n + 1) * epoch - 1):
+      np.testing.assert_allclose(optimizer.rate(step), expected[n], rtol=1e-5)
+  assert c['optim']['swa'] == {'start': 0.8, 'every': epoch}
+  assert c['checkpoint']['best'] == 'val/loss'
+  assert c['data']['pp'] == 'decode|resize(224, antialias=True)|value_range(-1, 1)'
+  assert c['task'] == {'name': 'classify', 'loss': 'softmax'}
