@@ -13,6 +13,7 @@ from vit_jax.errors import UserError, did_you_mean
 from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
 from vit_jax.nn.patch_embed import PatchEmbed
+from vit_jax.nn.placement import place
 from vit_jax.nn.stack import stack
 from vit_jax.nn.stochastic_depth import StochasticDepth
 
@@ -54,6 +55,7 @@ class MixerBlock(nn.Module):
   channels_mlp_dim: int
   stochastic_depth: bool = False
   act: str = 'gelu_tanh'
+  placement: str = 'batch'  # of tokens at block entry, see nn.placement
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -74,6 +76,7 @@ class MixerBlock(nn.Module):
       return StochasticDepth()(y, depth_rate, train=train) if drops_depth else y
 
     drops_depth = self.stochastic_depth
+    x = place(x, self.placement)
     y = LayerNorm(self.dtype, name='LayerNorm_0')(x).swapaxes(1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, 'token_mixing')(y).swapaxes(1, 2)
     x = x + branch(y)
@@ -96,6 +99,7 @@ class Mixer(nn.Module):
   head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
   remat: str = 'none'  # what to recompute: see nn.stack.remat_policy
+  placement: str = 'batch'  # of tokens at block entry, see nn.placement
   dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
 
   @nn.compact
@@ -128,6 +132,7 @@ class Mixer(nn.Module):
       tokens_mlp_dim=self.tokens_mlp_dim,
       channels_mlp_dim=self.channels_mlp_dim,
       act=self.act,
+      placement=self.placement,
       dtype=self.dtype,
     )
     out |= blocks

@@ -99,6 +99,7 @@ class ViT(nn.Module):
   head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
   remat: str = 'none'  # what to recompute: see nn.stack.remat_policy
+  placement: str = 'batch'  # of tokens at block entry, see nn.placement
   dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
 
   @nn.compact
@@ -147,6 +148,7 @@ class ViT(nn.Module):
       norm_eps=self.norm_eps,
       scan=self.scan,
       remat=self.remat,
+      placement=self.placement,
       dtype=self.dtype,
       name='Transformer',
     )(x, (h, w), train=train)

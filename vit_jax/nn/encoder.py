@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from vit_jax.nn.attention import MultiHeadDotProductAttention
 from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
+from vit_jax.nn.placement import place
 from vit_jax.nn.posemb import add_posemb
 from vit_jax.nn.stack import stack
 from vit_jax.nn.stochastic_depth import StochasticDepth
@@ -21,6 +22,7 @@ class EncoderBlock(nn.Module):
   stochastic_depth: bool = False
   act: str = 'gelu_tanh'
   norm_eps: float = 1e-6
+  placement: str = 'batch'  # of tokens at block entry, see nn.placement
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -32,6 +34,7 @@ class EncoderBlock(nn.Module):
       return StochasticDepth()(y, depth_rate, train=train) if drops_depth else y
 
     drops_depth = self.stochastic_depth
+    x = place(x, self.placement)
     y = LayerNorm(self.dtype, self.norm_eps, name='LayerNorm_0')(x)
     y = MultiHeadDotProductAttention(
       self.num_heads,
@@ -62,6 +65,7 @@ class Encoder(nn.Module):
   norm_eps: float = 1e-6
   scan: bool = False
   remat: str = 'none'
+  placement: str = 'batch'
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -87,6 +91,7 @@ class Encoder(nn.Module):
       stochastic_depth=self.stochastic_depth,
       act=self.act,
       norm_eps=self.norm_eps,
+      placement=self.placement,
       dtype=self.dtype,
     )
     out |= blocks

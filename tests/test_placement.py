@@ -1,0 +1,62 @@
+"""Constraints on activations change where they live, not what they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import models, sharding
+from vit_jax.errors import UserError
+
+IMAGES = np.random.default_rng(0).standard_normal((8, 16, 16, 3), np.float32)
+
+
+def build(name, **fields):
+  variants = {'vit': 'mu/8', 'mixer': 'S/8'}
+  return models.build(name, variants[name], depth=2, num_classes=5, **fields)
+
+
+@pytest.mark.parametrize('name', ['vit', 'mixer'])
+@pytest.mark.parametrize('scan', [False, True])
+def test_blocks_are_entered_as_asked(name, scan):
+  free = build(name, scan=scan, placement='free')
+  params = free.init(jax.random.key(0), IMAGES)['params']
+  rng = np.random.default_rng(1)
+  noise = lambda x: x + rng.normal(0, 0.1, x.shape).astype(np.float32)
+  params = jax.tree.map(noise, params)
+  mesh = sharding.make_mesh(2, 2, 2)
+  with jax.set_mesh(mesh):
+    batch = sharding.global_batch({'image': IMAGES}, mesh)['image']
+
+    def text(placement):
+      model = build(name, scan=scan, placement=placement)
+      fn = jax.jit(lambda p, x: model.apply({'params': p}, x)[0])
+      np.testing.assert_allclose(fn(params, batch), expected, rtol=1e-5, atol=1e-6)
+      return fn.lower(params, batch).as_text()
+
+    expected = jax.jit(lambda p, x: free.apply({'params': p}, x)[0])(params, batch)
+    times = 1 if scan else 2  # a scanned block is written once
+    assert text('free').count('sharding_constraint') == 0
+    assert text('batch').count('sharding_constraint') == times
+    width = [
+      line for line in text('width').splitlines() if 'sharding_constraint' in line
+    ]
+    assert len(width) == times
+    assert all('"tensor"' in line for line in width)
+
+
+def test_a_batch_that_the_mesh_does_not_divide_is_left_alone():
+  with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
+    params = build('vit').init(jax.random.key(0), IMAGES[:1])['params']
+  assert params['head']['kernel'].shape[1] == 5
+
+
+def test_a_model_by_itself_needs_no_mesh():
+  model = build('vit', placement='width')
+  params = model.init(jax.random.key(0), IMAGES)['params']
+  assert model.apply({'params': params}, jnp.asarray(IMAGES))[0].shape == (8, 5)
+
+
+def test_unknown_placements_are_refused():
+  with pytest.raises(UserError, match='Did you mean "batch"'):
+    build('vit', placement='bach').init(jax.random.key(0), IMAGES)

@@ -1,0 +1,41 @@
+"""Where activations live on the mesh.
+
+Left to itself the compiler lets the fsdp axis split channels, as a tensor axis would, and
+keeps fsdp times as many examples on each device: for G/14 on data=64, fsdp=16 the step
+then needs 7.8 GiB of temporaries with full recomputation, and 2.7 with the batch pinned
+(XLA for a TPU v4).
+"""
+
+import jax
+from jax.sharding import PartitionSpec
+
+from vit_jax.errors import UserError, did_you_mean
+
+# Of tokens [B, N, D] at the entry of every block. 'batch': examples over data and fsdp,
+# as they arrive; 'width': channels over tensor besides, between the matrix products that
+# split heads and hidden units; 'free': as the compiler likes.
+PLACEMENTS = {
+  'batch': PartitionSpec(('data', 'fsdp'), None, None),
+  'width': PartitionSpec(('data', 'fsdp'), None, 'tensor'),
+  'free': None,
+}
+
+
+def place(x: jax.Array, placement: str) -> jax.Array:
+  """Returns tokens [B, N, D], constrained to a row of PLACEMENTS; UserError if unknown.
+
+  Without a mesh (`jax.set_mesh`), as in a model used by itself, nothing is done, nor to a
+  batch that the mesh does not divide, as the one image from which parameters are made.
+  """
+  if placement not in PLACEMENTS:
+    raise UserError(
+      f'Unknown placement of activations {placement!r}: one of {list(PLACEMENTS)}.'
+      f'{did_you_mean(placement, PLACEMENTS)}'
+    )
+  spec = PLACEMENTS[placement]
+  mesh = jax.sharding.get_abstract_mesh()
+  if spec is None or not {'data', 'fsdp', 'tensor'} <= set(mesh.axis_names):
+    return x
+  if x.shape[0] % (mesh.shape['data'] * mesh.shape['fsdp']):
+    return x
+  return jax.lax.with_sharding_constraint(x, spec)
