@@ -22,7 +22,7 @@ MODULES = sorted(
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
   ('errors', 'version'),
-  ('trees', 'resample'),
+  ('trees', 'resample', 'distributed'),
   ('sharding', 'config', 'report', 'flops', 'fingerprint'),
   ('nn', 'losses', 'mixing'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz', 'preemption'),
@@ -63,6 +63,7 @@ OPTIONAL = (
   'clu',
   'tensorboard',
   'huggingface_hub',
+  'apache_beam',
   'torch',
   'timm',
   'transformers',

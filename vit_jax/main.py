@@ -21,8 +21,11 @@ Exit codes: 0 done, 2 bad config or argument, 65 no usable checkpoint, 74 disk f
 75 stopped (run again to resume), 76 too many bad steps, 77 out of memory."""
 
 
-def parse(argv: list[str]) -> tuple[str, dict, str]:
-  """Returns (FILE.py[:ARGS], config, workdir); UserError for a bad command line."""
+_FLAGS = ('--config', '--workdir', '--distributed')
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
+  """Returns (arguments, config, workdir); UserError for a bad command line."""
   parser = cli.Parser(
     prog='python -m vit_jax.main',
     description='Trains and evaluates a model.',
@@ -34,18 +37,25 @@ def parse(argv: list[str]) -> tuple[str, dict, str]:
   parser.add_argument(
     '--workdir', metavar='DIR', help='default: runs/<config and arguments>'
   )
+  parser.add_argument(
+    '--distributed',
+    nargs='?',
+    const='auto',
+    metavar='HOST:PORT,COUNT,INDEX',
+    help='one of several processes; without a value: as the cluster says',
+  )
   args, rest = parser.parse_known_args(argv)
   for flag in rest:
     if not flag.startswith('--config.'):
       raise UserError(
-        f'Unknown argument {flag!r}: --config, --workdir, or --config.KEY=VALUE (with '
-        f'"=").{did_you_mean(flag.split("=")[0], ["--config", "--workdir"])}'
+        f'Unknown argument {flag!r}: {", ".join(_FLAGS)} or --config.KEY=VALUE (with '
+        f'"=").{did_you_mean(flag.split("=")[0], _FLAGS)}'
       )
   assignments = [flag.removeprefix('--config.') for flag in rest]
   config = config_lib.load(args.config)
   config_lib.override(config, assignments)
   workdir = args.workdir or f'runs/{default_name(args.config, assignments)}'
-  return args.config, config, workdir
+  return args, config, workdir
 
 
 def default_name(spec: str, assignments: list[str]) -> str:
@@ -72,16 +82,24 @@ def _without_data(spec: str, config: dict) -> str:
 def main(argv: list[str]) -> int:
   """Runs a command line; returns the exit code."""
   start = time.perf_counter()
-  spec, config, workdir = parse(argv)
-  print(f'Run folder: {workdir}', flush=True)
-  from vit_jax import report, train  # after the arguments: these take seconds
+  args, config, workdir = parse(argv)
+  from vit_jax import distributed  # after the arguments: it takes seconds
 
-  try:
-    status, rows = train.train(config, workdir)
-  except train.DataError as error:
-    raise UserError(f'{error}{_without_data(spec, config)}') from error
-  seconds = time.perf_counter() - start
-  print(report.summary(rows, status, Path(workdir), seconds), flush=True)
+  with contextlib.ExitStack() as stack:
+    if args.distributed:
+      distributed.start(args.distributed)
+    if not distributed.is_first():  # one voice; errors are said by all
+      nowhere = stack.enter_context(open(os.devnull, 'w'))
+      stack.enter_context(contextlib.redirect_stdout(nowhere))
+    print(f'Run folder: {workdir}', flush=True)
+    from vit_jax import report, train
+
+    try:
+      status, rows = train.train(config, workdir)
+    except train.DataError as error:
+      raise UserError(f'{error}{_without_data(args.config, config)}') from error
+    seconds = time.perf_counter() - start
+    print(report.summary(rows, status, Path(workdir), seconds), flush=True)
   return 0
 
 

@@ -121,6 +121,13 @@ def lock(workdir):
     refused = multihost_utils.broadcast_one_to_all(np.int32(failure is not None))
     if refused and failure is None:
       failure = UserError(f'Process 0 could not lock {workdir}; its message says why.')
+    sees = (workdir / LOCK_FILE).exists()
+    missing = np.flatnonzero(~multihost_utils.process_allgather(np.bool_(sees)))
+    if failure is None and len(missing):
+      failure = UserError(
+        f'workdir {workdir} is not the same folder for all processes: {missing.tolist()} '
+        'do not see the lock of process 0. Give a folder on a file system that all share.'
+      )
   if failure:
     raise failure
   try:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import jax
 
+from vit_jax import distributed
+
 TIME = 'time/'
 
 
@@ -30,7 +32,12 @@ class Log:
 
 
 def write_json(path: Path, value) -> None:
-  """Writes a JSON file so that a reader sees the old or the new one, never a half."""
+  """Writes a JSON file so that a reader sees the old or the new one, never a half.
+
+  Of several processes the first does.
+  """
+  if not distributed.is_first():
+    return
   temporary = path.with_suffix('.tmp')
   temporary.write_text(json.dumps(value, indent=1) + '\n')
   temporary.replace(path)
@@ -52,9 +59,15 @@ class Metrics:
   """Appends rows `{"step": n, name: number}`, each with one write of a whole line."""
 
   def __init__(self, workdir: Path, keep_to: int, tensorboard: bool = True):
-    """Opens `workdir`/metrics.jsonl, without the rows past step `keep_to`."""
+    """Opens `workdir`/metrics.jsonl, without the rows past step `keep_to`.
+
+    Of several processes the first writes, the others keep the rows.
+    """
     self.path = workdir / 'metrics.jsonl'
     self.rows = [row for row in read_rows(self.path) if row['step'] <= keep_to]
+    self._file, self._writer = None, None
+    if not distributed.is_first():
+      return
     temporary = self.path.with_suffix('.tmp')
     temporary.write_text(''.join(map(_line, self.rows)))
     temporary.replace(self.path)
@@ -65,7 +78,8 @@ class Metrics:
     """Adds the row of `values` (numbers) at `step`."""
     row = {'step': step, **{k: _number(v) for k, v in values.items()}}
     self.rows.append(row)
-    os.write(self._file, _line(row).encode())
+    if self._file is not None:
+      os.write(self._file, _line(row).encode())
     if self._writer:
       self._writer.write_scalars(step, {k: v for k, v in row.items() if k != 'step'})
 
@@ -77,7 +91,8 @@ class Metrics:
     )
 
   def close(self) -> None:
-    os.close(self._file)
+    if self._file is not None:
+      os.close(self._file)
     if self._writer:
       self._writer.close()
 

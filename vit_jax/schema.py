@@ -42,7 +42,9 @@ PLAIN = {  # the keys above that are no sections
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
 NEUTRAL += ('resume_allow', 'resolved')
 NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
+NEUTRAL += ('model.placement',)
 # Parameters of data pipelines that the run gives.
+PROVIDED_EVAL = ('bad_log', 'host', 'hosts')
 PROVIDED = ('seed', 'num_classes', 'bad_log', 'host', 'hosts')
 
 
@@ -87,7 +89,7 @@ def check(config: dict) -> dict:
     extra = ('type', 'every', 'use_ema')
     bind(where, section, evaluators.signature(named(where, 'type')), extra=extra)
     if 'data' in section:
-      bind(f'{where}.data', section['data'], pipeline.evaluate, provided=('bad_log',))
+      bind(f'{where}.data', section['data'], pipeline.evaluate, provided=PROVIDED_EVAL)
       registry.parse(section['data']['pp'])
     every, use_ema = section.get('every'), section.get('use_ema', False)
     config_lib.check_type(f'config.{where}.every', every, int | None)

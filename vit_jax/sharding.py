@@ -87,11 +87,38 @@ def batch_divisor(mesh: Mesh) -> int:
   return mesh.shape['data'] * mesh.shape['fsdp']
 
 
+def host_of_batch(mesh: Mesh) -> dict[str, int]:
+  """Returns {'host', 'hosts'}: which of how many equal parts of a batch is fed here.
+
+  Usually the process's number. Processes that share examples, because their devices
+  differ along the tensor axis only, are the same host to the data.
+
+  Raises:
+    UserError: if this process's devices hold no contiguous part.
+  """
+  rows = batch_divisor(mesh)  # one for each device that has rows of its own
+  parts = batch_sharding(mesh).addressable_devices_indices_map((rows,))
+  bounds = {part.indices(rows)[:2] for (part,) in parts.values()}
+  start, stop = min(a for a, _ in bounds), max(b for _, b in bounds)
+  size = stop - start
+  if sum(b - a for a, b in bounds) != size or rows % size or start % size:
+    raise UserError(
+      f'config.mesh: the devices of process {jax.process_index()} hold the parts '
+      f'{sorted(bounds)} of {rows} of a batch: not one of several equal ones. Let data x '
+      'fsdp be a multiple, or a divisor, of the number of processes.'
+    )
+  return {'host': start // size, 'hosts': rows // size}
+
+
 def global_batch(local: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-  """Returns global arrays [B, ...] from this host's slices [B / hosts, ...]."""
+  """Returns global arrays [B, ...] from this host's part, see `host_of_batch`."""
   sharding = batch_sharding(mesh)
+  size = len(next(iter(local.values())))
+  hosts = host_of_batch(mesh)['hosts']
   return {
-    key: jax.make_array_from_process_local_data(sharding, value)
+    key: jax.make_array_from_process_local_data(
+      sharding, value, (size * hosts, *value.shape[1:])
+    )
     for key, value in local.items()
   }
 

@@ -150,6 +150,7 @@ def _open_data(config, workdir, mesh):
       seed=config['seed'],
       num_classes=config['model'].get('num_classes'),
       bad_log=workdir / 'bad_images.jsonl',
+      **sharding.host_of_batch(mesh),
     )
   except UserError as error:
     raise DataError(str(error)) from error
@@ -181,7 +182,7 @@ def _build_evals(config, workdir, mesh, stop) -> dict:
   """Returns {name: (evaluator, every, use_ema)}."""
 
   def check_stop():
-    if stop.requested:
+    if stop.should_stop(0):
       raise Preempted('Stopped during an evaluation.')
 
   evals, num_classes = {}, config['model']['num_classes']

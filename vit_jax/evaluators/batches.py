@@ -19,4 +19,4 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
       f'Evaluation batch_size={size} must be a multiple of {divisor}, data x fsdp of '
       f'the mesh. Nearest: {max(1, round(size / divisor)) * divisor}.'
     )
-  return pipeline.evaluate(**data)
+  return pipeline.evaluate(**sharding.host_of_batch(mesh), **data)

@@ -1,0 +1,156 @@
+"""Two processes over loopback are one run: they train, evaluate, stop, save and resume.
+
+Each has one device. The run is compared with one process of two devices.
+"""
+
+import functools
+import random
+import signal
+import socket
+import time
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from vit_jax import checkpoint, distributed, errors, models, sharding, trees
+
+CHANGES = ('steps=24', 'checkpoint.every=8', 'optim.schedule.warmup=4')
+
+
+@pytest.fixture(scope='module')
+def shared(tmp_path_factory):
+  """Compiled code that runs with the same devices share."""
+  return dict(
+    JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.mktemp('compiled')),
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+  )
+
+
+def arguments(workdir, *changes):
+  return [*runs.flags(*CHANGES, *changes), f'--workdir={workdir}']
+
+
+def start_two(workdir, shared, *changes) -> list[runs.Process]:
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = free.getsockname()[1]
+  return [
+    runs.Process(
+      *arguments(workdir, *changes),
+      f'--distributed=127.0.0.1:{port},2,{index}',
+      **shared,
+    )
+    for index in range(2)
+  ]
+
+
+def run_two(workdir, shared, *changes) -> list[tuple[int, str, str]]:
+  return [process.end() for process in start_two(workdir, shared, *changes)]
+
+
+def run_one(workdir, monkeypatch, devices) -> None:
+  """Runs the same in this process, on some of its devices."""
+  make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:devices])
+  monkeypatch.setattr(sharding, 'make_mesh', make_mesh)
+  status, _ = runs.run(workdir, *CHANGES)
+  assert status['state'] == 'finished'
+
+
+def params(workdir) -> dict[str, np.ndarray]:
+  saved = checkpoint.Checkpoints(workdir / 'checkpoints')
+  config = saved.meta()['config']
+  model = models.build(**config['model'])
+  image = np.zeros((1, *config['resolved']['image_shape']), np.float32)
+  init = lambda: model.init(jax.random.key(0), image)['params']
+  return trees.flatten(saved.restore_params(jax.eval_shape(init))[0])
+
+
+def assert_alike(one, other, atol):
+  ours, theirs = params(one), params(other)
+  for name, value in ours.items():
+    # Sums over the batch in another order: float32 rounding. A key's bias, which softmax
+    # does not see, has a gradient of rounding alone, which Adam scales to steps of lr.
+    if not name.endswith('key/bias'):
+      np.testing.assert_allclose(value, theirs[name], rtol=0, atol=atol, err_msg=name)
+  for a, b in zip(runs.rows(one), runs.rows(other), strict=True):
+    assert a.keys() == b.keys()
+    for key in a:
+      np.testing.assert_allclose(a[key], b[key], rtol=1e-4, atol=atol, err_msg=key)
+
+
+@pytest.fixture(scope='module')
+def reference(tmp_path_factory):
+  """The folder of one process with two devices."""
+  workdir = tmp_path_factory.mktemp('one')
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    run_one(workdir, monkeypatch, 2)
+  return workdir
+
+
+def test_two_processes_are_one_run(reference, shared, tmp_path):
+  (code, out, error), (other_code, other_out, other_error) = run_two(tmp_path, shared)
+  assert (code, other_code) == (0, 0), error + other_error
+  assert 'Done: 24 steps' in out
+  assert (
+    'step' not in other_out
+  )  # the first speaks; the transport says a line of its own
+  assert_alike(tmp_path, reference, 1e-6)
+  assert runs.saved(tmp_path) == runs.saved(reference)
+  assert runs.status(tmp_path)['state'] == 'finished'
+
+
+def test_a_signal_to_one_stops_both_and_other_numbers_go_on(
+  reference, shared, tmp_path, monkeypatch
+):
+  first, second = start_two(tmp_path, shared)
+  first.until_step(3)
+  second.popen.send_signal(signal.SIGTERM)
+  codes = [process.end()[0] for process in (first, second)]
+  assert codes == [75, 75]
+  status = runs.status(tmp_path)
+  assert status['state'] == 'preempted'
+  assert 3 <= status['step'] < 24
+  assert str(status['step']) in runs.saved(tmp_path)
+  run_one(tmp_path, monkeypatch, 1)
+  # One device adds up the batch in another order, and Adam divides by small numbers.
+  assert_alike(tmp_path, reference, 1e-5)
+
+
+@pytest.mark.faults
+def test_killed_thirty_times_either_or_both(shared, tmp_path):
+  longer = 'steps=400'  # so that no run ends before its killer looks
+  ends = run_two(tmp_path / 'whole', shared, longer)
+  assert [code for code, *_ in ends] == [0, 0]
+  workdir, rng = tmp_path / 'killed', random.Random(0)
+  steps = sorted(rng.randint(1, 300) for _ in range(24))
+  for _ in range(6):
+    steps.insert(rng.randint(0, len(steps)), 0)
+  for step in steps:
+    processes = start_two(workdir, shared, longer)
+    if step:
+      processes[0].until_step(step)  # or a later one, where the run goes on
+      time.sleep(rng.uniform(0, 0.05))
+    else:
+      time.sleep(rng.uniform(0, 8))  # while they start, meet, compile, restore
+    victim = rng.randrange(2)
+    processes[victim].popen.kill()
+    time.sleep(rng.choice((0, 0.5)))  # the other notices, or not
+    processes[1 - victim].popen.kill()
+    for process in processes:
+      process.end()
+  ends = run_two(workdir, shared, longer)
+  assert [code for code, *_ in ends] == [0, 0]
+  assert runs.status(workdir) == runs.status(tmp_path / 'whole')
+  assert runs.rows(workdir) == runs.rows(tmp_path / 'whole')
+
+
+def test_a_spec_that_is_none_is_refused_at_once():
+  for spec, message in (
+    ('10.0.0.1', 'HOST:PORT,COUNT,INDEX'),
+    ('10.0.0.1:80,2,2', 'indices from 0'),
+    ('10.0.0.1:80,two,1', 'HOST:PORT,COUNT,INDEX'),
+  ):
+    with pytest.raises(errors.UserError, match=message):
+      distributed.start(spec)

@@ -1,0 +1,47 @@
+"""Several processes as one run: joining them, and telling the first from the rest.
+
+Every process runs the same program on its own devices. The first alone writes metrics,
+status and config; checkpoints are written by all, into a folder that all share.
+"""
+
+import jax
+
+from vit_jax.errors import UserError
+
+AUTO = 'auto'
+
+
+def start(spec: str) -> None:
+  """Joins this process to its run; must come before anything else asks for devices.
+
+  Args:
+    spec: 'auto' where JAX can tell by the environment (Cloud TPU, SLURM, GKE, Open MPI),
+      or 'HOST:PORT,COUNT,INDEX': the address of process 0, the number of processes, and
+      which of them this is.
+
+  Raises:
+    UserError: for another spec, or if the environment does not tell.
+  """
+  if spec == AUTO:
+    try:
+      jax.distributed.initialize()
+    except ValueError as error:
+      raise UserError(
+        f'--distributed: no cluster is known here ({error}). Name it: --distributed='
+        'HOST:PORT,COUNT,INDEX, the address of process 0, how many, and which this is.'
+      ) from None
+    return
+  address, *numbers = spec.split(',')
+  known = ':' in address and len(numbers) == 2 and all(n.isdigit() for n in numbers)
+  if not known or not int(numbers[1]) < int(numbers[0]):
+    raise UserError(
+      f"--distributed={spec}: expected 'auto' or HOST:PORT,COUNT,INDEX, such as "
+      '10.0.0.1:8476,4,0 with indices from 0.'
+    )
+  count, index = map(int, numbers)
+  jax.distributed.initialize(address, count, index)
+
+
+def is_first() -> bool:
+  """Whether this process speaks and writes for the run; does not start devices."""
+  return not jax.distributed.is_initialized() or jax.process_index() == 0
