@@ -50,7 +50,9 @@ setup(
     'tensorflow-datasets>=4.9.10',
     # tfds 4.9.10 imports it on every Python and declares it for Python < 3.9 only.
     'importlib-resources',
+    'array-record>=0.8; platform_system != "Windows"',  # where tfds has it too
     'pillow>=10.1',
+    'protobuf>=5',  # of TFDS, whose record formats are read here too
     'safetensors>=0.4',
     'scikit-learn>=1.4',  # the bundled data set (digits) of every first command
     'tqdm',
@@ -65,6 +67,7 @@ setup(
     'cuda': ['jax[cuda13]>=0.10.2'],
     'tpu': ['jax[tpu]>=0.10.2'],
     'hub': HUB,
+    'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
     'dev': ['pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', *PLOTS, *HUB],
   },

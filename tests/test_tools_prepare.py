@@ -1,0 +1,185 @@
+"""The tool, from an archive to batches, its exit codes and its words."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import pipeline
+from vit_jax.data.builders import local
+from vit_jax.errors import DiskFull
+from vit_jax.tools import cli, prepare
+
+CLASSES, EACH = 20, 100
+
+
+def run(*args):
+  return cli.run(prepare.main, [str(a) for a in args])
+
+
+def add(archive, name, data):
+  member = tarfile.TarInfo(name)
+  member.size = len(data)
+  archive.addfile(member, io.BytesIO(data))
+
+
+def jpeg(height, width, level):
+  out = io.BytesIO()
+  Image.new('RGB', (width, height), (level,) * 3).save(out, 'JPEG')
+  return out.getvalue()
+
+
+@pytest.fixture(scope='module')
+def archive(tmp_path_factory):
+  """A small ImageNet-21k: a class's images have a grey level of their own."""
+  path = tmp_path_factory.mktemp('in') / 'winter21_whole.tar.gz'
+  rng = np.random.default_rng(0)
+  with tarfile.open(path, 'w:gz') as outer:
+    for label in rng.permutation(CLASSES):
+      wnid = f'n{1000 + 37 * label:08d}'
+      inner = io.BytesIO()
+      with tarfile.open(fileobj=inner, mode='w') as tar:
+        for i in range(EACH):
+          data = jpeg(*rng.integers(8, 25, 2), 10 * label + 20)
+          add(tar, f'{wnid}_{i}.JPEG', data)
+        if label == 7:
+          add(tar, f'{wnid}_broken.JPEG', jpeg(24, 24, 0)[:-20])
+          add(tar, f'{wnid}_empty.JPEG', b'')
+      add(outer, f'winter21_whole/{wnid}.tar', inner.getvalue())
+  return path
+
+
+def test_imagenet21k_from_archive_to_batches(archive, tmp_path, monkeypatch, capsys):
+  args = ('imagenet21k', '--from', archive, '--data_dir', tmp_path)
+  assert run(*args, '--json') == 0
+  out = capsys.readouterr().out
+  assert 'full: 2,000 images' in out
+  assert 'broken, left out: 2: ' in out
+  record = json.loads(out.splitlines()[-1])
+  assert record['num_classes'] == CLASSES
+  bad = {
+    file['path'].rpartition('_')[2]: file['reason']
+    for file in record['broken']['files']
+  }
+  assert bad['empty.JPEG'] == 'empty file'
+  assert 'truncated' in bad['broken.JPEG']
+  full = json.loads((tmp_path / 'imagenet21k/1.0.0/report.json').read_text())
+  assert set(full['splits']['full']['counts'].values()) == {EACH}
+  text = (tmp_path / 'imagenet21k/1.0.0/report.txt').read_text()
+  assert '       100  n00001000\n' in text
+
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  pp = 'decode|resize(8)|value_range(-1, 1)'
+  batches = pipeline.train('tfds:imagenet21k', 'full', pp, 250)
+  assert batches.num_examples == CLASSES * EACH
+  assert batches.class_names == [f'n{1000 + 37 * c:08d}' for c in range(CLASSES)]
+  assert batches.fingerprint
+  epoch = [b for _, b in zip(range(8), batches.iterate(), strict=False)]
+  labels = np.concatenate([b['label'] for b in epoch])
+  assert np.bincount(labels).tolist() == [EACH] * CLASSES
+  assert all(b['mask'].all() for b in epoch)
+  # Every image under its own class's label; JPEG keeps a grey to a level or two.
+  shown = np.concatenate([b['image'].mean((1, 2, 3)) for b in epoch])
+  if epoch[0]['image'].dtype != np.uint8:
+    shown = (shown + 1) * 127.5
+  assert np.abs(shown - (10 * labels + 20)).max() <= 2
+  # A part is a random one: 100 of 2,000 miss a class of 20 in 12 of 1,000 draws.
+  part = pipeline.train('tfds:imagenet21k', 'full[:100]', pp, 100)
+  (batch,) = [b for _, b in zip(range(1), part.iterate(), strict=False)]
+  assert len(set(batch['label'].tolist())) >= 18
+
+  assert run(*args) == 2
+  assert '1.0.0 is there already. Prepare another --version' in capsys.readouterr().err
+  assert run(*args, '--version', '1.1.0') == 0
+
+
+def test_images_of_a_list_in_a_tar(tmp_path, capsys):
+  with tarfile.open(tmp_path / 'i.tar', 'w') as tar:
+    for i in range(8):
+      add(tar, f'{i}.jpg', jpeg(9, 9, 20 * i))
+  (tmp_path / 'l.tsv').write_text(''.join(f'{i}.jpg\t{i % 2}\n' for i in range(8)))
+  given = ('--from', tmp_path / 'l.tsv', tmp_path / 'i.tar', '--name', 'pets')
+  args = ('images', *given, '--data_dir', tmp_path, '--split', 'train=50%,val=50%')
+  assert run(*args, '--file_format', 'tfrecord', '--json') == 0
+  record = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert record['directory'] == str(tmp_path / 'pets/1.0.0')
+  assert sum(split['examples'] for split in record['splits'].values()) == 8
+  assert set(record['splits']) == {'train', 'val'}
+
+
+@pytest.fixture
+def folder(tmp_path):
+  for name in ('a', 'b'):
+    (tmp_path / 'in' / name).mkdir(parents=True)
+    (tmp_path / 'in' / name / '1.jpg').write_bytes(jpeg(9, 9, 50))
+  return tmp_path / 'in'
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    ('imagenet21k --from {}/no.tar', 'no.tar: No such file'),
+    ('imagenet21k --from {}/empty.tar.gz', 'empty (0 bytes)'),
+    ('imagenet21k --from {}/text.tar', 'is no tar, or is damaged'),
+    ('imagenet21k --from {}/zeros.tar', 'no tar of a WordNet id'),
+    ('imagenet21k --from {}/in', 'no tar of a WordNet id'),
+    ('images --from {}/no --name x', 'no such file or folder'),
+    ('images --from {}/no.csv --name x', 'no.csv: No such file'),
+    ('images --from {}/text.txt --name x', 'needed is one folder, or tars'),
+    ('images --from {}/zeros.tar --name x', 'no image that can be read'),
+    ('images --from {}/in/a --name x', 'neither class folders nor tars'),
+    ('images --from {}/in --name My-Pets', "such as 'my_pets'"),
+    ('images --from {}/in --name x --version 1', 'is not X.Y.Z'),
+    ('images --from {}/in --name x --split train=90', 'is not understood'),
+    ('images --from {}/in --name x --split train=90%,val=20%', '110 % together'),
+    ('images --from {}/in --name x --split train=50%,train=50%', 'not understood'),
+    ('images --from {}/in --name x --beam_pipeline_options a=b', 'with --beam_runner'),
+    ('images --from {}/in', 'required: --name'),
+    ('imagnet --from {}/in', 'invalid choice'),
+    ('', 'required: DATA_SET'),
+  ],
+)
+def test_what_is_wrong_is_said_at_once(folder, tmp_path, capsys, args, message):
+  (tmp_path / 'empty.tar.gz').write_bytes(b'')
+  (tmp_path / 'text.tar').write_text('no tar' * 500)
+  (tmp_path / 'text.txt').write_text('a')
+  (tmp_path / 'zeros.tar').write_bytes(bytes(10240))
+  args = args.format(*[tmp_path] * args.count('{}')).split()
+  if args:
+    args += ['--data_dir', tmp_path / 'D']
+  assert run(*args) == 2
+  error = capsys.readouterr().err
+  assert message in error
+  assert error.count('\n') == 1
+  assert not list((tmp_path / 'D').rglob('*.*'))
+
+
+def test_splits_of_folders_and_shares_exclude_each_other(folder, tmp_path, capsys):
+  (folder / 'a').rename(folder / 'train')
+  (folder / 'train/cat').mkdir()
+  (folder / 'train/1.jpg').rename(folder / 'train/cat/1.jpg')
+  args = ('--from', folder, '--name', 'x', '--data_dir', tmp_path)
+  assert run('images', *args, '--split', 'train=50%,val=50%') == 2
+  assert "a folder of the split 'train' already" in capsys.readouterr().err
+
+
+def test_exit_codes_of_ends_that_keep_what_is_done(
+  folder, tmp_path, monkeypatch, capsys
+):
+  args = ('images', '--from', folder, '--name', 'x', '--data_dir', tmp_path)
+
+  def stopped(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  def full(*args, **kwargs):
+    raise DiskFull('no room')
+
+  for end, code in ((stopped, 75), (full, 74)):
+    monkeypatch.setattr(local, 'prepare', end)
+    assert run(*args) == code
+  monkeypatch.undo()
+  assert 'The same command goes on' in capsys.readouterr().err
+  assert run(*args) == 0
