@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.tools import cli, inspect, paper_table
+from vit_jax.tools import activations, cli, inspect, paper_table
 from vit_jax.weights import zoo
 
 
@@ -102,7 +102,7 @@ def test_memory():
     jax.ShapeDtypeStruct((4, 5), 'float32'),
     jax.ShapeDtypeStruct((3, 4), 'float32'),
   )
-  assert inspect.saved_bytes(f, w, x) == 4 * 3 * 5
+  assert activations.saved_bytes(f, w, x) == 4 * 3 * 5
   one = inspect.inspect_model('vit:mu/16', (32, 32), 10)
   memory = inspect.inspect_model('vit:mu/16', (32, 32), 10, batch=8)['memory']
   assert memory['params'] == memory['gradients'] == 4 * one['params']
@@ -119,7 +119,7 @@ def test_the_estimate_of_activations_is_near_what_xla_allocates():
   params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   loss = lambda params, images: model.apply({'params': params}, images)[0].sum()
   compiled = jax.jit(jax.grad(loss)).lower(params, images).compile()
-  saved = inspect.saved_bytes(loss, params, images)
+  saved = activations.saved_bytes(loss, params, images)
   # Working space comes on top; XLA may fuse a little away.
   assert 0.9 < compiled.memory_analysis().temp_size_in_bytes / saved < 1.3
 

@@ -3,82 +3,122 @@
   python -m vit_jax.tools.inspect vit:B/16
   python -m vit_jax.tools.inspect vit:L/16 --resolution 384 --set classifier=map
   python -m vit_jax.tools.inspect vit:B/16 --examples 303e6 --epochs 7 --json
+  python -m vit_jax.tools.inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
+  python -m vit_jax.tools.inspect --config configs/vit_b16.py:variant=L/16
   python -m vit_jax.tools.inspect --table paper     # Table 6 of the ViT paper beside ours
   python -m vit_jax.tools.inspect --zoo             # published weights by short names
 
 Everything comes from the model's shapes: no parameter is allocated and no accelerator
-is used, so a G/14 takes seconds on a laptop.
+is used, so a G/14 takes seconds on a laptop, and with --mesh, which compiles its train
+step three times, a minute.
 """
 
-import ast
-import math
 import os
 import re
 import sys
 
 from vit_jax.errors import UserError
-from vit_jax.tools import cli, paper_table
+from vit_jax.tools import activations, cli, inspect_text, mesh, paper_table, recipe
+from vit_jax.tools import inspect_arguments as arguments
 
 
 def main(argv: list[str]) -> int:
-  """Prints the report (or its JSON) on the model named in `argv`; returns 0."""
-  parser = _parser()
-  args = parser.parse_args(argv)
+  """Prints the report (or its JSON) on what `argv` asks for; returns 0."""
+  parser = arguments.parser(__doc__.split('\n')[0])
+  args, rest = parser.parse_known_args(argv)
+  if unknown := [a for a in rest if not (args.config and a.startswith('--config.'))]:
+    parser.error(f'unrecognized arguments: {" ".join(unknown)}')
   if args.table or args.zoo:
-    return _print_table(args, parser)
-  if args.model is None:
+    arguments.refuse_others(
+      args, parser, '--zoo' if args.zoo else f'--table {args.table}'
+    )
+    record, text = _table(args)
+  elif args.config:
+    allowed = ('config', 'examples', 'mesh', 'hbm')
+    arguments.refuse_others(args, parser, f'--config {args.config}', allowed)
+    record, text = _recipe(args, [a.removeprefix('--config.') for a in rest])
+  elif args.model is None:
     parser.error('the following arguments are required: model')
-  if args.batch < 1:
-    raise UserError('--batch 0: at least one image per step.')
-  fields = dict(_field(setting) for setting in args.set)
-  examples = _examples_seen(args)
-  record = inspect_model(
-    args.model, args.resolution, args.classes or None, fields, args.batch, examples
-  )
+  elif args.mesh:
+    for name in ('examples', 'epochs', 'steps'):
+      if getattr(args, name) is not None:
+        raise UserError(f'--{name} goes without --mesh, which asks about one step.')
+    record, text = _model_on_mesh(args)
+  else:
+    for name in ('hbm', 'sharding', 'optim'):
+      if getattr(args, name) != parser.get_default(name):
+        raise UserError(f'--{name} goes with --mesh, such as --mesh data=8,fsdp=4.')
+    record = inspect_model(
+      args.model,
+      args.resolution,
+      args.classes or None,
+      arguments.fields(args),
+      arguments.batch(args),
+      arguments.examples_seen(args),
+    )
+    text = inspect_text.model(record)
   if args.json:
     cli.print_json(record)
   else:
-    print(_render(record))
+    print(text)
   return 0
 
 
-def _print_table(args, parser) -> int:
-  asked = f'--table {args.table}' if args.table else '--zoo'
-  for name, value in vars(args).items():
-    if name in asked or name == 'json' or value == parser.get_default(name):
-      continue
-    given = value if name == 'model' else f'--{name}'
-    raise UserError(
-      f'{asked} has its own models and settings: leave out {given}, or {asked}.'
-    )
+def _table(args) -> tuple[dict, str]:
   if args.zoo:
-    return _print_zoo(args.json)
+    from vit_jax.weights import zoo
+
+    entries = list(zoo.ENTRIES.values())
+    return {'zoo': [entry._asdict() for entry in entries]}, inspect_text.zoo(entries)
   rows = paper_table.rows()
-  if args.json:
-    cli.print_json({'table': args.table, 'rows': rows})
-  else:
-    print(paper_table.render(rows))
-  return 0
+  return {'table': args.table, 'rows': rows}, paper_table.render(rows)
 
 
-def _print_zoo(as_json: bool) -> int:
-  from vit_jax.weights import zoo
+def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
+  if args.hbm is not None and not args.mesh:
+    raise UserError('--hbm goes with --mesh, such as --mesh data=8,fsdp=4.')
+  if args.examples is not None and args.examples < 1:
+    raise UserError('--examples 0: at least one image in an epoch.')
+  config = recipe.load(args.config, assignments)
+  record = {'config': args.config, **recipe.describe(config, args.examples)}
+  text = recipe.render(record, args.config)
+  if args.mesh:
+    request = recipe.request(config, record, mesh.parse(args.mesh))
+    record['memory'] = mesh.inspect(request, args.hbm)
+    text += '\n\n' + inspect_text.mesh(record['memory'])
+  return record, text
 
-  if as_json:
-    cli.print_json({'zoo': [entry._asdict() for entry in zoo.ENTRIES.values()]})
-    return 0
-  rows = [('name', 'model', 'px', 'classes', 'data', 'format')]
-  for e in zoo.ENTRIES.values():
-    classes = str(e.classes or 'none')
-    rows.append((e.name, e.model, str(e.resolution), classes, e.data, e.dialect))
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  for row in rows:
-    print('  '.join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
-  print(
-    '\nPixels in [-1, 1]; Apache-2.0. --json has the addresses. None of these files could '
-    'be\ndownloaded where this list was made; "none": the published head is all zeros.'
+
+def _model_on_mesh(args) -> tuple[dict, str]:
+  from vit_jax import config as config_lib
+  from vit_jax import models, optim, sharding
+
+  axes = mesh.parse(args.mesh)
+  name, variant, fields = models.parse_name(args.model)
+  fields |= {'num_classes': args.classes, **arguments.fields(args)}
+  if not fields['num_classes']:
+    raise UserError('--mesh asks about training, which needs classes: not --classes 0.')
+  models.build(name, variant, **fields)
+  sharding.resolve_rules(args.sharding)
+  section = arguments.optimizer(args.optim)
+  config_lib.bind('optim', section, optim.signature(section['name']), ('total_steps',))
+  record = mesh.inspect(
+    {
+      'model': {'name': name, 'variant': variant, **fields},
+      'task': {'name': 'classify'},
+      'optim': section,
+      'mesh': axes,
+      'sharding': args.sharding,
+      'batch': arguments.batch(args),
+      'image': [*args.resolution, 3],
+      'label': [],
+    },
+    args.hbm,
   )
-  return 0
+  record = {'model': args.model, 'resolution': list(args.resolution), **record}
+  height, width = args.resolution
+  text = f'{args.model} at {height}x{width} px, {record["params"]:,} parameters\n\n'
+  return record, text + inspect_text.mesh(record)
 
 
 def inspect_model(
@@ -102,7 +142,7 @@ def inspect_model(
     params; modules (name -> parameters); tokens that the blocks see, None for models
     without; gflops forward per image (see `vit_jax.flops`); exaflops of the training
     or None; memory in bytes: float32 params and gradients, two float32 Adam moments,
-    activations (see `saved_bytes`) and their total.
+    activations (see `activations.saved_bytes`) and their total.
 
   Raises:
     UserError: for an unknown model or field, or a size that the patches do not tile.
@@ -113,23 +153,14 @@ def inspect_model(
 
   fields = {'num_classes': num_classes, **(fields or {})}
   module = models.build(model, **fields)
-  images = jax.ShapeDtypeStruct((1, *resolution, 3), 'float32')
-  init = lambda module: jax.eval_shape(module.init, jax.random.key(0), images)['params']
-  params = init(module)
-  # A scanned stack has the same products and activations, and is traced as one block.
-  traced = module.clone(scan=True) if hasattr(module, 'scan') else module
-  traced_params = init(traced)
-
-  def forward(params, images, train=False):
-    rngs = {'dropout': jax.random.key(0)} if train else {}
-    return traced.apply({'params': params}, images, train=train, rngs=rngs)
-
+  forward, traced_params, images = trace(module, (*resolution, 3))
+  params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
   _, out = jax.eval_shape(forward, traced_params, images)
   operations = flops.count(forward, traced_params, images)
-  activations = saved_bytes(
+  each, constant = activations.per_image(
     lambda params, images: forward(params, images, train=True)[0],
     traced_params,
-    images,
+    jax.ShapeDtypeStruct(images.shape[1:], images.dtype),
   )
   size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
   return {
@@ -147,29 +178,35 @@ def inspect_model(
       'params': size,
       'gradients': size,
       'optimizer': 2 * size,
-      'activations': activations * batch,
-      'total': 4 * size + activations * batch,
+      'activations': each * batch + constant,
+      'total': 4 * size + each * batch + constant,
     },
   }
 
 
-def saved_bytes(fn, params, images) -> int:
-  """Returns the bytes that the backward pass of `fn(params, images)` keeps.
+def trace(module, shape: tuple[int, int, int]) -> tuple:
+  """Returns (forward, params, images) of a model, the last two by shape and dtype.
 
-  An estimate of training's activations: the residuals of `jax.vjp`, inputs and
-  parameters not counted. XLA keeps a little less or more, and needs working space on
-  top (with remat: that of the block which is recomputed). Compiled for S/16, batch 16,
-  the CPU's temporary memory was 4 % above it.
+  A scanned stack has the same products and activations, and is traced as one block:
+  where the model knows it, forward and params are of that.
+
+  Args:
+    shape: of an image, [H, W, C]; images is one of them, in float32.
+
+  Returns:
+    forward: `(params, images, train=False) -> (logits, out)`.
   """
   import jax
-  from jax.extend import core
 
-  def residuals(params, images):
-    return jax.vjp(lambda params: fn(params, images), params)[1]
+  module = module.clone(scan=True) if hasattr(module, 'scan') else module
+  images = jax.ShapeDtypeStruct((1, *shape), 'float32')
+  params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
 
-  jaxpr = jax.make_jaxpr(residuals)(params, images).jaxpr
-  saved = {v for v in jaxpr.outvars if isinstance(v, core.Var)} - set(jaxpr.invars)
-  return sum(v.aval.size * v.aval.dtype.itemsize for v in saved)
+  def forward(params, images, train=False):
+    rngs = {'dropout': jax.random.key(0)} if train else {}
+    return module.apply({'params': params}, images, train=train, rngs=rngs)
+
+  return forward, params, images
 
 
 def _modules(params) -> dict[str, int]:
@@ -190,117 +227,6 @@ def _modules(params) -> dict[str, int]:
     f'{group} (x{len(members[group])})' if len(members[group]) > 1 else group: size
     for group, size in sizes.items()
   }
-
-
-def _render(record) -> str:
-  height, width = record['resolution']
-  lines = [f'{record["model"]} at {height}x{width} px', '']
-  lines += [f'  {name:<34}{size:>15,}' for name, size in record['modules'].items()]
-  lines += [f'  {"parameters":<34}{record["params"]:>15,}', '']
-  if record['tokens']:
-    lines.append(f'  tokens per image          {record["tokens"]:>9,}')
-  lines.append(
-    f'  forward, per image        {record["gflops"]:>9.2f} GFLOPs '
-    '(products only, multiply-add = 2)'
-  )
-  if record['exaflops'] is not None:
-    lines.append(
-      f'  training, {record["examples"]:.3g} images'.ljust(28)
-      + f'{record["exaflops"]:>9.4g} exaFLOPs (3 x forward)'
-    )
-  memory = record['memory']
-  lines += ['', f'  training memory at batch {memory["batch"]} per device, estimated:']
-  labels = {
-    'params': 'parameters, float32',
-    'gradients': 'gradients, float32',
-    'optimizer': 'two Adam moments, float32',
-    'activations': 'activations kept for backward',
-    'total': 'total',
-  }
-  lines += [
-    f'    {label:<30}{memory[key] / 2**30:>9.3f} GiB' for key, label in labels.items()
-  ]
-  return '\n'.join(lines)
-
-
-def _parser() -> cli.Parser:
-  parser = cli.Parser(
-    prog='python -m vit_jax.tools.inspect', description=__doc__.split('\n')[0]
-  )
-  add = parser.add_argument
-  add(
-    'model',
-    nargs='?',
-    help="'vit:B/16', or a published name such as 'vit_base_patch16_224'",
-  )
-  add(
-    '--table',
-    choices=['paper'],
-    help='instead of a model: exaFLOPs of the ViT paper (Table 6) beside ours',
-  )
-  add('--zoo', action='store_true', help='instead of a model: the published weights')
-  add(
-    '--resolution', type=_resolution, default=(224, 224), help='224, or 224x160 (HxW)'
-  )
-  add('--classes', type=_count, default=1000, help='0: no head')
-  add(
-    '--set',
-    action='append',
-    default=[],
-    metavar='FIELD=VALUE',
-    help='a field of the model: --set classifier=map --set dtype=bfloat16',
-  )
-  add('--batch', type=_count, default=1, help='images per device and step (memory)')
-  add('--examples', type=_count, help='images seen; with --epochs: in the data set')
-  add('--epochs', type=float)
-  add('--steps', type=_count, help='with --batch, instead of --examples')
-  add('--json', action='store_true', help='one JSON object instead of the report')
-  return parser
-
-
-def _count(text: str) -> int:
-  value = float(text)  # '303e6' is easier to read than its digits
-  if not value.is_integer() or value < 0:
-    raise ValueError(text)
-  return int(value)
-
-
-_count.__name__ = 'whole number'  # argparse names it in its message
-
-
-def _resolution(text: str) -> tuple[int, int]:
-  height, _, width = text.partition('x')
-  size = int(height), int(width or height)
-  if min(size) < 1:
-    raise ValueError(text)
-  return size
-
-
-_resolution.__name__ = 'resolution'
-
-
-def _field(setting: str):
-  name, equals, text = setting.partition('=')
-  if not equals:
-    raise UserError(f'--set {setting}: write FIELD=VALUE, such as classifier=map.')
-  try:
-    return name, ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return name, text
-
-
-def _examples_seen(args) -> float | None:
-  if args.steps is not None:
-    if args.examples is not None or args.epochs is not None:
-      raise UserError('--steps goes with --batch, not with --examples or --epochs.')
-    return args.steps * args.batch
-  if args.epochs is None:
-    return args.examples
-  if args.examples is None:
-    raise UserError('--epochs needs --examples, the size of the data set.')
-  if not math.isfinite(args.epochs) or args.epochs < 0:
-    raise UserError(f'--epochs {args.epochs}: write a number that is not negative.')
-  return args.epochs * args.examples
 
 
 if __name__ == '__main__':

@@ -1,0 +1,170 @@
+"""Totals of recipes: every config of the repository, and sums by hand."""
+
+import json
+
+import pytest
+import runs
+
+from vit_jax.errors import UserError
+from vit_jax.tools import cli, inspect, recipe, split_sizes
+
+CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
+
+
+def run(capsys, *argv):
+  code = cli.run(inspect.main, list(argv))
+  out, err = capsys.readouterr()
+  return code, out, err
+
+
+def record_of(capsys, *argv):
+  code, out, err = run(capsys, *argv, '--json')
+  assert (code, err) == (0, '')
+  return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.parametrize('arguments', ['', ':debug'], ids=['bare', 'debug'])
+@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
+def test_every_config(capsys, path, arguments):
+  record = record_of(capsys, '--config', f'{path}{arguments}')
+  assert record['examples'] == record['steps'] * record['batch_size'] > 0
+  assert record['params'] > 0
+  assert record['exaflops'] == pytest.approx(
+    3 * record['gflops'] * record['examples'] / 1e9
+  )
+  if record['train_examples']:
+    assert record['epochs'] == record['examples'] / record['train_examples']
+
+
+def b16(arguments=''):
+  return ['--config', f'{runs.ROOT}/configs/vit_b16.py{arguments}']
+
+
+def test_imagenet_21k_by_hand(capsys):
+  record = record_of(capsys, *b16(':variant=L/16,batch=1024'))
+  images = 14_197_122 - 102_400  # full[102400:]
+  assert record['train_examples'] == images
+  assert record['steps'] == round(90 * images / 1024)
+  assert record['classes'] == 21_843
+  assert record['model'] == 'vit:L/16'
+  assert record['resolution'] == [224, 224]
+  assert (
+    record['params'] > 304_326_632
+  )  # with the paper's 1,000 classes and no hidden layer
+
+
+def test_overrides_and_examples(capsys):
+  flags = ('--examples', '1e6', '--config.data.batch_size=1000')
+  flags += ('--config.epochs=2.5', '--config.optim.schedule.warmup=100')
+  record = record_of(capsys, *b16(), *flags)
+  assert record['train_examples'] == 1_000_000
+  assert record['steps'] == 2_500
+  assert record['epochs'] == 2.5
+
+
+def test_the_text(capsys):
+  code, out, err = run(capsys, *b16())
+  assert (code, err) == (0, '')
+  assert 'examples of an epoch  14,094,722' in out
+  assert 'exaFLOPs' in out
+  code, out, err = run(capsys, '--config', f'{runs.ROOT}/configs/folder.py')
+  assert code == 0
+  assert 'not known (--examples)' in out
+  assert 'the head is not counted' in out
+
+
+def test_the_memory_that_a_recipe_asks_about():
+  pp = 'decode|resize(16)|onehot|value_range(-1, 1)'
+  words = ['model.remat=full', f'data.pp={pp}']
+  config = recipe.load(f'{runs.ROOT}/configs/vit_b16.py:debug', words)
+  mesh = {'data': 2, 'fsdp': 1, 'tensor': 1}
+  request = recipe.request(config, recipe.describe(config), mesh)
+  assert json.loads(json.dumps(request)) == request
+  assert request['model'] == config['model']
+  assert request['optim'] == config['optim']
+  assert (request['batch'], request['mesh']) == (32, mesh)
+  assert (request['image'], request['label']) == ([16, 16, 3], [10])
+
+
+@pytest.mark.parametrize(
+  ('pp', 'shape'),
+  [
+    ('decode|inception_crop(224)|value_range(-1, 1)', (224, 224, 3)),
+    ('decode(1)|resize((8, 12))|value_range(-1, 1)', (8, 12, 1)),
+    ('decode|resize_small(9)|central_crop(size=8)|value_range(0, 1)', (8, 8, 3)),
+    ('decode|resize(9)|random_crop(8, padding=2)|flip_lr', (8, 8, 3)),
+  ],
+)
+def test_the_size_of_images(pp, shape):
+  assert recipe.image_shape(pp) == shape
+
+
+def test_a_size_that_is_open():
+  for pp in ('decode|value_range(-1, 1)', 'decode|resize(9)|resize_small(8)'):
+    with pytest.raises(UserError, match='leaves the size of the images open'):
+      recipe.image_shape(pp)
+
+
+@pytest.mark.parametrize(
+  ('source', 'split', 'number'),
+  [
+    ('tfds:imagenet2012', 'train[:99%]', 1_268_355),
+    ('imagenet2012:5.1.0', 'train+validation', 1_331_167),
+    ('tfds:cifar10:3.0.2', 'train[-10%:]', 5_000),
+    ('tfds:imagenet21k', 'full[102400:]', 14_094_722),
+    ('records:jft300m', 'train', 303_000_000),
+    ('records:jft3b', 'train', 3_000_000_000),
+  ],
+)
+def test_sizes_of_splits(source, split, number):
+  assert split_sizes.count(source, split) == number
+
+
+@pytest.mark.parametrize(
+  ('source', 'split', 'message'),
+  [
+    ('tfds:imagnet2012', 'train', 'Did you mean "imagenet2012"'),
+    ('folder:/data/mine', 'train', 'pass --examples'),
+    ('tfds:cifar10', 'trian', 'Did you mean "train"'),
+    ('tfds:cifar10', 'train[', 'is not understood'),
+    ('records:jft3b', 'train[:50%]', 'only whole splits'),
+  ],
+)
+def test_sizes_that_are_not_known(source, split, message):
+  with pytest.raises(UserError, match=message.replace('[', r'\[')):
+    split_sizes.count(source, split)
+
+
+@pytest.mark.parametrize(
+  ('argv', 'message'),
+  [
+    (['--config', 'configs/nothing.py'], 'No config file'),
+    ([*b16(':variant=X/16')], "Unknown ViT variant 'X/16'"),
+    ([*b16(), '--config.optm.lr=1'], 'Did you mean "optim"'),
+    ([*b16(), '--config.optim.lr=-1.0'], 'out of range'),
+    ([*b16(), '--config.data.batch_size=0'], 'expected 1 or more'),
+    ([*b16(':data=folder:/mine')], 'pass --examples'),
+    ([*b16(':train=fulll')], 'Did you mean "full"'),
+    ([*b16(':res=225')], 'multiple'),
+    ([*b16(), '--examples', '0'], '--examples 0'),
+    ([*b16(), '--batch', '8'], 'leave out --batch'),
+    ([*b16(), 'vit:B/16'], 'leave out vit:B/16'),
+    ([*b16(), '--hbm', '32'], '--hbm goes with --mesh'),
+    ([*b16(), '--mesh', 'data=3'], 'multiple of 3'),
+    ([*b16(), '--confg.seed=1'], 'unrecognized arguments'),
+    (['vit:B/16', '--config.seed=1'], 'unrecognized arguments'),
+  ],
+)
+def test_mistakes(capsys, argv, message):
+  code, out, err = run(capsys, *argv)
+  assert (code, out) == (2, '')
+  assert message in err
+  assert err.count('\n') == 1
+
+
+def test_weights_that_name_the_model(capsys):
+  path = f'{runs.ROOT}/configs/finetune.py'
+  assert record_of(capsys, '--config', path)['model'] == 'vit:B/16'
+  code, _, err = run(capsys, '--config', f'{path}:weights=/not/there.npz')
+  assert code == 2
+  assert '--config.model.variant=B/16' in err
