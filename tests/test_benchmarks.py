@@ -1,36 +1,199 @@
-"""Benchmarks start, and our side of them runs."""
+"""The scripts in benchmarks/: tables from results, and the input pipeline's comparison."""
 
-import argparse
 import importlib.util
-import subprocess
+import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-FOLDER = Path(__file__).parents[1] / 'benchmarks'
+from vit_jax.tools import cli
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / 'benchmarks'
+
+# Answers as input_torch does: a turn takes 10 ms.
+WORKER = """
+import json, sys
+for line in sys.stdin:
+  message = json.loads(line)
+  if 'check' in message:
+    reply = {'torch': '9'}
+  elif 'build' in message:
+    reply = {'transform': message['build']['transform']}
+  else:
+    reply = {'wall': 0.01, 'cpu': 0.01}
+  print(json.dumps(reply), flush=True)
+"""
 
 
-@pytest.fixture
-def vs_timm():
-  spec = importlib.util.spec_from_file_location('vs_timm', FOLDER / 'vs_timm.py')
+def script(name):
+  spec = importlib.util.spec_from_file_location(name, FOLDER / f'{name}.py')
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module
 
 
-@pytest.mark.parametrize('mode', ['forward', 'train'])
-def test_our_side_runs(vs_timm, mode):
-  args = argparse.Namespace(model='mu/32', mode=mode, batch=2, cores=1)
-  run, versions, count = vs_timm.jax_arm(args)
-  run(2)
-  assert count > 0
-  assert 'jax' in versions
+@pytest.fixture
+def table(monkeypatch):
+  module = script('table')
+
+  def run(*args):
+    monkeypatch.setattr(sys, 'argv', ['table.py', *map(str, args)])
+    return module.main()
+
+  module.run = run
+  return module
 
 
-def test_timm_is_asked_for():
-  result = subprocess.run(
-    [sys.executable, FOLDER / 'vs_timm.py'], capture_output=True, text=True
-  )
-  assert result.returncode == 2
-  assert '--torch-python' in result.stderr
+def bench_record(date='2030-01-02T03:04:05+00:00', rate=1234.56, ratio=1.5, **row):
+  row = {
+    **{'model': 'vit:S/16', 'set': [], 'mode': 'train', 'dtype': 'float32'},
+    **{'batch': 8, 'resolution': 224, 'error': None, 'best': True},
+    **{'images_per_s': rate, 'mfu': 0.5},
+    **({'timm': {'images_per_s': 10.04, 'ratio': ratio, 'cpu_ratio': 1.25}}),
+    **row,
+  }
+  return {
+    'tool': 'bench',
+    'date': date,
+    'command': 'python -m vit_jax.tools.bench',
+    'machine': {'device': 'A CPU', 'platform': 'cpu', 'cores': 2, 'load': 0.1},
+    'versions': {'jax': '1.2', 'numpy': '3'},
+    'rows': [row, {**row, 'batch': 16, 'best': False}, {**row, 'error': 'full'}],
+  }
+
+
+def input_record():
+  rates = {'images_per_s_per_core': 300.4}
+  row = {'mode': 'train', 'pp': 'decode|flip_lr', **rates}
+  row['torchvision'] = {**rates, 'ratio': 2, 'cpu_ratio': 3}
+  return {**bench_record(), 'tool': 'input_pipeline', 'rows': [row]}
+
+
+@pytest.fixture
+def files(tmp_path):
+  """A README with the two comments, and a folder of results."""
+  readme, results = tmp_path / 'README.md', tmp_path / 'results'
+  readme.write_text('Before.\n<!-- benchmarks -->\n<!-- /benchmarks -->\nAfter.\n')
+  results.mkdir()
+  return readme, results
+
+
+def save(results, *records):
+  for i, record in enumerate(records):
+    (results / f'{i}.json').write_text(json.dumps(record))
+
+
+def test_the_table_is_written_between_the_comments(table, files, capsys):
+  readme, results = files
+  save(results, bench_record(), input_record())
+  args = ('--readme', readme, '--results', results)
+  assert table.run(*args, '--check') == 1
+  assert 'not up to date' in capsys.readouterr().out
+  assert readme.read_text().count('\n') == 4  # only looked at
+  assert table.run(*args) == 0
+  assert table.run(*args, '--check') == 0
+  text = readme.read_text()
+  assert text.startswith('Before.\n<!-- benchmarks -->\n| model |')
+  assert text.endswith('\n<!-- /benchmarks -->\nAfter.\n')
+  row = '| `vit:S/16` | train | float32 | 8 | 224 | 1,235 | 50% | 10 | 1.5 | 1.25 | 1 |'
+  assert row in text
+  assert text.count('vit:S/16') == 1  # neither the smaller rate nor the one that failed
+  assert r'| train | `decode\|flip_lr` | 300 | 300 | 2 | 3 | 1 |' in text
+  assert '\n1. A CPU, 2 cores, 2030-01-02: jax 1.2; load before: 0.1. `python' in text
+
+
+def test_the_newest_result_of_a_setting_counts(table, files):
+  readme, results = files
+  newer = bench_record('2031-01-01T00:00:00+00:00', 999.4)
+  other = bench_record(mode='forward', timm=None)
+  save(results, newer, bench_record(), other)
+  table.run('--readme', readme, '--results', results)
+  text = readme.read_text()
+  assert '| train | float32 | 8 | 224 | 999 |' in text
+  assert '1,235 | 50% |  |  |  |' in text  # the one that was not beside timm
+  assert text.count('| train |') == 1
+
+
+@pytest.mark.parametrize(
+  'text', ['', '<!-- benchmarks -->', '<!-- /benchmarks -->\n<!-- benchmarks -->\n']
+)
+def test_a_readme_without_the_comments_is_left_as_it_is(table, files, text):
+  readme, results = files
+  save(results, bench_record())
+  readme.write_text(text)
+  with pytest.raises(SystemExit, match='needs one line <!-- benchmarks -->'):
+    table.run('--readme', readme, '--results', results)
+  assert readme.read_text() == text
+
+
+def test_no_results(table, files):
+  with pytest.raises(SystemExit, match='no results'):
+    table.run('--readme', files[0], '--results', files[1])
+
+
+def test_the_results_that_are_kept_make_a_table(table):
+  records = table.load(FOLDER / 'results')
+  assert records
+  text = table.render(records)
+  for record in records:
+    assert record['command'] in text
+    assert '/home/' not in json.dumps(record)
+
+
+def test_the_readme_is_up_to_date(table):
+  if table.BEGIN not in (ROOT / 'README.md').read_text(encoding='utf-8'):
+    pytest.skip('the README has no table of measurements')
+  assert table.run('--check') == 0
+
+
+@pytest.fixture
+def pipeline(tmp_path, monkeypatch):
+  module = script('input_pipeline')
+  worker = tmp_path / 'worker.py'
+  worker.write_text(WORKER)
+  monkeypatch.setattr(module, 'SCRIPT', worker)
+  return module
+
+
+def test_images_have_the_detail_of_photographs(pipeline, tmp_path):
+  pipeline.make_images(tmp_path, 4)
+  paths = sorted(tmp_path.glob('train/*/*.jpg'))
+  assert [path.parent.name for path in paths] == ['class0'] * 2 + ['class1'] * 2
+  for path in paths:
+    with Image.open(path) as image:
+      pixels, size = np.asarray(image), image.size
+    assert 300 <= min(size) <= max(size) <= 700
+    # ImageNet's files have 2 to 6 bits a pixel at a spread of about 60.
+    assert 1 < 8 * path.stat().st_size / (size[0] * size[1]) < 6
+    assert 30 < pixels.std() < 80
+
+
+def test_the_input_pipeline_is_compared(pipeline, tmp_path, capsys):
+  out = tmp_path / 'result.json'
+  argv = ['--torch-python', sys.executable, '--images', '6', '--batch', '4']
+  argv += ['--batches', '2', '--rounds', '2', '--out', str(out)]
+  assert cli.run(pipeline.main, argv) == 0
+  assert 'images/s per core' in capsys.readouterr().out
+  record = json.loads(out.read_text())
+  assert record['tool'] == 'input_pipeline'
+  assert record['versions']['torch'] == '9'
+  assert '--torch-python PYTHON' in record['command']
+  assert [row['mode'] for row in record['rows']] == list(pipeline.MODES)
+  for row in record['rows']:
+    theirs = row['torchvision']
+    assert theirs['images_per_s'] == 8 / 0.01
+    assert 0 < theirs['ratio_min'] <= theirs['ratio'] <= theirs['ratio_max']
+    assert row['images_per_s_per_core'] <= row['images_per_s']
+  # What it wrote is what the table reads.
+  assert '| evaluate |' in script('table').render([record])
+
+
+def test_bad_arguments_are_one_line(pipeline, capsys):
+  assert cli.run(pipeline.main, ['--torch-python', 'no/python']) == 2
+  assert 'no/python' in capsys.readouterr().err
+  assert cli.run(pipeline.main, []) == 2
+  assert '--torch-python' in capsys.readouterr().err

@@ -1,54 +1,27 @@
 """The tool, from an archive to batches, its exit codes and its words."""
 
-import io
 import json
 import tarfile
 
+import archives
 import numpy as np
 import pytest
-from PIL import Image
+from archives import CLASSES, EACH, add, jpeg
 
 from vit_jax.data import pipeline
 from vit_jax.data.builders import local
 from vit_jax.errors import DiskFull
 from vit_jax.tools import cli, prepare
 
-CLASSES, EACH = 20, 100
-
 
 def run(*args):
   return cli.run(prepare.main, [str(a) for a in args])
 
 
-def add(archive, name, data):
-  member = tarfile.TarInfo(name)
-  member.size = len(data)
-  archive.addfile(member, io.BytesIO(data))
-
-
-def jpeg(height, width, level):
-  out = io.BytesIO()
-  Image.new('RGB', (width, height), (level,) * 3).save(out, 'JPEG')
-  return out.getvalue()
-
-
 @pytest.fixture(scope='module')
 def archive(tmp_path_factory):
-  """A small ImageNet-21k: a class's images have a grey level of their own."""
   path = tmp_path_factory.mktemp('in') / 'winter21_whole.tar.gz'
-  rng = np.random.default_rng(0)
-  with tarfile.open(path, 'w:gz') as outer:
-    for label in rng.permutation(CLASSES):
-      wnid = f'n{1000 + 37 * label:08d}'
-      inner = io.BytesIO()
-      with tarfile.open(fileobj=inner, mode='w') as tar:
-        for i in range(EACH):
-          data = jpeg(*rng.integers(8, 25, 2), 10 * label + 20)
-          add(tar, f'{wnid}_{i}.JPEG', data)
-        if label == 7:
-          add(tar, f'{wnid}_broken.JPEG', jpeg(24, 24, 0)[:-20])
-          add(tar, f'{wnid}_empty.JPEG', b'')
-      add(outer, f'winter21_whole/{wnid}.tar', inner.getvalue())
+  archives.imagenet21k(path)
   return path
 
 
