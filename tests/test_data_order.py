@@ -65,6 +65,85 @@ def test_each_epoch_is_an_exact_permutation():
   assert tuple(order.Shuffled(13, seed=4).indices(np.arange(13))) != tuple(epochs[0])
 
 
+@pytest.mark.parametrize('seed', [0, 2**63 - 1])
+def test_scattered_is_a_bijection(seed):
+  for count in [*range(1, 150), 255, 256, 257, 4096, 9973, 65_537, 100_000]:
+    scattered = order.Scattered(count, seed)
+    epochs = scattered.indices(np.arange(2 * count)).reshape(2, count)
+    np.testing.assert_array_equal(np.sort(epochs, 1), [np.arange(count)] * 2)
+    if count > 20:  # else a coincidence is thinkable
+      assert np.any(epochs[0] != epochs[1])
+      assert np.any(epochs[0] != order.Scattered(count, seed ^ 1).indices(epochs[0]))
+
+
+def test_scattered_is_arithmetic():
+  count = 3_000_000_019
+  positions = np.random.default_rng(0).integers(0, 10 * count, 1000)
+  scattered = order.Scattered(count, 7)
+  got = scattered.indices(positions)
+  assert got.dtype == np.int64
+  assert got.min() >= 0
+  assert got.max() < count
+  # Whatever the order and company in which it is asked: so for any number of hosts.
+  np.testing.assert_array_equal(
+    order.Scattered(count, 7).indices(positions[::-1]), got[::-1]
+  )
+  alone = [order.Scattered(count, 7).indices(positions[i : i + 1])[0] for i in range(9)]
+  np.testing.assert_array_equal(alone, got[:9])
+
+
+def chi_squared(counts):
+  """Returns how many deviations a chi-squared statistic lies above its mean."""
+  expected = counts.sum() / counts.size
+  statistic = ((counts - expected) ** 2 / expected).sum()
+  freedom = counts.size - 1
+  return (statistic - freedom) / np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize('count', [10_007, 2**25 + 1, 300_000_000, 10**12])
+def test_scattered_looks_random(count):
+  draws_ = min(count, 200_000)
+  bins = lambda x: np.histogram(x, 50, (0, count))[0]
+  statistics = []
+  for seed, epoch in ((0, 0), (0, 1), (1, 0)):
+    scattered = order.Scattered(count, seed)
+    start = epoch * count + (count - draws_) // 2
+    a = scattered.indices(np.arange(draws_) + start)
+    # Where they are (a whole epoch has each value once), how far neighbours are from
+    # each other, and how far one place is from itself in the next epoch.
+    if draws_ < count:
+      statistics.append(chi_squared(bins(a)))
+    statistics.append(chi_squared(bins(np.diff(a) % count)))
+    later = scattered.indices(np.arange(draws_) + start + count)
+    statistics.append(chi_squared(bins((later - a) % count)))
+    pairs = np.histogram2d(a[:-1], a[1:], 10, [(0, count)] * 2)[0]
+    statistics.append(chi_squared(pairs))
+  # Twelve standard variables at most; 5 deviations above happen once in 3 million. (A
+  # chi-squared of 49 degrees has a longer tail: once in ten thousand.)
+  assert max(statistics) < 5
+
+
+def test_scattered_gives_each_example_each_place():
+  count, epochs = 11, 2_200
+  scattered = order.Scattered(count, 0)
+  places = np.arange(count)
+  rows = np.stack([scattered.indices(places + count * e) for e in range(epochs)])
+  table = np.stack([np.bincount(column, minlength=count) for column in rows.T])
+  # 200 expected in each cell, deviation 13.
+  assert chi_squared(table) < 5
+
+
+def test_only_large_orders_are_scattered():
+  assert isinstance(order.shuffled(order.EXACT, 0), order.Shuffled)
+  assert isinstance(order.shuffled(order.EXACT + 1, 0), order.Scattered)
+  large = order.shuffled(300_000_000, 0)
+  start = time.process_time()  # other programs' time is not ours
+  for batch in range(50):
+    large.indices(np.arange(4096) + 10**15 + 4096 * batch)
+  # Measured 4 million places a second; a whole order of these would fill 2.4 GB.
+  assert 50 * 4096 / (time.process_time() - start) > 100_000
+
+
 @pytest.mark.parametrize('hosts', [1, 2, 4])
 def test_hosts_read_disjoint_slices_of_the_same_batch(hosts):
   batches = []

@@ -42,7 +42,7 @@ PLAIN = {  # the keys above that are no sections
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
 NEUTRAL += ('resume_allow', 'resolved')
 NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
-NEUTRAL += ('model.placement',)
+NEUTRAL += ('model.placement', 'data.cache', 'data.cache_bytes')
 # Parameters of data pipelines that the run gives.
 PROVIDED_EVAL = ('bad_log', 'host', 'hosts')
 PROVIDED = ('seed', 'num_classes', 'bad_log', 'host', 'hosts')

@@ -25,7 +25,7 @@ from vit_jax import (
   trees,
 )
 from vit_jax import config as config_lib
-from vit_jax.compilation import compile_step
+from vit_jax.compilation import compile_step, keep_freed_memory
 from vit_jax.data import pipeline
 from vit_jax.errors import Preempted, UserError
 from vit_jax.loop import Loop, prefetch
@@ -56,6 +56,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     workdir = stack.enter_context(preemption.lock(workdir))
     stop = stack.enter_context(preemption.StopSignal())
     mesh = sharding.make_mesh(**config['mesh'])
+    keep_freed_memory()
     stack.enter_context(jax.set_mesh(mesh))
 
     data = _open_data(config, workdir, mesh)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from vit_jax.data import order
 from vit_jax.errors import UserError
 
 
@@ -40,13 +41,50 @@ class Source:
   def read(self, indices: np.ndarray) -> list[dict]:
     """Returns examples {'image': bytes or uint8 [H,W,C], 'label': int or list[int]}.
 
-    One that cannot be read has an 'error', the reason, and no image.
+    One that cannot be read has an 'error', the reason, and no image. With several
+    labels there may be a 'weight', float [n], of each label: the value of its place in
+    a multi-hot target, else 1. 'exif', if there, stands above the source's own.
     """
     raise NotImplementedError
+
+  def read_at(self, positions: np.ndarray, indices: np.ndarray) -> list[dict]:
+    """`read`, for the examples at `positions` of the order of `for_training`."""
+    return self.read(indices)
 
   def name_of(self, index: int) -> str:
     """Returns a name by which a person finds the example: a path where it has one."""
     return f'{self.name}#{index}'
+
+  def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
+    """Returns (source, order): what training reads, and how, on one of the hosts.
+
+    Raises:
+      UserError: if it cannot be read that way.
+    """
+    return self, order.shuffled(len(self), seed)
+
+  def for_evaluation(self) -> tuple:
+    """Returns (source, order): each example once, in order. Errors as in training."""
+    return self, order.Sequential(len(self))
+
+  def parts(self) -> list[tuple['Source', int]]:
+    """Returns the sources that this one is made of, each with its `label_offset`."""
+    return [(self, 0)]
+
+
+class View(Source):
+  """A source read through another object: all else is as the source says."""
+
+  def __init__(self, source: Source):
+    self.source = source
+    for key in Source.__annotations__:
+      setattr(self, key, getattr(source, key))
+
+  def __len__(self) -> int:
+    return len(self.source)
+
+  def name_of(self, index: int) -> str:
+    return self.source.name_of(index)
 
 
 class ArraySource(Source):
@@ -82,19 +120,26 @@ def fingerprint(parts: Iterable) -> str:
   return digest.hexdigest()[:16]
 
 
-def check_labels(source: Source, num_classes: int) -> None:
-  """Raises UserError for labels outside [0, num_classes) that are known unread."""
+def check_labels(source: Source, num_classes: int, offset: int = 0) -> None:
+  """Raises UserError for labels outside [0, num_classes) that are known unread.
+
+  Args:
+    offset: what is added to the source's labels, see `Source.parts`.
+  """
+  shift = f' with label_offset={offset}' if offset else ''
   if source.labels is None:
-    if source.num_classes is not None and source.num_classes > num_classes:
+    classes = source.num_classes
+    if classes is not None and classes + offset > num_classes:
       raise UserError(
-        f'{source.name} has {source.num_classes} classes, but num_classes={num_classes}.'
+        f'{source.name} has {classes} classes{shift}, but num_classes={num_classes}.'
       )
     return
-  low, high = int(source.labels.min()), int(source.labels.max())
+  labels = source.labels + offset
+  low, high = int(labels.min()), int(labels.max())
   if low < 0 or high >= num_classes:
-    bad = int(np.flatnonzero((source.labels < 0) | (source.labels >= num_classes))[0])
+    bad = int(np.flatnonzero((labels < 0) | (labels >= num_classes))[0])
     raise UserError(
-      f'{source.name}: labels run from {low} to {high}, but num_classes={num_classes} '
-      f'allows 0 to {num_classes - 1}. The first outside is {source.name_of(bad)} with '
-      f'label {int(source.labels[bad])}.'
+      f'{source.name}: labels run from {low} to {high}{shift}, but num_classes='
+      f'{num_classes} allows 0 to {num_classes - 1}. The first outside is '
+      f'{source.name_of(bad)} with label {int(labels[bad])}.'
     )

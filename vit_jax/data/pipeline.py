@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax.data import base, registry, sources
+from vit_jax.data import base, mixture, registry, sources
+from vit_jax.data import cache as cache_lib
 from vit_jax.data import order as order_lib
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.preprocess import Preprocess
@@ -20,11 +21,12 @@ class Batches:
     num_examples: N, of the split.
     num_classes, class_names, fingerprint: see `base.Source`.
     batch_size: of a global batch.
+    rows: (first, number) of those of a global batch that are read here.
   """
 
   def __init__(
     self,
-    source: str,
+    source: str | list[dict],
     split: str,
     pp: str,
     batch_size: int,
@@ -32,6 +34,8 @@ class Batches:
     seed: int = 0,
     num_classes: int | None = None,
     source_options: dict | None = None,
+    cache: str | None = None,
+    cache_bytes: int | None = None,
     max_bad_fraction: float | None = None,
     bad_log: str | None = None,
     workers: int | None = None,
@@ -42,13 +46,17 @@ class Batches:
     """Opens the source; reads no image yet.
 
     Args:
-      source: what to read, see `sources.build`.
+      source: what to read, see `sources.build`. For training also a list of parts,
+        each a dict with a 'source' and its 'weight', see `mixture.build`.
       split: a split expression, such as 'train[:90%]'.
       pp: the string pipeline, see `ops`.
       batch_size: examples in a global batch, over all hosts.
       seed: of order and augmentation, 0 <= seed < 2**63.
       num_classes: K; None: as the source says.
       source_options: further arguments of the source's class.
+      cache: keep images in memory after the first epoch: 'raw', their files, or
+        'decoded', their pixels before the first random op. See `cache`.
+      cache_bytes: bound on what is kept, on each host; None: 4 GiB.
       max_bad_fraction: stop when more than this fraction of the split's images cannot
         be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a JSON line; None: they
@@ -61,23 +69,25 @@ class Batches:
       UserError: for anything wrong in the arguments, or data that is not there.
     """
     registry.parse(pp)  # before a source that may take long to open
-    self.source = sources.build(source, split, **(source_options or {}))
+    self.source = _build(source, split, source_options or {})
     self.num_examples = len(self.source)
     self.num_classes = self.source.num_classes if num_classes is None else num_classes
     self.class_names = self.source.class_names
-    self.fingerprint = self.source.fingerprint
     self.batch_size = batch_size
     self._check(seed, workers, prefetch)
     if host is None or hosts is None:
       import jax
 
       host, hosts = jax.process_index(), jax.process_count()
-    self._first, size = order_lib.host_slice(batch_size, host, hosts)
+    self.rows = order_lib.host_slice(batch_size, host, hosts)
+    self._first, size = self.rows
     self._preprocess = Preprocess(pp, self.source)
-    self._order = self._make_order(seed)
+    reading, self._order = self._open(seed, host, hosts)
+    self.fingerprint = reading.fingerprint
+    reading = cache_lib.attach(reading, self._preprocess, cache, cache_bytes)
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
     reader = Reader(
-      self.source,
+      reading,
       self._preprocess,
       self._order,
       num_classes=self.num_classes,
@@ -97,7 +107,8 @@ class Batches:
       raise UserError(f'{self.source.name} does not tell its classes: set num_classes.')
     if not isinstance(self.num_classes, int) or self.num_classes < 1:
       raise UserError(f'num_classes={self.num_classes!r} must be a positive integer.')
-    base.check_labels(self.source, self.num_classes)
+    for part, offset in self.source.parts():
+      base.check_labels(part, self.num_classes, offset)
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
       raise UserError(f'seed={seed!r} must be an integer with 0 <= seed < 2**63.')
     if (workers is not None and workers < 1) or prefetch < 1:
@@ -145,7 +156,8 @@ class Batches:
       'image': op.scale_images(batch['image'].astype(jnp.float32), jnp.clip),
     }
 
-  def _make_order(self, seed):
+  def _open(self, seed, host, hosts):
+    """Returns (source, order)."""
     raise NotImplementedError
 
   def _iterate(self, first: int, last: int | None) -> Iterator[dict]:
@@ -166,11 +178,21 @@ class Batches:
         self._bad.add(int(index), lambda p=position: self._reader.diagnose(int(p)))
 
 
+def _build(source, split, options):
+  if not isinstance(source, list | tuple):
+    return sources.build(source, split, **options)
+  if options:
+    raise UserError(
+      f"source_options={options} beside a list of sources: give each part its 'options'."
+    )
+  return mixture.build(source, split)
+
+
 class TrainBatches(Batches):
   """Endless shuffled batches: each epoch an exact permutation, none left out."""
 
-  def _make_order(self, seed):
-    return order_lib.Shuffled(self.num_examples, seed)
+  def _open(self, seed, host, hosts):
+    return self.source.for_training(seed, self.batch_size, host, hosts)
 
   def iterate(self, start_step: int = 0) -> Iterator[dict]:
     """Yields this host's NumPy batches from global batch `start_step` on, at no cost.
@@ -190,8 +212,8 @@ class EvalBatches(Batches):
   batches. `seed` matters only if `pp` has random ops.
   """
 
-  def _make_order(self, seed):
-    return order_lib.Sequential(self.num_examples)
+  def _open(self, seed, host, hosts):
+    return self.source.for_evaluation()
 
   def __len__(self) -> int:
     """Returns the number of batches."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.data import draws, images, lazy_tf
 from vit_jax.data.base import Source
+from vit_jax.data.cache import DecodedCache
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 
@@ -58,6 +59,7 @@ class Reader:
   ):
     """`order` maps positions to indices, -1 for padding; `batch_size` is the host's."""
     self._source = source
+    self._decoded = source if isinstance(source, DecodedCache) else None
     self._preprocess = preprocess
     self._order = order
     self._num_classes = num_classes
@@ -121,7 +123,7 @@ class Reader:
     """Returns a chunk: what `self._signature` says."""
     indices = self._order.indices(positions)
     real = indices >= 0
-    examples = self._source.read(indices[real])
+    examples = self._source.read_at(positions[real], indices[real])
     chunk = {
       'label': self._labels(indices[real], examples, real),
       'mask': real.astype(np.float32),
@@ -136,12 +138,19 @@ class Reader:
     # What cannot be decoded, padding included, is empty: it fails, and is masked.
     data = np.full(len(positions), b'', object)
     orientation = np.ones(len(positions), np.int32)
+    shape = np.zeros((len(positions), 3), np.int32)
     for i, example in zip(np.flatnonzero(real), examples, strict=True):
-      if 'error' not in example:
+      if 'pixels' in example:
+        data[i], shape[i] = example['pixels'], example['shape']
+      elif 'error' not in example:
         # `diagnose` says why, when its batch is used.
         with contextlib.suppress(images.BadImage):
-          data[i], orientation[i] = images.probe(example['image'], self._source.exif)
-    return {**chunk, 'image': data, 'orientation': orientation}
+          data[i], orientation[i] = self._probe(example)
+    chunk |= {'image': data, 'orientation': orientation}
+    return chunk | ({'index': indices, 'shape': shape} if self._decoded else {})
+
+  def _probe(self, example):
+    return images.probe(example['image'], example.get('exif', self._source.exif))
 
   def _labels(self, indices, examples, real) -> np.ndarray:
     blank = [] if self._source.multi_label else 0
@@ -153,7 +162,15 @@ class Reader:
             f'{self._num_classes} allows 0 to {self._num_classes - 1}.'
           )
     given = iter(examples)
-    return self.label_array([next(given)['label'] if r else blank for r in real])
+    labels = [next(given)['label'] if r else blank for r in real]
+    out = self.label_array(labels)
+    off = None
+    for i, example in zip(np.flatnonzero(real), examples, strict=True):
+      if 'weight' in example:
+        off = self.label_array([[]])[0] if off is None else off
+        at = example['label']
+        out[i, at] = off[at] + (out[i, at] - off[at]) * example['weight']
+    return out
 
   def label_array(self, labels: list) -> np.ndarray:
     """Returns int32 [n], or float32 [n, K] for several labels or a label op."""
@@ -184,6 +201,9 @@ class Reader:
     if self._source.image_shape is None:
       out['image'] = tf.TensorSpec([None], tf.string)
       out['orientation'] = tf.TensorSpec([None], tf.int32)
+      if self._decoded:
+        out['index'] = tf.TensorSpec([None], tf.int64)
+        out['shape'] = tf.TensorSpec([None, 3], tf.int32)
     else:
       out['image'] = tf.TensorSpec([None, *self._source.image_shape], tf.uint8)
     return out
@@ -207,12 +227,15 @@ class Reader:
     tf = lazy_tf.load()
     shape, dtype = self._preprocess.image_spec
 
+    keys = ('image', 'orientation', *(('index', 'shape') if self._decoded else ()), 'u')
+    make = self._decoded.image if self._decoded else self._preprocess.encoded
+
     def decode(example):
-      image, orientation, u = (example.pop(k) for k in ('image', 'orientation', 'u'))
-      return {**example, 'image': self._preprocess.encoded(image, orientation, u)}
+      args = [example.pop(key) for key in keys]
+      return {**example, 'image': make(*args)}
 
     def blank(example):
-      for key in ('image', 'orientation', 'u'):
+      for key in keys:
         example.pop(key)
       image, mask = tf.zeros(shape, dtype), tf.zeros([])
       return {**example, 'image': image, 'mask': mask}
@@ -242,7 +265,7 @@ class Reader:
     if 'error' in example:
       return example['error']
     try:
-      data, orientation = images.probe(example['image'], self._source.exif)
+      data, orientation = self._probe(example)
       u = draws.uniforms(self._seed, [position], self._preprocess.draws)[0]
       self._preprocess.encoded(tf.constant(data), tf.constant(orientation), u)
     except ValueError as error:  # BadImage, or an op that does not fit

@@ -1,14 +1,20 @@
-"""Random access to TFRecord files, which have none: offsets found once and kept.
+"""Files of records as sequences of bytes: TFRecord, and ArrayRecord.
 
-A record is uint64 length, uint32 checksum of it, the data, uint32 checksum of the data
+TFRecord has no random access: offsets are found once and kept beside the files. A
+record is uint64 length, uint32 checksum of it, the data, uint32 checksum of the data
 (tensorflow/core/lib/io/record_writer.h), so that finding all records reads 8 bytes each.
+
+The offsets take 8 bytes a record on disk. They are mapped, not loaded: a process holds
+the pages that it touches, and the processes of one machine share them.
 """
 
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import os
 import struct
+import uuid
 import zipfile
 from collections.abc import Sequence
 
@@ -18,10 +24,17 @@ from vit_jax.errors import UserError
 
 _HEADER, _FOOTER = 12, 4
 _READERS = 16
+# ArrayRecord readers held open: a file and its index, about 8 bytes a record.
+_OPEN = 128
 
 
 class Records:
-  """The records of some TFRecord files as one sequence of bytes, by index."""
+  """The records of some TFRecord files as one sequence of bytes, by index.
+
+  Attributes:
+    counts: how many records each file holds.
+    sizes: of each file in bytes.
+  """
 
   def __init__(self, paths: Sequence[str], *, index_name: str):
     """Loads the offsets, or scans the files and writes them.
@@ -35,13 +48,16 @@ class Records:
       UserError: for a missing or truncated file.
     """
     self.paths = list(paths)
-    sizes = np.array([_file_size(path) for path in self.paths], np.int64)
+    self.sizes = sizes = _stats(self.paths)[:, 0]
     places = _index_paths(os.path.dirname(self.paths[0]), index_name)
-    offsets = next(filter(None, (_load(place, sizes) for place in places)), None)
+    offsets = _offsets(places, sizes)
     if offsets is None:
       with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         offsets = list(pool.map(_scan, self.paths))
-      _save(places, sizes, offsets)
+      lengths = np.array([len(x) for x in offsets])
+      _save(places, sizes=sizes, counts=lengths, offsets=np.concatenate(offsets))
+      # Mapped from here on, if it could be written.
+      offsets = _offsets(places, sizes) or offsets
     self.counts = [len(x) - 1 for x in offsets]
     self._offsets = offsets
 
@@ -57,12 +73,87 @@ class Records:
     with open(self.paths[path_index], 'rb', buffering=0) as file:
       return os.pread(file.fileno(), size, offset)
 
+  def run(self, path_index: int, start: int, stop: int) -> list[bytes]:
+    """Returns records [start, stop) of one file, read at once.
 
-def _file_size(path: str) -> int:
-  try:
-    return os.path.getsize(path)
-  except OSError as error:
-    raise UserError(f'{path}: {error.strerror}.') from None
+    Raises:
+      OSError: if the file cannot be read.
+    """
+    bounds = self._offsets[path_index][start : stop + 1].tolist()
+    # Not `open`, whose file object costs more than opening, reading and closing do.
+    file = os.open(self.paths[path_index], os.O_RDONLY)
+    try:
+      data = os.pread(file, bounds[-1] - bounds[0], bounds[0])
+    finally:
+      os.close(file)
+    ends = [bound - bounds[0] for bound in bounds]
+    return [
+      data[ends[i] + _HEADER : ends[i + 1] - _FOOTER] for i in range(stop - start)
+    ]
+
+
+class ArrayRecords:
+  """The records of some ArrayRecord files, which find their own: see `Records`."""
+
+  def __init__(self, paths: Sequence[str], *, index_name: str):
+    """Loads how many records each file holds, or asks each file and writes it.
+
+    Raises:
+      UserError: for a missing file, or one that is no ArrayRecord file.
+    """
+    self.paths = list(paths)
+    # Sizes alone say little of files that are filled up to whole blocks of 64 KiB.
+    stats = _stats(self.paths)
+    self.sizes = stats[:, 0]
+    places = _index_paths(os.path.dirname(self.paths[0]), index_name)
+    self._reader = functools.lru_cache(_OPEN)(self._open)
+    kept = next(filter(None, (_load(place, stats) for place in places)), None)
+    if kept is None:
+      with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+        counts = list(pool.map(lambda path: self._open(path).num_records(), paths))
+      kept = {'counts': np.array(counts)}
+      _save(places, sizes=stats, **kept)
+    self.counts = kept['counts'].tolist()
+
+  def run(self, path_index: int, start: int, stop: int) -> list[bytes]:
+    """Returns records [start, stop) of one file.
+
+    Raises:
+      UserError, ValueError, IndexError: if they cannot be read.
+    """
+    return self._reader(self.paths[path_index]).read(start, stop)
+
+  def _open(self, path):
+    try:
+      from array_record.python import array_record_module
+    except ImportError as error:
+      raise UserError(
+        f'{path}: ArrayRecord files need array_record ({error}): pip install '
+        'array_record. TFRecord files do not.'
+      ) from None
+    # Neither its own threads nor reading ahead: what is wanted is asked for.
+    options = 'readahead_buffer_size:0,max_parallelism:0'
+    reader = array_record_module.ArrayRecordReader(path, options)
+    if not reader.ok():  # it raises nothing, and says that it holds no records
+      raise UserError(
+        f'{path} is no whole ArrayRecord file: its end, where the index is, cannot be '
+        'read. Write it again.'
+      )
+    return reader
+
+
+def _stats(paths: Sequence[str]) -> np.ndarray:
+  """Returns the size in bytes and the time of change in ns of files: int64 [n, 2]."""
+
+  def stat(path):
+    try:
+      found = os.stat(path)
+    except OSError as error:
+      raise UserError(f'{path}: {error.strerror}.') from None
+    return found.st_size, found.st_mtime_ns
+
+  with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+    return np.array(list(pool.map(stat, paths)), np.int64)
 
 
 def _scan(path: str) -> np.ndarray:
@@ -91,33 +182,61 @@ def _index_paths(directory: str, name: str) -> list[str]:
   ]
 
 
-def _load(path: str, sizes: np.ndarray) -> list[np.ndarray] | None:
-  """Returns the offsets of each file, or None if there are none for these files."""
+def _offsets(places: list[str], sizes: np.ndarray) -> list[np.ndarray] | None:
+  """Returns the kept offsets of each file, or None if there are none for these files."""
+  for place in places:
+    kept = _load(place, sizes)
+    if kept and 'offsets' in kept:
+      offsets = np.split(kept['offsets'], np.cumsum(kept['counts'])[:-1])
+      if len(offsets) == len(sizes) and all(
+        len(x) and x[-1] == size for x, size in zip(offsets, sizes, strict=True)
+      ):
+        return offsets
+  return None
+
+
+def _load(path: str, sizes: np.ndarray) -> dict[str, np.ndarray] | None:
+  """Returns the arrays of an index, or None if there is none for these files.
+
+  Args:
+    sizes: of each file, or more of what tells it from another: int64 [n, ...].
+  """
   try:
-    with np.load(path, allow_pickle=False) as file:
-      if not np.array_equal(file['sizes'], sizes):
-        return None
-      offsets = np.split(file['offsets'], np.cumsum(file['counts'])[:-1])
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    with zipfile.ZipFile(path) as file:
+      kept = {
+        name.removesuffix('.npy'): _mapped(path, file, name) for name in file.namelist()
+      }
+    same = np.array_equal(kept['sizes'], sizes) and len(kept['counts']) == len(sizes)
+    return kept if same else None
+  except (OSError, ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile):
     return None
-  whole = len(offsets) == len(sizes) and all(
-    len(x) and x[-1] == size for x, size in zip(offsets, sizes, strict=True)
-  )
-  return offsets if whole else None
 
 
-def _save(places: list[str], sizes: np.ndarray, offsets: list[np.ndarray]) -> None:
+def _mapped(path: str, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+  """Returns an array of an .npz, mapped: `np.savez` stores it as it is, in one piece."""
+  info = archive.getinfo(name)
+  with open(path, 'rb') as file:
+    # A local header of 30 bytes, that ends in the lengths of a name and of extra fields
+    # (APPNOTE.TXT 4.3.7), then the .npy.
+    file.seek(info.header_offset + 26)
+    file.seek(sum(struct.unpack('<HH', file.read(4))), os.SEEK_CUR)
+    version = np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    stored = info.compress_type == zipfile.ZIP_STORED and version == (1, 0)
+    if not stored or dtype != np.int64:
+      raise ValueError('not as `_save` writes it')
+    start = file.tell()
+  return np.asarray(np.memmap(path, dtype, 'r', start, shape))
+
+
+def _save(places: list[str], **arrays: np.ndarray) -> None:
   """Writes to the first place that takes it; without any, the next run scans again."""
   for place in places:
-    temporary = f'{place}.{os.getpid()}.tmp.npz'
+    # Not the process's id: on a pod every host may have the same.
+    temporary = f'{place}.{uuid.uuid4().hex}.tmp.npz'
     try:
       os.makedirs(os.path.dirname(place), exist_ok=True)
-      np.savez(
-        temporary,
-        sizes=sizes,
-        counts=np.array([len(x) for x in offsets]),
-        offsets=np.concatenate(offsets),
-      )
+      np.savez(temporary, **arrays)
       os.replace(temporary, place)
       return
     except OSError:

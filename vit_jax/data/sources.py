@@ -1,4 +1,4 @@
-"""One string names a source: 'digits', 'folder:PATH', 'tfds:NAME', ..."""
+"""One string names a source: 'digits', 'folder:PATH', 'tfds:NAME', 'records:PATH', ..."""
 
 import importlib
 import inspect
@@ -15,6 +15,7 @@ SOURCES = {
   'synthetic': ('vit_jax.data.arrays', 'Synthetic', ''),
   'folder': ('vit_jax.data.folder', 'Folder', 'PATH'),
   'tfds': ('vit_jax.data.tfds_source', 'Tfds', 'NAME'),
+  'records': ('vit_jax.data.record_source', 'RecordFiles', 'FOLDER or PATTERN'),
 }
 
 

@@ -56,7 +56,7 @@ def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
     check_name(name, sizes, where)
     size = sizes[name]
     low, high = (
-      _absolute(bound, size, default, f'{expression!r} of {where}')
+      absolute(bound, size, default, f'{expression!r} of {where}')
       for bound, default in ((start, 0), (stop, size))
     )
     out.append((name, np.arange(low, high, dtype=np.int64)))
@@ -65,7 +65,13 @@ def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
   return out
 
 
-def _absolute(bound: str, size: int, default: int, what: str) -> int:
+def absolute(bound: str, size: int, default: int, what: str) -> int:
+  """Returns the index that a bound of `parse` names in a split of `size` examples.
+
+  Args:
+    default: for an open bound, ''.
+    what: the split, for the UserError of a bound outside of it.
+  """
   if not bound:
     return default
   number = round(int(bound[:-1]) * size / 100) if bound.endswith('%') else int(bound)

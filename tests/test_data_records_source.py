@@ -1,0 +1,431 @@
+"""Sharded record files: names, splits, labels, weights, bad records, their index."""
+
+import io
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import base, example_proto, pipeline, records, sources
+from vit_jax.errors import UserError
+
+PP = 'decode|resize(4)|value_range(-1, 1)'
+KEYS = ('image/encoded', 'image/class/label')
+
+
+def encoded(level):
+  out = io.BytesIO()
+  Image.fromarray(np.full((5, 6, 3), level, np.uint8)).save(out, 'PNG')
+  return out.getvalue()
+
+
+def serialised(features):
+  """Returns {name: values} as TensorFlow serialises it."""
+  import tensorflow as tf
+
+  def feature(values):
+    if isinstance(values, bytes):
+      values = [values]
+    if values and isinstance(values[0], bytes):
+      return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+    if values and isinstance(values[0], float):
+      return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+  features = tf.train.Features(feature={k: feature(v) for k, v in features.items()})
+  return tf.train.Example(features=features).SerializeToString()
+
+
+def example(i, **more):
+  image, label = KEYS
+  return serialised({image: encoded(i), label: [i], 'id': b'x', **more})
+
+
+def write(path, items):
+  """Writes serialised examples with the formats' own writers."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if 'array_record' in path.name:
+    from array_record.python import array_record_module
+
+    writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
+  else:
+    import tensorflow as tf
+
+    writer = tf.io.TFRecordWriter(str(path))
+  for item in items:
+    writer.write(item)
+  writer.close()
+
+
+SIZES = {'train': (5, 0, 9, 6), 'val': (4, 3)}
+NAMES = {
+  'tfrecord': '{split}-{i:05d}-of-{n:05d}.tfrecord',
+  'bare': '{split}-{i:05d}-of-{n:05d}',
+  'tfds': 'some-{split}.tfrecord-{i:05d}-of-{n:05d}',
+  'array_record': '{split}-{i:05d}-of-{n:05d}.array_record',
+  'tfds_array_record': 'some-{split}.array_record-{i:05d}-of-{n:05d}',
+}
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+  """{format: folder} of 20 + 7 examples in 4 + 2 shards; the label is the number."""
+  out = {}
+  items = [example(i) for i in range(27)]
+  for key, name in NAMES.items():
+    out[key] = tmp_path_factory.mktemp(key)
+    rest = iter(items)
+    for split, sizes in SIZES.items():
+      for i, size in enumerate(sizes):
+        path = out[key] / name.format(split=split, i=i, n=len(sizes))
+        write(path, [next(rest) for _ in range(size)])
+  return out
+
+
+# --- the message -------------------------------------------------------------------
+
+
+def test_examples_as_tensorflow_writes_them():
+  given = {
+    'bytes': [b'', b'\xff\x00'],
+    'ints': [0, 1, -1, 127, 128, 2**62, -(2**63)],
+    'floats': [0.5, -1.0, 3e38],
+    'nothing': [],
+    'one': [7],
+  }
+  got = example_proto.parse(serialised(given))
+  assert got.keys() == given.keys()
+  assert got['bytes'] == given['bytes']
+  assert got['ints'].tolist() == given['ints']
+  assert got['ints'].dtype == np.int64
+  np.testing.assert_array_equal(got['floats'], np.array(given['floats'], np.float32))
+  assert len(got['nothing']) == 0
+  assert list(example_proto.parse(serialised(given), ('one', 'other'))) == ['one']
+  # Numbers one by one, as old writers of protocol buffers wrote them: field 1 of an
+  # Int64List as varints 3 and 300, in a feature named 'a'.
+  unpacked = bytes([0x08, 3, 0x08, 0xAC, 2])
+  for tag, key in ((0x1A, None), (0x12, b'\x0a\x01a'), (0x0A, None), (0x0A, None)):
+    unpacked = (key or b'') + bytes([tag, len(unpacked)]) + unpacked
+  assert example_proto.parse(unpacked)['a'].tolist() == [3, 300]
+
+
+@pytest.mark.parametrize('cut', [1, 10, 40])
+def test_what_is_no_example(cut):
+  whole = example(0)
+  with pytest.raises(ValueError, match='no tf'):
+    example_proto.parse(whole[:-cut])
+  with pytest.raises(ValueError, match='no tf'):
+    example_proto.parse(b'\xff' * 20)
+
+
+# --- files and splits --------------------------------------------------------------
+
+
+@pytest.mark.parametrize('key', NAMES)
+@pytest.mark.parametrize(
+  ('split', 'labels'),
+  [
+    ('train', range(20)),
+    ('val', range(20, 27)),
+    ('train[3:7]+val[-4:]', [3, 4, 5, 6, 23, 24, 25, 26]),
+    ('train[:50%]', range(10)),
+    ('val+train[90%:]', [*range(20, 27), 18, 19]),
+  ],
+)
+def test_splits(written, key, split, labels):
+  source = sources.build(f'records:{written[key]}', split)
+  labels = list(labels)
+  assert len(source) == len(labels)
+  order = np.random.default_rng(0).permutation(len(source))
+  for i, got in zip(order, source.read(order), strict=True):
+    assert got == {'image': encoded(labels[i]), 'label': labels[i]}
+  assert source.read(order[:0]) == []
+
+
+def test_names_are_files_and_records(written):
+  source = sources.build(f'records:{written["tfrecord"]}', 'val+train[5:]')
+  shards = ['val-00000-of-00002.tfrecord#0', 'train-00002-of-00004.tfrecord#0']
+  assert [os.path.basename(source.name_of(i)) for i in (0, 7)] == shards
+  assert source.name_of(6).endswith('val-00001-of-00002.tfrecord#2')
+
+
+def test_patterns(written, tmp_path):
+  folder = written['tfrecord']
+  some = sources.build(f'records:{folder}/train-0000[02]-*', 'train[1:]')
+  assert [x['label'] for x in some.read(np.arange(len(some)))] == [
+    *range(1, 5),
+    *range(5, 14),
+  ]
+  every = sources.build(f'records:{folder}/*', 'train')  # the index lies there, too
+  assert len(every) == 20
+  assert len(sources.build(f'records:{folder}/*', 'val+train')) == 27
+  # Of other names, and in several directories: all of them are 'train'.
+  write(tmp_path / 'b' / 'two.tfrecord', [example(2)])
+  write(tmp_path / 'a' / 'one.tfrecord', [example(0), example(1)])
+  both = sources.build(f'records:{tmp_path}/*/*.tfrecord', 'train')
+  assert [x['label'] for x in both.read(np.arange(3))] == [0, 1, 2]
+  assert len(sources.build(f'records:{tmp_path}/a', 'train')) == 2
+
+
+def test_fingerprint_sees_split_and_files(written):
+  build = lambda key, split: sources.build(f'records:{written[key]}', split).fingerprint
+  assert build('tfrecord', 'train') == build('tfrecord', 'train')
+  seen = {build(k, s) for k in ('tfrecord', 'bare') for s in ('train', 'train[1:]')}
+  assert len(seen) == 4
+
+
+@pytest.mark.parametrize('key', ['tfrecord', 'array_record'])
+def test_a_shard_that_is_missing(written, tmp_path, key):
+  import shutil
+
+  shutil.copytree(written[key], tmp_path / 'x')
+  os.remove(tmp_path / 'x' / NAMES[key].format(split='train', i=2, n=4))
+  with pytest.raises(UserError, match=r"'train' has 3 files, .*says 4; missing: \[2\]"):
+    sources.build(f'records:{tmp_path}/x', 'train')
+  assert len(sources.build(f'records:{tmp_path}/x/*', 'train')) == 11
+  (tmp_path / 'x' / NAMES[key].format(split='train', i=2, n=4)).write_bytes(b'no' * 50)
+  message = 'no whole (TFRecord|ArrayRecord) file'
+  with pytest.raises(UserError, match=message):
+    sources.build(f'records:{tmp_path}/x', 'train')
+
+
+@pytest.mark.parametrize(
+  ('target', 'split', 'options', 'message'),
+  [
+    ('{}', 'trian', {}, 'Did you mean "train"'),
+    ('{}', 'train[5:5]', {}, 'selects no example'),
+    ('{}', 'train[:21]', {}, 'outside its 20 examples'),
+    ('{}/nothing', 'train', {}, 'no record file like .*nothing'),
+    ('{}', 'train', {'image_key': 'image/encode'}, 'Did you mean "image/encoded"'),
+    ('{}', 'train', {'label_key': 'label'}, "no feature 'label'.*'label_key': ..."),
+    ('{}', 'train', {'image_key': KEYS[1]}, 'holds int64; needed is bytes'),
+    ('{}', 'train', {'label_key': 'id'}, 'holds bytes; needed is int64'),
+    ('{}', 'train', {'weight_key': KEYS[1]}, 'holds int64; needed is float32'),
+    ('{}', 'train', {'shuffle_buffer': 9}, "needs 'stream': True"),
+    ('{}', 'train', {'stream': True, 'shuffle_buffer': 0}, 'shuffle_buffer=0'),
+    (
+      '{}',
+      'train',
+      {'weight_key': 'w', 'multi_label': False},
+      'needs multi_label=True',
+    ),
+    ('{}', 'train', {'image_kye': 'x'}, 'Did you mean "image_key"'),
+    ('', 'train', {}, "give it as 'records:FOLDER or PATTERN'"),
+  ],
+)
+def test_mistakes(written, target, split, options, message):
+  with pytest.raises(UserError, match=message):
+    sources.build(
+      f'records:{target.format(written["tfrecord"])}'.rstrip(':'), split, **options
+    )
+
+
+# --- labels ------------------------------------------------------------------------
+
+
+def test_several_labels_and_their_weights(tmp_path):
+  image, label = KEYS
+  rows = [
+    ({label: [0, 17_999], 'w': [0.25, 1.0]}, {0: 0.25, 17_999: 1}),
+    ({label: [5]}, {5: 1}),  # without weights: 1
+    ({label: [7, 8, 9], 'w': [0.5, 0.0, 2.0]}, {7: 0.5, 8: 0, 9: 2}),
+    ({label: []}, {}),
+    ({}, {}),
+  ]
+  items = [serialised({image: encoded(i), **row}) for i, (row, _) in enumerate(rows)]
+  write(tmp_path / 'train-00000-of-00001', items)
+  options = {'source_options': {'weight_key': 'w'}, 'num_classes': 18_000}
+  for pp, off, on in ((PP, 0, 1), (f'{PP}|onehot(on=0.9, off=0.1)', 0.1, 0.9)):
+    args = (f'records:{tmp_path}', 'train', pp, 5)
+    (batch,) = pipeline.evaluate(*args, **options).iterate()
+    want = np.full((5, 18_000), off, np.float32)
+    for row, (_, weights) in zip(want, rows, strict=True):
+      for k, weight in weights.items():
+        row[k] = off + (on - off) * weight
+    assert batch['label'].dtype == np.float32
+    # Two float32 operations where `on` and `off` are not 1 and 0.
+    np.testing.assert_allclose(batch['label'], want, atol=0 if on == 1 else 1e-7)
+    assert batch['mask'].all()
+  # Without the key, as the first record has it: multi-hot, no weights.
+  (batch,) = pipeline.evaluate(*args[:2], PP, 5, num_classes=18_000).iterate()
+  assert sorted(set(batch['label'].ravel())) == [0, 1]
+
+
+def test_a_second_label_where_one_is_expected(tmp_path):
+  image, label = KEYS
+  items = [example(0), serialised({image: encoded(0), label: [1, 2]})]
+  write(tmp_path / 'train-00000-of-00001', items)
+  batches = pipeline.evaluate(f'records:{tmp_path}', 'train', PP, 2, num_classes=9)
+  message = r"00001#1 has 2 labels, where one is .*source_options={'multi_label': True}"
+  with pytest.raises(UserError, match=message):
+    list(batches.iterate())
+  source = sources.build(f'records:{tmp_path}', 'train', multi_label=True)
+  assert [list(x['label']) for x in source.read(np.arange(2))] == [[0], [1, 2]]
+
+
+def test_classes_counted_from_one(written):
+  options = {'label_offset': -1}
+  source = sources.build(f'records:{written["bare"]}', 'val', **options)
+  assert source.read(np.array([0]))[0]['label'] == 19
+  args = (f'records:{written["bare"]}', 'train', PP, 20)
+  batches = pipeline.evaluate(*args, num_classes=20, source_options=options)
+  with pytest.raises(
+    UserError, match=r'00000-of-00004#0 has label -1, but num_classes'
+  ):
+    list(batches.iterate())
+  with pytest.raises(UserError, match='#5 has label 19, but num_classes=19'):
+    list(pipeline.evaluate(*args, num_classes=19).iterate())
+  with pytest.raises(UserError, match='does not tell its classes: set num_classes'):
+    pipeline.evaluate(*args)
+
+
+# --- bad records -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', ['train-00000-of-00001', 'a.array_record'])
+def test_bad_records_are_masked_and_listed(tmp_path, name):
+  from vit_jax.data import bad_images
+
+  image, label = KEYS
+  items = [
+    example(0),
+    b'\xff' * 30,
+    serialised({label: [2]}),
+    serialised({image: encoded(3)}),
+    serialised({image: b'', label: [4]}),
+    serialised({image: encoded(5), label: [0.5]}),
+    example(6),
+  ]
+  write(tmp_path / 'data' / name, items)
+  log = str(tmp_path / 'log')
+  args = (f'records:{tmp_path}/data', 'train', PP, 8)
+  options = {'num_classes': 9, 'bad_log': log, 'max_bad_fraction': 1}
+  (batch,) = pipeline.evaluate(*args, **options).iterate()
+  np.testing.assert_array_equal(batch['mask'], [1, 0, 0, 0, 0, 0, 1, 0])
+  np.testing.assert_array_equal(batch['label'][batch['mask'] == 1], [0, 6])
+  lines = bad_images.read_log(log)
+  reasons = {int(line['path'].split('#')[1]): line['reason'] for line in lines}
+  assert reasons[1].startswith('broken record: no tf.train.Example')
+  assert reasons[2] == 'image/encoded holds no image'
+  assert reasons[3] == 'image/class/label holds no label'
+  assert reasons[4] == 'empty file'
+  assert reasons[5] == 'image/class/label holds no integers'
+  assert len(lines) == 5
+
+
+def test_weights_that_do_not_match_labels(tmp_path):
+  image, label = KEYS
+  rows = [{label: [1], 'w': [1.0]}, {label: [1], 'w': [1.0, 2.0]}]
+  rows += [{label: [1], 'w': [float('nan')]}]
+  items = [serialised({image: encoded(0), **row}) for row in rows]
+  write(tmp_path / 'train-00000-of-00001', items)
+  source = sources.build(f'records:{tmp_path}', 'train', weight_key='w')
+  assert [x.get('error') for x in source.read(np.arange(3))] == [
+    None,
+    '1 labels with weights [1.0, 2.0]',
+    '1 labels with weights [nan]',
+  ]
+
+
+def test_no_record_is_an_example(tmp_path):
+  write(tmp_path / 'train-00000-of-00001', [b'text', b'more'])
+  with pytest.raises(UserError, match=r'none of the first records is a tf.train.Exam'):
+    sources.build(f'records:{tmp_path}', 'train')
+
+
+def test_files_that_vanish_are_bad_images(written, tmp_path):
+  import shutil
+
+  shutil.copytree(written['bare'], tmp_path / 'x')
+  source = sources.build(f'records:{tmp_path}/x', 'train')
+  os.remove(tmp_path / 'x' / 'train-00002-of-00004')
+  errors = ['error' in x for x in source.read(np.arange(20))]
+  assert errors == 5 * [False] + 9 * [True] + 6 * [False]
+
+
+# --- the index ---------------------------------------------------------------------
+
+
+def test_the_index_is_mapped_and_kept(written, monkeypatch):
+  monkeypatch.setattr(records, '_scan', lambda path: pytest.fail('scanned again'))
+  monkeypatch.setattr(records.ArrayRecords, '_open', lambda *_: pytest.fail('opened'))
+  folder = written['tfrecord']
+  paths = sorted(str(p) for p in folder.glob('train-*'))
+  digest = base.fingerprint(os.path.basename(p) for p in paths)[:8]
+  (index,) = folder.glob(f'train.{digest}.record_index.npz')
+  kept = records.Records(paths, index_name=index.name)
+  assert kept.counts == list(SIZES['train'])
+  for offsets in kept._offsets:
+    owner = offsets
+    while isinstance(owner, np.ndarray) and not isinstance(owner, np.memmap):
+      owner = owner.base
+    assert isinstance(owner, np.memmap)
+  # 8 bytes a record, and a header.
+  assert kept._offsets[2].nbytes == 8 * (9 + 1)
+  folder = written['array_record']
+  (index,) = folder.glob('val.*.record_index.npz')
+  paths = sorted(str(p) for p in folder.glob('val-*'))
+  assert records.ArrayRecords(paths, index_name=index.name).counts == [4, 3]
+
+
+@pytest.mark.parametrize('damage', ['compressed', 'cut', 'other'])
+def test_an_index_that_cannot_be_mapped_is_made_anew(written, tmp_path, damage):
+  import shutil
+
+  shutil.copytree(written['bare'], tmp_path / 'x')
+  (index,) = (tmp_path / 'x').glob('val.*.record_index.npz')
+  if damage == 'compressed':
+    with np.load(index) as file:
+      np.savez_compressed(index, **file)
+  elif damage == 'cut':
+    index.write_bytes(index.read_bytes()[:-200])
+  else:
+    np.savez(index, sizes=np.zeros(3), offsets=np.zeros(2))
+  source = sources.build(f'records:{tmp_path}/x', 'val')
+  assert [x['label'] for x in source.read(np.arange(7))] == list(range(20, 27))
+
+
+def test_array_records_of_the_same_size_are_counted_anew(tmp_path):
+  """Their files are whole blocks: other records may well take as many bytes."""
+  path = tmp_path / 'train-00000-of-00001.array_record'
+  sizes = []
+  for count in (3, 5):
+    write(path, [example(i) for i in range(count)])
+    os.utime(path, ns=(count, count))
+    sizes.append(path.stat().st_size)
+    assert len(sources.build(f'records:{tmp_path}', 'train')) == count
+  assert sizes[0] == sizes[1]
+
+
+def test_only_shards_that_are_read_are_opened(written, monkeypatch):
+  opened = []
+  pread, open_file = os.pread, os.open
+  monkeypatch.setattr(
+    os, 'open', lambda path, *a: opened.append(str(path)) or open_file(path, *a)
+  )
+  source = sources.build(f'records:{written["bare"]}', 'train[14:]')
+  source.read(np.arange(6))
+  assert {os.path.basename(path) for path in opened} == {'train-00003-of-00004'}
+  assert os.pread is pread
+
+
+# --- batches -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('key', ['tfrecord', 'array_record'])
+def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(written, key):
+  args = (f'records:{written[key]}', 'train', 'decode|random_crop(4)|value_range(0,1)')
+  options = {'batch_size': 6, 'num_classes': 27, 'seed': 5}
+  take = lambda it, n: [b for _, b in zip(range(n), it, strict=False)]
+  iterator = pipeline.train(*args, **options).iterate()
+  whole = take(iterator, 10)
+  iterator.close()
+  labels = np.concatenate([b['label'] for b in whole])
+  assert sorted(labels[:20]) == sorted(labels[20:40]) == list(range(20))
+  for start in (1, 7):
+    iterator = pipeline.train(*args, **options).iterate(start)
+    for a, b in zip(take(iterator, 10 - start), whole[start:], strict=True):
+      for name in b:
+        np.testing.assert_array_equal(a[name], b[name])
+    iterator.close()

@@ -1,0 +1,192 @@
+"""Examples kept in memory after they were first read, for epochs after the first.
+
+A cache fills up to its bound and then stays as it is. In training every example comes
+once an epoch, in another order each time: what was used least recently is what comes
+soonest, so throwing that out for something new would throw out the next hits, while
+keeping the first gives hits in proportion to what fits. Batches are bitwise the same
+with a cache, without, and while it fills.
+
+A host keeps what it has read. In evaluation that is the same each time. In training an
+example comes to another host in every epoch, so that with H hosts a cache that holds
+everything is full only after several times H epochs: for few hosts, or few images.
+"""
+
+import copy
+import functools
+import threading
+
+import numpy as np
+
+from vit_jax.data import augment, lazy_tf
+from vit_jax.data.base import Source, View
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.data.stream import Stream
+from vit_jax.errors import UserError, did_you_mean
+
+KINDS = ('raw', 'decoded')
+DEFAULT_BYTES = 4 << 30
+
+
+def attach(
+  source: Source, preprocess: Preprocess, kind: str | None, size: int | None
+) -> Source:
+  """Returns the source, read through a cache if there is to be one.
+
+  Args:
+    kind: 'raw' keeps encoded images; 'decoded' keeps uint8 pixels after the leading ops
+      of the pipeline that draw no random numbers and give uint8; None keeps nothing.
+    size: bound on the bytes kept, of images alone; None: 4 GiB.
+
+  Raises:
+    UserError: if there is nothing to keep, or an argument is wrong.
+  """
+  if kind is None:
+    if size is not None:
+      raise UserError(f'cache_bytes={size!r} needs a cache: one of {list(KINDS)}.')
+    return source
+  if kind not in KINDS:
+    raise UserError(
+      f'cache={kind!r}: needed is one of {list(KINDS)}, or None.'
+      f'{did_you_mean(kind, KINDS)}'
+    )
+  size = DEFAULT_BYTES if size is None else size
+  if not isinstance(size, int) or size < 1:
+    raise UserError(f'cache_bytes={size!r} must be a positive integer.')
+  if isinstance(source, Stream):
+    raise UserError(
+      f'cache={kind!r}: {source.name} is streamed, from front to back in each epoch, '
+      "which a cache would not spare it: leave the cache or 'stream' out."
+    )
+  if source.image_shape is not None:
+    raise UserError(
+      f'cache={kind!r}: {source.name} holds arrays, which are in memory or as cheap: '
+      'leave the cache out.'
+    )
+  return (
+    RawCache(source, size) if kind == 'raw' else DecodedCache(source, preprocess, size)
+  )
+
+
+class _Bounded:
+  """Values by key, up to a number of bytes; for several threads."""
+
+  def __init__(self, size: int):
+    self._size, self._used = size, 0
+    self._values: dict = {}
+    self._lock = threading.Lock()
+    self.full = False
+
+  def get(self, key):
+    return self._values.get(key)
+
+  def put(self, key, value, size: int) -> None:
+    with self._lock:
+      if key in self._values or self.full:
+        return
+      self.full = self._used + size > self._size
+      if not self.full:
+        self._values[key] = value
+        self._used += size
+
+
+class RawCache(View):
+  """Keeps encoded images."""
+
+  def __init__(self, source: Source, size: int):
+    super().__init__(source)
+    self._kept = _Bounded(size)
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    indices = np.asarray(indices)
+    out = [self._kept.get(int(i)) for i in indices]
+    missing = [i for i, example in enumerate(out) if example is None]
+    for i, example in zip(missing, self.source.read(indices[missing]), strict=True):
+      out[i] = example
+      if 'error' not in example:  # which may pass
+        self._kept.put(int(indices[i]), example, len(example['image']))
+    return out
+
+
+class DecodedCache(View):
+  """Keeps pixels, and hands them out in the place of encoded images.
+
+  `read` gives a kept example as {'pixels': bytes, 'shape': (h, w, C), 'label', ...},
+  without an 'image'; `image` takes either.
+  """
+
+  def __init__(self, source: Source, preprocess: Preprocess, size: int):
+    """Raises UserError where the pipeline has no fixed pixels to keep."""
+    super().__init__(source)
+    ops = preprocess.on_host
+    self._fixed = next((i for i, op in enumerate(ops) if op.draws), len(ops))
+    # A crop right after `decode` decodes no more than itself: whole photographs in
+    # memory would be ten times the size of their files, and decoding them slower.
+    if self._fixed == 1 and any(
+      isinstance(x.apply, augment.InceptionCrop) for x in ops[1:2]
+    ):
+      raise UserError(
+        f"cache='decoded': in pp {preprocess.pp!r} the random {ops[1].text} follows "
+        "decode at once, so there are no fixed pixels to keep. Use cache='raw', or put "
+        "a resize before it: 'decode|resize_small(256)|...'."
+      )
+    self._preprocess, self._kept = preprocess, _Bounded(size)
+    self._waiting: dict[int, dict] = {}  # for their pixels: labels of examples read
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    indices = np.asarray(indices)
+    out = [self._kept.get(int(i)) for i in indices]
+    missing = [i for i, example in enumerate(out) if example is None]
+    for i, example in zip(missing, self.source.read(indices[missing]), strict=True):
+      out[i] = example
+      if 'error' not in example and not self._kept.full:
+        other = {key: value for key, value in example.items() if key != 'image'}
+        self._waiting[int(indices[i])] = other
+    return out
+
+  def image(self, data, orientation, index, shape, u):
+    """Returns what `Preprocess.encoded` does, of an encoded image or of kept pixels.
+
+    Args:
+      data: string tensor []: either.
+      orientation, u: see `Preprocess.encoded`.
+      index: int64 [], the example's.
+      shape: int32 [3] of the pixels; zeros for an encoded image.
+    """
+    tf = lazy_tf.load()
+    head, tail, spec = self._halves
+
+    def decode():
+      pixels = head.encoded(data, orientation, u)
+      kept = tf.numpy_function(self._keep, [index, pixels], tf.bool)
+      with tf.control_dependencies([kept]):
+        return tf.identity(pixels)
+
+    def again():
+      return tf.reshape(tf.io.decode_raw(data, tf.uint8), shape)
+
+    pixels = tf.cond(shape[0] > 0, again, decode)
+    return tail.arrays(tf.ensure_shape(pixels, spec), u)
+
+  def _keep(self, index, pixels) -> bool:
+    other = self._waiting.pop(int(index), None)
+    if other is not None:
+      # A copy: the array is TensorFlow's.
+      value = {**other, 'pixels': pixels.tobytes(), 'shape': pixels.shape}
+      self._kept.put(int(index), value, pixels.nbytes)
+    return True
+
+  @functools.cached_property
+  def _halves(self) -> tuple:
+    """Returns the ops before and after what is kept, and the shape of that."""
+    tf = lazy_tf.load()
+    ops = self._preprocess.on_host
+    specs = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int32))
+    specs += (tf.TensorSpec([sum(self._preprocess.draws)], tf.float32),)
+    for split in range(self._fixed, 0, -1):  # `decode` alone gives uint8
+      head, tail = copy.copy(self._preprocess), copy.copy(self._preprocess)
+      head.on_host, tail.on_host = ops[:split], ops[split:]
+      graph = tf.function(head.encoded, autograph=False).get_concrete_function(*specs)
+      out = graph.structured_outputs
+      if out.dtype == tf.uint8:
+        break
+    return head, tail, out.shape
