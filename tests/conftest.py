@@ -1,4 +1,4 @@
-"""Eight fake devices for every test, and exact float32 products."""
+"""Eight fake devices for every test, exact float32 products, a cache folder of its own."""
 
 import os
 
@@ -12,10 +12,17 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
+import atexit
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
+  os.environ['VIT_JAX_CACHE'] = tempfile.mkdtemp(prefix='vit_jax-')
+  atexit.register(shutil.rmtree, os.environ['VIT_JAX_CACHE'], ignore_errors=True)
 
 GOLDEN = Path(__file__).parent / 'golden'
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import ctypes
+import os
+import platform
 import sys
 import time
 
@@ -9,6 +11,7 @@ import jax
 
 from vit_jax import report, sharding
 from vit_jax.errors import OutOfMemory
+from vit_jax.weights import download
 
 # XLA on CPUs gives matrix products to YNNPACK by default. Eigen's are up to 1.35 times as
 # fast at a ViT's shapes (benchmarks/NOTES.md); reductions stay with YNNPACK.
@@ -18,6 +21,18 @@ _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_RED
 def options() -> dict[str, str]:
   """Returns the `compiler_options` of `jax.jit` under which a model is fast here."""
   return dict(_CPU_OPTIONS) if jax.default_backend() == 'cpu' else {}
+
+
+def keep_programs() -> None:
+  """Keeps compiled programs on disk, so that a run that starts again compiles nothing.
+
+  Below the cache folder (see `weights.download`), one for each machine, as a program for
+  one CPU may not suit another; JAX_COMPILATION_CACHE_DIR, if set, has its say instead.
+  """
+  if 'JAX_COMPILATION_CACHE_DIR' in os.environ:
+    return
+  folder = download.cache_dir() / 'programs' / (platform.node() or 'here')
+  jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
 def keep_freed_memory() -> None:

@@ -92,7 +92,9 @@ def main(argv: list[str]) -> int:
       nowhere = stack.enter_context(open(os.devnull, 'w'))
       stack.enter_context(contextlib.redirect_stdout(nowhere))
     print(f'Run folder: {workdir}', flush=True)
-    from vit_jax import report, train
+    from vit_jax import compilation, report, train
+
+    compilation.keep_programs()
 
     try:
       status, rows = train.train(config, workdir)

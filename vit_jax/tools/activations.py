@@ -42,3 +42,28 @@ def per_image(fn, params, image) -> tuple[int, int]:
   two, four = saved(2), saved(4)
   each = (four - two) // 2
   return each, two - 2 * each
+
+
+def trace(module, shape: tuple[int, int, int]) -> tuple:
+  """Returns (forward, params, images) of a model, the last two by shape and dtype.
+
+  A scanned stack has the same products and activations, and is traced as one block:
+  where the model knows it, forward and params are of that.
+
+  Args:
+    shape: of an image, [H, W, C]; images is one of them, in float32.
+
+  Returns:
+    forward: `(params, images, train=False) -> (logits, out)`.
+  """
+  import jax
+
+  module = module.clone(scan=True) if hasattr(module, 'scan') else module
+  images = jax.ShapeDtypeStruct((1, *shape), 'float32')
+  params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+
+  def forward(params, images, train=False):
+    rngs = {'dropout': jax.random.key(0)} if train else {}
+    return module.apply({'params': params}, images, train=train, rngs=rngs)
+
+  return forward, params, images

@@ -153,7 +153,7 @@ def inspect_model(
 
   fields = {'num_classes': num_classes, **(fields or {})}
   module = models.build(model, **fields)
-  forward, traced_params, images = trace(module, (*resolution, 3))
+  forward, traced_params, images = activations.trace(module, (*resolution, 3))
   params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
   _, out = jax.eval_shape(forward, traced_params, images)
   operations = flops.count(forward, traced_params, images)
@@ -182,31 +182,6 @@ def inspect_model(
       'total': 4 * size + each * batch + constant,
     },
   }
-
-
-def trace(module, shape: tuple[int, int, int]) -> tuple:
-  """Returns (forward, params, images) of a model, the last two by shape and dtype.
-
-  A scanned stack has the same products and activations, and is traced as one block:
-  where the model knows it, forward and params are of that.
-
-  Args:
-    shape: of an image, [H, W, C]; images is one of them, in float32.
-
-  Returns:
-    forward: `(params, images, train=False) -> (logits, out)`.
-  """
-  import jax
-
-  module = module.clone(scan=True) if hasattr(module, 'scan') else module
-  images = jax.ShapeDtypeStruct((1, *shape), 'float32')
-  params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-
-  def forward(params, images, train=False):
-    rngs = {'dropout': jax.random.key(0)} if train else {}
-    return module.apply({'params': params}, images, train=train, rngs=rngs)
-
-  return forward, params, images
 
 
 def _modules(params) -> dict[str, int]:

@@ -74,7 +74,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
 
   from vit_jax import config as config_lib
   from vit_jax import flops, models, optim
-  from vit_jax.tools import inspect
+  from vit_jax.tools import activations
 
   data, model = config['data'], dict(config['model'])
   opened = _opened(data)
@@ -87,7 +87,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
   optim.build(**config['optim'], total_steps=steps)  # a schedule may refuse so few
   *resolution, channels = image_shape(data['pp'], opened)
   fields = {'num_classes': classes, **model}
-  forward, params, images = inspect.trace(
+  forward, params, images = activations.trace(
     models.build(**fields), (*resolution, channels)
   )
   operations = flops.count(forward, params, images)
