@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import jax
+from conftest import QUICK
 
 from vit_jax import config, sharding, train
 
@@ -64,7 +65,7 @@ class Process:
   def __init__(self, *args: str, **environment: str):
     env = {
       **os.environ,
-      'XLA_FLAGS': '--xla_backend_optimization_level=0',
+      'XLA_FLAGS': QUICK,
       'TF_CPP_MIN_LOG_LEVEL': '2',  # as main sets it
       **environment,
     }
