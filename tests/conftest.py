@@ -5,8 +5,11 @@ import os
 # Before jax is imported: flags are read at its first use. Compiling takes longer than
 # running here: without LLVM's optimisations it takes half as long, and a third of that
 # less with XLA's older emitters.
-QUICK = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
-os.environ.setdefault('XLA_FLAGS', f'--xla_force_host_platform_device_count=8 {QUICK}')
+os.environ.setdefault(
+  'XLA_FLAGS',
+  '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 '
+  '--xla_cpu_use_fusion_emitters=false',
+)
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')

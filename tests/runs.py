@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import jax
-from conftest import QUICK
 
 from vit_jax import config, sharding, train
 
@@ -63,9 +62,10 @@ class Process:
   """`python -m vit_jax.main ARGS` on one device, its lines read one by one."""
 
   def __init__(self, *args: str, **environment: str):
+    flags = os.environ['XLA_FLAGS'].split()
     env = {
       **os.environ,
-      'XLA_FLAGS': QUICK,
+      'XLA_FLAGS': ' '.join(f for f in flags if 'device_count' not in f),
       'TF_CPP_MIN_LOG_LEVEL': '2',  # as main sets it
       **environment,
     }
