@@ -15,6 +15,7 @@ os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import atexit
+import gc
 import shutil
 import tempfile
 from pathlib import Path
@@ -38,6 +39,21 @@ def golden():
       return dict(file)
 
   return load
+
+
+@pytest.fixture(autouse=True, scope='module')
+def little_to_collect():
+  """Forgets a file's compiled functions; Python's collector skips what is left.
+
+  It would look through all that imports and earlier tests left, ever more: the last
+  files took four times as long.
+  """
+  yield
+  import jax
+
+  jax.clear_caches()
+  gc.collect()
+  gc.freeze()
 
 
 # Files whose tests train: started first, so that no worker is left alone with one.

@@ -16,7 +16,13 @@ import runs
 
 from vit_jax import checkpoint, distributed, errors, models, sharding, trees
 
-CHANGES = ('steps=24', 'checkpoint.every=8', 'optim.schedule.warmup=4')
+# A batch is added up in another order on other devices. What would magnify that rounding
+# is left out: a moment kept in bfloat16 (2^-9 of a step where it rounds the other way)
+# and Adam's division by gradients that are rounding alone.
+CHANGES = (
+  *('steps=24', 'checkpoint.every=8', 'optim.schedule.warmup=4'),
+  *('optim.moment_dtype=None', 'optim.eps=0.001'),
+)
 
 
 @pytest.fixture(scope='module')
@@ -70,10 +76,7 @@ def params(workdir) -> dict[str, np.ndarray]:
 def assert_alike(one, other, atol):
   ours, theirs = params(one), params(other)
   for name, value in ours.items():
-    # Sums over the batch in another order: float32 rounding. A key's bias, which softmax
-    # does not see, has a gradient of rounding alone, which Adam scales to steps of lr.
-    if not name.endswith('key/bias'):
-      np.testing.assert_allclose(value, theirs[name], rtol=0, atol=atol, err_msg=name)
+    np.testing.assert_allclose(value, theirs[name], rtol=0, atol=atol, err_msg=name)
   for a, b in zip(runs.rows(one), runs.rows(other), strict=True):
     assert a.keys() == b.keys()
     for key in a:
@@ -114,8 +117,7 @@ def test_a_signal_to_one_stops_both_and_other_numbers_go_on(
   assert 3 <= status['step'] < 24
   assert str(status['step']) in runs.saved(tmp_path)
   run_one(tmp_path, monkeypatch, 1)
-  # One device adds up the batch in another order, and Adam divides by small numbers.
-  assert_alike(tmp_path, reference, 1e-5)
+  assert_alike(tmp_path, reference, 1e-6)
 
 
 @pytest.mark.faults
