@@ -25,7 +25,7 @@ import time
 import numpy as np
 from PIL import Image
 
-from vit_jax import report
+from vit_jax import memory, report
 from vit_jax.data import lazy_tf, pipeline
 from vit_jax.tools import bench_peer, bench_record, cli
 
@@ -138,6 +138,7 @@ def main(argv: list[str]) -> int:
   args = parser.parse_args(argv)
   out = bench_record.check_file(args.out)
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators have no part in this
+  memory.keep_freed()  # as `train` does
   with contextlib.ExitStack() as stack:
     worker = bench_peer.Process(args.torch_python, SCRIPT)
     stack.enter_context(contextlib.closing(worker))

@@ -19,7 +19,7 @@ from vit_jax.config import parse_arg
 
 DEBUG = dict(
   variant='S/8',
-  depth=2,
+  small=True,
   res=16,
   batch=32,
   epochs=1.0,
@@ -37,7 +37,7 @@ def get_config(arg=None):
     arg,
     debug=DEBUG,
     variant='B/16',
-    depth=0,  # of the variant
+    small=False,  # two narrow blocks
     res=224,
     batch=4096,
     epochs=300.0,
@@ -54,8 +54,8 @@ def get_config(arg=None):
 
   c.model = dict(name='mixer', variant=arg.variant, num_classes=arg.classes)
   c.model.update(dtype=arg.dtype, stochastic_depth=0.1, head_bias_init=-6.9)
-  if arg.depth:
-    c.model.depth = arg.depth
+  if arg.small:
+    c.model.update(width=64, depth=2, tokens_mlp_dim=32, channels_mlp_dim=128)
 
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
   augment = f'inception_crop({arg.res})|flip_lr|randaug(2, 15, True)'

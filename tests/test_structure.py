@@ -22,7 +22,7 @@ MODULES = sorted(
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
   ('errors', 'version'),
-  ('trees', 'resample', 'distributed'),
+  ('trees', 'resample', 'distributed', 'memory'),
   ('sharding', 'config', 'report', 'flops', 'fingerprint'),
   ('nn', 'losses', 'mixing'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz', 'preemption'),

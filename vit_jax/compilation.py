@@ -1,10 +1,8 @@
 """The compiled step, and the memory that it needs, before anything runs."""
 
 import contextlib
-import ctypes
 import os
 import platform
-import sys
 import time
 
 import jax
@@ -35,23 +33,6 @@ def keep_programs() -> None:
   jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
-def keep_freed_memory() -> None:
-  """Lets this process keep the memory that it frees, on CPU under glibc; else nothing.
-
-  XLA's CPU backend allocates a step's temporaries anew in each step, and glibc gives
-  large blocks back to the kernel, which then zeroes their pages again: 38,500 page
-  faults, 15 % of a training step of ViT-S/16 (benchmarks/NOTES.md). A process keeps its
-  peak of memory for it.
-  """
-  mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
-  if sys.platform != 'linux' or jax.default_backend() != 'cpu' or mallopt is None:
-    return
-  # One arena, as others cannot hold large blocks; none mapped on its own; no trimming.
-  # (glibc's malloc.h: M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD.)
-  for parameter, value in ((-8, 1), (-4, 0), (-1, -1)):
-    mallopt(parameter, value)
-
-
 def compiled(step, abstract, shardings, spec, mesh, **more: str):
   """Returns the compiled step: state donated and placed, batch split, metrics on all.
 
@@ -64,6 +45,18 @@ def compiled(step, abstract, shardings, spec, mesh, **more: str):
   out_shardings = (shardings, sharding.replicated(mesh))
   jitted = jax.jit(step, donate_argnums=0, out_shardings=out_shardings)
   return jitted.lower(abstract, batch).compile(options() | more)
+
+
+def run_once(fn, out_shardings, *args):
+  """Returns `fn(*args)`, jitted for this one call.
+
+  On CPU LLVM does not optimise it, which would take longer than all it can gain: 2 of 4 s
+  for the initialisers of configs/digits.py.
+  """
+  cpu = jax.default_backend() == 'cpu'
+  options = {'xla_backend_optimization_level': 0} if cpu else {}
+  lowered = jax.jit(fn, out_shardings=out_shardings).lower(*args)
+  return lowered.compile(options)(*args)
 
 
 def compile_step(step, abstract, shardings, spec, mesh):

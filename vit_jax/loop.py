@@ -98,6 +98,7 @@ class Loop:
         row |= self.progress.measure(step)
         self.metrics.write(step, row)
         self.progress.show(step, row)
+        self.progress.pause(self.metrics.open_events())
       if bad and bad >= self.config['max_bad_steps']:
         self.checkpoints.wait()
         raise TooManyBadSteps(

@@ -65,14 +65,14 @@ class Metrics:
     """
     self.path = workdir / 'metrics.jsonl'
     self.rows = [row for row in read_rows(self.path) if row['step'] <= keep_to]
-    self._file, self._writer = None, None
+    self._file = self._events = None
+    self._early = [] if tensorboard and distributed.is_first() else None
     if not distributed.is_first():
       return
     temporary = self.path.with_suffix('.tmp')
     temporary.write_text(''.join(map(_line, self.rows)))
     temporary.replace(self.path)
     self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-    self._writer = _tensorboard(workdir) if tensorboard else None
 
   def write(self, step: int, values: dict) -> None:
     """Adds the row of `values` (numbers) at `step`."""
@@ -80,8 +80,29 @@ class Metrics:
     self.rows.append(row)
     if self._file is not None:
       os.write(self._file, _line(row).encode())
-    if self._writer:
-      self._writer.write_scalars(step, {k: v for k, v in row.items() if k != 'step'})
+    if self._early is not None:
+      self._early.append(row)
+    else:
+      self._write_event(row)
+
+  def open_events(self) -> float:
+    """Opens the TensorBoard file, if there is to be one, with the rows written so far.
+
+    Apart from the rest because it imports Keras, for two seconds: to be called once the
+    first step has run. Returns the seconds that it took.
+    """
+    start = time.perf_counter()
+    if self._early is not None:
+      rows, self._early = self._early, None
+      self._events = _tensorboard(self.path.parent)
+      for row in rows:
+        self._write_event(row)
+    return time.perf_counter() - start
+
+  def _write_event(self, row: dict) -> None:
+    if self._events:
+      values = {k: v for k, v in row.items() if k != 'step'}
+      self._events.write_scalars(row['step'], values)
 
   def has(self, step: int, prefix: str) -> bool:
     """Whether a row at `step` holds a value whose name starts with `prefix`."""
@@ -93,8 +114,10 @@ class Metrics:
   def close(self) -> None:
     if self._file is not None:
       os.close(self._file)
-    if self._writer:
-      self._writer.close()
+    if self._early:
+      self.open_events()
+    if self._events:
+      self._events.close()
 
 
 def _line(row: dict) -> str:

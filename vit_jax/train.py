@@ -14,6 +14,7 @@ import jax
 from vit_jax import (
   checkpoint,
   evaluators,
+  memory,
   models,
   optim,
   preemption,
@@ -25,7 +26,7 @@ from vit_jax import (
   trees,
 )
 from vit_jax import config as config_lib
-from vit_jax.compilation import compile_step, keep_freed_memory
+from vit_jax.compilation import compile_step, run_once
 from vit_jax.data import pipeline
 from vit_jax.errors import Preempted, UserError
 from vit_jax.loop import Loop, prefetch
@@ -56,7 +57,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     workdir = stack.enter_context(preemption.lock(workdir))
     stop = stack.enter_context(preemption.StopSignal())
     mesh = sharding.make_mesh(**config['mesh'])
-    keep_freed_memory()
+    memory.keep_freed()
     stack.enter_context(jax.set_mesh(mesh))
 
     data = _open_data(config, workdir, mesh)
@@ -100,7 +101,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     if restored is None:
       places = trees.flatten(shardings.params)
       given = {name: jax.device_put(x, places[name]) for name, x in given.items()}
-      state = jax.jit(init, out_shardings=shardings)(init_key, given)
+      state = run_once(init, shardings, init_key, given)
     else:
       state, _ = restored
       print(f'Resuming from step {int(state.step)}.', flush=True)

@@ -1,8 +1,10 @@
 """Sources whose images are arrays: bundled digits, .npz files, synthetic noise."""
 
+import importlib.util
 import os
 import zipfile
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -21,24 +23,33 @@ class Digits(ArraySource):
   def __init__(self, target: str, split: str):
     if target:
       raise UserError(f"Source 'digits' takes no path, got {target!r}.")
-    try:
-      from sklearn import datasets
-    except ImportError as error:
-      raise UserError(f"Source 'digits' needs scikit-learn ({error}).") from None
-    bunch = datasets.load_digits()
-    # Published values are counts of 0..16 dark pixels in each 4x4 block.
-    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+    counts, labels = _digits()
+    images = np.round(counts * (255 / 16)).astype(np.uint8)[..., None]
     test = np.arange(len(images)) % 5 == 0
     pools = {'train': np.flatnonzero(~test), 'test': np.flatnonzero(test)}
     sizes = {name: len(pool) for name, pool in pools.items()}
     parts = splits.select(split, sizes, 'digits')
     self._rows = np.concatenate([pools[name][part] for name, part in parts])
-    super().__init__('digits', images[self._rows], bunch.target[self._rows])
+    super().__init__('digits', images[self._rows], labels[self._rows])
     self.num_classes = 10
     self.class_names = [str(i) for i in range(10)]
 
   def name_of(self, index: int) -> str:
     return f'digits#{self._rows[index]}'
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+  """Returns counts of 0..16 dark pixels in 4x4 blocks [1797, 8, 8], and labels.
+
+  What `sklearn.datasets.load_digits` does, without the two seconds that it takes to
+  import scikit-learn.
+  """
+  package = importlib.util.find_spec('sklearn')
+  if package is None:
+    raise UserError("Source 'digits' needs scikit-learn: pip install scikit-learn.")
+  path = Path(package.origin).parent / 'datasets' / 'data' / 'digits.csv.gz'
+  table = np.loadtxt(path, delimiter=',')
+  return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
 class Arrays(ArraySource):

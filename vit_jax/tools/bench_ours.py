@@ -9,7 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import compilation, flops, models, optim, report, sharding, tasks, trees
+from vit_jax import (
+  compilation,
+  flops,
+  memory,
+  models,
+  optim,
+  report,
+  sharding,
+  tasks,
+  trees,
+)
 from vit_jax.data import registry
 from vit_jax.errors import OutOfMemory, UserError
 from vit_jax.loop import AHEAD
@@ -17,9 +27,9 @@ from vit_jax.step import init_state, make_step
 
 # AdamW as in pre-training; what the numbers are does not change the time of a step.
 OPTIM = {'name': 'adamw', 'lr': 1e-3, 'wd': 0.1}
-# Sides of the square products whose rate is the device's peak. Small devices reach it
-# at 2048; an H100's rate still grows at 8192.
-SIZES = (1024, 2048, 4096, 8192, 16384)
+# Sides of the square products whose rate is the device's peak. A CPU reaches it at 2304
+# (not at 2048: see benchmarks/NOTES.md on strides); an H100's rate still grows at 8192.
+SIZES = (1280, 2304, 4096, 8192, 16384)
 _LONG = 0.5  # seconds of one product after which a larger one tells nothing new
 
 
@@ -112,7 +122,7 @@ class Step:
     """
     self.batch_size = batch_size
     step, init, spec = getattr(model, mode)(batch_size)
-    compilation.keep_freed_memory()
+    memory.keep_freed()
     self._device = jax.local_devices()[0]
     self._peak_before = self._peak() or 0
     mesh = sharding.make_mesh(1, devices=[self._device])

@@ -26,13 +26,14 @@ def main(argv: list[str]) -> int:
   out = args.out and _check_folder(args.out)
   import jax
 
-  from vit_jax import pretrained, report, sharding
+  from vit_jax import memory, pretrained, report, sharding
   from vit_jax.evaluators import classification
 
   loaded = pretrained.load(
     args.source, variant=args.variant, image_size=args.resolution, ema=args.ema
   )
   mesh = sharding.make_mesh()
+  memory.keep_freed()
   data = dict(source=args.data, split=args.split, batch_size=args.batch)
   data['pp'] = args.pp or loaded.pp
   if out:
