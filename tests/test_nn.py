@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
+from vit_jax import sharding
 from vit_jax.errors import UserError
 from vit_jax.nn import mlp
 from vit_jax.nn.attention import attend
@@ -98,3 +99,25 @@ def test_stochastic_depth_keeps_the_expectation():
   # Five deviations: sqrt(0.25 / 0.75 / 20000) = 0.004.
   assert abs(y.mean() - 1) < 0.02
   np.testing.assert_array_equal(module.apply({}, x, 0.25), x)
+
+
+def test_mlp_in_pieces_is_the_mlp():
+  block = mlp.MlpBlock(hidden=2 * mlp._COLUMNS + 64)  # the last piece is smaller
+  x, out = normal(2, 3, 8), normal(2, 3, 8)
+  params = block.init(jax.random.key(0), x)['params']
+
+  def loss(params, x):
+    return (block.apply({'params': params}, x) * out).sum()
+
+  def value():  # the mesh decides while it is traced
+    return jax.jit(jax.value_and_grad(lambda *args: loss(*args), (0, 1)))
+
+  whole = value()
+  with jax.set_mesh(sharding.make_mesh(1, devices=jax.devices()[:1])):
+    pieces = value()
+    assert pieces.lower(params, x).as_text().count('dot_general') == 3 * 6
+    actual = pieces(params, x)
+  assert whole.lower(params, x).as_text().count('dot_general') == 6
+  # Sums of 8 or 1600 products of about 1 in another order.
+  for a, b in zip(*map(jax.tree.leaves, (actual, whole(params, x))), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

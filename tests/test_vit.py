@@ -259,3 +259,30 @@ def test_head_starts_at_the_prior():
   x = np.ones((2, 32, 32, 3), np.float32)
   logits, _ = model.apply(model.init(jax.random.key(0), x), x)
   assert (logits == -10).all()
+
+
+@pytest.mark.parametrize('remat', ['none', 'full'])
+def test_in_training_the_last_block_is_for_the_class_token(remat):
+  model = vit_jax.create_model(
+    'vit', 'mu/8', depth=2, num_classes=5, classifier='token', remat=remat
+  )
+  rng = np.random.default_rng(0)
+  images = rng.standard_normal((2, 16, 16, 3), np.float32)
+  params = model.init(jax.random.key(0), images)['params']
+  params = jax.tree.map(lambda x: x + rng.normal(0, 0.1, x.shape).astype('f'), params)
+
+  def loss(params, train):
+    logits, out = model.apply({'params': params}, images, train=train)
+    return jnp.sin(logits).sum(), (logits, out)
+
+  value = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+  (_, (logits, out)), grads = value(params, True)
+  (_, (all_logits, all_out)), all_grads = value(params, False)
+  assert out['block00'].shape == all_out['block00'].shape == (2, 5, 32)
+  assert (out['encoded'].shape, all_out['encoded'].shape) == ((2, 1, 32), (2, 5, 32))
+  # The same sums, at most in another order, of terms up to 10.
+  np.testing.assert_allclose(logits, all_logits, rtol=0, atol=1e-5)
+  for one, other in zip(
+    jax.tree.leaves(grads), jax.tree.leaves(all_grads), strict=True
+  ):
+    np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)

@@ -21,7 +21,8 @@ def attend(
 
   The one function through which all sequence attention goes; it picks the
   implementation: the fused cuDNN kernel on a GPU in half precision, unless weights are
-  asked for or dropped, else two matrix products with the batch dimensions in front.
+  asked for or dropped or there is one query only, with no N x S weights to save; else
+  two matrix products with the batch dimensions in front.
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
@@ -32,7 +33,8 @@ def attend(
     [B, N, M, Dh] in the dtype of `value`.
   """
   half = query.dtype in (jnp.bfloat16, jnp.float16)
-  if half and jax.default_backend() == 'gpu' and not (dropout or see_weights):
+  plain = dropout or see_weights or query.shape[1] == 1
+  if half and jax.default_backend() == 'gpu' and not plain:
     return jax.nn.dot_product_attention(query, key, value, implementation='cudnn')
   query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, M, N, Dh]

@@ -26,8 +26,14 @@ class EncoderBlock(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, x, depth_rate, train: bool = False):
-    """depth_rate: this block's rate of stochastic depth. Returns (carry, output)."""
+  def __call__(self, x, depth_rate, train: bool = False, rows: int | None = None):
+    """Returns (carry, output), the same array twice.
+
+    Args:
+      x: [B, N, D].
+      depth_rate: this block's rate of stochastic depth.
+      rows: how many of the first tokens are wanted: [B, rows, D]; None: all.
+    """
 
     def branch(y):
       y = nn.Dropout(self.dropout)(y, deterministic=not train)
@@ -41,8 +47,8 @@ class EncoderBlock(nn.Module):
       self.attention_dropout,
       dtype=self.dtype,
       name='MultiHeadDotProductAttention_0',
-    )(y, train=train)
-    x = x + branch(y)
+    )(y[:, :rows], y, train=train)
+    x = x[:, :rows] + branch(y)
     y = LayerNorm(self.dtype, self.norm_eps, name='LayerNorm_1')(x)
     y = MlpBlock(self.mlp_dim, self.dropout, self.act, self.dtype, name='MlpBlock_0')(
       y, train=train
@@ -69,8 +75,20 @@ class Encoder(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, x, grid: tuple[int, int], *, train: bool = False):
-    """Maps tokens [B, N, D] to (normalised tokens [B, N, D], {name: [B, N, D]})."""
+  def __call__(
+    self, x, grid: tuple[int, int], *, train: bool = False, rows: int | None = None
+  ):
+    """Runs the blocks on a grid (h, w) of tokens, others in front of them.
+
+    Args:
+      x: [B, N, D].
+      rows: how many of the first tokens the caller needs; None: all. The last block
+        spends nothing on others (see `nn.stack`).
+
+    Returns:
+      (normalised tokens, {name: [B, N, D]}): [B, N, D], or at least the first `rows`,
+      as is the last block's output.
+    """
     out = {}
     x = add_posemb(self.posemb, x, grid, name='posembed_input')
     x = nn.Dropout(self.dropout)(x, deterministic=not train)
@@ -84,6 +102,7 @@ class Encoder(nn.Module):
       scan=self.scan,
       remat=self.remat,
       train=train,
+      last_rows=rows,
       num_heads=self.num_heads,
       mlp_dim=self.mlp_dim,
       dropout=self.dropout,

@@ -24,6 +24,7 @@ def stack(
   scan: bool,
   remat: str,
   train: bool,
+  last_rows: int | None = None,
   **fields,
 ):
   """Runs L blocks, from within a compact module.
@@ -35,16 +36,21 @@ def stack(
     name: of the parameters: `{name}_0`, ...; scanned: `name`, with a leading axis [L].
     stochastic_depth: rate of the last block; the first has 0, linear between.
     remat: see `remat_policy`.
+    last_rows: how many of the first tokens are wanted of the last block: blocks then
+      have a fourth argument, `rows`. None: all, and always of a scanned block, whose
+      output has its input's shape.
     **fields: of `Block`.
 
   Returns:
     (x [B, N, D], {'block00': [B, N, D], ...}).
   """
   fields['stochastic_depth'] = stochastic_depth > 0
+  some_rows = last_rows is not None and not scan
   policy = remat_policy(remat)
   if policy is not None:
     # Inside a scan the loop already keeps XLA from merging the two computations.
-    Block = nn.remat(Block, policy=policy, prevent_cse=not scan, static_argnums=(3,))
+    static = (3, 4) if some_rows else (3,)
+    Block = nn.remat(Block, policy=policy, prevent_cse=not scan, static_argnums=static)
   last = max(depth - 1, 1)
   rates = [stochastic_depth * i / last for i in range(depth)]
   if scan:
@@ -58,7 +64,8 @@ def stack(
   else:
     blocks = []
     for i, rate in enumerate(rates):
-      x, block = Block(name=f'{name}_{i}', **fields)(x, rate, train)
+      rows = (last_rows if i == depth - 1 else None,) if some_rows else ()
+      x, block = Block(name=f'{name}_{i}', **fields)(x, rate, train, *rows)
       blocks.append(block)
   return x, {f'block{i:02d}': blocks[i] for i in range(depth)}
 
