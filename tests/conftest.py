@@ -43,15 +43,12 @@ def golden():
 
 @pytest.fixture(autouse=True, scope='module')
 def little_to_collect():
-  """Forgets a file's compiled functions; Python's collector skips what is left.
+  """Lets Python's collector skip what a file leaves behind.
 
-  It would look through all that imports and earlier tests left, ever more: the last
+  It would look through all imports and compiled functions again and again: the last
   files took four times as long.
   """
   yield
-  import jax
-
-  jax.clear_caches()
   gc.collect()
   gc.freeze()
 
