@@ -183,6 +183,7 @@ def test_mistakes(folder, change, message):
       make(**args, split='train', batch_size=8)
 
 
+@pytest.mark.slow  # as in test_data_pipeline, with pixels kept
 def test_interpreter_exits_with_a_stream_open(folder):
   code = (
     'from vit_jax.data import pipeline\n'

@@ -380,7 +380,9 @@ def test_closing_leaves_no_thread(folder):
   assert counts[-1] <= counts[1]
 
 
-@pytest.mark.parametrize('end', ['', 'raise KeyError'])
+@pytest.mark.parametrize(
+  'end', [pytest.param('', marks=pytest.mark.slow), 'raise KeyError']
+)
 def test_interpreter_exits_with_a_stream_open(folder, end):
   code = (
     'from vit_jax.data import pipeline\n'

@@ -123,7 +123,12 @@ def test_what_is_dropped_is_dropped_in_training_only(name, field):
 
 @pytest.mark.parametrize(
   ('scan', 'remat'),
-  [(False, 'full'), (False, 'dots'), (True, 'none'), (True, 'full')],
+  [
+    pytest.param(False, 'full', marks=pytest.mark.slow),
+    (False, 'dots'),
+    pytest.param(True, 'none', marks=pytest.mark.slow),
+    (True, 'full'),
+  ],
 )
 def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):
   fields = {'remat': remat} | ({'scan': True} if scan else {})

@@ -16,8 +16,18 @@ def build(name, **fields):
   return models.build(name, variants[name], depth=2, num_classes=5, **fields)
 
 
-@pytest.mark.parametrize('name', ['vit', 'mixer'])
-@pytest.mark.parametrize('scan', [False, True])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+  ('name', 'scan'),
+  [
+    ('vit', False),
+    ('mixer', True),
+    pytest.param('vit', True, marks=SLOW),
+    pytest.param('mixer', False, marks=SLOW),
+  ],
+)
 def test_blocks_are_entered_as_asked(name, scan):
   free = build(name, scan=scan, placement='free')
   params = free.init(jax.random.key(0), IMAGES)['params']
