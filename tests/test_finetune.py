@@ -64,7 +64,6 @@ def test_dev_and_final_splits():
   assert (own['data']['source'], own['data']['batch_size']) == ('photos', 64)
 
 
-@pytest.mark.slow  # 12 s
 def test_colour_weights_take_gray_digits(tmp_path):
   arg = f'weights={GOLDEN}/vit_google_prelogits.npz,data=digits,res=16,accum=1'
   with pytest.raises(UserError, match=r"begin it with 'decode\(3\)'"):

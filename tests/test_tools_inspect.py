@@ -72,7 +72,6 @@ def test_modules_add_up():
   ]
 
 
-@pytest.mark.slow  # 12 s: a BiT-R50x1 is compiled
 def test_stages_of_a_resnet_are_told_apart():
   modules = inspect.inspect_model('BiT-R50x1')['modules']
   assert [name for name in modules if 'block' in name] == [
