@@ -25,9 +25,11 @@ import time
 import numpy as np
 from PIL import Image
 
-from vit_jax import memory, report
+from vit_jax import cli
 from vit_jax.data import lazy_tf, pipeline
-from vit_jax.tools import bench_peer, bench_record, cli
+from vit_jax.tools.bench import peer as bench_peer
+from vit_jax.tools.bench import record as bench_record
+from vit_jax.train import memory, metrics
 
 SCRIPT = pathlib.Path(__file__).with_name('input_torch.py')
 
@@ -158,7 +160,7 @@ def main(argv: list[str]) -> int:
   if out:
     command = bench_record.command('python benchmarks/input_pipeline.py', argv)
     record = bench_record.record('input_pipeline', command, machine, versions, rows)
-    report.write_json(out, record)
+    metrics.write_json(out, record)
   return 0
 
 

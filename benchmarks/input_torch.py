@@ -1,7 +1,7 @@
 """torchvision's side of `input_pipeline.py`, in a Python that has torch and torchvision.
 
-Answers JSON lines on standard input, as `vit_jax/tools/bench_torch.py`, whose server it
-takes by path: nothing of vit_jax is installed there.
+Answers JSON lines on standard input, as `vit_jax/tools/bench/torch_worker.py`, whose
+server it takes by path: nothing of vit_jax is installed there.
 """
 
 import pathlib
@@ -9,8 +9,8 @@ import resource
 import runpy
 import time
 
-_TOOLS = pathlib.Path(__file__).resolve().parents[1] / 'vit_jax' / 'tools'
-_BENCH_TORCH = runpy.run_path(str(_TOOLS / 'bench_torch.py'))
+_BENCH = pathlib.Path(__file__).resolve().parents[1] / 'vit_jax' / 'tools' / 'bench'
+_TORCH_WORKER = runpy.run_path(str(_BENCH / 'torch_worker.py'))
 
 # As `inception_crop(224)|flip_lr` and `resize_small(256)|central_crop(224)`: crops of 5
 # to 100 % of the area, bilinear; uint8 tensors, to be scaled on the device.
@@ -28,7 +28,7 @@ def load():
   """Returns the modules torch and torchvision."""
   import torch
 
-  with _BENCH_TORCH['lenient_operators'](torch):
+  with _TORCH_WORKER['lenient_operators'](torch):
     import torchvision
   return torch, torchvision
 
@@ -77,4 +77,4 @@ class Loader:
 
 
 if __name__ == '__main__':
-  _BENCH_TORCH['serve'](_BENCH_TORCH['Server'](Loader))
+  _TORCH_WORKER['serve'](_TORCH_WORKER['Server'](Loader))

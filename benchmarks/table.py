@@ -24,7 +24,7 @@ BEGIN, END = '<!-- benchmarks -->', '<!-- /benchmarks -->'
 
 
 def load(folder: pathlib.Path) -> list[dict]:
-  """Returns the records (see `vit_jax.tools.bench_record`), oldest first."""
+  """Returns the records (see `vit_jax.tools.bench.record`), oldest first."""
   texts = [path.read_text(encoding='utf-8') for path in sorted(folder.glob('*.json'))]
   return sorted(map(json.loads, texts), key=lambda record: record['date'])
 

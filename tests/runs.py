@@ -11,7 +11,8 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import config, sharding, train
+from vit_jax import config, sharding
+from vit_jax.train import run as train
 
 ROOT = Path(__file__).parents[1]
 CONFIG = 'configs/digits.py:debug'

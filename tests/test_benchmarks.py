@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.tools import cli
+from vit_jax import cli
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / 'benchmarks'

@@ -15,7 +15,8 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import checkpoint, errors, fingerprint, sharding
+from vit_jax import errors, sharding
+from vit_jax.checkpoint import checkpoints, fingerprint
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +78,7 @@ def assert_same(a, b):
 
 
 def write(directory, steps=(1, 2, 3), **options):
-  saved = checkpoint.Checkpoints(directory, **options)
+  saved = checkpoints.Checkpoints(directory, **options)
   for step in steps:
     assert saved.save(make_state(step), {'position': step * 10})
   saved.close()
@@ -172,7 +173,7 @@ def test_digest_is_of_the_whole_and_ignores_order():
 
 def test_restore_returns_every_bit_and_the_meta(tmp_path):
   state = make_state(7)
-  saved = checkpoint.Checkpoints(tmp_path / 'c')
+  saved = checkpoints.Checkpoints(tmp_path / 'c')
   assert saved.restore(abstract_of(state)) is None
   assert saved.latest() is None
   meta = {'config': {'lr': 0.1, 'sizes': (1, 2)}, 'nan': float('nan'), 'name': 'é'}
@@ -180,19 +181,19 @@ def test_restore_returns_every_bit_and_the_meta(tmp_path):
   saved.wait()
   assert saved.latest() == 7
   saved.close()
-  restored, got = checkpoint.Checkpoints(tmp_path / 'c').restore(abstract_of(state))
+  restored, got = checkpoints.Checkpoints(tmp_path / 'c').restore(abstract_of(state))
   assert_same(restored, state)
   assert got['config'] == {'lr': 0.1, 'sizes': [1, 2]}
   assert np.isnan(got['nan'])
   assert got['name'] == 'é'
-  body = checkpoint.Checkpoints(tmp_path / 'c')._read(7)
+  body = checkpoints.Checkpoints(tmp_path / 'c')._read(7)
   assert body['metrics'] == {'accuracy': 0.5}
   assert {'jax', 'flax', 'orbax-checkpoint'} <= body['versions'].keys()
 
 
 def test_state_without_ema(tmp_path):
   state = make_state(1, ema=False)
-  saved = checkpoint.Checkpoints(tmp_path)
+  saved = checkpoints.Checkpoints(tmp_path)
   saved.save(state, {})
   saved.close()
   restored, _ = saved.restore(abstract_of(state))
@@ -210,7 +211,7 @@ def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
   state = make_state(3)
   mesh = sharding.make_mesh(2, 4)
   placed = jax.device_put(state, sharding.state_shardings(state, mesh, 'fsdp'))
-  saved = checkpoint.Checkpoints(tmp_path)
+  saved = checkpoints.Checkpoints(tmp_path)
   assert saved.save(placed, {})
   saved.close()
   other = sharding.make_mesh(1, count, devices=jax.devices()[:count])
@@ -223,7 +224,7 @@ def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
 
 
 def test_buffers_may_be_donated_while_the_save_runs(tmp_path):
-  saved = checkpoint.Checkpoints(tmp_path, keep_latest=8)
+  saved = checkpoints.Checkpoints(tmp_path, keep_latest=8)
   spoil = jax.jit(
     lambda s: jax.tree.map(lambda x: x * 0 + 3, s), donate_argnums=0, keep_unused=True
   )
@@ -279,7 +280,7 @@ def test_reading_leaves_an_unfinished_step_of_another_process_alone(tmp_path):
 
 
 def test_reading_an_empty_folder_is_the_users_error(tmp_path):
-  saved = checkpoint.Checkpoints(tmp_path / 'none')
+  saved = checkpoints.Checkpoints(tmp_path / 'none')
   with pytest.raises(errors.UserError, match='No checkpoint in'):
     saved.restore_params(abstract_of(make_state()).params)
   with pytest.raises(errors.UserError, match='No checkpoint in'):
@@ -291,13 +292,13 @@ def test_reading_an_empty_folder_is_the_users_error(tmp_path):
 
 
 def test_existing_step_and_due(tmp_path):
-  saved = checkpoint.Checkpoints(tmp_path, every=5)
+  saved = checkpoints.Checkpoints(tmp_path, every=5)
   assert [s for s in range(1, 12) if saved.due(s)] == [5, 10]
   assert saved.save(make_state(5), {'first': True})
   assert saved.save(make_state(5), {'first': False}) is False
   saved.close()
   assert saved.meta() == {'first': True}
-  again = checkpoint.Checkpoints(tmp_path)
+  again = checkpoints.Checkpoints(tmp_path)
   assert again.save(make_state(5), {'first': False}) is False
   again.close()
 
@@ -305,7 +306,7 @@ def test_existing_step_and_due(tmp_path):
 @pytest.mark.parametrize('field', ['params', 'ema'])
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
 def test_non_finite_parameters_are_never_saved(tmp_path, capsys, field, value):
-  saved = checkpoint.Checkpoints(tmp_path)
+  saved = checkpoints.Checkpoints(tmp_path)
   state = make_state(2)
   tree = getattr(state, field)
   tree['pos'] = tree['pos'].at[3, 2].set(value)
@@ -335,12 +336,12 @@ def test_what_is_kept(tmp_path, options, kept):
     metrics = {}
     if step in accuracy:
       metrics = {'accuracy': accuracy[step], 'val_loss': loss[step]}
-    saved = checkpoint.Checkpoints(tmp_path, **options)
+    saved = checkpoints.Checkpoints(tmp_path, **options)
     assert saved.save(make_state(step), {}, metrics or None)
     saved.close()
   assert steps_in(tmp_path) == kept
   if 'best' in options:
-    reader = checkpoint.Checkpoints(tmp_path, best=options['best'])
+    reader = checkpoints.Checkpoints(tmp_path, best=options['best'])
     if options['best'] == 'absent':
       with pytest.raises(errors.UserError, match="metric 'absent'"):
         reader.restore_params(abstract_of(make_state()).params, step='best')
@@ -354,12 +355,12 @@ def test_what_is_kept(tmp_path, options, kept):
 )
 def test_options_out_of_range(tmp_path, options):
   with pytest.raises(errors.UserError, match=next(iter(options))):
-    checkpoint.Checkpoints(tmp_path, **options)
+    checkpoints.Checkpoints(tmp_path, **options)
 
 
 def test_a_bucket_is_refused():
   with pytest.raises(errors.UserError, match='mount'):
-    checkpoint.Checkpoints('gs://bucket/run')
+    checkpoints.Checkpoints('gs://bucket/run')
 
 
 # -- damage -------------------------------------------------------------------------
@@ -368,7 +369,7 @@ def test_a_bucket_is_refused():
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
   path = tmp_path_factory.mktemp('good')
-  saved = checkpoint.Checkpoints(path)
+  saved = checkpoints.Checkpoints(path)
   for step in (1, 2):
     assert saved.save(make_state(step, ema=False), {'position': step * 10})
   saved.close()
@@ -388,7 +389,7 @@ def flip(path, position, bit):
 def restore_damaged(path, capfd):
   """Returns the step that was used; asserts that whatever happened was said."""
   abstract = abstract_of(make_state(ema=False))
-  state, meta = checkpoint.Checkpoints(path).restore(abstract)
+  state, meta = checkpoints.Checkpoints(path).restore(abstract)
   error = capfd.readouterr().err  # of the file descriptor: Orbax's noise, too
   used = int(state.step)
   assert_same(state, make_state(used, ema=False))
@@ -438,16 +439,16 @@ def test_the_message_names_the_leaf(tmp_path, capsys, monkeypatch):
   # The checksum as saved is of another kernel: what a decoder that does not notice
   # a flipped bit leaves us with.
   path = tmp_path / 'c'
-  saved = checkpoint.Checkpoints(path)
+  saved = checkpoints.Checkpoints(path)
   saved.save(make_state(1), {})
   saved.wait()
-  real = checkpoint.survey
+  real = checkpoints.survey
 
   def survey(flat):
     prints, bad = real(flat)
     return prints | {'params/head/kernel': prints['params/head/kernel'] ^ 1}, bad
 
-  monkeypatch.setattr(checkpoint, 'survey', survey)
+  monkeypatch.setattr(checkpoints, 'survey', survey)
   saved.save(make_state(2), {})
   saved.close()
   monkeypatch.undo()
@@ -463,7 +464,7 @@ def test_several_damaged_steps_and_a_name_already_taken(tmp_path, capsys):
   for step in (2, 3):
     (tmp_path / str(step) / 'meta' / 'metadata').write_text('{"body": {}, "sha256": 0}')
   (tmp_path / '3.corrupt').mkdir()
-  state, _ = checkpoint.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+  state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
   assert int(state.step) == 1
   lines = capsys.readouterr().err.splitlines()
   assert [line.split(' is ')[0] for line in lines] == [
@@ -483,7 +484,7 @@ def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capsys):
     os.truncate(tmp_path / str(step) / 'meta' / 'metadata', 10)
   for _ in range(2):  # a restart says the same: it never starts from 0 by itself
     with pytest.raises(errors.NoUsableCheckpoint) as caught:
-      checkpoint.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+      checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
     text = str(caught.value)
     assert str(tmp_path) in text
     assert all(f'step {step}: ' in text for step in (1, 2, 3))
@@ -500,7 +501,7 @@ def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capsys):
 def test_only_set_aside_steps_left_is_an_error_too(tmp_path):
   (tmp_path / '4.corrupt').mkdir()
   with pytest.raises(errors.NoUsableCheckpoint, match=r'4\.corrupt'):
-    checkpoint.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+    checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
 
 
 def test_restore_params_reports_damage_but_moves_nothing(tmp_path, capsys):
@@ -552,14 +553,14 @@ def test_trouble_of_the_machine_is_no_damage(tmp_path, monkeypatch):
     def fail(*_, error=raised, **__):
       raise error
 
-    monkeypatch.setattr(checkpoint.ocp.Checkpointer, 'restore', fail)
+    monkeypatch.setattr(checkpoints.ocp.Checkpointer, 'restore', fail)
     with pytest.raises(expected):
       saved.restore(abstract_of(make_state()))
   assert steps_in(tmp_path) == [1, 2]
 
 
 def test_a_newer_format_is_refused_not_set_aside(tmp_path, monkeypatch):
-  monkeypatch.setattr(checkpoint, 'FORMAT', 2)
+  monkeypatch.setattr(checkpoints, 'FORMAT', 2)
   saved = write(tmp_path, steps=(1, 2))
   monkeypatch.undo()
   with pytest.raises(errors.UserError, match='format 2; this version reads 1'):
@@ -574,7 +575,7 @@ def test_no_room_is_found_before_writing(tmp_path, monkeypatch):
   saved = write(tmp_path, steps=(1, 2))
   size = sum(x.nbytes for x in jax.tree.leaves(make_state()))
   usage = types.SimpleNamespace(free=int(size * 1.05))
-  monkeypatch.setattr(checkpoint.shutil, 'disk_usage', lambda _: usage)
+  monkeypatch.setattr(checkpoints.shutil, 'disk_usage', lambda _: usage)
   with pytest.raises(errors.DiskFull) as caught:
     saved.save(make_state(3), {})
   assert caught.value.exit_code == 74
@@ -602,20 +603,20 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_fills_up_while_saving(small_disk, monkeypatch, capfd):
   plenty = types.SimpleNamespace(free=2**40)
-  saved = checkpoint.Checkpoints(small_disk, keep_latest=9)
+  saved = checkpoints.Checkpoints(small_disk, keep_latest=9)
   assert saved.save(make_state(1), {'position': 10})
   saved.wait()
   rng = np.random.default_rng(0)
   big = {'w': jnp.asarray(rng.integers(0, 2**32, (2**21,), np.uint32))}  # 8 MB
   state = dataclasses.replace(make_state(2), opt_state=big)
   with monkeypatch.context() as patch:  # room when it was asked for, then none
-    patch.setattr(checkpoint.shutil, 'disk_usage', lambda _: plenty)
+    patch.setattr(checkpoints.shutil, 'disk_usage', lambda _: plenty)
     with pytest.raises(errors.DiskFull, match='newest complete step is 1'):  # noqa: PT012
       saved.save(state, {})
       saved.wait()
   saved.close()
   assert capfd.readouterr().err == ''  # one line, the exception's, not pages of logs
-  again = checkpoint.Checkpoints(small_disk)
+  again = checkpoints.Checkpoints(small_disk)
   restored, _ = again.restore(abstract_of(make_state()))
   assert_same(restored, make_state(1))
   assert again.save(make_state(3), {})  # the half-written step is swept up first
@@ -624,19 +625,19 @@ def test_a_disk_that_fills_up_while_saving(small_disk, monkeypatch, capfd):
 
 
 def test_other_write_errors_keep_their_type(tmp_path, monkeypatch):
-  saved = checkpoint.Checkpoints(tmp_path)
+  saved = checkpoints.Checkpoints(tmp_path)
 
   def fail(*_, **__):
     raise RuntimeError('something else')
 
-  monkeypatch.setattr(checkpoint._Manager, 'save', fail)
+  monkeypatch.setattr(checkpoints._Manager, 'save', fail)
   with pytest.raises(RuntimeError, match='something else'):
     saved.save(make_state(1), {})
   saved.close()
 
 
 def test_meta_that_is_no_json_is_refused_before_writing(tmp_path):
-  saved = checkpoint.Checkpoints(tmp_path)
+  saved = checkpoints.Checkpoints(tmp_path)
   with pytest.raises(TypeError, match='JSON'):
     saved.save(make_state(1), {'x': object()})
   saved.close()

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import pytest
 import runs
 
-from vit_jax import config, main, models, schema, train
+from vit_jax import config, main, models
+from vit_jax.train import run as train
+from vit_jax.train import schema
 
 CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
 every_config = pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)

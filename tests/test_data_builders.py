@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import sources
-from vit_jax.data.builders import (
+from vit_jax.data.ops.decode import BadImage
+from vit_jax.data.prepare import beam as builder
+from vit_jax.data.prepare import (
   buckets,
-  builder,
   checks,
   imagenet21k,
   images,
-  local,
   manifest,
   report,
+  writer,
 )
-from vit_jax.data.images import BadImage
+from vit_jax.data.sources import registry as sources
 from vit_jax.errors import DiskFull, UserError
 
 
@@ -112,7 +112,7 @@ def test_the_files_are_those_that_tfds_writes(tmp_path, monkeypatch, file_format
   three = lambda self, *args, **kwargs: 3
   monkeypatch.setattr(shard_utils.ShardConfig, 'get_number_shards', three)
   plan = imagenet21k.plan(write_tar(tmp_path / 'fall11_whole.tar', synsets()))
-  ours, result = local.prepare(plan, str(tmp_path / 'ours'), file_format=file_format)
+  ours, result = writer.prepare(plan, str(tmp_path / 'ours'), file_format=file_format)
   reference = builder.build(plan, str(tmp_path / 'tfds'), file_format=file_format)
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')  # TFDS's own
@@ -137,7 +137,7 @@ def test_a_compressed_archive_gives_the_same(tmp_path):
   squeezed = imagenet21k.plan(write_tar(tmp_path / 'b.tgz', backward, 'w:gz'))
   assert (len(plain.pieces), len(squeezed.pieces)) == (4, 1)
   a, b = (
-    local.prepare(p, str(tmp_path / d))[0] for p, d in ((plain, 'A'), (squeezed, 'B'))
+    writer.prepare(p, str(tmp_path / d))[0] for p, d in ((plain, 'A'), (squeezed, 'B'))
   )
   assert examples(a, 'full') == examples(b, 'full')
   # By hashes, so mixed: any part is a random one.
@@ -147,7 +147,7 @@ def test_a_compressed_archive_gives_the_same(tmp_path):
 def test_bytes_are_kept_and_read_by_our_source(tmp_path):
   archive = synsets(3, 5)
   plan = imagenet21k.plan(write_tar(tmp_path / 'a.tar', archive))
-  local.prepare(plan, str(tmp_path))
+  writer.prepare(plan, str(tmp_path))
   source = sources.build('tfds:imagenet21k', 'full', data_dir=str(tmp_path))
   assert source.class_names == ['n00000007', 'n00000044', 'n00000081']
   given = {data for tar in archive.values() for data in tar.values()}
@@ -163,7 +163,7 @@ def test_beam_gives_the_same(tmp_path):
   split = 'train=70%,val=30%'
   one = images.plan([tar], 'one', split=split)
   many = images.plan([tar], 'one', split=split, ranges=True)
-  a, alone = local.prepare(one, str(tmp_path / 'A'))
+  a, alone = writer.prepare(one, str(tmp_path / 'A'))
   b, together = builder.prepare(
     many, str(tmp_path / 'B'), runner='DirectRunner', options=[]
   )
@@ -208,8 +208,8 @@ def in_parts(monkeypatch):
 def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, in_parts, mode):
   tar = write_tar(tmp_path / 'a.tar', synsets(), mode)
   plan = imagenet21k.plan(tar)
-  whole, _ = local.prepare(plan, str(tmp_path / 'whole'))
-  add, write = buckets.Writer.add, local._write_shard
+  whole, _ = writer.prepare(plan, str(tmp_path / 'whole'))
+  add, write = buckets.Writer.add, writer._write_shard
   read = []
   # Of 40 images, at the first, at the 7th, at the 16th after those that counted; then
   # at a shard.
@@ -231,15 +231,15 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, in_parts, mode):
       return write(*args)
 
     monkeypatch.setattr(buckets.Writer, 'add', add_some)
-    monkeypatch.setattr(local, '_write_shard', write_some)
+    monkeypatch.setattr(writer, '_write_shard', write_some)
     with pytest.raises(Killed):
-      local.prepare(imagenet21k.plan(tar), str(tmp_path), checkpoint_every=0)
+      writer.prepare(imagenet21k.plan(tar), str(tmp_path), checkpoint_every=0)
     assert os.listdir(tmp_path / 'imagenet21k') == ['incomplete.1.0.0']
     with pytest.raises(UserError, match='not prepared'):
       sources.build('imagenet21k', 'full', data_dir=str(tmp_path))
   monkeypatch.setattr(buckets.Writer, 'add', lambda *args: pytest.fail('read again'))
-  monkeypatch.setattr(local, '_write_shard', write)
-  again, _ = local.prepare(imagenet21k.plan(tar), str(tmp_path), checkpoint_every=0)
+  monkeypatch.setattr(writer, '_write_shard', write)
+  again, _ = writer.prepare(imagenet21k.plan(tar), str(tmp_path), checkpoint_every=0)
   assert len(set(read)) == 40
   assert len(read) == 43
   assert os.listdir(tmp_path / 'imagenet21k') == ['1.0.0']
@@ -250,7 +250,7 @@ def test_a_killed_process_leaves_nothing_that_looks_whole(tmp_path):
   tar = write_tar(tmp_path / 'a.tar', synsets(4, 60))
   code = (
     'import sys, time\n'
-    'from vit_jax.data.builders import buckets, imagenet21k, local\n'
+    'from vit_jax.data.prepare import buckets, imagenet21k, local\n'
     'add, left = buckets.Writer.add, [150]\n'
     'def add_some(*args):\n'
     '  add(*args)\n'
@@ -270,10 +270,10 @@ def test_a_killed_process_leaves_nothing_that_looks_whole(tmp_path):
   assert os.listdir(home) == ['incomplete.1.0.0']
   said = []
   plan = imagenet21k.plan(tar)
-  again, result = local.prepare(plan, str(tmp_path / 'D'), log=said.append)
+  again, result = writer.prepare(plan, str(tmp_path / 'D'), log=said.append)
   assert result['splits']['full']['examples'] == 240
   assert said[0].startswith('goes on after ')
-  whole, _ = local.prepare(plan, str(tmp_path / 'whole'))
+  whole, _ = writer.prepare(plan, str(tmp_path / 'whole'))
   assert files_of(again) == files_of(whole)
 
 
@@ -283,13 +283,13 @@ def test_other_input_does_not_go_on(tmp_path, monkeypatch):
   def stop(*args):
     raise Killed
 
-  monkeypatch.setattr(local, '_write_shard', stop)
+  monkeypatch.setattr(writer, '_write_shard', stop)
   with pytest.raises(Killed):
-    local.prepare(imagenet21k.plan(tar), str(tmp_path))
+    writer.prepare(imagenet21k.plan(tar), str(tmp_path))
   monkeypatch.undo()
   write_tar(tmp_path / 'a.tar', synsets(5))
   with pytest.raises(UserError, match=r'another input or .*delete it to start over'):
-    local.prepare(imagenet21k.plan(tar), str(tmp_path))
+    writer.prepare(imagenet21k.plan(tar), str(tmp_path))
 
 
 def test_two_at_once_are_refused(tmp_path):
@@ -298,30 +298,30 @@ def test_two_at_once_are_refused(tmp_path):
 
   def log(line):
     with pytest.raises(UserError, match='another process'):
-      local.prepare(plan, str(tmp_path))
+      writer.prepare(plan, str(tmp_path))
     seen.append(line)
 
-  local.prepare(plan, str(tmp_path), log=log)
+  writer.prepare(plan, str(tmp_path), log=log)
   assert seen
 
 
 def test_disk_full_keeps_what_is_done(tmp_path, monkeypatch):
   plan = imagenet21k.plan(write_tar(tmp_path / 'a.tar', synsets()))
   usage = type('Usage', (), {'free': 1000})
-  monkeypatch.setattr(local.shutil, 'disk_usage', lambda path: usage)
+  monkeypatch.setattr(writer.shutil, 'disk_usage', lambda path: usage)
   with pytest.raises(DiskFull, match=r'takes about .* are free'):
-    local.prepare(plan, str(tmp_path))
+    writer.prepare(plan, str(tmp_path))
   monkeypatch.undo()
 
   def full(*args):  # as ArrayRecord says it
     raise RuntimeError('write() failed: No space left on device; writing x')
 
-  monkeypatch.setattr(local, '_write_shard', full)
+  monkeypatch.setattr(writer, '_write_shard', full)
   with pytest.raises(DiskFull, match=r'What is done is kept.*run the same command'):
-    local.prepare(plan, str(tmp_path))
+    writer.prepare(plan, str(tmp_path))
   monkeypatch.undo()
-  monkeypatch.setattr(local, '_scatter', lambda *args: pytest.fail('read again'))
-  assert local.prepare(plan, str(tmp_path))[1]['splits']['full']['examples'] == 40
+  monkeypatch.setattr(writer, '_scatter', lambda *args: pytest.fail('read again'))
+  assert writer.prepare(plan, str(tmp_path))[1]['splits']['full']['examples'] == 40
 
 
 # --- damage --------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_what_is_broken_is_left_out_and_listed(tmp_path):
   archive['winter/LICENSE'] = b'free'
   for mode in ('w', 'w:gz'):
     plan = imagenet21k.plan(write_tar(tmp_path / f'a{len(mode)}.tar', archive, mode))
-    made, result = local.prepare(plan, str(tmp_path / mode))
+    made, result = writer.prepare(plan, str(tmp_path / mode))
     broken = {
       os.path.basename(f['path']): f['reason'] for f in result['broken']['files']
     }
@@ -389,7 +389,7 @@ def test_an_archive_that_ends_early_is_an_error(tmp_path, mode, part):
     end = len(data.rstrip(b'\0'))
   (tmp_path / 'a.tar').write_bytes(data[: int(end * part)])
   with pytest.raises(UserError, match=r'ends early.*fetch it again'):
-    local.prepare(imagenet21k.plan(path), str(tmp_path))
+    writer.prepare(imagenet21k.plan(path), str(tmp_path))
   assert not (tmp_path / 'imagenet21k/1.0.0').exists()
 
 
@@ -404,7 +404,7 @@ def test_a_damaged_header_is_no_end(tmp_path):
   data[at + 148 : at + 156] = b'99999999'  # the checksum
   (tmp_path / 'a.tar').write_bytes(data)
   with pytest.raises(UserError, match='damaged'):
-    local.prepare(images.plan([path], 'x'), str(tmp_path))
+    writer.prepare(images.plan([path], 'x'), str(tmp_path))
 
 
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'GIF', 'BMP', 'WEBP'])
@@ -444,7 +444,7 @@ def test_a_folder_gives_the_classes_of_the_source_folder(tmp_path):
   }
   files |= {'train/b/deep/er/9.png': encoded(9, 'PNG'), 'train/b/x.txt': b''}
   root = write_folder(tmp_path / 'pets', files)
-  made, result = local.prepare(images.plan([root], 'pets'), str(tmp_path))
+  made, result = writer.prepare(images.plan([root], 'pets'), str(tmp_path))
   for split in ('train', 'val'):
     folder = sources.build(f'folder:{root}', split)
     ours = sources.build('tfds:pets', split, data_dir=str(tmp_path))
@@ -476,7 +476,7 @@ def test_the_class_in_a_tar_is_the_folder(tmp_path, tars, expected):
     write_tar(tmp_path / tar, dict.fromkeys(files, JPG)) for tar, files in tars.items()
   ]
   plan = images.plan(paths, 'x')
-  _, result = local.prepare(plan, str(tmp_path / 'A'))
+  _, result = writer.prepare(plan, str(tmp_path / 'A'))
   found = {
     split: ' '.join(c for c, n in record['counts'].items() if n)
     for split, record in result['splits'].items()
@@ -486,7 +486,7 @@ def test_the_class_in_a_tar_is_the_folder(tmp_path, tars, expected):
   (tmp_path / 'tars').mkdir()
   for path in paths:
     os.rename(path, tmp_path / 'tars' / os.path.basename(path))
-  _, again = local.prepare(images.plan([f'{tmp_path}/tars'], 'x'), str(tmp_path / 'B'))
+  _, again = writer.prepare(images.plan([f'{tmp_path}/tars'], 'x'), str(tmp_path / 'B'))
   assert again == result
 
 
@@ -494,7 +494,7 @@ def test_splits_by_name_are_stable(tmp_path):
   files = {f'{c}/{i}.jpg': JPG for c in 'ab' for i in range(100)}
   root = write_folder(tmp_path / 'in', files)
   split = 'train=80%,val=15%,test=5%'
-  before, result = local.prepare(images.plan([root], 'x', split=split), str(tmp_path))
+  before, result = writer.prepare(images.plan([root], 'x', split=split), str(tmp_path))
   counts = {s: r['examples'] for s, r in result['splits'].items()}
   # 200 draws: 160, 30, 10 with deviations 5.7, 5.0, 3.1; three of them.
   for name, mean, deviation in (('train', 160, 17), ('val', 30, 15), ('test', 10, 9)):
@@ -503,7 +503,7 @@ def test_splits_by_name_are_stable(tmp_path):
     tmp_path / 'in', {f'{c}/new{i}.jpg': JPG for c in 'ab' for i in range(50)}
   )
   plan = images.plan([root], 'x', split=split, version='1.1.0')
-  after, _ = local.prepare(plan, str(tmp_path))
+  after, _ = writer.prepare(plan, str(tmp_path))
   for name in counts:
     old = names(before, name)
     assert [x for x in names(after, name) if 'new' not in x] == old
@@ -533,7 +533,7 @@ def test_a_list_of_labels(tmp_path, name, where):
     given.append(write_folder(tmp_path / 'elsewhere', files))
   else:
     given.append(write_tar(tmp_path / 'images.tar', files))
-  made, _ = local.prepare(images.plan(given, 'x'), str(tmp_path))
+  made, _ = writer.prepare(images.plan(given, 'x'), str(tmp_path))
   assert sorted(examples(made, 'train')) == [
     (('cat',), files['a.jpg'], 'a.jpg'),
     (('dog',), files['sub/b.jpg'], 'sub/b.jpg'),
@@ -545,7 +545,7 @@ def test_several_labels_and_splits_of_a_list(tmp_path):
     'path,label,label,split\na.jpg,3,0,train\nb.jpg,1,,test\n'
   )
   write_folder(tmp_path, {'a.jpg': encoded(1), 'b.jpg': encoded(2)})
-  made, result = local.prepare(images.plan([f'{tmp_path}/l.csv'], 'x'), str(tmp_path))
+  made, result = writer.prepare(images.plan([f'{tmp_path}/l.csv'], 'x'), str(tmp_path))
   assert [x[0] for x in examples(made, 'train')] == [('3', '0')]
   assert result['splits']['train']['none'] == ['1', '2']  # numbers keep their value
   source = sources.build('tfds:x', 'train+test', data_dir=str(tmp_path))
@@ -559,7 +559,7 @@ def test_labels_may_be_none_in_json(tmp_path):
     '{"path": "a.jpg", "labels": ["x"]}\n{"path": "b.jpg", "labels": []}\n'
   )
   write_folder(tmp_path, {'a.jpg': encoded(1), 'b.jpg': encoded(2)})
-  made, _ = local.prepare(images.plan([f'{tmp_path}/l.jsonl'], 'x'), str(tmp_path))
+  made, _ = writer.prepare(images.plan([f'{tmp_path}/l.jsonl'], 'x'), str(tmp_path))
   assert sorted(x[0] for x in examples(made, 'train')) == [(), ('x',)]
 
 
@@ -572,7 +572,7 @@ def test_listed_files_that_are_missing_are_reported(tmp_path, where):
     given.append(write_tar(tmp_path / 'i.tar', files | {'more.jpg': encoded(2)}))
   else:
     write_folder(tmp_path, files)
-  _, result = local.prepare(images.plan(given, 'x'), str(tmp_path))
+  _, result = writer.prepare(images.plan(given, 'x'), str(tmp_path))
   assert [f['path'] for f in result['broken']['files']] == ['bad.jpg', 'no.jpg']
   assert result['splits']['train']['none'] == ['dog']
   assert result['skipped']['number'] == (where == 'tar')
@@ -586,7 +586,7 @@ def test_a_name_twice_counts_once(tmp_path):
       member.size = len(data)
       archive.addfile(member, io.BytesIO(data))
   plan = images.plan([f'{tmp_path}/x.tar'], 'x')
-  made, result = local.prepare(plan, str(tmp_path))
+  made, result = writer.prepare(plan, str(tmp_path))
   assert [data for _, data, _ in examples(made, 'train')] == [encoded(1)]
   assert result['splits']['train']['counts'] == {'cat': 1}
   assert result['skipped']['files'][0]['reason'] == 'a second file of this name'
@@ -648,7 +648,7 @@ def test_a_report_of_parts_is_the_report(tmp_path):
 
 
 def test_ranges_of_a_tar_add_up(tmp_path, monkeypatch):
-  from vit_jax.data.builders import tars
+  from vit_jax.data.prepare import tars
 
   monkeypatch.setattr(tars, '_RANGE', 5000)
   long = 'c' * 150  # takes a header more

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import cache, pipeline, sources
-from vit_jax.data.base import View
+from vit_jax.data import cache, pipeline
+from vit_jax.data.sources import registry as sources
+from vit_jax.data.sources.base import View
 from vit_jax.errors import UserError
 
 # Before the first random op: one size, sizes that differ, all of it, and floats.
@@ -61,7 +62,7 @@ def same(got, want):
 
 def counted(monkeypatch):
   """Returns a list that grows by every index read from a folder."""
-  from vit_jax.data.folder import Folder
+  from vit_jax.data.sources.folder import Folder
 
   read, seen = Folder.read, []
 

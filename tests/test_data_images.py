@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vit_jax.data import images, lazy_tf
+from vit_jax.data import lazy_tf
+from vit_jax.data.ops import decode as images
 
 tf = lazy_tf.load()
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import augment, lazy_tf, registry
+from vit_jax.data import lazy_tf
+from vit_jax.data.ops import augment, registry
 from vit_jax.errors import UserError
 
 tf = lazy_tf.load()

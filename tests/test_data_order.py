@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from vit_jax.data import draws, order, splits
+from vit_jax.data import philox
+from vit_jax.data.sources import order, splits
 from vit_jax.errors import UserError
 
 
@@ -27,24 +28,24 @@ from vit_jax.errors import UserError
   ],
 )
 def test_philox_known_answers(counter, key, expected):
-  np.testing.assert_array_equal(draws.philox(counter, key), expected)
+  np.testing.assert_array_equal(philox.philox(counter, key), expected)
 
 
 def test_uniforms_depend_on_seed_position_and_op_only():
   positions = np.array([0, 7, 2**40 + 3])
-  u = draws.uniforms(5, positions, (2, 5))
+  u = philox.uniforms(5, positions, (2, 5))
   assert u.shape == (3, 7)
   assert u.dtype == np.float32
-  np.testing.assert_array_equal(draws.uniforms(5, positions[1:2], (2, 5)), u[1:2])
+  np.testing.assert_array_equal(philox.uniforms(5, positions[1:2], (2, 5)), u[1:2])
   # An op added behind, or one op taking more numbers, leaves the others alone.
-  np.testing.assert_array_equal(draws.uniforms(5, positions, (2, 5, 3))[:, :7], u)
-  np.testing.assert_array_equal(draws.uniforms(5, positions, (4, 5))[:, 4:], u[:, 2:])
-  assert not np.any(draws.uniforms(6, positions, (2, 5)) == u)
-  assert draws.uniforms(5, positions, ()).shape == (3, 0)
+  np.testing.assert_array_equal(philox.uniforms(5, positions, (2, 5, 3))[:, :7], u)
+  np.testing.assert_array_equal(philox.uniforms(5, positions, (4, 5))[:, 4:], u[:, 2:])
+  assert not np.any(philox.uniforms(6, positions, (2, 5)) == u)
+  assert philox.uniforms(5, positions, ()).shape == (3, 0)
 
 
 def test_uniforms_are_uniform():
-  u = draws.uniforms(0, np.arange(20_000), (3,))
+  u = philox.uniforms(0, np.arange(20_000), (3,))
   assert u.min() >= 0
   assert u.max() < 1
   counts = np.stack([np.histogram(c, 20, (0, 1))[0] for c in u.T])

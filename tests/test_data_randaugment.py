@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from vit_jax.data import color, lazy_tf, pipeline, randaugment, registry
+from vit_jax.data import lazy_tf, pipeline
+from vit_jax.data.ops import color, randaugment, registry
 from vit_jax.errors import UserError
 
 tf = lazy_tf.load()

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import base, example_proto, pipeline, records, sources
+from vit_jax.data import pipeline
+from vit_jax.data.sources import base, example_proto, record_files
+from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError
 
 PP = 'decode|resize(4)|value_range(-1, 1)'
@@ -348,13 +350,15 @@ def test_files_that_vanish_are_bad_images(written, tmp_path):
 
 
 def test_the_index_is_mapped_and_kept(written, monkeypatch):
-  monkeypatch.setattr(records, '_scan', lambda path: pytest.fail('scanned again'))
-  monkeypatch.setattr(records.ArrayRecords, '_open', lambda *_: pytest.fail('opened'))
+  monkeypatch.setattr(record_files, '_scan', lambda path: pytest.fail('scanned again'))
+  monkeypatch.setattr(
+    record_files.ArrayRecords, '_open', lambda *_: pytest.fail('opened')
+  )
   folder = written['tfrecord']
   paths = sorted(str(p) for p in folder.glob('train-*'))
   digest = base.fingerprint(os.path.basename(p) for p in paths)[:8]
   (index,) = folder.glob(f'train.{digest}.record_index.npz')
-  kept = records.Records(paths, index_name=index.name)
+  kept = record_files.Records(paths, index_name=index.name)
   assert kept.counts == list(SIZES['train'])
   for offsets in kept._offsets:
     owner = offsets
@@ -366,7 +370,7 @@ def test_the_index_is_mapped_and_kept(written, monkeypatch):
   folder = written['array_record']
   (index,) = folder.glob('val.*.record_index.npz')
   paths = sorted(str(p) for p in folder.glob('val-*'))
-  assert records.ArrayRecords(paths, index_name=index.name).counts == [4, 3]
+  assert record_files.ArrayRecords(paths, index_name=index.name).counts == [4, 3]
 
 
 @pytest.mark.parametrize('damage', ['compressed', 'cut', 'other'])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import base, records, sources
+from vit_jax.data.sources import base, record_files
+from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError
 
 
@@ -357,7 +358,7 @@ def test_tfrecord_offsets_are_kept(prepared, tmp_path, monkeypatch):
   assert (home / 'train.record_offsets.npz').exists()
   assert not list(home.glob('*.tmp*'))
   # Kept: not scanned again.
-  monkeypatch.setattr(records, '_scan', lambda path: pytest.fail('scanned again'))
+  monkeypatch.setattr(record_files, '_scan', lambda path: pytest.fail('scanned again'))
   again = sources.build('tiny', 'train', **options).read(np.arange(23))
   assert [x['image'] for x in again] == [x['image'] for x in whole]
   monkeypatch.undo()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from vit_jax.data import registry
-from vit_jax.data.images import BadImage
-from vit_jax.data.still import Still
+from vit_jax.data.ops import registry
+from vit_jax.data.ops.decode import BadImage
+from vit_jax.data.ops.numpy_ops import Still
 from vit_jax.errors import UserError
 
 

@@ -5,7 +5,9 @@ import struct
 import numpy as np
 import pytest
 
-from vit_jax.data import pipeline, sources, stream
+from vit_jax.data import pipeline
+from vit_jax.data.sources import registry as sources
+from vit_jax.data.sources import stream
 from vit_jax.errors import UserError
 
 PP = 'decode|random_crop(2)|flip_lr|value_range(-1, 1)'

@@ -5,8 +5,9 @@ import pytest
 import runs
 from conftest import GOLDEN
 
-from vit_jax import config, optim, pretrained, train
+from vit_jax import config, optim, pretrained
 from vit_jax.errors import UserError
+from vit_jax.train import run as train
 
 
 @pytest.fixture(autouse=True)

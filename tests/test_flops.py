@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import flops, sharding
+from vit_jax import sharding
+from vit_jax.tools.inspect import flops
 
 
 def shape(*sizes):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import runs
 
-from vit_jax import main
-from vit_jax.tools import cli
+from vit_jax import cli, main
 
 DIGITS = '--config=configs/digits.py:debug'
 B16 = '--config=configs/vit_b16.py'

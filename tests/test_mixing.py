@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.mixing import Mixing
+from vit_jax.tasks.mixing import Mixing
 
 B, K, SIDE = 512, 4, 32
 

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax import models, optim, sharding, trees
 from vit_jax.errors import UserError
-from vit_jax.optim import averages, factors
+from vit_jax.optim import averages, multipliers
 
 BLOCK = 'Transformer/encoderblock_0/'
 ATTENTION = f'{BLOCK}MultiHeadDotProductAttention_0/'
@@ -246,7 +246,7 @@ def vit_params(**fields):
 
 def test_layer_decay_is_that_of_beit():
   params = vit_params()
-  rules = factors.layer_rules(params, 0.5)
+  rules = multipliers.layer_rules(params, 0.5)
   factor = lambda name: trees.first_match(rules, name)
   names = list(trees.flatten(params))
   for name in names:
@@ -272,7 +272,7 @@ def test_layers_are_decayed_alike_when_stacked():
 
   one, other = (trees.flatten(updates(params)) for params in (loose, stacked))
   for name, value in other.items():
-    if factors.is_stacked(name):
+    if multipliers.is_stacked(name):
       layers = [
         one[name.replace('encoderblock', f'encoderblock_{i}')] for i in range(3)
       ]

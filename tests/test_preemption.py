@@ -14,7 +14,8 @@ import time
 
 import pytest
 
-from vit_jax import errors, preemption
+from vit_jax import errors
+from vit_jax.train import preemption
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -9,10 +9,10 @@ import runs
 from conftest import GOLDEN
 
 import vit_jax
-from vit_jax import pretrained, trees
+from vit_jax import cli, pretrained, trees
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
-from vit_jax.tools import cli, convert
+from vit_jax.tools import convert
 
 COMMON = ('checkpoint.best=None', 'optim.schedule.warmup=0')
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import runs
 
-from vit_jax import checkpoint, distributed, errors, models, sharding, trees
+from vit_jax import distributed, errors, models, sharding, trees
+from vit_jax.checkpoint import checkpoints
 
 # A batch is added up in another order on other devices. What would magnify that rounding
 # is left out: a moment kept in bfloat16 (2^-9 of a step where it rounds the other way)
@@ -65,7 +66,7 @@ def run_one(workdir, monkeypatch, devices) -> None:
 
 
 def params(workdir) -> dict[str, np.ndarray]:
-  saved = checkpoint.Checkpoints(workdir / 'checkpoints')
+  saved = checkpoints.Checkpoints(workdir / 'checkpoints')
   config = saved.meta()['config']
   model = models.build(**config['model'])
   image = np.zeros((1, *config['resolved']['image_shape']), np.float32)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import runs
 
-from vit_jax import config, models, optim, schema, trees
-from vit_jax.data import registry
+from vit_jax import config, models, optim, trees
+from vit_jax.data.ops import registry
+from vit_jax.train import schema
 
 I1K, I21K, JFT = 1_281_167, 14_197_122, 303_000_000
 I21K_TRAIN = I21K - 51_200

@@ -11,8 +11,9 @@ import time
 import pytest
 import runs
 
-from vit_jax import checkpoint, main, preemption
-from vit_jax.tools import cli
+from vit_jax import cli, main
+from vit_jax.checkpoint import checkpoints
+from vit_jax.train import preemption
 
 
 @pytest.fixture(scope='module')
@@ -234,4 +235,4 @@ def test_a_damaged_newest_checkpoint_costs_its_steps_only(finished, capfd, monke
   assert after[-1]['test/loss'] == pytest.approx(before[1][-1]['test/loss'], rel=1e-4)
   names = runs.saved(finished)
   assert f'{runs.STEPS}.corrupt' in names
-  assert checkpoint.Checkpoints(finished / 'checkpoints').latest() == runs.STEPS
+  assert checkpoints.Checkpoints(finished / 'checkpoints').latest() == runs.STEPS

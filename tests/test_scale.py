@@ -8,7 +8,8 @@ import archives
 import pytest
 import runs
 
-from vit_jax.tools import cli, prepare
+from vit_jax import cli
+from vit_jax.tools import prepare
 
 STEPS = 40
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax import models, optim, sharding, tasks, trees
-from vit_jax.step import gradients, init_state, make_step
+from vit_jax.train.step import gradients, init_state, make_step
 
 SPEC = {
   'image': jax.ShapeDtypeStruct((16, 16, 16, 3), jnp.float32),

@@ -10,22 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import compilation, models
+from vit_jax import cli, models
 from vit_jax.errors import OutOfMemory
-from vit_jax.tools import (
-  bench,
-  bench_ours,
-  bench_peer,
-  bench_record,
-  bench_text,
-  bench_torch,
-  cli,
-)
+from vit_jax.tools.bench import __main__ as bench
+from vit_jax.tools.bench import ours as bench_ours
+from vit_jax.tools.bench import peer as bench_peer
+from vit_jax.tools.bench import record as bench_record
+from vit_jax.tools.bench import text as bench_text
+from vit_jax.tools.bench import torch_worker
+from vit_jax.train import runtime
 
 TINY = ('vit:mu/16', '--resolution', '32', '--set', 'num_classes=10')
 QUICK = ('--steps', '2', '--batch', '2')
 
-# Answers as bench_torch does; a step takes 20 ms, and batch 4 does not fit.
+# Answers as torch_worker does; a step takes 20 ms, and batch 4 does not fit.
 WORKER = """
 import json, sys, time
 spec = {}
@@ -56,7 +54,8 @@ class Refuse:
     if name.partition('.')[0] in refused:
       raise ModuleNotFoundError(f'{name} is blocked by the test', name=name)
 sys.meta_path.insert(0, Refuse())
-from vit_jax.tools import bench, bench_ours, cli
+from vit_jax import cli
+from vit_jax.tools.bench import __main__ as bench, ours as bench_ours
 bench_ours.SIZES = (64, 128)
 sys.exit(cli.run(bench.main, sys.argv[1:]))
 """
@@ -185,14 +184,14 @@ def test_the_peak_is_the_best_of_several_sizes(monkeypatch):
 
 
 def test_out_of_memory_is_a_row(capsys, monkeypatch):
-  compile_step = compilation.compile_step
+  compile_step = runtime.compile_step
 
   def limited(step, abstract, shardings, spec, mesh):
     if len(spec['image'].shape) and spec['image'].shape[0] > 2:
       raise OutOfMemory('A step needs 9.0 GiB. Try a smaller config.data.batch_size.')
     return compile_step(step, abstract, shardings, spec, mesh)
 
-  monkeypatch.setattr(compilation, 'compile_step', limited)
+  monkeypatch.setattr(runtime, 'compile_step', limited)
   argv = (*TINY, '--mode', 'forward', '--batch', '8,2', '--steps', '1')
   code, out, err = run(capsys, *argv, '--json')
   full, fits = json.loads(out)['rows']
@@ -300,7 +299,7 @@ def test_the_server_of_the_other_side():
     def turn(self, steps):
       return {'wall': steps}
 
-  server = bench_torch.Server(Subject)
+  server = torch_worker.Server(Subject)
   assert server.answer({'check': '1.0'}) == {'timm': '1.0'}
   assert server.answer({'build': 'small'}) == {'params': 1}
   assert server.answer({'turn': 3}) == {'wall': 3}

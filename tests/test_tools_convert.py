@@ -7,9 +7,9 @@ import pytest
 from conftest import GOLDEN
 
 import vit_jax
-from vit_jax import pretrained, trees
+from vit_jax import cli, pretrained, trees
 from vit_jax.errors import UserError
-from vit_jax.tools import cli, convert
+from vit_jax.tools import convert
 
 
 def run(*args):

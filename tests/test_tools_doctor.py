@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from vit_jax.tools import cli, doctor
+from vit_jax import cli
+from vit_jax.tools import doctor
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -10,8 +10,8 @@ import runs
 from conftest import GOLDEN
 from PIL import Image
 
-from vit_jax import inference, pretrained
-from vit_jax.tools import cli, evaluate
+from vit_jax import cli, inference, pretrained
+from vit_jax.tools import evaluate
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 

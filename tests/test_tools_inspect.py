@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.tools import activations, cli, inspect, paper_table
+from vit_jax import cli
+from vit_jax.tools.inspect import __main__ as inspect
+from vit_jax.tools.inspect import activations, paper_table
 from vit_jax.weights import zoo
 
 

@@ -7,8 +7,10 @@ import time
 import jax
 import pytest
 
-from vit_jax import models, optim, sharding
-from vit_jax.tools import activations, cli, inspect, inspect_text, mesh, mesh_memory
+from vit_jax import cli, models, optim, sharding
+from vit_jax.tools.inspect import __main__ as inspect
+from vit_jax.tools.inspect import activations, mesh, mesh_memory
+from vit_jax.tools.inspect import text as inspect_text
 
 # Two scanned blocks of width 128 at 16 px in patches of 8: 4 tokens and a cls token.
 MODEL = dict(name='vit', variant='mu/8', width=128, depth=2, mlp_dim=512, num_classes=5)

@@ -5,8 +5,10 @@ import json
 import pytest
 import runs
 
+from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.tools import cli, inspect, recipe, split_sizes
+from vit_jax.tools.inspect import __main__ as inspect
+from vit_jax.tools.inspect import recipe, split_sizes
 
 CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
 

@@ -12,9 +12,9 @@ from conftest import GOLDEN
 from PIL import Image
 from test_structure import _BLOCK
 
-from vit_jax import inference, pretrained
+from vit_jax import cli, inference, pretrained
 from vit_jax.errors import UserError
-from vit_jax.tools import cli, predict
+from vit_jax.tools import predict
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from archives import CLASSES, EACH, add, jpeg
 
+from vit_jax import cli
 from vit_jax.data import pipeline
-from vit_jax.data.builders import local
+from vit_jax.data.prepare import writer
 from vit_jax.errors import DiskFull
-from vit_jax.tools import cli, prepare
+from vit_jax.tools import prepare
 
 
 def run(*args):
@@ -151,7 +152,7 @@ def test_exit_codes_of_ends_that_keep_what_is_done(
     raise DiskFull('no room')
 
   for end, code in ((stopped, 75), (full, 74)):
-    monkeypatch.setattr(local, 'prepare', end)
+    monkeypatch.setattr(writer, 'prepare', end)
     assert run(*args) == code
   monkeypatch.undo()
   assert 'The same command goes on' in capsys.readouterr().err

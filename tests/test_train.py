@@ -16,8 +16,12 @@ import pytest
 import runs
 from PIL import Image
 
-from vit_jax import checkpoint, config, errors, models, report, schema, train
+from vit_jax import config, errors, models
+from vit_jax.checkpoint import checkpoints
 from vit_jax.data import bad_images
+from vit_jax.train import metrics as report
+from vit_jax.train import run as train
+from vit_jax.train import schema
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +118,7 @@ def finite(workdir) -> int:
   model = models.build(**c['model'])
   image = jnp.zeros((1, *c['resolved']['image_shape']))
   abstract = jax.eval_shape(model.init, jax.random.key(0), image)['params']
-  with contextlib.closing(checkpoint.Checkpoints(workdir / 'checkpoints')) as saved:
+  with contextlib.closing(checkpoints.Checkpoints(workdir / 'checkpoints')) as saved:
     params, _ = saved.restore_params(abstract)
     for leaf in jax.tree.leaves(params):
       assert np.isfinite(leaf).all()

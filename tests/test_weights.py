@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from vit_jax import models, pretrained, trees
-from vit_jax.data.still import Still
+from vit_jax.data.ops.numpy_ops import Still
 from vit_jax.errors import UserError
 from vit_jax.weights import zoo
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 
-from vit_jax import weights
+from vit_jax import cli, weights
 from vit_jax.errors import UserError
-from vit_jax.tools import cli, convert
+from vit_jax.tools import convert
 from vit_jax.weights import readers
 
 TOKEN = GOLDEN / 'vit_google_token.npz'

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.data.images import BadImage
-from vit_jax.data.still import Still
+from vit_jax.data.ops.decode import BadImage
+from vit_jax.data.ops.numpy_ops import Still
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.pretrained import Pretrained
 

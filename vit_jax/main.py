@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.tools import cli
 
 _EPILOG = """\
 FILE.py is executed: it is code. ARGS are its arguments, KEY=VALUE,...; the word
@@ -92,16 +92,17 @@ def main(argv: list[str]) -> int:
       nowhere = stack.enter_context(open(os.devnull, 'w'))
       stack.enter_context(contextlib.redirect_stdout(nowhere))
     print(f'Run folder: {workdir}', flush=True)
-    from vit_jax import compilation, report, train
+    from vit_jax.train import metrics, runtime
+    from vit_jax.train import run as train
 
-    compilation.keep_programs()
+    runtime.keep_programs()
 
     try:
       status, rows = train.train(config, workdir)
     except train.DataError as error:
       raise UserError(f'{error}{_without_data(args.config, config)}') from error
     seconds = time.perf_counter() - start
-    print(report.summary(rows, status, Path(workdir), seconds), flush=True)
+    print(metrics.summary(rows, status, Path(workdir), seconds), flush=True)
   return 0
 
 

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import checkpoint, models, trees, weights
-from vit_jax.data import registry
+from vit_jax import models, trees, weights
+from vit_jax.checkpoint import checkpoints
+from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.weights import adapt
 from vit_jax.weights import export as weights_export
@@ -352,7 +353,7 @@ def _open_run(source, folder: Path, ema: bool, fields: dict) -> Origin:
   model = models.build(family, **told)
   images = jax.ShapeDtypeStruct((1, H, W, C), jnp.float32)
   abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  saved = checkpoint.Checkpoints(folder / 'checkpoints')
+  saved = checkpoints.Checkpoints(folder / 'checkpoints')
   try:
     params, _ = saved.restore_params(abstract, ema=ema)
   finally:

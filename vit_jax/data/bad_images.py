@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from vit_jax.data.base import Source
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 # One pipeline of a run writes at a time: training and evaluations share the file.

@@ -17,10 +17,11 @@ import threading
 
 import numpy as np
 
-from vit_jax.data import augment, lazy_tf
-from vit_jax.data.base import Source, View
+from vit_jax.data import lazy_tf
+from vit_jax.data.ops import augment
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.data.stream import Stream
+from vit_jax.data.sources.base import Source, View
+from vit_jax.data.sources.stream import Stream
 from vit_jax.errors import UserError, did_you_mean
 
 KINDS = ('raw', 'decoded')

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax.data import base, mixture, registry, sources
 from vit_jax.data import cache as cache_lib
-from vit_jax.data import order as order_lib
 from vit_jax.data.bad_images import BadImages
+from vit_jax.data.ops import registry
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
+from vit_jax.data.sources import base, mixture
+from vit_jax.data.sources import order as order_lib
+from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError
 
 

@@ -4,9 +4,10 @@ import functools
 
 import numpy as np
 
-from vit_jax.data import augment, lazy_tf, registry
-from vit_jax.data import images as images_lib
-from vit_jax.data.base import Source
+from vit_jax.data import lazy_tf
+from vit_jax.data.ops import augment, registry
+from vit_jax.data.ops import decode as images_lib
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 

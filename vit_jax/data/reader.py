@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax.data import draws, images, lazy_tf
-from vit_jax.data.base import Source
+from vit_jax.data import lazy_tf, philox
 from vit_jax.data.cache import DecodedCache
+from vit_jax.data.ops import decode as images
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 # Encoded images that are read at once, and of these the few that Python hands to
@@ -133,7 +134,7 @@ class Reader:
       'label': self._labels(indices[real], examples, real),
       'mask': real.astype(np.float32),
       'position': positions,
-      'u': draws.uniforms(self._seed, positions, self._preprocess.draws),
+      'u': philox.uniforms(self._seed, positions, self._preprocess.draws),
     }
     if self._source.image_shape is not None:
       image = np.zeros((len(positions), *self._source.image_shape), np.uint8)
@@ -179,7 +180,7 @@ class Reader:
 
   def label_array(self, labels: list) -> np.ndarray:
     """Returns int32 [n], or float32 [n, K] for several labels or a label op."""
-    from vit_jax.data import ops
+    from vit_jax.data.ops import basic as ops
 
     if self._preprocess.label is not None:
       return self._preprocess.label(labels, self._num_classes)
@@ -282,7 +283,7 @@ class Reader:
       return example['error']
     try:
       data, orientation = self._probe(example)
-      u = draws.uniforms(self._seed, [position], self._preprocess.draws)[0]
+      u = philox.uniforms(self._seed, [position], self._preprocess.draws)[0]
       self._preprocess.encoded(tf.constant(data), tf.constant(orientation), u)
     except ValueError as error:  # BadImage, or an op that does not fit
       return str(error)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import losses, sharding
-from vit_jax.data import order
+from vit_jax.data.sources import order
 from vit_jax.errors import UserError
 from vit_jax.evaluators.batches import open_batches
 from vit_jax.evaluators.label_sets import LabelSets

@@ -17,9 +17,9 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.optim import averages, factors
-from vit_jax.optim.directions import OPTIMIZERS
-from vit_jax.optim.factors import WD_RULES
+from vit_jax.optim import averages, multipliers
+from vit_jax.optim.multipliers import WD_RULES
+from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import make_schedule
 
 
@@ -102,10 +102,10 @@ def build(
     parts.append(optax.clip_by_global_norm(clip))
   parts.append(direction(**options))
   if wd:
-    parts.append(factors.decayed_weights(wd, wd_rules))
+    parts.append(multipliers.decayed_weights(wd, wd_rules))
   if name == 'lamb':
-    parts.append(factors.trust_ratio())
-  parts.append(factors.scaled_by_rate(lr_rules, layer_decay))
+    parts.append(multipliers.trust_ratio())
+  parts.append(multipliers.scaled_by_rate(lr_rules, layer_decay))
   tx = optax.chain(*parts)
   gradient_point = lambda params, state: params
   if free:

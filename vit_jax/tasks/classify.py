@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from vit_jax import losses
 from vit_jax.errors import UserError
-from vit_jax.mixing import Mixing
+from vit_jax.tasks.mixing import Mixing
 
 
 class Classify:
@@ -27,7 +27,7 @@ class Classify:
 
     Args:
       loss, label_smoothing: see `vit_jax.losses`.
-      mixup, cutmix, switch, per: see `vit_jax.mixing.Mixing`.
+      mixup, cutmix, switch, per: see `vit_jax.tasks.mixing.Mixing`.
 
     Raises:
       UserError: for an unknown loss or a value out of range.

@@ -11,8 +11,8 @@ zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folde
 import sys
 from pathlib import Path
 
+from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.tools import cli
 
 
 def main(argv: list[str]) -> int:

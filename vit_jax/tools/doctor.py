@@ -16,7 +16,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from vit_jax.tools import cli
+from vit_jax import cli
 
 
 class Package(NamedTuple):

@@ -13,8 +13,8 @@ import os
 import sys
 from pathlib import Path
 
+from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.tools import cli
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
 _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
@@ -26,8 +26,10 @@ def main(argv: list[str]) -> int:
   out = args.out and _check_folder(args.out)
   import jax
 
-  from vit_jax import memory, pretrained, report, sharding
+  from vit_jax import pretrained, sharding
   from vit_jax.evaluators import classification
+  from vit_jax.train import memory
+  from vit_jax.train import metrics as report
 
   loaded = pretrained.load(
     args.source, variant=args.variant, image_size=args.resolution, ema=args.ema

@@ -12,9 +12,9 @@ import os
 import sys
 from pathlib import Path
 
-from vit_jax.data import folder
+from vit_jax import cli
+from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
-from vit_jax.tools import cli
 
 
 def main(argv: list[str]) -> int:

@@ -12,14 +12,15 @@ it runs on a cluster.
 
 import sys
 
+from vit_jax import cli
 from vit_jax.errors import Preempted, UserError
-from vit_jax.tools import cli
 
 
 def main(argv: list[str]) -> int:
   """Prepares and prints the report, less the counts of single classes."""
   args = _parser().parse_args(argv)
-  from vit_jax.data.builders import builder, imagenet21k, images, local, report
+  from vit_jax.data.prepare import beam as builder
+  from vit_jax.data.prepare import imagenet21k, images, report, writer
 
   options = [f'--{o}' for o in filter(None, args.beam_pipeline_options.split(','))]
   if options and not args.beam_runner:
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
       how |= dict(runner=args.beam_runner, options=options)
       directory, result = builder.prepare(plan, args.data_dir, **how)
     else:
-      directory, result = local.prepare(plan, args.data_dir, **how)
+      directory, result = writer.prepare(plan, args.data_dir, **how)
   except KeyboardInterrupt:
     raise Preempted('Stopped. The same command goes on where it was.') from None
   print(report.summary(result))

@@ -10,7 +10,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.trees import Merge, merge
-from vit_jax.weights import adapt, dialects, download, names, readers, vit, zoo
+from vit_jax.weights import adapt, download, formats, readers, vit, zoo
+from vit_jax.weights import rename as names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,10 +19,10 @@ class Weights:
   """A file's arrays, and what it tells of its model."""
 
   source: str
-  dialect: dialects.Dialect
+  dialect: formats.Dialect
   arrays: dict[str, np.ndarray]
   rules: tuple[names.Rule, ...]
-  hints: dialects.Hints
+  hints: formats.Hints
   left_out: list[str]
   usual_size: (
     tuple[int, int] | None
@@ -62,9 +63,9 @@ def open(source: str) -> Weights:
   entry = zoo.find(source)
   path = download.locate(entry.url if entry else source)
   raw = readers.read(path)
-  dialect, arrays, left_out = dialects.detect(raw.arrays, str(source))
+  dialect, arrays, left_out = formats.detect(raw.arrays, str(source))
   rules = dialect.rules(arrays, raw.config)
-  hints = dialects.hints(dialect, raw.config, str(source))
+  hints = formats.hints(dialect, raw.config, str(source))
   usual = (entry.resolution,) * 2 if entry else None
   return Weights(str(source), dialect, arrays, rules, hints, left_out, usual)
 

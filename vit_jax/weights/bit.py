@@ -4,7 +4,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.weights import transforms as t
-from vit_jax.weights.names import Rule
+from vit_jax.weights.rename import Rule
 from vit_jax.weights.vit import GOOGLE as _VIT
 from vit_jax.weights.vit import resnet_blocks
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.weights import bit, mixer, names, vit
+from vit_jax.weights import bit, mixer, vit
+from vit_jax.weights import rename as names
 
 FORMATS = ('google', 'timm', 'hf')
 

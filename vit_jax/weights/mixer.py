@@ -4,7 +4,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.weights import transforms as t
-from vit_jax.weights.names import Rule
+from vit_jax.weights.rename import Rule
 
 _BLOCK = 'MixerBlock_{i}'
 _DENSE = {'fc1': 'Dense_0', 'fc2': 'Dense_1'}

@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.weights import transforms as t
-from vit_jax.weights.names import Rule
+from vit_jax.weights.rename import Rule
 
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
 _BLOCK = 'Transformer/encoderblock_{i}'

@@ -1,0 +1,1 @@
+"""Checkpoints of train states, verified bit for bit when they are read."""

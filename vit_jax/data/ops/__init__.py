@@ -1,0 +1,1 @@
+"""Preprocessing ops: every module of this folder may register some (see `registry`)."""

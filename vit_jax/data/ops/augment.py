@@ -1,0 +1,165 @@
+"""The random ops of a string pipeline: what `ops` says, and numbers `u` to use."""
+
+import math
+
+from vit_jax.data import lazy_tf
+from vit_jax.data.ops import arguments, geometry
+from vit_jax.data.ops.registry import op
+
+
+@op('random_crop', draws=2)
+def random_crop(size, padding: int = 0):
+  """A (h, w) anywhere, after `padding` zero pixels on each side (4 for CIFAR)."""
+  height, width = arguments.size_pair(size)
+  if not arguments.is_int(padding) or padding < 0:
+    raise ValueError(f'padding={padding!r} must be an integer >= 0')
+
+  def apply(images, u):
+    tf = lazy_tf.load()
+    if padding:
+      around = [[0, 0]] * (images.shape.rank - 3) + [[padding] * 2] * 2 + [[0, 0]]
+      images = tf.pad(images, around)
+    rest = geometry.excess(images, height, width, 'random_crop')
+    offset = tf.cast(tf.floor(u * tf.cast(rest + 1, tf.float32)), tf.int32)
+    y, x = offset[..., 0], offset[..., 1]
+    if images.shape.rank == 3:
+      return geometry.cut(images, y, x, height, width)
+    rows, columns = y[:, None] + tf.range(height), x[:, None] + tf.range(width)
+    images = tf.gather(images, rows, axis=1, batch_dims=1)
+    return tf.gather(images, columns, axis=2, batch_dims=1)
+
+  return apply
+
+
+@op('inception_crop', draws=2)
+class InceptionCrop:
+  """A crop of random area and aspect ratio, resized (Szegedy et al. 2014, section 6).
+
+  TensorFlow's `sample_distorted_bounding_box`, as published ViTs were trained; after
+  `decode` a JPEG is decoded inside the crop only.
+
+  Args:
+    size: (h, w) of the result, or a square's side.
+    area_min, area_max: the crop's area in percent of the image's.
+    ratio: range of width / height.
+    method, antialias: of the resize.
+  """
+
+  def __init__(
+    self,
+    size,
+    area_min: float = 5,
+    area_max: float = 100,
+    ratio=(3 / 4, 4 / 3),
+    method: str = 'bilinear',
+    antialias: bool = False,
+  ):
+    self.size = arguments.size_pair(size)
+    if not 0 < area_min <= area_max <= 100:
+      raise ValueError('needed is 0 < area_min <= area_max <= 100 (percent)')
+    self.area = (area_min / 100, area_max / 100)
+    self.ratio = arguments.interval('ratio', ratio)
+    self.method = arguments.choice('method', method, arguments.METHODS)
+    self.antialias = antialias
+
+  def box(self, height, width, u):
+    """Returns the crop (y, x, h, w), int32 scalars, for u float32 [2]."""
+    tf = lazy_tf.load()
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+      tf.stack([height, width, 3]),
+      tf.zeros([1, 0, 4]),
+      seed=tf.cast(u * 2**24, tf.int32),  # u has 24 random bits
+      min_object_covered=0.0,
+      aspect_ratio_range=self.ratio,
+      area_range=self.area,
+      max_attempts=100,
+      use_image_if_no_bounding_boxes=True,
+    )
+    return begin[0], begin[1], size[0], size[1]
+
+  def finish(self, crop):
+    return geometry.resize_to(crop, self.size, self.method, self.antialias)
+
+  def _one(self, image, u):
+    y, x, h, w = self.box(*geometry.height_width(image), u)
+    return self.finish(image[y : y + h, x : x + w])
+
+  def __call__(self, images, u):
+    tf = lazy_tf.load()
+    if images.shape.rank == 3:
+      return self._one(images, u)
+    spec = tf.TensorSpec([*self.size, images.shape[-1]], images.dtype)
+    return tf.map_fn(lambda x: self._one(*x), (images, u), fn_output_signature=spec)
+
+
+@op('flip_lr', draws=1)
+def flip_lr():
+  """Left to right in half of the cases: where u < 0.5."""
+
+  def apply(images, u):
+    tf = lazy_tf.load()
+    if images.shape.rank == 3:  # selecting pixels takes longer than reversing them
+      return tf.cond(u[0] < 0.5, lambda: tf.reverse(images, [-2]), lambda: images)
+    return tf.where(u[..., None, None] < 0.5, tf.reverse(images, [-2]), images)
+
+  return apply
+
+
+@op('random_affine', draws=4)
+def random_affine(
+  degrees: float = 0, translate: float = 0, scale=(1, 1), fill: float = 0
+):
+  """Rotation, zoom and shift about the centre, bilinear; for small images.
+
+  Args:
+    degrees: angle uniform in +-degrees, up to 180.
+    translate: shift uniform in +-translate of the height and of the width.
+    scale: range of the zoom factor, uniform.
+    fill: value outside the image.
+  """
+  if not 0 <= degrees <= 180:
+    raise ValueError(f'degrees={degrees!r} must be between 0 and 180')
+  if not 0 <= translate <= 1:
+    raise ValueError(f'translate={translate!r} is a fraction, between 0 and 1')
+  low, high = arguments.interval('scale', scale)
+
+  def apply(images, u):
+    tf = lazy_tf.load()
+    batch = images if images.shape.rank == 4 else images[None]
+    u = tf.reshape(u, [-1, 4])
+    height, width = (tf.cast(n, tf.float32) for n in geometry.height_width(batch))
+    sine, cosine = _sin_cos(tf, (2 * u[:, 0] - 1) * math.radians(degrees))
+    zoom = low + u[:, 1] * (high - low)
+    sine, cosine = sine / zoom, cosine / zoom
+    # An output pixel at offset d from the shifted centre shows the input pixel at
+    # offset R(-angle) d / zoom from the centre. Angles turn counter-clockwise as seen.
+    cy, cx = (height - 1) / 2, (width - 1) / 2
+    ty = cy + (2 * u[:, 2] - 1) * translate * height
+    tx = cx + (2 * u[:, 3] - 1) * translate * width
+    zero = tf.zeros_like(sine)
+    rows = [cosine, -sine, cx - cosine * tx + sine * ty]
+    rows += [sine, cosine, cy - sine * tx - cosine * ty, zero, zero]
+    out = tf.raw_ops.ImageProjectiveTransformV3(
+      images=tf.cast(batch, tf.float32),
+      transforms=tf.stack(rows, -1),
+      output_shape=tf.shape(batch)[1:3],
+      interpolation='BILINEAR',
+      fill_mode='CONSTANT',
+      fill_value=float(fill),
+    )
+    return tf.ensure_shape(
+      geometry.like(tf.reshape(out, tf.shape(images)), images.dtype), images.shape
+    )
+
+  return apply
+
+
+def _sin_cos(tf, angle):
+  """Returns (sin, cos) of angles in [-pi, pi] to 1e-6, by their power series.
+
+  Only products and sums, which are the same alone and in a vector (see above).
+  """
+  square = angle * angle
+  sine = [(-1) ** k / math.factorial(2 * k + 1) for k in range(10, -1, -1)]
+  cosine = [(-1) ** k / math.factorial(2 * k) for k in range(10, -1, -1)]
+  return tf.math.polyval(sine, square) * angle, tf.math.polyval(cosine, square)

@@ -1,0 +1,197 @@
+"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) for string pipelines."""
+
+import functools
+import math
+
+from vit_jax.data import lazy_tf
+from vit_jax.data.ops import arguments, color, geometry
+from vit_jax.data.ops.registry import op
+
+# The order of the ops, each chosen with probability 1/16.
+NAMES = (
+  *('autocontrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize'),
+  *('color', 'contrast', 'brightness', 'sharpness', 'shear_x', 'shear_y'),
+  *('translate_x', 'translate_y', 'cutout', 'solarize_add'),
+)
+FILL = 128  # where an op shows what is outside of the image, or cuts it out
+# The range searched in the paper. EfficientNet-B7 was trained with 28, AugReg's ViTs
+# with up to 20.
+MAX_MAGNITUDE = 30
+# Numbers for each op that is applied: which one; its sign; a cutout's centre, which
+# needs no sign, takes the second and third.
+_DRAWS = 3
+
+
+@op('randaug')
+class RandAugment:
+  """Applies `num_ops` ops in turn, each chosen uniformly among 16, with repetition.
+
+  Of uint8 images with 3 channels. Every op is as strong as the magnitude m says:
+
+    autocontrast, equalize, invert    of each channel
+    rotate                            by +-3 m degrees, about the centre
+    shear_x, shear_y                  by +-0.03 m, from the top left corner
+    translate_x, translate_y          by +-10 m pixels
+    color, contrast, brightness,      blended with factor 0.1 + 0.18 m with grey, with
+    sharpness                         the mean grey, with black, with the smoothed image
+    posterize                         keeps int(0.4 m) bits, at least 1 and at most 8
+    solarize                          inverts levels from int(25.6 m) on
+    solarize_add                      adds int(11 m) to levels below 128
+    cutout                            greys a square of 2 int(4 m) pixels, centred
+                                      anywhere in the image
+
+  These levels are the published ones, and not all grow with m. Blends leave the
+  image as it is at m = 5. Posterize weakens with m: 1 bit is left below m = 5, all 8
+  from m = 20 on. So does solarize, which inverts the image at 0 and leaves it from
+  m = 10 on, where the threshold is 256.
+
+  Pixels from outside are grey 128; positions are rounded to the nearest pixel.
+
+  Args:
+    num_ops: N, how many ops are applied to each image.
+    magnitude: m, a number from 0 to 30; 10 is the scale's unit.
+    faithful: False gives what the ops' names say, the results of Pillow's namesakes.
+      True gives what big_vision did when AugReg, the better plain ViT-S/16 and Mixer
+      were trained. Then contrast blends with the grey min(H W / 256, 255), which is 196
+      at 224 px whatever the image. The solarize threshold is taken modulo 256: m = 0,
+      10 and 20 invert the whole image, 15 means 128. Shears start from the middle of
+      the first pixel, not its corner. Levels are truncated, not rounded, in the grey
+      that color blends with and in the smoothed image, and autocontrast computes in
+      float32: one level at most. What depended on the machine there is here what
+      TensorFlow does on a CPU, posterize to 0 bits keeping 1, or exact, the truncation.
+  """
+
+  def __init__(self, num_ops: int = 2, magnitude: float = 10, faithful: bool = False):
+    arguments.positive('num_ops', num_ops)
+    number = isinstance(magnitude, int | float) and not isinstance(magnitude, bool)
+    if not number or not 0 <= magnitude <= MAX_MAGNITUDE:
+      raise ValueError(
+        f'magnitude={magnitude!r} must be a number from 0 to {MAX_MAGNITUDE}'
+      )
+    if not isinstance(faithful, bool):
+      raise ValueError(f'faithful={faithful!r} must be True or False')
+    self.draws = _DRAWS * num_ops
+    self._num_ops, self._faithful = num_ops, faithful
+    self._level = magnitude / 10
+
+  def __call__(self, images, u):
+    """Returns uint8 [..., H, W, 3], as `images`, for u float32 [..., draws].
+
+    Raises:
+      ValueError: for other images.
+    """
+    tf = lazy_tf.load()
+    if images.dtype != tf.uint8 or images.shape[-1] != 3:
+      raise ValueError(
+        f'randaug takes uint8 images of 3 channels, not {images.dtype.name} of '
+        f'{images.shape[-1]}: put it after decode and before value_range'
+      )
+    if images.shape.rank == 3:
+      return self._one(images, u)
+    spec = tf.TensorSpec(images.shape[1:], tf.uint8)
+    return tf.map_fn(lambda x: self._one(*x), (images, u), fn_output_signature=spec)
+
+  def _one(self, image, u):
+    tf = lazy_tf.load()
+    for draws in tf.unstack(tf.reshape(u, [self._num_ops, _DRAWS])):
+      image = tf.ensure_shape(self._step(image, draws), image.shape)
+    return image
+
+  @functools.cached_property
+  def _step(self):
+    """One op on one image. Its graph of sixteen is made once, for all uses: 0.5 s."""
+    tf = lazy_tf.load()
+
+    def step(image, draws):
+      choice, a, b = tf.unstack(draws)
+      index = tf.cast(choice * len(NAMES), tf.int32)
+      return tf.switch_case(index, self._branches(image, a, b))  # runs only that one
+
+    return tf.function(step, autograph=False)
+
+  def _branches(self, image, a, b) -> list:
+    """Returns a function without arguments for each of NAMES."""
+    tf = lazy_tf.load()
+    level, faithful = self._level, self._faithful
+    factor, threshold = level * 1.8 + 0.1, int(level * 256)
+    sign = tf.where(a < 0.5, tf.constant(-1, tf.float64), 1)
+    angle = math.radians(level * 30)
+    shear, shift = sign * level * 0.3, sign * level * 100
+    # The first pixel's middle is half a pixel from the corner.
+    middle = 0 if faithful else shear / 2
+    branches = {
+      'autocontrast': lambda: color.autocontrast(image, single=faithful),
+      'equalize': lambda: color.equalize(image),
+      'invert': lambda: color.invert(image),
+      'rotate': lambda: _rotate(image, math.cos(angle), sign * math.sin(angle)),
+      'posterize': lambda: color.posterize(image, min(max(int(level * 4), 1), 8)),
+      'solarize': lambda: color.solarize(
+        image, threshold % 256 if faithful else threshold
+      ),
+      'color': lambda: color.color(
+        image, factor, color.grey_of_tf if faithful else color.grey
+      ),
+      'contrast': lambda: color.contrast(
+        image, factor, _contrast_of_big_vision(image) if faithful else None
+      ),
+      'brightness': lambda: color.brightness(image, factor),
+      'sharpness': lambda: color.sharpness(image, factor, truncate=faithful),
+      'shear_x': lambda: _warp(image, [1, shear, middle, 0, 1, 0]),
+      'shear_y': lambda: _warp(image, [1, 0, 0, shear, 1, middle]),
+      'translate_x': lambda: _warp(image, [1, 0, shift, 0, 1, 0]),
+      'translate_y': lambda: _warp(image, [1, 0, 0, 0, 1, shift]),
+      'cutout': lambda: _cutout(image, int(level * 40), a, b),
+      'solarize_add': lambda: color.solarize_add(image, int(level * 110)),
+    }
+    return [branches[name] for name in NAMES]
+
+
+def _contrast_of_big_vision(image):
+  """Returns int32 []: the histogram's sum, the number of pixels, over its 256 bins."""
+  tf = lazy_tf.load()
+  height, width = geometry.height_width(image)
+  return tf.minimum(height * width // 256, 255)
+
+
+def _rotate(image, cosine, sine):
+  """Turns about the centre, counter-clockwise as seen where the sine is positive."""
+  tf = lazy_tf.load()
+  y, x = ((tf.cast(n, tf.float64) - 1) / 2 for n in geometry.height_width(image))
+  c, f = x - (cosine * x - sine * y), y - (sine * x + cosine * y)
+  return _warp(image, [cosine, -sine, c, sine, cosine, f])
+
+
+def _warp(image, matrix: list):
+  """Shows at (x, y) the pixel at (a x + b y + c, d x + e y + f), nearest; else FILL.
+
+  Args:
+    matrix: a, b, c, d, e, f: numbers or float64 [].
+  """
+  tf = lazy_tf.load()
+  transform = tf.cast(tf.convert_to_tensor([*matrix, 0, 0], tf.float64), tf.float32)
+  height, width = geometry.height_width(image)
+  # Pixels' numbers move, then pixels by them: half the time of moving three channels.
+  numbers = tf.raw_ops.ImageProjectiveTransformV3(
+    images=tf.reshape(1 + tf.range(height * width), [1, height, width, 1]),
+    transforms=transform[None],
+    output_shape=[height, width],
+    interpolation='NEAREST',
+    fill_mode='CONSTANT',
+    fill_value=0.0,
+  )
+  fill = tf.constant(FILL, tf.uint8, [1, 3])
+  return tf.gather(tf.concat([fill, tf.reshape(image, [-1, 3])], 0), numbers[0, ..., 0])
+
+
+def _cutout(image, half: int, a, b):
+  """Fills the square of 2 `half` pixels around (a, b) of [0, 1)^2, as far as inside."""
+  tf = lazy_tf.load()
+  height, width = geometry.height_width(image)
+  y = tf.cast(a * tf.cast(height, tf.float32), tf.int32)
+  x = tf.cast(b * tf.cast(width, tf.float32), tf.int32)
+  top, bottom = tf.maximum(y - half, 0), tf.minimum(y + half, height)
+  left, right = tf.maximum(x - half, 0), tf.minimum(x + half, width)
+  hole = tf.fill([bottom - top, right - left, 3], tf.constant(FILL, tf.uint8))
+  rows = image[top:bottom]
+  rows = tf.concat([rows[:, :left], hole, rows[:, right:]], 1)
+  return tf.concat([image[:top], rows, image[bottom:]], 0)

@@ -1,0 +1,152 @@
+"""'decode|resize(256)|flip_lr|value_range(-1, 1)': text to functions.
+
+An op is a factory: it gets the arguments written in the text, checks them, and
+returns a function. None of this imports TensorFlow, so a mistake in a config is
+reported at once.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from vit_jax.errors import UserError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Factory:
+  """A registered op. `kind` is 'image' or 'label'; `draws`: random numbers it takes."""
+
+  make: Callable
+  draws: int
+  kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+  """One op of a pipeline, its arguments bound."""
+
+  name: str
+  text: str
+  apply: Callable
+  draws: int
+  kind: str
+
+
+OPS: dict[str, Factory] = {}
+
+
+def op(name: str, *, draws: int = 0, kind: str = 'image'):
+  """Registers a factory under the name that pipelines use.
+
+  The factory's function is pure. kind 'image': `(images, u) -> images`, TensorFlow,
+  images uint8 or float [..., H, W, C], u float32 [..., draws] uniform in [0, 1). kind
+  'label': `(labels, num_classes) -> labels`, NumPy, a list of ints or of int lists.
+  Where the number of draws depends on the arguments, the function has it as `draws`.
+  """
+
+  def register(make):
+    OPS[name] = Factory(make, draws, kind)
+    return make
+
+  return register
+
+
+def parse(pp: str) -> list[Op]:
+  """Returns the ops of a string pipeline.
+
+  Arguments are Python literals, by position or keyword; '|' inside quotes or brackets
+  is no separator.
+
+  Raises:
+    UserError: for a text that is no pipeline, an unknown op, or wrong arguments.
+  """
+  for module in ('basic', 'augment', 'randaugment'):  # importing registers
+    importlib.import_module(f'vit_jax.data.ops.{module}')
+  if not isinstance(pp, str):
+    raise UserError(
+      f"data.pp is {pp!r}: needed is a string such as 'decode|resize(64)'."
+    )
+  return [_bind(text.strip(), pp) for text in _pieces(pp)] if pp.strip() else []
+
+
+def check_images(pp: str, names: list[str]) -> None:
+  """Refuses image ops, by their names in order, that give a model no image.
+
+  Raises:
+    UserError: for a decode that is not the first, or other than one value_range.
+  """
+  if 'decode' in names[1:]:
+    raise UserError(f'pp {pp!r}: decode must come first.')
+  if names.count('value_range') != 1:
+    raise UserError(
+      f"pp {pp!r}: needed is one value_range, such as 'value_range(-1, 1)': models "
+      'expect images in [-1, 1].'
+    )
+
+
+def image_calls(pp: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
+  """Returns (name, args, kwargs) of every image op, once `parse` has taken them."""
+  return [_call(op.text, pp) for op in parse(pp) if op.kind == 'image']
+
+
+def _pieces(pp: str) -> list[str]:
+  """Splits at each '|' that is outside quotes and brackets."""
+  pieces, depth, quote, escaped = [''], 0, '', False
+  for char in pp:
+    if quote:
+      if not escaped and char == quote:
+        quote = ''
+      escaped = char == '\\' and not escaped
+    elif char in '"\'':
+      quote = char
+    else:
+      depth += (char in '([{') - (char in ')]}')
+      if char == '|' and depth == 0:
+        pieces.append('')
+        continue
+    pieces[-1] += char
+  return pieces
+
+
+def _bind(text: str, pp: str) -> Op:
+  name, args, kwargs = _call(text, pp)
+  if name not in OPS:
+    raise UserError(
+      f'Unknown op {name!r} in pp {pp!r}. Known: {", ".join(sorted(OPS))}.'
+      f'{did_you_mean(name, OPS)}'
+    )
+  factory = OPS[name]
+  signature = inspect.signature(factory.make)
+  try:
+    signature.bind(*args, **kwargs)
+    apply = factory.make(*args, **kwargs)
+  except (TypeError, ValueError) as error:
+    wrong = next((k for k in kwargs if k not in signature.parameters), '')
+    near = did_you_mean(wrong, signature.parameters) if wrong else ''
+    raise UserError(
+      f'pp: {text}: {error}. Signature: {name}{signature}.{near}'
+    ) from None
+  draws = getattr(apply, 'draws', factory.draws)
+  return Op(name, text, apply, draws, factory.kind)
+
+
+def _call(text: str, pp: str) -> tuple[str, list[Any], dict[str, Any]]:
+  """Returns (name, args, kwargs) of 'name' or 'name(1, key=2)'."""
+  try:
+    node = ast.parse(text, mode='eval').body
+    if isinstance(node, ast.Name):
+      return node.id, [], {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+      raise ValueError('needed is name or name(arguments)')
+    args = [ast.literal_eval(arg) for arg in node.args]
+    kwargs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    return node.func.id, args, kwargs
+  except (SyntaxError, ValueError) as error:
+    reason = error.msg if isinstance(error, SyntaxError) else error
+    raise UserError(
+      f'pp {pp!r}: {text!r} is no op ({reason}). An op is a name, or a name with '
+      'literal arguments: resize(224, method="bicubic").'
+    ) from None

@@ -1,0 +1,190 @@
+"""Sources whose images are arrays: bundled digits, .npz files, synthetic noise."""
+
+import importlib.util
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.data.sources import splits
+from vit_jax.data.sources.base import ArraySource, Source, fingerprint
+from vit_jax.errors import UserError
+
+
+class Digits(ArraySource):
+  """scikit-learn's bundled handwritten digits: 1,797 real images, uint8 [8, 8, 1].
+
+  Optical Recognition of Handwritten Digits (UCI). 'test' is every fifth image (360,
+  those with index % 5 == 0), 'train' the other 1,437.
+  """
+
+  def __init__(self, target: str, split: str):
+    if target:
+      raise UserError(f"Source 'digits' takes no path, got {target!r}.")
+    counts, labels = _digits()
+    images = np.round(counts * (255 / 16)).astype(np.uint8)[..., None]
+    test = np.arange(len(images)) % 5 == 0
+    pools = {'train': np.flatnonzero(~test), 'test': np.flatnonzero(test)}
+    sizes = {name: len(pool) for name, pool in pools.items()}
+    parts = splits.select(split, sizes, 'digits')
+    self._rows = np.concatenate([pools[name][part] for name, part in parts])
+    super().__init__('digits', images[self._rows], labels[self._rows])
+    self.num_classes = 10
+    self.class_names = [str(i) for i in range(10)]
+
+  def name_of(self, index: int) -> str:
+    return f'digits#{self._rows[index]}'
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+  """Returns counts of 0..16 dark pixels in 4x4 blocks [1797, 8, 8], and labels.
+
+  What `sklearn.datasets.load_digits` does, without the two seconds that it takes to
+  import scikit-learn.
+  """
+  package = importlib.util.find_spec('sklearn')
+  if package is None:
+    raise UserError("Source 'digits' needs scikit-learn: pip install scikit-learn.")
+  path = Path(package.origin).parent / 'datasets' / 'data' / 'digits.csv.gz'
+  table = np.loadtxt(path, delimiter=',')
+  return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+
+
+class Arrays(ArraySource):
+  """An .npz file of uint8 images and labels; nothing in it is executed.
+
+  Keys: `images` and `labels` (one split, 'train', to slice), or for every split
+  `train_images`, `train_labels`, `test_images`, ..., or Keras's `x_train`, `y_train`,
+  `x_test`, `y_test`. Images are uint8 [N,H,W] or [N,H,W,C]; labels int [N], or 0/1
+  [N,K] for several labels an image. `class_names`, if there, is text [K].
+  """
+
+  def __init__(self, target: str, split: str):
+    path = os.path.expanduser(target)
+    if not os.path.isfile(path):
+      raise UserError(f'arrays: no file {path!r}. Write it with numpy.savez.')
+    file = _read(path)
+    pairs = _split_keys(file)
+    if not pairs:
+      raise UserError(
+        f'arrays: {path} holds {sorted(file)}; needed are images and labels, or '
+        'train_images and train_labels (any split), or x_train and y_train.'
+      )
+    data = {name: _checked(path, file, *keys) for name, keys in pairs.items()}
+    sizes = {name: len(images) for name, (images, _) in data.items()}
+    parts = splits.select(split, sizes, path)
+    if (
+      len({(data[name][0].shape[1:], data[name][1].shape[1:]) for name, _ in parts}) > 1
+    ):
+      raise UserError(f'arrays: {path}: the splits of {split!r} differ in shape.')
+    images, labels = (
+      np.concatenate([data[name][k][part] for name, part in parts]) for k in (0, 1)
+    )
+    super().__init__(f'arrays:{path}', images, labels)
+    if 'class_names' in file:
+      self.class_names = [str(name) for name in file['class_names']]
+      self.num_classes = len(self.class_names)
+    elif self.multi_label:
+      self.num_classes = labels.shape[1]
+    else:
+      # Of all splits, so that a split without the last class has the same K.
+      self.num_classes = 1 + max(int(y.max()) for _, y in data.values() if y.size)
+
+
+def _read(path: str) -> dict[str, np.ndarray]:
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      return {key: file[key] for key in file.files}
+  except (OSError, ValueError, MemoryError, EOFError, zipfile.BadZipFile) as error:
+    raise UserError(f'arrays: {path} cannot be read: {error}') from None
+
+
+def _split_keys(keys: Iterable[str]) -> dict[str, tuple[str, str]]:
+  pairs = {}
+  if 'images' in keys and 'labels' in keys:
+    pairs['train'] = ('images', 'labels')
+  for key in keys:
+    if key.endswith('_images') and f'{key[:-7]}_labels' in keys:
+      pairs[key[:-7]] = (key, f'{key[:-7]}_labels')
+    if key.startswith('x_') and f'y_{key[2:]}' in keys:
+      pairs[key[2:]] = (key, f'y_{key[2:]}')
+  return pairs
+
+
+def _checked(path, file, image_key, label_key):
+  images, labels = file[image_key], file[label_key]
+  images = images[..., None] if images.ndim == 3 else images
+  if images.ndim != 4 or images.dtype != np.uint8:
+    raise UserError(
+      f'arrays: {path}: {image_key} is {images.dtype} {images.shape}; needed is uint8 '
+      '[N, H, W] or [N, H, W, C] with values 0 to 255.'
+    )
+  if labels.ndim == 2 and labels.shape[1] == 1:
+    labels = labels[:, 0]  # Keras keeps CIFAR's labels as [N, 1].
+  multi_hot = labels.ndim == 2 and not np.any((labels != 0) & (labels != 1))
+  if not (labels.ndim == 1 and labels.dtype.kind in 'iu') and not multi_hot:
+    raise UserError(
+      f'arrays: {path}: {label_key} is {labels.dtype} {labels.shape}; needed are '
+      'integers [N], or zeros and ones [N, K].'
+    )
+  if len(images) != len(labels):
+    raise UserError(
+      f'arrays: {path}: {len(images)} {image_key} but {len(labels)} {label_key}.'
+    )
+  return images, labels.astype(bool if multi_hot else np.int64)
+
+
+class Synthetic(Source):
+  """Noise whose content depends on the index only, for throughput and dry runs."""
+
+  _POOL = 1 << 16
+
+  def __init__(
+    self,
+    target: str,
+    split: str,
+    *,
+    size: int | tuple[int, int] = 224,
+    channels: int = 3,
+    num_classes: int = 1000,
+    num_examples: int = 10_000,
+  ):
+    if target:
+      raise UserError(f"Source 'synthetic' takes options, not a path: got {target!r}.")
+    shape = (size, size) if isinstance(size, int) else tuple(size)
+    self.image_shape = (*shape, channels)
+    for name, value in (('num_classes', num_classes), ('num_examples', num_examples)):
+      if not isinstance(value, int) or value < 1:
+        raise UserError(f'synthetic: {name}={value!r} must be a positive integer.')
+    if len(shape) != 2 or not all(
+      isinstance(n, int) and n > 0 for n in self.image_shape
+    ):
+      raise UserError(f'synthetic: no image has size={size!r}, channels={channels!r}.')
+    sizes = dict.fromkeys(('train', 'validation', 'test'), num_examples)
+    parts = splits.select(split, sizes, 'synthetic')
+    self._rows = np.concatenate([part for _, part in parts])
+    self.name = 'synthetic'
+    self.num_classes = num_classes
+    self.labels = self._rows % num_classes
+    # An image is a window into one pool of noise: no generator to wait for.
+    length = int(np.prod(self.image_shape)) + self._POOL
+    self._pool = np.random.Generator(np.random.Philox(0)).integers(
+      0, 256, length, np.uint8
+    )
+    self.fingerprint = fingerprint(
+      (self.image_shape, num_classes, self._rows.tobytes())
+    )
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    size = int(np.prod(self.image_shape))
+    # An odd factor: a bijection modulo the power of two, so neighbours differ.
+    starts = self._rows[indices] * 40503 % self._POOL
+    return [
+      {'image': self._pool[start : start + size].reshape(self.image_shape), 'label': y}
+      for start, y in zip(starts, self.labels[indices], strict=True)
+    ]

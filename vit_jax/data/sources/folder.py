@@ -1,0 +1,213 @@
+"""A person's folder of images, one folder per class."""
+
+import concurrent.futures
+import hashlib
+import logging
+import os
+
+import numpy as np
+
+from vit_jax.data.sources import splits
+from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.errors import UserError
+
+# Folder names that mean the same split.
+SYNONYMS = {
+  'train': ('train', 'training'),
+  'validation': ('validation', 'val', 'valid', 'dev'),
+  'test': ('test', 'testing'),
+}
+
+# What TensorFlow or Pillow reads, in any case of letters.
+EXTENSIONS = (
+  *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.gif', '.bmp', '.webp', '.avif', '.jp2'),
+  *('.tif', '.tiff', '.ppm', '.pgm', '.pbm', '.pnm', '.tga'),
+)
+
+# Reading is waiting, mostly, where the folder is not on a local disk.
+_READERS = 16
+
+
+class Folder(Source):
+  """ROOT/SPLIT/CLASS/**/IMAGE, or ROOT/CLASS/**/IMAGE as one split, 'train'.
+
+  Classes are the names of the folders, sorted; folders inside a class belong to it.
+  A split's images are in a fixed pseudo-random order, that of a hash of their path
+  below the root: 'train[:90%]' holds every class although files are sorted by class,
+  and adding a file hardly moves the others. Hidden files, and files that are no image
+  by their extension, are left out. Symbolic links are followed.
+  """
+
+  exif = True
+
+  def __init__(self, target: str, split: str):
+    root = os.path.abspath(os.path.expanduser(target))
+    if not os.path.isdir(root):
+      raise UserError(
+        f'folder: there is no directory {root!r}. Needed is DIR/train/CLASS/IMAGE '
+        '(and val or test), or DIR/CLASS/IMAGE.'
+      )
+    self.name = f'folder:{target}'
+    self._root = root
+    directories = _split_directories(root)
+    self.class_names = _class_names(directories)
+    self.num_classes = len(self.class_names)
+    wanted = []
+    for name, start, stop in splits.parse(split):
+      name = _canonical(name)
+      known = name in SYNONYMS  # else a misspelling, which check_name answers
+      if known and name not in directories and list(directories) == ['train']:
+        raise UserError(
+          f'{self.name} has no folder for the split {name!r}, only images to train on. '
+          "To keep a tenth of them for evaluation, take the splits 'train[:90%]' and "
+          "'train[90%:]' (configs/folder.py: train=train[:90%],val=train[90%:])."
+        )
+      splits.check_name(name, directories, self.name)
+      wanted.append(f'{name}[{start}:{stop}]')
+    found = {
+      name: self._scan(directories[name])
+      for name in {part.split('[')[0] for part in wanted}
+    }
+    sizes = {name: len(found.get(name, ())) for name in directories}
+    rows = [
+      found[name][i]
+      for name, indices in splits.select('+'.join(wanted), sizes, self.name)
+      for i in indices
+    ]
+    self._paths = [path for path, _, _ in rows]
+    self.labels = np.array([label for _, label, _ in rows], np.int64)
+    self.fingerprint = fingerprint((self.class_names, *rows))
+
+  def __len__(self) -> int:
+    return len(self._paths)
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    paths = [self.name_of(i) for i in indices]
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+      return [
+        {**content, 'label': int(label)}
+        for content, label in zip(
+          pool.map(_read, paths), self.labels[indices], strict=True
+        )
+      ]
+
+  def name_of(self, index: int) -> str:
+    return os.path.join(self._root, self._paths[index])
+
+  def _scan(self, directory: str) -> list[tuple[str, int, int]]:
+    """Returns a split's (path below the root, label, size in bytes) in its order."""
+    label_of = {name: i for i, name in enumerate(self.class_names)}
+    folders = _folders(directory)
+    unknown = [name for name in folders if name not in label_of]
+    if unknown:
+      raise UserError(
+        f'{self.name}: {directory} has folders that are no class of the train split: '
+        f'{_some(unknown)}.'
+      )
+    rows, empty = [], []
+    for name in folders:
+      images = images_below(os.path.join(directory, name))
+      empty += [] if images else [name]
+      rows += [(os.path.relpath(p, self._root), label_of[name], n) for p, n in images]
+    if empty:
+      raise UserError(
+        f'{self.name}: no image in {_some([os.path.join(directory, n) for n in empty])}. '
+        f'Remove the folder, or add images ({" ".join(sorted(EXTENSIONS))}).'
+      )
+    return sorted(rows, key=lambda row: hashlib.sha256(row[0].encode()).digest())
+
+
+def _read(path: str) -> dict:
+  try:
+    with open(path, 'rb') as file:
+      return {'image': file.read()}
+  except OSError as error:
+    return {'error': f'cannot be read: {error.strerror}'}
+
+
+def _canonical(name: str) -> str:
+  """Returns 'validation' for 'val', and so on; other names as they are."""
+  for canonical, names in SYNONYMS.items():
+    if name.lower() in names:
+      return canonical
+  return name
+
+
+def _split_directories(root: str) -> dict[str, str]:
+  """Returns {split: directory}."""
+  out: dict[str, str] = {}
+  for name in _folders(root):
+    canonical = _canonical(name)
+    if canonical not in SYNONYMS:
+      continue
+    if canonical in out:
+      raise UserError(
+        f'folder:{root}: both {os.path.basename(out[canonical])!r} and {name!r} are '
+        f'folders for the split {canonical!r}: keep one.'
+      )
+    out[canonical] = os.path.join(root, name)
+  others = [name for name in _folders(root) if _canonical(name) not in SYNONYMS]
+  if out and others:
+    logging.getLogger(__name__).warning(
+      'folder:%s: left out, as it has folders for splits: %s', root, _some(others)
+    )
+  return out or {'train': root}
+
+
+def _class_names(directories: dict[str, str]) -> list[str]:
+  """Returns the sorted classes: the train split's, where there is one."""
+  every = [directories['train']] if 'train' in directories else directories.values()
+  names = sorted({name for directory in every for name in _folders(directory)})
+  if not names:
+    raise UserError(
+      f'folder: {" and ".join(every)} has no class folders. Needed is one folder per '
+      'class with its images inside.'
+    )
+  return names
+
+
+def _folders(directory: str) -> list[str]:
+  try:
+    with os.scandir(directory) as entries:
+      return sorted(e.name for e in entries if e.is_dir() and not _hidden(e.name))
+  except OSError as error:
+    raise UserError(f'folder: {directory}: {error.strerror}.') from None
+
+
+def images_below(directory: str) -> list[tuple[str, int]]:
+  """Returns (path, size in bytes) of all images below, links followed once, unsorted."""
+  out, todo, seen = [], [directory], set()
+  while todo:
+    here = todo.pop()
+    real = os.path.realpath(here)
+    if real in seen:
+      continue  # a link to a folder above it
+    seen.add(real)
+    try:
+      entries = list(os.scandir(here))
+    except OSError as error:
+      raise UserError(f'folder: {here}: {error.strerror}.') from None
+    for entry in entries:
+      if _hidden(entry.name):
+        continue
+      if entry.is_dir():
+        todo.append(entry.path)
+      elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+        out.append((entry.path, _size(entry)))
+  return out
+
+
+def _size(entry: os.DirEntry) -> int:
+  try:
+    return entry.stat().st_size
+  except OSError:
+    return 0  # a dangling link: reported when it is read
+
+
+def _hidden(name: str) -> bool:
+  return name.startswith('.') or name == '__MACOSX'
+
+
+def _some(names: list[str]) -> str:
+  more = f' and {len(names) - 5} more' if len(names) > 5 else ''
+  return ', '.join(map(repr, names[:5])) + more

@@ -1,0 +1,259 @@
+"""Several sources in fixed proportions, as one.
+
+Place p of training belongs to a block of M places. In block b part k has its quota, what
+rounding makes of the M w_k that are its due: after any number of blocks each part has
+had its share of all places to within one. Which places of the block they are is a
+seeded permutation, and within its own places each part goes through its own epochs.
+All of that is computed from p, so that a jump to any step costs nothing.
+"""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from vit_jax.data.sources import registry as sources
+from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.errors import UserError, did_you_mean
+
+# Examples of a block: a few batches, and enough that the smallest part has one in each.
+_BLOCK, _LARGEST = 2**10, 2**20
+
+
+def build(parts: Sequence[dict], split: str) -> 'Mixture':
+  """Returns the mixture that a config's list of parts describes.
+
+  Args:
+    parts: for each part {'source', 'split', 'weight', 'label_offset', 'options'}; all
+      but 'source' may be left out. `source` and `options` are those of `sources.build`.
+      `weight` is the part's share of the examples seen, relative to the others'; where
+      no part has one, its number of examples. `label_offset` is added to its labels.
+    split: for parts that name none.
+
+  Raises:
+    UserError: for what is wrong in the parts, or parts that do not go together.
+  """
+  if not parts:
+    raise UserError('data.source is an empty list: needed is at least one part.')
+  built, weights = [], []
+  for i, part in enumerate(parts):
+    where = f'data.source[{i}]'
+    known = list(inspect.signature(_part).parameters)[1:]
+    if not isinstance(part, dict) or not isinstance(part.get('source'), str):
+      raise UserError(
+        f"{where} is {part!r}: needed is {{'source': ..., 'weight': ...}} with the "
+        f'keys {known}.'
+      )
+    for key in part:
+      if key not in known:
+        raise UserError(
+          f'{where} has no key {key!r}: known are {known}.{did_you_mean(key, known)}'
+        )
+    source, offset = _part(where, **{'split': split, **part})
+    built.append((source, offset, 'label_offset' in part))
+    weights.append(_weight(where, part.get('weight')))
+  given = [weight is not None for weight in weights]
+  if any(given) != all(given):
+    raise UserError(
+      f'data.source[{given.index(False)}] has no weight, but others have: give all parts '
+      'one, or none (they are then mixed by their numbers of examples).'
+    )
+  if not any(given):
+    weights = [Fraction(len(source)) for source, *_ in built]
+  return Mixture(built, weights)
+
+
+def _part(where, source, split, weight=None, label_offset=0, options=None):
+  if not isinstance(label_offset, int) or isinstance(label_offset, bool):
+    raise UserError(f'{where}: label_offset={label_offset!r} must be an integer.')
+  if options is not None and not isinstance(options, dict):
+    raise UserError(f'{where}: options={options!r} must be a dict.')
+  return sources.build(source, split, **(options or {})), label_offset
+
+
+def _weight(where, weight) -> Fraction | None:
+  """Returns a weight as it is written: 0.1 is a tenth, not the float next to it."""
+  if weight is None:
+    return None
+  number = isinstance(weight, int | float) and not isinstance(weight, bool)
+  if not number or not 0 < weight < float('inf'):
+    raise UserError(f'{where}: weight={weight!r} must be a number above 0.')
+  return Fraction(str(weight))
+
+
+class Mixture(Source):
+  """The examples of all parts, one part behind the other; for training.
+
+  Its length, and so an epoch of a run, is the total of the parts' examples, whatever
+  the weights: a part seen more often than its size goes through more epochs meanwhile.
+  Images must be of one kind, encoded or arrays of one shape. If any part has several
+  labels an example, all have.
+  """
+
+  def __init__(
+    self, parts: Sequence[tuple[Source, int, bool]], weights: Sequence[Fraction]
+  ):
+    """Takes (source, label_offset, whether that was given) and the weight of each."""
+    self.name = f'mixture of {", ".join(source.name for source, *_ in parts)}'
+    self._parts = [(source, offset) for source, offset, _ in parts]
+    self._weights = list(weights)
+    self._starts = np.cumsum([0] + [len(source) for source, _ in self._parts])
+    self.image_shape = self._one_shape()
+    self.multi_label = any(source.multi_label for source, _ in self._parts)
+    counts = [source.num_classes for source, _ in self._parts]
+    if None not in counts:
+      self.num_classes = max(source.num_classes + k for source, k in self._parts)
+    self.class_names = self._names([given for *_, given in parts])
+    self.fingerprint = fingerprint(
+      (source.fingerprint, offset, weight)
+      for (source, offset), weight in zip(self._parts, self._weights, strict=True)
+    )
+
+  def _one_shape(self):
+    shapes = {source.name: source.image_shape for source, _ in self._parts}
+    if len(set(shapes.values())) > 1:
+      said = [f'{k}: {v or "encoded images"}' for k, v in shapes.items()]
+      raise UserError(
+        f'Parts of a mixture hold images of one kind, but these are {"; ".join(said)}.'
+      )
+    return self._parts[0][0].image_shape
+
+  def _names(self, given: list[bool]) -> list[str] | None:
+    """Returns the classes' names, if every one of them has one."""
+    names: dict[int, str] = {}
+    for (source, offset), meant in zip(self._parts, given, strict=True):
+      for label, name in enumerate(source.class_names or (), offset):
+        if names.setdefault(label, name) != name and not meant:
+          raise UserError(
+            f'{self.name}: class {label} is {names[label]!r} in one part and {name!r} in '
+            f"{source.name}. Give that part a 'label_offset' (0 to take them for one)."
+          )
+    if sorted(names) == list(range(self.num_classes or 0)):
+      return [names[label] for label in range(len(names))] or None
+    return None
+
+  def __len__(self) -> int:
+    return int(self._starts[-1])
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    indices = np.asarray(indices)
+    which, out = self._part_of(indices), [None] * len(indices)
+    for k in np.unique(which):
+      here = np.flatnonzero(which == k)
+      examples = self._parts[k][0].read(indices[here] - self._starts[k])
+      for i, example in zip(here, examples, strict=True):
+        out[i] = self._in_common(k, example)
+    return out
+
+  def _part_of(self, indices):
+    return np.searchsorted(self._starts, indices, 'right') - 1
+
+  def _in_common(self, k, example):
+    source, offset = self._parts[k]
+    if 'error' in example:
+      return {**example, 'label': [] if self.multi_label else 0}
+    label = np.asarray(example['label'], np.int64) + offset
+    label = np.atleast_1d(label) if self.multi_label else int(label)
+    return {'exif': source.exif, **example, 'label': label}
+
+  def name_of(self, index: int) -> str:
+    k = int(self._part_of(index))
+    return self._parts[k][0].name_of(int(index - self._starts[k]))
+
+  def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
+    orders = []
+    for k, (source, _) in enumerate(self._parts):
+      # Parts of the same size would else be in the same order.
+      bits = np.random.SeedSequence([seed, k, 1]).generate_state(1, np.uint64)
+      own = int(bits[0]) >> 1
+      reading, order = source.for_training(own, batch_size, host, hosts)
+      if reading is not source:
+        raise UserError(
+          f'{source.name}: a part of a mixture cannot be streamed: it is read wherever '
+          "the mixture's order says. Leave 'stream' out of its options."
+        )
+      orders.append(order)
+    return self, Interleaved(orders, self._starts[:-1], self._weights, seed)
+
+  def for_evaluation(self) -> tuple:
+    raise UserError(
+      f'{self.name} is for training: to evaluate, name one source. An evaluation of each '
+      'part (config.evals, one entry each) says more than one of all.'
+    )
+
+  def parts(self) -> list[tuple[Source, int]]:
+    return self._parts
+
+
+class Interleaved:
+  """The order of a mixture: in each block of places, every part's quota."""
+
+  def __init__(
+    self,
+    orders: Sequence,
+    starts: Sequence[int],
+    weights: Sequence[Fraction],
+    seed: int,
+  ):
+    """Takes each part's own order, the index of its first example, and its weight.
+
+    Raises:
+      UserError: for a weight under a millionth of all.
+    """
+    total = sum(weights)
+    self._shares = [weight / total for weight in weights]
+    self._orders, self._starts, self._seed = orders, starts, seed
+    self.block = _BLOCK
+    # With one place or more due to every part in each block, no quota is negative.
+    while self.block * min(self._shares) < 1:
+      self.block *= 2
+      if self.block > _LARGEST:
+        raise UserError(
+          f'A part of a mixture has the weight {float(min(weights)):g} of '
+          f'{float(total):g}: the smallest is one in {_LARGEST}.'
+        )
+    self._block = functools.lru_cache(maxsize=8)(self._draw_block)
+
+  def served(self, block: int) -> list[int]:
+    """Returns how many examples each part has given before a block.
+
+    Rounding the running sum of shares, not each share, makes them sum to all places.
+    """
+    places, ends, so_far = block * self.block, [0], Fraction(0)
+    for share in self._shares:
+      so_far += share
+      ends.append(int(places * so_far))  # the floor: all are positive
+    return [end - start for start, end in itertools.pairwise(ends)]
+
+  def _draw_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each place's part, and which of that part's examples it gets: int64 [M]."""
+    before, after = self.served(block), self.served(block + 1)
+    quotas = np.subtract(after, before)
+    parts = np.repeat(np.arange(len(quotas)), quotas)
+    bits = np.random.Philox([self._seed, block, 2])
+    parts = np.random.Generator(bits).permutation(parts)
+    turns = np.empty(self.block, np.int64)
+    for k, first in enumerate(before):
+      turns[parts == k] = first + np.arange(quotas[k])
+    return parts, turns
+
+  def turns(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (part, position in the part's own order) of positions, int64 [n] each."""
+    blocks, places = np.divmod(np.asarray(positions, np.int64), self.block)
+    out = np.empty((2, len(blocks)), np.int64)
+    for block in np.unique(blocks):
+      here = blocks == block
+      out[:, here] = [x[places[here]] for x in self._block(int(block))]
+    return out[0], out[1]
+
+  def indices(self, positions: np.ndarray) -> np.ndarray:
+    """Returns the examples' indices, int64 [n], at positions [n] >= 0."""
+    parts, turns = self.turns(positions)
+    out = np.empty(len(parts), np.int64)
+    for k in np.unique(parts):
+      here = parts == k
+      out[here] = self._starts[k] + self._orders[k].indices(turns[here])
+    return out

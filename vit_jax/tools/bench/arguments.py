@@ -1,0 +1,112 @@
+"""The command line of `tools.bench`."""
+
+import argparse
+from pathlib import Path
+
+from vit_jax import cli
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.tools.inspect import arguments
+
+MODES = ('train', 'forward')
+DTYPES = ('float32', 'bfloat16')
+
+
+def parse(argv: list[str], description: str):
+  """Returns the arguments; lists where a flag takes several values.
+
+  Raises:
+    UserError: for an unknown flag or value, or one without the flag it belongs to.
+  """
+  parser = cli.Parser(
+    prog='python -m vit_jax.tools.bench',
+    description=description,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add('model', metavar='MODEL', help="'vit:B/16', or a name such as mixer_b16_224")
+  add(
+    '--mode',
+    type=_several(MODES),
+    default=list(MODES),
+    help='train, forward or (the default) both: train,forward',
+  )
+  add(
+    '--dtype',
+    type=_several(DTYPES),
+    help='of compute: float32 (default on CPUs), bfloat16 (elsewhere), or both with a '
+    'comma',
+  )
+  add(
+    '--batch',
+    type=_batches,
+    metavar='N[,N...]',
+    help='images in a step; default 8 on CPUs, 128 elsewhere; the best of several is '
+    'marked',
+  )
+  add('--resolution', type=cli.positive, default=224, help='pixels, a square')
+  add(
+    '--steps',
+    type=cli.positive,
+    help='to time in each row, with --vs on each side; default: as many as take 10 s',
+  )
+  add(
+    '--set',
+    action='append',
+    default=[],
+    metavar='FIELD=VALUE',
+    help='a field of the model: --set remat=full --set num_classes=10',
+  )
+  add('--vs', choices=['timm'], help='its PyTorch model in turns with ours')
+  add(
+    '--torch-python',
+    dest='python',
+    metavar='PYTHON',
+    help='with --vs: the interpreter of an environment with torch and timm, where this '
+    'one has none',
+  )
+  add(
+    '--torch-compile',
+    action=argparse.BooleanOptionalAction,
+    help='with --vs: torch.compile; default on GPUs, not on CPUs',
+  )
+  add('--rounds', type=cli.positive, help='with --vs: turns of each side, default 7')
+  add('--json', action='store_true', help='one JSON object in place of the table')
+  add('--out', metavar='FILE.json', help='where to keep the results')
+  args = parser.parse_args(argv)
+  for name, flag in (
+    ('python', '--torch-python'),
+    ('torch_compile', '--torch-compile'),
+    ('rounds', '--rounds'),
+  ):
+    if getattr(args, name) is not None and not args.vs:
+      parser.error(f'{flag} goes with --vs timm')
+  if args.python and not Path(args.python).exists():
+    parser.error(f'--torch-python {args.python}: there is no such file')
+  args.rounds = args.rounds or 7
+  return args
+
+
+def fields(args) -> dict:
+  """Returns the fields of the model that were set, 1000 classes by default."""
+  given = arguments.fields(argparse.Namespace(set=args.set, dtype=None))
+  if 'dtype' in given:
+    raise UserError('--set dtype=...: write --dtype, which takes several.')
+  return {'num_classes': 1000, **given}
+
+
+def _several(allowed: tuple[str, ...]):
+  """Returns the argument type of a comma-separated list of words."""
+
+  def parse(text: str) -> list[str]:
+    words = list(dict.fromkeys(text.split(',')))
+    for word in words:
+      if word not in allowed:
+        hint = did_you_mean(word, allowed)
+        raise argparse.ArgumentTypeError(f'{word!r} is none of {allowed}.{hint}')
+    return words
+
+  return parse
+
+
+def _batches(text: str) -> list[int]:
+  return [cli.positive(part) for part in text.split(',')]

@@ -1,0 +1,212 @@
+"""Parameters, GFLOPs, training exaFLOPs and memory of a model, without running it.
+
+  python -m vit_jax.tools.inspect vit:B/16
+  python -m vit_jax.tools.inspect vit:L/16 --resolution 384 --set classifier=map
+  python -m vit_jax.tools.inspect vit:B/16 --examples 303e6 --epochs 7 --json
+  python -m vit_jax.tools.inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
+  python -m vit_jax.tools.inspect --config configs/vit_b16.py:variant=L/16
+  python -m vit_jax.tools.inspect --table paper     # Table 6 of the ViT paper beside ours
+  python -m vit_jax.tools.inspect --zoo             # published weights by short names
+
+Everything comes from the model's shapes: no parameter is allocated and no accelerator
+is used, so a G/14 takes seconds on a laptop, and with --mesh, which compiles its train
+step three times, a minute.
+"""
+
+import os
+import re
+import sys
+
+from vit_jax import cli
+from vit_jax.errors import UserError
+from vit_jax.tools.inspect import activations, arguments, mesh, paper_table, recipe
+from vit_jax.tools.inspect import text as inspect_text
+
+
+def main(argv: list[str]) -> int:
+  """Prints the report (or its JSON) on what `argv` asks for; returns 0."""
+  parser = arguments.parser(__doc__.split('\n')[0])
+  args, rest = parser.parse_known_args(argv)
+  if unknown := [a for a in rest if not (args.config and a.startswith('--config.'))]:
+    parser.error(f'unrecognized arguments: {" ".join(unknown)}')
+  if args.table or args.zoo:
+    arguments.refuse_others(
+      args, parser, '--zoo' if args.zoo else f'--table {args.table}'
+    )
+    record, text = _table(args)
+  elif args.config:
+    allowed = ('config', 'examples', 'mesh', 'hbm')
+    arguments.refuse_others(args, parser, f'--config {args.config}', allowed)
+    record, text = _recipe(args, [a.removeprefix('--config.') for a in rest])
+  elif args.model is None:
+    parser.error('the following arguments are required: model')
+  elif args.mesh:
+    for name in ('examples', 'epochs', 'steps'):
+      if getattr(args, name) is not None:
+        raise UserError(f'--{name} goes without --mesh, which asks about one step.')
+    record, text = _model_on_mesh(args)
+  else:
+    for name in ('hbm', 'sharding', 'optim'):
+      if getattr(args, name) != parser.get_default(name):
+        raise UserError(f'--{name} goes with --mesh, such as --mesh data=8,fsdp=4.')
+    record = inspect_model(
+      args.model,
+      args.resolution,
+      args.classes or None,
+      arguments.fields(args),
+      arguments.batch(args),
+      arguments.examples_seen(args),
+    )
+    text = inspect_text.model(record)
+  if args.json:
+    cli.print_json(record)
+  else:
+    print(text)
+  return 0
+
+
+def _table(args) -> tuple[dict, str]:
+  if args.zoo:
+    from vit_jax.weights import zoo
+
+    entries = list(zoo.ENTRIES.values())
+    return {'zoo': [entry._asdict() for entry in entries]}, inspect_text.zoo(entries)
+  rows = paper_table.rows()
+  return {'table': args.table, 'rows': rows}, paper_table.render(rows)
+
+
+def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
+  if args.hbm is not None and not args.mesh:
+    raise UserError('--hbm goes with --mesh, such as --mesh data=8,fsdp=4.')
+  if args.examples is not None and args.examples < 1:
+    raise UserError('--examples 0: at least one image in an epoch.')
+  config = recipe.load(args.config, assignments)
+  record = {'config': args.config, **recipe.describe(config, args.examples)}
+  text = recipe.render(record, args.config)
+  if args.mesh:
+    request = recipe.request(config, record, mesh.parse(args.mesh))
+    record['memory'] = mesh.inspect(request, args.hbm)
+    text += '\n\n' + inspect_text.mesh(record['memory'])
+  return record, text
+
+
+def _model_on_mesh(args) -> tuple[dict, str]:
+  from vit_jax import config as config_lib
+  from vit_jax import models, optim, sharding
+
+  axes = mesh.parse(args.mesh)
+  name, variant, fields = models.parse_name(args.model)
+  fields |= {'num_classes': args.classes, **arguments.fields(args)}
+  if not fields['num_classes']:
+    raise UserError('--mesh asks about training, which needs classes: not --classes 0.')
+  models.build(name, variant, **fields)
+  sharding.resolve_rules(args.sharding)
+  section = arguments.optimizer(args.optim)
+  config_lib.bind('optim', section, optim.signature(section['name']), ('total_steps',))
+  record = mesh.inspect(
+    {
+      'model': {'name': name, 'variant': variant, **fields},
+      'task': {'name': 'classify'},
+      'optim': section,
+      'mesh': axes,
+      'sharding': args.sharding,
+      'batch': arguments.batch(args),
+      'image': [*args.resolution, 3],
+      'label': [],
+    },
+    args.hbm,
+  )
+  record = {'model': args.model, 'resolution': list(args.resolution), **record}
+  height, width = args.resolution
+  text = f'{args.model} at {height}x{width} px, {record["params"]:,} parameters\n\n'
+  return record, text + inspect_text.mesh(record)
+
+
+def inspect_model(
+  model: str,
+  resolution: tuple[int, int] = (224, 224),
+  num_classes: int | None = 1000,
+  fields: dict | None = None,
+  batch: int = 1,
+  examples: float | None = None,
+) -> dict:
+  """Returns what the tool prints.
+
+  Args:
+    model: 'vit:B/16' or a published name.
+    resolution: height and width of the images, in pixels.
+    fields: more fields of the model, such as `{'classifier': 'map'}`.
+    batch: images per device and step, for the memory.
+    examples: images seen in a whole training (epochs x data set size), or None.
+
+  Returns:
+    params; modules (name -> parameters); tokens that the blocks see, None for models
+    without; gflops forward per image (see `vit_jax.tools.inspect.flops`); exaflops of the training
+    or None; memory in bytes: float32 params and gradients, two float32 Adam moments,
+    activations (see `activations.saved_bytes`) and their total.
+
+  Raises:
+    UserError: for an unknown model or field, or a size that the patches do not tile.
+  """
+  import jax
+
+  from vit_jax import models
+  from vit_jax.tools.inspect import flops
+
+  fields = {'num_classes': num_classes, **(fields or {})}
+  module = models.build(model, **fields)
+  forward, traced_params, images = activations.trace(module, (*resolution, 3))
+  params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+  _, out = jax.eval_shape(forward, traced_params, images)
+  operations = flops.count(forward, traced_params, images)
+  each, constant = activations.per_image(
+    lambda params, images: forward(params, images, train=True)[0],
+    traced_params,
+    jax.ShapeDtypeStruct(images.shape[1:], images.dtype),
+  )
+  size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+  return {
+    'model': model,
+    'fields': {key: str(value) for key, value in fields.items()},
+    'resolution': list(resolution),
+    'params': sum(leaf.size for leaf in jax.tree.leaves(params)),
+    'modules': _modules(params),
+    'tokens': out['tokens'].shape[1] if 'tokens' in out else None,
+    'gflops': operations / 1e9,
+    'examples': examples,
+    'exaflops': None if examples is None else flops.exa_training(operations, examples),
+    'memory': {
+      'batch': batch,
+      'params': size,
+      'gradients': size,
+      'optimizer': 2 * size,
+      'activations': each * batch + constant,
+      'total': 4 * size + each * batch + constant,
+    },
+  }
+
+
+def _modules(params) -> dict[str, int]:
+  """Returns parameters per module, blocks that differ in their number as one."""
+  from vit_jax import trees
+
+  paths = {name: name.split('/') for name in trees.flatten(params)}
+  stacks = {path[0] for path in paths.values() if len(path) > 1 and 'block' in path[1]}
+  sizes: dict[str, int] = {}
+  members: dict[str, set] = {}
+  for name, leaf in trees.flatten(params).items():
+    path = paths[name]
+    module = '/'.join(path[: 2 if path[0] in stacks else 1])
+    group = re.sub(r'([Bb]lock)_\d+$', r'\1_*', module)
+    sizes[group] = sizes.get(group, 0) + leaf.size
+    members.setdefault(group, set()).add(module)
+  return {
+    f'{group} (x{len(members[group])})' if len(members[group]) > 1 else group: size
+    for group, size in sizes.items()
+  }
+
+
+if __name__ == '__main__':
+  # Shapes alone are asked for: leave the accelerator to whoever trains on it.
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  sys.exit(cli.run(main))

@@ -1,0 +1,208 @@
+"""What a config asks for: steps, epochs, examples and compute, without opening its data.
+
+The number of training examples comes from the caller or from `split_sizes`; only
+'digits' and 'synthetic', which are bundled and made up, are opened.
+"""
+
+import inspect as inspect_lib
+
+from vit_jax.errors import UserError
+
+
+def load(spec: str, assignments: list[str]) -> dict:
+  """Returns the checked config of 'FILE.py[:ARGS]'.
+
+  Where the weights name the model, it is looked up by their name in the zoo, or read
+  from them where they are a path; nothing is downloaded.
+
+  Args:
+    assignments: 'optim.lr=3e-4', as after `--config.` on the command line.
+
+  Raises:
+    UserError: as a run would, for anything in the config.
+  """
+  from vit_jax import config as config_lib
+  from vit_jax.train import schema
+
+  config = config_lib.load(spec)
+  config_lib.override(config, assignments)
+  return schema.check({**config, 'model': _model(config)})
+
+
+def _model(config: dict) -> dict:
+  """Returns the section `model`, its name filled in by the weights."""
+  from pathlib import Path
+
+  from vit_jax import config as config_lib
+  from vit_jax import models, pretrained
+  from vit_jax.weights import zoo
+
+  model = config_lib.section({'model': {}, **config}, 'model')
+  weights = config.get('weights')
+  if not weights or 'name' in model or not weights.get('source'):
+    return model
+  config_lib.bind('weights', weights, pretrained.from_section)
+  if entry := zoo.find(weights['source']):
+    name, variant, fields = models.parse_name(entry.model)
+    return {'name': name, 'variant': variant, **fields, **model}
+  if Path(weights['source']).expanduser().exists():
+    return pretrained.complete(model, pretrained.from_section(**weights))
+  raise UserError(
+    f'config.weights.source={weights["source"]!r} is no name of the zoo and no path '
+    'here, so that the model is not known: say it, --config.model.name=vit '
+    '--config.model.variant=B/16.'
+  )
+
+
+def describe(config: dict, examples: int | None = None) -> dict:
+  """Returns the sums of a checked config's training.
+
+  Args:
+    examples: of one epoch; None: of the split as `split_sizes` knows it.
+
+  Returns:
+    model, fields, resolution [H, W], channels; classes, or None where neither the
+    config nor the table tell (the head is then left out of all sums); params, gflops
+    (forward, per image); source, split, train_examples or None; batch_size, steps,
+    epochs or None, examples (seen, steps x batch_size), exaflops of the training.
+
+  Raises:
+    UserError: where the number of steps hangs on an unknown number of examples, the
+      size of the images cannot be told from `pp`, or the optimizer refuses.
+  """
+  import jax
+
+  from vit_jax import config as config_lib
+  from vit_jax import models, optim
+  from vit_jax.tools.inspect import activations, flops
+
+  data, model = config['data'], dict(config['model'])
+  opened = _opened(data)
+  train_examples, classes = _known(config, data, opened, examples)
+  batch = data['batch_size']
+  config_lib.check_type('config.data.batch_size', batch, int)
+  if batch < 1:
+    raise UserError(f'config.data.batch_size={batch}: expected 1 or more.')
+  steps = config_lib.total_steps(config, train_examples or 0, batch)
+  optim.build(**config['optim'], total_steps=steps)  # a schedule may refuse so few
+  *resolution, channels = image_shape(data['pp'], opened)
+  fields = {'num_classes': classes, **model}
+  forward, params, images = activations.trace(
+    models.build(**fields), (*resolution, channels)
+  )
+  operations = flops.count(forward, params, images)
+  name, variant = model.pop('name'), model.pop('variant', None)
+  classes = model.pop('num_classes', classes)
+  return {
+    'model': f'{name}:{variant}' if variant else name,
+    'fields': {key: str(value) for key, value in model.items()},
+    'resolution': resolution,
+    'channels': channels,
+    'classes': classes,
+    'params': sum(x.size for x in jax.tree.leaves(params)),
+    'gflops': operations / 1e9,
+    'source': data['source'],
+    'split': data['split'],
+    'train_examples': train_examples,
+    'batch_size': batch,
+    'steps': steps,
+    'epochs': steps * batch / train_examples if train_examples else None,
+    'examples': steps * batch,
+    'exaflops': flops.exa_training(operations, steps * batch),
+  }
+
+
+def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
+  """Returns the question to `tools.mesh` of a config and what `describe` says of it."""
+  from vit_jax.data.ops import registry
+
+  if record['classes'] is None:
+    raise UserError(
+      f'The classes of {record["source"]!r} are not known: --config.model.num_classes=K.'
+    )
+  labels = any(op.kind == 'label' for op in registry.parse(config['data']['pp']))
+  return {
+    'model': {**config['model'], 'num_classes': record['classes']},
+    'task': config['task'],
+    'optim': config['optim'],
+    'mesh': mesh,
+    'sharding': config['sharding'],
+    'batch': record['batch_size'],
+    'image': [*record['resolution'], record['channels']],
+    'label': [record['classes']] if labels else [],
+  }
+
+
+def _opened(data: dict):
+  """Returns the source where to open it costs nothing, else None."""
+  from vit_jax.data.sources import registry as sources
+
+  if data['source'] not in ('digits', 'synthetic'):
+    return None
+  options = data.get('source_options') or {}
+  return sources.build(data['source'], data['split'], **options)
+
+
+def _known(config, data, opened, examples) -> tuple[int | None, int | None]:
+  """Returns (examples of an epoch, classes), each None if not known."""
+  from vit_jax.tools.inspect import split_sizes
+
+  if opened is not None:
+    return examples or len(opened), opened.num_classes
+  found = split_sizes.find(data['source'])
+  classes = found.classes if found else None
+  if examples is None and (found or config.get('epochs') is not None):
+    examples = split_sizes.count(data['source'], data['split'])
+  return examples, classes
+
+
+def image_shape(pp: str, source=None) -> tuple[int, int, int]:
+  """Returns [H, W, C] of the images that a pipeline makes, from its text.
+
+  Args:
+    source: a `data.base.Source` whose images have a shape, where one is open.
+
+  Raises:
+    UserError: if no op gives the images one size.
+  """
+  from vit_jax.data.ops import arguments, registry
+
+  shape = getattr(source, 'image_shape', None)
+  size, channels = (shape[:2], shape[2]) if shape else (None, 3)
+  for name, args, kwargs in registry.image_calls(pp):
+    signature = inspect_lib.signature(registry.OPS[name].make)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    if 'size' in bound.arguments:
+      size = arguments.size_pair(bound.arguments['size'])
+    elif 'smaller_size' in bound.arguments:  # the other side follows the image's
+      size = None
+    channels = bound.arguments.get('channels', channels)
+  if size is None:
+    raise UserError(
+      f'pp {pp!r} leaves the size of the images open: add resize(size) or a crop.'
+    )
+  return (*size, channels)
+
+
+def render(record: dict, spec: str) -> str:
+  """Returns the record of `describe` as text."""
+  height, width = record['resolution']
+  known = record['train_examples']
+  rows = [
+    ('model', f'{record["model"]} at {height}x{width} px'),
+    ('parameters', f'{record["params"]:,}'),
+    ('data', f'{record["source"]}, {record["split"]}'),
+    ('examples of an epoch', f'{known:,}' if known else 'not known (--examples)'),
+    ('batch size', f'{record["batch_size"]:,}'),
+    ('steps', f'{record["steps"]:,}'),
+    ('epochs', f'{record["epochs"]:.4g}' if known else 'not known'),
+    ('examples', f'{record["examples"]:,}'),
+    ('forward, per image', f'{record["gflops"]:.4g} GFLOPs'),
+    ('whole training', f'{record["exaflops"]:.4g} exaFLOPs (3 x forward)'),
+  ]
+  lines = [spec, ''] + [f'  {label:<22}{value}' for label, value in rows]
+  if record['classes'] is None:
+    lines += ['', '  The classes are not known: the head is not counted.']
+    lines[-1] += ' --config.model.num_classes=K'
+  return '\n'.join(lines)

@@ -1,0 +1,140 @@
+"""The loop of a run: step, look, evaluate, save, stop."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from vit_jax import sharding
+from vit_jax.checkpoint import fingerprint
+from vit_jax.errors import Preempted, TooManyBadSteps
+from vit_jax.train import metrics as report
+from vit_jax.train.runtime import out_of_memory
+
+# Steps that the host may run ahead of the device: enough to keep it busy, few enough
+# that a run of bad steps is noticed at once.
+AHEAD = 2
+
+
+def prefetch(batches: Iterator[dict], mesh) -> Iterator[dict]:
+  """Yields global batches, the next one already on its way to the devices."""
+  ahead = deque()
+  for batch in batches:
+    ahead.append(sharding.global_batch(batch, mesh))
+    if len(ahead) == 2:
+      yield ahead.popleft()
+
+
+class Loop:
+  """The loop and what it keeps: state, rows, checkpoints."""
+
+  def __init__(self, config, workdir, state, task, checkpoints, evals, stop):
+    self.config, self.workdir, self.state = config, workdir, state
+    self.task, self.checkpoints, self.evals, self.stop = task, checkpoints, evals, stop
+    self.step = int(state.step)
+    self.total = config['resolved']['total_steps']
+    self.log = report.Log(**config['log'])
+    self.metrics = report.Metrics(workdir, self.step, self.log.tensorboard)
+    self.progress = report.Progress(self.step, self.total, config['data']['batch_size'])
+    self.pending: deque = deque()  # (step, metrics) not yet looked at
+
+  def close(self):
+    self.metrics.close()
+    self.progress.close()
+
+  def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
+    """Steps to the end, evaluating, saving and stopping when due."""
+    self._write_status('running')
+    with out_of_memory(), report.profiler(self.log.profile, self.workdir) as profile:
+      try:
+        # An evaluation that the stop cut off is still due at the restored step.
+        self._evaluate()
+        while self.step < self.total:
+          if self.stop.should_stop(self.step):
+            raise Preempted('Stopped.')
+          profile(self.step)
+          self.state, metrics = step_fn(self.state, next(batches))
+          self.step += 1
+          self.pending.append((self.step, metrics))
+          self._observe(AHEAD)
+          self._pause()
+      except Preempted:
+        self._observe(0)
+        self._save()
+        self.checkpoints.wait()
+        status = self._write_status('preempted', exit=Preempted.exit_code)
+        raise Preempted(
+          f'Stopped at step {status["step"]} of {self.total}; the state is saved. '
+          'Run the same command again to go on.'
+        ) from None
+    self._save()
+    self.checkpoints.wait()
+    digest = fingerprint.digest(fingerprint.fingerprints(self.state))
+    status = self._write_status('finished', fingerprint=digest, exit=0)
+    return status, self.metrics.rows
+
+  def _pause(self) -> None:
+    """Evaluates and saves, if due; the steps' clock stands still meanwhile."""
+    due = self.step % self.checkpoints.every == 0
+    if due or self.step == self.total or self._due_evals():
+      self._observe(0)  # rows up to here are written before the state is
+      start = time.perf_counter()
+      self._evaluate()
+      if due:
+        self._save()
+        self._write_status('running')
+      self.progress.pause(time.perf_counter() - start)
+
+  def _observe(self, leave: int) -> None:
+    """Looks at finished steps' metrics, all but the last `leave`."""
+    while len(self.pending) > leave:
+      step, values = self.pending.popleft()
+      if step % self.log.every and step != self.total:
+        bad = int(values['skipped_in_a_row'])
+      else:
+        values = jax.tree.map(np.asarray, values)
+        bad = int(values['skipped_in_a_row'])
+        row = {f'train/{key}': value for key, value in values.items()}
+        row |= self.progress.measure(step)
+        self.metrics.write(step, row)
+        self.progress.show(step, row)
+        self.progress.pause(self.metrics.open_events())
+      if bad and bad >= self.config['max_bad_steps']:
+        self.checkpoints.wait()
+        raise TooManyBadSteps(
+          f'{bad} steps in a row, up to step {step}, had a loss or gradient that is not '
+          f'finite. Newest checkpoint: {self.checkpoints.latest()}. Lower '
+          'config.optim.lr, set config.optim.clip, or lengthen the warmup.'
+        )
+
+  def _due_evals(self) -> list[str]:
+    """Returns the names of evaluations that this step calls for and lacks."""
+    return [
+      name
+      for name, (_, every, _) in self.evals.items()
+      if (self.step == self.total or (every and self.step % every == 0))
+      and self.step > 0
+      and not self.metrics.has(self.step, f'{name}/')
+    ]
+
+  def _evaluate(self) -> None:
+    for name in self._due_evals():
+      evaluator, _, use_ema = self.evals[name]
+      params = self.state.ema if use_ema else self.state.params
+      values = evaluator.run(self.task.predict, params)
+      row = {f'{name}/{key}': value for key, value in values.items()}
+      self.metrics.write(self.step, row)
+      self.progress.say(f'step {self.step}  {report.shown(row)}')
+
+  def _save(self) -> None:
+    values = report.last_values(
+      [row for row in self.metrics.rows if row['step'] == self.step]
+    )
+    self.checkpoints.save(self.state, {'config': self.config}, values)
+
+  def _write_status(self, state: str, **values) -> dict:
+    status = {'step': self.step, 'state': state, **values}
+    report.write_json(self.workdir / 'status.json', status)
+    return status

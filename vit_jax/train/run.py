@@ -1,0 +1,226 @@
+"""A run: from a config to a trained, evaluated, resumable model.
+
+`train` is the table of contents; `step` is the mathematics of one step, `loop` what
+happens around it, `schema` what the config may hold.
+"""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import jax
+
+from vit_jax import config as config_lib
+from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, trees
+from vit_jax.checkpoint import checkpoints as checkpoint
+from vit_jax.data import pipeline
+from vit_jax.errors import Preempted, UserError
+from vit_jax.train import memory, metrics, preemption, schema
+from vit_jax.train.loop import Loop, prefetch
+from vit_jax.train.runtime import compile_step, run_once
+from vit_jax.train.step import init_state, make_step
+
+
+class DataError(UserError):
+  """The training data cannot be opened; `main` knows what to try without them."""
+
+
+def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
+  """Runs a config in a folder, from where the folder's last run stopped.
+
+  Args:
+    config: nested plain dicts, see `config.load`.
+    workdir: created if missing; one run at a time.
+
+  Returns:
+    (status, rows): what status.json holds, with the step and the fingerprint of the
+    final train state, and the rows of metrics.jsonl.
+
+  Raises:
+    RunError: its subclasses say why and carry the exit code.
+  """
+  config, origin = _open_weights(config)
+  config = schema.check(config)
+  with contextlib.ExitStack() as stack:
+    workdir = stack.enter_context(preemption.lock(workdir))
+    stop = stack.enter_context(preemption.StopSignal())
+    mesh = sharding.make_mesh(**config['mesh'])
+    memory.keep_freed()
+    stack.enter_context(jax.set_mesh(mesh))
+
+    data = _open_data(config, workdir, mesh)
+    config = _resolve(config, data)
+    checkpoints = stack.enter_context(
+      contextlib.closing(
+        checkpoint.Checkpoints(workdir / 'checkpoints', **config['checkpoint'])
+      )
+    )
+    schema.refuse_drift(workdir, config, resumes=checkpoints.latest() is not None)
+    if results := _finished(workdir, config, checkpoints):
+      return results
+    model = models.build(**config['model'])
+    task = tasks.build(
+      model=model, num_classes=config['model']['num_classes'], **config['task']
+    )
+    optimizer = optim.build(
+      **config['optim'], total_steps=config['resolved']['total_steps']
+    )
+    evals = _build_evals(config, workdir, mesh, stop)
+
+    given = {}  # a run that resumes has its own parameters
+    if origin is not None and checkpoints.latest() is None:
+      given = _fit_weights(origin, model, config)
+    init_key, step_key = jax.random.split(jax.random.key(config['seed']))
+    init = lambda key, given: init_state(task, optimizer, data.spec, key, given)
+    abstract = jax.eval_shape(init, init_key, {})
+    shardings = sharding.state_shardings(abstract, mesh, config['sharding'])
+    abstract = jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      abstract,
+      shardings,
+    )
+    # What was refused until here has left an older run's files as they were.
+    stack.enter_context(_status_of_failure(workdir))
+    metrics.write_json(workdir / 'config.json', config)
+    print(metrics.parameter_table(abstract.params), flush=True)
+    step = make_step(task, optimizer, data.on_device, step_key)
+    step = compile_step(step, abstract, shardings, data.spec, mesh)
+    restored = checkpoints.restore(abstract)
+    if restored is None:
+      places = trees.flatten(shardings.params)
+      given = {name: jax.device_put(x, places[name]) for name, x in given.items()}
+      state = run_once(init, shardings, init_key, given)
+    else:
+      state, _ = restored
+      print(f'Resuming from step {int(state.step)}.', flush=True)
+    loop = Loop(config, workdir, state, task, checkpoints, evals, stop)
+    stack.callback(loop.close)
+    batches = stack.enter_context(contextlib.closing(data.iterate(loop.step)))
+    return loop.run(step, prefetch(batches, mesh))
+
+
+def _open_weights(config: dict) -> tuple[dict, pretrained.Origin | None]:
+  """Returns (config with the model that the weights are of, the weights)."""
+  section = config.get('weights')
+  if not section:
+    return config, None
+  config_lib.bind('weights', section, pretrained.from_section)
+  origin = pretrained.from_section(**section)
+  model = config_lib.section({'model': {}, **config}, 'model')
+  model = pretrained.complete(model, origin)
+  return {**config, 'model': model}, origin
+
+
+def _fit_weights(origin, model, config) -> dict:
+  """Returns {name: array} of the parameters that the run starts from."""
+  *size, channels = config['resolved']['image_shape']
+  if channels != origin.channels:
+    raise UserError(
+      f'{origin.source} is of images with {origin.channels} channels, config.data.pp '
+      f"gives {channels}: begin it with 'decode({origin.channels})'."
+    )
+  options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
+  given, merge = pretrained.fit(origin, model, tuple(size), **options)
+  print(pretrained.describe(origin, merge), flush=True)
+  return given
+
+
+def _open_data(config, workdir, mesh):
+  section = config['data']
+  # That accum is at least 1 is checked by its consumer.
+  divisor = sharding.batch_divisor(mesh) * max(config['optim'].get('accum', 1), 1)
+  if section['batch_size'] % divisor:
+    raise UserError(
+      f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
+      'mesh data x fsdp x optim.accum.'
+    )
+  try:
+    return pipeline.train(
+      **section,
+      seed=config['seed'],
+      num_classes=config['model'].get('num_classes'),
+      bad_log=workdir / 'bad_images.jsonl',
+      **sharding.host_of_batch(mesh),
+    )
+  except UserError as error:
+    raise DataError(str(error)) from error
+
+
+def _resolve(config, data) -> dict:
+  """Returns the config with what the data determines."""
+  num_classes = config['model'].get('num_classes', data.num_classes)
+  if num_classes is None:
+    raise UserError(
+      f'config.model.num_classes is not set and {config["data"]["source"]!r} does not '
+      'tell its number of classes; set it.'
+    )
+  total = config_lib.total_steps(config, data.num_examples, data.batch_size)
+  return {
+    **config,
+    'model': {**config['model'], 'num_classes': num_classes},
+    'resolved': {
+      'total_steps': total,
+      'num_examples': data.num_examples,
+      'fingerprint': data.fingerprint,
+      'class_names': data.class_names,
+      'image_shape': list(data.spec['image'].shape[1:]),
+    },
+  }
+
+
+def _build_evals(config, workdir, mesh, stop) -> dict:
+  """Returns {name: (evaluator, every, use_ema)}."""
+
+  def check_stop():
+    if stop.should_stop(0):
+      raise Preempted('Stopped during an evaluation.')
+
+  evals, num_classes = {}, config['model']['num_classes']
+  image_shape = config['resolved']['image_shape']
+  for name, section in config['evals'].items():
+    section = dict(section)
+    every, use_ema = section.pop('every', None), section.pop('use_ema', False)
+    if 'data' in section:
+      given = {'num_classes': num_classes, 'bad_log': workdir / 'bad_images.jsonl'}
+      section['data'] = given | section['data']
+    evaluator = evaluators.build(**section, mesh=mesh, check_stop=check_stop)
+    if 'data' in section:
+      ours, its = image_shape, list(evaluator.batches.spec['image'].shape[1:])
+      if ours != its:
+        raise UserError(
+          f'config.evals.{name}.data.pp gives images {its}, config.data.pp {ours}: the '
+          'model has positions for one size only.'
+        )
+    evals[name] = evaluator, every, use_ema
+  return evals
+
+
+def _finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
+  """Returns (status, rows) of a run with nothing left to do, else None."""
+  total = config['resolved']['total_steps']
+  path = workdir / 'status.json'
+  if checkpoints.latest() != total or not path.exists():
+    return None
+  status = json.loads(path.read_text())
+  rows = metrics.read_rows(workdir / 'metrics.jsonl')
+  done = metrics.last_values([row for row in rows if row['step'] == total])
+  done = {key.split('/')[0] for key in done}
+  if status['state'] != 'finished' or not done.issuperset(config['evals']):
+    return None
+  return status, rows
+
+
+@contextlib.contextmanager
+def _status_of_failure(workdir: Path):
+  """Leaves status.json behind when a run ends by an exception."""
+  try:
+    yield
+  except Exception as error:
+    path = workdir / 'status.json'
+    status = json.loads(path.read_text()) if path.exists() else {'step': 0}
+    code = getattr(error, 'exit_code', 1)
+    state = 'preempted' if isinstance(error, Preempted) else 'failed'
+    status |= {'state': state, 'exit': code, 'error': str(error)}
+    metrics.write_json(path, status)
+    raise
