@@ -51,7 +51,7 @@ def get_config(arg=None):
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
 
-  c.model = dict(name='bit', variant=arg.variant, num_classes=arg.classes)
+  c.model = dict(name='resnet_gn', variant=arg.variant, num_classes=arg.classes)
   c.model.dtype = arg.dtype
   if arg.small:
     c.model.blocks = (1, 1)

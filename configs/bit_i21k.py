@@ -51,7 +51,7 @@ def get_config(arg=None):
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
 
-  c.model = dict(name='bit_paper', variant=arg.variant, num_classes=arg.classes)
+  c.model = dict(name='bit', variant=arg.variant, num_classes=arg.classes)
   c.model.update(dtype=arg.dtype, head_bias_init=-10.0)
   if arg.small:
     c.model.blocks = (1, 1)

@@ -80,7 +80,7 @@ def get_config(arg=None):
   c.epochs = epochs
 
   resnet = arg.variant in ROWS and '/' not in arg.variant
-  c.model = dict(name='bit_paper' if resnet else 'vit', variant=arg.variant)
+  c.model = dict(name='bit' if resnet else 'vit', variant=arg.variant)
   c.model.update(num_classes=arg.classes, dtype=arg.dtype, head_bias_init=-10.0)
   if not resnet:
     c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']

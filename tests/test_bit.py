@@ -19,21 +19,21 @@ def abstract_params(model, size=224):
   ('model', 'variant', 'count'),
   # Of big_vision; x4, R50x3 and R101x3 of timm. 1000 classes.
   [
-    ('bit', 'R26', 15_995_176),
-    ('bit', 'R50', 25_557_032),
-    ('bit', 'R101', 44_549_160),
-    ('bit', 'R152', 60_192_808),
-    ('bit', 'R200', 64_673_832),
-    ('bit_paper', 'R26', 15_987_496),
-    ('bit_paper', 'R50x1', 25_549_352),
-    ('bit_paper', 'R101x1', 44_541_480),
-    ('bit_paper', 'R152', 60_185_128),
-    ('bit_paper', 'R200', 64_666_152),
-    ('bit_paper', 'R50x2', 97_988_712),
-    ('bit_paper', 'R50x3', 217_319_080),
-    ('bit_paper', 'R101x3', 387_934_888),
-    ('bit_paper', 'R152x2', 236_335_208),
-    ('bit_paper', 'R152x4', 936_533_224),
+    ('resnet_gn', 'R26', 15_995_176),
+    ('resnet_gn', 'R50', 25_557_032),
+    ('resnet_gn', 'R101', 44_549_160),
+    ('resnet_gn', 'R152', 60_192_808),
+    ('resnet_gn', 'R200', 64_673_832),
+    ('bit', 'R26', 15_987_496),
+    ('bit', 'R50x1', 25_549_352),
+    ('bit', 'R101x1', 44_541_480),
+    ('bit', 'R152', 60_185_128),
+    ('bit', 'R200', 64_666_152),
+    ('bit', 'R50x2', 97_988_712),
+    ('bit', 'R50x3', 217_319_080),
+    ('bit', 'R101x3', 387_934_888),
+    ('bit', 'R152x2', 236_335_208),
+    ('bit', 'R152x4', 936_533_224),
   ],
 )
 def test_parameter_counts_are_the_published_ones(model, variant, count):
@@ -42,7 +42,7 @@ def test_parameter_counts_are_the_published_ones(model, variant, count):
 
 
 def test_names_and_shapes_are_the_published_ones():
-  shapes = abstract_params(vit_jax.create_model('bit_paper', 'R50', num_classes=21_843))
+  shapes = abstract_params(vit_jax.create_model('bit', 'R50', num_classes=21_843))
   shapes = {k: v.shape for k, v in trees.flatten(shapes).items()}
   expected = {
     'root_block/standardized_conv2d/kernel': (7, 7, 3, 64),
@@ -71,8 +71,8 @@ def run(model, params, image):
 
 @pytest.mark.parametrize(
   ('model', 'atol'),
-  # bit: timm has the guard of the division within the root, which is w's 3e-5 here.
-  [('bit', 1e-4), ('bit_paper', 5e-6)],
+  # resnet_gn: timm has the guard of the division within the root, which is w's 3e-5 here.
+  [('resnet_gn', 1e-4), ('bit', 5e-6)],
 )
 def test_agrees_with_timm(golden, model, atol):
   # Every parameter random, in the names of the published files; blocks (2, 1), width
@@ -90,15 +90,15 @@ def test_agrees_with_timm(golden, model, atol):
 
 
 def test_what_pads_the_pool_matters_at_the_border_only(golden):
-  params = {from_tensorflow(k): v for k, v in golden('bit_paper_timm').items()}
+  params = {from_tensorflow(k): v for k, v in golden('bit_timm').items()}
   params = trees.unflatten(params)
   fields = dict(blocks=(2, 1), width=32, num_classes=10)
-  image = golden('bit_paper_timm.expected')['image'][:, :, :32]
+  image = golden('bit_timm.expected')['image'][:, :, :32]
   zeros, nothing = (
     np.asarray(run(model, params, image)[1]['stem'])
     for model in (
-      vit_jax.create_model('bit_paper', **fields),
-      vit_jax.create_model('bit_paper', zero_pad_pool=False, **fields),
+      vit_jax.create_model('bit', **fields),
+      vit_jax.create_model('bit', zero_pad_pool=False, **fields),
     )
   )
   border = np.zeros_like(nothing)
@@ -109,9 +109,9 @@ def test_what_pads_the_pool_matters_at_the_border_only(golden):
 
 def test_unknown_variants_are_refused():
   with pytest.raises(UserError, match=r"'R51'.*Did you mean \"R50\""):
-    vit_jax.create_model('bit', 'R51')
+    vit_jax.create_model('resnet_gn', 'R51')
   for name in ('50', 'R50x0', 'R50x', 'R50/16'):
     with pytest.raises(UserError, match='Unknown ResNet variant'):
-      vit_jax.create_model('bit_paper', name)
+      vit_jax.create_model('bit', name)
   with pytest.raises(UserError, match=r'blocks=\[3, 0\]'):
-    vit_jax.create_model('bit', blocks=[3, 0])
+    vit_jax.create_model('resnet_gn', blocks=[3, 0])

@@ -19,8 +19,8 @@ TINY = {
   'mixer': dict(
     patch_size=(8, 8), width=32, depth=3, tokens_mlp_dim=16, channels_mlp_dim=64
   ),
+  'resnet_gn': dict(blocks=(1, 1), width=32),
   'bit': dict(blocks=(1, 1), width=32),
-  'bit_paper': dict(blocks=(1, 1), width=32),
 }
 SIZE = 32
 

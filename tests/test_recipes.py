@@ -59,9 +59,9 @@ RECIPES = [
   jft('L/32', 6e-4, 7),
   jft('L/16', 4e-4, 7),
   jft('H/14', 3e-4, 14),
-  *(jft(v, 1e-3, 7, name='bit_paper', hidden=False) for v in ('R50x1', 'R50x2')),
-  jft('R101x1', 8e-4, 7, name='bit_paper', hidden=False),
-  *(jft(v, 6e-4, 7, name='bit_paper', hidden=False) for v in ('R152x1', 'R152x2')),
+  *(jft(v, 1e-3, 7, name='bit', hidden=False) for v in ('R50x1', 'R50x2')),
+  jft('R101x1', 8e-4, 7, name='bit', hidden=False),
+  *(jft(v, 6e-4, 7, name='bit', hidden=False) for v in ('R152x1', 'R152x2')),
   *(jft(v, 8e-4, 7) for v in ('R50+B/32', 'R50+B/16')),
   jft('R50+L/32', 2e-4, 7),
   jft('R50+L/16', 4e-4, 7),
@@ -120,13 +120,13 @@ RECIPES = [
     'bit_i1k.py',
     **dict(batch=4096, examples=I1K * 99 // 100, epochs=90, lr=1.6, wd=1e-3),
     **dict(decay='cosine', warmup=1_000, clip=1.0, bias=0.0, moment='bfloat16'),
-    **dict(name='bit', model='R50'),
+    **dict(name='resnet_gn', model='R50'),
   ),
   other(
     'bit_i21k.py',
     **dict(batch=4096, examples=I21K_TRAIN, epochs=90, lr=0.48, wd=1e-3),
     **dict(decay='cosine', warmup=5_000, clip=1.0, bias=-10.0, moment='bfloat16'),
-    **dict(sigmoid=True, name='bit_paper', model='R50x1'),
+    **dict(sigmoid=True, name='bit', model='R50x1'),
   ),
 ]
 
@@ -182,7 +182,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
     'adafactor'
     if row['decay'] == 'rsqrt'
     else 'sgd'
-    if row.get('name', 'vit').startswith('bit') and 'jft' not in spec
+    if row.get('name', 'vit') in ('bit', 'resnet_gn') and 'jft' not in spec
     else 'adamw'
   )
 

@@ -82,7 +82,7 @@ def test_stages_of_a_resnet_are_told_apart():
   ]
   # Table 1 of the ResNet paper gives a ResNet-50 3.8e9 multiply-adds, its stride in the
   # first 1x1 convolution of a stage; in the 3x3 one, as here, it has 4.1e9.
-  gflops = inspect.inspect_model('bit:R50')['gflops']
+  gflops = inspect.inspect_model('resnet_gn:R50')['gflops']
   assert gflops == pytest.approx(2 * 4.1, rel=0.01)
 
 

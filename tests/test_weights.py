@@ -28,8 +28,8 @@ GOLDENS = {
   'vit_timm': ('timm', 'vit', 5e-6),
   'mixer_timm': ('timm', 'mixer', 5e-6),
   'vit_hf': ('hf', 'vit', 5e-6),
-  'bit_timm': ('big_vision', 'bit', 1e-4),
-  'bit_paper_timm': ('bit', 'bit_paper', 1e-4),
+  'resnet_gn_timm': ('big_vision', 'resnet_gn', 1e-4),
+  'bit_timm': ('bit', 'bit', 1e-4),
 }
 
 
@@ -66,7 +66,10 @@ def test_golden_loads_by_its_path_and_agrees(name):
   check(path_of(name), name)
   loaded = pretrained.load(path_of(name))
   assert loaded.dialect == GOLDENS[name][0]
-  usual = GOLDENS[name][1].startswith('bit')  # convolutions do not tell their size
+  usual = GOLDENS[name][1] in (
+    'bit',
+    'resnet_gn',
+  )  # convolutions do not tell their size
   assert loaded.image_size == ((224, 224) if usual else (32, 32))
 
 
@@ -178,7 +181,7 @@ def test_parts_with_an_index(tmp_path):
 
 
 def test_bit_of_tensorflow(tmp_path):
-  model = models.build('bit_paper', blocks=(1, 1), width=32, num_classes=5)
+  model = models.build('bit', blocks=(1, 1), width=32, num_classes=5)
   x = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
   params = jax.jit(model.init)(jax.random.key(0), x)['params']
   file = {}

@@ -14,8 +14,8 @@ from vit_jax.errors import UserError, did_you_mean
 MODELS = {
   'vit': 'vit_jax.models.vit',
   'mixer': 'vit_jax.models.mixer',
+  'resnet_gn': 'vit_jax.models.resnet_gn',
   'bit': 'vit_jax.models.bit',
-  'bit_paper': 'vit_jax.models.bit_paper',
 }
 
 _TIMM_SIZES = {
@@ -48,13 +48,13 @@ _NAMES = (
     r'mixer_([sblh])(\d+)(?:_\d+)?',
     lambda size, patch: ('mixer', f'{size.upper()}/{patch}', {}),
   ),
-  (r'resnetv2_(\d+x\d+)_bit', lambda shape: ('bit_paper', f'R{shape}', {})),
+  (r'resnetv2_(\d+x\d+)_bit', lambda shape: ('bit', f'R{shape}', {})),
   (  # Google
     r'(R\d*\+)?ViT-([A-Za-z0-9]+)_(\d+)(-gap-norep)?',
     lambda r, size, patch, gap: ('vit', f'{r or ""}{size}/{patch}', _gap(gap)),
   ),
   (r'Mixer-([A-Z])_(\d+)', lambda size, patch: ('mixer', f'{size}/{patch}', {})),
-  (r'BiT-(?:[SML]-)?(R\d+x\d+)', lambda shape: ('bit_paper', shape, {})),
+  (r'BiT-(?:[SML]-)?(R\d+x\d+)', lambda shape: ('bit', shape, {})),
 )
 
 

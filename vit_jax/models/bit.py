@@ -1,16 +1,129 @@
-"""ResNet with GroupNorm and weight standardisation, post-activation (v1).
+"""BiT: "Big Transfer (BiT): General Visual Representation Learning", arXiv 1912.11370.
 
-The `bit` of big_vision's ImageNet recipes and the trunk of the hybrids, whose parameter
-names it has. The published BiT files, and the ResNets of the ViT paper, are those of
-`bit_paper`.
+Pre-activation ResNet (v2, arXiv 1603.05027) with GroupNorm and weight standardisation:
+the published files, and the baseline of the ViT paper. Names are those of the published
+files, but for the leading `resnet/` and Flax's `scale`, `bias` for `gamma`, `beta`.
 """
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.nn import resnet
+from vit_jax.nn.group_norm import group_norm
+from vit_jax.nn.std_conv import StdConv
 
 variant = resnet.variant
+
+
+def _conv(features, size, strides=1, *, dtype, name='standardized_conv2d'):
+  # Padded alike on both sides, unlike 'SAME' where a stride leaves a remainder.
+  padding = (size - 1) // 2
+  return StdConv(features, size, strides, padding, True, dtype, name=name)
+
+
+def _relu_norm(x, dtype):
+  return nn.relu(group_norm(x, 'group_norm', eps=1e-5, dtype=dtype))
+
+
+class Root(nn.Module):
+  """7x7 convolution and max-pool, without norm: [B, H, W, C] -> [B, H/4, W/4, width]."""
+
+  width: int
+  zero_pad_pool: bool
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    x = _conv(self.width, 7, 2, dtype=self.dtype)(x)
+    if self.zero_pad_pool:
+      x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+      return nn.max_pool(x, (3, 3), strides=(2, 2), padding='VALID')
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+
+
+class Projection(nn.Module):
+  """The 1x1 convolution of a shortcut whose stride or channels change."""
+
+  features: int
+  strides: int
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    return _conv(self.features, 1, self.strides, dtype=self.dtype)(x)
+
+
+class Layer(nn.Module):
+  """Norm, ReLU, convolution; `project`: and, as layer 'a', the shortcut's projection."""
+
+  features: int
+  size: int
+  strides: int = 1
+  project: tuple[int, int] | None = None  # features, strides
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x):
+    """Maps [B, H, W, C] to ([B, h, w, features], shortcut)."""
+    shortcut, x = x, _relu_norm(x, self.dtype)
+    if self.project is not None:
+      shortcut = Projection(*self.project, self.dtype, name='proj')(x)
+    return _conv(self.features, self.size, self.strides, dtype=self.dtype)(x), shortcut
+
+
+class Unit(nn.Module):
+  """Bottleneck whose norms and ReLUs precede its convolutions; the sum is bare."""
+
+  mid: int
+  strides: int = 1
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x):
+    features = 4 * self.mid
+    changes = self.strides != 1 or x.shape[-1] != features
+    project = (features, self.strides) if changes else None
+    y, shortcut = Layer(self.mid, 1, 1, project, self.dtype, name='a')(x)
+    y, _ = Layer(self.mid, 3, self.strides, dtype=self.dtype, name='b')(y)
+    y, _ = Layer(features, 1, dtype=self.dtype, name='c')(y)
+    return shortcut + y
+
+
+class Stage(nn.Module):
+  """Units `unit01`, ..., of which the first has the stride."""
+
+  units: int
+  mid: int
+  strides: int
+  remat: str
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    RematUnit = resnet.rematerialised(Unit, self.remat)
+    for i in range(self.units):
+      strides = self.strides if i == 0 else 1
+      x = RematUnit(self.mid, strides, self.dtype, name=f'unit{i + 1:02d}')(x)
+    return x
+
+
+class Head(nn.Module):
+  """The linear layer, stored as a 1x1 convolution: kernel [1, 1, D, K]."""
+
+  num_classes: int
+  bias_init: float
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Conv(
+      self.num_classes,
+      (1, 1),
+      kernel_init=nn.initializers.zeros_init(),
+      bias_init=nn.initializers.constant(self.bias_init),
+      dtype=self.dtype,
+      name='conv2d',
+    )(x[:, None, None])[:, 0, 0]
 
 
 class BiT(nn.Module):
@@ -19,6 +132,9 @@ class BiT(nn.Module):
   num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
   blocks: tuple[int, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
+  # The published models were trained with zeros around the root's max-pool, which has
+  # negative inputs here; big_vision pads with nothing, and so do models trained by it.
+  zero_pad_pool: bool = True
   head_bias_init: float = 0.0
   remat: str = 'none'  # of units, what to recompute: see nn.stack.remat_policy
   dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
@@ -33,21 +149,19 @@ class BiT(nn.Module):
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' and 'stage1', ...
-      [B, h, w, C], 'pre_logits' [B, D], the mean of the last stage.
+      [B, h, w, C], 'pre_logits' [B, D], the mean after the last norm and ReLU.
     """
-    x, features = resnet.trunk(
-      images, self.blocks, self.width, remat=self.remat, dtype=self.dtype
-    )
-    out = {'stem': features.pop('root'), **features}
-    out['pre_logits'] = x = x.mean(axis=(1, 2))
+    out = {}
+    x = Root(self.width, self.zero_pad_pool, self.dtype, name='root_block')(images)
+    out['stem'] = x
+    for i, units in enumerate(self.blocks):
+      mid, strides = self.width * 2**i, 1 if i == 0 else 2
+      x = Stage(units, mid, strides, self.remat, self.dtype, name=f'block{i + 1}')(x)
+      out[f'stage{i + 1}'] = x
+    out['pre_logits'] = x = _relu_norm(x, self.dtype).mean(axis=(1, 2))
     if self.num_classes is not None:
-      x = nn.Dense(
-        self.num_classes,
-        kernel_init=nn.initializers.zeros_init(),
-        bias_init=nn.initializers.constant(self.head_bias_init),
-        dtype=self.dtype,
-        name='head',
-      )(x)
+      head = Head(self.num_classes, self.head_bias_init, self.dtype, name='head')
+      x = head(x)
     return x.astype(jnp.float32), out
 
 

@@ -1,5 +1,5 @@
 """ResNets (arXiv 1512.03385): their shapes, and the post-activation trunk with
-GroupNorm and weight standardisation that hybrids and `bit` share.
+GroupNorm and weight standardisation that hybrids and `resnet_gn` share.
 """
 
 import re

@@ -10,8 +10,8 @@ class StdConv(nn.Module):
 
   Its one parameter is `kernel` [kh, kw, C, features] in float32, standardised in
   float32 at every call. The two reference codes guard the division differently, and a
-  published file agrees only with its own: w / (std + 1e-5) in the hybrids and `bit`,
-  w / sqrt(var + 1e-10) in the published BiT (`eps_in_root`).
+  published file agrees only with its own: w / (std + 1e-5) in the hybrids and in
+  `resnet_gn`, w / sqrt(var + 1e-10) in the published BiT (`eps_in_root`).
   """
 
   features: int

@@ -19,11 +19,11 @@ FORMATS = ('google', 'timm', 'hf')
 _RULES = {
   ('vit', 'google'): lambda flat: vit.GOOGLE,
   ('mixer', 'google'): lambda flat: mixer.GOOGLE,
-  ('bit', 'google'): lambda flat: bit.POST_ACTIVATION,
-  ('bit_paper', 'google'): lambda flat: bit.TF,
+  ('resnet_gn', 'google'): lambda flat: bit.POST_ACTIVATION,
+  ('bit', 'google'): lambda flat: bit.TF,
   ('vit', 'timm'): lambda flat: vit.timm(has_stages=bool(vit.resnet_blocks(flat))),
   ('mixer', 'timm'): lambda flat: mixer.TIMM,
-  ('bit_paper', 'timm'): lambda flat: bit.TIMM,
+  ('bit', 'timm'): lambda flat: bit.TIMM,
   ('vit', 'hf'): lambda flat: vit.hf(),
 }
 

@@ -67,14 +67,18 @@ DIALECTS = (
   Dialect('google', 'vit', r'Transformer/.+', lambda a, c: vit.GOOGLE, *_VIT),
   Dialect('google', 'mixer', r'MixerBlock_0/.+', lambda a, c: mixer.GOOGLE, *_MIXER),
   Dialect(
-    'big_vision', 'bit', r'conv_root/kernel', lambda a, c: bit.POST_ACTIVATION, *_BIT
+    'big_vision',
+    'resnet_gn',
+    r'conv_root/kernel',
+    lambda a, c: bit.POST_ACTIVATION,
+    *_BIT,
   ),
-  Dialect('bit', 'bit_paper', r'resnet/root_block/.+', lambda a, c: bit.TF, *_BIT),
+  Dialect('bit', 'bit', r'resnet/root_block/.+', lambda a, c: bit.TF, *_BIT),
   Dialect('timm', 'vit', r'blocks\.0\.attn\.qkv\.weight', _timm_vit, *_VIT),
   Dialect(
     'timm', 'mixer', r'blocks\.0\.mlp_tokens\..+', lambda a, c: mixer.TIMM, *_MIXER
   ),
-  Dialect('timm', 'bit_paper', r'stem\.conv\.weight', lambda a, c: bit.TIMM, *_BIT),
+  Dialect('timm', 'bit', r'stem\.conv\.weight', lambda a, c: bit.TIMM, *_BIT),
   Dialect(
     'hf', 'vit', r'(vit\.)?(encoder\.layer|layers)\.0\.layernorm_before\..+', _hf, *_VIT
   ),

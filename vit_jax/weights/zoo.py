@@ -127,11 +127,11 @@ def _entries():
     for size in ('R50x1', 'R50x3', 'R101x1', 'R101x3', 'R152x2', 'R152x4'):
       name = f'bit-{series.lower()}-{size.lower()}'
       url = f'{_BIT}/BiT-{series}-{size}.npz'
-      yield Entry(name, url, f'bit_paper:{size}', 'bit', 224, classes, data)
+      yield Entry(name, url, f'bit:{size}', 'bit', 224, classes, data)
       if series == 'M':
         url = f'{_BIT}/BiT-M-{size}-ILSVRC2012.npz'
         then = 'i21k, then i1k'
-        yield Entry(f'{name}-i1k', url, f'bit_paper:{size}', 'bit', 480, 1000, then)
+        yield Entry(f'{name}-i1k', url, f'bit:{size}', 'bit', 480, 1000, then)
 
 
 ENTRIES = {entry.name: entry for entry in _entries()}

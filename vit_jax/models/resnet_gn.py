@@ -1,0 +1,54 @@
+"""ResNet with GroupNorm and weight standardisation, post-activation (v1).
+
+big_vision's `bit`, the network of its ImageNet recipes, and the trunk of the hybrids,
+whose parameter names it shares. The published BiT files and the ResNets of the ViT paper
+are pre-activation: see `bit`.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.nn import resnet
+
+variant = resnet.variant
+
+
+class ResNetGN(nn.Module):
+  """See `__call__`. `blocks` and `width` come from `variant`."""
+
+  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  blocks: tuple[int, ...] = (3, 4, 6, 3)  # bottleneck units per stage
+  width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
+  head_bias_init: float = 0.0
+  remat: str = 'none'  # of units, what to recompute: see nn.stack.remat_policy
+  dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False):
+    """Classifies images.
+
+    Args:
+      images: [B, H, W, C] in [-1, 1].
+      train: nothing here differs in training.
+
+    Returns:
+      (logits [B, K] float32, out): named features, 'stem' and 'stage1', ...
+      [B, h, w, C], 'pre_logits' [B, D], the mean of the last stage.
+    """
+    x, features = resnet.trunk(
+      images, self.blocks, self.width, remat=self.remat, dtype=self.dtype
+    )
+    out = {'stem': features.pop('root'), **features}
+    out['pre_logits'] = x = x.mean(axis=(1, 2))
+    if self.num_classes is not None:
+      x = nn.Dense(
+        self.num_classes,
+        kernel_init=nn.initializers.zeros_init(),
+        bias_init=nn.initializers.constant(self.head_bias_init),
+        dtype=self.dtype,
+        name='head',
+      )(x)
+    return x.astype(jnp.float32), out
+
+
+Model = ResNetGN
