@@ -16,6 +16,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import atexit
 import gc
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -28,6 +29,20 @@ if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
   atexit.register(shutil.rmtree, os.environ['VIT_JAX_CACHE'], ignore_errors=True)
 
 GOLDEN = Path(__file__).parent / 'golden'
+
+
+def naming(*facts) -> str:
+  """Returns a pattern of the texts that name every fact as a whole word, in any order.
+
+  For `pytest.raises(match=...)`: the facts are what is wrong (a key, value, file,
+  number) and what is suggested instead; the sentence around them is free to change.
+  """
+
+  def whole(fact):
+    first, last = (r'\b' if re.match(r'\w', x) else '' for x in (fact[0], fact[-1]))
+    return first + re.escape(fact) + last
+
+  return r'(?s)\A' + ''.join(f'(?=.*{whole(str(fact))})' for fact in facts)
 
 
 @pytest.fixture

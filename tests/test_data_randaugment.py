@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from conftest import naming
 from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax.data import lazy_tf, pipeline
@@ -361,36 +362,33 @@ def test_through_the_pipeline(photos):
 
 
 @pytest.mark.parametrize(
-  ('text', 'message'),
+  ('text', 'facts'),
   [
-    ('randaug(0)', r'num_ops=0 must be a positive integer'),
-    ('randaug(1.5)', r'num_ops=1\.5'),
-    ('randaug(2, -1)', r'magnitude=-1 must be a number from 0 to 30'),
-    ('randaug(2, 31)', r'magnitude=31'),
-    ('randaug(2, 1e400 - 1e400)', r'no op'),
-    ('randaug(2, "15")', r"magnitude='15'"),
-    ('randaug(2, True)', r'magnitude=True'),
-    ('randaug(2, 15, 1)', r'faithful=1 must be True or False'),
-    (
-      'randaug(2, magntude=15)',
-      r'Signature: randaug\(num_ops.*Did you mean "magnitude"',
-    ),
-    ('randaugment(2, 15)', r'Unknown op.*Did you mean "randaug"'),
+    ('randaug(0)', ('num_ops=0',)),
+    ('randaug(1.5)', ('num_ops=1.5',)),
+    ('randaug(2, -1)', ('magnitude=-1', 0, 30)),
+    ('randaug(2, 31)', ('magnitude=31', 0, 30)),
+    ('randaug(2, 1e400 - 1e400)', ("'randaug(2, 1e400 - 1e400)'",)),
+    ('randaug(2, "15")', ("magnitude='15'",)),
+    ('randaug(2, True)', ('magnitude=True',)),
+    ('randaug(2, 15, 1)', ('faithful=1', 'True', 'False')),
+    ('randaug(2, magntude=15)', ("'magntude'", 'randaug(num_ops', 'magnitude')),
+    ('randaugment(2, 15)', ("'randaugment'", 'randaug')),
   ],
 )
-def test_bad_arguments(text, message):
-  with pytest.raises(UserError, match=message):
+def test_bad_arguments(text, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
     registry.parse(text)
 
 
 @pytest.mark.parametrize(
-  ('pp', 'what'),
+  ('pp', 'facts'),
   [
-    ('decode|value_range(-1, 1)|randaug', 'float32 of 3'),
-    ('decode(1)|randaug|value_range(-1, 1)', 'uint8 of 1'),
-    ('randaug|value_range(-1, 1)', 'uint8 of 1'),  # the digits are grey
+    ('decode|value_range(-1, 1)|randaug', ('uint8', 'float32', 'decode')),
+    ('decode(1)|randaug|value_range(-1, 1)', ('uint8', 3, 'of 1')),
+    ('randaug|value_range(-1, 1)', ('uint8', 3, 'of 1')),  # the digits are grey
   ],
 )
-def test_other_images_are_refused_before_training(pp, what):
-  with pytest.raises(UserError, match=f'randaug takes uint8 images.*not {what}'):
+def test_other_images_are_refused_before_training(pp, facts):
+  with pytest.raises(UserError, match=naming(f"'{pp}'", *facts)):
     _ = pipeline.train('digits', 'train', pp, 8).spec

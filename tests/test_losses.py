@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import naming
 
 from vit_jax import losses
 from vit_jax.errors import UserError
@@ -35,5 +36,5 @@ def test_smoothing():
 
 
 def test_unknown_loss():
-  with pytest.raises(UserError, match='Did you mean "softmax"'):
+  with pytest.raises(UserError, match=naming('softmx', 'softmax')):
     losses.get('softmx')

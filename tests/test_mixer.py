@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import naming
 from scanned import stacked
 
 import vit_jax
@@ -92,7 +93,7 @@ def test_stochastic_depth_grows_with_the_block():
 
 def test_unknown_variants_are_refused():
   for name in ('X/16', 'B', 'B/0', 'b/16'):
-    with pytest.raises(UserError, match='Unknown Mixer variant'):
+    with pytest.raises(UserError, match=naming(f"'{name}'", "'B/16'", "'L'")):
       vit_jax.create_model('mixer', name)
-  with pytest.raises(UserError, match='tokens_mlp_dim=0'):
+  with pytest.raises(UserError, match=naming('tokens_mlp_dim=0')):
     vit_jax.create_model('mixer', 'B/16', tokens_mlp_dim=0)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import naming
 
 from vit_jax.errors import UserError
 from vit_jax.tasks.mixing import Mixing
@@ -101,14 +102,14 @@ def test_a_key_is_a_result():
 
 
 @pytest.mark.parametrize(
-  ('options', 'message'),
+  ('options', 'facts'),
   [
-    (dict(mixup=-0.1), 'task.mixup=-0.1'),
-    (dict(cutmix=-1.0), 'task.cutmix=-1.0'),
-    (dict(switch=1.5), 'task.switch=1.5'),
-    (dict(per='exampl'), 'Did you mean "example"'),
+    (dict(mixup=-0.1), ('config.task.mixup=-0.1',)),
+    (dict(cutmix=-1.0), ('config.task.cutmix=-1.0',)),
+    (dict(switch=1.5), ('config.task.switch=1.5',)),
+    (dict(per='exampl'), ("config.task.per='exampl'", 'example')),
   ],
 )
-def test_bad_values_are_refused(options, message):
-  with pytest.raises(UserError, match=message):
+def test_bad_values_are_refused(options, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
     Mixing(**options)

@@ -1,6 +1,7 @@
 """Names under which others publish models."""
 
 import pytest
+from conftest import naming
 
 from vit_jax import models
 from vit_jax.errors import UserError
@@ -43,7 +44,15 @@ def test_names_of_models_that_average(name):
   assert models.build(name).classifier == 'gap'
 
 
-@pytest.mark.parametrize('name', ['vit_base_r50_s14', 'ViT-X_16', 'Mixer-B_0', 'mixr'])
-def test_other_names_are_refused(name):
-  with pytest.raises(UserError, match='Unknown'):
+@pytest.mark.parametrize(
+  ('name', 'facts'),
+  [
+    ('vit_base_r50_s14', ('R50+B/14', 'R50+B/16')),
+    ('ViT-X_16', ('X/16', 'B/16', 'So400m')),
+    ('Mixer-B_0', ('B/0', 'B/16')),
+    ('mixr', ('mixr', 'mixer', 'vit_base_patch16_224')),
+  ],
+)
+def test_other_names_are_refused(name, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
     models.build(name)
