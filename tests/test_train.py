@@ -19,9 +19,8 @@ from PIL import Image
 from vit_jax import config, errors, models
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import bad_images
-from vit_jax.train import metrics as report
+from vit_jax.train import metrics, progress, schema
 from vit_jax.train import run as train
-from vit_jax.train import schema
 
 
 @pytest.fixture(autouse=True)
@@ -247,8 +246,8 @@ def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
   assert {line['path'] for line in listed} == broken
   assert len(listed) == 5
   assert all(line['reason'] for line in listed)
-  summary = report.summary(rows, status, workdir, seconds=1.0)
-  assert f'5 images could not be read: {workdir}' in summary
+  text = progress.summary(rows, status, workdir, seconds=1.0)
+  assert f'5 images could not be read: {workdir}' in text
   assert rows[-2]['train/masked'] >= 4
   # What an evaluation cannot read it leaves out, and says so.
   assert rows[-1]['val/examples'] == 9
@@ -290,27 +289,27 @@ def test_too_many_broken_files_end_the_run(tmp_path, in_the_repository):
 
 def test_a_bar_on_a_terminal(capsys, monkeypatch):
   monkeypatch.setattr(sys.stderr, 'isatty', lambda: True)
-  progress = report.Progress(0, 10, 8)
-  progress.show(5, {'train/loss': 1.5, **progress.measure(5)})
-  progress.say('step 5  test/top1 0.5')
-  progress.close()
+  bar = progress.Progress(0, 10, 8)
+  bar.show(5, {'train/loss': 1.5, **bar.measure(5)})
+  bar.say('step 5  test/top1 0.5')
+  bar.close()
   out, error = capsys.readouterr()
   assert re.search(r'5/10 .*loss 1\.5000 .*images/s .*s left', error)
   assert out == 'step 5  test/top1 0.5\n'
 
 
 def test_metrics_survive_a_kill_and_a_restart(tmp_path):
-  metrics = report.Metrics(tmp_path, 0, tensorboard=False)
+  record = metrics.Metrics(tmp_path, 0, tensorboard=False)
   for step in (1, 2, 3):
-    metrics.write(step, {'a': step / 2, 'b': np.float32(np.nan)})
-  metrics.close()
+    record.write(step, {'a': step / 2, 'b': np.float32(np.nan)})
+  record.close()
   path = tmp_path / 'metrics.jsonl'
   with path.open('a') as file:
     file.write('{"step": 4, "a"')
   refuse = lambda constant: pytest.fail(f'{constant} is no JSON')
   for line in path.read_text().splitlines()[:3]:
     json.loads(line, parse_constant=refuse)
-  again = report.Metrics(tmp_path, 2, tensorboard=False)
+  again = metrics.Metrics(tmp_path, 2, tensorboard=False)
   again.write(3, {'a': 9})
   again.close()
   lines = [json.loads(line) for line in path.read_text().splitlines()]

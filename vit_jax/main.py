@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
       nowhere = stack.enter_context(open(os.devnull, 'w'))
       stack.enter_context(contextlib.redirect_stdout(nowhere))
     print(f'Run folder: {workdir}', flush=True)
-    from vit_jax.train import metrics, runtime
+    from vit_jax.train import progress, runtime
     from vit_jax.train import run as train
 
     runtime.keep_programs()
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
     except train.DataError as error:
       raise UserError(f'{error}{_without_data(args.config, config)}') from error
     seconds = time.perf_counter() - start
-    print(metrics.summary(rows, status, Path(workdir), seconds), flush=True)
+    print(progress.summary(rows, status, Path(workdir), seconds), flush=True)
   return 0
 
 

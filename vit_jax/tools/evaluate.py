@@ -28,8 +28,7 @@ def main(argv: list[str]) -> int:
 
   from vit_jax import pretrained, sharding
   from vit_jax.evaluators import classification
-  from vit_jax.train import memory
-  from vit_jax.train import metrics as report
+  from vit_jax.train import memory, metrics
 
   loaded = pretrained.load(
     args.source, variant=args.variant, image_size=args.resolution, ema=args.ema
@@ -53,17 +52,17 @@ def main(argv: list[str]) -> int:
       logits, _ = loaded.model.apply({'params': params}, batch['image'])
       return {'logits': logits if order is None else logits[:, order]}
 
-    metrics = evaluator.run(predict, params)
+    values = evaluator.run(predict, params)
   for name in ('examples', 'bad_images'):
-    if name in metrics:
-      metrics[name] = int(metrics[name])
+    if name in values:
+      values[name] = int(values[name])
   if note:
     print(note)
-  for name, value in metrics.items():
+  for name, value in values.items():
     print(f'{name:12} {value:.6g}')
-  record = {'source': args.source, 'data': args.data, 'split': args.split, **metrics}
+  record = {'source': args.source, 'data': args.data, 'split': args.split, **values}
   if out:
-    _write(out, record, evaluator, report.write_json)
+    _write(out, record, evaluator, metrics.write_json)
     print(f'written to {out}: {", ".join(FILES)}')
   if args.json:
     cli.print_json(record)

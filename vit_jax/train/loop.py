@@ -10,8 +10,8 @@ import numpy as np
 from vit_jax import sharding
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Preempted, TooManyBadSteps
-from vit_jax.train import metrics as report
-from vit_jax.train.runtime import out_of_memory
+from vit_jax.train import metrics, progress
+from vit_jax.train.runtime import out_of_memory, profiler
 
 # Steps that the host may run ahead of the device: enough to keep it busy, few enough
 # that a run of bad steps is noticed at once.
@@ -35,9 +35,11 @@ class Loop:
     self.task, self.checkpoints, self.evals, self.stop = task, checkpoints, evals, stop
     self.step = int(state.step)
     self.total = config['resolved']['total_steps']
-    self.log = report.Log(**config['log'])
-    self.metrics = report.Metrics(workdir, self.step, self.log.tensorboard)
-    self.progress = report.Progress(self.step, self.total, config['data']['batch_size'])
+    self.log = metrics.Log(**config['log'])
+    self.metrics = metrics.Metrics(workdir, self.step, self.log.tensorboard)
+    self.progress = progress.Progress(
+      self.step, self.total, config['data']['batch_size']
+    )
     self.pending: deque = deque()  # (step, metrics) not yet looked at
 
   def close(self):
@@ -47,7 +49,7 @@ class Loop:
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
     self._write_status('running')
-    with out_of_memory(), report.profiler(self.log.profile, self.workdir) as profile:
+    with out_of_memory(), profiler(self.log.profile, self.workdir) as profile:
       try:
         # An evaluation that the stop cut off is still due at the restored step.
         self._evaluate()
@@ -55,9 +57,9 @@ class Loop:
           if self.stop.should_stop(self.step):
             raise Preempted('Stopped.')
           profile(self.step)
-          self.state, metrics = step_fn(self.state, next(batches))
+          self.state, values = step_fn(self.state, next(batches))
           self.step += 1
-          self.pending.append((self.step, metrics))
+          self.pending.append((self.step, values))
           self._observe(AHEAD)
           self._pause()
       except Preempted:
@@ -126,15 +128,15 @@ class Loop:
       values = evaluator.run(self.task.predict, params)
       row = {f'{name}/{key}': value for key, value in values.items()}
       self.metrics.write(self.step, row)
-      self.progress.say(f'step {self.step}  {report.shown(row)}')
+      self.progress.say(f'step {self.step}  {progress.shown(row)}')
 
   def _save(self) -> None:
-    values = report.last_values(
+    values = metrics.last_values(
       [row for row in self.metrics.rows if row['step'] == self.step]
     )
     self.checkpoints.save(self.state, {'config': self.config}, values)
 
   def _write_status(self, state: str, **values) -> dict:
     status = {'step': self.step, 'state': state, **values}
-    report.write_json(self.workdir / 'status.json', status)
+    metrics.write_json(self.workdir / 'status.json', status)
     return status

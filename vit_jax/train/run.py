@@ -16,7 +16,7 @@ from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, tree
 from vit_jax.checkpoint import checkpoints as checkpoint
 from vit_jax.data import pipeline
 from vit_jax.errors import Preempted, UserError
-from vit_jax.train import memory, metrics, preemption, schema
+from vit_jax.train import memory, metrics, preemption, progress, schema
 from vit_jax.train.loop import Loop, prefetch
 from vit_jax.train.runtime import compile_step, run_once
 from vit_jax.train.step import init_state, make_step
@@ -83,7 +83,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     # What was refused until here has left an older run's files as they were.
     stack.enter_context(_status_of_failure(workdir))
     metrics.write_json(workdir / 'config.json', config)
-    print(metrics.parameter_table(abstract.params), flush=True)
+    print(progress.parameter_table(abstract.params), flush=True)
     step = make_step(task, optimizer, data.on_device, step_key)
     step = compile_step(step, abstract, shardings, data.spec, mesh)
     restored = checkpoints.restore(abstract)

@@ -1,15 +1,15 @@
-"""The compiled step, and the memory that it needs, before anything runs."""
+"""What the machine is told, and tells: compilation, memory, profiles."""
 
 import contextlib
 import os
 import platform
 import time
+from pathlib import Path
 
 import jax
 
 from vit_jax import sharding
 from vit_jax.errors import OutOfMemory
-from vit_jax.train import metrics
 from vit_jax.weights import download
 
 # XLA on CPUs gives matrix products to YNNPACK by default. Eigen's are up to 1.35 times as
@@ -68,7 +68,7 @@ def compile_step(step, abstract, shardings, spec, mesh):
   m = program.memory_analysis()
   needs = m.argument_size_in_bytes + m.temp_size_in_bytes
   needs += m.output_size_in_bytes - m.alias_size_in_bytes
-  has = metrics.device_memory(mesh.local_devices[0])
+  has = device_memory(mesh.local_devices[0])
   print(
     f'Step compiled in {time.perf_counter() - start:.1f} s; it needs '
     f'{needs / 2**30:.2f} GiB per device of {has / 2**30:.1f} GiB.',
@@ -98,3 +98,40 @@ def out_of_memory():
       raise
     first = str(error).splitlines()[0]
     raise OutOfMemory(f'Out of memory: {first} {_SMALLER}') from error
+
+
+def device_memory(device) -> int:
+  """Returns the bytes that one device may use; on CPU its share of the machine's."""
+  stats = device.memory_stats() or {}
+  if 'bytes_limit' in stats:
+    return stats['bytes_limit']
+  memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  return memory // max(jax.local_device_count(), 1)
+
+
+PROFILED = (3, 8)  # the steps after start that a profile holds: compiled, warmed up
+
+
+@contextlib.contextmanager
+def profiler(enabled: bool, workdir: Path):
+  """Gives `at(step)`, which profiles steps PROFILED after the first one seen."""
+  first, active = None, False
+  options = jax.profiler.ProfileOptions()
+  # Python's calls, thousands per step, would be most of the profile and of its cost.
+  options.python_tracer_level = 0
+
+  def at(step: int) -> None:
+    nonlocal first, active
+    first = step if first is None else first
+    if enabled and step - first == PROFILED[0]:
+      jax.profiler.start_trace(str(workdir / 'profile'), profiler_options=options)
+      active = True
+    elif active and step - first == PROFILED[1]:
+      jax.profiler.stop_trace()
+      active = False
+
+  try:
+    yield at
+  finally:
+    if active:
+      jax.profiler.stop_trace()

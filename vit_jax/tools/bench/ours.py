@@ -13,7 +13,7 @@ from vit_jax import models, optim, sharding, tasks, trees
 from vit_jax.data.ops import registry
 from vit_jax.errors import OutOfMemory, UserError
 from vit_jax.tools.inspect import flops
-from vit_jax.train import memory, metrics, runtime
+from vit_jax.train import memory, runtime
 from vit_jax.train.loop import AHEAD
 from vit_jax.train.step import init_state, make_step
 
@@ -205,7 +205,7 @@ def matrix_peak(dtype: str) -> dict:
   best = {'flops_per_s': 0.0, 'size': 0}
   device = jax.local_devices()[0]
   for size in SIZES:
-    if 4 * size**2 * jnp.dtype(dtype).itemsize > metrics.device_memory(device):
+    if 4 * size**2 * jnp.dtype(dtype).itemsize > runtime.device_memory(device):
       break
     try:
       seconds = _product_seconds(size, dtype)
