@@ -44,7 +44,9 @@ def make_step(task, optimizer, on_device, key):
 
   The rng of a step is `fold_in(key, state.step)`, so that a restored state goes on as
   if it had never stopped. A step whose loss or gradient is not finite changes neither
-  params nor optimizer state nor EMA, and is counted.
+  params nor optimizer state nor EMA, and is counted. Neither does a batch in which every
+  example is masked: it holds nothing to learn from, and weight decay and moments would
+  act all the same.
 
   Args:
     task: see `vit_jax.tasks`.
@@ -54,18 +56,20 @@ def make_step(task, optimizer, on_device, key):
   """
 
   def step(state: State, batch: dict):
-    batch = on_device(batch)
-    mask = batch.pop('mask')
+    batch, mask = without_masked(on_device(batch))
     # Normalised over the whole batch, so that losses of micro-batches just add up.
     batch['weight'] = mask / jnp.maximum(mask.sum(), 1.0)
     rng = jax.random.fold_in(key, state.step)
-    # The micro-batches' keys are 0 to accum - 1.
-    batch = task.prepare(batch, jax.random.fold_in(rng, optimizer.accum))
+    # Two keys that do not know `accum`: cutting a batch must not change how it is mixed.
+    loss_rng, prepare_rng = (jax.random.fold_in(rng, i) for i in (0, 1))
+    batch = task.prepare(batch, prepare_rng)
     point = optimizer.gradient_point(state.params, state.opt_state)
-    metrics, grads = gradients(task, point, batch, rng, optimizer.accum)
+    metrics, grads = gradients(task, point, batch, loss_rng, optimizer.accum)
 
     grad_norm = optax.tree.norm(grads)
-    ok = jnp.isfinite(metrics['loss']) & jnp.isfinite(grad_norm)
+    finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(grad_norm)
+    some = mask.any()
+    learns, bad = some & finite, some & ~finite
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
       grads, state.opt_state, state.params, rate=rate
@@ -75,20 +79,37 @@ def make_step(task, optimizer, on_device, key):
     if ema is not None:
       ema = optimizer.average(ema, params, state.step)
     params, opt_state, ema = jax.tree.map(
-      lambda new, old: jnp.where(ok, new, old),
+      lambda new, old: jnp.where(learns, new, old),
       (params, opt_state, ema),
       (state.params, state.opt_state, state.ema),
     )
     old = state.counters
     counters = {
-      'skipped': old['skipped'] + jnp.where(ok, 0, 1),
-      'skipped_in_a_row': jnp.where(ok, 0, old['skipped_in_a_row'] + 1),
+      'skipped': old['skipped'] + bad,
+      'skipped_in_a_row': jnp.where(learns, 0, old['skipped_in_a_row'] + bad),
       'masked': old['masked'] + (mask == 0).sum(dtype=jnp.int32),
     }
     metrics = {**metrics, 'grad_norm': grad_norm, 'lr': rate, **counters}
     return State(state.step + 1, params, opt_state, ema, counters), metrics
 
   return step
+
+
+def without_masked(batch: dict) -> tuple[dict, jax.Array]:
+  """Returns (batch, mask), the batch with zeros for whatever masked examples hold.
+
+  A weight of 0 alone does not keep a NaN out: 0 * nan is nan, in the loss, in the
+  gradient, and in the example that mixing gives it to.
+  """
+
+  def blank(x):
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      return x
+    return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)) > 0, x, 0)
+
+  batch = dict(batch)
+  mask = batch.pop('mask')
+  return jax.tree.map(blank, batch), mask
 
 
 def gradients(task, params, batch: dict, rng, accum: int):
@@ -98,19 +119,23 @@ def gradients(task, params, batch: dict, rng, accum: int):
   sum is the gradient of the whole batch.
   """
 
-  def micro(i, part):
+  def micro(rng, part):
     grad = jax.value_and_grad(task.loss, has_aux=True)
-    (_, metrics), grads = grad(params, part, jax.random.fold_in(rng, i))
+    (_, metrics), grads = grad(params, part, rng)
     return metrics, grads
 
   if accum == 1:
-    return micro(0, batch)
+    return micro(rng, batch)
 
   def split(x):  # [B, ...] -> [A, B/A, ...], strided: no example leaves its device
     return x.reshape(-1, accum, *x.shape[1:]).swapaxes(0, 1)
 
   parts = jax.tree.map(split, batch)
-  shapes = jax.eval_shape(micro, 0, jax.tree.map(lambda x: x[0], parts))
+  shapes = jax.eval_shape(micro, rng, jax.tree.map(lambda x: x[0], parts))
   zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-  add = lambda total, xs: (jax.tree.map(jnp.add, total, micro(*xs)), None)
+
+  def add(total, numbered):
+    i, part = numbered
+    return jax.tree.map(jnp.add, total, micro(jax.random.fold_in(rng, i), part)), None
+
   return jax.lax.scan(add, zeros, (jnp.arange(accum), parts))[0]
