@@ -154,7 +154,7 @@ def bomb(name):
 def test_bombs_are_refused_by_their_header(name):
   data = bomb(name)
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  with pytest.raises(images.BadImage, match='megapixels'):
+  with pytest.raises(images.BadImage, match='64 megapixels'):
     images.probe(data, exif=True)
   after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   # ru_maxrss is in KiB (bytes on macOS); decoding would take 505 MB.
@@ -163,7 +163,7 @@ def test_bombs_are_refused_by_their_header(name):
 
 @pytest.mark.parametrize(
   ('data', 'reason'),
-  [(b'', 'empty file'), (b'hello', 'known type'), (b'\xff\xd8\xff\xe0', 'known type')],
+  [(b'', 'empty'), (b'hello', 'type'), (b'\xff\xd8\xff\xe0', 'type')],
 )
 def test_reasons(data, reason):
   with pytest.raises(images.BadImage, match=reason):

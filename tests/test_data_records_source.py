@@ -2,9 +2,11 @@
 
 import io
 import os
+import re
 
 import numpy as np
 import pytest
+from conftest import naming
 from PIL import Image
 
 from vit_jax.data import pipeline
@@ -115,9 +117,9 @@ def test_examples_as_tensorflow_writes_them():
 @pytest.mark.parametrize('cut', [1, 10, 40])
 def test_what_is_no_example(cut):
   whole = example(0)
-  with pytest.raises(ValueError, match='no tf'):
+  with pytest.raises(ValueError, match=naming('tf.train.Example')):
     example_proto.parse(whole[:-cut])
-  with pytest.raises(ValueError, match='no tf'):
+  with pytest.raises(ValueError, match=naming('tf.train.Example')):
     example_proto.parse(b'\xff' * 20)
 
 
@@ -183,41 +185,47 @@ def test_a_shard_that_is_missing(written, tmp_path, key):
 
   shutil.copytree(written[key], tmp_path / 'x')
   os.remove(tmp_path / 'x' / NAMES[key].format(split='train', i=2, n=4))
-  with pytest.raises(UserError, match=r"'train' has 3 files, .*says 4; missing: \[2\]"):
+  with pytest.raises(UserError, match=naming("'train'", 3, 4, '[2]')):
     sources.build(f'records:{tmp_path}/x', 'train')
   assert len(sources.build(f'records:{tmp_path}/x/*', 'train')) == 11
   (tmp_path / 'x' / NAMES[key].format(split='train', i=2, n=4)).write_bytes(b'no' * 50)
-  message = 'no whole (TFRecord|ArrayRecord) file'
-  with pytest.raises(UserError, match=message):
+  with pytest.raises(
+    UserError, match=naming(NAMES[key].format(split='train', i=2, n=4))
+  ):
     sources.build(f'records:{tmp_path}/x', 'train')
 
 
 @pytest.mark.parametrize(
-  ('target', 'split', 'options', 'message'),
+  ('target', 'split', 'options', 'facts'),
   [
-    ('{}', 'trian', {}, 'Did you mean "train"'),
-    ('{}', 'train[5:5]', {}, 'selects no example'),
-    ('{}', 'train[:21]', {}, 'outside its 20 examples'),
-    ('{}/nothing', 'train', {}, 'no record file like .*nothing'),
-    ('{}', 'train', {'image_key': 'image/encode'}, 'Did you mean "image/encoded"'),
-    ('{}', 'train', {'label_key': 'label'}, "no feature 'label'.*'label_key': ..."),
-    ('{}', 'train', {'image_key': KEYS[1]}, 'holds int64; needed is bytes'),
-    ('{}', 'train', {'label_key': 'id'}, 'holds bytes; needed is int64'),
-    ('{}', 'train', {'weight_key': KEYS[1]}, 'holds int64; needed is float32'),
-    ('{}', 'train', {'shuffle_buffer': 9}, "needs 'stream': True"),
-    ('{}', 'train', {'stream': True, 'shuffle_buffer': 0}, 'shuffle_buffer=0'),
+    ('{}', 'trian', {}, ("'trian'", 'train')),
+    ('{}', 'train[5:5]', {}, ("'train[5:5]'",)),
+    ('{}', 'train[:21]', {}, ("'train[:21]'", 20)),
+    ('{}/nothing', 'train', {}, ('/nothing', '.tfrecord', '.array_record')),
+    (
+      '{}',
+      'train',
+      {'image_key': 'image/encode'},
+      ("'image/encode'", 'image/encoded', 'data.source_options', "'image_key': ..."),
+    ),
+    ('{}', 'train', {'label_key': 'label'}, ("'label'", KEYS[1], "'label_key': ...")),
+    ('{}', 'train', {'image_key': KEYS[1]}, (f"'{KEYS[1]}'", 'int64', 'bytes')),
+    ('{}', 'train', {'label_key': 'id'}, ("label_key='id'", 'bytes', 'int64')),
+    ('{}', 'train', {'weight_key': KEYS[1]}, (f"'{KEYS[1]}'", 'int64', 'float32')),
+    ('{}', 'train', {'shuffle_buffer': 9}, ('shuffle_buffer=9', "'stream': True")),
+    ('{}', 'train', {'stream': True, 'shuffle_buffer': 0}, ('shuffle_buffer=0',)),
     (
       '{}',
       'train',
       {'weight_key': 'w', 'multi_label': False},
-      'needs multi_label=True',
+      ("weight_key='w'", 'multi_label=True'),
     ),
-    ('{}', 'train', {'image_kye': 'x'}, 'Did you mean "image_key"'),
-    ('', 'train', {}, "give it as 'records:FOLDER or PATTERN'"),
+    ('{}', 'train', {'image_kye': 'x'}, ("'image_kye'", 'image_key')),
+    ('', 'train', {}, ("'records'", 'records:FOLDER')),
   ],
 )
-def test_mistakes(written, target, split, options, message):
-  with pytest.raises(UserError, match=message):
+def test_mistakes(written, target, split, options, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
     sources.build(
       f'records:{target.format(written["tfrecord"])}'.rstrip(':'), split, **options
     )
@@ -259,8 +267,8 @@ def test_a_second_label_where_one_is_expected(tmp_path):
   items = [example(0), serialised({image: encoded(0), label: [1, 2]})]
   write(tmp_path / 'train-00000-of-00001', items)
   batches = pipeline.evaluate(f'records:{tmp_path}', 'train', PP, 2, num_classes=9)
-  message = r"00001#1 has 2 labels, where one is .*source_options={'multi_label': True}"
-  with pytest.raises(UserError, match=message):
+  facts = ('train-00000-of-00001#1', 2, "data.source_options={'multi_label': True}")
+  with pytest.raises(UserError, match=naming(*facts)):
     list(batches.iterate())
   source = sources.build(f'records:{tmp_path}', 'train', multi_label=True)
   assert [list(x['label']) for x in source.read(np.arange(2))] == [[0], [1, 2]]
@@ -273,12 +281,12 @@ def test_classes_counted_from_one(written):
   args = (f'records:{written["bare"]}', 'train', PP, 20)
   batches = pipeline.evaluate(*args, num_classes=20, source_options=options)
   with pytest.raises(
-    UserError, match=r'00000-of-00004#0 has label -1, but num_classes'
+    UserError, match=naming('train-00000-of-00004#0', 'label -1', 'num_classes=20')
   ):
     list(batches.iterate())
-  with pytest.raises(UserError, match='#5 has label 19, but num_classes=19'):
+  with pytest.raises(UserError, match=naming('#5', 'label 19', 'num_classes=19')):
     list(pipeline.evaluate(*args, num_classes=19).iterate())
-  with pytest.raises(UserError, match='does not tell its classes: set num_classes'):
+  with pytest.raises(UserError, match=naming(args[0], 'num_classes')):
     pipeline.evaluate(*args)
 
 
@@ -308,11 +316,11 @@ def test_bad_records_are_masked_and_listed(tmp_path, name):
   np.testing.assert_array_equal(batch['label'][batch['mask'] == 1], [0, 6])
   lines = bad_images.read_log(log)
   reasons = {int(line['path'].split('#')[1]): line['reason'] for line in lines}
-  assert reasons[1].startswith('broken record: no tf.train.Example')
-  assert reasons[2] == 'image/encoded holds no image'
-  assert reasons[3] == 'image/class/label holds no label'
-  assert reasons[4] == 'empty file'
-  assert reasons[5] == 'image/class/label holds no integers'
+  assert 'tf.train.Example' in reasons[1]
+  assert 'image/encoded' in reasons[2]
+  assert 'image/class/label' in reasons[3]
+  assert 'empty' in reasons[4]
+  assert re.search(naming('image/class/label', 'integers'), reasons[5])
   assert len(lines) == 5
 
 
@@ -323,16 +331,15 @@ def test_weights_that_do_not_match_labels(tmp_path):
   items = [serialised({image: encoded(0), **row}) for row in rows]
   write(tmp_path / 'train-00000-of-00001', items)
   source = sources.build(f'records:{tmp_path}', 'train', weight_key='w')
-  assert [x.get('error') for x in source.read(np.arange(3))] == [
-    None,
-    '1 labels with weights [1.0, 2.0]',
-    '1 labels with weights [nan]',
-  ]
+  first, longer, nan = (x.get('error') for x in source.read(np.arange(3)))
+  assert first is None
+  assert re.search(naming(1, '[1.0, 2.0]'), longer)
+  assert re.search(naming(1, '[nan]'), nan)
 
 
 def test_no_record_is_an_example(tmp_path):
   write(tmp_path / 'train-00000-of-00001', [b'text', b'more'])
-  with pytest.raises(UserError, match=r'none of the first records is a tf.train.Exam'):
+  with pytest.raises(UserError, match=naming(str(tmp_path), 'tf.train.Example')):
     sources.build(f'records:{tmp_path}', 'train')
 
 

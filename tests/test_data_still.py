@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from conftest import naming
 from PIL import Image, features
 
 from vit_jax.data.ops import registry
@@ -57,7 +58,7 @@ def test_value_range_may_be_per_channel(photo):
   np.testing.assert_allclose(Still(pp)(photo), expected, atol=1e-6)
   (op,) = registry.parse(pp)
   np.testing.assert_allclose(op.apply(photo, None), expected, atol=1e-6)
-  with pytest.raises(UserError, match='two lists of one per channel'):
+  with pytest.raises(UserError, match=naming('value_range((0, 0, 0), 1)', 'channel')):
     Still('value_range((0, 0, 0), 1)')
 
 
@@ -116,13 +117,13 @@ def broken():
   bomb = io.BytesIO()
   Image.new('1', (9000, 9000)).save(bomb, 'PNG')
   return {
-    'empty': (b'', 'empty file'),
-    'text': (b'hello', 'not an image'),
+    'empty': (b'', 'empty'),
+    'text': (b'hello', 'type'),
     'truncated': (whole[: len(whole) // 2], 'truncated'),
     'bomb': (bomb.getvalue(), 'megapixels'),
-    'exif': (webp_of_broken_exif(), 'not a TIFF file'),
-    'floats': (np.zeros((4, 4, 3), np.float32), 'needed is uint8'),
-    'alpha': (np.zeros((4, 4, 4), np.uint8), '1 or 3'),
+    'exif': (webp_of_broken_exif(), 'TIFF'),
+    'floats': (np.zeros((4, 4, 3), np.float32), r'float32 \(4, 4, 3\).*uint8'),
+    'alpha': (np.zeros((4, 4, 4), np.uint8), r'\(4, 4, 4\).*1 or 3'),
     'missing': ('no/such.png', 'No such file'),
   }
 
@@ -141,13 +142,17 @@ def test_ops_for_labels_are_passed_over(photo):
 
 
 def test_pipelines_that_do_not_predict():
-  with pytest.raises(UserError, match='inception_crop is for training'):
+  with pytest.raises(UserError, match=naming('inception_crop', "'central_crop'")):
     Still('decode|inception_crop(32)|value_range(-1, 1)')
-  with pytest.raises(UserError, match='Unknown op'):
+  with pytest.raises(UserError, match=naming("'resice'", 'resize')):
     Still('decode|resice(32)')
-  with pytest.raises(UserError, match='one value_range'):  # as in training
+  with pytest.raises(
+    UserError, match=naming("'decode|resize(32)'", 'one value_range')
+  ):  # as in training
     Still('decode|resize(32)')
-  with pytest.raises(UserError, match='decode must come first'):
+  with pytest.raises(
+    UserError, match=naming("'resize(32)|decode|value_range(0, 1)'", 'first')
+  ):
     Still('resize(32)|decode|value_range(0, 1)')
-  with pytest.raises(BadImage, match='smaller than 64x64'):
+  with pytest.raises(BadImage, match=naming('central_crop', '64x64')):
     Still('central_crop(64)|value_range(0, 1)')(np.zeros((32, 32, 3), np.uint8))
