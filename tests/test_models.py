@@ -146,15 +146,24 @@ def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
 
 
-def test_bfloat16_computes_near_float32(name):
-  params = init(build(name))
-  logits, out = apply(build(name, dtype='bfloat16'), params)
-  exact, _ = apply(build(name), params)
-  assert logits.dtype == jnp.float32
-  assert out['pre_logits'].dtype == jnp.bfloat16
-  # bfloat16 keeps 8 bits: 0.4 % per operation, over a few tens of operations.
-  assert np.abs(logits - exact).max() < 0.05 * np.abs(exact).max()
-  assert np.abs(logits - exact).max() > 0
+def test_bfloat16_logits_are_as_fine_as_float32(name):
+  # A rare class's prior as bias: bfloat16 numbers near -10 are 0.0625 apart.
+  fields = {'num_classes': 1000, 'head_bias_init': -10.0}
+  params = init(build(name, **fields))
+  x = np.random.default_rng(1).uniform(-1, 1, (16, SIZE, SIZE, 3)).astype(np.float32)
+  exact, _ = compiled(build(name, **fields), False)({'params': params}, x)
+  model = build(name, dtype='bfloat16', **fields)
+  logits, out = compiled(model, False)({'params': params}, x)
+  assert logits.dtype == out['pre_logits'].dtype == jnp.float32
+  assert out['stem'].dtype == jnp.bfloat16
+  # A body in bfloat16 is 0.9 % off at most; with a head in bfloat16 it is 2.6 to 7 %.
+  spread = np.std(exact)
+  assert np.std(logits - exact) < 0.015 * spread
+  assert len(np.unique(logits)) > 0.99 * len(np.unique(exact))
+  best = np.sort(exact, axis=-1)
+  clear = best[:, -1] - best[:, -2] > 0.06 * spread  # the largest error is 0.042
+  assert clear.sum() > 8
+  np.testing.assert_array_equal(logits.argmax(-1)[clear], exact.argmax(-1)[clear])
 
 
 def test_unknown_fields_and_values_are_refused(name):

@@ -112,7 +112,6 @@ class Head(nn.Module):
 
   num_classes: int
   bias_init: float
-  dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
@@ -121,7 +120,6 @@ class Head(nn.Module):
       (1, 1),
       kernel_init=nn.initializers.zeros_init(),
       bias_init=nn.initializers.constant(self.bias_init),
-      dtype=self.dtype,
       name='conv2d',
     )(x[:, None, None])[:, 0, 0]
 
@@ -137,7 +135,8 @@ class BiT(nn.Module):
   zero_pad_pool: bool = True
   head_bias_init: float = 0.0
   remat: str = 'none'  # of units, what to recompute: see nn.stack.remat_policy
-  dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
+  # Of the body; final norm, pooling, head and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False):
@@ -158,11 +157,10 @@ class BiT(nn.Module):
       mid, strides = self.width * 2**i, 1 if i == 0 else 2
       x = Stage(units, mid, strides, self.remat, self.dtype, name=f'block{i + 1}')(x)
       out[f'stage{i + 1}'] = x
-    out['pre_logits'] = x = _relu_norm(x, self.dtype).mean(axis=(1, 2))
+    out['pre_logits'] = x = _relu_norm(x, jnp.float32).mean(axis=(1, 2))
     if self.num_classes is not None:
-      head = Head(self.num_classes, self.head_bias_init, self.dtype, name='head')
-      x = head(x)
-    return x.astype(jnp.float32), out
+      x = Head(self.num_classes, self.head_bias_init, name='head')(x)
+    return x, out
 
 
 Model = BiT

@@ -100,7 +100,8 @@ class Mixer(nn.Module):
   scan: bool = False  # blocks as one scanned block with stacked parameters
   remat: str = 'none'  # what to recompute: see nn.stack.remat_policy
   placement: str = 'batch'  # of tokens at block entry, see nn.placement
-  dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
+  # Of the body; final norm, pooling, head and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False):
@@ -136,17 +137,16 @@ class Mixer(nn.Module):
       dtype=self.dtype,
     )
     out |= blocks
-    out['encoded'] = x = LayerNorm(self.dtype, name='pre_head_layer_norm')(x)
+    out['encoded'] = x = LayerNorm(name='pre_head_layer_norm')(x)
     out['pre_logits'] = x = x.mean(axis=1)
     if self.num_classes is not None:
       x = nn.Dense(
         self.num_classes,
         kernel_init=nn.initializers.zeros_init(),
         bias_init=nn.initializers.constant(self.head_bias_init),
-        dtype=self.dtype,
         name='head',
       )(x)
-    return x.astype(jnp.float32), out
+    return x, out
 
 
 Model = Mixer

@@ -21,7 +21,8 @@ class ResNetGN(nn.Module):
   width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
   head_bias_init: float = 0.0
   remat: str = 'none'  # of units, what to recompute: see nn.stack.remat_policy
-  dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
+  # Of the body; pooling, head and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False):
@@ -39,16 +40,15 @@ class ResNetGN(nn.Module):
       images, self.blocks, self.width, remat=self.remat, dtype=self.dtype
     )
     out = {'stem': features.pop('root'), **features}
-    out['pre_logits'] = x = x.mean(axis=(1, 2))
+    out['pre_logits'] = x = x.astype(jnp.float32).mean(axis=(1, 2))
     if self.num_classes is not None:
       x = nn.Dense(
         self.num_classes,
         kernel_init=nn.initializers.zeros_init(),
         bias_init=nn.initializers.constant(self.head_bias_init),
-        dtype=self.dtype,
         name='head',
       )(x)
-    return x.astype(jnp.float32), out
+    return x, out
 
 
 Model = ResNetGN

@@ -100,7 +100,8 @@ class ViT(nn.Module):
   scan: bool = False  # blocks as one scanned block with stacked parameters
   remat: str = 'none'  # what to recompute: see nn.stack.remat_policy
   placement: str = 'batch'  # of tokens at block entry, see nn.placement
-  dtype: jnp.dtype = jnp.float32  # of compute; parameters are float32
+  # Of the body; final norm, pooling, head and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False):
@@ -167,11 +168,10 @@ class ViT(nn.Module):
         self.mlp_dim,
         self.act,
         self.norm_eps,
-        self.dtype,
         name='MAPHead_0',
       )(x)
     if self.representation_size is not None:
-      x = nn.Dense(self.representation_size, dtype=self.dtype, name='pre_logits')(x)
+      x = nn.Dense(self.representation_size, name='pre_logits')(x)
       x = nn.tanh(x)
     out['pre_logits'] = x
     if self.num_classes is not None:
@@ -179,10 +179,9 @@ class ViT(nn.Module):
         self.num_classes,
         kernel_init=nn.initializers.zeros_init(),
         bias_init=nn.initializers.constant(self.head_bias_init),
-        dtype=self.dtype,
         name='head',
       )(x)
-    return x.astype(jnp.float32), out
+    return x, out
 
 
 Model = ViT

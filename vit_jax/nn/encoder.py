@@ -86,8 +86,8 @@ class Encoder(nn.Module):
         spends nothing on others (see `nn.stack`).
 
     Returns:
-      (normalised tokens, {name: [B, N, D]}): [B, N, D], or at least the first `rows`,
-      as is the last block's output.
+      (normalised tokens in float32, {name: [B, N, D]}): [B, N, D], or at least the
+      first `rows`, as is the last block's output.
     """
     out = {}
     x = add_posemb(self.posemb, x, grid, name='posembed_input')
@@ -114,4 +114,4 @@ class Encoder(nn.Module):
       dtype=self.dtype,
     )
     out |= blocks
-    return LayerNorm(self.dtype, self.norm_eps, name='encoder_norm')(x), out
+    return LayerNorm(jnp.float32, self.norm_eps, name='encoder_norm')(x), out
