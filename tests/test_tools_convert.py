@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, naming
 
 import vit_jax
 from vit_jax import cli, pretrained, trees
@@ -70,20 +70,20 @@ def test_json_says_what_was_written(tmp_path, capsys):
 
 
 REFUSED = [
-  ('vit_google_prelogits', 'timm', 'cannot express representation_size=40'),
-  ('vit_google_prelogits', 'hf', 'cannot express representation_size=40'),
-  ('vit_bigvision_map', 'hf', "cannot express classifier='map'"),
-  ('hybrid_google', 'timm', r'timm has no hybrid with stem_blocks=\(1,\)'),
-  ('hybrid_google', 'hf', 'cannot express stem_blocks'),
-  ('mixer_google', 'timm', "cannot express act='gelu_tanh'"),
-  ('mixer_google', 'hf', "hf has no model like 'mixer'"),
+  ('vit_google_prelogits', 'timm', ('timm', 'representation_size=40', 'None')),
+  ('vit_google_prelogits', 'hf', ('representation_size=40', 'None')),
+  ('vit_bigvision_map', 'hf', ("classifier='map'", "'token'")),
+  ('hybrid_google', 'timm', ('timm', 'stem_blocks=(1,)', '(3, 4, 9)')),
+  ('hybrid_google', 'hf', ('stem_blocks=(1,)', 'None')),
+  ('mixer_google', 'timm', ('timm', "act='gelu_tanh'", "'gelu_erf'")),
+  ('mixer_google', 'hf', ('hf', "'mixer'", "'google'", "'timm'")),
 ]
 
 
-@pytest.mark.parametrize(('name', 'to', 'message'), REFUSED)
-def test_what_a_format_cannot_express_is_refused(tmp_path, name, to, message):
+@pytest.mark.parametrize(('name', 'to', 'facts'), REFUSED)
+def test_what_a_format_cannot_express_is_refused(tmp_path, name, to, facts):
   origin = pretrained.open(GOLDEN / f'{name}.npz')
-  with pytest.raises(UserError, match=message):
+  with pytest.raises(UserError, match=naming(*facts)):
     pretrained.export(origin, tmp_path / 'out', to)
   assert list(tmp_path.iterdir()) == []
 
@@ -92,11 +92,11 @@ def test_nothing_is_overwritten_and_places_are_checked(tmp_path, capsys):
   source = GOLDEN / 'vit_google_token.npz'
   (tmp_path / 'config.json').write_text('mine')
   assert run(source, tmp_path / 'b.safetensors', '--to', 'timm') == 2
-  assert 'config.json is there already' in capsys.readouterr().err
+  assert f'{tmp_path}/config.json' in capsys.readouterr().err
   assert (tmp_path / 'config.json').read_text() == 'mine'
   assert not (tmp_path / 'b.safetensors').exists()
   assert run(source, tmp_path / 'no' / 'b.npz') == 2
-  assert 'is no folder' in capsys.readouterr().err
+  assert f'{tmp_path}/no' in capsys.readouterr().err
   assert run(source, tmp_path / 'b.npz', '--to', 'timm') == 2
   assert run(source, tmp_path / 'b') == 2
-  assert 'say the format' in capsys.readouterr().err
+  assert '--to' in capsys.readouterr().err
