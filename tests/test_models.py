@@ -1,4 +1,4 @@
-"""The contract that every entry of MODELS keeps; a new model adds only its TINY line."""
+"""The contract that every entry of MODELS keeps, on the `tiny` models of its family."""
 
 import functools
 
@@ -9,19 +9,14 @@ import pytest
 from conftest import naming
 from scanned import stacked
 
-from vit_jax import models
+from vit_jax import models, trees
 from vit_jax.errors import UserError
 
-# A variant that runs in milliseconds, with two or more blocks; a second of the same
-# model after a space.
+# 'vit 0', 'vit 1', 'mixer 0', ...
 TINY = {
-  'vit': dict(variant='mu/8', depth=3),
-  'vit hybrid': dict(variant='R50+mu/16', depth=2, stem_blocks=(1,), stem_width=32),
-  'mixer': dict(
-    patch_size=(8, 8), width=32, depth=3, tokens_mlp_dim=16, channels_mlp_dim=64
-  ),
-  'resnet_gn': dict(blocks=(1, 1), width=32),
-  'bit': dict(blocks=(1, 1), width=32),
+  f'{name} {i}': fields
+  for name in models.MODELS
+  for i, fields in enumerate(models.family(name).tiny)
 }
 SIZE = 32
 
@@ -79,8 +74,38 @@ def plain(name):
   return squares_and_gradient(model, init(model))
 
 
-def test_every_model_is_tested():
-  assert {name.split()[0] for name in TINY} == set(models.MODELS)
+def test_the_family_knows_every_parameter(name):
+  family = models.family(name.split()[0])
+  shapes = {n: x.shape for n, x in trees.flatten(init(build(name))).items()}
+  depths, blocks = family.depths(shapes)
+  found = {d for depth in depths.values() for d in np.ravel(depth)}
+  assert found == set(range(blocks + 2))  # something before, in and after the blocks
+  assert blocks >= 2
+  assert len(shapes[family.stem(shapes)]) == 4
+  assert depths[family.stem(shapes)] == 0
+  assert {depths[n] for n in shapes if n.startswith('head/')} == {blocks + 1}
+  for known in (family.position, family.patches):
+    assert known is None or known in shapes
+  for inputs, outputs in filter(None, map(family.matrix_axes, shapes)):
+    assert not set(inputs) & set(outputs)
+
+
+def test_stacked_names_come_apart_and_together(name):
+  skip_without(name, 'scan')
+  family = models.family(name.split()[0])
+  params = init(build(name))
+  ones = {n: x.shape for n, x in trees.flatten(params).items()}
+  stacks = trees.flatten(stacked(params, build(name).depth))
+  assert {family.stacked(n)[0] for n in ones if family.stacked(n)} == {
+    n for n in stacks if family.is_stacked(n)
+  }
+  for n in filter(family.stacked, ones):
+    assert family.unstacked(*family.stacked(n)) == n
+  depths, _ = family.depths(ones)
+  together, _ = family.depths({n: x.shape for n, x in stacks.items()})
+  for n in filter(family.stacked, ones):
+    stack, layer = family.stacked(n)
+    assert together[stack][layer] == depths[n]
 
 
 def test_outputs(name):

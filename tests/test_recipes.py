@@ -152,7 +152,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert steps == row.get('steps') or steps == round(
     row['epochs'] * row['examples'] / row['batch']
   )
-  optimizer = optim.build(**c['optim'], total_steps=steps)
+  family = models.family(c['model']['name'])
+  optimizer = optim.build(**c['optim'], total_steps=steps, family=family)
   lr, warmup, end = row['lr'], row['warmup'], row.get('end', 0.0)
   middle = warmup + (steps - warmup) / 2
   expected = {0: 0.0, warmup / 2: lr / 2, warmup: lr}

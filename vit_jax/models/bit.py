@@ -8,11 +8,10 @@ files, but for the leading `resnet/` and Flax's `scale`, `bias` for `gamma`, `be
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.models.family import Family
 from vit_jax.nn import resnet
 from vit_jax.nn.group_norm import group_norm
 from vit_jax.nn.std_conv import StdConv
-
-variant = resnet.variant
 
 
 def _conv(features, size, strides=1, *, dtype, name='standardized_conv2d'):
@@ -163,4 +162,18 @@ class BiT(nn.Module):
     return x, out
 
 
-Model = BiT
+FAMILY = Family(
+  model=BiT,
+  variant=resnet.variant,
+  blocks=r'(?P<block>block(?P<stage>\d+)/unit)(?P<layer>\d+)/.*',
+  before=r'root_block/.*',
+  stems=('root_block/standardized_conv2d/kernel',),
+  stride=lambda fields: (resnet.stride(fields['blocks']),) * 2,
+  any_size=lambda fields: True,
+  published=(
+    # timm: resnetv2_50x1_bit; Google: BiT-R50x1, BiT-M-R50x1
+    (r'resnetv2_(\d+x\d+)_bit', lambda shape: (f'R{shape}', {})),
+    (r'BiT-(?:[SML]-)?(R\d+x\d+)', lambda shape: (shape, {})),
+  ),
+  tiny=(dict(blocks=(1, 1), width=32),),
+)

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.models.family import Family
 from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
 from vit_jax.nn.patch_embed import PatchEmbed
@@ -149,4 +150,24 @@ class Mixer(nn.Module):
     return x, out
 
 
-Model = Mixer
+FAMILY = Family(
+  model=Mixer,
+  variant=variant,
+  blocks=r'(?P<block>MixerBlock)(?:_(?P<layer>\d+))?/.*',
+  before=r'stem/.*',
+  matrices=((r'MixerBlock.*/Dense_\d+/kernel', ((-2,), (-1,))),),
+  stems=('stem/kernel',),
+  stride=lambda fields: tuple(fields['patch_size']),
+  any_size=lambda fields: False,  # its MLPs over tokens are of one number of patches
+  published=(
+    # timm: mixer_b16_224; Google: Mixer-B_16
+    (
+      r'mixer_([sblh])(\d+)(?:_\d+)?',
+      lambda size, patch: (f'{size.upper()}/{patch}', {}),
+    ),
+    (r'Mixer-([A-Z])_(\d+)', lambda size, patch: (f'{size}/{patch}', {})),
+  ),
+  tiny=(
+    dict(patch_size=(8, 8), width=32, depth=3, tokens_mlp_dim=16, channels_mlp_dim=64),
+  ),
+)

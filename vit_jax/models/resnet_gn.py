@@ -8,9 +8,8 @@ are pre-activation: see `bit`.
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.models.family import Family
 from vit_jax.nn import resnet
-
-variant = resnet.variant
 
 
 class ResNetGN(nn.Module):
@@ -51,4 +50,13 @@ class ResNetGN(nn.Module):
     return x, out
 
 
-Model = ResNetGN
+FAMILY = Family(
+  model=ResNetGN,
+  variant=resnet.variant,
+  blocks=r'(?P<block>block(?P<stage>\d+)/unit)(?P<layer>\d+)/.*',
+  before=r'(conv|gn)_root/.*',
+  stems=('conv_root/kernel',),
+  stride=lambda fields: (resnet.stride(fields['blocks']),) * 2,
+  any_size=lambda fields: True,
+  tiny=(dict(blocks=(1, 1), width=32),),
+)

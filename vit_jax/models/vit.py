@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.models.family import Family
 from vit_jax.nn import resnet
 from vit_jax.nn.encoder import Encoder
 from vit_jax.nn.map_head import MAPHead
@@ -184,4 +185,67 @@ class ViT(nn.Module):
     return x, out
 
 
-Model = ViT
+def stride(fields) -> tuple[int, int]:
+  """Returns the pixels per token, down and across."""
+  blocks = fields.get('stem_blocks')
+  stem = 1 if blocks is None else resnet.stride(blocks)
+  ph, pw = fields['patch_size']
+  return ph * stem, pw * stem
+
+
+# timm's words for the sizes.
+_TIMM = {
+  'tiny': 'Ti',
+  'small': 'S',
+  'medium': 'M',
+  'base': 'B',
+  'large': 'L',
+  'so400m': 'So400m',
+  'huge': 'H',
+  'giant': 'g',
+  'gigantic': 'G',
+}
+_SIZES = '|'.join(_TIMM)
+
+
+def _gap(asked) -> dict:
+  return {'classifier': 'gap'} if asked else {}
+
+
+FAMILY = Family(
+  model=ViT,
+  variant=variant,
+  blocks=r'(?P<block>Transformer/encoderblock)(?:_(?P<layer>\d+))?/.*',
+  before=r'embedding/.*|cls|Transformer/posembed_input/.*|conv_root/.*|gn_root/.*|block\d+/.*',
+  matrices=(
+    (r'.*/(query|key|value)/kernel', ((-3,), (-2, -1))),
+    (r'.*/MultiHeadDotProductAttention_\d+/out/kernel', ((-3, -2), (-1,))),
+    (r'Transformer/encoderblock.*/Dense_\d+/kernel', ((-2,), (-1,))),
+  ),
+  stems=('conv_root/kernel', 'embedding/kernel'),
+  position='Transformer/posembed_input/pos_embedding',
+  patches='embedding/kernel',
+  stride=stride,
+  any_size=lambda fields: fields['posemb'] != 'learn',
+  published=(
+    # timm: vit_base_patch16_224, vit_base_r50_s16_384, vit_tiny_r_s16_p8_224
+    (
+      rf'vit_({_SIZES})_patch(\d+)(_gap)?(?:_\d+)?',
+      lambda size, patch, gap: (f'{_TIMM[size]}/{patch}', _gap(gap)),
+    ),
+    (
+      rf'vit_({_SIZES})_r(\d+)_s(\d+)(?:_\d+)?',
+      lambda size, r, s: (f'R{r}+{_TIMM[size]}/{s}', {}),
+    ),
+    (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
+    # Google: ViT-B_16, R50+ViT-B_16
+    (
+      r'(R\d*\+)?ViT-([A-Za-z0-9]+)_(\d+)(-gap-norep)?',
+      lambda r, size, patch, gap: (f'{r or ""}{size}/{patch}', _gap(gap)),
+    ),
+  ),
+  tiny=(
+    dict(variant='mu/8', depth=3),
+    dict(variant='R50+mu/16', depth=2, stem_blocks=(1,), stem_width=32),
+  ),
+)

@@ -56,12 +56,13 @@ def build(
   ema: float | None = None,
   swa: dict | None = None,
   accum: int = 1,
+  family=None,
   **options,
 ) -> Optimizer:
   """Returns the optimizer of a config's `optim` section.
 
   Args:
-    name: a key of `directions.OPTIMIZERS`: 'adamw', 'adam' (which takes no wd), 'sgd',
+    name: a key of `optimizers.OPTIMIZERS`: 'adamw', 'adam' (which takes no wd), 'sgd',
       'adafactor', 'lion', 'lamb', 'muon', 'schedule_free' (AdamW without a decay of the
       rate, arXiv 2405.15682).
     schedule: arguments of `make_schedule`, default {'decay': 'cosine'}; 'constant' for
@@ -70,20 +71,24 @@ def build(
     wd_rules: (regex, factor) on parameter paths, first match wins.
     lr_rules: (regex, factor of the learning rate); with factor 0 a parameter keeps its
       value. Default: 1 for all.
-    layer_decay: layer-wise decay of the learning rate, see `factors.layer_rules`.
+    layer_decay: layer-wise learning-rate decay, see `multipliers.layer_factors`.
     clip: largest global norm of the gradient; larger ones are scaled down to it.
     ema: decay of an exponential moving average of the parameters (Polyak averaging;
       0.9999 in the paper, section 4.1), kept beside them; None: not kept.
     swa: arguments of `averages.swa`, an average of another kind; not with ema.
     accum: number of micro-batches into which a batch is cut to save memory.
-    **options: of the optimizer, see `directions`.
+    family: of the model, see `models.family`; muon, lamb and layer_decay ask it which
+      parameters are matrices, stacked layers or of which depth.
+    **options: of the optimizer, see `optimizers`.
 
   Raises:
     UserError: for an unknown name or option, or a value out of range.
   """
   direction = _direction(name)
-  config_lib.bind(f'optim (name {name})', options, direction)
+  config_lib.bind(f'optim (name {name})', options, direction, provided=('family',))
   _check_ranges(lr, wd, clip, layer_decay, options.get('moment_dtype'))
+  asks = name in ('muon', 'lamb') or layer_decay is not None
+  assert family is not None or not asks, f'{name}, layer_decay: needs the family'
   if name == 'adam' and wd:
     raise UserError('config.optim: adam has no weight decay here; name it adamw.')
   if accum < 1:
@@ -100,12 +105,12 @@ def build(
   parts = []
   if clip is not None:
     parts.append(optax.clip_by_global_norm(clip))
-  parts.append(direction(**options))
+  parts.append(direction(**options, **({'family': family} if name == 'muon' else {})))
   if wd:
     parts.append(multipliers.decayed_weights(wd, wd_rules))
   if name == 'lamb':
-    parts.append(multipliers.trust_ratio())
-  parts.append(multipliers.scaled_by_rate(lr_rules, layer_decay))
+    parts.append(multipliers.trust_ratio(family))
+  parts.append(multipliers.scaled_by_rate(lr_rules, layer_decay, family))
   tx = optax.chain(*parts)
   gradient_point = lambda params, state: params
   if free:
@@ -148,7 +153,7 @@ def signature(name: str) -> inspect.Signature:
   """Returns the keys that the `optim` section may hold for this optimizer."""
   common = inspect.signature(build).parameters.values()
   own = inspect.signature(_direction(name)).parameters.values()
-  own = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
+  own = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != 'family']
   return inspect.Signature([p for p in common if p.kind is not p.VAR_KEYWORD] + own)
 
 

@@ -67,17 +67,6 @@ def lamb(
   return optax.scale_by_adam(b1=b1, b2=b2, eps=eps, mu_dtype=moment_dtype)
 
 
-# The matrices that Muon is for, by the axes of its reduction and of its output: those
-# of the blocks. Attention's kernels have axes of heads, [D, M, Dh] and [M, Dh, D], and
-# are taken as matrices; stacked layers, one by one.
-_MATRICES = (
-  (r'.*/(query|key|value)/kernel', contrib.MuonDimensionNumbers(-3, (-2, -1))),
-  (r'.*/MultiHeadDotProductAttention_\d+/out/kernel', contrib.MuonDimensionNumbers((-3, -2), -1)),
-  (r'.*(encoderblock|MixerBlock).*/Dense_\d+/kernel', contrib.MuonDimensionNumbers(-2, -1)),
-  ('.*', None),
-)  # fmt: skip
-
-
 def muon(
   momentum: float = 0.95,
   nesterov: bool = True,
@@ -87,20 +76,28 @@ def muon(
   b2: float = 0.999,
   eps: float = 1e-8,
   moment_dtype: str | None = None,
+  *,
+  family,
 ):
-  """Muon for the blocks' kernels, Adam (b1, b2, eps) for everything else.
+  """Muon for the blocks' matrices, Adam (b1, b2, eps) for everything else.
 
-  A kernel's momentum, its singular values brought near 1 by Newton-Schulz iterations
+  The `family` of the model says which those are: attention's kernels have axes of heads,
+  [D, M, Dh] and [M, Dh, D], and are taken as matrices; stacked layers, one by one. A
+  matrix's momentum, its singular values brought near 1 by Newton-Schulz iterations
   (K. Jordan, 2024), and scaled by rms * sqrt(max(D_in, D_out)), so that an element is
   as large as Adam's and learning rate and weight decay can be Adam's too (arXiv
   2502.16982, section 2.2).
   """
 
   def dimensions(tree):
-    return trees.map_named(lambda name, _: trees.first_match(_MATRICES, name), tree)
+    def numbers(name, _):
+      axes = family.matrix_axes(name)
+      return contrib.MuonDimensionNumbers(*axes) if axes else None
+
+    return trees.map_named(numbers, tree)
 
   def kinds(tree):
-    kind = lambda name, _: 'muon' if trees.first_match(_MATRICES, name) else 'adam'
+    kind = lambda name, _: 'muon' if family.matrix_axes(name) else 'adam'
     return trees.map_named(kind, tree)
 
   orthogonal = optax.chain(
@@ -111,23 +108,20 @@ def muon(
       mu_dtype=moment_dtype,
       weight_dimension_numbers=dimensions,
     ),
-    _scaled_to_rms(rms),
+    _scaled_to_rms(rms, family),
   )
   return optax.partition(
     {'muon': orthogonal, 'adam': adam(b1, b2, eps, moment_dtype)}, kinds
   )
 
 
-def _scaled_to_rms(rms: float) -> optax.GradientTransformation:
+def _scaled_to_rms(rms: float, family) -> optax.GradientTransformation:
   """Scales matrices of singular values 1 so that their elements have this size."""
 
   def scale(name, x):
-    if (dimensions := trees.first_match(_MATRICES, name)) is None:
+    if (matrix := family.matrix_axes(name)) is None:
       return x
-    inputs, outputs = (
-      math.prod(x.shape[axis] for axis in ((axes,) if isinstance(axes, int) else axes))
-      for axes in dimensions
-    )
+    inputs, outputs = (math.prod(x.shape[axis] for axis in axes) for axes in matrix)
     return x * (rms * max(inputs, outputs) ** 0.5)
 
   return optax.stateless(lambda updates, params: trees.map_named(scale, updates))

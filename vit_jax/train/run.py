@@ -64,7 +64,9 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
       model=model, num_classes=config['model']['num_classes'], **config['task']
     )
     optimizer = optim.build(
-      **config['optim'], total_steps=config['resolved']['total_steps']
+      **config['optim'],
+      total_steps=config['resolved']['total_steps'],
+      family=models.family(config['model']['name']),
     )
     evals = _build_evals(config, workdir, mesh, stop)
 

@@ -73,7 +73,9 @@ def check(config: dict) -> dict:
   bind('data', config['data'], pipeline.train, provided=PROVIDED)
   registry.parse(config['data']['pp'])
   bind('task', config['task'], tasks.signature(named('task')), extra=('name',))
-  bind('optim', config['optim'], optim.signature(named('optim')), ('total_steps',))
+  bind(
+    'optim', config['optim'], optim.signature(named('optim')), ('total_steps', 'family')
+  )
   bind('mesh', config['mesh'], sharding.make_mesh, provided=('devices',))
   sharding.resolve_rules(config['sharding'])
   bind('checkpoint', config['checkpoint'], checkpoints.Checkpoints, ('directory',))

@@ -73,7 +73,8 @@ def measure(request: dict, devices=None) -> dict:
     asked = section.get('remat', 'none')
     stack.remat_policy(asked)
     policies = dict.fromkeys([*POLICIES, asked])
-  optimizer = optim.build(**request['optim'], total_steps=10**9)
+  family = models.family(request['model']['name'])
+  optimizer = optim.build(**request['optim'], total_steps=10**9, family=family)
   mesh = sharding.make_mesh(**request['mesh'], devices=devices)
   images = check_batch(request['batch'], request['mesh'], optimizer.accum)
 

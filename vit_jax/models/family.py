@@ -1,0 +1,107 @@
+"""What the rest of the library asks about a family of models.
+
+Optimizers, weights, tools and tests know no model: each page of `models/` ends with a
+`Family` that says how its parameters are named and what its images may be.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """The facts of one family. Regexes match whole parameter paths ('a/b/kernel').
+
+  Attributes:
+    model: the Linen module's class.
+    variant: 'B/16' -> fields of `model`; UserError for an unknown name.
+    blocks: parameters of the repeated blocks, with the named groups `block`, the path
+      up to the block's number; `layer`, that number, absent where a scan has stacked
+      the layers in a leading axis; and `stage`, where there are several.
+    before: parameters before the first block; those that match neither follow the last.
+    transitions: parameters between two stages, with the group `stage`: they belong to
+      the stage that they lead to.
+    matrices: ((regex, (input axes, output axes)), ...): parameters of blocks that act
+      as matrices, axes counted from the end.
+    stems: names of the first kernel [h, w, C, ...], the first that there is.
+    position: name of the learned position table [1, N, D], or None.
+    patches: name of a patch kernel that can be resized to other patches, or None.
+    stride: fields -> pixels per position of the last features, down and across.
+    any_size: fields -> whether one set of parameters serves images of any size.
+    published: ((regex, function), ...): names that others publish models under; the
+      function of the regex's groups returns (variant, fields).
+    tiny: fields of models that run in milliseconds and have every part, for tests.
+  """
+
+  model: type
+  variant: Callable[[str], dict]
+  blocks: str
+  before: str
+  stems: tuple[str, ...]
+  stride: Callable[[Mapping], tuple[int, int]]
+  any_size: Callable[[Mapping], bool]
+  tiny: tuple[dict, ...]
+  transitions: str | None = None
+  matrices: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], ...] = ()
+  position: str | None = None
+  patches: str | None = None
+  published: tuple[tuple[str, Callable], ...] = ()
+
+  def is_stacked(self, name: str) -> bool:
+    """Whether a parameter has a leading axis of layers, by its name."""
+    match = re.fullmatch(self.blocks, name)
+    return bool(match) and match['layer'] is None
+
+  def unstacked(self, name: str, layer: int) -> str:
+    """Returns the name that one layer of a stacked parameter has on its own."""
+    block = re.fullmatch(self.blocks, name)['block']
+    return f'{block}_{layer}{name[len(block) :]}'
+
+  def stacked(self, name: str) -> tuple[str, int] | None:
+    """Returns (name when stacked, layer); None for what is not in a block."""
+    match = re.fullmatch(self.blocks, name)
+    if not match or match['layer'] is None:
+      return None
+    return match['block'] + name[match.end('layer') :], int(match['layer'])
+
+  def depths(
+    self, shapes: Mapping[str, tuple[int, ...]]
+  ) -> tuple[dict[str, int | range], int]:
+    """Returns ({name: depth}, number of blocks L).
+
+    The depth is 0 before the first block, 1 to L in the blocks, L + 1 after them; of a
+    stacked parameter it is the range of its layers' depths.
+
+    Args:
+      shapes: of all parameters of one model, or of the part that is trained.
+    """
+    found = {}
+    for name, shape in shapes.items():
+      if match := re.fullmatch(self.blocks, name):
+        stage = int(match.groupdict().get('stage') or 0)
+        layers = range(shape[0]) if match['layer'] is None else [int(match['layer'])]
+        found[name] = [(stage, layer) for layer in layers]
+    order = sorted({block for blocks in found.values() for block in blocks})
+    number = {block: i + 1 for i, block in enumerate(order)}
+
+    def depth(name):
+      if name in found:
+        first, last = (number[found[name][i]] for i in (0, -1))
+        return range(first, last + 1) if self.is_stacked(name) else first
+      if match := re.fullmatch(self.transitions or '', name):
+        return min(
+          n for (stage, _), n in number.items() if stage == int(match['stage'])
+        )
+      return 0 if re.fullmatch(self.before, name) else len(order) + 1
+
+    return {name: depth(name) for name in shapes}, len(order)
+
+  def matrix_axes(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Returns the (input axes, output axes) of a matrix of the blocks, else None."""
+    return next((axes for r, axes in self.matrices if re.fullmatch(r, name)), None)
+
+  def stem(self, names: Iterable[str]) -> str:
+    """Returns which of a model's parameters is its first kernel, [h, w, C, ...]."""
+    names = set(names)
+    return next(name for name in self.stems if name in names)
