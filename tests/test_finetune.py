@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import runs
-from conftest import GOLDEN
+from conftest import GOLDEN, naming
 
 from vit_jax import config, optim, pretrained
 from vit_jax.errors import UserError
@@ -67,7 +67,7 @@ def test_dev_and_final_splits():
 
 def test_colour_weights_take_gray_digits(tmp_path):
   arg = f'weights={GOLDEN}/vit_google_prelogits.npz,data=digits,res=16,accum=1'
-  with pytest.raises(UserError, match=r"begin it with 'decode\(3\)'"):
+  with pytest.raises(UserError, match=naming('config.data.pp', "'decode(3)'")):
     train.train(load(arg), tmp_path)
   _, rows = train.train(load(f'{arg},channels=3,steps=1,warmup=0,lr=1e-9'), tmp_path)
   row = next(row for row in rows if 'val/loss' in row)
@@ -76,7 +76,7 @@ def test_colour_weights_take_gray_digits(tmp_path):
 
 
 def test_weights_that_are_not_there(tmp_path):
-  with pytest.raises(UserError, match=r"No weights at 'nowhere.npz'"):
+  with pytest.raises(UserError, match=naming("'nowhere.npz'", '--zoo')):
     train.train(load('weights=nowhere.npz,data=digits'), tmp_path)
 
 

@@ -1,13 +1,14 @@
 """Published formats: each loads by its path alone and computes what its library does."""
 
 import json
+import re
 import shutil
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, naming
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
@@ -213,12 +214,12 @@ def test_heads_come_from_the_name_or_the_variant(tmp_path):
   bare = tmp_path / 'weights.safetensors'
   save_file(load_file(file), bare)  # neither config.json nor metadata
   (tmp_path / 'timm' / 'config.json').unlink()
-  with pytest.raises(UserError, match=r"number of attention heads.*variant='B/16'"):
+  with pytest.raises(UserError, match=naming(str(bare), "variant='B/16'", 'num_heads')):
     vit_jax.load(bare)
   named = bare.rename(tmp_path / 'vit_tiny_patch16_224.some_tag.safetensors')
   assert vit_jax.load(named)[0].num_heads == 3
   assert vit_jax.load(named, num_heads=6)[0].num_heads == 6
-  with pytest.raises(UserError, match=r'depth 1; variant .Ti/16. has 12'):
+  with pytest.raises(UserError, match=naming('depth 1', "'Ti/16'", 12)):
     vit_jax.load(named, variant='Ti/16')
 
 
@@ -259,7 +260,9 @@ def test_preprocessing_of_transformers(tmp_path):
   x = np.full((36, 40, 3), 102, np.uint8)  # 0.4
   np.testing.assert_allclose(Still(pp)(x)[0, 0], [0, -0.4, -0.4], atol=1e-6)
   path.write_text(json.dumps(plain | {'resample': 5}))
-  with pytest.raises(UserError, match='resample 5'):
+  with pytest.raises(
+    UserError, match=naming('preprocessor_config.json', 'resample 5', 'bicubic')
+  ):
     vit_jax.load(tmp_path / 'hf')
 
 
@@ -268,7 +271,7 @@ def test_an_architecture_that_is_not_plain_is_refused(tmp_path):
   config = json.loads((tmp_path / 'a' / 'config.json').read_text())
   config['architecture'] = 'vit_base_patch16_clip_quickgelu_224.openai'
   (tmp_path / 'a' / 'config.json').write_text(json.dumps(config))
-  with pytest.raises(UserError, match=r'clip_quickgelu.*not known here'):
+  with pytest.raises(UserError, match=naming(config['architecture'], "act='gelu_erf'")):
     vit_jax.load(tmp_path / 'a')
   vit_jax.load(tmp_path / 'a', act='gelu_erf')  # said by the user
 
@@ -280,7 +283,7 @@ def test_another_number_of_classes_gets_a_new_head():
   loaded = pretrained.load(path_of('vit_google_token'), num_classes=3)
   assert loaded.params['head']['kernel'].shape == (48, 3)
   assert not loaded.params['head']['kernel'].any()
-  assert 'initialised afresh: head/bias, head/kernel' in loaded.report
+  assert re.search(naming('head/bias', 'head/kernel'), loaded.report)
 
 
 def test_another_size_resizes_the_positions():
@@ -292,7 +295,7 @@ def test_another_size_resizes_the_positions():
   corners = new[0, 1:].reshape(6, 8, 48)[[0, 0, -1, -1], [0, -1, 0, -1]]
   expected = old[0, 1:].reshape(4, 4, 48)[[0, 0, -1, -1], [0, -1, 0, -1]]
   np.testing.assert_allclose(corners, expected, rtol=1e-6)
-  assert 'resized from (4, 4) to (6, 8), bilinear' in loaded.report
+  assert re.search(naming((4, 4), (6, 8), 'bilinear'), loaded.report)
   images = np.zeros((1, 48, 64, 3), np.float32)
   assert loaded.model.apply({'params': loaded.params}, images)[0].shape == (1, 10)
 
@@ -316,7 +319,7 @@ def test_a_part_can_be_left_out():
   old = arrays_of('vit_google_prelogits')['pre_logits/kernel']
   assert not np.array_equal(loaded.params['pre_logits']['kernel'], old)
   with pytest.raises(
-    UserError, match=r'source that the model does not have: pre_logits'
+    UserError, match=naming('pre_logits/bias', 'pre_logits/kernel', 'skip')
   ):
     pretrained.load(
       path_of('vit_google_prelogits'), representation_size=None, skip=['head/.*']
@@ -327,15 +330,23 @@ def test_a_part_can_be_left_out():
     skip=['pre_logits/.*', 'head/.*'],
   )
   assert 'pre_logits' not in without.params
-  assert 'left out: head/bias, head/kernel, pre_logits/bias' in without.report
+  assert re.search(
+    naming('head/bias', 'head/kernel', 'pre_logits/bias'), without.report
+  )
 
 
 def test_shapes_that_differ_are_named_with_both():
-  with pytest.raises(UserError, match=r'\(48, 96\) in the source, \(48, 64\) in the'):
+  with pytest.raises(
+    UserError, match=naming('MlpBlock_0/Dense_0/kernel', (48, 96), (48, 64))
+  ):
     vit_jax.load(path_of('vit_google_token'), mlp_dim=64)
-  with pytest.raises(UserError, match=r'source lacks: Transformer/encoderblock_3/'):
+  with pytest.raises(
+    UserError, match=naming('Transformer/encoderblock_3/LayerNorm_0/bias')
+  ):
     vit_jax.load(path_of('vit_google_token'), depth=4)
-  with pytest.raises(UserError, match=r'token_mixing.*\(16, 24\).*\(36, 24\)'):
+  with pytest.raises(
+    UserError, match=naming('token_mixing/Dense_0/kernel', (16, 24), (36, 24))
+  ):
     vit_jax.load(path_of('mixer_google'), image_size=48)
 
 
@@ -343,10 +354,12 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
   arrays = arrays_of('vit_timm') | {'blocks.0.ls1.gamma': np.ones(48, np.float32)}
   save_file(arrays, tmp_path / 'model.safetensors')
   shutil.copy(GOLDEN / 'vit_timm' / 'config.json', tmp_path)
-  with pytest.raises(UserError, match=r"not of that architecture: \['blocks.0.ls1"):
+  with pytest.raises(UserError, match=naming(tmp_path, 'timm', "'blocks.0.ls1.gamma'")):
     vit_jax.load(tmp_path)
   save_file({'fc1.weight': np.ones((2, 2), np.float32)}, tmp_path / 'b.safetensors')
-  with pytest.raises(UserError, match=r"begin with \['fc1.weight'\].*timm \(vit\)"):
+  with pytest.raises(
+    UserError, match=naming('b.safetensors', "'fc1.weight'", 'timm (vit)')
+  ):
     vit_jax.load(tmp_path / 'b.safetensors')
 
 
@@ -382,7 +395,7 @@ def test_a_download_that_fails_says_what_to_do(source, tmp_path, monkeypatch):
 
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   monkeypatch.setattr(urllib.request, 'urlopen', refuse)
-  with pytest.raises(UserError, match=r'no route to host.*give the path of the file'):
+  with pytest.raises(UserError, match=naming(source, 'no route to host', tmp_path)):
     vit_jax.load(source)
   assert not [p for p in tmp_path.rglob('*') if p.is_file()]
 
@@ -415,7 +428,7 @@ def test_a_download_is_kept_and_a_short_one_is_not(tmp_path, monkeypatch):
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   monkeypatch.setattr(urllib.request, 'urlopen', local)
   try:
-    with pytest.raises(UserError, match=r'Could not download gs://b/short\.npz'):
+    with pytest.raises(UserError, match=naming('gs://b/short.npz', 1000, len(data))):
       vit_jax.load('gs://b/short.npz')
     assert not [p for p in tmp_path.rglob('*') if p.is_file()]
     check('gs://b/whole.npz', 'vit_google_token')
@@ -436,11 +449,18 @@ def test_hub_names_go_through_the_hub_library(monkeypatch):
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot)
   check('hf:owner/name@main', 'vit_hf')
   assert asked == {'name': 'owner/name', 'revision': 'main'}
-  with pytest.raises(UserError, match='hf:OWNER/NAME'):
+  with pytest.raises(UserError, match=naming('hf:only-a-name', 'hf:OWNER/NAME')):
     vit_jax.load('hf:only-a-name')
 
 
-@pytest.mark.parametrize('source', ['no/such/file.npz', 'b16-i12k', 'ftp://a/b.npz'])
-def test_a_source_that_is_nowhere(source):
-  with pytest.raises(UserError, match=source.split(':')[0]):
+@pytest.mark.parametrize(
+  ('source', 'suggested'),
+  [
+    ('no/such/file.npz', '--zoo'),
+    ('b16-i12k', 'b16-i21k'),
+    ('ftp://a/b.npz', 'hf:OWNER/NAME'),
+  ],
+)
+def test_a_source_that_is_nowhere(source, suggested):
+  with pytest.raises(UserError, match=naming(source, suggested)):
     vit_jax.load(source)
