@@ -48,14 +48,16 @@ def get_config(arg=None):
   else:
     c.model.update(name='vit', variant=arg.variant)
 
-  resize = f'decode|resize({arg.res}, antialias=True)|value_range(-1, 1)'
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch, pp=resize)
+  # Pillow's: it antialiases and rounds.
+  resize = f"resize({arg.res}, antialias=True, rounding='nearest')"
+  pp = f'decode|{resize}|value_range(-1, 1)'
+  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch, pp=pp)
   c.task = dict(name='classify', loss='softmax')
   c.optim = dict(name='adam', lr=1e-3)
   c.optim.swa = dict(start=0.8, every=epoch)
   c.optim.schedule = dict(decay='cosine', stairs=arg.epochs, hold=0.8)
 
-  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=resize)
+  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=pp)
   c.evals = dict(
     val=dict(type='classification', data=val, every=epoch),
     val_swa=dict(type='classification', data=val, use_ema=True),

@@ -25,7 +25,7 @@ def get_config(arg=None):
   c.model = dict(name='vit', patch_size=(4, 4), classifier='gap')
   c.model.update(width=96, depth=3, mlp_dim=192, num_heads=6)
 
-  double = "resize(16, method='bicubic')"
+  double = "resize(16, method='bicubic', rounding='nearest')"
   c.data = dict(source='digits', split='train', batch_size=arg.batch)
   # 8 degrees, 0.8 of the 16 pixels, 5 %: more than that makes other digits of them.
   affine = 'random_affine(8, 0.05, (0.95, 1.05))'

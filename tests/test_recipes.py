@@ -193,17 +193,17 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert task.get('mixup', 0.0) == row.get('mixup', 0.0)
   assert task.get('per', 'batch') == 'batch'
 
-  calls = registry.image_calls(c['data']['pp'])
-  assert [name for name, *_ in calls] == [
+  ops = registry.parse(c['data']['pp'])
+  assert [op.name for op in ops if op.kind == 'image'] == [
     *('decode', 'inception_crop', 'flip_lr'),
     *(['randaug'] if row.get('randaug') else []),
     'value_range',
   ]
-  assert dict((n, args) for n, args, _ in calls)['inception_crop'] == [224]
-  assert dict((n, args) for n, args, _ in calls)['value_range'] == [-1, 1]
-  for name, args, _ in calls:
-    if name == 'randaug':
-      assert args == [*row['randaug'], True]  # as the published runs had it
+  texts = {op.name: op.text for op in ops}
+  assert texts['inception_crop'] == 'inception_crop(224)'
+  assert texts['value_range'] == 'value_range(-1, 1)'
+  if row.get('randaug'):  # as the published runs had it
+    assert texts['randaug'] == 'randaug({}, {}, True)'.format(*row['randaug'])
   assert (
     c['evals']['val']['data']['pp']
     == 'decode|resize_small(256)|central_crop(224)|value_range(-1, 1)'
@@ -252,5 +252,6 @@ def test_the_cifar_example_is_that_of_its_source():
       np.testing.assert_allclose(optimizer.rate(step), expected[n], rtol=1e-5)
   assert c['optim']['swa'] == {'start': 0.8, 'every': epoch}
   assert c['checkpoint']['best'] == 'val/loss'
-  assert c['data']['pp'] == 'decode|resize(224, antialias=True)|value_range(-1, 1)'
+  (resize,) = (op for op in registry.parse(c['data']['pp']) if op.name == 'resize')
+  assert resize.text == "resize(224, antialias=True, rounding='nearest')"  # as Pillow
   assert c['task'] == {'name': 'classify', 'loss': 'softmax'}

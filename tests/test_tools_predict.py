@@ -177,7 +177,7 @@ def test_names_from_a_file(folder, tmp_path, capsys):
 def test_a_larger_image_size(folder):
   assert run(SOURCE, folder / 'a.png', '--resolution', 64) == 0
   loaded = pretrained.load(SOURCE, image_size=64)
-  assert loaded.pp == 'decode|resize(64)|value_range(-1, 1)'
+  assert loaded.pp == "decode|resize(64, rounding='none')|value_range(-1, 1)"
   assert jax.tree.leaves(loaded.params)[0].dtype == np.float32
 
 
@@ -190,4 +190,4 @@ def test_a_larger_image_size_keeps_the_standardisation(tmp_path):
   levels = 'value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
   assert pretrained.load(tmp_path / 'timm').pp.endswith(f'|{levels}')
   at_64 = pretrained.load(tmp_path / 'timm', image_size=64)
-  assert at_64.pp == f'decode|resize(64)|{levels}'
+  assert at_64.pp == f"decode|resize(64, rounding='none')|{levels}"

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from vit_jax import models, pretrained, trees
-from vit_jax.data.ops.numpy_ops import Still
+from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
 from vit_jax.weights import zoo
 
@@ -230,10 +230,11 @@ def test_class_names_and_pipeline_come_from_the_config(tmp_path):
   (tmp_path / 'hf' / 'config.json').write_text(json.dumps(config))
   loaded = pretrained.load(tmp_path / 'hf')
   assert loaded.class_names == [f'animal {i}' for i in range(10)]
-  assert loaded.pp == 'decode|resize(32)|value_range(-1, 1)'
+  assert loaded.pp == "decode|resize(32, rounding='none')|value_range(-1, 1)"
   pp = pretrained.load(path_of('vit_timm')).pp
   assert pp == (
-    "decode|resize_small(35, method='bicubic')|central_crop(32)|value_range(-1, 1)"
+    "decode|resize_small(35, method='bicubic', rounding='nearest')|central_crop(32)"
+    '|value_range(-1, 1)'
   )
 
 
@@ -243,7 +244,8 @@ def test_preprocessing_of_transformers(tmp_path):
   plain = {'size': {'height': 32, 'width': 32}, 'resample': 2, 'do_normalize': True}
   path.write_text(json.dumps(plain))
   assert pretrained.load(tmp_path / 'hf').pp == (
-    "decode|resize((32, 32), method='bilinear', antialias=True)|value_range(-1, 1)"
+    "decode|resize((32, 32), method='bilinear', antialias=True, rounding='nearest')"
+    '|value_range(-1, 1)'
   )
   crop = {'size': {'shortest_edge': 36}, 'resample': 3, 'do_center_crop': True}
   crop |= {
@@ -254,11 +256,11 @@ def test_preprocessing_of_transformers(tmp_path):
   path.write_text(json.dumps(crop))
   pp = pretrained.load(tmp_path / 'hf').pp
   assert pp == (
-    "decode|resize_small(36, method='bicubic', antialias=True)|central_crop((32, 32))"
-    '|value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
+    "decode|resize_small(36, method='bicubic', antialias=True, rounding='nearest')"
+    '|central_crop((32, 32))|value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
   )
   x = np.full((36, 40, 3), 102, np.uint8)  # 0.4
-  np.testing.assert_allclose(Still(pp)(x)[0, 0], [0, -0.4, -0.4], atol=1e-6)
+  np.testing.assert_allclose(SingleImage(pp)(x)[0, 0], [0, -0.4, -0.4], atol=1e-6)
   path.write_text(json.dumps(plain | {'resample': 5}))
   with pytest.raises(
     UserError, match=naming('preprocessor_config.json', 'resample 5', 'bicubic')

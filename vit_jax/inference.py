@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.ops.decode import BadImage
-from vit_jax.data.ops.numpy_ops import Still
+from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.pretrained import Pretrained
 
@@ -50,7 +50,7 @@ def predict_images(
     raise UserError(f'images is {type(images).__name__}, one image: put it in a list.')
   if batch_size < 1:
     raise UserError(f'batch_size={batch_size}: expected 1 or more.')
-  still, layers = Still(pp or loaded.pp), tuple(layers)
+  preprocess, layers = SingleImage(pp or loaded.pp), tuple(layers)
   H, W = loaded.image_size
   shape = (batch_size, H, W, loaded.channels)
   apply = lambda params, x: loaded.model.apply({'params': params}, x)
@@ -75,7 +75,7 @@ def predict_images(
 
   def read(image):
     try:
-      x = still(image)
+      x = preprocess(image)
     except BadImage as error:
       return None, str(error)
     if x.shape != shape[1:]:

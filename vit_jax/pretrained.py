@@ -322,11 +322,12 @@ def _usual_size(origin: Origin) -> tuple[int, int]:
 
 
 def _plain_pp(origin: Origin, size) -> str:
+  """Evaluates as the Google code: it resizes to floats, and rounds nothing."""
   text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
   decode = 'decode' if origin.channels == 3 else f'decode({origin.channels})'
   ops = registry.parse(origin.pp or '')
   levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
-  return f'{decode}|resize({text})|{levels[0]}'
+  return f"{decode}|resize({text}, rounding='none')|{levels[0]}"
 
 
 # -- runs -------------------------------------------------------------------------------

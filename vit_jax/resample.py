@@ -7,26 +7,17 @@ def matrix(old: int, new: int, method: str, antialias: bool) -> np.ndarray:
   """Returns the float64 [new, old] matrix that resizes one axis.
 
   Pixel centres lie on pixel centres, weights outside the image go to those inside, as
-  in `tf.image.resize` and `jax.image.resize`.
+  in `jax.image.resize`.
 
   Args:
     old, new: lengths in pixels.
-    method: 'nearest', 'area', 'bilinear' or 'bicubic' (Keys, a = -0.5).
-    antialias: widen the kernel where the axis shrinks; of the last two methods.
+    method: 'bilinear' or 'bicubic' (Keys, a = -0.5).
+    antialias: widen the kernel where the axis shrinks.
   """
-  if method == 'nearest':
-    at = np.floor((np.arange(new) + 0.5) * old / new)
-    return (at[:, None] == np.arange(old)).astype(float)
-  if method == 'area':
-    edges = np.arange(new + 1) * old / new
-    low = np.maximum(edges[:-1, None], np.arange(old))
-    high = np.minimum(edges[1:, None], np.arange(old) + 1)
-    weights = np.maximum(high - low, 0)
-  else:
-    scale = max(old / new, 1.0) if antialias else 1.0
-    at = (np.arange(new) + 0.5) * old / new - 0.5
-    kernel = {'bilinear': _triangle, 'bicubic': _keys}[method]
-    weights = kernel(np.abs(at[:, None] - np.arange(old)) / scale)
+  scale = max(old / new, 1.0) if antialias else 1.0
+  at = (np.arange(new) + 0.5) * old / new - 0.5
+  kernel = {'bilinear': _triangle, 'bicubic': _keys}[method]
+  weights = kernel(np.abs(at[:, None] - np.arange(old)) / scale)
   return weights / weights.sum(1, keepdims=True)
 
 

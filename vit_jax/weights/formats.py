@@ -196,7 +196,8 @@ def _timm_pp(given: dict, size) -> str | None:
   levels = _value_range(given.get('mean', (0.5,) * 3), given.get('std', (0.5,) * 3))
   crop = size[0] if size[0] == size[1] else size
   return (
-    f'decode|resize_small({scale}, method={method!r})|central_crop({crop})|{levels}'
+    f"decode|resize_small({scale}, method={method!r}, rounding='nearest')"
+    f'|central_crop({crop})|{levels}'
   )
 
 
@@ -209,7 +210,7 @@ def _value_range(mean, std) -> str:
   return f'value_range({low}, {high})'
 
 
-# Pillow's numbers of its filters; Pillow antialiases.
+# Pillow's numbers of its filters; Pillow antialiases, and rounds to the nearest level.
 _RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic'}
 
 
@@ -224,7 +225,7 @@ def _hf_pp(given: dict, size, where: str) -> str | None:
     )
   sides = lambda x: (x['height'], x['width']) if isinstance(x, dict) else _pair(x)
   method = _RESAMPLE[given.get('resample', 2)]
-  how = f'method={method!r}, antialias={method != "nearest"}'
+  how = f"method={method!r}, antialias={method != 'nearest'}, rounding='nearest'"
   want, steps = given.get('size', size), ['decode']
   if given.get('do_resize', True):
     if isinstance(want, dict) and 'shortest_edge' in want:

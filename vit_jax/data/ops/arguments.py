@@ -3,6 +3,7 @@
 from vit_jax.errors import did_you_mean
 
 METHODS = ('bilinear', 'bicubic', 'area', 'nearest')
+ROUNDING = ('truncate', 'nearest', 'none')  # see `basic`
 
 
 def is_int(value) -> bool:

@@ -1,4 +1,7 @@
-"""The random ops of a string pipeline: what `ops` says, and numbers `u` to use."""
+"""The random ops of a string pipeline: what `basic` says, and numbers `u` to use.
+
+Random ops get their numbers as `u`, float32 [..., draws] in [0, 1).
+"""
 
 import math
 
@@ -35,14 +38,16 @@ def random_crop(size, padding: int = 0):
 class InceptionCrop:
   """A crop of random area and aspect ratio, resized (Szegedy et al. 2014, section 6).
 
-  TensorFlow's `sample_distorted_bounding_box`, as published ViTs were trained; after
-  `decode` a JPEG is decoded inside the crop only.
+  TensorFlow's `sample_distorted_bounding_box`, as big_vision's op of the same text, whose
+  crops have the same distribution and, of the same box, the same levels. After `decode` a
+  JPEG is decoded inside the crop only.
 
   Args:
     size: (h, w) of the result, or a square's side.
     area_min, area_max: the crop's area in percent of the image's.
-    ratio: range of width / height.
-    method, antialias: of the resize.
+    ratio: range of width / height; TensorFlow's default, with which published ViTs were
+      trained (the paper has 4/3).
+    method, antialias, rounding: see `resize`.
   """
 
   def __init__(
@@ -50,17 +55,19 @@ class InceptionCrop:
     size,
     area_min: float = 5,
     area_max: float = 100,
-    ratio=(3 / 4, 4 / 3),
+    ratio=(0.75, 1.33),
     method: str = 'bilinear',
     antialias: bool = False,
+    rounding: str = 'truncate',
   ):
     self.size = arguments.size_pair(size)
     if not 0 < area_min <= area_max <= 100:
-      raise ValueError('needed is 0 < area_min <= area_max <= 100 (percent)')
+      raise ValueError('expected 0 < area_min <= area_max <= 100 (percent)')
     self.area = (area_min / 100, area_max / 100)
     self.ratio = arguments.interval('ratio', ratio)
     self.method = arguments.choice('method', method, arguments.METHODS)
     self.antialias = antialias
+    self.rounding = arguments.choice('rounding', rounding, arguments.ROUNDING)
 
   def box(self, height, width, u):
     """Returns the crop (y, x, h, w), int32 scalars, for u float32 [2]."""
@@ -78,7 +85,8 @@ class InceptionCrop:
     return begin[0], begin[1], size[0], size[1]
 
   def finish(self, crop):
-    return geometry.resize_to(crop, self.size, self.method, self.antialias)
+    how = self.method, self.antialias, self.rounding
+    return geometry.resize_to(crop, self.size, *how)
 
   def _one(self, image, u):
     y, x, h, w = self.box(*geometry.height_width(image), u)
@@ -88,7 +96,8 @@ class InceptionCrop:
     tf = lazy_tf.load()
     if images.shape.rank == 3:
       return self._one(images, u)
-    spec = tf.TensorSpec([*self.size, images.shape[-1]], images.dtype)
+    dtype = tf.float32 if self.rounding == 'none' else images.dtype
+    spec = tf.TensorSpec([*self.size, images.shape[-1]], dtype)
     return tf.map_fn(lambda x: self._one(*x), (images, u), fn_output_signature=spec)
 
 
@@ -110,6 +119,8 @@ def random_affine(
   degrees: float = 0, translate: float = 0, scale=(1, 1), fill: float = 0
 ):
   """Rotation, zoom and shift about the centre, bilinear; for small images.
+
+  Of uint8 images rounded to the nearest level.
 
   Args:
     degrees: angle uniform in +-degrees, up to 180.
@@ -148,7 +159,7 @@ def random_affine(
       fill_value=float(fill),
     )
     return tf.ensure_shape(
-      geometry.like(tf.reshape(out, tf.shape(images)), images.dtype), images.shape
+      geometry.to_levels(tf.reshape(out, tf.shape(images)), images.dtype), images.shape
     )
 
   return apply

@@ -1,22 +1,31 @@
-"""The ops of a string pipeline. TensorFlow, pure, no state.
+"""The ops of a string pipeline that draw no random numbers, in TensorFlow and NumPy.
 
-Images are uint8 or float [..., H, W, C]: one image, or many of one shape. Geometric
-ops keep the dtype; uint8 is rounded to the nearest and clipped. Random ops get their
-numbers as `u`, float32 [..., draws] in [0, 1). On a batch each image's result is
-bitwise what it is alone, so that a batch may be cut anywhere: hence no transcendental
-functions, whose vectorised forms differ from the scalar ones in the last bit.
+Images are uint8 or float [..., H, W, C]: one image, or many of one shape. Pure, no
+state. Geometric ops keep the dtype. What resizes uint8 images has the argument
+`rounding`: 'truncate' to whole levels, as big_vision, whose pipelines mean the same here,
+level by level; 'nearest'; or 'none', which leaves float32, as vision_transformer.
+(Truncating makes images half a level darker, and published models saw them so; a recipe
+of its own, and one that cites Pillow, which rounds, says 'nearest'.)
+
+On a batch each image's result is bitwise what it is alone, so that a batch may be cut
+anywhere: hence no transcendental functions, whose vectorised forms differ from the scalar
+ones in the last bit. Beside each op stands its twin for one NumPy image, by which
+prediction does without TensorFlow: of resizing the same to the last bit.
 """
 
 import numpy as np
 
 from vit_jax.data import lazy_tf
-from vit_jax.data.ops import arguments, geometry
-from vit_jax.data.ops.registry import op
+from vit_jax.data.ops import arguments, geometry, numpy_ops
+from vit_jax.data.ops.decode import BadImage
+from vit_jax.data.ops.registry import Twins, op
 
 
 @op('decode')
 class Decode:
   """Bytes to uint8 [H, W, channels]; arrays get that many channels.
+
+  `tf.io.decode_image`, as big_vision, and for gray `tf.image.rgb_to_grayscale`.
 
   Args:
     channels: 3 or 1.
@@ -35,54 +44,99 @@ class Decode:
       return tf.image.rgb_to_grayscale(images)
     return tf.repeat(images, 3, axis=-1)
 
+  def numpy(self, image):
+    if image.shape[-1] == self.channels:
+      return image
+    if self.channels == 3:
+      return np.repeat(image, 3, axis=-1)
+    # `color.grey_of_tf`: TensorFlow's weights, x / 255 * 255.5, truncated.
+    total = image.astype(np.int64) @ np.array([2989, 5870, 1140])
+    return (total * 511 // 5_100_000).astype(np.uint8)[..., None]
+
 
 @op('resize')
-def resize(size, method: str = 'bilinear', antialias: bool = False):
+def resize(
+  size, method: str = 'bilinear', antialias: bool = False, rounding: str = 'truncate'
+):
   """To (h, w), or to a square; the aspect ratio is not kept.
 
-  Half-pixel centres. Training resizes bilinear without antialias, as big_vision.
+  `tf.image.resize`, half-pixel centres; as big_vision's op of the same text.
   """
   height, width = arguments.size_pair(size)
   arguments.choice('method', method, arguments.METHODS)
-  return lambda images, u: geometry.resize_to(
-    images, (height, width), method, antialias
+  arguments.choice('rounding', rounding, arguments.ROUNDING)
+  return Twins(
+    lambda images, u: geometry.resize_to(
+      images, (height, width), method, antialias, rounding
+    ),
+    lambda image: _resized(image, height, width, method, antialias, rounding),
   )
 
 
 @op('resize_small')
-def resize_small(smaller_size: int, method: str = 'area', antialias: bool = True):
-  """The smaller side to `smaller_size`, aspect ratio kept, as big_vision evaluates."""
+def resize_small(
+  smaller_size: int,
+  method: str = 'area',
+  antialias: bool = True,
+  rounding: str = 'truncate',
+):
+  """The smaller side to `smaller_size`, aspect ratio kept.
+
+  As big_vision's op of the same text, but that antialias, which 'area' does not ask for,
+  is False there.
+  """
   arguments.positive('smaller_size', smaller_size)
   arguments.choice('method', method, arguments.METHODS)
+  arguments.choice('rounding', rounding, arguments.ROUNDING)
 
-  def apply(images, u):
+  def tensors(images, u):
     tf = lazy_tf.load()
     shape = tf.cast(tf.shape(images)[-3:-1], tf.float32)
-    ratio = smaller_size / tf.reduce_min(shape)
-    size = tf.cast(tf.round(shape * ratio), tf.int32)
-    return geometry.resize_to(images, size, method, antialias)
+    size = tf.round(shape * (smaller_size / tf.reduce_min(shape)))
+    size = tf.cast(size, tf.int32)
+    return geometry.resize_to(images, size, method, antialias, rounding)
 
-  return apply
+  def array(image):
+    shape = np.asarray(image.shape[:2], np.float32)
+    size = np.round(shape * (np.float32(smaller_size) / shape.min()))
+    return _resized(image, *size.astype(int), method, antialias, rounding)
+
+  return Twins(tensors, array)
+
+
+def _resized(image, height, width, method, antialias, rounding):
+  out = numpy_ops.resize(image, height, width, method, antialias)
+  return numpy_ops.to_levels(out, image.dtype, rounding)
 
 
 @op('central_crop')
 def central_crop(size):
-  """The (h, w) in the middle; where the rest is odd, one pixel nearer the top left."""
+  """The (h, w) in the middle; where the rest is odd, one pixel nearer the top left.
+
+  As big_vision's op of the same text.
+  """
   height, width = arguments.size_pair(size)
 
-  def apply(images, u):
+  def tensors(images, u):
     rest = geometry.excess(images, height, width, 'central_crop')
     return geometry.cut(images, rest[0] // 2, rest[1] // 2, height, width)
 
-  return apply
+  def array(image):
+    y, x = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    if y < 0 or x < 0:
+      raise BadImage(f'central_crop: the image is smaller than {height}x{width}')
+    return image[y : y + height, x : x + width]
+
+  return Twins(tensors, array)
 
 
 @op('value_range')
 class ValueRange:
   """Maps [in_lo, in_hi] to [lo, hi], float32; values outside follow, or are clipped.
 
-  lo and hi may be one number per channel: (0 - mean) / std and (1 - mean) / std for
-  models whose pixels are standardised.
+  As big_vision's op of the same text, to float32 rounding. lo and hi may be one number
+  per channel: (0 - mean) / std and (1 - mean) / std for models whose pixels are
+  standardised.
   """
 
   def __init__(
@@ -95,9 +149,9 @@ class ValueRange:
   ):
     low, high = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
     if low.shape != high.shape or low.ndim > 1:
-      raise ValueError('needed are two numbers, or two lists of one per channel')
+      raise ValueError('expected two numbers, or two lists of one per channel')
     if not np.all(low < high) or not in_lo < in_hi:
-      raise ValueError('needed is lo < hi and in_lo < in_hi')
+      raise ValueError('expected lo < hi and in_lo < in_hi')
     scale = (high - low) / (in_hi - in_lo)
     if low.ndim:
       self.lo, self.scale = low.astype(np.float32), scale.astype(np.float32)
@@ -106,7 +160,7 @@ class ValueRange:
     self.in_lo, self.in_hi, self.clip = in_lo, in_hi, clip
 
   def scale_images(self, images, clip):
-    """Maps float32 images of TensorFlow or JAX, by that library's function to clip."""
+    """Maps float32 images of any library, by that library's function to clip."""
     if self.clip:
       images = clip(images, self.in_lo, self.in_hi)
     return (images - self.in_lo) * self.scale + self.lo
@@ -114,6 +168,9 @@ class ValueRange:
   def __call__(self, images, u):
     tf = lazy_tf.load()
     return self.scale_images(tf.cast(images, tf.float32), tf.clip_by_value)
+
+  def numpy(self, image):
+    return self.scale_images(image.astype(np.float32), np.clip)
 
 
 @op('onehot', kind='label')

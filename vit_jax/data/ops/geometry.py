@@ -3,19 +3,30 @@
 from vit_jax.data import lazy_tf
 
 
-def resize_to(images, size, method: str, antialias: bool):
-  """Resizes to (h, w), half-pixel centres, keeping the dtype."""
+def resize_to(images, size, method: str, antialias: bool, rounding: str):
+  """Resizes to (h, w), half-pixel centres; `rounding`: see `to_levels`."""
   tf = lazy_tf.load()
   out = tf.image.resize(images, size, method, antialias=antialias)
-  return like(out, images.dtype)
+  return to_levels(out, images.dtype, rounding)
 
 
-def like(images, dtype):
-  """Casts to `dtype`; to uint8 by rounding to the nearest and clipping."""
+def to_levels(images, dtype, rounding: str = 'nearest'):
+  """Returns images, which an op computed in float32, in the dtype that it was given.
+
+  Args:
+    rounding: of uint8. 'truncate' clips and cuts the fraction off, as big_vision;
+      'nearest' clips and rounds, half to even; 'none' leaves float32, unclipped, as
+      vision_transformer. (Images of floats stay as computed in any case.)
+  """
   tf = lazy_tf.load()
-  if dtype != tf.uint8 or images.dtype == tf.uint8:
+  if dtype != tf.uint8:
     return tf.cast(images, dtype)
-  return tf.cast(tf.clip_by_value(tf.round(images), 0, 255), tf.uint8)
+  if rounding == 'none':
+    return tf.cast(images, tf.float32)
+  if images.dtype == tf.uint8:  # nothing was computed
+    return images
+  images = tf.clip_by_value(images, 0, 255)
+  return tf.cast(tf.round(images) if rounding == 'nearest' else images, tf.uint8)
 
 
 def height_width(images):

@@ -1,152 +1,141 @@
-"""A string pipeline for single images, without TensorFlow: for prediction.
+"""`tf.image.resize` in NumPy, to the last bit (TensorFlow 2.21 on a CPU).
 
-Pillow decodes, numpy resizes. Only ops that draw nothing are here; they compute what
-their namesakes in `ops` do, to one level of 255.
+Prediction needs no TensorFlow, but it must see the pixels that training saw. Truncation
+to whole levels makes a difference of 1e-5 one of a level (a white wall would be 254
+here and 255 there), so all is float32, and every sum is in TensorFlow's order.
 """
-
-import io
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
-from vit_jax import resample
-from vit_jax.data.ops import arguments, registry
-from vit_jax.data.ops import basic as ops
-from vit_jax.data.ops.decode import BadImage, probe
-from vit_jax.errors import UserError
+_ONE = np.float32(1)
+_HALF = np.float32(0.5)
+# TensorFlow takes the weights of its bicubic without antialiasing from a table.
+_TABLE = 1024
 
 
-class Still:
-  """Images in files, bytes or arrays to float32 [H, W, C].
+def resize(image, height: int, width: int, method: str, antialias: bool) -> np.ndarray:
+  """Returns float32 [height, width, C] of an image [H, W, C].
 
   Args:
-    pp: ops as in a config, such as 'decode|resize(224)|value_range(-1, 1)'.
-
-  An op for labels is passed over.
-
-  Raises:
-    UserError: for a pipeline that is none, or has an op of training.
+    method: 'bilinear', 'bicubic' (Keys, a = -0.5), 'area' or 'nearest'.
+    antialias: widen the kernel where the image shrinks; of the first two methods.
   """
-
-  def __init__(self, pp: str):
-    self.steps: list[Callable] = []
-    calls = registry.image_calls(pp)
-    for name, args, kwargs in calls:
-      if name not in _OPS:
-        raise UserError(
-          f'pp {pp!r}: {name} is for training; images to predict go through '
-          f'{sorted(_OPS)} only. Give another pp.'
-        )
-      self.steps.append(_OPS[name](*args, **kwargs))
-    registry.check_images(pp, [name for name, _, _ in calls])
-
-  def __call__(self, image) -> np.ndarray:
-    """Returns float32 [H, W, C].
-
-    Args:
-      image: a path, bytes, a PIL image, or uint8 [H, W] or [H, W, C].
-
-    Raises:
-      BadImage: for what cannot be read, or is smaller than a crop.
-    """
-    x = _pixels(image)
-    for step in self.steps:
-      x = step(x)
-    return np.asarray(x, np.float32)
-
-
-def _pixels(image) -> np.ndarray:
-  """Returns uint8 [H, W, C], C 1 or 3, upright."""
-  from PIL import Image, ImageOps
-
-  if isinstance(image, np.ndarray):
-    x = image if image.ndim == 3 else image[..., None]
-    if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] not in (1, 3):
-      raise BadImage(
-        f'an array of {image.dtype} {image.shape}: needed is uint8 [H, W, 1 or 3]'
-      )
-    return x
-  if isinstance(image, str | Path):
-    try:
-      image = Path(image).read_bytes()
-    except OSError as error:
-      raise BadImage(error.strerror or str(error)) from None
-  if isinstance(image, bytes):
-    data, _ = probe(image, exif=True)  # refuses bombs, brings odd formats to PNG
-    try:
-      image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    except Exception as error:  # Pillow's plugins raise many types on broken files
-      raise BadImage(str(error) or type(error).__name__) from None
+  x = image.astype(np.float32)
+  lengths = (x.shape[0], height), (x.shape[1], width)
+  if method == 'nearest':
+    rows, columns = (
+      np.minimum(np.floor(_centres(*n) + _HALF), n[0] - 1) for n in lengths
+    )
+    return x[rows.astype(int)][:, columns.astype(int)]
+  if method == 'area':
+    rows, columns = (_area(*n) for n in lengths)
+    x = _sum(_sum(x, 1, *columns), 0, *rows)
+    per_pixel = [np.float32(old) / np.float32(new) for old, new in lengths]
+    return x * np.float32(1 / np.float64(per_pixel[0] * per_pixel[1]))
+  if method == 'bilinear' and not antialias:
+    rows, columns = (_neighbours(*n) for n in lengths)
+    return _between(_between(x, 1, *columns), 0, *rows)
+  if antialias:
+    kernel, radius = {'bilinear': (_triangle, 1), 'bicubic': (_keys, 2)}[method]
+    rows, columns = (_widened(*n, kernel, radius) for n in lengths)
   else:
-    image = ImageOps.exif_transpose(image)
-  if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
-    return (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
-  gray = image.mode in ('1', 'L')
-  return np.asarray(image.convert('L' if gray else 'RGB')).reshape(
-    image.height, image.width, 1 if gray else 3
-  )
+    rows, columns = (_table(*n) for n in lengths)
+  return _sum(_sum(x, 0, *rows), 1, *columns)
 
 
-def _decode(channels: int = 3, precise: bool = False):
-  del precise  # Pillow always is
-
-  def apply(x):
-    if x.shape[-1] == channels:
-      return x
-    if channels == 3:
-      return np.repeat(x, 3, axis=-1)
-    luma = x.astype(np.float32) @ np.array([0.2989, 0.587, 0.114], np.float32)
-    return _like(luma[..., None], x.dtype)
-
-  return apply
+def to_levels(image: np.ndarray, dtype, rounding: str) -> np.ndarray:
+  """Returns a resized image of `dtype`: see `geometry.to_levels`."""
+  if dtype != np.uint8 or rounding == 'none':
+    return image
+  image = np.clip(image, 0, 255)
+  return (np.rint(image) if rounding == 'nearest' else image).astype(np.uint8)
 
 
-def _resize(size, method: str = 'bilinear', antialias: bool = False):
-  height, width = arguments.size_pair(size)
-  return lambda x: _resized(x, height, width, method, antialias)
+def _centres(old: int, new: int) -> np.ndarray:
+  """Returns where new pixels' centres lie among the old pixels': float32 [new]."""
+  scale = np.float32(old) / np.float32(new)
+  return (np.arange(new, dtype=np.float32) + _HALF) * scale - _HALF
 
 
-def _resize_small(smaller_size: int, method: str = 'area', antialias: bool = True):
-  def apply(x):
-    shape = np.asarray(x.shape[:2], np.float32)
-    h, w = np.round(shape * np.float32(smaller_size / shape.min())).astype(int)
-    return _resized(x, h, w, method, antialias)
+def _sum(x, axis: int, at, weights) -> np.ndarray:
+  """Returns the sums over k of x at `at[:, k]` times `weights[:, k]`, along an axis.
 
-  return apply
-
-
-def _resized(x, height, width, method, antialias):
-  rows = resample.matrix(x.shape[0], height, method, antialias)
-  columns = resample.matrix(x.shape[1], width, method, antialias)
-  return _like(resample.apply(x, rows, columns), x.dtype)
+  Args:
+    at: int [new, k], weights: float32 [new, k].
+  """
+  shape = (-1, 1, 1) if axis == 0 else (-1, 1)
+  out = np.float32(0)
+  for k in range(at.shape[1]):
+    out = out + np.take(x, at[:, k], axis) * weights[:, k].reshape(shape)
+  return out
 
 
-def _like(x, dtype):
-  return np.clip(np.rint(x), 0, 255).astype(dtype) if dtype == np.uint8 else x
+def _area(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the old pixels that each new one covers, and how much of each."""
+  scale = np.float32(old) / np.float32(new)
+  i = np.arange(new, dtype=np.float32)[:, None]
+  low, high = i * scale, (i + _ONE) * scale
+  at = np.floor(low).astype(int)
+  at = at + np.arange((np.ceil(high).astype(int) - at).max())
+  x = at.astype(np.float32)
+  begun = np.where(x + 1 > high, scale, x + _ONE - low)  # the pixel starts before `low`
+  weights = np.where(x < low, begun, np.where(x + 1 > high, high - x, _ONE))
+  weights = np.where(at < np.ceil(high), weights, np.float32(0))
+  return np.minimum(at, old - 1), weights
 
 
-def _central_crop(size):
-  height, width = arguments.size_pair(size)
-
-  def apply(x):
-    y0, x0 = (x.shape[0] - height) // 2, (x.shape[1] - width) // 2
-    if y0 < 0 or x0 < 0:
-      raise BadImage(f'central_crop: the image is smaller than {height}x{width}')
-    return x[y0 : y0 + height, x0 : x0 + width]
-
-  return apply
+def _neighbours(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns the two old pixels around each new one, and how near it is to the second."""
+  centres = _centres(old, new)
+  low = np.floor(centres)
+  second = np.minimum(np.ceil(centres), old - 1)
+  return np.maximum(low, 0).astype(int), second.astype(int), centres - low
 
 
-def _value_range(*args, **kwargs):
-  op = ops.ValueRange(*args, **kwargs)
-  return lambda x: op.scale_images(x.astype(np.float32), np.clip)
+def _between(x, axis: int, first, second, share) -> np.ndarray:
+  low, high = np.take(x, first, axis), np.take(x, second, axis)
+  return low + (high - low) * share.reshape((-1, 1, 1) if axis == 0 else (-1, 1))
 
 
-_OPS = {
-  'decode': _decode,
-  'resize': _resize,
-  'resize_small': _resize_small,
-  'central_crop': _central_crop,
-  'value_range': _value_range,
-}
+def _widened(old: int, new: int, kernel, radius: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the old pixels below a kernel that is widened where the axis shrinks."""
+  step = np.float32(1 / np.float64(np.float32(new) / np.float32(old)))
+  wide = max(step, _ONE)
+  centres = (np.arange(new, dtype=np.float32) + _HALF) * step
+  reach = np.float32(radius) * wide
+  first = np.clip(np.ceil(centres - reach - _HALF), 0, old - 1).astype(int)
+  end = np.clip(np.floor(centres + reach - _HALF), 0, old - 1).astype(int) + 1
+  at = first[:, None] + np.arange((end - first).max())
+  distance = np.abs(at.astype(np.float32) + _HALF - centres[:, None])
+  weights = np.where(at < end[:, None], kernel(distance * (_ONE / wide)), np.float32(0))
+  return np.minimum(at, old - 1), _normalised(weights)
+
+
+def _table(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the four old pixels of bicubic interpolation, weights from the table."""
+  centres = _centres(old, new)
+  low = np.floor(centres)
+  place = np.rint((centres - low) * np.float32(_TABLE)).astype(int)
+  table = _keys(np.arange(2 * _TABLE + 1) / _TABLE).astype(np.float32)
+  of = [_TABLE + place, place, _TABLE - place, 2 * _TABLE - place]
+  at = low.astype(int)[:, None] + np.arange(-1, 3)
+  weights = np.where((at >= 0) & (at < old), table[np.stack(of, 1)], np.float32(0))
+  return np.clip(at, 0, old - 1), _normalised(weights)
+
+
+def _normalised(weights: np.ndarray) -> np.ndarray:
+  total = np.float32(0)
+  for k in range(weights.shape[1]):  # `sum` would add in another order
+    total = total + weights[:, k]
+  return weights * (_ONE / total)[:, None]
+
+
+def _triangle(x: np.ndarray) -> np.ndarray:
+  return np.maximum(1 - x, 0)
+
+
+def _keys(x: np.ndarray) -> np.ndarray:
+  """Keys' cubic convolution (1981), a = -0.5, at distances x >= 0; as `x` in dtype."""
+  near = (1.5 * x - 2.5) * x * x + 1
+  far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+  return np.where(x < 1, near, np.where(x < 2, far, np.zeros_like(x)))

@@ -57,8 +57,14 @@ class RandAugment:
       10 and 20 invert the whole image, 15 means 128. Shears start from the middle of
       the first pixel, not its corner. Levels are truncated, not rounded, in the grey
       that color blends with and in the smoothed image, and autocontrast computes in
-      float32: one level at most. What depended on the machine there is here what
-      TensorFlow does on a CPU, posterize to 0 bits keeping 1, or exact, the truncation.
+      float32: differences of one level, which the blend multiplies.
+      All of it is what TensorFlow did on a CPU (posterize to 0 bits keeps 1), with these
+      exceptions. sharpness and color truncated float32 sums there, which are exact here:
+      0.1 to 0.6 % of the sharpened values differ, and 0.004 % of the coloured, by one
+      level up to m = 10, 2 at 15, 3 at 20 and 5 at 30, as the blend extrapolates. rotate
+      by 45 degrees (m = 15) takes the other neighbour for 0.2 % of the pixels, half-way
+      between two. posterize above m = 20 shifted by a negative number there, which C++
+      leaves undefined; here it keeps all 8 bits.
   """
 
   def __init__(self, num_ops: int = 2, magnitude: float = 10, faithful: bool = False):

@@ -7,17 +7,20 @@ reported at once.
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+from vit_jax.data import ops
 from vit_jax.errors import UserError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
 class Factory:
-  """A registered op. `kind` is 'image' or 'label'; `draws`: random numbers it takes."""
+  """A registered op; `make(*args, **kwargs)` gives its function. The rest: see `op`."""
 
   make: Callable
   draws: int
@@ -26,13 +29,43 @@ class Factory:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-  """One op of a pipeline, its arguments bound."""
+  """One op of a pipeline, its arguments bound.
+
+  Attributes:
+    text: as written in the pipeline.
+    args, kwargs: as parsed from the text.
+    apply: its function, see `op`.
+    numpy: the same for one NumPy image, or None: see `op`.
+    draws: how many random numbers it takes.
+    kind: 'image' or 'label'.
+  """
 
   name: str
   text: str
+  args: tuple
+  kwargs: dict[str, Any]
   apply: Callable
+  numpy: Callable | None
   draws: int
   kind: str
+
+  @property
+  def arguments(self) -> dict[str, Any]:
+    """All arguments by name, defaults included."""
+    bound = inspect.signature(OPS[self.name].make).bind(*self.args, **self.kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Twins:
+  """An op's function in TensorFlow, and the same for one NumPy image [H, W, C]."""
+
+  tensorflow: Callable
+  numpy: Callable
+
+  def __call__(self, images, u):
+    return self.tensorflow(images, u)
 
 
 OPS: dict[str, Factory] = {}
@@ -45,6 +78,7 @@ def op(name: str, *, draws: int = 0, kind: str = 'image'):
   images uint8 or float [..., H, W, C], u float32 [..., draws] uniform in [0, 1). kind
   'label': `(labels, num_classes) -> labels`, NumPy, a list of ints or of int lists.
   Where the number of draws depends on the arguments, the function has it as `draws`.
+  An op for prediction, which knows no TensorFlow, returns `Twins` or has a `numpy`.
   """
 
   def register(make):
@@ -54,22 +88,27 @@ def op(name: str, *, draws: int = 0, kind: str = 'image'):
   return register
 
 
-def parse(pp: str) -> list[Op]:
-  """Returns the ops of a string pipeline.
+def parse(pp: str) -> tuple[Op, ...]:
+  """Returns the ops of a string pipeline; the same objects for the same text.
 
   Arguments are Python literals, by position or keyword; '|' inside quotes or brackets
-  is no separator.
+  does not separate ops.
 
   Raises:
-    UserError: for a text that is no pipeline, an unknown op, or wrong arguments.
+    UserError: for a malformed pipeline, an unknown op, or wrong arguments.
   """
-  for module in ('basic', 'augment', 'randaugment'):  # importing registers
-    importlib.import_module(f'vit_jax.data.ops.{module}')
   if not isinstance(pp, str):
     raise UserError(
-      f"data.pp is {pp!r}: needed is a string such as 'decode|resize(64)'."
+      f"data.pp is {pp!r}: expected a string such as 'decode|resize(64)'."
     )
-  return [_bind(text.strip(), pp) for text in _pieces(pp)] if pp.strip() else []
+  return _parse(pp)
+
+
+@functools.cache
+def _parse(pp: str) -> tuple[Op, ...]:
+  for module in pkgutil.iter_modules(ops.__path__):  # importing registers
+    importlib.import_module(f'{ops.__name__}.{module.name}')
+  return tuple(_bind(text.strip(), pp) for text in _pieces(pp)) if pp.strip() else ()
 
 
 def check_images(pp: str, names: list[str]) -> None:
@@ -82,14 +121,9 @@ def check_images(pp: str, names: list[str]) -> None:
     raise UserError(f'pp {pp!r}: decode must come first.')
   if names.count('value_range') != 1:
     raise UserError(
-      f"pp {pp!r}: needed is one value_range, such as 'value_range(-1, 1)': models "
+      f'pp {pp!r} must have exactly one value_range, such as value_range(-1, 1): models '
       'expect images in [-1, 1].'
     )
-
-
-def image_calls(pp: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
-  """Returns (name, args, kwargs) of every image op, once `parse` has taken them."""
-  return [_call(op.text, pp) for op in parse(pp) if op.kind == 'image']
 
 
 def _pieces(pp: str) -> list[str]:
@@ -129,8 +163,16 @@ def _bind(text: str, pp: str) -> Op:
     raise UserError(
       f'pp: {text}: {error}. Signature: {name}{signature}.{near}'
     ) from None
-  draws = getattr(apply, 'draws', factory.draws)
-  return Op(name, text, apply, draws, factory.kind)
+  return Op(
+    name,
+    text,
+    tuple(args),
+    kwargs,
+    apply,
+    numpy=getattr(apply, 'numpy', None),
+    draws=getattr(apply, 'draws', factory.draws),
+    kind=factory.kind,
+  )
 
 
 def _call(text: str, pp: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -140,13 +182,13 @@ def _call(text: str, pp: str) -> tuple[str, list[Any], dict[str, Any]]:
     if isinstance(node, ast.Name):
       return node.id, [], {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-      raise ValueError('needed is name or name(arguments)')
+      raise ValueError('expected a name or name(arguments)')
     args = [ast.literal_eval(arg) for arg in node.args]
     kwargs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
     return node.func.id, args, kwargs
   except (SyntaxError, ValueError) as error:
     reason = error.msg if isinstance(error, SyntaxError) else error
     raise UserError(
-      f'pp {pp!r}: {text!r} is no op ({reason}). An op is a name, or a name with '
+      f'pp {pp!r}: {text!r} is not an op ({reason}). An op is a name, or a name with '
       'literal arguments: resize(224, method="bicubic").'
     ) from None

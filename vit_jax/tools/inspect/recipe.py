@@ -4,8 +4,6 @@ The number of training examples comes from the caller or from `split_sizes`; onl
 'digits' and 'synthetic', which are bundled and made up, are opened.
 """
 
-import inspect as inspect_lib
-
 from vit_jax.errors import UserError
 
 
@@ -171,15 +169,13 @@ def image_shape(pp: str, source=None) -> tuple[int, int, int]:
 
   shape = getattr(source, 'image_shape', None)
   size, channels = (shape[:2], shape[2]) if shape else (None, 3)
-  for name, args, kwargs in registry.image_calls(pp):
-    signature = inspect_lib.signature(registry.OPS[name].make)
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    if 'size' in bound.arguments:
-      size = arguments.size_pair(bound.arguments['size'])
-    elif 'smaller_size' in bound.arguments:  # the other side follows the image's
+  for op in registry.parse(pp):
+    given = op.arguments
+    if 'size' in given:
+      size = arguments.size_pair(given['size'])
+    elif 'smaller_size' in given:  # the other side follows the image's
       size = None
-    channels = bound.arguments.get('channels', channels)
+    channels = given.get('channels', channels)
   if size is None:
     raise UserError(
       f'pp {pp!r} leaves the size of the images open: add resize(size) or a crop.'

@@ -1,0 +1,85 @@
+"""A string pipeline for one image at a time, without TensorFlow: for prediction.
+
+Pillow decodes, as `decode(precise=True)` does; the ops that draw no random numbers are
+run in NumPy.
+"""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.data.ops import registry
+from vit_jax.data.ops.decode import BadImage, probe
+from vit_jax.errors import UserError
+
+
+class SingleImage:
+  """Images in files, bytes or arrays to float32 [H, W, C].
+
+  Args:
+    pp: ops as in a config, such as 'decode|resize(224)|value_range(-1, 1)'.
+
+  Ops that do not concern the image are passed over.
+
+  Raises:
+    UserError: for a malformed pipeline, or an op of training.
+  """
+
+  def __init__(self, pp: str):
+    ops = [op for op in registry.parse(pp) if op.kind == 'image']
+    for op in ops:
+      if op.numpy is None:
+        raise UserError(
+          f'pp {pp!r}: {op.name} is for training. Give a pp of ops that draw no random '
+          "numbers, such as 'decode|resize(224)|value_range(-1, 1)'."
+        )
+    registry.check_images(pp, [op.name for op in ops])
+    self.steps: list[Callable] = [op.numpy for op in ops]
+
+  def __call__(self, image) -> np.ndarray:
+    """Returns float32 [H, W, C].
+
+    Args:
+      image: a path, bytes, a PIL image, or uint8 [H, W] or [H, W, C].
+
+    Raises:
+      BadImage: for what cannot be read, or is smaller than a crop.
+    """
+    x = _pixels(image)
+    for step in self.steps:
+      x = step(x)
+    return np.asarray(x, np.float32)
+
+
+def _pixels(image) -> np.ndarray:
+  """Returns uint8 [H, W, C], C 1 or 3, upright."""
+  from PIL import Image, ImageOps
+
+  if isinstance(image, np.ndarray):
+    x = image if image.ndim == 3 else image[..., None]
+    if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] not in (1, 3):
+      raise BadImage(
+        f'an array of {image.dtype} {image.shape}, expected uint8 [H, W, 1 or 3]'
+      )
+    return x
+  if isinstance(image, str | Path):
+    try:
+      image = Path(image).read_bytes()
+    except OSError as error:
+      raise BadImage(error.strerror or str(error)) from None
+  if isinstance(image, bytes):
+    data, _ = probe(image, exif=True)  # refuses bombs, brings odd formats to PNG
+    try:
+      image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    except Exception as error:  # Pillow's plugins raise many types on broken files
+      raise BadImage(str(error) or type(error).__name__) from None
+  else:
+    image = ImageOps.exif_transpose(image)
+  if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
+    return (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
+  gray = image.mode in ('1', 'L')
+  return np.asarray(image.convert('L' if gray else 'RGB')).reshape(
+    image.height, image.width, 1 if gray else 3
+  )
