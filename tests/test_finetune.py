@@ -40,7 +40,7 @@ def test_presets_are_table_4(data):
   assert c['optim']['momentum'] == 0.9
   assert c['optim']['clip'] == 1.0
   assert 'wd' not in c['optim']
-  assert 'inception_crop(384)' in c['data']['pp']
+  assert 'inception_crop(384, ' in c['data']['pp']
   assert c['model']['representation_size'] is None
   assert c['weights']['skip'] == ['pre_logits/.*', 'head/.*']
   rate = optim.build(**c['optim'], total_steps=steps).rate
