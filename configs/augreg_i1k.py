@@ -18,7 +18,8 @@ paper's Figure 4 has the others. Not run here: the data could not be had.
 
 import ml_collections
 
-from vit_jax.config import choose, parse_arg
+from vit_jax.config import parse_arg
+from vit_jax.errors import choose
 
 # level: RandAugment's (operations, magnitude) or None, mixup's alpha.
 LEVELS = {
@@ -85,9 +86,9 @@ def get_config(arg=None):
   c.model.update(dtype=arg.dtype, dropout=arg.dropout, stochastic_depth=arg.sd)
   c.model.head_bias_init = -6.9  # the prior of one class of 1000, ln(1 / 1000)
 
-  level = arg.aug or choose('variant', arg.variant, DEFAULT)
-  level = choose('names', arg.names, NAMES).get(level, level)
-  randaug, mixup = choose('aug', level, LEVELS)
+  level = arg.aug or choose('config argument variant', arg.variant, DEFAULT)
+  level = choose('config argument names', arg.names, NAMES).get(level, level)
+  randaug, mixup = choose('config argument aug', level, LEVELS)
   augment = f'|randaug{(*randaug, True)}' if randaug else ''
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
   c.data.pp = f'decode|inception_crop({arg.res})|flip_lr{augment}|value_range(-1, 1)'

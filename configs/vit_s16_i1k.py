@@ -17,7 +17,8 @@ is that of the published runs, faults included; randaug=correct means what its o
 import ml_collections
 
 from vit_jax import models
-from vit_jax.config import choose, parse_arg
+from vit_jax.config import parse_arg
+from vit_jax.errors import choose
 
 RANDAUG = {'faithful': 'randaug(2, 10, True)', 'correct': 'randaug(2, 10)'}
 
@@ -59,7 +60,7 @@ def get_config(arg=None):
   c.model.update(dtype=arg.dtype, classifier='gap', posemb='sincos2d')
   c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']
 
-  randaug = choose('randaug', arg.randaug, RANDAUG)
+  randaug = choose('config argument randaug', arg.randaug, RANDAUG)
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
   c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|{randaug}|value_range(-1, 1)'
   c.task = dict(name='classify', loss='softmax', mixup=0.2)

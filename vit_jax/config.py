@@ -60,16 +60,6 @@ def _typed(key, text, default):
   raise UserError(f'Config argument {key}={text!r}: expected {kind.__name__}.')
 
 
-def choose(argument: str, value: str, table: dict):
-  """Returns the row of a recipe's table; UserError lists them if there is none."""
-  if value not in table:
-    raise UserError(
-      f'Config argument {argument}={value!r}: one of {list(table)}.'
-      f'{did_you_mean(value, table)}'
-    )
-  return table[value]
-
-
 def load(spec: str) -> dict:
   """Returns the config of 'FILE.py' or 'FILE.py:ARG' as nested plain dicts.
 

@@ -47,6 +47,24 @@ class OutOfMemory(RunError):
   exit_code = 77
 
 
+def choose(what: str, value, known, also: str = ''):
+  """Returns `known[value]` of a table, or `value` itself of a list of names.
+
+  Args:
+    what: what is being chosen, as it reads after "Unknown": 'loss', 'key config.optim'.
+    also: what else would do, appended to the list of names: ', or a path'.
+
+  Raises:
+    UserError: unless `value` is one of `known`; it lists them and suggests the closest.
+  """
+  if value not in list(known):
+    raise UserError(
+      f'Unknown {what} {value!r}: one of {list(known)}{also}.'
+      f'{did_you_mean(value, known)}'
+    )
+  return known[value] if isinstance(known, dict) else value
+
+
 def did_you_mean(name: str, known) -> str:
   """Returns ' Did you mean "x"?' for the nearest of `known`, or ''."""
   import difflib

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.single_image import SingleImage
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 from vit_jax.pretrained import Pretrained
 
 _READERS = 4  # threads that decode while the device computes
@@ -58,10 +58,7 @@ def predict_images(
     apply, loaded.params, jax.ShapeDtypeStruct(shape, 'float32')
   )
   for layer in layers:
-    if layer not in out:
-      raise UserError(
-        f'Unknown layer {layer!r}: the model has {list(out)}.{did_you_mean(layer, out)}'
-      )
+    choose('layer', layer, out)
 
   def run(params, x):
     logits, out = apply(params, x)

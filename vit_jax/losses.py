@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import choose
 
 
 def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -30,11 +30,7 @@ LOSSES = {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
 
 def get(name: str):
   """Returns the loss `(logits, targets) -> [B]` of that name; UserError if unknown."""
-  if name not in LOSSES:
-    raise UserError(
-      f'Unknown loss {name!r}: one of {sorted(LOSSES)}.{did_you_mean(name, LOSSES)}'
-    )
-  return LOSSES[name]
+  return choose('loss', name, LOSSES)
 
 
 def smooth(targets: jax.Array, amount: float, loss: str) -> jax.Array:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import trees
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -132,12 +132,7 @@ def resolve_rules(sharding) -> tuple:
     UserError: for an unknown preset or axis.
   """
   if isinstance(sharding, str):
-    if sharding not in PRESETS:
-      raise UserError(
-        f'Unknown config.sharding {sharding!r}: one of {sorted(PRESETS)}, or a list '
-        f'of (regex, spec).{did_you_mean(sharding, PRESETS)}'
-      )
-    return PRESETS[sharding]
+    return choose('sharding', sharding, PRESETS, ', or a list of (regex, spec)')
   rules = tuple((regex, spec) for regex, spec in sharding)
   for regex, spec in rules:
     for axis in () if spec == 'fsdp' else spec:

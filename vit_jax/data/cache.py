@@ -22,7 +22,7 @@ from vit_jax.data.ops import augment
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.base import Source, View
 from vit_jax.data.sources.stream import Stream
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 
 KINDS = ('raw', 'decoded')
 DEFAULT_BYTES = 4 << 30
@@ -45,11 +45,7 @@ def attach(
     if size is not None:
       raise UserError(f'cache_bytes={size!r} needs a cache: one of {list(KINDS)}.')
     return source
-  if kind not in KINDS:
-    raise UserError(
-      f'cache={kind!r}: needed is one of {list(KINDS)}, or None.'
-      f'{did_you_mean(kind, KINDS)}'
-    )
+  choose('cache', kind, KINDS, ', or None')
   size = DEFAULT_BYTES if size is None else size
   if not isinstance(size, int) or size < 1:
     raise UserError(f'cache_bytes={size!r} must be a positive integer.')

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from jax.sharding import Mesh
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import choose
 
 EVALUATORS = {
   'classification': ('vit_jax.evaluators.classification', 'Classification'),
@@ -43,10 +43,5 @@ def signature(type: str) -> inspect.Signature:
 
 
 def _evaluator(type: str):
-  if type not in EVALUATORS:
-    raise UserError(
-      f'Unknown evaluator type {type!r}: one of {sorted(EVALUATORS)}.'
-      f'{did_you_mean(type, EVALUATORS)}'
-    )
-  module, attribute = EVALUATORS[type]
+  module, attribute = choose('evaluator type', type, EVALUATORS)
   return getattr(importlib.import_module(module), attribute)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import sharding
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators import lsr
 from vit_jax.evaluators.batches import open_batches
 
@@ -57,11 +57,7 @@ class FewShot:
       UserError: for any of these being wrong, or, where labels are known without
         reading the images, a class with fewer examples than the most shots.
     """
-    if protocol not in PROTOCOLS:
-      raise UserError(
-        f'Unknown few-shot protocol {protocol!r}: one of {PROTOCOLS}.'
-        f'{did_you_mean(protocol, PROTOCOLS)}'
-      )
+    choose('few-shot protocol', protocol, PROTOCOLS)
     if not datasets or (protocol == 'sweep' and len(datasets) < 2):
       raise UserError(
         f'few-shot protocol {protocol!r} has the data sets {sorted(datasets)}: fixed '

@@ -9,7 +9,7 @@ import typing
 
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.models.family import Family
 
 # name -> module with a `FAMILY`; imported when asked for.
@@ -74,11 +74,7 @@ def build(name: str, variant: str | None = None, **fields):
   name, fields = resolve(name, variant, **fields)
   known = signature(name).parameters
   for field, value in fields.items():
-    if field not in known:
-      raise UserError(
-        f'Model {name!r} has no field {field!r}: it has {list(known)}.'
-        f'{did_you_mean(field, known)}'
-      )
+    choose('field', field, list(known), f', the fields of {name}')
     if isinstance(value, dict) and 'name' in value:
       fields[field] = build(**value)
     elif isinstance(value, list):  # JSON knows no tuples; modules must be hashable
@@ -86,11 +82,7 @@ def build(name: str, variant: str | None = None, **fields):
     _check_range(field, fields[field], known[field].annotation)
   if 'dtype' in fields:
     dtype = getattr(fields['dtype'], '__name__', None) or str(fields['dtype'])
-    if dtype not in DTYPES:
-      raise UserError(
-        f'Unknown dtype {dtype!r}: one of {DTYPES}.{did_you_mean(dtype, DTYPES)}'
-      )
-    fields['dtype'] = jnp.dtype(dtype)
+    fields['dtype'] = jnp.dtype(choose('dtype', dtype, DTYPES))
   return family(name).model(**fields)
 
 

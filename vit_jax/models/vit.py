@@ -9,7 +9,7 @@ import re
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
 from vit_jax.nn.encoder import Encoder
@@ -58,17 +58,12 @@ def variant(name: str) -> dict:
   fields = dict(width=width, depth=depth, mlp_dim=mlp_dim, num_heads=num_heads)
   if match[1] is None:
     return dict(fields, patch_size=(int(match[3]), int(match[4] or match[3])))
-  stems = {'R/16': ((), 8)}
+  size = match[2]
+  stems = {f'R+{size}/16': ((), 8)}
   for layers, (*first, third, fourth) in resnet.STAGES.items():
-    stems[f'R{layers}/16'] = (*first, third + fourth), 1
-    stems[f'R{layers}/32'] = (*first, third, fourth), 1
-  stem = f'R{match[1]}/{name.split("/")[1]}'
-  if stem not in stems:
-    known = [stem.replace('/', f'+{match[2]}/') for stem in stems]
-    raise UserError(
-      f'Unknown hybrid {name!r}: one of {known}.{did_you_mean(name, known)}'
-    )
-  blocks, patch = stems[stem]
+    stems[f'R{layers}+{size}/16'] = (*first, third + fourth), 1
+    stems[f'R{layers}+{size}/32'] = (*first, third, fourth), 1
+  blocks, patch = choose('hybrid', name, stems)
   return dict(fields, stem_blocks=blocks, patch_size=(patch, patch))
 
 
@@ -119,11 +114,7 @@ class ViT(nn.Module):
       [B, h, w, C]. In training the last block and 'encoded' may have the class token
       alone, [B, 1, D].
     """
-    if self.classifier not in CLASSIFIERS:
-      raise UserError(
-        f'Unknown classifier {self.classifier!r}: one of {CLASSIFIERS}.'
-        f'{did_you_mean(self.classifier, CLASSIFIERS)}'
-      )
+    choose('classifier', self.classifier, CLASSIFIERS)
     out, x, stride = {}, images, 1
     if self.stem_blocks is not None:
       x, out = resnet.trunk(

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import choose
 
 # The published Google files were trained with the tanh approximation (Flax's default);
 # timm and transformers use the exact, erf form. They differ by up to 4.7e-4.
@@ -18,12 +18,7 @@ ACTIVATIONS = {
 
 def activation(name: str):
   """Returns the activation of that name; UserError lists the known ones."""
-  if name not in ACTIVATIONS:
-    raise UserError(
-      f'Unknown activation {name!r}: one of {sorted(ACTIVATIONS)}.'
-      f'{did_you_mean(name, ACTIVATIONS)}'
-    )
-  return ACTIVATIONS[name]
+  return choose('activation', name, ACTIVATIONS)
 
 
 # On CPU the hidden layer is made in pieces of so many columns. Eigen's matrix product is

@@ -9,7 +9,7 @@ then needs 7.8 GiB of temporaries with full recomputation, and 2.7 with the batc
 import jax
 from jax.sharding import PartitionSpec
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import choose
 
 # Of tokens [B, N, D] at the entry of every block. 'batch': examples over data and fsdp,
 # as they arrive; 'width': channels over tensor besides, between the matrix products that
@@ -27,12 +27,7 @@ def place(x: jax.Array, placement: str) -> jax.Array:
   Without a mesh (`jax.set_mesh`), as in a model used by itself, nothing is done, nor to a
   batch that the mesh does not divide, as the one image from which parameters are made.
   """
-  if placement not in PLACEMENTS:
-    raise UserError(
-      f'Unknown placement of activations {placement!r}: one of {list(PLACEMENTS)}.'
-      f'{did_you_mean(placement, PLACEMENTS)}'
-    )
-  spec = PLACEMENTS[placement]
+  spec = choose('placement of activations', placement, PLACEMENTS)
   mesh = jax.sharding.get_abstract_mesh()
   if spec is None or not {'data', 'fsdp', 'tensor'} <= set(mesh.axis_names):
     return x

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 
 
 def sincos2d(h: int, w: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
@@ -46,14 +46,11 @@ def add_posemb(kind: str, x, grid: tuple[int, int], *, name: str):
     grid: (h, w), the last h * w tokens.
     name: of the submodule that holds the learned table.
   """
+  choose('posemb', kind, POSEMBS)
   if kind == 'learn':
     return Learned(name=name)(x)
   if kind == 'sincos2d':
     table = jnp.asarray(sincos2d(*grid, x.shape[-1]), x.dtype)
     extra = x.shape[1] - table.shape[1]
     return x + jnp.pad(table, ((0, 0), (extra, 0), (0, 0)))
-  if kind == 'none':
-    return x
-  raise UserError(
-    f'Unknown posemb {kind!r}: one of {POSEMBS}.{did_you_mean(kind, POSEMBS)}'
-  )
+  return x

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import choose
 
 # What of a block is kept for the backward pass. 'none': everything (no recompute).
 REMAT = {
@@ -82,10 +82,5 @@ def remat_policy(name: str):
   """
   plain = ('everything_saveable', 'nothing_saveable', 'dots_saveable')
   plain += ('dots_with_no_batch_dims_saveable',)
-  if name not in REMAT and name not in plain:
-    known = [*REMAT, *plain]
-    raise UserError(
-      f'Unknown remat policy {name!r}: one of {known}.{did_you_mean(name, known)}'
-    )
-  member = REMAT.get(name, name)
+  member = choose('remat policy', name, REMAT | dict(zip(plain, plain, strict=True)))
   return getattr(jax.checkpoint_policies, member) if member else None

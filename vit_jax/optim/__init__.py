@@ -16,7 +16,7 @@ import jax
 import optax
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 from vit_jax.optim import averages, multipliers
 from vit_jax.optim.multipliers import WD_RULES
 from vit_jax.optim.optimizers import OPTIMIZERS
@@ -158,9 +158,4 @@ def signature(name: str) -> inspect.Signature:
 
 
 def _direction(name: str):
-  if name not in OPTIMIZERS:
-    raise UserError(
-      f'Unknown optimizer {name!r}: one of {sorted(OPTIMIZERS)}.'
-      f'{did_you_mean(name, OPTIMIZERS)}'
-    )
-  return OPTIMIZERS[name]
+  return choose('optimizer', name, OPTIMIZERS)

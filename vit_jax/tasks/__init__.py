@@ -9,7 +9,7 @@ micro-batches and masked examples count nothing.
 import importlib
 import inspect
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import choose
 
 TASKS = {'classify': ('vit_jax.tasks.classify', 'Classify')}
 
@@ -26,9 +26,5 @@ def signature(name: str) -> inspect.Signature:
 
 
 def _task(name: str):
-  if name not in TASKS:
-    raise UserError(
-      f'Unknown task {name!r}: one of {sorted(TASKS)}.{did_you_mean(name, TASKS)}'
-    )
-  module, attribute = TASKS[name]
+  module, attribute = choose('task', name, TASKS)
   return getattr(importlib.import_module(module), attribute)

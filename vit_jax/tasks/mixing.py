@@ -10,7 +10,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax import errors
+from vit_jax.errors import UserError
 
 PER = ('batch', 'example')
 
@@ -39,10 +40,7 @@ class Mixing:
         )
     if not 0 <= self.switch <= 1:
       raise UserError(f'config.task.switch={self.switch}: not in [0, 1].')
-    if self.per not in PER:
-      raise UserError(
-        f'config.task.per={self.per!r}: one of {PER}.{did_you_mean(self.per, PER)}'
-      )
+    errors.choose('config.task.per', self.per, PER)
 
   def __bool__(self) -> bool:
     return bool(self.mixup or self.cutmix)

@@ -5,17 +5,14 @@ import re
 import numpy as np
 
 from vit_jax import resample
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 
 METHODS = ('bilinear', 'bicubic')
 
 
 def check_method(method: str) -> None:
   """Raises UserError unless it is one of METHODS."""
-  if method not in METHODS:
-    raise UserError(
-      f'Unknown resize {method!r}: one of {METHODS}.{did_you_mean(method, METHODS)}'
-    )
+  choose('resize', method, METHODS)
 
 
 def resize_positions(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 from vit_jax.weights import bit, mixer, vit
 from vit_jax.weights import rename as names
 
@@ -79,10 +79,7 @@ def export(
     UserError: for what the format cannot express; a file that computes something else
       is never written.
   """
-  if to not in FORMATS:
-    raise UserError(
-      f'Unknown format {to!r}: one of {FORMATS}.{did_you_mean(to, FORMATS)}'
-    )
+  choose('format', to, FORMATS)
   rules = _RULES.get((family, to))
   if rules is None:
     able = [f for f in FORMATS if (family, f) in _RULES]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vit_jax.data import ops
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +147,7 @@ def _pieces(pp: str) -> list[str]:
 
 def _bind(text: str, pp: str) -> Op:
   name, args, kwargs = _call(text, pp)
-  if name not in OPS:
-    raise UserError(
-      f'Unknown op {name!r} in pp {pp!r}. Known: {", ".join(sorted(OPS))}.'
-      f'{did_you_mean(name, OPS)}'
-    )
-  factory = OPS[name]
+  factory = choose('op', name, OPS, f', in pp {pp!r}')
   signature = inspect.signature(factory.make)
   try:
     signature.bind(*args, **kwargs)
@@ -161,7 +156,7 @@ def _bind(text: str, pp: str) -> Op:
     wrong = next((k for k in kwargs if k not in signature.parameters), '')
     near = did_you_mean(wrong, signature.parameters) if wrong else ''
     raise UserError(
-      f'pp: {text}: {error}. Signature: {name}{signature}.{near}'
+      f'pp: {text} does not fit {name}{signature}: {error}{near}'
     ) from None
   return Op(
     name,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 
 _PART = re.compile(r'\s*([\w.-]+)\s*(?:\[\s*([^:\]]*?)\s*:\s*([^:\]]*?)\s*\])?\s*')
 _BOUND = re.compile(r'-?\d[\d_]*%?')
@@ -32,11 +32,7 @@ def parse(expression: str) -> list[tuple[str, str, str]]:
 
 def check_name(name: str, known: Iterable[str], where: str) -> None:
   """Raises UserError if `name` is not one of the known splits."""
-  if name not in known:
-    raise UserError(
-      f'{where} has no split {name!r}: it has {sorted(known)}.'
-      f'{did_you_mean(name, known)}'
-    )
+  choose('split', name, sorted(known), f', those of {where}')
 
 
 def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:

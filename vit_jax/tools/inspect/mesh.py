@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 from vit_jax.tools.inspect import mesh_memory
 
 _GIB = 2**30
@@ -28,11 +28,7 @@ def parse(text: str) -> dict[str, int]:
   sizes = {'data': 1, 'fsdp': 1, 'tensor': 1}
   for item in text.split(','):
     axis, _, size = item.strip().partition('=')
-    if axis not in sizes:
-      raise UserError(
-        f'--mesh {text}: {axis!r} is no axis, the axes are {list(sizes)}; write '
-        f'data=64,fsdp=16.{did_you_mean(axis, sizes)}'
-      )
+    choose('--mesh axis', axis, sizes, '; write data=64,fsdp=16')
     if not re.fullmatch('[1-9][0-9]*', size):
       raise UserError(
         f'--mesh {text}: {axis}={size!r} is no positive integer; the number of devices '
