@@ -164,7 +164,7 @@ def test_several_labels_of_kept_examples(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'facts'),
   [
-    ({'cache': 'decode'}, ("cache='decode'", 'decoded')),
+    ({'cache': 'decode'}, ('cache', "'decode'", 'decoded')),
     ({'cache_bytes': 100}, ('cache_bytes=100', 'raw', 'decoded')),
     ({'cache': 'raw', 'cache_bytes': 0}, ('cache_bytes=0',)),
     (

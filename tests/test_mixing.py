@@ -107,7 +107,7 @@ def test_a_key_is_a_result():
     (dict(mixup=-0.1), ('config.task.mixup=-0.1',)),
     (dict(cutmix=-1.0), ('config.task.cutmix=-1.0',)),
     (dict(switch=1.5), ('config.task.switch=1.5',)),
-    (dict(per='exampl'), ("config.task.per='exampl'", 'example')),
+    (dict(per='exampl'), ('config.task.per', "'exampl'", 'example')),
   ],
 )
 def test_bad_values_are_refused(options, facts):

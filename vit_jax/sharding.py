@@ -132,7 +132,7 @@ def resolve_rules(sharding) -> tuple:
     UserError: for an unknown preset or axis.
   """
   if isinstance(sharding, str):
-    return choose('sharding', sharding, PRESETS, ', or a list of (regex, spec)')
+    return choose('config.sharding', sharding, PRESETS, ', or a list of (regex, spec)')
   rules = tuple((regex, spec) for regex, spec in sharding)
   for regex, spec in rules:
     for axis in () if spec == 'fsdp' else spec:
