@@ -53,6 +53,7 @@ def get_config(arg=None):
 
   c.model = dict(name='bit', variant=arg.variant, num_classes=arg.classes)
   c.model.update(dtype=arg.dtype, head_bias_init=-10.0)
+  c.model.zero_pad_pool = False  # big_vision pads the root's max-pool with -inf
   if arg.small:
     c.model.blocks = (1, 1)
 

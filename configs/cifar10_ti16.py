@@ -38,9 +38,8 @@ def get_config(arg=None):
   )
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
-  examples = 320 if arg.data == 'digits' else 50_000
-  epoch = round(examples / arg.batch)
-  c.steps = arg.epochs * epoch
+  c.epochs = arg.epochs
+  epoch = 1 / arg.epochs  # of the run: a period below 1 is a fraction of it
 
   c.model = dict(dtype=arg.dtype)
   if arg.weights:
@@ -63,5 +62,5 @@ def get_config(arg=None):
     val_swa=dict(type='classification', data=val, use_ema=True),
   )
   c.checkpoint = dict(every=epoch, best='val/loss')
-  c.log = dict(every=max(epoch // 4, 1))
+  c.log = dict(every=epoch / 4)
   return c

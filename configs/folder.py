@@ -53,8 +53,8 @@ def get_config(arg=None):
   val.update(
     pp=f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
   )
-  every = max(arg.steps // 10, 1)
+  every = 0.1  # of the run
   c.evals = dict(val=dict(type='classification', data=val, every=every))
   c.checkpoint = dict(every=every, best='val/top1')
-  c.log = dict(every=max(every // 4, 1))
+  c.log = dict(every=every / 4)
   return c

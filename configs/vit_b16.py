@@ -81,8 +81,11 @@ def get_config(arg=None):
   )
   if arg.fewshot:
     data = dict(source=arg.fewshot, train='train', test='test')
-    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data), pp=central)
+    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data))
     c.evals.fewshot.update(batch_size=arg.batch, every=arg.eval_every)
+    # Whole images, their aspect ratio not kept: big_vision's configs/common_fewshot.py.
+    squashed = f'resize({small})|central_crop({arg.res})'
+    c.evals.fewshot.pp = f'decode|{squashed}|value_range(-1, 1)'
   c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
   c.log = dict(every=min(100, arg.eval_every))
   return c

@@ -160,7 +160,10 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--config.max_bad_steps=few'], ["max_bad_steps='few'", 'int']),
     ([DIGITS, '--config.log.every=0'], ['config.log.every=0', '1 or more']),
     ([DIGITS, '--config.log.evry=5'], ['config.log.evry', 'Did you mean "every"?']),
-    ([DIGITS, '--config.checkpoint.every=0'], ['checkpoint.every is 0']),
+    (
+      [DIGITS, '--config.checkpoint.every=0'],
+      ['config.checkpoint.every=0', 'fraction'],
+    ),
     ([DIGITS, '--config.checkpoint.best=tset/top1'], ['Did you mean "test"?']),
     ([DIGITS, '--config.evals.test.type=clasification'], ['"classification"?']),
     ([DIGITS, '--config.evals.test.type=None'], ["config.evals.test lacks 'type'"]),

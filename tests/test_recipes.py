@@ -5,6 +5,9 @@ configs for AugReg, "Better plain ViT baselines", Mixer and BiT, and of "Scaling
 Transformers" (arXiv 2106.04560), with weight decay as AdamW means it: times the rate.
 """
 
+import functools
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,8 +99,7 @@ RECIPES = [
       **dict(batch=1024, examples=I1K * 99 // 100, epochs=epochs, lr=1e-3, wd=0.1),
       **dict(decay='cosine', warmup=10_000, clip=1.0, bias=0.0, moment='bfloat16'),
       **dict(randaug=(2, 10), mixup=0.2, classifier='gap', hidden=True),
-      # 22,122,472 parameters, the number that the authors print.
-      **dict(posemb='sincos2d', model='S/16', params=22_122_472),
+      **dict(posemb='sincos2d', model='S/16'),
     )
     for epochs in (90, 150, 300)
   ),
@@ -126,7 +128,7 @@ RECIPES = [
     'bit_i21k.py',
     **dict(batch=4096, examples=I21K_TRAIN, epochs=90, lr=0.48, wd=1e-3),
     **dict(decay='cosine', warmup=5_000, clip=1.0, bias=-10.0, moment='bfloat16'),
-    **dict(sigmoid=True, name='bit', model='R50x1'),
+    **dict(sigmoid=True, name='bit', model='R50x1', zero_pad_pool=False),
   ),
 ]
 
@@ -137,6 +139,15 @@ PARAMS = {
   'cls': jnp.ones(2),
   'head': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
 }
+
+
+@functools.cache
+def decay_of(options: str) -> dict[str, float]:
+  """Returns what a step of rate 1 without a gradient takes off parameters of ones."""
+  tx = optim.build(lr=1.0, total_steps=1, **json.loads(options)).tx
+  zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+  updates, _ = tx.update(zeros, tx.init(PARAMS), PARAMS, rate=jnp.float32(1))
+  return {name: -float(u.ravel()[0]) for name, u in trees.flatten(updates).items()}
 
 
 @pytest.mark.parametrize(('spec', 'row'), RECIPES)
@@ -162,21 +173,17 @@ def test_a_recipe_is_that_of_its_table(spec, row):
     expected |= {975_000: lr / np.sqrt(97.5) / 2, steps: 0.0}
   else:
     expected |= {middle: (lr + end) / 2, steps: end}
-  for step, value in expected.items():
-    # float32: the end of a cosine, 1 + cos pi, is off by 1e-7 of the peak.
-    np.testing.assert_allclose(
-      optimizer.rate(step), value, rtol=1e-4, atol=1e-7 * lr, err_msg=str(step)
-    )
-
-  zeros = jax.tree.map(jnp.zeros_like, PARAMS)
-  updates, _ = optimizer.tx.update(
-    zeros, optimizer.tx.init(PARAMS), PARAMS, rate=jnp.float32(lr)
+  rates = optimizer.rate(np.array(list(expected)))
+  # float32: the end of a cosine, 1 + cos pi, is off by 1e-7 of the peak.
+  np.testing.assert_allclose(
+    rates, list(expected.values()), rtol=1e-4, atol=1e-7 * lr, err_msg=str(expected)
   )
-  decay = {name: -float(u.ravel()[0]) for name, u in trees.flatten(updates).items()}
-  for name, value in decay.items():
+
+  options = {k: v for k, v in c['optim'].items() if k not in ('lr', 'schedule')}
+  for name, value in decay_of(json.dumps(options)).items():
     factor = row['wd'] if name.endswith('kernel') else 0.0
     factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
-    np.testing.assert_allclose(value, lr * factor, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(value, factor, rtol=1e-5, err_msg=name)
   assert c['optim'].get('clip') == row.get('clip')
   assert c['optim'].get('moment_dtype') == row.get('moment')
   assert c['optim']['name'] == (
@@ -213,17 +220,33 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert getattr(model, 'dropout', 0.0) == row.get('dropout', 0.0)
   assert getattr(model, 'stochastic_depth', 0.0) == row.get('depth', 0.0)
   assert getattr(model, 'posemb', 'learn') == row.get('posemb', 'learn')
-  if 'classifier' in row:
-    assert model.classifier == row['classifier']
+  for field in ('classifier', 'zero_pad_pool'):
+    if field in row:
+      assert getattr(model, field) == row[field]
   hidden = model.width if row.get('hidden') else None
   assert getattr(model, 'representation_size', None) == hidden
   assert model.head_bias_init == row.get('bias', 0.0)
-  if 'params' in row:
-    image = jnp.zeros((1, 224, 224, 3))
-    params = jax.eval_shape(
-      model.clone(num_classes=1000).init, jax.random.key(0), image
-    )
-    assert sum(x.size for x in jax.tree.leaves(params)) == row['params']
+  # What is left out of training chooses the best step; what is reported does not.
+  if c['data']['split'] == 'train[:99%]':
+    splits = {name: section['data']['split'] for name, section in c['evals'].items()}
+    assert splits == {'minival': 'train[99%:]', 'val': 'validation'}
+    assert c['checkpoint']['best'] == 'minival/top1'
+
+
+def test_the_small_vit_has_the_parameters_that_its_authors_print():
+  c = config.load(f'{runs.ROOT}/configs/vit_s16_i1k.py')
+  model = models.build(**c['model'], scan=True)  # one block to trace, not twelve
+  image = jnp.zeros((1, 224, 224, 3))
+  params = jax.eval_shape(model.init, jax.random.key(0), image)
+  assert sum(x.size for x in jax.tree.leaves(params)) == 22_122_472
+
+
+@pytest.mark.parametrize('name', ['vit_b16', 'vit_jft', 'vit_g_jft3b'])
+def test_few_shot_images_are_those_of_the_reference_code(name):
+  c = config.load(f'{runs.ROOT}/configs/{name}.py:fewshot=tfds:dtd')
+  fewshot = c['evals']['fewshot']
+  # big_vision's configs/common_fewshot.py
+  assert fewshot['pp'] == 'decode|resize(256)|central_crop(224)|value_range(-1, 1)'
 
 
 def test_augreg_s_words_are_checked():
@@ -239,19 +262,37 @@ def test_augreg_s_words_are_checked():
 
 def test_the_cifar_example_is_that_of_its_source():
   c = config.load(f'{runs.ROOT}/configs/cifar10_ti16.py')
-  epoch = 391  # 50,000 / 128
-  assert (c['seed'], c['steps'], c['data']['batch_size']) == (42, 10 * epoch, 128)
+  assert (c['seed'], c['epochs'], c['data']['batch_size']) == (42, 10, 128)
   assert c['optim']['name'] == 'adam'
-  optimizer = optim.build(**c['optim'], total_steps=c['steps'])
+  optimizer = optim.build(**c['optim'], total_steps=3910)
   # CosineAnnealingLR(T_max=10) of torch, set after each epoch, and from epoch 8 on the
   # constant rate under which Lightning averages weights.
   epochs = np.minimum(np.arange(10), 8)
   expected = 1e-3 * 0.5 * (1 + np.cos(np.pi * epochs / 10))
   for n in range(10):
-    for step in (n * epoch, (n + 1) * epoch - 1):
-      np.testing.assert_allclose(optimizer.rate(step), expected[n], rtol=1e-5)
-  assert c['optim']['swa'] == {'start': 0.8, 'every': epoch}
+    rates = optimizer.rate(np.array([n * 391, n * 391 + 390]))
+    np.testing.assert_allclose(rates, expected[n], rtol=1e-5)
   assert c['checkpoint']['best'] == 'val/loss'
   (resize,) = (op for op in registry.parse(c['data']['pp']) if op.name == 'resize')
   assert resize.text == "resize(224, antialias=True, rounding='nearest')"  # as Pillow
   assert c['task'] == {'name': 'classify', 'loss': 'softmax'}
+
+
+@pytest.mark.parametrize('examples', [50_000, 49_000, 300])
+def test_an_epoch_of_the_cifar_example_is_one_of_its_data(examples):
+  c = schema.check(config.load(f'{runs.ROOT}/configs/cifar10_ti16.py:weights='))
+  total = config.total_steps(c, examples, 128)
+  epochs = [round(n * total / 10) for n in range(11)]
+  assert total == round(10 * examples / 128)
+  c = schema.in_steps(c, total)
+  assert c['evals']['val']['every'] == c['checkpoint']['every'] == epochs[1]
+  optimizer = optim.build(**c['optim'], total_steps=total)
+  rates = np.asarray(optimizer.rate(np.arange(total)))
+  (changes,) = np.nonzero(np.diff(rates))
+  np.testing.assert_allclose(changes + 1, epochs[1:9], atol=1)  # rounded up, not down
+  # The parameters are averaged where the last two epochs end.
+  update = lambda mean, n: (optimizer.average(mean, n + 1.0, n),) * 2
+  seen = jax.lax.scan(update, 0.0, jnp.arange(total))[1].tolist()
+  assert seen[epochs[9] - 2 : epochs[9]] == [epochs[9] - 1, epochs[9]]
+  assert seen[epochs[9]] == epochs[9]
+  assert seen[-2:] == [epochs[9], (epochs[9] + total) / 2]

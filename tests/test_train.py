@@ -35,7 +35,7 @@ def one_device(monkeypatch):
 def full(tmp_path_factory):
   """A finished run with everything on: (workdir, status, rows, what it printed)."""
   workdir = tmp_path_factory.mktemp('full')
-  evals = {'test': {**runs.EVALS['test'], 'every': 3}}
+  evals = {'test': {**runs.EVALS['test'], 'every': 0.25}}  # of the run
   evals['ema'] = {**evals['test'], 'use_ema': True, 'every': 8}
   changes = ['steps=12', 'log.every=2', 'log.tensorboard=True', 'log.profile=True']
   changes += ['checkpoint.every=3', 'checkpoint.keep_latest=1', 'optim.lr=0.3']

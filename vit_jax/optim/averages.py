@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
@@ -27,7 +28,7 @@ def ema(decay: float) -> Callable:
   )
 
 
-def swa(total_steps: int, *, start: float = 0.8, every: int = 1) -> Callable:
+def swa(total_steps: int, *, start: float = 0.8, every: int | float = 1) -> Callable:
   """Returns `(average, params, step) -> average` of the last part of training.
 
   Stochastic weight averaging (arXiv 1803.05407): the mean of the parameters after every
@@ -35,28 +36,34 @@ def swa(total_steps: int, *, start: float = 0.8, every: int = 1) -> Callable:
   average is the parameters themselves.
 
   Args:
-    every: steps between two of the parameters averaged: an epoch in the paper.
+    every: steps between two of the parameters averaged, an epoch in the paper; a float
+      is a fraction of the run: 1 / epochs.
 
   Raises:
     UserError: for values out of range, or if nothing would be averaged.
   """
-  if not 0 <= start < 1 or every < 1:
+  if not 0 <= start < 1 or every <= 0:
     raise UserError(
       f'config.optim.swa is start={start}, every={every}: expected 0 <= start < 1 and '
-      'every of 1 step or more.'
+      'every of 1 step or more, or a fraction of the run.'
     )
-  first = round(start * total_steps)
-  if first + every > total_steps:
+  if isinstance(every, float):
+    # Rounded last: an epoch need not be a whole number of steps.
+    ends = np.arange(start + every, 1 + every + 1e-6, every) * total_steps
+    ends = np.unique(np.round(ends).astype(np.int32))
+  else:
+    first = round(start * total_steps) + every
+    ends = np.arange(first, total_steps + every + 1, every, dtype=np.int32)
+  if ends[0] > total_steps:
     raise UserError(
-      f'config.optim.swa averages after steps {first + every}, {first + 2 * every}, '
-      f'...: the run has {total_steps}. Lower swa.every or swa.start.'
+      f'config.optim.swa averages for the first time after step {ends[0]}: the run has '
+      f'{total_steps}. Lower swa.every or swa.start.'
     )
 
   def update(average, params, step):
-    done = step + 1 - first  # steps since the start, this one included
-    count = done // every
-    follow = done < every  # no average yet
-    take = (done % every == 0) & ~follow
+    count = (step + 1 >= ends).sum()
+    follow = count == 0  # no average yet
+    take = (step + 1 == ends).any()
     share = jnp.where(follow, 1.0, jnp.where(take, 1.0 / jnp.maximum(count, 1), 0.0))
     return jax.tree.map(
       lambda a, p: jnp.where(follow, p, a + share * (p - a)), average, params

@@ -159,7 +159,7 @@ def _resolve(config, data) -> dict:
     )
   total = config_lib.total_steps(config, data.num_examples, data.batch_size)
   return {
-    **config,
+    **schema.in_steps(config, total),
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
       'total_steps': total,

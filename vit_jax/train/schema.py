@@ -31,6 +31,8 @@ PLAIN = {  # the keys above that are no sections
   'resume_allow': str | list[str],
 }
 
+PERIODS = ('every', 'keep_every')  # keys of log, checkpoint and each evaluation
+
 # Sections and keys that do not change what a step computes: they may differ between
 # a run and its continuation. Devices change results in the last digits only.
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
@@ -78,8 +80,11 @@ def check(config: dict) -> dict:
   )
   bind('mesh', config['mesh'], sharding.make_mesh, provided=('devices',))
   sharding.resolve_rules(config['sharding'])
-  bind('checkpoint', config['checkpoint'], checkpoints.Checkpoints, ('directory',))
-  bind('log', config['log'], metrics.Log)
+  for name in ('checkpoint', 'log'):
+    _check_periods(name, config_lib.section(config, name))
+  checkpoint = _in_steps(config['checkpoint'], 1)
+  bind('checkpoint', checkpoint, checkpoints.Checkpoints, ('directory',))
+  bind('log', _in_steps(config['log'], 1), metrics.Log)
   for name, section in config_lib.section(config, 'evals').items():
     where = f'evals.{name}'
     extra = ('type', 'every', 'use_ema')
@@ -87,16 +92,17 @@ def check(config: dict) -> dict:
     if 'data' in section:
       bind(f'{where}.data', section['data'], pipeline.evaluate, provided=PROVIDED_EVAL)
       registry.parse(section['data']['pp'])
-    every, use_ema = section.get('every'), section.get('use_ema', False)
-    config_lib.check_type(f'config.{where}.every', every, int | None)
+    _check_periods(where, section)
+    use_ema = section.get('use_ema', False)
     config_lib.check_type(f'config.{where}.use_ema', use_ema, bool)
-    _at_least_one(f'{where}.every', every)
     if use_ema and not optim.keeps_average(config['optim']):
       raise UserError(
         f'config.{where}.use_ema needs config.optim.ema, a decay, or config.optim.swa.'
       )
-  _at_least_one('log.every', config['log'].get('every'))
-  _at_least_one('max_bad_steps', config['max_bad_steps'])
+  if config['max_bad_steps'] < 1:
+    raise UserError(
+      f'config.max_bad_steps={config["max_bad_steps"]}: expected 1 or more.'
+    )
   best, known = config['checkpoint'].get('best'), [*config['evals'], 'train']
   if best and best.split('/')[0] not in known:
     raise UserError(
@@ -108,9 +114,30 @@ def check(config: dict) -> dict:
   return config
 
 
-def _at_least_one(key: str, value: int | None) -> None:
-  if value is not None and value < 1:
-    raise UserError(f'config.{key}={value}: expected 1 or more.')
+def in_steps(config: dict, total_steps: int) -> dict:
+  """Returns the config with its periods, where they are fractions of the run, in steps."""
+  sections = {
+    name: _in_steps(config[name], total_steps) for name in ('log', 'checkpoint')
+  }
+  evals = {k: _in_steps(section, total_steps) for k, section in config['evals'].items()}
+  return {**config, **sections, 'evals': evals}
+
+
+def _in_steps(section: dict, total_steps: int) -> dict:
+  periods = {k: v for k, v in section.items() if k in PERIODS and isinstance(v, float)}
+  return section | {k: max(1, round(v * total_steps)) for k, v in periods.items()}
+
+
+def _check_periods(where: str, section: dict) -> None:
+  for key in PERIODS:
+    period = section.get(key)
+    config_lib.check_type(f'config.{where}.{key}', period, int | float | None)
+    if period is None or (isinstance(period, int) and period >= 1) or 0 < period <= 1:
+      continue
+    raise UserError(
+      f'config.{where}.{key}={period}: expected 1 or more steps, or a fraction of the '
+      'run: a float above 0, up to 1.0.'
+    )
 
 
 def refuse_drift(workdir: Path, config: dict, resumes: bool) -> None:
