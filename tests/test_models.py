@@ -44,12 +44,21 @@ def images():
 
 @functools.cache
 def init(model):
-  """Returns params with every leaf random: zeros and ones would hide mistakes."""
-  params = jax.jit(model.init)(jax.random.key(0), images())['params']
-  leaves, tree = jax.tree.flatten(params)
+  """Returns params with every leaf random: zeros and ones would hide mistakes.
+
+  From shapes alone: to compile the initialisers takes as long as the model.
+  """
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images())['params']
   rng = np.random.default_rng(0)
-  noise = [x + 0.1 * rng.normal(size=x.shape).astype(x.dtype) for x in leaves]
-  return jax.tree.unflatten(tree, noise)
+
+  def values(path, x):
+    names = [key.key for key in path]
+    mean = 1.0 if names[-1] == 'scale' else 0.0
+    if names[0] == 'head' and names[-1] == 'bias':
+      mean = model.head_bias_init
+    return (mean + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
+
+  return jax.tree_util.tree_map_with_path(values, shapes)
 
 
 def apply(model, params, key=None):
@@ -119,6 +128,30 @@ def test_outputs(name):
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
 
 
+def test_features_are_the_same_in_training_and_scanned(name):
+  def shapes(train=False, **fields):
+    model = build(name, **fields)
+    rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(0)}
+    call = lambda: model.init_with_output(rngs, images(), train=train)[0]
+    return jax.tree.map(lambda x: (x.shape, x.dtype), jax.eval_shape(call))
+
+  expected = shapes()
+  assert shapes(train=True) == expected
+  if 'scan' in models.signature(name.split()[0]).parameters:
+    assert shapes(train=True, scan=True) == expected
+
+
+def test_without_features_logits_are_the_same(name):
+  model, params = build(name), init(build(name))
+  logits, out = apply(model, params)
+  apply_less = functools.partial(model.apply, features=False)
+  found, less = jax.jit(apply_less)({'params': params}, images())
+  assert less.keys() == {'pre_logits'}
+  # The same sums over fewer rows, in another order.
+  np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5)
+  np.testing.assert_allclose(less['pre_logits'], out['pre_logits'], rtol=0, atol=1e-5)
+
+
 def test_without_a_head_logits_are_pre_logits(name):
   params = {key: x for key, x in init(build(name)).items() if key != 'head'}
   logits, out = apply(build(name, num_classes=None), params)
@@ -181,13 +214,13 @@ def test_bfloat16_logits_are_as_fine_as_float32(name):
   logits, out = compiled(model, False)({'params': params}, x)
   assert logits.dtype == out['pre_logits'].dtype == jnp.float32
   assert out['stem'].dtype == jnp.bfloat16
-  # A body in bfloat16 is 0.9 % off at most; with a head in bfloat16 it is 2.6 to 7 %.
-  spread = np.std(exact)
-  assert np.std(logits - exact) < 0.015 * spread
+  # With a head in bfloat16 a sixth of them at most.
   assert len(np.unique(logits)) > 0.99 * len(np.unique(exact))
+  spread = np.std(exact)
+  assert np.std(logits - exact) < 0.015 * spread  # a body in bfloat16: up to 0.011
   best = np.sort(exact, axis=-1)
-  clear = best[:, -1] - best[:, -2] > 0.06 * spread  # the largest error is 0.042
-  assert clear.sum() > 8
+  clear = best[:, -1] - best[:, -2] > 0.1 * spread  # the largest error is 0.07
+  assert clear.sum() > 3
   np.testing.assert_array_equal(logits.argmax(-1)[clear], exact.argmax(-1)[clear])
 
 

@@ -138,12 +138,13 @@ class BiT(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, images, *, train: bool = False):
+  def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images.
 
     Args:
       images: [B, H, W, C] in [-1, 1].
       train: nothing here differs in training.
+      features: whether the caller reads more of `out` than 'pre_logits'.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' and 'stage1', ...
@@ -159,7 +160,7 @@ class BiT(nn.Module):
     out['pre_logits'] = x = _relu_norm(x, jnp.float32).mean(axis=(1, 2))
     if self.num_classes is not None:
       x = Head(self.num_classes, self.head_bias_init, name='head')(x)
-    return x, out
+    return x, out if features else {'pre_logits': out['pre_logits']}
 
 
 FAMILY = Family(

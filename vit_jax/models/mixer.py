@@ -105,12 +105,13 @@ class Mixer(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, images, *, train: bool = False):
+  def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images, all of the one size for which the parameters were made.
 
     Args:
       images: [B, H, W, C] in [-1, 1].
       train: stochastic depth, which needs the 'dropout' rng.
+      features: whether the caller reads more of `out` than 'pre_logits'.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens',
@@ -147,7 +148,7 @@ class Mixer(nn.Module):
         bias_init=nn.initializers.constant(self.head_bias_init),
         name='head',
       )(x)
-    return x, out
+    return x, out if features else {'pre_logits': out['pre_logits']}
 
 
 FAMILY = Family(

@@ -24,21 +24,22 @@ class ResNetGN(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, images, *, train: bool = False):
+  def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images.
 
     Args:
       images: [B, H, W, C] in [-1, 1].
       train: nothing here differs in training.
+      features: whether the caller reads more of `out` than 'pre_logits'.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' and 'stage1', ...
       [B, h, w, C], 'pre_logits' [B, D], the mean of the last stage.
     """
-    x, features = resnet.trunk(
+    x, stages = resnet.trunk(
       images, self.blocks, self.width, remat=self.remat, dtype=self.dtype
     )
-    out = {'stem': features.pop('root'), **features}
+    out = {'stem': stages.pop('root'), **stages}
     out['pre_logits'] = x = x.astype(jnp.float32).mean(axis=(1, 2))
     if self.num_classes is not None:
       x = nn.Dense(
@@ -47,7 +48,7 @@ class ResNetGN(nn.Module):
         bias_init=nn.initializers.constant(self.head_bias_init),
         name='head',
       )(x)
-    return x, out
+    return x, out if features else {'pre_logits': out['pre_logits']}
 
 
 FAMILY = Family(

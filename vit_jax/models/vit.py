@@ -100,19 +100,20 @@ class ViT(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, images, *, train: bool = False):
+  def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images.
 
     Args:
       images: [B, H, W, C] in [-1, 1].
       train: dropout and stochastic depth, which need the 'dropout' rng.
+      features: whether the caller reads more of `out` than 'pre_logits'. If not, the
+        last block (unless scanned) computes the class token alone.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens'
       [B, N, D] with positions added, 'block00', ... [B, N, D], 'encoded' [B, N, D]
       after the final norm, 'pre_logits' [B, D]; of hybrids also 'root', 'stage1', ...
-      [B, h, w, C]. In training the last block and 'encoded' may have the class token
-      alone, [B, 1, D].
+      [B, h, w, C]. With `features=False` only 'pre_logits'.
     """
     choose('classifier', self.classifier, CLASSIFIERS)
     out, x, stride = {}, images, 1
@@ -130,7 +131,8 @@ class ViT(nn.Module):
       cls = jnp.broadcast_to(cls.astype(x.dtype), (B, 1, D))
       x = jnp.concatenate([cls, x], axis=1)  # [B, 1 + h w, D]
 
-    x, features = Encoder(
+    class_token_only = self.classifier == 'token' and not features
+    x, blocks = Encoder(
       depth=self.depth,
       num_heads=self.num_heads,
       mlp_dim=self.mlp_dim,
@@ -145,9 +147,9 @@ class ViT(nn.Module):
       placement=self.placement,
       dtype=self.dtype,
       name='Transformer',
-      # Nothing else of the last block reaches the loss: 7 % of a step at depth 12.
-    )(x, (h, w), train=train, rows=1 if train and self.classifier == 'token' else None)
-    out |= features
+      # Nothing else of the last block reaches the logits: 7 % of a step at depth 12.
+    )(x, (h, w), train=train, rows=1 if class_token_only else None)
+    out |= blocks
     out['encoded'] = x
 
     if self.classifier == 'token':
@@ -173,7 +175,7 @@ class ViT(nn.Module):
         bias_init=nn.initializers.constant(self.head_bias_init),
         name='head',
       )(x)
-    return x, out
+    return x, out if features else {'pre_logits': out['pre_logits']}
 
 
 def stride(fields) -> tuple[int, int]:

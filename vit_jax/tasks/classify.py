@@ -72,7 +72,11 @@ class Classify:
       rng: of dropout and stochastic depth.
     """
     logits, _ = self.model.apply(
-      {'params': params}, batch['image'], train=True, rngs={'dropout': rng}
+      {'params': params},
+      batch['image'],
+      train=True,
+      features=False,
+      rngs={'dropout': rng},
     )
     top, label = logits.argmax(-1), batch['label']
     if label.ndim == 2:
