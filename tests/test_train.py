@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
+from conftest import naming
 from PIL import Image
 
 from vit_jax import config, errors, models
@@ -143,6 +144,17 @@ def test_too_many_bad_steps(tmp_path):
   assert status['error'] == message
   bad = [row['train/skipped_in_a_row'] for row in runs.rows(tmp_path)]
   assert bad[-3:] == [1, 2, 3]
+
+
+def test_parameters_that_are_not_finite_are_no_success(tmp_path):
+  # The one step has a finite loss and gradient; its update is infinite.
+  changes = ['steps=1', 'optim.lr=1e38', 'optim.schedule.warmup=0']
+  changes += ['optim.lr_rules=[(".*", 1e3)]', 'checkpoint.best=None']
+  with pytest.raises(errors.TooManyBadSteps, match=naming('step 1', 'config.optim.lr')):
+    runs.run(tmp_path, *changes, evals={})
+  status = runs.status(tmp_path)
+  assert (status['state'], status['exit']) == ('failed', 76)
+  assert not (tmp_path / 'checkpoints').exists()
 
 
 def test_out_of_memory_is_said_before_the_first_step(tmp_path, capsys):

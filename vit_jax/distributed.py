@@ -4,7 +4,12 @@ Every process runs the same program on its own devices. The first alone writes m
 status and config; checkpoints are written by all, into a folder that all share.
 """
 
+import contextlib
+import os
+
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from vit_jax.errors import UserError
 
@@ -45,3 +50,27 @@ def start(spec: str) -> None:
 def is_first() -> bool:
   """Whether this process speaks and writes for the run; does not start devices."""
   return not jax.distributed.is_initialized() or jax.process_index() == 0
+
+
+def from_first(value: int) -> int:
+  """Returns the first process's value (int32) on every process; all must call it."""
+  if jax.process_count() == 1:
+    return value
+  return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def agree(ok: bool) -> bool:
+  """Returns whether `ok` holds on every process; all must call it."""
+  if jax.process_count() == 1:
+    return ok
+  return bool(np.all(multihost_utils.process_allgather(np.int32(ok))))
+
+
+def say(line: str) -> None:
+  """Writes a line to standard error, from the first process alone."""
+  if not is_first():
+    return
+  # Straight to the file descriptor: a signal handler may interrupt a half-done print,
+  # and Python's buffered streams do not allow to be entered twice.
+  with contextlib.suppress(OSError):
+    os.write(2, f'{line}\n'.encode())

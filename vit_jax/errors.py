@@ -36,7 +36,7 @@ class Preempted(RunError):
 
 
 class TooManyBadSteps(RunError):
-  """More non-finite steps in a row than allowed; last good checkpoint kept."""
+  """Training has diverged: non-finite steps or parameters; the last good state is kept."""
 
   exit_code = 76
 

@@ -54,7 +54,7 @@ class Loop:
         # An evaluation that the stop cut off is still due at the restored step.
         self._evaluate()
         while self.step < self.total:
-          if self.stop.should_stop(self.step):
+          if self.stop.should_stop():
             raise Preempted('Stopped.')
           profile(self.step)
           self.state, values = step_fn(self.state, next(batches))
@@ -69,7 +69,7 @@ class Loop:
         status = self._write_status('preempted', exit=Preempted.exit_code)
         raise Preempted(
           f'Stopped at step {status["step"]} of {self.total}; the state is saved. '
-          'Run the same command again to go on.'
+          'Rerun the same command to resume.'
         ) from None
     self._save()
     self.checkpoints.wait()
@@ -104,11 +104,9 @@ class Loop:
         self.progress.show(step, row)
         self.progress.pause(self.metrics.open_events())
       if bad and bad >= self.config['max_bad_steps']:
-        self.checkpoints.wait()
-        raise TooManyBadSteps(
+        raise self._diverged(
           f'{bad} steps in a row, up to step {step}, had a loss or gradient that is not '
-          f'finite. Newest checkpoint: {self.checkpoints.latest()}. Lower '
-          'config.optim.lr, set config.optim.clip, or lengthen the warmup.'
+          'finite.'
         )
 
   def _due_evals(self) -> list[str]:
@@ -134,7 +132,15 @@ class Loop:
     values = metrics.last_values(
       [row for row in self.metrics.rows if row['step'] == self.step]
     )
-    self.checkpoints.save(self.state, {'config': self.config}, values)
+    if not self.checkpoints.save(self.state, {'config': self.config}, values):
+      raise self._diverged(f'The parameters are not finite after step {self.step}.')
+
+  def _diverged(self, what: str) -> TooManyBadSteps:
+    self.checkpoints.wait()
+    return TooManyBadSteps(
+      f'{what} Newest checkpoint: {self.checkpoints.latest()}. Lower config.optim.lr, '
+      'set config.optim.clip, or lengthen the warmup.'
+    )
 
   def _write_status(self, state: str, **values) -> dict:
     status = {'step': self.step, 'state': state, **values}

@@ -1,0 +1,240 @@
+"""Steps on disk, by Orbax, whose quirks end here.
+
+One step is one folder, `<directory>/<step>`, with an item per tree and the item `meta`.
+Orbax writes in the background, commits by a rename, and deletes. What its errors mean is
+said here: a full disk, a damaged step, or trouble of the machine.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from vit_jax import distributed
+from vit_jax.checkpoint.manifest import Damaged
+from vit_jax.errors import DiskFull, UserError
+
+# Free space asked for, in sizes of the state: array files have some overhead, and the
+# oldest step is deleted only after the new one is complete.
+_DISK_MARGIN = 1.1
+
+
+class Storage:
+  """The step folders in a directory, which several processes may share.
+
+  Args:
+    directory: made at the first `write`.
+    kept: of the steps there, those to keep: asked after every write.
+  """
+
+  def __init__(self, directory: pathlib.Path, kept: Callable[[list[int]], set[int]]):
+    self.directory, self._kept = directory, kept
+    self._manager: _Manager | None = None
+    self._under_way = (0, 0)  # step and bytes of the newest write
+
+  def steps(self) -> list[int]:
+    """Returns the complete steps, in no order."""
+    # Unfinished steps and those set aside have a suffix.
+    if not self.directory.is_dir():
+      return []
+    return [int(p.name) for p in self.directory.iterdir() if p.name.isdecimal()]
+
+  # -- writing ----------------------------------------------------------------------
+
+  def write(self, step: int, items: dict[str, Any], meta: dict) -> None:
+    """Starts writing a step and returns, once the one before it is complete.
+
+    Args:
+      items: item -> nested dict of arrays, whose buffers may be donated at once.
+      meta: JSON.
+
+    Raises:
+      DiskFull: there is no room, or there was none for the step before.
+    """
+    self.wait()
+    self._under_way = step, sum(x.nbytes for x in jax.tree.leaves(items))
+    self._check_space()
+    args = {item: ocp.args.StandardSave(tree) for item, tree in items.items()}
+    args['meta'] = ocp.args.JsonSave(meta)
+    manager = self._writer()
+    with self._disk_errors():
+      # Whether to save was decided by the caller: Orbax shall not.
+      manager.save(step, args=ocp.args.Composite(**args), force=True)
+
+  def wait(self) -> None:
+    """Blocks until the write under way is complete; raises as `write` does."""
+    if self._manager:
+      with self._disk_errors():
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+
+  def close(self) -> None:
+    """Waits as `wait` does, and ends Orbax's threads; a later `write` starts new ones."""
+    try:
+      self.wait()
+    finally:
+      manager, self._manager = self._manager, None
+      if manager:
+        manager.close()
+
+  def _writer(self):
+    # Made at the first write: reading needs none, so that a tool that looks into the
+    # folder of a run at work does not sweep up the step that is being written.
+    if self._manager is None:
+      options = ocp.CheckpointManagerOptions(
+        preservation_policy=_Keep(self._kept),
+        cleanup_tmp_directories=True,
+        lightweight_initialize=True,  # else it reads all steps, damaged ones too
+      )
+      try:
+        self._manager = _Manager(self.directory, options=options)
+      except OSError as error:
+        raise UserError(f'Cannot write checkpoints: {error}.') from error
+    return self._manager
+
+  def _check_space(self):
+    folders = (self.directory, *self.directory.parents)
+    free = shutil.disk_usage(next(p for p in folders if p.exists())).free
+    if distributed.from_first(free < _DISK_MARGIN * self._under_way[1]):
+      raise self._disk_full(free)
+
+  @contextlib.contextmanager
+  def _disk_errors(self):
+    try:
+      yield
+    except Exception as error:
+      # TensorStore has a ValueError for everything, with the system's words in it.
+      if 'No space left' in str(error) or 'quota exceeded' in str(error):
+        raise self._disk_full(shutil.disk_usage(self.directory).free) from error
+      raise
+
+  def _disk_full(self, free):
+    step, size = self._under_way
+    return DiskFull(
+      f'Disk full: checkpoint step {step} needs up to {_DISK_MARGIN * size / 1e6:,.1f} '
+      f'MB in {self.directory}, where {free / 1e6:,.1f} MB are free. Nothing was '
+      f'deleted; the newest complete step is {max(self.steps(), default=None)}. Make '
+      'room, or lower config.checkpoint.keep_latest, and rerun the same command.'
+    )
+
+  # -- reading ----------------------------------------------------------------------
+
+  def read(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arrays of some items of a step.
+
+    Args:
+      items: item -> nested dict of `jax.ShapeDtypeStruct` with shardings.
+
+    Raises:
+      Damaged: an item cannot be read; maybe by this process only, see `together`.
+      UserError: reading is not permitted.
+    """
+    args = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
+    return self._restore(step, args)
+
+  def read_meta(self, step: int) -> Any:
+    """Returns the JSON that `write` took; raises as `read` does."""
+    return self._restore(step, {'meta': ocp.args.JsonRestore()})['meta']
+
+  def _restore(self, step, args) -> dict:
+    path = self.directory / str(step)
+    handler = ocp.CompositeCheckpointHandler()
+    try:
+      with _quiet(), ocp.Checkpointer(handler) as checkpointer:
+        return dict(checkpointer.restore(path, args=ocp.args.Composite(**args)).items())
+    except (MemoryError, jax.errors.JaxRuntimeError):
+      raise  # the machine's trouble, not the checkpoint's
+    except Exception as error:  # Orbax and TensorStore raise a dozen types
+      if isinstance(error, PermissionError) or 'PERMISSION_DENIED' in str(error):
+        raise UserError(f'Not allowed to read checkpoint {path}: {error}') from error
+      line = ' '.join(str(error).split())
+      raise Damaged(f'{type(error).__name__}: {line[:150]}') from None
+
+  def set_aside(self, step: int) -> pathlib.Path:
+    """Renames a damaged step; returns its new path."""
+    source = self.directory / str(step)
+    target, n, failure = source.with_suffix('.corrupt'), 1, None
+    while target.exists():
+      target, n = source.with_suffix(f'.corrupt{n}'), n + 1
+    if jax.process_index() == 0:
+      try:
+        os.rename(source, target)
+      except OSError as error:
+        failure = error
+    if not distributed.agree(failure is None):
+      raise UserError(f'Cannot set aside damaged checkpoint {source}: {failure}.')
+    return target
+
+
+class _Manager(ocp.CheckpointManager):
+  """Orbax's manager, which does not ask for preemption: `train.preemption` does.
+
+  Orbax polls with the step it saves, also from its background thread; a poll with an
+  old number would move the agreed sync point into the past, where nobody stops.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    return False
+
+
+@dataclasses.dataclass
+class _Keep:
+  """Orbax's preservation policy: ours. Its own BestN forgets the metrics at a restart."""
+
+  kept: Callable[[list[int]], set[int]]
+
+  def should_preserve(self, checkpoints, *, context):
+    kept = self.kept([info.step for info in checkpoints])
+    return [info.step in kept for info in checkpoints]
+
+
+@contextlib.contextmanager
+def together():
+  """Makes damage that one process meets damage for all: they take the same next step."""
+  damage = None
+  try:
+    yield
+  except Damaged as error:
+    damage = error
+  if not distributed.agree(damage is None):
+    raise damage or Damaged('another process could not read it')
+
+
+@contextlib.contextmanager
+def _quiet():
+  # A failed read leaves coroutines behind, which Python reports one by one, and reads
+  # that come back when nobody waits for them any more.
+  hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+  try:
+    yield
+  except Exception:
+    gc.collect()
+    hook = hook if isinstance(hook, _LateReads) else _LateReads(hook)
+    raise
+  finally:
+    sys.unraisablehook = hook
+
+
+@dataclasses.dataclass
+class _LateReads:
+  hook: Callable
+
+  def __call__(self, unraisable):
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      self.hook(unraisable)
+
+
+# Orbax logs pages of tracebacks from its threads, and raises the same errors to us;
+# its warnings are about its own waiting.
+logging.getLogger('absl').addFilter(
+  lambda record: record.levelno < logging.WARNING or '/orbax/' not in record.pathname
+)
