@@ -355,7 +355,7 @@ def test_tfds_that_is_not_prepared(tmp_path, monkeypatch, name, facts):
 def test_tfrecord_offsets_are_kept(prepared, tmp_path, monkeypatch):
   import shutil
 
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
   home = tmp_path / 'data' / 'tiny' / '1.2.0'
   shutil.copytree(os.path.join(prepared['tfrecord'], 'tiny', '1.2.0'), home)
   options = {'data_dir': str(tmp_path / 'data')}
@@ -390,7 +390,7 @@ def test_tfrecord_offsets_are_kept(prepared, tmp_path, monkeypatch):
 def test_tfrecord_offsets_go_to_the_cache_of_a_read_only_data_set(
   prepared, tmp_path, monkeypatch
 ):
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   write = np.savez
 
   def read_only(path, **arrays):
@@ -404,7 +404,7 @@ def test_tfrecord_offsets_go_to_the_cache_of_a_read_only_data_set(
     if name.endswith('.npz'):
       os.remove(os.path.join(home, name))
   assert len(sources.build(f'tfds:{home}', 'test')) == 7
-  assert [p.name.split('-')[1] for p in (tmp_path / 'vit_jax').iterdir()] == [
+  assert [p.name.split('-')[1] for p in tmp_path.iterdir()] == [
     'test.record_offsets.npz'
   ]
 

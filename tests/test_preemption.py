@@ -17,7 +17,7 @@ import pytest
 from conftest import naming
 
 from vit_jax import errors
-from vit_jax.train import preemption
+from vit_jax.train import lock, preemption
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -46,11 +46,11 @@ def test_a_signal_sets_the_flag_and_says_so(number, capfd):
   before = signal.getsignal(number)
   with preemption.StopSignal() as stop:
     assert not stop.requested
-    assert not stop.should_stop(3)
+    assert not stop.should_stop()
     os.kill(os.getpid(), number)
     assert stop.requested
-    assert stop.should_stop(4)
-    assert stop.should_stop(5)
+    assert stop.should_stop()
+    assert stop.should_stop()
   error = capfd.readouterr().err
   assert error.startswith(f'{signal.Signals(number).name}: ')
   assert re.search(naming(75), error)
@@ -71,7 +71,7 @@ def test_in_another_thread_it_does_nothing():
 
   def work():
     with preemption.StopSignal() as stop:
-      seen.append((stop.should_stop(0), signal.getsignal(signal.SIGTERM) is before))
+      seen.append((stop.should_stop(), signal.getsignal(signal.SIGTERM) is before))
 
   thread = threading.Thread(target=work)
   thread.start()
@@ -86,7 +86,7 @@ LOOP = """
   with preemption.StopSignal() as stop:
     print('ready')
     step = 0
-    while not stop.should_stop(step):
+    while not stop.should_stop():
       step += 1
       time.sleep(0.01)
     print('stopping')
@@ -129,11 +129,10 @@ def test_several_processes_agree_by_call_number_and_install_no_handler(
   before = signal.getsignal(signal.SIGTERM)
   with preemption.StopSignal() as stop:
     assert signal.getsignal(signal.SIGTERM) is before
-    # Step 8 twice: an evaluation batch polls between the steps.
-    assert [stop.should_stop(s) for s in (7, 8, 8, 8)] == [False, False, True, True]
+    assert [stop.should_stop() for _ in range(4)] == [False, False, True, True]
     assert stop.requested
   assert polls == [1, 2, 3]
-  assert re.search(naming('step 8'), capfd.readouterr().err)
+  assert 'preemption' in capfd.readouterr().err
 
 
 # -- one run per folder -------------------------------------------------------------
@@ -141,8 +140,8 @@ def test_several_processes_agree_by_call_number_and_install_no_handler(
 
 HOLD = """
   import sys, time
-  from vit_jax.train import preemption
-  with preemption.lock(sys.argv[1]):
+  from vit_jax.train import lock
+  with lock.lock(sys.argv[1]):
     print('ready')
     time.sleep(60)
 """
@@ -152,34 +151,34 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path):
   workdir = tmp_path / 'deep' / 'run'
   first = start(HOLD, workdir)
   expect(first, 'ready')
-  with pytest.raises(errors.UserError) as caught, preemption.lock(workdir):
+  with pytest.raises(errors.UserError) as caught, lock.lock(workdir):
     pass
   text = str(caught.value)
   assert re.search(naming(workdir, first.pid, socket.gethostname(), '--workdir'), text)
   assert '\n' not in text
   first.kill()
   first.communicate(timeout=20)
-  with preemption.lock(workdir) as held:  # kill -9 leaves the file, not the lock
+  with lock.lock(workdir) as held:  # kill -9 leaves the file, not the lock
     assert held == workdir
-    holder = json.loads((workdir / preemption.LOCK_FILE).read_text())
+    holder = json.loads((workdir / lock.LOCK_FILE).read_text())
     assert holder['pid'] == os.getpid()
-  with preemption.lock(workdir):
+  with lock.lock(workdir):
     pass
 
 
 def test_a_lock_is_released_after_an_error(tmp_path):
-  with pytest.raises(KeyError), preemption.lock(tmp_path):
+  with pytest.raises(KeyError), lock.lock(tmp_path):
     raise KeyError
-  with preemption.lock(tmp_path), pytest.raises(errors.UserError) as caught:
-    preemption._take(tmp_path)
+  with lock.lock(tmp_path), pytest.raises(errors.UserError) as caught:
+    lock._take(tmp_path)
   assert re.search(naming(tmp_path, os.getpid()), str(caught.value))
 
 
 def test_locking_starts_no_devices(tmp_path):
   code = """
     import sys
-    from vit_jax.train import preemption
-    with preemption.lock(sys.argv[1]):
+    from vit_jax.train import lock
+    with lock.lock(sys.argv[1]):
       from jax._src import xla_bridge
       print(xla_bridge.backends_are_initialized())
   """
@@ -188,21 +187,21 @@ def test_locking_starts_no_devices(tmp_path):
 
 
 def test_a_holder_that_has_not_written_yet(tmp_path):
-  with preemption.lock(tmp_path):
-    (tmp_path / preemption.LOCK_FILE).write_text('')
+  with lock.lock(tmp_path):
+    (tmp_path / lock.LOCK_FILE).write_text('')
     with pytest.raises(errors.UserError, match=naming(tmp_path, '--workdir')):
-      preemption._take(tmp_path)
+      lock._take(tmp_path)
 
 
 def test_an_unwritable_workdir(tmp_path):
   (tmp_path / 'file').write_text('')
   for bad in (tmp_path / 'file', tmp_path / 'file' / 'run', '/proc/run'):
     with pytest.raises(errors.UserError, match=naming(bad, '--workdir')):  # noqa: SIM117
-      with preemption.lock(bad):
+      with lock.lock(bad):
         pass
   with (
     pytest.raises(errors.UserError, match=naming('gs://b/run', 'Mount')),
-    preemption.lock('gs://b/run'),
+    lock.lock('gs://b/run'),
   ):
     pass
 
@@ -211,7 +210,7 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, cap
   def refuse(*_):
     raise OSError(errno.ENOTSUP, 'Operation not supported')
 
-  monkeypatch.setattr(preemption.fcntl, 'flock', refuse)
-  with preemption.lock(tmp_path):
+  monkeypatch.setattr(lock.fcntl, 'flock', refuse)
+  with lock.lock(tmp_path):
     pass
   assert str(tmp_path) in capfd.readouterr().err

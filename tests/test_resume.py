@@ -13,7 +13,7 @@ import runs
 
 from vit_jax import cli, main
 from vit_jax.checkpoint import checkpoints
-from vit_jax.train import preemption
+from vit_jax.train import lock
 
 
 @pytest.fixture(scope='module')
@@ -130,7 +130,7 @@ def test_a_second_signal_exits_at_once(reference, shared, tmp_path):
 
 
 def test_a_second_run_in_the_folder_refuses(tmp_path):
-  with preemption.lock(tmp_path):
+  with lock.lock(tmp_path):
     for attempt in (1, 2):  # the machine may be busy
       process = runs.Process(*runs.flags(), f'--workdir={tmp_path}')
       code, _, error = process.end()
@@ -140,7 +140,7 @@ def test_a_second_run_in_the_folder_refuses(tmp_path):
       if process.seconds < 10:
         break
       assert attempt == 1, process.seconds
-  assert [path.name for path in tmp_path.iterdir()] == [preemption.LOCK_FILE]
+  assert [path.name for path in tmp_path.iterdir()] == [lock.LOCK_FILE]
 
 
 # -- what may change between a run and its continuation --------------------------------

@@ -22,7 +22,7 @@ MODULES = sorted(
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
   ('errors', 'version'),
-  ('trees', 'config', 'distributed', 'resample', 'cli'),
+  ('trees', 'config', 'distributed', 'resample', 'cli', 'paths'),
   ('nn', 'losses', 'sharding'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
   ('tasks', 'evaluators', 'checkpoint'),
@@ -37,6 +37,7 @@ ONLY = {
   'weights': {
     'trees',
     'resample',
+    'paths',
     'errors',
   },  # readers and renames work on plain arrays
 }

@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
     from vit_jax.train import progress, runtime
     from vit_jax.train import run as train
 
-    runtime.keep_programs()
+    runtime.enable_compilation_cache()
 
     try:
       status, rows = train.train(config, workdir)

@@ -28,13 +28,13 @@ def main(argv: list[str]) -> int:
 
   from vit_jax import pretrained, sharding
   from vit_jax.evaluators import classification
-  from vit_jax.train import memory, metrics
+  from vit_jax.train import metrics, runtime
 
   loaded = pretrained.load(
     args.source, variant=args.variant, image_size=args.resolution, ema=args.ema
   )
   mesh = sharding.make_mesh()
-  memory.keep_freed()
+  runtime.retain_freed_memory()
   data = dict(source=args.data, split=args.split, batch_size=args.batch)
   data['pp'] = args.pp or loaded.pp
   if out:

@@ -16,9 +16,11 @@ from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, tree
 from vit_jax.checkpoint import checkpoints as checkpoint
 from vit_jax.data import pipeline
 from vit_jax.errors import Preempted, UserError
-from vit_jax.train import memory, metrics, preemption, progress, schema
+from vit_jax.train import metrics, progress, schema
+from vit_jax.train.lock import lock
 from vit_jax.train.loop import Loop, prefetch
-from vit_jax.train.runtime import compile_step, run_once
+from vit_jax.train.preemption import StopSignal
+from vit_jax.train.runtime import compile_step, retain_freed_memory, run_once
 from vit_jax.train.step import init_state, make_step
 
 
@@ -43,10 +45,10 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   config, origin = _open_weights(config)
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
-    workdir = stack.enter_context(preemption.lock(workdir))
-    stop = stack.enter_context(preemption.StopSignal())
+    workdir = stack.enter_context(lock(workdir))
+    stop = stack.enter_context(StopSignal())
     mesh = sharding.make_mesh(**config['mesh'])
-    memory.keep_freed()
+    retain_freed_memory()
     stack.enter_context(jax.set_mesh(mesh))
 
     data = _open_data(config, workdir, mesh)
@@ -175,7 +177,7 @@ def _build_evals(config, workdir, mesh, stop) -> dict:
   """Returns {name: (evaluator, every, use_ema)}."""
 
   def check_stop():
-    if stop.should_stop(0):
+    if stop.should_stop():
       raise Preempted('Stopped during an evaluation.')
 
   evals, num_classes = {}, config['model']['num_classes']

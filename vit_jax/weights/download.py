@@ -7,15 +7,11 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from vit_jax import paths
 from vit_jax.errors import UserError
 
 _TIMEOUT = 30  # seconds without a byte
 _GS = 'https://storage.googleapis.com/'
-
-
-def cache_dir() -> Path:
-  """Returns where downloads are kept: $VIT_JAX_CACHE, or ~/.cache/vit_jax."""
-  return Path(os.environ.get('VIT_JAX_CACHE') or Path.home() / '.cache' / 'vit_jax')
 
 
 def locate(source: str | Path) -> Path:
@@ -23,7 +19,7 @@ def locate(source: str | Path) -> Path:
 
   Args:
     source: a path; gs://BUCKET/FILE (public buckets) or https://HOST/FILE, fetched once
-      into `cache_dir()`; hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its
+      into `paths.cache_dir()`; hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its
       own cache.
 
   Raises:
@@ -54,7 +50,7 @@ def _fetch(source: str, url: str) -> Path:
   path = Path(urllib.parse.unquote(parts.path)).parts[1:]
   if not path or '..' in path:
     raise UserError(f'{source} names no file.')
-  target = cache_dir().joinpath(parts.netloc, *path)
+  target = paths.cache_dir().joinpath(parts.netloc, *path)
   if target.exists():
     return target
   partial = target.with_name(f'{target.name}.{os.getpid()}.part')

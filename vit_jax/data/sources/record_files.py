@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vit_jax import paths
 from vit_jax.errors import UserError
 
 _HEADER, _FOOTER = 12, 4
@@ -174,11 +175,10 @@ def _scan(path: str) -> np.ndarray:
 
 
 def _index_paths(directory: str, name: str) -> list[str]:
-  cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   key = hashlib.sha256(os.path.realpath(directory).encode()).hexdigest()[:16]
   return [
     os.path.join(directory, name),
-    os.path.join(cache, 'vit_jax', f'{key}-{name}'),
+    str(paths.cache_dir() / f'{key}-{name}'),
   ]
 
 

@@ -13,7 +13,7 @@ from vit_jax import models, optim, sharding, tasks, trees
 from vit_jax.data.ops import registry
 from vit_jax.errors import OutOfMemory, UserError
 from vit_jax.tools.inspect import flops
-from vit_jax.train import memory, runtime
+from vit_jax.train import runtime
 from vit_jax.train.loop import AHEAD
 from vit_jax.train.step import init_state, make_step
 
@@ -114,7 +114,7 @@ class Step:
     """
     self.batch_size = batch_size
     step, init, spec = getattr(model, mode)(batch_size)
-    memory.keep_freed()
+    runtime.retain_freed_memory()
     self._device = jax.local_devices()[0]
     self._peak_before = self._peak() or 0
     mesh = sharding.make_mesh(1, devices=[self._device])

@@ -7,10 +7,10 @@ import pytest
 
 CODE = """
 import resource, sys, jax, numpy as np
-from vit_jax import memory
+from vit_jax.train import runtime
 jax.default_backend = lambda: sys.argv[1]
 if sys.argv[2] == 'keep':
-  memory.keep_freed()
+  runtime.retain_freed_memory()
 for _ in range(3):
   before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
   [np.ones(24 << 17) for _ in range(4)]  # of 24 MiB each
