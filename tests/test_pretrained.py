@@ -150,7 +150,7 @@ def test_a_run_converts_to_npz_and_back(finished, tmp_path):
   assert pretrained.load(dest).pp == old.pp
   assert model.num_heads == 2
   with pytest.raises(UserError, match=naming(str(workdir), 1, 'timm', 3)):
-    pretrained.export(pretrained.open(workdir), tmp_path / 'timm', 'timm')
+    convert.export(pretrained.read_source(workdir), tmp_path / 'timm', 'timm')
 
 
 def test_a_run_without_checkpoints(tmp_path):

@@ -82,9 +82,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(('name', 'to', 'facts'), REFUSED)
 def test_what_a_format_cannot_express_is_refused(tmp_path, name, to, facts):
-  origin = pretrained.open(GOLDEN / f'{name}.npz')
+  origin = pretrained.read_source(GOLDEN / f'{name}.npz')
   with pytest.raises(UserError, match=naming(*facts)):
-    pretrained.export(origin, tmp_path / 'out', to)
+    convert.export(origin, tmp_path / 'out', to)
   assert list(tmp_path.iterdir()) == []
 
 

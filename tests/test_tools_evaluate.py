@@ -12,7 +12,7 @@ from conftest import GOLDEN, naming
 from PIL import Image
 
 from vit_jax import cli, inference, pretrained
-from vit_jax.tools import evaluate
+from vit_jax.tools import convert, evaluate
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 
@@ -72,9 +72,9 @@ def test_counts_and_tables(data, tmp_path, capsys):
 
 def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
   names = [f'class{c}' for c in reversed(range(10))]
-  origin = pretrained.open(SOURCE)
+  origin = pretrained.read_source(SOURCE)
   renamed = pretrained.dataclasses.replace(origin, class_names=names)
-  pretrained.export(renamed, tmp_path / 'a.npz', 'google')
+  convert.export(renamed, tmp_path / 'a.npz', 'google')
   args = ('--data', f'folder:{data}', '--split', 'val', '--json')
   assert run(tmp_path / 'a.npz', *args) == 0
   text = capsys.readouterr().out
@@ -86,9 +86,9 @@ def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
 
 def test_other_names_are_compared_by_number_and_said(data, tmp_path, capsys):
   names = [f'animal{c}' for c in range(10)]
-  origin = pretrained.open(SOURCE)
+  origin = pretrained.read_source(SOURCE)
   renamed = pretrained.dataclasses.replace(origin, class_names=names)
-  pretrained.export(renamed, tmp_path / 'a.npz', 'google')
+  convert.export(renamed, tmp_path / 'a.npz', 'google')
   assert run(tmp_path / 'a.npz', '--data', f'folder:{data}', '--split', 'val') == 0
   assert re.search(naming('number'), capsys.readouterr().out)
 
@@ -138,7 +138,7 @@ def test_errors_are_one_line(capsys, args, facts):
 
 
 def test_another_number_of_classes_is_refused(tmp_path, capsys):
-  pretrained_10 = pretrained.open(SOURCE, num_classes=3)
+  pretrained_10 = pretrained.read_source(SOURCE, num_classes=3)
   assert pretrained_10.fields['num_classes'] == 3
   for c in ('x', 'y'):
     (tmp_path / 'val' / c).mkdir(parents=True)

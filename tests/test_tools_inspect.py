@@ -191,6 +191,6 @@ def test_zoo_lists_every_name(capsys):
   assert cli.run(inspect.main, ['--zoo', '--json']) == 0
   listed = json.loads(capsys.readouterr().out.splitlines()[-1])['zoo']
   assert [entry['name'] for entry in listed] == list(zoo.ENTRIES)
-  assert {'url', 'dialect', 'resolution', 'value_range', 'licence'} <= listed[0].keys()
+  assert {'url', 'format', 'resolution', 'value_range', 'licence'} <= listed[0].keys()
   assert cli.run(inspect.main, ['vit:B/16', '--zoo']) == 2
   assert 'leave out vit:B/16' in capsys.readouterr().err

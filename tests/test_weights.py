@@ -15,6 +15,7 @@ import vit_jax
 from vit_jax import models, pretrained, trees
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
+from vit_jax.tools import convert
 from vit_jax.weights import zoo
 
 # golden -> (dialect, family, tolerance): rounding in float32; a hybrid's convolutions
@@ -66,7 +67,7 @@ def check(source, name, **options):
 def test_golden_loads_by_its_path_and_agrees(name):
   check(path_of(name), name)
   loaded = pretrained.load(path_of(name))
-  assert loaded.dialect == GOLDENS[name][0]
+  assert loaded.format == GOLDENS[name][0]
   usual = GOLDENS[name][1] in (
     'bit',
     'resnet_gn',
@@ -207,8 +208,8 @@ def test_heads_come_from_the_name_or_the_variant(tmp_path):
   x = np.zeros((1, 32, 32, 3), np.float32)
   params = jax.jit(model.init)(jax.random.key(0), x)['params']
   np.savez(tmp_path / 'a.npz', **trees.flatten(params))
-  origin = pretrained.open(tmp_path / 'a.npz')
-  pretrained.export(origin, tmp_path / 'timm', 'timm')
+  origin = pretrained.read_source(tmp_path / 'a.npz')
+  convert.export(origin, tmp_path / 'timm', 'timm')
   file = tmp_path / 'timm' / 'model.safetensors'
 
   bare = tmp_path / 'weights.safetensors'
@@ -217,8 +218,8 @@ def test_heads_come_from_the_name_or_the_variant(tmp_path):
   with pytest.raises(UserError, match=naming(str(bare), "variant='B/16'", 'num_heads')):
     vit_jax.load(bare)
   named = bare.rename(tmp_path / 'vit_tiny_patch16_224.some_tag.safetensors')
-  assert vit_jax.load(named)[0].num_heads == 3
-  assert vit_jax.load(named, num_heads=6)[0].num_heads == 6
+  assert vit_jax.load(named).model.num_heads == 3
+  assert vit_jax.load(named, num_heads=6).model.num_heads == 6
   with pytest.raises(UserError, match=naming('depth 1', "'Ti/16'", 12)):
     vit_jax.load(named, variant='Ti/16')
 
@@ -263,7 +264,7 @@ def test_preprocessing_of_transformers(tmp_path):
   np.testing.assert_allclose(SingleImage(pp)(x)[0, 0], [0, -0.4, -0.4], atol=1e-6)
   path.write_text(json.dumps(plain | {'resample': 5}))
   with pytest.raises(
-    UserError, match=naming('preprocessor_config.json', 'resample 5', 'bicubic')
+    UserError, match=naming('preprocessor_config.json', 'resample=5', 'bicubic')
   ):
     vit_jax.load(tmp_path / 'hf')
 

@@ -6,6 +6,7 @@ import pytest
 import scipy.ndimage
 from conftest import naming
 
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.weights import adapt
 
@@ -70,11 +71,10 @@ def test_smaller_patches_are_the_least_squares_answer():
 
 
 def test_stack_and_unstack_are_inverse():
-  flat = {f'T/encoderblock_{i}/k': np.full(2, i) for i in range(11)} | {
-    'cls': np.ones(1)
-  }
-  stacked = adapt.stack(flat)
-  np.testing.assert_array_equal(stacked['T/encoderblock/k'][:, 0], np.arange(11))
-  again = adapt.unstack(stacked)
+  vit, block = models.family('vit'), 'Transformer/encoderblock'
+  flat = {f'{block}_{i}/k': np.full(2, i) for i in range(11)} | {'cls': np.ones(1)}
+  stacked = adapt.stack(flat, vit)
+  np.testing.assert_array_equal(stacked[f'{block}/k'][:, 0], np.arange(11))
+  again = adapt.unstack(stacked, vit)
   assert again.keys() == flat.keys()
   assert all(np.array_equal(again[n], flat[n]) for n in flat)

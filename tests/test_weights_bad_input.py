@@ -96,7 +96,7 @@ def test_bad_files(tmp_path, capsys, name):
   archive = make(path)
   del archive
   with pytest.raises(UserError, match=naming(str(path), *facts)) as caught:
-    weights.open(str(path))
+    weights.open_file(str(path))
   assert '\n' not in str(caught.value)
 
   out = tmp_path / 'out.npz'
@@ -132,13 +132,13 @@ def test_a_folder_without_weights(tmp_path):
   with pytest.raises(
     UserError, match=naming(tmp_path, 'model.safetensors', 'config.json')
   ):
-    weights.open(str(tmp_path))
+    weights.open_file(str(tmp_path))
   (tmp_path / 'config.json').write_text('{')
   (tmp_path / 'model.safetensors').write_bytes(
     (GOLDEN / 'vit_timm' / 'model.safetensors').read_bytes()
   )
   with pytest.raises(UserError, match=naming(f'{tmp_path}/config.json', 'JSON')):
-    weights.open(str(tmp_path))
+    weights.open_file(str(tmp_path))
 
 
 def test_an_index_that_points_outside(tmp_path):
@@ -148,4 +148,4 @@ def test_an_index_that_points_outside(tmp_path):
   with pytest.raises(
     UserError, match=naming('model.safetensors.index.json', "'../secret.safetensors'")
   ):
-    weights.open(str(tmp_path))
+    weights.open_file(str(tmp_path))

@@ -15,13 +15,17 @@ def create_model(name: str, variant: str | None = None, **fields):
 
 
 def load(source: str, **options):
-  """Returns (model, params) of published weights or of a run.
+  """Returns published weights or a run with their model: a `pretrained.Loaded`.
 
   `load('ViT-B_16.npz')`, `load('runs/digits')`, `load('b16-augreg-i21k')`,
-  `load('ViT-B_16.npz', num_classes=10, image_size=384)`. All arguments, and what else a
-  source tells (class names, preprocessing): `vit_jax.pretrained.load`.
+  `load('ViT-B_16.npz', num_classes=10, image_size=384)`; all arguments:
+  `vit_jax.pretrained.load`.
+
+    loaded = vit_jax.load('ViT-B_16.npz')
+    logits, features = loaded.model.apply(loaded.variables, loaded.preprocess(paths))
+
+  It has `class_names` besides, and unpacks as `model, params = vit_jax.load(...)`.
   """
   from vit_jax import pretrained
 
-  loaded = pretrained.load(source, **options)
-  return loaded.model, loaded.params
+  return pretrained.load(source, **options)

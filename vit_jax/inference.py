@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError, choose
-from vit_jax.pretrained import Pretrained
+from vit_jax.pretrained import Loaded
 
 _READERS = 4  # threads that decode while the device computes
 
@@ -26,7 +26,7 @@ class Predictions(NamedTuple):
 
 
 def predict_images(
-  loaded: Pretrained,
+  loaded: Loaded,
   images: Iterable,
   *,
   batch_size: int = 32,
@@ -53,19 +53,19 @@ def predict_images(
   preprocess, layers = SingleImage(pp or loaded.pp), tuple(layers)
   H, W = loaded.image_size
   shape = (batch_size, H, W, loaded.channels)
-  apply = lambda params, x: loaded.model.apply({'params': params}, x)
+  apply = loaded.model.apply
   logits, out = jax.eval_shape(
-    apply, loaded.params, jax.ShapeDtypeStruct(shape, 'float32')
+    apply, loaded.variables, jax.ShapeDtypeStruct(shape, 'float32')
   )
   for layer in layers:
     choose('layer', layer, out)
 
-  def run(params, x):
-    logits, out = apply(params, x)
+  def run(variables, x):
+    logits, out = apply(variables, x)
     wanted = {layer: out[layer] for layer in layers}
     return jax.tree.map(lambda y: y.astype('float32'), (logits, wanted))
 
-  run, params = jax.jit(run), jax.device_put(loaded.params)
+  run, variables = jax.jit(run), jax.device_put(loaded.variables)
   rows = {None: [], **{layer: [] for layer in layers}}
   empty = {None: logits.shape[1:], **{layer: out[layer].shape[1:] for layer in layers}}
   errors: list[str | None] = []
@@ -91,7 +91,7 @@ def predict_images(
       for i, x in enumerate(read_images):
         if x is not None:
           batch[i] = x
-      y, features = run(params, batch)
+      y, features = run(variables, batch)
       bad = [i for i, x in enumerate(read_images) if x is None]
       for key, value in {None: y, **features}.items():
         value = np.array(value[: len(part)])

@@ -48,14 +48,14 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
   of the model here: it takes any size that its patches tile.
   """
   if variant is None and name not in MODELS:
-    key, colon, rest = name.partition(':')
-    if colon and key in MODELS:
-      return key, rest, {}
+    head, colon, rest = name.partition(':')
+    if head in MODELS:
+      return head, rest, {}
     for key in MODELS:
       for regex, described in family(key).published:
         if match := re.fullmatch(regex, name):
           return key, *described(*match.groups())
-    name, variant = key if colon else name, rest or None
+    name, variant = head if colon else name, rest or None
   return name, variant, {}
 
 
@@ -89,8 +89,8 @@ def build(name: str, variant: str | None = None, **fields):
 def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]:
   """Returns (key of MODELS, fields): those of the variant, under the ones given."""
   name, variant, named_fields = parse_name(name, variant)
-  of_variant = family(name).variant(variant) if variant else {}
-  return name, {**of_variant, **named_fields, **fields}
+  found = family(name)
+  return name, {**(found.variant(variant) if variant else {}), **named_fields, **fields}
 
 
 _RATES = ('dropout', 'attention_dropout', 'stochastic_depth')

@@ -22,15 +22,53 @@ def main(argv: list[str]) -> int:
   from vit_jax import pretrained
 
   fields = {'act': args.act} if args.act else {}
-  origin = pretrained.open(args.source, variant=args.variant, ema=args.ema, **fields)
-  record = pretrained.export(origin, args.dest, to)
-  print(f'{args.source} ({origin.dialect} {origin.family})')
+  found = pretrained.read_source(
+    args.source, variant=args.variant, ema=args.ema, **fields
+  )
+  record = export(found, args.dest, to)
+  print(f'{args.source} ({found.format} {found.family})')
   print(f'  {record["params"]:,} parameters written as {to}:')
   for path in record['files']:
     print(f'  {path}')
   if args.json:
     cli.print_json(record)
   return 0
+
+
+def export(found, dest: str | Path, to: str) -> dict:
+  """Writes what `pretrained.read_source` returned in another format.
+
+  Returns:
+    {'files': paths, 'to': format, 'params': number}.
+
+  Raises:
+    UserError: for what the format cannot express, or a place that is taken.
+  """
+  from vit_jax import models, pretrained
+  from vit_jax.weights import export as weights_export
+
+  model = models.build(found.family, **found.fields)
+  fields = pretrained.fields_of(model)
+  size = found.image_size or pretrained.usual_size(found)
+  if to in ('timm', 'hf') and found.channels != 3:
+    raise UserError(
+      f'{found.source} takes images with {found.channels} channel; {to} files are '
+      'written for 3.'
+    )
+  unstacked = model.clone(scan=False) if 'scan' in fields else model
+  flat, _ = pretrained.fit(found, unstacked, size)
+  arrays, config = weights_export.export(
+    flat,
+    found.family,
+    fields,
+    to,
+    image_size=size,
+    pp=found.pp,
+    class_names=found.class_names,
+  )
+  files = weights_export.write(dest, arrays, config)
+  params = sum(x.size for x in flat.values())
+  return {'files': [str(path) for path in files], 'to': to, 'params': params}
 
 
 def _format(args) -> str:

@@ -46,13 +46,13 @@ def main(argv: list[str]) -> int:
     order, note = _check_classes(loaded, evaluator.batches, args.data, out is not None)
     if out:  # what was refused until here has written nothing
       _make_folder(out)
-    params = jax.device_put(loaded.params, sharding.replicated(mesh))
+    variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
 
-    def predict(params, batch):
-      logits, _ = loaded.model.apply({'params': params}, batch['image'])
+    def predict(variables, batch):
+      logits, _ = loaded.model.apply(variables, batch['image'])
       return {'logits': logits if order is None else logits[:, order]}
 
-    values = evaluator.run(predict, params)
+    values = evaluator.run(predict, variables)
   for name in ('examples', 'bad_images'):
     if name in values:
       values[name] = int(values[name])

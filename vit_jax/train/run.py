@@ -104,7 +104,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     return loop.run(step, prefetch(batches, mesh))
 
 
-def _open_weights(config: dict) -> tuple[dict, pretrained.Origin | None]:
+def _open_weights(config: dict) -> tuple[dict, pretrained.Source | None]:
   """Returns (config with the model that the weights are of, the weights)."""
   section = config.get('weights')
   if not section:

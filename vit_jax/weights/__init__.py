@@ -1,7 +1,8 @@
 """Published weights: files to our parameters and back. The model is built elsewhere.
 
-`open` reads a file and says whose format it is; `Weights.parameters` renames; `fit`
-brings the parameters to another resolution, patch size or layout.
+`open_file` reads a file and says whose format it is; `Weights.parameters` renames; `fit`
+brings the parameters to another resolution, patch size or layout. What differs between
+families is asked of a `models.family.Family`, which the caller passes.
 """
 
 import dataclasses
@@ -9,71 +10,84 @@ import dataclasses
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.trees import Merge, merge
-from vit_jax.weights import adapt, download, formats, readers, vit, zoo
-from vit_jax.weights import rename as names
+from vit_jax.weights import adapt, download, formats, hints, readers, rename, zoo
+from vit_jax.weights.merge import Merge, merge
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """A file's arrays, and what it tells of its model."""
+  """A file's arrays, and what it tells of its model.
+
+  Attributes:
+    arrays: by the file's names, blocks possibly stacked.
+    rules: the rename table.
+    unused: names in the file that are not parameters of the model.
+    usual_size: (H, W) in pixels that the zoo tells, for files without positions.
+  """
 
   source: str
-  dialect: formats.Dialect
+  format: formats.Format
   arrays: dict[str, np.ndarray]
-  rules: tuple[names.Rule, ...]
-  hints: formats.Hints
-  left_out: list[str]
-  usual_size: (
-    tuple[int, int] | None
-  )  # (H, W) that the zoo tells; files without positions
+  rules: tuple[rename.Rule, ...]
+  hints: hints.Hints
+  unused: list[str]
+  usual_size: tuple[int, int] | None
 
-  @property
-  def needs_heads(self) -> bool:
-    """Whether the number of heads is not in the shapes: torch keeps them flat."""
-    return self.dialect.family == 'vit' and self.dialect.name in ('timm', 'hf')
-
-  def parameters(self, heads: int | None = None) -> tuple[dict[str, np.ndarray], dict]:
+  def parameters(
+    self, family, heads: int | None = None
+  ) -> tuple[dict[str, np.ndarray], dict]:
     """Returns ({our name: float32 array}, the model's fields that the file tells).
+
+    Blocks stacked by a scan come back one by one.
+
+    Args:
+      family: a `models.family.Family`, that of `format.family`.
+      heads: number of attention heads, where `format.flat_heads`.
 
     Raises:
       UserError: for arrays that no rule knows: another architecture.
     """
-    flat, unknown = names.to_ours(self.arrays, self.rules, heads)
+    arrays = adapt.unstack(self.arrays, family)
+    flat, unknown = rename.to_ours(arrays, self.rules, heads)
     if unknown:
       raise UserError(
-        f'{self.source} looks like {self.dialect.name} {self.dialect.family!r}, but '
-        f'{len(unknown)} of its {len(self.arrays)} arrays are not of that architecture: '
-        f'{unknown[:4]}.'
+        f'{self.source} looks like {self.format.name} {self.format.family!r}, but '
+        f'{len(unknown)} of its {len(arrays)} arrays are not part of that '
+        f'architecture: {unknown[:4]}.'
       )
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
-    fields = self.dialect.infer(flat)
-    if fields.get('posemb') == 'none' and self.dialect.name in ('google', 'big_vision'):
-      # The published models in these formats without a table have this one.
-      fields['posemb'] = 'sincos2d'
-    return flat, fields | self.hints.fields
+    return flat, self.format.infer(flat) | self.hints.fields
+
+  def image_size(self, flat, fields: dict, family) -> tuple[int, int] | None:
+    """Returns (H, W) in pixels that the parameters are for, None if nothing tells."""
+    if self.hints.image_size:
+      return self.hints.image_size
+    if grid := self.format.grid(flat, fields):
+      return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
+    return self.usual_size
 
 
-def open(source: str) -> Weights:
+def open_file(source: str) -> Weights:
   """Opens a file, a hub folder, a URL (gs://, https://, hf:) or a name of the zoo.
 
   Raises:
-    UserError: for what cannot be found or is of no known format.
+    UserError: for what cannot be found or is not of a known format.
   """
   entry = zoo.find(source)
   path = download.locate(entry.url if entry else source)
   raw = readers.read(path)
-  dialect, arrays, left_out = formats.detect(raw.arrays, str(source))
-  rules = dialect.rules(arrays, raw.config)
-  hints = formats.hints(dialect, raw.config, str(source))
+  found, arrays, unused = formats.detect(raw.arrays, str(source))
+  rules = found.rules(arrays, raw.config)
+  told = found.hints(raw.config, str(source))
   usual = (entry.resolution,) * 2 if entry else None
-  return Weights(str(source), dialect, arrays, rules, hints, left_out, usual)
+  return Weights(str(source), found, arrays, rules, told, unused, usual)
 
 
 def fit(
   flat: dict[str, np.ndarray],
   shapes: dict[str, tuple[int, ...]],
   *,
+  family,
   fields: dict,
   old_size: tuple[int, int] | None,
   new_size: tuple[int, int] | None,
@@ -85,7 +99,8 @@ def fit(
   Args:
     flat: parameters under our names, blocks not stacked.
     shapes: of every parameter of the model.
-    fields: the model's, for the pixels per token.
+    family: the model's `models.family.Family`.
+    fields: the model's.
     old_size: (H, W) of the images that `flat` is for, None: unknown, taken as square.
     new_size: (H, W) of the model's images.
     skip: regexes of parameters to leave as the model initialises them, besides a head
@@ -97,31 +112,25 @@ def fit(
   """
   adapt.check_method(resize)
   flat, notes = dict(flat), []
-  if any('/encoderblock/' in n or n.startswith('MixerBlock/') for n in shapes):
-    flat = adapt.stack(flat)
-  kernel = flat.get('embedding/kernel')
-  wanted = shapes.get('embedding/kernel', ())
+  if any(family.is_stacked(name) for name in shapes):
+    flat = adapt.stack(flat, family)
+  old_fields = fields
+  kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:
-    old_stride = vit.stride(fields | {'patch_size': kernel.shape[:2]})
-    flat['embedding/kernel'] = adapt.resize_patches(kernel, wanted[:2])
-    notes.append(f'embedding/kernel resized from {kernel.shape[:2]} to {wanted[:2]}')
-  elif kernel is not None and 'patch_size' in fields:
-    old_stride = vit.stride(fields)
-  table, wanted = flat.get(vit.POSITIONS), shapes.get(vit.POSITIONS)
+    old_fields = fields | {'patch_size': kernel.shape[:2]}
+    flat[family.patches] = adapt.resize_patches(kernel, wanted[:2])
+    notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {wanted[:2]}')
+  table, wanted = flat.get(family.position), shapes.get(family.position)
   if table is not None and wanted and new_size:
-    grid = lambda size, s: (size[0] // s[0], size[1] // s[1])
-    new = grid(new_size, vit.stride(fields))
+    grid = lambda size, stride: (size[0] // stride[0], size[1] // stride[1])
+    new = grid(new_size, family.stride(fields))
     side = int((table.shape[1] - (wanted[1] - new[0] * new[1])) ** 0.5)
-    old = grid(old_size, old_stride) if old_size else (side, side)
+    old = grid(old_size, family.stride(old_fields)) if old_size else (side, side)
     if old != new:
-      flat[vit.POSITIONS] = adapt.resize_positions(table, old, new, resize)
+      flat[family.position] = adapt.resize_positions(table, old, new, resize)
       notes.append(f'position embeddings resized from {old} to {new}, {resize}')
-  skip = [*skip, *(['head/.*'] if _head_differs(flat, shapes) else [])]
+  head = lambda names: {n: tuple(s) for n, s in names.items() if n.startswith('head/')}
+  if head({n: x.shape for n, x in flat.items()}) != head(shapes):
+    skip = [*skip, 'head/.*']
   taken, report = merge(shapes, flat, skip)
   return taken, report._replace(notes=notes)
-
-
-def _head_differs(flat, shapes) -> bool:
-  old = {n: x.shape for n, x in flat.items() if n.startswith('head/')}
-  new = {n: tuple(s) for n, s in shapes.items() if n.startswith('head/')}
-  return old != new

@@ -1,7 +1,5 @@
 """Fitting published parameters to a model of another resolution, patch or layout."""
 
-import re
-
 import numpy as np
 
 from vit_jax import resample
@@ -69,15 +67,18 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   return resample.apply(kernel, rows, columns).astype(kernel.dtype)
 
 
-def stack(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Stacks '.../encoderblock_0/x', ... into '.../encoderblock/x' [L, ...]."""
+def stack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:
+  """Stacks the blocks' parameters, '..._0/x', ..., into '.../x' [L, ...].
+
+  Args:
+    family: a `models.family.Family`, which knows the names of its blocks.
+  """
   layers: dict[str, dict[int, np.ndarray]] = {}
   out = {}
   for name, x in flat.items():
-    match = re.search(r'(encoderblock|MixerBlock)_(\d+)/', name)
-    if match:
-      stacked = name.replace(match[0], f'{match[1]}/')
-      layers.setdefault(stacked, {})[int(match[2])] = x
+    if found := family.stacked(name):
+      stacked, layer = found
+      layers.setdefault(stacked, {})[layer] = x
     else:
       out[name] = x
   for name, parts in layers.items():
@@ -85,14 +86,13 @@ def stack(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   return out
 
 
-def unstack(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def unstack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:
   """The inverse of `stack`; names without layers stay as they are."""
   out = {}
   for name, x in flat.items():
-    match = re.search(r'(encoderblock|MixerBlock)/', name)
-    if not match:
+    if not family.is_stacked(name):
       out[name] = x
       continue
     for i, layer in enumerate(x):
-      out[name.replace(match[0], f'{match[1]}_{i}/')] = layer
+      out[family.unstacked(name, i)] = layer
   return out

@@ -17,7 +17,7 @@ class Entry(NamedTuple):
   name: str
   url: str
   model: str  # as `models.build` takes it
-  dialect: str
+  format: str
   resolution: int  # px, of the images that it was last trained on
   classes: int | None  # None: the published head is all zeros
   data: str

@@ -110,7 +110,7 @@ def zoo(entries) -> str:
   rows = [('name', 'model', 'px', 'classes', 'data', 'format')]
   for e in entries:
     classes = str(e.classes or 'none')
-    rows.append((e.name, e.model, str(e.resolution), classes, e.data, e.dialect))
+    rows.append((e.name, e.model, str(e.resolution), classes, e.data, e.format))
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   lines = [
     '  '.join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()

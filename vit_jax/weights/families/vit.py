@@ -1,4 +1,4 @@
-"""ViT and its hybrids: rename tables of the published formats, and what a file tells."""
+"""ViT and its hybrids in the published formats."""
 
 import math
 import re
@@ -6,7 +6,9 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.weights import export, hints
 from vit_jax.weights import transforms as t
+from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule
 
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
@@ -221,32 +223,174 @@ def resnet_blocks(flat) -> tuple[int, ...]:
   return tuple(numbers.count(i + 1) for i in range(max(numbers, default=0)))
 
 
-def image_size(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
-  """Returns (H, W) in pixels that the positions are for; None unless they are square."""
+def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
+  """Returns (h, w) of the position embeddings; None unless they are square."""
   if POSITIONS not in flat:
     return None
   rows = flat[POSITIONS].shape[1] - (fields['classifier'] == 'token')
   side = math.isqrt(rows)
-  if side * side != rows:
-    return None
-  dy, dx = stride(fields)
-  return side * dy, side * dx
-
-
-def stride(fields: dict) -> tuple[int, int]:
-  """Returns the pixels per token, down and across."""
-  blocks = fields.get('stem_blocks')
-  # A hybrid's root halves twice, each of its blocks after the first once more.
-  stem = 1 if blocks is None else 4 * 2 ** max(len(blocks) - 1, 0)
-  ph, pw = fields['patch_size']
-  return ph * stem, pw * stem
+  return (side, side) if side * side == rows else None
 
 
 def _of(flat, name, ndim):
   if name not in flat:
-    raise UserError(f'The file lacks {name}, which every ViT has: it is no whole ViT.')
+    raise UserError(f'The file lacks {name}, which every ViT has.')
   if flat[name].ndim != ndim:
     raise UserError(
       f'{name} has shape {flat[name].shape}; a ViT has {ndim} dimensions.'
     )
   return flat[name]
+
+
+def _infer_google(flat: dict[str, np.ndarray]) -> dict:
+  fields = infer(flat)
+  if fields['posemb'] == 'none':
+    # The models published in these formats without a table have this one.
+    fields['posemb'] = 'sincos2d'
+  return fields
+
+
+def _timm_rules(arrays, config) -> tuple[Rule, ...]:
+  positions = t.same
+  if 'cls_token' in arrays and 'pos_embed' in arrays:
+    rows = arrays['pos_embed'].shape[1]
+    # One row more than a square of patches is the cls token's.
+    only_patches = math.isqrt(rows) ** 2 == rows
+    if config.get('model_args', {}).get('no_embed_class', only_patches):
+      positions = t.patch_positions
+  has_stages = any(name.startswith(f'{_RESNET}.stages') for name in arrays)
+  return timm(positions, has_stages)
+
+
+def _timm_fields(config: dict, where: str) -> dict:
+  args = config.get('model_args', {})
+  fields = {'act': hints.activation(args.get('act_layer', 'gelu'), where)}
+  if 'num_heads' in args:
+    fields['num_heads'] = args['num_heads']
+  pool = args.get('global_pool', config.get('global_pool', 'token'))
+  if pool == 'avg' and args.get('class_token', True):
+    raise UserError(
+      f'{where}: a timm model that averages its patch tokens and has a cls token beside '
+      "them (global_pool 'avg' with class_token) is not among our classifiers."
+    )
+  return fields
+
+
+# timm's hybrids are functions, one per ResNet.
+_TIMM_HYBRIDS = {
+  (): 'vit_tiny_r_s16_p8_224',
+  (2, 2, 2, 2): 'vit_small_r26_s32_224',
+  (3, 4, 9): 'vit_base_r50_s16_224',
+  (3, 4, 6, 3): 'vit_large_r50_s32_224',
+}
+
+
+def _timm_config(fields, image_size, class_names) -> dict:
+  export.need(fields, 'norm_eps', (1e-6,), 'timm')
+  export.need(fields, 'posemb', ('learn', 'none'), 'timm')
+  export.need(fields, 'representation_size', (None,), 'timm')
+  export.need(fields, 'classifier', ('token', 'gap', 'map'), 'timm')
+  pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
+  args = export.timm_transformer(fields, image_size)
+  args |= {
+    'num_heads': fields['num_heads'],
+    'mlp_ratio': export.timm_ratio(fields['mlp_dim'], fields['width']),
+    'class_token': fields['classifier'] == 'token',
+    'global_pool': pool,
+    'fc_norm': False,  # norm first, then the mean
+    'act_layer': fields['act'].replace('_erf', ''),
+    'depth': fields['depth'],
+  }
+  if fields['posemb'] == 'none':
+    args['pos_embed'] = 'none'
+  architecture = 'vit_base_patch16_224'
+  if fields.get('stem_blocks') is not None:
+    architecture = _TIMM_HYBRIDS.get(tuple(fields['stem_blocks']))
+    if architecture is None or fields['stem_width'] != 64:
+      raise UserError(
+        f'timm has no hybrid with stem_blocks={tuple(fields["stem_blocks"])} and '
+        f'stem_width={fields["stem_width"]}; it has {list(_TIMM_HYBRIDS)} of width 64.'
+      )
+  return export.timm_config(architecture, pool, args, fields, image_size, class_names)
+
+
+def _hf_config(fields, image_size, class_names) -> dict:
+  export.need(fields, 'classifier', ('token',), 'transformers')
+  export.need(fields, 'posemb', ('learn',), 'transformers')
+  export.need(fields, 'representation_size', (None,), 'transformers')
+  export.need(fields, 'stem_blocks', (None,), 'transformers')
+  one = lambda pair: pair[0] if pair[0] == pair[1] else list(pair)
+  classes = fields['num_classes']
+  labels = class_names or [f'LABEL_{i}' for i in range(classes or 0)]
+  act = {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}[fields['act']]
+  return {
+    'architectures': ['ViTForImageClassification' if classes else 'ViTModel'],
+    'model_type': 'vit',
+    'hidden_size': fields['width'],
+    'num_hidden_layers': fields['depth'],
+    'num_attention_heads': fields['num_heads'],
+    'intermediate_size': fields['mlp_dim'],
+    'image_size': one(tuple(image_size)),
+    'patch_size': one(tuple(fields['patch_size'])),
+    'num_channels': 3,
+    'hidden_act': act,
+    'layer_norm_eps': fields['norm_eps'],
+    'qkv_bias': True,
+    'id2label': {str(i): name for i, name in enumerate(labels)},
+    'label2id': {name: i for i, name in enumerate(labels)},
+  }
+
+
+def _hf_rules(arrays, config) -> tuple[Rule, ...]:
+  return hf('vit.' if any(name.startswith('vit.') for name in arrays) else '')
+
+
+FORMATS = (
+  Format(
+    'google',
+    'vit',
+    r'Transformer/.+',
+    lambda arrays, config: GOOGLE,
+    _infer_google,
+    hints.google(act='gelu_tanh'),
+    lacks='pos_embedding',
+    grid=grid,
+    to='google',
+    write_config=export.google_config(act='gelu_tanh', norm_eps=1e-6, posemb='learn'),
+  ),
+  Format(
+    'big_vision',
+    'vit',
+    r'pos_embedding',
+    lambda arrays, config: big_vision('cls' in arrays),
+    _infer_google,
+    hints.google(act='gelu_tanh'),
+    grid=grid,
+  ),
+  Format(
+    'timm',
+    'vit',
+    r'blocks\.0\.attn\.qkv\.weight',
+    _timm_rules,
+    infer,
+    hints.timm(_timm_fields),
+    grid=grid,
+    flat_heads=True,
+    to='timm',
+    write_config=_timm_config,
+    write_rules=lambda flat: timm(has_stages=bool(resnet_blocks(flat))),
+  ),
+  Format(
+    'hf',
+    'vit',
+    r'(vit\.)?(encoder\.layer|layers)\.0\.layernorm_before\..+',
+    _hf_rules,
+    infer,
+    hints.hf('vit'),
+    grid=grid,
+    flat_heads=True,
+    to='hf',
+    write_config=_hf_config,
+    write_rules=lambda flat: hf(),
+  ),
+)

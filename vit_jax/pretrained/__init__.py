@@ -1,0 +1,320 @@
+"""Weights and the model they belong to: what `vit_jax.load` returns.
+
+A source is a file (.npz, .safetensors), a hub folder, the folder of a run, a name of the
+zoo, or a URL (gs://, https://, hf:OWNER/NAME).
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import models, trees, weights
+from vit_jax.data.ops import registry
+from vit_jax.errors import UserError
+from vit_jax.pretrained import runs
+from vit_jax.pretrained.source import Source
+from vit_jax.weights.merge import Merge
+
+# The size at which the published models were trained, where a file does not tell it.
+_USUAL_SIZE = (224, 224)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+  """A model with its parameters, also as a pair: `model, params = load(...)`.
+
+  Attributes:
+    model: a Linen module; `model.apply(variables, images)`.
+    variables: {'params': nested dict of float32 numpy arrays}, and whatever other
+      collections the model has.
+    image_size: (H, W) in pixels that the parameters are fitted to.
+    channels: of the images, 3 or 1.
+    pp: the evaluation pipeline of one image, as `data/ops` reads it.
+    class_names: one per class, or None where the source does not tell.
+    source, format: where the weights come from, and in what format.
+    report: a few lines: what was taken, skipped, resized.
+  """
+
+  model: Any
+  variables: dict
+  image_size: tuple[int, int]
+  channels: int
+  pp: str
+  class_names: list[str] | None
+  source: str
+  format: str
+  report: str
+
+  @property
+  def params(self) -> dict:
+    """`variables['params']`."""
+    return self.variables['params']
+
+  def __iter__(self) -> Iterator:
+    return iter((self.model, self.params))
+
+  def preprocess(self, images: Iterable) -> np.ndarray:
+    """Returns float32 [B, H, W, C], as the model takes them.
+
+    Args:
+      images: paths, bytes, PIL images or uint8 arrays [H, W, C].
+
+    Raises:
+      BadImage: for an image that cannot be read (a ValueError).
+    """
+    from vit_jax.data.single_image import SingleImage
+
+    if isinstance(images, str | bytes | Path):
+      raise UserError(f'images is one {type(images).__name__}: put it in a list.')
+    preprocess = SingleImage(self.pp)
+    return np.stack([preprocess(image) for image in images])
+
+
+def load(
+  source: str,
+  *,
+  variant: str | None = None,
+  image_size: tuple[int, int] | int | None = None,
+  resize: str = 'bilinear',
+  skip: list[str] = (),
+  ema: bool = False,
+  weights: str | None = None,
+  **fields,
+) -> Loaded:
+  """Returns the model that a source tells of, with its parameters.
+
+  Args:
+    source: see the module.
+    variant: 'B/16': the model's size, where the source does not tell it.
+    image_size: pixels to fit the position embeddings to, (H, W) or one number for both;
+      by default what they are for.
+    resize: how, 'bilinear' or 'bicubic': see `weights.adapt.resize_positions`.
+    skip: regexes of parameters to initialise afresh instead of taking them.
+    ema: of a run, the averaged parameters.
+    weights: of a run that trained a part of its model, where the rest is now; by
+      default where it was, `config.weights.source`.
+    **fields: of the model, over what the source tells: `num_classes=10` gives a new head,
+      `patch_size=(32, 32)` resizes the patch embedding.
+
+  Raises:
+    UserError: a source that cannot be read or does not fit; nothing is taken silently.
+  """
+  found = read_source(source, variant=variant, ema=ema, weights=weights, **fields)
+  model = models.build(found.family, **found.fields)
+  size = (image_size, image_size) if isinstance(image_size, int) else image_size
+  size = tuple(size) if size else found.image_size or usual_size(found)
+  params, report = fit(found, model, size, skip=skip, resize=resize)
+  if report.reinitialized:
+    shape = (1, *size, found.channels)
+    params |= _fresh(model, shape, report.reinitialized)
+  moved = found.image_size and size != found.image_size
+  names = found.class_names
+  if names is not None and getattr(model, 'num_classes', None) != len(names):
+    names = None
+  return Loaded(
+    model,
+    {'params': trees.unflatten(params)},
+    size,
+    found.channels,
+    # A pipeline is for one size; for another the image is just resized to that, its
+    # pixels standardised as ever.
+    _plain_pp(found, size) if moved or not found.pp else found.pp,
+    names,
+    str(source),
+    found.format,
+    describe(found, report),
+  )
+
+
+def _fresh(model, shape, names: list[str]) -> dict[str, np.ndarray]:
+  """Returns the initial values of some parameters; the others are not computed."""
+
+  def init(key):
+    params = trees.flatten(model.init(key, jnp.zeros(shape))['params'])
+    return {name: params[name] for name in names}
+
+  return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}
+
+
+def read_source(
+  source: str,
+  *,
+  variant: str | None = None,
+  ema: bool = False,
+  weights: str | None = None,
+  **fields,
+) -> Source:
+  """Reads a source; arguments as those of `load`."""
+  if (folder := runs.folder_of(source)) is not None:
+    return runs.read(source, folder, ema, weights, fields)
+  for key, value in (('ema', ema), ('weights', weights)):
+    if value:
+      raise UserError(f'{source} is not a run of vit_jax: {key} is for runs only.')
+  return _read_file(source, variant, fields)
+
+
+def _read_file(source: str, variant: str | None, fields: dict) -> Source:
+  raw = weights.open_file(source)
+  family = models.family(raw.format.family)
+  overrides = models.resolve(raw.format.family, variant)[1] if variant else {}
+  heads = fields.get('num_heads') or raw.hints.fields.get('num_heads')
+  if raw.format.flat_heads and not heads:
+    heads = overrides.get('num_heads') or _heads(raw, family, str(source))
+  flat, inferred = raw.parameters(family, heads)
+  for key in ('width', 'depth', 'mlp_dim'):
+    if key in overrides and inferred.get(key, overrides[key]) != overrides[key]:
+      raise UserError(
+        f'{source} has {key} {inferred[key]}; variant {variant!r} has {overrides[key]}.'
+      )
+  _check_architecture(raw, variant, fields)
+  return Source(
+    str(source),
+    raw.format.name,
+    raw.format.family,
+    inferred | overrides | fields,
+    flat,
+    raw.image_size(flat, inferred, family),
+    flat[family.stem(flat)].shape[2],
+    raw.hints.class_names,
+    raw.hints.pp,
+    raw.unused,
+  )
+
+
+def fit(
+  found: Source,
+  model,
+  image_size: tuple[int, int],
+  *,
+  skip: list[str] = (),
+  resize: str = 'bilinear',
+) -> tuple[dict[str, np.ndarray], Merge]:
+  """Returns ({name: array} of the model's parameters, report); see `weights.fit`.
+
+  Parameters that `report.reinitialized` names are not among them.
+  """
+  images = jax.ShapeDtypeStruct((1, *image_size, found.channels), jnp.float32)
+  abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  shapes = {name: x.shape for name, x in trees.flatten(abstract).items()}
+  try:
+    return weights.fit(
+      found.flat,
+      shapes,
+      family=models.family(found.family),
+      fields=fields_of(model),
+      old_size=found.image_size,
+      new_size=image_size,
+      skip=list(skip),
+      resize=resize,
+    )
+  except UserError as error:
+    raise UserError(f'{found.source}: {error}') from None
+
+
+def fields_of(model) -> dict:
+  """Returns {field: value} of a Linen module."""
+  return {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+
+
+def describe(found: Source, report: Merge) -> str:
+  """Returns what became of the source's parameters, a few lines."""
+  what = f'{found.source} ({found.format} {found.family})'
+  lines = [f'{what}: {len(report.taken)} parameters taken']
+  lines += report.notes
+  for what, names in (
+    ('initialised afresh', report.reinitialized),
+    ('unused', [*report.unused, *found.unused]),
+  ):
+    if names:
+      more = f' and {len(names) - 4} more' if len(names) > 4 else ''
+      lines.append(f'{what}: {", ".join(names[:4])}{more}')
+  return '\n  '.join(lines)
+
+
+def from_section(
+  source: str,
+  *,
+  variant: str | None = None,
+  ema: bool = False,
+  skip: list[str] = (),
+  resize: str = 'bilinear',
+) -> Source:
+  """Opens what the config's section `weights` names; arguments as those of `load`."""
+  del skip, resize  # of `fit`, once the model is there
+  return read_source(source, variant=variant, ema=ema)
+
+
+def complete(model: dict, found: Source) -> dict:
+  """Returns the config's section `model`, by the weights where it names no model.
+
+  The number of classes is left to the data.
+  """
+  if 'name' in model:
+    return model
+  told = {k: v for k, v in found.fields.items() if k != 'num_classes'}
+  return {'name': found.family, **told, **model}
+
+
+# -- what a file does not say -----------------------------------------------------------
+
+
+def _heads(raw: weights.Weights, family, source: str) -> int:
+  """The number of heads by the name of the model."""
+  for name in (raw.hints.architecture, Path(source).name):
+    try:
+      _, fields = models.resolve(_plain(name or ''))
+    except UserError:
+      continue
+    if 'num_heads' in fields:
+      return fields['num_heads']
+  _, inferred = raw.parameters(family, heads=1)
+  raise UserError(
+    f'Cannot infer the number of attention heads of {source} (width '
+    f'{inferred["width"]}): neither a config.json nor its name tells it. Pass the '
+    "model's size, variant='B/16', or num_heads."
+  )
+
+
+def _plain(architecture: str) -> str:
+  """'vit_base_patch16_224.augreg_in21k' without timm's tag."""
+  return architecture.removesuffix('.safetensors').split('.')[0]
+
+
+def _check_architecture(raw: weights.Weights, variant, fields) -> None:
+  """Refuses timm's models that have a ViT's parameters and compute something else."""
+  name = raw.hints.architecture
+  if not name or variant or 'act' in fields:
+    return
+  try:
+    models.resolve(_plain(name))
+  except UserError:
+    raise UserError(
+      f'{raw.source} says that it is {name!r}, which is not known here: it may compute '
+      'something else with the same parameters. If it is a plain model, pass its size, '
+      "variant='B/16', or its activation, act='gelu_erf'."
+    ) from None
+
+
+def usual_size(found: Source) -> tuple[int, int]:
+  """Returns the size of images where the source does not tell it."""
+  family = models.family(found.family)
+  if family.position in found.flat:
+    raise UserError(
+      f'{found.source} has position embeddings of a grid that is not square: pass '
+      'image_size=(height, width), the size that they are for.'
+    )
+  return _USUAL_SIZE
+
+
+def _plain_pp(found: Source, size) -> str:
+  """Returns the Google code's evaluation: it resizes to floats, and rounds nothing."""
+  text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
+  decode = 'decode' if found.channels == 3 else f'decode({found.channels})'
+  ops = registry.parse(found.pp or '')
+  levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
+  return f"{decode}|resize({text}, rounding='none')|{levels[0]}"

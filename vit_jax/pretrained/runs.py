@@ -1,0 +1,78 @@
+"""A run's folder as a source of weights."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import models, trees
+from vit_jax.checkpoint import checkpoints
+from vit_jax.errors import UserError
+from vit_jax.pretrained.source import Source
+from vit_jax.weights import adapt
+
+
+def folder_of(source) -> Path | None:
+  """Returns the folder if the source is a run's, else None."""
+  folder = Path(str(source)).expanduser()
+  if not (folder / 'checkpoints').is_dir() or not (folder / 'config.json').is_file():
+    return None
+  return folder
+
+
+def read(source, folder: Path, ema: bool, weights: str | None, fields: dict) -> Source:
+  """Returns the newest intact parameters of a run.
+
+  Args:
+    ema: the averaged ones.
+    weights: where the parameters that the run did not train are now, if they moved.
+    fields: of the model, over the run's.
+
+  Raises:
+    UserError: for a folder that no run wrote, or frozen parameters that cannot be found.
+  """
+  try:
+    config = json.loads((folder / 'config.json').read_text())
+    resolved, section = config['resolved'], dict(config['model'])
+  except (ValueError, KeyError, TypeError):
+    raise UserError(
+      f'{folder}/config.json is not what a run writes: this is not a run of vit_jax.'
+    ) from None
+  name, variant = section.pop('name'), section.pop('variant', None)
+  family, told = models.resolve(name, variant, **section)
+  H, W, C = resolved['image_shape']
+  model = models.build(family, **told)
+  images = jax.ShapeDtypeStruct((1, H, W, C), jnp.float32)
+  abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  saved = checkpoints.Checkpoints(folder / 'checkpoints')
+  try:
+    params, _ = saved.restore_params(abstract, ema=ema)
+  finally:
+    saved.close()
+  flat = {name: np.asarray(x) for name, x in trees.flatten(params).items()}
+  return Source(
+    str(source),
+    'run',
+    family,
+    told | fields,
+    adapt.unstack(flat, models.family(family)),
+    (H, W),
+    C,
+    resolved.get('class_names'),
+    _pp(config),
+    [],
+  )
+
+
+def _pp(config: dict) -> str | None:
+  """The pipeline of the run's first evaluation, for an image in a file."""
+  for section in config.get('evals', {}).values():
+    if section['type'] == 'classification':
+      pp = section['data']['pp']
+      if re.match(r'\s*decode\b', pp):
+        return pp
+      return f'decode({config["resolved"]["image_shape"][-1]})|{pp}'
+  return None

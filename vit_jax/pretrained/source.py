@@ -1,0 +1,34 @@
+"""Parameters as a source holds them."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Parameters read from a source, and the model they belong to.
+
+  Attributes:
+    source: as the user wrote it.
+    format: google, big_vision, timm, hf, bit, or run.
+    family: a key of models.MODELS.
+    fields: of the model.
+    flat: our names, blocks not stacked, float32.
+    image_size: (H, W) in pixels; None: the source does not tell.
+    channels: of the images.
+    class_names: one per class, or None.
+    pp: the evaluation pipeline, or None.
+    unused: names in the source that are not parameters of the model.
+  """
+
+  source: str
+  format: str
+  family: str
+  fields: dict
+  flat: dict[str, np.ndarray]
+  image_size: tuple[int, int] | None
+  channels: int
+  class_names: list[str] | None
+  pp: str | None
+  unused: list[str]
