@@ -323,7 +323,7 @@ def test_non_finite_parameters_are_never_saved(tmp_path, capfd, field, value):
   [
     (dict(keep_latest=1, keep_every=3), [3, 6]),
     (dict(keep_latest=2, best='accuracy'), [2, 5, 6]),
-    (dict(keep_latest=2, best='val_loss'), [4, 5, 6]),
+    (dict(keep_latest=2, best='val_loss', larger_is_better=False), [4, 5, 6]),
     (dict(keep_latest=2, best='absent'), [5, 6]),
   ],
 )
@@ -340,7 +340,7 @@ def test_what_is_kept(tmp_path, options, kept):
     saved.close()
   assert steps_in(tmp_path) == kept
   if 'best' in options:
-    reader = checkpoints.Checkpoints(tmp_path, best=options['best'])
+    reader = checkpoints.Checkpoints(tmp_path, **options)
     if options['best'] == 'absent':
       with pytest.raises(errors.UserError, match="metric 'absent'"):
         reader.restore_params(abstract_of(make_state()).params, step='best')

@@ -239,10 +239,10 @@ def test_wrong_options(tmp_path, options, facts):
 
 def test_wrong_data_sets(tmp_path):
   section, *_ = write(tmp_path / 'a.npz', seed=0)
-  with pytest.raises(UserError, match=naming("'a'", "'tran'", 'train')):
+  with pytest.raises(UserError, match=naming('datasets.a.tran', 'train')):
     fewshot({'a': {**section, 'tran': 'train'}})
   del section['test']
-  with pytest.raises(UserError, match=naming("'a'", "'test'")):
+  with pytest.raises(UserError, match=naming('datasets.a', "'test'")):
     fewshot({'a': section})
   np.savez(
     tmp_path / 'm.npz', images=np.zeros((9, 2, 2, 3), np.uint8), labels=np.eye(9) > 0

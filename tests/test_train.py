@@ -258,7 +258,7 @@ def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
   assert {line['path'] for line in listed} == broken
   assert len(listed) == 5
   assert all(line['reason'] for line in listed)
-  text = progress.summary(rows, status, workdir, seconds=1.0)
+  text = progress.summary(rows, status, {}, workdir, seconds=1.0)
   assert f'5 images could not be read: {workdir}' in text
   assert rows[-2]['train/masked'] >= 4
   # What an evaluation cannot read it leaves out, and says so.
@@ -308,6 +308,52 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
   out, error = capsys.readouterr()
   assert re.search(r'5/10 .*loss 1\.5000 .*images/s .*s left', error)
   assert out == 'step 5  test/top1 0.5\n'
+
+
+def test_numbers_are_shown_as_their_evaluators_declare(tmp_path):
+  evals = {'test': {'type': 'classification'}, 'few': {'type': 'fewshot'}}
+  rows = [
+    {'step': 9, 'train/loss': 0.5, 'train/lr': 0.1, 'time/images_per_s': 7.0},
+    {'step': 9, 'test/top1': 0.98125, 'test/loss': 0.08125, 'test/examples': 50_000},
+    {'step': 9, 'few/my_std_5shot': 0.5, 'few/my_std_5shot_std': 0.0125},
+    {'step': 9, 'few/my_std_5shot_seed0': 0.4875, 'gone/top1': 0.5},
+  ]
+  text = progress.summary(rows, {'step': 9}, evals, tmp_path, seconds=1.0)
+  table = text.partition('\nIn ')[0]
+  table = dict(re.findall(r'^  (\S+) +(\S.*)$', table, re.MULTILINE))
+  assert table == {
+    'test/top1': '98.12%',
+    'test/loss': '0.08125',
+    'test/examples': '50,000',
+    'few/my_std_5shot': '50.00% ± 1.25%',
+    'gone/top1': '0.5',  # of an evaluation that the config no longer has
+    'train/loss': '0.5',
+  }
+  line = progress.shown({'test/top1': 0.98125, 'test/examples': 50_000}, evals)
+  assert line == 'test/top1 98.12%  test/examples 50,000'
+
+
+@pytest.mark.parametrize(
+  ('key', 'expected'),
+  [
+    ('test/top5', True),
+    ('test/loss', False),
+    ('few/a_10shot_sweep', True),
+    ('train/loss', False),
+    ('test/tpo1', naming('test/tpo1', 'top1')),
+    ('test/examples', naming('test/examples', 'top1')),
+    ('few/a_10shot_std', naming('few/a_10shot_std')),
+    ('train/lr', naming('train/lr', 'loss')),
+    ('tset/top1', naming('tset', 'test')),
+  ],
+)
+def test_the_direction_of_a_number_is_declared(key, expected):
+  evals = {'test': {'type': 'classification'}, 'few': {'type': 'fewshot'}}
+  if isinstance(expected, bool):
+    assert metrics.larger_is_better(key, evals) is expected
+  else:
+    with pytest.raises(errors.UserError, match=expected):
+      metrics.larger_is_better(key, evals)
 
 
 def test_metrics_survive_a_kill_and_a_restart(tmp_path):

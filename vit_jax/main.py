@@ -102,7 +102,10 @@ def main(argv: list[str]) -> int:
     except train.DataError as error:
       raise UserError(f'{error}{_without_data(args.config, config)}') from error
     seconds = time.perf_counter() - start
-    print(progress.summary(rows, status, Path(workdir), seconds), flush=True)
+    print(
+      progress.summary(rows, status, config.get('evals', {}), Path(workdir), seconds),
+      flush=True,
+    )
   return 0
 
 

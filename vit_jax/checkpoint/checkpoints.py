@@ -33,9 +33,9 @@ class Checkpoints:
     every: steps between two saves, for the caller, which decides when to save.
     keep_latest: number of newest steps to keep; at least 2 leave one to fall back to.
     keep_every: multiples of this many steps are kept for good; None: none are.
-    best: name of a metric: the step where it was best is kept. Higher is better,
-      unless the name ends with 'loss'. A step saved without that metric, or with a
-      non-finite one, is never the best.
+    best: name of a metric: the step where it was best is kept. A step saved without that
+      metric, or with a non-finite one, is never the best.
+    larger_is_better: of that metric.
 
   Raises:
     UserError: for a number below 1, or a URL as directory.
@@ -49,6 +49,7 @@ class Checkpoints:
     keep_latest: int = 3,
     keep_every: int | None = None,
     best: str | None = None,
+    larger_is_better: bool = True,
   ):
     numbers = dict(every=every, keep_latest=keep_latest, keep_every=keep_every)
     for name, number in numbers.items():
@@ -61,8 +62,8 @@ class Checkpoints:
       )
     self.directory = pathlib.Path(directory).absolute()
     self.every, self.keep_latest, self.keep_every = every, keep_latest, keep_every
-    self.best = best
-    self._scores: dict[int, float] | None = None  # step -> higher is better
+    self.best, self._sign = best, 1 if larger_is_better else -1
+    self._scores: dict[int, float] | None = None  # step -> larger is better
     self._storage = Storage(self.directory, self._kept)
 
   def latest(self) -> int | None:
@@ -292,7 +293,7 @@ class Checkpoints:
     score = body['metrics'].get(self.best, math.nan)
     if not math.isfinite(score):
       return {}
-    return {body['step']: -score if self.best.endswith('loss') else score}
+    return {body['step']: self._sign * score}
 
 
 def _items(state) -> dict[str, Any]:

@@ -4,6 +4,8 @@
 pure and not jitted. An evaluator opens its data when it is built, so that mistakes end
 the run before training, jits its own step once, and is exact: padding and broken
 images are masked, sums and counts come back from the device, the host divides.
+
+Its class declares how its numbers are read: METRICS, {regex of names: `Metric`}.
 """
 
 import importlib
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 
 from vit_jax.errors import choose
+from vit_jax.evaluators.metric import Metric
 
 EVALUATORS = {
   'classification': ('vit_jax.evaluators.classification', 'Classification'),
@@ -40,6 +43,11 @@ def signature(type: str) -> inspect.Signature:
   """Returns the keyword parameters of an evaluator, without those the run provides."""
   parameters = inspect.signature(_evaluator(type)).parameters.values()
   return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])
+
+
+def metrics(type: str) -> dict[str, Metric]:
+  """Returns how the numbers of that type of evaluator are read, by regex of names."""
+  return _evaluator(type).METRICS
 
 
 def _evaluator(type: str):

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from vit_jax.data.sources import order
 from vit_jax.errors import UserError
 from vit_jax.evaluators.batches import open_batches
 from vit_jax.evaluators.label_sets import LabelSets
+from vit_jax.evaluators.metric import Metric
 
 
 class Classification:
@@ -20,6 +22,14 @@ class Classification:
   With several labels per image each of them is right; images without any label are left
   out, of the numerators and the denominator (as ReaL, arXiv 2006.07159, section 3).
   """
+
+  METRICS: ClassVar = {
+    'top1': Metric(percent=True, larger_is_better=True),
+    'top5': Metric(percent=True, larger_is_better=True),
+    'loss': Metric(larger_is_better=False),
+    'examples': Metric(),
+    'bad_images': Metric(),
+  }
 
   def __init__(
     self,

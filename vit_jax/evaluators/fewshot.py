@@ -1,21 +1,35 @@
 """Few-shot linear regression on frozen features, the paper's cheap probe of quality."""
 
 import contextlib
+import dataclasses
 import functools
 import statistics
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import sharding
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators import lsr
 from vit_jax.evaluators.batches import open_batches
+from vit_jax.evaluators.metric import Metric
 
-PROTOCOLS = ('fixed', 'sweep')
-_DATASET_KEYS = ('source', 'train', 'test', 'num_classes', 'source_options')
+PROTOCOLS = {'fixed': (lsr.FIXED_L2,), 'sweep': lsr.SWEEP_L2}  # ridges to choose from
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+  """A data set: a source, and the splits to draw shots from and to test on."""
+
+  source: str
+  train: str
+  test: str
+  num_classes: int | None = None  # this and the next as in `data.pipeline.evaluate`
+  source_options: dict | None = None
 
 
 class FewShot:
@@ -25,6 +39,13 @@ class FewShot:
   set, of 2^-10 ... 2^19 the ridge with the best mean accuracy over the *other* data
   sets ("leave-self-out", the older code, with which the ViT paper was made).
   """
+
+  METRICS: ClassVar = {
+    r'.+_\d+shot(_sweep)?': Metric(percent=True, larger_is_better=True, std='_std'),
+    r'.+_\d+shot(_sweep)?_std': Metric(percent=True, detail=True),
+    r'.+_\d+shot(_sweep)?_seed\d+': Metric(percent=True, detail=True),
+    r'.+_\d+shot_sweep_log2_l2': Metric(),
+  }
 
   def __init__(
     self,
@@ -42,9 +63,7 @@ class FewShot:
     """Opens the data.
 
     Args:
-      datasets: {name: {source, train, test, num_classes, source_options}}; `train` and
-        `test` are split expressions, the last two are optional, as in
-        `data.pipeline.evaluate`.
+      datasets: {name: arguments of `DataSet`}.
       pp: preprocessing of train and test images. The reference code's:
         'decode|resize(256)|central_crop(224)|value_range(-1, 1)'.
       batch_size: global.
@@ -57,27 +76,12 @@ class FewShot:
       UserError: for any of these being wrong, or, where labels are known without
         reading the images, a class with fewer examples than the most shots.
     """
-    choose('few-shot protocol', protocol, PROTOCOLS)
-    if not datasets or (protocol == 'sweep' and len(datasets) < 2):
-      raise UserError(
-        f'few-shot protocol {protocol!r} has the data sets {sorted(datasets)}: fixed '
-        'needs one or more; sweep chooses the ridge of each by the others, and needs '
-        "two or more. With a single data set use protocol='fixed'."
-      )
-    for name, values in (('shots', shots), ('seeds', seeds)):
-      least = 1 if name == 'shots' else 0
-      if not values or not all(type(v) is int and v >= least for v in values):
-        raise UserError(
-          f'few-shot {name}={values!r}: a list of whole numbers from {least} is needed.'
-        )
-    self.shots, self.seeds = tuple(shots), tuple(seeds)
-    self.l2 = lsr.SWEEP_L2 if protocol == 'sweep' else (lsr.FIXED_L2,)
-    self.protocol, self.feature = protocol, feature
+    self.protocol, self.l2 = protocol, choose('few-shot protocol', protocol, PROTOCOLS)
+    self.shots = _whole_numbers('shots', shots, least=1)
+    self.seeds = _whole_numbers('seeds', seeds, least=0)
+    self.feature = feature
     self._mesh, self._check_stop = mesh, check_stop
-    self.datasets = {
-      name: _open(mesh, name, section, pp, batch_size)
-      for name, section in datasets.items()
-    }
+    self.datasets = _open(datasets, protocol, mesh, pp=pp, batch_size=batch_size)
     for name, (train, _) in self.datasets.items():
       if train.source.labels is not None:
         self._check_counts(name, train, np.asarray(train.source.labels))
@@ -193,24 +197,32 @@ def _solve(train_x, train_y, test_x, test_y, num_classes, l2):
   return lsr.accuracies(train_x, train_y, test_x, test_y, num_classes, l2)
 
 
-def _open(mesh, name, section, pp, batch_size):
-  """Returns the batches of the train and the test split."""
-  section = dict(section)
-  for key in section:
-    if key not in _DATASET_KEYS:
-      raise UserError(
-        f'few-shot data set {name!r}: unknown key {key!r}, known are {_DATASET_KEYS}.'
-        f'{did_you_mean(key, _DATASET_KEYS)}'
-      )
-  missing = [key for key in _DATASET_KEYS[:3] if key not in section]
-  if missing:
-    raise UserError(f'few-shot data set {name!r} lacks {missing}.')
-  splits = section.pop('train'), section.pop('test')
-  section |= {'pp': pp, 'batch_size': batch_size}
-  train, test = (open_batches(mesh, split=split, **section) for split in splits)
-  if train.num_classes != test.num_classes:
+def _whole_numbers(name: str, values, least: int) -> tuple[int, ...]:
+  if not values or not all(type(v) is int and v >= least for v in values):
     raise UserError(
-      f'few-shot data set {name!r}: train has {train.num_classes} classes, test '
-      f'{test.num_classes}. Set num_classes, or choose other splits.'
+      f'few-shot {name}={values!r}: expected a list of whole numbers, {least} or more.'
     )
-  return train, test
+  return tuple(values)
+
+
+def _open(datasets: dict, protocol: str, mesh, **options) -> dict[str, tuple]:
+  """Returns {name: (train batches, test batches)}."""
+  if not datasets or (protocol == 'sweep' and len(datasets) < 2):
+    raise UserError(
+      f'few-shot protocol {protocol!r} has the data sets {sorted(datasets)}: fixed '
+      'needs one or more; sweep chooses the ridge of each by the others, and needs '
+      "two or more. With a single data set use protocol='fixed'."
+    )
+  opened = {}
+  for name, section in datasets.items():
+    config_lib.bind(f'datasets.{name}', section, DataSet)
+    data = dataclasses.asdict(DataSet(**section)) | options
+    splits = data.pop('train'), data.pop('test')
+    train, test = (open_batches(mesh, split=split, **data) for split in splits)
+    if train.num_classes != test.num_classes:
+      raise UserError(
+        f'few-shot data set {name!r}: train has {train.num_classes} classes, test '
+        f'{test.num_classes}. Set num_classes, or choose other splits.'
+      )
+    opened[name] = train, test
+  return opened

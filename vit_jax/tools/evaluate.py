@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
   import jax
 
   from vit_jax import pretrained, sharding
-  from vit_jax.evaluators import classification
+  from vit_jax.evaluators import classification, metric
   from vit_jax.train import metrics, runtime
 
   loaded = pretrained.load(
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
   if note:
     print(note)
   for name, value in values.items():
-    print(f'{name:12} {value:.6g}')
+    print(f'{name:12} {metric.find(evaluator.METRICS, name).text(value)}')
   record = {'source': args.source, 'data': args.data, 'split': args.split, **values}
   if out:
     _write(out, record, evaluator, metrics.write_json)

@@ -126,7 +126,9 @@ class Loop:
       values = evaluator.run(self.task.predict, params)
       row = {f'{name}/{key}': value for key, value in values.items()}
       self.metrics.write(self.step, row)
-      self.progress.say(f'step {self.step}  {progress.shown(row)}')
+      self.progress.say(
+        f'step {self.step}  {progress.shown(row, self.config["evals"])}'
+      )
 
   def _save(self) -> None:
     values = metrics.last_values(

@@ -11,9 +11,12 @@ import os
 import time
 from pathlib import Path
 
-from vit_jax import distributed
+from vit_jax import distributed, evaluators
+from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax.evaluators.metric import Metric, find
 
 TIME = 'time/'
+TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,41 @@ def last_values(rows: list[dict]) -> dict[str, float]:
   return values
 
 
+def declared(key: str, evals: dict) -> Metric:
+  """Returns how a number such as 'test/top1' is read; a plain one if nobody says.
+
+  Args:
+    evals: the config's section.
+  """
+  source, _, name = key.partition('/')
+  return find(_declarations(source, evals), name)
+
+
+def larger_is_better(key: str, evals: dict) -> bool:
+  """Returns the direction of a number such as 'test/loss', by which the best is chosen.
+
+  Raises:
+    UserError: if there is no such number, or none of its values is better than another.
+  """
+  source, _, name = key.partition('/')
+  where = 'source of the metric config.checkpoint.best'
+  metrics = _declarations(choose(where, source, [*evals, 'train']), evals)
+  larger = find(metrics, name).larger_is_better
+  if larger is None:
+    directed = [k for k, m in metrics.items() if m.larger_is_better is not None]
+    raise UserError(
+      f'config.checkpoint.best={key!r}: nothing says which {name!r} is best. Metrics of '
+      f'{source} of which one is: {directed}.{did_you_mean(name, directed)}'
+    )
+  return larger
+
+
+def _declarations(source: str, evals: dict) -> dict[str, Metric]:
+  if source in evals:
+    return evaluators.metrics(evals[source]['type'])
+  return TRAIN if source == 'train' else {}
+
+
 class Metrics:
   """Appends rows `{"step": n, name: number}`, each with one write of a whole line."""
 
@@ -78,7 +116,7 @@ class Metrics:
 
   def write(self, step: int, values: dict) -> None:
     """Adds the row of `values` (numbers) at `step`."""
-    row = {'step': step, **{k: number(v) for k, v in values.items()}}
+    row = {'step': step, **{k: _number(v) for k, v in values.items()}}
     self.rows.append(row)
     if self._file is not None:
       os.write(self._file, _line(row).encode())
@@ -128,7 +166,7 @@ def _line(row: dict) -> str:
   return json.dumps(finite, allow_nan=False) + '\n'
 
 
-def number(value):
+def _number(value):
   value = float(value)
   return int(value) if value.is_integer() and abs(value) < 2**53 else value
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import shutil
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 import jax
 
 from vit_jax.data import bad_images
-from vit_jax.train.metrics import TIME, last_values, number
+from vit_jax.train.metrics import TIME, declared, last_values
 
 
 class Progress:
@@ -64,37 +63,36 @@ class Progress:
       self._bar.close()
 
 
-def shown(values: dict) -> str:
-  """Returns 'a 0.9811  b 3' for a row's values."""
-  numbers = {k: number(v) for k, v in values.items()}
-  return '  '.join(
-    f'{k} {v:,}' if isinstance(v, int) else f'{k} {v:.4f}' for k, v in numbers.items()
-  )
+def shown(values: dict, evals: dict) -> str:
+  """Returns 'test/top1 98.11%  test/examples 360' for a row's values.
+
+  Args:
+    evals: the config's section, which knows how its numbers are read.
+  """
+  return '  '.join(f'{k} {declared(k, evals).text(v)}' for k, v in values.items())
 
 
-def summary(rows: list[dict], status: dict, workdir: Path, seconds: float) -> str:
+def summary(
+  rows: list[dict], status: dict, evals: dict, workdir: Path, seconds: float
+) -> str:
   """Returns the end of a run for a person: results, where they are, what is next."""
   values = last_values(rows)
-  spread = {k for k in values if k.endswith('_std') or '_seed' in k}
+  measured = [k for k in values if not k.startswith((TIME, 'train/'))]
   results = {
-    k: v
-    for k, v in values.items()
-    if not k.startswith((TIME, 'train/')) and k not in spread
+    k: metric
+    for k in [*measured, 'train/loss']
+    if k in values and not (metric := declared(k, evals)).detail
   }
-  results |= {k: values[k] for k in ('train/loss',) if k in values}
   width = max(map(len, results), default=0)
   lines = [
     '',
     f'Done: {status["step"]:,} steps; this command took {seconds:.0f} s.',
     '',
   ]
-  for key, value in results.items():
-    if not re.search(r'/(top\d+|\w+shot(_sweep)?)$', key):
-      text = f'{value:9,.4g}'
-    else:
-      text = f'{value:9.2%}'
-      if f'{key}_std' in values:
-        text += f' ± {values[key + "_std"]:.2%}'
+  for key, metric in results.items():
+    text = f'{metric.text(values[key]):>9}'
+    if metric.std and key + metric.std in values:
+      text += f' ± {metric.text(values[key + metric.std])}'
     lines.append(f'  {key:<{width}} {text}')
   python = _program('python')
   lines += [

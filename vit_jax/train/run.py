@@ -53,11 +53,8 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
 
     data = _open_data(config, workdir, mesh)
     config = _resolve(config, data)
-    checkpoints = stack.enter_context(
-      contextlib.closing(
-        checkpoint.Checkpoints(workdir / 'checkpoints', **config['checkpoint'])
-      )
-    )
+    checkpoints = _open_checkpoints(config, workdir)
+    stack.enter_context(contextlib.closing(checkpoints))
     schema.refuse_drift(workdir, config, resumes=checkpoints.latest() is not None)
     if results := _finished(workdir, config, checkpoints):
       return results
@@ -171,6 +168,14 @@ def _resolve(config, data) -> dict:
       'image_shape': list(data.spec['image'].shape[1:]),
     },
   }
+
+
+def _open_checkpoints(config, workdir):
+  best, options = config['checkpoint'].get('best'), {}
+  if best:
+    options['larger_is_better'] = metrics.larger_is_better(best, config['evals'])
+  folder = workdir / 'checkpoints'
+  return checkpoint.Checkpoints(folder, **config['checkpoint'], **options)
 
 
 def _build_evals(config, workdir, mesh, stop) -> dict:

@@ -8,7 +8,7 @@ from vit_jax import evaluators, models, optim, pretrained, sharding, tasks
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.data.ops import registry
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError
 from vit_jax.train import metrics
 
 DEFAULTS = {
@@ -39,7 +39,8 @@ NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
 NEUTRAL += ('resume_allow', 'resolved')
 NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
 NEUTRAL += ('model.placement', 'data.cache', 'data.cache_bytes')
-# Parameters of data pipelines that the run gives.
+# Parameters that the run gives.
+PROVIDED_CHECKPOINT = ('directory', 'larger_is_better')
 PROVIDED_EVAL = ('bad_log', 'host', 'hosts')
 PROVIDED = ('seed', 'num_classes', 'bad_log', 'host', 'hosts')
 
@@ -83,7 +84,7 @@ def check(config: dict) -> dict:
   for name in ('checkpoint', 'log'):
     _check_periods(name, config_lib.section(config, name))
   checkpoint = _in_steps(config['checkpoint'], 1)
-  bind('checkpoint', checkpoint, checkpoints.Checkpoints, ('directory',))
+  bind('checkpoint', checkpoint, checkpoints.Checkpoints, PROVIDED_CHECKPOINT)
   bind('log', _in_steps(config['log'], 1), metrics.Log)
   for name, section in config_lib.section(config, 'evals').items():
     where = f'evals.{name}'
@@ -103,12 +104,8 @@ def check(config: dict) -> dict:
     raise UserError(
       f'config.max_bad_steps={config["max_bad_steps"]}: expected 1 or more.'
     )
-  best, known = config['checkpoint'].get('best'), [*config['evals'], 'train']
-  if best and best.split('/')[0] not in known:
-    raise UserError(
-      f'config.checkpoint.best={best!r}: expected the name of a metric, which starts '
-      f'with one of {[f"{n}/" for n in known]}.{did_you_mean(best.split("/")[0], known)}'
-    )
+  if best := config['checkpoint'].get('best'):
+    metrics.larger_is_better(best, config['evals'])
   if isinstance(config['resume_allow'], str):
     config['resume_allow'] = config['resume_allow'].split(',')
   return config
