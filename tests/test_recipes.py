@@ -119,6 +119,12 @@ RECIPES = [
     **dict(sigmoid=True, randaug=(2, 15), mixup=0.5, name='mixer', model='B/16'),
   ),
   other(
+    'convnext_i1k.py',
+    **dict(batch=4096, examples=I1K * 99 // 100, epochs=300, lr=4e-3, wd=0.05),
+    **dict(decay='cosine', end=1e-6, warmup=6_255, clip=None, bias=0.0, depth=0.1),
+    **dict(randaug=(2, 9), mixup=0.8, smoothing=0.1, name='convnext', model='T'),
+  ),
+  other(
     'bit_i1k.py',
     **dict(batch=4096, examples=I1K * 99 // 100, epochs=90, lr=1.6, wd=1e-3),
     **dict(decay='cosine', warmup=1_000, clip=1.0, bias=0.0, moment='bfloat16'),
@@ -209,8 +215,9 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   texts = {op.name: op.text for op in ops}
   assert texts['inception_crop'] == 'inception_crop(224)'
   assert texts['value_range'] == 'value_range(-1, 1)'
-  if row.get('randaug'):  # as the published runs had it
-    assert texts['randaug'] == 'randaug({}, {}, True)'.format(*row['randaug'])
+  if row.get('randaug'):  # True: as the published runs of Google's code had it
+    theirs = '' if row.get('name') == 'convnext' else ', True'
+    assert texts['randaug'] == 'randaug({}, {}{})'.format(*row['randaug'], theirs)
   assert (
     c['evals']['val']['data']['pp']
     == 'decode|resize_small(256)|central_crop(224)|value_range(-1, 1)'

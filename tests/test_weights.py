@@ -32,6 +32,7 @@ GOLDENS = {
   'vit_hf': ('hf', 'vit', 5e-6),
   'resnet_gn_timm': ('big_vision', 'resnet_gn', 1e-4),
   'bit_timm': ('bit', 'bit', 1e-4),
+  'convnext_timm': ('timm', 'convnext', 1e-5),
 }
 
 
@@ -68,11 +69,9 @@ def test_golden_loads_by_its_path_and_agrees(name):
   check(path_of(name), name)
   loaded = pretrained.load(path_of(name))
   assert loaded.format == GOLDENS[name][0]
-  usual = GOLDENS[name][1] in (
-    'bit',
-    'resnet_gn',
-  )  # convolutions do not tell their size
-  assert loaded.image_size == ((224, 224) if usual else (32, 32))
+  size = np.load(GOLDEN / f'{name}.expected.npz')['image'].shape[1:3]
+  usual = GOLDENS[name][1] in ('bit', 'resnet_gn')  # convolutions do not tell it
+  assert loaded.image_size == ((224, 224) if usual else size)
 
 
 def test_attention_weights_are_those_of_transformers():

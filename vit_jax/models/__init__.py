@@ -18,6 +18,7 @@ MODELS = {
   'mixer': 'vit_jax.models.mixer',
   'resnet_gn': 'vit_jax.models.resnet_gn',
   'bit': 'vit_jax.models.bit',
+  'convnext': 'vit_jax.models.convnext',
 }
 DTYPES = ('float32', 'bfloat16', 'float16')
 

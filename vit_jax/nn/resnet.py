@@ -90,10 +90,12 @@ class Stage(nn.Module):
     return x
 
 
-def rematerialised(Unit, remat: str):
+def rematerialised(Unit, remat: str, static_argnums: tuple[int, ...] = ()):
   """Returns the module's class, recomputed in the backward pass as `remat` says."""
   policy = remat_policy(remat)
-  return Unit if policy is None else nn.remat(Unit, policy=policy)
+  if policy is None:
+    return Unit
+  return nn.remat(Unit, policy=policy, static_argnums=static_argnums)
 
 
 def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):

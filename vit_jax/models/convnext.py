@@ -1,0 +1,168 @@
+"""ConvNeXt: "A ConvNet for the 2020s", arXiv 2201.03545 (V1; parameters as timm has them).
+
+Differs from the authors' code in one thing: the head starts at zero, as those of all
+models here.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.errors import choose
+from vit_jax.models.family import Family
+from vit_jax.nn.layer_norm import LayerNorm
+from vit_jax.nn.mlp import MlpBlock
+from vit_jax.nn.resnet import rematerialised
+from vit_jax.nn.stochastic_depth import StochasticDepth
+
+# Blocks and channels per stage: section 3 of the paper.
+VARIANTS = {
+  'T': ((3, 3, 9, 3), (96, 192, 384, 768)),
+  'S': ((3, 3, 27, 3), (96, 192, 384, 768)),
+  'B': ((3, 3, 27, 3), (128, 256, 512, 1024)),
+  'L': ((3, 3, 27, 3), (192, 384, 768, 1536)),
+  'XL': ((3, 3, 27, 3), (256, 512, 1024, 2048)),
+}
+_INIT = nn.initializers.truncated_normal(0.02)  # appendix A.1
+
+
+def variant(name: str) -> dict:
+  """Returns the fields of 'T', 'S', 'B', 'L' or 'XL'; UserError for another name."""
+  depths, widths = choose('ConvNeXt variant', name, VARIANTS)
+  return dict(depths=depths, widths=widths)
+
+
+class Block(nn.Module):
+  """x + gamma * mlp(norm(7x7 depthwise convolution(x))): [B, H, W, C] -> the same."""
+
+  rate: float  # of stochastic depth
+  layer_scale: float
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x, train: bool = False):
+    C = x.shape[-1]
+    y = nn.Conv(
+      C,
+      (7, 7),
+      feature_group_count=C,
+      kernel_init=_INIT,
+      dtype=self.dtype,
+      name='conv_dw',
+    )(x)
+    y = LayerNorm(self.dtype, name='norm')(y)
+    zeros = nn.initializers.zeros_init()
+    y = MlpBlock(
+      4 * C, 0.0, 'gelu_erf', self.dtype, kernel_init=_INIT, bias_init=zeros, name='mlp'
+    )(y)
+    start = nn.initializers.constant(self.layer_scale)
+    gamma = self.param('gamma', start, (C,), jnp.float32)
+    y = y * gamma.astype(y.dtype)
+    if self.rate:
+      y = StochasticDepth()(y, self.rate, train=train)
+    return x + y
+
+
+class Downsample(nn.Module):
+  """Norm, then a convolution whose stride is its kernel: [B, H, W, C] -> [B, h, w, K]."""
+
+  width: int
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    x = LayerNorm(self.dtype, name='norm')(x)
+    return _patches(x, self.width, 2, self.dtype)
+
+
+class Stem(nn.Module):
+  """Patches of 4 x 4 pixels, then norm: [B, H, W, C] -> [B, H / 4, W / 4, width]."""
+
+  width: int
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    x = _patches(x, self.width, 4, self.dtype)
+    return LayerNorm(self.dtype, name='norm')(x)
+
+
+def _patches(x, width, size, dtype):
+  return nn.Conv(
+    width,
+    (size, size),
+    (size, size),
+    padding='VALID',
+    kernel_init=_INIT,
+    dtype=dtype,
+    name='conv',
+  )(x)
+
+
+class ConvNeXt(nn.Module):
+  """See `__call__`. `depths` and `widths` come from `variant`."""
+
+  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  depths: tuple[int, ...] = (3, 3, 9, 3)  # blocks per stage
+  widths: tuple[int, ...] = (96, 192, 384, 768)  # channels per stage
+  stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
+  layer_scale: float = 1e-6  # initial value of gamma
+  head_bias_init: float = 0.0
+  remat: str = 'none'  # of blocks, what to recompute: see nn.stack.remat_policy
+  # Of the body; pooling, final norm, head and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False, features: bool = True):
+    """Classifies images of any size; positions at the border that do not tile are cut.
+
+    Args:
+      images: [B, H, W, C] in [-1, 1].
+      train: stochastic depth, which needs the 'dropout' rng.
+      features: whether the caller reads more of `out` than 'pre_logits'.
+
+    Returns:
+      (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
+      'pre_logits' [B, D], the normalised mean of the last stage.
+    """
+    out = {}
+    out['stem'] = x = Stem(self.widths[0], self.dtype, name='stem')(images)
+    RematBlock = rematerialised(Block, self.remat, static_argnums=(2,))
+    last = max(sum(self.depths) - 1, 1)
+    number = 0
+    for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
+      if s:
+        x = Downsample(width, self.dtype, name=f'stage{s + 1}_downsample')(x)
+      for i in range(depth):
+        rate = self.stochastic_depth * number / last
+        block = RematBlock(
+          rate, self.layer_scale, self.dtype, name=f'stage{s + 1}_block_{i}'
+        )
+        x, number = block(x, train), number + 1
+      out[f'stage{s + 1}'] = x
+    x = x.astype(jnp.float32).mean(axis=(1, 2))
+    out['pre_logits'] = x = LayerNorm(name='norm')(x)
+    if self.num_classes is not None:
+      x = nn.Dense(
+        self.num_classes,
+        kernel_init=nn.initializers.zeros_init(),
+        bias_init=nn.initializers.constant(self.head_bias_init),
+        name='head',
+      )(x)
+    return x, out if features else {'pre_logits': out['pre_logits']}
+
+
+_TIMM = {'tiny': 'T', 'small': 'S', 'base': 'B', 'large': 'L', 'xlarge': 'XL'}
+
+FAMILY = Family(
+  model=ConvNeXt,
+  variant=variant,
+  blocks=r'(?P<block>stage(?P<stage>\d+)_block)_(?P<layer>\d+)/.*',
+  before=r'stem/.*',
+  transitions=r'stage(?P<stage>\d+)_downsample/.*',
+  matrices=((r'.*_block_\d+/mlp/Dense_\d+/kernel', ((-2,), (-1,))),),
+  stems=('stem/conv/kernel',),
+  stride=lambda fields: (4 * 2 ** (len(fields['depths']) - 1),) * 2,
+  any_size=lambda fields: True,
+  published=((rf'convnext_({"|".join(_TIMM)})', lambda size: (_TIMM[size], {})),),
+  tiny=(dict(depths=(1, 2), widths=(16, 32), layer_scale=1.0),),
+)
