@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import re
 import shutil
 import subprocess
 import types
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import naming
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import errors, sharding
@@ -256,7 +258,7 @@ def test_restore_params_reads_nothing_else(tmp_path):
   assert meta == {'position': 10}
   assert saved.meta() == {'position': 30}
   assert saved.meta(2) == {'position': 20}
-  with pytest.raises(errors.UserError, match=r'step 9 .*\[1, 2, 3\]'):
+  with pytest.raises(errors.UserError, match=naming('step 9', [1, 2, 3])):
     saved.restore_params(abstract.params, step=9)
 
 
@@ -281,9 +283,9 @@ def test_reading_leaves_an_unfinished_step_of_another_process_alone(tmp_path):
 
 def test_reading_an_empty_folder_is_the_users_error(tmp_path):
   saved = checkpoints.Checkpoints(tmp_path / 'none')
-  with pytest.raises(errors.UserError, match='No checkpoint in'):
+  with pytest.raises(errors.UserError, match=naming(tmp_path / 'none')):
     saved.restore_params(abstract_of(make_state()).params)
-  with pytest.raises(errors.UserError, match='No checkpoint in'):
+  with pytest.raises(errors.UserError, match=naming(tmp_path / 'none')):
     saved.meta()
   assert not (tmp_path / 'none').exists()
 
@@ -313,9 +315,8 @@ def test_non_finite_parameters_are_never_saved(tmp_path, capfd, field, value):
   saved.close()
   assert os.listdir(tmp_path) == []
   error = capfd.readouterr().err
-  assert error == (
-    f'checkpoint step 2 not saved: 1 non-finite numbers in {field}/pos\n'
-  )
+  assert re.search(naming('step 2', 1, f'{field}/pos'), error)
+  assert error.count('\n') == 1
 
 
 @pytest.mark.parametrize(
@@ -342,7 +343,7 @@ def test_what_is_kept(tmp_path, options, kept):
   if 'best' in options:
     reader = checkpoints.Checkpoints(tmp_path, **options)
     if options['best'] == 'absent':
-      with pytest.raises(errors.UserError, match="metric 'absent'"):
+      with pytest.raises(errors.UserError, match=naming("'absent'", "step='best'")):
         reader.restore_params(abstract_of(make_state()).params, step='best')
     else:
       params, _ = reader.restore_params(abstract_of(make_state()).params, step='best')
@@ -353,12 +354,14 @@ def test_what_is_kept(tmp_path, options, kept):
   'options', [dict(every=0), dict(keep_latest=0), dict(keep_every=-1)]
 )
 def test_options_out_of_range(tmp_path, options):
-  with pytest.raises(errors.UserError, match=next(iter(options))):
+  with pytest.raises(
+    errors.UserError, match=naming(f'checkpoint.{next(iter(options))}', 1)
+  ):
     checkpoints.Checkpoints(tmp_path, **options)
 
 
 def test_a_bucket_is_refused():
-  with pytest.raises(errors.UserError, match='mount'):
+  with pytest.raises(errors.UserError, match=naming('gs://bucket/run', 'mount')):
     checkpoints.Checkpoints('gs://bucket/run')
 
 
@@ -397,8 +400,7 @@ def restore_damaged(path, capfd):
     assert error == ''
     assert steps_in(path) == [1, 2]
   else:
-    assert error.startswith('checkpoint step 2 is damaged (')
-    assert error.endswith(f'; set aside as {path}/2.corrupt; using step 1\n')
+    assert re.search(naming('step 2', f'{path}/2.corrupt', 'step 1'), error)
     assert error.count('\n') == 1
     assert sorted(os.listdir(path)) == ['1', '2.corrupt']
   return used
@@ -452,10 +454,8 @@ def test_the_message_names_the_leaf(tmp_path, capfd, monkeypatch):
   saved.close()
   monkeypatch.undo()
   saved.restore(abstract_of(make_state()))
-  assert capfd.readouterr().err == (
-    'checkpoint step 2 is damaged (checksum mismatch in params/head/kernel); set aside '
-    f'as {path}/2.corrupt; using step 1\n'
-  )
+  facts = ('step 2', 'params/head/kernel', f'{path}/2.corrupt', 'step 1')
+  assert re.search(naming(*facts), capfd.readouterr().err)
 
 
 def test_several_damaged_steps_and_a_name_already_taken(tmp_path, capfd):
@@ -465,12 +465,9 @@ def test_several_damaged_steps_and_a_name_already_taken(tmp_path, capfd):
   (tmp_path / '3.corrupt').mkdir()
   state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
   assert int(state.step) == 1
-  lines = capfd.readouterr().err.splitlines()
-  assert [line.split(' is ')[0] for line in lines] == [
-    'checkpoint step 3',
-    'checkpoint step 2',
-  ]
-  assert all('(checksum mismatch in meta)' in line for line in lines)
+  first, second = capfd.readouterr().err.splitlines()
+  assert re.search(naming('step 3', 'meta', '3.corrupt1', 'step 1'), first)
+  assert re.search(naming('step 2', 'meta', '2.corrupt', 'step 1'), second)
   assert sorted(os.listdir(tmp_path)) == ['1', '2.corrupt', '3.corrupt', '3.corrupt1']
   # The run goes on: those steps are saved again beside the ones set aside.
   write(tmp_path, steps=(2, 3))
@@ -485,21 +482,19 @@ def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capfd):
     with pytest.raises(errors.NoUsableCheckpoint) as caught:
       checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
     text = str(caught.value)
-    assert str(tmp_path) in text
-    assert all(f'step {step}: ' in text for step in (1, 2, 3))
-    assert 'another workdir' in text
+    assert re.search(naming(tmp_path, 'step 1', 'step 2', 'step 3', 'workdir'), text)
     assert '\n' not in text
     assert sorted(os.listdir(tmp_path)) == ['1', '2', '3']
   with pytest.raises(errors.NoUsableCheckpoint):
     saved.meta()
-  with pytest.raises(errors.NoUsableCheckpoint, match='step 2: '):
+  with pytest.raises(errors.NoUsableCheckpoint, match=naming('step 2')):
     saved.restore_params(abstract_of(make_state()).params, step=2)
   assert capfd.readouterr().err == ''
 
 
 def test_only_set_aside_steps_left_is_an_error_too(tmp_path):
   (tmp_path / '4.corrupt').mkdir()
-  with pytest.raises(errors.NoUsableCheckpoint, match=r'4\.corrupt'):
+  with pytest.raises(errors.NoUsableCheckpoint, match=naming('4.corrupt')):
     checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
 
 
@@ -509,8 +504,7 @@ def test_restore_params_reports_damage_but_moves_nothing(tmp_path, capfd):
   params, _ = saved.restore_params(abstract_of(make_state()).params)
   assert_same(params, make_state(2).params)
   error = capfd.readouterr().err
-  assert error.startswith('checkpoint step 3 is damaged (')
-  assert error.endswith('; using step 2\n')
+  assert re.search(naming('step 3', 'step 2'), error)
   assert steps_in(tmp_path) == [1, 2, 3]
 
 
@@ -521,19 +515,20 @@ def test_another_configuration_is_no_damage(tmp_path, capfd):
   wide = jax.ShapeDtypeStruct((16, 99), jnp.float32)
   half = jax.ShapeDtypeStruct((16, 24), jnp.bfloat16)
   cases = [
-    ({**head, 'kernel': wide}, r'\(16, 24\) float32, now: \(16, 99\) float32'),
-    ({**head, 'kernel': half}, r'\(16, 24\) float32, now: \(16, 24\) bfloat16'),
-    ({**head, 'scale': wide}, r'params/head/scale \(saved: absent'),
-    ({'bias': head['bias']}, r'params/head/kernel \(saved: .*now: absent'),
+    ({**head, 'kernel': wide}, ('kernel', '(16, 24) float32', '(16, 99) float32')),
+    ({**head, 'kernel': half}, ('kernel', '(16, 24) float32', '(16, 24) bfloat16')),
+    ({**head, 'scale': wide}, ('scale', '(16, 99) float32')),
+    ({'bias': head['bias']}, ('kernel', '(16, 24) float32')),
   ]
-  for changed, message in cases:
+  for changed, (name, *shapes) in cases:
     params = {**abstract.params, 'head': changed}
+    message = naming(tmp_path, 'step 3', f'params/head/{name}', *shapes)
     with pytest.raises(errors.UserError, match=message):
       saved.restore(dataclasses.replace(abstract, params=params))
     with pytest.raises(errors.UserError, match=message):
       saved.restore_params(params)
   other = optax.sgd(0.1, momentum=0.9).init(abstract.params)
-  with pytest.raises(errors.UserError, match=r'train/opt_state/.* and \d+ more'):
+  with pytest.raises(errors.UserError, match=r'train/opt_state/.*\d+ more'):
     saved.restore(dataclasses.replace(abstract, opt_state=other))
   assert steps_in(tmp_path) == [1, 2, 3]
   assert capfd.readouterr().err == ''
@@ -562,7 +557,7 @@ def test_a_newer_format_is_refused_not_set_aside(tmp_path, monkeypatch):
   monkeypatch.setattr(manifest, 'FORMAT', 2)
   saved = write(tmp_path, steps=(1, 2))
   monkeypatch.undo()
-  with pytest.raises(errors.UserError, match='format 2; this version reads 1'):
+  with pytest.raises(errors.UserError, match=naming('format 2', 1)):
     saved.restore(abstract_of(make_state()))
   assert steps_in(tmp_path) == [1, 2]
 
@@ -578,8 +573,8 @@ def test_no_room_is_found_before_writing(tmp_path, monkeypatch):
   with pytest.raises(errors.DiskFull) as caught:
     saved.save(make_state(3), {})
   assert caught.value.exit_code == 74
-  for part in (str(tmp_path), 'step 3', 'newest complete step is 2', 'MB'):
-    assert part in str(caught.value)
+  facts = (tmp_path, 'step 3', 2, 'MB', 'checkpoint.keep_latest')
+  assert re.search(naming(*facts), str(caught.value))
   assert steps_in(tmp_path) == [1, 2]
   usage.free = int(size * 1.2)
   assert saved.save(make_state(3), {})
@@ -610,7 +605,7 @@ def test_a_disk_that_fills_up_while_saving(small_disk, monkeypatch, capfd):
   state = dataclasses.replace(make_state(2), opt_state=big)
   with monkeypatch.context() as patch:  # room when it was asked for, then none
     patch.setattr(storage.shutil, 'disk_usage', lambda _: plenty)
-    with pytest.raises(errors.DiskFull, match='newest complete step is 1'):  # noqa: PT012
+    with pytest.raises(errors.DiskFull, match=naming(small_disk, 'step 2', 1)):  # noqa: PT012
       saved.save(state, {})
       saved.wait()
   saved.close()

@@ -1,6 +1,7 @@
 """RandAugment: each op against Pillow, or closed forms of what big_vision did."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -35,7 +36,6 @@ IMAGES = {
   'two values': noise(H, W, 3, high=2) * np.uint8(3) + np.uint8(40),
   'gradients': gradients(),
 }
-each_image = pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
 
 
 @functools.cache
@@ -78,10 +78,11 @@ def pillow(name, magnitude, image):
 # --- against Pillow ----------------------------------------------------------------
 
 
-@each_image
 @pytest.mark.parametrize('name', ['autocontrast', 'equalize', 'invert'])
-def test_channels_are_pillows(name, image):
-  np.testing.assert_array_equal(run(name, 10, image), pillow(name, 10, image))
+def test_channels_are_pillows(name):
+  for kind, image in IMAGES.items():
+    got, want = run(name, 10, image), pillow(name, 10, image)
+    np.testing.assert_array_equal(got, want, err_msg=kind)
 
 
 def test_autocontrast_truncates_where_pillow_does():
@@ -94,18 +95,20 @@ def test_autocontrast_truncates_where_pillow_does():
       np.testing.assert_array_equal(color.autocontrast(tf.constant(image)), want)
 
 
-@each_image
-@pytest.mark.parametrize('magnitude', [0, 2, 5, 7.5, 10, 15, 20, 30])
-def test_levels_are_pillows(magnitude, image):
-  for name in ('posterize', 'solarize'):
-    want = pillow(name, magnitude, image)
-    np.testing.assert_array_equal(run(name, magnitude, image), want)
-  for name in ('color', 'contrast', 'brightness', 'sharpness'):
-    got, want = run(name, magnitude, image), pillow(name, magnitude, image)
-    # Bitwise where Pillow's C multiplies, then adds; a compiler that fuses the two
-    # (not on x86-64) truncates some whole numbers to the level below.
-    assert np.abs(got.astype(int) - want).max() <= 1
-    assert (got != want).mean() < 0.01
+@pytest.mark.parametrize(
+  'name', ['posterize', 'solarize', 'color', 'contrast', 'brightness', 'sharpness']
+)
+def test_levels_are_pillows(name):
+  for magnitude in (0, 2, 5, 7.5, 10, 15, 20, 30):
+    for kind, image in IMAGES.items():
+      got, want = run(name, magnitude, image), pillow(name, magnitude, image)
+      if name in ('posterize', 'solarize'):
+        np.testing.assert_array_equal(got, want, err_msg=f'{kind}, {magnitude}')
+        continue
+      # Bitwise where Pillow's C multiplies, then adds; a compiler that fuses the two
+      # (not on x86-64) truncates some whole numbers to the level below.
+      assert np.abs(got.astype(int) - want).max() <= 1, (kind, magnitude)
+      assert (got != want).mean() < 0.01, (kind, magnitude)
 
 
 def coordinates(name, magnitude, sign, faithful=False):
@@ -135,50 +138,56 @@ def decided(places):
   return out
 
 
-@pytest.mark.parametrize('a', [np.nextafter(np.float32(0.5), 0), 0.5])
-@pytest.mark.parametrize('magnitude', [0, 0.2, 1, 3.7, 10, 30])
-@pytest.mark.parametrize('name', SIGNED)
-def test_geometry_is_pillows(name, magnitude, a):
-  image, sign = IMAGES['noise'], -1 if a < 0.5 else 1
-  level, theirs = sign * magnitude / 10, Image.fromarray(image)
+def pillows_geometry(name, level, image):
+  image = Image.fromarray(image)
   more = {'resample': Image.Resampling.NEAREST, 'fillcolor': (128,) * 3}
   if name == 'rotate':
-    want = theirs.rotate(30 * level, **more)
-  else:
-    data = {
-      'shear_x': (1, 0.3 * level, 0, 0, 1, 0),
-      'shear_y': (1, 0, 0, 0.3 * level, 1, 0),
-      'translate_x': (1, 0, 100 * level, 0, 1, 0),
-      'translate_y': (1, 0, 0, 0, 1, 100 * level),
-    }[name]
-    want = theirs.transform(theirs.size, Image.Transform.AFFINE, data, **more)
-  where = decided(coordinates(name, magnitude, sign))
-  got = run(name, magnitude, image, a=a)
-  np.testing.assert_array_equal(got[where], np.asarray(want)[where])
-  if magnitude == 0:
-    np.testing.assert_array_equal(got, image)
+    return np.asarray(image.rotate(30 * level, **more))
+  data = {
+    'shear_x': (1, 0.3 * level, 0, 0, 1, 0),
+    'shear_y': (1, 0, 0, 0.3 * level, 1, 0),
+    'translate_x': (1, 0, 100 * level, 0, 1, 0),
+    'translate_y': (1, 0, 0, 0, 1, 100 * level),
+  }[name]
+  return np.asarray(image.transform(image.size, Image.Transform.AFFINE, data, **more))
+
+
+@pytest.mark.parametrize('name', SIGNED)
+def test_geometry_is_pillows(name):
+  image = IMAGES['noise']
+  for magnitude in (0, 0.2, 1, 3.7, 10, 30):
+    for a, sign in ((np.nextafter(np.float32(0.5), 0), -1), (0.5, 1)):
+      want = pillows_geometry(name, sign * magnitude / 10, image)
+      where = decided(coordinates(name, magnitude, sign))
+      got, case = run(name, magnitude, image, a=a), f'{magnitude}, {sign}'
+      np.testing.assert_array_equal(got[where], want[where], err_msg=case)
+      if magnitude == 0:
+        np.testing.assert_array_equal(got, image, err_msg=case)
 
 
 # --- ops that Pillow has not -------------------------------------------------------
 
 
-@pytest.mark.parametrize('magnitude', [0, 5, 10, 15, 30])
-@each_image
-def test_solarize_add(image, magnitude):
-  want = np.minimum(image.astype(int) + int(11 * magnitude), 255)
-  want = np.where(image < 128, want, image)
-  np.testing.assert_array_equal(run('solarize_add', magnitude, image), want)
+def test_solarize_add():
+  for magnitude in (0, 5, 10, 15, 30):
+    for kind, image in IMAGES.items():
+      want = np.minimum(image.astype(int) + int(11 * magnitude), 255)
+      want = np.where(image < 128, want, image)
+      got = run('solarize_add', magnitude, image)
+      np.testing.assert_array_equal(got, want, err_msg=f'{kind}, {magnitude}')
 
 
-@pytest.mark.parametrize('b', [0, 0.3, LAST])
-@pytest.mark.parametrize('a', [0, 0.5, LAST])
-def test_cutout(a, b):
+def test_cutout():
   image = IMAGES['noise']
-  for magnitude, half in ((0.1, 0), (1, 4), (2.6, 10), (20, 80)):
-    y, x = np.mgrid[:H, :W] - np.floor([[[a * H]], [[b * W]]])
-    hole = (y >= -half) & (y < half) & (x >= -half) & (x < half)
-    got = run('cutout', magnitude, image, a, b)
-    np.testing.assert_array_equal(got, np.where(hole[..., None], 128, image))
+  for a, b in itertools.product((0, 0.5, LAST), (0, 0.3, LAST)):
+    for magnitude, half in ((0.1, 0), (1, 4), (2.6, 10), (20, 80)):
+      y, x = np.mgrid[:H, :W] - np.floor([[[a * H]], [[b * W]]])
+      hole = (y >= -half) & (y < half) & (x >= -half) & (x < half)
+      got, want = (
+        run('cutout', magnitude, image, a, b),
+        np.where(hole[..., None], 128, image),
+      )
+      np.testing.assert_array_equal(got, want, err_msg=f'{a}, {b}, {magnitude}')
 
 
 # --- what big_vision did -----------------------------------------------------------
@@ -190,86 +199,87 @@ def blended(target, image, factor):
   return np.clip(out, 0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize('magnitude', [0, 5, 10, 15, 20])
-@each_image
-def test_faithful_solarize_takes_the_threshold_modulo_256(image, magnitude):
-  threshold = {0: 0, 5: 128, 10: 0, 15: 128, 20: 0}[magnitude]
-  got = run('solarize', magnitude, image, faithful=True)
-  np.testing.assert_array_equal(got, np.where(image < threshold, image, 255 - image))
-  if magnitude % 10 == 0:
-    np.testing.assert_array_equal(got, run('invert', magnitude, image, faithful=True))
-  elif magnitude > 10:
-    np.testing.assert_array_equal(run('solarize', magnitude, image), image)
+def test_faithful_solarize_takes_the_threshold_modulo_256():
+  for magnitude, threshold in {0: 0, 5: 128, 10: 0, 15: 128, 20: 0}.items():
+    for kind, image in IMAGES.items():
+      case = f'{kind}, {magnitude}'
+      got = run('solarize', magnitude, image, faithful=True)
+      want = np.where(image < threshold, image, 255 - image)
+      np.testing.assert_array_equal(got, want, err_msg=case)
+      if magnitude % 10 == 0:
+        inverted = run('invert', magnitude, image, faithful=True)
+        np.testing.assert_array_equal(got, inverted, err_msg=case)
+      elif magnitude > 10:
+        plain = run('solarize', magnitude, image)
+        np.testing.assert_array_equal(plain, image, err_msg=case)
 
 
-@pytest.mark.parametrize(
-  ('shape', 'target'), [((224, 224), 196), ((16, 40), 2), ((300, 300), 255)]
-)
-def test_faithful_contrast_blends_with_the_number_of_pixels(shape, target):
-  for image in (noise(*shape, 3), noise(*shape, 3, high=9)):
-    got = run('contrast', 15, image, faithful=True)
-    np.testing.assert_array_equal(got, blended(target, image, 2.8))
+def test_faithful_contrast_blends_with_the_number_of_pixels():
+  for shape, target in (((224, 224), 196), ((16, 40), 2), ((300, 300), 255)):
+    for image in (noise(*shape, 3), noise(*shape, 3, high=9)):
+      got, want = run('contrast', 15, image, faithful=True), blended(target, image, 2.8)
+      np.testing.assert_array_equal(got, want, err_msg=f'{shape}')
 
 
-@pytest.mark.parametrize(
-  ('magnitude', 'bits'), [(0, 1), (2, 1), (3, 1), (10, 4), (15, 6), (20, 8), (30, 8)]
-)
-def test_faithful_posterize_keeps_at_least_a_bit(magnitude, bits):
-  image, step = IMAGES['noise'], 2 ** (8 - bits)
-  got = run('posterize', magnitude, image, faithful=True)
-  np.testing.assert_array_equal(got, image // step * step)
-
-
-@each_image
-def test_faithful_sharpness_truncates_the_smoothed_levels(image):
-  x = image.astype(int)
-  around = sum(x[i : H - 2 + i, j : W - 2 + j] for i in range(3) for j in range(3))
-  smooth = x.copy()
-  smooth[1:-1, 1:-1] = (around + 4 * x[1:-1, 1:-1]) // 13
-  got = run('sharpness', 15, image, faithful=True)
-  np.testing.assert_array_equal(got, blended(smooth, image, 2.8))
-
-
-@each_image
-def test_faithful_color_blends_with_the_grey_of_tensorflow(image):
-  theirs = tf.image.rgb_to_grayscale(image).numpy()
-  ours = color.grey_of_tf(tf.constant(image)).numpy()[..., None]
-  # Theirs are float32 products: a level off where a whole number is 1e-4 away.
-  assert np.abs(ours - theirs.astype(int)).max() <= 1
-  assert (ours != theirs).mean() < 1e-2
-  got = run('color', 15, image, faithful=True)
-  np.testing.assert_array_equal(got, blended(ours, image, 2.8))
-
-
-@each_image
-def test_faithful_autocontrast_is_in_float32(image):
-  low, high = image.min((0, 1)).astype(np.float32), image.max((0, 1)).astype(np.float32)
-  scale = np.float32(255) / np.maximum(high - low, 1)
-  want = np.clip(image * scale + -low * scale, 0, 255).astype(np.uint8)
-  want = np.where(high > low, want, image)
-  np.testing.assert_array_equal(run('autocontrast', 15, image, faithful=True), want)
-
-
-@pytest.mark.parametrize('a', [0.2, 0.7])
-@pytest.mark.parametrize('name', ['shear_x', 'shear_y'])
-def test_faithful_shears_start_from_the_first_pixels_middle(name, a):
+def test_faithful_posterize_keeps_at_least_a_bit():
   image = IMAGES['noise']
-  places = coordinates(name, 15, -1 if a < 0.5 else 1, faithful=True)
-  y, x = np.rint(places).astype(int)
-  inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
-  want = np.where(inside[..., None], image[y % H, x % W], 128)
-  got, where = run(name, 15, image, a=a, faithful=True), decided(places)
-  np.testing.assert_array_equal(got[where], want[where])
-  first = np.s_[0] if name == 'shear_x' else np.s_[:, 0]
-  np.testing.assert_array_equal(got[first], image[first])
+  for magnitude, bits in {0: 1, 2: 1, 3: 1, 10: 4, 15: 6, 20: 8, 30: 8}.items():
+    step = 2 ** (8 - bits)
+    got = run('posterize', magnitude, image, faithful=True)
+    np.testing.assert_array_equal(got, image // step * step, err_msg=f'{magnitude}')
 
 
-@pytest.mark.parametrize('magnitude', [0, 10, 15])
-def test_other_ops_are_the_same_for_both(magnitude):
+def test_faithful_sharpness_truncates_the_smoothed_levels():
+  for kind, image in IMAGES.items():
+    x = image.astype(int)
+    around = sum(x[i : H - 2 + i, j : W - 2 + j] for i in range(3) for j in range(3))
+    smooth = x.copy()
+    smooth[1:-1, 1:-1] = (around + 4 * x[1:-1, 1:-1]) // 13
+    got = run('sharpness', 15, image, faithful=True)
+    np.testing.assert_array_equal(got, blended(smooth, image, 2.8), err_msg=kind)
+
+
+def test_faithful_color_blends_with_the_grey_of_tensorflow():
+  for kind, image in IMAGES.items():
+    theirs = tf.image.rgb_to_grayscale(image).numpy()
+    ours = color.grey_of_tf(tf.constant(image)).numpy()[..., None]
+    # Theirs are float32 products: a level off where a whole number is 1e-4 away.
+    assert np.abs(ours - theirs.astype(int)).max() <= 1, kind
+    assert (ours != theirs).mean() < 1e-2, kind
+    got = run('color', 15, image, faithful=True)
+    np.testing.assert_array_equal(got, blended(ours, image, 2.8), err_msg=kind)
+
+
+def test_faithful_autocontrast_is_in_float32():
+  for kind, image in IMAGES.items():
+    low, high = (f((0, 1)).astype(np.float32) for f in (image.min, image.max))
+    scale = np.float32(255) / np.maximum(high - low, 1)
+    want = np.clip(image * scale + -low * scale, 0, 255).astype(np.uint8)
+    want = np.where(high > low, want, image)
+    got = run('autocontrast', 15, image, faithful=True)
+    np.testing.assert_array_equal(got, want, err_msg=kind)
+
+
+@pytest.mark.parametrize('name', ['shear_x', 'shear_y'])
+def test_faithful_shears_start_from_the_first_pixels_middle(name):
+  image = IMAGES['noise']
+  for a, sign in ((0.2, -1), (0.7, 1)):
+    places = coordinates(name, 15, sign, faithful=True)
+    y, x = np.rint(places).astype(int)
+    inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
+    want = np.where(inside[..., None], image[y % H, x % W], 128)
+    got, where = run(name, 15, image, a=a, faithful=True), decided(places)
+    np.testing.assert_array_equal(got[where], want[where], err_msg=f'{sign}')
+    first = np.s_[0] if name == 'shear_x' else np.s_[:, 0]
+    np.testing.assert_array_equal(got[first], image[first], err_msg=f'{sign}')
+
+
+def test_other_ops_are_the_same_for_both():
   same = {'equalize', 'invert', 'rotate', 'translate_x', 'translate_y', 'cutout'}
-  for name in same | {'posterize', 'brightness', 'solarize_add'}:
+  same |= {'posterize', 'brightness', 'solarize_add'}
+  for name, magnitude in itertools.product(sorted(same), (0, 10, 15)):
     both = [run(name, magnitude, IMAGES['dull'], faithful=x) for x in (False, True)]
-    np.testing.assert_array_equal(*both)
+    np.testing.assert_array_equal(*both, err_msg=f'{name}, {magnitude}')
 
 
 # --- the op as a whole -------------------------------------------------------------
@@ -306,10 +316,11 @@ def test_an_image_is_the_same_alone_in_any_batch_and_of_unknown_size(faithful):
   u = np.random.default_rng(2).random((40, 6), np.float32)
   u[:16, 0] = (np.arange(16) + 0.5) / 16  # each op
   apply = op(2, 15, faithful).apply
-  whole = tf.function(apply)(images, u)
+  specs = [tf.TensorSpec([None, 20, 23, 3], tf.uint8), tf.TensorSpec([None, 6])]
+  batch = tf.function(apply, specs)
+  whole = batch(images, u)
   assert whole.dtype == tf.uint8
-  again = tf.function(apply)(images[5:], u[5:])
-  np.testing.assert_array_equal(whole[5:], again)
+  np.testing.assert_array_equal(whole[5:], batch(images[5:], u[5:]))
   specs = [tf.TensorSpec([None, None, 3], tf.uint8), tf.TensorSpec([6], tf.float32)]
   unknown = tf.function(apply, specs)
   for i in range(40):
@@ -319,12 +330,12 @@ def test_an_image_is_the_same_alone_in_any_batch_and_of_unknown_size(faithful):
   assert apply(tf.constant(images[:0]), tf.constant(u[:0])).shape == (0, 20, 23, 3)
 
 
-@pytest.mark.parametrize('shape', [(1, 1), (1, 5), (2, 2), (3, 1)])
-def test_tiny_images(shape):
-  image = noise(*shape, 3)
-  for name in randaugment.NAMES:
-    run(name, 10, image)
-  np.testing.assert_array_equal(run('sharpness', 10, image), image)  # all is border
+def test_tiny_images():
+  for shape in ((1, 1), (1, 5), (2, 2), (3, 1)):
+    image = noise(*shape, 3)
+    for name in randaugment.NAMES:
+      run(name, 10, image)
+    np.testing.assert_array_equal(run('sharpness', 10, image), image)  # all is border
 
 
 @pytest.fixture(scope='module')

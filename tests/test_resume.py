@@ -4,12 +4,14 @@ Arms are compared on one machine with the same devices: bitwise equality holds t
 """
 
 import random
+import re
 import shutil
 import signal
 import time
 
 import pytest
 import runs
+from conftest import naming
 
 from vit_jax import cli, main
 from vit_jax.checkpoint import checkpoints
@@ -86,12 +88,11 @@ def test_stopped_runs_save_and_go_on(reference, shared, tmp_path):
   process.popen.send_signal(signal.SIGTERM)
   code, out, error = process.end()
   assert code == 75
-  said, ended = error.splitlines()
-  assert said.startswith('SIGTERM: ')
+  received, ended = error.splitlines()
+  assert received.startswith('SIGTERM: ')
   step = runs.status(tmp_path)['step']
-  assert ended.startswith(
-    f'error: Stopped at step {step} of {runs.STEPS}; the state is'
-  )
+  assert ended.startswith('error: ')
+  assert re.search(naming(f'step {step}', runs.STEPS), ended)
   assert 7 <= step < 20
   status = runs.status(tmp_path)
   assert (status['state'], status['exit']) == ('preempted', 75)
@@ -100,7 +101,7 @@ def test_stopped_runs_save_and_go_on(reference, shared, tmp_path):
 
   # In an evaluation: its row is missing, and written when the run goes on.
   process = runs.Process(*arguments, **shared)
-  process.until('Resuming from step')
+  process.until('Resuming')
   process.until_step(runs.EVAL_EVERY)
   process.popen.send_signal(signal.SIGINT)
   code, _, error = process.end()
@@ -163,7 +164,7 @@ def test_a_finished_run_tells_its_results_again(finished, capfd):
   assert again(finished, 'log.every=7', 'checkpoint.keep_latest=2') == 0
   out, error = capfd.readouterr()
   assert error == ''
-  assert f'Done: {runs.STEPS} steps' in out
+  assert re.search(naming(f'{runs.STEPS} steps'), out)
   assert 'test/top1' in out
   assert 'compiled' not in out
   assert {path: path.stat().st_mtime_ns for path in finished.rglob('*.json*')} == before
@@ -173,16 +174,17 @@ def test_other_mathematics_is_refused_with_a_table(finished, capfd):
   before = runs.status(finished), runs.rows(finished)
   assert again(finished, 'optim.lr=0.5', 'data.split=train[:50%]') == 2
   _, error = capfd.readouterr()
-  first, head, *table, last = error.splitlines()
-  assert first == f'error: {finished} holds a run of another config:'
-  assert head.split() == ['key', 'in', 'the', 'folder', 'now']
+  first, _, *table, last = error.splitlines()
+  assert first.startswith('error: ')
+  assert str(finished) in first
   assert [line.split()[0] for line in table] == [
     *('data.split', 'optim.lr', 'data.fingerprint', 'data.num_examples')
   ]
   assert table[1].split() == ['optim.lr', '0.003', '0.5']
   assert table[3].split() == ['data.num_examples', '1437', '718']
-  assert last.startswith('Use another --workdir, or allow the change by name: ')
-  assert '--config.resume_allow=data.split,optim.lr,' in last
+  assert re.search(
+    naming('--workdir', '--config.resume_allow=data.split,optim.lr'), last
+  )
   assert (runs.status(finished), runs.rows(finished)) == before
 
 
@@ -190,12 +192,11 @@ def test_a_change_allowed_by_name_goes_on(finished, capfd):
   total = runs.STEPS + 2
   changes = ('optim.lr=0.5', f'steps={total}')
   assert again(finished, *changes, 'resume_allow=optim.lr') == 2
-  assert '\n  steps  60  ' in capfd.readouterr().err.replace(
-    '60             62', '60  '
-  )
+  _, _, row, _ = capfd.readouterr().err.splitlines()
+  assert row.split() == ['steps', '60', '62']
   # On eight devices, where it was one: their number is no mathematics.
   assert again(finished, *changes, 'resume_allow=optim.lr,steps') == 0
-  assert f'Resuming from step {runs.STEPS}.' in capfd.readouterr().out
+  assert re.search(naming(f'step {runs.STEPS}'), capfd.readouterr().out)
   assert runs.status(finished)['step'] == total
   assert runs.rows(finished)[-2]['step'] == total
   # The continuation is now what the folder holds.
@@ -226,9 +227,9 @@ def test_a_damaged_newest_checkpoint_costs_its_steps_only(finished, capfd, monke
   status.write_text(status.read_text().replace('finished', 'running'))
   assert again(finished) == 0
   out, error = capfd.readouterr()
-  assert error.startswith(f'checkpoint step {runs.STEPS} is damaged (')
+  assert re.search(naming(f'step {runs.STEPS}', f'{step}.corrupt'), error)
   assert error.count('\n') == 1
-  assert f'Resuming from step {runs.STEPS - 5}.' in out
+  assert re.search(naming(f'step {runs.STEPS - 5}'), out)
   after = runs.rows(finished)
   # Compiled for one device of eight here, which the reference did not have.
   assert [row['step'] for row in after] == [row['step'] for row in before[1]]

@@ -1,14 +1,13 @@
 """Who may import whom, and what an import may cost: read from the source, not run."""
 
 import ast
+import functools
 import importlib
 import os
 import pkgutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 import vit_jax
 
@@ -89,6 +88,7 @@ def _run(code: str, *args: str) -> str:
   return result.stdout
 
 
+@functools.cache
 def _imports(path: Path) -> set[str]:
   """Full dotted names imported anywhere in a file, functions included."""
   names = set()
@@ -114,30 +114,32 @@ def test_every_part_has_a_level():
   assert parts <= set(LEVEL), 'give the new part a level in LEVELS, above'
 
 
-@pytest.mark.parametrize('path', sorted(PACKAGE.rglob('*.py')), ids=_inner)
-def test_imports_point_downward(path):
-  part = _part(path)
-  if part == '__init__':  # the front door; what it costs is tested below
-    return
-  for name in _imports(path):
-    if not name.startswith('vit_jax.'):
+def test_imports_point_downward():
+  wrong = []
+  for path in PACKAGE.rglob('*.py'):
+    part = _part(path)
+    if part == '__init__':  # the front door; what it costs is tested below
       continue
-    other = name.split('.')[1]
-    allowed = other == part or (
-      other in ONLY[part] if part in ONLY else LEVEL[other] < LEVEL[part]
-    )
-    assert allowed, (
-      f'{_inner(path)} imports {name}: {part} may not import {other} (LEVELS, above)'
-    )
+    for name in _imports(path):
+      if not name.startswith('vit_jax.'):
+        continue
+      other = name.split('.')[1]
+      allowed = other == part or (
+        other in ONLY[part] if part in ONLY else LEVEL[other] < LEVEL[part]
+      )
+      if not allowed:
+        wrong.append(f'{_inner(path)} imports {name}: not below {part}')
+  assert not wrong, '\n'.join(['LEVELS, above:', *wrong])
 
 
-@pytest.mark.parametrize('path', SOURCES, ids=_inner)
-def test_packages_stay_in_their_homes(path):
-  for name in _imports(path):
-    homes = HOMES.get(name.partition('.')[0])
-    assert homes is None or _inner(path).startswith(homes), (
-      f'{_inner(path)} imports {name}, which belongs to {homes}'
-    )
+def test_packages_stay_in_their_homes():
+  wrong = []
+  for path in SOURCES:
+    for name in _imports(path):
+      homes = HOMES.get(name.partition('.')[0])
+      if homes and not _inner(path).startswith(homes):
+        wrong.append(f'{_inner(path)} imports {name}, at home in {homes}')
+  assert not wrong, '\n'.join(['HOMES, above:', *wrong])
 
 
 def test_models_do_not_import_one_another():
@@ -153,9 +155,14 @@ def test_folders_with_code_are_packages():
     assert (path.parent / '__init__.py').exists(), path.parent
 
 
-@pytest.mark.parametrize('name', MODULES)
-def test_every_module_imports(name):
-  importlib.import_module(name)
+def test_every_module_imports():
+  wrong = []
+  for name in MODULES:
+    try:
+      importlib.import_module(name)
+    except Exception as error:
+      wrong.append(f'{name}: {error!r}')
+  assert not wrong, '\n'.join(wrong)
 
 
 def test_every_module_imports_without_the_optional_packages():

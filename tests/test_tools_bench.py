@@ -1,6 +1,7 @@
 """`tools.bench` on a tiny model, without PyTorch: timm's side is a script that sleeps."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import naming
 
 from vit_jax import cli, models
 from vit_jax.errors import OutOfMemory
@@ -196,12 +198,12 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
   code, out, err = run(capsys, *argv, '--json')
   full, fits = json.loads(out)['rows']
   assert code == 0
-  assert full['error'] == 'out of memory: A step needs 9.0 GiB.'
+  assert re.search(naming('memory', '9.0 GiB'), full['error'])
   assert 'images_per_s' not in full
   assert fits['best']
   assert fits['error'] is None
-  assert 'batch 8: out of memory' in err
-  assert 'out of memory: A step needs' in run(capsys, *argv)[1]
+  assert re.search(naming('batch 8', 'memory'), err)
+  assert re.search(r' 8  .*9\.0 GiB', run(capsys, *argv)[1])
 
 
 def test_beside_timm(capsys, worker):
@@ -231,19 +233,18 @@ def test_beside_timm(capsys, worker):
     'compile': False,
   }
   # Where only timm's side does not fit, ours is measured alone.
-  assert full['timm'] == {
-    'error': 'out of memory: OutOfMemoryError: CUDA out of memory'
-  }
+  assert full['timm'].keys() == {'error'}
+  assert 'OutOfMemoryError: CUDA out of memory' in full['timm']['error']
   assert full['images_per_s'] > 0
   text = bench_text.table(record).split('beside timm')[1]
-  assert '     4  out of memory: OutOfMemoryError' in text
+  assert re.search(r' 4  .*OutOfMemoryError', text)
   assert f'{timm["ratio"]:.2f} ({timm["ratio_min"]:.2f}-' in text
 
 
 def test_another_model_is_refused(capsys, worker):
   code, _, err = run(capsys, *TINY, *QUICK, '--mode', 'forward', *worker(7))
   assert code == 2
-  assert 'not the same model' in err
+  assert re.search(naming(f'{params():,}', 'timm', 7), err)
 
 
 def test_a_worker_that_fails_or_ends(capsys, tmp_path, monkeypatch):
@@ -256,12 +257,12 @@ def test_a_worker_that_fails_or_ends(capsys, tmp_path, monkeypatch):
   )
   code, _, err = run(capsys, *argv)
   assert code == 2
-  assert f'--torch-python {sys.executable}: ModuleNotFoundError: No module named' in err
-  assert 'pip install timm' in err
+  facts = ('--torch-python', sys.executable, "'torch'", 'pip install timm')
+  assert re.search(naming(*facts), err)
   script.write_text('raise SystemExit(3)')
   code, _, err = run(capsys, *argv)
   assert code == 2
-  assert 'ended with exit code 3' in err
+  assert re.search(naming(sys.executable, 3), err)
 
 
 def test_without_torch_the_way_to_it_is_told(capsys, monkeypatch):
@@ -330,32 +331,35 @@ def test_turns_alternate_and_ratios_are_of_rounds():
 
 
 @pytest.mark.parametrize(
-  ('argv', 'message'),
+  ('argv', 'facts'),
   [
-    ([], 'required: MODEL'),
-    (['vit:X/16'], "Unknown ViT variant 'X/16'"),
-    ([*TINY, '--mode', 'trian'], 'Did you mean "train"'),
-    ([*TINY, '--dtype', 'float16'], "'float16' is none of"),
-    ([*TINY, '--batch', '8,0'], "'0' is no positive integer"),
-    ([*TINY, '--steps', '0'], "'0' is no positive integer"),
-    ([*TINY, '--resolution', '40'], 'multiple'),
-    ([*TINY, '--set', 'dtype=bfloat16'], 'write --dtype'),
-    ([*TINY, '--set', 'clasifier=map'], 'Did you mean "classifier"'),
-    ([*TINY, '--set', 'num_classes=None'], 'no classes to train on'),
-    ([*TINY, '--vs', 'tim'], "invalid choice: 'tim'"),
-    ([*TINY, '--rounds', '3'], '--rounds goes with --vs'),
-    ([*TINY, '--torch-compile'], '--torch-compile goes with --vs'),
-    ([*TINY, '--torch-python', sys.executable], '--torch-python goes with --vs'),
-    ([*TINY, '--vs', 'timm', '--torch-python', 'no/python'], 'there is no such file'),
-    ([*TINY, '--vs', 'timm', '--set', 'dropout=0.1'], 'dropout=0.0: leave it out'),
-    ([*TINY, '--vs', 'timm', '--set', 'representation_size=8'], 'timm cannot express'),
-    ([*TINY, '--out', 'result.txt'], 'ends in .json'),
-    ([*TINY, '--out', f'{__file__}/result.json'], '--out'),
+    ([], ('MODEL',)),
+    (['vit:X/16'], ("'X/16'", 'B/16')),
+    ([*TINY, '--mode', 'trian'], ("'trian'", 'train')),
+    ([*TINY, '--dtype', 'float16'], ("'float16'", 'bfloat16')),
+    ([*TINY, '--batch', '8,0'], ('--batch', "'0'")),
+    ([*TINY, '--steps', '0'], ('--steps', "'0'")),
+    ([*TINY, '--resolution', '40'], ('40x40', '16x16')),
+    ([*TINY, '--set', 'dtype=bfloat16'], ('--dtype',)),
+    ([*TINY, '--set', 'clasifier=map'], ("'clasifier'", 'classifier')),
+    ([*TINY, '--set', 'num_classes=None'], ('classes',)),
+    ([*TINY, '--vs', 'tim'], ("'tim'", 'timm')),
+    ([*TINY, '--rounds', '3'], ('--rounds', '--vs')),
+    ([*TINY, '--torch-compile'], ('--torch-compile', '--vs')),
+    ([*TINY, '--torch-python', sys.executable], ('--torch-python', '--vs')),
+    ([*TINY, '--vs', 'timm', '--torch-python', 'no/python'], ('no/python',)),
+    ([*TINY, '--vs', 'timm', '--set', 'dropout=0.1'], ('dropout',)),
+    (
+      [*TINY, '--vs', 'timm', '--set', 'representation_size=8'],
+      ('timm', 'representation_size=8'),
+    ),
+    ([*TINY, '--out', 'result.txt'], ('result.txt', '.json')),
+    ([*TINY, '--out', f'{__file__}/result.json'], ('--out', __file__)),
   ],
 )
-def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, message):
+def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, facts):
   code, out, err = run(capsys, *argv)
   assert (code, out) == (2, '')
   assert err.startswith('error: ')
-  assert message in err
+  assert re.search(naming(*facts), err)
   assert err.count('\n') == 1

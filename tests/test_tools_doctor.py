@@ -1,5 +1,6 @@
 import json
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_missing_packages_and_how_to_get_them(capsys, monkeypatch):
   code, out = run(capsys)
   assert code == 0  # neither stops a training
   assert f"pip install -e '{ROOT}[tf]'" in out
-  assert f"clu (for TensorBoard logs): pip install -e '{ROOT}'" in out
+  assert re.search(rf"clu.*TensorBoard.*pip install -e '{ROOT}'\n", out)
 
   absent.remove('vit_jax')
   monkeypatch.setattr(
@@ -89,9 +90,8 @@ def test_a_broken_or_old_package(capsys, monkeypatch):
   monkeypatch.setattr(doctor, '_wanted', wanted)
   code, out = run(capsys)
   assert code == 1
-  assert 'cannot be imported: ImportError: libfoo.so' in out
-  assert 'is installed, >=99 is needed' in out
-  assert 'not tried' in out
+  assert re.search(r'optax.*ImportError: libfoo\.so', out)
+  assert re.search(r'flax.*\d.*>=99', out)
 
 
 def test_a_failing_step(capsys, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_failing_step(capsys, monkeypatch):
   monkeypatch.setattr(doctor, '_train_one_step', fail)
   code, out = run(capsys)
   assert code == 1
-  assert 'one training step: RuntimeError: no kernel image\n' in out
+  assert re.search(r'step.*RuntimeError: no kernel image\n', out)
 
 
 def test_an_accelerator_that_jax_does_not_see(tmp_path, monkeypatch):

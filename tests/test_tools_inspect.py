@@ -6,6 +6,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from conftest import naming
 
 from vit_jax import cli
 from vit_jax.tools.inspect import __main__ as inspect
@@ -156,30 +157,30 @@ def test_examples_of_a_training(capsys):
 
 
 @pytest.mark.parametrize(
-  ('argv', 'message'),
+  ('argv', 'facts'),
   [
-    (['vit:X/16'], "Unknown ViT variant 'X/16'"),
-    (['vti:B/16'], 'Did you mean "vit"'),
-    (['vit:B/16', '--resolution', '225'], 'multiple'),
-    (['vit:B/16', '--resolution', '0'], 'invalid resolution'),
-    (['vit:B/16', '--batch', '0'], 'at least one image'),
-    (['vit:B/16', '--batch', 'many'], 'invalid whole number'),
-    (['vit:B/16', '--set', 'clasifier=map'], 'Did you mean "classifier"'),
-    (['vit:B/16', '--set', 'classifier'], 'FIELD=VALUE'),
-    (['vit:B/16', '--epochs', '7'], '--epochs needs --examples'),
-    (['vit:B/16', '--steps', '7', '--examples', '7'], 'not with --examples'),
-    ([], 'required: model'),
-    (['--table', 'papr'], "invalid choice: 'papr'"),
-    (['--table', 'paper', 'vit:B/16'], 'leave out vit:B/16'),
-    (['--table', 'paper', '--batch', '2'], 'leave out --batch'),
-    (['vit:B/16', '--jsn'], 'unrecognized arguments'),
+    (['vit:X/16'], ("'X/16'", 'B/16')),
+    (['vti:B/16'], ("'vti'", 'vit')),
+    (['vit:B/16', '--resolution', '225'], ('225x225', '16x16')),
+    (['vit:B/16', '--resolution', '0'], ('--resolution', "'0'")),
+    (['vit:B/16', '--batch', '0'], ('--batch',)),
+    (['vit:B/16', '--batch', 'many'], ('--batch', "'many'")),
+    (['vit:B/16', '--set', 'clasifier=map'], ("'clasifier'", 'classifier')),
+    (['vit:B/16', '--set', 'classifier'], ('--set', 'classifier', 'FIELD=VALUE')),
+    (['vit:B/16', '--epochs', '7'], ('--epochs', '--examples')),
+    (['vit:B/16', '--steps', '7', '--examples', '7'], ('--steps', '--examples')),
+    ([], ('model',)),
+    (['--table', 'papr'], ("'papr'", 'paper')),
+    (['--table', 'paper', 'vit:B/16'], ('--table', 'vit:B/16')),
+    (['--table', 'paper', '--batch', '2'], ('--table', '--batch')),
+    (['vit:B/16', '--jsn'], ('--jsn',)),
   ],
 )
-def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, message):
+def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, facts):
   code, out, err = run(capsys, *argv)
   assert (code, out) == (2, '')
   assert err.startswith('error: ')
-  assert message in err
+  assert re.search(naming(*facts), err)
   assert err.count('\n') == 1
 
 
@@ -187,10 +188,9 @@ def test_zoo_lists_every_name(capsys):
   assert cli.run(inspect.main, ['--zoo']) == 0
   text = capsys.readouterr().out
   assert all(f'\n{name} ' in text for name in zoo.ENTRIES)
-  assert 'None of these files could be' in text
   assert cli.run(inspect.main, ['--zoo', '--json']) == 0
   listed = json.loads(capsys.readouterr().out.splitlines()[-1])['zoo']
   assert [entry['name'] for entry in listed] == list(zoo.ENTRIES)
   assert {'url', 'format', 'resolution', 'value_range', 'licence'} <= listed[0].keys()
   assert cli.run(inspect.main, ['vit:B/16', '--zoo']) == 2
-  assert 'leave out vit:B/16' in capsys.readouterr().err
+  assert re.search(naming('--zoo', 'vit:B/16'), capsys.readouterr().err)

@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 import time
 
 import jax
 import pytest
+from conftest import naming
 
 from vit_jax import cli, models, optim, sharding
 from vit_jax.tools.inspect import __main__ as inspect
@@ -199,16 +201,23 @@ def test_the_command_line(capsys):
       [*record['device'].values(), row['activations'], row['working']]
     )
   text = inspect_text.mesh(record)
-  assert '10 devices (data=5, fsdp=2), sharding replicate, adamw' in text
-  assert 'batch 20: 2 images for each device' in text
-  assert 'average of the parameters' in text
+  facts = (
+    '10 devices',
+    'data=5',
+    'fsdp=2',
+    'replicate',
+    'adamw',
+    'batch 20',
+    '2 images',
+  )
+  assert re.search(naming(*facts), text)
   assert text.count('   fits\n') == 3
-  assert 'computes bfloat16 in float32' in text
-  assert 'What to change first' not in text
+  assert re.search(naming('bfloat16', 'float32'), text)
+  assert "'fsdp'" not in text
   record |= mesh.judge(record, 1e-3)
   text = inspect_text.mesh(record)
   assert text.count('   does not fit\n') == 3
-  assert "What to change first: sharding 'fsdp'" in text
+  assert "'fsdp'" in text  # what to change first
 
 
 @pytest.mark.slow  # about half a minute: three compilations for 1,024 devices
@@ -230,33 +239,36 @@ def test_a_g14_on_1024_devices(capsys):
 
 
 @pytest.mark.parametrize(
-  ('argv', 'message'),
+  ('argv', 'facts'),
   [
-    (['vit:B/16', '--mesh', 'data=8', '--batch', '12'], 'multiple of 8'),
+    (['vit:B/16', '--mesh', 'data=8', '--batch', '12'], (12, 8)),
     (
       ['vit:B/16', '--mesh', 'data=2', '--batch', '6', '--optim', 'sgd,accum=2'],
-      'multiple of 4',
+      (6, 4),
     ),
-    (['vit:B/16', '--mesh', 'dta=8', '--batch', '8'], 'Did you mean "data"'),
-    (['vit:B/16', '--mesh', 'data=-1', '--batch', '8'], 'no positive integer'),
-    (['vit:B/16', '--mesh', 'data', '--batch', '8'], 'no positive integer'),
-    (['vit:B/16', '--mesh', 'data=512,fsdp=16'], '2048 can be imitated'),
-    (['vit:B/16', '--mesh', 'data=1', '--optim', 'adamm'], 'Did you mean "adam"'),
-    (['vit:B/16', '--mesh', 'data=1', '--optim', 'adamw,b3=1'], 'Unknown key'),
-    (['vit:B/16', '--mesh', 'data=1', '--sharding', 'fspd'], 'Did you mean "fsdp"'),
-    (['vit:B/16', '--mesh', 'data=1', '--dtype', 'bfloat'], 'Did you mean "bfloat16"'),
-    (['vit:B/16', '--mesh', 'data=1', '--set', 'remat=fll'], 'Did you mean "full"'),
-    (['vit:B/16', '--mesh', 'data=1', '--resolution', '225'], 'multiple'),
-    (['vit:B/16', '--mesh', 'data=1', '--classes', '0'], 'needs classes'),
-    (['vit:B/16', '--mesh', 'data=1', '--steps', '5'], '--steps goes without'),
-    (['vit:B/16', '--mesh', 'data=1', '--hbm', '0'], 'invalid number of GiB'),
-    (['vit:B/16', '--hbm', '32'], '--hbm goes with --mesh'),
-    (['vit:B/16', '--optim', 'sgd'], '--optim goes with --mesh'),
-    (['vit:B/16', '--dtype', 'float16', '--set', 'dtype=float32'], 'say the same'),
+    (['vit:B/16', '--mesh', 'dta=8', '--batch', '8'], ("'dta'", 'data')),
+    (['vit:B/16', '--mesh', 'data=-1', '--batch', '8'], ('--mesh', -1)),
+    (['vit:B/16', '--mesh', 'data', '--batch', '8'], ('--mesh', 'data')),
+    (['vit:B/16', '--mesh', 'data=512,fsdp=16'], (8192, 2048)),
+    (['vit:B/16', '--mesh', 'data=1', '--optim', 'adamm'], ("'adamm'", 'adam')),
+    (['vit:B/16', '--mesh', 'data=1', '--optim', 'adamw,b3=1'], ('b3', 'b1')),
+    (['vit:B/16', '--mesh', 'data=1', '--sharding', 'fspd'], ("'fspd'", 'fsdp')),
+    (['vit:B/16', '--mesh', 'data=1', '--dtype', 'bfloat'], ("'bfloat'", 'bfloat16')),
+    (['vit:B/16', '--mesh', 'data=1', '--set', 'remat=fll'], ("'fll'", 'full')),
+    (['vit:B/16', '--mesh', 'data=1', '--resolution', '225'], ('225x225', '16x16')),
+    (['vit:B/16', '--mesh', 'data=1', '--classes', '0'], ('--mesh', 'classes')),
+    (['vit:B/16', '--mesh', 'data=1', '--steps', '5'], ('--steps', '--mesh')),
+    (['vit:B/16', '--mesh', 'data=1', '--hbm', '0'], ('--hbm', "'0'", 'GiB')),
+    (['vit:B/16', '--hbm', '32'], ('--hbm', '--mesh')),
+    (['vit:B/16', '--optim', 'sgd'], ('--optim', '--mesh')),
+    (
+      ['vit:B/16', '--dtype', 'float16', '--set', 'dtype=float32'],
+      ('--dtype', '--set'),
+    ),
   ],
 )
-def test_mistakes(capsys, argv, message):
+def test_mistakes(capsys, argv, facts):
   code, out, err = run(capsys, *argv)
   assert (code, out) == (2, '')
-  assert message in err
+  assert re.search(naming(*facts), err)
   assert err.count('\n') == 1

@@ -136,9 +136,8 @@ def test_too_many_bad_steps(tmp_path):
   assert error.value.exit_code == 76
   message = str(error.value)
   assert '\n' not in message
-  newest = re.search(r'Newest checkpoint: (\d+)\.', message)[1]
-  assert 'Lower config.optim.lr' in message
-  assert finite(tmp_path) == int(newest)
+  newest = finite(tmp_path)
+  assert re.search(naming(3, newest, 'config.optim.lr'), message)
   status = runs.status(tmp_path)
   assert (status['state'], status['exit']) == ('failed', 76)
   assert status['error'] == message
@@ -172,10 +171,9 @@ def test_out_of_memory_is_said_before_the_first_step(tmp_path, capsys):
       evals={},
     )
   assert error.value.exit_code == 77
-  numbers = r'needs ([\d.,]+) GiB per device, which has ([\d.]+) GiB'
-  match = re.search(numbers, str(error.value))
-  assert float(match[1].replace(',', '')) > float(match[2])
-  assert 'a smaller config.data.batch_size' in str(error.value)
+  needed, there = re.findall(r'([\d.]+) GiB', str(error.value).replace(',', ''))
+  assert float(needed) > float(there)
+  assert 'config.data.batch_size' in str(error.value)
   assert 'step 1/' not in capsys.readouterr().out
   assert runs.status(tmp_path)['exit'] == 77
 
@@ -183,7 +181,9 @@ def test_out_of_memory_is_said_before_the_first_step(tmp_path, capsys):
 def test_averaged_parameters_that_do_not_exist():
   ema = {**runs.EVALS['test'], 'use_ema': True}
   c = runs.small('optim.ema=None', evals={'test': ema})
-  with pytest.raises(errors.UserError, match=r'test.use_ema needs config.optim.ema'):
+  with pytest.raises(
+    errors.UserError, match=naming('config.evals.test.use_ema', 'config.optim.ema')
+  ):
     schema.check(c)
 
 
@@ -259,7 +259,7 @@ def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
   assert len(listed) == 5
   assert all(line['reason'] for line in listed)
   text = progress.summary(rows, status, {}, workdir, seconds=1.0)
-  assert f'5 images could not be read: {workdir}' in text
+  assert re.search(naming('5 images', f'{workdir}/bad_images.jsonl'), text)
   assert rows[-2]['train/masked'] >= 4
   # What an evaluation cannot read it leaves out, and says so.
   assert rows[-1]['val/examples'] == 9
@@ -289,7 +289,7 @@ def test_too_many_broken_files_end_the_run(tmp_path, in_the_repository):
     write_images(folder / split / 'cat', 4, 0)
     write_images(folder / split / 'dog', 4, 1)
   break_five(folder / 'train' / 'dog')
-  with pytest.raises(errors.UserError, match='of 13 images cannot be decoded'):
+  with pytest.raises(errors.UserError, match=naming(2, 13, 'max_bad_fraction', 1)):
     train_on(folder, workdir, '', 'data.max_bad_fraction=0.1')
   status = runs.status(workdir)
   assert (status['state'], status['exit']) == ('failed', 2)
@@ -382,5 +382,7 @@ def test_metrics_survive_a_kill_and_a_restart(tmp_path):
 def test_an_evaluation_at_another_size_is_refused(tmp_path):
   data = {**runs.TEST, 'pp': 'resize(16)|value_range(-1, 1)'}
   evals = {'test': {**runs.EVALS['test'], 'data': data}}
-  with pytest.raises(errors.UserError, match=r'evals.test.data.pp.*\[16, 16, 1\]'):
+  with pytest.raises(
+    errors.UserError, match=naming('config.evals.test.data.pp', [16, 16, 1], [8, 8, 1])
+  ):
     runs.run(tmp_path, evals=evals)
