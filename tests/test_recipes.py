@@ -238,7 +238,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   # What is left out of training chooses the best step; what is reported does not.
   if c['data']['split'] == 'train[:99%]':
     splits = {name: section['data']['split'] for name, section in c['evals'].items()}
-    assert splits == {'minival': 'train[99%:]', 'val': 'validation'}
+    averaged = {'ema': 'validation'} if c['optim'].get('ema') else {}
+    assert splits == {'minival': 'train[99%:]', 'val': 'validation'} | averaged
     assert c['checkpoint']['best'] == 'minival/top1'
 
 
