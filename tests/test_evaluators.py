@@ -69,6 +69,7 @@ def reference(x, targets, params, loss='softmax'):
 
 
 def check(metrics, expected):
+  assert set(metrics) <= set(evaluators.metrics('classification'))
   # Counts are exact; a float32 loss of ~5 summed over 53 rows is good to 1e-5.
   assert metrics == {k: pytest.approx(v, rel=1e-5) for k, v in expected.items()}
 

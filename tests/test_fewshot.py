@@ -1,4 +1,5 @@
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -137,10 +138,16 @@ def expected_accuracies(x, y, shots, seed, l2, classes=3, n=60):
   ]
 
 
+def declared(name):
+  patterns = evaluators.metrics('fewshot')
+  return sum(re.fullmatch(pattern, name) is not None for pattern in patterns) == 1
+
+
 @pytest.mark.parametrize('devices', [1, 8])
 def test_fixed_protocol(tmp_path, devices):
   section, x, y = write(tmp_path / 'a.npz', seed=0)
   metrics = fewshot({'a': section}, devices).run(predict, PARAMS)
+  assert all(map(declared, metrics))
   for shots in (1, 5):
     each = [expected_accuracies(x, y, shots, s, [1024.0])[0] for s in (0, 1, 2)]
     key = f'a_{shots}shot'
@@ -155,6 +162,7 @@ def test_sweep_chooses_each_ridge_by_the_other_data_sets(tmp_path):
   sections = {name: section for name, (section, *_) in data.items()}
   evaluator = fewshot(sections, protocol='sweep', shots=[5], seeds=[0, 1])
   metrics = evaluator.run(predict, PARAMS)
+  assert all(map(declared, metrics))
   assert [np.log2(r) for r in lsr.SWEEP_L2] == list(range(-10, 20))
   table = {
     name: np.array([expected_accuracies(x, y, 5, s, lsr.SWEEP_L2) for s in (0, 1)])
