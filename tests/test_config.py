@@ -39,13 +39,12 @@ def test_bad_arguments(text, facts):
 
 
 def test_overrides():
-  c = {'optim': {'lr': 0.1, 'schedule': {'warmup': 5}}, 'log': {}, 'a': 'x'}
-  config.override(
-    c, ['optim.lr=1', 'optim.schedule.warmup=7', 'log.profile', 'a=b/c', 'new.k=(1,2)']
-  )
+  c = {'optim': {'lr': 0.1, 'schedule': {'warmup': 5}}, 'log': {'every': 9}, 'a': 'x'}
+  words = ['optim.lr=1', 'optim.schedule.warmup=7', 'log.profile', 'log.every=0.5']
+  config.override(c, [*words, 'a=b/c', 'new.k=(1,2)'])
   assert c == {
     'optim': {'lr': 1, 'schedule': {'warmup': 7}},
-    'log': {'profile': True},
+    'log': {'profile': True, 'every': 0.5},
     'a': 'b/c',
     'new': {'k': [1, 2]},
   }
@@ -57,7 +56,7 @@ def test_overrides():
     ('optim=3', ('config.optim', 'lr')),
     ('optim.lr.x=3', ('config.optim.lr',)),
     ('optim.lr=fast', ('config.optim.lr=fast', 'float')),
-    ('seed=1.5', ('config.seed=1.5', 'int')),
+    ('seed=True', ('config.seed=True', 'int')),
   ],
 )
 def test_bad_overrides(assignment, facts):

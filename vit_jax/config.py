@@ -99,7 +99,7 @@ def override(config: dict, assignments: list[str]) -> None:
   what a file spells out, so that no default could be changed from the command line.)
 
   Raises:
-    UserError: if a key goes through something that is no section, or an int, float or
+    UserError: if a key goes through something that is not a section, or a number or
       bool would become something else.
   """
   for assignment in assignments:
@@ -115,10 +115,9 @@ def override(config: dict, assignments: list[str]) -> None:
     if isinstance(old, dict) and not isinstance(value, dict):
       raise UserError(f'config.{key} is a section: set one of its keys {sorted(old)}.')
     if isinstance(old, bool | int | float) and value is not None:
-      number = isinstance(value, int | float) and not isinstance(value, bool)
-      whole = not isinstance(value, float) or isinstance(old, float)
-      same = type(value) is bool if isinstance(old, bool) else number and whole
-      if not same:
+      # A fraction in place of a whole number is for the consumer to take or refuse.
+      same = isinstance(value, bool) == isinstance(old, bool)
+      if not same or not isinstance(value, int | float):
         raise UserError(
           f'config.{key}={text}: expected {type(old).__name__}, as {old!r} is.'
         )
