@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -70,7 +69,6 @@ class Process:
       'TF_CPP_MIN_LOG_LEVEL': '2',  # as main sets it
       **environment,
     }
-    self.start = time.perf_counter()
     self.popen = subprocess.Popen(
       [sys.executable, '-m', 'vit_jax.main', *args],
       cwd=ROOT,
@@ -98,7 +96,6 @@ class Process:
   def end(self) -> tuple[int, str, str]:
     """Waits; returns the exit code, the rest of stdout, and stderr."""
     out, err = self.popen.communicate()
-    self.seconds = time.perf_counter() - self.start
     return self.popen.returncode, out, err
 
 

@@ -6,6 +6,7 @@ Each has one device. The run is compared with one process of two devices.
 import functools
 import random
 import re
+import shutil
 import signal
 import socket
 import time
@@ -95,18 +96,23 @@ def reference(tmp_path_factory):
   return workdir
 
 
-def test_two_processes_are_one_run(reference, shared, tmp_path):
-  (code, out, error), (other_code, other_out, other_error) = run_two(tmp_path, shared)
+def test_two_processes_go_on_where_one_was(reference, shared, tmp_path):
+  workdir = shutil.copytree(reference, tmp_path / 'run')
+  for step in ('16', '24'):
+    shutil.rmtree(workdir / 'checkpoints' / step)
+  (code, out, error), (other_code, other_out, other_error) = run_two(workdir, shared)
   assert (code, other_code) == (0, 0), error + other_error
+  assert re.search(naming('step 8'), out)
   assert re.search(naming('24 steps'), out)
   assert (
     'step' not in other_out
   )  # the first speaks; the transport says a line of its own
-  assert_alike(tmp_path, reference, 1e-6)
-  assert runs.saved(tmp_path) == runs.saved(reference)
-  assert runs.status(tmp_path)['state'] == 'finished'
+  assert_alike(workdir, reference, 1e-6)
+  assert runs.saved(workdir) == runs.saved(reference)
+  assert runs.status(workdir)['state'] == 'finished'
 
 
+@pytest.mark.faults  # test_preemption asks the same of one process and a fake
 def test_a_signal_to_one_stops_both_and_other_numbers_go_on(
   reference, shared, tmp_path, monkeypatch
 ):

@@ -37,6 +37,7 @@ def command(prepared, workdir):
   ]
 
 
+@pytest.mark.faults  # what each part owes is tested with that part
 def test_a_run_on_prepared_records_is_killed_and_goes_on(prepared, tmp_path):
   shared = dict(
     JAX_COMPILATION_CACHE_DIR=str(tmp_path / 'compiled'),
