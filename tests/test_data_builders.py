@@ -551,7 +551,7 @@ def test_several_labels_and_splits_of_a_list(tmp_path):
   assert [x[0] for x in examples(made, 'train')] == [('3', '0')]
   assert result['splits']['train']['none'] == ['1', '2']  # numbers keep their value
   source = sources.build('tfds:x', 'train+test', data_dir=str(tmp_path))
-  assert source.multi_label
+  assert source.features['label'].several
   assert source.num_classes == 4
   assert [list(x['label']) for x in source.read(np.arange(2))] == [[3, 0], [1]]
 

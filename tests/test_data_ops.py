@@ -24,7 +24,7 @@ def run(text, images, u=()):
   images, start = tf.constant(images), 0
   u = tf.constant(np.asarray(u, np.float32))
   for op in registry.parse(text):
-    images = op.apply(images, u[..., start : start + op.draws])
+    images = op({'image': images}, u[..., start : start + op.draws])['image']
     start += op.draws
   return images.numpy()
 
@@ -279,10 +279,14 @@ def test_decode_gives_arrays_their_channels():
 
 
 def test_onehot():
-  labels = registry.parse('onehot')[0].apply([2, [0, 1], []], 3)
-  np.testing.assert_array_equal(labels, [[0, 0, 1], [1, 1, 0], [0, 0, 0]])
-  labels = registry.parse('onehot(4, on=0.9, off=0.1)')[0].apply([1], 3)
-  np.testing.assert_allclose(labels, [[0.1, 0.9, 0.1, 0.1]])
+  form = registry.parse('onehot')[0].apply(3)
+  rows = form([2, [0, 1], [], None], [None] * 4)
+  np.testing.assert_array_equal(rows, [[0, 0, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]])
+  form = registry.parse('onehot(4, on=0.9, off=0.1)')[0].apply(3)
+  np.testing.assert_allclose(form([1], [None]), [[0.1, 0.9, 0.1, 0.1]])
+  np.testing.assert_allclose(
+    form([[1, 3]], [np.array([1, 0.5])]), [[0.1, 0.9, 0.1, 0.5]]
+  )
 
 
 def test_random_affine_quarter_turn_and_shift():
@@ -364,7 +368,7 @@ def test_an_image_is_the_same_alone_and_in_any_batch(text):
 def run_graph(text, images, u):
   start = 0
   for op in registry.parse(text):
-    images = op.apply(images, u[..., start : start + op.draws])
+    images = op({'image': images}, u[..., start : start + op.draws])['image']
     start += op.draws
   return images
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from conftest import naming
 from PIL import Image
 
 from vit_jax.data import bad_images, pipeline
+from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError
 
@@ -357,7 +359,10 @@ def test_ops_that_cannot_fit_the_images():
 class Mislabelled(sources.Source):
   """Labels that are known only when read, one of them wrong."""
 
-  name, num_classes, image_shape, fingerprint = 'wrong', 3, (2, 2, 1), '0'
+  name, num_classes, fingerprint = 'wrong', 3, '0'
+  features = types.MappingProxyType(
+    {'image': ImageFeature((2, 2, 1)), 'label': LabelFeature()}
+  )
 
   def __init__(self, target, split):
     pass

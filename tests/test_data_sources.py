@@ -90,7 +90,7 @@ def test_arrays_with_several_labels_an_image(tmp_path):
   labels = np.array([[1, 0, 1], [0, 0, 0]])
   np.savez(tmp_path / 'a.npz', images=np.zeros((2, 4, 4, 1), np.uint8), labels=labels)
   source = sources.build(f'{tmp_path}/a.npz', 'train')
-  assert source.multi_label
+  assert source.features['label'].several
   assert source.num_classes == 3
   assert [list(x['label']) for x in source.read(np.array([0, 1]))] == [[0, 2], []]
 
@@ -295,7 +295,7 @@ def test_tfds_agrees_with_tfds(prepared, file_format, split):
 def test_tfds_with_several_labels(prepared, file_format):
   options = {'data_dir': str(prepared[file_format]), 'image_key': 'picture'}
   source = sources.build('tfds:several', 'test', **options)
-  assert source.multi_label
+  assert source.features['label'].several
   assert source.num_classes == 3
   labels = {tuple(x['label']) for x in source.read(np.arange(7))}
   assert labels == {(), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2)}

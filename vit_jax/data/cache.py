@@ -11,17 +11,14 @@ example comes to another host in every epoch, so that with H hosts a cache that 
 everything is full only after several times H epochs: for few hosts, or few images.
 """
 
-import copy
 import functools
 import threading
 
 import numpy as np
 
 from vit_jax.data import lazy_tf
-from vit_jax.data.ops import augment
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.base import Source, View
-from vit_jax.data.sources.stream import Stream
 from vit_jax.errors import UserError, choose
 
 KINDS = ('raw', 'decoded')
@@ -30,8 +27,8 @@ DEFAULT_BYTES = 4 << 30
 
 def attach(
   source: Source, preprocess: Preprocess, kind: str | None, size: int | None
-) -> Source:
-  """Returns the source, read through a cache if there is to be one.
+) -> tuple:
+  """Returns (source, preprocess), read through a cache if there is to be one.
 
   Args:
     kind: 'raw' keeps encoded images; 'decoded' keeps uint8 pixels after the leading ops
@@ -44,12 +41,12 @@ def attach(
   if kind is None:
     if size is not None:
       raise UserError(f'cache_bytes={size!r} needs a cache: one of {list(KINDS)}.')
-    return source
+    return source, preprocess
   choose('cache', kind, KINDS, ', or None')
   size = DEFAULT_BYTES if size is None else size
   if not isinstance(size, int) or size < 1:
     raise UserError(f'cache_bytes={size!r} must be a positive integer.')
-  if isinstance(source, Stream):
+  if source.streamed:
     raise UserError(
       f'cache={kind!r}: {source.name} is streamed, from front to back in each epoch, '
       "which a cache would not spare it: leave the cache or 'stream' out."
@@ -59,9 +56,10 @@ def attach(
       f'cache={kind!r}: {source.name} holds arrays, which are in memory or as cheap: '
       'leave the cache out.'
     )
-  return (
-    RawCache(source, size) if kind == 'raw' else DecodedCache(source, preprocess, size)
-  )
+  if kind == 'raw':
+    return RawCache(source, size), preprocess
+  decoded = DecodedCache(source, preprocess, size)
+  return decoded, decoded.preprocess
 
 
 class _Bounded:
@@ -108,25 +106,14 @@ class DecodedCache(View):
   """Keeps pixels, and hands them out in the place of encoded images.
 
   `read` gives a kept example as {'pixels': bytes, 'shape': (h, w, C), 'label', ...},
-  without an 'image'; `image` takes either.
+  without an 'image'; `preprocess` takes either.
   """
 
   def __init__(self, source: Source, preprocess: Preprocess, size: int):
     """Raises UserError where the pipeline has no fixed pixels to keep."""
     super().__init__(source)
-    ops = preprocess.on_host
-    self._fixed = next((i for i, op in enumerate(ops) if op.draws), len(ops))
-    # A crop right after `decode` decodes no more than itself: whole photographs in
-    # memory would be ten times the size of their files, and decoding them slower.
-    if self._fixed == 1 and any(
-      isinstance(x.apply, augment.InceptionCrop) for x in ops[1:2]
-    ):
-      raise UserError(
-        f"cache='decoded': in pp {preprocess.pp!r} the random {ops[1].text} follows "
-        "decode at once, so there are no fixed pixels to keep. Use cache='raw', or put "
-        "a resize before it: 'decode|resize_small(256)|...'."
-      )
-    self._preprocess, self._kept = preprocess, _Bounded(size)
+    self.preprocess = Resumed(preprocess, self)
+    self._kept = _Bounded(size)
     self._waiting: dict[int, dict] = {}  # for their pixels: labels of examples read
 
   def read(self, indices: np.ndarray) -> list[dict]:
@@ -140,50 +127,76 @@ class DecodedCache(View):
         self._waiting[int(indices[i])] = other
     return out
 
-  def image(self, data, orientation, index, shape, u):
-    """Returns what `Preprocess.encoded` does, of an encoded image or of kept pixels.
+  def keep(self, number, pixels) -> bool:
+    """Keeps the pixels uint8 [h, w, C] of an example that was read; returns True."""
+    other = self._waiting.pop(int(number), None)
+    if other is not None:
+      # A copy: the array is TensorFlow's.
+      value = {**other, 'pixels': pixels.tobytes(), 'shape': pixels.shape}
+      self._kept.put(int(number), value, pixels.nbytes)
+    return True
 
-    Args:
-      data: string tensor []: either.
-      orientation, u: see `Preprocess.encoded`.
-      index: int64 [], the example's.
-      shape: int32 [3] of the pixels; zeros for an encoded image.
-    """
+
+class Resumed:
+  """A `Preprocess` that has its image from a `DecodedCache`, or puts it there.
+
+  The ops in front of the first that draws random numbers, or maps more than the image,
+  are run once; with pixels of the cache the others are taken up after them.
+  """
+
+  def __init__(self, preprocess: Preprocess, cache: DecodedCache):
+    self._whole, self._cache = preprocess, cache
+    self.label, self.draws = preprocess.label, preprocess.draws
+    self.one_by_one = True
+    self.inputs = preprocess.inputs | {
+      'number': ((), np.dtype(np.int64)),
+      'shape': ((3,), np.dtype(np.int32)),
+    }
+    ops = preprocess.on_host
+    once = (not op.draws and op.maps == ('image',) for op in ops)
+    self._fixed = next((i for i, fixed in enumerate(once) if not fixed), len(ops))
+    # A crop right after `decode` decodes no more than itself: whole photographs in
+    # memory would be ten times the size of their files, and decoding them slower.
+    if self._fixed == 1 and any(op.crop for op in ops[1:2]):
+      raise UserError(
+        f"cache='decoded': in pp {preprocess.pp!r} the random {ops[1].text} follows "
+        "decode at once, so there are no fixed pixels to keep. Use cache='raw', or put "
+        "a resize before it: 'decode|resize_small(256)|...'."
+      )
+
+  @property
+  def spec(self) -> dict:
+    return self._whole.spec
+
+  def row(self, example: dict, index: int) -> dict:
+    if 'pixels' in example:
+      row = {'image': example['pixels'], 'orientation': 1, 'shape': example['shape']}
+      return {**self._whole.others(example), **row, 'number': index}
+    return {**self._whole.row(example, index), 'shape': (0, 0, 0), 'number': index}
+
+  def __call__(self, row: dict, u) -> dict:
     tf = lazy_tf.load()
     head, tail, spec = self._halves
 
     def decode():
-      pixels = head.encoded(data, orientation, u)
-      kept = tf.numpy_function(self._keep, [index, pixels], tf.bool)
+      pixels = head(row, u)['image']
+      kept = tf.numpy_function(self._cache.keep, [row['number'], pixels], tf.bool)
       with tf.control_dependencies([kept]):
         return tf.identity(pixels)
 
     def again():
-      return tf.reshape(tf.io.decode_raw(data, tf.uint8), shape)
+      return tf.reshape(tf.io.decode_raw(row['image'], tf.uint8), row['shape'])
 
-    pixels = tf.cond(shape[0] > 0, again, decode)
-    return tail.arrays(tf.ensure_shape(pixels, spec), u)
-
-  def _keep(self, index, pixels) -> bool:
-    other = self._waiting.pop(int(index), None)
-    if other is not None:
-      # A copy: the array is TensorFlow's.
-      value = {**other, 'pixels': pixels.tobytes(), 'shape': pixels.shape}
-      self._kept.put(int(index), value, pixels.nbytes)
-    return True
+    pixels = tf.cond(row['shape'][0] > 0, again, decode)
+    return tail.resume(tf.ensure_shape(pixels, spec), row, u)
 
   @functools.cached_property
   def _halves(self) -> tuple:
     """Returns the ops before and after what is kept, and the shape of that."""
     tf = lazy_tf.load()
-    ops = self._preprocess.on_host
-    specs = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int32))
-    specs += (tf.TensorSpec([sum(self._preprocess.draws)], tf.float32),)
-    for split in range(self._fixed, 0, -1):  # `decode` alone gives uint8
-      head, tail = copy.copy(self._preprocess), copy.copy(self._preprocess)
-      head.on_host, tail.on_host = ops[:split], ops[split:]
-      graph = tf.function(head.encoded, autograph=False).get_concrete_function(*specs)
-      out = graph.structured_outputs
-      if out.dtype == tf.uint8:
+    for at in range(self._fixed, 0, -1):  # `decode` alone gives uint8
+      head, tail = self._whole.parts(at)
+      kept = head.trace()['image']
+      if kept.dtype == tf.uint8:
         break
-    return head, tail, out.shape
+    return head, tail, kept.shape

@@ -1,18 +1,22 @@
-"""Batches of images and labels, the same for any parallelism, hosts and restart."""
+"""Batches of examples, the same for any parallelism, hosts and restart.
+
+One way, from bytes to the device:
+
+  source.read -> Reader -> ops, in TensorFlow -> Batches -> sharding.global_batch
+"""
 
 import functools
 from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax.data import cache as cache_lib
+from vit_jax.data import cache as caches
 from vit_jax.data.bad_images import BadImages
-from vit_jax.data.ops import registry
+from vit_jax.data.ops.registry import parse
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
-from vit_jax.data.sources import base, mixture
-from vit_jax.data.sources import order as order_lib
-from vit_jax.data.sources import registry as sources
+from vit_jax.data.sources import base, mixture, registry
+from vit_jax.data.sources import order as orders
 from vit_jax.errors import UserError
 
 
@@ -23,7 +27,6 @@ class Batches:
     num_examples: N, of the split.
     num_classes, class_names, fingerprint: see `base.Source`.
     batch_size: of a global batch.
-    rows: (first, number) of those of a global batch that are read here.
   """
 
   def __init__(
@@ -70,7 +73,7 @@ class Batches:
     Raises:
       UserError: for anything wrong in the arguments, or data that is not there.
     """
-    registry.parse(pp)  # before a source that may take long to open
+    parse(pp)  # before a source that may take long to open
     self.source = _build(source, split, source_options or {})
     self.num_examples = len(self.source)
     self.num_classes = self.source.num_classes if num_classes is None else num_classes
@@ -81,28 +84,21 @@ class Batches:
       import jax
 
       host, hosts = jax.process_index(), jax.process_count()
-    self.rows = order_lib.host_slice(batch_size, host, hosts)
-    self._first, size = self.rows
-    self._preprocess = Preprocess(pp, self.source)
-    reading, self._order = self._open(seed, host, hosts)
+    self._first, size = orders.host_slice(batch_size, host, hosts)
+    self._preprocess = Preprocess(pp, self.source, self.num_classes)
+    reading, order = self._open(seed, host, hosts)
     self.fingerprint = reading.fingerprint
-    reading = cache_lib.attach(reading, self._preprocess, cache, cache_bytes)
+    cached = caches.attach(reading, self._preprocess, cache, cache_bytes)
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
-    reader = Reader(
-      reading,
-      self._preprocess,
-      self._order,
+    self._reader = Reader(
+      *cached,
+      order,
       num_classes=self.num_classes,
       seed=seed,
       batch_size=size,
       workers=workers,
       prefetch=prefetch,
     )
-    try:
-      reader.label_array([])
-    except ValueError as error:
-      raise UserError(f'pp {pp!r}: {error}.') from None
-    self._reader = reader
 
   def _check(self, seed, workers, prefetch):
     if self.num_classes is None:
@@ -127,20 +123,21 @@ class Batches:
   def spec(self) -> dict:
     """Shapes and dtypes of a global batch as it leaves the host.
 
-    {'image': uint8 or float32 [B,H,W,C], 'label': int32 [B] or float32 [B,K],
-    'mask': float32 [B]}, each a `jax.ShapeDtypeStruct`.
+    {name: `jax.ShapeDtypeStruct`}: 'image' uint8 or float32 [B, H, W, C]; 'label' int32
+    [B], or float32 [B, K] where images have several labels or pp an op for them; other
+    features of the source, in the shapes that pp gives them; 'mask' float32 [B], 0 for
+    padding and images that cannot be read; 'index' int32 [B], of the example in the split
+    (modulo 2**32), -1 for padding.
 
     Raises:
-      UserError: if the ops do not fit the images, or leave their size open.
+      UserError: if the ops do not fit the examples, or leave a shape open.
     """
     import jax
 
-    label = self._reader.label_array([[] if self.source.multi_label else 0])
-    shapes = {
-      'image': self._preprocess.image_spec,
-      'label': (label.shape[1:], label.dtype),
-      'mask': ((), np.dtype(np.float32)),
-    }
+    shapes = dict(self._preprocess.spec)
+    if self._preprocess.label is not None:
+      shapes['label'] = self._preprocess.label.shape, self._preprocess.label.dtype
+    shapes |= {'mask': ((), np.dtype(np.float32)), 'index': ((), np.dtype(np.int32))}
     return {
       key: jax.ShapeDtypeStruct((self.batch_size, *shape), dtype)
       for key, (shape, dtype) in shapes.items()
@@ -164,25 +161,22 @@ class Batches:
 
   def _iterate(self, first: int, last: int | None) -> Iterator[dict]:
     size = self._reader.batch_size
-    positions = order_lib.positions(first, last, self.batch_size, self._first, size)
+    positions = orders.positions(first, last, self.batch_size, self._first, size)
     batches = self._reader.batches(positions)
     try:
       for batch in batches:
-        self._report_bad(batch.pop('position')[batch['mask'] == 0])
-        yield batch
+        index, positions = batch['index'], batch.pop('position')
+        for i in np.flatnonzero((batch['mask'] == 0) & (index >= 0)):
+          reason = functools.partial(self._reader.diagnose, int(positions[i]))
+          self._bad.add(int(index[i]), reason)
+        yield {**batch, 'index': index.astype(np.int32)}
     finally:
       batches.close()
-
-  def _report_bad(self, positions):
-    indices = self._order.indices(positions)
-    for position, index in zip(positions, indices, strict=True):
-      if index >= 0:  # else padding
-        self._bad.add(int(index), lambda p=position: self._reader.diagnose(int(p)))
 
 
 def _build(source, split, options):
   if not isinstance(source, list | tuple):
-    return sources.build(source, split, **options)
+    return registry.build(source, split, **options)
   if options:
     raise UserError(
       f"source_options={options} beside a list of sources: give each part its 'options'."

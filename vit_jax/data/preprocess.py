@@ -1,95 +1,209 @@
-"""A string pipeline applied to the images of one source."""
+"""A string pipeline applied to the examples of one source."""
 
+import copy
 import functools
 
 import numpy as np
 
-from vit_jax.data import lazy_tf
-from vit_jax.data.ops import augment, registry
-from vit_jax.data.ops import decode as images_lib
+from vit_jax.data import labels, lazy_tf
+from vit_jax.data.features import Feature, ImageFeature, LabelFeature
+from vit_jax.data.ops import decode, registry
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
+# What follows the name of a ragged feature in the name of its length.
+_LENGTH = '/length'
+
 
 class Preprocess:
-  """The ops of `pp`, split into those of the host, of the labels, of the device.
+  """The ops of `pp`, split into those of the host, of the label, of the device.
 
   Attributes:
-    on_host: image ops run by TensorFlow. A last `value_range` on uint8 images is not
-      among them: uint8 travels to the device, a quarter of the bytes.
+    on_host: ops run by TensorFlow. A last `value_range` on uint8 images is not among
+      them: uint8 travels to the device, a quarter of the bytes.
     on_device: that `ops.ValueRange`, or None.
-    label: the label op, or None.
+    label: the form of the labels, see `labels`; None where none is of a whole image.
     draws: how many random numbers each random op takes, in order.
+    inputs: {name: (shape, dtype)} of what an example is to the ops; dtype None: bytes.
+    one_by_one: whether ops see one example at a time, as encoded images and features
+      of different lengths need, or arrays of many at once.
   """
 
-  def __init__(self, pp: str, source: Source):
+  def __init__(self, pp: str, source: Source, num_classes: int):
     """Raises UserError where pp is wrong, or does not fit the source."""
-    parsed = registry.parse(pp)
-    labels = [op for op in parsed if op.kind == 'label']
-    image = [op for op in parsed if op.kind == 'image']
-    if len(labels) > 1:
-      raise UserError(f'pp {pp!r}: more than one op for labels: {labels[1].text}.')
-    names = [op.name for op in image]
+    self.pp, self._source = pp, source
+    ops = registry.parse(pp)
+    label_ops = [op for op in ops if op.kind == 'label']
+    ops = [op for op in ops if op.kind == 'image']
+    names = [op.name for op in ops if 'image' in op.maps]
     if source.image_shape is None and names[:1] != ['decode']:
       raise UserError(
         f"pp {pp!r}: {source.name} holds encoded images: begin with 'decode'."
       )
     registry.check_images(pp, names)
-    self.pp = pp
-    self.label = labels[0].apply if labels else None
-    self.on_device = image.pop().apply if names[-1] == 'value_range' else None
-    self.on_host = image
+    self.label = self._label_form(label_ops, num_classes)
+    features = {
+      k: f for k, f in source.features.items() if not isinstance(f, LabelFeature)
+    }
+    self._check_located(ops, features)
+    self._others = [k for k, f in features.items() if isinstance(f, Feature)]
+    self._ragged = [name for name in self._others if features[name].ragged]
+    assert not {*self._others} & {'mask', 'index', 'position', 'u'}, 'names in use'
+    self.inputs = {}
+    for name, feature in features.items():
+      self.inputs |= self._inputs_of(name, feature)
+    self.one_by_one = source.image_shape is None or bool(self._ragged)
+    self.on_device = None
+    if names[-1] == 'value_range':
+      last = max(i for i, op in enumerate(ops) if op.name == 'value_range')
+      self.on_device = ops.pop(last).apply
+    self.on_host = ops
     # Never nothing: TensorFlow 2.21's unbatch crashes on rows of no elements.
-    self.draws = tuple(op.draws for op in image if op.draws) or (1,)
-    self._source = source
+    self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
 
-  def arrays(self, images, u):
-    """Runs the host's ops on [..., H, W, C] and u [..., sum(draws)]."""
-    return self._run(self.on_host, images, u)
+  def _label_form(self, ops, num_classes):
+    if len(ops) > 1:
+      raise UserError(f'pp {self.pp!r}: more than one op for labels: {ops[1].text}.')
+    feature = self._source.features.get('label')
+    if not isinstance(feature, LabelFeature):
+      if ops:
+        raise UserError(
+          f'pp {self.pp!r}: {ops[0].text} is for labels of whole images, which '
+          f'{self._source.name} does not have.'
+        )
+      return None
+    try:
+      return labels.form(feature, ops[0].apply if ops else None, num_classes)
+    except ValueError as error:
+      raise UserError(f'pp {self.pp!r}: {error}.') from None
 
-  def encoded(self, data, orientation, u):
-    """Runs the host's ops on one encoded image: string, int32 [], u [sum(draws)]."""
-    decode, *rest = self.on_host
-    args = (data, orientation, decode.apply.channels, decode.apply.precise)
-    if rest and isinstance(rest[0].apply, augment.InceptionCrop):
-      crop, *rest = rest
-      box = lambda h, w: crop.apply.box(h, w, u[: crop.draws])
-      image = crop.apply.finish(images_lib.decode_and_crop(*args, box))
-      return self._run(rest, image, u[crop.draws :])
-    return self._run(rest, images_lib.decode(*args), u)
+  def _check_located(self, ops, features) -> None:
+    located = [k for k, f in features.items() if isinstance(f, Feature) and f.located]
+    for op in ops:
+      left = [name for name in located if name not in op.maps]
+      if 'image' in op.maps and not op.keeps_positions and left:
+        raise UserError(
+          f'pp {self.pp!r}: {op.text} moves pixels, but not the {" and ".join(left)} of '
+          f'{self._source.name}: leave it out, or write an op that maps both.'
+        )
 
-  def _run(self, todo, images, u):
-    start = 0
-    for op in todo:
-      images = op.apply(images, u[..., start : start + op.draws])
-      start += op.draws
-    return images
+  def _inputs_of(self, name, feature) -> dict:
+    if isinstance(feature, ImageFeature):
+      if feature.shape is None:
+        return {name: ((), None), 'orientation': ((), np.dtype(np.int32))}
+      return {name: (feature.shape, np.dtype(np.uint8))}
+    out = {name: (feature.shape, np.dtype(feature.dtype))}
+    return out | ({name + _LENGTH: ((), np.dtype(np.int32))} if feature.ragged else {})
 
-  @functools.cached_property
-  def image_spec(self) -> tuple[tuple[int, int, int], np.dtype]:
-    """Shape [H, W, C] and dtype of an image that leaves the host.
+  # --- in NumPy ----------------------------------------------------------------------
+
+  def row(self, example: dict, index: int) -> dict:
+    """Returns what `inputs` says of an example that the source has read.
 
     Raises:
-      UserError: if the ops do not fit the images, or leave their size open.
+      BadImage: for an image that will not be decoded.
+    """
+    row = {'image': example['image'], **self.others(example)}
+    if self._source.image_shape is None:
+      exif = example.get('exif', self._source.exif)
+      row['image'], row['orientation'] = decode.probe(example['image'], exif)
+    return row
+
+  def others(self, example: dict) -> dict:
+    """Returns what of `row` does not concern the image."""
+    out = {name: example[name] for name in self._others}
+    return out | {name + _LENGTH: len(example[name]) for name in self._ragged}
+
+  # --- in TensorFlow -----------------------------------------------------------------
+
+  def __call__(self, row: dict, u) -> dict:
+    """Runs the host's ops on the tensors of one example.
+
+    Args:
+      row: as `inputs` says; a ragged feature has any length from its own on.
+      u: float32 [sum(draws)].
+
+    Returns:
+      All features but a `LabelFeature`, and what ops add.
+    """
+    if self._source.image_shape is not None:
+      return self.resume(row['image'], row, u)
+    first, *rest = self.on_host
+    args = (row['image'], row['orientation'], first.apply.channels, first.apply.precise)
+    if not rest or rest[0].crop is None:
+      return _run(rest, self._features(decode.decode(*args), row), u)
+    crop, *rest = rest
+    box = lambda h, w: crop.crop.box(h, w, u[: crop.draws])
+    image = crop.crop.finish(decode.decode_and_crop(*args, box))
+    return _run(rest, self._features(image, row), u[crop.draws :])
+
+  def resume(self, image, row: dict, u) -> dict:
+    """Runs the host's ops on an example whose image is decoded: uint8 [H, W, C]."""
+    return self.arrays(self._features(image, row), u)
+
+  def _features(self, image, row) -> dict:
+    features = {'image': image, **{name: row[name] for name in self._others}}
+    for name in self._ragged:
+      features[name] = features[name][: row[name + _LENGTH]]
+    return features
+
+  def arrays(self, features: dict, u) -> dict:
+    """Runs the host's ops on decoded features [..., *shape] and u [..., sum(draws)]."""
+    return _run(self.on_host, features, u)
+
+  def parts(self, at: int) -> tuple['Preprocess', 'Preprocess']:
+    """Returns the host's ops before and from the op at an index."""
+    head, tail = copy.copy(self), copy.copy(self)
+    head.on_host, tail.on_host = self.on_host[:at], self.on_host[at:]
+    return head, tail
+
+  def trace(self) -> dict:
+    """Returns {name: TensorSpec} of an example after the host's ops.
+
+    Raises:
+      ValueError, tf.errors.InvalidArgumentError: if they do not fit the example.
     """
     tf = lazy_tf.load()
+    specs = {
+      name: tf.TensorSpec(shape, tf.string if dtype is None else dtype)
+      for name, (shape, dtype) in self.inputs.items()
+    }
     u = tf.TensorSpec([sum(self.draws)], tf.float32)
+    run = tf.function(self, autograph=False)
+    return run.get_concrete_function(specs, u).structured_outputs
+
+  @functools.cached_property
+  def spec(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """{name: (shape, dtype)} of an example, but its `label`, as it leaves the host.
+
+    Raises:
+      UserError: if the ops do not fit the examples, or leave a shape open.
+    """
+    tf = lazy_tf.load()
     try:
-      if self._source.image_shape is None:
-        specs = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int32), u)
-        graph = tf.function(self.encoded, autograph=False).get_concrete_function(*specs)
-      else:
-        specs = (tf.TensorSpec(self._source.image_shape, tf.uint8), u)
-        graph = tf.function(self.arrays, autograph=False).get_concrete_function(*specs)
+      traced = self.trace()
     except (ValueError, tf.errors.InvalidArgumentError) as error:
       reason = str(error).strip().splitlines()[-1].strip()
       raise UserError(
         f'pp {self.pp!r} does not fit the images of {self._source.name}: {reason}'
       ) from None
-    out = graph.structured_outputs
-    if not out.shape.is_fully_defined():
-      raise UserError(
-        f'pp {self.pp!r} leaves images of different sizes {out.shape}, which make no '
-        'batch: add resize(size), central_crop(size) or another crop.'
-      )
-    return tuple(out.shape), out.dtype.as_numpy_dtype
+    for name, out in traced.items():
+      if not out.shape.is_fully_defined():
+        end = (
+          'add resize(size), central_crop(size) or another crop'
+          if name == 'image'
+          else f'end it with pad_to({name}=LENGTH)'
+        )
+        raise UserError(
+          f'pp {self.pp!r} leaves the {name} of different sizes {out.shape}, which make '
+          f'no batch: {end}.'
+        )
+    return {k: (tuple(x.shape), x.dtype.as_numpy_dtype) for k, x in traced.items()}
+
+
+def _run(ops, features: dict, u) -> dict:
+  start = 0
+  for op in ops:
+    features = op(features, u[..., start : start + op.draws])
+    start += op.draws
+  return features

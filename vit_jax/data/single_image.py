@@ -28,7 +28,8 @@ class SingleImage:
   """
 
   def __init__(self, pp: str):
-    ops = [op for op in registry.parse(pp) if op.kind == 'image']
+    ops = registry.parse(pp)
+    ops = [op for op in ops if op.kind == 'image' and 'image' in op.maps]
     for op in ops:
       if op.numpy is None:
         raise UserError(

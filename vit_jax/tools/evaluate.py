@@ -89,7 +89,7 @@ def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | Non
     )
   if tables and K > _MOST_CLASSES:
     raise UserError(f'--out: a confusion matrix of {K} classes is too large.')
-  if tables and batches.source.multi_label:
+  if tables and batches.spec['label'].ndim == 2:
     raise UserError(
       f'--out: {data} has several labels per image, a confusion matrix is of one. '
       'Without --out the accuracy is measured.'

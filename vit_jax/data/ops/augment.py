@@ -101,15 +101,26 @@ class InceptionCrop:
     return tf.map_fn(lambda x: self._one(*x), (images, u), fn_output_signature=spec)
 
 
-@op('flip_lr', draws=1)
+@op('flip_lr', draws=1, maps=('image', 'boxes'))
 def flip_lr():
-  """Left to right in half of the cases: where u < 0.5."""
+  """Left to right in half of the cases: where u < 0.5.
 
-  def apply(images, u):
+  Boxes are [..., n, 4]: top, left, bottom, right from 0 to 1.
+  """
+
+  def apply(features, u):
     tf = lazy_tf.load()
+    images = features['image']
     if images.shape.rank == 3:  # selecting pixels takes longer than reversing them
-      return tf.cond(u[0] < 0.5, lambda: tf.reverse(images, [-2]), lambda: images)
-    return tf.where(u[..., None, None] < 0.5, tf.reverse(images, [-2]), images)
+      flipped = tf.cond(u[0] < 0.5, lambda: tf.reverse(images, [-2]), lambda: images)
+    else:
+      flipped = tf.where(u[..., None, None] < 0.5, tf.reverse(images, [-2]), images)
+    if 'boxes' not in features:
+      return {'image': flipped}
+    top, left, bottom, right = tf.unstack(features['boxes'], axis=-1)
+    mirrored = tf.stack([top, 1 - right, bottom, 1 - left], -1)
+    boxes = tf.where(u[..., None] < 0.5, mirrored, features['boxes'])
+    return {'image': flipped, 'boxes': boxes}
 
   return apply
 

@@ -16,12 +16,13 @@ prediction does without TensorFlow: of resizing the same to the last bit.
 import numpy as np
 
 from vit_jax.data import lazy_tf
+from vit_jax.data.labels import MultiHot
 from vit_jax.data.ops import arguments, geometry, numpy_ops
 from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.ops.registry import Twins, op
 
 
-@op('decode')
+@op('decode', keeps_positions=True)
 class Decode:
   """Bytes to uint8 [H, W, channels]; arrays get that many channels.
 
@@ -54,7 +55,7 @@ class Decode:
     return (total * 511 // 5_100_000).astype(np.uint8)[..., None]
 
 
-@op('resize')
+@op('resize', keeps_positions=True)
 def resize(
   size, method: str = 'bilinear', antialias: bool = False, rounding: str = 'truncate'
 ):
@@ -73,7 +74,7 @@ def resize(
   )
 
 
-@op('resize_small')
+@op('resize_small', keeps_positions=True)
 def resize_small(
   smaller_size: int,
   method: str = 'area',
@@ -130,7 +131,7 @@ def central_crop(size):
   return Twins(tensors, array)
 
 
-@op('value_range')
+@op('value_range', keeps_positions=True)
 class ValueRange:
   """Maps [in_lo, in_hi] to [lo, hi], float32; values outside follow, or are clipped.
 
@@ -179,12 +180,42 @@ def onehot(num_classes: int | None = None, on: float = 1.0, off: float = 0.0):
   if num_classes is not None:
     arguments.positive('num_classes', num_classes)
 
-  def apply(labels, known_classes):
+  def apply(known_classes):
     if num_classes is not None and num_classes < known_classes:
       raise ValueError(f'onehot({num_classes}): the data has {known_classes} classes')
-    out = np.full((len(labels), num_classes or known_classes), off, np.float32)
-    for row, label in zip(out, labels, strict=True):
-      row[np.asarray(label, np.int64)] = on
-    return out
+    return MultiHot(num_classes or known_classes, on, off)
 
   return apply
+
+
+class PadTo:
+  """Features of different lengths to one: zeros behind, the surplus cut off.
+
+  Beside each, NAME_mask float32 [length] is 1 where it holds something.
+  """
+
+  def __init__(self, lengths: dict[str, int]):
+    self.lengths, self.maps = lengths, tuple(lengths)
+
+  def __call__(self, features, u):
+    tf = lazy_tf.load()
+    out = {}
+    for name, length in self.lengths.items():
+      if name not in features:
+        raise ValueError(f'pad_to: examples have no {name!r}')
+      x = features[name][:length]
+      number = tf.shape(x)[0]
+      around = [[0, length - number]] + [[0, 0]] * (x.shape.rank - 1)
+      out[name] = tf.ensure_shape(tf.pad(x, around), [length, *x.shape[1:]])
+      out[f'{name}_mask'] = tf.cast(tf.range(length) < number, tf.float32)
+    return out
+
+
+@op('pad_to')
+def pad_to(**lengths: int):
+  """`pad_to(boxes=100, label=100)`: see `PadTo`; the last op of a pipeline."""
+  if not lengths:
+    raise ValueError('expected NAME=LENGTH, such as boxes=100')
+  for name, length in lengths.items():
+    arguments.positive(name, length)
+  return PadTo(lengths)

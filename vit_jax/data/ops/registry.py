@@ -25,6 +25,8 @@ class Factory:
   make: Callable
   draws: int
   kind: str
+  maps: tuple[str, ...]
+  keeps_positions: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +36,7 @@ class Op:
   Attributes:
     text: as written in the pipeline.
     args, kwargs: as parsed from the text.
-    apply: its function, see `op`.
-    numpy: the same for one NumPy image, or None: see `op`.
-    draws: how many random numbers it takes.
-    kind: 'image' or 'label'.
+    apply: its function, see `op`; so are the others.
   """
 
   name: str
@@ -45,9 +44,30 @@ class Op:
   args: tuple
   kwargs: dict[str, Any]
   apply: Callable
-  numpy: Callable | None
   draws: int
   kind: str
+  maps: tuple[str, ...]
+  keeps_positions: bool
+
+  def __call__(self, features: dict, u) -> dict:
+    """Returns the features of an example, or of many, after an op of kind 'image'."""
+    if self.maps == ('image',):
+      return {**features, 'image': self.apply(features['image'], u)}
+    mapped = {name: features[name] for name in self.maps if name in features}
+    return {**features, **self.apply(mapped, u)}
+
+  @property
+  def numpy(self) -> Callable | None:
+    """The op for one NumPy image."""
+    return getattr(self.apply, 'numpy', None)
+
+  @property
+  def crop(self) -> Any:
+    """The op, if it is a crop by which a JPEG may be decoded inside the window only.
+
+    It then has `box(height, width, u) -> (y, x, h, w)` and `finish(window) -> image`.
+    """
+    return self.apply if hasattr(self.apply, 'box') else None
 
   @property
   def arguments(self) -> dict[str, Any]:
@@ -71,18 +91,34 @@ class Twins:
 OPS: dict[str, Factory] = {}
 
 
-def op(name: str, *, draws: int = 0, kind: str = 'image'):
+def op(
+  name: str,
+  *,
+  draws: int = 0,
+  maps: tuple[str, ...] = ('image',),
+  keeps_positions: bool = False,
+  kind: str = 'image',
+):
   """Registers a factory under the name that pipelines use.
 
-  The factory's function is pure. kind 'image': `(images, u) -> images`, TensorFlow,
-  images uint8 or float [..., H, W, C], u float32 [..., draws] uniform in [0, 1). kind
-  'label': `(labels, num_classes) -> labels`, NumPy, a list of ints or of int lists.
-  Where the number of draws depends on the arguments, the function has it as `draws`.
-  An op for prediction, which knows no TensorFlow, returns `Twins` or has a `numpy`.
+  The factory's function is pure: `(images, u) -> images`, in TensorFlow, images uint8 or
+  float [..., H, W, C], u float32 [..., draws] uniform in [0, 1).
+
+  Args:
+    draws: how many random numbers it takes; where that depends on the arguments, the
+      function has it as `draws`.
+    maps: the features that it changes. With more than the image the function is
+      `({name: value}, u) -> {name: value}`, of those that an example has; where they
+      depend on the arguments, the function has them as `maps`. Others stay as they are.
+    keeps_positions: whether every pixel stays where it was, in parts of the height and
+      width: such an op needs no say in where boxes are.
+    kind: 'label' for an op on classes: K -> a form of labels, see `data.labels`.
+
+  An op for prediction too, which knows no TensorFlow, returns `Twins` or has a `numpy`.
   """
 
   def register(make):
-    OPS[name] = Factory(make, draws, kind)
+    OPS[name] = Factory(make, draws, kind, maps, keeps_positions)
     return make
 
   return register
@@ -164,9 +200,10 @@ def _bind(text: str, pp: str) -> Op:
     tuple(args),
     kwargs,
     apply,
-    numpy=getattr(apply, 'numpy', None),
     draws=getattr(apply, 'draws', factory.draws),
     kind=factory.kind,
+    maps=getattr(apply, 'maps', factory.maps),
+    keeps_positions=factory.keeps_positions,
   )
 
 

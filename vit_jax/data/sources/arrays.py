@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import ArraySource, Source, fingerprint
 from vit_jax.errors import UserError
@@ -86,7 +87,7 @@ class Arrays(ArraySource):
     if 'class_names' in file:
       self.class_names = [str(name) for name in file['class_names']]
       self.num_classes = len(self.class_names)
-    elif self.multi_label:
+    elif self.labels is None:
       self.num_classes = labels.shape[1]
     else:
       # Of all splits, so that a split without the last class has the same K.
@@ -153,29 +154,26 @@ class Synthetic(Source):
   ):
     if target:
       raise UserError(f"Source 'synthetic' takes options, not a path: got {target!r}.")
-    shape = (size, size) if isinstance(size, int) else tuple(size)
-    self.image_shape = (*shape, channels)
+    side = (size, size) if isinstance(size, int) else tuple(size)
+    shape = (*side, channels)
     for name, value in (('num_classes', num_classes), ('num_examples', num_examples)):
       if not isinstance(value, int) or value < 1:
         raise UserError(f'synthetic: {name}={value!r} must be a positive integer.')
-    if len(shape) != 2 or not all(
-      isinstance(n, int) and n > 0 for n in self.image_shape
-    ):
+    if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
       raise UserError(f'synthetic: no image has size={size!r}, channels={channels!r}.')
     sizes = dict.fromkeys(('train', 'validation', 'test'), num_examples)
     parts = splits.select(split, sizes, 'synthetic')
     self._rows = np.concatenate([part for _, part in parts])
     self.name = 'synthetic'
+    self.features = {'image': ImageFeature(shape), 'label': LabelFeature()}
     self.num_classes = num_classes
     self.labels = self._rows % num_classes
     # An image is a window into one pool of noise: no generator to wait for.
-    length = int(np.prod(self.image_shape)) + self._POOL
+    length = int(np.prod(shape)) + self._POOL
     self._pool = np.random.Generator(np.random.Philox(0)).integers(
       0, 256, length, np.uint8
     )
-    self.fingerprint = fingerprint(
-      (self.image_shape, num_classes, self._rows.tobytes())
-    )
+    self.fingerprint = fingerprint((shape, num_classes, self._rows.tobytes()))
 
   def __len__(self) -> int:
     return len(self._rows)

@@ -1,10 +1,12 @@
 """What a source of examples is."""
 
 import hashlib
+import types
 from collections.abc import Iterable
 
 import numpy as np
 
+from vit_jax.data.features import Feature, ImageFeature, LabelFeature
 from vit_jax.data.sources import order
 from vit_jax.errors import UserError
 
@@ -13,37 +15,45 @@ class Source:
   """Random access to the examples of one split. A new data set is one subclass.
 
   Attributes:
+    features: {name: what an example holds under it}, see `data.features`; there is
+      always an 'image'.
     name: the source as the user wrote it, for messages and reports.
     num_classes: K, or None where the source cannot know.
     class_names: K names, or None.
     labels: every example's label, int [N], where they are known without reading
       images, else None. They are then checked before training.
-    multi_label: labels are lists of ints, and a batch's labels multi-hot.
-    image_shape: (H, W, C) if images are uint8 arrays of one shape, held in memory or
-      cheap to make; None if they are encoded bytes (JPEG, PNG, ...).
+    streamed: read from front to back, see `Stream`.
     exif: apply the EXIF orientation, as for photographs from a camera. Not for
       published data sets, whose published numbers ignore it.
     fingerprint: a cheap hash that changes when the examples do.
   """
 
+  features: dict[str, Feature | ImageFeature | LabelFeature] = types.MappingProxyType(
+    {'image': ImageFeature(), 'label': LabelFeature()}
+  )
   name: str
   num_classes: int | None = None
   class_names: list[str] | None = None
   labels: np.ndarray | None = None
-  multi_label: bool = False
-  image_shape: tuple[int, int, int] | None = None
+  streamed: bool = False
   exif: bool = False
   fingerprint: str
+
+  @property
+  def image_shape(self) -> tuple[int, int, int] | None:
+    """(H, W, C) of images that are arrays, None of encoded ones."""
+    return self.features['image'].shape
 
   def __len__(self) -> int:
     raise NotImplementedError
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    """Returns examples {'image': bytes or uint8 [H,W,C], 'label': int or list[int]}.
+    """Returns examples, dicts of the declared features.
 
-    One that cannot be read has an 'error', the reason, and no image. With several
-    labels there may be a 'weight', float [n], of each label: the value of its place in
-    a multi-hot target, else 1. 'exif', if there, stands above the source's own.
+    An image is bytes or uint8 [H, W, C]; the label of a `LabelFeature` an int, or ints;
+    any other feature an array. An example that cannot be read has an 'error', the reason,
+    in their place. Beside several labels there may be a 'weight', float [n]: the value of
+    each in a multi-hot target, else 1. 'exif', if there, overrides the source's.
     """
     raise NotImplementedError
 
@@ -93,10 +103,13 @@ class ArraySource(Source):
   def __init__(self, name: str, images: np.ndarray, labels: np.ndarray):
     self.name = name
     self.images = images
-    self.multi_label = labels.ndim == 2
-    self.labels = None if self.multi_label else labels
+    several = labels.ndim == 2
+    self.features = {
+      'image': ImageFeature(images.shape[1:]),
+      'label': LabelFeature(several),
+    }
+    self.labels = None if several else labels
     self._labels = labels
-    self.image_shape = images.shape[1:]
     # All labels, and a thousand images: cheap, and sees a changed order or file.
     some = images[:: max(1, len(images) // 1000)]
     self.fingerprint = fingerprint((images.shape, labels.tobytes(), some.tobytes()))
@@ -105,8 +118,9 @@ class ArraySource(Source):
     return len(self.images)
 
   def read(self, indices: np.ndarray) -> list[dict]:
+    several = self.labels is None
     return [
-      {'image': image, 'label': np.flatnonzero(label) if self.multi_label else label}
+      {'image': image, 'label': np.flatnonzero(label) if several else label}
       for image, label in zip(self.images[indices], self._labels[indices], strict=True)
     ]
 

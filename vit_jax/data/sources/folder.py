@@ -49,6 +49,7 @@ class Folder(Source):
       )
     self.name = f'folder:{target}'
     self._root = root
+    self._pool = concurrent.futures.ThreadPoolExecutor(_READERS)
     directories = _split_directories(root)
     self.class_names = _class_names(directories)
     self.num_classes = len(self.class_names)
@@ -82,14 +83,11 @@ class Folder(Source):
     return len(self._paths)
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    paths = [self.name_of(i) for i in indices]
-    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-      return [
-        {**content, 'label': int(label)}
-        for content, label in zip(
-          pool.map(_read, paths), self.labels[indices], strict=True
-        )
-      ]
+    contents = self._pool.map(_read, [self.name_of(i) for i in indices])
+    return [
+      {**content, 'label': int(label)}
+      for content, label in zip(contents, self.labels[indices], strict=True)
+    ]
 
   def name_of(self, index: int) -> str:
     return os.path.join(self._root, self._paths[index])

@@ -15,6 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from vit_jax.data.features import LabelFeature
 from vit_jax.data.sources import registry as sources
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError, did_you_mean
@@ -101,8 +102,7 @@ class Mixture(Source):
     self._parts = [(source, offset) for source, offset, _ in parts]
     self._weights = list(weights)
     self._starts = np.cumsum([0] + [len(source) for source, _ in self._parts])
-    self.image_shape = self._one_shape()
-    self.multi_label = any(source.multi_label for source, _ in self._parts)
+    self.features = self._common_features()
     counts = [source.num_classes for source, _ in self._parts]
     if None not in counts:
       self.num_classes = max(source.num_classes + k for source, k in self._parts)
@@ -112,14 +112,25 @@ class Mixture(Source):
       for (source, offset), weight in zip(self._parts, self._weights, strict=True)
     )
 
-  def _one_shape(self):
+  def _common_features(self) -> dict:
     shapes = {source.name: source.image_shape for source, _ in self._parts}
     if len(set(shapes.values())) > 1:
       said = [f'{k}: {v or "encoded images"}' for k, v in shapes.items()]
       raise UserError(
         f'Parts of a mixture hold images of one kind, but these are {"; ".join(said)}.'
       )
-    return self._parts[0][0].image_shape
+    labels = [source.features.get('label') for source, _ in self._parts]
+    alike = [dict(source.features) for source, _ in self._parts]
+    if all(isinstance(label, LabelFeature) for label in labels):
+      several = LabelFeature(any(label.several for label in labels))
+      alike = [{**features, 'label': several} for features in alike]
+    for (source, _), features in zip(self._parts, alike, strict=True):
+      if features != alike[0]:
+        raise UserError(
+          f'Parts of a mixture hold the same features, but {source.name} holds '
+          f'{features} and {self._parts[0][0].name} {alike[0]}.'
+        )
+    return alike[0]
 
   def _names(self, given: list[bool]) -> list[str] | None:
     """Returns the classes' names, if every one of them has one."""
@@ -154,9 +165,8 @@ class Mixture(Source):
   def _in_common(self, k, example):
     source, offset = self._parts[k]
     if 'error' in example:
-      return {**example, 'label': [] if self.multi_label else 0}
+      return example
     label = np.asarray(example['label'], np.int64) + offset
-    label = np.atleast_1d(label) if self.multi_label else int(label)
     return {'exif': source.exif, **example, 'label': label}
 
   def name_of(self, index: int) -> str:

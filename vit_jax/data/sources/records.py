@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 
+from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import example_proto, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import ArrayRecords, Records
@@ -88,7 +89,7 @@ class RecordFiles(Source):
     if multi_label is None:
       labels = [len(x[label_key]) for x in first if label_key in x]
       multi_label = bool(weight_key) or any(n != 1 for n in labels)
-    self.multi_label = multi_label
+    self.features = {'image': ImageFeature(), 'label': LabelFeature(multi_label)}
 
   def _check_stream(self, stream, shuffle_buffer) -> int | None:
     if not stream and shuffle_buffer is not None:
@@ -176,21 +177,20 @@ class RecordFiles(Source):
     Raises:
       UserError: for several labels where one is expected.
     """
-    bad = {'label': [] if self.multi_label else 0}
     if isinstance(record, Exception):
-      return {**bad, 'error': f'cannot be read: {record}'}
+      return {'error': f'cannot be read: {record}'}
     try:
       image, labels, weights = self._fields.read(record)
     except ValueError as error:
-      return {**bad, 'error': str(error)}
-    if not self.multi_label:
+      return {'error': str(error)}
+    if not self.features['label'].several:
       if len(labels) > 1:
         raise UserError(
           f'{self.name_of(index)} has {len(labels)} labels, where one is expected: set '
           "data.source_options={'multi_label': True}."
         )
       if not len(labels):
-        return {**bad, 'error': f'{self._fields.label_key} holds no label'}
+        return {'error': f'{self._fields.label_key} holds no label'}
       return {'image': image, 'label': int(labels[0])}
     weight = {} if weights is None else {'weight': weights}
     return {'image': image, 'label': labels, **weight}

@@ -58,6 +58,7 @@ class Stream(View):
       UserError: if there are fewer shards than hosts.
     """
     super().__init__(source)
+    self.streamed = True
     first, last = source.bounds[:-1], source.bounds[1:]
     if len(first) < hosts:
       raise UserError(

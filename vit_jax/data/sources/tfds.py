@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 
+from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import Records
@@ -51,7 +52,10 @@ class Tfds(Source):
       self._label_key(info.features, label_key),
     )
     label = info.features[self._keys[1]]
-    self.multi_label = len(label.shape) == 1
+    self.features = {
+      'image': ImageFeature(),
+      'label': LabelFeature(several=len(label.shape) == 1),
+    }
     label = getattr(label, 'feature', label)
     self.num_classes = getattr(label, 'num_classes', None)
     self.class_names = list(getattr(label, 'names', None) or []) or None
@@ -82,7 +86,7 @@ class Tfds(Source):
   def read(self, indices: np.ndarray) -> list[dict]:
     image_key, label_key = self._keys
     return [
-      {'error': str(example), 'label': [] if self.multi_label else 0}
+      {'error': str(example)}
       if isinstance(example, Exception)
       else {'image': example[image_key], 'label': example[label_key]}
       for example in self._read(indices)

@@ -1,0 +1,56 @@
+"""What an example of a source holds: a dict of features, each declared by one of these.
+
+A source for classification declares, or inherits,
+
+  {'image': ImageFeature(), 'label': LabelFeature()}
+
+and one of several boxes in each image, with a class for each box,
+
+  {'image': ImageFeature(), 'boxes': Feature((None, 4), 'float32', located=True),
+   'label': Feature((None,))}
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+  """An array.
+
+  Attributes:
+    shape: of one example's array. None as its first length: each example has its own, and
+      `pp` has to end in a pad_to(NAME=LENGTH).
+    dtype: a NumPy dtype.
+    located: whether it holds positions in the image, from 0 to 1 of its height and width;
+      then an op that moves pixels must move these too.
+  """
+
+  shape: tuple[int | None, ...] = ()
+  dtype: str = 'int32'
+  located: bool = False
+
+  @property
+  def ragged(self) -> bool:
+    return self.shape[:1] == (None,)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFeature:
+  """The image that ops work on.
+
+  Attributes:
+    shape: (H, W, C) if images are uint8 arrays of one shape, held in memory or cheap to
+      make; None if they are encoded bytes (JPEG, PNG, ...).
+  """
+
+  shape: tuple[int, int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFeature:
+  """What the image as a whole shows: a class, or `several`, in any number.
+
+  A batch holds them in one form: see `labels`.
+  """
+
+  several: bool = False
