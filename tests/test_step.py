@@ -30,7 +30,7 @@ def batch(seed=0):
 def setup(model=None, task=None, **section):
   fields = dict(num_classes=5, depth=2, width=128) | (model or {})
   model = models.build('vit', 'mu/8', **fields)
-  task = tasks.build('classify', model, 5, **(task or {}))
+  task = tasks.build('classify', model, SPEC, **(task or {}))
   section = dict(name='adamw', lr=1e-3, schedule=dict(decay='constant')) | section
   return task, optim.build(**section, total_steps=10)
 
@@ -221,9 +221,14 @@ def test_ema_is_the_moving_average():
 
 def test_fine_print_of_classify():
   with pytest.raises(ValueError, match=naming('config.task.label_smoothing=1.0')):
-    tasks.build('classify', None, 5, label_smoothing=1.0)
+    tasks.build('classify', None, SPEC, label_smoothing=1.0)
   with pytest.raises(ValueError, match=naming('clasify', 'classify')):
-    tasks.build('clasify', None, 5)
+    tasks.build('clasify', None, SPEC)
+  model = models.build('vit', 'mu/8', num_classes=5)
+  for shape, dtype in (((16, 7), jnp.float32), ((16, 9), jnp.int32)):
+    spec = SPEC | {'label': jax.ShapeDtypeStruct(shape, dtype)}
+    with pytest.raises(ValueError, match=naming(shape[1])):
+      tasks.build('classify', model, spec)
 
 
 def test_several_labels_per_image():

@@ -33,6 +33,22 @@ def get(name: str):
   return choose('loss', name, LOSSES)
 
 
+def targets_of(label: jax.Array, num_classes: int) -> jax.Array:
+  """Returns float32 [B, K] of labels in either form that batches have them.
+
+  Args:
+    label: int [B], whose targets are one-hot, or float32 [B, K], which are targets.
+  """
+  return label if label.ndim == 2 else jax.nn.one_hot(label, num_classes)
+
+
+def is_label(classes: jax.Array, label: jax.Array) -> jax.Array:
+  """Returns bool [B]: whether each of some classes, int [B], is a label, as above."""
+  if label.ndim == 2:
+    return jnp.take_along_axis(label, classes[:, None], axis=-1)[:, 0] > 0
+  return classes == label
+
+
 def smooth(targets: jax.Array, amount: float, loss: str) -> jax.Array:
   """Label smoothing of targets [B, K], in the form that fits the loss.
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import losses, sharding
-from vit_jax.data.sources import order
 from vit_jax.errors import UserError
 from vit_jax.evaluators.batches import open_batches
 from vit_jax.evaluators.label_sets import LabelSets
@@ -100,13 +99,10 @@ class Classification:
     if self._label_sets is None:
       yield from batches
       return
-    size, K = self.batches.batch_size, self.batches.num_classes
-    # Evaluation goes through the examples in order: their position is their index.
-    positions = order.positions(0, None, size, *self.batches.rows)  # endless
-    for batch, indices in zip(batches, positions, strict=False):
-      label = np.zeros((len(indices), K), np.float32)
+    for batch in batches:
       real = batch['mask'] > 0  # padding has no name to look up
-      label[real] = self._label_sets.multi_hot(indices[real])
+      label = np.zeros((len(real), self.batches.num_classes), np.float32)
+      label[real] = self._label_sets.multi_hot(batch['index'][real])
       yield {**batch, 'label': label}
 
   def _sums(self, predict, params, batch):
@@ -141,17 +137,16 @@ class Classification:
     return sums
 
   def _targets(self, label, num_classes: int):
-    """Returns bool [B, K] from int [B] or multi-hot [B, K]."""
-    known = self.batches.num_classes if label.ndim == 1 else label.shape[-1]
-    if known is not None and known > num_classes:
+    """Returns bool [B, K] of a model's K classes."""
+    targets = losses.targets_of(label, self.batches.num_classes)
+    known = targets.shape[-1]
+    if known > num_classes:
       raise UserError(
         f'The evaluation data has {known} classes, the model {num_classes}: choose '
         'other data, or give both the same num_classes.'
       )
-    if label.ndim == 1:
-      return label[:, None] == jnp.arange(num_classes)
     # A model may have more classes than the data, as one of i21k has.
-    return jnp.pad(label > 0, ((0, 0), (0, num_classes - known)))
+    return jnp.pad(targets > 0, ((0, 0), (0, num_classes - known)))
 
 
 def _add(totals: dict, sums: dict | None) -> None:

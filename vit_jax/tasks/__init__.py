@@ -1,9 +1,11 @@
 """What a run optimises: the seam at which recipes differ, under one train loop.
 
-A task has `init(rng, spec) -> params`, `prepare(batch, rng) -> batch` for what concerns
-the whole batch (mixing), `loss(params, batch, rng) -> (scalar, metrics)` and `predict(params, batch) -> {name: array}`. `batch['weight']` [B] sums to 1 over the
-global batch; losses and metrics are weighted sums, so that they add up over
-micro-batches and masked examples count nothing.
+A task is made of a model and the spec of the batches, {feature: ShapeDtypeStruct}. It
+has `init(rng, spec) -> params`, `prepare(batch, rng) -> batch` for what concerns the whole
+batch (mixing), `loss(params, batch, rng) -> (scalar, metrics)` and `predict(params, batch)
+-> {name: array}`. `batch['weight']` [B] sums to 1 over the global batch; losses and
+metrics are weighted sums, so that they add up over micro-batches and masked examples
+count nothing.
 """
 
 import importlib
@@ -14,9 +16,19 @@ from vit_jax.errors import choose
 TASKS = {'classify': ('vit_jax.tasks.classify', 'Classify')}
 
 
-def build(name: str, model, num_classes: int, **options):
-  """Returns the task of that name for a model; UserError if unknown."""
-  return _task(name)(model, num_classes, **options)
+def build(name: str, model, spec: dict, **options):
+  """Returns the task of that name.
+
+  Args:
+    model: a Linen module.
+    spec: of the batches, see `data.pipeline.Batches.spec`.
+    **options: the rest of the config's section.
+
+  Raises:
+    UserError: for an unknown name, a bad option, or batches or a model that lack what
+      the task needs.
+  """
+  return _task(name)(model, spec, **options)
 
 
 def signature(name: str) -> inspect.Signature:

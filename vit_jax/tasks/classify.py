@@ -1,6 +1,5 @@
 """Image classification with one or several labels per image."""
 
-import jax
 import jax.numpy as jnp
 
 from vit_jax import losses
@@ -14,7 +13,7 @@ class Classify:
   def __init__(
     self,
     model,
-    num_classes: int,
+    spec: dict,
     *,
     loss: str = 'softmax',
     label_smoothing: float = 0.0,
@@ -23,19 +22,30 @@ class Classify:
     switch: float = 0.5,
     per: str = 'batch',
   ):
-    """Takes a model and what its logits are compared with.
+    """Takes a classifier, and the spec of batches with images and their labels.
 
     Args:
       loss, label_smoothing: see `vit_jax.losses`.
       mixup, cutmix, switch, per: see `vit_jax.tasks.mixing.Mixing`.
 
     Raises:
-      UserError: for an unknown loss or a value out of range.
+      UserError: for an unknown loss, a value out of range, or labels that the model's
+        logits cannot be compared with.
     """
     if not 0 <= label_smoothing < 1:
       raise UserError(f'config.task.label_smoothing={label_smoothing}: not in [0, 1).')
+    label, classes = spec['label'], model.num_classes
+    if label.ndim > 2 or (label.ndim == 2 and label.dtype != jnp.float32):
+      raise UserError(
+        f"Task 'classify' takes labels int [B] or float32 [B, K]; those of the data are "
+        f'{label.dtype} {list(label.shape)}.'
+      )
+    if label.ndim == 2 and label.shape[1] != classes:
+      raise UserError(
+        f'config.data.pp gives labels of {label.shape[1]} classes, but '
+        f'config.model.num_classes={classes}.'
+      )
     self.model = model
-    self.num_classes = num_classes
     self.loss_name = loss
     self.loss_fn = losses.get(loss)
     self.label_smoothing = label_smoothing
@@ -54,8 +64,7 @@ class Classify:
         'weight' [B].
       rng: of mixing.
     """
-    label = batch['label']
-    targets = label if label.ndim == 2 else jax.nn.one_hot(label, self.num_classes)
+    targets = losses.targets_of(batch['label'], self.model.num_classes)
     if self.label_smoothing:
       targets = losses.smooth(targets, self.label_smoothing, self.loss_name)
     images = batch['image']
@@ -78,11 +87,7 @@ class Classify:
       features=False,
       rngs={'dropout': rng},
     )
-    top, label = logits.argmax(-1), batch['label']
-    if label.ndim == 2:
-      right = jnp.take_along_axis(label, top[:, None], axis=-1)[:, 0] > 0
-    else:
-      right = top == label
+    right = losses.is_label(logits.argmax(-1), batch['label'])
     loss = jnp.sum(batch['weight'] * self.loss_fn(logits, batch['target']))
     return loss, {'loss': loss, 'accuracy': jnp.sum(batch['weight'] * right)}
 

@@ -59,9 +59,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     if results := _finished(workdir, config, checkpoints):
       return results
     model = models.build(**config['model'])
-    task = tasks.build(
-      model=model, num_classes=config['model']['num_classes'], **config['task']
-    )
+    task = tasks.build(model=model, spec=data.spec, **config['task'])
     optimizer = optim.build(
       **config['optim'],
       total_steps=config['resolved']['total_steps'],

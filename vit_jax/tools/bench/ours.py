@@ -69,9 +69,9 @@ class Model:
     classes = getattr(self.module, 'num_classes', None)
     if classes is None:
       raise UserError(f'{self.name} has no classes to train on: set num_classes.')
-    task = tasks.build('classify', self.module, classes)
-    optimizer = optim.build(**OPTIM, total_steps=10**6)
     spec = self._spec(batch_size, 'image', 'label', 'mask')
+    task = tasks.build('classify', self.module, spec)
+    optimizer = optim.build(**OPTIM, total_steps=10**6)
     key = jax.random.key(0)
     init = lambda given: init_state(task, optimizer, spec, key, given)
     return make_step(task, optimizer, _on_device, key), init, spec

@@ -116,8 +116,6 @@ class TrainStep:
     from vit_jax.train.step import init_state
 
     self.model, self.optimizer, self.mesh = model, optimizer, mesh
-    classes = request['model']['num_classes']
-    self.task = tasks.build(model=model, num_classes=classes, **request['task'])
     shapes = {
       'image': (request['image'], 'uint8'),
       'label': (request['label'], 'float32' if request['label'] else 'int32'),
@@ -129,6 +127,7 @@ class TrainStep:
       )
       for key, (shape, dtype) in shapes.items()
     }
+    self.task = tasks.build(model=model, spec=self.batch, **request['task'])
     self.state = jax.eval_shape(
       lambda: init_state(self.task, optimizer, self.batch, jax.random.key(0), {})
     )
