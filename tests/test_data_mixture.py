@@ -7,7 +7,6 @@ import pytest
 from conftest import naming
 from PIL import Image
 
-from vit_jax import config
 from vit_jax.data import pipeline
 from vit_jax.data.sources import mixture, order
 from vit_jax.data.sources import registry as sources
@@ -220,10 +219,10 @@ def test_if_one_part_has_several_labels_all_have(tmp_path):
   ('parts', 'facts'),
   [
     ([], ('data.source', 'empty')),
-    (['digits'], ('data.source[0]', "'digits'", "'source': ...")),
+    (['digits'], ('data.source[0]', "'digits'", 'dict')),
     ([{'split': 'train'}], ('data.source[0]', "'source'")),
     ([{'source': [noise(3)]}], ('data.source[0]', "'source'")),
-    ([noise(3), noise(3, wieght=1)], ('data.source[1]', "'wieght'", 'weight')),
+    ([noise(3), noise(3, wieght=1)], ('data.source[1].wieght', 'weight')),
     ([noise(3, 1), noise(3)], ('data.source[1]', 'weight')),
     ([noise(3, 0)], ('data.source[0]', 'weight=0')),
     ([noise(3, float('nan'))], ('data.source[0]', 'weight=nan')),
@@ -269,8 +268,7 @@ def test_classes_of_two_names(folders):
 
 def test_config_check_takes_a_list():
   section = {'source': PARTS, 'split': 'train', 'pp': PP, 'batch_size': 8}
-  provided = ('seed', 'num_classes', 'bad_log', 'host', 'hosts')
-  config.bind('data', section, pipeline.train, provided=provided)
+  pipeline.check_train('config.data', section, {})
   for source in (3, ['digits'], {'source': 'digits'}):
     with pytest.raises(UserError, match=naming(f'config.data.source={source}', 'str')):
-      config.bind('data', section | {'source': source}, pipeline.train, provided)
+      pipeline.check_train('config.data', section | {'source': source}, {})

@@ -189,7 +189,7 @@ def test_missing_sections(tmp_path, capfd):
   file = tmp_path / 'mine.py'
   file.write_text("def get_config(arg):\n  return {'model': {'name': 'vit'}}\n")
   error = error_of(f'--config={file}', workdir=tmp_path, capfd=capfd)
-  assert re.search(naming('config', "'data'"), error)
+  assert re.search(naming('config', "'data'", "'optim'"), error)
 
 
 def test_the_run_folder_is_named_after_the_command():

@@ -56,8 +56,8 @@ def test_warmup_and_cooldown_must_fit():
     optim.make_schedule(1.0, 10, warmup=11)
   with pytest.raises(UserError, match=naming('cosin', 'cosine')):
     optim.make_schedule(1.0, 10, decay='cosin')
-  with pytest.raises(UserError, match=naming('end', 'timescale')):
-    optim.make_schedule(1.0, 10, decay='rsqrt', end=0.1)
+  with pytest.raises(UserError, match=naming('schedule.end', 'timescale', 'warmup')):
+    optim.build('sgd', 1.0, 10, schedule=dict(decay='rsqrt', end=0.1))
 
 
 def step(optimizer, params, grads, state, n):

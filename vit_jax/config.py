@@ -8,14 +8,20 @@ what a run resolved is written to its folder as JSON, and tools read that.
 import ast
 import importlib.util
 import inspect
+import json
+import re
 import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose, did_you_mean
 
 DURATIONS = ('steps', 'epochs', 'examples')
+
+
+# Of config.json: 2 has `resolved.format`. `read_run` reads 1, of the first release, too.
+FORMAT = 2
 
 
 def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamespace:
@@ -91,6 +97,58 @@ def plain(config) -> dict:
   return config
 
 
+def read_run(folder: str | Path) -> dict:
+  """Returns the resolved config of a run's folder, in today's words.
+
+  A config of the first release comes back with what its words mean today: models of
+  other names, and resizing that rounds to the nearest level.
+
+  Raises:
+    UserError: if the folder has none, or it is not one that a run wrote.
+  """
+  path = Path(folder) / 'config.json'
+  try:
+    config = json.loads(path.read_text())
+    version = config['resolved'].get('format', 1)
+    model = config['model']['name']
+  except OSError as error:
+    raise UserError(
+      f'{path}: {error.strerror}. It says what the run in this folder is: put it back, '
+      'or use another --workdir.'
+    ) from None
+  except (ValueError, KeyError, TypeError, AttributeError):
+    raise UserError(f'{path} is not a config.json that a run wrote.') from None
+  if version > FORMAT:
+    raise UserError(
+      f'{path} is of format {version}, from a newer vit_jax: this one reads up to '
+      f'{FORMAT}.'
+    )
+  if version < 2:
+    family, colon, variant = model.partition(':')
+    family = {'bit': 'resnet_gn', 'bit_paper': 'bit'}.get(family, family)
+    config = _rounding_nearest(config)
+    config['model']['name'] = f'{family}{colon}{variant}'
+  return config
+
+
+def _rounding_nearest(value, key: str = ''):
+  """Returns a config with every `pp` as the first release, which rounded, meant it."""
+  if isinstance(value, dict):
+    return {k: _rounding_nearest(v, k) for k, v in value.items()}
+  if key != 'pp':
+    return value
+  arguments = r'\(((?:[^()]|\([^()]*\))*)\)'  # with brackets in them, one level deep
+  value = re.sub(
+    rf'\b(resize|resize_small|inception_crop){arguments}',
+    r"\1(\2, rounding='nearest')",
+    value,
+  )
+  # 3 / 4 to 4 / 3, where it is 0.75 to 1.33 today.
+  ratio = f', ratio={(3 / 4, 4 / 3)})'
+  wide = lambda match: match[0] if 'ratio' in match[0] else match[0][:-1] + ratio
+  return re.sub(rf'\binception_crop{arguments}', wide, value)
+
+
 def override(config: dict, assignments: list[str]) -> None:
   """Applies 'a.b=value' to a config in place; a bare 'a.b' means True.
 
@@ -141,47 +199,80 @@ def section(config: dict, name: str) -> dict:
   return value
 
 
-def bind(
-  where: str,
-  section,
-  consumer,
-  provided: tuple[str, ...] = (),
-  extra: tuple[str, ...] = (),
-) -> None:
-  """Checks a section's keys against the signature of the code that consumes it.
+def bind(where: str, section, consumer, provided=(), extra=None) -> None:
+  """Checks a section against the signature of the code that consumes it, to any depth.
+
+  A parameter annotated `Annotated[type, check]` is a sub-section, or a text with rules
+  of its own: `check(where, value, section)` is called for a value other than None, with
+  the section in which it stands, and raises. See `keys_of`, `each_of` and `one_of`.
 
   Args:
-    where: the section's name, for messages.
+    where: the section's name in messages, 'config.optim'.
     consumer: a callable or an `inspect.Signature`.
-    provided: parameters that the run itself passes; not settable.
-    extra: keys that another reader takes off before the consumer.
+    provided: names of parameters that the run itself passes; not settable.
+    extra: {key: annotation} of what another reader takes off before the consumer.
 
   Raises:
     UserError: for unknown or missing keys, or a value of a plainly wrong type.
   """
   if not isinstance(section, dict):
-    raise UserError(f'config.{where} must be a section (a dict), not {section!r}.')
+    raise UserError(f'{where}: expected a section (a dict), not {section!r}.')
   signature = consumer
   if not isinstance(consumer, inspect.Signature):
     signature = inspect.signature(consumer)
   known = {k: p for k, p in signature.parameters.items() if k not in provided}
   open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
   assert not open_ended, f'{where}: a consumer must spell out its parameters'
+  kinds = {k: p.annotation for k, p in known.items()} | (extra or {})
+  known_keys(where, section, kinds)
+  required = [key for key, p in known.items() if p.default is p.empty]
+  if missing := [key for key in required if key not in section]:
+    raise UserError(f'{where} lacks {missing}.')
   for key, value in section.items():
-    if key in extra:
-      continue
+    check_type(f'{where}.{key}', value, kinds[key])
+    if typing.get_origin(kinds[key]) is typing.Annotated and value is not None:
+      (check,) = kinds[key].__metadata__
+      check(f'{where}.{key}', value, section)
+
+
+def known_keys(where: str, section: dict, known) -> None:
+  """Refuses keys that nobody reads; UserError with all known ones, and the closest."""
+  for key in section:
     if key not in known:
-      names = sorted([*known, *extra])
       raise UserError(
-        f'Unknown key config.{where}.{key}: known are {names}.'
-        f'{did_you_mean(key, names)}'
+        f'Unknown key {where}.{key}: known are {sorted(known)}.'
+        f'{did_you_mean(key, known)}'
       )
-    check_type(f'config.{where}.{key}', value, known[key].annotation)
-  missing = [
-    key for key, p in known.items() if p.default is p.empty and key not in section
-  ]
-  if missing:
-    raise UserError(f'config.{where} lacks {missing}.')
+
+
+def keys_of(consumer, provided=()):
+  """Returns the check of a sub-section that `consumer` reads; arguments as of `bind`."""
+  return lambda where, section, _: bind(where, section, consumer, provided)
+
+
+def each_of(check):
+  """Returns the check of a sub-section {any name: value}, of each of its values."""
+
+  def check_each(where, section, _):
+    for key, value in section.items():
+      check(f'{where}.{key}', value, section)
+
+  return check_each
+
+
+def one_of(known):
+  """Returns the check of a value that must be one of a few."""
+  return lambda where, value, _: choose(where, value, known)
+
+
+def at_least(least: int):
+  """Returns the check of a number with a smallest value."""
+
+  def check(where, value, _):
+    if value < least:
+      raise UserError(f'{where}={value}: expected {least} or more.')
+
+  return check
 
 
 def check_type(where: str, value, kind) -> None:
@@ -191,8 +282,11 @@ def check_type(where: str, value, kind) -> None:
     kind: an annotation. int, float, str, bool, None, dict, lists and tuples, and unions
       of them are checked, floats taking ints; what JSON has no word for takes anything.
   """
+  if typing.get_origin(kind) is typing.Annotated:
+    kind = kind.__origin__
   if not _fits(value, kind):
     names = kind.__name__ if type(kind) is type else str(kind).replace(' | ', ' or ')
+    names = names.replace('collections.abc.', '')
     raise UserError(f'{where}={value!r}: expected {names}.')
 
 
@@ -212,16 +306,6 @@ def _fits(value, kind) -> bool:
   if origin in (str, bool, dict, types.NoneType):
     return isinstance(value, origin)
   return True
-
-
-def known_sections(config: dict, sections) -> None:
-  """Refuses top-level keys that nobody reads; UserError with a did-you-mean."""
-  for key in config:
-    if key not in sections:
-      raise UserError(
-        f'Unknown key config.{key}: known are {sorted(sections)}.'
-        f'{did_you_mean(key, sections)}'
-      )
 
 
 def total_steps(config: dict, num_examples: int, batch_size: int) -> int:

@@ -7,17 +7,36 @@ One way, from bytes to the device:
 
 import functools
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.data import cache as caches
 from vit_jax.data.bad_images import BadImages
+from vit_jax.data.ops.registry import check as check_pp
 from vit_jax.data.ops.registry import parse
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
 from vit_jax.data.sources import base, mixture, registry
 from vit_jax.data.sources import order as orders
 from vit_jax.errors import UserError
+
+
+def _check_options(where: str, options: dict, data: dict) -> None:
+  if isinstance(data['source'], str):
+    registry.check_options(where, options, data)
+  elif options:
+    raise UserError(
+      f"{where}={options} beside a list of sources: give each part its 'options'."
+    )
+
+
+def _build(source, split, options):
+  _check_options('config.data.source_options', options, {'source': source})
+  if isinstance(source, str):
+    return registry.build(source, split, **options)
+  return mixture.build(source, split)
 
 
 class Batches:
@@ -31,15 +50,15 @@ class Batches:
 
   def __init__(
     self,
-    source: str | list[dict],
+    source: Annotated[str | list[dict], mixture.check],
     split: str,
-    pp: str,
+    pp: Annotated[str, check_pp],
     batch_size: int,
     *,
     seed: int = 0,
     num_classes: int | None = None,
-    source_options: dict | None = None,
-    cache: str | None = None,
+    source_options: Annotated[dict | None, _check_options] = None,
+    cache: Annotated[str | None, config_lib.one_of(caches.KINDS)] = None,
     cache_bytes: int | None = None,
     max_bad_fraction: float | None = None,
     bad_log: str | None = None,
@@ -51,7 +70,7 @@ class Batches:
     """Opens the source; reads no image yet.
 
     Args:
-      source: what to read, see `sources.build`. For training also a list of parts,
+      source: what to read, see `registry.build`. For training also a list of parts,
         each a dict with a 'source' and its 'weight', see `mixture.build`.
       split: a split expression, such as 'train[:90%]'.
       pp: the string pipeline, see `ops`.
@@ -174,16 +193,6 @@ class Batches:
       batches.close()
 
 
-def _build(source, split, options):
-  if not isinstance(source, list | tuple):
-    return registry.build(source, split, **options)
-  if options:
-    raise UserError(
-      f"source_options={options} beside a list of sources: give each part its 'options'."
-    )
-  return mixture.build(source, split)
-
-
 class TrainBatches(Batches):
   """Endless shuffled batches: each epoch an exact permutation, none left out."""
 
@@ -220,6 +229,11 @@ class EvalBatches(Batches):
     return self._iterate(0, len(self))
 
 
-# A config's `data` section is bound to these signatures.
 train = TrainBatches
 evaluate = EvalBatches
+
+# Checks of a config's `data` sections, see `config.bind`; the run gives the rest.
+check_train = config_lib.keys_of(
+  TrainBatches, ('seed', 'num_classes', 'bad_log', 'host', 'hosts')
+)
+check_evaluate = config_lib.keys_of(EvalBatches, ('bad_log', 'host', 'hosts'))

@@ -2,13 +2,15 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import losses, sharding
+from vit_jax.config import one_of
+from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators.batches import open_batches
 from vit_jax.evaluators.label_sets import LabelSets
@@ -35,8 +37,8 @@ class Classification:
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
     *,
-    data: dict,
-    loss: str = 'softmax',
+    data: Annotated[dict, pipeline.check_evaluate],
+    loss: Annotated[str, one_of(losses.LOSSES)] = 'softmax',
     labels: str | None = None,
     confusion: bool = False,
   ):

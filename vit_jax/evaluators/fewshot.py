@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import statistics
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import sharding
+from vit_jax.config import each_of, keys_of, one_of
+from vit_jax.data.ops import registry
+from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators import lsr
 from vit_jax.evaluators.batches import open_batches
@@ -29,7 +32,7 @@ class DataSet:
   train: str
   test: str
   num_classes: int | None = None  # this and the next as in `data.pipeline.evaluate`
-  source_options: dict | None = None
+  source_options: Annotated[dict | None, sources.check_options] = None
 
 
 class FewShot:
@@ -52,12 +55,12 @@ class FewShot:
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
     *,
-    datasets: dict,
-    pp: str,
+    datasets: Annotated[dict, each_of(keys_of(DataSet))],
+    pp: Annotated[str, registry.check],
     batch_size: int,
     shots: list[int] | tuple[int, ...] = (1, 5, 10, 25),
     seeds: list[int] | tuple[int, ...] = (0, 1, 2),
-    protocol: str = 'fixed',
+    protocol: Annotated[str, one_of(PROTOCOLS)] = 'fixed',
     feature: str = 'pre_logits',
   ):
     """Opens the data.

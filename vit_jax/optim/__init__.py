@@ -10,17 +10,20 @@ is 0.1 here).
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import jax
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, choose
-from vit_jax.optim import averages, multipliers
+from vit_jax.optim import averages, multipliers, schedules
 from vit_jax.optim.multipliers import WD_RULES
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import make_schedule
+
+RUN = ('total_steps', 'family')  # parameters that the run gives, not its config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +50,14 @@ def build(
   lr: float,
   total_steps: int,
   *,
-  schedule: dict | None = None,
+  schedule: Annotated[dict | None, schedules.check] = None,
   wd: float = 0.0,
-  wd_rules: list | tuple = WD_RULES,
-  lr_rules: list | tuple = (),
+  wd_rules: Sequence[tuple[str, float]] = WD_RULES,
+  lr_rules: Sequence[tuple[str, float]] = (),
   layer_decay: float | None = None,
   clip: float | None = None,
   ema: float | None = None,
-  swa: dict | None = None,
+  swa: Annotated[dict | None, config_lib.keys_of(averages.swa, RUN)] = None,
   accum: int = 1,
   family=None,
   **options,
@@ -85,7 +88,8 @@ def build(
     UserError: for an unknown name or option, or a value out of range.
   """
   direction = _direction(name)
-  config_lib.bind(f'optim (name {name})', options, direction, provided=('family',))
+  section = {'name': name, 'lr': lr, 'schedule': schedule, 'swa': swa, **options}
+  config_lib.bind('config.optim', section, signature(name))
   _check_ranges(lr, wd, clip, layer_decay, options.get('moment_dtype'))
   asks = name in ('muon', 'lamb') or layer_decay is not None
   assert family is not None or not asks, f'{name}, layer_decay: needs the family'
@@ -94,7 +98,7 @@ def build(
   if accum < 1:
     raise UserError(f'config.optim.accum={accum}: expected 1 or more micro-batches.')
   free = name == 'schedule_free'
-  schedule = {'decay': 'constant'} | (schedule or {}) if free else schedule or {}
+  schedule = {'decay': schedules.default_decay(name), **(schedule or {})}
   if free and schedule['decay'] != 'constant':
     raise UserError(
       f'config.optim.schedule.decay={schedule["decay"]!r}: schedule_free takes none; '
@@ -130,7 +134,6 @@ def _average(ema, swa, total_steps) -> Callable | None:
   if ema is not None:
     return averages.ema(ema)
   if swa is not None:
-    config_lib.bind('optim.swa', swa, averages.swa, provided=('total_steps',))
     return averages.swa(total_steps, **swa)
   return None
 
@@ -151,10 +154,13 @@ def _check_ranges(lr, wd, clip, layer_decay, moment_dtype) -> None:
 
 def signature(name: str) -> inspect.Signature:
   """Returns the keys that the `optim` section may hold for this optimizer."""
-  common = inspect.signature(build).parameters.values()
-  own = inspect.signature(_direction(name)).parameters.values()
-  own = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != 'family']
-  return inspect.Signature([p for p in common if p.kind is not p.VAR_KEYWORD] + own)
+  common = inspect.signature(build).parameters
+  known = common | inspect.signature(_direction(name)).parameters
+  return inspect.Signature(
+    p.replace(kind=p.KEYWORD_ONLY)
+    for key, p in known.items()
+    if key not in RUN and p.kind is not p.VAR_KEYWORD
+  )
 
 
 def _direction(name: str):

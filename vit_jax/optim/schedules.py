@@ -1,12 +1,13 @@
 """The learning rate as a function of the step."""
 
+import inspect
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 
 # Each gives the factor of the peak rate after warmup, from the progress in [0, 1] and
 # the steps since warmup.
@@ -65,31 +66,26 @@ def make_schedule(
     **options: `end` or `timescale`, of the decay.
 
   Raises:
-    UserError: for an unknown decay or option, or more warmup and cooldown than steps.
+    UserError: for an unknown decay, a value out of range, or more warmup and cooldown
+      than steps.
   """
+  factor = choose('decay', decay, DECAYS)(**options)
   for key, value in dict(warmup=warmup, cooldown=cooldown, stairs=stairs).items():
-    config_lib.check_type(f'config.optim.schedule.{key}', value, int | None)
     if value is not None and value < (key == 'stairs'):
       least = '1 or more' if key == 'stairs' else '0 or more'
       raise UserError(f'config.optim.schedule.{key}={value}: expected {least}.')
   if not 0 < hold <= 1:
     raise UserError(f'config.optim.schedule.hold={hold}: expected 0 < hold <= 1.')
-  if decay not in DECAYS:
-    raise UserError(
-      f'Unknown decay {decay!r}: one of {sorted(DECAYS)}.{did_you_mean(decay, DECAYS)}'
-    )
   if decay not in ('cosine', 'linear') and (stairs or hold < 1):
     raise UserError(
       f'config.optim.schedule: stairs and hold are of cosine and linear, not {decay}.'
     )
-  config_lib.bind(f'optim.schedule (decay {decay})', options, DECAYS[decay])
   if warmup + cooldown > total_steps:
     raise UserError(
       f'config.optim.schedule: warmup {warmup} + cooldown {cooldown} exceed the '
       f'{total_steps} steps of the run; shorten them (--config.optim.schedule.warmup='
       '...) or train longer.'
     )
-  factor = DECAYS[decay](**options)
 
   def rate(step):
     step = jnp.asarray(step, jnp.float32)
@@ -106,3 +102,25 @@ def make_schedule(
     return value
 
   return rate
+
+
+def default_decay(optimizer: str) -> str:
+  """Returns the decay of a schedule that names none."""
+  return 'constant' if optimizer == 'schedule_free' else 'cosine'
+
+
+def check(where: str, schedule: dict, optim: dict) -> None:
+  """Refuses what `make_schedule` does not take; see `config.bind`.
+
+  Args:
+    optim: the section in which the schedule stands.
+  """
+  decay = schedule.get('decay', default_decay(optim['name']))
+  of_decay = choose(f'{where}.decay', decay, DECAYS)
+  parameters = inspect.signature(make_schedule).parameters | (
+    inspect.signature(of_decay).parameters
+  )
+  for name in ('lr', 'total_steps', 'options'):
+    del parameters[name]
+  known = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values()]
+  config_lib.bind(where, schedule, inspect.Signature(known))

@@ -1,6 +1,5 @@
 """A run's folder as a source of weights."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import models, trees
 from vit_jax.checkpoint import checkpoints
-from vit_jax.errors import UserError
 from vit_jax.pretrained.source import Source
 from vit_jax.weights import adapt
 
@@ -34,13 +33,8 @@ def read(source, folder: Path, ema: bool, weights: str | None, fields: dict) -> 
   Raises:
     UserError: for a folder that no run wrote, or frozen parameters that cannot be found.
   """
-  try:
-    config = json.loads((folder / 'config.json').read_text())
-    resolved, section = config['resolved'], dict(config['model'])
-  except (ValueError, KeyError, TypeError):
-    raise UserError(
-      f'{folder}/config.json is not what a run writes: this is not a run of vit_jax.'
-    ) from None
+  config = config_lib.read_run(folder)
+  resolved, section = config['resolved'], dict(config['model'])
   name, variant = section.pop('name'), section.pop('variant', None)
   family, told = models.resolve(name, variant, **section)
   H, W, C = resolved['image_shape']

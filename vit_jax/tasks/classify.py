@@ -1,10 +1,13 @@
 """Image classification with one or several labels per image."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 
 from vit_jax import losses
+from vit_jax.config import one_of
 from vit_jax.errors import UserError
-from vit_jax.tasks.mixing import Mixing
+from vit_jax.tasks.mixing import PER, Mixing
 
 
 class Classify:
@@ -15,12 +18,12 @@ class Classify:
     model,
     spec: dict,
     *,
-    loss: str = 'softmax',
+    loss: Annotated[str, one_of(losses.LOSSES)] = 'softmax',
     label_smoothing: float = 0.0,
     mixup: float = 0.0,
     cutmix: float = 0.0,
     switch: float = 0.5,
-    per: str = 'batch',
+    per: Annotated[str, one_of(PER)] = 'batch',
   ):
     """Takes a classifier, and the spec of batches with images and their labels.
 

@@ -42,7 +42,6 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   Raises:
     RunError: its subclasses say why and carry the exit code.
   """
-  config, origin = _open_weights(config)
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
     workdir = stack.enter_context(lock(workdir))
@@ -55,9 +54,15 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     config = _resolve(config, data)
     checkpoints = _open_checkpoints(config, workdir)
     stack.enter_context(contextlib.closing(checkpoints))
-    schema.refuse_drift(workdir, config, resumes=checkpoints.latest() is not None)
-    if results := _finished(workdir, config, checkpoints):
-      return results
+    resumes = checkpoints.latest() is not None
+    if resumes:
+      config = schema.resumed(config, workdir)
+      if results := _finished(workdir, config, checkpoints):
+        return results
+    evals = _build_evals(config, workdir, mesh, stop)
+    origin = None
+    if config['weights'] and not resumes:  # a run that resumes has its own parameters
+      config, origin = _open_weights(config)
     model = models.build(**config['model'])
     task = tasks.build(model=model, spec=data.spec, **config['task'])
     optimizer = optim.build(
@@ -65,11 +70,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
       total_steps=config['resolved']['total_steps'],
       family=models.family(config['model']['name']),
     )
-    evals = _build_evals(config, workdir, mesh, stop)
-
-    given = {}  # a run that resumes has its own parameters
-    if origin is not None and checkpoints.latest() is None:
-      given = _fit_weights(origin, model, config)
+    given = _fit_weights(origin, model, config) if origin else {}
     init_key, step_key = jax.random.split(jax.random.key(config['seed']))
     init = lambda key, given: init_state(task, optimizer, data.spec, key, given)
     abstract = jax.eval_shape(init, init_key, {})
@@ -99,16 +100,11 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     return loop.run(step, prefetch(batches, mesh))
 
 
-def _open_weights(config: dict) -> tuple[dict, pretrained.Source | None]:
+def _open_weights(config: dict) -> tuple[dict, pretrained.Source]:
   """Returns (config with the model that the weights are of, the weights)."""
-  section = config.get('weights')
-  if not section:
-    return config, None
-  config_lib.bind('weights', section, pretrained.from_section)
-  origin = pretrained.from_section(**section)
-  model = config_lib.section({'model': {}, **config}, 'model')
-  model = pretrained.complete(model, origin)
-  return {**config, 'model': model}, origin
+  origin = pretrained.from_section(**config['weights'])
+  told = {} if 'name' in config['model'] else pretrained.complete({}, origin)
+  return schema.with_model(config, told), origin
 
 
 def _fit_weights(origin, model, config) -> dict:
@@ -159,6 +155,7 @@ def _resolve(config, data) -> dict:
     **schema.in_steps(config, total),
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
+      'format': config_lib.FORMAT,
       'total_steps': total,
       'num_examples': data.num_examples,
       'fingerprint': data.fingerprint,

@@ -1,21 +1,116 @@
 """What a run's config may hold, and what of it may change before a run goes on."""
 
+import inspect
 import json
 from pathlib import Path
+from typing import Annotated
 
 from vit_jax import config as config_lib
 from vit_jax import evaluators, models, optim, pretrained, sharding, tasks
 from vit_jax.checkpoint import checkpoints
+from vit_jax.config import at_least, each_of, keys_of
 from vit_jax.data import pipeline
-from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.train import metrics
+from vit_jax.weights import zoo
 
+
+def _named(signature, key: str = 'name', **extra):
+  """Returns the check of a section whose keys depend on the name in it.
+
+  Args:
+    signature: name -> the signature of what has that name.
+    extra: annotations of keys that the run itself reads.
+  """
+
+  def check(where, section, _):
+    if section.get(key) is None:
+      raise UserError(f'{where} lacks {key!r}.')
+    config_lib.check_type(f'{where}.{key}', section[key], str)
+    config_lib.bind(where, section, signature(section[key]), (), {key: str, **extra})
+
+  return check
+
+
+def check_model(where: str, section: dict, config: dict) -> None:
+  """Refuses fields that the model does not have; see `config.bind`.
+
+  Where the section names no model, the weights do: those of the zoo by their name,
+  others once they are open, when this is to be called again.
+  """
+  entry = zoo.find((config.get('weights') or {}).get('source', ''))
+  named = {'name': entry.model} if entry else {}
+  if 'name' in section or entry or not config.get('weights'):
+    _named(models.signature, variant=str | None)(where, named | section, config)
+  for key, value in section.items():
+    if isinstance(value, dict):  # a model within the model
+      check_model(f'{where}.{key}', value, {})
+
+
+def _check_weights(where: str, section: dict, config: dict) -> None:
+  if section:
+    config_lib.bind(where, section, pretrained.from_section)
+
+
+def _check_sharding(where: str, rules, config: dict) -> None:
+  sharding.resolve_rules(rules)
+
+
+PERIODS = ('every', 'keep_every')  # keys of log, checkpoint and each evaluation
+
+
+def _with_periods(check):
+  """Returns the check of a section whose periods may be fractions of the run."""
+
+  def check_both(where, section, config):
+    for key in PERIODS:
+      _check_period(f'{where}.{key}', section.get(key))
+    check(where, _in_steps(section, 1), config)
+
+  return check_both
+
+
+def _check_period(where: str, period) -> None:
+  config_lib.check_type(where, period, int | float | None)
+  if period is None or (isinstance(period, int) and period >= 1) or 0 < period <= 1:
+    return
+  raise UserError(
+    f'{where}={period}: expected 1 or more steps, or a fraction of the run: a float '
+    'above 0, up to 1.0.'
+  )
+
+
+def _in_steps(section: dict, total_steps: int) -> dict:
+  periods = {k: v for k, v in section.items() if k in PERIODS and isinstance(v, float)}
+  return section | {k: max(1, round(v * total_steps)) for k, v in periods.items()}
+
+
+_evaluation = _named(evaluators.signature, 'type', every=int | None, use_ema=bool)
+_checkpoints = keys_of(checkpoints.Checkpoints, ('directory', 'larger_is_better'))
+
+SECTIONS = {
+  'model': Annotated[dict, check_model],
+  'weights': Annotated[dict, _check_weights],
+  'data': Annotated[dict, pipeline.check_train],
+  'task': Annotated[dict, _named(tasks.signature)],
+  'optim': Annotated[dict, _named(optim.signature)],
+  'mesh': Annotated[dict, keys_of(sharding.make_mesh, provided=('devices',))],
+  'sharding': Annotated[str | list[tuple[str, object]], _check_sharding],
+  'evals': Annotated[dict, each_of(_with_periods(_evaluation))],
+  'checkpoint': Annotated[dict, _with_periods(_checkpoints)],
+  'log': Annotated[dict, _with_periods(keys_of(metrics.Log))],
+  'seed': int,
+  'max_bad_steps': Annotated[int, at_least(1)],
+  'resume_allow': str | list[str],
+  **dict.fromkeys(config_lib.DURATIONS, object),  # see config.total_steps
+}
+REQUIRED = ('data', 'optim')
 DEFAULTS = {
-  'weights': {},  # source, skip, ...: see pretrained.from_section; {}: from scratch
+  'model': {},  # the weights tell it
+  'weights': {},  # from scratch
   'task': {'name': 'classify'},
   'mesh': {},  # data=-1: all devices
-  'sharding': 'fsdp',  # see sharding.PRESETS; nothing is split while mesh.fsdp is 1
+  'sharding': 'fsdp',  # nothing is split while mesh.fsdp is 1
   'evals': {},
   'checkpoint': {},
   'log': {},
@@ -23,15 +118,6 @@ DEFAULTS = {
   'max_bad_steps': 10,  # non-finite steps in a row before the run gives up
   'resume_allow': [],  # config keys that may differ from those of the run resumed
 }
-REQUIRED = ('model', 'data', 'optim')
-PLAIN = {  # the keys above that are no sections
-  'sharding': str | list[tuple[str, object]],
-  'seed': int,
-  'max_bad_steps': int,
-  'resume_allow': str | list[str],
-}
-
-PERIODS = ('every', 'keep_every')  # keys of log, checkpoint and each evaluation
 
 # Sections and keys that do not change what a step computes: they may differ between
 # a run and its continuation. Devices change results in the last digits only.
@@ -39,71 +125,28 @@ NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
 NEUTRAL += ('resume_allow', 'resolved')
 NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
 NEUTRAL += ('model.placement', 'data.cache', 'data.cache_bytes')
-# Parameters that the run gives.
-PROVIDED_CHECKPOINT = ('directory', 'larger_is_better')
-PROVIDED_EVAL = ('bad_log', 'host', 'hosts')
-PROVIDED = ('seed', 'num_classes', 'bad_log', 'host', 'hosts')
 
 
 def check(config: dict) -> dict:
   """Returns the config over its defaults, every key bound to the code that reads it.
 
+  Where the weights name the model, its keys are left to `check_model`.
+
   Raises:
-    UserError: for unknown, missing or ill-typed keys; nothing was started.
+    UserError: for unknown, missing or ill-typed keys; nothing was opened.
   """
-  sections = [*REQUIRED, *DEFAULTS, *config_lib.DURATIONS]
-  config_lib.known_sections(config, sections)
-  for section in REQUIRED:
-    if section not in config:
-      raise UserError(f'config lacks the section {section!r}.')
+  config_lib.known_keys('config', config, SECTIONS)
+  if missing := [section for section in REQUIRED if section not in config]:
+    raise UserError(f'config lacks the sections {missing}.')
+  config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
-
-  def named(section, key='name'):
-    value = config_lib.section(config, section).get(key)
-    if value is None:
-      raise UserError(f'config.{section} lacks {key!r}.')
-    config_lib.check_type(f'config.{section}.{key}', value, str)
-    return value
-
-  for key, kind in PLAIN.items():
-    config_lib.check_type(f'config.{key}', config[key], kind)
-  bind = config_lib.bind
-  model = config['model']
-  bind('model', model, models.signature(named('model')), extra=('name', 'variant'))
-  config_lib.check_type('config.model.variant', model.get('variant'), str | None)
-  if config['weights']:
-    bind('weights', config['weights'], pretrained.from_section)
-  bind('data', config['data'], pipeline.train, provided=PROVIDED)
-  registry.parse(config['data']['pp'])
-  bind('task', config['task'], tasks.signature(named('task')), extra=('name',))
-  bind(
-    'optim', config['optim'], optim.signature(named('optim')), ('total_steps', 'family')
-  )
-  bind('mesh', config['mesh'], sharding.make_mesh, provided=('devices',))
-  sharding.resolve_rules(config['sharding'])
-  for name in ('checkpoint', 'log'):
-    _check_periods(name, config_lib.section(config, name))
-  checkpoint = _in_steps(config['checkpoint'], 1)
-  bind('checkpoint', checkpoint, checkpoints.Checkpoints, PROVIDED_CHECKPOINT)
-  bind('log', _in_steps(config['log'], 1), metrics.Log)
-  for name, section in config_lib.section(config, 'evals').items():
-    where = f'evals.{name}'
-    extra = ('type', 'every', 'use_ema')
-    bind(where, section, evaluators.signature(named(where, 'type')), extra=extra)
-    if 'data' in section:
-      bind(f'{where}.data', section['data'], pipeline.evaluate, provided=PROVIDED_EVAL)
-      registry.parse(section['data']['pp'])
-    _check_periods(where, section)
-    use_ema = section.get('use_ema', False)
-    config_lib.check_type(f'config.{where}.use_ema', use_ema, bool)
-    if use_ema and not optim.keeps_average(config['optim']):
+  config_lib.bind('config', config, inspect.Signature(), extra=SECTIONS)
+  for name, section in config['evals'].items():
+    if section.get('use_ema') and not optim.keeps_average(config['optim']):
       raise UserError(
-        f'config.{where}.use_ema needs config.optim.ema, a decay, or config.optim.swa.'
+        f'config.evals.{name}.use_ema needs config.optim.ema, a decay, or '
+        'config.optim.swa.'
       )
-  if config['max_bad_steps'] < 1:
-    raise UserError(
-      f'config.max_bad_steps={config["max_bad_steps"]}: expected 1 or more.'
-    )
   if best := config['checkpoint'].get('best'):
     metrics.larger_is_better(best, config['evals'])
   if isinstance(config['resume_allow'], str):
@@ -120,29 +163,28 @@ def in_steps(config: dict, total_steps: int) -> dict:
   return {**config, **sections, 'evals': evals}
 
 
-def _in_steps(section: dict, total_steps: int) -> dict:
-  periods = {k: v for k, v in section.items() if k in PERIODS and isinstance(v, float)}
-  return section | {k: max(1, round(v * total_steps)) for k, v in periods.items()}
+def with_model(config: dict, told: dict) -> dict:
+  """Returns a config whose section `model` has what the weights told, under its own."""
+  model = {**told, **config['model']}
+  check_model('config.model', model, {})
+  resolved = {**config['resolved'], 'told': list(told)}
+  return {**config, 'model': model, 'resolved': resolved}
 
 
-def _check_periods(where: str, section: dict) -> None:
-  for key in PERIODS:
-    period = section.get(key)
-    config_lib.check_type(f'config.{where}.{key}', period, int | float | None)
-    if period is None or (isinstance(period, int) and period >= 1) or 0 < period <= 1:
-      continue
-    raise UserError(
-      f'config.{where}.{key}={period}: expected 1 or more steps, or a fraction of the '
-      'run: a float above 0, up to 1.0.'
-    )
+def resumed(config: dict, workdir: Path) -> dict:
+  """Returns the config of a run that goes on, its model as the folder has it.
 
+  What the weights told of the model is in the folder's config.json: they are not read
+  again, and need not be there any more.
 
-def refuse_drift(workdir: Path, config: dict, resumes: bool) -> None:
-  """Refuses to continue a run under a config of other mathematics."""
-  path = workdir / 'config.json'
-  if not resumes or not path.exists():
-    return
-  old = json.loads(path.read_text())
+  Raises:
+    UserError: for a config that would change the computation, unless allowed by name.
+  """
+  old = config_lib.read_run(workdir)
+  if 'name' not in config['model']:
+    keys = old['resolved'].get('told', old['model'])
+    told = {key: old['model'][key] for key in keys}
+    config = with_model(config, told)
   changed = config_lib.differences(old, json.loads(json.dumps(config)))
   for key in ('fingerprint', 'num_examples'):
     pair = old['resolved'].get(key), config['resolved'][key]
@@ -167,3 +209,4 @@ def refuse_drift(workdir: Path, config: dict, resumes: bool) -> None:
       f'{workdir} holds a run of another config:\n{table}\nUse another --workdir, or '
       f'allow the change by name: --config.resume_allow={",".join(refused)}'
     )
+  return config

@@ -147,6 +147,14 @@ def _parse(pp: str) -> tuple[Op, ...]:
   return tuple(_bind(text.strip(), pp) for text in _pieces(pp)) if pp.strip() else ()
 
 
+def check(where: str, pp: str, _) -> None:
+  """Refuses a pipeline that gives a model no image; see `config.bind`."""
+  try:
+    check_images(pp, [op.name for op in parse(pp) if op.kind == 'image'])
+  except UserError as error:
+    raise UserError(f'{where}: {error}') from None
+
+
 def check_images(pp: str, names: list[str]) -> None:
   """Refuses image ops, by their names in order, that give a model no image.
 

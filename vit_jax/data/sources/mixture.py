@@ -8,17 +8,18 @@ All of that is computed from p, so that a jump to any step costs nothing.
 """
 
 import functools
-import inspect
 import itertools
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Annotated
 
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.data.features import LabelFeature
 from vit_jax.data.sources import registry as sources
 from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError
 
 # Examples of a block: a few batches, and enough that the smallest part has one in each.
 _BLOCK, _LARGEST = 2**10, 2**20
@@ -37,25 +38,12 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   Raises:
     UserError: for what is wrong in the parts, or parts that do not go together.
   """
-  if not parts:
-    raise UserError('data.source is an empty list: needed is at least one part.')
+  check('config.data.source', parts)
   built, weights = [], []
   for i, part in enumerate(parts):
-    where = f'data.source[{i}]'
-    known = list(inspect.signature(_part).parameters)[1:]
-    if not isinstance(part, dict) or not isinstance(part.get('source'), str):
-      raise UserError(
-        f"{where} is {part!r}: needed is {{'source': ..., 'weight': ...}} with the "
-        f'keys {known}.'
-      )
-    for key in part:
-      if key not in known:
-        raise UserError(
-          f'{where} has no key {key!r}: known are {known}.{did_you_mean(key, known)}'
-        )
-    source, offset = _part(where, **{'split': split, **part})
-    built.append((source, offset, 'label_offset' in part))
-    weights.append(_weight(where, part.get('weight')))
+    source = _part(**{'split': split, **part})
+    built.append((source, part.get('label_offset', 0), 'label_offset' in part))
+    weights.append(_weight(f'config.data.source[{i}]', part.get('weight')))
   given = [weight is not None for weight in weights]
   if any(given) != all(given):
     raise UserError(
@@ -67,21 +55,33 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   return Mixture(built, weights)
 
 
-def _part(where, source, split, weight=None, label_offset=0, options=None):
-  if not isinstance(label_offset, int) or isinstance(label_offset, bool):
-    raise UserError(f'{where}: label_offset={label_offset!r} must be an integer.')
-  if options is not None and not isinstance(options, dict):
-    raise UserError(f'{where}: options={options!r} must be a dict.')
-  return sources.build(source, split, **(options or {})), label_offset
+def check(where: str, source: str | list[dict], _=None) -> None:
+  """Refuses a list of parts that are not such; see `config.bind`."""
+  if isinstance(source, str):
+    return
+  if not source:
+    raise UserError(f'{where} is an empty list: expected one part or more.')
+  for i, part in enumerate(source):
+    config_lib.bind(f'{where}[{i}]', part, _part)
+
+
+def _part(
+  source: str,
+  split: str | None = None,
+  weight: float | None = None,
+  label_offset: int = 0,
+  options: Annotated[dict | None, sources.check_options] = None,
+) -> Source:
+  del weight, label_offset  # of the mixture
+  return sources.build(source, split, **(options or {}))
 
 
 def _weight(where, weight) -> Fraction | None:
   """Returns a weight as it is written: 0.1 is a tenth, not the float next to it."""
   if weight is None:
     return None
-  number = isinstance(weight, int | float) and not isinstance(weight, bool)
-  if not number or not 0 < weight < float('inf'):
-    raise UserError(f'{where}: weight={weight!r} must be a number above 0.')
+  if not 0 < weight < float('inf'):
+    raise UserError(f'{where}.weight={weight!r} must be a number above 0.')
   return Fraction(str(weight))
 
 

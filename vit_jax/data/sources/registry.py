@@ -1,9 +1,9 @@
 """One string names a source: 'digits', 'folder:PATH', 'tfds:NAME', 'records:PATH', ..."""
 
 import importlib
-import inspect
 import os
 
+from vit_jax import config as config_lib
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, did_you_mean
 
@@ -31,19 +31,8 @@ def build(source: str, split: str, **options) -> Source:
   Raises:
     UserError: for an unknown source, split or option, or missing data.
   """
-  scheme, target = _scheme(source)
-  module, name, argument = SOURCES[scheme]
-  if argument and not target:
-    raise UserError(f"Source {source!r}: give it as '{scheme}:{argument}'.")
-  cls = getattr(importlib.import_module(module), name)
-  known = list(inspect.signature(cls).parameters)[2:]
-  for option in options:
-    if option not in known:
-      takes = f'it takes {known}.' if known else 'it takes none.'
-      raise UserError(
-        f'Source {scheme!r} has no option {option!r}: {takes}'
-        f'{did_you_mean(option, known)}'
-      )
+  check_options('config.data.source_options', options, {'source': source})
+  scheme, target, cls = _resolve(source)
   try:
     return cls(target, split, **options)
   except UserError as error:
@@ -51,6 +40,21 @@ def build(source: str, split: str, **options) -> Source:
       raise
     # Taken for a TFDS name for want of anything else: it may be a slip.
     raise UserError(f'{error}{did_you_mean(source, SOURCES)}') from None
+
+
+def check_options(where: str, options: dict, beside: dict) -> None:
+  """Refuses options that the source beside them does not take; see `config.bind`."""
+  *_, cls = _resolve(beside['source'])
+  config_lib.bind(where, options, cls, provided=('target', 'split'))
+
+
+def _resolve(source: str) -> tuple[str, str, type[Source]]:
+  """Returns (scheme, target, class) of a source."""
+  scheme, target = _scheme(source)
+  module, name, form = SOURCES[scheme]
+  if form and not target:
+    raise UserError(f"Source {source!r}: give it as '{scheme}:{form}'.")
+  return scheme, target, getattr(importlib.import_module(module), name)
 
 
 def _scheme(source: str) -> tuple[str, str]:

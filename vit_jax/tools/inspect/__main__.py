@@ -102,7 +102,7 @@ def _model_on_mesh(args) -> tuple[dict, str]:
   models.build(name, variant, **fields)
   sharding.resolve_rules(args.sharding)
   section = arguments.optimizer(args.optim)
-  config_lib.bind('optim', section, optim.signature(section['name']), ('total_steps',))
+  config_lib.bind('config.optim', section, optim.signature(section['name']))
   record = mesh.inspect(
     {
       'model': {'name': name, 'variant': variant, **fields},

@@ -39,7 +39,7 @@ def _model(config: dict) -> dict:
   weights = config.get('weights')
   if not weights or 'name' in model or not weights.get('source'):
     return model
-  config_lib.bind('weights', weights, pretrained.from_section)
+  config_lib.bind('config.weights', weights, pretrained.from_section)
   if entry := zoo.find(weights['source']):
     name, variant, fields = models.parse_name(entry.model)
     return {'name': name, 'variant': variant, **fields, **model}
