@@ -29,6 +29,7 @@ class State:
   opt_state: Any
   ema: Any
   skipped: Any
+  frozen: Any = dataclasses.field(default_factory=dict)
 
 
 # bf16 moments, masked and empty optax containers: what real optimizers store.

@@ -9,7 +9,8 @@ import pytest
 from conftest import naming
 
 from vit_jax import models, optim, sharding, tasks, trees
-from vit_jax.train.step import gradients, init_state, make_step
+from vit_jax.train.state import init_state
+from vit_jax.train.step import gradients, make_step
 
 SPEC = {
   'image': jax.ShapeDtypeStruct((16, 16, 16, 3), jnp.float32),
@@ -118,8 +119,8 @@ def test_micro_batches_add_up_to_the_batch():
   params = task.init(jax.random.key(0), SPEC)
   params = jax.tree.map(lambda x: x + 0.02, params)
   fn = jax.jit(gradients, static_argnums=(0, 4))
-  whole, grads = fn(task, params, weighted(batch(), task), jax.random.key(1), 1)
-  parts, sums = fn(task, params, weighted(batch(), task), jax.random.key(1), 4)
+  whole, grads = fn(task.loss, params, weighted(batch(), task), jax.random.key(1), 1)
+  parts, sums = fn(task.loss, params, weighted(batch(), task), jax.random.key(1), 4)
   np.testing.assert_allclose(parts['loss'], whole['loss'], rtol=1e-6)
   np.testing.assert_allclose(parts['accuracy'], whole['accuracy'], rtol=1e-6)
   scale = max(np.abs(g).max() for g in jax.tree.leaves(grads))
@@ -134,9 +135,9 @@ def test_micro_batches_have_different_dropout_masks():
   params['head']['kernel'] = jax.random.normal(jax.random.key(2), (128, 5))
   # Sixteen times one example: only the masks tell the micro-batches apart.
   same = {k: np.repeat(v[:1], 16, axis=0) for k, v in batch().items()}
-  sixteen, _ = gradients(task, params, weighted(same, task), jax.random.key(1), 16)
+  sixteen, _ = gradients(task.loss, params, weighted(same, task), jax.random.key(1), 16)
   one = {k: v[:1] for k, v in same.items()}
-  first, _ = gradients(task, params, weighted(one, task), jax.random.key(1), 1)
+  first, _ = gradients(task.loss, params, weighted(one, task), jax.random.key(1), 1)
   assert abs(sixteen['loss'] - first['loss']) > 1e-2
 
 

@@ -188,10 +188,10 @@ def test_the_peak_is_the_best_of_several_sizes(monkeypatch):
 def test_out_of_memory_is_a_row(capsys, monkeypatch):
   compile_step = runtime.compile_step
 
-  def limited(step, abstract, shardings, spec, mesh):
+  def limited(step, abstract, spec, mesh):
     if len(spec['image'].shape) and spec['image'].shape[0] > 2:
       raise OutOfMemory('A step needs 9.0 GiB. Try a smaller config.data.batch_size.')
-    return compile_step(step, abstract, shardings, spec, mesh)
+    return compile_step(step, abstract, spec, mesh)
 
   monkeypatch.setattr(runtime, 'compile_step', limited)
   argv = (*TINY, '--mode', 'forward', '--batch', '8,2', '--steps', '1')

@@ -143,11 +143,11 @@ def resolve_rules(sharding) -> tuple:
   return rules
 
 
-def state_shardings(abstract, mesh: Mesh, rules='fsdp'):
+def state_shardings(tree, mesh: Mesh, rules='fsdp'):
   """Returns a tree of NamedSharding for an abstract state.
 
   Args:
-    abstract: tree of arrays or `jax.ShapeDtypeStruct`.
+    tree: of arrays or `jax.ShapeDtypeStruct`.
     rules: see `resolve_rules`. Scalars are always replicated.
 
   Raises:
@@ -159,7 +159,19 @@ def state_shardings(abstract, mesh: Mesh, rules='fsdp'):
     spec = trees.first_match(rules, name) if leaf.ndim else ()
     return NamedSharding(mesh, _partition(name, leaf.shape, spec, mesh))
 
-  return trees.map_named(sharding, abstract)
+  return trees.map_named(sharding, tree)
+
+
+def abstract(tree, mesh: Mesh, rules='fsdp'):
+  """Returns a tree of `jax.ShapeDtypeStruct` that carry their shardings.
+
+  Arguments and errors: as `state_shardings`.
+  """
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    tree,
+    state_shardings(tree, mesh, rules),
+  )
 
 
 def _partition(name, shape, spec, mesh) -> PartitionSpec:

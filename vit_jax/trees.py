@@ -43,6 +43,16 @@ def map_named(fn: Callable, tree, *rest):
   return jax.tree.map_with_path(lambda p, *xs: fn(name_of(p), *xs), tree, *rest)
 
 
+def matches(regex: str, name: str) -> bool:
+  """Returns whether a rule's regex matches all of `name`; UserError if malformed."""
+  try:
+    return re.fullmatch(regex, name) is not None
+  except re.error as error:
+    raise UserError(
+      f'Rule {regex!r} is not a valid regular expression: {error}.'
+    ) from None
+
+
 def first_match(rules: Rules, name: str) -> Any:
   """Returns the value of the first rule whose regex matches all of `name`.
 
@@ -52,11 +62,8 @@ def first_match(rules: Rules, name: str) -> Any:
   """
   rules = list(rules)
   for regex, value in rules:
-    try:
-      if re.fullmatch(regex, name):
-        return value
-    except re.error as error:
-      raise UserError(f'Rule {regex!r} is no valid regex: {error}.') from None
+    if matches(regex, name):
+      return value
   raise UserError(
     f'No rule matches {name!r}; rules are {[r for r, _ in rules]}. '
     "End the list with ('.*', default)."
@@ -67,3 +74,22 @@ def select(rules: Rules, tree):
   """Returns a tree like `tree` whose leaves are the values that `rules` give."""
   rules = list(rules)
   return map_named(lambda name, _: first_match(rules, name), tree)
+
+
+def partition(tree: dict, rules: Rules) -> tuple[dict, dict]:
+  """Returns the leaves to which `rules` give a true value, and the rest.
+
+  Both are nested dicts under the names that the leaves had; `combine` puts them together.
+  """
+  chosen, rest = {}, {}
+  for name, leaf in flatten(tree).items():
+    (chosen if first_match(rules, name) else rest)[name] = leaf
+  return unflatten(chosen), unflatten(rest)
+
+
+def combine(a: dict, b: dict) -> dict:
+  """Returns nested dicts with the leaves of both, which have no name in common."""
+  both = dict(a)
+  for key, value in b.items():
+    both[key] = combine(a[key], value) if key in a else value
+  return both

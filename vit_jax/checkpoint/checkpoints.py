@@ -5,6 +5,14 @@ state has one), `train` (all other fields of the state) and `meta`, see `manifes
 Orbax (see `storage`) does not notice flipped bits, a changed dtype, or an older step
 that would do: that is here.
 
+Frozen parameters are not stored: only their names and fingerprints are. Who restores
+gives them, read again from the weights that the run started from, and gets an error
+unless every bit is as it was. To read the parameters of a run, whatever it trained:
+
+  saved = Checkpoints(folder)
+  frozen = read_weights() if saved.frozen() else {}  # {name: array}, maybe of more
+  params, meta = saved.restore_params(abstract_params, frozen=frozen)
+
 Several processes: every call is collective, process 0 decides. The step folders lie on
 a file system that all of them share.
 """
@@ -13,6 +21,7 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -80,7 +89,8 @@ class Checkpoints:
 
     Args:
       state: a dataclass pytree with the fields `step` (integer scalar), `params`,
-        `ema` (a tree like params, or None) and any others.
+        `frozen` (nested dicts like params, not stored), `ema` (a tree like params, or
+        None) and any others.
       meta: JSON-serialisable; comes back from `restore` (tuples as lists).
       metrics: name -> number, see `best`.
 
@@ -107,7 +117,8 @@ class Checkpoints:
       return True
     sealed = manifest.sealed(step, flat, prints, meta, metrics or {})
     self._known_scores().update(self._score(sealed['body']))
-    self._storage.write(step, trees.unflatten(flat), sealed)
+    stored = {name: x for name, x in flat.items() if not _is_frozen(name)}
+    self._storage.write(step, trees.unflatten(stored), sealed)
     return True
 
   def wait(self) -> None:
@@ -127,7 +138,7 @@ class Checkpoints:
 
   # -- restoring --------------------------------------------------------------------
 
-  def restore(self, abstract) -> tuple[Any, dict] | None:
+  def restore(self, abstract, frozen: dict | None = None) -> tuple[Any, dict] | None:
     """Returns `(state, meta)` of the newest step whose every bit is as it was saved.
 
     A damaged step is reported in one line on stderr and, once an older one has been
@@ -136,17 +147,18 @@ class Checkpoints:
     Args:
       abstract: the state with `jax.ShapeDtypeStruct` leaves that carry the shardings
         to restore to: any mesh, whatever the one that saved.
+      frozen: name -> array, at least of the parameters in `abstract.frozen`.
 
     Returns:
       None if no step was ever completed here.
 
     Raises:
       UserError: names, shapes or dtypes saved differ from `abstract`: the run was
-        configured otherwise. Nothing is renamed.
+        configured otherwise; or bits of `frozen` differ. Nothing is renamed.
       NoUsableCheckpoint: there are checkpoints, all damaged. They keep their names,
         so that the next start says the same instead of starting over.
     """
-    found = self._load(_items(abstract), everything=True)
+    found = self._load(_items(abstract), frozen or {})
     if found is None:
       return None
     items, body, damaged = found
@@ -159,40 +171,58 @@ class Checkpoints:
     return dataclasses.replace(abstract, **items, **train), body['meta']
 
   def restore_params(
-    self, abstract, *, ema: bool = False, step: int | str | None = None
-  ) -> tuple[Any, dict]:
+    self,
+    abstract: dict,
+    *,
+    frozen: dict | None = None,
+    ema: bool = False,
+    step: int | str | None = None,
+  ) -> tuple[dict, dict]:
     """Returns `(params, meta)`; neither the optimizer nor anything else is read.
 
     Only reads: safe in the folder of a run at work.
 
     Args:
-      abstract: params as `jax.ShapeDtypeStruct`, see `restore`; a leaf without
-        sharding goes to one device.
+      abstract: params as nested dicts of `jax.ShapeDtypeStruct`, see `restore`; a leaf
+        without sharding goes to one device. Without those that `frozen()` names, what
+        was trained is returned alone.
+      frozen: name -> array, at least of the parameters that `frozen()` names.
       ema: the averaged parameters in place of the last ones.
       step: a step, 'best' (see `best`), or None: the newest that is not damaged.
 
     Raises:
-      UserError: no such step, no EMA saved, or another structure than `abstract`.
+      UserError: no such step, no EMA saved, another structure than `abstract`, or other
+        bits in `frozen`.
       NoUsableCheckpoint: what was asked for is damaged.
     """
     item = 'ema' if ema else 'params'
-    items, body, damaged = self._load({item: abstract}, step=self._find(step))
+    items, body, damaged = self._load({item: abstract}, frozen or {}, self._find(step))
     for bad, why in damaged.items():
       distributed.say(
         f'checkpoint step {bad} is damaged ({why}); using step {body["step"]}'
       )
-    return items[item], body['meta']
+    return trees.combine(items[item], items.get('frozen', {})), body['meta']
+
+  def frozen(self, step: int | str | None = None) -> list[str]:
+    """Returns the names of the parameters that a run did not train; see the module.
+
+    Raises: as `meta`.
+    """
+    return _frozen_names(self._body(step)['leaves'])
 
   def meta(self, step: int | str | None = None) -> dict:
     """Returns the dict saved with `step`; None: with the newest where it is readable.
 
     Raises: as `restore_params`.
     """
+    return self._body(step)['meta']
+
+  def _body(self, step) -> dict:
     step = self._find(step)
     steps = sorted(self._storage.steps(), reverse=True) if step is None else [step]
     for known in steps:
       with contextlib.suppress(Damaged):
-        return self._read(known)['meta']
+        return self._read(known)
     raise NoUsableCheckpoint(f'No checkpoint in {self.directory} has readable meta.')
 
   def _find(self, step):
@@ -211,14 +241,14 @@ class Checkpoints:
       )
     return step
 
-  def _load(self, items, *, step: int | None = None, everything: bool = False):
+  def _load(self, items, frozen: dict, step: int | None = None):
     # -> (items, body, damaged: step -> why) of `step`, or of the newest intact one;
     # None where no step was ever completed.
     damaged = {}
     bound = math.inf if step is None else step + 1
     while (bound := self._newest_below(bound)) >= 0:
       try:
-        return *self._load_step(bound, items, everything), damaged
+        return *self._load_step(bound, items, frozen), damaged
       except Damaged as error:
         damaged[bound] = str(error)
       if step is not None:
@@ -233,15 +263,17 @@ class Checkpoints:
       'or move that folder away or choose another workdir to start from the beginning.'
     )
 
-  def _load_step(self, step, items, everything):
+  def _load_step(self, step, items, frozen):
     with together():
       body = self._read(step)
+    leaves = body['leaves']
+    if 'train' not in items:  # not a state, but its parameters: trained, and frozen
+      ((item, params),) = items.items()
+      names = '|'.join(map(re.escape, _frozen_names(leaves)))
+      kept, trained = trees.partition(params, [(names, True), ('.*', False)])
+      items = {item: trained} | ({'frozen': kept} if kept else {})
+      leaves = {n: leaf for n, leaf in leaves.items() if n.split('/')[0] in items}
     want = _named(items)
-    leaves = {
-      name: leaf
-      for name, leaf in body['leaves'].items()
-      if everything or name.split('/')[0] in items
-    }
     if wrong := manifest.differences(leaves, want):
       raise UserError(
         f'Checkpoint step {step} in {self.directory} was saved with a different '
@@ -253,14 +285,33 @@ class Checkpoints:
       name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or one)
       for name, x in want.items()
     }
+    given = self._frozen_leaves(step, leaves, placed, frozen)
+    stored = {name: x for name, x in placed.items() if not _is_frozen(name)}
     with together():
-      flat = trees.flatten(self._storage.read(step, trees.unflatten(placed)))
+      flat = trees.flatten(self._storage.read(step, trees.unflatten(stored)))
     prints = fingerprints(flat)
-    wrong = [name for name in want if prints.get(name) != leaves[name][2]]
+    wrong = [name for name in stored if prints.get(name) != leaves[name][2]]
     if wrong:
       raise Damaged(f'checksum mismatch in {and_more(wrong)}')
-    found = [flat[name] for name in want]
+    found = [(flat | given)[name] for name in want]
     return jax.tree.unflatten(jax.tree.structure(items), found), body
+
+  def _frozen_leaves(self, step, leaves, placed, frozen) -> dict:
+    given = {}
+    for name, x in placed.items():
+      value = frozen.get(name.partition('/')[2]) if _is_frozen(name) else None
+      if value is not None and (value.shape, value.dtype) == (x.shape, x.dtype):
+        given[name] = jax.device_put(value, x.sharding)
+    prints = fingerprints(given)
+    wrong = [n for n in placed if _is_frozen(n) and prints.get(n) != leaves[n][2]]
+    if wrong:
+      raise UserError(
+        f'Checkpoint step {step} in {self.directory} holds what was trained on top of '
+        f'frozen parameters, and those of config.weights.source differ: '
+        f'{and_more(wrong)}. Set config.weights.source to the weights that the run '
+        'started from.'
+      )
+    return given
 
   def _read(self, step) -> dict:
     return manifest.unsealed(self._storage.read_meta(step), step)
@@ -298,10 +349,18 @@ class Checkpoints:
 
 def _items(state) -> dict[str, Any]:
   fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  items = {'params': fields.pop('params')}
+  items = {'params': fields.pop('params'), 'frozen': fields.pop('frozen')}
   if (ema := fields.pop('ema')) is not None:
     items['ema'] = ema
   return items | {'train': fields}
+
+
+def _is_frozen(name: str) -> bool:
+  return name.startswith('frozen/')
+
+
+def _frozen_names(leaves) -> list[str]:
+  return [name.partition('/')[2] for name in leaves if _is_frozen(name)]
 
 
 def _named(items) -> dict[str, Any]:

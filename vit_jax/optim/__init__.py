@@ -72,8 +72,7 @@ def build(
       schedule_free, which takes no other.
     wd: decoupled weight decay, multiplied by the learning rate.
     wd_rules: (regex, factor) on parameter paths, first match wins.
-    lr_rules: (regex, factor of the learning rate); with factor 0 a parameter keeps its
-      value. Default: 1 for all.
+    lr_rules: (regex, factor of the learning rate), factors above 0. Default: 1 for all.
     layer_decay: layer-wise learning-rate decay, see `multipliers.layer_factors`.
     clip: largest global norm of the gradient; larger ones are scaled down to it.
     ema: decay of an exponential moving average of the parameters (Polyak averaging;
@@ -93,6 +92,13 @@ def build(
   _check_ranges(lr, wd, clip, layer_decay, options.get('moment_dtype'))
   asks = name in ('muon', 'lamb') or layer_decay is not None
   assert family is not None or not asks, f'{name}, layer_decay: needs the family'
+  for regex, factor in lr_rules:
+    if not factor > 0:
+      raise UserError(
+        f'config.optim.lr_rules: the factor of {regex!r} is {factor}, expected more than '
+        '0. To freeze parameters, name those that train: config.tune='
+        "{'method': 'rules', 'train': ['head/.*']}."
+      )
   if name == 'adam' and wd:
     raise UserError('config.optim: adam has no weight decay here; name it adamw.')
   if accum < 1:

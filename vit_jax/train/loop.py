@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from vit_jax import sharding
+from vit_jax import sharding, trees
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Preempted, TooManyBadSteps
 from vit_jax.train import metrics, progress
@@ -122,7 +122,8 @@ class Loop:
   def _evaluate(self) -> None:
     for name in self._due_evals():
       evaluator, _, use_ema = self.evals[name]
-      params = self.state.ema if use_ema else self.state.params
+      trained = self.state.ema if use_ema else self.state.params
+      params = trees.combine(trained, self.state.frozen)
       values = evaluator.run(self.task.predict, params)
       row = {f'{name}/{key}': value for key, value in values.items()}
       self.metrics.write(self.step, row)
@@ -145,6 +146,12 @@ class Loop:
     )
 
   def _write_status(self, state: str, **values) -> dict:
-    status = {'step': self.step, 'state': state, **values}
+    trained = sum(x.size for x in jax.tree.leaves(self.state.params))
+    status = {
+      'step': self.step,
+      'state': state,
+      'trained_parameters': trained,
+      **values,
+    }
     metrics.write_json(self.workdir / 'status.json', status)
     return status

@@ -118,12 +118,9 @@ def _program(name: str) -> str:
   return name if activated else os.path.relpath(ours)
 
 
-def parameter_table(params) -> str:
-  """Returns the number of parameters, by top-level module, and in all."""
-  counts: dict[str, int] = {}
-  for key, subtree in params.items():
-    counts[key] = sum(math.prod(x.shape) for x in jax.tree.leaves(subtree))
-  lines = [f'  {key:<16} {n:>14,}' for key, n in counts.items()]
-  return '\n'.join(
-    ['Parameters:', *lines, f'  {"total":<16} {sum(counts.values()):>14,}']
-  )
+def parameter_table(params: dict, trained: dict) -> str:
+  """Returns the number of parameters by top-level module, in all, and of those trained."""
+  count = lambda tree: sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+  rows = {key: count(subtree) for key, subtree in params.items()}
+  rows |= {'total': count(params), 'trained': count(trained)}
+  return '\n'.join(['Parameters:', *(f'  {k:<16} {n:>14,}' for k, n in rows.items())])

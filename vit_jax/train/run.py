@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, trees
+from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, trees, tune
 from vit_jax.checkpoint import checkpoints as checkpoint
 from vit_jax.data import pipeline
 from vit_jax.errors import Preempted, UserError
@@ -20,8 +20,9 @@ from vit_jax.train import metrics, progress, schema
 from vit_jax.train.lock import lock
 from vit_jax.train.loop import Loop, prefetch
 from vit_jax.train.preemption import StopSignal
-from vit_jax.train.runtime import compile_step, retain_freed_memory, run_once
-from vit_jax.train.step import init_state, make_step
+from vit_jax.train.runtime import compile_step, retain_freed_memory
+from vit_jax.train.state import first_state, from_weights, init_state
+from vit_jax.train.step import make_step
 
 
 class DataError(UserError):
@@ -60,9 +61,9 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
       if results := _finished(workdir, config, checkpoints):
         return results
     evals = _build_evals(config, workdir, mesh, stop)
-    origin = None
+    source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
-      config, origin = _open_weights(config)
+      config, source = _open_weights(config)
     model = models.build(**config['model'])
     task = tasks.build(model=model, spec=data.spec, **config['task'])
     optimizer = optim.build(
@@ -70,30 +71,26 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
       total_steps=config['resolved']['total_steps'],
       family=models.family(config['model']['name']),
     )
-    given = _fit_weights(origin, model, config) if origin else {}
     init_key, step_key = jax.random.split(jax.random.key(config['seed']))
-    init = lambda key, given: init_state(task, optimizer, data.spec, key, given)
+    rules = tune.build(**config['tune'])
+    init = lambda key, given: init_state(task, optimizer, data.spec, key, given, rules)
     abstract = jax.eval_shape(init, init_key, {})
-    shardings = sharding.state_shardings(abstract, mesh, config['sharding'])
-    abstract = jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      abstract,
-      shardings,
-    )
+    abstract = sharding.abstract(abstract, mesh, config['sharding'])
+    given = from_weights(source, model, config, abstract.frozen)
     # What was refused until here has left an older run's files as they were.
     stack.enter_context(_status_of_failure(workdir))
     metrics.write_json(workdir / 'config.json', config)
-    print(progress.parameter_table(abstract.params), flush=True)
+    params = trees.combine(abstract.params, abstract.frozen)
+    print(progress.parameter_table(params, abstract.params), flush=True)
     step = make_step(task, optimizer, data.on_device, step_key)
-    step = compile_step(step, abstract, shardings, data.spec, mesh)
-    restored = checkpoints.restore(abstract)
+    step = compile_step(step, abstract, data.spec, mesh)
+    restored = checkpoints.restore(abstract, given)
     if restored is None:
-      places = trees.flatten(shardings.params)
-      given = {name: jax.device_put(x, places[name]) for name, x in given.items()}
-      state = run_once(init, shardings, init_key, given)
+      state = first_state(init, init_key, abstract, given)
     else:
       state, _ = restored
       print(f'Resuming from step {int(state.step)}.', flush=True)
+    del source, given  # the run has its own now
     loop = Loop(config, workdir, state, task, checkpoints, evals, stop)
     stack.callback(loop.close)
     batches = stack.enter_context(contextlib.closing(data.iterate(loop.step)))
@@ -102,23 +99,9 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
 
 def _open_weights(config: dict) -> tuple[dict, pretrained.Source]:
   """Returns (config with the model that the weights are of, the weights)."""
-  origin = pretrained.from_section(**config['weights'])
-  told = {} if 'name' in config['model'] else pretrained.complete({}, origin)
-  return schema.with_model(config, told), origin
-
-
-def _fit_weights(origin, model, config) -> dict:
-  """Returns {name: array} of the parameters that the run starts from."""
-  *size, channels = config['resolved']['image_shape']
-  if channels != origin.channels:
-    raise UserError(
-      f'{origin.source} is of images with {origin.channels} channels, config.data.pp '
-      f"gives {channels}: begin it with 'decode({origin.channels})'."
-    )
-  options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
-  given, merge = pretrained.fit(origin, model, tuple(size), **options)
-  print(pretrained.describe(origin, merge), flush=True)
-  return given
+  source = pretrained.from_section(**config['weights'])
+  told = {} if 'name' in config['model'] else pretrained.complete({}, source)
+  return schema.with_model(config, told), source
 
 
 def _open_data(config, workdir, mesh):

@@ -35,37 +35,41 @@ def enable_compilation_cache() -> None:
   jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
-def compiled(step, abstract, shardings, spec, mesh, **more: str):
+def compiled(step, abstract, spec, mesh, **more: str):
   """Returns the compiled step: state donated and placed, batch split, metrics on all.
 
-  `more` are further compiler options.
+  Args:
+    abstract: the state, see `sharding.abstract`.
+    more: further compiler options.
   """
   batch = {
     key: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding.batch_sharding(mesh))
     for key, s in spec.items()
   }
-  out_shardings = (shardings, sharding.replicated(mesh))
+  placed = jax.tree.map(lambda x: x.sharding, abstract)
+  out_shardings = (placed, sharding.replicated(mesh))
   jitted = jax.jit(step, donate_argnums=0, out_shardings=out_shardings)
   return jitted.lower(abstract, batch).compile(options() | more)
 
 
-def run_once(fn, out_shardings, *args):
-  """Returns `fn(*args)`, jitted for this one call.
+def run_once(fn, abstract, *args):
+  """Returns `fn(*args)`, placed as `abstract` says, jitted for this one call.
 
   On CPU LLVM does not optimise it, which would take longer than all it can gain: 2 of 4 s
   for the initialisers of configs/digits.py.
   """
   cpu = jax.default_backend() == 'cpu'
   options = {'xla_backend_optimization_level': 0} if cpu else {}
-  lowered = jax.jit(fn, out_shardings=out_shardings).lower(*args)
+  placed = jax.tree.map(lambda x: x.sharding, abstract)
+  lowered = jax.jit(fn, out_shardings=placed).lower(*args)
   return lowered.compile(options)(*args)
 
 
-def compile_step(step, abstract, shardings, spec, mesh):
+def compile_step(step, abstract, spec, mesh):
   """Returns the compiled step; says what memory it needs and refuses what cannot fit."""
   start = time.perf_counter()
   with out_of_memory():
-    program = compiled(step, abstract, shardings, spec, mesh)
+    program = compiled(step, abstract, spec, mesh)
   m = program.memory_analysis()
   needs = m.argument_size_in_bytes + m.temp_size_in_bytes
   needs += m.output_size_in_bytes - m.alias_size_in_bytes

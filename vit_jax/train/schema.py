@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from vit_jax import config as config_lib
-from vit_jax import evaluators, models, optim, pretrained, sharding, tasks
+from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, tune
 from vit_jax.checkpoint import checkpoints
 from vit_jax.config import at_least, each_of, keys_of
 from vit_jax.data import pipeline
@@ -92,6 +92,7 @@ SECTIONS = {
   'model': Annotated[dict, check_model],
   'weights': Annotated[dict, _check_weights],
   'data': Annotated[dict, pipeline.check_train],
+  'tune': Annotated[dict, _named(tune.signature, 'method')],
   'task': Annotated[dict, _named(tasks.signature)],
   'optim': Annotated[dict, _named(optim.signature)],
   'mesh': Annotated[dict, keys_of(sharding.make_mesh, provided=('devices',))],
@@ -108,6 +109,7 @@ REQUIRED = ('data', 'optim')
 DEFAULTS = {
   'model': {},  # the weights tell it
   'weights': {},  # from scratch
+  'tune': {'method': 'full'},
   'task': {'name': 'classify'},
   'mesh': {},  # data=-1: all devices
   'sharding': 'fsdp',  # nothing is split while mesh.fsdp is 1
@@ -122,7 +124,8 @@ DEFAULTS = {
 # Sections and keys that do not change what a step computes: they may differ between
 # a run and its continuation. Devices change results in the last digits only.
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
-NEUTRAL += ('resume_allow', 'resolved')
+# Weights whose source has moved are checked bit by bit, where they are needed again.
+NEUTRAL += ('resume_allow', 'resolved', 'weights.source')
 NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
 NEUTRAL += ('model.placement', 'data.cache', 'data.cache_bytes')
 
@@ -185,7 +188,7 @@ def resumed(config: dict, workdir: Path) -> dict:
     keys = old['resolved'].get('told', old['model'])
     told = {key: old['model'][key] for key in keys}
     config = with_model(config, told)
-  changed = config_lib.differences(old, json.loads(json.dumps(config)))
+  changed = config_lib.differences(DEFAULTS | old, json.loads(json.dumps(config)))
   for key in ('fingerprint', 'num_examples'):
     pair = old['resolved'].get(key), config['resolved'][key]
     if pair[0] != pair[1]:

@@ -1,42 +1,11 @@
-"""The train state and one step of training."""
-
-import dataclasses
+"""One step of training."""
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from vit_jax import trees
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class State:
-  """All that changes in a run; with the config it is the run."""
-
-  step: jax.Array  # int32: batches consumed, skipped ones included
-  params: dict  # float32
-  opt_state: optax.OptState
-  ema: dict | None  # an average of params (see optim.averages), or None
-  counters: dict[str, jax.Array]  # int32: skipped, skipped_in_a_row, masked
-
-
-def init_state(task, optimizer, spec: dict, rng, given: dict) -> State:
-  """Returns the state at step 0 for batches of `spec`; traceable.
-
-  Args:
-    given: {name: array}, parameters in place of freshly initialised ones.
-  """
-  params = trees.map_named(lambda n, x: given.get(n, x), task.init(rng, spec))
-  return State(
-    step=jnp.zeros((), jnp.int32),
-    params=params,
-    opt_state=optimizer.tx.init(params),
-    ema=jax.tree.map(jnp.copy, params) if optimizer.average else None,
-    counters={
-      key: jnp.zeros((), jnp.int32) for key in ('skipped', 'skipped_in_a_row', 'masked')
-    },
-  )
+from vit_jax.train.state import State
 
 
 def make_step(task, optimizer, on_device, key):
@@ -46,7 +15,8 @@ def make_step(task, optimizer, on_device, key):
   if it had never stopped. A step whose loss or gradient is not finite changes neither
   params nor optimizer state nor EMA, and is counted. Neither does a batch in which every
   example is masked: it holds nothing to learn from, and weight decay and moments would
-  act all the same.
+  act all the same. Frozen parameters have no gradient: what is clipped and logged is the
+  norm of the trained ones' alone.
 
   Args:
     task: see `vit_jax.tasks`.
@@ -64,7 +34,8 @@ def make_step(task, optimizer, on_device, key):
     loss_rng, prepare_rng = (jax.random.fold_in(rng, i) for i in (0, 1))
     batch = task.prepare(batch, prepare_rng)
     point = optimizer.gradient_point(state.params, state.opt_state)
-    metrics, grads = gradients(task, point, batch, loss_rng, optimizer.accum)
+    loss = lambda params, *args: task.loss(trees.combine(params, state.frozen), *args)
+    metrics, grads = gradients(loss, point, batch, loss_rng, optimizer.accum)
 
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(grad_norm)
@@ -90,7 +61,8 @@ def make_step(task, optimizer, on_device, key):
       'masked': old['masked'] + (mask == 0).sum(dtype=jnp.int32),
     }
     metrics = {**metrics, 'grad_norm': grad_norm, 'lr': rate, **counters}
-    return State(state.step + 1, params, opt_state, ema, counters), metrics
+    state = State(state.step + 1, params, state.frozen, opt_state, ema, counters)
+    return state, metrics
 
   return step
 
@@ -112,15 +84,19 @@ def without_masked(batch: dict) -> tuple[dict, jax.Array]:
   return jax.tree.map(blank, batch), mask
 
 
-def gradients(task, params, batch: dict, rng, accum: int):
+def gradients(loss, params, batch: dict, rng, accum: int):
   """Returns (metrics, gradients) of a batch, computed in `accum` micro-batches.
 
   Each micro-batch has its own rng, so that dropout masks differ; without dropout the
   sum is the gradient of the whole batch.
+
+  Args:
+    loss: as `loss` of a task.
+    params: those to differentiate by.
   """
 
   def micro(rng, part):
-    grad = jax.value_and_grad(task.loss, has_aux=True)
+    grad = jax.value_and_grad(loss, has_aux=True)
     (_, metrics), grads = grad(params, part, rng)
     return metrics, grads
 

@@ -15,7 +15,8 @@ from vit_jax.errors import OutOfMemory, UserError
 from vit_jax.tools.inspect import flops
 from vit_jax.train import runtime
 from vit_jax.train.loop import AHEAD
-from vit_jax.train.step import init_state, make_step
+from vit_jax.train.state import init_state
+from vit_jax.train.step import make_step
 
 # AdamW as in pre-training; what the numbers are does not change the time of a step.
 OPTIM = {'name': 'adamw', 'lr': 1e-3, 'wd': 0.1}
@@ -120,18 +121,12 @@ class Step:
     mesh = sharding.make_mesh(1, devices=[self._device])
     with jax.set_mesh(mesh), runtime.out_of_memory():
       given = trees.flatten(model.shapes)
-      abstract = jax.eval_shape(init, given)
-      shardings = sharding.state_shardings(abstract, mesh)
-      abstract = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        abstract,
-        shardings,
-      )
+      abstract = sharding.abstract(jax.eval_shape(init, given), mesh)
       start = time.perf_counter()
-      self._step = runtime.compile_step(step, abstract, shardings, spec, mesh)
+      self._step = runtime.compile_step(step, abstract, spec, mesh)
       self.compile_s = time.perf_counter() - start
-      init = jax.jit(init, out_shardings=shardings)
-      self._state = init({name: _values(name, x) for name, x in given.items()})
+      values = {name: _values(name, x) for name, x in given.items()}
+      self._state = runtime.run_once(init, abstract, values)
       batch = jax.tree.map(_random, spec)
       self._batch = jax.device_put(batch, sharding.batch_sharding(mesh))
 

@@ -113,7 +113,7 @@ class TrainStep:
     import jax
 
     from vit_jax import sharding, tasks
-    from vit_jax.train.step import init_state
+    from vit_jax.train.state import init_state
 
     self.model, self.optimizer, self.mesh = model, optimizer, mesh
     shapes = {
@@ -128,15 +128,10 @@ class TrainStep:
       for key, (shape, dtype) in shapes.items()
     }
     self.task = tasks.build(model=model, spec=self.batch, **request['task'])
-    self.state = jax.eval_shape(
+    state = jax.eval_shape(
       lambda: init_state(self.task, optimizer, self.batch, jax.random.key(0), {})
     )
-    self.shardings = sharding.state_shardings(self.state, mesh, request['sharding'])
-    self.state = jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      self.state,
-      self.shardings,
-    )
+    self.state = sharding.abstract(state, mesh, request['sharding'])
 
   def per_device(self) -> dict[str, int]:
     """Returns the bytes on each device, see `measure`."""
@@ -169,9 +164,7 @@ class TrainStep:
     step = make_step(self.task, self.optimizer, _on_device, jax.random.key(0))
     # LLVM's optimisations, half of the time, come after the memory is planned.
     options = {'xla_backend_optimization_level': '0'}
-    return runtime.compiled(
-      step, self.state, self.shardings, self.batch, self.mesh, **options
-    )
+    return runtime.compiled(step, self.state, self.batch, self.mesh, **options)
 
   def kept(self) -> tuple[int, int]:
     """Returns what backward keeps, as `activations.per_image`."""
