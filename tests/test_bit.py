@@ -1,5 +1,7 @@
 """The two ResNets against published counts, names and reference outputs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,9 @@ def abstract_params(model, size=224):
   return jax.eval_shape(model.init, jax.random.key(0), x)['params']
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
   ('model', 'variant', 'count'),
   # Of big_vision; x4, R50x3 and R101x3 of timm. 1000 classes.
@@ -28,13 +33,14 @@ def abstract_params(model, size=224):
     ('bit', 'R26', 15_987_496),
     ('bit', 'R50x1', 25_549_352),
     ('bit', 'R101x1', 44_541_480),
-    ('bit', 'R152', 60_185_128),
-    ('bit', 'R200', 64_666_152),
     ('bit', 'R50x2', 97_988_712),
     ('bit', 'R50x3', 217_319_080),
-    ('bit', 'R101x3', 387_934_888),
-    ('bit', 'R152x2', 236_335_208),
     ('bit', 'R152x4', 936_533_224),
+    # Depths and factors that are met above, but not together.
+    slow('bit', 'R152', 60_185_128),
+    slow('bit', 'R200', 64_666_152),
+    slow('bit', 'R101x3', 387_934_888),
+    slow('bit', 'R152x2', 236_335_208),
   ],
 )
 def test_parameter_counts_are_the_published_ones(model, variant, count):
@@ -68,26 +74,6 @@ def from_tensorflow(name):
 
 def run(model, params, image):
   return jax.jit(lambda p, x: model.apply({'params': p}, x))(params, image)
-
-
-@pytest.mark.parametrize(
-  ('model', 'atol'),
-  # resnet_gn: timm has the guard of the division within the root, which is w's 3e-5 here.
-  [('resnet_gn', 1e-4), ('bit', 5e-6)],
-)
-def test_agrees_with_timm(golden, model, atol):
-  # Every parameter random, in the names of the published files; blocks (2, 1), width
-  # 32, images of 44 x 40 px: strides that meet odd and even sizes.
-  flat = {from_tensorflow(k): v for k, v in golden(f'{model}_timm').items()}
-  model, expected = (
-    vit_jax.create_model(model, blocks=(2, 1), width=32, num_classes=10),
-    golden(f'{model}_timm.expected'),
-  )
-  logits, out = run(model, trees.unflatten(flat), expected.pop('image'))
-  np.testing.assert_allclose(logits, expected.pop('logits'), atol=atol, rtol=0)
-  assert set(out) == set(expected) == {'stem', 'stage1', 'stage2', 'pre_logits'}
-  for name, features in expected.items():  # of a size up to 30
-    np.testing.assert_allclose(out[name], features, atol=1e-4, rtol=0, err_msg=name)
 
 
 def test_what_pads_the_pool_matters_at_the_border_only(golden):

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN, naming
-from safetensors.numpy import load_file
+from conftest import naming
 from scanned import stacked
 
 import vit_jax
@@ -106,26 +105,16 @@ OLD_NAMES = {
 }
 
 
-@pytest.mark.parametrize('name', ['vit_google_token', 'vit_google_prelogits'])
-@pytest.mark.parametrize('scan', [False, True])
-def test_agrees_with_the_reference_code(golden, name, scan):
+# Unscanned, the files are compared through their loader: tests/test_weights.py.
+def test_scanned_blocks_agree_with_the_reference_code(golden):
   params = trees.unflatten(
     {
       '/'.join(OLD_NAMES.get(part, part) for part in key.split('/')): value
-      for key, value in golden(name).items()
+      for key, value in golden('vit_google_prelogits').items()
     }
   )
-  model = tiny(scan=scan, representation_size=40 if 'pre_logits' in params else None)
-  params = stacked(params, 3) if scan else params
-  assert_agrees(model, params, golden(f'{name}.expected'))
-
-
-def test_map_head_agrees_with_big_vision(golden):
-  params = trees.unflatten(golden('vit_bigvision_map'))['params']
-  params['Transformer']['posembed_input'] = {
-    'pos_embedding': params.pop('pos_embedding')
-  }
-  assert_agrees(tiny(classifier='map'), params, golden('vit_bigvision_map.expected'))
+  model = tiny(scan=True, representation_size=40)
+  assert_agrees(model, stacked(params, 3), golden('vit_google_prelogits.expected'))
 
 
 def test_scanned_blocks_agree_with_big_vision(golden):
@@ -136,67 +125,6 @@ def test_scanned_blocks_agree_with_big_vision(golden):
   assert_agrees(tiny(scan=True), params, golden('vit_bigvision_scan_tok.expected'))
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_attention_weights_and_erf_gelu_agree_with_transformers(golden, scan):
-  expected = golden('vit_hf.expected')
-  params = from_transformers(load_file(GOLDEN / 'vit_hf' / 'model.safetensors'))
-  params = stacked(params, 3) if scan else params
-  model = tiny(act='gelu_erf', scan=scan)
-  assert_agrees(model, params, expected)
-  _, sown = model.apply({'params': params}, expected['image'], mutable='intermediates')
-  weights = trees.flatten(sown['intermediates'])
-  assert all(name.endswith('attention_weights/0') for name in weights)
-  found = np.stack(list(weights.values())).reshape(expected['attentions'].shape)
-  # Probabilities; of logits that agree to 5e-6.
-  np.testing.assert_allclose(found, expected['attentions'], atol=5e-6, rtol=0)
-
-
-def from_transformers(state):
-  """Returns our params from a transformers ViT of 3 blocks, 4 heads."""
-
-  def dense(name, shape=None, bias_shape=None):
-    kernel, bias = state[f'{name}.weight'].T, state[f'{name}.bias']
-    return {
-      'kernel': kernel.reshape(shape or kernel.shape),
-      'bias': bias.reshape(bias_shape or bias.shape),
-    }
-
-  def norm(name):
-    return {'scale': state[f'{name}.weight'], 'bias': state[f'{name}.bias']}
-
-  heads = dict(shape=(48, 4, 12), bias_shape=(4, 12))
-  encoder = {
-    'posembed_input': {'pos_embedding': state['vit.embeddings.position_embeddings']},
-    'encoder_norm': norm('vit.layernorm'),
-  }
-  for i in range(3):
-    old = f'vit.layers.{i}'
-    encoder[f'encoderblock_{i}'] = {
-      'LayerNorm_0': norm(f'{old}.layernorm_before'),
-      'LayerNorm_1': norm(f'{old}.layernorm_after'),
-      'MlpBlock_0': {
-        'Dense_0': dense(f'{old}.mlp.fc1'),
-        'Dense_1': dense(f'{old}.mlp.fc2'),
-      },
-      'MultiHeadDotProductAttention_0': {
-        'query': dense(f'{old}.attention.q_proj', **heads),
-        'key': dense(f'{old}.attention.k_proj', **heads),
-        'value': dense(f'{old}.attention.v_proj', **heads),
-        'out': dense(f'{old}.attention.o_proj', shape=(4, 12, 48)),
-      },
-    }
-  patches = 'vit.embeddings.patch_embeddings.projection'
-  return {
-    'cls': state['vit.embeddings.cls_token'],
-    'embedding': {
-      'kernel': state[f'{patches}.weight'].transpose(2, 3, 1, 0),
-      'bias': state[f'{patches}.bias'],
-    },
-    'Transformer': encoder,
-    'head': dense('classifier'),
-  }
-
-
 def test_timm_names_give_the_same_model():
   model = vit_jax.create_model('vit', 'B/16', num_classes=7)
   assert vit_jax.create_model('vit_base_patch16_224', num_classes=7) == model
@@ -204,21 +132,15 @@ def test_timm_names_give_the_same_model():
 
 
 def test_non_square_images_and_patches():
-  model = vit_jax.create_model('vit', 'mu/8x4', num_classes=3)
+  model = vit_jax.create_model('vit', 'mu/8x4', depth=1, num_classes=3)
   x = np.random.default_rng(0).normal(size=(2, 24, 32, 3)).astype(np.float32)
-  params = jax.jit(model.init)(jax.random.key(0), x)['params']
-  _, out = model.apply({'params': params}, x)
+  (_, out), variables = jax.jit(model.init_with_output)(jax.random.key(0), x)
+  params = variables['params']
   assert out['stem'].shape == (2, 3, 8, 32)
   assert params['Transformer']['posembed_input']['pos_embedding'].shape == (1, 25, 32)
   with pytest.raises(ValueError, match=naming('20x36', '8x4', '24x36')):
-    model.apply({'params': params}, np.zeros((1, 20, 36, 3), np.float32))
-
-
-def test_patch_embedding_is_the_strided_convolution():
-  model = vit_jax.create_model('vit', 'mu/8x4', num_classes=3)
-  x = np.random.default_rng(0).normal(size=(2, 24, 32, 3)).astype(np.float32)
-  params = jax.jit(model.init)(jax.random.key(0), x)['params']
-  _, out = model.apply({'params': params}, x)
+    model.apply(variables, np.zeros((1, 20, 36, 3), np.float32))
+  # The patch embedding is the strided convolution.
   expected = jax.lax.conv_general_dilated(
     x,
     params['embedding']['kernel'],
@@ -238,9 +160,11 @@ def test_without_positions_patches_may_be_permuted():
   mixed = mixed.transpose(0, 1, 3, 2, 4, 5).reshape(x.shape)
   pre_logits = {}
   for posemb in ('none', 'sincos2d', 'learn'):
-    model = vit_jax.create_model('vit', 'mu/8', posemb=posemb, classifier='gap')
-    variables = jax.jit(model.init)(jax.random.key(0), x)
-    a, b = (model.apply(variables, image)[1]['pre_logits'] for image in (x, mixed))
+    fields = dict(posemb=posemb, classifier='gap', depth=1)
+    model = vit_jax.create_model('vit', 'mu/8', **fields)
+    # Two images with the same key have the same parameters.
+    init = jax.jit(lambda x, model=model: model.init_with_output(jax.random.key(0), x))
+    a, b = (init(image)[0][1]['pre_logits'] for image in (x, mixed))
     pre_logits[posemb] = float(np.abs(a - b).max())
   assert pre_logits['none'] < 1e-5  # the sums' order
   assert min(pre_logits['sincos2d'], pre_logits['learn']) > 1e-3
@@ -256,9 +180,10 @@ def test_sincos2d_closed_form():
 
 
 def test_head_starts_at_the_prior():
-  model = vit_jax.create_model('vit', 'mu/16', num_classes=5, head_bias_init=-10.0)
+  fields = dict(depth=1, num_classes=5, head_bias_init=-10.0)
+  model = vit_jax.create_model('vit', 'mu/16', **fields)
   x = np.ones((2, 32, 32, 3), np.float32)
-  logits, _ = model.apply(model.init(jax.random.key(0), x), x)
+  (logits, _), _ = jax.jit(model.init_with_output)(jax.random.key(0), x)
   assert (logits == -10).all()
 
 

@@ -1,5 +1,6 @@
 """Published formats: each loads by its path alone and computes what its library does."""
 
+import functools
 import json
 import re
 import shutil
@@ -19,7 +20,8 @@ from vit_jax.tools import convert
 from vit_jax.weights import zoo
 
 # golden -> (dialect, family, tolerance): rounding in float32; a hybrid's convolutions
-# sum over thousands of terms, after a division by a standard deviation.
+# sum over thousands of terms, after a division by a standard deviation, which timm guards
+# within the root (of resnet_gn: that is 3e-5 of its logits).
 GOLDENS = {
   'vit_google_token': ('google', 'vit', 5e-6),
   'vit_google_prelogits': ('google', 'vit', 5e-6),
@@ -31,7 +33,7 @@ GOLDENS = {
   'mixer_timm': ('timm', 'mixer', 5e-6),
   'vit_hf': ('hf', 'vit', 5e-6),
   'resnet_gn_timm': ('big_vision', 'resnet_gn', 1e-4),
-  'bit_timm': ('bit', 'bit', 1e-4),
+  'bit_timm': ('bit', 'bit', 5e-6),
   'convnext_timm': ('timm', 'convnext', 1e-5),
 }
 
@@ -51,17 +53,22 @@ def arrays_of(name):
 
 def check(source, name, **options):
   """Loads `source` and compares with the reference outputs of a golden."""
-  expected = np.load(GOLDEN / f'{name}.expected.npz')
+  expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
   model, params = vit_jax.load(source, **options)
-  (logits, out), state = model.apply(
-    {'params': params}, expected['image'], mutable=['intermediates']
-  )
-  tolerance = GOLDENS[name][2]
-  np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=tolerance)
-  if 'pre_logits' in expected:
-    difference = np.abs(out['pre_logits'] - expected['pre_logits'])
-    assert difference.max() < tolerance
-  return state, expected
+  apply = jax.jit(functools.partial(model.apply, mutable=['intermediates']))
+  (logits, out), state = apply({'params': params}, expected.pop('image'))
+  found = {**out, 'logits': logits}
+  if 'attentions' in expected:
+    weights = trees.flatten(state['intermediates'])
+    assert all(key.endswith('attention_weights/0') for key in weights)
+    shape = expected['attentions'].shape
+    found['attentions'] = np.stack(list(weights.values())).reshape(shape)
+  for key in expected.keys() & found.keys():
+    # Maps of ResNets have values up to 30.
+    atol = GOLDENS[name][2] * max(1, np.abs(expected[key]).max())
+    np.testing.assert_allclose(
+      found[key], expected[key], rtol=0, atol=atol, err_msg=key
+    )
 
 
 @pytest.mark.parametrize('name', GOLDENS)
@@ -74,17 +81,9 @@ def test_golden_loads_by_its_path_and_agrees(name):
   assert loaded.image_size == ((224, 224) if usual else size)
 
 
-def test_attention_weights_are_those_of_transformers():
-  state, expected = check(path_of('vit_hf'), 'vit_hf')
-  blocks = state['intermediates']['Transformer']
-  for i, weights in enumerate(expected['attentions']):
-    ours = blocks[f'encoderblock_{i}']['MultiHeadDotProductAttention_0']
-    np.testing.assert_allclose(ours['attention_weights'][0], weights, atol=5e-6)
-
-
-def test_scanned_model_takes_the_same_file():
-  check(path_of('vit_google_token'), 'vit_google_token', scan=True)
-  check(path_of('mixer_google'), 'mixer_google', scan=True)
+@pytest.mark.parametrize('name', ['vit_google_token', 'mixer_google', 'vit_hf'])
+def test_scanned_model_takes_the_same_file(name):
+  check(path_of(name), name, scan=True)
 
 
 # -- the same weights in other spellings ----------------------------------------------
@@ -299,7 +298,7 @@ def test_another_size_resizes_the_positions():
   np.testing.assert_allclose(corners, expected, rtol=1e-6)
   assert re.search(naming((4, 4), (6, 8), 'bilinear'), loaded.report)
   images = np.zeros((1, 48, 64, 3), np.float32)
-  assert loaded.model.apply({'params': loaded.params}, images)[0].shape == (1, 10)
+  assert jax.jit(loaded.model.apply)(loaded.variables, images)[0].shape == (1, 10)
 
 
 def test_another_patch_size_keeps_the_grid():
@@ -312,7 +311,7 @@ def test_another_patch_size_keeps_the_grid():
   x = expected['image'].reshape(2, 4, 8, 4, 8, 3).swapaxes(2, 3)
   x = jax.image.resize(x, (2, 4, 4, 16, 16, 3), 'linear', antialias=False)
   x = x.swapaxes(2, 3).reshape(2, 64, 64, 3)
-  logits, _ = model.apply({'params': params}, x)
+  logits, _ = jax.jit(model.apply)({'params': params}, x)
   np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=2e-5)
 
 
