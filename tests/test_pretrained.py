@@ -158,3 +158,43 @@ def test_a_run_without_checkpoints(tmp_path):
   (tmp_path / 'config.json').write_text('{"a": 1}')
   with pytest.raises(UserError, match=naming(f'{tmp_path}/config.json')):
     vit_jax.load(tmp_path)
+
+
+def test_a_run_that_trains_its_head_takes_the_rest_from_its_weights(
+  finished, tmp_path, capsys
+):
+  source = tmp_path / 'source'
+  shutil.copytree(finished[0], source)
+  run, changes = tmp_path / 'run', ('steps=2', 'optim.lr=0.03', 'checkpoint.every=1')
+  finetune(run, source, *changes, tune={'method': 'linear'}, evals={})
+  start, loaded = pretrained.load(source), pretrained.load(run)
+  before, after = trees.flatten(start.params), trees.flatten(loaded.params)
+  moved = {name for name in before if not np.array_equal(before[name], after[name])}
+  assert moved == {'head/kernel', 'head/bias'}
+  assert loaded.class_names == start.class_names
+
+  # What convert writes needs neither the run nor its weights.
+  whole = tmp_path / 'whole.npz'
+  assert cli.run(convert.main, [str(run), str(whole), '--merge']) == 0
+  assert cli.run(convert.main, [str(whole), str(tmp_path / 'b.npz'), '--merge']) == 2
+  assert '--merge' in capsys.readouterr().err
+
+  there = tmp_path / 'there'
+  source.rename(there)
+  with pytest.raises(UserError, match=naming('config.weights.source', 'weights=')):
+    pretrained.load(run)
+  again = trees.flatten(pretrained.load(run, weights=str(there)).params)
+  assert all(np.array_equal(again[name], after[name]) for name in after)
+  for name, x in trees.flatten(pretrained.load(whole).params).items():
+    np.testing.assert_array_equal(x, after[name])
+  # A resumed run asks for it too, and refuses other weights.
+  more = ('steps=3', *changes[1:], 'resume_allow=steps')
+  with pytest.raises(UserError, match=naming('config.weights.source')):
+    finetune(run, source, *more, tune={'method': 'linear'}, evals={})
+  other = dict(np.load(whole))
+  other['Transformer/encoder_norm/scale'][0] += 1e-6
+  np.savez(tmp_path / 'other.npz', **other)
+  with pytest.raises(UserError, match=naming('config.weights.source', 'encoder_norm')):
+    pretrained.load(run, weights=str(tmp_path / 'other.npz'))
+  status, _ = finetune(run, there, *more, tune={'method': 'linear'}, evals={})
+  assert status['step'] == 3

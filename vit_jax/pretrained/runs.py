@@ -10,6 +10,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import models, trees
 from vit_jax.checkpoint import checkpoints
+from vit_jax.errors import UserError
 from vit_jax.pretrained.source import Source
 from vit_jax.weights import adapt
 
@@ -43,7 +44,8 @@ def read(source, folder: Path, ema: bool, weights: str | None, fields: dict) -> 
   abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   saved = checkpoints.Checkpoints(folder / 'checkpoints')
   try:
-    params, _ = saved.restore_params(abstract, ema=ema)
+    frozen = _frozen(folder, config, model, saved.frozen(), weights)
+    params, _ = saved.restore_params(abstract, ema=ema, frozen=frozen)
   finally:
     saved.close()
   flat = {name: np.asarray(x) for name, x in trees.flatten(params).items()}
@@ -59,6 +61,35 @@ def read(source, folder: Path, ema: bool, weights: str | None, fields: dict) -> 
     _pp(config),
     [],
   )
+
+
+def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
+  """Returns {name: array} of the parameters that the run took from its weights and kept.
+
+  Args:
+    names: of those parameters; the checkpoint compares their fingerprints.
+    weights: see `read`.
+  """
+  if not names:
+    if weights:
+      raise UserError(
+        f'weights={weights!r}: {folder} trained every parameter and needs no weights.'
+      )
+    return {}
+  from vit_jax import pretrained  # its weights may be a run's in turn
+
+  section = config['weights'] | ({'source': weights} if weights else {})
+  try:
+    source = pretrained.from_section(**section)
+    options = {k: v for k, v in section.items() if k in ('skip', 'resize')}
+    size = tuple(config['resolved']['image_shape'][:2])
+    return pretrained.fit(source, model, size, **options)[0]
+  except UserError as error:
+    raise UserError(
+      f'{error} {folder} holds what it trained; the other {len(names)} parameters are '
+      f'those of config.weights.source={section["source"]!r}. If that has moved, pass '
+      'weights=SOURCE (--weights SOURCE), or set the key in its config.json.'
+    ) from error
 
 
 def _pp(config: dict) -> str | None:

@@ -6,6 +6,10 @@ SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder, a nam
 zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
 `timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
 `from_pretrained('FOLDER')` read. What a format cannot express is refused.
+
+A run that trained a part of its model is written with the rest, which is read from the
+weights that it started from; `--merge` reads the file back and compares every parameter
+with the run's, so that neither the run nor those weights are needed any more.
 """
 
 import sys
@@ -23,9 +27,13 @@ def main(argv: list[str]) -> int:
 
   fields = {'act': args.act} if args.act else {}
   found = pretrained.read_source(
-    args.source, variant=args.variant, ema=args.ema, **fields
+    args.source, variant=args.variant, ema=args.ema, weights=args.weights, **fields
   )
+  if args.merge and found.format != 'run':
+    raise UserError(f'--merge is for runs; {args.source} is a {found.format} file.')
   record = export(found, args.dest, to)
+  if args.merge:
+    _check_whole(found, args.dest)
   print(f'{args.source} ({found.format} {found.family})')
   print(f'  {record["params"]:,} parameters written as {to}:')
   for path in record['files']:
@@ -71,6 +79,17 @@ def export(found, dest: str | Path, to: str) -> dict:
   return {'files': [str(path) for path in files], 'to': to, 'params': params}
 
 
+def _check_whole(found, dest: str) -> None:
+  """Reads a file back: every parameter of the run must be in it, to the bit."""
+  import numpy as np
+
+  from vit_jax import pretrained
+
+  again = pretrained.read_source(dest).flat
+  differ = [n for n, x in found.flat.items() if not np.array_equal(x, again.get(n))]
+  assert not differ, f'{dest} does not hold {differ[:3]} as the run does'
+
+
 def _format(args) -> str:
   suffix = Path(args.dest).suffix
   if args.to is None:
@@ -95,6 +114,12 @@ def _parser() -> cli.Parser:
   parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
   parser.add_argument('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
   parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument(
+    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
+  )
+  parser.add_argument(
+    '--merge', action='store_true', help='verify that the file is self-contained'
+  )
   parser.add_argument('--json', action='store_true')
   return parser
 

@@ -31,7 +31,11 @@ def main(argv: list[str]) -> int:
   from vit_jax.train import metrics, runtime
 
   loaded = pretrained.load(
-    args.source, variant=args.variant, image_size=args.resolution, ema=args.ema
+    args.source,
+    variant=args.variant,
+    image_size=args.resolution,
+    ema=args.ema,
+    weights=args.weights,
   )
   mesh = sharding.make_mesh()
   runtime.retain_freed_memory()
@@ -162,6 +166,9 @@ def _parser() -> cli.Parser:
   parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
   parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
   parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument(
+    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
+  )
   parser.add_argument('--out', metavar='DIR', help='for the tables')
   parser.add_argument('--json', action='store_true', help='one JSON object at the end')
   return parser

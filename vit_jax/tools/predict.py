@@ -25,7 +25,11 @@ def main(argv: list[str]) -> int:
   from vit_jax import inference, pretrained
 
   loaded = pretrained.load(
-    args.source, variant=args.variant, image_size=args.resolution, ema=args.ema
+    args.source,
+    variant=args.variant,
+    image_size=args.resolution,
+    ema=args.ema,
+    weights=args.weights,
   )
   if loaded.model.num_classes is None and not features:
     raise UserError(
@@ -157,6 +161,9 @@ def _parser() -> cli.Parser:
   parser.add_argument('--pp', help='preprocessing in place of that of the weights')
   parser.add_argument('--batch', type=cli.positive, default=32)
   parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument(
+    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
+  )
   parser.add_argument('--json', action='store_true', help='one JSON object at the end')
   return parser
 
