@@ -78,6 +78,21 @@ def test_colour_weights_take_gray_digits(tmp_path):
 def test_weights_that_are_not_there(tmp_path):
   with pytest.raises(UserError, match=naming("'nowhere.npz'", '--zoo')):
     train.train(load('weights=nowhere.npz,data=digits'), tmp_path)
+  # They may be large: all that does not depend on them is looked at first.
+  for assignment, facts in (
+    ('optim.schedule.warmupp=3', ('optim.schedule.warmupp', 'warmup')),
+    ('weights.rezise=bicubic', ('weights.rezise', 'resize')),
+    ('data.split=trian', ("'trian'", 'train')),
+    ('evals.val.data.split=tset', ("'tset'", 'test')),
+  ):
+    c = load('weights=nowhere.npz,data=digits')
+    config.override(c, [assignment])
+    with pytest.raises(UserError, match=naming(*facts)):
+      train.train(c, tmp_path)
+  c = load('data=digits')  # of a name of the zoo the model is known, not yet its file
+  config.override(c, ['model.dtpye=bfloat16'])
+  with pytest.raises(UserError, match=naming('model.dtpye', 'dtype')):
+    train.train(c, tmp_path)
 
 
 def accuracy(rows, step):

@@ -1,5 +1,6 @@
 """Runs as weights: loading a run's folder, and starting a run from weights."""
 
+import functools
 import re
 import shutil
 
@@ -79,12 +80,21 @@ def test_a_run_starts_where_its_weights_are(finished, tmp_path, capsys):
       np.testing.assert_allclose(now[name], start[name], rtol=1e-6, atol=1e-20)
 
 
-def test_a_resumed_run_keeps_its_own_parameters(finished, tmp_path):
-  source, _ = finished
+def test_a_resumed_run_does_not_need_its_weights(finished, tmp_path):
+  source = shutil.copytree(finished[0], tmp_path / 'source')
+  workdir = tmp_path / 'run'
   changes = ('optim.lr=0.03', 'checkpoint.every=2', 'steps=4')
-  whole, _ = finetune(tmp_path, source, *changes, evals={})
-  shutil.rmtree(tmp_path / 'checkpoints' / '4')
-  again, _ = finetune(tmp_path, source, *changes, evals={})
+  start = functools.partial(finetune, workdir, source, *changes, evals={})
+  whole, _ = start(model=dict(dropout=0.2))
+  shutil.rmtree(workdir / 'checkpoints' / '4')
+  shutil.rmtree(source)
+  for model, facts in (  # what the weights told, and what stood beside it, are compared
+    (dict(dropout=0.2, depth=2), ('model.depth', 1, 2)),
+    ({}, ('model.dropout', 0.2)),
+  ):
+    with pytest.raises(UserError, match=naming(*facts)):
+      start(model=model)
+  again, _ = start(model=dict(dropout=0.2))
   assert again['fingerprint'] == whole['fingerprint']
 
 

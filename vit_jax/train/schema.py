@@ -124,8 +124,7 @@ DEFAULTS = {
 # Sections and keys that do not change what a step computes: they may differ between
 # a run and its continuation. Devices change results in the last digits only.
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
-# Weights whose source has moved are checked bit by bit, where they are needed again.
-NEUTRAL += ('resume_allow', 'resolved', 'weights.source')
+NEUTRAL += ('resume_allow', 'resolved')
 NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
 NEUTRAL += ('model.placement', 'data.cache', 'data.cache_bytes')
 
@@ -168,6 +167,7 @@ def in_steps(config: dict, total_steps: int) -> dict:
 
 def with_model(config: dict, told: dict) -> dict:
   """Returns a config whose section `model` has what the weights told, under its own."""
+  told = {key: value for key, value in told.items() if key not in config['model']}
   model = {**told, **config['model']}
   check_model('config.model', model, {})
   resolved = {**config['resolved'], 'told': list(told)}
@@ -193,7 +193,9 @@ def resumed(config: dict, workdir: Path) -> dict:
     pair = old['resolved'].get(key), config['resolved'][key]
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
-  allowed = config['resume_allow']
+  allowed = list(config['resume_allow'])
+  if config['tune']['method'] != 'full':  # frozen parameters are checked bit by bit
+    allowed.append('weights.source')
   refused = {
     key: pair
     for key, pair in changed.items()
