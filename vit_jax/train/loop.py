@@ -135,7 +135,7 @@ class Loop:
     values = metrics.last_values(
       [row for row in self.metrics.rows if row['step'] == self.step]
     )
-    if not self.checkpoints.save(self.state, {'config': self.config}, values):
+    if not self.checkpoints.save(self.state, metrics=values):
       raise self._diverged(f'The parameters are not finite after step {self.step}.')
 
   def _diverged(self, what: str) -> TooManyBadSteps:
