@@ -269,6 +269,34 @@ def test_restore_params_reads_nothing_else(tmp_path):
     saved.restore_params(abstract.params, step=9)
 
 
+def test_frozen_parameters_are_described_and_not_stored(tmp_path):
+  rng = np.random.default_rng(0)
+  wide = {'embedding': {'kernel': rng.normal(size=(512, 512)).astype(np.float32)}}
+  state = dataclasses.replace(make_state(1), frozen=jax.tree.map(jnp.asarray, wide))
+  saved = checkpoints.Checkpoints(tmp_path)
+  assert saved.save(state, {})
+  saved.close()
+  stored = sum(path.stat().st_size for path in files_of(tmp_path))
+  assert stored < wide['embedding']['kernel'].nbytes / 4
+  assert saved.frozen() == ['embedding/kernel']
+  frozen = {'embedding/kernel': wide['embedding']['kernel'], 'unused': np.zeros(3)}
+  restored, _ = saved.restore(abstract_of(state), frozen)
+  assert_same(restored, state)
+  both = {**abstract_of(state).params, **abstract_of(state).frozen}
+  params, _ = saved.restore_params(both, frozen=frozen)
+  assert_same(params, {**state.params, **state.frozen})
+  trained, _ = saved.restore_params(abstract_of(state).ema, ema=True)
+  assert_same(trained, state.ema)
+  other = wide['embedding']['kernel'].copy()
+  other[3, 4] += 1e-6
+  for wrong in ({}, {'embedding/kernel': other}, {'embedding/kernel': other[:-1]}):
+    with pytest.raises(errors.UserError, match=naming('embedding/kernel', 'step 1')):
+      saved.restore(abstract_of(state), wrong)
+    with pytest.raises(errors.UserError, match=naming('config.weights.source')):
+      saved.restore_params(both, frozen=wrong)
+  assert steps_in(tmp_path) == [1]
+
+
 def test_shapes_without_sharding_go_to_one_device(tmp_path):
   saved = write(tmp_path, steps=[1])
   abstract = jax.eval_shape(lambda: make_state(1).params)

@@ -17,7 +17,6 @@ import pytest
 import runs
 from conftest import naming
 
-from vit_jax import config as config_lib
 from vit_jax import distributed, errors, models, sharding, trees
 from vit_jax.checkpoint import checkpoints
 
@@ -71,7 +70,7 @@ def run_one(workdir, monkeypatch, devices) -> None:
 
 def params(workdir) -> dict[str, np.ndarray]:
   saved = checkpoints.Checkpoints(workdir / 'checkpoints')
-  config = config_lib.read_run(workdir)
+  config = saved.meta()['config']
   model = models.build(**config['model'])
   image = np.zeros((1, *config['resolved']['image_shape']), np.float32)
   init = lambda: model.init(jax.random.key(0), image)['params']

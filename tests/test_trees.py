@@ -46,6 +46,15 @@ def test_first_match_wins_and_matches_in_full():
   }
 
 
+def test_partition_and_combine_are_inverse():
+  tree = {'head': {'kernel': 0}, 'body': {'a': {'kernel': 1, 'bias': 2}, 'b': 3}}
+  chosen, rest = trees.partition(tree, [('.*/kernel', True), ('.*', False)])
+  assert chosen == {'head': {'kernel': 0}, 'body': {'a': {'kernel': 1}}}
+  assert rest == {'body': {'a': {'bias': 2}, 'b': 3}}
+  assert trees.combine(chosen, rest) == trees.combine(rest, chosen) == tree
+  assert trees.combine(tree, {}) == tree
+
+
 def test_rules_must_be_total_and_valid():
   with pytest.raises(UserError, match=naming("'b'", "'.*'")):
     trees.select([('a', 1)], {'b': np.zeros(1)})

@@ -23,7 +23,7 @@ SPEC = {
   'mask': jax.ShapeDtypeStruct((B,), jnp.float32),
 }
 MODEL = models.build('vit', 'mu/4', num_classes=5, depth=2, width=32, mlp_dim=32)
-TASK = tasks.build('classify', MODEL, 5)
+TASK = tasks.build('classify', MODEL, SPEC)
 
 
 def params():

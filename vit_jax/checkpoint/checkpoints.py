@@ -81,7 +81,7 @@ class Checkpoints:
 
   # -- saving -----------------------------------------------------------------------
 
-  def save(self, state, meta: dict | None = None, metrics: dict | None = None) -> bool:
+  def save(self, state, meta: dict, metrics: dict | None = None) -> bool:
     """Starts saving `state` and returns; its buffers may be donated at once.
 
     Blocks until `state` is computed, fingerprinted and copied to the host, and the
@@ -115,7 +115,7 @@ class Checkpoints:
     self._storage.wait()
     if distributed.from_first(step in self._storage.steps()):
       return True
-    sealed = manifest.sealed(step, flat, prints, meta or {}, metrics or {})
+    sealed = manifest.sealed(step, flat, prints, meta, metrics or {})
     self._known_scores().update(self._score(sealed['body']))
     stored = {name: x for name, x in flat.items() if not _is_frozen(name)}
     self._storage.write(step, trees.unflatten(stored), sealed)

@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 
-from vit_jax import sharding, trees
+from vit_jax import sharding
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Preempted, TooManyBadSteps
-from vit_jax.train import metrics, progress
+from vit_jax.train import metrics, progress, status
 from vit_jax.train.runtime import out_of_memory, profiler
 
 # Steps that the host may run ahead of the device: enough to keep it busy, few enough
@@ -40,6 +39,7 @@ class Loop:
     self.progress = progress.Progress(
       self.step, self.total, config['data']['batch_size']
     )
+    self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
 
   def close(self):
@@ -66,16 +66,16 @@ class Loop:
         self._observe(0)
         self._save()
         self.checkpoints.wait()
-        status = self._write_status('preempted', exit=Preempted.exit_code)
+        self._write_status('preempted', exit=Preempted.exit_code)
         raise Preempted(
-          f'Stopped at step {status["step"]} of {self.total}; the state is saved. '
+          f'Stopped at step {self.step} of {self.total}; the state is saved. '
           'Rerun the same command to resume.'
         ) from None
     self._save()
     self.checkpoints.wait()
     digest = fingerprint.digest(fingerprint.fingerprints(self.state))
-    status = self._write_status('finished', fingerprint=digest, exit=0)
-    return status, self.metrics.rows
+    ended = self._write_status('finished', fingerprint=digest, exit=0)
+    return ended, self.metrics.rows
 
   def _pause(self) -> None:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile."""
@@ -93,12 +93,9 @@ class Loop:
     """Looks at finished steps' metrics, all but the last `leave`."""
     while len(self.pending) > leave:
       step, values = self.pending.popleft()
-      if step % self.log.every and step != self.total:
-        bad = int(values['skipped_in_a_row'])
-      else:
-        values = jax.tree.map(np.asarray, values)
-        bad = int(values['skipped_in_a_row'])
-        row = {f'train/{key}': value for key, value in values.items()}
+      bad = int(values['skipped_in_a_row'])  # waits for the step
+      if step % self.log.every == 0 or step == self.total:
+        row = {f'train/{key}': float(value) for key, value in values.items()}
         row |= self.progress.measure(step)
         self.metrics.write(step, row)
         self.progress.show(step, row)
@@ -113,18 +110,14 @@ class Loop:
     """Returns the names of evaluations that this step calls for and lacks."""
     return [
       name
-      for name, (_, every, _) in self.evals.items()
-      if (self.step == self.total or (every and self.step % every == 0))
-      and self.step > 0
+      for name, evaluation in self.evals.items()
+      if evaluation.is_due(self.step, self.total)
       and not self.metrics.has(self.step, f'{name}/')
     ]
 
   def _evaluate(self) -> None:
     for name in self._due_evals():
-      evaluator, _, use_ema = self.evals[name]
-      trained = self.state.ema if use_ema else self.state.params
-      params = trees.combine(trained, self.state.frozen)
-      values = evaluator.run(self.task.predict, params)
+      values = self.evals[name].run(self.task, self.state)
       row = {f'{name}/{key}': value for key, value in values.items()}
       self.metrics.write(self.step, row)
       self.progress.say(
@@ -135,7 +128,7 @@ class Loop:
     values = metrics.last_values(
       [row for row in self.metrics.rows if row['step'] == self.step]
     )
-    if not self.checkpoints.save(self.state, metrics=values):
+    if not self.checkpoints.save(self.state, {'config': self.config}, values):
       raise self._diverged(f'The parameters are not finite after step {self.step}.')
 
   def _diverged(self, what: str) -> TooManyBadSteps:
@@ -146,12 +139,5 @@ class Loop:
     )
 
   def _write_status(self, state: str, **values) -> dict:
-    trained = sum(x.size for x in jax.tree.leaves(self.state.params))
-    status = {
-      'step': self.step,
-      'state': state,
-      'trained_parameters': trained,
-      **values,
-    }
-    metrics.write_json(self.workdir / 'status.json', status)
-    return status
+    values = {'trained_parameters': self.trained, **values}
+    return status.write(self.workdir, step=self.step, state=state, **values)

@@ -5,23 +5,22 @@ happens around it, `schema` what the config may hold.
 """
 
 import contextlib
-import json
 import os
-from pathlib import Path
 
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, trees, tune
+from vit_jax import models, optim, pretrained, sharding, tasks, trees, tune
 from vit_jax.checkpoint import checkpoints as checkpoint
 from vit_jax.data import pipeline
-from vit_jax.errors import Preempted, UserError
-from vit_jax.train import metrics, progress, schema
+from vit_jax.errors import UserError
+from vit_jax.train import evaluations, metrics, progress, schema, status
 from vit_jax.train.lock import lock
 from vit_jax.train.loop import Loop, prefetch
 from vit_jax.train.preemption import StopSignal
 from vit_jax.train.runtime import compile_step, retain_freed_memory
-from vit_jax.train.state import first_state, from_weights, init_state
+from vit_jax.train.start import first_state, from_weights, open_weights
+from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
 
@@ -58,19 +57,19 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     resumes = checkpoints.latest() is not None
     if resumes:
       config = schema.resumed(config, workdir)
-      if results := _finished(workdir, config, checkpoints):
+      if results := status.of_finished(workdir, config, checkpoints):
         return results
-    evals = _build_evals(config, workdir, mesh, stop)
+    evals = evaluations.build(config, workdir, mesh, stop)
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
-      config, source = _open_weights(config)
+      config, source = open_weights(config)
     model = models.build(**config['model'])
+    family = models.family(config['model']['name'])
+    any_size = family.any_size(pretrained.fields_of(model))
+    evaluations.check_sizes(config, evals, any_size)
     task = tasks.build(model=model, spec=data.spec, **config['task'])
-    optimizer = optim.build(
-      **config['optim'],
-      total_steps=config['resolved']['total_steps'],
-      family=models.family(config['model']['name']),
-    )
+    total = config['resolved']['total_steps']
+    optimizer = optim.build(**config['optim'], total_steps=total, family=family)
     init_key, step_key = jax.random.split(jax.random.key(config['seed']))
     rules = tune.build(**config['tune'])
     init = lambda key, given: init_state(task, optimizer, data.spec, key, given, rules)
@@ -78,7 +77,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     abstract = sharding.abstract(abstract, mesh, config['sharding'])
     given = from_weights(source, model, config, abstract.frozen)
     # What was refused until here has left an older run's files as they were.
-    stack.enter_context(_status_of_failure(workdir))
+    stack.enter_context(status.on_failure(workdir))
     metrics.write_json(workdir / 'config.json', config)
     params = trees.combine(abstract.params, abstract.frozen)
     print(progress.parameter_table(params, abstract.params), flush=True)
@@ -95,13 +94,6 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     stack.callback(loop.close)
     batches = stack.enter_context(contextlib.closing(data.iterate(loop.step)))
     return loop.run(step, prefetch(batches, mesh))
-
-
-def _open_weights(config: dict) -> tuple[dict, pretrained.Source]:
-  """Returns (config with the model that the weights are of, the weights)."""
-  source = pretrained.from_section(**config['weights'])
-  told = {} if 'name' in config['model'] else pretrained.complete({}, source)
-  return schema.with_model(config, told), source
 
 
 def _open_data(config, workdir, mesh):
@@ -154,60 +146,3 @@ def _open_checkpoints(config, workdir):
     options['larger_is_better'] = metrics.larger_is_better(best, config['evals'])
   folder = workdir / 'checkpoints'
   return checkpoint.Checkpoints(folder, **config['checkpoint'], **options)
-
-
-def _build_evals(config, workdir, mesh, stop) -> dict:
-  """Returns {name: (evaluator, every, use_ema)}."""
-
-  def check_stop():
-    if stop.should_stop():
-      raise Preempted('Stopped during an evaluation.')
-
-  evals, num_classes = {}, config['model']['num_classes']
-  image_shape = config['resolved']['image_shape']
-  for name, section in config['evals'].items():
-    section = dict(section)
-    every, use_ema = section.pop('every', None), section.pop('use_ema', False)
-    if 'data' in section:
-      given = {'num_classes': num_classes, 'bad_log': workdir / 'bad_images.jsonl'}
-      section['data'] = given | section['data']
-    evaluator = evaluators.build(**section, mesh=mesh, check_stop=check_stop)
-    if 'data' in section:
-      ours, its = image_shape, list(evaluator.batches.spec['image'].shape[1:])
-      if ours != its:
-        raise UserError(
-          f'config.evals.{name}.data.pp gives images {its}, config.data.pp {ours}: the '
-          'model has positions for one size only.'
-        )
-    evals[name] = evaluator, every, use_ema
-  return evals
-
-
-def _finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
-  """Returns (status, rows) of a run with nothing left to do, else None."""
-  total = config['resolved']['total_steps']
-  path = workdir / 'status.json'
-  if checkpoints.latest() != total or not path.exists():
-    return None
-  status = json.loads(path.read_text())
-  rows = metrics.read_rows(workdir / 'metrics.jsonl')
-  done = metrics.last_values([row for row in rows if row['step'] == total])
-  done = {key.split('/')[0] for key in done}
-  if status['state'] != 'finished' or not done.issuperset(config['evals']):
-    return None
-  return status, rows
-
-
-@contextlib.contextmanager
-def _status_of_failure(workdir: Path):
-  """Leaves status.json behind when a run ends by an exception."""
-  try:
-    yield
-  except Exception as error:
-    path = workdir / 'status.json'
-    status = json.loads(path.read_text()) if path.exists() else {'step': 0}
-    code = getattr(error, 'exit_code', 1)
-    state = 'preempted' if isinstance(error, Preempted) else 'failed'
-    status |= {'state': state, 'exit': code, 'error': str(error)}
-    metrics.write_json(path, status)
-    raise

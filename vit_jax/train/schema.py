@@ -177,8 +177,8 @@ def with_model(config: dict, told: dict) -> dict:
 def resumed(config: dict, workdir: Path) -> dict:
   """Returns the config of a run that goes on, its model as the folder has it.
 
-  The truth is the folder's config.json. What the weights told of the model is in it:
-  they are not read again, and need not be there any more.
+  What the weights told of the model is in the folder's config.json: they are not read
+  again, and need not be there any more.
 
   Raises:
     UserError: for a config that would change the computation, unless allowed by name.

@@ -1,0 +1,72 @@
+"""When a run is evaluated, by what, and which of its parameters."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from vit_jax import evaluators, trees
+from vit_jax.errors import Preempted, UserError
+from vit_jax.train.state import State
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """One entry of the config's section `evals`."""
+
+  evaluator: Any  # see vit_jax.evaluators
+  every: int | None  # steps; None: at the end only
+  use_ema: bool  # evaluates the average of the parameters
+
+  def is_due(self, step: int, total_steps: int) -> bool:
+    """Returns whether it follows this many steps."""
+    at_period = bool(self.every) and step % self.every == 0
+    return step > 0 and (step == total_steps or at_period)
+
+  def run(self, task, state: State) -> dict:
+    """Returns {name: number}."""
+    trained = state.ema if self.use_ema else state.params
+    return self.evaluator.run(task.predict, trees.combine(trained, state.frozen))
+
+
+def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
+  """Returns the evaluations of a config by name, their data open.
+
+  Args:
+    stop: asked before every batch, see `preemption.StopSignal`.
+  """
+
+  def check_stop():
+    if stop.should_stop():
+      raise Preempted('Stopped during an evaluation.')
+
+  evaluations, num_classes = {}, config['model']['num_classes']
+  for name, section in config['evals'].items():
+    section = dict(section)
+    every, use_ema = section.pop('every', None), section.pop('use_ema', False)
+    if 'data' in section:
+      given = {'num_classes': num_classes, 'bad_log': workdir / 'bad_images.jsonl'}
+      section['data'] = given | section['data']
+    evaluator = evaluators.build(**section, mesh=mesh, check_stop=check_stop)
+    evaluations[name] = Evaluation(evaluator, every, use_ema)
+  return evaluations
+
+
+def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool):
+  """Refuses evaluations on images that the model does not take.
+
+  Args:
+    any_size: whether it takes those of another size than it is trained on.
+
+  Raises:
+    UserError: for images of another size, or another number of channels.
+  """
+  ours = config['resolved']['image_shape']
+  for name in config['evals']:
+    if 'data' not in config['evals'][name]:
+      continue
+    its = list(evaluations[name].evaluator.batches.spec['image'].shape[1:])
+    if its != ours and not (any_size and its[-1] == ours[-1]):
+      raise UserError(
+        f'config.evals.{name}.data.pp gives images {its}, config.data.pp {ours}: this '
+        'model takes one shape only.'
+      )
