@@ -327,7 +327,7 @@ def test_orientation_is_that_of_the_folder(tmp_path):
     ({'workers': 0}, ('workers=0',)),
     ({'prefetch': 0}, ('prefetch=0',)),
     ({'source': '/no/such/folder'}, ("'/no/such/folder'",)),
-    ({'source_options': {'size': 3}}, ("'digits'", "'size'")),
+    ({'source_options': {'size': 3}}, ('config.data.source_options.size',)),
   ],
 )
 def test_mistakes_are_found_before_anything_runs(change, facts):

@@ -220,7 +220,7 @@ def test_a_shard_that_is_missing(written, tmp_path, key):
       {'weight_key': 'w', 'multi_label': False},
       ("weight_key='w'", 'multi_label=True'),
     ),
-    ('{}', 'train', {'image_kye': 'x'}, ("'image_kye'", 'image_key')),
+    ('{}', 'train', {'image_kye': 'x'}, ('image_kye', 'image_key')),
     ('', 'train', {}, ("'records'", 'records:FOLDER')),
   ],
 )

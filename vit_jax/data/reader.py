@@ -137,34 +137,43 @@ class Reader:
   def _read(self, positions: np.ndarray) -> dict:
     """Returns a chunk: what `self._signature` says."""
     indices = self._order.indices(positions)
-    real = indices >= 0
-    read = self._source.read_at(positions[real], indices[real])
-    examples: list[dict | None] = [None] * len(positions)
-    for i, example in zip(np.flatnonzero(real), read, strict=True):
-      examples[i] = example
-    rows: list[dict | None] = [None] * len(positions)
-    for i, example in enumerate(examples):
-      if example is not None and 'error' not in example:
+    real = np.flatnonzero(indices >= 0)
+    examples = self._source.read_at(positions[real], indices[real])
+    rows, at = [], []  # of those that can be read, and where in the chunk they are
+    for i, example in zip(real.tolist(), examples, strict=True):
+      if 'error' not in example:
         # `diagnose` says why, when its batch is used.
         with contextlib.suppress(BadImage):
-          rows[i] = self._preprocess.row(example, indices[i])
+          rows.append(self._preprocess.row(example, indices[i]))
+          at.append(i)
+    spread = functools.partial(_spread, number=len(positions))
     chunk = {
-      name: _stacked([row and row[name] for row in rows], shape, dtype)
+      name: spread(_stacked([row[name] for row in rows], shape, dtype), at)
       for name, (shape, dtype) in self._preprocess.inputs.items()
     }
-    labels = [example and example.get('label') for example in examples]
-    self._check_labels(labels, indices)
+    labels = [example.get('label') for example in examples]
+    self._check_labels(labels, indices[real])
     if self._preprocess.label is not None:
-      weights = [example and example.get('weight') for example in examples]
-      chunk['label'] = self._preprocess.label(labels, weights)
+      weights = [example.get('weight') for example in examples]
+      chunk['label'] = spread(self._preprocess.label(labels, weights), real)
     return chunk | {
-      'mask': np.array([row is not None for row in rows], np.float32),
+      'mask': spread(np.ones(len(at), np.float32), at),
       'u': philox.uniforms(self._seed, positions, self._preprocess.draws),
       'index': indices,
       'position': positions,
     }
 
   def _check_labels(self, labels, indices) -> None:
+    several = [label for label in labels if label is not None]
+    if not several:
+      return
+    # One part of a mixture may have one label an image where another has several.
+    if any(np.ndim(label) for label in several if not isinstance(label, int)):
+      every = np.concatenate([np.atleast_1d(label) for label in several])
+    else:
+      every = np.array(several)
+    if np.all((every >= 0) & (every < self._num_classes)):
+      return
     for label, index in zip(labels, indices, strict=True):
       for one in () if label is None else np.atleast_1d(label):
         if not 0 <= one < self._num_classes:
@@ -192,21 +201,30 @@ class Reader:
 
 
 def _stacked(values: list, shape: tuple, dtype: np.dtype | None) -> np.ndarray:
-  """Returns [n, *shape] of n values, zeros (or b'') where one is None.
+  """Returns values of one shape, or of different lengths, as one array [n, *shape].
 
-  Where the shape begins with None, each value is followed by zeros up to the longest.
+  Where the shape begins with None, each is followed by zeros up to the longest. Bytes
+  (dtype None) are objects.
   """
-  there = [i for i, value in enumerate(values) if value is not None]
-  if dtype is None:
-    out = np.full(len(values), b'', object)
-  elif shape[:1] == (None,):
-    longest = max((len(values[i]) for i in there), default=0)
+  if shape[:1] == (None,):
+    longest = max(map(len, values), default=0)
     out = np.zeros((len(values), longest, *shape[1:]), dtype)
-    for i in there:
-      out[i, : len(values[i])] = values[i]
+    for row, value in zip(out, values, strict=True):
+      row[: len(value)] = value
     return out
-  else:
-    out = np.zeros((len(values), *shape), dtype)
-  for i in there:
-    out[i] = values[i]
+  if dtype is None:
+    return np.array(values, object)
+  if not values:
+    return np.zeros((0, *shape), dtype)
+  return np.stack(values).astype(dtype, copy=False)
+
+
+def _spread(values: np.ndarray, at, number: int) -> np.ndarray:
+  """Returns [number, ...] with values [n, ...] at `at`, zeros or b'' elsewhere."""
+  if len(values) == number:
+    return values
+  shape = (number, *values.shape[1:])
+  text = values.dtype == object
+  out = np.full(shape, b'', object) if text else np.zeros(shape, values.dtype)
+  out[at] = values
   return out
