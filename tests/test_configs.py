@@ -66,7 +66,7 @@ class Started(Exception):
 def test_debug_starts(path, tmp_path, monkeypatch):
   # All that comes before the first step but its compilation: the data and evaluations
   # are open, the state has its shape, the step is traced.
-  def trace(step, abstract, shardings, spec, mesh):
+  def trace(step, abstract, spec, mesh):
     after, values = jax.eval_shape(step, abstract, spec)
     assert jax.tree.structure(after) == jax.tree.structure(abstract)
     assert 'loss' in values
