@@ -86,6 +86,7 @@ def get_config(arg=None):
 
   c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
   c.model.update(dtype=arg.dtype, dropout=arg.dropout, stochastic_depth=arg.sd)
+  c.model.posemb_std = None  # 1 / sqrt(width), as in big_vision
   c.model.head_bias_init = -6.9  # the prior of one class of 1000, ln(1 / 1000)
 
   level = arg.aug or choose('config argument variant', arg.variant, DEFAULT)

@@ -85,6 +85,7 @@ def get_config(arg=None):
 
   c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
   c.model.update(dtype=arg.dtype, dropout=arg.dropout, stochastic_depth=arg.sd)
+  c.model.posemb_std = None  # 1 / sqrt(width), as in big_vision
   c.model.head_bias_init = -10.0
 
   level = arg.aug or choose('config argument variant', arg.variant, DEFAULT)

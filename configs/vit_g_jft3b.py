@@ -63,6 +63,7 @@ def get_config(arg=None):
 
   c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
   c.model.update(dtype=arg.dtype, classifier='map', head_bias_init=-10.0)
+  c.model.posemb_std = None  # 1 / sqrt(width), as in big_vision
   c.model.update(scan=True, remat='full')
   c.mesh = dict(fsdp=arg.fsdp)
   c.sharding = 'fsdp'

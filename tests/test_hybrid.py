@@ -9,7 +9,7 @@ from conftest import naming
 import vit_jax
 from vit_jax import trees
 from vit_jax.errors import UserError
-from vit_jax.nn.std_conv import StdConv, standardise
+from vit_jax.nn.resnet import StdConv, standardise
 
 
 def abstract_params(model, size=224):

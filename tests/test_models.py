@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from conftest import naming
 from scanned import stacked
 
-from vit_jax import models, trees
+from vit_jax import models, sharding, trees
 from vit_jax.errors import UserError
 
 # 'vit 0', 'vit 1', 'mixer 0', ...
@@ -150,6 +151,53 @@ def test_without_features_logits_are_the_same(name):
   # The same sums over fewer rows, in another order.
   np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5)
   np.testing.assert_allclose(less['pre_logits'], out['pre_logits'], rtol=0, atol=1e-5)
+
+
+def test_interceptors_see_every_dense_layer_of_a_step(name):
+  # Wide ones too, on a mesh: where a short cut past the layer would be tempting.
+  wide = {'mlp_dim', 'channels_mlp_dim'} & set(
+    models.signature(name.split()[0]).parameters
+  )
+  model = build(name, **dict.fromkeys(wide, 1600))
+  seen = set()
+
+  def spy(call, args, kwargs, context):
+    if isinstance(context.module, nn.Dense | nn.DenseGeneral):
+      seen.add('/'.join(context.module.path))
+    return call(*args, **kwargs)
+
+  rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(0)}
+  params = jax.eval_shape(model.init, rngs, images())['params']
+
+  def loss(params):
+    return model.apply({'params': params}, images(), train=True, rngs=rngs)[0].sum()
+
+  mesh = sharding.make_mesh(1, devices=jax.devices()[:1])
+  with jax.set_mesh(mesh), nn.intercept_methods(spy):
+    jax.eval_shape(jax.grad(loss), params)
+  names = {n for n, x in trees.flatten(params).items() if x.ndim < 4}  # no convolution
+  assert seen >= {n.removesuffix('/kernel') for n in names if n.endswith('/kernel')}
+
+
+def test_forward_and_reverse_differentiation_agree(name):
+  model, params = build(name), init(build(name))
+  rng = np.random.default_rng(1)
+  step = jax.tree.map(lambda x: rng.normal(0, 0.02, x.shape).astype(x.dtype), params)
+
+  def along(t):
+    moved = jax.tree.map(lambda x, v: x + t * v, params, step)
+    logits, _ = model.apply({'params': moved}, images(), train=True, features=False)
+    return jnp.tanh(logits).sum()
+
+  @jax.jit
+  def derivatives(t):
+    slope = jax.jvp(along, (t,), (1.0,))[1]
+    return slope, *jax.jvp(jax.grad(along), (t,), (1.0,))
+
+  forward, reverse, second = derivatives(0.0)
+  np.testing.assert_allclose(forward, reverse, rtol=1e-3)  # float32, sums of many terms
+  assert np.isfinite(second)
+  assert second != 0
 
 
 def test_without_a_head_logits_are_pre_logits(name):

@@ -1,18 +1,22 @@
 """Layers against closed forms, and against what JAX derives of the plain formula."""
 
+import re
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import naming
+from scanned import stacked
 from scipy.special import erf
 
-from vit_jax import sharding
 from vit_jax.errors import UserError
-from vit_jax.nn import mlp
-from vit_jax.nn.attention import attend
-from vit_jax.nn.layer_norm import normalise
-from vit_jax.nn.stochastic_depth import StochasticDepth
+from vit_jax.nn import attention, mlp, transformer
+from vit_jax.nn.attention import attend, softmax
+from vit_jax.nn.norm import normalise
+from vit_jax.nn.products import dot_general
+from vit_jax.nn.stack import StochasticDepth
 
 RNG = np.random.default_rng(0)
 
@@ -23,61 +27,151 @@ def normal(*shape):
 
 def test_layer_norm_in_float64():
   # A mean far from 0 is where a one-pass variance loses its digits.
-  x, scale, bias = normal(5, 7, 16) * 3 + 50, normal(16), normal(16)
+  x = normal(5, 7, 16) * 3 + 50
   wide = x.astype(np.float64)
   centred = wide - wide.mean(-1, keepdims=True)
   expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
   # float32 of numbers near 50: 4e-6 each, over a deviation of 3.
-  np.testing.assert_allclose(
-    normalise(x, scale, bias, 1e-6), expected * scale + bias, atol=2e-5
+  np.testing.assert_allclose(normalise(x, 1e-6), expected, atol=2e-5)
+
+
+def assert_same_derivatives(ours, plain, *args):
+  """Of `ours` and of what JAX derives of `plain`: forward, reverse, one in the other."""
+  weight = normal(*plain(*args).shape)
+  tangents = tuple(normal(*x.shape) for x in args)
+  every = tuple(range(len(args)))
+
+  def derivatives(fn):
+    loss = lambda *args: (jnp.sin(fn(*args)) * weight).sum()
+    forward = jax.jvp(fn, args, tangents)
+    return forward, jax.jvp(jax.grad(loss, every), args, tangents)
+
+  both = (
+    jax.tree.leaves(jax.jit(derivatives, static_argnums=0)(f)) for f in (ours, plain)
   )
+  for a, b in zip(*both, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)  # float32, sums of hundreds
 
 
-def test_layer_norm_gradient_is_that_of_the_formula():
-  def plain(x, scale, bias):
+def test_derivatives_of_layer_norm():
+  def plain(x):
     mean = x.mean(-1, keepdims=True)
-    var = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / jnp.sqrt(var + 1e-6) * scale + bias
+    return (x - mean) / jnp.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-6)
 
-  args, weight = (normal(3, 4, 16), normal(16), normal(16)), normal(3, 4, 16)
-  grad = lambda fn: jax.grad(lambda *a: (fn(*a) * weight).sum(), argnums=(0, 1, 2))
-  ours = lambda *a: normalise(*a, 1e-6)
-  for a, b in zip(grad(ours)(*args), grad(plain)(*args), strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5)  # float32, sums of 16
+  assert_same_derivatives(lambda x: normalise(x, 1e-6), plain, normal(3, 4, 16))
 
 
 def test_layer_norm_of_bfloat16_has_float32_statistics():
   x = jnp.asarray(normal(4, 256) + 3, jnp.bfloat16)
-  y = normalise(x, jnp.ones(256), jnp.zeros(256), 1e-6)
+  y, grad = jax.value_and_grad(lambda x: normalise(x, 1e-6).sum())(x)
   assert y.dtype == jnp.float32
-  np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
-  grad = jax.grad(lambda x: normalise(x, jnp.ones(256), jnp.zeros(256), 1e-6).sum())(x)
+  np.testing.assert_allclose(normalise(x, 1e-6).mean(-1), 0, atol=1e-5)
   assert grad.dtype == jnp.bfloat16
+
+
+# Of the layers: Dense, query, and out.
+DIMENSIONS = [
+  ((2, 5, 6), (6, 7), (((2,), (0,)), ((), ()))),
+  ((2, 5, 6), (6, 3, 2), (((2,), (0,)), ((), ()))),
+  ((2, 5, 3, 2), (3, 2, 6), (((2, 3), (0, 1)), ((), ()))),
+]
+
+
+@pytest.mark.parametrize(('x', 'kernel', 'dimensions'), DIMENSIONS)
+def test_derivatives_of_products(x, kernel, dimensions):
+  ours, plain = (
+    lambda *args, f=f: f(*args, dimensions) for f in (dot_general, jax.lax.dot_general)
+  )
+  assert_same_derivatives(ours, plain, normal(*x), normal(*kernel))
+
+
+def test_the_platform_of_a_product_is_chosen_when_lowered():
+  x, kernel, dimensions = DIMENSIONS[0]
+  x, kernel = (
+    jax.ShapeDtypeStruct(x, 'float32'),
+    jax.ShapeDtypeStruct(kernel, 'float32'),
+  )
+
+  def text(product, platform):
+    loss = lambda *args: jnp.sin(product(*args, dimensions)).sum()
+    step = jax.jit(jax.grad(loss, (0, 1))).trace(x, kernel)
+    return step.lower(lowering_platforms=(platform,)).as_text()
+
+  products = lambda text: re.findall(r'dot_general .*(contracting.*)', text)
+  plain = products(text(jax.lax.dot_general, 'tpu'))
+  assert len(plain) == 3
+  assert products(text(dot_general, 'tpu')) == plain
+  on_cpu = text(dot_general, 'cpu')
+  assert products(on_cpu)[:1] == plain[:1]
+  assert 'contracting_dims = [0] x [0]' in on_cpu
+  assert 'contracting_dims = [0, 1] x [0, 1]' not in on_cpu
+
+
+def test_a_product_keeps_its_arguments_alone():
+  x, kernel, dimensions = DIMENSIONS[0]
+  _, pullback = jax.vjp(
+    lambda *args: dot_general(*args, dimensions), normal(*x), normal(*kernel)
+  )
+  kept = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
+  assert sorted(kept) == sorted([x, kernel])
 
 
 def test_gelus():
   x = np.linspace(-5, 5, 101).astype(np.float32)
   exact = x * 0.5 * (1 + erf(x.astype(np.float64) / np.sqrt(2)))
-  np.testing.assert_allclose(mlp.activation('gelu_erf')(x), exact, atol=1e-6)
+  np.testing.assert_allclose(mlp.ACTIVATIONS['gelu_erf'](x), exact, atol=1e-6)
   tanh = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-  np.testing.assert_allclose(mlp.activation('gelu_tanh')(x), tanh, atol=1e-6)
+  np.testing.assert_allclose(mlp.ACTIVATIONS['gelu_tanh'](x), tanh, atol=1e-6)
   with pytest.raises(UserError, match=naming('gelu_tan', 'gelu_tanh')):
-    mlp.activation('gelu_tan')
+    mlp.MlpBlock(4, act='gelu_tan').init(jax.random.key(0), normal(1, 2))
 
 
-@pytest.mark.parametrize('asked', [False, True])
-def test_attention_in_float64(asked):
+@pytest.mark.parametrize('how', ['plain', 'weights', 'bias', 'mask'])
+def test_attention_in_float64(how):
   q, k, v = normal(2, 3, 4, 8), normal(2, 5, 4, 8), normal(2, 5, 4, 8)
-  seen = []
-  y = attend(q, k, v, see_weights=seen.append if asked else None)
+  seen, options = [], {}
   scores = np.einsum('bnmd,bsmd->bmns', *(x.astype(np.float64) for x in (q, k)))
-  weights = np.exp(scores / np.sqrt(8))
+  scores /= np.sqrt(8)
+  if how == 'weights':
+    options['on_weights'] = seen.append
+  elif how == 'bias':
+    options['bias'] = normal(1, 4, 3, 5)
+    scores += options['bias']
+  elif how == 'mask':
+    options['mask'] = RNG.random((2, 1, 3, 5)) < 0.5
+    options['mask'][..., 0] = True
+    scores = np.where(options['mask'], scores, -np.inf)
+  y = attend(q, k, v, **options)
+  weights = np.exp(scores)
   weights /= weights.sum(-1, keepdims=True)
   expected = np.einsum('bmns,bsmd->bnmd', weights, v)
   np.testing.assert_allclose(y, expected, atol=1e-6)  # float32
   for found in seen:
     np.testing.assert_allclose(found, weights, atol=1e-6)
-  assert len(seen) == asked
+  assert len(seen) == (how == 'weights')
+
+
+def test_derivatives_of_softmax():
+  ours = lambda x: softmax(x, jnp.float32)
+  assert_same_derivatives(ours, jax.nn.softmax, normal(3, 4, 5))
+  _, pullback = jax.vjp(lambda x: softmax(x, jnp.bfloat16), normal(3, 5))
+  assert [x.dtype for x in jax.tree.leaves(pullback) if x.ndim] == [jnp.bfloat16]
+
+
+def test_attention_of_a_platform_is_chosen_when_lowered(monkeypatch):
+  monkeypatch.setattr(attention, '_has_cudnn', lambda: True)
+  monkeypatch.setattr(attention, '_cudnn', lambda q, k, v, bias, mask: jnp.cbrt(v))
+  x = jax.ShapeDtypeStruct((2, 6, 4, 16), jnp.bfloat16)
+  loss = lambda q, k, v: attend(q, k, v).astype(jnp.float32).sum()
+  step = jax.jit(jax.grad(loss, (0, 1, 2))).trace(x, x, x)
+  texts = {
+    p: step.lower(lowering_platforms=(p,)).as_text() for p in ('cpu', 'tpu', 'cuda')
+  }
+  assert 'cbrt' in texts['cuda']
+  assert 'dot_general' not in texts['cuda']
+  for platform in ('cpu', 'tpu'):
+    assert 'cbrt' not in texts[platform]
+    assert 'dot_general' in texts[platform]
 
 
 def test_attention_is_jax_s_own_in_bfloat16():
@@ -91,6 +185,48 @@ def test_attention_is_jax_s_own_in_bfloat16():
   )
 
 
+class Tokens(nn.Module):
+  """An encoder of 3 blocks for a grid of 2 x 2 tokens."""
+
+  scan: bool = False
+
+  @nn.compact
+  def __call__(self, x):
+    block = transformer.BlockConfig(num_heads=2, mlp_dim=16)
+    return transformer.Encoder(block, depth=3, scan=self.scan, name='encoder')(
+      x, (2, 2)
+    )
+
+
+def test_tokens_change_between_blocks():
+  x, prompts = normal(2, 4, 8), jnp.asarray(normal(3, 2, 8))
+
+  def run(between, scan=False):
+    def intercept(call, args, kwargs, context):
+      if isinstance(context.module, transformer.Encoder):
+        kwargs = {**kwargs, 'between': between}
+      return call(*args, **kwargs)
+
+    with nn.intercept_methods(intercept):
+      return jax.jit(Tokens(scan).apply)(
+        {'params': stacked(params, 3) if scan else params}, x
+      )
+
+  params = jax.jit(Tokens().init)(jax.random.key(0), x)['params']
+  add = lambda i, x: x.at[:, :2].add(prompts[i])
+  expected, _ = run(add)
+  assert np.abs(expected - run(None)[0]).max() > 0.1
+  np.testing.assert_allclose(run(add, scan=True)[0], expected, atol=1e-6)  # float32
+
+  def insert(i, x):  # new prompts in place of those that went through the block before
+    prompt = jnp.broadcast_to(prompts[i], (2, 2, 8))
+    return jnp.concatenate([prompt, x[:, -4:]], axis=1)
+
+  assert run(insert)[1]['block02'].shape == (2, 6, 8)
+  with pytest.raises(UserError, match=naming('(2, 4, 8)', '(2, 6, 8)', 'scan')):
+    run(insert, scan=True)
+
+
 def test_stochastic_depth_keeps_the_expectation():
   x = np.ones((20_000, 2), np.float32)
   module, key = StochasticDepth(), {'dropout': jax.random.key(0)}
@@ -100,25 +236,3 @@ def test_stochastic_depth_keeps_the_expectation():
   # Five deviations: sqrt(0.25 / 0.75 / 20000) = 0.004.
   assert abs(y.mean() - 1) < 0.02
   np.testing.assert_array_equal(module.apply({}, x, 0.25), x)
-
-
-def test_mlp_in_pieces_is_the_mlp():
-  block = mlp.MlpBlock(hidden=2 * mlp._COLUMNS + 64)  # the last piece is smaller
-  x, out = normal(2, 3, 8), normal(2, 3, 8)
-  params = block.init(jax.random.key(0), x)['params']
-
-  def loss(params, x):
-    return (block.apply({'params': params}, x) * out).sum()
-
-  def value():  # the mesh decides while it is traced
-    return jax.jit(jax.value_and_grad(lambda *args: loss(*args), (0, 1)))
-
-  whole = value()
-  with jax.set_mesh(sharding.make_mesh(1, devices=jax.devices()[:1])):
-    pieces = value()
-    assert pieces.lower(params, x).as_text().count('dot_general') == 3 * 6
-    actual = pieces(params, x)
-  assert whole.lower(params, x).as_text().count('dot_general') == 6
-  # Sums of 8 or 1600 products of about 1 in another order.
-  for a, b in zip(*map(jax.tree.leaves, (actual, whole(params, x))), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

@@ -46,6 +46,7 @@ def augreg(data, variant, randaug, mixup, more=''):
   row = dict(batch=4096, warmup=10_000, sigmoid=True, lr=1e-3, epochs=300, wd=0.1)
   row |= dict(decay='cosine', clip=1.0, bias=bias, moment='bfloat16', model=variant)
   row |= dict(randaug=randaug, mixup=mixup, examples=examples, classifier='token')
+  row |= dict(posemb_std=None)
   spec = f'augreg_{data}.py:variant={variant}{more}'
   return pytest.param(spec, row, id=spec)
 
@@ -108,7 +109,7 @@ RECIPES = [
       f'vit_g_jft3b.py:variant={variant}',
       **dict(batch=16_384, examples=3 * 10**9, steps=1_000_000, lr=8e-4, wd=0.03),
       **dict(wd_head=3.0, decay='rsqrt', warmup=10_000, clip=1.0, bias=-10.0),
-      **dict(sigmoid=True, classifier='map', model=variant),
+      **dict(sigmoid=True, classifier='map', model=variant, posemb_std=None),
     )
     for variant in ('g/14', 'G/14')
   ),
@@ -229,6 +230,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert getattr(model, 'dropout', 0.0) == row.get('dropout', 0.0)
   assert getattr(model, 'stochastic_depth', 0.0) == row.get('depth', 0.0)
   assert getattr(model, 'posemb', 'learn') == row.get('posemb', 'learn')
+  # None: 1 / sqrt(width), big_vision's; 0.02 is vision_transformer's.
+  assert getattr(model, 'posemb_std', 0.02) == row.get('posemb_std', 0.02)
   for field in ('classifier', 'zero_pad_pool'):
     if field in row:
       assert getattr(model, field) == row[field]

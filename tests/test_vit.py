@@ -9,7 +9,7 @@ from scanned import stacked
 
 import vit_jax
 from vit_jax import trees
-from vit_jax.nn.posemb import sincos2d
+from vit_jax.nn.embed import sincos2d
 from vit_jax.tools.inspect import flops
 
 # Of google-research/vision_transformer; the MAP heads of big_vision. 1000 classes, 224.
@@ -129,6 +129,15 @@ def test_timm_names_give_the_same_model():
   model = vit_jax.create_model('vit', 'B/16', num_classes=7)
   assert vit_jax.create_model('vit_base_patch16_224', num_classes=7) == model
   assert vit_jax.create_model('vit:B/16', num_classes=7) == model
+
+
+@pytest.mark.parametrize(('fields', 'std'), [({}, 0.02), ({'posemb_std': None}, 0.125)])
+def test_position_embeddings_start_as_asked(fields, std):
+  model = vit_jax.create_model('vit', 'mu/1', width=64, depth=1, **fields)
+  params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))['params']
+  table = params['Transformer']['posembed_input']['pos_embedding']
+  # 16,448 draws: one deviation of their deviation is 0.55 %.
+  np.testing.assert_allclose(table.std(), std, rtol=0.03)
 
 
 def test_non_square_images_and_patches():

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
-from vit_jax.nn.group_norm import group_norm
-from vit_jax.nn.std_conv import StdConv
+from vit_jax.nn.norm import group_norm
+from vit_jax.nn.resnet import StdConv
 
 
 def _conv(features, size, strides=1, *, dtype, name='standardized_conv2d'):

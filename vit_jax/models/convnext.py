@@ -4,15 +4,17 @@ Differs from the authors' code in one thing: the head starts at zero, as those o
 models here.
 """
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import choose
 from vit_jax.models.family import Family
-from vit_jax.nn.layer_norm import LayerNorm
+from vit_jax.nn.heads import linear_head
 from vit_jax.nn.mlp import MlpBlock
-from vit_jax.nn.resnet import rematerialised
-from vit_jax.nn.stochastic_depth import StochasticDepth
+from vit_jax.nn.norm import LayerNorm
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # Blocks and channels per stage: section 3 of the paper.
 VARIANTS = {
@@ -34,12 +36,11 @@ def variant(name: str) -> dict:
 class Block(nn.Module):
   """x + gamma * mlp(norm(7x7 depthwise convolution(x))): [B, H, W, C] -> the same."""
 
-  rate: float  # of stochastic depth
   layer_scale: float
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x, train: bool = False):
+  def __call__(self, x, rate=None, *, train: bool = False):
     C = x.shape[-1]
     y = nn.Conv(
       C,
@@ -57,9 +58,7 @@ class Block(nn.Module):
     start = nn.initializers.constant(self.layer_scale)
     gamma = self.param('gamma', start, (C,), jnp.float32)
     y = y * gamma.astype(y.dtype)
-    if self.rate:
-      y = StochasticDepth()(y, self.rate, train=train)
-    return x + y
+    return x + StochasticDepth()(y, rate, train=train)
 
 
 class Downsample(nn.Module):
@@ -126,28 +125,23 @@ class ConvNeXt(nn.Module):
     """
     out = {}
     out['stem'] = x = Stem(self.widths[0], self.dtype, name='stem')(images)
-    RematBlock = rematerialised(Block, self.remat, static_argnums=(2,))
-    last = max(sum(self.depths) - 1, 1)
-    number = 0
+    rates = depth_rates(self.stochastic_depth, sum(self.depths))
     for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
       if s:
         x = Downsample(width, self.dtype, name=f'stage{s + 1}_downsample')(x)
-      for i in range(depth):
-        rate = self.stochastic_depth * number / last
-        block = RematBlock(
-          rate, self.layer_scale, self.dtype, name=f'stage{s + 1}_block_{i}'
-        )
-        x, number = block(x, train), number + 1
+      x, _ = stack(
+        functools.partial(Block, self.layer_scale, self.dtype),
+        x,
+        name=f'stage{s + 1}_block',
+        rates=rates[:depth],
+        remat=self.remat,
+        train=train,
+      )
+      rates = rates[depth:]
       out[f'stage{s + 1}'] = x
     x = x.astype(jnp.float32).mean(axis=(1, 2))
     out['pre_logits'] = x = LayerNorm(name='norm')(x)
-    if self.num_classes is not None:
-      x = nn.Dense(
-        self.num_classes,
-        kernel_init=nn.initializers.zeros_init(),
-        bias_init=nn.initializers.constant(self.head_bias_init),
-        name='head',
-      )(x)
+    x = linear_head(x, self.num_classes, self.head_bias_init)
     return x, out if features else {'pre_logits': out['pre_logits']}
 
 

@@ -4,6 +4,7 @@ Differs from the reference code in one thing: with stochastic depth, branches th
 kept are divided by their probability, as in the other models here.
 """
 
+import functools
 import re
 
 import flax.linen as nn
@@ -11,12 +12,12 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.models.family import Family
-from vit_jax.nn.layer_norm import LayerNorm
+from vit_jax.nn.embed import patch_embed
+from vit_jax.nn.heads import linear_head
 from vit_jax.nn.mlp import MlpBlock
-from vit_jax.nn.patch_embed import PatchEmbed
+from vit_jax.nn.norm import LayerNorm
 from vit_jax.nn.placement import place
-from vit_jax.nn.stack import stack
-from vit_jax.nn.stochastic_depth import StochasticDepth
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # width, depth, token MLP width, channel MLP width: Table 1 of the paper.
 VARIANTS = {
@@ -54,14 +55,13 @@ class MixerBlock(nn.Module):
 
   tokens_mlp_dim: int
   channels_mlp_dim: int
-  stochastic_depth: bool = False
   act: str = 'gelu_tanh'
   placement: str = 'batch'  # of tokens at block entry, see nn.placement
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, x, depth_rate, train: bool = False):
-    """x: [B, N, D]; depth_rate: of stochastic depth. Returns (carry, output)."""
+  def __call__(self, x, depth_rate=None, *, train: bool = False):
+    """Maps [B, N, D] to itself; depth_rate: of stochastic depth, None: none."""
 
     def mlp(hidden, name):
       return MlpBlock(
@@ -74,16 +74,14 @@ class MixerBlock(nn.Module):
       )
 
     def branch(y):
-      return StochasticDepth()(y, depth_rate, train=train) if drops_depth else y
+      return StochasticDepth()(y, depth_rate, train=train)
 
-    drops_depth = self.stochastic_depth
     x = place(x, self.placement)
     y = LayerNorm(self.dtype, name='LayerNorm_0')(x).swapaxes(1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, 'token_mixing')(y).swapaxes(1, 2)
     x = x + branch(y)
     y = LayerNorm(self.dtype, name='LayerNorm_1')(x)
-    x = x + branch(mlp(self.channels_mlp_dim, 'channel_mixing')(y))
-    return x, x
+    return x + branch(mlp(self.channels_mlp_dim, 'channel_mixing')(y))
 
 
 class Mixer(nn.Module):
@@ -119,35 +117,32 @@ class Mixer(nn.Module):
       'pre_logits' [B, D].
     """
     out = {}
-    x = PatchEmbed(self.width, self.patch_size, self.dtype, name='stem')(images)
-    out['stem'] = x
+    out['stem'] = x = patch_embed(
+      images, self.width, self.patch_size, name='stem', dtype=self.dtype
+    )
     B, h, w, D = x.shape
     out['tokens'] = x = x.reshape(B, h * w, D)
-    x, blocks = stack(
+    block = functools.partial(
       MixerBlock,
+      self.tokens_mlp_dim,
+      self.channels_mlp_dim,
+      self.act,
+      self.placement,
+      self.dtype,
+    )
+    x, blocks = stack(
+      block,
       x,
       name='MixerBlock',
-      depth=self.depth,
-      stochastic_depth=self.stochastic_depth,
+      rates=depth_rates(self.stochastic_depth, self.depth),
       scan=self.scan,
       remat=self.remat,
       train=train,
-      tokens_mlp_dim=self.tokens_mlp_dim,
-      channels_mlp_dim=self.channels_mlp_dim,
-      act=self.act,
-      placement=self.placement,
-      dtype=self.dtype,
     )
     out |= blocks
     out['encoded'] = x = LayerNorm(name='pre_head_layer_norm')(x)
     out['pre_logits'] = x = x.mean(axis=1)
-    if self.num_classes is not None:
-      x = nn.Dense(
-        self.num_classes,
-        kernel_init=nn.initializers.zeros_init(),
-        bias_init=nn.initializers.constant(self.head_bias_init),
-        name='head',
-      )(x)
+    x = linear_head(x, self.num_classes, self.head_bias_init)
     return x, out if features else {'pre_logits': out['pre_logits']}
 
 

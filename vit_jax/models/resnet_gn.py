@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
+from vit_jax.nn.heads import linear_head
 
 
 class ResNetGN(nn.Module):
@@ -41,13 +42,7 @@ class ResNetGN(nn.Module):
     )
     out = {'stem': stages.pop('root'), **stages}
     out['pre_logits'] = x = x.astype(jnp.float32).mean(axis=(1, 2))
-    if self.num_classes is not None:
-      x = nn.Dense(
-        self.num_classes,
-        kernel_init=nn.initializers.zeros_init(),
-        bias_init=nn.initializers.constant(self.head_bias_init),
-        name='head',
-      )(x)
+    x = linear_head(x, self.num_classes, self.head_bias_init)
     return x, out if features else {'pre_logits': out['pre_logits']}
 
 

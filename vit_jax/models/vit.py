@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
-from vit_jax.nn.encoder import Encoder
-from vit_jax.nn.map_head import MAPHead
-from vit_jax.nn.patch_embed import PatchEmbed
+from vit_jax.nn.embed import patch_embed
+from vit_jax.nn.heads import MAPHead, linear_head
+from vit_jax.nn.transformer import BlockConfig, Encoder
 
 # width, depth, MLP width, heads. Ti, S: DeiT (arXiv 2012.12877); B, L, H: Table 1 of
 # the paper; M, So400m, mu: big_vision; g, G: arXiv 2106.04560 Table 2; the *-opt
@@ -86,6 +86,7 @@ class ViT(nn.Module):
   # Width of the tanh layer before the head (paper 3.2); None: no such layer.
   representation_size: int | None = None
   posemb: str = 'learn'
+  posemb_std: float | None = 0.02  # of initial values; None: 1 / sqrt(width)
   act: str = 'gelu_tanh'
   norm_eps: float = 1e-6  # of every LayerNorm; transformers' ViT has 1e-12 by default
   dropout: float = 0.0  # paper B.1: after the embedding and every dense but q, k, v
@@ -122,8 +123,9 @@ class ViT(nn.Module):
         images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
       )
       stride = resnet.stride(self.stem_blocks)
-    x = PatchEmbed(self.width, self.patch_size, self.dtype, stride, name='embedding')(x)
-    out['stem'] = x
+    out['stem'] = x = patch_embed(
+      x, self.width, self.patch_size, name='embedding', dtype=self.dtype, stride=stride
+    )
     B, h, w, D = x.shape
     x = x.reshape(B, h * w, D)
     if self.classifier == 'token':
@@ -131,24 +133,28 @@ class ViT(nn.Module):
       cls = jnp.broadcast_to(cls.astype(x.dtype), (B, 1, D))
       x = jnp.concatenate([cls, x], axis=1)  # [B, 1 + h w, D]
 
-    class_token_only = self.classifier == 'token' and not features
-    x, blocks = Encoder(
-      depth=self.depth,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      posemb=self.posemb,
-      dropout=self.dropout,
-      attention_dropout=self.attention_dropout,
-      stochastic_depth=self.stochastic_depth,
-      act=self.act,
-      norm_eps=self.norm_eps,
-      scan=self.scan,
-      remat=self.remat,
-      placement=self.placement,
-      dtype=self.dtype,
+    encoder = Encoder(
+      BlockConfig(
+        self.num_heads,
+        self.mlp_dim,
+        self.dropout,
+        self.attention_dropout,
+        self.act,
+        self.norm_eps,
+        self.placement,
+        self.dtype,
+      ),
+      self.depth,
+      self.stochastic_depth,
+      self.posemb,
+      self.posemb_std,
+      self.scan,
+      self.remat,
       name='Transformer',
-      # Nothing else of the last block reaches the logits: 7 % of a step at depth 12.
-    )(x, (h, w), train=train, rows=1 if class_token_only else None)
+    )
+    # Nothing else of the last block reaches the logits: 7 % of a step at depth 12.
+    num_queries = 1 if self.classifier == 'token' and not features else None
+    x, blocks = encoder(x, (h, w), train=train, num_queries=num_queries)
     out |= blocks
     out['encoded'] = x
 
@@ -157,24 +163,15 @@ class ViT(nn.Module):
     elif self.classifier == 'gap':
       x = x.mean(axis=1)
     elif self.classifier == 'map':
-      x = MAPHead(
-        self.num_heads,
-        self.mlp_dim,
-        self.act,
-        self.norm_eps,
-        name='MAPHead_0',
-      )(x)
+      pool = MAPHead(
+        self.num_heads, self.mlp_dim, self.act, self.norm_eps, name='MAPHead_0'
+      )
+      x = pool(x)
     if self.representation_size is not None:
       x = nn.Dense(self.representation_size, name='pre_logits')(x)
       x = nn.tanh(x)
     out['pre_logits'] = x
-    if self.num_classes is not None:
-      x = nn.Dense(
-        self.num_classes,
-        kernel_init=nn.initializers.zeros_init(),
-        bias_init=nn.initializers.constant(self.head_bias_init),
-        name='head',
-      )(x)
+    x = linear_head(x, self.num_classes, self.head_bias_init)
     return x, out if features else {'pre_logits': out['pre_logits']}
 
 

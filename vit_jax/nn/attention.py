@@ -1,5 +1,6 @@
 """Multi-head attention with the parameter tree of the published Google files."""
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
+from vit_jax.nn.products import dot_general
 
 
 def attend(
@@ -14,38 +16,91 @@ def attend(
   key: jax.Array,
   value: jax.Array,
   *,
+  bias: jax.Array | None = None,
+  mask: jax.Array | None = None,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
-  see_weights: Callable[[jax.Array], None] | None = None,
+  on_weights: Callable[[jax.Array], None] | None = None,
 ) -> jax.Array:
-  """Scaled dot-product attention, softmax(q k' / sqrt(Dh)) v, softmax in float32.
+  """Scaled dot-product attention, softmax(q k' / sqrt(Dh) + bias) v.
 
-  The one function through which all sequence attention goes; it picks the
-  implementation: the fused cuDNN kernel on a GPU in half precision, unless weights are
-  asked for or dropped or there is one query only, with no N x S weights to save; else
-  two matrix products with the batch dimensions in front.
+  The one function through which all sequence attention goes; the implementation is
+  chosen when the program is lowered: cuDNN's fused kernel (which has no forward-mode
+  derivative) on NVIDIA GPUs in half precision, unless weights are dropped or asked for,
+  or there is one query only, with no N x S weights to save; else `_plain`.
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
+    bias: added to the scores; broadcastable to [B, M, N, S].
+    mask: bool, broadcastable to [B, M, N, S]: which keys a query attends to. A query
+      without any attends to all alike.
     dropout: applied to the weights [B, M, N, S].
-    see_weights: called with the weights [B, M, N, S] in float32, before dropout.
+    on_weights: called with the weights [B, M, N, S], before dropout.
 
   Returns:
     [B, N, M, Dh] in the dtype of `value`.
   """
+  plain = functools.partial(_plain, dropout=dropout, on_weights=on_weights)
   half = query.dtype in (jnp.bfloat16, jnp.float16)
-  plain = dropout or see_weights or query.shape[1] == 1
-  if half and jax.default_backend() == 'gpu' and not plain:
-    return jax.nn.dot_product_attention(query, key, value, implementation='cudnn')
+  if dropout or on_weights or query.shape[1] == 1 or not half or not _has_cudnn():
+    return plain(query, key, value, bias, mask)
+  return jax.lax.platform_dependent(
+    query, key, value, bias, mask, cuda=_cudnn, default=plain
+  )
+
+
+def _plain(query, key, value, bias, mask, dropout=None, on_weights=None):
   query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, M, N, Dh]
   scores = jnp.einsum('bmnd,bmsd->bmns', query, key, preferred_element_type=jnp.float32)
-  weights = jax.nn.softmax(scores, axis=-1)
-  if see_weights:
-    see_weights(weights)
-  weights = weights.astype(value.dtype)
+  if bias is not None:
+    scores += bias
+  if mask is not None:
+    scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+  weights = softmax(scores, value.dtype)
+  if on_weights:
+    on_weights(weights)
   if dropout:
     weights = dropout(weights)
   return jnp.einsum('bmns,bmsd->bmnd', weights, value).swapaxes(1, 2)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def softmax(scores, dtype):
+  """Softmax over the last axis, computed in float32; `dtype` is what is kept of it."""
+  return jax.nn.softmax(scores.astype(jnp.float32)).astype(dtype)
+
+
+@softmax.defjvp
+def _softmax_jvp(dtype, primals, tangents):
+  weights = softmax(*primals, dtype)
+
+  def linear(weights, dscores):
+    weights = weights.astype(jnp.float32)
+    dweights = weights * dscores
+    dweights -= weights * dweights.sum(-1, keepdims=True)
+    return dweights.astype(dtype)
+
+  linear = jax.checkpoint(linear, prevent_cse=False)  # keeps the weights in `dtype`
+  return weights, linear(weights, *tangents)
+
+
+def _cudnn(query, key, value, bias, mask):
+  if bias is not None:
+    bias = bias.astype(query.dtype)
+  return jax.nn.dot_product_attention(
+    query, key, value, bias, mask, implementation='cudnn'
+  )
+
+
+@functools.cache
+def _has_cudnn() -> bool:
+  """Whether JAX can write cuDNN's kernel into a program: CUDA's plugin is installed."""
+  x = jax.ShapeDtypeStruct((1, 2, 1, 64), jnp.bfloat16)
+  try:
+    jax.eval_shape(_cudnn, x, x, x, None, None)
+  except RuntimeError:
+    return False
+  return True
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -60,7 +115,7 @@ class MultiHeadDotProductAttention(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, inputs_q, inputs_kv=None, *, train: bool = False):
+  def __call__(self, inputs_q, inputs_kv=None, *, train=False, bias=None, mask=None):
     """Maps [B, N, D] (attending to [B, S, D], default itself) to [B, N, D]."""
     inputs_kv = inputs_q if inputs_kv is None else inputs_kv
     width = inputs_q.shape[-1]
@@ -69,40 +124,25 @@ class MultiHeadDotProductAttention(nn.Module):
         f'num_heads={self.num_heads} does not divide the width {width}: each head has '
         'width / num_heads channels.'
       )
-
-    # Projections see [B N, D], one matrix product each: as contractions of [B, N, D]
-    # their backward pass transposes the activations.
-    def project(name, x):  # [B, N, D] -> [B, N, M, Dh]
-      heads = (self.num_heads, width // self.num_heads)
-      y = nn.DenseGeneral(
-        heads,
-        kernel_init=nn.initializers.xavier_uniform(),
-        dtype=self.dtype,
-        name=name,
-      )(x.reshape(-1, x.shape[-1]))
-      return y.reshape(*x.shape[:2], *heads)
-
-    dropout = None
-    if self.dropout and train:
-      dropout = nn.Dropout(self.dropout, deterministic=False)
-    see_weights = None
-    if self.is_mutable_collection('intermediates'):
-
-      def see_weights(weights):
-        self.sow('intermediates', 'attention_weights', weights)
-
-    x = attend(
-      project('query', inputs_q),
-      project('key', inputs_kv),
-      project('value', inputs_kv),
-      dropout=dropout,
-      see_weights=see_weights,
-    )
-    y = nn.DenseGeneral(
-      width,
-      axis=(-2, -1),
+    dense = functools.partial(
+      nn.DenseGeneral,
       kernel_init=nn.initializers.xavier_uniform(),
       dtype=self.dtype,
-      name='out',
-    )(x.reshape(-1, *x.shape[2:]))
-    return y.reshape(*x.shape[:2], width)
+      dot_general=dot_general,
+    )
+    heads = (self.num_heads, width // self.num_heads)
+    see = self.is_mutable_collection('intermediates')
+    x = attend(
+      dense(heads, name='query')(inputs_q),
+      dense(heads, name='key')(inputs_kv),
+      dense(heads, name='value')(inputs_kv),
+      bias=bias,
+      mask=mask,
+      dropout=nn.Dropout(self.dropout, deterministic=False)
+      if self.dropout and train
+      else None,
+      on_weights=functools.partial(self.sow, 'intermediates', 'attention_weights')
+      if see
+      else None,
+    )
+    return dense(width, axis=(-2, -1), name='out')(x)

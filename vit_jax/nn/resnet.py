@@ -5,12 +5,12 @@ GroupNorm and weight standardisation that hybrids and `resnet_gn` share.
 import re
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.nn.group_norm import group_norm
+from vit_jax.nn.norm import group_norm
 from vit_jax.nn.stack import remat_policy
-from vit_jax.nn.std_conv import StdConv
 
 # Layers -> bottleneck units per stage. 50, 101, 152: Table 1 of the ResNet paper; 200:
 # arXiv 1603.05027; 26: the small hybrids of arXiv 2106.10270.
@@ -42,6 +42,54 @@ def variant(name: str) -> dict:
 def stride(blocks: tuple[int, ...]) -> int:
   """Returns how many pixels one position of the trunk's output stands for."""
   return 4 * 2 ** max(len(blocks) - 1, 0)
+
+
+class StdConv(nn.Module):
+  """A convolution without bias whose kernel has mean 0 and deviation 1 per output.
+
+  Its one parameter is `kernel` [kh, kw, C, features] in float32, standardised in
+  float32 at every call. The two reference codes guard the division differently, and a
+  published file agrees only with its own: w / (std + 1e-5) in the hybrids and in
+  `resnet_gn`, w / sqrt(var + 1e-10) in the published BiT (`eps_in_root`).
+  """
+
+  features: int
+  kernel_size: int
+  strides: int = 1
+  padding: str | int = 'SAME'  # a number: so many zeros on each side
+  eps_in_root: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x):
+    """Maps [B, H, W, C] to [B, h, w, features] of `dtype`."""
+    size = (self.kernel_size, self.kernel_size)
+    kernel = self.param(
+      'kernel',
+      nn.initializers.lecun_normal(),
+      (*size, x.shape[-1], self.features),
+      jnp.float32,
+    )
+    padding = self.padding
+    if not isinstance(padding, str):
+      padding = [(padding, padding)] * 2
+    return jax.lax.conv_general_dilated(
+      x.astype(self.dtype),
+      standardise(kernel, eps_in_root=self.eps_in_root).astype(self.dtype),
+      window_strides=(self.strides, self.strides),
+      padding=padding,
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    )
+
+
+def standardise(kernel, *, eps_in_root: bool = False):
+  """Returns the kernel [kh, kw, C, K] with mean 0 and deviation 1 over (kh, kw, C)."""
+  centred = kernel - kernel.mean((0, 1, 2), keepdims=True)
+  variance = (centred * centred).mean((0, 1, 2), keepdims=True)
+  if eps_in_root:
+    return centred * jax.lax.rsqrt(variance + 1e-10)
+  # A constant kernel, pruned or decayed to zero, must not have an infinite gradient.
+  return centred / (jnp.sqrt(jnp.maximum(variance, 1e-30)) + 1e-5)
 
 
 class Bottleneck(nn.Module):
@@ -90,12 +138,10 @@ class Stage(nn.Module):
     return x
 
 
-def rematerialised(Unit, remat: str, static_argnums: tuple[int, ...] = ()):
+def rematerialised(Unit, remat: str):
   """Returns the module's class, recomputed in the backward pass as `remat` says."""
   policy = remat_policy(remat)
-  if policy is None:
-    return Unit
-  return nn.remat(Unit, policy=policy, static_argnums=static_argnums)
+  return Unit if policy is None else nn.remat(Unit, policy=policy)
 
 
 def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):

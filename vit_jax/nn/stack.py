@@ -1,10 +1,12 @@
 """A stack of equal residual blocks, as a loop or as one scanned block."""
 
+from collections.abc import Callable, Sequence
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 
 # What of a block is kept for the backward pass. 'none': everything (no recompute).
 REMAT = {
@@ -14,60 +16,83 @@ REMAT = {
 }
 
 
+def depth_rates(last: float, depth: int) -> list[float]:
+  """Returns the rate of stochastic depth of each block, linear from 0 to `last`."""
+  return [last * i / max(depth - 1, 1) for i in range(depth)]
+
+
 def stack(
-  Block,
+  block: Callable,
   x,
   *,
   name: str,
-  depth: int,
-  stochastic_depth: float,
-  scan: bool,
-  remat: str,
-  train: bool,
-  last_rows: int | None = None,
-  **fields,
+  rates: Sequence[float],
+  scan: bool = False,
+  remat: str = 'none',
+  train: bool = False,
+  first: int = 0,
+  between: Callable | None = None,
+  last: dict | None = None,
 ):
-  """Runs L blocks, from within a compact module.
+  """Runs equal residual blocks one after another, from within a compact module.
+
+  A model of several stages calls it once for each.
 
   Args:
-    Block: module with `__call__(x, depth_rate, train) -> (x, x)` and the field
-      `stochastic_depth`, whether it is used at all.
-    x: [B, N, D].
+    block: makes a module, `block(name=)`, with `__call__(x, rate, train=) -> x`.
+    x: [B, ..., D].
     name: of the parameters: `{name}_0`, ...; scanned: `name`, with a leading axis [L].
-    stochastic_depth: rate of the last block; the first has 0, linear between.
+    rates: of stochastic depth of each of the L blocks.
+    scan: one block in a loop, for the time and size of compilation.
     remat: see `remat_policy`.
-    last_rows: how many of the first tokens are wanted of the last block: blocks then
-      have a fourth argument, `rows`. None: all, and always of a scanned block, whose
-      output has its input's shape.
-    **fields: of `Block`.
+    first: number of blocks in the stages before, for the names of the features.
+    between: `between(i, x) -> x` of what enters block i, such as prompts to insert.
+      Scanned, `i` is traced: it may index an array, and must keep the shape of x.
+    last: further keyword arguments of the last block, unless scanned.
 
   Returns:
-    (x [B, N, D], {'block00': [B, N, D], ...}).
+    (x, {'block00': x, ...}): what leaves each block.
+
+  Raises:
+    UserError: where `between` changes the shape of what a scanned block takes.
   """
-  fields['stochastic_depth'] = stochastic_depth > 0
-  some_rows = last_rows is not None and not scan
   policy = remat_policy(remat)
-  if policy is not None:
-    # Inside a scan the loop already keeps XLA from merging the two computations.
-    static = (3, 4) if some_rows else (3,)
-    Block = nn.remat(Block, policy=policy, prevent_cse=not scan, static_argnums=static)
-  last = max(depth - 1, 1)
-  rates = [stochastic_depth * i / last for i in range(depth)]
+  rates = rates if any(rates) else [None] * len(rates)
+
+  def run(module, x, i, rate, **more):
+    if between is not None:
+      shape, x = x.shape, between(i, x)
+      if scan and x.shape != shape:
+        raise UserError(
+          f'{name}: tokens of shape {shape} became {x.shape} between scanned blocks, '
+          'which are all of one shape. Keep the shape, or set scan=False.'
+        )
+    call = lambda module, x: module(x, rate, train=train, **more)
+    if policy is not None:  # a loop keeps XLA from merging the two computations
+      call = nn.remat(call, policy=policy, prevent_cse=not scan)
+    return call(module, x)
+
   if scan:
-    x, blocks = nn.scan(
-      Block,
+
+    def step(module, x, xs):
+      x = run(module, x, *xs)
+      return x, x
+
+    scanned = nn.scan(
+      step,
       variable_axes={'params': 0, 'intermediates': 0},
       split_rngs={'params': True, 'dropout': True},
-      in_axes=(0, nn.broadcast),
-      length=depth,
-    )(name=name, **fields)(x, jnp.asarray(rates), train)
+      length=len(rates),
+    )
+    traced = None if rates[0] is None else jnp.asarray(rates)
+    x, blocks = scanned(block(name=name), x, (jnp.arange(len(rates)), traced))
   else:
     blocks = []
     for i, rate in enumerate(rates):
-      rows = (last_rows if i == depth - 1 else None,) if some_rows else ()
-      x, block = Block(name=f'{name}_{i}', **fields)(x, rate, train, *rows)
-      blocks.append(block)
-  return x, {f'block{i:02d}': blocks[i] for i in range(depth)}
+      more = last or {} if i == len(rates) - 1 else {}
+      x = run(block(name=f'{name}_{i}'), x, i, rate, **more)
+      blocks.append(x)
+  return x, {f'block{first + i:02d}': blocks[i] for i in range(len(rates))}
 
 
 def remat_policy(name: str):
@@ -84,3 +109,20 @@ def remat_policy(name: str):
   plain += ('dots_with_no_batch_dims_saveable',)
   member = choose('remat policy', name, REMAT | dict(zip(plain, plain, strict=True)))
   return getattr(jax.checkpoint_policies, member) if member else None
+
+
+class StochasticDepth(nn.Module):
+  """Drops a residual branch per example with probability `rate`, in training.
+
+  arXiv 1603.09382; branches that are kept are divided by 1 - rate, so that evaluation
+  needs no factor (as timm's DropPath; the Mixer reference code does not rescale).
+  """
+
+  @nn.compact
+  def __call__(self, x, rate, *, train: bool = False):
+    """x: [B, ...]; rate: float or scalar array in [0, 1), or None."""
+    if rate is None or not train:
+      return x
+    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+    keep = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - rate, shape)
+    return jnp.where(keep, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros_like(x))

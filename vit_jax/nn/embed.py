@@ -1,0 +1,86 @@
+"""Patches to vectors, and where they are in the image."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.errors import UserError, choose
+from vit_jax.nn.products import dot_general
+
+
+def patch_embed(images, width: int, patch_size, *, name: str, dtype, stride: int = 1):
+  """Splits images into patches and projects each (equation 1 of the ViT paper).
+
+  A dense layer with the parameters of a convolution whose stride is its kernel:
+  `{name}/kernel` [ph, pw, C, D] and `{name}/bias` [D]; from within a compact module.
+
+  Args:
+    images: [B, H, W, C].
+    patch_size: (ph, pw).
+    stride: of a stem before it, pixels per position, for the error.
+
+  Returns:
+    [B, h, w, D].
+
+  Raises:
+    UserError: if patches do not tile the image.
+  """
+  B, H, W, C = images.shape
+  ph, pw = patch_size
+  if H % ph or W % pw:
+    H, W, ph, pw = (n * stride for n in (H, W, ph, pw))
+    raise UserError(
+      f'Images of {H}x{W} px cannot be cut into patches of {ph}x{pw}: choose a '
+      f'resolution that is a multiple, such as {-(-H // ph) * ph}x{-(-W // pw) * pw}.'
+    )
+  patches = images.astype(dtype).reshape(B, H // ph, ph, W // pw, pw, C).swapaxes(2, 3)
+  dense = nn.DenseGeneral(
+    width, axis=(-3, -2, -1), dtype=dtype, dot_general=dot_general, name=name
+  )
+  return dense(patches)
+
+
+POSEMBS = ('learn', 'sincos2d', 'none')
+
+
+class AddPositions(nn.Module):
+  """Adds a position embedding to tokens [B, N, D].
+
+  Attributes:
+    kind: 'learn': a table `pos_embedding` [1, N, D], rows of other tokens than the
+      grid's (cls) included; 'sincos2d': see there, such tokens get none; 'none'.
+    std: of the table's initial values; None: 1 / sqrt(D).
+  """
+
+  kind: str
+  std: float | None
+
+  @nn.compact
+  def __call__(self, x, grid: tuple[int, int]):
+    """Returns [B, N, D]; `grid` is (h, w), of the last h * w tokens."""
+    _, N, D = x.shape
+    match choose('posemb', self.kind, POSEMBS):
+      case 'learn':
+        std = D**-0.5 if self.std is None else self.std
+        table = self.param('pos_embedding', nn.initializers.normal(std), (1, N, D))
+      case 'sincos2d':
+        table = np.pad(sincos2d(*grid, D), ((0, 0), (N - grid[0] * grid[1], 0), (0, 0)))
+      case 'none':
+        return x
+    return x + jnp.asarray(table, x.dtype)
+
+
+def sincos2d(h: int, w: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
+  """Returns the fixed 2-D sine-cosine embedding [1, h * w, D] in float32.
+
+  From MoCo v3 (arXiv 2104.02057, section 4), frequencies as big_vision computes them:
+  D / 4 of them, from 1 to 1 / temperature; [sin x, cos x, sin y, cos y], rows first.
+  """
+  if width % 4:
+    raise UserError(f'posemb sincos2d needs a width divisible by 4, not {width}.')
+  y, x = np.mgrid[:h, :w]
+  steps = max(width // 4 - 1, 1)
+  omega = 1.0 / temperature ** (np.arange(width // 4) / steps)
+  x, y = (np.outer(axis.ravel(), omega) for axis in (x, y))
+  table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
+  return table[None].astype(np.float32)

@@ -1,0 +1,101 @@
+"""The pre-norm Transformer encoder (section 3.1 of the ViT paper, equations 2 to 4)."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.nn.attention import MultiHeadDotProductAttention
+from vit_jax.nn.embed import AddPositions
+from vit_jax.nn.mlp import MlpBlock
+from vit_jax.nn.norm import LayerNorm
+from vit_jax.nn.placement import place
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+  """What the blocks of an encoder have in common."""
+
+  num_heads: int
+  mlp_dim: int
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  act: str = 'gelu_tanh'
+  norm_eps: float = 1e-6
+  placement: str = 'batch'  # of tokens at block entry, see nn.placement
+  dtype: jnp.dtype = jnp.float32
+
+
+class EncoderBlock(nn.Module):
+  """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+  config: BlockConfig
+
+  @nn.compact
+  def __call__(self, x, depth_rate=None, *, train: bool = False, num_queries=None):
+    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it.
+
+    Args:
+      depth_rate: of stochastic depth; None: none.
+    """
+    c = self.config
+
+    def branch(y):
+      y = nn.Dropout(c.dropout)(y, deterministic=not train)
+      return StochasticDepth()(y, depth_rate, train=train)
+
+    x = place(x, c.placement)
+    y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_0')(x)
+    attention = MultiHeadDotProductAttention(
+      c.num_heads, c.attention_dropout, c.dtype, name='MultiHeadDotProductAttention_0'
+    )
+    x = x[:, :num_queries] + branch(attention(y[:, :num_queries], y, train=train))
+    y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_1')(x)
+    mlp = MlpBlock(c.mlp_dim, c.dropout, c.act, c.dtype, name='MlpBlock_0')
+    return x + branch(mlp(y, train=train))
+
+
+class Encoder(nn.Module):
+  """Position embedding, L blocks, final norm."""
+
+  block: BlockConfig
+  depth: int
+  stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
+  posemb: str = 'learn'
+  posemb_std: float | None = 0.02
+  scan: bool = False
+  remat: str = 'none'
+
+  @nn.compact
+  def __call__(
+    self, x, grid: tuple[int, int], *, train=False, num_queries=None, between=None
+  ):
+    """Runs the blocks on a grid (h, w) of tokens, others in front of them.
+
+    Args:
+      x: [B, N, D].
+      num_queries: how many of the first tokens the caller needs; None: all. The last
+        block, unless scanned, computes no others.
+      between: see `stack`.
+
+    Returns:
+      (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
+    """
+    c = self.block
+    x = AddPositions(self.posemb, self.posemb_std, name='posembed_input')(x, grid)
+    tokens = x = nn.Dropout(c.dropout)(x, deterministic=not train)
+    x, out = stack(
+      functools.partial(EncoderBlock, c),
+      x,
+      name='encoderblock',
+      rates=depth_rates(self.stochastic_depth, self.depth),
+      scan=self.scan,
+      remat=self.remat,
+      train=train,
+      between=between,
+      last={} if num_queries is None else {'num_queries': num_queries},
+    )
+    x = LayerNorm(eps=c.norm_eps, name='encoder_norm')(x)
+    return x, {'tokens': tokens, **out}
