@@ -179,7 +179,7 @@ def test_evaluation_of_encoded_images_is_exact_and_in_order(folder):
   labels = np.concatenate([b['label'] for b in got])
   np.testing.assert_array_equal(mask, [1] * 15 + [0])
   np.testing.assert_array_equal(labels[:15], source.labels)
-  assert batches.bad_images == 0  # padding is no bad image
+  assert batches.bad_images == 0  # padding does not count as bad
   same(list(batches.iterate()), got)
 
 

@@ -242,7 +242,7 @@ def test_an_epoch_wise_cosine_is_pytorch_s():
   np.testing.assert_allclose([held(n) for n in range(20)], expected, rtol=1e-6)
 
 
-# --- factors of the learning rate ---
+# --- learning-rate multipliers ---
 
 
 def vit_params(**fields):

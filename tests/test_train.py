@@ -125,7 +125,7 @@ def finite(workdir) -> int:
     return saved.latest()
 
 
-# -- ends of a run that are no success -------------------------------------------------
+# -- runs that end without success -------------------------------------------------
 
 
 def test_too_many_bad_steps(tmp_path):
@@ -216,7 +216,7 @@ def write_images(folder, count, seed):
 
 
 def break_five(folder) -> set[str]:
-  """Adds five files that are no image; returns their paths."""
+  """Adds five files that are not images; returns their paths."""
   good = (folder / '0.jpg').read_bytes()
   (folder / 'truncated.jpg').write_bytes(good[: len(good) // 2])
   (folder / 'text.jpg').write_text('This is no image.')

@@ -21,7 +21,7 @@ def positive(text: str) -> int:
   """Returns an argument as an integer of 1 or more."""
   value = int(text) if text.isdigit() else 0
   if value < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is no positive integer')
+    raise argparse.ArgumentTypeError(f'{text!r} is not a positive integer')
   return value
 
 

@@ -168,7 +168,7 @@ def override(config: dict, assignments: list[str]) -> None:
     for depth, parent in enumerate(parents):
       node = node.setdefault(parent, {})
       if not isinstance(node, dict):
-        raise UserError(f'config.{".".join(parents[: depth + 1])} is no section.')
+        raise UserError(f'config.{".".join(parents[: depth + 1])} is not a section.')
     old = node.get(last)
     if isinstance(old, dict) and not isinstance(value, dict):
       raise UserError(f'config.{key} is a section: set one of its keys {sorted(old)}.')
@@ -190,7 +190,7 @@ def _literal(text):
 
 
 def section(config: dict, name: str) -> dict:
-  """Returns the section 'a.b' of a config; UserError if it is none."""
+  """Returns the section 'a.b' of a config; UserError if it is not one."""
   value = config
   for key in name.split('.'):
     value = value[key]

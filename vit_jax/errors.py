@@ -1,4 +1,4 @@
-"""Ends of a run that a user should meet as one clear line and an exit code.
+"""Errors that are reported to the user as one line and an exit code.
 
 `main` and the tools print `str(error)` and exit with `error.exit_code`; any other
 exception is a defect of ours and keeps its traceback.

@@ -18,7 +18,7 @@ FILE.py is executed: it is code. ARGS are its arguments, KEY=VALUE,...; the word
 any key of the resolved config (--config.optim.lr=3e-4); a bare --config.KEY means True.
 The same command again resumes where the run stopped.
 Exit codes: 0 done, 2 bad config or argument, 65 no usable checkpoint, 74 disk full,
-75 stopped (run again to resume), 76 too many bad steps, 77 out of memory."""
+75 stopped (rerun to resume), 76 too many bad steps, 77 out of memory."""
 
 
 _FLAGS = ('--config', '--workdir', '--distributed')
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
   with contextlib.ExitStack() as stack:
     if args.distributed:
       distributed.start(args.distributed)
-    if not distributed.is_first():  # one voice; errors are said by all
+    if not distributed.is_first():  # only process 0 prints; every process prints errors
       nowhere = stack.enter_context(open(os.devnull, 'w'))
       stack.enter_context(contextlib.redirect_stdout(nowhere))
     print(f'Run folder: {workdir}', flush=True)

@@ -22,7 +22,7 @@ def name_of(path) -> str:
 
 
 def flatten(tree) -> dict[str, Any]:
-  """Returns `{'a/b/c': leaf}` in tree order; `None` is no leaf."""
+  """Returns `{'a/b/c': leaf}` in tree order; `None` is not a leaf."""
   return {name_of(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 

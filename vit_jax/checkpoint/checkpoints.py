@@ -333,7 +333,7 @@ class Checkpoints:
     return max(known)[1] if known else None
 
   def _known_scores(self) -> dict[int, float]:
-    if self._scores is None:  # a run that goes on: those of the steps there
+    if self._scores is None:  # a resumed run: those of the saved steps
       self._scores = {}
       for step in self._storage.steps() if self.best else ():
         with contextlib.suppress(Damaged):

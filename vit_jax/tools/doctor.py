@@ -114,7 +114,7 @@ def examine() -> dict:
 def check_package(package: Package) -> dict:
   """Returns a package's version and problem: None, or one line.
 
-  What is needed is imported, since an installed package may still be broken; the others
+  Required packages are imported, since an installed package may still be broken; the others
   are only looked up: TensorFlow alone takes seconds to import.
   """
   version = None
@@ -133,7 +133,7 @@ def check_package(package: Package) -> dict:
       problem = problem or f'cannot be imported: {type(error).__name__}: {error}'
   wanted = _wanted(package.name)
   if version and wanted and not problem and not _satisfies(version, wanted):
-    problem = f'{version} is installed, {wanted} is needed'
+    problem = f'{version} is installed, {wanted} is required'
   return {
     'name': package.name,
     'version': version,

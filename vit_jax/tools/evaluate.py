@@ -88,7 +88,7 @@ def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | Non
   K, k = getattr(loaded.model, 'num_classes', None), batches.num_classes
   if k != K:
     raise UserError(
-      f'{data} has {k} classes, {loaded.source} {K or "no head"}: an accuracy of one on '
+      f'{data} has {k} classes, {loaded.source} {K or "no head"}: accuracy would be '
       'the other means nothing. Fine-tune with configs/finetune.py first.'
     )
   if tables and K > _MOST_CLASSES:

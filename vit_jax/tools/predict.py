@@ -1,4 +1,4 @@
-"""Names what is on images.
+"""Classifies images.
 
   python -m vit_jax.tools.predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
 
@@ -125,7 +125,7 @@ def _new_file(name: str) -> Path:
   if path.suffix != '.npz':
     raise UserError(f'--features {name}: expected FILE.npz.')
   if not path.parent.is_dir():
-    raise UserError(f'--features {name}: {path.parent} is no folder; make it first.')
+    raise UserError(f'--features {name}: {path.parent} is not a folder; make it first.')
   if not os.access(path.parent, os.W_OK):
     raise UserError(f'--features {name}: {path.parent} cannot be written to.')
   return path

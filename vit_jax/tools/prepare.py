@@ -5,7 +5,7 @@
   python -m vit_jax.tools.prepare images --from LABELS.csv images.tar --name pets \\
       --data_dir D --split train=90%,val=10%
 
-Nothing is unpacked. An interrupted run goes on when it is started again. A report of
+Nothing is unpacked. Rerunning the same command resumes an interrupted run. A report of
 counts per class, and of files left out, is written beside the data. With --beam_runner
 it runs on a cluster.
 """
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     else:
       directory, result = writer.prepare(plan, args.data_dir, **how)
   except KeyboardInterrupt:
-    raise Preempted('Stopped. The same command goes on where it was.') from None
+    raise Preempted('Stopped. Rerun the same command to resume.') from None
   print(report.summary(result))
   print(f'Written to {directory}; report.txt there has all counts.')
   print(f"Read it as 'tfds:{plan.name}', with TFDS_DATA_DIR={args.data_dir}")

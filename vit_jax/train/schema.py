@@ -1,4 +1,4 @@
-"""What a run's config may hold, and what of it may change before a run goes on."""
+"""What a run's config may hold, and what may change when it resumes."""
 
 import inspect
 import json
@@ -175,7 +175,7 @@ def with_model(config: dict, told: dict) -> dict:
 
 
 def resumed(config: dict, workdir: Path) -> dict:
-  """Returns the config of a run that goes on, its model as the folder has it.
+  """Returns the config of a resumed run, its model as the folder has it.
 
   What the weights told of the model is in the folder's config.json: they are not read
   again, and need not be there any more.

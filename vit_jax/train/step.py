@@ -11,7 +11,7 @@ from vit_jax.train.state import State
 def make_step(task, optimizer, on_device, key):
   """Returns `step(state, batch) -> (state, metrics)`, to be jitted.
 
-  The rng of a step is `fold_in(key, state.step)`, so that a restored state goes on as
+  The rng of a step is `fold_in(key, state.step)`, so that a restored state continues as
   if it had never stopped. A step whose loss or gradient is not finite changes neither
   params nor optimizer state nor EMA, and is counted. Neither does a batch in which every
   example is masked: it holds nothing to learn from, and weight decay and moments would

@@ -168,7 +168,7 @@ def _npy(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndar
 
     array = array.view(np.dtype(bfloat16))
   if array.dtype.kind in 'SUOMm' or (array.dtype.kind == 'V' and dtype.itemsize != 2):
-    raise UserError(f'{where} has the type {dtype}, which is no number.')
+    raise UserError(f'{where} has the type {dtype}, which is not numeric.')
   return array
 
 

@@ -138,10 +138,10 @@ ENTRIES = {entry.name: entry for entry in _entries()}
 
 
 def find(name: str) -> Entry | None:
-  """Returns the entry of that name, None for what is no name but a path or a URL.
+  """Returns the entry of that name, None for a path or a URL.
 
   Raises:
-    UserError: for what looks like a name and is near one, but is none.
+    UserError: for what looks like a name and is close to one, but is not in the zoo.
   """
   name = str(name)
   if name in ENTRIES:
@@ -153,5 +153,7 @@ def find(name: str) -> Entry | None:
     from pathlib import Path
 
     if not Path(name).exists():
-      raise UserError(f'{name!r} is no path and no name of the zoo; near: {near}.')
+      raise UserError(
+        f'{name!r} is neither a path nor a name of the zoo; close to: {near}.'
+      )
   return None

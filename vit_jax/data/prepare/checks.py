@@ -5,7 +5,7 @@ import io
 from vit_jax.data.ops import decode as images
 from vit_jax.data.ops.decode import BadImage
 
-# Pillow's 95 is visually lossless; only photographs stored sideways are written anew.
+# Pillow's 95 is visually lossless; only photographs with an EXIF orientation are re-encoded.
 _QUALITY = 95
 
 

@@ -160,7 +160,7 @@ def _shares(text: str) -> Shares:
     percents.append(float(match[2]))
   if abs(sum(percents) - 100) > 1e-9:
     raise UserError(
-      f'--split {text!r} is {sum(percents):g} % together: needed is 100 %.'
+      f'--split {text!r} is {sum(percents):g} % in total: expected 100 %.'
     )
   bounds = [sum(percents[: i + 1]) / 100 for i in range(len(percents))]
   return Shares(tuple(names), (*bounds[:-1], 1.0))
@@ -179,7 +179,7 @@ def _pieces(sources: list[str], ranges: bool, *, bare: bool) -> list:
       raise UserError(f'{source}: there is no such file or folder.')
     if not tars.is_name(source):
       raise UserError(
-        f'{source}: needed is one folder, or tars ({" ".join(tars.ENDINGS)}), or a '
+        f'{source}: expected one folder, or tars ({" ".join(tars.ENDINGS)}), or a '
         f'list of labels first ({" ".join(manifest.ENDINGS)}).'
       )
   names = [tars.stem(source) for source in sources]

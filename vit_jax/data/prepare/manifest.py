@@ -108,7 +108,7 @@ def _json(file, where: str) -> Iterator[tuple[int, Row, bool]]:
     except ValueError as error:
       raise UserError(f'{here} is no JSON: {error}.') from None
     if not isinstance(record, dict) or not isinstance(record.get('path'), str):
-      raise UserError(f'{here}: needed is {{"path": "a.jpg", "label": "cat"}}.')
+      raise UserError(f'{here}: expected {{"path": "a.jpg", "label": "cat"}}.')
     if unknown := set(record) - {'path', 'label', 'labels', 'split'}:
       raise UserError(
         f'{here}: {sorted(unknown)[0]!r} is unknown. Allowed are path, label or labels, '
@@ -132,5 +132,5 @@ def _row(path: str, labels: list, split, where: str) -> Row:
   # Without repeated and empty ones, as tables have for rows with fewer labels.
   kept = tuple(dict.fromkeys(label for label in labels if label))
   if split and not _SPLIT.fullmatch(str(split)):
-    raise UserError(f"{where}: {split!r} is no name of a split, such as 'train'.")
+    raise UserError(f"{where}: {split!r} is not a name of a split, such as 'train'.")
   return Row(path, kept, split or None)

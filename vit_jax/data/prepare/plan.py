@@ -20,7 +20,7 @@ _VERSION = re.compile(r'\d+\.\d+\.\d+')
 
 
 class LeftOut(ValueError):
-  """A file that is none of the data set's; the message is the reason."""
+  """A file that does not belong to the data set; the message is the reason."""
 
 
 class Place(NamedTuple):

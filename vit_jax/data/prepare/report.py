@@ -1,7 +1,7 @@
 """Counts per class and of what was left out: kept while reading, written beside the data.
 
 A `Tally` is a plain sum, so that parts read by many workers add up, and one stored in
-JSON goes on after an interruption.
+JSON survives an interruption.
 """
 
 import json
@@ -144,7 +144,7 @@ def summary(report: dict) -> str:
         f'    classes with none: {_some(record["none"], len(record["none"]))}'
       )
   if report['turned']:
-    lines.append(f'  turned upright, by their EXIF orientation: {report["turned"]:,}')
+    lines.append(f'  with their EXIF orientation applied: {report["turned"]:,}')
   if report['converted']:
     lines.append(f'  converted to PNG: {report["converted"]:,}')
   kinds = {'broken': 'broken, left out', 'skipped': 'no part of the data set, left out'}

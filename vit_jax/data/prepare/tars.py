@@ -153,7 +153,7 @@ def _walk(file, stream: bool, stop: int | None, make) -> Iterator:
     stream: whether the file cannot go back, which tarfile otherwise does by a byte.
 
   Raises:
-    tarfile.TarError: also where tarfile stops in silence, at a header that is none.
+    tarfile.TarError: also where tarfile stops in silence, at a malformed header.
   """
   with tarfile.open(fileobj=file, mode='r|' if stream else 'r:') as tar:
     tar.fileobj = last = _LastRead(tar.fileobj)
@@ -226,5 +226,5 @@ def _damage(where: str):
     yield
   except DAMAGE as error:
     raise UserError(
-      f'{where} is no tar, or is damaged, or ends early ({error}): fetch it again.'
+      f'{where} is not a tar archive, is damaged, or ends early ({error}): fetch it again.'
     ) from None

@@ -1,4 +1,4 @@
-"""Carries out a plan in one process, and goes on where it was interrupted.
+"""Carries out a plan in one process, and resumes where it was interrupted.
 
 TFDS's own writer keeps nothing of an interrupted preparation. This one makes the same
 shards of the same examples in two passes: `_scatter` reads the input once, and appends
@@ -96,7 +96,7 @@ def _scatter(plan: Plan, state: buckets.State, every: float, log) -> None:
   saved = said = time.monotonic()
   tally = state.tally
   if state.piece or state.entry:
-    log(f'goes on after {sum(tally.examples.values()):,} images')
+    log(f'resuming after {sum(tally.examples.values()):,} images')
   with buckets.Writer(state) as writer:
     while state.piece < len(plan.pieces):
       piece = plan.pieces[state.piece]

@@ -70,7 +70,7 @@ class Arrays(ArraySource):
     pairs = _split_keys(file)
     if not pairs:
       raise UserError(
-        f'arrays: {path} holds {sorted(file)}; needed are images and labels, or '
+        f'arrays: {path} holds {sorted(file)}; expected images and labels, or '
         'train_images and train_labels (any split), or x_train and y_train.'
       )
     data = {name: _checked(path, file, *keys) for name, keys in pairs.items()}
@@ -119,7 +119,7 @@ def _checked(path, file, image_key, label_key):
   images = images[..., None] if images.ndim == 3 else images
   if images.ndim != 4 or images.dtype != np.uint8:
     raise UserError(
-      f'arrays: {path}: {image_key} is {images.dtype} {images.shape}; needed is uint8 '
+      f'arrays: {path}: {image_key} is {images.dtype} {images.shape}; expected uint8 '
       '[N, H, W] or [N, H, W, C] with values 0 to 255.'
     )
   if labels.ndim == 2 and labels.shape[1] == 1:
@@ -127,7 +127,7 @@ def _checked(path, file, image_key, label_key):
   multi_hot = labels.ndim == 2 and not np.any((labels != 0) & (labels != 1))
   if not (labels.ndim == 1 and labels.dtype.kind in 'iu') and not multi_hot:
     raise UserError(
-      f'arrays: {path}: {label_key} is {labels.dtype} {labels.shape}; needed are '
+      f'arrays: {path}: {label_key} is {labels.dtype} {labels.shape}; expected '
       'integers [N], or zeros and ones [N, K].'
     )
   if len(images) != len(labels):

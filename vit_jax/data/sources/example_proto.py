@@ -31,7 +31,7 @@ def parse(record: bytes, keys: Collection[str] | None = None) -> dict[str, Value
     is an empty list. Those not in the record are not in the dict.
 
   Raises:
-    ValueError: if the bytes are no tf.train.Example.
+    ValueError: if the bytes are not a tf.train.Example.
   """
   from google.protobuf.message import DecodeError
 
@@ -114,6 +114,6 @@ class Fields:
         )
       if len(known[key]) and not isinstance(known[key][0], kind):
         raise UserError(
-          f'{name}: {option}={key!r} holds {type(known[key][0]).__name__}; needed is '
+          f'{name}: {option}={key!r} holds {type(known[key][0]).__name__}; expected '
           f'{kind.__name__}. Set data.source_options={{{option!r}: ...}}.'
         )

@@ -34,7 +34,7 @@ class Folder(Source):
   Classes are the names of the folders, sorted; folders inside a class belong to it.
   A split's images are in a fixed pseudo-random order, that of a hash of their path
   below the root: 'train[:90%]' holds every class although files are sorted by class,
-  and adding a file hardly moves the others. Hidden files, and files that are no image
+  and adding a file hardly moves the others. Hidden files, and files that are not images
   by their extension, are left out. Symbolic links are followed.
   """
 
@@ -44,7 +44,7 @@ class Folder(Source):
     root = os.path.abspath(os.path.expanduser(target))
     if not os.path.isdir(root):
       raise UserError(
-        f'folder: there is no directory {root!r}. Needed is DIR/train/CLASS/IMAGE '
+        f'folder: there is no directory {root!r}. Expected DIR/train/CLASS/IMAGE '
         '(and val or test), or DIR/CLASS/IMAGE.'
       )
     self.name = f'folder:{target}'
@@ -99,7 +99,7 @@ class Folder(Source):
     unknown = [name for name in folders if name not in label_of]
     if unknown:
       raise UserError(
-        f'{self.name}: {directory} has folders that are no class of the train split: '
+        f'{self.name}: {directory} has folders that are not classes of the train split: '
         f'{_some(unknown)}.'
       )
     rows, empty = [], []

@@ -137,7 +137,7 @@ class ArrayRecords:
     reader = array_record_module.ArrayRecordReader(path, options)
     if not reader.ok():  # it raises nothing, and says that it holds no records
       raise UserError(
-        f'{path} is no whole ArrayRecord file: its end, where the index is, cannot be '
+        f'{path} is not a complete ArrayRecord file: its end, where the index is, cannot be '
         'read. Write it again.'
       )
     return reader
@@ -168,7 +168,7 @@ def _scan(path: str) -> np.ndarray:
       starts.append(position)
   if position != size:
     raise UserError(
-      f'{path} is no whole TFRecord file: record {len(starts) - 2} of it ends beyond the '
+      f'{path} is not a complete TFRecord file: record {len(starts) - 2} of it ends beyond the '
       f'{size} bytes of the file. Prepare the data set again.'
     )
   return np.array(starts, np.int64)

@@ -1,4 +1,4 @@
-"""Sharded record files of one's own: tf.train.Example in TFRecord or ArrayRecord."""
+"""Your own sharded record files: tf.train.Example in TFRecord or ArrayRecord."""
 
 import concurrent.futures
 import glob
@@ -246,7 +246,7 @@ def find(target: str) -> dict[str, list[str]]:
     paths = named or [path for path in paths if path.endswith(_EXTENSIONS)]
   if not paths:
     raise UserError(
-      f'records: there is no record file {"in" if whole else "like"} {target}. Needed '
+      f'records: there is no record file {"in" if whole else "like"} {target}. Expected '
       "are '<split>-00000-of-00064.tfrecord' (or .array_record), and so on."
     )
   if not all(shards[path] for path in paths):

@@ -59,7 +59,7 @@ def _resolve(source: str) -> tuple[str, str, type[Source]]:
 
 def _scheme(source: str) -> tuple[str, str]:
   if not isinstance(source, str) or not source:
-    raise UserError(f'data.source is {source!r}: needed is one of {_forms()}.')
+    raise UserError(f'data.source is {source!r}: expected one of {_forms()}.')
   scheme, colon, target = source.partition(':')
   if scheme in SOURCES:
     return scheme, target

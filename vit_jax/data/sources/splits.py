@@ -15,7 +15,7 @@ def parse(expression: str) -> list[tuple[str, str, str]]:
   """Returns [(split, from, to)] of an expression; a bound is '' where it is open.
 
   Raises:
-    UserError: if it is no split expression.
+    UserError: if it is not a split expression.
   """
   parts = []
   for text in str(expression).split('+'):

@@ -116,7 +116,9 @@ class Tfds(Source):
           not np.issubdtype(features[name].np_dtype, np.integer)
           or len(features[name].shape) > 1
         ):
-          raise UserError(f'{self.name}: {name} is no class label: {features[name]}.')
+          raise UserError(
+            f'{self.name}: {name} is not a class label: {features[name]}.'
+          )
         return name
     raise UserError(
       f'{self.name} has no feature {" or ".join(map(repr, wanted))}: it has '
@@ -211,7 +213,7 @@ def _locate(target: str, data_dir: str | None) -> str:
   name, config, version = match.group('name', 'config', 'version')
   data_dir = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
   if '://' in data_dir:
-    raise UserError(f'tfds: data_dir={data_dir!r}: needed is a mounted directory.')
+    raise UserError(f'tfds: data_dir={data_dir!r}: expected a mounted directory.')
   data_dir = os.path.expanduser(data_dir)
   home = os.path.join(data_dir, *filter(None, (name, config)))
   found = _versions(home)

@@ -102,7 +102,7 @@ def _several(allowed: tuple[str, ...]):
     for word in words:
       if word not in allowed:
         hint = did_you_mean(word, allowed)
-        raise argparse.ArgumentTypeError(f'{word!r} is none of {allowed}.{hint}')
+        raise argparse.ArgumentTypeError(f'{word!r} is not one of {allowed}.{hint}')
     return words
 
   return parse

@@ -1,4 +1,4 @@
-"""Whether a training fits the devices of a mesh, asked without them.
+"""Estimates whether training fits on a mesh, without the devices.
 
 `mesh_memory` measures; here are the question, the verdict and what to change first.
 """
@@ -22,7 +22,7 @@ def parse(text: str) -> dict[str, int]:
   """Returns {'data': 64, 'fsdp': 16, 'tensor': 1} of 'data=64,fsdp=16'.
 
   Raises:
-    UserError: for another axis, a size that is no positive integer, or more devices
+    UserError: for another axis, a size that is not a positive integer, or more devices
       than can be imitated.
   """
   sizes = {'data': 1, 'fsdp': 1, 'tensor': 1}
@@ -31,7 +31,7 @@ def parse(text: str) -> dict[str, int]:
     choose('--mesh axis', axis, sizes, '; write data=64,fsdp=16')
     if not re.fullmatch('[1-9][0-9]*', size):
       raise UserError(
-        f'--mesh {text}: {axis}={size!r} is no positive integer; the number of devices '
+        f'--mesh {text}: {axis}={size!r} is not a positive integer; the number of devices '
         'is their product, so that none may be left open.'
       )
     sizes[axis] = int(size)

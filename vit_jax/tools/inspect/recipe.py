@@ -46,7 +46,7 @@ def _model(config: dict) -> dict:
   if Path(weights['source']).expanduser().exists():
     return pretrained.complete(model, pretrained.from_section(**weights))
   raise UserError(
-    f'config.weights.source={weights["source"]!r} is no name of the zoo and no path '
+    f'config.weights.source={weights["source"]!r} is neither a path nor a name of the zoo '
     'here, so that the model is not known: say it, --config.model.name=vit '
     '--config.model.variant=B/16.'
   )
