@@ -38,7 +38,6 @@ setup(
   packages=find_packages(include=['vit_jax', 'vit_jax.*']),
   package_data={'vit_jax': ['**/*.json']},
   install_requires=[
-    'absl-py',
     'numpy>=2',
     'jax>=0.10.2',
     'flax>=0.12.6',

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 import runs
 
-from vit_jax import config, main, models
+from vit_jax import config, models
+from vit_jax.train import arguments, schema
 from vit_jax.train import run as train
-from vit_jax.train import schema
 
 CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
 every_config = pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
@@ -106,5 +106,5 @@ def test_the_docstring_has_commands_that_work(path):
     f'{name}: the docstring gives the command, the time or hardware, and what to expect'
   )
   for command in commands:
-    _, c, _ = main.parse(shlex.split(command, comments=True)[3:])
+    _, c, _ = arguments.parse(shlex.split(command, comments=True)[3:])
     schema.check(named(c))

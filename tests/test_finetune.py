@@ -1,5 +1,7 @@
 """The fine-tuning recipe: the paper's numbers, and what it does for a run of digits."""
 
+import copy
+
 import numpy as np
 import pytest
 import runs
@@ -84,15 +86,25 @@ def test_weights_that_are_not_there(tmp_path):
     ('weights.rezise=bicubic', ('weights.rezise', 'resize')),
     ('data.split=trian', ("'trian'", 'train')),
     ('evals.val.data.split=tset', ("'tset'", 'test')),
+    ('optim.lr=-1', ('config.optim.lr=-1',)),
+    ('task.mixup=-1', ('config.task.mixup=-1',)),
+    ('task.loss=sotfmax', ("'sotfmax'", 'softmax')),
   ):
     c = load('weights=nowhere.npz,data=digits')
     config.override(c, [assignment])
     with pytest.raises(UserError, match=naming(*facts)):
       train.train(c, tmp_path)
   c = load('data=digits')  # of a name of the zoo the model is known, not yet its file
-  config.override(c, ['model.dtpye=bfloat16'])
-  with pytest.raises(UserError, match=naming('model.dtpye', 'dtype')):
-    train.train(c, tmp_path)
+  for assignment, facts in (
+    ('model.dtpye=bfloat16', ('model.dtpye', 'dtype')),
+    ('model.dtype=float8', ("'float8'", 'bfloat16')),
+    ('model.classifier=tokne', ("'tokne'", 'token')),
+    ('model.dropout=1.5', ('dropout=1.5',)),
+  ):
+    wrong = copy.deepcopy(c)
+    config.override(wrong, [assignment])
+    with pytest.raises(UserError, match=naming(*facts)):
+      train.train(wrong, tmp_path)
 
 
 def accuracy(rows, step):

@@ -12,6 +12,7 @@ from conftest import naming
 
 from vit_jax import cli, main
 from vit_jax.errors import UserError
+from vit_jax.train import arguments
 
 DIGITS = '--config=configs/digits.py:debug'
 B16 = '--config=configs/vit_b16.py'
@@ -69,7 +70,7 @@ def test_the_hint_is_true(tmp_path):
   with pytest.raises(UserError, match=naming('imagenet21k')) as error:
     main.main([B16, f'--workdir={tmp_path}'])
   command = re.search(r'--config=\S+$', str(error.value))[0]
-  _, config, _ = main.parse([command])
+  _, config, _ = arguments.parse([command])
   assert config['data']['source'] == 'digits'
   # Those who asked for the bundled data need no hint at them.
   with pytest.raises(UserError, match=naming('trian', 'train')) as error:
@@ -193,14 +194,14 @@ def test_missing_sections(tmp_path, capfd):
 
 
 def test_the_run_folder_is_named_after_the_command():
-  default = main.default_name
+  default = arguments.default_name
   assert default('configs/vit_b16.py:debug', []) == 'vit_b16-debug'
   assert default('configs/vit_b16.py', ['optim.lr=3e-4']) == 'vit_b16-optim.lr=3e-4'
   changes = ['resume_allow=optim.lr', 'log.every=5']
   assert default('configs/folder.py:data=~/x,res=64', changes) == (
     'folder-data=_x-res=64'
   )
-  _, _, workdir = main.parse([DIGITS])
+  _, _, workdir = arguments.parse([DIGITS])
   assert str(workdir) == 'runs/digits-debug'
 
 
@@ -214,6 +215,6 @@ def test_help_names_the_exit_codes(capsys):
 
 def test_a_config_of_ones_own_from_anywhere(tmp_path):
   shutil.copy(runs.ROOT / 'configs/digits.py', tmp_path / 'mine.py')
-  _, config, workdir = main.parse([f'--config={tmp_path}/mine.py:debug'])
+  _, config, workdir = arguments.parse([f'--config={tmp_path}/mine.py:debug'])
   assert config['epochs'] == 0.5
   assert str(workdir) == 'runs/mine-debug'

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import naming
 
+from vit_jax import tasks
 from vit_jax.errors import UserError
 from vit_jax.tasks.mixing import Mixing
 
@@ -112,4 +113,4 @@ def test_a_key_is_a_result():
 )
 def test_bad_values_are_refused(options, facts):
   with pytest.raises(UserError, match=naming(*facts)):
-    Mixing(**options)
+    tasks.build('classify', None, {}, **options)

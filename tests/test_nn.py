@@ -12,10 +12,11 @@ from scanned import stacked
 from scipy.special import erf
 
 from vit_jax.errors import UserError
-from vit_jax.nn import attention, mlp, transformer
-from vit_jax.nn.attention import attend, softmax
-from vit_jax.nn.norm import normalise
-from vit_jax.nn.products import dot_general
+from vit_jax.kernels import attention
+from vit_jax.kernels.attention import attend, softmax
+from vit_jax.kernels.dot_general import dot_general
+from vit_jax.kernels.layer_norm import normalise
+from vit_jax.nn import mlp, transformer
 from vit_jax.nn.stack import StochasticDepth
 
 RNG = np.random.default_rng(0)
@@ -192,10 +193,8 @@ class Tokens(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    block = transformer.BlockConfig(num_heads=2, mlp_dim=16)
-    return transformer.Encoder(block, depth=3, scan=self.scan, name='encoder')(
-      x, (2, 2)
-    )
+    config = transformer.EncoderConfig(3, num_heads=2, mlp_dim=16, scan=self.scan)
+    return transformer.Encoder(config, name='encoder')(x, (2, 2))
 
 
 def test_tokens_change_between_blocks():

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
 DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', '.ci/run')]
 # Import names that differ from the name to install.
-DISTRIBUTIONS = {'PIL': 'pillow', 'absl': 'absl-py', 'orbax': 'orbax-checkpoint'}
+DISTRIBUTIONS = {'PIL': 'pillow', 'orbax': 'orbax-checkpoint'}
 DISTRIBUTIONS |= {
   'google': 'protobuf',
   'jaxlib': 'jax',

@@ -9,8 +9,9 @@ import pytest
 from conftest import naming
 
 from vit_jax import models, optim, sharding, tasks, trees
+from vit_jax.train.gradients import gradients
 from vit_jax.train.state import init_state
-from vit_jax.train.step import gradients, make_step
+from vit_jax.train.step import make_step
 
 SPEC = {
   'image': jax.ShapeDtypeStruct((16, 16, 16, 3), jnp.float32),

@@ -9,7 +9,7 @@ from scanned import stacked
 
 import vit_jax
 from vit_jax import trees
-from vit_jax.nn.embed import sincos2d
+from vit_jax.kernels.sincos import sincos2d
 from vit_jax.tools.inspect import flops
 
 # Of google-research/vision_transformer; the MAP heads of big_vision. 1000 classes, 224.

@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -265,12 +266,14 @@ def one_of(known):
   return lambda where, value, _: choose(where, value, known)
 
 
-def at_least(least: int):
-  """Returns the check of a number with a smallest value."""
+def in_range(least: float, most: float = math.inf, below: float = math.inf):
+  """Returns the check of a number in [least, most], and less than `below`."""
+  bounds = f'{least} or more' if most == below == math.inf else f'[{least}, {most}]'
+  bounds = f'[{least}, {below})' if below < math.inf else bounds
 
   def check(where, value, _):
-    if value < least:
-      raise UserError(f'{where}={value}: expected {least} or more.')
+    if not least <= value <= most or not value < below:
+      raise UserError(f'{where}={value}: expected {bounds}.')
 
   return check
 

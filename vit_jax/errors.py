@@ -17,6 +17,10 @@ class UserError(RunError, ValueError):
   exit_code = 2
 
 
+class DataError(UserError):
+  """The training data cannot be opened; `main` knows what to try without them."""
+
+
 class NoUsableCheckpoint(RunError):
   """Checkpoints exist, none of them can be restored; nothing was deleted."""
 

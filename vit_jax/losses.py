@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 
 
 def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -40,6 +40,20 @@ def targets_of(label: jax.Array, num_classes: int) -> jax.Array:
     label: int [B], whose targets are one-hot, or float32 [B, K], which are targets.
   """
   return label if label.ndim == 2 else jax.nn.one_hot(label, num_classes)
+
+
+def check_labels(label: jax.ShapeDtypeStruct, num_classes: int) -> None:
+  """Raises UserError unless labels of this shape and dtype are of either form."""
+  if label.ndim > 2 or (label.ndim == 2 and label.dtype != jnp.float32):
+    raise UserError(
+      'Classification takes labels int [B] or float32 [B, K]; those of the data are '
+      f'{label.dtype} {list(label.shape)}.'
+    )
+  if label.ndim == 2 and label.shape[1] != num_classes:
+    raise UserError(
+      f'config.data.pp gives labels of {label.shape[1]} classes, but '
+      f'config.model.num_classes={num_classes}.'
+    )
 
 
 def is_label(classes: jax.Array, label: jax.Array) -> jax.Array:

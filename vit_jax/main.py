@@ -1,88 +1,20 @@
 """python -m vit_jax.main --config=FILE.py[:ARGS] [--workdir=DIR] [--config.KEY=VALUE]"""
 
-import argparse
 import contextlib
 import os
-import re
 import sys
 import time
 from pathlib import Path
 
 from vit_jax import cli
-from vit_jax import config as config_lib
-from vit_jax.errors import UserError, did_you_mean
-
-_EPILOG = """\
-FILE.py is executed: it is code. ARGS are its arguments, KEY=VALUE,...; the word
-`debug` stands for the recipe shrunk to seconds on bundled data. --config.KEY=VALUE sets
-any key of the resolved config (--config.optim.lr=3e-4); a bare --config.KEY means True.
-The same command again resumes where the run stopped.
-Exit codes: 0 done, 2 bad config or argument, 65 no usable checkpoint, 74 disk full,
-75 stopped (rerun to resume), 76 too many bad steps, 77 out of memory."""
-
-
-_FLAGS = ('--config', '--workdir', '--distributed')
-
-
-def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
-  """Returns (arguments, config, workdir); UserError for a bad command line."""
-  parser = cli.Parser(
-    prog='python -m vit_jax.main',
-    description='Trains and evaluates a model.',
-    epilog=_EPILOG,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
-  parser.add_argument('--config', required=True, metavar='FILE.py[:ARGS]')
-  parser.add_argument(
-    '--workdir', metavar='DIR', help='default: runs/<config and arguments>'
-  )
-  parser.add_argument(
-    '--distributed',
-    nargs='?',
-    const='auto',
-    metavar='HOST:PORT,COUNT,INDEX',
-    help='one of several processes; without a value: as the cluster says',
-  )
-  args, rest = parser.parse_known_args(argv)
-  for flag in rest:
-    if not flag.startswith('--config.'):
-      raise UserError(
-        f'Unknown argument {flag!r}: {", ".join(_FLAGS)} or --config.KEY=VALUE (with '
-        f'"=").{did_you_mean(flag.split("=")[0], _FLAGS)}'
-      )
-  assignments = [flag.removeprefix('--config.') for flag in rest]
-  config = config_lib.load(args.config)
-  config_lib.override(config, assignments)
-  workdir = args.workdir or f'runs/{default_name(args.config, assignments)}'
-  return args, config, workdir
-
-
-def default_name(spec: str, assignments: list[str]) -> str:
-  """Returns the run's folder name: 'vit_b16-debug' for 'configs/vit_b16.py:debug'."""
-  file, _, arg = spec.partition(':')
-  # What may change between a run and its continuation does not make another run.
-  words = [w for w in assignments if not w.startswith(('resume_allow', 'log.'))]
-  name = '-'.join(filter(None, [Path(file).stem, *arg.split(','), *words]))
-  return re.sub(r'[^A-Za-z0-9._=+-]+', '_', name)
-
-
-def _without_data(spec: str, config: dict) -> str:
-  """Returns what to run while the data is not there, or ''."""
-  debug = f'{spec.partition(":")[0]}:debug'
-  with contextlib.suppress(Exception):  # a config of the user's may not know the word
-    if config_lib.load(debug)['data']['source'] != config['data']['source']:
-      return (
-        ' Meanwhile, the same recipe, shrunk, on bundled data: '
-        f'python -m vit_jax.main --config={debug}'
-      )
-  return ''
+from vit_jax.errors import DataError, UserError
+from vit_jax.train import arguments
 
 
 def main(argv: list[str]) -> int:
   """Runs a command line; returns the exit code."""
   start = time.perf_counter()
-  args, config, workdir = parse(argv)
+  args, config, workdir = arguments.parse(argv)
   from vit_jax import distributed  # after the arguments: it takes seconds
 
   with contextlib.ExitStack() as stack:
@@ -92,20 +24,18 @@ def main(argv: list[str]) -> int:
       nowhere = stack.enter_context(open(os.devnull, 'w'))
       stack.enter_context(contextlib.redirect_stdout(nowhere))
     print(f'Run folder: {workdir}', flush=True)
-    from vit_jax.train import progress, runtime
-    from vit_jax.train import run as train
+    from vit_jax.train import progress, run, runtime
 
     runtime.enable_compilation_cache()
-
     try:
-      status, rows = train.train(config, workdir)
-    except train.DataError as error:
-      raise UserError(f'{error}{_without_data(args.config, config)}') from error
+      status, rows = run.train(config, workdir)
+    except DataError as error:
+      raise UserError(
+        f'{error}{arguments.without_data(args.config, config)}'
+      ) from error
     seconds = time.perf_counter() - start
-    print(
-      progress.summary(rows, status, config.get('evals', {}), Path(workdir), seconds),
-      flush=True,
-    )
+    evals = config.get('evals', {})
+    print(progress.summary(rows, status, evals, Path(workdir), seconds), flush=True)
   return 0
 
 

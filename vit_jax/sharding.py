@@ -7,6 +7,8 @@ written for the trailing dimensions (right-aligned), so that one rule serves sca
 """
 
 import math
+from collections import deque
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -121,6 +123,15 @@ def global_batch(local: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
     )
     for key, value in local.items()
   }
+
+
+def prefetch(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
+  """Yields global batches, the next one already on its way to the devices."""
+  ahead = deque()
+  for batch in batches:
+    ahead.append(global_batch(batch, mesh))
+    if len(ahead) == 2:
+      yield ahead.popleft()
 
 
 def resolve_rules(sharding) -> tuple:

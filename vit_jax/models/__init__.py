@@ -94,11 +94,14 @@ def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]
   return name, {**(found.variant(variant) if variant else {}), **named_fields, **fields}
 
 
+# Fields of any model that are shares.
 _RATES = ('dropout', 'attention_dropout', 'stochastic_depth')
 
 
 def _check_range(field: str, value, kind) -> None:
-  """Refuses a rate outside [0, 1), and counts (by their annotation) below 1."""
+  """Refuses a rate outside [0, 1), and by the annotation counts below 1 and odd words."""
+  if typing.get_origin(kind) is typing.Literal:
+    choose(f'value of the model field {field}:', value, typing.get_args(kind))
   if field in _RATES and not 0 <= value < 1:
     raise UserError(f'Model field {field}={value!r}: expected a number in [0, 1).')
   kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)

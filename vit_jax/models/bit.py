@@ -5,12 +5,15 @@ the published files, and the baseline of the ViT paper. Names are those of the p
 files, but for the leading `resnet/` and Flax's `scale`, `bias` for `gamma`, `beta`.
 """
 
+from typing import Literal
+
 import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
-from vit_jax.nn.norm import group_norm
+from vit_jax.nn.group_norm import group_norm
+from vit_jax.nn.remat import REMAT
 from vit_jax.nn.resnet import StdConv
 
 
@@ -133,7 +136,7 @@ class BiT(nn.Module):
   # negative inputs here; big_vision pads with nothing, and so do models trained by it.
   zero_pad_pool: bool = True
   head_bias_init: float = 0.0
-  remat: str = 'none'  # of units, what to recompute: see nn.stack.remat_policy
+  remat: Literal[tuple(REMAT)] = 'none'  # of units, what to recompute: see nn.remat
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 

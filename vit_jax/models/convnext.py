@@ -5,6 +5,7 @@ models here.
 """
 
 import functools
+from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -12,8 +13,9 @@ import jax.numpy as jnp
 from vit_jax.errors import choose
 from vit_jax.models.family import Family
 from vit_jax.nn.heads import linear_head
+from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
-from vit_jax.nn.norm import LayerNorm
+from vit_jax.nn.remat import REMAT
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # Blocks and channels per stage: section 3 of the paper.
@@ -106,7 +108,7 @@ class ConvNeXt(nn.Module):
   stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
   layer_scale: float = 1e-6  # initial value of gamma
   head_bias_init: float = 0.0
-  remat: str = 'none'  # of blocks, what to recompute: see nn.stack.remat_policy
+  remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
   # Of the body; pooling, final norm, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 

@@ -6,17 +6,19 @@ kept are divided by their probability, as in the other models here.
 
 import functools
 import re
+from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.kernels.placement import PLACEMENTS, place
 from vit_jax.models.family import Family
 from vit_jax.nn.embed import patch_embed
 from vit_jax.nn.heads import linear_head
-from vit_jax.nn.mlp import MlpBlock
-from vit_jax.nn.norm import LayerNorm
-from vit_jax.nn.placement import place
+from vit_jax.nn.layer_norm import LayerNorm
+from vit_jax.nn.mlp import ACTIVATIONS, MlpBlock
+from vit_jax.nn.remat import REMAT
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # width, depth, token MLP width, channel MLP width: Table 1 of the paper.
@@ -56,7 +58,7 @@ class MixerBlock(nn.Module):
   tokens_mlp_dim: int
   channels_mlp_dim: int
   act: str = 'gelu_tanh'
-  placement: str = 'batch'  # of tokens at block entry, see nn.placement
+  placement: str = 'batch'  # of tokens at block entry
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -93,12 +95,12 @@ class Mixer(nn.Module):
   depth: int = 12
   tokens_mlp_dim: int = 384
   channels_mlp_dim: int = 3072
-  act: str = 'gelu_tanh'
+  act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
   stochastic_depth: float = 0.0  # rate of the last block; 0.1 in the paper, Table 4
   head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
-  remat: str = 'none'  # what to recompute: see nn.stack.remat_policy
-  placement: str = 'batch'  # of tokens at block entry, see nn.placement
+  remat: Literal[tuple(REMAT)] = 'none'  # what to recompute: see nn.remat
+  placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of tokens at block entry
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 

@@ -5,12 +5,15 @@ whose parameter names it shares. The published BiT files and the ResNets of the 
 are pre-activation: see `bit`.
 """
 
+from typing import Literal
+
 import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
 from vit_jax.nn.heads import linear_head
+from vit_jax.nn.remat import REMAT
 
 
 class ResNetGN(nn.Module):
@@ -20,7 +23,7 @@ class ResNetGN(nn.Module):
   blocks: tuple[int, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
   head_bias_init: float = 0.0
-  remat: str = 'none'  # of units, what to recompute: see nn.stack.remat_policy
+  remat: Literal[tuple(REMAT)] = 'none'  # of units, what to recompute: see nn.remat
   # Of the body; pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 

@@ -4,67 +4,23 @@ Differs from the paper in one default: the head is a single linear layer. The pa
 pre-training head has one tanh hidden layer before it; `representation_size` gives it.
 """
 
-import re
+from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax.errors import choose
+from vit_jax.kernels.placement import PLACEMENTS
 from vit_jax.models.family import Family
+from vit_jax.models.vit_names import PUBLISHED, variant
 from vit_jax.nn import resnet
-from vit_jax.nn.embed import patch_embed
+from vit_jax.nn.embed import POSEMBS, patch_embed
 from vit_jax.nn.heads import MAPHead, linear_head
-from vit_jax.nn.transformer import BlockConfig, Encoder
+from vit_jax.nn.mlp import ACTIVATIONS
+from vit_jax.nn.remat import REMAT
+from vit_jax.nn.transformer import Encoder, EncoderConfig
 
-# width, depth, MLP width, heads. Ti, S: DeiT (arXiv 2012.12877); B, L, H: Table 1 of
-# the paper; M, So400m, mu: big_vision; g, G: arXiv 2106.04560 Table 2; the *-opt
-# shapes: arXiv 2305.13035; e: arXiv 2209.06794.
-VARIANTS = {
-  'mu': (32, 1, 128, 2),
-  'Ti': (192, 12, 768, 3),
-  'S': (384, 12, 1536, 6),
-  'M': (512, 12, 2048, 8),
-  'B': (768, 12, 3072, 12),
-  'L': (1024, 24, 4096, 16),
-  'So400m': (1152, 27, 4304, 16),
-  'H': (1280, 32, 5120, 16),
-  'g': (1408, 40, 6144, 16),
-  'g-opt': (1536, 40, 6144, 16),
-  'G': (1664, 48, 8192, 16),
-  'G-opt': (1536, 48, 8192, 16),
-  'e': (1792, 56, 15360, 16),
-}
 CLASSIFIERS = ('token', 'gap', 'map', 'none')
-
-
-def variant(name: str) -> dict:
-  """Returns the fields of 'B/16', 'B/16x8' (patches of 16 x 8 px) or 'R50+B/16'.
-
-  A hybrid R<layers>+SIZE/STRIDE embeds each position of a ResNet's output: at stride 32
-  its four stages; at 16 three, the third with the units of the fourth (section 4.1).
-  'R+SIZE/16' is the ResNet's root and patches of 8: 32 px in truth, published as 16.
-
-  Raises:
-    UserError: for an unknown name or a missing patch size.
-  """
-  match = re.fullmatch(r'(?:R(\d*)\+)?([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?', str(name))
-  if not match or match[2] not in VARIANTS or match[3] == '0' or match[4] == '0':
-    size = str(name).split('/')[0].split('+')[-1]
-    raise UserError(
-      f"Unknown ViT variant {name!r}: SIZE/PATCH such as 'B/16', or a hybrid such as "
-      f"'R50+B/16', SIZE one of {list(VARIANTS)}.{did_you_mean(size, VARIANTS)}"
-    )
-  width, depth, mlp_dim, num_heads = VARIANTS[match[2]]
-  fields = dict(width=width, depth=depth, mlp_dim=mlp_dim, num_heads=num_heads)
-  if match[1] is None:
-    return dict(fields, patch_size=(int(match[3]), int(match[4] or match[3])))
-  size = match[2]
-  stems = {f'R+{size}/16': ((), 8)}
-  for layers, (*first, third, fourth) in resnet.STAGES.items():
-    stems[f'R{layers}+{size}/16'] = (*first, third + fourth), 1
-    stems[f'R{layers}+{size}/32'] = (*first, third, fourth), 1
-  blocks, patch = choose('hybrid', name, stems)
-  return dict(fields, stem_blocks=blocks, patch_size=(patch, patch))
 
 
 class ViT(nn.Module):
@@ -82,12 +38,12 @@ class ViT(nn.Module):
   stem_width: int = 64
   # token: a learned cls token; gap: mean of tokens; map: attention pooling;
   # none: every token is classified, logits are [B, N, K].
-  classifier: str = 'token'
+  classifier: Literal[CLASSIFIERS] = 'token'
   # Width of the tanh layer before the head (paper 3.2); None: no such layer.
   representation_size: int | None = None
-  posemb: str = 'learn'
+  posemb: Literal[POSEMBS] = 'learn'
   posemb_std: float | None = 0.02  # of initial values; None: 1 / sqrt(width)
-  act: str = 'gelu_tanh'
+  act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
   norm_eps: float = 1e-6  # of every LayerNorm; transformers' ViT has 1e-12 by default
   dropout: float = 0.0  # paper B.1: after the embedding and every dense but q, k, v
   attention_dropout: float = 0.0
@@ -95,8 +51,8 @@ class ViT(nn.Module):
   # -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
   head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
-  remat: str = 'none'  # what to recompute: see nn.stack.remat_policy
-  placement: str = 'batch'  # of tokens at block entry, see nn.placement
+  remat: Literal[tuple(REMAT)] = 'none'  # what to recompute: see nn.remat
+  placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of tokens at block entry
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -133,27 +89,9 @@ class ViT(nn.Module):
       cls = jnp.broadcast_to(cls.astype(x.dtype), (B, 1, D))
       x = jnp.concatenate([cls, x], axis=1)  # [B, 1 + h w, D]
 
-    encoder = Encoder(
-      BlockConfig(
-        self.num_heads,
-        self.mlp_dim,
-        self.dropout,
-        self.attention_dropout,
-        self.act,
-        self.norm_eps,
-        self.placement,
-        self.dtype,
-      ),
-      self.depth,
-      self.stochastic_depth,
-      self.posemb,
-      self.posemb_std,
-      self.scan,
-      self.remat,
-      name='Transformer',
-    )
     # Nothing else of the last block reaches the logits: 7 % of a step at depth 12.
     num_queries = 1 if self.classifier == 'token' and not features else None
+    encoder = Encoder(EncoderConfig.of(self), name='Transformer')
     x, blocks = encoder(x, (h, w), train=train, num_queries=num_queries)
     out |= blocks
     out['encoded'] = x
@@ -163,13 +101,10 @@ class ViT(nn.Module):
     elif self.classifier == 'gap':
       x = x.mean(axis=1)
     elif self.classifier == 'map':
-      pool = MAPHead(
-        self.num_heads, self.mlp_dim, self.act, self.norm_eps, name='MAPHead_0'
-      )
-      x = pool(x)
+      fields = self.num_heads, self.mlp_dim, self.act, self.norm_eps
+      x = MAPHead(*fields, name='MAPHead_0')(x)
     if self.representation_size is not None:
-      x = nn.Dense(self.representation_size, name='pre_logits')(x)
-      x = nn.tanh(x)
+      x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
     out['pre_logits'] = x
     x = linear_head(x, self.num_classes, self.head_bias_init)
     return x, out if features else {'pre_logits': out['pre_logits']}
@@ -181,25 +116,6 @@ def stride(fields) -> tuple[int, int]:
   stem = 1 if blocks is None else resnet.stride(blocks)
   ph, pw = fields['patch_size']
   return ph * stem, pw * stem
-
-
-# timm's words for the sizes.
-_TIMM = {
-  'tiny': 'Ti',
-  'small': 'S',
-  'medium': 'M',
-  'base': 'B',
-  'large': 'L',
-  'so400m': 'So400m',
-  'huge': 'H',
-  'giant': 'g',
-  'gigantic': 'G',
-}
-_SIZES = '|'.join(_TIMM)
-
-
-def _gap(asked) -> dict:
-  return {'classifier': 'gap'} if asked else {}
 
 
 FAMILY = Family(
@@ -217,23 +133,7 @@ FAMILY = Family(
   patches='embedding/kernel',
   stride=stride,
   any_size=lambda fields: fields['posemb'] != 'learn',
-  published=(
-    # timm: vit_base_patch16_224, vit_base_r50_s16_384, vit_tiny_r_s16_p8_224
-    (
-      rf'vit_({_SIZES})_patch(\d+)(_gap)?(?:_\d+)?',
-      lambda size, patch, gap: (f'{_TIMM[size]}/{patch}', _gap(gap)),
-    ),
-    (
-      rf'vit_({_SIZES})_r(\d+)_s(\d+)(?:_\d+)?',
-      lambda size, r, s: (f'R{r}+{_TIMM[size]}/{s}', {}),
-    ),
-    (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
-    # Google: ViT-B_16, R50+ViT-B_16
-    (
-      r'(R\d*\+)?ViT-([A-Za-z0-9]+)_(\d+)(-gap-norep)?',
-      lambda r, size, patch, gap: (f'{r or ""}{size}/{patch}', _gap(gap)),
-    ),
-  ),
+  published=PUBLISHED,
   tiny=(
     dict(variant='mu/8', depth=3),
     dict(variant='R50+mu/16', depth=2, stem_blocks=(1,), stem_width=32),

@@ -4,8 +4,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.nn.attention import MultiHeadDotProductAttention
+from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
-from vit_jax.nn.norm import LayerNorm
 
 
 def linear_head(x, num_classes: int | None, bias_init: float = 0.0):

@@ -1,5 +1,6 @@
 """The two-layer perceptron of a Transformer block."""
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import choose
-from vit_jax.nn.products import dot_general
+from vit_jax.kernels.dot_general import dot_general
 
 # The published Google files were trained with the tanh approximation (Flax's default);
 # timm and transformers use the exact, erf form. They differ by up to 4.7e-4.
@@ -18,10 +19,7 @@ ACTIVATIONS = {
 
 
 class MlpBlock(nn.Module):
-  """Dense, GELU, dropout, Dense: [..., D] -> [..., D].
-
-  The initialisers are those of the ViT's reference code.
-  """
+  """Dense, GELU, dropout, Dense: [..., D] -> [..., D]; initialised as reference code."""
 
   hidden: int
   dropout: float = 0.0
@@ -32,17 +30,14 @@ class MlpBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x, *, train: bool = False):
-    def dense(features, name):
-      return nn.Dense(
-        features,
-        kernel_init=self.kernel_init,
-        bias_init=self.bias_init,
-        dtype=self.dtype,
-        dot_general=dot_general,
-        name=name,
-      )
-
+    dense = functools.partial(
+      nn.Dense,
+      kernel_init=self.kernel_init,
+      bias_init=self.bias_init,
+      dtype=self.dtype,
+      dot_general=dot_general,
+    )
     act = choose('activation', self.act, ACTIVATIONS)
-    y = act(dense(self.hidden, 'Dense_0')(x))
+    y = act(dense(self.hidden, name='Dense_0')(x))
     y = nn.Dropout(self.dropout)(y, deterministic=not train)
-    return dense(x.shape[-1], 'Dense_1')(y)
+    return dense(x.shape[-1], name='Dense_1')(y)

@@ -6,14 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, choose
-
-# What of a block is kept for the backward pass. 'none': everything (no recompute).
-REMAT = {
-  'none': None,
-  'full': 'nothing_saveable',
-  'dots': 'dots_with_no_batch_dims_saveable',
-}
+from vit_jax.errors import UserError
+from vit_jax.nn.remat import remat_policy
 
 
 def depth_rates(last: float, depth: int) -> list[float]:
@@ -93,22 +87,6 @@ def stack(
       x = run(block(name=f'{name}_{i}'), x, i, rate, **more)
       blocks.append(x)
   return x, {f'block{first + i:02d}': blocks[i] for i in range(len(rates))}
-
-
-def remat_policy(name: str):
-  """Returns the `jax.checkpoint` policy of that name, None for 'none'.
-
-  Args:
-    name: 'none', 'full', 'dots', or the name of a `jax.checkpoint_policies` member
-      that takes no argument.
-
-  Raises:
-    UserError: for any other name.
-  """
-  plain = ('everything_saveable', 'nothing_saveable', 'dots_saveable')
-  plain += ('dots_with_no_batch_dims_saveable',)
-  member = choose('remat policy', name, REMAT | dict(zip(plain, plain, strict=True)))
-  return getattr(jax.checkpoint_policies, member) if member else None
 
 
 class StochasticDepth(nn.Module):

@@ -6,32 +6,43 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.kernels.placement import place
 from vit_jax.nn.attention import MultiHeadDotProductAttention
 from vit_jax.nn.embed import AddPositions
+from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
-from vit_jax.nn.norm import LayerNorm
-from vit_jax.nn.placement import place
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockConfig:
-  """What the blocks of an encoder have in common."""
+class EncoderConfig:
+  """Fields of an encoder; `models.vit.ViT`, which has them too, says what they mean."""
 
+  depth: int
   num_heads: int
   mlp_dim: int
-  dropout: float = 0.0
-  attention_dropout: float = 0.0
   act: str = 'gelu_tanh'
   norm_eps: float = 1e-6
-  placement: str = 'batch'  # of tokens at block entry, see nn.placement
+  posemb: str = 'learn'
+  posemb_std: float | None = 0.02
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  stochastic_depth: float = 0.0
+  scan: bool = False
+  remat: str = 'none'
+  placement: str = 'batch'
   dtype: jnp.dtype = jnp.float32
+
+  @classmethod
+  def of(cls, model) -> 'EncoderConfig':
+    """Returns the config of a model whose fields have these names."""
+    return cls(**{f.name: getattr(model, f.name) for f in dataclasses.fields(cls)})
 
 
 class EncoderBlock(nn.Module):
   """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-  config: BlockConfig
+  config: EncoderConfig
 
   @nn.compact
   def __call__(self, x, depth_rate=None, *, train: bool = False, num_queries=None):
@@ -60,13 +71,7 @@ class EncoderBlock(nn.Module):
 class Encoder(nn.Module):
   """Position embedding, L blocks, final norm."""
 
-  block: BlockConfig
-  depth: int
-  stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
-  posemb: str = 'learn'
-  posemb_std: float | None = 0.02
-  scan: bool = False
-  remat: str = 'none'
+  config: EncoderConfig
 
   @nn.compact
   def __call__(
@@ -83,16 +88,16 @@ class Encoder(nn.Module):
     Returns:
       (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
     """
-    c = self.block
-    x = AddPositions(self.posemb, self.posemb_std, name='posembed_input')(x, grid)
+    c = self.config
+    x = AddPositions(c.posemb, c.posemb_std, name='posembed_input')(x, grid)
     tokens = x = nn.Dropout(c.dropout)(x, deterministic=not train)
     x, out = stack(
       functools.partial(EncoderBlock, c),
       x,
       name='encoderblock',
-      rates=depth_rates(self.stochastic_depth, self.depth),
-      scan=self.scan,
-      remat=self.remat,
+      rates=depth_rates(c.stochastic_depth, c.depth),
+      scan=c.scan,
+      remat=c.remat,
       train=train,
       between=between,
       last={} if num_queries is None else {'num_queries': num_queries},

@@ -11,6 +11,7 @@ count nothing.
 import importlib
 import inspect
 
+from vit_jax import config as config_lib
 from vit_jax.errors import choose
 
 TASKS = {'classify': ('vit_jax.tasks.classify', 'Classify')}
@@ -28,6 +29,7 @@ def build(name: str, model, spec: dict, **options):
     UserError: for an unknown name, a bad option, or batches or a model that lack what
       the task needs.
   """
+  config_lib.bind('config.task', options, signature(name))
   return _task(name)(model, spec, **options)
 
 

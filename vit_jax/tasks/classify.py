@@ -5,8 +5,7 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from vit_jax import losses
-from vit_jax.config import one_of
-from vit_jax.errors import UserError
+from vit_jax.config import in_range, one_of
 from vit_jax.tasks.mixing import PER, Mixing
 
 
@@ -19,10 +18,10 @@ class Classify:
     spec: dict,
     *,
     loss: Annotated[str, one_of(losses.LOSSES)] = 'softmax',
-    label_smoothing: float = 0.0,
-    mixup: float = 0.0,
-    cutmix: float = 0.0,
-    switch: float = 0.5,
+    label_smoothing: Annotated[float, in_range(0, below=1)] = 0.0,
+    mixup: Annotated[float, in_range(0)] = 0.0,
+    cutmix: Annotated[float, in_range(0)] = 0.0,
+    switch: Annotated[float, in_range(0, 1)] = 0.5,
     per: Annotated[str, one_of(PER)] = 'batch',
   ):
     """Takes a classifier, and the spec of batches with images and their labels.
@@ -32,25 +31,11 @@ class Classify:
       mixup, cutmix, switch, per: see `vit_jax.tasks.mixing.Mixing`.
 
     Raises:
-      UserError: for an unknown loss, a value out of range, or labels that the model's
-        logits cannot be compared with.
+      UserError: for labels that the model's logits cannot be compared with.
     """
-    if not 0 <= label_smoothing < 1:
-      raise UserError(f'config.task.label_smoothing={label_smoothing}: not in [0, 1).')
-    label, classes = spec['label'], model.num_classes
-    if label.ndim > 2 or (label.ndim == 2 and label.dtype != jnp.float32):
-      raise UserError(
-        f"Task 'classify' takes labels int [B] or float32 [B, K]; those of the data are "
-        f'{label.dtype} {list(label.shape)}.'
-      )
-    if label.ndim == 2 and label.shape[1] != classes:
-      raise UserError(
-        f'config.data.pp gives labels of {label.shape[1]} classes, but '
-        f'config.model.num_classes={classes}.'
-      )
+    losses.check_labels(spec['label'], model.num_classes)
     self.model = model
-    self.loss_name = loss
-    self.loss_fn = losses.get(loss)
+    self.loss_name, self.loss_fn = loss, losses.get(loss)
     self.label_smoothing = label_smoothing
     self.mixing = Mixing(mixup, cutmix, switch, per)
 

@@ -10,9 +10,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from vit_jax import errors
-from vit_jax.errors import UserError
-
 PER = ('batch', 'example')
 
 
@@ -31,16 +28,6 @@ class Mixing:
   cutmix: float = 0.0
   switch: float = 0.5
   per: str = 'batch'
-
-  def __post_init__(self):
-    for name in ('mixup', 'cutmix'):
-      if getattr(self, name) < 0:
-        raise UserError(
-          f'config.task.{name}={getattr(self, name)}: expected 0 or more.'
-        )
-    if not 0 <= self.switch <= 1:
-      raise UserError(f'config.task.switch={self.switch}: not in [0, 1].')
-    errors.choose('config.task.per', self.per, PER)
 
   def __bool__(self) -> bool:
     return bool(self.mixup or self.cutmix)

@@ -38,7 +38,6 @@ PACKAGES = (
   Package('optax', 'optax', 'optimizers', needed=True),
   Package('orbax-checkpoint', 'orbax.checkpoint', 'checkpoints', needed=True),
   Package('ml-collections', 'ml_collections', 'configs', needed=True),
-  Package('absl-py', 'absl', 'flags of vit_jax.main', needed=True),
   Package('pillow', 'PIL', 'images', needed=True),
   Package('array-record', 'array_record', 'ArrayRecord files'),
   Package('protobuf', 'google.protobuf', 'record files'),

@@ -8,7 +8,7 @@ from typing import Annotated
 from vit_jax import config as config_lib
 from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, tune
 from vit_jax.checkpoint import checkpoints
-from vit_jax.config import at_least, each_of, keys_of
+from vit_jax.config import each_of, in_range, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.train import metrics
@@ -42,9 +42,16 @@ def check_model(where: str, section: dict, config: dict) -> None:
   named = {'name': entry.model} if entry else {}
   if 'name' in section or entry or not config.get('weights'):
     _named(models.signature, variant=str | None)(where, named | section, config)
+    models.build(**named | section)  # the values
   for key, value in section.items():
     if isinstance(value, dict):  # a model within the model
       check_model(f'{where}.{key}', value, {})
+
+
+def _check_optim(where: str, section: dict, config: dict) -> None:
+  _named(optim.signature)(where, section, config)
+  # The values. Steps and model are not known yet: endless, and any family that has all.
+  optim.build(**section, total_steps=2**31, family=models.family('vit'))
 
 
 def _check_weights(where: str, section: dict, config: dict) -> None:
@@ -94,14 +101,14 @@ SECTIONS = {
   'data': Annotated[dict, pipeline.check_train],
   'tune': Annotated[dict, _named(tune.signature, 'method')],
   'task': Annotated[dict, _named(tasks.signature)],
-  'optim': Annotated[dict, _named(optim.signature)],
+  'optim': Annotated[dict, _check_optim],
   'mesh': Annotated[dict, keys_of(sharding.make_mesh, provided=('devices',))],
   'sharding': Annotated[str | list[tuple[str, object]], _check_sharding],
   'evals': Annotated[dict, each_of(_with_periods(_evaluation))],
   'checkpoint': Annotated[dict, _with_periods(_checkpoints)],
   'log': Annotated[dict, _with_periods(keys_of(metrics.Log))],
   'seed': int,
-  'max_bad_steps': Annotated[int, at_least(1)],
+  'max_bad_steps': Annotated[int, in_range(1)],
   'resume_allow': str | list[str],
   **dict.fromkeys(config_lib.DURATIONS, object),  # see config.total_steps
 }

@@ -1,12 +1,71 @@
-"""Where the first values of a run's parameters come from: weights, or initialisers."""
+"""What a run opens before its first step: its data, its checkpoints, its weights."""
+
+from pathlib import Path
 
 import jax
 
-from vit_jax import pretrained, trees
-from vit_jax.errors import UserError
-from vit_jax.train import schema
+from vit_jax import config as config_lib
+from vit_jax import pretrained, sharding, trees
+from vit_jax.checkpoint import checkpoints
+from vit_jax.data import pipeline
+from vit_jax.errors import DataError, UserError
+from vit_jax.train import metrics, schema
 from vit_jax.train.runtime import run_once
 from vit_jax.train.state import State
+
+
+def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
+  """Returns the training batches; DataError or UserError where they cannot be had."""
+  section = config['data']
+  # That accum is at least 1 is checked by its consumer.
+  divisor = sharding.batch_divisor(mesh) * max(config['optim'].get('accum', 1), 1)
+  if section['batch_size'] % divisor:
+    raise UserError(
+      f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
+      'mesh data x fsdp x optim.accum.'
+    )
+  try:
+    return pipeline.train(
+      **section,
+      seed=config['seed'],
+      num_classes=config['model'].get('num_classes'),
+      bad_log=workdir / 'bad_images.jsonl',
+      **sharding.host_of_batch(mesh),
+    )
+  except UserError as error:
+    raise DataError(str(error)) from error
+
+
+def resolve(config: dict, data: pipeline.Batches) -> dict:
+  """Returns the config with what the data determines: classes, steps, image shape."""
+  num_classes = config['model'].get('num_classes', data.num_classes)
+  if num_classes is None:
+    raise UserError(
+      f'config.model.num_classes is not set and {config["data"]["source"]!r} does not '
+      'tell its number of classes; set it.'
+    )
+  total = config_lib.total_steps(config, data.num_examples, data.batch_size)
+  return {
+    **schema.in_steps(config, total),
+    'model': {**config['model'], 'num_classes': num_classes},
+    'resolved': {
+      'format': config_lib.FORMAT,
+      'total_steps': total,
+      'num_examples': data.num_examples,
+      'fingerprint': data.fingerprint,
+      'class_names': data.class_names,
+      'image_shape': list(data.spec['image'].shape[1:]),
+    },
+  }
+
+
+def open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
+  """Returns the checkpoints of a run's folder, which `config.checkpoint` describes."""
+  best, options = config['checkpoint'].get('best'), {}
+  if best:
+    options['larger_is_better'] = metrics.larger_is_better(best, config['evals'])
+  folder = workdir / 'checkpoints'
+  return checkpoints.Checkpoints(folder, **config['checkpoint'], **options)
 
 
 def open_weights(config: dict) -> tuple[dict, pretrained.Source]:

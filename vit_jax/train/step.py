@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax import trees
+from vit_jax.train.gradients import gradients
 from vit_jax.train.state import State
 
 
@@ -47,7 +48,7 @@ def make_step(task, optimizer, on_device, key):
     )
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
-    if ema is not None:
+    if optimizer.average:
       ema = optimizer.average(ema, params, state.step)
     params, opt_state, ema = jax.tree.map(
       lambda new, old: jnp.where(learns, new, old),
@@ -74,44 +75,9 @@ def without_masked(batch: dict) -> tuple[dict, jax.Array]:
   gradient, and in the example that mixing gives it to.
   """
 
-  def blank(x):
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-      return x
-    return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)) > 0, x, 0)
-
   batch = dict(batch)
   mask = batch.pop('mask')
-  return jax.tree.map(blank, batch), mask
-
-
-def gradients(loss, params, batch: dict, rng, accum: int):
-  """Returns (metrics, gradients) of a batch, computed in `accum` micro-batches.
-
-  Each micro-batch has its own rng, so that dropout masks differ; without dropout the
-  sum is the gradient of the whole batch.
-
-  Args:
-    loss: as `loss` of a task.
-    params: those to differentiate by.
-  """
-
-  def micro(rng, part):
-    grad = jax.value_and_grad(loss, has_aux=True)
-    (_, metrics), grads = grad(params, part, rng)
-    return metrics, grads
-
-  if accum == 1:
-    return micro(rng, batch)
-
-  def split(x):  # [B, ...] -> [A, B/A, ...], strided: no example leaves its device
-    return x.reshape(-1, accum, *x.shape[1:]).swapaxes(0, 1)
-
-  parts = jax.tree.map(split, batch)
-  shapes = jax.eval_shape(micro, rng, jax.tree.map(lambda x: x[0], parts))
-  zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-  def add(total, numbered):
-    i, part = numbered
-    return jax.tree.map(jnp.add, total, micro(jax.random.fold_in(rng, i), part)), None
-
-  return jax.lax.scan(add, zeros, (jnp.arange(accum), parts))[0]
+  for key, x in batch.items():
+    if jnp.issubdtype(x.dtype, jnp.floating):
+      batch[key] = jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)) > 0, x, 0)
+  return batch, mask

@@ -16,7 +16,7 @@ from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import activations
 
-POLICIES = ('none', 'dots', 'full')  # of nn.stack.REMAT, most memory first
+POLICIES = ('none', 'dots', 'full')  # of nn.remat.REMAT, most memory first
 
 # What the backward pass of one block works with, in units of what the block keeps
 # without remat: its own values, recomputed or read, and the gradients of the widest of
@@ -61,7 +61,7 @@ def measure(request: dict, devices=None) -> dict:
   import jax
 
   from vit_jax import models, optim, sharding
-  from vit_jax.nn import stack
+  from vit_jax.nn.remat import remat_policy
 
   start = time.perf_counter()
   section = dict(request['model'])
@@ -71,7 +71,7 @@ def measure(request: dict, devices=None) -> dict:
   policies = ['none']
   if 'remat' in known:
     asked = section.get('remat', 'none')
-    stack.remat_policy(asked)
+    remat_policy(asked)
     policies = dict.fromkeys([*POLICIES, asked])
   family = models.family(request['model']['name'])
   optimizer = optim.build(**request['optim'], total_steps=10**9, family=family)

@@ -1,0 +1,99 @@
+"""Scaled dot-product attention."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def attend(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  bias: jax.Array | None = None,
+  mask: jax.Array | None = None,
+  dropout: Callable[[jax.Array], jax.Array] | None = None,
+  on_weights: Callable[[jax.Array], None] | None = None,
+) -> jax.Array:
+  """Scaled dot-product attention, softmax(q k' / sqrt(Dh) + bias) v.
+
+  The one function through which all sequence attention goes; the implementation is
+  chosen when the program is lowered: cuDNN's fused kernel (which has no forward-mode
+  derivative) on NVIDIA GPUs in half precision, unless weights are dropped or asked for,
+  or there is one query only, with no N x S weights to save; else `_plain`.
+
+  Args:
+    query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
+    bias: added to the scores; broadcastable to [B, M, N, S].
+    mask: bool, broadcastable to [B, M, N, S]: which keys a query attends to. A query
+      without any attends to all alike.
+    dropout: applied to the weights [B, M, N, S].
+    on_weights: called with the weights [B, M, N, S], before dropout.
+
+  Returns:
+    [B, N, M, Dh] in the dtype of `value`.
+  """
+  plain = functools.partial(_plain, dropout=dropout, on_weights=on_weights)
+  half = query.dtype in (jnp.bfloat16, jnp.float16)
+  if dropout or on_weights or query.shape[1] == 1 or not half or not _has_cudnn():
+    return plain(query, key, value, bias, mask)
+  return jax.lax.platform_dependent(
+    query, key, value, bias, mask, cuda=_cudnn, default=plain
+  )
+
+
+def _plain(query, key, value, bias, mask, dropout=None, on_weights=None):
+  query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, M, N, Dh]
+  scores = jnp.einsum('bmnd,bmsd->bmns', query, key, preferred_element_type=jnp.float32)
+  if bias is not None:
+    scores += bias
+  if mask is not None:
+    scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+  weights = softmax(scores, value.dtype)
+  if on_weights:
+    on_weights(weights)
+  if dropout:
+    weights = dropout(weights)
+  return jnp.einsum('bmns,bmsd->bmnd', weights, value).swapaxes(1, 2)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def softmax(scores, dtype):
+  """Softmax over the last axis, computed in float32; `dtype` is what is kept of it."""
+  return jax.nn.softmax(scores.astype(jnp.float32)).astype(dtype)
+
+
+@softmax.defjvp
+def _softmax_jvp(dtype, primals, tangents):
+  weights = softmax(*primals, dtype)
+
+  def linear(weights, dscores):
+    weights = weights.astype(jnp.float32)
+    dweights = weights * dscores
+    dweights -= weights * dweights.sum(-1, keepdims=True)
+    return dweights.astype(dtype)
+
+  linear = jax.checkpoint(linear, prevent_cse=False)  # keeps the weights in `dtype`
+  return weights, linear(weights, *tangents)
+
+
+def _cudnn(query, key, value, bias, mask):
+  if bias is not None:
+    bias = bias.astype(query.dtype)
+  return jax.nn.dot_product_attention(
+    query, key, value, bias, mask, implementation='cudnn'
+  )
+
+
+@functools.cache
+def _has_cudnn() -> bool:
+  """Whether JAX can write cuDNN's kernel into a program: CUDA's plugin is installed."""
+  x = jax.ShapeDtypeStruct((1, 2, 1, 64), jnp.bfloat16)
+  try:
+    jax.eval_shape(_cudnn, x, x, x, None, None)
+  except RuntimeError:
+    return False
+  return True

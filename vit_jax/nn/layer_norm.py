@@ -1,0 +1,25 @@
+"""Layer normalisation."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.kernels.layer_norm import normalise
+
+
+class LayerNorm(nn.Module):
+  """Normalises the last axis (arXiv 1607.06450); parameters `scale` and `bias` [D].
+
+  eps 1e-6 and the two-pass variance are those with which the published files were
+  trained.
+  """
+
+  dtype: jnp.dtype = jnp.float32
+  eps: float = 1e-6
+
+  @nn.compact
+  def __call__(self, x):
+    """Maps [..., D] to [..., D] of `dtype`."""
+    width = x.shape[-1:]
+    scale = self.param('scale', nn.initializers.ones_init(), width)
+    bias = self.param('bias', nn.initializers.zeros_init(), width)
+    return (normalise(x, self.eps) * scale + bias).astype(self.dtype)
