@@ -16,6 +16,7 @@ import pytest
 from conftest import naming
 from PIL import Image
 
+from vit_jax.data import sources
 from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.prepare import beam as builder
 from vit_jax.data.prepare import (
@@ -27,7 +28,6 @@ from vit_jax.data.prepare import (
   report,
   writer,
 )
-from vit_jax.data.sources import registry as sources
 from vit_jax.errors import DiskFull, UserError
 
 

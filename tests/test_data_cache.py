@@ -9,8 +9,7 @@ import pytest
 from conftest import naming
 from PIL import Image
 
-from vit_jax.data import cache, pipeline
-from vit_jax.data.sources import registry as sources
+from vit_jax.data import cache, pipeline, sources
 from vit_jax.data.sources.base import View
 from vit_jax.errors import UserError
 

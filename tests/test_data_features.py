@@ -7,9 +7,8 @@ import pytest
 from conftest import naming
 from PIL import Image
 
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, sources
 from vit_jax.data.features import Feature, ImageFeature, LabelFeature
-from vit_jax.data.sources import registry
 from vit_jax.errors import UserError
 
 COUNT, BROKEN, LENGTH = 21, 5, 3
@@ -30,7 +29,7 @@ def example(index):
   return image, boxes.reshape(n, 4), rng.integers(0, 7, n)
 
 
-class Boxes(registry.Source):
+class Boxes(sources.Source):
   """Encoded images, or arrays of one shape, with any number of boxes."""
 
   num_classes, fingerprint = 7, 'toy'
@@ -66,7 +65,7 @@ class Boxes(registry.Source):
 
 @pytest.fixture(autouse=True)
 def boxes(monkeypatch):
-  monkeypatch.setitem(registry.SOURCES, 'boxes', (__name__, 'Boxes', 'KIND'))
+  monkeypatch.setitem(sources.SOURCES, 'boxes', (__name__, 'Boxes', 'KIND'))
 
 
 def take(batches, count):

@@ -7,9 +7,8 @@ import pytest
 from conftest import naming
 from PIL import Image
 
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, sources
 from vit_jax.data.sources import mixture, order
-from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError
 
 PP = 'random_crop(2)|flip_lr|value_range(-1, 1)'

@@ -151,7 +151,7 @@ def test_hosts_read_disjoint_slices_of_the_same_batch(hosts):
   batches = []
   for host in range(hosts):
     first, size = order.host_slice(8, host, hosts)
-    batches.append(list(order.positions(2, 5, 8, first, size)))
+    batches.append(list(order.batch_positions(2, 5, 8, first, size)))
   joined = np.concatenate([np.stack(x) for x in batches], axis=1)
   np.testing.assert_array_equal(joined, np.arange(16, 40).reshape(3, 8))
 
@@ -170,7 +170,7 @@ def test_sequential_ends_in_padding():
 def test_jump_to_a_late_step_is_quick():
   shuffled = order.Shuffled(1_281_167, seed=0)
   start = time.perf_counter()
-  shuffled.indices(next(order.positions(1_000_000, None, 4096, 0, 4096)))
+  shuffled.indices(next(order.batch_positions(1_000_000, None, 4096, 0, 4096)))
   assert time.perf_counter() - start < 1
 
 

@@ -13,9 +13,8 @@ import pytest
 from conftest import naming
 from PIL import Image
 
-from vit_jax.data import bad_images, pipeline
+from vit_jax.data import bad_images, pipeline, sources
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError
 
 DIGITS = 'random_affine(degrees=10, translate=0.1)|flip_lr|value_range(-1, 1)'

@@ -9,9 +9,8 @@ import pytest
 from conftest import naming
 from PIL import Image
 
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, sources
 from vit_jax.data.sources import base, example_proto, record_files
-from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError
 
 PP = 'decode|resize(4)|value_range(-1, 1)'

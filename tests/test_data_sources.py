@@ -12,8 +12,8 @@ import pytest
 from conftest import naming
 from PIL import Image
 
+from vit_jax.data import sources
 from vit_jax.data.sources import base, record_files
-from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError
 
 
@@ -305,7 +305,7 @@ def test_tfds_with_several_labels(prepared, file_format):
 def test_tfds_is_read_without_tensorflow(prepared, file_format):
   code = (
     'import sys, numpy as np\n'
-    'from vit_jax.data.sources import registry as sources\n'
+    'from vit_jax.data import sources\n'
     's = sources.build("tfds:tiny", "train")\n'
     'assert len(s.read(np.arange(len(s)))) == 23\n'
     'assert "tensorflow" not in sys.modules\n'

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from conftest import naming
 
-from vit_jax.data import pipeline
-from vit_jax.data.sources import registry as sources
+from vit_jax.data import pipeline, sources
 from vit_jax.data.sources import stream
 from vit_jax.errors import UserError
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import naming
 
 from vit_jax import evaluators, sharding
-from vit_jax.data.sources import registry as sources
+from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators import lsr
 

@@ -11,21 +11,21 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax import config as config_lib
-from vit_jax.data import cache as caches
+from vit_jax.config import keys_of, one_of
+from vit_jax.data import sources
 from vit_jax.data.bad_images import BadImages
-from vit_jax.data.ops.registry import check as check_pp
-from vit_jax.data.ops.registry import parse
+from vit_jax.data.cache import KINDS, attach
+from vit_jax.data.ops import registry
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
-from vit_jax.data.sources import base, mixture, registry
-from vit_jax.data.sources import order as orders
+from vit_jax.data.sources import base, mixture
+from vit_jax.data.sources.order import batch_positions, host_slice
 from vit_jax.errors import UserError
 
 
 def _check_options(where: str, options: dict, data: dict) -> None:
   if isinstance(data['source'], str):
-    registry.check_options(where, options, data)
+    sources.check_options(where, options, data)
   elif options:
     raise UserError(
       f"{where}={options} beside a list of sources: give each part its 'options'."
@@ -35,7 +35,7 @@ def _check_options(where: str, options: dict, data: dict) -> None:
 def _build(source, split, options):
   _check_options('config.data.source_options', options, {'source': source})
   if isinstance(source, str):
-    return registry.build(source, split, **options)
+    return sources.build(source, split, **options)
   return mixture.build(source, split)
 
 
@@ -52,13 +52,13 @@ class Batches:
     self,
     source: Annotated[str | list[dict], mixture.check],
     split: str,
-    pp: Annotated[str, check_pp],
+    pp: Annotated[str, registry.check],
     batch_size: int,
     *,
     seed: int = 0,
     num_classes: int | None = None,
     source_options: Annotated[dict | None, _check_options] = None,
-    cache: Annotated[str | None, config_lib.one_of(caches.KINDS)] = None,
+    cache: Annotated[str | None, one_of(KINDS)] = None,
     cache_bytes: int | None = None,
     max_bad_fraction: float | None = None,
     bad_log: str | None = None,
@@ -70,7 +70,7 @@ class Batches:
     """Opens the source; reads no image yet.
 
     Args:
-      source: what to read, see `registry.build`. For training also a list of parts,
+      source: what to read, see `sources.build`. For training also a list of parts,
         each a dict with a 'source' and its 'weight', see `mixture.build`.
       split: a split expression, such as 'train[:90%]'.
       pp: the string pipeline, see `ops`.
@@ -92,7 +92,7 @@ class Batches:
     Raises:
       UserError: for anything wrong in the arguments, or data that is not there.
     """
-    parse(pp)  # before a source that may take long to open
+    registry.parse(pp)  # before a source that may take long to open
     self.source = _build(source, split, source_options or {})
     self.num_examples = len(self.source)
     self.num_classes = self.source.num_classes if num_classes is None else num_classes
@@ -103,11 +103,11 @@ class Batches:
       import jax
 
       host, hosts = jax.process_index(), jax.process_count()
-    self._first, size = orders.host_slice(batch_size, host, hosts)
+    self._first, size = host_slice(batch_size, host, hosts)
     self._preprocess = Preprocess(pp, self.source, self.num_classes)
     reading, order = self._open(seed, host, hosts)
     self.fingerprint = reading.fingerprint
-    cached = caches.attach(reading, self._preprocess, cache, cache_bytes)
+    cached = attach(reading, self._preprocess, cache, cache_bytes)
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
     self._reader = Reader(
       *cached,
@@ -180,8 +180,9 @@ class Batches:
 
   def _iterate(self, first: int, last: int | None) -> Iterator[dict]:
     size = self._reader.batch_size
-    positions = orders.positions(first, last, self.batch_size, self._first, size)
-    batches = self._reader.batches(positions)
+    batches = self._reader.batches(
+      batch_positions(first, last, self.batch_size, self._first, size)
+    )
     try:
       for batch in batches:
         index, positions = batch['index'], batch.pop('position')
@@ -233,7 +234,5 @@ train = TrainBatches
 evaluate = EvalBatches
 
 # Checks of a config's `data` sections, see `config.bind`; the run gives the rest.
-check_train = config_lib.keys_of(
-  TrainBatches, ('seed', 'num_classes', 'bad_log', 'host', 'hosts')
-)
-check_evaluate = config_lib.keys_of(EvalBatches, ('bad_log', 'host', 'hosts'))
+check_train = keys_of(TrainBatches, ('seed', 'num_classes', 'bad_log', 'host', 'hosts'))
+check_evaluate = keys_of(EvalBatches, ('bad_log', 'host', 'hosts'))

@@ -14,8 +14,8 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import sharding
 from vit_jax.config import each_of, keys_of, one_of
+from vit_jax.data import sources
 from vit_jax.data.ops import registry
-from vit_jax.data.sources import registry as sources
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators import lsr
 from vit_jax.evaluators.batches import open_batches

@@ -19,14 +19,13 @@ from vit_jax.errors import Preempted, UserError
 def main(argv: list[str]) -> int:
   """Prepares and prints the report, less the counts of single classes."""
   args = _parser().parse_args(argv)
-  from vit_jax.data.prepare import beam as builder
-  from vit_jax.data.prepare import imagenet21k, images, report, writer
+  from vit_jax.data.prepare import beam, imagenet21k, images, report, writer
 
   options = [f'--{o}' for o in filter(None, args.beam_pipeline_options.split(','))]
   if options and not args.beam_runner:
     raise UserError('--beam_pipeline_options goes with --beam_runner.')
   if args.beam_runner:
-    builder.load_beam()  # before the input is looked through
+    beam.load_beam()  # before the input is looked through
   common = dict(version=args.version, ranges=bool(args.beam_runner))
   if args.data_set == 'imagenet21k':
     plan = imagenet21k.plan(args.sources[0], **common)
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
   try:
     if args.beam_runner:
       how |= dict(runner=args.beam_runner, options=options)
-      directory, result = builder.prepare(plan, args.data_dir, **how)
+      directory, result = beam.prepare(plan, args.data_dir, **how)
     else:
       directory, result = writer.prepare(plan, args.data_dir, **how)
   except KeyboardInterrupt:

@@ -2,8 +2,7 @@
 
 import io
 
-from vit_jax.data.ops import decode as images
-from vit_jax.data.ops.decode import BadImage
+from vit_jax.data.ops.decode import BadImage, probe
 
 # Pillow's 95 is visually lossless; only photographs with an EXIF orientation are re-encoded.
 _QUALITY = 95
@@ -29,7 +28,7 @@ def check(data: bytes, upright: bool) -> tuple[bytes, str]:
   """
   from PIL import Image, ImageOps
 
-  kept, orientation = images.probe(data, exif=upright)
+  kept, orientation = probe(data, exif=upright)
   if kept is not data:
     return kept, 'converted'
   try:

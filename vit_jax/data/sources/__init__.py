@@ -1,1 +1,85 @@
-"""Where examples come from: one module per kind of source, named in `registry`."""
+"""Where examples come from: one module for each kind of source.
+
+A string names one: 'digits', 'folder:PATH', 'tfds:NAME', 'records:PATH', ...
+"""
+
+import importlib
+import os
+
+from vit_jax.config import bind
+from vit_jax.data.sources.base import Source
+from vit_jax.errors import UserError, did_you_mean
+
+# name: (module, class, what follows the colon). Loaded when named, so that a source's
+# packages are needed only by those who use it.
+SOURCES = {
+  'digits': ('vit_jax.data.sources.arrays', 'Digits', ''),
+  'arrays': ('vit_jax.data.sources.arrays', 'Arrays', 'FILE.npz'),
+  'synthetic': ('vit_jax.data.sources.arrays', 'Synthetic', ''),
+  'folder': ('vit_jax.data.sources.folder', 'Folder', 'PATH'),
+  'tfds': ('vit_jax.data.sources.tfds', 'Tfds', 'NAME'),
+  'records': ('vit_jax.data.sources.records', 'RecordFiles', 'FOLDER or PATTERN'),
+}
+
+
+def build(source: str, split: str, **options) -> Source:
+  """Returns the source of one split.
+
+  Args:
+    source: 'scheme:target', or a scheme that needs no target. Without a scheme: an
+      existing directory is a folder, a name ending in .npz is arrays, else TFDS.
+    split: a split expression, see `splits`.
+    **options: the keyword arguments of the source's class.
+
+  Raises:
+    UserError: for an unknown source, split or option, or missing data.
+  """
+  check_options('config.data.source_options', options, {'source': source})
+  scheme, target, cls = _resolve(source)
+  try:
+    return cls(target, split, **options)
+  except UserError as error:
+    if source.startswith(scheme):
+      raise
+    # Taken for a TFDS name for want of anything else: it may be a slip.
+    raise UserError(f'{error}{did_you_mean(source, SOURCES)}') from None
+
+
+def check_options(where: str, options: dict, beside: dict) -> None:
+  """Refuses options that the source beside them does not take; see `config.bind`."""
+  *_, cls = _resolve(beside['source'])
+  bind(where, options, cls, provided=('target', 'split'))
+
+
+def _resolve(source: str) -> tuple[str, str, type[Source]]:
+  """Returns (scheme, target, class) of a source."""
+  scheme, target = _scheme(source)
+  module, name, form = SOURCES[scheme]
+  if form and not target:
+    raise UserError(f"Source {source!r}: give it as '{scheme}:{form}'.")
+  return scheme, target, getattr(importlib.import_module(module), name)
+
+
+def _scheme(source: str) -> tuple[str, str]:
+  if not isinstance(source, str) or not source:
+    raise UserError(f'data.source is {source!r}: expected one of {_forms()}.')
+  scheme, colon, target = source.partition(':')
+  if scheme in SOURCES:
+    return scheme, target
+  if os.path.isdir(os.path.expanduser(source)):
+    return 'folder', source
+  if source.endswith('.npz'):
+    return 'arrays', source
+  # 'cifar10:3.0.2' and 'name/config' are TFDS names; 'flder:/x' and './x' are not.
+  if os.sep in target or source.startswith(('.', '~', os.sep)):
+    what = 'scheme' if colon else 'directory'
+    name = scheme if colon else source
+    raise UserError(
+      f'Source {source!r}: there is no {what} {name!r}. Sources: {_forms()}.'
+      f'{did_you_mean(scheme, SOURCES)}'
+    )
+  return 'tfds', source
+
+
+def _forms() -> str:
+  return ', '.join(f'{k}:{v[2]}' if v[2] else k for k, v in SOURCES.items())

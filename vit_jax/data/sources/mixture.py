@@ -15,9 +15,9 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax import config as config_lib
+from vit_jax.config import bind
+from vit_jax.data import sources
 from vit_jax.data.features import LabelFeature
-from vit_jax.data.sources import registry as sources
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError
 
@@ -62,7 +62,7 @@ def check(where: str, source: str | list[dict], _=None) -> None:
   if not source:
     raise UserError(f'{where} is an empty list: expected one part or more.')
   for i, part in enumerate(source):
-    config_lib.bind(f'{where}[{i}]', part, _part)
+    bind(f'{where}[{i}]', part, _part)
 
 
 def _part(
@@ -167,6 +167,8 @@ class Mixture(Source):
     if 'error' in example:
       return example
     label = np.asarray(example['label'], np.int64) + offset
+    if getattr(self.features['label'], 'several', False):
+      label = np.atleast_1d(label)
     return {'exif': source.exif, **example, 'label': label}
 
   def name_of(self, index: int) -> str:

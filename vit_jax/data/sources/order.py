@@ -140,7 +140,7 @@ def host_slice(batch_size: int, host: int, hosts: int) -> tuple[int, int]:
   return host * size, size
 
 
-def positions(
+def batch_positions(
   first_batch: int, last_batch: int | None, batch_size: int, first: int, size: int
 ) -> Iterator[np.ndarray]:
   """Yields a host's positions, int64 [size], for batches [first_batch, last_batch)."""

@@ -135,7 +135,7 @@ def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
 
 def _opened(data: dict):
   """Returns the source where to open it costs nothing, else None."""
-  from vit_jax.data.sources import registry as sources
+  from vit_jax.data import sources
 
   if data['source'] not in ('digits', 'synthetic'):
     return None
