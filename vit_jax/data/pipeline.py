@@ -164,15 +164,8 @@ class Batches:
 
   def on_device(self, batch: dict) -> dict:
     """Finishes a batch inside jit: images uint8 -> float32 in pp's value range."""
-    import jax.numpy as jnp
-
     op = self._preprocess.on_device
-    if op is None:
-      return batch
-    return {
-      **batch,
-      'image': op.scale_images(batch['image'].astype(jnp.float32), jnp.clip),
-    }
+    return batch if op is None else op.on_device(batch)
 
   def _open(self, seed, host, hosts):
     """Returns (source, order)."""
@@ -228,6 +221,12 @@ class EvalBatches(Batches):
   def iterate(self) -> Iterator[dict]:
     """Yields this host's NumPy batches. Errors and closing as in training."""
     return self._iterate(0, len(self))
+
+
+def scale_on_device(batch: dict) -> dict:
+  """What pipelines mostly leave to the device: images uint8 to float32 in [-1, 1]."""
+  (op,) = registry.parse('value_range(-1, 1)')
+  return op.apply.on_device(batch)
 
 
 train = TrainBatches

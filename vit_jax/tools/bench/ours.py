@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models, optim, sharding, tasks, trees
-from vit_jax.data.ops import registry
+from vit_jax.data import pipeline
 from vit_jax.errors import OutOfMemory, UserError
 from vit_jax.tools.inspect import flops
 from vit_jax.train import runtime
@@ -57,7 +57,7 @@ class Model:
     """
 
     def step(params, batch):
-      return params, self._logits(params, _on_device(batch)['image'])
+      return params, self._logits(params, pipeline.scale_on_device(batch)['image'])
 
     return step, trees.unflatten, self._spec(batch_size, 'image')
 
@@ -75,20 +75,13 @@ class Model:
     optimizer = optim.build(**OPTIM, total_steps=10**6)
     key = jax.random.key(0)
     init = lambda given: init_state(task, optimizer, spec, key, given)
-    return make_step(task, optimizer, _on_device, key), init, spec
+    return make_step(task, optimizer, pipeline.scale_on_device, key), init, spec
 
   def _spec(self, batch_size: int, *keys: str) -> dict:
     shapes = {'image': ((*self.size, 3), 'uint8'), 'label': ((), 'int32')}
     shapes['mask'] = ((), 'float32')
     spec = lambda shape, dtype: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
     return {key: spec(*shapes[key]) for key in keys}
-
-
-def _on_device(batch: dict) -> dict:
-  """What a pipeline leaves to the device: uint8 to [-1, 1]."""
-  (op,) = registry.parse('value_range(-1, 1)')
-  image = op.apply.scale_images(batch['image'].astype(jnp.float32), jnp.clip)
-  return {**batch, 'image': image}
 
 
 def shapes(module, size: tuple[int, int]) -> dict:

@@ -13,6 +13,7 @@ import sys
 import time
 
 from vit_jax import cli
+from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import activations
 
@@ -161,7 +162,8 @@ class TrainStep:
     from vit_jax.train import runtime
     from vit_jax.train.step import make_step
 
-    step = make_step(self.task, self.optimizer, _on_device, jax.random.key(0))
+    on_device = pipeline.scale_on_device
+    step = make_step(self.task, self.optimizer, on_device, jax.random.key(0))
     # LLVM's optimisations, half of the time, come after the memory is planned.
     options = {'xla_backend_optimization_level': '0'}
     return runtime.compiled(step, self.state, self.batch, self.mesh, **options)
@@ -174,7 +176,7 @@ class TrainStep:
     label = self.batch['label']
 
     def loss(params, images):
-      batch = _on_device(
+      batch = pipeline.scale_on_device(
         {
           'image': images,
           'label': jnp.zeros((len(images), *label.shape[1:]), label.dtype),
@@ -187,17 +189,6 @@ class TrainStep:
     image = self.batch['image']
     image = jax.ShapeDtypeStruct(image.shape[1:], image.dtype)
     return activations.per_image(loss, self.state.params, image)
-
-
-def _on_device(batch: dict) -> dict:
-  """What a pipeline leaves to the device: uint8 to [-1, 1]."""
-  import jax.numpy as jnp
-
-  from vit_jax.data.ops import registry
-
-  (op,) = registry.parse('value_range(-1, 1)')
-  image = op.apply.scale_images(batch['image'].astype(jnp.float32), jnp.clip)
-  return {**batch, 'image': image}
 
 
 def _estimate(rows, device, images, step, request) -> None:
