@@ -70,6 +70,17 @@ def test_each_device_holds_what_the_shapes_say():
   assert 0 <= compiled.argument_size_in_bytes - held < 60 * 64
 
 
+def test_what_is_frozen_costs_nothing_but_its_values():
+  mesh = on_mesh(data=2, fsdp=2)
+  full, head = train_step(mesh), train_step(mesh, tune={'method': 'linear'})
+  assert head.per_device()['params'] == full.per_device()['params']
+  assert head.per_device()['gradients'] == 4 * (128 * 5 + 5)
+  assert head.per_device()['optimizer'] == 2 * 4 * (128 * 5 + 5) + 4
+  # Backward keeps what the head and the loss see: pre_logits, logits, targets.
+  with jax.set_mesh(mesh):
+    assert head.kept()[0] < full.kept()[0] / 20
+
+
 def test_optimizers_and_shardings():
   total, split = parameters()
   optim = dict(name='adamw', lr=1e-3, moment_dtype='bfloat16', ema=0.9, accum=2)

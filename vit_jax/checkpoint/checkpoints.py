@@ -102,7 +102,7 @@ class Checkpoints:
     Raises:
       DiskFull: now, or because the previous save failed. Older steps are intact.
     """
-    flat = _named(_items(state))
+    flat = manifest.named(manifest.items_of(state))
     prints, bad = survey(flat)
     step = int(state.step)
     poisoned = [n for n in flat if bad[n] and n.split('/')[0] in ('params', 'ema')]
@@ -117,7 +117,7 @@ class Checkpoints:
       return True
     sealed = manifest.sealed(step, flat, prints, meta, metrics or {})
     self._known_scores().update(self._score(sealed['body']))
-    stored = {name: x for name, x in flat.items() if not _is_frozen(name)}
+    stored = {name: x for name, x in flat.items() if not manifest.is_frozen(name)}
     self._storage.write(step, trees.unflatten(stored), sealed)
     return True
 
@@ -158,7 +158,7 @@ class Checkpoints:
       NoUsableCheckpoint: there are checkpoints, all damaged. They keep their names,
         so that the next start says the same instead of starting over.
     """
-    found = self._load(_items(abstract), frozen or {})
+    found = self._load(manifest.items_of(abstract), frozen or {})
     if found is None:
       return None
     items, body, damaged = found
@@ -208,7 +208,7 @@ class Checkpoints:
 
     Raises: as `meta`.
     """
-    return _frozen_names(self._body(step)['leaves'])
+    return manifest.frozen_names(self._body(step)['leaves'])
 
   def meta(self, step: int | str | None = None) -> dict:
     """Returns the dict saved with `step`; None: with the newest where it is readable.
@@ -269,11 +269,11 @@ class Checkpoints:
     leaves = body['leaves']
     if 'train' not in items:  # not a state, but its parameters: trained, and frozen
       ((item, params),) = items.items()
-      names = '|'.join(map(re.escape, _frozen_names(leaves)))
+      names = '|'.join(map(re.escape, manifest.frozen_names(leaves)))
       kept, trained = trees.partition(params, [(names, True), ('.*', False)])
       items = {item: trained} | ({'frozen': kept} if kept else {})
       leaves = {n: leaf for n, leaf in leaves.items() if n.split('/')[0] in items}
-    want = _named(items)
+    want = manifest.named(items)
     if wrong := manifest.differences(leaves, want):
       raise UserError(
         f'Checkpoint step {step} in {self.directory} was saved with a different '
@@ -286,7 +286,7 @@ class Checkpoints:
       for name, x in want.items()
     }
     given = self._frozen_leaves(step, leaves, placed, frozen)
-    stored = {name: x for name, x in placed.items() if not _is_frozen(name)}
+    stored = {name: x for name, x in placed.items() if not manifest.is_frozen(name)}
     with together():
       flat = trees.flatten(self._storage.read(step, trees.unflatten(stored)))
     prints = fingerprints(flat)
@@ -299,11 +299,13 @@ class Checkpoints:
   def _frozen_leaves(self, step, leaves, placed, frozen) -> dict:
     given = {}
     for name, x in placed.items():
-      value = frozen.get(name.partition('/')[2]) if _is_frozen(name) else None
+      value = frozen.get(name.partition('/')[2]) if manifest.is_frozen(name) else None
       if value is not None and (value.shape, value.dtype) == (x.shape, x.dtype):
         given[name] = jax.device_put(value, x.sharding)
     prints = fingerprints(given)
-    wrong = [n for n in placed if _is_frozen(n) and prints.get(n) != leaves[n][2]]
+    wrong = [
+      n for n in placed if manifest.is_frozen(n) and prints.get(n) != leaves[n][2]
+    ]
     if wrong:
       raise UserError(
         f'Checkpoint step {step} in {self.directory} holds what was trained on top of '
@@ -345,25 +347,3 @@ class Checkpoints:
     if not math.isfinite(score):
       return {}
     return {body['step']: self._sign * score}
-
-
-def _items(state) -> dict[str, Any]:
-  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  items = {'params': fields.pop('params'), 'frozen': fields.pop('frozen')}
-  if (ema := fields.pop('ema')) is not None:
-    items['ema'] = ema
-  return items | {'train': fields}
-
-
-def _is_frozen(name: str) -> bool:
-  return name.startswith('frozen/')
-
-
-def _frozen_names(leaves) -> list[str]:
-  return [name.partition('/')[2] for name in leaves if _is_frozen(name)]
-
-
-def _named(items) -> dict[str, Any]:
-  flat = trees.flatten(items)
-  assert len(flat) == len(jax.tree.leaves(items)), 'two leaves of one name'
-  return flat

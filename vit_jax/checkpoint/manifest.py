@@ -3,16 +3,20 @@
 JSON under a checksum of its own, `{'sha256', 'body'}`; the body holds `format`, `step`,
 `versions`, `leaves` ({name: [shape, dtype, fingerprint]}), `metrics`, and `meta`, the
 caller's dict. Leaves have path names, so that no container type of an optimizer is part
-of the format.
+of the format. Leaves of the item `frozen` are described, and not stored.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
 import sys
 from typing import Any
 
+import jax
+
+from vit_jax import trees
 from vit_jax.errors import UserError
 
 FORMAT = 1
@@ -20,6 +24,32 @@ FORMAT = 1
 
 class Damaged(Exception):
   """This step cannot be restored as it was saved; the text says why."""
+
+
+def items_of(state) -> dict[str, Any]:
+  """Returns the trees of a state by item: params, frozen, ema if any, train: the rest."""
+  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  items = {'params': fields.pop('params'), 'frozen': fields.pop('frozen')}
+  if (ema := fields.pop('ema')) is not None:
+    items['ema'] = ema
+  return items | {'train': fields}
+
+
+def named(items: dict[str, Any]) -> dict[str, Any]:
+  """Returns {'item/a/b': leaf}."""
+  flat = trees.flatten(items)
+  assert len(flat) == len(jax.tree.leaves(items)), 'two leaves of one name'
+  return flat
+
+
+def is_frozen(name: str) -> bool:
+  """Returns whether a leaf is described and not stored."""
+  return name.startswith('frozen/')
+
+
+def frozen_names(leaves) -> list[str]:
+  """Returns the names that frozen parameters have in the model."""
+  return [name.partition('/')[2] for name in leaves if is_frozen(name)]
 
 
 def sealed(step: int, flat: dict, prints: dict, meta: dict, metrics: dict) -> dict:

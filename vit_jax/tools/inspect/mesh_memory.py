@@ -42,9 +42,9 @@ def measure(request: dict, devices=None) -> dict:
   """Returns what each device holds in a train step, in bytes.
 
   Args:
-    request: what a config would say. model: its section, with num_classes; task and
-      optim: theirs; mesh: {axis: size}; sharding; batch: global; image: [H, W, C];
-      label: [] or [K], what is behind the batch's axis.
+    request: what a config would say. model: its section, with num_classes; tune (may be
+      missing), task and optim: theirs; mesh: {axis: size}; sharding; batch: global;
+      image: [H, W, C]; label: [] or [K], what is behind the batch's axis.
     devices: of the mesh; by default all.
 
   Returns:
@@ -94,7 +94,7 @@ def measure(request: dict, devices=None) -> dict:
       }
   _estimate(rows, device, images, step, request)
   return {
-    'params': sum(x.size for x in jax.tree.leaves(step.state.params)),
+    'params': sum(x.size for x in jax.tree.leaves(step.params)),
     'device': device,
     'remat': rows,
     'images': images,
@@ -108,12 +108,13 @@ class TrainStep:
 
   Attributes:
     state, batch: trees of `jax.ShapeDtypeStruct` with their shardings.
+    params: all of the model's, whether trained or frozen.
   """
 
   def __init__(self, model, optimizer, request, mesh):
     import jax
 
-    from vit_jax import sharding, tasks
+    from vit_jax import sharding, tasks, trees, tune
     from vit_jax.train.state import init_state
 
     self.model, self.optimizer, self.mesh = model, optimizer, mesh
@@ -129,10 +130,12 @@ class TrainStep:
       for key, (shape, dtype) in shapes.items()
     }
     self.task = tasks.build(model=model, spec=self.batch, **request['task'])
+    key, rules = jax.random.key(0), tune.build(**request.get('tune', {}))
     state = jax.eval_shape(
-      lambda: init_state(self.task, optimizer, self.batch, jax.random.key(0), {})
+      lambda: init_state(self.task, optimizer, self.batch, key, {}, rules)
     )
     self.state = sharding.abstract(state, mesh, request['sharding'])
+    self.params = trees.combine(self.state.params, self.state.frozen)
 
   def per_device(self) -> dict[str, int]:
     """Returns the bytes on each device, see `measure`."""
@@ -146,7 +149,7 @@ class TrainStep:
 
     state = self.state
     return {
-      'params': held(state.params),
+      'params': held((state.params, state.frozen)),
       'optimizer': held(state.opt_state),
       'ema': held(state.ema),
       'other': held((state.step, state.counters)),
@@ -173,7 +176,11 @@ class TrainStep:
     import jax
     import jax.numpy as jnp
 
+    from vit_jax import trees
+
     label = self.batch['label']
+    frozen = trees.flatten(self.state.frozen)
+    hold = lambda name, x: jax.lax.stop_gradient(x) if name in frozen else x
 
     def loss(params, images):
       batch = pipeline.scale_on_device(
@@ -184,18 +191,19 @@ class TrainStep:
         }
       )
       key = jax.random.key(0)
+      params = trees.map_named(hold, params)
       return self.task.loss(params, self.task.prepare(batch, key), key)[0]
 
     image = self.batch['image']
     image = jax.ShapeDtypeStruct(image.shape[1:], image.dtype)
-    return activations.per_image(loss, self.state.params, image)
+    return activations.per_image(loss, self.params, image)
 
 
 def _estimate(rows, device, images, step, request) -> None:
   """Adds the estimates to the rows, which have `kept`, in place."""
   import jax
 
-  sizes = [x.size for x in jax.tree.leaves(step.state.params)]
+  sizes = [x.size for x in jax.tree.leaves(step.params)]
   blocks = _blocks(step.model)
   each, _ = rows['none']['kept']
   least = rows['full']['kept'][0] if 'full' in rows else 0

@@ -62,7 +62,8 @@ def describe(config: dict, examples: int | None = None) -> dict:
     model, fields, resolution [H, W], channels; classes, or None where neither the
     config nor the table tell (the head is then left out of all sums); params, gflops
     (forward, per image); source, split, train_examples or None; batch_size, steps,
-    epochs or None, examples (seen, steps x batch_size), exaflops of the training.
+    epochs or None, examples (seen, steps x batch_size), exaflops of the training, as
+    if all parameters were trained, and tune: the method that says which are.
 
   Raises:
     UserError: where the number of steps hangs on an unknown number of examples, the
@@ -109,6 +110,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'epochs': steps * batch / train_examples if train_examples else None,
     'examples': steps * batch,
     'exaflops': flops.exa_training(operations, steps * batch),
+    'tune': config['tune']['method'],
   }
 
 
@@ -123,6 +125,7 @@ def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
   labels = any(op.kind == 'label' for op in registry.parse(config['data']['pp']))
   return {
     'model': {**config['model'], 'num_classes': record['classes']},
+    'tune': config['tune'],
     'task': config['task'],
     'optim': config['optim'],
     'mesh': mesh,
@@ -199,6 +202,8 @@ def render(record: dict, spec: str) -> str:
     ('forward, per image', f'{record["gflops"]:.4g} GFLOPs'),
     ('whole training', f'{record["exaflops"]:.4g} exaFLOPs (3 x forward)'),
   ]
+  if record['tune'] != 'full':
+    rows.append(('', f'less with tune.method={record["tune"]}'))
   lines = [spec, ''] + [f'  {label:<22}{value}' for label, value in rows]
   if record['classes'] is None:
     lines += ['', '  The classes are not known: the head is not counted.']
