@@ -122,7 +122,7 @@ RECIPES = [
   other(
     'convnext_i1k.py',
     **dict(batch=4096, examples=I1K * 99 // 100, epochs=300, lr=4e-3, wd=0.05),
-    **dict(decay='cosine', end=1e-6, warmup=6_255, clip=None, bias=0.0, depth=0.1),
+    **dict(decay='cosine', end=1e-6, warmup=6_193, clip=None, bias=0.0, depth=0.1),
     **dict(randaug=(2, 9), mixup=0.8, smoothing=0.1, name='convnext', model='T'),
     crop='inception_crop(224, 8, 100)',
   ),
