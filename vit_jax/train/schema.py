@@ -40,17 +40,20 @@ def check_model(where: str, section: dict, config: dict) -> None:
   """
   entry = zoo.find((config.get('weights') or {}).get('source', ''))
   named = {'name': entry.model} if entry else {}
-  if 'name' in section or entry or not config.get('weights'):
+  known = 'name' in section or entry or not config.get('weights')
+  if known:
     _named(models.signature, variant=str | None)(where, named | section, config)
-    models.build(**named | section)  # the values
   for key, value in section.items():
     if isinstance(value, dict):  # a model within the model
       check_model(f'{where}.{key}', value, {})
+  if known:
+    models.build(**named | section)  # refuses values that are out of range
 
 
 def _check_optim(where: str, section: dict, config: dict) -> None:
   _named(optim.signature)(where, section, config)
-  # The values. Steps and model are not known yet: endless, and any family that has all.
+  # Refuses values out of range. Of steps and model nothing is known yet: a run without
+  # end, and a family that has all that an optimizer may ask for.
   optim.build(**section, total_steps=2**31, family=models.family('vit'))
 
 
