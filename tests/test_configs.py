@@ -22,7 +22,7 @@ def in_the_repository(monkeypatch):
   monkeypatch.chdir(runs.ROOT)
 
 
-# Between them every model but ConvNeXt, optimizer, head and evaluator of the recipes.
+# Between them most models, and every optimizer, head and evaluator of the recipes.
 # The others differ in fields of these, and are started below; `make test-slow` runs them.
 QUICK = {'digits', 'finetune', 'vit_b16', 'vit_g_jft3b', 'mixer_i1k', 'bit_i1k'}
 

@@ -1,11 +1,8 @@
 """ConvNeXt: parameter counts and stages, against timm's."""
 
 import jax
-import numpy as np
 import pytest
-from conftest import GOLDEN
 
-import vit_jax
 from vit_jax import models, trees
 
 
@@ -28,14 +25,3 @@ def test_parameters(size, i1k, i21k):
   head = counts.pop('head/kernel') + counts.pop('head/bias')
   assert sum(counts.values()) + head == i1k
   assert sum(counts.values()) + head // 1000 * 21_841 == i21k
-
-
-def test_stages_are_those_of_timm():
-  expected = dict(np.load(GOLDEN / 'convnext_timm.expected.npz'))
-  loaded = vit_jax.load(GOLDEN / 'convnext_timm')
-  logits, out = jax.jit(loaded.model.apply)(loaded.variables, expected['image'])
-  ours = {'logits': logits, 'embed': out['stem'], 'pre_logits': out['pre_logits']}
-  ours |= {f'stage_{i}': out[f'stage{i}'] for i in range(1, 5)}
-  for name, value in ours.items():  # timm's own float32 is 7e-6 off its float64
-    scale = max(1, np.abs(expected[name]).max())
-    np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-5 * scale)

@@ -1,7 +1,9 @@
 """The contract that every entry of MODELS keeps, on the `tiny` models of its family."""
 
+import dataclasses
 import functools
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -98,6 +100,29 @@ def test_the_family_knows_every_parameter(name):
     assert known is None or known in shapes
   for inputs, outputs in filter(None, map(family.matrix_axes, shapes)):
     assert not set(inputs) & set(outputs)
+  dense = {n for n, s in shapes.items() if n.endswith('/kernel') and len(s) == 2}
+  assert all(family.matrix_axes(n) for n in dense if 1 <= np.max(depths[n]) <= blocks)
+
+
+def test_the_family_knows_the_stride(name):
+  family, model = models.family(name.split()[0]), build(name)
+  maps = [x for x in apply(model, init(model))[1].values() if x.ndim == 4]
+  h, w = min(x.shape[1:3] for x in maps)
+  fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+  assert family.stride(fields) == (SIZE // h, SIZE // w)
+
+
+def test_the_family_knows_whether_any_size_will_do(name):
+  family, model = models.family(name.split()[0]), build(name)
+  fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+  h, w = (2 * s for s in family.stride(fields))
+  h, w = -(-SIZE // h) * h * 2, -(-SIZE // w) * w * 2
+  other = lambda: model.apply({'params': init(model)}, jnp.zeros((1, h, w, 3)))
+  if family.any_size(fields):
+    assert jax.eval_shape(other)[0].shape == (1, 7)
+  else:
+    with pytest.raises((flax.errors.ScopeParamShapeError, UserError)):
+      jax.eval_shape(other)
 
 
 def test_stacked_names_come_apart_and_together(name):

@@ -73,5 +73,7 @@ def did_you_mean(name: str, known) -> str:
   """Returns ' Did you mean "x"?' for the nearest of `known`, or ''."""
   import difflib
 
+  if str(name) in map(str, known):  # something else is wrong
+    return ''
   near = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
   return f' Did you mean "{near[0]}"?' if near else ''

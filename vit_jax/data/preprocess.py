@@ -84,7 +84,8 @@ class Preprocess:
       if 'image' in op.maps and not op.keeps_positions and left:
         raise UserError(
           f'pp {self.pp!r}: {op.text} moves pixels, but not the {" and ".join(left)} of '
-          f'{self._source.name}: leave it out, or write an op that maps both.'
+          f'{self._source.name}: leave it out, let it map them too (maps=), or register '
+          'it with keeps_positions=True if no pixel moves.'
         )
 
   def _inputs_of(self, name, feature) -> dict:

@@ -33,8 +33,8 @@ class SingleImage:
     for op in ops:
       if op.numpy is None:
         raise UserError(
-          f'pp {pp!r}: {op.name} is for training. Give a pp of ops that draw no random '
-          "numbers, such as 'decode|resize(224)|value_range(-1, 1)'."
+          f'pp {pp!r}: {op.name} has no NumPy form, as ops of training have none. Give '
+          "the pp of an evaluation, such as 'decode|resize(224)|value_range(-1, 1)'."
         )
     registry.check_images(pp, [op.name for op in ops])
     self.steps: list[Callable] = [op.numpy for op in ops]

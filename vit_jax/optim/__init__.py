@@ -99,6 +99,11 @@ def build(
         '0. To freeze parameters, name those that train: config.tune='
         "{'method': 'rules', 'train': ['head/.*']}."
       )
+  if name == 'muon' and not family.matrices:
+    raise UserError(
+      f'config.optim: muon is for matrices, which {family.model.__name__} has none of in '
+      'its blocks; name it adamw or sgd.'
+    )
   if name == 'adam' and wd:
     raise UserError('config.optim: adam has no weight decay here; name it adamw.')
   if accum < 1:

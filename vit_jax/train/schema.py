@@ -52,9 +52,10 @@ def check_model(where: str, section: dict, config: dict) -> None:
 
 def _check_optim(where: str, section: dict, config: dict) -> None:
   _named(optim.signature)(where, section, config)
-  # Refuses values out of range. Of steps and model nothing is known yet: a run without
-  # end, and a family that has all that an optimizer may ask for.
-  optim.build(**section, total_steps=2**31, family=models.family('vit'))
+  # Refuses values out of range. How many steps there are is not known yet, and where the
+  # weights tell the model, neither is that: a run without end, of a ViT.
+  family = models.family(config.get('model', {}).get('name', 'vit'))
+  optim.build(**section, total_steps=2**31, family=family)
 
 
 def _check_weights(where: str, section: dict, config: dict) -> None:

@@ -27,18 +27,20 @@ class Format(NamedTuple):
   """How one publisher stores one family.
 
   Attributes:
-    name: google, big_vision, timm, hf or bit.
+    name: of the publisher: google, big_vision, timm, hf, bit, or another.
     family: a key of models.MODELS.
-    marker: regex of a name that every such file has.
+    marker: regex of a name that every such file has, and no file of another format
+      unless `lacks` tells them apart.
     rules: (arrays, config) -> rename table.
     infer: parameters under our names -> fields of the model.
     hints: reads the config beside the arrays.
     lacks: regex of a name that no such file has, where another format has the marker.
     grid: (parameters, fields) -> (h, w) of the positions, or None.
     flat_heads: whether attention's kernels hide the number of heads, as in PyTorch.
-    to: the name by which `tools.convert --to` writes it, None: it is only read.
+    to: the name by which `tools.convert --to` writes it, one of `export.TO`; None: it
+      is only read.
     write_config: (fields, image size, class names) -> config; UserError for what the
-      format cannot express.
+      format cannot express. Needed with `to`.
     write_rules: parameters -> rename table, where `rules` depends on the arrays.
   """
 

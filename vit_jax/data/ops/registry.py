@@ -54,7 +54,10 @@ class Op:
     if self.maps == ('image',):
       return {**features, 'image': self.apply(features['image'], u)}
     mapped = {name: features[name] for name in self.maps if name in features}
-    return {**features, **self.apply(mapped, u)}
+    changed = self.apply(mapped, u)
+    # One left out would stay as it was: boxes in place, under an image that moved.
+    assert changed.keys() >= mapped.keys(), f'{self.name}: gives {list(changed)}'
+    return {**features, **changed}
 
   @property
   def numpy(self) -> Callable | None:
@@ -102,7 +105,10 @@ def op(
   """Registers a factory under the name that pipelines use.
 
   The factory's function is pure: `(images, u) -> images`, in TensorFlow, images uint8 or
-  float [..., H, W, C], u float32 [..., draws] uniform in [0, 1).
+  float [..., H, W, C], u float32 [..., draws] uniform in [0, 1). The leading axes are
+  those of one image (none) or of a batch, and an image must come out the same, to the
+  bit, alone and in any batch. The factory raises ValueError for a bad argument; the text
+  around it is added.
 
   Args:
     draws: how many random numbers it takes; where that depends on the arguments, the
@@ -110,8 +116,8 @@ def op(
     maps: the features that it changes. With more than the image the function is
       `({name: value}, u) -> {name: value}`, of those that an example has; where they
       depend on the arguments, the function has them as `maps`. Others stay as they are.
-    keeps_positions: whether every pixel stays where it was, in parts of the height and
-      width: such an op needs no say in where boxes are.
+    keeps_positions: whether every pixel stays where it was, as a fraction of height and
+      width: boxes then stay valid without being mapped.
     kind: 'label' for an op on classes: K -> a form of labels, see `data.labels`.
 
   An op for prediction too, which knows no TensorFlow, returns `Twins` or has a `numpy`.
