@@ -15,10 +15,14 @@ keeps the head, for the same classes at another resolution; channels=3 is for di
 weights of colour images.
 
 A folder trains 500 steps of 64 images; if it holds just the classes, add
-train=train[:90%],val=train[90%:]. Hardware: the batch is cut into parts of 64 to fit one
-device (accum). Expect for b16-i21k 98.95 % on cifar10, 91.67 cifar100, 94.43 pets, 99.38
-flowers, 83.97 imagenet (the paper's Table 5). Not run here: neither weights nor data
-could be had.
+train=train[:90%],val=train[90%:]. Digits, which the paper does not have, take 1,000
+steps of 64 at rate 0.03, labels smoothed by 0.1 as in configs/digits.py.
+
+Hardware: the batch is cut into parts of 64 to fit one device (accum). Expect for
+b16-i21k 98.95 % on cifar10, 91.67 cifar100, 94.43 pets, 99.38 flowers, 83.97 imagenet
+(the paper's Table 5; not run here: neither weights nor data could be had), and for runs
+of configs/digits.py of seeds 0, 1, 2 with data=digits,res=32,final=True,keep_head=True
+99.17, 99.44, 99.44 % after 99.17, 98.89, 99.44 at 16 px: 3 minutes on 2 CPU cores.
 """
 
 import ml_collections
@@ -52,7 +56,7 @@ DATASETS = {
   ),
   'digits': (
     *('digits', 'train[:90%]', 'train[90%:]', 'train', 'test'),
-    *(64, 500, 50, 0.01),
+    *(64, 1000, 50, 0.03),
   ),
 }
 FOLDER = ('train', 'val', 'train+val', 'test', 64, 500, 50, 0.003)
@@ -122,6 +126,8 @@ def get_config(arg=None):
   c.data.pp = f'{decode}|{augment}|value_range(-1, 1)'
 
   c.task = dict(name='classify', loss='softmax')
+  if digits:  # as configs/digits.py
+    c.task.label_smoothing = 0.1
   c.optim = dict(
     name='sgd',
     lr=arg.lr or lr,

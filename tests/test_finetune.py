@@ -44,6 +44,7 @@ def test_presets_are_table_4(data):
   assert 'wd' not in c['optim']
   assert 'inception_crop(384, ' in c['data']['pp']
   assert c['model']['representation_size'] is None
+  assert c['task'] == {'name': 'classify', 'loss': 'softmax'}  # labels not smoothed
   assert c['weights']['skip'] == ['pre_logits/.*', 'head/.*']
   rate = optim.build(**c['optim'], total_steps=steps).rate
   peak = c['optim']['lr']
@@ -107,21 +108,22 @@ def test_weights_that_are_not_there(tmp_path):
       train.train(wrong, tmp_path)
 
 
-def accuracy(rows, step):
-  return next(r['val/top1'] for r in rows if r['step'] == step and 'val/top1' in r)
+def accuracies(rows, name):
+  return [row[name] for row in rows if name in row]
 
 
 @pytest.mark.slow
 def test_twice_the_resolution_starts_high_and_ends_no_lower(tmp_path):
-  """Five minutes: the main job, then 240 steps at 32 px."""
-  c = config.load('configs/digits.py')
-  _, rows = train.train(c, tmp_path / 'low')
-  low = [r['test/top1'] for r in rows if 'test/top1' in r][-1]
-  arg = f'data=digits,weights={tmp_path / "low"},res=32,final=True,keep_head=True'
-  c = load(f'{arg},steps=240,warmup=20')
+  """Five minutes: the main job, then the recipe as it is, at 32 px.
+
+  Seed 0. Of seeds 0, 1, 2 measured on 2026-11-22: 357, 358, 358 of the 360 images, after
+  357, 356, 358.
+  """
+  _, rows = train.train(config.load('configs/digits.py'), tmp_path / 'low')
+  low = accuracies(rows, 'test/top1')[-1]
+  c = load(f'data=digits,weights={tmp_path / "low"},res=32,final=True,keep_head=True')
   _, rows = train.train(c, tmp_path / 'high')
-  # From scratch: 10 % at the start. The first evaluation is after 24 steps.
-  assert accuracy(rows, 24) > 0.5
-  # The same accuracy but for one of the 360 images.
-  assert accuracy(rows, 240) >= low - 1 / 360
+  high = accuracies(rows, 'val/top1')
+  assert high[0] > 0.8  # after 100 steps; from scratch 44 %, from the run 95 %
+  assert high[-1] >= low
   assert np.isfinite(pretrained.load(tmp_path / 'high').params['head']['bias']).all()
