@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
-.PHONY: help install train test lint format test-slow faults peer constraints clean
+.PHONY: help install train test lint format test-slow faults peer tpu .venv-tpu constraints clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -52,8 +52,15 @@ peer: $(VENV)/.installed-dev  ## compare with timm and transformers (installed b
 	  echo '  $(BIN)/pip install timm transformers'; exit 1; }
 	$(BIN)/python -m pytest -m peer $(ARGS)
 
+tpu: .venv-tpu  ## compile for TPUs that are not there; is the cost what was recorded?
+	.venv-tpu/bin/python -m pytest -m tpu tests/test_tools_tpu.py $(ARGS)
+
+# Of its own: in an environment with libtpu JAX looks for TPUs whenever it starts.
+.venv-tpu:  ## the environment of `make tpu` and of --tpu
+	@$(MAKE) VENV=.venv-tpu .venv-tpu/.installed-tpu
+
 clean:  ## remove .venv and caches; keeps runs/
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-tpu build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the environment ---------------------------------------------------------------
@@ -79,6 +86,9 @@ $(VENV)/.installed-dev: $(METADATA) | $(BIN)/python
 	$(call install,tf$(comma)dev)
 	@touch $(VENV)/.installed $@
 
+$(VENV)/.installed-tpu: $(METADATA) | $(BIN)/python
+	$(call install,tpu$(comma)dev)
+	@touch $@
 
 # Python 3.14 and newer only when named: TensorFlow had no wheels for it (2026-11).
 PROBE = import sys; v = sys.version_info[:2]; print("%d.%d" % v); \

@@ -25,8 +25,8 @@ DISTRIBUTIONS |= {
   'sklearn': 'scikit-learn',
   'tensorflow': 'tensorflow-cpu',
 }
-# Never declared: the peers of `make peer`, which the user installs.
-PEERS = {'torch', 'timm', 'transformers'}
+# Never declared: peers, which the user installs or checks out.
+PEERS = {'torch', 'timm', 'transformers', 'big_vision'}
 
 
 @pytest.fixture(scope='module')

@@ -62,6 +62,7 @@ OPTIONAL = (
   'torch',
   'timm',
   'transformers',
+  'big_vision',
 )
 
 # A finder in front of all others that refuses the packages named in argv[1].

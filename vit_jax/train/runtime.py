@@ -18,9 +18,13 @@ from vit_jax.errors import OutOfMemory
 _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_REDUCE'}
 
 
-def options() -> dict[str, str]:
-  """Returns the `compiler_options` of `jax.jit` under which a model is fast here."""
-  return dict(_CPU_OPTIONS) if jax.default_backend() == 'cpu' else {}
+def options(platform: str | None = None) -> dict[str, str]:
+  """Returns the `compiler_options` of `jax.jit` under which a model is fast.
+
+  Args:
+    platform: 'cpu', 'gpu' or 'tpu'; by default what this process runs on.
+  """
+  return dict(_CPU_OPTIONS) if (platform or jax.default_backend()) == 'cpu' else {}
 
 
 def enable_compilation_cache() -> None:
@@ -35,12 +39,11 @@ def enable_compilation_cache() -> None:
   jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
-def compiled(step, abstract, spec, mesh, **more: str):
-  """Returns the compiled step: state donated and placed, batch split, metrics on all.
+def lowered(step, abstract, spec, mesh):
+  """Returns the lowered step: state donated and placed, batch split, metrics on all.
 
   Args:
     abstract: the state, see `sharding.abstract`.
-    more: further compiler options.
   """
   batch = {
     key: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding.batch_sharding(mesh))
@@ -49,7 +52,13 @@ def compiled(step, abstract, spec, mesh, **more: str):
   placed = jax.tree.map(lambda x: x.sharding, abstract)
   out_shardings = (placed, sharding.replicated(mesh))
   jitted = jax.jit(step, donate_argnums=0, out_shardings=out_shardings)
-  return jitted.lower(abstract, batch).compile(options() | more)
+  return jitted.lower(abstract, batch)
+
+
+def compiled(step, abstract, spec, mesh, **more: str):
+  """Returns the compiled step; arguments as of `lowered`, and more compiler options."""
+  platform = mesh.devices.flat[0].platform  # may not be this process's
+  return lowered(step, abstract, spec, mesh).compile(options(platform) | more)
 
 
 def run_once(fn, abstract, *args):

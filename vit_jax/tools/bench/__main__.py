@@ -3,6 +3,7 @@
   python -m vit_jax.tools.bench vit:B/16
   python -m vit_jax.tools.bench vit:S/16 --mode train --dtype bfloat16 --batch 128,256,512
   python -m vit_jax.tools.bench vit:Ti/16 --vs timm --torch-python torchenv/bin/python
+  .venv-tpu/bin/python -m vit_jax.tools.bench vit:B/16 --tpu v3,v5e --mode train
 
 Training is the step of a run (AdamW, its checks and counters included), `forward` the
 logits in evaluation; both on synthetic images that are on the device already, so that no
@@ -10,6 +11,9 @@ data and no TensorFlow is needed. MFU is the share of the device's rate in large
 products, measured in the same call: 3 x forward FLOPs for training, what `remat`
 recomputes not counted. `--vs timm` runs timm's PyTorch model of the same shape in turns
 with ours. `--out benchmarks/results/NAME.json` keeps the results.
+
+`--tpu` runs nothing: it compiles the same step for one device of a TPU that need not be
+there and says what XLA's own cost model expects of it, see `vit_jax.tools.tpu.cost`.
 """
 
 import contextlib
@@ -20,7 +24,7 @@ import sys
 
 from vit_jax import cli
 from vit_jax.errors import OutOfMemory, UserError
-from vit_jax.tools.bench import arguments
+from vit_jax.tools.bench import arguments, tpu
 from vit_jax.tools.bench import text as bench_text
 
 # Steps are timed in turns: long enough that starting one and waiting for its end is
@@ -32,6 +36,8 @@ _SECONDS, _FEWEST = 10.0, 5  # without --steps: of a row, and turns in it
 def main(argv: list[str]) -> int:
   """Prints the table (or its JSON); writes what `--out` asks for; returns 0."""
   args = arguments.parse(argv, __doc__.split('\n')[0])
+  if args.tpu:
+    return tpu.main(args, argv)
   if args.vs:  # else JAX takes most of a GPU's memory before PyTorch starts
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   import jax

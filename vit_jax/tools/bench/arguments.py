@@ -6,6 +6,7 @@ from pathlib import Path
 from vit_jax import cli
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.tools.inspect import arguments
+from vit_jax.tools.tpu import generations
 
 MODES = ('train', 'forward')
 DTYPES = ('float32', 'bfloat16')
@@ -56,7 +57,19 @@ def parse(argv: list[str], description: str):
     metavar='FIELD=VALUE',
     help='a field of the model: --set remat=full --set num_classes=10',
   )
-  add('--vs', choices=['timm'], help='its PyTorch model in turns with ours')
+  add(
+    '--tpu',
+    type=_slices,
+    metavar='SLICE[,SLICE...]',
+    help="compile for one device of TPUs that need not be there, 'v3,v5e:2x2' or 'all' "
+    '(needs libtpu: make .venv-tpu)',
+  )
+  add(
+    '--vs',
+    choices=['timm', 'big_vision'],
+    help="timm's PyTorch model in turns with ours; with --tpu: big_vision's program",
+  )
+  add('--big_vision', metavar='PATH', help='with --vs big_vision: its checkout')
   add(
     '--torch-python',
     dest='python',
@@ -78,8 +91,13 @@ def parse(argv: list[str], description: str):
     ('torch_compile', '--torch-compile'),
     ('rounds', '--rounds'),
   ):
-    if getattr(args, name) is not None and not args.vs:
+    if getattr(args, name) is not None and args.vs != 'timm':
       parser.error(f'{flag} goes with --vs timm')
+  if args.tpu and (args.steps or args.vs == 'timm'):
+    parser.error('--tpu compiles and runs nothing: without --steps and --vs timm')
+  wanted = args.vs == 'big_vision'
+  if wanted != bool(args.big_vision) or (wanted and not args.tpu):
+    parser.error('--vs big_vision goes with --tpu SLICE and --big_vision PATH')
   if args.python and not Path(args.python).exists():
     parser.error(f'--torch-python {args.python}: there is no such file')
   args.rounds = args.rounds or 7
@@ -106,6 +124,14 @@ def _several(allowed: tuple[str, ...]):
     return words
 
   return parse
+
+
+def _slices(text: str) -> list[str]:
+  names = list(generations.GENERATIONS) if text == 'all' else text.split(',')
+  try:
+    return [':'.join(generations.parse(name)) for name in names]
+  except UserError as error:
+    raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _batches(text: str) -> list[int]:

@@ -61,8 +61,11 @@ class Model:
 
     return step, trees.unflatten, self._spec(batch_size, 'image')
 
-  def train(self, batch_size: int):
+  def train(self, batch_size: int, optim_section: dict | None = None):
     """Returns (step, init, spec) of the step that `vit_jax.train.run` runs.
+
+    Args:
+      optim_section: over OPTIM.
 
     Raises:
       UserError: for a model without a head.
@@ -72,7 +75,9 @@ class Model:
       raise UserError(f'{self.name} has no classes to train on: set num_classes.')
     spec = self._spec(batch_size, 'image', 'label', 'mask')
     task = tasks.build('classify', self.module, spec)
-    optimizer = optim.build(**OPTIM, total_steps=10**6)
+    family = models.family(self.name)
+    section = OPTIM | (optim_section or {})
+    optimizer = optim.build(**section, total_steps=10**6, family=family)
     key = jax.random.key(0)
     init = lambda given: init_state(task, optimizer, spec, key, given)
     return make_step(task, optimizer, pipeline.scale_on_device, key), init, spec

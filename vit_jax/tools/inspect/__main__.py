@@ -5,6 +5,7 @@
   python -m vit_jax.tools.inspect vit:B/16 --examples 303e6 --epochs 7 --json
   python -m vit_jax.tools.inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
   python -m vit_jax.tools.inspect --config configs/vit_b16.py:variant=L/16
+  .venv-tpu/bin/python -m vit_jax.tools.inspect --config configs/vit_b16.py --tpu v3:4x4
   python -m vit_jax.tools.inspect --table paper     # Table 6 of the ViT paper beside ours
   python -m vit_jax.tools.inspect --zoo             # published weights by short names
 
@@ -19,8 +20,9 @@ import sys
 
 from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.tools.inspect import activations, arguments, mesh, paper_table, recipe
+from vit_jax.tools.inspect import activations, arguments, mesh, paper_table, recipe, tpu
 from vit_jax.tools.inspect import text as inspect_text
+from vit_jax.tools.tpu import topology
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +37,7 @@ def main(argv: list[str]) -> int:
     )
     record, text = _table(args)
   elif args.config:
-    allowed = ('config', 'examples', 'mesh', 'hbm')
+    allowed = ('config', 'examples', 'mesh', 'hbm', 'tpu')
     arguments.refuse_others(args, parser, f'--config {args.config}', allowed)
     record, text = _recipe(args, [a.removeprefix('--config.') for a in rest])
   elif args.model is None:
@@ -46,6 +48,11 @@ def main(argv: list[str]) -> int:
         raise UserError(f'--{name} goes without --mesh, which asks about one step.')
     record, text = _model_on_mesh(args)
   else:
+    if args.tpu:
+      raise UserError(
+        f'--tpu goes with --config; of a model alone: tools.bench {args.model} --tpu '
+        f'{args.tpu}.'
+      )
     for name in ('hbm', 'sharding', 'optim'):
       if getattr(args, name) != parser.get_default(name):
         raise UserError(f'--{name} goes with --mesh, such as --mesh data=8,fsdp=4.')
@@ -80,6 +87,8 @@ def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
     raise UserError('--hbm goes with --mesh, such as --mesh data=8,fsdp=4.')
   if args.examples is not None and args.examples < 1:
     raise UserError('--examples 0: at least one image in an epoch.')
+  if args.tpu:
+    topology.prepare()
   config = recipe.load(args.config, assignments)
   record = {'config': args.config, **recipe.describe(config, args.examples)}
   text = recipe.render(record, args.config)
@@ -87,6 +96,10 @@ def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
     request = recipe.request(config, record, mesh.parse(args.mesh))
     record['memory'] = mesh.inspect(request, args.hbm)
     text += '\n\n' + inspect_text.mesh(record['memory'])
+  if args.tpu:
+    request = recipe.request(config, record, {})
+    record['tpu'] = tpu.inspect(request, record, config['mesh'], args.tpu)
+    text += '\n\n' + tpu.render(record['tpu'])
   return record, text
 
 

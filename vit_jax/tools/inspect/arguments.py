@@ -56,6 +56,12 @@ def parser(description: str) -> cli.Parser:
     help='what each device of a mesh holds in training, such as data=64,fsdp=16',
   )
   add(
+    '--tpu',
+    metavar='SLICE',
+    help='with --config: compile the recipe for a slice such as v3:16x16, which need not '
+    'be there (needs libtpu: make .venv-tpu)',
+  )
+  add(
     '--hbm', type=_gib, metavar='GIB', help="a device's memory: does it fit? (--mesh)"
   )
   add('--sharding', default='fsdp', help='fsdp, fsdp_tensor or replicate (--mesh)')

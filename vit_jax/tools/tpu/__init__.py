@@ -1,0 +1,1 @@
+"""What a program costs on a TPU that is not there, by XLA's own compiler (libtpu)."""

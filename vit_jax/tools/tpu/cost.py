@@ -1,0 +1,151 @@
+"""Cycles, memory and parts of a compiled TPU program, by XLA's own cost model.
+
+Every fusion of a compiled program carries `estimated_cycles`, the estimate by which XLA
+chose its form. Their sum is the time of a call in cycles of one device. What carries none
+(a Pallas kernel, a reshape that moves) counts as the larger of its declared products and
+its bytes at the device's rates, and is listed. What runs beside the units is not in the
+sum: copies between memories that start and end apart, counted by their cycles on their
+own, and collectives, by bytes. Neither are the host, and waiting for other devices.
+"""
+
+import collections
+import json
+import math
+import re
+
+from vit_jax.tools.tpu import hlo
+from vit_jax.tools.tpu.generations import Generation
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_ESTIMATE = re.compile(r'"cost_estimate":(\{[^}]*\})')
+_COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all')
+_COLLECTIVES += ('collective-permute', 'collective-broadcast')
+# They move nothing, or their time is that of what they call, start or wait for.
+_FREE = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while'}
+_FREE |= {'call', 'conditional', 'after-all', 'partition-id', 'replica-id', 'domain'}
+_FREE |= {
+  'opt-barrier',
+  'add-dependency',
+  'infeed',
+  'outfeed',
+  'rng-get-and-update-state',
+}
+_FREE_CALLS = ('AllocateBuffer', 'AssumeGatherIndicesInBound', 'Sharding', 'Bitcast')
+
+# The first that matches the path of an operation names its part.
+_PARTS = (
+  (r'.*/(MultiHeadDotProductAttention_\d+)/(query|key|value|out)/.*', 'projections'),
+  (r'.*MultiHeadDotProductAttention_\d+/.*', 'attention'),
+  (r'.*(MlpBlock_\d+|mlp|token_mixing|channel_mixing)/.*', 'MLP'),
+  (r'.*([Nn]orm\w*|gn_\w+|gn\d)/.*', 'norms'),
+  (r'.*/(embedding|posembed_input|stem|conv_root)/.*', 'embedding'),
+  (r'.*/(head|pre_logits)/.*|.*(log_softmax|log_sigmoid).*', 'head and loss'),
+  (r'.*(block|unit|Transformer).*', 'rest of blocks'),
+)
+PASSES = ('forward', 'backward', 'optimizer')
+
+
+def measure(program, generation: Generation) -> dict:
+  """Returns what one call of a compiled program costs one device.
+
+  Args:
+    program: of `jax.jit(...).lower(...).compile()`, for a device of this generation.
+
+  Returns:
+    cycles; temp_bytes, argument_bytes, bytes: what the device allocates of it, exactly,
+    temporaries, arguments and the most at a time; bytes_accessed: of memory; parts:
+    {pass: {part: cycles}}; uncosted: [{op, times, cycles, bytes}], of those without
+    XLA's estimate, dearest first; overlapped: {opcode: {times, cycles, bytes}} of copies
+    beside the rest; collectives: {opcode: {times, bytes}} of one device.
+  """
+  text, memory = program.as_text(), program.memory_analysis()
+  new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+  held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+  return {
+    **count(text, generation),
+    'temp_bytes': memory.temp_size_in_bytes,
+    'argument_bytes': memory.argument_size_in_bytes,
+    'bytes': held + new,
+    'bytes_accessed': (program.cost_analysis() or {}).get('bytes accessed'),
+  }
+
+
+def count(text: str, generation: Generation) -> dict:
+  """Returns cycles, parts, uncosted and collectives of a program's text; see `measure`."""
+  parts: dict = {name: collections.Counter() for name in PASSES}
+  uncosted, overlapped, collectives, shapes = {}, {}, {}, {}
+  total, trains = 0, 'jvp(' in text
+  for run in hlo.instructions(text):
+    shapes[run.name] = run.shape
+    opcode = run.opcode.removesuffix('-start')
+    if run.opcode.endswith('-done') or opcode in _FREE:
+      continue
+    if opcode in _COLLECTIVES:
+      row = collectives.setdefault(opcode, {'times': 0, 'bytes': 0})
+      row['times'] += run.times
+      # What is received; a reduction sends and receives it.
+      size = hlo.padded_bytes(run.shape) * (2 if opcode == 'all-reduce' else 1)
+      row['bytes'] += run.times * size
+      continue
+    if known := _CYCLES.search(run.text):
+      cycles = int(known[1])
+    else:
+      cycles, size = _estimate(run, shapes, generation)
+      if not cycles:
+        continue
+      if run.opcode.endswith('-start'):
+        row = overlapped.setdefault(opcode, {'times': 0, 'cycles': 0, 'bytes': 0})
+        for key, value in (('times', 1), ('cycles', cycles), ('bytes', size)):
+          row[key] += run.times * value
+        continue
+      name = _plain(run.op_name) or run.opcode
+      row = uncosted.setdefault(
+        (run.opcode, name), {'op': f'{run.opcode} {name}', 'times': 0, 'cycles': 0}
+      )
+      row['bytes'] = size
+      row['times'] += run.times
+      row['cycles'] += run.times * cycles
+    total += run.times * cycles
+    which, part = _part(run, trains)
+    parts[which][part] += run.times * cycles
+  return {
+    'cycles': total,
+    'parts': {
+      name: dict(found.most_common()) for name, found in parts.items() if found
+    },
+    'uncosted': sorted(uncosted.values(), key=lambda row: -row['cycles']),
+    'overlapped': overlapped,
+    'collectives': collectives,
+  }
+
+
+def _estimate(run, shapes, generation: Generation) -> tuple[int, int]:
+  """Returns (cycles, bytes) of an instruction without XLA's estimate."""
+  if run.opcode == 'custom-call' and any(name in run.text for name in _FREE_CALLS):
+    return 0, 0
+  size = hlo.padded_bytes(run.shape)
+  size += sum(hlo.padded_bytes(shapes.get(name, '')) for name in run.operands)
+  cycles = size / generation.bytes_per_cycle
+  if declared := _ESTIMATE.search(run.text):
+    declared = {key: float(value) for key, value in json.loads(declared[1]).items()}
+    cycles = max(cycles, declared.get('flops', 0) / generation.ops_per_cycle)
+  return math.ceil(cycles), size
+
+
+def _plain(op_name: str) -> str:
+  """Returns the path of an operation, blocks that differ in their number as one."""
+  return re.sub(r'([Bb]lock)_\d+', r'\1_i', op_name)
+
+
+def _part(run, trains: bool) -> tuple[str, str]:
+  """Returns (pass, part) of an instruction; a fusion is where its root is."""
+  name = run.op_name
+  which = 'optimizer' if trains else 'forward'
+  if 'transpose(' in name or 'rematted_computation' in name:
+    which = 'backward'
+  elif 'jvp(' in name:
+    which = 'forward'
+  if run.opcode.startswith('copy') or name.endswith('/transpose'):
+    return which, 'copies'
+  known = (part for regex, part in _PARTS if re.fullmatch(regex, name))
+  return which, next(known, 'rest')
