@@ -55,7 +55,7 @@ def _check_optim(where: str, section: dict, config: dict) -> None:
   # Refuses values out of range. How many steps there are is not known yet, and where the
   # weights tell the model, neither is that: a run without end, of a ViT.
   family = models.family(config.get('model', {}).get('name', 'vit'))
-  optim.build(**section, total_steps=2**31, family=family)
+  optim.build(**section, total_steps=10**9, family=family)
 
 
 def _check_weights(where: str, section: dict, config: dict) -> None:
