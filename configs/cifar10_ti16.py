@@ -54,7 +54,7 @@ def get_config(arg=None):
   c.task = dict(name='classify', loss='softmax')
   c.optim = dict(name='adam', lr=1e-3)
   c.optim.swa = dict(start=0.8, every=epoch)
-  c.optim.schedule = dict(decay='cosine', stairs=arg.epochs, hold=0.8)
+  c.optim.schedule = dict(decay='cosine', staircase=arg.epochs, decay_until=0.8)
 
   val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=pp)
   c.evals = dict(

@@ -86,7 +86,7 @@ def test_bind_knows_the_consumer():
 
 
 DIGITS = dict(source='digits', split='train', pp='value_range(-1, 1)', batch_size=8)
-SCHEDULE = ('cooldown', 'decay', 'hold', 'stairs', 'warmup')
+SCHEDULE = ('cooldown', 'decay', 'decay_until', 'staircase', 'warmup')
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,8 @@ SCHEDULE = ('cooldown', 'decay', 'hold', 'stairs', 'warmup')
     ('optim.schedule.warmupp=3', ('optim.schedule.warmupp', 'end', *SCHEDULE)),
     ('optim.schedule={"decay": "rsqrt", "end": 1}', ('end', 'timescale', *SCHEDULE)),
     ('optim.schedule.warmup=x', ("config.optim.schedule.warmup='x'", 'int')),
+    ('optim.schedule.hold=0.5', ('config.optim.schedule.hold', 'decay_until')),
+    ('task.per=example', ('config.task.per', 'mixup_mode')),
     ('optim.swa={"strat": 1}', ('config.optim.swa.strat', 'start', 'every')),
     ('optim.lr_rules=[1]', ('config.optim.lr_rules=[1]', 'tuple[str, float]')),
     ('data.source_options.a=1', ('config.data.source_options.a', [])),

@@ -58,9 +58,13 @@ def test_its_models_have_other_names_today(tmp_path, then, now):
   file = tmp_path / 'config.json'
   pp = "decode|inception_crop(8)|resize((4, 4), 'area')|value_range(-1, 1)"
   old = {'model': {'name': then}, 'data': {'pp': pp}, 'resolved': {}}
+  old['optim'] = {'schedule': {'stairs': 10, 'hold': 0.8, 'warmup': 2}}
+  old['task'] = {'switch': 0.5, 'per': 'batch'}
   file.write_text(json.dumps(old))
   c = config.read_run(tmp_path)
   assert c['model'] == {'name': now}
+  assert c['optim']['schedule'] == {'staircase': 10, 'decay_until': 0.8, 'warmup': 2}
+  assert c['task'] == {'switch_prob': 0.5, 'mixup_mode': 'batch'}
   assert c['data']['pp'] == (
     "decode|inception_crop(8, rounding='nearest', ratio=(0.75, 1.3333333333333333))|"
     "resize((4, 4), 'area', rounding='nearest')|value_range(-1, 1)"

@@ -30,7 +30,7 @@ def shares(images):
 
 
 def test_mixup_mixes_images_and_labels_alike():
-  mix = Mixing(mixup=0.5, per='example')
+  mix = Mixing(mixup=0.5, mixup_mode='example')
   images, targets = mix(*example_batch(), jax.random.key(0))
   # float32 rounding of numbers up to 512, divided by a difference of 1.
   share = shares(images)
@@ -54,7 +54,7 @@ def test_one_draw_for_the_batch(options):
 
 
 def test_cutmix_pastes_one_box_and_its_share_of_the_label():
-  mix = Mixing(cutmix=1.0, per='example')
+  mix = Mixing(cutmix=1.0, mixup_mode='example')
   images, targets = mix(*example_batch(), jax.random.key(2))
   keep = shares(images)
   np.testing.assert_allclose(keep, np.round(keep), atol=1e-4)
@@ -79,7 +79,7 @@ def test_cutmix_pastes_one_box_and_its_share_of_the_label():
 
 
 def test_both_are_drawn_by_the_switch():
-  mix = Mixing(mixup=0.5, cutmix=1.0, switch=0.25, per='example')
+  mix = Mixing(mixup=0.5, cutmix=1.0, switch_prob=0.25, mixup_mode='example')
   images, _ = mix(*example_batch(), jax.random.key(3))
   share = shares(images)
   is_box = np.isclose(share, np.round(share), atol=1e-4).all((1, 2))
@@ -107,8 +107,8 @@ def test_a_key_is_a_result():
   [
     (dict(mixup=-0.1), ('config.task.mixup=-0.1',)),
     (dict(cutmix=-1.0), ('config.task.cutmix=-1.0',)),
-    (dict(switch=1.5), ('config.task.switch=1.5',)),
-    (dict(per='exampl'), ('config.task.per', "'exampl'", 'example')),
+    (dict(switch_prob=1.5), ('config.task.switch_prob=1.5',)),
+    (dict(mixup_mode='exampl'), ('config.task.mixup_mode', "'exampl'", 'example')),
   ],
 )
 def test_bad_values_are_refused(options, facts):

@@ -219,11 +219,14 @@ def test_swa_is_the_mean_of_the_last_epochs():
     (dict(swa=dict(start=0.5, every=6)), ('config.optim.swa', 11, 10, 'swa.every')),
     (dict(swa=dict(begin=0.5)), ('config.optim.swa.begin', 'start')),
     (dict(layer_decay=1.5), ('config.optim.layer_decay=1.5',)),
-    (dict(schedule=dict(stairs=0)), ('config.optim.schedule.stairs=0', 1)),
-    (dict(schedule=dict(hold=0.0)), ('config.optim.schedule.hold=0.0', 1)),
+    (dict(schedule=dict(staircase=0)), ('config.optim.schedule.staircase=0', 1)),
     (
-      dict(schedule=dict(decay='rsqrt', stairs=3)),
-      ('config.optim.schedule', 'stairs', 'rsqrt', 'cosine'),
+      dict(schedule=dict(decay_until=0.0)),
+      ('config.optim.schedule.decay_until=0.0', 1),
+    ),
+    (
+      dict(schedule=dict(decay='rsqrt', staircase=3)),
+      ('config.optim.schedule', 'staircase', 'rsqrt', 'cosine'),
     ),
   ],
 )
@@ -234,10 +237,10 @@ def test_bad_sections_are_refused(section, facts):
 
 def test_an_epoch_wise_cosine_is_pytorch_s():
   # CosineAnnealingLR(T_max=4), stepped once an epoch of 5 steps: printed by torch 2.
-  rate = optim.make_schedule(1.0, 20, stairs=4)
+  rate = optim.make_schedule(1.0, 20, staircase=4)
   expected = np.repeat([1.0, 0.85355339, 0.5, 0.14644661], 5)
   np.testing.assert_allclose([rate(n) for n in range(20)], expected, rtol=1e-6)
-  held = optim.make_schedule(1.0, 20, stairs=4, hold=0.5)
+  held = optim.make_schedule(1.0, 20, staircase=4, decay_until=0.5)
   expected = np.repeat([1.0, 0.85355339, 0.5, 0.5], 5)
   np.testing.assert_allclose([held(n) for n in range(20)], expected, rtol=1e-6)
 

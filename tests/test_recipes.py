@@ -206,7 +206,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert task['loss'] == ('sigmoid' if row.get('sigmoid') else 'softmax')
   assert task.get('label_smoothing', 0) == row.get('smoothing', 0)
   assert task.get('mixup', 0.0) == row.get('mixup', 0.0)
-  assert task.get('per', 'batch') == 'batch'
+  assert task.get('mixup_mode', 'batch') == 'batch'
 
   ops = registry.parse(c['data']['pp'])
   assert [op.name for op in ops if op.kind == 'image'] == [

@@ -80,7 +80,7 @@ MORE_MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 4, 2)]
 def test_meshes_train_alike(meshes):
   task, optimizer = setup(
     dict(dropout=0.1, stochastic_depth=0.1, scan=True, remat='full', mlp_dim=512),
-    dict(mixup=0.5, cutmix=1.0, per='example', label_smoothing=0.1),
+    dict(mixup=0.5, cutmix=1.0, mixup_mode='example', label_smoothing=0.1),
     wd=0.1,
     clip=1.0,
     ema=0.9,

@@ -23,6 +23,13 @@ DURATIONS = ('steps', 'epochs', 'examples')
 
 # Of config.json: 2 has `resolved.format`. `read_run` reads 1, of the first release, too.
 FORMAT = 2
+# Keys of the first release -> their names today.
+RENAMED = {
+  'config.optim.schedule.stairs': 'staircase',
+  'config.optim.schedule.hold': 'decay_until',
+  'config.task.switch': 'switch_prob',
+  'config.task.per': 'mixup_mode',
+}
 
 
 def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamespace:
@@ -127,9 +134,20 @@ def read_run(folder: str | Path) -> dict:
   if version < 2:
     family, colon, variant = model.partition(':')
     family = {'bit': 'resnet_gn', 'bit_paper': 'bit'}.get(family, family)
-    config = _rounding_nearest(config)
+    config = _rounding_nearest(_renamed(config))
     config['model']['name'] = f'{family}{colon}{variant}'
   return config
+
+
+def _renamed(value, where: str = 'config'):
+  """Returns a config of the first release with today's names of keys."""
+  if not isinstance(value, dict):
+    return value
+  paths = {key: f'{where}.{key}' for key in value}
+  return {
+    RENAMED.get(paths[key], key): _renamed(item, paths[key])
+    for key, item in value.items()
+  }
 
 
 def _rounding_nearest(value, key: str = ''):
@@ -240,10 +258,9 @@ def known_keys(where: str, section: dict, known) -> None:
   """Refuses keys that nobody reads; UserError with all known ones, and the closest."""
   for key in section:
     if key not in known:
-      raise UserError(
-        f'Unknown key {where}.{key}: known are {sorted(known)}.'
-        f'{did_you_mean(key, known)}'
-      )
+      new = RENAMED.get(f'{where}.{key}')
+      hint = f' It is named "{new}" now.' if new else did_you_mean(key, known)
+      raise UserError(f'Unknown key {where}.{key}: known are {sorted(known)}.{hint}')
 
 
 def keys_of(consumer, provided=()):

@@ -44,8 +44,8 @@ def make_schedule(
   decay: str = 'cosine',
   warmup: int = 0,
   cooldown: int = 0,
-  stairs: int | None = None,
-  hold: float = 1.0,
+  staircase: int | None = None,
+  decay_until: float = 1.0,
   **options,
 ) -> Callable[[jax.Array], jax.Array]:
   """Returns `step -> learning rate`, step being the number of updates already made.
@@ -60,9 +60,9 @@ def make_schedule(
       since warmup)) (arXiv 2106.04560, section 3.5).
     warmup: steps of linear rise from 0.
     cooldown: the last steps, over which the rate falls linearly to 0 besides.
-    stairs: the rate changes only this many times, at equal distances, as where it is
+    staircase: the rate changes only this many times, at equal distances, as where it is
       set once an epoch; None: every step. Of cosine and linear.
-    hold: the progress, a fraction of the decay, from which the rate stays as it is.
+    decay_until: the progress, a fraction of the decay, from which the rate stays as it is.
     **options: `end` or `timescale`, of the decay.
 
   Raises:
@@ -70,15 +70,17 @@ def make_schedule(
       than steps.
   """
   factor = choose('decay', decay, DECAYS)(**options)
-  for key, value in dict(warmup=warmup, cooldown=cooldown, stairs=stairs).items():
-    if value is not None and value < (key == 'stairs'):
-      least = '1 or more' if key == 'stairs' else '0 or more'
+  for key, value in dict(warmup=warmup, cooldown=cooldown, staircase=staircase).items():
+    if value is not None and value < (key == 'staircase'):
+      least = '1 or more' if key == 'staircase' else '0 or more'
       raise UserError(f'config.optim.schedule.{key}={value}: expected {least}.')
-  if not 0 < hold <= 1:
-    raise UserError(f'config.optim.schedule.hold={hold}: expected 0 < hold <= 1.')
-  if decay not in ('cosine', 'linear') and (stairs or hold < 1):
+  if not 0 < decay_until <= 1:
     raise UserError(
-      f'config.optim.schedule: stairs and hold are of cosine and linear, not {decay}.'
+      f'config.optim.schedule.decay_until={decay_until}: expected more than 0, up to 1.'
+    )
+  if decay not in ('cosine', 'linear') and (staircase or decay_until < 1):
+    raise UserError(
+      f'config.optim.schedule: staircase and decay_until are of cosine and linear, not {decay}.'
     )
   if warmup + cooldown > total_steps:
     raise UserError(
@@ -91,10 +93,10 @@ def make_schedule(
     step = jnp.asarray(step, jnp.float32)
     after = jnp.maximum(step - warmup, 0.0)
     progress = jnp.clip(after / max(total_steps - warmup, 1), 0.0, 1.0)
-    if stairs:
+    if staircase:
       # In whole steps: a quotient just below a stair's edge would be the stair before.
-      progress = jnp.floor(after * stairs / max(total_steps - warmup, 1)) / stairs
-    value = lr * factor(jnp.minimum(progress, hold), after)
+      progress = jnp.floor(after * staircase / max(total_steps - warmup, 1)) / staircase
+    value = lr * factor(jnp.minimum(progress, decay_until), after)
     if warmup:
       value *= jnp.minimum(1.0, step / warmup)
     if cooldown:

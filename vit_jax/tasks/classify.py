@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from vit_jax import losses
 from vit_jax.config import in_range, one_of
-from vit_jax.tasks.mixing import PER, Mixing
+from vit_jax.tasks.mixing import MODES, Mixing
 
 
 class Classify:
@@ -21,14 +21,14 @@ class Classify:
     label_smoothing: Annotated[float, in_range(0, below=1)] = 0.0,
     mixup: Annotated[float, in_range(0)] = 0.0,
     cutmix: Annotated[float, in_range(0)] = 0.0,
-    switch: Annotated[float, in_range(0, 1)] = 0.5,
-    per: Annotated[str, one_of(PER)] = 'batch',
+    switch_prob: Annotated[float, in_range(0, 1)] = 0.5,
+    mixup_mode: Annotated[str, one_of(MODES)] = 'batch',
   ):
     """Takes a classifier, and the spec of batches with images and their labels.
 
     Args:
       loss, label_smoothing: see `vit_jax.losses`.
-      mixup, cutmix, switch, per: see `vit_jax.tasks.mixing.Mixing`.
+      mixup, cutmix, switch_prob, mixup_mode: see `vit_jax.tasks.mixing.Mixing`.
 
     Raises:
       UserError: for labels that the model's logits cannot be compared with.
@@ -37,7 +37,7 @@ class Classify:
     self.model = model
     self.loss_name, self.loss_fn = loss, losses.get(loss)
     self.label_smoothing = label_smoothing
-    self.mixing = Mixing(mixup, cutmix, switch, per)
+    self.mixing = Mixing(mixup, cutmix, switch_prob, mixup_mode)
 
   def init(self, rng, spec: dict) -> dict:
     """Returns params for batches of `spec`: {'image': ShapeDtypeStruct, ...}."""

@@ -10,7 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-PER = ('batch', 'example')
+MODES = ('batch', 'example')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +20,14 @@ class Mixing:
   Attributes:
     mixup: alpha of mixup's Beta(alpha, alpha); 0: none.
     cutmix: alpha of CutMix's; 0: none.
-    switch: the probability of CutMix where both are given.
-    per: one draw for the 'batch', as the reference recipes, or for each 'example'.
+    switch_prob: the probability of CutMix where both are given.
+    mixup_mode: one draw for the 'batch', as the reference recipes, or for each 'example'.
   """
 
   mixup: float = 0.0
   cutmix: float = 0.0
-  switch: float = 0.5
-  per: str = 'batch'
+  switch_prob: float = 0.5
+  mixup_mode: str = 'batch'
 
   def __bool__(self) -> bool:
     return bool(self.mixup or self.cutmix)
@@ -42,7 +42,7 @@ class Mixing:
     """
     size = len(images)
     choose, draw = jax.random.split(rng)
-    shape = (size,) if self.per == 'example' else (1,)
+    shape = (size,) if self.mixup_mode == 'example' else (1,)
     # What is nobody's partner stays whole: there is nothing to mix in.
     alone = jnp.roll(weight, 1) == 0
     if not self.cutmix:
@@ -51,7 +51,7 @@ class Mixing:
       share, keep = _cutmix(draw, self.cutmix, shape, images)
     else:
       blend, cut = jax.random.split(draw)
-      use_cut = jax.random.uniform(choose, shape) < self.switch
+      use_cut = jax.random.uniform(choose, shape) < self.switch_prob
       pairs = zip(
         _cutmix(cut, self.cutmix, shape, images),
         _mixup(blend, self.mixup, shape, images),

@@ -13,7 +13,7 @@ from vit_jax.train.runtime import out_of_memory, profiler
 
 # Steps that the host may run ahead of the device: enough to keep it busy, few enough
 # that a run of bad steps is noticed at once.
-AHEAD = 2
+MAX_IN_FLIGHT = 2
 
 
 class Loop:
@@ -42,7 +42,7 @@ class Loop:
           self.state, values = step_fn(self.state, next(batches))
           self.step += 1
           self.pending.append((self.step, values))
-          self._observe(AHEAD)
+          self._observe(MAX_IN_FLIGHT)
           self._pause()
       except Preempted:
         self._observe(0)

@@ -14,7 +14,7 @@ from vit_jax.data import pipeline
 from vit_jax.errors import OutOfMemory, UserError
 from vit_jax.tools.inspect import flops
 from vit_jax.train import runtime
-from vit_jax.train.loop import AHEAD
+from vit_jax.train.loop import MAX_IN_FLIGHT
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
@@ -131,7 +131,7 @@ class Step:
   def turn(self, steps: int) -> float:
     """Returns the seconds that so many steps took, the device idle before and after.
 
-    As in a run the host goes AHEAD steps ahead of the device.
+    As in a run the host goes MAX_IN_FLIGHT steps ahead of the device.
     """
     pending: deque = deque()
     start = time.perf_counter()
@@ -139,7 +139,7 @@ class Step:
       for _ in range(steps):
         self._state, out = self._step(self._state, self._batch)
         pending.append(out)
-        if len(pending) > AHEAD:
+        if len(pending) > MAX_IN_FLIGHT:
           jax.block_until_ready(pending.popleft())
       jax.block_until_ready((self._state, pending))
     return time.perf_counter() - start
