@@ -20,7 +20,7 @@ from vit_jax import models
 from vit_jax.config import parse_arg
 from vit_jax.errors import choose
 
-RANDAUG = {'faithful': 'randaug(2, 10, True)', 'correct': 'randaug(2, 10)'}
+RANDAUG = {'legacy': 'randaug(2, 10, True)', 'correct': 'randaug(2, 10)'}
 
 DEBUG = dict(
   variant='mu/8',
@@ -42,7 +42,7 @@ def get_config(arg=None):
     arg,
     debug=DEBUG,
     variant='S/16',
-    randaug='faithful',
+    randaug='legacy',
     res=224,
     batch=1024,
     epochs=90.0,

@@ -39,25 +39,25 @@ IMAGES = {
 
 
 @functools.cache
-def op(num_ops, magnitude, faithful=False):
-  (found,) = registry.parse(f'randaug({num_ops}, {magnitude}, {faithful})')
+def op(num_ops, magnitude, legacy=False):
+  (found,) = registry.parse(f'randaug({num_ops}, {magnitude}, {legacy})')
   return found
 
 
-def step(choice, magnitude, image, a, b, faithful):
+def step(choice, magnitude, image, a, b, legacy):
   """Applies one op, without a graph: that of all sixteen takes half a second to make."""
   tf.config.run_functions_eagerly(True)
   try:
     u = tf.constant([choice, a, b], tf.float32)
-    return op(1, magnitude, faithful).apply(tf.constant(image), u).numpy()
+    return op(1, magnitude, legacy).apply(tf.constant(image), u).numpy()
   finally:
     tf.config.run_functions_eagerly(False)
 
 
-def run(name, magnitude, image, a=0.75, b=0.5, faithful=False):
+def run(name, magnitude, image, a=0.75, b=0.5, legacy=False):
   """Applies the op `name`; a < 0.5 is the negative sign."""
   choice = (randaugment.NAMES.index(name) + 0.5) / 16
-  out = step(choice, magnitude, image, a, b, faithful)
+  out = step(choice, magnitude, image, a, b, legacy)
   assert out.dtype == np.uint8
   assert out.shape == image.shape
   return out
@@ -111,7 +111,7 @@ def test_levels_are_pillows(name):
       assert (got != want).mean() < 0.01, (kind, magnitude)
 
 
-def coordinates(name, magnitude, sign, faithful=False):
+def coordinates(name, magnitude, sign, legacy=False):
   """Returns (y, x), float64 [H, W] each: where a pixel's value comes from."""
   level = sign * magnitude / 10
   y, x = np.mgrid[:H, :W].astype(float)
@@ -119,7 +119,7 @@ def coordinates(name, magnitude, sign, faithful=False):
     c, s = np.cos(np.radians(30 * level)), np.sin(np.radians(30 * level))
     y, x = y - (H - 1) / 2, x - (W - 1) / 2
     return s * x + c * y + (H - 1) / 2, c * x - s * y + (W - 1) / 2
-  middle = 0 if faithful else 0.5
+  middle = 0 if legacy else 0.5
   return {
     'shear_x': (y, x + 0.3 * level * (y + middle)),
     'shear_y': (y + 0.3 * level * (x + middle), x),
@@ -203,11 +203,11 @@ def test_faithful_solarize_takes_the_threshold_modulo_256():
   for magnitude, threshold in {0: 0, 5: 128, 10: 0, 15: 128, 20: 0}.items():
     for kind, image in IMAGES.items():
       case = f'{kind}, {magnitude}'
-      got = run('solarize', magnitude, image, faithful=True)
+      got = run('solarize', magnitude, image, legacy=True)
       want = np.where(image < threshold, image, 255 - image)
       np.testing.assert_array_equal(got, want, err_msg=case)
       if magnitude % 10 == 0:
-        inverted = run('invert', magnitude, image, faithful=True)
+        inverted = run('invert', magnitude, image, legacy=True)
         np.testing.assert_array_equal(got, inverted, err_msg=case)
       elif magnitude > 10:
         plain = run('solarize', magnitude, image)
@@ -217,7 +217,7 @@ def test_faithful_solarize_takes_the_threshold_modulo_256():
 def test_faithful_contrast_blends_with_the_number_of_pixels():
   for shape, target in (((224, 224), 196), ((16, 40), 2), ((300, 300), 255)):
     for image in (noise(*shape, 3), noise(*shape, 3, high=9)):
-      got, want = run('contrast', 15, image, faithful=True), blended(target, image, 2.8)
+      got, want = run('contrast', 15, image, legacy=True), blended(target, image, 2.8)
       np.testing.assert_array_equal(got, want, err_msg=f'{shape}')
 
 
@@ -225,7 +225,7 @@ def test_faithful_posterize_keeps_at_least_a_bit():
   image = IMAGES['noise']
   for magnitude, bits in {0: 1, 2: 1, 3: 1, 10: 4, 15: 6, 20: 8, 30: 8}.items():
     step = 2 ** (8 - bits)
-    got = run('posterize', magnitude, image, faithful=True)
+    got = run('posterize', magnitude, image, legacy=True)
     np.testing.assert_array_equal(got, image // step * step, err_msg=f'{magnitude}')
 
 
@@ -235,7 +235,7 @@ def test_faithful_sharpness_truncates_the_smoothed_levels():
     around = sum(x[i : H - 2 + i, j : W - 2 + j] for i in range(3) for j in range(3))
     smooth = x.copy()
     smooth[1:-1, 1:-1] = (around + 4 * x[1:-1, 1:-1]) // 13
-    got = run('sharpness', 15, image, faithful=True)
+    got = run('sharpness', 15, image, legacy=True)
     np.testing.assert_array_equal(got, blended(smooth, image, 2.8), err_msg=kind)
 
 
@@ -246,7 +246,7 @@ def test_faithful_color_blends_with_the_grey_of_tensorflow():
     # Theirs are float32 products: a level off where a whole number is 1e-4 away.
     assert np.abs(ours - theirs.astype(int)).max() <= 1, kind
     assert (ours != theirs).mean() < 1e-2, kind
-    got = run('color', 15, image, faithful=True)
+    got = run('color', 15, image, legacy=True)
     np.testing.assert_array_equal(got, blended(ours, image, 2.8), err_msg=kind)
 
 
@@ -256,7 +256,7 @@ def test_faithful_autocontrast_is_in_float32():
     scale = np.float32(255) / np.maximum(high - low, 1)
     want = np.clip(image * scale + -low * scale, 0, 255).astype(np.uint8)
     want = np.where(high > low, want, image)
-    got = run('autocontrast', 15, image, faithful=True)
+    got = run('autocontrast', 15, image, legacy=True)
     np.testing.assert_array_equal(got, want, err_msg=kind)
 
 
@@ -264,11 +264,11 @@ def test_faithful_autocontrast_is_in_float32():
 def test_faithful_shears_start_from_the_first_pixels_middle(name):
   image = IMAGES['noise']
   for a, sign in ((0.2, -1), (0.7, 1)):
-    places = coordinates(name, 15, sign, faithful=True)
+    places = coordinates(name, 15, sign, legacy=True)
     y, x = np.rint(places).astype(int)
     inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
     want = np.where(inside[..., None], image[y % H, x % W], 128)
-    got, where = run(name, 15, image, a=a, faithful=True), decided(places)
+    got, where = run(name, 15, image, a=a, legacy=True), decided(places)
     np.testing.assert_array_equal(got[where], want[where], err_msg=f'{sign}')
     first = np.s_[0] if name == 'shear_x' else np.s_[:, 0]
     np.testing.assert_array_equal(got[first], image[first], err_msg=f'{sign}')
@@ -278,21 +278,21 @@ def test_other_ops_are_the_same_for_both():
   same = {'equalize', 'invert', 'rotate', 'translate_x', 'translate_y', 'cutout'}
   same |= {'posterize', 'brightness', 'solarize_add'}
   for name, magnitude in itertools.product(sorted(same), (0, 10, 15)):
-    both = [run(name, magnitude, IMAGES['dull'], faithful=x) for x in (False, True)]
+    both = [run(name, magnitude, IMAGES['dull'], legacy=x) for x in (False, True)]
     np.testing.assert_array_equal(*both, err_msg=f'{name}, {magnitude}')
 
 
 # --- the op as a whole -------------------------------------------------------------
 
 
-@pytest.mark.parametrize('faithful', [False, True])
-def test_each_op_has_a_sixteenth_of_the_numbers(faithful):
+@pytest.mark.parametrize('legacy', [False, True])
+def test_each_op_has_a_sixteenth_of_the_numbers(legacy):
   image, seen = IMAGES['gradients'], set()
   for k in range(16):
     # Numbers are multiples of 2**-24: first, middle and last of a sixteenth. At
     # magnitude 1 no two ops agree.
     outs = {
-      step(choice, 1, image, 0.3, 0.6, faithful).tobytes()
+      step(choice, 1, image, 0.3, 0.6, legacy).tobytes()
       for choice in (k / 16, (k + 0.5) / 16, (k + 1) / 16 - 2**-24)
     }
     assert len(outs) == 1
@@ -310,12 +310,12 @@ def test_ops_follow_one_another():
     np.testing.assert_array_equal(op(3, 12).apply(tf.constant(image), row), want)
 
 
-@pytest.mark.parametrize('faithful', [False, True])
-def test_an_image_is_the_same_alone_in_any_batch_and_of_unknown_size(faithful):
+@pytest.mark.parametrize('legacy', [False, True])
+def test_an_image_is_the_same_alone_in_any_batch_and_of_unknown_size(legacy):
   images = noise(40, 20, 23, 3)
   u = np.random.default_rng(2).random((40, 6), np.float32)
   u[:16, 0] = (np.arange(16) + 0.5) / 16  # each op
-  apply = op(2, 15, faithful).apply
+  apply = op(2, 15, legacy).apply
   specs = [tf.TensorSpec([None, 20, 23, 3], tf.uint8), tf.TensorSpec([None, 6])]
   batch = tf.function(apply, specs)
   whole = batch(images, u)
@@ -382,7 +382,7 @@ def test_through_the_pipeline(photos):
     ('randaug(2, 1e400 - 1e400)', ("'randaug(2, 1e400 - 1e400)'",)),
     ('randaug(2, "15")', ("magnitude='15'",)),
     ('randaug(2, True)', ('magnitude=True',)),
-    ('randaug(2, 15, 1)', ('faithful=1', 'True', 'False')),
+    ('randaug(2, 15, 1)', ('legacy=1', 'True', 'False')),
     ('randaug(2, magntude=15)', ("'magntude'", 'randaug(num_ops', 'magnitude')),
     ('randaugment(2, 15)', ("'randaugment'", 'randaug')),
   ],

@@ -50,7 +50,7 @@ class RandAugment:
   Args:
     num_ops: N, how many ops are applied to each image.
     magnitude: m, a number from 0 to 30; 10 is the scale's unit.
-    faithful: False gives what the ops' names say, the results of Pillow's namesakes.
+    legacy: False gives what the ops' names say, the results of Pillow's namesakes.
       True gives what big_vision did when AugReg, the better plain ViT-S/16 and Mixer
       were trained. Then contrast blends with the grey min(H W / 256, 255), which is 196
       at 224 px whatever the image. The solarize threshold is taken modulo 256: m = 0,
@@ -67,17 +67,17 @@ class RandAugment:
       leaves undefined; here it keeps all 8 bits.
   """
 
-  def __init__(self, num_ops: int = 2, magnitude: float = 10, faithful: bool = False):
+  def __init__(self, num_ops: int = 2, magnitude: float = 10, legacy: bool = False):
     arguments.positive('num_ops', num_ops)
     number = isinstance(magnitude, int | float) and not isinstance(magnitude, bool)
     if not number or not 0 <= magnitude <= MAX_MAGNITUDE:
       raise ValueError(
         f'magnitude={magnitude!r} must be a number from 0 to {MAX_MAGNITUDE}'
       )
-    if not isinstance(faithful, bool):
-      raise ValueError(f'faithful={faithful!r} must be True or False')
+    if not isinstance(legacy, bool):
+      raise ValueError(f'legacy={legacy!r} must be True or False')
     self.draws = _DRAWS * num_ops
-    self._num_ops, self._faithful = num_ops, faithful
+    self._num_ops, self._legacy = num_ops, legacy
     self._level = magnitude / 10
 
   def __call__(self, images, u):
@@ -118,30 +118,30 @@ class RandAugment:
   def _branches(self, image, a, b) -> list:
     """Returns a function without arguments for each of NAMES."""
     tf = lazy_tf.load()
-    level, faithful = self._level, self._faithful
+    level, legacy = self._level, self._legacy
     factor, threshold = level * 1.8 + 0.1, int(level * 256)
     sign = tf.where(a < 0.5, tf.constant(-1, tf.float64), 1)
     angle = math.radians(level * 30)
     shear, shift = sign * level * 0.3, sign * level * 100
     # The first pixel's middle is half a pixel from the corner.
-    middle = 0 if faithful else shear / 2
+    middle = 0 if legacy else shear / 2
     branches = {
-      'autocontrast': lambda: color.autocontrast(image, single=faithful),
+      'autocontrast': lambda: color.autocontrast(image, single=legacy),
       'equalize': lambda: color.equalize(image),
       'invert': lambda: color.invert(image),
       'rotate': lambda: _rotate(image, math.cos(angle), sign * math.sin(angle)),
       'posterize': lambda: color.posterize(image, min(max(int(level * 4), 1), 8)),
       'solarize': lambda: color.solarize(
-        image, threshold % 256 if faithful else threshold
+        image, threshold % 256 if legacy else threshold
       ),
       'color': lambda: color.color(
-        image, factor, color.grey_of_tf if faithful else color.grey
+        image, factor, color.grey_of_tf if legacy else color.grey
       ),
       'contrast': lambda: color.contrast(
-        image, factor, _contrast_of_big_vision(image) if faithful else None
+        image, factor, _contrast_of_big_vision(image) if legacy else None
       ),
       'brightness': lambda: color.brightness(image, factor),
-      'sharpness': lambda: color.sharpness(image, factor, truncate=faithful),
+      'sharpness': lambda: color.sharpness(image, factor, truncate=legacy),
       'shear_x': lambda: _warp(image, [1, shear, middle, 0, 1, 0]),
       'shear_y': lambda: _warp(image, [1, 0, 0, shear, 1, middle]),
       'translate_x': lambda: _warp(image, [1, 0, shift, 0, 1, 0]),
