@@ -87,17 +87,17 @@ class Peer:
     from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
     from vit_jax.nn.remat import REMAT
-    from vit_jax.tools.bench import ours, tpu
+    from vit_jax.tools.bench import ours
 
-    ours_module = model.module
+    mine = model.module
     module = self._vit._Model(
-      **{field: getattr(ours_module, field) for field in _SAME},
-      pool_type=_POOLS[ours_module.classifier],
-      posemb=ours_module.posemb,
-      rep_size=ours_module.representation_size or False,
-      scan=ours_module.scan,
-      remat_policy=REMAT[ours_module.remat] or 'none',
-      dtype_mm=ours_module.dtype.name,
+      **{field: getattr(mine, field) for field in _SAME},
+      pool_type=_POOLS[mine.classifier],
+      posemb=mine.posemb,
+      rep_size=mine.representation_size or False,
+      scan=mine.scan,
+      remat_policy=REMAT[mine.remat] or 'none',
+      dtype_mm=mine.dtype.name,
     )
     mesh = Mesh(np.array(devices), ('data',), axis_types=(AxisType.Auto,))
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -116,7 +116,7 @@ class Peer:
         forward = lambda p, b: module.apply({'params': p}, scale(b['image']))[0]
         jitted = jax.jit(forward, out_shardings=everywhere)
         return jitted.lower(place(params), {'image': place(batch['image'])})
-      section = ours.OPTIM | tpu.OPTIM
+      section = ours.OPTIM_TPU
       kernels = lambda p: jax.tree_util.tree_map_with_path(
         lambda path, _: path[-1].key == 'kernel', p
       )

@@ -20,6 +20,8 @@ from vit_jax.train.step import make_step
 
 # AdamW as in pre-training; what the numbers are does not change the time of a step.
 OPTIM = {'name': 'adamw', 'lr': 1e-3, 'wd': 0.1}
+# Besides, of what is compiled for TPUs: as recipes for them have it.
+OPTIM_TPU = {**OPTIM, 'clip': 1.0, 'moment_dtype': 'bfloat16'}
 # Sides of the square products whose rate is the device's peak. A CPU reaches it at 2304
 # (not at 2048: see benchmarks/NOTES.md on strides); an H100's rate still grows at 8192.
 SIZES = (1280, 2304, 4096, 8192, 16384)
@@ -61,11 +63,11 @@ class Model:
 
     return step, trees.unflatten, self._spec(batch_size, 'image')
 
-  def train(self, batch_size: int, optim_section: dict | None = None):
+  def train(self, batch_size: int, section: dict = OPTIM):
     """Returns (step, init, spec) of the step that `vit_jax.train.run` runs.
 
     Args:
-      optim_section: over OPTIM.
+      section: the optimizer's.
 
     Raises:
       UserError: for a model without a head.
@@ -76,7 +78,6 @@ class Model:
     spec = self._spec(batch_size, 'image', 'label', 'mask')
     task = tasks.build('classify', self.module, spec)
     family = models.family(self.name)
-    section = OPTIM | (optim_section or {})
     optimizer = optim.build(**section, total_steps=10**6, family=family)
     key = jax.random.key(0)
     init = lambda given: init_state(task, optimizer, spec, key, given)

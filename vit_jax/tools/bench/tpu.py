@@ -10,8 +10,6 @@ from vit_jax.tools.bench import arguments, record
 from vit_jax.tools.tpu import cost, topology
 from vit_jax.tools.tpu.generations import GENERATIONS, parse
 
-# As pre-training on TPUs has it.
-OPTIM = {'clip': 1.0, 'moment_dtype': 'bfloat16'}
 LEFT_OUT = 'not in it: collectives, the host and its input, waiting for other devices'
 
 
@@ -60,10 +58,11 @@ def _ours(model, mode: str, batch: int, devices):
   import jax
 
   from vit_jax import sharding, trees
+  from vit_jax.tools.bench import ours
   from vit_jax.train import runtime
 
   step, init, spec = (
-    model.train(batch, OPTIM) if mode == 'train' else model.forward(batch)
+    model.train(batch, ours.OPTIM_TPU) if mode == 'train' else model.forward(batch)
   )
   mesh = sharding.make_mesh(1, devices=devices)
   with jax.set_mesh(mesh):
