@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError
 from vit_jax.kernels.attention import attend
 from vit_jax.kernels.dot_general import dot_general
+from vit_jax.nn.dropout import Dropout
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -40,7 +41,7 @@ class MultiHeadDotProductAttention(nn.Module):
     heads = (self.num_heads, width // self.num_heads)
     dropout = on_weights = None
     if self.dropout and train:
-      dropout = nn.Dropout(self.dropout, deterministic=False)
+      dropout = functools.partial(Dropout(self.dropout), deterministic=False)
     if self.is_mutable_collection('intermediates'):
       on_weights = functools.partial(self.sow, 'intermediates', 'attention_weights')
     x = attend(

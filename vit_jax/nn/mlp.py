@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import choose
 from vit_jax.kernels.dot_general import dot_general
+from vit_jax.nn.dropout import Dropout
 
 # The published Google files were trained with the tanh approximation (Flax's default);
 # timm and transformers use the exact, erf form. They differ by up to 4.7e-4.
@@ -39,5 +40,5 @@ class MlpBlock(nn.Module):
     )
     act = choose('activation', self.act, ACTIVATIONS)
     y = act(dense(self.hidden, name='Dense_0')(x))
-    y = nn.Dropout(self.dropout)(y, deterministic=not train)
+    y = Dropout(self.dropout)(y, deterministic=not train)
     return dense(x.shape[-1], name='Dense_1')(y)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from vit_jax.kernels.placement import place
 from vit_jax.nn.attention import MultiHeadDotProductAttention
+from vit_jax.nn.dropout import Dropout
 from vit_jax.nn.embed import AddPositions
 from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
@@ -54,7 +55,7 @@ class EncoderBlock(nn.Module):
     c = self.config
 
     def branch(y):
-      y = nn.Dropout(c.dropout)(y, deterministic=not train)
+      y = Dropout(c.dropout)(y, deterministic=not train)
       return StochasticDepth()(y, depth_rate, train=train)
 
     x = place(x, c.placement)
@@ -90,7 +91,7 @@ class Encoder(nn.Module):
     """
     c = self.config
     x = AddPositions(c.posemb, c.posemb_std, name='posembed_input')(x, grid)
-    tokens = x = nn.Dropout(c.dropout)(x, deterministic=not train)
+    tokens = x = Dropout(c.dropout)(x, deterministic=not train)
     x, out = stack(
       functools.partial(EncoderBlock, c),
       x,

@@ -1,0 +1,24 @@
+"""Dropout."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.kernels.dropout import keep_mask
+
+
+class Dropout(nn.Module):
+  """Zeros elements with probability `rate`, and divides the others by 1 - rate.
+
+  As `nn.Dropout` (arXiv 1207.0580; the rng is 'dropout'), with masks from
+  `kernels.dropout`.
+  """
+
+  rate: float
+
+  @nn.compact
+  def __call__(self, x, *, deterministic: bool):
+    """Returns x as it is if `deterministic`, or at rate 0."""
+    if deterministic or not self.rate:
+      return x
+    keep = keep_mask(self.make_rng('dropout'), self.rate, x.shape)
+    return jnp.where(keep, x / jnp.asarray(1 - self.rate, x.dtype), jnp.zeros_like(x))
