@@ -77,6 +77,21 @@ def test_a_program_is_the_sum_of_what_it_runs():
   assert found['overlapped']['copy']['bytes'] == size
 
 
+def test_how_often_a_loop_runs():
+  # Where XLA leaves the count out, the loop's condition tells it.
+  told = PROGRAM.replace(', backend_config={"known_trip_count":{"n":"10"}}', '')
+  assert cost.count(told, V3)['unknown_loops'] == 1
+  told = told.replace(
+    '  ROOT %less = pred[] constant(true)\n',
+    '  %end.1 = s32[]{:T(256)} constant(10)\n'
+    '  %i.1 = s32[]{:T(256)} get-tuple-element(%arg.1), index=0\n'
+    '  ROOT %less = pred[]{:T(1024)} compare(%i.1, %end.1), direction=LT\n',
+  )
+  found, expected = cost.count(told, V3), cost.count(PROGRAM, V3)
+  assert found == expected
+  assert found['unknown_loops'] == 0
+
+
 def test_bytes_bound_a_kernel_that_moves_more_than_it_computes():
   less = PROGRAM.replace('6553600000', '65536')
   (kernel,) = cost.count(less, V3)['uncosted']

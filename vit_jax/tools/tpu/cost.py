@@ -56,7 +56,8 @@ def measure(program, generation: Generation) -> dict:
     temporaries, arguments and the most at a time; bytes_accessed: of memory; parts:
     {pass: {part: cycles}}; uncosted: [{op, times, cycles, bytes}], of those without
     XLA's estimate, dearest first; overlapped: {opcode: {times, cycles, bytes}} of copies
-    beside the rest; collectives: {opcode: {times, bytes}} of one device.
+    beside the rest; unknown_loops: those counted once, as nothing tells how often they
+    run; collectives: {opcode: {times, bytes}} of one device.
   """
   text, memory = program.as_text(), program.memory_analysis()
   new = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -74,10 +75,11 @@ def count(text: str, generation: Generation) -> dict:
   """Returns cycles, parts, uncosted and collectives of a program's text; see `measure`."""
   parts: dict = {name: collections.Counter() for name in PASSES}
   uncosted, overlapped, collectives, shapes = {}, {}, {}, {}
-  total, trains = 0, 'jvp(' in text
+  total, unknown, trains = 0, 0, 'jvp(' in text
   for run in hlo.instructions(text):
     shapes[run.name] = run.shape
     opcode = run.opcode.removesuffix('-start')
+    unknown += run.opcode == 'while' and run.trips is None
     if run.opcode.endswith('-done') or opcode in _FREE:
       continue
     if opcode in _COLLECTIVES:
@@ -114,6 +116,7 @@ def count(text: str, generation: Generation) -> dict:
       name: dict(found.most_common()) for name, found in parts.items() if found
     },
     'uncosted': sorted(uncosted.values(), key=lambda row: -row['cycles']),
+    'unknown_loops': unknown,
     'overlapped': overlapped,
     'collectives': collectives,
   }

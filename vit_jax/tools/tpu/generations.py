@@ -1,7 +1,7 @@
 """The generations of TPUs: what the vendor says of them, and the rates of XLA's cost model.
 
 Vendor's numbers: cloud.google.com/tpu/docs (v2 to v6e, tpu7x), read 2026-11. A device is
-what JAX sees as one: a core of v2, v3, v4 and 7x, of which a chip has two; else a chip.
+what JAX sees as one: a core of v2, v3 and 7x, of which a chip has two; else a chip.
 """
 
 from typing import NamedTuple
@@ -47,7 +47,7 @@ _GIB = 2**30
 GENERATIONS = {
   'v2': Generation(22.5, 1 * _UNIT, 446, 8 * _GIB, 31e9, 2, 1, '2x2x1', True),
   'v3': Generation(61.5, 2 * _UNIT, 448, 16 * _GIB, 41e9, 2, 1, '2x2x1', True),
-  'v4': Generation(137.5, 4 * _UNIT, 449, 16 * _GIB, 150e9, 2, 1, '2x2x1'),
+  'v4': Generation(275, 8 * _UNIT, 897, 32 * _GIB, 300e9, 1, 2, '2x2x1'),
   'v5e': Generation(197, 4 * _UNIT, 438, 16 * _GIB, 400e9, 1, 1, '2x2', True),
   'v5p': Generation(459, 8 * _UNIT, 1125, 95 * _GIB, 1200e9, 1, 2, '2x2x1', True),
   'v6e': Generation(918, 4 * _WIDE, 756, 32 * _GIB, 800e9, 1, 1, '2x2'),

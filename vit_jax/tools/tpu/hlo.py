@@ -9,8 +9,10 @@ _INSTRUCTION = re.compile(
   r'^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$'
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+# The end of a scan as TPU programs have it: the counter, from 0, less than a constant.
+_UNTIL = re.compile(r'ROOT .* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT')
 _CALLED = re.compile(
-  r'(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)'
+  r'(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)'
 )
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
 _SHAPE = re.compile(r'([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(:[^}]*)?\})?')
@@ -23,6 +25,7 @@ class Instruction(NamedTuple):
   Attributes:
     name, shape, opcode: as in the text.
     operands: names. text: the line. times: how often it runs in one call.
+    trips: of a loop, how often its body runs each time; None: not known, counted once.
   """
 
   name: str
@@ -31,6 +34,7 @@ class Instruction(NamedTuple):
   operands: tuple[str, ...]
   text: str
   times: int
+  trips: int | None = None
 
   @property
   def op_name(self) -> str:
@@ -55,11 +59,12 @@ def instructions(text: str) -> Iterator[Instruction]:
       opcode = match[3]
       arguments = match[4].split('), ')[0]
       operands = tuple(re.findall(r'%([\w.\-]+)', arguments))
-      yield Instruction(match[1], match[2], opcode, operands, line, times)
+      trips = _trips(line, found) if opcode == 'while' else None
+      yield Instruction(match[1], match[2], opcode, operands, line, times, trips)
       called = _CALLED.findall(line)
       if opcode == 'while':
-        trips = _TRIPS.search(line)
-        inner = times * int(trips[1]) if trips else times
+        called = re.findall(r'body=%?([\w.\-]+)', line)
+        inner = times * (trips or 1)
       elif opcode in ('call', 'conditional', 'async-start'):
         inner = times
         if branches := _BRANCHES.search(line):
@@ -70,6 +75,18 @@ def instructions(text: str) -> Iterator[Instruction]:
         yield from walk(other, inner)
 
   yield from walk(entry, 1)
+
+
+def _trips(line: str, found: dict[str, list[str]]) -> int | None:
+  if known := _TRIPS.search(line):
+    return int(known[1])
+  condition = re.search(r'condition=%?([\w.\-]+)', line)
+  lines = found.get(condition[1], []) if condition else []
+  for until in filter(None, map(_UNTIL.search, lines)):
+    value = re.compile(rf'%?{re.escape(until[1])} = s32\S* constant\((\d+)\)')
+    if constant := next(filter(None, map(value.search, lines)), None):
+      return int(constant[1])
+  return None
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:

@@ -44,7 +44,10 @@ def devices(text: str) -> list:
   platform = f'tpu{name}' if name == '7x' else name
   try:
     described = topologies.get_topology_desc(
-      platform='tpu', topology_name=f'{platform}:{shape}'
+      platform='tpu',
+      topology_name=f'{platform}:{shape}',
+      # As Cloud TPU VMs set it up: both cores of a chip as one device.
+      **({'chip_config_name': 'megacore'} if name == 'v4' else {}),
     )
   except Exception as error:  # JaxRuntimeError, or NotImplementedError, by version
     smallest = generations.GENERATIONS[name].slice
