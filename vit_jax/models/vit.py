@@ -73,12 +73,11 @@ class ViT(nn.Module):
       [B, h, w, C]. With `features=False` only 'pre_logits'.
     """
     choose('classifier', self.classifier, CLASSIFIERS)
-    out, x, stride = {}, images, 1
+    out, x, stride = {}, images, resnet.stride(self.stem_blocks)
     if self.stem_blocks is not None:
       x, out = resnet.trunk(
         images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
       )
-      stride = resnet.stride(self.stem_blocks)
     out['stem'] = x = patch_embed(
       x, self.width, self.patch_size, name='embedding', dtype=self.dtype, stride=stride
     )
@@ -110,14 +109,6 @@ class ViT(nn.Module):
     return x, out if features else {'pre_logits': out['pre_logits']}
 
 
-def stride(fields) -> tuple[int, int]:
-  """Returns the pixels per token, down and across."""
-  blocks = fields.get('stem_blocks')
-  stem = 1 if blocks is None else resnet.stride(blocks)
-  ph, pw = fields['patch_size']
-  return ph * stem, pw * stem
-
-
 FAMILY = Family(
   model=ViT,
   variant=variant,
@@ -131,7 +122,9 @@ FAMILY = Family(
   stems=('conv_root/kernel', 'embedding/kernel'),
   position='Transformer/posembed_input/pos_embedding',
   patches='embedding/kernel',
-  stride=stride,
+  stride=lambda f: tuple(
+    n * resnet.stride(f.get('stem_blocks')) for n in f['patch_size']
+  ),
   any_size=lambda fields: fields['posemb'] != 'learn',
   published=PUBLISHED,
   tiny=(

@@ -7,17 +7,12 @@ from vit_jax.kernels.dropout import keep_mask
 
 
 class Dropout(nn.Module):
-  """Zeros elements with probability `rate`, and divides the others by 1 - rate.
-
-  As `nn.Dropout` (arXiv 1207.0580; the rng is 'dropout'), with masks from
-  `kernels.dropout`.
-  """
+  """As `nn.Dropout` (arXiv 1207.0580), with masks from `kernels.dropout`."""
 
   rate: float
 
   @nn.compact
   def __call__(self, x, *, deterministic: bool):
-    """Returns x as it is if `deterministic`, or at rate 0."""
     if deterministic or not self.rate:
       return x
     keep = keep_mask(self.make_rng('dropout'), self.rate, x.shape)

@@ -39,9 +39,9 @@ def variant(name: str) -> dict:
   return dict(blocks=STAGES[int(match[1])], width=64 * int(match[2] or 1))
 
 
-def stride(blocks: tuple[int, ...]) -> int:
-  """Returns how many pixels one position of the trunk's output stands for."""
-  return 4 * 2 ** max(len(blocks) - 1, 0)
+def stride(blocks: tuple[int, ...] | None) -> int:
+  """Returns the pixels of one position of the trunk's output; None, no trunk: 1."""
+  return 1 if blocks is None else 4 * 2 ** max(len(blocks) - 1, 0)
 
 
 class StdConv(nn.Module):

@@ -28,9 +28,7 @@ def stack(
   between: Callable | None = None,
   last: dict | None = None,
 ):
-  """Runs equal residual blocks one after another, from within a compact module.
-
-  A model of several stages calls it once for each.
+  """Runs a stage of equal residual blocks, from within a compact module.
 
   Args:
     block: makes a module, `block(name=)`, with `__call__(x, rate, train=) -> x`.
@@ -90,10 +88,9 @@ def stack(
 
 
 class StochasticDepth(nn.Module):
-  """Drops a residual branch per example with probability `rate`, in training.
+  """Drops residual branches per example in training, arXiv 1603.09382.
 
-  arXiv 1603.09382; branches that are kept are divided by 1 - rate, so that evaluation
-  needs no factor (as timm's DropPath; the Mixer reference code does not rescale).
+  Those kept are divided by 1 - rate (as timm; the Mixer reference code does not).
   """
 
   @nn.compact

@@ -47,11 +47,7 @@ class EncoderBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x, depth_rate=None, *, train: bool = False, num_queries=None):
-    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it.
-
-    Args:
-      depth_rate: of stochastic depth; None: none.
-    """
+    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it."""
     c = self.config
 
     def branch(y):
@@ -75,9 +71,7 @@ class Encoder(nn.Module):
   config: EncoderConfig
 
   @nn.compact
-  def __call__(
-    self, x, grid: tuple[int, int], *, train=False, num_queries=None, between=None
-  ):
+  def __call__(self, x, grid, *, train=False, num_queries=None, between=None):
     """Runs the blocks on a grid (h, w) of tokens, others in front of them.
 
     Args:

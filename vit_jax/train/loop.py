@@ -9,11 +9,7 @@ from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Preempted, TooManyBadSteps
 from vit_jax.train import status
 from vit_jax.train.record import Record
-from vit_jax.train.runtime import out_of_memory, profiler
-
-# Steps that the host may run ahead of the device: enough to keep it busy, few enough
-# that a run of bad steps is noticed at once.
-MAX_IN_FLIGHT = 2
+from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
 
 
 class Loop:

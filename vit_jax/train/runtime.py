@@ -18,6 +18,11 @@ from vit_jax.errors import OutOfMemory
 _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_REDUCE'}
 
 
+# Steps that the host may run ahead of the device: enough to keep it busy, few enough
+# that a run of bad steps is noticed at once.
+MAX_IN_FLIGHT = 2
+
+
 def options(platform: str | None = None) -> dict[str, str]:
   """Returns the `compiler_options` of `jax.jit` under which a model is fast.
 

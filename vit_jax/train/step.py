@@ -20,8 +20,7 @@ def make_step(task, optimizer, on_device, key):
   norm of the trained ones' alone.
 
   Args:
-    task: see `vit_jax.tasks`.
-    optimizer: see `optim.build`.
+    task, optimizer: see `vit_jax.tasks`, `optim.build`.
     on_device: the part of preprocessing that is left to the device, batch -> batch.
     key: of dropout, for the whole run.
   """
@@ -71,8 +70,7 @@ def make_step(task, optimizer, on_device, key):
 def without_masked(batch: dict) -> tuple[dict, jax.Array]:
   """Returns (batch, mask), the batch with zeros for whatever masked examples hold.
 
-  A weight of 0 alone does not keep a NaN out: 0 * nan is nan, in the loss, in the
-  gradient, and in the example that mixing gives it to.
+  A weight of 0 does not keep a NaN out: 0 * nan is nan, also where it is mixed in.
   """
 
   batch = dict(batch)

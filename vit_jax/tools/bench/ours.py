@@ -14,7 +14,6 @@ from vit_jax.data import pipeline
 from vit_jax.errors import OutOfMemory, UserError
 from vit_jax.tools.inspect import flops
 from vit_jax.train import runtime
-from vit_jax.train.loop import MAX_IN_FLIGHT
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
@@ -140,7 +139,7 @@ class Step:
       for _ in range(steps):
         self._state, out = self._step(self._state, self._batch)
         pending.append(out)
-        if len(pending) > MAX_IN_FLIGHT:
+        if len(pending) > runtime.MAX_IN_FLIGHT:
           jax.block_until_ready(pending.popleft())
       jax.block_until_ready((self._state, pending))
     return time.perf_counter() - start
