@@ -33,11 +33,12 @@ def build(name, **fields):
   return models.build(name.split()[0], **{'num_classes': 7, **TINY[name], **fields})
 
 
-def skip_without(name, *fields):
-  """Skips the test of a model to which it does not apply, naming the field it lacks."""
-  for field in fields:
-    if field not in models.signature(name.split()[0]).parameters:
-      pytest.skip(f'{name} has no field {field}')
+def having(*fields) -> list[str]:
+  """Returns the names of the models that have all these fields."""
+  known = {name: models.signature(name.split()[0]).parameters for name in TINY}
+  names = [name for name in TINY if all(field in known[name] for field in fields)]
+  assert 'vit 0' in names, f'a ViT has all of {fields}'
+  return names
 
 
 def images():
@@ -125,8 +126,8 @@ def test_the_family_knows_whether_any_size_will_do(name):
       jax.eval_shape(other)
 
 
+@pytest.mark.parametrize('name', having('scan'))
 def test_stacked_names_come_apart_and_together(name):
-  skip_without(name, 'scan')
   family = models.family(name.split()[0])
   params = init(build(name))
   ones = {n: x.shape for n, x in trees.flatten(params).items()}
@@ -242,9 +243,11 @@ def test_every_parameter_has_a_gradient(name):
   assert [d for d in dead if not d.endswith('key/bias')] == []
 
 
-@pytest.mark.parametrize('field', ['dropout', 'stochastic_depth'])
+@pytest.mark.parametrize(
+  ('name', 'field'),
+  [(name, f) for f in ('dropout', 'stochastic_depth') for name in having(f)],
+)
 def test_what_is_dropped_is_dropped_in_training_only(name, field):
-  skip_without(name, field)
   model, params = build(name, **{field: 0.5}), init(build(name))
   first, again, *others = (apply(model, params, key)[0] for key in (0, 0, 1, 2, 3))
   np.testing.assert_array_equal(first, again)
@@ -254,17 +257,20 @@ def test_what_is_dropped_is_dropped_in_training_only(name, field):
 
 
 @pytest.mark.parametrize(
-  ('scan', 'remat'),
+  ('name', 'scan', 'remat'),
   [
-    pytest.param(False, 'full', marks=pytest.mark.slow),
-    (False, 'dots'),
-    pytest.param(True, 'none', marks=pytest.mark.slow),
-    (True, 'full'),
+    pytest.param(name, scan, remat, marks=[pytest.mark.slow] if slow else [])
+    for scan, remat, slow in (
+      (False, 'full', True),
+      (False, 'dots', False),
+      (True, 'none', True),
+      (True, 'full', False),
+    )
+    for name in having('remat', *(['scan'] if scan else []))
   ],
 )
 def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):
   fields = {'remat': remat} | ({'scan': True} if scan else {})
-  skip_without(name, *fields)
   model, params = build(name, **fields), init(build(name))
   value, grads = plain(name)
   if scan:
@@ -307,9 +313,13 @@ def test_unknown_fields_and_values_are_refused(name):
 
 
 @pytest.mark.parametrize(
-  ('field', 'value'), [('num_classes', 0), ('dropout', 1.0), ('dropout', -0.1)]
+  ('name', 'field', 'value'),
+  [
+    (name, field, value)
+    for field, value in (('num_classes', 0), ('dropout', 1.0), ('dropout', -0.1))
+    for name in having(field)
+  ],
 )
 def test_values_out_of_range_are_refused(name, field, value):
-  skip_without(name, field)
   with pytest.raises(UserError, match=naming(f'{field}={value}')):
     build(name, **{field: value})

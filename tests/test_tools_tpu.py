@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import jax
 import pytest
 from conftest import naming
 
 from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools.bench import __main__ as bench
+from vit_jax.tools.bench import big_vision, ours
 from vit_jax.tools.inspect import __main__ as inspect
 from vit_jax.tools.tpu import cost, generations, hlo
 
@@ -96,6 +99,9 @@ def test_bytes_bound_a_kernel_that_moves_more_than_it_computes():
   less = PROGRAM.replace('6553600000', '65536')
   (kernel,) = cost.count(less, V3)['uncosted']
   assert kernel['cycles'] == -(-2 * 64 * 200 * 768 * 2 // V3.bytes_per_cycle)
+  most = less.replace('"transcendentals":"0"', '"transcendentals":"204800000"')
+  (kernel,) = cost.count(most, V3)['uncosted']
+  assert kernel['cycles'] == 200_000
 
 
 def test_slices():
@@ -117,6 +123,67 @@ def test_slices():
 def test_refused(flags, facts, capfd):
   assert cli.run(bench.main, ['vit:mu/16', *flags]) == 2
   assert re.search(naming(*facts), capfd.readouterr().err)
+
+
+# What `--vs big_vision` asks of a checkout: a module with these fields, in this file.
+CHECKOUT = """
+from typing import Any
+import flax.linen as nn
+from big_vision import utils
+from big_vision.models import common
+class _Model(nn.Module):
+  num_classes: int
+  patch_size: Any
+  width: int
+  depth: int
+  mlp_dim: int
+  num_heads: int
+  dropout: float
+  pool_type: str
+  posemb: str
+  rep_size: Any
+  scan: bool
+  remat_policy: str
+  dtype_mm: str
+  @nn.compact
+  def __call__(self, image, *, train=False):
+    x = nn.Dense(self.width, dtype=self.dtype_mm)(image.mean((1, 2)))
+    x = nn.Dropout(self.dropout)(x, not train)
+    return nn.Dense(self.num_classes)(x), {'pool': self.pool_type}
+"""
+
+
+def test_a_checkout_of_big_vision(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  for name in ('', '.utils', '.models', '.models.common', '.models.vit'):
+    # Noted as missing, so that what the test imports is gone after it.
+    monkeypatch.setitem(sys.modules, f'big_vision{name}', None)
+    del sys.modules[f'big_vision{name}']
+  with pytest.raises(UserError, match=naming('--big_vision', 'models/vit.py')):
+    big_vision.Peer(str(tmp_path))
+  models = tmp_path / 'big_vision/models'
+  models.mkdir(parents=True)
+  for path in (models, models.parent):
+    (path / '__init__.py').touch()
+  (models / 'vit.py').write_text(CHECKOUT)
+  peer = big_vision.Peer(str(tmp_path))
+  build = lambda name, **fields: ours.Model(
+    name, 'bfloat16', (32, 32), {'num_classes': 5, **fields}
+  )
+  for model, facts in (
+    (build('mixer:S/16', depth=1), ('mixer:S/16', 'ViTs')),
+    (build('vit:mu/16', stochastic_depth=0.1), ('stochastic_depth',)),
+    (build('vit:mu/16', classifier='none'), ("'none'",)),
+    (build('vit:mu/16', remat='full'), ('scan',)),
+  ):
+    with pytest.raises(UserError, match=naming(*facts)):
+      peer.check(model)
+  model = build('vit:mu/16', dropout=0.1)
+  peer.check(model)
+  for mode in ('train', 'forward'):
+    text = peer.lower(model, mode, 2, jax.devices()[:1]).as_text()
+    assert 'bf16' in text
+    assert text.count('dot_general') == (5 if mode == 'train' else 2)
 
 
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is not None, reason='has libtpu')
@@ -163,16 +230,10 @@ RECORDED = {
 @pytest.fixture(scope='module')
 def compiled():
   """Returns {(program, generation): row of `tools.bench --json`}."""
-  # In a process of its own: what conftest asks of JAX would change the programs.
-  changed = ('XLA_FLAGS', 'JAX_DEFAULT_MATMUL_PRECISION', 'JAX_PLATFORMS')
-  env = {key: value for key, value in os.environ.items() if key not in changed}
   rows = {}
   for name, argv in PROGRAMS.items():
-    command = [sys.executable, '-m', 'vit_jax.tools.bench', *argv, '--mode', 'train']
-    command += ['--tpu', 'v3,v5e,v6e', '--json']
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for row in json.loads(done.stdout.splitlines()[-1])['rows']:
+    command = ['vit_jax.tools.bench', *argv, '--mode', 'train', '--tpu', 'v3,v5e,v6e']
+    for row in asked(*command)['rows']:
       rows[name, row['tpu'].partition(':')[0]] = row
   return rows
 
@@ -183,6 +244,44 @@ def test_programs_cost_what_was_recorded(key, compiled):
   row, (cycles, temp_bytes) = compiled[key], RECORDED[key]
   assert row['cycles'] == pytest.approx(cycles, rel=0.03)
   assert row['temp_bytes'] == pytest.approx(temp_bytes, rel=0.03)
+
+
+def asked(*argv) -> dict:
+  """Returns what a tool prints with --json, in a process that compiles for TPUs.
+
+  In one of its own: what conftest asks of JAX would change the programs.
+  """
+  changed = ('XLA_FLAGS', 'JAX_DEFAULT_MATMUL_PRECISION', 'JAX_PLATFORMS')
+  env = {key: value for key, value in os.environ.items() if key not in changed}
+  command = [sys.executable, '-m', *argv, '--json']
+  done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.tpu
+def test_a_scan_costs_what_its_blocks_do():
+  argv = ['vit_jax.tools.bench', 'vit:S/16', '--set', 'depth=6', '--batch', '32']
+  argv += ['--set', 'classifier=gap', '--mode', 'train', '--tpu', 'v3']
+  (loop,), (scan,) = (
+    asked(*argv, *more)['rows'] for more in ([], ['--set', 'scan=True'])
+  )
+  assert scan['unknown_loops'] == 0
+  # The same products; stacking what the backward pass needs costs more, up to a half.
+  assert 1 <= scan['cycles'] / loop['cycles'] < 1.5
+
+
+@pytest.mark.tpu
+def test_a_recipe_on_a_slice():
+  config = str(Path(__file__).parents[1] / 'configs/digits.py')
+  argv = ('vit_jax.tools.inspect', '--config', config, '--tpu', 'v5e:2x2')
+  found = asked(*argv, '--config.mesh.fsdp=2')['tpu']
+  assert found['mesh'] == {'data': 2, 'fsdp': 2, 'tensor': 1}
+  assert found['devices'] == 4
+  assert found['cycles'] > 0
+  assert found['collectives']
+  assert found['hours'] == pytest.approx(561 * found['step_s'] / 3600)
+  assert found['chip_hours'] == pytest.approx(4 * found['hours'])
 
 
 # The yardstick: what a product of 4096 x 4096 matrices takes, and x + 1 on 256 MiB.

@@ -5,6 +5,7 @@ One way, from bytes to the device:
   source.read -> Reader -> ops, in TensorFlow -> Batches -> sharding.global_batch
 """
 
+import abc
 import functools
 from collections.abc import Iterator
 from typing import Annotated
@@ -39,7 +40,7 @@ def _build(source, split, options):
   return mixture.build(source, split)
 
 
-class Batches:
+class Batches(abc.ABC):
   """What training and evaluation share. Anything wrong is said before TensorFlow loads.
 
   Attributes:
@@ -167,9 +168,9 @@ class Batches:
     op = self._preprocess.on_device
     return batch if op is None else op.on_device(batch)
 
+  @abc.abstractmethod
   def _open(self, seed, host, hosts):
     """Returns (source, order)."""
-    raise NotImplementedError
 
   def _iterate(self, first: int, last: int | None) -> Iterator[dict]:
     size = self._reader.batch_size

@@ -9,14 +9,14 @@ def keep_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
 
   Each element's number is a hash of the key and of its own index: a pure function of
   where it stands in the whole array, whatever the devices that share it, and cheap enough
-  to be computed again where it is needed instead of being stored. Threefry, JAX's
-  generator, takes four times the operations, which fuse with nothing: with it dropout 0.1
-  costs a step of ViT-B/16 69 % more cycles on a TPU v5e, like this 3 %
-  (benchmarks/NOTES.md). Fit for dropout, not for cryptography or for initial values.
+  to be computed again where it is needed instead of being stored. With Threefry, JAX's
+  generator, dropout 0.1 costs a step of ViT-B/16 69 % more cycles on a TPU v5e, like this
+  3 % (benchmarks/NOTES.md). Fit for dropout, not for cryptography or for initial values.
 
   Args:
     key: of any of JAX's generators, which it is drawn from.
     rate: in [0, 1), met to 2**-32.
+    shape: of the whole array, also where several devices share it.
   """
   return _words(key, shape) >= jnp.uint32(round(rate * 2**32))
 

@@ -1,5 +1,6 @@
 """What a source of examples is."""
 
+import abc
 import hashlib
 import types
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from vit_jax.data.sources import order
 from vit_jax.errors import UserError
 
 
-class Source:
+class Source(abc.ABC):
   """Random access to the examples of one split. A new data set is one subclass.
 
   Attributes:
@@ -44,9 +45,11 @@ class Source:
     """(H, W, C) of images that are arrays, None of encoded ones."""
     return self.features['image'].shape
 
+  @abc.abstractmethod
   def __len__(self) -> int:
-    raise NotImplementedError
+    """Returns the number of examples of the split."""
 
+  @abc.abstractmethod
   def read(self, indices: np.ndarray) -> list[dict]:
     """Returns examples, dicts of the declared features.
 
@@ -55,7 +58,6 @@ class Source:
     in their place. Beside several labels there may be a 'weight', float [n]: the value of
     each in a multi-hot target, else 1. 'exif', if there, overrides the source's.
     """
-    raise NotImplementedError
 
   def read_at(self, positions: np.ndarray, indices: np.ndarray) -> list[dict]:
     """`read`, for the examples at `positions` of the order of `for_training`."""

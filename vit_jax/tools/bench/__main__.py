@@ -45,7 +45,6 @@ def main(argv: list[str]) -> int:
   from vit_jax.tools.bench import ours as bench_ours
   from vit_jax.tools.bench import peer as bench_peer
   from vit_jax.tools.bench import record as bench_record
-  from vit_jax.train import metrics
 
   out = bench_record.check_file(args.out)
   fields = arguments.fields(args)
@@ -78,12 +77,7 @@ def main(argv: list[str]) -> int:
   command = bench_record.command('python -m vit_jax.tools.bench', argv)
   record = bench_record.record('bench', command, machine, versions, rows)
   record['peak'] = peaks
-  if out:
-    metrics.write_json(out, record)
-  if args.json:
-    cli.print_json(record)
-  else:
-    print(bench_text.table(record))
+  bench_record.deliver(record, out, args.json, bench_text.table)
   return 0
 
 

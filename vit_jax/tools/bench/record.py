@@ -6,8 +6,10 @@ import os
 import platform
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
+from vit_jax import cli
 from vit_jax.errors import UserError
 
 
@@ -63,6 +65,22 @@ def record(
     'versions': {'python': platform.python_version(), **versions},
     'rows': rows,
   }
+
+
+def deliver(record: dict, out: Path | None, as_json: bool, table: Callable) -> None:
+  """Writes a record to the file that `--out` names, and prints it.
+
+  Args:
+    as_json: as one line of JSON; else `table(record)`.
+  """
+  from vit_jax.train import metrics
+
+  if out:
+    metrics.write_json(out, record)
+  if as_json:
+    cli.print_json(record)
+  else:
+    print(table(record))
 
 
 def machine() -> dict:

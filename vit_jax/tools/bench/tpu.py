@@ -4,7 +4,6 @@ import contextlib
 import sys
 import time
 
-from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools.bench import arguments, record
 from vit_jax.tools.tpu import cost, topology
@@ -17,7 +16,6 @@ def main(args, argv: list[str]) -> int:
   """Prints the table (or its JSON); writes what `--out` asks for; returns 0."""
   topology.prepare()
   from vit_jax.tools.bench import ours
-  from vit_jax.train import metrics
 
   out = record.check_file(args.out)
   fields, size = arguments.fields(args), (args.resolution, args.resolution)
@@ -44,12 +42,7 @@ def main(args, argv: list[str]) -> int:
   command = record.command('python -m vit_jax.tools.bench', argv)
   result = record.record('bench --tpu', command, record.machine(), _versions(), rows)
   result['left_out'] = LEFT_OUT
-  if out:
-    metrics.write_json(out, result)
-  if args.json:
-    cli.print_json(result)
-  else:
-    print(table(result))
+  record.deliver(result, out, args.json, table)
   return 0
 
 
@@ -93,7 +86,6 @@ def _row(programs, text: str, devices, model, mode: str, batch: int) -> dict:
     )
     found['step_s'] = seconds
     found['images_per_s_chip'] = batch / seconds * generation.devices
-    found['fits'] = found['bytes'] <= generation.hbm
     if side == 'ours':
       row |= found
     else:
@@ -171,7 +163,7 @@ def _numbers(name: str, row: dict, side: dict) -> str:
   return (
     f'{name:13}{row["mode"]:9}{row["dtype"]:10}{row["batch"]:5}{side["cycles"] / 1e6:10.2f}'
     f'{side["mfu"]:7.1%}{side["images_per_s_chip"]:15,.0f}{gib("temp_bytes")}'
-    f'{gib("bytes")}{accessed:>10}{"" if side["fits"] else "  does not fit"}'
+    f'{gib("bytes")}{accessed:>10}'
   )
 
 
@@ -200,6 +192,8 @@ def _parts(row: dict) -> list[str]:
         lines.append(
           f'    {found["cycles"] / 1e6:6.2f}  {found["times"]} x {found["op"]}'
         )
+  if row['unknown_loops']:
+    lines.append(f'  loops of unknown length, counted once: {row["unknown_loops"]}')
   if beside := sum(found['cycles'] for found in row['overlapped'].values()):
     lines.append(f'  copies beside the rest, not in the sum: {beside / 1e6:.2f}')
   return lines

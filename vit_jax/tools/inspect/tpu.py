@@ -20,15 +20,15 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
     text: the slice, 'v3:16x16'.
 
   Returns:
-    What `cost.measure` does, with tpu; devices; mesh; hbm and fits; step_s, by the clock
+    What `cost.measure` does, with tpu; devices; mesh; hbm; step_s, by the clock
     at which the vendor's peak is reached; interconnect_s: that collectives would take at
     the vendor's rate if nothing else ran beside them; images_per_s of the slice; mfu;
     hours of the whole run, its chip_hours and core_days, without interconnect; paper:
     core-days of the same model in the paper, or None.
 
   Raises:
-    UserError: for a mesh or batch that a run would refuse, or a program that the
-      compiler cannot place in the device's memory.
+    UserError: for a mesh or batch that a run would refuse, or a program that does not
+      fit: the compiler itself refuses it, so that what it compiles does.
   """
   import jax
 
@@ -67,7 +67,6 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
     'devices': count,
     'mesh': dict(placed.shape),
     'hbm': generation.hbm,
-    'fits': found['bytes'] <= generation.hbm,
     'step_s': seconds,
     'interconnect_s': moved / generation.interconnect,
     'images_per_s': request['batch'] / seconds,
@@ -85,13 +84,12 @@ def render(record: dict) -> str:
   axes = ', '.join(
     f'{axis}={size}' for axis, size in record['mesh'].items() if size > 1
   )
-  verdict = 'fits' if record['fits'] else 'DOES NOT FIT'
   paper = f', the paper reports {record["paper"]:,}' if record['paper'] else ''
   rows = [
     ('slice', f'{record["tpu"]}, {record["devices"]:,} devices ({axes or "one"})'),
     (
       'memory of a device',
-      f'{record["bytes"] / _GIB:.2f} GiB of {record["hbm"] / _GIB:g}: {verdict} '
+      f'{record["bytes"] / _GIB:.2f} GiB of {record["hbm"] / _GIB:g}: fits '
       f'(temporaries {record["temp_bytes"] / _GIB:.2f})',
     ),
     (
@@ -118,6 +116,10 @@ def render(record: dict) -> str:
     "  clock of the vendor's peak; input, host and waiting are not in it, nor is the",
     '  interconnect, which is an estimate.',
   ]
+  if record['unknown_loops']:
+    lines.append(
+      f'  {record["unknown_loops"]} loops of unknown length are counted once.'
+    )
   if not record['calibrated']:
     lines.append("  Of this generation the model does not reach the vendor's rate.")
   return '\n'.join(lines)

@@ -2,10 +2,11 @@
 
 Every fusion of a compiled program carries `estimated_cycles`, the estimate by which XLA
 chose its form. Their sum is the time of a call in cycles of one device. What carries none
-(a Pallas kernel, a reshape that moves) counts as the larger of its declared products and
-its bytes at the device's rates, and is listed. What runs beside the units is not in the
-sum: copies between memories that start and end apart, counted by their cycles on their
-own, and collectives, by bytes. Neither are the host, and waiting for other devices.
+(a Pallas kernel, a reshape that moves) counts as the largest of its products, its
+transcendentals, both as it declares them, and its bytes, at the device's rates, and is
+listed. Not in the sum is what runs beside the units: copies that start and end apart,
+whose cycles are counted on their own, and collectives, by bytes. Nor are the host, and
+waiting for other devices.
 """
 
 import collections
@@ -31,6 +32,9 @@ _FREE |= {
   'rng-get-and-update-state',
 }
 _FREE_CALLS = ('AllocateBuffer', 'AssumeGatherIndicesInBound', 'Sharding', 'Bitcast')
+
+# Numbers in a vector register, 8 x 128: a cycle gives a transcendental of each, at best.
+LANES = 1024
 
 # The first that matches the path of an operation names its part.
 _PARTS = (
@@ -131,7 +135,11 @@ def _estimate(run, shapes, generation: Generation) -> tuple[int, int]:
   cycles = size / generation.bytes_per_cycle
   if declared := _ESTIMATE.search(run.text):
     declared = {key: float(value) for key, value in json.loads(declared[1]).items()}
-    cycles = max(cycles, declared.get('flops', 0) / generation.ops_per_cycle)
+    cycles = max(
+      cycles,
+      declared.get('flops', 0) / generation.ops_per_cycle,
+      declared.get('transcendentals', 0) / LANES,
+    )
   return math.ceil(cycles), size
 
 

@@ -38,6 +38,7 @@ def devices(text: str) -> list:
   Raises:
     UserError: for an unknown generation, or a shape that it is not made in.
   """
+  import jax
   from jax.experimental import topologies
 
   name, shape = generations.parse(text)
@@ -49,7 +50,7 @@ def devices(text: str) -> list:
       # As Cloud TPU VMs set it up: both cores of a chip as one device.
       **({'chip_config_name': 'megacore'} if name == 'v4' else {}),
     )
-  except Exception as error:  # JaxRuntimeError, or NotImplementedError, by version
+  except jax.errors.JaxRuntimeError as error:
     smallest = generations.GENERATIONS[name].slice
     raise UserError(
       f'--tpu {text}: {str(error).splitlines()[0]} The smallest is {name}:{smallest}.'
