@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from vit_jax import cli
-from vit_jax.data.sources import folder
+from vit_jax.data.sources import listing
 from vit_jax.errors import UserError
 
 
@@ -68,9 +68,9 @@ def find(images: list[str]) -> list[str]:
   for name in images:
     path = Path(name)
     if path.is_dir():
-      inside = sorted(p for p, _ in folder.images_below(name))
+      inside = sorted(p for p, _ in listing.images_below(name))
       if not inside:
-        known = ' '.join(sorted(folder.EXTENSIONS))
+        known = ' '.join(sorted(listing.EXTENSIONS))
         raise UserError(f'No images in {name}: looked for {known}.')
       paths += inside
     elif path.exists():

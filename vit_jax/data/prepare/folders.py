@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from vit_jax.data.prepare import tars
 from vit_jax.data.prepare.entries import Entry, clean, is_hidden
-from vit_jax.data.sources import folder
+from vit_jax.data.sources import folder, listing
 from vit_jax.errors import UserError
 
 _SPLIT_OF = {name: split for split, names in folder.SYNONYMS.items() for name in names}
@@ -66,7 +66,7 @@ def pieces(root: str, *, ranges: bool) -> list[Files | tars.Tar]:
   for directory, prefix in places:
     names, archives = _listing(directory)
     for name in names:
-      found = sorted(folder.images_below(os.path.join(directory, name)))
+      found = sorted(listing.images_below(os.path.join(directory, name)))
       paths = tuple(os.path.relpath(path, root) for path, _ in found)
       sizes = tuple(size for _, size in found)
       out.append(Files(root, clean(prefix + name), paths, sizes))

@@ -14,7 +14,7 @@ import re
 from vit_jax.data.prepare import folders, tars
 from vit_jax.data.prepare.entries import Entry
 from vit_jax.data.prepare.plan import LeftOut, Place, Plan, number
-from vit_jax.data.sources.folder import EXTENSIONS
+from vit_jax.data.sources.listing import EXTENSIONS
 from vit_jax.errors import UserError
 
 # A look at so many files of an archive tells whether it can be ImageNet-21k.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vit_jax.data.prepare import folders, manifest, tars
 from vit_jax.data.prepare.entries import Entry
 from vit_jax.data.prepare.plan import LeftOut, Place, Plan, fraction, number
-from vit_jax.data.sources.folder import EXTENSIONS
+from vit_jax.data.sources.listing import EXTENSIONS
 from vit_jax.errors import UserError
 
 _SHARE = re.compile(r'([A-Za-z]\w*)=(\d+(?:\.\d+)?)%')

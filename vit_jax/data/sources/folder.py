@@ -1,13 +1,12 @@
 """A person's folder of images, one folder per class."""
 
 import concurrent.futures
-import hashlib
 import logging
 import os
 
 import numpy as np
 
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import listing, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError
 
@@ -17,12 +16,6 @@ SYNONYMS = {
   'validation': ('validation', 'val', 'valid', 'dev'),
   'test': ('test', 'testing'),
 }
-
-# What TensorFlow or Pillow reads, in any case of letters.
-EXTENSIONS = (
-  *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.gif', '.bmp', '.webp', '.avif', '.jp2'),
-  *('.tif', '.tiff', '.ppm', '.pgm', '.pbm', '.pnm', '.tga'),
-)
 
 # Reading is waiting, mostly, where the folder is not on a local disk.
 _READERS = 16
@@ -36,11 +29,17 @@ class Folder(Source):
   below the root: 'train[:90%]' holds every class although files are sorted by class,
   and adding a file hardly moves the others. Hidden files, and files that are not images
   by their extension, are left out. Symbolic links are followed.
+
+  Args:
+    target: ROOT.
+    split: a split expression, see `splits`.
+    keep_listing: do not list folders again that no file was added to or removed from, see
+      `listing`. For file systems that do not keep the times of directories: False.
   """
 
   exif = True
 
-  def __init__(self, target: str, split: str):
+  def __init__(self, target: str, split: str, *, keep_listing: bool = True):
     root = os.path.abspath(os.path.expanduser(target))
     if not os.path.isdir(root):
       raise UserError(
@@ -66,18 +65,20 @@ class Folder(Source):
       splits.check_name(name, directories, self.name)
       wanted.append(f'{name}[{start}:{stop}]')
     found = {
-      name: self._scan(directories[name])
+      name: self._scan(directories[name], keep_listing)
       for name in {part.split('[')[0] for part in wanted}
     }
     sizes = {name: len(found.get(name, ())) for name in directories}
     rows = [
       found[name][i]
       for name, indices in splits.select('+'.join(wanted), sizes, self.name)
-      for i in indices
+      for i in indices.tolist()
     ]
     self._paths = [path for path, _, _ in rows]
     self.labels = np.array([label for _, label, _ in rows], np.int64)
-    self.fingerprint = fingerprint((self.class_names, *rows))
+    # As `str` shows a row, in two thirds of the time.
+    shown = [f'({path!r}, {label}, {size})' for path, label, size in rows]
+    self.fingerprint = fingerprint((self.class_names, *shown))
 
   def __len__(self) -> int:
     return len(self._paths)
@@ -92,7 +93,7 @@ class Folder(Source):
   def name_of(self, index: int) -> str:
     return os.path.join(self._root, self._paths[index])
 
-  def _scan(self, directory: str) -> list[tuple[str, int, int]]:
+  def _scan(self, directory: str, keep_listing: bool) -> list[tuple[str, int, int]]:
     """Returns a split's (path below the root, label, size in bytes) in its order."""
     label_of = {name: i for i, name in enumerate(self.class_names)}
     folders = _folders(directory)
@@ -102,17 +103,17 @@ class Folder(Source):
         f'{self.name}: {directory} has folders that are not classes of the train split: '
         f'{_some(unknown)}.'
       )
-    rows, empty = [], []
-    for name in folders:
-      images = images_below(os.path.join(directory, name))
-      empty += [] if images else [name]
-      rows += [(os.path.relpath(p, self._root), label_of[name], n) for p, n in images]
-    if empty:
+    paths, sizes, places, _ = listing.images_in(
+      self._root, directory, folders, self._pool, keep_listing
+    )
+    if empty := sorted(set(range(len(folders))) - set(places)):
+      where = [os.path.join(directory, folders[i]) for i in empty]
       raise UserError(
-        f'{self.name}: no image in {_some([os.path.join(directory, n) for n in empty])}. '
-        f'Remove the folder, or add images ({" ".join(sorted(EXTENSIONS))}).'
+        f'{self.name}: no image in {_some(where)}. Remove the folder, or add images '
+        f'({" ".join(sorted(listing.EXTENSIONS))}).'
       )
-    return sorted(rows, key=lambda row: hashlib.sha256(row[0].encode()).digest())
+    labels = [label_of[name] for name in folders]
+    return list(zip(paths, [labels[i] for i in places], sizes, strict=True))
 
 
 def _read(path: str) -> dict:
@@ -167,43 +168,11 @@ def _class_names(directories: dict[str, str]) -> list[str]:
 def _folders(directory: str) -> list[str]:
   try:
     with os.scandir(directory) as entries:
-      return sorted(e.name for e in entries if e.is_dir() and not _hidden(e.name))
+      return sorted(
+        e.name for e in entries if e.is_dir() and not listing.is_hidden(e.name)
+      )
   except OSError as error:
     raise UserError(f'folder: {directory}: {error.strerror}.') from None
-
-
-def images_below(directory: str) -> list[tuple[str, int]]:
-  """Returns (path, size in bytes) of all images below, links followed once, unsorted."""
-  out, todo, seen = [], [directory], set()
-  while todo:
-    here = todo.pop()
-    real = os.path.realpath(here)
-    if real in seen:
-      continue  # a link to a folder above it
-    seen.add(real)
-    try:
-      entries = list(os.scandir(here))
-    except OSError as error:
-      raise UserError(f'folder: {here}: {error.strerror}.') from None
-    for entry in entries:
-      if _hidden(entry.name):
-        continue
-      if entry.is_dir():
-        todo.append(entry.path)
-      elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
-        out.append((entry.path, _size(entry)))
-  return out
-
-
-def _size(entry: os.DirEntry) -> int:
-  try:
-    return entry.stat().st_size
-  except OSError:
-    return 0  # a dangling link: reported when it is read
-
-
-def _hidden(name: str) -> bool:
-  return name.startswith('.') or name == '__MACOSX'
 
 
 def _some(names: list[str]) -> str:
