@@ -128,6 +128,68 @@ def test_fused_crop_of_an_ordinary_jpeg():
   assert difference.max() <= 24  # chroma at the edge, see above
 
 
+def whole_image(height, width):
+  return 0, 0, height, width
+
+
+@pytest.mark.parametrize('orientation', [1, 3, 6])
+@pytest.mark.parametrize(
+  ('needed', 'shape'),
+  [
+    ((51, 75), (203, 301)),
+    ((50, 75), (102, 151)),
+    ((10, 60), (102, 151)),
+    ((20, 30), (51, 76)),
+    ((3, 5), (26, 38)),
+  ],
+)
+@pytest.mark.parametrize('mode', ['RGB', 'L'])
+def test_a_jpeg_is_reduced_as_pillow_does(needed, shape, orientation, mode):
+  size = (203, 301) if orientation < 5 else (301, 203)
+  data = encode(picture(*size).convert(mode), 'JPEG', orientation)
+  args = tf.constant(data), orientation, 3
+  got = images.decode_and_crop(*args, True, whole_image, needed).numpy().astype(int)
+  assert got.shape == (*shape, 3)
+  image = Image.open(io.BytesIO(data))
+  height, width = needed if orientation < 5 else needed[::-1]
+  image.draft(None, (2 * width, 2 * height))
+  want = np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
+  np.testing.assert_array_equal(got, want)
+  # The fast DCT differs in chroma, which at a half has all of its pixels.
+  fast = images.decode_and_crop(*args, False, whole_image, needed).numpy()
+  assert np.abs(got - fast).max() <= 4
+  if shape == (203, 301):
+    np.testing.assert_array_equal(fast, decode(data))
+
+
+@pytest.mark.parametrize('orientation', [1, 5, 8])
+def test_a_crop_of_a_reduced_jpeg(orientation):
+  size = (240, 336) if orientation < 5 else (336, 240)
+  data = encode(picture(*size), 'JPEG', orientation, subsampling=0)
+  box = lambda h, w: (37, 50, 121, 90)  # a quarter has rows 9 to 39, columns 12 to 34
+  args = tf.constant(data), orientation, 3, True
+  got = images.decode_and_crop(*args, box, (11, 11)).numpy()
+  image = Image.open(io.BytesIO(data))
+  image.draft(None, (image.width // 4, image.height // 4))
+  want = np.asarray(ImageOps.exif_transpose(image))[9:40, 12:35]
+  np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize('fmt', ['PNG', 'WEBP', 'BMP'])
+def test_other_formats_are_not_reduced(fmt):
+  data = encode(picture(96, 64), fmt, **({'lossless': True} if fmt == 'WEBP' else {}))
+  got = images.decode_and_crop(tf.constant(data), 1, 3, False, whole_image, (4, 4))
+  np.testing.assert_array_equal(got.numpy(), np.asarray(picture(96, 64)))
+
+
+def test_a_truncated_jpeg_is_broken_at_any_size():
+  data = encode(picture(200, 300), 'JPEG')
+  data = tf.constant(data[: len(data) // 2])
+  for needed in (None, (50, 50), (9, 9)):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+      images.decode_and_crop(data, 1, 3, False, whole_image, needed)
+
+
 def png(width, height, rows):
   """A black-and-white PNG of one bit a pixel."""
   out = b'\x89PNG\r\n\x1a\n'

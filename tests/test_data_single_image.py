@@ -5,8 +5,9 @@ import io
 import numpy as np
 import pytest
 from conftest import naming
-from PIL import Image, features
+from PIL import Image, ImageOps, features
 
+from vit_jax.data import pipeline
 from vit_jax.data.ops import registry
 from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.single_image import SingleImage
@@ -83,6 +84,49 @@ def test_every_mode_of_image_is_read(mode, tmp_path):
   assert x.shape == (16, 16, 1)
   np.testing.assert_allclose(x[..., 0], gray / 255, atol=0.03)  # JPEG, palettes
   assert SingleImage('decode|value_range(0, 1)')(path.read_bytes()).shape == (16, 16, 3)
+
+
+@pytest.fixture(scope='module')
+def large(tmp_path_factory):
+  """A folder with a JPEG of 700 x 901 px that stands upright by its EXIF."""
+  path = tmp_path_factory.mktemp('large') / 'a' / 'a.jpg'
+  path.parent.mkdir()
+  rng = np.random.default_rng(0)
+  x = np.zeros((700, 901, 3))
+  for side in (4, 16, 64, 256):  # as photographs have it, less detail in what is small
+    noise = Image.fromarray(rng.integers(0, 256, (side, side, 3), np.uint8))
+    x += np.asarray(noise.resize((901, 700), Image.BICUBIC)) / side**0.5
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  Image.fromarray((x / 1.1).clip(0, 255).astype(np.uint8)).save(path, exif=exif)
+  return path
+
+
+@pytest.mark.parametrize(
+  'pp', ['resize((90, 60))', 'resize_small(80)|central_crop(72)', 'resize(360)']
+)
+def test_a_large_jpeg_is_that_of_training(large, pp):
+  pp = f'decode(precise=True)|{pp}|value_range(0, 255)'
+  batches = pipeline.evaluate(f'folder:{large.parents[1]}', 'train', pp, 1)
+  (batch,) = batches.iterate()
+  got, want = SingleImage(pp)(large), np.asarray(batch['image'][0], np.float32)
+  # At full size Pillow's chroma differs by a level, see `test_data_images`.
+  assert np.abs(got - want).max() <= (1 if '360' in pp else 0)
+
+
+@pytest.mark.parametrize('size', [(90, 60), (200, 150)])
+def test_a_large_jpeg_looks_as_if_decoded_whole(large, size):
+  pp = f"resize({size}, antialias=True, rounding='nearest')|value_range(0, 255)"
+  with Image.open(large) as image:
+    upright = ImageOps.exif_transpose(image)
+  want = np.asarray(upright.resize(size[::-1], Image.BILINEAR), np.float32)
+  whole = np.abs(SingleImage(f'decode(whole=True)|{pp}')(large) - want)
+  reduced = np.abs(SingleImage(f'decode|{pp}')(large) - want)
+  assert whole.max() <= 1  # rounded once more by Pillow, between its passes
+  # A level is the step in which images come anyway. (Noise of 256 x 256 pixels is as sharp
+  # as a photograph of that size; most of the difference is where it meets the triangle.)
+  assert 0 < reduced.mean() < 1
+  assert reduced.max() <= 8
 
 
 @pytest.mark.parametrize('suffix', ['jpg', 'png', 'webp', 'tif', 'avif'])

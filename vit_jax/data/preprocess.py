@@ -58,6 +58,7 @@ class Preprocess:
       last = max(i for i, op in enumerate(ops) if op.name == 'value_range')
       self.on_device = ops.pop(last).apply
     self.on_host = ops
+    self._needed = registry.needed_of_decode(ops)
     # Never nothing: TensorFlow 2.21's unbatch crashes on rows of no elements.
     self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
 
@@ -131,12 +132,16 @@ class Preprocess:
       return self.resume(row['image'], row, u)
     first, *rest = self.on_host
     args = (row['image'], row['orientation'], first.apply.channels, first.apply.precise)
-    if not rest or rest[0].crop is None:
-      return _run(rest, self._features(decode.decode(*args), row), u)
-    crop, *rest = rest
-    box = lambda h, w: crop.crop.box(h, w, u[: crop.draws])
-    image = crop.crop.finish(decode.decode_and_crop(*args, box))
-    return _run(rest, self._features(image, row), u[crop.draws :])
+    if rest and (crop := rest[0].crop):
+      n = rest[0].draws
+      box = lambda h, w: crop.box(h, w, u[:n])
+      image = crop.finish(decode.decode_and_crop(*args, box, self._needed))
+      return _run(rest[1:], self._features(image, row), u[n:])
+    if self._needed is None:
+      image = decode.decode(*args)
+    else:
+      image = decode.decode_and_crop(*args, lambda h, w: (0, 0, h, w), self._needed)
+    return _run(rest, self._features(image, row), u)
 
   def resume(self, image, row: dict, u) -> dict:
     """Runs the host's ops on an example whose image is decoded: uint8 [H, W, C]."""

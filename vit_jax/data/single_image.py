@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.data.ops import registry
-from vit_jax.data.ops.decode import BadImage, probe
+from vit_jax.data.ops.decode import GAP, BadImage, probe
 from vit_jax.errors import UserError
 
 
@@ -38,6 +38,7 @@ class SingleImage:
         )
     registry.check_images(pp, [op.name for op in ops])
     self.steps: list[Callable] = [op.numpy for op in ops]
+    self._needed = registry.needed_of_decode(ops)
 
   def __call__(self, image) -> np.ndarray:
     """Returns float32 [H, W, C].
@@ -48,14 +49,18 @@ class SingleImage:
     Raises:
       BadImage: for what cannot be read, or is smaller than a crop.
     """
-    x = _pixels(image)
+    x = _pixels(image, self._needed)
     for step in self.steps:
       x = step(x)
     return np.asarray(x, np.float32)
 
 
-def _pixels(image) -> np.ndarray:
-  """Returns uint8 [H, W, C], C 1 or 3, upright."""
+def _pixels(image, needed: tuple[int, int] | None) -> np.ndarray:
+  """Returns uint8 [H, W, C], C 1 or 3, upright.
+
+  Args:
+    needed: see `decode.decode_and_crop`.
+  """
   from PIL import Image, ImageOps
 
   if isinstance(image, np.ndarray):
@@ -71,9 +76,14 @@ def _pixels(image) -> np.ndarray:
     except OSError as error:
       raise BadImage(error.strerror or str(error)) from None
   if isinstance(image, bytes):
-    data, _ = probe(image, exif=True)  # refuses bombs, brings odd formats to PNG
+    # Refuses bombs, brings odd formats to PNG.
+    data, orientation = probe(image, exif=True)
     try:
-      image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+      image = Image.open(io.BytesIO(data))
+      if needed:
+        width, height = needed[::-1] if orientation < 5 else needed
+        image.draft(None, (GAP * width, GAP * height))  # of JPEG
+      image = ImageOps.exif_transpose(image)
     except Exception as error:  # Pillow's plugins raise many types on broken files
       raise BadImage(str(error) or type(error).__name__) from None
   else:

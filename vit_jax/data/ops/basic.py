@@ -28,14 +28,20 @@ class Decode:
 
   `tf.io.decode_image`, as big_vision, and for gray `tf.image.rgb_to_grayscale`.
 
+  Where the next op is to leave a quarter or less of the height and width of a JPEG
+  (`resize`, `resize_small`), or of its crop (`inception_crop`), it is decoded at 1/2, 1/4
+  or 1/8, with at least twice what will be left: photographs of many megapixels.
+
   Args:
     channels: 3 or 1.
     precise: JPEG by the accurate inverse DCT, as Pillow, not the fast one.
+    whole: decode every pixel of a JPEG, however small it will be; as big_vision.
   """
 
-  def __init__(self, channels: int = 3, precise: bool = False):
+  def __init__(self, channels: int = 3, precise: bool = False, whole: bool = False):
     self.channels = arguments.choice('channels', channels, (1, 3))
     self.precise = precise
+    self.whole = whole
 
   def __call__(self, images, u):
     tf = lazy_tf.load()
@@ -71,6 +77,7 @@ def resize(
       images, (height, width), method, antialias, rounding
     ),
     lambda image: _resized(image, height, width, method, antialias, rounding),
+    needed=(height, width),
   )
 
 
@@ -102,7 +109,7 @@ def resize_small(
     size = np.round(shape * (np.float32(smaller_size) / shape.min()))
     return _resized(image, *size.astype(int), method, antialias, rounding)
 
-  return Twins(tensors, array)
+  return Twins(tensors, array, needed=(smaller_size, smaller_size))
 
 
 def _resized(image, height, width, method, antialias, rounding):

@@ -1,5 +1,6 @@
 """Encoded images: what their header says, and decoding with orientation and crop."""
 
+import functools
 import io
 
 import numpy as np
@@ -13,6 +14,11 @@ MAX_PIXELS = 64_000_000
 # What `tf.io.decode_image` reads, by first bytes (a WebP is checked for its tag too).
 _TF_MAGIC = (b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'GIF8', b'BM', b'RIFF')
 _ORIENTATION = 0x0112
+
+# A JPEG that will be made much smaller is decoded at 1/2, 1/4 or 1/8, as long as this many
+# times the height and width of the result are left for the resizing to work on. As
+# Pillow's `thumbnail` does, with the same number (its `reducing_gap`).
+GAP = 2
 
 # EXIF orientation 1..8 as (transpose, flip up-down, flip left-right), in this order.
 _STEPS = np.array(
@@ -112,7 +118,14 @@ def decode(data, orientation, channels: int, precise: bool):
   return tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
 
 
-def decode_and_crop(data, orientation, channels: int, precise: bool, box):
+def decode_and_crop(
+  data,
+  orientation,
+  channels: int,
+  precise: bool,
+  box,
+  needed: tuple[int, int] | None = None,
+):
   """Returns the crop uint8 [h, w, channels] of the upright image.
 
   A JPEG is decoded inside the crop only, which is most of the work saved.
@@ -120,6 +133,9 @@ def decode_and_crop(data, orientation, channels: int, precise: bool, box):
   Args:
     box: function of the upright (height, width), int32 scalars, to the crop's
       (y, x, h, w).
+    needed: the (h, w) to which the crop will be resized, or less. A JPEG may then come at
+      1/2, 1/4 or 1/8, see `GAP`: all pixels of that size that have a part in the crop.
+      None: as large as it is.
   """
   tf = lazy_tf.load()
   steps = tf.gather(tf.constant(_STEPS), orientation)
@@ -133,9 +149,19 @@ def decode_and_crop(data, orientation, channels: int, precise: bool, box):
     x = tf.where(steps[2], width - x - w, x)
     y = tf.where(steps[1], height - y - h, y)
     window = tf.where(steps[0], tf.stack([x, y, w, h]), tf.stack([y, x, h, w]))
-    return tf.image.decode_and_crop_jpeg(
-      data, window, channels=channels, dct_method=_dct(precise)
-    )
+
+    def at(ratio):
+      begin, end = window[:2] // ratio, -(-(window[:2] + window[2:]) // ratio)
+      inside = tf.concat([begin, end - begin], 0)
+      return tf.image.decode_and_crop_jpeg(
+        data, inside, channels, ratio, dct_method=_dct(precise)
+      )
+
+    if needed is None:
+      return at(1)
+    times = tf.minimum(h // (GAP * needed[0]), w // (GAP * needed[1]))
+    halvings = tf.reduce_sum(tf.cast(times >= [2, 4, 8], tf.int32))
+    return tf.switch_case(halvings, [functools.partial(at, r) for r in (1, 2, 4, 8)])
 
   def whole():
     image = _pixels(data, channels, precise)

@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax.data import ops
@@ -82,10 +82,15 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class Twins:
-  """An op's function in TensorFlow, and the same for one NumPy image [H, W, C]."""
+  """An op's function in TensorFlow, and the same for one NumPy image [H, W, C].
+
+  Attributes:
+    needed: see `needed_of_decode`.
+  """
 
   tensorflow: Callable
   numpy: Callable
+  needed: tuple[int, int] | None = None
 
   def __call__(self, images, u):
     return self.tensorflow(images, u)
@@ -174,6 +179,17 @@ def check_images(pp: str, names: list[str]) -> None:
       f'pp {pp!r} must have exactly one value_range, such as value_range(-1, 1): models '
       'expect images in [-1, 1].'
     )
+
+
+def needed_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:
+  """Returns the size that the op after `decode` leaves of an image or of its crop of it.
+
+  (h, w) of the result, or less; None where all pixels are wanted. An op that resizes has it
+  as `needed`.
+  """
+  if len(ops) < 2 or ops[0].name != 'decode' or ops[0].apply.whole:
+    return None
+  return getattr(ops[1].apply, 'needed', None)
 
 
 def _pieces(pp: str) -> list[str]:
