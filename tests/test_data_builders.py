@@ -289,6 +289,9 @@ def test_other_input_does_not_go_on(tmp_path, monkeypatch):
   with pytest.raises(Killed):
     writer.prepare(imagenet21k.plan(tar), str(tmp_path))
   monkeypatch.undo()
+  for side in (8, 16):  # begun without one
+    with pytest.raises(UserError, match=naming('incomplete.1.0.0', 'delete')):
+      writer.prepare(imagenet21k.plan(tar, max_side=side), str(tmp_path))
   write_tar(tmp_path / 'a.tar', synsets(5))
   with pytest.raises(UserError, match=naming('incomplete.1.0.0', 'delete')):
     writer.prepare(imagenet21k.plan(tar), str(tmp_path))
@@ -416,6 +419,69 @@ def test_a_whole_image_is_kept_as_it_is(kind):
   if kind in ('JPEG', 'PNG', 'WEBP'):
     with pytest.raises(BadImage):
       checks.check(data[: len(data) * 2 // 3], upright=True)
+
+
+@pytest.mark.parametrize('orientation', [1, 6])
+@pytest.mark.parametrize('mode', ['RGB', 'L', 'RGBA', 'P', 'CMYK', 'I;16'])
+def test_large_images_are_made_smaller(mode, orientation):
+  kind = 'JPEG' if mode in ('RGB', 'L', 'CMYK') else 'PNG'
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  # Bands of gray, across.
+  ramp = np.add.outer(np.arange(300), np.arange(403))
+  gray = ((ramp // 60) * 20 + 10).astype(np.uint8)
+  image = Image.fromarray(gray)
+  image = (
+    Image.fromarray(gray.astype(np.uint16) * 257)
+    if mode == 'I;16'
+    else image.convert('RGB' if mode in ('P', 'CMYK') else mode).convert(mode)
+  )
+  out = io.BytesIO()
+  image.save(out, kind, exif=exif, **({'quality': 95} if kind == 'JPEG' else {}))
+  kept, note = checks.check(out.getvalue(), True, 100)
+  assert note.split() == ['shrunk'] + ['turned'] * (orientation == 6)
+  small = Image.open(io.BytesIO(kept))
+  assert small.format == 'JPEG'
+  assert small.mode == ('L' if mode in ('L', 'I;16') else 'RGB')
+  assert small.getexif().get(0x0112, 1) == 1
+  want = Image.fromarray(gray).resize((100, 74), Image.BICUBIC)
+  want = want.rotate(-90, expand=True) if orientation == 6 else want
+  assert small.size == want.size
+  off = np.abs(np.asarray(small.convert('L'), int) - np.asarray(want))
+  assert off.mean() < 2  # two compressions, and where steps of 20 levels fall
+  # What is not larger stays as it is, and so does the shorter side alone.
+  again, note = checks.check(kept, True, 100)
+  assert again is kept
+  assert note == ''
+  assert checks.check(kept, True, 101) == (kept, '')
+
+
+def test_a_data_set_of_smaller_images(tmp_path):
+  files = {
+    'a/large.jpg': encoded(1, 'JPEG', size=(30, 90)),
+    'a/small.jpg': encoded(2, 'JPEG', size=(8, 9)),
+    'b/large.png': encoded(3, 'PNG', size=(90, 30)),
+  }
+  root = write_folder(tmp_path / 'in', files)
+  plan = lambda **options: images.plan([root], 'x', **options)
+  made, result = writer.prepare(plan(max_side=60), str(tmp_path))
+  kept = {name: data for _, data, name in examples(made, 'train')}
+  assert kept['a/small.jpg'] == files['a/small.jpg']
+  sizes = {n: Image.open(io.BytesIO(data)).size for n, data in kept.items()}
+  sides = {name: max(size) for name, size in sizes.items()}
+  assert sides == {'a/large.jpg': 60, 'a/small.jpg': 9, 'b/large.png': 60}
+  assert result['shrunk'] == 2
+  assert 'made smaller: 2' in report.text(result)
+  assert '60 pixels' in (tmp_path / 'x/1.0.0/dataset_info.json').read_text()
+  marks = [plan(max_side=side).fingerprint() for side in (None, 60, 61)]
+  assert len({*marks}) == 3
+  assert marks[0] == plan().fingerprint()
+
+
+def test_a_broken_large_image_is_not_made_smaller():
+  data = encoded(0, 'JPEG', size=(160, 320))
+  with pytest.raises(BadImage):
+    checks.check(data[: len(data) * 2 // 3], True, 64)
 
 
 def test_photographs_are_turned_upright():

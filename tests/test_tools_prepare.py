@@ -109,6 +109,7 @@ def folder(tmp_path):
     ('images --from {}/in --name My-Pets', ('My-Pets', 'my_pets')),
     ('images --from {}/in --name x --version 1', ("'1'", 'X.Y.Z')),
     ('images --from {}/in --name x --split train=90', ('train=90',)),
+    ('images --from {}/in --name x --max_side 0', ('--max_side', '0', '512')),
     ('images --from {}/in --name x --split train=90%,val=20%', (110,)),
     (
       'images --from {}/in --name x --split train=50%,train=50%',

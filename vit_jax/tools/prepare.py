@@ -26,7 +26,8 @@ def main(argv: list[str]) -> int:
     raise UserError('--beam_pipeline_options goes with --beam_runner.')
   if args.beam_runner:
     beam.load_beam()  # before the input is looked through
-  common = dict(version=args.version, ranges=bool(args.beam_runner))
+  common = dict(version=args.version, max_side=args.max_side)
+  common['ranges'] = bool(args.beam_runner)
   if args.data_set == 'imagenet21k':
     plan = imagenet21k.plan(args.sources[0], **common)
   else:
@@ -86,6 +87,12 @@ def _parser() -> cli.Parser:
   for one in (synsets, own):
     one.add_argument('--data_dir', required=True, help="TFDS's: gets NAME/VERSION")
     one.add_argument('--version', default='1.0.0', help='default: 1.0.0')
+    one.add_argument(
+      '--max_side',
+      type=int,
+      metavar='PIXELS',
+      help='make images whose longer side is larger smaller, as JPEG of quality 95',
+    )
     one.add_argument(
       '--file_format', choices=('array_record', 'tfrecord'), default='array_record'
     )

@@ -2,13 +2,15 @@
 
 import io
 
+import numpy as np
+
 from vit_jax.data.ops.decode import BadImage, probe
 
-# Pillow's 95 is visually lossless; only photographs with an EXIF orientation are re-encoded.
+# Pillow's 95 is visually lossless; only what is turned or made smaller is re-encoded.
 _QUALITY = 95
 
 
-def check(data: bytes, upright: bool) -> tuple[bytes, str]:
+def check(data: bytes, upright: bool, max_side: int | None = None) -> tuple[bytes, str]:
   """Decodes an image to see whether it can be.
 
   A JPEG is decoded at an eighth of its size, which reads all of its bytes and takes
@@ -18,10 +20,12 @@ def check(data: bytes, upright: bool) -> tuple[bytes, str]:
     data: the file's bytes.
     upright: turn an image as its EXIF orientation says: readers of prepared data sets
       ignore it.
+    max_side: pixels of the longer side; an image with more is made smaller, its aspect
+      ratio kept to a pixel, and becomes a JPEG. None: any.
 
   Returns:
-    (bytes to keep, what was changed: '', 'turned' or 'converted'). Unchanged bytes are
-    JPEG, PNG, GIF, BMP or WebP; other formats come back as PNG.
+    (bytes to keep, what was changed: words of 'turned', 'converted' and 'shrunk').
+    Unchanged bytes are JPEG, PNG, GIF, BMP or WebP; other formats come back as PNG.
 
   Raises:
     BadImage: with the reason.
@@ -29,10 +33,14 @@ def check(data: bytes, upright: bool) -> tuple[bytes, str]:
   from PIL import Image, ImageOps
 
   kept, orientation = probe(data, exif=upright)
-  if kept is not data:
-    return kept, 'converted'
   try:
-    with Image.open(io.BytesIO(data)) as image:
+    with Image.open(io.BytesIO(kept)) as image:
+      if max_side and max(image.size) > max_side:
+        return _shrunk(
+          image, upright, max_side
+        ), f'shrunk{" turned" * (orientation > 1)}'
+      if kept is not data:
+        return kept, 'converted'
       if orientation == 1:
         image.draft('L', (1, 1))
         image.load()
@@ -43,3 +51,22 @@ def check(data: bytes, upright: bool) -> tuple[bytes, str]:
       return out.getvalue(), 'turned'
   except Exception as error:  # Pillow's plugins raise many types on broken data
     raise BadImage(f'cannot be decoded: {error or type(error).__name__}') from None
+
+
+def _shrunk(image, upright: bool, side: int) -> bytes:
+  """Returns a JPEG of an opened image, gray if it is, its longer side `side` pixels."""
+  from PIL import Image, ImageOps
+
+  turn = ImageOps.exif_transpose if upright else (lambda image: image)
+  if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
+    values = np.asarray(turn(image)).astype(np.uint32) >> 8
+    image = Image.fromarray(values.astype(np.uint8))
+  elif image.mode not in ('L', 'RGB', 'CMYK'):
+    image = image.convert('L' if image.mode in ('1', 'LA') else 'RGB')
+  # A JPEG is decoded at a half, a quarter or an eighth, see `decode.GAP`, but at three times
+  # the size or more: this is done once, and for good.
+  image.thumbnail((side, side), reducing_gap=3)
+  image = turn(image)
+  out = io.BytesIO()
+  image.convert('L' if image.mode == 'L' else 'RGB').save(out, 'JPEG', quality=_QUALITY)
+  return out.getvalue()

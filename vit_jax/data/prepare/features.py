@@ -48,8 +48,9 @@ def example(place: Place, data: bytes, multi_label: bool) -> dict:
 
 def facts(plan: Plan) -> dict:
   """Returns the arguments of DatasetInfo that are for people, and supervised_keys."""
+  side = f' Longer sides are at most {plan.max_side} pixels.' if plan.max_side else ''
   return {
-    'description': plan.description,
+    'description': plan.description + side,
     'homepage': plan.homepage or None,
     'citation': plan.citation or None,
     'supervised_keys': None if plan.multi_label else ('image', 'label'),

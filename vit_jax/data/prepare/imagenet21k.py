@@ -37,12 +37,19 @@ class _Synsets:
     return Place(f'{synset}/{name}', 'full', (synset,))
 
 
-def plan(source: str, *, version: str = '1.0.0', ranges: bool = False) -> Plan:
+def plan(
+  source: str,
+  *,
+  version: str = '1.0.0',
+  max_side: int | None = None,
+  ranges: bool = False,
+) -> Plan:
   """Returns the plan of 'imagenet21k'.
 
   Args:
     source: the archive, or a folder of its nXXXXXXXX.tar or nXXXXXXXX/.
     version: of the data set to write.
+    max_side: see `Plan`.
     ranges: for many workers, see `tars.pieces`.
 
   Raises:
@@ -65,6 +72,7 @@ def plan(source: str, *, version: str = '1.0.0', ranges: bool = False) -> Plan:
   return Plan(
     name='imagenet21k',
     version=version,
+    max_side=max_side,
     pieces=tuple(pieces),
     place=_Synsets(),
     class_names=None if whole else names,

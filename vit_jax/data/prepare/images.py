@@ -82,6 +82,7 @@ def plan(
   *,
   version: str = '1.0.0',
   split: str | None = None,
+  max_side: int | None = None,
   ranges: bool = False,
 ) -> Plan:
   """Returns the plan of a data set.
@@ -94,6 +95,7 @@ def plan(
     split: 'train=90%,val=10%', by a hash of the file's name; by default folders or
       tars above the classes that are named as splits are (train, val, test, ...), or the
       manifest's column, decide, and without them all is 'train'.
+    max_side: see `Plan`.
     ranges: for many workers, see `tars.pieces`.
 
   Raises:
@@ -101,6 +103,7 @@ def plan(
   """
   shares = _shares(split) if split else None
   about = dict(name=name, version=version, settings=(split or '',), upright=True)
+  about['max_side'] = max_side
   if manifest.is_manifest_name(sources[0]):
     return _listed(sources[0], sources[1:], shares, about, ranges)
   pieces = tuple(_pieces(sources, ranges, bare=False))

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     path: as the user knows the file.
     place: its place; None if the file is left out.
     data: an encoded image, or None.
-    note: with data, what was changed ('', 'turned', 'converted'); else the reason.
+    note: with data, what was changed, see `checks.check`; else the reason.
     kind: 'kept', 'broken', 'skipped', or 'class': a class's folder, maybe empty.
   """
 
@@ -64,6 +64,7 @@ class Plan:
     splits: None: those that are met.
     multi_label: any number of labels for an image, instead of one.
     upright: turn photographs as their EXIF orientation says.
+    max_side: of images in pixels; larger ones are made smaller. None: any.
     settings: what else decides the result, for the fingerprint.
     description, homepage, citation: for people.
   """
@@ -76,6 +77,7 @@ class Plan:
   splits: tuple[str, ...] | None = None
   multi_label: bool = False
   upright: bool = False
+  max_side: int | None = None
   settings: tuple[str, ...] = ()
   description: str = ''
   homepage: str = ''
@@ -89,16 +91,22 @@ class Plan:
       )
     if not _VERSION.fullmatch(self.version):
       raise UserError(f'--version {self.version!r} is not X.Y.Z, such as 1.0.0.')
+    if self.max_side is not None and self.max_side < 1:
+      raise UserError(
+        f'--max_side {self.max_side} must be a positive number of pixels, such as 512.'
+      )
 
   @property
   def size(self) -> int:
-    """Bytes of the input; images hardly shrink or grow on their way."""
+    """Bytes of the input: about those of the data set, or more with `max_side`."""
     return sum(piece.size for piece in self.pieces if not getattr(piece, 'start', 0))
 
   def fingerprint(self) -> str:
     """Returns 16 hex digits that change with the input or what is made of it."""
     parts = [piece.identity() for piece in self.pieces]
-    return fingerprint([self.name, self.version, *self.settings, *parts])
+    # Without one as before there was any: what was begun then can be resumed.
+    side = [] if self.max_side is None else [f'max_side={self.max_side}']
+    return fingerprint([self.name, self.version, *self.settings, *side, *parts])
 
   def outcomes(self, piece, skip: int = 0, threads: int = 1) -> Iterator[Outcome]:
     """Reads one piece, one outcome for every entry, in their order.
@@ -132,7 +140,8 @@ class Plan:
     except (OSError, *tars.DAMAGE) as error:
       reason = f'cannot be read: {getattr(error, "strerror", None) or error}'
       return Outcome(entry.path, None, None, reason, 'broken')
-    return pool.submit(_checked, entry.path, place, data, self.upright)
+    how = self.upright, self.max_side
+    return pool.submit(_checked, entry.path, place, data, *how)
 
 
 def number(labels: Iterable[str]) -> tuple[str, ...]:
@@ -145,9 +154,9 @@ def fraction(key: str) -> float:
   return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6]) / 2**48
 
 
-def _checked(path: str, place: Place, data: bytes, upright: bool) -> Outcome:
+def _checked(path: str, place: Place, data: bytes, *how) -> Outcome:
   try:
-    kept, note = checks.check(data, upright)
+    kept, note = checks.check(data, *how)
   except BadImage as error:
     return Outcome(path, None, None, str(error), 'broken')
   return Outcome(path, place, kept, note, 'kept')

@@ -23,7 +23,7 @@ class Tally:
     classes: every class met, with images or without.
     counts: {split: {class: images}}; an image with several labels counts in each.
     examples, size: {split: images}, {split: bytes of their files}.
-    changed: {'turned': images, 'converted': images}.
+    changed: {'turned': images, 'converted': images, 'shrunk': images}.
     left: {'broken': number, 'skipped': number}; named: {kind: [{path, reason}]}.
   """
 
@@ -46,7 +46,7 @@ class Tally:
       self.classes.update(outcome.place.labels)
     if outcome.kind == 'kept':
       self._count(outcome.place.split, outcome.place.labels, len(outcome.data), 1)
-      self.changed.update([outcome.note] if outcome.note else [])
+      self.changed.update(outcome.note.split())
     elif outcome.kind != 'class':
       self.leave(outcome.kind, outcome.path, outcome.note)
 
@@ -111,6 +111,7 @@ def make(tally: Tally, name: str, version: str, class_names: tuple[str, ...]) ->
     'splits': splits,
     'turned': tally.changed['turned'],
     'converted': tally.changed['converted'],
+    'shrunk': tally.changed['shrunk'],
     **{
       kind: {
         'number': tally.left[kind],
@@ -147,6 +148,8 @@ def summary(report: dict) -> str:
     lines.append(f'  with their EXIF orientation applied: {report["turned"]:,}')
   if report['converted']:
     lines.append(f'  converted to PNG: {report["converted"]:,}')
+  if report['shrunk']:
+    lines.append(f'  made smaller: {report["shrunk"]:,}')
   kinds = {'broken': 'broken, left out', 'skipped': 'no part of the data set, left out'}
   for kind, words in kinds.items():
     if number := report[kind]['number']:
