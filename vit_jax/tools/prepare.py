@@ -6,8 +6,8 @@
       --data_dir D --split train=90%,val=10%
 
 Nothing is unpacked. Rerunning the same command resumes an interrupted run. A report of
-counts per class, and of files left out, is written beside the data. With --beam_runner
-it runs on a cluster.
+counts per class, and of files left out, is written beside the data. --max_side 512 makes
+large images smaller, once. With --beam_runner it runs on a cluster.
 """
 
 import sys
