@@ -15,7 +15,7 @@ from vit_jax.train import run as train
 
 ROOT = Path(__file__).parents[1]
 CONFIG = 'configs/digits.py:debug'
-STEPS = 60
+STEPS = 40
 EVAL_EVERY = 20
 
 # Everything that a state can hold and a resume could get wrong: dropout, EMA, a bfloat16

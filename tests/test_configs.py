@@ -22,9 +22,11 @@ def in_the_repository(monkeypatch):
   monkeypatch.chdir(runs.ROOT)
 
 
-# Between them most models, and every optimizer, head and evaluator of the recipes.
-# The others differ in fields of these, and are started below; `make test-slow` runs them.
-QUICK = {'digits', 'finetune', 'vit_b16', 'vit_g_jft3b', 'mixer_i1k', 'bit_i1k'}
+# Between them every evaluator and most optimizers and heads of the recipes. The others
+# are started below, where all but compiling and computing is done; their models have
+# gradients in test_models, their losses and mixing steps in test_train and test_step.
+# `make test-slow` runs them.
+QUICK = {'digits', 'finetune', 'vit_b16', 'vit_g_jft3b'}
 
 
 @pytest.mark.parametrize(

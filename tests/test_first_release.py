@@ -31,7 +31,7 @@ def folder(tmp_path):
 def test_it_loads_and_gives_the_same_logits(folder):
   loaded = vit_jax.load(folder)
   with np.load(folder / 'logits.npz') as file:
-    logits, _ = loaded.model.apply(loaded.variables, file['images'])
+    logits, _ = jax.jit(loaded.model.apply)(loaded.variables, file['images'])
     # The same float32 model; products may be summed in another order.
     np.testing.assert_allclose(logits, file['logits'], atol=1e-6)
   assert loaded.pp == "decode(1)|resize(4, rounding='nearest')|value_range(-1, 1)"

@@ -41,9 +41,9 @@ def built(name, lr=0.01, **section):
 
 def run(optimizer, params=PARAMS, grads=GRADS):
   """Returns {name: value} of the params after each step."""
-  state, out = optimizer.tx.init(params), []
+  state, out, update = optimizer.tx.init(params), [], jax.jit(optimizer.tx.update)
   for n, g in enumerate(grads):
-    updates, state = optimizer.tx.update(g, state, params, rate=optimizer.rate(n))
+    updates, state = update(g, state, params, rate=optimizer.rate(n))
     params = optax.apply_updates(params, updates)
     out.append({k: np.asarray(v) for k, v in trees.flatten(params).items()})
   return out
@@ -118,9 +118,9 @@ def test_lion_by_hand():
 def test_lamb_is_that_of_optax():
   out = run(built('lamb', wd=0.1, wd_rules=[('.*', 1.0)]))
   params, tx = PARAMS, optax.lamb(0.01, weight_decay=0.1)
-  state = tx.init(params)
+  state, update = tx.init(params), jax.jit(tx.update)
   for n, g in enumerate(GRADS):
-    updates, state = tx.update(g, state, params)
+    updates, state = update(g, state, params)
     params = optax.apply_updates(params, updates)
     for name, value in trees.flatten(params).items():
       np.testing.assert_allclose(out[n][name], value, rtol=1e-5, atol=1e-6)
@@ -173,12 +173,11 @@ def test_schedule_free_by_the_paper_s_equations():
   optimizer = built('schedule_free', b1=0.9)
   x, z, v = start, start, 0.0
   params, state = PARAMS, optimizer.tx.init(PARAMS)
+  update = jax.jit(optimizer.tx.update)
   for t, g in enumerate(grads, 1):
     point = trees.flatten(optimizer.gradient_point(params, state))[name]
     np.testing.assert_allclose(point, 0.1 * z + 0.9 * x, rtol=1e-5, atol=1e-6)
-    updates, state = optimizer.tx.update(
-      GRADS[t - 1], state, params, rate=optimizer.rate(t)
-    )
+    updates, state = update(GRADS[t - 1], state, params, rate=optimizer.rate(t))
     params = optax.apply_updates(params, updates)
     v = 0.999 * v + 0.001 * g * g
     z = z - 0.01 * g / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)

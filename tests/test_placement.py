@@ -17,6 +17,10 @@ def build(name, **fields):
   return models.build(name, variants[name], depth=2, num_classes=5, **fields)
 
 
+def initial(model, images):
+  return jax.jit(model.init)(jax.random.key(0), images)['params']
+
+
 SLOW = pytest.mark.slow
 
 
@@ -31,7 +35,7 @@ SLOW = pytest.mark.slow
 )
 def test_blocks_are_entered_as_asked(name, scan):
   free = build(name, scan=scan, placement='free')
-  params = free.init(jax.random.key(0), IMAGES)['params']
+  params = initial(free, IMAGES)
   rng = np.random.default_rng(1)
   noise = lambda x: x + rng.normal(0, 0.1, x.shape).astype(np.float32)
   params = jax.tree.map(noise, params)
@@ -60,14 +64,15 @@ def test_blocks_are_entered_as_asked(name, scan):
 
 def test_a_batch_that_the_mesh_does_not_divide_is_left_alone():
   with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
-    params = build('vit').init(jax.random.key(0), IMAGES[:1])['params']
+    params = initial(build('vit'), IMAGES[:1])
   assert params['head']['kernel'].shape[1] == 5
 
 
 def test_a_model_by_itself_needs_no_mesh():
   model = build('vit', placement='width')
-  params = model.init(jax.random.key(0), IMAGES)['params']
-  assert model.apply({'params': params}, jnp.asarray(IMAGES))[0].shape == (8, 5)
+  params = initial(model, IMAGES)
+  logits, _ = jax.jit(model.apply)({'params': params}, jnp.asarray(IMAGES))
+  assert logits.shape == (8, 5)
 
 
 def test_unknown_placements_are_refused():

@@ -24,7 +24,7 @@ from vit_jax.checkpoint import checkpoints
 # is left out: a moment kept in bfloat16 (2^-9 of a step where it rounds the other way)
 # and Adam's division by gradients that are rounding alone.
 CHANGES = (
-  *('steps=24', 'checkpoint.every=8', 'optim.schedule.warmup=4'),
+  *('steps=12', 'checkpoint.every=4', 'optim.schedule.warmup=4'),
   *('optim.moment_dtype=None', 'optim.eps=0.001'),
 )
 
@@ -98,12 +98,12 @@ def reference(tmp_path_factory):
 
 def test_two_processes_go_on_where_one_was(reference, shared, tmp_path):
   workdir = shutil.copytree(reference, tmp_path / 'run')
-  for step in ('16', '24'):
+  for step in ('8', '12'):
     shutil.rmtree(workdir / 'checkpoints' / step)
   (code, out, error), (other_code, other_out, other_error) = run_two(workdir, shared)
   assert (code, other_code) == (0, 0), error + other_error
-  assert re.search(naming('step 8'), out)
-  assert re.search(naming('24 steps'), out)
+  assert re.search(naming('step 4'), out)
+  assert re.search(naming('12 steps'), out)
   assert (
     'step' not in other_out
   )  # the first speaks; the transport says a line of its own
@@ -123,7 +123,7 @@ def test_a_signal_to_one_stops_both_and_other_numbers_go_on(
   assert codes == [75, 75]
   status = runs.status(tmp_path)
   assert status['state'] == 'preempted'
-  assert 3 <= status['step'] < 24
+  assert 3 <= status['step'] < 12
   assert str(status['step']) in runs.saved(tmp_path)
   run_one(tmp_path, monkeypatch, 1)
   assert_alike(tmp_path, reference, 1e-6)

@@ -98,7 +98,7 @@ def test_a_killed_and_stopped_run_ends_like_one_never_touched(
   step = runs.status(tmp_path)['step']
   assert ended.startswith('error: ')
   assert re.search(naming(f'step {step}', runs.STEPS), ended)
-  assert 7 <= step < 20
+  assert 7 <= step < runs.EVAL_EVERY
   status = runs.status(tmp_path)
   assert (status['state'], status['exit']) == ('preempted', 75)
   assert str(step) in runs.saved(tmp_path)
@@ -196,7 +196,7 @@ def test_a_change_allowed_by_name_goes_on(finished, capfd, monkeypatch):
   changes = ('optim.lr=0.5', f'steps={total}')
   assert again(finished, *changes, 'resume_allow=optim.lr') == 2
   _, _, row, _ = capfd.readouterr().err.splitlines()
-  assert row.split() == ['steps', '60', '62']
+  assert row.split() == ['steps', str(runs.STEPS), str(total)]
   assert again(finished, *changes, 'resume_allow=optim.lr,steps') == 0
   assert re.search(naming(f'step {runs.STEPS}'), capfd.readouterr().out)
   assert runs.status(finished)['step'] == total

@@ -171,7 +171,7 @@ def test_forward_gives_the_logits_of_the_model():
   step = bench_ours.Step(model, 'forward', 4)
   params, logits = step._step(step._state, step._batch)
   images = step._batch['image'].astype(jnp.float32) / 127.5 - 1
-  expected, _ = model.module.apply({'params': params}, images)
+  expected, _ = jax.jit(model.module.apply)({'params': params}, images)
   # Rounding of another order of sums, in float32.
   np.testing.assert_allclose(logits, expected, atol=1e-5)
 

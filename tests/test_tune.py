@@ -26,6 +26,7 @@ MODEL = models.build('vit', 'mu/4', num_classes=5, depth=2, width=32, mlp_dim=32
 TASK = tasks.build('classify', MODEL, SPEC)
 
 
+@jax.jit
 def params():
   values = TASK.init(jax.random.key(0), SPEC)
   kernel = jax.random.normal(jax.random.key(1), values['head']['kernel'].shape)

@@ -1,6 +1,7 @@
 """python -m vit_jax.main --config=FILE.py[:ARGS] [--workdir=DIR] [--config.KEY=VALUE]"""
 
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -41,4 +42,6 @@ def main(argv: list[str]) -> int:
 
 if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # TensorFlow's start-up notes
+  # Imports and traces make a million objects and no garbage to look for among them.
+  gc.set_threshold(100_000)
   sys.exit(cli.run(main))

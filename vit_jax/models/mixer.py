@@ -166,6 +166,6 @@ FAMILY = Family(
     (r'Mixer-([A-Z])_(\d+)', lambda size, patch: (f'{size}/{patch}', {})),
   ),
   tiny=(
-    dict(patch_size=(8, 8), width=32, depth=3, tokens_mlp_dim=16, channels_mlp_dim=64),
+    dict(patch_size=(8, 8), width=32, depth=2, tokens_mlp_dim=16, channels_mlp_dim=64),
   ),
 )

@@ -128,7 +128,7 @@ FAMILY = Family(
   any_size=lambda fields: fields['posemb'] != 'learn',
   published=PUBLISHED,
   tiny=(
-    dict(variant='mu/8', depth=3),
+    dict(variant='mu/8', depth=2),
     dict(variant='R50+mu/16', depth=2, stem_blocks=(1,), stem_width=32),
   ),
 )

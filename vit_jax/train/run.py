@@ -62,7 +62,10 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     optimizer = optim.build(**config['optim'], total_steps=total, family=family)
     init_key, step_key = jax.random.split(jax.random.key(config['seed']))
     rules = tune.build(**config['tune'])
-    init = lambda key, given: init_state(task, optimizer, data.spec, key, given, rules)
+    # Jitted, so that its shapes and its values come from one trace.
+    init = jax.jit(
+      lambda key, given: init_state(task, optimizer, data.spec, key, given, rules)
+    )
     abstract = jax.eval_shape(init, init_key, {})
     abstract = sharding.abstract(abstract, mesh, config['sharding'])
     given = start.from_weights(source, model, config, abstract.frozen)
