@@ -14,11 +14,13 @@ from scipy.special import erf
 from vit_jax import sharding
 from vit_jax.errors import UserError
 from vit_jax.kernels import attention
+from vit_jax.kernels import dense as kernels_dense
 from vit_jax.kernels.attention import attend, softmax
-from vit_jax.kernels.dot_general import dot_general
+from vit_jax.kernels.dense import dense
 from vit_jax.kernels.dropout import keep_mask
 from vit_jax.kernels.layer_norm import normalise
 from vit_jax.nn import mlp, transformer
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.dropout import Dropout
 from vit_jax.nn.stack import StochasticDepth
 
@@ -73,51 +75,64 @@ def test_layer_norm_of_bfloat16_has_float32_statistics():
   assert grad.dtype == jnp.bfloat16
 
 
-# Of the layers: Dense, query, and out.
-DIMENSIONS = [
-  ((2, 5, 6), (6, 7), (((2,), (0,)), ((), ()))),
-  ((2, 5, 6), (6, 3, 2), (((2,), (0,)), ((), ()))),
-  ((2, 5, 3, 2), (3, 2, 6), (((2, 3), (0, 1)), ((), ()))),
-]
+DENSE = ((2, 5, 6), (6, 7), (7,))  # x, kernel, bias
 
 
-@pytest.mark.parametrize(('x', 'kernel', 'dimensions'), DIMENSIONS)
-def test_derivatives_of_products(x, kernel, dimensions):
-  ours, plain = (
-    lambda *args, f=f: f(*args, dimensions) for f in (dot_general, jax.lax.dot_general)
-  )
-  assert_same_derivatives(ours, plain, normal(*x), normal(*kernel))
+def plain_dense(x, kernel, bias):
+  return x @ kernel + bias
 
 
-def test_the_platform_of_a_product_is_chosen_when_lowered():
-  x, kernel, dimensions = DIMENSIONS[0]
-  x, kernel = (
-    jax.ShapeDtypeStruct(x, 'float32'),
-    jax.ShapeDtypeStruct(kernel, 'float32'),
-  )
+def test_derivatives_of_dense_layers():
+  assert_same_derivatives(dense, plain_dense, *(normal(*shape) for shape in DENSE))
 
-  def text(product, platform):
-    loss = lambda *args: jnp.sin(product(*args, dimensions)).sum()
-    step = jax.jit(jax.grad(loss, (0, 1))).trace(x, kernel)
+
+def test_gradients_of_dense_layers_are_chosen_when_lowered():
+  def text(layer, platform, dtype):
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape in DENSE]
+    loss = lambda *args: jnp.sin(layer(*args)).sum()
+    step = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*args)
     return step.lower(lowering_platforms=(platform,)).as_text()
 
   products = lambda text: re.findall(r'dot_general .*(contracting.*)', text)
-  plain = products(text(jax.lax.dot_general, 'tpu'))
+  plain = products(text(plain_dense, 'tpu', 'float32'))
   assert len(plain) == 3
-  assert products(text(dot_general, 'tpu')) == plain
-  on_cpu = text(dot_general, 'cpu')
-  assert products(on_cpu)[:1] == plain[:1]
+  assert products(text(dense, 'tpu', 'float32')) == plain
+  assert products(text(dense, 'cuda', 'bfloat16')) == products(
+    text(plain_dense, 'cuda', 'bfloat16')
+  )
+  assert len(products(text(dense, 'tpu', 'bfloat16'))) == 4  # the bias's, with ones
+  on_cpu = text(dense, 'cpu', 'bfloat16')
   assert 'contracting_dims = [0] x [0]' in on_cpu
   assert 'contracting_dims = [0, 1] x [0, 1]' not in on_cpu
 
 
-def test_a_product_keeps_its_arguments_alone():
-  x, kernel, dimensions = DIMENSIONS[0]
-  _, pullback = jax.vjp(
-    lambda *args: dot_general(*args, dimensions), normal(*x), normal(*kernel)
-  )
+def test_a_product_with_ones_adds_the_bias():
+  x, kernel, bias = (normal(*shape) for shape in DENSE)
+  by_ones = lambda *params: kernels_dense._by_ones(x, *params)
+  y, pullback = jax.vjp(by_ones, kernel, bias)
+  np.testing.assert_allclose(y, plain_dense(x, kernel, bias), atol=1e-5)
+  np.testing.assert_allclose(pullback(y)[1], y.sum((0, 1)), atol=1e-5)
+
+
+def test_a_dense_layer_keeps_its_arguments_alone():
+  _, pullback = jax.vjp(dense, *(normal(*shape) for shape in DENSE))
   kept = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
-  assert sorted(kept) == sorted([x, kernel])
+  assert sorted(kept) == sorted(DENSE[:2])
+
+
+def test_a_dense_layer_of_heads_is_flax_s():
+  x, key = normal(2, 5, 6), jax.random.key(0)
+  theirs = nn.DenseGeneral((3, 2), bias_init=nn.initializers.normal())
+  ours = Dense(6, outputs=(3, 2), bias_init=nn.initializers.normal())
+  params = theirs.init(key, x)
+  jax.tree.map(np.testing.assert_array_equal, ours.init(key, x), params)
+  y = theirs.apply(params, x)
+  np.testing.assert_allclose(ours.apply(params, x), y.reshape(2, 5, 6), atol=1e-6)
+  theirs, ours = nn.DenseGeneral(7, axis=(-2, -1)), Dense(7, inputs=(3, 2))
+  params = theirs.init(key, y)
+  jax.tree.map(np.testing.assert_array_equal, ours.init(key, x), params)
+  expected = theirs.apply(params, x.reshape(2, 5, 3, 2))
+  np.testing.assert_allclose(ours.apply(params, x), expected, atol=1e-6)
 
 
 def test_gelus():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.kernels.attention import attend
-from vit_jax.kernels.dot_general import dot_general
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.dropout import Dropout
 
 
@@ -33,24 +33,24 @@ class MultiHeadDotProductAttention(nn.Module):
         'width / num_heads channels.'
       )
     dense = functools.partial(
-      nn.DenseGeneral,
-      kernel_init=nn.initializers.xavier_uniform(),
-      dtype=self.dtype,
-      dot_general=dot_general,
+      Dense, width, kernel_init=nn.initializers.xavier_uniform(), dtype=self.dtype
     )
     heads = (self.num_heads, width // self.num_heads)
+    split = lambda x, name: dense(outputs=heads, name=name)(x).reshape(
+      *x.shape[:2], *heads
+    )
     dropout = on_weights = None
     if self.dropout and train:
       dropout = functools.partial(Dropout(self.dropout), deterministic=False)
     if self.is_mutable_collection('intermediates'):
       on_weights = functools.partial(self.sow, 'intermediates', 'attention_weights')
     x = attend(
-      dense(heads, name='query')(inputs_q),
-      dense(heads, name='key')(inputs_kv),
-      dense(heads, name='value')(inputs_kv),
+      split(inputs_q, 'query'),
+      split(inputs_kv, 'key'),
+      split(inputs_kv, 'value'),
       bias=bias,
       mask=mask,
       dropout=dropout,
       on_weights=on_weights,
     )
-    return dense(width, axis=(-2, -1), name='out')(x)
+    return dense(inputs=heads, name='out')(x.reshape(inputs_q.shape))

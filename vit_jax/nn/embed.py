@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError, choose
-from vit_jax.kernels.dot_general import dot_general
 from vit_jax.kernels.sincos import sincos2d
+from vit_jax.nn.dense import Dense
 
 
 def patch_embed(images, width: int, patch_size, *, name: str, dtype, stride: int = 1):
@@ -35,10 +35,8 @@ def patch_embed(images, width: int, patch_size, *, name: str, dtype, stride: int
       f'resolution that is a multiple, such as {-(-H // ph) * ph}x{-(-W // pw) * pw}.'
     )
   patches = images.astype(dtype).reshape(B, H // ph, ph, W // pw, pw, C).swapaxes(2, 3)
-  dense = nn.DenseGeneral(
-    width, axis=(-3, -2, -1), dtype=dtype, dot_general=dot_general, name=name
-  )
-  return dense(patches)
+  dense = Dense(width, inputs=(ph, pw, C), dtype=dtype, name=name)
+  return dense(patches.reshape(*patches.shape[:3], -1))
 
 
 POSEMBS = ('learn', 'sincos2d', 'none')

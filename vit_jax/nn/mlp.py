@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import choose
-from vit_jax.kernels.dot_general import dot_general
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.dropout import Dropout
 
 # The published Google files were trained with the tanh approximation (Flax's default);
@@ -32,11 +32,10 @@ class MlpBlock(nn.Module):
   @nn.compact
   def __call__(self, x, *, train: bool = False):
     dense = functools.partial(
-      nn.Dense,
+      Dense,
       kernel_init=self.kernel_init,
       bias_init=self.bias_init,
       dtype=self.dtype,
-      dot_general=dot_general,
     )
     act = choose('activation', self.act, ACTIVATIONS)
     y = act(dense(self.hidden, name='Dense_0')(x))
