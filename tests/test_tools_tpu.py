@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.tools.bench import __main__ as bench
 from vit_jax.tools.bench import big_vision, ours
 from vit_jax.tools.inspect import __main__ as inspect
-from vit_jax.tools.tpu import cost, generations, hlo
+from vit_jax.tools.tpu import cost, generations, hlo, schedules
 
 V3 = generations.GENERATIONS['v3']
 
@@ -102,6 +102,21 @@ def test_bytes_bound_a_kernel_that_moves_more_than_it_computes():
   most = less.replace('"transcendentals":"0"', '"transcendentals":"204800000"')
   (kernel,) = cost.count(most, V3)['uncosted']
   assert kernel['cycles'] == 200_000
+
+
+def test_a_kernel_counts_by_its_own_instructions(tmp_path, monkeypatch):
+  # As libtpu prints a kernel's metadata: on lines of its own.
+  attributes = 'frontend_attributes={kernel_metadata={\n"grid":"64x2x1"\n}}, metadata='
+  text = re.sub(r'(tpu_custom_call".*?)metadata=', rf'\1{attributes}', PROGRAM, count=1)
+  assert text != PROGRAM
+  assert cost.count(text, V3) == cost.count(PROGRAM, V3)
+  monkeypatch.setattr(schedules, '_FOLDER', [tmp_path])
+  for time, count in (('100', 7), ('101', 5000)):  # the last program's holds
+    (tmp_path / f'{time}-k.1-72-schedule-analysis_final_bundles.txt').write_text(
+      f'Schedule analysis:\n\ttotal scheduled bundles:    {count}\n'
+    )
+  (kernel,) = cost.count(text, V3)['uncosted']
+  assert kernel['cycles'] == 64 * 2 * 5000
 
 
 def test_slices():

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from vit_jax.kernels import tpu_attention
+
 
 def attend(
   query: jax.Array,
@@ -36,6 +38,9 @@ def attend(
     [B, N, M, Dh] in the dtype of `value`.
   """
   plain = functools.partial(_plain, dropout=dropout, on_weights=on_weights)
+  bare = bias is None and mask is None and not dropout and not on_weights
+  if bare and query.shape[1] > 1 and (plan := tpu_attention.plan(query, key)):
+    return tpu_attention.attend(query, key, value, plan)
   half = query.dtype in (jnp.bfloat16, jnp.float16)
   if dropout or on_weights or query.shape[1] == 1 or not half or not _has_cudnn():
     return plain(query, key, value, bias, mask)

@@ -2,11 +2,11 @@
 
 Every fusion of a compiled program carries `estimated_cycles`, the estimate by which XLA
 chose its form. Their sum is the time of a call in cycles of one device. What carries none
-(a Pallas kernel, a reshape that moves) counts as the largest of its products, its
-transcendentals, both as it declares them, and its bytes, at the device's rates, and is
-listed. Not in the sum is what runs beside the units: copies that start and end apart,
-whose cycles are counted on their own, and collectives, by bytes. Nor are the host, and
-waiting for other devices.
+(a Pallas kernel, a reshape that moves) counts as the larger of its instructions
+(`schedules`; if they are not known, its products and transcendentals as it declares them)
+and its bytes, at the device's rates, and is listed. Not in the sum is what runs beside the
+units: copies that start and end apart, whose cycles are counted on their own, and
+collectives, by bytes. Nor are the host, and waiting for other devices.
 """
 
 import collections
@@ -14,10 +14,11 @@ import json
 import math
 import re
 
-from vit_jax.tools.tpu import hlo
+from vit_jax.tools.tpu import hlo, schedules
 from vit_jax.tools.tpu.generations import Generation
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_GRID = re.compile(r'kernel_metadata=\{[^}]*"grid":"([\dx]+)"')
 _ESTIMATE = re.compile(r'"cost_estimate":(\{[^}]*\})')
 _COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all')
 _COLLECTIVES += ('collective-permute', 'collective-broadcast')
@@ -133,7 +134,10 @@ def _estimate(run, shapes, generation: Generation) -> tuple[int, int]:
   size = hlo.padded_bytes(run.shape)
   size += sum(hlo.padded_bytes(shapes.get(name, '')) for name in run.operands)
   cycles = size / generation.bytes_per_cycle
-  if declared := _ESTIMATE.search(run.text):
+  grid = _GRID.search(run.text)
+  if grid and (step := schedules.bundles(run.name)):
+    cycles = max(cycles, step * math.prod(map(int, grid[1].split('x'))))
+  elif declared := _ESTIMATE.search(run.text):
     declared = {key: float(value) for key, value in json.loads(declared[1]).items()}
     cycles = max(
       cycles,

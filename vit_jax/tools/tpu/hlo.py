@@ -92,6 +92,8 @@ def _trips(line: str, found: dict[str, list[str]]) -> int | None:
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
   """Returns ({name: lines}, name of ENTRY)."""
   found, entry, lines = {}, '', None
+  # A kernel's metadata is printed on lines of its own.
+  text = re.sub(r'kernel_metadata=\{\n(.*)\n\}', r'kernel_metadata={\1}', text)
   for line in text.splitlines():
     if not line.startswith((' ', '}')) and (head := _HEAD.match(line)):
       lines = found[head[2]] = []

@@ -4,7 +4,7 @@ import importlib.util
 import os
 
 from vit_jax.errors import UserError
-from vit_jax.tools.tpu import generations
+from vit_jax.tools.tpu import generations, schedules
 
 # libtpu asks the machine's metadata server what it runs on, and lets one process at a
 # time have it, unless it is told that no TPU is there to be shared.
@@ -30,6 +30,7 @@ def prepare() -> None:
       'for TPUs whenever it starts): run `make .venv-tpu`, then .venv-tpu/bin/python.'
     )
   os.environ.update(_ENVIRONMENT)
+  schedules.record()
 
 
 def devices(text: str) -> list:

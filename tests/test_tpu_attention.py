@@ -1,0 +1,116 @@
+"""The kernels of attention on TPUs: interpreted here, and lowered without a TPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from vit_jax import sharding
+from vit_jax.kernels import tpu_attention
+from vit_jax.kernels.attention import attend
+
+KINDS = {'v3': 'TPU v3', 'v5e': 'TPU v5 lite', 'v6e': 'TPU v6 lite'}
+AXES = ('data', 'fsdp', 'tensor')
+
+
+def arrays(n: int, s: int, heads: int, head: int, batch: int = 2):
+  """Returns query, key, value and the gradient of the result."""
+  keys = jax.random.split(jax.random.key(0), 4)
+  shapes = [(batch, size, heads, head) for size in (n, s, s, n)]
+  draw = lambda key, shape: 2 * jax.random.normal(key, shape, jnp.bfloat16)
+  return [draw(*both) for both in zip(keys, shapes, strict=True)]
+
+
+def reference(query, key, value):
+  weights = jnp.einsum('bnmd,bsmd->bmns', query, key) / np.sqrt(query.shape[-1])
+  return jnp.einsum('bmns,bsmd->bnmd', jax.nn.softmax(weights), value)
+
+
+def tpu(kind: str, *sizes: int):
+  """Returns the context of a mesh of TPUs that are not there."""
+  device = AbstractDevice(device_kind=kind, num_cores=1, platform='tpu')
+  mesh = AbstractMesh(
+    sizes, AXES, axis_types=(AxisType.Auto,) * 3, abstract_device=device
+  )
+  return jax.sharding.use_abstract_mesh(mesh)
+
+
+# Queries, keys, heads, their size; heads and queries of a grid step. Heads that fill
+# registers, share one, straddle two; blocks of queries that do not divide them.
+CASES = {
+  'two heads in a register': (17, 17, 4, 64, 4, 17),
+  'three heads, half a register left': (17, 9, 3, 64, 3, 17),
+  'a head on two registers': (9, 9, 8, 80, 8, 9),
+  'a group of heads': (17, 17, 4, 64, 2, 17),
+  'blocks of queries': (40, 40, 2, 64, 2, 16),
+}
+
+
+@pytest.mark.parametrize('product', ['bfloat16', 'float32'])
+@pytest.mark.parametrize('case', CASES)
+def test_kernels_compute_attention_and_its_derivative(case, product):
+  n, s, heads, head, group, rows = CASES[case]
+  plan = tpu_attention.Plan(head, group * head, rows, product, 2**24, interpret=True)
+  *inputs, grad = arrays(n, s, heads, head)
+  y, pullback = jax.vjp(lambda *args: tpu_attention.attend(*args, plan), *inputs)
+  wide = [x.astype(jnp.float32) for x in inputs]
+  expected, exact = jax.vjp(reference, *wide)
+  pairs = zip(
+    [y, *pullback(grad)], [expected, *exact(grad.astype(jnp.float32))], strict=True
+  )
+  for found, right in pairs:
+    assert found.dtype == jnp.bfloat16
+    # The weights and what leaves the kernel are rounded to bfloat16, 2**-8 of each.
+    np.testing.assert_allclose(
+      found.astype(jnp.float32), right, rtol=0, atol=3 * 2**-8 * np.abs(right).max()
+    )
+
+
+def test_devices_of_a_mesh_compute_their_own_share():
+  *inputs, _ = arrays(9, 9, 4, 64, batch=8)
+  plan = tpu_attention.Plan(64, 128, 9, 'bfloat16', 2**24, interpret=True)
+  alone = tpu_attention.attend(*inputs, plan)
+  mesh = sharding.make_mesh(2, 2, 2)
+  with jax.set_mesh(mesh):
+    step = jax.jit(lambda *args: tpu_attention.attend(*args, plan))
+    found = step(*jax.device_put(inputs, sharding.batch_sharding(mesh)))
+  np.testing.assert_array_equal(found.astype(np.float32), alone.astype(np.float32))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_chosen_for_tpus_in_bfloat16(kind):
+  query, key, _, _ = arrays(197, 197, 12, 64)
+  assert tpu_attention.plan(query, key) is None  # no mesh
+  with tpu(KINDS[kind], 2, 1, 3):
+    plan = tpu_attention.plan(query, key)
+    assert plan.lanes == 4 * 64  # heads of one device
+    assert plan.rows == 197
+    assert plan.product == ('float32' if kind == 'v3' else 'bfloat16')
+    assert tpu_attention.plan(query.astype('float32'), key) is None
+    assert tpu_attention.plan(query[:1], key) is None  # not divided by data
+    assert tpu_attention.plan(query[:, :, :7], key) is None  # nor heads by tensor
+  with tpu(KINDS[kind], 1, 1, 1):
+    long, _, _, _ = arrays(4097, 1, 12, 64, batch=1)
+    plan = tpu_attention.plan(long, long)
+    if kind == 'v3':  # 16 MiB of memory on the chip
+      assert plan is None
+    else:
+      assert plan.rows < 4097
+    huge = jax.ShapeDtypeStruct((1, 2**20, 12, 64), jnp.bfloat16)
+    assert tpu_attention.plan(huge, huge) is None
+
+
+def test_a_step_lowered_for_tpus_calls_the_kernels():
+  query, _, _, _ = arrays(17, 17, 4, 64)
+
+  def text(**options):
+    loss = lambda *args: jnp.sin(attend(*args, **options).astype(jnp.float32)).sum()
+    step = jax.jit(jax.grad(loss, (0, 1, 2))).trace(query, query, query)
+    return step.lower(lowering_platforms=('tpu',)).as_text()
+
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    assert text().count('@tpu_custom_call') == 2
+    assert 'tpu_custom_call' not in text(mask=np.ones((17, 17), bool))
+    assert 'tpu_custom_call' not in text(on_weights=lambda weights: None)
+  assert 'tpu_custom_call' not in text()

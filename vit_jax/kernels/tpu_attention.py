@@ -1,0 +1,273 @@
+"""Attention on TPUs: a kernel for it and one for its derivative, scores kept on chip.
+
+What XLA makes of softmax(q k') v moves [B, M, N, S] scores through memory several times,
+39 % of the cycles of a training step of ViT-B/16. Here a step of the grid holds the keys
+and values of some heads of one image and a block of its queries, so that no statistics
+need to be carried from block to block, and the derivative computes the scores again from
+q and k, which is all it keeps. Softmax is in float32. benchmarks/NOTES.md has what it
+costs, and what else was tried.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+LANES = 128  # of a vector register and, at least, of a matrix unit
+
+
+class Plan(NamedTuple):
+  """How the kernels divide their work.
+
+  Attributes:
+    head: channels of a head. lanes: channels a grid step takes, of whole heads. rows:
+      queries a grid step takes.
+    product: dtype of the matrix units' operands; v2 and v3 take float32, which they round
+      to bfloat16 themselves.
+    vmem: bytes of on-chip memory that a kernel may use.
+    interpret: run on any platform, slowly, for tests.
+  """
+
+  head: int
+  lanes: int
+  rows: int
+  product: str
+  vmem: int
+  interpret: bool = False
+
+
+def plan(query: jax.Array, key: jax.Array) -> Plan | None:
+  """Returns how the TPUs of the mesh (`jax.set_mesh`) should attend; None if they can't.
+
+  None without a mesh, as in a model used by itself, on one of other devices, or where it
+  does not divide the batch and the heads.
+
+  Args:
+    query: [B, N, M, Dh]; key: [B, S, M, Dh].
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  device = mesh.abstract_device
+  if device is None or device.platform != 'tpu' or query.dtype != jnp.bfloat16:
+    return None
+  if not {'data', 'fsdp', 'tensor'} <= set(mesh.axis_names):
+    return None
+  batch, queries, heads, head = query.shape
+  if batch % (mesh.shape['data'] * mesh.shape['fsdp']) or heads % mesh.shape['tensor']:
+    return None
+  heads //= mesh.shape['tensor']
+  from jax.experimental.pallas import tpu as pltpu
+
+  info, half = pltpu.get_tpu_info(), jnp.bfloat16.dtype
+  product = 'bfloat16' if info.is_matmul_supported(half, half) else 'float32'
+  vmem = info.vmem_capacity_bytes * 15 // 16  # the rest is the compiler's
+  group = math.lcm(head, LANES) // head  # heads whose channels fill whole registers
+  groups = [heads, *(n for n in range(heads, 0, -1) if heads % n == n % group == 0)]
+  for rows in (queries, *(n for n in (512, 256, 128) if n < queries)):
+    for n in groups:
+      found = Plan(head, n * head, rows, product, vmem)
+      if _bytes(found, key.shape[1]) <= vmem:
+        return found
+  return None
+
+
+def _bytes(plan: Plan, keys: int) -> int:
+  """Returns what the derivative, the larger of the two, may need of on-chip memory.
+
+  An upper bound on what libtpu 0.0.42 allocated at widths of 768 to 1664 and 197 to 1025
+  tokens, where operands are copied to float32 about twice as much.
+  """
+  pad = lambda n, unit: -(-n // unit) * unit
+  rows, keys, lanes = pad(plan.rows, 16), pad(keys, 16), pad(plan.lanes, LANES)
+  blocks = 2 * 2 * lanes * (3 * rows + 4 * keys)  # two of each, of two bytes
+  sums = 4 * lanes * (rows + 2 * keys)
+  scores = 4 * 6 * pad(rows, LANES) * keys
+  copies = 2 if plan.product == 'float32' else 1
+  return copies * (blocks + sums + scores)
+
+
+def attend(query, key, value, plan: Plan) -> jax.Array:
+  """softmax(q k' / sqrt(Dh)) v; arguments and result as `attention.attend` has them.
+
+  Its derivative is a kernel too, and has no forward mode.
+  """
+  run = lambda *arrays: _attend(*arrays, plan)
+  shape, spec = query.shape, PartitionSpec(('data', 'fsdp'), None, 'tensor')
+  if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
+    run = jax.shard_map(run, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
+  return run(*(x.reshape(*x.shape[:2], -1) for x in (query, key, value))).reshape(shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend(query, key, value, plan):
+  return _call(_forward, plan, [query, key, value], 'qkk', 'q')[0]
+
+
+def _attend_fwd(query, key, value, plan):
+  return _attend(query, key, value, plan), (query, key, value)
+
+
+def _attend_bwd(plan, residuals, dout):
+  return tuple(_call(_backward, plan, [*residuals, dout], 'qkkq', 'qkk'))
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Array]:
+  """Runs a kernel over images, groups of heads and blocks of queries.
+
+  Args:
+    kinds, out_kinds: of each array, 'q' where it has a row for each query, 'k' for each
+      key.
+  """
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import tpu as pltpu
+
+  (batch, queries, width), keys = inputs[0].shape, inputs[1].shape[1]
+  grid = (batch, width // plan.lanes, pl.cdiv(queries, plan.rows))
+  blocks = {
+    'q': pl.BlockSpec((1, plan.rows, plan.lanes), lambda b, h, i: (b, i, h)),
+    'k': pl.BlockSpec((1, keys, plan.lanes), lambda b, h, i: (b, 0, h)),
+  }
+  shapes = {
+    'q': jax.ShapeDtypeStruct((batch, queries, width), inputs[0].dtype),
+    'k': jax.ShapeDtypeStruct((batch, keys, width), inputs[0].dtype),
+  }
+  return pl.pallas_call(
+    functools.partial(kernel, plan, queries),
+    grid=grid,
+    scratch_shapes=[]
+    if grid[2] == 1 or kernel is _forward
+    else 2 * [pltpu.VMEM((keys, plan.lanes), jnp.float32)],
+    in_specs=[blocks[kind] for kind in kinds],
+    out_specs=[blocks[kind] for kind in out_kinds],
+    out_shape=[shapes[kind] for kind in out_kinds],
+    interpret=plan.interpret,
+    compiler_params=pltpu.CompilerParams(
+      # Blocks of queries add to one gradient of the keys.
+      dimension_semantics=('parallel', 'parallel', 'arbitrary'),
+      vmem_limit_bytes=plan.vmem,
+    ),
+    metadata={'grid': 'x'.join(map(str, grid))},  # for `tools.tpu.cost`
+    name=kernel.__name__.strip('_') + '_attention',
+  )(*inputs)
+
+
+def _heads(plan: Plan) -> Iterator[tuple[slice, slice]]:
+  """Yields each head's channels, and the whole registers that hold them.
+
+  A head that does not fill its registers is not cut out of them, which would shift lanes:
+  one operand of every product is zero on the other channels, which costs nothing as
+  the matrix units are as wide as a register.
+  """
+  for start in range(0, plan.lanes, plan.head):
+    stop = start + plan.head
+    yield (
+      slice(start, stop),
+      slice(start // LANES * LANES, min(-(-stop // LANES) * LANES, plan.lanes)),
+    )
+
+
+def _only(x, head: slice, window: slice):
+  """Zeroes the channels of a window that are not the head's."""
+  if head == window:
+    return x
+  lane = lax.broadcasted_iota(jnp.int32, x.shape, 1) + window.start
+  return jnp.where((lane >= head.start) & (lane < head.stop), x, jnp.zeros_like(x))
+
+
+class _Sum:
+  """The sum over heads of [rows, lanes], written to a block as soon as it is complete.
+
+  Attributes:
+    ref: [1, rows, lanes]. total: None, or float32 [rows, lanes], what blocks of queries
+      before this one came to.
+  """
+
+  def __init__(self, ref, scale: float = 1.0, total=None):
+    self.ref, self.scale, self.total = ref, scale, total
+    self._columns: dict[int, jax.Array] = {}  # of registers, by their first lane
+
+  def add(self, x, head: slice, window: slice):
+    """Adds a head's share of a window, zero on the channels of others."""
+    for start in range(window.start, window.stop, LANES):
+      stop = min(start + LANES, window.stop)
+      column = x[:, start - window.start : stop - window.start]
+      if start in self._columns:
+        column = self._columns.pop(start) + column
+      if stop <= head.stop:
+        self._write(slice(start, stop), column)
+      else:
+        self._columns[start] = column
+
+  def _write(self, lanes: slice, column):
+    from jax.experimental import pallas as pl
+
+    if self.scale != 1.0:
+      column *= self.scale
+    if self.total is not None:
+      column += jnp.where(pl.program_id(2) > 0, self.total[:, lanes], 0.0)
+      self.total[:, lanes] = column
+    self.ref[0, :, lanes] = column.astype(self.ref.dtype)
+
+
+def _dot(a, b, over: tuple[int, int]):
+  return lax.dot_general(
+    a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32
+  )
+
+
+def _forward(plan, queries, q_ref, k_ref, v_ref, out_ref):
+  del queries  # rows beyond the last query are computed, and not written
+  load = _loader(plan)
+  out = _Sum(out_ref)
+  for head, window in _heads(plan):
+    q = load(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
+    k, v = load(k_ref, window), load(v_ref, window)
+    scores = _dot(_only(q, head, window), k, (1, 1))
+    weights = jnp.exp(scores - scores.max(1, keepdims=True))
+    total = weights.sum(1, keepdims=True)
+    x = _dot(weights.astype(plan.product), _only(v, head, window), (1, 0))
+    out.add(x * (1 / total), head, window)
+
+
+def _backward(plan, queries, q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref, *sums):
+  """Scores lie as [S, N] here: two of three products then need no transposition."""
+  load = _loader(plan)
+  there = _loader(plan, queries)
+  dk_sum, dv_sum = sums or (None, None)
+  dq = _Sum(dq_ref, plan.head**-0.5)
+  dk, dv = _Sum(dk_ref, total=dk_sum), _Sum(dv_ref, total=dv_sum)
+  for head, window in _heads(plan):
+    q = there(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
+    k, v, g = load(k_ref, window), load(v_ref, window), there(g_ref, window)
+    q, g = _only(q, head, window), _only(g, head, window)
+    scores = _dot(k, q, (1, 1))
+    weights = jnp.exp(scores - scores.max(0, keepdims=True))
+    norm = 1 / weights.sum(0, keepdims=True)
+    dweights = _dot(v, g, (1, 1))
+    mean = (weights * dweights).sum(0, keepdims=True) * norm
+    weights *= norm
+    dscores = (weights * (dweights - mean)).astype(plan.product)
+    dk.add(_dot(dscores, q, (1, 0)), head, window)
+    dv.add(_dot(weights.astype(plan.product), g, (1, 0)), head, window)
+    dq.add(_dot(dscores, _only(k, head, window), (0, 0)), head, window)
+
+
+def _loader(plan, queries=None):
+  """Returns `load(ref, window)`; of queries, rows beyond the last are zero."""
+  from jax.experimental import pallas as pl
+
+  def load(ref, window):
+    x = ref[0, :, window]
+    if queries and queries % plan.rows:
+      row = lax.broadcasted_iota(jnp.int32, x.shape, 0) + pl.program_id(2) * plan.rows
+      x = jnp.where(row < queries, x, jnp.zeros_like(x))
+    return x.astype(plan.product)
+
+  return load
