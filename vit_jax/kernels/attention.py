@@ -5,8 +5,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import tpu_attention
+
+WEIGHTS = 'attention_weights'  # their name for policies of `jax.checkpoint`
 
 
 def attend(
@@ -21,10 +24,11 @@ def attend(
 ) -> jax.Array:
   """Scaled dot-product attention, softmax(q k' / sqrt(Dh) + bias) v.
 
-  The one function through which all sequence attention goes; the implementation is
-  chosen when the program is lowered: cuDNN's fused kernel (which has no forward-mode
-  derivative) on NVIDIA GPUs in half precision, unless weights are dropped or asked for,
-  or there is one query only, with no N x S weights to save; else `_plain`.
+  The one function through which all sequence attention goes. Unless weights are dropped
+  or asked for, or there is one query only, with no N x S weights to save, half precision
+  is left to kernels that keep the scores on chip (and have no forward-mode derivative):
+  `tpu_attention` where the mesh (`jax.set_mesh`) is of TPUs, without bias and mask;
+  cuDNN's on NVIDIA GPUs, chosen when the program is lowered. Else `_plain`.
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
@@ -57,7 +61,7 @@ def _plain(query, key, value, bias, mask, dropout=None, on_weights=None):
     scores += bias
   if mask is not None:
     scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-  weights = softmax(scores, value.dtype)
+  weights = checkpoint_name(softmax(scores, value.dtype), WEIGHTS)
   if on_weights:
     on_weights(weights)
   if dropout:

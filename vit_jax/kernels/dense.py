@@ -36,7 +36,9 @@ def _jvp(primals, tangents):
   by_params = jax.checkpoint(
     lambda *args: lax.platform_dependent(*args, **branches), prevent_cse=False
   )
-  return dense(x, kernel, bias), _product(dx, kernel) + by_params(x, *dparams)
+  # Products in the open, for policies of `jax.checkpoint` to find.
+  y = _product(x, kernel) + bias
+  return y, _product(dx, kernel) + by_params(x, *dparams)
 
 
 # What the parameters' tangents add to y's; the gradients are its transposition.

@@ -4,11 +4,13 @@ import functools
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.errors import UserError
 from vit_jax.kernels.attention import attend
 from vit_jax.nn.dense import Dense
 from vit_jax.nn.dropout import Dropout
+from vit_jax.nn.remat import ATTENDED
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -53,4 +55,5 @@ class MultiHeadDotProductAttention(nn.Module):
       dropout=dropout,
       on_weights=on_weights,
     )
-    return dense(inputs=heads, name='out')(x.reshape(inputs_q.shape))
+    x = checkpoint_name(x.reshape(inputs_q.shape), ATTENDED)
+    return dense(inputs=heads, name='out')(x)

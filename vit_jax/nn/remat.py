@@ -3,8 +3,11 @@
 import jax
 
 from vit_jax.errors import choose
+from vit_jax.kernels.attention import WEIGHTS
 
-# name -> member of `jax.checkpoint_policies`; 'none': nothing is recomputed.
+ATTENDED = 'attended'  # the name that attention gives its result
+
+# name -> member of `jax.checkpoint_policies`; 'none': no product is recomputed.
 REMAT = {
   'none': None,
   'full': 'nothing_saveable',
@@ -16,11 +19,26 @@ REMAT = {
 }
 
 
-def remat_policy(name: str):
-  """Returns the `jax.checkpoint` policy of a key of REMAT, None for 'none'.
+def remat_policy(name: str, scan: bool = False):
+  """Returns the `jax.checkpoint` policy of a key of REMAT; None to leave it to XLA.
+
+  A scan keeps whatever the derivative reads, as XLA cannot look across its steps, where
+  in a loop it recomputes what is elementwise: 'none' is a policy of its own there.
 
   Raises:
     UserError: for any other name.
   """
   member = choose('remat policy', name, REMAT)
-  return getattr(jax.checkpoint_policies, member) if member else None
+  if member:
+    return getattr(jax.checkpoint_policies, member)
+  return _products if scan else None
+
+
+def _products(primitive, *args, **params) -> bool:
+  """Keeps products, convolutions and attention; norms and activations are recomputed."""
+  policies = jax.checkpoint_policies
+  kept = policies.save_from_both_policies(
+    policies.dots_with_no_batch_dims_saveable,
+    policies.save_only_these_names(WEIGHTS, ATTENDED),
+  )
+  return primitive.name == 'conv_general_dilated' or kept(primitive, *args, **params)

@@ -48,7 +48,7 @@ def stack(
   Raises:
     UserError: where `between` changes the shape of what a scanned block takes.
   """
-  policy = remat_policy(remat)
+  policy = remat_policy(remat, scan)
   rates = rates if any(rates) else [None] * len(rates)
 
   def run(module, x, i, rate, **more):
