@@ -290,11 +290,14 @@ def test_a_scan_costs_what_its_blocks_do():
 def test_a_recipe_on_a_slice():
   config = str(Path(__file__).parents[1] / 'configs/digits.py')
   argv = ('vit_jax.tools.inspect', '--config', config, '--tpu', 'v5e:2x2')
-  found = asked(*argv, '--config.mesh.fsdp=2')['tpu']
+  flags = ('--config.mesh.fsdp=2', '--config.model.dtype=bfloat16')
+  found = asked(*argv, *flags)['tpu']
   assert found['mesh'] == {'data': 2, 'fsdp': 2, 'tensor': 1}
   assert found['devices'] == 4
   assert found['cycles'] > 0
   assert found['collectives']
+  # The kernels of attention, each device its own share.
+  assert any('backward_attention' in row['op'] for row in found['uncosted'])
   assert found['hours'] == pytest.approx(561 * found['step_s'] / 3600)
   assert found['chip_hours'] == pytest.approx(4 * found['hours'])
 
