@@ -104,7 +104,8 @@ def test_scan_changes_nothing_but_names_and_remat_saves_memory():
   for key in ('params', 'gflops', 'memory'):
     assert plain[key] == scan[key]
   assert remat['gflops'] == plain['gflops']
-  assert remat['memory']['activations'] < 0.2 * plain['memory']['activations']
+  # Of each of 4 blocks one array of the width in place of 9; the rest are patches and head.
+  assert remat['memory']['activations'] < 0.5 * plain['memory']['activations']
 
 
 def test_memory():
@@ -119,20 +120,20 @@ def test_memory():
   memory = inspect.inspect_model('vit:mu/16', (32, 32), 10, batch=8)['memory']
   assert memory['params'] == memory['gradients'] == 4 * one['params']
   assert memory['optimizer'] == 8 * one['params']
-  # The scales of three norms of width 32 are kept broadcast, whatever the batch.
-  fixed = 3 * 32 * 4
+  # The scale of the final norm, of width 32, is kept broadcast, whatever the batch.
+  fixed = 32 * 4
   assert memory['activations'] - fixed == 8 * (one['memory']['activations'] - fixed)
   assert memory['total'] == 16 * one['params'] + memory['activations']
 
 
 def test_the_estimate_of_activations_is_near_what_xla_allocates():
-  model = models.build('vit:mu/16', depth=4, scan=True)
+  model = models.build('vit:mu/16', depth=6, scan=True)
   images = jax.ShapeDtypeStruct((8, 160, 160, 3), 'float32')
   params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   loss = lambda params, images: model.apply({'params': params}, images)[0].sum()
   compiled = jax.jit(jax.grad(loss)).lower(params, images).compile()
   saved = activations.saved_bytes(loss, params, images)
-  # Working space comes on top; XLA may fuse a little away.
+  # Working space comes on top, that of one block of 6; XLA may fuse a little away.
   assert 0.9 < compiled.memory_analysis().temp_size_in_bytes / saved < 1.3
 
 
