@@ -134,7 +134,7 @@ def whole_image(height, width):
 
 @pytest.mark.parametrize('orientation', [1, 3, 6])
 @pytest.mark.parametrize(
-  ('needed', 'shape'),
+  ('target', 'shape'),
   [
     ((51, 75), (203, 301)),
     ((50, 75), (102, 151)),
@@ -144,19 +144,19 @@ def whole_image(height, width):
   ],
 )
 @pytest.mark.parametrize('mode', ['RGB', 'L'])
-def test_a_jpeg_is_reduced_as_pillow_does(needed, shape, orientation, mode):
+def test_a_jpeg_is_reduced_as_pillow_does(target, shape, orientation, mode):
   size = (203, 301) if orientation < 5 else (301, 203)
   data = encode(picture(*size).convert(mode), 'JPEG', orientation)
   args = tf.constant(data), orientation, 3
-  got = images.decode_and_crop(*args, True, whole_image, needed).numpy().astype(int)
+  got = images.decode_and_crop(*args, True, whole_image, target).numpy().astype(int)
   assert got.shape == (*shape, 3)
   image = Image.open(io.BytesIO(data))
-  height, width = needed if orientation < 5 else needed[::-1]
+  height, width = target if orientation < 5 else target[::-1]
   image.draft(None, (2 * width, 2 * height))
   want = np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
   np.testing.assert_array_equal(got, want)
   # The fast DCT differs in chroma, which at a half has all of its pixels.
-  fast = images.decode_and_crop(*args, False, whole_image, needed).numpy()
+  fast = images.decode_and_crop(*args, False, whole_image, target).numpy()
   assert np.abs(got - fast).max() <= 4
   if shape == (203, 301):
     np.testing.assert_array_equal(fast, decode(data))
@@ -185,9 +185,9 @@ def test_other_formats_are_not_reduced(fmt):
 def test_a_truncated_jpeg_is_broken_at_any_size():
   data = encode(picture(200, 300), 'JPEG')
   data = tf.constant(data[: len(data) // 2])
-  for needed in (None, (50, 50), (9, 9)):
+  for target in (None, (50, 50), (9, 9)):
     with pytest.raises(tf.errors.InvalidArgumentError):
-      images.decode_and_crop(data, 1, 3, False, whole_image, needed)
+      images.decode_and_crop(data, 1, 3, False, whole_image, target)
 
 
 def png(width, height, rows):

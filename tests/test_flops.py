@@ -4,6 +4,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
+from vit_jax.kernels import tpu_attention
 from vit_jax.tools.inspect import flops
 
 
@@ -63,6 +64,20 @@ def test_over_all_devices_of_a_shard_map():
   spec = P('data')
   f = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(spec, P()), out_specs=spec)
   assert flops.count(f, shape(8, 4), W) == 2 * 8 * 4 * 5
+
+
+@pytest.mark.parametrize('devices', [1, 4])
+def test_attention_kernels(devices):
+  plan = tpu_attention.Plan(16, 64, 9, 'bfloat16', 2**24, interpret=True)
+  query, key = (jax.ShapeDtypeStruct((4, n, 4, 16), jnp.bfloat16) for n in (9, 7))
+  attend = lambda *args: tpu_attention.attend(*args, plan)
+  forward = 2 * (2 * 4 * 4 * 9 * 7 * 16)  # q k', then weights times v
+  loss = lambda *args: attend(*args).astype(jnp.float32).sum()
+  with jax.set_mesh(sharding.make_mesh(devices=jax.devices()[:devices])):
+    assert flops.count(attend, query, key, key) == forward
+    # Backward: the scores again, and two products for each of the two.
+    both = flops.count(jax.value_and_grad(loss, (0, 1, 2)), query, key, key)
+  assert both == forward + forward * 5 // 2
 
 
 def test_backward_costs_two_forwards():

@@ -58,7 +58,7 @@ class Preprocess:
       last = max(i for i, op in enumerate(ops) if op.name == 'value_range')
       self.on_device = ops.pop(last).apply
     self.on_host = ops
-    self._needed = registry.needed_of_decode(ops)
+    self._target = registry.target_of_decode(ops)
     # Never nothing: TensorFlow 2.21's unbatch crashes on rows of no elements.
     self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
 
@@ -135,12 +135,12 @@ class Preprocess:
     if rest and (crop := rest[0].crop):
       n = rest[0].draws
       box = lambda h, w: crop.box(h, w, u[:n])
-      image = crop.finish(decode.decode_and_crop(*args, box, self._needed))
+      image = crop.finish(decode.decode_and_crop(*args, box, self._target))
       return _run(rest[1:], self._features(image, row), u[n:])
-    if self._needed is None:
+    if self._target is None:
       image = decode.decode(*args)
     else:
-      image = decode.decode_and_crop(*args, lambda h, w: (0, 0, h, w), self._needed)
+      image = decode.decode_and_crop(*args, lambda h, w: (0, 0, h, w), self._target)
     return _run(rest, self._features(image, row), u)
 
   def resume(self, image, row: dict, u) -> dict:

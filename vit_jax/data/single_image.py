@@ -38,7 +38,7 @@ class SingleImage:
         )
     registry.check_images(pp, [op.name for op in ops])
     self.steps: list[Callable] = [op.numpy for op in ops]
-    self._needed = registry.needed_of_decode(ops)
+    self._target = registry.target_of_decode(ops)
 
   def __call__(self, image) -> np.ndarray:
     """Returns float32 [H, W, C].
@@ -49,17 +49,17 @@ class SingleImage:
     Raises:
       BadImage: for what cannot be read, or is smaller than a crop.
     """
-    x = _pixels(image, self._needed)
+    x = _pixels(image, self._target)
     for step in self.steps:
       x = step(x)
     return np.asarray(x, np.float32)
 
 
-def _pixels(image, needed: tuple[int, int] | None) -> np.ndarray:
+def _pixels(image, target: tuple[int, int] | None) -> np.ndarray:
   """Returns uint8 [H, W, C], C 1 or 3, upright.
 
   Args:
-    needed: see `decode.decode_and_crop`.
+    target: see `decode.decode_and_crop`.
   """
   from PIL import Image, ImageOps
 
@@ -80,8 +80,8 @@ def _pixels(image, needed: tuple[int, int] | None) -> np.ndarray:
     data, orientation = probe(image, exif=True)
     try:
       image = Image.open(io.BytesIO(data))
-      if needed:
-        width, height = needed[::-1] if orientation < 5 else needed
+      if target:
+        width, height = target[::-1] if orientation < 5 else target
         image.draft(None, (GAP * width, GAP * height))  # of JPEG
       image = ImageOps.exif_transpose(image)
     except Exception as error:  # Pillow's plugins raise many types on broken files

@@ -91,9 +91,16 @@ def _bytes(plan: Plan, keys: int) -> int:
 
 
 def attend(query, key, value, plan: Plan) -> jax.Array:
-  """softmax(q k' / sqrt(Dh)) v; arguments and result as `attention.attend` has them.
+  """Returns softmax(q k' / sqrt(Dh)) v by the kernels, under any mesh or none.
 
-  Its derivative is a kernel too, and has no forward mode.
+  Reverse-mode differentiable only: the derivative is a kernel too.
+
+  Args:
+    query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
+    plan: of `plan` for these shapes.
+
+  Returns:
+    [B, N, M, Dh] in the dtype of `query`.
   """
   run = lambda *arrays: _attend(*arrays, plan)
   shape, spec = query.shape, PartitionSpec(('data', 'fsdp'), None, 'tensor')
@@ -138,15 +145,23 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     'q': jax.ShapeDtypeStruct((batch, queries, width), inputs[0].dtype),
     'k': jax.ShapeDtypeStruct((batch, keys, width), inputs[0].dtype),
   }
+  products = 2 if kernel is _forward else 5  # scores are computed again in the latter
+  out_shape = [shapes[kind] for kind in out_kinds]
+  cost = pl.CostEstimate(  # of what is asked for, without padding
+    flops=products * 2 * batch * queries * keys * width,
+    transcendentals=batch * queries * keys * width // plan.head,
+    bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *out_shape)),
+  )
   return pl.pallas_call(
     functools.partial(kernel, plan, queries),
     grid=grid,
+    cost_estimate=cost,
     scratch_shapes=[]
     if grid[2] == 1 or kernel is _forward
     else 2 * [pltpu.VMEM((keys, plan.lanes), jnp.float32)],
     in_specs=[blocks[kind] for kind in kinds],
     out_specs=[blocks[kind] for kind in out_kinds],
-    out_shape=[shapes[kind] for kind in out_kinds],
+    out_shape=out_shape,
     interpret=plan.interpret,
     compiler_params=pltpu.CompilerParams(
       # Blocks of queries add to one gradient of the keys.

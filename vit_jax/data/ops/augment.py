@@ -60,7 +60,7 @@ class InceptionCrop:
     antialias: bool = False,
     rounding: str = 'truncate',
   ):
-    self.size = self.needed = arguments.size_pair(size)
+    self.size = self.target = arguments.size_pair(size)
     if not 0 < area_min <= area_max <= 100:
       raise ValueError('expected 0 < area_min <= area_max <= 100 (percent)')
     self.area = (area_min / 100, area_max / 100)

@@ -77,7 +77,7 @@ def resize(
       images, (height, width), method, antialias, rounding
     ),
     lambda image: _resized(image, height, width, method, antialias, rounding),
-    needed=(height, width),
+    target=(height, width),
   )
 
 
@@ -109,7 +109,7 @@ def resize_small(
     size = np.round(shape * (np.float32(smaller_size) / shape.min()))
     return _resized(image, *size.astype(int), method, antialias, rounding)
 
-  return Twins(tensors, array, needed=(smaller_size, smaller_size))
+  return Twins(tensors, array, target=(smaller_size, smaller_size))
 
 
 def _resized(image, height, width, method, antialias, rounding):

@@ -124,7 +124,7 @@ def decode_and_crop(
   channels: int,
   precise: bool,
   box,
-  needed: tuple[int, int] | None = None,
+  target: tuple[int, int] | None = None,
 ):
   """Returns the crop uint8 [h, w, channels] of the upright image.
 
@@ -133,9 +133,9 @@ def decode_and_crop(
   Args:
     box: function of the upright (height, width), int32 scalars, to the crop's
       (y, x, h, w).
-    needed: the (h, w) to which the crop will be resized, or less. A JPEG may then come at
-      1/2, 1/4 or 1/8, see `GAP`: all pixels of that size that have a part in the crop.
-      None: as large as it is.
+    target: (h, w) that the crop will be resized to, or a lower bound of it. A JPEG may
+      then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`); the crop has every pixel
+      of that scale that it overlaps. None: full size.
   """
   tf = lazy_tf.load()
   steps = tf.gather(tf.constant(_STEPS), orientation)
@@ -157,9 +157,9 @@ def decode_and_crop(
         data, inside, channels, ratio, dct_method=_dct(precise)
       )
 
-    if needed is None:
+    if target is None:
       return at(1)
-    times = tf.minimum(h // (GAP * needed[0]), w // (GAP * needed[1]))
+    times = tf.minimum(h // (GAP * target[0]), w // (GAP * target[1]))
     halvings = tf.reduce_sum(tf.cast(times >= [2, 4, 8], tf.int32))
     return tf.switch_case(halvings, [functools.partial(at, r) for r in (1, 2, 4, 8)])
 

@@ -85,12 +85,12 @@ class Twins:
   """An op's function in TensorFlow, and the same for one NumPy image [H, W, C].
 
   Attributes:
-    needed: see `needed_of_decode`.
+    target: see `target_of_decode`.
   """
 
   tensorflow: Callable
   numpy: Callable
-  needed: tuple[int, int] | None = None
+  target: tuple[int, int] | None = None
 
   def __call__(self, images, u):
     return self.tensorflow(images, u)
@@ -181,15 +181,15 @@ def check_images(pp: str, names: list[str]) -> None:
     )
 
 
-def needed_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:
-  """Returns the size that the op after `decode` leaves of an image or of its crop of it.
+def target_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:
+  """Returns the (h, w) that the op after `decode` resizes its image or crop to.
 
-  (h, w) of the result, or less; None where all pixels are wanted. An op that resizes has it
-  as `needed`.
+  Or a lower bound of it, where it depends on the image. None if that op needs all pixels:
+  it does not resize, or `decode(whole=True)` asks for them.
   """
   if len(ops) < 2 or ops[0].name != 'decode' or ops[0].apply.whole:
     return None
-  return getattr(ops[1].apply, 'needed', None)
+  return getattr(ops[1].apply, 'target', None)
 
 
 def _pieces(pp: str) -> list[str]:

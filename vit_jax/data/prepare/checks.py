@@ -36,9 +36,8 @@ def check(data: bytes, upright: bool, max_side: int | None = None) -> tuple[byte
   try:
     with Image.open(io.BytesIO(kept)) as image:
       if max_side and max(image.size) > max_side:
-        return _shrunk(
-          image, upright, max_side
-        ), f'shrunk{" turned" * (orientation > 1)}'
+        changes = 'shrunk turned' if orientation > 1 else 'shrunk'
+        return _shrunk(image, upright, max_side), changes
       if kept is not data:
         return kept, 'converted'
       if orientation == 1:

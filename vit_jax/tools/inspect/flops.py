@@ -21,7 +21,8 @@ def count(fn: Callable, *args) -> int:
 
   Raises:
     NotImplementedError: where the shapes do not tell: a matrix product within a
-      `while` loop (how many turns?), a Pallas or foreign kernel.
+      `while` loop (how many turns?), a foreign kernel, a Pallas kernel without a
+      `cost_estimate`.
   """
   return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
@@ -48,6 +49,8 @@ def _count_equation(equation) -> int:
   if name.startswith('dot_product_attention_fwd'):  # the cuDNN kernel
     (B, N, M, D), (_, S, *_) = (v.aval.shape for v in equation.invars[:2])
     return 4 * B * N * M * S * D  # q k', then weights times v
+  if name == 'pallas_call' and (declared := params['cost_estimate']):
+    return declared.flops
   if name in ('pallas_call', 'ffi_call'):
     raise NotImplementedError(f'Cannot count the operations of a {name}.')
 
