@@ -9,6 +9,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from vit_jax import sharding
 from vit_jax.kernels import tpu_attention
 from vit_jax.kernels.attention import attend
+from vit_jax.models import build
 
 KINDS = {'v3': 'TPU v3', 'v5e': 'TPU v5 lite', 'v6e': 'TPU v6 lite'}
 AXES = ('data', 'fsdp', 'tensor')
@@ -113,4 +114,16 @@ def test_a_step_lowered_for_tpus_calls_the_kernels():
     assert text().count('@tpu_custom_call') == 2
     assert 'tpu_custom_call' not in text(mask=np.ones((17, 17), bool))
     assert 'tpu_custom_call' not in text(on_weights=lambda weights: None)
+    assert 'tpu_custom_call' not in text(fused=False)
   assert 'tpu_custom_call' not in text()
+
+
+@pytest.mark.parametrize('fused', [True, False])
+def test_a_field_of_the_model_turns_them_off(fused):
+  model = build('vit', 'mu/8', depth=1, fused_attention=fused, dtype=jnp.bfloat16)
+  images = jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    traced = jax.jit(model.apply).trace(params, images)
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  assert ('tpu_custom_call' in text) == fused

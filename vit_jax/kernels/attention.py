@@ -21,14 +21,15 @@ def attend(
   mask: jax.Array | None = None,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
   on_weights: Callable[[jax.Array], None] | None = None,
+  fused: bool = True,
 ) -> jax.Array:
   """Scaled dot-product attention, softmax(q k' / sqrt(Dh) + bias) v.
 
-  The one function through which all sequence attention goes. Unless weights are dropped
-  or asked for, or there is one query only, with no N x S weights to save, half precision
-  is left to kernels that keep the scores on chip (and have no forward-mode derivative):
-  `tpu_attention` where the mesh (`jax.set_mesh`) is of TPUs, without bias and mask;
-  cuDNN's on NVIDIA GPUs, chosen when the program is lowered. Else `_plain`.
+  The one function through which all sequence attention goes. In half precision it is left
+  to fused kernels, which keep the scores on chip: `tpu_attention` where the mesh
+  (`jax.set_mesh`) is of TPUs, without bias and mask; cuDNN's on NVIDIA GPUs, chosen when
+  the program is lowered. Not if weights are dropped or asked for, nor for a single query,
+  with no N x S weights to save: then, and in float32, by `_plain`.
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
@@ -37,16 +38,17 @@ def attend(
       without any attends to all alike.
     dropout: applied to the weights [B, M, N, S].
     on_weights: called with the weights [B, M, N, S], before dropout.
+    fused: False for no fused kernels, which have no forward-mode derivative.
 
   Returns:
     [B, N, M, Dh] in the dtype of `value`.
   """
   plain = functools.partial(_plain, dropout=dropout, on_weights=on_weights)
   bare = bias is None and mask is None and not dropout and not on_weights
-  if bare and query.shape[1] > 1 and (plan := tpu_attention.plan(query, key)):
+  fused = fused and query.shape[1] > 1 and query.dtype in (jnp.bfloat16, jnp.float16)
+  if fused and bare and (plan := tpu_attention.plan(query, key)):
     return tpu_attention.attend(query, key, value, plan)
-  half = query.dtype in (jnp.bfloat16, jnp.float16)
-  if dropout or on_weights or query.shape[1] == 1 or not half or not _has_cudnn():
+  if not fused or dropout or on_weights or not _has_cudnn():
     return plain(query, key, value, bias, mask)
   return jax.lax.platform_dependent(
     query, key, value, bias, mask, cuda=_cudnn, default=plain

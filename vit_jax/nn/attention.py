@@ -22,6 +22,7 @@ class MultiHeadDotProductAttention(nn.Module):
 
   num_heads: int
   dropout: float = 0.0  # on the attention weights; 0 in every recipe of the paper
+  fused: bool = True  # whether fused kernels may be used: see `attend`
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -54,6 +55,7 @@ class MultiHeadDotProductAttention(nn.Module):
       mask=mask,
       dropout=dropout,
       on_weights=on_weights,
+      fused=self.fused,
     )
     x = checkpoint_name(x.reshape(inputs_q.shape), ATTENDED)
     return dense(inputs=heads, name='out')(x)

@@ -28,6 +28,7 @@ class EncoderConfig:
   posemb_std: float | None = 0.02
   dropout: float = 0.0
   attention_dropout: float = 0.0
+  fused_attention: bool = True
   stochastic_depth: float = 0.0
   scan: bool = False
   remat: str = 'none'
@@ -57,7 +58,11 @@ class EncoderBlock(nn.Module):
     x = place(x, c.placement)
     y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_0')(x)
     attention = MultiHeadDotProductAttention(
-      c.num_heads, c.attention_dropout, c.dtype, name='MultiHeadDotProductAttention_0'
+      c.num_heads,
+      c.attention_dropout,
+      c.fused_attention,
+      c.dtype,
+      name='MultiHeadDotProductAttention_0',
     )
     x = x[:, :num_queries] + branch(attention(y[:, :num_queries], y, train=train))
     y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_1')(x)
