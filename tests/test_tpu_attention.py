@@ -52,7 +52,8 @@ CASES = {
 @pytest.mark.parametrize('case', CASES)
 def test_kernels_compute_attention_and_its_derivative(case, product):
   n, s, heads, head, group, rows = CASES[case]
-  plan = tpu_attention.Plan(head, group * head, rows, product, 2**24, interpret=True)
+  block = tpu_attention.Block(group * head, rows)
+  plan = tpu_attention.Plan(head, block, block, product, 2**24, interpret=True)
   *inputs, grad = arrays(n, s, heads, head)
   y, pullback = jax.vjp(lambda *args: tpu_attention.attend(*args, plan), *inputs)
   wide = [x.astype(jnp.float32) for x in inputs]
@@ -70,7 +71,8 @@ def test_kernels_compute_attention_and_its_derivative(case, product):
 
 def test_devices_of_a_mesh_compute_their_own_share():
   *inputs, _ = arrays(9, 9, 4, 64, batch=8)
-  plan = tpu_attention.Plan(64, 128, 9, 'bfloat16', 2**24, interpret=True)
+  block = tpu_attention.Block(128, 9)
+  plan = tpu_attention.Plan(64, block, block, 'bfloat16', 2**24, interpret=True)
   alone = tpu_attention.attend(*inputs, plan)
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
@@ -85,8 +87,7 @@ def test_chosen_for_tpus_in_bfloat16(kind):
   assert tpu_attention.plan(query, key) is None  # no mesh
   with tpu(KINDS[kind], 2, 1, 3):
     plan = tpu_attention.plan(query, key)
-    assert plan.lanes == 4 * 64  # heads of one device
-    assert plan.rows == 197
+    assert plan.forward == plan.backward == (4 * 64, 197)  # heads of one device
     assert plan.product == ('float32' if kind == 'v3' else 'bfloat16')
     assert tpu_attention.plan(query.astype('float32'), key) is None
     assert tpu_attention.plan(query[:1], key) is None  # not divided by data
@@ -97,7 +98,7 @@ def test_chosen_for_tpus_in_bfloat16(kind):
     if kind == 'v3':  # 16 MiB of memory on the chip
       assert plan is None
     else:
-      assert plan.rows < 4097
+      assert plan.backward.rows < 4097
     huge = jax.ShapeDtypeStruct((1, 2**20, 12, 64), jnp.bfloat16)
     assert tpu_attention.plan(huge, huge) is None
 

@@ -21,12 +21,19 @@ from jax.sharding import PartitionSpec
 LANES = 128  # of a vector register and, at least, of a matrix unit
 
 
+class Block(NamedTuple):
+  """What a grid step takes: `lanes` channels, of whole heads, of `rows` queries."""
+
+  lanes: int
+  rows: int
+
+
 class Plan(NamedTuple):
   """How the kernels divide their work.
 
   Attributes:
-    head: channels of a head. lanes: channels a grid step takes, of whole heads. rows:
-      queries a grid step takes.
+    head: channels of a head.
+    forward, backward: what a grid step of each kernel takes.
     product: dtype of the matrix units' operands; v2 and v3 take float32, which they round
       to bfloat16 themselves.
     vmem: bytes of on-chip memory that a kernel may use.
@@ -34,8 +41,8 @@ class Plan(NamedTuple):
   """
 
   head: int
-  lanes: int
-  rows: int
+  forward: Block
+  backward: Block
   product: str
   vmem: int
   interpret: bool = False
@@ -67,27 +74,40 @@ def plan(query: jax.Array, key: jax.Array) -> Plan | None:
   vmem = info.vmem_capacity_bytes * 15 // 16  # the rest is the compiler's
   group = math.lcm(head, LANES) // head  # heads whose channels fill whole registers
   groups = [heads, *(n for n in range(heads, 0, -1) if heads % n == n % group == 0)]
-  for rows in (queries, *(n for n in (512, 256, 128) if n < queries)):
-    for n in groups:
-      found = Plan(head, n * head, rows, product, vmem)
-      if _bytes(found, key.shape[1]) <= vmem:
-        return found
-  return None
+  blocks = [
+    Block(n * head, rows)
+    for rows in (queries, *(n for n in (512, 256, 128) if n < queries))
+    for n in groups
+  ]
+  chosen = []
+  for needs in (_forward_bytes, _backward_bytes):
+    fit = (block for block in blocks if needs(block, key.shape[1], product) <= vmem)
+    chosen.append(next(fit, None))
+  return None if None in chosen else Plan(head, *chosen, product, vmem)
 
 
-def _bytes(plan: Plan, keys: int) -> int:
-  """Returns about what the derivative, the larger of the two, needs of on-chip memory.
+# About what the kernels need of on-chip memory. With operands in float32 twice as much: by
+# what libtpu 0.0.42 allocated for widths of 768 to 1280 and 197 to 577 tokens, 1.4 to 2
+# times.
 
-  With operands in float32 twice as much: by what libtpu 0.0.42 allocated for widths of
-  768 to 1280 and 197 to 577 tokens, 1.4 to 2 times.
-  """
-  pad = lambda n, unit: -(-n // unit) * unit
-  rows, keys, lanes = pad(plan.rows, 16), pad(keys, 16), pad(plan.lanes, LANES)
-  blocks = 2 * 2 * lanes * (3 * rows + 4 * keys)  # two of each, of two bytes
-  sums = 4 * lanes * (rows + 2 * keys)
-  scores = 4 * 6 * pad(rows, LANES) * keys
-  copies = 2 if plan.product == 'float32' else 1
-  return copies * (blocks + sums + scores)
+
+def _forward_bytes(block: Block, keys: int, product: str) -> int:
+  rows, keys, lanes = _pad(block.rows, 16), _pad(keys, LANES), _pad(block.lanes, LANES)
+  blocks = 2 * 2 * lanes * (2 * rows + 2 * keys)  # two of each, of two bytes
+  scores = 4 * 4 * rows * keys
+  return (2 if product == 'float32' else 1) * (blocks + 4 * lanes * rows + scores)
+
+
+def _backward_bytes(block: Block, keys: int, product: str) -> int:
+  rows, keys, lanes = block.rows, _pad(keys, 16), _pad(block.lanes, LANES)
+  blocks = 2 * 2 * lanes * (3 * _pad(rows, 16) + 4 * keys)
+  sums = 4 * lanes * (_pad(rows, 16) + 2 * keys)
+  scores = 4 * 6 * _pad(rows, LANES) * keys
+  return (2 if product == 'float32' else 1) * (blocks + sums + scores)
+
+
+def _pad(n: int, unit: int) -> int:
+  return -(-n // unit) * unit
 
 
 def attend(query, key, value, plan: Plan) -> jax.Array:
@@ -136,16 +156,18 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
   from jax.experimental.pallas import tpu as pltpu
 
   (batch, queries, width), keys = inputs[0].shape, inputs[1].shape[1]
-  grid = (batch, width // plan.lanes, pl.cdiv(queries, plan.rows))
+  forward = kernel is _forward
+  lanes, rows = plan.forward if forward else plan.backward
+  grid = (batch, width // lanes, pl.cdiv(queries, rows))
   blocks = {
-    'q': pl.BlockSpec((1, plan.rows, plan.lanes), lambda b, h, i: (b, i, h)),
-    'k': pl.BlockSpec((1, keys, plan.lanes), lambda b, h, i: (b, 0, h)),
+    'q': pl.BlockSpec((1, rows, lanes), lambda b, h, i: (b, i, h)),
+    'k': pl.BlockSpec((1, keys, lanes), lambda b, h, i: (b, 0, h)),
   }
   shapes = {
     'q': jax.ShapeDtypeStruct((batch, queries, width), inputs[0].dtype),
     'k': jax.ShapeDtypeStruct((batch, keys, width), inputs[0].dtype),
   }
-  products = 2 if kernel is _forward else 5  # scores are computed again in the latter
+  products = 2 if forward else 5  # scores are computed again in the latter
   out_shape = [shapes[kind] for kind in out_kinds]
   cost = pl.CostEstimate(  # of what is asked for, without padding
     flops=products * 2 * batch * queries * keys * width,
@@ -157,8 +179,8 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     grid=grid,
     cost_estimate=cost,
     scratch_shapes=[]
-    if grid[2] == 1 or kernel is _forward
-    else 2 * [pltpu.VMEM((keys, plan.lanes), jnp.float32)],
+    if grid[2] == 1 or forward
+    else 2 * [pltpu.VMEM((keys, lanes), jnp.float32)],
     in_specs=[blocks[kind] for kind in kinds],
     out_specs=[blocks[kind] for kind in out_kinds],
     out_shape=out_shape,
@@ -173,18 +195,18 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
   )(*inputs)
 
 
-def _heads(plan: Plan) -> Iterator[tuple[slice, slice]]:
+def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
   """Yields each head's channels, and the whole registers that hold them.
 
   A head that does not fill its registers is not cut out of them, which would shift lanes:
   one operand of every product is zero on the other channels, which costs nothing as
   the matrix units are as wide as a register.
   """
-  for start in range(0, plan.lanes, plan.head):
-    stop = start + plan.head
+  for start in range(0, lanes, head):
+    stop = start + head
     yield (
       slice(start, stop),
-      slice(start // LANES * LANES, min(-(-stop // LANES) * LANES, plan.lanes)),
+      slice(start // LANES * LANES, min(_pad(stop, LANES), lanes)),
     )
 
 
@@ -239,9 +261,9 @@ def _dot(a, b, over: tuple[int, int]):
 
 def _forward(plan, queries, q_ref, k_ref, v_ref, out_ref):
   del queries  # rows beyond the last query are computed, and not written
-  load = _loader(plan)
+  load = _loader(plan.product)
   out = _Sum(out_ref)
-  for head, window in _heads(plan):
+  for head, window in _heads(plan.head, plan.forward.lanes):
     q = load(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
     k, v = load(k_ref, window), load(v_ref, window)
     scores = _dot(_only(q, head, window), k, (1, 1))
@@ -253,12 +275,12 @@ def _forward(plan, queries, q_ref, k_ref, v_ref, out_ref):
 
 def _backward(plan, queries, q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref, *sums):
   """Scores lie as [S, N] here: two of three products then need no transposition."""
-  load = _loader(plan)
-  there = _loader(plan, queries)
+  load = _loader(plan.product)
+  there = _loader(plan.product, queries, plan.backward.rows)
   dk_sum, dv_sum = sums or (None, None)
   dq = _Sum(dq_ref, plan.head**-0.5)
   dk, dv = _Sum(dk_ref, total=dk_sum), _Sum(dv_ref, total=dv_sum)
-  for head, window in _heads(plan):
+  for head, window in _heads(plan.head, plan.backward.lanes):
     q = there(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
     k, v, g = load(k_ref, window), load(v_ref, window), there(g_ref, window)
     q, g = _only(q, head, window), _only(g, head, window)
@@ -274,15 +296,15 @@ def _backward(plan, queries, q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref,
     dq.add(_dot(dscores, _only(k, head, window), (0, 0)), head, window)
 
 
-def _loader(plan, queries=None):
-  """Returns `load(ref, window)`; of queries, rows beyond the last are zero."""
+def _loader(product, queries=0, rows=1):
+  """Returns `load(ref, window)`; of blocks of rows, those beyond the last are zero."""
   from jax.experimental import pallas as pl
 
   def load(ref, window):
     x = ref[0, :, window]
-    if queries and queries % plan.rows:
-      row = lax.broadcasted_iota(jnp.int32, x.shape, 0) + pl.program_id(2) * plan.rows
+    if queries % rows:
+      row = lax.broadcasted_iota(jnp.int32, x.shape, 0) + pl.program_id(2) * rows
       x = jnp.where(row < queries, x, jnp.zeros_like(x))
-    return x.astype(plan.product)
+    return x.astype(product)
 
   return load
