@@ -10,6 +10,8 @@ set once an epoch, the checkpoint of the best validation loss, and the weights a
 over the epochs from the eighth on, during which the rate stays. Expected: 95 to 97 %.
 Adam at 1e-3 is high for weights that were trained before; configs/finetune.py does better.
 Not run here: neither weights nor data could be had.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections

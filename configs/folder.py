@@ -11,6 +11,8 @@ run's bad_images.jsonl. The recipe is that of "Better plain ViT baselines" (arXi
 2205.01580) in its size-free parts: average pooling, fixed sine-cosine positions, AdamW.
 From scratch a ViT wants more images than a folder has; expect it to learn what colour
 and texture tell, and take published weights for more.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections

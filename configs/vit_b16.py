@@ -14,6 +14,8 @@ Data: TFDS has no ImageNet-21k; `python -m vit_jax.tools.prepare imagenet21k` ma
 the archive of image-net.org (the newer one has fewer classes: classes=19167), or
 data=folder:PATH with train=..., val=.... fewshot=tfds:NAME
 adds a few-shot evaluation on that data set's train and test splits.
+
+Smallest slices: v3:4x4 or v5e:4x4 (benchmarks/SLICES.md).
 """
 
 import ml_collections

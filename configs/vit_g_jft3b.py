@@ -16,6 +16,8 @@ says what fits. Expected (G/14): 90.45 % on ImageNet fine-tuned, 84.86 % 10-shot
 here: JFT is not public. The paper trained G/14 longer, with batches of 32,768.
 
 data is any source of encoded images, as in configs/vit_jft.py.
+
+Smallest slices: v3:16x16 or v5e:16x16 (benchmarks/SLICES.md).
 """
 
 import ml_collections

@@ -12,6 +12,8 @@ abstract). Not run here: the data could not be had.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment
 is that of the published runs, faults included; randaug=correct means what its ops say.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections

@@ -1,0 +1,117 @@
+"""Compiles every config for the smallest TPU slices that it is said to fit on.
+
+  .venv-tpu/bin/python benchmarks/slices.py               # or: make slices; two hours
+  .venv-tpu/bin/python benchmarks/slices.py vit_b16 digits
+
+A config's docstring says `Smallest slices: v3:4x4 or v5e:4x4`, chips as their mesh. Each
+is compiled by `tools.inspect --config C --tpu SLICE`, in bfloat16 and with the mesh, remat
+and scan of the recipe: a program that does not fit is refused by the compiler. What it
+says is kept in benchmarks/slices.json and shown in benchmarks/SLICES.md. Ends 1 where a
+config does not fit.
+"""
+
+import argparse
+import ast
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+KEPT, SHOWN = ROOT / 'benchmarks/slices.json', ROOT / 'benchmarks/SLICES.md'
+SAID = re.compile(r'Smallest slices: (v3:\d+x\d+) or (v5e:\d+x\d+)')
+# What a config leaves to its user.
+MORE = {
+  'finetune': ('weights=b16-i21k,data=cifar10', []),
+  'folder': ('', ['--examples', '10000', '--config.model.num_classes=100']),
+}
+# Of `tools.inspect --json`, kept.
+FIELDS = ('model', 'batch_size', 'devices', 'mesh', 'hbm', 'bytes', 'temp_bytes')
+FIELDS += ('cycles', 'mfu', 'images_per_s', 'hours', 'core_days', 'paper')
+
+
+def slices(config: pathlib.Path) -> tuple[str, ...]:
+  """Returns the slices that a config's docstring names.
+
+  Raises:
+    ValueError: if it names none.
+  """
+  text = ast.get_docstring(ast.parse(config.read_text(encoding='utf-8')))
+  said = SAID.search(' '.join(text.split()))
+  if not said:
+    raise ValueError(
+      f"{config}: the docstring does not say 'Smallest slices: v3:AxB or v5e:AxB'."
+    )
+  return said.groups()
+
+
+def measure(name: str, slice_: str) -> dict:
+  """Returns what `tools.inspect --tpu` says of a config; {'error': text} if it refuses."""
+  arguments, flags = MORE.get(name, ('', []))
+  config = f'configs/{name}.py' + (f':{arguments}' if arguments else '')
+  command = ['-m', 'vit_jax.tools.inspect', '--config', config, '--tpu', slice_]
+  done = subprocess.run(
+    [sys.executable, *command, *flags, '--json'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  if done.returncode:
+    return {'error': done.stderr.strip().splitlines()[-1]}
+  record = json.loads(done.stdout)
+  found = {**record, **record['tpu']}
+  return {key: found[key] for key in FIELDS}
+
+
+def table(kept: dict) -> str:
+  """Returns Markdown of {config: {slice: measure}}."""
+  lines = [
+    '# The smallest slices',
+    '',
+    'What each config needs, as `python -m vit_jax.tools.inspect --config C --tpu SLICE` says:',
+    'memory is what the compiler allocates, time is its cost model at the clock of the',
+    "vendor's peak, without input and interconnect. Nothing was run on a TPU. One core of a",
+    'v3, one chip of a v5e, is a device. Core-days of the whole run, of a v5e chip-days.',
+    'Written by `make slices`.',
+    '',
+    '| config | model | images a step | slice | devices | GiB a device | MFU | images/s | core-days | paper |',
+    '|---|---|--:|---|--:|--:|--:|--:|--:|--:|',
+  ]
+  for name, rows in sorted(kept.items()):
+    for slice_, row in rows.items():
+      gib = f'{row["bytes"] / 2**30:.1f} of {row["hbm"] / 2**30:.0f}'
+      lines.append(
+        f'| {name} | {row["model"]} | {row["batch_size"]:,} | {slice_} | {row["devices"]} '
+        f'| {gib} | {row["mfu"]:.0%} | {row["images_per_s"]:,.0f} '
+        f'| {row["core_days"]:,.3g} | {row["paper"] or ""} |'
+      )
+  return '\n'.join(lines) + '\n'
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('configs', nargs='*', metavar='CONFIG', help='default: all')
+  wanted = parser.parse_args().configs
+  kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+  refused = 0
+  for path in sorted((ROOT / 'configs').glob('*.py')):
+    if wanted and path.stem not in wanted:
+      continue
+    rows = {}
+    for slice_ in slices(path):
+      row = measure(path.stem, slice_)
+      print(f'{path.stem} on {slice_}: {row.get("error", "fits")}', flush=True)
+      refused += 'error' in row
+      if 'error' not in row:
+        rows[slice_] = row
+    kept[path.stem] = rows
+    KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + '\n')
+    SHOWN.write_text(table(kept))
+  return int(refused > 0)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
