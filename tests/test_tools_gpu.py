@@ -139,10 +139,12 @@ def test_the_table():
   text = gpu.table({'rows': [row], 'versions': {'jax': '0.10.2'}})
   assert 'vit:B/16, scan=True at 224x224 px' in text
   assert re.search(r'1\.00 GiB +2\.00 GiB +3\.00 GiB +80\.00 GiB', text)
-  assert 'forward 12 of 13, backward 12 of 13, recomputed 6' in text
+  assert 'forward 12 of 13, backward 12 of 13, recomputed 6\n' in text
   assert re.search(r'big_vision .*4\.00 GiB +5\.00 GiB.*forward 0 of 13', text)
   assert re.search(r'ratio +0\.500 +0\.600', text)
   assert '1 of 13: one query' in text
+  text = gpu.table({'rows': [row | {'hbm': 2**30}], 'versions': {}})
+  assert 'recomputed 6; does not fit' in text
   assert 'cycles' in text
 
 

@@ -70,10 +70,12 @@ def table(result: dict) -> str:
 
 
 def _numbers(name: str, row: dict, side: dict) -> str:
+  large = '' if side['bytes'] <= row['hbm'] else '; does not fit'
   return (
     f'{name:13}{row["mode"]:9}{row["dtype"]:10}{row["batch"]:5}'
     f'{ahead.gib(side, "argument_bytes"):>11}{ahead.gib(side, "temp_bytes")}'
     f'{ahead.gib(side, "bytes")}{ahead.gib(row, "hbm")}  {_fused(row, side["cudnn"])}'
+    f'{large}'
   )
 
 
