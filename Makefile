@@ -4,7 +4,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
-.PHONY: help install train test lint format test-slow faults peer tpu .venv-tpu constraints clean
+.PHONY: help install train test lint format test-slow faults peer tpu .venv-tpu gpu .venv-gpu \
+  constraints clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -59,8 +60,15 @@ tpu: .venv-tpu  ## compile for TPUs that are not there; is the cost what was rec
 .venv-tpu:  ## the environment of `make tpu` and of --tpu
 	@$(MAKE) VENV=.venv-tpu .venv-tpu/.installed-tpu
 
+gpu: .venv-gpu  ## compile for GPUs that are not there; is attention the fused kernel?
+	.venv-gpu/bin/python -m pytest -m gpu tests/test_tools_gpu.py $(ARGS)
+
+# Of its own: in an environment with CUDA's plugin JAX looks for GPUs whenever it starts.
+.venv-gpu:  ## the environment of `make gpu` and of --gpu, 4.4 GB more
+	@$(MAKE) VENV=.venv-gpu .venv-gpu/.installed-gpu
+
 clean:  ## remove .venv and caches; keeps runs/
-	rm -rf $(VENV) .venv-tpu build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-gpu build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the environment ---------------------------------------------------------------
@@ -88,6 +96,10 @@ $(VENV)/.installed-dev: $(METADATA) | $(BIN)/python
 
 $(VENV)/.installed-tpu: $(METADATA) | $(BIN)/python
 	$(call install,tpu$(comma)dev)
+	@touch $@
+
+$(VENV)/.installed-gpu: $(METADATA) | $(BIN)/python
+	$(call install,cuda$(comma)dev)
 	@touch $@
 
 # Python 3.14 and newer only when named: TensorFlow had no wheels for it (2026-11).

@@ -193,6 +193,28 @@ def test_attention_of_a_platform_is_chosen_when_lowered(monkeypatch):
     assert 'dot_general' in texts[platform]
 
 
+@pytest.mark.parametrize('lengths', [(5, 5), (4, 7), (5, 6), (4, 6)])
+def test_the_kernel_of_gpus_is_given_even_lengths(lengths, monkeypatch):
+  theirs, seen = jax.nn.dot_product_attention, []
+
+  def xla(query, key, *args, implementation, **kwargs):
+    assert implementation == 'cudnn'
+    seen.append((query.shape[1], key.shape[1]))
+    return theirs(query, key, *args, implementation='xla', **kwargs)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', xla)
+  N, S = lengths
+  arrays = normal(2, N, 3, 8), normal(2, S, 3, 8), normal(2, S, 3, 8)
+  results = []
+  for function in (attention._cudnn, attention._plain):
+    y, pullback = jax.vjp(lambda *x, f=function: f(*x, None, None), *arrays)
+    results.append((y, *pullback(jnp.cos(y))))
+  for found, expected in zip(*results, strict=True):
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=1e-5)  # float32
+  assert seen == [(N + N % 2, S + S % 2)]
+
+
 def test_attention_is_jax_s_own_in_bfloat16():
   q, k, v = (jnp.asarray(normal(2, 6, 4, 16), jnp.bfloat16) for _ in range(3))
   found = attend(q, k, v)

@@ -84,9 +84,7 @@ def compile_step(step, abstract, spec, mesh):
   start = time.perf_counter()
   with out_of_memory():
     program = compiled(step, abstract, spec, mesh)
-  m = program.memory_analysis()
-  needs = m.argument_size_in_bytes + m.temp_size_in_bytes
-  needs += m.output_size_in_bytes - m.alias_size_in_bytes
+  needs = memory(program)['bytes']
   has = device_memory(mesh.local_devices[0])
   print(
     f'Step compiled in {time.perf_counter() - start:.1f} s; it needs '
@@ -99,6 +97,22 @@ def compile_step(step, abstract, spec, mesh):
       f'GiB. {_SMALLER}'
     )
   return program
+
+
+def memory(program) -> dict[str, int]:
+  """Returns what one device allocates for a compiled program, by its compiler.
+
+  Returns:
+    temp_bytes; argument_bytes: the state and batch; bytes: both, and results that do not
+    take an argument's place.
+  """
+  m = program.memory_analysis()
+  held = m.argument_size_in_bytes + m.temp_size_in_bytes
+  return {
+    'temp_bytes': m.temp_size_in_bytes,
+    'argument_bytes': m.argument_size_in_bytes,
+    'bytes': held + m.output_size_in_bytes - m.alias_size_in_bytes,
+  }
 
 
 _SMALLER = (

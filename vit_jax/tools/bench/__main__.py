@@ -4,6 +4,7 @@
   python -m vit_jax.tools.bench vit:S/16 --mode train --dtype bfloat16 --batch 128,256,512
   python -m vit_jax.tools.bench vit:Ti/16 --vs timm --torch-python torchenv/bin/python
   .venv-tpu/bin/python -m vit_jax.tools.bench vit:B/16 --tpu v3,v5e --mode train
+  .venv-gpu/bin/python -m vit_jax.tools.bench vit:B/16 --gpu h100 --batch 64,128
 
 Training is the step of a run (AdamW, its checks and counters included), `forward` the
 logits in evaluation; both on synthetic images that are on the device already, so that no
@@ -14,6 +15,8 @@ with ours. `--out benchmarks/results/NAME.json` keeps the results.
 
 `--tpu` runs nothing: it compiles the same step for one device of a TPU that need not be
 there and says what XLA's own cost model expects of it, see `vit_jax.tools.tpu.cost`.
+`--gpu` does so for an NVIDIA GPU: memory, and which attention is cuDNN's fused kernel; that
+compiler has no model of time.
 """
 
 import contextlib
@@ -24,7 +27,7 @@ import sys
 
 from vit_jax import cli
 from vit_jax.errors import OutOfMemory, UserError
-from vit_jax.tools.bench import arguments, tpu
+from vit_jax.tools.bench import ahead, arguments, gpu, tpu
 from vit_jax.tools.bench import text as bench_text
 
 # Steps are timed in turns: long enough that starting one and waiting for its end is
@@ -36,8 +39,8 @@ _SECONDS, _FEWEST = 10.0, 5  # without --steps: of a row, and turns in it
 def main(argv: list[str]) -> int:
   """Prints the table (or its JSON); writes what `--out` asks for; returns 0."""
   args = arguments.parse(argv, __doc__.split('\n')[0])
-  if args.tpu:
-    return tpu.main(args, argv)
+  if args.tpu or args.gpu:
+    return ahead.main(args, argv, tpu.TARGET if args.tpu else gpu.TARGET)
   if args.vs:  # else JAX takes most of a GPU's memory before PyTorch starts
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   import jax

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from vit_jax import cli
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.tools.gpu import devices
+from vit_jax.tools.gpu.devices import GPUS
 from vit_jax.tools.inspect import arguments
 from vit_jax.tools.tpu import generations
 
@@ -65,9 +67,17 @@ def parse(argv: list[str], description: str):
     '(needs libtpu: make .venv-tpu)',
   )
   add(
+    '--gpu',
+    type=_gpus,
+    metavar='GPU[,GPU...]',
+    help=f"compile for one of GPUs that need not be there, {', '.join(GPUS)} or 'all' "
+    "(needs JAX's plugin for CUDA: make .venv-gpu)",
+  )
+  add(
     '--vs',
     choices=['timm', 'big_vision'],
-    help="timm's PyTorch model in turns with ours; with --tpu: big_vision's program",
+    help="timm's PyTorch model in turns with ours; with --tpu or --gpu: big_vision's "
+    'program',
   )
   add('--big_vision', metavar='PATH', help='with --vs big_vision: its checkout')
   add(
@@ -93,11 +103,16 @@ def parse(argv: list[str], description: str):
   ):
     if getattr(args, name) is not None and args.vs != 'timm':
       parser.error(f'{flag} goes with --vs timm')
-  if args.tpu and (args.steps or args.vs == 'timm'):
-    parser.error('--tpu compiles and runs nothing: without --steps and --vs timm')
+  if args.tpu and args.gpu:
+    parser.error('--tpu and --gpu: one at a time, each has an environment of its own')
+  ahead = '--tpu' if args.tpu else '--gpu' if args.gpu else None
+  if ahead and (args.steps or args.vs == 'timm'):
+    parser.error(f'{ahead} compiles and runs nothing: without --steps and --vs timm')
   wanted = args.vs == 'big_vision'
-  if wanted != bool(args.big_vision) or (wanted and not args.tpu):
-    parser.error('--vs big_vision goes with --tpu SLICE and --big_vision PATH')
+  if wanted != bool(args.big_vision) or (wanted and not ahead):
+    parser.error(
+      '--vs big_vision goes with --tpu SLICE or --gpu GPU, and --big_vision PATH'
+    )
   if args.python and not Path(args.python).exists():
     parser.error(f'--torch-python {args.python}: there is no such file')
   args.rounds = args.rounds or 7
@@ -126,12 +141,23 @@ def _several(allowed: tuple[str, ...]):
   return parse
 
 
-def _slices(text: str) -> list[str]:
-  names = list(generations.GENERATIONS) if text == 'all' else text.split(',')
-  try:
-    return [':'.join(generations.parse(name)) for name in names]
-  except UserError as error:
-    raise argparse.ArgumentTypeError(str(error)) from None
+def _devices(table, parse):
+  """Returns the argument type of a comma-separated list of devices, or 'all' of them."""
+
+  def several(text: str) -> list[str]:
+    names = list(table) if text == 'all' else text.split(',')
+    try:
+      return [parse(name) for name in names]
+    except UserError as error:
+      raise argparse.ArgumentTypeError(str(error)) from None
+
+  return several
+
+
+_slices = _devices(
+  generations.GENERATIONS, lambda name: ':'.join(generations.parse(name))
+)
+_gpus = _devices(GPUS, devices.parse)
 
 
 def _batches(text: str) -> list[int]:

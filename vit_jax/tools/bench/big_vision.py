@@ -79,7 +79,7 @@ class Peer:
       raise UserError('--vs big_vision: its ViT recomputes only with scan; set both.')
 
   def lower(self, model, mode: str, batch: int, devices):
-    """Returns its lowered program for one device; arguments as `tpu._ours` takes them."""
+    """Returns its lowered program for one device; arguments as `ahead.lower` takes them."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -116,7 +116,7 @@ class Peer:
         forward = lambda p, b: module.apply({'params': p}, scale(b['image']))[0]
         jitted = jax.jit(forward, out_shardings=everywhere)
         return jitted.lower(place(params), {'image': place(batch['image'])})
-      section = ours.OPTIM_TPU
+      section = ours.OPTIM_AHEAD
       kernels = lambda p: jax.tree_util.tree_map_with_path(
         lambda path, _: path[-1].key == 'kernel', p
       )

@@ -19,8 +19,8 @@ from vit_jax.train.step import make_step
 
 # AdamW as in pre-training; what the numbers are does not change the time of a step.
 OPTIM = {'name': 'adamw', 'lr': 1e-3, 'wd': 0.1}
-# Besides, of what is compiled for TPUs: as recipes for them have it.
-OPTIM_TPU = {**OPTIM, 'clip': 1.0, 'moment_dtype': 'bfloat16'}
+# Besides, of what is compiled ahead: as recipes for accelerators have it.
+OPTIM_AHEAD = {**OPTIM, 'clip': 1.0, 'moment_dtype': 'bfloat16'}
 # Sides of the square products whose rate is the device's peak. A CPU reaches it at 2304
 # (not at 2048: see benchmarks/NOTES.md on strides); an H100's rate still grows at 8192.
 SIZES = (1280, 2304, 4096, 8192, 16384)
@@ -153,10 +153,7 @@ class Step:
     peak = self._peak()
     if peak is not None and peak > self._peak_before:
       return peak, 'device'
-    planned = self._step.memory_analysis()
-    new = planned.output_size_in_bytes - planned.alias_size_in_bytes
-    held = planned.argument_size_in_bytes + planned.temp_size_in_bytes
-    return held + new, 'compiler'
+    return runtime.memory(self._step)['bytes'], 'compiler'
 
   def _peak(self) -> int | None:
     return (self._device.memory_stats() or {}).get('peak_bytes_in_use')

@@ -54,7 +54,7 @@ def _count_equation(equation) -> int:
   if name in ('pallas_call', 'ffi_call'):
     raise NotImplementedError(f'Cannot count the operations of a {name}.')
 
-  inner = [_count(jaxpr) for jaxpr in _inner_jaxprs(params)]
+  inner = [_count(jaxpr) for jaxpr in inner_jaxprs(params)]
   if name == 'cond':
     return max(inner)
   if name == 'while' and any(inner):
@@ -66,7 +66,8 @@ def _count_equation(equation) -> int:
   return sum(inner)
 
 
-def _inner_jaxprs(params):
+def inner_jaxprs(params):
+  """Yields the jaxprs among an equation's parameters: bodies, branches, functions."""
   for value in params.values():
     for item in value if isinstance(value, tuple | list) else (value,):
       if isinstance(item, core.ClosedJaxpr):

@@ -64,14 +64,11 @@ def measure(program, generation: Generation) -> dict:
     beside the rest; unknown_loops: those counted once, as nothing tells how often they
     run; collectives: {opcode: {times, bytes}} of one device.
   """
-  text, memory = program.as_text(), program.memory_analysis()
-  new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-  held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+  from vit_jax.train import runtime  # JAX is loaded once the process is prepared
+
   return {
-    **count(text, generation),
-    'temp_bytes': memory.temp_size_in_bytes,
-    'argument_bytes': memory.argument_size_in_bytes,
-    'bytes': held + new,
+    **count(program.as_text(), generation),
+    **runtime.memory(program),
     'bytes_accessed': (program.cost_analysis() or {}).get('bytes accessed'),
   }
 

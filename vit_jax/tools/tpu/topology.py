@@ -1,5 +1,6 @@
 """Devices of a TPU slice that is not there, to compile for."""
 
+import importlib.metadata
 import importlib.util
 import os
 
@@ -31,6 +32,11 @@ def prepare() -> None:
     )
   os.environ.update(_ENVIRONMENT)
   schedules.record()
+
+
+def versions() -> dict[str, str]:
+  """Returns {package: version} of what compiles."""
+  return {'libtpu': importlib.metadata.version('libtpu')}
 
 
 def devices(text: str) -> list:
