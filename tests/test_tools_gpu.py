@@ -75,9 +75,7 @@ def test_layers_that_it_is_offered(monkeypatch):
   primitive = Primitive('dot_product_attention_fwd_wrapper')  # as JAX's own is called
   primitive.def_abstract_eval(lambda query, key, value: value)
   monkeypatch.setattr('vit_jax.kernels.attention._has_cudnn', lambda: True)
-  monkeypatch.setattr(
-    'vit_jax.kernels.attention._cudnn', lambda q, k, v, *_: primitive.bind(q, k, v)
-  )
+  monkeypatch.setattr('vit_jax.kernels.attention._cudnn', primitive.bind)
   found = layers(depth=3, classifier='map')
   assert found['attention_layers'] == 4
   (why,) = found['plain']

@@ -28,9 +28,9 @@ def attend(
 
   The one function through which all sequence attention goes. In half precision it is left
   to fused kernels, which keep the scores on chip: `tpu_attention` where the mesh
-  (`jax.set_mesh`) is of TPUs, without bias and mask; cuDNN's on NVIDIA GPUs, chosen when
-  the program is lowered. Not if weights are dropped or asked for, nor for a single query,
-  with no N x S weights to save: then, and in float32, by `_plain`.
+  (`jax.set_mesh`) is of TPUs; cuDNN's on NVIDIA GPUs, chosen when the program is lowered.
+  Not with a bias or a mask, nor where weights are dropped or asked for, nor for a single
+  query, with no N x S weights to save: then, and in float32, by `_plain`.
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
@@ -46,17 +46,17 @@ def attend(
   """
   plain = functools.partial(_plain, dropout=dropout, on_weights=on_weights)
   bare = bias is None and mask is None and not dropout and not on_weights
-  fused = fused and query.shape[1] > 1 and query.dtype in (jnp.bfloat16, jnp.float16)
-  if fused and bare and (plan := tpu_attention.plan(query, key)):
-    return tpu_attention.attend(query, key, value, plan)
-  if not fused or dropout or on_weights or not _has_cudnn():
+  half = query.dtype in (jnp.bfloat16, jnp.float16)
+  if not (fused and bare and half) or query.shape[1] == 1:
     return plain(query, key, value, bias, mask)
-  return jax.lax.platform_dependent(
-    query, key, value, bias, mask, cuda=_cudnn, default=plain
-  )
+  if plan := tpu_attention.plan(query, key):
+    return tpu_attention.attend(query, key, value, plan)
+  if not _cudnn_takes(query):
+    return plain(query, key, value)
+  return jax.lax.platform_dependent(query, key, value, cuda=_cudnn, default=plain)
 
 
-def _plain(query, key, value, bias, mask, dropout=None, on_weights=None):
+def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=None):
   query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, M, N, Dh]
   scores = jnp.einsum('bmnd,bmsd->bmns', query, key, preferred_element_type=jnp.float32)
@@ -92,12 +92,10 @@ def _softmax_jvp(dtype, primals, tangents):
   return weights, linear(weights, *tangents)
 
 
-def _cudnn(query, key, value, bias, mask):
-  if bias is not None:
-    bias = bias.astype(query.dtype)
+def _cudnn(query, key, value):
   B, N, S = *query.shape[:2], key.shape[1]
   queries = keys = None
-  if bias is None and mask is None and (N % 2 or S % 2):
+  if N % 2 or S % 2:
     # JAX refuses the gradient of odd lengths, such as 197 tokens: a limit of cuDNN's with
     # a bias, which JAX 0.10.2 and 0.12.0 ask of all. So one token more, which the kernel
     # is told to leave out.
@@ -106,17 +104,15 @@ def _cudnn(query, key, value, bias, mask):
     # Split like the batch: on several devices the kernel wants those of its examples.
     full = lambda length: place(jnp.full((B, 1, 1), length, jnp.int32), 'batch')
     queries, keys = full(N)[:, 0, 0], full(S)[:, 0, 0]
-  y = jax.nn.dot_product_attention(
-    query,
-    key,
-    value,
-    bias,
-    mask,
-    query_seq_lengths=queries,
-    key_value_seq_lengths=keys,
-    implementation='cudnn',
-  )
-  return y[:, :N]
+  lengths = {'query_seq_lengths': queries, 'key_value_seq_lengths': keys}
+  attend = functools.partial(jax.nn.dot_product_attention, implementation='cudnn')
+  return attend(query, key, value, **lengths)[:, :N]
+
+
+def _cudnn_takes(query) -> bool:
+  """Whether cuDNN has heads of that size on every GPU, and JAX the plugin to ask it."""
+  head = query.shape[-1]
+  return head % 8 == 0 and head <= 128 and _has_cudnn()
 
 
 @functools.cache
@@ -124,7 +120,7 @@ def _has_cudnn() -> bool:
   """Whether JAX can write cuDNN's kernel into a program: CUDA's plugin is installed."""
   x = jax.ShapeDtypeStruct((1, 2, 1, 64), jnp.bfloat16)
   try:
-    jax.eval_shape(_cudnn, x, x, x, None, None)
+    jax.eval_shape(_cudnn, x, x, x)
   except RuntimeError:
     return False
   return True

@@ -41,4 +41,6 @@ def _products(primitive, *args, **params) -> bool:
     policies.dots_with_no_batch_dims_saveable,
     policies.save_only_these_names(WEIGHTS, ATTENDED),
   )
-  return primitive.name == 'conv_general_dilated' or kept(primitive, *args, **params)
+  # The latter is cuDNN's attention, which keeps more than its result for the backward pass.
+  more = ('conv_general_dilated', 'dot_product_attention_fwd')
+  return primitive.name.startswith(more) or kept(primitive, *args, **params)
