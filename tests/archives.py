@@ -1,4 +1,4 @@
-"""A fake of ImageNet-21k: a tar of one tar a class, small enough to make in a second."""
+"""Images in archives and folders to prepare data sets of, and what was made of them."""
 
 import io
 import tarfile
@@ -36,3 +36,65 @@ def imagenet21k(path) -> None:
           add(tar, f'{wnid}_broken.JPEG', jpeg(24, 24, 0)[:-20])
           add(tar, f'{wnid}_empty.JPEG', b'')
       add(outer, f'winter21_whole/{wnid}.tar', inner.getvalue())
+
+
+def encoded(seed, kind='JPEG', size=(12, 9), **options):
+  pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+  out = io.BytesIO()
+  Image.fromarray(pixels).save(out, kind, **options)
+  return out.getvalue()
+
+
+def write_tar(path, files, mode='w'):
+  """Writes {name: bytes}; a value that is a dict becomes a tar inside."""
+  with tarfile.open(path, mode) as archive:
+    for name, data in files.items():
+      add(archive, name, tar_bytes(data) if isinstance(data, dict) else data)
+  return str(path)
+
+
+def tar_bytes(files):
+  out = io.BytesIO()
+  with tarfile.open(fileobj=out, mode='w') as archive:
+    for name, data in files.items():
+      add(archive, name, data)
+  return out.getvalue()
+
+
+def synsets(classes=4, count=10):
+  return {
+    f'winter/n{37 * c + 7:08d}.tar': {
+      f'n{37 * c + 7:08d}_{i}.JPEG': encoded(100 * c + i) for i in range(count)
+    }
+    for c in range(classes)
+  }
+
+
+def write_folder(root, files):
+  for name, data in files.items():
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+  return str(root)
+
+
+def examples(directory, split):
+  """Returns [(label or labels, image bytes, name)] as TFDS alone reads them, in order."""
+  import tensorflow_datasets as tfds
+
+  made = tfds.builder_from_directory(directory)
+  features = made.info.features
+  label = features['label'] if 'label' in features else features['labels'].feature
+  source = made.as_data_source(
+    split=split, decoders={'image': tfds.decode.SkipDecoding()}
+  )
+  return [
+    (
+      tuple(
+        label.int2str(int(i)) for i in np.atleast_1d(x.get('label', x.get('labels')))
+      ),
+      x['image'],
+      x['file_name'].decode(),
+    )
+    for x in source
+  ]

@@ -22,11 +22,10 @@ def in_the_repository(monkeypatch):
   monkeypatch.chdir(runs.ROOT)
 
 
-# Between them every evaluator and most optimizers and heads of the recipes. The others
-# are started below, where all but compiling and computing is done; their models have
-# gradients in test_models, their losses and mixing steps in test_train and test_step.
-# `make test-slow` runs them.
-QUICK = {'digits', 'finetune', 'vit_b16', 'vit_g_jft3b'}
+# Between them every evaluator. The others are started below, where all but compiling and
+# computing is done; their models have gradients in test_models, their optimizers steps in
+# test_optimizers, their losses and mixing in test_step. `make test-slow` runs them.
+QUICK = {'digits', 'finetune', 'vit_b16'}
 
 
 @pytest.mark.parametrize(

@@ -1,125 +1,23 @@
-"""Sharded record files: names, splits, labels, weights, bad records, their index."""
+"""Sharded record files: names, splits, labels, weights, bad records."""
 
-import io
 import os
 import re
 
+import example_records
 import numpy as np
 import pytest
 from conftest import naming
-from PIL import Image
+from example_records import KEYS, NAMES, encoded, example, serialised, write
 
 from vit_jax.data import pipeline, sources
-from vit_jax.data.sources import base, example_proto, record_files
 from vit_jax.errors import UserError
 
 PP = 'decode|resize(4)|value_range(-1, 1)'
-KEYS = ('image/encoded', 'image/class/label')
-
-
-def encoded(level):
-  out = io.BytesIO()
-  Image.fromarray(np.full((5, 6, 3), level, np.uint8)).save(out, 'PNG')
-  return out.getvalue()
-
-
-def serialised(features):
-  """Returns {name: values} as TensorFlow serialises it."""
-  import tensorflow as tf
-
-  def feature(values):
-    if isinstance(values, bytes):
-      values = [values]
-    if values and isinstance(values[0], bytes):
-      return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
-    if values and isinstance(values[0], float):
-      return tf.train.Feature(float_list=tf.train.FloatList(value=values))
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-
-  features = tf.train.Features(feature={k: feature(v) for k, v in features.items()})
-  return tf.train.Example(features=features).SerializeToString()
-
-
-def example(i, **more):
-  image, label = KEYS
-  return serialised({image: encoded(i), label: [i], 'id': b'x', **more})
-
-
-def write(path, items):
-  """Writes serialised examples with the formats' own writers."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  if 'array_record' in path.name:
-    from array_record.python import array_record_module
-
-    writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
-  else:
-    import tensorflow as tf
-
-    writer = tf.io.TFRecordWriter(str(path))
-  for item in items:
-    writer.write(item)
-  writer.close()
-
-
-SIZES = {'train': (5, 0, 9, 6), 'val': (4, 3)}
-NAMES = {
-  'tfrecord': '{split}-{i:05d}-of-{n:05d}.tfrecord',
-  'bare': '{split}-{i:05d}-of-{n:05d}',
-  'tfds': 'some-{split}.tfrecord-{i:05d}-of-{n:05d}',
-  'array_record': '{split}-{i:05d}-of-{n:05d}.array_record',
-  'tfds_array_record': 'some-{split}.array_record-{i:05d}-of-{n:05d}',
-}
 
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-  """{format: folder} of 20 + 7 examples in 4 + 2 shards; the label is the number."""
-  out = {}
-  items = [example(i) for i in range(27)]
-  for key, name in NAMES.items():
-    out[key] = tmp_path_factory.mktemp(key)
-    rest = iter(items)
-    for split, sizes in SIZES.items():
-      for i, size in enumerate(sizes):
-        path = out[key] / name.format(split=split, i=i, n=len(sizes))
-        write(path, [next(rest) for _ in range(size)])
-  return out
-
-
-# --- the message -------------------------------------------------------------------
-
-
-def test_examples_as_tensorflow_writes_them():
-  given = {
-    'bytes': [b'', b'\xff\x00'],
-    'ints': [0, 1, -1, 127, 128, 2**62, -(2**63)],
-    'floats': [0.5, -1.0, 3e38],
-    'nothing': [],
-    'one': [7],
-  }
-  got = example_proto.parse(serialised(given))
-  assert got.keys() == given.keys()
-  assert got['bytes'] == given['bytes']
-  assert got['ints'].tolist() == given['ints']
-  assert got['ints'].dtype == np.int64
-  np.testing.assert_array_equal(got['floats'], np.array(given['floats'], np.float32))
-  assert len(got['nothing']) == 0
-  assert list(example_proto.parse(serialised(given), ('one', 'other'))) == ['one']
-  # Numbers one by one, as old writers of protocol buffers wrote them: field 1 of an
-  # Int64List as varints 3 and 300, in a feature named 'a'.
-  unpacked = bytes([0x08, 3, 0x08, 0xAC, 2])
-  for tag, key in ((0x1A, None), (0x12, b'\x0a\x01a'), (0x0A, None), (0x0A, None)):
-    unpacked = (key or b'') + bytes([tag, len(unpacked)]) + unpacked
-  assert example_proto.parse(unpacked)['a'].tolist() == [3, 300]
-
-
-@pytest.mark.parametrize('cut', [1, 10, 40])
-def test_what_is_no_example(cut):
-  whole = example(0)
-  with pytest.raises(ValueError, match=naming('tf.train.Example')):
-    example_proto.parse(whole[:-cut])
-  with pytest.raises(ValueError, match=naming('tf.train.Example')):
-    example_proto.parse(b'\xff' * 20)
+  return example_records.write_all(tmp_path_factory)
 
 
 # --- files and splits --------------------------------------------------------------
@@ -350,74 +248,6 @@ def test_files_that_vanish_are_bad_images(written, tmp_path):
   os.remove(tmp_path / 'x' / 'train-00002-of-00004')
   errors = ['error' in x for x in source.read(np.arange(20))]
   assert errors == 5 * [False] + 9 * [True] + 6 * [False]
-
-
-# --- the index ---------------------------------------------------------------------
-
-
-def test_the_index_is_mapped_and_kept(written, monkeypatch):
-  monkeypatch.setattr(record_files, '_scan', lambda path: pytest.fail('scanned again'))
-  monkeypatch.setattr(
-    record_files.ArrayRecords, '_open', lambda *_: pytest.fail('opened')
-  )
-  folder = written['tfrecord']
-  paths = sorted(str(p) for p in folder.glob('train-*'))
-  digest = base.fingerprint(os.path.basename(p) for p in paths)[:8]
-  (index,) = folder.glob(f'train.{digest}.record_index.npz')
-  kept = record_files.Records(paths, index_name=index.name)
-  assert kept.counts == list(SIZES['train'])
-  for offsets in kept._offsets:
-    owner = offsets
-    while isinstance(owner, np.ndarray) and not isinstance(owner, np.memmap):
-      owner = owner.base
-    assert isinstance(owner, np.memmap)
-  # 8 bytes a record, and a header.
-  assert kept._offsets[2].nbytes == 8 * (9 + 1)
-  folder = written['array_record']
-  (index,) = folder.glob('val.*.record_index.npz')
-  paths = sorted(str(p) for p in folder.glob('val-*'))
-  assert record_files.ArrayRecords(paths, index_name=index.name).counts == [4, 3]
-
-
-@pytest.mark.parametrize('damage', ['compressed', 'cut', 'other'])
-def test_an_index_that_cannot_be_mapped_is_made_anew(written, tmp_path, damage):
-  import shutil
-
-  shutil.copytree(written['bare'], tmp_path / 'x')
-  (index,) = (tmp_path / 'x').glob('val.*.record_index.npz')
-  if damage == 'compressed':
-    with np.load(index) as file:
-      np.savez_compressed(index, **file)
-  elif damage == 'cut':
-    index.write_bytes(index.read_bytes()[:-200])
-  else:
-    np.savez(index, sizes=np.zeros(3), offsets=np.zeros(2))
-  source = sources.build(f'records:{tmp_path}/x', 'val')
-  assert [x['label'] for x in source.read(np.arange(7))] == list(range(20, 27))
-
-
-def test_array_records_of_the_same_size_are_counted_anew(tmp_path):
-  """Their files are whole blocks: other records may well take as many bytes."""
-  path = tmp_path / 'train-00000-of-00001.array_record'
-  sizes = []
-  for count in (3, 5):
-    write(path, [example(i) for i in range(count)])
-    os.utime(path, ns=(count, count))
-    sizes.append(path.stat().st_size)
-    assert len(sources.build(f'records:{tmp_path}', 'train')) == count
-  assert sizes[0] == sizes[1]
-
-
-def test_only_shards_that_are_read_are_opened(written, monkeypatch):
-  opened = []
-  pread, open_file = os.pread, os.open
-  monkeypatch.setattr(
-    os, 'open', lambda path, *a: opened.append(str(path)) or open_file(path, *a)
-  )
-  source = sources.build(f'records:{written["bare"]}', 'train[14:]')
-  source.read(np.arange(6))
-  assert {os.path.basename(path) for path in opened} == {'train-00003-of-00004'}
-  assert os.pread is pread
 
 
 # --- batches -----------------------------------------------------------------------

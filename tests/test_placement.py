@@ -63,9 +63,13 @@ def test_blocks_are_entered_as_asked(name, scan):
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_left_alone():
+  model = build('vit', placement='batch')
+  shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)
+  apply = jax.jit(lambda variables, x: model.apply(variables, x)[0])
   with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
-    params = initial(build('vit'), IMAGES[:1])
-  assert params['head']['kernel'].shape[1] == 5
+    one, eight = (apply.lower(shapes, IMAGES[:n]).as_text() for n in (1, 8))
+  assert 'sharding_constraint' not in one
+  assert 'sharding_constraint' in eight
 
 
 def test_a_model_by_itself_needs_no_mesh():

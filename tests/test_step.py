@@ -1,6 +1,7 @@
 """One step of training: meshes, accumulation, non-finite values, EMA."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +124,7 @@ def weighted(b, task):
 
 
 def test_micro_batches_add_up_to_the_batch():
-  task, _ = setup()
+  task, _ = setup(SMALL)
   params = jax.tree.map(lambda x: x + 0.02, first_params(task))
   fn = jax.jit(gradients, static_argnums=(0, 4))
   whole, grads = fn(task.loss, params, weighted(batch(), task), jax.random.key(1), 1)
@@ -132,7 +133,7 @@ def test_micro_batches_add_up_to_the_batch():
   np.testing.assert_allclose(parts['accuracy'], whole['accuracy'], rtol=1e-6)
   scale = max(np.abs(g).max() for g in jax.tree.leaves(grads))
   for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(sums), strict=True):
-    # float32 sums over examples, regrouped, through two blocks.
+    # float32 sums over examples, regrouped, through a block.
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
 
 
@@ -236,6 +237,16 @@ def test_fine_print_of_classify():
     spec = SPEC | {'label': jax.ShapeDtypeStruct(shape, dtype)}
     with pytest.raises(ValueError, match=naming(shape[1])):
       tasks.build('classify', model, spec)
+
+
+def test_sigmoid_loss_starts_at_the_bias_of_the_head():
+  task, _ = setup(dict(head_bias_init=-2.2, **SMALL), dict(loss='sigmoid'))
+  loss, _ = jax.jit(task.loss)(
+    first_params(task), weighted(batch(), task), jax.random.key(0)
+  )
+  # The head starts at its bias: four classes out, one in, each a sigmoid.
+  expected = 4 * math.log1p(math.exp(-2.2)) + math.log1p(math.exp(2.2))
+  assert loss == pytest.approx(expected, rel=1e-6)  # float32
 
 
 def test_several_labels_per_image():

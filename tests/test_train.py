@@ -190,6 +190,7 @@ def test_averaged_parameters_that_do_not_exist():
 # -- variants of the loop --------------------------------------------------------------
 
 
+@pytest.mark.slow  # test_step has this loss, and micro-batches, each by itself
 def test_sigmoid_loss_in_micro_batches(tmp_path):
   changes = ['task.loss=sigmoid', 'task.label_smoothing=0', 'model.head_bias_init=-2.2']
   changes += ['steps=4', 'optim.accum=2', 'optim.schedule.warmup=1']
@@ -269,6 +270,7 @@ def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
   assert resolved['num_examples'] == 28
 
 
+@pytest.mark.slow  # test_data_folder splits such a folder; the run is the one above
 def test_a_folder_of_classes_alone(tmp_path, in_the_repository):
   folder, workdir = tmp_path / 'images', tmp_path / 'run'
   for seed, name in enumerate(('cat', 'dog')):

@@ -45,9 +45,10 @@ def one_by_one(dataset, preprocess: Preprocess, batch_size: int, workers: int | 
   """
   tf = lazy_tf.load()
   spec = preprocess.spec
+  ops = preprocess.traced()
 
   def run(row, features, u):
-    return row, preprocess(features, u)
+    return row, ops(features, u)
 
   def of_few(few):
     number = tf.size(few['mask'])

@@ -168,6 +168,10 @@ class Resumed:
   def spec(self) -> dict:
     return self._whole.spec
 
+  def traced(self):
+    """Returns `self`: a graph with this cache in it serves no other pipeline."""
+    return self
+
   def row(self, example: dict, index: int) -> dict:
     if 'pixels' in example:
       row = {'image': example['pixels'], 'orientation': 1, 'shape': example['shape']}
@@ -179,7 +183,8 @@ class Resumed:
     head, tail, spec = self._halves
 
     def decode():
-      pixels = head(row, u)['image']
+      given = {name: row[name] for name in head.inputs}
+      pixels = head.traced()(given, u)['image']
       kept = tf.numpy_function(self._cache.keep, [row['number'], pixels], tf.bool)
       with tf.control_dependencies([kept]):
         return tf.identity(pixels)
@@ -196,7 +201,7 @@ class Resumed:
     tf = lazy_tf.load()
     for at in range(self._fixed, 0, -1):  # `decode` alone gives uint8
       head, tail = self._whole.parts(at)
-      kept = head.trace()['image']
+      kept = head.traced().structured_outputs['image']
       if kept.dtype == tf.uint8:
         break
     return head, tail, kept.shape

@@ -13,6 +13,8 @@ from vit_jax.errors import UserError
 
 # What follows the name of a ragged feature in the name of its length.
 _LENGTH = '/length'
+# What `Preprocess.traced` returns, of every pipeline of this process.
+_TRACED: dict = {}
 
 
 class Preprocess:
@@ -163,20 +165,26 @@ class Preprocess:
     head.on_host, tail.on_host = self.on_host[:at], self.on_host[at:]
     return head, tail
 
-  def trace(self) -> dict:
-    """Returns {name: TensorSpec} of an example after the host's ops.
+  def traced(self):
+    """Returns `self`, of one example, as a function whose graph is made already.
+
+    To trace ops takes a second, as long as a small evaluation: pipelines that are alike,
+    as those of parameters and of their average, share the graph.
 
     Raises:
-      ValueError, tf.errors.InvalidArgumentError: if they do not fit the example.
+      ValueError, tf.errors.InvalidArgumentError: if the ops do not fit the example.
     """
-    tf = lazy_tf.load()
-    specs = {
-      name: tf.TensorSpec(shape, tf.string if dtype is None else dtype)
-      for name, (shape, dtype) in self.inputs.items()
-    }
-    u = tf.TensorSpec([sum(self.draws)], tf.float32)
-    run = tf.function(self, autograph=False)
-    return run.get_concrete_function(specs, u).structured_outputs
+    key = (self.pp, *(op.text for op in self.on_host), *self.inputs.items())
+    if key not in _TRACED:
+      tf = lazy_tf.load()
+      specs = {
+        name: tf.TensorSpec(shape, tf.string if dtype is None else dtype)
+        for name, (shape, dtype) in self.inputs.items()
+      }
+      u = tf.TensorSpec([sum(self.draws)], tf.float32)
+      function = tf.function(self, autograph=False)
+      _TRACED[key] = function.get_concrete_function(specs, u)
+    return _TRACED[key]
 
   @functools.cached_property
   def spec(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -187,7 +195,7 @@ class Preprocess:
     """
     tf = lazy_tf.load()
     try:
-      traced = self.trace()
+      traced = self.traced().structured_outputs
     except (ValueError, tf.errors.InvalidArgumentError) as error:
       reason = str(error).strip().splitlines()[-1].strip()
       raise UserError(

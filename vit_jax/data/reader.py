@@ -192,7 +192,8 @@ class Reader:
     try:
       row = self._preprocess.row(example, index)
       u = philox.uniforms(self._seed, [position], self._preprocess.draws)[0]
-      self._preprocess({name: tf.constant(x) for name, x in row.items()}, u)
+      inputs = self._preprocess.inputs.items()
+      self._preprocess({k: tf.constant(row[k], dtype) for k, (_, dtype) in inputs}, u)
     except ValueError as error:  # BadImage, or an op that does not fit
       return str(error)
     except tf.errors.OpError as error:

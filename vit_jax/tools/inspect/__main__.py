@@ -14,6 +14,7 @@ is used, so a G/14 takes seconds on a laptop, and with --mesh, which compiles it
 step three times, a minute.
 """
 
+import functools
 import os
 import re
 import sys
@@ -163,13 +164,17 @@ def inspect_model(
   """
   import jax
 
-  from vit_jax import models
+  from vit_jax import models, trees
   from vit_jax.tools.inspect import flops
+  from vit_jax.weights import adapt
 
   fields = {'num_classes': num_classes, **(fields or {})}
   module = models.build(model, **fields)
   forward, traced_params, images = activations.trace(module, (*resolution, 3))
-  params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+  params = trees.flatten(traced_params)
+  if getattr(module, 'scan', None) is False:  # it was traced as one block
+    unstack = functools.partial(adapt.unstack, family=models.family(model))
+    params = jax.eval_shape(unstack, params)
   _, out = jax.eval_shape(forward, traced_params, images)
   operations = flops.count(forward, traced_params, images)
   each, constant = activations.per_image(
@@ -199,15 +204,13 @@ def inspect_model(
   }
 
 
-def _modules(params) -> dict[str, int]:
+def _modules(params: dict) -> dict[str, int]:
   """Returns parameters per module, blocks that differ in their number as one."""
-  from vit_jax import trees
-
-  paths = {name: name.split('/') for name in trees.flatten(params)}
+  paths = {name: name.split('/') for name in params}
   stacks = {path[0] for path in paths.values() if len(path) > 1 and 'block' in path[1]}
   sizes: dict[str, int] = {}
   members: dict[str, set] = {}
-  for name, leaf in trees.flatten(params).items():
+  for name, leaf in params.items():
     path = paths[name]
     module = '/'.join(path[: 2 if path[0] in stacks else 1])
     group = re.sub(r'([Bb]lock)_\d+$', r'\1_*', module)

@@ -1,4 +1,4 @@
-"""One module per family of models: its rename tables, in the formats that hold it.
+"""Rename tables of each family of models, in the formats that hold it.
 
 Every module has `FORMATS`, a tuple of `formats.Format`; all of this folder are found.
 """

@@ -2,32 +2,25 @@
 
 import numpy as np
 
-from vit_jax.weights import export, hints
+from vit_jax.weights import export, hints, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule
 
 _BLOCK, _THEIRS = 'stage{s+1}_block_{i}', 'stages.{s}.blocks.{i}'
 
-
-def _pair(theirs: str, ours: str, weight: str = 'kernel', how=t.same):
-  return Rule(f'{theirs}.weight', f'{ours}/{weight}', how), Rule(
-    f'{theirs}.bias', f'{ours}/bias'
-  )
-
-
 TIMM = (
-  *_pair('stem.0', 'stem/conv', how=t.conv),
-  *_pair('stem.1', 'stem/norm', 'scale'),
-  *_pair('stages.{s}.downsample.0', 'stage{s+1}_downsample/norm', 'scale'),
-  *_pair('stages.{s}.downsample.1', 'stage{s+1}_downsample/conv', how=t.conv),
-  *_pair(f'{_THEIRS}.conv_dw', f'{_BLOCK}/conv_dw', how=t.conv),
-  *_pair(f'{_THEIRS}.norm', f'{_BLOCK}/norm', 'scale'),
-  *_pair(f'{_THEIRS}.mlp.fc1', f'{_BLOCK}/mlp/Dense_0', how=t.dense),
-  *_pair(f'{_THEIRS}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1', how=t.dense),
+  *layers.pair('stem.0', 'stem/conv', t.conv),
+  *layers.norm('stem.1', 'stem/norm'),
+  *layers.norm('stages.{s}.downsample.0', 'stage{s+1}_downsample/norm'),
+  *layers.pair('stages.{s}.downsample.1', 'stage{s+1}_downsample/conv', t.conv),
+  *layers.pair(f'{_THEIRS}.conv_dw', f'{_BLOCK}/conv_dw', t.conv),
+  *layers.norm(f'{_THEIRS}.norm', f'{_BLOCK}/norm'),
+  *layers.pair(f'{_THEIRS}.mlp.fc1', f'{_BLOCK}/mlp/Dense_0'),
+  *layers.pair(f'{_THEIRS}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1'),
   Rule(f'{_THEIRS}.gamma', f'{_BLOCK}/gamma'),
-  *_pair('head.norm', 'norm', 'scale'),
-  *_pair('head.fc', 'head', how=t.dense),
+  *layers.norm('head.norm', 'norm'),
+  *layers.pair('head.fc', 'head'),
 )
 
 

@@ -1,0 +1,64 @@
+"""Tiny published files in tests/golden, and what their own library computes of them."""
+
+import functools
+
+import jax
+import numpy as np
+from conftest import GOLDEN
+from safetensors.numpy import load_file
+
+import vit_jax
+from vit_jax import trees
+
+# golden -> (dialect, family, tolerance): rounding in float32; a hybrid's convolutions
+# sum over thousands of terms, after a division by a standard deviation, which timm guards
+# within the root (of resnet_gn: that is 3e-5 of its logits); timm's own float32 ConvNeXt
+# is 7e-6 off its float64.
+GOLDENS = {
+  'vit_google_token': ('google', 'vit', 5e-6),
+  'vit_google_prelogits': ('google', 'vit', 5e-6),
+  'hybrid_google': ('google', 'vit', 1e-4),
+  'mixer_google': ('google', 'mixer', 5e-6),
+  'vit_bigvision_map': ('big_vision', 'vit', 5e-6),
+  'vit_bigvision_scan_tok': ('big_vision', 'vit', 5e-6),
+  'vit_timm': ('timm', 'vit', 5e-6),
+  'mixer_timm': ('timm', 'mixer', 5e-6),
+  'vit_hf': ('hf', 'vit', 5e-6),
+  'resnet_gn_timm': ('big_vision', 'resnet_gn', 1e-4),
+  'bit_timm': ('bit', 'bit', 5e-6),
+  'convnext_timm': ('timm', 'convnext', 1e-5),
+}
+
+
+def path_of(name):
+  folder = GOLDEN / name
+  return folder if folder.is_dir() else GOLDEN / f'{name}.npz'
+
+
+def arrays_of(name):
+  folder = GOLDEN / name
+  if folder.is_dir():
+    return load_file(folder / 'model.safetensors')
+  with np.load(GOLDEN / f'{name}.npz') as file:
+    return dict(file)
+
+
+def check(source, name, **options):
+  """Loads `source` and compares with the reference outputs of a golden."""
+  expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
+  model, params = vit_jax.load(source, **options)
+  apply = jax.jit(functools.partial(model.apply, mutable=['intermediates']))
+  (logits, out), state = apply({'params': params}, expected.pop('image'))
+  found = {**out, 'logits': logits}
+  if 'attentions' in expected:
+    weights = trees.flatten(state['intermediates'])
+    assert all(key.endswith('attention_weights/0') for key in weights)
+    shape = expected['attentions'].shape
+    found['attentions'] = np.stack(list(weights.values())).reshape(shape)
+  assert 'logits' in expected
+  for key in expected:
+    # Maps of ResNets have values up to 30.
+    atol = GOLDENS[name][2] * max(1, np.abs(expected[key]).max())
+    np.testing.assert_allclose(
+      found[key], expected[key], rtol=0, atol=atol, err_msg=key
+    )

@@ -1,0 +1,27 @@
+"""A folder of images, a pipeline for it, and its first batches."""
+
+import numpy as np
+from PIL import Image
+
+FOLDER = 'decode|inception_crop(8)|flip_lr|value_range(-1, 1)'
+
+
+def write(root):
+  """Writes three classes, each of 13 images for training and 5 for validation."""
+  rng = np.random.default_rng(0)
+  for split, count in (('train', 13), ('val', 5)):
+    for label, name in enumerate('abc'):
+      (root / split / name).mkdir(parents=True)
+      for i in range(count):
+        height, width = rng.integers(12, 30, 2)
+        image = np.full((height, width, 3), 40 + 80 * label, np.uint8)
+        image[: height // 2] += 40
+        suffix = ('jpg', 'png')[i % 2]
+        Image.fromarray(image).save(root / split / name / f'{i}.{suffix}')
+  return root
+
+
+def take(batches, count):
+  out = [batch for _, batch in zip(range(count), batches, strict=False)]
+  batches.close()
+  return out
