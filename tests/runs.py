@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -97,6 +98,18 @@ class Process:
     """Waits; returns the exit code, the rest of stdout, and stderr."""
     out, err = self.popen.communicate()
     return self.popen.returncode, out, err
+
+
+def assert_finished(status: dict, rows: list[dict], evals: dict) -> None:
+  """Asserts that a run reached its end, every number finite and all evaluations done."""
+  assert (status['state'], status['exit']) == ('finished', 0)
+  for row in rows:
+    for key, value in row.items():
+      assert math.isfinite(value), (row['step'], key)
+  last = [row for row in rows if row['step'] == status['step']]
+  names = {key.split('/')[0] for row in last for key in row} - {'step'}
+  assert names == {'train', 'time', *evals}
+  assert any('train/loss' in row for row in last)
 
 
 def status(workdir: Path) -> dict:

@@ -28,3 +28,6 @@ def test_runs(path, tmp_path, monkeypatch):
   for source in code:
     if not source.startswith('%'):  # installation
       exec(compile(source, path.name, 'exec'), names)
+  if path.stem == 'first_steps':  # trains configs/digits.py:debug
+    evals = names['digits']['evals']
+    runs.assert_finished(names['status'], names['rows'], evals)

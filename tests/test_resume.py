@@ -104,9 +104,17 @@ def test_a_killed_and_stopped_run_ends_like_one_never_touched(
   assert str(step) in runs.saved(tmp_path)
   assert 'Done' not in out
 
-  # In an evaluation: its row is missing, and written when the run goes on.
+  code, out, error = runs.Process(*arguments, **shared).end()
+  assert (code, error) == (0, '')
+  assert '\nResuming' in out
+  same_as(reference, tmp_path)
+
+
+# Below, an evaluation that a run lacks is made up for; test_evaluators stops one.
+@pytest.mark.faults
+def test_an_evaluation_that_was_stopped_is_done_again(reference, shared, tmp_path):
+  arguments = [*runs.flags(), f'--workdir={tmp_path}']
   process = runs.Process(*arguments, **shared)
-  process.until('Resuming')
   process.until_step(runs.EVAL_EVERY)
   process.popen.send_signal(signal.SIGINT)
   code, _, error = process.end()
