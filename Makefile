@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
-.PHONY: help install train test lint format test-slow faults peer tpu .venv-tpu gpu .venv-gpu \
+.PHONY: help install train test lint format test-slow faults peer tpu slices .venv-tpu gpu .venv-gpu \
   constraints clean
 
 VENV ?= .venv
@@ -55,6 +55,9 @@ peer: $(VENV)/.installed-dev  ## compare with timm and transformers (installed b
 
 tpu: .venv-tpu  ## compile for TPUs that are not there; is the cost what was recorded?
 	.venv-tpu/bin/python -m pytest -m tpu tests/test_tools_tpu.py $(ARGS)
+
+slices: .venv-tpu  ## compile configs for the smallest TPU slices they name (hours)
+	.venv-tpu/bin/python benchmarks/slices.py $(ARGS)
 
 # Of its own: in an environment with libtpu JAX looks for TPUs whenever it starts.
 .venv-tpu:  ## the environment of `make tpu` and of --tpu

@@ -1,13 +1,13 @@
-"""Compiles every config for the smallest TPU slices that it is said to fit on.
+"""Compiles configs for the smallest TPU slices that their docstrings say they fit on.
 
-  .venv-tpu/bin/python benchmarks/slices.py               # or: make slices; two hours
+  .venv-tpu/bin/python benchmarks/slices.py               # or: make slices; hours
   .venv-tpu/bin/python benchmarks/slices.py vit_b16 digits
 
 A config's docstring says `Smallest slices: v3:4x4 or v5e:4x4`, chips as their mesh. Each
-is compiled by `tools.inspect --config C --tpu SLICE`, in bfloat16 and with the mesh, remat
-and scan of the recipe: a program that does not fit is refused by the compiler. What it
-says is kept in benchmarks/slices.json and shown in benchmarks/SLICES.md. Ends 1 where a
-config does not fit.
+is compiled by `tools.inspect --config C --tpu SLICE`, with the dtype, mesh, remat and scan
+of the recipe: a program that does not fit is refused by the compiler. What it says is kept
+in benchmarks/slices.json and shown in benchmarks/SLICES.md. Ends 1 where a config does not
+fit. Of one that names no slice nothing is known.
 """
 
 import argparse
@@ -32,18 +32,10 @@ FIELDS += ('cycles', 'mfu', 'images_per_s', 'hours', 'core_days', 'paper')
 
 
 def slices(config: pathlib.Path) -> tuple[str, ...]:
-  """Returns the slices that a config's docstring names.
-
-  Raises:
-    ValueError: if it names none.
-  """
+  """Returns the slices that a config's docstring names."""
   text = ast.get_docstring(ast.parse(config.read_text(encoding='utf-8')))
   said = SAID.search(' '.join(text.split()))
-  if not said:
-    raise ValueError(
-      f"{config}: the docstring does not say 'Smallest slices: v3:AxB or v5e:AxB'."
-    )
-  return said.groups()
+  return said.groups() if said else ()
 
 
 def measure(name: str, slice_: str) -> dict:
@@ -107,7 +99,7 @@ def main() -> int:
       refused += 'error' in row
       if 'error' not in row:
         rows[slice_] = row
-    kept[path.stem] = rows
+    kept = {**kept, path.stem: rows} if rows else kept
     KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + '\n')
     SHOWN.write_text(table(kept))
   return int(refused > 0)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -198,3 +199,41 @@ def test_bad_arguments_are_one_line(pipeline, capsys):
   assert 'no/python' in capsys.readouterr().err
   assert cli.run(pipeline.main, []) == 2
   assert '--torch-python' in capsys.readouterr().err
+
+
+# -- slices.py -------------------------------------------------------------------------
+
+
+def test_slices_that_configs_name_were_compiled():
+  slices = script('slices')
+  kept = json.loads(slices.KEPT.read_text(encoding='utf-8'))
+  said = {path.stem: slices.slices(path) for path in (ROOT / 'configs').glob('*.py')}
+  assert {name: tuple(rows) for name, rows in kept.items()} == {
+    name: names for name, names in said.items() if names
+  }
+  assert slices.SHOWN.read_text(encoding='utf-8') == slices.table(kept)
+  for rows in kept.values():
+    for row in rows.values():
+      assert row['bytes'] <= row['hbm']
+
+
+def test_a_slice_is_asked_of_the_inspector(monkeypatch, tmp_path, capsys):
+  slices = script('slices')
+  row = dict.fromkeys(slices.FIELDS, 1) | {'model': 'vit:B/16', 'paper': None}
+
+  def run(command, **_):
+    fits = command[-2:] != ['v5e:4x4', '--json']
+    tpu = {key: row[key] for key in slices.FIELDS if key != 'model'}
+    out = json.dumps({'model': 'vit:B/16', 'tpu': tpu})
+    return SimpleNamespace(
+      returncode=not fits, stdout=out if fits else '', stderr='error: too large\n'
+    )
+
+  monkeypatch.setattr(slices.subprocess, 'run', run)
+  monkeypatch.setattr(slices, 'KEPT', tmp_path / 'slices.json')
+  monkeypatch.setattr(slices, 'SHOWN', tmp_path / 'SLICES.md')
+  monkeypatch.setattr(sys, 'argv', ['slices.py', 'vit_b16'])
+  assert slices.main() == 1
+  assert 'too large' in capsys.readouterr().out
+  assert json.loads(slices.KEPT.read_text()) == {'vit_b16': {'v3:4x4': row}}
+  assert 'vit_b16' in slices.SHOWN.read_text()
