@@ -1,7 +1,8 @@
 """Weights and the model they belong to: what `vit_jax.load` returns.
 
 A source is a file (.npz, .safetensors), a hub folder, the folder of a run, a name of the
-zoo, or a URL (gs://, https://, hf:OWNER/NAME).
+zoo, or a URL (gs://, https://, hf:OWNER/NAME). Of a run the newest step is read, of
+RUN@best the best by config.checkpoint.best, of RUN@500 that of this number.
 """
 
 import dataclasses
@@ -38,6 +39,7 @@ class Loaded:
     class_names: one per class, or None where the source does not tell.
     source, format: where the weights come from, and in what format.
     report: a few lines: what was taken, skipped, resized.
+    step: of a run, the one that was read.
   """
 
   model: Any
@@ -49,6 +51,7 @@ class Loaded:
   source: str
   format: str
   report: str
+  step: int | None = None
 
   @property
   def params(self) -> dict:
@@ -128,6 +131,7 @@ def load(
     str(source),
     found.format,
     describe(found, report),
+    found.step,
   )
 
 
@@ -150,8 +154,8 @@ def read_source(
   **fields,
 ) -> Source:
   """Reads a source; arguments as those of `load`."""
-  if (folder := runs.folder_of(source)) is not None:
-    return runs.read(source, folder, ema, weights, fields)
+  if (run := runs.find(source)) is not None:
+    return runs.read(source, *run, ema, weights, fields)
   for key, value in (('ema', ema), ('weights', weights)):
     if value:
       raise UserError(f'{source} is not a run of vit_jax: {key} is for runs only.')
@@ -223,7 +227,7 @@ def fields_of(model) -> dict:
 
 def describe(found: Source, report: Merge) -> str:
   """Returns what became of the source's parameters, a few lines."""
-  what = f'{found.source} ({found.format} {found.family})'
+  what = f'{found.source} ({found.origin})'
   lines = [f'{what}: {len(report.taken)} parameters taken']
   lines += report.notes
   for what, names in (

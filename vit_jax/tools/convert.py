@@ -2,8 +2,8 @@
 
   python -m vit_jax.tools.convert SOURCE DEST [--to google|timm|hf]
 
-SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder, a name of the
-zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
+SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder (its newest
+step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
 `timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
 `from_pretrained('FOLDER')` read. What a format cannot express is refused.
 
@@ -34,12 +34,13 @@ def main(argv: list[str]) -> int:
   record = export(found, args.dest, to)
   if args.merge:
     _check_whole(found, args.dest)
-  print(f'{args.source} ({found.format} {found.family})')
+  if args.json:
+    cli.print_json({'source': args.source, 'step': found.step, **record})
+    return 0
+  print(f'{args.source} ({found.origin})')
   print(f'  {record["params"]:,} parameters written as {to}:')
   for path in record['files']:
     print(f'  {path}')
-  if args.json:
-    cli.print_json(record)
   return 0
 
 
@@ -107,7 +108,7 @@ def _format(args) -> str:
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax.tools.convert', description=__doc__.split('\n')[0])
   parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, run, zoo name'
+    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
   )
   parser.add_argument('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
   parser.add_argument('--to', choices=('google', 'timm', 'hf'))
@@ -120,7 +121,9 @@ def _parser() -> cli.Parser:
   parser.add_argument(
     '--merge', action='store_true', help='verify that the file is self-contained'
   )
-  parser.add_argument('--json', action='store_true')
+  parser.add_argument(
+    '--json', action='store_true', help='one JSON object instead of the text'
+  )
   return parser
 
 
