@@ -5,7 +5,8 @@
 SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder (its newest
 step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
 `timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
-`from_pretrained('FOLDER')` read. What a format cannot express is refused.
+`from_pretrained('FOLDER')` read. Sine-cosine positions are written to these as the table
+that they are. What a format cannot express is refused.
 
 A run that trained a part of its model is written with the rest, which is read from the
 weights that it started from; `--merge` reads the file back and compares every parameter
@@ -54,6 +55,7 @@ def export(found, dest: str | Path, to: str) -> dict:
     UserError: for what the format cannot express, or a place that is taken.
   """
   from vit_jax import models, pretrained
+  from vit_jax.pretrained import positions
   from vit_jax.weights import export as weights_export
 
   model = models.build(found.family, **found.fields)
@@ -66,6 +68,9 @@ def export(found, dest: str | Path, to: str) -> dict:
     )
   unstacked = model.clone(scan=False) if 'scan' in fields else model
   flat, _ = pretrained.fit(found, unstacked, size)
+  params = sum(x.size for x in flat.values())
+  if to != 'google':  # which has sine-cosine positions, as a file without a table
+    flat, fields = positions.learned(flat, fields, models.family(found.family), size)
   arrays, config = weights_export.export(
     flat,
     found.family,
@@ -76,7 +81,6 @@ def export(found, dest: str | Path, to: str) -> dict:
     class_names=found.class_names,
   )
   files = weights_export.write(dest, arrays, config)
-  params = sum(x.size for x in flat.values())
   return {'files': [str(path) for path in files], 'to': to, 'params': params}
 
 
