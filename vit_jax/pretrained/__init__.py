@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models, trees, weights
+from vit_jax.data import single_image
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.pretrained import runs
@@ -62,20 +63,19 @@ class Loaded:
     return iter((self.model, self.params))
 
   def preprocess(self, images: Iterable) -> np.ndarray:
-    """Returns float32 [B, H, W, C], as the model takes them.
+    """Returns images as `model.apply` takes them, float32 [B, H, W, C]: by `pp`.
 
     Args:
-      images: paths, bytes, PIL images or uint8 arrays [H, W, C].
-
-    Raises:
-      BadImage: for an image that cannot be read (a ValueError).
+      images: paths, bytes, PIL images or uint8 arrays; raises as
+        `data.single_image.batch`.
     """
-    from vit_jax.data.single_image import SingleImage
-
-    if isinstance(images, str | bytes | Path):
-      raise UserError(f'images is one {type(images).__name__}: put it in a list.')
-    preprocess = SingleImage(self.pp)
-    return np.stack([preprocess(image) for image in images])
+    found = single_image.batch(images, self.pp)
+    wanted = (*self.image_size, self.channels)
+    if found.shape[1:] != wanted:
+      raise UserError(
+        f'{self.pp!r} makes images {found.shape[1:]}, the model takes {wanted}.'
+      )
+    return found
 
 
 def load(
