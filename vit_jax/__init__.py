@@ -1,4 +1,8 @@
-"""Vision Transformers in JAX: `create_model`, `load`, `preprocess`, `__version__`."""
+"""Vision Transformers in JAX.
+
+`create_model`, `load`, `preprocess`, `attention_maps`, `__version__`; each imports what it
+needs when it is called.
+"""
 
 from vit_jax.version import __version__ as __version__
 
@@ -59,3 +63,14 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
       "value_range(-1, 1)'."
     )
   return single_image.batch(images, pp) if loaded is None else loaded.preprocess(images)
+
+
+def attention_maps(source, images, kind: str = 'rollout', *, batch_size: int = 8):
+  """Returns where a model looked, float32 [B, h, w] on the grid of patches.
+
+  `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or with what `load` returned; `kind` is
+  'rollout' or 'last'. All of it: `vit_jax.explain.attention_maps`.
+  """
+  from vit_jax import explain
+
+  return explain.attention_maps(source, images, kind, batch_size=batch_size)
