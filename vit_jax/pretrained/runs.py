@@ -91,7 +91,7 @@ def read(
     (H, W),
     C,
     resolved.get('class_names'),
-    _pp(config),
+    pipeline(config),
     [],
     chosen,
   )
@@ -137,8 +137,8 @@ def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
     ) from error
 
 
-def _pp(config: dict) -> str | None:
-  """The pipeline of the run's first evaluation, for an image in a file."""
+def pipeline(config: dict) -> str | None:
+  """Returns the pipeline of the run's first evaluation, for an image in a file."""
   for section in config.get('evals', {}).values():
     if section['type'] == 'classification':
       pp = section['data']['pp']

@@ -34,13 +34,30 @@ class Kept:
     self.metric: str | None = config.get('checkpoint', {}).get('best')
 
   @functools.cached_property
-  def metrics(self) -> dict[int, dict[str, float] | None]:
-    """Step -> {name: number}, saved with it; None where that cannot be read."""
+  def _bodies(self) -> dict[int, dict | None]:
+    """Step -> what is saved beside its arrays; None where that is damaged."""
     found = {}
     for step in self.steps:
       found[step] = None
       with contextlib.suppress(manifest.Damaged):
-        found[step] = manifest.unsealed(self._storage.read_meta(step), step)['metrics']
+        found[step] = manifest.unsealed(self._storage.read_meta(step), step)
+    return found
+
+  @property
+  def metrics(self) -> dict[int, dict[str, float] | None]:
+    """Step -> {name: number}, saved with it; None where that cannot be read."""
+    return {step: body and body['metrics'] for step, body in self._bodies.items()}
+
+  def shapes(self, step: int) -> dict[str, tuple[list[int], bool]]:
+    """Returns {parameter: (shape, whether the run stores it)}; {} if damaged.
+
+    Parameters that are not stored were not trained: see `checkpoint.manifest`.
+    """
+    found = {}
+    for name, (shape, *_) in (self._bodies[step] or {'leaves': {}})['leaves'].items():
+      item, _, parameter = name.partition('/')
+      if item == 'params' or manifest.is_frozen(name):
+        found[parameter] = (shape, item == 'params')
     return found
 
   @functools.cached_property
