@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from test_tools_convert import logits_of, random_source
 
 import vit_jax
 from vit_jax import pretrained
@@ -172,6 +173,29 @@ def test_timm_loads_google_weights_that_we_exported(torch, timm, tmp_path, golde
   model = timm.create_model(f'local-dir:{tmp_path / "out"}', pretrained=True).eval()
   expected = np.load(GOLDEN / f'{golden_name}.expected.npz')
   agree(theirs(torch, model, expected['image']), expected['logits'], TOKENS)
+
+
+@pytest.mark.parametrize(
+  ('to', 'fields'),
+  [
+    ('timm', dict(classifier='gap')),  # configs/folder.py
+    ('timm', dict(classifier='token')),
+    ('hf', dict(classifier='token')),
+  ],
+)
+def test_sine_cosine_positions_are_the_table_that_others_read(
+  torch, timm, transformers, tmp_path, to, fields
+):
+  source = random_source(posemb='sincos2d', **fields)
+  convert.export(source, tmp_path / 'out', to)
+  if to == 'timm':
+    model = timm.create_model(f'local-dir:{tmp_path / "out"}', pretrained=True)
+  else:
+    from_pretrained = transformers.ViTForImageClassification.from_pretrained
+    model = from_pretrained(tmp_path / 'out')
+  x = np.random.default_rng(1).uniform(-1, 1, (2, 32, 48, 3)).astype(np.float32)
+  mine, _ = logits_of(source, vit_jax.load(tmp_path / 'out'))
+  agree(theirs(torch, model.eval(), x), mine, TOKENS)
 
 
 @pytest.mark.parametrize('act', ['gelu', 'gelu_pytorch_tanh'])

@@ -26,7 +26,7 @@ LEVELS = (
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
   ('tasks', 'evaluators', 'checkpoint'),
   ('pretrained',),
-  ('train', 'inference'),
+  ('train', 'inference', 'explain'),
   ('main', 'tools'),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

@@ -3,14 +3,17 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import GOLDEN, naming
 
 import vit_jax
-from vit_jax import cli, pretrained, trees
+from vit_jax import cli, models, pretrained, trees
 from vit_jax.errors import UserError
+from vit_jax.pretrained.source import Source
 from vit_jax.tools import convert
+from vit_jax.weights import adapt
 
 
 def run(*args):
@@ -63,7 +66,7 @@ def test_a_map_head_goes_through_timm(tmp_path):
 def test_json_says_what_was_written(tmp_path, capsys):
   dest = tmp_path / 'b.safetensors'
   assert run(GOLDEN / 'vit_google_token.npz', dest, '--to', 'timm', '--json') == 0
-  record = json.loads(capsys.readouterr().out.splitlines()[-1])
+  record = json.loads(capsys.readouterr().out)
   assert record['files'] == [str(dest), str(tmp_path / 'config.json')]
   assert record['params'] == 67594
   config = json.loads((tmp_path / 'config.json').read_text())
@@ -101,3 +104,64 @@ def test_nothing_is_overwritten_and_places_are_checked(tmp_path, capsys):
   assert run(source, tmp_path / 'b.npz', '--to', 'timm') == 2
   assert run(source, tmp_path / 'b') == 2
   assert '--to' in capsys.readouterr().err
+
+
+def random_source(**fields):
+  """A small model as `configs/folder.py` has it, every parameter random."""
+  fields = dict(variant='mu/8', depth=2, num_classes=5) | fields
+  family, fields = models.resolve('vit', **fields)
+  model = models.build(family, **fields)
+  images = jnp.zeros((1, 32, 48, 3))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  flat = {n: rng.normal(0, 0.3, x.shape) for n, x in trees.flatten(shapes).items()}
+  flat = {name: x.astype(np.float32) for name, x in flat.items()}
+  flat = adapt.unstack(flat, models.family(family))
+  names = ['ant', 'bee', 'cat', 'dog', 'eel'] if fields['num_classes'] else None
+  return Source('a run', 'run', family, fields, flat, (32, 48), 3, names, None, [])
+
+
+def logits_of(source, loaded):
+  """Logits of the source's own model, and of what was loaded."""
+  x = np.random.default_rng(1).uniform(-1, 1, (2, 32, 48, 3)).astype(np.float32)
+  # One block after the other: the source's parameters are not stacked.
+  model = models.build(source.family, **source.fields | {'scan': False})
+  mine, _ = jax.jit(model.apply)({'params': trees.unflatten(source.flat)}, x)
+  return mine, jax.jit(loaded.model.apply)(loaded.variables, x)[0]
+
+
+@pytest.mark.parametrize(
+  ('to', 'fields'),
+  [
+    ('timm', dict(classifier='gap')),  # the default of configs/folder.py
+    ('timm', dict(classifier='gap', scan=True)),
+    ('timm', dict(classifier='token')),
+    ('hf', dict(classifier='token')),
+    ('google', dict(classifier='gap')),
+    ('google', dict(classifier='none')),
+  ],
+)
+def test_sine_cosine_positions_leave_the_library(tmp_path, to, fields):
+  source = random_source(posemb='sincos2d', **fields)
+  dest = tmp_path / ('a.npz' if to == 'google' else 'a')
+  convert.export(source, dest, to)
+  loaded = vit_jax.load(dest)
+  assert loaded.model.posemb == ('sincos2d' if to == 'google' else 'learn')
+  assert loaded.model.classifier == fields['classifier']
+  assert loaded.class_names == source.class_names
+  np.testing.assert_array_equal(*logits_of(source, loaded))  # the same numbers
+
+
+@pytest.mark.parametrize(
+  ('to', 'fields', 'facts'),
+  [
+    ('hf', dict(classifier='gap'), ("classifier='gap'", 'class token')),
+    ('hf', dict(posemb='none'), ("posemb='none'", 'table')),
+    ('timm', dict(classifier='none'), ("classifier='none'", 'one vector')),
+    ('timm', dict(norm_eps=1e-5), ('norm_eps=1e-05', '1e-06')),
+  ],
+)
+def test_what_is_refused_has_a_reason(tmp_path, to, fields, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    convert.export(random_source(**fields), tmp_path / 'a', to)
+  assert list(tmp_path.iterdir()) == []

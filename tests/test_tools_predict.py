@@ -68,14 +68,15 @@ def test_features_by_name_in_one_compilation(folder):
 def test_table_json_and_features(folder, tmp_path, capsys):
   out = tmp_path / 'features.npz'
   assert run(SOURCE, folder, '--top', 3, '--json', '--features', out) == 0
-  text = capsys.readouterr().out
-  images = json.loads(text.splitlines()[-1])['images']
+  images = json.loads(capsys.readouterr().out)['images']
   by_name = {image['path'].rsplit('/', 1)[1]: image for image in images}
   assert by_name.keys() == {'a.png', 'b.jpg', 'c.webp', 'd.bmp', 'bad.png'}
   assert 'not an image' in by_name['bad.png']['error']
   top = by_name['a.png']['top']
   assert len(top) == 3
   assert top == sorted(top, key=lambda t: -t['probability'])
+  assert run(SOURCE, folder, '--top', 3) == 0
+  text = capsys.readouterr().out
   assert 'not read: not an image' in text
   assert f'{100 * top[0]["probability"]:5.1f} %  {top[0]["name"]}' in text
   with np.load(out) as file:

@@ -1,4 +1,8 @@
-"""Vision Transformers in JAX: `create_model`, `load`, `__version__`."""
+"""Vision Transformers in JAX.
+
+`create_model`, `load`, `preprocess`, `attention_maps`, `__version__`; each imports what it
+needs when it is called.
+"""
 
 from vit_jax.version import __version__ as __version__
 
@@ -17,15 +21,56 @@ def create_model(name: str, variant: str | None = None, **fields):
 def load(source: str, **options):
   """Returns published weights or a run with their model: a `pretrained.Loaded`.
 
-  `load('ViT-B_16.npz')`, `load('runs/digits')`, `load('b16-augreg-i21k')`,
+  `load('ViT-B_16.npz')`, `load('runs/digits@best')`, `load('b16-augreg-i21k')`,
   `load('ViT-B_16.npz', num_classes=10, image_size=384)`; all arguments:
   `vit_jax.pretrained.load`.
 
     loaded = vit_jax.load('ViT-B_16.npz')
-    logits, features = loaded.model.apply(loaded.variables, loaded.preprocess(paths))
+    images = loaded.preprocess(['photo.jpg'])
+    logits, features = loaded.model.apply(loaded.variables, images)
 
-  It has `class_names` besides, and unpacks as `model, params = vit_jax.load(...)`.
+  What it returns has `model`, `variables`, `preprocess`, `class_names` (or None), `pp`,
+  `image_size`, `step` (of a run) and `report`, and unpacks as `model, params`.
   """
   from vit_jax import pretrained
 
   return pretrained.load(source, **options)
+
+
+def preprocess(images, loaded=None, *, pp: str | None = None):
+  """Returns images as a model takes them, float32 [B, H, W, C].
+
+  `preprocess(['a.jpg'], loaded)` for what `load` returned; for a model of your own
+  `preprocess(['a.jpg'], pp='decode|resize(224)|value_range(-1, 1)')`.
+
+  Args:
+    images: paths, bytes, PIL images or uint8 arrays [H, W, C]; or one uint8 array
+      [B, H, W, C].
+    loaded: whose pipeline is taken, and whose size is checked.
+    pp: a pipeline, in its place.
+
+  Raises:
+    UserError: unless one of `loaded` and `pp` is given, or for images that are not
+      such: floats, channels first, one image without a list (a ValueError).
+    BadImage: for a file that cannot be read (a ValueError).
+  """
+  from vit_jax.data import single_image
+  from vit_jax.errors import UserError
+
+  if (loaded is None) == (pp is None):
+    raise UserError(
+      "preprocess: give what vit_jax.load returned, or pp='decode|resize(224)|"
+      "value_range(-1, 1)'."
+    )
+  return single_image.batch(images, pp) if loaded is None else loaded.preprocess(images)
+
+
+def attention_maps(source, images, kind: str = 'rollout', *, batch_size: int = 8):
+  """Returns where a model looked, float32 [B, h, w] on the grid of patches.
+
+  `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or with what `load` returned; `kind` is
+  'rollout' or 'last'. All of it: `vit_jax.explain.attention_maps`.
+  """
+  from vit_jax import explain
+
+  return explain.attention_maps(source, images, kind, batch_size=batch_size)

@@ -1,11 +1,11 @@
-"""A string pipeline for one image at a time, without TensorFlow: for prediction.
+"""A string pipeline without TensorFlow, for one image and for a batch: for prediction.
 
 Pillow decodes, as `decode(precise=True)` does; the ops that draw no random numbers are
 run in NumPy.
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,47 @@ class SingleImage:
     return np.asarray(x, np.float32)
 
 
+def batch(images: Iterable, pp: str) -> np.ndarray:
+  """Returns images as a model takes them, float32 [B, H, W, C].
+
+  Args:
+    images: paths, bytes, PIL images or uint8 arrays [H, W] or [H, W, C], mixed at will;
+      or one uint8 array [B, H, W, C].
+    pp: the pipeline, see `SingleImage`.
+
+  Raises:
+    UserError: for one image where several are expected, no image, or a pipeline that
+      leaves them of different sizes.
+    BadImage: for an image that cannot be read, or an array that is no image: floats,
+      or channels first. It tells the number of the image.
+  """
+  if not isinstance(images, Iterable) or isinstance(images, str | bytes | Path):
+    raise UserError(f'images is one {type(images).__name__}: put it in a list.')
+  if hasattr(images, 'ndim'):  # of NumPy or JAX
+    images = np.asarray(images)
+    if images.ndim != 4:
+      raise UserError(
+        f'images is an array of shape {images.shape}: one image goes into a list, '
+        'several are [B, H, W, C].'
+      )
+  preprocess, rows = SingleImage(pp), []
+  for i, image in enumerate(images):
+    try:
+      rows.append(preprocess(image))
+    except BadImage as error:
+      which = f' ({image})' if isinstance(image, str | Path) else ''
+      raise BadImage(f'image {i}{which}: {error}') from None
+  if len({x.shape for x in rows}) != 1:
+    shapes = sorted({x.shape for x in rows})
+    raise UserError(
+      f'{pp!r} makes images of shapes {shapes}: a batch is of one. Resize or crop to '
+      'one size.'
+      if rows
+      else 'No images: the list is empty.'
+    )
+  return np.stack(rows)
+
+
 def _pixels(image, target: tuple[int, int] | None) -> np.ndarray:
   """Returns uint8 [H, W, C], C 1 or 3, upright.
 
@@ -67,7 +108,8 @@ def _pixels(image, target: tuple[int, int] | None) -> np.ndarray:
     x = image if image.ndim == 3 else image[..., None]
     if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] not in (1, 3):
       raise BadImage(
-        f'an array of {image.dtype} {image.shape}, expected uint8 [H, W, 1 or 3]'
+        f'an array of {image.dtype} {image.shape}, expected uint8 [H, W, 1 or 3]: pixels '
+        'from 0 to 255, channels last'
       )
     return x
   if isinstance(image, str | Path):

@@ -40,6 +40,11 @@ def family(name: str) -> Family:
   return importlib.import_module(MODELS[name]).FAMILY
 
 
+def family_of(model) -> Family:
+  """Returns the facts of the family that a module is of: those on its class's page."""
+  return importlib.import_module(type(model).__module__).FAMILY
+
+
 def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, dict]:
   """Returns (family, variant, fields) for 'vit' + 'B/16', 'vit:B/16' or another's name.
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
 from vit_jax.nn.group_norm import group_norm
+from vit_jax.nn.images import check as check_images
 from vit_jax.nn.remat import REMAT
 from vit_jax.nn.resnet import StdConv
 
@@ -153,6 +154,7 @@ class BiT(nn.Module):
       (logits [B, K] float32, out): named features, 'stem' and 'stage1', ...
       [B, h, w, C], 'pre_logits' [B, D], the mean after the last norm and ReLU.
     """
+    check_images(images)
     out = {}
     x = Root(self.width, self.zero_pad_pool, self.dtype, name='root_block')(images)
     out['stem'] = x

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from vit_jax.errors import choose
 from vit_jax.models.family import Family
 from vit_jax.nn.heads import linear_head
+from vit_jax.nn.images import check as check_images
 from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
 from vit_jax.nn.remat import REMAT
@@ -125,6 +126,7 @@ class ConvNeXt(nn.Module):
       (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
       'pre_logits' [B, D], the normalised mean of the last stage.
     """
+    check_images(images)
     out = {}
     out['stem'] = x = Stem(self.widths[0], self.dtype, name='stem')(images)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))

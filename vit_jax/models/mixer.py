@@ -16,6 +16,7 @@ from vit_jax.kernels.placement import PLACEMENTS, place
 from vit_jax.models.family import Family
 from vit_jax.nn.embed import patch_embed
 from vit_jax.nn.heads import linear_head
+from vit_jax.nn.images import check as check_images
 from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import ACTIVATIONS, MlpBlock
 from vit_jax.nn.remat import REMAT
@@ -78,12 +79,24 @@ class MixerBlock(nn.Module):
     def branch(y):
       return StochasticDepth()(y, depth_rate, train=train)
 
+    self._check_size(x.shape[1])
     x = place(x, self.placement)
     y = LayerNorm(self.dtype, name='LayerNorm_0')(x).swapaxes(1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, 'token_mixing')(y).swapaxes(1, 2)
     x = x + branch(y)
     y = LayerNorm(self.dtype, name='LayerNorm_1')(x)
     return x + branch(mlp(self.channels_mlp_dim, 'channel_mixing')(y))
+
+  def _check_size(self, tokens: int) -> None:
+    mixing = self.variables.get('params', {}).get('token_mixing')
+    if mixing is None:
+      return  # the parameters are being made, for this size
+    known = mixing['Dense_0']['kernel'].shape[0]
+    if known != tokens:
+      raise UserError(
+        f'Images of {tokens} patches: the parameters of a Mixer are for one size, here '
+        f'{known} patches, and cannot be fitted to another.'
+      )
 
 
 class Mixer(nn.Module):
@@ -118,6 +131,7 @@ class Mixer(nn.Module):
       'block00', ... and, after the final norm, 'encoded' [B, N, D], their mean
       'pre_logits' [B, D].
     """
+    check_images(images)
     out = {}
     out['stem'] = x = patch_embed(
       images, self.width, self.patch_size, name='stem', dtype=self.dtype

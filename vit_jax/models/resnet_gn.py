@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
 from vit_jax.nn.heads import linear_head
+from vit_jax.nn.images import check as check_images
 from vit_jax.nn.remat import REMAT
 
 
@@ -40,6 +41,7 @@ class ResNetGN(nn.Module):
       (logits [B, K] float32, out): named features, 'stem' and 'stage1', ...
       [B, h, w, C], 'pre_logits' [B, D], the mean of the last stage.
     """
+    check_images(images)
     x, stages = resnet.trunk(
       images, self.blocks, self.width, remat=self.remat, dtype=self.dtype
     )

@@ -16,6 +16,7 @@ from vit_jax.models.vit_names import PUBLISHED, variant
 from vit_jax.nn import resnet
 from vit_jax.nn.embed import POSEMBS, patch_embed
 from vit_jax.nn.heads import MAPHead, linear_head
+from vit_jax.nn.images import check as check_images
 from vit_jax.nn.mlp import ACTIVATIONS
 from vit_jax.nn.remat import REMAT
 from vit_jax.nn.transformer import Encoder, EncoderConfig
@@ -74,6 +75,7 @@ class ViT(nn.Module):
       after the final norm, 'pre_logits' [B, D]; of hybrids also 'root', 'stage1', ...
       [B, h, w, C]. With `features=False` only 'pre_logits'.
     """
+    check_images(images)
     choose('classifier', self.classifier, CLASSIFIERS)
     out, x, stride = {}, images, resnet.stride(self.stem_blocks)
     if self.stem_blocks is not None:

@@ -56,14 +56,30 @@ class AddPositions(nn.Module):
 
   @nn.compact
   def __call__(self, x, grid: tuple[int, int]):
-    """Returns [B, N, D]; `grid` is (h, w), of the last h * w tokens."""
+    """Returns [B, N, D]; `grid` is (h, w), of the last h * w tokens.
+
+    Raises:
+      UserError: for another number of tokens than the table is for.
+    """
     _, N, D = x.shape
     match choose('posemb', self.kind, POSEMBS):
       case 'learn':
         std = D**-0.5 if self.std is None else self.std
+        self._check_size(N, grid)
         table = self.param('pos_embedding', nn.initializers.normal(std), (1, N, D))
       case 'sincos2d':
         table = np.pad(sincos2d(*grid, D), ((0, 0), (N - grid[0] * grid[1], 0), (0, 0)))
       case 'none':
         return x
     return x + jnp.asarray(table, x.dtype)
+
+  def _check_size(self, tokens: int, grid: tuple[int, int]) -> None:
+    if not self.has_variable('params', 'pos_embedding'):
+      return  # they are being made, for this size
+    known = self.get_variable('params', 'pos_embedding').shape[1]
+    if known != tokens:
+      raise UserError(
+        f'Images of {grid[0]}x{grid[1]} patches, {tokens} tokens: the position '
+        f'embeddings are of {known}. Make the images of the size that the parameters '
+        'are for, or fit these: vit_jax.load(..., image_size=(H, W)).'
+      )

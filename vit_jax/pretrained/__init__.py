@@ -1,7 +1,8 @@
 """Weights and the model they belong to: what `vit_jax.load` returns.
 
 A source is a file (.npz, .safetensors), a hub folder, the folder of a run, a name of the
-zoo, or a URL (gs://, https://, hf:OWNER/NAME).
+zoo, or a URL (gs://, https://, hf:OWNER/NAME). Of a run the newest step is read, of
+RUN@best the best by config.checkpoint.best, of RUN@500 that of this number.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models, trees, weights
+from vit_jax.data import single_image
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.pretrained import runs
@@ -38,6 +40,7 @@ class Loaded:
     class_names: one per class, or None where the source does not tell.
     source, format: where the weights come from, and in what format.
     report: a few lines: what was taken, skipped, resized.
+    step: of a run, the one that was read.
   """
 
   model: Any
@@ -49,6 +52,7 @@ class Loaded:
   source: str
   format: str
   report: str
+  step: int | None = None
 
   @property
   def params(self) -> dict:
@@ -59,20 +63,19 @@ class Loaded:
     return iter((self.model, self.params))
 
   def preprocess(self, images: Iterable) -> np.ndarray:
-    """Returns float32 [B, H, W, C], as the model takes them.
+    """Returns images as `model.apply` takes them, float32 [B, H, W, C]: by `pp`.
 
     Args:
-      images: paths, bytes, PIL images or uint8 arrays [H, W, C].
-
-    Raises:
-      BadImage: for an image that cannot be read (a ValueError).
+      images: paths, bytes, PIL images or uint8 arrays; raises as
+        `data.single_image.batch`.
     """
-    from vit_jax.data.single_image import SingleImage
-
-    if isinstance(images, str | bytes | Path):
-      raise UserError(f'images is one {type(images).__name__}: put it in a list.')
-    preprocess = SingleImage(self.pp)
-    return np.stack([preprocess(image) for image in images])
+    found = single_image.batch(images, self.pp)
+    wanted = (*self.image_size, self.channels)
+    if found.shape[1:] != wanted:
+      raise UserError(
+        f'{self.pp!r} makes images {found.shape[1:]}, the model takes {wanted}.'
+      )
+    return found
 
 
 def load(
@@ -128,6 +131,7 @@ def load(
     str(source),
     found.format,
     describe(found, report),
+    found.step,
   )
 
 
@@ -150,8 +154,8 @@ def read_source(
   **fields,
 ) -> Source:
   """Reads a source; arguments as those of `load`."""
-  if (folder := runs.folder_of(source)) is not None:
-    return runs.read(source, folder, ema, weights, fields)
+  if (run := runs.find(source)) is not None:
+    return runs.read(source, *run, ema, weights, fields)
   for key, value in (('ema', ema), ('weights', weights)):
     if value:
       raise UserError(f'{source} is not a run of vit_jax: {key} is for runs only.')
@@ -223,7 +227,7 @@ def fields_of(model) -> dict:
 
 def describe(found: Source, report: Merge) -> str:
   """Returns what became of the source's parameters, a few lines."""
-  what = f'{found.source} ({found.format} {found.family})'
+  what = f'{found.source} ({found.origin})'
   lines = [f'{what}: {len(report.taken)} parameters taken']
   lines += report.notes
   for what, names in (

@@ -1,6 +1,8 @@
-"""A run's folder as a source of weights."""
+"""A run's folder as a source of weights: RUN, RUN@best or RUN@STEP."""
 
+import contextlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -8,31 +10,54 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import models, trees
+from vit_jax import distributed, models, trees
 from vit_jax.checkpoint import checkpoints
-from vit_jax.errors import UserError
+from vit_jax.errors import NoUsableCheckpoint, UserError
+from vit_jax.pretrained import steps
 from vit_jax.pretrained.source import Source
 from vit_jax.weights import adapt
 
 
-def folder_of(source) -> Path | None:
-  """Returns the folder if the source is a run's, else None."""
-  folder = Path(str(source)).expanduser()
-  if not (folder / 'checkpoints').is_dir() or not (folder / 'config.json').is_file():
+def find(source) -> tuple[Path, str | None] | None:
+  """Returns (folder, what follows the @ or None) if the source is a run's, else None.
+
+  Raises:
+    UserError: for `@best` or `@STEP` behind what is there and is no run.
+  """
+  whole = Path(str(source)).expanduser()
+  if _is_run(whole):  # its own name may hold an @
+    return whole, None
+  base, _, wanted = str(source).rpartition('@')
+  folder = Path(base).expanduser()
+  if not base or whole.exists():
     return None
-  return folder
+  if _is_run(folder):
+    return folder, wanted
+  if folder.exists():
+    raise UserError(
+      f'{base} is not a run of vit_jax, which alone has steps: leave out @{wanted}.'
+    )
+  return None
 
 
-def read(source, folder: Path, ema: bool, weights: str | None, fields: dict) -> Source:
-  """Returns the newest intact parameters of a run.
+def _is_run(folder: Path) -> bool:
+  return (folder / 'checkpoints').is_dir() and (folder / 'config.json').is_file()
+
+
+def read(
+  source, folder: Path, wanted: str | None, ema: bool, weights: str | None, fields: dict
+) -> Source:
+  """Returns the parameters of a step of a run.
 
   Args:
+    wanted: 'best', a step, or None: the newest that is not damaged.
     ema: the averaged ones.
     weights: where the parameters that the run did not train are now, if they moved.
     fields: of the model, over the run's.
 
   Raises:
-    UserError: for a folder that no run wrote, or frozen parameters that cannot be found.
+    UserError: for a folder that no run wrote, a step that is not there, or frozen
+      parameters that cannot be found.
   """
   config = config_lib.read_run(folder)
   resolved, section = config['resolved'], dict(config['model'])
@@ -42,10 +67,18 @@ def read(source, folder: Path, ema: bool, weights: str | None, fields: dict) -> 
   model = models.build(family, **told)
   images = jax.ShapeDtypeStruct((1, H, W, C), jnp.float32)
   abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  kept = steps.Kept(folder, config)
+  chosen = kept.choose(source, wanted)
   saved = checkpoints.Checkpoints(folder / 'checkpoints')
   try:
-    frozen = _frozen(folder, config, model, saved.frozen(), weights)
-    params, _ = saved.restore_params(abstract, ema=ema, frozen=frozen)
+    frozen = _frozen(folder, config, model, saved.frozen(chosen), weights)
+    restore = lambda step: saved.restore_params(
+      abstract, ema=ema, frozen=frozen, step=step
+    )[0]
+    if chosen is None:
+      chosen, params = _newest(folder, kept.steps, restore)
+    else:
+      params = restore(chosen)
   finally:
     saved.close()
   flat = {name: np.asarray(x) for name, x in trees.flatten(params).items()}
@@ -58,9 +91,21 @@ def read(source, folder: Path, ema: bool, weights: str | None, fields: dict) -> 
     (H, W),
     C,
     resolved.get('class_names'),
-    _pp(config),
+    pipeline(config),
     [],
+    chosen,
   )
+
+
+def _newest(folder, known: list[int], restore: Callable) -> tuple[int, dict]:
+  """Returns (step, params) of the newest step that is not damaged."""
+  for step in reversed(known):
+    with contextlib.suppress(NoUsableCheckpoint):
+      params = restore(step)
+      if step != known[-1]:
+        distributed.say(f'{folder}: step {known[-1]} is damaged; using step {step}')
+      return step, params
+  return None, restore(None)  # raises, with what is wrong with each
 
 
 def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
@@ -92,8 +137,8 @@ def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
     ) from error
 
 
-def _pp(config: dict) -> str | None:
-  """The pipeline of the run's first evaluation, for an image in a file."""
+def pipeline(config: dict) -> str | None:
+  """Returns the pipeline of the run's first evaluation, for an image in a file."""
   for section in config.get('evals', {}).values():
     if section['type'] == 'classification':
       pp = section['data']['pp']

@@ -20,6 +20,7 @@ class Source:
     class_names: one per class, or None.
     pp: the evaluation pipeline, or None.
     unused: names in the source that are not parameters of the model.
+    step: of a run, the one that was read.
   """
 
   source: str
@@ -32,3 +33,10 @@ class Source:
   class_names: list[str] | None
   pp: str | None
   unused: list[str]
+  step: int | None = None
+
+  @property
+  def origin(self) -> str:
+    """'timm vit'; of a run also the step: 'run vit, step 500'."""
+    step = '' if self.step is None else f', step {self.step}'
+    return f'{self.format} {self.family}{step}'

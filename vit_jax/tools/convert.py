@@ -2,10 +2,11 @@
 
   python -m vit_jax.tools.convert SOURCE DEST [--to google|timm|hf]
 
-SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder, a name of the
-zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
+SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder (its newest
+step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
 `timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
-`from_pretrained('FOLDER')` read. What a format cannot express is refused.
+`from_pretrained('FOLDER')` read. Sine-cosine positions are written to these as the table
+that they are. What a format cannot express is refused.
 
 A run that trained a part of its model is written with the rest, which is read from the
 weights that it started from; `--merge` reads the file back and compares every parameter
@@ -34,12 +35,13 @@ def main(argv: list[str]) -> int:
   record = export(found, args.dest, to)
   if args.merge:
     _check_whole(found, args.dest)
-  print(f'{args.source} ({found.format} {found.family})')
+  if args.json:
+    cli.print_json({'source': args.source, 'step': found.step, **record})
+    return 0
+  print(f'{args.source} ({found.origin})')
   print(f'  {record["params"]:,} parameters written as {to}:')
   for path in record['files']:
     print(f'  {path}')
-  if args.json:
-    cli.print_json(record)
   return 0
 
 
@@ -53,6 +55,7 @@ def export(found, dest: str | Path, to: str) -> dict:
     UserError: for what the format cannot express, or a place that is taken.
   """
   from vit_jax import models, pretrained
+  from vit_jax.pretrained import positions
   from vit_jax.weights import export as weights_export
 
   model = models.build(found.family, **found.fields)
@@ -65,6 +68,9 @@ def export(found, dest: str | Path, to: str) -> dict:
     )
   unstacked = model.clone(scan=False) if 'scan' in fields else model
   flat, _ = pretrained.fit(found, unstacked, size)
+  params = sum(x.size for x in flat.values())
+  if to != 'google':  # which has sine-cosine positions, as a file without a table
+    flat, fields = positions.learned(flat, fields, models.family(found.family), size)
   arrays, config = weights_export.export(
     flat,
     found.family,
@@ -75,7 +81,6 @@ def export(found, dest: str | Path, to: str) -> dict:
     class_names=found.class_names,
   )
   files = weights_export.write(dest, arrays, config)
-  params = sum(x.size for x in flat.values())
   return {'files': [str(path) for path in files], 'to': to, 'params': params}
 
 
@@ -107,7 +112,7 @@ def _format(args) -> str:
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax.tools.convert', description=__doc__.split('\n')[0])
   parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, run, zoo name'
+    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
   )
   parser.add_argument('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
   parser.add_argument('--to', choices=('google', 'timm', 'hf'))
@@ -120,7 +125,9 @@ def _parser() -> cli.Parser:
   parser.add_argument(
     '--merge', action='store_true', help='verify that the file is self-contained'
   )
-  parser.add_argument('--json', action='store_true')
+  parser.add_argument(
+    '--json', action='store_true', help='one JSON object instead of the text'
+  )
   return parser
 
 

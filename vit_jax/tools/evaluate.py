@@ -2,7 +2,7 @@
 
   python -m vit_jax.tools.evaluate SOURCE --data folder:photos --split val [--out DIR]
 
-SOURCE is what `vit_jax.load` takes. Preprocessing comes with the weights; `--pp`
+SOURCE is what `vit_jax.load` takes, RUN@best included. Preprocessing comes with the weights; `--pp`
 replaces it. `--out` gets summary.json, per_class.csv and confusion.csv (rows: the true
 class, columns: the predicted one).
 """
@@ -60,16 +60,23 @@ def main(argv: list[str]) -> int:
   for name in ('examples', 'bad_images'):
     if name in values:
       values[name] = int(values[name])
+  record = {'source': args.source, 'step': loaded.step}
+  record |= {'data': args.data, 'split': args.split, **values}
+  if out:
+    _write(out, record, evaluator, metrics.write_json)
+  if args.json:
+    if note:
+      print(note, file=sys.stderr)
+    cli.print_json(record)
+    return 0
+  if loaded.step is not None:
+    print(f'{"step":12} {loaded.step:,}')
   if note:
     print(note)
   for name, value in values.items():
     print(f'{name:12} {metric.find(evaluator.METRICS, name).text(value)}')
-  record = {'source': args.source, 'data': args.data, 'split': args.split, **values}
   if out:
-    _write(out, record, evaluator, metrics.write_json)
     print(f'written to {out}: {", ".join(FILES)}')
-  if args.json:
-    cli.print_json(record)
   return 0
 
 
@@ -154,7 +161,7 @@ def _write_csv(path: Path, rows) -> None:
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax.tools.evaluate', description=__doc__.split('\n')[0])
   parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, run, zoo name'
+    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
   )
   parser.add_argument(
     '--data', required=True, help='digits, folder:PATH, tfds:NAME, ...'
@@ -170,7 +177,9 @@ def _parser() -> cli.Parser:
     '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
   )
   parser.add_argument('--out', metavar='DIR', help='for the tables')
-  parser.add_argument('--json', action='store_true', help='one JSON object at the end')
+  parser.add_argument(
+    '--json', action='store_true', help='one JSON object instead of the text'
+  )
   return parser
 
 

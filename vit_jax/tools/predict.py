@@ -2,8 +2,8 @@
 
   python -m vit_jax.tools.predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
 
-SOURCE is what `vit_jax.load` takes: a file of weights, a hub folder, a run's folder, a
-name of the zoo. Preprocessing comes with the weights; `--pp` replaces it. `--features
+SOURCE is what `vit_jax.load` takes: a file of weights, a hub folder, a run's folder (its
+newest step; RUN@best or RUN@500), a name of the zoo. Preprocessing comes with the weights; `--pp` replaces it. `--features
 FILE.npz` writes features (`--layer`, by default those before the head) with their paths.
 Works without TensorFlow.
 """
@@ -45,10 +45,12 @@ def main(argv: list[str]) -> int:
   )
   top = 0 if loaded.model.num_classes is None else args.top
   images = list(_top(paths, found, names, top))
-  for image in images:
-    print(_render(image))
   if args.json:
-    cli.print_json({'source': args.source, 'images': images})
+    cli.print_json({'source': args.source, 'step': loaded.step, 'images': images})
+  else:
+    if loaded.step is not None:
+      print(f'{args.source}: step {loaded.step}')
+    print('\n'.join(map(_render, images)))
   if all(found.errors):
     raise UserError(f'None of {len(paths)} images could be read.')
   if features:
@@ -147,7 +149,7 @@ def _write_features(path: Path, paths: list[str], features) -> None:
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax.tools.predict', description=__doc__.split('\n')[0])
   parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, run, zoo name'
+    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
   )
   parser.add_argument('images', metavar='IMAGE_OR_FOLDER', nargs='+')
   parser.add_argument('--top', type=cli.positive, default=5, help='classes per image')
@@ -164,7 +166,9 @@ def _parser() -> cli.Parser:
   parser.add_argument(
     '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
   )
-  parser.add_argument('--json', action='store_true', help='one JSON object at the end')
+  parser.add_argument(
+    '--json', action='store_true', help='one JSON object instead of the text'
+  )
   return parser
 
 

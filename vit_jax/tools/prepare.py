@@ -41,13 +41,14 @@ def main(argv: list[str]) -> int:
       directory, result = writer.prepare(plan, args.data_dir, **how)
   except KeyboardInterrupt:
     raise Preempted('Stopped. Rerun the same command to resume.') from None
-  print(report.summary(result))
-  print(f'Written to {directory}; report.txt there has all counts.')
-  print(f"Read it as 'tfds:{plan.name}', with TFDS_DATA_DIR={args.data_dir}")
   if args.json:
     for record in result['splits'].values():
       del record['counts']
     cli.print_json({'directory': directory, **result})
+    return 0
+  print(report.summary(result))
+  print(f'Written to {directory}; report.txt there has all counts.')
+  print(f"Read it as 'tfds:{plan.name}', with TFDS_DATA_DIR={args.data_dir}")
   return 0
 
 
@@ -105,7 +106,9 @@ def _parser() -> cli.Parser:
       metavar='KEY=VALUE,...',
       help='project=P,region=R,temp_location=gs://B/tmp,...',
     )
-    one.add_argument('--json', action='store_true')
+    one.add_argument(
+      '--json', action='store_true', help='one JSON object instead of the text'
+    )
   return parser
 
 

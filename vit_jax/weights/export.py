@@ -121,13 +121,16 @@ def timm_ratio(part: int, width: int) -> float:
   return ratio if int(width * ratio) == part else float(np.nextafter(ratio, np.inf))
 
 
-def need(fields: dict, key: str, allowed: tuple, format: str) -> None:
-  """Raises UserError unless the field has one of the values that the format knows."""
+def need(fields: dict, key: str, allowed: tuple, format: str, why: str) -> None:
+  """Raises UserError unless the field has one of the values that the format knows.
+
+  Args:
+    why: what the format has instead, a clause.
+  """
   if fields.get(key) not in allowed:
-    hint = ' Loading with another value changes the logits.' if key == 'act' else ''
     raise UserError(
-      f'{format} cannot express {key}={fields.get(key)!r}; it knows {list(allowed)}.'
-      f'{hint}'
+      f'{format} cannot express {key}={fields.get(key)!r}; it knows {list(allowed)}: '
+      f'{why}.'
     )
 
 

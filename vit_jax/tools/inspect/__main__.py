@@ -1,4 +1,4 @@
-"""Parameters, GFLOPs, training exaFLOPs and memory of a model, without running it.
+"""Parameters, GFLOPs and memory of a model, without running it; what a file or run holds.
 
   python -m vit_jax.tools.inspect vit:B/16
   python -m vit_jax.tools.inspect vit:L/16 --resolution 384 --set classifier=map
@@ -6,6 +6,7 @@
   python -m vit_jax.tools.inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
   python -m vit_jax.tools.inspect --config configs/vit_b16.py:variant=L/16
   .venv-tpu/bin/python -m vit_jax.tools.inspect --config configs/vit_b16.py --tpu v3:4x4
+  python -m vit_jax.tools.inspect RUN            # config, steps kept, the best; or a FILE
   python -m vit_jax.tools.inspect --table paper     # Table 6 of the ViT paper beside ours
   python -m vit_jax.tools.inspect --zoo             # published weights by short names
 
@@ -21,7 +22,15 @@ import sys
 
 from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.tools.inspect import activations, arguments, mesh, paper_table, recipe, tpu
+from vit_jax.tools.inspect import (
+  activations,
+  arguments,
+  mesh,
+  paper_table,
+  recipe,
+  source,
+  tpu,
+)
 from vit_jax.tools.inspect import text as inspect_text
 from vit_jax.tools.tpu import topology
 
@@ -33,9 +42,8 @@ def main(argv: list[str]) -> int:
   if unknown := [a for a in rest if not (args.config and a.startswith('--config.'))]:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}')
   if args.table or args.zoo:
-    arguments.refuse_others(
-      args, parser, '--zoo' if args.zoo else f'--table {args.table}'
-    )
+    asked = ('--zoo', 'zoo') if args.zoo else (f'--table {args.table}', 'table')
+    arguments.refuse_others(args, parser, asked[0], asked[1:])
     record, text = _table(args)
   elif args.config:
     allowed = ('config', 'examples', 'mesh', 'hbm', 'tpu')
@@ -43,6 +51,10 @@ def main(argv: list[str]) -> int:
     record, text = _recipe(args, [a.removeprefix('--config.') for a in rest])
   elif args.model is None:
     parser.error('the following arguments are required: model')
+  elif source.is_source(args.model):
+    arguments.refuse_others(args, parser, args.model, ('model', 'set'))
+    record = source.describe(args.model, arguments.fields(args))
+    text = source.render(record)
   elif args.mesh:
     for name in ('examples', 'epochs', 'steps'):
       if getattr(args, name) is not None:

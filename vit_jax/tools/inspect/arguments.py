@@ -18,7 +18,8 @@ def parser(description: str) -> cli.Parser:
   add(
     'model',
     nargs='?',
-    help="'vit:B/16', or a published name such as 'vit_base_patch16_224'",
+    help="'vit:B/16', a published name such as 'vit_base_patch16_224', a file of weights, "
+    'or a run (RUN@best)',
   )
   add(
     '--table',
@@ -138,10 +139,10 @@ def examples_seen(args) -> float | None:
   return args.epochs * args.examples
 
 
-def refuse_others(args, parser, asked: str, allowed: tuple[str, ...] = ()) -> None:
-  """Raises UserError for a flag beside the one that was asked for."""
+def refuse_others(args, parser, asked: str, allowed: tuple[str, ...]) -> None:
+  """Raises UserError for a flag beside what was asked for and what may go with it."""
   for name, value in vars(args).items():
-    if name in asked or name in (*allowed, 'json') or value == parser.get_default(name):
+    if name in (*allowed, 'json') or value == parser.get_default(name):
       continue
     given = value if name == 'model' else f'--{name}'
     raise UserError(

@@ -85,7 +85,8 @@ _TIMM_NAMES = [f'mixer_{size}{patch}_224' for size in 'sbl' for patch in (16, 32
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  export.need(fields, 'act', ('gelu_erf',), 'timm')
+  why = 'its Mixer has the erf form, and another GELU changes the logits'
+  export.need(fields, 'act', ('gelu_erf',), 'timm', why)
   args = export.timm_transformer(fields, image_size)
   args['num_blocks'] = fields['depth']
   args['mlp_ratio'] = [

@@ -125,6 +125,15 @@ def _infer_google(flat: dict[str, np.ndarray]) -> dict:
   return fields
 
 
+def _config(fields, image_size, class_names) -> dict:
+  published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
+  if (
+    fields['classifier'] == 'none'
+  ):  # by its arrays it is the other one without a token
+    published['classifier'] = 'gap'
+  return export.google_config(**published)(fields, image_size, class_names)
+
+
 FORMATS = (
   Format(
     'google',
@@ -136,7 +145,7 @@ FORMATS = (
     lacks='pos_embedding',
     grid=grid,
     to='google',
-    write_config=export.google_config(act='gelu_tanh', norm_eps=1e-6, posemb='learn'),
+    write_config=_config,
   ),
   Format(
     'big_vision',

@@ -59,10 +59,13 @@ def hf(prefix: str = 'vit.') -> tuple[Rule, ...]:
 
 
 def _config(fields, image_size, class_names) -> dict:
-  export.need(fields, 'classifier', ('token',), 'transformers')
-  export.need(fields, 'posemb', ('learn',), 'transformers')
-  export.need(fields, 'representation_size', (None,), 'transformers')
-  export.need(fields, 'stem_blocks', (None,), 'transformers')
+  for key, allowed, why in (
+    ('classifier', ('token',), 'its ViT always classifies the class token'),
+    ('posemb', ('learn',), 'its ViT always adds a table of positions'),
+    ('representation_size', (None,), 'its classifier is one linear layer'),
+    ('stem_blocks', (None,), 'its ViT cuts patches from the image itself'),
+  ):
+    export.need(fields, key, allowed, 'transformers', why)
   one = lambda pair: pair[0] if pair[0] == pair[1] else list(pair)
   classes = fields['num_classes']
   labels = class_names or [f'LABEL_{i}' for i in range(classes or 0)]

@@ -95,18 +95,22 @@ _HYBRIDS = {
 
 
 def _config(fields, image_size, class_names) -> dict:
-  export.need(fields, 'norm_eps', (1e-6,), 'timm')
-  export.need(fields, 'posemb', ('learn', 'none'), 'timm')
-  export.need(fields, 'representation_size', (None,), 'timm')
-  export.need(fields, 'classifier', ('token', 'gap', 'map'), 'timm')
+  for key, allowed, why in (
+    ('norm_eps', (1e-6,), 'its ViT builds its norms with that'),
+    ('posemb', ('learn', 'none'), 'its ViT adds a table of positions, or nothing'),
+    ('representation_size', (None,), 'its head is one linear layer'),
+    ('classifier', ('token', 'gap', 'map'), 'its ViT classifies one vector per image'),
+  ):
+    export.need(fields, key, allowed, 'timm', why)
   pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
   args = export.timm_transformer(fields, image_size)
   args |= {
     'num_heads': fields['num_heads'],
     'mlp_ratio': export.timm_ratio(fields['mlp_dim'], fields['width']),
     'class_token': fields['classifier'] == 'token',
+    'no_embed_class': False,  # the table has a row for it: 5 x 5 is also 1 + 4 x 6
     'global_pool': pool,
-    'fc_norm': False,  # norm first, then the mean
+    'fc_norm': False,  # norm, then the mean; by default timm has them the other way
     'act_layer': fields['act'].replace('_erf', ''),
     'depth': fields['depth'],
   }

@@ -1,0 +1,89 @@
+"""What `inspect` says of a file of weights, and of a run's folder."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import runs
+from conftest import GOLDEN, naming
+
+from vit_jax import cli
+from vit_jax.tools.inspect import __main__ as inspect
+
+
+def run(capsys, *argv):
+  code = cli.run(inspect.main, [str(arg) for arg in argv])
+  out, err = capsys.readouterr()
+  return code, out, err
+
+
+def test_a_file_of_weights(capsys):
+  source = GOLDEN / 'vit_google_token.npz'
+  code, out, _ = run(capsys, source)
+  assert code == 0
+  assert re.search(naming('google vit', '32x32', '67,594', 'depth=3'), out)
+  # Blocks that are alike are one row.
+  assert re.search(r'encoderblock_0/MlpBlock_0/Dense_0/kernel +\(48, 96\) x3\n', out)
+  code, out, _ = run(capsys, source, '--json')
+  record = json.loads(out)
+  assert record['params'] == 67594
+  with np.load(source) as file:
+    assert record['shapes']['head/kernel'] == list(file['head/kernel'].shape)
+    assert len(record['shapes']) == len(file.files)
+
+
+def test_what_a_file_does_not_tell_is_set(capsys, tmp_path):
+  (tmp_path / 'model.safetensors').symlink_to(GOLDEN / 'vit_timm' / 'model.safetensors')
+  code, _, err = run(capsys, tmp_path)
+  assert code == 2
+  assert re.search(naming('num_heads'), err)
+  code, out, _ = run(capsys, tmp_path, '--set', 'num_heads=4', '--json')
+  assert code == 0
+  assert json.loads(out)['fields']['num_heads'] == 4
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """The folder of a run of four steps, of which 2 and 4 are kept."""
+  workdir = tmp_path_factory.mktemp('run')
+  with pytest.MonkeyPatch.context() as patch:
+    runs.on_one_device(patch)
+    changes = ('steps=4', 'optim.schedule.warmup=0', 'checkpoint.every=2')
+    evals = {'test': runs.EVALS['test'] | {'every': 2}}
+    runs.run(workdir, *changes, 'log.every=2', evals=evals, tune={'method': 'full'})
+  return workdir
+
+
+def test_a_run(capsys, finished):
+  code, out, _ = run(capsys, f'{finished}@2', '--json')
+  assert code == 0
+  record = json.loads(out)
+  assert record['config'] == json.loads((finished / 'config.json').read_text())
+  assert [row['step'] for row in record['steps']] == [2, 4]
+  assert (record['step'], record['state']) == (2, 'finished')
+  top1 = {row['step']: row['metrics']['test/top1'] for row in record['steps']}
+  assert record['best'] == max(top1, key=lambda step: (top1[step], step))
+  assert record['params'] == record['trained'] == 2762
+  assert record['shapes']['head/kernel'] == [16, 10]
+  assert record['class_names'] == [str(i) for i in range(10)]
+
+  code, out, _ = run(capsys, finished)
+  assert code == 0
+  facts = ('run vit', 'digits', 'adamw', 'test/top1', '10: 0, 1', 'finished', 'best')
+  assert re.search(naming(*facts), out)
+  assert re.search(r'step read +4\n', out)
+
+
+def test_what_does_not_go_with_a_source(capsys, finished, tmp_path):
+  for argv, facts in (
+    ((finished, '--mesh', 'data=8'), ('--mesh',)),
+    ((finished, '--set', 'depth=2'), ('--set',)),
+    ((f'{finished}@3',), ("'3'", [2, 4])),
+    (('nowhere.npz',), ("'nowhere.npz'", '--zoo')),
+    ((tmp_path,), (tmp_path, 'config.json')),
+  ):
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, '')
+    assert re.search(naming(*facts), err)
+    assert err.count('\n') == 1

@@ -1,0 +1,187 @@
+"""What a file of weights or a run's folder holds."""
+
+import contextlib
+import json
+import math
+from pathlib import Path
+
+from vit_jax.errors import UserError
+
+_SUFFIXES = ('.npz', '.safetensors')
+_NAMES = 5  # class names that the text shows
+
+
+def is_source(name: str) -> bool:
+  """Returns whether a name is of weights, and not of a model: a path, URL or zoo name."""
+  from vit_jax.pretrained import runs
+  from vit_jax.weights import zoo
+
+  return (
+    Path(name).expanduser().exists()
+    or name in zoo.ENTRIES
+    or '://' in name
+    or name.startswith('hf:')
+    or name.endswith(_SUFFIXES)
+    or runs.find(name) is not None
+  )
+
+
+def describe(source: str, fields: dict) -> dict:
+  """Returns what a source holds.
+
+  Args:
+    source: what `vit_jax.load` takes.
+    fields: of the model, over what a file tells, such as its `num_heads`.
+
+  Returns:
+    source, format, model and its fields, image_size (H, W) and channels, class_names or
+    None, pp or None, params (their number), shapes {name: shape}. Of a run also config,
+    state, total_steps, steps [{step, metrics}], metric and best, the step read, and
+    trained, the number of parameters that it stores.
+
+  Raises:
+    UserError: for a source that cannot be read.
+  """
+  from vit_jax.pretrained import runs
+
+  if (run := runs.find(source)) is None:
+    return _describe_file(source, fields)
+  if fields:
+    raise UserError(f'{source} is a run, which knows its model: leave out --set.')
+  return _describe_run(source, *run)
+
+
+def _describe_file(source: str, fields: dict) -> dict:
+  from vit_jax import pretrained
+
+  found = pretrained.read_source(source, **fields)
+  shapes = {name: list(x.shape) for name, x in found.flat.items()}
+  return {
+    'source': source,
+    'format': found.format,
+    'model': found.family,
+    'fields': _plain(found.fields),
+    'image_size': found.image_size and list(found.image_size),
+    'channels': found.channels,
+    'class_names': found.class_names,
+    'pp': found.pp,
+    'params': _count(shapes),
+    'shapes': shapes,
+    'unused': found.unused,
+  }
+
+
+def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
+  from vit_jax import config as config_lib
+  from vit_jax.pretrained import runs, steps
+
+  config = config_lib.read_run(folder)
+  kept = steps.Kept(folder, config)
+  step = kept.choose(source, wanted)
+  if step is None:  # the newest that tells what it holds
+    step = next((s for s in reversed(kept.steps) if kept.shapes(s)), None)
+  shapes = (step is not None and kept.shapes(step)) or {}
+  stored = {n: shape for n, (shape, is_stored) in shapes.items() if is_stored}
+  shapes = {name: shape for name, (shape, _) in shapes.items()}
+  *size, channels = config['resolved']['image_shape']
+  fields = dict(config['model'])
+  status = {}
+  with contextlib.suppress(OSError, ValueError):
+    status = json.loads((folder / 'status.json').read_text())
+  return {
+    'source': source,
+    'format': 'run',
+    'model': fields.pop('name'),
+    'fields': fields,
+    'image_size': size,
+    'channels': channels,
+    'class_names': config['resolved'].get('class_names'),
+    'pp': runs.pipeline(config),
+    'params': _count(shapes),
+    'trained': _count(stored),
+    'shapes': shapes,
+    'state': status.get('state'),
+    'total_steps': config['resolved']['total_steps'],
+    'steps': [{'step': s, 'metrics': kept.metrics[s]} for s in kept.steps],
+    'metric': kept.metric,
+    'best': kept.best,
+    'step': step,
+    'config': config,
+  }
+
+
+def render(record: dict) -> str:
+  """Returns the record of `describe` as text."""
+  lines = [f'{record["source"]}: {record["format"]} {record["model"]}', '']
+  names = record['class_names']
+  facts = {
+    'fields': ', '.join(f'{k}={v}' for k, v in record['fields'].items()),
+    'images': _images(record),
+    'classes': names
+    and f'{len(names)}: {", ".join(names[:_NAMES])}'
+    + (', ...' if len(names) > _NAMES else ''),
+    'pp': record['pp'],
+    'parameters': f'{record["params"]:,}',
+    'unused': ', '.join(record.get('unused', [])),
+  }
+  if record['format'] == 'run':
+    facts |= _run_facts(record)
+  lines += [f'  {label:<12}{value}' for label, value in facts.items() if value]
+  if record['shapes']:
+    rows = _grouped(record['model'], record['shapes'])
+    width = max(len(name) for name, _ in rows)
+    lines += ['', *(f'  {name:<{width}}  {shape}' for name, shape in rows)]
+  return '\n'.join(lines)
+
+
+def _images(record: dict) -> str:
+  size = record['image_size']
+  size = f'{size[0]}x{size[1]} px' if size else 'of a size that it does not tell'
+  return f'{size}, {record["channels"]} channel{"s" * (record["channels"] > 1)}'
+
+
+def _run_facts(record: dict) -> dict:
+  config, steps = record['config'], []
+  for row in record['steps']:
+    value = (row['metrics'] or {}).get(record['metric'])
+    text = f'{row["step"]:,}' + (f' ({value:.4g})' if value is not None else '')
+    text += ' damaged' if row['metrics'] is None else ''
+    text += ' best' if row['step'] == record['best'] else ''
+    steps.append(text)
+  by = f', by {record["metric"]}' if record['metric'] else ''
+  facts = {
+    'data': f'{config["data"]["source"]}, {config["data"].get("split", "")}',
+    'optim': ', '.join(f'{k}={v}' for k, v in config['optim'].items()),
+    'state': record['state'],
+    'steps': f'{", ".join(steps) or "none"} of {record["total_steps"]:,}{by}',
+    'step read': None if record['step'] is None else f'{record["step"]:,}',
+  }
+  if record['trained'] != record['params']:
+    facts['trained'] = f'{record["trained"]:,}; the others are in config.weights.source'
+  return facts
+
+
+def _grouped(model: str, shapes: dict) -> list[tuple[str, str]]:
+  """Returns (name, shape), one row for the blocks that differ in their number alone."""
+  from vit_jax import models
+
+  family, rows = models.family(model), {}
+  for name, shape in shapes.items():
+    found = family.stacked(name)
+    key = (found[0] if found else name, tuple(shape))
+    rows.setdefault(key, []).append(name)
+  text = []
+  for (_, shape), names in rows.items():
+    times = f' x{len(names)}' if len(names) > 1 else ''
+    text.append((names[0], f'{shape}{times}'))
+  return text
+
+
+def _count(shapes: dict) -> int:
+  return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _plain(fields: dict) -> dict:
+  """Fields as JSON has them."""
+  kinds = (str, int, float, bool, list, tuple, type(None))
+  return {k: v if isinstance(v, kinds) else str(v) for k, v in fields.items()}

@@ -1,0 +1,101 @@
+"""Attention weights of all layers, brought down to what a person can look at."""
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, choose
+
+FUSIONS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}
+
+
+def rollout(
+  attention: jax.Array,
+  fusion: str = 'mean',
+  residual: bool = True,
+  discard: float = 0.0,
+) -> jax.Array:
+  """Returns how much each token of the last layer holds of each token of the first.
+
+  "Quantifying Attention Flow in Transformers" (arXiv 2005.00928, section 3), as the ViT
+  paper uses it (appendix D.8: the average over heads, multiplied through the layers):
+  A_l = (weights + identity) / 2 with rows that sum to 1, R_1 = A_1, R_l = A_l R_(l-1).
+  The ViT paper's sentence is silent on the identity, which stands for the residual
+  branch; the article that it cites adds it.
+
+  Args:
+    attention: [L, B, M, N, N], rows of weights that sum to 1; first layer first.
+    fusion: of the heads, 'mean', 'max' or 'min'.
+    residual: whether the identity is added.
+    discard: share of each row's smallest weights to set to 0 first, in [0, 1); not part
+      of the paper.
+
+  Returns:
+    float32 [B, N, N], rows that sum to 1: row i is what the output at i is made of.
+
+  Raises:
+    UserError: for another shape, an unknown fusion, or a share outside of [0, 1).
+  """
+  _check(attention)
+  if not 0 <= discard < 1:
+    raise UserError(f'discard={discard}: a share in [0, 1).')
+  fuse = choose('fusion', fusion, FUSIONS)
+  N = attention.shape[-1]
+  a = fuse(jnp.asarray(attention, jnp.float32), axis=2)  # [L, B, N, N]
+  if dropped := int(discard * N):
+    a = jnp.where(a < jnp.sort(a, axis=-1)[..., dropped, None], 0.0, a)
+  if residual:
+    a = (a + jnp.eye(N)) / 2
+  a = a / a.sum(-1, keepdims=True)
+  result = a[0]
+  for layer in a[1:]:
+    result = jnp.matmul(layer, result, precision='highest')
+  return result
+
+
+def attention_distance(
+  attention: jax.Array,
+  grid: tuple[int, int],
+  patch_size: tuple[int, int],
+  renormalize: bool = True,
+) -> jax.Array:
+  """Returns how far each head looks, on average, in pixels (ViT paper, figure 7 right).
+
+  The mean over images and query patches of the sum over key patches of weight times
+  distance between the centres. Tokens in front of the patches (cls) are left out, as
+  queries and as keys.
+
+  Args:
+    attention: [L, B, M, N, N]; the last h * w tokens are patches, row by row.
+    grid: (h, w) of patches.
+    patch_size: (height, width) in pixels.
+    renormalize: whether weights on patches are brought back to a sum of 1, so that the
+      result is a weighted average; the paper does not say.
+
+  Returns:
+    float32 [L, M].
+
+  Raises:
+    UserError: for another shape, or fewer tokens than patches.
+  """
+  _check(attention)
+  h, w = grid
+  if attention.shape[-1] < h * w:
+    raise UserError(
+      f'{attention.shape[-1]} tokens do not hold a grid of {h}x{w} patches.'
+    )
+  a = jnp.asarray(attention, jnp.float32)[..., -h * w :, -h * w :]
+  if renormalize:
+    a = a / a.sum(-1, keepdims=True)
+  y, x = jnp.mgrid[:h, :w]
+  at = jnp.stack([y.ravel() * patch_size[0], x.ravel() * patch_size[1]], -1)  # [N, 2]
+  distance = jnp.linalg.norm((at[:, None] - at[None]).astype(jnp.float32), axis=-1)
+  return (a * distance).sum(-1).mean((1, 3))
+
+
+def _check(attention) -> None:
+  shape = attention.shape
+  if len(shape) != 5 or shape[-1] != shape[-2]:
+    raise UserError(
+      f'Attention of shape {shape}: expected [L, B, M, N, N], layers, images, heads, '
+      'queries, keys.'
+    )
