@@ -90,11 +90,14 @@ def test_progress_lines(full):
 
 
 def test_the_best_and_the_latest_checkpoints_are_kept(full):
-  workdir, _, rows, _ = full
+  workdir, status, rows, _ = full
   scores = {row['step']: row['test/loss'] for row in rows if 'test/loss' in row}
   best = min(scores, key=scores.get)
   assert best < 12, 'a rate that only rises was to spoil the last step'
   assert {int(name) for name in runs.saved(workdir)} == {best, 12}
+  assert (status['best_step'], status['last_good_step']) == (best, 12)
+  text = progress.summary(rows, status, {}, workdir, seconds=1.0)
+  assert re.search(naming('newest step 12', f'best step {best}'), text)
 
 
 def test_averaged_parameters_are_evaluated_on_request(full):
@@ -131,7 +134,7 @@ def finite(workdir) -> int:
 def test_too_many_bad_steps(tmp_path):
   changes = ['steps=40', 'optim.lr=1e38', 'optim.clip=None', 'max_bad_steps=3']
   changes += ['checkpoint.every=1', 'optim.schedule.warmup=0']
-  with pytest.raises(errors.TooManyBadSteps) as error:
+  with pytest.raises(errors.Diverged) as error:
     runs.run(tmp_path, *changes, 'checkpoint.best=None', evals={})
   assert error.value.exit_code == 76
   message = str(error.value)
@@ -149,11 +152,24 @@ def test_parameters_that_are_not_finite_are_no_success(tmp_path):
   # The one step has a finite loss and gradient; its update is infinite.
   changes = ['steps=1', 'optim.lr=1e38', 'optim.schedule.warmup=0']
   changes += ['optim.lr_rules=[(".*", 1e3)]', 'checkpoint.best=None']
-  with pytest.raises(errors.TooManyBadSteps, match=naming('step 1', 'config.optim.lr')):
+  with pytest.raises(errors.Diverged, match=naming('step 1', 'config.optim.lr')):
     runs.run(tmp_path, *changes, evals={})
   status = runs.status(tmp_path)
   assert (status['state'], status['exit']) == ('failed', 76)
+  assert status['last_good_step'] is None
   assert not (tmp_path / 'checkpoints').exists()
+
+
+def test_a_run_that_ends_on_a_bad_step_is_no_success(tmp_path):
+  # Fewer bad steps than max_bad_steps, but the last state is one that gives no loss.
+  changes = ['steps=4', 'optim.lr=1e38', 'optim.clip=None', 'checkpoint.every=1']
+  changes += ['optim.schedule.warmup=0', 'checkpoint.best=None']
+  for _ in range(2):  # a restart at the end does not make it one
+    with pytest.raises(errors.Diverged, match=naming('The last', 'of 4 steps')):
+      runs.run(tmp_path, *changes, evals={})
+    status = runs.status(tmp_path)
+    assert (status['state'], status['exit']) == ('failed', 76)
+    assert status['last_good_step'] == finite(tmp_path)
 
 
 def test_out_of_memory_is_said_before_the_first_step(tmp_path, capsys):

@@ -4,6 +4,18 @@
 exception is a defect of ours and keeps its traceback.
 """
 
+# The one table: `--help` prints it, and the README repeats it.
+EXIT_CODES = {
+  0: 'done',
+  2: 'bad config or argument',
+  65: 'no usable checkpoint',
+  74: 'disk full',
+  75: 'stopped (rerun to resume)',
+  76: 'diverged',
+  77: 'out of memory',
+  130: 'interrupted before there was a state to save',
+}
+
 
 class RunError(Exception):
   """Base: the run ends here, for a reason that one line can tell."""
@@ -39,8 +51,8 @@ class Preempted(RunError):
   exit_code = 75
 
 
-class TooManyBadSteps(RunError):
-  """Training has diverged: non-finite steps or parameters; the last good state is kept."""
+class Diverged(RunError):
+  """Non-finite steps, or a state that is not finite; the last good one is kept."""
 
   exit_code = 76
 

@@ -6,7 +6,7 @@ from collections import deque
 import jax
 
 from vit_jax.checkpoint import fingerprint
-from vit_jax.errors import Preempted, TooManyBadSteps
+from vit_jax.errors import Diverged, Preempted
 from vit_jax.train import status
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
@@ -51,6 +51,11 @@ class Loop:
         ) from None
     self._save()
     self.checkpoints.wait()
+    # By the state, not by what was seen: a restart at the end must come to the same.
+    if bad := int(self.state.counters['skipped_in_a_row']):
+      raise self._diverged(
+        f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'
+      )
     digest = fingerprint.digest(fingerprint.fingerprints(self.state))
     return self._write_status('finished', fingerprint=digest, exit=0), self.record.rows
 
@@ -90,15 +95,16 @@ class Loop:
   def _save(self) -> None:
     values = self.record.at(self.step)
     if not self.checkpoints.save(self.state, {'config': self.config}, values):
-      raise self._diverged(f'The parameters are not finite after step {self.step}.')
+      raise self._diverged(f'The state is not finite after step {self.step}.')
 
-  def _diverged(self, what: str) -> TooManyBadSteps:
+  def _diverged(self, what: str) -> Diverged:
     self.checkpoints.wait()
-    return TooManyBadSteps(
-      f'{what} Newest checkpoint: {self.checkpoints.latest()}. Lower config.optim.lr, '
-      'set config.optim.clip, or lengthen the warmup.'
+    return Diverged(
+      f'{what} Newest good checkpoint: {self.checkpoints.latest()}. Lower '
+      'config.optim.lr, set config.optim.clip, or lengthen the warmup.'
     )
 
   def _write_status(self, state: str, **values) -> dict:
+    values = {**status.checkpoints_of(self.checkpoints), **values}
     values = {'trained_parameters': self.trained, **values}
     return status.write(self.workdir, step=self.step, state=state, **values)

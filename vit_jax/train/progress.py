@@ -98,6 +98,7 @@ def summary(
   lines += [
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
+    *_checkpoints(status),
   ]
   bad = workdir / 'bad_images.jsonl'
   if bad.exists():
@@ -109,6 +110,12 @@ def summary(
     f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images',
   ]
   return '\n'.join(lines)
+
+
+def _checkpoints(status: dict) -> list[str]:
+  steps = {'newest': status.get('last_good_step'), 'best': status.get('best_step')}
+  named = [f'{name} step {step}' for name, step in steps.items() if step is not None]
+  return [f'Checkpoints: {", ".join(named)}.'] if named else []
 
 
 def _program(name: str) -> str:

@@ -70,7 +70,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     abstract = sharding.abstract(abstract, mesh, config['sharding'])
     given = start.from_weights(source, model, config, abstract.frozen)
     # What was refused until here has left an older run's files as they were.
-    stack.enter_context(status.on_failure(workdir))
+    stack.enter_context(status.on_failure(workdir, checkpoints))
     metrics.write_json(workdir / 'config.json', config)
     params = trees.combine(abstract.params, abstract.frozen)
     print(progress.parameter_table(params, abstract.params), flush=True)

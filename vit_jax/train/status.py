@@ -15,6 +15,17 @@ def write(workdir: Path, **values) -> dict:
   return values
 
 
+def checkpoints_of(checkpoints) -> dict[str, int | None]:
+  """Returns what is said of a run's checkpoints, of those that are complete.
+
+  Every checkpoint is finite: a state that is not is never saved.
+  """
+  return {
+    'last_good_step': checkpoints.latest(),
+    'best_step': checkpoints.best_step(),
+  }
+
+
 def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   """Returns (status, rows) of a run with nothing left to do, else None."""
   total = config['resolved']['total_steps']
@@ -31,8 +42,10 @@ def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
 
 
 @contextlib.contextmanager
-def on_failure(workdir: Path) -> Iterator[None]:
+def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
   """Leaves status.json behind when a run ends by an exception."""
+  # The metrics of older steps are read once: now, when all processes take part.
+  checkpoints_of(checkpoints)
   try:
     yield
   except Exception as error:
@@ -40,6 +53,7 @@ def on_failure(workdir: Path) -> Iterator[None]:
     known = json.loads(path.read_text()) if path.exists() else {'step': 0}
     code = getattr(error, 'exit_code', 1)
     state = 'preempted' if isinstance(error, Preempted) else 'failed'
+    known |= {'state': state, 'exit': code, 'error': str(error)}
     with contextlib.suppress(OSError):  # such as of a full disk, which `error` reports
-      write(workdir, **known | {'state': state, 'exit': code, 'error': str(error)})
+      write(workdir, **known | checkpoints_of(checkpoints))
     raise
