@@ -47,7 +47,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     stack.enter_context(contextlib.closing(checkpoints))
     resumes = checkpoints.latest() is not None
     if resumes:
-      config = schema.resumed(config, workdir)
+      config = schema.resumed(config, workdir, checkpoints)
       if results := status.of_finished(workdir, config, checkpoints):
         return results
     evals = evaluations.build(config, workdir, mesh, stop)

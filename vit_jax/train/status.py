@@ -5,14 +5,25 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from vit_jax import distributed
 from vit_jax.errors import Preempted
-from vit_jax.train import metrics
+from vit_jax.train import metrics, rows
 
 
 def write(workdir: Path, **values) -> dict:
   """Writes status.json; returns what it holds."""
   metrics.write_json(workdir / 'status.json', values)
   return values
+
+
+def read(workdir: Path) -> dict | None:
+  """Returns what status.json holds; None where it is missing or damaged."""
+  try:
+    status = json.loads((workdir / 'status.json').read_bytes())
+    whole = type(status['step']) is int and type(status['state']) is str
+  except (OSError, ValueError, RecursionError, TypeError, KeyError):
+    return None
+  return status if whole else None
 
 
 def checkpoints_of(checkpoints) -> dict[str, int | None]:
@@ -29,16 +40,17 @@ def checkpoints_of(checkpoints) -> dict[str, int | None]:
 def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   """Returns (status, rows) of a run with nothing left to do, else None."""
   total = config['resolved']['total_steps']
-  path = workdir / 'status.json'
-  if checkpoints.latest() != total or not path.exists():
+  if checkpoints.latest() != total:
     return None
-  status = json.loads(path.read_text())
-  rows = metrics.read_rows(workdir / 'metrics.jsonl')
-  done = metrics.last_values([row for row in rows if row['step'] == total])
+  status, path = read(workdir), workdir / 'status.json'
+  if status is None and path.exists():
+    distributed.say(f'{path} is damaged: the end of the run is looked at again.')
+  known, lost = rows.read_checked(workdir / 'metrics.jsonl')
+  done = rows.last_values([row for row in known if row['step'] == total])
   done = {key.split('/')[0] for key in done}
-  if status['state'] != 'finished' or not done.issuperset(config['evals']):
+  if not status or status['state'] != 'finished' or lost:
     return None
-  return status, rows
+  return (status, known) if done.issuperset(config['evals']) else None
 
 
 @contextlib.contextmanager
@@ -49,8 +61,7 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    path = workdir / 'status.json'
-    known = json.loads(path.read_text()) if path.exists() else {'step': 0}
+    known = read(workdir) or {'step': 0}
     code = getattr(error, 'exit_code', 1)
     state = 'preempted' if isinstance(error, Preempted) else 'failed'
     known |= {'state': state, 'exit': code, 'error': str(error)}
