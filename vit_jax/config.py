@@ -6,6 +6,7 @@ what a run resolved is written to its folder as JSON, and tools read that.
 """
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -65,13 +66,13 @@ def _typed(key, text, default):
   if kind is bool and text.lower() in ('true', 'false', '1', '0'):
     return text.lower() in ('true', '1')
   if kind in (int, float):
-    try:
-      return kind(text.replace('_', ''))
-    except ValueError:
-      pass
+    with contextlib.suppress(ValueError):
+      value = kind(text.replace('_', ''))
+      if math.isfinite(value):  # the file would compute with it, before any check
+        return value
   elif kind is not bool:
     return text
-  raise UserError(f'Config argument {key}={text!r}: expected {kind.__name__}.')
+  raise UserError(f'Config argument {key}={text!r}: expected {kind.__name__}, finite.')
 
 
 def load(spec: str) -> dict:
@@ -247,7 +248,7 @@ def override(config: dict, assignments: list[str]) -> None:
 def _literal(text):
   try:
     return plain(ast.literal_eval(text))
-  except (ValueError, SyntaxError):
+  except (ValueError, SyntaxError, RecursionError, MemoryError):  # deep brackets
     return {'true': True, 'false': False}.get(text, text)
 
 
@@ -393,7 +394,13 @@ def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
       raise UserError(f'config.steps={value!r}: expected a whole number.')
     return int(value)
   examples = value * num_examples if key == 'epochs' else value
-  return max(1, round(examples / batch_size))
+  steps = max(1, round(examples / batch_size))
+  if steps >= 2**31:
+    raise UserError(
+      f'config.{key}={value!r} is {steps:.3g} steps of {num_examples} examples, more '
+      f'than the {2**31 - 1} that a run counts.'
+    )
+  return steps
 
 
 def differences(old: dict, new: dict, prefix: str = '') -> dict[str, tuple]:

@@ -20,7 +20,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.config import each_of, in_range, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
-from vit_jax.train import metrics
+from vit_jax.train import metrics, ranges
 from vit_jax.weights import zoo
 
 
@@ -155,11 +155,13 @@ def check(config: dict) -> dict:
   Where the weights name the model, its keys are left to `check_model`.
 
   Raises:
-    UserError: for unknown, missing or ill-typed keys; nothing was opened.
+    UserError: for unknown, missing or ill-typed keys and numbers out of range; nothing
+      was opened.
   """
   config_lib.known_keys('config', config, SECTIONS)
   if missing := [section for section in REQUIRED if section not in config]:
     raise UserError(f'config lacks the sections {missing}.')
+  ranges.check(config)
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
   config_lib.bind('config', config, inspect.Signature(), extra=SECTIONS)
