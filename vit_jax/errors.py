@@ -4,6 +4,9 @@
 exception is a defect of ours and keeps its traceback.
 """
 
+import errno
+import os
+
 # The one table: `--help` prints it, and the README repeats it.
 EXIT_CODES = {
   0: 'done',
@@ -40,7 +43,7 @@ class NoUsableCheckpoint(RunError):
 
 
 class DiskFull(RunError):
-  """The disk cannot take the next checkpoint; older ones are intact."""
+  """There is no room for the next file; older ones are intact."""
 
   exit_code = 74
 
@@ -61,6 +64,15 @@ class OutOfMemory(RunError):
   """The device cannot hold the step; the message suggests what to change."""
 
   exit_code = 77
+
+
+def disk_is_full(error: BaseException) -> bool:
+  """Whether an exception says that there is no room: bytes, quota, inodes, file size."""
+  codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+  if isinstance(error, OSError) and error.errno in codes:
+    return True
+  # TensorStore and TensorFlow have errors of their own, with the system's words in them.
+  return any(os.strerror(code).lower() in str(error).lower() for code in codes)
 
 
 def choose(what: str, value, known, also: str = ''):

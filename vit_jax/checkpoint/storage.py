@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 
 from vit_jax import distributed
 from vit_jax.checkpoint.manifest import Damaged
-from vit_jax.errors import DiskFull, UserError
+from vit_jax.errors import DiskFull, UserError, disk_is_full
 
 # Free space asked for, in sizes of the state: array files have some overhead, and the
 # oldest step is deleted only after the new one is complete.
@@ -112,8 +112,7 @@ class Storage:
     try:
       yield
     except Exception as error:
-      # TensorStore has a ValueError for everything, with the system's words in it.
-      if 'No space left' in str(error) or 'quota exceeded' in str(error):
+      if disk_is_full(error):
         raise self._disk_full(shutil.disk_usage(self.directory).free) from error
       raise
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from vit_jax import distributed, evaluators
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators.metric import Metric, find
-from vit_jax.train import rows
+from vit_jax.train import disk, rows
 
 TIME = 'time/'
 TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
@@ -31,13 +31,16 @@ class Log:
 def write_json(path: Path, value) -> None:
   """Writes a JSON file so that a reader sees the old or the new one, never a half.
 
-  Of several processes the first does.
+  Of several processes the first does. Raises: OSError.
   """
   if not distributed.is_first():
     return
-  temporary = path.with_suffix('.tmp')
-  temporary.write_text(json.dumps(value, indent=1) + '\n')
-  temporary.replace(path)
+  disk.replace(path, json_of(value))
+
+
+def json_of(value) -> bytes:
+  """Returns what `write_json` writes."""
+  return (json.dumps(value, indent=1) + '\n').encode()
 
 
 def declared(key: str, evals: dict) -> Metric:
@@ -92,9 +95,7 @@ class Metrics:
     self._early = [] if tensorboard and distributed.is_first() else None
     if not distributed.is_first():
       return
-    temporary = self.path.with_suffix('.tmp')
-    temporary.write_text(''.join(map(rows.line, self.rows)))
-    temporary.replace(self.path)
+    disk.replace(self.path, ''.join(map(rows.line, self.rows)).encode())
     self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
 
   def write(self, step: int, values: dict) -> None:
@@ -102,7 +103,7 @@ class Metrics:
     row = {'step': step, **{k: _number(v) for k, v in values.items()}}
     self.rows.append(row)
     if self._file is not None:
-      os.write(self._file, rows.line(row).encode())
+      disk.write(self._file, rows.line(row).encode())
     if self._early is not None:
       self._early.append(row)
     else:

@@ -154,7 +154,8 @@ def check(config: dict) -> None:
   for path, value in numbers(config):
     # An integer beyond every float is what isfinite cannot look at.
     bound, finite = of(path), isinstance(value, int) or math.isfinite(value)
-    if not finite or value not in bound:
+    fraction = bound.whole and isinstance(value, float)
+    if not finite or (value not in bound and not fraction):
       raise UserError(f'config.{path}={value!r}: expected {bound}.')
 
 

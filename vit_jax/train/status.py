@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vit_jax import distributed
 from vit_jax.errors import Preempted
-from vit_jax.train import metrics, rows
+from vit_jax.train import disk, metrics, rows
 
 
 def write(workdir: Path, **values) -> dict:
@@ -65,6 +65,14 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
     code = getattr(error, 'exit_code', 1)
     state = 'preempted' if isinstance(error, Preempted) else 'failed'
     known |= {'state': state, 'exit': code, 'error': str(error)}
-    with contextlib.suppress(OSError):  # such as of a full disk, which `error` reports
-      write(workdir, **known | checkpoints_of(checkpoints))
+    _write_somehow(workdir, known | checkpoints_of(checkpoints))
     raise
+
+
+def _write_somehow(workdir: Path, values: dict) -> None:
+  # What fails here is what `error` reports, or no worse.
+  try:
+    write(workdir, **values)
+  except OSError:
+    with contextlib.suppress(OSError):
+      disk.overwrite(workdir / 'status.json', metrics.json_of(values))
