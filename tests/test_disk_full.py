@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 import resource
@@ -111,6 +112,16 @@ def test_a_limit_of_the_kernel(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   assert re.search(naming(os.strerror(errno.EFBIG), tmp_path), str(error.value))
   assert path.read_bytes() == b'{"new": 1}'
+
+
+def test_what_threads_meet_after_the_first_is_not_said(caplog):
+  log = logging.getLogger('asyncio')
+  log.error(
+    'never retrieved', exc_info=OSError(errno.ENOSPC, 'No space left on device')
+  )
+  assert caplog.records == []
+  log.error('never retrieved', exc_info=ValueError('of another kind'))
+  assert len(caplog.records) == 1
 
 
 def test_other_errors_are_not_a_full_disk(tmp_path):

@@ -237,3 +237,7 @@ class _LateReads:
 logging.getLogger('absl').addFilter(
   lambda record: record.levelno < logging.WARNING or '/orbax/' not in record.pathname
 )
+# What its threads meet after the first of them was told: one line is enough.
+logging.getLogger('asyncio').addFilter(
+  lambda record: not (record.exc_info and disk_is_full(record.exc_info[1]))
+)

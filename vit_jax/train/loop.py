@@ -8,6 +8,7 @@ import jax
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Diverged, Preempted
 from vit_jax.train import status
+from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
 
@@ -21,6 +22,8 @@ class Loop:
     self.step = int(state.step)
     self.total = config['resolved']['total_steps']
     self.record = Record(config, workdir, self.step)
+    self.patience = Patience.of(config)
+    self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
 
@@ -31,7 +34,7 @@ class Loop:
       try:
         # An evaluation that the stop cut off is still due at the restored step.
         self._evaluate()
-        while self.step < self.total:
+        while self.step < self.total and not self.early:
           if self.stop.should_stop():
             raise Preempted('Stopped.')
           profile(self.step)
@@ -40,6 +43,9 @@ class Loop:
           self.pending.append((self.step, values))
           self._observe(MAX_IN_FLIGHT)
           self._pause()
+        if self.early:
+          self.total = self.step
+          self._evaluate()  # what is due at the end
       except Preempted:
         self._observe(0)
         self._save()
@@ -57,7 +63,10 @@ class Loop:
         f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'
       )
     digest = fingerprint.digest(fingerprint.fingerprints(self.state))
-    return self._write_status('finished', fingerprint=digest, exit=0), self.record.rows
+    values = {'fingerprint': digest, 'exit': 0}
+    if self.early:
+      values['stopped_early'] = self.early
+    return self._write_status('finished', **values), self.record.rows
 
   def _pause(self) -> None:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile."""
@@ -91,6 +100,8 @@ class Loop:
     for name in self._due_evals():
       values = self.evals[name].run(self.task, self.state)
       self.record.evaluation(self.step, name, values)
+    if self.step < self.total:
+      self.early = self.patience.spent(self.record.rows)
 
   def _save(self) -> None:
     values = self.record.at(self.step)

@@ -100,6 +100,9 @@ def summary(
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
     *_checkpoints(status),
+    *(
+      [f'Stopped early: {status["stopped_early"]}'] if 'stopped_early' in status else []
+    ),
   ]
   bad = workdir / 'bad_images.jsonl'
   if bad.exists():

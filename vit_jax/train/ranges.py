@@ -139,7 +139,7 @@ RANGES = {
   r'mesh\.(data|fsdp|tensor)': _whole(-1, 2**20, '-1: the devices that are left'),
   **{rf'evals\..+?\.({key})': bound for key, bound in _EVALUATION.items()},
   r'(checkpoint|log)\.(every|keep_every)': _PERIOD,
-  r'checkpoint\.keep_latest': _whole(1, INT32),
+  r'checkpoint\.(keep_latest|patience)': _whole(1, INT32),
 }
 
 

@@ -20,7 +20,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.config import each_of, in_range, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
-from vit_jax.train import metrics, ranges
+from vit_jax.train import metrics, patience, ranges
 from vit_jax.weights import zoo
 
 
@@ -106,7 +106,13 @@ def _in_steps(section: dict, total_steps: int) -> dict:
 
 
 _evaluation = _named(evaluators.signature, 'type', every=int | None, use_ema=bool)
-_checkpoints = keys_of(checkpoints.Checkpoints, ('directory', 'larger_is_better'))
+
+
+def _checkpoints(where: str, section: dict, config: dict) -> None:
+  provided = ('directory', 'larger_is_better')
+  extra = {'patience': int | None}  # the loop's
+  config_lib.bind(where, section, checkpoints.Checkpoints, provided, extra)
+
 
 SECTIONS = {
   'model': Annotated[dict, check_model],
@@ -173,6 +179,7 @@ def check(config: dict) -> dict:
       )
   if best := config['checkpoint'].get('best'):
     metrics.larger_is_better(best, config['evals'])
+  patience.check(config)
   if isinstance(config['resume_allow'], str):
     config['resume_allow'] = config['resume_allow'].split(',')
   return config

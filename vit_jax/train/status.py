@@ -8,6 +8,7 @@ from pathlib import Path
 from vit_jax import distributed
 from vit_jax.errors import Preempted
 from vit_jax.train import disk, metrics, rows
+from vit_jax.train.patience import Patience
 
 
 def write(workdir: Path, **values) -> dict:
@@ -39,14 +40,16 @@ def checkpoints_of(checkpoints) -> dict[str, int | None]:
 
 def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   """Returns (status, rows) of a run with nothing left to do, else None."""
-  total = config['resolved']['total_steps']
-  if checkpoints.latest() != total:
-    return None
+  step, end = checkpoints.latest(), config['resolved']['total_steps']
   status, path = read(workdir), workdir / 'status.json'
+  known, lost = rows.read_checked(workdir / 'metrics.jsonl')
+  if status and 'stopped_early' in status and Patience.of(config).spent(known):
+    end = status['step']
+  if step != end:
+    return None
   if status is None and path.exists():
     distributed.say(f'{path} is damaged: the end of the run is looked at again.')
-  known, lost = rows.read_checked(workdir / 'metrics.jsonl')
-  done = rows.last_values([row for row in known if row['step'] == total])
+  done = rows.last_values([row for row in known if row['step'] == end])
   done = {key.split('/')[0] for key in done}
   if not status or status['state'] != 'finished' or lost:
     return None
