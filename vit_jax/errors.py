@@ -66,6 +66,12 @@ class OutOfMemory(RunError):
   exit_code = 77
 
 
+class Interrupted(RunError):
+  """Ctrl-C before there was a state to save, or in a tool."""
+
+  exit_code = 130
+
+
 def disk_is_full(error: BaseException) -> bool:
   """Whether an exception says that there is no room: bytes, quota, inodes, file size."""
   codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

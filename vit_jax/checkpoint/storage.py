@@ -84,12 +84,14 @@ class Storage:
     finally:
       manager, self._manager = self._manager, None
       if manager:
-        manager.close()
+        with self._disk_errors():
+          manager.close()
 
   def _writer(self):
     # Made at the first write: reading needs none, so that a tool that looks into the
     # folder of a run at work does not sweep up the step that is being written.
     if self._manager is None:
+      _ignore_late()
       options = ocp.CheckpointManagerOptions(
         preservation_policy=_Keep(self._kept),
         cleanup_tmp_directories=True,
@@ -217,14 +219,22 @@ def _quiet():
     yield
   except Exception:
     gc.collect()
-    hook = hook if isinstance(hook, _LateReads) else _LateReads(hook)
+    sys.unraisablehook = hook
+    _ignore_late()
+    hook = sys.unraisablehook
     raise
   finally:
     sys.unraisablehook = hook
 
 
+def _ignore_late() -> None:
+  # What comes back when nobody waits for it any more, after a failed read or write.
+  if not isinstance(sys.unraisablehook, _Late):
+    sys.unraisablehook = _Late(sys.unraisablehook)
+
+
 @dataclasses.dataclass
-class _LateReads:
+class _Late:
   hook: Callable
 
   def __call__(self, unraisable):
