@@ -194,6 +194,17 @@ def test_non_finite_parameters_are_never_saved(tmp_path, capfd, field, value):
   assert error.count('\n') == 1
 
 
+def test_a_non_finite_moment_is_never_saved(tmp_path, capfd):
+  # The step after it would spoil the parameters.
+  state = make_state(2)
+  state.opt_state = jax.tree.map(lambda x: x / 0, state.opt_state)
+  saved = checkpoints.Checkpoints(tmp_path)
+  assert saved.save(state, {}) is False
+  saved.close()
+  assert os.listdir(tmp_path) == []
+  assert re.search(naming('step 2', 'train/opt_state'), capfd.readouterr().err)
+
+
 @pytest.mark.parametrize(
   ('options', 'kept'),
   [

@@ -62,7 +62,8 @@ def test_it_resumes_under_a_config_that_means_the_same(folder, monkeypatch):
 def test_its_models_have_other_names_today(tmp_path, then, now):
   file = tmp_path / 'config.json'
   pp = "decode|inception_crop(8)|resize((4, 4), 'area')|value_range(-1, 1)"
-  old = {'model': {'name': then}, 'data': {'pp': pp}, 'resolved': {}}
+  old = {'model': {'name': then}, 'data': {'pp': pp}}
+  old['resolved'] = {'image_shape': [8, 8, 3]}
   old['optim'] = {'schedule': {'stairs': 10, 'hold': 0.8, 'warmup': 2}}
   old['task'] = {'switch': 0.5, 'per': 'batch'}
   file.write_text(json.dumps(old))
@@ -78,7 +79,10 @@ def test_its_models_have_other_names_today(tmp_path, then, now):
   file.write_text(json.dumps(c))
   assert config.read_run(tmp_path) == c
   for bad, facts in (
-    ({**c, 'resolved': {'format': 9}}, ('config.json', 9, config.FORMAT)),
+    (
+      {**c, 'resolved': {**c['resolved'], 'format': 9}},
+      ('config.json', 9, config.FORMAT),
+    ),
     ({'a': 1}, ('config.json',)),
   ):
     file.write_text(json.dumps(bad))

@@ -10,7 +10,7 @@ import pytest
 import runs
 from conftest import naming
 
-from vit_jax import cli, main
+from vit_jax import cli, errors, main
 from vit_jax.errors import UserError
 from vit_jax.train import arguments
 
@@ -209,8 +209,13 @@ def test_help_names_the_exit_codes(capsys):
   with pytest.raises(SystemExit, match='0'):
     main.main(['--help'])
   out = capsys.readouterr().out
-  for code in (2, 65, 74, 75, 76, 77):
-    assert re.search(rf'\b{code} [a-z]', out)
+  readme = (runs.ROOT / 'README.md').read_text(encoding='utf-8')
+  for code, meaning in errors.EXIT_CODES.items():
+    for text in (out, ' '.join(readme.split())):
+      assert f'{code} {meaning}' in text
+  kinds = [k for k in vars(errors).values() if isinstance(k, type)]
+  codes = {kind.exit_code for kind in kinds if kind is not errors.RunError}
+  assert codes <= set(errors.EXIT_CODES)
 
 
 def test_a_config_of_ones_own_from_anywhere(tmp_path):

@@ -49,7 +49,7 @@ HOMES = {
   'matplotlib': ('viz/plots.py',),
   'ml_collections': ('config.py', '../configs/'),
   'clu': ('train/metrics',),
-  'signal': ('train/preemption',),
+  'signal': ('train/preemption', 'cli.py'),
 }
 # Imported inside the function that needs them, so that `import` works without them.
 OPTIONAL = (

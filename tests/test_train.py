@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 import struct
 import sys
 import zlib
@@ -22,6 +23,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.data import bad_images
 from vit_jax.train import metrics, progress, schema
 from vit_jax.train import run as train
+from vit_jax.train.patience import Patience
 
 
 @pytest.fixture(autouse=True)
@@ -90,11 +92,14 @@ def test_progress_lines(full):
 
 
 def test_the_best_and_the_latest_checkpoints_are_kept(full):
-  workdir, _, rows, _ = full
+  workdir, status, rows, _ = full
   scores = {row['step']: row['test/loss'] for row in rows if 'test/loss' in row}
   best = min(scores, key=scores.get)
   assert best < 12, 'a rate that only rises was to spoil the last step'
   assert {int(name) for name in runs.saved(workdir)} == {best, 12}
+  assert (status['best_step'], status['last_good_step']) == (best, 12)
+  text = progress.summary(rows, status, {}, workdir, seconds=1.0)
+  assert re.search(naming('newest step 12', f'best step {best}'), text)
 
 
 def test_averaged_parameters_are_evaluated_on_request(full):
@@ -131,7 +136,7 @@ def finite(workdir) -> int:
 def test_too_many_bad_steps(tmp_path):
   changes = ['steps=40', 'optim.lr=1e38', 'optim.clip=None', 'max_bad_steps=3']
   changes += ['checkpoint.every=1', 'optim.schedule.warmup=0']
-  with pytest.raises(errors.TooManyBadSteps) as error:
+  with pytest.raises(errors.Diverged) as error:
     runs.run(tmp_path, *changes, 'checkpoint.best=None', evals={})
   assert error.value.exit_code == 76
   message = str(error.value)
@@ -149,11 +154,24 @@ def test_parameters_that_are_not_finite_are_no_success(tmp_path):
   # The one step has a finite loss and gradient; its update is infinite.
   changes = ['steps=1', 'optim.lr=1e38', 'optim.schedule.warmup=0']
   changes += ['optim.lr_rules=[(".*", 1e3)]', 'checkpoint.best=None']
-  with pytest.raises(errors.TooManyBadSteps, match=naming('step 1', 'config.optim.lr')):
+  with pytest.raises(errors.Diverged, match=naming('step 1', 'config.optim.lr')):
     runs.run(tmp_path, *changes, evals={})
   status = runs.status(tmp_path)
   assert (status['state'], status['exit']) == ('failed', 76)
+  assert status['last_good_step'] is None
   assert not (tmp_path / 'checkpoints').exists()
+
+
+def test_a_run_that_ends_on_a_bad_step_is_no_success(tmp_path):
+  # Fewer bad steps than max_bad_steps, but the last state is one that gives no loss.
+  changes = ['steps=4', 'optim.lr=1e38', 'optim.clip=None', 'checkpoint.every=1']
+  changes += ['optim.schedule.warmup=0', 'checkpoint.best=None']
+  for _ in range(2):  # a restart at the end does not make it one
+    with pytest.raises(errors.Diverged, match=naming('The last', 'of 4 steps')):
+      runs.run(tmp_path, *changes, evals={})
+    status = runs.status(tmp_path)
+    assert (status['state'], status['exit']) == ('failed', 76)
+    assert status['last_good_step'] == finite(tmp_path)
 
 
 def test_out_of_memory_is_said_before_the_first_step(tmp_path, capsys):
@@ -199,6 +217,73 @@ def test_sigmoid_loss_in_micro_batches(tmp_path):
   # The head starts at its bias: nine classes out, one in, each a sigmoid.
   expected = 9 * math.log1p(math.exp(-2.2)) + math.log1p(math.exp(2.2))
   assert rows[0]['train/loss'] == pytest.approx(expected, rel=1e-6)  # float32
+
+
+def early(workdir, *changes):
+  # Nothing is learned at that rate: the first evaluation stays the best.
+  evals = {'test': {**runs.EVALS['test'], 'every': 2}}
+  evals['last'] = {**runs.EVALS['test'], 'every': None}
+  changes = ['checkpoint.every=2', 'checkpoint.patience=2', *changes]
+  changes = ['optim.lr=1e-30', 'checkpoint.best=test/loss', *changes]
+  return runs.run(workdir, *changes, evals=evals)
+
+
+def test_early_stopping(tmp_path, capsys):
+  status, rows = early(tmp_path / 'a')
+  assert (status['state'], status['exit'], status['step']) == ('finished', 0, 6)
+  assert re.search(
+    naming('test/loss', 'step 2', '2 evaluations'), status['stopped_early']
+  )
+  assert status['last_good_step'] == 6
+  assert [row['step'] for row in rows if 'test/top1' in row] == [2, 4, 6]
+  assert [row['step'] for row in rows if 'last/top1' in row] == [6]
+  text = progress.summary(rows, status, {}, tmp_path, seconds=1.0)
+  assert f'Stopped early: {status["stopped_early"]}' in text
+  # From an earlier step, as after a kill, it stops at the same one, to the bit.
+  again = shutil.copytree(tmp_path / 'a', tmp_path / 'b')
+  shutil.rmtree(again / 'checkpoints' / '6')
+  assert early(again)[0] == status
+  assert runs.rows(again) == runs.rows(tmp_path / 'a')
+  # At its end it tells its results again; with more patience it goes on.
+  capsys.readouterr()
+  assert early(again)[0] == status
+  assert 'compiled' not in capsys.readouterr().out
+  status, _ = early(again, 'checkpoint.patience=3')
+  assert (status['step'], 'stopped_early' in status) == (8, True)
+
+
+@pytest.mark.parametrize(
+  ('values', 'spent'),
+  [
+    ([0.5, 0.6, 0.6], False),
+    ([0.5, 0.6, 0.6, 0.4], True),
+    ([0.5, 0.4, 0.6, 0.5], False),
+    ([math.nan, math.nan], True),
+    ([math.nan, 0.1, math.nan], False),
+  ],
+)
+def test_patience_is_a_function_of_the_rows(values, spent):
+  rows = [{'step': i, 'test/top1': value} for i, value in enumerate(values)]
+  assert (
+    bool(Patience('test/top1', True, 2).spent([{'step': 0, 'x': 1}, *rows])) is spent
+  )
+  rows = [{'step': i, 'test/loss': -value} for i, value in enumerate(values)]
+  assert bool(Patience('test/loss', False, 2).spent(rows)) is spent
+  assert Patience('test/loss', False, None).spent(rows) == ''
+
+
+@pytest.mark.parametrize(
+  ('changes', 'facts'),
+  [
+    (['checkpoint.best=None'], ('checkpoint.patience', 'checkpoint.best')),
+    (['checkpoint.best=train/loss'], ('checkpoint.patience', 'train/loss')),
+    (['evals.test.every=None'], ('test/top1', 'config.evals.test.every')),
+    (['checkpoint.patience=0'], ('config.checkpoint.patience=0', 1)),
+  ],
+)
+def test_a_patience_that_nothing_spends(changes, facts):
+  with pytest.raises(errors.UserError, match=naming(*facts)):
+    schema.check(runs.small('checkpoint.patience=2', *changes))
 
 
 # -- a person's folder of images -------------------------------------------------------

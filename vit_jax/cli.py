@@ -3,11 +3,29 @@
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from vit_jax.errors import RunError, UserError
+from vit_jax.errors import Interrupted, RunError, UserError
+
+INTERRUPTED = 'interrupted.'
+
+
+def exit_on_interrupt() -> None:
+  """Makes Ctrl-C one line and an exit from here on, whatever is being imported.
+
+  As an exception it would come out of the first import that is under way, which C
+  extensions turn into errors of their own. A run replaces this once it can save.
+  """
+  import signal
+
+  def leave(number, frame):
+    os.write(2, f'{INTERRUPTED}\n'.encode())
+    os._exit(Interrupted.exit_code)
+
+  signal.signal(signal.SIGINT, leave)
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,7 +44,7 @@ def positive(text: str) -> int:
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-  """Returns the exit code of `main(argv)`; prints a `RunError` as one line.
+  """Returns the exit code of `main(argv)`; prints a `RunError`, or Ctrl-C, as one line.
 
   Args:
     main: takes the arguments, returns the exit code.
@@ -37,6 +55,9 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   except RunError as error:
     print(f'error: {error}', file=sys.stderr)
     return error.exit_code
+  except KeyboardInterrupt:
+    print(INTERRUPTED, file=sys.stderr)
+    return Interrupted.exit_code
 
 
 def print_json(record: dict) -> None:

@@ -6,6 +6,7 @@ what a run resolved is written to its folder as JSON, and tools read that.
 """
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -65,13 +66,13 @@ def _typed(key, text, default):
   if kind is bool and text.lower() in ('true', 'false', '1', '0'):
     return text.lower() in ('true', '1')
   if kind in (int, float):
-    try:
-      return kind(text.replace('_', ''))
-    except ValueError:
-      pass
+    with contextlib.suppress(ValueError):
+      value = kind(text.replace('_', ''))
+      if math.isfinite(value):  # the file would compute with it, before any check
+        return value
   elif kind is not bool:
     return text
-  raise UserError(f'Config argument {key}={text!r}: expected {kind.__name__}.')
+  raise UserError(f'Config argument {key}={text!r}: expected {kind.__name__}, finite.')
 
 
 def load(spec: str) -> dict:
@@ -105,38 +106,81 @@ def plain(config) -> dict:
   return config
 
 
+class Unreadable(UserError):
+  """A run's config that is missing or damaged."""
+
+
 def read_run(folder: str | Path) -> dict:
   """Returns the resolved config of a run's folder, in today's words.
+
+  Raises:
+    Unreadable: if the folder has none, or it is not one that a run wrote.
+    UserError: if a newer version wrote it.
+  """
+  path = Path(folder) / 'config.json'
+  try:
+    config = json.loads(path.read_bytes())
+  except OSError as error:
+    raise Unreadable(
+      f'{path}: {error.strerror}. It says what the run in this folder is: put it back, '
+      'or use another --workdir.'
+    ) from None
+  except (ValueError, RecursionError):
+    raise Unreadable(f'{path} is damaged: not the JSON that a run wrote.') from None
+  return in_todays_words(config, str(path))
+
+
+def in_todays_words(config, where: str) -> dict:
+  """Returns a resolved config as this version would have written it.
 
   A config of the first release comes back with what its words mean today: models of
   other names, and resizing that rounds to the nearest level.
 
-  Raises:
-    UserError: if the folder has none, or it is not one that a run wrote.
+  Raises: as `read_run`; `where` it comes from is named.
   """
-  path = Path(folder) / 'config.json'
   try:
-    config = json.loads(path.read_text())
-    version = config['resolved'].get('format', 1)
-    model = config['model']['name']
-  except OSError as error:
-    raise UserError(
-      f'{path}: {error.strerror}. It says what the run in this folder is: put it back, '
-      'or use another --workdir.'
-    ) from None
-  except (ValueError, KeyError, TypeError, AttributeError):
-    raise UserError(f'{path} is not a config.json that a run wrote.') from None
+    _check_written(config)
+  except UserError as error:
+    raise Unreadable(f'{where} is not what a run wrote: {error}') from None
+  version = config['resolved'].get('format', 1)
   if version > FORMAT:
     raise UserError(
-      f'{path} is of format {version}, from a newer vit_jax: this one reads up to '
+      f'{where} is of format {version}, from a newer vit_jax: this one reads up to '
       f'{FORMAT}.'
     )
   if version < 2:
-    family, colon, variant = model.partition(':')
+    family, colon, variant = config['model']['name'].partition(':')
     family = {'bit': 'resnet_gn', 'bit_paper': 'bit'}.get(family, family)
     config = _rounding_nearest(_renamed(config))
     config['model']['name'] = f'{family}{colon}{variant}'
   return config
+
+
+# What the readers of a run's config count on, and what else they look at if it is there.
+_WRITTEN = {'model': dict, 'resolved': dict, 'model.name': str}
+_WRITTEN |= {'resolved.image_shape': list[int]}
+_LOOKED_AT = dict.fromkeys(('weights', 'data', 'tune', 'task', 'optim', 'evals'), dict)
+_LOOKED_AT |= {'resolved.format': int, 'resolved.total_steps': int}
+_LOOKED_AT |= {'resolved.told': list[str], 'resolved.class_names': list[str] | None}
+
+
+def _check_written(config) -> None:
+  check_type('config', config, dict)
+  for path, kind in (_WRITTEN | _LOOKED_AT).items():
+    value = config
+    for key in path.split('.'):
+      value = value.get(key, _ABSENT) if isinstance(value, dict) else _ABSENT
+    if value is not _ABSENT:
+      check_type(path, value, kind)
+    elif path in _WRITTEN:
+      raise UserError(f'it lacks {path}.')
+  if len(shape := config['resolved']['image_shape']) != 3:
+    raise UserError(f'resolved.image_shape={shape}: expected three numbers.')
+  for name, evaluation in config.get('evals', {}).items():
+    check_type(f'evals.{name}', evaluation, dict)
+
+
+_ABSENT = object()
 
 
 def _renamed(value, where: str = 'config'):
@@ -204,7 +248,7 @@ def override(config: dict, assignments: list[str]) -> None:
 def _literal(text):
   try:
     return plain(ast.literal_eval(text))
-  except (ValueError, SyntaxError):
+  except (ValueError, SyntaxError, RecursionError, MemoryError):  # deep brackets
     return {'true': True, 'false': False}.get(text, text)
 
 
@@ -350,7 +394,13 @@ def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
       raise UserError(f'config.steps={value!r}: expected a whole number.')
     return int(value)
   examples = value * num_examples if key == 'epochs' else value
-  return max(1, round(examples / batch_size))
+  steps = max(1, round(examples / batch_size))
+  if steps >= 2**31:
+    raise UserError(
+      f'config.{key}={value!r} is {steps:.3g} steps of {num_examples} examples, more '
+      f'than the {2**31 - 1} that a run counts.'
+    )
+  return steps
 
 
 def differences(old: dict, new: dict, prefix: str = '') -> dict[str, tuple]:

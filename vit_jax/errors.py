@@ -4,6 +4,21 @@
 exception is a defect of ours and keeps its traceback.
 """
 
+import errno
+import os
+
+# The one table: `--help` prints it, and the README repeats it.
+EXIT_CODES = {
+  0: 'done',
+  2: 'bad config or argument',
+  65: 'no usable checkpoint',
+  74: 'disk full',
+  75: 'stopped (rerun to resume)',
+  76: 'diverged',
+  77: 'out of memory',
+  130: 'interrupted before there was a state to save',
+}
+
 
 class RunError(Exception):
   """Base: the run ends here, for a reason that one line can tell."""
@@ -28,7 +43,7 @@ class NoUsableCheckpoint(RunError):
 
 
 class DiskFull(RunError):
-  """The disk cannot take the next checkpoint; older ones are intact."""
+  """There is no room for the next file; older ones are intact."""
 
   exit_code = 74
 
@@ -39,8 +54,8 @@ class Preempted(RunError):
   exit_code = 75
 
 
-class TooManyBadSteps(RunError):
-  """Training has diverged: non-finite steps or parameters; the last good state is kept."""
+class Diverged(RunError):
+  """Non-finite steps, or a state that is not finite; the last good one is kept."""
 
   exit_code = 76
 
@@ -49,6 +64,21 @@ class OutOfMemory(RunError):
   """The device cannot hold the step; the message suggests what to change."""
 
   exit_code = 77
+
+
+class Interrupted(RunError):
+  """Ctrl-C before there was a state to save, or in a tool."""
+
+  exit_code = 130
+
+
+def disk_is_full(error: BaseException) -> bool:
+  """Whether an exception says that there is no room: bytes, quota, inodes, file size."""
+  codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+  if isinstance(error, OSError) and error.errno in codes:
+    return True
+  # TensorStore and TensorFlow have errors of their own, with the system's words in them.
+  return any(os.strerror(code).lower() in str(error).lower() for code in codes)
 
 
 def choose(what: str, value, known, also: str = ''):

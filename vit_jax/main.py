@@ -8,7 +8,11 @@ import time
 from pathlib import Path
 
 from vit_jax import cli
-from vit_jax.errors import DataError, UserError
+
+if __name__ == '__main__':
+  cli.exit_on_interrupt()  # before the imports, which take a while
+
+from vit_jax.errors import DataError, DiskFull, UserError
 from vit_jax.train import arguments
 
 
@@ -44,4 +48,9 @@ if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # TensorFlow's start-up notes
   # Imports and traces make a million objects and no garbage to look for among them.
   gc.set_threshold(100_000)
-  sys.exit(cli.run(main))
+  code = cli.run(main)
+  if code == DiskFull.exit_code:
+    # Orbax's threads may wait for ever for a file that there was no room for.
+    sys.stdout.flush()
+    os._exit(code)
+  sys.exit(code)

@@ -79,6 +79,10 @@ class Checkpoints:
     """Returns the newest complete step, or None. It may turn out to be damaged."""
     return max(self._storage.steps(), default=None)
 
+  def best_step(self) -> int | None:
+    """Returns the complete step where the metric `best` was best, or None."""
+    return self._best_of(self._storage.steps())
+
   # -- saving -----------------------------------------------------------------------
 
   def save(self, state, meta: dict, metrics: dict | None = None) -> bool:
@@ -95,9 +99,9 @@ class Checkpoints:
       metrics: name -> number, see `best`.
 
     Returns:
-      True if this step is on disk, or will be once the save completes. False if params
-      or EMA hold a non-finite number (reported on stderr): a poisoned state never
-      pushes out a good one.
+      True if this step is on disk, or will be once the save completes. False if it
+      holds a non-finite number (reported on stderr): a poisoned state never pushes out
+      a good one.
 
     Raises:
       DiskFull: now, or because the previous save failed. Older steps are intact.
@@ -105,8 +109,7 @@ class Checkpoints:
     flat = manifest.named(manifest.items_of(state))
     prints, bad = survey(flat)
     step = int(state.step)
-    poisoned = [n for n in flat if bad[n] and n.split('/')[0] in ('params', 'ema')]
-    if poisoned:
+    if poisoned := [name for name in flat if bad[name]]:
       distributed.say(
         f'checkpoint step {step} not saved: {bad[poisoned[0]]} non-finite numbers in '
         f'{and_more(poisoned)}'

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 
 from vit_jax import distributed
 from vit_jax.checkpoint.manifest import Damaged
-from vit_jax.errors import DiskFull, UserError
+from vit_jax.errors import DiskFull, UserError, disk_is_full
 
 # Free space asked for, in sizes of the state: array files have some overhead, and the
 # oldest step is deleted only after the new one is complete.
@@ -84,12 +84,14 @@ class Storage:
     finally:
       manager, self._manager = self._manager, None
       if manager:
-        manager.close()
+        with self._disk_errors():
+          manager.close()
 
   def _writer(self):
     # Made at the first write: reading needs none, so that a tool that looks into the
     # folder of a run at work does not sweep up the step that is being written.
     if self._manager is None:
+      _ignore_late()
       options = ocp.CheckpointManagerOptions(
         preservation_policy=_Keep(self._kept),
         cleanup_tmp_directories=True,
@@ -112,8 +114,7 @@ class Storage:
     try:
       yield
     except Exception as error:
-      # TensorStore has a ValueError for everything, with the system's words in it.
-      if 'No space left' in str(error) or 'quota exceeded' in str(error):
+      if disk_is_full(error):
         raise self._disk_full(shutil.disk_usage(self.directory).free) from error
       raise
 
@@ -218,14 +219,22 @@ def _quiet():
     yield
   except Exception:
     gc.collect()
-    hook = hook if isinstance(hook, _LateReads) else _LateReads(hook)
+    sys.unraisablehook = hook
+    _ignore_late()
+    hook = sys.unraisablehook
     raise
   finally:
     sys.unraisablehook = hook
 
 
+def _ignore_late() -> None:
+  # What comes back when nobody waits for it any more, after a failed read or write.
+  if not isinstance(sys.unraisablehook, _Late):
+    sys.unraisablehook = _Late(sys.unraisablehook)
+
+
 @dataclasses.dataclass
-class _LateReads:
+class _Late:
   hook: Callable
 
   def __call__(self, unraisable):
@@ -237,4 +246,8 @@ class _LateReads:
 # its warnings are about its own waiting.
 logging.getLogger('absl').addFilter(
   lambda record: record.levelno < logging.WARNING or '/orbax/' not in record.pathname
+)
+# What its threads meet after the first of them was told: one line is enough.
+logging.getLogger('asyncio').addFilter(
+  lambda record: not (record.exc_info and disk_is_full(record.exc_info[1]))
 )

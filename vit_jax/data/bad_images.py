@@ -4,6 +4,7 @@ Their place in the order stays, blank and with mask 0, so that all others stay w
 they are.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -70,18 +71,18 @@ class BadImages:
 
 
 def read_log(path: str) -> list[dict]:
-  """Returns the lines of a log; none where there is no file. A torn line is left out."""
+  """Returns the lines of a log; none where there is no file. Damaged ones are left out."""
   try:
-    with open(path, encoding='utf-8') as file:
-      lines = file.read().split('\n')
+    with open(path, 'rb') as file:
+      lines = file.read().split(b'\n')
   except FileNotFoundError:
     return []
   out = []
   for line in lines:
-    try:
-      out.append(json.loads(line))
-    except ValueError:
-      continue
+    with contextlib.suppress(ValueError, RecursionError):
+      entry = json.loads(line)
+      if isinstance(entry, dict) and 'path' in entry:
+        out.append(entry)
   return out
 
 

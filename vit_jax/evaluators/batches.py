@@ -1,5 +1,8 @@
 """Opening the data of an evaluator."""
 
+import math
+import os
+
 from jax.sharding import Mesh
 
 from vit_jax import sharding
@@ -11,7 +14,8 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
   """Returns `pipeline.evaluate(**data)`.
 
   Raises:
-    UserError: its errors, and a batch size that the mesh cannot split.
+    UserError: its errors, a batch size that the mesh cannot split, or one beyond what
+      the split fills or the host's memory holds.
   """
   divisor, size = sharding.batch_divisor(mesh), data.get('batch_size')
   if isinstance(size, int) and size % divisor:
@@ -19,4 +23,29 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
       f'Evaluation batch_size={size} must be a multiple of {divisor}, data x fsdp of '
       f'the mesh. Nearest: {max(1, round(size / divisor)) * divisor}.'
     )
-  return pipeline.evaluate(**sharding.host_of_batch(mesh), **data)
+  place = sharding.host_of_batch(mesh)
+  batches = pipeline.evaluate(**place, **data)
+  whole = -(-batches.num_examples // divisor) * divisor
+  if batches.batch_size > max(whole, _PADDED):
+    raise UserError(
+      f'Evaluation batch_size={batches.batch_size} of {batches.num_examples} examples: '
+      f'all beyond them is padding, computed for nothing. At most {max(whole, _PADDED)}.'
+    )
+  _check_memory(batches, data.get('prefetch', 2), place['hosts'])
+  return batches
+
+
+# A recipe's batch, which a small split need not fill.
+_PADDED = 4096
+
+
+def _check_memory(batches: pipeline.EvalBatches, prefetch: int, hosts: int) -> None:
+  """Refuses batches that the host's memory does not hold: those ahead, and two at work."""
+  size = sum(math.prod(x.shape) * x.dtype.itemsize for x in batches.spec.values())
+  memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  if (needed := size // hosts * (prefetch + 2)) > memory:
+    raise UserError(
+      f'Evaluation batch_size={batches.batch_size}: {prefetch + 2} batches in memory '
+      f'need {needed / 2**30:,.1f} GiB, of which this machine has '
+      f'{memory / 2**30:,.1f}. Lower batch_size, or prefetch={prefetch}.'
+    )

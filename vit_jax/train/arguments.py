@@ -7,15 +7,15 @@ from pathlib import Path
 
 from vit_jax import cli
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import EXIT_CODES, UserError, did_you_mean
 
 _EPILOG = """\
 FILE.py is executed: it is code. ARGS are its arguments, KEY=VALUE,...; the word
 `debug` stands for the recipe shrunk to seconds on bundled data. --config.KEY=VALUE sets
 any key of the resolved config (--config.optim.lr=3e-4); a bare --config.KEY means True.
 The same command again resumes where the run stopped.
-Exit codes: 0 done, 2 bad config or argument, 65 no usable checkpoint, 74 disk full,
-75 stopped (rerun to resume), 76 too many bad steps, 77 out of memory."""
+Exit codes:
+""" + '\n'.join(f'{code:5} {meaning}' for code, meaning in EXIT_CODES.items())
 
 
 _FLAGS = ('--config', '--workdir', '--distributed')

@@ -6,8 +6,9 @@ from collections import deque
 import jax
 
 from vit_jax.checkpoint import fingerprint
-from vit_jax.errors import Preempted, TooManyBadSteps
+from vit_jax.errors import Diverged, Preempted
 from vit_jax.train import status
+from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
 
@@ -21,6 +22,8 @@ class Loop:
     self.step = int(state.step)
     self.total = config['resolved']['total_steps']
     self.record = Record(config, workdir, self.step)
+    self.patience = Patience.of(config)
+    self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
 
@@ -31,7 +34,7 @@ class Loop:
       try:
         # An evaluation that the stop cut off is still due at the restored step.
         self._evaluate()
-        while self.step < self.total:
+        while self.step < self.total and not self.early:
           if self.stop.should_stop():
             raise Preempted('Stopped.')
           profile(self.step)
@@ -40,6 +43,9 @@ class Loop:
           self.pending.append((self.step, values))
           self._observe(MAX_IN_FLIGHT)
           self._pause()
+        if self.early:
+          self.total = self.step
+          self._evaluate()  # what is due at the end
       except Preempted:
         self._observe(0)
         self._save()
@@ -51,8 +57,16 @@ class Loop:
         ) from None
     self._save()
     self.checkpoints.wait()
+    # By the state, not by what was seen: a restart at the end must come to the same.
+    if bad := int(self.state.counters['skipped_in_a_row']):
+      raise self._diverged(
+        f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'
+      )
     digest = fingerprint.digest(fingerprint.fingerprints(self.state))
-    return self._write_status('finished', fingerprint=digest, exit=0), self.record.rows
+    values = {'fingerprint': digest, 'exit': 0}
+    if self.early:
+      values['stopped_early'] = self.early
+    return self._write_status('finished', **values), self.record.rows
 
   def _pause(self) -> None:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile."""
@@ -86,19 +100,22 @@ class Loop:
     for name in self._due_evals():
       values = self.evals[name].run(self.task, self.state)
       self.record.evaluation(self.step, name, values)
+    if self.step < self.total:
+      self.early = self.patience.spent(self.record.rows)
 
   def _save(self) -> None:
     values = self.record.at(self.step)
     if not self.checkpoints.save(self.state, {'config': self.config}, values):
-      raise self._diverged(f'The parameters are not finite after step {self.step}.')
+      raise self._diverged(f'The state is not finite after step {self.step}.')
 
-  def _diverged(self, what: str) -> TooManyBadSteps:
+  def _diverged(self, what: str) -> Diverged:
     self.checkpoints.wait()
-    return TooManyBadSteps(
-      f'{what} Newest checkpoint: {self.checkpoints.latest()}. Lower config.optim.lr, '
-      'set config.optim.clip, or lengthen the warmup.'
+    return Diverged(
+      f'{what} Newest good checkpoint: {self.checkpoints.latest()}. Lower '
+      'config.optim.lr, set config.optim.clip, or lengthen the warmup.'
     )
 
   def _write_status(self, state: str, **values) -> dict:
+    values = {**status.checkpoints_of(self.checkpoints), **values}
     values = {'trained_parameters': self.trained, **values}
     return status.write(self.workdir, step=self.step, state=state, **values)

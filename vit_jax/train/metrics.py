@@ -6,7 +6,6 @@ writes what an uninterrupted one would have; only keys under `time/` are measure
 
 import dataclasses
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from vit_jax import distributed, evaluators
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators.metric import Metric, find
+from vit_jax.train import disk, rows
 
 TIME = 'time/'
 TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
@@ -31,33 +31,16 @@ class Log:
 def write_json(path: Path, value) -> None:
   """Writes a JSON file so that a reader sees the old or the new one, never a half.
 
-  Of several processes the first does.
+  Of several processes the first does. Raises: OSError.
   """
   if not distributed.is_first():
     return
-  temporary = path.with_suffix('.tmp')
-  temporary.write_text(json.dumps(value, indent=1) + '\n')
-  temporary.replace(path)
+  disk.replace(path, json_of(value))
 
 
-def read_rows(path: Path) -> list[dict]:
-  """Returns the rows of a metrics.jsonl; a half last line, of a kill, is left out."""
-  rows = []
-  for line in path.read_text().splitlines() if path.exists() else ():
-    try:
-      row = json.loads(line)
-      rows.append({k: math.nan if v is None else v for k, v in row.items()})
-    except json.JSONDecodeError:
-      break
-  return rows
-
-
-def last_values(rows: list[dict]) -> dict[str, float]:
-  """Returns the last value of every name in rows."""
-  values: dict[str, float] = {}
-  for row in rows:
-    values |= {k: v for k, v in row.items() if k != 'step'}
-  return values
+def json_of(value) -> bytes:
+  """Returns what `write_json` writes."""
+  return (json.dumps(value, indent=1) + '\n').encode()
 
 
 def declared(key: str, evals: dict) -> Metric:
@@ -104,14 +87,15 @@ class Metrics:
     Of several processes the first writes, the others keep the rows.
     """
     self.path = workdir / 'metrics.jsonl'
-    self.rows = [row for row in read_rows(self.path) if row['step'] <= keep_to]
+    known, lost = rows.read_checked(self.path)
+    self.rows = [row for row in known if row['step'] <= keep_to]
+    if lost:
+      distributed.say(f'{self.path}: {lost} damaged lines are left out.')
     self._file = self._events = None
     self._early = [] if tensorboard and distributed.is_first() else None
     if not distributed.is_first():
       return
-    temporary = self.path.with_suffix('.tmp')
-    temporary.write_text(''.join(map(_line, self.rows)))
-    temporary.replace(self.path)
+    disk.replace(self.path, ''.join(map(rows.line, self.rows)).encode())
     self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
 
   def write(self, step: int, values: dict) -> None:
@@ -119,7 +103,7 @@ class Metrics:
     row = {'step': step, **{k: _number(v) for k, v in values.items()}}
     self.rows.append(row)
     if self._file is not None:
-      os.write(self._file, _line(row).encode())
+      disk.write(self._file, rows.line(row).encode())
     if self._early is not None:
       self._early.append(row)
     else:
@@ -133,9 +117,9 @@ class Metrics:
     """
     start = time.perf_counter()
     if self._early is not None:
-      rows, self._early = self._early, None
+      early, self._early = self._early, None
       self._events = _tensorboard(self.path.parent)
-      for row in rows:
+      for row in early:
         self._write_event(row)
     return time.perf_counter() - start
 
@@ -158,12 +142,6 @@ class Metrics:
       self.open_events()
     if self._events:
       self._events.close()
-
-
-def _line(row: dict) -> str:
-  # JSON knows no NaN: it is written as null, and so are infinities.
-  finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
-  return json.dumps(finite, allow_nan=False) + '\n'
 
 
 def _number(value):

@@ -1,4 +1,4 @@
-"""Preemption signals: the only place that touches them.
+"""Preemption signals of a run; until it can save, `cli.exit_on_interrupt` has Ctrl-C.
 
 One process: SIGTERM and SIGINT set a flag, the run polls it between steps, saves and
 exits with code 75; a second signal exits at once. A signal that arrives while the first

@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 
 from vit_jax.data import bad_images
-from vit_jax.train.metrics import TIME, declared, last_values
+from vit_jax.train.metrics import TIME, declared
+from vit_jax.train.rows import last_values
 
 
 class Progress:
@@ -98,6 +99,10 @@ def summary(
   lines += [
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
+    *_checkpoints(status),
+    *(
+      [f'Stopped early: {status["stopped_early"]}'] if 'stopped_early' in status else []
+    ),
   ]
   bad = workdir / 'bad_images.jsonl'
   if bad.exists():
@@ -109,6 +114,12 @@ def summary(
     f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images',
   ]
   return '\n'.join(lines)
+
+
+def _checkpoints(status: dict) -> list[str]:
+  steps = {'newest': status.get('last_good_step'), 'best': status.get('best_step')}
+  named = [f'{name} step {step}' for name, step in steps.items() if step is not None]
+  return [f'Checkpoints: {", ".join(named)}.'] if named else []
 
 
 def _program(name: str) -> str:

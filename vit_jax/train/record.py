@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from vit_jax import distributed
 from vit_jax.train import metrics, progress
+from vit_jax.train.rows import last_values
 
 
 class Record:
@@ -16,6 +18,8 @@ class Record:
     self._total = config['resolved']['total_steps']
     self.log, self._evals = metrics.Log(**config['log']), config['evals']
     self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard)
+    if step >= self.log.every and not self.rows:
+      distributed.say(f'{workdir}/metrics.jsonl holds no rows up to step {step}.')
     batch_size = config['data']['batch_size']
     self._progress = progress.Progress(step, self._total, batch_size)
 
@@ -54,4 +58,4 @@ class Record:
 
   def at(self, step: int) -> dict[str, float]:
     """Returns all numbers of a step."""
-    return metrics.last_values([row for row in self.rows if row['step'] == step])
+    return last_values([row for row in self.rows if row['step'] == step])

@@ -6,12 +6,21 @@ from pathlib import Path
 from typing import Annotated
 
 from vit_jax import config as config_lib
-from vit_jax import evaluators, models, optim, pretrained, sharding, tasks, tune
+from vit_jax import (
+  distributed,
+  evaluators,
+  models,
+  optim,
+  pretrained,
+  sharding,
+  tasks,
+  tune,
+)
 from vit_jax.checkpoint import checkpoints
 from vit_jax.config import each_of, in_range, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
-from vit_jax.train import metrics
+from vit_jax.train import metrics, patience, ranges
 from vit_jax.weights import zoo
 
 
@@ -97,7 +106,13 @@ def _in_steps(section: dict, total_steps: int) -> dict:
 
 
 _evaluation = _named(evaluators.signature, 'type', every=int | None, use_ema=bool)
-_checkpoints = keys_of(checkpoints.Checkpoints, ('directory', 'larger_is_better'))
+
+
+def _checkpoints(where: str, section: dict, config: dict) -> None:
+  provided = ('directory', 'larger_is_better')
+  extra = {'patience': int | None}  # the loop's
+  config_lib.bind(where, section, checkpoints.Checkpoints, provided, extra)
+
 
 SECTIONS = {
   'model': Annotated[dict, check_model],
@@ -146,11 +161,13 @@ def check(config: dict) -> dict:
   Where the weights name the model, its keys are left to `check_model`.
 
   Raises:
-    UserError: for unknown, missing or ill-typed keys; nothing was opened.
+    UserError: for unknown, missing or ill-typed keys and numbers out of range; nothing
+      was opened.
   """
   config_lib.known_keys('config', config, SECTIONS)
   if missing := [section for section in REQUIRED if section not in config]:
     raise UserError(f'config lacks the sections {missing}.')
+  ranges.check(config)
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
   config_lib.bind('config', config, inspect.Signature(), extra=SECTIONS)
@@ -162,6 +179,7 @@ def check(config: dict) -> dict:
       )
   if best := config['checkpoint'].get('best'):
     metrics.larger_is_better(best, config['evals'])
+  patience.check(config)
   if isinstance(config['resume_allow'], str):
     config['resume_allow'] = config['resume_allow'].split(',')
   return config
@@ -185,19 +203,28 @@ def with_model(config: dict, told: dict) -> dict:
   return {**config, 'model': model, 'resolved': resolved}
 
 
-def resumed(config: dict, workdir: Path) -> dict:
+def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
   """Returns the config of a resumed run, its model as the folder has it.
 
   What the weights told of the model is in the folder's config.json: they are not read
-  again, and need not be there any more.
+  again, and need not be there any more. Where that file is missing or damaged, the copy
+  in the checkpoints is what counts, and the file is written anew.
 
   Raises:
     UserError: for a config that would change the computation, unless allowed by name.
+    NoUsableCheckpoint: if neither config.json nor any copy can be read.
   """
-  old = config_lib.read_run(workdir)
+  lost = False
+  try:
+    old = config_lib.read_run(workdir)
+  except config_lib.Unreadable as error:
+    where = f'The copy of the config in {saved.directory}'
+    old = config_lib.in_todays_words(saved.meta().get('config'), where)
+    distributed.say(f'{error} The copy in the checkpoints takes its place.')
+    lost = True
   if 'name' not in config['model']:
     keys = old['resolved'].get('told', old['model'])
-    told = {key: old['model'][key] for key in keys}
+    told = {key: old['model'][key] for key in keys if key in old['model']}
     config = with_model(config, told)
   changed = config_lib.differences(DEFAULTS | old, json.loads(json.dumps(config)))
   for key in ('fingerprint', 'num_examples'):
@@ -225,4 +252,6 @@ def resumed(config: dict, workdir: Path) -> dict:
       f'{workdir} holds a run of another config:\n{table}\nUse another --workdir, or '
       f'allow the change by name: --config.resume_allow={",".join(refused)}'
     )
+  if lost:
+    metrics.write_json(workdir / 'config.json', config)
   return config

@@ -65,7 +65,8 @@ def open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
   if best:
     options['larger_is_better'] = metrics.larger_is_better(best, config['evals'])
   folder = workdir / 'checkpoints'
-  return checkpoints.Checkpoints(folder, **config['checkpoint'], **options)
+  section = {k: v for k, v in config['checkpoint'].items() if k != 'patience'}
+  return checkpoints.Checkpoints(folder, **section, **options)
 
 
 def open_weights(config: dict) -> tuple[dict, pretrained.Source]:

@@ -5,8 +5,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from vit_jax import distributed
 from vit_jax.errors import Preempted
-from vit_jax.train import metrics
+from vit_jax.train import disk, metrics, rows
+from vit_jax.train.patience import Patience
 
 
 def write(workdir: Path, **values) -> dict:
@@ -15,31 +17,65 @@ def write(workdir: Path, **values) -> dict:
   return values
 
 
+def read(workdir: Path) -> dict | None:
+  """Returns what status.json holds; None where it is missing or damaged."""
+  try:
+    status = json.loads((workdir / 'status.json').read_bytes())
+    whole = type(status['step']) is int and type(status['state']) is str
+  except (OSError, ValueError, RecursionError, TypeError, KeyError):
+    return None
+  return status if whole else None
+
+
+def checkpoints_of(checkpoints) -> dict[str, int | None]:
+  """Returns what is said of a run's checkpoints, of those that are complete.
+
+  Every checkpoint is finite: a state that is not is never saved.
+  """
+  return {
+    'last_good_step': checkpoints.latest(),
+    'best_step': checkpoints.best_step(),
+  }
+
+
 def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   """Returns (status, rows) of a run with nothing left to do, else None."""
-  total = config['resolved']['total_steps']
-  path = workdir / 'status.json'
-  if checkpoints.latest() != total or not path.exists():
+  step, end = checkpoints.latest(), config['resolved']['total_steps']
+  status, path = read(workdir), workdir / 'status.json'
+  known, lost = rows.read_checked(workdir / 'metrics.jsonl')
+  if status and 'stopped_early' in status and Patience.of(config).spent(known):
+    end = status['step']
+  if step != end:
     return None
-  status = json.loads(path.read_text())
-  rows = metrics.read_rows(workdir / 'metrics.jsonl')
-  done = metrics.last_values([row for row in rows if row['step'] == total])
+  if status is None and path.exists():
+    distributed.say(f'{path} is damaged: the end of the run is looked at again.')
+  done = rows.last_values([row for row in known if row['step'] == end])
   done = {key.split('/')[0] for key in done}
-  if status['state'] != 'finished' or not done.issuperset(config['evals']):
+  if not status or status['state'] != 'finished' or lost:
     return None
-  return status, rows
+  return (status, known) if done.issuperset(config['evals']) else None
 
 
 @contextlib.contextmanager
-def on_failure(workdir: Path) -> Iterator[None]:
+def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
   """Leaves status.json behind when a run ends by an exception."""
+  # The metrics of older steps are read once: now, when all processes take part.
+  checkpoints_of(checkpoints)
   try:
     yield
   except Exception as error:
-    path = workdir / 'status.json'
-    known = json.loads(path.read_text()) if path.exists() else {'step': 0}
+    known = read(workdir) or {'step': 0}
     code = getattr(error, 'exit_code', 1)
     state = 'preempted' if isinstance(error, Preempted) else 'failed'
-    with contextlib.suppress(OSError):  # such as of a full disk, which `error` reports
-      write(workdir, **known | {'state': state, 'exit': code, 'error': str(error)})
+    known |= {'state': state, 'exit': code, 'error': str(error)}
+    _write_somehow(workdir, known | checkpoints_of(checkpoints))
     raise
+
+
+def _write_somehow(workdir: Path, values: dict) -> None:
+  # What fails here is what `error` reports, or no worse.
+  try:
+    write(workdir, **values)
+  except OSError:
+    with contextlib.suppress(OSError):
+      disk.overwrite(workdir / 'status.json', metrics.json_of(values))

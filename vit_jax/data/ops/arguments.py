@@ -6,13 +6,21 @@ METHODS = ('bilinear', 'bicubic', 'area', 'nearest')
 ROUNDING = ('truncate', 'nearest', 'none')  # see `basic`
 
 
+# Above this, by the header, an image is refused unread: a PNG of half a megabyte can
+# ask for gigabytes. An op makes none that is larger.
+MAX_PIXELS = 64_000_000
+MAX_SIDE = 8000  # of a square of as many
+
+
 def is_int(value) -> bool:
   return isinstance(value, int) and not isinstance(value, bool)
 
 
-def positive(name, value):
+def positive(name, value, most=MAX_PIXELS):
   if not is_int(value) or value < 1:
     raise ValueError(f'{name}={value!r} must be a positive integer')
+  if value > most:
+    raise ValueError(f'{name}={value!r} must be in [1, {most}]')
 
 
 def size_pair(size) -> tuple[int, int]:
@@ -22,6 +30,8 @@ def size_pair(size) -> tuple[int, int]:
     raise ValueError(f'size={size!r} must be an integer or (height, width)')
   for side in pair:
     positive('size', side)
+  if pair[0] * pair[1] > MAX_PIXELS:
+    raise ValueError(f'size={size!r} is more than {MAX_PIXELS / 1e6:.0f} megapixels')
   return tuple(pair)
 
 

@@ -93,7 +93,7 @@ def resize_small(
   As big_vision's op of the same text, but that antialias, which 'area' does not ask for,
   is False there.
   """
-  arguments.positive('smaller_size', smaller_size)
+  arguments.positive('smaller_size', smaller_size, arguments.MAX_SIDE)
   arguments.choice('method', method, arguments.METHODS)
   arguments.choice('rounding', rounding, arguments.ROUNDING)
 

@@ -6,10 +6,7 @@ import io
 import numpy as np
 
 from vit_jax.data import lazy_tf
-
-# Above this, by the header, an image is refused unread: a PNG of half a megabyte can
-# ask for gigabytes.
-MAX_PIXELS = 64_000_000
+from vit_jax.data.ops.arguments import MAX_PIXELS
 
 # What `tf.io.decode_image` reads, by first bytes (a WebP is checked for its tag too).
 _TF_MAGIC = (b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'GIF8', b'BM', b'RIFF')

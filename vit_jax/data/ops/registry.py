@@ -97,6 +97,7 @@ class Twins:
 
 
 OPS: dict[str, Factory] = {}
+_FLOAT32 = 3.4e38
 
 
 def op(
@@ -247,10 +248,23 @@ def _call(text: str, pp: str) -> tuple[str, list[Any], dict[str, Any]]:
       raise ValueError('expected a name or name(arguments)')
     args = [ast.literal_eval(arg) for arg in node.args]
     kwargs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    _check_finite([args, kwargs])
     return node.func.id, args, kwargs
-  except (SyntaxError, ValueError) as error:
+  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
     reason = error.msg if isinstance(error, SyntaxError) else error
     raise UserError(
       f'pp {pp!r}: {text!r} is not an op ({reason}). An op is a name, or a name with '
       'literal arguments: resize(224, method="bicubic").'
     ) from None
+
+
+def _check_finite(value) -> None:
+  """Refuses numbers that float32 does not hold, in nested literals; ValueError."""
+  if isinstance(value, dict):
+    value = [*value.keys(), *value.values()]
+  if isinstance(value, list | tuple | set):
+    for item in value:
+      _check_finite(item)
+  # The comparison is false of NaN.
+  elif isinstance(value, int | float) and not -_FLOAT32 <= value <= _FLOAT32:
+    raise ValueError(f'{value!r} is not a finite number')

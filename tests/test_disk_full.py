@@ -1,0 +1,132 @@
+"""A disk that fills up in the middle of any write: one line, 74, what is older intact."""
+
+import errno
+import json
+import logging
+import os
+import re
+import resource
+import shutil
+
+import pytest
+import runs
+from conftest import naming
+
+from vit_jax import errors
+from vit_jax.train import disk, metrics, status
+
+CHANGES = ('steps=4', 'checkpoint.every=2', 'optim.schedule.warmup=2', 'log.every=1')
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  runs.on_one_device(monkeypatch)
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('finished')
+  with pytest.MonkeyPatch.context() as patch:
+    runs.on_one_device(patch)
+    runs.run(workdir, *CHANGES)
+  return workdir
+
+
+@pytest.fixture
+def half_done(finished, tmp_path):
+  """A copy of the run as a kill after its checkpoint at step 2 leaves it."""
+  folder = shutil.copytree(finished, tmp_path / 'run')
+  shutil.rmtree(folder / 'checkpoints' / '4')
+  (folder / 'status.json').write_text(json.dumps({'step': 2, 'state': 'running'}))
+  return folder
+
+
+def fill(monkeypatch, name: str, after: int) -> None:
+  """Lets a file of that name take so many writes, half of the next, and no more."""
+  real, count = os.write, [0]
+
+  def write(file, data):
+    if os.path.basename(os.readlink(f'/proc/self/fd/{file}')) != name:
+      return real(file, data)
+    count[0] += 1
+    if count[0] == after + 1 and len(data) > 1:
+      return real(file, data[: len(data) // 2])
+    if count[0] > after:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return real(file, data)
+
+  monkeypatch.setattr(disk.os, 'write', write)
+
+
+@pytest.mark.parametrize(
+  ('name', 'after'), [('config.tmp', 0), ('metrics.jsonl', 1), ('status.tmp', 1)]
+)
+def test_a_full_disk_costs_nothing_but_the_file(
+  finished, half_done, monkeypatch, name, after
+):
+  config = (half_done / 'config.json').read_bytes()
+  with monkeypatch.context() as patch:
+    fill(patch, name, after)
+    with pytest.raises(errors.DiskFull, match=naming('Disk full', half_done)) as error:
+      runs.run(half_done, *CHANGES)
+  assert '\n' not in str(error.value)
+  said = runs.status(half_done)  # also where no new file has room
+  assert (said['state'], said['exit']) == ('failed', 74)
+  assert said['error'] == str(error.value)
+  assert said['last_good_step'] >= 2
+  assert (half_done / 'config.json').read_bytes() == config
+  assert not list(half_done.glob('*.tmp'))
+  runs.run(half_done, *CHANGES)  # there is room again
+  assert runs.status(half_done) == runs.status(finished)
+  assert runs.rows(half_done) == runs.rows(finished)
+
+
+def test_tensorboard_has_no_room(half_done, monkeypatch):
+  class Full:
+    def write_scalars(self, step, values):
+      raise RuntimeError(f'events.out.tfevents: No space left on device\n\tstep {step}')
+
+    def close(self):
+      self.write_scalars(0, {})
+
+  monkeypatch.setattr(metrics, '_tensorboard', lambda workdir: Full())
+  with pytest.raises(errors.DiskFull, match=naming('events.out.tfevents')) as error:
+    runs.run(half_done, *CHANGES, 'log.tensorboard=True')
+  assert '\n' not in str(error.value)
+  assert runs.status(half_done)['exit'] == 74
+
+
+def test_a_limit_of_the_kernel(tmp_path):
+  # Not faked: the largest file that this process may write.
+  path, old = tmp_path / 'a.json', b'{"old": 1}' + b' ' * 500
+  disk.replace(path, old)
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+  try:
+    with pytest.raises(errors.DiskFull) as error, disk.full_is_one_line(tmp_path):
+      disk.replace(path, bytes(2000))
+    assert path.read_bytes() == old
+    assert os.listdir(tmp_path) == ['a.json']
+    disk.overwrite(path, b'{"new": 1}')
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert re.search(naming(os.strerror(errno.EFBIG), tmp_path), str(error.value))
+  assert path.read_bytes() == b'{"new": 1}'
+
+
+def test_what_threads_meet_after_the_first_is_not_said(caplog):
+  log = logging.getLogger('asyncio')
+  log.error(
+    'never retrieved', exc_info=OSError(errno.ENOSPC, 'No space left on device')
+  )
+  assert caplog.records == []
+  log.error('never retrieved', exc_info=ValueError('of another kind'))
+  assert len(caplog.records) == 1
+
+
+def test_other_errors_are_not_a_full_disk(tmp_path):
+  with pytest.raises(ZeroDivisionError), disk.full_is_one_line(tmp_path):
+    raise ZeroDivisionError
+  with pytest.raises(PermissionError), disk.full_is_one_line(tmp_path):
+    raise PermissionError(errno.EACCES, 'no')
+  assert status.read(tmp_path) is None

@@ -1,0 +1,55 @@
+"""Ctrl-C before a run can save: one line, 130."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import runs
+
+from vit_jax import cli
+
+# Sends itself the signal at the first import of a module named in argv[1].
+_AT_IMPORT = """
+import os, runpy, signal, sys
+class Finder:
+  def find_spec(self, name, path=None, target=None):
+    if name == module:
+      os.kill(os.getpid(), signal.SIGINT)
+_, module, workdir = sys.argv
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ['--config=configs/digits.py:debug', f'--workdir={workdir}']
+runpy.run_module('vit_jax.main', run_name='__main__', alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize('module', ['vit_jax.train.arguments', 'numpy', 'jax.numpy'])
+def test_during_imports(module, tmp_path):
+  done = subprocess.run(
+    [sys.executable, '-c', _AT_IMPORT, module, str(tmp_path)],
+    capture_output=True,
+    text=True,
+    cwd=runs.ROOT,
+    check=False,
+  )
+  assert (done.returncode, done.stderr) == (130, f'{cli.INTERRUPTED}\n')
+
+
+def test_a_tool(capsys):
+  def main(argv):
+    raise KeyboardInterrupt
+
+  assert cli.run(main, []) == 130
+  assert capsys.readouterr().err == f'{cli.INTERRUPTED}\n'
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize('tenths', range(2, 30, 3))
+def test_at_any_time(tenths, tmp_path):
+  process = runs.Process('--config=configs/digits.py:debug', f'--workdir={tmp_path}')
+  time.sleep(tenths / 10)
+  process.popen.send_signal(signal.SIGINT)
+  code, _, error = process.end()
+  assert code in (75, 130)  # with a state to save, or before
+  assert 'Traceback' not in error

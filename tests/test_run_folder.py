@@ -1,0 +1,140 @@
+"""The files of a run's folder, damaged in every way: one clear line, or rebuilt."""
+
+import json
+import re
+import shutil
+
+import pytest
+import runs
+from conftest import naming
+from PIL import Image
+
+from vit_jax import cli, config
+from vit_jax.data import bad_images
+from vit_jax.errors import UserError
+from vit_jax.tools import predict
+from vit_jax.train import rows, status
+
+DAMAGE = {
+  'empty': b'',
+  'NUL': bytes(64),
+  'not UTF-8': b'{"step": "\xff\xfe"}',
+  'a list': b'[1, 2]',
+  'null': b'null',
+  'a number': b'3',
+  'other keys': b'{"a": 1}',
+  'wrong types': b'{"step": [], "state": 3, "model": 5, "resolved": "x", "evals": 1}',
+  'deep': b'[' * 100_000,
+}
+SHORT = ('steps=4', 'checkpoint.every=2', 'optim.schedule.warmup=2', 'log.every=1')
+# What a config must hold for its readers, each of another type.
+WRONG = {
+  'model': {'name': 3},
+  'resolved': {'image_shape': [8, 8]},
+  'evals': {'test': 3},
+  'optim': [],
+}
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  runs.on_one_device(monkeypatch)
+
+
+def again(workdir, *changes):
+  c = runs.small(*SHORT, *changes)
+  return runs.train.train(c, workdir)
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """The folder of a finished run of four steps."""
+  workdir = tmp_path_factory.mktemp('folder')
+  with pytest.MonkeyPatch.context() as patch:
+    runs.on_one_device(patch)
+    again(workdir)
+  return workdir
+
+
+@pytest.fixture
+def finished(run, tmp_path):
+  return shutil.copytree(run, tmp_path / 'run')
+
+
+@pytest.mark.parametrize('damage', [*DAMAGE, 'gone', 'half'])
+def test_a_lost_config_is_that_of_the_checkpoints(finished, capfd, damage):
+  path = finished / 'config.json'
+  before = path.read_bytes()
+  path.write_bytes(DAMAGE.get(damage, before[: len(before) // 2]))
+  if damage == 'gone':
+    path.unlink()
+  # For a tool that reads the folder it is one line.
+  with pytest.raises(UserError, match=naming(path)) as error:
+    config.read_run(finished)
+  assert '\n' not in str(error.value)
+  # Other mathematics is still refused, and the same is told its results.
+  with pytest.raises(UserError, match=naming('optim.lr', 0.003, 0.5)):
+    again(finished, 'optim.lr=0.5')
+  capfd.readouterr()
+  assert again(finished)[0] == runs.status(finished)
+  assert path.read_bytes() == before
+  error = capfd.readouterr().err
+  assert re.search(naming(path, 'checkpoints'), error)
+  assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize('section', WRONG)
+def test_sections_of_another_type(finished, section):
+  path = finished / 'config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | {section: WRONG[section]}))
+  with pytest.raises(UserError, match=naming(path, section)):
+    config.read_run(finished)
+
+
+def test_a_tool_says_one_line(finished, tmp_path, capsys):
+  (finished / 'config.json').write_bytes(DAMAGE['NUL'])
+  Image.new('L', (8, 8)).save(tmp_path / 'x.png')
+  assert cli.run(predict.main, [str(finished), str(tmp_path / 'x.png')]) == 2
+  error = capsys.readouterr().err
+  assert re.search(naming(finished / 'config.json'), error)
+  assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_a_damaged_status_is_none(tmp_path, damage):
+  assert status.read(tmp_path) is None
+  (tmp_path / 'status.json').write_bytes(DAMAGE[damage])
+  assert status.read(tmp_path) is None
+
+
+@pytest.mark.parametrize('damage', [d for d in DAMAGE if d != 'empty'])
+def test_damaged_rows_are_left_out(tmp_path, damage):
+  path = tmp_path / 'metrics.jsonl'
+  good = [{'step': 1, 'a': 0.5}, {'step': 2, 'a': 1}]
+  first, second = (rows.line(row).encode() for row in good)
+  path.write_bytes(first + DAMAGE[damage] + b'\n' + second)
+  assert rows.read_checked(path) == (good, 1)
+  path.write_bytes(first + second + second[:6])  # a kill's
+  assert rows.read_checked(path) == (good, 0)
+
+
+def test_bad_images_that_are_no_lines(tmp_path):
+  path = tmp_path / 'bad_images.jsonl'
+  path.write_bytes(b'\n'.join([*DAMAGE.values(), b'{"path": "x"}']))
+  assert bad_images.read_log(path) == [{'path': 'x'}]
+
+
+def test_all_at_once_is_rebuilt(finished, capfd):
+  before = runs.status(finished), runs.rows(finished)
+  files = [finished / name for name in ('config.json', 'status.json', 'metrics.jsonl')]
+  first, *_ = lines = files[2].read_bytes().splitlines(keepends=True)
+  for path in files:
+    path.write_bytes(DAMAGE['not UTF-8'])
+  files[2].write_bytes(b''.join([first, b'\xff\n', *lines[2:]]))
+  result, _ = again(finished)
+  assert (result, runs.status(finished)) == (before[0], before[0])
+  assert runs.rows(finished) == [before[1][0], *before[1][2:]]
+  error = capfd.readouterr().err
+  assert re.search(naming(*files), error)
+  assert error.count('\n') == 3
+  assert again(finished)[0] == before[0]
