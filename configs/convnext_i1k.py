@@ -12,8 +12,6 @@ RandAugment is (2, 9) without the noise on its magnitude. Expected: near the pub
 82.1 % top-1 (T), 83.1 (S), 83.8 (B), 84.3 (L). Not run here: the data could not be had.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
-
-Smallest slices: v3:4x4 or v5e:4x4 (benchmarks/SLICES.md).
 """
 
 import ml_collections
