@@ -103,7 +103,7 @@ def test_a_limit_of_the_kernel(tmp_path):
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
   try:
-    with pytest.raises(errors.DiskFull) as error, disk.full_is_one_line(tmp_path):
+    with pytest.raises(errors.DiskFull) as error, disk.full_raises_disk_full(tmp_path):
       disk.replace(path, bytes(2000))
     assert path.read_bytes() == old
     assert os.listdir(tmp_path) == ['a.json']
@@ -125,8 +125,8 @@ def test_what_threads_meet_after_the_first_is_not_said(caplog):
 
 
 def test_other_errors_are_not_a_full_disk(tmp_path):
-  with pytest.raises(ZeroDivisionError), disk.full_is_one_line(tmp_path):
+  with pytest.raises(ZeroDivisionError), disk.full_raises_disk_full(tmp_path):
     raise ZeroDivisionError
-  with pytest.raises(PermissionError), disk.full_is_one_line(tmp_path):
+  with pytest.raises(PermissionError), disk.full_raises_disk_full(tmp_path):
     raise PermissionError(errno.EACCES, 'no')
   assert status.read(tmp_path) is None

@@ -10,7 +10,7 @@ import runs
 from conftest import GOLDEN, naming
 
 import vit_jax
-from vit_jax import config
+from vit_jax import run_config
 from vit_jax.errors import UserError
 from vit_jax.nn import dropout
 from vit_jax.train import run as train
@@ -47,7 +47,7 @@ def test_it_resumes_under_a_config_that_means_the_same(folder, monkeypatch):
   # The same text means truncated pixels today.
   with pytest.raises(UserError, match=naming('data.pp', "rounding='nearest'")):
     train.train(given, folder)
-  given['data']['pp'] = config.read_run(folder)['data']['pp']
+  given['data']['pp'] = run_config.read(folder)['data']['pp']
   _, rows = train.train({**given, 'evals': {}}, folder)
   losses = [row['train/loss'] for row in rows]
   # Of the first release; rtol: another compilation's sums.
@@ -67,7 +67,7 @@ def test_its_models_have_other_names_today(tmp_path, then, now):
   old['optim'] = {'schedule': {'stairs': 10, 'hold': 0.8, 'warmup': 2}}
   old['task'] = {'switch': 0.5, 'per': 'batch'}
   file.write_text(json.dumps(old))
-  c = config.read_run(tmp_path)
+  c = run_config.read(tmp_path)
   assert c['model'] == {'name': now}
   assert c['optim']['schedule'] == {'staircase': 10, 'decay_until': 0.8, 'warmup': 2}
   assert c['task'] == {'switch_prob': 0.5, 'mixup_mode': 'batch'}
@@ -75,16 +75,16 @@ def test_its_models_have_other_names_today(tmp_path, then, now):
     "decode|inception_crop(8, rounding='nearest', ratio=(0.75, 1.3333333333333333))|"
     "resize((4, 4), 'area', rounding='nearest')|value_range(-1, 1)"
   )
-  c['resolved']['format'] = config.FORMAT
+  c['resolved']['format'] = run_config.FORMAT
   file.write_text(json.dumps(c))
-  assert config.read_run(tmp_path) == c
+  assert run_config.read(tmp_path) == c
   for bad, facts in (
     (
       {**c, 'resolved': {**c['resolved'], 'format': 9}},
-      ('config.json', 9, config.FORMAT),
+      ('config.json', 9, run_config.FORMAT),
     ),
     ({'a': 1}, ('config.json',)),
   ):
     file.write_text(json.dumps(bad))
     with pytest.raises(UserError, match=naming(*facts)):
-      config.read_run(tmp_path)
+      run_config.read(tmp_path)

@@ -9,7 +9,7 @@ import runs
 from conftest import naming
 from PIL import Image
 
-from vit_jax import cli, config
+from vit_jax import cli, run_config
 from vit_jax.data import bad_images
 from vit_jax.errors import UserError
 from vit_jax.tools import predict
@@ -70,7 +70,7 @@ def test_a_lost_config_is_that_of_the_checkpoints(finished, capfd, damage):
     path.unlink()
   # For a tool that reads the folder it is one line.
   with pytest.raises(UserError, match=naming(path)) as error:
-    config.read_run(finished)
+    run_config.read(finished)
   assert '\n' not in str(error.value)
   # Other mathematics is still refused, and the same is told its results.
   with pytest.raises(UserError, match=naming('optim.lr', 0.003, 0.5)):
@@ -88,7 +88,7 @@ def test_sections_of_another_type(finished, section):
   path = finished / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | {section: WRONG[section]}))
   with pytest.raises(UserError, match=naming(path, section)):
-    config.read_run(finished)
+    run_config.read(finished)
 
 
 def test_a_tool_says_one_line(finished, tmp_path, capsys):

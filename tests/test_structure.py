@@ -22,7 +22,7 @@ MODULES = sorted(
 LEVELS = (
   ('errors', 'version'),
   ('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'kernels'),
-  ('nn', 'losses', 'sharding'),
+  ('nn', 'losses', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
   ('tasks', 'evaluators', 'checkpoint'),
   ('pretrained',),

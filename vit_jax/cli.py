@@ -14,10 +14,10 @@ INTERRUPTED = 'interrupted.'
 
 
 def exit_on_interrupt() -> None:
-  """Makes Ctrl-C one line and an exit from here on, whatever is being imported.
+  """Makes Ctrl-C print one line and exit, from now on.
 
-  As an exception it would come out of the first import that is under way, which C
-  extensions turn into errors of their own. A run replaces this once it can save.
+  Raised as an exception it would surface in the import under way, where C extensions turn
+  it into errors of their own. A run installs its own handler once it can save.
   """
   import signal
 

@@ -7,7 +7,7 @@ exception is a defect of ours and keeps its traceback.
 import errno
 import os
 
-# The one table: `--help` prints it, and the README repeats it.
+# `--help` prints this table; the README repeats it.
 EXIT_CODES = {
   0: 'done',
   2: 'bad config or argument',
@@ -43,7 +43,7 @@ class NoUsableCheckpoint(RunError):
 
 
 class DiskFull(RunError):
-  """There is no room for the next file; older ones are intact."""
+  """The disk is full: a file could not be written. Older files are intact."""
 
   exit_code = 74
 
@@ -55,7 +55,7 @@ class Preempted(RunError):
 
 
 class Diverged(RunError):
-  """Non-finite steps, or a state that is not finite; the last good one is kept."""
+  """Training diverged: steps or the state are not finite. The last good state is kept."""
 
   exit_code = 76
 
@@ -67,17 +67,17 @@ class OutOfMemory(RunError):
 
 
 class Interrupted(RunError):
-  """Ctrl-C before there was a state to save, or in a tool."""
+  """Interrupted by Ctrl-C before there was a state to save, or in a tool."""
 
   exit_code = 130
 
 
 def disk_is_full(error: BaseException) -> bool:
-  """Whether an exception says that there is no room: bytes, quota, inodes, file size."""
+  """Whether an exception means a full disk: of bytes, quota, inodes or file size."""
   codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
   if isinstance(error, OSError) and error.errno in codes:
     return True
-  # TensorStore and TensorFlow have errors of their own, with the system's words in them.
+  # TensorStore and TensorFlow raise errors of their own types that quote the system's.
   return any(os.strerror(code).lower() in str(error).lower() for code in codes)
 
 

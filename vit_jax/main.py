@@ -50,7 +50,7 @@ if __name__ == '__main__':
   gc.set_threshold(100_000)
   code = cli.run(main)
   if code == DiskFull.exit_code:
-    # Orbax's threads may wait for ever for a file that there was no room for.
+    # Orbax's threads may wait for ever for a file that could not be written.
     sys.stdout.flush()
     os._exit(code)
   sys.exit(code)

@@ -212,8 +212,8 @@ def together():
 
 @contextlib.contextmanager
 def _quiet():
-  # A failed read leaves coroutines behind, which Python reports one by one, and reads
-  # that come back when nobody waits for them any more.
+  # After a failed read, Python reports each abandoned coroutine, and each read that
+  # completes later.
   hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
   try:
     yield
@@ -228,7 +228,7 @@ def _quiet():
 
 
 def _ignore_late() -> None:
-  # What comes back when nobody waits for it any more, after a failed read or write.
+  # Reads and writes that complete after the one that failed has been reported.
   if not isinstance(sys.unraisablehook, _Late):
     sys.unraisablehook = _Late(sys.unraisablehook)
 
@@ -247,7 +247,7 @@ class _Late:
 logging.getLogger('absl').addFilter(
   lambda record: record.levelno < logging.WARNING or '/orbax/' not in record.pathname
 )
-# What its threads meet after the first of them was told: one line is enough.
+# Orbax's threads would each report the full disk after the first: one line is enough.
 logging.getLogger('asyncio').addFilter(
   lambda record: not (record.exc_info and disk_is_full(record.exc_info[1]))
 )

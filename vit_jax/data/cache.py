@@ -169,7 +169,7 @@ class Resumed:
     return self._whole.spec
 
   def traced(self):
-    """Returns `self`: a graph with this cache in it serves no other pipeline."""
+    """Returns `self`, untraced: a graph that holds this cache cannot be shared."""
     return self
 
   def row(self, example: dict, index: int) -> dict:

@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 
 # What follows the name of a ragged feature in the name of its length.
 _LENGTH = '/length'
-# What `Preprocess.traced` returns, of every pipeline of this process.
+# Cache of `Preprocess.traced`, shared by all pipelines of the process.
 _TRACED: dict = {}
 
 
@@ -166,10 +166,10 @@ class Preprocess:
     return head, tail
 
   def traced(self):
-    """Returns `self`, of one example, as a function whose graph is made already.
+    """Returns `self` as a concrete TensorFlow function of one example.
 
-    To trace ops takes a second, as long as a small evaluation: pipelines that are alike,
-    as those of parameters and of their average, share the graph.
+    Tracing the ops takes up to a second, as long as a small evaluation, so equal pipelines
+    (evaluating the parameters and their average) share one graph.
 
     Raises:
       ValueError, tf.errors.InvalidArgumentError: if the ops do not fit the example.

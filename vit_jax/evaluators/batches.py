@@ -35,17 +35,17 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
   return batches
 
 
-# A recipe's batch, which a small split need not fill.
+# Batches up to this size, as recipes have them, need not be filled by a small split.
 _PADDED = 4096
 
 
 def _check_memory(batches: pipeline.EvalBatches, prefetch: int, hosts: int) -> None:
-  """Refuses batches that the host's memory does not hold: those ahead, and two at work."""
+  """Raises UserError if the prefetched batches and two in use exceed the host's memory."""
   size = sum(math.prod(x.shape) * x.dtype.itemsize for x in batches.spec.values())
   memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  if (needed := size // hosts * (prefetch + 2)) > memory:
+  if (wanted := size // hosts * (prefetch + 2)) > memory:
     raise UserError(
       f'Evaluation batch_size={batches.batch_size}: {prefetch + 2} batches in memory '
-      f'need {needed / 2**30:,.1f} GiB, of which this machine has '
+      f'need {wanted / 2**30:,.1f} GiB, of which this machine has '
       f'{memory / 2**30:,.1f}. Lower batch_size, or prefetch={prefetch}.'
     )

@@ -96,12 +96,12 @@ def _cudnn(query, key, value):
   B, N, S = *query.shape[:2], key.shape[1]
   queries = keys = None
   if N % 2 or S % 2:
-    # JAX refuses the gradient of odd lengths, such as 197 tokens: a limit of cuDNN's with
-    # a bias, which JAX 0.10.2 and 0.12.0 ask of all. So one token more, which the kernel
-    # is told to leave out.
+    # JAX refuses to differentiate odd lengths, such as 197 tokens: cuDNN's limit with a
+    # bias, which JAX 0.10.2 to 0.12.0 apply to every call. So a token is added, and the
+    # kernel is told the true lengths, which mask it.
     even = lambda x: jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
     query, key, value = even(query), even(key), even(value)
-    # Split like the batch: on several devices the kernel wants those of its examples.
+    # Sharded like the batch: each device's kernel takes the lengths of its own examples.
     full = lambda length: place(jnp.full((B, 1, 1), length, jnp.int32), 'batch')
     queries, keys = full(N)[:, 0, 0], full(S)[:, 0, 0]
   lengths = {'query_seq_lengths': queries, 'key_value_seq_lengths': keys}
@@ -110,7 +110,7 @@ def _cudnn(query, key, value):
 
 
 def _cudnn_takes(query) -> bool:
-  """Whether cuDNN has heads of that size on every GPU, and JAX the plugin to ask it."""
+  """Whether cuDNN supports this head size on every GPU, and JAX's plugin is installed."""
   head = query.shape[-1]
   return head % 8 == 0 and head <= 128 and _has_cudnn()
 

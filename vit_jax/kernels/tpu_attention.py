@@ -22,7 +22,7 @@ LANES = 128  # of a vector register and, at least, of a matrix unit
 
 
 class Block(NamedTuple):
-  """What a grid step takes: `lanes` channels, of whole heads, of `rows` queries."""
+  """What a grid step takes: `rows` queries, and `lanes` channels of whole heads."""
 
   lanes: int
   rows: int
@@ -86,9 +86,9 @@ def plan(query: jax.Array, key: jax.Array) -> Plan | None:
   return None if None in chosen else Plan(head, *chosen, product, vmem)
 
 
-# About what the kernels need of on-chip memory. With operands in float32 twice as much: by
-# what libtpu 0.0.42 allocated for widths of 768 to 1280 and 197 to 577 tokens, 1.4 to 2
-# times.
+# Estimates of the on-chip memory that a grid step takes, in bytes. float32 operands count
+# twice: libtpu 0.0.42 allocated 1.4 to 2 times as much for them (widths of 768 to 1280,
+# 197 to 577 tokens).
 
 
 def _forward_bytes(block: Block, keys: int, product: str) -> int:

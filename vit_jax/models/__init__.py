@@ -41,7 +41,7 @@ def family(name: str) -> Family:
 
 
 def family_of(model) -> Family:
-  """Returns the facts of the family that a module is of: those on its class's page."""
+  """Returns the `Family` of a model: `FAMILY` of the module that defines its class."""
   return importlib.import_module(type(model).__module__).FAMILY
 
 

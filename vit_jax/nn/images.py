@@ -1,4 +1,4 @@
-"""What every model asks of the images that it is given."""
+"""A check of the images that models are given."""
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from vit_jax.errors import UserError
 
 
 def check(images) -> None:
-  """Refuses images that would give wrong numbers, or an error from deep inside.
+  """Raises UserError for images that would give wrong numbers or an obscure error.
 
   Args:
     images: an array, or a tracer of one: only its shape and dtype are looked at.

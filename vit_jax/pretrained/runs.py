@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import config as config_lib
-from vit_jax import distributed, models, trees
+from vit_jax import distributed, models, run_config, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import NoUsableCheckpoint, UserError
 from vit_jax.pretrained import steps
@@ -59,7 +58,7 @@ def read(
     UserError: for a folder that no run wrote, a step that is not there, or frozen
       parameters that cannot be found.
   """
-  config = config_lib.read_run(folder)
+  config = run_config.read(folder)
   resolved, section = config['resolved'], dict(config['model'])
   name, variant = section.pop('name'), section.pop('variant', None)
   family, told = models.resolve(name, variant, **section)

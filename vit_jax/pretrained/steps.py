@@ -15,11 +15,11 @@ BEST = 'best'
 
 
 class Kept:
-  """The steps in a run's folder; only reads, also beside a run at work.
+  """The steps in a run's folder, read-only: safe while the run goes on.
 
   Args:
     folder: of the run.
-    config: of the run, as `config.read_run` returns it.
+    config: of the run, as `run_config.read` returns it.
 
   Attributes:
     steps: those that are complete, ascending.
@@ -27,7 +27,7 @@ class Kept:
   """
 
   def __init__(self, folder: Path, config: dict):
-    # Nothing is written, so nothing is asked about what to keep.
+    # This never writes, so what to keep does not matter.
     self._storage = Storage((folder / 'checkpoints').absolute(), set)
     self._evals = config.get('evals', {})
     self.steps: list[int] = sorted(self._storage.steps())

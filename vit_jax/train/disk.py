@@ -1,4 +1,4 @@
-"""Writing a run's small files so that a full disk costs nothing but the new one."""
+"""Writing a run's small files; on a full disk the old versions survive."""
 
 import contextlib
 import os
@@ -10,10 +10,10 @@ from vit_jax.errors import DiskFull, disk_is_full
 
 
 def replace(path: Path, data: bytes) -> None:
-  """Writes a file so that a reader, or what follows a failure, sees the old or the new.
+  """Replaces a file atomically: readers see the old version or the new one.
 
   Raises:
-    OSError: the old file is as it was, and no half of the new one is left.
+    OSError: the old file is unchanged, and no partial file is left behind.
   """
   temporary = path.with_suffix('.tmp')
   try:
@@ -30,13 +30,13 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def overwrite(path: Path, data: bytes) -> None:
-  """Writes over a file in the blocks that it has: what a full disk has room for.
+  """Overwrites a file in place, which works on a full disk as it needs no new blocks.
 
-  Not for what must survive a kill. Raises: OSError.
+  Not atomic: a kill may leave a mixture. Raises: OSError.
   """
   file = os.open(path, os.O_WRONLY)
   try:
-    # Spaces keep it JSON in between: a reader never sees the end of the old text.
+    # Padded with spaces, the text is valid JSON until the file is cut to length.
     write(file, data.ljust(os.fstat(file).st_size))
     os.ftruncate(file, len(data))
   finally:
@@ -44,14 +44,14 @@ def overwrite(path: Path, data: bytes) -> None:
 
 
 def write(file: int, data: bytes) -> None:
-  """Writes all of `data` to a file descriptor; OSError where a part did not fit."""
-  while data:  # a full disk may take a part, and says so at the next write only
+  """Writes all of `data` to a file descriptor; raises OSError if it does not fit."""
+  while data:  # a write may be partial: only the next one fails
     data = data[os.write(file, data) :]
 
 
 @contextlib.contextmanager
-def full_is_one_line(workdir: str | os.PathLike) -> Iterator[None]:
-  """Makes of whatever says that there is no room a `DiskFull`; see `disk_is_full`."""
+def full_raises_disk_full(workdir: str | os.PathLike) -> Iterator[None]:
+  """Raises `DiskFull` in place of any error that means a full disk (`disk_is_full`)."""
   try:
     yield
   except DiskFull:

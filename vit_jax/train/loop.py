@@ -57,7 +57,7 @@ class Loop:
         ) from None
     self._save()
     self.checkpoints.wait()
-    # By the state, not by what was seen: a restart at the end must come to the same.
+    # From the state, not from what this process saw: a restart must agree.
     if bad := int(self.state.counters['skipped_in_a_row']):
       raise self._diverged(
         f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'

@@ -9,7 +9,7 @@ from vit_jax.train import metrics
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-  """How many evaluations without a better number a run waits for one.
+  """How many evaluations without improvement end a run.
 
   It is a function of the rows up to a step: a run that resumes stops where the one
   that nothing interrupted does.
@@ -26,7 +26,7 @@ class Patience:
 
   @classmethod
   def of(cls, config: dict) -> 'Patience':
-    """Returns that of a config, which `check` has seen."""
+    """Returns the patience of a config that `check` has passed."""
     key = config['checkpoint'].get('best')
     larger = metrics.larger_is_better(key, config['evals']) if key else True
     return cls(key, larger, config['checkpoint'].get('patience'))
@@ -49,7 +49,7 @@ class Patience:
 
 
 def check(config: dict) -> None:
-  """Refuses a patience that nothing could spend; UserError."""
+  """Raises UserError for a patience that no evaluation can exhaust."""
   section = config['checkpoint']
   if section.get('patience') is None:
     return

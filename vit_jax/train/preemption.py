@@ -1,4 +1,4 @@
-"""Preemption signals of a run; until it can save, `cli.exit_on_interrupt` has Ctrl-C.
+"""Preemption signals of a run; until it can save, `cli.exit_on_interrupt` handles Ctrl-C.
 
 One process: SIGTERM and SIGINT set a flag, the run polls it between steps, saves and
 exits with code 75; a second signal exits at once. A signal that arrives while the first

@@ -15,13 +15,13 @@ from vit_jax.errors import UserError
 
 INT32 = 2**31 - 1
 FLOAT32 = 3.4e38
-# Threads that decode: they also wait for files, so more than processors may help.
+# Decoding threads also wait for files, so more of them than processors may help.
 WORKERS = max(64, 16 * (os.cpu_count() or 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """An interval; `above` and `below` are bounds that are not in it themselves."""
+  """An interval; `least` and `most` are in it, `above` and `below` are not."""
 
   least: float | None = None
   most: float | None = None
@@ -152,7 +152,7 @@ def check(config: dict) -> None:
     UserError: it names key, value and range.
   """
   for path, value in numbers(config):
-    # An integer beyond every float is what isfinite cannot look at.
+    # isfinite cannot take integers beyond the range of floats.
     bound, finite = of(path), isinstance(value, int) or math.isfinite(value)
     fraction = bound.whole and isinstance(value, float)
     if not finite or (value not in bound and not fraction):

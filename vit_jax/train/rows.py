@@ -8,7 +8,7 @@ from vit_jax.errors import UserError
 
 
 def read(path: Path) -> list[dict]:
-  """Returns the rows of a metrics.jsonl, see `read_checked`; none where there is none."""
+  """Returns the rows of a metrics.jsonl, see `read_checked`; [] if there is no file."""
   return read_checked(path)[0]
 
 

@@ -11,7 +11,7 @@ import jax
 
 from vit_jax import models, optim, pretrained, sharding, tasks, trees, tune
 from vit_jax.train import evaluations, metrics, progress, schema, start, status
-from vit_jax.train.disk import full_is_one_line
+from vit_jax.train.disk import full_raises_disk_full
 from vit_jax.train.lock import lock
 from vit_jax.train.loop import Loop
 from vit_jax.train.preemption import StopSignal
@@ -36,7 +36,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   """
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
-    stack.enter_context(full_is_one_line(workdir))
+    stack.enter_context(full_raises_disk_full(workdir))
     workdir = stack.enter_context(lock(workdir))
     stop = stack.enter_context(StopSignal())
     mesh = sharding.make_mesh(**config['mesh'])
@@ -73,7 +73,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     given = start.from_weights(source, model, config, abstract.frozen)
     # What was refused until here has left an older run's files as they were.
     stack.enter_context(status.on_failure(workdir, checkpoints))
-    stack.enter_context(full_is_one_line(workdir))  # before status.json says why
+    stack.enter_context(full_raises_disk_full(workdir))  # before status.json says why
     metrics.write_json(workdir / 'config.json', config)
     params = trees.combine(abstract.params, abstract.frozen)
     print(progress.parameter_table(params, abstract.params), flush=True)

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -123,14 +124,18 @@ _SMALLER = (
 
 
 @contextlib.contextmanager
-def out_of_memory():
+def out_of_memory(
+  raises: Callable[[str], Exception] = lambda why: OutOfMemory(
+    f'Out of memory: {why} {_SMALLER}'
+  ),
+):
+  """Raises `raises(first line)` in place of XLA's error for a lack of memory."""
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    first = str(error).splitlines()[0]
-    raise OutOfMemory(f'Out of memory: {first} {_SMALLER}') from error
+    raise raises(str(error).splitlines()[0]) from error
 
 
 def device_memory(device) -> int:

@@ -12,6 +12,7 @@ from vit_jax import (
   models,
   optim,
   pretrained,
+  run_config,
   sharding,
   tasks,
   tune,
@@ -216,10 +217,10 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
   """
   lost = False
   try:
-    old = config_lib.read_run(workdir)
-  except config_lib.Unreadable as error:
+    old = run_config.read(workdir)
+  except run_config.Unreadable as error:
     where = f'The copy of the config in {saved.directory}'
-    old = config_lib.in_todays_words(saved.meta().get('config'), where)
+    old = run_config.in_todays_words(saved.meta().get('config'), where)
     distributed.say(f'{error} The copy in the checkpoints takes its place.')
     lost = True
   if 'name' not in config['model']:

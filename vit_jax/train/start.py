@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import pretrained, sharding, trees
+from vit_jax import pretrained, run_config, sharding, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import DataError, UserError
@@ -49,7 +49,7 @@ def resolve(config: dict, data: pipeline.Batches) -> dict:
     **schema.in_steps(config, total),
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
-      'format': config_lib.FORMAT,
+      'format': run_config.FORMAT,
       'total_steps': total,
       'num_examples': data.num_examples,
       'fingerprint': data.fingerprint,

@@ -28,7 +28,7 @@ def read(workdir: Path) -> dict | None:
 
 
 def checkpoints_of(checkpoints) -> dict[str, int | None]:
-  """Returns what is said of a run's checkpoints, of those that are complete.
+  """Returns what status.json says of a run's complete checkpoints.
 
   Every checkpoint is finite: a state that is not is never saved.
   """
@@ -59,7 +59,7 @@ def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
 @contextlib.contextmanager
 def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
   """Leaves status.json behind when a run ends by an exception."""
-  # The metrics of older steps are read once: now, when all processes take part.
+  # Reads and caches the metrics of older steps now, while all processes take part.
   checkpoints_of(checkpoints)
   try:
     yield
@@ -73,7 +73,7 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
 
 
 def _write_somehow(workdir: Path, values: dict) -> None:
-  # What fails here is what `error` reports, or no worse.
+  # A failure here has the cause that the status reports.
   try:
     write(workdir, **values)
   except OSError:

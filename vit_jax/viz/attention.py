@@ -1,4 +1,4 @@
-"""Attention weights of all layers, brought down to what a person can look at."""
+"""Attention weights of all layers, summarised for a person to look at."""
 
 import jax
 import jax.numpy as jnp

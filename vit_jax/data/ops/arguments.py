@@ -6,8 +6,8 @@ METHODS = ('bilinear', 'bicubic', 'area', 'nearest')
 ROUNDING = ('truncate', 'nearest', 'none')  # see `basic`
 
 
-# Above this, by the header, an image is refused unread: a PNG of half a megabyte can
-# ask for gigabytes. An op makes none that is larger.
+# Images whose header declares more are refused unread: a PNG of half a megabyte can ask
+# for gigabytes. Ops do not make larger ones either.
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 8000  # of a square of as many
 

@@ -259,12 +259,12 @@ def _call(text: str, pp: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _check_finite(value) -> None:
-  """Refuses numbers that float32 does not hold, in nested literals; ValueError."""
+  """Raises ValueError for numbers in nested literals that are out of float32's range."""
   if isinstance(value, dict):
     value = [*value.keys(), *value.values()]
   if isinstance(value, list | tuple | set):
     for item in value:
       _check_finite(item)
-  # The comparison is false of NaN.
+  # NaN compares false.
   elif isinstance(value, int | float) and not -_FLOAT32 <= value <= _FLOAT32:
     raise ValueError(f'{value!r} is not a finite number')

@@ -210,7 +210,7 @@ def _place(root: str, directory: str) -> str:
 
 
 def _load(place: str) -> Listing | None:
-  """Returns a kept listing; None if there is none, or a damaged one."""
+  """Returns a kept listing; None if it is missing or damaged."""
   try:
     with open(place, 'rb') as file:
       digest, text = file.readline().strip(), file.read()

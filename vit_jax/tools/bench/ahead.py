@@ -95,13 +95,18 @@ def lower(model, mode: str, batch: int, devices):
 
 
 def _row(programs, target, name: str, devices, model, mode: str, batch: int) -> dict:
+  from vit_jax.train import runtime
+
+  too_large = lambda why: UserError(
+    f'The step does not fit: {why} Try a smaller --batch, or --set remat=full.'
+  )
   row = {'model': model.name, 'mode': mode, 'dtype': model.module.dtype.name}
   row |= {target.flag: name, 'batch': batch, 'resolution': model.size[0]}
   row |= {'params': model.params, 'gflops': model.flops / 1e9}
   row |= target.about(name, model, mode)
   for side, lower in programs.items():
     start = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr), _fits():
+    with contextlib.redirect_stdout(sys.stderr), runtime.out_of_memory(too_large):
       lowered = lower(model, mode, batch, devices)
       found = target.measure(lowered, name, model, mode, batch)
     found['compile_s'] = time.perf_counter() - start
@@ -114,29 +119,13 @@ def _row(programs, target, name: str, devices, model, mode: str, batch: int) -> 
   return row
 
 
-@contextlib.contextmanager
-def _fits():
-  """Has a program that the compiler finds too large end with what to do about it."""
-  import jax
-
-  try:
-    yield
-  except jax.errors.JaxRuntimeError as error:
-    if 'RESOURCE_EXHAUSTED' not in str(error):
-      raise
-    raise UserError(
-      f'The step does not fit: {str(error).splitlines()[0]} Try a smaller --batch, or '
-      '--set remat=full.'
-    ) from None
-
-
 def _line(target, row: dict) -> str:
   name = f'{row[target.flag]} {row["mode"]} {row["dtype"]} batch {row["batch"]}'
   return f'{name}: {target.line(row)}'
 
 
 def head(result: dict, what: str) -> list[str]:
-  """Returns the first lines of a table: the model, of `what` its numbers are, versions."""
+  """Returns the first lines of a table: model, what the numbers are of, versions."""
   first = result['rows'][0]
   size = f'{first["resolution"]}x{first["resolution"]}'
   set_ = ''.join(f', {setting}' for setting in first['set'])
@@ -146,6 +135,26 @@ def head(result: dict, what: str) -> list[str]:
     ' '.join(f'{name} {version}' for name, version in result['versions'].items()),
     '',
   ]
+
+
+def body(
+  rows: list[dict], flag: str, columns: str, numbers: Callable, ratio: Callable
+) -> list[str]:
+  """Returns a table's header and rows, each with the other side's and the ratio below.
+
+  Args:
+    flag: of the target. columns: the header of what follows the batch.
+    numbers: (row, side) -> these columns of the row itself or of the other side.
+    ratio: (row['ratio']) -> the same.
+  """
+  lines = [f'{"":13}{"mode":9}{"dtype":10}{"batch":>5}{columns}']
+  for row in rows:
+    setting = f'{row["mode"]:9}{row["dtype"]:10}{row["batch"]:5}'
+    lines.append(f'{row[flag]:13}{setting}{numbers(row, row)}')
+    if 'vs' in row:
+      lines.append(f'{"  big_vision":13}{setting}{numbers(row, row["vs"])}')
+      lines.append(f'{"  ratio":37}{ratio(row["ratio"])}')
+  return lines
 
 
 def gib(side: dict, key: str) -> str:

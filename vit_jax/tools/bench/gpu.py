@@ -50,15 +50,8 @@ def table(result: dict) -> str:
   rows = result['rows']
   lines = [
     *ahead.head(result, 'one device'),
-    f'{"":13}{"mode":9}{"dtype":10}{"batch":>5}{"arguments":>11}{"temp":>10}{"in all":>10}'
-    f'{"of":>10}  fused attention',
+    *ahead.body(rows, 'gpu', _COLUMNS, _numbers, _ratio),
   ]
-  for row in rows:
-    lines.append(_numbers(row['gpu'], row, row))
-    if 'vs' in row:
-      lines.append(_numbers('  big_vision', row, row['vs']))
-      ratio = row['ratio']
-      lines.append(f'{"  ratio":48}{ratio["temp_bytes"]:10.3f}{ratio["bytes"]:10.3f}')
   reasons = {
     f'  {number} of {row["attention_layers"]}: {why}': None
     for row in rows
@@ -69,14 +62,20 @@ def table(result: dict) -> str:
   return '\n'.join([*lines, '', f'{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}.'])
 
 
-def _numbers(name: str, row: dict, side: dict) -> str:
+_COLUMNS = f'{"arguments":>11}{"temp":>10}{"in all":>10}{"of":>10}  fused attention'
+
+
+def _numbers(row: dict, side: dict) -> str:
   large = '' if side['bytes'] <= row['hbm'] else '; does not fit'
   return (
-    f'{name:13}{row["mode"]:9}{row["dtype"]:10}{row["batch"]:5}'
     f'{ahead.gib(side, "argument_bytes"):>11}{ahead.gib(side, "temp_bytes")}'
     f'{ahead.gib(side, "bytes")}{ahead.gib(row, "hbm")}  {_fused(row, side["cudnn"])}'
     f'{large}'
   )
+
+
+def _ratio(ratio: dict) -> str:
+  return f'{"":11}{ratio["temp_bytes"]:10.3f}{ratio["bytes"]:10.3f}'
 
 
 def _fused(row: dict, cudnn: dict) -> str:

@@ -39,17 +39,8 @@ def table(result: dict) -> str:
   rows = result['rows']
   lines = [
     *ahead.head(result, "one device, by XLA's cost model"),
-    f'{"":13}{"mode":9}{"dtype":10}{"batch":>5}{"M cycles":>10}{"MFU":>7}{"images/s/chip":>15}'
-    f'{"temp":>10}{"in all":>10}{"accessed":>10}',
+    *ahead.body(rows, 'tpu', _COLUMNS, _numbers, _ratio),
   ]
-  for row in rows:
-    lines.append(_numbers(row['tpu'], row, row))
-    if 'vs' in row:
-      lines.append(_numbers('  big_vision', row, row['vs']))
-      ratio = row['ratio']
-      lines.append(
-        f'{"  ratio":37}{ratio["cycles"]:10.3f}{"":22}{ratio["temp_bytes"]:10.3f}'
-      )
   for row in rows:
     lines += ['', *_parts(row)]
   guessed = sorted(
@@ -64,13 +55,20 @@ def table(result: dict) -> str:
   return '\n'.join(lines)
 
 
-def _numbers(name: str, row: dict, side: dict) -> str:
+_COLUMNS = f'{"M cycles":>10}{"MFU":>7}{"images/s/chip":>15}'
+_COLUMNS += f'{"temp":>10}{"in all":>10}{"accessed":>10}'
+
+
+def _numbers(row: dict, side: dict) -> str:
   accessed = f'{side["bytes_accessed"] / 1e9:7.1f} GB' if side['bytes_accessed'] else ''
   return (
-    f'{name:13}{row["mode"]:9}{row["dtype"]:10}{row["batch"]:5}{side["cycles"] / 1e6:10.2f}'
-    f'{side["mfu"]:7.1%}{side["images_per_s_chip"]:15,.0f}'
+    f'{side["cycles"] / 1e6:10.2f}{side["mfu"]:7.1%}{side["images_per_s_chip"]:15,.0f}'
     f'{ahead.gib(side, "temp_bytes")}{ahead.gib(side, "bytes")}{accessed:>10}'
   )
+
+
+def _ratio(ratio: dict) -> str:
+  return f'{ratio["cycles"]:10.3f}{"":22}{ratio["temp_bytes"]:10.3f}'
 
 
 def _parts(row: dict) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which attention layers of a compiled GPU program are cuDNN's fused kernel, which not.
+"""Which attention layers of a compiled GPU program use cuDNN's fused kernel.
 
 The kernel is a call in the program's text. How many layers there are, and which of them
 were never offered to it, is read off the traced model: `kernels.attention` names the

@@ -59,7 +59,7 @@ class Gpu(NamedTuple):
     }
     lines = ''.join(f'  {key}: {value}\n' for key, value in info.items())
     major, minor = self.capability
-    # With what this generation alone has (sm_90a), as XLA does on such a device.
+    # Instructions of this generation alone (sm_90a), which XLA uses on such a device.
     extension = 'ACCELERATED_FEATURES' if major >= 9 else 'NONE'
     return (
       f'gpu_device_info {{\n{lines}'
@@ -69,7 +69,7 @@ class Gpu(NamedTuple):
     )
 
 
-# What XLA may ask of cuDNN; the calls counted here are JAX's own, whatever is written.
+# Which cuDNN XLA itself may call; the calls counted here are JAX's, whatever this says.
 _CUDNN = 'dnn_version_info { major: 9 minor: 10 patch: 0 }\n'
 _AMPERE, _HOPPER = (167936, 166912), (233472, 232448)
 _MIB = 2**20
@@ -131,7 +131,7 @@ GPUS = {
 
 
 def parse(text: str) -> str:
-  """Returns the name of a GPU, which is `text`.
+  """Returns `text` if it names a GPU of `GPUS`.
 
   Raises:
     UserError: for one that is not described here.

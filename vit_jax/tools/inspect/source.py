@@ -72,10 +72,10 @@ def _describe_file(source: str, fields: dict) -> dict:
 
 
 def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
-  from vit_jax import config as config_lib
+  from vit_jax import run_config
   from vit_jax.pretrained import runs, steps
 
-  config = config_lib.read_run(folder)
+  config = run_config.read(folder)
   kept = steps.Kept(folder, config)
   step = kept.choose(source, wanted)
   if step is None:  # the newest that tells what it holds
@@ -182,6 +182,6 @@ def _count(shapes: dict) -> int:
 
 
 def _plain(fields: dict) -> dict:
-  """Fields as JSON has them."""
+  """Returns fields as JSON can hold them."""
   kinds = (str, int, float, bool, list, tuple, type(None))
   return {k: v if isinstance(v, kinds) else str(v) for k, v in fields.items()}

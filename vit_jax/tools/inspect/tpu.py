@@ -33,6 +33,7 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
   import jax
 
   from vit_jax import models, optim, sharding
+  from vit_jax.train import runtime
 
   name, shape = parse(text)
   generation = GENERATIONS[name]
@@ -45,17 +46,14 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
   mesh_memory.check_batch(request['batch'], dict(placed.shape), optimizer.accum)
   model = models.build(**request['model'])
   step = mesh_memory.TrainStep(model, optimizer, request, placed)
-  with jax.set_mesh(placed):  # where nothing can run: for compiling alone
-    try:
-      found = cost.measure(step.compile(), generation)
-    except jax.errors.JaxRuntimeError as error:
-      if 'RESOURCE_EXHAUSTED' not in str(error):
-        raise
-      raise UserError(
-        f'--tpu {text}: the step does not fit {generation.hbm / _GIB:g} GiB a device: '
-        f'{str(error).splitlines()[0]} Try --config.model.remat=full, '
-        '--config.mesh.fsdp=8, --config.optim.accum=2 or a larger slice.'
-      ) from None
+  too_large = lambda why: UserError(
+    f'--tpu {text}: the step does not fit {generation.hbm / _GIB:g} GiB a device: {why} '
+    'Try --config.model.remat=full, --config.mesh.fsdp=8, --config.optim.accum=2 or a '
+    'larger slice.'
+  )
+  # The mesh is of devices where nothing can run: for compiling alone.
+  with jax.set_mesh(placed), runtime.out_of_memory(too_large):
+    found = cost.measure(step.compile(), generation)
   seconds = found['cycles'] / generation.clock
   count = len(devices)
   moved = sum(row['bytes'] for row in found['collectives'].values())
