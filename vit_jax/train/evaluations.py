@@ -48,6 +48,8 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
       section['data'] = given | section['data']
     evaluator = evaluators.build(**section, mesh=mesh, check_stop=check_stop)
     evaluations[name] = Evaluation(evaluator, every, use_ema)
+    if hasattr(evaluator, 'batches'):
+      print(f'  {name}:', *evaluator.batches.describe(), flush=True)
   return evaluations
 
 
