@@ -40,7 +40,7 @@ def noise_to(path: str | os.PathLike) -> Iterator[None]:
     os.dup2(file, 2)
   finally:
     os.close(file)
-  _fd = kept
+  _fd = kept if before == 2 else before  # one within another
   if _is_descriptor_2(stream):  # not of a notebook or a test, which stays as it is
     sys.stderr = ours = open(kept, 'w', 1, stream.encoding, stream.errors)  # noqa: SIM115
     crashes = faulthandler.is_enabled()

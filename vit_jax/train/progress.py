@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from vit_jax.data import bad_images
+from vit_jax.train.folder import LOG_FILE
 from vit_jax.train.metrics import TIME, declared
 from vit_jax.train.rows import last_values
 
@@ -23,9 +24,18 @@ def shown(values: dict, evals: dict) -> str:
 
 
 def summary(
-  rows: list[dict], status: dict, evals: dict, workdir: Path, seconds: float
+  rows: list[dict],
+  status: dict,
+  evals: dict,
+  workdir: Path,
+  seconds: float,
+  source: str | list = '',
 ) -> str:
-  """Returns the end of a run for a person: results, where they are, what is next."""
+  """Returns the end of a run for a person: results, where they are, what is next.
+
+  Args:
+    source: the config's data.source.
+  """
   values = last_values(rows)
   measured = [k for k in values if not k.startswith((TIME, 'train/'))]
   results = {
@@ -44,10 +54,11 @@ def summary(
     if metric.std and key + metric.std in values:
       text += f' ± {metric.text(values[key + metric.std])}'
     lines.append(f'  {key:<{width}} {text}')
-  python = _program('python')
+  python, log = _program('python'), workdir / LOG_FILE
   lines += [
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
+    *([f'What libraries had to say: {log}'] if log.exists() else []),
     *_checkpoints(status),
     *(
       [f'Stopped early: {status["stopped_early"]}'] if 'stopped_early' in status else []
@@ -60,8 +71,11 @@ def summary(
     'Next:',
     f'  {python} -m vit_jax.tools.predict {workdir} IMAGE_OR_FOLDER   # names',
     f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
-    f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images',
   ]
+  if source == 'digits':  # the first run, of those who have images of their own
+    lines.append(
+      f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images'
+    )
   return '\n'.join(lines)
 
 
