@@ -25,6 +25,7 @@ TENSORFLOW_ELSEWHERE = 'platform_system != "Linux" or platform_machine != "x86_6
 
 PLOTS = ['matplotlib>=3.8']
 HUB = ['huggingface_hub>=0.30']
+HEIF = ['pillow-heif>=0.22']  # photographs of telephones
 
 setup(
   name='vit_jax',
@@ -66,8 +67,9 @@ setup(
     'cuda': ['jax[cuda13]>=0.10.2'],
     'tpu': ['jax[tpu]>=0.10.2'],
     'hub': HUB,
+    'heif': HEIF,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
-    'dev': ['pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', *PLOTS, *HUB],
+    'dev': ['pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', *PLOTS, *HUB, *HEIF],
   },
 )

@@ -1,5 +1,6 @@
 """Prepared data sets: what TFDS itself writes, whatever the interruptions."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -7,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +27,17 @@ from vit_jax.errors import DiskFull, UserError
 
 @pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])
 def test_the_files_are_those_that_tfds_writes(tmp_path, monkeypatch, file_format):
+  from tensorflow_datasets.core import example_serializer
   from tensorflow_datasets.core.utils import shard_utils
 
   monkeypatch.setattr(buckets, '_BUCKET', 4000)  # several of each, of so few images
+  # TFDS leaves the order of an example's keys to chance.
+
+  def in_order(self, example):
+    return self.get_tf_example(example).SerializeToString(deterministic=True)
+
+  serializer = example_serializer.ExampleSerializer
+  monkeypatch.setattr(serializer, 'serialize_example', in_order)
   three = lambda self, *args, **kwargs: 3
   monkeypatch.setattr(shard_utils.ShardConfig, 'get_number_shards', three)
   plan = imagenet21k.plan(write_tar(tmp_path / 'fall11_whole.tar', synsets()))
@@ -227,6 +238,62 @@ def test_a_killed_process_leaves_nothing_that_looks_whole(tmp_path):
   assert re.search(r'after \d+ images', lines[0])
   whole, _ = writer.prepare(plan, str(tmp_path / 'whole'))
   assert files_of(again) == files_of(whole)
+
+
+def records_of(directory) -> list[bytes]:
+  from array_record.python import array_record_module
+
+  out = []
+  for path in sorted(directory.glob('*.array_record*')):
+    reader = array_record_module.ArrayRecordReader(str(path))
+    out += reader.read_all()
+    reader.close()
+  return out
+
+
+@pytest.mark.parametrize('multi_label', [False, True])
+def test_the_order_of_keys_is_not_left_to_chance(tmp_path, multi_label):
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  files = {f'{c}/{i}.png': encoded(i, 'PNG') for c in 'ab' for i in range(5)}
+  plan = images.plan([write_tar(tmp_path / 'x.tar', files)], 'x')
+  plan = dataclasses.replace(plan, multi_label=multi_label)
+  home, _ = writer.prepare(plan, str(tmp_path))
+  records = records_of(Path(home))
+  assert len(records) == 10
+  for record in records:
+    example = tf_example_pb2.Example.FromString(record)
+    assert record == example.SerializeToString(deterministic=True)
+    # Sorted, as said by the bytes and not by who wrote them.
+    at = [record.index(key.encode()) for key in sorted(example.features.feature)]
+    assert at == sorted(at)
+
+
+@pytest.mark.faults
+def test_the_same_bytes_of_every_process_and_after_kills(tmp_path):
+  tar, folders, kills = write_tar(tmp_path / 'a.tar', synsets(4, 200)), [], 0
+  for number, delay in enumerate((None, None, 0.01, 0.1, 0.2)):
+    home = tmp_path / str(number)
+    args = [sys.executable, '-m', 'vit_jax.tools.prepare', 'imagenet21k']
+    args += ['--from', str(tar), '--data_dir', str(home)]
+    environment = {**os.environ, 'PYTHONHASHSEED': str(number)}
+    for kill in (True, False) if delay is not None else (False,):
+      with subprocess.Popen(
+        args, env=environment, stdout=subprocess.DEVNULL
+      ) as process:
+        if kill:
+          while not home.exists():
+            time.sleep(0.01)
+          time.sleep(delay)
+          process.kill()
+      done = (home / 'imagenet21k' / '1.0.0').exists()
+      assert done or kill
+      kills += not done
+      if done:
+        break
+    folders.append(files_of(home / 'imagenet21k' / '1.0.0'))
+  assert kills
+  assert all(files == folders[0] for files in folders)
 
 
 def test_other_input_does_not_go_on(tmp_path, monkeypatch):

@@ -206,3 +206,65 @@ def test_pipelines_that_do_not_predict():
     SingleImage('resize(32)|decode|value_range(0, 1)')
   with pytest.raises(BadImage, match=naming('central_crop', '64x64')):
     SingleImage('central_crop(64)|value_range(0, 1)')(np.zeros((32, 32, 3), np.uint8))
+
+
+def same_in_training(tmp_path, files):
+  """Asserts that training and prediction decode files {name: bytes} to the same pixels."""
+  home = tmp_path / 'train' / 'a'
+  home.mkdir(parents=True)
+  for name, data in files.items():
+    (home / name).write_bytes(data)
+  pp = 'decode(3, precise=True)|resize((30, 40), method="nearest")|value_range(0, 255)'
+  batches = pipeline.evaluate(
+    str(tmp_path), 'train', pp, len(files), max_bad_fraction=0.0
+  )
+  (batch,) = batches.iterate()
+  one = SingleImage(pp)
+  for i, image in enumerate(batch['image']):
+    np.testing.assert_array_equal(image, one(batches.source.name_of(i)))
+  return batch['image']
+
+
+@pytest.mark.parametrize('mode', ['RGB', 'RGBA'])
+def test_the_first_frame_of_an_animated_webp_is_the_image(tmp_path, photo, mode):
+  # TensorFlow refuses RGB ones.
+  frames = [Image.fromarray(np.roll(photo, 7 * i, 0)).convert(mode) for i in range(3)]
+  data = io.BytesIO()
+  options = {'save_all': True, 'append_images': frames[1:], 'lossless': True}
+  frames[0].save(data, 'WEBP', **options)
+  (got,) = same_in_training(tmp_path, {'x.webp': data.getvalue()})
+  still = io.BytesIO()
+  frames[0].save(still, 'WEBP', lossless=True)
+  (tmp_path / 'still').mkdir()
+  (want,) = same_in_training(tmp_path / 'still', {'x.webp': still.getvalue()})
+  np.testing.assert_array_equal(got, want)
+
+
+def heic(photo, turned=1):
+  pillow_heif = pytest.importorskip('pillow_heif')
+  pillow_heif.register_heif_opener()
+  data, exif = io.BytesIO(), Image.Exif()
+  exif[0x0112] = turned
+  Image.fromarray(photo).save(data, 'HEIF', quality=95, exif=exif)
+  return data.getvalue()
+
+
+def test_heic_is_the_same_in_training(tmp_path, photo):
+  # HEIC turns an image by a property of its own ('irot'), which the decoder applies; the
+  # EXIF orientation is for information (ISO/IEC 23008-12, annex A).
+  got = same_in_training(tmp_path, {f'{i}.HEIC': heic(photo, i) for i in (1, 6)})
+  want = SingleImage('resize((30, 40), method="nearest")|value_range(0, 255)')(photo)
+  assert np.abs(got - want).mean() < 8  # lossy, with chroma subsampled
+
+
+def test_heic_without_its_package_says_which(photo, monkeypatch):
+  import sys
+
+  from vit_jax.data.ops import decode
+
+  data = heic(photo)
+  decode._register_heif.cache_clear()
+  monkeypatch.setitem(sys.modules, 'pillow_heif', None)
+  with pytest.raises(BadImage, match=naming("'vit_jax[heif]'", 'JPEG')):
+    SingleImage('value_range(0, 1)')(data)
+  decode._register_heif.cache_clear()

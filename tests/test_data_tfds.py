@@ -137,15 +137,36 @@ def test_tfds_by_directory_and_version(prepared, tmp_path):
       ('ILSVRC2012_img_train.tar', 'tfds build imagenet2012 --data_dir='),
     ),
     ('cifar10', ('tfds build cifar10',)),
-    ('imagenet21k', ('TFDS', 'vit_jax.tools.prepare', 'folder:PATH')),
-    ('cifra10', ('vit_jax.tools.prepare', 'cifar10')),
-    ('digit', ('digits',)),
+    ('tfds:imagenet21k', ('TFDS', 'vit_jax.tools.prepare', 'folder:PATH')),
+    ('tfds:cifra10', ('vit_jax.tools.prepare', 'cifar10')),
   ],
 )
 def test_tfds_that_is_not_prepared(tmp_path, monkeypatch, name, facts):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
-  with pytest.raises(UserError, match=naming(f'{tmp_path}/{name}', *facts)):
+  where = f'{tmp_path}/{name.removeprefix("tfds:")}'
+  with pytest.raises(UserError, match=naming(where, *facts)):
     sources.build(name, 'train')
+
+
+@pytest.mark.parametrize(
+  ('name', 'near'), [('photos', None), ('potos', 'fotos'), ('digit', 'digits')]
+)
+def test_a_name_that_is_nothing_here_is_first_of_all_no_folder(
+  tmp_path, monkeypatch, name, near
+):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'prepared'))
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'fotos').mkdir()
+  if near != 'fotos':
+    (tmp_path / 'fotos').rename(tmp_path / 'else')
+  with pytest.raises(UserError) as error:
+    sources.build(name, 'train')
+  text = str(error.value)
+  assert text.startswith(f"There is no folder '{name}' in {tmp_path}.")
+  assert f'{tmp_path}/prepared' in text
+  assert text.count('Did you mean') == (near is not None)
+  assert near is None or f'"{near}"' in text
+  assert 'tools.prepare' not in text
 
 
 def test_tfrecord_offsets_are_kept(prepared, tmp_path, monkeypatch):

@@ -76,6 +76,12 @@ def test_the_hint_is_true(tmp_path):
   with pytest.raises(UserError, match=naming('trian', 'train')) as error:
     main.main([f'{B16}:debug,train=trian', f'--workdir={tmp_path}'])
   assert 'debug' not in str(error.value)
+  # Nor do those whose own images are not as they should be.
+  (tmp_path / 'photos' / 'train' / 'cat').mkdir(parents=True)
+  for data in (tmp_path / 'photos', tmp_path / 'fotos'):
+    with pytest.raises(UserError, match=naming(data)) as error:
+      main.main([f'--config=configs/folder.py:data={data}', f'--workdir={tmp_path}'])
+    assert 'debug' not in str(error.value)
 
 
 # -- every other slip, in this process -------------------------------------------------
@@ -146,7 +152,7 @@ def test_the_hint_is_true(tmp_path):
     (['--config=configs/folder.py'], ("data.source is ''", 'folder:PATH')),
     (
       ['--config=configs/folder.py:data=/no/such/folder'],
-      ("'/no/such/folder'", 'configs/folder.py:debug'),
+      ("'/no/such/folder'", 'folder:PATH'),
     ),
   ],
   ids=lambda value: str(value[-1]).rpartition('config')[2] if value else 'nothing',

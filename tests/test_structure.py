@@ -20,7 +20,7 @@ MODULES = sorted(
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
-  ('errors', 'version'),
+  ('errors', 'version', 'terminal'),
   ('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'kernels'),
   ('nn', 'losses', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
@@ -58,6 +58,7 @@ OPTIONAL = (
   'clu',
   'tensorboard',
   'huggingface_hub',
+  'pillow_heif',
   'apache_beam',
   'torch',
   'timm',

@@ -4,13 +4,11 @@ Every process runs the same program on its own devices. The first alone writes m
 status and config; checkpoints are written by all, into a folder that all share.
 """
 
-import contextlib
-import os
-
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from vit_jax import terminal
 from vit_jax.errors import UserError
 
 AUTO = 'auto'
@@ -68,9 +66,5 @@ def agree(ok: bool) -> bool:
 
 def say(line: str) -> None:
   """Writes a line to standard error, from the first process alone."""
-  if not is_first():
-    return
-  # Straight to the file descriptor: a signal handler may interrupt a half-done print,
-  # and Python's buffered streams do not allow to be entered twice.
-  with contextlib.suppress(OSError):
-    os.write(2, f'{line}\n'.encode())
+  if is_first():
+    terminal.say(line)

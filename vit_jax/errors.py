@@ -33,7 +33,7 @@ class UserError(RunError, ValueError):
 
 
 class DataError(UserError):
-  """The training data cannot be opened; `main` knows what to try without them."""
+  """The data set is not on this machine; `main` knows what to try without it."""
 
 
 class NoUsableCheckpoint(RunError):
@@ -99,11 +99,15 @@ def choose(what: str, value, known, also: str = ''):
   return known[value] if isinstance(known, dict) else value
 
 
-def did_you_mean(name: str, known) -> str:
-  """Returns ' Did you mean "x"?' for the nearest of `known`, or ''."""
+def did_you_mean(name: str, known, alike: float = 0.6) -> str:
+  """Returns ' Did you mean "x"?' for the nearest of `known`, or ''.
+
+  Args:
+    alike: how near it must be, in [0, 1], see `difflib.get_close_matches`.
+  """
   import difflib
 
   if str(name) in map(str, known):  # something else is wrong
     return ''
-  near = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
+  near = difflib.get_close_matches(str(name), [str(k) for k in known], 1, alike)
   return f' Did you mean "{near[0]}"?' if near else ''

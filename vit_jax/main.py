@@ -40,7 +40,9 @@ def main(argv: list[str]) -> int:
       ) from error
     seconds = time.perf_counter() - start
     evals = config.get('evals', {})
-    print(progress.summary(rows, status, evals, Path(workdir), seconds), flush=True)
+    source = config['data']['source']
+    text = progress.summary(rows, status, evals, Path(workdir), seconds, source)
+    print(text, flush=True)
   return 0
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 
 from vit_jax.config import keys_of, one_of
-from vit_jax.data import sources
+from vit_jax.data import contents, sources, stalls
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.cache import KINDS, attach
 from vit_jax.data.ops import registry
@@ -61,6 +61,7 @@ class Batches(abc.ABC):
     source_options: Annotated[dict | None, _check_options] = None,
     cache: Annotated[str | None, one_of(KINDS)] = None,
     cache_bytes: int | None = None,
+    max_file_bytes: int | None = None,
     max_bad_fraction: float | None = None,
     bad_log: str | None = None,
     workers: int | None = None,
@@ -82,6 +83,7 @@ class Batches(abc.ABC):
       cache: keep images in memory after the first epoch: 'raw', their files, or
         'decoded', their pixels before the first random op. See `cache`.
       cache_bytes: bound on what is kept, on each host; None: 4 GiB.
+      max_file_bytes: an image file of more is a bad image, and not read; None: 256 MiB.
       max_bad_fraction: stop when more than this fraction of the split's images cannot
         be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a JSON line; None: they
@@ -95,11 +97,14 @@ class Batches(abc.ABC):
     """
     registry.parse(pp)  # before a source that may take long to open
     self.source = _build(source, split, source_options or {})
+    self.split = split
     self.num_examples = len(self.source)
     self.num_classes = self.source.num_classes if num_classes is None else num_classes
     self.class_names = self.source.class_names
     self.batch_size = batch_size
     self._check(seed, workers, prefetch)
+    if max_file_bytes is not None:
+      self._limit_files(max_file_bytes)
     if host is None or hosts is None:
       import jax
 
@@ -133,6 +138,26 @@ class Batches(abc.ABC):
       raise UserError(
         f'workers={workers!r} and prefetch={prefetch!r} must be positive.'
       )
+
+  def _limit_files(self, max_file_bytes):
+    if not isinstance(max_file_bytes, int) or max_file_bytes < 1:
+      raise UserError(f'max_file_bytes={max_file_bytes!r} must be a positive integer.')
+    if self.source.image_shape is not None:
+      raise UserError(
+        f'max_file_bytes={max_file_bytes}: {self.source.name} holds arrays, not files: '
+        'leave it out.'
+      )
+    for source in (self.source, *(part for part, _ in self.source.parts())):
+      source.max_file_bytes = max_file_bytes
+
+  def describe(self) -> list[str]:
+    """Returns lines that say what there is to read: images, classes, what is left out."""
+    several = len(parts := self.source.parts()) > 1
+    return [contents.describe(x, '' if several else self.split) for x, _ in parts]
+
+  def warnings(self) -> list[str]:
+    """Returns lines on what looks like a slip, in data to train on."""
+    return [line for x, _ in self.source.parts() for line in contents.warnings(x)]
 
   @property
   def bad_images(self) -> int:
@@ -178,7 +203,7 @@ class Batches(abc.ABC):
       batch_positions(first, last, self.batch_size, self._first, size)
     )
     try:
-      for batch in batches:
+      for batch in stalls.watched(batches):
         index, positions = batch['index'], batch.pop('position')
         for i in np.flatnonzero((batch['mask'] == 0) & (index >= 0)):
           reason = functools.partial(self._reader.diagnose, int(positions[i]))

@@ -7,6 +7,7 @@ import numpy as np
 
 from vit_jax.data import labels, lazy_tf
 from vit_jax.data.features import Feature, ImageFeature, LabelFeature
+from vit_jax.data.image_file import check_size
 from vit_jax.data.ops import decode, registry
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
@@ -109,6 +110,7 @@ class Preprocess:
     """
     row = {'image': example['image'], **self.others(example)}
     if self._source.image_shape is None:
+      check_size(len(example['image']), self._source.max_file_bytes)
       exif = example.get('exif', self._source.exif)
       row['image'], row['orientation'] = decode.probe(example['image'], exif)
     return row

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
+
+# What TensorFlow adds to an error: '{{function_node ...}} ' and ' [Op:DecodeImage] name: '.
+_OPS_NOTES = re.compile(r'\{\{.*?\}\} ?| ?\[Op:\w+\]( name: ?)?')
 
 # Encoded images that are read at once, and bytes of arrays.
 _ENCODED_CHUNK = 64
@@ -197,7 +201,8 @@ class Reader:
     except ValueError as error:  # BadImage, or an op that does not fit
       return str(error)
     except tf.errors.OpError as error:
-      return f'broken: {error.message.splitlines()[0][:200]}'
+      line = error.message.splitlines()[0]
+      return f'broken: {_OPS_NOTES.sub("", line)[:200]}'
     return 'could not be read when its batch was made, but can now'
 
 

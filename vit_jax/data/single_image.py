@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax.data import image_file
 from vit_jax.data.ops import registry
 from vit_jax.data.ops.decode import GAP, BadImage, probe
 from vit_jax.errors import UserError
@@ -113,10 +114,7 @@ def _pixels(image, target: tuple[int, int] | None) -> np.ndarray:
       )
     return x
   if isinstance(image, str | Path):
-    try:
-      image = Path(image).read_bytes()
-    except OSError as error:
-      raise BadImage(error.strerror or str(error)) from None
+    image = image_file.read(image)
   if isinstance(image, bytes):
     # Refuses bombs, brings odd formats to PNG.
     data, orientation = probe(image, exif=True)

@@ -58,6 +58,7 @@ PACKAGES = (
   ),
   Package('huggingface-hub', 'huggingface_hub', 'weights from the hub', 'hub'),
   Package('apache-beam', 'apache_beam', 'preparing data on a cluster', 'beam'),
+  Package('pillow-heif', 'pillow_heif', 'HEIC photographs', 'heif'),
   Package('matplotlib', 'matplotlib', 'figures', 'plots'),
   Package('pytest', 'pytest', 'tests', 'dev'),
   Package('pytest-xdist', 'xdist', 'tests', 'dev'),

@@ -72,7 +72,7 @@ def find(images: list[str]) -> list[str]:
     if path.is_dir():
       inside = sorted(p for p, _ in listing.images_below(name))
       if not inside:
-        known = ' '.join(sorted(listing.EXTENSIONS))
+        known = ' '.join(sorted(listing.extensions()))
         raise UserError(f'No images in {name}: looked for {known}.')
       paths += inside
     elif path.exists():

@@ -22,6 +22,15 @@ class Evaluation:
     at_period = bool(self.every) and step % self.every == 0
     return step > 0 and (step == total_steps or at_period)
 
+  def times_due(self, total_steps: int, step: int) -> int:
+    """Returns how many times it follows steps after this one."""
+    if step >= total_steps:
+      return 0
+    if not self.every:
+      return 1
+    # At the end too, where that is no whole number of periods.
+    return -(-total_steps // self.every) - step // self.every
+
   def run(self, task, state: State) -> dict:
     """Returns {name: number}."""
     trained = state.ema if self.use_ema else state.params
@@ -48,6 +57,8 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
       section['data'] = given | section['data']
     evaluator = evaluators.build(**section, mesh=mesh, check_stop=check_stop)
     evaluations[name] = Evaluation(evaluator, every, use_ema)
+    if hasattr(evaluator, 'batches'):
+      print(f'  {name}:', *evaluator.batches.describe(), flush=True)
   return evaluations
 
 

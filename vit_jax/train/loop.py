@@ -1,5 +1,6 @@
 """The loop of a run: step, look, evaluate, save, stop."""
 
+import functools
 import time
 from collections import deque
 
@@ -21,7 +22,8 @@ class Loop:
     self.task, self.checkpoints, self.evals, self.stop = task, checkpoints, evals, stop
     self.step = int(state.step)
     self.total = config['resolved']['total_steps']
-    self.record = Record(config, workdir, self.step)
+    due = {k: functools.partial(v.times_due, self.total) for k, v in evals.items()}
+    self.record = Record(config, workdir, self.step, due)
     self.patience = Patience.of(config)
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
@@ -98,7 +100,8 @@ class Loop:
 
   def _evaluate(self) -> None:
     for name in self._due_evals():
-      values = self.evals[name].run(self.task, self.state)
+      with self.record.evaluating(name):
+        values = self.evals[name].run(self.task, self.state)
       self.record.evaluation(self.step, name, values)
     if self.step < self.total:
       self.early = self.patience.spent(self.record.rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 from vit_jax import distributed, evaluators
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators.metric import Metric, find
-from vit_jax.train import disk, rows
+from vit_jax.train import disk, events, rows
 
 TIME = 'time/'
 TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
@@ -82,7 +82,7 @@ class Metrics:
   """Appends rows `{"step": n, name: number}`, each with one write of a whole line."""
 
   def __init__(self, workdir: Path, keep_to: int, tensorboard: bool = True):
-    """Opens `workdir`/metrics.jsonl, without the rows past step `keep_to`.
+    """Opens `workdir`/metrics.jsonl, without rows and events past step `keep_to`.
 
     Of several processes the first writes, the others keep the rows.
     """
@@ -95,6 +95,7 @@ class Metrics:
     self._early = [] if tensorboard and distributed.is_first() else None
     if not distributed.is_first():
       return
+    events.forget(workdir, keep_to)
     disk.replace(self.path, ''.join(map(rows.line, self.rows)).encode())
     self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
 

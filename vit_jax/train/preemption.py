@@ -4,6 +4,10 @@ One process: SIGTERM and SIGINT set a flag, the run polls it between steps, save
 exits with code 75; a second signal exits at once. A signal that arrives while the first
 step compiles is noticed when that is done.
 
+Python runs handlers in the main thread, between two of its instructions: while that
+thread waits in C++ for a batch, or a compiler, none runs. Signals therefore also write to
+a pipe (`signal.set_wakeup_fd`), and a thread at its end says what it reads and exits.
+
 Several processes must stop after the same step, whichever of them was signalled: JAX's
 coordination service catches SIGTERM and agrees on that step. A Python handler for
 SIGTERM would silently disable it, so none is installed there, and SIGINT keeps its
@@ -13,6 +17,7 @@ default.
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import jax
 from jax.experimental import multihost_utils
@@ -36,10 +41,15 @@ class StopSignal:
     self._polls = 0
     self._previous = {}
     self._several = False
+    self._pipe: tuple[int, int] | None = None
+    self._wakeup_before = -1
+    self._listener: threading.Thread | None = None
+    self.before_exit: Callable[[], None] = lambda: None  # of the second signal
 
   def __enter__(self):
     self._several = jax.process_count() > 1
     if not self._several and threading.current_thread() is threading.main_thread():
+      self._listen()
       self._previous = {n: signal.signal(n, self._on_signal) for n in _SIGNALS}
     return self
 
@@ -48,6 +58,13 @@ class StopSignal:
       # None: a handler that C code installed, which Python cannot put back.
       signal.signal(number, signal.SIG_DFL if handler is None else handler)
     self._previous = {}
+    if self._listener:
+      signal.set_wakeup_fd(self._wakeup_before)
+      read, write = self._pipe
+      os.close(write)
+      self._listener.join(timeout=5)
+      os.close(read)
+      self._listener = None
 
   @property
   def requested(self) -> bool:
@@ -68,13 +85,28 @@ class StopSignal:
         say('preemption notice: all processes save and stop.')
     return self._requested
 
-  def _on_signal(self, number, _):
-    name = signal.Signals(number).name
-    if self._requested:
-      say(f'second {name}: exiting at once, without saving.')
-      os._exit(Preempted.exit_code)
+  def _on_signal(self, *_):
     self._requested = True
-    say(
-      f'{name}: finishing this step, saving, then exiting with code '
-      f'{Preempted.exit_code}; the same command resumes. A second signal exits at once.'
-    )
+
+  def _listen(self) -> None:
+    self._pipe = read, write = os.pipe()
+    os.set_blocking(write, False)
+    self._wakeup_before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    self._listener = threading.Thread(target=self._answer, args=(read,), daemon=True)
+    self._listener.start()
+
+  def _answer(self, read: int) -> None:
+    met = 0
+    while byte := os.read(read, 1):  # until the other end is closed
+      if byte[0] not in _SIGNALS:
+        continue
+      met += 1
+      name = signal.Signals(byte[0]).name
+      if met > 1:
+        say(f'second {name}: exiting at once, without saving.')
+        self.before_exit()
+        os._exit(Preempted.exit_code)
+      say(
+        f'{name}: finishing this step, saving, then exiting with code '
+        f'{Preempted.exit_code}; the same command resumes. A second signal exits at once.'
+      )

@@ -1,67 +1,17 @@
-"""What a run shows a person: progress, values as they come, the end."""
+"""What a run shows a person: its parameters, values as they come, the end."""
 
 import math
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import jax
 
 from vit_jax.data import bad_images
+from vit_jax.train.folder import LOG_FILE
 from vit_jax.train.metrics import TIME, declared
 from vit_jax.train.rows import last_values
-
-
-class Progress:
-  """Step, loss, images per second, time left: a bar on a terminal, else plain lines."""
-
-  def __init__(self, start: int, total: int, batch_size: int):
-    self.total, self.batch_size = total, batch_size
-    self._step, self._time = start, time.perf_counter()
-    self._bar = None
-    if sys.stderr.isatty():
-      import tqdm
-
-      self._bar = tqdm.tqdm(total=total, initial=start, unit='step', leave=False)
-
-  def measure(self, step: int) -> dict[str, float]:
-    """Returns the `time/` values of the steps since the last call, and restarts."""
-    now = time.perf_counter()
-    per_step = (now - self._time) / max(step - self._step, 1)
-    self._step, self._time = step, now
-    return {
-      f'{TIME}images_per_s': self.batch_size / max(per_step, 1e-9),
-      f'{TIME}seconds_left': per_step * (self.total - step),
-    }
-
-  def pause(self, seconds: float) -> None:
-    """Takes time spent outside of steps (evaluation, saving) out of the measure."""
-    self._time += seconds
-
-  def show(self, step: int, row: dict) -> None:
-    """Shows a train row."""
-    text = (
-      f'loss {row["train/loss"]:.4f}  {row[f"{TIME}images_per_s"]:,.0f} images/s  '
-      f'{row[f"{TIME}seconds_left"]:,.0f} s left'
-    )
-    if self._bar is not None:
-      self._bar.n = step
-      self._bar.set_postfix_str(text, refresh=True)
-    else:
-      print(f'step {step}/{self.total}  {text}', flush=True)
-
-  def say(self, text: str) -> None:
-    """Prints a line without breaking the bar."""
-    if self._bar is not None:
-      self._bar.write(text)
-    else:
-      print(text, flush=True)
-
-  def close(self) -> None:
-    if self._bar is not None:
-      self._bar.close()
 
 
 def shown(values: dict, evals: dict) -> str:
@@ -74,9 +24,18 @@ def shown(values: dict, evals: dict) -> str:
 
 
 def summary(
-  rows: list[dict], status: dict, evals: dict, workdir: Path, seconds: float
+  rows: list[dict],
+  status: dict,
+  evals: dict,
+  workdir: Path,
+  seconds: float,
+  source: str | list = '',
 ) -> str:
-  """Returns the end of a run for a person: results, where they are, what is next."""
+  """Returns the end of a run for a person: results, where they are, what is next.
+
+  Args:
+    source: the config's data.source.
+  """
   values = last_values(rows)
   measured = [k for k in values if not k.startswith((TIME, 'train/'))]
   results = {
@@ -95,10 +54,11 @@ def summary(
     if metric.std and key + metric.std in values:
       text += f' ± {metric.text(values[key + metric.std])}'
     lines.append(f'  {key:<{width}} {text}')
-  python = _program('python')
+  python, log = _program('python'), workdir / LOG_FILE
   lines += [
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
+    *([f'What libraries had to say: {log}'] if log.exists() else []),
     *_checkpoints(status),
     *(
       [f'Stopped early: {status["stopped_early"]}'] if 'stopped_early' in status else []
@@ -111,8 +71,11 @@ def summary(
     'Next:',
     f'  {python} -m vit_jax.tools.predict {workdir} IMAGE_OR_FOLDER   # names',
     f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
-    f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images',
   ]
+  if source == 'digits':  # the first run, of those who have images of their own
+    lines.append(
+      f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images'
+    )
   return '\n'.join(lines)
 
 

@@ -86,6 +86,7 @@ _DATA = {
   'seed': _SEED,
   'num_classes': _CLASSES,
   'cache_bytes': _whole(1, 2**50),
+  'max_file_bytes': Range(least=1),
   'max_bad_fraction': Range(least=0, most=1),
   'workers': _whole(1, WORKERS, f'threads, on {os.cpu_count()} processors'),
   'prefetch': _whole(1, 1024, 'batches that are in memory'),

@@ -4,7 +4,10 @@ from pathlib import Path
 
 from vit_jax import distributed
 from vit_jax.train import metrics, progress
+from vit_jax.train.metrics import TIME
+from vit_jax.train.progress_line import ProgressLine
 from vit_jax.train.rows import last_values
+from vit_jax.train.time_left import TimeLeft
 
 
 class Record:
@@ -14,14 +17,17 @@ class Record:
     log: the config's section.
   """
 
-  def __init__(self, config: dict, workdir: Path, step: int):
+  def __init__(self, config: dict, workdir: Path, step: int, due: dict):
+    """`due`: of the evaluations, see `TimeLeft`."""
     self._total = config['resolved']['total_steps']
     self.log, self._evals = metrics.Log(**config['log']), config['evals']
     self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard)
     if step >= self.log.every and not self.rows:
       distributed.say(f'{workdir}/metrics.jsonl holds no rows up to step {step}.')
-    batch_size = config['data']['batch_size']
-    self._progress = progress.Progress(step, self._total, batch_size)
+    self._batch_size = config['data']['batch_size']
+    self._time = TimeLeft(step, self._total, due)
+    self._row = step, self._time.clock()  # the last one: its step, and when
+    self._line = ProgressLine(self._time, self._batch_size)
 
   @property
   def rows(self) -> list[dict]:
@@ -30,27 +36,45 @@ class Record:
 
   def close(self) -> None:
     self._metrics.close()
-    self._progress.close()
+    self._line.close()
 
   def pause(self, seconds: float) -> None:
     """Takes time spent outside of steps out of what is shown of their speed."""
-    self._progress.pause(seconds)
+    self._time.pause(seconds)
+    self._row = self._row[0], self._row[1] + seconds
 
   def train(self, step: int, values: dict) -> None:
     """Records the metrics of a train step, if it is one that `config.log` asks for."""
+    self._time.done(step)
     if step % self.log.every and step != self._total:
+      self._line.step(lambda: float(values['loss']))
       return
     row = {f'train/{key}': float(value) for key, value in values.items()}
-    row |= self._progress.measure(step)
+    row |= self._measures()
     self._metrics.write(step, row)
-    self._progress.show(step, row)
-    self._progress.pause(self._metrics.open_events())
+    self._line.row(row['train/loss'])
+    self.pause(self._metrics.open_events())
+
+  def _measures(self) -> dict[str, float]:
+    """Returns the `time/` values of the steps since the last row."""
+    (step, start), now = self._row, self._time.clock()
+    self._row = self._time.step, now
+    per_step = max(now - start, 1e-9) / max(self._time.step - step, 1)
+    seconds, _ = self._time.seconds()
+    return {
+      f'{TIME}images_per_s': self._batch_size / per_step,
+      f'{TIME}seconds_left': seconds,
+    }
+
+  def evaluating(self, name: str):
+    """Shows, as a context, that an evaluation is under way."""
+    return self._time.evaluating(name)
 
   def evaluation(self, step: int, name: str, values: dict) -> None:
     """Records the numbers of an evaluation."""
     row = {f'{name}/{key}': value for key, value in values.items()}
     self._metrics.write(step, row)
-    self._progress.say(f'step {step}  {progress.shown(row, self._evals)}')
+    self._line.say(f'step {step}  {progress.shown(row, self._evals)}')
 
   def lacks(self, step: int, name: str) -> bool:
     """Whether no numbers of an evaluation are recorded for a step."""

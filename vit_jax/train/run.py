@@ -10,7 +10,7 @@ import os
 import jax
 
 from vit_jax import models, optim, pretrained, sharding, tasks, trees, tune
-from vit_jax.train import evaluations, metrics, progress, schema, start, status
+from vit_jax.train import evaluations, folder, metrics, progress, schema, start, status
 from vit_jax.train.disk import full_raises_disk_full
 from vit_jax.train.lock import lock
 from vit_jax.train.loop import Loop
@@ -37,8 +37,11 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
     stack.enter_context(full_raises_disk_full(workdir))
+    made = folder.missing(workdir)
     workdir = stack.enter_context(lock(workdir))
     stop = stack.enter_context(StopSignal())
+    stack.enter_context(folder.left_as_it_was(made, stop))
+    stack.enter_context(folder.noise_to_log(workdir))
     mesh = sharding.make_mesh(**config['mesh'])
     retain_freed_memory()
     stack.enter_context(jax.set_mesh(mesh))

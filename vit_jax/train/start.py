@@ -5,17 +5,17 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import pretrained, run_config, sharding, trees
+from vit_jax import distributed, pretrained, run_config, sharding, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
-from vit_jax.errors import DataError, UserError
+from vit_jax.errors import UserError
 from vit_jax.train import metrics, schema
 from vit_jax.train.runtime import run_once
 from vit_jax.train.state import State
 
 
 def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
-  """Returns the training batches; DataError or UserError where they cannot be had."""
+  """Returns the training batches, and prints what they hold; UserError without them."""
   section = config['data']
   # That accum is at least 1 is checked by its consumer.
   divisor = sharding.batch_divisor(mesh) * max(config['optim'].get('accum', 1), 1)
@@ -24,16 +24,17 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
       f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
       'mesh data x fsdp x optim.accum.'
     )
-  try:
-    return pipeline.train(
-      **section,
-      seed=config['seed'],
-      num_classes=config['model'].get('num_classes'),
-      bad_log=workdir / 'bad_images.jsonl',
-      **sharding.host_of_batch(mesh),
-    )
-  except UserError as error:
-    raise DataError(str(error)) from error
+  data = pipeline.train(
+    **section,
+    seed=config['seed'],
+    num_classes=config['model'].get('num_classes'),
+    bad_log=workdir / 'bad_images.jsonl',
+    **sharding.host_of_batch(mesh),
+  )
+  print('Data:', *data.describe(), sep='\n  ', flush=True)
+  for line in data.warnings():
+    distributed.say(f'warning: {line}')
+  return data
 
 
 def resolve(config: dict, data: pipeline.Batches) -> dict:

@@ -11,6 +11,8 @@ from vit_jax.data.ops.arguments import MAX_PIXELS
 # What `tf.io.decode_image` reads, by first bytes (a WebP is checked for its tag too).
 _TF_MAGIC = (b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'GIF8', b'BM', b'RIFF')
 _ORIENTATION = 0x0112
+# Major brands of HEIC files (ISO/IEC 23008-12, annex B); the last two may be AVIF too.
+_HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
 
 # A JPEG that will be made much smaller is decoded at 1/2, 1/4 or 1/8, as long as this many
 # times the height and width of the result are left for the resizing to work on. As
@@ -47,19 +49,23 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int]:
 
   Returns:
     (bytes that TensorFlow decodes, EXIF orientation 1..8; 1 where there is none).
-    Formats that only Pillow reads (TIFF, PPM, ...) come back as PNG.
+    What only Pillow reads (TIFF, PPM, HEIC, animated WebP, of which the first frame
+    counts, ...) comes back as PNG.
 
   Raises:
-    BadImage: empty, no known image, or more than MAX_PIXELS by its header.
+    BadImage: empty, no known image, one whose package is missing, or more than
+      MAX_PIXELS by its header.
   """
   from PIL import Image
 
   if not data:
     raise BadImage('empty file')
+  if data[4:8] == b'ftyp' and data[8:12] in _HEIF_BRANDS:
+    _register_heif()
   try:
     with Image.open(io.BytesIO(data)) as image:
       _refuse_bomb(*image.size)
-      if not data.startswith(_TF_MAGIC):
+      if not data.startswith(_TF_MAGIC) or _is_animated_webp(data):
         return _as_png(image, exif), 1
       return data, _orientation(image, data) if exif else 1
   except BadImage:
@@ -71,6 +77,26 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int]:
     if 'cannot identify' in str(error):
       raise BadImage('not an image of a known type') from None
     raise BadImage(f'broken header: {type(error).__name__} {reason}'.strip()) from None
+
+
+@functools.cache
+def _register_heif() -> None:
+  try:
+    import pillow_heif
+  except ImportError:
+    raise BadImage(
+      "HEIC, which needs pillow-heif (pip install 'vit_jax[heif]'), or a conversion to "
+      'JPEG'
+    ) from None
+  # One thread for each image: the reader has its own.
+  pillow_heif.options.DECODE_THREADS = 1
+  pillow_heif.register_heif_opener()
+
+
+def _is_animated_webp(data: bytes) -> bool:
+  # The flag of animation, whatever the number of frames: TensorFlow refuses it in RGB.
+  extended = data[:4] == b'RIFF' and data[12:16] == b'VP8X' and len(data) > 20
+  return extended and bool(data[20] & 0x02)
 
 
 def _refuse_bomb(width: int, height: int) -> None:

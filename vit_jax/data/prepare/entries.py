@@ -11,8 +11,8 @@ class Entry(NamedTuple):
   Attributes:
     path: '/'-separated, as messages and keys show it.
     folder: the path of its class's folder; '' for a file in none.
-    read: returns the bytes; only until the next entry is asked for. Raises OSError or
-      one of DAMAGE.
+    read: returns the bytes; only until the next entry is asked for. Raises OSError,
+      `BadImage` or one of DAMAGE.
     error: why there is nothing to read, or ''.
   """
 

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 
+from vit_jax.data import image_file
 from vit_jax.data.prepare import tars
 from vit_jax.data.prepare.entries import Entry, clean, is_hidden
 from vit_jax.data.sources import folder, listing
@@ -39,8 +40,7 @@ class Files:
       yield Entry(clean(path), self.folder, lambda p=path: self._read(p))
 
   def _read(self, path: str) -> bytes:
-    with open(os.path.join(self.root, path), 'rb') as file:
-      return file.read()
+    return image_file.read(os.path.join(self.root, path))
 
 
 def pieces(root: str, *, ranges: bool) -> list[Files | tars.Tar]:
@@ -92,6 +92,13 @@ def _listing(directory: str) -> tuple[list[str], list[str]]:
     entries = [e for e in os.scandir(directory) if not is_hidden(e.name)]
   except OSError as error:
     raise UserError(f'{directory}: {error.strerror}.') from None
-  folders = sorted(e.name for e in entries if e.is_dir())
-  archives = sorted(e.name for e in entries if tars.is_name(e.name) and e.is_file())
+  folders = sorted(e.name for e in entries if listing.is_folder(e))
+  archives = sorted(e.name for e in entries if tars.is_name(e.name) and _is_file(e))
   return folders, archives
+
+
+def _is_file(entry: os.DirEntry) -> bool:
+  try:
+    return entry.is_file()
+  except OSError:  # a link that leads to itself
+    return False

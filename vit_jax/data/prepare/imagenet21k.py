@@ -14,7 +14,7 @@ import re
 from vit_jax.data.prepare import folders, tars
 from vit_jax.data.prepare.entries import Entry
 from vit_jax.data.prepare.plan import LeftOut, Place, Plan, number
-from vit_jax.data.sources.listing import EXTENSIONS
+from vit_jax.data.sources.listing import extensions
 from vit_jax.errors import UserError
 
 # A look at so many files of an archive tells whether it can be ImageNet-21k.
@@ -31,7 +31,7 @@ class _Synsets:
     if not _WORDNET_ID.fullmatch(synset):
       raise LeftOut('not in a tar or folder of a WordNet id (nXXXXXXXX)')
     name = entry.path.rpartition('/')[2]
-    if entry.read and not name.lower().endswith(EXTENSIONS):
+    if entry.read and not name.lower().endswith(extensions()):
       raise LeftOut('no image by its name')
     # Without what the archive is called, so that the order does not depend on it.
     return Place(f'{synset}/{name}', 'full', (synset,))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vit_jax.data.prepare import folders, manifest, tars
 from vit_jax.data.prepare.entries import Entry
 from vit_jax.data.prepare.plan import LeftOut, Place, Plan, fraction, number
-from vit_jax.data.sources.listing import EXTENSIONS
+from vit_jax.data.sources.listing import extensions
 from vit_jax.errors import UserError
 
 _SHARE = re.compile(r'([A-Za-z]\w*)=(\d+(?:\.\d+)?)%')
@@ -41,7 +41,7 @@ class _Folders:
 
   def __call__(self, entry: Entry) -> Place:
     above, _, label = entry.folder.rpartition('/')
-    if entry.read and not entry.path.lower().endswith(EXTENSIONS):
+    if entry.read and not entry.path.lower().endswith(extensions()):
       raise LeftOut('no image by its name')
     if not label:
       raise LeftOut('in no folder, so of no class')

@@ -137,6 +137,8 @@ class Plan:
       return Outcome(entry.path, place, None, '', 'class')
     try:
       data = entry.read()
+    except BadImage as error:
+      return Outcome(entry.path, None, None, str(error), 'broken')
     except (OSError, *tars.DAMAGE) as error:
       reason = f'cannot be read: {getattr(error, "strerror", None) or error}'
       return Outcome(entry.path, None, None, reason, 'broken')

@@ -7,6 +7,7 @@ import importlib
 import os
 
 from vit_jax.config import bind
+from vit_jax.data.sources import listing
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, did_you_mean
 
@@ -42,7 +43,12 @@ def build(source: str, split: str, **options) -> Source:
     if source.startswith(scheme):
       raise
     # Taken for a TFDS name for want of anything else: it may be a slip.
-    raise UserError(f'{error}{did_you_mean(source, SOURCES)}') from None
+    if source == target.partition(':')[0]:  # no version: it may be a folder's name
+      here = [entry.name for entry in os.scandir() if listing.is_folder(entry)]
+      near = did_you_mean(source, [*here, *SOURCES])
+      why = getattr(error, 'brief', error)
+      error = f'There is no folder {source!r} in {os.getcwd()}.{near} {why}'
+    raise UserError(str(error)) from None
 
 
 def check_options(where: str, options: dict, beside: dict) -> None:

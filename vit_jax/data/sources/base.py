@@ -3,10 +3,11 @@
 import abc
 import hashlib
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from vit_jax.data import image_file
 from vit_jax.data.features import Feature, ImageFeature, LabelFeature
 from vit_jax.data.sources import order
 from vit_jax.errors import UserError
@@ -26,6 +27,9 @@ class Source(abc.ABC):
     streamed: read from front to back, see `Stream`.
     exif: apply the EXIF orientation, as for photographs from a camera. Not for
       published data sets, whose published numbers ignore it.
+    max_file_bytes: an encoded image of more is a bad one.
+    left_out: {extension: files} that are beside the images and no images by their name.
+    misplaced: the same of files outside of all classes.
     fingerprint: a cheap hash that changes when the examples do.
   """
 
@@ -38,6 +42,9 @@ class Source(abc.ABC):
   labels: np.ndarray | None = None
   streamed: bool = False
   exif: bool = False
+  max_file_bytes: int = image_file.MAX_BYTES
+  left_out: Mapping[str, int] = types.MappingProxyType({})
+  misplaced: Mapping[str, int] = types.MappingProxyType({})
   fingerprint: str
 
   @property

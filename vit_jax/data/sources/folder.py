@@ -3,9 +3,12 @@
 import concurrent.futures
 import logging
 import os
+from collections import Counter
 
 import numpy as np
 
+from vit_jax.data import contents, image_file
+from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.sources import listing, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError
@@ -27,8 +30,8 @@ class Folder(Source):
   Classes are the names of the folders, sorted; folders inside a class belong to it.
   A split's images are in a fixed pseudo-random order, that of a hash of their path
   below the root: 'train[:90%]' holds every class although files are sorted by class,
-  and adding a file hardly moves the others. Hidden files, and files that are not images
-  by their extension, are left out. Symbolic links are followed.
+  and adding a file hardly moves the others. Hidden files are left out, and files that
+  are not images by their extension are counted (`left_out`). Symbolic links are followed.
 
   Args:
     target: ROOT.
@@ -52,6 +55,7 @@ class Folder(Source):
     directories = _split_directories(root)
     self.class_names = _class_names(directories)
     self.num_classes = len(self.class_names)
+    self.left_out, self.misplaced = Counter(), Counter()
     wanted = []
     for name, start, stop in splits.parse(split):
       name = _canonical(name)
@@ -84,14 +88,20 @@ class Folder(Source):
     return len(self._paths)
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    contents = self._pool.map(_read, [self.name_of(i) for i in indices])
+    files = self._pool.map(self._content, [self.name_of(i) for i in indices])
     return [
       {**content, 'label': int(label)}
-      for content, label in zip(contents, self.labels[indices], strict=True)
+      for content, label in zip(files, self.labels[indices], strict=True)
     ]
 
   def name_of(self, index: int) -> str:
     return os.path.join(self._root, self._paths[index])
+
+  def _content(self, path: str) -> dict:
+    try:
+      return {'image': image_file.read(path, self.max_file_bytes)}
+    except BadImage as error:
+      return {'error': str(error)}
 
   def _scan(self, directory: str, keep_listing: bool) -> list[tuple[str, int, int]]:
     """Returns a split's (path below the root, label, size in bytes) in its order."""
@@ -103,25 +113,22 @@ class Folder(Source):
         f'{self.name}: {directory} has folders that are not classes of the train split: '
         f'{_some(unknown)}.'
       )
-    paths, sizes, places, _ = listing.images_in(
+    paths, sizes, places, states = listing.images_in(
       self._root, directory, folders, self._pool, keep_listing
     )
+    left_out = [Counter(ignored) for *_, ignored in states.values()]
+    self.left_out.update(sum(left_out, Counter()))
+    self.misplaced.update(listing.files_in(directory))
     if empty := sorted(set(range(len(folders))) - set(places)):
       where = [os.path.join(directory, folders[i]) for i in empty]
+      there = sum((left_out[i] for i in empty), Counter())
       raise UserError(
-        f'{self.name}: no image in {_some(where)}. Remove the folder, or add images '
-        f'({" ".join(sorted(listing.EXTENSIONS))}).'
+        f'{self.name}: no image in {_some(where)}{contents.only(there)}. Remove the '
+        f'folder, or add images ({" ".join(sorted(listing.extensions()))}).'
+        f'{contents.how_to_convert(there)}'
       )
     labels = [label_of[name] for name in folders]
     return list(zip(paths, [labels[i] for i in places], sizes, strict=True))
-
-
-def _read(path: str) -> dict:
-  try:
-    with open(path, 'rb') as file:
-      return {'image': file.read()}
-  except OSError as error:
-    return {'error': f'cannot be read: {error.strerror}'}
 
 
 def _canonical(name: str) -> str:
@@ -169,7 +176,9 @@ def _folders(directory: str) -> list[str]:
   try:
     with os.scandir(directory) as entries:
       return sorted(
-        e.name for e in entries if e.is_dir() and not listing.is_hidden(e.name)
+        e.name
+        for e in entries
+        if listing.is_folder(e) and not listing.is_hidden(e.name)
       )
   except OSError as error:
     raise UserError(f'folder: {directory}: {error.strerror}.') from None

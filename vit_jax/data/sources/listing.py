@@ -13,10 +13,12 @@ whose images were all written anew.
 import concurrent.futures
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import time
 import uuid
+from collections import Counter
 from typing import NamedTuple
 
 from vit_jax import paths
@@ -27,6 +29,9 @@ EXTENSIONS = (
   *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.gif', '.bmp', '.webp', '.avif', '.jp2'),
   *('.tif', '.tiff', '.ppm', '.pgm', '.pbm', '.pnm', '.tga'),
 )
+
+# Of a telephone's photographs; pillow-heif brings the decoder.
+HEIF = ('.heic', '.heif')
 
 # A directory that changes twice within a tick of its file system's clock (4 ms, up to 2 s)
 # may look the same after the second change as after the first. What changed less than this
@@ -42,11 +47,13 @@ class Found(NamedTuple):
     sizes: of each in bytes; 0 of a link that leads nowhere.
     folders: {path below it: `_state`} of itself ('') and of every directory in it; None
       of one that may change unseen.
+    ignored: {extension: number} of the other files that are not hidden.
   """
 
   images: list[str]
   sizes: list[int]
   folders: dict[str, list[int] | None]
+  ignored: dict[str, int]
 
 
 class Listing(NamedTuple):
@@ -56,13 +63,19 @@ class Listing(NamedTuple):
     paths: below a root.
     sizes: of each in bytes.
     places: of each, the index of its folder.
-    folders: {folder: [`Found.folders`, a path below it, its size]}, in their order.
+    folders: {folder: [`Found.folders`, a path below it, its size, `Found.ignored`]}, in
+      their order.
   """
 
   paths: list[str]
   sizes: list[int]
   places: list[int]
   folders: dict[str, list]
+
+
+def extensions() -> tuple[str, ...]:
+  """Returns those of images that can be read here, in lower case."""
+  return EXTENSIONS + (HEIF if importlib.util.find_spec('pillow_heif') else ())
 
 
 def images_below(directory: str) -> list[tuple[str, int]]:
@@ -124,7 +137,8 @@ def _merged(root, directory, names, same, kept, found: dict[int, Found]) -> List
     prefix = os.path.join(directory, names[i], '')[len(os.path.join(root, '')) :]
     files = list(zip(one.images, one.sizes, strict=True))
     rows += [(prefix + image, size, i) for image, size in files]
-    folders[names[i]] = [one.folders, *(files[0] if files else ('', 0))]
+    some = files[0] if files else ('', 0)
+    folders[names[i]] = [one.folders, *some, one.ignored]
   rows.sort(key=lambda row: hashlib.sha256(os.fsencode(row[0])).digest())
   return Listing(*([row[column] for row in rows] for column in range(3)), folders)
 
@@ -133,9 +147,29 @@ def is_hidden(name: str) -> bool:
   return name.startswith('.') or name == '__MACOSX'
 
 
+def is_folder(entry: os.DirEntry) -> bool:
+  """Whether an entry is a folder, or a link to one; not a link that leads to itself."""
+  try:
+    return entry.is_dir()
+  except OSError:
+    return False
+
+
+def files_in(directory: str) -> Counter:
+  """Returns {extension: number} of the files that are in a directory itself."""
+  with contextlib.suppress(OSError), os.scandir(directory) as entries:
+    there = [e.name for e in entries if not is_hidden(e.name) and not is_folder(e)]
+    return Counter(map(_extension, there))
+  return Counter()
+
+
+def _extension(name: str) -> str:
+  return os.path.splitext(name)[1].lower() or 'without extension'
+
+
 def _list(directory: str) -> Found:
-  found = Found([], [], {})
-  todo, seen = [''], set()
+  found = Found([], [], {}, Counter())
+  todo, seen, known = [''], set(), extensions()
   while todo:
     below = todo.pop()
     here = os.path.join(directory, below) if below else directory
@@ -155,13 +189,15 @@ def _list(directory: str) -> Found:
           name = entry.name
           if is_hidden(name):
             continue
-          if entry.is_dir():
+          if is_folder(entry):
             todo.append(prefix + name)
-          elif name.lower().endswith(EXTENSIONS):
+          elif name.lower().endswith(known):
             found.images.append(prefix + name)
             found.sizes.append(_size(entry))
-          elif entry.is_symlink():
-            state = None  # to a folder, perhaps, that is mounted later
+          else:
+            found.ignored[_extension(name)] += 1
+            if entry.is_symlink():
+              state = None  # to a folder, perhaps, that is mounted later
     except OSError as error:
       raise UserError(f'folder: {here}: {error.strerror}.') from None
     found.folders[below] = state
@@ -191,7 +227,7 @@ def _holds(directory: str, known: list | None) -> bool:
   """Whether what is known of a folder, in `Listing.folders`, is still so."""
   if known is None:
     return False
-  folders, some, size = known
+  folders, some, size, _ = known
   try:
     for below, state in folders.items():
       if _state(os.path.join(directory, below)) != state:
@@ -205,7 +241,9 @@ def _holds(directory: str, known: list | None) -> bool:
 
 
 def _place(root: str, directory: str) -> str:
-  key = hashlib.sha256(os.fsencode(f'{root}\0{directory}')).hexdigest()[:16]
+  # With what decides the content: the version of the form, and which files are images.
+  about = '\0'.join([root, directory, '2', *extensions()])
+  key = hashlib.sha256(os.fsencode(about)).hexdigest()[:16]
   return str(paths.cache_dir() / 'listings' / f'{key}.json')
 
 

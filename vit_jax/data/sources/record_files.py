@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax import paths
+from vit_jax.data import stalls
 from vit_jax.errors import UserError
 
 _HEADER, _FOOTER = 12, 4
@@ -71,7 +72,8 @@ class Records:
   def read(self, row: np.ndarray) -> bytes:
     """Returns the data of one record, a row of `rows`."""
     path_index, offset, size = (int(x) for x in row)
-    with open(self.paths[path_index], 'rb', buffering=0) as file:
+    path = self.paths[path_index]
+    with stalls.reading(path), open(path, 'rb', buffering=0) as file:
       return os.pread(file.fileno(), size, offset)
 
   def run(self, path_index: int, start: int, stop: int) -> list[bytes]:
@@ -82,11 +84,12 @@ class Records:
     """
     bounds = self._offsets[path_index][start : stop + 1].tolist()
     # Not `open`, whose file object costs more than opening, reading and closing do.
-    file = os.open(self.paths[path_index], os.O_RDONLY)
-    try:
-      data = os.pread(file, bounds[-1] - bounds[0], bounds[0])
-    finally:
-      os.close(file)
+    with stalls.reading(self.paths[path_index]):
+      file = os.open(self.paths[path_index], os.O_RDONLY)
+      try:
+        data = os.pread(file, bounds[-1] - bounds[0], bounds[0])
+      finally:
+        os.close(file)
     ends = [bound - bounds[0] for bound in bounds]
     return [
       data[ends[i] + _HEADER : ends[i + 1] - _FOOTER] for i in range(stop - start)
@@ -122,7 +125,9 @@ class ArrayRecords:
     Raises:
       UserError, ValueError, IndexError: if they cannot be read.
     """
-    return self._reader(self.paths[path_index]).read(start, stop)
+    path = self.paths[path_index]
+    with stalls.reading(path):
+      return self._reader(path).read(start, stop)
 
   def _open(self, path):
     try:

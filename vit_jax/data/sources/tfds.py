@@ -13,16 +13,29 @@ from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import Records
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import DataError, UserError, did_you_mean
 
 _NAME = re.compile(r'(?P<name>[\w-]+)(/(?P<config>[^:/]+))?(:(?P<version>[\d.]+))?')
 _INFO = 'dataset_info.json'
+
+# Of the thousand names that TFDS knows one is always a little like any other word.
+_ALIKE = 0.8
 
 # Data sets that TFDS cannot fetch itself, and what to put where.
 _MANUAL = {
   'imagenet2012': 'ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar '
   '(from image-net.org, after registration)',
 }
+
+
+class Unknown(DataError):
+  """No data set of that name is prepared, and TFDS knows none.
+
+  Attributes:
+    brief: the same for those who may not have meant one.
+  """
+
+  brief: str
 
 
 class Tfds(Source):
@@ -228,7 +241,7 @@ def _locate(target: str, data_dir: str | None) -> str:
     for only, versions in configs.items():
       home, found = os.path.join(home, only), versions
   if not found or (version and version not in found):
-    raise UserError(_how_to_prepare(target, name, data_dir, home, found, version))
+    raise _not_prepared(target, name, data_dir, home, found, version)
   newest = max(found, key=lambda v: [int(n) for n in v.split('.')])
   return os.path.join(home, version or newest)
 
@@ -246,7 +259,7 @@ def _versions(directory: str) -> list[str]:
   ]
 
 
-def _how_to_prepare(target, name, data_dir, home, found, version) -> str:
+def _not_prepared(target, name, data_dir, home, found, version) -> DataError:
   where = os.path.join(home, version or '<version>')
   have = f' Prepared versions: {found}.' if found else ''
   message = f'tfds:{target} is not prepared: there is no {where}/{_INFO}.{have}'
@@ -254,14 +267,18 @@ def _how_to_prepare(target, name, data_dir, home, found, version) -> str:
   if name in known:
     if name in _MANUAL:
       message += f' Put {_MANUAL[name]} into {data_dir}/downloads/manual.'
-    return f'{message} Prepare it with: {_command(target, data_dir)}'
-  near = did_you_mean(name, [*known, *_children(data_dir)])
-  return (
+    return DataError(f'{message} Prepare it with: {_command(target, data_dir)}')
+  near = did_you_mean(name, [*known, *_children(data_dir)], _ALIKE)
+  error = Unknown(
     f'{message} TFDS has no data set of that name{" (ImageNet-21k is not in TFDS)" * ("21k" in name)}: '
     f'make {home} from an archive, a folder or a list (python -m vit_jax.tools.prepare '
     f'--help) or by a TFDS builder of your own, set TFDS_DATA_DIR or '
     f"data.source_options={{'data_dir': ...}}, or use 'folder:PATH'.{near}"
   )
+  error.brief = (
+    f'No data set of that name is in {data_dir} (TFDS_DATA_DIR) either.{near}'
+  )
+  return error
 
 
 def _command(target: str, data_dir: str) -> str:

@@ -1,0 +1,149 @@
+"""Files that block their reader, are no files or too large; and input that does not come."""
+
+import os
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import naming
+from PIL import Image
+
+from vit_jax.data import bad_images, image_file, pipeline, stalls
+from vit_jax.data.ops.decode import BadImage
+from vit_jax.errors import UserError
+
+PP = 'decode|resize(8)|value_range(-1, 1)'
+
+
+@pytest.fixture
+def folder(tmp_path):
+  root = tmp_path / 'root'
+  for name in 'ab':
+    (root / 'train' / name).mkdir(parents=True)
+    for i in range(6):
+      Image.new('RGB', (9, 9)).save(root / 'train' / name / f'{i}.png')
+  return root
+
+
+def bad_of(root, tmp_path, **options) -> dict[str, str]:
+  """Returns {file name: reason} of the bad images of a folder."""
+  log = tmp_path / 'bad.jsonl'
+  log.unlink(missing_ok=True)
+  options = {'max_bad_fraction': 1.0} | options
+  data = pipeline.evaluate(str(root), 'train', PP, 8, bad_log=log, **options)
+  for _ in data.iterate():
+    pass
+  return {
+    os.path.basename(x['path']): x['reason'] for x in bad_images.read_log(str(log))
+  }
+
+
+def test_what_is_no_regular_file_is_not_opened(folder, tmp_path):
+  os.mkfifo(folder / 'train/a/fifo.png')
+  (folder / 'train/a/zero.png').symlink_to('/dev/zero')
+  (folder / 'train/a/self.png').symlink_to('self.png')
+  (folder / 'train/a/self').symlink_to('self')
+  got = bad_of(folder, tmp_path)
+  assert re.search(naming('FIFO', 'regular file'), got.pop('fifo.png'))
+  assert re.search(naming('device', 'regular file'), got.pop('zero.png'))
+  assert 'symbolic links' in got.pop('self.png')
+  assert not got
+
+
+@pytest.mark.parametrize('limit', [None, 5_000])
+def test_files_that_are_too_large(folder, tmp_path, limit):
+  size = 6 << 30 if limit is None else 5_001
+  with open(folder / 'train/b/huge.png', 'wb') as file:
+    file.truncate(size)
+  got = bad_of(folder, tmp_path, **({} if limit is None else {'max_file_bytes': limit}))
+  facts = (f'{size:,}', f'{limit or 256 << 20:,}', 'data.max_file_bytes')
+  assert re.search(naming(*facts), got.pop('huge.png'))
+  assert not got
+  if limit:
+    larger = bad_of(folder, tmp_path, max_file_bytes=limit + 1)
+    assert larger == {'huge.png': 'not an image of a known type'}
+
+
+def test_a_limit_is_for_files():
+  for limit, facts in ((0, (0,)), (5, ('digits', 'arrays'))):
+    with pytest.raises(UserError, match=naming(f'max_file_bytes={limit}', *facts)):
+      pipeline.train('digits', 'train', 'value_range(-1, 1)', 8, max_file_bytes=limit)
+
+
+def test_names_that_are_not_utf8(folder, tmp_path):
+  data = (folder / 'train/a/0.png').read_bytes()
+  odd = os.fsencode(folder) + b'/train/caf\xe9'
+  os.mkdir(odd)
+  for name in (b'x\xff.png', b'y.png'):
+    with open(odd + b'/' + name, 'wb') as file:
+      file.write(data)
+  with open(odd + b'/z\xff.png', 'wb') as file:
+    file.write(data[:20])
+  for keep in (True, True, False):
+    got = bad_of(folder, tmp_path, source_options={'keep_listing': keep})
+    assert list(got) == [os.fsdecode(b'z\xff.png')]
+  source = pipeline.train(str(folder), 'train', PP, 8).source
+  assert source.class_names == ['a', 'b', os.fsdecode(b'caf\xe9')]
+  assert np.bincount(source.labels).tolist() == [6, 6, 3]
+
+
+def test_a_file_that_changes_into_a_fifo(tmp_path, monkeypatch):
+  path = tmp_path / 'x.png'
+  path.write_bytes(b'x')
+  regular = os.stat(path)
+  path.unlink()
+  os.mkfifo(path)
+  monkeypatch.setattr(image_file.os, 'stat', lambda _: regular)
+  with pytest.raises(BadImage, match='FIFO'):
+    image_file.read(path)
+  assert stalls.under_way() == []
+
+
+def test_a_stall_names_the_file(folder, monkeypatch, capfd):
+  """One file of a dead mount: its reader waits in the kernel."""
+  dead, alive, readall = threading.Event(), threading.Event(), image_file._check
+
+  def check(status, max_bytes):
+    if stalls.under_way()[0][0].endswith('b/3.png') and not alive.is_set():
+      dead.set()
+      alive.wait(20)
+    readall(status, max_bytes)
+
+  data = pipeline.evaluate(str(folder), 'train', PP, 8)
+  list(data.iterate())  # TensorFlow loaded and the ops traced
+  monkeypatch.setattr(image_file, '_check', check)
+  monkeypatch.setattr(stalls.watched, '__defaults__', (0.2,))
+  said = []
+
+  def release():
+    dead.wait(20)
+    time.sleep(1)
+    said.append(capfd.readouterr().err)
+    alive.set()
+
+  thread = threading.Thread(target=release)
+  thread.start()
+  assert sum(batch['mask'].sum() for batch in data.iterate()) == 12
+  thread.join()
+  lines = [line for line in said[0].splitlines() if 'No batch' in line]
+  assert 2 <= len(lines) <= 3  # after 0.2, 0.4, 0.8 s
+  assert f'{folder}/train/b/3.png' in lines[-1]
+  assert stalls.under_way() == []
+
+
+def test_no_line_where_nothing_stalls(capfd):
+  batches = stalls.watched(iter(range(5)), after=0.1)
+  for _ in batches:
+    time.sleep(0.15)  # the consumer's time
+  assert capfd.readouterr().err == ''
+
+
+def test_waiting_without_a_file(capfd):
+  def slow():
+    time.sleep(0.5)
+    yield 1
+
+  assert list(stalls.watched(slow(), after=0.2)) == [1]
+  assert 'No file is being read' in capfd.readouterr().err

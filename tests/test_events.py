@@ -1,0 +1,72 @@
+"""TensorBoard's files hold each step once, also after kills."""
+
+import collections
+import shutil
+
+import pytest
+import runs
+
+from vit_jax.train import events
+
+SHORT = ('steps=6', 'optim.schedule.warmup=2', 'log.tensorboard=True', 'log.every=1')
+SHORT += ('checkpoint.every=2', 'checkpoint.keep_latest=3')
+
+
+def read(workdir) -> collections.Counter:
+  """Returns {(name, step): times} of all event files, read by TensorBoard's own code."""
+  from tensorboard.backend.event_processing import event_file_loader
+
+  found = collections.Counter()
+  for path in workdir.glob('events.out.tfevents.*'):
+    for event in event_file_loader.EventFileLoader(str(path)).Load():
+      found.update((value.tag, event.step) for value in event.summary.value)
+  return found
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('run')
+  with pytest.MonkeyPatch.context() as patch:
+    runs.on_one_device(patch)
+    runs.run(workdir, *SHORT)
+  return workdir
+
+
+def test_a_run_that_resumes_repeats_no_event(run, tmp_path, monkeypatch):
+  runs.on_one_device(monkeypatch)
+  want = read(run)
+  assert set(want.values()) == {1}
+  assert {step for _, step in want} >= {1, 2, 3, 4, 5, 6}
+  again = shutil.copytree(run, tmp_path / 'run')
+  for step in ('4', '6'):  # killed after its rows of step 6, before that checkpoint
+    shutil.rmtree(again / 'checkpoints' / step)
+  runs.run(again, *SHORT)
+  assert read(again) == want
+  assert runs.rows(again) == runs.rows(run)
+  assert len(list(again.glob('events*'))) == 2  # the first one's times are kept
+
+
+@pytest.mark.parametrize('step', [-1, 0, 3, 6, 100])
+def test_what_is_cut(run, tmp_path, step):
+  (path,) = run.glob('events*')
+  kept = tmp_path / path.name
+  shutil.copy(path, kept)
+  events.forget(tmp_path, step)
+  want = {key: n for key, n in read(run).items() if key[1] <= step}
+  assert read(tmp_path) == want
+  if step > 6:
+    assert kept.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+  'damage',
+  [b'', b'\xff' * 40, b'\0' * 40, b'\5\0\0'],
+  ids=['none', 'ones', 'zeros', 'torn'],
+)
+def test_damage_is_cut_off(run, tmp_path, damage):
+  (path,) = run.glob('events*')
+  (tmp_path / path.name).write_bytes(path.read_bytes() + damage)
+  events.forget(tmp_path, 3)
+  assert read(tmp_path) == {k: n for k, n in read(run).items() if k[1] <= 3}
+  (tmp_path / path.name).write_bytes(damage)
+  events.forget(tmp_path, 3)

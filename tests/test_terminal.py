@@ -1,0 +1,66 @@
+"""The noise of libraries goes to a file; what is for the person, and crashes, do not."""
+
+import faulthandler
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from vit_jax import distributed, terminal
+
+CODE = """
+import os, sys, warnings
+from vit_jax import terminal
+with terminal.noise_to(sys.argv[1]):
+  os.write(2, b'noise\\n')
+  os.system('echo child >&2')
+  print('python', file=sys.stderr)
+  warnings.warn('careful')
+  terminal.say('said')
+  if sys.argv[2] == 'abort':
+    os.abort()
+  if sys.argv[2] == 'raise':
+    raise KeyError('raised')
+os.write(2, b'after\\n')
+print('python after', file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize('end', ['well', 'raise', 'abort'])
+def test_in_a_process(tmp_path, end):
+  args = [sys.executable, '-c', CODE, str(tmp_path / 'log'), end]
+  done = subprocess.run(args, capture_output=True, text=True, check=False)
+  assert (tmp_path / 'log').read_text() == 'noise\nchild\n'
+  error = done.stderr
+  assert 'noise' not in error
+  assert error.index('python') < error.index('careful') < error.index('said')
+  if end == 'well':
+    assert done.returncode == 0
+    assert error.endswith('said\nafter\npython after\n')
+  if end == 'raise':
+    assert error.endswith("KeyError: 'raised'\n")
+  if end == 'abort':
+    assert 'Fatal Python error: Aborted' in error
+    assert 'in <module>' in error
+
+
+def test_under_tests_and_in_notebooks(tmp_path, capfd):
+  stream, enabled = sys.stderr, faulthandler.is_enabled()
+  files = len(os.listdir('/proc/self/fd'))
+  with pytest.raises(ZeroDivisionError), terminal.noise_to(tmp_path / 'log'):  # noqa: PT012
+    os.write(2, b'noise\n')
+    print('python', file=sys.stderr)
+    distributed.say('said caf\udce9')
+    with warnings.catch_warnings(), terminal.noise_to(tmp_path / 'inner'):
+      os.write(2, b'more\n')
+      terminal.say('inner')
+    os.write(2, b'noise\n')
+    raise ZeroDivisionError
+  os.write(2, b'after\n')
+  assert capfd.readouterr().err == 'python\nsaid caf\\udce9\ninner\nafter\n'
+  assert (tmp_path / 'log').read_text() == 'noise\nnoise\n'
+  assert (tmp_path / 'inner').read_text() == 'more\n'
+  assert (sys.stderr, faulthandler.is_enabled()) == (stream, enabled)
+  assert len(os.listdir('/proc/self/fd')) == files

@@ -1,0 +1,88 @@
+"""What a source holds, for the person who wonders whether it is what they meant."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.data.sources import listing
+
+# A class of fewer images to train on can hardly be learned, and may be a slip.
+FEW = 5
+_NAMED = 5
+
+_HOW = {
+  ('.heic', '.heif'): 'HEIC is read once pillow-heif is installed (pip install '
+  "'vit_jax[heif]'); or convert the files: magick mogrify -format jpg *.heic",
+  ('.svg', '.svgz'): 'SVG is a drawing, not pixels: magick mogrify -format png *.svg',
+}
+
+
+def describe(source, split: str) -> str:
+  """Returns 'folder:photos, train: 1,200 images, 10 classes of 37 to 160; ...'.
+
+  Args:
+    split: '' where the source is a part of a mixture.
+  """
+  text = f'{source.name}, {split}'.removesuffix(', ') + f': {len(source):,} images'
+  if (classes := source.num_classes) is not None:
+    text += f', {classes:,} {"class" if classes == 1 else "classes"}'
+  if (counts := _counts(source)) is not None:
+    low, high = counts.min(), counts.max()
+    text += f' of {low:,}' if low == high else f' of {low:,} to {high:,}'
+  if source.left_out:
+    text += f'; left out: {_files(source.left_out)}'
+  if source.misplaced:
+    text += f'; in no class: {_files(source.misplaced)}'
+  return text
+
+
+def warnings(source) -> list[str]:
+  """Returns a line for each thing that looks like a slip in what a run trains on."""
+  lines = []
+  counts = _counts(source)
+  if counts is not None and source.class_names:
+    few = [
+      (source.class_names[i], int(counts[i])) for i in np.flatnonzero(counts < FEW)
+    ]
+    if few:
+      named = [f'{name!r} ({count})' for name, count in few[:_NAMED]]
+      more = f' and {len(few) - _NAMED} more' if len(few) > _NAMED else ''
+      lines.append(
+        f'{source.name}: {"classes" if len(few) > 1 else "a class"} of under {FEW} '
+        f'images: {", ".join(named)}{more}.'
+      )
+  if hint := how_to_convert(source.left_out):
+    there = {k: n for k, n in source.left_out.items() if any(k in e for e in _HOW)}
+    lines.append(f'{source.name}: {_files(there)} left out.{hint}')
+  pictures = {k: n for k, n in source.misplaced.items() if k in listing.extensions()}
+  if pictures:
+    lines.append(
+      f'{source.name}: {_files(pictures)} in no class: an image belongs into the folder '
+      'of its class.'
+    )
+  return lines
+
+
+def how_to_convert(left_out: Mapping[str, int]) -> str:
+  """Returns ' HEIC is ...' for the files among these that can be made readable, or ''."""
+  hints = [
+    text for endings, text in _HOW.items() if any(e in left_out for e in endings)
+  ]
+  return ''.join(f' {text}.' for text in hints)
+
+
+def only(left_out: Mapping[str, int]) -> str:
+  """Returns ' (only 3 .heic)' for files found in the place of images, or ''."""
+  return f' (only {_files(left_out)})' if left_out else ''
+
+
+def _counts(source) -> np.ndarray | None:
+  if source.labels is None or source.num_classes is None or not len(source.labels):
+    return None
+  return np.bincount(source.labels, minlength=source.num_classes)
+
+
+def _files(counts: Mapping[str, int]) -> str:
+  most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  more = f' and {len(most) - _NAMED} more kinds' if len(most) > _NAMED else ''
+  return ', '.join(f'{n:,} {ending}' for ending, n in most[:_NAMED]) + more

@@ -1,0 +1,57 @@
+"""An image's file, read: a regular one only, of a sane size."""
+
+import os
+import stat
+
+from vit_jax.data import stalls
+from vit_jax.data.ops.decode import BadImage
+
+# A photograph of 64 megapixels, the most that is decoded, is 200 MB uncompressed.
+MAX_BYTES = 256 << 20
+
+_KINDS = {
+  stat.S_IFIFO: 'a FIFO',
+  stat.S_IFSOCK: 'a socket',
+  stat.S_IFCHR: 'a device',
+  stat.S_IFBLK: 'a device',
+  stat.S_IFDIR: 'a folder',
+}
+
+
+def read(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
+  """Returns a file's bytes; meanwhile `stalls` knows of it.
+
+  A FIFO would keep its reader waiting for ever, a device might have no end: what is not
+  a regular file is not opened.
+
+  Raises:
+    BadImage: for what is no regular file, larger than `max_bytes`, or cannot be read.
+  """
+  try:
+    with stalls.reading(path):
+      _check(os.stat(path), max_bytes)
+      # Without blocking, should another file have taken the name meanwhile.
+      file = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0))
+      with open(file, 'rb', buffering=0) as opened:
+        _check(os.fstat(file), max_bytes)
+        return opened.readall() or b''
+  except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    if isinstance(error, BadImage):
+      raise
+    reason = getattr(error, 'strerror', None) or error
+    raise BadImage(f'cannot be read: {reason}') from None
+
+
+def _check(status: os.stat_result, max_bytes: int) -> None:
+  if not stat.S_ISREG(status.st_mode):
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), 'no file')
+    raise BadImage(f'{kind}, not a regular file')
+  check_size(status.st_size, max_bytes)
+
+
+def check_size(size: int, max_bytes: int) -> None:
+  """Raises BadImage for more bytes than `max_bytes`."""
+  if size > max_bytes:
+    raise BadImage(
+      f'{size:,} bytes, above the limit of {max_bytes:,} (data.max_file_bytes)'
+    )

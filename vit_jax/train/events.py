@@ -1,0 +1,44 @@
+"""TensorBoard's event files, cut back to a step.
+
+A run that was killed has written events past its last checkpoint; the run that resumes
+writes them again, and TensorBoard would draw both.
+"""
+
+import os
+import struct
+from pathlib import Path
+
+# A record is uint64 length, uint32 checksum of it, the event, uint32 checksum
+# (tensorflow/core/lib/io/record_writer.h).
+_HEADER, _FOOTER = 12, 4
+
+
+def forget(workdir: Path, step: int) -> None:
+  """Cuts a run's event files where events past `step` begin, or a record is torn.
+
+  Events of one file are in the order of their steps. Raises: OSError.
+  """
+  for path in sorted(workdir.glob('events.out.tfevents.*')):
+    end = _end(path, step)
+    if end < path.stat().st_size:
+      os.truncate(path, end)
+
+
+def _end(path: Path, step: int) -> int:
+  """Returns the bytes of a file's records up to the first event past `step`."""
+  from tensorboard.compat.proto.event_pb2 import Event
+
+  at = 0
+  with open(path, 'rb') as file:
+    while len(header := file.read(_HEADER)) == _HEADER:
+      (size,) = struct.unpack('<Q', header[:8])
+      if not size or at + _HEADER + size + _FOOTER > os.fstat(file.fileno()).st_size:
+        break
+      data = file.read(size + _FOOTER)[:size]
+      try:
+        if Event.FromString(data).step > step:
+          break
+      except ValueError:  # DecodeError: damaged; what follows would not be read either
+        break
+      at += _HEADER + size + _FOOTER
+  return at

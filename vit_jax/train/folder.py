@@ -1,0 +1,63 @@
+"""A run's folder: what a start that failed leaves of it, and where noise goes."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from vit_jax import distributed, terminal
+from vit_jax.train.preemption import StopSignal
+
+LOG_FILE = 'log.txt'
+# Written once a run is about to make its first step.
+_BEGAN = 'metrics.jsonl'
+
+
+def missing(workdir: str | Path) -> list[Path]:
+  """Returns the folders that a run in `workdir` has to make, the outermost last."""
+  path = Path(workdir).absolute()
+  return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+@contextlib.contextmanager
+def left_as_it_was(made: list[Path], stop: StopSignal) -> Iterator[None]:
+  """Removes what a run made, if it ends before it began: by an error or a second signal.
+
+  To be entered by who holds the lock, so that no other run is in the folder.
+
+  Args:
+    made: see `missing`.
+  """
+
+  def unmake():
+    if made and distributed.is_first() and not (made[0] / _BEGAN).exists():
+      shutil.rmtree(made[0], ignore_errors=True)
+      with contextlib.suppress(OSError):  # other runs are there
+        for folder in made[1:]:
+          folder.rmdir()
+
+  stop.before_exit = unmake
+  try:
+    yield
+  except BaseException:
+    unmake()
+    raise
+
+
+@contextlib.contextmanager
+def noise_to_log(workdir: Path) -> Iterator[None]:
+  """Sends what TensorFlow, libjpeg and others write to standard error to log.txt.
+
+  Each process has its own, `log.1.txt` and so on; one that stays empty is removed.
+  """
+  import jax
+
+  index = '' if distributed.is_first() else f'.{jax.process_index()}'
+  path = workdir / LOG_FILE.replace('.', f'{index}.')
+  try:
+    with terminal.noise_to(path):
+      yield
+  finally:
+    with contextlib.suppress(OSError):
+      if not path.stat().st_size:
+        path.unlink()

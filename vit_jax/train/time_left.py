@@ -1,0 +1,98 @@
+"""How long a run still takes: its steps at their pace, its evaluations as they took."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+_WINDOW = 20  # steps whose mean time is taken for that of those to come
+
+
+class TimeLeft:
+  """Measures steps and evaluations.
+
+  Attributes:
+    step: the last one done.
+    under_way: (evaluation, when it began), or None.
+    took: {evaluation: seconds that it took when it was last made}.
+  """
+
+  def __init__(
+    self,
+    start: int,
+    total: int,
+    due: dict[str, Callable[[int], int]],
+    clock: Callable[[], float] = time.perf_counter,
+  ):
+    """`due`: {evaluation: function of the step to how many times it is to be made yet}."""
+    self.step, self.total = start, total
+    self.under_way: tuple[str, float] | None = None
+    self.took: dict[str, float] = {}
+    self.clock = clock
+    self._due = due
+    self._times = deque([(start, clock())], _WINDOW + 1)
+
+  def done(self, step: int) -> None:
+    """Takes note of a step that is done."""
+    self.step = step
+    self._times.append((step, self.clock()))
+
+  def pause(self, seconds: float) -> None:
+    """Takes time spent outside of steps (evaluation, saving) out of their measure."""
+    self._times = deque(((s, t + seconds) for s, t in self._times), _WINDOW + 1)
+
+  @contextlib.contextmanager
+  def evaluating(self, name: str) -> Iterator[None]:
+    """Measures an evaluation."""
+    start = self.clock()
+    self.under_way = name, start
+    try:
+      yield
+      self.took[name] = self.clock() - start
+    finally:
+      self.under_way = None
+
+  @property
+  def per_step(self) -> float | None:
+    """Seconds of a step; None before the first is done."""
+    times = self._times  # another thread may ask
+    (first, start), (last, end) = times[0], times[-1]
+    return (end - start) / (last - first) if last > first else None
+
+  @property
+  def waited(self) -> float:
+    """Seconds since the last step, or the evaluation under way."""
+    start = self.under_way[1] if self.under_way else self._times[-1][1]
+    return self.clock() - start
+
+  def seconds(self) -> tuple[float | None, list[str]]:
+    """Returns (seconds left, evaluations that are to come but were never measured).
+
+    Counts down within a step or an evaluation. The seconds are None before the first step
+    is done.
+    """
+    if (per_step := self.per_step) is None:
+      return None, []
+    times = {name: count(self.step) for name, count in self._due.items()}
+    running = per_step
+    if self.under_way:
+      name, _ = self.under_way
+      times[name] = times.get(name, 0) + 1
+      running = self.took.get(name, 0)
+    unknown = [name for name, n in times.items() if n and name not in self.took]
+    left = per_step * (self.total - self.step)
+    left += sum(n * self.took.get(name, 0) for name, n in times.items())
+    return max(left - min(self.waited, running), 0), unknown
+
+
+def text(seconds: float) -> str:
+  """Returns '42 s', '3 min 20 s', '5 h 12 min' or '2 d 3 h'."""
+  seconds = round(seconds)
+  for unit, size, smaller, part in (
+    ('d', 86_400, 'h', 3600),
+    ('h', 3600, 'min', 60),
+    ('min', 60, 's', 1),
+  ):
+    if seconds >= size:
+      return f'{seconds // size} {unit} {seconds % size // part} {smaller}'
+  return f'{seconds} s'
