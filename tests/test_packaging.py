@@ -128,11 +128,11 @@ def test_make_targets_named_in_documents_exist():
 
 
 def test_data_files_are_installed_with_the_package(metadata):
-  (pattern,) = metadata['package_data']['vit_jax']
-  suffix = pattern.removeprefix('**/*')
+  patterns = ['**/*.py', *metadata['package_data']['vit_jax']]
+  taken = {path for pattern in patterns for path in (ROOT / 'vit_jax').glob(pattern)}
   for path in (ROOT / 'vit_jax').rglob('*'):
     if path.is_file() and '__pycache__' not in path.parts:
-      assert path.suffix in ('.py', suffix), f'{path}: not in package_data'
+      assert path in taken, f'{path}: not in package_data'
 
 
 def _make(folder: Path, *args: str) -> subprocess.CompletedProcess:

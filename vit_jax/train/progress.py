@@ -95,7 +95,7 @@ def summary(
     if metric.std and key + metric.std in values:
       text += f' ± {metric.text(values[key + metric.std])}'
     lines.append(f'  {key:<{width}} {text}')
-  python = _program('python')
+  ours = _program('vit_jax')
   lines += [
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
@@ -109,9 +109,9 @@ def summary(
     lines.append(f'{len(bad_images.read_log(bad))} images could not be read: {bad}')
   lines += [
     'Next:',
-    f'  {python} -m vit_jax.tools.predict {workdir} IMAGE_OR_FOLDER   # names',
+    f'  {ours} predict {workdir} IMAGE_OR_FOLDER   # names',
     f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
-    f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images',
+    f'  {ours} train --config=folder:data=FOLDER   # your images',
   ]
   return '\n'.join(lines)
 
@@ -125,6 +125,8 @@ def _checkpoints(status: dict) -> list[str]:
 def _program(name: str) -> str:
   """Returns how to call a program of this environment from this folder."""
   ours = Path(sys.executable).with_name(name)
+  if not ours.exists() and not shutil.which(name):  # vit_jax, run without an install
+    return f'{_program("python")} -m {name}'
   activated = shutil.which(name) == str(ours) or not ours.exists()
   return name if activated else os.path.relpath(ours)
 
