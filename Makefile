@@ -130,6 +130,6 @@ constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.1
 	file=constraints/py$$($$python -c \
 	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \
 	{ echo "# Made by \`make constraints\`, $$(date +%Y-%m-%d): what the tests passed with."; \
-	  $$python -m pip freeze --exclude-editable \
+	  $$python -m pip freeze --all --exclude pip --exclude-editable \
 	    | sed -E 's/^tensorflow[-_]cpu==(.*)/&\ntensorflow==\1/'; } > $$file; \
 	echo "wrote $$file; next: rm -rf $(VENV) && make test PYTHON=..."

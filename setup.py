@@ -36,8 +36,10 @@ setup(
   license='Apache-2.0',
   python_requires='>=3.11',
   # `include` keeps configs/ and tests/ from being installed as top-level packages.
-  packages=find_packages(include=['vit_jax', 'vit_jax.*']),
-  package_data={'vit_jax': ['**/*.json']},
+  packages=[*find_packages(include=['vit_jax', 'vit_jax.*']), 'vit_jax.configs'],
+  package_dir={'vit_jax.configs': 'configs'},  # for --config=NAME, without a clone
+  package_data={'vit_jax': ['**/*.json', 'py.typed']},
+  entry_points={'console_scripts': ['vit_jax = vit_jax.__main__:main']},
   install_requires=[
     'numpy>=2',
     'jax>=0.10.2',
@@ -70,6 +72,12 @@ setup(
     'heif': HEIF,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
-    'dev': ['pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', *PLOTS, *HUB, *HEIF],
+    # setuptools is for the tests, which build a wheel.
+    'dev': [
+      *('pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', 'setuptools>=70.1'),
+      *PLOTS,
+      *HUB,
+      *HEIF,
+    ],
   },
 )

@@ -1,9 +1,9 @@
 """AugReg: "How to train your ViT?" on ImageNet-1k from scratch (arXiv 2106.10270).
 
-  python -m vit_jax.main --config=configs/augreg_i1k.py                 # B/16, TPU v3-32
-  python -m vit_jax.main --config=configs/augreg_i1k.py:variant=Ti/16,aug=strong1
-  python -m vit_jax.main --config=configs/augreg_i1k.py:variant=S/16,aug=light1,names=files
-  python -m vit_jax.main --config=configs/augreg_i1k.py:debug
+  vit_jax train --config=augreg_i1k                 # B/16, TPU v3-32
+  vit_jax train --config=augreg_i1k:variant=Ti/16,aug=strong1
+  vit_jax train --config=augreg_i1k:variant=S/16,aug=light1,names=files
+  vit_jax train --config=augreg_i1k:debug
 
 300 epochs, batch 4096, Adam with a bfloat16 first moment at 1e-3, weight decay 0.1,
 clipping at 1, cosine, sigmoid loss. dropout=0.1,sd=0.1 is the paper's other half. aug is a level

@@ -1,9 +1,9 @@
 """AugReg: "How to train your ViT?" on ImageNet-21k (arXiv 2106.10270).
 
-  python -m vit_jax.main --config=configs/augreg_i21k.py                # B/16, TPU v3-64
-  python -m vit_jax.main --config=configs/augreg_i21k.py:variant=L/16,aug=medium2,epochs=30
-  python -m vit_jax.main --config=configs/augreg_i21k.py:variant=S/32,dropout=0.1,sd=0.1
-  python -m vit_jax.main --config=configs/augreg_i21k.py:debug
+  vit_jax train --config=augreg_i21k                # B/16, TPU v3-64
+  vit_jax train --config=augreg_i21k:variant=L/16,aug=medium2,epochs=30
+  vit_jax train --config=augreg_i21k:variant=S/32,dropout=0.1,sd=0.1
+  vit_jax train --config=augreg_i21k:debug
 
 300 epochs (30 in the short runs), batch 4096, Adam with a bfloat16 first moment at 1e-3,
 weight decay 0.1 (0.03 in half of the paper's runs), clipping at 1, cosine. aug is a level

@@ -1,8 +1,8 @@
 """BiT-ResNet-50 on ImageNet-1k from scratch (big_vision's recipe; model of arXiv 1912.11370).
 
-  python -m vit_jax.main --config=configs/bit_i1k.py                   # TPU v3-32
-  python -m vit_jax.main --config=configs/bit_i1k.py:variant=R101
-  python -m vit_jax.main --config=configs/bit_i1k.py:debug
+  vit_jax train --config=bit_i1k                   # TPU v3-32
+  vit_jax train --config=bit_i1k:variant=R101
+  vit_jax train --config=bit_i1k:debug
 
 90 epochs, batch 4096, SGD with a bfloat16 momentum of 0.9 at 0.1 per 256 images, 1.6;
 weight decay 1e-3 of the rate, cosine, clipping at 1, softmax. Expected: 76 to 77 %

@@ -1,8 +1,8 @@
 """BiT-ResNet-50x1 on ImageNet-21k (big_vision's recipe; model of arXiv 1912.11370).
 
-  python -m vit_jax.main --config=configs/bit_i21k.py                  # TPU v3-32
-  python -m vit_jax.main --config=configs/bit_i21k.py:variant=R101x3
-  python -m vit_jax.main --config=configs/bit_i21k.py:debug
+  vit_jax train --config=bit_i21k                  # TPU v3-32
+  vit_jax train --config=bit_i21k:variant=R101x3
+  vit_jax train --config=bit_i21k:debug
 
 The "M" models: 90 epochs, batch 4096, SGD with a bfloat16 momentum of 0.9 at 0.03 per 256
 images, 0.48; weight decay 1e-3 of the rate, cosine, clipping at 1, sigmoid loss. Expected

@@ -1,7 +1,7 @@
 """ViT-Ti/16 fine-tuned on CIFAR-10 as in a widespread timm and PyTorch Lightning example.
 
-  python -m vit_jax.main --config=configs/cifar10_ti16.py:weights=FILE   # a GPU: minutes
-  python -m vit_jax.main --config=configs/cifar10_ti16.py:debug
+  vit_jax train --config=cifar10_ti16:weights=FILE   # a GPU: minutes
+  vit_jax train --config=cifar10_ti16:debug
 
 timm's vit_tiny_patch16_224 with its weights (weights=model.safetensors as timm saves it;
 by default the same model as Google published it; weights= trains from scratch), images

@@ -1,8 +1,8 @@
 """ConvNeXt-T on ImageNet-1k from scratch (arXiv 2201.03545, Table 5).
 
-  python -m vit_jax.main --config=configs/convnext_i1k.py              # TPU v3-32
-  python -m vit_jax.main --config=configs/convnext_i1k.py:variant=B
-  python -m vit_jax.main --config=configs/convnext_i1k.py:debug
+  vit_jax train --config=convnext_i1k              # TPU v3-32
+  vit_jax train --config=convnext_i1k:variant=B
+  vit_jax train --config=convnext_i1k:debug
 
 300 epochs, batch 4096, AdamW at 4e-3 with weight decay 0.05, 20 epochs of warmup,
 cosine, RandAugment, mixup of 0.8 and CutMix of 1.0, label smoothing of 0.1, stochastic

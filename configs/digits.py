@@ -1,7 +1,7 @@
 """The main job: a small ViT on scikit-learn's handwritten digits, real and bundled.
 
-  python -m vit_jax.main --config=configs/digits.py            # or: make train
-  python -m vit_jax.main --config=configs/digits.py:seed=1
+  vit_jax train --config=digits            # or: make train
+  vit_jax train --config=digits:seed=1
 
 Hardware: any; 70 s of training on 2 CPU cores. Expect 99 % top-1 on the 360 test images
 (every fifth of the 1,797); the README says what was measured, by seed.

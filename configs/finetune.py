@@ -1,8 +1,8 @@
 """Fine-tunes any weights on any data set, by the protocol of the paper (Table 4, B.1.1).
 
-  python -m vit_jax.main --config=configs/finetune.py:weights=SOURCE,data=FOLDER
-  python -m vit_jax.main --config=configs/finetune.py:weights=b16-i21k,data=cifar10
-  python -m vit_jax.main --config=configs/finetune.py:debug     # from scratch, on digits
+  vit_jax train --config=finetune:weights=SOURCE,data=FOLDER
+  vit_jax train --config=finetune:weights=b16-i21k,data=cifar10
+  vit_jax train --config=finetune:debug     # from scratch, on digits
 
 SOURCE is a file, a hub folder, the folder of a run or a name of the zoo; the model
 follows from it. data is imagenet, cifar10, cifar100, pets, flowers (prepared by TFDS),

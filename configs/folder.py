@@ -1,8 +1,8 @@
 """A ViT from scratch on your own folder of images, one sub-folder per class.
 
-  python -m vit_jax.main --config=configs/folder.py:data=FOLDER
-  python -m vit_jax.main --config=configs/folder.py:data=FOLDER,variant=S/16,res=224
-  python -m vit_jax.main --config=configs/folder.py:debug
+  vit_jax train --config=folder:data=FOLDER
+  vit_jax train --config=folder:data=FOLDER,variant=S/16,res=224
+  vit_jax train --config=folder:debug
 
 FOLDER holds `train` and `val` (or `test`: add val=test). If it holds just the classes,
 add train=train[:90%],val=train[90%:] to keep a tenth for evaluation; the order of a

@@ -1,8 +1,8 @@
 """MLP-Mixer-B/16 on ImageNet-1k from scratch (arXiv 2105.01601, by big_vision's recipe).
 
-  python -m vit_jax.main --config=configs/mixer_i1k.py                 # TPU v3-32
-  python -m vit_jax.main --config=configs/mixer_i1k.py:epochs=60
-  python -m vit_jax.main --config=configs/mixer_i1k.py:debug
+  vit_jax train --config=mixer_i1k                 # TPU v3-32
+  vit_jax train --config=mixer_i1k:epochs=60
+  vit_jax train --config=mixer_i1k:debug
 
 300 epochs, batch 4096, Adam at 1e-3 with weight decay 0.1, linear decay to 1e-5 of the
 peak, stochastic depth up to 0.1, RandAugment(2, 15), mixup of 0.5, sigmoid loss.

@@ -1,8 +1,8 @@
 """ViT on ImageNet-21k: the pre-training of the paper (arXiv 2010.11929, Table 3).
 
-  python -m vit_jax.main --config=configs/vit_b16.py                 # TPU v3-32 or more
-  python -m vit_jax.main --config=configs/vit_b16.py:variant=L/16
-  python -m vit_jax.main --config=configs/vit_b16.py:debug           # any machine, < 1 min
+  vit_jax train --config=vit_b16                 # TPU v3-32 or more
+  vit_jax train --config=vit_b16:variant=L/16
+  vit_jax train --config=vit_b16:debug           # any machine, < 1 min
 
 B/16, B/32, L/16, L/32, H/14; 90 epochs, or 30 for the L of Table 3. Expected: 47.9 %
 top-1 on full[:102400] for B/16, 44.0 B/32, 49.9 L/16, 45.4 L/32, 49.1 H/14 (the reference
@@ -10,7 +10,7 @@ code's authors, google-research/vision_transformer issue 62; their L/32 ran with
 decay 0.1 and clipping at 1). Table 2 of the paper gives 230 TPUv3-core-days for L/16. Not
 run here: the data could not be had.
 
-Data: TFDS has no ImageNet-21k; `python -m vit_jax.tools.prepare imagenet21k` makes it from
+Data: TFDS has no ImageNet-21k; `vit_jax prepare imagenet21k` makes it from
 the archive of image-net.org (the newer one has fewer classes: classes=19167), or
 data=folder:PATH with train=..., val=.... fewshot=tfds:NAME
 adds a few-shot evaluation on that data set's train and test splits.

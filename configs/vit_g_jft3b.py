@@ -1,8 +1,8 @@
 """ViT-g/14 and G/14 on JFT-3B-like data: "Scaling Vision Transformers" (arXiv 2106.04560).
 
-  python -m vit_jax.main --config=configs/vit_g_jft3b.py:data=records:/data/jft3b
-  python -m vit_jax.main --config=configs/vit_g_jft3b.py:variant=G/14,fsdp=16
-  python -m vit_jax.main --config=configs/vit_g_jft3b.py:debug
+  vit_jax train --config=vit_g_jft3b:data=records:/data/jft3b
+  vit_jax train --config=vit_g_jft3b:variant=G/14,fsdp=16
+  vit_jax train --config=vit_g_jft3b:debug
 
 One million steps of 16,384 images, Adafactor with a bfloat16 momentum at 8e-4, 10,000
 steps of warmup, reciprocal square root of timescale 10,000, 50,000 steps of cooldown;
@@ -10,7 +10,7 @@ weight decay 0.03, of the head 3; clipping at 1; attention pooling; sigmoid loss
 is split over fsdp devices, blocks are recomputed in the backward pass. Hardware: a pod,
 TPU v3-512 or more;
 
-  python -m vit_jax.tools.inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
+  vit_jax inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
 
 says what fits. Expected (G/14): 90.45 % on ImageNet fine-tuned, 84.86 % 10-shot. Not run
 here: JFT is not public. The paper trained G/14 longer, with batches of 32,768.

@@ -1,8 +1,8 @@
 """ViT on ImageNet-1k from scratch: the last row of the paper's Table 3.
 
-  python -m vit_jax.main --config=configs/vit_i1k.py                 # B/16, TPU v3-32
-  python -m vit_jax.main --config=configs/vit_i1k.py:variant=L/32
-  python -m vit_jax.main --config=configs/vit_i1k.py:debug
+  vit_jax train --config=vit_i1k                 # B/16, TPU v3-32
+  vit_jax train --config=vit_i1k:variant=L/32
+  vit_jax train --config=vit_i1k:debug
 
 300 epochs, batch 4096, Adam at 3e-3 with weight decay 0.3, cosine, gradients clipped at
 norm 1, dropout 0.1, sigmoid loss. Expected on the validation images at 224 px: B/32

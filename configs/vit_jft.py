@@ -1,8 +1,8 @@
 """Models of the ViT paper on JFT-300M-like data: every row of its Table 3.
 
-  python -m vit_jax.main --config=configs/vit_jft.py:data=records:/data/jft300m
-  python -m vit_jax.main --config=configs/vit_jft.py:variant=L/16,epochs=14
-  python -m vit_jax.main --config=configs/vit_jft.py:debug
+  vit_jax train --config=vit_jft:data=records:/data/jft300m
+  vit_jax train --config=vit_jft:variant=L/16,epochs=14
+  vit_jax train --config=vit_jft:debug
 
 variant is one of ROWS: ViTs, the BiT ResNets of the comparison (R50x1 ...) and hybrids
 (R50+B/16 ...); each has its rate and epochs, 7 or 14. Batch 4096, Adam, weight decay 0.1

@@ -1,8 +1,8 @@
 """ViT-S/16 on ImageNet-1k: "Better plain ViT baselines" (arXiv 2205.01580).
 
-  python -m vit_jax.main --config=configs/vit_s16_i1k.py              # 90 epochs, TPU v3-8
-  python -m vit_jax.main --config=configs/vit_s16_i1k.py:epochs=300
-  python -m vit_jax.main --config=configs/vit_s16_i1k.py:debug
+  vit_jax train --config=vit_s16_i1k              # 90 epochs, TPU v3-8
+  vit_jax train --config=vit_s16_i1k:epochs=300
+  vit_jax train --config=vit_s16_i1k:debug
 
 Average pooling, fixed sine-cosine positions, a hidden layer before the head, softmax,
 batch 1024, RandAugment(2, 10) and mixup of 0.2. On a TPU v3-8 under 7 hours for 90

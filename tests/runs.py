@@ -59,14 +59,19 @@ def on_one_device(monkeypatch) -> None:
   monkeypatch.setattr(sharding, 'make_mesh', make_mesh)
 
 
+def one_device() -> str:
+  """Returns the XLA_FLAGS of the tests, less the fake devices."""
+  flags = os.environ['XLA_FLAGS'].split()
+  return ' '.join(f for f in flags if 'device_count' not in f)
+
+
 class Process:
   """`python -m vit_jax.main ARGS` on one device, its lines read one by one."""
 
   def __init__(self, *args: str, **environment: str):
-    flags = os.environ['XLA_FLAGS'].split()
     env = {
       **os.environ,
-      'XLA_FLAGS': ' '.join(f for f in flags if 'device_count' not in f),
+      'XLA_FLAGS': one_device(),
       'TF_CPP_MIN_LOG_LEVEL': '2',  # as main sets it
       **environment,
     }

@@ -137,8 +137,8 @@ def test_tfds_by_directory_and_version(prepared, tmp_path):
       ('ILSVRC2012_img_train.tar', 'tfds build imagenet2012 --data_dir='),
     ),
     ('cifar10', ('tfds build cifar10',)),
-    ('tfds:imagenet21k', ('TFDS', 'vit_jax.tools.prepare', 'folder:PATH')),
-    ('tfds:cifra10', ('vit_jax.tools.prepare', 'cifar10')),
+    ('tfds:imagenet21k', ('TFDS', 'vit_jax prepare', 'folder:PATH')),
+    ('tfds:cifra10', ('vit_jax prepare', 'cifar10')),
   ],
 )
 def test_tfds_that_is_not_prepared(tmp_path, monkeypatch, name, facts):

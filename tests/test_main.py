@@ -10,7 +10,7 @@ import pytest
 import runs
 from conftest import naming
 
-from vit_jax import cli, errors, main
+from vit_jax import cli, config, errors, main
 from vit_jax.errors import UserError
 from vit_jax.train import arguments
 
@@ -47,7 +47,7 @@ COMMANDS = {
     (
       'imagenet21k',
       'TFDS_DATA_DIR',
-      'python -m vit_jax.main --config=configs/vit_b16.py:debug',
+      'vit_jax train --config=configs/vit_b16.py:debug',
     ),
   ),
 }
@@ -92,6 +92,8 @@ def test_the_hint_is_true(tmp_path):
   [
     ([], ('--config', '--help')),
     (['--config=configs/digist.py'], ('digist.py', 'configs/digits.py')),
+    (['--config=digist'], ("'digist'", 'Did you mean "digits"', 'vit_b16', 'FILE.py')),
+    (['--config=elsewhere/digits.py'], ('elsewhere/digits.py', 'mean "digits"')),
     (['--config=README.md'], ("'README.md'",)),
     (['--config=configs'], ("'configs'",)),
     (['--config=configs/digits.py:epoch=3'], ("'epoch=3'", 'epochs')),
@@ -149,9 +151,9 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--config.data.pp=value_range(-1)'], ('value_range(-1)', "'hi'")),
     ([DIGITS, '--config.data.pp=value_range('], ("'value_range('",)),
     ([DIGITS, '--config.model.num_classes=5'], ('0 to 9', 'num_classes=5')),
-    (['--config=configs/folder.py'], ("data.source is ''", 'folder:PATH')),
+    (['--config=folder'], ("data.source is ''", 'folder:PATH')),
     (
-      ['--config=configs/folder.py:data=/no/such/folder'],
+      ['--config=folder:data=/no/such/folder'],
       ("'/no/such/folder'", 'folder:PATH'),
     ),
   ],
@@ -207,14 +209,17 @@ def test_the_run_folder_is_named_after_the_command():
   assert default('configs/folder.py:data=~/x,res=64', changes) == (
     'folder-data=_x-res=64'
   )
-  _, _, workdir = arguments.parse([DIGITS])
-  assert str(workdir) == 'runs/digits-debug'
+  for spec in ('digits:debug', 'configs/digits.py:debug'):
+    _, _, workdir = arguments.parse([f'--config={spec}'])
+    assert str(workdir) == 'runs/digits-debug'
 
 
-def test_help_names_the_exit_codes(capsys):
+def test_help_names_the_exit_codes_and_the_configs(capsys):
   with pytest.raises(SystemExit, match='0'):
     main.main(['--help'])
   out = capsys.readouterr().out
+  for path in (runs.ROOT / 'configs').glob('*.py'):
+    assert re.search(naming(path.stem), out)
   readme = (runs.ROOT / 'README.md').read_text(encoding='utf-8')
   for code, meaning in errors.EXIT_CODES.items():
     for text in (out, ' '.join(readme.split())):
@@ -222,6 +227,15 @@ def test_help_names_the_exit_codes(capsys):
   kinds = [k for k in vars(errors).values() if isinstance(k, type)]
   codes = {kind.exit_code for kind in kinds if kind is not errors.RunError}
   assert codes <= set(errors.EXIT_CODES)
+
+
+def test_a_config_by_name_from_anywhere(tmp_path, monkeypatch):
+  here = config.load('configs/vit_b16.py:variant=L/16')
+  monkeypatch.chdir(tmp_path)
+  assert config.load('vit_b16:variant=L/16') == here
+  (tmp_path / 'vit_b16.py').write_text("def get_config(arg):\n  return {'mine': 1}\n")
+  assert config.load('vit_b16.py') == {'mine': 1}
+  assert config.load('vit_b16:variant=L/16') == here  # a name is not a file
 
 
 def test_a_config_of_ones_own_from_anywhere(tmp_path):

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import vit_jax
+from vit_jax.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
@@ -52,10 +53,33 @@ def _pins(path: Path) -> dict[str, str]:
   return {canonicalize_name(name): version for name, version in pins.items()}
 
 
-def test_version_is_that_of_the_package_and_the_changelog(metadata):
-  assert metadata['version'] == vit_jax.__version__
+def test_every_document_says_the_same_version_and_date(metadata):
+  version = vit_jax.__version__
+  assert metadata['version'] == version
   changelog = (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
-  assert f'## [{vit_jax.__version__}]' in changelog
+  headings = re.findall(r'^## \[(.+)\](?: - (\S+))?$', changelog, re.MULTILINE)
+  newest, date = next(h for h in headings if h[0] != 'Unreleased')
+  assert newest == version
+  assert re.fullmatch(r'unreleased|\d{4}-\d\d-\d\d', date)
+  citation = (ROOT / 'CITATION.cff').read_text(encoding='utf-8')
+  cited = dict(re.findall(r'^([a-z-]+): (.*)$', citation, re.MULTILINE))
+  assert cited['version'] == version
+  assert cited.get('date-released', 'unreleased') == date
+  assert cited['license'] == metadata['license']
+
+
+def test_workflows_run_what_developers_run():
+  folder = ROOT / '.github' / 'workflows'
+  makefile = (ROOT / 'Makefile').read_text(encoding='utf-8')
+  supported = re.search(r'needs Python ([\d., or]+) with', makefile)[1]
+  for name in ('ci', 'release'):
+    text = (folder / f'{name}.yml').read_text(encoding='utf-8')
+    assert 'run: .ci/run' in text
+    (tested,) = re.findall(r'^ +python: \[(.+)\]$', text, re.MULTILINE)
+    assert re.findall(r'[\d.]+', tested) == re.findall(r'\d[\d.]+\d', supported)
+  commands = re.findall(r'^ +vit_jax (\w+)', text, re.MULTILINE)
+  assert set(commands) <= set(COMMANDS)
+  assert 'train' in commands
 
 
 def test_extras(metadata):
@@ -128,11 +152,11 @@ def test_make_targets_named_in_documents_exist():
 
 
 def test_data_files_are_installed_with_the_package(metadata):
-  (pattern,) = metadata['package_data']['vit_jax']
-  suffix = pattern.removeprefix('**/*')
+  patterns = ['**/*.py', *metadata['package_data']['vit_jax']]
+  taken = {path for pattern in patterns for path in (ROOT / 'vit_jax').glob(pattern)}
   for path in (ROOT / 'vit_jax').rglob('*'):
     if path.is_file() and '__pycache__' not in path.parts:
-      assert path.suffix in ('.py', suffix), f'{path}: not in package_data'
+      assert path in taken, f'{path}: not in package_data'
 
 
 def _make(folder: Path, *args: str) -> subprocess.CompletedProcess:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import vit_jax
+from vit_jax.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'vit_jax'
@@ -28,6 +29,7 @@ LEVELS = (
   ('pretrained',),
   ('train', 'inference', 'explain'),
   ('main', 'tools'),
+  ('__main__',),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Parts that may import less than what lies below them.
@@ -222,19 +224,22 @@ def test_every_command_answers_help():
     for path in (PACKAGE / 'tools').rglob('*.py')
     if "__name__ == '__main__'" in path.read_text(encoding='utf-8')
   }
-  commands = ['vit_jax.main', *(f'vit_jax.tools.{tool}' for tool in sorted(tools))]
+  modules = {f'vit_jax.tools.{tool}' for tool in tools} | {'vit_jax.main'}
+  assert {module for module, _ in COMMANDS.values()} == modules, (
+    'see vit_jax/__main__.py'
+  )
   # At once: each mostly waits for its own imports.
   running = {
     command: subprocess.Popen(
-      [sys.executable, '-m', command, '--help'],
+      [sys.executable, '-m', 'vit_jax', command, '--help'],
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
       cwd=ROOT,
     )
-    for command in commands
+    for command in COMMANDS
   }
   for command, process in running.items():
     output, _ = process.communicate()
     assert process.returncode == 0, f'{command}: {output}'
-    assert 'usage' in output.lower(), f'{command}: {output}'
+    assert f'usage: vit_jax {command} ' in output, f'{command}: {output}'

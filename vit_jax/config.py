@@ -70,26 +70,46 @@ def _typed(key, text, default):
   raise UserError(f'Config argument {key}={text!r}: expected {kind.__name__}, finite.')
 
 
+def recipes() -> dict[str, Path]:
+  """Returns {name: file} of the configs that come with vit_jax.
+
+  They are `configs/` of a clone, which an installed vit_jax has as `vit_jax/configs/`.
+  """
+  package = Path(__file__).parent
+  folders = (package / 'configs', package.parent / 'configs')
+  folder = next((f for f in folders if f.is_dir()), folders[0])
+  return {path.stem: path for path in sorted(folder.glob('[!_]*.py'))}
+
+
 def load(spec: str) -> dict:
-  """Returns the config of 'FILE.py' or 'FILE.py:ARG' as nested plain dicts.
+  """Returns the config of 'FILE.py:ARG' or 'NAME:ARG' as nested plain dicts.
+
+  NAME is one of `recipes()`; `:ARG` can be left out.
 
   Raises:
     UserError: if the file is missing or does not define a usable `get_config`.
   """
   file, _, arg = spec.partition(':')
-  path = Path(file)
-  if not path.is_file() or path.suffix != '.py':
-    folder = path.parent if path.parent.is_dir() else Path('configs')
-    near = sorted(str(p) for p in folder.glob('*.py'))
-    raise UserError(
-      f'No config file {file!r}.{did_you_mean(file, near)} Known: {", ".join(near)}'
-    )
+  path = _find(file)
   module_spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(module_spec)
   module_spec.loader.exec_module(module)
   if not hasattr(module, 'get_config'):
     raise UserError(f'Config file {file!r} defines no get_config(arg).')
   return plain(module.get_config(arg or None))
+
+
+def _find(file: str) -> Path:
+  path, known = Path(file), recipes()
+  if path.suffix == '.py' and path.is_file():
+    return path
+  if file in known:
+    return known[file]
+  if path.stem in known:  # the path that it has in a clone, which this is not
+    hint = f' Did you mean "{path.stem}"?'
+  else:
+    hint = did_you_mean(file, [*known, *map(str, path.parent.glob('*.py'))])
+  raise UserError(f'No config {file!r}: a FILE.py, or one of {", ".join(known)}.{hint}')
 
 
 def plain(config) -> dict:

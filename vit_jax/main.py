@@ -1,4 +1,4 @@
-"""python -m vit_jax.main --config=FILE.py[:ARGS] [--workdir=DIR] [--config.KEY=VALUE]"""
+"""vit_jax train --config=NAME|FILE.py[:ARGS] [--workdir=DIR] [--config.KEY=VALUE]"""
 
 import contextlib
 import gc

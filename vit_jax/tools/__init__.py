@@ -1,1 +1,1 @@
-"""Command-line tools: `python -m vit_jax.tools.NAME`."""
+"""Command-line tools: `vit_jax NAME`, or `python -m vit_jax.tools.NAME`."""

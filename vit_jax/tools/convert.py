@@ -1,6 +1,6 @@
 """Writes weights in the format of another library.
 
-  python -m vit_jax.tools.convert SOURCE DEST [--to google|timm|hf]
+  vit_jax convert SOURCE DEST [--to google|timm|hf]
 
 SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder (its newest
 step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
@@ -110,7 +110,7 @@ def _format(args) -> str:
 
 
 def _parser() -> cli.Parser:
-  parser = cli.Parser('vit_jax.tools.convert', description=__doc__.split('\n')[0])
+  parser = cli.Parser('vit_jax convert', description=__doc__.split('\n')[0])
   parser.add_argument(
     'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
   )

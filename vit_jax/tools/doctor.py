@@ -1,6 +1,6 @@
 """Versions, devices, memory, what is missing and how to get it, one training step.
 
-  python -m vit_jax.tools.doctor [--json]
+  vit_jax doctor [--json]
 
 Exit code 0: training works here. 1: a package that everything needs is missing, or the
 training step failed. It imports nothing at the top that an ill machine may lack.
@@ -63,6 +63,7 @@ PACKAGES = (
   Package('pytest', 'pytest', 'tests', 'dev'),
   Package('pytest-xdist', 'xdist', 'tests', 'dev'),
   Package('ruff', 'ruff', 'lint and format', 'dev'),
+  Package('setuptools', 'setuptools', 'tests of the wheel', 'dev'),
 )
 # Files that the drivers of accelerators make, whether or not JAX can use them.
 ACCELERATORS = {
@@ -73,9 +74,7 @@ ACCELERATORS = {
 
 def main(argv: list[str]) -> int:
   """Prints the report (or its JSON); returns 0 if training works here, else 1."""
-  parser = cli.Parser(
-    prog='python -m vit_jax.tools.doctor', description=__doc__.split('\n')[0]
-  )
+  parser = cli.Parser(prog='vit_jax doctor', description=__doc__.split('\n')[0])
   parser.add_argument('--json', action='store_true', help='one JSON object')
   args = parser.parse_args(argv)
   record = examine()

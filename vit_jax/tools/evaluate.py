@@ -1,6 +1,6 @@
 """Measures weights on a data set, every example counted once.
 
-  python -m vit_jax.tools.evaluate SOURCE --data folder:photos --split val [--out DIR]
+  vit_jax evaluate SOURCE --data folder:photos --split val [--out DIR]
 
 SOURCE is what `vit_jax.load` takes, RUN@best included. Preprocessing comes with the weights; `--pp`
 replaces it. `--out` gets summary.json, per_class.csv and confusion.csv (rows: the true
@@ -95,8 +95,8 @@ def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | Non
   K, k = getattr(loaded.model, 'num_classes', None), batches.num_classes
   if k != K:
     raise UserError(
-      f'{data} has {k} classes, {loaded.source} {K or "no head"}: accuracy would be '
-      'the other means nothing. Fine-tune with configs/finetune.py first.'
+      f'{data} has {k} classes, {loaded.source} {K or "no head"}: they cannot be '
+      f'compared. vit_jax train --config=finetune:weights={loaded.source} trains a head.'
     )
   if tables and K > _MOST_CLASSES:
     raise UserError(f'--out: a confusion matrix of {K} classes is too large.')
@@ -159,7 +159,7 @@ def _write_csv(path: Path, rows) -> None:
 
 
 def _parser() -> cli.Parser:
-  parser = cli.Parser('vit_jax.tools.evaluate', description=__doc__.split('\n')[0])
+  parser = cli.Parser('vit_jax evaluate', description=__doc__.split('\n')[0])
   parser.add_argument(
     'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
   )

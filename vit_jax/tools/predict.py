@@ -1,6 +1,6 @@
 """Classifies images.
 
-  python -m vit_jax.tools.predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
+  vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
 
 SOURCE is what `vit_jax.load` takes: a file of weights, a hub folder, a run's folder (its
 newest step; RUN@best or RUN@500), a name of the zoo. Preprocessing comes with the weights; `--pp` replaces it. `--features
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
   if loaded.model.num_classes is None and not features:
     raise UserError(
       f'{args.source} has no head, so no classes: --features FILE.npz writes what it '
-      'computes, configs/finetune.py trains a head.'
+      f'computes, vit_jax train --config=finetune:weights={args.source} trains a head.'
     )
   names = loaded.class_names
   if args.names:
@@ -147,7 +147,7 @@ def _write_features(path: Path, paths: list[str], features) -> None:
 
 
 def _parser() -> cli.Parser:
-  parser = cli.Parser('vit_jax.tools.predict', description=__doc__.split('\n')[0])
+  parser = cli.Parser('vit_jax predict', description=__doc__.split('\n')[0])
   parser.add_argument(
     'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
   )

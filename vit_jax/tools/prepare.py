@@ -1,8 +1,8 @@
 """Writes a data set that `tfds:NAME` reads, from archives, folders or lists of labels.
 
-  python -m vit_jax.tools.prepare imagenet21k --from winter21_whole.tar.gz --data_dir D
-  python -m vit_jax.tools.prepare images --from FOLDER --name pets --data_dir D
-  python -m vit_jax.tools.prepare images --from LABELS.csv images.tar --name pets \\
+  vit_jax prepare imagenet21k --from winter21_whole.tar.gz --data_dir D
+  vit_jax prepare images --from FOLDER --name pets --data_dir D
+  vit_jax prepare images --from LABELS.csv images.tar --name pets \\
       --data_dir D --split train=90%,val=10%
 
 Nothing is unpacked. Rerunning the same command resumes an interrupted run. A report of
@@ -58,7 +58,7 @@ def _log(line: str) -> None:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser(
-    'vit_jax.tools.prepare', description=__doc__.split('\n')[0], allow_abbrev=False
+    'vit_jax prepare', description=__doc__.split('\n')[0], allow_abbrev=False
   )
   kinds = parser.add_subparsers(dest='data_set', required=True, metavar='DATA_SET')
   synsets = kinds.add_parser('imagenet21k', help='from its tar of one tar a class')

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import re
+import textwrap
 from pathlib import Path
 
 from vit_jax import cli
@@ -10,13 +11,15 @@ from vit_jax import config as config_lib
 from vit_jax.errors import EXIT_CODES, UserError, did_you_mean
 
 _EPILOG = """\
+NAME is one of
+  {names}
+of {folder}; copy a file to change it.
 FILE.py is executed: it is code. ARGS are its arguments, KEY=VALUE,...; the word
 `debug` stands for the recipe shrunk to seconds on bundled data. --config.KEY=VALUE sets
 any key of the resolved config (--config.optim.lr=3e-4); a bare --config.KEY means True.
 The same command again resumes where the run stopped.
 Exit codes:
-""" + '\n'.join(f'{code:5} {meaning}' for code, meaning in EXIT_CODES.items())
-
+{codes}"""
 
 _FLAGS = ('--config', '--workdir', '--distributed')
 
@@ -24,13 +27,13 @@ _FLAGS = ('--config', '--workdir', '--distributed')
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
   """Returns (arguments, config, workdir); UserError for a bad command line."""
   parser = cli.Parser(
-    prog='python -m vit_jax.main',
+    prog='vit_jax train',
     description='Trains and evaluates a model.',
-    epilog=_EPILOG,
+    epilog=_epilog(),
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  parser.add_argument('--config', required=True, metavar='FILE.py[:ARGS]')
+  parser.add_argument('--config', required=True, metavar='NAME|FILE.py[:ARGS]')
   parser.add_argument(
     '--workdir', metavar='DIR', help='default: runs/<config and arguments>'
   )
@@ -55,6 +58,15 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
   return args, config, workdir
 
 
+def _epilog() -> str:
+  known = config_lib.recipes()
+  return _EPILOG.format(
+    names=textwrap.fill(', '.join(known), 84).replace('\n', '\n  '),
+    folder=next(iter(known.values())).parent if known else 'vit_jax/configs',
+    codes='\n'.join(f'{code:5} {meaning}' for code, meaning in EXIT_CODES.items()),
+  )
+
+
 def default_name(spec: str, assignments: list[str]) -> str:
   """Returns the run's folder name: 'vit_b16-debug' for 'configs/vit_b16.py:debug'."""
   file, _, arg = spec.partition(':')
@@ -71,6 +83,6 @@ def without_data(spec: str, config: dict) -> str:
     if config_lib.load(debug)['data']['source'] != config['data']['source']:
       return (
         ' Meanwhile, the same recipe, shrunk, on bundled data: '
-        f'python -m vit_jax.main --config={debug}'
+        f'vit_jax train --config={debug}'
       )
   return ''

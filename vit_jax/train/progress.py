@@ -54,7 +54,7 @@ def summary(
     if metric.std and key + metric.std in values:
       text += f' ± {metric.text(values[key + metric.std])}'
     lines.append(f'  {key:<{width}} {text}')
-  python, log = _program('python'), workdir / LOG_FILE
+  ours, log = _program('vit_jax'), workdir / LOG_FILE
   lines += [
     '',
     f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
@@ -69,13 +69,11 @@ def summary(
     lines.append(f'{len(bad_images.read_log(bad))} images could not be read: {bad}')
   lines += [
     'Next:',
-    f'  {python} -m vit_jax.tools.predict {workdir} IMAGE_OR_FOLDER   # names',
+    f'  {ours} predict {workdir} IMAGE_OR_FOLDER   # names',
     f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
   ]
   if source == 'digits':  # the first run, of those who have images of their own
-    lines.append(
-      f'  {python} -m vit_jax.main --config=configs/folder.py:data=FOLDER   # your images'
-    )
+    lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
   return '\n'.join(lines)
 
 
@@ -88,6 +86,8 @@ def _checkpoints(status: dict) -> list[str]:
 def _program(name: str) -> str:
   """Returns how to call a program of this environment from this folder."""
   ours = Path(sys.executable).with_name(name)
+  if not ours.exists() and not shutil.which(name):  # vit_jax, run without an install
+    return f'{_program("python")} -m {name}'
   activated = shutil.which(name) == str(ours) or not ours.exists()
   return name if activated else os.path.relpath(ours)
 

@@ -40,7 +40,7 @@ def locate(source: str | Path) -> Path:
   if not path.exists():
     raise UserError(
       f'No weights at {text!r}: no such file or folder, and no name of the zoo '
-      '(python -m vit_jax.tools.inspect --zoo lists them).'
+      '(vit_jax inspect --zoo lists them).'
     )
   return path
 

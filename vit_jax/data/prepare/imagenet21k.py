@@ -67,7 +67,7 @@ def plan(
   if not names:
     raise UserError(
       f'{source} has no tar of a WordNet id (nXXXXXXXX.tar), as ImageNet-21k has one for '
-      'each class. For other images: python -m vit_jax.tools.prepare images'
+      'each class. For other images: vit_jax prepare images'
     )
   return Plan(
     name='imagenet21k',

@@ -271,7 +271,7 @@ def _not_prepared(target, name, data_dir, home, found, version) -> DataError:
   near = did_you_mean(name, [*known, *_children(data_dir)], _ALIKE)
   error = Unknown(
     f'{message} TFDS has no data set of that name{" (ImageNet-21k is not in TFDS)" * ("21k" in name)}: '
-    f'make {home} from an archive, a folder or a list (python -m vit_jax.tools.prepare '
+    f'make {home} from an archive, a folder or a list (vit_jax prepare '
     f'--help) or by a TFDS builder of your own, set TFDS_DATA_DIR or '
     f"data.source_options={{'data_dir': ...}}, or use 'folder:PATH'.{near}"
   )

@@ -1,1 +1,1 @@
-"""`python -m vit_jax.tools.bench`: speed of a model on one device."""
+"""`vit_jax bench`: speed of a model on one device."""

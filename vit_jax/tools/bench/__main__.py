@@ -1,10 +1,10 @@
 """Images per second, step time, MFU, compile time and memory of a model, on one device.
 
-  python -m vit_jax.tools.bench vit:B/16
-  python -m vit_jax.tools.bench vit:S/16 --mode train --dtype bfloat16 --batch 128,256,512
-  python -m vit_jax.tools.bench vit:Ti/16 --vs timm --torch-python torchenv/bin/python
-  .venv-tpu/bin/python -m vit_jax.tools.bench vit:B/16 --tpu v3,v5e --mode train
-  .venv-gpu/bin/python -m vit_jax.tools.bench vit:B/16 --gpu h100 --batch 64,128
+  vit_jax bench vit:B/16
+  vit_jax bench vit:S/16 --mode train --dtype bfloat16 --batch 128,256,512
+  vit_jax bench vit:Ti/16 --vs timm --torch-python torchenv/bin/python
+  .venv-tpu/bin/vit_jax bench vit:B/16 --tpu v3,v5e --mode train
+  .venv-gpu/bin/vit_jax bench vit:B/16 --gpu h100 --batch 64,128
 
 Training is the step of a run (AdamW, its checks and counters included), `forward` the
 logits in evaluation; both on synthetic images that are on the device already, so that no

@@ -21,7 +21,7 @@ def parse(argv: list[str], description: str):
     UserError: for an unknown flag or value, or one without the flag it belongs to.
   """
   parser = cli.Parser(
-    prog='python -m vit_jax.tools.bench',
+    prog='vit_jax bench',
     description=description,
     allow_abbrev=False,
   )

@@ -1,1 +1,1 @@
-"""`python -m vit_jax.tools.inspect`: size and cost of a model, a mesh or a recipe."""
+"""`vit_jax inspect`: size and cost of a model, a mesh or a recipe."""

@@ -1,14 +1,14 @@
 """Parameters, GFLOPs and memory of a model, without running it; what a file or run holds.
 
-  python -m vit_jax.tools.inspect vit:B/16
-  python -m vit_jax.tools.inspect vit:L/16 --resolution 384 --set classifier=map
-  python -m vit_jax.tools.inspect vit:B/16 --examples 303e6 --epochs 7 --json
-  python -m vit_jax.tools.inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
-  python -m vit_jax.tools.inspect --config configs/vit_b16.py:variant=L/16
-  .venv-tpu/bin/python -m vit_jax.tools.inspect --config configs/vit_b16.py --tpu v3:4x4
-  python -m vit_jax.tools.inspect RUN            # config, steps kept, the best; or a FILE
-  python -m vit_jax.tools.inspect --table paper     # Table 6 of the ViT paper beside ours
-  python -m vit_jax.tools.inspect --zoo             # published weights by short names
+  vit_jax inspect vit:B/16
+  vit_jax inspect vit:L/16 --resolution 384 --set classifier=map
+  vit_jax inspect vit:B/16 --examples 303e6 --epochs 7 --json
+  vit_jax inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
+  vit_jax inspect --config vit_b16:variant=L/16
+  .venv-tpu/bin/vit_jax inspect --config vit_b16 --tpu v3:4x4
+  vit_jax inspect RUN            # config, steps kept, the best; or a FILE
+  vit_jax inspect --table paper     # Table 6 of the ViT paper beside ours
+  vit_jax inspect --zoo             # published weights by short names
 
 Everything comes from the model's shapes: no parameter is allocated and no accelerator
 is used, so a G/14 takes seconds on a laptop, and with --mesh, which compiles its train
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
   else:
     if args.tpu:
       raise UserError(
-        f'--tpu goes with --config; of a model alone: tools.bench {args.model} --tpu '
+        f'--tpu goes with --config; of a model alone: vit_jax bench {args.model} --tpu '
         f'{args.tpu}.'
       )
     for name in ('hbm', 'sharding', 'optim'):

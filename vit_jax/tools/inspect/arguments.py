@@ -10,7 +10,7 @@ from vit_jax.errors import UserError
 def parser(description: str) -> cli.Parser:
   """Returns the parser of all flags."""
   built = cli.Parser(
-    prog='python -m vit_jax.tools.inspect',
+    prog='vit_jax inspect',
     description=description,
     allow_abbrev=False,
   )
@@ -29,7 +29,7 @@ def parser(description: str) -> cli.Parser:
   add('--zoo', action='store_true', help='instead of a model: the published weights')
   add(
     '--config',
-    metavar='FILE.py[:ARGS]',
+    metavar='NAME|FILE.py[:ARGS]',
     help='instead of a model: steps, epochs and compute of a recipe, and with --mesh its '
     'memory; --config.KEY=VALUE sets a key of it',
   )

@@ -8,7 +8,7 @@ from vit_jax.errors import UserError
 
 
 def load(spec: str, assignments: list[str]) -> dict:
-  """Returns the checked config of 'FILE.py[:ARGS]'.
+  """Returns the checked config of 'NAME[:ARGS]' or 'FILE.py[:ARGS]'.
 
   Where the weights name the model, it is looked up by their name in the zoo, or read
   from them where they are a path; nothing is downloaded.

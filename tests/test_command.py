@@ -1,0 +1,63 @@
+"""The command `vit_jax`: its own words; what the commands do is tested with them."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import runs
+from conftest import naming
+
+from vit_jax import __main__ as command
+
+
+def test_help_lists_all_commands_without_their_imports():
+  code = (
+    'import sys; from vit_jax.__main__ import main; main(["--help"]); '
+    'print(*sys.modules, file=sys.stderr)'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, cwd=runs.ROOT
+  )
+  assert re.findall(r'^  (\w+) ', done.stdout, re.M) == list(command.COMMANDS)
+  modules = set(done.stderr.split())
+  assert 'vit_jax.cli' in modules
+  heavy = {'numpy', 'jax', 'ml_collections', 'vit_jax.main', 'vit_jax.tools'}
+  assert not modules & heavy
+
+
+def test_the_readme_lists_all_commands():
+  readme = (runs.ROOT / 'README.md').read_text(encoding='utf-8')
+  assert set(re.findall(r'^vit_jax (\w+)', readme, re.M)) >= set(command.COMMANDS)
+
+
+@pytest.mark.parametrize(
+  ('argv', 'facts'),
+  [
+    (['trian'], ("'trian'", 'train', 'doctor')),
+    (['--config=digits'], ("'--config=digits'", 'train')),
+    (['main'], ("'main'", 'train')),
+  ],
+)
+def test_an_unknown_command(argv, facts, capsys):
+  assert command.main(argv) == 2
+  error = capsys.readouterr().err
+  assert error.count('\n') == 1
+  assert re.search(naming(*facts), error)
+
+
+def test_no_command_shows_the_help_and_fails(capsys):
+  assert command.main([]) == 2
+  out, err = capsys.readouterr()
+  assert not out
+  assert err.startswith('usage: vit_jax COMMAND')
+
+
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules:RuntimeWarning')
+@pytest.mark.parametrize('name', ['train', 'predict', 'inspect'])
+def test_a_command_is_its_module(name, capsys, monkeypatch):
+  # What `python -m` does with a bad argument: one line, exit code 2.
+  monkeypatch.setattr(sys, 'argv', ['vit_jax'])
+  with pytest.raises(SystemExit, match='2'):
+    command.main([name, '--nonsense'])
+  assert f'(see vit_jax {name} --help)' in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""vit_jax COMMAND ...: training and all tools under one name.
+
+A command runs as `python -m` runs its module, which is imported then and not before.
+"""
+
+import platform
+import runpy
+import sys
+from pathlib import Path
+
+from vit_jax import cli
+from vit_jax.errors import choose
+from vit_jax.version import __version__
+
+# Command -> (its module, what it does).
+COMMANDS = {
+  'train': ('vit_jax.main', 'trains and evaluates a model'),
+  'predict': ('vit_jax.tools.predict', 'classifies images'),
+  'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
+  'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
+  'prepare': ('vit_jax.tools.prepare', 'writes a data set from archives or folders'),
+  'inspect': (
+    'vit_jax.tools.inspect',
+    'tells size and cost, or what a file or run holds',
+  ),
+  'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
+  'doctor': ('vit_jax.tools.doctor', 'tells what is installed, and what is missing'),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs `vit_jax COMMAND ...`; returns the exit code, or exits with the command's.
+
+  Args:
+    argv: the arguments; by default those of this process.
+  """
+  return cli.run(_dispatch, argv)
+
+
+def _dispatch(argv: list[str]) -> int:
+  if not argv or argv[0] in ('-h', '--help', 'help'):
+    print(_help(), file=sys.stdout if argv else sys.stderr)
+    return 0 if argv else 2
+  if argv[0] == '--version':
+    package = Path(__file__).parent
+    print(f'vit_jax {__version__} from {package} (Python {platform.python_version()})')
+    return 0
+  module, _ = choose('command', argv[0], COMMANDS)
+  sys.argv[1:] = argv[1:]
+  runpy.run_module(module, run_name='__main__', alter_sys=True)
+  raise AssertionError(f'{module} did not end with sys.exit')
+
+
+def _help() -> str:
+  rows = [f'  {name:10} {what}' for name, (_, what) in COMMANDS.items()]
+  return '\n'.join(
+    [
+      'usage: vit_jax COMMAND [ARGUMENTS], vit_jax COMMAND --help, vit_jax --version',
+      '',
+      *rows,
+    ]
+  )
+
+
+if __name__ == '__main__':
+  sys.exit(main())
