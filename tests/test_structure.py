@@ -21,7 +21,7 @@ MODULES = sorted(
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
   ('errors', 'version'),
-  ('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'kernels'),
+  ('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'buckets', 'kernels'),
   ('nn', 'losses', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
   ('tasks', 'evaluators', 'checkpoint'),
@@ -37,6 +37,7 @@ ONLY = {
     'trees',
     'resample',
     'paths',
+    'buckets',
     'errors',
   },  # readers and renames work on plain arrays
 }
@@ -58,6 +59,7 @@ OPTIONAL = (
   'clu',
   'tensorboard',
   'huggingface_hub',
+  'gcsfs',
   'apache_beam',
   'torch',
   'timm',

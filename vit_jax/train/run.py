@@ -25,7 +25,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
 
   Args:
     config: nested plain dicts, see `config.load`.
-    workdir: created if missing; one run at a time.
+    workdir: created if missing; one run at a time. A folder, or gs://BUCKET/PATH.
 
   Returns:
     (status, rows): what status.json holds, with the step and the fingerprint of the
@@ -37,8 +37,8 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
     stack.enter_context(full_raises_disk_full(workdir))
-    workdir = stack.enter_context(lock(workdir))
-    stop = stack.enter_context(StopSignal())
+    workdir, still_held = stack.enter_context(lock(workdir))
+    stop = stack.enter_context(StopSignal(still_held))
     mesh = sharding.make_mesh(**config['mesh'])
     retain_freed_memory()
     stack.enter_context(jax.set_mesh(mesh))
