@@ -1,18 +1,23 @@
 """A Google Cloud Storage on the loopback: fake-gcs-server, in memory.
 
-It knows conditions on generations in uploads. `Faults` stands in front of it and lets
-requests fail as the real one's sometimes do.
+It knows conditions on generations in uploads. `faults_proxy` in front of it lets requests
+fail as the real one's sometimes do.
 """
 
+import asyncio
 import contextlib
 import os
 import socket
 import subprocess
 import time
+import types
 import urllib.request
 from pathlib import Path
 
+import faults_proxy
 import pytest
+
+BUCKET = 'tests'
 
 # What each of the clients calls the address of an emulator: gcsfs and Google's, the C++
 # ones of ArrayRecord, and TensorStore.
@@ -85,3 +90,37 @@ def environment(url: str):
         del os.environ[name]
       else:
         os.environ[name] = value
+
+
+@contextlib.contextmanager
+def in_memory():
+  """Sends this process to an empty server of its own; yields the address."""
+  with serve(BUCKET) as url, environment(url):
+    yield url
+
+
+@contextlib.contextmanager
+def behind_proxy():
+  """As `in_memory`, through a proxy, which is yielded."""
+  ours, port = free_port(), free_port()
+  url = f'http://127.0.0.1:{ours}'
+  with serve(BUCKET, port, url) as upstream, faults_proxy.serve(upstream, ours) as proxy:
+    with environment(url):
+      yield proxy
+
+
+def hurry(times: float = 100.0) -> None:
+  """Lets gcsfs wait less between its attempts, from now on."""
+  import gcsfs.retry
+
+  gcsfs.retry.asyncio = types.SimpleNamespace(sleep=lambda s: asyncio.sleep(s / times))
+
+
+def refuse_tensorflow(monkeypatch) -> None:
+  """Fails the test if anything asks TensorFlow's file system."""
+  from etils.epath import backend
+
+  def refuse(self):
+    pytest.fail("TensorFlow's file system was asked")
+
+  monkeypatch.setattr(backend._TfBackend, 'gfile', property(refuse))

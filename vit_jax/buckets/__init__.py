@@ -17,6 +17,7 @@ from vit_jax.buckets.client import (
   filesystem,
   ranges,
   read,
+  upload,
   write,
 )
 from vit_jax.buckets.lines import Lines, update
@@ -35,5 +36,6 @@ __all__ = [
   'ranges',
   'read',
   'update',
+  'upload',
   'write',
 ]

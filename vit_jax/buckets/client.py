@@ -41,20 +41,21 @@ def filesystem():
   Raises:
     UserError: where gcsfs is not installed.
   """
-  # Buckets are used by their plain objects, whatever else they offer: to ask which, at
-  # every request, needs a permission that few accounts have, and gRPC.
-  os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
   try:
     import aiohttp
     import fsspec
-    import gcsfs
+    import gcsfs.core
   except ImportError as error:
     raise UserError(
       f"gs:// needs the package gcsfs ({error}): pip install 'vit_jax[gcs]'."
     ) from None
   # Of every instance, Orbax's too: others write to the bucket, so that a listing is old
   # as soon as it is made.
-  for protocol in gcsfs.GCSFileSystem.protocol:
+  plain = gcsfs.core.GCSFileSystem
+  for protocol in plain.protocol:
+    # Its subclass asks before requests what kind of bucket it is, by gRPC and with a
+    # permission that few accounts have; every kind but "rapid" has plain objects.
+    fsspec.register_implementation(protocol, plain, clobber=True)
     options = fsspec.config.conf.setdefault(protocol, {})
     options.setdefault('use_listings_cache', False)
     options.setdefault(
@@ -136,6 +137,12 @@ def download(url: str, path) -> None:
     fs.get_file(str(url), str(path))
   if (came := os.path.getsize(path)) != size:
     raise OSError(f'{came} of {size} bytes came')
+
+
+def upload(path, url: str) -> None:
+  """Copies a file to an object, in pieces if it is large; raises as `write`."""
+  with errors_of(url):
+    filesystem().put_file(str(path), str(url))
 
 
 def generation_of(url: str) -> tuple[int, int]:
