@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-# What happens to a request: an answer of 503 or 429; the connection is reset before the
+# What happens to a request, besides an answer of 403: one of 503 or 429; the connection is reset before the
 # server sees it, or after, so that what it did is not known; nothing comes for a while.
 FAULTS = ('503', '429', 'reset', 'lost', 'slow')
 SLOW = 1.5  # seconds
@@ -33,6 +33,7 @@ class Proxy(http.server.ThreadingHTTPServer):
   def __init__(self, upstream: str, port: int):
     self.upstream = upstream.removeprefix('http://')
     self.seen: list[Request] = []
+    self.lost: dict[str, tuple] = {}  # answers to parts of uploads, by address
     self.fault: Callable = lambda n, method, path: None
     self._lock = threading.Lock()
     super().__init__(('127.0.0.1', port), _Handler)
@@ -73,16 +74,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return self._reset()
     if fault == 'slow':
       time.sleep(SLOW)
-    if fault in ('503', '429'):
+    if fault in ('503', '429', '403'):
       return self._answer(int(fault), [], b'{"error": {"code": %s}}' % fault.encode())
+    if answer := self.server.lost.pop(self.path, None):
+      return self._answer(*answer)
     hop = ('connection', 'transfer-encoding', 'content-length', 'accept-encoding')
     headers = {k: v for k, v in self.headers.items() if k.lower() not in hop}
     self._up.request(self.command, self.path, body, headers)
     answer = self._up.getresponse()
     data = answer.read()
-    if fault == 'lost':
-      return self._reset()
     kept = [(k, v) for k, v in answer.getheaders() if k.lower() not in hop]
+    if fault == 'lost':
+      if 'upload_id=' in self.path:
+        # The real service answers a part of an upload that is complete as it did before;
+        # fake-gcs-server has forgotten it.
+        self.server.lost[self.path] = answer.status, kept, data
+      return self._reset()
     return self._answer(answer.status, kept, data)
 
   do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = _handle

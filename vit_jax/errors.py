@@ -54,22 +54,14 @@ class Preempted(RunError):
   exit_code = 75
 
 
-class Unreachable(RunError, OSError):
+class Unreachable(RunError):
   """A bucket did not answer for longer than is waited; what was written is intact."""
 
   exit_code = 75
 
-  def __init__(self, what: str):
-    super().__init__(what)
-    self.strerror = what
 
-
-class NotAllowed(UserError, PermissionError):
+class NotAllowed(UserError):
   """A bucket that this account may not read or write."""
-
-  def __init__(self, what: str):
-    super().__init__(what)
-    self.strerror = what
 
 
 class LockLost(RunError):

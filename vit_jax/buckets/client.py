@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -63,6 +64,8 @@ def filesystem():
       aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
     )
   _keep_epath_from_tensorflow()
+  # It logs the traceback of what it raises.
+  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
   return fsspec.filesystem('gs')
 
 
@@ -77,7 +80,7 @@ def _keep_epath_from_tensorflow() -> None:
 
 
 def read(url: str) -> Object:
-  """Returns an object; raises FileNotFoundError, or OSError where it cannot be read."""
+  """Returns an object; raises as `errors_of`."""
   fs = filesystem()
   with errors_of(url):
     headers, data = fs.call('GET', fs.url(str(url)))
@@ -95,7 +98,7 @@ def write(url: str, data: bytes, generation: int | None = None) -> int:
 
   Raises:
     Changed: the object has another generation.
-    OSError: it could not be written, see `errors_of`.
+    Others: as `errors_of`.
   """
   fs = filesystem()
   bucket, key, _ = fs.split_path(str(url))
@@ -159,7 +162,7 @@ def ranges(url: str, bounds: Sequence[tuple[int, int]]) -> list[bytes]:
 
   Raises:
     EOFError: the object ends before.
-    OSError: as `read`.
+    Others: as `errors_of`.
   """
   starts, stops = zip(*bounds, strict=True)
   with errors_of(url):
@@ -189,7 +192,7 @@ def errors_of(url) -> Iterator[None]:
   except FileNotFoundError:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(url)) from None
   except Exception as error:
-    text = ' '.join(str(error).split())[:200] or type(error).__name__
+    text = ' '.join(str(error).split()).strip(', ')[:200] or type(error).__name__
     code = getattr(error, 'code', None)
     if code in (401, 403) or text.startswith('Forbidden'):
       raise NotAllowed(

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from vit_jax.buckets import client
+from vit_jax.errors import RunError
 
 
 class Lines:
@@ -18,8 +19,7 @@ class Lines:
     start: what it holds from now on, bytes of whole lines.
     every: seconds between two writes. One object takes one write a second.
 
-  Raises:
-    OSError: it cannot be written.
+  Raises: as `client.write`.
   """
 
   def __init__(self, url, start: bytes, *, every: float):
@@ -40,8 +40,8 @@ class Lines:
     """Returns once all lines added are in the object.
 
     Raises:
-      OSError: that failed, `Changed` if another process has written the object. The
-        lines are kept for the next write.
+      Changed: another process has written the object.
+      RunError: the bucket cannot be written. The lines are kept for the next write.
     """
     with self._writing:
       if pending := list(self._pending):
@@ -65,7 +65,7 @@ class Lines:
       if self._closed.wait(self._every):
         return
       # What fails is still pending: the next write has it, or `flush`, which raises.
-      with contextlib.suppress(OSError):
+      with contextlib.suppress(OSError, RunError):
         self.flush()
 
 
@@ -76,8 +76,7 @@ def update(url, change: Callable[[bytes], bytes | None]) -> None:
     change: takes what the object holds, b'' if it is not there; may be called again
       where another process was faster. None: there is nothing to change.
 
-  Raises:
-    OSError: it cannot be read or written.
+  Raises: as `client.read` and `client.write`.
   """
   while True:
     try:

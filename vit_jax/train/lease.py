@@ -15,7 +15,7 @@ import threading
 import time
 
 from vit_jax import buckets, distributed
-from vit_jax.errors import LockLost, UserError
+from vit_jax.errors import LockLost, RunError, Unreachable, UserError
 
 # Seconds for which a run that gives no sign of life keeps its lock; and after which it
 # gives the next: five may fail.
@@ -45,7 +45,7 @@ class Lease:
 
     Raises:
       UserError: another run has it and is alive.
-      OSError: the bucket cannot be read or written.
+      Others: as `buckets.write`.
     """
     seen = None
     while True:
@@ -85,7 +85,7 @@ class Lease:
     """Gives the lock up; the object stays, and holds nothing."""
     self._released.set()
     # What fails here lets the lease end.
-    with self._lock, contextlib.suppress(OSError):
+    with self._lock, contextlib.suppress(OSError, RunError):
       if not self._lost:
         buckets.write(self.url, b'{}\n', self._generation)
 
@@ -120,7 +120,7 @@ class Lease:
 
   def _renew_often(self) -> None:
     while not self._released.wait(RENEW):
-      with contextlib.suppress(OSError):  # `check` has it, once it lasts
+      with contextlib.suppress(Unreachable):  # `check` has it, once it lasts
         self._renew()
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from vit_jax import buckets, paths
 from vit_jax.data.sources import shards
-from vit_jax.errors import Unreachable, UserError
+from vit_jax.errors import RunError, Unreachable, UserError
 
 _HEADER, _FOOTER = 12, 4
 # Bytes of a file in a bucket that are read at once to find its records.
@@ -289,7 +289,7 @@ def _save(places: list[str], **arrays: np.ndarray) -> None:
   """Writes to the first place that takes it; without any, the next run scans again."""
   for place in places:
     if buckets.is_url(place):
-      with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
+      with contextlib.suppress(OSError, RunError), tempfile.TemporaryDirectory() as folder:
         np.savez(file := os.path.join(folder, 'index.npz'), **arrays)
         buckets.upload(file, place)
         return

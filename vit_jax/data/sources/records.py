@@ -12,7 +12,7 @@ from vit_jax.data.sources import example_proto, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import ArrayRecords, Records
 from vit_jax.data.sources.stream import Stream
-from vit_jax.errors import Unreachable, UserError
+from vit_jax.errors import UserError
 
 # 'train-00000-of-01024', 'train-00000-of-01024.tfrecord', and TFDS's
 # 'imagenet2012-train.tfrecord-00000-of-01024'.
@@ -157,8 +157,6 @@ class RecordFiles(Source):
     records, file, at = self._place(start)
     try:
       return records.run(file, at, at + stop - start)
-    except Unreachable:
-      raise
     except (OSError, EOFError, ValueError, IndexError) as error:
       if stop - start == 1:
         return [error]
