@@ -60,7 +60,7 @@ def test_version_is_that_of_the_package_and_the_changelog(metadata):
 
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
-    *('tf', 'cuda', 'tpu', 'hub', 'beam', 'plots', 'dev')
+    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'beam', 'plots', 'dev')
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
   assert not base & {'tensorflow', 'tensorflow-cpu'}

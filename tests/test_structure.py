@@ -46,6 +46,8 @@ HOMES = {
   'tensorflow': ('data/',),
   'tensorflow_datasets': ('data/',),
   'orbax': ('checkpoint/',),
+  'gcsfs': ('buckets/',),
+  'fsspec': ('buckets/',),
   'flax': ('nn/', 'models/', 'tune/'),
   'matplotlib': ('viz/plots.py',),
   'ml_collections': ('config.py', '../configs/'),
