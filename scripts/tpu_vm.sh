@@ -2,11 +2,11 @@
 # Trains on a Cloud TPU VM or a slice of many: copies this checkout's HEAD to every
 # worker, installs it there, and starts the same command on all of them.
 #
-#   scripts/tpu_vm.sh NAME ZONE --config=configs/vit_b16.py --workdir=/mnt/disk/runs/b16
+#   scripts/tpu_vm.sh NAME ZONE --config=configs/vit_b16.py --workdir=gs://BUCKET/runs/b16
 #
 # NAME is an existing TPU VM (gcloud compute tpus tpu-vm create NAME --zone=ZONE
 # --accelerator-type=v5litepod-8 --version=v2-alpha-tpuv5-lite). The work folder must be
-# one that all workers share: a mounted Filestore, or a bucket through gcsfuse. A run that
+# one that all workers share: in a bucket, or on a mounted Filestore. A run that
 # was stopped with its state saved (exit code 75) is started again; run this again after
 # the VM itself was preempted, and training goes on where it stopped.
 set -eu

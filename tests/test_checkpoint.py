@@ -246,9 +246,11 @@ def test_options_out_of_range(tmp_path, options):
     checkpoints.Checkpoints(tmp_path, **options)
 
 
-def test_a_bucket_is_refused():
-  with pytest.raises(errors.UserError, match=naming('gs://bucket/run', 'mount')):
-    checkpoints.Checkpoints('gs://bucket/run')
+def test_a_url_of_another_kind_is_refused():
+  with pytest.raises(
+    errors.UserError, match=naming('s3://bucket/run', 'gs://', 'mount')
+  ):
+    checkpoints.Checkpoints('s3://bucket/run')
 
 
 # -- disk ---------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path):
   first.kill()
   first.communicate(timeout=20)
   with lock.lock(workdir) as held:  # kill -9 leaves the file, not the lock
-    assert held == workdir
+    assert held.workdir == workdir
     holder = json.loads((workdir / lock.LOCK_FILE).read_text())
     assert holder['pid'] == os.getpid()
   with lock.lock(workdir):
@@ -222,8 +222,8 @@ def test_an_unwritable_workdir(tmp_path):
       with lock.lock(bad):
         pass
   with (
-    pytest.raises(errors.UserError, match=naming('gs://b/run', 'Mount')),
-    lock.lock('gs://b/run'),
+    pytest.raises(errors.UserError, match=naming('s3://b/run', 'mount')),
+    lock.lock('s3://b/run'),
   ):
     pass
 

@@ -22,7 +22,7 @@ MODULES = sorted(
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
   ('errors', 'version', 'terminal'),
-  ('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'kernels'),
+  ('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'buckets', 'kernels'),
   ('nn', 'losses', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
   ('tasks', 'evaluators', 'checkpoint'),
@@ -39,6 +39,7 @@ ONLY = {
     'trees',
     'resample',
     'paths',
+    'buckets',
     'errors',
   },  # readers and renames work on plain arrays
 }
@@ -47,6 +48,8 @@ HOMES = {
   'tensorflow': ('data/',),
   'tensorflow_datasets': ('data/',),
   'orbax': ('checkpoint/',),
+  'gcsfs': ('buckets/',),
+  'fsspec': ('buckets/',),
   'flax': ('nn/', 'models/', 'tune/'),
   'matplotlib': ('viz/plots.py',),
   'ml_collections': ('config.py', '../configs/'),
@@ -61,6 +64,7 @@ OPTIONAL = (
   'tensorboard',
   'huggingface_hub',
   'pillow_heif',
+  'gcsfs',
   'apache_beam',
   'torch',
   'timm',

@@ -1,6 +1,7 @@
 """Where weights come from: names of the zoo, downloads, the hub."""
 
 import shutil
+import sys
 
 import pytest
 from conftest import GOLDEN, naming
@@ -40,6 +41,7 @@ def test_a_download_that_fails_says_what_to_do(source, tmp_path, monkeypatch):
     raise urllib.error.URLError('no route to host')
 
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)  # gs:// goes to the public address
   monkeypatch.setattr(urllib.request, 'urlopen', refuse)
   with pytest.raises(UserError, match=naming(source, 'no route to host', tmp_path)):
     vit_jax.load(source)
@@ -72,6 +74,7 @@ def test_a_download_is_kept_and_a_short_one_is_not(tmp_path, monkeypatch):
     return real(f'http://127.0.0.1:{server.server_port}/{path}', timeout=timeout)
 
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)
   monkeypatch.setattr(urllib.request, 'urlopen', local)
   try:
     with pytest.raises(UserError, match=naming('gs://b/short.npz', 1000, len(data))):

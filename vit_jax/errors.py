@@ -54,6 +54,22 @@ class Preempted(RunError):
   exit_code = 75
 
 
+class Unreachable(RunError):
+  """A bucket did not answer for longer than is waited; what was written is intact."""
+
+  exit_code = 75
+
+
+class NotAllowed(UserError):
+  """A bucket that this account may not read or write."""
+
+
+class LockLost(RunError):
+  """Another run has taken the folder in a bucket; nothing more may be written there."""
+
+  exit_code = 75
+
+
 class Diverged(RunError):
   """Training diverged: steps or the state are not finite. The last good state is kept."""
 

@@ -5,7 +5,6 @@ import gc
 import os
 import sys
 import time
-from pathlib import Path
 
 from vit_jax import cli
 
@@ -20,7 +19,7 @@ def main(argv: list[str]) -> int:
   """Runs a command line; returns the exit code."""
   start = time.perf_counter()
   args, config, workdir = arguments.parse(argv)
-  from vit_jax import distributed  # after the arguments: it takes seconds
+  from vit_jax import buckets, distributed  # after the arguments: it takes seconds
 
   with contextlib.ExitStack() as stack:
     if args.distributed:
@@ -41,7 +40,7 @@ def main(argv: list[str]) -> int:
     seconds = time.perf_counter() - start
     evals = config.get('evals', {})
     source = config['data']['source']
-    text = progress.summary(rows, status, evals, Path(workdir), seconds, source)
+    text = progress.summary(rows, status, evals, buckets.path(workdir), seconds, source)
     print(text, flush=True)
   return 0
 

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from vit_jax import buckets
 from vit_jax.config import RENAMED, check_type
 from vit_jax.errors import UserError
 
@@ -22,7 +23,7 @@ def read(folder: str | Path) -> dict:
     Unreadable: if the folder has none, or it is not one that a run wrote.
     UserError: if a newer version wrote it.
   """
-  path = Path(folder) / 'config.json'
+  path = buckets.path(folder) / 'config.json'
   try:
     config = json.loads(path.read_bytes())
   except OSError as error:

@@ -14,19 +14,18 @@ unless every bit is as it was. To read the parameters of a run, whatever it trai
   params, meta = saved.restore_params(abstract_params, frozen=frozen)
 
 Several processes: every call is collective, process 0 decides. The step folders lie on
-a file system that all of them share.
+a file system that all of them share, or in a bucket.
 """
 
 import contextlib
 import dataclasses
 import math
-import pathlib
 import re
 from typing import Any
 
 import jax
 
-from vit_jax import distributed, trees
+from vit_jax import buckets, distributed, trees
 from vit_jax.checkpoint import manifest
 from vit_jax.checkpoint.fingerprint import fingerprints, survey
 from vit_jax.checkpoint.manifest import Damaged, and_more
@@ -38,7 +37,8 @@ class Checkpoints:
   """The checkpoints of one run. Call `close` at the end, whatever happened.
 
   Args:
-    directory: a folder on a local or mounted file system; made at the first save.
+    directory: a folder on a local or mounted file system, or gs://BUCKET/PATH; made at
+      the first save.
     every: steps between two saves, for the caller, which decides when to save.
     keep_latest: number of newest steps to keep; at least 2 leave one to fall back to.
     keep_every: multiples of this many steps are kept for good; None: none are.
@@ -47,7 +47,7 @@ class Checkpoints:
     larger_is_better: of that metric.
 
   Raises:
-    UserError: for a number below 1, or a URL as directory.
+    UserError: for a number below 1, or a URL of another kind as directory.
   """
 
   def __init__(
@@ -64,12 +64,7 @@ class Checkpoints:
     for name, number in numbers.items():
       if number is not None and number < 1:
         raise UserError(f'checkpoint.{name} is {number}; it must be at least 1.')
-    if '://' in str(directory):
-      raise UserError(
-        f'Checkpoints go to a file system, not to {directory}: mount the bucket and '
-        'give the path of the mount.'
-      )
-    self.directory = pathlib.Path(directory).absolute()
+    self.directory = buckets.path(directory).absolute()
     self.every, self.keep_latest, self.keep_every = every, keep_latest, keep_every
     self.best, self._sign = best, 1 if larger_is_better else -1
     self._scores: dict[int, float] | None = None  # step -> larger is better

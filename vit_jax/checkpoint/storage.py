@@ -1,7 +1,8 @@
 """Steps on disk, by Orbax, whose quirks end here.
 
 One step is one folder, `<directory>/<step>`, with an item per tree and the item `meta`.
-Orbax writes in the background, commits by a rename, and deletes. What its errors mean is
+Orbax writes in the background, commits (by a rename; in a bucket, which has none, by a
+last object), and deletes. What its errors mean is
 said here: a full disk, a damaged step, or trouble of the machine.
 """
 
@@ -10,7 +11,7 @@ import dataclasses
 import gc
 import logging
 import os
-import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,25 +20,38 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from vit_jax import distributed
+from vit_jax import buckets, distributed
 from vit_jax.checkpoint.manifest import Damaged
-from vit_jax.errors import DiskFull, UserError, disk_is_full
+from vit_jax.errors import (
+  DiskFull,
+  NotAllowed,
+  RunError,
+  Unreachable,
+  UserError,
+  disk_is_full,
+)
 
 # Free space asked for, in sizes of the state: array files have some overhead, and the
 # oldest step is deleted only after the new one is complete.
 _DISK_MARGIN = 1.1
+# The object that makes a step in a bucket complete (orbax, path/atomicity_types.py).
+_COMMIT = 'commit_success.txt'
 
 
 class Storage:
   """The step folders in a directory, which several processes may share.
 
   Args:
-    directory: made at the first `write`.
+    directory: a `pathlib.Path` or `BucketPath`; made at the first `write`.
     kept: of the steps there, those to keep: asked after every write.
   """
 
-  def __init__(self, directory: pathlib.Path, kept: Callable[[list[int]], set[int]]):
+  def __init__(self, directory, kept: Callable[[list[int]], set[int]]):
     self.directory, self._kept = directory, kept
+    self._in_bucket = buckets.is_url(directory)
+    if self._in_bucket:
+      buckets.filesystem()  # before Orbax looks: see there
+    self._committed: set[str] = set()
     self._manager: _Manager | None = None
     self._under_way = (0, 0)  # step and bytes of the newest write
 
@@ -46,7 +60,15 @@ class Storage:
     # Unfinished steps and those set aside have a suffix.
     if not self.directory.is_dir():
       return []
-    return [int(p.name) for p in self.directory.iterdir() if p.name.isdecimal()]
+    steps = [path for path in self.directory.iterdir() if path.name.isdecimal()]
+    return [int(path.name) for path in steps if self._is_committed(path)]
+
+  def _is_committed(self, path) -> bool:
+    if not self._in_bucket or path.name in self._committed:
+      return True
+    if (path / _COMMIT).is_file():
+      self._committed.add(path.name)  # for good: asked once
+    return path.name in self._committed
 
   # -- writing ----------------------------------------------------------------------
 
@@ -66,14 +88,14 @@ class Storage:
     args = {item: ocp.args.StandardSave(tree) for item, tree in items.items()}
     args['meta'] = ocp.args.JsonSave(meta)
     manager = self._writer()
-    with self._disk_errors():
+    with self._write_errors():
       # Whether to save was decided by the caller: Orbax shall not.
       manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def wait(self) -> None:
     """Blocks until the write under way is complete; raises as `write` does."""
     if self._manager:
-      with self._disk_errors():
+      with self._write_errors():
         self._manager.wait_until_finished()
         self._manager.check_for_errors()
 
@@ -84,7 +106,7 @@ class Storage:
     finally:
       manager, self._manager = self._manager, None
       if manager:
-        with self._disk_errors():
+        with self._write_errors():
           manager.close()
 
   def _writer(self):
@@ -104,17 +126,21 @@ class Storage:
     return self._manager
 
   def _check_space(self):
+    if self._in_bucket:
+      return
     folders = (self.directory, *self.directory.parents)
     free = shutil.disk_usage(next(p for p in folders if p.exists())).free
     if distributed.from_first(free < _DISK_MARGIN * self._under_way[1]):
       raise self._disk_full(free)
 
   @contextlib.contextmanager
-  def _disk_errors(self):
+  def _write_errors(self):
     try:
       yield
     except Exception as error:
-      if disk_is_full(error):
+      if self._in_bucket:
+        _raise_what_a_bucket_says(error, self.directory)
+      elif disk_is_full(error):
         raise self._disk_full(shutil.disk_usage(self.directory).free) from error
       raise
 
@@ -138,6 +164,7 @@ class Storage:
     Raises:
       Damaged: an item cannot be read; maybe by this process only, see `together`.
       UserError: reading is not permitted.
+      Unreachable: the bucket does not answer, which says nothing about the item.
     """
     args = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
     return self._restore(step, args)
@@ -157,10 +184,12 @@ class Storage:
     except Exception as error:  # Orbax and TensorStore raise a dozen types
       if isinstance(error, PermissionError) or 'PERMISSION_DENIED' in str(error):
         raise UserError(f'Not allowed to read checkpoint {path}: {error}') from error
+      if self._in_bucket:
+        _raise_what_a_bucket_says(error, path)
       line = ' '.join(str(error).split())
       raise Damaged(f'{type(error).__name__}: {line[:150]}') from None
 
-  def set_aside(self, step: int) -> pathlib.Path:
+  def set_aside(self, step: int):
     """Renames a damaged step; returns its new path."""
     source = self.directory / str(step)
     target, n, failure = source.with_suffix('.corrupt'), 1, None
@@ -168,7 +197,10 @@ class Storage:
       target, n = source.with_suffix(f'.corrupt{n}'), n + 1
     if jax.process_index() == 0:
       try:
-        os.rename(source, target)
+        if self._in_bucket:
+          source.rename_folder(target, _COMMIT)
+        else:
+          os.rename(source, target)
       except OSError as error:
         failure = error
     if not distributed.agree(failure is None):
@@ -196,6 +228,27 @@ class _Keep:
   def should_preserve(self, checkpoints, *, context):
     kept = self.kept([info.step for info in checkpoints])
     return [info.step in kept for info in checkpoints]
+
+
+# Of TensorStore's errors, which name absl's codes: after all its attempts.
+_OUTAGE = re.compile('UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED')
+
+
+def _raise_what_a_bucket_says(error: Exception, path) -> None:
+  """Raises NotAllowed or Unreachable if an error of Orbax comes from the requests."""
+  line = ' '.join(str(error).split())[:200]
+  home = type(error).__module__.partition('.')[0]
+  if 'PERMISSION_DENIED' in line or 'Forbidden' in line or 'UNAUTHENTICATED' in line:
+    raise NotAllowed(f'{path}: this account is not allowed to ({line}).') from error
+  if (
+    home in ('gcsfs', 'aiohttp', 'requests', 'google')
+    or isinstance(error, TimeoutError | ConnectionError | RunError)
+    or _OUTAGE.search(line)
+  ):
+    raise Unreachable(
+      f'{path}: the bucket does not answer ({type(error).__name__}: {line}). What was '
+      'written is intact: rerun the same command.'
+    ) from error
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@ they are.
 """
 
 import contextlib
+import functools
 import json
 import os
 import threading
 from collections.abc import Callable
 
+from vit_jax import buckets
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
@@ -70,15 +72,17 @@ class BadImages:
       )
 
 
-def read_log(path: str) -> list[dict]:
+def read_log(path) -> list[dict]:
   """Returns the lines of a log; none where there is no file. Damaged ones are left out."""
   try:
-    with open(path, 'rb') as file:
-      lines = file.read().split(b'\n')
+    return _entries(buckets.path(path).read_bytes())
   except FileNotFoundError:
     return []
+
+
+def _entries(data: bytes) -> list[dict]:
   out = []
-  for line in lines:
+  for line in data.split(b'\n'):
     with contextlib.suppress(ValueError, RecursionError):
       entry = json.loads(line)
       if isinstance(entry, dict) and 'path' in entry:
@@ -88,6 +92,9 @@ def read_log(path: str) -> list[dict]:
 
 def _append(log: str, entry: dict) -> None:
   with _LOCK:
+    if buckets.is_url(log):
+      buckets.update(log, functools.partial(_with_entry, entry))
+      return
     if entry['path'] in {line['path'] for line in read_log(log)}:
       return
     torn = os.path.exists(log) and not _ends_in_newline(log)
@@ -98,6 +105,14 @@ def _append(log: str, entry: dict) -> None:
       os.write(file, data)
     finally:
       os.close(file)
+
+
+def _with_entry(entry: dict, data: bytes) -> bytes | None:
+  """Returns what a log holds with an entry more; None if it has its path."""
+  if entry['path'] in {line['path'] for line in _entries(data)}:
+    return None
+  torn = data and not data.endswith(b'\n')
+  return data + (b'\n' if torn else b'') + (json.dumps(entry) + '\n').encode()
 
 
 def _ends_in_newline(path: str) -> bool:

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import distributed, models, run_config, trees
+from vit_jax import buckets, distributed, models, run_config, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import NoUsableCheckpoint, UserError
 from vit_jax.pretrained import steps
 from vit_jax.pretrained.source import Source
-from vit_jax.weights import adapt
+from vit_jax.weights import adapt, readers
 
 
 def find(source) -> tuple[Path, str | None] | None:
@@ -23,13 +23,15 @@ def find(source) -> tuple[Path, str | None] | None:
   Raises:
     UserError: for `@best` or `@STEP` behind what is there and is no run.
   """
-  whole = Path(str(source)).expanduser()
+  if buckets.is_url(source) and str(source).endswith(readers.SUFFIXES):
+    return None  # a file: not worth a question to the bucket
+  whole = _path(source)
   if _is_run(whole):  # its own name may hold an @
     return whole, None
   base, _, wanted = str(source).rpartition('@')
-  folder = Path(base).expanduser()
   if not base or whole.exists():
     return None
+  folder = _path(base)
   if _is_run(folder):
     return folder, wanted
   if folder.exists():
@@ -39,7 +41,13 @@ def find(source) -> tuple[Path, str | None] | None:
   return None
 
 
-def _is_run(folder: Path) -> bool:
+def _path(source) -> Path | buckets.BucketPath:
+  # https:// and hf: are no folders, whatever follows.
+  text = str(source)
+  return buckets.path(text) if buckets.is_url(text) else Path(text).expanduser()
+
+
+def _is_run(folder) -> bool:
   return (folder / 'checkpoints').is_dir() and (folder / 'config.json').is_file()
 
 

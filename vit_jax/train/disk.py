@@ -1,12 +1,20 @@
-"""Writing a run's small files; on a full disk the old versions survive."""
+"""Writing a run's small files; on a full disk the old versions survive.
+
+A file may be in a bucket: there each is an object, replaced as a whole.
+"""
 
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from vit_jax import buckets
 from vit_jax.errors import DiskFull, disk_is_full
+
+# Between two writes of a file of lines in a bucket.
+_BUCKET_SECONDS = 10.0
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -15,6 +23,9 @@ def replace(path: Path, data: bytes) -> None:
   Raises:
     OSError: the old file is unchanged, and no partial file is left behind.
   """
+  if buckets.is_url(path):
+    buckets.write(path, data)
+    return
   temporary = path.with_suffix('.tmp')
   try:
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -43,6 +54,67 @@ def overwrite(path: Path, data: bytes) -> None:
     os.close(file)
 
 
+class _Appended:
+  """A file to which whole lines are added, each with one write."""
+
+  def __init__(self, path: Path):
+    self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+  def add(self, line: bytes) -> None:
+    write(self._file, line)
+
+  def flush(self) -> None:
+    """Does nothing: what was added is written."""
+
+  def close(self) -> None:
+    os.close(self._file)
+
+
+def appended(path: Path, data: bytes):
+  """Replaces a file by `data`, whole lines; returns what adds lines to it.
+
+  Its methods are `add(line)`, `flush()`, after which all lines added are written, and
+  `close()`. On disk `add` writes; in a bucket lines wait for the next write.
+
+  Raises: OSError.
+  """
+  if buckets.is_url(path):
+    return buckets.Lines(path, data, every=_BUCKET_SECONDS)
+  replace(path, data)
+  return _Appended(path)
+
+
+class Mirror:
+  """A folder on disk for programs that know no buckets, which is copied to one.
+
+  Attributes:
+    folder: `target` itself, unless that is in a bucket.
+    remote: whether it is.
+  """
+
+  def __init__(self, target):
+    self.folder, self.remote = target, buckets.is_url(target)
+    self._target, self._sent = target, {}
+    if self.remote:
+      self.folder = Path(tempfile.mkdtemp(prefix='vit_jax-'))
+
+  def push(self) -> None:
+    """Copies the files that changed; raises OSError."""
+    if not self.remote:
+      return
+    for path in sorted(p for p in self.folder.rglob('*') if p.is_file()):
+      data = path.read_bytes()
+      if self._sent.get(path) != len(data):
+        buckets.write(self._target / str(path.relative_to(self.folder)), data)
+        self._sent[path] = len(data)
+
+  def close(self) -> None:
+    """Copies as `push` does, and removes a folder that was made for it."""
+    self.push()
+    if self.remote:
+      shutil.rmtree(self.folder, ignore_errors=True)
+
+
 def write(file: int, data: bytes) -> None:
   """Writes all of `data` to a file descriptor; raises OSError if it does not fit."""
   while data:  # a write may be partial: only the next one fails
@@ -61,12 +133,15 @@ def full_raises_disk_full(workdir: str | os.PathLike) -> Iterator[None]:
       raise
     line = ' '.join(str(error).split())[:300]
     raise DiskFull(
-      f'Disk full: {line}. {_room(Path(workdir))}What was written before is intact. '
+      f'Disk full: {line}. {_room(workdir)}What was written before is intact. '
       'Make room, and rerun the same command.'
     ) from error
 
 
-def _room(workdir: Path) -> str:
+def _room(workdir: str | os.PathLike) -> str:
+  if buckets.is_url(workdir):
+    return ''
+  workdir = Path(workdir)
   there = next((p for p in (workdir, *workdir.parents) if p.exists()), None)
   if there is None:
     return ''

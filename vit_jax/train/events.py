@@ -4,9 +4,13 @@ A run that was killed has written events past its last checkpoint; the run that 
 writes them again, and TensorBoard would draw both.
 """
 
+import io
 import os
 import struct
 from pathlib import Path
+from typing import BinaryIO
+
+from vit_jax import buckets
 
 # A record is uint64 length, uint32 checksum of it, the event, uint32 checksum
 # (tensorflow/core/lib/io/record_writer.h).
@@ -19,26 +23,33 @@ def forget(workdir: Path, step: int) -> None:
   Events of one file are in the order of their steps. Raises: OSError.
   """
   for path in sorted(workdir.glob('events.out.tfevents.*')):
-    end = _end(path, step)
-    if end < path.stat().st_size:
-      os.truncate(path, end)
+    if buckets.is_url(path):
+      data = path.read_bytes()
+      end = _end(io.BytesIO(data), len(data), step)
+      if end < len(data):
+        path.write_bytes(data[:end])
+    else:
+      size = path.stat().st_size
+      with open(path, 'rb') as file:
+        end = _end(file, size, step)
+      if end < size:
+        os.truncate(path, end)
 
 
-def _end(path: Path, step: int) -> int:
+def _end(file: BinaryIO, file_size: int, step: int) -> int:
   """Returns the bytes of a file's records up to the first event past `step`."""
   from tensorboard.compat.proto.event_pb2 import Event
 
   at = 0
-  with open(path, 'rb') as file:
-    while len(header := file.read(_HEADER)) == _HEADER:
-      (size,) = struct.unpack('<Q', header[:8])
-      if not size or at + _HEADER + size + _FOOTER > os.fstat(file.fileno()).st_size:
+  while len(header := file.read(_HEADER)) == _HEADER:
+    (size,) = struct.unpack('<Q', header[:8])
+    if not size or at + _HEADER + size + _FOOTER > file_size:
+      break
+    data = file.read(size + _FOOTER)[:size]
+    try:
+      if Event.FromString(data).step > step:
         break
-      data = file.read(size + _FOOTER)[:size]
-      try:
-        if Event.FromString(data).step > step:
-          break
-      except ValueError:  # DecodeError: damaged; what follows would not be read either
-        break
-      at += _HEADER + size + _FOOTER
+    except ValueError:  # DecodeError: damaged; what follows would not be read either
+      break
+    at += _HEADER + size + _FOOTER
   return at

@@ -5,7 +5,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from vit_jax import distributed, terminal
+from vit_jax import buckets, distributed, terminal
+from vit_jax.errors import RunError
+from vit_jax.train import disk
+from vit_jax.train.lock import LOCK_FILE
 from vit_jax.train.preemption import StopSignal
 
 LOG_FILE = 'log.txt'
@@ -15,8 +18,11 @@ _BEGAN = 'metrics.jsonl'
 
 def missing(workdir: str | Path) -> list[Path]:
   """Returns the folders that a run in `workdir` has to make, the outermost last."""
-  path = Path(workdir).absolute()
-  return [folder for folder in (path, *path.parents) if not folder.exists()]
+  path = buckets.path(workdir).absolute()
+  above = (
+    () if buckets.is_url(path) else path.parents
+  )  # of objects, no folders are made
+  return [folder for folder in (path, *above) if not folder.exists()]
 
 
 @contextlib.contextmanager
@@ -31,6 +37,10 @@ def left_as_it_was(made: list[Path], stop: StopSignal) -> Iterator[None]:
 
   def unmake():
     if made and distributed.is_first() and not (made[0] / _BEGAN).exists():
+      if buckets.is_url(made[0]):
+        with contextlib.suppress(OSError, RunError):  # why it ended is what to say
+          made[0].empty(but=LOCK_FILE)  # which the lock itself removes
+        return
       shutil.rmtree(made[0], ignore_errors=True)
       with contextlib.suppress(OSError):  # other runs are there
         for folder in made[1:]:
@@ -53,7 +63,8 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
   import jax
 
   index = '' if distributed.is_first() else f'.{jax.process_index()}'
-  path = workdir / LOG_FILE.replace('.', f'{index}.')
+  mirror = disk.Mirror(workdir)  # in a bucket the log appears when the run ends
+  path = mirror.folder / LOG_FILE.replace('.', f'{index}.')
   try:
     with terminal.noise_to(path):
       yield
@@ -61,3 +72,4 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
     with contextlib.suppress(OSError):
       if not path.stat().st_size:
         path.unlink()
+      mirror.close()

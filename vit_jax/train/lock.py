@@ -1,4 +1,4 @@
-"""The lock on a workdir: one run at a time."""
+"""The lock on a workdir: one run at a time. In a bucket it is a lease, see `lease`."""
 
 import contextlib
 import datetime
@@ -8,40 +8,51 @@ import json
 import os
 import pathlib
 import socket
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
-from vit_jax import distributed
-from vit_jax.errors import UserError
+from vit_jax import buckets, distributed
+from vit_jax.errors import RunError, UserError
+from vit_jax.train.lease import Lease
 
 LOCK_FILE = 'run.lock'
 
 
+class Held(NamedTuple):
+  """A folder that this run holds.
+
+  Attributes:
+    workdir: absolute.
+    check: raises LockLost if the lock was lost, which can happen in a bucket; cheap.
+  """
+
+  workdir: pathlib.Path | buckets.BucketPath
+  check: Callable[[], None]
+
+
 @contextlib.contextmanager
 def lock(workdir):
-  """Holds `workdir` for this run; makes it if need be. Yields it as an absolute Path.
+  """Holds `workdir` for this run; makes it if need be. Yields a `Held`.
 
-  The kernel drops the lock when the process ends, however it ends: a file left behind
-  by a killed run holds nothing.
+  On a file system the kernel drops the lock when the process ends, however it ends: a
+  file left behind by a killed run holds nothing. In a bucket the lock of a killed run
+  ends with its lease.
 
   Raises:
     UserError: another run holds it (named by pid, host and start time), or the folder
       cannot be made or written.
   """
-  if '://' in str(workdir):
-    raise UserError(
-      f'workdir is {workdir}: a run writes to a file system. Mount the bucket and give '
-      'the path of the mount.'
-    )
-  workdir = pathlib.Path(workdir).absolute()
-  failure, file = None, None
+  workdir = buckets.path(workdir).absolute()
+  failure, held = None, None
   # Before JAX is initialised there can be no second process, and asking for the
   # process index would start the devices, which the run that holds them refuses.
   several = jax.distributed.is_initialized()
   if not several or jax.process_index() == 0:
     try:
-      file = _take(workdir)
-    except UserError as error:
+      held = _take(workdir)
+    except RunError as error:
       failure = error
   if several:  # a process whose leader was refused must not wait for it forever
     if distributed.from_first(failure is not None) and failure is None:
@@ -54,15 +65,20 @@ def lock(workdir):
       )
   if failure:
     raise failure
+  in_bucket = isinstance(held, Lease)
   try:
-    yield workdir
+    yield Held(workdir, held.check if in_bucket else lambda: None)
   finally:
-    if file is not None:
-      file.close()  # the file stays: to unlink it would race with the next run
+    if in_bucket:
+      held.release()
+    elif held is not None:
+      held.close()  # the file stays: to unlink it would race with the next run
 
 
-def _take(workdir: pathlib.Path):
+def _take(workdir):
   path = workdir / LOCK_FILE
+  if buckets.is_url(workdir):
+    return _lease(path)
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     file = open(path, 'a+', encoding='utf-8')  # noqa: SIM115
@@ -93,6 +109,18 @@ def _take(workdir: pathlib.Path):
   file.write(json.dumps(holder) + '\n')
   file.flush()
   return file
+
+
+def _lease(path: buckets.BucketPath) -> Lease:
+  lease = Lease(path)
+  try:
+    lease.take()
+  except FileNotFoundError:
+    raise UserError(
+      f'There is no bucket gs://{path.parts[1]}, or this account cannot see it: make it '
+      'first, or choose another --workdir.'
+    ) from None
+  return lease
 
 
 def _holder(file) -> str:

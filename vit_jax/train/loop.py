@@ -74,7 +74,7 @@ class Loop:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile."""
     due = self.step % self.checkpoints.every == 0
     if due or self.step == self.total or self._due_evals():
-      self._observe(0)  # rows up to here are written before the state is
+      self._observe(0)
       start = time.perf_counter()
       self._evaluate()
       if due:
@@ -107,6 +107,7 @@ class Loop:
       self.early = self.patience.spent(self.record.rows)
 
   def _save(self) -> None:
+    self.record.flush()  # rows up to here are there before the state is
     values = self.record.at(self.step)
     if not self.checkpoints.save(self.state, {'config': self.config}, values):
       raise self._diverged(f'The state is not finite after step {self.step}.')

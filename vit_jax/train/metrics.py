@@ -6,7 +6,6 @@ writes what an uninterrupted one would have; only keys under `time/` are measure
 
 import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 
@@ -79,7 +78,10 @@ def _declarations(source: str, evals: dict) -> dict[str, Metric]:
 
 
 class Metrics:
-  """Appends rows `{"step": n, name: number}`, each with one write of a whole line."""
+  """Appends rows `{"step": n, name: number}`, each with one write of a whole line.
+
+  In a bucket they are written at most every ten seconds; events, when a checkpoint is.
+  """
 
   def __init__(self, workdir: Path, keep_to: int, tensorboard: bool = True):
     """Opens `workdir`/metrics.jsonl, without rows and events past step `keep_to`.
@@ -93,18 +95,18 @@ class Metrics:
       distributed.say(f'{self.path}: {lost} damaged lines are left out.')
     self._file = self._events = None
     self._early = [] if tensorboard and distributed.is_first() else None
+    self._mirror = disk.Mirror(workdir)
     if not distributed.is_first():
       return
     events.forget(workdir, keep_to)
-    disk.replace(self.path, ''.join(map(rows.line, self.rows)).encode())
-    self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+    self._file = disk.appended(self.path, ''.join(map(rows.line, self.rows)).encode())
 
   def write(self, step: int, values: dict) -> None:
     """Adds the row of `values` (numbers) at `step`."""
     row = {'step': step, **{k: _number(v) for k, v in values.items()}}
     self.rows.append(row)
     if self._file is not None:
-      disk.write(self._file, rows.line(row).encode())
+      self._file.add(rows.line(row).encode())
     if self._early is not None:
       self._early.append(row)
     else:
@@ -119,7 +121,7 @@ class Metrics:
     start = time.perf_counter()
     if self._early is not None:
       early, self._early = self._early, None
-      self._events = _tensorboard(self.path.parent)
+      self._events = _tensorboard(self._mirror.folder)
       for row in early:
         self._write_event(row)
     return time.perf_counter() - start
@@ -136,13 +138,22 @@ class Metrics:
       for row in self.rows
     )
 
+  def flush(self) -> None:
+    """Returns once all rows are written, also where writing waits: in a bucket."""
+    if self._file is not None:
+      self._file.flush()
+    if self._events and self._mirror.remote:
+      self._events.flush()
+      self._mirror.push()
+
   def close(self) -> None:
     if self._file is not None:
-      os.close(self._file)
+      self._file.close()
     if self._early:
       self.open_events()
     if self._events:
       self._events.close()
+    self._mirror.close()
 
 
 def _number(value):

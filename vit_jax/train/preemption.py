@@ -36,7 +36,9 @@ class StopSignal:
   asks to stop.
   """
 
-  def __init__(self):
+  def __init__(self, check: Callable[[], None] = lambda: None):
+    """Takes what else is asked at every call, and may raise: whether the lock is held."""
+    self._check = check
     self._requested = False
     self._polls = 0
     self._previous = {}
@@ -78,6 +80,7 @@ class StopSignal:
     processes all must make the same calls: the call number is what they agree on, so
     that a long evaluation can be left in the middle.
     """
+    self._check()
     if self._several and not self._requested:
       self._polls += 1
       self._requested = multihost_utils.reached_preemption_sync_point(self._polls)

@@ -34,6 +34,10 @@ class Record:
     """Those of metrics.jsonl: this run's, and those of the run that it resumes."""
     return self._metrics.rows
 
+  def flush(self) -> None:
+    """Returns once all rows are where the run's folder is."""
+    self._metrics.flush()
+
   def close(self) -> None:
     self._metrics.close()
     self._line.close()

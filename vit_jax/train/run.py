@@ -25,7 +25,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
 
   Args:
     config: nested plain dicts, see `config.load`.
-    workdir: created if missing; one run at a time.
+    workdir: created if missing; one run at a time. A folder, or gs://BUCKET/PATH.
 
   Returns:
     (status, rows): what status.json holds, with the step and the fingerprint of the
@@ -38,8 +38,8 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   with contextlib.ExitStack() as stack:
     stack.enter_context(full_raises_disk_full(workdir))
     made = folder.missing(workdir)
-    workdir = stack.enter_context(lock(workdir))
-    stop = stack.enter_context(StopSignal())
+    workdir, still_held = stack.enter_context(lock(workdir))
+    stop = stack.enter_context(StopSignal(still_held))
     stack.enter_context(folder.left_as_it_was(made, stop))
     stack.enter_context(folder.noise_to_log(workdir))
     mesh = sharding.make_mesh(**config['mesh'])

@@ -13,6 +13,7 @@ import jax
 
 from vit_jax import paths, sharding
 from vit_jax.errors import OutOfMemory
+from vit_jax.train.disk import Mirror
 
 # XLA on CPUs gives matrix products to YNNPACK by default. Eigen's are up to 1.35 times as
 # fast at a ViT's shapes (benchmarks/NOTES.md); reductions stay with YNNPACK.
@@ -154,6 +155,7 @@ PROFILED = (3, 8)  # the steps after start that a profile holds: compiled, warme
 def profiler(enabled: bool, workdir: Path):
   """Gives `at(step)`, which profiles steps PROFILED after the first one seen."""
   first, active = None, False
+  mirror = Mirror(workdir / 'profile') if enabled else None
   options = jax.profiler.ProfileOptions()
   # Python's calls, thousands per step, would be most of the profile and of its cost.
   options.python_tracer_level = 0
@@ -162,7 +164,7 @@ def profiler(enabled: bool, workdir: Path):
     nonlocal first, active
     first = step if first is None else first
     if enabled and step - first == PROFILED[0]:
-      jax.profiler.start_trace(str(workdir / 'profile'), profiler_options=options)
+      jax.profiler.start_trace(str(mirror.folder), profiler_options=options)
       active = True
     elif active and step - first == PROFILED[1]:
       jax.profiler.stop_trace()
@@ -173,6 +175,8 @@ def profiler(enabled: bool, workdir: Path):
   finally:
     if active:
       jax.profiler.stop_trace()
+    if mirror:
+      mirror.close()
 
 
 # What `mallopt` sets, by the names of glibc's malloc.h. A step's temporaries on CPU are

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import distributed
-from vit_jax.errors import Preempted
+from vit_jax.errors import LockLost, Preempted, Unreachable
 from vit_jax.train import disk, metrics, rows
 from vit_jax.train.patience import Patience
 
@@ -63,6 +63,8 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
   checkpoints_of(checkpoints)
   try:
     yield
+  except LockLost:  # it is another run's now
+    raise
   except Exception as error:
     known = read(workdir) or {'step': 0}
     code = getattr(error, 'exit_code', 1)
@@ -76,6 +78,8 @@ def _write_somehow(workdir: Path, values: dict) -> None:
   # A failure here has the cause that the status reports.
   try:
     write(workdir, **values)
+  except Unreachable:
+    pass
   except OSError:
     with contextlib.suppress(OSError):
       disk.overwrite(workdir / 'status.json', metrics.json_of(values))

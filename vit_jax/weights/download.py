@@ -1,5 +1,6 @@
 """From a name to a local path: the one step that needs a network, where one is needed."""
 
+import importlib.util
 import os
 import re
 import urllib.error
@@ -7,7 +8,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from vit_jax import paths
+from vit_jax import buckets, paths
 from vit_jax.errors import UserError
 
 _TIMEOUT = 30  # seconds without a byte
@@ -18,8 +19,8 @@ def locate(source: str | Path) -> Path:
   """Returns the local file or folder of `source`, downloaded if need be.
 
   Args:
-    source: a path; gs://BUCKET/FILE (public buckets) or https://HOST/FILE, fetched once
-      into `paths.cache_dir()`; hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its
+    source: a path; gs://BUCKET/FILE or https://HOST/FILE, fetched once into
+      `paths.cache_dir()` (without gcsfs, gs:// of public buckets alone, by HTTPS); hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its
       own cache.
 
   Raises:
@@ -56,6 +57,10 @@ def _fetch(source: str, url: str) -> Path:
   partial = target.with_name(f'{target.name}.{os.getpid()}.part')
   try:
     target.parent.mkdir(parents=True, exist_ok=True)
+    if buckets.is_url(source) and importlib.util.find_spec('gcsfs'):
+      buckets.download(source, partial)
+      partial.replace(target)
+      return target
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
       length = answer.headers.get('Content-Length')
       with partial.open('wb') as file:

@@ -17,6 +17,8 @@ from vit_jax.errors import UserError
 
 # A deflated byte stands for at most this many (zlib's technical notes).
 _DEFLATE_LIMIT = 1032
+# What a file of weights is called; others are looked at, too.
+SUFFIXES = ('.npz', '.safetensors')
 _PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt', '.tar')
 _INDEX = '.safetensors.index.json'
 

@@ -6,6 +6,7 @@ A string names one: 'digits', 'folder:PATH', 'tfds:NAME', 'records:PATH', ...
 import importlib
 import os
 
+from vit_jax import buckets
 from vit_jax.config import bind
 from vit_jax.data.sources import listing
 from vit_jax.data.sources.base import Source
@@ -21,6 +22,9 @@ SOURCES = {
   'tfds': ('vit_jax.data.sources.tfds', 'Tfds', 'NAME'),
   'records': ('vit_jax.data.sources.records', 'RecordFiles', 'FOLDER or PATTERN'),
 }
+
+# Those that read gs://, too.
+_IN_BUCKETS = ('records', 'tfds')
 
 
 def build(source: str, split: str, **options) -> Source:
@@ -63,6 +67,11 @@ def _resolve(source: str) -> tuple[str, str, type[Source]]:
   module, name, form = SOURCES[scheme]
   if form and not target:
     raise UserError(f"Source {source!r}: give it as '{scheme}:{form}'.")
+  if '://' in target and not (buckets.is_url(target) and scheme in _IN_BUCKETS):
+    raise UserError(
+      f'Source {source!r}: of URLs only gs:// is read, by {" and ".join(_IN_BUCKETS)}. '
+      'Make records of the images (python -m vit_jax.tools.prepare --help), or mount it.'
+    )
   return scheme, target, getattr(importlib.import_module(module), name)
 
 

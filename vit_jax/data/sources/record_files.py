@@ -6,6 +6,10 @@ record is uint64 length, uint32 checksum of it, the data, uint32 checksum of the
 
 The offsets take 8 bytes a record on disk. They are mapped, not loaded: a process holds
 the pages that it touches, and the processes of one machine share them.
+
+Files may be in a bucket, gs://. A TFRecord is read there by the range of its bytes; its
+offsets are found by reading every file once, and kept in the bucket. ArrayRecord's own
+reader knows buckets, and reads on from where a record begins.
 """
 
 import concurrent.futures
@@ -13,19 +17,23 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 import struct
+import tempfile
 import uuid
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vit_jax import paths
+from vit_jax import buckets, paths
 from vit_jax.data import stalls
-from vit_jax.errors import UserError
+from vit_jax.data.sources import shards
+from vit_jax.errors import RunError, Unreachable, UserError
 
 _HEADER, _FOOTER = 12, 4
-_READERS = 16
+# Bytes of a file in a bucket that are read at once to find its records.
+_BLOCK = 4 << 20
 # ArrayRecord readers held open: a file and its index, about 8 bytes a record.
 _OPEN = 128
 
@@ -54,8 +62,10 @@ class Records:
     places = _index_paths(os.path.dirname(self.paths[0]), index_name)
     offsets = _offsets(places, sizes)
     if offsets is None:
-      with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        offsets = list(pool.map(_scan, self.paths))
+      scan = _scan_bucket if buckets.is_url(places[0]) else _scan
+      readers = shards.readers(places[0])
+      with concurrent.futures.ThreadPoolExecutor(readers) as pool:
+        offsets = list(pool.map(scan, self.paths))
       lengths = np.array([len(x) for x in offsets])
       _save(places, sizes=sizes, counts=lengths, offsets=np.concatenate(offsets))
       # Mapped from here on, if it could be written.
@@ -72,9 +82,7 @@ class Records:
   def read(self, row: np.ndarray) -> bytes:
     """Returns the data of one record, a row of `rows`."""
     path_index, offset, size = (int(x) for x in row)
-    path = self.paths[path_index]
-    with stalls.reading(path), open(path, 'rb', buffering=0) as file:
-      return os.pread(file.fileno(), size, offset)
+    return shards.read(self.paths[path_index], offset, offset + size)
 
   def run(self, path_index: int, start: int, stop: int) -> list[bytes]:
     """Returns records [start, stop) of one file, read at once.
@@ -83,13 +91,7 @@ class Records:
       OSError: if the file cannot be read.
     """
     bounds = self._offsets[path_index][start : stop + 1].tolist()
-    # Not `open`, whose file object costs more than opening, reading and closing do.
-    with stalls.reading(self.paths[path_index]):
-      file = os.open(self.paths[path_index], os.O_RDONLY)
-      try:
-        data = os.pread(file, bounds[-1] - bounds[0], bounds[0])
-      finally:
-        os.close(file)
+    data = shards.read(self.paths[path_index], bounds[0], bounds[-1])
     ends = [bound - bounds[0] for bound in bounds]
     return [
       data[ends[i] + _HEADER : ends[i + 1] - _FOOTER] for i in range(stop - start)
@@ -111,9 +113,10 @@ class ArrayRecords:
     self.sizes = stats[:, 0]
     places = _index_paths(os.path.dirname(self.paths[0]), index_name)
     self._reader = functools.lru_cache(_OPEN)(self._open)
-    kept = next(filter(None, (_load(place, stats) for place in places)), None)
+    kept = next(_kept(places, stats), None)
     if kept is None:
-      with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+      readers = shards.readers(places[0])
+      with concurrent.futures.ThreadPoolExecutor(readers) as pool:
         counts = list(pool.map(lambda path: self._open(path).num_records(), paths))
       kept = {'counts': np.array(counts)}
       _save(places, sizes=stats, **kept)
@@ -124,9 +127,10 @@ class ArrayRecords:
 
     Raises:
       UserError, ValueError, IndexError: if they cannot be read.
+      Unreachable: the bucket does not answer.
     """
     path = self.paths[path_index]
-    with stalls.reading(path):
+    with stalls.reading(path), outages_of(path):
       return self._reader(path).read(start, stop)
 
   def _open(self, path):
@@ -149,17 +153,26 @@ class ArrayRecords:
 
 
 def _stats(paths: Sequence[str]) -> np.ndarray:
-  """Returns the size in bytes and the time of change in ns of files: int64 [n, 2]."""
+  """Returns what `shards.stat` does of each file: int64 [n, 2]."""
+  with concurrent.futures.ThreadPoolExecutor(shards.readers(paths[0])) as pool:
+    return np.array(list(pool.map(shards.stat, paths)), np.int64)
 
-  def stat(path):
-    try:
-      found = os.stat(path)
-    except OSError as error:
-      raise UserError(f'{path}: {error.strerror}.') from None
-    return found.st_size, found.st_mtime_ns
 
-  with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-    return np.array(list(pool.map(stat, paths)), np.int64)
+# Of what google-cloud-cpp, below ArrayRecord, says once it has tried often enough.
+_OUTAGE = re.compile('UNAVAILABLE|DEADLINE_EXCEEDED|Retry policy exhausted')
+
+
+@contextlib.contextmanager
+def outages_of(path: str) -> Iterator[None]:
+  """Raises Unreachable where ArrayRecord finds no answer: that is no broken record."""
+  try:
+    yield
+  except Exception as error:
+    if buckets.is_url(path) and _OUTAGE.search(str(error)):
+      raise Unreachable(
+        f'{path}: the bucket does not answer ({str(error)[:200]}). Rerun the same command.'
+      ) from error
+    raise
 
 
 def _scan(path: str) -> np.ndarray:
@@ -171,7 +184,25 @@ def _scan(path: str) -> np.ndarray:
       length = struct.unpack('<Q', header)[0] if len(header) == 8 else size
       position += _HEADER + length + _FOOTER
       starts.append(position)
-  if position != size:
+  return _complete(path, starts, size)
+
+
+def _scan_bucket(path: str) -> np.ndarray:
+  """As `_scan`: reads all of a file, in blocks, as a request for each header is slower."""
+  starts, position, (size, _) = [0], 0, shards.stat(path)
+  first, block = 0, b''
+  while position < size:
+    if position + 8 > first + len(block):
+      first, block = position, shards.read(path, position, min(position + _BLOCK, size))
+    header = block[position - first :][:8]
+    length = struct.unpack('<Q', header)[0] if len(header) == 8 else size
+    position += _HEADER + length + _FOOTER
+    starts.append(position)
+  return _complete(path, starts, size)
+
+
+def _complete(path: str, starts: list[int], size: int) -> np.ndarray:
+  if starts[-1] != size:
     raise UserError(
       f'{path} is not a complete TFRecord file: record {len(starts) - 2} of it ends beyond the '
       f'{size} bytes of the file. Prepare the data set again.'
@@ -180,7 +211,8 @@ def _scan(path: str) -> np.ndarray:
 
 
 def _index_paths(directory: str, name: str) -> list[str]:
-  key = hashlib.sha256(os.path.realpath(directory).encode()).hexdigest()[:16]
+  real = directory if buckets.is_url(directory) else os.path.realpath(directory)
+  key = hashlib.sha256(real.encode()).hexdigest()[:16]
   return [
     os.path.join(directory, name),
     str(paths.cache_dir() / f'{key}-{name}'),
@@ -189,15 +221,35 @@ def _index_paths(directory: str, name: str) -> list[str]:
 
 def _offsets(places: list[str], sizes: np.ndarray) -> list[np.ndarray] | None:
   """Returns the kept offsets of each file, or None if there are none for these files."""
-  for place in places:
-    kept = _load(place, sizes)
-    if kept and 'offsets' in kept:
+  for kept in _kept(places, sizes):
+    if 'offsets' in kept:
       offsets = np.split(kept['offsets'], np.cumsum(kept['counts'])[:-1])
       if len(offsets) == len(sizes) and all(
         len(x) and x[-1] == size for x, size in zip(offsets, sizes, strict=True)
       ):
         return offsets
   return None
+
+
+def _kept(places: list[str], sizes: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+  """Yields the arrays of the indices that there are for these files, see `_load`."""
+  beside, own = places
+  if not buckets.is_url(beside):
+    yield from filter(None, (_load(place, sizes) for place in places))
+    return
+  if kept := _load(own, sizes):
+    yield kept
+    return
+  partial = f'{own}.{uuid.uuid4().hex}.tmp'  # as in `_save`
+  with contextlib.suppress(FileNotFoundError):
+    try:
+      os.makedirs(os.path.dirname(own), exist_ok=True)
+      buckets.download(beside, partial)
+      os.replace(partial, own)
+    finally:
+      with contextlib.suppress(OSError):
+        os.remove(partial)
+    yield from filter(None, [_load(own, sizes)])
 
 
 def _load(path: str, sizes: np.ndarray) -> dict[str, np.ndarray] | None:
@@ -237,6 +289,15 @@ def _mapped(path: str, archive: zipfile.ZipFile, name: str) -> np.ndarray:
 def _save(places: list[str], **arrays: np.ndarray) -> None:
   """Writes to the first place that takes it; without any, the next run scans again."""
   for place in places:
+    if buckets.is_url(place):
+      with (
+        contextlib.suppress(OSError, RunError),
+        tempfile.TemporaryDirectory() as folder,
+      ):
+        np.savez(file := os.path.join(folder, 'index.npz'), **arrays)
+        buckets.upload(file, place)
+        return
+      continue
     # Not the process's id: on a pod every host may have the same.
     temporary = f'{place}.{uuid.uuid4().hex}.tmp.npz'
     try:

@@ -1,7 +1,6 @@
 """Your own sharded record files: tf.train.Example in TFRecord or ArrayRecord."""
 
 import concurrent.futures
-import glob
 import itertools
 import os
 import re
@@ -9,7 +8,7 @@ import re
 import numpy as np
 
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import example_proto, splits
+from vit_jax.data.sources import example_proto, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import ArrayRecords, Records
 from vit_jax.data.sources.stream import Stream
@@ -22,8 +21,6 @@ _TFDS_STEM = re.compile(r'(?:.*-)?([^-]+)\.(?:tfrecord|array_record|arrayrecord)
 _EXTENSIONS = ('.tfrecord', '.tfrecords', '.tfrec', '.array_record', '.arrayrecord')
 _INDEX = '.record_index.npz'  # the end of an index's name
 
-# Reading is waiting, mostly, where the files are not on a local disk.
-_READERS = 16
 # How many records are looked at for keys before a run: a key that none of them has is
 # taken for misspelt.
 _LOOK = 64
@@ -32,6 +29,8 @@ _BUFFER = 50_000
 
 class RecordFiles(Source):
   """`records:FOLDER` or `records:PATTERN`: encoded images with one or several labels.
+
+  Both may be in a bucket, `records:gs://BUCKET/FOLDER`.
 
   Files are shards named `<split>-00000-of-00064`, with or without an extension, or as
   TFDS names them; a folder must hold all of a split's. A pattern ('/data/*.tfrecord')
@@ -81,7 +80,8 @@ class RecordFiles(Source):
     self.exif = exif
     self._fields = example_proto.Fields(image_key, label_key, weight_key, label_offset)
     self._buffer = self._check_stream(stream, shuffle_buffer)
-    self._pool = concurrent.futures.ThreadPoolExecutor(_READERS)
+    self._readers = shards.readers(target)
+    self._pool = concurrent.futures.ThreadPoolExecutor(self._readers)
     if weight_key and multi_label is False:
       raise UserError(f'{self.name}: weight_key={weight_key!r} needs multi_label=True.')
     self._open(find(target), split)
@@ -142,10 +142,11 @@ class RecordFiles(Source):
     if not len(indices):
       return []
     # A reader takes every 16th, so that none is handed one record at a time.
-    parts = [indices[i::_READERS] for i in range(min(_READERS, len(indices)))]
+    parts = [indices[i :: self._readers] for i in range(self._readers)]
+    parts = [part for part in parts if len(part)]
     out: list = [None] * len(indices)
     for i, records in enumerate(self._pool.map(self._records, parts)):
-      out[i::_READERS] = records
+      out[i :: self._readers] = records
     return [self.example(record, i) for record, i in zip(out, indices, strict=True)]
 
   def _records(self, indices) -> list[bytes | Exception]:
@@ -156,7 +157,7 @@ class RecordFiles(Source):
     records, file, at = self._place(start)
     try:
       return records.run(file, at, at + stop - start)
-    except (OSError, ValueError, IndexError) as error:
+    except (OSError, EOFError, ValueError, IndexError) as error:
       if stop - start == 1:
         return [error]
       return self._records(range(start, stop))  # so that one bad record stays one
@@ -235,41 +236,40 @@ def find(target: str) -> dict[str, list[str]]:
   Raises:
     UserError: if there are no files, or not all of a folder's split.
   """
-  target = os.path.abspath(os.path.expanduser(target))
-  whole = os.path.isdir(target)
-  paths = glob.glob(os.path.join(glob.escape(target), '*') if whole else target)
+  target = shards.whole(target)
+  whole = shards.is_dir(target)
   beside = ('.npz', '.json', '.txt')  # an index, what TFDS writes, names of classes
-  paths = [p for p in paths if not p.endswith(beside) and os.path.isfile(p)]
-  shards = {path: _SHARD.fullmatch(os.path.basename(path)) for path in paths}
+  paths = [path for path in shards.files(target) if not path.endswith(beside)]
+  numbered = {path: _SHARD.fullmatch(os.path.basename(path)) for path in paths}
   if whole:  # other files may lie there too
-    named = [path for path in paths if shards[path]]
+    named = [path for path in paths if numbered[path]]
     paths = named or [path for path in paths if path.endswith(_EXTENSIONS)]
   if not paths:
     raise UserError(
       f'records: there is no record file {"in" if whole else "like"} {target}. Expected '
       "are '<split>-00000-of-00064.tfrecord' (or .array_record), and so on."
     )
-  if not all(shards[path] for path in paths):
+  if not all(numbered[path] for path in paths):
     return {'train': sorted(paths)}
   out: dict[str, list[str]] = {}
-  for path in sorted(paths, key=lambda p: (int(shards[p]['shard']), p)):
-    stem = shards[path]['stem']
+  for path in sorted(paths, key=lambda p: (int(numbered[p]['shard']), p)):
+    stem = numbered[path]['stem']
     tfds = _TFDS_STEM.fullmatch(stem)
     out.setdefault(tfds[1] if tfds else stem, []).append(path)
   if whole:
     for split, files in out.items():
-      _check_complete(target, split, [shards[path] for path in files])
+      _check_complete(target, split, [numbered[path] for path in files])
   return out
 
 
-def _check_complete(folder, split, shards):
-  numbers = [int(shard['shard']) for shard in shards]
-  count = int(shards[0]['count'])
+def _check_complete(folder, split, found):
+  numbers = [int(shard['shard']) for shard in found]
+  count = int(found[0]['count'])
   missing = sorted(set(range(count)) - set(numbers))
-  if missing or len(numbers) != count or len({s['count'] for s in shards}) > 1:
+  if missing or len(numbers) != count or len({s['count'] for s in found}) > 1:
     raise UserError(
       f'records: {folder}: split {split!r} has {len(numbers)} files, where '
-      f'{shards[0][0]} says {count}'
+      f'{found[0][0]} says {count}'
       + (f'; missing: {missing[:10]}' if missing else '')
       + ". Complete them, or name the files to read by a pattern: 'records:DIR/*'."
     )

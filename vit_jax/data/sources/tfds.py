@@ -4,16 +4,18 @@ Found by their directory alone: no data set code runs, nothing is downloaded, an
 folder that TFDS wrote can be read, whether or not TFDS knows its name.
 """
 
+import concurrent.futures
 import os
 import re
 
 import numpy as np
 
+from vit_jax import buckets
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import record_files, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import Records
-from vit_jax.errors import DataError, UserError, did_you_mean
+from vit_jax.errors import DataError, Unreachable, UserError, did_you_mean
 
 _NAME = re.compile(r'(?P<name>[\w-]+)(/(?P<config>[^:/]+))?(:(?P<version>[\d.]+))?')
 _INFO = 'dataset_info.json'
@@ -43,7 +45,7 @@ class Tfds(Source):
 
   ArrayRecord files are read directly; for TFRecord files the offsets of all records are
   found once and kept beside them. Options: `data_dir` (else TFDS_DATA_DIR, else
-  ~/tensorflow_datasets), `image_key`, `label_key` (else 'label' or 'labels').
+  ~/tensorflow_datasets; may be in a bucket, gs://), `image_key`, `label_key` (else 'label' or 'labels').
   """
 
   def __init__(
@@ -57,6 +59,8 @@ class Tfds(Source):
   ):
     tfds = _import_tfds()
     directory = _locate(target, data_dir)
+    if buckets.is_url(directory):
+      buckets.filesystem()  # before TFDS looks: see there
     self.name = f'tfds:{target}'
     builder = tfds.builder_from_directory(directory)
     info = builder.info
@@ -142,6 +146,7 @@ class Tfds(Source):
 class _ArrayRecords:
   def __init__(self, builder, split, decoders):
     self._source = builder.as_data_source(split=split, decoders=decoders)
+    self._path = str(builder.data_path)
 
   def __len__(self):
     return len(self._source)
@@ -156,7 +161,10 @@ class _ArrayRecords:
 
   def _one(self, index):
     try:
-      return self._source[index]
+      with record_files.outages_of(self._path):
+        return self._source[index]
+    except Unreachable:
+      raise
     except Exception as error:
       return ValueError(f'broken record: {error}')
 
@@ -184,17 +192,25 @@ class _TfRecords:
       rows.append(np.insert(part, 0, which, axis=1))
     self._rows = np.concatenate(rows)
     self._features, self._decoders = info.features, decoders
+    # On disk the reading is faster than threads are.
+    self._pool = None
+    if buckets.is_url(paths[0]):
+      self._pool = concurrent.futures.ThreadPoolExecutor(shards.BUCKET_READERS)
 
   def __len__(self):
     return len(self._rows)
 
   def __call__(self, indices):
-    return [self._one(self._rows[i]) for i in indices]
+    if self._pool is None:
+      return [self._one(self._rows[i]) for i in indices]
+    return list(self._pool.map(self._one, [self._rows[i] for i in indices]))
 
   def _one(self, row):
     try:
       data = self._files[row[0]].read(row[1:])
       return self._features.deserialize_example_np(data, decoders=self._decoders)
+    except Unreachable:
+      raise
     except Exception as error:  # protobuf's and TFDS's own types
       return ValueError(f'broken record: {error}')
 
@@ -216,8 +232,8 @@ def _locate(target: str, data_dir: str | None) -> str:
     UserError: if it is not there: what is missing, and how to prepare it.
   """
   path = os.path.expanduser(target)
-  if os.path.isfile(os.path.join(path, _INFO)):
-    return path
+  if shards.is_file(os.path.join(path, _INFO)):
+    return shards.whole(path) if buckets.is_url(path) else path
   match = _NAME.fullmatch(target)
   if not match:
     raise UserError(
@@ -225,13 +241,11 @@ def _locate(target: str, data_dir: str | None) -> str:
     )
   name, config, version = match.group('name', 'config', 'version')
   data_dir = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
-  if '://' in data_dir:
-    raise UserError(f'tfds: data_dir={data_dir!r}: expected a mounted directory.')
-  data_dir = os.path.expanduser(data_dir)
+  data_dir = str(buckets.path(data_dir))
   home = os.path.join(data_dir, *filter(None, (name, config)))
   found = _versions(home)
   if not found and not config:
-    configs = {c: _versions(os.path.join(home, c)) for c in _children(home)}
+    configs = {c: _versions(os.path.join(home, c)) for c in shards.names(home)}
     configs = {c: v for c, v in configs.items() if v}
     if len(configs) > 1:
       raise UserError(
@@ -246,16 +260,12 @@ def _locate(target: str, data_dir: str | None) -> str:
   return os.path.join(home, version or newest)
 
 
-def _children(directory: str) -> list[str]:
-  return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-
-
 def _versions(directory: str) -> list[str]:
   return [
     name
-    for name in _children(directory)
+    for name in shards.names(directory)
     if re.fullmatch(r'\d+(\.\d+)*', name)
-    and os.path.isfile(os.path.join(directory, name, _INFO))
+    and shards.is_file(os.path.join(directory, name, _INFO))
   ]
 
 
@@ -268,7 +278,7 @@ def _not_prepared(target, name, data_dir, home, found, version) -> DataError:
     if name in _MANUAL:
       message += f' Put {_MANUAL[name]} into {data_dir}/downloads/manual.'
     return DataError(f'{message} Prepare it with: {_command(target, data_dir)}')
-  near = did_you_mean(name, [*known, *_children(data_dir)], _ALIKE)
+  near = did_you_mean(name, [*known, *shards.names(data_dir)], _ALIKE)
   error = Unknown(
     f'{message} TFDS has no data set of that name{" (ImageNet-21k is not in TFDS)" * ("21k" in name)}: '
     f'make {home} from an archive, a folder or a list (vit_jax prepare '

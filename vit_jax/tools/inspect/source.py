@@ -7,21 +7,20 @@ from pathlib import Path
 
 from vit_jax.errors import UserError
 
-_SUFFIXES = ('.npz', '.safetensors')
 _NAMES = 5  # class names that the text shows
 
 
 def is_source(name: str) -> bool:
   """Returns whether a name is of weights, and not of a model: a path, URL or zoo name."""
   from vit_jax.pretrained import runs
-  from vit_jax.weights import zoo
+  from vit_jax.weights import readers, zoo
 
   return (
     Path(name).expanduser().exists()
     or name in zoo.ENTRIES
     or '://' in name
     or name.startswith('hf:')
-    or name.endswith(_SUFFIXES)
+    or name.endswith(readers.SUFFIXES)
     or runs.find(name) is not None
   )
 

@@ -1,0 +1,395 @@
+"""A run in a bucket, gs://, on an emulator on the loopback, with faults on the way."""
+
+import itertools
+import json
+import os
+import threading
+
+import emulator
+import numpy as np
+import pytest
+import runs
+from conftest import naming
+from PIL import Image
+
+import vit_jax
+from vit_jax import buckets, errors
+from vit_jax.data import bad_images
+from vit_jax.train import lease, lock, preemption
+
+BRIEF = (
+  'steps=8',
+  'optim.schedule.warmup=2',
+  'checkpoint.every=2',
+  'checkpoint.best=test/top1',
+)
+EVALS = {'test': runs.EVALS['test'] | {'every': 4}}
+
+
+@pytest.fixture(scope='module')
+def proxy():
+  with emulator.behind_proxy() as proxy:
+    emulator.hurry()
+    yield proxy
+
+
+@pytest.fixture(autouse=True)
+def no_faults(proxy, monkeypatch):
+  proxy.fault = lambda *_: None
+  emulator.refuse_tensorflow(monkeypatch)
+  yield
+  proxy.fault = lambda *_: None
+
+
+@pytest.fixture
+def folder(request):
+  """Returns a folder in the bucket, of the test's own."""
+  return buckets.path(f'gs://{emulator.BUCKET}/{request.node.name}')
+
+
+def fails(proxy, every, faults=('503', 'reset', 'lost', '429')):
+  """Lets a request in `every` fail, from now on."""
+  numbers, which = itertools.count(1), itertools.cycle(faults)
+  proxy.fault = lambda *_: next(which) if next(numbers) % every == 0 else None
+
+
+@pytest.fixture(scope='module')
+def run(proxy, tmp_path_factory):
+  """A run that was interrupted and resumed, all the while with faults; and one that
+  nothing happened to, on disk."""
+  local = tmp_path_factory.mktemp('local')
+  url = buckets.path(f'gs://{emulator.BUCKET}/run')
+  with pytest.MonkeyPatch.context() as patch:
+    runs.on_one_device(patch)
+    emulator.refuse_tensorflow(patch)
+    runs.run(local, *BRIEF, evals=EVALS)
+    fails(proxy, 25)
+    polls, ask = itertools.count(), preemption.StopSignal.should_stop
+
+    def interrupted(self):
+      if next(polls) == 10:  # of step 5, or 6: an evaluation asks, too
+        raise KeyboardInterrupt
+      return ask(self)
+
+    patch.setattr(preemption.StopSignal, 'should_stop', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      runs.run(str(url), *BRIEF, 'log.tensorboard=True', evals=EVALS)
+    seen = runs.saved(url)
+    patch.setattr(preemption.StopSignal, 'should_stop', ask)
+    runs.run(f'{url}/', *BRIEF, 'log.tensorboard=True', evals=EVALS)
+    faults = proxy.count()
+    proxy.fault = lambda *_: None
+  return url, local, seen, faults
+
+
+def test_a_run_resumes_bitwise_although_requests_fail(run):
+  url, local, seen, faults = run
+  assert seen and '8' not in seen
+  assert all(faults[kind] > 1 for kind in ('503', 'reset', 'lost', '429')), faults
+  assert runs.status(url) == runs.status(local)
+  assert runs.rows(url) == runs.rows(local)
+  assert runs.saved(url) == runs.saved(local)
+  config, other = (json.loads((x / 'config.json').read_text()) for x in (url, local))
+  assert config.pop('log') != other.pop('log')
+  assert config == other
+
+
+def test_the_folder_holds_what_one_on_disk_does(run):
+  url, local, *_ = run
+  names = {path.name for path in url.iterdir()}
+  events = {name for name in names if 'tfevents' in name}
+  assert events
+  assert names - events == {path.name for path in local.iterdir()}
+  assert (url / 'run.lock').read_bytes() == b'{}\n'  # given up
+
+
+def test_a_finished_run_is_left_alone(run, monkeypatch, capsys):
+  url, *_ = run
+  runs.on_one_device(monkeypatch)
+  before = (url / 'status.json').read_bytes()
+  runs.run(url, *BRIEF, evals=EVALS)
+  assert (url / 'status.json').read_bytes() == before
+  assert 'step 8/' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('step', ['', '@best', '@4'])
+def test_load_takes_a_run_in_a_bucket(run, step):
+  url, local, *_ = run
+  found, expected = (vit_jax.load(f'{x}{step}') for x in (url, local))
+  assert found.step == expected.step
+  assert (found.format, found.class_names) == ('run', expected.class_names)
+  np.testing.assert_array_equal(
+    found.params['head']['kernel'], expected.params['head']['kernel']
+  )
+
+
+def test_tools_take_a_run_in_a_bucket(run, tmp_path, capsys):
+  from vit_jax.tools import predict
+  from vit_jax.tools.inspect import source
+
+  url, local, *_ = run
+  Image.new('L', (8, 8)).save(tmp_path / 'x.png')
+  texts = []
+  for where in (url, local):
+    assert predict.main([f'{where}@4', str(tmp_path / 'x.png')]) == 0
+    texts.append(capsys.readouterr().out.replace(str(where), 'RUN'))
+  assert texts[0] == texts[1]
+  assert source.is_source(f'{url}@best')
+  found, expected = (source.describe(f'{x}@best', {}) for x in (url, local))
+  for record in (found, expected):
+    del record['source'], record['config']['log']
+    for row in record['steps']:
+      row['metrics'] = {k: v for k, v in row['metrics'].items() if 'time/' not in k}
+  assert found == expected
+  with pytest.raises(errors.UserError, match=naming(f'{url}@7', '7', '8')):
+    vit_jax.load(f'{url}@7')
+
+
+def test_a_damaged_step_is_set_aside_in_the_bucket(
+  proxy, run, folder, monkeypatch, capfd
+):
+  url, *_ = run
+  runs.on_one_device(monkeypatch)
+  fs = buckets.filesystem()
+  fs.copy(str(url), str(folder), recursive=True)
+  (folder / 'status.json').write_bytes(b'{}')
+  (data,) = (folder / 'checkpoints/8/meta').glob('metadata')
+  data.write_bytes(data.read_bytes()[:-20])
+  runs.run(folder, *BRIEF, evals=EVALS)
+  assert runs.status(folder)['fingerprint'] == runs.status(url)['fingerprint']
+  assert '8.corrupt' in runs.saved(folder)
+  assert 'damaged' in capfd.readouterr().err
+  # An outage while a step is read is no damage: nothing is set aside.
+  names = runs.saved(folder)
+  proxy.fault = lambda n, method, path: '503' if 'alt=media' in path else None
+  with pytest.raises(errors.Unreachable):
+    vit_jax.load(str(folder))
+  proxy.fault = lambda *_: None
+  assert runs.saved(folder) == names
+
+
+def test_a_step_without_its_last_object_is_none(run, folder):
+  from vit_jax.checkpoint import checkpoints
+
+  buckets.filesystem().copy(
+    f'{run[0]}/checkpoints/4', f'{folder}/checkpoints/4', recursive=True
+  )
+  assert checkpoints.Checkpoints(folder / 'checkpoints').latest() == 4
+  buckets.filesystem().rm_file(f'{folder}/checkpoints/4/commit_success.txt')
+  assert checkpoints.Checkpoints(folder / 'checkpoints').latest() is None
+
+
+def test_a_bucket_that_is_not_there_or_not_ours(proxy, folder):
+  with pytest.raises(errors.UserError, match=naming('gs://nobody', '--workdir')):
+    runs.run('gs://nobody/run')
+  with pytest.raises(errors.UserError, match=naming('gs://')):
+    runs.run('gs://')
+  proxy.fault = lambda *_: '403'
+  with pytest.raises(errors.NotAllowed, match=naming(folder, 'gcloud')) as caught:
+    runs.run(folder)
+  assert caught.value.exit_code == 2
+  proxy.fault = lambda *_: '503'
+  with pytest.raises(errors.Unreachable, match=naming(folder)) as caught:
+    runs.run(folder)
+  assert caught.value.exit_code == 75
+
+
+def test_without_gcsfs_the_error_names_the_extra(monkeypatch):
+  import sys
+
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)
+  monkeypatch.setattr(
+    buckets.client, 'filesystem', buckets.client.filesystem.__wrapped__
+  )
+  for use in (lambda: runs.run('gs://b/run'), lambda: vit_jax.load('gs://b/run')):
+    with pytest.raises(errors.UserError, match=naming('vit_jax[gcs]')):
+      use()
+
+
+def test_a_file_of_weights_comes_from_the_bucket(proxy, folder, tmp_path, monkeypatch):
+  from conftest import GOLDEN
+
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  source = f'{folder}/vit.npz'
+  with pytest.raises(errors.UserError, match=naming(source)):
+    vit_jax.load(source)
+  buckets.upload(GOLDEN / 'vit_google_token.npz', source)
+  fails(proxy, 2)
+  assert vit_jax.load(source).params['cls'].shape == (1, 1, 48)
+  proxy.fault = lambda *_: pytest.fail('asked again')
+  vit_jax.load(source)
+
+
+# -- the lock -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fast(monkeypatch):
+  monkeypatch.setattr(lease, 'LEASE', 2.0)
+  monkeypatch.setattr(lease, 'RENEW', 0.2)
+  monkeypatch.setattr(lease, '_LOOK', 0.1)
+
+
+def test_a_second_run_is_refused_while_the_first_lives(folder, fast, proxy, capfd):
+  fails(proxy, 3)  # renewed all the same
+  with lock.lock(folder) as held:
+    assert held.workdir == folder
+    with pytest.raises(errors.UserError, match=naming(folder, os.getpid())):
+      lease.Lease(folder / lock.LOCK_FILE).take()
+    held.check()
+  assert 'waiting' in capfd.readouterr().err
+  with lock.lock(folder):  # at once: the first gave it up
+    pass
+  assert 'waiting' not in capfd.readouterr().err
+
+
+def test_the_lock_of_a_dead_run_ends(folder, fast, monkeypatch, capfd):
+  monkeypatch.setattr(lease, '_machine', lambda: 'another')
+  dead = lease.Lease(folder / lock.LOCK_FILE)
+  dead._write(0)  # and no renewals: its process was killed
+  alive = lease.Lease(folder / lock.LOCK_FILE)
+  alive.take()
+  assert 'waiting' in capfd.readouterr().err
+  alive.check()
+  dead._renew()  # it was not dead, only asleep
+  with pytest.raises(errors.LockLost, match=naming(folder, os.getpid())) as caught:
+    dead.check()
+  assert caught.value.exit_code == 75
+  dead.release()
+  alive.check()
+  alive.release()
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_holds_nothing(folder, capfd):
+  gone = threading.Thread(target=lambda: None)
+  gone.start()
+  gone.join()
+  dead = lease.Lease(folder / lock.LOCK_FILE)
+  dead._holder['pid'] = 2**22 + 1  # above the largest that Linux gives
+  dead._write(0)
+  with lock.lock(folder):
+    pass
+  assert 'waiting' not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('content', [b'', b'{', b'[1]', b'{"lease": "x"}'])
+def test_a_damaged_lock_ends_too(folder, fast, content):
+  (folder / lock.LOCK_FILE).write_bytes(content)
+  with lock.lock(folder):
+    pass
+
+
+def test_of_many_that_want_a_lock_one_gets_it(folder, fast):
+  got, refused = [], []
+
+  def want():
+    wanted = lease.Lease(folder / lock.LOCK_FILE)
+    try:
+      wanted.take()
+      got.append(wanted)
+    except errors.UserError as error:
+      refused.append(error)
+
+  threads = [threading.Thread(target=want) for _ in range(6)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert (len(got), len(refused)) == (1, 5)
+  got[0].release()
+
+
+def test_a_run_that_lost_its_lock_writes_nothing_more(folder, fast, monkeypatch):
+  runs.on_one_device(monkeypatch)
+  polls, ask = itertools.count(), preemption.StopSignal.should_stop
+  taken = []
+
+  def taken_over(self):
+    if next(polls) == 3:
+      found = buckets.read(folder / lock.LOCK_FILE)
+      holder = json.loads(found.data) | {'pid': 1, 'host': 'other'}
+      buckets.write(folder / lock.LOCK_FILE, json.dumps(holder).encode())
+      (folder / 'metrics.jsonl').write_bytes(b'theirs\n')
+      (folder / 'status.json').write_bytes(b'theirs')
+      self._check.__self__._renew()
+      taken.append(True)
+    return ask(self)
+
+  monkeypatch.setattr(preemption.StopSignal, 'should_stop', taken_over)
+  with pytest.raises(errors.LockLost, match=naming('other')):
+    runs.run(folder, *BRIEF, 'checkpoint.best=None', evals={})
+  assert taken
+  assert (folder / 'metrics.jsonl').read_bytes() == b'theirs\n'
+  assert (folder / 'status.json').read_bytes() == b'theirs'
+  assert json.loads((folder / lock.LOCK_FILE).read_bytes())['host'] == 'other'
+
+
+# -- objects --------------------------------------------------------------------------
+
+
+def test_a_write_on_a_condition(proxy, folder):
+  for fault in (None, 'lost', '503', 'reset'):
+    url, once = folder / str(fault), [fault]
+    proxy.fault = lambda *_, once=once: once.pop() if once else None
+    first = buckets.write(url, b'1', 0)  # though its answer got lost
+    once.append(fault)
+    second = buckets.write(url, b'2', first)
+    for wrong in (0, first, second + 1):
+      with pytest.raises(buckets.Changed):
+        buckets.write(url, b'3', wrong)
+    assert buckets.read(url)[:2] == (b'2', second)
+
+
+def test_lines_are_written_now_and_then_and_all_by_flush(proxy, folder):
+  url = folder / 'x.jsonl'
+  lines = buckets.Lines(url, b'0\n', every=0.05)
+  del proxy.seen[:]
+  for i in range(1, 200):
+    lines.add(b'%d\n' % i)
+  lines.flush()
+  assert url.read_bytes() == b''.join(b'%d\n' % i for i in range(200))
+  assert len(proxy.seen) < 20
+  lines.add(b'last\n')
+  lines.close()
+  assert url.read_bytes().endswith(b'last\n')
+  other = buckets.Lines(url, b'', every=60)
+  url.write_bytes(b'theirs\n')
+  other.add(b'ours\n')
+  with pytest.raises(buckets.Changed):
+    other.flush()
+  other.close()
+  assert url.read_bytes() == b'theirs\n'
+
+
+def test_bad_images_of_several_processes_are_all_listed_once(proxy, folder):
+  log = folder / 'bad_images.jsonl'
+  fails(proxy, 7)
+
+  def report(paths):
+    for path in paths:
+      bad_images._append(log, {'path': path, 'reason': 'x', 'source': 'y'})
+
+  # The lock of a process is not that of others.
+  threads = [threading.Thread(target=report, args=('abcdef'[i:],)) for i in range(3)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(bad_images, '_LOCK', emulator.contextlib.nullcontext())
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  assert sorted(x['path'] for x in bad_images.read_log(log)) == list('abcdef')
+  assert bad_images.read_log(folder / 'none') == []
+
+
+def test_paths(folder):
+  path = buckets.path('gs://bucket/a/b.c')
+  assert str(path) == 'gs://bucket/a/b.c' == os.fspath(path)
+  assert (str(path.parent), path.name) == ('gs://bucket/a', 'b.c')
+  assert str(path.with_suffix('.x') / 'y') == 'gs://bucket/a/b.x/y'
+  assert path == buckets.path(path) == path.absolute()
+  assert not (folder / 'x').exists()
+  (folder / 'x/y z%').write_bytes(b'1')
+  assert ((folder / 'x').is_dir(), (folder / 'x').is_file()) == (True, False)
+  assert [p.name for p in (folder / 'x').glob('y*')] == ['y z%']
+  assert list((folder / 'nothing').glob('*')) == []
+  assert (folder / 'x/y z%').read_bytes() == b'1'

@@ -1,0 +1,148 @@
+"""Data sets in a bucket are read by ranges, and outages of it are no broken images."""
+
+import itertools
+import os
+
+import emulator
+import example_records
+import numpy as np
+import pytest
+from conftest import naming
+from test_data_tfds import make_tfds
+
+from vit_jax import buckets, errors
+from vit_jax.data import sources
+
+
+@pytest.fixture(scope='module')
+def proxy():
+  with emulator.behind_proxy() as proxy:
+    yield proxy
+
+
+@pytest.fixture(autouse=True)
+def no_faults(proxy):
+  proxy.fault = lambda *_: None
+  emulator.hurry()
+  yield
+  proxy.fault = lambda *_: None
+
+
+def copy(folder, url):
+  """Copies a folder to the bucket, all but its indices."""
+  for path in sorted(p for p in folder.rglob('*') if p.is_file()):
+    if path.suffix != '.npz':
+      buckets.upload(path, f'{url}/{path.relative_to(folder)}')
+  return str(url)
+
+
+@pytest.fixture(scope='module')
+def records(proxy, tmp_path_factory):
+  folders = example_records.write_all(tmp_path_factory)
+  return {
+    name: (str(folders[name]), copy(folders[name], f'gs://tests/records/{name}'))
+    for name in ('tfrecord', 'array_record')
+  }
+
+
+def same(source, local):
+  """Compares two sources, read in a random order."""
+  assert len(source) == len(local)
+  assert source.fingerprint == local.fingerprint
+  order = np.random.default_rng(0).permutation(len(local))
+  for found, expected in zip(source.read(order), local.read(order), strict=True):
+    assert found == expected
+    assert 'error' not in found
+
+
+@pytest.mark.parametrize('name', ['tfrecord', 'array_record'])
+def test_records_in_a_bucket_are_read_by_ranges(records, proxy, name):
+  folder, url = records[name]
+  for split in ('train', 'val', 'train[3:12]+val'):
+    same(
+      sources.build(f'records:{url}', split), sources.build(f'records:{folder}', split)
+    )
+  assert any(path.name.endswith('.npz') for path in buckets.path(url).iterdir())
+  source = sources.build(
+    f'records:{url}', 'train'
+  )  # with its index: nothing is scanned
+  source.read(np.array([6]))  # opens the ArrayRecord file
+  del proxy.seen[:]
+  (found,) = source.read(np.array([7]))
+  ranged = [request for request in proxy.seen if request.range]
+  assert len(ranged) == len(proxy.seen) == 1
+  if name == 'tfrecord':
+    first, last = map(int, ranged[0].range.removeprefix('bytes=').split('-'))
+    assert last + 1 - first < len(found['image']) + 200
+
+
+def test_a_pattern_and_what_is_missing(records):
+  _, url = records['tfrecord']
+  assert len(sources.build(f'records:{url}/val-00001*', 'val')) == 3
+  with pytest.raises(errors.UserError, match=naming('gs://tests/nothing')):
+    sources.build('records:gs://tests/nothing', 'train')
+  with pytest.raises(errors.UserError, match=naming('folder:gs://tests/x', 'records')):
+    sources.build('folder:gs://tests/x', 'train')
+
+
+def test_the_offsets_are_found_once_and_kept_in_the_bucket(
+  records, tmp_path, monkeypatch
+):
+  from vit_jax.data.sources import record_files
+
+  folder, url = records['tfrecord']
+  sources.build(f'records:{url}', 'val')
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))  # as on another host
+  monkeypatch.setattr(record_files, '_scan_bucket', lambda path: pytest.fail('scanned'))
+  same(
+    sources.build(f'records:{url}', 'val'), sources.build(f'records:{folder}', 'val')
+  )
+  assert list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('block', [16, 4 << 20])
+def test_offsets_do_not_depend_on_the_block(records, monkeypatch, block):
+  from vit_jax.data.sources import record_files
+
+  folder, url = records['tfrecord']
+  monkeypatch.setattr(record_files, '_BLOCK', block)
+  for path in sorted(os.listdir(folder)):
+    if path.endswith('.tfrecord'):
+      local = record_files._scan(os.path.join(folder, path))
+      assert np.array_equal(record_files._scan_bucket(f'{url}/{path}'), local)
+
+
+def test_faults_are_no_broken_images(records, proxy, monkeypatch):
+  folder, url = records['tfrecord']
+  source = sources.build(f'records:{url}', 'train')
+  numbers = itertools.count()
+  faults = ('503', None, 'reset', '429', None, 'lost', None)
+  proxy.fault = lambda *_: faults[next(numbers) % len(faults)]
+  same(source, sources.build(f'records:{folder}', 'train'))
+  proxy.fault = lambda *_: '503'
+  with pytest.raises(errors.Unreachable, match=naming('gs://tests')) as caught:
+    source.read(np.array([2]))
+  assert caught.value.exit_code == 75
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])
+def test_tfds_in_a_bucket(proxy, tmp_path, file_format, monkeypatch):
+  import warnings
+
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # TFDS's and Apache Beam's own, while writing
+    make_tfds(tmp_path, file_format, 'tiny', multi_label=False)
+  url = copy(tmp_path, f'gs://tests/tfds_{file_format}')
+  emulator.refuse_tensorflow(monkeypatch)
+  for split in ('train[3:9]+test', 'train'):
+    source = sources.build('tfds:tiny', split, data_dir=url)
+    same(source, sources.build('tfds:tiny', split, data_dir=str(tmp_path)))
+  assert source.class_names == ['a', 'b', 'c']
+  whole = sources.build(f'tfds:{url}/tiny/1.2.0', 'train')
+  whole.read(np.array([5]))
+  del proxy.seen[:]
+  whole.read(np.array([4]))
+  assert [bool(request.range) for request in proxy.seen] == [True]
+  with pytest.raises(errors.UserError, match=naming('tiny', url)):
+    sources.build('tfds:tiny:9.9.9', 'train', data_dir=url)

@@ -1,0 +1,214 @@
+"""Requests to a bucket, by gcsfs: whole objects, conditions on generations, ranges."""
+
+import contextlib
+import errno
+import functools
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from vit_jax.errors import NotAllowed, RunError, Unreachable, UserError
+
+# Seconds without a byte, after which a request is repeated.
+_SILENCE = 60
+# Between the parts of an upload; it may not occur in the data.
+_BOUNDARY = '==vit_jax.{}=='
+
+
+class Object(NamedTuple):
+  """An object as one answer tells it.
+
+  Attributes:
+    data: all of it.
+    generation: changes with every write; 0 is that of an object that is not there.
+    age: seconds since it was written, by the server's clock alone.
+  """
+
+  data: bytes
+  generation: int
+  age: float
+
+
+class Changed(OSError):
+  """The object has another generation than a write asked for."""
+
+
+@functools.cache
+def filesystem():
+  """Returns gcsfs's file system; the same one for all of this process.
+
+  Raises:
+    UserError: where gcsfs is not installed.
+  """
+  try:
+    import aiohttp
+    import fsspec
+    import gcsfs.core
+  except ImportError as error:
+    raise UserError(
+      f"gs:// needs the package gcsfs ({error}): pip install 'vit_jax[gcs]'."
+    ) from None
+  # Of every instance, Orbax's too: others write to the bucket, so that a listing is old
+  # as soon as it is made.
+  plain = gcsfs.core.GCSFileSystem
+  for protocol in plain.protocol:
+    # Its subclass asks before requests what kind of bucket it is, by gRPC and with a
+    # permission that few accounts have; every kind but "rapid" has plain objects.
+    fsspec.register_implementation(protocol, plain, clobber=True)
+    options = fsspec.config.conf.setdefault(protocol, {})
+    options.setdefault('use_listings_cache', False)
+    options.setdefault(
+      'requests_timeout',
+      aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
+    )
+  _keep_epath_from_tensorflow()
+  # It logs the traceback of what it raises.
+  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
+  return fsspec.filesystem('gs')
+
+
+def _keep_epath_from_tensorflow() -> None:
+  # Orbax and TFDS open files by etils.epath, which takes TensorFlow's file system for
+  # gs:// wherever TensorFlow is installed, unless told not to before it first looks.
+  os.environ['EPATH_USE_TF'] = 'false'
+  with contextlib.suppress(ImportError, AttributeError):
+    from etils.epath import gpath
+
+    gpath._is_tf_installed.cache_clear()
+
+
+def read(url: str) -> Object:
+  """Returns an object; raises as `errors_of`."""
+  fs = filesystem()
+  with errors_of(url):
+    headers, data = fs.call('GET', fs.url(str(url)))
+  return Object(data, int(headers['X-Goog-Generation']), _age(headers))
+
+
+def write(url: str, data: bytes, generation: int | None = None) -> int:
+  """Replaces an object as a whole: readers see the old one or the new one.
+
+  Args:
+    generation: the one that it must have, 0 for none; by default any.
+
+  Returns:
+    The generation written.
+
+  Raises:
+    Changed: the object has another generation.
+    Others: as `errors_of`.
+  """
+  fs = filesystem()
+  bucket, key, _ = fs.split_path(str(url))
+  boundary = _BOUNDARY.format(os.urandom(8).hex())
+  body = (
+    f'--{boundary}\nContent-Type: application/json; charset=UTF-8\n\n'
+    f'{json.dumps({"name": key})}\n--{boundary}\n'
+    'Content-Type: application/octet-stream\n\n'
+  ).encode()
+  body += data + f'\n--{boundary}--'.encode()
+  condition = {} if generation is None else {'ifGenerationMatch': str(generation)}
+  try:
+    with errors_of(url):
+      answer = fs.call(
+        'POST',
+        f'{fs._location}/upload/storage/v1/b/{{}}/o',
+        bucket,
+        uploadType='multipart',
+        headers={'Content-Type': f'multipart/related; boundary="{boundary}"'},
+        data=body,
+        json_out=True,
+        **condition,
+      )
+  except FileExistsError:  # 412
+    # Ours, if the answer to a request that was then repeated got lost.
+    with contextlib.suppress(FileNotFoundError):
+      found = read(url)
+      if found.data == data and found.generation > generation:
+        return found.generation
+    raise Changed(f'{url} was written by another process') from None
+  return int(answer['generation'])
+
+
+def download(url: str, path) -> None:
+  """Copies an object to a file; raises as `read`, also where a part of it comes."""
+  fs = filesystem()
+  size, _ = generation_of(url)
+  with errors_of(url):
+    fs.get_file(str(url), str(path))
+  if (came := os.path.getsize(path)) != size:
+    raise OSError(f'{came} of {size} bytes came')
+
+
+def upload(path, url: str) -> None:
+  """Copies a file to an object, in pieces if it is large; raises as `write`."""
+  with errors_of(url):
+    filesystem().put_file(str(path), str(url))
+
+
+def generation_of(url: str) -> tuple[int, int]:
+  """Returns (size in bytes, generation) of an object; raises as `read`."""
+  with errors_of(url):
+    found = filesystem().info(str(url))
+  if found['type'] != 'file':
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(url))
+  return found['size'], int(found['generation'])
+
+
+def ranges(url: str, bounds: Sequence[tuple[int, int]]) -> list[bytes]:
+  """Returns bytes [start, stop) of an object for each of `bounds`, read at once.
+
+  Raises:
+    EOFError: the object ends before.
+    Others: as `errors_of`.
+  """
+  starts, stops = zip(*bounds, strict=True)
+  with errors_of(url):
+    out = filesystem().cat_ranges(
+      [str(url)] * len(bounds), list(starts), list(stops), on_error='raise'
+    )
+  for data, start, stop in zip(out, starts, stops, strict=True):
+    if len(data) != stop - start:
+      raise EOFError(
+        f'{url} ends before byte {stop}: {len(data)} of {stop - start} came'
+      )
+  return out
+
+
+@contextlib.contextmanager
+def errors_of(url) -> Iterator[None]:
+  """Raises errors of one line in place of what gcsfs and its libraries raise.
+
+  Raises:
+    FileExistsError: as gcsfs does, where a condition does not hold.
+    FileNotFoundError: there is no such object or bucket.
+    NotAllowed: this account may not.
+    Unreachable: there was no answer, although the request was repeated.
+  """
+  try:
+    yield
+  except (RunError, FileExistsError):
+    raise
+  except FileNotFoundError:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(url)) from None
+  except Exception as error:
+    text = ' '.join(str(error).split()).strip(', ')[:200] or type(error).__name__
+    code = getattr(error, 'code', None)
+    if code in (401, 403) or text.startswith('Forbidden'):
+      raise NotAllowed(
+        f'{url}: not allowed ({text}). Log in with `gcloud auth application-default '
+        "login`, or give this machine's service account access to the bucket."
+      ) from None
+    raise Unreachable(
+      f'{url}: the bucket does not answer ({text}). What was written is intact: rerun '
+      'the same command.'
+    ) from error
+
+
+def _age(headers) -> float:
+  from email.utils import parsedate_to_datetime
+
+  now, then = (parsedate_to_datetime(headers[k]) for k in ('Date', 'Last-Modified'))
+  return max((now - then).total_seconds(), 0.0)
