@@ -184,9 +184,10 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
     flat,
     raw.image_size(flat, inferred, family),
     flat[family.stem(flat)].shape[2],
-    raw.hints.class_names,
+    raw.hints.class_names or raw.published.class_names(inferred.get('num_classes')),
     raw.hints.pp,
     raw.unused,
+    licence=raw.published.licence,
   )
 
 

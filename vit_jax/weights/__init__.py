@@ -10,7 +10,8 @@ import dataclasses
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights import adapt, download, formats, hints, readers, rename, zoo
+from vit_jax.weights import adapt, download, formats, hints, published, readers
+from vit_jax.weights import rename, zoo
 from vit_jax.weights.merge import Merge, merge
 
 
@@ -23,6 +24,7 @@ class Weights:
     rules: the rename table.
     unused: names in the file that are not parameters of the model.
     usual_size: (H, W) in pixels that the zoo tells, for files without positions.
+    published: what is known of them besides.
   """
 
   source: str
@@ -32,6 +34,7 @@ class Weights:
   hints: hints.Hints
   unused: list[str]
   usual_size: tuple[int, int] | None
+  published: published.Published
 
   def parameters(
     self, family, heads: int | None = None
@@ -80,7 +83,8 @@ def open_file(source: str) -> Weights:
   rules = found.rules(arrays, raw.config)
   told = found.hints(raw.config, str(source))
   usual = (entry.resolution,) * 2 if entry else None
-  return Weights(str(source), found, arrays, rules, told, unused, usual)
+  known = published.find(str(source), path, raw.config)
+  return Weights(str(source), found, arrays, rules, told, unused, usual, known)
 
 
 def fit(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import imagenet
 from vit_jax.errors import UserError, choose
 from vit_jax.weights import rename
 
@@ -72,8 +73,8 @@ def google_config(**published):
   def config(fields, image_size, class_names) -> dict:
     differ = {k: fields[k] for k, v in published.items() if fields[k] != v}
     ours = {'fields': differ} if differ else {}
-    if class_names:
-      ours['class_names'] = class_names
+    if class_names:  # a list that this library has is said by its name
+      ours['class_names'] = imagenet.list_of(class_names) or class_names
     if ours or image_size[0] != image_size[1]:
       ours['image_size'] = list(image_size)
     return {'vit_jax': ours} if ours else {}
@@ -178,9 +179,15 @@ def write(dest: str | Path, arrays: dict[str, np.ndarray], config: dict) -> list
 
 def _npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
   """As np.savez writes it, byte for byte; config in the comment if there is any."""
-  out = io.BytesIO()
+  out, comment = io.BytesIO(), json.dumps(config).encode() if config else b''
+  if len(comment) > zipfile.ZIP_MAX_COMMENT:
+    raise UserError(
+      f'An .npz has room for {zipfile.ZIP_MAX_COMMENT:,} bytes of config beside the '
+      f'arrays; with its class names this one has {len(comment):,}. Convert to a folder '
+      '(--to timm, --to hf), which has no such limit.'
+    )
   np.savez(out, **arrays)
-  if config:
+  if comment:
     with zipfile.ZipFile(out, 'a') as archive:
-      archive.comment = json.dumps(config).encode()
+      archive.comment = comment
   return out.getvalue()

@@ -7,6 +7,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from vit_jax import imagenet
 from vit_jax.errors import UserError
 
 # Names of activations -> ours.
@@ -43,12 +44,12 @@ def google(**defaults) -> Reader:
 
   def read(config, where):
     ours = _ours(config)
-    size = ours.get('image_size')
+    size, names = ours.get('image_size'), ours.get('class_names')
     return Hints(
       defaults | ours.get('fields', {}),
       None,
       tuple(size) if size else None,
-      ours.get('class_names'),
+      imagenet.class_names(names) if isinstance(names, str) else names,
       ours.get('pp'),
     )
 
