@@ -127,7 +127,9 @@ def test_names_in_the_file_come_first(tmp_path):
 
 def test_the_licence_of_a_card(tmp_path):
   shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
-  (tmp_path / 'a/README.md').write_text('---\ntags:\n- x\nlicense: cc-by-nc-4.0\n---\nHi')
+  (tmp_path / 'a/README.md').write_text(
+    '---\ntags:\n- x\nlicense: cc-by-nc-4.0\n---\nHi'
+  )
   assert pretrained.read_source(tmp_path / 'a').licence == 'cc-by-nc-4.0'
 
 

@@ -35,7 +35,12 @@ LEVELS = (
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Parts that may import less than what lies below them.
 ONLY = {
-  'models': {'nn', 'kernels', 'errors', 'other_families'},  # no model knows another's training or data
+  'models': {
+    'nn',
+    'kernels',
+    'errors',
+    'other_families',
+  },  # no model knows another's training or data
   'weights': {
     'trees',
     'resample',

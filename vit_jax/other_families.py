@@ -1,4 +1,4 @@
-"""Models that others publish and that are not here: their names, and what they have more.
+"""Models that others publish and that are not here: by name, with what sets them apart.
 
 A vision transformer of another family often has a ViT's parameters and computes something
 else with them. Names are those of timm's architectures and of transformers' `model_type`.
@@ -25,16 +25,32 @@ _FAMILIES = (
   (r'vit_.*_clip_.*|clip(_vision_model)?', 'CLIP', 'a norm before the blocks'),
   (r'vit_.*_rpn_.*', 'ViT with norms after the layers', 'norms at other places'),
   (r'vit_.*_reg\d_.*', 'ViT with registers', 'registers, and mostly LayerScale'),
-  (r'vit_(medium|betwixt)_patch\d+_gap_.*', 'timm ViT-M', 'LayerScale, no bias of q, k, v'),
+  (
+    r'vit_(medium|betwixt)_patch\d+_gap_.*',
+    'timm ViT-M',
+    'LayerScale, no bias of q, k, v',
+  ),
   (r'vit_.*_miil', 'ViT of MIIL', 'attention without a bias of q, k, v'),
-  (r'vit_.*_plus_.*|vit_.*x\d_\d+', 'timm ViT variant', 'LayerScale or parallel layers'),
-  (r'vit_.*resnet\d+d_.*|vit_base_mci.*|vit-hybrid', 'another hybrid', 'another stem'),
+  (
+    r'vit_.*_plus_.*|vit_.*x\d_\d+',
+    'timm ViT variant',
+    'LayerScale or parallel layers',
+  ),
+  (
+    r'vit_.*resnet\d+d_.*|vit_base_mci.*|vit-hybrid',
+    'hybrid ViT',
+    'another stem than BiT',
+  ),
   (r'vit_pe_.*', 'Perception Encoder', 'rotary positions'),
   (r'vit_.*_radio_.*', 'RADIO', 'several class tokens'),
   (r'vit_intern.*', 'InternViT', 'LayerScale in every block'),
   (r'aimv2_.*|aimv2', 'AIMv2', 'RMSNorm and gated MLPs'),
-  (r'vit_huge_.*gap_.*|vit_giant_.*gap_.*|ijepa', 'I-JEPA', 'another pooling'),
-  (r'samvit_.*|sam', 'SAM image encoder', 'windows of attention and relative positions'),
+  (r'ijepa', "transformers' I-JEPA", "names that are not read (timm's are)"),
+  (
+    r'samvit_.*|sam',
+    'SAM image encoder',
+    'windows of attention and relative positions',
+  ),
   (r'vitamin_.*', 'ViTamin', 'convolutional stages before the blocks'),
   (r'naflexvit_.*', 'NaFlexViT', 'images of any aspect ratio in one batch'),
   (r'swinv2_cr_.*', 'Swin V2 (CR)', 'attention in shifted windows'),
@@ -49,27 +65,39 @@ _FAMILIES = (
   (r'xcit_.*', 'XCiT', 'attention between channels'),
   (r'levit.*', 'LeViT', 'convolutional attention in stages'),
   (r'pvt.*', 'PVT', 'attention over pooled keys, in stages'),
-  (r'(pit|tnt|crossvit|volo|visformer|twins|nest)_.*', 'another ViT', 'several stages'),
-  (r'mobilevit.*|efficientformer.*', 'a mobile hybrid', 'convolutional stages'),
+  (
+    r'(pit|tnt|crossvit|volo|visformer|twins|nest)_.*',
+    'ViT variant',
+    'other blocks or several stages',
+  ),
+  (r'mobilevit.*|efficientformer.*', 'mobile hybrid', 'convolutional stages'),
   (r'(g|res)mlp_.*', 'gMLP or ResMLP', 'other mixing layers than MLP-Mixer'),
-  (r'resnet(v2)?[\d_].*|resnext.*|wide_resnet.*|regnet.*|resnet', 'a ResNet', 'BatchNorm'),
+  (
+    r'resnet|resnet\d.*|resnetv2_.*(?<!_bit)|resnext.*|wide_resnet.*|regnet.*',
+    'ResNet',
+    'BatchNorm, or other blocks than BiT',
+  ),
   (
     r'(tf_)?(efficient|mobile|dense|ghost|mnas|inception|vgg|nf|xcep).*',
-    'a convolutional network',
-    'no blocks of attention',
+    'convolutional network',
+    'other layers than the models here',
   ),
   (r'deit', "transformers' DeiT", "names that are not read (timm's deit_* are)"),
   (r'vit_mae', "transformers' ViT MAE", "a decoder (timm's vit_*.mae are read)"),
   (r'vit_msn', "transformers' ViT MSN", 'names that are not read'),
-  (r'siglip2?(_vision_model)?', "transformers' SigLIP", "names that are not read (timm's are)"),
+  (
+    r'siglip2?(_vision_model)?',
+    "transformers' SigLIP",
+    "names that are not read (timm's are)",
+  ),
 )
 
 
 def describe(name: str) -> str | None:
-  """Returns which family a name is of and why it is not read, a clause; None: unknown.
+  """Returns which family a name is of, and what that has; None: a name not known here.
 
-  'swin_tiny_patch4_window7_224' is "a Swin Transformer, which has attention in shifted
-  windows, in four stages: no model here computes that".
+  'swin_tiny_patch4_window7_224' is of 'Swin Transformer: attention in shifted windows, in
+  four stages'.
 
   Args:
     name: an architecture of timm, with or without its tag, or a `model_type`.
@@ -77,5 +105,5 @@ def describe(name: str) -> str | None:
   plain = str(name).split('.')[0]
   for regex, family, has in _FAMILIES:
     if re.fullmatch(regex, plain):
-      return f'{family} ({has}), which is not among the models here'
+      return f'{family}: {has}'
   return None

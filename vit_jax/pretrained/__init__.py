@@ -164,6 +164,7 @@ def read_source(
 
 def _read_file(source: str, variant: str | None, fields: dict) -> Source:
   raw = weights.open_file(source)
+  _check_architecture(raw, variant, fields)
   family = models.family(raw.format.family)
   overrides = models.resolve(raw.format.family, variant)[1] if variant else {}
   heads = fields.get('num_heads') or raw.hints.fields.get('num_heads')
@@ -175,7 +176,6 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
       raise UserError(
         f'{source} has {key} {inferred[key]}; variant {variant!r} has {overrides[key]}.'
       )
-  _check_architecture(raw, variant, fields)
   return Source(
     str(source),
     raw.format.name,

@@ -9,9 +9,18 @@ import dataclasses
 
 import numpy as np
 
+from vit_jax import other_families
 from vit_jax.errors import UserError
-from vit_jax.weights import adapt, download, formats, hints, published, readers
-from vit_jax.weights import rename, zoo
+from vit_jax.weights import (
+  adapt,
+  download,
+  formats,
+  hints,
+  published,
+  readers,
+  rename,
+  zoo,
+)
 from vit_jax.weights.merge import Merge, merge
 
 
@@ -79,6 +88,11 @@ def open_file(source: str) -> Weights:
   entry = zoo.find(source)
   path = download.locate(entry.url if entry else source)
   raw = readers.read(path)
+  for name in (raw.config.get('architecture'), raw.config.get('model_type')):
+    if other := other_families.describe(name or ''):
+      raise UserError(
+        f'{source} holds {name!r}, a model of another family, which is not here: {other}.'
+      )
   found, arrays, unused = formats.detect(raw.arrays, str(source))
   rules = found.rules(arrays, raw.config)
   told = found.hints(raw.config, str(source))

@@ -53,7 +53,9 @@ def find(source: str, path: Path, config: dict) -> Published:
   if known and not config:
     lists = {_ZOO[e.data.split()[-1]] for e in known if e.classes}
     licences = {e.licence.lower() for e in known}
-    return Published(tuple(sorted(lists)), licences.pop() if len(licences) == 1 else None)
+    return Published(
+      tuple(sorted(lists)), licences.pop() if len(licences) == 1 else None
+    )
   cfg = config.get('pretrained_cfg', {})
   words = re.split(r'[_.]', cfg.get('tag') or config.get('architecture') or '')
   licence = cfg.get('license') or (_card_licence(path) if path.is_dir() else None)
@@ -67,5 +69,7 @@ def _card_licence(folder: Path) -> str | None:
   except (OSError, ValueError):
     return None
   front = re.match(r'---\s*\n(.*?)\n---', text, re.DOTALL)
-  found = re.search(r'^license:[ \t]*([\w.+-]+)[ \t]*$', front[1], re.M) if front else None
+  found = (
+    re.search(r'^license:[ \t]*([\w.+-]+)[ \t]*$', front[1], re.M) if front else None
+  )
   return found[1] if found else None
