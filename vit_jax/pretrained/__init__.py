@@ -165,6 +165,8 @@ def read_source(
 def _read_file(source: str, variant: str | None, fields: dict) -> Source:
   raw = weights.open_file(source)
   _check_architecture(raw, variant, fields)
+  if raw.hints.pp:
+    registry.parse(raw.hints.pp)  # what is no pipeline is refused here, not at an image
   family = models.family(raw.format.family)
   overrides = models.resolve(raw.format.family, variant)[1] if variant else {}
   heads = fields.get('num_heads') or raw.hints.fields.get('num_heads')
@@ -183,7 +185,7 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
     inferred | overrides | fields,
     flat,
     raw.image_size(flat, inferred, family),
-    flat[family.stem(flat)].shape[2],
+    _channels(raw, flat, family),
     raw.hints.class_names or raw.published.class_names(inferred.get('num_classes')),
     raw.hints.pp,
     raw.unused,
@@ -204,7 +206,8 @@ def fit(
   Parameters that `report.reinitialized` names are not among them.
   """
   images = jax.ShapeDtypeStruct((1, *image_size, found.channels), jnp.float32)
-  abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
+    abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   shapes = {name: x.shape for name, x in trees.flatten(abstract).items()}
   try:
     return weights.fit(
@@ -263,6 +266,11 @@ def complete(model: dict, found: Source) -> dict:
     return model
   told = {k: v for k, v in found.fields.items() if k != 'num_classes'}
   return {'name': found.family, **told, **model}
+
+
+def _channels(raw: weights.Weights, flat, family) -> int:
+  with weights.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
+    return flat[family.stem(flat)].shape[2]
 
 
 # -- what a file does not say -----------------------------------------------------------

@@ -23,12 +23,14 @@ def find(source) -> tuple[Path, str | None] | None:
   Raises:
     UserError: for `@best` or `@STEP` behind what is there and is no run.
   """
-  whole = Path(str(source)).expanduser()
+  whole = _place(str(source))
+  if whole is None:
+    return None
   if _is_run(whole):  # its own name may hold an @
     return whole, None
   base, _, wanted = str(source).rpartition('@')
-  folder = Path(base).expanduser()
-  if not base or whole.exists():
+  folder = _place(base)
+  if not base or folder is None or whole.exists():
     return None
   if _is_run(folder):
     return folder, wanted
@@ -37,6 +39,16 @@ def find(source) -> tuple[Path, str | None] | None:
       f'{base} is not a run of vit_jax, which alone has steps: leave out @{wanted}.'
     )
   return None
+
+
+def _place(text: str) -> Path | None:
+  """Returns a path; None for what cannot be one: too long, or of an unknown user (~x)."""
+  try:
+    path = Path(text).expanduser()
+    path.exists()
+  except (OSError, RuntimeError, ValueError):
+    return None
+  return path
 
 
 def _is_run(folder: Path) -> bool:

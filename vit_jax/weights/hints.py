@@ -155,7 +155,7 @@ def _hf_pp(given: dict, size, where: str) -> str | None:
     else:
       steps.append(f'resize({sides(want)}, {how})')
   if given.get('do_center_crop'):
-    steps.append(f'central_crop({sides(given["crop_size"])})')
+    steps.append(f'central_crop({sides(given.get("crop_size", want))})')
   mean, std = given.get('image_mean', (0.5,) * 3), given.get('image_std', (0.5,) * 3)
   if not given.get('do_normalize', True):
     mean, std = (0.0,) * 3, (1.0,) * 3
