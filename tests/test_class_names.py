@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 import vit_jax
 from vit_jax import cli, imagenet, pretrained
 from vit_jax.errors import UserError
+from vit_jax.pretrained import licence
 from vit_jax.tools import convert, evaluate, predict
 from vit_jax.weights import zoo
 
@@ -72,7 +73,7 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
   google_file(tmp_path / 'storage.googleapis.com' / url, classes)
   found = pretrained.read_source(entry)
   assert found.class_names == (name and imagenet.class_names(name))
-  assert found.licence == 'apache-2.0'
+  assert licence.of(entry).name == 'apache-2.0'
 
 
 def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
@@ -80,7 +81,8 @@ def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
   assert pretrained.read_source(known).class_names == imagenet.class_names('imagenet1k')
   # One's own model with as many classes has names only if its data gave them.
   own = pretrained.read_source(google_file(tmp_path / 'mine.npz', 1000))
-  assert (own.class_names, own.licence) == (None, None)
+  assert own.class_names is None
+  assert licence.of(own.source) == (None, own.source)
   dest = tmp_path / 'b' / 'ViT-B_16.npz'
   dest.parent.mkdir()
   run = pretrained.read_source(tmp_path / 'mine.npz', act='gelu_erf')
@@ -116,7 +118,7 @@ def test_names_by_the_tag_of_timm(tmp_path, tag, classes, name):
   folder = timm_folder(tmp_path / 'a', classes, tag=tag, license='mit')
   found = pretrained.read_source(folder)
   assert found.class_names == (name and imagenet.class_names(name))
-  assert found.licence == 'mit'
+  assert licence.of(folder).name == 'mit'
 
 
 def test_names_in_the_file_come_first(tmp_path):
@@ -130,7 +132,7 @@ def test_the_licence_of_a_card(tmp_path):
   (tmp_path / 'a/README.md').write_text(
     '---\ntags:\n- x\nlicense: cc-by-nc-4.0\n---\nHi'
   )
-  assert pretrained.read_source(tmp_path / 'a').licence == 'cc-by-nc-4.0'
+  assert licence.of(tmp_path / 'a').name == 'cc-by-nc-4.0'
 
 
 def run(tool, *args):

@@ -126,7 +126,7 @@ def load(
     found.channels,
     # A pipeline is for one size; for another the image is just resized to that, its
     # pixels standardised as ever.
-    _plain_pp(found, size) if moved or not found.pp else found.pp,
+    plain_pp(found, size) if moved or not found.pp else found.pp,
     names,
     str(source),
     found.format,
@@ -189,7 +189,6 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
     raw.hints.class_names or raw.published.class_names(inferred.get('num_classes')),
     raw.hints.pp,
     raw.unused,
-    licence=raw.published.licence,
   )
 
 
@@ -324,7 +323,7 @@ def usual_size(found: Source) -> tuple[int, int]:
   return _USUAL_SIZE
 
 
-def _plain_pp(found: Source, size) -> str:
+def plain_pp(found: Source, size) -> str:
   """Returns the Google code's evaluation: it resizes to floats, and rounds nothing."""
   text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
   decode = 'decode' if found.channels == 3 else f'decode({found.channels})'

@@ -21,7 +21,6 @@ class Source:
     pp: the evaluation pipeline, or None.
     unused: names in the source that are not parameters of the model.
     step: of a run, the one that was read.
-    licence: its identifier, as on the hub ('apache-2.0'), where it is known.
   """
 
   source: str
@@ -35,7 +34,6 @@ class Source:
   pp: str | None
   unused: list[str]
   step: int | None = None
-  licence: str | None = None
 
   @property
   def origin(self) -> str:

@@ -170,6 +170,7 @@ _READ: dict[str, Kind] = {
   'pretrained_cfg.label_names': _NAMES,
   'pretrained_cfg.interpolation': _TEXT,
   'pretrained_cfg.crop_pct': _number(0.1, 10),
+  'pretrained_cfg.crop_mode': _TEXT,
   'pretrained_cfg.mean': _LEVELS,
   'pretrained_cfg.std': _SPREADS,
   'pretrained_cfg.tag': _TEXT,

@@ -173,7 +173,7 @@ def _hub(source: str) -> Path:
         match[1],
         revision=match[2],
         # The card, README.md, states the licence.
-        allow_patterns=['*.json', '*.safetensors', 'README.md'],
+        allow_patterns=['*.json', '*.safetensors', '*.npz', 'README.md'],
       )
     )
   except Exception as error:  # the hub's own errors, and those of its HTTP library

@@ -135,7 +135,12 @@ def need(fields: dict, key: str, allowed: tuple, format: str, why: str) -> None:
     )
 
 
-def write(dest: str | Path, arrays: dict[str, np.ndarray], config: dict) -> list[Path]:
+def write(
+  dest: str | Path,
+  arrays: dict[str, np.ndarray],
+  config: dict,
+  beside: dict[str, dict] | None = None,
+) -> list[Path]:
   """Writes a file or a hub folder, whole or not at all; returns what was written.
 
   Args:
@@ -143,6 +148,7 @@ def write(dest: str | Path, arrays: dict[str, np.ndarray], config: dict) -> list
       model.safetensors and config.json.
     arrays: float arrays by name.
     config: kept in the zip's comment, or in the metadata and config.json.
+    beside: more files of JSON, by name; not with an .npz.
 
   Raises:
     UserError: another suffix, files that are there already, a folder that is not.
@@ -161,6 +167,8 @@ def write(dest: str | Path, arrays: dict[str, np.ndarray], config: dict) -> list
     text = json.dumps(config, indent=1)
     metadata = {'format': 'pt', 'config': json.dumps(config)}
     files = {file: save(arrays, metadata), file.parent / 'config.json': text.encode()}
+    for name, value in (beside or {}).items():
+      files[file.parent / name] = json.dumps(value, indent=1).encode()
   for path in files:
     if path.exists():
       raise UserError(f'{path} is there already: choose another place, or remove it.')

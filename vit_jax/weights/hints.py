@@ -130,6 +130,11 @@ def _timm_pp(given: dict, size) -> str | None:
   scale = int(max(size) / given.get('crop_pct', 0.875))
   levels = _value_range(given.get('mean', (0.5,) * 3), given.get('std', (0.5,) * 3))
   crop = size[0] if size[0] == size[1] else size
+  how = f"method={method!r}, antialias=True, rounding='nearest'"
+  if given.get('crop_mode') == 'squash':  # whatever the aspect ratio
+    whole = tuple(int(n / given.get('crop_pct', 0.875)) for n in size)
+    cut = '' if whole == tuple(size) else f'|central_crop({crop})'
+    return f'decode|resize({whole}, {how}){cut}|{levels}'
   return (
     f"decode|resize_small({scale}, method={method!r}, rounding='nearest')"
     f'|central_crop({crop})|{levels}'

@@ -31,7 +31,7 @@ def read(path: str | Path) -> Raw:
   """Reads an .npz file, a .safetensors file, or a folder as on a model hub.
 
   A folder holds `model.safetensors` (or one other safetensors file, or parts with an
-  index) and `config.json`. 16-bit floats stay what they are; bfloat16, which .npz
+  index) and `config.json`; or one .npz. 16-bit floats stay what they are; bfloat16, which .npz
   stores as void, is given its type back.
 
   Raises:
@@ -108,6 +108,8 @@ def _folder(folder: Path) -> Raw:
       arrays |= more
   elif len(found) == 1:
     arrays, config = _safetensors(found[0])
+  elif not found and len(numpy := sorted(folder.glob('*.npz'))) == 1:
+    arrays, config = npz.read(numpy[0])
   else:
     raise UserError(
       f'{folder} holds no weights: expected model.safetensors and config.json, as in a '
