@@ -3,7 +3,7 @@
 import pytest
 from conftest import naming
 
-from vit_jax import models
+from vit_jax import models, other_families
 from vit_jax.errors import UserError
 
 
@@ -14,6 +14,9 @@ from vit_jax.errors import UserError
     ('vit', 'vit', None),
     ('vit_base_patch16_224', 'vit', 'B/16'),
     ('vit_so400m_patch14_384', 'vit', 'So400m/14'),
+    ('deit_tiny_patch16_224', 'vit', 'Ti/16'),
+    ('deit_base_patch16_384', 'vit', 'B/16'),
+    ('flexivit_large', 'vit', 'L/16'),
     ('vit_tiny_r_s16_p8_224', 'vit', 'R+Ti/16'),
     ('vit_small_r26_s32_224', 'vit', 'R26+S/32'),
     ('vit_base_r26_s32_224', 'vit', 'R26+B/32'),
@@ -36,12 +39,58 @@ from vit_jax.errors import UserError
 )
 def test_published_names(name, model, variant):
   assert models.parse_name(name) == (model, variant, {})
+  assert other_families.describe(name) is None
   models.build(name)
 
 
 @pytest.mark.parametrize('name', ['vit_small_patch16_gap_224', 'ViT-S_16-gap-norep'])
 def test_names_of_models_that_average(name):
   assert models.build(name).classifier == 'gap'
+
+
+@pytest.mark.parametrize(
+  ('name', 'variant', 'classifier'),
+  [
+    ('vit_base_patch16_siglip_224', 'B/16', 'map'),
+    ('vit_so400m_patch14_siglip_gap_384', 'So400m/14', 'gap'),
+    ('vit_giantopt_patch16_siglip_256', 'g-opt/16', 'map'),
+  ],
+)
+def test_names_of_siglip(name, variant, classifier):
+  assert models.parse_name(name) == ('vit', variant, {'classifier': classifier})
+  assert models.build(name).classifier == classifier
+
+
+# timm's and transformers' own names -> the family's true name.
+OTHERS = {
+  'swin_tiny_patch4_window7_224': 'Swin Transformer',
+  'swinv2_base_window8_256.ms_in1k': 'Swin Transformer V2',
+  'deit3_small_patch16_224': 'DeiT III',
+  'deit_tiny_distilled_patch16_224': 'distilled DeiT',
+  'vit_small_patch14_dinov2.lvd142m': 'DINOv2',
+  'vit_base_patch16_dinov3': 'DINOv3',
+  'vit_base_patch32_clip_224.openai': 'CLIP',
+  'eva02_large_patch14_448': 'EVA-02',
+  'beit_base_patch16_224': 'BEiT',
+  'vit_relpos_base_patch16_224': 'ViT with relative positions',
+  'vit_medium_patch16_gap_256': 'timm ViT-M',
+  'resnet50': 'ResNet',
+  'resnetv2_50': 'ResNet',
+  'efficientnet_b0': 'convolutional network',
+  'siglip': "transformers' SigLIP",
+  'vit_mae': "transformers' ViT MAE",
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+def test_other_families_are_refused_by_name_and_reason(name):
+  family, _, reason = other_families.describe(name).partition(': ')
+  assert (family, bool(reason)) == (OTHERS[name], True)
+  with pytest.raises(
+    UserError, match=naming(name, family, reason, 'convnext')
+  ) as error:
+    models.build(name)
+  assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(

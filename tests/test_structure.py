@@ -22,7 +22,19 @@ MODULES = sorted(
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
   ('errors', 'version', 'terminal'),
-  ('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'buckets', 'kernels'),
+  (
+    *(
+      'trees',
+      'config',
+      'distributed',
+      'resample',
+      'cli',
+      'paths',
+      'buckets',
+      'kernels',
+    ),
+    *('imagenet', 'other_families'),
+  ),
   ('nn', 'losses', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
   ('tasks', 'evaluators', 'checkpoint'),
@@ -34,13 +46,20 @@ LEVELS = (
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Parts that may import less than what lies below them.
 ONLY = {
-  'models': {'nn', 'kernels', 'errors'},  # no model knows another's training or data
+  'models': {
+    'nn',
+    'kernels',
+    'errors',
+    'other_families',
+  },  # no model knows another's training or data
   'weights': {
     'trees',
     'resample',
     'paths',
     'buckets',
     'errors',
+    'imagenet',
+    'other_families',
   },  # readers and renames work on plain arrays
 }
 # Packages with one home each, as path prefixes below vit_jax/.

@@ -1,5 +1,6 @@
 """Published formats: each loads by its path alone and computes what its library does."""
 
+import dataclasses
 import json
 import shutil
 
@@ -223,11 +224,85 @@ def test_preprocessing_of_transformers(tmp_path):
     vit_jax.load(tmp_path / 'hf')
 
 
-def test_an_architecture_that_is_not_plain_is_refused(tmp_path):
-  shutil.copytree(GOLDEN / 'vit_timm', tmp_path / 'a')
-  config = json.loads((tmp_path / 'a' / 'config.json').read_text())
-  config['architecture'] = 'vit_base_patch16_clip_quickgelu_224.openai'
-  (tmp_path / 'a' / 'config.json').write_text(json.dumps(config))
-  with pytest.raises(UserError, match=naming(config['architecture'], "act='gelu_erf'")):
+def timm_folder(path, architecture, drop=(), **config):
+  """The golden of timm under the name of another architecture."""
+  shutil.copytree(GOLDEN / 'vit_timm', path)
+  told = json.loads((path / 'config.json').read_text())
+  told |= {'architecture': architecture, **config}
+  for key in drop:
+    del told['model_args'][key]
+  (path / 'config.json').write_text(json.dumps(told))
+  return path
+
+
+def test_an_architecture_that_is_not_known_is_refused(tmp_path):
+  folder = timm_folder(tmp_path / 'a', 'vit_base_patch16_odd_224.mine')
+  with pytest.raises(
+    UserError, match=naming('vit_base_patch16_odd_224.mine', "act='gelu_erf'")
+  ):
+    vit_jax.load(folder)
+  vit_jax.load(folder, act='gelu_erf')  # said by the user
+
+
+@pytest.mark.parametrize(
+  ('architecture', 'facts'),
+  [
+    ('swin_tiny_patch4_window7_224.ms_in1k', ('Swin Transformer', 'windows')),
+    ('vit_base_patch16_clip_quickgelu_224.openai', ('CLIP', 'QuickGELU')),
+    ('deit3_base_patch16_224', ('DeiT III', 'LayerScale')),
+    ('eva02_tiny_patch14_224', ('EVA-02', 'rotary')),
+  ],
+)
+def test_other_families_are_refused_by_their_name(tmp_path, architecture, facts):
+  folder = timm_folder(tmp_path / 'a', architecture)
+  with pytest.raises(UserError, match=naming(folder, architecture, *facts)):
+    vit_jax.load(folder, act='gelu_erf')
+
+
+def test_other_models_of_transformers_are_refused_by_their_name(tmp_path):
+  shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
+  config = tmp_path / 'a' / 'config.json'
+  config.write_text(json.dumps({'model_type': 'dinov2'}))
+  with pytest.raises(UserError, match=naming('dinov2', 'DINOv2', 'LayerScale')):
     vit_jax.load(tmp_path / 'a')
-  vit_jax.load(tmp_path / 'a', act='gelu_erf')  # said by the user
+
+
+@pytest.mark.parametrize('name', ['deit_tiny_patch16_224', 'flexivit_small'])
+def test_heads_come_from_the_architecture_in_the_config(tmp_path, name):
+  # Published folders name the architecture and no number of heads.
+  folder = timm_folder(tmp_path / 'a', name, drop=['num_heads'])
+  heads = {'deit_tiny_patch16_224': 3, 'flexivit_small': 6}[name]
+  model = vit_jax.load(folder).model
+  assert (model.num_heads, model.act) == (heads, 'gelu_erf')
+
+
+@pytest.mark.parametrize(
+  ('name', 'act'),
+  [
+    # timm 1.0.31: the act_layer of these architectures.
+    ('vit_base_patch16_siglip_224', 'gelu_erf'),
+    ('vit_base_patch32_siglip_256', 'gelu_tanh'),
+    ('vit_large_patch16_siglip_384', 'gelu_erf'),
+    ('vit_large_patch16_siglip_512', 'gelu_tanh'),
+    ('vit_so400m_patch14_siglip_384', 'gelu_erf'),
+    ('vit_so400m_patch16_siglip_384', 'gelu_tanh'),
+    ('vit_giantopt_patch16_siglip_256', 'gelu_tanh'),
+  ],
+)
+@pytest.mark.parametrize('pool', ['map', 'avg'])
+def test_siglip_of_timm(tmp_path, name, act, pool):
+  if pool == 'avg':
+    name = name.replace('siglip', 'siglip_gap')
+  origin = dataclasses.replace(
+    pretrained.read_source(path_of('vit_bigvision_map')), class_names=None
+  )
+  convert.export(origin, tmp_path / 'a', 'timm')
+  path = tmp_path / 'a' / 'config.json'
+  config = {'architecture': name, 'model_args': {'num_heads': 4}}
+  path.write_text(json.dumps(config | {'global_pool': pool}))
+  if pool == 'avg':
+    file = tmp_path / 'a' / 'model.safetensors'
+    arrays = load_file(file)
+    save_file({n: x for n, x in arrays.items() if 'attn_pool' not in n}, file)
+  model = vit_jax.load(tmp_path / 'a').model
+  assert (model.act, model.classifier) == (act, {'avg': 'gap'}.get(pool, pool))

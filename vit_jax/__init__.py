@@ -1,7 +1,7 @@
 """Vision Transformers in JAX.
 
-`create_model`, `load`, `preprocess`, `attention_maps`, `__version__`; each imports what it
-needs when it is called.
+`create_model`, `load`, `preprocess`, `attention_maps`, `class_names`, `__version__`; each
+imports what it needs when it is called.
 """
 
 from vit_jax.version import __version__ as __version__
@@ -35,6 +35,16 @@ def load(source: str, **options):
   from vit_jax import pretrained
 
   return pretrained.load(source, **options)
+
+
+def class_names(name: str) -> list[str]:
+  """Returns the names of the classes of 'imagenet1k', 'imagenet21k', ...
+
+  `class_names('imagenet1k')[207]` is 'golden retriever'. The lists: `vit_jax.imagenet`.
+  """
+  from vit_jax import imagenet
+
+  return imagenet.class_names(name)
 
 
 def preprocess(images, loaded=None, *, pp: str | None = None):

@@ -9,6 +9,7 @@ import typing
 
 import jax.numpy as jnp
 
+from vit_jax import other_families
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.models.family import Family
 
@@ -32,6 +33,11 @@ def family(name: str) -> Family:
   if name not in MODELS:
     name, *_ = parse_name(asked := name)
   if name not in MODELS:
+    if other := other_families.describe(asked):
+      raise UserError(
+        f'{asked!r} is a model of another family, which is not here: {other}. Models here: '
+        f'{list(MODELS)}.'
+      )
     renamed = ' The published BiT is named bit now.' if name == 'bit_paper' else ''
     raise UserError(
       f'Unknown model {asked!r}: one of {list(MODELS)}, or a published name such as '
@@ -48,7 +54,7 @@ def family_of(model) -> Family:
 def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, dict]:
   """Returns (family, variant, fields) for 'vit' + 'B/16', 'vit:B/16' or another's name.
 
-  timm's names ('vit_base_patch16_224', 'mixer_b16_224', 'resnetv2_50x1_bit') and
+  timm's names ('vit_base_patch16_224', 'deit_base_patch16_224', 'mixer_b16_224') and
   Google's ('ViT-B_16', 'R50+ViT-B_16', 'BiT-R50x1') are those of the same shapes, see
   `Family.published`. The number at the end of timm's, the input size, is not a property
   of the model here: it takes any size that its patches tile.

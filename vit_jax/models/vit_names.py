@@ -65,6 +65,7 @@ _TIMM = {
   'so400m': 'So400m',
   'huge': 'H',
   'giant': 'g',
+  'giantopt': 'g-opt',
   'gigantic': 'G',
 }
 _SIZES = '|'.join(_TIMM)
@@ -76,14 +77,29 @@ def _gap(asked) -> dict:
 
 # See `Family.published`.
 PUBLISHED = (
-  # timm: vit_base_patch16_224, vit_base_r50_s16_384, vit_tiny_r_s16_p8_224
+  # timm: vit_base_patch16_224, vit_base_r50_s16_384, vit_tiny_r_s16_p8_224; its
+  # vit_medium_patch16_gap_240 has LayerScale.
   (
-    rf'vit_({_SIZES})_patch(\d+)(_gap)?(?:_\d+)?',
+    rf'vit_(?!medium_patch\d+_gap)({_SIZES})_patch(\d+)(_gap)?(?:_\d+)?',
     lambda size, patch, gap: (f'{_TIMM[size]}/{patch}', _gap(gap)),
   ),
   (
     rf'vit_({_SIZES})_r(\d+)_s(\d+)(?:_\d+)?',
     lambda size, r, s: (f'R{r}+{_TIMM[size]}/{s}', {}),
+  ),
+  # DeiT (arXiv 2012.12877), FlexiViT (2212.08013; its patches are resized in training,
+  # 16 is what the published files hold), SigLIP (2303.15343).
+  (
+    r'deit_(tiny|small|base)_patch16(?:_\d+)?',
+    lambda size: (f'{_TIMM[size]}/16', {}),
+  ),
+  (r'flexivit_(small|base|large)', lambda size: (f'{_TIMM[size]}/16', {})),
+  (
+    rf'vit_({_SIZES})_patch(\d+)_siglip(_gap)?(?:_\d+)?',
+    lambda size, patch, gap: (
+      f'{_TIMM[size]}/{patch}',
+      {'classifier': 'gap' if gap else 'map'},
+    ),
   ),
   (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
   # Google: ViT-B_16, R50+ViT-B_16

@@ -126,7 +126,7 @@ def load(
     found.channels,
     # A pipeline is for one size; for another the image is just resized to that, its
     # pixels standardised as ever.
-    _plain_pp(found, size) if moved or not found.pp else found.pp,
+    plain_pp(found, size) if moved or not found.pp else found.pp,
     names,
     str(source),
     found.format,
@@ -164,6 +164,9 @@ def read_source(
 
 def _read_file(source: str, variant: str | None, fields: dict) -> Source:
   raw = weights.open_file(source)
+  _check_architecture(raw, variant, fields)
+  if raw.hints.pp:
+    registry.parse(raw.hints.pp)  # what is no pipeline is refused here, not at an image
   family = models.family(raw.format.family)
   overrides = models.resolve(raw.format.family, variant)[1] if variant else {}
   heads = fields.get('num_heads') or raw.hints.fields.get('num_heads')
@@ -175,7 +178,6 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
       raise UserError(
         f'{source} has {key} {inferred[key]}; variant {variant!r} has {overrides[key]}.'
       )
-  _check_architecture(raw, variant, fields)
   return Source(
     str(source),
     raw.format.name,
@@ -183,8 +185,8 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
     inferred | overrides | fields,
     flat,
     raw.image_size(flat, inferred, family),
-    flat[family.stem(flat)].shape[2],
-    raw.hints.class_names,
+    _channels(raw, flat, family),
+    raw.hints.class_names or raw.published.class_names(inferred.get('num_classes')),
     raw.hints.pp,
     raw.unused,
   )
@@ -203,7 +205,8 @@ def fit(
   Parameters that `report.reinitialized` names are not among them.
   """
   images = jax.ShapeDtypeStruct((1, *image_size, found.channels), jnp.float32)
-  abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
+    abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   shapes = {name: x.shape for name, x in trees.flatten(abstract).items()}
   try:
     return weights.fit(
@@ -264,6 +267,11 @@ def complete(model: dict, found: Source) -> dict:
   return {'name': found.family, **told, **model}
 
 
+def _channels(raw: weights.Weights, flat, family) -> int:
+  with weights.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
+    return flat[family.stem(flat)].shape[2]
+
+
 # -- what a file does not say -----------------------------------------------------------
 
 
@@ -315,7 +323,7 @@ def usual_size(found: Source) -> tuple[int, int]:
   return _USUAL_SIZE
 
 
-def _plain_pp(found: Source, size) -> str:
+def plain_pp(found: Source, size) -> str:
   """Returns the Google code's evaluation: it resizes to floats, and rounds nothing."""
   text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
   decode = 'decode' if found.channels == 3 else f'decode({found.channels})'

@@ -25,13 +25,15 @@ def find(source) -> tuple[Path, str | None] | None:
   """
   if buckets.is_url(source) and str(source).endswith(readers.SUFFIXES):
     return None  # a file: not worth a question to the bucket
-  whole = _path(source)
+  whole = _place(str(source))
+  if whole is None:
+    return None
   if _is_run(whole):  # its own name may hold an @
     return whole, None
   base, _, wanted = str(source).rpartition('@')
-  if not base or whole.exists():
+  folder = _place(base)
+  if not base or folder is None or whole.exists():
     return None
-  folder = _path(base)
   if _is_run(folder):
     return folder, wanted
   if folder.exists():
@@ -41,10 +43,16 @@ def find(source) -> tuple[Path, str | None] | None:
   return None
 
 
-def _path(source) -> Path | buckets.BucketPath:
-  # https:// and hf: are no folders, whatever follows.
-  text = str(source)
-  return buckets.path(text) if buckets.is_url(text) else Path(text).expanduser()
+def _place(text: str) -> Path | buckets.BucketPath | None:
+  """Returns a path; None for what cannot be one: too long, or of an unknown user (~x)."""
+  if buckets.is_url(text):
+    return buckets.path(text)
+  try:
+    path = Path(text).expanduser()
+    path.exists()
+  except (OSError, RuntimeError, ValueError):
+    return None
+  return path
 
 
 def _is_run(folder) -> bool:

@@ -55,7 +55,7 @@ def export(found, dest: str | Path, to: str) -> dict:
     UserError: for what the format cannot express, or a place that is taken.
   """
   from vit_jax import models, pretrained
-  from vit_jax.pretrained import positions
+  from vit_jax.pretrained import positions, preprocessor
   from vit_jax.weights import export as weights_export
 
   model = models.build(found.family, **found.fields)
@@ -80,7 +80,13 @@ def export(found, dest: str | Path, to: str) -> dict:
     pp=found.pp,
     class_names=found.class_names,
   )
-  files = weights_export.write(dest, arrays, config)
+  beside = {}
+  if described := preprocessor.of(found.pp or pretrained.plain_pp(found, size)):
+    if to == 'timm':
+      config['pretrained_cfg'] |= described.timm()
+    if to == 'hf':
+      beside['preprocessor_config.json'] = described.hf()
+  files = weights_export.write(dest, arrays, config, beside)
   return {'files': [str(path) for path in files], 'to': to, 'params': params}
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from vit_jax import cli
+from vit_jax import cli, imagenet
 from vit_jax.errors import UserError
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
@@ -106,7 +106,7 @@ def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | Non
       'Without --out the accuracy is measured.'
     )
   ours, theirs = loaded.class_names, batches.class_names
-  if not ours or not theirs or list(ours) == list(theirs):
+  if not ours or not theirs or _named(ours) == _named(theirs):
     return None, ''
   if sorted(ours) == sorted(theirs) and len(set(ours)) == K:
     order = [list(ours).index(name) for name in theirs]
@@ -115,6 +115,11 @@ def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | Non
     f'Note: the weights name their classes {list(ours)[:3]}..., the data '
     f'{list(theirs)[:3]}...; they are compared by number.'
   )
+
+
+def _named(classes) -> list[str]:
+  """Names in words where they are WordNet ids: 'n01440764' is 'tench, Tinca tinca'."""
+  return [imagenet.describe(name) or name for name in classes]
 
 
 def _check_folder(name: str) -> Path:

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from vit_jax import cli
+from vit_jax import cli, imagenet
 from vit_jax.data.sources import listing
 from vit_jax.errors import UserError
 
@@ -104,21 +104,21 @@ def _top(paths, found, names, number):
       yield {'path': path, 'error': error}
       continue
     order = np.argsort(-row, kind='stable')[:number]
-    top = [
-      {
-        'class': int(k),
-        'name': names[k] if names else str(k),
-        'probability': float(row[k]),
-      }
-      for k in order
-    ]
-    yield {'path': path, 'top': top}
+    yield {'path': path, 'top': [_class(k, names, float(row[k])) for k in order]}
+
+
+def _class(k: int, names: list[str] | None, probability: float) -> dict:
+  name = names[k] if names else str(k)
+  found = {'class': int(k), 'name': name, 'probability': probability}
+  described = imagenet.describe(name)  # of data that is named by WordNet ids
+  return found | ({'description': described} if described else {})
 
 
 def _render(image: dict) -> str:
   if 'error' in image:
     return f'{image["path"]}\n  not read: {image["error"]}'
-  rows = [f'  {100 * t["probability"]:5.1f} %  {t["name"]}' for t in image['top']]
+  said = lambda t: ' '.join([t['name'], *filter(None, [t.get('description')])])
+  rows = [f'  {100 * t["probability"]:5.1f} %  {said(t)}' for t in image['top']]
   return '\n'.join([image['path'], *rows])
 
 

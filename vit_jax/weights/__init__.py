@@ -5,13 +5,49 @@ brings the parameters to another resolution, patch size or layout. What differs 
 families is asked of a `models.family.Family`, which the caller passes.
 """
 
+import contextlib
 import dataclasses
+import math
+import re
+from collections.abc import Iterator
 
 import numpy as np
 
+from vit_jax import other_families
 from vit_jax.errors import UserError
-from vit_jax.weights import adapt, download, formats, hints, readers, rename, zoo
+from vit_jax.weights import (
+  adapt,
+  download,
+  formats,
+  hints,
+  published,
+  readers,
+  rename,
+  zoo,
+)
 from vit_jax.weights.merge import Merge, merge
+
+# Far beyond every published model; a file that says more would take hours or the memory.
+_MOST_LAYERS, _MOST_TOKENS = 1_000, 1 << 16
+_LARGEST_NUMBER = 9_999  # in the name of an array
+
+
+@contextlib.contextmanager
+def arrays_that_do_not_fit(what: str) -> Iterator[None]:
+  """Turns what goes wrong with arrays of odd shapes inside into one line.
+
+  The names and shapes of a file are its publisher's: nothing else is known of them.
+
+  Args:
+    what: the beginning of the sentence.
+  """
+  try:
+    yield
+  except UserError:
+    raise
+  except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
+    why = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
+    raise UserError(f'{what} its arrays do not fit together: {why}.') from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +59,7 @@ class Weights:
     rules: the rename table.
     unused: names in the file that are not parameters of the model.
     usual_size: (H, W) in pixels that the zoo tells, for files without positions.
+    published: what is known of them besides.
   """
 
   source: str
@@ -32,6 +69,7 @@ class Weights:
   hints: hints.Hints
   unused: list[str]
   usual_size: tuple[int, int] | None
+  published: published.Published
 
   def parameters(
     self, family, heads: int | None = None
@@ -47,22 +85,43 @@ class Weights:
     Raises:
       UserError: for arrays that no rule knows: another architecture.
     """
-    arrays = adapt.unstack(self.arrays, family)
-    flat, unknown = rename.to_ours(arrays, self.rules, heads)
+    what = f'{self.source} looks like {self.format.name} {self.format.family!r}, but'
+    with arrays_that_do_not_fit(what):
+      arrays = adapt.unstack(self.arrays, family)
+      flat, unknown = rename.to_ours(arrays, self.rules, heads)
     if unknown:
       raise UserError(
-        f'{self.source} looks like {self.format.name} {self.format.family!r}, but '
-        f'{len(unknown)} of its {len(arrays)} arrays are not part of that '
+        f'{what} {len(unknown)} of its {len(arrays)} arrays are not part of that '
         f'architecture: {unknown[:4]}.'
       )
+    for name, x in flat.items():
+      if x.dtype.kind in 'biu':
+        raise UserError(f'{self.source}: {name} is {x.dtype}; parameters are floats.')
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
-    return flat, self.format.infer(flat) | self.hints.fields
+    with arrays_that_do_not_fit(what):
+      fields = self.format.infer(flat) | self.hints.fields
+    layers = fields.get('depth') or sum(
+      fields.get('blocks') or fields.get('depths') or ()
+    )
+    if layers > _MOST_LAYERS:
+      raise UserError(f'{what} has {layers:,} layers; up to {_MOST_LAYERS:,} are read.')
+    return flat, fields
 
   def image_size(self, flat, fields: dict, family) -> tuple[int, int] | None:
     """Returns (H, W) in pixels that the parameters are for, None if nothing tells."""
-    if self.hints.image_size:
-      return self.hints.image_size
-    if grid := self.format.grid(flat, fields):
+    if size := self.hints.image_size:
+      tokens = math.prod(
+        n // s for n, s in zip(size, family.stride(fields), strict=True)
+      )
+      if tokens > _MOST_TOKENS:
+        raise UserError(
+          f'{self.source}: its config says images of {size[0]} x {size[1]} pixels, '
+          f'{tokens:,} tokens; up to {_MOST_TOKENS:,} are read.'
+        )
+      return size
+    with arrays_that_do_not_fit(f'{self.source} cannot be loaded:'):
+      grid = self.format.grid(flat, fields)
+    if grid:
       return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
     return self.usual_size
 
@@ -75,12 +134,27 @@ def open_file(source: str) -> Weights:
   """
   entry = zoo.find(source)
   path = download.locate(entry.url if entry else source)
-  raw = readers.read(path)
+  try:
+    raw = readers.read(path)
+  except UserError as error:
+    again = f' Remove {path} to download it again.' if download.is_cached(path) else ''
+    raise UserError(f'{error}{again}') from None
+  for name in (raw.config.get('architecture'), raw.config.get('model_type')):
+    if other := other_families.describe(name or ''):
+      raise UserError(
+        f'{source} holds {name!r}, a model of another family, which is not here: {other}.'
+      )
   found, arrays, unused = formats.detect(raw.arrays, str(source))
+  for name in arrays:
+    if any(int(n) > _LARGEST_NUMBER for n in re.findall(r'\d{1,9}', name)):
+      raise UserError(
+        f'{source}: array {name[:80]!r} is numbered beyond {_LARGEST_NUMBER}.'
+      )
   rules = found.rules(arrays, raw.config)
   told = found.hints(raw.config, str(source))
   usual = (entry.resolution,) * 2 if entry else None
-  return Weights(str(source), found, arrays, rules, told, unused, usual)
+  known = published.find(str(source), path, raw.config)
+  return Weights(str(source), found, arrays, rules, told, unused, usual, known)
 
 
 def fit(
@@ -129,8 +203,13 @@ def fit(
     if old != new:
       flat[family.position] = adapt.resize_positions(table, old, new, resize)
       notes.append(f'position embeddings resized from {old} to {new}, {resize}')
-  head = lambda names: {n: tuple(s) for n, s in names.items() if n.startswith('head/')}
-  if head({n: x.shape for n, x in flat.items()}) != head(shapes):
+  if _classes({n: x.shape for n, x in flat.items()}) != _classes(shapes):
     skip = [*skip, 'head/.*']
   taken, report = merge(shapes, flat, skip)
   return taken, report._replace(notes=notes)
+
+
+def _classes(shapes: dict[str, tuple[int, ...]]) -> int | None:
+  """Returns the number of classes of a head's kernel; None without a head."""
+  kernels = [s for n, s in shapes.items() if re.fullmatch(r'head/(.*/)?kernel', n)]
+  return kernels[0][-1] if kernels else None

@@ -1,18 +1,24 @@
 """From a name to a local path: the one step that needs a network, where one is needed."""
 
+import base64
+import hashlib
+import http.client
 import importlib.util
 import os
 import re
+import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
 from vit_jax import buckets, paths
-from vit_jax.errors import UserError
+from vit_jax.errors import DiskFull, UserError, disk_is_full
+from vit_jax.weights import readers
 
 _TIMEOUT = 30  # seconds without a byte
 _GS = 'https://storage.googleapis.com/'
+_LONGEST = 200  # bytes of a name in the cache; file systems allow 255
 
 
 def locate(source: str | Path) -> Path:
@@ -25,6 +31,7 @@ def locate(source: str | Path) -> Path:
 
   Raises:
     UserError: no such path; a download that fails, with what to do instead.
+    DiskFull: if there is no room for it.
   """
   text = str(source)
   if text.startswith('hf:'):
@@ -35,10 +42,14 @@ def locate(source: str | Path) -> Path:
     return _fetch(text, text)
   if '://' in text:
     raise UserError(
-      f'{text}: weights come from a path, gs://, https:// or hf:OWNER/NAME.'
+      f'{_line(text)}: weights come from a path, gs://, https:// or hf:OWNER/NAME.'
     )
-  path = Path(text).expanduser()
-  if not path.exists():
+  try:
+    path = Path(text).expanduser()
+    there = path.exists()
+  except (OSError, RuntimeError, ValueError) as error:
+    raise UserError(f'{_line(text)} is no path: {_line(error)}.') from None
+  if not there:
     raise UserError(
       f'No weights at {text!r}: no such file or folder, and no name of the zoo '
       '(vit_jax inspect --zoo lists them).'
@@ -46,12 +57,13 @@ def locate(source: str | Path) -> Path:
   return path
 
 
+def is_cached(path: Path) -> bool:
+  """Whether a file is one that was downloaded: it can be removed and fetched again."""
+  return paths.cache_dir() in path.parents
+
+
 def _fetch(source: str, url: str) -> Path:
-  parts = urllib.parse.urlsplit(url)
-  path = Path(urllib.parse.unquote(parts.path)).parts[1:]
-  if not path or '..' in path:
-    raise UserError(f'{source} names no file.')
-  target = paths.cache_dir().joinpath(parts.netloc, *path)
+  target = _target(source, url)
   if target.exists():
     return target
   partial = target.with_name(f'{target.name}.{os.getpid()}.part')
@@ -59,31 +71,100 @@ def _fetch(source: str, url: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     if buckets.is_url(source) and importlib.util.find_spec('gcsfs'):
       buckets.download(source, partial)
-      partial.replace(target)
-      return target
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-      length = answer.headers.get('Content-Length')
-      with partial.open('wb') as file:
-        while block := answer.read(1 << 20):
-          file.write(block)
-    if length is not None and partial.stat().st_size != int(length):
-      raise OSError(f'{partial.stat().st_size} of {length} bytes came')
+    else:
+      with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
+        _receive(answer, partial)
+    readers.check_whole(partial)
     partial.replace(target)
-  except (OSError, urllib.error.URLError) as error:
+  except (OSError, http.client.HTTPException, ValueError) as error:
+    if isinstance(error, urllib.error.HTTPError):
+      error.close()  # it holds the connection
+    if disk_is_full(error):
+      raise DiskFull(
+        f'No room for {_line(source)} in {paths.cache_dir()}: {_line(error)}. Remove '
+        'what is not needed, or set VIT_JAX_CACHE to a folder on another disk.'
+      ) from None
     why = getattr(error, 'reason', None) or error
+    if isinstance(error, http.client.HTTPException):
+      why = f'the server broke off or does not speak HTTP ({type(error).__name__})'
     raise UserError(
-      f'Could not download {source}: {why}. Fetch it on a machine with network access '
-      f'and give the path of the file, or put it at {target}.'
+      f'Could not download {_line(source)}: {_line(why)}. Fetch it on a machine with '
+      f'network access and give the path of the file, or put it at {target}.'
     ) from None
   finally:
     partial.unlink(missing_ok=True)
   return target
 
 
+def _target(source: str, url: str) -> Path:
+  """Returns the place of a URL in the cache, one for each, its query included."""
+  try:
+    parts = urllib.parse.urlsplit(url)
+    place = f'{parts.hostname or ""}{f":{parts.port}" if parts.port else ""}'
+  except ValueError as error:
+    raise UserError(f'{_line(source)} is no URL: {_line(error)}.') from None
+  path = [part for part in urllib.parse.unquote(parts.path).split('/') if part]
+  odd = any(part in ('.', '..') or not part.isprintable() for part in (place, *path))
+  if not place or not path or odd or parts.path.endswith('/'):
+    raise UserError(f'{_line(source)} names no file.')
+  if parts.query:
+    key = hashlib.sha256(parts.query.encode()).hexdigest()[:16]
+    stem, dot, suffix = path[-1].rpartition('.')
+    path[-1] = f'{stem}-{key}.{suffix}' if dot else f'{path[-1]}-{key}'
+  if max(len(os.fsencode(part)) for part in (place, *path)) > _LONGEST:
+    raise UserError(
+      f'{_line(source)} has a name of more than {_LONGEST} bytes: download it yourself '
+      'and give the path.'
+    )
+  return paths.cache_dir().joinpath(place, *path)
+
+
+def _receive(answer, path: Path) -> None:
+  """Writes the body of an HTTP answer; OSError or ValueError unless it came whole.
+
+  Its length is held against Content-Length, its MD5 against that of Google Cloud Storage
+  (x-goog-hash), where the server sends them. No publisher of the zoo's files gives
+  checksums of its own.
+  """
+  coding = answer.headers.get('Content-Encoding', 'identity')
+  if coding != 'identity':
+    raise OSError(f'the server sends it compressed ({coding})')
+  length = answer.headers.get('Content-Length')
+  if length is not None:
+    if not length.isdecimal():
+      raise OSError(f'the server gives {length!r} as its length')
+    if int(length) > (free := shutil.disk_usage(path.parent).free):
+      raise DiskFull(
+        f'No room for {int(length):,} bytes in {path.parent}, where {free:,} are free: '
+        'remove what is not needed, or set VIT_JAX_CACHE to a folder on another disk.'
+      )
+  done, md5 = 0, hashlib.md5(usedforsecurity=False)
+  with path.open('wb') as file:
+    while block := answer.read(1 << 20):
+      file.write(block)
+      md5.update(block)
+      done += len(block)
+  if length is not None and done != int(length):
+    raise OSError(f'{done} of {length} bytes came')
+  for value in answer.headers.get_all('x-goog-hash') or ():
+    for name, _, told in (part.strip().partition('=') for part in value.split(',')):
+      if name == 'md5' and told != base64.b64encode(md5.digest()).decode():
+        raise OSError('its MD5 is not the one that the server gives')
+
+
+def _line(text) -> str:
+  """A text from elsewhere as a part of one line."""
+  text = ' '.join(str(text).split()).rstrip('.')
+  shown = text if text.isprintable() else ascii(text)
+  return shown if len(shown) <= 300 else f'{shown[:297]}...'
+
+
 def _hub(source: str) -> Path:
   match = re.fullmatch(r'hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?', source)
   if not match:
-    raise UserError(f'{source!r}: expected hf:OWNER/NAME or hf:OWNER/NAME@REVISION.')
+    raise UserError(
+      f'{_line(source)!r}: expected hf:OWNER/NAME or hf:OWNER/NAME@REVISION.'
+    )
   try:
     import huggingface_hub
   except ImportError:
@@ -93,12 +174,15 @@ def _hub(source: str) -> Path:
   try:
     return Path(
       huggingface_hub.snapshot_download(
-        match[1], revision=match[2], allow_patterns=['*.json', '*.safetensors']
+        match[1],
+        revision=match[2],
+        # The card, README.md, states the licence.
+        allow_patterns=['*.json', '*.safetensors', '*.npz', 'README.md'],
       )
     )
   except Exception as error:  # the hub's own errors, and those of its HTTP library
     raise UserError(
       f'Could not download {source}: {type(error).__name__}: '
-      f'{str(error).splitlines()[0] if str(error) else ""} Download the folder '
-      '(config.json and *.safetensors) elsewhere and give its path.'
+      f'{_line((str(error).splitlines() or [""])[0])}. Download the folder (config.json '
+      'and *.safetensors) elsewhere and give its path.'
     ) from None

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import imagenet
 from vit_jax.errors import UserError, choose
 from vit_jax.weights import rename
 
@@ -72,8 +73,8 @@ def google_config(**published):
   def config(fields, image_size, class_names) -> dict:
     differ = {k: fields[k] for k, v in published.items() if fields[k] != v}
     ours = {'fields': differ} if differ else {}
-    if class_names:
-      ours['class_names'] = class_names
+    if class_names:  # a list that this library has is said by its name
+      ours['class_names'] = imagenet.list_of(class_names) or class_names
     if ours or image_size[0] != image_size[1]:
       ours['image_size'] = list(image_size)
     return {'vit_jax': ours} if ours else {}
@@ -134,7 +135,12 @@ def need(fields: dict, key: str, allowed: tuple, format: str, why: str) -> None:
     )
 
 
-def write(dest: str | Path, arrays: dict[str, np.ndarray], config: dict) -> list[Path]:
+def write(
+  dest: str | Path,
+  arrays: dict[str, np.ndarray],
+  config: dict,
+  beside: dict[str, dict] | None = None,
+) -> list[Path]:
   """Writes a file or a hub folder, whole or not at all; returns what was written.
 
   Args:
@@ -142,6 +148,7 @@ def write(dest: str | Path, arrays: dict[str, np.ndarray], config: dict) -> list
       model.safetensors and config.json.
     arrays: float arrays by name.
     config: kept in the zip's comment, or in the metadata and config.json.
+    beside: more files of JSON, by name; not with an .npz.
 
   Raises:
     UserError: another suffix, files that are there already, a folder that is not.
@@ -160,6 +167,8 @@ def write(dest: str | Path, arrays: dict[str, np.ndarray], config: dict) -> list
     text = json.dumps(config, indent=1)
     metadata = {'format': 'pt', 'config': json.dumps(config)}
     files = {file: save(arrays, metadata), file.parent / 'config.json': text.encode()}
+    for name, value in (beside or {}).items():
+      files[file.parent / name] = json.dumps(value, indent=1).encode()
   for path in files:
     if path.exists():
       raise UserError(f'{path} is there already: choose another place, or remove it.')
@@ -178,9 +187,15 @@ def write(dest: str | Path, arrays: dict[str, np.ndarray], config: dict) -> list
 
 def _npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
   """As np.savez writes it, byte for byte; config in the comment if there is any."""
-  out = io.BytesIO()
+  out, comment = io.BytesIO(), json.dumps(config).encode() if config else b''
+  if len(comment) > zipfile.ZIP_MAX_COMMENT:
+    raise UserError(
+      f'An .npz has room for {zipfile.ZIP_MAX_COMMENT:,} bytes of config beside the '
+      f'arrays; with its class names this one has {len(comment):,}. Convert to a folder '
+      '(--to timm, --to hf), which has no such limit.'
+    )
   np.savez(out, **arrays)
-  if config:
+  if comment:
     with zipfile.ZipFile(out, 'a') as archive:
-      archive.comment = json.dumps(config).encode()
+      archive.comment = comment
   return out.getvalue()

@@ -7,6 +7,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from vit_jax import imagenet
 from vit_jax.errors import UserError
 
 # Names of activations -> ours.
@@ -43,12 +44,12 @@ def google(**defaults) -> Reader:
 
   def read(config, where):
     ours = _ours(config)
-    size = ours.get('image_size')
+    size, names = ours.get('image_size'), ours.get('class_names')
     return Hints(
       defaults | ours.get('fields', {}),
       None,
       tuple(size) if size else None,
-      ours.get('class_names'),
+      imagenet.class_names(names) if isinstance(names, str) else names,
       ours.get('pp'),
     )
 
@@ -129,6 +130,11 @@ def _timm_pp(given: dict, size) -> str | None:
   scale = int(max(size) / given.get('crop_pct', 0.875))
   levels = _value_range(given.get('mean', (0.5,) * 3), given.get('std', (0.5,) * 3))
   crop = size[0] if size[0] == size[1] else size
+  how = f"method={method!r}, antialias=True, rounding='nearest'"
+  if given.get('crop_mode') == 'squash':  # whatever the aspect ratio
+    whole = tuple(int(n / given.get('crop_pct', 0.875)) for n in size)
+    cut = '' if whole == tuple(size) else f'|central_crop({crop})'
+    return f'decode|resize({whole}, {how}){cut}|{levels}'
   return (
     f"decode|resize_small({scale}, method={method!r}, rounding='nearest')"
     f'|central_crop({crop})|{levels}'
@@ -154,7 +160,7 @@ def _hf_pp(given: dict, size, where: str) -> str | None:
     else:
       steps.append(f'resize({sides(want)}, {how})')
   if given.get('do_center_crop'):
-    steps.append(f'central_crop({sides(given["crop_size"])})')
+    steps.append(f'central_crop({sides(given.get("crop_size", want))})')
   mean, std = given.get('image_mean', (0.5,) * 3), given.get('image_std', (0.5,) * 3)
   if not given.get('do_normalize', True):
     mean, std = (0.0,) * 3, (1.0,) * 3

@@ -137,6 +137,12 @@ def _entries():
 ENTRIES = {entry.name: entry for entry in _entries()}
 
 
+def called(address: str, file: str) -> list[Entry]:
+  """Returns the entries of that address, else those whose files have that name."""
+  exact = [e for e in ENTRIES.values() if e.url == address]
+  return exact or [e for e in ENTRIES.values() if e.url.rpartition('/')[2] == file]
+
+
 def find(name: str) -> Entry | None:
   """Returns the entry of that name, None for a path or a URL.
 

@@ -1,6 +1,7 @@
 """ViT and its hybrids in timm's format."""
 
 import math
+import re
 
 from vit_jax.errors import UserError
 from vit_jax.weights import export, hints, layers
@@ -71,13 +72,21 @@ def _rules(arrays, config) -> tuple[Rule, ...]:
   return timm(positions, has_stages)
 
 
+# Those of timm's SigLIP architectures that have the other GELU.
+_TANH = (
+  r'vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_'
+  r'|vit_large_patch16_siglip_(gap_)?512'
+)
+
+
 def _fields(config: dict, where: str) -> dict:
-  args = config.get('model_args', {})
-  fields = {'act': hints.activation(args.get('act_layer', 'gelu'), where)}
+  args, name = config.get('model_args', {}), config.get('architecture') or ''
+  usual = 'gelu_tanh' if re.match(_TANH, name) else 'gelu'
+  fields = {'act': hints.activation(args.get('act_layer', usual), where)}
   if 'num_heads' in args:
     fields['num_heads'] = args['num_heads']
   pool = args.get('global_pool', config.get('global_pool', 'token'))
-  if pool == 'avg' and args.get('class_token', True):
+  if pool == 'avg' and args.get('class_token', '_gap' not in name):
     raise UserError(
       f'{where}: a timm model that averages its patch tokens and has a cls token beside '
       "them (global_pool 'avg' with class_token) is not among our classifiers."

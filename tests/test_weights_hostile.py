@@ -1,0 +1,56 @@
+"""Hostile weights: one line of our own errors, or the same model; never a crash.
+
+Quick: every 12th of them. All, under the mark `faults`.
+"""
+
+import resource
+
+import hostile_weights
+import numpy as np
+import pytest
+
+from vit_jax import pretrained
+
+# Beyond what the process held: the largest honest file here is of 290 KB, and the largest
+# that lies claims exabytes.
+_MOST_MEMORY = 400 << 20
+
+
+def survived(folder, every: int) -> int:
+  """Loads each `every`-th case; returns how many were refused."""
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  expected = pretrained.read_source(hostile_weights.NPZ).flat
+  crashed, refused = [], 0
+  for name, path in hostile_weights.cases(folder, every):
+    what, why = hostile_weights.outcome(path)
+    refused += what == 'refused'
+    if what == 'crashed':
+      crashed.append(f'{name}: {why}')
+    if what == 'loaded' and name.startswith('zip: '):  # what was changed says nothing
+      found = pretrained.read_source(path).flat
+      assert found.keys() == expected.keys(), name
+      assert all(np.array_equal(found[n], expected[n]) for n in found), name
+  assert not crashed, '\n'.join(crashed)
+  used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+  assert used << 10 < _MOST_MEMORY, f'{used >> 10} MB'
+  return refused
+
+
+def test_some_hostile_files(tmp_path):
+  assert survived(tmp_path, every=12) > 80
+
+
+@pytest.mark.faults
+def test_all_hostile_files(tmp_path):
+  assert len(hostile_weights.recipes()) >= 1_100
+  assert survived(tmp_path, every=1) > 1_000
+
+
+def test_a_head_that_does_not_fit_itself_is_refused(tmp_path):
+  # It was taken for one of another number of classes, and initialised afresh.
+  make = hostile_weights.recipes()
+  for i, name in enumerate(('head/bias cut', 'head/kernel missing')):
+    (tmp_path / str(i)).mkdir()
+    what, why = hostile_weights.outcome(make[f'array: {name}'](tmp_path / str(i)))
+    assert what == 'refused'
+    assert 'head/' in why

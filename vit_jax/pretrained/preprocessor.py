@@ -1,0 +1,90 @@
+"""An evaluation pipeline as timm and transformers describe theirs."""
+
+from typing import NamedTuple
+
+from vit_jax.data.ops import registry
+
+# Our methods of resizing that they have, by Pillow's number.
+_METHODS = {'nearest': 0, 'bilinear': 2, 'bicubic': 3, 'lanczos3': 1}
+
+
+class Preprocessor(NamedTuple):
+  """Resize, crop, standardise: what both libraries do before a model.
+
+  Attributes:
+    size: (H, W) that the model gets.
+    shorter: pixels of the shorter side before a central crop; None: resized to `size`,
+      whatever the aspect ratio.
+    method: of resizing.
+    mean, std: of each channel, of pixels in [0, 1].
+  """
+
+  size: tuple[int, int]
+  shorter: int | None
+  method: str
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+
+  def timm(self) -> dict:
+    """Returns the part of timm's `pretrained_cfg` that says this."""
+    return {
+      'input_size': [3, *self.size],
+      'interpolation': self.method.removesuffix('3'),
+      'crop_pct': round(max(self.size) / self.shorter, 6) if self.shorter else 1.0,
+      'crop_mode': 'center' if self.shorter else 'squash',
+      'mean': list(self.mean),
+      'std': list(self.std),
+    }
+
+  def hf(self) -> dict:
+    """Returns the preprocessor_config.json of transformers that says this."""
+    height, width = self.size
+    whole = {'height': height, 'width': width}
+    crop = {'do_center_crop': True, 'crop_size': whole} if self.shorter else {}
+    return {
+      'image_processor_type': f'{"CLIP" if self.shorter else "ViT"}ImageProcessor',
+      'do_convert_rgb': True,
+      'do_resize': True,
+      'size': {'shortest_edge': self.shorter} if self.shorter else whole,
+      'resample': _METHODS[self.method],
+      **crop,
+      'do_rescale': True,
+      'rescale_factor': 1 / 255,
+      'do_normalize': True,
+      'image_mean': list(self.mean),
+      'image_std': list(self.std),
+    }
+
+
+def of(pp: str) -> Preprocessor | None:
+  """Returns what a pipeline is to them; None for one that they cannot say.
+
+  They round after resizing and antialias always; ours says for itself whether it does.
+  """
+  ops = [op for op in registry.parse(pp) if op.name != 'decode']
+  names = [op.name for op in ops]
+  if names not in (
+    ['resize', 'value_range'],
+    ['resize_small', 'central_crop', 'value_range'],
+  ):
+    return None
+  resize, levels = ops[0].arguments, ops[-1].arguments
+  usual = {'in_lo': 0, 'in_hi': 255, 'clip': False}
+  if resize['method'] not in _METHODS or any(levels[k] != v for k, v in usual.items()):
+    return None
+  size = ops[-2].arguments['size']
+  mean, std = [], []
+  for low, high in zip(_three(levels['lo']), _three(levels['hi']), strict=True):
+    std.append(round(1 / (high - low), 7))
+    mean.append(round(-low / (high - low), 7))
+  return Preprocessor(
+    (size, size) if isinstance(size, int) else tuple(size),
+    resize.get('smaller_size'),
+    resize['method'],
+    tuple(mean),
+    tuple(std),
+  )
+
+
+def _three(value) -> tuple[float, ...]:
+  return (value,) * 3 if isinstance(value, int | float) else tuple(value)

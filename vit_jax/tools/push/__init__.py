@@ -1,0 +1,1 @@
+"""Publishes a model on the Hugging Face Hub: see __main__."""

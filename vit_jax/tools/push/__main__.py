@@ -1,0 +1,213 @@
+"""Publishes a model on the Hugging Face Hub, with a card made from its run.
+
+  python -m vit_jax.tools.push SOURCE OWNER/NAME [--private] [--format timm|hf|google]
+
+SOURCE is what `vit_jax.load` takes: a run's folder (RUN@best), a file, a hub folder, a
+name of the zoo. A folder is written, with weights that timm or transformers and this
+library read, the preprocessing, the run's config and a model card, and uploaded.
+`--dry_run` leaves it at that: look at it first. The card states the licence of the weights
+that the run started from; `--license` states another.
+"""
+
+import math
+import re
+import sys
+from pathlib import Path
+
+from vit_jax import cli
+from vit_jax.errors import UserError
+from vit_jax.tools.push import card, hub
+
+FORMATS = ('timm', 'hf', 'google')  # the first that can express the model
+
+
+def main(argv: list[str]) -> int:
+  """Writes the folder and uploads it."""
+  args = _parser().parse_args(argv)
+  if not re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', args.repo):
+    raise UserError(f'{args.repo!r}: expected OWNER/NAME, as on the hub.')
+  folder = Path(args.out or args.repo.partition('/')[2])
+  if folder.exists():
+    raise UserError(f'{folder} is there already: --out FOLDER names another.')
+  api = None if args.dry_run else hub.client()
+  record = write(
+    args.source,
+    args.repo,
+    folder,
+    to=args.format,
+    asked=args.license,
+    ema=args.ema,
+    weights=args.weights,
+  )
+  if api:
+    record['url'], record['card'] = hub.upload(
+      api,
+      args.repo,
+      folder,
+      private=args.private,
+      replace_card=args.replace_card,
+      message=args.message or f'{args.source}, by vit_jax',
+    )
+  if args.json:
+    cli.print_json(record)
+    return 0
+  print(f'{args.source}: {record["params"]:,} parameters as {record["to"]}, {folder}')
+  if record['license'] == card.UNKNOWN:
+    print(
+      '  The card says that the licence is unknown: --license apache-2.0 states one.'
+    )
+  if api:
+    print(f'  {record["url"]}')
+    if not record['card']:
+      print(f'  Its {hub.CARD} was kept; --replace_card writes a new one.')
+  else:
+    print(f'  Not uploaded. Look at {folder / hub.CARD}, then run without --dry_run.')
+  return 0
+
+
+def write(
+  source: str,
+  repo: str,
+  folder: Path,
+  *,
+  to: str | None = None,
+  asked: str | None = None,
+  ema: bool = False,
+  weights: str | None = None,
+) -> dict:
+  """Writes what is published of a source to a new folder.
+
+  Args:
+    to: one of FORMATS; None: the first that can express the model.
+    asked: the licence that the card states, in the place of that of the weights.
+
+  Returns:
+    {'repo', 'source', 'step', 'folder', 'to', 'params', 'license'}.
+
+  Raises:
+    UserError: for what cannot be read, or be expressed in the format.
+  """
+  from vit_jax import pretrained
+  from vit_jax.pretrained import licence, runs
+
+  found = pretrained.read_source(source, ema=ema, weights=weights)
+  exported = _export(found, folder, to)
+  run = runs.find(source)
+  config, metrics, percent = _run(run[0], found.step) if run else (None, {}, set())
+  size = found.image_size or pretrained.usual_size(found)
+  began = (config or {}).get('weights') or {}
+  facts = card.Facts(
+    repo=repo,
+    format=exported['to'],
+    model=_model(found, config),
+    params=exported['params'],
+    image_size=size,
+    pp=found.pp or pretrained.plain_pp(found, size),
+    classes=found.fields.get('num_classes'),
+    class_names=found.class_names,
+    licence=licence.of(source),
+    asked=asked,
+    base=_base(began.get('source') or source),
+    config=config,
+    step=found.step,
+    metrics=metrics,
+    percent=percent,
+  )
+  if config:
+    _write_json(folder / 'training_config.json', card.public(config))
+  text = card.text(facts)
+  (folder / hub.CARD).write_text(text, encoding='utf-8')
+  return {
+    'repo': repo,
+    'source': source,
+    'step': found.step,
+    'folder': str(folder),
+    'to': exported['to'],
+    'params': exported['params'],
+    'license': asked or facts.licence.name or card.UNKNOWN,
+  }
+
+
+def _export(found, folder: Path, to: str | None) -> dict:
+  from vit_jax.tools import convert
+
+  refused = []
+  for name in [to] if to else FORMATS:
+    dest = folder / 'model.npz' if name == 'google' else folder
+    try:
+      if name == 'google':
+        folder.mkdir(parents=True, exist_ok=True)
+      return convert.export(found, dest, name)
+    except UserError as error:
+      refused.append(str(error))
+      if name == 'google':
+        folder.rmdir()
+  raise UserError(' '.join(refused))
+
+
+def _run(folder: Path, step: int) -> tuple[dict, dict[str, float], set[str]]:
+  """Returns (config, the metrics saved with a step, which of them are fractions)."""
+  from vit_jax import evaluators, run_config
+  from vit_jax.evaluators import metric
+  from vit_jax.pretrained import steps
+
+  config = run_config.read(folder)
+  saved = steps.Kept(folder, config).metrics.get(step) or {}
+  saved = {name: value for name, value in saved.items() if math.isfinite(value)}
+  percent, evals = set(), config.get('evals', {})
+  for name in saved:
+    section, _, rest = name.partition('/')
+    if section in evals:
+      kinds = evaluators.metrics(evals[section]['type'])
+      percent |= {name} if metric.find(kinds, rest).percent else set()
+  return config, saved, percent
+
+
+def _model(found, config: dict | None) -> str:
+  variant = (config or {}).get('model', {}).get('variant')
+  return f'{found.family}:{variant}' if variant else found.family
+
+
+def _base(source: str) -> str | None:
+  """'OWNER/NAME' of weights on the hub."""
+  match = re.fullmatch(r'hf:([^@]+)(@.*)?', source)
+  return match[1] if match else None
+
+
+def _write_json(path: Path, value: dict) -> None:
+  from vit_jax.train import metrics
+
+  metrics.write_json(path, value)
+
+
+def _parser() -> cli.Parser:
+  parser = cli.Parser('vit_jax.tools.push', description=__doc__.split('\n')[0])
+  parser.add_argument(
+    'source', metavar='SOURCE', help='RUN[@best], file, hub folder, zoo name'
+  )
+  parser.add_argument('repo', metavar='OWNER/NAME', help='on huggingface.co')
+  parser.add_argument('--format', choices=FORMATS, help='default: the first that fits')
+  parser.add_argument(
+    '--private', action='store_true', help='if the repository is made'
+  )
+  parser.add_argument(
+    '--license', metavar='ID', help="stated in the card: 'apache-2.0'"
+  )
+  parser.add_argument('--dry_run', action='store_true', help='write the folder alone')
+  parser.add_argument('--out', metavar='FOLDER', help='where; default: NAME')
+  parser.add_argument(
+    '--replace_card', action='store_true', help="over the repository's README.md"
+  )
+  parser.add_argument('--message', help='of the commit')
+  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument(
+    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
+  )
+  parser.add_argument(
+    '--json', action='store_true', help='one JSON object instead of the text'
+  )
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))
