@@ -18,6 +18,7 @@ COMMANDS = {
   'predict': ('vit_jax.tools.predict', 'classifies images'),
   'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
   'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
+  'export': ('vit_jax.tools.export', 'writes a program that runs without this library'),
   'prepare': ('vit_jax.tools.prepare', 'writes a data set from archives or folders'),
   'inspect': (
     'vit_jax.tools.inspect',
