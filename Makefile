@@ -5,7 +5,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
 .PHONY: help install train test lint format test-slow faults peer tpu slices .venv-tpu gpu .venv-gpu \
-  constraints clean
+  onnx .venv-onnx constraints clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -18,6 +18,8 @@ PYTHONS = $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 ARGS ?=
 # Files stay on one worker, as their tests share compiled functions.
 XDIST ?= -n logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
+JAX2ONNX := jax2onnx==0.17.1  # what `make onnx` passed with
 
 # An install is made again when one of these is newer than it.
 METADATA := setup.py pyproject.toml vit_jax/version.py $(wildcard constraints/*.txt)
@@ -70,8 +72,15 @@ gpu: .venv-gpu  ## compile for GPUs that are not there; is attention the fused k
 .venv-gpu:  ## the environment of `make gpu` and of --gpu, 4.4 GB more
 	@$(MAKE) VENV=.venv-gpu .venv-gpu/.installed-gpu
 
+onnx: .venv-onnx  ## write and run ONNX files of all kinds of models
+	.venv-onnx/bin/python -m pytest -m onnx tests/test_tools_export.py $(ARGS)
+
+# Of its own: jax2onnx asks for an older Orbax than ours, and works with ours.
+.venv-onnx:  ## the environment of `make onnx` and of `export --to onnx`
+	@$(MAKE) VENV=.venv-onnx .venv-onnx/.installed-onnx
+
 clean:  ## remove .venv and caches; keeps runs/
-	rm -rf $(VENV) .venv-tpu .venv-gpu build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-onnx build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the environment ---------------------------------------------------------------
@@ -105,6 +114,11 @@ $(VENV)/.installed-gpu: $(METADATA) | $(BIN)/python
 	$(call install,cuda$(comma)dev)
 	@touch $@
 
+$(VENV)/.installed-onnx: $(METADATA) | $(BIN)/python
+	$(call install,onnx$(comma)dev)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(JAX2ONNX)
+	@touch $@
+
 # Python 3.14 and newer only when named: TensorFlow had no wheels for it (2026-11).
 PROBE = import sys; v = sys.version_info[:2]; print("%d.%d" % v); \
   import ensurepip, venv; \
@@ -126,6 +140,7 @@ $(BIN)/python:
 constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.12
 	rm -rf build/constraints
 	$(MAKE) VENV=build/constraints PINNED=no build/constraints/.installed-dev
+	build/constraints/bin/python -m pip install --quiet -e '.[onnx]'
 	@python=build/constraints/bin/python; \
 	file=constraints/py$$($$python -c \
 	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \

@@ -75,6 +75,9 @@ setup(
     'heif': HEIF,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
+    # For `export --to onnx`, with jax2onnx, which pip must install without what it asks
+    # for: its releases (0.17.1, 2026-11) exclude the Orbax above.
+    'onnx': ['onnx>=1.20', 'onnx-ir>=0.2.1', 'onnxruntime>=1.24'],
     # setuptools is for the tests, which build a wheel.
     'dev': [
       *('pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', 'setuptools>=70.1'),

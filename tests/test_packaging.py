@@ -28,6 +28,7 @@ DISTRIBUTIONS |= {
 }
 # Never declared: peers, which the user installs or checks out.
 PEERS = {'torch', 'timm', 'transformers', 'big_vision'}
+PEERS |= {'jax2onnx'}  # see the extra onnx
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +85,7 @@ def test_workflows_run_what_developers_run():
 
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
-    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'dev')
+    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'onnx', 'dev')
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
   assert not base & {'tensorflow', 'tensorflow-cpu'}

@@ -19,6 +19,7 @@ COMMANDS = {
   'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
   'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
   'push': ('vit_jax.tools.push', 'uploads a model with its card to the hub'),
+  'export': ('vit_jax.tools.export', 'writes a program that runs without this library'),
   'prepare': ('vit_jax.tools.prepare', 'writes a data set from archives or folders'),
   'inspect': (
     'vit_jax.tools.inspect',

@@ -43,6 +43,12 @@ def positive(text: str) -> int:
   return value
 
 
+def resolution(text: str) -> tuple[int, int]:
+  """Returns an argument '224' or '224x160' as (height, width), pixels."""
+  height, _, width = text.partition('x')
+  return positive(height), positive(width or height)
+
+
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   """Returns the exit code of `main(argv)`; prints a `RunError`, or Ctrl-C, as one line.
 

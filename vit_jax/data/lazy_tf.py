@@ -42,7 +42,7 @@ def load():
       import tensorflow as tf
   except ImportError as error:
     raise UserError(
-      f"The data pipeline needs TensorFlow ({error}): pip install 'vit_jax[tf]'."
+      f"This needs TensorFlow ({error}): pip install 'vit_jax[tf]'."
     ) from None
   try:
     tf.config.set_visible_devices([], 'GPU')

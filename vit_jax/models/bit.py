@@ -38,10 +38,9 @@ class Root(nn.Module):
   @nn.compact
   def __call__(self, x):
     x = _conv(self.width, 7, 2, dtype=self.dtype)(x)
-    if self.zero_pad_pool:
-      x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-      return nn.max_pool(x, (3, 3), strides=(2, 2), padding='VALID')
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+    fill = 0 if self.zero_pad_pool else -jnp.inf
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=fill)
+    return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding='VALID')
 
 
 class Projection(nn.Module):

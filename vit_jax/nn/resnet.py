@@ -159,7 +159,7 @@ def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):
   x = StdConv(width, 7, 2, dtype=dtype, name='conv_root')(images)
   x = nn.relu(group_norm(x, 'gn_root', dtype=dtype))
   out = {}
-  out['root'] = x = nn.max_pool(x, (3, 3), strides=(2, 2), padding='SAME')
+  out['root'] = x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding='SAME')
   for i, units in enumerate(blocks):
     strides = 1 if i == 0 else 2
     x = Stage(units, width * 2**i, strides, remat, dtype, name=f'block{i + 1}')(x)

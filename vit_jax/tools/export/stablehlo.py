@@ -1,0 +1,58 @@
+"""A file of `jax.export`: StableHLO with its calling convention, and facts beside it.
+
+    exported = jax.export.deserialize(open('model.stablehlo', 'rb').read())
+    logits = exported.call(images)['logits']
+
+`exported.mlir_module()` is the program as text, for compilers other than JAX.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.tools.export.program import BATCH, Program
+
+SUFFIX = '.stablehlo'
+_MOST_BYTES = 2**31 - 2**24  # of a flatbuffer 2 GiB; the rest is for the program
+
+
+def load() -> None:
+  """Needs nothing but JAX."""
+
+
+def files(dest: Path) -> list[Path]:
+  """Returns what `write` makes."""
+  return [dest, dest.with_suffix('.json')]
+
+
+def check(program: Program) -> None:
+  """Refuses a model that the format cannot hold."""
+  if (size := 4 * program.params) > _MOST_BYTES:
+    raise UserError(
+      f'{size / 2**30:.1f} GiB of parameters: a file of jax.export holds 2. --to '
+      'savedmodel has no such limit.'
+    )
+
+
+def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> None:
+  """Writes the program at `path`, and the facts beside it."""
+  import jax
+  from jax import export
+
+  (batch,) = export.symbolic_shape(BATCH)
+  images = jax.ShapeDtypeStruct(program.shape(batch), 'float32')
+  exported = export.export(jax.jit(program.baked), platforms=platforms)(images)
+  path.write_bytes(exported.serialize())
+  path.with_suffix('.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
+
+
+def run(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
+  """Returns the outputs of the file on the CPU."""
+  import jax
+  from jax import export
+
+  with jax.default_device(jax.local_devices(backend='cpu')[0]):
+    outputs = export.deserialize(bytearray(path.read_bytes())).call(images)
+    return {name: np.asarray(x) for name, x in outputs.items()}
