@@ -56,7 +56,9 @@ PACKAGES = (
     'tf',
     instead=('tensorflow',),
   ),
-  Package('huggingface-hub', 'huggingface_hub', 'weights from the hub', 'hub'),
+  Package(
+    'huggingface-hub', 'huggingface_hub', 'weights from the hub and to it', 'hub'
+  ),
   Package('apache-beam', 'apache_beam', 'preparing data on a cluster', 'beam'),
   Package('matplotlib', 'matplotlib', 'figures', 'plots'),
   Package('pytest', 'pytest', 'tests', 'dev'),
