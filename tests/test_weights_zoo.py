@@ -32,6 +32,20 @@ def test_a_name_of_the_zoo_is_found_in_the_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+  ('name', 'facts'),
+  [
+    ('vit_base_patch16_224', ('vit:B/16', 'b16-augreg-i21k', '.TAG')),
+    ('vit_base_patch16_224.mae', ('vit:B/16', 'hf:timm/vit_base_patch16_224.mae.')),
+    ('ViT-S_16', ('vit:S/16', 's16-augreg-i1k-384')),
+    ('flexivit_base', ('vit:B/16', 'hf:timm/flexivit_base.TAG')),
+  ],
+)
+def test_the_name_of_a_model_is_not_of_weights(name, facts):
+  with pytest.raises(UserError, match=naming(repr(name), *facts)):
+    vit_jax.load(name)
+
+
+@pytest.mark.parametrize(
   'source', ['gs://vit_models/x.npz', 'https://host.invalid/x.npz']
 )
 def test_a_download_that_fails_says_what_to_do(source, tmp_path, monkeypatch):

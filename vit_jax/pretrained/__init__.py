@@ -6,6 +6,7 @@ RUN@best the best by config.checkpoint.best, of RUN@500 that of this number.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.pretrained import runs
 from vit_jax.pretrained.source import Source
+from vit_jax.weights import zoo
 from vit_jax.weights.merge import Merge
 
 # The size at which the published models were trained, where a file does not tell it.
@@ -159,6 +161,7 @@ def read_source(
   for key, value in (('ema', ema), ('weights', weights)):
     if value:
       raise UserError(f'{source} is not a run of vit_jax: {key} is for runs only.')
+  _refuse_name_of_a_model(str(source))
   return _read_file(source, variant, fields)
 
 
@@ -270,6 +273,22 @@ def complete(model: dict, found: Source) -> dict:
 def _channels(raw: weights.Weights, flat, family) -> int:
   with weights.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
     return flat[family.stem(flat)].shape[2]
+
+
+def _refuse_name_of_a_model(source: str) -> None:
+  """Says which weights there are of 'vit_base_patch16_224', a model's name."""
+  if re.search(r'[/:\\]|\.(npz|safetensors)$', source) or source in zoo.ENTRIES:
+    return
+  family, size, _ = models.parse_name(_plain(source))
+  if family not in models.MODELS or size is None or Path(source).exists():
+    return
+  known = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
+  ours = f"the zoo's are {known}, " if known else ''
+  tag = '' if '.' in source else '.TAG'
+  raise UserError(
+    f'{source!r} is the name of a model ({family}:{size}), not of weights of it: '
+    f"{ours}timm's hf:timm/{source}{tag}."
+  )
 
 
 # -- what a file does not say -----------------------------------------------------------

@@ -56,7 +56,9 @@ PACKAGES = (
     'tf',
     instead=('tensorflow',),
   ),
-  Package('huggingface-hub', 'huggingface_hub', 'weights from the hub', 'hub'),
+  Package(
+    'huggingface-hub', 'huggingface_hub', 'weights from the hub and to it', 'hub'
+  ),
   Package('gcsfs', 'gcsfs', 'runs and data in buckets, gs://', 'gcs'),
   Package('fsspec', 'fsspec', 'runs and data in buckets', 'gcs'),
   Package('aiohttp', 'aiohttp', 'runs and data in buckets', 'gcs'),

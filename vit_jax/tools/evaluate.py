@@ -63,7 +63,8 @@ def main(argv: list[str]) -> int:
   record = {'source': args.source, 'step': loaded.step}
   record |= {'data': args.data, 'split': args.split, **values}
   if out:
-    _write(out, record, evaluator, metrics.write_json)
+    names = evaluator.batches.class_names or loaded.class_names
+    _write(out, record, evaluator, names, metrics.write_json)
   if args.json:
     if note:
       print(note, file=sys.stderr)
@@ -140,9 +141,9 @@ def _make_folder(path: Path) -> None:
     raise UserError(f'--out {path}: {error.strerror}.') from None
 
 
-def _write(out: Path, record: dict, evaluator, write_json) -> None:
+def _write(out: Path, record: dict, evaluator, names, write_json) -> None:
   matrix = evaluator.confusion
-  names = evaluator.batches.class_names or [str(i) for i in range(len(matrix))]
+  names = names or [str(i) for i in range(len(matrix))]
   counts, right = matrix.sum(1), matrix.diagonal()
   rows = [('class', 'name', 'examples', 'right', 'accuracy')]
   for i, name in enumerate(names):

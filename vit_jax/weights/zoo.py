@@ -1,7 +1,8 @@
 """Short names of published checkpoints.
 
 Every entry is what its publisher lists (vision_transformer's README and model table,
-timm's registry); none of the files could be downloaded where this list was made.
+timm's registry); none of the files could be downloaded where this list was made. None of
+them publishes checksums; a download is held against the server's (`download`).
 """
 
 import difflib

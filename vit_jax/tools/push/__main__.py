@@ -12,6 +12,7 @@ that the run started from; `--license` states another.
 import math
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from vit_jax import cli
@@ -26,9 +27,16 @@ def main(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
   if not re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', args.repo):
     raise UserError(f'{args.repo!r}: expected OWNER/NAME, as on the hub.')
-  folder = Path(args.out or args.repo.partition('/')[2])
-  if folder.exists():
-    raise UserError(f'{folder} is there already: --out FOLDER names another.')
+  if args.out or args.dry_run:
+    folder = Path(args.out or args.repo.partition('/')[2])
+    if folder.exists():
+      raise UserError(f'{folder} is there already: --out FOLDER names another.')
+    return _push(args, folder)
+  with tempfile.TemporaryDirectory(prefix='vit_jax-') as place:
+    return _push(args, Path(place) / 'model')
+
+
+def _push(args, folder: Path) -> int:
   api = None if args.dry_run else hub.client()
   record = write(
     args.source,
@@ -51,7 +59,7 @@ def main(argv: list[str]) -> int:
   if args.json:
     cli.print_json(record)
     return 0
-  print(f'{args.source}: {record["params"]:,} parameters as {record["to"]}, {folder}')
+  print(f'{args.source}: {record["params"]:,} parameters as {record["to"]}')
   if record['license'] == card.UNKNOWN:
     print(
       '  The card says that the licence is unknown: --license apache-2.0 states one.'
@@ -194,7 +202,9 @@ def _parser() -> cli.Parser:
     '--license', metavar='ID', help="stated in the card: 'apache-2.0'"
   )
   parser.add_argument('--dry_run', action='store_true', help='write the folder alone')
-  parser.add_argument('--out', metavar='FOLDER', help='where; default: NAME')
+  parser.add_argument(
+    '--out', metavar='FOLDER', help='where it is kept; with --dry_run NAME by default'
+  )
   parser.add_argument(
     '--replace_card', action='store_true', help="over the repository's README.md"
   )

@@ -43,6 +43,6 @@ def upload(
     why = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
     raise UserError(
       f'Could not push to {repo}: {why}. Log in with `hf auth login` or set HF_TOKEN to a '
-      f'token that may write there; the folder is at {folder}.'
+      'token that may write there; --dry_run writes the folder alone.'
     ) from None
   return f'https://huggingface.co/{repo}', not keep
