@@ -11,6 +11,8 @@ from typing import NoReturn
 from vit_jax.errors import Interrupted, RunError, UserError
 
 INTERRUPTED = 'interrupted.'
+# As of a program that SIGPIPE ends, which is how those in C learn it: 128 + 13.
+_NO_READER = 141
 
 
 def exit_on_interrupt() -> None:
@@ -52,18 +54,45 @@ def resolution(text: str) -> tuple[int, int]:
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   """Returns the exit code of `main(argv)`; prints a `RunError`, or Ctrl-C, as one line.
 
+  Ends quietly when nobody reads what it prints any more (`inspect ... | head`).
+
   Args:
     main: takes the arguments, returns the exit code.
     argv: the arguments; by default those of this process.
   """
+  if hasattr(sys.stdout, 'reconfigure'):  # for names of files that are not UTF-8
+    sys.stdout.reconfigure(errors='backslashreplace')
   try:
-    return main(sys.argv[1:] if argv is None else argv)
+    code = main(sys.argv[1:] if argv is None else argv)
+    sys.stdout.flush()
+    return code
+  except BrokenPipeError:
+    if not _nobody_reads():
+      raise
+    return _NO_READER
   except RunError as error:
     print(f'error: {error}', file=sys.stderr)
     return error.exit_code
   except KeyboardInterrupt:
     print(INTERRUPTED, file=sys.stderr)
     return Interrupted.exit_code
+
+
+def _nobody_reads() -> bool:
+  """Whether standard output is a pipe without a reader; if so, it leads nowhere now."""
+  import select
+
+  try:
+    file = sys.stdout.fileno()
+  except OSError:  # no file: of a test, or a notebook
+    return False
+  poll = select.poll()
+  poll.register(file, select.POLLOUT)
+  if not any(event & select.POLLERR for _, event in poll.poll(0)):
+    return False
+  # Python flushes once more at its end, and would complain.
+  os.dup2(os.open(os.devnull, os.O_WRONLY), file)
+  return True
 
 
 def print_json(record: dict) -> None:

@@ -1,0 +1,56 @@
+"""What all commands do alike at their end."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import runs
+from conftest import naming
+from PIL import Image
+
+from vit_jax import cli
+from vit_jax.tools import predict
+
+CODE = """
+import sys
+from vit_jax import cli
+def main(argv):
+  for i in range(int(argv[0])):
+    print('line', i, flush=argv[1] == 'flush')
+  return 0
+sys.exit(cli.run(main))
+"""
+
+
+@pytest.mark.parametrize(('lines', 'how'), [(100_000, ''), (3, ''), (3, 'flush')])
+def test_nobody_reads_on(lines, how):
+  """As `inspect ... | head` does: of many lines, of a few that wait for the end."""
+  read, write = os.pipe()
+  args = [sys.executable, '-c', CODE, str(lines), how]
+  process = subprocess.Popen(
+    args, stdout=write, stderr=subprocess.PIPE, text=True, cwd=runs.ROOT
+  )
+  os.close(write)
+  if lines > 3:
+    assert os.read(read, 4) == b'line'
+  os.close(read)
+  _, error = process.communicate(timeout=60)
+  assert (process.returncode, error) == (141, '')
+
+
+def test_another_pipe_is_another_matter(capsys):
+  def main(argv):
+    raise BrokenPipeError
+
+  with pytest.raises(BrokenPipeError):
+    cli.run(main, [])
+
+
+def test_a_name_that_is_not_utf8_can_be_printed(tmp_path, capsys):
+  name = os.fsdecode(os.fsencode(tmp_path) + b'/caf\xe9.png')
+  Image.new('L', (8, 8)).save(tmp_path / 'x.png')
+  os.rename(tmp_path / 'x.png', name)
+  assert cli.run(lambda argv: print(predict.find(argv)[0]) or 0, [name]) == 0
+  assert re.search(naming('caf\\udce9.png'), capsys.readouterr().out)
