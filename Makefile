@@ -56,7 +56,7 @@ peer: $(VENV)/.installed-dev  ## compare with timm and transformers (installed b
 	$(BIN)/python -m pytest -m peer $(ARGS)
 
 tpu: .venv-tpu  ## compile for TPUs that are not there; is the cost what was recorded?
-	.venv-tpu/bin/python -m pytest -m tpu tests/test_tools_tpu.py $(ARGS)
+	.venv-tpu/bin/python -m pytest -m tpu tests/test_tpu_programs.py $(ARGS)
 
 slices: .venv-tpu  ## compile configs for the smallest TPU slices they name (hours)
 	.venv-tpu/bin/python benchmarks/slices.py $(ARGS)

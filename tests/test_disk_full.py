@@ -18,9 +18,7 @@ from vit_jax.train import disk, metrics, status
 CHANGES = ('steps=4', 'checkpoint.every=2', 'optim.schedule.warmup=2', 'log.every=1')
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  runs.on_one_device(monkeypatch)
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 @pytest.fixture(scope='module')

@@ -6,7 +6,6 @@ import tarfile
 import jax
 import numpy as np
 import pytest
-import runs
 from conftest import GOLDEN, naming
 
 import vit_jax
@@ -15,10 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.nn import dropout
 from vit_jax.train import run as train
 
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  runs.on_one_device(monkeypatch)
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 @pytest.fixture

@@ -20,9 +20,7 @@ from vit_jax.train import run as train
 COMMON = ('checkpoint.best=None', 'optim.schedule.warmup=0')
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  runs.on_one_device(monkeypatch)
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 @pytest.fixture(scope='module')

@@ -19,9 +19,7 @@ STEPS = (2, 4, 6)
 COMMON = ('log.every=2', 'checkpoint.every=2')
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  runs.on_one_device(monkeypatch)
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 @pytest.fixture(scope='module')

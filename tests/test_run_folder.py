@@ -36,9 +36,7 @@ WRONG = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  runs.on_one_device(monkeypatch)
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 def again(workdir, *changes):

@@ -16,9 +16,7 @@ from vit_jax.train import run as run_module
 SHORT = ('steps=2', 'optim.schedule.warmup=1', 'checkpoint.every=1')
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  runs.on_one_device(monkeypatch)
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 def too_large(*_):

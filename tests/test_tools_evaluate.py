@@ -7,7 +7,6 @@ import re
 import jax
 import numpy as np
 import pytest
-import runs
 from conftest import GOLDEN, naming
 from PIL import Image
 
@@ -17,9 +16,7 @@ from vit_jax.tools import convert, evaluate
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  runs.on_one_device(monkeypatch)
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 def run(*args):

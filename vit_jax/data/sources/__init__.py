@@ -70,7 +70,7 @@ def _resolve(source: str) -> tuple[str, str, type[Source]]:
   if '://' in target and not (buckets.is_url(target) and scheme in _IN_BUCKETS):
     raise UserError(
       f'Source {source!r}: of URLs only gs:// is read, by {" and ".join(_IN_BUCKETS)}. '
-      'Make records of the images (python -m vit_jax.tools.prepare --help), or mount it.'
+      'Make records of the images (vit_jax prepare --help), or mount it.'
     )
   return scheme, target, getattr(importlib.import_module(module), name)
 

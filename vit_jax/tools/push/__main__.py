@@ -1,6 +1,6 @@
 """Publishes a model on the Hugging Face Hub, with a card made from its run.
 
-  python -m vit_jax.tools.push SOURCE OWNER/NAME [--private] [--format timm|hf|google]
+  vit_jax push SOURCE OWNER/NAME [--private] [--format timm|hf|google]
 
 SOURCE is what `vit_jax.load` takes: a run's folder (RUN@best), a file, a hub folder, a
 name of the zoo. A folder is written, with weights that timm or transformers and this
@@ -189,7 +189,7 @@ def _write_json(path: Path, value: dict) -> None:
 
 
 def _parser() -> cli.Parser:
-  parser = cli.Parser('vit_jax.tools.push', description=__doc__.split('\n')[0])
+  parser = cli.Parser(prog='vit_jax push', description=__doc__.split('\n')[0])
   parser.add_argument(
     'source', metavar='SOURCE', help='RUN[@best], file, hub folder, zoo name'
   )
