@@ -247,7 +247,9 @@ def test_options_out_of_range(tmp_path, options):
 
 
 def test_a_url_of_another_kind_is_refused():
-  with pytest.raises(errors.UserError, match=naming('s3://bucket/run', 'gs://', 'mount')):
+  with pytest.raises(
+    errors.UserError, match=naming('s3://bucket/run', 'gs://', 'mount')
+  ):
     checkpoints.Checkpoints('s3://bucket/run')
 
 

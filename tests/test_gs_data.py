@@ -13,6 +13,7 @@ from test_data_tfds import make_tfds
 from vit_jax import buckets, errors
 from vit_jax.data import sources
 
+
 @pytest.fixture(scope='module')
 def proxy():
   with emulator.behind_proxy() as proxy:
@@ -58,9 +59,13 @@ def same(source, local):
 def test_records_in_a_bucket_are_read_by_ranges(records, proxy, name):
   folder, url = records[name]
   for split in ('train', 'val', 'train[3:12]+val'):
-    same(sources.build(f'records:{url}', split), sources.build(f'records:{folder}', split))
+    same(
+      sources.build(f'records:{url}', split), sources.build(f'records:{folder}', split)
+    )
   assert any(path.name.endswith('.npz') for path in buckets.path(url).iterdir())
-  source = sources.build(f'records:{url}', 'train')  # with its index: nothing is scanned
+  source = sources.build(
+    f'records:{url}', 'train'
+  )  # with its index: nothing is scanned
   source.read(np.array([6]))  # opens the ArrayRecord file
   del proxy.seen[:]
   (found,) = source.read(np.array([7]))
@@ -80,14 +85,18 @@ def test_a_pattern_and_what_is_missing(records):
     sources.build('folder:gs://tests/x', 'train')
 
 
-def test_the_offsets_are_found_once_and_kept_in_the_bucket(records, tmp_path, monkeypatch):
+def test_the_offsets_are_found_once_and_kept_in_the_bucket(
+  records, tmp_path, monkeypatch
+):
   from vit_jax.data.sources import record_files
 
   folder, url = records['tfrecord']
   sources.build(f'records:{url}', 'val')
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))  # as on another host
   monkeypatch.setattr(record_files, '_scan_bucket', lambda path: pytest.fail('scanned'))
-  same(sources.build(f'records:{url}', 'val'), sources.build(f'records:{folder}', 'val'))
+  same(
+    sources.build(f'records:{url}', 'val'), sources.build(f'records:{folder}', 'val')
+  )
   assert list(tmp_path.iterdir())
 
 

@@ -39,7 +39,9 @@ def main(argv: list[str]) -> int:
       ) from error
     seconds = time.perf_counter() - start
     evals = config.get('evals', {})
-    print(progress.summary(rows, status, evals, buckets.path(workdir), seconds), flush=True)
+    print(
+      progress.summary(rows, status, evals, buckets.path(workdir), seconds), flush=True
+    )
   return 0
 
 

@@ -171,7 +171,9 @@ def ranges(url: str, bounds: Sequence[tuple[int, int]]) -> list[bytes]:
     )
   for data, start, stop in zip(out, starts, stops, strict=True):
     if len(data) != stop - start:
-      raise EOFError(f'{url} ends before byte {stop}: {len(data)} of {stop - start} came')
+      raise EOFError(
+        f'{url} ends before byte {stop}: {len(data)} of {stop - start} came'
+      )
   return out
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from vit_jax import buckets
 from vit_jax.errors import DiskFull, disk_is_full
 
-
 # Between two writes of a file of lines in a bucket.
 _BUCKET_SECONDS = 10.0
 

@@ -289,7 +289,10 @@ def _save(places: list[str], **arrays: np.ndarray) -> None:
   """Writes to the first place that takes it; without any, the next run scans again."""
   for place in places:
     if buckets.is_url(place):
-      with contextlib.suppress(OSError, RunError), tempfile.TemporaryDirectory() as folder:
+      with (
+        contextlib.suppress(OSError, RunError),
+        tempfile.TemporaryDirectory() as folder,
+      ):
         np.savez(file := os.path.join(folder, 'index.npz'), **arrays)
         buckets.upload(file, place)
         return
