@@ -6,6 +6,7 @@ fail as the real one's sometimes do.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -110,6 +111,12 @@ def behind_proxy():
   ):
     with environment(url):
       yield proxy
+
+
+def fails(proxy, every, faults=('503', 'reset', 'lost', '429')):
+  """Lets a request in `every` fail, from now on."""
+  numbers, which = itertools.count(1), itertools.cycle(faults)
+  proxy.fault = lambda *_: next(which) if next(numbers) % every == 0 else None
 
 
 def hurry(times: float = 100.0) -> None:

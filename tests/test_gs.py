@@ -1,7 +1,7 @@
 """A run in a bucket, gs://, on an emulator on the loopback, with faults on the way."""
 
+import contextlib
 import itertools
-import json
 import os
 import threading
 
@@ -15,7 +15,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import buckets, errors
 from vit_jax.data import bad_images
-from vit_jax.train import lease, lock, preemption
+from vit_jax.train import disk, lease, lock, preemption
 
 BRIEF = (
   'steps=8',
@@ -47,12 +47,6 @@ def folder(request):
   return buckets.path(f'gs://{emulator.BUCKET}/{request.node.name}')
 
 
-def fails(proxy, every, faults=('503', 'reset', 'lost', '429')):
-  """Lets a request in `every` fail, from now on."""
-  numbers, which = itertools.count(1), itertools.cycle(faults)
-  proxy.fault = lambda *_: next(which) if next(numbers) % every == 0 else None
-
-
 @pytest.fixture(scope='module')
 def run(proxy, tmp_path_factory):
   """A run that was interrupted and resumed, all the while with faults; and one that
@@ -63,7 +57,7 @@ def run(proxy, tmp_path_factory):
     runs.on_one_device(patch)
     emulator.refuse_tensorflow(patch)
     runs.run(local, *BRIEF, evals=EVALS)
-    fails(proxy, 25)
+    emulator.fails(proxy, 40)
     polls, ask = itertools.count(), preemption.StopSignal.should_stop
 
     def interrupted(self):
@@ -73,10 +67,10 @@ def run(proxy, tmp_path_factory):
 
     patch.setattr(preemption.StopSignal, 'should_stop', interrupted)
     with pytest.raises(KeyboardInterrupt):
-      runs.run(str(url), *BRIEF, 'log.tensorboard=True', evals=EVALS)
+      runs.run(str(url), *BRIEF, evals=EVALS)
     seen = runs.saved(url)
     patch.setattr(preemption.StopSignal, 'should_stop', ask)
-    runs.run(f'{url}/', *BRIEF, 'log.tensorboard=True', evals=EVALS)
+    runs.run(f'{url}/', *BRIEF, evals=EVALS)
     faults = proxy.count()
     proxy.fault = lambda *_: None
   return url, local, seen, faults
@@ -84,23 +78,20 @@ def run(proxy, tmp_path_factory):
 
 def test_a_run_resumes_bitwise_although_requests_fail(run):
   url, local, seen, faults = run
-  assert seen and '8' not in seen
-  assert all(faults[kind] > 1 for kind in ('503', 'reset', 'lost', '429')), faults
+  assert seen
+  assert '8' not in seen
+  assert all(faults[kind] for kind in ('503', 'reset', 'lost', '429')), faults
   assert runs.status(url) == runs.status(local)
   assert runs.rows(url) == runs.rows(local)
   assert runs.saved(url) == runs.saved(local)
-  config, other = (json.loads((x / 'config.json').read_text()) for x in (url, local))
-  assert config.pop('log') != other.pop('log')
-  assert config == other
+  assert (url / 'config.json').read_bytes() == (local / 'config.json').read_bytes()
 
 
 def test_the_folder_holds_what_one_on_disk_does(run):
   url, local, *_ = run
-  names = {path.name for path in url.iterdir()}
-  events = {name for name in names if 'tfevents' in name}
-  assert events
   # The log holds what libraries say of requests that failed.
-  assert names - events - {'log.txt'} == {path.name for path in local.iterdir()}
+  names = {path.name for path in url.iterdir()} - {'log.txt'}
+  assert names == {path.name for path in local.iterdir()}
   assert (url / 'run.lock').read_bytes() == b'{}\n'  # given up
 
 
@@ -138,35 +129,12 @@ def test_tools_take_a_run_in_a_bucket(run, tmp_path, capsys):
   assert source.is_source(f'{url}@best')
   found, expected = (source.describe(f'{x}@best', {}) for x in (url, local))
   for record in (found, expected):
-    del record['source'], record['config']['log']
+    del record['source']
     for row in record['steps']:
       row['metrics'] = {k: v for k, v in row['metrics'].items() if 'time/' not in k}
   assert found == expected
   with pytest.raises(errors.UserError, match=naming(f'{url}@7', '7', '8')):
     vit_jax.load(f'{url}@7')
-
-
-def test_a_damaged_step_is_set_aside_in_the_bucket(
-  proxy, run, folder, monkeypatch, capfd
-):
-  url, *_ = run
-  runs.on_one_device(monkeypatch)
-  fs = buckets.filesystem()
-  fs.copy(str(url), str(folder), recursive=True)
-  (folder / 'status.json').write_bytes(b'{}')
-  (data,) = (folder / 'checkpoints/8/meta').glob('metadata')
-  data.write_bytes(data.read_bytes()[:-20])
-  runs.run(folder, *BRIEF, evals=EVALS)
-  assert runs.status(folder)['fingerprint'] == runs.status(url)['fingerprint']
-  assert '8.corrupt' in runs.saved(folder)
-  assert 'damaged' in capfd.readouterr().err
-  # An outage while a step is read is no damage: nothing is set aside.
-  names = runs.saved(folder)
-  proxy.fault = lambda n, method, path: '503' if 'alt=media' in path else None
-  with pytest.raises(errors.Unreachable):
-    vit_jax.load(str(folder))
-  proxy.fault = lambda *_: None
-  assert runs.saved(folder) == names
 
 
 def test_a_step_without_its_last_object_is_none(run, folder):
@@ -215,7 +183,7 @@ def test_a_file_of_weights_comes_from_the_bucket(proxy, folder, tmp_path, monkey
   with pytest.raises(errors.UserError, match=naming(source)):
     vit_jax.load(source)
   buckets.upload(GOLDEN / 'vit_google_token.npz', source)
-  fails(proxy, 2)
+  emulator.fails(proxy, 2)
   assert vit_jax.load(source).params['cls'].shape == (1, 1, 48)
   proxy.fault = lambda *_: pytest.fail('asked again')
   vit_jax.load(source)
@@ -226,13 +194,13 @@ def test_a_file_of_weights_comes_from_the_bucket(proxy, folder, tmp_path, monkey
 
 @pytest.fixture
 def fast(monkeypatch):
-  monkeypatch.setattr(lease, 'LEASE', 2.0)
+  monkeypatch.setattr(lease, 'LEASE', 1.0)
   monkeypatch.setattr(lease, 'RENEW', 0.2)
   monkeypatch.setattr(lease, '_LOOK', 0.1)
 
 
 def test_a_second_run_is_refused_while_the_first_lives(folder, fast, proxy, capfd):
-  fails(proxy, 3)  # renewed all the same
+  emulator.fails(proxy, 3)  # renewed all the same
   with lock.lock(folder) as held:
     assert held.workdir == folder
     with pytest.raises(errors.UserError, match=naming(folder, os.getpid())):
@@ -300,31 +268,6 @@ def test_of_many_that_want_a_lock_one_gets_it(folder, fast):
   got[0].release()
 
 
-def test_a_run_that_lost_its_lock_writes_nothing_more(folder, fast, monkeypatch):
-  runs.on_one_device(monkeypatch)
-  polls, ask = itertools.count(), preemption.StopSignal.should_stop
-  taken = []
-
-  def taken_over(self):
-    if next(polls) == 3:
-      found = buckets.read(folder / lock.LOCK_FILE)
-      holder = json.loads(found.data) | {'pid': 1, 'host': 'other'}
-      buckets.write(folder / lock.LOCK_FILE, json.dumps(holder).encode())
-      (folder / 'metrics.jsonl').write_bytes(b'theirs\n')
-      (folder / 'status.json').write_bytes(b'theirs')
-      self._check.__self__._renew()
-      taken.append(True)
-    return ask(self)
-
-  monkeypatch.setattr(preemption.StopSignal, 'should_stop', taken_over)
-  with pytest.raises(errors.LockLost, match=naming('other')):
-    runs.run(folder, *BRIEF, 'checkpoint.best=None', evals={})
-  assert taken
-  assert (folder / 'metrics.jsonl').read_bytes() == b'theirs\n'
-  assert (folder / 'status.json').read_bytes() == b'theirs'
-  assert json.loads((folder / lock.LOCK_FILE).read_bytes())['host'] == 'other'
-
-
 # -- objects --------------------------------------------------------------------------
 
 
@@ -339,6 +282,19 @@ def test_a_write_on_a_condition(proxy, folder):
       with pytest.raises(buckets.Changed):
         buckets.write(url, b'3', wrong)
     assert buckets.read(url)[:2] == (b'2', second)
+
+
+def test_a_folder_of_files_is_copied(folder):
+  mirror = disk.Mirror(folder)
+  (mirror.folder / 'a/b').mkdir(parents=True)
+  (mirror.folder / 'a/b/x').write_bytes(b'1')
+  mirror.push()
+  (mirror.folder / 'a/b/x').write_bytes(b'12')
+  (mirror.folder / 'y').write_bytes(b'3')
+  mirror.close()
+  assert (folder / 'a/b/x').read_bytes() == b'12'
+  assert (folder / 'y').read_bytes() == b'3'
+  assert not mirror.folder.exists()
 
 
 def test_lines_are_written_now_and_then_and_all_by_flush(proxy, folder):
@@ -364,7 +320,7 @@ def test_lines_are_written_now_and_then_and_all_by_flush(proxy, folder):
 
 def test_bad_images_of_several_processes_are_all_listed_once(proxy, folder):
   log = folder / 'bad_images.jsonl'
-  fails(proxy, 7)
+  emulator.fails(proxy, 7)
 
   def report(paths):
     for path in paths:
@@ -373,7 +329,7 @@ def test_bad_images_of_several_processes_are_all_listed_once(proxy, folder):
   # The lock of a process is not that of others.
   threads = [threading.Thread(target=report, args=('abcdef'[i:],)) for i in range(3)]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(bad_images, '_LOCK', emulator.contextlib.nullcontext())
+    patch.setattr(bad_images, '_LOCK', contextlib.nullcontext())
     for thread in threads:
       thread.start()
     for thread in threads:
