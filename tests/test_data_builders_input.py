@@ -9,7 +9,7 @@ import pytest
 from archives import encoded, examples, synsets, write_folder, write_tar
 from conftest import naming
 
-from vit_jax.data import sources
+from vit_jax.data import image_file, sources
 from vit_jax.data.prepare import imagenet21k, images, manifest, writer
 from vit_jax.errors import UserError
 
@@ -197,6 +197,40 @@ def test_wrong_lists(tmp_path, text, facts):
   (tmp_path / 'a.jpg').write_bytes(JPG)
   with pytest.raises(UserError, match=naming(f'{tmp_path}/l.csv', *facts)):
     images.plan([f'{tmp_path}/l.csv'], 'x')
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+  home = tmp_path / 'photos' / 'a'
+  home.mkdir(parents=True)
+  (home / '1.jpg').write_bytes(JPG)
+  (home / 'loop.jpg').symlink_to('loop.jpg')
+  (tmp_path / 'photos' / 'loop').symlink_to('loop')
+  os.mkfifo(home / 'f.jpg')
+  with open(home / 'huge.jpg', 'wb') as file:
+    file.truncate(image_file.MAX_BYTES + 1)
+  made, result = writer.prepare(
+    images.plan([str(tmp_path / 'photos')], 'x'), str(tmp_path)
+  )
+  assert len(names(made, 'train')) == 1
+  broken = {f['path']: f['reason'] for f in result['broken']['files']}
+  assert set(broken) == {f'a/{name}.jpg' for name in ('loop', 'f', 'huge')}
+  assert 'FIFO' in broken['a/f.jpg']
+  assert f'{image_file.MAX_BYTES:,}' in broken['a/huge.jpg']
+  os.mkfifo(tmp_path / 'x.tar')
+  with pytest.raises(UserError, match=naming(f'{tmp_path}/x.tar', 'regular file')):
+    images.plan([str(tmp_path / 'x.tar')], 'x')
+
+
+def test_a_huge_member_of_a_tar_is_not_read(tmp_path, monkeypatch):
+  monkeypatch.setattr(image_file, 'MAX_BYTES', 2000)
+  files = {'a/1.jpg': JPG, 'a/huge.jpg': bytes(2001), 'a/2.jpg': JPG}
+  plan = images.plan([write_tar(tmp_path / 'x.tar', files)], 'x')
+  reads, extract = [], tarfile.TarFile.extractfile
+  recorded = lambda tar, member: reads.append(member.name) or extract(tar, member)
+  monkeypatch.setattr(tarfile.TarFile, 'extractfile', recorded)
+  kinds = {o.path: o.kind for piece in plan.pieces for o in plan.outcomes(piece)}
+  assert kinds['x/a/huge.jpg'] == 'broken'
+  assert reads == ['a/1.jpg', 'a/2.jpg']
 
 
 @pytest.mark.parametrize(

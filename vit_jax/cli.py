@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -62,6 +63,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   """
   if hasattr(sys.stdout, 'reconfigure'):  # for names of files that are not UTF-8
     sys.stdout.reconfigure(errors='backslashreplace')
+  # Pillow's, of odd images: what matters of them comes as an error, with the file's name.
+  warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     code = main(sys.argv[1:] if argv is None else argv)
     sys.stdout.flush()

@@ -18,14 +18,18 @@ _KINDS = {
 }
 
 
-def read(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
+def read(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
   """Returns a file's bytes; meanwhile `stalls` knows of it.
 
   A FIFO would keep its reader waiting for ever, a device might have no end: what is not
   a regular file is not opened.
 
+  Args:
+    path: of the file.
+    max_bytes: the config's data.max_file_bytes; None: 256 MiB, where there is no config.
+
   Raises:
-    BadImage: for what is no regular file, larger than `max_bytes`, or cannot be read.
+    BadImage: for what is no regular file, has more bytes, or cannot be read.
   """
   try:
     with stalls.reading(path):
@@ -42,16 +46,16 @@ def read(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
     raise BadImage(f'cannot be read: {reason}') from None
 
 
-def _check(status: os.stat_result, max_bytes: int) -> None:
+def _check(status: os.stat_result, max_bytes: int | None) -> None:
   if not stat.S_ISREG(status.st_mode):
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), 'no file')
     raise BadImage(f'{kind}, not a regular file')
   check_size(status.st_size, max_bytes)
 
 
-def check_size(size: int, max_bytes: int) -> None:
-  """Raises BadImage for more bytes than `max_bytes`."""
-  if size > max_bytes:
-    raise BadImage(
-      f'{size:,} bytes, above the limit of {max_bytes:,} (data.max_file_bytes)'
-    )
+def check_size(size: int, max_bytes: int | None = None) -> None:
+  """Raises BadImage for more bytes than `max_bytes`, see `read`."""
+  limit = MAX_BYTES if max_bytes is None else max_bytes
+  if size > limit:
+    option = '' if max_bytes is None else ' (data.max_file_bytes)'
+    raise BadImage(f'{size:,} bytes, above the limit of {limit:,}{option}')

@@ -7,13 +7,15 @@ replaces it. `--out` gets summary.json, per_class.csv and confusion.csv (rows: t
 class, columns: the predicted one).
 """
 
+import contextlib
 import csv
 import io
 import os
 import sys
+import tempfile
 from pathlib import Path
 
-from vit_jax import cli, imagenet
+from vit_jax import cli, imagenet, terminal
 from vit_jax.errors import UserError
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
@@ -22,6 +24,14 @@ _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
 
 def main(argv: list[str]) -> int:
   """Prints accuracy and loss; writes what `--out` asks for."""
+  with contextlib.ExitStack() as stack:
+    # After a crash, which leaves the folder, its reason is there.
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax-'))
+    stack.enter_context(terminal.noise_to(Path(folder) / 'evaluate.txt'))
+    return _evaluate(argv)
+
+
+def _evaluate(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
   out = args.out and _check_folder(args.out)
   import jax

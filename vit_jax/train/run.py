@@ -56,6 +56,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
       if results := status.of_finished(workdir, config, checkpoints):
         return results
     evals = evaluations.build(config, workdir, mesh, stop)
+    start.warn(data)
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = start.open_weights(config)

@@ -31,10 +31,16 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
     bad_log=workdir / 'bad_images.jsonl',
     **sharding.host_of_batch(mesh),
   )
-  print('Data:', *data.describe(), sep='\n  ', flush=True)
+  print(
+    'Data:', *(f'train: {line}' for line in data.describe()), sep='\n  ', flush=True
+  )
+  return data
+
+
+def warn(data: pipeline.Batches) -> None:
+  """Says what looks like a slip in the data to train on."""
   for line in data.warnings():
     distributed.say(f'warning: {line}')
-  return data
 
 
 def resolve(config: dict, data: pipeline.Batches) -> dict:

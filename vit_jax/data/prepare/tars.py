@@ -7,10 +7,12 @@ import gzip
 import itertools
 import lzma
 import os
+import stat
 import tarfile
 import zlib
 from collections.abc import Iterator
 
+from vit_jax.data import image_file
 from vit_jax.data.prepare.entries import Entry, clean, is_hidden, open_file
 from vit_jax.errors import UserError
 
@@ -118,12 +120,14 @@ def stem(path: str) -> str:
 def _stat(path: str) -> tuple[int, int]:
   try:
     if '://' not in path:
-      stat = os.stat(path)
-      return stat.st_size, stat.st_mtime_ns
+      found = os.stat(path)
+      if not stat.S_ISREG(found.st_mode):
+        raise UserError(f'{path} is no regular file.')
+      return found.st_size, found.st_mtime_ns
     import tensorflow_datasets as tfds
 
-    stat = tfds.core.Path(path).stat()
-    return stat.length, stat.mtime
+    found = tfds.core.Path(path).stat()
+    return found.length, found.mtime
   except OSError as error:
     raise UserError(f'{path}: {error.strerror or error}.') from None
 
@@ -175,7 +179,7 @@ def _of_member(tar, member, prefix: str, stream: bool) -> Iterator[Entry]:
   if not member.isfile():
     yield Entry(path, place, None, 'no file but a link or a device')
   elif not is_name(name):
-    yield Entry(path, place, lambda: tar.extractfile(member).read())
+    yield Entry(path, place, lambda: _content(tar, member))
   else:
     inside = f'{place}/{stem(name)}' if place else stem(name)
     yield Entry(inside, inside, None)
@@ -187,6 +191,11 @@ def _of_member(tar, member, prefix: str, stream: bool) -> Iterator[Entry]:
     except tarfile.TarError as error:
       # If the tar around it is what ends early, that shows at its next member.
       yield Entry(path, inside, None, f'damaged, the rest is left out: {error}')
+
+
+def _content(tar, member) -> bytes:
+  image_file.check_size(member.size)  # by its header
+  return tar.extractfile(member).read()
 
 
 def _decompressor(head: bytes):
