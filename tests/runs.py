@@ -59,10 +59,20 @@ def on_one_device(monkeypatch) -> None:
   monkeypatch.setattr(sharding, 'make_mesh', make_mesh)
 
 
-class Process:
-  """`python -m vit_jax.main ARGS` on one device, its lines read one by one."""
+_MAIN = "runpy.run_module('vit_jax.main', run_name='__main__', alter_sys=True)"
 
-  def __init__(self, *args: str, **environment: str):
+
+class Process:
+  """`python -m vit_jax.main ARGS` on one device, its lines read one by one.
+
+  Args:
+    sabotage: code that is run before.
+  """
+
+  def __init__(self, *args: str, sabotage: str = '', **environment: str):
+    program = ['-m', 'vit_jax.main']
+    if sabotage:
+      program = ['-c', f'import runpy, sys\n{sabotage}\n{_MAIN}']
     flags = os.environ['XLA_FLAGS'].split()
     env = {
       **os.environ,
@@ -71,7 +81,7 @@ class Process:
       **environment,
     }
     self.popen = subprocess.Popen(
-      [sys.executable, '-m', 'vit_jax.main', *args],
+      [sys.executable, *program, *args],
       cwd=ROOT,
       env=env,
       stdout=subprocess.PIPE,

@@ -20,7 +20,7 @@ MODULES = sorted(
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
-  ('errors', 'version'),
+  ('errors', 'version', 'terminal'),
   ('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'kernels'),
   ('nn', 'losses', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
@@ -49,7 +49,7 @@ HOMES = {
   'matplotlib': ('viz/plots.py',),
   'ml_collections': ('config.py', '../configs/'),
   'clu': ('train/metrics',),
-  'signal': ('train/preemption', 'cli.py'),
+  'signal': ('train/preemption', 'train/peers', 'cli.py'),
 }
 # Imported inside the function that needs them, so that `import` works without them.
 OPTIONAL = (

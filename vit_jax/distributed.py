@@ -4,16 +4,18 @@ Every process runs the same program on its own devices. The first alone writes m
 status and config; checkpoints are written by all, into a folder that all share.
 """
 
-import contextlib
-import os
-
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from vit_jax import terminal
 from vit_jax.errors import UserError
 
 AUTO = 'auto'
+# Seconds. A process that dies is noticed at once where it is the first, else after
+# HEARTBEAT without a sign of life; one that ends waits LEAVE for the others to end too,
+# and is missed by them from then on. Machines may take minutes to start: JOIN.
+HEARTBEAT, LEAVE, JOIN = 18, 24, 300
 
 
 def start(spec: str) -> None:
@@ -27,9 +29,14 @@ def start(spec: str) -> None:
   Raises:
     UserError: for another spec, or if the environment does not tell.
   """
+  patience = dict(
+    heartbeat_timeout_seconds=HEARTBEAT,
+    shutdown_timeout_seconds=LEAVE,
+    initialization_timeout=JOIN,
+  )
   if spec == AUTO:
     try:
-      jax.distributed.initialize()
+      jax.distributed.initialize(**patience)
     except ValueError as error:
       raise UserError(
         f'--distributed: no cluster is known here ({error}). Name it: --distributed='
@@ -44,7 +51,7 @@ def start(spec: str) -> None:
       '10.0.0.1:8476,4,0 with indices from 0.'
     )
   count, index = map(int, numbers)
-  jax.distributed.initialize(address, count, index)
+  jax.distributed.initialize(address, count, index, **patience)
 
 
 def is_first() -> bool:
@@ -68,9 +75,5 @@ def agree(ok: bool) -> bool:
 
 def say(line: str) -> None:
   """Writes a line to standard error, from the first process alone."""
-  if not is_first():
-    return
-  # Straight to the file descriptor: a signal handler may interrupt a half-done print,
-  # and Python's buffered streams do not allow to be entered twice.
-  with contextlib.suppress(OSError):
-    os.write(2, f'{line}\n'.encode())
+  if is_first():
+    terminal.say(line)

@@ -1,0 +1,65 @@
+"""Standard error: lines to the person, and the noise of libraries to a file."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+
+# Where lines to the person go. Another while `noise_to` has descriptor 2.
+_fd = 2
+
+
+def say(line: str) -> None:
+  """Writes a line to standard error.
+
+  Straight to the file descriptor: a signal handler may interrupt a half-done print, and
+  Python's buffered streams do not allow to be entered twice.
+  """
+  with contextlib.suppress(OSError):
+    clear = '\r\x1b[K' if os.isatty(_fd) else ''  # over a progress bar
+    os.write(_fd, f'{clear}{line}\n'.encode('utf-8', 'backslashreplace'))
+
+
+@contextlib.contextmanager
+def noise_to(path: str | os.PathLike) -> Iterator[None]:
+  """Sends what C and C++ code writes to standard error to the end of a file.
+
+  TensorFlow, libjpeg, libpng and XLA write there directly, a line for each odd image.
+  What Python writes (`sys.stderr`, warnings, tracebacks, those of a crash too) goes where
+  it went before. Programs started meanwhile write to the file.
+  """
+  global _fd
+  sys.stderr.flush()
+  before = _fd
+  kept = os.dup(2)
+  os.set_inheritable(kept, False)
+  file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+  stream, ours = sys.stderr, None
+  try:
+    os.dup2(file, 2)
+  finally:
+    os.close(file)
+  _fd = kept if before == 2 else before  # one within another
+  if _is_descriptor_2(stream):  # not of a notebook or a test, which stays as it is
+    sys.stderr = ours = open(kept, 'w', 1, stream.encoding, stream.errors)  # noqa: SIM115
+    crashes = faulthandler.is_enabled()
+    faulthandler.enable(kept, all_threads=False)
+  try:
+    yield
+  finally:
+    os.dup2(kept, 2)
+    _fd = before
+    if ours is None:
+      os.close(kept)
+    else:  # `kept` stays open: a logger may have taken `ours` for its stream
+      ours.flush()
+      sys.stderr = stream
+      faulthandler.enable(stream) if crashes else faulthandler.disable()
+
+
+def _is_descriptor_2(stream) -> bool:
+  try:
+    return stream.fileno() == 2
+  except (AttributeError, OSError, ValueError):
+    return False
