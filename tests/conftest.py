@@ -21,9 +21,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import fault_table
 import numpy as np
 import pytest
 import runs
+from fault_table import (  # noqa: F401
+  faults_table,
+  pytest_addoption,
+  pytest_configure,
+  pytest_terminal_summary,
+)
 
 if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
   os.environ['VIT_JAX_CACHE'] = tempfile.mkdtemp(prefix='vit_jax-')
@@ -92,5 +99,6 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items):
+  fault_table.mark(items)
   order = {f'test_{name}': i for i, name in enumerate(LONG)}
   items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))

@@ -65,10 +65,20 @@ def one_device() -> str:
   return ' '.join(f for f in flags if 'device_count' not in f)
 
 
-class Process:
-  """`python -m vit_jax.main ARGS` on one device, its lines read one by one."""
+_MAIN = "runpy.run_module('vit_jax.main', run_name='__main__', alter_sys=True)"
 
-  def __init__(self, *args: str, **environment: str):
+
+class Process:
+  """`python -m vit_jax.main ARGS` on one device, its lines read one by one.
+
+  Args:
+    sabotage: code that is run before.
+  """
+
+  def __init__(self, *args: str, sabotage: str = '', **environment: str):
+    program = ['-m', 'vit_jax.main']
+    if sabotage:
+      program = ['-c', f'import runpy, sys\n{sabotage}\n{_MAIN}']
     env = {
       **os.environ,
       'XLA_FLAGS': one_device(),
@@ -76,7 +86,7 @@ class Process:
       **environment,
     }
     self.popen = subprocess.Popen(
-      [sys.executable, '-m', 'vit_jax.main', *args],
+      [sys.executable, *program, *args],
       cwd=ROOT,
       env=env,
       stdout=subprocess.PIPE,

@@ -57,7 +57,9 @@ FAULTS = ('flip', 'truncate', 'delete')
 @pytest.mark.parametrize(
   'shift', [0, *(pytest.param(i, marks=pytest.mark.faults) for i in (1, 2))]
 )
-def test_damage_of_each_file_is_never_silent(good, tmp_path, capfd, shift):
+def test_damage_of_each_file_is_never_silent(
+  good, tmp_path, capfd, shift, faults_table
+):
   rng = random.Random(shift)
   used = []
   for i, original in enumerate(files_of(good / '2')):
@@ -73,6 +75,8 @@ def test_damage_of_each_file_is_never_silent(good, tmp_path, capfd, shift):
     else:
       target.unlink()
     used.append(restore_damaged(path, capfd))
+    name = f'{original.relative_to(good)} {fault} {shift}'
+    faults_table('checkpoint files', name, 'handled', f'step {used[-1]} is used')
   assert 1 in used  # the faults reach what is read
 
 

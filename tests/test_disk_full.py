@@ -60,7 +60,7 @@ def fill(monkeypatch, name: str, after: int) -> None:
   ('name', 'after'), [('config.tmp', 0), ('metrics.jsonl', 1), ('status.tmp', 1)]
 )
 def test_a_full_disk_costs_nothing_but_the_file(
-  finished, half_done, monkeypatch, name, after
+  finished, half_done, monkeypatch, name, after, faults_table
 ):
   config = (half_done / 'config.json').read_bytes()
   with monkeypatch.context() as patch:
@@ -77,9 +77,10 @@ def test_a_full_disk_costs_nothing_but_the_file(
   runs.run(half_done, *CHANGES)  # there is room again
   assert runs.status(half_done) == runs.status(finished)
   assert runs.rows(half_done) == runs.rows(finished)
+  faults_table('disk full', f'in {name}', 'refused', said['error'])
 
 
-def test_tensorboard_has_no_room(half_done, monkeypatch):
+def test_tensorboard_has_no_room(half_done, monkeypatch, faults_table):
   class Full:
     def write_scalars(self, step, values):
       raise RuntimeError(f'events.out.tfevents: No space left on device\n\tstep {step}')
@@ -92,9 +93,10 @@ def test_tensorboard_has_no_room(half_done, monkeypatch):
     runs.run(half_done, *CHANGES, 'log.tensorboard=True')
   assert '\n' not in str(error.value)
   assert runs.status(half_done)['exit'] == 74
+  faults_table('disk full', 'in TensorBoard events', 'refused', str(error.value))
 
 
-def test_a_limit_of_the_kernel(tmp_path):
+def test_a_limit_of_the_kernel(tmp_path, faults_table):
   # Not faked: the largest file that this process may write.
   path, old = tmp_path / 'a.json', b'{"old": 1}' + b' ' * 500
   disk.replace(path, old)
@@ -110,6 +112,7 @@ def test_a_limit_of_the_kernel(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   assert re.search(naming(os.strerror(errno.EFBIG), tmp_path), str(error.value))
   assert path.read_bytes() == b'{"new": 1}'
+  faults_table('disk full', 'the largest file allowed', 'refused', str(error.value))
 
 
 def test_what_threads_meet_after_the_first_is_not_said(caplog):

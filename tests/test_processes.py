@@ -42,7 +42,7 @@ def arguments(workdir, *changes):
   return [*runs.flags(*CHANGES, *changes), f'--workdir={workdir}']
 
 
-def start_two(workdir, shared, *changes) -> list[runs.Process]:
+def start_two(workdir, shared, *changes, sabotage=('', '')) -> list[runs.Process]:
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]
@@ -50,14 +50,15 @@ def start_two(workdir, shared, *changes) -> list[runs.Process]:
     runs.Process(
       *arguments(workdir, *changes),
       f'--distributed=127.0.0.1:{port},2,{index}',
+      sabotage=sabotage[index],
       **shared,
     )
     for index in range(2)
   ]
 
 
-def run_two(workdir, shared, *changes) -> list[tuple[int, str, str]]:
-  return [process.end() for process in start_two(workdir, shared, *changes)]
+def run_two(workdir, shared, *changes, **more) -> list[tuple[int, str, str]]:
+  return [process.end() for process in start_two(workdir, shared, *changes, **more)]
 
 
 def run_one(workdir, monkeypatch, devices) -> None:
@@ -114,7 +115,7 @@ def test_two_processes_go_on_where_one_was(reference, shared, tmp_path):
 
 @pytest.mark.faults  # test_preemption asks the same of one process and a fake
 def test_a_signal_to_one_stops_both_and_other_numbers_go_on(
-  reference, shared, tmp_path, monkeypatch
+  reference, shared, tmp_path, monkeypatch, faults_table
 ):
   first, second = start_two(tmp_path, shared)
   first.until_step(3)
@@ -127,10 +128,11 @@ def test_a_signal_to_one_stops_both_and_other_numbers_go_on(
   assert str(status['step']) in runs.saved(tmp_path)
   run_one(tmp_path, monkeypatch, 1)
   assert_alike(tmp_path, reference, 1e-6)
+  faults_table('signals', 'SIGTERM to one of two processes', 'handled')
 
 
 @pytest.mark.faults
-def test_killed_thirty_times_either_or_both(shared, tmp_path):
+def test_killed_thirty_times_either_or_both(shared, tmp_path, faults_table):
   # So many that no run ends before its killer looks; with the moment in bfloat16 again, as
   # all that is compared here has the same devices, and is equal bit for bit.
   longer = ('steps=400', 'optim.moment_dtype=bfloat16', 'optim.eps=1e-8')
@@ -157,6 +159,8 @@ def test_killed_thirty_times_either_or_both(shared, tmp_path):
   assert [code for code, *_ in ends] == [0, 0]
   assert runs.status(workdir) == runs.status(tmp_path / 'whole')
   assert runs.rows(workdir) == runs.rows(tmp_path / 'whole')
+  for number, step in enumerate(steps):
+    faults_table('kills, two processes', f'{number}, at step {step}', 'handled')
 
 
 def test_a_spec_that_is_none_is_refused_at_once():

@@ -74,8 +74,10 @@ def kill_and_restart(kills, seed, reference, shared, workdir):
 
 @pytest.mark.faults
 @pytest.mark.parametrize('seed', [1, 2, 3])
-def test_killed_ten_times(seed, reference, shared, tmp_path):
+def test_killed_ten_times(seed, reference, shared, tmp_path, faults_table):
   kill_and_restart(10, seed, reference, shared, tmp_path)
+  for kill in range(10):
+    faults_table('kills, one process', f'kill {kill} of series {seed}', 'handled')
 
 
 def test_a_killed_and_stopped_run_ends_like_one_never_touched(
@@ -112,7 +114,9 @@ def test_a_killed_and_stopped_run_ends_like_one_never_touched(
 
 # Below, an evaluation that a run lacks is made up for; test_evaluators stops one.
 @pytest.mark.faults
-def test_an_evaluation_that_was_stopped_is_done_again(reference, shared, tmp_path):
+def test_an_evaluation_that_was_stopped_is_done_again(
+  reference, shared, tmp_path, faults_table
+):
   arguments = [*runs.flags(), f'--workdir={tmp_path}']
   process = runs.Process(*arguments, **shared)
   process.until_step(runs.EVAL_EVERY)
@@ -126,10 +130,11 @@ def test_an_evaluation_that_was_stopped_is_done_again(reference, shared, tmp_pat
   code, _, error = runs.Process(*arguments, **shared).end()
   assert (code, error) == (0, '')
   same_as(reference, tmp_path)
+  faults_table('signals', 'SIGINT in an evaluation', 'handled')
 
 
 @pytest.mark.faults
-def test_a_second_signal_exits_at_once(reference, shared, tmp_path):
+def test_a_second_signal_exits_at_once(reference, shared, tmp_path, faults_table):
   process = runs.Process(*runs.flags(), f'--workdir={tmp_path}', **shared)
   process.until('Parameters:')  # the step is compiled next, which a signal waits for
   process.popen.send_signal(signal.SIGTERM)
@@ -141,6 +146,7 @@ def test_a_second_signal_exits_at_once(reference, shared, tmp_path):
   assert (code, error) == (75, 'second SIGTERM: exiting at once, without saving.\n')
   assert 'step 1/' not in out
   assert not (tmp_path / 'checkpoints').exists()
+  faults_table('signals', 'SIGTERM twice while it compiles', 'refused', error)
 
 
 def test_a_second_run_in_the_folder_refuses(tmp_path, capfd):

@@ -38,7 +38,9 @@ def command(prepared, workdir):
 
 
 @pytest.mark.faults  # what each part owes is tested with that part
-def test_a_run_on_prepared_records_is_killed_and_goes_on(prepared, tmp_path):
+def test_a_run_on_prepared_records_is_killed_and_goes_on(
+  prepared, tmp_path, faults_table
+):
   shared = dict(
     JAX_COMPILATION_CACHE_DIR=str(tmp_path / 'compiled'),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
@@ -61,3 +63,4 @@ def test_a_run_on_prepared_records_is_killed_and_goes_on(prepared, tmp_path):
   assert (code, error) == (0, '')
   assert runs.status(killed) == runs.status(whole)
   assert runs.rows(killed) == runs.rows(whole)
+  faults_table('kills, one process', 'on prepared records', 'handled')

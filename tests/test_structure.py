@@ -23,17 +23,8 @@ MODULES = sorted(
 LEVELS = (
   ('errors', 'version', 'terminal'),
   (
-    *(
-      'trees',
-      'config',
-      'distributed',
-      'resample',
-      'cli',
-      'paths',
-      'buckets',
-      'kernels',
-    ),
-    *('imagenet', 'other_families'),
+    *('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'buckets'),
+    *('kernels', 'imagenet', 'other_families'),
   ),
   ('nn', 'losses', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
@@ -73,7 +64,7 @@ HOMES = {
   'matplotlib': ('viz/plots.py',),
   'ml_collections': ('config.py', '../configs/'),
   'clu': ('train/metrics',),
-  'signal': ('train/preemption', 'cli.py'),
+  'signal': ('train/preemption', 'train/peers', 'cli.py'),
 }
 # Imported inside the function that needs them, so that `import` works without them.
 OPTIONAL = (

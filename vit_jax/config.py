@@ -202,9 +202,25 @@ def bind(where: str, section, consumer, provided=(), extra=None) -> None:
     raise UserError(f'{where} lacks {missing}.')
   for key, value in section.items():
     check_type(f'{where}.{key}', value, kinds[key])
+  for key, value in section.items():  # a check may look at the other keys
     if typing.get_origin(kinds[key]) is typing.Annotated and value is not None:
       (check,) = kinds[key].__metadata__
       check(f'{where}.{key}', value, section)
+
+
+def check_plain(where: str, value) -> None:
+  """Refuses what config.json could not hold: UserError that names the key."""
+  if isinstance(value, dict):
+    for key, item in value.items():
+      check_plain(f'{where}.{key}', item)
+  elif isinstance(value, list | tuple):
+    for i, item in enumerate(value):
+      check_plain(f'{where}[{i}]', item)
+  elif not isinstance(value, bool | int | float | str | None):
+    raise UserError(
+      f'{where} is of type {type(value).__name__}: expected a number, a text, None, or '
+      'lists and dicts of them.'
+    )
 
 
 def known_keys(where: str, section: dict, known) -> None:

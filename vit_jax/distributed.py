@@ -12,6 +12,10 @@ from vit_jax import terminal
 from vit_jax.errors import UserError
 
 AUTO = 'auto'
+# Seconds. A process that dies is noticed at once where it is the first, else after
+# HEARTBEAT without a sign of life; one that ends waits LEAVE for the others to end too,
+# and is missed by them from then on. Machines may take minutes to start: JOIN.
+HEARTBEAT, LEAVE, JOIN = 18, 24, 300
 
 
 def start(spec: str) -> None:
@@ -25,9 +29,14 @@ def start(spec: str) -> None:
   Raises:
     UserError: for another spec, or if the environment does not tell.
   """
+  patience = dict(
+    heartbeat_timeout_seconds=HEARTBEAT,
+    shutdown_timeout_seconds=LEAVE,
+    initialization_timeout=JOIN,
+  )
   if spec == AUTO:
     try:
-      jax.distributed.initialize()
+      jax.distributed.initialize(**patience)
     except ValueError as error:
       raise UserError(
         f'--distributed: no cluster is known here ({error}). Name it: --distributed='
@@ -42,7 +51,7 @@ def start(spec: str) -> None:
       '10.0.0.1:8476,4,0 with indices from 0.'
     )
   count, index = map(int, numbers)
-  jax.distributed.initialize(address, count, index)
+  jax.distributed.initialize(address, count, index, **patience)
 
 
 def is_first() -> bool:

@@ -70,6 +70,12 @@ class LockLost(RunError):
   exit_code = 75
 
 
+class PeerLost(RunError):
+  """Another process of the run ended; checkpoints are good, the same command resumes."""
+
+  exit_code = 75
+
+
 class Diverged(RunError):
   """Training diverged: steps or the state are not finite. The last good state is kept."""
 

@@ -19,10 +19,13 @@ def main(argv: list[str]) -> int:
   """Runs a command line; returns the exit code."""
   start = time.perf_counter()
   args, config, workdir = arguments.parse(argv)
-  from vit_jax import buckets, distributed  # after the arguments: it takes seconds
+  # After the arguments: it takes seconds.
+  from vit_jax import buckets, distributed
+  from vit_jax.train import peers
 
   with contextlib.ExitStack() as stack:
     if args.distributed:
+      stack.enter_context(peers.watched())
       distributed.start(args.distributed)
     if not distributed.is_first():  # only process 0 prints; every process prints errors
       nowhere = stack.enter_context(open(os.devnull, 'w'))

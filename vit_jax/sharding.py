@@ -146,6 +146,10 @@ def resolve_rules(sharding) -> tuple:
     return choose('config.sharding', sharding, PRESETS, ', or a list of (regex, spec)')
   rules = tuple((regex, spec) for regex, spec in sharding)
   for regex, spec in rules:
+    if spec != 'fsdp' and not isinstance(spec, list | tuple):
+      raise UserError(
+        f"Sharding rule {regex!r}: expected 'fsdp' or a list of axes, not {spec!r}."
+      )
     for axis in () if spec == 'fsdp' else spec:
       if axis not in (None, '+fsdp', *AXES):
         raise UserError(

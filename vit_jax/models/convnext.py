@@ -10,7 +10,7 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 from vit_jax.models.family import Family
 from vit_jax.nn.heads import linear_head
 from vit_jax.nn.images import check as check_images
@@ -127,6 +127,10 @@ class ConvNeXt(nn.Module):
       'pre_logits' [B, D], the normalised mean of the last stage.
     """
     check_images(images)
+    if not len(self.depths) == len(self.widths) >= 1:
+      raise UserError(
+        f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
+      )
     out = {}
     out['stem'] = x = Stem(self.widths[0], self.dtype, name='stem')(images)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))

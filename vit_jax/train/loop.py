@@ -8,7 +8,7 @@ import jax
 
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Diverged, Preempted
-from vit_jax.train import status
+from vit_jax.train import peers, status
 from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
@@ -20,8 +20,8 @@ class Loop:
   def __init__(self, config, workdir, state, task, checkpoints, evals, stop):
     self.config, self.workdir, self.state = config, workdir, state
     self.task, self.checkpoints, self.evals, self.stop = task, checkpoints, evals, stop
-    self.step = int(state.step)
     self.total = config['resolved']['total_steps']
+    self._at(int(state.step))
     due = {k: functools.partial(v.times_due, self.total) for k, v in evals.items()}
     self.record = Record(config, workdir, self.step, due)
     self.patience = Patience.of(config)
@@ -41,7 +41,7 @@ class Loop:
             raise Preempted('Stopped.')
           profile(self.step)
           self.state, values = step_fn(self.state, next(batches))
-          self.step += 1
+          self._at(self.step + 1)
           self.pending.append((self.step, values))
           self._observe(MAX_IN_FLIGHT)
           self._pause()
@@ -69,6 +69,10 @@ class Loop:
     if self.early:
       values['stopped_early'] = self.early
     return self._write_status('finished', **values), self.record.rows
+
+  def _at(self, step: int) -> None:
+    self.step = step
+    peers.doing(f'process {jax.process_index()} was at step {step} of {self.total}')
 
   def _pause(self) -> None:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile."""

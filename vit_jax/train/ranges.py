@@ -158,6 +158,10 @@ def check(config: dict) -> None:
     fraction = bound.whole and isinstance(value, float)
     if not finite or (value not in bound and not fraction):
       raise UserError(f'config.{path}={value!r}: expected {bound}.')
+    if not bound.whole and abs(value) >= 2**63 and isinstance(value, int):
+      raise UserError(
+        f'config.{path}={value}: no integer is that large; {float(value)}?'
+      )
 
 
 def of(path: str) -> Range:

@@ -84,6 +84,7 @@ def _with_periods(check):
   """Returns the check of a section whose periods may be fractions of the run."""
 
   def check_both(where, section, config):
+    config_lib.check_type(where, section, dict)
     for key in PERIODS:
       _check_period(f'{where}.{key}', section.get(key))
     check(where, _in_steps(section, 1), config)
@@ -166,6 +167,7 @@ def check(config: dict) -> dict:
       was opened.
   """
   config_lib.known_keys('config', config, SECTIONS)
+  config_lib.check_plain('config', config)
   if missing := [section for section in REQUIRED if section not in config]:
     raise UserError(f'config lacks the sections {missing}.')
   ranges.check(config)

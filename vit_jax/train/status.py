@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import distributed
-from vit_jax.errors import LockLost, Preempted, Unreachable
-from vit_jax.train import disk, metrics, rows
+from vit_jax.errors import LockLost, PeerLost, Preempted, Unreachable
+from vit_jax.train import disk, metrics, peers, rows
 from vit_jax.train.patience import Patience
 
 
@@ -58,20 +58,26 @@ def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
 
 @contextlib.contextmanager
 def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
-  """Leaves status.json behind when a run ends by an exception."""
+  """Leaves status.json behind when a run ends by an exception, or with another process."""
   # Reads and caches the metrics of older steps now, while all processes take part.
   checkpoints_of(checkpoints)
-  try:
-    yield
-  except LockLost:  # it is another run's now
-    raise
-  except Exception as error:
+
+  def record(error):
     known = read(workdir) or {'step': 0}
     code = getattr(error, 'exit_code', 1)
-    state = 'preempted' if isinstance(error, Preempted) else 'failed'
+    state = 'preempted' if isinstance(error, Preempted | PeerLost) else 'failed'
     known |= {'state': state, 'exit': code, 'error': str(error)}
     _write_somehow(workdir, known | checkpoints_of(checkpoints))
-    raise
+
+  with peers.recorded(record):
+    try:
+      yield
+    except LockLost:  # it is another run's now
+      raise
+    except Exception as error:
+      peers.settle(error)
+      record(error)
+      raise
 
 
 def _write_somehow(workdir: Path, values: dict) -> None:
