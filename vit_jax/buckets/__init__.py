@@ -21,7 +21,7 @@ from vit_jax.buckets.client import (
   write,
 )
 from vit_jax.buckets.lines import Lines, update
-from vit_jax.buckets.path import SCHEME, BucketPath, is_url, path
+from vit_jax.buckets.path import SCHEME, BucketPath, is_url, on_disk, path
 
 __all__ = [
   'SCHEME',
@@ -32,6 +32,7 @@ __all__ = [
   'errors_of',
   'filesystem',
   'is_url',
+  'on_disk',
   'path',
   'ranges',
   'read',

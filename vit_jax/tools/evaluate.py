@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from vit_jax import cli
+from vit_jax import buckets, cli
 from vit_jax.errors import UserError
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
@@ -119,7 +119,7 @@ def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | Non
 
 def _check_folder(name: str) -> Path:
   """Refuses, before any work, a folder that could not be made or written to."""
-  path = Path(name).absolute()
+  path = buckets.on_disk(name, '--out').absolute()
   there = next(p for p in (path, *path.parents) if p.exists())
   if not there.is_dir():
     raise UserError(f'--out {name}: {there} is a file.')

@@ -63,7 +63,7 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
   checkpoints_of(checkpoints)
   try:
     yield
-  except LockLost:  # it is another run's now
+  except (LockLost, Unreachable):  # it is another run's now, or out of reach
     raise
   except Exception as error:
     known = read(workdir) or {'step': 0}

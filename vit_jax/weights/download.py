@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -29,6 +30,8 @@ def locate(source: str | Path) -> Path:
   text = str(source)
   if text.startswith('hf:'):
     return _hub(text)
+  if buckets.is_url(text) and importlib.util.find_spec('gcsfs'):
+    return _from_bucket(buckets.path(text))
   if text.startswith('gs://'):
     return _fetch(text, _GS + urllib.parse.quote(text.removeprefix('gs://')))
   if text.startswith('https://'):
@@ -57,10 +60,6 @@ def _fetch(source: str, url: str) -> Path:
   partial = target.with_name(f'{target.name}.{os.getpid()}.part')
   try:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if buckets.is_url(source) and importlib.util.find_spec('gcsfs'):
-      buckets.download(source, partial)
-      partial.replace(target)
-      return target
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
       length = answer.headers.get('Content-Length')
       with partial.open('wb') as file:
@@ -77,6 +76,33 @@ def _fetch(source: str, url: str) -> Path:
     ) from None
   finally:
     partial.unlink(missing_ok=True)
+  return target
+
+
+def _from_bucket(source: buckets.BucketPath) -> Path:
+  """Returns the copy of an object, or of a folder as on a hub, made once."""
+  if '..' in source.parts:
+    raise UserError(f'{source} names no file.')
+  target = paths.cache_dir().joinpath('storage.googleapis.com', *source.parts[1:])
+  if target.exists():
+    return target
+  whole = source.is_file()
+  files = [source] if whole else list(source.glob('*'))
+  files = [file for file in files if whole or file.suffix in ('.json', '.safetensors')]
+  if not files:
+    raise UserError(
+      f'There is no {source}, or it is a folder without config.json and *.safetensors.'
+    )
+  target.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=target.parent) as partial:
+    for file in files:
+      try:
+        buckets.download(file, Path(partial, file.name))
+      except OSError as error:
+        raise UserError(f'Could not download {file}: {error}.') from None
+    (Path(partial, source.name) if whole else Path(partial)).rename(target)
+    if not whole:
+      os.mkdir(partial)  # for the context to remove
   return target
 
 
