@@ -14,7 +14,6 @@ if __name__ == '__main__':
 from vit_jax.errors import DataError, DiskFull, Unreachable, UserError
 from vit_jax.train import arguments
 
-
 _cut_off: list[bool] = []  # whether what was to be written could not be
 
 

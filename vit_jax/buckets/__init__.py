@@ -21,6 +21,7 @@ from vit_jax.buckets.client import (
   write,
 )
 from vit_jax.buckets.lines import Lines, update
+from vit_jax.buckets.outages import raise_if_outage
 from vit_jax.buckets.path import SCHEME, BucketPath, is_url, on_disk, path
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
   'is_url',
   'on_disk',
   'path',
+  'raise_if_outage',
   'ranges',
   'read',
   'update',
