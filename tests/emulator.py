@@ -70,7 +70,8 @@ def serve(bucket: str, port: int | None = None, url: str | None = None):
         urllib.request.urlopen(make, timeout=5).close()
         break
       except OSError:
-        assert process.poll() is None and attempt < 199, 'fake-gcs-server did not start'
+        assert process.poll() is None
+        assert attempt < 199, 'fake-gcs-server did not start'
         time.sleep(0.02)
     yield own
   finally:
@@ -108,9 +109,9 @@ def behind_proxy():
   with (
     serve(BUCKET, port, url) as upstream,
     faults_proxy.serve(upstream, ours) as proxy,
+    environment(url),
   ):
-    with environment(url):
-      yield proxy
+    yield proxy
 
 
 def fails(proxy, every, faults=('503', 'reset', 'lost', '429')):

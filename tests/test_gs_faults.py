@@ -18,7 +18,10 @@ from vit_jax.train import lock, preemption
 
 pytestmark = pytest.mark.faults
 
-BRIEF = ('steps=8', 'optim.schedule.warmup=2', 'checkpoint.every=2')
+BRIEF = (
+  *('steps=8', 'optim.schedule.warmup=2'),
+  *('checkpoint.every=2', 'checkpoint.best=None'),
+)
 
 
 @pytest.fixture(scope='module')

@@ -11,8 +11,10 @@ from vit_jax import cli
 if __name__ == '__main__':
   cli.exit_on_interrupt()  # before the imports, which take a while
 
-from vit_jax.errors import DataError, DiskFull, UserError
+from vit_jax.errors import DataError, DiskFull, Unreachable, UserError
 from vit_jax.train import arguments
+
+_cut_off: list[bool] = []  # whether what was to be written could not be
 
 
 def main(argv: list[str]) -> int:
@@ -36,6 +38,9 @@ def main(argv: list[str]) -> int:
     runtime.enable_compilation_cache()
     try:
       status, rows = run.train(config, workdir)
+    except (DiskFull, Unreachable):
+      _cut_off.append(True)
+      raise
     except DataError as error:
       raise UserError(
         f'{error}{arguments.without_data(args.config, config)}'
@@ -53,7 +58,7 @@ if __name__ == '__main__':
   # Imports and traces make a million objects and no garbage to look for among them.
   gc.set_threshold(100_000)
   code = cli.run(main)
-  if code == DiskFull.exit_code:
+  if _cut_off:
     # Orbax's threads may wait for ever for a file that could not be written.
     sys.stdout.flush()
     os._exit(code)

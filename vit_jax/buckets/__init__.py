@@ -21,7 +21,8 @@ from vit_jax.buckets.client import (
   write,
 )
 from vit_jax.buckets.lines import Lines, update
-from vit_jax.buckets.path import SCHEME, BucketPath, is_url, path
+from vit_jax.buckets.outages import raise_if_outage
+from vit_jax.buckets.path import SCHEME, BucketPath, is_url, on_disk, path
 
 __all__ = [
   'SCHEME',
@@ -32,7 +33,9 @@ __all__ = [
   'errors_of',
   'filesystem',
   'is_url',
+  'on_disk',
   'path',
+  'raise_if_outage',
   'ranges',
   'read',
   'update',

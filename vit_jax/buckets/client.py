@@ -101,6 +101,8 @@ def write(url: str, data: bytes, generation: int | None = None) -> int:
     Others: as `errors_of`.
   """
   fs = filesystem()
+  import gcsfs.core
+
   bucket, key, _ = fs.split_path(str(url))
   boundary = _BOUNDARY.format(os.urandom(8).hex())
   body = (
@@ -118,7 +120,8 @@ def write(url: str, data: bytes, generation: int | None = None) -> int:
         bucket,
         uploadType='multipart',
         headers={'Content-Type': f'multipart/related; boundary="{boundary}"'},
-        data=body,
+        # Not bytes, which would be sent in one go: the lease must be renewed meanwhile.
+        data=gcsfs.core.UnclosableBytesIO(body),
         json_out=True,
         **condition,
       )

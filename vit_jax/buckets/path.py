@@ -36,6 +36,16 @@ def path(name) -> 'pathlib.Path | BucketPath':
   return pathlib.Path(name).expanduser()
 
 
+def on_disk(name, what: str) -> pathlib.Path:
+  """Returns a path to write to, of a tool that knows no buckets; UserError for a URL."""
+  if '://' in str(name):
+    raise UserError(
+      f'{what} {name}: results are written to a disk. Name a path there, and copy what '
+      'it holds (gcloud storage cp).'
+    )
+  return pathlib.Path(name)
+
+
 class BucketPath(pathlib.PurePosixPath):
   """gs://BUCKET/PATH. A folder is there while an object below it is."""
 

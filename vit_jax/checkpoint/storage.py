@@ -11,7 +11,6 @@ import dataclasses
 import gc
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -22,14 +21,7 @@ import orbax.checkpoint as ocp
 
 from vit_jax import buckets, distributed
 from vit_jax.checkpoint.manifest import Damaged
-from vit_jax.errors import (
-  DiskFull,
-  NotAllowed,
-  RunError,
-  Unreachable,
-  UserError,
-  disk_is_full,
-)
+from vit_jax.errors import DiskFull, UserError, disk_is_full
 
 # Free space asked for, in sizes of the state: array files have some overhead, and the
 # oldest step is deleted only after the new one is complete.
@@ -57,10 +49,12 @@ class Storage:
 
   def steps(self) -> list[int]:
     """Returns the complete steps, in no order."""
-    # Unfinished steps and those set aside have a suffix.
-    if not self.directory.is_dir():
-      return []
-    steps = [path for path in self.directory.iterdir() if path.name.isdecimal()]
+    if self._in_bucket:  # one question fewer
+      found = self.directory.glob('*')
+    else:
+      found = self.directory.iterdir() if self.directory.is_dir() else ()
+    # Unfinished steps on disk and those set aside have a suffix.
+    steps = [path for path in found if path.name.isdecimal()]
     return [int(path.name) for path in steps if self._is_committed(path)]
 
   def _is_committed(self, path) -> bool:
@@ -139,7 +133,7 @@ class Storage:
       yield
     except Exception as error:
       if self._in_bucket:
-        _raise_what_a_bucket_says(error, self.directory)
+        buckets.raise_if_outage(error, self.directory)
       elif disk_is_full(error):
         raise self._disk_full(shutil.disk_usage(self.directory).free) from error
       raise
@@ -185,7 +179,7 @@ class Storage:
       if isinstance(error, PermissionError) or 'PERMISSION_DENIED' in str(error):
         raise UserError(f'Not allowed to read checkpoint {path}: {error}') from error
       if self._in_bucket:
-        _raise_what_a_bucket_says(error, path)
+        buckets.raise_if_outage(error, path)
       line = ' '.join(str(error).split())
       raise Damaged(f'{type(error).__name__}: {line[:150]}') from None
 
@@ -228,27 +222,6 @@ class _Keep:
   def should_preserve(self, checkpoints, *, context):
     kept = self.kept([info.step for info in checkpoints])
     return [info.step in kept for info in checkpoints]
-
-
-# Of TensorStore's errors, which name absl's codes: after all its attempts.
-_OUTAGE = re.compile('UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED')
-
-
-def _raise_what_a_bucket_says(error: Exception, path) -> None:
-  """Raises NotAllowed or Unreachable if an error of Orbax comes from the requests."""
-  line = ' '.join(str(error).split())[:200]
-  home = type(error).__module__.partition('.')[0]
-  if 'PERMISSION_DENIED' in line or 'Forbidden' in line or 'UNAUTHENTICATED' in line:
-    raise NotAllowed(f'{path}: this account is not allowed to ({line}).') from error
-  if (
-    home in ('gcsfs', 'aiohttp', 'requests', 'google')
-    or isinstance(error, TimeoutError | ConnectionError | RunError)
-    or _OUTAGE.search(line)
-  ):
-    raise Unreachable(
-      f'{path}: the bucket does not answer ({type(error).__name__}: {line}). What was '
-      'written is intact: rerun the same command.'
-    ) from error
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax import cli, imagenet, terminal
+from vit_jax import buckets, cli, imagenet, terminal
 from vit_jax.errors import UserError
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
@@ -135,7 +135,7 @@ def _named(classes) -> list[str]:
 
 def _check_folder(name: str) -> Path:
   """Refuses, before any work, a folder that could not be made or written to."""
-  path = Path(name).absolute()
+  path = buckets.on_disk(name, '--out').absolute()
   there = next(p for p in (path, *path.parents) if p.exists())
   if not there.is_dir():
     raise UserError(f'--out {name}: {there} is a file.')

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from vit_jax import cli, imagenet
+from vit_jax import buckets, cli, imagenet
 from vit_jax.data.sources import listing
 from vit_jax.errors import UserError
 
@@ -123,7 +123,7 @@ def _render(image: dict) -> str:
 
 
 def _new_file(name: str) -> Path:
-  path = Path(name)
+  path = buckets.on_disk(name, '--features')
   if path.suffix != '.npz':
     raise UserError(f'--features {name}: expected FILE.npz.')
   if not path.parent.is_dir():

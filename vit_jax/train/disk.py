@@ -99,7 +99,7 @@ class Mirror:
       self.folder = Path(tempfile.mkdtemp(prefix='vit_jax-'))
 
   def push(self) -> None:
-    """Copies the files that changed; raises OSError."""
+    """Copies the files that have grown; raises as `buckets.write`."""
     if not self.remote:
       return
     for path in sorted(p for p in self.folder.rglob('*') if p.is_file()):

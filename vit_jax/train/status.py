@@ -72,7 +72,7 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
   with peers.recorded(record):
     try:
       yield
-    except LockLost:  # it is another run's now
+    except (LockLost, Unreachable):  # it is another run's now, or out of reach
       raise
     except Exception as error:
       peers.settle(error)

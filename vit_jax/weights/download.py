@@ -7,13 +7,14 @@ import importlib.util
 import os
 import re
 import shutil
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
 from vit_jax import buckets, paths
-from vit_jax.errors import DiskFull, UserError, disk_is_full
+from vit_jax.errors import DiskFull, NotAllowed, RunError, UserError, disk_is_full
 from vit_jax.weights import readers
 
 _TIMEOUT = 30  # seconds without a byte
@@ -26,8 +27,8 @@ def locate(source: str | Path) -> Path:
 
   Args:
     source: a path; gs://BUCKET/FILE or https://HOST/FILE, fetched once into
-      `paths.cache_dir()` (without gcsfs, gs:// of public buckets alone, by HTTPS); hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its
-      own cache.
+      `paths.cache_dir()` (without gcsfs, gs:// of public buckets alone, by HTTPS);
+      hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its own cache.
 
   Raises:
     UserError: no such path; a download that fails, with what to do instead.
@@ -36,6 +37,8 @@ def locate(source: str | Path) -> Path:
   text = str(source)
   if text.startswith('hf:'):
     return _hub(text)
+  if buckets.is_url(text) and importlib.util.find_spec('gcsfs'):
+    return _from_bucket(buckets.path(text))
   if text.startswith('gs://'):
     return _fetch(text, _GS + urllib.parse.quote(text.removeprefix('gs://')))
   if text.startswith('https://'):
@@ -69,31 +72,33 @@ def _fetch(source: str, url: str) -> Path:
   partial = target.with_name(f'{target.name}.{os.getpid()}.part')
   try:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if buckets.is_url(source) and importlib.util.find_spec('gcsfs'):
-      buckets.download(source, partial)
-    else:
-      with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-        _receive(answer, partial)
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
+      _receive(answer, partial)
     readers.check_whole(partial)
     partial.replace(target)
   except (OSError, http.client.HTTPException, ValueError) as error:
     if isinstance(error, urllib.error.HTTPError):
       error.close()  # it holds the connection
-    if disk_is_full(error):
-      raise DiskFull(
-        f'No room for {_line(source)} in {paths.cache_dir()}: {_line(error)}. Remove '
-        'what is not needed, or set VIT_JAX_CACHE to a folder on another disk.'
-      ) from None
-    why = getattr(error, 'reason', None) or error
-    if isinstance(error, http.client.HTTPException):
-      why = f'the server broke off or does not speak HTTP ({type(error).__name__})'
-    raise UserError(
-      f'Could not download {_line(source)}: {_line(why)}. Fetch it on a machine with '
-      f'network access and give the path of the file, or put it at {target}.'
-    ) from None
+    raise _failed(source, target, error) from None
   finally:
     partial.unlink(missing_ok=True)
   return target
+
+
+def _failed(source: str, target: Path, error: Exception) -> RunError:
+  """Returns what to say of a download that failed."""
+  if disk_is_full(error):
+    return DiskFull(
+      f'No room for {_line(source)} in {paths.cache_dir()}: {_line(error)}. Remove '
+      'what is not needed, or set VIT_JAX_CACHE to a folder on another disk.'
+    )
+  why = getattr(error, 'reason', None) or error
+  if isinstance(error, http.client.HTTPException):
+    why = f'the server broke off or does not speak HTTP ({type(error).__name__})'
+  return UserError(
+    f'Could not download {_line(source)}: {_line(why)}. Fetch it on a machine with '
+    f'network access and give the path of the file, or put it at {target}.'
+  )
 
 
 def _target(source: str, url: str) -> Path:
@@ -157,6 +162,38 @@ def _line(text) -> str:
   text = ' '.join(str(text).split()).rstrip('.')
   shown = text if text.isprintable() else ascii(text)
   return shown if len(shown) <= 300 else f'{shown[:297]}...'
+
+
+def _from_bucket(source: buckets.BucketPath) -> Path:
+  """Returns the copy of an object, or of a folder as on a hub, made once."""
+  if '..' in source.parts:
+    raise UserError(f'{source} names no file.')
+  target = paths.cache_dir().joinpath('storage.googleapis.com', *source.parts[1:])
+  if target.exists():
+    return target
+  whole = source.is_file()
+  files = [source] if whole else list(source.glob('*'))
+  files = [file for file in files if whole or file.suffix in ('.json', '.safetensors')]
+  if not files:
+    raise UserError(
+      f'There is no {source}, or it is a folder without config.json and *.safetensors.'
+    )
+  target.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=target.parent) as partial:
+    for file in files:
+      copy = Path(partial, file.name)
+      try:
+        buckets.download(file, copy)
+        if file.suffix != '.json':
+          readers.check_whole(copy)
+      except NotAllowed:
+        raise
+      except (OSError, ValueError) as error:
+        raise _failed(str(file), target, error) from None
+    (Path(partial, source.name) if whole else Path(partial)).rename(target)
+    if not whole:
+      os.mkdir(partial)  # for the context to remove
+  return target
 
 
 def _hub(source: str) -> Path:

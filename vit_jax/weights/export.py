@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import imagenet
+from vit_jax import buckets, imagenet
 from vit_jax.errors import UserError, choose
 from vit_jax.weights import rename
 
@@ -153,7 +153,7 @@ def write(
   Raises:
     UserError: another suffix, files that are there already, a folder that is not.
   """
-  dest = Path(dest)
+  dest = buckets.on_disk(dest, 'Cannot write')
   if dest.suffix == '.npz':
     files = {dest: _npz(arrays, config)}
   else:

@@ -17,7 +17,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import re
 import struct
 import tempfile
 import uuid
@@ -29,7 +28,7 @@ import numpy as np
 from vit_jax import buckets, paths
 from vit_jax.data import stalls
 from vit_jax.data.sources import shards
-from vit_jax.errors import RunError, Unreachable, UserError
+from vit_jax.errors import RunError, UserError
 
 _HEADER, _FOOTER = 12, 4
 # Bytes of a file in a bucket that are read at once to find its records.
@@ -130,7 +129,7 @@ class ArrayRecords:
       Unreachable: the bucket does not answer.
     """
     path = self.paths[path_index]
-    with stalls.reading(path), outages_of(path):
+    with stalls.reading(path), shards.outages_of(path):
       return self._reader(path).read(start, stop)
 
   def _open(self, path):
@@ -156,23 +155,6 @@ def _stats(paths: Sequence[str]) -> np.ndarray:
   """Returns what `shards.stat` does of each file: int64 [n, 2]."""
   with concurrent.futures.ThreadPoolExecutor(shards.readers(paths[0])) as pool:
     return np.array(list(pool.map(shards.stat, paths)), np.int64)
-
-
-# Of what google-cloud-cpp, below ArrayRecord, says once it has tried often enough.
-_OUTAGE = re.compile('UNAVAILABLE|DEADLINE_EXCEEDED|Retry policy exhausted')
-
-
-@contextlib.contextmanager
-def outages_of(path: str) -> Iterator[None]:
-  """Raises Unreachable where ArrayRecord finds no answer: that is no broken record."""
-  try:
-    yield
-  except Exception as error:
-    if buckets.is_url(path) and _OUTAGE.search(str(error)):
-      raise Unreachable(
-        f'{path}: the bucket does not answer ({str(error)[:200]}). Rerun the same command.'
-      ) from error
-    raise
 
 
 def _scan(path: str) -> np.ndarray:

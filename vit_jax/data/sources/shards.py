@@ -1,7 +1,9 @@
 """Files of a data set, on disk or in a bucket: found, measured, read in parts."""
 
+import contextlib
 import glob
 import os
+from collections.abc import Iterator
 
 from vit_jax import buckets
 from vit_jax.data import stalls
@@ -82,3 +84,14 @@ def read(path: str, start: int, stop: int) -> bytes:
       return os.pread(file, stop - start, start)
     finally:
       os.close(file)
+
+
+@contextlib.contextmanager
+def outages_of(path: str) -> Iterator[None]:
+  """Raises Unreachable where ArrayRecord finds no answer: that is no broken record."""
+  try:
+    yield
+  except Exception as error:
+    if buckets.is_url(path):
+      buckets.raise_if_outage(error, path)
+    raise

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax import buckets
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import record_files, shards, splits
+from vit_jax.data.sources import shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import Records
 from vit_jax.errors import DataError, Unreachable, UserError, did_you_mean
@@ -161,7 +161,7 @@ class _ArrayRecords:
 
   def _one(self, index):
     try:
-      with record_files.outages_of(self._path):
+      with shards.outages_of(self._path):
         return self._source[index]
     except Unreachable:
       raise
