@@ -1,18 +1,19 @@
 #!/bin/sh
 # Trains on a Cloud TPU VM or a slice of many: copies this checkout's HEAD to every
-# worker, installs it there, and starts the same command on all of them.
+# worker, installs it there, sees whether JAX finds the TPU, and starts the same command
+# on all of them.
 #
-#   scripts/tpu_vm.sh NAME ZONE --config=configs/vit_b16.py --workdir=gs://BUCKET/runs/b16
+#   scripts/tpu_vm.sh NAME ZONE --config=vit_b16 --workdir=gs://BUCKET/runs/b16
 #
-# NAME is an existing TPU VM (gcloud compute tpus tpu-vm create NAME --zone=ZONE
-# --accelerator-type=v5litepod-8 --version=v2-alpha-tpuv5-lite). The work folder must be
-# one that all workers share: in a bucket, or on a mounted Filestore. A run that
-# was stopped with its state saved (exit code 75) is started again; run this again after
-# the VM itself was preempted, and training goes on where it stopped.
+# NAME is an existing TPU VM; the README, "A TPU VM", has the commands that create and
+# delete it. The work folder must be one that all workers share: in a bucket, or on a
+# mounted Filestore. A run that was stopped with its state saved (exit code 75) is started
+# again; run this again after the VM itself was preempted, and training goes on where it
+# stopped.
 set -eu
 
 if [ $# -lt 3 ]; then
-  echo "usage: $0 NAME ZONE ARGUMENTS_OF_vit_jax.main..." >&2
+  echo "usage: $0 NAME ZONE ARGUMENTS_OF_vit_jax_train..." >&2
   exit 2
 fi
 name=$1 zone=$2
@@ -35,10 +36,22 @@ on_all() {
 
 gcloud compute tpus tpu-vm scp "$archive" "$name:vit_jax.tar.gz" --zone="$zone" \
   --worker=all
+# Ubuntu 22.04, which the images of TPU VMs are made of, has Python 3.10: uv brings 3.12.
 on_all 'set -e; mkdir -p vit_jax; tar -xzf vit_jax.tar.gz -C vit_jax; cd vit_jax
-[ -d .venv ] || python3 -m venv .venv
-.venv/bin/pip install --quiet -e ".[tf,tpu]"'
+if [ ! -d .venv ]; then
+  for python in python3.13 python3.12 python3.11 python3 ""; do
+    test="import ensurepip, sys; sys.exit(sys.version_info < (3, 11))"
+    [ -z "$python" ] || ! $python -c "$test" 2>/dev/null || break
+  done
+  if [ "$python" ]; then $python -m venv .venv
+  else
+    python3 -m pip install --quiet --user uv
+    python3 -m uv venv --quiet --seed --python 3.12 .venv
+  fi
+fi
+.venv/bin/pip install --quiet -e ".[tf,tpu]"
+.venv/bin/vit_jax doctor --expect tpu'
 on_all "cd vit_jax; while :; do
-.venv/bin/python -m vit_jax.main --distributed$arguments && exit 0
+.venv/bin/vit_jax train --distributed$arguments && exit 0
 code=\$?; [ \$code = 75 ] || exit \$code
 done"

@@ -1,5 +1,6 @@
 """Eight fake devices for every test, exact float32 products, a cache folder of its own."""
 
+import importlib.metadata
 import os
 
 # Before jax is imported: flags are read at its first use. Compiling takes longer than
@@ -7,8 +8,10 @@ import os
 # less with XLA's older emitters.
 os.environ.setdefault(
   'XLA_FLAGS',
-  '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 '
-  '--xla_cpu_use_fusion_emitters=false',
+  '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+  # 0.12, of Python 3.12, has no others and ends at a flag that it does not know.
+  + ' --xla_cpu_use_fusion_emitters=false'
+  * importlib.metadata.version('jaxlib').startswith('0.10.'),
 )
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')

@@ -53,6 +53,17 @@ def examine_without_smoke(monkeypatch, **smoke):
   monkeypatch.setattr(doctor, 'smoke_test', lambda: smoke)
 
 
+def test_a_platform_that_is_expected(capsys, monkeypatch):
+  # JAX falls back to the CPU with a warning where a driver fails.
+  examine_without_smoke(monkeypatch)
+  assert run(capsys, '--expect', 'cpu')[0] == 0
+  code, out = run(capsys, '--expect', 'tpu')
+  assert code == 1
+  assert 'expected: tpu' in out
+  record = json.loads(run(capsys, '--expect', 'gpu', '--json')[1])
+  assert (record['ok'], record['lacks']) == (False, 'gpu')
+
+
 def test_missing_packages_and_how_to_get_them(capsys, monkeypatch):
   examine_without_smoke(monkeypatch)
   version = doctor.importlib.metadata.version

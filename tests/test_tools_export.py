@@ -21,6 +21,10 @@ from vit_jax.tools.export import facts, onnx, program, stablehlo
 SOURCE = path_of('vit_google_token')  # 10 classes, 32 x 32 pixels
 # One of every family, and of every way to classify.
 ALL = [name for name in GOLDENS if name != 'vit_google_prelogits']
+ONE_EACH = [
+  *('vit_google_token', 'hybrid_google', 'mixer_google'),
+  *('resnet_gn_timm', 'bit_timm', 'convnext_timm'),
+]
 
 # Reads FILE and EXPECTED, argv[2:4], and leaves what the program gives for its images in
 # argv[4]: of all, and of the first alone.
@@ -150,7 +154,7 @@ def test_savedmodel(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('golden', ['vit_google_token', 'resnet_gn_timm'])
+@pytest.mark.parametrize('golden', ONE_EACH)
 def test_savedmodel_without_this_library(golden, tmp_path):
   check(golden, 'savedmodel', tmp_path)
 

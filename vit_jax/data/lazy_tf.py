@@ -50,3 +50,11 @@ def load():
   except RuntimeError:
     pass  # The caller has used TensorFlow's devices already: theirs to manage.
   return tf
+
+
+def call_module():
+  """Returns TensorFlow's op that runs StableHLO, which `tf.raw_ops` lacks (2.21)."""
+  load()
+  from tensorflow.compiler.tf2xla.python import xla
+
+  return xla.call_module

@@ -1,9 +1,9 @@
 """Versions, devices, memory, what is missing and how to get it, one training step.
 
-  vit_jax doctor [--json]
+  vit_jax doctor [--expect tpu] [--json]
 
-Exit code 0: training works here. 1: a package that everything needs is missing, or the
-training step failed. It imports nothing at the top that an ill machine may lack.
+Exit code 0: training works here. 1: a package that everything needs is missing, the
+training step failed, or JAX does not see the platform that was expected. It imports nothing at the top that an ill machine may lack.
 """
 
 import glob
@@ -88,8 +88,11 @@ def main(argv: list[str]) -> int:
   """Prints the report (or its JSON); returns 0 if training works here, else 1."""
   parser = cli.Parser(prog='vit_jax doctor', description=__doc__.split('\n')[0])
   parser.add_argument('--json', action='store_true', help='one JSON object')
+  parser.add_argument(
+    '--expect', choices=('cpu', 'gpu', 'tpu'), help='1 unless JAX computes on these'
+  )
   args = parser.parse_args(argv)
-  record = examine()
+  record = examine(args.expect)
   if args.json:
     cli.print_json(record)
   else:
@@ -97,8 +100,12 @@ def main(argv: list[str]) -> int:
   return 0 if record['ok'] else 1
 
 
-def examine() -> dict:
-  """Returns what the tool prints; `ok` is whether training works here."""
+def examine(expected: str | None = None) -> dict:
+  """Returns what the tool prints; `ok` is whether training works here.
+
+  Args:
+    expected: and on this platform: where its driver fails JAX falls back to the CPU.
+  """
   packages = [check_package(package) for package in PACKAGES]
   broken = [p for p in packages if p['problem'] and p['needed']]
   smoke = {'ok': False, 'error': 'not tried: see the packages'}
@@ -106,9 +113,12 @@ def examine() -> dict:
   if not broken:
     devices = _devices()
     smoke = smoke_test()
+  found = {device['platform'] for device in devices}
+  missing = None if expected is None or found == {expected} else expected
   free = shutil.disk_usage(os.getcwd()).free
   return {
-    'ok': not broken and smoke['ok'],
+    'ok': not broken and smoke['ok'] and missing is None,
+    'lacks': missing,
     'python': platform.python_version(),
     'system': f'{platform.system()} {platform.machine()}',
     'vit_jax': _own_version(),
@@ -309,6 +319,8 @@ def _render(record) -> str:
     + (f', {gib(d["memory"])}' if d['memory'] else '')
     for d in record['devices']
   ]
+  if missing := record['lacks']:
+    lines.append(f'  expected: {missing}, which JAX does not compute on here')
   smoke = record['smoke']
   if smoke['ok']:
     lines.append(f'  one training step: works ({smoke["seconds"]} s)')

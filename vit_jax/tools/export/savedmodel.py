@@ -1,4 +1,4 @@
-"""A SavedModel of TensorFlow around the same StableHLO, by `jax2tf`.
+"""A SavedModel of TensorFlow around the same StableHLO, its op XlaCallModule.
 
     model = tf.saved_model.load('FOLDER')
     logits = model.signatures['serving_default'](images=images)['logits']
@@ -16,6 +16,9 @@ from vit_jax.tools.export.program import BATCH, Program
 
 SUFFIX = ''
 FACTS = 'assets.extra/vit_jax.json'
+# TensorFlow 2.21, the oldest that the extra tf allows, reads up to 1.13.7. jax2tf writes
+# what readers of four weeks before JAX's release know: in JAX 0.12 that is 1.18.
+_STABLEHLO = '1.13.0'
 
 
 def load() -> None:
@@ -35,19 +38,24 @@ def check(program: Program) -> None:
 def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> None:
   """Writes the folder `path`."""
   import jax
-  from jax.experimental import jax2tf
+  from jax import export
+  from jax.extend.mlir.dialects import stablehlo
 
-  tf = lazy_tf.load()
-  H, W, C = program.shape(BATCH)[1:]
-  open_batch = None if program.batch else f'{BATCH}, {H}, {W}, {C}'
-  converted = jax2tf.convert(
-    program,
-    with_gradient=False,
-    polymorphic_shapes=[None, open_batch],
-    native_serialization_platforms=platforms,
-  )
+  tf, call_module = lazy_tf.load(), lazy_tf.call_module()
   leaves, structure = jax.tree.flatten(program.variables)
-  images = tf.TensorSpec((program.batch, H, W, C), tf.float32, name='images')
+  names = sorted(program.outputs)  # as jax.tree orders them
+
+  def flat(*arguments):
+    *values, images = arguments
+    return program(jax.tree.unflatten(structure, values), images)
+
+  (batch,) = export.symbolic_shape(BATCH)
+  shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+  shapes.append(jax.ShapeDtypeStruct(program.shape(batch), 'float32'))
+  lower = export.export(jax.jit(flat, keep_unused=True), platforms=platforms)
+  exported = lower(*shapes)
+  module = stablehlo.serialize_portable_artifact_str(exported.mlir_module(), _STABLEHLO)
+  images = tf.TensorSpec((program.batch, *program.shape(1)[1:]), name='images')
 
   class Exported(tf.Module):
     def __init__(self):
@@ -56,12 +64,19 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
 
     @tf.function(input_signature=[images], autograph=False)
     def __call__(self, images):
-      values = [parameter.value() for parameter in self.parameters]
-      return converted(jax.tree.unflatten(structure, values), images)
+      outputs = call_module(
+        [*(parameter.value() for parameter in self.parameters), images],
+        version=exported.calling_convention_version,
+        module=module,
+        Tout=[tf.float32] * len(names),
+        Sout=[(program.batch, *program.outputs[name]) for name in names],
+        platforms=[name.upper() for name in exported.platforms],
+      )
+      return dict(zip(names, outputs, strict=True))
 
-  exported = Exported()
-  signatures = {'serving_default': exported.__call__}
-  tf.saved_model.save(exported, str(path), signatures=signatures)
+  model = Exported()
+  signatures = {'serving_default': model.__call__}
+  tf.saved_model.save(model, str(path), signatures=signatures)
   (path / FACTS).parent.mkdir()
   (path / FACTS).write_text(json.dumps(facts, indent=1), encoding='utf-8')
 
