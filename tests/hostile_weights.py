@@ -55,7 +55,9 @@ def cases(folder: Path, every: int = 1) -> Iterator[tuple[str, Path]]:
       continue
     place = Path(folder) / f'{number:04d}'
     place.mkdir(parents=True)
-    yield name, make(place)
+    with warnings.catch_warnings(action='ignore'):  # of the zip library: a name twice
+      path = make(place)
+    yield name, path
     shutil.rmtree(place)
 
 

@@ -127,12 +127,19 @@ def test_names_in_the_file_come_first(tmp_path):
   assert pretrained.read_source(folder).class_names == names
 
 
-def test_the_licence_of_a_card(tmp_path):
+@pytest.mark.parametrize(
+  ('line', 'name'),
+  [
+    ('license: cc-by-nc-4.0', 'cc-by-nc-4.0'),
+    ('license: "mit"', 'mit'),
+    ('license: unknown', None),
+    ('licence of the data: mit', None),
+  ],
+)
+def test_the_licence_of_a_card(tmp_path, line, name):
   shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
-  (tmp_path / 'a/README.md').write_text(
-    '---\ntags:\n- x\nlicense: cc-by-nc-4.0\n---\nHi'
-  )
-  assert licence.of(tmp_path / 'a').name == 'cc-by-nc-4.0'
+  (tmp_path / 'a/README.md').write_text(f'---\ntags:\n- x\n{line}\n---\nlicense: x')
+  assert licence.of(tmp_path / 'a').name == name
 
 
 def run(tool, *args):

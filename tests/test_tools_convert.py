@@ -14,6 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.pretrained.source import Source
 from vit_jax.tools import convert
 from vit_jax.weights import adapt
+from vit_jax.weights.families import bit
 
 
 def run(*args):
@@ -165,3 +166,13 @@ def test_what_is_refused_has_a_reason(tmp_path, to, fields, facts):
   with pytest.raises(UserError, match=naming(*facts)):
     convert.export(random_source(**fields), tmp_path / 'a', to)
   assert list(tmp_path.iterdir()) == []
+
+
+def test_the_config_of_a_published_bit():
+  written = next(f for f in bit.FORMATS if f.to == 'timm').write_config
+  model = models.build('bit', 'R50x1', num_classes=10)
+  config = written(pretrained.fields_of(model), (224, 224), None)
+  assert config['architecture'] == 'resnetv2_50x1_bit'
+  other = pretrained.fields_of(model.clone(zero_pad_pool=False))
+  with pytest.raises(UserError, match=naming('zero_pad_pool=False', 'pads', 'timm')):
+    written(other, (224, 224), None)

@@ -4,6 +4,10 @@
 each, and its lemmas. Every list is in ascending order of its ids. Lists and lemmas are
 facts taken from timm 1.0.31 (timm/data/_info, Apache-2.0), whose 21,843 ids are those of
 gs://bit_models/imagenet21k_wordnet_ids.txt; lemmas are WordNet 3.0's, Princeton University.
+
+The release of winter 2021 as a whole, 19,167 classes of those of 2011, is not among the
+lists: no published source with all of them was found. Data made from it carries their
+ids, and `describe` has a name for each.
 """
 
 import functools

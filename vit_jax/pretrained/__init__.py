@@ -6,9 +6,7 @@ RUN@best the best by config.checkpoint.best, of RUN@500 that of this number.
 """
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,13 +17,9 @@ from vit_jax import models, trees, weights
 from vit_jax.data import single_image
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
-from vit_jax.pretrained import runs
+from vit_jax.pretrained import runs, untold
 from vit_jax.pretrained.source import Source
-from vit_jax.weights import zoo
 from vit_jax.weights.merge import Merge
-
-# The size at which the published models were trained, where a file does not tell it.
-_USUAL_SIZE = (224, 224)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +106,7 @@ def load(
   found = read_source(source, variant=variant, ema=ema, weights=weights, **fields)
   model = models.build(found.family, **found.fields)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
-  size = tuple(size) if size else found.image_size or usual_size(found)
+  size = tuple(size) if size else found.image_size or untold.usual_size(found)
   params, report = fit(found, model, size, skip=skip, resize=resize)
   if report.reinitialized:
     shape = (1, *size, found.channels)
@@ -128,7 +122,7 @@ def load(
     found.channels,
     # A pipeline is for one size; for another the image is just resized to that, its
     # pixels standardised as ever.
-    plain_pp(found, size) if moved or not found.pp else found.pp,
+    untold.plain_pp(found, size) if moved or not found.pp else found.pp,
     names,
     str(source),
     found.format,
@@ -161,20 +155,20 @@ def read_source(
   for key, value in (('ema', ema), ('weights', weights)):
     if value:
       raise UserError(f'{source} is not a run of vit_jax: {key} is for runs only.')
-  _refuse_name_of_a_model(str(source))
+  untold.refuse_name_of_a_model(str(source))
   return _read_file(source, variant, fields)
 
 
 def _read_file(source: str, variant: str | None, fields: dict) -> Source:
   raw = weights.open_file(source)
-  _check_architecture(raw, variant, fields)
+  untold.check_architecture(raw, variant, fields)
   if raw.hints.pp:
     registry.parse(raw.hints.pp)  # what is no pipeline is refused here, not at an image
   family = models.family(raw.format.family)
   overrides = models.resolve(raw.format.family, variant)[1] if variant else {}
   heads = fields.get('num_heads') or raw.hints.fields.get('num_heads')
   if raw.format.flat_heads and not heads:
-    heads = overrides.get('num_heads') or _heads(raw, family, str(source))
+    heads = overrides.get('num_heads') or untold.heads(raw, family, str(source))
   flat, inferred = raw.parameters(family, heads)
   for key in ('width', 'depth', 'mlp_dim'):
     if key in overrides and inferred.get(key, overrides[key]) != overrides[key]:
@@ -273,79 +267,3 @@ def complete(model: dict, found: Source) -> dict:
 def _channels(raw: weights.Weights, flat, family) -> int:
   with weights.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
     return flat[family.stem(flat)].shape[2]
-
-
-def _refuse_name_of_a_model(source: str) -> None:
-  """Says which weights there are of 'vit_base_patch16_224', a model's name."""
-  if re.search(r'[/:\\]|\.(npz|safetensors)$', source) or source in zoo.ENTRIES:
-    return
-  family, size, _ = models.parse_name(_plain(source))
-  if family not in models.MODELS or size is None or Path(source).exists():
-    return
-  known = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
-  ours = f"the zoo's are {known}, " if known else ''
-  tag = '' if '.' in source else '.TAG'
-  raise UserError(
-    f'{source!r} is the name of a model ({family}:{size}), not of weights of it: '
-    f"{ours}timm's hf:timm/{source}{tag}."
-  )
-
-
-# -- what a file does not say -----------------------------------------------------------
-
-
-def _heads(raw: weights.Weights, family, source: str) -> int:
-  """The number of heads by the name of the model."""
-  for name in (raw.hints.architecture, Path(source).name):
-    try:
-      _, fields = models.resolve(_plain(name or ''))
-    except UserError:
-      continue
-    if 'num_heads' in fields:
-      return fields['num_heads']
-  _, inferred = raw.parameters(family, heads=1)
-  raise UserError(
-    f'Cannot infer the number of attention heads of {source} (width '
-    f'{inferred["width"]}): neither a config.json nor its name tells it. Pass the '
-    "model's size, variant='B/16', or num_heads."
-  )
-
-
-def _plain(architecture: str) -> str:
-  """'vit_base_patch16_224.augreg_in21k' without timm's tag."""
-  return architecture.removesuffix('.safetensors').split('.')[0]
-
-
-def _check_architecture(raw: weights.Weights, variant, fields) -> None:
-  """Refuses timm's models that have a ViT's parameters and compute something else."""
-  name = raw.hints.architecture
-  if not name or variant or 'act' in fields:
-    return
-  try:
-    models.resolve(_plain(name))
-  except UserError:
-    raise UserError(
-      f'{raw.source} says that it is {name!r}, which is not known here: it may compute '
-      'something else with the same parameters. If it is a plain model, pass its size, '
-      "variant='B/16', or its activation, act='gelu_erf'."
-    ) from None
-
-
-def usual_size(found: Source) -> tuple[int, int]:
-  """Returns the size of images where the source does not tell it."""
-  family = models.family(found.family)
-  if family.position in found.flat:
-    raise UserError(
-      f'{found.source} has position embeddings of a grid that is not square: pass '
-      'image_size=(height, width), the size that they are for.'
-    )
-  return _USUAL_SIZE
-
-
-def plain_pp(found: Source, size) -> str:
-  """Returns the Google code's evaluation: it resizes to floats, and rounds nothing."""
-  text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
-  decode = 'decode' if found.channels == 3 else f'decode({found.channels})'
-  ops = registry.parse(found.pp or '')
-  levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
-  return f"{decode}|resize({text}, rounding='none')|{levels[0]}"

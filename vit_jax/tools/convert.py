@@ -55,12 +55,12 @@ def export(found, dest: str | Path, to: str) -> dict:
     UserError: for what the format cannot express, or a place that is taken.
   """
   from vit_jax import models, pretrained
-  from vit_jax.pretrained import positions, preprocessor
+  from vit_jax.pretrained import positions, preprocessor, untold
   from vit_jax.weights import export as weights_export
 
   model = models.build(found.family, **found.fields)
   fields = pretrained.fields_of(model)
-  size = found.image_size or pretrained.usual_size(found)
+  size = found.image_size or untold.usual_size(found)
   if to in ('timm', 'hf') and found.channels != 3:
     raise UserError(
       f'{found.source} takes images with {found.channels} channel; {to} files are '
@@ -81,7 +81,7 @@ def export(found, dest: str | Path, to: str) -> dict:
     class_names=found.class_names,
   )
   beside = {}
-  if described := preprocessor.of(found.pp or pretrained.plain_pp(found, size)):
+  if described := preprocessor.of(found.pp or untold.plain_pp(found, size)):
     if to == 'timm':
       config['pretrained_cfg'] |= described.timm()
     if to == 'hf':

@@ -69,7 +69,6 @@ def _card_licence(folder: Path) -> str | None:
   except (OSError, ValueError):
     return None
   front = re.match(r'---\s*\n(.*?)\n---', text, re.DOTALL)
-  found = (
-    re.search(r'^license:[ \t]*([\w.+-]+)[ \t]*$', front[1], re.M) if front else None
-  )
-  return found[1] if found else None
+  line = r'^license:[ \t]*["\']?([\w.+-]+)["\']?[ \t]*$'
+  found = re.search(line, front[1], re.MULTILINE) if front else None
+  return found[1] if found and found[1] != 'unknown' else None

@@ -73,7 +73,8 @@ _TIMM_NAMES = {
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  export.need(fields, 'zero_pad_pool', (True,), 'timm')
+  why = 'its BiT pads what the first pool reads with zeros'
+  export.need(fields, 'zero_pad_pool', (True,), 'timm', why)
   architecture = _TIMM_NAMES.get((tuple(fields['blocks']), fields['width']))
   if architecture is None:
     raise UserError(

@@ -1,0 +1,87 @@
+"""What a source of weights does not say of its model, and where it follows from."""
+
+import re
+from pathlib import Path
+
+from vit_jax import models, weights
+from vit_jax.data.ops import registry
+from vit_jax.errors import UserError
+from vit_jax.pretrained.source import Source
+from vit_jax.weights import zoo
+
+# The size at which the published models were trained, where a file does not tell it.
+_USUAL_SIZE = (224, 224)
+
+
+def refuse_name_of_a_model(source: str) -> None:
+  """Says which weights there are of 'vit_base_patch16_224', a model's name."""
+  if re.search(r'[/:\\]|\.(npz|safetensors)$', source) or source in zoo.ENTRIES:
+    return
+  family, size, _ = models.parse_name(_plain(source))
+  if family not in models.MODELS or size is None or Path(source).exists():
+    return
+  known = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
+  where = [f"the zoo's are {known}"] if known else []
+  if source.islower():  # a name of timm
+    where.append(f"timm's hf:timm/{source}{'' if '.' in source else '.TAG'}")
+  raise UserError(
+    f'{source!r} is the name of a model ({family}:{size}), not of weights of it; '
+    f'{", ".join(where) or "give a file"}.'
+  )
+
+
+def heads(raw: weights.Weights, family, source: str) -> int:
+  """The number of heads by the name of the model."""
+  for name in (raw.hints.architecture, Path(source).name):
+    try:
+      _, fields = models.resolve(_plain(name or ''))
+    except UserError:
+      continue
+    if 'num_heads' in fields:
+      return fields['num_heads']
+  _, inferred = raw.parameters(family, heads=1)
+  raise UserError(
+    f'Cannot infer the number of attention heads of {source} (width '
+    f'{inferred["width"]}): neither a config.json nor its name tells it. Pass the '
+    "model's size, variant='B/16', or num_heads."
+  )
+
+
+def _plain(architecture: str) -> str:
+  """'vit_base_patch16_224.augreg_in21k' without timm's tag."""
+  return architecture.removesuffix('.safetensors').split('.')[0]
+
+
+def check_architecture(raw: weights.Weights, variant, fields) -> None:
+  """Refuses timm's models that have a ViT's parameters and compute something else."""
+  name = raw.hints.architecture
+  if not name or variant or 'act' in fields:
+    return
+  try:
+    models.resolve(_plain(name))
+  except UserError:
+    raise UserError(
+      f'{raw.source} says that it is {name!r}, which is not known here: it may compute '
+      'something else with the same parameters. If it is a plain model, pass its size, '
+      "variant='B/16', or its activation, act='gelu_erf'."
+    ) from None
+
+
+def usual_size(found: Source) -> tuple[int, int]:
+  """Returns the size of images where the source does not tell it."""
+  family = models.family(found.family)
+  if family.position in found.flat:
+    raise UserError(
+      f'{found.source} has position embeddings of a grid that is not square: pass '
+      'image_size=(height, width), the size that they are for.'
+    )
+  return _USUAL_SIZE
+
+
+def plain_pp(found: Source, size) -> str:
+  """Returns the Google code's evaluation: it resizes to floats, and rounds nothing."""
+  text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
+  decode = 'decode' if found.channels == 3 else f'decode({found.channels})'
+  ops = registry.parse(found.pp or '')
+  levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
+  return f"{decode}|resize({text}, rounding='none')|{levels[0]}"
