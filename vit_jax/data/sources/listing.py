@@ -12,6 +12,7 @@ whose images were all written anew.
 
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -73,6 +74,7 @@ class Listing(NamedTuple):
   folders: dict[str, list]
 
 
+@functools.cache
 def extensions() -> tuple[str, ...]:
   """Returns those of images that can be read here, in lower case."""
   return EXTENSIONS + (HEIF if importlib.util.find_spec('pillow_heif') else ())
