@@ -19,7 +19,9 @@ def heif(request, monkeypatch):
   find = importlib.util.find_spec
   fake = lambda name: request.param if name == 'pillow_heif' else find(name)
   monkeypatch.setattr(listing.importlib.util, 'find_spec', fake)
-  return request.param
+  listing.extensions.cache_clear()
+  yield request.param
+  listing.extensions.cache_clear()
 
 
 def write(root, *names):

@@ -1,5 +1,6 @@
 """Odd, broken and hostile files: an image, or a bad one in one line."""
 
+import json
 import os
 import re
 import warnings
@@ -7,7 +8,9 @@ import warnings
 import hostile_images
 import numpy as np
 import pytest
+from conftest import GOLDEN
 
+from vit_jax import cli
 from vit_jax.data import bad_images, pipeline
 from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.single_image import SingleImage
@@ -74,7 +77,7 @@ def check(folder, tmp_path, thorough):
 @pytest.mark.parametrize(
   'thorough', [False, pytest.param(True, marks=pytest.mark.faults)]
 )
-def test_each_is_an_image_or_a_bad_one(tmp_path, thorough):
+def test_each_is_an_image_or_a_bad_one(tmp_path, thorough, capsys):
   warnings.filterwarnings('ignore', module=r'PIL\.')  # as `cli.run` does
   trained, predicted, moved = check(tmp_path / 'odd', tmp_path, thorough)
   assert len(moved) >= (250 if thorough else 80)
@@ -86,6 +89,14 @@ def test_each_is_an_image_or_a_bad_one(tmp_path, thorough):
     (verdicts,) = [v for name, v in both.items() if kind in name]
     assert None not in verdicts, kind
     assert verdicts[0].removesuffix(' (data.max_file_bytes)') == verdicts[1]
+  if thorough:  # the command itself
+    capsys.readouterr()
+    weights = str(GOLDEN / 'vit_google_token.npz')
+    assert cli.run(predict.main, [weights, str(tmp_path / 'root'), '--json']) == 0
+    out, error = capsys.readouterr()
+    images = {x['path']: x.get('error') for x in json.loads(out)['images']}
+    assert error == ''
+    assert {path: why for path, why in images.items() if why} == predicted
   # Of a byte too many or too few each decoder has its own opinion.
   differ = {name for name, (a, b) in both.items() if bool(a) != bool(b)}
   assert len(differ) <= len(both) // 20, differ

@@ -47,10 +47,12 @@ def test_a_tool(capsys):
 @pytest.mark.faults
 @pytest.mark.parametrize('tenths', range(2, 30, 3))
 def test_at_any_time(tenths, tmp_path, faults_table):
-  process = runs.Process('--config=configs/digits.py:debug', f'--workdir={tmp_path}')
+  workdir = tmp_path / 'run'
+  process = runs.Process('--config=configs/digits.py:debug', f'--workdir={workdir}')
   time.sleep(tenths / 10)
   process.popen.send_signal(signal.SIGINT)
   code, _, error = process.end()
   assert code in (75, 130)  # with a state to save, or before
   assert 'Traceback' not in error
+  assert workdir.exists() == (code == 75)
   faults_table('signals', f'SIGINT after {tenths / 10} s', 'refused', error)

@@ -144,6 +144,7 @@ def test_several_processes_agree_by_call_number_and_install_no_handler(
     polls.append(number)
     return number == 3
 
+  monkeypatch.setattr(preemption.jax.distributed, 'is_initialized', lambda: True)
   monkeypatch.setattr(preemption.jax, 'process_count', lambda: 2)
   monkeypatch.setattr(
     preemption.multihost_utils, 'reached_preemption_sync_point', reached

@@ -10,7 +10,7 @@ import runs
 from conftest import naming
 
 from vit_jax import errors
-from vit_jax.train import folder, preemption
+from vit_jax.train import folder, preemption, start
 from vit_jax.train import run as run_module
 
 SHORT = ('steps=2', 'optim.schedule.warmup=1', 'checkpoint.every=1')
@@ -98,6 +98,12 @@ def test_a_refused_second_run_removes_nothing(tmp_path):
   with run_module.lock(workdir), pytest.raises(errors.UserError, match=naming(workdir)):
     runs.run(workdir, *SHORT)
   assert workdir.exists()
+
+
+def test_processes_that_see_other_data_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(start.distributed, 'from_first', lambda value: value + 1)
+  with pytest.raises(errors.UserError, match=naming('digits', 'process 0', '1,437')):
+    runs.run(tmp_path / 'run', *SHORT)
 
 
 def test_noise_is_in_the_log(tmp_path, capfd, monkeypatch):

@@ -65,6 +65,17 @@ def test_features_by_name_in_one_compilation(folder):
   assert inference.predict_images(loaded, []).logits.shape == (0, 10)
 
 
+def test_photographs_that_are_left_out_are_told_of(folder, capfd):
+  (folder / 'drawing.svg').write_text('<svg/>')
+  (folder / 'notes.txt').write_text('notes')
+  assert len(predict.find([str(folder)])) == 5
+  assert re.search(naming(folder, 'SVG', 'magick mogrify'), capfd.readouterr().err)
+  (folder / 'none').mkdir()
+  (folder / 'none' / 'x.svg').write_text('<svg/>')
+  with pytest.raises(UserError, match=naming(folder / 'none', '1 .svg', 'SVG', '.png')):
+    predict.find([str(folder / 'none')])
+
+
 def test_table_json_and_features(folder, tmp_path, capsys):
   out = tmp_path / 'features.npz'
   assert run(SOURCE, folder, '--top', 3, '--json', '--features', out) == 0

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
+from vit_jax import terminal
 from vit_jax.errors import Interrupted, RunError, UserError
 
 INTERRUPTED = 'interrupted.'
@@ -25,7 +26,7 @@ def exit_on_interrupt() -> None:
   import signal
 
   def leave(number, frame):
-    os.write(2, f'{INTERRUPTED}\n'.encode())
+    terminal.say(INTERRUPTED)
     os._exit(Interrupted.exit_code)
 
   signal.signal(signal.SIGINT, leave)

@@ -12,7 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from vit_jax import buckets, cli, imagenet
+from vit_jax import buckets, cli, imagenet, terminal
+from vit_jax.data import contents
 from vit_jax.data.sources import listing
 from vit_jax.errors import UserError
 
@@ -61,7 +62,8 @@ def main(argv: list[str]) -> int:
 def find(images: list[str]) -> list[str]:
   """Returns the files named, and the images below folders named, sorted.
 
-  A folder's images are those that training would read.
+  A folder's images are those that training would read. Photographs among the others that
+  could be converted are told of.
 
   Raises:
     UserError: for a name that is not there, or a folder without images.
@@ -70,11 +72,15 @@ def find(images: list[str]) -> list[str]:
   for name in images:
     path = Path(name)
     if path.is_dir():
-      inside = sorted(p for p, _ in listing.images_below(name))
+      inside, others = listing.images_below(name)
+      hint = contents.how_to_convert(others)
       if not inside:
         known = ' '.join(sorted(listing.extensions()))
-        raise UserError(f'No images in {name}: looked for {known}.')
-      paths += inside
+        there = contents.only(others)
+        raise UserError(f'No images in {name}{there}: looked for {known}.{hint}')
+      if hint:
+        terminal.say(f'warning: {name}: files were left out.{hint}')
+      paths += sorted(path for path, _ in inside)
     elif path.exists():
       paths.append(name)
     else:

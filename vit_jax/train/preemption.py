@@ -49,7 +49,9 @@ class StopSignal:
     self.before_exit: Callable[[], None] = lambda: None  # of the second signal
 
   def __enter__(self):
-    self._several = jax.process_count() > 1
+    # To count processes starts the devices, for seconds in which Ctrl-C would find no
+    # handler that knows of the run's folder.
+    self._several = jax.distributed.is_initialized() and jax.process_count() > 1
     if not self._several and threading.current_thread() is threading.main_thread():
       self._listen()
       self._previous = {n: signal.signal(n, self._on_signal) for n in _SIGNALS}

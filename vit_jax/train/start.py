@@ -31,6 +31,15 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
     bad_log=workdir / 'bad_images.jsonl',
     **sharding.host_of_batch(mesh),
   )
+  # Other files, or the same in another order: each host would take its share of another
+  # data set, and nothing would show it. Installed packages decide what is an image.
+  digits = int(data.fingerprint[:7], 16)
+  if not distributed.agree(distributed.from_first(digits) == digits):
+    raise UserError(
+      f'{data.source.name} is not the same for all processes: process '
+      f'{jax.process_index()} sees {data.num_examples:,} examples with the fingerprint '
+      f'{data.fingerprint}. Give all of them the same files and the same packages.'
+    )
   print(
     'Data:', *(f'train: {line}' for line in data.describe()), sep='\n  ', flush=True
   )

@@ -66,7 +66,7 @@ def pieces(root: str, *, ranges: bool) -> list[Files | tars.Tar]:
   for directory, prefix in places:
     names, archives = _listing(directory)
     for name in names:
-      found = sorted(listing.images_below(os.path.join(directory, name)))
+      found = sorted(listing.images_below(os.path.join(directory, name))[0])
       paths = tuple(os.path.relpath(path, root) for path, _ in found)
       sizes = tuple(size for _, size in found)
       out.append(Files(root, clean(prefix + name), paths, sizes))

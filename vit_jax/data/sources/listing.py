@@ -12,6 +12,7 @@ whose images were all written anew.
 
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -73,20 +74,24 @@ class Listing(NamedTuple):
   folders: dict[str, list]
 
 
+@functools.cache
 def extensions() -> tuple[str, ...]:
   """Returns those of images that can be read here, in lower case."""
   return EXTENSIONS + (HEIF if importlib.util.find_spec('pillow_heif') else ())
 
 
-def images_below(directory: str) -> list[tuple[str, int]]:
-  """Returns (path, size in bytes) of all images below, links followed once, unsorted.
+def images_below(directory: str) -> tuple[list[tuple[str, int]], dict[str, int]]:
+  """Returns what is below a directory, links followed once.
+
+  Returns:
+    ((path, size in bytes) of all images, unsorted; {extension: number} of other files).
 
   Raises:
     UserError: for a directory that cannot be listed.
   """
   found = _list(directory)
   names = (os.path.join(directory, image) for image in found.images)
-  return list(zip(names, found.sizes, strict=True))
+  return list(zip(names, found.sizes, strict=True)), found.ignored
 
 
 def images_in(
