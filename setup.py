@@ -68,6 +68,8 @@ setup(
     'hub': HUB,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
+    'wandb': ['wandb>=0.19'],
+    'mlflow': ['mlflow-skinny>=2.16', 'sqlalchemy>=2', 'alembic>=1.13'],
     'dev': ['pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', *PLOTS, *HUB],
   },
 )

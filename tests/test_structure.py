@@ -59,6 +59,8 @@ OPTIONAL = (
   'tensorboard',
   'huggingface_hub',
   'apache_beam',
+  'mlflow',
+  'wandb',
   'torch',
   'timm',
   'transformers',

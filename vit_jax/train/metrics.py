@@ -9,11 +9,12 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Annotated
 
 from vit_jax import distributed, evaluators
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators.metric import Metric, find
-from vit_jax.train import disk, rows
+from vit_jax.train import disk, loggers, rows
 
 TIME = 'time/'
 TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
@@ -26,6 +27,8 @@ class Log:
   every: int = 50  # steps between rows
   tensorboard: bool = True
   profile: bool = False  # write a profile of a few steps to WORKDIR/profile
+  wandb: Annotated[dict | None, loggers.check(loggers.Wandb)] = None
+  mlflow: Annotated[dict | None, loggers.check(loggers.Mlflow)] = None
 
 
 def write_json(path: Path, value) -> None:
@@ -81,12 +84,13 @@ def _declarations(source: str, evals: dict) -> dict[str, Metric]:
 class Metrics:
   """Appends rows `{"step": n, name: number}`, each with one write of a whole line."""
 
-  def __init__(self, workdir: Path, keep_to: int, tensorboard: bool = True):
+  def __init__(self, workdir: Path, keep_to: int, tensorboard: bool, mirrors=None):
     """Opens `workdir`/metrics.jsonl, without the rows past step `keep_to`.
 
     Of several processes the first writes, the others keep the rows.
     """
     self.path = workdir / 'metrics.jsonl'
+    self._mirrors = mirrors or loggers.Loggers({}, workdir, {})
     known, lost = rows.read_checked(self.path)
     self.rows = [row for row in known if row['step'] <= keep_to]
     if lost:
@@ -108,6 +112,7 @@ class Metrics:
       self._early.append(row)
     else:
       self._write_event(row)
+    self._mirrors.write(step, {k: v for k, v in row.items() if k != 'step'})
 
   def open_events(self) -> float:
     """Opens the TensorBoard file, if there is to be one, with the rows written so far.
@@ -116,6 +121,7 @@ class Metrics:
     first step has run. Returns the seconds that it took.
     """
     start = time.perf_counter()
+    self._mirrors.open()
     if self._early is not None:
       early, self._early = self._early, None
       self._events = _tensorboard(self.path.parent)
@@ -136,6 +142,7 @@ class Metrics:
     )
 
   def close(self) -> None:
+    self._mirrors.close()
     if self._file is not None:
       os.close(self._file)
     if self._early:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vit_jax import distributed
-from vit_jax.train import metrics, progress
+from vit_jax.train import loggers, metrics, progress
 from vit_jax.train.rows import last_values
 
 
@@ -17,7 +17,9 @@ class Record:
   def __init__(self, config: dict, workdir: Path, step: int):
     self._total = config['resolved']['total_steps']
     self.log, self._evals = metrics.Log(**config['log']), config['evals']
-    self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard)
+    asked = {'wandb': self.log.wandb, 'mlflow': self.log.mlflow}
+    mirrors = loggers.Loggers(asked, workdir, config)
+    self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard, mirrors)
     if step >= self.log.every and not self.rows:
       distributed.say(f'{workdir}/metrics.jsonl holds no rows up to step {step}.')
     batch_size = config['data']['batch_size']
