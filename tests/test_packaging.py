@@ -21,6 +21,7 @@ DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', '.ci/run')
 DISTRIBUTIONS = {'PIL': 'pillow', 'orbax': 'orbax-checkpoint'}
 DISTRIBUTIONS |= {
   'google': 'protobuf',
+  'mlflow': 'mlflow-skinny',
   'jaxlib': 'jax',
   'sklearn': 'scikit-learn',
   'tensorflow': 'tensorflow-cpu',
@@ -60,7 +61,7 @@ def test_version_is_that_of_the_package_and_the_changelog(metadata):
 
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
-    *('tf', 'cuda', 'tpu', 'hub', 'beam', 'plots', 'dev')
+    *('tf', 'cuda', 'tpu', 'hub', 'beam', 'plots', 'wandb', 'mlflow', 'dev')
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
   assert not base & {'tensorflow', 'tensorflow-cpu'}

@@ -13,11 +13,10 @@ from typing import Annotated
 
 from vit_jax import distributed, evaluators
 from vit_jax.errors import UserError, choose, did_you_mean
-from vit_jax.evaluators.metric import Metric, find
+from vit_jax.evaluators.metric import find
 from vit_jax.train import disk, loggers, rows
 
 TIME = 'time/'
-TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +45,6 @@ def json_of(value) -> bytes:
   return (json.dumps(value, indent=1) + '\n').encode()
 
 
-def declared(key: str, evals: dict) -> Metric:
-  """Returns how a number such as 'test/top1' is read; a plain one if nobody says.
-
-  Args:
-    evals: the config's section.
-  """
-  source, _, name = key.partition('/')
-  return find(_declarations(source, evals), name)
-
-
 def larger_is_better(key: str, evals: dict) -> bool:
   """Returns the direction of a number such as 'test/loss', by which the best is chosen.
 
@@ -64,7 +53,7 @@ def larger_is_better(key: str, evals: dict) -> bool:
   """
   source, _, name = key.partition('/')
   where = 'source of the metric config.checkpoint.best'
-  metrics = _declarations(choose(where, source, [*evals, 'train']), evals)
+  metrics = evaluators.declarations(choose(where, source, [*evals, 'train']), evals)
   larger = find(metrics, name).larger_is_better
   if larger is None:
     directed = [k for k, m in metrics.items() if m.larger_is_better is not None]
@@ -73,12 +62,6 @@ def larger_is_better(key: str, evals: dict) -> bool:
       f'{source} of which one is: {directed}.{did_you_mean(name, directed)}'
     )
   return larger
-
-
-def _declarations(source: str, evals: dict) -> dict[str, Metric]:
-  if source in evals:
-    return evaluators.metrics(evals[source]['type'])
-  return TRAIN if source == 'train' else {}
 
 
 class Metrics:

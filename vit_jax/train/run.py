@@ -39,6 +39,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     stack.enter_context(full_raises_disk_full(workdir))
     workdir = stack.enter_context(lock(workdir))
     stop = stack.enter_context(StopSignal())
+    start.check_files(workdir)
     mesh = sharding.make_mesh(**config['mesh'])
     retain_freed_memory()
     stack.enter_context(jax.set_mesh(mesh))
