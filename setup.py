@@ -75,6 +75,8 @@ setup(
     'heif': HEIF,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
+    'wandb': ['wandb>=0.19'],
+    'mlflow': ['mlflow-skinny>=2.16', 'sqlalchemy>=2', 'alembic>=1.13'],
     # For `export --to onnx`, with jax2onnx, which pip must install without what it asks
     # for: its releases (0.17.1, 2026-11) exclude the Orbax above.
     'onnx': ['onnx>=1.20', 'onnx-ir>=0.2.1', 'onnxruntime>=1.24'],

@@ -73,7 +73,7 @@ class Table:
     category: str,
     name: str,
     call: Callable[[], object],
-    seconds: int = 60,
+    seconds: int = 120,
     also: tuple[type[Exception], ...] = (),
   ) -> object:
     """Adds what a call does: returns ('handled'), refuses, fails otherwise or hangs.

@@ -22,6 +22,7 @@ DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', '.ci/run')
 DISTRIBUTIONS = {'PIL': 'pillow', 'orbax': 'orbax-checkpoint'}
 DISTRIBUTIONS |= {
   'google': 'protobuf',
+  'mlflow': 'mlflow-skinny',
   'jaxlib': 'jax',
   'sklearn': 'scikit-learn',
   'tensorflow': 'tensorflow-cpu',
@@ -85,7 +86,8 @@ def test_workflows_run_what_developers_run():
 
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
-    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'onnx', 'dev')
+    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'onnx'),
+    *('wandb', 'mlflow', 'dev'),
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
   assert not base & {'tensorflow', 'tensorflow-cpu'}

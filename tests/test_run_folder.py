@@ -1,6 +1,7 @@
 """The files of a run's folder, damaged in every way: one clear line, or rebuilt."""
 
 import json
+import os
 import re
 import shutil
 
@@ -13,6 +14,7 @@ from vit_jax import cli, run_config
 from vit_jax.data import bad_images
 from vit_jax.errors import UserError
 from vit_jax.tools import predict
+from vit_jax.tools.inspect import source
 from vit_jax.train import rows, status
 
 DAMAGE = {
@@ -96,6 +98,33 @@ def test_a_tool_says_one_line(finished, tmp_path, capsys):
   error = capsys.readouterr().err
   assert re.search(naming(finished / 'config.json'), error)
   assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+  'name', ['config.json', 'status.json', 'metrics.jsonl', 'bad_images.jsonl']
+)
+@pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])
+def test_something_else_in_a_files_place(finished, name, make):
+  (finished / name).unlink(missing_ok=True)
+  make(finished / name)
+  with pytest.raises(UserError, match=naming(finished / name, '--workdir')):
+    again(finished)
+  if name == 'config.json':
+    with pytest.raises(run_config.Unreadable, match=naming(finished / name)):
+      run_config.read(finished)
+
+
+def test_a_file_in_the_place_of_the_checkpoints(finished):
+  shutil.rmtree(finished / 'checkpoints')
+  (finished / 'checkpoints').touch()
+  with pytest.raises(UserError, match=naming(finished / 'checkpoints', '--workdir')):
+    again(finished)
+
+
+@pytest.mark.parametrize('damage', ['a list', 'deep'])
+def test_a_damaged_status_is_inspected(finished, damage):
+  (finished / 'status.json').write_bytes(DAMAGE[damage])
+  assert source.describe(str(finished), {})['state'] is None
 
 
 @pytest.mark.parametrize('damage', DAMAGE)

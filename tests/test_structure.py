@@ -79,6 +79,8 @@ OPTIONAL = (
   'jax2onnx',
   'onnx_ir',
   'onnxruntime',
+  'mlflow',
+  'wandb',
   'torch',
   'timm',
   'transformers',

@@ -24,6 +24,8 @@ def read(folder: str | Path) -> dict:
     UserError: if a newer version wrote it.
   """
   path = buckets.path(folder) / 'config.json'
+  if path.exists() and not path.is_file():  # a pipe would be waited for
+    raise Unreadable(f'{path} is not a file.')
   try:
     config = json.loads(path.read_bytes())
   except OSError as error:

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 
 from vit_jax.errors import choose
-from vit_jax.evaluators.metric import Metric
+from vit_jax.evaluators.metric import Metric, find
 
 EVALUATORS = {
   'classification': ('vit_jax.evaluators.classification', 'Classification'),
   'fewshot': ('vit_jax.evaluators.fewshot', 'FewShot'),
 }
+
+TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
 
 
 def build(
@@ -48,6 +50,24 @@ def signature(type: str) -> inspect.Signature:
 def metrics(type: str) -> dict[str, Metric]:
   """Returns how the numbers of that type of evaluator are read, by regex of names."""
   return _evaluator(type).METRICS
+
+
+def declarations(source: str, evals: dict) -> dict[str, Metric]:
+  """Returns how the numbers are read that begin with 'source/'; {} if nobody says.
+
+  Args:
+    source: the name of an evaluation, or 'train'.
+    evals: the config's section.
+  """
+  if source in evals:
+    return metrics(evals[source]['type'])
+  return TRAIN if source == 'train' else {}
+
+
+def declared(key: str, evals: dict) -> Metric:
+  """Returns how a number such as 'test/top1' is read; a plain one if nobody says."""
+  source, _, name = key.partition('/')
+  return find(declarations(source, evals), name)
 
 
 def _evaluator(type: str):

@@ -9,7 +9,6 @@ from vit_jax import evaluators
 from vit_jax.checkpoint import manifest
 from vit_jax.checkpoint.storage import Storage
 from vit_jax.errors import UserError
-from vit_jax.evaluators.metric import find
 
 BEST = 'best'
 
@@ -65,7 +64,8 @@ class Kept:
     """The step where `metric` was best, the later of two that are equal, or None."""
     if self.metric is None:
       return None
-    sign = 1 if _larger_is_better(self.metric, self._evals) else -1
+    larger = evaluators.declared(self.metric, self._evals).larger_is_better
+    sign = 1 if larger else -1
     values = {
       step: sign * (metrics or {}).get(self.metric, math.nan)
       for step, metrics in self.metrics.items()
@@ -95,10 +95,3 @@ class Kept:
     if not wanted.isdecimal() or int(wanted) not in self.steps:
       raise UserError(f'{source}: no step {wanted!r}; {there}.')
     return int(wanted)
-
-
-def _larger_is_better(name: str, evals: dict) -> bool:
-  section, _, metric = name.partition('/')
-  if section not in evals:  # 'train/loss', the only one that no evaluator declares
-    return False
-  return bool(find(evaluators.metrics(evals[section]['type']), metric).larger_is_better)

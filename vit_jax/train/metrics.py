@@ -8,14 +8,14 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Annotated
 
 from vit_jax import distributed, evaluators
 from vit_jax.errors import UserError, choose, did_you_mean
-from vit_jax.evaluators.metric import Metric, find
-from vit_jax.train import disk, events, rows
+from vit_jax.evaluators.metric import find
+from vit_jax.train import disk, events, loggers, rows
 
 TIME = 'time/'
-TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Log:
   every: int = 50  # steps between rows
   tensorboard: bool = True
   profile: bool = False  # write a profile of a few steps to WORKDIR/profile
+  wandb: Annotated[dict | None, loggers.check(loggers.Wandb)] = None
+  mlflow: Annotated[dict | None, loggers.check(loggers.Mlflow)] = None
 
 
 def write_json(path: Path, value) -> None:
@@ -42,16 +44,6 @@ def json_of(value) -> bytes:
   return (json.dumps(value, indent=1) + '\n').encode()
 
 
-def declared(key: str, evals: dict) -> Metric:
-  """Returns how a number such as 'test/top1' is read; a plain one if nobody says.
-
-  Args:
-    evals: the config's section.
-  """
-  source, _, name = key.partition('/')
-  return find(_declarations(source, evals), name)
-
-
 def larger_is_better(key: str, evals: dict) -> bool:
   """Returns the direction of a number such as 'test/loss', by which the best is chosen.
 
@@ -60,7 +52,7 @@ def larger_is_better(key: str, evals: dict) -> bool:
   """
   source, _, name = key.partition('/')
   where = 'source of the metric config.checkpoint.best'
-  metrics = _declarations(choose(where, source, [*evals, 'train']), evals)
+  metrics = evaluators.declarations(choose(where, source, [*evals, 'train']), evals)
   larger = find(metrics, name).larger_is_better
   if larger is None:
     directed = [k for k, m in metrics.items() if m.larger_is_better is not None]
@@ -71,31 +63,26 @@ def larger_is_better(key: str, evals: dict) -> bool:
   return larger
 
 
-def _declarations(source: str, evals: dict) -> dict[str, Metric]:
-  if source in evals:
-    return evaluators.metrics(evals[source]['type'])
-  return TRAIN if source == 'train' else {}
-
-
 class Metrics:
   """Appends rows `{"step": n, name: number}`, each with one write of a whole line.
 
   In a bucket they are written at most every ten seconds; events, when a checkpoint is.
   """
 
-  def __init__(self, workdir: Path, keep_to: int, tensorboard: bool = True):
+  def __init__(self, workdir: Path, keep_to: int, tensorboard: bool, mirrors=None):
     """Opens `workdir`/metrics.jsonl, without rows and events past step `keep_to`.
 
     Of several processes the first writes, the others keep the rows.
     """
     self.path = workdir / 'metrics.jsonl'
+    self._mirrors = mirrors or loggers.Loggers({}, workdir, {})
     known, lost = rows.read_checked(self.path)
     self.rows = [row for row in known if row['step'] <= keep_to]
     if lost:
       distributed.say(f'{self.path}: {lost} damaged lines are left out.')
     self._file = self._events = None
     self._early = [] if tensorboard and distributed.is_first() else None
-    self._mirror = disk.Mirror(workdir)
+    self._events_folder = disk.Mirror(workdir)
     if not distributed.is_first():
       return
     events.forget(workdir, keep_to)
@@ -111,6 +98,7 @@ class Metrics:
       self._early.append(row)
     else:
       self._write_event(row)
+    self._mirrors.write(step, {k: v for k, v in row.items() if k != 'step'})
 
   def open_events(self) -> float:
     """Opens the TensorBoard file, if there is to be one, with the rows written so far.
@@ -119,9 +107,10 @@ class Metrics:
     first step has run. Returns the seconds that it took.
     """
     start = time.perf_counter()
+    self._mirrors.open()
     if self._early is not None:
       early, self._early = self._early, None
-      self._events = _tensorboard(self._mirror.folder)
+      self._events = _tensorboard(self._events_folder.folder)
       for row in early:
         self._write_event(row)
     return time.perf_counter() - start
@@ -142,18 +131,19 @@ class Metrics:
     """Returns once all rows are written, also where writing waits: in a bucket."""
     if self._file is not None:
       self._file.flush()
-    if self._events and self._mirror.remote:
+    if self._events and self._events_folder.remote:
       self._events.flush()
-      self._mirror.push()
+      self._events_folder.push()
 
   def close(self) -> None:
+    self._mirrors.close()
     if self._file is not None:
       self._file.close()
     if self._early:
       self.open_events()
     if self._events:
       self._events.close()
-    self._mirror.close()
+    self._events_folder.close()
 
 
 def _number(value):

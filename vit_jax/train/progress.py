@@ -9,8 +9,9 @@ from pathlib import Path
 import jax
 
 from vit_jax.data import bad_images
+from vit_jax.evaluators import declared
 from vit_jax.train.folder import LOG_FILE
-from vit_jax.train.metrics import TIME, declared
+from vit_jax.train.metrics import TIME
 from vit_jax.train.rows import last_values
 
 

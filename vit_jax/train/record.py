@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vit_jax import distributed
-from vit_jax.train import metrics, progress
+from vit_jax.train import loggers, metrics, progress
 from vit_jax.train.metrics import TIME
 from vit_jax.train.progress_line import ProgressLine
 from vit_jax.train.rows import last_values
@@ -21,7 +21,9 @@ class Record:
     """`due`: of the evaluations, see `TimeLeft`."""
     self._total = config['resolved']['total_steps']
     self.log, self._evals = metrics.Log(**config['log']), config['evals']
-    self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard)
+    asked = {'wandb': self.log.wandb, 'mlflow': self.log.mlflow}
+    mirrors = loggers.Loggers(asked, workdir, config)
+    self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard, mirrors)
     if step >= self.log.every and not self.rows:
       distributed.say(f'{workdir}/metrics.jsonl holds no rows up to step {step}.')
     self._batch_size = config['data']['batch_size']

@@ -41,6 +41,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     workdir, still_held = stack.enter_context(lock(workdir))
     stop = stack.enter_context(StopSignal(still_held))
     stack.enter_context(folder.left_as_it_was(made, stop))
+    start.check_files(workdir)
     stack.enter_context(folder.noise_to_log(workdir))
     mesh = sharding.make_mesh(**config['mesh'])
     retain_freed_memory()

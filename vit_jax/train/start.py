@@ -9,9 +9,20 @@ from vit_jax import distributed, pretrained, run_config, sharding, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
-from vit_jax.train import metrics, schema
+from vit_jax.train import folder, loggers, metrics, schema
 from vit_jax.train.runtime import run_once
 from vit_jax.train.state import State
+
+
+def check_files(workdir: Path) -> None:
+  """Raises UserError where something else stands in the place of a run's files."""
+  files = ('config.json', 'status.json', 'metrics.jsonl', 'bad_images.jsonl')
+  for path in (workdir / name for name in (*files, loggers.IDS, folder.LOG_FILE)):
+    if path.exists() and not path.is_file():
+      raise UserError(f'{path} is not a file: move it away, or use another --workdir.')
+  steps = workdir / 'checkpoints'
+  if steps.exists() and not steps.is_dir():
+    raise UserError(f'{steps} is not a folder: move it away, or use another --workdir.')
 
 
 def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:

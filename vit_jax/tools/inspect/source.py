@@ -1,7 +1,5 @@
 """What a file of weights or a run's folder holds."""
 
-import contextlib
-import json
 import math
 from pathlib import Path
 
@@ -73,6 +71,7 @@ def _describe_file(source: str, fields: dict) -> dict:
 def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
   from vit_jax import run_config
   from vit_jax.pretrained import runs, steps
+  from vit_jax.train import status
 
   config = run_config.read(folder)
   kept = steps.Kept(folder, config)
@@ -84,9 +83,6 @@ def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
   shapes = {name: shape for name, (shape, _) in shapes.items()}
   *size, channels = config['resolved']['image_shape']
   fields = dict(config['model'])
-  status = {}
-  with contextlib.suppress(OSError, ValueError):
-    status = json.loads((folder / 'status.json').read_text())
   return {
     'source': source,
     'format': 'run',
@@ -99,7 +95,7 @@ def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
     'params': _count(shapes),
     'trained': _count(stored),
     'shapes': shapes,
-    'state': status.get('state'),
+    'state': (status.read(folder) or {}).get('state'),
     'total_steps': config['resolved']['total_steps'],
     'steps': [{'step': s, 'metrics': kept.metrics[s]} for s in kept.steps],
     'metric': kept.metric,
