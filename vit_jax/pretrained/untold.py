@@ -1,9 +1,10 @@
 """What a source of weights does not say of its model, and where it follows from."""
 
+import os
 import re
 from pathlib import Path
 
-from vit_jax import models, weights
+from vit_jax import models, other_families, weights
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.pretrained.source import Source
@@ -17,8 +18,14 @@ def refuse_name_of_a_model(source: str) -> None:
   """Says which weights there are of 'vit_base_patch16_224', a model's name."""
   if re.search(r'[/:\\]|\.(npz|safetensors)$', source) or source in zoo.ENTRIES:
     return
+  if os.path.exists(source):
+    return
+  if other := other_families.describe(source):
+    raise UserError(
+      f'{source!r} is the name of a model of another family, which is not here: {other}.'
+    )
   family, size, _ = models.parse_name(_plain(source))
-  if family not in models.MODELS or size is None or Path(source).exists():
+  if family not in models.MODELS or size is None:
     return
   known = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
   where = [f"the zoo's are {known}"] if known else []
