@@ -4,7 +4,9 @@ import os
 import re
 import threading
 import time
+from pathlib import Path
 
+import example_records
 import numpy as np
 import pytest
 from conftest import naming
@@ -12,6 +14,7 @@ from PIL import Image
 
 from vit_jax.data import bad_images, image_file, pipeline, stalls
 from vit_jax.data.ops.decode import BadImage
+from vit_jax.data.sources import record_files
 from vit_jax.errors import UserError
 
 PP = 'decode|resize(8)|value_range(-1, 1)'
@@ -147,3 +150,21 @@ def test_waiting_without_a_file(capfd):
 
   assert list(stalls.watched(slow(), after=0.2)) == [1]
   assert 'No file is being read' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('suffix', ['tfrecord', 'array_record'])
+def test_files_of_records_are_known_while_they_are_read(tmp_path, monkeypatch, suffix):
+  path = str(tmp_path / f'x.{suffix}')
+  example_records.write(Path(path), [b'a', b'bc', b'def'])
+  kind = {'tfrecord': record_files.Records, 'array_record': record_files.ArrayRecords}
+  records = kind[suffix]([path], index_name=f'{suffix}.npz')
+  seen = []
+
+  class Noted(dict):
+    def __setitem__(self, key, entry):
+      seen.append(entry[1])
+      super().__setitem__(key, entry)
+
+  monkeypatch.setattr(stalls, '_UNDER_WAY', noted := Noted())
+  assert records.run(0, 1, 3) == [b'bc', b'def']
+  assert (seen, noted) == ([path], {})
