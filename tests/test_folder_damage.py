@@ -15,6 +15,11 @@ import runs
 import vit_jax
 from vit_jax.tools.inspect import __main__ as inspect
 
+# Of hundreds of failed reads, Orbax's tasks are collected in any order, some of them late.
+pytestmark = pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
 SHORT = ('steps=4', 'checkpoint.every=2', 'optim.schedule.warmup=2', 'log.every=1')
 
 
