@@ -1,6 +1,7 @@
 """Damaged checkpoints are never silent, and other trouble is not taken for damage."""
 
 import dataclasses
+import logging
 import os
 import random
 import re
@@ -215,3 +216,12 @@ def test_a_newer_format_is_refused_not_set_aside(tmp_path, monkeypatch):
   with pytest.raises(errors.UserError, match=naming('format 2', 1)):
     saved.restore(abstract_of(make_state()))
   assert steps_in(tmp_path) == [1, 2]
+
+
+def test_reads_that_fail_after_the_first_are_not_said(caplog):
+  log = logging.getLogger('asyncio')
+  late = ValueError('UNKNOWN: Error opening "zarr" driver [tensorstore_spec={}]')
+  log.error('Future exception was never retrieved', exc_info=late)
+  assert caplog.records == []
+  log.error('Future exception was never retrieved', exc_info=ValueError('of ours'))
+  assert len(caplog.records) == 1

@@ -273,7 +273,12 @@ class _Late:
 logging.getLogger('absl').addFilter(
   lambda record: record.levelno < logging.WARNING or '/orbax/' not in record.pathname
 )
-# Orbax's threads would each report the full disk after the first: one line is enough.
+# Orbax's reads and writes run at once, and would each report the full disk, or the
+# damaged step, after the first: one line is enough.
 logging.getLogger('asyncio').addFilter(
-  lambda record: not (record.exc_info and disk_is_full(record.exc_info[1]))
+  lambda record: not (record.exc_info and _is_reported(record.exc_info[1]))
 )
+
+
+def _is_reported(error: BaseException) -> bool:
+  return disk_is_full(error) or 'tensorstore_spec' in str(error)

@@ -1,0 +1,94 @@
+"""A file system that is really full: of bytes, of inodes, before and in the middle of a run.
+
+On small file systems in memory, which only root may mount; test_disk_full fakes the same.
+"""
+
+import os
+import re
+import subprocess
+
+import pytest
+import runs
+from conftest import naming
+from test_resume import reference, same_as, shared  # noqa: F401
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def mounted(tmp_path):
+  """Returns a function that mounts a file system with options at a new folder."""
+  folder = tmp_path / 'mounted'
+  folder.mkdir()
+
+  def mount(options):
+    command = ['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+      pytest.skip(f'not allowed to mount: {done.stderr.strip()}')
+    return folder
+
+  yield mount
+  subprocess.run(['umount', '-l', str(folder)], check=False, capture_output=True)
+
+
+def fill(path) -> None:
+  """Takes all the room that is left."""
+  with open(path, 'wb', 0) as file:
+    try:
+      for size in (1 << 16, 1 << 12, 1):
+        while True:
+          if file.write(bytes(size)) < size:
+            break
+    except OSError:
+      pass
+
+
+def ended(process) -> str:
+  """Returns the line of a process that ended because the disk is full."""
+  code, _, error = process.end()
+  assert code == 74, error
+  last = error.splitlines()[-1]
+  assert last.startswith('error: Disk full'), error
+  assert 'Traceback' not in error
+  return last
+
+
+@pytest.mark.parametrize('options', ['size=64k', 'size=20m,nr_inodes=12'])
+def test_no_room_from_the_start(options, mounted, shared, faults_table):  # noqa: F811
+  workdir = mounted(options)
+  process = runs.Process(*runs.flags(), f'--workdir={workdir}', **shared)
+  line = ended(process)
+  assert re.search(naming(workdir), line)
+  faults_table('disk full', f'mounted with {options}', 'refused', line)
+
+
+@pytest.mark.parametrize('what', ['bytes', 'inodes'])
+def test_full_in_the_middle(
+  what,
+  mounted,
+  reference,  # noqa: F811
+  shared,  # noqa: F811
+  faults_table,
+):
+  workdir = mounted('size=20m,nr_inodes=1500') / 'run'
+  arguments = [*runs.flags(), f'--workdir={workdir}']
+  process = runs.Process(*arguments, **shared)
+  process.until_step(12)  # the save at 10 has waited for that at 5
+  room = workdir.parent / 'others'
+  room.mkdir()
+  if what == 'bytes':
+    fill(room / 'file')
+  else:
+    while os.statvfs(room).f_favail:
+      (room / f'{os.statvfs(room).f_favail}').touch()
+  line = ended(process)
+  assert runs.status(workdir)['exit'] == 74
+  assert runs.status(workdir)['last_good_step'] >= 5
+  faults_table('disk full', f'of {what}, in the middle', 'refused', line)
+  for path in room.iterdir():
+    path.unlink()
+  code, _, error = runs.Process(*arguments, **shared).end()
+  assert (code, error) == (0, '')
+  same_as(reference, workdir)
+  faults_table('disk full', f'of {what}, then there is room', 'handled')
