@@ -42,7 +42,13 @@ def folder(request):
   return buckets.path(f'gs://{emulator.BUCKET}/{request.node.name}')
 
 
-def test_killed_while_requests_fail(reference, shared, proxy, folder):  # noqa: F811
+def test_killed_while_requests_fail(
+  reference,  # noqa: F811
+  shared,  # noqa: F811
+  proxy,
+  folder,
+  faults_table,
+):
   rng = random.Random(0)
   args = [*runs.flags(), f'--workdir={folder}']
   kinds = ('503', 'reset', 'lost', '429', 'slow')
@@ -61,6 +67,11 @@ def test_killed_while_requests_fail(reference, shared, proxy, folder):  # noqa: 
   assert runs.saved(folder) == runs.saved(reference)
   counts = proxy.count()
   assert all(counts[kind] > 2 for kind in kinds), counts
+  for kind in kinds:
+    for i in range(counts[kind]):
+      faults_table('buckets: requests', f'{kind} {i}', 'handled')
+  for kill in range(3):
+    faults_table('buckets: kills', f'kill {kill}', 'handled')
 
 
 def test_stopped_by_a_signal_and_refused_beside_one_that_runs(
@@ -85,7 +96,13 @@ def test_stopped_by_a_signal_and_refused_beside_one_that_runs(
   same_as(reference, folder)
 
 
-def test_an_outage_ends_a_run_that_resumes(reference, shared, proxy, folder):  # noqa: F811
+def test_an_outage_ends_a_run_that_resumes(
+  reference,  # noqa: F811
+  shared,  # noqa: F811
+  proxy,
+  folder,
+  faults_table,
+):
   args = [*runs.flags(), f'--workdir={folder}']
   process = runs.Process(*args, **shared)
   process.until_step(7)
@@ -95,6 +112,7 @@ def test_an_outage_ends_a_run_that_resumes(reference, shared, proxy, folder):  #
   assert code == 75
   assert 'Traceback' not in error
   assert error.splitlines()[-1].startswith(f'error: {folder}')
+  faults_table('buckets: requests', 'an outage', 'refused', error.splitlines()[-1])
   proxy.fault = lambda *_: None
   assert runs.Process(*args, **shared).end()[0] == 0
   same_as(reference, folder)
@@ -135,7 +153,9 @@ def test_events_and_profiles_are_in_the_bucket(finished):
   assert [x for x in buckets.filesystem().find(f'{finished}/profile') if 'xplane' in x]
 
 
-def test_a_damaged_step_is_set_aside_in_the_bucket(proxy, finished, folder, capfd):
+def test_a_damaged_step_is_set_aside_in_the_bucket(
+  proxy, finished, folder, capfd, faults_table
+):
   url, folder = finished, folder / 'copy'
   buckets.filesystem().copy(str(url), str(folder), recursive=True)
   (folder / 'status.json').write_bytes(b'{}')
@@ -145,6 +165,7 @@ def test_a_damaged_step_is_set_aside_in_the_bucket(proxy, finished, folder, capf
   assert runs.status(folder)['fingerprint'] == runs.status(url)['fingerprint']
   assert '8.corrupt' in runs.saved(folder)
   assert 'damaged' in capfd.readouterr().err
+  faults_table('buckets: damage', 'a step', 'handled')
   # An outage while a step is read is no damage: nothing is set aside.
   names = runs.saved(folder)
   proxy.fault = lambda n, method, path: '503' if 'alt=media' in path else None

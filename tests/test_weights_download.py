@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import importlib.util
 import os
 import shutil
 import urllib.parse
@@ -19,6 +20,8 @@ from vit_jax.weights import download
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+  # As without gcsfs, which test_gs has: gs:// of public buckets comes by HTTPS, too.
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
   return tmp_path / 'cache'
 
@@ -55,7 +58,7 @@ def test_good_answers_are_kept(server, cache, name):
 
 
 @pytest.mark.parametrize('name', bad_server.ANSWERS)
-def test_bad_answers_are_one_line_and_leave_nothing(server, cache, name):
+def test_bad_answers_are_one_line_and_leave_nothing(server, cache, name, faults_table):
   source = f'gs://b/{name}.npz'
   error = DiskFull if 'terabyte' in name else UserError
   with pytest.raises(error) as caught:
@@ -69,6 +72,7 @@ def test_bad_answers_are_one_line_and_leave_nothing(server, cache, name):
     assert source in str(caught.value)
     assert str(cache) in str(caught.value)  # where to put it by hand
   assert files(cache) == []
+  faults_table('bad servers', name, 'refused', str(caught.value))
 
 
 @pytest.mark.parametrize(

