@@ -80,16 +80,23 @@ def test_killed_ten_times(seed, reference, shared, tmp_path, faults_table):
     faults_table('kills, one process', f'kill {kill} of series {seed}', 'handled')
 
 
-def test_a_killed_and_stopped_run_ends_like_one_never_touched(
-  reference, shared, tmp_path
-):
+def test_a_killed_run_ends_like_one_never_touched(reference, shared, tmp_path):
   arguments = [*runs.flags(), f'--workdir={tmp_path}']
   process = runs.Process(*arguments, **shared)
-  process.until_step(6)  # one after a checkpoint
+  process.until_step(11)  # that of step 5 is whole, as saving step 10 waited for it
   process.popen.kill()
   code, _, error = process.end()
   assert (code, error) == (-signal.SIGKILL, '')
 
+  code, out, error = runs.Process(*arguments, **shared).end()
+  assert (code, error) == (0, '')
+  assert '\nResuming' in out
+  same_as(reference, tmp_path)
+
+
+@pytest.mark.faults  # test_preemption stops a run in its own process
+def test_a_stopped_run_ends_like_one_never_touched(reference, shared, tmp_path):
+  arguments = [*runs.flags(), f'--workdir={tmp_path}']
   process = runs.Process(*arguments, **shared)
   process.until_step(7)
   process.popen.send_signal(signal.SIGTERM)
