@@ -47,7 +47,7 @@ test-slow: $(VENV)/.installed-dev  ## the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 faults: $(VENV)/.installed-dev  ## kills, damage, full disks, hostile input: a table
-	$(BIN)/python -m pytest -m 'faults or fault_table' $(ARGS)
+	$(BIN)/python -m pytest $(XDIST) -m 'faults or fault_table' $(ARGS)
 
 peer: $(VENV)/.installed-dev  ## compare with timm and transformers (installed by you)
 	@$(BIN)/python -c 'import timm, transformers' 2>/dev/null || { \

@@ -32,7 +32,9 @@ from fault_table import (  # noqa: F401
   faults_table,
   pytest_addoption,
   pytest_configure,
+  pytest_sessionfinish,
   pytest_terminal_summary,
+  pytest_testnodedown,
 )
 
 if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers

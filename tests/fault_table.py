@@ -153,6 +153,16 @@ def pytest_configure(config):
   config.stash[_ROWS], config.stash[_START] = [], time.monotonic()
 
 
+def pytest_sessionfinish(session):
+  if hasattr(session.config, 'workeroutput'):  # a worker of xdist
+    session.config.workeroutput['faults'] = session.config.stash[_ROWS]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+  node.config.stash[_ROWS] += getattr(node, 'workeroutput', {}).get('faults', [])
+
+
 def mark(items) -> None:
   """Marks the tests that add to the table: `make faults` runs those too."""
   for item in items:
