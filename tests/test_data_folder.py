@@ -249,7 +249,9 @@ def test_folder_without_validation_says_how_to_split_it(tmp_path):
   for name in ('cat', 'dog'):
     (tmp_path / name).mkdir()
     Image.new('RGB', (8, 8)).save(tmp_path / name / '1.png')
-  with pytest.raises(
-    UserError, match=naming("'validation'", 'train[:90%]', 'train[90%:]')
-  ):
-    sources.build(f'folder:{tmp_path}', 'val')
+  for source in (f'folder:{tmp_path}', str(tmp_path)):
+    with pytest.raises(
+      UserError, match=naming("'validation'", 'train[:90%]', 'train[90%:]')
+    ) as error:
+      sources.build(source, 'val')
+    assert 'There is no folder' not in str(error.value)

@@ -53,6 +53,7 @@ def test_a_run_loads_with_its_names_and_its_accuracy(finished, ema):
   assert loaded.class_names == [str(i) for i in range(10)]
   assert (loaded.image_size, loaded.channels) == ((8, 8), 1)
   assert loaded.pp == 'decode(1)|value_range(-1, 1)'
+  assert re.search(naming(str(workdir), '2,762 parameters', '8 x 8 x 1'), repr(loaded))
   expected = values['ema/top1' if ema else 'test/top1']
   assert top1(loaded.model, loaded.params, loaded.pp) == pytest.approx(expected)
 

@@ -22,7 +22,7 @@ from vit_jax.pretrained.source import Source
 from vit_jax.weights.merge import Merge
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Loaded:
   """A model with its parameters, also as a pair: `model, params = load(...)`.
 
@@ -57,6 +57,15 @@ class Loaded:
 
   def __iter__(self) -> Iterator:
     return iter((self.model, self.params))
+
+  def __repr__(self) -> str:
+    H, W = self.image_size
+    total = sum(x.size for x in jax.tree.leaves(self.params))
+    step = '' if self.step is None else f', step {self.step}'
+    return (
+      f'<{type(self.model).__name__} of {self.source} ({self.format}{step}): '
+      f'{total:,} parameters, images {H} x {W} x {self.channels}>'
+    )
 
   def preprocess(self, images: Iterable) -> np.ndarray:
     """Returns images as `model.apply` takes them, float32 [B, H, W, C]: by `pp`.

@@ -67,10 +67,11 @@ def summary(
   ]
   bad = workdir / 'bad_images.jsonl'
   if bad.exists():
-    lines.append(f'{len(bad_images.read_log(bad))} images could not be read: {bad}')
+    count = len(bad_images.read_log(bad))
+    lines.append(f'{count} image{"s" * (count != 1)} could not be read: {bad}')
   lines += [
     'Next:',
-    f'  {ours} predict {workdir} IMAGE_OR_FOLDER   # names',
+    f'  {ours} predict {workdir}{_best(status)} IMAGE_OR_FOLDER   # names',
     f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
   ]
   if source == 'digits':  # the first run, of those who have images of their own
@@ -82,6 +83,12 @@ def _checkpoints(status: dict) -> list[str]:
   steps = {'newest': status.get('last_good_step'), 'best': status.get('best_step')}
   named = [f'{name} step {step}' for name, step in steps.items() if step is not None]
   return [f'Checkpoints: {", ".join(named)}.'] if named else []
+
+
+def _best(status: dict) -> str:
+  """Returns '@best' where that is another step than the newest."""
+  best = status.get('best_step')
+  return '@best' if best not in (None, status.get('last_good_step')) else ''
 
 
 def _program(name: str) -> str:

@@ -44,7 +44,7 @@ def build(source: str, split: str, **options) -> Source:
   try:
     return cls(target, split, **options)
   except UserError as error:
-    if source.startswith(scheme):
+    if scheme != 'tfds' or source.startswith('tfds:'):
       raise
     # Taken for a TFDS name for want of anything else: it may be a slip.
     if source == target.partition(':')[0]:  # no version: it may be a folder's name

@@ -64,7 +64,8 @@ class Folder(Source):
         raise UserError(
           f'{self.name} has no folder for the split {name!r}, only images to train on. '
           "To keep a tenth of them for evaluation, take the splits 'train[:90%]' and "
-          "'train[90%:]' (--config=folder:train=train[:90%],val=train[90%:])."
+          "'train[90%:]'; to train, --config='folder:data=FOLDER,train=train[:90%],"
+          "val=train[90%:]'."
         )
       splits.check_name(name, directories, self.name)
       wanted.append(f'{name}[{start}:{stop}]')
