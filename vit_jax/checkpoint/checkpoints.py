@@ -30,7 +30,7 @@ from vit_jax.checkpoint import manifest
 from vit_jax.checkpoint.fingerprint import fingerprints, survey
 from vit_jax.checkpoint.manifest import Damaged, and_more
 from vit_jax.checkpoint.storage import Storage, together
-from vit_jax.errors import NoUsableCheckpoint, UserError
+from vit_jax.errors import NoUsableCheckpoint, Unreachable, UserError
 
 
 class Checkpoints:
@@ -133,6 +133,16 @@ class Checkpoints:
     Without it, a save that is under way when Python exits is lost.
     """
     self._storage.close()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, kind, *_):
+    """Closes; after an outage without waiting for a save that cannot be completed."""
+    if kind and issubclass(kind, Unreachable):
+      self._storage.abandon()
+    else:
+      self.close()
 
   # -- restoring --------------------------------------------------------------------
 

@@ -103,6 +103,10 @@ class Storage:
         with self._write_errors():
           manager.close()
 
+  def abandon(self) -> None:
+    """Leaves Orbax's threads alone, which wait for minutes where nothing answers."""
+    self._manager = None
+
   def _writer(self):
     # Made at the first write: reading needs none, so that a tool that looks into the
     # folder of a run at work does not sweep up the step that is being written.

@@ -36,15 +36,18 @@ def left_as_it_was(made: list[Path], stop: StopSignal) -> Iterator[None]:
   """
 
   def unmake():
-    if made and distributed.is_first() and not (made[0] / _BEGAN).exists():
+    if not made or not distributed.is_first():
+      return
+    # Errors: a bucket is out of reach, other runs are in the folders above.
+    with contextlib.suppress(OSError, RunError):
+      if (made[0] / _BEGAN).exists():
+        return
       if buckets.is_url(made[0]):
-        with contextlib.suppress(OSError, RunError):  # why it ended is what to say
-          made[0].empty(but=LOCK_FILE)  # which the lock itself removes
+        made[0].empty(but=LOCK_FILE)  # which the lock itself gives up
         return
       shutil.rmtree(made[0], ignore_errors=True)
-      with contextlib.suppress(OSError):  # other runs are there
-        for folder in made[1:]:
-          folder.rmdir()
+      for folder in made[1:]:
+        folder.rmdir()
 
   stop.before_exit = unmake
   try:
@@ -69,7 +72,7 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
     with terminal.noise_to(path):
       yield
   finally:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RunError):
       if not path.stat().st_size:
         path.unlink()
       mirror.close()

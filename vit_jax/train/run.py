@@ -50,7 +50,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     data = start.open_data(config, workdir, mesh)
     config = start.resolve(config, data)
     checkpoints = start.open_checkpoints(config, workdir)
-    stack.enter_context(contextlib.closing(checkpoints))
+    stack.enter_context(checkpoints)
     resumes = checkpoints.latest() is not None
     if resumes:
       config = schema.resumed(config, workdir, checkpoints)
