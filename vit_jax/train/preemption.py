@@ -36,9 +36,9 @@ class StopSignal:
   asks to stop.
   """
 
-  def __init__(self, check: Callable[[], None] = lambda: None):
-    """Takes what else is asked at every call, and may raise: whether the lock is held."""
-    self._check = check
+  def __init__(self):
+    # Called by `should_stop`; may raise: asks whether the lock is still held.
+    self.check: Callable[[], None] = lambda: None
     self._requested = False
     self._polls = 0
     self._previous = {}
@@ -82,7 +82,7 @@ class StopSignal:
     processes all must make the same calls: the call number is what they agree on, so
     that a long evaluation can be left in the middle.
     """
-    self._check()
+    self.check()
     if self._several and not self._requested:
       self._polls += 1
       self._requested = multihost_utils.reached_preemption_sync_point(self._polls)

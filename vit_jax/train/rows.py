@@ -29,8 +29,23 @@ def read_checked(path: Path) -> tuple[list[dict], int]:
   rows = [_row(line) for line in lines]
   if (last := _row(torn)) is not None:
     rows.append(last)
-  known = [row for row in rows if row is not None]
+  known: list[dict] = []
+  for row in rows:
+    # Steps never go back, and no row comes twice, unless the file was put together.
+    if row is not None and not _follows(row, known):
+      row = None
+    if row is not None:
+      known.append(row)
   return known, len(rows) - len(known)
+
+
+def _follows(row: dict, known: list[dict]) -> bool:
+  for before in reversed(known):
+    if before['step'] != row['step']:
+      return before['step'] < row['step']
+    if before == row:
+      return False
+  return True
 
 
 def last_values(rows: list[dict]) -> dict[str, float]:

@@ -38,8 +38,8 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
   with contextlib.ExitStack() as stack:
     stack.enter_context(full_raises_disk_full(workdir))
     made = folder.missing(workdir)
-    workdir, still_held = stack.enter_context(lock(workdir))
-    stop = stack.enter_context(StopSignal(still_held))
+    stop = stack.enter_context(StopSignal())  # before there is a folder to leave behind
+    workdir, stop.check = stack.enter_context(lock(workdir))
     stack.enter_context(folder.left_as_it_was(made, stop))
     start.check_files(workdir)
     stack.enter_context(folder.noise_to_log(workdir))

@@ -19,8 +19,11 @@ def write(workdir: Path, **values) -> dict:
 
 def read(workdir: Path) -> dict | None:
   """Returns what status.json holds; None where it is missing or damaged."""
+  path = workdir / 'status.json'
   try:
-    status = json.loads((workdir / 'status.json').read_bytes())
+    if not path.is_file():  # a pipe would be waited for
+      return None
+    status = json.loads(path.read_bytes())
     whole = type(status['step']) is int and type(status['state']) is str
   except (OSError, ValueError, RecursionError, TypeError, KeyError):
     return None

@@ -26,11 +26,11 @@ def whole(path: str) -> str:
 
 
 def is_file(path: str) -> bool:
-  return buckets.path(path).is_file()
+  return buckets.path(path).is_file() if buckets.is_url(path) else os.path.isfile(path)
 
 
 def is_dir(path: str) -> bool:
-  return buckets.path(path).is_dir()
+  return buckets.path(path).is_dir() if buckets.is_url(path) else os.path.isdir(path)
 
 
 def names(directory: str) -> list[str]:
