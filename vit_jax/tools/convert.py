@@ -124,16 +124,11 @@ def _parser() -> cli.Parser:
   parser.add_argument('--to', choices=('google', 'timm', 'hf'))
   parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
   parser.add_argument('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
-  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
-  parser.add_argument(
-    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
-  )
+  cli.add_weights_options(parser)
   parser.add_argument(
     '--merge', action='store_true', help='verify that the file is self-contained'
   )
-  parser.add_argument(
-    '--json', action='store_true', help='one JSON object instead of the text'
-  )
+  cli.add_json_option(parser)
   return parser
 
 

@@ -91,7 +91,7 @@ ACCELERATORS = {
 def main(argv: list[str]) -> int:
   """Prints the report (or its JSON); returns 0 if training works here, else 1."""
   parser = cli.Parser(prog='vit_jax doctor', description=__doc__.split('\n')[0])
-  parser.add_argument('--json', action='store_true', help='one JSON object')
+  cli.add_json_option(parser)
   parser.add_argument(
     '--expect', choices=('cpu', 'gpu', 'tpu'), help='1 unless JAX computes on these'
   )

@@ -188,14 +188,9 @@ def _parser() -> cli.Parser:
   parser.add_argument('--batch', type=cli.positive, default=64)
   parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
   parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
-  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
-  parser.add_argument(
-    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
-  )
+  cli.add_weights_options(parser)
   parser.add_argument('--out', metavar='DIR', help='for the tables')
-  parser.add_argument(
-    '--json', action='store_true', help='one JSON object instead of the text'
-  )
+  cli.add_json_option(parser)
   return parser
 
 

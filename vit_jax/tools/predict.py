@@ -168,13 +168,8 @@ def _parser() -> cli.Parser:
   parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
   parser.add_argument('--pp', help='preprocessing in place of that of the weights')
   parser.add_argument('--batch', type=cli.positive, default=32)
-  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
-  parser.add_argument(
-    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
-  )
-  parser.add_argument(
-    '--json', action='store_true', help='one JSON object instead of the text'
-  )
+  cli.add_weights_options(parser)
+  cli.add_json_option(parser)
   return parser
 
 

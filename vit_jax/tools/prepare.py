@@ -106,9 +106,7 @@ def _parser() -> cli.Parser:
       metavar='KEY=VALUE,...',
       help='project=P,region=R,temp_location=gs://B/tmp,...',
     )
-    one.add_argument(
-      '--json', action='store_true', help='one JSON object instead of the text'
-    )
+    cli.add_json_option(one)
   return parser
 
 

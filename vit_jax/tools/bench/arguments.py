@@ -93,7 +93,7 @@ def parse(argv: list[str], description: str):
     help='with --vs: torch.compile; default on GPUs, not on CPUs',
   )
   add('--rounds', type=cli.positive, help='with --vs: turns of each side, default 7')
-  add('--json', action='store_true', help='one JSON object in place of the table')
+  cli.add_json_option(parser)
   add('--out', metavar='FILE.json', help='where to keep the results')
   args = parser.parse_args(argv)
   for name, flag in (

@@ -82,7 +82,7 @@ def parser(description: str) -> cli.Parser:
   )
   add('--epochs', type=float)
   add('--steps', type=_count, help='with --batch, instead of --examples')
-  add('--json', action='store_true', help='one JSON object instead of the report')
+  cli.add_json_option(built)
   return built
 
 

@@ -209,13 +209,8 @@ def _parser() -> cli.Parser:
     '--replace_card', action='store_true', help="over the repository's README.md"
   )
   parser.add_argument('--message', help='of the commit')
-  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
-  parser.add_argument(
-    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
-  )
-  parser.add_argument(
-    '--json', action='store_true', help='one JSON object instead of the text'
-  )
+  cli.add_weights_options(parser)
+  cli.add_json_option(parser)
   return parser
 
 
