@@ -158,6 +158,36 @@ def test_several_processes_agree_by_call_number_and_install_no_handler(
   assert 'preemption' in capfd.readouterr().err
 
 
+AGREED = (
+  """
+  import sys
+  from vit_jax.train import preemption
+  preemption.jax.distributed.is_initialized = lambda: True
+  preemption.jax.process_count = lambda: 2
+  preemption.jax.process_index = lambda: 1
+  preemption.multihost_utils.reached_preemption_sync_point = lambda number: True
+"""
+  + LOOP
+)
+
+
+def test_after_several_agreed_the_second_signal_exits_at_once():
+  process = start(AGREED, 'slow')
+  expect(process, 'ready')
+  expect(process, 'stopping')
+  # The first may be what every machine of a pod is sent.
+  process.send_signal(signal.SIGTERM)
+  time.sleep(0.2)
+  assert process.poll() is None
+  process.send_signal(signal.SIGTERM)
+  _, error = process.communicate(timeout=20)
+  assert process.returncode == 75
+  assert [line.partition(':')[0] for line in error.splitlines()] == [
+    'SIGTERM',
+    'second SIGTERM',
+  ]
+
+
 # -- one run per folder -------------------------------------------------------------
 
 

@@ -10,8 +10,9 @@ a pipe (`signal.set_wakeup_fd`), and a thread at its end says what it reads and 
 
 Several processes must stop after the same step, whichever of them was signalled: JAX's
 coordination service catches SIGTERM and agrees on that step. A Python handler for
-SIGTERM would silently disable it, so none is installed there, and SIGINT keeps its
-default.
+SIGTERM would silently disable it, so none is installed until they have agreed, and SIGINT
+keeps its default. What arrives after that may be this process's own first SIGTERM, as
+pods are signalled machine by machine: only the second from then on exits at once.
 """
 
 import os
@@ -22,6 +23,7 @@ from collections.abc import Callable
 import jax
 from jax.experimental import multihost_utils
 
+from vit_jax import terminal
 from vit_jax.distributed import say
 from vit_jax.errors import Preempted
 
@@ -43,6 +45,7 @@ class StopSignal:
     self._polls = 0
     self._previous = {}
     self._several = False
+    self._met = 0  # signals that a second one is counted from
     self._pipe: tuple[int, int] | None = None
     self._wakeup_before = -1
     self._listener: threading.Thread | None = None
@@ -52,9 +55,10 @@ class StopSignal:
     # To count processes starts the devices, for seconds in which Ctrl-C would find no
     # handler that knows of the run's folder.
     self._several = jax.distributed.is_initialized() and jax.process_count() > 1
-    if not self._several and threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread():
       self._listen()
-      self._previous = {n: signal.signal(n, self._on_signal) for n in _SIGNALS}
+      if not self._several:
+        self._install()
     return self
 
   def __exit__(self, *_):
@@ -88,7 +92,13 @@ class StopSignal:
       self._requested = multihost_utils.reached_preemption_sync_point(self._polls)
       if self._requested:
         say('preemption notice: all processes save and stop.')
+        self._met = 0
+        if self._listener:
+          self._install()
     return self._requested
+
+  def _install(self) -> None:
+    self._previous = {n: signal.signal(n, self._on_signal) for n in _SIGNALS}
 
   def _on_signal(self, *_):
     self._requested = True
@@ -101,17 +111,22 @@ class StopSignal:
     self._listener.start()
 
   def _answer(self, read: int) -> None:
-    met = 0
     while byte := os.read(read, 1):  # until the other end is closed
       if byte[0] not in _SIGNALS:
         continue
-      met += 1
+      self._met += 1
       name = signal.Signals(byte[0]).name
-      if met > 1:
-        say(f'second {name}: exiting at once, without saving.')
+      if self._met > 1:
+        terminal.say(f'second {name}: exiting at once, without saving.')
         self.before_exit()
         os._exit(Preempted.exit_code)
-      say(
-        f'{name}: finishing this step, saving, then exiting with code '
-        f'{Preempted.exit_code}; the same command resumes. A second signal exits at once.'
-      )
+      if not self._several:
+        does = (
+          f'finishing this step, saving, then exiting with code {Preempted.exit_code}; '
+          'the same command resumes'
+        )
+      elif self._requested:
+        does = 'this run is saving and stops by itself'
+      else:
+        does = 'stopping without saving'
+      terminal.say(f'{name}: {does}. A second signal exits at once.')
