@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 
 CARD = 'README.md'
 
@@ -46,7 +46,7 @@ def upload(
       ignore_patterns=[CARD] if keep else None,
     )
   except Exception as error:  # the hub's own errors, and those of its HTTP library
-    why = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
+    why = one_line(f'{type(error).__name__}: {error}')
     raise UserError(
       f'Could not push to {repo}: {why}. Log in with `hf auth login` or set HF_TOKEN to a '
       'token that may write there; --dry_run writes the folder only.'
