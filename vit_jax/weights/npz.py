@@ -100,8 +100,6 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.n
       raise UserError(
         f'{where}: its header says {shape} {dtype}, {size} bytes, but {there} are there.'
       )
-    if not size:
-      raise UserError(f'{where} is empty: {shape}.')
     array = np.empty(math.prod(shape), dtype)
     _fill(file, memoryview(array.view(np.uint8)), where)
   array = array.reshape(shape, order='F' if fortran else 'C')
