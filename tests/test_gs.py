@@ -15,9 +15,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import buckets, errors
 from vit_jax.data import bad_images
-from vit_jax.pretrained import licence
 from vit_jax.train import disk, lease, lock, preemption
-from vit_jax.weights import download, readers
 
 BRIEF = (
   'steps=8',
@@ -192,19 +190,12 @@ def test_a_folder_as_on_a_hub_comes_from_the_bucket(folder, tmp_path, monkeypatc
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   for path in (GOLDEN / 'vit_timm').iterdir():
     buckets.upload(path, f'{folder}/timm/{path.name}')
-  buckets.write(f'{folder}/timm/README.md', b'---\nlicense: mit\n---\n')
   found = vit_jax.load(f'{folder}/timm')
   assert found.format == 'timm'
-  assert licence.of(f'{folder}/timm').name == 'mit'
   expected = vit_jax.load(GOLDEN / 'vit_timm')
   assert found.params['cls'].tolist() == expected.params['cls'].tolist()
   with pytest.raises(errors.UserError, match=naming(folder / 'none')):
     vit_jax.load(f'{folder}/none')
-  place = download.locate(f'{folder}/timm')
-  other = place.rename(tmp_path / 'other')  # of a process that is quicker
-  quicker = lambda _: place.exists() or other.rename(place)
-  monkeypatch.setattr(readers, 'check_whole', quicker)
-  assert download.locate(f'{folder}/timm') == place
   assert not [p for p in tmp_path.rglob('*') if p.name.startswith('tmp')]
 
 

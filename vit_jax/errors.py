@@ -49,7 +49,7 @@ class DiskFull(RunError):
 
 
 class NotAllowed(UserError):
-  """A bucket that this account may not read or write."""
+  """This account may not read or write a bucket."""
 
 
 class Stopped(RunError):
@@ -63,7 +63,7 @@ class Preempted(Stopped):
 
 
 class Unreachable(Stopped):
-  """A bucket did not answer, although requests were repeated; what is there is intact."""
+  """A bucket did not answer, also when asked again; what was written is intact."""
 
 
 class LockLost(Stopped):
@@ -71,7 +71,7 @@ class LockLost(Stopped):
 
 
 class PeerLost(Stopped):
-  """Another process of the run ended; checkpoints are good."""
+  """Another process of the run ended; it resumes from the checkpoints."""
 
 
 class Diverged(RunError):

@@ -96,13 +96,13 @@ def write(
     UserError: for what cannot be read, or be expressed in the format.
   """
   from vit_jax import pretrained
-  from vit_jax.pretrained import licence, runs, untold
+  from vit_jax.pretrained import inferred, licence, runs
 
   found = pretrained.read_source(source, ema=ema, weights=weights)
   exported = _export(found, folder, to)
   run = runs.find(source)
   config, metrics, percent = _run(run[0], found.step) if run else (None, {}, set())
-  size = found.image_size or untold.usual_size(found)
+  size = found.image_size or inferred.usual_size(found)
   began = (config or {}).get('weights') or {}
   facts = card.Facts(
     repo=repo,
@@ -110,7 +110,7 @@ def write(
     model=_model(found, config),
     params=exported['params'],
     image_size=size,
-    pp=found.pp or untold.plain_pp(found, size),
+    pp=found.pp or inferred.plain_pp(found, size),
     classes=found.fields.get('num_classes'),
     class_names=found.class_names,
     licence=licence.of(source),

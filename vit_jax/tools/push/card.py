@@ -25,8 +25,8 @@ class Facts(NamedTuple):
     licence: of the weights that it started from.
     asked: the licence that the user named instead, or None.
     base: OWNER/NAME on the hub that it was fine-tuned from, or None.
-    config: of the run, as it was resolved; None for weights that are not a run's.
-    step: of the run, or None.
+    config: of the run, as it was resolved; None for weights that no run here made.
+    step: of the run.
     metrics: {name: number}, saved with that step.
     percent: names of `metrics` that are fractions.
   """
