@@ -19,7 +19,7 @@ ARGS ?=
 # Files stay on one worker, as their tests share compiled functions.
 XDIST ?= -n logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-JAX2ONNX := jax2onnx==0.17.1  # what `make onnx` passed with
+JAX2ONNX := jax2onnx==0.17.1  # the version that `make onnx` passed with
 
 # An install is made again when one of these is newer than it.
 METADATA := setup.py pyproject.toml vit_jax/version.py $(wildcard constraints/*.txt)
@@ -75,7 +75,7 @@ gpu: .venv-gpu  ## compile for GPUs that are not there; is attention the fused k
 onnx: .venv-onnx  ## write and run ONNX files of all kinds of models
 	.venv-onnx/bin/python -m pytest -m onnx tests/test_tools_export.py $(ARGS)
 
-# Of its own: jax2onnx asks for an older Orbax than ours, and works with ours.
+# Of its own: jax2onnx requires an older Orbax than ours, though it works with ours.
 .venv-onnx:  ## the environment of `make onnx` and of `export --to onnx`
 	@$(MAKE) VENV=.venv-onnx .venv-onnx/.installed-onnx
 
@@ -140,7 +140,7 @@ $(BIN)/python:
 constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.12
 	rm -rf build/constraints
 	$(MAKE) VENV=build/constraints PINNED=no build/constraints/.installed-dev
-	build/constraints/bin/python -m pip install --quiet -e '.[onnx]'
+	build/constraints/bin/python -m pip install --quiet -e '.[onnx,wandb,mlflow]'
 	@python=build/constraints/bin/python; \
 	file=constraints/py$$($$python -c \
 	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \

@@ -25,8 +25,8 @@ TENSORFLOW_ELSEWHERE = 'platform_system != "Linux" or platform_machine != "x86_6
 
 PLOTS = ['matplotlib>=3.8']
 HUB = ['huggingface_hub>=0.30']
-HEIF = ['pillow-heif>=0.22']  # photographs of telephones
-# gcsfs brings fsspec and aiohttp, which are set up here; Orbax opens gs:// by etils.
+HEIF = ['pillow-heif>=0.22']  # HEIC, in which telephones store photographs
+# gcsfs brings fsspec and aiohttp, which buckets/ imports; Orbax opens gs:// with etils.
 GCS = ['gcsfs>=2026.10', 'fsspec', 'aiohttp', 'etils[epath]>=1.15']
 
 setup(
@@ -77,8 +77,8 @@ setup(
     'plots': PLOTS,
     'wandb': ['wandb>=0.19'],
     'mlflow': ['mlflow-skinny>=2.16', 'sqlalchemy>=2', 'alembic>=1.13'],
-    # For `export --to onnx`, with jax2onnx, which pip must install without what it asks
-    # for: its releases (0.17.1, 2026-11) exclude the Orbax above.
+    # For `export --to onnx`, with jax2onnx, which pip must install with --no-deps: its
+    # releases (0.17.1, 2026-11) exclude the Orbax above.
     'onnx': ['onnx>=1.20', 'onnx-ir>=0.2.1', 'onnxruntime>=1.24'],
     # setuptools is for the tests, which build a wheel.
     'dev': [

@@ -8,8 +8,9 @@
 # NAME is an existing TPU VM; the README, "A TPU VM", has the commands that create and
 # delete it. The work folder must be one that all workers share: in a bucket, or on a
 # mounted Filestore. A run that was stopped with its state saved (exit code 75) is started
-# again; run this again after the VM itself was preempted, and training goes on where it
-# stopped.
+# again, unless three starts in a row end within ten minutes each: as when a worker has
+# failed for good, for which the others wait in vain. Run this again after the VM itself was
+# preempted, and training goes on where it stopped.
 set -eu
 
 if [ $# -lt 3 ]; then
@@ -36,7 +37,7 @@ on_all() {
 
 gcloud compute tpus tpu-vm scp "$archive" "$name:vit_jax.tar.gz" --zone="$zone" \
   --worker=all
-# Ubuntu 22.04, which the images of TPU VMs are made of, has Python 3.10: uv brings 3.12.
+# Ubuntu 22.04, which TPU VM images are based on, has Python 3.10: uv brings 3.12.
 on_all 'set -e; mkdir -p vit_jax; tar -xzf vit_jax.tar.gz -C vit_jax; cd vit_jax
 if [ ! -d .venv ]; then
   for python in python3.13 python3.12 python3.11 python3 ""; do
@@ -51,7 +52,10 @@ if [ ! -d .venv ]; then
 fi
 .venv/bin/pip install --quiet -e ".[tf,tpu]"
 .venv/bin/vit_jax doctor --expect tpu'
-on_all "cd vit_jax; while :; do
+on_all "cd vit_jax; short=0; while :; do
+began=\$(date +%s)
 .venv/bin/vit_jax train --distributed$arguments && exit 0
 code=\$?; [ \$code = 75 ] || exit \$code
+if [ \$((\$(date +%s) - began)) -lt 600 ]; then short=\$((short + 1)); else short=0; fi
+[ \$short -lt 3 ] || exit \$code
 done"

@@ -1,5 +1,6 @@
 """What all commands do alike at their end."""
 
+import errno
 import os
 import re
 import subprocess
@@ -46,6 +47,16 @@ def test_another_pipe_is_another_matter(capsys):
 
   with pytest.raises(BrokenPipeError):
     cli.run(main, [])
+
+
+def test_a_full_disk_is_one_line(tmp_path, capsys):
+  def main(argv):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), argv[0])
+
+  assert cli.run(main, ['model.npz']) == 74
+  line = capsys.readouterr().err
+  assert line.count('\n') == 1
+  assert 'model.npz' in line
 
 
 def test_a_name_that_is_not_utf8_can_be_printed(tmp_path, capsys):

@@ -109,6 +109,16 @@ def test_every_requirement_has_a_pin_that_fits(metadata, path):
     assert version in requirement.specifier, f'{path.name}: {requirement} vs {version}'
 
 
+def test_make_constraints_installs_what_is_pinned(metadata):
+  makefile = (ROOT / 'Makefile').read_text(encoding='utf-8')
+  recipe = makefile.partition('\nconstraints:')[2]
+  installed = {'tf', 'dev', *re.search(r"-e '\.\[([\w,]+)\]'", recipe)[1].split(',')}
+  extras = metadata['extras_require']
+  names = {Requirement(r).name for extra in installed for r in extras[extra]}
+  names |= {Requirement(r).name for r in metadata['install_requires']}
+  assert {r.name for r in _requirements(metadata, without='beam')} <= names
+
+
 @pytest.mark.parametrize('path', CONSTRAINTS, ids=lambda p: p.name)
 def test_constraints_name_versions_only(path):
   for line in path.read_text(encoding='utf-8').splitlines()[1:]:

@@ -147,6 +147,11 @@ def test_a_failure_is_not_repeated(machine, tmp_path):
   assert start(machine, tmp_path, 'pod', 'zone', '--config=x', end=77).returncode == 77
 
 
+def test_a_run_that_never_gets_going_is_given_up(machine, tmp_path):
+  assert start(machine, tmp_path, 'pod', 'zone', '--config=x', end=75).returncode == 75
+  assert log(tmp_path)[-3:] == ['vit_jax train --distributed --config=x'] * 3
+
+
 def test_too_few_arguments(machine, tmp_path):
   done = start(machine, tmp_path, 'pod')
   assert done.returncode == 2

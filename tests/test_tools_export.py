@@ -1,5 +1,6 @@
 """Exported programs: read in processes that cannot import this library."""
 
+import functools
 import json
 import os
 import re
@@ -214,11 +215,7 @@ def test_bfloat16_is_portable(family, monkeypatch):
 
 def test_scanned_blocks_are_written_out(tmp_path, monkeypatch):
   load = pretrained.load
-
-  def scanned(source, scan=True, **options):
-    return load(source, scan=scan, **options)
-
-  monkeypatch.setattr(pretrained, 'load', scanned)
+  monkeypatch.setattr(pretrained, 'load', functools.partial(load, scan=True))
   file = tmp_path / 'm.stablehlo'
   assert run(SOURCE, file, '--to', 'stablehlo', '--batch', 3) == 0
   exported = jax.export.deserialize(bytearray(file.read_bytes()))
@@ -266,6 +263,7 @@ def test_facts_of_other_pixels():
     ('m.bin', ['--to', 'stablehlo'], ('m.bin', '.stablehlo')),
     ('m.onnx', ['--to', 'savedmodel'], ('m.onnx', 'folder')),
     ('no/m.stablehlo', ['--to', 'stablehlo'], ('no', 'make it first')),
+    ('gs://b/m.stablehlo', ['--to', 'stablehlo'], ('gs://b/m.stablehlo', 'disk')),
     ('taken.stablehlo', ['--to', 'stablehlo'], ('taken.json', 'there already')),
     ('m.onnx', ['--to', 'onnx', '--platforms', 'cpu'], ('--platforms', 'ONNX')),
     (
@@ -283,7 +281,8 @@ def test_facts_of_other_pixels():
 )
 def test_refusals(name, options, expected, tmp_path, capsys):
   (tmp_path / 'taken.json').touch()
-  assert run(SOURCE, tmp_path / name, *options) == 2
+  place = name if '://' in name else tmp_path / name
+  assert run(SOURCE, place, *options) == 2
   error = capsys.readouterr().err
   assert error.count('\n') == 1
   assert re.search(naming(*expected), error)

@@ -81,6 +81,8 @@ def test_what_does_not_go_with_a_source(capsys, finished, tmp_path):
     ((finished, '--set', 'depth=2'), ('--set',)),
     ((f'{finished}@3',), ("'3'", [2, 4])),
     (('nowhere.npz',), ("'nowhere.npz'", '--zoo')),
+    (('~nobody-of-this-name/a.npz',), ('~nobody-of-this-name/a.npz',)),
+    (('a' * 5_000,), ('a' * 5_000,)),
     ((tmp_path,), (tmp_path, 'config.json')),
   ):
     code, out, err = run(capsys, *argv)

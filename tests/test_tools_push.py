@@ -207,6 +207,8 @@ def test_what_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
   for repo in ('mine', 'me/', 'me/a/b', '../me/mine', 'me/mi ne'):
     assert run(TOKEN, repo, '--dry_run') == 2
     assert 'OWNER/NAME' in capsys.readouterr().err
+  assert run(TOKEN, 'me/mine', '--out', 'gs://bucket/a') == 2
+  assert 'gs://bucket/a' in capsys.readouterr().err
   (tmp_path / 'a').mkdir()
   assert run(TOKEN, 'me/mine', '--out', tmp_path / 'a') == 2
   assert f'{tmp_path}/a' in capsys.readouterr().err

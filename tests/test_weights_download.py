@@ -13,9 +13,9 @@ import bad_server
 import pytest
 from conftest import GOLDEN, naming
 
-from vit_jax import weights
+from vit_jax import buckets, weights
 from vit_jax.errors import DiskFull, UserError
-from vit_jax.weights import download
+from vit_jax.weights import download, readers
 
 
 @pytest.fixture
@@ -163,3 +163,18 @@ def test_a_damaged_file_in_the_cache_can_be_removed(server, cache):
     weights.open_file('gs://b/whole.npz')
   shutil.copy(GOLDEN / 'vit_google_token.npz', path)
   weights.open_file('gs://b/whole.npz')
+
+
+def test_a_hub_folder_in_a_bucket(cache, tmp_path, monkeypatch):
+  bucket = shutil.copytree(GOLDEN / 'vit_timm', tmp_path / 'bucket')
+  for name in ('README.md', 'other.npz'):
+    (bucket / name).touch()
+  monkeypatch.setattr(buckets, 'download', shutil.copyfile)
+  found = download._from_bucket(bucket)
+  assert set(files(found)) == set(files(bucket)) - {'other.npz'}
+  # Another process is quicker.
+  found.rename(tmp_path / 'others')
+  quicker = lambda _: found.exists() or (tmp_path / 'others').rename(found)
+  monkeypatch.setattr(readers, 'check_whole', quicker)
+  assert download._from_bucket(bucket) == found
+  assert set(files(cache)) == set(files(found))

@@ -1,4 +1,4 @@
-"""What every tool does alike: one line per error, the exit code, one JSON line."""
+"""What all commands share: one line per error, exit codes, kinds of arguments, JSON."""
 
 import argparse
 import json
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from vit_jax import terminal
-from vit_jax.errors import Interrupted, RunError, UserError
+from vit_jax.errors import DiskFull, Interrupted, RunError, UserError, disk_is_full
 
 INTERRUPTED = 'interrupted.'
-# As of a program that SIGPIPE ends, which is how those in C learn it: 128 + 13.
+# The exit code of a program that SIGPIPE ends, as it does those written in C: 128 + 13.
 _NO_READER = 141
 
 
@@ -69,9 +69,10 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-  """Returns the exit code of `main(argv)`; prints a `RunError`, or Ctrl-C, as one line.
+  """Returns the exit code of `main(argv)`; prints an error as one line.
 
-  Ends quietly when nobody reads what it prints any more (`inspect ... | head`).
+  Those are `RunError`, a full disk and Ctrl-C; others are raised. Ends quietly when nobody
+  reads what it prints any more (`inspect ... | head`).
 
   Args:
     main: takes the arguments, returns the exit code.
@@ -79,7 +80,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   """
   if hasattr(sys.stdout, 'reconfigure'):  # for names of files that are not UTF-8
     sys.stdout.reconfigure(errors='backslashreplace')
-  # Pillow's, of odd images: what matters of them comes as an error, with the file's name.
+  # About odd images. Those that matter are reported as errors, with the file's name.
   warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     code = main(sys.argv[1:] if argv is None else argv)
@@ -92,13 +93,18 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   except RunError as error:
     print(f'error: {error}', file=sys.stderr)
     return error.exit_code
+  except OSError as error:
+    if not disk_is_full(error):
+      raise
+    print(f'error: Disk full: {error}. Make room and run it again.', file=sys.stderr)
+    return DiskFull.exit_code
   except KeyboardInterrupt:
     print(INTERRUPTED, file=sys.stderr)
     return Interrupted.exit_code
 
 
 def _nobody_reads() -> bool:
-  """Whether standard output is a pipe without a reader; if so, it leads nowhere now."""
+  """Whether standard output is a pipe without a reader; if so, redirects it to nowhere."""
   import select
 
   try:
@@ -115,7 +121,7 @@ def _nobody_reads() -> bool:
 
 
 def print_json(record: dict) -> None:
-  """Prints one JSON object as one line; NaN and infinities, unknown to JSON, as null."""
+  """Prints one JSON object as one line; NaN and infinities, which JSON lacks, as null."""
   print(json.dumps(_plain(record), allow_nan=False), flush=True)
 
 

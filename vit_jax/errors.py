@@ -48,32 +48,30 @@ class DiskFull(RunError):
   exit_code = 74
 
 
-class Preempted(RunError):
-  """Asked to stop; the state is saved and the same command resumes."""
-
-  exit_code = 75
-
-
-class Unreachable(RunError):
-  """A bucket did not answer for longer than is waited; what was written is intact."""
-
-  exit_code = 75
-
-
 class NotAllowed(UserError):
-  """A bucket that this account may not read or write."""
+  """This account may not read or write a bucket."""
 
 
-class LockLost(RunError):
+class Stopped(RunError):
+  """Base: ended early for a reason outside the run; the same command resumes it."""
+
+  exit_code = 75
+
+
+class Preempted(Stopped):
+  """Asked to stop; the state is saved."""
+
+
+class Unreachable(Stopped):
+  """A bucket did not answer, also when asked again; what was written is intact."""
+
+
+class LockLost(Stopped):
   """Another run has taken the folder in a bucket; nothing more may be written there."""
 
-  exit_code = 75
 
-
-class PeerLost(RunError):
-  """Another process of the run ended; checkpoints are good, the same command resumes."""
-
-  exit_code = 75
+class PeerLost(Stopped):
+  """Another process of the run ended; it resumes from the checkpoints."""
 
 
 class Diverged(RunError):
@@ -92,6 +90,18 @@ class Interrupted(RunError):
   """Interrupted by Ctrl-C before there was a state to save, or in a tool."""
 
   exit_code = 130
+
+
+def one_line(text, most: int = 300) -> str:
+  """Returns what a library or a file says as part of one line, without its full stop.
+
+  Args:
+    text: an exception, or text from elsewhere; what cannot be printed is escaped.
+    most: characters; a longer text ends in '...'.
+  """
+  line = ' '.join(str(text).split()).rstrip('.')
+  shown = line if line.isprintable() else ascii(line)
+  return shown if len(shown) <= most else f'{shown[: most - 3]}...'
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Models that others publish and that are not here: by name, with what sets them apart.
+"""Model families that this library does not have, by the names that others publish.
 
 A vision transformer of another family often has a ViT's parameters and computes something
 else with them. Names are those of timm's architectures and of transformers' `model_type`.
@@ -6,7 +6,7 @@ else with them. Names are those of timm's architectures and of transformers' `mo
 
 import re
 
-# (regex of the whole name without timm's tag, family, what it has that no model here has)
+# (regex of the whole name without timm's tag, family, how it differs from models here)
 _FAMILIES = (
   (r'deit_.*distilled.*', 'distilled DeiT', 'a distillation token and a second head'),
   (r'deit3_.*', 'DeiT III', 'LayerScale in every block'),
@@ -94,9 +94,9 @@ _FAMILIES = (
 
 
 def describe(name: str) -> str | None:
-  """Returns which family a name is of, and what that has; None: a name not known here.
+  """Returns the family of a name and how it differs, or None for a name not listed.
 
-  'swin_tiny_patch4_window7_224' is of 'Swin Transformer: attention in shifted windows, in
+  For 'swin_tiny_patch4_window7_224': 'Swin Transformer: attention in shifted windows, in
   four stages'.
 
   Args:

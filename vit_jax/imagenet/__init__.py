@@ -1,13 +1,14 @@
 """The classes of ImageNet: WordNet ids in the orders that published heads have, and names.
 
-`synsets.json` has a row for each WordNet id of any list: the lists that it is in, a letter
-each, and its lemmas. Every list is in ascending order of its ids. Lists and lemmas are
-facts taken from timm 1.0.31 (timm/data/_info, Apache-2.0), whose 21,843 ids are those of
-gs://bit_models/imagenet21k_wordnet_ids.txt; lemmas are WordNet 3.0's, Princeton University.
+`synsets.json` has a row for each WordNet id: the lists that it is in, a letter each, and
+its lemmas. Every list is in ascending order of its ids. Lists and lemmas are facts taken
+from timm 1.0.31 (timm/data/_info, Apache-2.0), whose 21,843 ids are those of
+gs://bit_models/imagenet21k_wordnet_ids.txt; the lemmas are from WordNet 3.0, Princeton
+University.
 
-The release of winter 2021 as a whole, 19,167 classes of those of 2011, is not among the
-lists: no published source with all of them was found. Data made from it carries their
-ids, and `describe` has a name for each.
+The whole release of winter 2021, 19,167 of the classes of 2011, has no list: no published
+source with all of them was found. Data made from it carries their ids, and `describe` has
+a name for each.
 """
 
 import functools
@@ -22,7 +23,7 @@ LISTS = {
   'imagenet1k': ('1', 1_000),  # ILSVRC 2012
   'imagenet21k': ('G', 21_843),  # Google's heads: ViT, AugReg, Mixer, BiT, FlexiViT
   'imagenet22k': ('F', 21_841),  # the release of autumn 2011
-  'imagenet12k': ('T', 11_821),  # timm's choice of it
+  'imagenet12k': ('T', 11_821),  # timm's selection from it
   'imagenet21k_miil': ('P', 11_221),  # arXiv 2104.10972, of autumn 2011
   'imagenet21k_miil_winter21': ('W', 10_450),  # the same, of winter 2021
 }
@@ -47,19 +48,22 @@ def wordnet_ids(name: str) -> list[str]:
 def class_names(name: str) -> list[str]:
   """Returns the names of one of LISTS: a class's lemmas, 'tench, Tinca tinca'.
 
-  Two classes may have one name ('crane', the bird and the machine); `wordnet_ids` tells
-  them apart. Raises as it.
+  Two classes may have the same name ('crane', the bird and the machine); `wordnet_ids`
+  tells them apart.
+
+  Raises:
+    UserError: for an unknown list.
   """
   return [_synsets()[synset][1] for synset in wordnet_ids(name)]
 
 
 def describe(name: str) -> str | None:
-  """Returns the lemmas of a WordNet id, 'n01440764'; None for what is not one of these."""
+  """Returns the lemmas of a WordNet id such as 'n01440764'; None for other names."""
   return _synsets()[name][1] if is_wordnet_id(name) and name in _synsets() else None
 
 
 def is_wordnet_id(name: str) -> bool:
-  """Whether a text has the form of a noun's WordNet id: 'n01440764'."""
+  """Whether a name has the form of a noun's WordNet id, such as 'n01440764'."""
   return len(name) == 9 and name[0] == 'n' and name[1:].isdecimal()
 
 

@@ -17,7 +17,7 @@ from vit_jax import models, trees, weights
 from vit_jax.data import single_image
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
-from vit_jax.pretrained import runs, untold
+from vit_jax.pretrained import inferred, runs
 from vit_jax.pretrained.source import Source
 from vit_jax.weights.merge import Merge
 
@@ -28,8 +28,8 @@ class Loaded:
 
   Attributes:
     model: a Linen module; `model.apply(variables, images)`.
-    variables: {'params': nested dict of float32 numpy arrays}, and whatever other
-      collections the model has.
+    variables: {'params': nested dict of float32 numpy arrays}, and any other
+      collections of the model.
     image_size: (H, W) in pixels that the parameters are fitted to.
     channels: of the images, 3 or 1.
     pp: the evaluation pipeline of one image, as `data/ops` reads it.
@@ -68,7 +68,7 @@ class Loaded:
     )
 
   def preprocess(self, images: Iterable) -> np.ndarray:
-    """Returns images as `model.apply` takes them, float32 [B, H, W, C]: by `pp`.
+    """Returns images preprocessed by `pp` for `model.apply`, float32 [B, H, W, C].
 
     Args:
       images: paths, bytes, PIL images or uint8 arrays; raises as
@@ -94,7 +94,7 @@ def load(
   weights: str | None = None,
   **fields,
 ) -> Loaded:
-  """Returns the model that a source tells of, with its parameters.
+  """Returns the model of a source, with its parameters.
 
   Args:
     source: see the module.
@@ -115,7 +115,7 @@ def load(
   found = read_source(source, variant=variant, ema=ema, weights=weights, **fields)
   model = models.build(found.family, **found.fields)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
-  size = tuple(size) if size else found.image_size or untold.usual_size(found)
+  size = tuple(size) if size else found.image_size or inferred.usual_size(found)
   params, report = fit(found, model, size, skip=skip, resize=resize)
   if report.reinitialized:
     shape = (1, *size, found.channels)
@@ -129,9 +129,9 @@ def load(
     {'params': trees.unflatten(params)},
     size,
     found.channels,
-    # A pipeline is for one size; for another the image is just resized to that, its
-    # pixels standardised as ever.
-    untold.plain_pp(found, size) if moved or not found.pp else found.pp,
+    # A pipeline is for one size. For another, images are resized to that, and their
+    # pixels standardised as the pipeline does.
+    inferred.plain_pp(found, size) if moved or not found.pp else found.pp,
     names,
     str(source),
     found.format,
@@ -164,35 +164,35 @@ def read_source(
   for key, value in (('ema', ema), ('weights', weights)):
     if value:
       raise UserError(f'{source} is not a run of vit_jax: {key} is for runs only.')
-  untold.refuse_name_of_a_model(str(source))
+  inferred.refuse_name_of_a_model(str(source))
   return _read_file(source, variant, fields)
 
 
 def _read_file(source: str, variant: str | None, fields: dict) -> Source:
   raw = weights.open_file(source)
-  untold.check_architecture(raw, variant, fields)
+  inferred.check_architecture(raw, variant, fields)
   if raw.hints.pp:
-    registry.parse(raw.hints.pp)  # what is no pipeline is refused here, not at an image
+    registry.parse(raw.hints.pp)  # a mistake is reported here, not at the first image
   family = models.family(raw.format.family)
   overrides = models.resolve(raw.format.family, variant)[1] if variant else {}
   heads = fields.get('num_heads') or raw.hints.fields.get('num_heads')
   if raw.format.flat_heads and not heads:
-    heads = overrides.get('num_heads') or untold.heads(raw, family, str(source))
-  flat, inferred = raw.parameters(family, heads)
+    heads = overrides.get('num_heads') or inferred.heads(raw, family, str(source))
+  flat, found = raw.parameters(family, heads)
   for key in ('width', 'depth', 'mlp_dim'):
-    if key in overrides and inferred.get(key, overrides[key]) != overrides[key]:
+    if key in overrides and found.get(key, overrides[key]) != overrides[key]:
       raise UserError(
-        f'{source} has {key} {inferred[key]}; variant {variant!r} has {overrides[key]}.'
+        f'{source} has {key} {found[key]}; variant {variant!r} has {overrides[key]}.'
       )
   return Source(
     str(source),
     raw.format.name,
     raw.format.family,
-    inferred | overrides | fields,
+    found | overrides | fields,
     flat,
-    raw.image_size(flat, inferred, family),
+    raw.image_size(flat, found, family),
     _channels(raw, flat, family),
-    raw.hints.class_names or raw.published.class_names(inferred.get('num_classes')),
+    raw.hints.class_names or raw.published.class_names(found.get('num_classes')),
     raw.hints.pp,
     raw.unused,
   )

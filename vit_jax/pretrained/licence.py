@@ -1,4 +1,4 @@
-"""Under which licence weights came, through all that was made of them since."""
+"""The licence of the published weights that a source was made from, run after run."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from vit_jax.weights import config_json, download, published, zoo
 
 
 class Licence(NamedTuple):
-  """What is known.
+  """What is known of a source's licence.
 
   Attributes:
-    name: its identifier on the hub ('apache-2.0'), None where nothing tells.
-    origin: the published weights at the beginning; None: a run that started from none.
+    name: its identifier on the hub ('apache-2.0'), None if it is not known.
+    origin: the published weights that it goes back to; None: a run that began without.
   """
 
   name: str | None
@@ -24,7 +24,7 @@ class Licence(NamedTuple):
 def of(source: str) -> Licence:
   """Returns the licence of a source: of a run, that of the weights that it started from.
 
-  Weights that have moved since are still known by their name.
+  Weights that are not there any more, or out of reach, are still known by their name.
   """
   if (run := runs.find(source)) is not None:
     started = run_config.read(run[0]).get('weights')

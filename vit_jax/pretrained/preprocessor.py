@@ -3,19 +3,19 @@
 from typing import NamedTuple
 
 from vit_jax.data.ops import registry
+from vit_jax.weights import hints
 
-# Our methods of resizing that they have, by Pillow's number.
-_METHODS = {'nearest': 0, 'bilinear': 2, 'bicubic': 3, 'lanczos3': 1}
+_NUMBERS = {method: number for number, method in hints.RESAMPLE.items()}
 
 
 class Preprocessor(NamedTuple):
   """Resize, crop, standardise: what both libraries do before a model.
 
   Attributes:
-    size: (H, W) that the model gets.
+    size: (H, W) in pixels of the model's images.
     shorter: pixels of the shorter side before a central crop; None: resized to `size`,
-      whatever the aspect ratio.
-    method: of resizing.
+      the aspect ratio not kept.
+    method: of resizing, one of `hints.RESAMPLE`.
     mean, std: of each channel, of pixels in [0, 1].
   """
 
@@ -26,10 +26,10 @@ class Preprocessor(NamedTuple):
   std: tuple[float, ...]
 
   def timm(self) -> dict:
-    """Returns the part of timm's `pretrained_cfg` that says this."""
+    """Returns the keys of timm's `pretrained_cfg` that describe it."""
     return {
       'input_size': [3, *self.size],
-      'interpolation': self.method.removesuffix('3'),
+      'interpolation': self.method,
       'crop_pct': round(max(self.size) / self.shorter, 6) if self.shorter else 1.0,
       'crop_mode': 'center' if self.shorter else 'squash',
       'mean': list(self.mean),
@@ -37,7 +37,7 @@ class Preprocessor(NamedTuple):
     }
 
   def hf(self) -> dict:
-    """Returns the preprocessor_config.json of transformers that says this."""
+    """Returns transformers' preprocessor_config.json that describes it."""
     height, width = self.size
     whole = {'height': height, 'width': width}
     crop = {'do_center_crop': True, 'crop_size': whole} if self.shorter else {}
@@ -46,7 +46,7 @@ class Preprocessor(NamedTuple):
       'do_convert_rgb': True,
       'do_resize': True,
       'size': {'shortest_edge': self.shorter} if self.shorter else whole,
-      'resample': _METHODS[self.method],
+      'resample': _NUMBERS[self.method],
       **crop,
       'do_rescale': True,
       'rescale_factor': 1 / 255,
@@ -57,9 +57,10 @@ class Preprocessor(NamedTuple):
 
 
 def of(pp: str) -> Preprocessor | None:
-  """Returns what a pipeline is to them; None for one that they cannot say.
+  """Returns a pipeline as they describe theirs; None for one that they cannot express.
 
-  They round after resizing and antialias always; ours says for itself whether it does.
+  Both round after resizing and always antialias, which the description leaves out: a
+  pipeline of ours that does not is described as if it did.
   """
   ops = [op for op in registry.parse(pp) if op.name != 'decode']
   names = [op.name for op in ops]
@@ -70,7 +71,7 @@ def of(pp: str) -> Preprocessor | None:
     return None
   resize, levels = ops[0].arguments, ops[-1].arguments
   usual = {'in_lo': 0, 'in_hi': 255, 'clip': False}
-  if resize['method'] not in _METHODS or any(levels[k] != v for k, v in usual.items()):
+  if resize['method'] not in _NUMBERS or any(levels[k] != v for k, v in usual.items()):
     return None
   size = ops[-2].arguments['size']
   mean, std = [], []

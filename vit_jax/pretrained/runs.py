@@ -21,10 +21,10 @@ def find(source) -> tuple[Path, str | None] | None:
   """Returns (folder, what follows the @ or None) if the source is a run's, else None.
 
   Raises:
-    UserError: for `@best` or `@STEP` behind what is there and is no run.
+    UserError: for `@best` or `@STEP` after a file or folder that is not a run.
   """
   if buckets.is_url(source) and str(source).endswith(readers.SUFFIXES):
-    return None  # a file: not worth a question to the bucket
+    return None  # a file of weights: the bucket need not be asked
   whole = _place(str(source))
   if whole is None:
     return None
@@ -44,7 +44,7 @@ def find(source) -> tuple[Path, str | None] | None:
 
 
 def _place(text: str) -> Path | buckets.BucketPath | None:
-  """Returns a path; None for what cannot be one: too long, or of an unknown user (~x)."""
+  """Returns a path; None for text that cannot be one: too long, or an unknown ~user."""
   if buckets.is_url(text):
     return buckets.path(text)
   try:

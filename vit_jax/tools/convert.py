@@ -3,10 +3,10 @@
   vit_jax convert SOURCE DEST [--to google|timm|hf]
 
 SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder (its newest
-step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors or a folder (timm, hf); a folder is what
-`timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
-`from_pretrained('FOLDER')` read. Sine-cosine positions are written to these as the table
-that they are. What a format cannot express is refused.
+step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors
+or a folder (timm, hf); a folder is what `timm.create_model('local-dir:FOLDER',
+pretrained=True)` and transformers' `from_pretrained('FOLDER')` read. For these,
+sine-cosine positions are written as a table. What a format cannot express is refused.
 
 A run that trained a part of its model is written with the rest, which is read from the
 weights that it started from; `--merge` reads the file back and compares every parameter
@@ -55,12 +55,12 @@ def export(found, dest: str | Path, to: str) -> dict:
     UserError: for what the format cannot express, or a place that is taken.
   """
   from vit_jax import models, pretrained
-  from vit_jax.pretrained import positions, preprocessor, untold
+  from vit_jax.pretrained import inferred, positions, preprocessor
   from vit_jax.weights import export as weights_export
 
   model = models.build(found.family, **found.fields)
   fields = pretrained.fields_of(model)
-  size = found.image_size or untold.usual_size(found)
+  size = found.image_size or inferred.usual_size(found)
   if to in ('timm', 'hf') and found.channels != 3:
     raise UserError(
       f'{found.source} takes images with {found.channels} channel; {to} files are '
@@ -81,7 +81,7 @@ def export(found, dest: str | Path, to: str) -> dict:
     class_names=found.class_names,
   )
   beside = {}
-  if described := preprocessor.of(found.pp or untold.plain_pp(found, size)):
+  if described := preprocessor.of(found.pp or inferred.plain_pp(found, size)):
     if to == 'timm':
       config['pretrained_cfg'] |= described.timm()
     if to == 'hf':

@@ -3,7 +3,8 @@
   vit_jax doctor [--expect tpu] [--json]
 
 Exit code 0: training works here. 1: a package that everything needs is missing, the
-training step failed, or JAX does not see the platform that was expected. It imports nothing at the top that an ill machine may lack.
+training step failed, or JAX does not compute on the platform of `--expect`. Nothing is
+imported at the top that may be missing or broken.
 """
 
 import glob
@@ -93,7 +94,9 @@ def main(argv: list[str]) -> int:
   parser = cli.Parser(prog='vit_jax doctor', description=__doc__.split('\n')[0])
   cli.add_json_option(parser)
   parser.add_argument(
-    '--expect', choices=('cpu', 'gpu', 'tpu'), help='1 unless JAX computes on these'
+    '--expect',
+    choices=('cpu', 'gpu', 'tpu'),
+    help='fail unless JAX computes on these devices',
   )
   args = parser.parse_args(argv)
   record = examine(args.expect)
@@ -108,7 +111,8 @@ def examine(expected: str | None = None) -> dict:
   """Returns what the tool prints; `ok` is whether training works here.
 
   Args:
-    expected: and on this platform: where its driver fails JAX falls back to the CPU.
+    expected: the platform that JAX must compute on ('cpu', 'gpu' or 'tpu'), or None: any.
+      JAX falls back to the CPU where the driver of an accelerator fails.
   """
   packages = [check_package(package) for package in PACKAGES]
   broken = [p for p in packages if p['problem'] and p['needed']]
@@ -118,11 +122,11 @@ def examine(expected: str | None = None) -> dict:
     devices = _devices()
     smoke = smoke_test()
   found = {device['platform'] for device in devices}
-  missing = None if expected is None or found == {expected} else expected
+  lacks = None if expected is None or found == {expected} else expected
   free = shutil.disk_usage(os.getcwd()).free
   return {
-    'ok': not broken and smoke['ok'] and missing is None,
-    'lacks': missing,
+    'ok': not broken and smoke['ok'] and lacks is None,
+    'lacks': lacks,
     'python': platform.python_version(),
     'system': f'{platform.system()} {platform.machine()}',
     'vit_jax': _own_version(),
@@ -323,8 +327,8 @@ def _render(record) -> str:
     + (f', {gib(d["memory"])}' if d['memory'] else '')
     for d in record['devices']
   ]
-  if missing := record['lacks']:
-    lines.append(f'  expected: {missing}, which JAX does not compute on here')
+  if expected := record['lacks']:
+    lines.append(f'  expected: {expected}, but JAX does not compute on it here')
   smoke = record['smoke']
   if smoke['ok']:
     lines.append(f'  one training step: works ({smoke["seconds"]} s)')

@@ -3,9 +3,9 @@
   vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
 
 SOURCE is what `vit_jax.load` takes: a file of weights, a hub folder, a run's folder (its
-newest step; RUN@best or RUN@500), a name of the zoo. Preprocessing comes with the weights; `--pp` replaces it. `--features
-FILE.npz` writes features (`--layer`, by default those before the head) with their paths.
-Works without TensorFlow.
+newest step; RUN@best or RUN@500), a name of the zoo. Preprocessing comes with the weights;
+`--pp` replaces it. `--features FILE.npz` writes features (`--layer`, by default those
+before the head) with the paths of their images. Works without TensorFlow.
 """
 
 import os

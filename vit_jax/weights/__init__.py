@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vit_jax import other_families
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 from vit_jax.weights import (
   adapt,
   download,
@@ -27,39 +27,37 @@ from vit_jax.weights import (
 )
 from vit_jax.weights.merge import Merge, merge
 
-# Far beyond every published model; a file that says more would take hours or the memory.
-_MOST_LAYERS, _MOST_TOKENS = 1_000, 1 << 16
+# Far beyond every published model; a file that says more would exhaust time or memory.
+_MOST_TOKENS = 1 << 16
 _LARGEST_NUMBER = 9_999  # in the name of an array
 
 
 @contextlib.contextmanager
 def arrays_that_do_not_fit(what: str) -> Iterator[None]:
-  """Turns what goes wrong with arrays of odd shapes inside into one line.
-
-  The names and shapes of a file are its publisher's: nothing else is known of them.
+  """Turns errors that a file's names and shapes cause inside into a UserError.
 
   Args:
-    what: the beginning of the sentence.
+    what: the beginning of the message, such as 'FILE cannot be loaded:'.
   """
   try:
     yield
   except UserError:
     raise
   except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
-    why = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
+    why = one_line(f'{type(error).__name__}: {error}')
     raise UserError(f'{what} its arrays do not fit together: {why}.') from None
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """A file's arrays, and what it tells of its model.
+  """A file's arrays, and what it says about its model.
 
   Attributes:
     arrays: by the file's names, blocks possibly stacked.
     rules: the rename table.
     unused: names in the file that are not parameters of the model.
-    usual_size: (H, W) in pixels that the zoo tells, for files without positions.
-    published: what is known of them besides.
+    usual_size: (H, W) in pixels by the zoo, for files without positions.
+    published: what else their publisher says of them.
   """
 
   source: str
@@ -103,8 +101,10 @@ class Weights:
     layers = fields.get('depth') or sum(
       fields.get('blocks') or fields.get('depths') or ()
     )
-    if layers > _MOST_LAYERS:
-      raise UserError(f'{what} has {layers:,} layers; up to {_MOST_LAYERS:,} are read.')
+    if layers > adapt.MOST_LAYERS:
+      raise UserError(
+        f'{what} has {layers:,} layers; up to {adapt.MOST_LAYERS:,} are read.'
+      )
     return flat, fields
 
   def image_size(self, flat, fields: dict, family) -> tuple[int, int] | None:

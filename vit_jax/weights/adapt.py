@@ -5,7 +5,7 @@ import numpy as np
 from vit_jax import resample
 from vit_jax.errors import UserError, choose
 
-_MOST_LAYERS = 1_000
+MOST_LAYERS = 1_000  # far beyond every published model
 METHODS = ('bilinear', 'bicubic')
 
 
@@ -94,8 +94,10 @@ def unstack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:
     if not family.is_stacked(name):
       out[name] = x
       continue
-    if not x.ndim > 0 or len(x) > _MOST_LAYERS:
-      raise UserError(f'{name} {x.shape} is no stack of up to {_MOST_LAYERS:,} layers.')
+    if not x.ndim > 0 or len(x) > MOST_LAYERS:
+      raise UserError(
+        f'{name} {x.shape} is not a stack of up to {MOST_LAYERS:,} layers.'
+      )
     for i, layer in enumerate(x):
       out[family.unstacked(name, i)] = layer
   return out

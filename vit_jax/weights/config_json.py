@@ -1,7 +1,7 @@
-"""The JSON beside weights: what is read of it has the type and range that it should.
+"""The JSON beside weights: the type and range of every key that is read are checked.
 
-A config comes from anywhere. Keys that this library does not read are left alone; each
-that it reads is checked here, once, so that its readers can rely on it.
+A config comes from anywhere. Keys that this library does not read are left alone; those
+that it reads are checked here, once, so that their readers can rely on them.
 """
 
 import json
@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 
 _MOST_BYTES = 64 << 20  # 21,843 names in three lists are 3 MB
 _SIDE, _PIXELS = 1 << 14, 64_000_000  # of images, as data/ops makes them
 
 
 def read(path: Path) -> dict:
-  """Returns the object in a file; UserError for what is no JSON, no object or too large."""
+  """Returns the JSON object in a file; UserError if it is none, or too large for one."""
   try:
     if path.stat().st_size > _MOST_BYTES:
       raise UserError(f'{path} has more than {_MOST_BYTES >> 20} MB: not a config.')
@@ -27,20 +27,20 @@ def read(path: Path) -> dict:
 
 
 def parse(text: str | bytes, where: str) -> dict:
-  """Returns the JSON object in a text; UserError, which names `where`, for another."""
+  """Returns the JSON object in a text; UserError, which begins with `where`, if none."""
   try:
     value = json.loads(text.decode() if isinstance(text, bytes) else text)
   except RecursionError:
     raise UserError(f'{where} is nested too deeply to be a config.') from None
   except ValueError as error:
-    raise UserError(f'{where} is no JSON: {_line(error)}.') from None
+    raise UserError(f'{where} is not JSON: {one_line(error)}.') from None
   if not isinstance(value, dict):
-    raise UserError(f'{where} holds no JSON object.')
+    raise UserError(f'{where} is not a JSON object.')
   return value
 
 
 def check(config: dict, where: str) -> dict:
-  """Returns `config` without nulls, every key that is read checked.
+  """Returns `config` without nulls, after checking every key that is read.
 
   Raises:
     UserError: for a value of another type or out of range.
@@ -64,10 +64,6 @@ def _without_nulls(value):
   if not isinstance(value, dict):
     return value
   return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-
-
-def _line(error) -> str:
-  return ' '.join(str(error).split()).rstrip('.')[:200]
 
 
 def _short(value) -> str:
@@ -123,7 +119,7 @@ _SIDES = (
   "an object of 'height' and 'width', or of 'shortest_edge'",
 )
 _CROP = (lambda x: _SIDES[0](x) and 'height' in x, "an object of 'height' and 'width'")
-# Sizes and numbers of layers follow from the arrays, so no whole numbers.
+# No whole numbers: sizes and numbers of layers follow from the arrays.
 _FIELDS = (
   lambda x: (
     isinstance(x, dict)
@@ -148,7 +144,7 @@ _LEVELS = _several(_number(-1000, 1000), 1, 3)
 _SPREADS = _several(_number(1e-6, 1000), 1, 3)
 _HEADS = _whole(1, 4096)
 
-# Key -> (what it may be, in words): all that the readers of configs read.
+# Key -> (whether a value is allowed, what is, in words), of every key that is read.
 _READ: dict[str, Kind] = {
   # our own part
   'vit_jax.fields': _FIELDS,

@@ -126,7 +126,7 @@ def need(fields: dict, key: str, allowed: tuple, format: str, why: str) -> None:
   """Raises UserError unless the field has one of the values that the format knows.
 
   Args:
-    why: what the format has instead, a clause.
+    why: the reason, a clause that ends the message.
   """
   if fields.get(key) not in allowed:
     raise UserError(

@@ -19,7 +19,7 @@ _ACTS = {
   'gelu_pytorch_tanh': 'gelu_tanh',
 }
 # Pillow's numbers of its filters; Pillow antialiases, and rounds to the nearest level.
-_RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic'}
+RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic'}
 
 
 class Hints(NamedTuple):
@@ -36,7 +36,7 @@ Reader = Callable[[dict, str], Hints]
 
 
 def google(**defaults) -> Reader:
-  """Google's files have no config, those that `tools.convert` writes may have ours.
+  """Reads our own config: Google's files have none, those of `tools.convert` may.
 
   Args:
     **defaults: fields that the published files have in common.
@@ -57,10 +57,10 @@ def google(**defaults) -> Reader:
 
 
 def timm(fields: Callable[[dict, str], dict] = lambda config, where: {}) -> Reader:
-  """Of timm's config.
+  """Reads timm's config.
 
   Args:
-    fields: `(config, where) -> fields` of the model, of which each family has its own.
+    fields: `(config, where) -> fields` of the model; each family has its own.
   """
 
   def read(config, where):
@@ -76,7 +76,7 @@ def timm(fields: Callable[[dict, str], dict] = lambda config, where: {}) -> Read
 
 
 def hf(model_type: str) -> Reader:
-  """Of transformers' config; UserError for another model than `model_type`."""
+  """Reads transformers' config; UserError for another model than `model_type`."""
 
   def read(config, where):
     if not config:
@@ -145,13 +145,13 @@ def _hf_pp(given: dict, size, where: str) -> str | None:
   """The evaluation transform that a preprocessor_config.json describes."""
   if not given:
     return None
-  if given.get('resample', 2) not in _RESAMPLE:
+  if given.get('resample', 2) not in RESAMPLE:
     raise UserError(
       f'{where}: preprocessor_config.json has resample={given["resample"]}: one of '
-      f'{_RESAMPLE}.'
+      f'{RESAMPLE}.'
     )
   sides = lambda x: (x['height'], x['width']) if isinstance(x, dict) else pair(x)
-  method = _RESAMPLE[given.get('resample', 2)]
+  method = RESAMPLE[given.get('resample', 2)]
   how = f"method={method!r}, antialias={method != 'nearest'}, rounding='nearest'"
   want, steps = given.get('size', size), ['decode']
   if given.get('do_resize', True):

@@ -1,7 +1,7 @@
-"""NumPy's .npz files to arrays: nothing that a header says is believed before it is checked.
+"""NumPy's .npz files to arrays, without trusting their headers.
 
-Such a file is a zip of .npy members. What its directory and its headers say of sizes is
-held against the bytes that are there before memory is taken for it.
+Such a file is a zip of .npy members. The sizes in its directory and headers are compared
+with the bytes that are there before memory is allocated.
 """
 
 import io
@@ -17,10 +17,10 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.weights import config_json
 
-# A deflated byte stands for at most this many (zlib's technical notes).
+# A deflated byte decompresses to at most this many (zlib's technical notes).
 _DEFLATE_LIMIT = 1032
-# A file may unfold to this much, or to so many times its size. Weights hardly shrink;
-# what shrinks a hundred times is zeros, or was made to fill the memory.
+# A file may decompress to so many bytes, or to so many times its size. Weights hardly
+# compress; what shrinks a hundred times is zeros, or was made to fill the memory.
 _ALWAYS, _TIMES = 256 << 20, 20
 _HEADER = 10_000  # bytes of an .npy header; those of plain arrays have about 100
 _KINDS = 'biuf'  # of numbers; besides bfloat16, which .npy has as two bytes
@@ -37,7 +37,7 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns ({name: array}, the config in the zip's comment, {} if it has none).
 
   Raises:
-    UserError: for a file that is damaged, lies about its sizes or holds objects.
+    UserError: for a file that is damaged, contradicts its own sizes or holds objects.
   """
   try:
     with zipfile.ZipFile(path) as archive:
@@ -72,7 +72,9 @@ def _check_directory(path: Path, archive: zipfile.ZipFile) -> None:
   for info in archive.infolist():
     where = f'{path}: array {info.filename!r}'
     if not info.filename.endswith('.npy'):
-      raise UserError(f'{where} is no .npy member: this is a zip, but no .npz file.')
+      raise UserError(
+        f'{where} is not a .npy member: this is a zip, but not an .npz file.'
+      )
     if info.flag_bits & 1:
       raise UserError(f'{where} is encrypted.')
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -83,8 +85,8 @@ def _check_directory(path: Path, archive: zipfile.ZipFile) -> None:
     total += info.file_size
   if total > max(_ALWAYS, _TIMES * size):
     raise UserError(
-      f'{path} claims to unfold to {total:,} bytes, {total // size} times its size: a '
-      'damaged file, or one made to fill the memory.'
+      f'{path} claims to decompress to {total:,} bytes, {total // size} times its size: '
+      'a damaged file, or one made to fill the memory.'
     )
 
 
@@ -98,8 +100,6 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.n
       raise UserError(
         f'{where}: its header says {shape} {dtype}, {size} bytes, but {there} are there.'
       )
-    if not size:
-      raise UserError(f'{where} is empty: {shape}.')
     array = np.empty(math.prod(shape), dtype)
     _fill(file, memoryview(array.view(np.uint8)), where)
   array = array.reshape(shape, order='F' if fortran else 'C')
@@ -116,12 +116,14 @@ def _header(file, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
   version = tuple(magic[6:])
   if magic[:6] != b'\x93NUMPY' or version not in ((1, 0), (2, 0)):
     raise UserError(
-      f'{where} is no .npy of version 1.0 or 2.0: it begins with {magic!r}.'
+      f'{where} is not a .npy of version 1.0 or 2.0: it begins with {magic!r}.'
     )
   length = file.read(2 if version == (1, 0) else 4)
   number = int.from_bytes(length, 'little')
   if number > _HEADER:
-    raise UserError(f'{where}: its header of {number:,} bytes is no plain array.')
+    raise UserError(
+      f'{where}: its header of {number:,} bytes is not that of a plain array.'
+    )
   text = file.read(number)
   strange = f'{where}: its header is not that of an array: {text[:60]!r}.'
   # Numpy parses it as Python, which deep nesting would exhaust.
@@ -153,10 +155,10 @@ def _fill(file, buffer: memoryview, where: str) -> None:
       raise UserError(f'{where} is truncated.')
     buffer[done : done + len(part)] = part
     done += len(part)
-  file.read(1)  # at the end the library checks the checksum
+  file.read(1)  # zipfile compares the checksum once it reads past the end
 
 
 def _config(path: Path, comment: bytes) -> dict:
   if not comment.startswith(b'{'):
-    return {}  # none, or another program's remark
+    return {}  # no comment, or one of another program
   return config_json.parse(comment, f"{path}: the zip's comment")

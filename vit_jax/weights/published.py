@@ -1,4 +1,4 @@
-"""What is known of published weights besides what is in the file: classes, licence."""
+"""What is known of published weights beyond the file itself: classes and licence."""
 
 import re
 from pathlib import Path
@@ -19,10 +19,10 @@ _ZOO = {'i1k': 'imagenet1k', 'i21k': 'imagenet21k'}
 
 
 class Published(NamedTuple):
-  """What the publisher says of a source; nothing of it is guessed from shapes.
+  """What the publisher says about a source; nothing is guessed from shapes.
 
   Attributes:
-    lists: of `imagenet`, one of which the classes of the head are.
+    lists: names of `imagenet.LISTS`; the head's classes are one of these lists.
     licence: its identifier, as on the hub ('apache-2.0'), or None.
   """
 
@@ -38,16 +38,16 @@ class Published(NamedTuple):
 
 
 def find(source: str, path: Path, config: dict) -> Published:
-  """Returns what is known of a source.
+  """Returns what is known about a source.
 
-  A file is taken for one of the zoo by its name or address, or by the name of the file,
-  unless it holds a config, which Google's files do not. A folder tells by what timm's
-  config calls the weights, and by the licence of its config or its card.
+  A file is recognised as one of the zoo by that name, its URL, or its file name, unless it
+  holds a config, which Google's files do not. Of a folder, the classes follow from the tag
+  in timm's config; the licence is that of the config or of the card.
 
   Args:
     source: as the user wrote it.
     path: of the file or folder.
-    config: that was read with the arrays.
+    config: the one read with the arrays, checked by `config_json.check`.
   """
   known = [entry] if (entry := zoo.find(source)) else zoo.called(source, path.name)
   if known and not config:
@@ -63,7 +63,7 @@ def find(source: str, path: Path, config: dict) -> Published:
 
 
 def _card_licence(folder: Path) -> str | None:
-  """The licence that the metadata of a hub folder's README.md names."""
+  """Returns the licence in the metadata of a hub folder's README.md, or None."""
   try:
     text = (folder / 'README.md').read_text(encoding='utf-8')
   except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Files of weights to flat numpy arrays: .npz and safetensors, never a pickle.
 
-What a header says of its array is held against the bytes that are there before memory is
-taken for it.
+What a header says of its array is compared with the bytes that are there before memory is
+allocated for it.
 """
 
 import re
@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.weights import config_json, npz
 
-# What a file of weights is called; others are looked at, too.
+# Of files of weights; a file of another name is recognised by its content.
 SUFFIXES = ('.npz', '.safetensors')
 _DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U8', 'BOOL')
 _PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt', '.tar')
@@ -33,11 +33,12 @@ def read(path: str | Path) -> Raw:
   """Reads an .npz file, a .safetensors file, or a folder as on a model hub.
 
   A folder holds `model.safetensors` (or one other safetensors file, or parts with an
-  index) and `config.json`; or one .npz. 16-bit floats stay what they are; bfloat16, which .npz
-  stores as void, is given its type back.
+  index) and `config.json`; or one .npz. 16-bit floats stay what they are; bfloat16, which
+  .npz stores as void, is given its type back.
 
   Raises:
-    UserError: no such file, another type, a pickle, a truncated or lying file.
+    UserError: for a file that is not there, of another type, a pickle, truncated, or
+      whose header contradicts its content.
   """
   path = Path(path)
   raw = _folder(path) if path.is_dir() else _file(path)
@@ -50,8 +51,8 @@ def read(path: str | Path) -> Raw:
 def check_whole(path: Path) -> None:
   """Raises UserError unless a file's size and ends are those of a whole one.
 
-  The arrays are not read: of an .npz the directory is held against the file, of a
-  safetensors file the header.
+  The arrays are not read: the directory of an .npz, or the header of a safetensors file,
+  is compared with the file's size.
   """
   with path.open('rb') as file:
     magic = file.read(8)
@@ -66,7 +67,7 @@ def check_whole(path: Path) -> None:
   except (SafetensorError, OSError, ValueError) as error:
     begins = 'it is empty' if not magic else f'it begins with {magic!r}'
     raise UserError(
-      f'it is no whole .npz and no whole safetensors file: {begins}, {error}'
+      f'it is neither a whole .npz nor a whole safetensors file: {begins}, {error}'
     ) from None
 
 
@@ -86,11 +87,11 @@ def _file(path: Path) -> Raw:
   if magic.startswith(b'PK\x03\x04') or path.suffix in _PICKLES:
     raise UserError(
       f'{path} is a pickle, which can run code when it is loaded: convert it to '
-      'safetensors where it comes from. Read are .npz and .safetensors.'
+      'safetensors where it comes from. Files of .npz and .safetensors are read.'
     )
   empty = ' It is empty.' if not magic else ''
   raise UserError(
-    f'{path} is neither an .npz nor a .safetensors file.{empty} Read are those two, and '
+    f'{path} is neither an .npz nor a .safetensors file.{empty} Those two are read, and '
     'folders with config.json and model.safetensors.'
   )
 
@@ -127,7 +128,7 @@ def _parts(index: Path) -> list[str]:
     raise UserError(f'{index} has no weight_map of file names.')
   for part in where.values():
     if not re.fullmatch(r'[^/\\\0]{1,240}\.safetensors', part):
-      raise UserError(f'{index} names no file of its folder: {part[:80]!r}.')
+      raise UserError(f'{index} names {part[:80]!r}, not a file of its folder.')
   return sorted(set(where.values()))
 
 
@@ -153,7 +154,7 @@ def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   except UserError:
     raise
   except (SafetensorError, struct.error, OSError, ValueError) as error:
-    raise UserError(f'{path} is damaged or no safetensors file: {error}.') from None
+    raise UserError(f'{path} is damaged or not a safetensors file: {error}.') from None
   where = f"{path}: 'config' in its metadata"
   return arrays, config_json.parse(config, where) if config else {}
 
@@ -162,6 +163,6 @@ def _tensor(path: Path, file, name: str) -> np.ndarray:
   kind = file.get_slice(name).get_dtype()
   if kind not in _DTYPES:
     raise UserError(
-      f'{path}: array {name!r} has the type {kind}; read are {", ".join(_DTYPES)}.'
+      f'{path}: array {name!r} has the type {kind}; expected one of {", ".join(_DTYPES)}.'
     )
   return file.get_tensor(name)

@@ -125,7 +125,7 @@ def _line(target, row: dict) -> str:
 
 
 def head(result: dict, what: str) -> list[str]:
-  """Returns the first lines of a table: model, what the numbers are of, versions."""
+  """Returns the lines above a table: the model, `what` is measured, versions."""
   first = result['rows'][0]
   size = f'{first["resolution"]}x{first["resolution"]}'
   set_ = ''.join(f', {setting}' for setting in first['set'])
@@ -140,12 +140,15 @@ def head(result: dict, what: str) -> list[str]:
 def body(
   rows: list[dict], flag: str, columns: str, numbers: Callable, ratio: Callable
 ) -> list[str]:
-  """Returns a table's header and rows, each with the other side's and the ratio below.
+  """Returns the lines of a table: a header, then each row, where measured with the other
+  side's numbers and the ratios below.
 
   Args:
-    flag: of the target. columns: the header of what follows the batch.
-    numbers: (row, side) -> these columns of the row itself or of the other side.
-    ratio: (row['ratio']) -> the same.
+    rows: of `result['rows']`.
+    flag: the target's, a key of the rows.
+    columns: the header of the columns that follow the batch.
+    numbers: (row, side) -> the text of these columns; side is the row itself or row['vs'].
+    ratio: row['ratio'] -> the text of these columns.
   """
   lines = [f'{"":13}{"mode":9}{"dtype":10}{"batch":>5}{columns}']
   for row in rows:

@@ -6,27 +6,28 @@
 
 SOURCE is what `vit_jax.load` takes, RUN@best included. The parameters are in the file. It
 takes float32 images [batch, H, W, C], preprocessed, any number of them (`--batch N`: N),
-and gives float32 outputs by name: `logits`, and the features that `--layers` names. How
-images are preprocessed and what the classes are called stands in model.json, in the
-folder's assets.extra/vit_jax.json, or in the metadata of the ONNX file. What was written is
-read again and compared with the model before it takes its name.
+and gives float32 outputs by name: `logits`, and the features that `--layers` names. The
+preprocessing and the class names are in model.json, in the folder's
+assets.extra/vit_jax.json, or in the metadata of the ONNX file. The outputs of the written
+program are compared with the model's before it takes its name.
 """
 
 import importlib
+import os
 import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax import cli
+from vit_jax import buckets, cli
 from vit_jax.errors import RunError, UserError, choose
 
 FORMATS = ('stablehlo', 'savedmodel', 'onnx')  # a module of this package each
 PLATFORMS = ('cpu', 'tpu', 'cuda', 'rocm')
 _USUAL = 'cpu,tpu,cuda'
-# Largest difference between the outputs of the file and of the model, of the largest
-# output. In float32 the same sums are taken in other orders by other compilers (measured:
-# below 1e-6, here deep models have 50 times that); bfloat16 keeps 8 bits, and whether an
-# intermediate result is rounded to it is the compiler's choice.
+# Largest difference between the outputs of the file and of the model, relative to the
+# largest output. In float32, other compilers add in another order (below 1e-6 was measured;
+# deep models may have 50 times that); bfloat16 keeps 8 bits, and a compiler may choose
+# whether to round an intermediate result to it.
 _TOLERANCE = {'float32': 5e-5, 'bfloat16': 5e-2}
 
 
@@ -34,9 +35,9 @@ def main(argv: list[str]) -> int:
   """Exports, and prints what was written."""
   args = _parser().parse_args(argv)
   writer = importlib.import_module(f'vit_jax.tools.export.{args.to}')
-  dest, platforms = Path(args.dest), _platforms(args)
+  dest, platforms = buckets.on_disk(args.dest, 'DEST'), _platforms(args)
   _check_free(dest, args.to, writer)
-  writer.load()  # what it needs is missing sooner than after the weights were read
+  writer.load()  # before the weights are read: its packages may be missing
   import numpy as np
 
   from vit_jax import pretrained
@@ -47,8 +48,6 @@ def main(argv: list[str]) -> int:
   if args.dtype:
     options['dtype'] = args.dtype
   loaded = pretrained.load(args.source, **options)
-  if getattr(loaded.model, 'scan', False):  # a loop is not what others optimise
-    loaded = pretrained.load(args.source, **options, scan=False)
   made = program.Program(loaded, args.layers, args.batch)
   writer.check(made)
   about = facts.collect(loaded, made, args.to, platforms)
@@ -80,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 
 def _difference(wanted: dict, found: dict) -> float:
-  """Returns the largest difference of an output, of that output's largest value."""
+  """Returns the largest difference of an output, relative to its largest value."""
   import numpy as np
 
   assert wanted.keys() == found.keys(), (list(wanted), list(found))
@@ -94,12 +93,10 @@ def _difference(wanted: dict, found: dict) -> float:
 
 
 def _platforms(args) -> list[str] | None:
-  """Returns the platforms; None where the format does not know such things."""
+  """Returns the platforms; None for ONNX, whose files are for all of them."""
   if args.to == 'onnx':
     if args.platforms:
-      raise UserError(
-        '--platforms: an ONNX file is for whatever runs ONNX; leave it out.'
-      )
+      raise UserError('--platforms: an ONNX file runs on every platform; leave it out.')
     return None
   platforms = (args.platforms or _USUAL).split(',')
   if 'gpu' in platforms:
@@ -115,6 +112,8 @@ def _check_free(dest: Path, to: str, writer) -> None:
     raise UserError(f'{dest}: --to {to} writes {wanted}.')
   if not dest.parent.is_dir():
     raise UserError(f'{dest.parent} is not a folder: make it first.')
+  if not os.access(dest.parent, os.W_OK | os.X_OK):
+    raise UserError(f'{dest.parent} cannot be written to.')
   for path in writer.files(dest):
     if path.exists():
       raise UserError(f'{path} is there already: choose another place, or remove it.')
@@ -145,7 +144,7 @@ def _parser() -> cli.Parser:
   parser.add_argument(
     '--platforms',
     metavar='NAME,...',
-    help=f'that the program is for, of {", ".join(PLATFORMS)}; default: {_USUAL}',
+    help=f'where it will run, of {", ".join(PLATFORMS)}; default: {_USUAL}',
   )
   parser.add_argument('--batch', type=cli.positive, help='images; default: any number')
   parser.add_argument(
@@ -153,7 +152,7 @@ def _parser() -> cli.Parser:
     type=lambda text: tuple(filter(None, text.split(','))),
     default=(),
     metavar='NAME,...',
-    help='features to give besides: pre_logits,block11',
+    help='features to return as well: pre_logits,block11',
   )
   parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
   parser.add_argument(

@@ -1,4 +1,4 @@
-"""What a user of an exported program must know besides: pixels, outputs, class names."""
+"""What a user of an exported program must know: its pixels, outputs and class names."""
 
 import numpy as np
 
@@ -8,18 +8,18 @@ from vit_jax.pretrained import Loaded
 from vit_jax.tools.export.program import BATCH, Program
 from vit_jax.version import __version__
 
-# Leave plain images as they are, but for the rounding of some to whole levels.
+# Ops that leave an image of one color as it is, but for rounding to whole levels.
 _GEOMETRY = ('resize', 'resize_small', 'central_crop')
 
 
 def collect(
   loaded: Loaded, program: Program, to: str, platforms: list[str] | None
 ) -> dict:
-  """Returns the facts, as JSON has them.
+  """Returns the facts as JSON values.
 
   `input.mean` and `input.std` are per channel, of pixels in [0, 1], as timm and
-  torchvision write them: what the program takes is (pixel / 255 - mean) / std. They are
-  null where the pipeline is no such map.
+  torchvision write them: the program takes (pixel / 255 - mean) / std. They are null
+  where the pipeline does something else to pixels.
   """
   H, W, C = program.shape(BATCH)[1:]
   ops = registry.parse(loaded.pp)
@@ -54,7 +54,7 @@ def collect(
 
 
 def _normalisation(ops, shape) -> tuple[list[float] | None, list[float] | None]:
-  """Returns (mean, std): what the pipeline makes of plain images tells them."""
+  """Returns (mean, std), from what the pipeline makes of images of one color."""
   preprocess = SingleImage('|'.join(op.text for op in ops if op.name not in _GEOMETRY))
   found = []
   for level in (0, 102, 255):

@@ -16,11 +16,11 @@ from vit_jax.errors import UserError
 from vit_jax.tools.export.program import BATCH, Program
 
 SUFFIX = '.onnx'
-_MOST_BYTES = 2**30  # of parameters in the file: one of protobuf holds 2 GiB
+_MOST_BYTES = 2**30  # of parameters in the file: protobuf's limit is 2 GiB
 
 
 def load() -> None:
-  """Imports what it needs; UserError, which says how to install it, where it is missing."""
+  """Imports its packages; UserError, which says how to install them, if one is missing."""
   try:
     import jax2onnx  # noqa: F401
     import onnx_ir  # noqa: F401
@@ -34,7 +34,7 @@ def load() -> None:
 
 
 def files(dest: Path) -> list[Path]:
-  """Returns what `write` makes, of a large model."""
+  """Returns all that `write` may make: of a large model, both."""
   return [dest, dest.with_name(f'{dest.name}.data')]
 
 
@@ -42,13 +42,13 @@ def check(program: Program) -> None:
   """Refuses bfloat16, in which ONNX Runtime has few operations."""
   if program.dtype != 'float32':
     raise UserError(
-      f'SOURCE computes in {program.dtype}, which few ONNX runtimes do: add --dtype '
+      f'SOURCE computes in {program.dtype}, which few ONNX runtimes support: add --dtype '
       'float32. The parameters are float32 either way.'
     )
 
 
 def write(program: Program, path: Path, facts: dict, platforms: None) -> None:
-  """Writes the file, of a large model its parameters into FILE.onnx.data beside it."""
+  """Writes the file; a large model's parameters go to FILE.onnx.data beside it."""
   import jax2onnx
   import onnx_ir
 
@@ -99,7 +99,7 @@ def _max_pool_pads_first():
 
 @contextlib.contextmanager
 def _quiet(*names: str):
-  """Without their warnings: of plugins for other libraries, of types left to be told."""
+  """Silences loggers' warnings, of plugins for other libraries and of missing types."""
   loggers = [logging.getLogger(name) for name in names]
   levels = [logger.level for logger in loggers]
   for logger in loggers:

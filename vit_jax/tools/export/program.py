@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import models, trees
 from vit_jax.errors import choose
 from vit_jax.pretrained import Loaded
+from vit_jax.weights import adapt
 
 BATCH = 'batch'  # the name of the axis whose length is left open
 
@@ -15,19 +17,20 @@ BATCH = 'batch'  # the name of the axis whose length is left open
 class Program:
   """`program(variables, images)` -> {name: float32}; images float32 [B, H, W, C].
 
-  Blocks are written out, not recomputed, and attention is plain: fused kernels are calls
-  into libraries, which have no form that lasts, and are for one platform.
+  Blocks are written out one by one, since other compilers optimise no loop over them, and
+  are not recomputed. Attention is plain: fused kernels are calls into the libraries of one
+  platform, which no portable format holds.
 
   Args:
-    loaded: of `pretrained.load`, its model not scanned.
+    loaded: what `pretrained.load` returned.
     layers: names of features to return beside the logits.
-    batch: images; None: any number.
+    batch: the number of images that the program takes; None: any number.
 
   Attributes:
-    variables: of the model, numpy.
+    variables: of the model, numpy arrays.
     outputs: {name: shape without the batch}.
-    params: their number.
-    dtype: of compute.
+    params: the number of parameters.
+    dtype: in which the model computes, 'float32' or 'bfloat16'.
 
   Raises:
     UserError: for an unknown layer.
@@ -41,13 +44,18 @@ class Program:
     self._layers, self._features = tuple(layers), False
     self._first = 'pre_logits' if model.num_classes is None else 'logits'
     self.batch, self.variables = batch, loaded.variables
+    if getattr(model, 'scan', False):
+      family, flat = models.family_of(model), trees.flatten(loaded.params)
+      params = trees.unflatten(adapt.unstack(flat, family))
+      self._model = self._model.clone(scan=False)
+      self.variables = loaded.variables | {'params': params}
     self.dtype = jnp.dtype(model.dtype).name
     self.params = sum(x.size for x in jax.tree.leaves(loaded.variables))
     images = jax.ShapeDtypeStruct(self.shape(1), jnp.float32)
     _, out = jax.eval_shape(self._model.apply, self.variables, images)
     for layer in self._layers:
       choose('layer', layer, out)
-    # Without them models compute less.
+    # A model that is asked for `pre_logits` alone computes less.
     self._features = bool({*self._layers} - {'pre_logits'})
     shapes = jax.eval_shape(self, self.variables, images)
     self.outputs = {name: x.shape[1:] for name, x in shapes.items()}
@@ -58,14 +66,14 @@ class Program:
     return {name: x.astype(jnp.float32) for name, x in found.items()}
 
   def shape(self, batch) -> tuple:
-    """Returns the shape of images; `batch` of them, or as many as the program takes."""
+    """Returns the shape of `batch` images, or of `self.batch` where that is fixed."""
     return (self.batch or batch, *self._image)
 
   def baked(self, images: jax.Array) -> dict[str, jax.Array]:
-    """The program with its own parameters."""
+    """Returns the outputs for images; the parameters are constants of the program."""
     return self(self.variables, images)
 
   def on_cpu(self, images: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns what the model computes, on the CPU whatever else is there."""
+    """Returns the outputs for images, computed on the CPU."""
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
       return jax.tree.map(np.asarray, jax.jit(self)(self.variables, images))

@@ -1,4 +1,4 @@
-"""A SavedModel of TensorFlow around the same StableHLO, its op XlaCallModule.
+"""A SavedModel of TensorFlow: StableHLO in the op XlaCallModule.
 
     model = tf.saved_model.load('FOLDER')
     logits = model.signatures['serving_default'](images=images)['logits']
@@ -16,13 +16,13 @@ from vit_jax.tools.export.program import BATCH, Program
 
 SUFFIX = ''
 FACTS = 'assets.extra/vit_jax.json'
-# TensorFlow 2.21, the oldest that the extra tf allows, reads up to 1.13.7. jax2tf writes
-# what readers of four weeks before JAX's release know: in JAX 0.12 that is 1.18.
+# TensorFlow 2.21, the oldest that the extra `tf` allows, reads versions up to 1.13.7.
+# jax2tf targets readers of four weeks before JAX's release: with JAX 0.12 that is 1.18.
 _STABLEHLO = '1.13.0'
 
 
 def load() -> None:
-  """Imports TensorFlow; UserError, which names the extra, where it is missing."""
+  """Imports TensorFlow; UserError, which names the extra, if it is missing."""
   lazy_tf.load()
 
 
@@ -32,7 +32,7 @@ def files(dest: Path) -> list[Path]:
 
 
 def check(program: Program) -> None:
-  """Holds every model."""
+  """Accepts every model: the parameters are variables of any size."""
 
 
 def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> None:

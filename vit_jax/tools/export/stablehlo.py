@@ -1,6 +1,6 @@
 """A file of `jax.export`: StableHLO with its calling convention, and facts beside it.
 
-    exported = jax.export.deserialize(open('model.stablehlo', 'rb').read())
+    exported = jax.export.deserialize(bytearray(open('model.stablehlo', 'rb').read()))
     logits = exported.call(images)['logits']
 
 `exported.mlir_module()` is the program as text, for compilers other than JAX.
@@ -15,11 +15,11 @@ from vit_jax.errors import UserError
 from vit_jax.tools.export.program import BATCH, Program
 
 SUFFIX = '.stablehlo'
-_MOST_BYTES = 2**31 - 2**24  # of a flatbuffer 2 GiB; the rest is for the program
+_MOST_BYTES = 2**31 - 2**24  # flatbuffer's limit of 2 GiB, less room for the program
 
 
 def load() -> None:
-  """Needs nothing but JAX."""
+  """Imports nothing: JAX is all it needs."""
 
 
 def files(dest: Path) -> list[Path]:
@@ -31,7 +31,7 @@ def check(program: Program) -> None:
   """Refuses a model that the format cannot hold."""
   if (size := 4 * program.params) > _MOST_BYTES:
     raise UserError(
-      f'{size / 2**30:.1f} GiB of parameters: a file of jax.export holds 2. --to '
+      f'{size / 2**30:.1f} GiB of parameters, but a file of jax.export holds 2: --to '
       'savedmodel has no such limit.'
     )
 

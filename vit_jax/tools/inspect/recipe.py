@@ -4,6 +4,8 @@ The number of training examples comes from the caller or from `split_sizes`; onl
 'digits' and 'synthetic', which are bundled and made up, are opened.
 """
 
+import os
+
 from vit_jax.errors import UserError
 
 
@@ -29,8 +31,6 @@ def load(spec: str, assignments: list[str]) -> dict:
 
 def _model(config: dict) -> dict:
   """Returns the section `model`, its name filled in by the weights."""
-  from pathlib import Path
-
   from vit_jax import config as config_lib
   from vit_jax import models, pretrained
   from vit_jax.weights import zoo
@@ -43,7 +43,7 @@ def _model(config: dict) -> dict:
   if entry := zoo.find(weights['source']):
     name, variant, fields = models.parse_name(entry.model)
     return {'name': name, 'variant': variant, **fields, **model}
-  if Path(weights['source']).expanduser().exists():
+  if os.path.exists(os.path.expanduser(weights['source'])):
     return pretrained.complete(model, pretrained.from_section(**weights))
   raise UserError(
     f'config.weights.source={weights["source"]!r} is neither a path nor a name of the zoo '

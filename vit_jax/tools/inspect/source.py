@@ -1,6 +1,7 @@
 """What a file of weights or a run's folder holds."""
 
 import math
+import os
 from pathlib import Path
 
 from vit_jax.errors import UserError
@@ -14,7 +15,7 @@ def is_source(name: str) -> bool:
   from vit_jax.weights import readers, zoo
 
   return (
-    Path(name).expanduser().exists()
+    os.path.exists(os.path.expanduser(name))
     or name in zoo.ENTRIES
     or '://' in name
     or name.startswith('hf:')

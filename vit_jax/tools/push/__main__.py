@@ -3,10 +3,10 @@
   vit_jax push SOURCE OWNER/NAME [--private] [--format timm|hf|google]
 
 SOURCE is what `vit_jax.load` takes: a run's folder (RUN@best), a file, a hub folder, a
-name of the zoo. A folder is written, with weights that timm or transformers and this
-library read, the preprocessing, the run's config and a model card, and uploaded.
-`--dry_run` leaves it at that: look at it first. The card states the licence of the weights
-that the run started from; `--license` states another.
+name of the zoo. A folder is written and uploaded: weights that timm or transformers and
+this library read, the preprocessing, the run's config and a model card. With `--dry_run`
+it is written only, for you to look at. The card states the licence of the weights that the
+run started from; `--license` states another.
 """
 
 import math
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax import cli
+from vit_jax import buckets, cli
 from vit_jax.errors import UserError
 from vit_jax.tools.push import card, hub
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
   if not re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', args.repo):
     raise UserError(f'{args.repo!r}: expected OWNER/NAME, as on the hub.')
   if args.out or args.dry_run:
-    folder = Path(args.out or args.repo.partition('/')[2])
+    folder = buckets.on_disk(args.out or args.repo.partition('/')[2], '--out')
     if folder.exists():
       raise UserError(f'{folder} is there already: --out FOLDER names another.')
     return _push(args, folder)
@@ -87,7 +87,7 @@ def write(
 
   Args:
     to: one of FORMATS; None: the first that can express the model.
-    asked: the licence that the card states, in the place of that of the weights.
+    asked: the licence that the card states, in place of that of the weights.
 
   Returns:
     {'repo', 'source', 'step', 'folder', 'to', 'params', 'license'}.
@@ -96,13 +96,13 @@ def write(
     UserError: for what cannot be read, or be expressed in the format.
   """
   from vit_jax import pretrained
-  from vit_jax.pretrained import licence, runs, untold
+  from vit_jax.pretrained import inferred, licence, runs
 
   found = pretrained.read_source(source, ema=ema, weights=weights)
   exported = _export(found, folder, to)
   run = runs.find(source)
   config, metrics, percent = _run(run[0], found.step) if run else (None, {}, set())
-  size = found.image_size or untold.usual_size(found)
+  size = found.image_size or inferred.usual_size(found)
   began = (config or {}).get('weights') or {}
   facts = card.Facts(
     repo=repo,
@@ -110,7 +110,7 @@ def write(
     model=_model(found, config),
     params=exported['params'],
     image_size=size,
-    pp=found.pp or untold.plain_pp(found, size),
+    pp=found.pp or inferred.plain_pp(found, size),
     classes=found.fields.get('num_classes'),
     class_names=found.class_names,
     licence=licence.of(source),
@@ -150,7 +150,7 @@ def _export(found, folder: Path, to: str | None) -> dict:
       refused.append(str(error))
       if name == 'google':
         folder.rmdir()
-  raise UserError(' '.join(refused))
+  raise UserError(' '.join(dict.fromkeys(refused)))
 
 
 def _run(folder: Path, step: int) -> tuple[dict, dict[str, float], set[str]]:
@@ -177,7 +177,7 @@ def _model(found, config: dict | None) -> str:
 
 
 def _base(source: str) -> str | None:
-  """'OWNER/NAME' of weights on the hub."""
+  """Returns 'OWNER/NAME' of weights on the hub, None for others."""
   match = re.fullmatch(r'hf:([^@]+)(@.*)?', source)
   return match[1] if match else None
 
@@ -201,7 +201,7 @@ def _parser() -> cli.Parser:
   parser.add_argument(
     '--license', metavar='ID', help="stated in the card: 'apache-2.0'"
   )
-  parser.add_argument('--dry_run', action='store_true', help='write the folder alone')
+  parser.add_argument('--dry_run', action='store_true', help='write the folder only')
   parser.add_argument(
     '--out', metavar='FOLDER', help='where it is kept; with --dry_run NAME by default'
   )

@@ -1,4 +1,4 @@
-"""The model card: README.md of a model on the hub, made from what the source tells."""
+"""The model card, README.md of a model on the hub, made from facts about its source."""
 
 import json
 import re
@@ -11,18 +11,19 @@ _LIBRARIES = {'timm': 'timm', 'hf': 'transformers', 'google': 'vit_jax'}
 
 
 class Facts(NamedTuple):
-  """What a card is made of.
+  """What a card is made from.
 
   Attributes:
     repo: OWNER/NAME.
-    format: that of the files.
-    model: 'vit', and the fields that say its size.
-    params: their number.
-    image_size: (H, W).
+    format: of the files, 'timm', 'hf' or 'google'.
+    model: family and size, 'vit:B/16', or the family alone.
+    params: the number of parameters.
+    image_size: (H, W) in pixels.
     pp: the evaluation pipeline.
-    class_names: or None; `classes` is their number, None without a head.
+    classes: the number of classes, None without a head.
+    class_names: one per class, or None.
     licence: of the weights that it started from.
-    asked: the licence that the user named, over that.
+    asked: the licence that the user named instead, or None.
     base: OWNER/NAME on the hub that it was fine-tuned from, or None.
     config: of the run, as it was resolved; None for weights that no run here made.
     step: of the run.
@@ -48,8 +49,8 @@ class Facts(NamedTuple):
 
 
 def text(facts: Facts) -> str:
-  """Returns the card: metadata for the hub between two rules, and a page for people."""
-  # JSON is YAML; a value on one line each.
+  """Returns the card, Markdown that begins with the hub's metadata in YAML."""
+  # JSON is valid YAML.
   front = [f'{key}: {json.dumps(value)}' for key, value in _metadata(facts).items()]
   parts = [
     '\n'.join(['---', *front, '---']),
@@ -91,7 +92,7 @@ def _metadata(facts: Facts) -> dict[str, Any]:
 
 
 def _dataset(facts: Facts) -> str | None:
-  """The hub's name of the training data; None for what is nobody else's."""
+  """Returns the hub's name of the training data; None for data of the user's own."""
   source = (facts.config or {}).get('data', {}).get('source')
   if not isinstance(source, str) or not source.startswith('tfds:'):
     return None
@@ -170,8 +171,9 @@ def _licence(facts: Facts) -> str:
     )
   if facts.licence.origin:
     return (
-      f'Not known: {_shown(facts.licence.origin)}, the weights it came from, do not say. '
-      'Ask their publisher before you use it, and state it here.'
+      f'Not known: none was found for the weights it came from, '
+      f'{_shown(facts.licence.origin)}. Ask their publisher before you use it, and state '
+      'it here.'
     )
   return (
     'Not stated yet: whoever trained this model has to choose one, and state it here.'
@@ -179,7 +181,9 @@ def _licence(facts: Facts) -> str:
 
 
 def public(value):
-  """Returns a config without the folders of the machine that it was used on."""
+  """Returns a config without class names, which the weights have, and without the
+  folders of the machine that it was used on.
+  """
   if isinstance(value, dict):
     return {
       k: public(v) for k, v in value.items() if k not in ('workdir', 'class_names')
@@ -190,7 +194,7 @@ def public(value):
 
 
 def _shown(text: str | None) -> str:
-  """'folder:/home/me/photos' as 'folder:photos', gs://bucket/a as it is."""
+  """Returns 'folder:/home/me/photos' as 'folder:photos', gs://bucket/a unchanged."""
   return re.sub(
     r'(?<![\w:/])(folder:|records:|arrays:)?(~|\.{1,2})?/(?:[^/|]*/)*',
     lambda match: match[1] or '',

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 
 CARD = 'README.md'
 
@@ -24,11 +24,17 @@ def upload(
 ) -> tuple[str, bool]:
   """Returns (address of the model, whether its card was written).
 
-  The repository is made if there is none. A card that is there already is kept, as
-  somebody may have written in it, unless `replace_card`.
+  The repository is made if it does not exist. A card that is there already is kept, since
+  somebody may have edited it, unless `replace_card`.
+
+  Args:
+    api: what `client` returned.
+    repo: OWNER/NAME.
+    private: whether a new repository is.
+    message: of the commit.
 
   Raises:
-    UserError: for whatever the hub refuses, in one line.
+    UserError: if the hub refuses or cannot be reached.
   """
   try:
     api.create_repo(repo, private=private, exist_ok=True)
@@ -40,9 +46,9 @@ def upload(
       ignore_patterns=[CARD] if keep else None,
     )
   except Exception as error:  # the hub's own errors, and those of its HTTP library
-    why = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
+    why = one_line(f'{type(error).__name__}: {error}')
     raise UserError(
       f'Could not push to {repo}: {why}. Log in with `hf auth login` or set HF_TOKEN to a '
-      'token that may write there; --dry_run writes the folder alone.'
+      'token that may write there; --dry_run writes the folder only.'
     ) from None
   return f'https://huggingface.co/{repo}', not keep

@@ -72,7 +72,7 @@ def _rules(arrays, config) -> tuple[Rule, ...]:
   return timm(positions, has_stages)
 
 
-# Those of timm's SigLIP architectures that have the other GELU.
+# timm's SigLIP architectures whose GELU is the tanh approximation.
 _TANH = (
   r'vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_'
   r'|vit_large_patch16_siglip_(gap_)?512'

@@ -1,4 +1,4 @@
-"""What a source of weights does not say of its model, and where it follows from."""
+"""What a source of weights does not say about its model: inferred, or refused."""
 
 import os
 import re
@@ -10,12 +10,16 @@ from vit_jax.errors import UserError
 from vit_jax.pretrained.source import Source
 from vit_jax.weights import zoo
 
-# The size at which the published models were trained, where a file does not tell it.
+# The size at which published models were trained, where a file does not say it.
 _USUAL_SIZE = (224, 224)
 
 
 def refuse_name_of_a_model(source: str) -> None:
-  """Says which weights there are of 'vit_base_patch16_224', a model's name."""
+  """Raises UserError for a model's name in place of a source, and lists its weights.
+
+  Args:
+    source: as the user wrote it: 'vit_base_patch16_224' names a model, not weights.
+  """
   if re.search(r'[/:\\]|\.(npz|safetensors)$', source) or source in zoo.ENTRIES:
     return
   if os.path.exists(source):
@@ -38,7 +42,16 @@ def refuse_name_of_a_model(source: str) -> None:
 
 
 def heads(raw: weights.Weights, family, source: str) -> int:
-  """The number of heads by the name of the model."""
+  """Returns the number of attention heads, by the name of the model.
+
+  Args:
+    raw: weights of a format that does not store it.
+    family: the model's `models.family.Family`.
+    source: as the user wrote it.
+
+  Raises:
+    UserError: if no name tells.
+  """
   for name in (raw.hints.architecture, Path(source).name):
     try:
       _, fields = models.resolve(_plain(name or ''))
@@ -60,7 +73,11 @@ def _plain(architecture: str) -> str:
 
 
 def check_architecture(raw: weights.Weights, variant, fields) -> None:
-  """Refuses timm's models that have a ViT's parameters and compute something else."""
+  """Raises UserError for a model of timm that is not known here by name.
+
+  It may have a ViT's parameters and compute something else. Naming the `variant`, or
+  `act` in `fields`, overrides it.
+  """
   name = raw.hints.architecture
   if not name or variant or 'act' in fields:
     return
@@ -75,7 +92,7 @@ def check_architecture(raw: weights.Weights, variant, fields) -> None:
 
 
 def usual_size(found: Source) -> tuple[int, int]:
-  """Returns the size of images where the source does not tell it."""
+  """Returns (H, W) of the images, in pixels, for a source that does not say it."""
   family = models.family(found.family)
   if family.position in found.flat:
     raise UserError(
@@ -86,7 +103,12 @@ def usual_size(found: Source) -> tuple[int, int]:
 
 
 def plain_pp(found: Source, size) -> str:
-  """Returns the Google code's evaluation: it resizes to floats, and rounds nothing."""
+  """Returns the evaluation pipeline of the Google code: a resize without rounding.
+
+  Args:
+    found: the source; its `value_range`, if it has a pipeline, is kept.
+    size: (H, W) in pixels.
+  """
   text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
   decode = 'decode' if found.channels == 3 else f'decode({found.channels})'
   ops = registry.parse(found.pp or '')
