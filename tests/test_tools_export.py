@@ -177,9 +177,8 @@ def test_large_onnx_models_have_their_parameters_beside(tmp_path, monkeypatch):
   assert data.stat().st_size > file.stat().st_size
 
 
-def test_onnx_is_refused_with_what_to_do(tmp_path, capsys):
-  if 'jax2onnx' in sys.modules:
-    pytest.skip('jax2onnx is here')
+def test_onnx_is_refused_with_what_to_do(tmp_path, capsys, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'jax2onnx', None)  # as where it is not installed
   assert run(SOURCE, tmp_path / 'm.onnx', '--to', 'onnx') == 2
   assert re.search(naming('jax2onnx', '.venv-onnx'), capsys.readouterr().err)
   half = program.Program(pretrained.load(SOURCE, dtype='bfloat16'), (), None)
