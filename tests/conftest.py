@@ -21,6 +21,7 @@ import atexit
 import gc
 import re
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -73,6 +74,32 @@ def golden():
 def one_device(monkeypatch):
   """Lets runs in this process take one device of the eight: they compile sooner."""
   runs.on_one_device(monkeypatch)
+
+
+@pytest.fixture
+def mount_tmpfs(tmp_path):
+  """Returns a function that mounts a file system in memory and returns its folder.
+
+  Its argument holds the mount options, such as 'size=4m'. Only root may mount: the test
+  is skipped for anyone else.
+  """
+  mounted = []
+
+  def mount(options):
+    folder = tmp_path / f'tmpfs{len(mounted)}'
+    folder.mkdir()
+    command = ['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', str(folder)]
+    try:
+      subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+      reason = getattr(error, 'stderr', None) or error
+      pytest.skip(f'mounting a tmpfs is not permitted here: {str(reason).strip()}')
+    mounted.append(folder)
+    return folder
+
+  yield mount
+  for folder in mounted:
+    subprocess.run(['umount', '-l', str(folder)], check=True)
 
 
 @pytest.fixture(autouse=True, scope='module')
