@@ -22,8 +22,8 @@ _OUTCOMES = {'refused': 'refused', 'loaded': 'handled', 'crashed': 'traceback'}
 
 def survived(folder, every: int, faults_table=lambda *_: None) -> int:
   """Loads each `every`-th case; returns how many were refused."""
-  expected = pretrained.read_source(hostile_weights.NPZ).flat
-  assert hostile_weights.outcome(hostile_weights.NPZ) == ('loaded', '')
+  expected = pretrained.read_source(hostile_weights.files.NPZ).flat
+  assert hostile_weights.outcome(hostile_weights.files.NPZ) == ('loaded', '')
   # After an honest file was loaded and the corpus made: they are not what is measured.
   hostile_weights.recipes()
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
