@@ -29,6 +29,12 @@ import fault_table
 import numpy as np
 import pytest
 import runs
+from emulator import (  # noqa: F401
+  gcs,
+  gcs_folder,
+  gcs_proxy,
+  gcs_without_tensorflow,
+)
 from fault_table import (  # noqa: F401
   faults_table,
   pytest_addoption,

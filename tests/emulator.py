@@ -18,6 +18,8 @@ from pathlib import Path
 import faults_proxy
 import pytest
 
+from vit_jax import buckets
+
 BUCKET = 'tests'
 
 # What each of the clients calls the address of an emulator: gcsfs and Google's, the C++
@@ -135,3 +137,34 @@ def refuse_tensorflow(monkeypatch) -> None:
     pytest.fail("TensorFlow's file system was asked")
 
   monkeypatch.setattr(backend._TfBackend, 'gfile', property(refuse))
+
+
+# -- fixtures, which conftest takes over ----------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def gcs():
+  """Returns the proxy in front of a server that the tests of a file share."""
+  with behind_proxy() as proxy:
+    hurry()
+    yield proxy
+
+
+@pytest.fixture
+def gcs_proxy(gcs):
+  """Returns the proxy, whose requests all pass until the test sets a fault."""
+  gcs.fault = lambda *_: None
+  yield gcs
+  gcs.fault = lambda *_: None
+
+
+@pytest.fixture
+def gcs_folder(gcs_proxy, request):
+  """Returns a folder in the bucket, for this test alone."""
+  return buckets.path(f'gs://{BUCKET}/{request.node.name}')
+
+
+@pytest.fixture
+def gcs_without_tensorflow(gcs_proxy, monkeypatch):
+  """Fails the test if anything asks TensorFlow's file system."""
+  refuse_tensorflow(monkeypatch)
