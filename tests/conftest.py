@@ -82,6 +82,14 @@ def one_device(monkeypatch):
   runs.on_one_device(monkeypatch)
 
 
+@pytest.fixture(scope='session')
+def short_run(tmp_path_factory):
+  """Returns the folder of a finished run, `runs.SHORT`; copy it before you change it."""
+  workdir = tmp_path_factory.mktemp('short_run')
+  runs.run_on_one_device(workdir, *runs.SHORT)
+  return workdir
+
+
 @pytest.fixture
 def mount_tmpfs(tmp_path):
   """Returns a function that mounts a file system in memory and returns its folder.

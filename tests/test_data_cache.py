@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import naming
+from image_folder import same, take
 from PIL import Image
 
 from vit_jax.data import cache, pipeline, sources
@@ -44,21 +45,6 @@ def folder(tmp_path_factory):
     path = next(root.glob(f'*/{i}.*'))
     path.write_bytes(path.read_bytes()[: 150 * (i == 7)])
   return root
-
-
-def take(batches, count):
-  out = [batch for _, batch in zip(range(count), batches, strict=False)]
-  batches.close()
-  return out
-
-
-def same(got, want):
-  assert len(got) == len(want)
-  for a, b in zip(got, want, strict=True):
-    assert a.keys() == b.keys()
-    for key in b:
-      np.testing.assert_array_equal(a[key], b[key])
-      assert a[key].dtype == b[key].dtype
 
 
 def counted(monkeypatch):

@@ -47,11 +47,9 @@ def test_what_a_file_does_not_tell_is_set(capsys, tmp_path):
 def finished(tmp_path_factory):
   """The folder of a run of four steps, of which 2 and 4 are kept."""
   workdir = tmp_path_factory.mktemp('run')
-  with pytest.MonkeyPatch.context() as patch:
-    runs.on_one_device(patch)
-    changes = ('steps=4', 'optim.schedule.warmup=0', 'checkpoint.every=2')
-    evals = {'test': runs.EVALS['test'] | {'every': 2}}
-    runs.run(workdir, *changes, 'log.every=2', evals=evals, tune={'method': 'full'})
+  changes = ('steps=4', 'optim.schedule.warmup=0', 'checkpoint.every=2', 'log.every=2')
+  evals = {'test': runs.EVALS['test'] | {'every': 2}}
+  runs.run_on_one_device(workdir, *changes, evals=evals, tune={'method': 'full'})
   return workdir
 
 
