@@ -118,9 +118,9 @@ def mount_tmpfs(tmp_path):
 
 @pytest.fixture(autouse=True, scope='module')
 def little_to_collect():
-  """Lets Python's collector look seldom, and skip what a file leaves behind.
+  """Runs Python's garbage collector seldom, and excludes what a finished file left behind.
 
-  It would look through all imports and compiled functions again and again: the last
+  Otherwise it traverses all imports and compiled functions again and again: the last
   files took four times as long.
   """
   gc.set_threshold(100_000)

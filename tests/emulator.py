@@ -1,7 +1,7 @@
-"""A Google Cloud Storage on the loopback: fake-gcs-server, in memory.
+"""An emulator of Google Cloud Storage on the loopback: fake-gcs-server, in memory.
 
-It knows conditions on generations in uploads. `faults_proxy` in front of it lets requests
-fail as the real one's sometimes do.
+It supports generation preconditions in uploads. `faults_proxy` in front of it lets
+requests fail as those to the real service sometimes do.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def serve(bucket: str, port: int | None = None, url: str | None = None):
   """
   port = port or free_port()
   own = f'http://127.0.0.1:{port}'
-  # Not the package's own class: its pipe, which nobody reads, fills and stops the server.
+  # Not by the package's own class: its pipe is never read, fills up and stops the server.
   process = subprocess.Popen(
     [binary(), '-scheme', 'http', '-backend', 'memory', '-host', '127.0.0.1']
     + ['-port', str(port), '-external-url', url or own, '-log-level', 'error'],

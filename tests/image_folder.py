@@ -7,7 +7,7 @@ FOLDER = 'decode|inception_crop(8)|flip_lr|value_range(-1, 1)'
 
 
 def write(root):
-  """Writes three classes, each of 13 images for training and 5 for validation."""
+  """Writes three classes, each with 13 images for training and 5 for validation."""
   rng = np.random.default_rng(0)
   for split, count in (('train', 13), ('val', 5)):
     for label, name in enumerate('abc'):

@@ -1,4 +1,4 @@
-"""A run small enough to repeat: its command line, and how to start and read it."""
+"""A run small enough to repeat: its command line; how to start it and read its results."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ CONFIG = 'configs/digits.py:debug'
 STEPS = 40
 EVAL_EVERY = 20
 
-# Everything that a state can hold and a resume could get wrong: dropout, EMA, a bfloat16
+# Everything that a state can hold and that resuming could get wrong: dropout, EMA, a bfloat16
 # moment, augmentation drawn by position. About 2,800 parameters.
 SMALL = [
   *('epochs=None', f'steps={STEPS}', 'data.batch_size=8'),

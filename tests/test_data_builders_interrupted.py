@@ -17,7 +17,7 @@ from vit_jax.errors import DiskFull, UserError
 
 
 class Killed(BaseException):
-  """As a kill is: nothing catches it."""
+  """Like a kill: no `except Exception` catches it."""
 
 
 def files_of(directory):
@@ -45,8 +45,8 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, in_parts, mode):
   whole, _ = writer.prepare(plan, str(tmp_path / 'whole'))
   add, write = buckets.Writer.add, writer._write_shard
   read = []
-  # Of 40 images, at the first, at the 7th, at the 16th after those that counted; then
-  # at a shard.
+  # Of 40 images, at the 1st, 7th and 16th after those that already counted; then at a
+  # shard.
   for number, target in ((1, 'add'), (7, 'add'), (16, 'add'), (3, 'shard')):
     left = [number]
 

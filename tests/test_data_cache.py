@@ -1,4 +1,4 @@
-"""Caches: the same batches, fewer reads, bounds, and where there is nothing to keep."""
+"""Caches: the same batches, fewer reads, bounds, and sources with nothing to cache."""
 
 import os
 import subprocess
@@ -140,7 +140,7 @@ def test_bound_of_decoded_pixels(folder):
 
 
 def test_several_labels_of_kept_examples(tmp_path):
-  """A mixture of one is enough to have lists of labels on encoded images."""
+  """A mixture of one source suffices for lists of labels on encoded images."""
   for name in 'ab':
     (tmp_path / name).mkdir()
     Image.new('RGB', (9, 9), (90, 0, 0)).save(tmp_path / name / '0.png')

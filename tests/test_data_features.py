@@ -19,7 +19,7 @@ PP = 'decode|resize(8)|flip_lr|value_range(-1, 1)|pad_to(boxes=3, label=3)'
 def example(index):
   """Returns (image uint8 [h, w, 3], boxes [n, 4], labels [n]), n from 0 to 4.
 
-  Each box is of one colour, of which there is no more outside of it.
+  Each box has a colour that occurs nowhere outside of it.
   """
   rng = np.random.default_rng(index)
   size = 8 * (1 + rng.integers(1, 4, 2))

@@ -147,7 +147,7 @@ def test_images_and_labels_belong_together():
 
 @pytest.fixture
 def folders(tmp_path):
-  """Two folders, the second's one image turned by its EXIF; and one broken file."""
+  """Two folders: the one image of the second is rotated by its EXIF, and one file is broken."""
   exif = Image.Exif()
   exif[0x0112] = 6
   image = np.zeros((20, 10, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""Streams: a host's own shards, whole epochs, restarts, what is read and held."""
+"""Streams: the shards of each host, whole epochs, restarts, what is read and kept in memory."""
 
 import re
 import struct

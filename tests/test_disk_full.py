@@ -1,4 +1,4 @@
-"""A disk that fills up in the middle of any write: one line, 74, what is older intact."""
+"""A disk that fills up during any write: one line, exit code 74, older files intact."""
 
 import errno
 import logging
@@ -22,7 +22,7 @@ def half_done(short_run, tmp_path):
 
 
 def fill(monkeypatch, name: str, after: int) -> None:
-  """Lets a file of that name take so many writes, half of the next, and no more."""
+  """Lets a file of that name take `after` writes and half of the next, then no more."""
   real, count = os.write, [0]
 
   def write(file, data):

@@ -1,6 +1,6 @@
-"""A file system that is really full: of bytes, of inodes, before and in the middle of a run.
+"""File systems that are really full, of bytes or inodes, before a run or in the middle of it.
 
-On small file systems in memory, which only root may mount; test_disk_full fakes the same.
+They are small and in memory, and only root may mount them; test_disk_full fakes the same.
 """
 
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.faults
 
 
 def fill(path) -> None:
-  """Takes all the room that is left."""
+  """Fills the file system that holds `path`."""
   with open(path, 'wb', 0) as file:
     try:
       for size in (1 << 16, 1 << 12, 1):

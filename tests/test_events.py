@@ -1,4 +1,4 @@
-"""TensorBoard's files hold each step once, also after kills."""
+"""TensorBoard's files hold each step once, even after kills."""
 
 import collections
 import shutil

@@ -1,6 +1,6 @@
 """Every file of a run's folder, damaged in every way: resumed, loaded, inspected.
 
-What comes back is what an intact folder gives, or a line says why not.
+The result is that of an intact folder, or a line says why it differs.
 """
 
 import functools
@@ -92,7 +92,7 @@ def files(folder) -> list:
 def damages(folder, tmp_path, of=lambda path: True):
   """Yields (name, damaged copy) for every file, and a folder for every way to damage it.
 
-  Of the files of a step, which test_checkpoint_damage is about, a few ways each.
+  Files of a step, which test_checkpoint_damage covers, are damaged in a few ways each.
   """
   for number, path in enumerate(p for p in files(folder) if of(p)):
     for way, (what, damage) in enumerate(DAMAGE.items()):

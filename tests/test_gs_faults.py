@@ -1,4 +1,7 @@
-"""Runs in a bucket that are killed, cut off, taken over and damaged: bitwise, or one line."""
+"""Runs in a bucket that are killed, cut off, taken over and damaged.
+
+Each ends with the same bits as an undisturbed run, or with one line.
+"""
 
 import itertools
 import json
@@ -149,7 +152,7 @@ def test_a_damaged_step_is_set_aside_in_the_bucket(
   assert '8.corrupt' in runs.saved(copy)
   assert 'damaged' in capfd.readouterr().err
   faults_table('buckets: damage', 'a step', 'handled')
-  # An outage while a step is read is no damage: nothing is set aside.
+  # An outage while a step is read is not damage: nothing is set aside.
   names = runs.saved(copy)
   gcs_proxy.fault = lambda n, method, path: '503' if 'alt=media' in path else None
   with pytest.raises(errors.Unreachable):

@@ -1,4 +1,4 @@
-"""Bad input: one clear line, soon, and exit code 2. What a user meets first."""
+"""Bad input to `main`: one clear line, at once, and exit code 2."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def no_prepared_data(monkeypatch, tmp_path):
 
 
 def error_of(*arguments, workdir, capfd) -> str:
-  """Returns the one line on stderr of a command refused, run in this process."""
+  """Runs a command that is refused, in this process; returns its one line on stderr."""
   code = cli.run(main.main, [*arguments, f'--workdir={workdir}'])
   line = one_line(capfd.readouterr().err)
   assert code == 2

@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-  """Has our side start the script above as if it were timm's."""
+  """Lets our side start the script above in place of timm's worker."""
 
   def make(count):
     path = tmp_path / 'worker.py'

@@ -25,7 +25,7 @@ def run(*args):
 
 @pytest.fixture(scope='module')
 def data(tmp_path_factory):
-  """43 images of 10 classes, class c with c images, but the first with one."""
+  """46 images of 10 classes; class c has c images, class 0 has one."""
   root = tmp_path_factory.mktemp('data')
   rng = np.random.default_rng(0)
   for c in range(10):

@@ -1,4 +1,4 @@
-"""Exported programs: read in processes that cannot import this library."""
+"""Exported programs, run in processes that cannot import this library."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def read_elsewhere(file, to, golden, out) -> dict[str, np.ndarray]:
 def check(golden, to, tmp_path, *options):
   """Exports a golden and compares with the other library's logits, to its tolerance.
 
-  Another compiler adds sums in another order, as the other library did: no new claim.
+  Another compiler sums in another order, as the other library did: its tolerance covers both.
   """
   height, width = arrays(GOLDEN / f'{golden}.expected.npz')['image'].shape[1:3]
   options = ['--resolution', f'{height}x{width}', *options]

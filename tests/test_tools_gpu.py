@@ -1,4 +1,4 @@
-"""What a GPU program holds: reading its text here, and XLA's programs where CUDA's plugin is."""
+"""GPU programs: parsing their text, and compiling them where JAX's CUDA plugin is installed."""
 
 import importlib.metadata
 import json

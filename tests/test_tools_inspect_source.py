@@ -1,4 +1,4 @@
-"""What `inspect` says of a file of weights, and of a run's folder."""
+"""`inspect` of a file of weights, and of a run's folder."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The tool, from an archive to batches, its exit codes and its words."""
+"""The tool `prepare`, from an archive to batches; its exit codes and messages."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a run does and leaves behind, in this process."""
+"""A run in this process: what it does and which files it leaves."""
 
 import contextlib
 import io

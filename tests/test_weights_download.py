@@ -28,7 +28,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(cache, monkeypatch):
-  """The bad server in the place of every host; gives the requests that it had."""
+  """Puts the bad server in place of every host; returns the list of its requests."""
   real, asked = urllib.request.urlopen, []
   with bad_server.serving() as address:
 

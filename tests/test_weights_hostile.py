@@ -1,6 +1,6 @@
-"""Hostile weights: one line of our own errors, or the same model; never a crash.
+"""Hostile weights are refused in one line or load as the same model; they never crash.
 
-Quick: every 12th of them. All, under the mark `faults`.
+The quick tests take every 12th case; those marked `faults` take all.
 """
 
 import resource

@@ -3,7 +3,7 @@
 `cases(folder)` writes them one by one, `outcome(path)` loads one. They start from a few
 tiny published files and change them systematically: `npz` the archive, its .npy headers
 and its arrays, `safetensors` the header and the index, `configs` the JSON beside arrays;
-`files` holds what is no file of weights at all.
+`files` holds paths that are not files of weights at all.
 """
 
 import shutil
@@ -24,7 +24,7 @@ def outcome(path: Path) -> tuple[str, str]:
   """
   try:
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # numpy and Python on what they parse
+      warnings.simplefilter('ignore')  # from numpy and Python, about what they parse
       pretrained.load(str(path))
   except RunError as error:
     text = str(error)
@@ -48,7 +48,7 @@ def cases(folder: Path, every: int = 1) -> Iterator[tuple[str, Path]]:
       continue
     place = Path(folder) / f'{number:04d}'
     place.mkdir(parents=True)
-    with warnings.catch_warnings(action='ignore'):  # of the zip library: a name twice
+    with warnings.catch_warnings(action='ignore'):  # zipfile's, of duplicate names
       path = make(place)
     yield name, path
     shutil.rmtree(place)
