@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import naming
 
-from vit_jax import cli, models
+from vit_jax import models
 from vit_jax.errors import OutOfMemory
 from vit_jax.tools.bench import __main__ as bench
 from vit_jax.tools.bench import ours as bench_ours
@@ -45,9 +46,7 @@ def small_products(monkeypatch):
 
 
 def run(capsys, *argv):
-  code = cli.run(bench.main, list(argv))
-  out, err = capsys.readouterr()
-  return code, out, err
+  return commands.run(bench.main, capsys, *argv)
 
 
 def params():
@@ -197,8 +196,4 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
   ],
 )
 def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, facts):
-  code, out, err = run(capsys, *argv)
-  assert (code, out) == (2, '')
-  assert err.startswith('error: ')
-  assert re.search(naming(*facts), err)
-  assert err.count('\n') == 1
+  commands.assert_refused(bench.main, capsys, argv, facts)

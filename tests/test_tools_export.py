@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import commands
 import jax
 import numpy as np
 import pytest
@@ -282,10 +283,8 @@ def test_facts_of_other_pixels():
 )
 def test_refusals(name, options, expected, tmp_path, capsys):
   (tmp_path / 'taken.json').touch()
-  assert run(SOURCE, tmp_path / name, *options) == 2
-  error = capsys.readouterr().err
-  assert error.count('\n') == 1
-  assert re.search(naming(*expected), error)
+  argv = (SOURCE, tmp_path / name, *options)
+  commands.assert_refused(export.main, capsys, argv, expected)
   assert [path.name for path in tmp_path.iterdir()] == ['taken.json']
 
 

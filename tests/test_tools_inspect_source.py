@@ -3,19 +3,17 @@
 import json
 import re
 
+import commands
 import numpy as np
 import pytest
 import runs
 from conftest import GOLDEN, naming
 
-from vit_jax import cli
 from vit_jax.tools.inspect import __main__ as inspect
 
 
 def run(capsys, *argv):
-  code = cli.run(inspect.main, [str(arg) for arg in argv])
-  out, err = capsys.readouterr()
-  return code, out, err
+  return commands.run(inspect.main, capsys, *argv)
 
 
 def test_a_file_of_weights(capsys):
@@ -81,7 +79,4 @@ def test_what_does_not_go_with_a_source(capsys, finished, tmp_path):
     (('nowhere.npz',), ("'nowhere.npz'", '--zoo')),
     ((tmp_path,), (tmp_path, 'config.json')),
   ):
-    code, out, err = run(capsys, *argv)
-    assert (code, out) == (2, '')
-    assert re.search(naming(*facts), err)
-    assert err.count('\n') == 1
+    commands.assert_refused(inspect.main, capsys, argv, facts)
