@@ -1,4 +1,4 @@
-"""Images in archives and folders to prepare data sets of, and what was made of them."""
+"""Archives and folders of images to prepare data sets from; reading what was prepared."""
 
 import io
 import tarfile
@@ -22,7 +22,7 @@ def jpeg(height, width, level):
 
 
 def imagenet21k(path) -> None:
-  """Writes CLASSES x EACH images, a class's of one grey level, and two broken ones."""
+  """Writes CLASSES x EACH images, one grey level per class, and two broken images."""
   rng = np.random.default_rng(0)
   with tarfile.open(path, 'w:gz') as outer:
     for label in rng.permutation(CLASSES):
@@ -46,7 +46,7 @@ def encoded(seed, kind='JPEG', size=(12, 9), **options):
 
 
 def write_tar(path, files, mode='w'):
-  """Writes {name: bytes}; a value that is a dict becomes a tar inside."""
+  """Writes {name: bytes} as a tar; a value that is a dict becomes a tar inside it."""
   with tarfile.open(path, mode) as archive:
     for name, data in files.items():
       add(archive, name, tar_bytes(data) if isinstance(data, dict) else data)

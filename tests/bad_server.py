@@ -1,6 +1,6 @@
-"""A web server on the loopback that breaks off, lies, stalls and talks nonsense.
+"""A web server on the loopback that breaks off, lies, stalls and answers nonsense.
 
-`serving()` gives its address; each path of ANSWERS gets that answer, to the byte.
+`serving()` yields its address; a path that is a key of ANSWERS gets exactly those bytes.
 """
 
 import base64
@@ -37,7 +37,7 @@ _PICKLE = b'\x80\x02}q\0.' + bytes(100)
 _HTML = b'<!DOCTYPE html><html><body>Please log in</body></html>'
 _GOOG = 'x-goog-hash: crc32c=AAAAAA==,md5='
 
-# Name -> the bytes that are sent. What follows None is sent late, or never.
+# Name -> the bytes that are sent. Those after a None are sent late, or never.
 GOOD = {
   'whole': _ok(WHOLE),
   'without a length': _ok(WHOLE, length=None),
@@ -108,7 +108,7 @@ STALL = 0.3  # seconds: a client's patience has to be this
 
 @contextlib.contextmanager
 def serving():
-  """Gives 'http://127.0.0.1:PORT' of a server that runs until the end of the block."""
+  """Yields 'http://127.0.0.1:PORT' of a server that runs until the end of the block."""
   server = socketserver.ThreadingTCPServer(('127.0.0.1', 0), _Handler)
   server.daemon_threads = True
   threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

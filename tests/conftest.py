@@ -21,6 +21,7 @@ import atexit
 import gc
 import re
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -28,6 +29,12 @@ import fault_table
 import numpy as np
 import pytest
 import runs
+from emulator import (  # noqa: F401
+  gcs,
+  gcs_folder,
+  gcs_proxy,
+  gcs_without_tensorflow,
+)
 from fault_table import (  # noqa: F401
   faults_table,
   pytest_addoption,
@@ -75,11 +82,45 @@ def one_device(monkeypatch):
   runs.on_one_device(monkeypatch)
 
 
+@pytest.fixture(scope='session')
+def short_run(tmp_path_factory):
+  """Returns the folder of a finished run, `runs.SHORT`; copy it before you change it."""
+  workdir = tmp_path_factory.mktemp('short_run')
+  runs.run_on_one_device(workdir, *runs.SHORT)
+  return workdir
+
+
+@pytest.fixture
+def mount_tmpfs(tmp_path):
+  """Returns a function that mounts a file system in memory and returns its folder.
+
+  Its argument holds the mount options, such as 'size=4m'. Only root may mount: the test
+  is skipped for anyone else.
+  """
+  mounted = []
+
+  def mount(options):
+    folder = tmp_path / f'tmpfs{len(mounted)}'
+    folder.mkdir()
+    command = ['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', str(folder)]
+    try:
+      subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+      reason = getattr(error, 'stderr', None) or error
+      pytest.skip(f'mounting a tmpfs is not permitted here: {str(reason).strip()}')
+    mounted.append(folder)
+    return folder
+
+  yield mount
+  for folder in mounted:
+    subprocess.run(['umount', '-l', str(folder)], check=True)
+
+
 @pytest.fixture(autouse=True, scope='module')
 def little_to_collect():
-  """Lets Python's collector look seldom, and skip what a file leaves behind.
+  """Runs Python's garbage collector seldom, and excludes what a finished file left behind.
 
-  It would look through all imports and compiled functions again and again: the last
+  Otherwise it traverses all imports and compiled functions again and again: the last
   files took four times as long.
   """
   gc.set_threshold(100_000)

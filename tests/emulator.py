@@ -1,7 +1,7 @@
-"""A Google Cloud Storage on the loopback: fake-gcs-server, in memory.
+"""An emulator of Google Cloud Storage on the loopback: fake-gcs-server, in memory.
 
-It knows conditions on generations in uploads. `faults_proxy` in front of it lets requests
-fail as the real one's sometimes do.
+It supports generation preconditions in uploads. `faults_proxy` in front of it lets
+requests fail as those to the real service sometimes do.
 """
 
 import asyncio
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import faults_proxy
 import pytest
+
+from vit_jax import buckets
 
 BUCKET = 'tests'
 
@@ -52,7 +54,7 @@ def serve(bucket: str, port: int | None = None, url: str | None = None):
   """
   port = port or free_port()
   own = f'http://127.0.0.1:{port}'
-  # Not the package's own class: its pipe, which nobody reads, fills and stops the server.
+  # Not by the package's own class: its pipe is never read, fills up and stops the server.
   process = subprocess.Popen(
     [binary(), '-scheme', 'http', '-backend', 'memory', '-host', '127.0.0.1']
     + ['-port', str(port), '-external-url', url or own, '-log-level', 'error'],
@@ -135,3 +137,34 @@ def refuse_tensorflow(monkeypatch) -> None:
     pytest.fail("TensorFlow's file system was asked")
 
   monkeypatch.setattr(backend._TfBackend, 'gfile', property(refuse))
+
+
+# -- fixtures, which conftest takes over ----------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def gcs():
+  """Returns the proxy in front of a server that the tests of a file share."""
+  with behind_proxy() as proxy:
+    hurry()
+    yield proxy
+
+
+@pytest.fixture
+def gcs_proxy(gcs):
+  """Returns the proxy, whose requests all pass until the test sets a fault."""
+  gcs.fault = lambda *_: None
+  yield gcs
+  gcs.fault = lambda *_: None
+
+
+@pytest.fixture
+def gcs_folder(gcs_proxy, request):
+  """Returns a folder in the bucket, for this test alone."""
+  return buckets.path(f'gs://{BUCKET}/{request.node.name}')
+
+
+@pytest.fixture
+def gcs_without_tensorflow(gcs_proxy, monkeypatch):
+  """Fails the test if anything asks TensorFlow's file system."""
+  refuse_tensorflow(monkeypatch)

@@ -1,8 +1,7 @@
-"""The table of faults: what was done to the library, and how it took it.
+"""The table of faults: what was done to the library, and how the library responded.
 
-A test that asks for the fixture `faults_table` says of each fault which it was and what
-became of it; `make faults` runs all of these tests and those marked `faults`, and prints
-the sums:
+A test that asks for the fixture `faults_table` reports each fault and its outcome;
+`make faults` runs all of these tests and those marked `faults`, and prints the sums:
 
   def test_hostile_weights(faults_table, tmp_path):
     for name, path in cases(tmp_path):
@@ -28,10 +27,10 @@ from vit_jax.errors import RunError
 
 GOOD = (
   'refused',  # one line that says why: a `RunError`, or a process that ended by one
-  'handled',  # no harm: what came out is as it is without the fault, or said to differ
+  'handled',  # no harm: the result is that without the fault, or a line says otherwise
 )
 BAD = (
-  'silent',  # another result, and no word
+  'silent',  # another result, and no line that says so
   'traceback',  # any other exception, or more than one line
   'hang',
 )
@@ -60,7 +59,7 @@ class Table:
       category: a row of the table.
       name: which of its faults it is.
       outcome: one of GOOD or BAD.
-      detail: the line that was said, or the error.
+      detail: the line that was printed, or the error.
     """
     assert outcome in GOOD + BAD, outcome
     row = dict(category=category, name=name, outcome=outcome, detail=detail)
@@ -79,7 +78,7 @@ class Table:
     """Adds what a call does: returns ('handled'), refuses, fails otherwise or hangs.
 
     Args:
-      seconds: after which it hangs; in the main thread only.
+      seconds: after which it counts as hanging; in the main thread only.
       also: errors other than `RunError` that refuse here.
 
     Returns:

@@ -45,7 +45,7 @@ class Proxy(http.server.ThreadingHTTPServer):
     return fault
 
   def handle_error(self, request, client_address):
-    """Says nothing of connections that broke."""
+    """Prints nothing about broken connections."""
 
   def count(self) -> collections.Counter:
     """Returns how often each fault happened, '' for none."""

@@ -1,7 +1,7 @@
-"""What a folder of images may hold: hundreds of odd, broken and hostile files.
+"""Hundreds of odd, broken and hostile files that a folder of images may hold.
 
-`cases(folder)` writes them, one after another; training's reader and `predict` decode
-each of them, or count it as bad, in one line.
+`cases(folder)` writes them one after another; the reader of training and `predict` must
+each decode a file or report it as a bad image in one line.
 """
 
 import io
@@ -36,7 +36,7 @@ def cases(folder: Path, thorough: bool = True) -> Iterator[tuple[str, Path]]:
   """Yields (what it is, path); the file lies in a folder of its own below `folder`.
 
   Args:
-    thorough: all of them, more than 250; else a third, at least one of each kind.
+    thorough: all of them, more than 250; otherwise a third, at least one of each kind.
   """
   for number, (name, suffix, make) in enumerate(_all()):
     if not thorough and number % 3 and not name.startswith('odd'):
@@ -72,7 +72,7 @@ def _all():
 
 
 def _whole(whole):
-  """Images that somebody's camera or program wrote."""
+  """Valid images, as cameras and programs write them."""
   for suffix, data in whole.items():
     yield f'good {suffix}', suffix, data
     yield f'good {suffix} in capitals', suffix.upper(), data
@@ -100,7 +100,7 @@ def _whole(whole):
   yield 'jpg gray', 'jpg', encode(picture('L'), 'JPEG')
   yield 'jpg progressive', 'jpg', encode(picture(), 'JPEG', progressive=True)
   yield 'jpg in a megabyte of comments', 'jpg', _commented(whole['jpg'])
-  for n in range(10):  # 0 and 9 are none
+  for n in range(10):  # 0 and 9 are not valid orientations
     exif = Image.Exif()
     exif[0x0112] = n
     yield f'jpg orientation {n}', 'jpg', encode(picture(), 'JPEG', exif=exif)
@@ -143,7 +143,7 @@ def _damaged(whole):
 
 
 def _liars(whole):
-  """Files whose name or header says what is not so."""
+  """Files whose name or header contradicts their content."""
   suffixes = list(whole)
   for suffix, other in zip(suffixes, suffixes[1:] + suffixes[:1], strict=True):
     yield f'{other} named {suffix}', suffix, whole[other]
@@ -186,7 +186,7 @@ def _liars(whole):
 
 
 def _no_files(whole):
-  """Names that are no regular files, or odd ones."""
+  """Paths that are not regular files, and files with unusual names."""
   jpg = whole['jpg']
 
   def written(name):

@@ -7,7 +7,7 @@ FOLDER = 'decode|inception_crop(8)|flip_lr|value_range(-1, 1)'
 
 
 def write(root):
-  """Writes three classes, each of 13 images for training and 5 for validation."""
+  """Writes three classes, each with 13 images for training and 5 for validation."""
   rng = np.random.default_rng(0)
   for split, count in (('train', 13), ('val', 5)):
     for label, name in enumerate('abc'):
@@ -22,6 +22,17 @@ def write(root):
 
 
 def take(batches, count):
+  """Returns the first `count` batches, and closes the stream."""
   out = [batch for _, batch in zip(range(count), batches, strict=False)]
   batches.close()
   return out
+
+
+def same(got, want):
+  """Asserts that two lists of batches are equal, bit for bit."""
+  assert len(got) == len(want)
+  for a, b in zip(got, want, strict=True):
+    assert a.keys() == b.keys()
+    for key in b:
+      np.testing.assert_array_equal(a[key], b[key])
+      assert a[key].dtype == b[key].dtype

@@ -1,15 +1,17 @@
-"""A run small enough to repeat: its command line, and how to start and read it."""
+"""A run small enough to repeat: its command line; how to start it and read its results."""
 
 import functools
 import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import pytest
 
 from vit_jax import config, sharding
 from vit_jax.train import run as train
@@ -19,7 +21,7 @@ CONFIG = 'configs/digits.py:debug'
 STEPS = 40
 EVAL_EVERY = 20
 
-# Everything that a state can hold and a resume could get wrong: dropout, EMA, a bfloat16
+# Everything that a state can hold and that resuming could get wrong: dropout, EMA, a bfloat16
 # moment, augmentation drawn by position. About 2,800 parameters.
 SMALL = [
   *('epochs=None', f'steps={STEPS}', 'data.batch_size=8'),
@@ -32,6 +34,8 @@ SMALL = [
   *('checkpoint.every=5', 'checkpoint.best=test/top1'),
 ]
 TEST = dict(source='digits', split='test', batch_size=120, pp='value_range(-1, 1)')
+# Changes for a run of four steps, with checkpoints at 2 and 4.
+SHORT = ('steps=4', 'checkpoint.every=2', 'optim.schedule.warmup=2', 'log.every=1')
 EVALS = {'test': dict(type='classification', every=EVAL_EVERY, data=TEST)}
 
 
@@ -57,6 +61,23 @@ def on_one_device(monkeypatch) -> None:
   """Lets runs in this process take one device of the eight: they compile sooner."""
   make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
   monkeypatch.setattr(sharding, 'make_mesh', make_mesh)
+
+
+def run_on_one_device(workdir, *changes: str, **sections) -> tuple[dict, list[dict]]:
+  """As `run`, on one device: for fixtures that outlive a test."""
+  with pytest.MonkeyPatch.context() as patch:
+    on_one_device(patch)
+    return run(workdir, *changes, **sections)
+
+
+def killed(finished: Path, folder: Path, step: int = 2) -> Path:
+  """Copies a finished run as a kill after its checkpoint at `step` leaves it."""
+  shutil.copytree(finished, folder)
+  for name in saved(folder):
+    if int(name) > step:
+      shutil.rmtree(folder / 'checkpoints' / name)
+  (folder / 'status.json').write_text(json.dumps({'step': step, 'state': 'running'}))
+  return folder
 
 
 def one_device() -> str:

@@ -1,4 +1,4 @@
-"""Small train states of all that real ones hold: made, saved, compared."""
+"""Small train states with everything that real ones hold: making, saving, comparing."""
 
 import dataclasses
 import os

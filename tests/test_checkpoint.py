@@ -4,7 +4,6 @@ import dataclasses
 import os
 import re
 import shutil
-import subprocess
 import types
 
 import jax
@@ -273,20 +272,8 @@ def test_no_room_is_found_before_writing(tmp_path, monkeypatch):
   assert steps_in(tmp_path) == [1, 2, 3]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-  path = tmp_path / 'disk'
-  path.mkdir()
-  mount = ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', str(path)]
-  try:
-    subprocess.run(mount, check=True, capture_output=True)
-  except (OSError, subprocess.CalledProcessError) as error:
-    pytest.skip(f'mounting a small tmpfs is not permitted here: {error}')
-  yield path
-  subprocess.run(['umount', '-l', str(path)], check=True)
-
-
-def test_a_disk_that_fills_up_while_saving(small_disk, monkeypatch, capfd):
+def test_a_disk_that_fills_up_while_saving(mount_tmpfs, monkeypatch, capfd):
+  small_disk = mount_tmpfs('size=4m')
   plenty = types.SimpleNamespace(free=2**40)
   saved = checkpoints.Checkpoints(small_disk, keep_latest=9)
   assert saved.save(make_state(1), {'position': 10})

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are never silent, and other trouble is not taken for damage."""
+"""Damaged checkpoints are always reported, and other errors are not mistaken for damage."""
 
 import dataclasses
 import logging
@@ -35,7 +35,7 @@ def flip(path, position, bit):
 
 
 def restore_damaged(path, capfd):
-  """Returns the step that was used; asserts that whatever happened was said."""
+  """Returns the step that was used; asserts that any damage was reported."""
   abstract = abstract_of(make_state(ema=False))
   state, meta = checkpoints.Checkpoints(path).restore(abstract)
   error = capfd.readouterr().err  # of the file descriptor: Orbax's noise, too

@@ -1,4 +1,4 @@
-"""Names of ImageNet's classes, and which weights they are given to."""
+"""Names of ImageNet's classes, and the weights that get them."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def test_wordnet_ids_have_names_and_other_words_have_none():
 
 
 def with_head(arrays, classes, prefix='head/'):
-  """Arrays with a head of so many classes, that answers class 7."""
+  """Returns arrays with a head of that many classes, which always predicts class 7."""
   x = arrays.pop(f'{prefix}kernel')
   arrays[f'{prefix}kernel'] = np.zeros((x.shape[0], classes), np.float32)
   arrays[f'{prefix}bias'] = np.eye(classes, dtype=np.float32)[7]

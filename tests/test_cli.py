@@ -1,4 +1,4 @@
-"""What all commands do alike at their end."""
+"""How every command ends."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ sys.exit(cli.run(main))
 
 @pytest.mark.parametrize(('lines', 'how'), [(100_000, ''), (3, ''), (3, 'flush')])
 def test_nobody_reads_on(lines, how):
-  """As `inspect ... | head` does: of many lines, of a few that wait for the end."""
+  """As in `inspect ... | head`: many lines, or a few that are buffered until the end."""
   read, write = os.pipe()
   args = [sys.executable, '-c', CODE, str(lines), how]
   process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The command `vit_jax`: its own words; what the commands do is tested with them."""
+"""The command `vit_jax` itself; each subcommand has tests of its own."""
 
 import re
 import subprocess

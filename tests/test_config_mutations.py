@@ -1,7 +1,7 @@
-"""Every key of the recipes, set to what nobody means: refused in one line, or legal.
+"""Every key of the recipes, set to a wrong value: refused in one line, or legal.
 
-A config that is legal is started: its data are opened, its model and optimizer built, the
-first step traced, which is all that can fail before a device is at work.
+A legal config is started: its data are opened, its model and optimizer built and its
+first step traced; nothing else can fail before a device starts to compute.
 """
 
 import copy
@@ -27,7 +27,7 @@ CONFIGS += ('bit_i21k', 'augreg_i1k')
 DEEP: list = []
 for _ in range(500):
   DEEP = [DEEP]
-# What is refused wherever it stands: no number, no word for JSON, or no such nesting.
+# Values that are refused at any key: not finite, not JSON, or nested too deeply.
 NEVER = {
   'nan': math.nan,
   'inf': math.inf,

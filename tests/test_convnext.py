@@ -1,7 +1,7 @@
 """ConvNeXt: parameter counts and stages, against timm's."""
 
-import jax
 import pytest
+from abstract import abstract_params
 
 from vit_jax import models, trees
 
@@ -19,9 +19,7 @@ from vit_jax import models, trees
 )
 def test_parameters(size, i1k, i21k):
   model = models.build('convnext', size)
-  images = jax.ShapeDtypeStruct((1, 32, 32, 3), 'float32')
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  counts = {name: x.size for name, x in trees.flatten(shapes).items()}
+  counts = {n: x.size for n, x in trees.flatten(abstract_params(model, 32)).items()}
   head = counts.pop('head/kernel') + counts.pop('head/bias')
   assert sum(counts.values()) + head == i1k
   assert sum(counts.values()) + head // 1000 * 21_841 == i21k

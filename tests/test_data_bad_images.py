@@ -1,4 +1,4 @@
-"""Images that cannot be read: masked, listed, and so many that the run ends."""
+"""Images that cannot be read: masked, listed, and too many of them end the run."""
 
 import json
 

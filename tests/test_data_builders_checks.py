@@ -1,4 +1,4 @@
-"""What becomes of an image in a prepared data set: kept, left out, shrunk, turned."""
+"""Images in a prepared data set: kept, left out, shrunk, turned upright."""
 
 import io
 import os

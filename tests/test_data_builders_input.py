@@ -1,4 +1,4 @@
-"""What data sets are prepared of: folders, tars, lists of labels; mistakes in them."""
+"""The input of `prepare`: folders, tars, lists of labels, and mistakes in them."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Caches: the same batches, fewer reads, bounds, and where there is nothing to keep."""
+"""Caches: the same batches, fewer reads, bounds, and sources with nothing to cache."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import naming
+from image_folder import same, take
 from PIL import Image
 
 from vit_jax.data import cache, pipeline, sources
@@ -44,21 +45,6 @@ def folder(tmp_path_factory):
     path = next(root.glob(f'*/{i}.*'))
     path.write_bytes(path.read_bytes()[: 150 * (i == 7)])
   return root
-
-
-def take(batches, count):
-  out = [batch for _, batch in zip(range(count), batches, strict=False)]
-  batches.close()
-  return out
-
-
-def same(got, want):
-  assert len(got) == len(want)
-  for a, b in zip(got, want, strict=True):
-    assert a.keys() == b.keys()
-    for key in b:
-      np.testing.assert_array_equal(a[key], b[key])
-      assert a[key].dtype == b[key].dtype
 
 
 def counted(monkeypatch):
@@ -154,7 +140,7 @@ def test_bound_of_decoded_pixels(folder):
 
 
 def test_several_labels_of_kept_examples(tmp_path):
-  """A mixture of one is enough to have lists of labels on encoded images."""
+  """A mixture of one source suffices for lists of labels on encoded images."""
   for name in 'ab':
     (tmp_path / name).mkdir()
     Image.new('RGB', (9, 9), (90, 0, 0)).save(tmp_path / name / '0.png')

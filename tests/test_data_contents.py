@@ -1,4 +1,4 @@
-"""What a run says of its data before it trains: numbers, what is left out, slips."""
+"""What a run prints about its data before it trains: counts, what is left out, likely slips."""
 
 import importlib.util
 

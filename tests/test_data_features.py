@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from conftest import naming
+from image_folder import same, take
 from PIL import Image
 
 from vit_jax.data import pipeline, sources
@@ -18,7 +19,7 @@ PP = 'decode|resize(8)|flip_lr|value_range(-1, 1)|pad_to(boxes=3, label=3)'
 def example(index):
   """Returns (image uint8 [h, w, 3], boxes [n, 4], labels [n]), n from 0 to 4.
 
-  Each box is of one colour, of which there is no more outside of it.
+  Each box has a colour that occurs nowhere outside of it.
   """
   rng = np.random.default_rng(index)
   size = 8 * (1 + rng.integers(1, 4, 2))
@@ -68,12 +69,6 @@ def boxes(monkeypatch):
   monkeypatch.setitem(sources.SOURCES, 'boxes', (__name__, 'Boxes', 'KIND'))
 
 
-def take(batches, count):
-  out = [batch for _, batch in zip(range(count), batches, strict=False)]
-  batches.close()
-  return out
-
-
 def train(kind='encoded', pp=PP, **more):
   pp = pp if kind == 'encoded' else pp.removeprefix('decode|')
   options = {'seed': 3, 'max_bad_fraction': 1} | more
@@ -116,12 +111,6 @@ def test_boxes_follow_their_images(kind):
         np.testing.assert_array_equal(batch[name][row], np.arange(LENGTH) < n)
       np.testing.assert_array_equal(batch['size'][row], image.shape[:2])
   assert flipped == {True, False}
-
-
-def same(got, want):
-  for a, b in zip(got, want, strict=True):
-    for key in b:
-      np.testing.assert_array_equal(a[key], b[key])
 
 
 def test_the_same_for_any_restart_hosts_workers_and_cache():

@@ -1,4 +1,4 @@
-"""Folders of images: classes, splits, order, and a listing that is kept."""
+"""Folders of images: classes, splits, order, and the cached listing."""
 
 import concurrent.futures
 import hashlib

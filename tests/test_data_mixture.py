@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from conftest import naming
+from image_folder import take
 from PIL import Image
 
 from vit_jax.data import pipeline, sources
@@ -26,12 +27,6 @@ PARTS = [
   noise(30, 0.2, label_offset=50),
   noise(7, 0.1, label_offset=80),
 ]
-
-
-def take(batches, count):
-  out = [batch for _, batch in zip(range(count), batches, strict=False)]
-  batches.close()
-  return out
 
 
 def joined(weights, sizes=None, seed=0):
@@ -152,7 +147,7 @@ def test_images_and_labels_belong_together():
 
 @pytest.fixture
 def folders(tmp_path):
-  """Two folders, the second's one image turned by its EXIF; and one broken file."""
+  """Two folders: the one image of the second is rotated by its EXIF, and one file is broken."""
   exif = Image.Exif()
   exif[0x0112] = 6
   image = np.zeros((20, 10, 3), np.uint8)

@@ -86,7 +86,7 @@ def test_scattered_is_arithmetic():
   assert got.dtype == np.int64
   assert got.min() >= 0
   assert got.max() < count
-  # Whatever the order and company in which it is asked: so for any number of hosts.
+  # Independent of the order and grouping of the queries, hence of the number of hosts.
   np.testing.assert_array_equal(
     order.Scattered(count, 7).indices(positions[::-1]), got[::-1]
   )
@@ -139,7 +139,7 @@ def test_only_large_orders_are_scattered():
   assert isinstance(order.shuffled(order.EXACT, 0), order.Shuffled)
   assert isinstance(order.shuffled(order.EXACT + 1, 0), order.Scattered)
   large = order.shuffled(300_000_000, 0)
-  start = time.process_time()  # other programs' time is not ours
+  start = time.process_time()  # time of other programs does not count
   for batch in range(50):
     large.indices(np.arange(4096) + 10**15 + 4096 * batch)
   # Measured 4 million places a second; a whole order of these would fill 2.4 GB.

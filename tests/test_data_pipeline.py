@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import naming
-from image_folder import FOLDER, take
+from image_folder import FOLDER, same, take
 from PIL import Image
 
 from vit_jax.data import pipeline, sources
@@ -24,15 +24,6 @@ DIGITS = 'random_affine(degrees=10, translate=0.1)|flip_lr|value_range(-1, 1)'
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   return image_folder.write(tmp_path_factory.mktemp('images'))
-
-
-def same(a, b):
-  assert len(a) == len(b)
-  for x, y in zip(a, b, strict=True):
-    assert x.keys() == y.keys()
-    for key in x:
-      np.testing.assert_array_equal(x[key], y[key])
-      assert x[key].dtype == y[key].dtype
 
 
 def cases(folder):

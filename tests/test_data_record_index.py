@@ -1,4 +1,4 @@
-"""The index of record files: kept, mapped, made anew; what is opened."""
+"""The index of record files: cached, memory-mapped, rebuilt; which files are opened."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ from vit_jax.data.sources import base, record_files
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-  """As `write_all`, each opened once: they have an index."""
+  """As `write_all`, each opened once, so that it has an index."""
   folders = example_records.write_all(tmp_path_factory)
   for folder, split in itertools.product(folders.values(), SIZES):
     sources.build(f'records:{folder}', split)
@@ -63,7 +63,7 @@ def test_an_index_that_cannot_be_mapped_is_made_anew(written, tmp_path, damage):
 
 
 def test_array_records_of_the_same_size_are_counted_anew(tmp_path):
-  """Their files are whole blocks: other records may well take as many bytes."""
+  """ArrayRecord files are whole blocks: other records may take as many bytes."""
   path = tmp_path / 'train-00000-of-00001.array_record'
   sizes = []
   for count in (3, 5):

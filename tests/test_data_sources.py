@@ -1,4 +1,4 @@
-"""Bundled, made-up and array sources: splits, labels, names; what is no source."""
+"""Bundled, synthetic and array sources: splits, labels, names; names that are not sources."""
 
 import json
 

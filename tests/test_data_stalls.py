@@ -1,4 +1,4 @@
-"""Files that block their reader, are no files or too large; and input that does not come."""
+"""Files that block their reader, are not regular or too large; an input pipeline that stalls."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Streams: a host's own shards, whole epochs, restarts, what is read and held."""
+"""Streams: the shards of each host, whole epochs, restarts, what is read and kept in memory."""
 
 import re
 import struct
@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 from conftest import naming
+from image_folder import take
 
 from vit_jax.data import pipeline, sources
 from vit_jax.data.sources import stream
@@ -80,12 +81,6 @@ def train(shards, split='train', buffer=20, batch=6, **more):
     source_options=options,
     **more,
   )
-
-
-def take(batches, count):
-  out = [batch for _, batch in zip(range(count), batches, strict=False)]
-  batches.close()
-  return out
 
 
 @pytest.mark.parametrize('buffer', [1, 20, 64, 1000])

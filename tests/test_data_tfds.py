@@ -1,4 +1,4 @@
-"""Data sets that TFDS prepared, read as TFDS reads them, and ones that are missing."""
+"""Data sets that TFDS prepared, read as TFDS reads them, and missing ones."""
 
 import io
 import os

@@ -1,12 +1,10 @@
-"""A disk that fills up in the middle of any write: one line, 74, what is older intact."""
+"""A disk that fills up during any write: one line, exit code 74, older files intact."""
 
 import errno
-import json
 import logging
 import os
 import re
 import resource
-import shutil
 
 import pytest
 import runs
@@ -15,32 +13,16 @@ from conftest import naming
 from vit_jax import errors
 from vit_jax.train import disk, metrics, status
 
-CHANGES = ('steps=4', 'checkpoint.every=2', 'optim.schedule.warmup=2', 'log.every=1')
-
-
 pytestmark = pytest.mark.usefixtures('one_device')
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  workdir = tmp_path_factory.mktemp('finished')
-  with pytest.MonkeyPatch.context() as patch:
-    runs.on_one_device(patch)
-    runs.run(workdir, *CHANGES)
-  return workdir
-
-
 @pytest.fixture
-def half_done(finished, tmp_path):
-  """A copy of the run as a kill after its checkpoint at step 2 leaves it."""
-  folder = shutil.copytree(finished, tmp_path / 'run')
-  shutil.rmtree(folder / 'checkpoints' / '4')
-  (folder / 'status.json').write_text(json.dumps({'step': 2, 'state': 'running'}))
-  return folder
+def half_done(short_run, tmp_path):
+  return runs.killed(short_run, tmp_path / 'run')
 
 
 def fill(monkeypatch, name: str, after: int) -> None:
-  """Lets a file of that name take so many writes, half of the next, and no more."""
+  """Lets a file of that name take `after` writes and half of the next, then no more."""
   real, count = os.write, [0]
 
   def write(file, data):
@@ -60,13 +42,13 @@ def fill(monkeypatch, name: str, after: int) -> None:
   ('name', 'after'), [('config.tmp', 0), ('metrics.jsonl', 1), ('status.tmp', 1)]
 )
 def test_a_full_disk_costs_nothing_but_the_file(
-  finished, half_done, monkeypatch, name, after, faults_table
+  short_run, half_done, monkeypatch, name, after, faults_table
 ):
   config = (half_done / 'config.json').read_bytes()
   with monkeypatch.context() as patch:
     fill(patch, name, after)
     with pytest.raises(errors.DiskFull, match=naming('Disk full', half_done)) as error:
-      runs.run(half_done, *CHANGES)
+      runs.run(half_done, *runs.SHORT)
   assert '\n' not in str(error.value)
   said = runs.status(half_done)  # also where no new file has room
   assert (said['state'], said['exit']) == ('failed', 74)
@@ -74,9 +56,9 @@ def test_a_full_disk_costs_nothing_but_the_file(
   assert said['last_good_step'] >= 2
   assert (half_done / 'config.json').read_bytes() == config
   assert not list(half_done.glob('*.tmp'))
-  runs.run(half_done, *CHANGES)  # there is room again
-  assert runs.status(half_done) == runs.status(finished)
-  assert runs.rows(half_done) == runs.rows(finished)
+  runs.run(half_done, *runs.SHORT)  # there is room again
+  assert runs.status(half_done) == runs.status(short_run)
+  assert runs.rows(half_done) == runs.rows(short_run)
   faults_table('disk full', f'in {name}', 'refused', said['error'])
 
 
@@ -90,7 +72,7 @@ def test_tensorboard_has_no_room(half_done, monkeypatch, faults_table):
 
   monkeypatch.setattr(metrics, '_tensorboard', lambda workdir: Full())
   with pytest.raises(errors.DiskFull, match=naming('events.out.tfevents')) as error:
-    runs.run(half_done, *CHANGES, 'log.tensorboard=True')
+    runs.run(half_done, *runs.SHORT, 'log.tensorboard=True')
   assert '\n' not in str(error.value)
   assert runs.status(half_done)['exit'] == 74
   faults_table('disk full', 'in TensorBoard events', 'refused', str(error.value))

@@ -1,11 +1,10 @@
-"""A file system that is really full: of bytes, of inodes, before and in the middle of a run.
+"""File systems that are really full, of bytes or inodes, before a run or in the middle of it.
 
-On small file systems in memory, which only root may mount; test_disk_full fakes the same.
+They are small and in memory, and only root may mount them; test_disk_full fakes the same.
 """
 
 import os
 import re
-import subprocess
 
 import pytest
 import runs
@@ -15,25 +14,8 @@ from test_resume import reference, same_as, shared  # noqa: F401
 pytestmark = pytest.mark.faults
 
 
-@pytest.fixture
-def mounted(tmp_path):
-  """Returns a function that mounts a file system with options at a new folder."""
-  folder = tmp_path / 'mounted'
-  folder.mkdir()
-
-  def mount(options):
-    command = ['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-      pytest.skip(f'not allowed to mount: {done.stderr.strip()}')
-    return folder
-
-  yield mount
-  subprocess.run(['umount', '-l', str(folder)], check=False, capture_output=True)
-
-
 def fill(path) -> None:
-  """Takes all the room that is left."""
+  """Fills the file system that holds `path`."""
   with open(path, 'wb', 0) as file:
     try:
       for size in (1 << 16, 1 << 12, 1):
@@ -55,8 +37,8 @@ def ended(process) -> str:
 
 
 @pytest.mark.parametrize('options', ['size=64k', 'size=20m,nr_inodes=12'])
-def test_no_room_from_the_start(options, mounted, shared, faults_table):  # noqa: F811
-  workdir = mounted(options)
+def test_no_room_from_the_start(options, mount_tmpfs, shared, faults_table):  # noqa: F811
+  workdir = mount_tmpfs(options)
   process = runs.Process(*runs.flags(), f'--workdir={workdir}', **shared)
   line = ended(process)
   assert re.search(naming(workdir), line)
@@ -66,12 +48,12 @@ def test_no_room_from_the_start(options, mounted, shared, faults_table):  # noqa
 @pytest.mark.parametrize('what', ['bytes', 'inodes'])
 def test_full_in_the_middle(
   what,
-  mounted,
+  mount_tmpfs,
   reference,  # noqa: F811
   shared,  # noqa: F811
   faults_table,
 ):
-  workdir = mounted('size=20m,nr_inodes=1500') / 'run'
+  workdir = mount_tmpfs('size=20m,nr_inodes=1500') / 'run'
   arguments = [*runs.flags(), f'--workdir={workdir}']
   process = runs.Process(*arguments, **shared)
   process.until_step(12)  # the save at 10 has waited for that at 5

@@ -1,4 +1,4 @@
-"""TensorBoard's files hold each step once, also after kills."""
+"""TensorBoard's files hold each step once, even after kills."""
 
 import collections
 import shutil
@@ -26,9 +26,7 @@ def read(workdir) -> collections.Counter:
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('run')
-  with pytest.MonkeyPatch.context() as patch:
-    runs.on_one_device(patch)
-    runs.run(workdir, *SHORT, evals={})
+  runs.run_on_one_device(workdir, *SHORT, evals={})
   return workdir
 
 

@@ -1,10 +1,9 @@
 """Every file of a run's folder, damaged in every way: resumed, loaded, inspected.
 
-What comes back is what an intact folder gives, or a line says why not.
+The result is that of an intact folder, or a line says why it differs.
 """
 
 import functools
-import json
 import os
 import shutil
 
@@ -15,12 +14,11 @@ import runs
 import vit_jax
 from vit_jax.tools.inspect import __main__ as inspect
 
-# Of hundreds of failed reads, Orbax's tasks are collected in any order, some of them late.
-pytestmark = pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnraisableExceptionWarning'
-)
-
-SHORT = ('steps=4', 'checkpoint.every=2', 'optim.schedule.warmup=2', 'log.every=1')
+pytestmark = [
+  pytest.mark.usefixtures('one_device'),
+  # Of hundreds of failed reads, Orbax's tasks are collected in any order, some late.
+  pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
+]
 
 
 def _write(data: bytes):
@@ -65,32 +63,20 @@ DAMAGE = {
 
 
 def again(workdir):
-  return runs.train.train(runs.small(*SHORT), workdir)
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  runs.on_one_device(monkeypatch)
+  return runs.run(workdir, *runs.SHORT)
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  """The folder of a run at its end."""
-  workdir = tmp_path_factory.mktemp('finished')
-  with pytest.MonkeyPatch.context() as patch:
-    runs.on_one_device(patch)
-    again(workdir)
-  (workdir / 'bad_images.jsonl').write_text('{"path": "x", "error": "y"}\n')
-  return workdir
+def finished(short_run, tmp_path_factory):
+  """Returns the folder of a finished run that met a bad image."""
+  folder = shutil.copytree(short_run, tmp_path_factory.mktemp('finished') / 'run')
+  (folder / 'bad_images.jsonl').write_text('{"path": "x", "error": "y"}\n')
+  return folder
 
 
 @pytest.fixture(scope='module')
 def half_done(finished, tmp_path_factory):
-  """The folder of the same run, killed after its checkpoint at step 2."""
-  folder = shutil.copytree(finished, tmp_path_factory.mktemp('half') / 'run')
-  shutil.rmtree(folder / 'checkpoints' / '4')
-  (folder / 'status.json').write_text(json.dumps({'step': 2, 'state': 'running'}))
-  return folder
+  return runs.killed(finished, tmp_path_factory.mktemp('half') / 'run')
 
 
 def files(folder) -> list:
@@ -106,7 +92,7 @@ def files(folder) -> list:
 def damages(folder, tmp_path, of=lambda path: True):
   """Yields (name, damaged copy) for every file, and a folder for every way to damage it.
 
-  Of the files of a step, which test_checkpoint_damage is about, a few ways each.
+  Files of a step, which test_checkpoint_damage covers, are damaged in a few ways each.
   """
   for number, path in enumerate(p for p in files(folder) if of(p)):
     for way, (what, damage) in enumerate(DAMAGE.items()):

@@ -1,4 +1,4 @@
-"""Data sets in a bucket are read by ranges, and outages of it are no broken images."""
+"""Data sets in a bucket: read by ranges; an outage does not count as broken images."""
 
 import itertools
 import os
@@ -13,19 +13,7 @@ from test_data_tfds import make_tfds
 from vit_jax import buckets, errors
 from vit_jax.data import sources
 
-
-@pytest.fixture(scope='module')
-def proxy():
-  with emulator.behind_proxy() as proxy:
-    yield proxy
-
-
-@pytest.fixture(autouse=True)
-def no_faults(proxy):
-  proxy.fault = lambda *_: None
-  emulator.hurry()
-  yield
-  proxy.fault = lambda *_: None
+pytestmark = pytest.mark.usefixtures('gcs_proxy')
 
 
 def copy(folder, url):
@@ -37,7 +25,7 @@ def copy(folder, url):
 
 
 @pytest.fixture(scope='module')
-def records(proxy, tmp_path_factory):
+def records(gcs, tmp_path_factory):
   folders = example_records.write_all(tmp_path_factory)
   return {
     name: (str(folders[name]), copy(folders[name], f'gs://tests/records/{name}'))
@@ -56,7 +44,7 @@ def same(source, local):
 
 
 @pytest.mark.parametrize('name', ['tfrecord', 'array_record'])
-def test_records_in_a_bucket_are_read_by_ranges(records, proxy, name):
+def test_records_in_a_bucket_are_read_by_ranges(records, gcs_proxy, name):
   folder, url = records[name]
   for split in ('train', 'val', 'train[3:12]+val'):
     same(
@@ -67,10 +55,10 @@ def test_records_in_a_bucket_are_read_by_ranges(records, proxy, name):
     f'records:{url}', 'train'
   )  # with its index: nothing is scanned
   source.read(np.array([6]))  # opens the ArrayRecord file
-  del proxy.seen[:]
+  del gcs_proxy.seen[:]
   (found,) = source.read(np.array([7]))
-  ranged = [request for request in proxy.seen if request.range]
-  assert len(ranged) == len(proxy.seen) == 1
+  ranged = [request for request in gcs_proxy.seen if request.range]
+  assert len(ranged) == len(gcs_proxy.seen) == 1
   if name == 'tfrecord':
     first, last = map(int, ranged[0].range.removeprefix('bytes=').split('-'))
     assert last + 1 - first < len(found['image']) + 200
@@ -112,14 +100,14 @@ def test_offsets_do_not_depend_on_the_block(records, monkeypatch, block):
       assert np.array_equal(record_files._scan_bucket(f'{url}/{path}'), local)
 
 
-def test_faults_are_no_broken_images(records, proxy, monkeypatch):
+def test_faults_are_no_broken_images(records, gcs_proxy, monkeypatch):
   folder, url = records['tfrecord']
   source = sources.build(f'records:{url}', 'train')
   numbers = itertools.count()
   faults = ('503', None, 'reset', '429', None, 'lost', None)
-  proxy.fault = lambda *_: faults[next(numbers) % len(faults)]
+  gcs_proxy.fault = lambda *_: faults[next(numbers) % len(faults)]
   same(source, sources.build(f'records:{folder}', 'train'))
-  proxy.fault = lambda *_: '503'
+  gcs_proxy.fault = lambda *_: '503'
   with pytest.raises(errors.Unreachable, match=naming('gs://tests')) as caught:
     source.read(np.array([2]))
   assert caught.value.exit_code == 75
@@ -127,7 +115,7 @@ def test_faults_are_no_broken_images(records, proxy, monkeypatch):
 
 
 @pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])
-def test_tfds_in_a_bucket(proxy, tmp_path, file_format, monkeypatch):
+def test_tfds_in_a_bucket(gcs_proxy, tmp_path, file_format, monkeypatch):
   import warnings
 
   with warnings.catch_warnings():
@@ -141,8 +129,8 @@ def test_tfds_in_a_bucket(proxy, tmp_path, file_format, monkeypatch):
   assert source.class_names == ['a', 'b', 'c']
   whole = sources.build(f'tfds:{url}/tiny/1.2.0', 'train')
   whole.read(np.array([5]))
-  del proxy.seen[:]
+  del gcs_proxy.seen[:]
   whole.read(np.array([4]))
-  assert [bool(request.range) for request in proxy.seen] == [True]
+  assert [bool(request.range) for request in gcs_proxy.seen] == [True]
   with pytest.raises(errors.UserError, match=naming('tiny', url)):
     sources.build('tfds:tiny:9.9.9', 'train', data_dir=url)

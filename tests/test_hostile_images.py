@@ -1,4 +1,4 @@
-"""Odd, broken and hostile files: an image, or a bad one in one line."""
+"""Odd, broken and hostile files are decoded, or reported as bad images in one line."""
 
 import json
 import os
@@ -20,15 +20,15 @@ PP = 'decode(3, precise=True)|resize(16)|value_range(-1, 1)'
 
 
 def check(folder, tmp_path, thorough):
-  """Reads all cases, as training and as `predict` do.
+  """Reads all cases as training does and as `predict` does.
 
-  Returns ({path: why it is bad}, the same of `predict`, {path: what it is}).
+  Returns ({path: why training calls it bad}, the same for `predict`, {path: what it is}).
   """
   root, log = tmp_path / 'root', tmp_path / 'bad.jsonl'
   by_path = {}
   for name, path in hostile_images.cases(folder, thorough):
     by_path[str(path)] = name
-  # In a class of its own, in a folder of folders, as a user has it.
+  # As a class of its own in a folder of classes, as users have it.
   os.makedirs(root / 'train')
   os.rename(folder, root / 'train' / 'odd')
   (root / 'train' / 'fine').mkdir()
@@ -67,7 +67,7 @@ def check(folder, tmp_path, thorough):
     except BadImage as error:
       predicted[path] = str(error)
   assert not any('\n' in reason for reason in predicted.values())
-  # Both read the same files. What names an odd place is no image to either.
+  # Both list the same files; neither follows a name that leads to a folder.
   assert set(predict.find([str(root)])) == set(seen)
   missing = {name for path, name in moved.items() if path not in seen}
   assert missing == {'odd: a folder', 'odd: a link to its folder'}
@@ -107,7 +107,7 @@ def each_is_an_image_or_a_bad_one(tmp_path, thorough):
     (verdicts,) = [v for name, v in both.items() if kind in name]
     assert None not in verdicts, kind
     assert verdicts[0].removesuffix(' (data.max_file_bytes)') == verdicts[1]
-  # Of a byte too many or too few each decoder has its own opinion.
+  # Decoders differ on files with a byte too many or too few.
   differ = {name for name, (a, b) in both.items() if bool(a) != bool(b)}
   assert len(differ) <= len(both) // 20, differ
   return both, predicted

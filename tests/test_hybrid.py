@@ -4,17 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from abstract import abstract_params
 from conftest import naming
 
 import vit_jax
 from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.nn.resnet import StdConv, standardise
-
-
-def abstract_params(model, size=224):
-  x = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-  return jax.eval_shape(model.init, jax.random.key(0), x)['params']
 
 
 @pytest.mark.parametrize(

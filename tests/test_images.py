@@ -1,4 +1,4 @@
-"""Images on their way into a model: what is taken, and what is refused by a sentence."""
+"""The images that a model takes, and those that it refuses with a message."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
-"""wandb and MLflow as mirrors of metrics.jsonl: the same numbers, one run there, no harm.
+"""wandb and MLflow mirror metrics.jsonl: the same numbers, one run, and no harm when they fail.
 
-Fakes on the path stand for the packages; they were compared with wandb 0.31 (offline)
-and MLflow 3.17 (SQLite) once, by hand.
+Fake modules stand in for the packages; they were compared with wandb 0.31 (offline) and
+MLflow 3.17 (SQLite) once, by hand.
 """
 
 import json
@@ -49,7 +49,7 @@ class MlflowClient:
 
 @pytest.fixture
 def fakes(tmp_path, monkeypatch):
-  """(wandb, mlflow), of this test alone."""
+  """Returns fresh fakes of (wandb, mlflow)."""
   folder = tmp_path / 'packages'
   folder.mkdir()
   (folder / 'wandb.py').write_text(WANDB)

@@ -1,4 +1,4 @@
-"""A process of a run that dies: the others end soon, by one line, with 75."""
+"""One process of a run dies: the others end soon, with one line and exit code 75."""
 
 import signal
 import subprocess

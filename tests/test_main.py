@@ -1,16 +1,17 @@
-"""Bad input: one clear line, soon, and exit code 2. What a user meets first."""
+"""Bad input to `main`: one clear line, at once, and exit code 2."""
 
 import os
 import re
 import resource
 import shutil
 
+import commands
 import numpy as np
 import pytest
 import runs
 from conftest import naming
 
-from vit_jax import cli, config, errors, main
+from vit_jax import config, errors, main
 from vit_jax.errors import UserError
 from vit_jax.train import arguments
 
@@ -24,18 +25,11 @@ def no_prepared_data(monkeypatch, tmp_path):
 
 
 def error_of(*arguments, workdir, capfd) -> str:
-  """Returns the one line on stderr of a command refused, run in this process."""
-  code = cli.run(main.main, [*arguments, f'--workdir={workdir}'])
-  line = one_line(capfd.readouterr().err)
+  """Runs a command that is refused, in this process; returns its one line on stderr."""
+  argv = (*arguments, f'--workdir={workdir}')
+  code, _, error = commands.run(main.main, capfd, *argv)
   assert code == 2
-  return line
-
-
-def one_line(error: str) -> str:
-  assert error.startswith('error: ')
-  assert error.endswith('\n')
-  assert error.count('\n') == 1, error
-  return error.strip()
+  return commands.one_line(error)
 
 
 # -- the command, as a user meets it ---------------------------------------------------
@@ -60,7 +54,7 @@ def test_refused_within_ten_seconds(name, tmp_path):
   code, _, error = runs.Process(f'--workdir={tmp_path}/run', *arguments).end()
   after = resource.getrusage(resource.RUSAGE_CHILDREN)
   assert code == 2
-  assert re.search(naming(*facts), one_line(error))
+  assert re.search(naming(*facts), commands.one_line(error))
   # Processor time: the machine may be busy. Measured 4 s.
   assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
 

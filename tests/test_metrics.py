@@ -1,4 +1,4 @@
-"""The numbers of a run: how they are shown, compared and kept."""
+"""The metrics of a run: how they are shown, compared and stored."""
 
 import json
 import math
@@ -66,7 +66,7 @@ def test_metrics_survive_a_kill_and_a_restart(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   with path.open('a') as file:
     file.write('{"step": 4, "a"')
-  refuse = lambda constant: pytest.fail(f'{constant} is no JSON')
+  refuse = lambda constant: pytest.fail(f'{constant} is not JSON')
   for line in path.read_text().splitlines()[:3]:
     json.loads(line, parse_constant=refuse)
   again = metrics.Metrics(tmp_path, 2, tensorboard=False)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from abstract import abstract_params
 from conftest import naming
 
 from vit_jax import models, optim, sharding, trees
@@ -249,8 +250,7 @@ def test_an_epoch_wise_cosine_is_pytorch_s():
 
 def vit_params(**fields):
   model = models.build('vit', 'Ti/16', depth=3, num_heads=4, num_classes=5, **fields)
-  image = jnp.zeros((1, 32, 32, 3))
-  return jax.eval_shape(model.init, jax.random.key(0), image)['params']
+  return abstract_params(model, 32)
 
 
 def test_layer_decay_is_that_of_beit():

@@ -1,4 +1,4 @@
-"""What setup.py, constraints/, the Makefile and the documents say of one another."""
+"""setup.py, constraints/, the Makefile and the documents agree with one another."""
 
 import ast
 import os
@@ -187,7 +187,7 @@ def _make(folder: Path, *args: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def clone(tmp_path):
-  """A folder with what the Makefile reads, and a Python too old for vit_jax."""
+  """Returns a folder with what the Makefile reads, and a Python too old for vit_jax."""
   for name in ('setup.py', 'pyproject.toml', 'vit_jax/version.py'):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""Early stopping: a run ends where its best evaluation stays the best for long."""
+"""Early stopping: a run ends when its best evaluation has not improved for long enough."""
 
 import math
 import re

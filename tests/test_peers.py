@@ -1,4 +1,4 @@
-"""timm and transformers compute what we compute, with weights carried both ways.
+"""timm and transformers compute what we compute, with weights converted both ways.
 
 Run by `make peer` where those packages are installed; models are small or on random
 weights, every parameter random. float32 at highest precision.
@@ -48,7 +48,7 @@ def transformers(torch):
 
 
 def _import_torchvision(torch):
-  """Imports it, also where it was built for another torch: no operator is used."""
+  """Imports torchvision even where it was built for another torch: no operator is used."""
   register = torch.library.register_fake
 
   def lenient(name, *args, **kwargs):
@@ -110,7 +110,7 @@ def save_timm(folder, model, architecture, **model_args):
 
 
 def agree(a, b, tolerance):
-  """Absolute for logits of size 1; the scale of larger ones goes along. -rP shows it."""
+  """Asserts agreement, absolute for logits of size 1, relative to larger ones; -rP prints it."""
   print(f'largest difference {np.abs(a - b).max():.1e} of {np.abs(b).max():.1f}')
   np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max() / 2))
 

@@ -1,4 +1,4 @@
-"""Constraints on activations change where they live, not what they are."""
+"""Sharding constraints change the placement of activations, not their values."""
 
 import jax
 import jax.numpy as jnp

@@ -27,12 +27,10 @@ pytestmark = pytest.mark.usefixtures('one_device')
 def finished(tmp_path_factory):
   """A finished run of a few steps: (workdir, its last metrics)."""
   workdir = tmp_path_factory.mktemp('finished')
-  with pytest.MonkeyPatch.context() as patch:
-    runs.on_one_device(patch)
-    evals = {'test': runs.EVALS['test'] | {'every': 8}}
-    evals['ema'] = evals['test'] | {'use_ema': True}
-    changes = ('steps=8', 'optim.lr=0.03', *COMMON)
-    _, rows = runs.run(workdir, *changes, evals=evals)
+  evals = {'test': runs.EVALS['test'] | {'every': 8}}
+  evals['ema'] = evals['test'] | {'use_ema': True}
+  changes = ('steps=8', 'optim.lr=0.03', *COMMON)
+  _, rows = runs.run_on_one_device(workdir, *changes, evals=evals)
   values = {k: v for row in rows if row['step'] == 8 for k, v in row.items()}
   return workdir, values
 

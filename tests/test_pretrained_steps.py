@@ -26,12 +26,10 @@ pytestmark = pytest.mark.usefixtures('one_device')
 def finished(tmp_path_factory):
   """A run that gets worse: (workdir, {step: its loss on the test images})."""
   workdir = tmp_path_factory.mktemp('run') / 'run@home'  # an @ of its own
-  with pytest.MonkeyPatch.context() as patch:
-    runs.on_one_device(patch)
-    evals = {'test': runs.EVALS['test'] | {'every': 2}}
-    changes = ('steps=6', 'optim.lr=3', 'optim.schedule.warmup=5')
-    best = 'checkpoint.best=test/loss'
-    _, rows = runs.run(workdir, *COMMON, *changes, best, evals=evals)
+  evals = {'test': runs.EVALS['test'] | {'every': 2}}
+  changes = ('steps=6', 'optim.lr=3', 'optim.schedule.warmup=5')
+  best = 'checkpoint.best=test/loss'
+  _, rows = runs.run_on_one_device(workdir, *COMMON, *changes, best, evals=evals)
   losses = {row['step']: row['test/loss'] for row in rows if 'test/loss' in row}
   assert min(losses, key=losses.get) != 6, losses  # else the tests say nothing
   return workdir, {step: losses[step] for step in STEPS}

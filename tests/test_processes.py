@@ -1,4 +1,4 @@
-"""Two processes over loopback are one run: they train, evaluate, stop, save and resume.
+"""Two processes over loopback train, evaluate, stop, save and resume as one run.
 
 Each has one device. The run is compared with one process of two devices.
 """
@@ -31,7 +31,7 @@ CHANGES = (
 
 @pytest.fixture(scope='module')
 def shared(tmp_path_factory):
-  """Compiled code that runs with the same devices share."""
+  """A compilation cache shared by the runs with the same devices."""
   return dict(
     JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.mktemp('compiled')),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
@@ -62,7 +62,7 @@ def run_two(workdir, shared, *changes, **more) -> list[tuple[int, str, str]]:
 
 
 def run_one(workdir, monkeypatch, devices) -> None:
-  """Runs the same in this process, on some of its devices."""
+  """Runs the same training in this process, on some of its devices."""
   make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:devices])
   monkeypatch.setattr(sharding, 'make_mesh', make_mesh)
   status, _ = runs.run(workdir, *CHANGES)

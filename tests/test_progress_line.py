@@ -1,4 +1,4 @@
-"""The line that moves from the first step on, and the time that it says is left."""
+"""The progress line, from the first step on, and its estimate of the time left."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Every number of a config has a range, which refuses nonsense before a thing is opened."""
+"""Every number of a config has a range, checked before anything is opened."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands there."""
+"""The Python code of the README runs as written."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ BLOCKS = re.findall(r'^```python\n(.*?)^```', README, re.MULTILINE | re.DOTALL)
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """Holds what the README's examples find: narrow weights of B/16's form, a photo."""
+  """Returns a folder with what the README's examples use: a narrow B/16 and a photo."""
   folder = tmp_path_factory.mktemp('readme')
   narrow = dict(width=16, mlp_dim=16, num_heads=1)
   model = models.build('vit', 'B/16', num_classes=1000, **narrow)

@@ -151,7 +151,7 @@ PARAMS = {
 
 @functools.cache
 def decay_of(options: str) -> dict[str, float]:
-  """Returns what a step of rate 1 without a gradient takes off parameters of ones."""
+  """Returns by how much a step of rate 1 without a gradient decays parameters of 1."""
   tx = optim.build(lr=1.0, total_steps=1, **json.loads(options)).tx
   zeros = jax.tree.map(jnp.zeros_like, PARAMS)
   updates, _ = tx.update(zeros, tx.init(PARAMS), PARAMS, rate=jnp.float32(1))

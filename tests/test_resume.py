@@ -1,4 +1,4 @@
-"""Nothing is lost: runs that are killed, stopped and restarted end as if never touched.
+"""Runs that are killed, stopped and restarted end with the same bits as an undisturbed run.
 
 Arms are compared on one machine with the same devices: bitwise equality holds there.
 """
@@ -21,7 +21,7 @@ from vit_jax.train import lock
 
 @pytest.fixture(scope='module')
 def shared(tmp_path_factory):
-  """Compiled code that all arms share: a start is then mostly imports."""
+  """A compilation cache shared by all arms, so that a start is mostly imports."""
   return dict(
     JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.mktemp('compiled')),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',

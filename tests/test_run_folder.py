@@ -28,7 +28,6 @@ DAMAGE = {
   'wrong types': b'{"step": [], "state": 3, "model": 5, "resolved": "x", "evals": 1}',
   'deep': b'[' * 100_000,
 }
-SHORT = ('steps=4', 'checkpoint.every=2', 'optim.schedule.warmup=2', 'log.every=1')
 # What a config must hold for its readers, each of another type.
 WRONG = {
   'model': {'name': 3},
@@ -42,23 +41,12 @@ pytestmark = pytest.mark.usefixtures('one_device')
 
 
 def again(workdir, *changes):
-  c = runs.small(*SHORT, *changes)
-  return runs.train.train(c, workdir)
-
-
-@pytest.fixture(scope='module')
-def run(tmp_path_factory):
-  """The folder of a finished run of four steps."""
-  workdir = tmp_path_factory.mktemp('folder')
-  with pytest.MonkeyPatch.context() as patch:
-    runs.on_one_device(patch)
-    again(workdir)
-  return workdir
+  return runs.run(workdir, *runs.SHORT, *changes)
 
 
 @pytest.fixture
-def finished(run, tmp_path):
-  return shutil.copytree(run, tmp_path / 'run')
+def finished(short_run, tmp_path):
+  return shutil.copytree(short_run, tmp_path / 'run')
 
 
 @pytest.mark.parametrize('damage', [*DAMAGE, 'gone', 'half'])

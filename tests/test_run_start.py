@@ -1,4 +1,4 @@
-"""A start that fails leaves nothing where nothing was; one that succeeds, no noise."""
+"""A failed start leaves nothing behind in a new folder; a successful one prints no noise."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Memory that is freed stays with the process."""
+"""`runtime.retain_freed_memory`: the process keeps memory that is freed."""
 
 import subprocess
 import sys

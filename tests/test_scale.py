@@ -1,4 +1,4 @@
-"""Pre-training at scale, on a fake: from an archive to a run that was killed and went on."""
+"""Pre-training at scale, on fake data: from an archive to a run that is killed and resumed."""
 
 import random
 import signal

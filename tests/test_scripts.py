@@ -1,4 +1,4 @@
-"""scripts/, run with a gcloud that writes down what it was asked, and does it here."""
+"""scripts/, run with a fake gcloud that records its arguments and runs commands here."""
 
 import os
 import re

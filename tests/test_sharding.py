@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from abstract import abstract_params
 from conftest import naming
 from jax.sharding import PartitionSpec as P
 
@@ -43,8 +44,7 @@ def test_fsdp_splits_the_largest_free_dimension():
 def test_tensor_rules_serve_scanned_and_unscanned_blocks(scan):
   mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
   model = vit_jax.create_model('vit', 'S/16', depth=2, scan=scan)
-  image = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-  abstract = jax.eval_shape(model.init, jax.random.key(0), image)['params']
+  abstract = abstract_params(model, 32)
   found = trees.flatten(sharding.state_shardings(abstract, mesh, 'fsdp_tensor'))
   block = 'Transformer/encoderblock' + ('' if scan else '_1')
   lead = (None,) if scan else ()

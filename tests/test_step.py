@@ -1,4 +1,4 @@
-"""One step of training: meshes, accumulation, non-finite values, EMA."""
+"""One training step: meshes, accumulation, non-finite values, EMA."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Who may import whom, and what an import may cost: read from the source, not run."""
+"""Who may import whom, read from the source, and what an import may cost."""
 
 import ast
 import functools

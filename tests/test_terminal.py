@@ -1,4 +1,4 @@
-"""The noise of libraries goes to a file; what is for the person, and crashes, do not."""
+"""Library noise goes to a file; messages to the user and crashes stay on the terminal."""
 
 import faulthandler
 import os

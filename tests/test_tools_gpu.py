@@ -1,4 +1,4 @@
-"""What a GPU program holds: reading its text here, and XLA's programs where CUDA's plugin is."""
+"""GPU programs: parsing their text, and compiling them where JAX's CUDA plugin is installed."""
 
 import importlib.metadata
 import json
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import commands
 import pytest
 from conftest import naming
 from jax.extend.core import Primitive
@@ -116,10 +117,9 @@ def test_without_the_plugin_one_line_says_how_to_get_it(capfd, monkeypatch):
     raise importlib.metadata.PackageNotFoundError(name)
 
   monkeypatch.setattr(importlib.metadata, 'version', version)
-  assert cli.run(bench.main, ['vit:mu/16', '--gpu', 'h100']) == 2
-  err = capfd.readouterr().err
-  assert re.search(naming(topology.PLUGIN, 'make .venv-gpu'), err)
-  assert err.count('\n') == 1
+  argv = ('vit:mu/16', '--gpu', 'h100')
+  facts = (topology.PLUGIN, 'make .venv-gpu')
+  commands.assert_refused(bench.main, capfd, argv, facts)
 
 
 def test_the_table():

@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 
+import commands
 import jax
 import jax.numpy as jnp
 import pytest
@@ -138,9 +139,7 @@ def test_the_estimate_of_activations_is_near_what_xla_allocates():
 
 
 def run(capsys, *argv):
-  code = cli.run(inspect.main, list(argv))
-  out, err = capsys.readouterr()
-  return code, out, err
+  return commands.run(inspect.main, capsys, *argv)
 
 
 def test_the_report(capsys):
@@ -187,11 +186,7 @@ def test_examples_of_a_training(capsys):
   ],
 )
 def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, facts):
-  code, out, err = run(capsys, *argv)
-  assert (code, out) == (2, '')
-  assert err.startswith('error: ')
-  assert re.search(naming(*facts), err)
-  assert err.count('\n') == 1
+  commands.assert_refused(inspect.main, capsys, argv, facts)
 
 
 def test_zoo_lists_every_name(capsys):

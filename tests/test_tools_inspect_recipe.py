@@ -3,11 +3,11 @@
 import json
 import re
 
+import commands
 import pytest
 import runs
 from conftest import naming
 
-from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import __main__ as inspect
 from vit_jax.tools.inspect import recipe, split_sizes
@@ -16,9 +16,7 @@ CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
 
 
 def run(capsys, *argv):
-  code = cli.run(inspect.main, list(argv))
-  out, err = capsys.readouterr()
-  return code, out, err
+  return commands.run(inspect.main, capsys, *argv)
 
 
 def record_of(capsys, *argv):
@@ -158,10 +156,7 @@ def test_sizes_that_are_not_known(source, split, facts):
   ],
 )
 def test_mistakes(capsys, argv, facts):
-  code, out, err = run(capsys, *argv)
-  assert (code, out) == (2, '')
-  assert re.search(naming(*facts), err)
-  assert err.count('\n') == 1
+  commands.assert_refused(inspect.main, capsys, argv, facts)
 
 
 def test_weights_that_name_the_model(capsys):

@@ -1,21 +1,19 @@
-"""What `inspect` says of a file of weights, and of a run's folder."""
+"""`inspect` of a file of weights, and of a run's folder."""
 
 import json
 import re
 
+import commands
 import numpy as np
 import pytest
 import runs
 from conftest import GOLDEN, naming
 
-from vit_jax import cli
 from vit_jax.tools.inspect import __main__ as inspect
 
 
 def run(capsys, *argv):
-  code = cli.run(inspect.main, [str(arg) for arg in argv])
-  out, err = capsys.readouterr()
-  return code, out, err
+  return commands.run(inspect.main, capsys, *argv)
 
 
 def test_a_file_of_weights(capsys):
@@ -47,11 +45,9 @@ def test_what_a_file_does_not_tell_is_set(capsys, tmp_path):
 def finished(tmp_path_factory):
   """The folder of a run of four steps, of which 2 and 4 are kept."""
   workdir = tmp_path_factory.mktemp('run')
-  with pytest.MonkeyPatch.context() as patch:
-    runs.on_one_device(patch)
-    changes = ('steps=4', 'optim.schedule.warmup=0', 'checkpoint.every=2')
-    evals = {'test': runs.EVALS['test'] | {'every': 2}}
-    runs.run(workdir, *changes, 'log.every=2', evals=evals, tune={'method': 'full'})
+  changes = ('steps=4', 'optim.schedule.warmup=0', 'checkpoint.every=2', 'log.every=2')
+  evals = {'test': runs.EVALS['test'] | {'every': 2}}
+  runs.run_on_one_device(workdir, *changes, evals=evals, tune={'method': 'full'})
   return workdir
 
 
@@ -85,7 +81,4 @@ def test_what_does_not_go_with_a_source(capsys, finished, tmp_path):
     (('a' * 5_000,), ('a' * 5_000,)),
     ((tmp_path,), (tmp_path, 'config.json')),
   ):
-    code, out, err = run(capsys, *argv)
-    assert (code, out) == (2, '')
-    assert re.search(naming(*facts), err)
-    assert err.count('\n') == 1
+    commands.assert_refused(inspect.main, capsys, argv, facts)

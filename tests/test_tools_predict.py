@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import commands
 import jax
 import numpy as np
 import pytest
@@ -170,10 +171,10 @@ ERRORS = [
 
 @pytest.mark.parametrize(('args', 'facts'), ERRORS)
 def test_errors_are_one_line(folder, capsys, args, facts):
-  assert run(*(a.format(folder=folder) for a in args)) == 2
-  error = capsys.readouterr().err
-  assert re.search(naming(*facts), error)
-  assert error.count('\n') == 1
+  argv = [a.format(folder=folder) for a in args]
+  code, _, error = commands.run(predict.main, capsys, *argv)
+  assert code == 2
+  assert re.search(naming(*facts), commands.one_line(error))
 
 
 def test_names_from_a_file(folder, tmp_path, capsys):

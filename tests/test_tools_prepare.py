@@ -1,10 +1,11 @@
-"""The tool, from an archive to batches, its exit codes and its words."""
+"""The tool `prepare`, from an archive to batches; its exit codes and messages."""
 
 import json
 import re
 import tarfile
 
 import archives
+import commands
 import numpy as np
 import pytest
 from archives import CLASSES, EACH, add, jpeg
@@ -131,10 +132,7 @@ def test_what_is_wrong_is_said_at_once(folder, tmp_path, capsys, args, facts):
   args = args.format(*[tmp_path] * args.count('{}')).split()
   if args:
     args += ['--data_dir', tmp_path / 'D']
-  assert run(*args) == 2
-  error = capsys.readouterr().err
-  assert re.search(naming(*facts), error)
-  assert error.count('\n') == 1
+  commands.assert_refused(prepare.main, capsys, args, facts)
   assert not list((tmp_path / 'D').rglob('*.*'))
 
 

@@ -1,4 +1,4 @@
-"""Publishing: the folder, its card and its licence; and what is asked of the hub."""
+"""Publishing: the folder, its card and licence, and the requests to the hub."""
 
 import inspect
 import json
@@ -141,7 +141,7 @@ def test_the_licence_goes_from_run_to_run(trained, tmp_path):
 
 
 class FakeApi:
-  """Notes what the hub is asked; has a card already if `card`."""
+  """Records the requests to the hub; the repository has a card already if `card`."""
 
   def __init__(self, card=False, error=None):
     self.asked, self._card, self._error = [], card, error

@@ -1,4 +1,4 @@
-"""What a TPU program costs, read from its text; what the tools for it refuse."""
+"""The cost of a TPU program, read from its text, and what the tools for it refuse."""
 
 import importlib.util
 import re

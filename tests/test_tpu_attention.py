@@ -1,4 +1,4 @@
-"""The kernels of attention on TPUs: interpreted here, and lowered without a TPU."""
+"""Attention kernels for TPUs: interpreted on the CPU, and lowered without a TPU."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def reference(query, key, value):
 
 
 def tpu(kind: str, *sizes: int):
-  """Returns the context of a mesh of TPUs that are not there."""
+  """Returns the context of an abstract mesh of TPUs; none is needed."""
   device = AbstractDevice(device_kind=kind, num_cores=1, platform='tpu')
   mesh = AbstractMesh(
     sizes, AXES, axis_types=(AxisType.Auto,) * 3, abstract_device=device

@@ -1,4 +1,4 @@
-"""What a run does and leaves behind, in this process."""
+"""A run in this process: what it does and which files it leaves."""
 
 import contextlib
 import io
@@ -33,9 +33,8 @@ def full(tmp_path_factory):
   changes += ['checkpoint.every=3', 'checkpoint.keep_latest=1', 'optim.lr=0.3']
   changes += ['optim.schedule.warmup=12', 'checkpoint.best=test/loss']
   out = io.StringIO()
-  with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-    runs.on_one_device(patch)
-    status, rows = runs.run(workdir, *changes, evals=evals)
+  with contextlib.redirect_stdout(out):
+    status, rows = runs.run_on_one_device(workdir, *changes, evals=evals)
   return workdir, status, rows, out.getvalue()
 
 

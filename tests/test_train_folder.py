@@ -1,4 +1,4 @@
-"""A run on a person's folder of images, some of them broken."""
+"""A run on a user's folder of images, some of them broken."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def break_five(folder) -> set[str]:
   """Adds five files that are not images; returns their paths."""
   good = (folder / '0.jpg').read_bytes()
   (folder / 'truncated.jpg').write_bytes(good[: len(good) // 2])
-  (folder / 'text.jpg').write_text('This is no image.')
+  (folder / 'text.jpg').write_text('This is not an image.')
   (folder / 'empty.jpg').touch()
   png = (folder / '1.png').read_bytes()
   (folder / 'truncated.png').write_bytes(png[: len(png) // 2])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from abstract import abstract_params
 from conftest import naming
 from scanned import stacked
 
@@ -37,11 +38,6 @@ COUNTS = {
   ('G-opt/14', 'gap'): 1_664_839_144,
   ('e/14', 'gap'): 3_807_210_728,
 }
-
-
-def abstract_params(model, size=224):
-  x = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-  return jax.eval_shape(model.init, jax.random.key(0), x)['params']
 
 
 @pytest.mark.parametrize(('variant', 'classifier'), COUNTS)

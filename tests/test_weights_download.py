@@ -20,7 +20,7 @@ from vit_jax.weights import download, readers
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-  # As without gcsfs, which test_gs has: gs:// of public buckets comes by HTTPS, too.
+  # As without gcsfs, which test_gs_weights has: gs:// of public buckets comes by HTTPS, too.
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
   return tmp_path / 'cache'
@@ -28,7 +28,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(cache, monkeypatch):
-  """The bad server in the place of every host; gives the requests that it had."""
+  """Puts the bad server in place of every host; returns the list of its requests."""
   real, asked = urllib.request.urlopen, []
   with bad_server.serving() as address:
 

@@ -1,4 +1,4 @@
-"""Weights in a model that differs: other classes, sizes, patches; what cannot fit."""
+"""Weights loaded into a different model: other classes, sizes, patches; what cannot fit."""
 
 import re
 import shutil

@@ -1,6 +1,6 @@
-"""Hostile weights: one line of our own errors, or the same model; never a crash.
+"""Hostile weights are refused in one line or load as the same model; they never crash.
 
-Quick: every 12th of them. All, under the mark `faults`.
+The quick tests take every 12th case; those marked `faults` take all.
 """
 
 import resource
@@ -22,8 +22,8 @@ _OUTCOMES = {'refused': 'refused', 'loaded': 'handled', 'crashed': 'traceback'}
 
 def survived(folder, every: int, faults_table=lambda *_: None) -> int:
   """Loads each `every`-th case; returns how many were refused."""
-  expected = pretrained.read_source(hostile_weights.NPZ).flat
-  assert hostile_weights.outcome(hostile_weights.NPZ) == ('loaded', '')
+  expected = pretrained.read_source(hostile_weights.files.NPZ).flat
+  assert hostile_weights.outcome(hostile_weights.files.NPZ) == ('loaded', '')
   # After an honest file was loaded and the corpus made: they are not what is measured.
   hostile_weights.recipes()
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""The sdist, the wheel made from it, and a run from the wheel where no clone is."""
+"""The sdist, the wheel built from it, and a run from the wheel outside of any clone."""
 
 import os
 import re
