@@ -162,6 +162,25 @@ def test_a_bucket_that_is_not_there_or_not_ours(proxy, folder):
   assert caught.value.exit_code == 75
 
 
+def test_only_a_bucket_that_does_not_answer_is_unreachable():
+  from gcsfs.retry import HttpError
+
+  url = 'gs://b/x'
+  for error, kind in (
+    (HttpError({'code': 503}), errors.Unreachable),
+    (TimeoutError(), errors.Unreachable),
+    (HttpError({'code': 401, 'message': 'Anonymous caller'}), errors.NotAllowed),
+    (HttpError({'code': 400, 'message': 'No such bucket name'}), errors.UserError),
+    (TypeError('a defect'), TypeError),
+    (OSError(28, os.strerror(28)), OSError),  # of the local disk
+  ):
+    with pytest.raises(kind) as caught, buckets.errors_of(url):
+      raise error
+    assert type(caught.value) is kind
+    assert '\n' not in str(caught.value)
+    assert url in str(caught.value) or caught.value is error
+
+
 def test_without_gcsfs_the_error_names_the_extra(monkeypatch):
   import sys
 
@@ -268,6 +287,21 @@ def test_a_damaged_lock_ends_too(folder, fast, content):
   (folder / lock.LOCK_FILE).write_bytes(content)
   with lock.lock(folder):
     pass
+
+
+def test_a_lock_is_renewed_after_a_refusal_that_passed(folder, monkeypatch):
+  held, tries = lease.Lease(folder / lock.LOCK_FILE), []
+
+  def renew():
+    tries.append(len(tries))
+    if len(tries) == 3:
+      held._released.set()
+    raise errors.NotAllowed('the token has expired')
+
+  monkeypatch.setattr(lease, 'RENEW', 0.001)
+  monkeypatch.setattr(held, '_renew', renew)
+  held._renew_often()
+  assert tries == [0, 1, 2]
 
 
 def test_of_many_that_want_a_lock_one_gets_it(folder, fast):

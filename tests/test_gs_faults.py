@@ -187,7 +187,7 @@ def test_a_run_that_lost_its_lock_writes_nothing_more(folder, monkeypatch):
       buckets.write(folder / lock.LOCK_FILE, json.dumps(holder).encode())
       (folder / 'metrics.jsonl').write_bytes(b'theirs\n')
       (folder / 'status.json').write_bytes(b'theirs')
-      self._check.__self__._renew()
+      self.check.__self__._renew()
       taken.append(True)
     return ask(self)
 
