@@ -55,13 +55,13 @@ class Preempted(RunError):
 
 
 class Unreachable(RunError):
-  """A bucket did not answer for longer than is waited; what was written is intact."""
+  """A bucket did not answer, also when asked again; what was written is intact."""
 
   exit_code = 75
 
 
 class NotAllowed(UserError):
-  """A bucket that this account may not read or write."""
+  """This account may not read or write a bucket."""
 
 
 class LockLost(RunError):
@@ -71,7 +71,7 @@ class LockLost(RunError):
 
 
 class PeerLost(RunError):
-  """Another process of the run ended; checkpoints are good, the same command resumes."""
+  """Another process of the run ended; the same command resumes from the checkpoints."""
 
   exit_code = 75
 

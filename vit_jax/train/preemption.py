@@ -37,7 +37,7 @@ class StopSignal:
   """
 
   def __init__(self):
-    # Called by `should_stop`; may raise: asks whether the lock is still held.
+    # Called by `should_stop`; raises if the lock on the folder was lost.
     self.check: Callable[[], None] = lambda: None
     self._requested = False
     self._polls = 0
@@ -49,8 +49,8 @@ class StopSignal:
     self.before_exit: Callable[[], None] = lambda: None  # of the second signal
 
   def __enter__(self):
-    # To count processes starts the devices, for seconds in which Ctrl-C would find no
-    # handler that knows of the run's folder.
+    # Counting processes starts the devices, which takes seconds, and Ctrl-C meanwhile
+    # would leave the run's folder behind: not done for a single process.
     self._several = jax.distributed.is_initialized() and jax.process_count() > 1
     if not self._several and threading.current_thread() is threading.main_thread():
       self._listen()

@@ -15,7 +15,7 @@ from vit_jax.train.state import State
 
 
 def check_files(workdir: Path) -> None:
-  """Raises UserError where something else stands in the place of a run's files."""
+  """Raises UserError if a folder, pipe or device has the name of one of a run's files."""
   files = ('config.json', 'status.json', 'metrics.jsonl', 'bad_images.jsonl')
   for path in (workdir / name for name in (*files, loggers.IDS, folder.LOG_FILE)):
     if path.exists() and not path.is_file():
@@ -42,8 +42,9 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
     bad_log=workdir / 'bad_images.jsonl',
     **sharding.host_of_batch(mesh),
   )
-  # Other files, or the same in another order: each host would take its share of another
-  # data set, and nothing would show it. Installed packages decide what is an image.
+  # With other files, or the same in another order, each host would take its share of a
+  # different data set, and nothing would show it. Installed packages matter: they decide
+  # which files are images.
   digits = int(data.fingerprint[:7], 16)
   if not distributed.agree(distributed.from_first(digits) == digits):
     raise UserError(
@@ -58,7 +59,7 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
 
 
 def warn(data: pipeline.Batches) -> None:
-  """Says what looks like a slip in the data to train on."""
+  """Warns of likely mistakes in the training data, one line each."""
   for line in data.warnings():
     distributed.say(f'warning: {line}')
 
