@@ -53,7 +53,7 @@ def metrics(type: str) -> dict[str, Metric]:
 
 
 def declarations(source: str, evals: dict) -> dict[str, Metric]:
-  """Returns how the numbers are read that begin with 'source/'; {} if nobody says.
+  """Returns the metrics, by regex, of the numbers 'SOURCE/...'; {} of an unknown source.
 
   Args:
     source: the name of an evaluation, or 'train'.
@@ -65,7 +65,7 @@ def declarations(source: str, evals: dict) -> dict[str, Metric]:
 
 
 def declared(key: str, evals: dict) -> Metric:
-  """Returns how a number such as 'test/top1' is read; a plain one if nobody says."""
+  """Returns how a number such as 'test/top1' is read; as a plain number by default."""
   source, _, name = key.partition('/')
   return find(declarations(source, evals), name)
 
