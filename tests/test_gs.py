@@ -341,16 +341,22 @@ def test_a_write_on_a_condition(proxy, folder):
 
 
 def test_a_folder_of_files_is_copied(folder):
-  mirror = disk.Mirror(folder)
-  (mirror.folder / 'a/b').mkdir(parents=True)
-  (mirror.folder / 'a/b/x').write_bytes(b'1')
-  mirror.push()
-  (mirror.folder / 'a/b/x').write_bytes(b'12')
-  (mirror.folder / 'y').write_bytes(b'3')
-  mirror.close()
+  local = disk.LocalFolder(folder)
+  (local.folder / 'a/b').mkdir(parents=True)
+  (local.folder / 'a/b/x').write_bytes(b'1')
+  local.push()
+  (local.folder / 'a/b/x').write_bytes(b'12')
+  (local.folder / 'y').write_bytes(b'3')
+  local.close()
   assert (folder / 'a/b/x').read_bytes() == b'12'
   assert (folder / 'y').read_bytes() == b'3'
-  assert not mirror.folder.exists()
+  assert not local.folder.exists()
+  lost = disk.LocalFolder(folder / 'lost')
+  (lost.folder / 'x').write_bytes(b'1')
+  with pytest.raises(errors.LockLost), contextlib.closing(lost):
+    raise errors.LockLost('another run has the folder')
+  assert not (folder / 'lost/x').exists()
+  assert not lost.folder.exists()
 
 
 def test_a_large_object(folder):

@@ -6,12 +6,13 @@ A file may be in a bucket: there each is an object, replaced as a whole.
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import buckets
-from vit_jax.errors import DiskFull, disk_is_full
+from vit_jax.errors import DiskFull, LockLost, disk_is_full
 
 # Seconds between two writes of a file of lines in a bucket.
 _BUCKET_SECONDS = 10.0
@@ -84,7 +85,7 @@ def appended(path: Path, data: bytes):
   return _Appended(path)
 
 
-class Mirror:
+class LocalFolder:
   """A folder for libraries that write to disk alone; copied if its place is in a bucket.
 
   Attributes:
@@ -109,9 +110,13 @@ class Mirror:
         self._sent[path] = len(data)
 
   def close(self) -> None:
-    """Copies as `push` does, and removes the folder if it was made for the bucket."""
+    """Copies as `push` does, and removes the folder if it was made for the bucket.
+
+    Called while LockLost ends the run it copies nothing: the target is another run's.
+    """
     try:
-      self.push()
+      if not isinstance(sys.exc_info()[1], LockLost):
+        self.push()
     finally:
       if self.remote:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -66,8 +66,8 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
   import jax
 
   index = '' if distributed.is_first() else f'.{jax.process_index()}'
-  mirror = disk.Mirror(workdir)  # in a bucket the log appears when the run ends
-  path = mirror.folder / LOG_FILE.replace('.', f'{index}.')
+  local = disk.LocalFolder(workdir)  # in a bucket the log appears when the run ends
+  path = local.folder / LOG_FILE.replace('.', f'{index}.')
   try:
     with terminal.noise_to(path):
       yield
@@ -76,4 +76,4 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
       if not path.stat().st_size:
         path.unlink()
     with contextlib.suppress(OSError, RunError):
-      mirror.close()
+      local.close()

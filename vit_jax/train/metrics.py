@@ -82,7 +82,7 @@ class Metrics:
       distributed.say(f'{self.path}: {lost} damaged lines are left out.')
     self._file = self._events = None
     self._early = [] if tensorboard and distributed.is_first() else None
-    self._events_folder = disk.Mirror(workdir)
+    self._events_folder = disk.LocalFolder(workdir)
     if not distributed.is_first():
       return
     events.forget(workdir, keep_to)
