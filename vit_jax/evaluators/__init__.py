@@ -22,7 +22,8 @@ EVALUATORS = {
   'fewshot': ('vit_jax.evaluators.fewshot', 'FewShot'),
 }
 
-TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
+# What every task measures.
+_TRAIN = {'loss': Metric(larger_is_better=False)}
 
 
 def build(
@@ -61,7 +62,7 @@ def declarations(source: str, evals: dict) -> dict[str, Metric]:
   """
   if source in evals:
     return metrics(evals[source]['type'])
-  return TRAIN if source == 'train' else {}
+  return _TRAIN if source == 'train' else {}
 
 
 def declared(key: str, evals: dict) -> Metric:

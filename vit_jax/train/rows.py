@@ -7,13 +7,8 @@ from pathlib import Path
 from vit_jax.errors import UserError
 
 
-def read(path: Path) -> list[dict]:
-  """Returns the rows of a metrics.jsonl, see `read_checked`; [] without a file."""
-  return read_checked(path)[0]
-
-
 def read_checked(path: Path) -> tuple[list[dict], int]:
-  """Returns (rows, number of lines that are damaged and left out).
+  """Returns (rows, number of damaged lines, which are left out); ([], 0) without a file.
 
   A torn last line, which a kill leaves behind, is left out and not counted.
 

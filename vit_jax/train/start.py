@@ -26,10 +26,14 @@ def check_files(workdir: Path) -> None:
 
 
 def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
-  """Returns the training batches, and prints what they hold; UserError without them."""
+  """Returns the training batches, and prints what they hold.
+
+  Raises:
+    UserError: if the data is missing or does not fit the config, or is not the same for
+      all processes.
+  """
   section = config['data']
-  # That accum is at least 1 is checked by its consumer.
-  divisor = sharding.batch_divisor(mesh) * max(config['optim'].get('accum', 1), 1)
+  divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
   if section['batch_size'] % divisor:
     raise UserError(
       f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
