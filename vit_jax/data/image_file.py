@@ -19,7 +19,7 @@ _KINDS = {
 
 
 def read(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
-  """Returns a file's bytes; meanwhile `stalls` knows of it.
+  """Returns a file's bytes; `stalls` names the file if reading takes long.
 
   Other than regular files are not opened: a FIFO would block its reader forever, and a
   device may have no end.

@@ -61,9 +61,8 @@ def whole(path: str, prefix: str | None = None) -> Tar:
   if prefix is None:
     prefix = stem(path)
   piece = Tar(path, prefix, size, changed)
-  next(
-    iter(_members(piece)), None
-  )  # raises here, before work starts, if it is not a tar
+  # Raises here, before work starts, if it is not a tar.
+  next(iter(_members(piece)), None)
   return piece
 
 

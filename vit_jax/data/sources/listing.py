@@ -161,7 +161,7 @@ def is_folder(entry: os.DirEntry) -> bool:
 
 
 def files_in(directory: str) -> Counter:
-  """Returns {extension: number} of the files directly in a directory; hidden ones excluded."""
+  """Returns {extension: number} of the files directly in a directory; not of hidden ones."""
   with contextlib.suppress(OSError), os.scandir(directory) as entries:
     there = [e.name for e in entries if not is_hidden(e.name) and not is_folder(e)]
     return Counter(map(_extension, there))
@@ -246,7 +246,8 @@ def _holds(directory: str, known: list | None) -> bool:
 
 
 def _place(root: str, directory: str) -> str:
-  # The name depends on what decides the content: the format (2), and which files are images.
+  # The key depends on all that decides the content: also on the format, 2, and on which
+  # files are images.
   about = '\0'.join([root, directory, '2', *extensions()])
   key = hashlib.sha256(os.fsencode(about)).hexdigest()[:16]
   return str(paths.cache_dir() / 'listings' / f'{key}.json')

@@ -64,7 +64,7 @@ class Tfds(Source):
     tfds = _import_tfds()
     directory = _locate(target, data_dir)
     if buckets.is_url(directory):
-      buckets.filesystem()  # before TFDS looks: see there
+      buckets.filesystem()  # sets up the file system that TFDS uses
     self.name = f'tfds:{target}'
     builder = tfds.builder_from_directory(directory)
     info = builder.info
