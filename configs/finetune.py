@@ -113,7 +113,7 @@ def get_config(arg=None):
     c.weights = dict()
 
   batch = arg.batch or batch
-  digits = arg.data == 'digits'  # gray, and a mirrored 2 is no 2
+  digits = arg.data == 'digits'  # gray, and a mirrored 2 is not a 2
   decode = f'decode({arg.channels or (1 if digits else 3)})'
   # The reference code does not round: to the nearest level is as good in a quarter of the
   # bytes, where truncation, the default, would darken the images.

@@ -39,6 +39,14 @@ def test_restore_returns_every_bit_and_the_meta(tmp_path):
   assert {'jax', 'flax', 'orbax-checkpoint'} <= body['versions'].keys()
 
 
+def test_an_outage_elsewhere_cuts_off_no_save_to_disk(tmp_path):
+  saved = checkpoints.Checkpoints(tmp_path)
+  saved.save(make_state(7, width=2048), {})
+  with pytest.raises(errors.Unreachable), saved:
+    raise errors.Unreachable('gs://data does not answer')
+  assert saved.latest() == 7
+
+
 def test_state_without_ema(tmp_path):
   state = make_state(1, ema=False)
   saved = checkpoints.Checkpoints(tmp_path)

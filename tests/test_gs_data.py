@@ -79,6 +79,7 @@ def test_the_offsets_are_found_once_and_kept_in_the_bucket(
   from vit_jax.data.sources import record_files
 
   folder, url = records['tfrecord']
+  scan = record_files._scan_bucket
   sources.build(f'records:{url}', 'val')
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))  # as on another host
   monkeypatch.setattr(record_files, '_scan_bucket', lambda path: pytest.fail('scanned'))
@@ -86,6 +87,13 @@ def test_the_offsets_are_found_once_and_kept_in_the_bucket(
     sources.build(f'records:{url}', 'val'), sources.build(f'records:{folder}', 'val')
   )
   assert list(tmp_path.iterdir())
+  # Where no index can be kept on this host, the files are scanned.
+  (tmp_path / 'file').touch()
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'file'))
+  monkeypatch.setattr(record_files, '_scan_bucket', scan)
+  same(
+    sources.build(f'records:{url}', 'val'), sources.build(f'records:{folder}', 'val')
+  )
 
 
 @pytest.mark.parametrize('block', [16, 4 << 20])
@@ -112,6 +120,9 @@ def test_faults_are_no_broken_images(records, gcs_proxy, monkeypatch):
     source.read(np.array([2]))
   assert caught.value.exit_code == 75
   assert '\n' not in str(caught.value)
+  gcs_proxy.fault = lambda *_: '403'
+  with pytest.raises(errors.NotAllowed, match=naming('gs://tests')):
+    source.read(np.array([2]))
 
 
 @pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])

@@ -80,6 +80,21 @@ def test_a_damaged_lock_ends_too(gcs_folder, short, content):
     pass
 
 
+def test_a_lock_is_renewed_after_a_refusal_that_passed(gcs_folder, monkeypatch):
+  held, tries = lease.Lease(gcs_folder / lock.LOCK_FILE), []
+
+  def renew():
+    tries.append(len(tries))
+    if len(tries) == 3:
+      held._released.set()
+    raise errors.NotAllowed('the token has expired')
+
+  monkeypatch.setattr(lease, 'RENEW', 0.001)
+  monkeypatch.setattr(held, '_renew', renew)
+  held._renew_often()
+  assert tries == [0, 1, 2]
+
+
 def test_of_many_that_want_a_lock_one_gets_it(gcs_folder, fast):
   got, refused = [], []
 

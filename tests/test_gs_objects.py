@@ -7,7 +7,7 @@ import threading
 import emulator
 import pytest
 
-from vit_jax import buckets
+from vit_jax import buckets, errors
 from vit_jax.data import bad_images
 from vit_jax.train import disk
 
@@ -28,16 +28,22 @@ def test_a_write_on_a_condition(gcs_proxy, gcs_folder):
 
 
 def test_a_folder_of_files_is_copied(gcs_folder):
-  mirror = disk.Mirror(gcs_folder)
-  (mirror.folder / 'a/b').mkdir(parents=True)
-  (mirror.folder / 'a/b/x').write_bytes(b'1')
-  mirror.push()
-  (mirror.folder / 'a/b/x').write_bytes(b'12')
-  (mirror.folder / 'y').write_bytes(b'3')
-  mirror.close()
+  local = disk.LocalFolder(gcs_folder)
+  (local.folder / 'a/b').mkdir(parents=True)
+  (local.folder / 'a/b/x').write_bytes(b'1')
+  local.push()
+  (local.folder / 'a/b/x').write_bytes(b'12')
+  (local.folder / 'y').write_bytes(b'3')
+  local.close()
   assert (gcs_folder / 'a/b/x').read_bytes() == b'12'
   assert (gcs_folder / 'y').read_bytes() == b'3'
-  assert not mirror.folder.exists()
+  assert not local.folder.exists()
+  lost = disk.LocalFolder(gcs_folder / 'lost')
+  (lost.folder / 'x').write_bytes(b'1')
+  with pytest.raises(errors.LockLost), contextlib.closing(lost):
+    raise errors.LockLost('another run has the folder')
+  assert not (gcs_folder / 'lost/x').exists()
+  assert not lost.folder.exists()
 
 
 def test_a_large_object(gcs_folder):
@@ -99,3 +105,22 @@ def test_paths(gcs_folder):
   assert [p.name for p in (gcs_folder / 'x').glob('y*')] == ['y z%']
   assert list((gcs_folder / 'nothing').glob('*')) == []
   assert (gcs_folder / 'x/y z%').read_bytes() == b'1'
+
+
+def test_only_a_bucket_that_does_not_answer_is_unreachable():
+  from gcsfs.retry import HttpError
+
+  url = 'gs://b/x'
+  for error, kind in (
+    (HttpError({'code': 503}), errors.Unreachable),
+    (TimeoutError(), errors.Unreachable),
+    (HttpError({'code': 401, 'message': 'Anonymous caller'}), errors.NotAllowed),
+    (HttpError({'code': 400, 'message': 'No such bucket name'}), errors.UserError),
+    (TypeError('a defect'), TypeError),
+    (OSError(28, os.strerror(28)), OSError),  # of the local disk
+  ):
+    with pytest.raises(kind) as caught, buckets.errors_of(url):
+      raise error
+    assert type(caught.value) is kind
+    assert '\n' not in str(caught.value)
+    assert url in str(caught.value) or caught.value is error

@@ -67,7 +67,8 @@ def _typed(key, text, default):
         return value
   elif kind is not bool:
     return text
-  raise UserError(f'Config argument {key}={text!r}: expected {kind.__name__}, finite.')
+  expected = 'True or False' if kind is bool else f'a finite {kind.__name__}'
+  raise UserError(f'Config argument {key}={text!r}: expected {expected}.')
 
 
 def recipes() -> dict[str, Path]:
@@ -157,7 +158,12 @@ def override(config: dict, assignments: list[str]) -> None:
 def _literal(text):
   try:
     return plain(ast.literal_eval(text))
-  except (ValueError, SyntaxError, RecursionError, MemoryError):  # deep brackets
+  except (
+    ValueError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+  ):  # the last two: nesting
     return {'true': True, 'false': False}.get(text, text)
 
 
@@ -209,7 +215,7 @@ def bind(where: str, section, consumer, provided=(), extra=None) -> None:
 
 
 def check_plain(where: str, value) -> None:
-  """Refuses what config.json could not hold: UserError that names the key."""
+  """Raises UserError, naming the key, for a value that config.json could not hold."""
   if isinstance(value, dict):
     for key, item in value.items():
       check_plain(f'{where}.{key}', item)
@@ -224,7 +230,7 @@ def check_plain(where: str, value) -> None:
 
 
 def known_keys(where: str, section: dict, known) -> None:
-  """Refuses keys that nobody reads; UserError with all known ones, and the closest."""
+  """Raises UserError for keys that nothing reads: it lists the known, and the closest."""
   for key in section:
     if key not in known:
       new = RENAMED.get(f'{where}.{key}')

@@ -12,9 +12,9 @@ from vit_jax import terminal
 from vit_jax.errors import UserError
 
 AUTO = 'auto'
-# Seconds. A process that dies is noticed at once where it is the first, else after
-# HEARTBEAT without a sign of life; one that ends waits LEAVE for the others to end too,
-# and is missed by them from then on. Machines may take minutes to start: JOIN.
+# Seconds. The end of the first process is noticed at once, that of another one after
+# HEARTBEAT without a sign of life. A process that is done waits LEAVE for the others to
+# finish too, and JOIN for all to start, as machines may take minutes to.
 HEARTBEAT, LEAVE, JOIN = 18, 24, 300
 
 

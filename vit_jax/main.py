@@ -14,7 +14,7 @@ if __name__ == '__main__':
 from vit_jax.errors import DataError, DiskFull, Unreachable, UserError
 from vit_jax.train import arguments
 
-_cut_off: list[bool] = []  # whether what was to be written could not be
+_cut_off: list[bool] = []  # not empty once a write has failed for good
 
 
 def main(argv: list[str]) -> int:
@@ -59,7 +59,7 @@ if __name__ == '__main__':
   gc.set_threshold(100_000)
   code = cli.run(main)
   if _cut_off:
-    # Orbax's threads may wait for ever for a file that could not be written.
+    # Orbax's threads may wait forever for a file that could not be written.
     sys.stdout.flush()
     os._exit(code)
   sys.exit(code)

@@ -1,4 +1,4 @@
-"""A run's config.json: read back, and said in today's words."""
+"""A run's config.json: read back, and translated to today's names and meanings."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from vit_jax import buckets
 from vit_jax.config import RENAMED, check_type
 from vit_jax.errors import UserError
 
-# Of config.json: 2 has `resolved.format`; 1, of the first release, is read too.
+# The version of config.json. Version 1, of the first release, lacks `resolved.format`.
 FORMAT = 2
 
 
@@ -17,10 +17,10 @@ class Unreadable(UserError):
 
 
 def read(folder: str | Path) -> dict:
-  """Returns the resolved config of a run's folder, in today's words.
+  """Returns the resolved config of a run's folder, as this version would write it.
 
   Raises:
-    Unreadable: if the folder has none, or it is not one that a run wrote.
+    Unreadable: if config.json is missing, or is not what a run wrote.
     UserError: if a newer version wrote it.
   """
   path = buckets.path(folder) / 'config.json'
@@ -46,7 +46,7 @@ def in_todays_words(config, where: str) -> dict:
 
   Args:
     config: what was read, of any type.
-    where: it comes from, for messages.
+    where: the file, or what else it comes from, for messages.
 
   Raises: as `read`.
   """
@@ -69,7 +69,7 @@ def in_todays_words(config, where: str) -> dict:
 
 
 _ABSENT = object()
-# What the readers of a run's config count on, and what else they look at if it is there.
+# Path -> type, of what readers of a run's config require, and what they read if present.
 _WRITTEN = {'model': dict, 'resolved': dict, 'model.name': str}
 _WRITTEN |= {'resolved.image_shape': list[int]}
 _LOOKED_AT = dict.fromkeys(('weights', 'data', 'tune', 'task', 'optim', 'evals'), dict)

@@ -6,15 +6,15 @@ import os
 import sys
 from collections.abc import Iterator
 
-# Where lines to the person go. Another while `noise_to` has descriptor 2.
+# The file descriptor of lines to the person; not 2 while `noise_to` redirects that.
 _fd = 2
 
 
 def say(line: str) -> None:
   """Writes a line to standard error.
 
-  Straight to the file descriptor: a signal handler may interrupt a half-done print, and
-  Python's buffered streams do not allow to be entered twice.
+  It goes straight to the file descriptor: a signal handler may interrupt a print, and
+  Python's buffered streams are not reentrant.
   """
   with contextlib.suppress(OSError):
     clear = '\r\x1b[K' if os.isatty(_fd) else ''  # over a progress bar
@@ -26,15 +26,14 @@ def noise_to(path: str | os.PathLike) -> Iterator[None]:
   """Sends what C and C++ code writes to standard error to the end of a file.
 
   TensorFlow, libjpeg, libpng and XLA write there directly, a line for each odd image.
-  What Python writes (`sys.stderr`, warnings, tracebacks, those of a crash too) goes where
-  it went before. Programs started meanwhile write to the file.
+  What Python writes (`sys.stderr`, warnings, tracebacks even of a crash) goes where it
+  went before. Child processes write to the file.
   """
   global _fd
   sys.stderr.flush()
   before = _fd
-  kept = os.dup(2)
-  os.set_inheritable(kept, False)
   file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+  kept = os.dup(2)  # not inherited by child processes
   stream, ours = sys.stderr, None
   try:
     os.dup2(file, 2)

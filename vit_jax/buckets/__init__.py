@@ -1,12 +1,13 @@
 """Google Cloud Storage, gs://BUCKET/PATH: the one place that opens a bucket.
 
 Everything goes through gcsfs, which finds credentials as Google's tools do, falls back to
-anonymous access, and repeats what failed in passing (503, 429, a connection that broke)
-for about half a minute. Nothing goes through TensorFlow's file system. Checkpoints are
-written by Orbax: TensorStore, and gcsfs below etils.epath, which `filesystem` sets up.
+anonymous access, and repeats requests that failed for a passing reason (503, 429, a broken
+connection) for about half a minute. Nothing goes through TensorFlow's file system. Orbax
+writes checkpoints by TensorStore, and by gcsfs below etils.epath, which `filesystem` sets
+up.
 
-An object is replaced as a whole, and its generation number changes with it. So there is
-no appending (see `lines`), and no lock but a condition on the generation (see
+An object is replaced as a whole, and each write gives it a new generation number. So lines
+are not appended (see `lines`), and a lock is a condition on the generation (see
 `train.lease`).
 """
 

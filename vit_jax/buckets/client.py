@@ -9,20 +9,21 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vit_jax.errors import NotAllowed, RunError, Unreachable, UserError
+from vit_jax.buckets.outages import raise_if_outage
+from vit_jax.errors import UserError
 
-# Seconds without a byte, after which a request is repeated.
+# A request is repeated after this many seconds without a byte.
 _SILENCE = 60
 # Between the parts of an upload; it may not occur in the data.
 _BOUNDARY = '==vit_jax.{}=='
 
 
 class Object(NamedTuple):
-  """An object as one answer tells it.
+  """An object, read by one request.
 
   Attributes:
     data: all of it.
-    generation: changes with every write; 0 is that of an object that is not there.
+    generation: changes with every write; 0 stands for an object that does not exist.
     age: seconds since it was written, by the server's clock alone.
   """
 
@@ -50,12 +51,12 @@ def filesystem():
     raise UserError(
       f"gs:// needs the package gcsfs ({error}): pip install 'vit_jax[gcs]'."
     ) from None
-  # Of every instance, Orbax's too: others write to the bucket, so that a listing is old
-  # as soon as it is made.
+  # For every instance, Orbax's too: other processes write to the bucket, so a cached
+  # listing may be wrong.
   plain = gcsfs.core.GCSFileSystem
   for protocol in plain.protocol:
-    # Its subclass asks before requests what kind of bucket it is, by gRPC and with a
-    # permission that few accounts have; every kind but "rapid" has plain objects.
+    # The default is a subclass that first asks for the kind of the bucket, by gRPC and
+    # with a permission that few accounts have; all kinds but "rapid" have plain objects.
     fsspec.register_implementation(protocol, plain, clobber=True)
     options = fsspec.config.conf.setdefault(protocol, {})
     options.setdefault('use_listings_cache', False)
@@ -64,7 +65,7 @@ def filesystem():
       aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
     )
   _keep_epath_from_tensorflow()
-  # It logs the traceback of what it raises.
+  # It logs the traceback of every error that it raises.
   logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
   return fsspec.filesystem('gs')
 
@@ -91,7 +92,7 @@ def write(url: str, data: bytes, generation: int | None = None) -> int:
   """Replaces an object as a whole: readers see the old one or the new one.
 
   Args:
-    generation: the one that it must have, 0 for none; by default any.
+    generation: the one that the object must have now, 0 if it must not exist; None: any.
 
   Returns:
     The generation written.
@@ -136,13 +137,13 @@ def write(url: str, data: bytes, generation: int | None = None) -> int:
 
 
 def download(url: str, path) -> None:
-  """Copies an object to a file; raises as `read`, also where a part of it comes."""
+  """Copies an object to a file; raises as `read`, and OSError for an incomplete copy."""
   fs = filesystem()
-  size, _ = generation_of(url)
+  size, _ = size_and_generation(url)
   with errors_of(url):
     fs.get_file(str(url), str(path))
   if (came := os.path.getsize(path)) != size:
-    raise OSError(f'{came} of {size} bytes came')
+    raise OSError(f'{url}: {came} of {size} bytes came')
 
 
 def upload(path, url: str) -> None:
@@ -151,8 +152,8 @@ def upload(path, url: str) -> None:
     filesystem().put_file(str(path), str(url))
 
 
-def generation_of(url: str) -> tuple[int, int]:
-  """Returns (size in bytes, generation) of an object; raises as `read`."""
+def size_and_generation(url: str) -> tuple[int, int]:
+  """Returns an object's size in bytes and its generation; raises as `read`."""
   with errors_of(url):
     found = filesystem().info(str(url))
   if found['type'] != 'file':
@@ -187,27 +188,18 @@ def errors_of(url) -> Iterator[None]:
   Raises:
     FileExistsError: as gcsfs does, where a condition does not hold.
     FileNotFoundError: there is no such object or bucket.
-    NotAllowed: this account may not.
-    Unreachable: there was no answer, although the request was repeated.
+    NotAllowed, UserError, Unreachable: see `raise_if_outage`.
+    OSError: of the local disk, where a file is copied.
   """
   try:
     yield
-  except (RunError, FileExistsError):
+  except FileExistsError:
     raise
   except FileNotFoundError:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(url)) from None
   except Exception as error:
-    text = ' '.join(str(error).split()).strip(', ')[:200] or type(error).__name__
-    code = getattr(error, 'code', None)
-    if code in (401, 403) or text.startswith('Forbidden'):
-      raise NotAllowed(
-        f'{url}: not allowed ({text}). Log in with `gcloud auth application-default '
-        "login`, or give this machine's service account access to the bucket."
-      ) from None
-    raise Unreachable(
-      f'{url}: the bucket does not answer ({text}). What was written is intact: rerun '
-      'the same command.'
-    ) from error
+    raise_if_outage(error, url)
+    raise
 
 
 def _age(headers) -> float:

@@ -11,13 +11,13 @@ from vit_jax.errors import RunError
 class Lines:
   """Lines that this process alone adds to an object, which is written now and then.
 
-  Those added are held in memory and written by a thread, all at once; a kill loses those
-  of the last few seconds.
+  Added lines are held in memory, and a thread writes them together; a kill loses those
+  of the last `every` seconds.
 
   Args:
     url: the object.
     start: what it holds from now on, bytes of whole lines.
-    every: seconds between two writes. One object takes one write a second.
+    every: seconds between two writes. Google limits them to one a second per object.
 
   Raises: as `client.write`.
   """
@@ -32,7 +32,7 @@ class Lines:
     self._thread.start()
 
   def add(self, line: bytes) -> None:
-    """Adds a line, with its newline, that a later write holds."""
+    """Adds a line, with its newline; a later write, or `flush`, writes it."""
     self._pending.append(line)
     self._due.set()
 
@@ -64,17 +64,18 @@ class Lines:
       self._due.clear()
       if self._closed.wait(self._every):
         return
-      # What fails is still pending: the next write has it, or `flush`, which raises.
+      # What could not be written stays pending for the next write, or `flush`, which raises.
       with contextlib.suppress(OSError, RunError):
         self.flush()
 
 
 def update(url, change: Callable[[bytes], bytes | None]) -> None:
-  """Replaces an object by what `change` makes of it, though others may do so, too.
+  """Replaces an object by what `change` makes of it; safe if others write it too.
 
   Args:
-    change: takes what the object holds, b'' if it is not there; may be called again
-      where another process was faster. None: there is nothing to change.
+    change: takes what the object holds, b'' if it does not exist, and returns what it
+      is to hold, or None to leave it as it is. Called again if another process has
+      written the object meanwhile.
 
   Raises: as `client.read` and `client.write`.
   """

@@ -30,24 +30,31 @@ def path(name) -> 'pathlib.Path | BucketPath':
     return found
   if '://' in str(name):
     raise UserError(
-      f'{name}: of URLs only gs:// can be a folder; mount others and give the path of '
-      'the mount.'
+      f'{name}: gs:// is the only kind of URL that can be a folder. Mount the storage, '
+      'and give the path of the mount.'
     )
   return pathlib.Path(name).expanduser()
 
 
 def on_disk(name, what: str) -> pathlib.Path:
-  """Returns a path to write to, of a tool that knows no buckets; UserError for a URL."""
+  """Returns the path of a file that a tool writes, which must be on disk.
+
+  Args:
+    what: begins the message: '--out', 'Cannot write'.
+
+  Raises:
+    UserError: for a URL.
+  """
   if '://' in str(name):
     raise UserError(
-      f'{what} {name}: results are written to a disk. Name a path there, and copy what '
-      'it holds (gcloud storage cp).'
+      f'{what} {name}: results are written to disk. Give a path there, and copy the '
+      'results (gcloud storage cp).'
     )
   return pathlib.Path(name)
 
 
 class BucketPath(pathlib.PurePosixPath):
-  """gs://BUCKET/PATH. A folder is there while an object below it is."""
+  """gs://BUCKET/PATH. A folder exists as long as an object below it does."""
 
   __slots__ = ()
 
@@ -71,7 +78,7 @@ class BucketPath(pathlib.PurePosixPath):
     return self
 
   def mkdir(self, **_) -> None:
-    """Does nothing: a folder is its objects."""
+    """Does nothing: buckets have no folders apart from their objects."""
 
   def read_bytes(self) -> bytes:
     return client.read(self).data
@@ -84,7 +91,7 @@ class BucketPath(pathlib.PurePosixPath):
 
   def is_file(self) -> bool:
     try:
-      client.generation_of(self)
+      client.size_and_generation(self)
     except FileNotFoundError:
       return False
     return True
@@ -110,12 +117,12 @@ class BucketPath(pathlib.PurePosixPath):
       return
     yield from (path for path in found if fnmatch.fnmatchcase(path.name, pattern))
 
-  def stat_pair(self) -> tuple[int, int]:
-    """Returns (size in bytes, generation), which tell a file from another."""
-    return client.generation_of(self)
+  def size_and_generation(self) -> tuple[int, int]:
+    """Returns the size in bytes and the generation, which change with the content."""
+    return client.size_and_generation(self)
 
-  def empty(self, but: str = '') -> None:
-    """Removes what lies below this folder, except the object named `but` in it."""
+  def empty(self, but: str) -> None:
+    """Removes all objects in this folder, at any depth, except the one named `but`."""
     fs = client.filesystem()
     with client.errors_of(self):
       for name in fs.find(str(self)):

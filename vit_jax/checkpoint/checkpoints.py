@@ -7,7 +7,7 @@ that would do: that is here.
 
 Frozen parameters are not stored: only their names and fingerprints are. Who restores
 gives them, read again from the weights that the run started from, and gets an error
-unless every bit is as it was. To read the parameters of a run, whatever it trained:
+unless every bit is as it was. To read the parameters of any run:
 
   saved = Checkpoints(folder)
   frozen = read_weights() if saved.frozen() else {}  # {name: array}, maybe of more
@@ -34,7 +34,7 @@ from vit_jax.errors import NoUsableCheckpoint, Unreachable, UserError
 
 
 class Checkpoints:
-  """The checkpoints of one run. Call `close` at the end, whatever happened.
+  """The checkpoints of one run. Call `close` at the end, also after an error.
 
   Args:
     directory: a folder on a local or mounted file system, or gs://BUCKET/PATH; made at
@@ -138,8 +138,8 @@ class Checkpoints:
     return self
 
   def __exit__(self, kind, *_):
-    """Closes; after an outage without waiting for a save that cannot be completed."""
-    if kind and issubclass(kind, Unreachable):
+    """Closes; after an outage, without waiting for a save to the bucket to complete."""
+    if kind and issubclass(kind, Unreachable) and buckets.is_url(self.directory):
       self._storage.abandon()
     else:
       self.close()
@@ -154,7 +154,7 @@ class Checkpoints:
 
     Args:
       abstract: the state with `jax.ShapeDtypeStruct` leaves that carry the shardings
-        to restore to: any mesh, whatever the one that saved.
+        to restore to: any mesh, not only the one that saved.
       frozen: name -> array, at least of the parameters in `abstract.frozen`.
 
     Returns:

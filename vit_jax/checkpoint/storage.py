@@ -2,8 +2,8 @@
 
 One step is one folder, `<directory>/<step>`, with an item per tree and the item `meta`.
 Orbax writes in the background, commits (by a rename; in a bucket, which has none, by a
-last object), and deletes. What its errors mean is
-said here: a full disk, a damaged step, or trouble of the machine.
+last object), and deletes. Its errors are told apart here: a full disk, a damaged step, or
+trouble of the machine.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ class Storage:
 
   Args:
     directory: a `pathlib.Path` or `BucketPath`; made at the first `write`.
-    kept: of the steps there, those to keep: asked after every write.
+    kept: takes the steps there, returns those to keep; called after every write.
   """
 
   def __init__(self, directory, kept: Callable[[list[int]], set[int]]):
     self.directory, self._kept = directory, kept
     self._in_bucket = buckets.is_url(directory)
     if self._in_bucket:
-      buckets.filesystem()  # before Orbax looks: see there
+      buckets.filesystem()  # sets up the file system that Orbax uses
     self._committed: set[str] = set()
     self._manager: _Manager | None = None
     self._under_way = (0, 0)  # step and bytes of the newest write
 
   def steps(self) -> list[int]:
     """Returns the complete steps, in no order."""
-    if self._in_bucket:  # one question fewer
+    if self._in_bucket:  # `is_dir` would be one more request
       found = self.directory.glob('*')
     else:
       found = self.directory.iterdir() if self.directory.is_dir() else ()
@@ -61,7 +61,7 @@ class Storage:
     if not self._in_bucket or path.name in self._committed:
       return True
     if (path / _COMMIT).is_file():
-      self._committed.add(path.name)  # for good: asked once
+      self._committed.add(path.name)  # it stays so: no further requests
     return path.name in self._committed
 
   # -- writing ----------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Storage:
           manager.close()
 
   def abandon(self) -> None:
-    """Leaves Orbax's threads alone, which wait for minutes where nothing answers."""
+    """Forgets the write under way: Orbax may wait for minutes for a bucket."""
     self._manager = None
 
   def _writer(self):

@@ -5,7 +5,6 @@ they are.
 """
 
 import contextlib
-import functools
 import json
 import os
 import threading
@@ -73,7 +72,7 @@ class BadImages:
 
 
 def read_log(path) -> list[dict]:
-  """Returns the lines of a log; none where there is no file. Damaged ones are left out."""
+  """Returns the entries of a log, [] if it does not exist; damaged lines are left out."""
   try:
     return _entries(buckets.path(path).read_bytes())
   except FileNotFoundError:
@@ -93,32 +92,22 @@ def _entries(data: bytes) -> list[dict]:
 def _append(log: str, entry: dict) -> None:
   with _LOCK:
     if buckets.is_url(log):
-      buckets.update(log, functools.partial(_with_entry, entry))
+
+      def with_entry(data: bytes) -> bytes | None:
+        line = _addition(data, entry)
+        return data + line if line else None
+
+      buckets.update(log, with_entry)
       return
-    if entry['path'] in {line['path'] for line in read_log(log)}:
-      return
-    torn = os.path.exists(log) and not _ends_in_newline(log)
     # One write of a whole line: a kill leaves all of it or nothing.
-    data = ('\n' * torn + json.dumps(entry) + '\n').encode()
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-      os.write(file, data)
-    finally:
-      os.close(file)
+    file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    with open(file, 'r+b', buffering=0) as opened:
+      opened.write(_addition(opened.readall(), entry))
 
 
-def _with_entry(entry: dict, data: bytes) -> bytes | None:
-  """Returns what a log holds with an entry more; None if it has its path."""
+def _addition(data: bytes, entry: dict) -> bytes:
+  """Returns what lists an entry in a log that holds `data`; b'' if its path is listed."""
   if entry['path'] in {line['path'] for line in _entries(data)}:
-    return None
+    return b''
   torn = data and not data.endswith(b'\n')
-  return data + (b'\n' if torn else b'') + (json.dumps(entry) + '\n').encode()
-
-
-def _ends_in_newline(path: str) -> bool:
-  with open(path, 'rb') as file:
-    size = file.seek(0, os.SEEK_END)
-    if not size:
-      return True
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b'\n'
+  return (b'\n' if torn else b'') + (json.dumps(entry) + '\n').encode()

@@ -1,4 +1,4 @@
-"""What a source holds, for the person who wonders whether it is what they meant."""
+"""What a source holds, in a line for the person, and likely mistakes in it."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,9 @@ import numpy as np
 
 from vit_jax.data.sources import listing
 
-# A class of fewer images to train on can hardly be learned, and may be a slip.
+# A class of fewer training images can hardly be learned, and may be a mistake.
 FEW = 5
-_NAMED = 5
+_NAMED = 5  # at most, of the classes or extensions in a line
 
 _HOW = {
   ('.heic', '.heif'): 'HEIC is read once pillow-heif is installed (pip install '
@@ -21,7 +21,7 @@ def describe(source, split: str) -> str:
   """Returns 'folder:photos, train: 1,200 images, 10 classes of 37 to 160; ...'.
 
   Args:
-    split: '' where the source is a part of a mixture.
+    split: as the config names it; '' for a part of a mixture.
   """
   text = f'{source.name}, {split}'.removesuffix(', ') + f': {len(source):,} images'
   if (classes := source.num_classes) is not None:
@@ -37,7 +37,7 @@ def describe(source, split: str) -> str:
 
 
 def warnings(source) -> list[str]:
-  """Returns a line for each thing that looks like a slip in what a run trains on."""
+  """Returns a line for each likely mistake in the data that a run trains on."""
   lines = []
   counts = _counts(source)
   if counts is not None and source.class_names:
@@ -57,14 +57,18 @@ def warnings(source) -> list[str]:
   pictures = {k: n for k, n in source.misplaced.items() if k in listing.extensions()}
   if pictures:
     lines.append(
-      f'{source.name}: {_files(pictures)} in no class: an image belongs into the folder '
-      'of its class.'
+      f'{source.name}: {_files(pictures)} in no class: an image belongs in the folder of '
+      'its class.'
     )
   return lines
 
 
 def how_to_convert(left_out: Mapping[str, int]) -> str:
-  """Returns ' HEIC is ...' for the files among these that can be made readable, or ''."""
+  """Returns ' HEIC is read once ...' if some of these files can be made readable, or ''.
+
+  Args:
+    left_out: {extension: files}, as `Source.left_out`.
+  """
   hints = [
     text for endings, text in _HOW.items() if any(e in left_out for e in endings)
   ]
@@ -72,7 +76,7 @@ def how_to_convert(left_out: Mapping[str, int]) -> str:
 
 
 def only(left_out: Mapping[str, int]) -> str:
-  """Returns ' (only 3 .heic)' for files found in the place of images, or ''."""
+  """Returns ' (only 3 .heic)' for files found instead of images, or ''."""
   return f' (only {_files(left_out)})' if left_out else ''
 
 

@@ -1,4 +1,4 @@
-"""An image's file, read: a regular one only, of a sane size."""
+"""Reads the file of an image: a regular file of a sane size."""
 
 import os
 import stat
@@ -19,22 +19,22 @@ _KINDS = {
 
 
 def read(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
-  """Returns a file's bytes; meanwhile `stalls` knows of it.
+  """Returns a file's bytes; `stalls` names the file if reading takes long.
 
-  A FIFO would keep its reader waiting for ever, a device might have no end: what is not
-  a regular file is not opened.
+  Other than regular files are not opened: a FIFO would block its reader forever, and a
+  device may have no end.
 
   Args:
     path: of the file.
-    max_bytes: the config's data.max_file_bytes; None: 256 MiB, where there is no config.
+    max_bytes: the config's data.max_file_bytes; None: 256 MiB.
 
   Raises:
-    BadImage: for what is no regular file, has more bytes, or cannot be read.
+    BadImage: for a file that is not regular, has more bytes, or cannot be read.
   """
   try:
     with stalls.reading(path):
       _check(os.stat(path), max_bytes)
-      # Without blocking, should another file have taken the name meanwhile.
+      # Without blocking, in case a FIFO has taken its place since.
       file = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0))
       with open(file, 'rb', buffering=0) as opened:
         _check(os.fstat(file), max_bytes)
@@ -48,7 +48,7 @@ def read(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
 
 def _check(status: os.stat_result, max_bytes: int | None) -> None:
   if not stat.S_ISREG(status.st_mode):
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), 'no file')
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), 'a special file')
     raise BadImage(f'{kind}, not a regular file')
   check_size(status.st_size, max_bytes)
 

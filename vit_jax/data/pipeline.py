@@ -83,7 +83,7 @@ class Batches(abc.ABC):
       cache: keep images in memory after the first epoch: 'raw', their files, or
         'decoded', their pixels before the first random op. See `cache`.
       cache_bytes: bound on what is kept, on each host; None: 4 GiB.
-      max_file_bytes: an image file of more is a bad image, and not read; None: 256 MiB.
+      max_file_bytes: larger image files are bad images, and are not read; None: 256 MiB.
       max_bad_fraction: stop when more than this fraction of the split's images cannot
         be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a JSON line; None: they
@@ -151,12 +151,12 @@ class Batches(abc.ABC):
       source.max_file_bytes = max_file_bytes
 
   def describe(self) -> list[str]:
-    """Returns lines that say what there is to read: images, classes, what is left out."""
+    """Returns a line per source: its images and classes, and files that are left out."""
     several = len(parts := self.source.parts()) > 1
     return [contents.describe(x, '' if several else self.split) for x, _ in parts]
 
   def warnings(self) -> list[str]:
-    """Returns lines on what looks like a slip, in data to train on."""
+    """Returns a line for each likely mistake, for data to train on."""
     return [line for x, _ in self.source.parts() for line in contents.warnings(x)]
 
   @property

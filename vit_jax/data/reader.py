@@ -17,7 +17,7 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
-# What TensorFlow adds to an error: '{{function_node ...}} ' and ' [Op:DecodeImage] name: '.
+# TensorFlow's errors contain '{{function_node ...}} ' and ' [Op:DecodeImage] name: '.
 _OPS_NOTES = re.compile(r'\{\{.*?\}\} ?| ?\[Op:\w+\]( name: ?)?')
 
 # Encoded images that are read at once, and bytes of arrays.
@@ -25,7 +25,7 @@ _ENCODED_CHUNK = 64
 _ARRAY_CHUNK_BYTES = 1 << 24
 
 # TensorFlow's threads call Python: they must be idle before the interpreter ends, or
-# both wait for each other for ever.
+# both wait for each other forever.
 _STREAMS: weakref.WeakSet = weakref.WeakSet()
 _EXITING = threading.Event()
 

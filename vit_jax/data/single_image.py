@@ -67,7 +67,7 @@ def batch(images: Iterable, pp: str) -> np.ndarray:
   Raises:
     UserError: for one image where several are expected, no image, or a pipeline that
       leaves them of different sizes.
-    BadImage: for an image that cannot be read, or an array that is no image: floats,
+    BadImage: for an image that cannot be read, or an array that is not an image: floats,
       or channels first. It tells the number of the image.
   """
   if not isinstance(images, Iterable) or isinstance(images, str | bytes | Path):

@@ -1,7 +1,7 @@
-"""Input that does not come: which files are being read, and since when.
+"""Stalled input: which files are being read, and for how long.
 
-A dead mount blocks its reader in the kernel, for hours or for ever, without an error.
-Readers note what they open; whoever waits for their batches says what they wait for.
+A dead mount blocks its reader in the kernel, for hours or forever, without an error.
+Readers note which files they open, and a run that waits for their batches names them.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from vit_jax import terminal
 
-AFTER = 30.0  # seconds without a batch that are worth a line
+AFTER = 30.0  # seconds without a batch until it is said
 _NAMED = 3
 
 _NUMBERS = itertools.count()
@@ -34,15 +34,16 @@ def reading(name: str | os.PathLike) -> Iterator[None]:
 def under_way() -> list[tuple[str, float]]:
   """Returns (name, seconds) of files being read now, the longest first."""
   now = time.monotonic()
-  # A copy at once: threads add and remove meanwhile.
-  return [(str(name), now - start) for start, name in sorted([*_UNDER_WAY.values()])]
+  files = list(_UNDER_WAY.values())  # one operation: other threads add and remove
+  files.sort(key=lambda file: file[0])
+  return [(str(name), now - start) for start, name in files]
 
 
 def watched(batches: Iterator, after: float = AFTER) -> Iterator:
-  """Yields from `batches`, and says so whenever one takes long to come.
+  """Yields from `batches`, and says on stderr when one takes long to come.
 
-  The first line comes after `after` seconds; each next one after twice as long. A daemon
-  thread says it: what waits is blocked, perhaps beyond the reach of signals.
+  The first line comes after `after` seconds, each further one after twice the time of the
+  one before. A daemon thread writes them, as the thread that waits is blocked.
   """
   since: list[float | None] = [None]
   ended = threading.Event()
@@ -75,7 +76,7 @@ def _line(seconds: float) -> str:
   files = under_way()
   line = f'No batch of data for {seconds:.0f} s.'
   if not files:
-    return f'{line} No file is being read: decoding is slow, or waits.'
+    return f'{line} No file is being read: decoding is slow, or blocked.'
   said = [f'{name} ({since:.0f} s)' for name, since in files[:_NAMED]]
   more = f', and {len(files) - _NAMED} more' if len(files) > _NAMED else ''
   return f'{line} Being read: {", ".join(said)}{more}.'

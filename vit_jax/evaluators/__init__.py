@@ -22,7 +22,8 @@ EVALUATORS = {
   'fewshot': ('vit_jax.evaluators.fewshot', 'FewShot'),
 }
 
-TRAIN = {'loss': Metric(larger_is_better=False)}  # what every task measures
+# What every task measures.
+_TRAIN = {'loss': Metric(larger_is_better=False)}
 
 
 def build(
@@ -53,7 +54,7 @@ def metrics(type: str) -> dict[str, Metric]:
 
 
 def declarations(source: str, evals: dict) -> dict[str, Metric]:
-  """Returns how the numbers are read that begin with 'source/'; {} if nobody says.
+  """Returns the metrics, by regex, of the numbers 'SOURCE/...'; {} of an unknown source.
 
   Args:
     source: the name of an evaluation, or 'train'.
@@ -61,11 +62,11 @@ def declarations(source: str, evals: dict) -> dict[str, Metric]:
   """
   if source in evals:
     return metrics(evals[source]['type'])
-  return TRAIN if source == 'train' else {}
+  return _TRAIN if source == 'train' else {}
 
 
 def declared(key: str, evals: dict) -> Metric:
-  """Returns how a number such as 'test/top1' is read; a plain one if nobody says."""
+  """Returns how a number such as 'test/top1' is read; as a plain number by default."""
   source, _, name = key.partition('/')
   return find(declarations(source, evals), name)
 

@@ -14,8 +14,8 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
   """Returns `pipeline.evaluate(**data)`.
 
   Raises:
-    UserError: its errors, a batch size that the mesh cannot split, or one beyond what
-      the split fills or the host's memory holds.
+    UserError: its errors, and for a batch size that the mesh cannot split, or that is
+      larger than the split or the host's memory.
   """
   divisor, size = sharding.batch_divisor(mesh), data.get('batch_size')
   if isinstance(size, int) and size % divisor:
@@ -28,14 +28,14 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
   whole = -(-batches.num_examples // divisor) * divisor
   if batches.batch_size > max(whole, _PADDED):
     raise UserError(
-      f'Evaluation batch_size={batches.batch_size} of {batches.num_examples} examples: '
-      f'all beyond them is padding, computed for nothing. At most {max(whole, _PADDED)}.'
+      f'Evaluation batch_size={batches.batch_size} for {batches.num_examples} examples: '
+      f'the rest would be padding. At most {max(whole, _PADDED)}.'
     )
   _check_memory(batches, data.get('prefetch', 2), place['hosts'])
   return batches
 
 
-# Batches up to this size, as recipes have them, need not be filled by a small split.
+# Batches up to this size, as in recipes, may be larger than the split.
 _PADDED = 4096
 
 

@@ -6,14 +6,15 @@ A file may be in a bucket: there each is an object, replaced as a whole.
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import buckets
-from vit_jax.errors import DiskFull, disk_is_full
+from vit_jax.errors import DiskFull, LockLost, disk_is_full
 
-# Between two writes of a file of lines in a bucket.
+# Seconds between two writes of a file of lines in a bucket.
 _BUCKET_SECONDS = 10.0
 
 
@@ -64,7 +65,7 @@ class _Appended:
     write(self._file, line)
 
   def flush(self) -> None:
-    """Does nothing: what was added is written."""
+    """Does nothing: `add` has written every line."""
 
   def close(self) -> None:
     os.close(self._file)
@@ -84,22 +85,22 @@ def appended(path: Path, data: bytes):
   return _Appended(path)
 
 
-class Mirror:
-  """A folder on disk for programs that know no buckets, which is copied to one.
+class LocalFolder:
+  """A folder for libraries that write to disk alone; copied if its place is in a bucket.
 
   Attributes:
-    folder: `target` itself, unless that is in a bucket.
-    remote: whether it is.
+    folder: `target` itself, or a temporary folder if that is in a bucket.
+    remote: whether `target` is in a bucket.
   """
 
-  def __init__(self, target):
+  def __init__(self, target: Path | buckets.BucketPath):
     self.folder, self.remote = target, buckets.is_url(target)
     self._target, self._sent = target, {}
     if self.remote:
       self.folder = Path(tempfile.mkdtemp(prefix='vit_jax-'))
 
   def push(self) -> None:
-    """Copies the files that have grown; raises as `buckets.write`."""
+    """Copies the files whose size has changed; raises as `buckets.write`."""
     if not self.remote:
       return
     for path in sorted(p for p in self.folder.rglob('*') if p.is_file()):
@@ -109,10 +110,16 @@ class Mirror:
         self._sent[path] = len(data)
 
   def close(self) -> None:
-    """Copies as `push` does, and removes a folder that was made for it."""
-    self.push()
-    if self.remote:
-      shutil.rmtree(self.folder, ignore_errors=True)
+    """Copies as `push` does, and removes the folder if it was made for the bucket.
+
+    Called while LockLost ends the run it copies nothing: the target is another run's.
+    """
+    try:
+      if not isinstance(sys.exc_info()[1], LockLost):
+        self.push()
+    finally:
+      if self.remote:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def write(file: int, data: bytes) -> None:

@@ -23,12 +23,12 @@ class Evaluation:
     return step > 0 and (step == total_steps or at_period)
 
   def times_due(self, total_steps: int, step: int) -> int:
-    """Returns how many times it follows steps after this one."""
+    """Returns how many evaluations of a run are still to come after `step` steps."""
     if step >= total_steps:
       return 0
     if not self.every:
       return 1
-    # At the end too, where that is no whole number of periods.
+    # The last step counts too, where it does not end a period.
     return -(-total_steps // self.every) - step // self.every
 
   def run(self, task, state: State) -> dict:

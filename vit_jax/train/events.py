@@ -1,7 +1,7 @@
 """TensorBoard's event files, cut back to a step.
 
-A run that was killed has written events past its last checkpoint; the run that resumes
-writes them again, and TensorBoard would draw both.
+A run that was killed may have written events past its last checkpoint; the run that
+resumes writes them again, and TensorBoard would draw both.
 """
 
 import io
@@ -37,7 +37,7 @@ def forget(workdir: Path, step: int) -> None:
 
 
 def _end(file: BinaryIO, file_size: int, step: int) -> int:
-  """Returns the bytes of a file's records up to the first event past `step`."""
+  """Returns how many bytes of a file come before the first event past `step`."""
   from tensorboard.compat.proto.event_pb2 import Event
 
   at = 0

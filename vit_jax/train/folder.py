@@ -1,4 +1,4 @@
-"""A run's folder: what a start that failed leaves of it, and where noise goes."""
+"""A run's folder: removed if the start fails, and the log file in it."""
 
 import contextlib
 import shutil
@@ -21,7 +21,7 @@ def missing(workdir: str | Path) -> list[Path]:
   path = buckets.path(workdir).absolute()
   above = (
     () if buckets.is_url(path) else path.parents
-  )  # of objects, no folders are made
+  )  # a bucket has no folders to make
   return [folder for folder in (path, *above) if not folder.exists()]
 
 
@@ -29,7 +29,7 @@ def missing(workdir: str | Path) -> list[Path]:
 def left_as_it_was(made: list[Path], stop: StopSignal) -> Iterator[None]:
   """Removes what a run made, if it ends before it began: by an error or a second signal.
 
-  To be entered by who holds the lock, so that no other run is in the folder.
+  To be entered while holding the lock, so that no other run is in the folder.
 
   Args:
     made: see `missing`.
@@ -38,12 +38,12 @@ def left_as_it_was(made: list[Path], stop: StopSignal) -> Iterator[None]:
   def unmake():
     if not made or not distributed.is_first():
       return
-    # Errors: a bucket is out of reach, other runs are in the folders above.
+    # Expected errors: the bucket is out of reach, or the folders above have other files.
     with contextlib.suppress(OSError, RunError):
       if (made[0] / _BEGAN).exists():
         return
       if buckets.is_url(made[0]):
-        made[0].empty(but=LOCK_FILE)  # which the lock itself gives up
+        made[0].empty(but=LOCK_FILE)  # still held; released after this
         return
       shutil.rmtree(made[0], ignore_errors=True)
       for folder in made[1:]:
@@ -66,13 +66,14 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
   import jax
 
   index = '' if distributed.is_first() else f'.{jax.process_index()}'
-  mirror = disk.Mirror(workdir)  # in a bucket the log appears when the run ends
-  path = mirror.folder / LOG_FILE.replace('.', f'{index}.')
+  local = disk.LocalFolder(workdir)  # in a bucket the log appears when the run ends
+  path = local.folder / LOG_FILE.replace('.', f'{index}.')
   try:
     with terminal.noise_to(path):
       yield
   finally:
-    with contextlib.suppress(OSError, RunError):
+    with contextlib.suppress(OSError):
       if not path.stat().st_size:
         path.unlink()
-      mirror.close()
+    with contextlib.suppress(OSError, RunError):
+      local.close()

@@ -1,26 +1,24 @@
 """The lock on a workdir in a bucket: an object with a lease, which its holder renews.
 
 An object can be written on the condition that nobody has written it since it was read
-(its generation). So one run gets the lock, and whoever finds the object older than its
-lease, by the clock of the server, may replace it: then the one before finds at its next
-renewal that it is no longer its own, and stops without writing anything more.
+(its generation), so only one run gets the lock. A run that finds the object older than its
+lease, by the clock of the server, may replace it; the previous holder notices at its next
+renewal, and stops without writing anything more.
 """
 
 import contextlib
-import datetime
 import json
 import os
-import socket
 import threading
 import time
 
 from vit_jax import buckets, distributed
-from vit_jax.errors import LockLost, RunError, Unreachable, UserError
+from vit_jax.errors import LockLost, RunError
+from vit_jax.train import holder
 
-# Seconds for which a run that gives no sign of life keeps its lock; and after which it
-# gives the next: five may fail.
+# Seconds that a lock lasts without a renewal, and between two renewals: five may fail.
 LEASE, RENEW = 120.0, 20.0
-# Seconds between two looks at a lock that may be about to end.
+# Seconds between two looks at the lock of another run.
 _LOOK = 2.0
 
 
@@ -30,10 +28,8 @@ class Lease:
   def __init__(self, url):
     self.url = url
     self._holder = dict(
-      pid=os.getpid(),
-      host=socket.gethostname(),
+      **holder.this_process(),
       machine=_machine(),
-      started=datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
       token=os.urandom(8).hex(),
       lease=LEASE,
     )
@@ -41,7 +37,7 @@ class Lease:
     self._lock, self._released = threading.Lock(), threading.Event()
 
   def take(self) -> None:
-    """Takes the lock; waits for that of a run which gives no sign of life.
+    """Takes the lock; one that nobody renews is taken when its lease has ended.
 
     Raises:
       UserError: another run has it and is alive.
@@ -49,17 +45,14 @@ class Lease:
     """
     seen = None
     while True:
-      holder, generation, left = self._look()
-      if holder and left > 0:
+      found, generation, left = self._look()
+      if found and left > 0:
         if seen not in (None, generation):  # it was renewed while we looked
-          raise UserError(
-            f'Another run holds workdir {self.url.parent}: {_name(holder)}. Wait for '
-            'it, stop it (it saves on SIGTERM), or choose another --workdir.'
-          )
+          raise holder.refusal(self.url.parent, holder.name(found))
         if seen is None:
           distributed.say(
-            f'{self.url} is held by {_name(holder)}: waiting to see whether that run is '
-            f'alive, {left:.0f} s at most.'
+            f'{self.url} is held by {holder.name(found)}: waiting up to {left:.0f} s to '
+            'see whether that run is alive.'
           )
         seen = generation
         time.sleep(min(left, _LOOK))
@@ -72,7 +65,10 @@ class Lease:
     threading.Thread(target=self._renew_often, daemon=True).start()
 
   def check(self) -> None:
-    """Raises LockLost once another run has the lock, or might have."""
+    """Raises LockLost if another run has taken the lock.
+
+    A lease that has ended is renewed first. Raises as `buckets.write` if that fails.
+    """
     if not self._lost and time.monotonic() - self._renewed > LEASE:
       self._renew()  # this process slept, or the bucket was out of reach
     if self._lost:
@@ -82,9 +78,9 @@ class Lease:
       )
 
   def release(self) -> None:
-    """Gives the lock up; the object stays, and holds nothing."""
+    """Gives the lock up; the object stays, as an empty JSON object."""
     self._released.set()
-    # What fails here lets the lease end.
+    # If this fails, the lock ends with its lease.
     with self._lock, contextlib.suppress(OSError, RunError):
       if not self._lost:
         buckets.write(self.url, b'{}\n', self._generation)
@@ -96,11 +92,11 @@ class Lease:
     except FileNotFoundError:
       return {}, 0, 0.0
     try:
-      holder = json.loads(found.data)
-      left = 0.0 if not holder or _is_dead(holder) else holder['lease'] - found.age
+      held_by = json.loads(found.data)
+      left = 0.0 if not held_by or _is_dead(held_by) else held_by['lease'] - found.age
     except (ValueError, KeyError, TypeError, AttributeError):  # damaged
-      holder, left = {'pid': '?', 'host': '?', 'started': '?'}, LEASE - found.age
-    return holder, found.generation, left
+      held_by, left = {'pid': '?'}, LEASE - found.age
+    return held_by, found.generation, left
 
   def _write(self, generation: int) -> None:
     data = (json.dumps(self._holder) + '\n').encode()
@@ -115,22 +111,19 @@ class Lease:
       try:
         self._write(self._generation)
       except buckets.Changed:
-        holder, _, _ = self._look()
-        self._lost = _name(holder) if holder else 'another run, which has ended'
+        other, _, _ = self._look()
+        self._lost = holder.name(other) if other else 'another run, which has ended'
 
   def _renew_often(self) -> None:
     while not self._released.wait(RENEW):
-      with contextlib.suppress(Unreachable):  # `check` has it, once it lasts
+      # A failure may pass (an outage, a token that expired): the next renewal tries again,
+      # and `check` raises once it has lasted for LEASE.
+      with contextlib.suppress(OSError, RunError):
         self._renew()
 
 
-def _name(holder: dict) -> str:
-  get = lambda key: holder.get(key, '?')
-  return f'process {get("pid")} on {get("host")}, since {get("started")}'
-
-
 def _machine() -> str:
-  """Returns what tells this boot, and its table of processes, from all others; or ''."""
+  """Returns an id of this boot and its table of processes; '' where Linux has none."""
   try:
     with open('/proc/sys/kernel/random/boot_id') as file:
       return f'{file.read().strip()} {os.readlink("/proc/self/ns/pid")}'
@@ -138,12 +131,12 @@ def _machine() -> str:
     return ''
 
 
-def _is_dead(holder: dict) -> bool:
-  # Of a process of this machine the kernel knows, and nobody needs to wait.
-  if not holder['machine'] or holder['machine'] != _machine():
+def _is_dead(found: dict) -> bool:
+  # The kernel knows whether a process of this machine is alive: no lease to wait for.
+  if not found['machine'] or found['machine'] != _machine():
     return False
   try:
-    os.kill(holder['pid'], 0)
+    os.kill(found['pid'], 0)
   except ProcessLookupError:
     return True
   except PermissionError:

@@ -1,13 +1,10 @@
 """The lock on a workdir: one run at a time. In a bucket it is a lease, see `lease`."""
 
 import contextlib
-import datetime
 import errno
 import fcntl
 import json
-import os
 import pathlib
-import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +12,7 @@ import jax
 
 from vit_jax import buckets, distributed
 from vit_jax.errors import RunError, UserError
+from vit_jax.train import holder
 from vit_jax.train.lease import Lease
 
 LOCK_FILE = 'run.lock'
@@ -24,8 +22,9 @@ class Held(NamedTuple):
   """A folder that this run holds.
 
   Attributes:
-    workdir: absolute.
-    check: raises LockLost if the lock was lost, which can happen in a bucket; cheap.
+    workdir: its absolute path.
+    check: raises LockLost if another run has taken the lock, which can happen in a
+      bucket alone. Cheap enough to be called before every step.
   """
 
   workdir: pathlib.Path | buckets.BucketPath
@@ -91,22 +90,14 @@ def _take(workdir):
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:
     if error.errno in (errno.EAGAIN, errno.EACCES):
-      holder = _holder(file)
+      who = _holder_of(file)
       file.close()
-      raise UserError(
-        f'Another run holds workdir {workdir}: {holder}. Wait for it, stop it (it '
-        'saves on SIGTERM), or choose another --workdir.'
-      ) from None
+      raise holder.refusal(workdir, who) from None
     distributed.say(
       f'cannot lock {path} ({error.strerror}): make sure no other run uses it.'
     )
-  holder = dict(
-    pid=os.getpid(),
-    host=socket.gethostname(),
-    started=datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
-  )
   file.truncate(0)
-  file.write(json.dumps(holder) + '\n')
+  file.write(json.dumps(holder.this_process()) + '\n')
   file.flush()
   return file
 
@@ -117,16 +108,15 @@ def _lease(path: buckets.BucketPath) -> Lease:
     lease.take()
   except FileNotFoundError:
     raise UserError(
-      f'There is no bucket gs://{path.parts[1]}, or this account cannot see it: make it '
-      'first, or choose another --workdir.'
+      f'Bucket gs://{path.parts[1]} does not exist, or this account cannot see it. Make '
+      'it first, or choose another --workdir.'
     ) from None
   return lease
 
 
-def _holder(file) -> str:
+def _holder_of(file) -> str:
   try:
     file.seek(0)
-    found = json.loads(file.read())
-    return f'process {found["pid"]} on {found["host"]}, since {found["started"]}'
-  except (ValueError, KeyError, TypeError):  # it has the lock, but has not written yet
+    return holder.name(json.loads(file.read()))
+  except (ValueError, AttributeError):  # it has the lock, but has not written yet
     return 'a process that has just started'

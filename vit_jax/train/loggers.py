@@ -1,8 +1,8 @@
 """Weights & Biases and MLflow: mirrors of metrics.jsonl, each by an extra of its name.
 
 A mirror is opened by the first process, late: importing it takes seconds. A run that
-resumes goes on in the same run there, whose id is in the folder's loggers.json. Whatever
-fails costs one warning and the rest of that mirror, never the run.
+resumes goes on in the same run there, whose id is in the folder's loggers.json. A mirror
+that fails is switched off with one warning; the run goes on.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Logger(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Wandb:
-  """The config's `log.wandb`; an API key is looked for as wandb does."""
+  """The config's `log.wandb`. The API key is found as wandb finds it."""
 
   project: str
   entity: str | None = None
@@ -53,7 +53,7 @@ class Mlflow:
 
 
 def check(section: type):
-  """Returns the check of a section whose package must be installed."""
+  """Returns the check of the section of a mirror, whose package must be installed."""
 
   def check_section(where, value, _):
     bind(where, value, section)
@@ -68,13 +68,13 @@ def check(section: type):
 
 
 def open_wandb(section: dict, workdir: Path, config: dict, run: str | None):
-  """Returns (logger, id of the run): of a new one, or of the one that it goes on with."""
+  """Returns (logger, id of its run there): `run`, or a new one if that is None."""
   import wandb
 
   run = run or secrets.token_hex(4)
   options = dataclasses.asdict(Wandb(**section))
   options['name'] = options['name'] or workdir.name
-  # Its own folder has the config's name; signals are for the run to answer.
+  # Silent: the run itself talks to the person.
   opened = wandb.init(
     **options,
     id=run,
@@ -157,7 +157,7 @@ class Loggers:
 
     Args:
       sections: name -> its section.
-      config: what they show of the run.
+      config: of the run, which they show.
     """
     first = distributed.is_first()
     self._sections = {k: v for k, v in sections.items() if v is not None and first}
@@ -166,7 +166,7 @@ class Loggers:
     self._loggers: dict[str, Logger] = {}
 
   def open(self) -> None:
-    """Opens them, with what was written before; to be called once a step has run."""
+    """Opens them and writes the numbers so far; to be called once a step has run."""
     sections, self._sections = self._sections, {}
     path = self._workdir / IDS
     ids = _read(path)
@@ -187,7 +187,7 @@ class Loggers:
     self._each(lambda logger: logger.write(step, values))
 
   def close(self) -> None:
-    """Ends them, as failed where an exception is what ends the run."""
+    """Ends them: as failed if it is called while an exception ends the run."""
     if self._early:
       self.open()
     failed = sys.exc_info()[0] is not None

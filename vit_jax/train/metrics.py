@@ -48,7 +48,7 @@ def larger_is_better(key: str, evals: dict) -> bool:
   """Returns the direction of a number such as 'test/loss', by which the best is chosen.
 
   Raises:
-    UserError: if there is no such number, or none of its values is better than another.
+    UserError: if nothing gives such a number, or neither large nor small values are best.
   """
   source, _, name = key.partition('/')
   where = 'source of the metric config.checkpoint.best'
@@ -66,13 +66,13 @@ def larger_is_better(key: str, evals: dict) -> bool:
 class Metrics:
   """Appends rows `{"step": n, name: number}`, each with one write of a whole line.
 
-  In a bucket they are written at most every ten seconds; events, when a checkpoint is.
+  In a bucket rows are written at most every ten seconds, events when a checkpoint is.
   """
 
   def __init__(self, workdir: Path, keep_to: int, tensorboard: bool, mirrors=None):
     """Opens `workdir`/metrics.jsonl, without rows and events past step `keep_to`.
 
-    Of several processes the first writes, the others keep the rows.
+    Of several processes the first writes; the others hold the rows in memory alone.
     """
     self.path = workdir / 'metrics.jsonl'
     self._mirrors = mirrors or loggers.Loggers({}, workdir, {})
@@ -82,7 +82,7 @@ class Metrics:
       distributed.say(f'{self.path}: {lost} damaged lines are left out.')
     self._file = self._events = None
     self._early = [] if tensorboard and distributed.is_first() else None
-    self._events_folder = disk.Mirror(workdir)
+    self._events_folder = disk.LocalFolder(workdir)
     if not distributed.is_first():
       return
     events.forget(workdir, keep_to)
@@ -103,8 +103,8 @@ class Metrics:
   def open_events(self) -> float:
     """Opens the TensorBoard file, if there is to be one, with the rows written so far.
 
-    Apart from the rest because it imports Keras, for two seconds: to be called once the
-    first step has run. Returns the seconds that it took.
+    Not part of `__init__`, as importing Keras takes two seconds: call it once the first
+    step has run. Returns the seconds that it took.
     """
     start = time.perf_counter()
     self._mirrors.open()
@@ -155,6 +155,6 @@ def _tensorboard(workdir):
   try:
     from clu import metric_writers
   except ImportError as error:
-    print(f'TensorBoard events are off ({error}): pip install "vit_jax[tf]".')
+    distributed.say(f"TensorBoard events are off ({error}): pip install 'vit_jax[tf]'.")
     return None
   return metric_writers.SummaryWriter(str(workdir))

@@ -11,11 +11,11 @@ from vit_jax.train import metrics
 class Patience:
   """How many evaluations without improvement end a run.
 
-  It is a function of the rows up to a step: a run that resumes stops where the one
-  that nothing interrupted does.
+  It depends on the rows up to a step alone: a run that was interrupted stops at the same
+  step as one that was not.
 
   Attributes:
-    key: of the number, 'test/top1'.
+    key: the name of the number, 'test/top1'; None: there is none.
     larger: whether larger ones are better.
     evaluations: None: the run goes to its end.
   """
@@ -49,7 +49,7 @@ class Patience:
 
 
 def check(config: dict) -> None:
-  """Raises UserError for a patience that no evaluation can exhaust."""
+  """Raises UserError for a patience without a number that is evaluated repeatedly."""
   section = config['checkpoint']
   if section.get('patience') is None:
     return
@@ -62,6 +62,6 @@ def check(config: dict) -> None:
   name = best.partition('/')[0]
   if config['evals'].get(name, {}).get('every') is None:
     raise UserError(
-      f'config.checkpoint.patience counts evaluations, and {best!r} is of none that is '
-      f'repeated: set config.evals.{name}.every, or another config.checkpoint.best.'
+      f'config.checkpoint.patience counts evaluations, but {best!r} is evaluated only at '
+      f'the end: set config.evals.{name}.every, or another config.checkpoint.best.'
     )

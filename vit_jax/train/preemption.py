@@ -36,11 +36,15 @@ class StopSignal:
   Handlers are installed on entry and the previous ones restored on exit. Outside the
   main thread (a notebook's worker, a server) Python allows no handlers: there it never
   asks to stop.
+
+  Attributes:
+    check: called by `should_stop`; raises if the lock on the folder was lost.
+    before_exit: called when a second signal comes, before the process exits.
   """
 
   def __init__(self):
-    # Called by `should_stop`; may raise: asks whether the lock is still held.
     self.check: Callable[[], None] = lambda: None
+    self.before_exit: Callable[[], None] = lambda: None
     self._requested = False
     self._polls = 0
     self._previous = {}
@@ -49,11 +53,10 @@ class StopSignal:
     self._pipe: tuple[int, int] | None = None
     self._wakeup_before = -1
     self._listener: threading.Thread | None = None
-    self.before_exit: Callable[[], None] = lambda: None  # of the second signal
 
   def __enter__(self):
-    # To count processes starts the devices, for seconds in which Ctrl-C would find no
-    # handler that knows of the run's folder.
+    # Counting processes starts the devices, which takes seconds, and Ctrl-C meanwhile
+    # would leave the run's folder behind: not done for a single process.
     self._several = jax.distributed.is_initialized() and jax.process_count() > 1
     if threading.current_thread() is threading.main_thread():
       self._listen()

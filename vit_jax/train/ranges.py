@@ -1,8 +1,8 @@
 """The numbers that a config may hold: a range for each, checked before all else.
 
-What is wider than any use but narrower than what breaks: beyond these bounds a number
-overflows, hangs the tracer or asks for more than a machine has. What is right for one
-another, such as a warmup for a run's length, its consumer says.
+Ranges are wider than any use, but narrower than what breaks: beyond them a number
+overflows, hangs the tracer or asks for more than a machine has. Rules between numbers, as
+that a warmup is shorter than the run, are checked by the code that reads them.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ WORKERS = max(64, 16 * (os.cpu_count() or 1))
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """An interval; `least` and `most` are in it, `above` and `below` are not."""
+  """An interval; its ends are in it (`least`, `most`) or not (`above`, `below`)."""
 
   least: float | None = None
   most: float | None = None
   above: float | None = None
   below: float | None = None
   whole: bool = False
-  why: str = ''  # of a bound that is not that of a formula
+  why: str = ''  # shown with the range, where a bound needs a reason
 
   def __contains__(self, value: int | float) -> bool:
     return (
@@ -86,7 +86,7 @@ _DATA = {
   'seed': _SEED,
   'num_classes': _CLASSES,
   'cache_bytes': _whole(1, 2**50),
-  'max_file_bytes': Range(least=1),
+  'max_file_bytes': _whole(1, 2**50),
   'max_bad_fraction': Range(least=0, most=1),
   'workers': _whole(1, WORKERS, f'threads, on {os.cpu_count()} processors'),
   'prefetch': _whole(1, 1024, 'batches that are in memory'),
@@ -145,34 +145,34 @@ RANGES = {
 
 
 def check(config: dict) -> None:
-  """Refuses numbers out of range; what no range is declared for must be finite.
+  """Refuses numbers out of range; a number without a declared range must be finite.
 
-  A fraction where a whole number is due is a matter of types, see `config.check_type`.
+  That a whole number is expected, not a fraction, is left to `config.check_type`.
 
   Raises:
-    UserError: it names key, value and range.
+    UserError: names the key, its value and its range.
   """
   for path, value in numbers(config):
-    # isfinite cannot take integers beyond the range of floats.
+    # `isfinite` raises for integers beyond the range of floats.
     bound, finite = of(path), isinstance(value, int) or math.isfinite(value)
     fraction = bound.whole and isinstance(value, float)
     if not finite or (value not in bound and not fraction):
       raise UserError(f'config.{path}={value!r}: expected {bound}.')
     if not bound.whole and abs(value) >= 2**63 and isinstance(value, int):
       raise UserError(
-        f'config.{path}={value}: no integer is that large; {float(value)}?'
+        f'config.{path}={value}: integers have 64 bits. Write {float(value)}.'
       )
 
 
 def of(path: str) -> Range:
-  """Returns the range of a number by its path below `config`, 'optim.lr'."""
+  """Returns the range of a number by its path below `config`, 'optim.lr'; else `ANY`."""
   for regex, bound in RANGES.items():
     if re.fullmatch(regex, path):
       return bound
   return ANY
 
 
-ANY = Range(least=-FLOAT32, most=FLOAT32)  # of a key that nobody declares
+ANY = Range(least=-FLOAT32, most=FLOAT32)  # of keys that are not in RANGES
 
 
 def numbers(value, path: str = '') -> Iterator[tuple[str, int | float]]:

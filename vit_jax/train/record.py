@@ -14,11 +14,11 @@ class Record:
   """Writes and shows what a run measures.
 
   Attributes:
-    log: the config's section.
+    log: the config's section `log`.
   """
 
   def __init__(self, config: dict, workdir: Path, step: int, due: dict):
-    """`due`: of the evaluations, see `TimeLeft`."""
+    """`due`: how many times each evaluation is still to be made, see `TimeLeft`."""
     self._total = config['resolved']['total_steps']
     self.log, self._evals = metrics.Log(**config['log']), config['evals']
     asked = {'wandb': self.log.wandb, 'mlflow': self.log.mlflow}
@@ -33,7 +33,7 @@ class Record:
 
   @property
   def rows(self) -> list[dict]:
-    """Those of metrics.jsonl: this run's, and those of the run that it resumes."""
+    """The rows of metrics.jsonl, also those written before the run was resumed."""
     return self._metrics.rows
 
   def flush(self) -> None:
@@ -41,11 +41,11 @@ class Record:
     self._metrics.flush()
 
   def close(self) -> None:
+    self._line.close()  # first: the other may fail, or say something
     self._metrics.close()
-    self._line.close()
 
   def pause(self, seconds: float) -> None:
-    """Takes time spent outside of steps out of what is shown of their speed."""
+    """Excludes time spent outside of steps from the speed that is shown."""
     self._time.pause(seconds)
     self._row = self._row[0], self._row[1] + seconds
 

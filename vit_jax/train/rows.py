@@ -7,18 +7,13 @@ from pathlib import Path
 from vit_jax.errors import UserError
 
 
-def read(path: Path) -> list[dict]:
-  """Returns the rows of a metrics.jsonl, see `read_checked`; [] if there is no file."""
-  return read_checked(path)[0]
-
-
 def read_checked(path: Path) -> tuple[list[dict], int]:
-  """Returns (rows, number of lines that are damaged and left out).
+  """Returns (rows, number of damaged lines, which are left out); ([], 0) without a file.
 
-  A half last line, of a kill, is left out too and not counted.
+  A torn last line, which a kill leaves behind, is left out and not counted.
 
   Raises:
-    UserError: if the file cannot be read at all.
+    UserError: if the file cannot be read.
   """
   try:
     *lines, torn = path.read_bytes().split(b'\n')
@@ -31,7 +26,7 @@ def read_checked(path: Path) -> tuple[list[dict], int]:
     rows.append(last)
   known: list[dict] = []
   for row in rows:
-    # Steps never go back, and no row comes twice, unless the file was put together.
+    # A run writes steps in order and no row twice: anything else is damage.
     if row is not None and not _follows(row, known):
       row = None
     if row is not None:

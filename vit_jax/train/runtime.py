@@ -13,7 +13,7 @@ import jax
 
 from vit_jax import paths, sharding
 from vit_jax.errors import OutOfMemory
-from vit_jax.train.disk import Mirror
+from vit_jax.train.disk import LocalFolder
 
 # XLA on CPUs gives matrix products to YNNPACK by default. Eigen's are up to 1.35 times as
 # fast at a ViT's shapes (benchmarks/NOTES.md); reductions stay with YNNPACK.
@@ -124,19 +124,23 @@ _SMALLER = (
 )
 
 
+def _step_too_large(why: str) -> OutOfMemory:
+  return OutOfMemory(f'Out of memory: {why} {_SMALLER}')
+
+
 @contextlib.contextmanager
-def out_of_memory(
-  raises: Callable[[str], Exception] = lambda why: OutOfMemory(
-    f'Out of memory: {why} {_SMALLER}'
-  ),
-):
-  """Raises `raises(first line)` in place of XLA's error for a lack of memory."""
+def out_of_memory(error_of: Callable[[str], Exception] = _step_too_large):
+  """Replaces XLA's error for a lack of memory, a page long, by one of ours.
+
+  Args:
+    error_of: takes the first line of XLA's error, returns what to raise.
+  """
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    raise raises(str(error).splitlines()[0]) from error
+    raise error_of(str(error).splitlines()[0]) from error
 
 
 def device_memory(device) -> int:
@@ -155,7 +159,7 @@ PROFILED = (3, 8)  # the steps after start that a profile holds: compiled, warme
 def profiler(enabled: bool, workdir: Path):
   """Gives `at(step)`, which profiles steps PROFILED after the first one seen."""
   first, active = None, False
-  mirror = Mirror(workdir / 'profile') if enabled else None
+  local = LocalFolder(workdir / 'profile') if enabled else None
   options = jax.profiler.ProfileOptions()
   # Python's calls, thousands per step, would be most of the profile and of its cost.
   options.python_tracer_level = 0
@@ -164,7 +168,7 @@ def profiler(enabled: bool, workdir: Path):
     nonlocal first, active
     first = step if first is None else first
     if enabled and step - first == PROFILED[0]:
-      jax.profiler.start_trace(str(mirror.folder), profiler_options=options)
+      jax.profiler.start_trace(str(local.folder), profiler_options=options)
       active = True
     elif active and step - first == PROFILED[1]:
       jax.profiler.stop_trace()
@@ -175,8 +179,8 @@ def profiler(enabled: bool, workdir: Path):
   finally:
     if active:
       jax.profiler.stop_trace()
-    if mirror:
-      mirror.close()
+    if local:
+      local.close()
 
 
 # What `mallopt` sets, by the names of glibc's malloc.h. A step's temporaries on CPU are

@@ -18,7 +18,7 @@ from vit_jax import (
   tune,
 )
 from vit_jax.checkpoint import checkpoints
-from vit_jax.config import each_of, in_range, keys_of
+from vit_jax.config import each_of, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.train import metrics, patience, ranges
@@ -112,7 +112,7 @@ _evaluation = _named(evaluators.signature, 'type', every=int | None, use_ema=boo
 
 def _checkpoints(where: str, section: dict, config: dict) -> None:
   provided = ('directory', 'larger_is_better')
-  extra = {'patience': int | None}  # the loop's
+  extra = {'patience': int | None}  # for `patience`
   config_lib.bind(where, section, checkpoints.Checkpoints, provided, extra)
 
 
@@ -129,7 +129,7 @@ SECTIONS = {
   'checkpoint': Annotated[dict, _with_periods(_checkpoints)],
   'log': Annotated[dict, _with_periods(keys_of(metrics.Log))],
   'seed': int,
-  'max_bad_steps': Annotated[int, in_range(1)],
+  'max_bad_steps': int,
   'resume_allow': str | list[str],
   **dict.fromkeys(config_lib.DURATIONS, object),  # see config.total_steps
 }
@@ -210,8 +210,8 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
   """Returns the config of a resumed run, its model as the folder has it.
 
   What the weights told of the model is in the folder's config.json: they are not read
-  again, and need not be there any more. Where that file is missing or damaged, the copy
-  in the checkpoints is what counts, and the file is written anew.
+  again, and need not be there any more. If that file is missing or damaged, it is
+  written anew from the copy in the checkpoints.
 
   Raises:
     UserError: for a config that would change the computation, unless allowed by name.

@@ -15,7 +15,7 @@ from vit_jax.train.state import State
 
 
 def check_files(workdir: Path) -> None:
-  """Raises UserError where something else stands in the place of a run's files."""
+  """Raises UserError if a folder, pipe or device has the name of one of a run's files."""
   files = ('config.json', 'status.json', 'metrics.jsonl', 'bad_images.jsonl')
   for path in (workdir / name for name in (*files, loggers.IDS, folder.LOG_FILE)):
     if path.exists() and not path.is_file():
@@ -26,10 +26,14 @@ def check_files(workdir: Path) -> None:
 
 
 def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
-  """Returns the training batches, and prints what they hold; UserError without them."""
+  """Returns the training batches, and prints what they hold.
+
+  Raises:
+    UserError: if the data is missing or does not fit the config, or is not the same for
+      all processes.
+  """
   section = config['data']
-  # That accum is at least 1 is checked by its consumer.
-  divisor = sharding.batch_divisor(mesh) * max(config['optim'].get('accum', 1), 1)
+  divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
   if section['batch_size'] % divisor:
     raise UserError(
       f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
@@ -42,8 +46,9 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
     bad_log=workdir / 'bad_images.jsonl',
     **sharding.host_of_batch(mesh),
   )
-  # Other files, or the same in another order: each host would take its share of another
-  # data set, and nothing would show it. Installed packages decide what is an image.
+  # With other files, or the same in another order, each host would take its share of a
+  # different data set, and nothing would show it. Installed packages matter: they decide
+  # which files are images.
   digits = int(data.fingerprint[:7], 16)
   if not distributed.agree(distributed.from_first(digits) == digits):
     raise UserError(
@@ -58,7 +63,7 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
 
 
 def warn(data: pipeline.Batches) -> None:
-  """Says what looks like a slip in the data to train on."""
+  """Warns of likely mistakes in the training data, one line each."""
   for line in data.warnings():
     distributed.say(f'warning: {line}')
 

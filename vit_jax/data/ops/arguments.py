@@ -6,10 +6,10 @@ METHODS = ('bilinear', 'bicubic', 'area', 'nearest')
 ROUNDING = ('truncate', 'nearest', 'none')  # see `basic`
 
 
-# Images whose header declares more are refused unread: a PNG of half a megabyte can ask
-# for gigabytes. Ops do not make larger ones either.
+# Images with more pixels by their header are refused unread: a PNG of half a megabyte may
+# decode to gigabytes. Ops do not make larger images either.
 MAX_PIXELS = 64_000_000
-MAX_SIDE = 8000  # of a square of as many
+MAX_SIDE = 8000  # the side of a square of so many pixels
 
 
 def is_int(value) -> bool:

@@ -49,12 +49,12 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int]:
 
   Returns:
     (bytes that TensorFlow decodes, EXIF orientation 1..8; 1 where there is none).
-    What only Pillow reads (TIFF, PPM, HEIC, animated WebP, of which the first frame
-    counts, ...) comes back as PNG.
+    Formats that only Pillow reads (TIFF, PPM, HEIC, ...) come back as PNG, and so does
+    the first frame of an animated WebP.
 
   Raises:
-    BadImage: empty, no known image, one whose package is missing, or more than
-      MAX_PIXELS by its header.
+    BadImage: for an empty file, an unknown format, one whose package is missing, or more
+      than MAX_PIXELS by the header.
   """
   from PIL import Image
 
@@ -88,13 +88,13 @@ def _register_heif() -> None:
       "HEIC, which needs pillow-heif (pip install 'vit_jax[heif]'), or a conversion to "
       'JPEG'
     ) from None
-  # One thread for each image: the reader has its own.
+  # One thread per image: the reader already decodes several at a time.
   pillow_heif.options.DECODE_THREADS = 1
   pillow_heif.register_heif_opener()
 
 
 def _is_animated_webp(data: bytes) -> bool:
-  # The flag of animation, whatever the number of frames: TensorFlow refuses it in RGB.
+  # By its flag, even with a single frame: TensorFlow does not decode those to RGB.
   extended = data[:4] == b'RIFF' and data[12:16] == b'VP8X' and len(data) > 20
   return extended and bool(data[20] & 0x02)
 

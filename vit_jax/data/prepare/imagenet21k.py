@@ -32,7 +32,7 @@ class _Synsets:
       raise LeftOut('not in a tar or folder of a WordNet id (nXXXXXXXX)')
     name = entry.path.rpartition('/')[2]
     if entry.read and not name.lower().endswith(extensions()):
-      raise LeftOut('no image by its name')
+      raise LeftOut('not an image by its name')
     # Without what the archive is called, so that the order does not depend on it.
     return Place(f'{synset}/{name}', 'full', (synset,))
 

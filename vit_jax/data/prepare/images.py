@@ -42,7 +42,7 @@ class _Folders:
   def __call__(self, entry: Entry) -> Place:
     above, _, label = entry.folder.rpartition('/')
     if entry.read and not entry.path.lower().endswith(extensions()):
-      raise LeftOut('no image by its name')
+      raise LeftOut('not an image by its name')
     if not label:
       raise LeftOut('in no folder, so of no class')
     split = next(filter(folders.split_of, above.split('/')), None)
@@ -179,7 +179,7 @@ def _pieces(sources: list[str], ranges: bool, *, bare: bool) -> list:
     return folders.pieces(sources[0], ranges=ranges)
   for source in sources:
     if '://' not in source and not os.path.exists(source):
-      raise UserError(f'{source}: there is no such file or folder.')
+      raise UserError(f'{source}: no such file or folder.')
     if not tars.is_name(source):
       raise UserError(
         f'{source}: expected one folder, or tars ({" ".join(tars.ENDINGS)}), or a '

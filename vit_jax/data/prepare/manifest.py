@@ -44,7 +44,7 @@ def read(path: str) -> tuple[dict[str, Row], bool]:
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}.') from None
   except UnicodeDecodeError as error:
-    raise UserError(f'{path} is no UTF-8 text ({error}).') from None
+    raise UserError(f'{path} is not UTF-8 text ({error}).') from None
   rows: dict[str, Row] = {}
   multi_label = any(several or len(row.labels) > 1 for _, row, several in lines)
   first: dict[str, int] = {}
@@ -106,7 +106,7 @@ def _json(file, where: str) -> Iterator[tuple[int, Row, bool]]:
     try:
       record = json.loads(text)
     except ValueError as error:
-      raise UserError(f'{here} is no JSON: {error}.') from None
+      raise UserError(f'{here} is not JSON: {error}.') from None
     if not isinstance(record, dict) or not isinstance(record.get('path'), str):
       raise UserError(f'{here}: expected {{"path": "a.jpg", "label": "cat"}}.')
     if unknown := set(record) - {'path', 'label', 'labels', 'split'}:

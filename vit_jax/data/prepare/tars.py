@@ -61,7 +61,8 @@ def whole(path: str, prefix: str | None = None) -> Tar:
   if prefix is None:
     prefix = stem(path)
   piece = Tar(path, prefix, size, changed)
-  next(iter(_members(piece)), None)  # no tar: said here, before work starts
+  # Raises here, before work starts, if it is not a tar.
+  next(iter(_members(piece)), None)
   return piece
 
 
@@ -122,7 +123,7 @@ def _stat(path: str) -> tuple[int, int]:
     if '://' not in path:
       found = os.stat(path)
       if not stat.S_ISREG(found.st_mode):
-        raise UserError(f'{path} is no regular file.')
+        raise UserError(f'{path} is not a regular file.')
       return found.st_size, found.st_mtime_ns
     import tensorflow_datasets as tfds
 
@@ -177,7 +178,7 @@ def _of_member(tar, member, prefix: str, stream: bool) -> Iterator[Entry]:
   path = f'{prefix}/{name}' if prefix else name
   place = path.rpartition('/')[0]
   if not member.isfile():
-    yield Entry(path, place, None, 'no file but a link or a device')
+    yield Entry(path, place, None, 'a link or a device, not a file')
   elif not is_name(name):
     yield Entry(path, place, lambda: _content(tar, member))
   else:

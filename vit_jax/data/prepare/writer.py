@@ -216,8 +216,8 @@ def _write_shard(path, rows, split, plan, state, schema, adapter) -> int:
     for place, data in state.read(split, rows):
       example = features.example(place, data, plan.multi_label)
       message = serializer.get_tf_example(schema.encode_example(example))
-      # What `schema.serialize_example` gives, but the order of its map's keys, which
-      # protobuf leaves to the addresses that a process happens to have.
+      # As `schema.serialize_example`, but with the keys of its map sorted: otherwise
+      # their order differs from process to process.
       line = message.SerializeToString(deterministic=True)
       sizes.append(len(line))
       yield len(sizes), line

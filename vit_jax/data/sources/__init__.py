@@ -23,7 +23,7 @@ SOURCES = {
   'records': ('vit_jax.data.sources.records', 'RecordFiles', 'FOLDER or PATTERN'),
 }
 
-# Those that read gs://, too.
+# Schemes that also read gs:// paths.
 _IN_BUCKETS = ('records', 'tfds')
 
 
@@ -44,15 +44,17 @@ def build(source: str, split: str, **options) -> Source:
   try:
     return cls(target, split, **options)
   except UserError as error:
-    if scheme != 'tfds' or source.startswith('tfds:'):
+    if scheme != 'tfds' or ':' in source:
       raise
-    # Taken for a TFDS name for want of anything else: it may be a slip.
-    if source == target.partition(':')[0]:  # no version: it may be a folder's name
-      here = [entry.name for entry in os.scandir() if listing.is_folder(entry)]
-      near = did_you_mean(source, [*here, *SOURCES])
-      why = getattr(error, 'brief', error)
-      error = f'There is no folder {source!r} in {os.getcwd()}.{near} {why}'
-    raise UserError(str(error)) from None
+    # A plain name counts as one of TFDS, but may be meant for a folder.
+    from vit_jax.data.sources.tfds import Unknown
+
+    here = [entry.name for entry in os.scandir() if listing.is_folder(entry)]
+    near = did_you_mean(source, [*here, *SOURCES])
+    message = f'There is no folder {source!r} in {os.getcwd()}.{near}'
+    if isinstance(error, Unknown):
+      raise UserError(f'{message} {error.brief}') from None
+    raise type(error)(f'{message} {error}') from None
 
 
 def check_options(where: str, options: dict, beside: dict) -> None:
@@ -69,8 +71,9 @@ def _resolve(source: str) -> tuple[str, str, type[Source]]:
     raise UserError(f"Source {source!r}: give it as '{scheme}:{form}'.")
   if '://' in target and not (buckets.is_url(target) and scheme in _IN_BUCKETS):
     raise UserError(
-      f'Source {source!r}: of URLs only gs:// is read, by {" and ".join(_IN_BUCKETS)}. '
-      'Make records of the images (vit_jax prepare --help), or mount it.'
+      f'Source {source!r}: gs:// is the only kind of URL that is read, by '
+      f'{" and ".join(_IN_BUCKETS)}. Make records of the images (vit_jax prepare --help), '
+      'or mount the storage.'
     )
   return scheme, target, getattr(importlib.import_module(module), name)
 

@@ -27,9 +27,9 @@ class Source(abc.ABC):
     streamed: read from front to back, see `Stream`.
     exif: apply the EXIF orientation, as for photographs from a camera. Not for
       published data sets, whose published numbers ignore it.
-    max_file_bytes: an encoded image of more is a bad one.
-    left_out: {extension: files} that are beside the images and no images by their name.
-    misplaced: the same of files outside of all classes.
+    max_file_bytes: an encoded image of more bytes is a bad image.
+    left_out: {extension: number} of files among the images that are not images by name.
+    misplaced: {extension: number} of files that are in no class.
     fingerprint: a cheap hash that changes when the examples do.
   """
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.data import contents, image_file
 from vit_jax.data.ops.decode import BadImage
-from vit_jax.data.sources import listing, splits
+from vit_jax.data.sources import listing, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError
 
@@ -19,9 +19,6 @@ SYNONYMS = {
   'validation': ('validation', 'val', 'valid', 'dev'),
   'test': ('test', 'testing'),
 }
-
-# Reading is waiting, mostly, where the folder is not on a local disk.
-_READERS = 16
 
 
 class Folder(Source):
@@ -51,7 +48,7 @@ class Folder(Source):
       )
     self.name = f'folder:{target}'
     self._root = root
-    self._pool = concurrent.futures.ThreadPoolExecutor(_READERS)
+    self._pool = concurrent.futures.ThreadPoolExecutor(shards.READERS)
     directories = _split_directories(root)
     self.class_names = _class_names(directories)
     self.num_classes = len(self.class_names)

@@ -31,7 +31,7 @@ EXTENSIONS = (
   *('.tif', '.tiff', '.ppm', '.pgm', '.pbm', '.pnm', '.tga'),
 )
 
-# Of a telephone's photographs; pillow-heif brings the decoder.
+# As many phones save photographs; readable if pillow-heif is installed.
 HEIF = ('.heic', '.heif')
 
 # A directory that changes twice within a tick of its file system's clock (4 ms, up to 2 s)
@@ -76,15 +76,15 @@ class Listing(NamedTuple):
 
 @functools.cache
 def extensions() -> tuple[str, ...]:
-  """Returns those of images that can be read here, in lower case."""
+  """Returns the file name extensions of readable images, in lower case, with the dot."""
   return EXTENSIONS + (HEIF if importlib.util.find_spec('pillow_heif') else ())
 
 
 def images_below(directory: str) -> tuple[list[tuple[str, int]], dict[str, int]]:
-  """Returns what is below a directory, links followed once.
+  """Returns the files below a directory; links are followed once, hidden files left out.
 
   Returns:
-    ((path, size in bytes) of all images, unsorted; {extension: number} of other files).
+    ([(path, size in bytes)] of images, unsorted; {extension: number} of other files).
 
   Raises:
     UserError: for a directory that cannot be listed.
@@ -153,7 +153,7 @@ def is_hidden(name: str) -> bool:
 
 
 def is_folder(entry: os.DirEntry) -> bool:
-  """Whether an entry is a folder, or a link to one; not a link that leads to itself."""
+  """Whether an entry is a folder or a link to one; False for a link to itself."""
   try:
     return entry.is_dir()
   except OSError:
@@ -161,7 +161,7 @@ def is_folder(entry: os.DirEntry) -> bool:
 
 
 def files_in(directory: str) -> Counter:
-  """Returns {extension: number} of the files that are in a directory itself."""
+  """Returns {extension: number} of the files directly in a directory; not of hidden ones."""
   with contextlib.suppress(OSError), os.scandir(directory) as entries:
     there = [e.name for e in entries if not is_hidden(e.name) and not is_folder(e)]
     return Counter(map(_extension, there))
@@ -246,7 +246,8 @@ def _holds(directory: str, known: list | None) -> bool:
 
 
 def _place(root: str, directory: str) -> str:
-  # With what decides the content: the version of the form, and which files are images.
+  # The key depends on all that decides the content: also on the format, 2, and on which
+  # files are images.
   about = '\0'.join([root, directory, '2', *extensions()])
   key = hashlib.sha256(os.fsencode(about)).hexdigest()[:16]
   return str(paths.cache_dir() / 'listings' / f'{key}.json')

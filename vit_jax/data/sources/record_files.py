@@ -7,9 +7,9 @@ record is uint64 length, uint32 checksum of it, the data, uint32 checksum of the
 The offsets take 8 bytes a record on disk. They are mapped, not loaded: a process holds
 the pages that it touches, and the processes of one machine share them.
 
-Files may be in a bucket, gs://. A TFRecord is read there by the range of its bytes; its
+Files may be in a bucket, gs://. A TFRecord is read there by the range of its bytes; the
 offsets are found by reading every file once, and kept in the bucket. ArrayRecord's own
-reader knows buckets, and reads on from where a record begins.
+reader opens paths in buckets, and reads on from where a record begins.
 """
 
 import concurrent.futures
@@ -104,7 +104,7 @@ class ArrayRecords:
     """Loads how many records each file holds, or asks each file and writes it.
 
     Raises:
-      UserError: for a missing file, or one that is no ArrayRecord file.
+      UserError: for a missing file, or one that is not an ArrayRecord file.
     """
     self.paths = list(paths)
     # Sizes alone say little of files that are filled up to whole blocks of 64 KiB.
@@ -126,7 +126,7 @@ class ArrayRecords:
 
     Raises:
       UserError, ValueError, IndexError: if they cannot be read.
-      Unreachable: the bucket does not answer.
+      NotAllowed, Unreachable: see `shards.outages_of`.
     """
     path = self.paths[path_index]
     with stalls.reading(path), shards.outages_of(path):
@@ -152,7 +152,7 @@ class ArrayRecords:
 
 
 def _stats(paths: Sequence[str]) -> np.ndarray:
-  """Returns what `shards.stat` does of each file: int64 [n, 2]."""
+  """Returns `shards.stat` of each file, int64 [n, 2]."""
   with concurrent.futures.ThreadPoolExecutor(shards.readers(paths[0])) as pool:
     return np.array(list(pool.map(shards.stat, paths)), np.int64)
 
@@ -170,7 +170,7 @@ def _scan(path: str) -> np.ndarray:
 
 
 def _scan_bucket(path: str) -> np.ndarray:
-  """As `_scan`: reads all of a file, in blocks, as a request for each header is slower."""
+  """As `_scan`, but reads all of a file, in blocks: a request per header is slower."""
   starts, position, (size, _) = [0], 0, shards.stat(path)
   first, block = 0, b''
   while position < size:
@@ -214,7 +214,10 @@ def _offsets(places: list[str], sizes: np.ndarray) -> list[np.ndarray] | None:
 
 
 def _kept(places: list[str], sizes: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-  """Yields the arrays of the indices that there are for these files, see `_load`."""
+  """Yields the indices kept for these files, the next only if it is asked for.
+
+  One that is in a bucket is copied to this host and read there. See `_load`.
+  """
   beside, own = places
   if not buckets.is_url(beside):
     yield from filter(None, (_load(place, sizes) for place in places))
@@ -223,7 +226,8 @@ def _kept(places: list[str], sizes: np.ndarray) -> Iterator[dict[str, np.ndarray
     yield kept
     return
   partial = f'{own}.{uuid.uuid4().hex}.tmp'  # as in `_save`
-  with contextlib.suppress(FileNotFoundError):
+  # Without an index there, or room for it here, the files are scanned.
+  with contextlib.suppress(OSError):
     try:
       os.makedirs(os.path.dirname(own), exist_ok=True)
       buckets.download(beside, partial)

@@ -12,7 +12,7 @@ from vit_jax.data.sources import example_proto, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import ArrayRecords, Records
 from vit_jax.data.sources.stream import Stream
-from vit_jax.errors import UserError
+from vit_jax.errors import NotAllowed, UserError
 
 # 'train-00000-of-01024', 'train-00000-of-01024.tfrecord', and TFDS's
 # 'imagenet2012-train.tfrecord-00000-of-01024'.
@@ -141,7 +141,7 @@ class RecordFiles(Source):
   def read(self, indices: np.ndarray) -> list[dict]:
     if not len(indices):
       return []
-    # A reader takes every 16th, so that none is handed one record at a time.
+    # Of n readers each takes every nth, so that none is handed one record at a time.
     parts = [indices[i :: self._readers] for i in range(self._readers)]
     parts = [part for part in parts if len(part)]
     out: list = [None] * len(indices)
@@ -157,6 +157,8 @@ class RecordFiles(Source):
     records, file, at = self._place(start)
     try:
       return records.run(file, at, at + stop - start)
+    except NotAllowed:  # a UserError, which says nothing about the record
+      raise
     except (OSError, EOFError, ValueError, IndexError) as error:
       if stop - start == 1:
         return [error]
@@ -236,7 +238,7 @@ def find(target: str) -> dict[str, list[str]]:
   Raises:
     UserError: if there are no files, or not all of a folder's split.
   """
-  target = shards.whole(target)
+  target = shards.absolute(target)
   whole = shards.is_dir(target)
   beside = ('.npz', '.json', '.txt')  # an index, what TFDS writes, names of classes
   paths = [path for path in shards.files(target) if not path.endswith(beside)]
@@ -247,7 +249,7 @@ def find(target: str) -> dict[str, list[str]]:
   if not paths:
     raise UserError(
       f'records: there is no record file {"in" if whole else "like"} {target}. Expected '
-      "are '<split>-00000-of-00064.tfrecord' (or .array_record), and so on."
+      "files named '<split>-00000-of-00064.tfrecord' (or .array_record), and so on."
     )
   if not all(numbered[path] for path in paths):
     return {'train': sorted(paths)}

@@ -9,7 +9,7 @@ from vit_jax import buckets
 from vit_jax.data import stalls
 from vit_jax.errors import UserError
 
-# Reading is waiting, mostly: for a disk or a mount, and longer for a bucket.
+# Threads that read mostly wait: for a disk or a mount, and longer for a bucket.
 READERS, BUCKET_READERS = 16, 64
 
 
@@ -18,8 +18,8 @@ def readers(path: str) -> int:
   return BUCKET_READERS if buckets.is_url(path) else READERS
 
 
-def whole(path: str) -> str:
-  """Returns a path as the other functions take it: absolute, or a URL."""
+def absolute(path: str) -> str:
+  """Returns an absolute path, '~' expanded, or a URL without superfluous slashes."""
   if buckets.is_url(path):
     return str(buckets.path(path))
   return os.path.abspath(os.path.expanduser(path))
@@ -34,14 +34,14 @@ def is_dir(path: str) -> bool:
 
 
 def names(directory: str) -> list[str]:
-  """Returns the names of what lies in a directory, sorted; [] where there is none."""
+  """Returns the sorted names in a directory; [] if it does not exist."""
   if not is_dir(directory):
     return []
   return sorted(path.name for path in buckets.path(directory).iterdir())
 
 
 def files(target: str) -> list[str]:
-  """Returns the files that fit a pattern, or all that lie in a directory."""
+  """Returns the files that match a pattern, or all files in a directory."""
   if buckets.is_url(target):
     fs = buckets.filesystem()
     with buckets.errors_of(target):
@@ -54,14 +54,14 @@ def files(target: str) -> list[str]:
 
 
 def stat(path: str) -> tuple[int, int]:
-  """Returns (size in bytes, what changes with the file: its time in ns, or generation).
+  """Returns (size in bytes, time of change in ns or, in a bucket, generation) of a file.
 
   Raises:
-    UserError: there is no such file.
+    UserError: the file does not exist.
   """
   try:
     if buckets.is_url(path):
-      return buckets.path(path).stat_pair()
+      return buckets.path(path).size_and_generation()
     found = os.stat(path)
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}.') from None
@@ -69,11 +69,12 @@ def stat(path: str) -> tuple[int, int]:
 
 
 def read(path: str, start: int, stop: int) -> bytes:
-  """Returns bytes [start, stop) of a file: fewer at the end of one on disk.
+  """Returns bytes [start, stop) of a file; fewer if a file on disk ends before `stop`.
 
   Raises:
     OSError: it cannot be read.
-    EOFError: a file in a bucket ends before.
+    EOFError: a file in a bucket ends before `stop`.
+    NotAllowed, Unreachable: see `buckets.errors_of`.
   """
   with stalls.reading(path):
     if buckets.is_url(path):
@@ -88,7 +89,7 @@ def read(path: str, start: int, stop: int) -> bytes:
 
 @contextlib.contextmanager
 def outages_of(path: str) -> Iterator[None]:
-  """Raises Unreachable where ArrayRecord finds no answer: that is no broken record."""
+  """Raises as `buckets.raise_if_outage`, in place of ArrayRecord's errors."""
   try:
     yield
   except Exception as error:

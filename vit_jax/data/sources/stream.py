@@ -166,7 +166,7 @@ class Stream(View):
     self._reading: collections.deque = collections.deque()
 
   def _runs_from(self, place: int) -> Iterator[tuple[int, int]]:
-    """Yields (first example, end) of the runs read from a place on, for ever."""
+    """Yields (first example, end) of the runs read from a place on, forever."""
     first, offset = divmod(place, self._num)
     for epoch in itertools.count(first):
       order, begins = self._runs(epoch)

@@ -15,12 +15,13 @@ from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import Records
-from vit_jax.errors import DataError, Unreachable, UserError, did_you_mean
+from vit_jax.errors import DataError, NotAllowed, Unreachable, UserError, did_you_mean
 
 _NAME = re.compile(r'(?P<name>[\w-]+)(/(?P<config>[^:/]+))?(:(?P<version>[\d.]+))?')
 _INFO = 'dataset_info.json'
 
-# Of the thousand names that TFDS knows one is always a little like any other word.
+# How alike a suggested name must be: TFDS knows a thousand, and one of them is always a
+# little like any word.
 _ALIKE = 0.8
 
 # Data sets that TFDS cannot fetch itself, and what to put where.
@@ -31,13 +32,15 @@ _MANUAL = {
 
 
 class Unknown(DataError):
-  """No data set of that name is prepared, and TFDS knows none.
+  """No data set of that name is prepared, and TFDS does not know the name.
 
   Attributes:
-    brief: the same for those who may not have meant one.
+    brief: a shorter message, for a name that may not be meant for a data set.
   """
 
-  brief: str
+  def __init__(self, message: str, brief: str):
+    super().__init__(message)
+    self.brief = brief
 
 
 class Tfds(Source):
@@ -45,7 +48,8 @@ class Tfds(Source):
 
   ArrayRecord files are read directly; for TFRecord files the offsets of all records are
   found once and kept beside them. Options: `data_dir` (else TFDS_DATA_DIR, else
-  ~/tensorflow_datasets; may be in a bucket, gs://), `image_key`, `label_key` (else 'label' or 'labels').
+  ~/tensorflow_datasets; may be in a bucket, gs://), `image_key`, `label_key` (else 'label'
+  or 'labels').
   """
 
   def __init__(
@@ -60,7 +64,7 @@ class Tfds(Source):
     tfds = _import_tfds()
     directory = _locate(target, data_dir)
     if buckets.is_url(directory):
-      buckets.filesystem()  # before TFDS looks: see there
+      buckets.filesystem()  # sets up the file system that TFDS uses
     self.name = f'tfds:{target}'
     builder = tfds.builder_from_directory(directory)
     info = builder.info
@@ -163,7 +167,7 @@ class _ArrayRecords:
     try:
       with shards.outages_of(self._path):
         return self._source[index]
-    except Unreachable:
+    except (NotAllowed, Unreachable):  # which say nothing about the record
       raise
     except Exception as error:
       return ValueError(f'broken record: {error}')
@@ -192,7 +196,7 @@ class _TfRecords:
       rows.append(np.insert(part, 0, which, axis=1))
     self._rows = np.concatenate(rows)
     self._features, self._decoders = info.features, decoders
-    # On disk the reading is faster than threads are.
+    # Files on disk are read faster than threads could be told to.
     self._pool = None
     if buckets.is_url(paths[0]):
       self._pool = concurrent.futures.ThreadPoolExecutor(shards.BUCKET_READERS)
@@ -209,7 +213,7 @@ class _TfRecords:
     try:
       data = self._files[row[0]].read(row[1:])
       return self._features.deserialize_example_np(data, decoders=self._decoders)
-    except Unreachable:
+    except (NotAllowed, Unreachable):
       raise
     except Exception as error:  # protobuf's and TFDS's own types
       return ValueError(f'broken record: {error}')
@@ -233,7 +237,7 @@ def _locate(target: str, data_dir: str | None) -> str:
   """
   path = os.path.expanduser(target)
   if shards.is_file(os.path.join(path, _INFO)):
-    return shards.whole(path) if buckets.is_url(path) else path
+    return shards.absolute(path) if buckets.is_url(path) else path
   match = _NAME.fullmatch(target)
   if not match:
     raise UserError(
@@ -279,16 +283,15 @@ def _not_prepared(target, name, data_dir, home, found, version) -> DataError:
       message += f' Put {_MANUAL[name]} into {data_dir}/downloads/manual.'
     return DataError(f'{message} Prepare it with: {_command(target, data_dir)}')
   near = did_you_mean(name, [*known, *shards.names(data_dir)], _ALIKE)
-  error = Unknown(
+  long = (
     f'{message} TFDS has no data set of that name{" (ImageNet-21k is not in TFDS)" * ("21k" in name)}: '
     f'make {home} from an archive, a folder or a list (vit_jax prepare '
     f'--help) or by a TFDS builder of your own, set TFDS_DATA_DIR or '
     f"data.source_options={{'data_dir': ...}}, or use 'folder:PATH'.{near}"
   )
-  error.brief = (
-    f'No data set of that name is in {data_dir} (TFDS_DATA_DIR) either.{near}'
+  return Unknown(
+    long, f'No data set of that name is in {data_dir} (TFDS_DATA_DIR) either.{near}'
   )
-  return error
 
 
 def _command(target: str, data_dir: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.nn import max_pool
 from vit_jax.tools.export.program import BATCH, Program
 
 SUFFIX = '.onnx'
@@ -55,7 +56,7 @@ def write(program: Program, path: Path, facts: dict, platforms: None) -> None:
   names = list(program.outputs)
 
   def outputs(images):
-    with _max_pool_pads_first():
+    with max_pool.padded_first():  # jax2onnx 0.17.1 takes such padding for none
       found = program.baked(images)
     return tuple(found[name] for name in names)
 
@@ -71,30 +72,6 @@ def write(program: Program, path: Path, facts: dict, platforms: None) -> None:
     model.metadata_props.update({k: json.dumps(v) for k, v in facts.items()})
     large = 4 * program.params > _MOST_BYTES
     onnx_ir.save(model, path, external_data=f'{path.name}.data' if large else None)
-
-
-@contextlib.contextmanager
-def _max_pool_pads_first():
-  """Pads for `nn.max_pool` where the padding is given in pixels.
-
-  jax2onnx 0.17.1 has a `nn.max_pool` of its own, and takes such padding for none.
-  """
-  import flax.linen as nn
-  import jax.numpy as jnp
-
-  pool = nn.max_pool
-
-  def max_pool(x, window_shape, strides=None, padding='VALID'):
-    if not isinstance(padding, str):
-      padding = ((0, 0), *padding, (0, 0))
-      x, padding = jnp.pad(x, padding, constant_values=-jnp.inf), 'VALID'
-    return pool(x, window_shape=window_shape, strides=strides, padding=padding)
-
-  nn.max_pool = max_pool
-  try:
-    yield
-  finally:
-    nn.max_pool = pool
 
 
 @contextlib.contextmanager
