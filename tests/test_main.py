@@ -113,7 +113,7 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--config.optim.accum=0'], ('config.optim.accum=0', 1)),
     ([DIGITS, '--config.optim.name=adamv'], ("'adamv'", 'adamw')),
     ([DIGITS, '--config.optim.schedule.decay=cosin'], ("'cosin'", 'cosine')),
-    ([DIGITS, '--config.optim.schedule.warmup=500'], ('warmup', 500)),
+    ([DIGITS, '--config.optim.schedule.warmup=500'], ('warmup', 500, ':warmup=N')),
     ([DIGITS, '--config.model.name=vitt'], ("'vitt'", 'vit')),
     ([DIGITS, '--config.model.variant=B'], ("'B'", 'SIZE/PATCH')),
     ([DIGITS, '--config.model.remat=some'], ("'some'", 'full')),

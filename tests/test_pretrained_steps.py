@@ -110,7 +110,8 @@ def test_a_run_that_has_no_best(finished, tmp_path):
   config['checkpoint']['best'] = None
   (tmp_path / 'config.json').write_text(json.dumps(config))
   (tmp_path / 'checkpoints').symlink_to(workdir / 'checkpoints')
-  with pytest.raises(UserError, match=naming('config.checkpoint.best', [2, 4, 6])):
+  facts = ('--config.checkpoint.best=test/top1', [2, 4, 6])
+  with pytest.raises(UserError, match=naming(*facts)):
     pretrained.read_source(f'{tmp_path}@best')
 
 
