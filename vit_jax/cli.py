@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from vit_jax import terminal
-from vit_jax.errors import Interrupted, RunError, UserError
+from vit_jax.errors import Interrupted, Preempted, RunError, UserError
 
 INTERRUPTED = 'interrupted.'
 # As of a program that SIGPIPE ends, which is how those in C learn it: 128 + 13.
@@ -75,7 +75,9 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
       raise
     return _NO_READER
   except RunError as error:
-    print(f'error: {error}', file=sys.stderr)
+    # To stop when asked to is no error.
+    what = '' if isinstance(error, Preempted) else 'error: '
+    print(f'{what}{error}', file=sys.stderr)
     return error.exit_code
   except KeyboardInterrupt:
     print(INTERRUPTED, file=sys.stderr)

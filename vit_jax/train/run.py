@@ -55,6 +55,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     if resumes:
       config = schema.resumed(config, workdir, checkpoints)
       if results := status.of_finished(workdir, config, checkpoints):
+        print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
     evals = evaluations.build(config, workdir, mesh, stop)
     start.warn(data)

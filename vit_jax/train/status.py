@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import distributed
+from vit_jax.config import DURATIONS
 from vit_jax.errors import LockLost, PeerLost, Preempted, Unreachable
 from vit_jax.train import disk, metrics, peers, rows
 from vit_jax.train.patience import Patience
@@ -57,6 +58,20 @@ def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   if not status or status['state'] != 'finished' or lost:
     return None
   return (status, known) if done.issuperset(config['evals']) else None
+
+
+def already_finished(workdir: Path, config: dict, status: dict) -> str:
+  """Returns what a command is told that finds its run finished, and how to train on."""
+  patience = config['checkpoint'].get('patience')
+  if patience and 'stopped_early' in status:
+    more = f'--config.checkpoint.patience={patience * 2}'
+  else:
+    key = next(k for k in DURATIONS if config.get(k) is not None)
+    more = f'--config.{key}={config[key] * 2} --config.resume_allow={key}'
+  return (
+    f'This run is finished, at step {status["step"]:,}: nothing is left to train. To go '
+    f'on from there, add for instance --workdir={workdir} {more}'
+  )
 
 
 @contextlib.contextmanager
