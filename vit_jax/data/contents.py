@@ -30,9 +30,9 @@ def describe(source, split: str) -> str:
     low, high = counts.min(), counts.max()
     text += f' of {low:,}' if low == high else f' of {low:,} to {high:,}'
   if source.left_out:
-    text += f'; left out: {_files(source.left_out)}'
+    text += f'; left out: {files(source.left_out)}'
   if source.misplaced:
-    text += f'; in no class: {_files(source.misplaced)}'
+    text += f'; in no class: {files(source.misplaced)}'
   return text
 
 
@@ -53,11 +53,11 @@ def warnings(source) -> list[str]:
       )
   if hint := how_to_convert(source.left_out):
     there = {k: n for k, n in source.left_out.items() if any(k in e for e in _HOW)}
-    lines.append(f'{source.name}: {_files(there)} left out.{hint}')
+    lines.append(f'{source.name}: {files(there)} left out.{hint}')
   pictures = {k: n for k, n in source.misplaced.items() if k in listing.extensions()}
   if pictures:
     lines.append(
-      f'{source.name}: {_files(pictures)} in no class: an image belongs into the folder '
+      f'{source.name}: {files(pictures)} in no class: an image belongs into the folder '
       'of its class.'
     )
   return lines
@@ -73,16 +73,17 @@ def how_to_convert(left_out: Mapping[str, int]) -> str:
 
 def only(left_out: Mapping[str, int]) -> str:
   """Returns ' (only 3 .heic)' for files found in the place of images, or ''."""
-  return f' (only {_files(left_out)})' if left_out else ''
+  return f' (only {files(left_out)})' if left_out else ''
+
+
+def files(counts: Mapping[str, int]) -> str:
+  """Returns '12 .txt, 3 .heic' of {extension: number}, the most frequent first."""
+  most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  more = f' and {len(most) - _NAMED} more kinds' if len(most) > _NAMED else ''
+  return ', '.join(f'{n:,} {ending}' for ending, n in most[:_NAMED]) + more
 
 
 def _counts(source) -> np.ndarray | None:
   if source.labels is None or source.num_classes is None or not len(source.labels):
     return None
   return np.bincount(source.labels, minlength=source.num_classes)
-
-
-def _files(counts: Mapping[str, int]) -> str:
-  most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-  more = f' and {len(most) - _NAMED} more kinds' if len(most) > _NAMED else ''
-  return ', '.join(f'{n:,} {ending}' for ending, n in most[:_NAMED]) + more
