@@ -8,6 +8,9 @@ from vit_jax.data.sources import listing
 
 # A class of fewer images to train on can hardly be learned, and may be a slip.
 FEW = 5
+# Below this, chance moves an accuracy by more than most changes to a model do: of 100
+# images that are right with probability 0.5 to 0.9, by 3 to 5 % (one standard deviation).
+FEW_TO_EVALUATE = 100
 _NAMED = 5
 
 _HOW = {
@@ -61,6 +64,20 @@ def warnings(source) -> list[str]:
       'of its class.'
     )
   return lines
+
+
+def warnings_evaluated(source, split: str) -> list[str]:
+  """Returns at most one line, on a set that says little of what is evaluated on it."""
+  slips = []
+  if len(source) < FEW_TO_EVALUATE:
+    each = f'one image is {1 / len(source):.1%} of an accuracy'
+    slips.append(f'only {len(source)} images to evaluate on, {each}')
+  counts = _counts(source)
+  if counts is not None and source.class_names and not counts.all():
+    lacks = [source.class_names[i] for i in np.flatnonzero(counts == 0)]
+    more = f' and {len(lacks) - _NAMED} more' if len(lacks) > _NAMED else ''
+    slips.append(f'none of {", ".join(map(repr, lacks[:_NAMED]))}{more}')
+  return [f'{source.name}, {split}: {"; ".join(slips)}.'] if slips else []
 
 
 def how_to_convert(left_out: Mapping[str, int]) -> str:

@@ -58,7 +58,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
         print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
     evals = evaluations.build(config, workdir, mesh, stop)
-    start.warn(data)
+    start.warn(data, evals)
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = start.open_weights(config)

@@ -57,9 +57,12 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
   return data
 
 
-def warn(data: pipeline.Batches) -> None:
-  """Says what looks like a slip in the data to train on."""
-  for line in data.warnings():
+def warn(data: pipeline.Batches, evals: dict) -> None:
+  """Says what looks like a slip in the data to train on, and in those of evaluations."""
+  evaluated = [getattr(e.evaluator, 'batches', None) for e in evals.values()]
+  sets = [data, *(x for x in evaluated if x is not None)]
+  lines = [line for x in sets for line in x.warnings()]
+  for line in dict.fromkeys(lines):  # several evaluations may be of the same images
     distributed.say(f'warning: {line}')
 
 
