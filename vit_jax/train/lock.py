@@ -8,7 +8,8 @@ import json
 import os
 import pathlib
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from vit_jax.errors import RunError, UserError
 from vit_jax.train.lease import Lease
 
 LOCK_FILE = 'run.lock'
+_TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
 class Held(NamedTuple):
@@ -26,10 +28,13 @@ class Held(NamedTuple):
   Attributes:
     workdir: absolute.
     check: raises LockLost if the lock was lost, which can happen in a bucket; cheap.
+    holder: what the lock says of the first process, for `inherited`; '' in that process,
+      and where it cannot be known.
   """
 
   workdir: pathlib.Path | buckets.BucketPath
   check: Callable[[], None]
+  holder: str
 
 
 @contextlib.contextmanager
@@ -66,13 +71,69 @@ def lock(workdir):
   if failure:
     raise failure
   in_bucket = isinstance(held, Lease)
+  holder = '' if held or buckets.is_url(workdir) else _text(workdir / LOCK_FILE)
   try:
-    yield Held(workdir, held.check if in_bucket else lambda: None)
+    yield Held(workdir, held.check if in_bucket else lambda: None, holder)
   finally:
     if in_bucket:
       held.release()
     elif held is not None:
       held.close()  # the file stays: to unlink it would race with the next run
+
+
+def is_held(workdir) -> bool | None:
+  """Returns whether a run is in a folder now; None where that cannot be known."""
+  path = buckets.path(workdir) / LOCK_FILE
+  if buckets.is_url(path):
+    return Lease(path).is_held()
+  if not path.is_file():  # a pipe would be waited for
+    return None
+  try:
+    with open(path, 'rb') as file:
+      fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except OSError as error:
+    return True if error.errno in _TAKEN else None
+  return False
+
+
+@contextlib.contextmanager
+def inherited(workdir, holder: str) -> Iterator[bool]:
+  """Yields whether the lock's holder is dead, and no other run has had it since.
+
+  For a process of the same run that is about to end: if so it may write in the folder,
+  and as long as it does, no other run gets in. In a bucket it is never so: a lease tells
+  nothing of its holder until it ends.
+
+  Args:
+    holder: of `Held`.
+  """
+  with contextlib.ExitStack() as stack:
+    ours = False
+    if holder:
+      with contextlib.suppress(OSError, ValueError):
+        file = stack.enter_context(open(workdir / LOCK_FILE, 'r+', encoding='utf-8'))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ours = file.read() == holder
+    yield ours
+
+
+def _text(path) -> str:
+  try:
+    return path.read_text(encoding='utf-8')
+  except (OSError, ValueError):
+    return ''
+
+
+def _flock(file) -> None:
+  # For a moment, as `is_held` and `inherited` have the lock for no longer.
+  for _ in range(5):
+    try:
+      return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      if error.errno not in _TAKEN:
+        raise
+    time.sleep(0.05)
+  return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _take(workdir):
@@ -88,9 +149,9 @@ def _take(workdir):
       'or change the permissions.'
     ) from error
   try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _flock(file)
   except OSError as error:
-    if error.errno in (errno.EAGAIN, errno.EACCES):
+    if error.errno in _TAKEN:
       holder = _holder(file)
       file.close()
       raise UserError(

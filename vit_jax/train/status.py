@@ -9,6 +9,7 @@ from vit_jax import distributed
 from vit_jax.config import DURATIONS
 from vit_jax.errors import LockLost, PeerLost, Preempted, Unreachable
 from vit_jax.train import disk, metrics, peers, rows
+from vit_jax.train.lock import inherited, is_held
 from vit_jax.train.patience import Patience
 
 
@@ -29,6 +30,16 @@ def read(workdir: Path) -> dict | None:
   except (OSError, ValueError, RecursionError, TypeError, KeyError):
     return None
   return status if whole else None
+
+
+def state(workdir: Path) -> str | None:
+  """Returns the state of a run: running, finished, preempted, failed, or 'interrupted'.
+
+  It is interrupted where status.json says that it is running, but no process holds its
+  folder: after a kill, or a power cut. None: there is no status.json to read.
+  """
+  known = (read(workdir) or {}).get('state')
+  return 'interrupted' if known == 'running' and is_held(workdir) is False else known
 
 
 def checkpoints_of(checkpoints) -> dict[str, int | None]:
@@ -75,17 +86,30 @@ def already_finished(workdir: Path, config: dict, status: dict) -> str:
 
 
 @contextlib.contextmanager
-def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
-  """Leaves status.json behind when a run ends by an exception, or with another process."""
+def on_failure(workdir: Path, checkpoints, holder: str = '') -> Iterator[None]:
+  """Leaves status.json behind when a run ends by an exception, or with another process.
+
+  The first process writes it. Of the others one does, where the first has died without
+  saying so.
+
+  Args:
+    holder: see `lock.Held`.
+  """
   # Reads and caches the metrics of older steps now, while all processes take part.
   checkpoints_of(checkpoints)
 
   def record(error):
-    known = read(workdir) or {'step': 0}
-    code = getattr(error, 'exit_code', 1)
-    state = 'preempted' if isinstance(error, Preempted | PeerLost) else 'failed'
-    known |= {'state': state, 'exit': code, 'error': str(error)}
-    _write_somehow(workdir, known | checkpoints_of(checkpoints))
+    end = 'preempted' if isinstance(error, Preempted | PeerLost) else 'failed'
+    ends = {'state': end, 'exit': getattr(error, 'exit_code', 1), 'error': str(error)}
+    if distributed.is_first():
+      known = read(workdir) or {'step': 0}
+      _write_somehow(workdir, known | ends | checkpoints_of(checkpoints))
+    elif isinstance(error, PeerLost):
+      with inherited(workdir, holder) as ours:
+        known = read(workdir)
+        if ours and known and known['state'] == 'running':
+          values = known | ends | checkpoints_of(checkpoints)
+          disk.replace(workdir / 'status.json', metrics.json_of(values))
 
   with peers.recorded(record):
     try:
