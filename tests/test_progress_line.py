@@ -85,6 +85,15 @@ def test_the_first_step_of_a_process_is_left_out_of_the_pace():
   assert times.seconds() == (497, [])
 
 
+def test_steps_that_are_looked_at_together_are_not_taken_for_fast_ones():
+  clock = Clock()
+  times = TimeLeft(0, 1000, {}, clock)
+  for step, seconds in ((1, 0.1), (2, 0), (3, 0.2), (4, 0), (5, 0.2), (6, 0), (7, 0.2)):
+    clock.now += seconds
+    times.done(step)
+    assert 0.05 - 1e-6 <= times.per_step <= 0.1 + 1e-6, step
+
+
 def test_short_steps_are_averaged_over_seconds():
   clock = Clock()
   times = of(100_000, clock)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 # The last steps whose mean time is taken for that of those to come: so many, or those of
 # so many seconds where these are more. A mean over 20 steps of 5 ms would jump about.
 _STEPS, _SECONDS = 20, 10.0
+_FEW = 5
 
 
 class TimeLeft:
@@ -41,8 +42,9 @@ class TimeLeft:
     self.step = step
     now = self.clock() - self._paused
     self._times.append((step, now))
-    if self._starting and len(self._times) == 3:
-      # The first step of a process waits for its first batch: it tells nothing of the next.
+    # The first step of a process waits for its first batch: it is left out once enough of
+    # the next are seen (several may be looked at in one moment).
+    if self._starting and (len(self._times) > _FEW or now - self._times[1][1] >= 1):
       self._starting = False
       self._times.popleft()
     while len(self._times) > _STEPS + 1 and now - self._times[1][1] >= _SECONDS:
