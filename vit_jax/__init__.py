@@ -60,9 +60,10 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
     pp: a pipeline, in its place.
 
   Raises:
-    UserError: unless one of `loaded` and `pp` is given, or for images that are not
-      such: floats, channels first, one image without a list (a ValueError).
-    BadImage: for a file that cannot be read (a ValueError).
+    errors.UserError: unless one of `loaded` and `pp` is given, or for images that are
+      not such, one image without a list among them. A ValueError.
+    errors.BadImage: a UserError, for one image that cannot be read or used: a broken
+      file, floats, channels first. It names the image.
   """
   from vit_jax.data import single_image
   from vit_jax.errors import UserError

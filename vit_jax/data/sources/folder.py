@@ -8,10 +8,9 @@ from collections import Counter
 import numpy as np
 
 from vit_jax.data import contents, image_file
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.sources import listing, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.errors import UserError
+from vit_jax.errors import BadImage, UserError
 
 # Folder names that mean the same split.
 SYNONYMS = {
