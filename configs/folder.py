@@ -5,10 +5,12 @@
   vit_jax train --config=folder:debug
 
 FOLDER holds `train` and `val` (or `test`: add val=test). If it holds just the classes,
-add train=train[:90%],val=train[90%:] to keep a tenth for evaluation: a random one, the
-classes as they come (a run says how many, and warns of few images or none of a class). The rate warms up over 100 steps,
-in a run of fewer than 1,000 over a tenth of it; warmup=N sets another number. Images that
-cannot be read are left out and listed in the run's bad_images.jsonl. The recipe is that of "Better plain ViT baselines" (arXiv
+add train=train[:90%],val=train[90%:] to keep a random tenth for evaluation. It is not
+drawn class by class: a run warns where it is few images, or none of a class. Images that
+cannot be read are left out and listed in the run's bad_images.jsonl.
+
+The learning rate warms up over 100 steps, or a tenth of the run if that is less;
+warmup=N sets another number. The recipe is that of "Better plain ViT baselines" (arXiv
 2205.01580) in its size-free parts: average pooling, fixed sine-cosine positions, AdamW.
 From scratch a ViT wants more images than a folder has; expect it to learn what colour
 and texture tell, and take published weights for more.
