@@ -173,7 +173,7 @@ def test_a_run_that_lost_its_lock_writes_nothing_more(gcs_folder, monkeypatch):
       buckets.write(gcs_folder / lock.LOCK_FILE, json.dumps(holder).encode())
       (gcs_folder / 'metrics.jsonl').write_bytes(b'theirs\n')
       (gcs_folder / 'status.json').write_bytes(b'theirs')
-      self._check.__self__._renew()
+      self.check.__self__._renew()
       taken.append(True)
     return ask(self)
 
