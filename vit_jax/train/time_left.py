@@ -75,8 +75,8 @@ class TimeLeft:
   @property
   def waited(self) -> float:
     """Seconds since the last step, or the evaluation under way."""
-    if self.under_way:
-      return self.clock() - self.under_way[1]
+    if under_way := self.under_way:  # once: another thread asks
+      return self.clock() - under_way[1]
     return self.clock() - self._paused - self._times[-1][1]
 
   def seconds(self) -> tuple[float | None, list[str]]:
@@ -89,8 +89,8 @@ class TimeLeft:
       return None, []
     times = {name: count(self.step) for name, count in self._due.items()}
     running = per_step
-    if self.under_way:
-      name, _ = self.under_way
+    if under_way := self.under_way:
+      name, _ = under_way
       times[name] = times.get(name, 0) + 1
       running = self.took.get(name, 0)
     unknown = [name for name, n in times.items() if n and name not in self.took]
