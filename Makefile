@@ -5,7 +5,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
 .PHONY: help install train test lint format test-slow faults peer tpu slices .venv-tpu gpu .venv-gpu \
-  onnx .venv-onnx constraints clean
+  onnx .venv-onnx docs constraints clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -79,6 +79,11 @@ onnx: .venv-onnx  ## write and run ONNX files of all kinds of models
 .venv-onnx:  ## the environment of `make onnx` and of `export --to onnx`
 	@$(MAKE) VENV=.venv-onnx .venv-onnx/.installed-onnx
 
+docs: $(VENV)/.installed-docs  ## build docs/ into build/docs, strictly, and read the pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	$(BIN)/python -m pytest -m docs tests/test_docs_site.py $(ARGS)
+	@echo 'To look at it: $(BIN)/python -m http.server -d build/docs'
+
 clean:  ## remove .venv and caches; keeps runs/
 	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-onnx build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -105,6 +110,10 @@ $(VENV)/.installed: $(METADATA) | $(BIN)/python
 $(VENV)/.installed-dev: $(METADATA) | $(BIN)/python
 	$(call install,tf$(comma)dev)
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: $(METADATA) | $(BIN)/python
+	$(call install,tf$(comma)dev$(comma)docs)
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
 
 $(VENV)/.installed-tpu: $(METADATA) | $(BIN)/python
 	$(call install,tpu$(comma)dev)
@@ -140,7 +149,7 @@ $(BIN)/python:
 constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.12
 	rm -rf build/constraints
 	$(MAKE) VENV=build/constraints PINNED=no build/constraints/.installed-dev
-	build/constraints/bin/python -m pip install --quiet -e '.[onnx,wandb,mlflow]'
+	build/constraints/bin/python -m pip install --quiet -e '.[onnx,wandb,mlflow,docs]'
 	@python=build/constraints/bin/python; \
 	file=constraints/py$$($$python -c \
 	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \

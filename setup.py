@@ -26,6 +26,9 @@ TENSORFLOW_ELSEWHERE = 'platform_system != "Linux" or platform_machine != "x86_6
 PLOTS = ['matplotlib>=3.8']
 HUB = ['huggingface_hub>=0.30']
 HEIF = ['pillow-heif>=0.22']  # HEIC, in which telephones store photographs
+# Material gets critical fixes only (until 2027-05-05, it says). Zensical, which follows it,
+# reads mkdocs.yml, but as of 0.0.73 it knows no hooks, and mkdocstrings in part.
+DOCS = ['mkdocs-material>=9.7', 'mkdocstrings-python>=2.0']
 # gcsfs brings fsspec and aiohttp, which buckets/ imports; Orbax opens gs:// with etils.
 GCS = ['gcsfs>=2026.10', 'fsspec', 'aiohttp', 'etils[epath]>=1.15']
 
@@ -75,6 +78,7 @@ setup(
     'heif': HEIF,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
+    'docs': DOCS,
     'wandb': ['wandb>=0.19'],
     'mlflow': ['mlflow-skinny>=2.16', 'sqlalchemy>=2', 'alembic>=1.13'],
     # For `export --to onnx`, with jax2onnx, which pip must install with --no-deps: its

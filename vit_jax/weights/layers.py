@@ -13,6 +13,7 @@ def pair(theirs: str, ours: str, kernel=t.dense, bias=t.same) -> tuple[Rule, Rul
 
 
 def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
+  """Rules of a normalisation's scale and bias."""
   return (
     Rule(f'{theirs}.weight', f'{ours}/scale'),
     Rule(f'{theirs}.bias', f'{ours}/bias'),

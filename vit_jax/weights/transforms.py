@@ -12,6 +12,8 @@ import numpy as np
 
 
 class Transform(NamedTuple):
+  """How arrays of a file become a parameter, and back; the integer is the number of heads."""
+
   load: Callable[[np.ndarray, int | None], tuple[np.ndarray, ...]]
   save: Callable[[Sequence[np.ndarray], int | None], np.ndarray]
 

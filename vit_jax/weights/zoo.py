@@ -15,6 +15,8 @@ APACHE = 'Apache-2.0'
 
 
 class Entry(NamedTuple):
+  """Published weights: their address, their model, and what they were trained on."""
+
   name: str
   url: str
   model: str  # as `models.build` takes it

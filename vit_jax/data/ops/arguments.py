@@ -13,10 +13,12 @@ MAX_SIDE = 8000  # the side of a square of so many pixels
 
 
 def is_int(value) -> bool:
+  """Whether a value is an integer; True and False are not."""
   return isinstance(value, int) and not isinstance(value, bool)
 
 
 def positive(name, value, most=MAX_PIXELS):
+  """Raises ValueError unless a value is an integer from 1 to `most`."""
   if not is_int(value) or value < 1:
     raise ValueError(f'{name}={value!r} must be a positive integer')
   if value > most:
@@ -36,6 +38,7 @@ def size_pair(size) -> tuple[int, int]:
 
 
 def interval(name, value) -> tuple[float, float]:
+  """Returns (low, high), two numbers above 0 in this order; else raises ValueError."""
   ok = isinstance(value, tuple | list) and len(value) == 2
   if not ok or not 0 < value[0] <= value[1]:
     raise ValueError(f'{name}={value!r} must be (low, high) with 0 < low <= high')
@@ -43,6 +46,7 @@ def interval(name, value) -> tuple[float, float]:
 
 
 def choice(name, value, allowed):
+  """Returns a value that is one of those allowed; else raises ValueError."""
   if value not in allowed:
     raise ValueError(
       f'{name}={value!r} is not in {allowed}{did_you_mean(value, allowed)}'

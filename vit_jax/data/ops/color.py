@@ -55,6 +55,7 @@ def equalize(image):
 
 
 def invert(image):
+  """Returns 255 less each level of a uint8 image, as `PIL.ImageOps.invert`."""
   tf = lazy_tf.load()
   return tf.bitwise.invert(image)
 

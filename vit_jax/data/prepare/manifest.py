@@ -18,12 +18,15 @@ _SPLIT = re.compile(r'(?!all$)[A-Za-z]\w*')
 
 
 class Row(NamedTuple):
+  """What a list of labels says of one image."""
+
   path: str  # as written
   labels: tuple[str, ...]
   split: str | None
 
 
 def is_manifest_name(path: str) -> bool:
+  """Whether a file's name is that of a list of labels."""
   return path.lower().endswith(ENDINGS)
 
 

@@ -103,10 +103,12 @@ def pieces(path: str, prefix: str | None = None, *, ranges: bool) -> list[Tar]:
 
 
 def is_name(path: str) -> bool:
+  """Whether a file's name is that of a tar, compressed or not."""
   return path.lower().endswith(ENDINGS)
 
 
 def is_compressed(path: str) -> bool:
+  """Whether a tar is compressed, by its first bytes."""
   with open_file(path) as file:
     return _decompressor(file.read(6)) is not None
 

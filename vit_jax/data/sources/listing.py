@@ -149,6 +149,7 @@ def _merged(root, directory, names, same, kept, found: dict[int, Found]) -> List
 
 
 def is_hidden(name: str) -> bool:
+  """Whether a file or folder is not the user's own: dot files, what macOS adds to zips."""
   return name.startswith('.') or name == '__MACOSX'
 
 

@@ -26,10 +26,12 @@ def absolute(path: str) -> str:
 
 
 def is_file(path: str) -> bool:
+  """Whether a path, also of a bucket, is a file."""
   return buckets.path(path).is_file() if buckets.is_url(path) else os.path.isfile(path)
 
 
 def is_dir(path: str) -> bool:
+  """Whether a path, also of a bucket, is a folder."""
   return buckets.path(path).is_dir() if buckets.is_url(path) else os.path.isdir(path)
 
 

@@ -42,6 +42,7 @@ def _forward(model, train: bool) -> tuple:
 
 
 def line(row: dict) -> str:
+  """Returns a row in one line: all of its memory."""
   return f'{row["bytes"] / 2**30:.2f} GiB'
 
 

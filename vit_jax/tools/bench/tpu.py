@@ -31,6 +31,7 @@ def _generation(name: str):
 
 
 def line(row: dict) -> str:
+  """Returns a row in one line: its cycles."""
   return f'{row["cycles"] / 1e6:.2f} M cycles'
 
 
