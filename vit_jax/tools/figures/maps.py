@@ -1,0 +1,112 @@
+"""Figures of images: rollout, attention, class_rollout, gradient, integrated."""
+
+from vit_jax.errors import UserError
+from vit_jax.tools.figures.drawn import Drawn, grids
+from vit_jax.tools.figures.opening import opened
+
+_TITLES = {
+  'rollout': 'Attention',
+  'attention': 'Attention',
+  'class_rollout': 'Class rollout',
+  'gradient': r'Gradient $\times$ input',
+  'integrated': 'Integrated gradients',
+}
+
+
+def draw(args, options: dict) -> Drawn:
+  """Draws images beside their maps.
+
+  Args:
+    args: with `name`, a kind of map, `overlay` where it is not signed, and in the kinds of a class `class_name`.
+    options: of `explain.attention_maps`.
+  """
+  import numpy as np
+
+  from vit_jax import explain
+  from vit_jax.tools import predict
+  from vit_jax.viz import plots
+
+  paths = predict.find(args.images)
+  loaded = opened(args)
+  images = [str(path) for path in paths]
+  rows = loaded.preprocess(images)
+  captions, classes = None, [''] * len(images)
+  if args.name in explain.OF_A_CLASS:
+    chosen = None if args.class_name is None else _class(loaded, args.class_name)
+    logits = explain.predicted(loaded, rows)
+    if logits.ndim == 2 and loaded.model.num_classes:
+      numbers = logits.argmax(-1) if chosen is None else np.repeat(chosen, len(rows))
+      classes = [_name(loaded, k) for k in numbers]
+      shifted = np.exp(logits - logits.max(-1, keepdims=True))
+      shares = shifted / shifted.sum(-1, keepdims=True)
+      captions = [
+        f'{name}, {share[k]:.0%}'
+        for name, share, k in zip(classes, shares, numbers, strict=True)
+      ]
+      chosen = numbers
+    options = {**options, 'classes': chosen}
+  maps = explain.attention_maps(loaded, images, args.name, **options)
+  signed = args.name in ('gradient', 'integrated')
+  figure = plots.maps(
+    shown(loaded, rows),
+    maps,
+    _title(args.name, options),
+    captions,
+    'signed' if signed else args.overlay,
+  )
+  cells = zip(images, classes, strict=True)
+  table = grids(('image', 'class'), list(zip(cells, maps, strict=True)))
+  note = 'Red speaks for the class named, blue against it.' if signed else ''
+  return Drawn(figure, table, (note,) if note else ())
+
+
+def _title(kind: str, options: dict) -> str:
+  if kind != 'attention':
+    return _TITLES[kind]
+  layer, head = options['layer'], options['head']
+  if layer == 'pooling':
+    where = 'Pooling'
+  else:
+    where = 'Last layer' if layer == -1 else f'Layer {layer}'
+  return where + ('' if head is None else f', head {head}')
+
+
+def shown(loaded, images):
+  """Returns preprocessed images [B, H, W, C] as colours in [0, 1].
+
+  What a pipeline makes of black and of white tells how it scales each channel.
+  """
+  import numpy as np
+
+  H, W, C = images.shape[1:]
+  flat = [np.full((2 * H, 2 * W, C), level, np.uint8) for level in (0, 255)]
+  black, white = loaded.preprocess(flat).mean((1, 2))
+  span = np.where(white == black, 1, white - black)
+  return np.clip((images - black) / span, 0, 1)
+
+
+def _name(loaded, k: int) -> str:
+  from vit_jax import imagenet
+
+  if not loaded.class_names:
+    return f'class {k}'
+  name = loaded.class_names[k]
+  return imagenet.describe(name) or name
+
+
+def _class(loaded, wanted: str) -> int:
+  """Returns the number of a class that is named, or given by its number."""
+  from vit_jax.errors import did_you_mean
+
+  names = list(loaded.class_names or [])
+  known = [_name(loaded, k) for k in range(len(names))]
+  for candidates in (names, known):
+    if wanted in candidates:
+      return candidates.index(wanted)
+  K = getattr(loaded.model, 'num_classes', None) or 0
+  if wanted.isdigit() and int(wanted) < K:
+    return int(wanted)
+  raise UserError(
+    f'--class {wanted}: {loaded.source} has no such class; a number from 0 to {K - 1}'
+    f'{" or a name" if names else ""}.{did_you_mean(wanted, known)}'
+  )
