@@ -237,34 +237,29 @@ def tiles(similarity: np.ndarray, title: str) -> Figure:
   """
   h, w = similarity.shape[:2]
   steps = [-(-n // 16) for n in (h, w)]
-  at = [range((n - 1) % s // 2, n, s) for n, s in zip((h, w), steps, strict=True)]
-  side = min(3.1 / len(at[1]), 3.1 / len(at[0]))
-  figure = Figure((side * len(at[1]) + 0.9, side * len(at[0]) + 0.55))
-  width, height = figure.get_size_inches()
-  axes = figure.subplots(len(at[0]), len(at[1]), squeeze=False)
-  right, bottom = (side * len(at[1]) + 0.4) / width, 0.4 / height
-  top = bottom + side * len(at[0]) / height
-  figure.subplots_adjust(0.4 / width, bottom, right, top, 0.08, 0.08)
-  for a, i in enumerate(at[0]):
-    for b, j in enumerate(at[1]):
-      ax = axes[a, b]
-      drawn = ax.imshow(similarity[i, j], vmin=-1, vmax=1, cmap='viridis')
-      ax.set(xticks=[], yticks=[])
-      ax.spines[:].set_visible(False)
-      if a == len(at[0]) - 1:
-        ax.set_xlabel(str(j + 1), size=7, labelpad=2)
-      if b == 0:
-        ax.set_ylabel(
-          str(i + 1), size=7, rotation=0, ha='right', va='center', labelpad=2
-        )
-  centre = (0.4 / width + right) / 2
-  figure.text(centre, 0.02, 'Input patch column', ha='center', va='bottom', size=9)
-  left = dict(ha='left', va='center', rotation=90, size=9)
-  figure.text(0.02, (bottom + top) / 2, 'Input patch row', **left)
-  figure.text(centre, top + 0.05 / height, title, ha='center', va='bottom', size=9)
-  bar = figure.add_axes((right + 0.08 / width, bottom, 0.09 / width, top - bottom))
-  figure.colorbar(drawn, cax=bar, ticks=[-1, 0, 1]).set_label('Cosine similarity')
-  bar.spines[:].set_visible(False)
+  rows, columns = (
+    list(range((n - 1) % s // 2, n, s)) for n, s in zip((h, w), steps, strict=True)
+  )
+  side = 3.2 / max(len(rows), len(columns))
+  figure = Figure(
+    (side * len(columns) + 1, side * len(rows) + 0.6), layout='constrained'
+  )
+  ax = figure.subplots()
+  chosen = [similarity[i, j] for i in rows for j in columns]
+  drawn = _mosaic(ax, chosen, len(columns), vmin=-1, vmax=1, cmap='viridis')
+  at = lambda numbers: (
+    [k + 0.5 for k in range(len(numbers))],
+    [n + 1 for n in numbers],
+  )
+  ax.set_xticks(*at(columns), size=7)
+  places, names = at(rows)
+  ax.set_yticks([y * h / w for y in places], names, size=7)
+  ax.tick_params(length=0)
+  ax.set(title=title, xlabel='Input patch column', ylabel='Input patch row')
+  cax = ax.inset_axes((1.02, 0, 0.03, 1))
+  bar = figure.colorbar(drawn, cax=cax, ticks=[-1, 0, 1])
+  bar.set_label('Cosine similarity')
+  bar.outline.set_visible(False)
   return figure
 
 
@@ -275,15 +270,25 @@ def filters(shown: np.ndarray, title: str, across: int) -> Figure:
   across = min(across, n)
   down = -(-n // across)
   side = 3.2 / max(across, 4)
-  figure = Figure((side * across, side * ph / pw * down))
-  axes = figure.subplots(down, across, squeeze=False)
-  figure.subplots_adjust(0, 0, 1, 1, 0.06, 0.06)
-  for ax in axes.flat:
-    ax.set_axis_off()
-  for ax, x in zip(axes.flat, shown, strict=False):
-    ax.imshow(np.broadcast_to(x, (ph, pw, 3)) if C == 1 else x)
-  figure.text(0.5, 1.01, title, ha='center', va='bottom', size=9)
+  size = (side * across, side * ph / pw * down + 0.32)
+  figure = Figure(size, layout='constrained')
+  ax = figure.subplots()
+  _mosaic(ax, shown if C == 3 else shown[..., 0], across, cmap='gray', vmin=0, vmax=1)
+  ax.set(xticks=[], yticks=[], title=title)
   return figure
+
+
+def _mosaic(ax, images: Sequence[np.ndarray], across: int, **options):
+  """Draws images row by row in cells of width 1; returns the last as matplotlib has it."""
+  h, w = images[0].shape[:2]
+  gap, down = 0.035, -(-len(images) // across)
+  for i, image in enumerate(images):
+    x, y = i % across, i // across * h / w
+    box = (x + gap, x + 1 - gap, y + h / w - gap, y + gap)
+    drawn = ax.imshow(image, extent=box, **options)
+  ax.set(xlim=(0, across), ylim=(down * h / w, 0), aspect='equal')
+  ax.spines[:].set_visible(False)
+  return drawn
 
 
 @_styled

@@ -1,12 +1,11 @@
 """Position embeddings, as what they say of where a patch is."""
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.errors import UserError
 
 
-def posemb_similarity(table: jax.Array, grid: tuple[int, int] | None = None):
+def posemb_similarity(table, grid: tuple[int, int] | None = None) -> np.ndarray:
   """Returns the cosine similarity of every two positions (ViT paper, figure 7 centre).
 
   Args:
@@ -20,8 +19,8 @@ def posemb_similarity(table: jax.Array, grid: tuple[int, int] | None = None):
   Raises:
     UserError: for another shape, or fewer rows than the grid has patches.
   """
+  table = np.asarray(table, np.float32)
   shape = table.shape
-  table = jnp.asarray(table, jnp.float32)
   if table.ndim == 3 and len(table) == 1:
     table = table[0]
   if table.ndim != 2:
@@ -31,7 +30,7 @@ def posemb_similarity(table: jax.Array, grid: tuple[int, int] | None = None):
     if len(table) < h * w:
       raise UserError(f'{len(table)} positions do not hold a grid of {h}x{w} patches.')
     table = table[len(table) - h * w :]
-  norm = jnp.linalg.norm(table, axis=-1, keepdims=True)
-  unit = table / jnp.where(norm == 0, 1, norm)
-  found = jnp.clip(jnp.matmul(unit, unit.T, precision='highest'), -1, 1)
+  norm = np.linalg.norm(table, axis=-1, keepdims=True)
+  unit = table / np.where(norm == 0, 1, norm)
+  found = np.clip(unit @ unit.T, -1, 1)
   return found if grid is None else found.reshape(h, w, h, w)

@@ -22,7 +22,12 @@ def main(argv: list[str]) -> int:
   args = arguments.parse(argv, __doc__.split('\n')[0])
   out = out_folder.check(args.out)
   plots = _plots()
-  drawn = _draw(args)
+  from vit_jax.data.ops.decode import BadImage
+
+  try:
+    drawn = _draw(args)
+  except BadImage as error:  # it names the image
+    raise UserError(f'{error}.') from None
   out_folder.make(out)
   written = [out / f'{args.name}.csv']
   out_folder.write_csv(written[0], drawn.rows)

@@ -50,7 +50,10 @@ def parse(argv: list[str], description: str) -> argparse.Namespace:
     if name in _OWN:
       _OWN[name](options)
     _of_all(options)
-  return parser.parse_args(argv)
+  args, rest = parser.parse_known_args(argv)
+  if rest:
+    names.choices[args.name].error(f'unrecognized arguments: {" ".join(rest)}')
+  return args
 
 
 def _of_all(parser) -> None:

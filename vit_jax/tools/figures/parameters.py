@@ -16,7 +16,7 @@ def posemb(args) -> Drawn:
 
   loaded = opened(args)
   table, grid = _positions(loaded)
-  similarity = np.asarray(viz.posemb_similarity(table, grid))
+  similarity = viz.posemb_similarity(table, grid)
   kind = {'learn': 'Position embedding', 'sincos2d': 'Sine-cosine position'}
   title = f'{kind.get(loaded.model.posemb, "Position embedding")} similarity'
   named = [((i, j), similarity[i, j]) for i, j in np.ndindex(*grid)]
@@ -89,7 +89,7 @@ def interpolation(args) -> Drawn:
     ('before', 'after'), patches.items(), strict=True
   ):
     H, W = (n * s for n, s in zip(grid, stride, strict=True))
-    centre = np.asarray(viz.posemb_similarity(rows_of_grid, grid))
+    centre = viz.posemb_similarity(rows_of_grid, grid)
     images = [centre[grid[0] // 2, grid[1] // 2]]
     images += list(((rows_of_grid - mean) @ directions.T).T.reshape(-1, *grid))
     shown[f'{grid[0]}x{grid[1]} patches\n({H}x{W} px)'] = images
@@ -125,10 +125,15 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
       'integrated are for it.'
     )
   images = jnp.zeros((1, *loaded.image_size, loaded.channels))
-  out = jax.jit(loaded.model.apply)(loaded.variables, images)[1]
-  _, h, w, D = out['stem'].shape
-  tokens = np.asarray(out['tokens'][0, -h * w :])
-  found = tokens - np.asarray(out['stem']).reshape(-1, D)
+
+  @jax.jit
+  def run(variables, images):  # the blocks are not computed
+    out = loaded.model.apply(variables, images)[1]
+    return out['stem'][0], out['tokens'][0]
+
+  stem, tokens = map(np.asarray, run(loaded.variables, images))
+  h, w, D = stem.shape
+  found = tokens[-h * w :] - stem.reshape(-1, D)
   if not np.abs(found).max() > 0:
     raise UserError(
       f'{loaded.source} adds no position embeddings to its tokens (posemb='

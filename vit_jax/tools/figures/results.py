@@ -1,6 +1,8 @@
 """What a run's folder tells of its result, and of what its pre-training took."""
 
 import dataclasses
+import functools
+import json
 import math
 from pathlib import Path
 
@@ -139,11 +141,15 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
 
 
 def _forward(config: dict) -> int:
+  return _operations(json.dumps(config['model']), *config['resolved']['image_shape'])
+
+
+@functools.cache  # of many runs, as of seeds, few differ
+def _operations(model: str, *shape: int) -> int:
   from vit_jax import models
   from vit_jax.tools.inspect import activations, flops
 
-  shape = tuple(config['resolved']['image_shape'])
-  forward, params, images = activations.trace(models.build(**config['model']), shape)
+  forward, params, images = activations.trace(models.build(**json.loads(model)), shape)
   return flops.count(forward, params, images)
 
 
