@@ -252,6 +252,8 @@ def test_compute_of_runs_is_that_of_their_pre_training(make, tmp_path):
   products = N * 16 * D + L * (4 * N * D * D + 2 * N * N * D + 2 * N * D * F) + D * K
   seen = 100 * 8
   exaflops = 3 * 2 * products * seen / 1e18
+  best = make('best', 0.7, weights=f'{first}@50')
+  assert results.read(str(best), None).exaflops == pytest.approx(exaflops / 2)
   ours = [row for row in rows if row['source'] == 'runs']
   assert [float(row['x']) for row in ours] == pytest.approx([exaflops] * 2, rel=1e-5)
   found = sorted((row['accuracy'], row['std'], row['runs']) for row in ours)

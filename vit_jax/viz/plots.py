@@ -135,7 +135,10 @@ def maps(
         at = (0.5, 1 + (above + 0.03) / (side * H / W))
         ax.text(*at, ('Input', title)[k], **_over(ax), size=9)
       if captions and k == 0:
-        text = captions[i] if len(captions[i]) <= 44 else captions[i][:43] + '…'
+        most = int(2 * side / 0.048)  # characters of 7 points
+        text = (
+          captions[i] if len(captions[i]) <= most else captions[i][: most - 1] + '…'
+        )
         ax.text(1 + near / 2 / side, 1.02, text, **_over(ax), size=7)
   return figure
 

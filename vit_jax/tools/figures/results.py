@@ -60,7 +60,8 @@ def read(folder: str, metric: str | None) -> Result:
   from vit_jax.train import rows, status
 
   config = run_config.read(folder)
-  values = rows.last_values(rows.read(Path(folder) / 'metrics.jsonl'))
+  known, _ = rows.read_checked(Path(folder) / 'metrics.jsonl')
+  values = rows.last_values(known)
   values = {k: v for k, v in values.items() if math.isfinite(v)}
   metric = _metric(folder, config, values, metric)
   percent = declared(metric, config['evals']).percent
@@ -133,8 +134,11 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
     config, depth = run_config.read(folder), depth - 1
     source = (config.get('weights') or {}).get('source')
   resolved = config['resolved']
-  steps = (status.read(Path(folder)) or {}).get('step', resolved['total_steps'])
-  if wanted and wanted.isdigit():
+  told = status.read(Path(folder)) or {}
+  steps = told.get('step', resolved['total_steps'])
+  if wanted == 'best':
+    steps = told.get('best_step') or steps
+  elif wanted:
     steps = int(wanted)
   seen = steps * config['data']['batch_size']
   return resolved['num_examples'], flops.exa_training(_forward(config), seen)
