@@ -99,7 +99,12 @@ def attention_distances(
 
 
 def predicted(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarray:
-  """Returns the logits [B, K] of preprocessed images [B, H, W, C]."""
+  """Returns the logits [B, K] of preprocessed images [B, H, W, C].
+
+  Raises:
+    UserError: for a model without one logit per image and class.
+  """
+  _number_of_classes(loaded)
   run = lambda variables, x: loaded.model.apply(variables, x)[0]
   return in_batches(run, loaded.variables, images, batch_size=batch_size)
 
@@ -128,12 +133,7 @@ def in_batches(
 
 def _classes(loaded, x, classes, batch_size: int) -> np.ndarray:
   """Returns the class to explain of each image, int [B]."""
-  K = getattr(loaded.model, 'num_classes', None)
-  if K is None or getattr(loaded.model, 'classifier', None) == 'none':
-    raise UserError(
-      f'{loaded.source} has no logit per image and class to explain; rollout and '
-      'attention need none.'
-    )
+  K = _number_of_classes(loaded)
   if classes is None:
     return predicted(loaded, x, batch_size).argmax(-1)
   chosen = np.asarray(classes)
@@ -146,3 +146,13 @@ def _classes(loaded, x, classes, batch_size: int) -> np.ndarray:
   if chosen.dtype.kind not in 'iu' or not ((chosen >= 0) & (chosen < K)).all():
     raise UserError(f'classes={classes!r}: expected numbers from 0 to {K - 1}.')
   return chosen.astype(int)
+
+
+def _number_of_classes(loaded) -> int:
+  K = getattr(loaded.model, 'num_classes', None)
+  if K is None or getattr(loaded.model, 'classifier', None) == 'none':
+    raise UserError(
+      f'{loaded.source} has no logit per image and class to explain; rollout and '
+      'attention need none.'
+    )
+  return K

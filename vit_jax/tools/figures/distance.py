@@ -1,15 +1,15 @@
 """Figure of how far heads look, by depth: distance."""
 
+import numpy as np
+
+from vit_jax import explain, models, pretrained, viz
+from vit_jax.tools import predict
 from vit_jax.tools.figures.drawn import Drawn
 from vit_jax.tools.figures.opening import opened
 
 
 def draw(args) -> Drawn:
   """Draws each head's mean attention distance (figures 7 right and 11)."""
-  import numpy as np
-
-  from vit_jax import explain, models, pretrained, viz
-  from vit_jax.tools import predict
   from vit_jax.viz import plots
 
   paths = [str(path) for path in predict.find(args.images)]

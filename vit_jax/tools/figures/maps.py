@@ -1,6 +1,10 @@
 """Figures of images: rollout, attention, class_rollout, gradient, integrated."""
 
-from vit_jax.errors import UserError
+import numpy as np
+
+from vit_jax import explain, imagenet
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.tools import predict
 from vit_jax.tools.figures.drawn import Drawn, grids
 from vit_jax.tools.figures.opening import opened
 
@@ -17,34 +21,18 @@ def draw(args, options: dict) -> Drawn:
   """Draws images beside their maps.
 
   Args:
-    args: with `name`, a kind of map, `overlay` where it is not signed, and in the kinds of a class `class_name`.
-    options: of `explain.attention_maps`.
+    args: with `name`, a kind of map, and the options of the command line.
+    options: of `explain.attention_maps`, less the classes.
   """
-  import numpy as np
-
-  from vit_jax import explain
-  from vit_jax.tools import predict
   from vit_jax.viz import plots
 
   paths = predict.find(args.images)
   loaded = opened(args)
   images = [str(path) for path in paths]
   rows = loaded.preprocess(images)
-  captions, classes = None, [''] * len(images)
+  names, captions = [''] * len(images), None
   if args.name in explain.OF_A_CLASS:
-    chosen = None if args.class_name is None else _class(loaded, args.class_name)
-    logits = explain.predicted(loaded, rows)
-    if logits.ndim == 2 and loaded.model.num_classes:
-      numbers = logits.argmax(-1) if chosen is None else np.repeat(chosen, len(rows))
-      classes = [_name(loaded, k) for k in numbers]
-      shifted = np.exp(logits - logits.max(-1, keepdims=True))
-      shares = shifted / shifted.sum(-1, keepdims=True)
-      captions = [
-        f'{name}, {share[k]:.0%}'
-        for name, share, k in zip(classes, shares, numbers, strict=True)
-      ]
-      chosen = numbers
-    options = {**options, 'classes': chosen}
+    options['classes'], names, captions = _explained(loaded, rows, args.class_name)
   maps = explain.attention_maps(loaded, images, args.name, **options)
   signed = args.name in ('gradient', 'integrated')
   figure = plots.maps(
@@ -54,10 +42,28 @@ def draw(args, options: dict) -> Drawn:
     captions,
     'signed' if signed else args.overlay,
   )
-  cells = zip(images, classes, strict=True)
+  cells = zip(images, names, strict=True)
   table = grids(('image', 'class'), list(zip(cells, maps, strict=True)))
   note = 'Red speaks for the class named, blue against it.' if signed else ''
   return Drawn(figure, table, (note,) if note else ())
+
+
+def _explained(loaded, images, wanted: str | None) -> tuple:
+  """Returns (numbers of the classes to explain, their names, captions with their share).
+
+  Args:
+    images: preprocessed.
+    wanted: one class for all, by its name or number; None: the most probable of each.
+  """
+  logits = explain.predicted(loaded, images)
+  numbers = logits.argmax(-1)
+  if wanted is not None:
+    numbers = np.full(len(images), _class(loaded, wanted))
+  shares = np.exp(logits - logits.max(-1, keepdims=True))
+  shares = (shares / shares.sum(-1, keepdims=True))[np.arange(len(numbers)), numbers]
+  names = [_name(loaded, k) for k in numbers]
+  captions = [f'{name}, {s:.0%}' for name, s in zip(names, shares, strict=True)]
+  return numbers, names, captions
 
 
 def _title(kind: str, options: dict) -> str:
@@ -76,8 +82,6 @@ def shown(loaded, images):
 
   What a pipeline makes of black and of white tells how it scales each channel.
   """
-  import numpy as np
-
   H, W, C = images.shape[1:]
   flat = [np.full((2 * H, 2 * W, C), level, np.uint8) for level in (0, 255)]
   black, white = loaded.preprocess(flat).mean((1, 2))
@@ -86,8 +90,6 @@ def shown(loaded, images):
 
 
 def _name(loaded, k: int) -> str:
-  from vit_jax import imagenet
-
   if not loaded.class_names:
     return f'class {k}'
   name = loaded.class_names[k]
@@ -96,8 +98,6 @@ def _name(loaded, k: int) -> str:
 
 def _class(loaded, wanted: str) -> int:
   """Returns the number of a class that is named, or given by its number."""
-  from vit_jax.errors import did_you_mean
-
   names = list(loaded.class_names or [])
   known = [_name(loaded, k) for k in range(len(names))]
   for candidates in (names, known):

@@ -1,17 +1,21 @@
 """Figures of parameters alone: posemb, filters, interpolation."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import models, pretrained, trees, viz
 from vit_jax.errors import UserError
 from vit_jax.tools.figures.drawn import Drawn, grids
 from vit_jax.tools.figures.opening import opened
+from vit_jax.viz.filters import to_show
+from vit_jax.weights import adapt
 
 _COMPONENTS = 4  # of the position embeddings, that `interpolation` shows
 
 
 def posemb(args) -> Drawn:
   """Draws how alike the position embeddings are (figure 7 centre)."""
-  from vit_jax import viz
   from vit_jax.viz import plots
 
   loaded = opened(args)
@@ -30,8 +34,6 @@ def filters(args) -> Drawn:
   Of a patch embedding its principal components; of a convolution that overlaps, such as
   the root of a hybrid or a ResNet, the filters themselves.
   """
-  from vit_jax import models, pretrained, trees, viz
-  from vit_jax.viz import filters as lib
   from vit_jax.viz import plots
 
   loaded = opened(args)
@@ -43,11 +45,11 @@ def filters(args) -> Drawn:
   if size == tuple(family.stride(pretrained.fields_of(loaded.model))):
     n = min(args.count or 28, *_components(kernel))
     found = viz.filters_pca(kernel, n)
-    shown, explained = lib.to_show(found.filters), found.explained
+    shown, explained = to_show(found.filters), found.explained
     title, across = f'{colour} embedding filters\n(first {n} principal components)', 7
     notes = (f'{n} components explain {explained.sum():.0%} of the variance.',)
   else:
-    shown = lib.to_show(np.moveaxis(kernel, -1, 0)[: args.count or 64])
+    shown = to_show(np.moveaxis(kernel, -1, 0)[: args.count or 64])
     explained = [''] * len(shown)
     title, across = f'Filters of the first convolution ({size[0]}x{size[1]})', 8
     notes = (f'{len(shown)} of the {kernel.shape[-1]} filters of {name}.',)
@@ -62,9 +64,7 @@ def filters(args) -> Drawn:
 
 def interpolation(args) -> Drawn:
   """Draws learned positions before and after they are resized for larger images."""
-  from vit_jax import models, pretrained, trees, viz
   from vit_jax.viz import plots
-  from vit_jax.weights import adapt
 
   loaded = opened(args)
   positions, old = _positions(loaded)
@@ -113,11 +113,6 @@ def _new_grid(to, stride: tuple[int, int], old: tuple[int, int]) -> tuple[int, i
 
 def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
   """Returns ([h w, D], (h, w)): what a model adds to its patches, whatever the kind."""
-  import jax
-  import jax.numpy as jnp
-
-  from vit_jax import models
-
   name = type(loaded.model).__name__
   if models.family_of(loaded.model).position is None:
     raise UserError(

@@ -6,7 +6,12 @@ import json
 import math
 from pathlib import Path
 
-from vit_jax.errors import UserError
+from vit_jax import models, pretrained, run_config
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.evaluators import declared
+from vit_jax.pretrained import runs
+from vit_jax.tools.inspect import activations, flops
+from vit_jax.train import rows, status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Result:
     family: 'vit', 'bit', ...
     started: name of the weights that it began with, or ''.
     data: its config.data.source, as text.
-    metric, value: the result; of shares in per cent.
+    metric, value: the result, the last that was measured; of shares in per cent.
     percent: whether it is.
     gflops: of one image, forward.
     num_examples: of the set that it was pre-trained on; None where weights do not tell.
@@ -55,10 +60,6 @@ def read(folder: str, metric: str | None) -> Result:
   Raises:
     UserError: for a folder that no run wrote, or without that number.
   """
-  from vit_jax import models, pretrained, run_config
-  from vit_jax.evaluators import declared
-  from vit_jax.train import rows, status
-
   config = run_config.read(folder)
   known, _ = rows.read_checked(Path(folder) / 'metrics.jsonl')
   values = rows.last_values(known)
@@ -91,9 +92,6 @@ def read(folder: str, metric: str | None) -> Result:
 
 
 def _metric(folder, config: dict, values: dict, metric: str | None) -> str:
-  from vit_jax.errors import did_you_mean
-  from vit_jax.evaluators import declared
-
   measured = [k for k in values if not k.startswith(('train/', 'time/'))]
   if metric:
     if metric not in values:
@@ -120,11 +118,6 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
   A run that starts from another's weights was pre-trained there; what files of weights
   took is unknown.
   """
-  from vit_jax import run_config
-  from vit_jax.pretrained import runs
-  from vit_jax.tools.inspect import flops
-  from vit_jax.train import status
-
   source, wanted = (config.get('weights') or {}).get('source'), None
   while source:
     found = runs.find(source)
@@ -150,9 +143,6 @@ def _forward(config: dict) -> int:
 
 @functools.cache  # of many runs, as of seeds, few differ
 def _operations(model: str, *shape: int) -> int:
-  from vit_jax import models
-  from vit_jax.tools.inspect import activations, flops
-
   forward, params, images = activations.trace(models.build(**json.loads(model)), shape)
   return flops.count(forward, params, images)
 

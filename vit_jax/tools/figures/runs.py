@@ -3,9 +3,14 @@
 import re
 import statistics
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
+import numpy as np
+
+from vit_jax import terminal
 from vit_jax.errors import UserError
 from vit_jax.tools import published
+from vit_jax.tools.figures import results
 from vit_jax.tools.figures.drawn import Drawn
 from vit_jax.tools.figures.results import Result
 
@@ -71,8 +76,6 @@ def data(args) -> Drawn:
 
 def vtab(args) -> Drawn:
   """Draws VTAB-1k by groups of tasks (figure 2, Table 9)."""
-  import numpy as np
-
   from vit_jax.viz import plots
 
   tasks = {name: group for name, group, _ in published.VTAB}
@@ -130,19 +133,19 @@ def shape(args) -> Drawn:
   """Draws the scaling of a ViT's depth, width, MLP width and patch size (figure 8)."""
   from vit_jax.viz import plots
 
-  results = _read(args)
-  if not results:
+  known = _read(args)
+  if not known:
     raise UserError(
       'shape needs runs: the paper draws figure 8 (around 8 layers, width 1024, MLP width '
       '2048, patches of 32) and prints no numbers of it. Give the folders of runs that '
       'differ in depth, width, mlp_dim or patch_size.'
     )
-  for result in results:
+  for result in known:
     if result.family != 'vit' or result.fields['stem_blocks'] is not None:
       raise UserError(
         f'shape is of ViTs; {result.folder} is a run of {result.model}. compute takes it.'
       )
-  sizes = [tuple(r.fields[axis] for axis in _AXES) for r in results]
+  sizes = [tuple(r.fields[axis] for axis in _AXES) for r in known]
   differing = lambda a, b: [
     axis for axis, m, n in zip(_AXES, a, b, strict=True) if m != n
   ]
@@ -150,31 +153,28 @@ def shape(args) -> Drawn:
   single = [sum(len(differing(a, b)) == 1 for b in sizes) for a in sizes]
   base = single.index(max(single))
   lines: dict[str, list[Result]] = {}
-  for result, size in zip(results, sizes, strict=True):
+  for result, size in zip(known, sizes, strict=True):
     axes = differing(sizes[base], size)
     if axes:
       name = _AXES[axes[0]] if len(axes) == 1 else 'Several' if len(axes) < 4 else 'All'
       lines.setdefault(name, []).append(result)
-  alike = [r for r, size in zip(results, sizes, strict=True) if size == sizes[base]]
+  alike = [r for r, size in zip(known, sizes, strict=True) if size == sizes[base]]
   rows, series = [_COLUMNS], []
-  relative = lambda r: r.gflops / results[base].gflops
+  relative = lambda r: r.gflops / known[base].gflops
   for name, found in (lines or {'Base': []}).items():
     points = _points([*alike, *found], relative)
     series.append(_series(plots, name, points, joined=True))
     rows += _rows(name, points, alike[0].metric)
   at = dict(zip(_AXES, sizes[base], strict=True))
-  note = f'The lines meet in {results[base].folder}: ' + ', '.join(
+  note = f'The lines meet in {known[base].folder}: ' + ', '.join(
     f'{axis} {"x".join(map(str, n)) if isinstance(n, tuple) else n}'
     for axis, n in at.items()
   )
-  panel = plots.Panel('', 'Relative compute', _ylabel(results), series)
+  panel = plots.Panel('', 'Relative compute', _ylabel(known), series)
   return Drawn(plots.panels([panel]), rows, (note + '.',))
 
 
 def _read(args) -> list[Result]:
-  from vit_jax import terminal
-  from vit_jax.tools.figures import results
-
   found = [results.read(folder, args.metric) for folder in args.runs]
   for result in found:
     if not result.finished:
@@ -275,8 +275,6 @@ def _kind(result: Result) -> str:
 
 def _task(result: Result) -> str:
   """Returns the VTAB task that a run is of, by its folder's name or its data."""
-  from pathlib import Path
-
   for text in (Path(result.folder).name, result.data):
     found = [
       name for name, _, regex in published.VTAB if re.search(regex, text.lower())
