@@ -43,6 +43,8 @@ def test_rollout_in_closed_form():
   )
   a = weights()
   np.testing.assert_allclose(viz.rollout(a), viz.rollout(a[:, :, ::-1]), rtol=1e-6)
+  one = (a[0].mean(1) + np.eye(6)) / 2  # of a single layer
+  np.testing.assert_allclose(viz.rollout(a[:1]), one, rtol=1e-6)
 
 
 def test_discard_leaves_the_largest_weights_of_each_row():
@@ -98,6 +100,16 @@ def test_distance_of_attention_to_the_neighbour_and_per_image():
   each = viz.attention_distance(both, (g, g), P, per_image=True)
   np.testing.assert_allclose(each, [[[P * (g - 1) / g], [0]]], rtol=1e-6)
   np.testing.assert_allclose(viz.attention_distance(both, (g, g), P), each.mean(1))
+  # Each head on its own, and none further than a corner from the one opposite.
+  a = weights(shape=(2, 1, 3, g * g, g * g))
+  found = viz.attention_distance(a, (g, g), P)
+  swapped = viz.attention_distance(a[:, :, ::-1], (g, g), P)
+  np.testing.assert_allclose(found, swapped[:, ::-1], rtol=1e-6)
+  corners = np.zeros((1, 1, 1, g * g, g * g), np.float32)
+  corners[..., range(g * g), [(0 if i else -1) for i in range(g * g)]] = 1
+  furthest = np.sqrt(2) * (g - 1) * P
+  assert furthest == pytest.approx(294.16, abs=0.005)
+  assert 0 < viz.attention_distance(corners, (g, g), P) < furthest
   # Other patches than squares, and grids: one step down is the patch's height.
   down = np.zeros((1, 1, 1, 6, 6), np.float32)
   down[..., range(6), [3, 4, 5, 3, 4, 5]] = 1

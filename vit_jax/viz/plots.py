@@ -39,7 +39,6 @@ _STYLE = {
   'image.interpolation': 'nearest',
   'savefig.dpi': 300,
   'pdf.fonttype': 42,  # text that can be searched and edited
-  'svg.fonttype': 'none',
   'svg.hashsalt': 'vit_jax',  # names of parts that do not change from run to run
 }
 # Okabe and Ito's, told apart by all kinds of sight; no yellow, which is faint on white.

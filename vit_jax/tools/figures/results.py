@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from vit_jax import models, pretrained, run_config
+from vit_jax import buckets, models, pretrained, run_config
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators import declared
 from vit_jax.pretrained import runs
@@ -61,18 +61,19 @@ def read(folder: str, metric: str | None) -> Result:
     UserError: for a folder that no run wrote, or without that number.
   """
   config = run_config.read(folder)
-  known, _ = rows.read_checked(Path(folder) / 'metrics.jsonl')
+  place = buckets.path(folder)
+  known, _ = rows.read_checked(place / 'metrics.jsonl')
   values = rows.last_values(known)
   values = {k: v for k, v in values.items() if math.isfinite(v)}
   metric = _metric(folder, config, values, metric)
   percent = declared(metric, config['evals']).percent
-  state = status.read(Path(folder)) or {}
+  state = status.read(place) or {}
   section = dict(config['model'])
   family, fields = models.resolve(
     section.pop('name'), section.pop('variant', None), **section
   )
   fields = pretrained.fields_of(models.build(family, **fields))
-  trained = _pretraining(folder, config)
+  trained = _pretraining(place, config)
   source = (config.get('weights') or {}).get('source')
   return Result(
     folder,
@@ -127,7 +128,7 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
     config, depth = run_config.read(folder), depth - 1
     source = (config.get('weights') or {}).get('source')
   resolved = config['resolved']
-  told = status.read(Path(folder)) or {}
+  told = status.read(folder) or {}
   steps = told.get('step', resolved['total_steps'])
   if wanted == 'best':
     steps = told.get('best_step') or steps
