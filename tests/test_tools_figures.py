@@ -112,6 +112,13 @@ def test_pooling_of_a_map_head_and_of_a_hybrid(photos, tmp_path):
   assert 0 < np.sum(arrays(rows, 'image')) <= 1
 
 
+def test_of_many_images_the_first_are_drawn(photos, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(maps, '_MOST', 1)
+  rows = draw('attention', TOKEN, photos, out=tmp_path)
+  assert len({row['image'] for row in rows}) == 2
+  assert 'first 1 of 2' in capsys.readouterr().out
+
+
 def test_images_are_shown_as_the_model_has_them(photos):
   # Standardised by mean and deviation, or to [-1, 1]: the same colours.
   for pp in ('value_range(-1, 1)', 'value_range(-2.1, 2.6)'):

@@ -8,6 +8,8 @@ from vit_jax.tools import predict
 from vit_jax.tools.figures.drawn import Drawn, grids
 from vit_jax.tools.figures.opening import opened
 
+_MOST = 32  # images in the figure: a page; the table has all
+
 _TITLES = {
   'rollout': 'Attention',
   'attention': 'Attention',
@@ -36,16 +38,20 @@ def draw(args, options: dict) -> Drawn:
   maps = explain.attention_maps(loaded, images, args.name, **options)
   signed = args.name in ('gradient', 'integrated')
   figure = plots.maps(
-    shown(loaded, rows),
-    maps,
+    shown(loaded, rows[:_MOST]),
+    maps[:_MOST],
     _title(args.name, options),
     captions,
     'signed' if signed else args.overlay,
   )
   cells = zip(images, names, strict=True)
   table = grids(('image', 'class'), list(zip(cells, maps, strict=True)))
-  note = 'Red speaks for the class named, blue against it.' if signed else ''
-  return Drawn(figure, table, (note,) if note else ())
+  notes = ('Red speaks for the class named, blue against it.',) if signed else ()
+  if len(images) > _MOST:
+    notes += (
+      f'The first {_MOST} of {len(images)} images are drawn; the table has all.',
+    )
+  return Drawn(figure, table, notes)
 
 
 def _explained(loaded, images, wanted: str | None) -> tuple:
