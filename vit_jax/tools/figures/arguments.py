@@ -133,7 +133,9 @@ def _layer(text: str) -> int | str:
   try:
     return text if text == 'pooling' else int(text)
   except ValueError:
-    raise argparse.ArgumentTypeError(f"{text!r} is no number, nor 'pooling'") from None
+    raise argparse.ArgumentTypeError(
+      f"{text!r} is neither a number nor 'pooling'"
+    ) from None
 
 
 def _of_a_class(parser) -> None:

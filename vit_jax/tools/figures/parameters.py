@@ -112,7 +112,7 @@ def _new_grid(to, stride: tuple[int, int], old: tuple[int, int]) -> tuple[int, i
 
 
 def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
-  """Returns ([h w, D], (h, w)): what a model adds to its patches, whatever the kind."""
+  """Returns ([h w, D], (h, w)): what a model adds to its patches, of any kind of positions."""
   name = type(loaded.model).__name__
   if models.family_of(loaded.model).position is None:
     raise UserError(

@@ -191,7 +191,7 @@ def _known(results: list[Result], what: str) -> tuple[list[Result], tuple[str, .
   lost = [r for r in results if getattr(r, what) is None]
   if lost and len(lost) == len(results):
     raise UserError(
-      f'{lost[0].folder} started from {lost[0].started!r}, which is no run: what its '
+      f'{lost[0].folder} started from {lost[0].started!r}, which is not a run: what its '
       'pre-training took is not known, so there is nothing to draw.'
     )
   notes = [
