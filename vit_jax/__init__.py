@@ -76,12 +76,13 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
   return single_image.batch(images, pp) if loaded is None else loaded.preprocess(images)
 
 
-def attention_maps(source, images, kind: str = 'rollout', *, batch_size: int = 8):
+def attention_maps(source, images, kind: str = 'rollout', **options):
   """Returns where a model looked, float32 [B, h, w] on the grid of patches.
 
   `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or with what `load` returned; `kind` is
-  'rollout' or 'last'. All of it: `vit_jax.explain.attention_maps`.
+  'rollout', 'attention', 'class_rollout', or, pixel by pixel, 'gradient' or 'integrated'.
+  What each is and its options: `vit_jax.explain.attention_maps`.
   """
   from vit_jax import explain
 
-  return explain.attention_maps(source, images, kind, batch_size=batch_size)
+  return explain.attention_maps(source, images, kind, **options)

@@ -98,7 +98,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
       raise
     return _NO_READER
   except RunError as error:
-    # To stop when asked to is no error.
+    # Stopping on request is not an error.
     what = '' if isinstance(error, Preempted) else 'error: '
     print(f'{what}{error}', file=sys.stderr)
     return error.exit_code

@@ -10,15 +10,13 @@ class, columns: the predicted one).
 """
 
 import contextlib
-import csv
-import io
-import os
 import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax import buckets, cli, imagenet, run_config, terminal
+from vit_jax import cli, imagenet, run_config, terminal
 from vit_jax.errors import UserError
+from vit_jax.tools import out_folder
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
 _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
@@ -35,7 +33,7 @@ def main(argv: list[str]) -> int:
 
 def _evaluate(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
-  out = args.out and _check_folder(args.out)
+  out = args.out and out_folder.check(args.out)
   own, section = _what(args)
   if out and section.get('labels'):
     raise UserError(
@@ -75,7 +73,7 @@ def _evaluate(argv: list[str]) -> int:
       loaded, evaluator.batches, data['source'], out is not None
     )
     if out:  # what was refused until here has written nothing
-      _make_folder(out)
+      out_folder.make(out)
     variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
 
     def predict(variables, batch):
@@ -193,24 +191,6 @@ def _named(classes) -> list[str]:
   return [imagenet.describe(name) or name for name in classes]
 
 
-def _check_folder(name: str) -> Path:
-  """Refuses, before any work, a folder that could not be made or written to."""
-  path = buckets.on_disk(name, '--out').absolute()
-  there = next(p for p in (path, *path.parents) if p.exists())
-  if not there.is_dir():
-    raise UserError(f'--out {name}: {there} is a file.')
-  if not os.access(there, os.W_OK | os.X_OK):
-    raise UserError(f'--out {name}: {there} cannot be written to.')
-  return path
-
-
-def _make_folder(path: Path) -> None:
-  try:
-    path.mkdir(parents=True, exist_ok=True)
-  except OSError as error:  # what os.access does not tell, as of /proc
-    raise UserError(f'--out {path}: {error.strerror}.') from None
-
-
 def _write(out: Path, record: dict, evaluator, names, write_json) -> None:
   matrix = evaluator.confusion
   names = names or [str(i) for i in range(len(matrix))]
@@ -219,19 +199,11 @@ def _write(out: Path, record: dict, evaluator, names, write_json) -> None:
   for i, name in enumerate(names):
     share = f'{right[i] / counts[i]:.6f}' if counts[i] else ''
     rows.append((i, name, counts[i], right[i], share))
-  _write_csv(out / 'per_class.csv', rows)
+  out_folder.write_csv(out / 'per_class.csv', rows)
   table = [('true \\ predicted', *names)]
   table += [(name, *row) for name, row in zip(names, matrix, strict=True)]
-  _write_csv(out / 'confusion.csv', table)
+  out_folder.write_csv(out / 'confusion.csv', table)
   write_json(out / 'summary.json', record)
-
-
-def _write_csv(path: Path, rows) -> None:
-  text = io.StringIO()
-  csv.writer(text, lineterminator='\n').writerows(rows)
-  partial = path.with_suffix('.tmp')
-  partial.write_text(text.getvalue(), encoding='utf-8')
-  partial.replace(path)
 
 
 def _parser() -> cli.Parser:
