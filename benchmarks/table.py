@@ -1,9 +1,9 @@
-"""Writes the README's tables of measurements from benchmarks/results/*.json.
+"""Writes the tables of docs/speed.md from benchmarks/results/*.json.
 
-  python benchmarks/table.py [--check] [--readme README.md] [--results FOLDER]
+  python benchmarks/table.py [--check] [--page docs/speed.md] [--results FOLDER]
 
 They stand between the two comments `<!-- benchmarks -->` and `<!-- /benchmarks -->`.
-`--check` changes nothing and exits with 1 where the README is not what the results say.
+`--check` changes nothing and exits with 1 where the page is not what the results say.
 
 The results are of CPUs so far: the code chooses cuDNN's attention on a GPU and runs on
 a TPU unchanged, but neither has been measured. To add a machine, run there
@@ -129,23 +129,23 @@ def _number(value: float | None) -> str:
   return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
 
 
-def updated(readme: str, table: str) -> str:
-  """Returns the README's text with the table between the comments.
+def updated(page: str, table: str) -> str:
+  """Returns the page's text with the table between the comments.
 
   Raises:
     SystemExit: if it has not each of them once, in this order.
   """
-  before, begin, rest = readme.partition(BEGIN)
+  before, begin, rest = page.partition(BEGIN)
   _, end, after = rest.partition(END)
   if not begin or not end or BEGIN in rest or END in after:
-    sys.exit(f'The README needs one line {BEGIN} and, after it, one line {END}.')
+    sys.exit(f'The page needs one line {BEGIN} and, after it, one line {END}.')
   return f'{before}{BEGIN}\n{table}\n{END}{after}'
 
 
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument('--check', action='store_true', help='only compare')
-  parser.add_argument('--readme', type=pathlib.Path, default=ROOT / 'README.md')
+  parser.add_argument('--page', type=pathlib.Path, default=ROOT / 'docs' / 'speed.md')
   parser.add_argument(
     '--results', type=pathlib.Path, default=ROOT / 'benchmarks' / 'results'
   )
@@ -153,13 +153,13 @@ def main() -> int:
   records = load(args.results)
   if not records:
     sys.exit(f'There are no results in {args.results}.')
-  old = args.readme.read_text(encoding='utf-8')
+  old = args.page.read_text(encoding='utf-8')
   new = updated(old, render(records))
   if args.check and new != old:
-    print(f'{args.readme} is not up to date: run python {pathlib.Path(__file__).name}')
+    print(f'{args.page} is not up to date: run python {pathlib.Path(__file__).name}')
     return 1
   if new != old:
-    args.readme.write_text(new, encoding='utf-8')
+    args.page.write_text(new, encoding='utf-8')
   return 0
 
 

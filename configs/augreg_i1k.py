@@ -9,7 +9,7 @@
 clipping at 1, cosine, sigmoid loss. dropout=0.1,sd=0.1 is the paper's other half. aug is a level
 of LEVELS, by default the variant's; names=files reads it as the published file names do,
 which call the first levels light0 and light1. RandAugment and mixup are those that the
-published models were trained with, faults included (legacy=True). The model is that of
+published models were trained with, including their known bugs (legacy=True). The model is that of
 the published files: class token, no hidden layer before the head.
 
 Expected: about 79 % top-1 for B/16 at 224 px (google-research/big_vision, issue 7); the

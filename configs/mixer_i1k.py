@@ -10,7 +10,7 @@ Expected: 76.3 % top-1 on the validation images after 300 epochs, 70.5 after 60.
 here: the data could not be had.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment
-is that of the published runs, faults included.
+is that of the published runs, including its known bugs.
 """
 
 import ml_collections

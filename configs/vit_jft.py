@@ -13,7 +13,7 @@ H/14. Expected after fine-tuning on ImageNet (Table 6): B/32 80.73, B/16 84.15, 
 84.37, L/16 86.30 (14 epochs 87.12), H/14 88.08 %. Not run here: JFT is not public.
 
 data is any source of encoded images with one or several labels; the default stands for
-files jft300m/train-00000-of-01024.tfrecord and so on (see README, "Data at scale").
+files jft300m/train-00000-of-01024.tfrecord and so on (docs/guides/data_at_scale.md).
 fewshot=tfds:NAME adds a few-shot evaluation, by which the paper chose its models.
 """
 

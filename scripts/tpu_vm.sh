@@ -5,7 +5,7 @@
 #
 #   scripts/tpu_vm.sh NAME ZONE --config=vit_b16 --workdir=gs://BUCKET/runs/b16
 #
-# NAME is an existing TPU VM; the README, "A TPU VM", has the commands that create and
+# NAME is an existing TPU VM; docs/guides/tpu.md has the commands that create and
 # delete it. The work folder must be one that all workers share: in a bucket, or on a
 # mounted Filestore. A run that was stopped with its state saved (exit code 75) is started
 # again, unless three starts in a row end within ten minutes each: as when a worker has

@@ -77,11 +77,11 @@ def input_record():
 
 @pytest.fixture
 def files(tmp_path):
-  """A README with the two comments, and a folder of results."""
-  readme, results = tmp_path / 'README.md', tmp_path / 'results'
-  readme.write_text('Before.\n<!-- benchmarks -->\n<!-- /benchmarks -->\nAfter.\n')
+  """A page with the two comments, and a folder of results."""
+  page, results = tmp_path / 'speed.md', tmp_path / 'results'
+  page.write_text('Before.\n<!-- benchmarks -->\n<!-- /benchmarks -->\nAfter.\n')
   results.mkdir()
-  return readme, results
+  return page, results
 
 
 def save(results, *records):
@@ -90,15 +90,15 @@ def save(results, *records):
 
 
 def test_the_table_is_written_between_the_comments(table, files, capsys):
-  readme, results = files
+  page, results = files
   save(results, bench_record(), input_record())
-  args = ('--readme', readme, '--results', results)
+  args = ('--page', page, '--results', results)
   assert table.run(*args, '--check') == 1
-  assert f'{readme}' in capsys.readouterr().out
-  assert readme.read_text().count('\n') == 4  # only looked at
+  assert f'{page}' in capsys.readouterr().out
+  assert page.read_text().count('\n') == 4  # only looked at
   assert table.run(*args) == 0
   assert table.run(*args, '--check') == 0
-  text = readme.read_text()
+  text = page.read_text()
   assert text.startswith('Before.\n<!-- benchmarks -->\n| model |')
   assert text.endswith('\n<!-- /benchmarks -->\nAfter.\n')
   row = '| `vit:S/16` | train | float32 | 8 | 224 | 1,235 | 50% | 10 | 1.5 | 1.25 | 1 |'
@@ -109,12 +109,12 @@ def test_the_table_is_written_between_the_comments(table, files, capsys):
 
 
 def test_the_newest_result_of_a_setting_counts(table, files):
-  readme, results = files
+  page, results = files
   newer = bench_record('2031-01-01T00:00:00+00:00', 999.4)
   other = bench_record(mode='forward', timm=None)
   save(results, newer, bench_record(), other)
-  table.run('--readme', readme, '--results', results)
-  text = readme.read_text()
+  table.run('--page', page, '--results', results)
+  text = page.read_text()
   assert '| train | float32 | 8 | 224 | 999 |' in text
   assert '1,235 | 50% |  |  |  |' in text  # the one that was not beside timm
   assert text.count('| train |') == 1
@@ -123,20 +123,20 @@ def test_the_newest_result_of_a_setting_counts(table, files):
 @pytest.mark.parametrize(
   'text', ['', '<!-- benchmarks -->', '<!-- /benchmarks -->\n<!-- benchmarks -->\n']
 )
-def test_a_readme_without_the_comments_is_left_as_it_is(table, files, text):
-  readme, results = files
+def test_a_page_without_the_comments_is_left_as_it_is(table, files, text):
+  page, results = files
   save(results, bench_record())
-  readme.write_text(text)
+  page.write_text(text)
   with pytest.raises(
     SystemExit, match=naming('<!-- benchmarks -->', '<!-- /benchmarks -->')
   ):
-    table.run('--readme', readme, '--results', results)
-  assert readme.read_text() == text
+    table.run('--page', page, '--results', results)
+  assert page.read_text() == text
 
 
 def test_no_results(table, files):
   with pytest.raises(SystemExit, match=naming(files[1])):
-    table.run('--readme', files[0], '--results', files[1])
+    table.run('--page', files[0], '--results', files[1])
 
 
 def test_the_results_that_are_kept_make_a_table(table):
@@ -148,7 +148,7 @@ def test_the_results_that_are_kept_make_a_table(table):
     assert '/home/' not in json.dumps(record)
 
 
-def test_the_readme_is_up_to_date(table):
+def test_the_page_is_up_to_date(table):
   assert table.run('--check') == 0
 
 

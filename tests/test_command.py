@@ -26,11 +26,6 @@ def test_help_lists_all_commands_without_their_imports():
   assert not modules & heavy
 
 
-def test_the_readme_lists_all_commands():
-  readme = (runs.ROOT / 'README.md').read_text(encoding='utf-8')
-  assert set(re.findall(r'^vit_jax (\w+)', readme, re.M)) >= set(command.COMMANDS)
-
-
 @pytest.mark.parametrize(
   ('argv', 'facts'),
   [

@@ -124,7 +124,9 @@ def test_the_reference_has_all_that_a_config_may_name():
 
 def test_every_command_and_config_has_its_place():
   commands = documents.text(REFERENCE / 'commands.md')
-  assert re.findall(r'^<!-- help: (\w+) -->$', commands, re.M) == list(COMMANDS)
+  assert re.findall(r'^## \w+\n\n<!-- help: (\w+) -->$', commands, re.M) == list(
+    COMMANDS
+  )
   assert set(re.findall(r'^vit_jax (\w+)', commands, re.M)) >= set(COMMANDS)
   for code, meaning in errors.EXIT_CODES.items():
     assert f'\n| {code} | {meaning} |\n' in commands
@@ -160,11 +162,11 @@ def commands(path) -> list[list[str]]:
 
 
 @functools.cache
-def help_of(command: str, *data_set: str) -> str:
-  """Returns what `vit_jax COMMAND --help` prints; `prepare` has one for each data set."""
+def help_of(command: str, *what: str) -> str:
+  """Returns what `vit_jax COMMAND [WHAT] --help` prints."""
   out, module = io.StringIO(), COMMANDS[command][0]
   with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-    patch.setattr(sys, 'argv', [command, *data_set, '--help'])
+    patch.setattr(sys, 'argv', [command, *what, '--help'])
     patch.delitem(sys.modules, module, raising=False)  # runpy warns of modules imported
     with pytest.raises(SystemExit, match='0'):
       runpy.run_module(module, run_name='__main__', alter_sys=True)
@@ -175,7 +177,9 @@ def help_of(command: str, *data_set: str) -> str:
 def test_commands_are_those_of_the_program(path):
   for command, *words in commands(path):
     assert command in COMMANDS, f'vit_jax {command}'
-    kinds = words[0].split('|') if command == 'prepare' else ()
+    # Each data set or figure has options of its own; NAME stands for any of them.
+    kinds = words[0].split('|') if command in ('prepare', 'figures') else ()
+    kinds = [kind for kind in kinds if kind != 'NAME']
     known = ''.join(help_of(command, kind) for kind in kinds) or help_of(command)
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=''):
       flag, _, value = word.partition('=')

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import documents
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -17,7 +18,7 @@ from vit_jax.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
-DOCUMENTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', '.ci/run')]
+DOCUMENTS = [*documents.DOCUMENTS, ROOT / 'CONTRIBUTING.md', ROOT / '.ci/run']
 # Import names that differ from the name to install.
 DISTRIBUTIONS = {'PIL': 'pillow', 'orbax': 'orbax-checkpoint'}
 DISTRIBUTIONS |= {
@@ -87,7 +88,7 @@ def test_workflows_run_what_developers_run():
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
     *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'onnx'),
-    *('wandb', 'mlflow', 'dev'),
+    *('wandb', 'mlflow', 'docs', 'dev'),
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
   assert not base & {'tensorflow', 'tensorflow-cpu'}

@@ -1,8 +1,6 @@
-"""The Python code of the README runs as written."""
+"""The Python code of the README and of docs/ runs as written."""
 
-import re
-from pathlib import Path
-
+import documents
 import jax
 import numpy as np
 import pytest
@@ -10,13 +8,16 @@ from PIL import Image
 
 from vit_jax import models, trees
 
-README = (Path(__file__).parents[1] / 'README.md').read_text(encoding='utf-8')
-BLOCKS = re.findall(r'^```python\n(.*?)^```', README, re.MULTILINE | re.DOTALL)
+BLOCKS = [
+  pytest.param(block, id=f'{documents.name(path)}-{i}')
+  for path in documents.DOCUMENTS
+  for i, block in enumerate(documents.blocks(path, 'python'))
+]
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """Returns a folder with what the README's examples use: a narrow B/16 and a photo."""
+  """Returns a folder with what the examples use: a narrow B/16 and a photo."""
   folder = tmp_path_factory.mktemp('readme')
   narrow = dict(width=16, mlp_dim=16, num_heads=1)
   model = models.build('vit', 'B/16', num_classes=1000, **narrow)
@@ -32,16 +33,17 @@ def folder(tmp_path_factory):
   return folder
 
 
-@pytest.mark.parametrize('index', range(len(BLOCKS)))
-def test_examples_run(folder, index, monkeypatch):
+@pytest.mark.parametrize('block', BLOCKS)
+def test_examples_run(folder, block, monkeypatch):
   monkeypatch.chdir(folder)
   names = {}
-  exec(compile(BLOCKS[index], f'README.md, block {index}', 'exec'), names)
+  exec(compile(block, 'example', 'exec'), names)
   if 'features' in names:
     assert names['features'].shape == (2, 197, 16)
 
 
 def test_there_are_examples():
-  assert len(BLOCKS) >= 4
-  lines = [[line for line in block.splitlines() if line.strip()] for block in BLOCKS]
-  assert all(len(block) <= 6 for block in lines)
+  assert len(BLOCKS) >= 6
+  for block in BLOCKS:
+    lines = [line for line in block.values[0].splitlines() if line.strip()]
+    assert len(lines) <= 6

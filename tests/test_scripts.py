@@ -91,9 +91,9 @@ def log(tmp_path, what='log') -> list[str]:
   return (tmp_path / what).read_text().splitlines()
 
 
-def test_the_commands_of_the_readme(machine, tmp_path):
-  readme = (runs.ROOT / 'README.md').read_text(encoding='utf-8')
-  section = readme.partition('\n### A TPU VM\n')[2]
+def test_the_commands_of_the_guide(machine, tmp_path):
+  guide = (runs.ROOT / 'docs/guides/tpu.md').read_text(encoding='utf-8')
+  section = guide.partition('\n## A TPU VM\n')[2]
   commands = re.search(r'^```\n(.*?)^```', section, re.M | re.S)[1]
   words = {'NAME': 'first', 'ZONE': 'us-east5-b', 'BUCKET': 'ours'}
   for word, value in words.items():

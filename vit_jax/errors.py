@@ -7,7 +7,7 @@ exception is a defect of ours and keeps its traceback.
 import errno
 import os
 
-# `--help` prints this table; the README repeats it.
+# `--help` prints this table; docs/reference/commands.md repeats it.
 EXIT_CODES = {
   0: 'done',
   2: 'bad config or argument',

@@ -5,7 +5,7 @@
 writes FOLDER/scenes.npz, 56 x 56 pixels, for `--config=folder:data=arrays:...`, and
 FOLDER/0.png, ... to look at, of digits and parts of photographs that it does not hold.
 Both come with scikit-learn: the photographs are china.jpg by danielbuechele and flower.jpg
-by vultilion (CC BY 2.0), the digits those of configs/digits.py. `docs/images/README.md`
+by vultilion (CC BY 2.0), the digits those of configs/digits.py. docs/guides/explain.md
 has the other commands.
 """
 
@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
 SIZE = 56
-TRAIN, VAL, SHOWN = 16_000, 1_000, 6
+TRAIN, VAL, SHOWN = 16_000, 1_000, 12
 
 
 def scene(rng, photographs, digit: np.ndarray, left: bool) -> np.ndarray:
