@@ -1,4 +1,4 @@
-"""The Python code of the README and of docs/ runs as written."""
+"""The Python code of the README runs as written; that of docs/ in `make test-slow`."""
 
 import documents
 import jax
@@ -9,7 +9,11 @@ from PIL import Image
 from vit_jax import models, trees
 
 BLOCKS = [
-  pytest.param(block, id=f'{documents.name(path)}-{i}')
+  pytest.param(
+    block,
+    id=f'{documents.name(path)}-{i}',
+    marks=[pytest.mark.slow] if path in documents.PAGES else [],
+  )
   for path in documents.DOCUMENTS
   for i, block in enumerate(documents.blocks(path, 'python'))
 ]
