@@ -160,6 +160,14 @@ def test_pixels_depend_on_the_row_alone(task):
   assert fewer.fingerprint == sources.build(f'shapes:{task}', 'train[:100]').fingerprint
 
 
+def test_a_shape_ends_where_it_ends_beside_larger_ones():
+  # Each kind is drawn in windows of the size of the largest of a batch.
+  source = sources.build('shapes:distance', 'train')
+  rows = np.arange(400)
+  alone = np.concatenate([images_of(source, [row]) for row in rows])
+  np.testing.assert_array_equal(images_of(source, rows), alone)
+
+
 def test_splits_seeds_and_tasks_share_no_image():
   every = [
     images_of(sources.build(f'shapes:{task}', split, seed=seed), range(30))
