@@ -3,8 +3,8 @@
   vit_jax evaluate SOURCE --data folder:photos --split val [--out DIR]
 
 SOURCE is what `vit_jax.load` takes, RUN@best included. Preprocessing comes with the weights; `--pp`
-replaces it. `--out` gets summary.json, per_class.csv and confusion.csv (rows: the true
-class, columns: the predicted one).
+replaces it. `--out` gets summary.json, per_class.csv, confusion.csv (rows: the true
+class, columns: the predicted one) and predictions.npz, see `evaluators.predictions`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 from vit_jax import buckets, cli, imagenet, terminal
 from vit_jax.errors import UserError
 
-FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
+FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
 
 
@@ -38,7 +38,7 @@ def _evaluate(argv: list[str]) -> int:
 
   from vit_jax import pretrained, sharding
   from vit_jax.evaluators import classification, metric
-  from vit_jax.train import metrics, runtime
+  from vit_jax.train import evaluations, metrics, runtime
 
   loaded = pretrained.load(
     args.source,
@@ -75,6 +75,9 @@ def _evaluate(argv: list[str]) -> int:
   if out:
     names = evaluator.batches.class_names or loaded.class_names
     _write(out, record, evaluator, names, metrics.write_json)
+    evaluations.write_predictions(
+      out, args.split, loaded.step or 0, evaluator.predictions
+    )
   if args.json:
     if note:
       print(note, file=sys.stderr)
