@@ -25,6 +25,7 @@ COMMANDS = {
     'vit_jax.tools.inspect',
     'tells size and cost, or what a file or run holds',
   ),
+  'report': ('vit_jax.tools.report', 'writes a page about runs'),
   'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
   'doctor': ('vit_jax.tools.doctor', 'tells what is installed, and what is missing'),
 }
