@@ -97,9 +97,9 @@ def read(folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
   """
   path = buckets.path(folder) / FILE
   try:
+    if not path.is_file():  # a pipe would be waited for
+      return {}
     data = path.read_bytes()
-  except FileNotFoundError:
-    return {}
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}.') from None
   found: dict[str, dict] = {}
@@ -131,5 +131,11 @@ def _check(arrays: dict) -> None:
   for key, shape in shapes.items():
     if arrays[key].shape != shape:
       raise ValueError(f'{key} has shape {arrays[key].shape}, top {(n, k)}')
+  kinds = {'step': 'i', 'index': 'i', 'label': 'i', 'top': 'i'}
+  for key, kind in (kinds | {'probability': 'f', 'right': 'b'}).items():
+    if arrays[key].dtype.kind != kind:
+      raise ValueError(f'{key} is {arrays[key].dtype}')
   if arrays['step'].shape != ():
     raise ValueError('step is not a number')
+  if min(arrays['index'].min(initial=0), arrays['top'].min(initial=0)) < 0:
+    raise ValueError('there are negative indices')

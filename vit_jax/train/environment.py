@@ -13,7 +13,8 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import distributed
+from vit_jax import config, distributed
+from vit_jax.errors import UserError
 from vit_jax.train import metrics
 from vit_jax.version import __version__
 
@@ -51,12 +52,29 @@ def record(
 
 def read(workdir: Path) -> list[dict]:
   """Returns the starts, the first one first; [] where the file is missing or damaged."""
+  path = workdir / FILE
   try:
-    found = json.loads((workdir / FILE).read_bytes())
+    if not path.is_file():  # a pipe would be waited for
+      return []
+    found = json.loads(path.read_bytes())
   except (OSError, ValueError, RecursionError):
     return []
-  entries = found if isinstance(found, list) else []
-  return [entry for entry in entries if isinstance(entry, dict)]
+  return [x for x in found if _is_start(x)] if isinstance(found, list) else []
+
+
+def _is_start(entry) -> bool:
+  try:
+    config.check_type('step', entry['step'], int)
+    config.check_type('packages', list(entry['packages'].values()), list[str])
+    parameters = entry['parameters']
+    config.check_type('parts', list(parameters['parts'].values()), list[int])
+    config.check_type('trained', parameters['trained'], int)
+    config.check_type('command', entry['command'], str | None)
+    config.check_type('git', entry['git'], str | None)
+    config.check_type('memory_bytes', entry['memory_bytes'], int | None)
+  except (UserError, KeyError, TypeError, AttributeError):
+    return False
+  return True
 
 
 def count(tree) -> int:

@@ -68,7 +68,7 @@ def _bad_images(run: Run) -> str:
 
 
 def _parameters(run: Run) -> str:
-  if not run.starts or 'parameters' not in run.starts[-1]:
+  if not run.starts:
     n = run.status.get('trained_parameters')
     return pairs([('trained', f'{n:,}')]) if n else ''
   found = run.starts[-1]['parameters']
@@ -115,13 +115,12 @@ def _machine(run: Run) -> str:
       ('memory', f'{memory / 2**30:.1f} GiB' if memory else None),
       ('vit_jax', last.get('vit_jax')),
       ('Python', last.get('python')),
-      *(last.get('packages') or {}).items(),
+      *last['packages'].items(),
     ]
   )
   rows = [
-    (x.get('time'), f'{x.get("step"):,}', x.get('device'), x.get('vit_jax'))
+    (x.get('time'), f'{x["step"]:,}', x.get('device'), x.get('vit_jax'))
     for x in run.starts
-    if type(x.get('step')) is int
   ]
   starts = table(
     ('started', 'from step', 'device', 'vit_jax'), rows, 'Starts of the run'

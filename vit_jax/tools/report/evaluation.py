@@ -65,7 +65,7 @@ def analyse(run: Run, name: str, effort: Effort) -> Evaluation:
   K = run.config['model'].get('num_classes') or 0
   counted = confusion.count(found['label'], answers, K)
   examples = None
-  if name not in run.evals:
+  if 'data' not in run.evals.get(name, {}):
     left_out.append(f'{name}: pictures, as config.json does not know this evaluation.')
   else:
     try:
