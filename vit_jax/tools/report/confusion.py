@@ -4,9 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Of more cells that are not empty the largest are drawn: 300 KB of the page.
-_MOST_CELLS = 20_000
-
 
 class Confusion(NamedTuple):
   """The cells of a confusion matrix that are not empty.
@@ -28,10 +25,9 @@ class Confusion(NamedTuple):
     """Returns the largest cells off the diagonal, int [at most `most`, 3]."""
     return self.cells[self.cells[:, 0] != self.cells[:, 1]][:most]
 
-  def drawn(self) -> tuple[np.ndarray, int]:
-    """Returns (the cells to draw, how many examples are in those left out)."""
-    left_out = self.cells[_MOST_CELLS:, 2]
-    return self.cells[:_MOST_CELLS], int(left_out.sum())
+  def drawn(self, most: int) -> tuple[np.ndarray, int]:
+    """Returns (the largest cells, how many examples are in those left out)."""
+    return self.cells[:most], int(self.cells[most:, 2].sum())
 
   def worst(self, most: int = 20) -> np.ndarray:
     """Returns the classes of lowest accuracy, of those with examples, int [at most most].

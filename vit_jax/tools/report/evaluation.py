@@ -19,11 +19,15 @@ class Effort(NamedTuple):
 
   Attributes:
     room: characters of thumbnails of one evaluation.
+    cells: of a confusion matrix, that are drawn.
+    mistakes: that are shown of one evaluation.
     until: on the clock of `time.monotonic`, when to make no more of them.
     attention: map where the model looked; takes the checkpoint and a compilation.
   """
 
   room: int
+  cells: int
+  mistakes: int
   until: float = float('inf')
   attention: bool = True
 
@@ -39,7 +43,9 @@ class Evaluation(NamedTuple):
     confusion: None where examples have several labels.
     calibration: None where no probability is finite.
     mistakes: the surest ones.
-    thumbnails: [{index: data URL}] of each of the largest confusions, in their order.
+    cells: int [m, 3], those of the confusion that are drawn, and
+    cells_left_out: the examples of the others.
+    thumbnails: data URLs of each of the largest confusions, in their order.
     left_out: why something is not there, a sentence each.
   """
 
@@ -50,6 +56,8 @@ class Evaluation(NamedTuple):
   confusion: confusion.Confusion | None
   calibration: calibration.Calibration | None
   mistakes: list[mistakes.Mistake]
+  cells: np.ndarray | None
+  cells_left_out: int
   thumbnails: list[list[str]]
   left_out: list[str]
 
@@ -78,7 +86,7 @@ def analyse(run: Run, name: str, effort: Effort) -> Evaluation:
     if why:
       left_out.append(f'{name}: some thumbnails, {why}.')
   attention = effort.attention and time.monotonic() < effort.until
-  wrong, why = mistakes.describe(run, name, examples, attention)
+  wrong, why = mistakes.describe(run, name, examples, effort.mistakes, attention)
   if why:
     left_out.append(f'{name}: {why}')
   elif wrong and not attention:
@@ -94,6 +102,7 @@ def analyse(run: Run, name: str, effort: Effort) -> Evaluation:
     counted,
     calibration.measure(found['probability'][:, 0], found['right'][:, 0]),
     wrong,
+    *((None, 0) if counted is None else counted.drawn(effort.cells)),
     thumbnails,
     left_out,
   )

@@ -35,9 +35,8 @@ def data_of(run: Run, e: Evaluation, number: int, names: dict[str, int]) -> dict
   found = {'id': f'{number}-{list(run.predictions).index(e.name)}'}
   if e.confusion is None:
     return found
-  cells, _ = e.confusion.drawn()
   found['classes'] = e.confusion.num_classes
-  found['cells'] = cells.ravel().tolist()
+  found['cells'] = e.cells.ravel().tolist()
   found['counts'] = e.confusion.counts.tolist()
   found['thumbnails'] = e.thumbnails
   found['names'] = None
@@ -63,8 +62,9 @@ def _confusion(run: Run, e: Evaluation, key: str) -> str:
     f'Confusion matrix of {K:,} classes; arrow keys move over its cells. The largest '
     'confusions are listed below it.'
   )
-  _, missing = e.confusion.drawn()
-  note = f' Cells of {missing:,} examples, the smallest, are not drawn.' * bool(missing)
+  note = ''
+  if e.cells_left_out:
+    note = f' Cells of {e.cells_left_out:,} examples, the smallest, are not drawn.'
   body = (
     f'<h3>Confusion</h3><div class="matrix" data-evaluation="{key}">'
     f'<canvas tabindex="0" role="img" aria-label="{text(label)}"></canvas>'

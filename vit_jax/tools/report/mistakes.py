@@ -11,8 +11,6 @@ from vit_jax.errors import RunError
 from vit_jax.tools.report import pictures
 from vit_jax.tools.report.folder import Run
 
-MOST = 12
-
 
 class Mistake(NamedTuple):
   """An example that was classified wrongly.
@@ -35,7 +33,7 @@ class Mistake(NamedTuple):
   attention: str | None
 
 
-def surest(found: dict, most: int = MOST) -> np.ndarray:
+def surest(found: dict, most: int) -> np.ndarray:
   """Returns the rows of the wrong answers of highest probability, int [at most most].
 
   Args:
@@ -48,17 +46,22 @@ def surest(found: dict, most: int = MOST) -> np.ndarray:
 
 
 def describe(
-  run: Run, name: str, examples: pictures.Examples | None, attention: bool
+  run: Run,
+  name: str,
+  examples: pictures.Examples | None,
+  most: int,
+  attention: bool,
 ) -> tuple[list[Mistake], str]:
   """Returns (mistakes of an evaluation, why something of them is missing or '').
 
   Args:
     name: of the evaluation.
     examples: its images; None: they cannot be read any more.
+    most: how many mistakes.
     attention: map it, which takes the model and a compilation.
   """
   found = run.predictions[name]
-  rows = surest(found)
+  rows = surest(found, most)
   indices = [int(found['index'][row]) for row in rows]
   images = dict(examples.read(indices)) if examples else {}
   shown: dict[int, np.ndarray] = {}

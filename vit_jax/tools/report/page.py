@@ -11,7 +11,11 @@ from vit_jax.tools.report.folder import Run
 from vit_jax.tools.report.markup import data, details, table, text
 from vit_jax.version import __version__
 
-_ROOM = 2_000_000  # characters of all thumbnails
+# What all evaluations on a page share, so that it stays below 5 MB, and what each gets
+# at most.
+_ROOM = 2_000_000  # characters of thumbnails
+_CELLS, _EACH_CELLS = 80_000, 20_000  # of confusion matrices: 15 characters each
+_MISTAKES, _EACH_MISTAKES = 72, 12  # 10,000 characters each
 
 
 def render(
@@ -25,8 +29,13 @@ def render(
       reads a checkpoint and compiles each time.
   """
   several, left_out = len(runs) > 1, []
-  total = sum(len(run.predictions) for run in runs)
-  effort = evaluation.Effort(_ROOM // max(total, 1), until)
+  total = max(1, sum(len(run.predictions) for run in runs))
+  effort = evaluation.Effort(
+    _ROOM // total,
+    min(_EACH_CELLS, _CELLS // total),
+    max(1, min(_EACH_MISTAKES, _MISTAKES // total)),
+    until,
+  )
   analysed = [
     [
       evaluation.analyse(run, name, effort._replace(attention=i < attended))
