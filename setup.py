@@ -43,7 +43,7 @@ setup(
   # `include` keeps configs/ and tests/ from being installed as top-level packages.
   packages=[*find_packages(include=['vit_jax', 'vit_jax.*']), 'vit_jax.configs'],
   package_dir={'vit_jax.configs': 'configs'},  # for --config=NAME, without a clone
-  package_data={'vit_jax': ['**/*.json', 'py.typed']},
+  package_data={'vit_jax': ['**/*.json', '**/template/*', 'py.typed']},
   entry_points={'console_scripts': ['vit_jax = vit_jax.__main__:main']},
   install_requires=[
     'numpy>=2',

@@ -30,7 +30,7 @@ SMALL = [
   *('model.dropout=0.1', 'optim.ema=0.9', 'optim.moment_dtype=bfloat16'),
   *('optim.lr=0.003', 'optim.schedule.warmup=20'),
   'data.pp=random_affine(15, 0.1, (0.9, 1.1))|value_range(-1, 1)',
-  *('log.every=1', 'log.tensorboard=False'),
+  *('log.every=1', 'log.tensorboard=False', 'log.report=False'),
   *('checkpoint.every=5', 'checkpoint.best=test/top1'),
 ]
 TEST = dict(source='digits', split='test', batch_size=120, pp='value_range(-1, 1)')

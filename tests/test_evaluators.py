@@ -74,13 +74,33 @@ def check(metrics, expected):
   assert metrics == {k: pytest.approx(v, rel=1e-5) for k, v in expected.items()}
 
 
+def check_predictions(found, x, targets, params, loss='softmax'):
+  """Compares what an evaluator kept with NumPy's answers, in the order of the split."""
+  logits = x @ params.astype(np.float64)
+  if loss == 'softmax':
+    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  else:
+    probability = 1 / (1 + np.exp(-logits))
+  keep = np.flatnonzero(targets.any(-1))
+  top = np.argsort(-logits, axis=-1)[keep, :5]
+  labels = np.where(targets.sum(-1) == 1, targets.argmax(-1), -1)
+  np.testing.assert_array_equal(found['index'], keep)
+  np.testing.assert_array_equal(found['label'], labels[keep])
+  np.testing.assert_array_equal(found['top'], top)
+  right = np.take_along_axis(targets[keep], top, -1)
+  np.testing.assert_array_equal(found['right'], right)
+  expected = np.take_along_axis(probability[keep], top, -1)
+  np.testing.assert_allclose(found['probability'], expected, rtol=1e-5)  # of float32
+
+
 @pytest.mark.parametrize(('devices', 'batch_size'), [(1, 7), (4, 16), (8, 16), (8, 64)])
 def test_every_example_counts_once(tmp_path, devices, batch_size):
   labels = np.random.default_rng(3).integers(0, 10, 53)
   source, x = write(tmp_path / 'x.npz', labels)
-  params = params_of(10)
-  metrics = classification(source, devices, batch_size).run(predict, params)
-  check(metrics, reference(x, np.eye(10, dtype=bool)[labels], params))
+  params, targets = params_of(10), np.eye(10, dtype=bool)[labels]
+  evaluator = classification(source, devices, batch_size)
+  check(evaluator.run(predict, params), reference(x, targets, params))
+  check_predictions(evaluator.predictions, x, targets, params)
 
 
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
@@ -89,8 +109,9 @@ def test_several_labels_and_images_without_any(tmp_path, loss):
   assert 0 < (~targets.any(-1)).sum() < 53
   source, x = write(tmp_path / 'x.npz', targets)
   params = params_of(10)
-  metrics = classification(source, 4, 12, loss=loss).run(predict, params)
-  check(metrics, reference(x, targets, params, loss))
+  evaluator = classification(source, 4, 12, loss=loss)
+  check(evaluator.run(predict, params), reference(x, targets, params, loss))
+  check_predictions(evaluator.predictions, x, targets, params, loss)
 
 
 def test_no_top5_with_five_classes_or_fewer(tmp_path):

@@ -98,6 +98,9 @@ def test_load_takes_a_run_in_a_bucket(run, step):
 def test_tools_take_a_run_in_a_bucket(run, tmp_path, capsys):
   from vit_jax.tools import predict
   from vit_jax.tools.inspect import source
+  from vit_jax.tools.report import __main__ as report
+  from vit_jax.tools.report import automatic
+  from vit_jax.train.evaluations import write_predictions
 
   url, local, *_ = run
   Image.new('L', (8, 8)).save(tmp_path / 'x.png')
@@ -106,6 +109,14 @@ def test_tools_take_a_run_in_a_bucket(run, tmp_path, capsys):
     assert predict.main([f'{where}@4', str(tmp_path / 'x.png')]) == 0
     texts.append(capsys.readouterr().out.replace(str(where), 'RUN'))
   assert texts[0] == texts[1]
+  assert report.main([str(local), '--out', f'{url}/page.html']) == 0
+  assert (url / 'page.html').read_bytes().startswith(b'<!doctype html>')
+  answers = {'index': [0, 1], 'label': [3, 4], 'top': [[3], [5]]}
+  answers = {key: np.int32(value) for key, value in answers.items()}
+  answers |= {'probability': np.float32([[1], [1]]), 'right': np.bool([[1], [0]])}
+  write_predictions(url, 'test', 4, answers)
+  assert automatic.write(str(url), {}) == f'{url}/report.html'
+  assert b'The 1 largest confusion' in (url / 'report.html').read_bytes()
   assert source.is_source(f'{url}@best')
   found, expected = (source.describe(f'{x}@best', {}) for x in (url, local))
   for record in (found, expected):

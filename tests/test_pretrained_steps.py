@@ -13,6 +13,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import cli, pretrained, trees
 from vit_jax.errors import UserError
+from vit_jax.evaluators import predictions
 from vit_jax.tools import convert, evaluate, predict
 
 STEPS = (2, 4, 6)
@@ -62,8 +63,10 @@ def test_the_best_is_what_the_tools_measure_predict_and_write(
   assert record['loss'] == pytest.approx(losses[best], rel=1e-5)
 
   # Without --data, by the run's own evaluation; it says which.
-  assert cli.run(evaluate.main, [source, '--json']) == 0
+  out = tmp_path / 'tables'
+  assert cli.run(evaluate.main, [source, '--json', '--out', str(out)]) == 0
   assert json.loads(capsys.readouterr().out) == record | {'evaluation': 'test'}
+  assert list(predictions.read(out)) == ['test']
   assert cli.run(evaluate.main, [source, '--split', 'train[:60]']) == 0
   out = capsys.readouterr().out
   assert re.search(naming("'test'", 'digits, train[:60]', 'examples     60'), out)

@@ -19,6 +19,7 @@ from conftest import naming
 
 from vit_jax import distributed, errors, models, sharding, trees
 from vit_jax.checkpoint import checkpoints
+from vit_jax.evaluators import predictions
 
 # A batch is added up in another order on other devices. What would magnify that rounding
 # is left out: a moment kept in bfloat16 (2^-9 of a step where it rounds the other way)
@@ -111,6 +112,13 @@ def test_two_processes_go_on_where_one_was(reference, shared, tmp_path):
   assert_alike(workdir, reference, 1e-6)
   assert runs.saved(workdir) == runs.saved(reference)
   assert runs.status(workdir)['state'] == 'finished'
+  ours, theirs = predictions.read(workdir)['test'], predictions.read(reference)['test']
+  assert len(ours['index']) == 360
+  assert ours['step'] == 12
+  for key in ('index', 'label'):
+    np.testing.assert_array_equal(ours[key], theirs[key])
+  highest = lambda found: found['probability'][:, 0]
+  np.testing.assert_allclose(highest(ours), highest(theirs), atol=1e-4)
 
 
 @pytest.mark.faults  # test_preemption asks the same of one process and a fake

@@ -31,7 +31,8 @@ LEVELS = (
   ('tasks', 'evaluators', 'checkpoint'),
   ('pretrained',),
   ('train', 'inference', 'explain'),
-  ('main', 'tools'),
+  ('tools',),
+  ('main',),  # a finished run writes the page of tools.report
   ('__main__',),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

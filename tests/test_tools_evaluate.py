@@ -12,6 +12,7 @@ from conftest import GOLDEN, naming
 from PIL import Image
 
 from vit_jax import cli, inference, pretrained
+from vit_jax.evaluators import predictions
 from vit_jax.tools import convert, evaluate
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
@@ -66,6 +67,10 @@ def test_counts_and_tables(data, tmp_path, capsys):
   assert [int(row['examples']) for row in classes] == counts.sum(1).tolist()
   assert [int(row['right']) for row in classes] == counts.diagonal().tolist()
   assert json.loads((out / 'summary.json').read_text()) == record
+  kept = predictions.read(out)['val']
+  again = np.zeros((10, 10), int)
+  np.add.at(again, (kept['label'], kept['top'][:, 0]), 1)
+  np.testing.assert_array_equal(again, counts)
 
 
 def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):

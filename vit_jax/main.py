@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import shlex
 import sys
 import time
 
@@ -36,8 +37,9 @@ def main(argv: list[str]) -> int:
     from vit_jax.train import progress, run, runtime
 
     runtime.enable_compilation_cache()
+    command = shlex.join(['vit_jax', 'train', *argv])
     try:
-      status, rows = run.train(config, workdir)
+      status, rows = run.train(config, workdir, command)
     except (DiskFull, Unreachable):
       _cut_off.append(True)
       raise
@@ -45,10 +47,16 @@ def main(argv: list[str]) -> int:
       raise UserError(
         f'{error}{arguments.without_data(args.config, config)}'
       ) from error
+    page = None
+    if config.get('log', {}).get('report', True):
+      from vit_jax.tools.report import automatic
+
+      page = automatic.write(workdir, status)
     seconds = time.perf_counter() - start
     evals = config.get('evals', {})
     source = config['data']['source']
-    text = progress.summary(rows, status, evals, buckets.path(workdir), seconds, source)
+    folder = buckets.path(workdir)
+    text = progress.summary(rows, status, evals, folder, seconds, source, page)
     print(text, flush=True)
   return 0
 

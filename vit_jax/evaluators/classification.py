@@ -12,6 +12,7 @@ from vit_jax import losses, sharding
 from vit_jax.config import one_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
+from vit_jax.evaluators import predictions
 from vit_jax.evaluators.batches import open_batches
 from vit_jax.evaluators.label_sets import LabelSets
 from vit_jax.evaluators.metric import Metric
@@ -59,13 +60,14 @@ class Classification:
     self._mesh, self._check_stop = mesh, check_stop
     self._counts_confusion = confusion
     self.confusion: np.ndarray | None = None  # int64 [true, predicted] of the last run
+    self.predictions: dict | None = None  # of the last run: see `predictions`
     self._label_sets = None
     if labels is not None:
       name_of = self.batches.source.name_of
       self._label_sets = LabelSets(labels, self.batches.num_classes, name_of)
     # `predict` is static: one compilation for all runs of one evaluator.
     self._step = jax.jit(
-      self._sums, static_argnums=0, out_shardings=sharding.replicated(mesh)
+      self._measure, static_argnums=0, out_shardings=sharding.replicated(mesh)
     )
 
   def run(self, predict: Callable, params) -> dict[str, float]:
@@ -75,14 +77,15 @@ class Classification:
     are over. bad_images could not be read and are not in it.
     """
     totals: dict[str, float] = {}
+    answers = predictions.Collector(self.batches.num_examples)
     pending = None  # one batch behind, so that the host reads while the device works
     with contextlib.closing(self.batches.iterate()) as batches:
       for batch in self._labelled(batches):
         self._check_stop()
-        sums = self._step(predict, params, sharding.global_batch(batch, self._mesh))
-        _add(totals, pending)
-        pending = sums
-    _add(totals, pending)
+        done = self._step(predict, params, sharding.global_batch(batch, self._mesh))
+        _add(totals, answers, pending)
+        pending = done
+    _add(totals, answers, pending)
 
     self.confusion = totals.pop('confusion', None)
     examples = totals.pop('examples', 0)
@@ -92,6 +95,7 @@ class Classification:
         f'Evaluation found no image with a label among {self.batches.num_examples}, '
         f'{bad:g} of which could not be read.'
       )
+    self.predictions = answers.result()
     metrics = {name: total / examples for name, total in totals.items()}
     metrics['examples'] = examples
     return metrics | ({'bad_images': bad} if bad else {})
@@ -107,7 +111,8 @@ class Classification:
       label[real] = self._label_sets.multi_hot(batch['index'][real])
       yield {**batch, 'label': label}
 
-  def _sums(self, predict, params, batch):
+  def _measure(self, predict, params, batch):
+    """Returns (sums over a batch, what `predictions.of_batch` keeps of it)."""
     batch = self.batches.on_device(batch)
     logits = predict(params, batch)['logits'].astype(jnp.float32)  # [B, K]
     targets = self._targets(batch['label'], logits.shape[-1])
@@ -116,8 +121,8 @@ class Classification:
     def total(x):  # `where`, since 0 x nan of a padded row would be nan
       return jnp.where(counted, x, 0).sum(dtype=jnp.float32)
 
-    top = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
-    right = jnp.take_along_axis(targets, top, axis=-1)  # [B, 5]
+    rows = predictions.of_batch(batch, logits, targets, counted, self.loss)
+    top, right = rows['top'], rows['right']  # [B, 5]
     weights = targets.astype(jnp.float32)
     if self.loss == 'softmax':
       weights /= jnp.maximum(weights.sum(-1, keepdims=True), 1)
@@ -136,7 +141,7 @@ class Classification:
       )
     if logits.shape[-1] <= 5:
       del sums['top5']  # always 1
-    return sums
+    return sums, rows
 
   def _targets(self, label, num_classes: int):
     """Returns bool [B, K] of a model's K classes."""
@@ -151,7 +156,11 @@ class Classification:
     return jnp.pad(targets > 0, ((0, 0), (0, num_classes - known)))
 
 
-def _add(totals: dict, sums: dict | None) -> None:
-  for name, value in jax.device_get(sums or {}).items():
+def _add(totals: dict, answers: predictions.Collector, done: tuple | None) -> None:
+  if done is None:
+    return
+  sums, rows = jax.device_get(done)
+  answers.add(rows)
+  for name, value in sums.items():
     value = float(value) if value.ndim == 0 else value.astype(np.int64)
     totals[name] = totals.get(name, 0) + value

@@ -5,8 +5,8 @@
 
 SOURCE is what `vit_jax.load` takes. Of a run's evaluations the one is taken by which the
 best step is chosen, or else the first. Preprocessing comes with the weights; `--pp`
-replaces it. `--out` gets summary.json, per_class.csv and confusion.csv (rows: the true
-class, columns: the predicted one).
+replaces it. `--out` gets summary.json, per_class.csv, confusion.csv (rows: the true
+class, columns: the predicted one) and predictions.npz, see `evaluators.predictions`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from vit_jax import cli, imagenet, run_config, terminal
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder
 
-FILES = ('summary.json', 'per_class.csv', 'confusion.csv')
+FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
 
 
@@ -44,7 +44,7 @@ def _evaluate(argv: list[str]) -> int:
 
   from vit_jax import pretrained, sharding
   from vit_jax.evaluators import classification, metric
-  from vit_jax.train import metrics, runtime
+  from vit_jax.train import evaluations, metrics, runtime
 
   loaded = pretrained.load(
     args.source,
@@ -94,6 +94,9 @@ def _evaluate(argv: list[str]) -> int:
   if out:
     names = evaluator.batches.class_names or loaded.class_names
     _write(out, record, evaluator, names, metrics.write_json)
+    evaluations.write_predictions(
+      out, data['split'], loaded.step or 0, evaluator.predictions
+    )
   if args.json:
     if note:
       print(note, file=sys.stderr)

@@ -4,8 +4,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from vit_jax import evaluators, trees
+import numpy as np
+
+from vit_jax import distributed, evaluators, trees
 from vit_jax.errors import Preempted, UserError
+from vit_jax.evaluators import predictions
+from vit_jax.train import disk
 from vit_jax.train.state import State
 
 
@@ -81,3 +85,24 @@ def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool
         f'config.evals.{name}.data.pp gives images {its}, config.data.pp {ours}: this '
         'model takes one shape only.'
       )
+
+
+def write_predictions(workdir: Path, name: str, step: int, found: dict | None) -> None:
+  """Writes what an evaluation answered over that of its last time; see `predictions`.
+
+  Of several processes the first does.
+
+  Args:
+    name: of the evaluation.
+    found: its evaluator's `predictions`; None: it has none.
+
+  Raises: OSError.
+  """
+  if found is None or not distributed.is_first():
+    return
+  try:
+    known = predictions.read(workdir)
+  except UserError:  # damaged: written anew
+    known = {}
+  known[name] = {'step': np.int64(step), **found}
+  disk.replace(workdir / predictions.FILE, predictions.pack(known))

@@ -9,6 +9,7 @@ import jax
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Diverged, Preempted
 from vit_jax.train import peers, status
+from vit_jax.train.evaluations import write_predictions
 from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
@@ -106,6 +107,8 @@ class Loop:
     for name in self._due_evals():
       with self.record.evaluating(name):
         values = self.evals[name].run(self.task, self.state)
+      answers = getattr(self.evals[name].evaluator, 'predictions', None)
+      write_predictions(self.workdir, name, self.step, answers)
       self.record.evaluation(self.step, name, values)
     if self.step < self.total:
       self.early = self.patience.spent(self.record.rows)

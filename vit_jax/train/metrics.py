@@ -25,6 +25,7 @@ class Log:
   every: int = 50  # steps between rows
   tensorboard: bool = True
   profile: bool = False  # write a profile of a few steps to WORKDIR/profile
+  report: bool = True  # `vit_jax train` writes WORKDIR/report.html at the end
   wandb: Annotated[dict | None, loggers.check(loggers.Wandb)] = None
   mlflow: Annotated[dict | None, loggers.check(loggers.Mlflow)] = None
 

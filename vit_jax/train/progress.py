@@ -1,15 +1,13 @@
 """What a run shows a person: its parameters, values as they come, the end."""
 
-import math
 import os
 import shutil
 import sys
 from pathlib import Path
 
-import jax
-
 from vit_jax.data import bad_images
 from vit_jax.evaluators import declared
+from vit_jax.train import environment
 from vit_jax.train.folder import LOG_FILE
 from vit_jax.train.metrics import TIME
 from vit_jax.train.rows import last_values
@@ -31,11 +29,13 @@ def summary(
   workdir: Path,
   seconds: float,
   source: str | list = '',
+  page: str | None = None,
 ) -> str:
   """Returns the end of a run for a person: results, where they are, what is next.
 
   Args:
     source: the config's data.source.
+    page: the address of the run's page, if one was written.
   """
   values = last_values(rows)
   measured = [k for k in values if not k.startswith((TIME, 'train/'))]
@@ -76,6 +76,8 @@ def summary(
   ]
   if source == 'digits':  # the first run, of those who have images of their own
     lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
+  if page:
+    lines.append(f'The run on a page: {page}')
   return '\n'.join(lines)
 
 
@@ -102,7 +104,7 @@ def _program(name: str) -> str:
 
 def parameter_table(params: dict, trained: dict) -> str:
   """Returns the number of parameters by top-level module, in all, and of those trained."""
-  count = lambda tree: sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+  count = environment.count
   rows = {key: count(subtree) for key, subtree in params.items()}
   rows |= {'total': count(params), 'trained': count(trained)}
   return '\n'.join(['Parameters:', *(f'  {k:<16} {n:>14,}' for k, n in rows.items())])

@@ -10,7 +10,16 @@ import os
 import jax
 
 from vit_jax import models, optim, pretrained, sharding, tasks, trees, tune
-from vit_jax.train import evaluations, folder, metrics, progress, schema, start, status
+from vit_jax.train import (
+  environment,
+  evaluations,
+  folder,
+  metrics,
+  progress,
+  schema,
+  start,
+  status,
+)
 from vit_jax.train.disk import full_raises_disk_full
 from vit_jax.train.lock import lock
 from vit_jax.train.loop import Loop
@@ -20,12 +29,15 @@ from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
 
-def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
+def train(
+  config: dict, workdir: str | os.PathLike, command: str | None = None
+) -> tuple[dict, list[dict]]:
   """Runs a config in a folder, from where the folder's last run stopped.
 
   Args:
     config: nested plain dicts, see `config.load`.
     workdir: created if missing; one run at a time. A folder, or gs://BUCKET/PATH.
+    command: the command line that asked for it, to be recorded.
 
   Returns:
     (status, rows): what status.json holds, with the step and the fingerprint of the
@@ -91,6 +103,7 @@ def train(config: dict, workdir: str | os.PathLike) -> tuple[dict, list[dict]]:
     else:
       state, _ = restored
       print(f'Resuming from step {int(state.step)}.', flush=True)
+    environment.record(workdir, int(state.step), command, params, abstract.params)
     del source, given  # the run has its own now
     loop = Loop(config, workdir, state, task, checkpoints, evals, stop)
     stack.callback(loop.record.close)

@@ -9,7 +9,8 @@ from vit_jax import distributed, pretrained, run_config, sharding, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
-from vit_jax.train import folder, loggers, metrics, schema
+from vit_jax.evaluators import predictions
+from vit_jax.train import environment, folder, loggers, metrics, schema
 from vit_jax.train.runtime import run_once
 from vit_jax.train.state import State
 
@@ -17,7 +18,8 @@ from vit_jax.train.state import State
 def check_files(workdir: Path) -> None:
   """Raises UserError if a folder, pipe or device has the name of one of a run's files."""
   files = ('config.json', 'status.json', 'metrics.jsonl', 'bad_images.jsonl')
-  for path in (workdir / name for name in (*files, loggers.IDS, folder.LOG_FILE)):
+  files += (environment.FILE, predictions.FILE, loggers.IDS, folder.LOG_FILE)
+  for path in (workdir / name for name in files):
     if path.exists() and not path.is_file():
       raise UserError(f'{path} is not a file: move it away, or use another --workdir.')
   steps = workdir / 'checkpoints'

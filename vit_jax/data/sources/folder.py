@@ -12,13 +12,6 @@ from vit_jax.data.sources import listing, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, UserError
 
-# Folder names that mean the same split.
-SYNONYMS = {
-  'train': ('train', 'training'),
-  'validation': ('validation', 'val', 'valid', 'dev'),
-  'test': ('test', 'testing'),
-}
-
 
 class Folder(Source):
   """ROOT/SPLIT/CLASS/**/IMAGE, or ROOT/CLASS/**/IMAGE as one split, 'train'.
@@ -54,8 +47,8 @@ class Folder(Source):
     self.left_out, self.misplaced = Counter(), Counter()
     wanted = []
     for name, start, stop in splits.parse(split):
-      name = _canonical(name)
-      known = name in SYNONYMS  # else a misspelling, which check_name answers
+      name = splits.canonical(name)
+      known = name in splits.SYNONYMS  # else a misspelling, which check_name answers
       if known and name not in directories and list(directories) == ['train']:
         raise UserError(
           f'{self.name} has no folder for the split {name!r}, only images to train on. '
@@ -128,20 +121,12 @@ class Folder(Source):
     return list(zip(paths, [labels[i] for i in places], sizes, strict=True))
 
 
-def _canonical(name: str) -> str:
-  """Returns 'validation' for 'val', and so on; other names as they are."""
-  for canonical, names in SYNONYMS.items():
-    if name.lower() in names:
-      return canonical
-  return name
-
-
 def _split_directories(root: str) -> dict[str, str]:
   """Returns {split: directory}."""
   out: dict[str, str] = {}
   for name in _folders(root):
-    canonical = _canonical(name)
-    if canonical not in SYNONYMS:
+    canonical = splits.canonical(name)
+    if canonical not in splits.SYNONYMS:
       continue
     if canonical in out:
       raise UserError(
@@ -149,7 +134,9 @@ def _split_directories(root: str) -> dict[str, str]:
         f'folders for the split {canonical!r}: keep one.'
       )
     out[canonical] = os.path.join(root, name)
-  others = [name for name in _folders(root) if _canonical(name) not in SYNONYMS]
+  others = [
+    name for name in _folders(root) if splits.canonical(name) not in splits.SYNONYMS
+  ]
   if out and others:
     logging.getLogger(__name__).warning(
       'folder:%s: left out, as it has folders for splits: %s', root, _some(others)

@@ -1,0 +1,126 @@
+"""The numbers of runs over their steps, as few points as a screen can show."""
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax import evaluators
+from vit_jax.tools.report.folder import Run
+
+POINTS = 1200  # of a curve: two for each pixel of its width
+_MEANS = 100  # points of the mean of a curve, which curves of twice as many have
+# Curves by the chart that they share: (title, pattern of names, log scale at first).
+_CHARTS = (
+  ('Loss', r'.*/loss', False),
+  ('Accuracy', r'train/accuracy|.*/top[15]', False),
+  ('Few-shot accuracy', r'.*\dshot(_sweep)?', False),
+  ('Learning rate', r'train/lr', False),
+  ('Images per second', r'time/images_per_s', False),
+  ('Gradient norm', r'train/grad_norm', True),
+)
+_NOT_SHOWN = r'step|time/seconds_left|.*/(examples|bad_images)|.*_(seed\d+|std|log2_l2)'
+
+
+def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list]:
+  """Returns at most `most` points of a curve: the extremes of its stretches.
+
+  The curve is cut into stretches of equally many points; of each the lowest and the
+  highest are kept, in their order, so that no peak is lost. The first and the last point
+  are kept too. Values that are not finite count as neither, but one such point of a
+  stretch is kept as a gap.
+
+  Args:
+    x: [n], increasing. y: [n].
+    most: 8 or more.
+  """
+  x, y = np.asarray(x), np.asarray(y, float)
+  n = len(x)
+  if n <= most:
+    return x.tolist(), y.tolist()
+  kept = {0, n - 1}
+  edges = np.linspace(0, n, (most - 2) // 3 + 1).astype(int)
+  for start, stop in itertools.pairwise(edges):
+    part = y[start:stop]
+    finite = np.isfinite(part)
+    if not finite.all():
+      kept.add(start + int(np.argmin(finite)))
+    if finite.any():
+      kept.add(start + int(np.argmin(np.where(finite, part, np.inf))))
+      kept.add(start + int(np.argmax(np.where(finite, part, -np.inf))))
+  rows = sorted(kept)
+  return x[rows].tolist(), y[rows].tolist()
+
+
+def means(x: Sequence, y: Sequence, parts: int = _MEANS) -> tuple[list, list]:
+  """Returns (middles, means) of stretches of equally many points; [parts] each.
+
+  Values that are not finite are left out; the mean of none is nan.
+
+  Args:
+    x, y: [n], with n >= parts.
+  """
+  x, y = np.asarray(x, float), np.asarray(y, float)
+  edges = np.linspace(0, len(x), parts + 1).astype(int)
+  middles, found = [], []
+  for start, stop in itertools.pairwise(edges):
+    part = y[start:stop]
+    part = part[np.isfinite(part)]
+    middles.append(float(x[start:stop].mean()))
+    found.append(float(part.mean()) if len(part) else math.nan)
+  return middles, found
+
+
+def of_rows(rows: list[dict]) -> dict[str, tuple[list, list]]:
+  """Returns {name: (steps, values)} of the rows of metrics.jsonl."""
+  found: dict[str, tuple[list, list]] = {}
+  for row in rows:
+    for name, value in row.items():
+      if name != 'step':
+        steps, values = found.setdefault(name, ([], []))
+        steps.append(row['step'])
+        values.append(value)
+  return found
+
+
+def charts(runs: list[Run]) -> list[dict]:
+  """Returns what page.js draws: charts with the curves of all runs.
+
+  A chart is {'title', 'percent', 'log', 'curves'}, a curve {'run': its number, 'name',
+  'x', 'y', 'mean': null or its x and y}; numbers that are not finite are null.
+  """
+  most = max(200, POINTS // math.ceil(len(runs) / 4))
+  found: dict[str, dict] = {}
+  for number, run in enumerate(runs):
+    for name, (steps, values) in of_rows(run.rows).items():
+      metric = evaluators.declared(name, run.evals)
+      if re.fullmatch(_NOT_SHOWN, name) or metric.detail:
+        continue
+      percent = metric.percent or name == 'train/accuracy'
+      title, log = _chart(name)
+      if title == name and not any(values):  # counters of what did not happen
+        continue
+      x, y = downsample(steps, values, most)
+      chart = {'title': title, 'percent': percent, 'log': log, 'curves': []}
+      curve = {'run': number, 'name': name, 'x': x, 'y': [_short(v) for v in y]}
+      curve['mean'] = None
+      if len(steps) > 2 * _MEANS:
+        middles, mean = means(steps, values)
+        curve['mean'] = [round(m) for m in middles], [_short(v) for v in mean]
+      found.setdefault(title, chart)['curves'].append(curve)
+  order = [title for title, *_ in _CHARTS]
+  place = lambda title: order.index(title) if title in order else len(order)
+  return sorted(found.values(), key=lambda chart: place(chart['title']))
+
+
+def _chart(name: str) -> tuple[str, bool]:
+  for title, pattern, log in _CHARTS:
+    if re.fullmatch(pattern, name):
+      return title, log
+  return name, False
+
+
+def _short(value: float) -> float | None:
+  return float(f'{value:.5g}') if math.isfinite(value) else None

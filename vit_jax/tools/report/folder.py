@@ -1,0 +1,96 @@
+"""What a run left behind, read for its page."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax import buckets, imagenet, run_config
+from vit_jax.data import bad_images
+from vit_jax.errors import UserError
+from vit_jax.evaluators import predictions
+from vit_jax.train import environment, rows, status
+
+
+class Run(NamedTuple):
+  """A run's folder.
+
+  Attributes:
+    path: a folder, or gs://BUCKET/PATH.
+    name: by which the page calls it, unique on a page.
+    config: as it was resolved.
+    status: of status.json, {} where that cannot be read.
+    rows: of metrics.jsonl.
+    starts: see `train.environment`; [] of runs by older versions.
+    bad_images: {'path', 'reason', 'source'} of each that could not be read.
+    predictions: of each evaluation, see `evaluators.predictions`.
+    left_out: why something is not here, a sentence each.
+  """
+
+  path: Path
+  name: str
+  config: dict
+  status: dict
+  rows: list[dict]
+  starts: list[dict]
+  bad_images: list[dict]
+  predictions: dict[str, dict[str, np.ndarray]]
+  left_out: list[str]
+
+  @property
+  def evals(self) -> dict[str, dict]:
+    """The config's evaluations by name."""
+    return self.config.get('evals', {})
+
+  @property
+  def class_names(self) -> list[str] | None:
+    """One per class, WordNet's ids in words, or None."""
+    names = self.config['resolved'].get('class_names')
+    return names and [imagenet.describe(name) or name for name in names]
+
+
+def read(folders: list[str]) -> list[Run]:
+  """Returns runs, the parts of a run that are damaged left out.
+
+  Raises:
+    UserError: for a folder that is not a run's, or is named twice.
+  """
+  paths = [buckets.path(folder) for folder in folders]
+  if len(set(map(str, paths))) < len(paths):
+    raise UserError(f'{" ".join(folders)}: a run is named twice.')
+  return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+
+
+def _read(path: Path, name: str) -> Run:
+  left_out = []
+  config = run_config.read(path)
+  known, lost = rows.read_checked(path / 'metrics.jsonl')
+  if lost:
+    left_out.append(f'{lost} damaged lines of metrics.jsonl.')
+  found = {}
+  try:
+    found = predictions.read(path)
+  except UserError as error:
+    left_out.append(str(error))
+  return Run(
+    path,
+    name,
+    config,
+    status.read(path) or {},
+    known,
+    environment.read(path),
+    bad_images.read_log(path / 'bad_images.jsonl'),
+    found,
+    left_out,
+  )
+
+
+def _names(paths: list) -> list[str]:
+  """Returns the last part of each path, with as many before it as tell them apart."""
+  texts = [str(path if buckets.is_url(path) else path.absolute()) for path in paths]
+  parts = [text.rstrip('/').split('/') for text in texts]
+  for n in range(1, max(map(len, parts)) + 1):
+    names = ['/'.join(part[-n:]) for part in parts]
+    if len(set(names)) == len(names):
+      return names
+  return texts
