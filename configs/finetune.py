@@ -12,7 +12,8 @@ pre_logits; steps of the paper, rates from the middle of its grids ({.003, .01, 
 for imagenet, {.001, .003, .01, .03} for the others): choose by the val split, then train
 with final=True on all of the training data and read the test accuracy. keep_head=True
 keeps the head, for the same classes at another resolution; channels=3 is for digits with
-weights of colour images.
+weights of colour images. With fewer steps the warmup is shorter in proportion, unless
+warmup=N sets it. RUN@best is the best step on val; a run with final=True has none.
 
 A folder trains 500 steps of 64 images; if it holds just the classes, add
 train=train[:90%],val=train[90%:]. Digits, which the paper does not have, take 1,000
@@ -136,13 +137,14 @@ def get_config(arg=None):
     accum=arg.accum or max(batch // 64, 1),
   )
   c.optim.moment_dtype = 'bfloat16'
-  warmup = warmup if arg.warmup < 0 else arg.warmup
+  warmup = min(warmup, warmup * c.steps // steps) if arg.warmup < 0 else arg.warmup
   c.optim.schedule = dict(decay='cosine', warmup=warmup)
 
   held_out = dict(source=source, split=arg.val or val, batch_size=batch)
   held_out['pp'] = f'{decode}|{resize}|value_range(-1, 1)'
   every = max(c.steps // 10, 1)
   c.evals = dict(val=dict(type='classification', data=held_out, every=every))
-  c.checkpoint = dict(every=every)
+  # `final` evaluates the test split, by which nothing is chosen.
+  c.checkpoint = dict(every=every, best=None if arg.final else 'val/top1')
   c.log = dict(every=max(every // 4, 1))
   return c

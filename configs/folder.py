@@ -5,9 +5,12 @@
   vit_jax train --config=folder:debug
 
 FOLDER holds `train` and `val` (or `test`: add val=test). If it holds just the classes,
-add train=train[:90%],val=train[90%:] to keep a tenth for evaluation; the order of a
-folder is mixed, so that both parts have all classes. Images that cannot be read are left out and listed in the
-run's bad_images.jsonl. The recipe is that of "Better plain ViT baselines" (arXiv
+add train=train[:90%],val=train[90%:] to keep a random tenth for evaluation. It is not
+drawn class by class: a run warns where it is few images, or none of a class. Images that
+cannot be read are left out and listed in the run's bad_images.jsonl.
+
+The learning rate warms up over 100 steps, or a tenth of the run if that is less;
+warmup=N sets another number. The recipe is that of "Better plain ViT baselines" (arXiv
 2205.01580) in its size-free parts: average pooling, fixed sine-cosine positions, AdamW.
 From scratch a ViT wants more images than a folder has; expect it to learn what colour
 and texture tell, and take published weights for more.
@@ -35,7 +38,7 @@ def get_config(arg=None):
     res=128,
     batch=64,
     steps=2_000,
-    warmup=100,
+    warmup=-1,
     lr=1e-3,
     seed=0,
   )
@@ -48,7 +51,8 @@ def get_config(arg=None):
   c.data.pp = f'decode|inception_crop({arg.res}, 20)|flip_lr|value_range(-1, 1)'
   c.task = dict(name='classify', loss='softmax', label_smoothing=0.1)
   c.optim = dict(name='adamw', lr=arg.lr, wd=0.1, clip=1.0)
-  c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
+  warmup = min(100, arg.steps // 10) if arg.warmup < 0 else arg.warmup
+  c.optim.schedule = dict(decay='cosine', warmup=warmup)
 
   small = round(arg.res * 256 / 224)
   val = dict(source=arg.data, split=arg.val, batch_size=arg.batch)

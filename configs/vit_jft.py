@@ -106,5 +106,6 @@ def get_config(arg=None):
     squashed = f'resize({small})|central_crop({arg.res})'
     c.evals.fewshot.pp = f'decode|{squashed}|value_range(-1, 1)'
   c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
+  c.checkpoint.best = 'val/top1'
   c.log = dict(every=min(100, arg.eval_every))
   return c

@@ -97,15 +97,8 @@ def environment(url: str):
 
 
 @contextlib.contextmanager
-def in_memory():
-  """Sends this process to an empty server of its own; yields the address."""
-  with serve(BUCKET) as url, environment(url):
-    yield url
-
-
-@contextlib.contextmanager
 def behind_proxy():
-  """As `in_memory`, through a proxy, which is yielded."""
+  """Sends this process to an empty server of its own, through a proxy; yields the proxy."""
   ours, port = free_port(), free_port()
   url = f'http://127.0.0.1:{ours}'
   with (

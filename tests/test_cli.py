@@ -11,7 +11,7 @@ import runs
 from conftest import naming
 from PIL import Image
 
-from vit_jax import cli
+from vit_jax import cli, errors
 from vit_jax.tools import predict
 
 CODE = """
@@ -39,6 +39,14 @@ def test_nobody_reads_on(lines, how):
   os.close(read)
   _, error = process.communicate(timeout=60)
   assert (process.returncode, error) == (141, '')
+
+
+def test_a_stop_is_no_error(capsys):
+  def main(argv):
+    raise errors.Preempted('Stopped at step 3 of 9.')
+
+  assert cli.run(main, []) == 75
+  assert capsys.readouterr().err == 'Stopped at step 3 of 9.\n'
 
 
 def test_another_pipe_is_another_matter(capsys):

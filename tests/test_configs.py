@@ -101,3 +101,20 @@ def test_the_docstring_has_commands_that_work(path):
   for command in commands:
     _, c, _ = arguments.parse(shlex.split(command, comments=True)[2:])
     schema.check(named(c))
+
+
+@every_config
+def test_what_is_held_out_chooses_the_best_step(path):
+  c = config.load(str(path))
+  if 'val' in c['evals']:
+    assert c['checkpoint']['best'].partition('/')[0] in ('val', 'minival')
+
+
+@pytest.mark.parametrize(
+  ('arg', 'warmup'),
+  [('', 100), ('steps=1_000', 100), ('steps=20', 2), ('steps=5', 0)]
+  + [('steps=20,warmup=7', 7)],
+)
+def test_a_short_run_on_a_folder_warms_up_in_a_tenth_of_it(arg, warmup):
+  c = config.load(f'folder:{arg}')
+  assert c['optim']['schedule']['warmup'] == warmup

@@ -8,8 +8,8 @@ import pytest
 from archives import encoded, examples, synsets, tar_bytes, write_folder, write_tar
 from PIL import Image
 
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.prepare import checks, imagenet21k, images, report, writer
+from vit_jax.errors import BadImage
 
 
 def test_what_is_broken_is_left_out_and_listed(tmp_path):

@@ -60,6 +60,22 @@ def test_numbers_and_what_is_left_out(tmp_path, heif):
   assert val.describe() == [f'folder:{tmp_path}, val: 2 images, 2 classes of 1']
 
 
+def test_a_small_set_to_evaluate_on_is_warned_of(tmp_path):
+  # A tenth of a folder is not stratified: here 'c', of two images, is not in it.
+  write(tmp_path, *(f'train/{c}/{i}.png' for c in 'ab' for i in range(60)))
+  write(tmp_path, 'train/c/0.png', 'train/c/1.png')
+  tenth = pipeline.evaluate(f'folder:{tmp_path}', 'train[90%:]', PP, 2)
+  assert len(tenth.source) == 12
+  (line,) = tenth.warnings()
+  assert naming_all(line, f'folder:{tmp_path}, train[90%:]', '12 images', '8.3%', "'c'")
+  (whole,) = pipeline.evaluate(f'folder:{tmp_path}', 'train[:99]', PP, 2).warnings()
+  assert naming_all(whole, '99 images')
+  assert 'none of' not in whole
+  for source, split in ((f'folder:{tmp_path}', 'train[:110]'), ('digits', 'test')):
+    pp = PP if split != 'test' else 'value_range(-1, 1)'
+    assert pipeline.evaluate(source, split, pp, 2).warnings() == []
+
+
 def naming_all(text, *facts):
   import re
 

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 
 from vit_jax.data import lazy_tf
 from vit_jax.data.ops import decode as images
+from vit_jax.errors import BadImage
 
 tf = lazy_tf.load()
 
@@ -216,7 +217,7 @@ def bomb(name):
 def test_bombs_are_refused_by_their_header(name):
   data = bomb(name)
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  with pytest.raises(images.BadImage, match='64 megapixels'):
+  with pytest.raises(BadImage, match='64 megapixels'):
     images.probe(data, exif=True)
   after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   # ru_maxrss is in KiB (bytes on macOS); decoding would take 505 MB.
@@ -228,7 +229,7 @@ def test_bombs_are_refused_by_their_header(name):
   [(b'', 'empty'), (b'hello', 'type'), (b'\xff\xd8\xff\xe0', 'type')],
 )
 def test_reasons(data, reason):
-  with pytest.raises(images.BadImage, match=reason):
+  with pytest.raises(BadImage, match=reason):
     images.probe(data, exif=True)
 
 
@@ -262,7 +263,7 @@ def test_malformed_images_end_in_an_error_or_an_image():
     try:
       assert decode(data).shape[-1] == 3
       outcomes['decoded'] += 1
-    except images.BadImage:
+    except BadImage:
       outcomes['refused'] += 1
     except tf.errors.OpError:
       outcomes['broken'] += 1

@@ -9,9 +9,8 @@ from PIL import Image, ImageOps, features
 
 from vit_jax.data import pipeline
 from vit_jax.data.ops import registry
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.single_image import SingleImage
-from vit_jax.errors import UserError
+from vit_jax.errors import BadImage, UserError
 
 
 @pytest.fixture

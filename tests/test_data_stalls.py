@@ -13,9 +13,8 @@ from conftest import naming
 from PIL import Image
 
 from vit_jax.data import bad_images, image_file, pipeline, stalls
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.sources import record_files
-from vit_jax.errors import UserError
+from vit_jax.errors import BadImage, UserError
 
 PP = 'decode|resize(8)|value_range(-1, 1)'
 

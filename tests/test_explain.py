@@ -1,4 +1,6 @@
-"""Attention rollout and distance, against another implementation and closed forms."""
+"""Maps of what models look at: whose row is taken, classes, options, refusals."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,83 +11,30 @@ from conftest import GOLDEN, naming
 import vit_jax
 from vit_jax import explain, models, pretrained, viz
 from vit_jax.errors import UserError
+from vit_jax.explain import kinds, weights
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
-
-
-def weights(seed=0, shape=(3, 2, 4, 6, 6)):
-  logits = np.random.default_rng(seed).normal(size=shape).astype(np.float32) * 2
-  return np.asarray(jax.nn.softmax(logits, -1))
-
-
-@pytest.mark.parametrize('fusion', ['mean', 'max', 'min'])
-@pytest.mark.parametrize('residual', [True, False])
-def test_rollout_is_the_reference(golden, fusion, residual):
-  attention = golden('vit_hf.expected')['attentions']  # of transformers' ViT
-  name = f'rollout_{fusion}_{"residual" if residual else "plain"}'
-  found = viz.rollout(attention, fusion, residual)
-  # Three products of rows that sum to 1, in float32 in another order.
-  np.testing.assert_allclose(found, golden('attention')[name], rtol=1e-5, atol=1e-7)
-  np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
-
-
-def test_rollout_in_closed_form():
-  L, N = 3, 5
-  uniform = np.full((L, 2, 4, N, N), 1 / N, np.float32)
-  expected = 0.5**L * np.eye(N) + (1 - 0.5**L) / N
-  np.testing.assert_allclose(viz.rollout(uniform)[1], expected, rtol=1e-6)
-  identity = np.broadcast_to(np.eye(N, dtype=np.float32), uniform.shape)
-  np.testing.assert_array_equal(viz.rollout(identity, residual=False)[0], np.eye(N))
-  # The later layer multiplies from the left.
-  one, two = np.roll(np.eye(N), 1, 0), np.eye(N)
-  two[0] = 1 / N
-  stacked = np.stack([one, two])[:, None, None]
-  np.testing.assert_allclose(
-    viz.rollout(stacked, residual=False)[0], two @ one, rtol=1e-6
-  )
-  a = weights()
-  np.testing.assert_allclose(viz.rollout(a), viz.rollout(a[:, :, ::-1]), rtol=1e-6)
-
-
-def test_discard_leaves_the_largest_weights_of_each_row():
-  a = weights(shape=(1, 1, 1, 6, 6))
-  found = np.asarray(viz.rollout(a, residual=False, discard=0.5))[0]
-  order = np.argsort(a[0, 0, 0], -1)
-  assert (np.take_along_axis(found, order[:, :3], -1) == 0).all()
-  kept = np.take_along_axis(a[0, 0, 0], order[:, 3:], -1)
-  kept /= kept.sum(-1, keepdims=True)
-  np.testing.assert_allclose(np.take_along_axis(found, order[:, 3:], -1), kept, 1e-6)
-
-
-def test_distance_is_the_reference_and_that_of_known_patterns(golden):
-  attention, expected = golden('vit_hf.expected')['attentions'], golden('attention')
-  for renormalize, name in ((True, 'renormalized'), (False, 'plain')):
-    found = viz.attention_distance(attention, (4, 4), (8, 8), renormalize)
-    np.testing.assert_allclose(found, expected[f'distance_{name}'], rtol=1e-5)
-  eye = np.eye(16, dtype=np.float32)[None, None, None]
-  assert viz.attention_distance(eye, (4, 4), (8, 8)) == 0
-  even = np.full((1, 1, 1, 64, 64), 1 / 64, np.float32)
-  np.testing.assert_allclose(
-    viz.attention_distance(even, (8, 8), (4, 4)), 16.5459, rtol=1e-5
-  )
 
 
 def test_maps_are_the_references_class_token(golden):
   loaded = vit_jax.load(GOLDEN / 'vit_hf')
   x = golden('vit_hf.expected')['image']
-  run = jax.jit(lambda v, x: explain._maps(loaded.model, v, x, 'rollout'))
+  run = jax.jit(lambda v, x: kinds.rollout(loaded.model, v, x, None))
   found = run(loaded.variables, x)
   found /= found.max((1, 2), keepdims=True)
   # As the attention maps themselves agree: 5e-6.
   np.testing.assert_allclose(found, golden('attention')['map_cls'], rtol=0, atol=2e-5)
 
 
+@functools.cache
 def tiny(scan=False, **fields):
   model = models.build('vit', 'mu/8', depth=2, num_classes=3, scan=scan, **fields)
   x = jnp.zeros((1, 32, 32, 3))
   params = jax.jit(model.init)(jax.random.key(0), x)['params']
   # Far enough from their start that rows of attention differ.
   params = jax.tree.map(lambda p: np.asarray(p) * 1.5, params)
+  head = params['head']['kernel']
+  params['head']['kernel'] = np.random.default_rng(1).normal(size=head.shape, scale=0.5)
   pp = 'decode|value_range(-1, 1)'
   return pretrained.Loaded(
     model, {'params': params}, (32, 32), 3, pp, None, 'x', 'x', ''
@@ -106,8 +55,8 @@ def test_other_classifiers_and_scanned_blocks(fields):
     layers = of(blocks['encoderblock'])
   else:
     layers = np.stack([of(blocks[f'encoderblock_{i}']) for i in range(2)])
-  rows = {'rollout': viz.rollout(layers), 'last': layers[-1].mean(1)}
-  for kind in explain.KINDS:
+  rows = {'rollout': viz.rollout(layers), 'attention': layers[-1].mean(1)}
+  for kind in rows:
     found = vit_jax.attention_maps(loaded, PIXELS, kind, batch_size=2)
     if loaded.model.classifier == 'token':
       expected = rows[kind][:, 0, 1:]
@@ -126,9 +75,121 @@ def test_what_cannot_be_mapped():
     vit_jax.attention_maps(loaded, PIXELS, 'rolout')
   with pytest.raises(UserError, match=naming('Mixer', 'attention')):
     vit_jax.attention_maps(GOLDEN / 'mixer_google.npz', PIXELS)
-  with pytest.raises(UserError, match=naming((3, 2, 6, 6))):
-    viz.rollout(weights()[:, :, 0])
-  with pytest.raises(UserError, match=naming('discard=1.0')):
-    viz.rollout(weights(), discard=1.0)
-  with pytest.raises(UserError, match=naming('4x4', 6)):
-    viz.attention_distance(weights(), (4, 4), (8, 8))
+  for kind, options, named in (
+    ('rollout', dict(fusion='sum'), ("'sum'", 'mean')),
+    ('rollout', dict(layer=1), ("'layer'", 'fusion')),
+    ('rollout', dict(classes=1), ('classes=1', 'class_rollout')),
+    ('attention', dict(layer=2), ('layer=2', 0, 1)),
+    ('attention', dict(layer='pooling'), ('pooling', 'map')),
+    ('attention', dict(head=2), ('head=2', 1)),
+    ('gradient', dict(classes=3), ('classes=3', 2)),
+    ('gradient', dict(classes=[0, 1]), (2, 3)),
+    ('integrated', dict(steps=0), ('steps=0',)),
+    ('rollout', dict(batch_size=0), ('batch_size=0',)),
+  ):
+    with pytest.raises(UserError, match=naming(*named)):
+      vit_jax.attention_maps(loaded, PIXELS, kind, **options)
+  with pytest.raises(UserError, match=naming('logit')):
+    vit_jax.attention_maps(tiny(classifier='none'), PIXELS, 'gradient')
+
+
+@pytest.mark.parametrize(
+  'fields', [{}, dict(scan=True), dict(classifier='map'), dict(classifier='gap')]
+)
+def test_gradients_by_attention_are_differences_of_the_logit(fields):
+  loaded = tiny(**fields)
+  x = loaded.preprocess(PIXELS[:1])
+  run = lambda v, x: weights.with_gradients(loaded.model, v, x, jnp.array([1]))
+  found, gradients, _ = jax.jit(run)(loaded.variables, x)
+  run = lambda v, x: loaded.model.apply(v, x, mutable=['intermediates'])
+  _, sown = jax.eval_shape(run, loaded.variables, x)
+  zeros = jax.tree.map(
+    lambda t: np.zeros(t[0].shape, np.float32),
+    sown['intermediates'],
+    is_leaf=lambda t: isinstance(t, tuple),
+  )
+  logit = jax.jit(
+    lambda p: loaded.model.apply({**loaded.variables, 'perturbations': p}, x)[0][0, 1]
+  )
+  stacked = lambda p: weights._sorted(loaded.model, p).layers
+  strongest = np.abs(gradients.layers).argmax()
+  at, eps = np.unravel_index(strongest, gradients.layers.shape), 0.01
+  changed = []
+  for sign in (1, -1):
+    moved = jax.tree.map(np.copy, zeros)
+    blocks = moved['Transformer']
+    block = (
+      blocks['encoderblock'] if 'scan' in fields else blocks[f'encoderblock_{at[0]}']
+    )
+    table = block['MultiHeadDotProductAttention_0']['attention_weights']
+    table[at if 'scan' in fields else at[1:]] = sign * eps
+    assert stacked(moved)[at] == sign * eps
+    changed.append(logit(moved))
+  slope = (changed[0] - changed[1]) / (2 * eps)
+  assert abs(slope) > 1e-2
+  # Curvature of norm and GELU, and rounding of the logits.
+  np.testing.assert_allclose(gradients.layers[at], slope, rtol=2e-2)
+  assert (found.pooling is None) == (gradients.pooling is None)
+
+
+def apply(loaded, x):
+  return np.asarray(jax.jit(loaded.model.apply)(loaded.variables, x)[0])
+
+
+def attention(loaded, x):
+  """The weights, in one program."""
+  run = lambda variables: weights.attention(loaded.model, variables, x)[0]
+  return jax.jit(run)(loaded.variables)
+
+
+def test_maps_of_a_class():
+  loaded = tiny()
+  x = loaded.preprocess(PIXELS)
+  logits = apply(loaded, x)
+  found = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', batch_size=2)
+  assert found.shape == (3, 4, 4)
+  given = dict(classes=[*logits[:2].argmax(-1), logits[2].argmin()])
+  one = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', **given)
+  np.testing.assert_allclose(found[:2], one[:2], rtol=1e-4, atol=1e-5)
+  assert not np.allclose(found[2], one[2], rtol=1e-2)
+  # All that the image adds to the logit over that of a black one, in enough steps.
+  options = dict(classes=2, steps=64, baseline=-1.0)
+  found = vit_jax.attention_maps(loaded, PIXELS, 'integrated', **options)
+  black = apply(loaded, np.full_like(x, -1))
+  np.testing.assert_allclose(found.sum((1, 2)), (logits - black)[:, 2], rtol=2e-2)
+
+
+def test_pixels_of_any_model():
+  loaded = vit_jax.load(GOLDEN / 'mixer_google.npz')
+  size = (1, *loaded.image_size, 3)
+  images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+  found = vit_jax.attention_maps(loaded, images, 'gradient', classes=1)
+  score = lambda x: loaded.model.apply(loaded.variables, x)[0][:, 1]
+  expected = viz.gradient_times_input(score, loaded.preprocess(images))
+  np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+  assert found.shape == size[:3]
+  assert np.abs(found).max() > 0
+
+
+def test_one_layer_one_head_and_the_pooling():
+  loaded = tiny(classifier='map')
+  x = loaded.preprocess(PIXELS)
+  found = attention(loaded, x)
+  maps = vit_jax.attention_maps(loaded, PIXELS, 'attention', layer='pooling', head=1)
+  np.testing.assert_allclose(maps.reshape(3, 16), found.pooling[:, 1, 0], rtol=1e-4)
+  np.testing.assert_allclose(maps.sum((1, 2)), 1, rtol=1e-5)
+  loaded = tiny()
+  found = attention(loaded, x)
+  maps = vit_jax.attention_maps(loaded, PIXELS, 'attention', layer=0, head=1)
+  expected = found.layers[0][:, 1, 0, 1:].reshape(3, 4, 4)
+  np.testing.assert_allclose(maps, expected, rtol=1e-4)
+
+
+def test_distances_of_images_are_those_of_their_weights():
+  loaded = tiny()
+  x = loaded.preprocess(PIXELS)
+  found = attention(loaded, x)
+  each = explain.attention_distances(loaded, PIXELS, batch_size=2)
+  assert each.shape == (3, *found.layers.shape[:1], found.layers.shape[2])
+  expected = viz.attention_distance(found.layers, (4, 4), 8)
+  np.testing.assert_allclose(each.mean(0), expected, rtol=1e-4)

@@ -59,11 +59,22 @@ def test_presets_are_table_4(data):
   assert rate(steps) == pytest.approx(0, abs=1e-6 * peak)
 
 
+def test_fewer_steps_have_a_shorter_warmup():
+  warmup = lambda arg: load(arg)['optim']['schedule']['warmup']
+  assert warmup('data=photos,steps=20') == 2
+  assert warmup('data=pets,steps=100') == 20
+  assert warmup('data=pets,steps=5_000') == 100
+  assert warmup('data=photos,steps=20,warmup=7') == 7
+
+
 def test_dev_and_final_splits():
   assert load('data=cifar10')['data']['split'] == 'train[:98%]'
   final = load('data=cifar10,final=True')
   assert final['data']['split'] == 'train'
   assert final['evals']['val']['data']['split'] == 'test'
+  # By the test split nothing is chosen.
+  assert load('data=cifar10')['checkpoint']['best'] == 'val/top1'
+  assert final['checkpoint']['best'] is None
   own = load('data=photos')
   assert (own['data']['source'], own['data']['batch_size']) == ('photos', 64)
 

@@ -12,8 +12,8 @@ from conftest import GOLDEN
 
 from vit_jax import cli
 from vit_jax.data import bad_images, pipeline
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.single_image import SingleImage
+from vit_jax.errors import BadImage
 from vit_jax.tools import predict
 
 PP = 'decode(3, precise=True)|resize(16)|value_range(-1, 1)'

@@ -9,7 +9,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import models
-from vit_jax.errors import UserError
+from vit_jax.errors import BadImage, UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
 FLOATS = PIXELS.astype(np.float32) / 127.5 - 1
@@ -45,7 +45,7 @@ def test_every_kind_of_image_becomes_the_same_array(loaded, tmp_path):
   [
     ('a.jpg', ('str', 'list')),
     (Image.new('RGB', (8, 8)), ('Image', 'list')),
-    (PIXELS[0], ((32, 32, 3), 'list')),
+    (PIXELS[0], ('list', (32, 32, 3))),
     ([], ('No images',)),
     (FLOATS, ('image 0', 'float32', 'uint8')),
     ([PIXELS[0], PIXELS[1].transpose(2, 0, 1)], ('image 1', (3, 32, 32), 'channels')),
@@ -53,8 +53,10 @@ def test_every_kind_of_image_becomes_the_same_array(loaded, tmp_path):
   ],
 )
 def test_what_is_no_image_is_refused(loaded, images, facts):
-  with pytest.raises(ValueError, match=naming(*facts)):
+  # One class to catch, and a subclass where a single image is to blame.
+  with pytest.raises(UserError, match=naming(*facts)) as caught:
     vit_jax.preprocess(images, loaded)
+  assert isinstance(caught.value, BadImage) == facts[0].startswith('image ')
 
 
 def test_a_pipeline_is_given_once_and_makes_one_size(loaded):

@@ -107,7 +107,7 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--config.optim.accum=0'], ('config.optim.accum=0', 1)),
     ([DIGITS, '--config.optim.name=adamv'], ("'adamv'", 'adamw')),
     ([DIGITS, '--config.optim.schedule.decay=cosin'], ("'cosin'", 'cosine')),
-    ([DIGITS, '--config.optim.schedule.warmup=500'], ('warmup', 500)),
+    ([DIGITS, '--config.optim.schedule.warmup=500'], ('warmup', 500, ':warmup=N')),
     ([DIGITS, '--config.model.name=vitt'], ("'vitt'", 'vit')),
     ([DIGITS, '--config.model.variant=B'], ("'B'", 'SIZE/PATCH')),
     ([DIGITS, '--config.model.remat=some'], ("'some'", 'full')),
@@ -206,6 +206,27 @@ def test_the_run_folder_is_named_after_the_command():
   for spec in ('digits:debug', 'configs/digits.py:debug'):
     _, _, workdir = arguments.parse([f'--config={spec}'])
     assert str(workdir) == 'runs/digits-debug'
+
+
+def test_the_names_of_run_folders_do_not_grow_for_ever():
+  default = arguments.default_name
+  source, names = 'runs/folder-data=photos-variant=S_16-res=224', []
+  for _ in range(4):  # fine-tuned from one another
+    name = default(f'finetune:weights={source}@best,data=flowers,res=384', [])
+    source = f'runs/{name}'
+    names.append(name)
+  assert names[0] == (
+    'finetune-weights=runs_folder-data=photos-variant=S_16-res=224_best-data=flowers-res=384'
+  )
+  assert len(set(names)) == 4
+  for name in names[1:]:
+    assert len(name) <= 100
+    assert re.fullmatch(r'finetune-weights=finetune-.*-data=flowers-res=384', name)
+  # The same command means the same folder, another one another.
+  long = [f'optim.{"x" * 90}={i}' for i in range(3)]
+  assert default('digits', long) == default('digits', long)
+  assert default('digits', long) != default('digits', long[:2] + ['optim.x=7'])
+  assert len(default('digits', [f'optim.lr{i}=1' for i in range(90)])) <= 100
 
 
 def test_help_names_the_exit_codes_and_the_configs(capsys):

@@ -38,7 +38,9 @@ def test_early_stopping(tmp_path, capsys):
   # At its end it tells its results again.
   capsys.readouterr()
   assert early(tmp_path / 'a')[0] == status
-  assert 'compiled' not in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert re.search(naming('step 6', '--config.checkpoint.patience=4'), out)
+  assert 'compiled' not in out
   # From an earlier step, as after a kill, it has the same rows to the bit, by which it
   # stops; with more patience it goes on.
   again = shutil.copytree(tmp_path / 'a', tmp_path / 'b')

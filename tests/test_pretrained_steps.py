@@ -61,6 +61,13 @@ def test_the_best_is_what_the_tools_measure_predict_and_write(
   assert record['step'] == best
   assert record['loss'] == pytest.approx(losses[best], rel=1e-5)
 
+  # Without --data, by the run's own evaluation; it says which.
+  assert cli.run(evaluate.main, [source, '--json']) == 0
+  assert json.loads(capsys.readouterr().out) == record | {'evaluation': 'test'}
+  assert cli.run(evaluate.main, [source, '--split', 'train[:60]']) == 0
+  out = capsys.readouterr().out
+  assert re.search(naming("'test'", 'digits, train[:60]', 'examples     60'), out)
+
   dest = tmp_path / 'best.npz'
   assert cli.run(convert.main, [source, str(dest)]) == 0
   assert f'step {best}' in capsys.readouterr().out
@@ -108,7 +115,8 @@ def test_a_run_that_has_no_best(finished, tmp_path):
   config['checkpoint']['best'] = None
   (tmp_path / 'config.json').write_text(json.dumps(config))
   (tmp_path / 'checkpoints').symlink_to(workdir / 'checkpoints')
-  with pytest.raises(UserError, match=naming('config.checkpoint.best', [2, 4, 6])):
+  facts = ('--config.checkpoint.best=test/top1', [2, 4, 6])
+  with pytest.raises(UserError, match=naming(*facts)):
     pretrained.read_source(f'{tmp_path}@best')
 
 

@@ -74,6 +74,39 @@ def test_a_pace_that_changes_is_followed():
   assert times.per_step == 1
 
 
+def test_the_first_step_of_a_process_is_left_out_of_the_pace():
+  # As where a run resumes: it waits until the first images are read.
+  clock = Clock()
+  times = TimeLeft(500, 1000, {}, clock)
+  for step, seconds in ((501, 30), (502, 1), (503, 1)):
+    clock.now += seconds
+    times.done(step)
+  assert times.per_step == 1
+  assert times.seconds() == (497, [])
+
+
+def test_steps_that_are_looked_at_together_are_not_taken_for_fast_ones():
+  clock = Clock()
+  times = TimeLeft(0, 1000, {}, clock)
+  for step, seconds in ((1, 0.1), (2, 0), (3, 0.2), (4, 0), (5, 0.2), (6, 0), (7, 0.2)):
+    clock.now += seconds
+    times.done(step)
+    assert 0.05 - 1e-6 <= times.per_step <= 0.1 + 1e-6, step
+
+
+def test_short_steps_are_averaged_over_seconds():
+  clock = Clock()
+  times = of(100_000, clock)
+  shown = []
+  for step in range(1, 8001):  # of 5 ms; every hundredth has 20 of 25 ms after it
+    clock.now += 0.025 if step % 100 < 20 else 0.005
+    times.done(step)
+    if step > 2000:
+      shown.append(times.per_step)
+  mean = 0.2 * 0.025 + 0.8 * 0.005
+  assert all(0.95 * mean < x < 1.05 * mean for x in shown)
+
+
 def test_durations():
   said = [time_left.text(s) for s in (0, 59.4, 60, 200, 3600, 18_720, 183_600)]
   expected = '0 s|59 s|1 min 0 s|3 min 20 s|1 h 0 min|5 h 12 min|2 d 3 h'

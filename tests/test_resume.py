@@ -105,7 +105,7 @@ def test_a_stopped_run_ends_like_one_never_touched(reference, shared, tmp_path):
   received, ended = error.splitlines()
   assert received.startswith('SIGTERM: ')
   step = runs.status(tmp_path)['step']
-  assert ended.startswith('error: ')
+  assert ended.startswith('Stopped ')
   assert re.search(naming(f'step {step}', runs.STEPS), ended)
   assert 7 <= step < runs.EVAL_EVERY
   status = runs.status(tmp_path)
@@ -190,6 +190,9 @@ def test_a_finished_run_tells_its_results_again(finished, capfd):
   assert re.search(naming(f'{runs.STEPS} steps'), out)
   assert 'test/top1' in out
   assert 'compiled' not in out
+  (line,) = (x for x in out.splitlines() if x.startswith('This run is finished'))
+  more = f'--config.steps={runs.STEPS * 2}', '--config.resume_allow=steps'
+  assert re.search(naming(f'step {runs.STEPS}', f'--workdir={finished}', *more), line)
   assert {path: path.stat().st_mtime_ns for path in finished.rglob('*.json*')} == before
 
 

@@ -103,6 +103,8 @@ ERRORS = [
    ('(8, 8, 3)', '(32, 32, 3)')),
   (('--data', 'digits', '--split', 'test', '--out', '/proc/no/such'), ('--out', '/proc/no')),
   (('--split', 'test'), ('--data',)),
+  (('--data', 'digits'), ('--split',)),
+  ((), (SOURCE, '--data', '--split')),
 ]  # fmt: skip
 
 

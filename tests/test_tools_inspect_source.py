@@ -10,6 +10,7 @@ import runs
 from conftest import GOLDEN, naming
 
 from vit_jax.tools.inspect import __main__ as inspect
+from vit_jax.train import lock
 
 
 def run(capsys, *argv):
@@ -69,6 +70,22 @@ def test_a_run(capsys, finished):
   facts = ('run vit', 'digits', 'adamw', 'test/top1', '10: 0, 1', 'finished', 'best')
   assert re.search(naming(*facts), out)
   assert re.search(r'step read +4\n', out)
+
+
+def test_a_run_that_was_killed_is_not_running(capsys, finished, tmp_path):
+  for name in ('config.json', 'checkpoints'):
+    (tmp_path / name).symlink_to(finished / name)
+  status = json.loads((finished / 'status.json').read_text())
+  status |= {'state': 'running'}
+  (tmp_path / 'status.json').write_text(json.dumps(status))
+  state = lambda: json.loads(run(capsys, tmp_path, '--json')[1])['state']
+  assert state() == 'running'  # without a lock nobody knows
+  with lock.lock(tmp_path):
+    assert state() == 'running'
+  assert state() == 'interrupted'
+  assert re.search(r'state +interrupted: ', run(capsys, tmp_path)[1])
+  with lock.lock(tmp_path):  # to look at it does not keep a run out
+    pass
 
 
 def test_what_does_not_go_with_a_source(capsys, finished, tmp_path):

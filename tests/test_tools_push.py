@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import math
+import re
 import shutil
 import sys
 import tarfile
@@ -15,7 +17,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import cli
 from vit_jax.data.single_image import SingleImage
-from vit_jax.pretrained import licence, preprocessor
+from vit_jax.pretrained import licence, preprocessor, steps
 from vit_jax.tools.push import __main__ as push
 from vit_jax.tools.push import card, hub
 from vit_jax.weights import hints
@@ -92,6 +94,18 @@ def test_the_card_of_a_run(trained, tmp_path, capsys):
   for path in out.iterdir():
     assert b'secret' not in path.read_bytes()
   vit_jax.load(out)
+
+
+def test_the_card_shows_results_alone(trained, tmp_path, monkeypatch):
+  results = {'test/top1': 0.5, 'test/loss': 0.25}
+  others = {'test/examples': 360, 'test/top5': math.nan}
+  others |= {'time/seconds_left': 7.0, 'train/lr': 0.1, 'train/loss': 0.3}
+  saved = property(lambda kept: dict.fromkeys(kept.steps, results | others))
+  monkeypatch.setattr(steps.Kept, 'metrics', saved)
+  out = tmp_path / 'out'
+  assert run(trained, 'me/mine', '--dry_run', '--out', out) == 0
+  rows = re.findall(r'^\| (\w+/\w+) \| (.*) \|', parsed(out).text, re.MULTILINE)
+  assert rows == [('test/loss', '0.25'), ('test/top1', '50.00%')]
 
 
 def test_results_are_in_the_metadata():

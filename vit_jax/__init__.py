@@ -60,9 +60,10 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
     pp: a pipeline, in its place.
 
   Raises:
-    UserError: unless one of `loaded` and `pp` is given, or for images that are not
-      such: floats, channels first, one image without a list (a ValueError).
-    BadImage: for a file that cannot be read (a ValueError).
+    errors.UserError: unless one of `loaded` and `pp` is given, or for images that are
+      not such, one image without a list among them. A ValueError.
+    errors.BadImage: a UserError, for one image that cannot be read or used: a broken
+      file, floats, channels first. It names the image.
   """
   from vit_jax.data import single_image
   from vit_jax.errors import UserError
@@ -75,12 +76,13 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
   return single_image.batch(images, pp) if loaded is None else loaded.preprocess(images)
 
 
-def attention_maps(source, images, kind: str = 'rollout', *, batch_size: int = 8):
+def attention_maps(source, images, kind: str = 'rollout', **options):
   """Returns where a model looked, float32 [B, h, w] on the grid of patches.
 
   `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or with what `load` returned; `kind` is
-  'rollout' or 'last'. All of it: `vit_jax.explain.attention_maps`.
+  'rollout', 'attention', 'class_rollout', or, pixel by pixel, 'gradient' or 'integrated'.
+  What each is and its options: `vit_jax.explain.attention_maps`.
   """
   from vit_jax import explain
 
-  return explain.attention_maps(source, images, kind, batch_size=batch_size)
+  return explain.attention_maps(source, images, kind, **options)

@@ -26,6 +26,10 @@ COMMANDS = {
     'tells size and cost, or what a file or run holds',
   ),
   'report': ('vit_jax.tools.report', 'writes a page about runs'),
+  'figures': (
+    'vit_jax.tools.figures',
+    'draws what a model does, and what runs came to',
+  ),
   'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
   'doctor': ('vit_jax.tools.doctor', 'tells what is installed, and what is missing'),
 }

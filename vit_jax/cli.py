@@ -10,7 +10,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from vit_jax import terminal
-from vit_jax.errors import DiskFull, Interrupted, RunError, UserError, disk_is_full
+from vit_jax.errors import (
+  DiskFull,
+  Interrupted,
+  Preempted,
+  RunError,
+  UserError,
+  disk_is_full,
+)
 
 INTERRUPTED = 'interrupted.'
 # The exit code of a program that SIGPIPE ends, as it does those written in C: 128 + 13.
@@ -91,7 +98,9 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
       raise
     return _NO_READER
   except RunError as error:
-    print(f'error: {error}', file=sys.stderr)
+    # Stopping on request is not an error.
+    what = '' if isinstance(error, Preempted) else 'error: '
+    print(f'{what}{error}', file=sys.stderr)
     return error.exit_code
   except OSError as error:
     if not disk_is_full(error):

@@ -36,6 +36,14 @@ class DataError(UserError):
   """The data set is not on this machine; `main` knows what to try without it."""
 
 
+class BadImage(UserError):
+  """One image that cannot be read or used; the message is the reason.
+
+  `vit_jax.preprocess` raises it. Where images are many (training, evaluation,
+  `inference.predict_images`) such an image is masked and counted, and does not end them.
+  """
+
+
 class NoUsableCheckpoint(RunError):
   """Checkpoints exist, none of them can be restored; nothing was deleted."""
 

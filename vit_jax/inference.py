@@ -9,9 +9,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.single_image import SingleImage
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import BadImage, UserError, choose
 from vit_jax.pretrained import Loaded
 
 _READERS = 4  # threads that decode while the device computes

@@ -4,7 +4,7 @@ import os
 import stat
 
 from vit_jax.data import stalls
-from vit_jax.data.ops.decode import BadImage
+from vit_jax.errors import BadImage
 
 # A photograph of 64 megapixels, the most that is decoded, is 200 MB uncompressed.
 MAX_BYTES = 256 << 20

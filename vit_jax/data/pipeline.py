@@ -156,7 +156,7 @@ class Batches(abc.ABC):
     return [contents.describe(x, '' if several else self.split) for x, _ in parts]
 
   def warnings(self) -> list[str]:
-    """Returns a line for each likely mistake, for data to train on."""
+    """Returns a line for each likely mistake in the data, for their purpose."""
     return [line for x, _ in self.source.parts() for line in contents.warnings(x)]
 
   @property
@@ -239,6 +239,9 @@ class EvalBatches(Batches):
 
   def _open(self, seed, host, hosts):
     return self.source.for_evaluation()
+
+  def warnings(self) -> list[str]:
+    return contents.warnings_evaluated(self.source, self.split)
 
   def __len__(self) -> int:
     """Returns the number of batches."""

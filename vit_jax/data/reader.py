@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from vit_jax.data import batching, lazy_tf, philox
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.base import Source
-from vit_jax.errors import UserError
+from vit_jax.errors import BadImage, UserError
 
 # TensorFlow's errors contain '{{function_node ...}} ' and ' [Op:DecodeImage] name: '.
 _OPS_NOTES = re.compile(r'\{\{.*?\}\} ?| ?\[Op:\w+\]( name: ?)?')

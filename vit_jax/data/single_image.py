@@ -12,8 +12,8 @@ import numpy as np
 
 from vit_jax.data import image_file
 from vit_jax.data.ops import registry
-from vit_jax.data.ops.decode import GAP, BadImage, probe
-from vit_jax.errors import UserError
+from vit_jax.data.ops.decode import GAP, probe
+from vit_jax.errors import BadImage, UserError
 
 
 class SingleImage:

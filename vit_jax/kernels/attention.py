@@ -21,7 +21,7 @@ def attend(
   bias: jax.Array | None = None,
   mask: jax.Array | None = None,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
-  on_weights: Callable[[jax.Array], None] | None = None,
+  on_weights: Callable[[jax.Array], jax.Array | None] | None = None,
   fused: bool = True,
 ) -> jax.Array:
   """Scaled dot-product attention, softmax(q k' / sqrt(Dh) + bias) v.
@@ -38,7 +38,8 @@ def attend(
     mask: bool, broadcastable to [B, M, N, S]: which keys a query attends to. A query
       without any attends to all alike.
     dropout: applied to the weights [B, M, N, S].
-    on_weights: called with the weights [B, M, N, S], before dropout.
+    on_weights: called with the weights [B, M, N, S], before dropout; what it returns,
+      unless None, takes their place.
     fused: False for no fused kernels, which have no forward-mode derivative.
 
   Returns:
@@ -65,8 +66,8 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   if mask is not None:
     scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
   weights = checkpoint_name(softmax(scores, value.dtype), WEIGHTS)
-  if on_weights:
-    on_weights(weights)
+  if on_weights and (changed := on_weights(weights)) is not None:
+    weights = changed
   if dropout:
     weights = dropout(weights)
   return jnp.einsum('bmns,bmsd->bmnd', weights, value).swapaxes(1, 2)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.errors import UserError
-from vit_jax.kernels.attention import attend
+from vit_jax.kernels.attention import WEIGHTS, attend
 from vit_jax.nn.dense import Dense
 from vit_jax.nn.dropout import Dropout
 from vit_jax.nn.remat import ATTENDED
@@ -17,7 +17,9 @@ class MultiHeadDotProductAttention(nn.Module):
   """Projections to M heads, `attend`, and the projection back.
 
   Weights [B, M, N, S] are sown as `intermediates/.../attention_weights` when that
-  collection is mutable, and are not computed on their own otherwise.
+  collection is mutable, and are not computed on their own otherwise. Where there is a
+  variable `perturbations/.../attention_weights`, it is added to them: the derivative by
+  it, at zero, is that by the weights.
   """
 
   num_heads: int
@@ -45,8 +47,18 @@ class MultiHeadDotProductAttention(nn.Module):
     dropout = on_weights = None
     if self.dropout and train:
       dropout = functools.partial(Dropout(self.dropout), deterministic=False)
-    if self.is_mutable_collection('intermediates'):
-      on_weights = functools.partial(self.sow, 'intermediates', 'attention_weights')
+    sown = self.is_mutable_collection('intermediates')
+    perturbed = self.has_variable('perturbations', WEIGHTS)
+    if sown or perturbed:
+
+      def on_weights(weights):
+        if sown:
+          self.sow('intermediates', WEIGHTS, weights)
+        if perturbed:
+          added = self.get_variable('perturbations', WEIGHTS)
+          weights = weights + added.astype(weights.dtype)
+        return weights
+
     x = attend(
       split(inputs_q, 'query'),
       split(inputs_kv, 'key'),

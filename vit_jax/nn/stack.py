@@ -72,7 +72,7 @@ def stack(
 
     scanned = nn.scan(
       step,
-      variable_axes={'params': 0, 'intermediates': 0},
+      variable_axes={'params': 0, 'intermediates': 0, 'perturbations': 0},
       split_rngs={'params': True, 'dropout': True},
       length=len(rates),
     )

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import re
 from pathlib import Path
 
 from vit_jax import evaluators
@@ -73,6 +74,14 @@ class Kept:
     known = [(value, step) for step, value in values.items() if math.isfinite(value)]
     return max(known)[1] if known else None
 
+  def _could_be_best_by(self) -> str:
+    """Returns a metric of the run that one value of is better: 'val/top1'."""
+    for name, section in self._evals.items():
+      for metric, declared in evaluators.metrics(section['type']).items():
+        if declared.larger_is_better is not None and re.fullmatch(r'\w+', metric):
+          return f'{name}/{metric}'
+    return 'train/loss'
+
   def choose(self, source, wanted: str | None) -> int | None:
     """Returns the step that `RUN@wanted` means; None: the newest that is not damaged.
 
@@ -85,9 +94,10 @@ class Kept:
     there = f'steps there: {self.steps or "none"}{best}'
     if wanted == BEST:
       if self.metric is None:
+        metric = self._could_be_best_by()
         raise UserError(
-          f'{source}: the run names no metric to be best by, config.checkpoint.best; '
-          f'{there}.'
+          f'{source}: the run names no metric to be best by. Train with '
+          f'--config.checkpoint.best={metric}, which keeps that step too; {there}.'
         )
       if self.best is None:
         raise UserError(f'{source}: no step has a finite {self.metric!r}; {there}.')

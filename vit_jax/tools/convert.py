@@ -105,7 +105,10 @@ def _format(args) -> str:
   suffix = Path(args.dest).suffix
   if args.to is None:
     if suffix != '.npz':
-      raise UserError(f'{args.dest}: say the format, --to timm or --to hf.')
+      raise UserError(
+        f'{args.dest}: say the format, --to timm or --to hf, or name a FILE.npz for that '
+        'of google.'
+      )
     return 'google'
   if (args.to == 'google') != (suffix == '.npz'):
     raise UserError(

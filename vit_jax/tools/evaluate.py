@@ -1,22 +1,22 @@
 """Measures weights on a data set, every example counted once.
 
+  vit_jax evaluate RUN[@best] [--out DIR]                   on what the run was evaluated
   vit_jax evaluate SOURCE --data folder:photos --split val [--out DIR]
 
-SOURCE is what `vit_jax.load` takes, RUN@best included. Preprocessing comes with the weights; `--pp`
+SOURCE is what `vit_jax.load` takes. Of a run's evaluations the one is taken by which the
+best step is chosen, or else the first. Preprocessing comes with the weights; `--pp`
 replaces it. `--out` gets summary.json, per_class.csv, confusion.csv (rows: the true
 class, columns: the predicted one) and predictions.npz, see `evaluators.predictions`.
 """
 
 import contextlib
-import csv
-import io
-import os
 import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax import buckets, cli, imagenet, terminal
+from vit_jax import cli, imagenet, run_config, terminal
 from vit_jax.errors import UserError
+from vit_jax.tools import out_folder
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
@@ -33,7 +33,13 @@ def main(argv: list[str]) -> int:
 
 def _evaluate(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
-  out = args.out and _check_folder(args.out)
+  out = args.out and out_folder.check(args.out)
+  own, section = _what(args)
+  if out and section.get('labels'):
+    raise UserError(
+      f'--out: config.evals.{own} has several labels per image, a confusion matrix is of '
+      'one. Without --out the accuracy is measured.'
+    )
   import jax
 
   from vit_jax import pretrained, sharding
@@ -49,17 +55,25 @@ def _evaluate(argv: list[str]) -> int:
   )
   mesh = sharding.make_mesh()
   runtime.retain_freed_memory()
-  data = dict(source=args.data, split=args.split, batch_size=args.batch)
-  data['pp'] = args.pp or loaded.pp
+  data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch}
+  if args.pp or args.resolution:  # at which the run was not evaluated
+    data['pp'] = args.pp or loaded.pp
   if out:
     data['bad_log'] = out / 'bad_images.jsonl'
   with jax.set_mesh(mesh):
     evaluator = classification.Classification(
-      mesh, lambda: None, data=data, loss=args.loss, confusion=out is not None
+      mesh,
+      lambda: None,
+      data=data,
+      loss=args.loss or section.get('loss', 'softmax'),
+      labels=section.get('labels'),
+      confusion=out is not None,
     )
-    order, note = _check_classes(loaded, evaluator.batches, args.data, out is not None)
+    order, note = _check_classes(
+      loaded, evaluator.batches, data['source'], out is not None
+    )
     if out:  # what was refused until here has written nothing
-      _make_folder(out)
+      out_folder.make(out)
     variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
 
     def predict(variables, batch):
@@ -71,12 +85,17 @@ def _evaluate(argv: list[str]) -> int:
     if name in values:
       values[name] = int(values[name])
   record = {'source': args.source, 'step': loaded.step}
-  record |= {'data': args.data, 'split': args.split, **values}
+  record |= {
+    'evaluation': own,
+    'data': data['source'],
+    'split': data['split'],
+    **values,
+  }
   if out:
     names = evaluator.batches.class_names or loaded.class_names
     _write(out, record, evaluator, names, metrics.write_json)
     evaluations.write_predictions(
-      out, args.split, loaded.step or 0, evaluator.predictions
+      out, own or data['split'], loaded.step or 0, evaluator.predictions
     )
   if args.json:
     if note:
@@ -85,6 +104,10 @@ def _evaluate(argv: list[str]) -> int:
     return 0
   if loaded.step is not None:
     print(f'{"step":12} {loaded.step:,}')
+  if own:
+    print(
+      f"{'data':12} {data['source']}, {data['split']}: the run's evaluation {own!r}"
+    )
   if note:
     print(note)
   for name, value in values.items():
@@ -92,6 +115,41 @@ def _evaluate(argv: list[str]) -> int:
   if out:
     print(f'written to {out}: {", ".join(FILES)}')
   return 0
+
+
+def _what(args) -> tuple[str | None, dict]:
+  """Returns (the run's name for an evaluation or None, its section as in a config).
+
+  Raises:
+    UserError: where neither the arguments nor a run say what to evaluate on.
+  """
+  if args.data and args.split:
+    return None, {'data': {'source': args.data, 'split': args.split}}
+  from vit_jax.pretrained import runs
+
+  run = None if args.data else runs.find(args.source)
+  if run is None:
+    lacks = 'split' if args.data else 'data'
+    raise UserError(
+      f'--{lacks} is missing: what to evaluate {args.source} on. A run knows, '
+      'unless --data says otherwise; for others give --data and --split.'
+    )
+  config = run_config.read(run[0])
+  best = (config.get('checkpoint', {}).get('best') or '').partition('/')[0]
+  known = {
+    name: section
+    for name, section in config.get('evals', {}).items()
+    if section.get('type') == 'classification' and 'data' in section
+  }
+  if not known:
+    raise UserError(
+      f'{args.source} was trained without an evaluation: give --data and --split.'
+    )
+  rank = lambda name: (known[name].get('use_ema', False) != args.ema, name != best)
+  name = min(known, key=rank)
+  data = {'num_classes': config['model'].get('num_classes'), **known[name]['data']}
+  data |= {'split': args.split} if args.split else {}
+  return name, known[name] | {'data': data}
 
 
 def _check_classes(loaded, batches, data: str, tables: bool) -> tuple[list | None, str]:
@@ -136,24 +194,6 @@ def _named(classes) -> list[str]:
   return [imagenet.describe(name) or name for name in classes]
 
 
-def _check_folder(name: str) -> Path:
-  """Refuses, before any work, a folder that could not be made or written to."""
-  path = buckets.on_disk(name, '--out').absolute()
-  there = next(p for p in (path, *path.parents) if p.exists())
-  if not there.is_dir():
-    raise UserError(f'--out {name}: {there} is a file.')
-  if not os.access(there, os.W_OK | os.X_OK):
-    raise UserError(f'--out {name}: {there} cannot be written to.')
-  return path
-
-
-def _make_folder(path: Path) -> None:
-  try:
-    path.mkdir(parents=True, exist_ok=True)
-  except OSError as error:  # what os.access does not tell, as of /proc
-    raise UserError(f'--out {path}: {error.strerror}.') from None
-
-
 def _write(out: Path, record: dict, evaluator, names, write_json) -> None:
   matrix = evaluator.confusion
   names = names or [str(i) for i in range(len(matrix))]
@@ -162,19 +202,11 @@ def _write(out: Path, record: dict, evaluator, names, write_json) -> None:
   for i, name in enumerate(names):
     share = f'{right[i] / counts[i]:.6f}' if counts[i] else ''
     rows.append((i, name, counts[i], right[i], share))
-  _write_csv(out / 'per_class.csv', rows)
+  out_folder.write_csv(out / 'per_class.csv', rows)
   table = [('true \\ predicted', *names)]
   table += [(name, *row) for name, row in zip(names, matrix, strict=True)]
-  _write_csv(out / 'confusion.csv', table)
+  out_folder.write_csv(out / 'confusion.csv', table)
   write_json(out / 'summary.json', record)
-
-
-def _write_csv(path: Path, rows) -> None:
-  text = io.StringIO()
-  csv.writer(text, lineterminator='\n').writerows(rows)
-  partial = path.with_suffix('.tmp')
-  partial.write_text(text.getvalue(), encoding='utf-8')
-  partial.replace(path)
 
 
 def _parser() -> cli.Parser:
@@ -183,11 +215,11 @@ def _parser() -> cli.Parser:
     'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
   )
   parser.add_argument(
-    '--data', required=True, help='digits, folder:PATH, tfds:NAME, ...'
+    '--data', help="digits, folder:PATH, tfds:NAME, ...; default: a run's own"
   )
-  parser.add_argument('--split', required=True, help="'test', 'train[:10%%]', ...")
+  parser.add_argument('--split', help="'test', 'train[:10%%]', ...; default: likewise")
   parser.add_argument('--pp', help='preprocessing in place of that of the weights')
-  parser.add_argument('--loss', choices=('softmax', 'sigmoid'), default='softmax')
+  parser.add_argument('--loss', choices=('softmax', 'sigmoid'))
   parser.add_argument('--batch', type=cli.positive, default=64)
   parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
   parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')

@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
 def find(images: list[str]) -> list[str]:
   """Returns the files named, and the images below folders named, sorted.
 
-  A folder's images are those that training would read. Photographs among the others that
-  could be converted are told of.
+  A folder's images are those that training would read. The others are counted, and told
+  of.
 
   Raises:
     UserError: for a name that is not there, or a folder without images.
@@ -78,8 +78,9 @@ def find(images: list[str]) -> list[str]:
         known = ' '.join(sorted(listing.extensions()))
         there = contents.only(others)
         raise UserError(f'No images in {name}{there}: looked for {known}.{hint}')
-      if hint:
-        terminal.say(f'warning: {name}: files were left out.{hint}')
+      if others:
+        what = 'warning: ' if hint else ''
+        terminal.say(f'{what}{name}: left out: {contents.files(others)}.{hint}')
       paths += sorted(path for path, _ in inside)
     elif path.exists():
       paths.append(name)

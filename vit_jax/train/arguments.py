@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import hashlib
 import re
 import textwrap
 from pathlib import Path
@@ -20,6 +21,10 @@ any key of the resolved config (--config.optim.lr=3e-4); a bare --config.KEY mea
 The same command again resumes where the run stopped.
 Exit codes:
 {codes}"""
+
+# Characters of a folder's name, which the runs fine-tuned from it have in theirs, and of
+# one word in a name that would be longer.
+_LONGEST, _LONG = 100, 40
 
 _FLAGS = ('--config', '--workdir', '--distributed')
 
@@ -68,12 +73,34 @@ def _epilog() -> str:
 
 
 def default_name(spec: str, assignments: list[str]) -> str:
-  """Returns the run's folder name: 'vit_b16-debug' for 'configs/vit_b16.py:debug'."""
+  """Returns the run's folder name: 'vit_b16-debug' for 'configs/vit_b16.py:debug'.
+
+  In a name that would be long, long words are cut, and end in a hash of what they were.
+  """
   file, _, arg = spec.partition(':')
   # What may change between a run and its continuation does not make another run.
   words = [w for w in assignments if not w.startswith(('resume_allow', 'log.'))]
-  name = '-'.join(filter(None, [Path(file).stem, *arg.split(','), *words]))
+  words = [word for word in (Path(file).stem, *arg.split(','), *words) if word]
+  name = whole = '-'.join(words)
+  if len(name) > _LONGEST:
+    name = '-'.join(map(_short, words))
+  if len(name) > _LONGEST:
+    name = _cut(name, _LONGEST, whole)
   return re.sub(r'[^A-Za-z0-9._=+-]+', '_', name)
+
+
+def _short(word: str) -> str:
+  """Returns 'weights=finetune-weights=run-0a1b2c3d' for that of a long path."""
+  if len(word) <= _LONG:
+    return word
+  key, equals, value = word.partition('=')
+  last = value.rstrip('/').rpartition('/')[2]
+  return _cut(f'{key}{equals}{last}', _LONG, word)
+
+
+def _cut(text: str, size: int, whole: str) -> str:
+  digest = hashlib.sha256(whole.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
+  return f'{text[: size - 9]}-{digest}'
 
 
 def without_data(spec: str, config: dict) -> str:

@@ -64,6 +64,11 @@ class Lease:
         seen = generation
     threading.Thread(target=self._renew_often, daemon=True).start()
 
+  def is_held(self) -> bool:
+    """Returns whether a run has the lock, or died less than a lease ago."""
+    holder, _, left = self._look()
+    return bool(holder) and left > 0
+
   def check(self) -> None:
     """Raises LockLost if another run has taken the lock.
 

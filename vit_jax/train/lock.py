@@ -5,7 +5,8 @@ import errno
 import fcntl
 import json
 import pathlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from vit_jax.train import holder
 from vit_jax.train.lease import Lease
 
 LOCK_FILE = 'run.lock'
+_TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
 class Held(NamedTuple):
@@ -25,10 +27,13 @@ class Held(NamedTuple):
     workdir: its absolute path.
     check: raises LockLost if another run has taken the lock, which can happen in a
       bucket alone. Cheap enough to be called before every step.
+    recorded: what the lock says of the first process, for `inherited`; '' in that
+      process, and where it cannot be known.
   """
 
   workdir: pathlib.Path | buckets.BucketPath
   check: Callable[[], None]
+  recorded: str
 
 
 @contextlib.contextmanager
@@ -65,13 +70,69 @@ def lock(workdir):
   if failure:
     raise failure
   in_bucket = isinstance(held, Lease)
+  recorded = '' if held or buckets.is_url(workdir) else _text(workdir / LOCK_FILE)
   try:
-    yield Held(workdir, held.check if in_bucket else lambda: None)
+    yield Held(workdir, held.check if in_bucket else lambda: None, recorded)
   finally:
     if in_bucket:
       held.release()
     elif held is not None:
       held.close()  # the file stays: to unlink it would race with the next run
+
+
+def is_held(workdir) -> bool | None:
+  """Returns whether a run is in a folder now; None where that cannot be known."""
+  path = buckets.path(workdir) / LOCK_FILE
+  if buckets.is_url(path):
+    return Lease(path).is_held()
+  if not path.is_file():  # a pipe would be waited for
+    return None
+  try:
+    with open(path, 'rb') as file:
+      fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except OSError as error:
+    return True if error.errno in _TAKEN else None
+  return False
+
+
+@contextlib.contextmanager
+def inherited(workdir, recorded: str) -> Iterator[bool]:
+  """Yields whether the lock's holder is dead, and no other run has had it since.
+
+  For a process of the same run that is about to end: if so it may write in the folder,
+  and as long as it does, no other run gets in. In a bucket it is never so: a lease tells
+  nothing of its holder until it ends.
+
+  Args:
+    recorded: of `Held`.
+  """
+  with contextlib.ExitStack() as stack:
+    ours = False
+    if recorded:
+      with contextlib.suppress(OSError, ValueError):
+        file = stack.enter_context(open(workdir / LOCK_FILE, 'r+', encoding='utf-8'))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ours = file.read() == recorded
+    yield ours
+
+
+def _text(path) -> str:
+  try:
+    return path.read_text(encoding='utf-8')
+  except (OSError, ValueError):
+    return ''
+
+
+def _flock(file) -> None:
+  # For a moment, as `is_held` and `inherited` have the lock for no longer.
+  for _ in range(5):
+    try:
+      return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      if error.errno not in _TAKEN:
+        raise
+    time.sleep(0.05)
+  return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _take(workdir):
@@ -87,9 +148,9 @@ def _take(workdir):
       'or change the permissions.'
     ) from error
   try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _flock(file)
   except OSError as error:
-    if error.errno in (errno.EAGAIN, errno.EACCES):
+    if error.errno in _TAKEN:
       who = _holder_of(file)
       file.close()
       raise holder.refusal(workdir, who) from None

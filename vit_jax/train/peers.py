@@ -83,7 +83,7 @@ def settle(error: Exception) -> None:
   """
   global _own_end, _patience
   if isinstance(error, RunError):
-    _own_end = error.exit_code  # the others are told; that they end is no news here
+    _own_end = error.exit_code  # the others are told and end too; their end is expected
     return
   patience, _patience = _patience, 0
   time.sleep(patience)

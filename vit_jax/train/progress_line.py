@@ -65,8 +65,8 @@ class ProgressLine:
     words = [] if self._loss is None else [f'loss {self._loss:.4f}']
     if per_step := self._time.per_step:
       words.append(f'{self._batch_size / per_step:,.0f} images/s')
-    if self._time.under_way:
-      name, _ = self._time.under_way
+    if under_way := self._time.under_way:
+      name, _ = under_way
       words.append(f'{name}: {time_left.text(self._time.waited)}')
     seconds, unknown = self._time.seconds()
     if seconds is None:

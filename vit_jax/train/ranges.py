@@ -77,9 +77,10 @@ _SOURCE = {
   r'size(\[\d\])?': _whole(1, 8000, '64 megapixels, as `decode` takes'),
   'channels': _whole(1, 1024),
   'num_classes': _CLASSES,
-  'num_examples': _whole(1, 2**30, 'their order is held in memory'),
+  'num_examples': _whole(1, 2**31),
   'label_offset': _whole(-INT32, INT32, 'labels have 32 bits'),
   'shuffle_buffer': _whole(1, INT32),
+  'seed': _whole(0, 2**32 - 1),
 }
 _DATA = {
   'batch_size': _whole(1, 2**24, 'a batch of them is in memory'),

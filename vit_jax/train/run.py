@@ -51,7 +51,7 @@ def train(
     stack.enter_context(full_raises_disk_full(workdir))
     made = folder.missing(workdir)
     stop = stack.enter_context(StopSignal())  # before there is a folder to leave behind
-    workdir, stop.check = stack.enter_context(lock(workdir))
+    workdir, stop.check, recorded = stack.enter_context(lock(workdir))
     stack.enter_context(folder.left_as_it_was(made, stop))
     start.check_files(workdir)
     stack.enter_context(folder.noise_to_log(workdir))
@@ -67,9 +67,10 @@ def train(
     if resumes:
       config = schema.resumed(config, workdir, checkpoints)
       if results := status.of_finished(workdir, config, checkpoints):
+        print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
     evals = evaluations.build(config, workdir, mesh, stop)
-    start.warn(data)
+    start.warn(data, evals)
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = start.open_weights(config)
@@ -89,7 +90,7 @@ def train(
     abstract = sharding.abstract(abstract, mesh, config['sharding'])
     given = start.from_weights(source, model, config, abstract.frozen)
     # What was refused until here has left an older run's files as they were.
-    stack.enter_context(status.on_failure(workdir, checkpoints))
+    stack.enter_context(status.on_failure(workdir, checkpoints, recorded))
     stack.enter_context(full_raises_disk_full(workdir))  # before status.json says why
     metrics.write_json(workdir / 'config.json', config)
     params = trees.combine(abstract.params, abstract.frozen)

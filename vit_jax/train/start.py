@@ -64,9 +64,12 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
   return data
 
 
-def warn(data: pipeline.Batches) -> None:
-  """Warns of likely mistakes in the training data, one line each."""
-  for line in data.warnings():
+def warn(data: pipeline.Batches, evals: dict) -> None:
+  """Warns of likely mistakes in the data of training and evaluations, a line each."""
+  evaluated = [getattr(e.evaluator, 'batches', None) for e in evals.values()]
+  sets = [data, *(x for x in evaluated if x is not None)]
+  lines = [line for x in sets for line in x.warnings()]
+  for line in dict.fromkeys(lines):  # several evaluations may be of the same images
     distributed.say(f'warning: {line}')
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import distributed
+from vit_jax.config import DURATIONS
 from vit_jax.errors import LockLost, PeerLost, Preempted, Unreachable
 from vit_jax.train import disk, metrics, peers, rows
+from vit_jax.train.lock import inherited, is_held
 from vit_jax.train.patience import Patience
 
 
@@ -28,6 +30,16 @@ def read(workdir: Path) -> dict | None:
   except (OSError, ValueError, RecursionError, TypeError, KeyError):
     return None
   return status if whole else None
+
+
+def state(workdir: Path) -> str | None:
+  """Returns the state of a run: running, finished, preempted, failed, or 'interrupted'.
+
+  It is interrupted where status.json says that it is running, but no process holds its
+  folder: after a kill, or a power cut. None: there is no status.json to read.
+  """
+  known = (read(workdir) or {}).get('state')
+  return 'interrupted' if known == 'running' and is_held(workdir) is False else known
 
 
 def checkpoints_of(checkpoints) -> dict[str, int | None]:
@@ -59,18 +71,45 @@ def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   return (status, known) if done.issuperset(config['evals']) else None
 
 
+def already_finished(workdir: Path, config: dict, status: dict) -> str:
+  """Returns what a command is told that finds its run finished, and how to train on."""
+  patience = config['checkpoint'].get('patience')
+  if patience and 'stopped_early' in status:
+    more = f'--config.checkpoint.patience={patience * 2}'
+  else:
+    key = next(k for k in DURATIONS if config.get(k) is not None)
+    more = f'--config.{key}={config[key] * 2} --config.resume_allow={key}'
+  return (
+    f'This run is finished, at step {status["step"]:,}: nothing is left to train. To go '
+    f'on from there, add for instance --workdir={workdir} {more}'
+  )
+
+
 @contextlib.contextmanager
-def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
-  """Leaves status.json behind when a run ends by an exception, or with another process."""
+def on_failure(workdir: Path, checkpoints, recorded: str = '') -> Iterator[None]:
+  """Leaves status.json behind when a run ends by an exception, or with another process.
+
+  The first process writes it. Of the others one does, where the first has died without
+  saying so.
+
+  Args:
+    recorded: see `lock.Held`.
+  """
   # Reads and caches the metrics of older steps now, while all processes take part.
   checkpoints_of(checkpoints)
 
   def record(error):
-    known = read(workdir) or {'step': 0}
-    code = getattr(error, 'exit_code', 1)
-    state = 'preempted' if isinstance(error, Preempted | PeerLost) else 'failed'
-    known |= {'state': state, 'exit': code, 'error': str(error)}
-    _write_somehow(workdir, known | checkpoints_of(checkpoints))
+    end = 'preempted' if isinstance(error, Preempted | PeerLost) else 'failed'
+    ends = {'state': end, 'exit': getattr(error, 'exit_code', 1), 'error': str(error)}
+    if distributed.is_first():
+      known = read(workdir) or {'step': 0}
+      _write_somehow(workdir, known | ends | checkpoints_of(checkpoints))
+    elif isinstance(error, PeerLost):
+      with inherited(workdir, recorded) as ours:
+        known = read(workdir)
+        if ours and known and known['state'] == 'running':
+          values = known | ends | checkpoints_of(checkpoints)
+          disk.replace(workdir / 'status.json', metrics.json_of(values))
 
   with peers.recorded(record):
     try:

@@ -5,7 +5,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-_WINDOW = 20  # steps whose mean time is taken for that of those to come
+# The last steps whose mean time is taken for that of those to come: so many, or those of
+# so many seconds where these are more. A mean over 20 steps of 5 ms would jump about.
+_STEPS, _SECONDS = 20, 10.0
+_FEW = 5
 
 
 class TimeLeft:
@@ -30,16 +33,26 @@ class TimeLeft:
     self.took: dict[str, float] = {}
     self.clock = clock
     self._due = due
-    self._times = deque([(start, clock())], _WINDOW + 1)
+    self._paused = 0.0  # seconds that belong to no step
+    self._times = deque([(start, clock())])  # (step, when it was done)
+    self._starting = True
 
   def done(self, step: int) -> None:
     """Takes note of a step that is done."""
     self.step = step
-    self._times.append((step, self.clock()))
+    now = self.clock() - self._paused
+    self._times.append((step, now))
+    # The first step of a process waits for its first batch: it is left out once enough of
+    # the next are seen (several may be looked at in one moment).
+    if self._starting and (len(self._times) > _FEW or now - self._times[1][1] >= 1):
+      self._starting = False
+      self._times.popleft()
+    while len(self._times) > _STEPS + 1 and now - self._times[1][1] >= _SECONDS:
+      self._times.popleft()
 
   def pause(self, seconds: float) -> None:
     """Takes time spent outside of steps (evaluation, saving) out of their measure."""
-    self._times = deque(((s, t + seconds) for s, t in self._times), _WINDOW + 1)
+    self._paused += seconds
 
   @contextlib.contextmanager
   def evaluating(self, name: str) -> Iterator[None]:
@@ -62,8 +75,9 @@ class TimeLeft:
   @property
   def waited(self) -> float:
     """Seconds since the last step, or the evaluation under way."""
-    start = self.under_way[1] if self.under_way else self._times[-1][1]
-    return self.clock() - start
+    if under_way := self.under_way:  # once: another thread asks
+      return self.clock() - under_way[1]
+    return self.clock() - self._paused - self._times[-1][1]
 
   def seconds(self) -> tuple[float | None, list[str]]:
     """Returns (seconds left, evaluations that are to come but were never measured).
@@ -75,8 +89,8 @@ class TimeLeft:
       return None, []
     times = {name: count(self.step) for name, count in self._due.items()}
     running = per_step
-    if self.under_way:
-      name, _ = self.under_way
+    if under_way := self.under_way:
+      name, _ = under_way
       times[name] = times.get(name, 0) + 1
       running = self.took.get(name, 0)
     unknown = [name for name, n in times.items() if n and name not in self.took]

@@ -52,24 +52,63 @@ def rollout(
   return result
 
 
+def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
+  """Returns how much each token of the first layer speaks for a class, by each token.
+
+  "Generic Attention-model Explainability" (arXiv 2103.15679, equations 5 and 6, for self
+  attention): A_l is the mean over heads of the positive part of gradient times weight,
+  R_0 = identity, R_l = R_(l-1) + A_l R_(l-1).
+
+  Args:
+    attention: [L, B, M, N, N], first layer first.
+    gradients: of the class's score, by each weight; same shape.
+
+  Returns:
+    float32 [B, N, N]: not normalised, the identity included.
+
+  Raises:
+    UserError: for other shapes.
+  """
+  _check(attention)
+  if attention.shape != gradients.shape:
+    raise UserError(
+      f'Gradients of shape {gradients.shape} are not of attention {attention.shape}.'
+    )
+  a = positive_part(attention, gradients)  # [L, B, N, N]
+  result = jnp.broadcast_to(jnp.eye(a.shape[-1]), a.shape[1:])
+  for layer in a:
+    result = result + jnp.matmul(layer, result, precision='highest')
+  return result
+
+
+def positive_part(attention: jax.Array, gradients: jax.Array) -> jax.Array:
+  """Returns the mean over heads of max(gradient x weight, 0): [..., M, N, S] -> [..., N, S]."""
+  a, g = (jnp.asarray(x, jnp.float32) for x in (attention, gradients))
+  return jnp.maximum(a * g, 0).mean(-3)
+
+
 def attention_distance(
   attention: jax.Array,
   grid: tuple[int, int],
-  patch_size: tuple[int, int],
+  patch: tuple[int, int] | int,
   renormalize: bool = True,
+  *,
+  per_image: bool = False,
 ) -> jax.Array:
   """Returns how far each head looks, on average, in pixels (ViT paper, figure 7 right).
 
   The mean over images and query patches of the sum over key patches of weight times
   distance between the centres. Tokens in front of the patches (cls) are left out, as
-  queries and as keys.
+  queries and as keys. Uniform attention over 14 x 14 patches of 16 pixels gives 116.5.
 
   Args:
     attention: [L, B, M, N, N]; the last h * w tokens are patches, row by row.
     grid: (h, w) of patches.
-    patch_size: (height, width) in pixels.
+    patch: (height, width) in pixels, or one number for both.
     renormalize: whether weights on patches are brought back to a sum of 1, so that the
       result is a weighted average; the paper does not say.
+    per_image: return [L, B, M], of which the mean over axis 1 is the paper's dot and the
+      standard deviation its spread over images.
 
   Returns:
     float32 [L, M].
@@ -87,9 +126,11 @@ def attention_distance(
   if renormalize:
     a = a / a.sum(-1, keepdims=True)
   y, x = jnp.mgrid[:h, :w]
-  at = jnp.stack([y.ravel() * patch_size[0], x.ravel() * patch_size[1]], -1)  # [N, 2]
+  height, width = (patch, patch) if isinstance(patch, int) else patch
+  at = jnp.stack([y.ravel() * height, x.ravel() * width], -1)  # [N, 2]
   distance = jnp.linalg.norm((at[:, None] - at[None]).astype(jnp.float32), axis=-1)
-  return (a * distance).sum(-1).mean((1, 3))
+  found = (a * distance).sum(-1).mean(3)  # [L, B, M]
+  return found if per_image else found.mean(1)
 
 
 def _check(attention) -> None:

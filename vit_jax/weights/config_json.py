@@ -16,7 +16,7 @@ _SIDE, _PIXELS = 1 << 14, 64_000_000  # of images, as data/ops makes them
 
 
 def read(path: Path) -> dict:
-  """Returns the JSON object in a file; UserError if it is none, or too large for one."""
+  """Returns the JSON object in a file; UserError if it is not one, or too large."""
   try:
     if path.stat().st_size > _MOST_BYTES:
       raise UserError(f'{path} has more than {_MOST_BYTES >> 20} MB: not a config.')

@@ -18,8 +18,8 @@ import numpy as np
 from vit_jax.data import lazy_tf
 from vit_jax.data.labels import MultiHot
 from vit_jax.data.ops import arguments, geometry, numpy_ops
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.ops.registry import Twins, op
+from vit_jax.errors import BadImage
 
 
 @op('decode', keeps_positions=True)

@@ -7,6 +7,7 @@ import numpy as np
 
 from vit_jax.data import lazy_tf
 from vit_jax.data.ops.arguments import MAX_PIXELS
+from vit_jax.errors import BadImage
 
 # What `tf.io.decode_image` reads, by first bytes (a WebP is checked for its tag too).
 _TF_MAGIC = (b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'GIF8', b'BM', b'RIFF')
@@ -34,10 +35,6 @@ _STEPS = np.array(
   ],
   bool,
 )
-
-
-class BadImage(ValueError):
-  """An image that will not be decoded; the message is the reason."""
 
 
 def probe(data: bytes, exif: bool) -> tuple[bytes, int]:

@@ -4,7 +4,8 @@ import io
 
 import numpy as np
 
-from vit_jax.data.ops.decode import BadImage, probe
+from vit_jax.data.ops.decode import probe
+from vit_jax.errors import BadImage
 
 # Pillow's 95 is visually lossless; only what is turned or made smaller is re-encoded.
 _QUALITY = 95

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from vit_jax.data import image_file
 from vit_jax.data.prepare import tars
 from vit_jax.data.prepare.entries import Entry, clean, is_hidden
-from vit_jax.data.sources import folder, listing
+from vit_jax.data.sources import listing
+from vit_jax.data.sources.splits import SYNONYMS
 from vit_jax.errors import UserError
 
-_SPLIT_OF = {name: split for split, names in folder.SYNONYMS.items() for name in names}
+_SPLIT_OF = {name: split for split, names in SYNONYMS.items() for name in names}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.prepare import checks, tars
 from vit_jax.data.prepare.entries import Entry
 from vit_jax.data.sources.base import fingerprint
-from vit_jax.errors import UserError
+from vit_jax.errors import BadImage, UserError
 
 # What TFDS takes for a data set's name, and for a version.
 _NAME = re.compile(r'[a-z][a-z0-9_]*')

@@ -17,6 +17,7 @@ from vit_jax.errors import UserError, did_you_mean
 SOURCES = {
   'digits': ('vit_jax.data.sources.arrays', 'Digits', ''),
   'arrays': ('vit_jax.data.sources.arrays', 'Arrays', 'FILE.npz'),
+  'shapes': ('vit_jax.data.sources.shapes', 'Shapes', ''),
   'synthetic': ('vit_jax.data.sources.arrays', 'Synthetic', ''),
   'folder': ('vit_jax.data.sources.folder', 'Folder', 'PATH'),
   'tfds': ('vit_jax.data.sources.tfds', 'Tfds', 'NAME'),

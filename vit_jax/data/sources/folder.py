@@ -8,17 +8,9 @@ from collections import Counter
 import numpy as np
 
 from vit_jax.data import contents, image_file
-from vit_jax.data.ops.decode import BadImage
 from vit_jax.data.sources import listing, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.errors import UserError
-
-# Folder names that mean the same split.
-SYNONYMS = {
-  'train': ('train', 'training'),
-  'validation': ('validation', 'val', 'valid', 'dev'),
-  'test': ('test', 'testing'),
-}
+from vit_jax.errors import BadImage, UserError
 
 
 class Folder(Source):
@@ -55,8 +47,8 @@ class Folder(Source):
     self.left_out, self.misplaced = Counter(), Counter()
     wanted = []
     for name, start, stop in splits.parse(split):
-      name = _canonical(name)
-      known = name in SYNONYMS  # else a misspelling, which check_name answers
+      name = splits.canonical(name)
+      known = name in splits.SYNONYMS  # else a misspelling, which check_name answers
       if known and name not in directories and list(directories) == ['train']:
         raise UserError(
           f'{self.name} has no folder for the split {name!r}, only images to train on. '
@@ -129,20 +121,12 @@ class Folder(Source):
     return list(zip(paths, [labels[i] for i in places], sizes, strict=True))
 
 
-def _canonical(name: str) -> str:
-  """Returns 'validation' for 'val', and so on; other names as they are."""
-  for canonical, names in SYNONYMS.items():
-    if name.lower() in names:
-      return canonical
-  return name
-
-
 def _split_directories(root: str) -> dict[str, str]:
   """Returns {split: directory}."""
   out: dict[str, str] = {}
   for name in _folders(root):
-    canonical = _canonical(name)
-    if canonical not in SYNONYMS:
+    canonical = splits.canonical(name)
+    if canonical not in splits.SYNONYMS:
       continue
     if canonical in out:
       raise UserError(
@@ -150,7 +134,9 @@ def _split_directories(root: str) -> dict[str, str]:
         f'folders for the split {canonical!r}: keep one.'
       )
     out[canonical] = os.path.join(root, name)
-  others = [name for name in _folders(root) if _canonical(name) not in SYNONYMS]
+  others = [
+    name for name in _folders(root) if splits.canonical(name) not in splits.SYNONYMS
+  ]
   if out and others:
     logging.getLogger(__name__).warning(
       'folder:%s: left out, as it has folders for splits: %s', root, _some(others)

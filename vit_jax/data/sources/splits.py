@@ -7,6 +7,13 @@ import numpy as np
 
 from vit_jax.errors import UserError, choose
 
+# Names that mean the same split.
+SYNONYMS = {
+  'train': ('train', 'training'),
+  'validation': ('validation', 'val', 'valid', 'dev'),
+  'test': ('test', 'testing'),
+}
+
 _PART = re.compile(r'\s*([\w.-]+)\s*(?:\[\s*([^:\]]*?)\s*:\s*([^:\]]*?)\s*\])?\s*')
 _BOUND = re.compile(r'-?\d[\d_]*%?')
 
@@ -30,6 +37,14 @@ def parse(expression: str) -> list[tuple[str, str, str]]:
   return parts
 
 
+def canonical(name: str) -> str:
+  """Returns 'validation' for 'val', and so on; other names as they are."""
+  for split, names in SYNONYMS.items():
+    if name.lower() in names:
+      return split
+  return name
+
+
 def check_name(name: str, known: Iterable[str], where: str) -> None:
   """Raises UserError if `name` is not one of the known splits."""
   choose('split', name, sorted(known), f', those of {where}')
@@ -37,6 +52,17 @@ def check_name(name: str, known: Iterable[str], where: str) -> None:
 
 def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
   """Returns [(split, indices int64 [n])] that an expression selects, in its order.
+
+  Arguments and errors are those of `ranges`, which makes no index for every example.
+  """
+  return [
+    (name, np.arange(low, high, dtype=np.int64))
+    for name, low, high in ranges(expression, sizes, where)
+  ]
+
+
+def ranges(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
+  """Returns [(split, first, end)] that an expression selects, in its order.
 
   Percentages are rounded to the nearest example, as TFDS does by default.
 
@@ -55,8 +81,8 @@ def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
       absolute(bound, size, default, f'{expression!r} of {where}')
       for bound, default in ((start, 0), (stop, size))
     )
-    out.append((name, np.arange(low, high, dtype=np.int64)))
-  if not sum(len(indices) for _, indices in out):
+    out.append((name, low, max(low, high)))
+  if all(low == high for _, low, high in out):
     raise UserError(f'Split {expression!r} of {where} selects no example: {sizes}.')
   return out
 

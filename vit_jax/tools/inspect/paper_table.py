@@ -2,28 +2,8 @@
 
 import functools
 
-JFT = 303e6  # images; an epoch of the paper's largest pre-training set
-# Name in the paper, epochs, exaFLOPs of the paper, our model. arXiv 2010.11929.
-TABLE_6 = (
-  ('ViT-B/32', 7, 55, 'vit:B/32'),
-  ('ViT-B/16', 7, 224, 'vit:B/16'),
-  ('ViT-L/32', 7, 196, 'vit:L/32'),
-  ('ViT-L/16', 7, 783, 'vit:L/16'),
-  ('ViT-L/16', 14, 1567, 'vit:L/16'),
-  ('ViT-H/14', 14, 4262, 'vit:H/14'),
-  ('R50x1', 7, 50, 'bit:R50x1'),
-  ('R50x2', 7, 199, 'bit:R50x2'),
-  ('R101x1', 7, 96, 'bit:R101x1'),
-  ('R152x1', 7, 141, 'bit:R152x1'),
-  ('R152x2', 7, 563, 'bit:R152x2'),
-  ('R152x2', 14, 1126, 'bit:R152x2'),
-  ('R200x3', 14, 3306, 'bit:R200x3'),
-  ('R50+ViT-B/32', 7, 106, 'vit:R50+B/32'),
-  ('R50+ViT-B/16', 7, 274, 'vit:R50+B/16'),
-  ('R50+ViT-L/32', 7, 246, 'vit:R50+L/32'),
-  ('R50+ViT-L/16', 7, 859, 'vit:R50+L/16'),
-  ('R50+ViT-L/16', 14, 1668, 'vit:R50+L/16'),
-)
+from vit_jax.tools.published import JFT, TABLE_6
+
 _NOTES = """
   ours: 3 x forward x epochs x 303 million images, at 224 px; products only, a
   multiply-add as 2; a head of 1,000 classes and no hidden layer before it. The 18,291
@@ -41,15 +21,15 @@ def rows(models=None) -> list[dict]:
   """
   return [
     {
-      'name': name,
-      'epochs': epochs,
-      'model': model,
-      'paper': paper,
-      'ours': (ours := _exaflops(model, epochs)),
-      'ratio': ours / paper,
+      'name': row.name,
+      'epochs': row.epochs,
+      'model': row.model,
+      'paper': row.exaflops,
+      'ours': (ours := _exaflops(row.model, row.epochs)),
+      'ratio': ours / row.exaflops,
     }
-    for name, epochs, paper, model in TABLE_6
-    if models is None or model in models
+    for row in TABLE_6
+    if models is None or row.model in models
   ]
 
 

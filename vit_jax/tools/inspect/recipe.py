@@ -1,7 +1,7 @@
 """What a config asks for: steps, epochs, examples and compute, without opening its data.
 
 The number of training examples comes from the caller or from `split_sizes`; only
-'digits' and 'synthetic', which are bundled and made up, are opened.
+'digits', 'shapes' and 'synthetic', which are bundled and made up, are opened.
 """
 
 import os
@@ -140,7 +140,7 @@ def _opened(data: dict):
   """Returns the source where to open it costs nothing, else None."""
   from vit_jax.data import sources
 
-  if data['source'] not in ('digits', 'synthetic'):
+  if data['source'].partition(':')[0] not in ('digits', 'shapes', 'synthetic'):
     return None
   options = data.get('source_options') or {}
   return sources.build(data['source'], data['split'], **options)

@@ -7,6 +7,9 @@ from pathlib import Path
 from vit_jax.errors import UserError
 
 _NAMES = 5  # class names that the text shows
+_STATES = {
+  'interrupted': 'interrupted: no process is in its folder; a rerun resumes it'
+}
 
 
 def is_source(name: str) -> bool:
@@ -96,7 +99,7 @@ def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
     'params': _count(shapes),
     'trained': _count(stored),
     'shapes': shapes,
-    'state': (status.read(folder) or {}).get('state'),
+    'state': status.state(folder),
     'total_steps': config['resolved']['total_steps'],
     'steps': [{'step': s, 'metrics': kept.metrics[s]} for s in kept.steps],
     'metric': kept.metric,
@@ -148,7 +151,7 @@ def _run_facts(record: dict) -> dict:
   facts = {
     'data': f'{config["data"]["source"]}, {config["data"].get("split", "")}',
     'optim': ', '.join(f'{k}={v}' for k, v in config['optim'].items()),
-    'state': record['state'],
+    'state': _STATES.get(record['state'], record['state']),
     'steps': f'{", ".join(steps) or "none"} of {record["total_steps"]:,}{by}',
     'step read': None if record['step'] is None else f'{record["step"]:,}',
   }

@@ -154,21 +154,23 @@ def _export(found, folder: Path, to: str | None) -> dict:
 
 
 def _run(folder: Path, step: int) -> tuple[dict, dict[str, float], set[str]]:
-  """Returns (config, the metrics saved with a step, which of them are fractions)."""
+  """Returns (config, the results saved with a step, which of them are fractions).
+
+  A result is a number of an evaluation that says how good the model is: neither a time,
+  nor a count, nor what a train step measured.
+  """
   from vit_jax import evaluators, run_config
-  from vit_jax.evaluators import metric
   from vit_jax.pretrained import steps
 
   config = run_config.read(folder)
-  saved = steps.Kept(folder, config).metrics.get(step) or {}
-  saved = {name: value for name, value in saved.items() if math.isfinite(value)}
-  percent, evals = set(), config.get('evals', {})
-  for name in saved:
-    section, _, rest = name.partition('/')
-    if section in evals:
-      kinds = evaluators.metrics(evals[section]['type'])
-      percent |= {name} if metric.find(kinds, rest).percent else set()
-  return config, saved, percent
+  evals, results, percent = config.get('evals', {}), {}, set()
+  for name, value in (steps.Kept(folder, config).metrics.get(step) or {}).items():
+    declared = evaluators.declared(name, evals)
+    of_evaluation = name.partition('/')[0] in evals
+    if of_evaluation and declared.larger_is_better is not None and math.isfinite(value):
+      results[name] = value
+      percent |= {name} if declared.percent else set()
+  return config, results, percent
 
 
 def _model(found, config: dict | None) -> str:

@@ -27,7 +27,7 @@ class Facts(NamedTuple):
     base: OWNER/NAME on the hub that it was fine-tuned from, or None.
     config: of the run, as it was resolved; None for weights that no run here made.
     step: of the run.
-    metrics: {name: number}, saved with that step.
+    metrics: {name: number}, results of the evaluations after that step.
     percent: names of `metrics` that are fractions.
   """
 

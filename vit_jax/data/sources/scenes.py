@@ -1,0 +1,238 @@
+"""What the images of the source 'shapes' show, task by task, before any pixel is drawn.
+
+All positions and lengths are in units of the side of the image, (0, 0) its top left
+corner. A scene is computed from (seed, task, split, row) by `philox.uniforms` and by
+operations that IEEE 754 rounds exactly (no library's sine), so that it is the same on
+every machine.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.data import philox
+
+# Their order, and that of TASKS, is part of what an image is: new ones go to the end.
+KINDS = ('circle', 'square', 'triangle', 'star', 'cross', 'ring')
+COLOURS = ('red', 'yellow', 'green', 'cyan', 'blue', 'magenta')  # hues 60 degrees apart
+SPLITS = ('train', 'validation', 'test')
+
+_DISTRACTORS = 4  # at most, in each image
+_PER_SHAPE = 8  # random numbers
+# Above any seed of 32 bits, so that a run's augmentations, which are drawn by `uniforms`
+# with the run's seed, have other numbers.
+_TAG = 0x5CE9E5 << 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenes:
+  """B scenes of up to S shapes each, later shapes in front of earlier ones.
+
+  Attributes:
+    label: int64 [B].
+    shown: bool [B, S], whether there is such a shape. Grey ones come first.
+    kind: int [B, S], an index into KINDS.
+    x, y, radius: float32 [B, S], the centre and the circumscribed circle of a shape.
+    turn: float32 [B, S], its rotation, 1 for a full turn.
+    colour: float32 [B, S, 3] from 0 to 1.
+    ground: float32 [B, 2, 3], the colours between which the background changes...
+    ground_turn: float32 [B], ...and in which direction.
+    noise: float32 [B], the largest that noise changes a channel by, of its full scale.
+  """
+
+  label: np.ndarray
+  shown: np.ndarray
+  kind: np.ndarray
+  x: np.ndarray
+  y: np.ndarray
+  radius: np.ndarray
+  turn: np.ndarray
+  colour: np.ndarray
+  ground: np.ndarray
+  ground_turn: np.ndarray
+  noise: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What the label says of the coloured shapes; the grey ones do not count.
+
+  Attributes:
+    names: those of the classes.
+    objects: O, the most coloured shapes in an image.
+    place: (label int64 [B], u float32 [B, O, 8], more float32 [B, 16], uniform in [0, 1))
+      -> {field of `Scenes`: [B, O]}: 'x', 'y' and 'radius', and what else is not left to
+      chance; in the place of a colour 'hue', int, an index into COLOURS.
+  """
+
+  names: tuple[str, ...]
+  objects: int
+  place: Callable[[np.ndarray, np.ndarray, np.ndarray], dict[str, np.ndarray]]
+
+
+def _place_class(label, u, more):
+  """One shape, anywhere inside the image, of the label's kind and colour."""
+  colour, kind = np.divmod(label[:, None], len(KINDS))
+  radius = 0.16 + 0.14 * u[..., 4]
+  x, y = (radius + (1 - 2 * radius) * u[..., k] for k in (6, 7))
+  return {'kind': kind, 'hue': colour, 'x': x, 'y': y, 'radius': radius}
+
+
+def _place_count(label, u, more):
+  """Label + 1 shapes, each in a cell of its own of a grid of 4 x 4."""
+  cells = np.argsort(more, axis=1, kind='stable')[:, : u.shape[1]]
+  radius = 0.07 + 0.035 * u[..., 4]
+  free = 0.113 - radius  # of 0.125, half a cell: a gap stays between any two shapes
+  x, y = (
+    (cell + 0.5) / 4 + free * (2 * u[..., k] - 1)
+    for k, cell in ((6, cells % 4), (7, cells // 4))
+  )
+  shown = np.arange(u.shape[1]) <= label[:, None]
+  return {'shown': shown, 'x': x, 'y': y, 'radius': radius}
+
+
+def _place_position(label, u, more):
+  """One shape, its centre anywhere in the label's cell of a grid of 4 x 4."""
+  radius = 0.08 + 0.06 * u[..., 4]
+  row, column = np.divmod(label[:, None], 4)
+
+  def within(cell, u):  # 0.14 from the border: all of the shape is in the image
+    low, high = np.maximum(cell / 4, 0.14), np.minimum((cell + 1) / 4, 0.86)
+    return low + (high - low) * u
+
+  x, y = within(column, u[..., 6]), within(row, u[..., 7])
+  return {'x': x, 'y': y, 'radius': radius}
+
+
+_NEAREST, _BIN, _BINS = 0.24, 0.08, 6
+
+
+def _place_distance(label, u, more):
+  """Two shapes whose centres are as far apart as the label says."""
+  radius = 0.07 + 0.04 * u[..., 4]
+  apart = _NEAREST + _BIN * (label + more[:, 0])
+  out = {'radius': radius}
+  for key, along, place in zip(
+    'xy', direction(more[:, 1]), more[:, 2:4].T, strict=True
+  ):
+    half = apart * along / 2
+    margin = 0.12 + np.abs(half)  # at most 0.12 + 0.72 / 2
+    middle = margin + (1 - 2 * margin) * place
+    out[key] = np.stack([middle - half, middle + half], 1)
+  return out
+
+
+TASKS = {
+  'class': Task(
+    tuple(f'{colour} {kind}' for colour in COLOURS for kind in KINDS), 1, _place_class
+  ),
+  'count': Task(
+    ('1 shape', *(f'{n} shapes' for n in range(2, 9))), objects=8, place=_place_count
+  ),
+  'position': Task(
+    tuple(
+      f'row {row}, column {column}' for row in range(1, 5) for column in range(1, 5)
+    ),
+    objects=1,
+    place=_place_position,
+  ),
+  'distance': Task(
+    tuple(
+      f'{_NEAREST + _BIN * k:.2f} to {_NEAREST + _BIN * (k + 1):.2f}'
+      for k in range(_BINS)
+    ),
+    objects=2,
+    place=_place_distance,
+  ),
+}
+
+
+def labels(task: str, seed: int, split: str, rows: np.ndarray) -> np.ndarray:
+  """Returns the labels int64 [B] of `scenes`, in less time."""
+  (u,) = _uniforms(task, seed, split, rows, 1)
+  return (u[:, 0] * len(TASKS[task].names)).astype(np.int64)
+
+
+def scenes(task: str, seed: int, split: str, rows: np.ndarray) -> Scenes:
+  """Returns the scenes of examples.
+
+  Args:
+    task: one of TASKS.
+    seed: 0 <= seed < 2**32.
+    split: one of SPLITS.
+    rows: int [B], 0 <= row < 2**32, the examples of that split.
+  """
+  objects = TASKS[task].objects
+  sizes = (1, 12, 16, _PER_SHAPE * _DISTRACTORS, _PER_SHAPE * objects)
+  of_label, scene, more, u, v = _uniforms(task, seed, split, rows, *sizes)
+  label = (of_label[:, 0] * len(TASKS[task].names)).astype(np.int64)
+  u, v = (x.reshape(len(rows), -1, _PER_SHAPE) for x in (u, v))
+
+  grey = {
+    'shown': np.arange(_DISTRACTORS) < np.floor(scene[:, :1] * (_DISTRACTORS + 1)),
+    'kind': _pick(KINDS, u),
+    'x': u[..., 6],
+    'y': u[..., 7],
+    'radius': 0.05 + 0.07 * u[..., 4],
+    'turn': u[..., 5],
+    'colour': np.repeat(0.1 + 0.8 * u[..., 3, None], 3, -1),
+  }
+  coloured = {
+    'shown': np.ones((len(rows), objects), bool),
+    'kind': _pick(KINDS, v),
+    'hue': (v[..., 1] * len(COLOURS)).astype(np.int64),
+    'turn': v[..., 5],
+    **TASKS[task].place(label, v, more),
+  }
+  # Up to 12 degrees from the hue that the name says.
+  hue = coloured.pop('hue') + 0.4 * v[..., 2] - 0.2
+  saturation, value = 0.75 + 0.25 * scene[:, 11:], 0.6 + 0.4 * v[..., 3]
+  coloured['colour'] = _rgb(hue, saturation, value)
+
+  lightness = 0.1 + 0.8 * scene[:, 1:3, None]
+  tint = 0.1 * scene[:, 3:9].reshape(-1, 2, 3) - 0.05
+  return Scenes(
+    label=label,
+    ground=lightness + tint,
+    ground_turn=scene[:, 9],
+    noise=0.02 + 0.05 * scene[:, 10],
+    **{
+      key: np.concatenate([value, coloured[key].astype(value.dtype)], 1)
+      for key, value in grey.items()
+    },
+  )
+
+
+def direction(turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (cosine, sine) of turns in [0, 1), in the dtype of `turn`, to 1e-5."""
+  return _sine(turn + 0.25), _sine(turn)
+
+
+def _sine(turn):
+  # The Taylor polynomial to x**9 on [-pi/2, pi/2], of which x is the share.
+  x = 1 - 4 * np.abs((turn + 0.25) % 1 - 0.5)
+  y = x * x
+  polynomial = 1.5707963 - y * (
+    0.64596410 - y * (0.07969263 - y * (0.00468175 - y * 0.00016044))
+  )
+  return x * polynomial
+
+
+def _uniforms(task, seed, split, rows, *sizes):
+  """Returns random numbers in [0, 1), float32 [B, size] for each of the sizes."""
+  positions = (SPLITS.index(split) << 32) + np.asarray(rows, np.int64)
+  key = seed + (list(TASKS).index(task) << 32) + _TAG
+  numbers = philox.uniforms(key, positions, sizes)
+  return np.split(numbers, np.cumsum(sizes)[:-1], axis=1)
+
+
+def _pick(names, u):
+  return (u[..., 0] * len(names)).astype(np.int64)
+
+
+def _rgb(hue, saturation, value):
+  """Returns float32 [..., 3] of hues in sixths of a turn (HSV)."""
+  k = (hue[..., None] + np.array([5, 3, 1], np.float32)) % 6
+  depth = np.clip(np.minimum(k, 4 - k), 0, 1)
+  return (value[..., None] * (1 - saturation[..., None] * depth)).astype(np.float32)

@@ -1,0 +1,158 @@
+"""What a model looked at, image by image."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import numpy as np
+
+from vit_jax import models, pretrained, viz
+from vit_jax.errors import UserError, choose
+from vit_jax.explain import weights
+from vit_jax.explain.kinds import KINDS as KINDS
+from vit_jax.explain.kinds import OF_A_CLASS as OF_A_CLASS
+
+
+def attention_maps(
+  source,
+  images: Iterable,
+  kind: str = 'rollout',
+  *,
+  classes: int | Sequence[int] | None = None,
+  batch_size: int = 8,
+  **options,
+) -> np.ndarray:
+  """Returns where a model looked, or which pixels speak for a class.
+
+  | kind | what it is | options |
+  |---|---|---|
+  | rollout | weights of all layers multiplied: `viz.rollout` | fusion='mean', residual=True, discard=0.0 |
+  | attention | weights of one layer; 'pooling': of an attention pooling head | layer=-1, head=None (their mean) |
+  | class_rollout | weights times their gradient for a class, through all layers: `viz.class_rollout` | classes |
+  | gradient | gradient for a class times image: `viz.gradient_times_input` | classes |
+  | integrated | integrated gradients for a class: `viz.integrated_gradients` | classes, steps=32, baseline=0.0 |
+
+  The first three are of models with attention, on their grid of patches, and not
+  negative. Whose row of the weights is taken: of a model with a class token, that token's;
+  where attention pooling reads the tokens, the mean of their rows by its weights; else,
+  as where their mean is classified, the mean of the rows. A row of the first two sums to
+  1, what the class token has of itself included. The last two are of every model, pixel by
+  pixel, and have signs.
+
+  Args:
+    source: what `vit_jax.load` takes, or what it returned.
+    images: paths, bytes, PIL images or uint8 arrays [H, W, C].
+    kind: see the table.
+    classes: number of the class to explain, one for all images or one each; by default
+      the most probable of each image.
+    batch_size: images at a time; all weights of all layers are held for so many, of
+      B/16 at 224 px 22 MB each, and as many gradients.
+
+  Returns:
+    float32 [B, h, w]: on the grid of patches, or [B, H, W] pixels.
+
+  Raises:
+    UserError: for a model without attention or without classes, an unknown kind, option
+      or class.
+    BadImage: for an image that cannot be read (a ValueError).
+  """
+  function = choose('kind of attention map', kind, KINDS)
+  known = inspect.signature(function).parameters.values()
+  known = [p.name for p in known if p.kind is p.KEYWORD_ONLY]
+  for name in options:
+    choose(f'option of the kind {kind}:', name, known)
+  if classes is not None and kind not in OF_A_CLASS:
+    raise UserError(f'classes={classes!r}: {kind} is not of a class; {OF_A_CLASS} are.')
+  loaded = opened(source)
+  x = loaded.preprocess(images)
+  chosen = np.zeros(len(x), int)
+  if kind in OF_A_CLASS:
+    chosen = _classes(loaded, x, classes, batch_size)
+
+  def run(variables, x, classes):
+    return function(loaded.model, variables, x, classes, **options)
+
+  return in_batches(run, loaded.variables, x, chosen, batch_size=batch_size)
+
+
+def attention_distances(
+  source, images: Iterable, *, renormalize: bool = True, batch_size: int = 8
+) -> np.ndarray:
+  """Returns how far each head looks in each image, pixels: float32 [B, L, M].
+
+  See `viz.attention_distance`; the images are of the size that the model takes.
+
+  Args: as those of `attention_maps`.
+  """
+  loaded = opened(source)
+  family, fields = models.family_of(loaded.model), pretrained.fields_of(loaded.model)
+
+  def run(variables, x):
+    found, _, grid = weights.attention(loaded.model, variables, x)
+    distance = functools.partial(viz.attention_distance, per_image=True)
+    patch = family.stride(fields)
+    return distance(found.layers, grid, patch, renormalize).swapaxes(0, 1)
+
+  x = loaded.preprocess(images)
+  return in_batches(run, loaded.variables, x, batch_size=batch_size)
+
+
+def predicted(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarray:
+  """Returns the logits [B, K] of preprocessed images [B, H, W, C].
+
+  Raises:
+    UserError: for a model without one logit per image and class.
+  """
+  _number_of_classes(loaded)
+  run = lambda variables, x: loaded.model.apply(variables, x)[0]
+  return in_batches(run, loaded.variables, images, batch_size=batch_size)
+
+
+def opened(source) -> pretrained.Loaded:
+  """Returns what `vit_jax.load` returned, or returns of a source."""
+  return source if isinstance(source, pretrained.Loaded) else pretrained.load(source)
+
+
+def in_batches(
+  fn: Callable, variables, *arrays: np.ndarray, batch_size: int
+) -> np.ndarray:
+  """Returns `fn(variables, *arrays)` [B, ...], compiled once and run on parts of them."""
+  if batch_size < 1:
+    raise UserError(f'batch_size={batch_size}: expected 1 or more.')
+  fn, variables, found = jax.jit(fn), jax.device_put(variables), []
+  total = len(arrays[0])
+  for i in range(0, total, batch_size):
+    parts = [x[i : i + batch_size] for x in arrays]
+    number = len(parts[0])
+    missing = min(batch_size, total) - number  # one program for all
+    pad = lambda x, n: np.pad(x, ((0, n), *((0, 0),) * (x.ndim - 1)))
+    found.append(np.asarray(fn(variables, *(pad(x, missing) for x in parts)))[:number])
+  return np.concatenate(found)
+
+
+def _classes(loaded, x, classes, batch_size: int) -> np.ndarray:
+  """Returns the class to explain of each image, int [B]."""
+  K = _number_of_classes(loaded)
+  if classes is None:
+    return predicted(loaded, x, batch_size).argmax(-1)
+  chosen = np.asarray(classes)
+  if chosen.ndim == 0:
+    chosen = np.repeat(chosen, len(x))
+  if chosen.shape != (len(x),):
+    raise UserError(
+      f'{len(chosen)} classes for {len(x)} images: give one, or one each.'
+    )
+  if chosen.dtype.kind not in 'iu' or not ((chosen >= 0) & (chosen < K)).all():
+    raise UserError(f'classes={classes!r}: expected numbers from 0 to {K - 1}.')
+  return chosen.astype(int)
+
+
+def _number_of_classes(loaded) -> int:
+  K = getattr(loaded.model, 'num_classes', None)
+  if K is None or getattr(loaded.model, 'classifier', None) == 'none':
+    raise UserError(
+      f'{loaded.source} has no logit per image and class to explain; rollout and '
+      'attention need none.'
+    )
+  return K

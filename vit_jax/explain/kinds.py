@@ -1,0 +1,100 @@
+"""The kinds of maps: functions of a model and a batch, from which `KINDS` is made.
+
+Each takes (model, variables, images [B, H, W, C], classes int [B]) and options by name.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import viz
+from vit_jax.errors import UserError
+from vit_jax.explain import weights
+from vit_jax.viz.attention import positive_part
+
+
+def rollout(
+  model, variables, images, classes, *, fusion='mean', residual=True, discard=0.0
+):
+  """The row of the attention rollout, see `viz.rollout`."""
+  found, _, grid = weights.attention(model, variables, images)
+  rows = viz.rollout(found.layers, fusion, residual, discard)
+  return _read(rows, _heads_mean(found.pooling), grid)
+
+
+def attention(model, variables, images, classes, *, layer=-1, head=None):
+  """The row of one layer's weights alone; `layer='pooling'`: of the attention pooling."""
+  found, _, grid = weights.attention(model, variables, images)
+  if layer == 'pooling':
+    if found.pooling is None:
+      raise UserError(
+        f"layer='pooling': {type(model).__name__} has no attention pooling "
+        "(classifier='map'); give the number of a layer."
+      )
+    return weights.on_grid(_one_head(found.pooling, head)[:, 0], grid)
+  L = len(found.layers)
+  if type(layer) is not int or not -L <= layer < L:
+    raise UserError(
+      f"layer={layer!r}: one of 0 to {L - 1}, from the end -1 to -{L}, or 'pooling'."
+    )
+  rows = _one_head(found.layers[layer], head)
+  return _read(rows, _heads_mean(found.pooling), grid)
+
+
+def class_rollout(model, variables, images, classes):
+  """What speaks for the class, by attention and its gradient, see `viz.class_rollout`."""
+  found, gradients, grid = weights.with_gradients(model, variables, images, classes)
+  rows = viz.class_rollout(found.layers, gradients.layers)
+  pooling = found.pooling
+  if pooling is not None:
+    pooling = positive_part(pooling, gradients.pooling)
+  return _read(rows, pooling, grid)
+
+
+def gradient(model, variables, images, classes):
+  """Gradient of the class's logit times the image, see `viz.gradient_times_input`."""
+  return viz.gradient_times_input(_score(model, variables, classes), images)
+
+
+def integrated(model, variables, images, classes, *, steps=32, baseline=0.0):
+  """Integrated gradients of the class's logit, see `viz.integrated_gradients`."""
+  score = _score(model, variables, classes)
+  return viz.integrated_gradients(score, images, baseline, steps)
+
+
+KINDS = {
+  'rollout': rollout,
+  'attention': attention,
+  'class_rollout': class_rollout,
+  'gradient': gradient,
+  'integrated': integrated,
+}
+OF_A_CLASS = ('class_rollout', 'gradient', 'integrated')
+
+
+def _score(model, variables, classes):
+  def score(images):
+    logits, _ = model.apply(variables, images)
+    return jnp.take_along_axis(logits, classes[:, None], 1)[:, 0]
+
+  return score
+
+
+def _read(rows, pooling, grid):
+  reader = weights.reader(pooling, rows.shape[-1], grid)
+  found = jnp.matmul(reader, rows, precision='highest')[:, 0]  # [B, N]
+  return weights.on_grid(found, grid)
+
+
+def _heads_mean(pooling) -> jax.Array | None:
+  return None if pooling is None else pooling.astype(jnp.float32).mean(1)
+
+
+def _one_head(x, head: int | None):
+  """Returns one head of [B, M, N, S], or their mean: float32 [B, N, S]."""
+  if head is None:
+    return x.astype(jnp.float32).mean(1)
+  if type(head) is not int or not 0 <= head < x.shape[1]:
+    raise UserError(
+      f'head={head!r}: one of 0 to {x.shape[1] - 1}, or None, their mean.'
+    )
+  return x[:, head].astype(jnp.float32)

@@ -1,0 +1,111 @@
+"""The attention weights of a model, and the row of them that the model classifies."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import models, trees
+from vit_jax.errors import UserError
+
+_SOWN = '/attention_weights'
+
+
+class Attention(NamedTuple):
+  """What `attention` returns, of one kind: weights, or gradients by them.
+
+  Attributes:
+    layers: [L, B, M, N, N] of the blocks.
+    pooling: [B, M, 1, N] of an attention pooling head, or None.
+  """
+
+  layers: jax.Array
+  pooling: jax.Array | None
+
+
+def attention(model, variables, images) -> tuple[Attention, jax.Array, tuple[int, int]]:
+  """Returns (weights, logits, (h, w) of the grid of patches) of a batch.
+
+  Raises:
+    UserError: for a model without attention.
+  """
+  logits, sown, grid = _apply(model, variables, images)
+  return _sorted(model, sown), logits, grid
+
+
+def with_gradients(
+  model, variables, images, classes
+) -> tuple[Attention, Attention, tuple[int, int]]:
+  """Returns (weights, gradients of the classes' logits by them, (h, w)).
+
+  Args:
+    classes: int [B], one per image.
+
+  Raises:
+    UserError: for a model without attention.
+  """
+  _, sown, grid = _apply(model, variables, images)
+  zeros = jax.tree.map(jnp.zeros_like, _unpacked(sown))
+
+  def score(perturbations):
+    with_them = {**variables, 'perturbations': perturbations}
+    logits, _ = model.apply(with_them, images)
+    return jnp.take_along_axis(logits, classes[:, None], 1).sum()
+
+  gradients = jax.grad(score)(zeros)
+  return _sorted(model, sown), _sorted(model, gradients), grid
+
+
+def reader(pooling: jax.Array | None, tokens: int, grid: tuple[int, int]) -> jax.Array:
+  """Returns [B or 1, 1, N]: how much the classified vector has of each token's row.
+
+  Of a model with a class token, that token; of attention pooling its weights, averaged
+  over heads; else the mean.
+
+  Args:
+    pooling: [B, 1, N] of attention pooling, or None.
+    tokens: N.
+    grid: (h, w) of patches.
+  """
+  if pooling is not None:
+    return pooling
+  if grid[0] * grid[1] < tokens:
+    return jax.nn.one_hot(jnp.zeros((1, 1), int), tokens)
+  return jnp.full((1, 1, tokens), 1 / tokens)
+
+
+def on_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
+  """Returns what a row [B, N] has of the patches, its last h * w tokens: [B, h, w]."""
+  h, w = grid
+  return row[:, row.shape[1] - h * w :].reshape(-1, h, w)
+
+
+def _apply(model, variables, images):
+  (logits, out), sown = model.apply(variables, images, mutable=['intermediates'])
+  sown = sown.get('intermediates', {})
+  if not any(_SOWN in f'/{name}' for name in trees.flatten(sown)):
+    raise UserError(
+      f'{type(model).__name__} has no attention to look at; a ViT and its hybrids have. '
+      'The kinds gradient and integrated are for every model.'
+    )
+  return logits, sown, out['stem'].shape[1:3]
+
+
+def _unpacked(sown: dict) -> dict:
+  """Returns what `sow` wrote, tuples of one, as a collection of variables."""
+  return jax.tree.map(lambda x: x[0], sown, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def _sorted(model, found: dict) -> Attention:
+  family = models.family_of(model)
+  layers, pooling = {}, None
+  for name, x in trees.flatten(found).items():
+    if _SOWN not in name:
+      continue
+    if family.is_stacked(name):
+      layers |= dict(enumerate(x))
+    elif block := family.stacked(name):
+      layers[block[1]] = x
+    else:
+      pooling = x
+  return Attention(jnp.stack([layers[i] for i in sorted(layers)]), pooling)

@@ -1,0 +1,78 @@
+"""Draws what a model does, and what runs came to, as for a paper.
+
+  vit_jax figures rollout SOURCE photo.jpg folder/ --out DIR
+  vit_jax figures posemb SOURCE --format pdf
+  vit_jax figures compute RUN RUN ...
+
+Each figure is DIR/NAME.png (--format: pdf, svg) and its numbers DIR/NAME.csv. SOURCE is
+what `vit_jax.load` takes, RUN the folder of a run.
+"""
+
+import sys
+
+from vit_jax import cli
+from vit_jax.errors import UserError
+from vit_jax.tools import out_folder
+from vit_jax.tools.figures import arguments
+from vit_jax.tools.figures.drawn import Drawn
+
+
+def main(argv: list[str]) -> int:
+  """Writes the figure and its numbers; returns 0."""
+  args = arguments.parse(argv, __doc__.split('\n')[0])
+  out = out_folder.check(args.out)
+  plots = _plots()
+  drawn = _draw(args)
+  out_folder.make(out)
+  written = [out / f'{args.name}.csv']
+  out_folder.write_csv(written[0], drawn.rows)
+  for suffix in args.format:
+    written.append(out / f'{args.name}.{suffix}')
+    plots.save(drawn.figure, written[-1])
+  if args.json:
+    cli.print_json(
+      {
+        'figure': args.name,
+        'source': getattr(args, 'source', None),
+        'files': [str(path) for path in written],
+        'notes': list(drawn.notes),
+      }
+    )
+    return 0
+  print('\n'.join([*drawn.notes, f'written: {", ".join(map(str, written))}']))
+  return 0
+
+
+def _plots():
+  try:
+    from vit_jax.viz import plots
+  except ImportError as error:
+    raise UserError(
+      f"figures needs the package matplotlib ({error}): pip install 'vit_jax[plots]'."
+    ) from None
+  return plots
+
+
+def _draw(args) -> Drawn:
+  from vit_jax.tools.figures import distance, maps, parameters, runs
+
+  if args.name in arguments.OF_RUNS:
+    return getattr(runs, args.name)(args)
+  if args.name in arguments.OF_A_MODEL:
+    return getattr(parameters, args.name)(args)
+  if args.name == 'distance':
+    return distance.draw(args)
+  options = {}
+  if args.name == 'rollout':
+    options = dict(
+      fusion=args.fusion, residual=not args.no_residual, discard=args.discard
+    )
+  elif args.name == 'attention':
+    options = dict(layer=args.layer, head=args.head)
+  elif args.name == 'integrated':
+    options = dict(steps=args.steps)
+  return maps.draw(args, options)
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))

@@ -1,0 +1,188 @@
+"""The command line of `vit_jax figures`: NAME and what belongs to it."""
+
+import argparse
+
+from vit_jax import cli
+from vit_jax.errors import choose
+
+# Name -> what it draws. Those of images, of a model alone, of runs.
+OF_IMAGES = {
+  'rollout': 'where a model looks, by the attention of all layers (figures 6, 14)',
+  'attention': 'where one layer looks, or one head, or attention pooling',
+  'class_rollout': 'which patches speak for a class, by attention and its gradient',
+  'gradient': 'which pixels speak for a class: gradient times input',
+  'integrated': 'which pixels speak for a class: integrated gradients',
+  'distance': 'how far each head looks, by depth (figures 7 right, 11)',
+}
+OF_A_MODEL = {
+  'posemb': 'how alike the position embeddings are (figures 7 centre, 10)',
+  'filters': "the first layer's filters, or their principal components (figure 7 left)",
+  'interpolation': 'position embeddings before and after resizing',
+}
+OF_RUNS = {
+  'compute': 'accuracy against compute, the paper beside (figure 5, Table 6)',
+  'data': 'accuracy against pre-training data, the paper beside (figure 3, Table 5)',
+  'vtab': 'VTAB-1k by groups, the paper beside (figure 2, Table 9)',
+  'shape': 'the scaling of depth, width, MLP width and patch size (figure 8)',
+}
+NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_RUNS}
+FORMATS = ('png', 'pdf', 'svg')
+
+
+def parse(argv: list[str], description: str) -> argparse.Namespace:
+  """Returns the arguments: name, those of all figures, and those of this one.
+
+  Raises:
+    UserError: for an unknown name, or an option that is not of this figure.
+  """
+  if argv and not argv[0].startswith('-'):
+    choose('figure', argv[0], list(NAMES))
+  parser = cli.Parser('vit_jax figures', description=description)
+  names = parser.add_subparsers(
+    dest='name', metavar='NAME', required=True, prog='vit_jax figures'
+  )
+  for name, what in NAMES.items():
+    options = names.add_parser(name, help=what, description=f'Draws {what}.')
+    if name in OF_RUNS:
+      _of_runs(options)
+    else:
+      _of_a_model(options, images=name in OF_IMAGES)
+    if name in _OWN:
+      _OWN[name](options)
+    _of_all(options)
+  args, rest = parser.parse_known_args(argv)
+  if rest:
+    names.choices[args.name].error(f'unrecognized arguments: {" ".join(rest)}')
+  return args
+
+
+def _of_all(parser) -> None:
+  parser.add_argument(
+    '--out', metavar='DIR', default='figures', help='folder to write to: %(default)s'
+  )
+  parser.add_argument(
+    '--format',
+    type=_formats,
+    default=['png'],
+    help='png, pdf or svg, or several: png,pdf',
+  )
+  parser.add_argument(
+    '--json', action='store_true', help='one JSON object instead of the text'
+  )
+
+
+def _formats(text: str) -> list[str]:
+  wanted = text.split(',')
+  for name in wanted:
+    if name not in FORMATS:
+      raise argparse.ArgumentTypeError(f'{name!r} is none of {list(FORMATS)}')
+  return wanted
+
+
+def _of_runs(parser) -> None:
+  parser.add_argument('runs', metavar='RUN', nargs='*', help='folders of runs')
+  parser.add_argument('--metric', help="result to draw, such as 'test/top1'")
+
+
+def _of_a_model(parser, images: bool) -> None:
+  parser.add_argument(
+    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
+  )
+  if images:
+    parser.add_argument('images', metavar='IMAGE_OR_FOLDER', nargs='+')
+  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
+  parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
+  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument(
+    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
+  )
+
+
+def _overlay(parser, default: str = 'mask') -> None:
+  parser.add_argument(
+    '--overlay',
+    choices=('mask', 'heat'),
+    default=default,
+    help="the image times the map, as in the paper, or the map's colours over it: "
+    '%(default)s',
+  )
+
+
+def _rollout(parser) -> None:
+  parser.add_argument(
+    '--fusion', choices=('mean', 'max', 'min'), default='mean', help='of the heads'
+  )
+  parser.add_argument(
+    '--no_residual', action='store_true', help='without the identity of the residual'
+  )
+  parser.add_argument(
+    '--discard', type=float, default=0.0, help='share of the smallest weights to drop'
+  )
+  _overlay(parser)
+
+
+def _attention(parser) -> None:
+  parser.add_argument(
+    '--layer', type=_layer, default=-1, help="number from 0, or 'pooling'; the last one"
+  )
+  parser.add_argument('--head', type=int, help='number from 0; their mean')
+  _overlay(parser)
+
+
+def _layer(text: str) -> int | str:
+  try:
+    return text if text == 'pooling' else int(text)
+  except ValueError:
+    raise argparse.ArgumentTypeError(
+      f"{text!r} is neither a number nor 'pooling'"
+    ) from None
+
+
+def _of_a_class(parser) -> None:
+  parser.add_argument(
+    '--class',
+    dest='class_name',
+    metavar='NAME',
+    help='or number; the most probable one',
+  )
+
+
+def _class_rollout(parser) -> None:
+  _of_a_class(parser)
+  _overlay(parser, 'heat')  # a few patches have most of it: the rest would be black
+
+
+def _integrated(parser) -> None:
+  _of_a_class(parser)
+  parser.add_argument(
+    '--steps', type=cli.positive, default=32, help='gradients on the way: %(default)s'
+  )
+
+
+def _distance(parser) -> None:
+  parser.add_argument(
+    '--plain',
+    action='store_true',
+    help='weights as they are, not brought to a sum of 1',
+  )
+
+
+def _filters(parser) -> None:
+  parser.add_argument('--count', type=cli.positive, help='28 components, or 64 filters')
+
+
+def _interpolation(parser) -> None:
+  parser.add_argument('--to', type=cli.resolution, help='pixels; 384 for 224')
+  parser.add_argument('--resize', choices=('bilinear', 'bicubic'), default='bilinear')
+
+
+_OWN = {
+  'rollout': _rollout,
+  'attention': _attention,
+  'class_rollout': _class_rollout,
+  'gradient': _of_a_class,
+  'integrated': _integrated,
+  'distance': _distance,
+  'filters': _filters,
+  'interpolation': _interpolation,
+}

@@ -1,0 +1,118 @@
+"""Figures of images: rollout, attention, class_rollout, gradient, integrated."""
+
+import numpy as np
+
+from vit_jax import explain, imagenet
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.tools import predict
+from vit_jax.tools.figures.drawn import Drawn, grids
+from vit_jax.tools.figures.opening import opened
+
+_MOST = 32  # images in the figure: a page; the table has all
+
+_TITLES = {
+  'rollout': 'Attention',
+  'attention': 'Attention',
+  'class_rollout': 'Class rollout',
+  'gradient': r'Gradient $\times$ input',
+  'integrated': 'Integrated gradients',
+}
+
+
+def draw(args, options: dict) -> Drawn:
+  """Draws images beside their maps.
+
+  Args:
+    args: with `name`, a kind of map, and the options of the command line.
+    options: of `explain.attention_maps`, less the classes.
+  """
+  from vit_jax.viz import plots
+
+  paths = predict.find(args.images)
+  loaded = opened(args)
+  images = [str(path) for path in paths]
+  rows = loaded.preprocess(images)
+  names, captions = [''] * len(images), None
+  if args.name in explain.OF_A_CLASS:
+    options['classes'], names, captions = _explained(loaded, rows, args.class_name)
+  maps = explain.attention_maps(loaded, images, args.name, **options)
+  signed = args.name in ('gradient', 'integrated')
+  figure = plots.maps(
+    shown(loaded, rows[:_MOST]),
+    maps[:_MOST],
+    _title(args.name, options),
+    captions,
+    'signed' if signed else args.overlay,
+  )
+  cells = zip(images, names, strict=True)
+  table = grids(('image', 'class'), list(zip(cells, maps, strict=True)))
+  notes = ('Red speaks for the class named, blue against it.',) if signed else ()
+  if len(images) > _MOST:
+    notes += (
+      f'The first {_MOST} of {len(images)} images are drawn; the table has all.',
+    )
+  return Drawn(figure, table, notes)
+
+
+def _explained(loaded, images, wanted: str | None) -> tuple:
+  """Returns (numbers of the classes to explain, their names, captions with their share).
+
+  Args:
+    images: preprocessed.
+    wanted: one class for all, by its name or number; None: the most probable of each.
+  """
+  logits = explain.predicted(loaded, images)
+  numbers = logits.argmax(-1)
+  if wanted is not None:
+    numbers = np.full(len(images), _class(loaded, wanted))
+  shares = np.exp(logits - logits.max(-1, keepdims=True))
+  shares = (shares / shares.sum(-1, keepdims=True))[np.arange(len(numbers)), numbers]
+  names = [_name(loaded, k) for k in numbers]
+  captions = [f'{name}, {s:.0%}' for name, s in zip(names, shares, strict=True)]
+  return numbers, names, captions
+
+
+def _title(kind: str, options: dict) -> str:
+  if kind != 'attention':
+    return _TITLES[kind]
+  layer, head = options['layer'], options['head']
+  if layer == 'pooling':
+    where = 'Pooling'
+  else:
+    where = 'Last layer' if layer == -1 else f'Layer {layer}'
+  return where + ('' if head is None else f', head {head}')
+
+
+def shown(loaded, images):
+  """Returns preprocessed images [B, H, W, C] as colours in [0, 1].
+
+  What a pipeline makes of black and of white tells how it scales each channel.
+  """
+  H, W, C = images.shape[1:]
+  flat = [np.full((2 * H, 2 * W, C), level, np.uint8) for level in (0, 255)]
+  black, white = loaded.preprocess(flat).mean((1, 2))
+  span = np.where(white == black, 1, white - black)
+  return np.clip((images - black) / span, 0, 1)
+
+
+def _name(loaded, k: int) -> str:
+  if not loaded.class_names:
+    return f'class {k}'
+  name = loaded.class_names[k]
+  return imagenet.describe(name) or name
+
+
+def _class(loaded, wanted: str) -> int:
+  """Returns the number of a class that is named, or given by its number."""
+  names = list(loaded.class_names or [])
+  known = [_name(loaded, k) for k in range(len(names))]
+  for candidates in (names, known):
+    if wanted in candidates:
+      return candidates.index(wanted)
+  K = getattr(loaded.model, 'num_classes', None) or 0
+  if wanted.isdigit() and int(wanted) < K:
+    return int(wanted)
+  raise UserError(
+    f'--class {wanted}: {loaded.source} has no such class; a number from 0 to {K - 1}'
+    f'{" or a name" if names else ""}.{did_you_mean(wanted, known)}'
+  )

@@ -1,0 +1,145 @@
+"""Figures of parameters alone: posemb, filters, interpolation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import models, pretrained, trees, viz
+from vit_jax.errors import UserError
+from vit_jax.tools.figures.drawn import Drawn, grids
+from vit_jax.tools.figures.opening import opened
+from vit_jax.viz.filters import to_show
+from vit_jax.weights import adapt
+
+_COMPONENTS = 4  # of the position embeddings, that `interpolation` shows
+
+
+def posemb(args) -> Drawn:
+  """Draws how alike the position embeddings are (figure 7 centre)."""
+  from vit_jax.viz import plots
+
+  loaded = opened(args)
+  table, grid = _positions(loaded)
+  similarity = viz.posemb_similarity(table, grid)
+  kind = {'learn': 'Position embedding', 'sincos2d': 'Sine-cosine position'}
+  title = f'{kind.get(loaded.model.posemb, "Position embedding")} similarity'
+  named = [((i, j), similarity[i, j]) for i, j in np.ndindex(*grid)]
+  rows = grids(('patch_row', 'patch_column'), named)
+  return Drawn(plots.tiles(similarity, title), rows)
+
+
+def filters(args) -> Drawn:
+  """Draws the first layer's filters (figure 7 left).
+
+  Of a patch embedding its principal components; of a convolution that overlaps, such as
+  the root of a hybrid or a ResNet, the filters themselves.
+  """
+  from vit_jax.viz import plots
+
+  loaded = opened(args)
+  family = models.family_of(loaded.model)
+  flat = trees.flatten(loaded.params)
+  name = family.stem(flat)
+  kernel = np.asarray(flat[name], np.float32)
+  size, colour = kernel.shape[:2], 'RGB' if kernel.shape[2] == 3 else 'Grey'
+  if size == tuple(family.stride(pretrained.fields_of(loaded.model))):
+    n = min(args.count or 28, *_components(kernel))
+    found = viz.filters_pca(kernel, n)
+    shown, explained = to_show(found.filters), found.explained
+    title, across = f'{colour} embedding filters\n(first {n} principal components)', 7
+    notes = (f'{n} components explain {explained.sum():.0%} of the variance.',)
+  else:
+    shown = to_show(np.moveaxis(kernel, -1, 0)[: args.count or 64])
+    explained = [''] * len(shown)
+    title, across = f'Filters of the first convolution ({size[0]}x{size[1]})', 8
+    notes = (f'{len(shown)} of the {kernel.shape[-1]} filters of {name}.',)
+  rows = [('filter', 'explained', 'row', 'column', *_channels(kernel))]
+  values = found.filters if explained[0] != '' else np.moveaxis(kernel, -1, 0)
+  for f, share in enumerate(explained):
+    share = share if share == '' else f'{share:.7g}'
+    for y, x in np.ndindex(*size):
+      rows.append((f, share, y, x, *(f'{v:.7g}' for v in values[f, y, x])))
+  return Drawn(plots.filters(shown, title, across), rows, notes)
+
+
+def interpolation(args) -> Drawn:
+  """Draws learned positions before and after they are resized for larger images."""
+  from vit_jax.viz import plots
+
+  loaded = opened(args)
+  positions, old = _positions(loaded)
+  if loaded.model.posemb != 'learn':
+    raise UserError(
+      f'interpolation: {args.source} has {loaded.model.posemb} positions, which are '
+      'computed anew for every size and never resized. posemb shows them.'
+    )
+  family = models.family_of(loaded.model)
+  stride = family.stride(pretrained.fields_of(loaded.model))
+  new = _new_grid(args.to, stride, old)
+  table = np.asarray(trees.flatten(loaded.params)[family.position])
+  resized = adapt.resize_positions(table, old, new, args.resize)[0]
+  patches = {old: positions, new: resized[len(resized) - new[0] * new[1] :]}
+  mean = positions.mean(0)
+  # Rows of unit length: the directions in which positions differ most.
+  directions = np.linalg.svd(positions - mean, full_matrices=False)[2][:_COMPONENTS]
+  titles = ['Similarity to\nthe centre patch']
+  titles += [f'Principal\ncomponent {i + 1}' for i in range(len(directions))]
+  shown, rows = {}, []
+  for when, (grid, rows_of_grid) in zip(
+    ('before', 'after'), patches.items(), strict=True
+  ):
+    H, W = (n * s for n, s in zip(grid, stride, strict=True))
+    centre = viz.posemb_similarity(rows_of_grid, grid)
+    images = [centre[grid[0] // 2, grid[1] // 2]]
+    images += list(((rows_of_grid - mean) @ directions.T).T.reshape(-1, *grid))
+    shown[f'{grid[0]}x{grid[1]} patches\n({H}x{W} px)'] = images
+    panels = [' '.join(title.split()) for title in titles]
+    rows += [((when, *each), x) for each, x in zip(zip(panels), images, strict=True)]
+  return Drawn(plots.before_after(shown, titles), grids(('when', 'panel'), rows))
+
+
+def _new_grid(to, stride: tuple[int, int], old: tuple[int, int]) -> tuple[int, int]:
+  """Returns the grid for images of --to pixels; by default 384 for 224, as the paper."""
+  if to is None:
+    return tuple(round(n * 384 / 224) for n in old)
+  if any(n % s for n, s in zip(to, stride, strict=True)):
+    H, W = (-(-n // s) * s for n, s in zip(to, stride, strict=True))
+    raise UserError(
+      f'--to {to[0]}x{to[1]}: no multiple of the {stride[0]}x{stride[1]} px of a patch, '
+      f'such as {H}x{W}.'
+    )
+  return to[0] // stride[0], to[1] // stride[1]
+
+
+def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
+  """Returns ([h w, D], (h, w)): what a model adds to its patches, of any kind of positions."""
+  name = type(loaded.model).__name__
+  if models.family_of(loaded.model).position is None:
+    raise UserError(
+      f'{loaded.source}: {name} has no position embeddings; filters, gradient and '
+      'integrated are for it.'
+    )
+  images = jnp.zeros((1, *loaded.image_size, loaded.channels))
+
+  @jax.jit
+  def run(variables, images):  # the blocks are not computed
+    out = loaded.model.apply(variables, images)[1]
+    return out['stem'][0], out['tokens'][0]
+
+  stem, tokens = map(np.asarray, run(loaded.variables, images))
+  h, w, D = stem.shape
+  found = tokens[-h * w :] - stem.reshape(-1, D)
+  if not np.abs(found).max() > 0:
+    raise UserError(
+      f'{loaded.source} adds no position embeddings to its tokens (posemb='
+      f"'{loaded.model.posemb}'); rollout, attention, distance and filters are for it."
+    )
+  return found, (h, w)
+
+
+def _components(kernel: np.ndarray) -> tuple[int, int]:
+  return int(np.prod(kernel.shape[:3])), kernel.shape[3]
+
+
+def _channels(kernel: np.ndarray) -> tuple[str, ...]:
+  return ('red', 'green', 'blue') if kernel.shape[2] == 3 else ('grey',)

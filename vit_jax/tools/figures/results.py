@@ -1,0 +1,164 @@
+"""What a run's folder tells of its result, and of what its pre-training took."""
+
+import dataclasses
+import functools
+import json
+import math
+from pathlib import Path
+
+from vit_jax import buckets, models, pretrained, run_config
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.evaluators import declared
+from vit_jax.pretrained import runs
+from vit_jax.tools.inspect import activations, flops
+from vit_jax.train import rows, status
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """One run.
+
+  Attributes:
+    folder: of the run.
+    model: 'vit:B/16', or of a ViT without a variant 'ViT 3×96/4': its
+      blocks, width and patches.
+    fields: of the model, {name: value}.
+    family: 'vit', 'bit', ...
+    started: name of the weights that it began with, or ''.
+    data: its config.data.source, as text.
+    metric, value: the result, the last that was measured; of shares in per cent.
+    percent: whether it is.
+    gflops: of one image, forward.
+    num_examples: of the set that it was pre-trained on; None where weights do not tell.
+    exaflops: of the pre-training; likewise.
+    finished: whether the run reached its end.
+  """
+
+  folder: str
+  model: str
+  fields: dict
+  family: str
+  started: str
+  data: str
+  metric: str
+  value: float
+  percent: bool
+  gflops: float
+  num_examples: int | None
+  exaflops: float | None
+  finished: bool
+
+
+def read(folder: str, metric: str | None) -> Result:
+  """Returns the result of a run.
+
+  Args:
+    folder: of the run.
+    metric: 'test/top1'; None: config.checkpoint.best, or the first share that is the
+      better the larger.
+
+  Raises:
+    UserError: for a folder that no run wrote, or without that number.
+  """
+  config = run_config.read(folder)
+  place = buckets.path(folder)
+  known, _ = rows.read_checked(place / 'metrics.jsonl')
+  values = rows.last_values(known)
+  values = {k: v for k, v in values.items() if math.isfinite(v)}
+  metric = _metric(folder, config, values, metric)
+  percent = declared(metric, config['evals']).percent
+  state = status.read(place) or {}
+  section = dict(config['model'])
+  family, fields = models.resolve(
+    section.pop('name'), section.pop('variant', None), **section
+  )
+  fields = pretrained.fields_of(models.build(family, **fields))
+  trained = _pretraining(place, config)
+  source = (config.get('weights') or {}).get('source')
+  return Result(
+    folder,
+    _model(config['model'], family, fields),
+    fields,
+    family,
+    Path(source).name if source else '',
+    _text(config['data']['source']),
+    metric,
+    values[metric] * (100 if percent else 1),
+    percent,
+    _forward(config) / 1e9,
+    trained and trained[0],
+    trained and trained[1],
+    state.get('state') == 'finished',
+  )
+
+
+def _metric(folder, config: dict, values: dict, metric: str | None) -> str:
+  measured = [k for k in values if not k.startswith(('train/', 'time/'))]
+  if metric:
+    if metric not in values:
+      raise UserError(
+        f'{folder} has no number {metric!r}: one of {measured}.'
+        f'{did_you_mean(metric, measured)}'
+      )
+    return metric
+  best = config.get('checkpoint', {}).get('best')
+  if best in values:
+    return best
+  for name in measured:
+    kind = declared(name, config['evals'])
+    if kind.percent and kind.larger_is_better:
+      return name
+  raise UserError(
+    f'{folder} has no accuracy: {measured or "nothing evaluated"}; --metric NAME.'
+  )
+
+
+def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | None:
+  """Returns (examples in the data set, exaFLOPs) of the run in which training began.
+
+  A run that starts from another's weights was pre-trained there; what files of weights
+  took is unknown.
+  """
+  source, wanted = (config.get('weights') or {}).get('source'), None
+  while source:
+    found = runs.find(source)
+    if found is None or depth == 0:
+      return None
+    folder, wanted = found
+    config, depth = run_config.read(folder), depth - 1
+    source = (config.get('weights') or {}).get('source')
+  resolved = config['resolved']
+  told = status.read(folder) or {}
+  steps = told.get('step', resolved['total_steps'])
+  if wanted == 'best':
+    steps = told.get('best_step') or steps
+  elif wanted:
+    steps = int(wanted)
+  seen = steps * config['data']['batch_size']
+  return resolved['num_examples'], flops.exa_training(_forward(config), seen)
+
+
+def _forward(config: dict) -> int:
+  return _operations(json.dumps(config['model']), *config['resolved']['image_shape'])
+
+
+@functools.cache  # of many runs, as of seeds, few differ
+def _operations(model: str, *shape: int) -> int:
+  forward, params, images = activations.trace(models.build(**json.loads(model)), shape)
+  return flops.count(forward, params, images)
+
+
+def _model(section: dict, family: str, fields: dict) -> str:
+  if variant := section.get('variant'):
+    return f'{section["name"]}:{variant}'
+  if family != 'vit':
+    return section['name']
+  patch = 'x'.join(str(n) for n in dict.fromkeys(fields['patch_size']))
+  return f'ViT {fields["depth"]}×{fields["width"]}/{patch}'
+
+
+def _text(source) -> str:
+  """Returns config.data.source in one line, that of a mixture by its parts."""
+  if isinstance(source, list):
+    return ' + '.join(str(part['source']) for part in source)
+  return str(source)

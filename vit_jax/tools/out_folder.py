@@ -1,0 +1,38 @@
+"""The folder that a tool's `--out` names, and tables in it."""
+
+import csv
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from vit_jax import buckets
+from vit_jax.errors import UserError
+
+
+def check(name: str) -> Path:
+  """Refuses, before any work, a folder that could not be made or written to."""
+  path = buckets.on_disk(name, '--out').absolute()
+  there = next(p for p in (path, *path.parents) if p.exists())
+  if not there.is_dir():
+    raise UserError(f'--out {name}: {there} is a file.')
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise UserError(f'--out {name}: {there} cannot be written to.')
+  return path
+
+
+def make(path: Path) -> None:
+  """Makes the folder; UserError where `check` could not tell that it cannot."""
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except OSError as error:  # what os.access does not tell, as of /proc
+    raise UserError(f'--out {path}: {error.strerror}.') from None
+
+
+def write_csv(path: Path, rows: Iterable) -> None:
+  """Writes rows of cells; a reader sees the old file or the new one, never a half."""
+  text = io.StringIO()
+  csv.writer(text, lineterminator='\n').writerows(rows)
+  partial = path.with_suffix('.tmp')
+  partial.write_text(text.getvalue(), encoding='utf-8')
+  partial.replace(path)

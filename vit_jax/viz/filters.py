@@ -1,0 +1,57 @@
+"""What the first layer of a model looks for."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+
+class Components(NamedTuple):
+  """Principal components of filters, the first that explains most.
+
+  Attributes:
+    filters: float32 [n, ph, pw, C], orthonormal; the sign is that with which the entry
+      of the largest magnitude is positive.
+    explained: float32 [n], each one's share of the variance over all filters.
+  """
+
+  filters: np.ndarray
+  explained: np.ndarray
+
+
+def filters_pca(kernel, n: int | None = None) -> Components:
+  """Returns principal components of an embedding's filters (ViT paper, figure 7 left).
+
+  Args:
+    kernel: [ph, pw, C, D], D filters.
+    n: how many; the paper shows 28. None: all there are, min(ph pw C, D).
+
+  Raises:
+    UserError: for another shape, or more components than there are.
+  """
+  kernel = np.asarray(kernel, np.float64)
+  if kernel.ndim != 4:
+    raise UserError(f'A kernel of shape {kernel.shape}: expected [ph, pw, C, D].')
+  filters = kernel.reshape(-1, kernel.shape[-1]).T  # [D, ph pw C]
+  most = min(filters.shape)
+  n = most if n is None else n
+  if not 1 <= n <= most:
+    raise UserError(f'{n} components of a kernel {kernel.shape}: 1 to {most}.')
+  _, singular, rows = np.linalg.svd(filters - filters.mean(0), full_matrices=False)
+  largest = np.take_along_axis(rows, np.abs(rows).argmax(1)[:, None], 1)
+  rows = rows * np.where(largest < 0, -1, 1)
+  total = (singular**2).sum()
+  explained = singular**2 / (total if total > 0 else 1)
+  return Components(
+    rows[:n].reshape(n, *kernel.shape[:3]).astype(np.float32),
+    explained[:n].astype(np.float32),
+  )
+
+
+def to_show(filters) -> np.ndarray:
+  """Returns filters [n, ph, pw, C], each brought to [0, 1] by its own range: float32."""
+  filters = np.asarray(filters, np.float32)
+  low = filters.min((1, 2, 3), keepdims=True)
+  span = filters.max((1, 2, 3), keepdims=True) - low
+  return (filters - low) / np.where(span > 0, span, 1)

@@ -1,0 +1,62 @@
+"""Which pixels a score depends on, by its gradient; of any differentiable model.
+
+A `score` is a function of images [B, H, W, C] that returns one number each, [B], where
+that of an image depends on that image alone.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+
+
+def gradient_times_input(score: Callable, images: jax.Array) -> jax.Array:
+  """Returns gradient x image, summed over channels: float32 [B, H, W], with signs.
+
+  For a function that is linear in the image this is what each pixel contributes.
+
+  Args:
+    score: see the module.
+    images: float32 [B, H, W, C].
+  """
+  return (images * _gradient(score, images)).sum(-1)
+
+
+def integrated_gradients(
+  score: Callable, images: jax.Array, baseline: jax.Array | float = 0.0, steps: int = 32
+) -> jax.Array:
+  """Returns what each pixel adds to the score on the way from a baseline to the image.
+
+  "Axiomatic Attribution for Deep Networks" (arXiv 1703.01365, equation 1): the difference
+  to the baseline times the mean gradient on the straight line between them, by the
+  midpoint rule. The sum over pixels is score(image) - score(baseline), up to the error of
+  that rule.
+
+  Args:
+    score: see the module.
+    images: float32 [B, H, W, C].
+    baseline: an image, or the value of all its pixels; 0 is the middle of [-1, 1].
+    steps: number of gradients.
+
+  Returns:
+    float32 [B, H, W], summed over channels, with signs.
+
+  Raises:
+    UserError: for less than one step.
+  """
+  if steps < 1:
+    raise UserError(f'steps={steps}: expected 1 or more.')
+  way = images - baseline
+
+  def add(total, share):
+    return total + _gradient(score, baseline + share * way), None
+
+  shares = (jnp.arange(steps, dtype=jnp.float32) + 0.5) / steps
+  total, _ = jax.lax.scan(add, jnp.zeros_like(images), shares)
+  return (way * total / steps).sum(-1)
+
+
+def _gradient(score, images):
+  return jax.grad(lambda x: score(x).sum())(images)
