@@ -5,6 +5,9 @@ pure and not jitted. An evaluator opens its data when it is built, so that mista
 the run before training, jits its own step once, and is exact: padding and broken
 images are masked, sums and counts come back from the device, the host divides.
 
+What it answered for each example it may leave in `predictions`, which a run writes to its
+folder; see there.
+
 Its class declares how its numbers are read: METRICS, {regex of names: `Metric`}.
 """
 

@@ -3,7 +3,7 @@
 import json
 
 from vit_jax.tools.report.folder import Run
-from vit_jax.tools.report.markup import code, command, details, pairs, table
+from vit_jax.tools.report.markup import code, command, details, pairs, table, text
 
 _MOST_BAD = 100
 
@@ -93,7 +93,7 @@ def _again(run: Run) -> str:
   if run.starts and run.starts[-1].get('git'):
     commit = run.starts[-1]['git']
     changed = ', with changes that are not committed' if commit.endswith('+') else ''
-    body += pairs([('commit', commit.rstrip('+') + changed)])
+    body += f'<p class="note path">Commit {text(commit.rstrip("+") + changed)}</p>'
   resolved = {k: v for k, v in run.config['resolved'].items() if k != 'class_names'}
   shown = json.dumps(run.config | {'resolved': resolved}, indent=2)
   return body + details('Config, every key as it was used', code(shown))

@@ -72,19 +72,18 @@ def analyse(run: Run, name: str, effort: Effort) -> Evaluation:
   answers = found['top'][:, 0]
   K = run.config['model'].get('num_classes') or 0
   counted = confusion.count(found['label'], answers, K)
-  examples = None
+  examples, thumbnails = None, []
   if 'data' not in run.evals.get(name, {}):
     left_out.append(f'{name}: pictures, as config.json does not know this evaluation.')
   else:
     try:
       examples = pictures.Examples(run.evals[name]['data'])
-    except RunError as error:
+      if counted is not None:
+        thumbnails, why = _thumbnails(counted, found, examples, effort)
+        left_out += [f'{name}: some thumbnails, {why}.'] if why else []
+    except (RunError, OSError) as error:  # the data is gone, or out of reach
+      examples = None
       left_out.append(f'{name}: pictures. {error}')
-  thumbnails = []
-  if counted is not None and examples is not None:
-    thumbnails, why = _thumbnails(counted, found, examples, effort)
-    if why:
-      left_out.append(f'{name}: some thumbnails, {why}.')
   attention = effort.attention and time.monotonic() < effort.until
   wrong, why = mistakes.describe(run, name, examples, effort.mistakes, attention)
   if why:

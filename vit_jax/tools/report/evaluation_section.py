@@ -84,7 +84,7 @@ def _confusion(run: Run, e: Evaluation, key: str) -> str:
     )
   if items:
     body += (
-      f'<h4>The {len(items)} largest confusions</h4>'
+      '<h4>Largest confusions</h4>'
       f'<ol class="pairs" data-evaluation="{key}">{"".join(items)}</ol>'
     )
   else:

@@ -63,7 +63,10 @@ def describe(
   found = run.predictions[name]
   rows = surest(found, most)
   indices = [int(found['index'][row]) for row in rows]
-  images = dict(examples.read(indices)) if examples else {}
+  images: dict = {}
+  if examples:
+    with contextlib.suppress(RunError, OSError):  # out of reach: without pictures
+      images = dict(examples.read(indices))
   shown: dict[int, np.ndarray] = {}
   for i, image in images.items():
     with contextlib.suppress(BadImage, RunError):
@@ -72,8 +75,8 @@ def describe(
   if attention and shown:
     try:
       maps = _attention(run, name, examples, {i: images[i] for i in shown})
-    except RunError as error:
-      why = f'Attention: {error}'
+    except (RunError, RuntimeError) as error:  # JAX's too: there is not enough memory
+      why = f'where the model looked. {str(error).splitlines()[0]}'
   return [
     Mistake(
       i,

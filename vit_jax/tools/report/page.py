@@ -48,8 +48,8 @@ def render(
     missing = [*run.left_out, *(x for e in found for x in e.left_out)]
     if not run.predictions:
       missing.append(
-        'Confusion, calibration and mistakes: there is no predictions.npz, which '
-        'evaluations of classification write.'
+        'Confusion, calibration and mistakes: there is no predictions.npz. '
+        f'vit_jax evaluate {run.path} --out {run.path} writes it.'
       )
     left_out += [prefix + line for line in missing]
   parts = [_header(runs), _summary(runs), _curves()]
