@@ -167,7 +167,8 @@ def help_of(command: str, *what: str) -> str:
   out, module = io.StringIO(), COMMANDS[command][0]
   with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
     patch.setattr(sys, 'argv', [command, *what, '--help'])
-    patch.delitem(sys.modules, module, raising=False)  # runpy warns of modules imported
+    for name in (module, f'{module}.__main__'):  # runpy warns of modules imported
+      patch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SystemExit, match='0'):
       runpy.run_module(module, run_name='__main__', alter_sys=True)
   return out.getvalue()
