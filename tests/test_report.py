@@ -108,12 +108,12 @@ def test_a_confusion_of_many_classes_is_sparse():
   assert drawn[:, 2].sum() + left_out == 50_000
 
 
-def test_the_surest_mistakes_come_first():
+def test_the_most_confident_mistakes_come_first():
   found = {
     'right': np.array([[True], [False], [False], [False], [False]]),
     'probability': np.array([[0.99], [0.4], [np.nan], [0.8], [0.6]]),
   }
-  assert mistakes.surest(found, 2).tolist() == [3, 4]
+  assert mistakes.most_confident(found, 2).tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(('k', 'n'), [(10, 20), (357, 360), (1, 7)])

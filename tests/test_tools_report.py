@@ -157,7 +157,7 @@ def test_a_finished_run_writes_its_page(finished, capsys):
   assert (code, error) == (0, '')
   path = folder / 'report.html'
   assert path.as_uri() in out.splitlines()[-1]
-  assert 'Surest mistakes' in path.read_text()
+  assert 'Most confident mistakes' in path.read_text()
 
 
 def test_without_a_page_if_it_is_told_so(finished, capsys):

@@ -4,7 +4,7 @@
 
 RUN is the folder of a run, finished or not. The page is one HTML file that needs nothing
 else and asks no server for anything: results and their spread, curves, which classes are
-taken for which, calibration, the mistakes that the model was surest of and where it
+taken for which, calibration, the mistakes that the model was most confident of and where it
 looked, what could not be read, parameters, the machine, and the command. A finished run
 has written its own, unless with `--config.log.report=False`.
 """

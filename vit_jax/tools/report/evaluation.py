@@ -42,7 +42,7 @@ class Evaluation(NamedTuple):
     sampled: whether those are only some, evenly spaced.
     confusion: None where examples have several labels.
     calibration: None where no probability is finite.
-    mistakes: the surest ones.
+    mistakes: the most confident ones.
     cells: int [m, 3], those of the confusion that are drawn, and
     cells_left_out: the examples of the others.
     thumbnails: data URLs of each of the largest confusions, in their order.

@@ -1,4 +1,4 @@
-"""An evaluation on the page: confusion, calibration, the surest mistakes."""
+"""An evaluation on the page: confusion, calibration, the most confident mistakes."""
 
 from vit_jax.tools.report import reliability
 from vit_jax.tools.report.evaluation import Evaluation
@@ -119,15 +119,15 @@ def _calibration(e: Evaluation) -> str:
     )
     if n
   ]
-  head = ('confidence', 'examples', 'mean', 'right')
+  head = ('confidence', 'examples', 'mean confidence', 'accuracy')
   return (
     f'<h3>Calibration</h3><div class="beside">{reliability.diagram(found)}'
     + pairs(
       [
         ('expected calibration error', f'{found.ece:.2%}'),
         ('mean confidence', f'{found.mean_confidence:.2%}'),
-        ('right', f'{found.mean_accuracy:.2%}'),
-        ('on average', f'{abs(excess):.2%} too {"sure" if excess > 0 else "unsure"}'),
+        ('accuracy', f'{found.mean_accuracy:.2%}'),
+        (f'{"over" if excess > 0 else "under"}confident by', f'{abs(excess):.2%}'),
       ]
     )
     + f'</div>{details("Numbers by confidence", table(head, rows, "Calibration"))}'
@@ -136,7 +136,7 @@ def _calibration(e: Evaluation) -> str:
 
 def _mistakes(run: Run, e: Evaluation, key: str) -> str:
   if not e.mistakes:
-    return '<h3>Surest mistakes</h3><p>It makes none.</p>'
+    return '<h3>Most confident mistakes</h3><p>It makes none.</p>'
   control = ''
   if any(m.attention for m in e.mistakes):
     control = (
@@ -145,7 +145,7 @@ def _mistakes(run: Run, e: Evaluation, key: str) -> str:
     )
   cards = ''.join(_card(run, m) for m in e.mistakes)
   return (
-    f'<h3>Surest mistakes</h3>{control}'
+    f'<h3>Most confident mistakes</h3>{control}'
     f'<ul class="mistakes" data-evaluation="{key}">{cards}</ul>'
   )
 

@@ -1,4 +1,4 @@
-"""The mistakes that a model was surest of, and where it looked."""
+"""The mistakes that a model was most confident of, and where it looked."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ class Mistake(NamedTuple):
   attention: str | None
 
 
-def surest(found: dict, most: int) -> np.ndarray:
+def most_confident(found: dict, most: int) -> np.ndarray:
   """Returns the rows of the wrong answers of highest probability, int [at most most].
 
   Args:
@@ -61,7 +61,7 @@ def describe(
     attention: map it, which takes the model and a compilation.
   """
   found = run.predictions[name]
-  rows = surest(found, most)
+  rows = most_confident(found, most)
   indices = [int(found['index'][row]) for row in rows]
   images: dict = {}
   if examples:
