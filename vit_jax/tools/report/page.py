@@ -102,8 +102,8 @@ def _summary(runs: list[Run]) -> str:
     rows = [(name, *found[name]) for name in names]
     body = table(('measured last', 'value', 'spread'), rows, 'Results')
     note = (
-      'Of an accuracy over n examples the spread is the 95 % interval of Wilson: in '
-      'which the accuracy on all such images lies, as far as n tells.'
+      'Spread of an accuracy: its 95 % confidence interval (Wilson score interval) for '
+      'the number of examples it was measured on.'
     )
   else:
     cell = lambda found, name: found.get(name, ('',))[0]
@@ -128,7 +128,7 @@ def _curves() -> str:
   return (
     '<section id="curves"><h2>Curves</h2><div id="charts" class="charts"></div>'
     '<p class="note">Point at a curve, or focus a chart and use the arrow keys. '
-    'Of many points the highest and the lowest of each stretch are drawn.</p></section>'
+    'Long curves show the highest and the lowest point of each stretch.</p></section>'
   )
 
 
