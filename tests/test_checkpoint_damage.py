@@ -17,6 +17,12 @@ from states import abstract_of, assert_same, files_of, make_state, steps_in, wri
 from vit_jax import errors
 from vit_jax.checkpoint import checkpoints, manifest, storage
 
+# Of arrays that Orbax reads at once the first broken one is raised; when the others are
+# freed, Python warns of their exceptions (orbax-checkpoint 0.12.8, 2026-11-23).
+pytestmark = pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
 
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
