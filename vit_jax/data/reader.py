@@ -104,6 +104,10 @@ class Reader:
       dataset = batching.as_arrays(dataset, *args)
     options = tf.data.Options()
     options.deterministic = True
+    # Its thread sleeps for up to a minute at a time, and tf.data may wait for it where an
+    # iterator is closed (TensorFlow 2.21): at a run's end the other processes would give
+    # up. Without it AUTOTUNE means all threads of the pool, from the start.
+    options.autotune.enabled = False
     if self._workers:
       options.threading.private_threadpool_size = self._workers
     return dataset.prefetch(self._prefetch).with_options(options)
