@@ -3,7 +3,7 @@
 import pytest
 from conftest import naming
 
-from vit_jax import config
+from vit_jax import config, config_check
 from vit_jax.errors import UserError
 from vit_jax.train import schema
 
@@ -71,7 +71,7 @@ def consumer(a: int, *, b: float = 1.0, c: str | None = None, given=None):
 
 def test_bind_knows_the_consumer():
   whole = dict(a=1, b=2, c=None, type='x')
-  config.bind('config.s', whole, consumer, ('given',), {'type': str})
+  config_check.bind('config.s', whole, consumer, ('given',), {'type': str})
   for section, facts in [
     (dict(a=1, bb=2), ('config.s.bb', 'b')),
     (dict(a=1, given=2), ('config.s.given', 'a', 'b', 'c')),
@@ -82,7 +82,7 @@ def test_bind_knows_the_consumer():
     ([], ('config.s', '[]', 'dict')),
   ]:
     with pytest.raises(UserError, match=naming(*facts)):
-      config.bind('config.s', section, consumer, ('given',))
+      config_check.bind('config.s', section, consumer, ('given',))
 
 
 DIGITS = dict(source='digits', split='train', pp='value_range(-1, 1)', batch_size=8)

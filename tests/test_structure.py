@@ -23,7 +23,16 @@ MODULES = sorted(
 LEVELS = (
   ('errors', 'version', 'terminal'),
   (
-    *('trees', 'config', 'distributed', 'resample', 'cli', 'paths', 'buckets'),
+    *(
+      'trees',
+      'config',
+      'config_check',
+      'distributed',
+      'resample',
+      'cli',
+      'paths',
+      'buckets',
+    ),
     *('kernels', 'imagenet', 'other_families'),
   ),
   ('nn', 'losses', 'sharding', 'run_config'),

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from vit_jax import buckets
-from vit_jax.config import RENAMED, check_type
+from vit_jax.config_check import RENAMED, check_type
 from vit_jax.errors import UserError
 
 # The version of config.json. Version 1, of the first release, lacks `resolved.format`.

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax.config import keys_of, one_of
+from vit_jax.config_check import keys_of, one_of
 from vit_jax.data import contents, sources, stalls
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.cache import KINDS, attach

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import losses, sharding
-from vit_jax.config import one_of
+from vit_jax.config_check import one_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import config as config_lib
-from vit_jax import sharding
-from vit_jax.config import each_of, keys_of, one_of
+from vit_jax import config_check, sharding
+from vit_jax.config_check import each_of, keys_of, one_of
 from vit_jax.data import sources
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError, choose, did_you_mean
@@ -218,7 +217,7 @@ def _open(datasets: dict, protocol: str, mesh, **options) -> dict[str, tuple]:
     )
   opened = {}
   for name, section in datasets.items():
-    config_lib.bind(f'datasets.{name}', section, DataSet)
+    config_check.bind(f'datasets.{name}', section, DataSet)
     data = dataclasses.asdict(DataSet(**section)) | options
     splits = data.pop('train'), data.pop('test')
     train, test = (open_batches(mesh, split=split, **data) for split in splits)

@@ -16,7 +16,7 @@ from typing import Annotated
 import jax
 import optax
 
-from vit_jax import config as config_lib
+from vit_jax import config_check
 from vit_jax.errors import UserError, choose
 from vit_jax.optim import averages, multipliers, schedules
 from vit_jax.optim.multipliers import WD_RULES
@@ -57,7 +57,7 @@ def build(
   layer_decay: float | None = None,
   clip: float | None = None,
   ema: float | None = None,
-  swa: Annotated[dict | None, config_lib.keys_of(averages.swa, RUN)] = None,
+  swa: Annotated[dict | None, config_check.keys_of(averages.swa, RUN)] = None,
   accum: int = 1,
   family=None,
   **options,
@@ -88,7 +88,7 @@ def build(
   """
   direction = _direction(name)
   section = {'name': name, 'lr': lr, 'schedule': schedule, 'swa': swa, **options}
-  config_lib.bind('config.optim', section, signature(name))
+  config_check.bind('config.optim', section, signature(name))
   _check_ranges(lr, wd, clip, layer_decay, options.get('moment_dtype'))
   asks = name in ('muon', 'lamb') or layer_decay is not None
   assert family is not None or not asks, f'{name}, layer_decay: needs the family'

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax import config as config_lib
+from vit_jax import config_check
 from vit_jax.errors import UserError, choose
 
 # Each gives the factor of the peak rate after warmup, from the progress in [0, 1] and
@@ -126,4 +126,4 @@ def check(where: str, schedule: dict, optim: dict) -> None:
   for name in ('lr', 'total_steps', 'options'):
     del parameters[name]
   known = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values()]
-  config_lib.bind(where, schedule, inspect.Signature(known))
+  config_check.bind(where, schedule, inspect.Signature(known))

@@ -11,7 +11,7 @@ count nothing.
 import importlib
 import inspect
 
-from vit_jax import config as config_lib
+from vit_jax import config_check
 from vit_jax.errors import choose
 
 TASKS = {'classify': ('vit_jax.tasks.classify', 'Classify')}
@@ -29,7 +29,7 @@ def build(name: str, model, spec: dict, **options):
     UserError: for an unknown name, a bad option, or batches or a model that lack what
       the task needs.
   """
-  config_lib.bind('config.task', options, signature(name))
+  config_check.bind('config.task', options, signature(name))
   return _task(name)(model, spec, **options)
 
 

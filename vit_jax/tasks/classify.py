@@ -5,7 +5,7 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from vit_jax import losses
-from vit_jax.config import in_range, one_of
+from vit_jax.config_check import in_range, one_of
 from vit_jax.tasks.mixing import MODES, Mixing
 
 

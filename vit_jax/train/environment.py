@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import config, distributed
+from vit_jax import config_check, distributed
 from vit_jax.errors import UserError
 from vit_jax.train import metrics
 from vit_jax.version import __version__
@@ -64,14 +64,14 @@ def read(workdir: Path) -> list[dict]:
 
 def _is_start(entry) -> bool:
   try:
-    config.check_type('step', entry['step'], int)
-    config.check_type('packages', list(entry['packages'].values()), list[str])
+    config_check.check_type('step', entry['step'], int)
+    config_check.check_type('packages', list(entry['packages'].values()), list[str])
     parameters = entry['parameters']
-    config.check_type('parts', list(parameters['parts'].values()), list[int])
-    config.check_type('trained', parameters['trained'], int)
-    config.check_type('command', entry['command'], str | None)
-    config.check_type('git', entry['git'], str | None)
-    config.check_type('memory_bytes', entry['memory_bytes'], int | None)
+    config_check.check_type('parts', list(parameters['parts'].values()), list[int])
+    config_check.check_type('trained', parameters['trained'], int)
+    config_check.check_type('command', entry['command'], str | None)
+    config_check.check_type('git', entry['git'], str | None)
+    config_check.check_type('memory_bytes', entry['memory_bytes'], int | None)
   except (UserError, KeyError, TypeError, AttributeError):
     return False
   return True

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Protocol
 
 from vit_jax import buckets, distributed, paths
-from vit_jax.config import bind, one_of
+from vit_jax.config_check import bind, one_of
 from vit_jax.errors import UserError
 from vit_jax.train import disk
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from vit_jax import config as config_lib
 from vit_jax import (
+  config_check,
   distributed,
   evaluators,
   models,
@@ -18,7 +19,7 @@ from vit_jax import (
   tune,
 )
 from vit_jax.checkpoint import checkpoints
-from vit_jax.config import each_of, keys_of
+from vit_jax.config_check import each_of, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.train import metrics, patience, ranges
@@ -36,8 +37,8 @@ def _named(signature, key: str = 'name', **extra):
   def check(where, section, _):
     if section.get(key) is None:
       raise UserError(f'{where} lacks {key!r}.')
-    config_lib.check_type(f'{where}.{key}', section[key], str)
-    config_lib.bind(where, section, signature(section[key]), (), {key: str, **extra})
+    config_check.check_type(f'{where}.{key}', section[key], str)
+    config_check.bind(where, section, signature(section[key]), (), {key: str, **extra})
 
   return check
 
@@ -70,7 +71,7 @@ def _check_optim(where: str, section: dict, config: dict) -> None:
 
 def _check_weights(where: str, section: dict, config: dict) -> None:
   if section:
-    config_lib.bind(where, section, pretrained.from_section)
+    config_check.bind(where, section, pretrained.from_section)
 
 
 def _check_sharding(where: str, rules, config: dict) -> None:
@@ -84,7 +85,7 @@ def _with_periods(check):
   """Returns the check of a section whose periods may be fractions of the run."""
 
   def check_both(where, section, config):
-    config_lib.check_type(where, section, dict)
+    config_check.check_type(where, section, dict)
     for key in PERIODS:
       _check_period(f'{where}.{key}', section.get(key))
     check(where, _in_steps(section, 1), config)
@@ -93,7 +94,7 @@ def _with_periods(check):
 
 
 def _check_period(where: str, period) -> None:
-  config_lib.check_type(where, period, int | float | None)
+  config_check.check_type(where, period, int | float | None)
   if period is None or (isinstance(period, int) and period >= 1) or 0 < period <= 1:
     return
   raise UserError(
@@ -113,7 +114,7 @@ _evaluation = _named(evaluators.signature, 'type', every=int | None, use_ema=boo
 def _checkpoints(where: str, section: dict, config: dict) -> None:
   provided = ('directory', 'larger_is_better')
   extra = {'patience': int | None}  # for `patience`
-  config_lib.bind(where, section, checkpoints.Checkpoints, provided, extra)
+  config_check.bind(where, section, checkpoints.Checkpoints, provided, extra)
 
 
 SECTIONS = {
@@ -166,14 +167,14 @@ def check(config: dict) -> dict:
     UserError: for unknown, missing or ill-typed keys and numbers out of range; nothing
       was opened.
   """
-  config_lib.known_keys('config', config, SECTIONS)
-  config_lib.check_plain('config', config)
+  config_check.known_keys('config', config, SECTIONS)
+  config_check.check_plain('config', config)
   if missing := [section for section in REQUIRED if section not in config]:
     raise UserError(f'config lacks the sections {missing}.')
   ranges.check(config)
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
-  config_lib.bind('config', config, inspect.Signature(), extra=SECTIONS)
+  config_check.bind('config', config, inspect.Signature(), extra=SECTIONS)
   for name, section in config['evals'].items():
     if section.get('use_ema') and not optim.keeps_average(config['optim']):
       raise UserError(

@@ -7,7 +7,7 @@ import importlib
 import os
 
 from vit_jax import buckets
-from vit_jax.config import bind
+from vit_jax.config_check import bind
 from vit_jax.data.sources import listing
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, did_you_mean

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax.config import bind
+from vit_jax.config_check import bind
 from vit_jax.data import sources
 from vit_jax.data.features import LabelFeature
 from vit_jax.data.sources.base import Source, fingerprint

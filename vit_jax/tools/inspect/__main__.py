@@ -117,8 +117,7 @@ def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
 
 
 def _model_on_mesh(args) -> tuple[dict, str]:
-  from vit_jax import config as config_lib
-  from vit_jax import models, optim, sharding
+  from vit_jax import config_check, models, optim, sharding
 
   axes = mesh.parse(args.mesh)
   name, variant, fields = models.parse_name(args.model)
@@ -128,7 +127,7 @@ def _model_on_mesh(args) -> tuple[dict, str]:
   models.build(name, variant, **fields)
   sharding.resolve_rules(args.sharding)
   section = arguments.optimizer(args.optim)
-  config_lib.bind('config.optim', section, optim.signature(section['name']))
+  config_check.bind('config.optim', section, optim.signature(section['name']))
   record = mesh.inspect(
     {
       'model': {'name': name, 'variant': variant, **fields},

@@ -32,14 +32,14 @@ def load(spec: str, assignments: list[str]) -> dict:
 def _model(config: dict) -> dict:
   """Returns the section `model`, its name filled in by the weights."""
   from vit_jax import config as config_lib
-  from vit_jax import models, pretrained
+  from vit_jax import config_check, models, pretrained
   from vit_jax.weights import zoo
 
   model = config_lib.section({'model': {}, **config}, 'model')
   weights = config.get('weights')
   if not weights or 'name' in model or not weights.get('source'):
     return model
-  config_lib.bind('config.weights', weights, pretrained.from_section)
+  config_check.bind('config.weights', weights, pretrained.from_section)
   if entry := zoo.find(weights['source']):
     name, variant, fields = models.parse_name(entry.model)
     return {'name': name, 'variant': variant, **fields, **model}
@@ -72,14 +72,14 @@ def describe(config: dict, examples: int | None = None) -> dict:
   import jax
 
   from vit_jax import config as config_lib
-  from vit_jax import models, optim
+  from vit_jax import config_check, models, optim
   from vit_jax.tools.inspect import activations, flops
 
   data, model = config['data'], dict(config['model'])
   opened = _opened(data)
   train_examples, classes = _known(config, data, opened, examples)
   batch = data['batch_size']
-  config_lib.check_type('config.data.batch_size', batch, int)
+  config_check.check_type('config.data.batch_size', batch, int)
   if batch < 1:
     raise UserError(f'config.data.batch_size={batch}: expected 1 or more.')
   steps = config_lib.total_steps(config, train_examples or 0, batch)
