@@ -87,8 +87,13 @@ ABLATION = Ablation(
   cells=cells,
   bases={
     'shapes:class': Base(
-      'shapes:examples=30000,steps=400,test=test[:1000]',
-      {'evals.transfer': _FEWSHOT, 'model.patch_size': (8, 8)},
+      'shapes:examples=10000,steps=300,test=test[:1000]',
+      {
+        # Of 16 patches; a BiT of two units computes as much.
+        'model.patch_size': (8, 8),
+        'model.depth': 3,
+        'evals.transfer': _FEWSHOT,
+      },
     ),
   },
   draw='data_size',
