@@ -104,8 +104,9 @@ def test_shapes_meet_at_the_base_and_compute_more_or_less():
     model = grid.changed(config, cell.changes)['model']
     sizes[name] = cost.of({'num_classes': 10, **model}, (16, 16, 1)).operations
   base = sizes.pop('base')
-  for line in ('depth', 'width', 'mlp', 'patch', 'all'):
-    assert sizes.pop(f'{line}-x0.5') < base < sizes.pop(f'{line}-x2')
+  pairs = (('depth-1', 'depth-4'), ('width-24', 'width-96'), ('mlp-48', 'mlp-192'))
+  for less, more in (*pairs, ('patch-8', 'patch-2'), ('all-x0.5', 'all-x2')):
+    assert sizes.pop(less) < base < sizes.pop(more)
   assert not sizes
   # Of a recipe that names a variant, too.
   _, found = cells_of('shape', '--config', 'vit_b16')
@@ -334,8 +335,8 @@ def test_stopped_and_repeated_it_ends_with_the_same_results(
 
 SHORT = ['steps=2', 'optim.schedule.warmup=1', 'data.batch_size=8']
 STARTED = {
-  'posemb': ('1d-shared', SHORT),
-  'shape': ('patch-x2', SHORT),
+  'posemb': ('1d-shared', [*SHORT, 'model.depth=1']),
+  'shape': ('patch-8', SHORT),
   'optimizer': ('sgd', [*SHORT, 'evals.test.data.split=test[:8]']),
   'data_size': ('resnet-3pct', [*SHORT, 'evals.test.data.split=test[:8]']),
 }

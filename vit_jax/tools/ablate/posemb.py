@@ -6,7 +6,7 @@ fixed sine-cosine ones. Any ViT can be the base. Everything else is as its recip
 """
 
 from vit_jax.tools import published
-from vit_jax.tools.ablate.ablation import Ablation, Base, need_vit
+from vit_jax.tools.ablate.ablation import SHORT_DIGITS, Ablation, Base, need_vit
 from vit_jax.tools.grid.cells import Cell
 
 # Cell -> (kind, where it is added), and its name in Table 8.
@@ -36,9 +36,7 @@ def cells(config: dict) -> list[Cell]:
 ABLATION = Ablation(
   cells=cells,
   bases={
-    'digits': Base(
-      'digits:epochs=12', {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
-    ),
+    'digits': Base('digits:epochs=12', SHORT_DIGITS),
     'shapes:position': Base('shapes:task=position'),
   },
   seeds=(0, 1, 2),
