@@ -194,7 +194,7 @@ def test_names_from_a_file(folder, tmp_path, capsys):
 
 
 def test_a_larger_image_size(folder):
-  assert run(SOURCE, folder / 'a.png', '--resolution', 64) == 0
+  assert run(SOURCE, folder / 'a.png', '--resolution', '64x32') == 0
   loaded = pretrained.load(SOURCE, image_size=64)
   assert loaded.pp == "decode|resize(64, rounding='none')|value_range(-1, 1)"
   assert jax.tree.leaves(loaded.params)[0].dtype == np.float32
