@@ -24,6 +24,8 @@ b16-i21k 98.95 % on cifar10, 91.67 cifar100, 94.43 pets, 99.38 flowers, 83.97 im
 (the paper's Table 5; not run here: neither weights nor data could be had), and for runs
 of configs/digits.py of seeds 0, 1, 2 with data=digits,res=32,final=True,keep_head=True
 99.17, 99.44, 99.44 % after 99.17, 98.89, 99.44 at 16 px: 3 minutes on 2 CPU cores.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections
