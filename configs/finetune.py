@@ -146,7 +146,7 @@ def get_config(arg=None):
   held_out['pp'] = f'{decode}|{resize}|value_range(-1, 1)'
   every = max(c.steps // 10, 1)
   c.evals = dict(val=dict(type='classification', data=held_out, every=every))
-  # `final` evaluates the test split, by which nothing is chosen.
+  # `final` evaluates the test split, which must not choose a checkpoint.
   c.checkpoint = dict(every=every, best=None if arg.final else 'val/top1')
   c.log = dict(every=max(every // 4, 1))
   return c

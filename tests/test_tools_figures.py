@@ -30,7 +30,7 @@ def arrays(rows, *key):
 
 @pytest.fixture(scope='module')
 def photos(tmp_path_factory):
-  """Two photographs, as it were: smooth, of other sizes than the model's."""
+  """Two smooth images, like photographs, in sizes that differ from the model's."""
   folder = tmp_path_factory.mktemp('photos')
   rng = np.random.default_rng(0)
   for name, size in (('a.png', (50, 40)), ('b.jpg', (64, 64))):
@@ -102,6 +102,15 @@ def test_images_are_shown_as_the_model_has_them(photos):
       vit_jax.preprocess([image], pp='decode|resize(32)|value_range(0, 1)')
     )
     np.testing.assert_allclose(seen, expected[0], atol=1e-5)
+
+
+def test_images_that_are_not_resized_are_shown():
+  # As those of configs/shapes.py, all of one size: no other fits the model.
+  loaded = pretrained.load(str(TOKEN))
+  loaded = pretrained.dataclasses.replace(loaded, pp='decode|value_range(-1, 1)')
+  image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+  seen = maps.shown(loaded, loaded.preprocess([image]))[0]
+  np.testing.assert_allclose(seen, image / 255, atol=1e-5)
 
 
 def test_distance(photos, tmp_path, capsys, monkeypatch):

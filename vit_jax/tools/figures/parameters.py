@@ -9,8 +9,8 @@ from vit_jax import models, pretrained, trees, viz
 from vit_jax.errors import UserError
 from vit_jax.nn.positions import ADDED
 from vit_jax.nn.transformer import EncoderConfig, position_embedding
+from vit_jax.tools import source
 from vit_jax.tools.figures.drawn import Drawn, grids
-from vit_jax.tools.figures.opening import opened
 from vit_jax.viz.filters import to_show
 from vit_jax.weights import adapt
 
@@ -21,7 +21,7 @@ def posemb(args) -> Drawn:
   """Draws how alike the position embeddings are (figure 7 centre)."""
   from vit_jax.viz import plots
 
-  loaded = opened(args)
+  loaded = source.load(args, dtype='float32')
   table, grid = _positions(loaded)
   similarity = viz.posemb_similarity(table, grid)
   kinds = {'learn2d': '2-D position embedding', 'sincos2d': 'Sine-cosine position'}
@@ -42,7 +42,7 @@ def filters(args) -> Drawn:
   """
   from vit_jax.viz import plots
 
-  loaded = opened(args)
+  loaded = source.load(args, dtype='float32')
   family = models.family_of(loaded.model)
   flat = trees.flatten(loaded.params)
   name = family.stem(flat)
@@ -72,7 +72,7 @@ def interpolation(args) -> Drawn:
   """Draws learned positions before and after they are resized for larger images."""
   from vit_jax.viz import plots
 
-  loaded = opened(args)
+  loaded = source.load(args, dtype='float32')
   positions, old = _positions(loaded)
   family = models.family_of(loaded.model)
   if family.position not in trees.flatten(loaded.params):
