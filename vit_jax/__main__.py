@@ -27,7 +27,7 @@ COMMANDS = {
   ),
   'figures': (
     'vit_jax.tools.figures',
-    'draws what a model does, and what runs came to',
+    'draws what a model does, and the results of runs',
   ),
   'report': ('vit_jax.tools.report', 'writes a page about runs'),
   'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
