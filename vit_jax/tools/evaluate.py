@@ -1,6 +1,6 @@
 """Measures weights on a data set, every example counted once.
 
-  vit_jax evaluate RUN[@best] [--out DIR]                   on what the run was evaluated
+  vit_jax evaluate RUN[@best] [--out DIR]                   on the run's own evaluation
   vit_jax evaluate SOURCE --data folder:photos --split val [--out DIR]
 
 SOURCE is what `vit_jax.load` takes. Of a run's evaluations, the one that chooses its best
