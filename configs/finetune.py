@@ -24,6 +24,8 @@ b16-i21k 98.95 % on cifar10, 91.67 cifar100, 94.43 pets, 99.38 flowers, 83.97 im
 (the paper's Table 5; not run here: neither weights nor data could be had), and for runs
 of configs/digits.py of seeds 0, 1, 2 with data=digits,res=32,final=True,keep_head=True
 99.17, 99.44, 99.44 % after 99.17, 98.89, 99.44 at 16 px: 3 minutes on 2 CPU cores.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections
@@ -144,7 +146,7 @@ def get_config(arg=None):
   held_out['pp'] = f'{decode}|{resize}|value_range(-1, 1)'
   every = max(c.steps // 10, 1)
   c.evals = dict(val=dict(type='classification', data=held_out, every=every))
-  # `final` evaluates the test split, by which nothing is chosen.
+  # `final` evaluates the test split, which must not choose a checkpoint.
   c.checkpoint = dict(every=every, best=None if arg.final else 'val/top1')
   c.log = dict(every=max(every // 4, 1))
   return c

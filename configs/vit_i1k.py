@@ -11,6 +11,8 @@ configs/vit_s16_i1k.py and configs/augreg_i1k.py get further. Not run here: the 
 not be had.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
+
+Smallest slices: v3:4x4 or v5e:4x4 (benchmarks/SLICES.md, of B/16).
 """
 
 import ml_collections

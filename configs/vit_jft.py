@@ -15,6 +15,8 @@ H/14. Expected after fine-tuning on ImageNet (Table 6): B/32 80.73, B/16 84.15, 
 data is any source of encoded images with one or several labels; the default stands for
 files jft300m/train-00000-of-01024.tfrecord and so on (docs/guides/data_at_scale.md).
 fewshot=tfds:NAME adds a few-shot evaluation, by which the paper chose its models.
+
+Smallest slices: v3:4x4 or v5e:4x4 (benchmarks/SLICES.md, of B/16).
 """
 
 import ml_collections

@@ -316,7 +316,7 @@ def test_other_write_errors_keep_their_type(tmp_path, monkeypatch):
   saved.close()
 
 
-def test_meta_that_is_no_json_is_refused_before_writing(tmp_path):
+def test_meta_that_is_not_json_is_refused_before_writing(tmp_path):
   saved = checkpoints.Checkpoints(tmp_path)
   with pytest.raises(TypeError, match='JSON'):
     saved.save(make_state(1), {'x': object()})

@@ -17,8 +17,8 @@ from states import abstract_of, assert_same, files_of, make_state, steps_in, wri
 from vit_jax import errors
 from vit_jax.checkpoint import checkpoints, manifest, storage
 
-# Of arrays that Orbax reads at once the first broken one is raised; when the others are
-# freed, Python warns of their exceptions (orbax-checkpoint 0.12.8, 2026-11-23).
+# Orbax reads several arrays at once and raises the error of the first broken one; Python
+# warns about those of the others when it frees them (orbax-checkpoint 0.12.8, 2026-11-23).
 pytestmark = pytest.mark.filterwarnings(
   'ignore::pytest.PytestUnraisableExceptionWarning'
 )

@@ -199,7 +199,7 @@ def test_wrong_lists(tmp_path, text, facts):
     images.plan([f'{tmp_path}/l.csv'], 'x')
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path):
+def test_only_regular_files_are_opened(tmp_path):
   home = tmp_path / 'photos' / 'a'
   home.mkdir(parents=True)
   (home / '1.jpg').write_bytes(JPG)

@@ -45,8 +45,8 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, in_parts, mode):
   whole, _ = writer.prepare(plan, str(tmp_path / 'whole'))
   add, write = buckets.Writer.add, writer._write_shard
   read = []
-  # Of 40 images, at the 1st, 7th and 16th after those that already counted; then at a
-  # shard.
+  # There are 40 images. Stopped at the 1st, 7th and 16th of those not yet counted, then
+  # at a shard.
   for number, target in ((1, 'add'), (7, 'add'), (16, 'add'), (3, 'shard')):
     left = [number]
 

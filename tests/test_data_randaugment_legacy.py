@@ -62,7 +62,7 @@ def test_faithful_color_blends_with_the_grey_of_tensorflow():
   for kind, image in IMAGES.items():
     theirs = tf.image.rgb_to_grayscale(image).numpy()
     ours = color.grey_of_tf(tf.constant(image)).numpy()[..., None]
-    # Theirs are float32 products: a level off where a whole number is 1e-4 away.
+    # Theirs multiplies in float32: one level off where the exact value is nearly whole.
     assert np.abs(ours - theirs.astype(int)).max() <= 1, kind
     assert (ours != theirs).mean() < 1e-2, kind
     got = run('color', 15, image, legacy=True)

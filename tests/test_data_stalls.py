@@ -42,7 +42,7 @@ def bad_of(root, tmp_path, **options) -> dict[str, str]:
   }
 
 
-def test_what_is_no_regular_file_is_not_opened(folder, tmp_path):
+def test_only_regular_files_are_opened(folder, tmp_path):
   os.mkfifo(folder / 'train/a/fifo.png')
   (folder / 'train/a/zero.png').symlink_to('/dev/zero')
   (folder / 'train/a/self.png').symlink_to('self.png')

@@ -34,7 +34,7 @@ def test_style_sheets_load_nothing_from_elsewhere():
 
 
 def test_scripts_are_given_no_addresses():
-  # Scripts of the theme load diagrams and the stars of a repository; no page wants them.
+  # The theme would load diagrams and a repository's stars from elsewhere.
   for page in SITE.rglob('*.html'):
     text = page.read_text(encoding='utf-8')
     assert 'class="mermaid' not in text

@@ -152,7 +152,7 @@ def test_maps_of_a_class():
   one = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', **given)
   np.testing.assert_allclose(found[:2], one[:2], rtol=1e-4, atol=1e-5)
   assert not np.allclose(found[2], one[2], rtol=1e-2)
-  # All that the image adds to the logit over that of a black one, in enough steps.
+  # With enough steps they sum to the image's logit less that of a black image.
   options = dict(classes=2, steps=64, baseline=-1.0)
   found = vit_jax.attention_maps(loaded, PIXELS, 'integrated', **options)
   black = apply(loaded, np.full_like(x, -1))

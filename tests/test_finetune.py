@@ -72,7 +72,7 @@ def test_dev_and_final_splits():
   final = load('data=cifar10,final=True')
   assert final['data']['split'] == 'train'
   assert final['evals']['val']['data']['split'] == 'test'
-  # By the test split nothing is chosen.
+  # Nothing is chosen by the test split.
   assert load('data=cifar10')['checkpoint']['best'] == 'val/top1'
   assert final['checkpoint']['best'] is None
   own = load('data=photos')

@@ -16,7 +16,7 @@ from vit_jax.tools.inspect import __main__ as inspect
 
 pytestmark = [
   pytest.mark.usefixtures('one_device'),
-  # Of hundreds of failed reads, Orbax's tasks are collected in any order, some late.
+  # Hundreds of reads fail: Python frees Orbax's tasks, and their errors, at any time.
   pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
 ]
 

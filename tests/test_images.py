@@ -52,7 +52,7 @@ def test_every_kind_of_image_becomes_the_same_array(loaded, tmp_path):
     (['nowhere.jpg'], ('image 0', 'nowhere.jpg')),
   ],
 )
-def test_what_is_no_image_is_refused(loaded, images, facts):
+def test_other_inputs_are_refused(loaded, images, facts):
   # One class to catch, and a subclass where a single image is to blame.
   with pytest.raises(UserError, match=naming(*facts)) as caught:
     vit_jax.preprocess(images, loaded)

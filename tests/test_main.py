@@ -222,7 +222,7 @@ def test_the_names_of_run_folders_do_not_grow_for_ever():
   for name in names[1:]:
     assert len(name) <= 100
     assert re.fullmatch(r'finetune-weights=finetune-.*-data=flowers-res=384', name)
-  # The same command means the same folder, another one another.
+  # The same command gives the same folder, a different command a different one.
   long = [f'optim.{"x" * 90}={i}' for i in range(3)]
   assert default('digits', long) == default('digits', long)
   assert default('digits', long) != default('digits', long[:2] + ['optim.x=7'])

@@ -75,7 +75,7 @@ def test_a_pace_that_changes_is_followed():
 
 
 def test_the_first_step_of_a_process_is_left_out_of_the_pace():
-  # As where a run resumes: it waits until the first images are read.
+  # As when a run resumes: it waits until the first images are read.
   clock = Clock()
   times = TimeLeft(500, 1000, {}, clock)
   for step, seconds in ((501, 30), (502, 1), (503, 1)):

@@ -133,7 +133,7 @@ def test_damaged_rows_are_left_out(tmp_path, damage):
   assert rows.read_checked(path) == (good, 0)
 
 
-def test_bad_images_that_are_no_lines(tmp_path):
+def test_damaged_lines_of_bad_images(tmp_path):
   path = tmp_path / 'bad_images.jsonl'
   path.write_bytes(b'\n'.join([*DAMAGE.values(), b'{"path": "x"}']))
   assert bad_images.read_log(path) == [{'path': 'x'}]

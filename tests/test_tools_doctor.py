@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from vit_jax import cli
-from vit_jax.tools import doctor
+from vit_jax.tools.doctor import __main__ as doctor
+from vit_jax.tools.doctor import packages
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -66,15 +67,15 @@ def test_a_platform_that_is_expected(capsys, monkeypatch):
 
 def test_missing_packages_and_how_to_get_them(capsys, monkeypatch):
   examine_without_smoke(monkeypatch)
-  version = doctor.importlib.metadata.version
+  version = packages.importlib.metadata.version
   absent = {'tensorflow-cpu', 'tensorflow', 'clu', 'vit_jax'}
 
   def lookup(name):
     if name in absent:
-      raise doctor.importlib.metadata.PackageNotFoundError(name)
+      raise packages.importlib.metadata.PackageNotFoundError(name)
     return version(name)
 
-  monkeypatch.setattr(doctor.importlib.metadata, 'version', lookup)
+  monkeypatch.setattr(packages.importlib.metadata, 'version', lookup)
   code, out = run(capsys)
   assert code == 0  # neither stops a training
   assert f"pip install -e '{ROOT}[tf]'" in out
@@ -82,23 +83,25 @@ def test_missing_packages_and_how_to_get_them(capsys, monkeypatch):
 
   absent.remove('vit_jax')
   monkeypatch.setattr(
-    doctor.importlib.metadata, 'version', lambda n: '1' if n == 'vit_jax' else lookup(n)
+    packages.importlib.metadata,
+    'version',
+    lambda n: '1' if n == 'vit_jax' else lookup(n),
   )
   assert "pip install 'vit_jax[tf]'" in run(capsys)[1]
 
 
 def test_a_broken_or_old_package(capsys, monkeypatch):
   examine_without_smoke(monkeypatch)
-  imported = doctor.importlib.import_module
+  imported = packages.importlib.import_module
 
   def broken(name):
     if name == 'optax':
       raise ImportError('libfoo.so: no such file')
     return imported(name)
 
-  monkeypatch.setattr(doctor.importlib, 'import_module', broken)
+  monkeypatch.setattr(packages.importlib, 'import_module', broken)
   wanted = lambda name: '>=99' if name == 'flax' else None
-  monkeypatch.setattr(doctor, '_wanted', wanted)
+  monkeypatch.setattr(packages, '_wanted', wanted)
   code, out = run(capsys)
   assert code == 1
   assert re.search(r'optax.*ImportError: libfoo\.so', out)
@@ -138,7 +141,7 @@ def test_knows_every_requirement_of_setup(monkeypatch, tmp_path):
   runpy.run_path(str(tmp_path / 'setup.py'))
   known = {
     name: package.extra
-    for package in doctor.PACKAGES
+    for package in packages.PACKAGES
     for name in (package.name, *package.instead)
   }
 

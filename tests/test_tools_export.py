@@ -180,7 +180,7 @@ def test_large_onnx_models_have_their_parameters_beside(tmp_path, monkeypatch):
 
 
 def test_onnx_is_refused_with_what_to_do(tmp_path, capsys, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'jax2onnx', None)  # as where it is not installed
+  monkeypatch.setitem(sys.modules, 'jax2onnx', None)  # as if it were not installed
   assert run(SOURCE, tmp_path / 'm.onnx', '--to', 'onnx') == 2
   assert re.search(naming('jax2onnx', '.venv-onnx'), capsys.readouterr().err)
   half = program.Program(pretrained.load(SOURCE, dtype='bfloat16'), (), None)

@@ -30,7 +30,7 @@ def arrays(rows, *key):
 
 @pytest.fixture(scope='module')
 def photos(tmp_path_factory):
-  """Two photographs, as it were: smooth, of other sizes than the model's."""
+  """Two smooth images, like photographs, in sizes that differ from the model's."""
   folder = tmp_path_factory.mktemp('photos')
   rng = np.random.default_rng(0)
   for name, size in (('a.png', (50, 40)), ('b.jpg', (64, 64))):

@@ -20,7 +20,7 @@ def test_the_papers_tables_agree_with_one_another():
   # Tables 5 and 6 print the same ImageNet results of JFT models.
   longest = {row.name: row.imagenet for row in published.TABLE_6}
   for name, values in published.TABLE_5.items():
-    # But for H/14: 88.04 in one, 88.08 in the other.
+    # Except H/14: 88.04 in one, 88.08 in the other.
     assert values[-1] == pytest.approx(longest[name], abs=0.05 * (name == 'ViT-H/14'))
 
 
@@ -125,7 +125,7 @@ def test_vtab_by_groups(make, tmp_path, capsys):
   rows = draw('vtab', *folders, out=tmp_path / 'out')
   printed = capsys.readouterr().out
   assert 'ViT-B_16.npz' in printed
-  assert 'Clevr-Count' in printed  # without which there are no bars of its groups
+  assert 'Clevr-Count' in printed  # missing, so its groups have no bars
   means = {
     r['group']: r for r in rows if (r['name'], r['task']) == ('ViT-B_16.npz', 'mean')
   }

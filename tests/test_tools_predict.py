@@ -71,7 +71,7 @@ def test_photographs_that_are_left_out_are_told_of(folder, capfd):
   assert len(predict.find([str(folder)])) == 5
   told = capfd.readouterr().err
   assert re.search(naming('warning', folder, '1 .svg', 'SVG', 'magick mogrify'), told)
-  # What is no photograph is counted, as where a run says what it reads.
+  # Other files in a folder are counted, as at the start of a run.
   (folder / 'drawing.svg').rename(folder / 'a.txt')
   (folder / 'sub' / 'b.txt').touch()
   (folder / 'Thumbs.db').touch()
@@ -150,7 +150,7 @@ def test_a_folder_has_the_images_that_training_reads(folder):
   assert names == expected
 
 
-def test_one_image_is_no_list(folder):
+def test_a_single_image_is_refused(folder):
   loaded = pretrained.load(SOURCE)
   for image in (str(folder / 'a.png'), folder / 'a.png', b'\x89PNG'):
     with pytest.raises(UserError, match=naming(type(image).__name__, 'list')):
@@ -194,7 +194,7 @@ def test_names_from_a_file(folder, tmp_path, capsys):
 
 
 def test_a_larger_image_size(folder):
-  assert run(SOURCE, folder / 'a.png', '--resolution', 64) == 0
+  assert run(SOURCE, folder / 'a.png', '--resolution', '64x32') == 0
   loaded = pretrained.load(SOURCE, image_size=64)
   assert loaded.pp == "decode|resize(64, rounding='none')|value_range(-1, 1)"
   assert jax.tree.leaves(loaded.params)[0].dtype == np.float32

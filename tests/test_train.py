@@ -138,7 +138,7 @@ def test_too_many_bad_steps(tmp_path):
   assert bad[-3:] == [1, 2, 3]
 
 
-def test_parameters_that_are_not_finite_are_no_success(tmp_path):
+def test_parameters_that_are_not_finite_fail_the_run(tmp_path):
   # The one step has a finite loss and gradient; its update is infinite.
   changes = ['steps=1', 'optim.lr=1e38', 'optim.schedule.warmup=0']
   changes += ['optim.lr_rules=[(".*", 1e3)]', 'checkpoint.best=None']
@@ -150,7 +150,7 @@ def test_parameters_that_are_not_finite_are_no_success(tmp_path):
   assert not (tmp_path / 'checkpoints').exists()
 
 
-def test_a_run_that_ends_on_a_bad_step_is_no_success(tmp_path):
+def test_a_run_that_ends_on_a_bad_step_fails(tmp_path):
   # Fewer bad steps than max_bad_steps, but the last state is one that gives no loss.
   changes = ['steps=4', 'optim.lr=1e38', 'optim.clip=None', 'checkpoint.every=1']
   changes += ['optim.schedule.warmup=0', 'checkpoint.best=None']

@@ -20,7 +20,7 @@ from vit_jax.weights import download, readers
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-  # As without gcsfs, which test_gs_weights has: gs:// of public buckets comes by HTTPS, too.
+  # As if gcsfs were not installed: gs:// of public buckets is then read over HTTPS.
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
   return tmp_path / 'cache'

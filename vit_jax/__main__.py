@@ -29,6 +29,10 @@ COMMANDS = {
     'vit_jax.tools.figures',
     'draws what a model does, and what runs came to',
   ),
+  'ablate': (
+    'vit_jax.tools.ablate',
+    'trains the cells of an ablation of the ViT paper',
+  ),
   'report': ('vit_jax.tools.report', 'writes a page about runs'),
   'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
   'doctor': ('vit_jax.tools.doctor', 'tells what is installed, and what is missing'),

@@ -60,14 +60,6 @@ def resolution(text: str) -> tuple[int, int]:
   return positive(height), positive(width or height)
 
 
-def add_weights_options(parser: argparse.ArgumentParser) -> None:
-  """Adds what says which parameters of a run to read: --ema and --weights."""
-  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
-  parser.add_argument(
-    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
-  )
-
-
 def add_json_option(parser: argparse.ArgumentParser) -> None:
   """Adds --json."""
   parser.add_argument(

@@ -1,10 +1,8 @@
 """vit_jax train --config=NAME|FILE.py[:ARGS] [--workdir=DIR] [--config.KEY=VALUE]"""
 
 import contextlib
-import gc
 import os
 import shlex
-import sys
 import time
 
 from vit_jax import cli
@@ -12,10 +10,7 @@ from vit_jax import cli
 if __name__ == '__main__':
   cli.exit_on_interrupt()  # before the imports, which take a while
 
-from vit_jax.errors import DataError, DiskFull, Unreachable, UserError
-from vit_jax.train import arguments
-
-_cut_off: list[bool] = []  # not empty once a write has failed for good
+from vit_jax.train import arguments, program
 
 
 def main(argv: list[str]) -> int:
@@ -34,19 +29,10 @@ def main(argv: list[str]) -> int:
       nowhere = stack.enter_context(open(os.devnull, 'w'))
       stack.enter_context(contextlib.redirect_stdout(nowhere))
     print(f'Run folder: {workdir}', flush=True)
-    from vit_jax.train import progress, run, runtime
+    from vit_jax.train import progress
 
-    runtime.enable_compilation_cache()
     command = shlex.join(['vit_jax', 'train', *argv])
-    try:
-      status, rows = run.train(config, workdir, command)
-    except (DiskFull, Unreachable):
-      _cut_off.append(True)
-      raise
-    except DataError as error:
-      raise UserError(
-        f'{error}{arguments.without_data(args.config, config)}'
-      ) from error
+    status, rows = program.train(config, workdir, command, args.config)
     page = None
     if config.get('log', {}).get('report', True):
       from vit_jax.tools.report import automatic
@@ -60,12 +46,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # TensorFlow's start-up notes
-  # Imports and traces make a million objects and no garbage to look for among them.
-  gc.set_threshold(100_000)
-  code = cli.run(main)
-  if _cut_off:
-    # Orbax's threads may wait forever for a file that could not be written.
-    sys.stdout.flush()
-    os._exit(code)
-  sys.exit(code)
+  program.run_and_exit(main)

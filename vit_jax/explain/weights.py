@@ -81,6 +81,11 @@ def on_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
 
 
 def _apply(model, variables, images):
+  if getattr(model, 'attention', 'full') == 'axial':
+    raise UserError(
+      "attention='axial' has weights along rows and along columns, which are not put "
+      'together: the kinds gradient and integrated are for it.'
+    )
   (logits, out), sown = model.apply(variables, images, mutable=['intermediates'])
   sown = sown.get('intermediates', {})
   if not any(_SOWN in f'/{name}' for name in trees.flatten(sown)):

@@ -25,7 +25,10 @@ class Family:
     matrices: ((regex, (input axes, output axes)), ...): parameters of blocks that act
       as matrices, axes counted from the end.
     stems: names of the first kernel [h, w, C, ...], the first that there is.
-    position: name of the learned position table [1, N, D], or None.
+    positions: ((regex, axes), ...): learned position tables [1, N, D], not stacked, that
+      are resized for other grids; their rows are positions of the grid ('hw', after rows
+      of other tokens), of its rows ('h') or of its columns ('w').
+    position: name of the one before the first block, or None.
     patches: name of a patch kernel that can be resized to other patches, or None.
     stride: fields -> pixels per position of the last features, down and across.
     any_size: fields -> whether one set of parameters serves images of any size.
@@ -44,6 +47,7 @@ class Family:
   tiny: tuple[dict, ...]
   transitions: str | None = None
   matrices: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], ...] = ()
+  positions: tuple[tuple[str, str], ...] = ()
   position: str | None = None
   patches: str | None = None
   published: tuple[tuple[str, Callable], ...] = ()
@@ -100,6 +104,10 @@ class Family:
   def matrix_axes(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Returns the (input axes, output axes) of a matrix of the blocks, else None."""
     return next((axes for r, axes in self.matrices if re.fullmatch(r, name)), None)
+
+  def position_axes(self, name: str) -> str | None:
+    """Returns 'hw', 'h' or 'w' of a position table, see `positions`; else None."""
+    return next((axes for r, axes in self.positions if re.fullmatch(r, name)), None)
 
   def stem(self, names: Iterable[str]) -> str:
     """Returns which of a model's parameters is its first kernel, [h, w, C, ...]."""

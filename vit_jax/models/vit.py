@@ -14,12 +14,13 @@ from vit_jax.kernels.placement import PLACEMENTS
 from vit_jax.models.family import Family
 from vit_jax.models.vit_names import PUBLISHED, variant
 from vit_jax.nn import resnet
-from vit_jax.nn.embed import POSEMBS, patch_embed
+from vit_jax.nn.embed import patch_embed
 from vit_jax.nn.heads import MAPHead, linear_head
 from vit_jax.nn.images import check as check_images
 from vit_jax.nn.mlp import ACTIVATIONS
+from vit_jax.nn.positions import POSEMBS, WHERE
 from vit_jax.nn.remat import REMAT
-from vit_jax.nn.transformer import Encoder, EncoderConfig
+from vit_jax.nn.transformer import BLOCKS, Encoder, EncoderConfig
 
 CLASSIFIERS = ('token', 'gap', 'map', 'none')
 
@@ -42,8 +43,15 @@ class ViT(nn.Module):
   classifier: Literal[CLASSIFIERS] = 'token'
   # Width of the tanh layer before the head (paper 3.2); None: no such layer.
   representation_size: int | None = None
+  # learn, learn2d, sincos2d are added to tokens; relative and rotary act in attention.
   posemb: Literal[POSEMBS] = 'learn'
+  # Of those added (Table 8): before the first block, or before every block a table of its
+  # own, or one for all.
+  posemb_where: Literal[WHERE] = 'stem'
   posemb_std: float | None = 0.02  # of initial values; None: 1 / sqrt(width)
+  posemb_per_head: bool = False  # relative: a table for each head; else they share one
+  # axial (section D.6): each block is one along rows, then one along columns.
+  attention: Literal[tuple(BLOCKS)] = 'full'
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
   norm_eps: float = 1e-6  # of every LayerNorm; transformers' ViT has 1e-12 by default
   dropout: float = 0.0  # paper B.1: after the embedding and every dense but q, k, v
@@ -124,12 +132,17 @@ FAMILY = Family(
     (r'Transformer/encoderblock.*/Dense_\d+/kernel', ((-2,), (-1,))),
   ),
   stems=('conv_root/kernel', 'embedding/kernel'),
+  positions=(
+    (r'.*/posembed_input/pos_embedding', 'hw'),
+    (r'.*/posembed_input/pos_embedding_y', 'h'),
+    (r'.*/posembed_input/pos_embedding_x', 'w'),
+  ),
   position='Transformer/posembed_input/pos_embedding',
   patches='embedding/kernel',
   stride=lambda f: tuple(
     n * resnet.stride(f.get('stem_blocks')) for n in f['patch_size']
   ),
-  any_size=lambda fields: fields['posemb'] != 'learn',
+  any_size=lambda fields: fields['posemb'] in ('sincos2d', 'rotary', 'none'),
   published=PUBLISHED,
   tiny=(
     dict(variant='mu/8', depth=2),

@@ -28,8 +28,23 @@ class MultiHeadDotProductAttention(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, inputs_q, inputs_kv=None, *, train=False, bias=None, mask=None):
-    """Maps [B, N, D] (attending to [B, S, D], default itself) to [B, N, D]."""
+  def __call__(
+    self,
+    inputs_q,
+    inputs_kv=None,
+    *,
+    train=False,
+    bias=None,
+    mask=None,
+    positions=None,
+  ):
+    """Maps [B, N, D] (attending to [B, S, D], default itself) to [B, N, D].
+
+    Args:
+      bias, mask: see `attend`.
+      positions: called with query [B, N, M, Dh] and key [B, S, M, Dh]; it returns both,
+        changed, and a bias or None: see `nn.positions`. Not beside `bias`.
+    """
     inputs_kv = inputs_q if inputs_kv is None else inputs_kv
     width = inputs_q.shape[-1]
     if width % self.num_heads:
@@ -59,9 +74,12 @@ class MultiHeadDotProductAttention(nn.Module):
           weights = weights + added.astype(weights.dtype)
         return weights
 
+    query, key = split(inputs_q, 'query'), split(inputs_kv, 'key')
+    if positions is not None:
+      query, key, bias = positions(query, key)
     x = attend(
-      split(inputs_q, 'query'),
-      split(inputs_kv, 'key'),
+      query,
+      key,
       split(inputs_kv, 'value'),
       bias=bias,
       mask=mask,

@@ -6,10 +6,11 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.errors import choose
 from vit_jax.kernels.placement import place
+from vit_jax.nn import axial, positions
 from vit_jax.nn.attention import MultiHeadDotProductAttention
 from vit_jax.nn.dropout import Dropout
-from vit_jax.nn.embed import AddPositions
 from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import MlpBlock
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
@@ -25,7 +26,10 @@ class EncoderConfig:
   act: str = 'gelu_tanh'
   norm_eps: float = 1e-6
   posemb: str = 'learn'
+  posemb_where: str = 'stem'
   posemb_std: float | None = 0.02
+  posemb_per_head: bool = False
+  attention: str = 'full'
   dropout: float = 0.0
   attention_dropout: float = 0.0
   fused_attention: bool = True
@@ -42,9 +46,16 @@ class EncoderConfig:
 
 
 class EncoderBlock(nn.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x))."""
+  """x + attention(norm(x)), then x + mlp(norm(x)).
+
+  Attributes:
+    grid: (h, w) of the last h * w tokens.
+    axis: None, or along what tokens attend to each other: 'rows' or 'columns'.
+  """
 
   config: EncoderConfig
+  grid: tuple[int, int]
+  axis: str | None = None
 
   @nn.compact
   def __call__(self, x, depth_rate=None, *, train: bool = False, num_queries=None):
@@ -56,6 +67,8 @@ class EncoderBlock(nn.Module):
       return StochasticDepth()(y, depth_rate, train=train)
 
     x = place(x, c.placement)
+    if c.posemb_where == 'every' and self.axis != 'columns':  # once in an axial block
+      x = x + position_embedding(c)(x, self.grid)
     y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_0')(x)
     attention = MultiHeadDotProductAttention(
       c.num_heads,
@@ -64,10 +77,60 @@ class EncoderBlock(nn.Module):
       c.dtype,
       name='MultiHeadDotProductAttention_0',
     )
-    x = x[:, :num_queries] + branch(attention(y[:, :num_queries], y, train=train))
+    x = x[:, :num_queries]
+    if self.axis is None:
+      where = self._positions_in_attention()
+      y = attention(y[:, :num_queries], y, train=train, positions=where)
+    else:
+      y = attention(axial.fold(y, self.grid, self.axis), train=train)
+      y = axial.unfold(y, self.grid, self.axis)
+    x = x + branch(y)
     y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_1')(x)
     mlp = MlpBlock(c.mlp_dim, c.dropout, c.act, c.dtype, name='MlpBlock_0')
     return x + branch(mlp(y, train=train))
+
+  def _positions_in_attention(self):
+    c = self.config
+    if c.posemb == 'relative':
+      fields = self.grid, c.posemb_per_head, c.posemb_std
+      return positions.RelativePositions(*fields, name='posembed_relative')
+    return positions.rotate(self.grid) if c.posemb == 'rotary' else None
+
+
+class AxialBlock(nn.Module):
+  """A block whose tokens attend along rows, then one along columns (section D.6)."""
+
+  config: EncoderConfig
+  grid: tuple[int, int]
+
+  @nn.compact
+  def __call__(self, x, depth_rate=None, *, train: bool = False):
+    """Maps [B, h w, D] to [B, h w, D]."""
+    for axis in axial.AXES:
+      x = EncoderBlock(self.config, self.grid, axis, name=axis)(
+        x, depth_rate, train=train
+      )
+    return x
+
+
+BLOCKS = {'full': EncoderBlock, 'axial': AxialBlock}
+
+
+def position_embedding(config: EncoderConfig) -> positions.PositionEmbedding:
+  """Returns the module of positions that are added to tokens."""
+  return positions.PositionEmbedding(
+    config.posemb, config.posemb_std, name='posembed_input'
+  )
+
+
+def _adds(added, then=None):
+  """Returns a `between` of `stack` that adds to the input of every block but the first."""
+
+  def between(i, x):
+    x = x + jnp.where(i > 0, added, 0)
+    return x if then is None else then(i, x)
+
+  return between
 
 
 class Encoder(nn.Module):
@@ -89,10 +152,18 @@ class Encoder(nn.Module):
       (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
     """
     c = self.config
-    x = AddPositions(c.posemb, c.posemb_std, name='posembed_input')(x, grid)
+    positions.check(c.posemb, c.posemb_where, c.posemb_per_head)
+    block = choose('attention', c.attention, BLOCKS)
+    if c.attention == 'axial':
+      axial.check(x.shape[1], grid, c.posemb, (*positions.ADDED, 'none'))
+    if c.posemb in positions.ADDED and c.posemb_where != 'every':
+      added = position_embedding(c)(x, grid)
+      x = x + added
+      if c.posemb_where == 'shared':
+        between = _adds(added, then=between)
     tokens = x = Dropout(c.dropout)(x, deterministic=not train)
     x, out = stack(
-      functools.partial(EncoderBlock, c),
+      functools.partial(block, c, grid),
       x,
       name='encoderblock',
       rates=depth_rates(c.stochastic_depth, c.depth),

@@ -13,7 +13,8 @@ def learned(
 
   Sine-cosine positions become a table that holds their numbers, for images of this size:
   for another size a library would resize the table, where the sines and cosines were
-  computed anew. Models with other positions, or none, come back as they are.
+  computed anew. Models with other positions, or
+  that add them before every block, come back as they are.
 
   Args:
     flat: parameters under our names, blocks not stacked.
@@ -21,7 +22,7 @@ def learned(
     family: of the model.
     image_size: (H, W) in pixels.
   """
-  if fields.get('posemb') != 'sincos2d':
+  if (fields.get('posemb'), fields.get('posemb_where')) != ('sincos2d', 'stem'):
     return flat, fields
   (H, W), (down, across) = image_size, family.stride(fields)
   table = sincos2d(H // down, W // across, fields['width'])

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vit_jax import cli
 from vit_jax.errors import UserError
+from vit_jax.tools import source
 
 
 def main(argv: list[str]) -> int:
@@ -120,14 +121,10 @@ def _format(args) -> str:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax convert', description=__doc__.split('\n')[0])
-  parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
-  )
+  source.add_options(parser, resolution=False)
   parser.add_argument('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
   parser.add_argument('--to', choices=('google', 'timm', 'hf'))
-  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
   parser.add_argument('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
-  cli.add_weights_options(parser)
   parser.add_argument(
     '--merge', action='store_true', help='verify that the file is self-contained'
   )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vit_jax import cli, imagenet, run_config, terminal
 from vit_jax.errors import UserError
-from vit_jax.tools import out_folder
+from vit_jax.tools import out_folder, source
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
@@ -42,17 +42,11 @@ def _evaluate(argv: list[str]) -> int:
     )
   import jax
 
-  from vit_jax import pretrained, sharding
+  from vit_jax import sharding
   from vit_jax.evaluators import classification, metric
   from vit_jax.train import evaluations, metrics, runtime
 
-  loaded = pretrained.load(
-    args.source,
-    variant=args.variant,
-    image_size=args.resolution,
-    ema=args.ema,
-    weights=args.weights,
-  )
+  loaded = source.load(args)
   mesh = sharding.make_mesh()
   runtime.retain_freed_memory()
   data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch}
@@ -217,9 +211,7 @@ def _write(out: Path, record: dict, evaluator, names, write_json) -> None:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax evaluate', description=__doc__.split('\n')[0])
-  parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
-  )
+  source.add_options(parser)
   parser.add_argument(
     '--data', help="digits, folder:PATH, tfds:NAME, ...; default: a run's own"
   )
@@ -227,9 +219,6 @@ def _parser() -> cli.Parser:
   parser.add_argument('--pp', help='preprocessing in place of that of the weights')
   parser.add_argument('--loss', choices=('softmax', 'sigmoid'))
   parser.add_argument('--batch', type=cli.positive, default=64)
-  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
-  parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
-  cli.add_weights_options(parser)
   parser.add_argument('--out', metavar='DIR', help='for the tables')
   cli.add_json_option(parser)
   return parser

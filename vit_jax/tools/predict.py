@@ -16,6 +16,7 @@ from vit_jax import buckets, cli, imagenet, terminal
 from vit_jax.data import contents
 from vit_jax.data.sources import listing
 from vit_jax.errors import UserError
+from vit_jax.tools import source
 
 
 def main(argv: list[str]) -> int:
@@ -23,15 +24,9 @@ def main(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
   paths = find(args.images)
   features = args.features and _new_file(args.features)
-  from vit_jax import inference, pretrained
+  from vit_jax import inference
 
-  loaded = pretrained.load(
-    args.source,
-    variant=args.variant,
-    image_size=args.resolution,
-    ema=args.ema,
-    weights=args.weights,
-  )
+  loaded = source.load(args)
   if loaded.model.num_classes is None and not features:
     raise UserError(
       f'{args.source} has no head, so no classes: --features FILE.npz writes what it '
@@ -155,9 +150,7 @@ def _write_features(path: Path, paths: list[str], features) -> None:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax predict', description=__doc__.split('\n')[0])
-  parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
-  )
+  source.add_options(parser)
   parser.add_argument('images', metavar='IMAGE_OR_FOLDER', nargs='+')
   parser.add_argument('--top', type=cli.positive, default=5, help='classes per image')
   parser.add_argument(
@@ -165,11 +158,8 @@ def _parser() -> cli.Parser:
   )
   parser.add_argument('--features', metavar='FILE.npz', help='write features there')
   parser.add_argument('--layer', default='pre_logits', help='of the features')
-  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
-  parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
   parser.add_argument('--pp', help='preprocessing in place of that of the weights')
   parser.add_argument('--batch', type=cli.positive, default=32)
-  cli.add_weights_options(parser)
   cli.add_json_option(parser)
   return parser
 

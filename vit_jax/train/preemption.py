@@ -35,7 +35,8 @@ class StopSignal:
 
   Handlers are installed on entry and the previous ones restored on exit. Outside the
   main thread (a notebook's worker, a server) Python allows no handlers: there it never
-  asks to stop.
+  asks to stop. One within another, as of a run among several of a tool, tells that one of
+  a signal that came after it was last asked: it is not lost.
 
   Attributes:
     check: called by `should_stop`; raises if the lock on the folder was lost.
@@ -68,6 +69,9 @@ class StopSignal:
     for number, handler in self._previous.items():
       # None: a handler that C code installed, which Python cannot put back.
       signal.signal(number, signal.SIG_DFL if handler is None else handler)
+      outer = getattr(handler, '__self__', None)
+      if self._requested and isinstance(outer, StopSignal):
+        outer._requested = True
     self._previous = {}
     if self._listener:
       signal.set_wakeup_fd(self._wakeup_before)

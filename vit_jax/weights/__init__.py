@@ -186,27 +186,53 @@ def fit(
   """
   adapt.check_method(resize)
   flat, notes = dict(flat), []
-  if any(family.is_stacked(name) for name in shapes):
-    flat = adapt.stack(flat, family)
   old_fields = fields
   kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:
     old_fields = fields | {'patch_size': kernel.shape[:2]}
     flat[family.patches] = adapt.resize_patches(kernel, wanted[:2])
     notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {wanted[:2]}')
-  table, wanted = flat.get(family.position), shapes.get(family.position)
-  if table is not None and wanted and new_size:
-    grid = lambda size, stride: (size[0] // stride[0], size[1] // stride[1])
-    new = grid(new_size, family.stride(fields))
-    side = int((table.shape[1] - (wanted[1] - new[0] * new[1])) ** 0.5)
-    old = grid(old_size, family.stride(old_fields)) if old_size else (side, side)
-    if old != new:
-      flat[family.position] = adapt.resize_positions(table, old, new, resize)
-      notes.append(f'position embeddings resized from {old} to {new}, {resize}')
+  if new_size:
+    grid = lambda size, fields: tuple(
+      n // s for n, s in zip(size, family.stride(fields), strict=True)
+    )
+    old = grid(old_size, old_fields) if old_size else None
+    resized, changes = _positions(
+      flat, shapes, family, old, grid(new_size, fields), resize
+    )
+    flat |= resized
+    notes += changes
+  if any(family.is_stacked(name) for name in shapes):
+    flat = adapt.stack(flat, family)
   if _classes({n: x.shape for n, x in flat.items()}) != _classes(shapes):
     skip = [*skip, 'head/.*']
   taken, report = merge(shapes, flat, skip)
   return taken, report._replace(notes=notes)
+
+
+def _positions(flat, shapes, family, old, new, method) -> tuple[dict, list[str]]:
+  """Returns ({name: position table for the grid `new`}, what was resized, as text).
+
+  Args:
+    old: (h, w) of the grid that `flat` is for; None: unknown, taken as square.
+  """
+  rows = {n: shape[-2] for n, shape in shapes.items() if len(shape) > 2}
+  resized, notes = {}, {}
+  for name, table in flat.items():
+    axes = family.position_axes(name)
+    wanted = rows.get(name) or rows.get((family.stacked(name) or ('',))[0])
+    if axes is None or wanted is None or table.ndim != 3:
+      continue
+    if axes == 'hw':
+      side = math.isqrt(max(table.shape[1] - (wanted - math.prod(new)), 0))
+      before, after = old or (side, side), new
+    else:  # a table of the grid's rows, or of its columns, knows their number
+      before, after = (table.shape[1], 1), (new['hw'.index(axes)], 1)
+    if before != after:
+      resized[name] = adapt.resize_positions(table, before, after, method)
+      what = {'hw': '', 'h': ' of rows', 'w': ' of columns'}[axes]
+      notes[what] = f'from {before} to {after}, {method}'
+  return resized, [f'position embeddings{w} resized {n}' for w, n in notes.items()]
 
 
 def _classes(shapes: dict[str, tuple[int, ...]]) -> int | None:

@@ -24,7 +24,8 @@ _SAME = (
 )
 # What it does not have: only their defaults can be compared.
 _OURS_ALONE = {'attention_dropout': 0.0, 'stochastic_depth': 0.0, 'stem_blocks': None}
-_OURS_ALONE |= {'act': 'gelu_tanh'}
+_OURS_ALONE |= {'act': 'gelu_tanh', 'posemb_where': 'stem', 'attention': 'full'}
+_POSEMBS = ('learn', 'sincos2d')
 
 
 class Peer:
@@ -70,7 +71,7 @@ class Peer:
         raise UserError(
           f'--vs big_vision: its ViT has no {field}; leave it {default!r}.'
         )
-    if module.classifier not in _POOLS or module.posemb == 'none':
+    if module.classifier not in _POOLS or module.posemb not in _POSEMBS:
       raise UserError(
         f'--vs big_vision: its ViT has no classifier={module.classifier!r} with '
         f'posemb={module.posemb!r}.'

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from vit_jax import buckets, cli
 from vit_jax.errors import RunError, UserError, choose
+from vit_jax.tools import source
 
 FORMATS = ('stablehlo', 'savedmodel', 'onnx')  # a module of this package each
 PLATFORMS = ('cpu', 'tpu', 'cuda', 'rocm')
@@ -40,14 +41,9 @@ def main(argv: list[str]) -> int:
   writer.load()  # before the weights are read: its packages may be missing
   import numpy as np
 
-  from vit_jax import pretrained
   from vit_jax.tools.export import facts, program
 
-  options = dict(variant=args.variant, image_size=args.resolution, ema=args.ema)
-  options |= dict(weights=args.weights)
-  if args.dtype:
-    options['dtype'] = args.dtype
-  loaded = pretrained.load(args.source, **options)
+  loaded = source.load(args, **({'dtype': args.dtype} if args.dtype else {}))
   made = program.Program(loaded, args.layers, args.batch)
   writer.check(made)
   about = facts.collect(loaded, made, args.to, platforms)
@@ -136,9 +132,7 @@ def _render(record: dict) -> str:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax export', description=__doc__.split('\n')[0])
-  parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
-  )
+  source.add_options(parser)
   parser.add_argument('dest', metavar='DEST', help='.stablehlo, .onnx, or a folder')
   parser.add_argument('--to', choices=FORMATS, required=True)
   parser.add_argument(
@@ -154,16 +148,11 @@ def _parser() -> cli.Parser:
     metavar='NAME,...',
     help='features to return as well: pre_logits,block11',
   )
-  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
-  parser.add_argument(
-    '--resolution', type=cli.resolution, help='pixels: 384, or 384x256 (HxW)'
-  )
   parser.add_argument(
     '--dtype',
     choices=tuple(_TOLERANCE),
     help='of compute; default: that of SOURCE. Inputs and outputs are float32',
   )
-  cli.add_weights_options(parser)
   cli.add_json_option(parser)
   return parser
 

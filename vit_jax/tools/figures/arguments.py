@@ -4,6 +4,7 @@ import argparse
 
 from vit_jax import cli
 from vit_jax.errors import choose
+from vit_jax.tools import source
 
 # Name -> what it draws. Those of images, of a model alone, of runs.
 OF_IMAGES = {
@@ -66,9 +67,7 @@ def _of_all(parser) -> None:
     default=['png'],
     help='png, pdf or svg, or several: png,pdf',
   )
-  parser.add_argument(
-    '--json', action='store_true', help='one JSON object instead of the text'
-  )
+  cli.add_json_option(parser)
 
 
 def _formats(text: str) -> list[str]:
@@ -85,17 +84,9 @@ def _of_runs(parser) -> None:
 
 
 def _of_a_model(parser, images: bool) -> None:
-  parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
-  )
+  source.add_options(parser)
   if images:
     parser.add_argument('images', metavar='IMAGE_OR_FOLDER', nargs='+')
-  parser.add_argument('--variant', help="model size where SOURCE does not tell: 'B/16'")
-  parser.add_argument('--resolution', type=cli.positive, help='pixels, a square')
-  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
-  parser.add_argument(
-    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
-  )
 
 
 def _overlay(parser, default: str = 'mask') -> None:

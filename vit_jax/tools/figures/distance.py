@@ -3,9 +3,8 @@
 import numpy as np
 
 from vit_jax import explain, models, pretrained, viz
-from vit_jax.tools import predict
+from vit_jax.tools import predict, source
 from vit_jax.tools.figures.drawn import Drawn
-from vit_jax.tools.figures.opening import opened
 
 
 def draw(args) -> Drawn:
@@ -13,7 +12,7 @@ def draw(args) -> Drawn:
   from vit_jax.viz import plots
 
   paths = [str(path) for path in predict.find(args.images)]
-  loaded = opened(args)
+  loaded = source.load(args, dtype='float32')
   each = explain.attention_distances(loaded, paths, renormalize=not args.plain)
   mean, std = each.mean(0), each.std(0)  # [L, M]
   patch = models.family_of(loaded.model).stride(pretrained.fields_of(loaded.model))

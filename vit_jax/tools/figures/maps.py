@@ -4,9 +4,8 @@ import numpy as np
 
 from vit_jax import explain, imagenet
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.tools import predict
+from vit_jax.tools import predict, source
 from vit_jax.tools.figures.drawn import Drawn, grids
-from vit_jax.tools.figures.opening import opened
 
 _MOST = 32  # images in the figure: a page; the table has all
 
@@ -29,7 +28,7 @@ def draw(args, options: dict) -> Drawn:
   from vit_jax.viz import plots
 
   paths = predict.find(args.images)
-  loaded = opened(args)
+  loaded = source.load(args, dtype='float32')
   images = [str(path) for path in paths]
   rows = loaded.preprocess(images)
   names, captions = [''] * len(images), None

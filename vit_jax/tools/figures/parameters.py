@@ -1,13 +1,16 @@
 """Figures of parameters alone: posemb, filters, interpolation."""
 
-import jax
+import re
+
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models, pretrained, trees, viz
 from vit_jax.errors import UserError
+from vit_jax.nn.positions import ADDED
+from vit_jax.nn.transformer import EncoderConfig, position_embedding
+from vit_jax.tools import source
 from vit_jax.tools.figures.drawn import Drawn, grids
-from vit_jax.tools.figures.opening import opened
 from vit_jax.viz.filters import to_show
 from vit_jax.weights import adapt
 
@@ -18,14 +21,17 @@ def posemb(args) -> Drawn:
   """Draws how alike the position embeddings are (figure 7 centre)."""
   from vit_jax.viz import plots
 
-  loaded = opened(args)
+  loaded = source.load(args, dtype='float32')
   table, grid = _positions(loaded)
   similarity = viz.posemb_similarity(table, grid)
-  kind = {'learn': 'Position embedding', 'sincos2d': 'Sine-cosine position'}
-  title = f'{kind.get(loaded.model.posemb, "Position embedding")} similarity'
+  kinds = {'learn2d': '2-D position embedding', 'sincos2d': 'Sine-cosine position'}
+  title = f'{kinds.get(loaded.model.posemb, "Position embedding")} similarity'
+  notes = ()
+  if loaded.model.posemb_where == 'every':
+    notes = ('Every block adds positions of its own: these are those of the first.',)
   named = [((i, j), similarity[i, j]) for i, j in np.ndindex(*grid)]
   rows = grids(('patch_row', 'patch_column'), named)
-  return Drawn(plots.tiles(similarity, title), rows)
+  return Drawn(plots.tiles(similarity, title), rows, notes)
 
 
 def filters(args) -> Drawn:
@@ -36,7 +42,7 @@ def filters(args) -> Drawn:
   """
   from vit_jax.viz import plots
 
-  loaded = opened(args)
+  loaded = source.load(args, dtype='float32')
   family = models.family_of(loaded.model)
   flat = trees.flatten(loaded.params)
   name = family.stem(flat)
@@ -66,14 +72,15 @@ def interpolation(args) -> Drawn:
   """Draws learned positions before and after they are resized for larger images."""
   from vit_jax.viz import plots
 
-  loaded = opened(args)
+  loaded = source.load(args, dtype='float32')
   positions, old = _positions(loaded)
-  if loaded.model.posemb != 'learn':
-    raise UserError(
-      f'interpolation: {args.source} has {loaded.model.posemb} positions, which are '
-      'computed anew for every size and never resized. posemb shows them.'
-    )
   family = models.family_of(loaded.model)
+  if family.position not in trees.flatten(loaded.params):
+    raise UserError(
+      f'interpolation shows how a learned table is resized; {args.source} has '
+      f'posemb={loaded.model.posemb!r}, posemb_where={loaded.model.posemb_where!r}. '
+      'posemb shows such positions.'
+    )
   stride = family.stride(pretrained.fields_of(loaded.model))
   new = _new_grid(args.to, stride, old)
   table = np.asarray(trees.flatten(loaded.params)[family.position])
@@ -112,29 +119,35 @@ def _new_grid(to, stride: tuple[int, int], old: tuple[int, int]) -> tuple[int, i
 
 
 def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
-  """Returns ([h w, D], (h, w)): what a model adds to its patches, of any kind of positions."""
-  name = type(loaded.model).__name__
-  if models.family_of(loaded.model).position is None:
+  """Returns ([h w, D], (h, w)): what a model adds to its patches, of any kind of positions.
+
+  Where every block adds its own, those of the first.
+  """
+  model, family = loaded.model, models.family_of(loaded.model)
+  if family.position is None:
     raise UserError(
-      f'{loaded.source}: {name} has no position embeddings; filters, gradient and '
-      'integrated are for it.'
+      f'{loaded.source}: {type(model).__name__} has no position embeddings; filters, '
+      'gradient and integrated are for it.'
     )
-  images = jnp.zeros((1, *loaded.image_size, loaded.channels))
-
-  @jax.jit
-  def run(variables, images):  # the blocks are not computed
-    out = loaded.model.apply(variables, images)[1]
-    return out['stem'][0], out['tokens'][0]
-
-  stem, tokens = map(np.asarray, run(loaded.variables, images))
-  h, w, D = stem.shape
-  found = tokens[-h * w :] - stem.reshape(-1, D)
-  if not np.abs(found).max() > 0:
+  config = EncoderConfig.of(model)
+  if config.posemb not in ADDED:
     raise UserError(
       f'{loaded.source} adds no position embeddings to its tokens (posemb='
-      f"'{loaded.model.posemb}'); rollout, attention, distance and filters are for it."
+      f"'{config.posemb}'); rollout, attention, distance and filters are for it."
     )
-  return found, (h, w)
+  stride = family.stride(pretrained.fields_of(model))
+  grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))
+  patches = grid[0] * grid[1]
+  module = position_embedding(config)
+  made = re.compile(r'Transformer/(encoderblock(_0)?/(rows/)?)?posembed_input/(.*)')
+  params = {
+    m[4]: x[0] if m[1] and not m[2] else x  # of scanned blocks
+    for name, x in trees.flatten(loaded.params).items()
+    if (m := made.fullmatch(name))
+  }
+  tokens = jnp.zeros((1, patches + (model.classifier == 'token'), model.width))
+  found = module.apply({'params': params}, tokens, grid)[0]
+  return np.asarray(found[-patches:]), grid
 
 
 def _components(kernel: np.ndarray) -> tuple[int, int]:

@@ -1,8 +1,6 @@
 """What a run's folder tells of its result, and of what its pre-training took."""
 
 import dataclasses
-import functools
-import json
 import math
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from vit_jax import buckets, models, pretrained, run_config
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators import declared
 from vit_jax.pretrained import runs
-from vit_jax.tools.inspect import activations, flops
+from vit_jax.tools.inspect import cost, flops
 from vit_jax.train import rows, status
 
 
@@ -139,13 +137,7 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
 
 
 def _forward(config: dict) -> int:
-  return _operations(json.dumps(config['model']), *config['resolved']['image_shape'])
-
-
-@functools.cache  # of many runs, as of seeds, few differ
-def _operations(model: str, *shape: int) -> int:
-  forward, params, images = activations.trace(models.build(**json.loads(model)), shape)
-  return flops.count(forward, params, images)
+  return cost.of(config['model'], config['resolved']['image_shape']).operations
 
 
 def _model(section: dict, family: str, fields: dict) -> str:

@@ -77,8 +77,8 @@ def describe(config: dict, examples: int | None = None) -> dict:
   from vit_jax.tools.inspect import activations, flops
 
   data, model = config['data'], dict(config['model'])
-  opened = _opened(data)
-  train_examples, classes = _known(config, data, opened, examples)
+  source = opened(data)
+  train_examples, classes = _known(config, data, source, examples)
   classes = classes if tasks.classifies(config) else None
   batch = data['batch_size']
   config_check.check_type('config.data.batch_size', batch, int)
@@ -88,7 +88,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
   family = models.family(model['name'])
   # A schedule may refuse so few steps.
   optim.build(**config['optim'], total_steps=steps, family=family)
-  *resolution, channels = image_shape(data['pp'], opened)
+  *resolution, channels = image_shape(data['pp'], source)
   fields = {'num_classes': classes, **model}
   forward, params, images = activations.trace(
     models.build(**fields), (*resolution, channels)
@@ -141,11 +141,12 @@ def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
   }
 
 
-def _opened(data: dict):
+def opened(data: dict):
   """Returns the source where to open it costs nothing, else None."""
   from vit_jax.data import sources
 
-  if data['source'].partition(':')[0] not in ('digits', 'shapes', 'synthetic'):
+  name = str(data['source']).partition(':')[0]  # of a mixture: none of these
+  if name not in ('digits', 'shapes', 'synthetic'):
     return None
   options = data.get('source_options') or {}
   return sources.build(data['source'], data['split'], **options)

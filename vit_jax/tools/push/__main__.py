@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vit_jax import buckets, cli
 from vit_jax.errors import UserError
+from vit_jax.tools import source
 from vit_jax.tools.push import card, hub
 
 FORMATS = ('timm', 'hf', 'google')  # the first that can express the model
@@ -192,9 +193,7 @@ def _write_json(path: Path, value: dict) -> None:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser(prog='vit_jax push', description=__doc__.split('\n')[0])
-  parser.add_argument(
-    'source', metavar='SOURCE', help='RUN[@best], file, hub folder, zoo name'
-  )
+  source.add_options(parser, variant=False, resolution=False)
   parser.add_argument('repo', metavar='OWNER/NAME', help='on huggingface.co')
   parser.add_argument('--format', choices=FORMATS, help='default: the first that fits')
   parser.add_argument(
@@ -211,7 +210,6 @@ def _parser() -> cli.Parser:
     '--replace_card', action='store_true', help="over the repository's README.md"
   )
   parser.add_argument('--message', help='of the commit')
-  cli.add_weights_options(parser)
   cli.add_json_option(parser)
   return parser
 

@@ -28,7 +28,7 @@ GOOGLE = (
   Rule(f'{BLOCK}/MlpBlock_3/{{rest}}', f'{MLP}/{{rest}}'),
   Rule(f'{BLOCK}/{{rest}}', f'{BLOCK}/{{rest}}'),
   Rule('Transformer/encoder_norm/{rest}', 'Transformer/encoder_norm/{rest}'),
-  Rule(POSITIONS, POSITIONS),
+  Rule('Transformer/posembed_input/{rest}', 'Transformer/posembed_input/{rest}'),
   Rule('Transformer/pos_embedding', POSITIONS, only_load=True),
   Rule('cls', 'cls'),
   Rule('embedding/{rest}', 'embedding/{rest}'),
@@ -68,19 +68,24 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
     UserError: if a ViT's parts are missing.
   """
   kernel = _of(flat, 'embedding/kernel', 4)
+  axial = any(name.startswith(f'{BLOCK.format(i=0)}/rows/') for name in flat)
+  first = '/rows/' if axial else '/'  # the attention and MLP of a block, or the first
+  part = lambda template: template.format(i=0).replace('_0/', f'_0{first}', 1)
   depth = len({name.split('/')[1] for name in flat if '/encoderblock_' in name})
-  query = _of(flat, f'{ATTENTION.format(i=0)}/query/kernel', 3)
+  query = _of(flat, f'{part(ATTENTION)}/query/kernel', 3)
   fields = dict(
     patch_size=kernel.shape[:2],
     width=kernel.shape[3],
     depth=depth,
-    mlp_dim=_of(flat, f'{MLP.format(i=0)}/Dense_0/kernel', 2).shape[1],
+    mlp_dim=_of(flat, f'{part(MLP)}/Dense_0/kernel', 2).shape[1],
     num_heads=query.shape[1],
     classifier='token' if 'cls' in flat else 'map' if f'{MAP}/probe' in flat else 'gap',
-    posemb='learn' if POSITIONS in flat else 'none',
     num_classes=None,
     representation_size=None,
+    **_positions(flat),
   )
+  if axial:
+    fields['attention'] = 'axial'
   if 'head/kernel' in flat:
     fields['num_classes'] = _of(flat, 'head/kernel', 2).shape[1]
   if 'pre_logits/kernel' in flat:
@@ -89,6 +94,17 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
     fields['stem_width'] = flat['conv_root/kernel'].shape[-1]
     fields['stem_blocks'] = resnet_blocks(flat)
   return fields
+
+
+def _positions(flat) -> dict:
+  """Returns the fields of positions that the arrays tell; a shared table is as the stem's."""
+  for name, x in flat.items():
+    if re.fullmatch(r'.*/posembed_relative/pos_embedding', name):
+      return dict(posemb='relative', posemb_per_head=x.ndim == 3)
+    if match := re.fullmatch(r'(.*)/posembed_input/pos_embedding(_x)?', name):
+      kind = dict(posemb='learn2d' if match[2] else 'learn')
+      return kind | (dict(posemb_where='every') if '/' in match[1] else {})
+  return dict(posemb='none')
 
 
 def resnet_blocks(flat) -> tuple[int, ...]:
@@ -127,6 +143,7 @@ def _infer_google(flat: dict[str, np.ndarray]) -> dict:
 
 def _config(fields, image_size, class_names) -> dict:
   published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
+  published |= dict(posemb_where='stem', posemb_per_head=False, attention='full')
   if (
     fields['classifier'] == 'none'
   ):  # by its arrays it is the other one without a token

@@ -62,6 +62,8 @@ def _config(fields, image_size, class_names) -> dict:
   for key, allowed, why in (
     ('classifier', ('token',), 'its ViT always classifies the class token'),
     ('posemb', ('learn',), 'its ViT always adds a table of positions'),
+    ('posemb_where', ('stem',), 'its ViT adds positions once'),
+    ('attention', ('full',), 'in its ViT every token attends to all'),
     ('representation_size', (None,), 'its classifier is one linear layer'),
     ('stem_blocks', (None,), 'its ViT cuts patches from the image itself'),
   ):

@@ -107,6 +107,8 @@ def _config(fields, image_size, class_names) -> dict:
   for key, allowed, why in (
     ('norm_eps', (1e-6,), 'its ViT builds its norms with that'),
     ('posemb', ('learn', 'none'), 'its ViT adds a table of positions, or nothing'),
+    ('posemb_where', ('stem',), 'its ViT adds positions once'),
+    ('attention', ('full',), 'in its ViT every token attends to all'),
     ('representation_size', (None,), 'its head is one linear layer'),
     ('classifier', ('token', 'gap', 'map'), 'its ViT classifies one vector per image'),
   ):

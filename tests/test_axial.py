@@ -1,0 +1,81 @@
+"""Axial attention: section D.6 of the ViT paper."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from abstract import abstract_params
+from conftest import naming
+
+import vit_jax
+from vit_jax import explain
+from vit_jax.errors import UserError
+from vit_jax.nn.transformer import AxialBlock, EncoderBlock, EncoderConfig
+
+GRID = 3, 4
+CONFIG = EncoderConfig(depth=1, num_heads=2, mlp_dim=16, posemb='none')
+
+
+def tokens():
+  return jax.random.normal(jax.random.key(0), (2, 12, 8))
+
+
+@pytest.mark.parametrize('axis', ['rows', 'columns'])
+def test_tokens_attend_along_one_axis(axis, monkeypatch):
+  block = EncoderBlock(CONFIG, GRID, axis)
+  params = block.init(jax.random.key(1), tokens())
+  y, x = np.divmod(np.arange(12), 4)
+  line = y if axis == 'rows' else x
+  together = line[:, None] == line
+  slopes = jax.jacobian(lambda t: block.apply(params, t).sum(-1))(tokens())
+  touched = np.abs(slopes).sum((0, 2, 4)) > 0  # [N, N]
+  np.testing.assert_array_equal(touched, together)
+  # The same numbers as full attention under a mask.
+  from vit_jax.nn import transformer
+
+  full = transformer.MultiHeadDotProductAttention.__call__
+  monkeypatch.setattr(
+    transformer.MultiHeadDotProductAttention,
+    '__call__',
+    lambda self, q, kv=None, *, train, positions: full(self, q, kv, mask=together),
+  )
+  expected = EncoderBlock(CONFIG, GRID).apply(params, tokens())
+  monkeypatch.undo()
+  np.testing.assert_allclose(block.apply(params, tokens()), expected, atol=1e-5)
+
+
+def test_a_block_is_one_along_rows_then_one_along_columns():
+  block = AxialBlock(CONFIG, GRID)
+  params = block.init(jax.random.key(1), tokens())
+  x = tokens()
+  for axis in ('rows', 'columns'):
+    one = {'params': params['params'][axis]}
+    x = EncoderBlock(CONFIG, GRID, axis).apply(one, x)
+  np.testing.assert_allclose(block.apply(params, tokens()), x, atol=1e-6)
+
+
+def test_parameters():
+  full, axial = (
+    vit_jax.create_model('vit', 'B/16', classifier='gap', scan=True, attention=kind)
+    for kind in ('full', 'axial')
+  )
+  count = lambda model: sum(x.size for x in jax.tree.leaves(abstract_params(model)))
+  assert count(axial) - count(full) == 12 * 7_087_872  # twelve blocks more
+
+
+def test_dropped_paths_are_of_whole_images():
+  config = EncoderConfig(depth=1, num_heads=2, mlp_dim=16, stochastic_depth=0.5)
+  block = EncoderBlock(config, GRID, 'rows')
+  x = jnp.broadcast_to(tokens()[:1], (64, 12, 8))
+  params = block.init(jax.random.key(1), x)
+  rngs = {'dropout': jax.random.key(2)}
+  out = np.asarray(block.apply(params, x, 0.5, train=True, rngs=rngs))
+  kinds = {image.tobytes() for image in out.round(4)}
+  assert len(kinds) == 4  # either branch, both or none
+
+
+def test_its_weights_are_not_those_of_a_rollout():
+  model = vit_jax.create_model('vit', 'mu/8', classifier='gap', attention='axial')
+  variables = model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  with pytest.raises(UserError, match=naming('axial', 'gradient')):
+    explain.weights.attention(model, variables, jnp.zeros((1, 16, 16, 3)))

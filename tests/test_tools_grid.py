@@ -1,0 +1,183 @@
+"""Grids of runs: what is planned, what is refused before the first run, what is left."""
+
+import json
+import os
+import signal
+
+import pytest
+from conftest import naming
+
+from vit_jax import config as config_lib
+from vit_jax import errors
+from vit_jax.errors import UserError
+from vit_jax.tools.grid import cells, rows, runs
+from vit_jax.tools.grid.cells import Cell, RunOf
+from vit_jax.train import program
+
+DEBUG = config_lib.load('digits:debug')
+
+
+def test_changes_make_another_config():
+  config = {'epochs': 3, 'optim': {'lr': 1.0, 'wd': 0.1}, 'evals': {'a': {'type': 'x'}}}
+  changes = {'optim.lr': 2.0, 'steps': 4, 'evals.a': None, 'model': {'name': 'vit'}}
+  changes['model.patch_size'] = (4, 4)
+  assert cells.changed(config, changes) == {
+    'steps': 4,
+    'optim': {'lr': 2.0, 'wd': 0.1},
+    'evals': {},
+    'model': {'name': 'vit', 'patch_size': [4, 4]},
+  }
+  assert config['epochs'] == 3
+  assert config['optim']['lr'] == 1.0
+
+
+def test_runs_are_planned_seed_by_seed(tmp_path):
+  grid = [Cell('a', {'optim.lr': 0.1}), Cell('b', {'optim.lr': 0.2})]
+  planned = cells.plan(DEBUG, grid, [3, 5], tmp_path)
+  assert [run.name for run in planned] == ['a-seed3', 'b-seed3', 'a-seed5', 'b-seed5']
+  assert [run.config['seed'] for run in planned] == [3, 3, 5, 5]
+  assert planned[1].folder == tmp_path / 'runs' / 'b-seed3'
+  assert planned[1].config['optim']['lr'] == 0.2
+  assert planned[0].config['log']['report'] is False
+
+
+def test_a_cell_can_start_from_the_run_of_another(tmp_path):
+  weights = {'source': RunOf('first'), 'skip': ['head/.*']}
+  grid = [Cell('first', {}), Cell('second', {'weights': weights})]
+  *_, second = cells.plan(DEBUG, grid, [0, 7], tmp_path)
+  assert second.config['weights']['source'] == f'{tmp_path}/runs/first-seed7'
+  assert cells.needs(grid[1]) == ['first']
+  assert cells.needs(grid[0]) == []
+
+
+REFUSED = {
+  'a key': ({'model.depht': 3}, ('depht', 'depth')),
+  'a value': ({'model.posemb': 'nome'}, ("'nome'", 'none')),
+  'patches that do not tile': ({'model.patch_size': (3, 3)}, ('3x3', '16x16')),
+  'heads': ({'model.num_heads': 5}, ('num_heads', 5)),
+  'a longer warmup': ({'optim.schedule.warmup': 500}, ('warmup', 500)),
+  'channels of GroupNorm': ({'model': dict(name='bit', width=48)}, (48, 32)),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_a_run_would_refuse_is_refused_before_the_first(name, tmp_path):
+  changes, facts = REFUSED[name]
+  grid = [Cell('fine', {}), Cell('wrong', changes)]
+  with pytest.raises(UserError, match=naming("cell 'wrong'", *facts)):
+    cells.plan(DEBUG, grid, [0], tmp_path)
+
+
+def test_flags_of_train_are_named_as_those_of_a_grid():
+  theirs = 'another --workdir, or --config.a=1'
+  ours = pytest.raises(UserError, match=r'^mine: another --out, or --set a=1$')
+  with ours, cells.named('mine'):
+    raise UserError(theirs)
+
+
+# --- runs, of which a stand-in writes the folder --------------------------------------
+
+
+@pytest.fixture
+def trained(monkeypatch):
+  """Replaces training; {name of a run: the exception that it ends with} is returned."""
+  ends = {}
+
+  def train(config, workdir, command, spec):
+    print('a line for the log')
+    if workdir.name in ends:
+      raise ends[workdir.name]
+    workdir.mkdir(parents=True, exist_ok=True)
+    resolved = dict(format=2, total_steps=4, num_examples=64, image_shape=[16, 16, 1])
+    model = {**config['model'], 'num_classes': 10}
+    text = json.dumps({**config, 'model': model, 'resolved': resolved})
+    (workdir / 'config.json').write_text(text)
+    made = [
+      {'step': 2, 'train/loss': 3.0, 'time/images_per_s': 64.0},
+      {'step': 4, 'train/loss': 2.0, 'time/images_per_s': 128.0},
+      {'step': 4, 'test/top1': config['optim']['lr'], 'test/examples': 360},
+    ]
+    lines = ''.join(json.dumps(row) + '\n' for row in made)
+    (workdir / 'metrics.jsonl').write_text(lines)
+
+  monkeypatch.setattr(program, 'train', train)
+  return ends
+
+
+GRID = [Cell('a', {'optim.lr': 0.5}), Cell('b', {'optim.lr': 0.25})]
+
+
+def train(grid, out, seeds=(0,)):
+  done = []
+  planned = cells.plan(DEBUG, grid, seeds, out)
+  assert runs.train(planned, 'vit_jax mine', 'digits:debug', done.append) == done
+  return done
+
+
+def test_the_numbers_of_a_run(trained, tmp_path, capsys):
+  first, second = train(GRID, tmp_path)
+  assert (first.error, second.error) == (None, None)
+  row = first.row
+  assert {key: row[key] for key in ('cell', 'optim.lr', 'seed')} == {
+    'cell': 'a',
+    'optim.lr': '0.5',
+    'seed': 0,
+  }
+  assert (row['examples'], row['steps']) == (64, 4)
+  assert row['test/top1'] == 0.5
+  assert row['train/loss'] == 2
+  assert row['seconds'] == 2 * 64 / 64 + 2 * 64 / 128
+  # Of configs/digits.py: docs/guides/models.md counts the same.
+  N, D, F, L, K = 16, 96, 192, 3, 10
+  block = 4 * (D * D + D) + (D * F + F) + (F * D + D) + 4 * D
+  assert row['parameters'] == (17 * D) + N * D + L * block + 2 * D + (D * K + K)
+  products = N * 16 * D + L * (4 * N * D * D + 2 * N * N * D + 2 * N * D * F) + D * K
+  assert row['gflops'] == pytest.approx(2 * products / 1e9)
+  header, *table = rows.table([first.row, second.row])
+  assert header[:3] == ['cell', 'optim.lr', 'seed']
+  assert header[-1] == 'seconds'
+  assert [line[0] for line in table] == ['a', 'b']
+  # What a run prints is in a file of its own.
+  assert capsys.readouterr().out == ''
+  assert 'a line' in (tmp_path / 'logs' / 'a-seed0.txt').read_text()
+
+
+def test_means_over_seeds():
+  found = rows.mean([{'m': 0.5}, {'m': 0.7}, {'m': float('nan')}, {}], 'm')
+  assert (found.number, found.text()) == (2, '60.00 ± 14.14')
+  assert rows.mean([{'m': 0.5}], 'm').text() == '50.00'
+  assert rows.mean([{'m': 2.5}], 'm').text(percent=False) == '2.5000'
+  assert rows.mean([{}], 'm') is None
+
+
+def test_a_run_that_fails_is_left_out_with_those_that_start_from_it(trained, tmp_path):
+  grid = [*GRID, Cell('c', {'weights': {'source': RunOf('a')}})]
+  trained['a-seed0'] = errors.Diverged('not finite')
+  done = train(grid, tmp_path, seeds=[0, 1])
+  failed = {x.run.name: str(x.error) for x in done if x.error}
+  assert set(failed) == {'a-seed0', 'c-seed0'}
+  assert failed['a-seed0'] == 'not finite'
+  assert 'a' in failed['c-seed0']
+  assert all((x.row is None) == (x.run.name in failed) for x in done)
+
+
+@pytest.mark.parametrize(
+  'error', [UserError('wrong'), errors.Preempted('stopped'), errors.DiskFull('full')]
+)
+def test_what_ends_all_runs(error, trained, tmp_path):
+  trained['a-seed0'] = error
+  with pytest.raises(type(error), match=str(error)):
+    train(GRID, tmp_path)
+  assert not (tmp_path / 'runs' / 'b-seed0').exists()
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_between_two_runs(number, trained, tmp_path, capfd):
+  def after(outcome):
+    os.kill(os.getpid(), number)
+
+  planned = cells.plan(DEBUG, GRID, [0], tmp_path)
+  with pytest.raises(errors.Preempted, match=naming('1 of 2', 'same command')):
+    runs.train(planned, 'vit_jax mine', 'digits:debug', after)
+  assert signal.Signals(number).name in capfd.readouterr().err
+  assert not (tmp_path / 'runs' / 'b-seed0').exists()

@@ -1,0 +1,1 @@
+"""`vit_jax ablate`: the paper's ablations, each as one command."""

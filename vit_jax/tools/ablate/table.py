@@ -1,0 +1,114 @@
+"""The table of an ablation: a row for each cell, means over seeds."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from vit_jax.errors import UserError, choose
+from vit_jax.evaluators import declared
+from vit_jax.tools.grid import rows as grid_rows
+
+_MAIN = (r'.+/top1', r'.+/.+_(5|10)shot(_sweep)?')
+
+
+def metrics(rows: Sequence[dict], evals: dict, wanted: str | None) -> list[str]:
+  """Returns the metrics of the table, the one that is drawn first.
+
+  Those are top-1 and few-shot accuracies, or whatever shares there are.
+
+  Args:
+    evals: the config's section.
+    wanted: the first; None: the first top-1.
+
+  Raises:
+    UserError: where no run has `wanted`.
+  """
+  known = dict.fromkeys(key for row in rows for key in row if '/' in key)
+  shares = [
+    key
+    for key in known
+    if (kind := declared(key, evals)).percent and kind.larger_is_better
+  ]
+  main = [k for pattern in _MAIN for k in shares if re.fullmatch(pattern, k)]
+  main = main or shares or [key for key in known if not key.startswith('train/')]
+  if wanted is not None:
+    choose('metric', wanted, list(known))
+    main = [wanted, *(key for key in main if key != wanted)]
+  if not main:
+    raise UserError(f'The runs measure nothing but {list(known)}: --metric NAME.')
+  return main
+
+
+def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:
+  """Returns a record for each cell.
+
+  Returns:
+    cell, parameters, more_parameters than the first cell has, gflops, seeds (their
+    number), and {metric: `rows.Mean`} of those that are there.
+  """
+  found: dict[str, list[dict]] = {}
+  for row in rows:
+    found.setdefault(row['cell'], []).append(row)
+  first = rows[0]['parameters']
+  return [
+    {
+      'cell': cell,
+      'parameters': each[0]['parameters'],
+      'more_parameters': each[0]['parameters'] - first,
+      'gflops': each[0]['gflops'],
+      'seeds': len(each),
+      'metrics': {
+        key: mean for key in metrics if (mean := grid_rows.mean(each, key)) is not None
+      },
+    }
+    for cell, each in found.items()
+  ]
+
+
+def markdown(
+  title: str,
+  records: Sequence[dict],
+  metrics: Sequence[str],
+  evals: dict,
+  published: tuple[str, dict[str, str]],
+  notes: Sequence[str],
+) -> str:
+  """Returns the table as Markdown.
+
+  Args:
+    records: of `summary`.
+    published: (title of the column, cell -> text); no column for {}.
+    notes: lines below.
+  """
+  percent = {key: declared(key, evals).percent for key in metrics}
+  first = records[0]['cell'] if records else ''
+  head = ['cell', 'parameters', f'more than {first}', 'GFLOPs']
+  head += [f'{key}{" (%)" if percent[key] else ""}' for key in metrics]
+  head += ['seeds'] + [published[0]] * bool(published[1])
+  lines = [f'# {title}', '', _line(head), _line(['---', *['--:'] * (len(head) - 1)])]
+  for record in records:
+    means = record['metrics']
+    lines.append(
+      _line(
+        [
+          record['cell'],
+          f'{record["parameters"]:,}',
+          f'{record["more_parameters"]:+,}' if record['more_parameters'] else '0',
+          f'{record["gflops"]:.4g}',
+          *(means[k].text(percent[k]) if k in means else '' for k in metrics),
+          str(record['seeds']),
+          *([published[1].get(record['cell'], '')] if published[1] else []),
+        ]
+      )
+    )
+  return '\n'.join([*lines, '', *(f'{note}\n' for note in notes)])
+
+
+def plain(record: dict) -> dict:
+  """Returns a record of `summary` as JSON has it."""
+  means = {key: dataclasses.asdict(mean) for key, mean in record['metrics'].items()}
+  return {**record, 'metrics': means}
+
+
+def _line(cells: Sequence[str]) -> str:
+  return f'| {" | ".join(cells)} |'

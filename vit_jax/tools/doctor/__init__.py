@@ -1,0 +1,1 @@
+"""`vit_jax doctor`: whether training works here, see __main__."""

@@ -1,0 +1,55 @@
+"""SOURCE on a command line: what weights a tool reads, and the options that say how.
+
+SOURCE is what `vit_jax.load` takes.
+"""
+
+import argparse
+
+from vit_jax import cli
+
+
+def add_options(
+  parser: argparse.ArgumentParser, *, variant: bool = True, resolution: bool = True
+) -> None:
+  """Adds SOURCE, --ema and --weights, and unless told otherwise --variant, --resolution.
+
+  Without --variant the source has to tell its size; without --resolution the tool takes
+  the model at its own.
+  """
+  parser.add_argument(
+    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
+  )
+  if variant:
+    parser.add_argument(
+      '--variant', help="model size where SOURCE does not tell: 'B/16'"
+    )
+  if resolution:
+    parser.add_argument(
+      '--resolution', type=cli.resolution, help='pixels: 384, or 384x256 (HxW)'
+    )
+  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
+  parser.add_argument(
+    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
+  )
+
+
+def load(args: argparse.Namespace, **fields):
+  """Returns `pretrained.Loaded` of what the options say.
+
+  Args:
+    args: parsed by a parser with all options of `add_options`.
+    **fields: of the model, over what SOURCE tells: `dtype='float32'`.
+
+  Raises:
+    UserError: SOURCE cannot be read, or does not fit.
+  """
+  from vit_jax import pretrained
+
+  return pretrained.load(
+    args.source,
+    variant=args.variant,
+    image_size=args.resolution,
+    ema=args.ema,
+    weights=args.weights,
+    **fields,
+  )
