@@ -39,10 +39,8 @@ def main(argv: list[str]) -> int:
 
       page = automatic.write(workdir)
     seconds = time.perf_counter() - start
-    evals = config.get('evals', {})
-    source = config['data']['source']
     folder = buckets.path(workdir)
-    text = progress.summary(rows, status, evals, folder, seconds, source, page)
+    text = progress.summary(rows, status, config, folder, seconds, page)
     print(text, flush=True)
   return 0
 

@@ -119,6 +119,7 @@ def _what(args) -> tuple[str | None, dict]:
   """
   if args.data and args.split:
     return None, {'data': {'source': args.data, 'split': args.split}}
+  from vit_jax import tasks
   from vit_jax.pretrained import runs
 
   run = None if args.data else runs.find(args.source)
@@ -129,6 +130,11 @@ def _what(args) -> tuple[str | None, dict]:
       'unless --data says otherwise; for others give --data and --split.'
     )
   config = run_config.read(run[0])
+  if not tasks.classifies(config):
+    raise UserError(
+      f'{args.source} was trained without a head, so it has no classes to compare: vit_jax '
+      f'train --config=finetune:weights={args.source} trains one.'
+    )
   best = (config.get('checkpoint', {}).get('best') or '').partition('/')[0]
   known = {
     name: section

@@ -53,6 +53,8 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
       raise Preempted('Stopped during an evaluation.')
 
   evaluations, num_classes = {}, config['model']['num_classes']
+  if num_classes is None:  # no head: it is the data's
+    num_classes = config['data'].get('num_classes')
   for name, section in config['evals'].items():
     section = dict(section)
     every, use_ema = section.pop('every', None), section.pop('use_ema', False)

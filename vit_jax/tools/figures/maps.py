@@ -91,8 +91,8 @@ def shown(loaded, images):
 
   How the pipeline scales each channel follows from what it makes of black and of white.
   """
-  H, W, C = images.shape[1:]
-  flat = [np.full((2 * H, 2 * W, C), level, np.uint8) for level in (0, 255)]
+  shape = images.shape[1:]  # the size that also fits where nothing is resized
+  flat = [np.full(shape, level, np.uint8) for level in (0, 255)]
   black, white = loaded.preprocess(flat).mean((1, 2))
   span = np.where(white == black, 1, white - black)
   return np.clip((images - black) / span, 0, 1)

@@ -5,7 +5,7 @@ import importlib.resources
 import math
 import string
 
-from vit_jax import buckets
+from vit_jax import buckets, tasks
 from vit_jax.tools.report import about, curves, evaluation, spread
 from vit_jax.tools.report import evaluation_section as section
 from vit_jax.tools.report.folder import Run
@@ -47,7 +47,7 @@ def render(
   for run, found in zip(runs, analysed, strict=True):
     prefix = f'{run.name}: ' if several else ''
     missing = [*run.left_out, *(x for e in found for x in e.left_out)]
-    if not run.predictions:
+    if not run.predictions and tasks.classifies(run.config):
       how = f' vit_jax evaluate {run.path} --out {run.path} writes it.'
       missing.append(
         'Confusion, calibration and mistakes: there is no predictions.npz.'
