@@ -20,7 +20,7 @@ def test_numbers_are_shown_as_their_evaluators_declare(tmp_path):
     {'step': 9, 'few/my_std_5shot': 0.5, 'few/my_std_5shot_std': 0.0125},
     {'step': 9, 'few/my_std_5shot_seed0': 0.4875, 'gone/top1': 0.5},
   ]
-  text = progress.summary(rows, {'step': 9}, evals, tmp_path, seconds=1.0)
+  text = progress.summary(rows, {'step': 9}, {'evals': evals}, tmp_path, seconds=1.0)
   table = text.partition('\nIn ')[0]
   table = dict(re.findall(r'^  (\S+) +(\S.*)$', table, re.MULTILINE))
   assert table == {

@@ -113,6 +113,20 @@ RECIPES = [
     )
     for variant in ('g/14', 'G/14')
   ),
+  *(
+    other(
+      f'masked_patches.py:fewshot=tfds:dtd{more}',
+      **dict(batch=4096, examples=JFT, steps=1_000_000, lr=2e-4, wd=0.1),
+      **dict(decay='cosine', warmup=10_000, bias=0.0, classifier='gap', model='B/16'),
+      task=dict(name='masked_patches', target=target, rate=rate),
+    )
+    for more, target, rate in (
+      ('', 'mean_color', 0.5),
+      (',target=downsized', 'downsized', 0.5),
+      (',target=pixels', 'pixels', 0.5),
+      (',rate=0.15', 'mean_color', 0.15),
+    )
+  ),
   other(
     'mixer_i1k.py',
     **dict(batch=4096, examples=I1K * 99 // 100, epochs=300, lr=1e-3, wd=0.1),
@@ -203,7 +217,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   )
 
   task = c['task']
-  assert task['loss'] == ('sigmoid' if row.get('sigmoid') else 'softmax')
+  assert task == row.get('task', task)
+  assert task.get('loss', 'softmax') == ('sigmoid' if row.get('sigmoid') else 'softmax')
   assert task.get('label_smoothing', 0) == row.get('smoothing', 0)
   assert task.get('mixup', 0.0) == row.get('mixup', 0.0)
   assert task.get('mixup_mode', 'batch') == 'batch'
@@ -254,7 +269,9 @@ def test_the_small_vit_has_the_parameters_that_its_authors_print():
   assert sum(x.size for x in jax.tree.leaves(params)) == 22_122_472
 
 
-@pytest.mark.parametrize('name', ['vit_b16', 'vit_jft', 'vit_g_jft3b'])
+@pytest.mark.parametrize(
+  'name', ['vit_b16', 'vit_jft', 'vit_g_jft3b', 'masked_patches']
+)
 def test_few_shot_images_are_those_of_the_reference_code(name):
   c = config.load(f'{runs.ROOT}/configs/{name}.py:fewshot=tfds:dtd')
   fewshot = c['evals']['fewshot']

@@ -37,12 +37,10 @@ def main(argv: list[str]) -> int:
     if config.get('log', {}).get('report', True):
       from vit_jax.tools.report import automatic
 
-      page = automatic.write(workdir, status)
+      page = automatic.write(workdir)
     seconds = time.perf_counter() - start
-    evals = config.get('evals', {})
-    source = config['data']['source']
     folder = buckets.path(workdir)
-    text = progress.summary(rows, status, evals, folder, seconds, source, page)
+    text = progress.summary(rows, status, config, folder, seconds, page)
     print(text, flush=True)
   return 0
 

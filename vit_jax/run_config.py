@@ -74,7 +74,11 @@ _WRITTEN = {'model': dict, 'resolved': dict, 'model.name': str}
 _WRITTEN |= {'resolved.image_shape': list[int]}
 _LOOKED_AT = dict.fromkeys(('weights', 'data', 'tune', 'task', 'optim', 'evals'), dict)
 _LOOKED_AT |= {'resolved.format': int, 'resolved.total_steps': int}
-_LOOKED_AT |= {'resolved.told': list[str], 'resolved.class_names': list[str] | None}
+_LOOKED_AT |= {
+  'task.name': str,
+  'resolved.told': list[str],
+  'resolved.class_names': list[str] | None,
+}
 
 
 def _check_written(config) -> None:

@@ -78,7 +78,7 @@ class Batches(abc.ABC):
       pp: the string pipeline, see `ops`.
       batch_size: examples in a global batch, over all hosts.
       seed: of order and augmentation, 0 <= seed < 2**63.
-      num_classes: K; None: as the source says.
+      num_classes: K; None: that of the model, or else as the source says.
       source_options: further arguments of the source's class.
       cache: keep images in memory after the first epoch: 'raw', their files, or
         'decoded', their pixels before the first random op. See `cache`.
@@ -262,5 +262,5 @@ train = TrainBatches
 evaluate = EvalBatches
 
 # Checks of a config's `data` sections, see `config.bind`; the run gives the rest.
-check_train = keys_of(TrainBatches, ('seed', 'num_classes', 'bad_log', 'host', 'hosts'))
+check_train = keys_of(TrainBatches, ('seed', 'bad_log', 'host', 'hosts'))
 check_evaluate = keys_of(EvalBatches, ('bad_log', 'host', 'hosts'))

@@ -5,10 +5,11 @@ pure and not jitted. An evaluator opens its data when it is built, so that mista
 the run before training, jits its own step once, and is exact: padding and broken
 images are masked, sums and counts come back from the device, the host divides.
 
-What it answered for each example it may leave in `predictions`, which a run writes to its
-folder; see there.
+An evaluator may keep what the model answered for each example in its attribute
+`predictions`, which a run writes to its folder: see the module `predictions`.
 
-Its class declares how its numbers are read: METRICS, {regex of names: `Metric`}.
+Its class declares how its numbers are read: METRICS, {regex of names: `Metric`}; and by
+TASK the name of the one task whose `predict` it can read, where that is so.
 """
 
 import importlib
@@ -17,11 +18,12 @@ from collections.abc import Callable
 
 from jax.sharding import Mesh
 
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 from vit_jax.evaluators.metric import Metric, find
 
 EVALUATORS = {
   'classification': ('vit_jax.evaluators.classification', 'Classification'),
+  'masked_patches': ('vit_jax.evaluators.masked_patches', 'MaskedPatches'),
   'fewshot': ('vit_jax.evaluators.fewshot', 'FewShot'),
 }
 
@@ -49,6 +51,21 @@ def signature(type: str) -> inspect.Signature:
   """Returns the keyword parameters of an evaluator, without those the run provides."""
   parameters = inspect.signature(_evaluator(type)).parameters.values()
   return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])
+
+
+def check_task(name: str, type: str, task: str) -> None:
+  """Raises UserError for an evaluator that does not read what a task predicts.
+
+  Args:
+    name: of the evaluation.
+  """
+  needed = getattr(_evaluator(type), 'TASK', task)
+  if needed != task:
+    fit = [key for key in EVALUATORS if getattr(_evaluator(key), 'TASK', task) == task]
+    raise UserError(
+      f'config.evals.{name}.type={type} is for config.task.name={needed}; with {task} '
+      f'use one of {fit}.'
+    )
 
 
 def metrics(type: str) -> dict[str, Metric]:

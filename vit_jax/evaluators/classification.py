@@ -25,6 +25,7 @@ class Classification:
   out, of the numerators and the denominator (as ReaL, arXiv 2006.07159, section 3).
   """
 
+  TASK = 'classify'
   METRICS: ClassVar = {
     'top1': Metric(percent=True, larger_is_better=True),
     'top5': Metric(percent=True, larger_is_better=True),

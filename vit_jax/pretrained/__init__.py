@@ -97,7 +97,8 @@ def load(
   """Returns the model of a source, with its parameters.
 
   Args:
-    source: see the module.
+    source: see the module. Of a run without labels (`tasks.masked_patches`) it is the
+      encoder, without a head and without the parameters that the task added.
     variant: 'B/16': the model's size, where the source does not tell it.
     image_size: pixels to fit the position embeddings to, (H, W) or one number for both;
       by default what they are for.

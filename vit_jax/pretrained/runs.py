@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import buckets, distributed, models, run_config, trees
+from vit_jax import buckets, distributed, models, run_config, tasks, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import NoUsableCheckpoint, UserError
 from vit_jax.pretrained import steps
@@ -87,9 +87,13 @@ def read(
   saved = checkpoints.Checkpoints(folder / 'checkpoints')
   try:
     frozen = _frozen(folder, config, model, saved.frozen(chosen), weights)
-    restore = lambda step: saved.restore_params(
-      abstract, ema=ema, frozen=frozen, step=step
-    )[0]
+    own = tasks.own(config)
+
+    def restore(step):
+      there = trees.combine(abstract, _of_task(own, kept, step))
+      params, _ = saved.restore_params(there, ema=ema, frozen=frozen, step=step)
+      return {name: x for name, x in params.items() if name != own}
+
     if chosen is None:
       chosen, params = _newest(folder, kept.steps, restore)
     else:
@@ -121,6 +125,23 @@ def _newest(folder, known: list[int], restore: Callable) -> tuple[int, dict]:
         distributed.say(f'{folder}: step {known[-1]} is damaged; using step {step}')
       return step, params
   return None, restore(None)  # raises, with what is wrong with each
+
+
+def _of_task(own: str | None, kept: steps.Kept, step: int | None) -> dict:
+  """Returns the shapes of parameters that are the task's, not the model's.
+
+  Args:
+    own: the name below which they are, see `tasks`.
+    step: None: there is none to read.
+  """
+  shapes = kept.shapes(step) if own and step is not None else {}
+  return trees.unflatten(
+    {
+      name: jax.ShapeDtypeStruct(shape, jnp.float32)
+      for name, (shape, _) in shapes.items()
+      if name.partition('/')[0] == own
+    }
+  )
 
 
 def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
@@ -155,8 +176,8 @@ def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
 def pipeline(config: dict) -> str | None:
   """Returns the pipeline of the run's first evaluation, for an image in a file."""
   for section in config.get('evals', {}).values():
-    if section['type'] == 'classification':
-      pp = section['data']['pp']
+    if isinstance(data := section.get('data'), dict) and 'pp' in data:
+      pp = data['pp']
       if re.match(r'\s*decode\b', pp):
         return pp
       return f'decode({config["resolved"]["image_shape"][-1]})|{pp}'

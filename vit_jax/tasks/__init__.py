@@ -5,7 +5,8 @@ has `init(rng, spec) -> params`, `prepare(batch, rng) -> batch` for what concern
 batch (mixing), `loss(params, batch, rng) -> (scalar, metrics)` and `predict(params, batch)
 -> {name: array}`. `batch['weight']` [B] sums to 1 over the global batch; losses and
 metrics are weighted sums, so that they add up over micro-batches and masked examples
-count nothing.
+count nothing. Its class says whether the model has a head for the data's CLASSES; OWN is
+the name below which parameters of the task's own stand beside the model's, or None.
 """
 
 import importlib
@@ -14,7 +15,12 @@ import inspect
 from vit_jax import config_check
 from vit_jax.errors import choose
 
-TASKS = {'classify': ('vit_jax.tasks.classify', 'Classify')}
+TASKS = {
+  'classify': ('vit_jax.tasks.classify', 'Classify'),
+  'masked_patches': ('vit_jax.tasks.masked_patches', 'MaskedPatches'),
+}
+
+DEFAULT = 'classify'
 
 
 def build(name: str, model, spec: dict, **options):
@@ -37,6 +43,20 @@ def signature(name: str) -> inspect.Signature:
   """Returns the keyword parameters of a task, without those that the run provides."""
   parameters = inspect.signature(_task(name)).parameters.values()
   return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])
+
+
+def classifies(config: dict) -> bool:
+  """Returns whether a config's task needs a model with a head for the data's classes."""
+  return _task(_name(config)).CLASSES
+
+
+def own(config: dict) -> str | None:
+  """Returns the name below which parameters are the task's own; None: there are none."""
+  return _task(_name(config)).OWN
+
+
+def _name(config: dict) -> str:
+  return config.get('task', {}).get('name', DEFAULT)
 
 
 def _task(name: str):

@@ -12,6 +12,9 @@ from vit_jax.tasks.mixing import MODES, Mixing
 class Classify:
   """Cross entropy of a model's logits; the task of the paper."""
 
+  CLASSES = True
+  OWN = None
+
   def __init__(
     self,
     model,

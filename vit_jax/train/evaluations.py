@@ -53,6 +53,8 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
       raise Preempted('Stopped during an evaluation.')
 
   evaluations, num_classes = {}, config['model']['num_classes']
+  if num_classes is None:  # no head: it is the data's
+    num_classes = config['data'].get('num_classes')
   for name, section in config['evals'].items():
     section = dict(section)
     every, use_ema = section.pop('every', None), section.pop('use_ema', False)
@@ -88,13 +90,14 @@ def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool
 
 
 def write_predictions(workdir: Path, name: str, step: int, found: dict | None) -> None:
-  """Writes what an evaluation answered over that of its last time; see `predictions`.
+  """Replaces an evaluation's part of predictions.npz; see `evaluators.predictions`.
 
-  Of several processes the first does.
+  Of several processes only the first writes.
 
   Args:
     name: of the evaluation.
-    found: its evaluator's `predictions`; None: it has none.
+    step: the training step.
+    found: its evaluator's `predictions`; None if it keeps none.
 
   Raises: OSError.
   """

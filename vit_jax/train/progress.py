@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from vit_jax import tasks
 from vit_jax.data import bad_images
 from vit_jax.evaluators import declared
 from vit_jax.train import environment
@@ -25,19 +26,18 @@ def shown(values: dict, evals: dict) -> str:
 def summary(
   rows: list[dict],
   status: dict,
-  evals: dict,
+  config: dict,
   workdir: Path,
   seconds: float,
-  source: str | list = '',
   page: str | None = None,
 ) -> str:
   """Returns the end of a run for a person: results, where they are, what is next.
 
   Args:
-    source: the config's data.source.
+    config: of the run.
     page: the address of the run's page, if one was written.
   """
-  values = last_values(rows)
+  values, evals = last_values(rows), config.get('evals', {})
   measured = [k for k in values if not k.startswith((TIME, 'train/'))]
   results = {
     k: metric
@@ -71,14 +71,23 @@ def summary(
     lines.append(f'{count} image{"s" * (count != 1)} could not be read: {bad}')
   lines += [
     'Next:',
-    f'  {ours} predict {workdir}{_best(status)} IMAGE_OR_FOLDER   # names',
+    f'  {ours} {_use(f"{workdir}{_best(status)}", config)}',
     f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
   ]
-  if source == 'digits':  # the first run, of those who have images of their own
+  if (
+    config.get('data', {}).get('source') == 'digits'
+  ):  # the first run, of those who have images of their own
     lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
   if page:
     lines.append(f'The run on a page: {page}')
   return '\n'.join(lines)
+
+
+def _use(weights: str, config: dict) -> str:
+  """Returns the command that does something with the weights of a run."""
+  if not tasks.classifies(config):
+    return f'train --config=finetune:weights={weights},data=FOLDER   # a head'
+  return f'predict {weights} IMAGE_OR_FOLDER   # names'
 
 
 def _checkpoints(status: dict) -> list[str]:

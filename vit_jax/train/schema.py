@@ -69,6 +69,16 @@ def _check_optim(where: str, section: dict, config: dict) -> None:
   optim.build(**section, total_steps=10**9, family=family)
 
 
+def _check_task(where: str, section: dict, config: dict) -> None:
+  _named(tasks.signature)(where, section, config)
+  classes = config.get('model', {}).get('num_classes')
+  if classes is not None and not tasks.classifies(config):
+    raise UserError(
+      f'config.model.num_classes={classes}, but {where}.name={section["name"]} trains no '
+      'head: leave it out. The classes of the data are config.data.num_classes.'
+    )
+
+
 def _check_weights(where: str, section: dict, config: dict) -> None:
   if section:
     config_check.bind(where, section, pretrained.from_section)
@@ -122,7 +132,7 @@ SECTIONS = {
   'weights': Annotated[dict, _check_weights],
   'data': Annotated[dict, pipeline.check_train],
   'tune': Annotated[dict, _named(tune.signature, 'method')],
-  'task': Annotated[dict, _named(tasks.signature)],
+  'task': Annotated[dict, _check_task],
   'optim': Annotated[dict, _check_optim],
   'mesh': Annotated[dict, keys_of(sharding.make_mesh, provided=('devices',))],
   'sharding': Annotated[str | list[tuple[str, object]], _check_sharding],
@@ -139,7 +149,7 @@ DEFAULTS = {
   'model': {},  # the weights tell it
   'weights': {},  # from scratch
   'tune': {'method': 'full'},
-  'task': {'name': 'classify'},
+  'task': {'name': tasks.DEFAULT},
   'mesh': {},  # data=-1: all devices
   'sharding': 'fsdp',  # nothing is split while mesh.fsdp is 1
   'evals': {},
@@ -176,6 +186,7 @@ def check(config: dict) -> dict:
   config = DEFAULTS | config
   config_check.bind('config', config, inspect.Signature(), extra=SECTIONS)
   for name, section in config['evals'].items():
+    evaluators.check_task(name, section['type'], config['task']['name'])
     if section.get('use_ema') and not optim.keeps_average(config['optim']):
       raise UserError(
         f'config.evals.{name}.use_ema needs config.optim.ema, a decay, or '

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, pretrained, run_config, sharding, trees
+from vit_jax import distributed, pretrained, run_config, sharding, tasks, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
@@ -42,9 +42,8 @@ def open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
       'mesh data x fsdp x optim.accum.'
     )
   data = pipeline.train(
-    **section,
+    **{'num_classes': config['model'].get('num_classes'), **section},
     seed=config['seed'],
-    num_classes=config['model'].get('num_classes'),
     bad_log=workdir / 'bad_images.jsonl',
     **sharding.host_of_batch(mesh),
   )
@@ -75,12 +74,19 @@ def warn(data: pipeline.Batches, evals: dict) -> None:
 
 def resolve(config: dict, data: pipeline.Batches) -> dict:
   """Returns the config with what the data determines: classes, steps, image shape."""
-  num_classes = config['model'].get('num_classes', data.num_classes)
-  if num_classes is None:
-    raise UserError(
-      f'config.model.num_classes is not set and {config["data"]["source"]!r} does not '
-      'tell its number of classes; set it.'
-    )
+  num_classes = None  # no head
+  if tasks.classifies(config):
+    num_classes = config['model'].get('num_classes', data.num_classes)
+    if num_classes is None:
+      raise UserError(
+        f'config.model.num_classes is not set and {config["data"]["source"]!r} does not '
+        'tell its number of classes; set it.'
+      )
+    if num_classes < data.num_classes:
+      raise UserError(
+        f'config.data.num_classes={data.num_classes}, config.model.num_classes='
+        f'{num_classes}: a model has as many classes as its data, or more.'
+      )
   total = config_lib.total_steps(config, data.num_examples, data.batch_size)
   return {
     **schema.in_steps(config, total),

@@ -63,7 +63,8 @@ def describe(config: dict, examples: int | None = None) -> dict:
     config nor the table tell (the head is then left out of all sums); params, gflops
     (forward, per image); source, split, train_examples or None; batch_size, steps,
     epochs or None, examples (seen, steps x batch_size), exaflops of the training, as
-    if all parameters were trained, and tune: the method that says which are.
+    if all parameters were trained, tune: the method that says which are, and beside: the
+    task's own part of the parameters, which is in none of the sums, or None.
 
   Raises:
     UserError: where the number of steps hangs on an unknown number of examples, the
@@ -72,12 +73,13 @@ def describe(config: dict, examples: int | None = None) -> dict:
   import jax
 
   from vit_jax import config as config_lib
-  from vit_jax import config_check, models, optim
+  from vit_jax import config_check, models, optim, tasks
   from vit_jax.tools.inspect import activations, flops
 
   data, model = config['data'], dict(config['model'])
   source = opened(data)
   train_examples, classes = _known(config, data, source, examples)
+  classes = classes if tasks.classifies(config) else None
   batch = data['batch_size']
   config_check.check_type('config.data.batch_size', batch, int)
   if batch < 1:
@@ -111,14 +113,17 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'examples': steps * batch,
     'exaflops': flops.exa_training(operations, steps * batch),
     'tune': config['tune']['method'],
+    'beside': tasks.own(config),
   }
 
 
 def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
   """Returns the question to `tools.mesh` of a config and what `describe` says of it."""
+  from vit_jax import tasks
   from vit_jax.data.ops import registry
 
-  if record['classes'] is None:
+  has_head = tasks.classifies(config)
+  if has_head and record['classes'] is None:
     raise UserError(
       f'The classes of {record["source"]!r} are not known: --config.model.num_classes=K.'
     )
@@ -132,7 +137,7 @@ def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
     'sharding': config['sharding'],
     'batch': record['batch_size'],
     'image': [*record['resolution'], record['channels']],
-    'label': [record['classes']] if labels else [],
+    'label': [record['classes']] if labels and has_head else [],
   }
 
 
@@ -206,7 +211,12 @@ def render(record: dict, spec: str) -> str:
   if record['tune'] != 'full':
     rows.append(('', f'less with tune.method={record["tune"]}'))
   lines = [spec, ''] + [f'  {label:<22}{value}' for label, value in rows]
-  if record['classes'] is None:
+  if record['beside']:
+    lines += [
+      '',
+      f'  What the task {record["beside"]} adds to the model is not counted.',
+    ]
+  elif record['classes'] is None:
     lines += ['', '  The classes are not known: the head is not counted.']
     lines[-1] += ' --config.model.num_classes=K'
   return '\n'.join(lines)

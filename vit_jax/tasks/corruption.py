@@ -1,0 +1,64 @@
+"""Which patches of an image are corrupted, and how: arXiv 2010.11929, appendix B.1.2.
+
+Functions of a key: the result does not depend on how many devices share the batch.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Of the corrupted patches; the rest of them keep their embeddings. As BERT (arXiv
+# 1810.04805, section 3.1).
+MASKED, SWAPPED = 0.8, 0.1
+
+
+class Corruption(NamedTuple):
+  """What is done to the N patches of each image, k of which are corrupted.
+
+  Attributes:
+    positions: int32 [..., k], the corrupted ones, in no order.
+    masked: bool [..., N], which get the mask embedding.
+    source: int32 [..., N], the patch whose embedding each one gets; itself, unless it is
+      swapped for that of another patch of the same image.
+  """
+
+  positions: jax.Array
+  masked: jax.Array
+  source: jax.Array
+
+
+def count(rate: float, patches: int) -> int:
+  """Returns k, the number of patches to corrupt: the nearest to `rate` of all."""
+  return round(rate * patches)
+
+
+def draw(key, k: int, shape: tuple[int, ...]) -> Corruption:
+  """Returns the corruption of k patches of each image, drawn uniformly.
+
+  As many in each image, so that each counts the same in the loss.
+
+  Args:
+    shape: (..., N), of images and their patches, 2 of them or more.
+  """
+  chosen_key, kind_key, other_key = jax.random.split(key, 3)
+  N = shape[-1]
+  order = jnp.argsort(jax.random.uniform(chosen_key, shape), axis=-1).astype(jnp.int32)
+  corrupted = jnp.argsort(order, axis=-1) < k  # the rank of each patch in `order`
+  kind = jax.random.uniform(kind_key, shape)
+  swapped = corrupted & (kind >= MASKED) & (kind < MASKED + SWAPPED)
+  itself = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32), shape)
+  other = (itself + jax.random.randint(other_key, shape, 1, N)) % N
+  return Corruption(
+    order[..., :k], corrupted & (kind < MASKED), jnp.where(swapped, other, itself)
+  )
+
+
+def of_examples(index, k: int, patches: int) -> Corruption:
+  """Returns the corruption of examples by their numbers, the same in every evaluation.
+
+  Args:
+    index: int32 [B].
+  """
+  key = jax.random.key(0)
+  return jax.vmap(lambda i: draw(jax.random.fold_in(key, i), k, (patches,)))(index)

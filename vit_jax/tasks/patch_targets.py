@@ -1,0 +1,95 @@
+"""What is predicted of a patch: the three targets of arXiv 2010.11929, appendix B.1.2.
+
+Each is a class with `outputs`, numbers to predict for a patch, `of`: images [B, H, W, C]
+in [-1, 1] -> targets [B, N, ...], and `measure`: (predictions [..., outputs], targets) ->
+(loss, share of right answers or None), both [...].
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.errors import UserError
+
+LEVELS = 8  # of a channel: 3 bits
+CELLS = 4  # of a downsized patch, in a row and in a column
+
+
+def cut(images, patch: tuple[int, int]):
+  """Returns the patches of images [B, H, W, C], row by row: [B, N, ph, pw, C]."""
+  B, H, W, C = images.shape
+  ph, pw = patch
+  x = images.reshape(B, H // ph, ph, W // pw, pw, C).swapaxes(2, 3)
+  return x.reshape(B, -1, ph, pw, C)
+
+
+def color_code(color):
+  """Returns int32 [...] of colours [..., C] in [-1, 1], with 3 bits for each channel.
+
+  sum_c floor(8 m_c) << 3 c of m = (color + 1) / 2; an m of 1 is of the last level.
+  """
+  levels = jnp.floor((color + 1) / 2 * LEVELS).astype(jnp.int32)
+  levels = levels.clip(0, LEVELS - 1)
+  return jnp.sum(levels << (3 * jnp.arange(color.shape[-1])), -1)
+
+
+class _Colors:
+  """Colours of `cells` parts of a patch, each one of 8 ** C classes."""
+
+  def __init__(self, patch: tuple[int, int], channels: int, cells: tuple[int, int]):
+    self.patch, self.cells = patch, cells
+    self.classes = LEVELS**channels
+    self.outputs = cells[0] * cells[1] * self.classes
+
+  def of(self, images):
+    """Returns int32 [B, N, cells]."""
+    x = cut(images, self.patch)
+    (B, N, ph, pw, C), (rows, columns) = x.shape, self.cells
+    x = x.reshape(B, N, rows, ph // rows, columns, pw // columns, C).mean((3, 5))
+    return color_code(x.reshape(B, N, rows * columns, C))
+
+  def measure(self, predictions, targets):
+    """Cross entropy and accuracy, means over the cells."""
+    logits = predictions.reshape(*targets.shape, self.classes)
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    right = (logits.argmax(-1) == targets).astype(jnp.float32)
+    return loss.mean(-1), right.mean(-1)
+
+
+class MeanColor(_Colors):
+  """The mean colour of the patch: one prediction of 512 classes for three channels."""
+
+  def __init__(self, patch: tuple[int, int], channels: int):
+    super().__init__(patch, channels, (1, 1))
+
+
+class Downsized(_Colors):
+  """The colours of the patch made smaller to 4 x 4: 16 predictions in parallel."""
+
+  def __init__(self, patch: tuple[int, int], channels: int):
+    if any(n % CELLS for n in patch):
+      raise UserError(
+        f"config.task.target='downsized' makes patches {CELLS} x {CELLS} pixels: those of "
+        f'this model are {patch[0]} x {patch[1]}, which {CELLS} does not divide.'
+      )
+    super().__init__(patch, channels, (CELLS, CELLS))
+
+
+class Pixels:
+  """All pixels of the patch, by regression: the mean squared error of values in [-1, 1]."""
+
+  def __init__(self, patch: tuple[int, int], channels: int):
+    self.patch = patch
+    self.outputs = patch[0] * patch[1] * channels
+
+  def of(self, images):
+    """Returns float32 [B, N, ph * pw * C]."""
+    x = cut(images, self.patch)
+    return x.reshape(*x.shape[:2], -1)
+
+  def measure(self, predictions: jax.Array, targets: jax.Array):
+    """The squared error, a mean over the pixels; no answer is right or wrong."""
+    return jnp.square(predictions - targets).mean(-1), None
+
+
+TARGETS = {'mean_color': MeanColor, 'downsized': Downsized, 'pixels': Pixels}
