@@ -65,6 +65,15 @@ def test_handlers_are_restored_after_an_error():
   assert before == [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
 
 
+def test_one_within_another_passes_on_what_came_too_late_for_it():
+  with preemption.StopSignal() as outer:
+    with preemption.StopSignal() as inner:
+      os.kill(os.getpid(), signal.SIGTERM)
+      assert inner.requested
+      assert not outer.requested
+    assert outer.should_stop()
+
+
 def test_in_another_thread_it_does_nothing():
   before = signal.getsignal(signal.SIGTERM)
   seen = []

@@ -321,6 +321,7 @@ def test_stopped_and_repeated_it_ends_with_the_same_results(
   assert code == 75
   assert re.search(naming('gap-seed0', 'step 3', 'same command'), error)
   assert [row['cell'] for row in results(tmp_path / 'b')] == ['token']
+  assert '| token |' in (tmp_path / 'b' / 'table.md').read_text()
   assert commands.run(ablate.main, capsys, *argv)[0] == 0
   assert results(tmp_path / 'b') == whole
   # What is finished is only read; another config is refused, with this command's words.
