@@ -27,6 +27,7 @@ from PIL import Image
 
 from vit_jax import cli
 from vit_jax.data import lazy_tf, pipeline
+from vit_jax.machine import cores
 from vit_jax.tools.bench import peer as bench_peer
 from vit_jax.tools.bench import record as bench_record
 from vit_jax.train import metrics, runtime
@@ -97,7 +98,7 @@ def compare(worker, folder: pathlib.Path, mode: str, args) -> dict:
       'folder': str(folder / 'train'),
       'transform': transform,
       'batch': args.batch,
-      'workers': bench_record.cores(),
+      'workers': cores(),
     }
   )
   sides = lambda: turn(args.batches), lambda: worker.ask(turn=args.batches)
@@ -123,7 +124,7 @@ def _rates(turns: list[dict], args) -> dict:
   wall = images / statistics.median(turn['wall'] for turn in turns)
   return {
     'images_per_s': wall,
-    'images_per_s_per_core': wall / bench_record.cores(),
+    'images_per_s_per_core': wall / cores(),
     'images_per_cpu_s': images / statistics.median(turn['cpu'] for turn in turns),
   }
 

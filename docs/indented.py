@@ -1,6 +1,6 @@
-"""A griffe extension: what a docstring indents is a block of code for Markdown.
+"""A griffe extension that shows what a docstring indents as a block of code.
 
-Docstrings here indent examples and tables by two spaces, Markdown wants four.
+Docstrings here indent examples and tables by two spaces; Markdown expects four.
 """
 
 import re
@@ -12,7 +12,7 @@ _BLOCK = re.compile(r'(?<=\n\n)(?:  .*\n?)(?:(?:  .*)?\n?)*?(?=\n\S|\Z)')
 
 
 def fenced(text: str) -> str:
-  """Returns a docstring with fences around what is indented before its sections."""
+  """Returns a docstring with fences around the indented blocks before its sections."""
   section = _SECTION.search(text)
   end = section.start() if section else len(text)
   fence = lambda match: f'```text\n{match[0].rstrip()}\n```\n'

@@ -21,7 +21,8 @@ def in_the_repository(monkeypatch):
   monkeypatch.chdir(runs.ROOT)
 
 
-# Between them every evaluator; test_colabs runs digits. The others are started below,
+# Between them every evaluator; test_colabs runs shapes, and digits is what the runs of most
+# other tests are made from (see `runs`). The others are started below,
 # where all but compiling and computing is done; their models have gradients in
 # test_models, their optimizers steps in test_optimizers, their losses and mixing in
 # test_step. `make test-slow` runs them.

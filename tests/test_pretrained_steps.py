@@ -27,11 +27,11 @@ pytestmark = pytest.mark.usefixtures('one_device')
 def finished(tmp_path_factory):
   """A run that gets worse: (workdir, {step: its loss on the test images})."""
   workdir = tmp_path_factory.mktemp('run') / 'run@home'  # an @ of its own
-  evals = {'test': runs.EVALS['test'] | {'every': 2}}
+  evals = {'final': runs.EVALS['test'] | {'every': 2}}
   changes = ('steps=6', 'optim.lr=3', 'optim.schedule.warmup=5')
-  best = 'checkpoint.best=test/loss'
+  best = 'checkpoint.best=final/loss'
   _, rows = runs.run_on_one_device(workdir, *COMMON, *changes, best, evals=evals)
-  losses = {row['step']: row['test/loss'] for row in rows if 'test/loss' in row}
+  losses = {row['step']: row['final/loss'] for row in rows if 'final/loss' in row}
   assert min(losses, key=losses.get) != 6, losses  # else the tests say nothing
   return workdir, {step: losses[step] for step in STEPS}
 
@@ -65,11 +65,11 @@ def test_the_best_is_what_the_tools_measure_predict_and_write(
   # Without --data, by the run's own evaluation; it says which.
   out = tmp_path / 'tables'
   assert cli.run(evaluate.main, [source, '--json', '--out', str(out)]) == 0
-  assert json.loads(capsys.readouterr().out) == record | {'evaluation': 'test'}
-  assert list(predictions.read(out)) == ['test']
+  assert json.loads(capsys.readouterr().out) == record | {'evaluation': 'final'}
+  assert list(predictions.read(out)) == ['final']
   assert cli.run(evaluate.main, [source, '--split', 'train[:60]']) == 0
   out = capsys.readouterr().out
-  assert re.search(naming("'test'", 'digits, train[:60]', 'examples     60'), out)
+  assert re.search(naming("'final'", 'digits, train[:60]', 'examples     60'), out)
 
   dest = tmp_path / 'best.npz'
   assert cli.run(convert.main, [source, str(dest)]) == 0
@@ -118,7 +118,7 @@ def test_a_run_that_has_no_best(finished, tmp_path):
   config['checkpoint']['best'] = None
   (tmp_path / 'config.json').write_text(json.dumps(config))
   (tmp_path / 'checkpoints').symlink_to(workdir / 'checkpoints')
-  facts = ('--config.checkpoint.best=test/top1', [2, 4, 6])
+  facts = ('--config.checkpoint.best=final/top1', [2, 4, 6])
   with pytest.raises(UserError, match=naming(*facts)):
     pretrained.read_source(f'{tmp_path}@best')
 

@@ -154,6 +154,6 @@ def test_a_batch_that_is_mostly_padding(monkeypatch):
   with pytest.raises(UserError, match=naming('batch_size=1000000', 360, 4096)):
     batches.open_batches(mesh, **data, batch_size=1_000_000)
   # As many as the machine has memory for.
-  monkeypatch.setattr(batches.os, 'sysconf', lambda name: 300)
+  monkeypatch.setattr(batches.machine, 'memory', lambda: 90_000)
   with pytest.raises(UserError, match=naming('batch_size=2048', 'GiB', 'prefetch=2')):
     batches.open_batches(mesh, **data, batch_size=2048)

@@ -5,11 +5,13 @@ import io
 import json
 import math
 import statistics
+import types
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.errors import UserError
 from vit_jax.tools.report import (
   calibration,
   confusion,
@@ -114,6 +116,32 @@ def test_the_most_confident_mistakes_come_first():
     'probability': np.array([[0.99], [0.4], [np.nan], [0.8], [0.6]]),
   }
   assert mistakes.most_confident(found, 2).tolist() == [3, 4]
+
+
+class Unprepared:
+  """Examples whose pipeline does not work on single images."""
+
+  source = types.SimpleNamespace(name_of='image {}'.format)
+
+  def read(self, indices):
+    return [(i, np.zeros((8, 8, 3), np.uint8)) for i in indices]
+
+  def preprocessed(self, image):
+    raise UserError('no_twin has no NumPy version')
+
+
+def test_why_mistakes_have_no_pictures_is_said():
+  found = {
+    'index': np.array([3]),
+    'label': np.array([1]),
+    'top': np.array([[0]]),
+    'right': np.array([[False]]),
+    'probability': np.array([[0.9]]),
+  }
+  run = a_run()._replace(predictions={'test': found})
+  (one,), why = mistakes.describe(run, 'test', Unprepared(), 5, attention=False)
+  assert (one.name, one.picture, one.attention) == ('image 3', None, None)
+  assert 'no_twin' in why
 
 
 @pytest.mark.parametrize(('k', 'n'), [(10, 20), (357, 360), (1, 7)])

@@ -21,7 +21,7 @@ MODULES = sorted(
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 LEVELS = (
-  ('errors', 'version', 'terminal'),
+  ('errors', 'version', 'terminal', 'machine'),
   (
     *(
       'trees',

@@ -15,9 +15,9 @@ from conftest import naming
 
 from vit_jax import models
 from vit_jax.errors import OutOfMemory
+from vit_jax.machine import cores
 from vit_jax.tools.bench import __main__ as bench
 from vit_jax.tools.bench import ours as bench_ours
-from vit_jax.tools.bench import record as bench_record
 from vit_jax.train import runtime
 
 TINY = ('vit:mu/16', '--resolution', '32', '--set', 'num_classes=10')
@@ -71,7 +71,7 @@ def test_rows_and_their_file_without_tensorflow(tmp_path):
     record
   )
   assert record['command'].startswith('python -m vit_jax.tools.bench vit:mu/16 --res')
-  assert record['machine']['cores'] == bench_record.cores()
+  assert record['machine']['cores'] == cores()
   assert record['versions']['jax'] == jax.__version__
   rows = record['rows']
   assert [row['mode'] for row in rows] == ['train', 'forward']

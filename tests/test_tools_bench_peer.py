@@ -8,9 +8,9 @@ import pytest
 from conftest import naming
 from test_tools_bench import QUICK, TINY, params, run, small_products  # noqa: F401
 
+from vit_jax.machine import cores
 from vit_jax.tools.bench import ours as bench_ours
 from vit_jax.tools.bench import peer as bench_peer
-from vit_jax.tools.bench import record as bench_record
 from vit_jax.tools.bench import text as bench_text
 from vit_jax.tools.bench import torch_worker
 
@@ -72,7 +72,7 @@ def test_beside_timm(capsys, worker):
     'num_classes': 10,
     'size': [32, 32],
     'device': 'cpu',
-    'threads': bench_record.cores(),
+    'threads': cores(),
     'compile': False,
   }
   # Where only timm's side does not fit, ours is measured alone.

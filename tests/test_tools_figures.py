@@ -104,6 +104,15 @@ def test_images_are_shown_as_the_model_has_them(photos):
     np.testing.assert_allclose(seen, expected[0], atol=1e-5)
 
 
+def test_images_that_are_not_resized_are_shown():
+  # As those of configs/shapes.py, all of one size: no other fits the model.
+  loaded = pretrained.load(str(TOKEN))
+  loaded = pretrained.dataclasses.replace(loaded, pp='decode|value_range(-1, 1)')
+  image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+  seen = maps.shown(loaded, loaded.preprocess([image]))[0]
+  np.testing.assert_allclose(seen, image / 255, atol=1e-5)
+
+
 def test_distance(photos, tmp_path, capsys, monkeypatch):
   seen, of = [], explain.attention_distances
   spy = lambda *args, **options: seen.append(of(*args, **options)) or seen[-1]

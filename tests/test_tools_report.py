@@ -14,7 +14,8 @@ from conftest import naming
 from vit_jax import main
 from vit_jax.evaluators import predictions
 from vit_jax.tools.report import __main__ as report
-from vit_jax.tools.report import automatic, page
+from vit_jax.tools.report import about, automatic, page
+from vit_jax.tools.report import folder as report_folder
 from vit_jax.train import environment
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -109,6 +110,23 @@ def test_what_is_damaged_is_left_out(short_run, tmp_path, capsys):
   code, out, _ = commands.run(report.main, capsys, folder)
   assert code == 0
   assert re.search(naming('predictions.npz', 'metrics.jsonl'), out)
+
+
+def test_a_run_that_was_killed_is_interrupted(short_run, tmp_path):
+  path = shutil.copytree(short_run, tmp_path / 'run')
+  known = runs.status(path) | {'state': 'running'}
+  (path / 'status.json').write_text(json.dumps(known))
+  (run,) = report_folder.read([str(path)])
+  assert about.state(run).startswith('interrupted')
+
+
+def test_a_large_model_is_not_read_again_for_the_page(short_run):
+  (run,) = report_folder.read([str(short_run)])
+  assert automatic._is_quick(run)
+  # As where a head alone is trained.
+  parameters = {'parts': {'Transformer': 300_000_000, 'head': 1000}, 'trained': 1000}
+  large = run._replace(starts=[run.starts[0] | {'parameters': parameters}])
+  assert not automatic._is_quick(large)
 
 
 def test_images_that_are_gone_are_left_out(short_run, tmp_path, capsys):

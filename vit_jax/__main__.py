@@ -27,7 +27,7 @@ COMMANDS = {
   ),
   'figures': (
     'vit_jax.tools.figures',
-    'draws what a model does, and what runs came to',
+    'draws what a model does, and the results of runs',
   ),
   'ablate': (
     'vit_jax.tools.ablate',

@@ -12,9 +12,9 @@ from vit_jax import terminal
 from vit_jax.errors import UserError
 
 AUTO = 'auto'
-# Seconds. The end of the first process is noticed at once, that of another one after
-# HEARTBEAT without a sign of life. A process that is done waits LEAVE for the others to
-# finish too, and JOIN for all to start, as machines may take minutes to.
+# Seconds. If the first process ends, the others notice at once; if another one ends, after
+# HEARTBEAT without a sign of life. A process waits up to JOIN for all to start, as machines
+# may take minutes, and up to LEAVE at the end for the others to finish.
 HEARTBEAT, LEAVE, JOIN = 18, 24, 300
 
 

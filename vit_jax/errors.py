@@ -71,7 +71,7 @@ class Preempted(Stopped):
 
 
 class Unreachable(Stopped):
-  """A bucket did not answer, also when asked again; what was written is intact."""
+  """A bucket did not answer, even after retries; what was written is intact."""
 
 
 class LockLost(Stopped):

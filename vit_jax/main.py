@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     if config.get('log', {}).get('report', True):
       from vit_jax.tools.report import automatic
 
-      page = automatic.write(workdir, status)
+      page = automatic.write(workdir)
     seconds = time.perf_counter() - start
     folder = buckets.path(workdir)
     text = progress.summary(rows, status, config, folder, seconds, page)

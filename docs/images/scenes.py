@@ -24,10 +24,10 @@ def scene(rng, photographs, digit: np.ndarray, left: bool) -> np.ndarray:
   """Returns a part of a photograph with a digit written on it.
 
   Args:
-    rng: decides where, how large and in which colour.
+    rng: draws the place, size and colour.
     photographs: uint8 [H, W, 3].
     digit: float [8, 8] in [0, 1], how much ink there is.
-    left: of the left four fifths of a photograph, not of the rest.
+    left: whether it is a part of the left four fifths of a photograph, or of the rest.
   """
   photograph = photographs[rng.integers(len(photographs))]
   H, W, _ = photograph.shape
@@ -45,7 +45,7 @@ def scene(rng, photographs, digit: np.ndarray, left: bool) -> np.ndarray:
   ink = np.clip(ink / 255 * 1.4, 0, 1)[..., None]
   y, x = rng.integers(SIZE - height + 1, size=2)
   under = ground[y : y + height, x : x + height]
-  # White on what is dark, black on what is bright, neither altogether.
+  # A light pen on dark ground, a dark pen on bright ground.
   pen = rng.uniform(200, 255, 3) if under.mean() < 128 else rng.uniform(0, 55, 3)
   ground[y : y + height, x : x + height] = under * (1 - ink) + pen * ink
   return ground.round().astype(np.uint8)

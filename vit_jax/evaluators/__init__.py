@@ -5,8 +5,8 @@ pure and not jitted. An evaluator opens its data when it is built, so that mista
 the run before training, jits its own step once, and is exact: padding and broken
 images are masked, sums and counts come back from the device, the host divides.
 
-What it answered for each example it may leave in `predictions`, which a run writes to its
-folder; see there.
+An evaluator may keep what the model answered for each example in its attribute
+`predictions`, which a run writes to its folder: see the module `predictions`.
 
 Its class declares how its numbers are read: METRICS, {regex of names: `Metric`}; and by
 TASK the name of the one task whose `predict` it can read, where that is so.

@@ -1,11 +1,10 @@
 """Opening the data of an evaluator."""
 
 import math
-import os
 
 from jax.sharding import Mesh
 
-from vit_jax import sharding
+from vit_jax import machine, sharding
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 
@@ -42,7 +41,7 @@ _PADDED = 4096
 def _check_memory(batches: pipeline.EvalBatches, prefetch: int, hosts: int) -> None:
   """Raises UserError if the prefetched batches and two in use exceed the host's memory."""
   size = sum(math.prod(x.shape) * x.dtype.itemsize for x in batches.spec.values())
-  memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  memory = machine.memory()
   if (wanted := size // hosts * (prefetch + 2)) > memory:
     raise UserError(
       f'Evaluation batch_size={batches.batch_size}: {prefetch + 2} batches in memory '

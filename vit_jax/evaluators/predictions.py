@@ -1,12 +1,12 @@
 """predictions.npz: what a model answered for each example of an evaluation.
 
-One file for all evaluations of a run, of each the last one made. The arrays of the
-evaluation 'test' are `test/step`, and over n examples in the order of the split:
+One file holds the latest predictions of every evaluation of a run. For the evaluation
+'test' it has the number `test/step`, and arrays over n examples in the order of the split:
 
   test/index        int32 [n]          the example's position in the split
   test/label        int32 [n]          its class; -1 where it has several
   test/top          int32 [n, k]       the k = min(5, K) classes of the largest logits
-  test/probability  float32 [n, k]     theirs, by softmax or sigmoid, as the loss is
+  test/probability  float32 [n, k]     theirs, by softmax or sigmoid as in the loss
   test/right        bool [n, k]        whether each is a label of the example
 
 Images that could not be read are left out.
@@ -24,8 +24,8 @@ from vit_jax import buckets
 from vit_jax.errors import UserError
 
 FILE = 'predictions.npz'
-# Of an evaluation of more examples only every second, third, ... is kept: 5 MB at most,
-# and drawn from all classes also where the split is sorted by class.
+# Of more examples only every second, third, ... is kept: at most 5 MB, and examples of
+# all classes even if the split is sorted by class.
 MOST = 100_000
 _KEYS = ('index', 'label', 'top', 'probability', 'right')
 
@@ -38,7 +38,7 @@ def of_batch(batch: dict, logits, targets, counted, loss: str) -> dict:
     logits: float32 [B, K].
     targets: bool [B, K], which classes are labels.
     counted: bool [B]; the other rows are padding, or have no label.
-    loss: 'softmax' or 'sigmoid', which decides what a probability is.
+    loss: 'softmax' or 'sigmoid', how logits become probabilities.
 
   Returns:
     {name: array [B] or [B, k]}, and 'counted'.
@@ -93,7 +93,7 @@ def read(folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
   """Returns {name of an evaluation: {'step', 'index', 'label', 'top', ...}}; {} of none.
 
   Raises:
-    UserError: for a file that is damaged, or not what `pack` makes.
+    UserError: for a file that cannot be read, or is damaged.
   """
   path = buckets.path(folder) / FILE
   try:
@@ -101,7 +101,7 @@ def read(folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
       return {}
     data = path.read_bytes()
   except OSError as error:
-    raise UserError(f'{path}: {error.strerror}.') from None
+    raise UserError(f'{path}: {error.strerror or error}.') from None
   found: dict[str, dict] = {}
   try:
     with np.load(io.BytesIO(data), allow_pickle=False) as file:

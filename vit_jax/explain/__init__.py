@@ -33,12 +33,11 @@ def attention_maps(
   | gradient | gradient for a class times image: `viz.gradient_times_input` | classes |
   | integrated | integrated gradients for a class: `viz.integrated_gradients` | classes, steps=32, baseline=0.0 |
 
-  The first three are of models with attention, on their grid of patches, and not
-  negative. Whose row of the weights is taken: of a model with a class token, that token's;
-  where attention pooling reads the tokens, the mean of their rows by its weights; else,
-  as where their mean is classified, the mean of the rows. A row of the first two sums to
-  1, what the class token has of itself included. The last two are of every model, pixel by
-  pixel, and have signs.
+  The first three need a model with attention; they are on its grid of patches, and not
+  negative. A map is one row of the weights: the class token's, if the model has one; with
+  attention pooling, the mean of the tokens' rows by its weights; otherwise the mean of all
+  rows. A row of the first two sums to 1, the class token's own share included. The last
+  two work for every model; they are pixel by pixel, and have signs.
 
   Args:
     source: what `vit_jax.load` takes, or what it returned.
@@ -46,8 +45,8 @@ def attention_maps(
     kind: see the table.
     classes: number of the class to explain, one for all images or one each; by default
       the most probable of each image.
-    batch_size: images at a time; all weights of all layers are held for so many, of
-      B/16 at 224 px 22 MB each, and as many gradients.
+    batch_size: images at a time. The weights of all layers are held for each of them, 22
+      MB for B/16 at 224 px, and for class_rollout as many gradients.
 
   Returns:
     float32 [B, h, w]: on the grid of patches, or [B, H, W] pixels.
@@ -63,7 +62,9 @@ def attention_maps(
   for name in options:
     choose(f'option of the kind {kind}:', name, known)
   if classes is not None and kind not in OF_A_CLASS:
-    raise UserError(f'classes={classes!r}: {kind} is not of a class; {OF_A_CLASS} are.')
+    raise UserError(
+      f'classes={classes!r}: {kind} explains no class; {", ".join(OF_A_CLASS)} do.'
+    )
   loaded = opened(source)
   x = loaded.preprocess(images)
   chosen = np.zeros(len(x), int)
@@ -83,7 +84,13 @@ def attention_distances(
 
   See `viz.attention_distance`; the images are of the size that the model takes.
 
-  Args: as those of `attention_maps`.
+  Args:
+    source, images, batch_size: as for `attention_maps`.
+    renormalize: see `viz.attention_distance`.
+
+  Raises:
+    UserError: for a model without attention.
+    BadImage: for an image that cannot be read.
   """
   loaded = opened(source)
   family, fields = models.family_of(loaded.model), pretrained.fields_of(loaded.model)
@@ -110,14 +117,14 @@ def predicted(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarray:
 
 
 def opened(source) -> pretrained.Loaded:
-  """Returns what `vit_jax.load` returned, or returns of a source."""
+  """Returns `source` if it is already loaded, otherwise what `vit_jax.load` returns."""
   return source if isinstance(source, pretrained.Loaded) else pretrained.load(source)
 
 
 def in_batches(
   fn: Callable, variables, *arrays: np.ndarray, batch_size: int
 ) -> np.ndarray:
-  """Returns `fn(variables, *arrays)` [B, ...], compiled once and run on parts of them."""
+  """Returns `fn(variables, *arrays)` [B, ...], compiled once and run batch by batch."""
   if batch_size < 1:
     raise UserError(f'batch_size={batch_size}: expected 1 or more.')
   fn, variables, found = jax.jit(fn), jax.device_put(variables), []
@@ -125,14 +132,14 @@ def in_batches(
   for i in range(0, total, batch_size):
     parts = [x[i : i + batch_size] for x in arrays]
     number = len(parts[0])
-    missing = min(batch_size, total) - number  # one program for all
+    missing = min(batch_size, total) - number  # so that one program serves all batches
     pad = lambda x, n: np.pad(x, ((0, n), *((0, 0),) * (x.ndim - 1)))
     found.append(np.asarray(fn(variables, *(pad(x, missing) for x in parts)))[:number])
   return np.concatenate(found)
 
 
 def _classes(loaded, x, classes, batch_size: int) -> np.ndarray:
-  """Returns the class to explain of each image, int [B]."""
+  """Returns the class to explain for each image, int [B]."""
   K = _number_of_classes(loaded)
   if classes is None:
     return predicted(loaded, x, batch_size).argmax(-1)

@@ -1,4 +1,4 @@
-"""The kinds of maps: functions of a model and a batch, from which `KINDS` is made.
+"""The kinds of maps, as functions of a model and a batch of images.
 
 Each takes (model, variables, images [B, H, W, C], classes int [B]) and options by name.
 """
@@ -15,14 +15,14 @@ from vit_jax.viz.attention import positive_part
 def rollout(
   model, variables, images, classes, *, fusion='mean', residual=True, discard=0.0
 ):
-  """The row of the attention rollout, see `viz.rollout`."""
+  """Returns the attention rollout, see `viz.rollout`."""
   found, _, grid = weights.attention(model, variables, images)
   rows = viz.rollout(found.layers, fusion, residual, discard)
   return _read(rows, _heads_mean(found.pooling), grid)
 
 
 def attention(model, variables, images, classes, *, layer=-1, head=None):
-  """The row of one layer's weights alone; `layer='pooling'`: of the attention pooling."""
+  """Returns the weights of one layer; `layer='pooling'`: of the attention pooling."""
   found, _, grid = weights.attention(model, variables, images)
   if layer == 'pooling':
     if found.pooling is None:
@@ -34,14 +34,14 @@ def attention(model, variables, images, classes, *, layer=-1, head=None):
   L = len(found.layers)
   if type(layer) is not int or not -L <= layer < L:
     raise UserError(
-      f"layer={layer!r}: one of 0 to {L - 1}, from the end -1 to -{L}, or 'pooling'."
+      f"layer={layer!r}: expected 0 to {L - 1}, -1 to -{L} from the end, or 'pooling'."
     )
   rows = _one_head(found.layers[layer], head)
   return _read(rows, _heads_mean(found.pooling), grid)
 
 
 def class_rollout(model, variables, images, classes):
-  """What speaks for the class, by attention and its gradient, see `viz.class_rollout`."""
+  """Returns what speaks for the class, see `viz.class_rollout`."""
   found, gradients, grid = weights.with_gradients(model, variables, images, classes)
   rows = viz.class_rollout(found.layers, gradients.layers)
   pooling = found.pooling
@@ -51,12 +51,12 @@ def class_rollout(model, variables, images, classes):
 
 
 def gradient(model, variables, images, classes):
-  """Gradient of the class's logit times the image, see `viz.gradient_times_input`."""
+  """Returns the gradient of the class's logit times the image, see `viz.gradient_times_input`."""
   return viz.gradient_times_input(_score(model, variables, classes), images)
 
 
 def integrated(model, variables, images, classes, *, steps=32, baseline=0.0):
-  """Integrated gradients of the class's logit, see `viz.integrated_gradients`."""
+  """Returns integrated gradients of the class's logit, see `viz.integrated_gradients`."""
   score = _score(model, variables, classes)
   return viz.integrated_gradients(score, images, baseline, steps)
 
@@ -95,6 +95,6 @@ def _one_head(x, head: int | None):
     return x.astype(jnp.float32).mean(1)
   if type(head) is not int or not 0 <= head < x.shape[1]:
     raise UserError(
-      f'head={head!r}: one of 0 to {x.shape[1] - 1}, or None, their mean.'
+      f'head={head!r}: expected 0 to {x.shape[1] - 1}, or None for their mean.'
     )
   return x[:, head].astype(jnp.float32)

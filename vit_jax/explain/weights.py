@@ -1,4 +1,4 @@
-"""The attention weights of a model, and the row of them that the model classifies."""
+"""The attention weights of a model, and the row of them that it classifies by."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ _SOWN = '/attention_weights'
 
 
 class Attention(NamedTuple):
-  """What `attention` returns, of one kind: weights, or gradients by them.
+  """Attention weights, or the gradients by them.
 
   Attributes:
     layers: [L, B, M, N, N] of the blocks.
@@ -57,10 +57,10 @@ def with_gradients(
 
 
 def reader(pooling: jax.Array | None, tokens: int, grid: tuple[int, int]) -> jax.Array:
-  """Returns [B or 1, 1, N]: how much the classified vector has of each token's row.
+  """Returns [B or 1, 1, N]: the share of each token in the vector that is classified.
 
-  Of a model with a class token, that token; of attention pooling its weights, averaged
-  over heads; else the mean.
+  With attention pooling these are its weights, averaged over heads; with a class token,
+  that token alone; otherwise every token has the same share.
 
   Args:
     pooling: [B, 1, N] of attention pooling, or None.
@@ -75,7 +75,7 @@ def reader(pooling: jax.Array | None, tokens: int, grid: tuple[int, int]) -> jax
 
 
 def on_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
-  """Returns what a row [B, N] has of the patches, its last h * w tokens: [B, h, w]."""
+  """Returns the part of a row [B, N] on the patches, the last h * w tokens: [B, h, w]."""
   h, w = grid
   return row[:, row.shape[1] - h * w :].reshape(-1, h, w)
 
@@ -90,14 +90,14 @@ def _apply(model, variables, images):
   sown = sown.get('intermediates', {})
   if not any(_SOWN in f'/{name}' for name in trees.flatten(sown)):
     raise UserError(
-      f'{type(model).__name__} has no attention to look at; a ViT and its hybrids have. '
-      'The kinds gradient and integrated are for every model.'
+      f'{type(model).__name__} has no attention weights; ViTs and hybrids have. The '
+      'kinds gradient and integrated work for every model.'
     )
   return logits, sown, out['stem'].shape[1:3]
 
 
 def _unpacked(sown: dict) -> dict:
-  """Returns what `sow` wrote, tuples of one, as a collection of variables."""
+  """Returns what `sow` wrote, tuples of one array, as plain arrays."""
   return jax.tree.map(lambda x: x[0], sown, is_leaf=lambda x: isinstance(x, tuple))
 
 

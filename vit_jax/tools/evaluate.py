@@ -1,10 +1,10 @@
 """Measures weights on a data set, every example counted once.
 
-  vit_jax evaluate RUN[@best] [--out DIR]                   on what the run was evaluated
+  vit_jax evaluate RUN[@best] [--out DIR]                   on the run's own evaluation
   vit_jax evaluate SOURCE --data folder:photos --split val [--out DIR]
 
-SOURCE is what `vit_jax.load` takes. Of a run's evaluations the one is taken by which the
-best step is chosen, or else the first. Preprocessing comes with the weights; `--pp`
+SOURCE is what `vit_jax.load` takes. Of a run's evaluations, the one that chooses its best
+step is repeated, or else the first. Preprocessing comes with the weights; `--pp`
 replaces it. `--out` gets summary.json, per_class.csv, confusion.csv (rows: the true
 class, columns: the predicted one) and predictions.npz, see `evaluators.predictions`.
 """
@@ -88,9 +88,9 @@ def _evaluate(argv: list[str]) -> int:
   if out:
     names = evaluator.batches.class_names or loaded.class_names
     _write(out, record, evaluator, names, metrics.write_json)
-    evaluations.write_predictions(
-      out, data['split'], loaded.step or 0, evaluator.predictions
-    )
+    # Under the run's name where it is the run's evaluation, which `report` looks up.
+    name = own if own and not args.split else data['split']
+    evaluations.write_predictions(out, name, loaded.step or 0, evaluator.predictions)
   if args.json:
     if note:
       print(note, file=sys.stderr)

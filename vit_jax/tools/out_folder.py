@@ -11,7 +11,11 @@ from vit_jax.errors import UserError
 
 
 def check(name: str) -> Path:
-  """Refuses, before any work, a folder that could not be made or written to."""
+  """Returns the folder's absolute path; to be called before any work.
+
+  Raises:
+    UserError: for a folder that cannot be made or written to.
+  """
   path = buckets.on_disk(name, '--out').absolute()
   there = next(p for p in (path, *path.parents) if p.exists())
   if not there.is_dir():
@@ -22,7 +26,7 @@ def check(name: str) -> Path:
 
 
 def make(path: Path) -> None:
-  """Makes the folder; UserError where `check` could not tell that it cannot."""
+  """Makes the folder; UserError if it cannot be made after all."""
   try:
     path.mkdir(parents=True, exist_ok=True)
   except OSError as error:  # what os.access does not tell, as of /proc
@@ -30,7 +34,7 @@ def make(path: Path) -> None:
 
 
 def write_csv(path: Path, rows: Iterable) -> None:
-  """Writes rows of cells; a reader sees the old file or the new one, never a half."""
+  """Writes rows of cells as CSV; a reader sees the old file or the new one, whole."""
   text = io.StringIO()
   csv.writer(text, lineterminator='\n').writerows(rows)
   partial = path.with_suffix('.tmp')

@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
 def find(images: list[str]) -> list[str]:
   """Returns the files named, and the images below folders named, sorted.
 
-  A folder's images are those that training would read. The others are counted, and told
-  of.
+  The images of a folder are those that training would read; it says how many other files
+  there are.
 
   Raises:
     UserError: for a name that is not there, or a folder without images.

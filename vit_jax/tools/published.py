@@ -1,7 +1,7 @@
 """Results that the ViT paper prints: arXiv 2010.11929, its final version.
 
-All accuracies are per cent. Figures 2, 3 and 5 of the paper draw them; of figures 4 and 8
-it prints no numbers.
+All accuracies are in per cent. Figures 2, 3 and 5 of the paper draw them; the numbers of
+figures 4 and 8 are not printed.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Row(NamedTuple):
   """A row of Table 6: pre-training on JFT, and accuracy after fine-tuning.
 
   Attributes:
-    model: ours of the same shape.
+    model: our name for the same architecture.
     exaflops: of the pre-training.
   """
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
   @property
   def average(self) -> float:
-    """The mean of five sets that Table 7 and figure 5 call the average: all but ReaL."""
+    """The mean of the five sets without ReaL, the average of Table 7 and figure 5."""
     five = self.imagenet, self.cifar10, self.cifar100, self.pets, self.flowers
     return sum(five) / 5
 

@@ -1,4 +1,4 @@
-"""environment.json: how, by what and on what a run was started, each time it was."""
+"""environment.json: the command, versions and machine of each start of a run."""
 
 import contextlib
 import datetime
@@ -6,14 +6,13 @@ import functools
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import subprocess
 from pathlib import Path
 
 import jax
 
-from vit_jax import config_check, distributed
+from vit_jax import config_check, distributed, machine
 from vit_jax.errors import UserError
 from vit_jax.train import metrics
 from vit_jax.version import __version__
@@ -26,10 +25,10 @@ _MOST = 100  # starts that are kept, the last ones
 def record(
   workdir: Path, step: int, command: str | None, params: dict, trained: dict
 ) -> None:
-  """Adds this start to the file. Of several processes the first does.
+  """Adds this start to the file; of several processes only the first does.
 
   Args:
-    step: from which the run goes on.
+    step: the step that the run starts from.
     command: the command line; None: it was started from Python.
     params, trained: all parameters, and those that are trained; shapes are enough.
 
@@ -84,9 +83,6 @@ def count(tree) -> int:
 
 def _machine() -> dict:
   devices = jax.devices()
-  memory = None
-  with contextlib.suppress(AttributeError, ValueError, OSError):
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   return {
     'vit_jax': __version__,
     'git': _commit(),
@@ -97,8 +93,8 @@ def _machine() -> dict:
     'device': devices[0].device_kind,
     'devices': len(devices),
     'processes': jax.process_count(),
-    'cores': os.cpu_count(),
-    'memory_bytes': memory,
+    'cores': machine.cores(),
+    'memory_bytes': machine.memory(),
   }
 
 
@@ -113,7 +109,8 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _commit() -> str | None:
-  """Returns the commit of this checkout, with '+' if files differ; None: it is none."""
+  """Returns the commit of this checkout, with '+' if files differ; None if it is not a git
+  checkout."""
   checkout = Path(__file__).parents[2]
   if not (checkout / '.git').exists():
     return None

@@ -90,13 +90,14 @@ def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool
 
 
 def write_predictions(workdir: Path, name: str, step: int, found: dict | None) -> None:
-  """Writes what an evaluation answered over that of its last time; see `predictions`.
+  """Replaces an evaluation's part of predictions.npz; see `evaluators.predictions`.
 
-  Of several processes the first does.
+  Of several processes only the first writes.
 
   Args:
     name: of the evaluation.
-    found: its evaluator's `predictions`; None: it has none.
+    step: the training step.
+    found: its evaluator's `predictions`; None if it keeps none.
 
   Raises: OSError.
   """

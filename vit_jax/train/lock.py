@@ -27,8 +27,8 @@ class Held(NamedTuple):
     workdir: its absolute path.
     check: raises LockLost if another run has taken the lock, which can happen in a
       bucket alone. Cheap enough to be called before every step.
-    recorded: what the lock says of the first process, for `inherited`; '' in that
-      process, and where it cannot be known.
+    recorded: what the lock file says about the first process, for `inherited`; '' in
+      that process, and if it cannot be read.
   """
 
   workdir: pathlib.Path | buckets.BucketPath
@@ -81,7 +81,7 @@ def lock(workdir):
 
 
 def is_held(workdir) -> bool | None:
-  """Returns whether a run is in a folder now; None where that cannot be known."""
+  """Returns whether a run is in a folder now; None if that cannot be told."""
   path = buckets.path(workdir) / LOCK_FILE
   if buckets.is_url(path):
     return Lease(path).is_held()
@@ -97,11 +97,11 @@ def is_held(workdir) -> bool | None:
 
 @contextlib.contextmanager
 def inherited(workdir, recorded: str) -> Iterator[bool]:
-  """Yields whether the lock's holder is dead, and no other run has had it since.
+  """Yields whether the lock's holder is dead and no other run has taken the lock since.
 
-  For a process of the same run that is about to end: if so it may write in the folder,
-  and as long as it does, no other run gets in. In a bucket it is never so: a lease tells
-  nothing of its holder until it ends.
+  For a process of the same run that is about to end. If it yields True, the process may
+  write in the folder, and no other run gets in until it leaves this context. In a bucket
+  it yields False: a lease does not tell whether its holder is alive until it ends.
 
   Args:
     recorded: of `Held`.
@@ -124,7 +124,7 @@ def _text(path) -> str:
 
 
 def _flock(file) -> None:
-  # For a moment, as `is_held` and `inherited` have the lock for no longer.
+  # Tries again for a moment: `is_held` and `inherited` hold the lock only briefly.
   for _ in range(5):
     try:
       return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import paths, sharding
+from vit_jax import machine, paths, sharding
 from vit_jax.errors import OutOfMemory
 from vit_jax.train.disk import LocalFolder
 
@@ -148,8 +148,7 @@ def device_memory(device) -> int:
   stats = device.memory_stats() or {}
   if 'bytes_limit' in stats:
     return stats['bytes_limit']
-  memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  return memory // max(jax.local_device_count(), 1)
+  return machine.memory() // max(jax.local_device_count(), 1)
 
 
 PROFILED = (3, 8)  # the steps after start that a profile holds: compiled, warmed up

@@ -72,7 +72,7 @@ def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
 
 
 def already_finished(workdir: Path, config: dict, status: dict) -> str:
-  """Returns what a command is told that finds its run finished, and how to train on."""
+  """Returns the message for a run that is already finished, and how to train on."""
   patience = config['checkpoint'].get('patience')
   if patience and 'stopped_early' in status:
     more = f'--config.checkpoint.patience={patience * 2}'

@@ -1,12 +1,12 @@
-"""How long a run still takes: its steps at their pace, its evaluations as they took."""
+"""Estimates how long a run still takes, from the pace of its steps and evaluations."""
 
 import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-# The last steps whose mean time is taken for that of those to come: so many, or those of
-# so many seconds where these are more. A mean over 20 steps of 5 ms would jump about.
+# The pace is the mean over the last 20 steps, or over those of the last 10 seconds if these
+# are more: a mean over 20 steps of 5 ms would fluctuate.
 _STEPS, _SECONDS = 20, 10.0
 _FEW = 5
 
@@ -27,7 +27,7 @@ class TimeLeft:
     due: dict[str, Callable[[int], int]],
     clock: Callable[[], float] = time.perf_counter,
   ):
-    """`due`: {evaluation: function of the step to how many times it is to be made yet}."""
+    """`due`: {evaluation: function from the step to how often it is still to be made}."""
     self.step, self.total = start, total
     self.under_way: tuple[str, float] | None = None
     self.took: dict[str, float] = {}

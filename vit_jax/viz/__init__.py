@@ -1,4 +1,4 @@
-"""What a model does, as arrays to look at; `plots` alone draws."""
+"""What a model does, as pure functions of arrays; only `plots` draws."""
 
 from vit_jax.viz.attention import attention_distance as attention_distance
 from vit_jax.viz.attention import class_rollout as class_rollout

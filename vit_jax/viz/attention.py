@@ -1,4 +1,4 @@
-"""Attention weights of all layers, summarised for a person to look at."""
+"""Attention weights of all layers, summarised."""
 
 import jax
 import jax.numpy as jnp
@@ -19,25 +19,25 @@ def rollout(
   "Quantifying Attention Flow in Transformers" (arXiv 2005.00928, section 3), as the ViT
   paper uses it (appendix D.8: the average over heads, multiplied through the layers):
   A_l = (weights + identity) / 2 with rows that sum to 1, R_1 = A_1, R_l = A_l R_(l-1).
-  The ViT paper's sentence is silent on the identity, which stands for the residual
-  branch; the article that it cites adds it.
+  The ViT paper does not mention the identity, which stands for the residual branch; the
+  article that it cites has it.
 
   Args:
     attention: [L, B, M, N, N], rows of weights that sum to 1; first layer first.
-    fusion: of the heads, 'mean', 'max' or 'min'.
+    fusion: how the heads are combined, 'mean', 'max' or 'min'.
     residual: whether the identity is added.
-    discard: share of each row's smallest weights to set to 0 first, in [0, 1); not part
-      of the paper.
+    discard: share of each row's smallest weights to set to 0 first, in [0, 1); the
+      paper does not do this.
 
   Returns:
-    float32 [B, N, N], rows that sum to 1: row i is what the output at i is made of.
+    float32 [B, N, N], rows that sum to 1: row i says what the output at i is made of.
 
   Raises:
     UserError: for another shape, an unknown fusion, or a share outside of [0, 1).
   """
   _check(attention)
   if not 0 <= discard < 1:
-    raise UserError(f'discard={discard}: a share in [0, 1).')
+    raise UserError(f'discard={discard}: expected a share in [0, 1).')
   fuse = choose('fusion', fusion, FUSIONS)
   N = attention.shape[-1]
   a = fuse(jnp.asarray(attention, jnp.float32), axis=2)  # [L, B, N, N]
@@ -53,7 +53,7 @@ def rollout(
 
 
 def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns how much each token of the first layer speaks for a class, by each token.
+  """Returns how much each token of the first layer speaks for a class, per output token.
 
   "Generic Attention-model Explainability" (arXiv 2103.15679, equations 5 and 6, for self
   attention): A_l is the mean over heads of the positive part of gradient times weight,
@@ -64,7 +64,7 @@ def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
     gradients: of the class's score, by each weight; same shape.
 
   Returns:
-    float32 [B, N, N]: not normalised, the identity included.
+    float32 [B, N, N], not normalised; it includes the identity.
 
   Raises:
     UserError: for other shapes.
@@ -72,7 +72,7 @@ def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
   _check(attention)
   if attention.shape != gradients.shape:
     raise UserError(
-      f'Gradients of shape {gradients.shape} are not of attention {attention.shape}.'
+      f'Gradients {gradients.shape} and attention {attention.shape} differ in shape.'
     )
   a = positive_part(attention, gradients)  # [L, B, N, N]
   result = jnp.broadcast_to(jnp.eye(a.shape[-1]), a.shape[1:])
@@ -105,9 +105,9 @@ def attention_distance(
     attention: [L, B, M, N, N]; the last h * w tokens are patches, row by row.
     grid: (h, w) of patches.
     patch: (height, width) in pixels, or one number for both.
-    renormalize: whether weights on patches are brought back to a sum of 1, so that the
+    renormalize: whether the weights on patches are scaled to a sum of 1, so that the
       result is a weighted average; the paper does not say.
-    per_image: return [L, B, M], of which the mean over axis 1 is the paper's dot and the
+    per_image: whether to return [L, B, M]; the mean over axis 1 is the paper's dot, the
       standard deviation its spread over images.
 
   Returns:
@@ -119,9 +119,7 @@ def attention_distance(
   _check(attention)
   h, w = grid
   if attention.shape[-1] < h * w:
-    raise UserError(
-      f'{attention.shape[-1]} tokens do not hold a grid of {h}x{w} patches.'
-    )
+    raise UserError(f'{attention.shape[-1]} tokens are too few for {h}x{w} patches.')
   a = jnp.asarray(attention, jnp.float32)[..., -h * w :, -h * w :]
   if renormalize:
     a = a / a.sum(-1, keepdims=True)

@@ -8,11 +8,11 @@ from vit_jax.errors import UserError
 
 
 class Components(NamedTuple):
-  """Principal components of filters, the first that explains most.
+  """Principal components of filters; the first explains the most variance.
 
   Attributes:
-    filters: float32 [n, ph, pw, C], orthonormal; the sign is that with which the entry
-      of the largest magnitude is positive.
+    filters: float32 [n, ph, pw, C], orthonormal; the sign makes the entry of largest
+      magnitude positive.
     explained: float32 [n], each one's share of the variance over all filters.
   """
 
@@ -25,7 +25,7 @@ def filters_pca(kernel, n: int | None = None) -> Components:
 
   Args:
     kernel: [ph, pw, C, D], D filters.
-    n: how many; the paper shows 28. None: all there are, min(ph pw C, D).
+    n: how many; the paper shows 28. None: all, min(ph pw C, D).
 
   Raises:
     UserError: for another shape, or more components than there are.
@@ -50,7 +50,7 @@ def filters_pca(kernel, n: int | None = None) -> Components:
 
 
 def to_show(filters) -> np.ndarray:
-  """Returns filters [n, ph, pw, C], each brought to [0, 1] by its own range: float32."""
+  """Returns filters [n, ph, pw, C] as float32, each scaled from its range to [0, 1]."""
   filters = np.asarray(filters, np.float32)
   low = filters.min((1, 2, 3), keepdims=True)
   span = filters.max((1, 2, 3), keepdims=True) - low

@@ -41,7 +41,7 @@ _STYLE = {
   'pdf.fonttype': 42,  # text that can be searched and edited
   'svg.hashsalt': 'vit_jax',  # names of parts that do not change from run to run
 }
-# Okabe and Ito's, told apart by all kinds of sight; no yellow, which is faint on white.
+# Okabe and Ito's, safe for colour-blind readers; without yellow, faint on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#444444')
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 
@@ -88,11 +88,11 @@ def _styled(draw: Callable) -> Callable:
 def save(figure: Figure, path: str | Path) -> None:
   """Writes a figure; the format is that of the suffix, .png, .pdf or .svg.
 
-  The file holds no date, so that equal numbers give equal files.
+  The file has no date in it, so that the same numbers give the same file.
   """
   empty = {'.png': {'Software': None}, '.pdf': {'CreationDate': None}}
   metadata = empty.get(Path(path).suffix, {'Date': None})
-  with warnings.catch_warnings():  # a class name in a script that no font here has
+  with warnings.catch_warnings():  # of class names in scripts without a font here
     warnings.filterwarnings('ignore', message='Glyph .* missing from')
     figure.savefig(path, bbox_inches='tight', pad_inches=0.03, metadata=metadata)
 
@@ -105,15 +105,15 @@ def maps(
   captions: Sequence[str] | None = None,
   overlay: str = 'mask',
 ) -> Figure:
-  """Draws images beside what a map says of them (ViT paper, figures 6 and 14).
+  """Draws images beside their maps (ViT paper, figures 6 and 14).
 
   Args:
     images: [B, H, W, C] in [0, 1], C 1 or 3.
-    values: [B, h, w], brought to the images' size.
+    values: [B, h, w], resized to the images' size.
     title: of the maps' columns.
     captions: one per image, above it.
-    overlay: 'mask', the image times map / maximum, as the paper does, 'heat', the map as
-      colour, or 'signed', red where it is positive and blue where it is negative.
+    overlay: 'mask', the image times map / maximum, as in the paper; 'heat', the map as
+      colour; or 'signed', red where the map is positive and blue where it is negative.
   """
   B, H, W, _ = images.shape
   across = 1 if B <= 3 else 2 if B <= 8 else 4
@@ -205,7 +205,7 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
 
   Args:
     mean: [L, M] pixels; std: over images.
-    uniform: the distance of attention that is the same everywhere, a dashed line.
+    uniform: the distance under uniform attention, drawn as a dashed line.
   """
   L, M = mean.shape
   figure = Figure((3.4, 2.6), layout='constrained')
@@ -231,11 +231,11 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
 
 @_styled
 def tiles(similarity: np.ndarray, title: str) -> Figure:
-  """Draws how alike the positions are, a tile each (ViT paper, figure 7 centre).
+  """Draws how similar positions are, a tile for each (ViT paper, figure 7 centre).
 
   Args:
-    similarity: [h, w, h, w] in [-1, 1]. Of more than 16 rows or columns every second, third,
-      ... tile is drawn.
+    similarity: [h, w, h, w] in [-1, 1]. With more than 16 rows or columns, only every
+      second, third, ... tile is drawn.
   """
   h, w = similarity.shape[:2]
   steps = [-(-n // 16) for n in (h, w)]
@@ -295,10 +295,10 @@ def _mosaic(ax, images: Sequence[np.ndarray], across: int, **options):
 
 @_styled
 def before_after(rows: dict[str, np.ndarray], titles: Sequence[str]) -> Figure:
-  """Draws rows of images [k, h, w], one colour range for each of the k columns.
+  """Draws rows of k images [k, h, w]; each of the k columns has one colour range.
 
   Args:
-    rows: label -> images, of another size in each row.
+    rows: {label: images}; rows may differ in h and w.
     titles: of the k columns.
   """
   k = len(titles)
@@ -393,20 +393,22 @@ def compared(names: Sequence[str], panels: dict[str, Sequence]) -> Figure:
 
 
 def _show_two_decades(ax, x: Sequence[float]) -> None:
-  """Widens a logarithmic axis that would have less than two numbers on it."""
+  """Widens a logarithmic axis that would have fewer than two labels."""
   low, high = (np.log10(f(x)) for f in (min, max))
   if np.floor(high) - np.ceil(low) < 1:
     ax.set_xlim(10.0 ** np.floor(low) * 0.8, 10.0 ** np.ceil(high + 1e-9) * 1.25)
 
 
 @_styled
-def bars(groups: Sequence[str], values: dict[str, Sequence], stds: dict[str, Sequence]):
+def bars(
+  groups: Sequence[str], values: dict[str, Sequence], stds: dict[str, Sequence]
+) -> Figure:
   """Draws a panel of bars for each group (ViT paper, figure 2).
 
   Args:
     groups: titles of the panels.
-    values: label -> per cent in each group, nan where there is none.
-    stds: the same labels -> standard deviations, nan where there is none.
+    values: {label: per cent in each group}, nan where there is none.
+    stds: {label: standard deviations}, nan where there is none.
   """
   figure = Figure((_WIDTH, 2.3), layout='constrained')
   axes = figure.subplots(1, len(groups), squeeze=False)[0]

@@ -1,4 +1,4 @@
-"""Position embeddings, as what they say of where a patch is."""
+"""How similar position embeddings are."""
 
 import numpy as np
 
@@ -10,11 +10,11 @@ def posemb_similarity(table, grid: tuple[int, int] | None = None) -> np.ndarray:
 
   Args:
     table: [N, D] or [1, N, D].
-    grid: (h, w) of patches, which the last h * w rows are of; rows in front of them
-      (cls) are left out.
+    grid: (h, w) of patches, the last h * w rows; rows in front of them (cls) are left
+      out.
 
   Returns:
-    float32 [N, N]; with a grid [h, w, h, w], the tile of each patch. 0 where a row is 0.
+    float32 [N, N]; with a grid [h, w, h, w], a tile for each patch. 0 where a row is 0.
 
   Raises:
     UserError: for another shape, or fewer rows than the grid has patches.
@@ -28,7 +28,7 @@ def posemb_similarity(table, grid: tuple[int, int] | None = None) -> np.ndarray:
   if grid is not None:
     h, w = grid
     if len(table) < h * w:
-      raise UserError(f'{len(table)} positions do not hold a grid of {h}x{w} patches.')
+      raise UserError(f'{len(table)} positions are too few for {h}x{w} patches.')
     table = table[len(table) - h * w :]
   norm = np.linalg.norm(table, axis=-1, keepdims=True)
   unit = table / np.where(norm == 0, 1, norm)

@@ -1,7 +1,7 @@
-"""Which pixels a score depends on, by its gradient; of any differentiable model.
+"""Which pixels a score depends on, by its gradient, for any differentiable model.
 
-A `score` is a function of images [B, H, W, C] that returns one number each, [B], where
-that of an image depends on that image alone.
+A `score` is a function of images [B, H, W, C] that returns [B], one number per image,
+which depends on that image alone.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 def gradient_times_input(score: Callable, images: jax.Array) -> jax.Array:
   """Returns gradient x image, summed over channels: float32 [B, H, W], with signs.
 
-  For a function that is linear in the image this is what each pixel contributes.
+  If the score is linear in the image, this is what each pixel contributes.
 
   Args:
     score: see the module.
@@ -44,7 +44,7 @@ def integrated_gradients(
     float32 [B, H, W], summed over channels, with signs.
 
   Raises:
-    UserError: for less than one step.
+    UserError: for fewer than one step.
   """
   if steps < 1:
     raise UserError(f'steps={steps}: expected 1 or more.')

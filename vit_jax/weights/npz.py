@@ -19,8 +19,8 @@ from vit_jax.weights import config_json
 
 # A deflated byte decompresses to at most this many (zlib's technical notes).
 _DEFLATE_LIMIT = 1032
-# A file may decompress to so many bytes, or to so many times its size. Weights hardly
-# compress; what shrinks a hundred times is zeros, or was made to fill the memory.
+# A file may decompress to this many bytes, or to this many times its size. Weights hardly
+# compress: what shrinks a hundredfold is zeros, or was made to fill the memory.
 _ALWAYS, _TIMES = 256 << 20, 20
 _HEADER = 10_000  # bytes of an .npy header; those of plain arrays have about 100
 _KINDS = 'biuf'  # of numbers; besides bfloat16, which .npy has as two bytes

@@ -9,7 +9,7 @@ ROUNDING = ('truncate', 'nearest', 'none')  # see `basic`
 # Images with more pixels by their header are refused unread: a PNG of half a megabyte may
 # decode to gigabytes. Ops do not make larger images either.
 MAX_PIXELS = 64_000_000
-MAX_SIDE = 8000  # the side of a square of so many pixels
+MAX_SIDE = 8000  # of a square with MAX_PIXELS
 
 
 def is_int(value) -> bool:

@@ -18,7 +18,7 @@ _SPLIT = re.compile(r'(?!all$)[A-Za-z]\w*')
 
 
 class Row(NamedTuple):
-  """What a list of labels says of one image."""
+  """What a list of labels says about one image."""
 
   path: str  # as written
   labels: tuple[str, ...]

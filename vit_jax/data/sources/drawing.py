@@ -1,8 +1,9 @@
 """Pixels of the scenes of the source 'shapes'.
 
-A shape covers a pixel by its signed distance, in pixels, from the pixel's centre: edges
-are smooth at any size. Like the scenes, pixels are computed by operations that IEEE 754
-rounds exactly, each by itself, and so are the same on every machine, alone or in any batch.
+How much of a pixel a shape covers follows from the signed distance between its edge and
+the pixel's centre, so edges are smooth at any size. As in `scenes`, pixels are computed
+one by one by operations that IEEE 754 rounds exactly: they are the same on every machine,
+and in any batch.
 """
 
 import numpy as np
@@ -57,7 +58,7 @@ def _ground(scenes, size):
 
 
 def _blend(image, colour, covered, left, top):
-  """Paints what is covered of a window, [w, w] from (left, top), in the image's bounds."""
+  """Paints a window `covered` [w, w] at (left, top), cut to the image's bounds."""
   size, width = len(image), len(covered)
   rows = slice(max(top, 0), min(top + width, size))
   columns = slice(max(left, 0), min(left + width, size))
@@ -73,8 +74,8 @@ def _cover(kind, size, x, y, radius, turn):
     (float32 [n, w, w] from 0 to 1, left int64 [n], top int64 [n]).
   """
   radius = (radius * size).astype(np.float32)
-  # Half a pixel around a star's tip ends 1.6 pixels from it: what lies outside of a window
-  # is not covered, so that it does not matter how large the others' windows are.
+  # A star's smooth tip ends 1.6 pixels beyond its radius, inside of any window: a larger
+  # window, for the sake of other shapes in the batch, changes no pixel.
   width = int(np.ceil(2 * radius.max(initial=0))) + 6
   corners, offsets = [], []
   for centre in (x, y):
@@ -92,8 +93,8 @@ def _cover(kind, size, x, y, radius, turn):
   return covered, *corners
 
 
-# Signed distances, negative inside, from shapes whose circumscribed circle has radius 1
-# and whose centroid is the origin. Beyond a corner the distance is that of the edges'
+# Signed distances, negative inside, from shapes with a circumscribed circle of radius 1
+# and their centroid at the origin. Beyond a corner it is the distance from the edges'
 # lines, which keeps corners sharp.
 
 
@@ -124,7 +125,7 @@ def _triangle(x, y):
 
 
 def _star(x, y):
-  """The pentagram: all that is outside of at most one of its five lines."""
+  """The pentagram: the points outside of at most one of its five lines."""
   most, second = np.float32(-np.inf), np.float32(-np.inf)
   for a, b in _CORNERS[5]:
     line = a * x + b * y

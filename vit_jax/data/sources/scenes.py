@@ -13,15 +13,15 @@ import numpy as np
 
 from vit_jax.data import philox
 
-# Their order, and that of TASKS, is part of what an image is: new ones go to the end.
+# Images depend on the order of these, and of TASKS: new ones go to the end.
 KINDS = ('circle', 'square', 'triangle', 'star', 'cross', 'ring')
 COLOURS = ('red', 'yellow', 'green', 'cyan', 'blue', 'magenta')  # hues 60 degrees apart
 SPLITS = ('train', 'validation', 'test')
 
 _DISTRACTORS = 4  # at most, in each image
 _PER_SHAPE = 8  # random numbers
-# Above any seed of 32 bits, so that a run's augmentations, which are drawn by `uniforms`
-# with the run's seed, have other numbers.
+# Above any 32-bit seed: a run's augmentations also come from `uniforms`, with the run's
+# seed, and must not get the same numbers.
 _TAG = 0x5CE9E5 << 40
 
 
@@ -31,14 +31,14 @@ class Scenes:
 
   Attributes:
     label: int64 [B].
-    shown: bool [B, S], whether there is such a shape. Grey ones come first.
+    shown: bool [B, S], whether the shape is there. Grey ones come first.
     kind: int [B, S], an index into KINDS.
     x, y, radius: float32 [B, S], the centre and the circumscribed circle of a shape.
     turn: float32 [B, S], its rotation, 1 for a full turn.
     colour: float32 [B, S, 3] from 0 to 1.
-    ground: float32 [B, 2, 3], the colours between which the background changes...
-    ground_turn: float32 [B], ...and in which direction.
-    noise: float32 [B], the largest that noise changes a channel by, of its full scale.
+    ground: float32 [B, 2, 3], the two colours that the background changes between.
+    ground_turn: float32 [B], the direction in which it changes, 1 for a full turn.
+    noise: float32 [B], the largest change of a channel by noise, 1 for full scale.
   """
 
   label: np.ndarray
@@ -56,14 +56,14 @@ class Scenes:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What the label says of the coloured shapes; the grey ones do not count.
+  """What the label says about the coloured shapes; grey shapes do not count.
 
   Attributes:
-    names: those of the classes.
+    names: of the classes.
     objects: O, the most coloured shapes in an image.
     place: (label int64 [B], u float32 [B, O, 8], more float32 [B, 16], uniform in [0, 1))
-      -> {field of `Scenes`: [B, O]}: 'x', 'y' and 'radius', and what else is not left to
-      chance; in the place of a colour 'hue', int, an index into COLOURS.
+      -> {field of `Scenes`: [B, O]}: 'x', 'y' and 'radius', and any others that the task
+      decides; instead of 'colour' it gives 'hue', int, an index into COLOURS.
   """
 
   names: tuple[str, ...]
@@ -149,7 +149,7 @@ TASKS = {
 
 
 def labels(task: str, seed: int, split: str, rows: np.ndarray) -> np.ndarray:
-  """Returns the labels int64 [B] of `scenes`, in less time."""
+  """Returns the labels of `scenes` alone, int64 [B], which is faster."""
   (u,) = _uniforms(task, seed, split, rows, 1)
   return (u[:, 0] * len(TASKS[task].names)).astype(np.int64)
 
@@ -185,7 +185,7 @@ def scenes(task: str, seed: int, split: str, rows: np.ndarray) -> Scenes:
     'turn': v[..., 5],
     **TASKS[task].place(label, v, more),
   }
-  # Up to 12 degrees from the hue that the name says.
+  # Up to 12 degrees from the hue of the name.
   hue = coloured.pop('hue') + 0.4 * v[..., 2] - 0.2
   saturation, value = 0.75 + 0.25 * scene[:, 11:], 0.6 + 0.4 * v[..., 3]
   coloured['colour'] = _rgb(hue, saturation, value)
@@ -210,7 +210,7 @@ def direction(turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sine(turn):
-  # The Taylor polynomial to x**9 on [-pi/2, pi/2], of which x is the share.
+  # The Taylor polynomial to the 9th degree in x * pi/2, for x in [-1, 1].
   x = 1 - 4 * np.abs((turn + 0.25) % 1 - 0.5)
   y = x * x
   polynomial = 1.5707963 - y * (

@@ -1,4 +1,4 @@
-"""The source 'shapes': made images of coloured shapes, in any number, without download."""
+"""The source 'shapes': generated images of coloured shapes, any number, no download."""
 
 import itertools
 
@@ -9,11 +9,13 @@ from vit_jax.data.sources import drawing, scenes, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError, choose
 
-_HELD_OUT = 5_000  # examples of 'validation' and of 'test': +-0.7 points at most
+_HELD_OUT = (
+  5_000  # examples of 'validation' and of 'test': standard error <= 0.7 points
+)
 _LARGEST = 2**31
-# Up to here labels are held in memory, which are known without drawing an image.
+# Up to this many labels are held in memory; they need no drawing.
 _KNOWN = 2**20
-_PIXELS = 2**18  # drawn at once
+_PIXELS = 2**18  # that are drawn at once
 
 
 class Shapes(Source):
@@ -25,13 +27,13 @@ class Shapes(Source):
     position: in which cell of a grid of 4 x 4 the shape's centre is: 16 classes.
     distance: how far apart the centres of two are, from 0.24 to 0.72 of the image's side
       in steps of 0.08: 6 classes.
-  The tasks are the like of CIFAR, CLEVR's count, dSprites' location and CLEVR's distance
-  in small. Cropping and flipping change the labels of the last three: leave them out of
+  The tasks are small counterparts of CIFAR, CLEVR's count, dSprites' location and CLEVR's
+  distance. Cropping and flipping change the labels of the last three: leave them out of
   `pp`, as configs/shapes.py does.
 
   An example is a function of (seed, task, split, number) alone, and the same on every
-  machine. With another `num_examples` the first are the same, and so are 'validation' and
-  'test', 5,000 each: what is compared between sizes of training data is the data. With
+  machine. A larger `num_examples` adds examples and changes neither the first ones nor
+  'validation' and 'test', 5,000 each, so that sizes of training data can be compared. With
   another `size` the scenes are the same, drawn with other noise.
 
   Args:
@@ -119,8 +121,8 @@ class Shapes(Source):
   def _noise(self, split: str, row: int) -> np.ndarray:
     """Returns uniformly distributed bytes [size, size, 3], an image's own.
 
-    Raw numbers of NumPy's Philox, which no version of NumPy changes, counted from a place
-    of the row's own: faster by far than `data.philox` where there are many.
+    Raw numbers of NumPy's Philox, the same in every version, from a counter of the row's
+    own: much faster than `data.philox` where many are needed.
     """
     task = list(scenes.TASKS).index(self._task)
     key = [self._seed, 4 * task + scenes.SPLITS.index(split)]

@@ -19,15 +19,12 @@ def main(argv: list[str]) -> int:
   # After the arguments: it takes seconds.
   from vit_jax import terminal
   from vit_jax.tools import out_folder
+  from vit_jax.tools.ablate import asked
   from vit_jax.tools.grid import cells, rows, runs
-  from vit_jax.train import schema
 
   out = out_folder.check(args.out)
-  ablation = arguments.ablation(args.name)
-  spec, config, options = arguments.base(args, ablation)
-  with cells.named(spec):
-    schema.check(config)  # the cells look into it
-  chosen = arguments.chosen(args, ablation.cells(config, **options))
+  ablation = asked.ablation(args.name)
+  spec, config, chosen = asked.cells(args, ablation)
   seeds = args.seeds or ablation.seeds
   planned = cells.plan(config, chosen, seeds, out)
   evals = {k: v for run in planned for k, v in run.config.get('evals', {}).items()}

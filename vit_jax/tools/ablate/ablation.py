@@ -42,6 +42,18 @@ class Ablation(NamedTuple):
   published_as: str = ''
 
 
+# Changes to configs/digits.py for short runs, of which an average would lag behind.
+SHORT_DIGITS = {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
+# An evaluation of colour models of 32 x 32 pixels on data that they were not trained on.
+TRANSFER_TO_DIGITS = dict(
+  type='fewshot',
+  datasets=dict(digits=dict(source='digits', train='train', test='test')),
+  pp="decode(3)|resize(32, method='bicubic')|value_range(-1, 1)",
+  batch_size=360,
+  shots=[5, 10],
+)
+
+
 def need_vit(config: dict, name: str) -> dict:
   """Returns a config's section `model`; UserError unless that is a ViT without ResNet."""
   family, fields = resolved(config, name)

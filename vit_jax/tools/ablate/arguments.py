@@ -1,14 +1,10 @@
 """The command line of `vit_jax ablate`."""
 
 import argparse
-import importlib
 import textwrap
-from collections.abc import Mapping
 
 from vit_jax import cli
-from vit_jax import config as config_lib
-from vit_jax.errors import UserError, choose
-from vit_jax.tools.grid import cells as grid
+from vit_jax.errors import choose
 
 # Ablation -> what it compares. Each is a module here, with `ABLATION`.
 NAMES = {
@@ -66,65 +62,3 @@ def _seeds(text: str) -> list[int]:
   if not all(word.isdigit() for word in words):
     raise argparse.ArgumentTypeError(f'{text!r} is not a list of whole numbers: 0,1,2')
   return list(dict.fromkeys(int(word) for word in words))
-
-
-def ablation(name: str):
-  """Returns the `Ablation` of a name."""
-  return importlib.import_module(f'vit_jax.tools.ablate.{name}').ABLATION
-
-
-def base(args: argparse.Namespace, found) -> tuple[str, dict, Mapping]:
-  """Returns ('NAME:ARGS', config, options of the cells) of what an ablation changes.
-
-  --data that is bundled chooses a base of the ablation; other data is the argument `data`
-  of the config, which is `folder` unless --config names another.
-
-  Raises:
-    UserError: for a config, data or --set that cannot be.
-  """
-  known, data = found.bases, args.data
-  spec, changes, options = args.config, {}, {}
-  if spec is None and data is None:
-    spec, changes, options = next(iter(known.values()))
-  elif spec is None and data.partition(':')[0] in ('digits', 'shapes'):
-    spec, changes, options = choose(f'bundled data of {args.name}', data, known)
-  elif data is not None:
-    spec = spec or 'folder'
-    spec += f'{"," if ":" in spec else ":"}data={data}'
-  config = grid.changed(config_lib.load(spec), changes)
-  with grid.named('--set'):
-    for assignment in args.set:
-      _set(config, assignment)
-  return spec, config, options
-
-
-def _set(config: dict, assignment: str) -> None:
-  key, _, value = assignment.partition('=')
-  if key in ('seed', 'log.report'):
-    raise UserError(f'{key}: use --seeds' if key == 'seed' else f'{key}: no pages here')
-  if key in config_lib.DURATIONS and value != 'None':  # it takes the place of another
-    for other in config_lib.DURATIONS:
-      if other != key:
-        config.pop(other, None)
-  config_lib.override(config, [assignment])
-
-
-def chosen(args: argparse.Namespace, found: list) -> list:
-  """Returns the cells that --cells names, or all.
-
-  Raises:
-    UserError: for an unknown name, or a --set that the cells would override.
-  """
-  for assignment in args.set:
-    key = assignment.partition('=')[0]
-    for cell in found:
-      clash = [c for c in cell.changes if c == key or key.startswith(f'{c}.')]
-      if clash:
-        raise UserError(f'--set {key}: the cells of {args.name} set {clash[0]}.')
-  if args.cells is None:
-    return found
-  names = {cell.name: cell for cell in found}
-  return [
-    choose(f'cell of {args.name}', name, names)
-    for name in dict.fromkeys(args.cells.split(','))
-  ]

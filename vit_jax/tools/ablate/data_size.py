@@ -10,7 +10,12 @@ points on ImageNet after pre-training on its three sets are Table 5, which
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.nn.resnet import STAGES
-from vit_jax.tools.ablate.ablation import Ablation, Base, need_vit
+from vit_jax.tools.ablate.ablation import (
+  TRANSFER_TO_DIGITS,
+  Ablation,
+  Base,
+  need_vit,
+)
 from vit_jax.tools.grid import cells as grid
 from vit_jax.tools.grid.cells import Cell
 from vit_jax.tools.inspect import cost
@@ -67,28 +72,32 @@ def equal_compute(vit: dict, shape: tuple[int, int, int]) -> dict:
       name='bit', blocks=list(blocks), width=width, **common
     )
     count = lambda width, of=of: cost.of({'num_classes': 10, **of(width)}, shape)
-    middle = round(64 * (wanted / count(64).operations) ** 0.5 / 32) * 32
-    for width in range(max(middle - 32, 32), middle + 33, 32):
-      off = abs(count(width).operations / wanted - 1)
-      if off <= _NEAR:
+    # The norms' groups allow no less than 32 channels. Compute grows with the square.
+    middle = round((wanted / count(32).operations) ** 0.5) * 32
+    for width in sorted({max(middle + step, 32) for step in (-32, 0, 32)}):
+      off = count(width).operations / wanted - 1
+      if abs(off) <= _NEAR:
         return of(width)
-      best = min(best or (off, width), (off, width))
+      best = min(best or (abs(off), width), (abs(off), width))
+      if off > 0:  # wider ones compute more still
+        break
   raise UserError(
     f'data_size: no ResNet computes as much as this ViT, {wanted / 1e9:.3g} GFLOPs; the '
     f'nearest differs by {best[0]:.0%}. Change its size: --set model.width=...'
   )
 
 
-_DIGITS = dict(digits=dict(source='digits', train='train', test='test'))
-_FEWSHOT = dict(type='fewshot', datasets=_DIGITS, batch_size=360, shots=[5, 10])
-_FEWSHOT['pp'] = "decode(3)|resize(32, method='bicubic')|value_range(-1, 1)"
-
 ABLATION = Ablation(
   cells=cells,
   bases={
     'shapes:class': Base(
-      'shapes:examples=30000,steps=400,test=test[:1000]',
-      {'evals.transfer': _FEWSHOT, 'model.patch_size': (8, 8)},
+      'shapes:examples=10000,steps=300,test=test[:1000]',
+      {
+        # Of 16 patches; a BiT of two units computes as much.
+        'model.patch_size': (8, 8),
+        'model.depth': 3,
+        'evals.transfer': TRANSFER_TO_DIGITS,
+      },
     ),
   },
   draw='data_size',

@@ -5,7 +5,7 @@ The paper first blamed average pooling for an accuracy that a smaller learning r
 pooling at 3/8 of it, attention pooling (MAP) beside. The figure prints no numbers.
 """
 
-from vit_jax.tools.ablate.ablation import Ablation, Base, need_vit
+from vit_jax.tools.ablate.ablation import SHORT_DIGITS, Ablation, Base, need_vit
 from vit_jax.tools.grid.cells import Cell
 
 _SMALLER = 3e-4 / 8e-4
@@ -26,9 +26,7 @@ def cells(config: dict) -> list[Cell]:
 ABLATION = Ablation(
   cells=cells,
   bases={
-    'digits': Base(
-      'digits:epochs=20', {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
-    ),
+    'digits': Base('digits:epochs=20', SHORT_DIGITS),
     'shapes:class': Base('shapes'),
   },
 )

@@ -12,7 +12,12 @@ import statistics
 
 from vit_jax.errors import UserError
 from vit_jax.tools import published
-from vit_jax.tools.ablate.ablation import Ablation, Base, resolved
+from vit_jax.tools.ablate.ablation import (
+  TRANSFER_TO_DIGITS,
+  Ablation,
+  Base,
+  resolved,
+)
 from vit_jax.tools.grid.cells import Cell
 
 _COMMON = ('schedule', 'clip', 'accum', 'ema')
@@ -57,10 +62,6 @@ def _published(optimizer: str) -> str:
   return ', '.join(f'{of(model):.2f} ({model})' for model in ('R50x1', 'R152x2'))
 
 
-_DIGITS = dict(digits=dict(source='digits', train='train', test='test'))
-_FEWSHOT = dict(type='fewshot', datasets=_DIGITS, batch_size=360, shots=[5, 10])
-_FEWSHOT['pp'] = "decode(3)|resize(32, method='bicubic')|value_range(-1, 1)"
-
 ABLATION = Ablation(
   cells=cells,
   bases={
@@ -68,7 +69,7 @@ ABLATION = Ablation(
       'shapes:steps=400,test=test[:1000]',
       {
         'model': dict(name='bit', blocks=[1, 1, 1], width=32),
-        'evals.transfer': _FEWSHOT,
+        'evals.transfer': TRANSFER_TO_DIGITS,
       },
       {'sgd_lr': 0.3},
     ),

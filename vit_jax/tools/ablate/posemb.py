@@ -6,20 +6,20 @@ fixed sine-cosine ones. Any ViT can be the base. Everything else is as its recip
 """
 
 from vit_jax.tools import published
-from vit_jax.tools.ablate.ablation import Ablation, Base, need_vit
+from vit_jax.tools.ablate.ablation import SHORT_DIGITS, Ablation, Base, need_vit
 from vit_jax.tools.grid.cells import Cell
 
-# Cell -> (kind, where it is added; None: the kind says), and its name in Table 8.
+# Cell -> (kind, where it is added), and its name in Table 8.
 CELLS = {
-  'none': (('none', None), ('none', 'stem')),
+  'none': (('none', 'stem'), ('none', 'stem')),
   '1d': (('learn', 'stem'), ('1-D', 'stem')),
   '1d-every': (('learn', 'every'), ('1-D', 'every layer')),
   '1d-shared': (('learn', 'shared'), ('1-D', 'every layer, shared')),
   '2d': (('learn2d', 'stem'), ('2-D', 'stem')),
   '2d-every': (('learn2d', 'every'), ('2-D', 'every layer')),
   '2d-shared': (('learn2d', 'shared'), ('2-D', 'every layer, shared')),
-  'relative': (('relative', None), ('relative', 'stem')),
-  'rotary': (('rotary', None), None),
+  'relative': (('relative', 'stem'), ('relative', 'stem')),
+  'rotary': (('rotary', 'stem'), None),
   'sincos2d': (('sincos2d', 'stem'), None),
 }
 
@@ -27,21 +27,16 @@ CELLS = {
 def cells(config: dict) -> list[Cell]:
   """Returns the cells; UserError unless the config is of a ViT."""
   need_vit(config, 'posemb')
-  found = []
-  for name, ((kind, where), _) in CELLS.items():
-    changes = {'model.posemb': kind}
-    if where not in (None, 'stem'):  # the default
-      changes['model.posemb_where'] = where
-    found.append(Cell(name, changes))
-  return found
+  return [
+    Cell(name, {'model.posemb': kind, 'model.posemb_where': where})
+    for name, ((kind, where), _) in CELLS.items()
+  ]
 
 
 ABLATION = Ablation(
   cells=cells,
   bases={
-    'digits': Base(
-      'digits:epochs=12', {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
-    ),
+    'digits': Base('digits:epochs=12', SHORT_DIGITS),
     'shapes:position': Base('shapes:task=position'),
   },
   seeds=(0, 1, 2),

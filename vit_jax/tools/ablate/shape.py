@@ -1,17 +1,23 @@
 """Scaling a ViT's shape (ViT paper, appendix D.2 and Figure 8), against relative compute.
 
 From one base, depth, width, MLP width and patch size are halved and doubled one by one
-(patches the other way round: smaller ones take more compute), and all of them together.
-The number of heads stays. Figure 8 prints no numbers.
+and all of them together, with smaller patches where the others grow. The number of heads
+stays. Figure 8 prints no numbers.
 """
 
 from vit_jax import models, pretrained
 from vit_jax.errors import UserError
-from vit_jax.tools.ablate.ablation import Ablation, Base, need_vit, resolved
+from vit_jax.tools.ablate.ablation import (
+  SHORT_DIGITS,
+  Ablation,
+  Base,
+  need_vit,
+  resolved,
+)
 from vit_jax.tools.grid.cells import Cell
 
 AXES = ('depth', 'width', 'mlp_dim', 'patch_size')
-LINES = {**{axis.split('_')[0]: (axis,) for axis in AXES}, 'all': AXES}
+LINES = {**{axis: (axis,) for axis in AXES}, 'all': AXES}
 
 
 def cells(config: dict) -> list[Cell]:
@@ -25,8 +31,16 @@ def cells(config: dict) -> list[Cell]:
       changes = dict(found[0].changes)
       for axis in scaled:
         changes[f'model.{axis}'] = _scaled(axis, base, factor)
-      found.append(Cell(f'{line}-x{factor:g}', changes))
+      found.append(Cell(_name(line, changes, factor), changes))
   return found
+
+
+def _name(line: str, changes: dict, factor: float) -> str:
+  if line == 'all':
+    return f'all-x{factor:g}'
+  value = changes[f'model.{line}']
+  sides = dict.fromkeys(value) if line == 'patch_size' else [value]
+  return f'{line.partition("_")[0]}-{"x".join(map(str, sides))}'
 
 
 def _scaled(axis: str, base: dict, factor: float):
@@ -52,14 +66,7 @@ ABLATION = Ablation(
   bases={
     'digits': Base(
       'digits:epochs=8',
-      {
-        'model.depth': 2,
-        'model.width': 48,
-        'model.mlp_dim': 96,
-        'optim.ema': None,
-        'evals.test_ema': None,
-        'log.every': 0.25,
-      },
+      {'model.depth': 2, 'model.width': 48, 'model.mlp_dim': 96, **SHORT_DIGITS},
     ),
   },
   draw='shape',

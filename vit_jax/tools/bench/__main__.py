@@ -161,7 +161,7 @@ def _torch_side(args, size: tuple[int, int]) -> dict:
   """Returns what `torch_worker.Timm` is told of the machine."""
   import jax
 
-  from vit_jax.tools.bench.record import cores
+  from vit_jax.machine import cores
 
   devices = {'cpu': 'cpu', 'gpu': 'cuda'}
   backend = jax.default_backend()

@@ -15,9 +15,9 @@ import numpy as np
 
 from vit_jax import models, trees
 from vit_jax.errors import OutOfMemory, UserError
+from vit_jax.machine import cores
 from vit_jax.tools.bench import ours as bench_ours
 from vit_jax.tools.bench import torch_worker
-from vit_jax.tools.bench.record import cores
 from vit_jax.weights import export
 
 SCRIPT = Path(torch_worker.__file__)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vit_jax import cli
 from vit_jax.errors import UserError
+from vit_jax.machine import cores
 
 
 def check_file(name: str | None) -> Path | None:
@@ -112,13 +113,6 @@ def versions() -> dict[str, str]:
   found = {'vit_jax': __version__, 'jax': jax.__version__, 'jaxlib': jaxlib.__version__}
   driver = jax.local_devices()[0].client.platform_version
   return found if driver == 'cpu' else {**found, 'driver': ' '.join(driver.split())}
-
-
-def cores() -> int:
-  """Returns how many cores this process may use; it counts as many threads."""
-  if hasattr(os, 'sched_getaffinity'):  # Linux
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 def _cpu() -> str:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 
-from vit_jax import cli
+from vit_jax import cli, machine
 from vit_jax.tools.doctor import packages
 
 # Files that the drivers of accelerators make, whether or not JAX can use them.
@@ -65,7 +65,7 @@ def examine(expected: str | None = None) -> dict:
     'python': platform.python_version(),
     'system': f'{platform.system()} {platform.machine()}',
     'vit_jax': _own_version(),
-    'cores': _cores(),
+    'cores': machine.cores(),
     'memory_bytes': _memory(),
     'disk_free_bytes': free,
     'devices': devices,
@@ -168,16 +168,10 @@ def _own_version() -> str:
   return __version__
 
 
-def _cores() -> int:
-  if hasattr(os, 'sched_getaffinity'):  # what this process may use, on Linux
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
-
-
 def _memory() -> int | None:
   try:
-    return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  except (AttributeError, ValueError, OSError):  # no sysconf on this system
+    return machine.memory()
+  except (AttributeError, ValueError, OSError):
     return None
 
 

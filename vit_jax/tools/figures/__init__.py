@@ -1,1 +1,1 @@
-"""`vit_jax figures`: what a model does, and what runs came to, drawn as for a paper."""
+"""`vit_jax figures`: what a model does, and the results of runs, drawn as for a paper."""

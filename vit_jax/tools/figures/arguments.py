@@ -1,4 +1,4 @@
-"""The command line of `vit_jax figures`: NAME and what belongs to it."""
+"""The command line of `vit_jax figures`: the figures, and the options of each."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from vit_jax import cli
 from vit_jax.errors import choose
 from vit_jax.tools import source
 
-# Name -> what it draws. Those of images, of a model alone, of runs.
+# Name -> what it draws: figures of images, of a model alone, of runs.
 OF_IMAGES = {
   'rollout': 'where a model looks, by the attention of all layers (figures 6, 14)',
   'attention': 'where one layer looks, or one head, or attention pooling',
@@ -16,7 +16,7 @@ OF_IMAGES = {
   'distance': 'how far each head looks, by depth (figures 7 right, 11)',
 }
 OF_A_MODEL = {
-  'posemb': 'how alike the position embeddings are (figures 7 centre, 10)',
+  'posemb': 'how similar the position embeddings are (figures 7 centre, 10)',
   'filters': "the first layer's filters, or their principal components (figure 7 left)",
   'interpolation': 'position embeddings before and after resizing',
 }
@@ -31,10 +31,10 @@ FORMATS = ('png', 'pdf', 'svg')
 
 
 def parse(argv: list[str], description: str) -> argparse.Namespace:
-  """Returns the arguments: name, those of all figures, and those of this one.
+  """Returns the arguments: `name`, those that all figures have, and its own.
 
   Raises:
-    UserError: for an unknown name, or an option that is not of this figure.
+    UserError: for an unknown name, or an option that the figure does not have.
   """
   if argv and not argv[0].startswith('-'):
     choose('figure', argv[0], list(NAMES))
@@ -74,7 +74,7 @@ def _formats(text: str) -> list[str]:
   wanted = text.split(',')
   for name in wanted:
     if name not in FORMATS:
-      raise argparse.ArgumentTypeError(f'{name!r} is none of {list(FORMATS)}')
+      raise argparse.ArgumentTypeError(f'{name!r}: expected {", ".join(FORMATS)}')
   return wanted
 
 
@@ -107,16 +107,24 @@ def _rollout(parser) -> None:
     '--no_residual', action='store_true', help='without the identity of the residual'
   )
   parser.add_argument(
-    '--discard', type=float, default=0.0, help='share of the smallest weights to drop'
+    '--discard',
+    type=float,
+    default=0.0,
+    help='share of the smallest weights to drop: %(default)s',
   )
   _overlay(parser)
 
 
 def _attention(parser) -> None:
   parser.add_argument(
-    '--layer', type=_layer, default=-1, help="number from 0, or 'pooling'; the last one"
+    '--layer',
+    type=_layer,
+    default=-1,
+    help="number from 0, or 'pooling'; default: the last layer",
   )
-  parser.add_argument('--head', type=int, help='number from 0; their mean')
+  parser.add_argument(
+    '--head', type=int, help='number from 0; default: the mean of all heads'
+  )
   _overlay(parser)
 
 
@@ -134,13 +142,13 @@ def _of_a_class(parser) -> None:
     '--class',
     dest='class_name',
     metavar='NAME',
-    help='or number; the most probable one',
+    help='or its number; default: the most probable class of each image',
   )
 
 
 def _class_rollout(parser) -> None:
   _of_a_class(parser)
-  _overlay(parser, 'heat')  # a few patches have most of it: the rest would be black
+  _overlay(parser, 'heat')  # with 'mask' all but a few patches would be black
 
 
 def _integrated(parser) -> None:
@@ -154,16 +162,22 @@ def _distance(parser) -> None:
   parser.add_argument(
     '--plain',
     action='store_true',
-    help='weights as they are, not brought to a sum of 1',
+    help='weights on patches as they are, not scaled to a sum of 1',
   )
 
 
 def _filters(parser) -> None:
-  parser.add_argument('--count', type=cli.positive, help='28 components, or 64 filters')
+  parser.add_argument(
+    '--count', type=cli.positive, help='how many; default: 28 components, or 64 filters'
+  )
 
 
 def _interpolation(parser) -> None:
-  parser.add_argument('--to', type=cli.resolution, help='pixels; 384 for 224')
+  parser.add_argument(
+    '--to',
+    type=cli.resolution,
+    help='pixels: 384, or 384x256 (HxW); default: 384 / 224 times as many as before',
+  )
   parser.add_argument('--resize', choices=('bilinear', 'bicubic'), default='bilinear')
 
 

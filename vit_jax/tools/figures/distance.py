@@ -25,5 +25,5 @@ def draw(args) -> Drawn:
     rows.append((layer, head, f'{value:.7g}', f'{std[layer, head]:.7g}', len(paths)))
   notes = (f'{len(paths)} images; uniform attention is {uniform:.1f} pixels.',)
   if len(paths) < 10:
-    notes += ('The paper takes 128 images: few say little of a head.',)
+    notes += ('The paper averages over 128 images; so few say little about a head.',)
   return Drawn(plots.heads(mean, std, uniform), rows, notes)

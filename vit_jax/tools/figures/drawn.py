@@ -1,4 +1,4 @@
-"""What a figure is before it is written: the drawing, its numbers, a remark."""
+"""A figure before it is written: the drawing, the numbers in it, remarks."""
 
 from typing import Any, NamedTuple
 
@@ -8,8 +8,8 @@ class Drawn(NamedTuple):
 
   Attributes:
     figure: of matplotlib.
-    rows: of the table, its header first.
-    notes: lines for the person who asked.
+    rows: of the table, the header first.
+    notes: lines to print.
   """
 
   figure: Any
@@ -18,11 +18,11 @@ class Drawn(NamedTuple):
 
 
 def grids(key: tuple[str, ...], named: list[tuple[tuple, Any]]) -> list[tuple]:
-  """Returns the rows of a table of arrays: one for each row of each [h, w].
+  """Returns a table of arrays [h, w]: a header, then one row for each row of each array.
 
   Args:
     key: titles of the columns in front.
-    named: (cells of these columns, array [h, w]); narrower arrays leave cells empty.
+    named: (cells of these columns, array [h, w]); arrays may differ in size.
   """
   width = max(array.shape[1] for _, array in named)
   rows = [(*key, 'row', *range(width))]

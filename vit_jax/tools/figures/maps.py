@@ -7,7 +7,7 @@ from vit_jax.errors import UserError, did_you_mean
 from vit_jax.tools import predict, source
 from vit_jax.tools.figures.drawn import Drawn, grids
 
-_MOST = 32  # images in the figure: a page; the table has all
+_MOST = 32  # images in the figure, one page; the table has all
 
 _TITLES = {
   'rollout': 'Attention',
@@ -23,7 +23,7 @@ def draw(args, options: dict) -> Drawn:
 
   Args:
     args: with `name`, a kind of map, and the options of the command line.
-    options: of `explain.attention_maps`, less the classes.
+    options: of `explain.attention_maps`, without the classes.
   """
   from vit_jax.viz import plots
 
@@ -45,7 +45,11 @@ def draw(args, options: dict) -> Drawn:
   )
   cells = zip(images, names, strict=True)
   table = grids(('image', 'class'), list(zip(cells, maps, strict=True)))
-  notes = ('Red speaks for the class named, blue against it.',) if signed else ()
+  notes = (
+    ('Red pixels speak for the class that is named, blue ones against it.',)
+    if signed
+    else ()
+  )
   if len(images) > _MOST:
     notes += (
       f'The first {_MOST} of {len(images)} images are drawn; the table has all.',
@@ -85,10 +89,10 @@ def _title(kind: str, options: dict) -> str:
 def shown(loaded, images):
   """Returns preprocessed images [B, H, W, C] as colours in [0, 1].
 
-  What a pipeline makes of black and of white tells how it scales each channel.
+  How the pipeline scales each channel follows from what it makes of black and of white.
   """
-  H, W, C = images.shape[1:]
-  flat = [np.full((2 * H, 2 * W, C), level, np.uint8) for level in (0, 255)]
+  shape = images.shape[1:]  # the size that also fits where nothing is resized
+  flat = [np.full(shape, level, np.uint8) for level in (0, 255)]
   black, white = loaded.preprocess(flat).mean((1, 2))
   span = np.where(white == black, 1, white - black)
   return np.clip((images - black) / span, 0, 1)
@@ -102,7 +106,7 @@ def _name(loaded, k: int) -> str:
 
 
 def _class(loaded, wanted: str) -> int:
-  """Returns the number of a class that is named, or given by its number."""
+  """Returns the number of a class, given by its name or number."""
   names = list(loaded.class_names or [])
   known = [_name(loaded, k) for k in range(len(names))]
   for candidates in (names, known):
@@ -112,6 +116,6 @@ def _class(loaded, wanted: str) -> int:
   if wanted.isdigit() and int(wanted) < K:
     return int(wanted)
   raise UserError(
-    f'--class {wanted}: {loaded.source} has no such class; a number from 0 to {K - 1}'
+    f'--class {wanted}: not a class of {loaded.source}. Expected 0 to {K - 1}'
     f'{" or a name" if names else ""}.{did_you_mean(wanted, known)}'
   )

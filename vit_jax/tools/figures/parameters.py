@@ -14,11 +14,11 @@ from vit_jax.tools.figures.drawn import Drawn, grids
 from vit_jax.viz.filters import to_show
 from vit_jax.weights import adapt
 
-_COMPONENTS = 4  # of the position embeddings, that `interpolation` shows
+_COMPONENTS = 4  # of the position embeddings, shown by `interpolation`
 
 
 def posemb(args) -> Drawn:
-  """Draws how alike the position embeddings are (figure 7 centre)."""
+  """Draws how similar the position embeddings are (figure 7 centre)."""
   from vit_jax.viz import plots
 
   loaded = source.load(args, dtype='float32')
@@ -37,8 +37,8 @@ def posemb(args) -> Drawn:
 def filters(args) -> Drawn:
   """Draws the first layer's filters (figure 7 left).
 
-  Of a patch embedding its principal components; of a convolution that overlaps, such as
-  the root of a hybrid or a ResNet, the filters themselves.
+  A patch embedding is shown by its principal components; a convolution that overlaps,
+  such as the root of a hybrid or a ResNet, by the filters themselves.
   """
   from vit_jax.viz import plots
 
@@ -112,8 +112,8 @@ def _new_grid(to, stride: tuple[int, int], old: tuple[int, int]) -> tuple[int, i
   if any(n % s for n, s in zip(to, stride, strict=True)):
     H, W = (-(-n // s) * s for n, s in zip(to, stride, strict=True))
     raise UserError(
-      f'--to {to[0]}x{to[1]}: no multiple of the {stride[0]}x{stride[1]} px of a patch, '
-      f'such as {H}x{W}.'
+      f'--to {to[0]}x{to[1]}: not a multiple of the {stride[0]}x{stride[1]} px of a '
+      f'patch; {H}x{W} is.'
     )
   return to[0] // stride[0], to[1] // stride[1]
 
@@ -127,13 +127,13 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
   if family.position is None:
     raise UserError(
       f'{loaded.source}: {type(model).__name__} has no position embeddings; filters, '
-      'gradient and integrated are for it.'
+      'gradient and integrated work for it.'
     )
   config = EncoderConfig.of(model)
   if config.posemb not in ADDED:
     raise UserError(
       f'{loaded.source} adds no position embeddings to its tokens (posemb='
-      f"'{config.posemb}'); rollout, attention, distance and filters are for it."
+      f"'{config.posemb}'); rollout, attention, distance and filters work for it."
     )
   stride = family.stride(pretrained.fields_of(model))
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))

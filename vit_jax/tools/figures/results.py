@@ -1,4 +1,4 @@
-"""What a run's folder tells of its result, and of what its pre-training took."""
+"""The result of a run and the cost of its pre-training, from its folder."""
 
 import dataclasses
 import math
@@ -18,17 +18,17 @@ class Result:
 
   Attributes:
     folder: of the run.
-    model: 'vit:B/16', or of a ViT without a variant 'ViT 3×96/4': its
-      blocks, width and patches.
+    model: 'vit:B/16', or for a ViT without a variant 'ViT 3×96/4', its blocks, width and
+      patch size.
     fields: of the model, {name: value}.
     family: 'vit', 'bit', ...
-    started: name of the weights that it began with, or ''.
+    started: name of the weights that it started from, or ''.
     data: its config.data.source, as text.
-    metric, value: the result, the last that was measured; of shares in per cent.
-    percent: whether it is.
+    metric, value: the result that was measured last, shares in per cent.
+    percent: whether it is a share.
     gflops: of one image, forward.
-    num_examples: of the set that it was pre-trained on; None where weights do not tell.
-    exaflops: of the pre-training; likewise.
+    num_examples: of the data that it was pre-trained on; None if unknown.
+    exaflops: of the pre-training; None if unknown.
     finished: whether the run reached its end.
   """
 
@@ -52,11 +52,11 @@ def read(folder: str, metric: str | None) -> Result:
 
   Args:
     folder: of the run.
-    metric: 'test/top1'; None: config.checkpoint.best, or the first share that is the
-      better the larger.
+    metric: 'test/top1'; None: config.checkpoint.best, or else the first share of which
+      more is better.
 
   Raises:
-    UserError: for a folder that no run wrote, or without that number.
+    UserError: for a folder that is not a run's, or a run without that metric.
   """
   config = run_config.read(folder)
   place = buckets.path(folder)
@@ -114,8 +114,8 @@ def _metric(folder, config: dict, values: dict, metric: str | None) -> str:
 def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | None:
   """Returns (examples in the data set, exaFLOPs) of the run in which training began.
 
-  A run that starts from another's weights was pre-trained there; what files of weights
-  took is unknown.
+  For a run that started from another run's weights that is the other run; None for one
+  that started from a file of weights, whose cost is unknown.
   """
   source, wanted = (config.get('weights') or {}).get('source'), None
   while source:
@@ -150,7 +150,7 @@ def _model(section: dict, family: str, fields: dict) -> str:
 
 
 def _text(source) -> str:
-  """Returns config.data.source in one line, that of a mixture by its parts."""
+  """Returns config.data.source as one line, the parts of a mixture joined."""
   if isinstance(source, list):
     return ' + '.join(str(part['source']) for part in source)
   return str(source)

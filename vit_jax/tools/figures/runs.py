@@ -1,4 +1,4 @@
-"""Figures of runs beside the paper's points: compute, data, vtab, shape."""
+"""Figures of runs beside the paper's results: compute, data, vtab, shape."""
 
 import re
 import statistics
@@ -103,7 +103,9 @@ def vtab(args) -> Drawn:
       spreads.append(_spread([found[t] for t in wanted]) if whole else np.nan)
       if not whole:
         missing = [t for t in wanted if t not in found]
-        notes += (f'{name}: no bar of {group}, without {", ".join(missing)}.',)
+        notes += (
+          f'{name}: no bar for {group}, as results are missing: {", ".join(missing)}.',
+        )
     values[name], stds[name] = means, spreads
     rows += [
       (
@@ -137,19 +139,19 @@ def shape(args) -> Drawn:
   if not known:
     raise UserError(
       'shape needs runs: the paper draws figure 8 (around 8 layers, width 1024, MLP width '
-      '2048, patches of 32) and prints no numbers of it. Give the folders of runs that '
+      '2048, patches of 32) but does not print its numbers. Give the folders of runs that '
       'differ in depth, width, mlp_dim or patch_size.'
     )
   for result in known:
     if result.family != 'vit' or result.fields['stem_blocks'] is not None:
       raise UserError(
-        f'shape is of ViTs; {result.folder} is a run of {result.model}. compute takes it.'
+        f'shape is for ViTs; {result.folder} is a run of {result.model}, which compute draws.'
       )
   sizes = [tuple(r.fields[axis] for axis in _AXES) for r in known]
   differing = lambda a, b: [
     axis for axis, m, n in zip(_AXES, a, b, strict=True) if m != n
   ]
-  # The lines meet in the run from which most others differ in one thing alone.
+  # The lines meet in the run that the most others differ from in one field only.
   single = [sum(len(differing(a, b)) == 1 for b in sizes) for a in sizes]
   base = single.index(max(single))
   lines: dict[str, list[Result]] = {}
@@ -181,29 +183,29 @@ def _read(args) -> list[Result]:
       terminal.say(f'warning: {result.folder} has not reached its end.')
   if len(names := sorted({r.metric for r in found})) > 1 and args.name != 'vtab':
     raise UserError(
-      f'The runs are judged by different numbers, {names}: choose one, --metric NAME.'
+      f'The runs report different metrics, {names}: choose one, --metric NAME.'
     )
   return found
 
 
 def _known(results: list[Result], what: str) -> tuple[list[Result], tuple[str, ...]]:
-  """Returns (the runs whose pre-training is known, a note of each other)."""
+  """Returns (the runs whose pre-training is known, a note about each of the others)."""
   lost = [r for r in results if getattr(r, what) is None]
   if lost and len(lost) == len(results):
     raise UserError(
       f'{lost[0].folder} started from {lost[0].started!r}, which is not a run: what its '
-      'pre-training took is not known, so there is nothing to draw.'
+      'pre-training took is unknown, so there is nothing to draw.'
     )
   notes = [
-    f'{r.folder} is left out: it started from {r.started!r}, no run, so that what its '
-    'pre-training took is not known.'
+    f'{r.folder} is left out: it started from {r.started!r}, which is not a run, so what '
+    'its pre-training took is unknown.'
     for r in lost
   ]
   return [r for r in results if r not in lost], tuple(notes)
 
 
 def _panel(plots, results, title, xlabel, x, label, rows, joined=False) -> list:
-  """Returns a panel of runs, if there are any, and adds its numbers to `rows`."""
+  """Returns [a panel of runs], or [] without runs; adds its numbers to `rows`."""
   series = []
   for name in dict.fromkeys(map(label, results)):
     found = [r for r in results if label(r) == name]
@@ -216,7 +218,7 @@ def _panel(plots, results, title, xlabel, x, label, rows, joined=False) -> list:
 
 
 def _points(results: Iterable[Result], x: Callable) -> list[tuple[float, str, list]]:
-  """Returns (x, model, values) in order of x; runs alike, as of seeds, are one point."""
+  """Returns [(x, model, values)] by x; runs that differ by the seed are one point."""
   found: dict[tuple, list] = {}
   for r in results:
     alike = x(r), r.model, r.data, r.started
@@ -250,13 +252,13 @@ def _rows(name: str, points, metric: str) -> list[tuple]:
 
 
 def _summary(values: list[float]) -> tuple:
-  """Returns (mean, standard deviation or '', number) as they stand in a table."""
+  """Returns (mean, standard deviation or '', number of runs) as cells of a table."""
   std = f'{statistics.stdev(values):.2f}' if len(values) > 1 else ''
   return f'{statistics.mean(values):.2f}', std, len(values)
 
 
 def _spread(tasks: list[list[float]]) -> float:
-  """Returns the deviation of the mean over tasks, of independent runs; nan for one each."""
+  """Returns the standard deviation of the mean over tasks; nan if one has a single run."""
   if any(len(values) < 2 for values in tasks):
     return float('nan')
   return sum(statistics.variance(values) for values in tasks) ** 0.5 / len(tasks)
@@ -274,7 +276,7 @@ def _kind(result: Result) -> str:
 
 
 def _task(result: Result) -> str:
-  """Returns the VTAB task that a run is of, by its folder's name or its data."""
+  """Returns the VTAB task of a run, by its folder's name or its data."""
   for text in (Path(result.folder).name, result.data):
     found = [
       name for name, _, regex in published.VTAB if re.search(regex, text.lower())
@@ -282,7 +284,7 @@ def _task(result: Result) -> str:
     if len(found) == 1:
       return found[0]
   raise UserError(
-    f'{result.folder}: neither its name nor its data, {result.data}, is that of one VTAB '
+    f'{result.folder}: neither its name nor its data, {result.data}, names one VTAB '
     f'task: {[name for name, *_ in published.VTAB]}. Name the folder after the task, '
     'such as clevr-count.'
   )

@@ -112,7 +112,9 @@ def named(what: str) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    text = str(error).replace('--workdir', '--out').replace('--config.', '--set ')
+    text = re.sub(
+      r'--config\.(?=\w)', '--set ', str(error).replace('--workdir', '--out')
+    )
     raise UserError(f'{what}: {text}') from error
 
 

@@ -63,8 +63,10 @@ def train(
         ]:
           raise RunError(f'{lost[0]}, from which it starts, failed.')
         row = _train(run, command, spec)
-      except (UserError, Stopped, DiskFull):
+      except UserError:
         raise
+      except (Stopped, DiskFull) as end:
+        raise type(end)(f'{run.name}: {end}') from end
       except RunError as failure:
         error = failure
         failed.add((run.cell.name, run.seed))

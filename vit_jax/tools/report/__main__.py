@@ -1,12 +1,12 @@
-"""Writes a page about a run, or about several beside each other.
+"""Writes a page about a run, or about several runs side by side.
 
   vit_jax report RUN [RUN...] [--out FILE.html] [--open]
 
-RUN is the folder of a run, finished or not. The page is one HTML file that needs nothing
-else and asks no server for anything: results and their spread, curves, which classes are
-taken for which, calibration, the mistakes that the model was most confident of and where it
-looked, what could not be read, parameters, the machine, and the command. A finished run
-has written its own, unless with `--config.log.report=False`.
+RUN is the folder of a run, finished or not. The page is one HTML file that needs no other
+file and no server. It has results and their spread, curves, confused classes, calibration,
+the most confident mistakes and where the model looked, images that could not be read,
+parameters, the machine, and the command. A run writes its page when it finishes, unless
+`--config.log.report=False`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument(
     '--out',
     metavar='FILE.html',
-    help=f'default: {FILE} in the folder of the run, of several in the one above the first',
+    help=f'default: {FILE} in the folder of the run; of several, beside the first',
   )
   parser.add_argument('--open', action='store_true', help='show it in the browser')
   cli.add_json_option(parser)
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     raise UserError('--open shows a file on disk: --out FILE.html names one.')
   out = buckets.path(args.out or _default(args.runs))
   if not buckets.is_url(out) and (not out.parent.is_dir() or out.is_dir()):
-    raise UserError(f'{out}: {out.parent} is not a folder, or {out} is one.')
+    raise UserError(f'{out}: expected a file in a folder that exists.')
 
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax-'))

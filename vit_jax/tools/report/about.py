@@ -1,4 +1,4 @@
-"""What a run was: command, config, data, parameters, machine."""
+"""The sections about a run itself: command, config, data, parameters, machine."""
 
 import json
 
@@ -88,7 +88,7 @@ def _again(run: Run) -> str:
   else:
     body = (
       '<p class="note">No command is recorded: it was started from Python, or by an '
-      'older version. The config below is all of it.</p>'
+      'older version. The config below is complete.</p>'
     )
   if run.starts and run.starts[-1].get('git'):
     commit = run.starts[-1]['git']
@@ -101,7 +101,7 @@ def _again(run: Run) -> str:
 
 def _machine(run: Run) -> str:
   if not run.starts:
-    return '<p class="note">Not recorded: the run is of an older version.</p>'
+    return '<p class="note">Not recorded: an older version made this run.</p>'
   last = run.starts[-1]
   memory = last.get('memory_bytes')
   body = pairs(

@@ -1,4 +1,4 @@
-"""Where a page is, and how a browser opens it."""
+"""The name of a page's file, and its address for a browser."""
 
 from vit_jax import buckets
 
@@ -6,5 +6,5 @@ FILE = 'report.html'
 
 
 def address(path) -> str:
-  """Returns what a browser opens, file://..., or the gs:// address of an object."""
+  """Returns the file:// address of a path, or gs:// of an object in a bucket."""
   return str(path) if buckets.is_url(path) else path.absolute().as_uri()

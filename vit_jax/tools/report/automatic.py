@@ -9,29 +9,23 @@ from vit_jax.tools.report import folder, page
 from vit_jax.tools.report.address import FILE, address
 from vit_jax.train import disk
 
-# Seconds for pictures, beside those of the numbers.
-_SECONDS = 5
-# Models of more parameters would be read and compiled for longer than a run should wait.
+_SECONDS = 5  # for pictures; the numbers take as long as they take
+# Reading and compiling a larger model takes longer than a run should wait for its page.
 _MOST_PARAMETERS = 100_000_000
 
 
-def write(workdir: str, status: dict) -> str | None:
+def write(workdir: str) -> str | None:
   """Writes the page of a run into its folder; returns its address.
 
-  None, and one line on stderr, if that fails in any way: the run itself is done. Of
-  several processes the first does, alone.
-
-  Args:
-    status: what the run returned.
+  If that fails in any way, it prints one line on stderr and returns None: the run itself
+  has succeeded. Of several processes only the first writes it.
   """
   if not distributed.is_first():
     return None
   try:
-    # Reading a checkpoint takes all processes, and from a bucket its time.
-    attention = jax.process_count() == 1 and not buckets.is_url(workdir)
-    attention &= status.get('trained_parameters', 0) <= _MOST_PARAMETERS
+    (run,) = folder.read([workdir])
     html, _ = page.render(
-      folder.read([workdir]), time.monotonic() + _SECONDS, attention
+      [run], time.monotonic() + _SECONDS, attended=1 if _is_quick(run) else 0
     )
     path = buckets.path(workdir) / FILE
     disk.replace(path, html.encode())
@@ -43,3 +37,11 @@ def write(workdir: str, status: dict) -> str | None:
     )
     return None
   return address(path)
+
+
+def _is_quick(run: folder.Run) -> bool:
+  """Whether the run's checkpoint can be read and its model compiled in a few seconds."""
+  # A checkpoint is read by all processes together, and slowly from a bucket.
+  if jax.process_count() > 1 or buckets.is_url(run.path) or not run.starts:
+    return False
+  return sum(run.starts[-1]['parameters']['parts'].values()) <= _MOST_PARAMETERS

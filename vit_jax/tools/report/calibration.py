@@ -1,4 +1,4 @@
-"""Whether a model is as often right as it says that it is."""
+"""Whether a model is right as often as its probabilities say."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Calibration(NamedTuple):
   Attributes:
     edges: [bins + 1], from 0 to 1.
     counts: int [bins], examples whose confidence is in (edges[i], edges[i + 1]].
-    confidence, accuracy: [bins], means over them; nan of none.
+    confidence, accuracy: [bins], means over them; nan where there are none.
     ece: expected calibration error, the mean of |accuracy - confidence| by bin weighted
       by counts (Naeini et al. 2015; Guo et al. 2017, arXiv 1706.04599, equation 3).
     mean_confidence, mean_accuracy: over all examples.

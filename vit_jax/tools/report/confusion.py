@@ -1,4 +1,4 @@
-"""Which classes are taken for which, for any number of classes."""
+"""Which classes a model confuses, for any number of classes."""
 
 from typing import NamedTuple
 
@@ -22,17 +22,17 @@ class Confusion(NamedTuple):
   predicted: np.ndarray
 
   def largest(self, most: int = 100) -> np.ndarray:
-    """Returns the largest cells off the diagonal, int [at most `most`, 3]."""
+    """Returns the largest cells off the diagonal, int [<= most, 3]."""
     return self.cells[self.cells[:, 0] != self.cells[:, 1]][:most]
 
   def drawn(self, most: int) -> tuple[np.ndarray, int]:
-    """Returns (the largest cells, how many examples are in those left out)."""
+    """Returns (the `most` largest cells, the number of examples in the others)."""
     return self.cells[:most], int(self.cells[most:, 2].sum())
 
   def worst(self, most: int = 20) -> np.ndarray:
-    """Returns the classes of lowest accuracy, of those with examples, int [at most most].
+    """Returns the classes of lowest accuracy among those with examples, int [<= most].
 
-    Of equally bad ones those of more examples come first.
+    Of classes that are equally bad the one with more examples comes first.
     """
     there = np.flatnonzero(self.counts)
     share = self.right[there] / self.counts[there]
@@ -40,10 +40,10 @@ class Confusion(NamedTuple):
 
 
 def count(label, predicted, num_classes: int) -> Confusion | None:
-  """Returns the confusion of answers; None if no example has one label.
+  """Returns the confusion of answers; None if every example has several labels.
 
   Args:
-    label: int [n], the true class; those below 0, of several labels, are left out.
+    label: int [n], the true class; examples with several labels have -1 and are left out.
     predicted: int [n].
   """
   label, predicted = np.asarray(label, np.int64), np.asarray(predicted, np.int64)

@@ -1,4 +1,4 @@
-"""The numbers of runs over their steps, as few points as a screen can show."""
+"""The metrics of runs over their steps, reduced to the points that a screen can show."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from vit_jax import evaluators
 from vit_jax.tools.report.folder import Run
 
 POINTS = 1200  # of a curve: two for each pixel of its width
-_MEANS = 100  # points of the mean of a curve, which curves of twice as many have
+_MEANS = 100  # points of a curve's mean, drawn for curves of more than twice as many
 # Curves by the chart that they share: (title, pattern of names, log scale at first).
 _CHARTS = (
   ('Loss', r'.*/loss', False),
@@ -25,12 +25,11 @@ _NOT_SHOWN = r'step|time/seconds_left|.*/(examples|bad_images)|.*_(seed\d+|std|l
 
 
 def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list]:
-  """Returns at most `most` points of a curve: the extremes of its stretches.
+  """Returns at most `most` points of a curve, the extremes of its stretches among them.
 
-  The curve is cut into stretches of equally many points; of each the lowest and the
-  highest are kept, in their order, so that no peak is lost. The first and the last point
-  are kept too. Values that are not finite count as neither, but one such point of a
-  stretch is kept as a gap.
+  The curve is cut into stretches with the same number of points. Of each stretch the
+  lowest and the highest point are kept, in their order, so that no peak is lost, and one
+  that is not finite, as a gap. The first and the last point of the curve are kept too.
 
   Args:
     x: [n], increasing. y: [n].
@@ -55,9 +54,9 @@ def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list
 
 
 def means(x: Sequence, y: Sequence, parts: int = _MEANS) -> tuple[list, list]:
-  """Returns (middles, means) of stretches of equally many points; [parts] each.
+  """Returns (middles, means) of `parts` stretches of the same number of points.
 
-  Values that are not finite are left out; the mean of none is nan.
+  Values that are not finite are left out; nan where none is finite.
 
   Args:
     x, y: [n], with n >= parts.
@@ -100,7 +99,7 @@ def charts(runs: list[Run]) -> list[dict]:
         continue
       percent = metric.percent or name == 'train/accuracy'
       title, log = _chart(name)
-      if title == name and not any(values):  # counters of what did not happen
+      if title == name and not any(values):  # a counter that stayed at 0
         continue
       x, y = downsample(steps, values, most)
       chart = {'title': title, 'percent': percent, 'log': log, 'curves': []}

@@ -1,6 +1,5 @@
-"""What the page shows of one evaluation."""
+"""One evaluation, analysed for the page."""
 
-import contextlib
 import time
 from typing import NamedTuple
 
@@ -18,11 +17,12 @@ class Effort(NamedTuple):
   """What making a page may cost.
 
   Attributes:
-    room: characters of thumbnails of one evaluation.
-    cells: of a confusion matrix, that are drawn.
-    mistakes: that are shown of one evaluation.
-    until: on the clock of `time.monotonic`, when to make no more of them.
-    attention: map where the model looked; takes the checkpoint and a compilation.
+    room: characters for the thumbnails of one evaluation.
+    cells: how many cells of a confusion matrix to draw.
+    mistakes: how many mistakes of one evaluation to show.
+    until: when to stop making thumbnails, on the clock of `time.monotonic`.
+    attention: whether to map where the model looked, which reads a checkpoint and
+      compiles the model.
   """
 
   room: int
@@ -36,17 +36,17 @@ class Evaluation(NamedTuple):
   """One evaluation, analysed.
 
   Attributes:
-    name: of the config.
-    step: after how many it was made.
-    examples: how many it is over.
-    sampled: whether those are only some, evenly spaced.
-    confusion: None where examples have several labels.
+    name: in the config.
+    step: the training step at which it was made.
+    examples: how many examples its predictions hold.
+    sampled: whether those are only some of the split's, evenly spaced.
+    confusion: None where all examples have several labels.
     calibration: None where no probability is finite.
     mistakes: the most confident ones.
-    cells: int [m, 3], those of the confusion that are drawn, and
-    cells_left_out: the examples of the others.
-    thumbnails: data URLs of each of the largest confusions, in their order.
-    left_out: why something is not there, a sentence each.
+    cells: int [m, 3], the cells of the confusion that are drawn.
+    cells_left_out: the number of examples in the other cells.
+    thumbnails: data URLs for each of the largest confusions, in their order.
+    left_out: a sentence for each thing that is missing, with the reason.
   """
 
   name: str
@@ -63,7 +63,7 @@ class Evaluation(NamedTuple):
 
 
 def analyse(run: Run, name: str, effort: Effort) -> Evaluation:
-  """Returns what there is to see of an evaluation whose predictions are kept.
+  """Returns the analysis of an evaluation whose predictions are kept.
 
   Args:
     name: of the evaluation, in `run.predictions`.
@@ -74,7 +74,7 @@ def analyse(run: Run, name: str, effort: Effort) -> Evaluation:
   counted = confusion.count(found['label'], answers, K)
   examples, thumbnails = None, []
   if 'data' not in run.evals.get(name, {}):
-    left_out.append(f'{name}: pictures, as config.json does not know this evaluation.')
+    left_out.append(f'{name}: pictures, as config.json has no evaluation of this name.')
   else:
     try:
       examples = pictures.Examples(run.evals[name]['data'])
@@ -114,7 +114,7 @@ def _thumbnails(counted, found, examples, effort) -> tuple[list[list[str]], str]
   wrong = np.flatnonzero(found['label'] != found['top'][:, 0])
   pairs = zip(found['label'][wrong], found['top'][wrong, 0], strict=True)
   for row, pair in zip(wrong, pairs, strict=True):
-    with contextlib.suppress(KeyError):  # not one of the largest
+    if pair in wanted:
       wanted[pair].append(int(found['index'][row]))
   lists = [indices[:_EACH] for indices in wanted.values()]
   # The first of each confusion before the second of any.

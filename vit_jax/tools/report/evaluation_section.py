@@ -16,7 +16,7 @@ def render(run: Run, found: list[Evaluation], number: int) -> str:
   parts = []
   for i, e in enumerate(found):
     key = f'{number}-{i}'
-    some = ' (evenly spaced ones of more)' if e.sampled else ''
+    some = ' (evenly spaced in the split)' if e.sampled else ''
     title = f'{e.name}: {e.examples:,} examples{some}, step {e.step:,}'
     body = _mistakes(run, e, key) + _confusion(run, e, key) + _calibration(e)
     parts.append(details(title, body, opened=i == 0))
@@ -30,7 +30,7 @@ def data_of(run: Run, e: Evaluation, number: int, names: dict[str, int]) -> dict
 
   Args:
     number: of the run on the page.
-    names: {class names, joined: their number}, to which those of the run are added.
+    names: {class names, joined: their number}; the run's are added to it.
   """
   found = {'id': f'{number}-{list(run.predictions).index(e.name)}'}
   if e.confusion is None:
@@ -54,7 +54,7 @@ def _name(run: Run, index: int) -> str:
 def _confusion(run: Run, e: Evaluation, key: str) -> str:
   if e.confusion is None:
     return (
-      '<h3>Confusion</h3><p class="note">None is counted: examples have several '
+      '<h3>Confusion</h3><p class="note">Not counted: every example has several '
       'labels.</p>'
     )
   K, largest = e.confusion.num_classes, e.confusion.largest()
@@ -64,7 +64,7 @@ def _confusion(run: Run, e: Evaluation, key: str) -> str:
   )
   note = ''
   if e.cells_left_out:
-    note = f' Cells of {e.cells_left_out:,} examples, the smallest, are not drawn.'
+    note = f' The smallest cells, {e.cells_left_out:,} examples in all, are not drawn.'
   body = (
     f'<h3>Confusion</h3><div class="matrix" data-evaluation="{key}">'
     f'<canvas tabindex="0" role="img" aria-label="{text(label)}"></canvas>'
@@ -88,7 +88,7 @@ def _confusion(run: Run, e: Evaluation, key: str) -> str:
       f'<ol class="pairs" data-evaluation="{key}">{"".join(items)}</ol>'
     )
   else:
-    body += '<p>Nothing is confused.</p>'
+    body += '<p>No classes are confused.</p>'
   rows = []
   for c in e.confusion.worst().tolist():
     n, right = int(e.confusion.counts[c]), int(e.confusion.right[c])
@@ -136,7 +136,8 @@ def _calibration(e: Evaluation) -> str:
 
 def _mistakes(run: Run, e: Evaluation, key: str) -> str:
   if not e.mistakes:
-    return '<h3>Most confident mistakes</h3><p>It makes none.</p>'
+    none = 'There are none.' if e.calibration else 'No probability is finite.'
+    return f'<h3>Most confident mistakes</h3><p>{none}</p>'
   control = ''
   if any(m.attention for m in e.mistakes):
     control = (

@@ -17,14 +17,15 @@ class Run(NamedTuple):
 
   Attributes:
     path: a folder, or gs://BUCKET/PATH.
-    name: by which the page calls it, unique on a page.
-    config: as it was resolved.
-    status: of status.json, {} where that cannot be read.
+    name: its name on the page, where it is unique.
+    config: its config.json.
+    status: its status.json, with the state that `train.status.state` finds; {} where it
+      cannot be read.
     rows: of metrics.jsonl.
-    starts: see `train.environment`; [] of runs by older versions.
-    bad_images: {'path', 'reason', 'source'} of each that could not be read.
+    starts: see `train.environment`; [] where the file is missing, as in older runs.
+    bad_images: {'path', 'reason', 'source'} of each image that could not be read.
     predictions: of each evaluation, see `evaluators.predictions`.
-    left_out: why something is not here, a sentence each.
+    left_out: a sentence for each thing that is missing, with the reason.
   """
 
   path: Path
@@ -50,7 +51,7 @@ class Run(NamedTuple):
 
 
 def read(folders: list[str]) -> list[Run]:
-  """Returns runs, the parts of a run that are damaged left out.
+  """Returns runs; the damaged parts of a run are left out.
 
   Raises:
     UserError: for a folder that is not a run's, or is named twice.
@@ -67,6 +68,9 @@ def _read(path: Path, name: str) -> Run:
   known, lost = rows.read_checked(path / 'metrics.jsonl')
   if lost:
     left_out.append(f'{lost} damaged lines of metrics.jsonl.')
+  known_status = status.read(path) or {}
+  if known_status:
+    known_status['state'] = status.state(path)
   found = {}
   try:
     found = predictions.read(path)
@@ -76,7 +80,7 @@ def _read(path: Path, name: str) -> Run:
     path,
     name,
     config,
-    status.read(path) or {},
+    known_status,
     known,
     environment.read(path),
     bad_images.read_log(path / 'bad_images.jsonl'),
@@ -86,7 +90,7 @@ def _read(path: Path, name: str) -> Run:
 
 
 def _names(paths: list) -> list[str]:
-  """Returns the last part of each path, with as many before it as tell them apart."""
+  """Returns the last part of each path, with as many parts before it as make the names unique."""
   texts = [str(path if buckets.is_url(path) else path.absolute()) for path in paths]
   parts = [text.rstrip('/').split('/') for text in texts]
   for n in range(1, max(map(len, parts)) + 1):

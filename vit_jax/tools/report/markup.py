@@ -1,4 +1,4 @@
-"""HTML from data: everything that comes from outside is escaped here."""
+"""HTML from data. Whatever comes from outside is escaped here."""
 
 import html
 import json
@@ -11,11 +11,12 @@ def text(value) -> str:
 
 
 def table(head: Iterable, rows: Iterable[Iterable], caption: str = '') -> str:
-  """Returns a table that scrolls sideways where it is too wide; the first column heads.
+  """Returns a table that scrolls sideways if it is too wide; the first column heads rows.
 
   Args:
-    head: its columns. rows: their cells. All are escaped.
-    caption: what a screen reader says of it.
+    head: titles of the columns, escaped here.
+    rows: their cells, escaped here.
+    caption: what a screen reader calls it.
   """
   named = f'<caption>{text(caption)}</caption>' if caption else ''
   columns = ''.join(f'<th scope="col">{text(cell)}</th>' for cell in head)
@@ -34,7 +35,7 @@ def table(head: Iterable, rows: Iterable[Iterable], caption: str = '') -> str:
 
 
 def pairs(rows: Iterable[tuple]) -> str:
-  """Returns a list of terms and what they are; those of None or '' are left out."""
+  """Returns a list of terms and their values; values of None or '' are left out."""
   items = ''.join(
     f'<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>'
     for key, value in rows
@@ -44,10 +45,11 @@ def pairs(rows: Iterable[tuple]) -> str:
 
 
 def details(summary: str, body: str, opened: bool = False) -> str:
-  """Returns a part that opens by a click.
+  """Returns a part of the page that a click opens.
 
   Args:
-    summary: is escaped. body: HTML.
+    summary: text, escaped here.
+    body: HTML.
   """
   return (
     f'<details{" open" * opened}><summary>{text(summary)}</summary>{body}</details>'
@@ -68,7 +70,7 @@ def command(value: str) -> str:
 
 
 def data(value) -> str:
-  """Returns JSON that may stand in a script element."""
+  """Returns JSON that is safe inside a script element."""
   found = json.dumps(value, separators=(',', ':'), allow_nan=False)
   for character in '<>&\u2028\u2029':
     found = found.replace(character, f'\\u{ord(character):04x}')

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.ops.decode import BadImage
-from vit_jax.errors import RunError
+from vit_jax.errors import BadImage, RunError
 from vit_jax.tools.report import pictures
 from vit_jax.tools.report.folder import Run
 
@@ -17,11 +16,11 @@ class Mistake(NamedTuple):
 
   Attributes:
     index: its position in the split.
-    name: by which a person finds it: a path where it has one.
-    label: its class, -1 where it has several.
-    top, probability: the likeliest classes, the first first.
-    picture: a data URL, None if it could not be read.
-    attention: a data URL of the same shape to lay over it, None without.
+    name: what a person finds it by, a path where it has one.
+    label: its class; -1 if it has several.
+    top, probability: the most probable classes, the first one first.
+    picture: a data URL; None if the image could not be read.
+    attention: a data URL of the overlay for the picture; None without.
   """
 
   index: int
@@ -34,7 +33,7 @@ class Mistake(NamedTuple):
 
 
 def most_confident(found: dict, most: int) -> np.ndarray:
-  """Returns the rows of the wrong answers of highest probability, int [at most most].
+  """Returns the rows of the wrong answers of highest probability, int [<= most].
 
   Args:
     found: 'right' [n, k], 'probability' [n, k], see `evaluators.predictions`.
@@ -52,31 +51,31 @@ def describe(
   most: int,
   attention: bool,
 ) -> tuple[list[Mistake], str]:
-  """Returns (mistakes of an evaluation, why something of them is missing or '').
+  """Returns (mistakes of an evaluation, what they lack and why, or '').
 
   Args:
     name: of the evaluation.
-    examples: its images; None: they cannot be read any more.
+    examples: its images; None if they can no longer be read.
     most: how many mistakes.
-    attention: map it, which takes the model and a compilation.
+    attention: whether to map where the model looked.
   """
   found = run.predictions[name]
   rows = most_confident(found, most)
   indices = [int(found['index'][row]) for row in rows]
-  images: dict = {}
-  if examples:
-    with contextlib.suppress(RunError, OSError):  # out of reach: without pictures
-      images = dict(examples.read(indices))
-  shown: dict[int, np.ndarray] = {}
-  for i, image in images.items():
-    with contextlib.suppress(BadImage, RunError):
-      shown[i] = examples.preprocessed(image)
-  maps, why = {}, ''
+  images, shown, maps, why = {}, {}, {}, ''
+  try:
+    images = dict(examples.read(indices)) if examples else {}
+    for i, image in images.items():
+      with contextlib.suppress(BadImage):  # one without a picture
+        shown[i] = examples.preprocessed(image)
+  except (RunError, OSError) as error:
+    why = f'pictures of mistakes. {error}'
   if attention and shown:
     try:
       maps = _attention(run, name, examples, {i: images[i] for i in shown})
     except (RunError, RuntimeError) as error:  # JAX's too: there is not enough memory
-      why = f'where the model looked. {str(error).splitlines()[0]}'
+      reason = str(error) or type(error).__name__
+      why = f'where the model looked. {reason.splitlines()[0]}'
   return [
     Mistake(
       i,
@@ -95,7 +94,7 @@ def _attention(run: Run, name: str, examples, images: dict) -> dict[int, str]:
   """Returns {index: data URL of where the model looked}.
 
   Raises:
-    RunError: for a model without attention, or a step that is not kept.
+    RunError: for a model without attention, or a step whose checkpoint is gone.
   """
   from vit_jax import explain, pretrained
 

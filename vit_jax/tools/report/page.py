@@ -5,7 +5,7 @@ import importlib.resources
 import math
 import string
 
-from vit_jax import tasks
+from vit_jax import buckets, tasks
 from vit_jax.tools.report import about, curves, evaluation, spread
 from vit_jax.tools.report import evaluation_section as section
 from vit_jax.tools.report.folder import Run
@@ -22,12 +22,12 @@ _MISTAKES, _EACH_MISTAKES = 72, 12  # 10,000 characters each
 def render(
   runs: list[Run], until: float = math.inf, attended: float = math.inf
 ) -> tuple[str, list[str]]:
-  """Returns (the file, what had to be left out of it, a sentence each).
+  """Returns (the HTML, a sentence for each thing that had to be left out).
 
   Args:
-    until: on the clock of `time.monotonic`, when to add no more pictures.
-    attended: of how many evaluations of a run to map where the model looked, which
-      reads a checkpoint and compiles each time.
+    until: when to stop adding pictures, on the clock of `time.monotonic`.
+    attended: for how many evaluations of a run to map where the model looked; each
+      reads a checkpoint and compiles the model.
   """
   several, left_out = len(runs) > 1, []
   total = max(1, sum(len(run.predictions) for run in runs))
@@ -48,9 +48,10 @@ def render(
     prefix = f'{run.name}: ' if several else ''
     missing = [*run.left_out, *(x for e in found for x in e.left_out)]
     if not run.predictions and tasks.classifies(run.config):
+      how = f' vit_jax evaluate {run.path} --out {run.path} writes it.'
       missing.append(
-        'Confusion, calibration and mistakes: there is no predictions.npz. '
-        f'vit_jax evaluate {run.path} --out {run.path} writes it.'
+        'Confusion, calibration and mistakes: there is no predictions.npz.'
+        + ('' if buckets.is_url(run.path) else how)  # --out is on disk
       )
     left_out += [prefix + line for line in missing]
   parts = [_header(runs), _summary(runs), _curves()]

@@ -1,4 +1,4 @@
-"""Small pictures of examples, as the page holds them."""
+"""Small pictures of examples, for the page."""
 
 import base64
 import io
@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data import single_image, sources
-from vit_jax.data.ops.decode import BadImage
+from vit_jax.errors import BadImage
 
 THUMBNAIL = 72  # pixels of the longer side
 LARGE = 160
@@ -27,7 +27,7 @@ class Examples:
       data: the evaluation's section `data`.
 
     Raises:
-      UserError: for data that is not there any more.
+      UserError: for data that is no longer there.
     """
     options = data.get('source_options') or {}
     self.source = sources.build(data['source'], data['split'], **options)
@@ -49,8 +49,8 @@ class Examples:
 
     Args:
       indices: the most wanted first.
-      room: characters that all of them may have.
-      until: on the clock of `time.monotonic`, when to stop.
+      room: characters for all of them together.
+      until: when to stop, on the clock of `time.monotonic`.
     """
     found: dict[int, str] = {}
     indices = list(dict.fromkeys(indices))
@@ -71,15 +71,16 @@ class Examples:
     """Returns an image as the model sees it, for a person: uint8 [H, W, C].
 
     Raises:
-      BadImage, UserError: if it, or the pipeline, is not for single images.
+      BadImage: for an image that cannot be read.
+      UserError: for a pipeline that does not work on a single image.
     """
-    # Whatever its mean and range are, the full range is shown.
+    # Pipelines end in different ranges: what is not in [-1, 1] is scaled to its own.
     x = single_image.SingleImage(self.pipeline(image))(image)
     low, high = (-1.0, 1.0) if np.abs(x).max() <= 1 else (x.min(), x.max())
     return _levels(x, low, high)
 
   def pipeline(self, image) -> str:
-    """Returns the pipeline for an image in a file, or for an array, which needs no op."""
+    """Returns the pipeline, with `decode` in front where an encoded image needs it."""
     if isinstance(image, np.ndarray) or re.match(r'\s*decode\b', self.pp):
       return self.pp
     return f'decode|{self.pp}'
@@ -115,7 +116,7 @@ def data_url(x: np.ndarray, side: int) -> str:
 def overlay(attention: np.ndarray) -> str:
   """Returns attention [h, w] as a small transparent PNG in a data URL.
 
-  What has no attention is dark, what has the most is clear.
+  It is dark without attention, and transparent where there is most.
   """
   x = attention / max(float(attention.max()), 1e-12)
   pixels = np.zeros((*x.shape, 4), np.uint8)

@@ -6,7 +6,7 @@ _SIDE, _LEFT, _TOP = 240, 40, 8  # units of the picture
 
 
 def diagram(found: Calibration) -> str:
-  """Returns accuracy by confidence as bars, the diagonal, and the gaps between them."""
+  """Returns an SVG: accuracy by confidence as bars, the diagonal, the gaps between."""
   parts = []
   for i, n in enumerate(found.counts):
     if not n:

@@ -1,4 +1,4 @@
-"""How far the results of runs can be trusted: intervals, and runs that repeat others."""
+"""How reliable results are: confidence intervals, and runs that differ by the seed."""
 
 import json
 import math
@@ -9,12 +9,12 @@ from vit_jax.tools.report.folder import Run
 from vit_jax.train.metrics import TIME
 from vit_jax.train.rows import last_values
 
-# What does not make a run another experiment.
+# Sections in which runs of the same experiment may differ.
 _NEUTRAL = ('seed', 'log', 'resume_allow', 'resolved', 'checkpoint')
 
 
 def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-  """Returns the interval in which a share of n examples lies, 95 % by default.
+  """Returns the confidence interval of a share of n examples, 95 % by default.
 
   The score interval of Wilson 1927 (doi 10.1080/01621459.1927.10502953).
   """
@@ -28,8 +28,8 @@ def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
 def results(run: Run) -> dict[str, tuple[str, str]]:
   """Returns {name: (value, spread)} of what a run measured last, as texts.
 
-  The spread is that over the seeds of a few-shot evaluation, or the interval of
-  `wilson` where an accuracy is over so many examples; else ''.
+  The spread is the standard deviation over the seeds of a few-shot evaluation, or the
+  `wilson` interval of an accuracy whose number of examples is known; otherwise ''.
   """
   values = last_values(run.rows)
   found = {}

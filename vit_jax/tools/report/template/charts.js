@@ -111,7 +111,7 @@ class Chart {
     this.plot.setAttribute('aria-label', this.summary());
     this.plot.addEventListener('pointermove', e => this.point(e));
     this.plot.addEventListener('pointerdown', e => this.point(e));
-    // A finger that is lifted leaves what it pointed at, until another place is touched.
+    // Lifting a finger keeps the values shown until another place is touched.
     this.plot.addEventListener('pointerleave', e => { if (e.pointerType !== 'touch') this.leave(); });
     this.plot.addEventListener('blur', () => this.leave());
     this.plot.addEventListener('keydown', e => this.key(e));
@@ -201,7 +201,7 @@ class Chart {
     return path;
   }
 
-  // All points, faintly, and their mean where they are many; dots where they are few.
+  // Many points are drawn faintly, with their mean; few points are drawn with dots.
   line(picture, curve) {
     const draw = (x, y, faint) => {
       const line = svg('path', {class: faint ? 'curve faint' : 'curve', d: this.path(x, y)});

@@ -47,7 +47,7 @@ class Matrix {
     const heat = style.getPropertyValue('--heat'), ink = style.getPropertyValue('--ink');
     context.fillStyle = style.getPropertyValue('--card');
     context.fillRect(margin, margin, side - margin, side - margin);
-    // Of large matrices a cell is smaller than a pixel: each is drawn as one, at least.
+    // Cells of large matrices are smaller than a pixel, but are drawn at least as large.
     const least = Math.max(this.size, 1.6);
     context.font = font;
     context.textBaseline = 'middle';

@@ -1,7 +1,7 @@
-// What is drawn when, and what the buttons do.
+// Starts the charts, matrices, thumbnails and buttons of the page.
 
 document.getElementById('charts').append(...PAGE.charts.map(spec => new Chart(spec).element));
-if (!PAGE.charts.length) document.getElementById('charts').textContent = 'Nothing was measured yet.';
+if (!PAGE.charts.length) document.getElementById('charts').textContent = 'Nothing has been measured yet.';
 
 const evaluations = Object.fromEntries(PAGE.evaluations.map(e => [e.id, e]));
 
@@ -9,7 +9,7 @@ for (const element of document.querySelectorAll('.matrix')) {
   new Matrix(element, evaluations[element.dataset.evaluation]);
 }
 
-// Thumbnails become images when they are asked for.
+// Thumbnails become images when their confusion is opened.
 for (const list of document.querySelectorAll('.pairs')) {
   const found = evaluations[list.dataset.evaluation];
   for (const pair of list.querySelectorAll('.pair')) {
@@ -19,7 +19,7 @@ for (const list of document.querySelectorAll('.pairs')) {
       const urls = found.thumbnails[pair.dataset.place] || [];
       const what = pair.querySelector('summary').textContent.trim();
       place.append(...urls.map((src, i) => html('img', {src, alt: `${what}, example ${i + 1}`})));
-      if (!urls.length) place.textContent = 'No picture of these is on the page.';
+      if (!urls.length) place.textContent = 'The page has no pictures of these.';
     });
   }
 }
@@ -37,7 +37,7 @@ for (const button of document.querySelectorAll('.copy')) {
     try {
       await navigator.clipboard.writeText(code.textContent);
       button.textContent = 'Copied';
-    } catch {  // as of a page from a file: select it, for the person to copy
+    } catch {  // as in a page opened from a file: select the text instead
       getSelection().selectAllChildren(code);
       button.textContent = 'Selected';
     }

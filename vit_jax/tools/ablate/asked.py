@@ -1,0 +1,82 @@
+"""The cells of an ablation, as the command line asks for them."""
+
+import argparse
+import contextlib
+import importlib
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError, choose
+from vit_jax.tools.ablate.ablation import Ablation
+from vit_jax.tools.grid import cells as grid
+from vit_jax.train import schema
+
+
+def ablation(name: str) -> Ablation:
+  """Returns the ablation of a name."""
+  return importlib.import_module(f'vit_jax.tools.ablate.{name}').ABLATION
+
+
+def cells(
+  args: argparse.Namespace, ablation: Ablation
+) -> tuple[str, dict, list[grid.Cell]]:
+  """Returns ('NAME:ARGS', config, the cells that --cells names, or all of them).
+
+  --data that is bundled chooses a base of the ablation; other data is the argument `data`
+  of the config, which is `folder` unless --config names another.
+
+  Raises:
+    UserError: for a config, data, name of a cell or --set that cannot be, or a --set that
+      would have no effect, as the cells set that key.
+  """
+  spec, config, found = _all(args, ablation, args.set)
+  for i, assignment in enumerate(args.set):
+    key = assignment.partition('=')[0]
+    sections = [key.rsplit('.', n)[0] for n in range(key.count('.') + 1)]
+    if any(section in cell.changes for cell in found for section in sections):
+      with contextlib.suppress(UserError):  # then it does have an effect
+        *_, without = _all(args, ablation, args.set[:i] + args.set[i + 1 :])
+        if without == found:
+          break
+  else:
+    return spec, config, _named(args, found)
+  raise UserError(f'--set {key}: the cells of {args.name} set that themselves.')
+
+
+def _all(args, ablation: Ablation, assignments: list[str]) -> tuple[str, dict, list]:
+  known, data = ablation.bases, args.data
+  spec, changes, options = args.config, {}, {}
+  if spec is None and data is None:
+    spec, changes, options = next(iter(known.values()))
+  elif spec is None and data.partition(':')[0] in ('digits', 'shapes'):
+    spec, changes, options = choose(f'bundled data of {args.name}', data, known)
+  elif data is not None:
+    spec = spec or 'folder'
+    spec += f'{"," if ":" in spec else ":"}data={data}'
+  config = grid.changed(config_lib.load(spec), changes)
+  with grid.named('--set'):
+    for assignment in assignments:
+      _set(config, assignment)
+  with grid.named(spec):
+    schema.check(config)  # the cells look into it
+    return spec, config, ablation.cells(config, **options)
+
+
+def _set(config: dict, assignment: str) -> None:
+  key, _, value = assignment.partition('=')
+  if key == 'seed':
+    raise UserError('seed: use --seeds.')
+  if key == 'log.report' and value != 'False':
+    raise UserError('log.report: for pages, vit_jax report DIR/runs/RUN.')
+  if key in config_lib.DURATIONS and value != 'None':  # it takes the place of another
+    for other in config_lib.DURATIONS:
+      if other != key:
+        config.pop(other, None)
+  config_lib.override(config, [assignment])
+
+
+def _named(args, found: list[grid.Cell]) -> list[grid.Cell]:
+  if args.cells is None:
+    return found
+  names = {cell.name: cell for cell in found}
+  wanted = dict.fromkeys(args.cells.split(','))
+  return [choose(f'cell of {args.name}', name, names) for name in wanted]
