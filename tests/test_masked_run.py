@@ -15,7 +15,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import UserError
 from vit_jax.pretrained import steps
 from vit_jax.tools import evaluate, predict
-from vit_jax.tools.ablate import arguments, masked
+from vit_jax.tools.ablate import asked, masked
 from vit_jax.tools.grid import cells
 from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect import source as inspect_source
@@ -199,7 +199,7 @@ def test_checkpoints_hold_the_tasks_own_parameters(pretrained_run):
 
 
 def test_the_ablation_pretrains_without_labels_and_tunes_with_few(tmp_path):
-  found = arguments.ablation('masked')
+  found = asked.ablation('masked')
   spec, changes, options = found.bases['digits']
   config = cells.changed(config_lib.load(spec), changes)
   planned = cells.plan(config, found.cells(config, **options), [0], tmp_path)
