@@ -336,6 +336,7 @@ def test_stopped_and_repeated_it_ends_with_the_same_results(
 
 SHORT = ['steps=2', 'optim.schedule.warmup=1', 'data.batch_size=8']
 STARTED = {
+  'masked': ('scratch', ['steps=2', 'optim.schedule.warmup=1']),
   'posemb': ('1d-shared', [*SHORT, 'model.depth=1']),
   'shape': ('patch-8', SHORT),
   'optimizer': ('sgd', [*SHORT, 'evals.test.data.split=test[:8]']),

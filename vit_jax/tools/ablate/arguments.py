@@ -12,6 +12,7 @@ NAMES = {
   'head': 'class token or pooling, with their learning rates (Figure 9)',
   'shape': "scaling a ViT's depth, width, MLP width and patches (Figure 8)",
   'optimizer': 'Adam or SGD for pre-training ResNets (Table 7)',
+  'masked': 'masked patch prediction, then few labels (section 4.6, B.1.2)',
   'data_size': 'size of the pre-training data, ViT and ResNet (Figures 3 and 4)',
 }
 
