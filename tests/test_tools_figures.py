@@ -111,6 +111,11 @@ def test_images_that_are_not_resized_are_shown():
   image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
   seen = maps.shown(loaded, loaded.preprocess([image]))[0]
   np.testing.assert_allclose(seen, image / 255, atol=1e-5)
+  # Nor can an image of the model's size be cropped to a larger one.
+  crop = 'decode|central_crop(48)|resize(32)|value_range(-1, 1)'
+  loaded = pretrained.dataclasses.replace(loaded, pp=crop)
+  seen = maps.shown(loaded, np.full((1, 32, 32, 3), 1, np.float32))
+  np.testing.assert_allclose(seen, 1, atol=1e-5)
 
 
 def test_distance(photos, tmp_path, capsys, monkeypatch):

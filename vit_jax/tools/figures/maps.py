@@ -91,9 +91,13 @@ def shown(loaded, images):
 
   How the pipeline scales each channel follows from what it makes of black and of white.
   """
-  shape = images.shape[1:]  # the size that also fits where nothing is resized
-  flat = [np.full(shape, level, np.uint8) for level in (0, 255)]
-  black, white = loaded.preprocess(flat).mean((1, 2))
+  H, W, C = images.shape[1:]
+  flat = lambda n: [np.full((n * H, n * W, C), level, np.uint8) for level in (0, 255)]
+  try:
+    small = loaded.preprocess(flat(1))  # all that fits where nothing is resized
+  except UserError:
+    small = loaded.preprocess(flat(2))  # to be cropped before it is resized
+  black, white = small.mean((1, 2))
   span = np.where(white == black, 1, white - black)
   return np.clip((images - black) / span, 0, 1)
 
