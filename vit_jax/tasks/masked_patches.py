@@ -26,8 +26,9 @@ _NOT_TRAINED = {
 class MaskedPatches:
   """Predicts patches whose embeddings were corrupted, from what the encoder makes of them.
 
-  The model is a ViT or hybrid without a head, which does not know of the task. The task's own parameters, the mask embedding and the layer that predicts,
-  stand beside the model's, below `OWN`.
+  The model is a ViT or hybrid without a head, which does not know of the task. The task's
+  own parameters, the mask embedding and the layer that predicts, stand beside the model's,
+  below `OWN`.
   """
 
   CLASSES = False
@@ -52,8 +53,8 @@ class MaskedPatches:
 
     Raises:
       UserError: for a model without a patch embedding that `models.family` names, or with
-        layers that this would not train,
-        images of less than two patches, or a rate at which none is corrupted.
+        layers that this would not train; for images of fewer than two patches, or a rate
+        at which none is corrupted.
     """
     family = models.family_of(model)
     fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
@@ -77,7 +78,7 @@ class MaskedPatches:
     if self.patches < 2 or self.corrupted < 1:
       raise UserError(
         f'config.task.rate={rate} corrupts {self.corrupted} of the {self.patches} patches '
-        f'of images of {H}x{W} px: at least 1 of 2 is needed. Raise it, or the resolution.'
+        f'of images of {H}x{W} px: expected at least 1 of 2. Raise it, or the resolution.'
       )
     self.model = model
     self.layer = tuple(family.patches.split('/')[:-1])
@@ -134,9 +135,7 @@ class MaskedPatches:
     own = params[self.OWN]
     with corrupted(self.layer, own['mask'], drawn.masked, drawn.source):
       _, features = self.model.apply({'params': self._encoder(params)}, images, **call)
-    tokens = features['encoded'][
-      :, -self.patches :
-    ]  # [B, N, D], others are before them
+    tokens = features['encoded'][:, -self.patches :]  # [B, N, D], without a class token
     at = drawn.positions[..., None]  # [B, k, 1]
     tokens = jnp.take_along_axis(tokens, at, axis=1)
     targets = jnp.take_along_axis(self.target.of(images), at, axis=1)
