@@ -42,8 +42,10 @@ class Ablation(NamedTuple):
   published_as: str = ''
 
 
-# Changes to configs/digits.py for short runs, of which an average would lag behind.
+# Changes to configs/digits.py for short runs: an average would lag behind, and position
+# embeddings that start at 0.02 would hardly grow, so they start at 1 / sqrt(width).
 SHORT_DIGITS = {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
+SHORT_DIGITS |= {'model.posemb_std': None}
 # An evaluation of colour models of 32 x 32 pixels on data that they were not trained on.
 TRANSFER_TO_DIGITS = dict(
   type='fewshot',

@@ -14,6 +14,7 @@ NAMES = {
   'optimizer': 'Adam or SGD for pre-training ResNets (Table 7)',
   'masked': 'masked patch prediction, then few labels (section 4.6, B.1.2)',
   'data_size': 'size of the pre-training data, ViT and ResNet (Figures 3 and 4)',
+  'axial': 'full attention, or along rows and columns (Figure 13)',
 }
 
 _EPILOG = """\

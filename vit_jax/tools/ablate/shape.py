@@ -65,7 +65,7 @@ ABLATION = Ablation(
   cells=cells,
   bases={
     'digits': Base(
-      'digits:epochs=8',
+      'digits:epochs=12',
       {'model.depth': 2, 'model.width': 48, 'model.mlp_dim': 96, **SHORT_DIGITS},
     ),
   },
