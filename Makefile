@@ -5,7 +5,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
 .PHONY: help install train test lint format test-slow faults peer tpu slices .venv-tpu gpu .venv-gpu \
-  onnx .venv-onnx docs constraints clean
+  onnx .venv-onnx docs constraints clean paper
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -31,6 +31,9 @@ install: $(VENV)/.installed  ## make .venv, install vit_jax with TensorFlow and 
 
 train: $(VENV)/.installed  ## train, evaluate and sum up a small ViT on digits
 	$(BIN)/python -m vit_jax.main --config=configs/digits.py $(ARGS)
+
+paper: $(VENV)/.installed  ## the experiments of the ViT paper in miniature, on one page
+	$(BIN)/python -m vit_jax.tools.paper $(ARGS)
 
 test: lint  ## lint, format and the quick tests: what CI runs
 	$(BIN)/python -m pytest $(XDIST) $(ARGS)

@@ -338,6 +338,7 @@ SHORT = ['steps=2', 'optim.schedule.warmup=1', 'data.batch_size=8']
 STARTED = {
   'masked': ('scratch', ['steps=2', 'optim.schedule.warmup=1']),
   'posemb': ('1d-shared', [*SHORT, 'model.depth=1']),
+  'axial': ('axial', SHORT),
   'shape': ('patch-8', SHORT),
   'optimizer': ('sgd', [*SHORT, 'evals.test.data.split=test[:8]']),
   'data_size': ('resnet-3pct', [*SHORT, 'evals.test.data.split=test[:8]']),

@@ -33,6 +33,10 @@ COMMANDS = {
     'vit_jax.tools.ablate',
     'trains the cells of an ablation of the ViT paper',
   ),
+  'paper': (
+    'vit_jax.tools.paper',
+    'does the experiments of the ViT paper in miniature, on one page',
+  ),
   'report': ('vit_jax.tools.report', 'writes a page about runs'),
   'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
   'doctor': ('vit_jax.tools.doctor', 'tells what is installed, and what is missing'),

@@ -1,0 +1,1 @@
+"""What this scale says of each claim: functions of `seen.Seen` -> (verdict, why)."""
