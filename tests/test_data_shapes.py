@@ -214,7 +214,7 @@ def test_a_folder_s_config_takes_it():
   data, val = c['data'], c['evals']['val']['data']
   assert len(sources.build(data['source'], data['split'])) == 100_000
   assert len(sources.build(val['source'], val['split'])) == 5_000
-  assert recipe._opened(data).num_classes == 8
+  assert recipe.opened(data).num_classes == 8
 
 
 @pytest.mark.parametrize(

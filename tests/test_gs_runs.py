@@ -115,7 +115,7 @@ def test_tools_take_a_run_in_a_bucket(run, tmp_path, capsys):
   answers = {key: np.int32(value) for key, value in answers.items()}
   answers |= {'probability': np.float32([[1], [1]]), 'right': np.bool([[1], [0]])}
   write_predictions(url, 'test', 4, answers)
-  assert automatic.write(str(url), {}) == f'{url}/report.html'
+  assert automatic.write(str(url)) == f'{url}/report.html'
   assert b'Largest confusions' in (url / 'report.html').read_bytes()
   assert source.is_source(f'{url}@best')
   found, expected = (source.describe(f'{x}@best', {}) for x in (url, local))

@@ -13,8 +13,8 @@ def learned(
 
   Sine-cosine positions become a table that holds their numbers, for images of this size:
   for another size a library would resize the table, where the sines and cosines were
-  computed anew. Models with other positions, or
-  that add them before every block, come back as they are.
+  computed anew. Models with other positions, or that add them before every block, come
+  back as they are.
 
   Args:
     flat: parameters under our names, blocks not stacked.

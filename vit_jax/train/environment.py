@@ -109,8 +109,7 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _commit() -> str | None:
-  """Returns the commit of this checkout, with '+' if files differ; None if it is not a git
-  checkout."""
+  """Returns the commit of this checkout, with '+' if files differ; None without git."""
   checkout = Path(__file__).parents[2]
   if not (checkout / '.git').exists():
     return None
