@@ -6,16 +6,16 @@
 
 Half of the patch embeddings are corrupted: 80 % replaced by a learned mask embedding, 10 %
 by that of another patch, 10 % kept; the mean colour of each, in 3 bits a channel, is
-predicted from what the encoder makes of it. target=downsized predicts the colours of the
-patch made smaller to 4 x 4, target=pixels all its pixels by regression (in the paper all
-three work, the last slightly worse), and rate=0.15 corrupts as few as BERT (slightly
-worse). ViT-B/16 on JFT, Adam, rate 2e-4, warmup of 10,000 steps, cosine, batch 4096, 1M
-steps, about 14 epochs; 100,000 steps, or ImageNet in place of JFT, gain similarly. Weight
-decay 0.1 is that of all models in section 4.1, as B.1.2 names none; crops and flips are as
-in configs/vit_jft.py. The model pools its tokens, since the loss does not train the class
+predicted from its encoded token. target=downsized predicts the colours of the patch made
+smaller to 4 x 4, target=pixels all its pixels by regression (in the paper all three work,
+the last slightly worse), and rate=0.15 corrupts as few as BERT (slightly worse). ViT-B/16
+on JFT, Adam, rate 2e-4, warmup of 10,000 steps, cosine, batch 4096, 1M steps, about 14
+epochs; 100,000 steps, or ImageNet in place of JFT, gain similarly. Weight decay 0.1 is
+that of all models in section 4.1, as B.1.2 names none; crops and flips are as in
+configs/vit_jft.py. The model pools its tokens, since the loss does not train the class
 token of the last block. Labels are used by fewshot=tfds:NAME alone, a few-shot evaluation;
-classes is the number of those in the data. What the run holds of the model is the encoder:
---config=finetune:weights=RUN trains a head on it.
+classes is the number of those in the data. The model in the run is the encoder without a
+head: --config=finetune:weights=RUN trains a head on it.
 
 Hardware: as configs/vit_jft.py for B/16. Expected: 79.9 % on ImageNet after fine-tuning, 2
 points above training from scratch, 4 below supervised pre-training (section 4.6). Not run
@@ -23,7 +23,7 @@ here: JFT is not public.
 
 On digits (1,000 steps, 95 s of processor time), then with the first 100 labels, by
 
-  vit_jax train --config=digits:epochs=500,batch=50,seed=0 --config.data.split=train[:100] --config.weights.source=RUN
+  vit_jax train --config=digits:epochs=500,batch=50,seed=0 '--config.data.split=train[:100]' --config.weights.source=RUN
 
 84.72, 86.94 and 82.50 % of the 360 test images (seeds 0, 1, 2 of both), mean 84.7; without
 weights, from scratch, 76.67, 79.17 and 80.83, mean 78.9. With seed 0 target=downsized gives

@@ -16,12 +16,12 @@ def check(tokens: int, grid: tuple[int, int], posemb: str, added: tuple) -> None
   """
   if tokens != grid[0] * grid[1]:
     raise UserError(
-      "attention='axial' is along rows and columns of patches, where a class token is "
-      "in none: choose classifier='gap', 'map' or 'none'."
+      "attention='axial' is along rows and columns of patches, and a class token is in "
+      "none of them: choose classifier='gap', 'map' or 'none'."
     )
   if posemb not in added:
     raise UserError(
-      f"posemb={posemb!r} is made for attention='full': with 'axial' choose one of "
+      f"posemb={posemb!r} works only with attention='full': with 'axial' choose one of "
       f'{list(added)}.'
     )
 

@@ -18,17 +18,17 @@ WHERE = ('stem', 'every', 'shared')
 
 
 def check(kind: str, where: str, per_head: bool) -> None:
-  """Raises UserError for an unknown kind, or an option that this kind has not."""
+  """Raises UserError for an unknown kind, or an option that this kind does not have."""
   choose('posemb', kind, POSEMBS)
   choose('posemb_where', where, WHERE)
   if where != 'stem' and kind not in ADDED:
     raise UserError(
-      f'posemb_where={where!r} says where positions are added to tokens, which '
-      f'posemb={kind!r} does not: leave it out, or choose one of {list(ADDED)}.'
+      f'posemb_where={where!r} is for positions that are added to tokens, and those of '
+      f'posemb={kind!r} are not: leave it out, or choose a posemb of {list(ADDED)}.'
     )
   if per_head and kind != 'relative':
     raise UserError(
-      f"posemb_per_head is for posemb='relative', whose table it is, not for {kind!r}."
+      f"posemb_per_head is for posemb='relative', not for {kind!r}: leave it out."
     )
 
 
@@ -65,7 +65,9 @@ class PositionEmbedding(nn.Module):
       table = self._table('pos_embedding', (N, D), std, grid)
     elif self.kind == 'learn2d':
       if D % 2:
-        raise UserError(f'posemb learn2d needs an even width, not {D}.')
+        raise UserError(
+          f"posemb='learn2d' needs an even width, not {D}: change it, or take 'learn'."
+        )
       down = self._table('pos_embedding_y', (h, D // 2), std, grid)[:, :, None]
       across = self._table('pos_embedding_x', (w, D // 2), std, grid)[:, None]
       halves = (jnp.broadcast_to(half, (1, h, w, D // 2)) for half in (down, across))
@@ -111,7 +113,8 @@ class RelativePositions(nn.Module):
     (_, N, M, Dh), S = query.shape, key.shape[1]
     std = Dh**-0.5 if self.std is None else self.std
     shape = (M, 2 * S - 1, Dh) if self.per_head else (2 * S - 1, Dh)
-    check_rows(self, 'pos_embedding', 2 * S - 1, axis=-2, grid=self.grid)
+    other = 'train a model with another posemb, as relative ones cannot be resized'
+    check_rows(self, 'pos_embedding', 2 * S - 1, axis=-2, grid=self.grid, other=other)
     table = self.param('pos_embedding', nn.initializers.normal(std), shape)
     offsets = np.arange(N)[:, None] - np.arange(S) + S - 1  # from 0
     rows = jnp.take(table.astype(query.dtype), offsets, axis=-2)  # [(M,) N, S, Dh]
@@ -142,7 +145,18 @@ def rotate(grid: tuple[int, int]):
   return turn
 
 
-def check_rows(module, name: str, rows: int, *, axis: int, grid: tuple[int, int]):
+_RESIZED = 'fit these: vit_jax.load(..., image_size=(H, W))'
+
+
+def check_rows(
+  module,
+  name: str,
+  rows: int,
+  *,
+  axis: int,
+  grid: tuple[int, int],
+  other: str = _RESIZED,
+):
   """Raises UserError if a module's table is there and has another number of rows.
 
   Args:
@@ -150,6 +164,7 @@ def check_rows(module, name: str, rows: int, *, axis: int, grid: tuple[int, int]
     name: of its parameter.
     rows: wanted along `axis`.
     grid: (h, w) of the patches, for the message.
+    other: what to do besides changing the images, for the message.
   """
   if not module.has_variable('params', name):
     return  # they are being made, for this size
@@ -158,5 +173,5 @@ def check_rows(module, name: str, rows: int, *, axis: int, grid: tuple[int, int]
     raise UserError(
       f'Images of {grid[0]}x{grid[1]} patches need {rows} rows of {name}: the position '
       f'embeddings have {known}. Make the images of the size that the parameters are '
-      'for, or fit these: vit_jax.load(..., image_size=(H, W)).'
+      f'for, or {other}.'
     )

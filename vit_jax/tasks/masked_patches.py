@@ -24,7 +24,7 @@ _NOT_TRAINED = {
 
 
 class MaskedPatches:
-  """Predicts patches whose embeddings were corrupted, from what the encoder makes of them.
+  """Predicts patches whose embeddings were corrupted, from their encoded tokens.
 
   The model is a ViT or hybrid without a head, which does not know of the task. The task's
   own parameters, the mask embedding and the layer that predicts, stand beside the model's,

@@ -20,9 +20,10 @@ NAMES = {
 _EPILOG = """\
 NAME is one of
 {names}
-Without --config and --data it takes bundled data, and minutes on two cores. Each run is
-an ordinary run in DIR/runs, resumed or only read by the same command; DIR/results.csv has
-a row for each, DIR/table.md the means over seeds, DIR/NAME.png draws them."""
+Without --config and --data it trains on bundled data, for minutes on two cores; --data of
+your own takes the recipe `folder`. Each run is an ordinary run in DIR/runs; the same
+command resumes it, or only reads it if it is finished. DIR/results.csv has a row for each
+run, DIR/table.md the means over seeds, DIR/NAME.png the figure."""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -38,19 +39,26 @@ def parse(argv: list[str]) -> argparse.Namespace:
   )
   add = parser.add_argument
   add('name', metavar='NAME', choices=list(NAMES), help='what to ablate, see below')
-  add('--seeds', type=_seeds, metavar='0,1,2', help='one run of each cell for each')
-  add('--data', metavar='SOURCE', help='bundled data, or a folder or tfds:NAME')
-  add('--config', metavar='NAME|FILE.py[:ARGS]', help='the recipe that cells change')
+  add(
+    '--seeds',
+    type=_seeds,
+    metavar='0,1,2',
+    help='of each cell; default: 0, or 0,1,2 (posemb)',
+  )
+  add('--data', metavar='SOURCE', help='digits, shapes:..., a folder or tfds:NAME')
+  add(
+    '--config', metavar='NAME|FILE.py[:ARGS]', help='the recipe that the cells change'
+  )
   add(
     '--set',
     nargs='+',
     action='extend',
     default=[],
     metavar='KEY=VALUE',
-    help="keys of every cell's config",
+    help="change every cell's config, as --config.KEY=VALUE of vit_jax train",
   )
-  add('--cells', metavar='A,B', help='these alone')
-  add('--metric', help="what is drawn, such as 'test/top1'")
+  add('--cells', metavar='A,B', help='only these cells; a wrong name lists them')
+  add('--metric', help="what is drawn first, such as 'test/top1'")
   add('--out', metavar='DIR', help='default: runs/ablate-NAME')
   cli.add_json_option(parser)
   args = parser.parse_args(argv)

@@ -1,9 +1,9 @@
-"""Does the experiments of the ViT paper at a small scale, and writes one page of them.
+"""Runs the experiments of the ViT paper at a small scale, and writes one page of them.
 
   vit_jax paper [--out DIR] [--only posemb,head] [--open]
 
-Bundled data, about twenty minutes on two cores; what is done already is only read. The
-page, DIR/paper.html, sets each claim of the paper beside what was seen at this scale.
+It takes bundled data, and about twenty minutes on two cores; finished runs are only read.
+The page, DIR/paper.html, sets claims of the paper beside what was seen at this scale.
 """
 
 import time
@@ -19,14 +19,20 @@ from vit_jax.errors import DiskFull, Interrupted, RunError, Stopped, choose
 from vit_jax.train import program
 
 FILE = 'paper.html'
+NAMES = 'digits, resolution, posemb, head, shape, optimizer, data_size, masked, axial'
 
 
 def main(argv: list[str]) -> int:
   """Trains, draws and writes the page; returns the exit code."""
-  parser = cli.Parser('vit_jax paper', description=__doc__.split('\n')[0])
-  parser.add_argument('--out', metavar='DIR', default='runs/paper', help='%(default)s')
-  parser.add_argument('--only', metavar='NAME,NAME', help='of the experiments, these')
-  parser.add_argument('--open', action='store_true', help='show it in the browser')
+  parser = cli.Parser(
+    'vit_jax paper',
+    description=__doc__.split('\n')[0],
+    epilog=__doc__.split('\n\n')[2],
+  )
+  add = parser.add_argument
+  add('--out', metavar='DIR', default='runs/paper', help='default: %(default)s')
+  add('--only', metavar='NAME,NAME', help=f'only these experiments, of {NAMES}')
+  add('--open', action='store_true', help='show the page in the browser')
   args = parser.parse_args(argv)
   # After the arguments: it takes seconds.
   from vit_jax.tools import out_folder

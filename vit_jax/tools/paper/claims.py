@@ -57,16 +57,16 @@ CLAIMS = {
       models.sizes,
     ),
     Claim(
-      'Attention does not know the order of patches: where they are is in the position '
-      'embeddings alone.',
+      'Attention does not know the order of patches: only the position embeddings say '
+      'where they are.',
       'section 3.1; KAIST, Hermann',
       models.no_order_of_its_own,
     ),
   ),
   'Data and compute': (
     Claim(
-      'Trained on little data, a ViT is below a ResNet of equal compute, whose convolutions '
-      'know about images; with much data it overtakes.',
+      'Trained on little data, a ViT is behind a ResNet of equal compute, whose '
+      'convolutions have an inductive bias for images; with much data it overtakes.',
       'section 4.3, Figures 3 and 4; Mandal, KAIST, Fox',
       data.inductive_bias,
       ('data_size',),
@@ -85,12 +85,12 @@ CLAIMS = {
     ),
     Claim(
       'For the same accuracy a ViT takes a half to a quarter of the compute of a ResNet; '
-      'hybrids are ahead of it at little compute, not at much.',
+      'hybrids are slightly ahead of it at small compute, not at large.',
       'section 4.4, Figure 5; KAIST, Fox',
       _as(
         NOT_TESTED,
-        'That needs models over two orders of magnitude of compute. The figure has the '
-        "paper's own points, and beside them the ViT and the ResNet of one size.",
+        'It takes models over two orders of magnitude of compute. The figure has the '
+        "paper's own points, and beside them our ViT and our ResNet, of one size each.",
       ),
       (),
       ('compute',),
@@ -108,8 +108,8 @@ CLAIMS = {
       'Mandal',
       _as(
         NOT_TESTED,
-        'CIFAR-10 does not come with this library: vit_jax train --config=cifar10_ti16 '
-        'has the recipe.',
+        'CIFAR-10 does not come with this library. The recipe is '
+        '--config=cifar10_ti16.',
       ),
     ),
   ),
@@ -122,7 +122,7 @@ CLAIMS = {
       ('shape',),
     ),
     Claim(
-      'Smaller patches, more of them, are better without more parameters.',
+      'Smaller patches, and so more tokens, are better without more parameters.',
       'appendix D.2, Figure 8',
       shape.patches,
       ('shape',),
@@ -146,13 +146,13 @@ CLAIMS = {
       ('head',),
     ),
     Claim(
-      'But each has a learning rate of its own: the mean wants a smaller one.',
+      'But each needs a learning rate of its own: the mean needs a smaller one.',
       'appendix D.3, Figure 9',
       shape.rates,
       ('head',),
     ),
     Claim(
-      'Attention along rows, then along columns, is better for more compute.',
+      'Axial attention, along rows and then along columns, is better, at more compute.',
       'appendix D.6, Figure 13',
       shape.axial,
       ('axial',),
@@ -179,7 +179,8 @@ CLAIMS = {
       ('posemb',),
     ),
     Claim(
-      'Predicting masked patches helps over training from scratch, less than labels do.',
+      'Pre-training by masked patch prediction is better than training from scratch, '
+      'worse than pre-training with labels.',
       'section 4.6, appendix B.1.2',
       training.masked,
       ('masked',),
@@ -187,14 +188,14 @@ CLAIMS = {
   ),
   'Inside the model': (
     Claim(
-      'Some heads look at most of the image in the lowest layers already.',
+      'Some heads attend to most of the image already in the lowest layers.',
       'section 4.5, Figure 7 right; Hermann, KAIST, Fox',
       inside.global_at_once,
       (),
       ('distance',),
     ),
     Claim(
-      'Others stay local there; the distance grows with depth.',
+      'Other heads are local in the lowest layers; attention distance grows with depth.',
       'section 4.5, Figure 7 right; Hermann, KAIST, Fox',
       inside.distance_grows,
       (),
@@ -208,17 +209,19 @@ CLAIMS = {
       ('posemb',),
     ),
     Claim(
-      'The principal components of the patch embedding look like basis functions of small '
-      'patches.',
+      'The principal components of the patch embedding look like basis functions for the '
+      'fine structure of a patch.',
       'section 4.5, Figure 7 left; Hermann, KAIST',
       _as(
-        LOOK, 'Sixteen pixels have sixteen components: strokes and blobs, not textures.'
+        LOOK,
+        'Patches of 4 x 4 grey pixels have sixteen components: look for strokes and '
+        'blobs, not textures.',
       ),
       (),
       ('filters',),
     ),
     Claim(
-      'Attention is on what matters for the class.',
+      'The model attends to what matters for the class.',
       'section 4.5, Figures 6 and 14; Hermann, Gupta, KAIST, Fox',
       _as(
         LOOK, 'The maps should follow the strokes of the digits, not the background.'
@@ -229,20 +232,24 @@ CLAIMS = {
   ),
   'Beyond the paper': (
     Claim(
-      'With more data and larger models accuracy goes on growing: ViT-G/14 reaches 90.45 % '
+      'With more data and larger models accuracy keeps growing: ViT-G/14 reaches 90.45 % '
       'on ImageNet, and 84.86 % from ten images a class.',
       'arXiv 2106.04560; Fox',
-      _as(NOT_TESTED, f'{_NO_DATA} The recipe is --config=vit_g_jft3b.'),
+      _as(
+        NOT_TESTED,
+        'JFT-3B is not public, and ImageNet does not come with this library. The recipe '
+        'is --config=vit_g_jft3b.',
+      ),
     ),
     Claim(
-      'Learned prompts, 1 % of the parameters, transfer better than a linear head, and deep '
-      'ones better than those of the first layer alone.',
+      'Learned prompts, 1 % of the parameters, transfer better than a linear head, and '
+      'prompts in every layer better than prompts in the first alone.',
       'VPT, arXiv 2203.12119; Gupta',
       _as(NOT_TESTED, 'This library does not have prompt tuning yet.'),
     ),
     Claim(
-      'Attention in shifted windows, over maps that shrink by stages, is better for less '
-      'compute than a plain ViT.',
+      'Attention in shifted windows, over feature maps that shrink stage by stage, is '
+      'better than a plain ViT at less compute.',
       'Swin, arXiv 2103.14030; Gupta',
       _as(NOT_TESTED, 'This library does not have Swin yet.'),
     ),

@@ -23,17 +23,17 @@ OF_IMAGES = {
   'integrated': 'Which pixels speak for the class: integrated gradients',
 }
 OF_THE_MODEL = {
-  'posemb': 'How alike position embeddings are (Figure 7 centre)',
-  'filters': 'The patch embedding, its principal components (Figure 7 left)',
+  'posemb': 'Similarity of position embeddings (Figure 7 centre)',
+  'filters': 'Principal components of the patch embedding (Figure 7 left)',
   'interpolation': 'Position embeddings before and after resizing (section 3.2)',
 }
 OF_RUNS = {
   'compute': 'Accuracy against compute (Figure 5)',
   'data': 'Accuracy against pre-training data (Figure 3)',
-  'vtab': 'VTAB by groups, the paper alone (Figure 2)',
-  'shape': 'The scaling of shape (Figure 8)',
+  'vtab': 'VTAB by groups of tasks, numbers of the paper only (Figure 2)',
+  'shape': 'Scaling the shape of the model (Figure 8)',
 }
-DISTANCE = {'distance': 'How far each head looks (Figure 7 right)'}
+DISTANCE = {'distance': 'Attention distance of each head (Figure 7 right)'}
 TITLES = {**OF_IMAGES, **DISTANCE, **OF_THE_MODEL, **OF_RUNS}
 
 

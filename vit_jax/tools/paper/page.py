@@ -91,13 +91,15 @@ def _header(found: dict[str, list[Judged]]) -> str:
   return (
     '<header><h1>The ViT paper in miniature</h1>'
     f'<p class="facts">{len(each)} claims: {told}.</p></header>'
-    '<p>Each claim of "An Image is Worth 16x16 Words" (arXiv 2010.11929), and what '
-    'minutes on a processor say of it: small models, 1,437 handwritten digits, 10,000 '
-    'images of coloured shapes. A claim about large models and hundreds of millions of '
-    'images may well be true and not show here; where it does not, the reason stands '
-    'beside. A difference counts where it is larger than two standard errors of the '
-    'accuracies, for the number of test images; that is 2 points at 98 % of 360 digits.'
-    '</p>'
+    '<p>Claims of "An Image is Worth 16x16 Words" (arXiv 2010.11929) and of lectures on '
+    'it, each beside what minutes on a CPU show: small models, 1,437 handwritten digits '
+    'and 10,000 images of coloured shapes to train on. A claim about large models and '
+    'hundreds of millions of images may well be true and not show here; where it does '
+    'not, the likely reason is given. A difference counts if it is larger than two '
+    'standard errors for the number of test images, which is 2 points at 98 % of 360 '
+    'digits. Chance in training is not part of that: only the position embeddings are '
+    'trained with three seeds, all else with one. The names after a section of the '
+    'paper are of those who repeat the claim, listed at the end.</p>'
     '<div class="scroll" tabindex="0" role="region" aria-label="All claims"><table>'
     '<thead><tr><th scope="col">claim</th><th scope="col">here</th></tr></thead>'
     f'<tbody>{"".join(rows)}</tbody></table></div>'
@@ -118,7 +120,7 @@ def _section(number: int, judged: Judged, seen: Seen) -> str:
   for name in claim.experiments:
     if seen.is_ablation(name):
       title = experiments.EXPERIMENTS[name].title
-      body.append(details(f'Numbers: {title}', _numbers(name, seen)))
+      body.append(details(f'Numbers (accuracies in %): {title}', _numbers(name, seen)))
   for name in claim.figures:
     path = seen.out / 'figures' / f'{name}.png'
     if path.exists():
@@ -185,9 +187,10 @@ def _experiments(seen: Seen, seconds: dict[str, float], failed: dict[str, str]) 
   )
   return (
     '<section><h2>Experiments</h2>'
-    + table(('', 'time', 'failed'), rows, 'Experiments')
+    + '<p>Without a time: not part of the last call.</p>'
+    + table(('', 'time of the last call', 'failed'), rows, 'Experiments')
     + (f'<p>Figures that could not be drawn:</p><ul>{lost}</ul>' if lost else '')
-    + details('The commands, one by one', code(commands))
+    + details('The commands', code(commands))
     + '</section>'
   )
 
@@ -197,4 +200,4 @@ def _readers() -> str:
     f'<div><dt>{text(name)}</dt><dd>{text(what)}</dd></div>'
     for name, what in claims.READERS.items()
   )
-  return f'<section><h2>Who says it besides the paper</h2><dl>{items}</dl></section>'
+  return f'<section><h2>Who repeats the claims</h2><dl>{items}</dl></section>'

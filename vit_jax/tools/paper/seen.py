@@ -15,7 +15,7 @@ from vit_jax.train import rows
 class Seen:
   """The numbers below the folder of a paper.
 
-  What is missing, as an experiment that failed, raises `Missing`.
+  What is missing, such as the result of an experiment that failed, raises `Missing`.
   """
 
   def __init__(self, out: Path):

@@ -1,13 +1,13 @@
 """The verdicts on claims, and what they are made of.
 
 A claim is seen only if the difference that it speaks of is larger than two standard
-errors of the accuracies (`seen.noise`).
+errors (`seen.noise`).
 """
 
 from vit_jax.tools.paper.seen import noise
 
 SEEN, PARTLY, NOT_SEEN = 'seen', 'seen in part', 'not seen'
-LOOK, NOT_TESTED = 'for the eye', 'not tested'
+LOOK, NOT_TESTED = 'to judge by eye', 'not tested'
 VERDICTS = (SEEN, PARTLY, NOT_SEEN, LOOK, NOT_TESTED)
 
 DIGITS, SHAPES = 360, 1000  # images of the test sets

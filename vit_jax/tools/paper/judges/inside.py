@@ -13,8 +13,10 @@ def global_at_once(seen: Seen):
   whole = _even()
   verdict = SEEN if max(first) > 0.8 * whole else NOT_SEEN
   return verdict, (
-    f'In the first layer heads look {min(first):.1f} to {max(first):.1f} pixels far, on '
-    f'average over 128 digits of 32 px; even attention would be {whole:.1f}.'
+    f'In the first layer the mean attention distance of a head is {min(first):.1f} to '
+    f'{max(first):.1f} pixels, over 128 digits of 32 px; uniform attention would give '
+    f'{whole:.1f}. A head that attends to every patch alike, as in an untrained model, '
+    'counts as one that looks far.'
   )
 
 
@@ -26,15 +28,15 @@ def distance_grows(seen: Seen):
   grows = means[-1] > 1.05 * means[0]
   verdict = SEEN if local and grows else PARTLY if local or grows else NOT_SEEN
   return verdict, (
-    'Mean distance of the heads, by layer: '
+    'Mean attention distance by layer: '
     + ', '.join(f'{mean:.1f}' for mean in means)
-    + f' pixels. The most local head of the first layer looks {min(layers[0]):.1f} far. '
-    'The paper has 24 layers, this model three.'
+    + f' pixels. The most local head of the first layer has {min(layers[0]):.1f}. The '
+    "paper's model has 24 layers, this one three."
   )
 
 
 def near_patches_are_alike(seen: Seen):
-  """Rank correlation of likeness with nearness; rows and columns apart."""
+  """Rank correlation of similarity with closeness; rows and columns apart."""
   rows = seen.figure('posemb')
   side = len([key for key in rows[0] if key.isdigit()])
   alike = np.array([[float(row[str(i)]) for i in range(side)] for row in rows]).ravel()
@@ -46,9 +48,11 @@ def near_patches_are_alike(seen: Seen):
   beside = alike[line].mean() - alike[others & ~line].mean()
   verdict = SEEN if value > 0.3 and beside > 0 else PARTLY if value > 0.1 else NOT_SEEN
   return verdict, (
-    f'The rank correlation of likeness with nearness is {value:.2f}; in the same row or '
-    f'column positions are {beside:+.2f} more alike (cosine) than elsewhere. The table was '
-    'learned on 4 x 4 patches, resized to 8 x 8, and trained for 200 steps more.'
+    'The rank correlation of the cosine similarity of two embeddings with the closeness of '
+    f'their patches is {value:.2f}; the mean similarity within a row or column differs from '
+    f'that of other pairs by {beside:+.2f}. The table was learned on 4 x 4 patches, '
+    'resized to 8 x 8, and trained for 200 steps more; interpolation itself makes '
+    'neighbours similar.'
   )
 
 
@@ -60,6 +64,6 @@ def _distances(seen: Seen) -> dict[int, list[float]]:
 
 
 def _even() -> float:
-  """Returns the distance of attention that is the same everywhere, 8 x 8 patches of 4."""
+  """Returns the distance of uniform attention over 8 x 8 patches of 4 pixels."""
   even = np.full((1, 1, 1, 64, 64), 1 / 64, np.float32)
   return float(viz.attention_distance(even, (8, 8), (4, 4))[0, 0])

@@ -12,7 +12,7 @@ def works(seen: Seen):
   return (
     SEEN if top1 > 0.97 else NOT_SEEN,
     f'{percent(top1)} of {DIGITS} handwritten digits that it was not trained on, cut into '
-    '16 patches. The paper means ImageNet.',
+    '16 patches, are classified correctly. The paper means data sets such as ImageNet.',
   )
 
 
@@ -57,6 +57,7 @@ def no_order_of_its_own(seen: Seen):
     )
     changes.append(float(np.abs(a - b).max()))
   return SEEN if changes[0] < 1e-5 < changes[1] else NOT_SEEN, (
-    'Of a model without positions, shuffling the patches changes no feature by more than '
-    f'{changes[0]:.0e}; with them, untrained, by {changes[1]:.2f}. Exact, at any scale.'
+    'Shuffling the patches changes the pooled features of a model without position '
+    f'embeddings by at most {changes[0]:.0e}, which is rounding, and those of an untrained '
+    f'model with them by {changes[1]:.2f}. Exact, at any scale.'
   )

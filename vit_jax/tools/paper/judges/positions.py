@@ -20,8 +20,8 @@ def positions_matter(seen: Seen):
   )
   worst = min(value for cell, value in found.items() if cell != 'none')
   return verdict, (
-    f'{percent(none)} without positions; with them from {percent(worst)} to '
-    f'{percent(best)}. In the paper 61.4 and 64.2 % (ImageNet, 5-shot).'
+    f'{percent(none)} without position embeddings; {percent(worst)} to {percent(best)} '
+    'with them. In the paper 61.4 and 64.2 % (ImageNet, 5-shot).'
   )
 
 
@@ -37,10 +37,10 @@ def kinds_are_alike(seen: Seen):
   elif added[high] - added[low] < 0.05:
     verdict = PARTLY
   return verdict, (
-    f'Those added to tokens have from {percent(added[low])} ({low}) to '
-    f'{percent(added[high])} ({high}); the paper has 0.3 points between its kinds. '
-    f'Relative ones have {percent(found["relative"])}: in 135 steps they have hardly begun to '
-    'be learned, in 450 they are 3 points above none.'
+    f'Those added to tokens reach {percent(added[low])} ({low}) to '
+    f'{percent(added[high])} ({high}); in the paper all kinds are within 0.3 points. '
+    f'Relative ones reach {percent(found["relative"])}: after 135 steps they have hardly '
+    'begun to be learned; after 450 they are 3 points above a model without positions.'
   )
 
 
@@ -53,8 +53,10 @@ def few_shot_ranks(seen: Seen):
   )
   value = rank_correlation(full, few)
   return SEEN if value > 0.7 else PARTLY if value > 0.3 else NOT_SEEN, (
-    f'Over the {len(cells)} kinds of positions the rank correlation of 5-shot accuracy and '
-    f'of accuracy on the test images is {value:.2f}.'
+    f'Over the {len(cells)} models of the position embedding experiment, the rank '
+    f'correlation of 5-shot accuracy with the accuracy of the trained head is {value:.2f}. '
+    'Both are on the classes that the model was trained on; in the paper few-shot stands in '
+    'for fine-tuning on other data.'
   )
 
 

@@ -26,10 +26,10 @@ def depth(seen: Seen):
   elif gain['depth'] > gain['width'] and beyond:
     verdict = PARTLY
   return verdict, (
-    f'Twice the depth, the width, the MLP, and patches of half the side, in points of '
-    f'accuracy over {percent(base)}: {told}; noise is '
-    f'{100 * noise((base, larger[best]), DIGITS):.1f}. In so short a run what learns fast '
-    'wins.'
+    f'Points gained over the {percent(base)} of the base by doubling the depth, the width '
+    f'or the MLP, or halving the side of the patches: {told}; a difference counts from '
+    f'{100 * noise((base, larger[best]), DIGITS):.1f} points on. So short a run shows what '
+    'learns fastest, not what is best in the end.'
   )
 
 
@@ -37,8 +37,9 @@ def patches(seen: Seen):
   """Patches of half the side against the base."""
   base, half = _base(seen), _larger(seen, 'patch')
   return if_better(half, base, DIGITS), (
-    f'{percent(base, half)} with the base and with patches of half its side, four times '
-    'as many. More tokens learn more slowly on 1,437 images.'
+    f'{percent(base, half)} with the patches of the base and with patches of half their '
+    'side, four times as many. In a short run on 1,437 images a model with more tokens '
+    'learns more slowly.'
   )
 
 
@@ -62,7 +63,7 @@ def heads(seen: Seen):
   alike = compare(max(same, lower), token, DIGITS) == 0
   return SEEN if alike else PARTLY, (
     f'{percent(token)} with a class token, {percent(same)} with the mean of the patches, '
-    f'{percent(lower)} with the mean and 3/8 of the rate.'
+    f'{percent(lower)} with the mean at 3/8 of the learning rate.'
   )
 
 
@@ -71,8 +72,9 @@ def rates(seen: Seen):
   of = lambda cell: seen.mean('head', cell, 'test/top1')
   same, lower = of('gap'), of('gap-lower-lr')
   return if_better(lower, same, DIGITS), (
-    f'{percent(same)} at the rate of the class token, {percent(lower)} at 3/8 of it, '
-    'which is too small for so short a run.'
+    f'The mean reaches {percent(same)} at the learning rate of the class token, '
+    f'{percent(lower)} at 3/8 of it (the ratio of the paper). A smaller rate learns less in '
+    'so short a run.'
   )
 
 
@@ -83,6 +85,7 @@ def axial(seen: Seen):
   compute = of('axial', 'gflops') / of('full', 'gflops')
   return if_better(along, full, DIGITS), (
     f'{percent(full, along)} with full and with axial attention, which takes '
-    f'{compute:.1f} times the compute; {percent(deeper)} with full attention and as many '
-    'blocks. Images of 4 x 4 patches leave little for it to save.'
+    f'{compute:.1f} times the compute; a difference counts from '
+    f'{100 * noise((full, along), DIGITS):.1f} points on. A model of full attention with as '
+    f'many blocks reaches {percent(deeper)}.'
   )

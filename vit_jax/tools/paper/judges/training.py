@@ -10,10 +10,11 @@ def optimizer(seen: Seen):
   key = next(k for k in seen.cells('optimizer')['adam'] if '5shot' in k)
   adam, sgd = of('adam', key), of('sgd', key)
   return if_better(adam, sgd, DIGITS), (
-    f'Pre-trained on shapes with AdamW and with SGD, few-shot on digits: '
+    f'5-shot on digits after pre-training on shapes with AdamW and with SGD: '
     f'{percent(adam, sgd)} (on shapes themselves '
-    f'{percent(of("adam", "test/top1"), of("sgd", "test/top1"))}). The rate of SGD was '
-    "chosen among three, that of AdamW is the recipe's: this does not refute Table 7."
+    f'{percent(of("adam", "test/top1"), of("sgd", "test/top1"))}). The learning rate of SGD '
+    "is the best of three, that of AdamW is the recipe's, so this does not refute Table 7, "
+    'which is of fine-tuning.'
   )
 
 
@@ -22,10 +23,11 @@ def resolution(seen: Seen):
   low, high = seen.last('digits', 'test/top1'), seen.last('resolution', 'val/top1')
   verdict = if_better(high, low, DIGITS)
   more = (
-    'The digits have 8 x 8 pixels: enlarging them adds nothing to see, and the model '
-    'was nearly right before. What is seen is that the resized table keeps its meaning.'
+    'The digits have 8 x 8 pixels: enlarging them adds no detail, and little was left to '
+    'gain. What does show is that the model still works with its resized position '
+    'embeddings.'
   )
-  return verdict, f'{percent(low, high)} at 16 and at 32 pixels. {more}'
+  return verdict, f'{percent(low, high)} at 16 px and fine-tuned at 32 px. {more}'
 
 
 def masked(seen: Seen):
@@ -39,7 +41,8 @@ def masked(seen: Seen):
   verdict = if_better(max(found.values()), scratch, DIGITS)
   told = ', '.join(f'{percent(value)} ({cell})' for cell, value in found.items())
   return verdict, (
-    f'With 100 labels, from scratch {percent(scratch)}; after predicting masked patches of '
-    f'all training images {told}. The paper has 2 points over training from scratch on '
-    'all of ImageNet, and 4 below pre-training with labels.'
+    f'With 100 labels, {percent(scratch)} from scratch, and after predicting masked patches '
+    f'of all training images {told}. The paper, with all labels of ImageNet, is 2 points '
+    'above training from scratch and 4 below pre-training with labels, which was not '
+    'compared here.'
   )
