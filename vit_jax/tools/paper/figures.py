@@ -41,7 +41,11 @@ def commands(out: Path) -> dict[str, list[str]]:
   """Returns {figure: its arguments}, of the folder of a paper."""
   model, images = str(out / MODEL), out / 'images'
   to = ['--out', str(out / 'figures')]
-  runs = lambda name: sorted(str(run) for run in (out / name / 'runs').glob('*-seed0'))
+
+  def runs(name: str) -> list[str]:
+    found = (out / name / 'runs').glob('*-seed0')
+    return [*sorted(map(str, found)), '--metric', 'test/top1']
+
   found = {name: [name, model, str(images / 'few')] for name in OF_IMAGES}
   found['distance'] = ['distance', model, str(images / 'many')]
   found |= {name: [name, model] for name in OF_THE_MODEL}
