@@ -219,11 +219,14 @@ def test_rotary_scores_depend_on_where_patches_are_to_each_other():
   assert np.ptp(scores) > 0.1
 
 
-@pytest.mark.parametrize('kind', ['learn', 'learn2d', 'relative'])
-def test_images_of_another_size_are_refused(kind):
+@pytest.mark.parametrize(
+  ('kind', 'advice'),
+  [('learn', 'image_size'), ('learn2d', 'image_size'), ('relative', 'posemb')],
+)
+def test_images_of_another_size_are_refused(kind, advice):
   model = tiny(posemb=kind)
   params = perturbed(model)
-  with pytest.raises(UserError, match=naming('2x2', 'image_size')):
+  with pytest.raises(UserError, match=naming('2x2', advice)):
     jax.eval_shape(lambda: model.apply({'params': params}, images(16, 16)))
 
 
