@@ -132,7 +132,10 @@ def _numbers(name: str, seen: Seen) -> str:
   cells = seen.cells(name)
   metrics = list(
     dict.fromkeys(
-      key for cell in cells.values() for key in cell if '/' in key and 'loss' not in key
+      key
+      for cell in cells.values()
+      for key in cell
+      if '/' in key and not key.endswith(('loss', '/examples'))
     )
   )[:_MOST]
   rows = [

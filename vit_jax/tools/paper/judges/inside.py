@@ -11,7 +11,9 @@ def global_at_once(seen: Seen):
   """The farthest-looking head of the first layer."""
   first = _distances(seen)[0]
   whole = _even()
-  verdict = SEEN if max(first) > 0.8 * whole else NOT_SEEN
+  verdict = NOT_SEEN
+  if max(first) > 0.8 * whole:  # beside heads that are local, it is not just untrained
+    verdict = SEEN if min(first) < 0.7 * whole else PARTLY
   return verdict, (
     f'In the first layer the mean attention distance of a head is {min(first):.1f} to '
     f'{max(first):.1f} pixels, over 128 digits of 32 px; uniform attention would give '
@@ -46,7 +48,7 @@ def near_patches_are_alike(seen: Seen):
   value = rank_correlation(-distance[others], alike[others])
   line = others & ((y == row) | (x == column))
   beside = alike[line].mean() - alike[others & ~line].mean()
-  verdict = SEEN if value > 0.3 and beside > 0 else PARTLY if value > 0.1 else NOT_SEEN
+  verdict = SEEN if value > 0.5 and beside > 0 else PARTLY if value > 0.1 else NOT_SEEN
   return verdict, (
     'The rank correlation of the cosine similarity of two embeddings with the closeness of '
     f'their patches is {value:.2f}; the mean similarity within a row or column differs from '

@@ -1,7 +1,14 @@
 """Claims about training and transfer."""
 
 from vit_jax.tools.paper.seen import Seen
-from vit_jax.tools.paper.verdicts import DIGITS, if_better, percent
+from vit_jax.tools.paper.verdicts import (
+  DIGITS,
+  NOT_SEEN,
+  PARTLY,
+  compare,
+  if_better,
+  percent,
+)
 
 
 def optimizer(seen: Seen):
@@ -38,9 +45,9 @@ def masked(seen: Seen):
     if 'test/top1' in numbers
   }
   scratch = found.pop('scratch')
-  verdict = if_better(max(found.values()), scratch, DIGITS)
+  better = compare(max(found.values()), scratch, DIGITS) > 0
   told = ', '.join(f'{percent(value)} ({cell})' for cell, value in found.items())
-  return verdict, (
+  return PARTLY if better else NOT_SEEN, (
     f'With 100 labels, {percent(scratch)} from scratch, and after predicting masked patches '
     f'of all training images {told}. The paper, with all labels of ImageNet, is 2 points '
     'above training from scratch and 4 below pre-training with labels, which was not '
