@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
   seeds = args.seeds or ablation.seeds
   planned = cells.plan(config, chosen, seeds, out)
   title = arguments.NAMES[args.name]
-  results = Results(args.name, title, ablation, spec, planned, args.metric, out)
+  common = asked.common(args, ablation)
+  results = Results(args.name, title, ablation, spec, common, planned, args.metric, out)
   out_folder.make(out)
   say = terminal.say if args.json else lambda line: print(line, flush=True)
   say(

@@ -42,7 +42,16 @@ def cells(
   raise UserError(f'--set {key}: the cells of {args.name} set that themselves.')
 
 
-def _all(args, ablation: Ablation, assignments: list[str]) -> tuple[str, dict, list]:
+def common(args: argparse.Namespace, ablation: Ablation) -> list[str]:
+  """Returns what every cell changes in the config, 'KEY=VALUE', of a section 'KEY'."""
+  _, changes, _ = _base(args, ablation)
+  return [
+    *(k if isinstance(value, dict) else f'{k}={value}' for k, value in changes.items()),
+    *args.set,
+  ]
+
+
+def _base(args, ablation: Ablation) -> tuple[str, dict, dict]:
   known, data = ablation.bases, args.data
   spec, changes, options = args.config, {}, {}
   if spec is None and data is None:
@@ -52,6 +61,11 @@ def _all(args, ablation: Ablation, assignments: list[str]) -> tuple[str, dict, l
   elif data is not None:
     spec = spec or 'folder'
     spec += f'{"," if ":" in spec else ":"}data={data}'
+  return spec, changes, options
+
+
+def _all(args, ablation: Ablation, assignments: list[str]) -> tuple[str, dict, list]:
+  spec, changes, options = _base(args, ablation)
   config = grid.changed(config_lib.load(spec), changes)
   with grid.named('--set'):
     for assignment in assignments:

@@ -26,13 +26,20 @@ class Results:
     title: str,
     ablation: Ablation,
     spec: str,
+    common: list[str],
     planned: Sequence[Run],
     metric: str | None,
     out: Path,
   ):
-    """`metric`: which is drawn; the others are as in `table.metrics`."""
+    """Takes what was planned.
+
+    Args:
+      spec: 'NAME:ARGS' of a config.
+      common: what every cell changes in it, see `asked.common`.
+      metric: which is drawn; None: see `table.metrics`.
+    """
     self._name, self._title, self._ablation, self._spec = name, title, ablation, spec
-    self._metric, self._out = metric, out
+    self._metric, self._out, self._common = metric, out, common
     self._order = list(dict.fromkeys(run.cell.name for run in planned))
     self._width = max(len(run.name) for run in planned)
     self._evals = {
@@ -81,9 +88,10 @@ class Results:
   def text(self) -> str:
     """Returns the table as Markdown."""
     metrics = self._metrics()
+    common = f', with {", ".join(self._common)}' if self._common else ''
     notes = [
-      f'Each cell is {self._spec} with its changes; ± is the standard deviation over '
-      'seeds.'
+      f'Each cell is {self._spec}{common}, and with changes of its own. ± is the standard '
+      'deviation over seeds.'
     ]
     notes += [f'{x.run.name} failed and is left out: {x.error}' for x in self.failed]
     return table.markdown(
