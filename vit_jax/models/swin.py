@@ -43,7 +43,7 @@ VARIANTS = {
 # side; maps are shifted, then padded. 'pad_shift_twice' is transformers' second version,
 # which adds the mask of shifted windows twice.
 BORDERS = ('pad_shift', 'shift_pad', 'pad_shift_twice')
-_MASKED = -100.0  # added to the scores of tokens that are no neighbours
+_MASKED = -100.0  # added to the scores of tokens that are not neighbours in the map
 _EPS = 1e-5
 _INIT = nn.initializers.truncated_normal(0.02)
 _ZEROS = nn.initializers.zeros_init()

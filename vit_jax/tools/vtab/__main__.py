@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
   out_folder.make(out)
   command = shlex.join(['vit_jax', 'vtab', *argv])
   results = tasks.run(args, planned, out, command, say)
-  if results.means():  # else there is no bar to draw
+  if results.means():  # without a complete group there is nothing to draw
     try:
       results.draw()
     except UserError as error:
