@@ -6,9 +6,9 @@ One step is one folder, `<directory>/<step>`, with the items `params`, `ema` and
 Orbax (see `storage`) does not notice flipped bits or a changed dtype, and does not fall
 back to an older step: that is here, in `verified` and in `retention`.
 
-Frozen parameters are not stored: only their names and fingerprints are. Who restores
-gives them, read again from the weights that the run started from, and gets an error
-unless every bit is as it was. To read the parameters of any run:
+Frozen parameters are not stored: only their names and fingerprints are. The caller
+that restores passes them, read again from the weights that the run started from, and gets
+an error unless every bit is as it was. To read the parameters of any run:
 
   saved = Checkpoints(folder)
   frozen = read_weights() if saved.frozen() else {}  # {name: array}, maybe of more

@@ -48,7 +48,7 @@ class Retention:
     return kept | {s for s in steps if s == self.best(steps)}
 
   def best(self, steps: Iterable[int]) -> int | None:
-    """Returns the one of `steps` with the best finite metric, the last of equal ones."""
+    """Returns the one of `steps` with the best finite metric; ties go to the last."""
     scores = self._known()
     known = [(scores[step], step) for step in steps if step in scores]
     return max(known)[1] if known else None

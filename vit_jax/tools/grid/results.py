@@ -1,4 +1,4 @@
-"""What the runs of a grid came to, as it is collected, written and told."""
+"""The results of a grid's runs: collected, written and printed."""
 
 import abc
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Results(abc.ABC):
     """Takes a run, writes the tables with it, and returns its line."""
     self._done.append(outcome)
     if outcome.held:
-      shown = 'skipped: another process is at it'
+      shown = 'skipped: another process is running it'
     elif outcome.error:
       shown = f'failed: {outcome.error}'
     else:
