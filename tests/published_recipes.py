@@ -124,12 +124,15 @@ RECIPES = [
     **dict(decay='linear', end=1e-8, warmup=10_000, clip=1.0, bias=-6.9, depth=0.1),
     **dict(sigmoid=True, randaug=(2, 15), mixup=0.5, name='mixer', model='B/16'),
   ),
-  other(
-    'convnext_i1k.py',
-    **dict(batch=4096, examples=I1K * 99 // 100, epochs=300, lr=4e-3, wd=0.05),
-    **dict(decay='cosine', end=1e-6, warmup=6_193, clip=None, bias=0.0, depth=0.1),
-    **dict(randaug=(2, 9), mixup=0.8, smoothing=0.1, name='convnext', model='T'),
-    **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
+  *(
+    other(
+      f'convnext_i1k.py:variant={variant}',
+      **dict(batch=4096, examples=I1K * 99 // 100, epochs=300, lr=4e-3, wd=0.05),
+      **dict(decay='cosine', end=1e-6, warmup=6_193, clip=None, bias=0.0, depth=depth),
+      **dict(randaug=(2, 9), mixup=0.8, smoothing=0.1, name='convnext', model=variant),
+      **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
+    )
+    for variant, depth in (('T', 0.1), ('S', 0.4), ('B', 0.5), ('L', 0.5))
   ),
   *(
     other(
