@@ -35,7 +35,7 @@ LEVELS = (
     ),
     *('kernels', 'imagenet', 'other_families'),
   ),
-  ('nn', 'losses', 'sharding', 'run_config'),
+  ('nn', 'losses', 'boxes', 'coco', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
   ('tasks', 'evaluators', 'checkpoint'),
   ('pretrained',),
@@ -94,6 +94,7 @@ OPTIONAL = (
   'torch',
   'timm',
   'transformers',
+  'pycocotools',
   'big_vision',
 )
 
