@@ -48,27 +48,40 @@ def images():
 
 @functools.cache
 def init(model):
-  """Returns params with every leaf random: zeros and ones would hide mistakes.
+  """Returns params with every leaf random: zeros and ones would hide mistakes."""
+  return random(model)['params']
 
-  From shapes alone: to compile the initialisers takes as long as the model.
-  """
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images())['params']
+
+def variables(model, params):
+  """Returns what a model is applied to: batch norms have random statistics as well."""
+  return {**random(model), 'params': params}
+
+
+@functools.cache
+def random(model):
+  """From shapes alone: to compile the initialisers takes as long as the model."""
   rng = np.random.default_rng(0)
 
   def values(path, x):
-    names = [key.key for key in path]
-    mean = 1.0 if names[-1] == 'scale' else 0.0
+    names = [key.key for key in path[1:]]
+    mean = 1.0 if names[-1] in ('scale', 'var') else 0.0
     if names[0] == 'head' and names[-1] == 'bias':
       mean = model.head_bias_init
     return (mean + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
 
-  return jax.tree_util.tree_map_with_path(values, shapes)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images())
+  # Parameters first: they do not depend on whether there are statistics.
+  shapes = {'params': shapes.pop('params'), **shapes}
+  found = {}
+  for key, tree in shapes.items():
+    found |= jax.tree_util.tree_map_with_path(values, {key: tree})
+  return found
 
 
 def apply(model, params, key=None):
   """Returns (logits, out), in training if there is a key."""
   rngs = {} if key is None else {'dropout': jax.random.key(key)}
-  return compiled(model, key is not None)({'params': params}, images(), rngs=rngs)
+  return compiled(model, key is not None)(variables(model, params), images(), rngs=rngs)
 
 
 @functools.cache
@@ -77,7 +90,9 @@ def compiled(model, train):
 
 
 def squares_and_gradient(model, params):
-  loss = lambda params: jnp.sum(model.apply({'params': params}, images())[0] ** 2)
+  def loss(params):
+    return jnp.sum(model.apply(variables(model, params), images())[0] ** 2)
+
   return jax.jit(jax.value_and_grad(loss))(params)
 
 
@@ -118,7 +133,7 @@ def test_the_family_knows_whether_any_size_will_do(name):
   fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
   h, w = (2 * s for s in family.stride(fields))
   h, w = -(-SIZE // h) * h * 2, -(-SIZE // w) * w * 2
-  other = lambda: model.apply({'params': init(model)}, jnp.zeros((1, h, w, 3)))
+  other = lambda: model.apply(variables(model, init(model)), jnp.zeros((1, h, w, 3)))
   if family.any_size(fields):
     assert jax.eval_shape(other)[0].shape == (1, 7)
   else:
@@ -172,7 +187,7 @@ def test_without_features_logits_are_the_same(name):
   model, params = build(name), init(build(name))
   logits, out = apply(model, params)
   apply_less = functools.partial(model.apply, features=False)
-  found, less = jax.jit(apply_less)({'params': params}, images())
+  found, less = jax.jit(apply_less)(variables(model, params), images())
   assert less.keys() == {'pre_logits'}
   # The same sums over fewer rows, in another order.
   np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5)
@@ -196,7 +211,8 @@ def test_interceptors_see_every_dense_layer_of_a_step(name):
   params = jax.eval_shape(model.init, rngs, images())['params']
 
   def loss(params):
-    return model.apply({'params': params}, images(), train=True, rngs=rngs)[0].sum()
+    called = model.apply(variables(model, params), images(), train=True, rngs=rngs)
+    return called[0].sum()
 
   mesh = sharding.make_mesh(1, devices=jax.devices()[:1])
   with jax.set_mesh(mesh), nn.intercept_methods(spy):
@@ -212,7 +228,8 @@ def derivatives(model, params):
 
   def along(t):
     moved = jax.tree.map(lambda x, v: x + t * v, params, step)
-    logits, _ = model.apply({'params': moved}, images(), train=True, features=False)
+    moved = variables(model, moved)
+    logits, _ = model.apply(moved, images(), train=True, features=False)
     return jnp.tanh(logits).sum()
 
   def all_three(t):
@@ -307,9 +324,10 @@ def test_bfloat16_logits_are_as_fine_as_float32(name):
   fields = {'num_classes': 1000, 'head_bias_init': -10.0}
   params = init(build(name, **fields))
   x = np.random.default_rng(1).uniform(-1, 1, (16, SIZE, SIZE, 3)).astype(np.float32)
-  exact, _ = compiled(build(name, **fields), False)({'params': params}, x)
+  model = build(name, **fields)
+  exact, _ = compiled(model, False)(variables(model, params), x)
   model = build(name, dtype='bfloat16', **fields)
-  logits, out = compiled(model, False)({'params': params}, x)
+  logits, out = compiled(model, False)(variables(model, params), x)
   assert logits.dtype == out['pre_logits'].dtype == jnp.float32
   assert out['stem'].dtype == jnp.bfloat16
   # With a head in bfloat16 a sixth of them at most.
