@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scanned import stacked
-from tiny_models import TINY, build, having, images, init
+from tiny_models import TINY, build, having, images, init, variables
 
 
 @pytest.fixture(params=TINY)
@@ -16,7 +16,9 @@ def name(request):
 
 
 def squares_and_gradient(model, params):
-  loss = lambda params: jnp.sum(model.apply({'params': params}, images())[0] ** 2)
+  def loss(params):
+    return jnp.sum(model.apply(variables(model, params), images())[0] ** 2)
+
   return jax.jit(jax.value_and_grad(loss))(params)
 
 
@@ -33,7 +35,8 @@ def derivatives(model, params):
 
   def along(t):
     moved = jax.tree.map(lambda x, v: x + t * v, params, step)
-    logits, _ = model.apply({'params': moved}, images(), train=True, features=False)
+    moved = variables(model, moved)
+    logits, _ = model.apply(moved, images(), train=True, features=False)
     return jnp.tanh(logits).sum()
 
   def all_three(t):

@@ -40,6 +40,9 @@ from vit_jax.errors import UserError
     ('swinv2_tiny_window8_256', 'swin', 'V2-T/8'),
     ('swinv2_base_window12to24_192to384', 'swin', 'V2-B/12to24'),
     ('swin:V2-L/16', 'swin', 'V2-L/16'),
+    ('resnet50', 'resnet', '50'),
+    ('microsoft/resnet-152', 'resnet', '152'),
+    ('resnet-101', 'resnet', '101'),
   ],
 )
 def test_published_names(name, model, variant):
@@ -79,8 +82,9 @@ OTHERS = {
   'beit_base_patch16_224': 'BEiT',
   'vit_relpos_base_patch16_224': 'ViT with relative positions',
   'vit_medium_patch16_gap_256': 'timm ViT-M',
-  'resnet50': 'ResNet',
-  'resnetv2_50': 'ResNet',
+  'resnet18': 'ResNet',
+  'resnet50d.ra2_in1k': 'ResNet variant',
+  'resnetv2_50': 'ResNet V2',
   'efficientnet_b0': 'convolutional network',
   'siglip': "transformers' SigLIP",
   'vit_mae': "transformers' ViT MAE",

@@ -70,10 +70,12 @@ _FAMILIES = (
   ),
   (r'mobilevit.*|efficientformer.*', 'mobile hybrid', 'convolutional stages'),
   (r'(g|res)mlp_.*', 'gMLP or ResMLP', 'other mixing layers than MLP-Mixer'),
+  (r'resnet-?(18|34)', 'ResNet', 'blocks of two 3x3 convolutions'),
+  (r'resnetv2_.*(?<!_bit)', 'ResNet V2', 'norms before the convolutions'),
   (
-    r'resnet|resnet\d.*|resnetv2_.*(?<!_bit)|resnext.*|wide_resnet.*|regnet.*',
-    'ResNet',
-    'BatchNorm, or other blocks than BiT',
+    r'resnet(\d+\D|aa|blur|rs).*|resnext.*|wide_resnet.*|regnet.*',
+    'ResNet variant',
+    'another stem, width, norm or grouping of channels',
   ),
   (
     r'(tf_)?(efficient|mobile|dense|ghost|mnas|inception|vgg|nf|xcep).*',

@@ -179,8 +179,8 @@ def fit(
   """Returns the parameters of a model that can be taken from `flat`, and a report.
 
   Args:
-    flat: parameters under our names, blocks not stacked.
-    shapes: of every parameter of the model.
+    flat: variables by the names of `trees.named`, blocks not stacked.
+    shapes: of every variable of the model.
     family: the model's `models.family.Family`.
     fields: the model's.
     old_size: (H, W) of the images that `flat` is for, None: unknown, taken as square.
@@ -193,7 +193,7 @@ def fit(
     UserError: for shapes that differ, parameters missing or left over.
   """
   adapt.check_method(resize)
-  flat, notes = dict(flat), []
+  flat, notes = adapt.as_variables(flat, shapes), []
   old_fields = fields
   kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:

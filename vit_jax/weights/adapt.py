@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax import resample
+from vit_jax import resample, trees
 from vit_jax.errors import UserError, choose
 
 MOST_LAYERS = 1_000  # far beyond every published model
@@ -84,6 +84,26 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
     for a, b in zip(kernel.shape[:2], new, strict=True)
   )
   return resample.apply(kernel, rows, columns).astype(kernel.dtype)
+
+
+def as_variables(
+  flat: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+  """Returns arrays by the names that a model has for them.
+
+  Frozen norms keep among the batch statistics, 'batch_stats/a/scale', what are the
+  parameters 'a/scale' of others.
+
+  Args:
+    shapes: of every variable of the model, by the names of `trees.named`.
+  """
+
+  def name(own):
+    prefix = f'{trees.STATS}/'
+    other = own.removeprefix(prefix) if trees.is_statistic(own) else prefix + own
+    return other if other in shapes and own not in shapes else own
+
+  return {name(own): x for own, x in flat.items()}
 
 
 def stack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:

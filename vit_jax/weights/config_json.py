@@ -167,6 +167,7 @@ _READ: dict[str, Kind] = {
   'model_args.window_size': _either(_WINDOW, _each(_WINDOW)),
   'model_args.pretrained_window_sizes': _each(_whole(0, 4096)),
   'model_args.always_partition': _BOOL,
+  'model_args.output_stride': _whole(4, 64),
   'model_args.act_layer': _TEXT,
   'model_args.global_pool': _TEXT,
   'model_args.class_token': _BOOL,
@@ -184,6 +185,9 @@ _READ: dict[str, Kind] = {
   # transformers
   'model_type': _TEXT,
   'hidden_act': _TEXT,
+  'layer_type': _TEXT,
+  'downsample_in_first_stage': _BOOL,
+  'downsample_in_bottleneck': _BOOL,
   'layer_norm_eps': _number(0, 1),
   'num_attention_heads': _HEADS,
   'depths': _each(_whole(1, 1000)),
