@@ -40,6 +40,9 @@ from vit_jax.errors import UserError
     ('swinv2_tiny_window8_256', 'swin', 'V2-T/8'),
     ('swinv2_base_window12to24_192to384', 'swin', 'V2-B/12to24'),
     ('swin:V2-L/16', 'swin', 'V2-L/16'),
+    ('mvitv2_tiny', 'mvit', 'T'),
+    ('mvitv2_large', 'mvit', 'L'),
+    ('mvitv2_huge_cls', 'mvit', 'H'),
   ],
 )
 def test_published_names(name, model, variant):
