@@ -37,6 +37,9 @@ GOLDENS = {
   'swinv2_timm_pre': ('timm', 'swin', 2e-4),
   'swinv2_hf': ('hf', 'swin', 2e-4),
   'resnet_timm': ('timm', 'resnet', 1e-5),
+  'mvit_timm': ('timm', 'mvit', 2e-5),
+  'mvit_timm_cls': ('timm', 'mvit', 2e-5),
+  'mvit_timm_mlp_expand': ('timm', 'mvit', 2e-5),
 }
 # Logits that agree more closely than the features before them.
 LOGITS = {'swinv2_timm': 1e-5, 'swinv2_timm_pre': 1e-5, 'swinv2_hf': 1e-5}

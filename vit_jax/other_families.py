@@ -55,7 +55,6 @@ _FAMILIES = (
   (r'naflexvit_.*', 'NaFlexViT', 'images of any aspect ratio in one batch'),
   (r'swinv2_cr_.*', 'Swin V2 (CR)', 'attention in shifted windows'),
   (r'swin_s3_.*', 'AutoFormerV2', 'depths and windows found by search'),
-  (r'mvitv2_.*|mvit.*', 'MViT', 'attention with pooled keys and values'),
   (r'cait_.*', 'CaiT', 'LayerScale, talking heads and class-attention layers'),
   (r'convnextv2(_.*)?', 'ConvNeXt V2', 'global response normalization'),
   (r'maxvit_.*|maxxvit.*', 'MaxViT', 'convolutions between grid and block attention'),

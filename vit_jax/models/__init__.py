@@ -22,6 +22,7 @@ MODELS = {
   'convnext': 'vit_jax.models.convnext',
   'swin': 'vit_jax.models.swin',
   'resnet': 'vit_jax.models.resnet',
+  'mvit': 'vit_jax.models.mvit',
 }
 DTYPES = ('float32', 'bfloat16', 'float16')
 

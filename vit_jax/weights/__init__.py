@@ -228,11 +228,13 @@ def _offsets(flat, shapes, family) -> tuple[dict, list[str]]:
     wanted = shapes.get(name, table.shape)
     if not re.fullmatch(family.offsets or '', name) or len(wanted) != table.ndim:
       continue
-    if table.shape[:2] != wanted[:2]:
-      resized[name] = adapt.resize_offsets(table, wanted[:2])
-      old, new = ([(n + 1) // 2 for n in x[:2]] for x in (table.shape, wanted))
-      notes[f'from {old[0]}x{old[1]} to {new[0]}x{new[1]}'] = None
-  return resized, [f'position tables of windows resized {n}, bicubic' for n in notes]
+    if (before := table.shape[:-1]) != (after := wanted[:-1]):
+      resized[name] = adapt.resize_offsets(table, after)
+      old, new = ('x'.join(str((n + 1) // 2) for n in x) for x in (before, after))
+      what = 'windows' if len(after) == 2 else 'sides of maps'
+      how = 'bicubic' if len(after) == 2 else 'linear'
+      notes[f'position tables of {what} resized from {old} to {new}, {how}'] = None
+  return resized, list(notes)
 
 
 def _positions(flat, shapes, family, old, new, method) -> tuple[dict, list[str]]:

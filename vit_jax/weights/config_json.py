@@ -168,6 +168,8 @@ _READ: dict[str, Kind] = {
   'model_args.pretrained_window_sizes': _each(_whole(0, 4096)),
   'model_args.always_partition': _BOOL,
   'model_args.output_stride': _whole(4, 64),
+  'model_args.use_cls_token': _BOOL,
+  'model_args.stride_kv_adaptive': _several(_whole(1, 64), 2),
   'model_args.act_layer': _TEXT,
   'model_args.global_pool': _TEXT,
   'model_args.class_token': _BOOL,
