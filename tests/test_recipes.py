@@ -3,8 +3,9 @@
 The numbers are those of the ViT paper's Table 3 (arXiv 2010.11929), of big_vision's
 configs for AugReg, "Better plain ViT baselines", Mixer and BiT, of "Scaling Vision
 Transformers" (arXiv 2106.04560), of ConvNeXt's Table 5 (arXiv 2201.03545) and of Swin's
-config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), with
-weight decay as AdamW means it: times the rate.
+config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), and of
+references/classification/train.py in pytorch/vision for ResNet, with weight decay as AdamW
+means it: times the rate.
 """
 
 import functools
@@ -152,6 +153,21 @@ RECIPES = [
     )
     for variant, depth in (('T', 0.2), ('S', 0.3), ('B', 0.5))
   ),
+  *(
+    other(
+      f'resnet_i1k.py:variant={variant}{more}',
+      **dict(batch=batch, examples=I1K * 99 // 100, epochs=90, lr=lr, warmup=warmup),
+      **dict(decay='multistep', clip=None, bias=0.0, name='resnet', model=variant),
+      # Coupled with a momentum of 0.9, 1e-4 of all parameters.
+      **dict(wd=1e-4 / (1 - 0.9), wd_others=1e-4 / (1 - 0.9), zero_init=False),
+      **dict(crop='inception_crop(224, 8, 100)'),
+    )
+    for variant, more, batch, lr, warmup in (
+      ('50', '', 256, 0.1, 0),
+      ('101', '', 256, 0.1, 0),
+      ('50', ',batch=8192,warmup=774', 8192, 3.2, 774),
+    )
+  ),
   other(
     'bit_i1k.py',
     **dict(batch=4096, examples=I1K * 99 // 100, epochs=90, lr=1.6, wd=1e-3),
@@ -205,6 +221,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   if row['decay'] == 'rsqrt':  # timescale 10k, 50k steps of cooldown
     expected |= {20_000: lr / np.sqrt(2), 110_000: lr / np.sqrt(11)}
     expected |= {975_000: lr / np.sqrt(97.5) / 2, steps: 0.0}
+  elif row['decay'] == 'multistep':  # a third each
+    expected |= {middle: lr / 10, steps: lr / 100}
   else:
     expected |= {middle: (lr + end) / 2, steps: end}
   rates = optimizer.rate(np.array(list(expected)))
@@ -215,7 +233,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
 
   options = {k: v for k, v in c['optim'].items() if k not in ('lr', 'schedule')}
   for name, value in decay_of(json.dumps(options)).items():
-    factor = row['wd'] if name.endswith('kernel') else 0.0
+    factor = row['wd'] if name.endswith('kernel') else row.get('wd_others', 0.0)
     factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
     np.testing.assert_allclose(value, factor, rtol=1e-5, err_msg=name)
   assert c['optim'].get('clip') == row.get('clip')
@@ -224,7 +242,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
     'adafactor'
     if row['decay'] == 'rsqrt'
     else 'sgd'
-    if row.get('name', 'vit') in ('bit', 'resnet_gn') and 'jft' not in spec
+    if row.get('name', 'vit') in ('bit', 'resnet', 'resnet_gn') and 'jft' not in spec
     else 'adamw'
   )
 
@@ -263,7 +281,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert getattr(model, 'posemb', 'learn') == row.get('posemb', 'learn')
   # None: 1 / sqrt(width), big_vision's; 0.02 is vision_transformer's.
   assert getattr(model, 'posemb_std', 0.02) == row.get('posemb_std', 0.02)
-  for field in ('classifier', 'zero_pad_pool'):
+  for field in ('classifier', 'zero_pad_pool', 'zero_init'):
     if field in row:
       assert getattr(model, field) == row[field]
   hidden = model.width if row.get('hidden') else None
