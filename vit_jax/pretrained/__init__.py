@@ -20,7 +20,6 @@ from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.pretrained import inferred, runs, tuned
 from vit_jax.pretrained.fitting import describe, fit
-from vit_jax.pretrained.fitting import fields_of as fields_of
 from vit_jax.pretrained.source import Source
 
 
@@ -164,7 +163,8 @@ def _fresh(model, shape, names: list[str]) -> dict[str, np.ndarray]:
   """Returns the initial values of some parameters; the others are not computed."""
 
   def init(key):
-    params = trees.flatten(model.init(key, jnp.zeros((1, *shape)))['params'])
+    inputs = jax.tree.map(jnp.zeros_like, models.inputs_of(model, shape))
+    params = trees.flatten(model.init(key, inputs)['params'])
     return {name: params[name] for name in names}
 
   return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}
@@ -205,6 +205,7 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
         f'{source} has {key} {found[key]}; variant {variant!r} has {overrides[key]}.'
       )
   told = found | overrides | fields
+  family = models.family(raw.format.family, **told)
   inferred.check_fields(raw, told)
   return Source(
     str(source),
@@ -248,5 +249,7 @@ def complete(model: dict, found: Source) -> dict:
 
 
 def _channels(raw: weights.Weights, flat, family) -> int:
+  if family.inputs is not None:  # it takes maps, of images of any number
+    return 3
   with weights.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
     return flat[family.stem(flat)].shape[2]

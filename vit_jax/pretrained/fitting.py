@@ -1,9 +1,6 @@
 """What a source's parameters become in a model."""
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models, trees, weights
@@ -24,7 +21,7 @@ def fit(
 
   Parameters that `report.reinitialized` names are not among them.
   """
-  images = jax.ShapeDtypeStruct((1, *image_size, found.channels), jnp.float32)
+  images = models.inputs_of(model, (*image_size, found.channels))
   with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
     abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   shapes = {name: x.shape for name, x in trees.flatten(abstract).items()}
@@ -32,8 +29,8 @@ def fit(
     return weights.fit(
       found.flat,
       shapes,
-      family=models.family(found.family),
-      fields=fields_of(model),
+      family=models.family_of(model),
+      fields=models.fields_of(model),
       old_size=found.image_size,
       new_size=image_size,
       skip=list(skip),
@@ -41,12 +38,6 @@ def fit(
     )
   except UserError as error:
     raise UserError(f'{found.source}: {error}') from None
-
-
-def fields_of(model) -> dict:
-  """Returns {field: value} of a model; of a tuned one, of that to which was added."""
-  model = models.core(model)
-  return {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
 
 
 def describe(found: Source, report: Merge) -> str:

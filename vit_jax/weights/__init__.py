@@ -99,10 +99,9 @@ class Weights:
         raise UserError(f'{self.source}: {name} is {x.dtype}; parameters are floats.')
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     with arrays_that_do_not_fit(what):
-      fields = self.format.infer(flat) | self.hints.fields
-    layers = fields.get('depth') or sum(
-      fields.get('blocks') or fields.get('depths') or ()
-    )
+      fields = _over(self.hints.fields, self.format.infer(flat))
+    body = fields.get('backbone') or fields
+    layers = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
     if layers > adapt.MOST_LAYERS:
       raise UserError(
         f'{what} has {layers:,} layers; up to {adapt.MOST_LAYERS:,} are read.'
@@ -126,6 +125,14 @@ class Weights:
     if grid:
       return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
     return self.usual_size
+
+
+def _over(told: dict, inferred: dict) -> dict:
+  """Returns {field: value}, those told before those inferred, also of a backbone."""
+  found = inferred | told
+  if isinstance(inferred.get('backbone'), dict):
+    found['backbone'] = inferred['backbone'] | told.get('backbone', {})
+  return found
 
 
 def open_file(source: str) -> Weights:
@@ -228,11 +235,16 @@ def _offsets(flat, shapes, family) -> tuple[dict, list[str]]:
     wanted = shapes.get(name, table.shape)
     if not re.fullmatch(family.offsets or '', name) or len(wanted) != table.ndim:
       continue
-    if table.shape[:2] != wanted[:2]:
+    if table.ndim == 2 and table.shape[0] != wanted[0]:
+      resized[name] = adapt.resize_line(table, wanted[0])
+      old, new = ((n + 1) // 2 for n in (table.shape[0], wanted[0]))
+      notes[f'relative positions of {old} resized to {new}, linear'] = None
+    elif table.ndim == 3 and table.shape[:2] != wanted[:2]:
       resized[name] = adapt.resize_offsets(table, wanted[:2])
       old, new = ([(n + 1) // 2 for n in x[:2]] for x in (table.shape, wanted))
-      notes[f'from {old[0]}x{old[1]} to {new[0]}x{new[1]}'] = None
-  return resized, [f'position tables of windows resized {n}, bicubic' for n in notes]
+      sizes = f'from {old[0]}x{old[1]} to {new[0]}x{new[1]}'
+      notes[f'position tables of windows resized {sizes}, bicubic'] = None
+  return resized, list(notes)
 
 
 def _positions(flat, shapes, family, old, new, method) -> tuple[dict, list[str]]:

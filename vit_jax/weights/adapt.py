@@ -72,6 +72,19 @@ def resize_offsets(table: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   return resample.apply(table, rows, columns).astype(table.dtype)
 
 
+def resize_line(table: np.ndarray, new: int) -> np.ndarray:
+  """Resizes a table of vectors by offset along one axis, linearly, ends held.
+
+  As the authors of MViTv2 and of ViTDet do where a map has another size.
+
+  Args:
+    table: [2 h - 1, Dh].
+    new: 2 H - 1, of the size wanted.
+  """
+  resize = resample.matrix(table.shape[0], new, 'bilinear', antialias=False)
+  return (resize @ table).astype(table.dtype)
+
+
 def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   """Resizes a patch embedding's kernel [ph, pw, C, D] to patches of `new` pixels.
 
