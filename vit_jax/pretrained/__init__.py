@@ -97,6 +97,7 @@ def load(
   ema: bool = False,
   weights: str | None = None,
   tune: dict | str | None = None,
+  model: dict | str | None = None,
   **fields,
 ) -> Loaded:
   """Returns the model of a source, with its parameters.
@@ -117,6 +118,9 @@ def load(
       --tuned_only` wrote, whose parameters were tuned on these weights: the model, its
       classes and the size of its images are then those of that run. Parameters that are
       added are `variables['params']['tune']`.
+    model: another model to start from the weights, a name or a config's section: one that
+      is built on theirs, {'name': 'fpn', 'backbone': {'name': 'swin', ...}}, or for a ViT
+      'vitdet:B' or 'sfp:B'. What it has besides starts with initial values.
     **fields: of the model, over what the source tells: `num_classes=10` gives a new head,
       `patch_size=(32, 32)` resizes the patch embedding.
 
@@ -128,7 +132,10 @@ def load(
     found = tuned.apply(found, tune)
   elif tune is not None:
     found = tuned.asked(found, tune)
-  model = models.build(found.family, **found.fields | fields)
+  if model is None:
+    model = models.build(found.family, **found.fields | fields)
+  else:
+    model = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else found.image_size or inferred.usual_size(found)
   params, report = fit(found, model, size, skip=skip, resize=resize)

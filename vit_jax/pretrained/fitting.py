@@ -6,6 +6,7 @@ import numpy as np
 from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.pretrained.source import Source
+from vit_jax.pretrained.started import started
 from vit_jax.weights.merge import Merge
 
 
@@ -19,25 +20,31 @@ def fit(
 ) -> tuple[dict[str, np.ndarray], Merge]:
   """Returns ({name: array} of the model's parameters, report); see `weights.fit`.
 
-  Parameters that `report.reinitialized` names are not among them.
+  The source may be of another model that this can start from, see `started`. Parameters
+  that `report.reinitialized` names are not among them.
   """
+  found, new, notes = started(found, model, resize)
   images = models.inputs_of(model, (*image_size, found.channels))
   with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
     abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   shapes = {name: x.shape for name, x in trees.flatten(abstract).items()}
   try:
-    return weights.fit(
+    taken, report = weights.fit(
       found.flat,
       shapes,
       family=models.family_of(model),
       fields=models.fields_of(model),
       old_size=found.image_size,
       new_size=image_size,
-      skip=list(skip),
+      skip=[*skip, *new],
       resize=resize,
     )
   except UserError as error:
     raise UserError(f'{found.source}: {error}') from None
+  unused = [n for n in found.unused if n not in report.unused]
+  return taken, report._replace(
+    notes=[*notes, *report.notes], unused=[*report.unused, *unused]
+  )
 
 
 def describe(found: Source, report: Merge) -> str:
@@ -47,7 +54,7 @@ def describe(found: Source, report: Merge) -> str:
   lines += report.notes
   for what, names in (
     ('initialised afresh', report.reinitialized),
-    ('unused', [*report.unused, *found.unused]),
+    ('unused', report.unused),
   ):
     if names:
       more = f' and {len(names) - 4} more' if len(names) > 4 else ''

@@ -204,7 +204,7 @@ def fit(
   old_fields = fields
   kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:
-    old_fields = fields | {'patch_size': kernel.shape[:2]}
+    old_fields = _with_patches(fields, kernel.shape[:2])
     flat[family.patches] = adapt.resize_patches(kernel, wanted[:2])
     notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {wanted[:2]}')
   resized, changes = _offsets(flat, shapes, family)
@@ -226,6 +226,13 @@ def fit(
     skip = [*skip, 'head/.*']
   taken, report = merge(shapes, flat, skip)
   return taken, report._replace(notes=notes)
+
+
+def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
+  """Returns a model's fields with patches of another size, its own or its backbone's."""
+  if 'patch_size' in fields:
+    return fields | {'patch_size': size}
+  return fields | {'backbone': _with_patches(fields['backbone'], size)}
 
 
 def _offsets(flat, shapes, family) -> tuple[dict, list[str]]:
