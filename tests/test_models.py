@@ -12,24 +12,23 @@ import numpy as np
 import pytest
 from conftest import naming
 from scanned import stacked
+from tiny_models import (
+  CLASSIFIERS,
+  SIZE,
+  TINY,
+  apply,
+  build,
+  compiled,
+  family_of,
+  having,
+  images,
+  init,
+  outputs_of,
+  total,
+)
 
 from vit_jax import models, sharding, trees
 from vit_jax.errors import UserError
-
-# 'vit 0', 'vit 1', 'mixer 0', ...
-TINY = {
-  f'{name} {i}': fields
-  for name in models.MODELS
-  for i, fields in enumerate(models.family(name).tiny)
-}
-SIZE = 32
-
-
-def outputs_of(name):
-  return models.family(name.split()[0]).outputs
-
-
-CLASSIFIERS = [name for name in TINY if outputs_of(name) == 'classes']
 
 
 @pytest.fixture(params=TINY)
@@ -40,77 +39,6 @@ def name(request):
 @pytest.fixture(params=CLASSIFIERS)
 def classifier(request):
   return request.param
-
-
-def build(name, **fields):
-  known = models.signature(name.split()[0]).parameters
-  classes = {'num_classes': 7} if 'num_classes' in known else {}
-  return models.build(name.split()[0], **{**classes, **TINY[name], **fields})
-
-
-def family_of(name):
-  return models.family_of(build(name))
-
-
-def having(*fields) -> list[str]:
-  """Returns the names of the models that have all these fields."""
-  known = {name: models.signature(name.split()[0]).parameters for name in TINY}
-  names = [name for name in TINY if all(field in known[name] for field in fields)]
-  assert 'vit 0' in names, f'a ViT has all of {fields}'
-  return names
-
-
-def images():
-  rng = np.random.default_rng(0)
-  return rng.uniform(-1, 1, (2, SIZE, SIZE, 3)).astype(np.float32)
-
-
-@functools.cache
-def init(model):
-  """Returns params with every leaf random: zeros and ones would hide mistakes.
-
-  From shapes alone: to compile the initialisers takes as long as the model.
-  """
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images())['params']
-  rng = np.random.default_rng(0)
-
-  def values(path, x):
-    names = [key.key for key in path]
-    mean = 1.0 if names[-1] == 'scale' else 0.0
-    if names[0] == 'head' and names[-1] == 'bias' and hasattr(model, 'head_bias_init'):
-      mean = model.head_bias_init
-    return (mean + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
-
-  return jax.tree_util.tree_map_with_path(values, shapes)
-
-
-def apply(model, params, key=None):
-  """Returns (logits, out), in training if there is a key."""
-  rngs = {} if key is None else {'dropout': jax.random.key(key)}
-  return compiled(model, key is not None)({'params': params}, images(), rngs=rngs)
-
-
-@functools.cache
-def compiled(model, train):
-  return jax.jit(functools.partial(model.apply, train=train))
-
-
-def total(outputs):
-  return sum(x.sum() for x in jax.tree.leaves(outputs))
-
-
-def squares_and_gradient(model, params):
-  def loss(params):
-    outputs, _ = model.apply({'params': params}, images())
-    return total(jax.tree.map(jnp.square, outputs))
-
-  return jax.jit(jax.value_and_grad(loss))(params)
-
-
-@functools.cache
-def plain(name):
-  model = build(name)
-  return squares_and_gradient(model, init(model))
 
 
 def test_the_family_knows_every_parameter(name):
@@ -246,68 +174,11 @@ def test_interceptors_see_every_dense_layer_of_a_step(name):
   assert seen >= {n.removesuffix('/kernel') for n in names if n.endswith('/kernel')}
 
 
-def derivatives(model, params):
-  """Returns t -> (forward, reverse, second) derivatives along a random step."""
-  rng = np.random.default_rng(1)
-  step = jax.tree.map(lambda x: rng.normal(0, 0.02, x.shape).astype(x.dtype), params)
-
-  def along(t):
-    moved = jax.tree.map(lambda x, v: x + t * v, params, step)
-    outputs, _ = model.apply({'params': moved}, images(), train=True, features=False)
-    return total(jax.tree.map(jnp.tanh, outputs))
-
-  def all_three(t):
-    slope = jax.jvp(along, (t,), (1.0,))[1]
-    return slope, *jax.jvp(jax.grad(along), (t,), (1.0,))
-
-  return all_three
-
-
-def test_forward_and_reverse_can_be_nested(name):
-  # Traced: a rule for one direction only, `custom_vjp`, is refused while tracing.
-  model = build(name)
-  found = jax.eval_shape(derivatives(model, init(model)), 0.0)
-  assert [x.shape for x in found] == [(), (), ()]
-
-
-# A ViT calls every kernel that has derivatives of its own; the rest are JAX's.
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=[] if name == 'vit 0' else pytest.mark.slow)
-    for name in TINY
-  ],
-)
-def test_forward_and_reverse_differentiation_agree(name):
-  model = build(name)
-  forward, reverse, second = jax.jit(derivatives(model, init(model)))(0.0)
-  np.testing.assert_allclose(forward, reverse, rtol=1e-3)  # float32, sums of many terms
-  assert np.isfinite(second)
-  assert second != 0
-
-
 def test_without_a_head_logits_are_pre_logits(classifier):
   name = classifier
   params = {key: x for key, x in init(build(name)).items() if key != 'head'}
   logits, out = apply(build(name, num_classes=None), params)
   np.testing.assert_array_equal(logits, out['pre_logits'])
-
-
-def test_every_parameter_has_a_gradient(name):
-  _, grads = plain(name)
-  # A key's bias shifts all scores of a query alike: softmax does not see it. What a
-  # backbone has after its last block is not read by what is built on it.
-  body = family_of(name)
-  depths, blocks = body.depths({n: x.shape for n, x in trees.flatten(grads).items()})
-  unread = {
-    n for n, d in depths.items() if n.startswith('backbone/') and np.max(d) > blocks
-  }
-  dead = [
-    jax.tree_util.keystr(path, simple=True, separator='/')
-    for path, g in jax.tree.leaves_with_path(grads)
-    if not np.abs(g).max() > 0
-  ]
-  assert [d for d in dead if not d.endswith('key/bias') and d not in unread] == []
 
 
 @pytest.mark.parametrize(
@@ -321,33 +192,6 @@ def test_what_is_dropped_is_dropped_in_training_only(name, field):
   assert any(np.any(first != other) for other in others)
   plain = apply(build(name), params)[0]
   np.testing.assert_array_equal(apply(model, params)[0], plain)
-
-
-@pytest.mark.parametrize(
-  ('name', 'scan', 'remat'),
-  [
-    pytest.param(name, scan, remat, marks=[pytest.mark.slow] if slow else [])
-    for scan, remat, slow in (
-      (False, 'full', True),
-      (False, 'dots', False),
-      (True, 'none', True),
-      (True, 'full', False),
-    )
-    for name in having('remat', *(['scan'] if scan else []))
-  ],
-)
-def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):
-  fields = {'remat': remat} | ({'scan': True} if scan else {})
-  model, params = build(name, **fields), init(build(name))
-  value, grads = plain(name)
-  if scan:
-    params, grads = (stacked(tree, model.depth) for tree in (params, grads))
-  value2, grads2 = squares_and_gradient(model, params)
-  np.testing.assert_allclose(value, value2, rtol=1e-5)  # float32 sums in other order
-  scale = max(np.abs(g).max() for g in jax.tree.leaves(grads))
-  for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(grads2), strict=True):
-    # Of the whole gradient's size: that of a key's bias is 0 but for rounding.
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
 
 
 def test_bfloat16_logits_are_as_fine_as_float32(classifier):

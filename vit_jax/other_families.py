@@ -58,7 +58,6 @@ _FAMILIES = (
   (r'mvitv2_.*|mvit.*', 'MViT', 'attention with pooled keys and values'),
   (r'cait_.*', 'CaiT', 'LayerScale, talking heads and class-attention layers'),
   (r'convnextv2(_.*)?', 'ConvNeXt V2', 'global response normalization'),
-  (r'convnext', "transformers' ConvNeXt", "names that are not read (timm's are)"),
   (r'maxvit_.*|maxxvit.*', 'MaxViT', 'convolutions between grid and block attention'),
   (r'coatnet_.*|coat_.*', 'CoAtNet or CoaT', 'convolutional stages'),
   (r'xcit_.*', 'XCiT', 'attention between channels'),

@@ -34,7 +34,7 @@ class Loaded:
     image_size: (H, W) in pixels that the parameters are fitted to.
     channels: of the images, 3 or 1.
     pp: the evaluation pipeline of one image, as `data/ops` reads it.
-    class_names: one per class, or None where the source does not tell.
+    class_names: one per class, or None where the source has none.
     source, format: where the weights come from, and in what format.
     report: a few lines: what was taken, skipped, resized.
     step: of a run, the one that was read.
@@ -105,7 +105,7 @@ def load(
   Args:
     source: see the module. Of a run without labels (`tasks.masked_patches`) it is the
       encoder, without a head and without the parameters that the task added.
-    variant: 'B/16': the model's size, where the source does not tell it.
+    variant: 'B/16': the model's size, where the source does not say it.
     image_size: pixels to fit the position embeddings to, (H, W) or one number for both;
       by default what they are for.
     resize: how, 'bilinear' or 'bicubic': see `weights.adapt.resize_positions`.

@@ -15,7 +15,7 @@ class Source:
     family: a key of models.MODELS.
     fields: of the model.
     flat: our names, blocks not stacked, float32.
-    image_size: (H, W) in pixels; None: the source does not tell.
+    image_size: (H, W) in pixels; None: unknown.
     channels: of the images.
     class_names: one per class, or None.
     pp: the evaluation pipeline, or None.

@@ -63,7 +63,7 @@ class Added(nn.Module):
     return images
 
   def layers(self, images, train: bool) -> Callable:
-    """Returns what to do in the place of some of the model's layers.
+    """Returns what replaces some of the model's layers; by default none are replaced.
 
     It is asked before the model is called, and reads its parameters then: layers may be
     inside of `nn.remat`, where no others can be reached.
@@ -75,7 +75,7 @@ class Added(nn.Module):
       (module, path 'a/b') -> `(call, *args, **kwargs) -> result` instead of the module's
       own `call`, or None.
     """
-    raise NotImplementedError
+    return lambda module, path: None
 
   def named_params(self, made: Mapping[str, tuple[Callable, tuple[int, ...]]]) -> dict:
     """Returns {'a/b/c': array} float32, parameters at these paths below this module's.
