@@ -13,7 +13,7 @@ from vit_jax import trees
 # golden -> (dialect, family, tolerance): rounding in float32; a hybrid's convolutions
 # sum over thousands of terms, after a division by a standard deviation, which timm guards
 # within the root (of resnet_gn: that is 3e-5 of its logits); the reference's own float32
-# is off its float64 by 7e-6 of ConvNeXt and Swin, and by 6e-5 of Swin V2, whose scores
+# is off its float64 by 7e-6 of ConvNeXt, ResNet and Swin, and by 6e-5 of Swin V2, whose scores
 # are up to 100.
 GOLDENS = {
   'vit_google_token': ('google', 'vit', 5e-6),
@@ -40,6 +40,10 @@ GOLDENS = {
   'sfp_d2': ('detectron2', 'sfp', 2e-5),
   'fpn_d2': ('detectron2', 'fpn', 2e-5),
   'fpn_ln_d2': ('detectron2', 'fpn', 1e-5),
+  'resnet_timm': ('timm', 'resnet', 1e-5),
+  'mvit_timm': ('timm', 'mvit', 2e-5),
+  'mvit_timm_cls': ('timm', 'mvit', 2e-5),
+  'mvit_timm_mlp_expand': ('timm', 'mvit', 2e-5),
 }
 # Whose tolerance is that of every value, however large.
 ABSOLUTE = ('vitdet', 'sfp', 'fpn')
@@ -63,11 +67,12 @@ def arrays_of(name):
 def check(source, name, **options):
   """Loads `source` and compares with the reference outputs of a golden."""
   expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
-  model, params = vit_jax.load(source, **options)
+  loaded = vit_jax.load(source, **options)
+  model = loaded.model
   apply = jax.jit(functools.partial(model.apply, mutable=['intermediates']))
   if (inputs := expected.pop('image', None)) is None:  # a pyramid by itself
     inputs = {n: expected.pop(n) for n in list(expected) if n.startswith('res')}
-  (outputs, out), state = apply({'params': params}, inputs)
+  (outputs, out), state = apply(loaded.variables, inputs)
   found = {**out, 'logits': outputs}
   if 'attentions' in expected:
     weights = trees.flatten(state['intermediates'])

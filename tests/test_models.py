@@ -25,6 +25,7 @@ from tiny_models import (
   init,
   outputs_of,
   total,
+  variables,
 )
 
 from vit_jax import models, sharding, trees
@@ -74,7 +75,7 @@ def test_the_family_knows_whether_any_size_will_do(name):
   fields = models.fields_of(model)
   h, w = (2 * s for s in family.stride(fields))
   h, w = -(-SIZE // h) * h * 2, -(-SIZE // w) * w * 2
-  other = lambda: model.apply({'params': init(model)}, jnp.zeros((1, h, w, 3)))
+  other = lambda: model.apply(variables(model, init(model)), jnp.zeros((1, h, w, 3)))
   if family.any_size(fields):
     assert all(len(x) == 1 for x in jax.tree.leaves(jax.eval_shape(other)))
   else:
@@ -136,7 +137,7 @@ def test_without_features_logits_are_the_same(name):
   model, params = build(name), init(build(name))
   outputs, out = apply(model, params)
   apply_less = functools.partial(model.apply, features=False)
-  found, less = jax.jit(apply_less)({'params': params}, images())
+  found, less = jax.jit(apply_less)(variables(model, params), images())
   if outputs_of(name) == 'classes':
     assert less.keys() == {'pre_logits'}
   else:
@@ -165,7 +166,8 @@ def test_interceptors_see_every_dense_layer_of_a_step(name):
   params = jax.eval_shape(model.init, rngs, images())['params']
 
   def loss(params):
-    return total(model.apply({'params': params}, images(), train=True, rngs=rngs)[0])
+    called = model.apply(variables(model, params), images(), train=True, rngs=rngs)
+    return total(called[0])
 
   mesh = sharding.make_mesh(1, devices=jax.devices()[:1])
   with jax.set_mesh(mesh), nn.intercept_methods(spy):
@@ -200,9 +202,10 @@ def test_bfloat16_logits_are_as_fine_as_float32(classifier):
   fields = {'num_classes': 1000, 'head_bias_init': -10.0}
   params = init(build(name, **fields))
   x = np.random.default_rng(1).uniform(-1, 1, (16, SIZE, SIZE, 3)).astype(np.float32)
-  exact, _ = compiled(build(name, **fields), False)({'params': params}, x)
+  model = build(name, **fields)
+  exact, _ = compiled(model, False)(variables(model, params), x)
   model = build(name, dtype='bfloat16', **fields)
-  logits, out = compiled(model, False)({'params': params}, x)
+  logits, out = compiled(model, False)(variables(model, params), x)
   assert logits.dtype == out['pre_logits'].dtype == jnp.float32
   assert out['stem'].dtype == jnp.bfloat16
   # With a head in bfloat16 a sixth of them at most.

@@ -220,15 +220,18 @@ class Checkpoints:
       NoUsableCheckpoint: what was asked for is damaged.
     """
     item = 'ema' if ema else 'params'
-    wanted = {item: abstract['params']}
-    if abstract.get('batch_stats'):
-      wanted['batch_stats'] = abstract['batch_stats']
+    stats = {trees.STATS: x} if (x := abstract.get(trees.STATS)) else {}
+    wanted = {item: abstract['params'], **stats}
+    if ema:  # which averages the statistics as well
+      wanted = {item: abstract['params'] | stats}
     items, body, damaged = self._load(wanted, frozen or {}, self._find(step))
     for bad, why in damaged.items():
       distributed.say(
         f'checkpoint step {bad} is damaged ({why}); using step {body["step"]}'
       )
     params = trees.combine(items.pop(item), items.pop('frozen', {}))
+    if ema and stats:
+      items[trees.STATS] = params.pop(trees.STATS)
     return {'params': params, **items}, body['meta']
 
   def frozen(self, step: int | str | None = None) -> list[str]:

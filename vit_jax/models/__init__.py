@@ -25,6 +25,8 @@ MODELS = {
   'vitdet': 'vit_jax.models.vitdet',
   'fpn': 'vit_jax.models.fpn',
   'sfp': 'vit_jax.models.sfp',
+  'resnet': 'vit_jax.models.resnet',
+  'mvit': 'vit_jax.models.mvit',
 }
 DTYPES = ('float32', 'bfloat16', 'float16')
 

@@ -138,20 +138,19 @@ def load(
     model = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else found.image_size or inferred.usual_size(found)
-  params, report = fit(found, model, size, skip=skip, resize=resize)
+  flat, report = fit(found, model, size, skip=skip, resize=resize)
   shape = (*size, found.channels)
   if report.reinitialized:
-    params |= _fresh(model, shape, report.reinitialized)
-  variables = {'params': params}
+    flat |= _fresh(model, shape, report.reinitialized)
   if found.tune:
-    model, variables = tuned.attached(model, found, shape, params)
+    model, flat = tuned.attached(model, found, shape, flat)
   moved = found.image_size and size != found.image_size
   names = found.class_names
   if names is not None and getattr(model, 'num_classes', None) != len(names):
     names = None
   return Loaded(
     model,
-    variables | {'params': trees.unflatten(variables['params'])},
+    trees.variables(flat),
     size,
     found.channels,
     # A pipeline is for one size. For another, images are resized to that, and their
@@ -167,12 +166,12 @@ def load(
 
 
 def _fresh(model, shape, names: list[str]) -> dict[str, np.ndarray]:
-  """Returns the initial values of some parameters; the others are not computed."""
+  """Returns the initial values of some variables; the others are not computed."""
 
   def init(key):
     inputs = jax.tree.map(jnp.zeros_like, models.inputs_of(model, shape))
-    params = trees.flatten(model.init(key, inputs)['params'])
-    return {name: params[name] for name in names}
+    flat = trees.named(model.init(key, inputs))
+    return {name: flat[name] for name in names}
 
   return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}
 

@@ -18,16 +18,16 @@ def fit(
   skip: list[str] = (),
   resize: str = 'bilinear',
 ) -> tuple[dict[str, np.ndarray], Merge]:
-  """Returns ({name: array} of the model's parameters, report); see `weights.fit`.
+  """Returns ({name: array} of the model's variables, report); see `weights.fit`.
 
-  The source may be of another model that this can start from, see `started`. Parameters
-  that `report.reinitialized` names are not among them.
+  Names are those of `trees.named`; what `report.reinitialized` names is not among them.
+  The source may be of another model that this can start from, see `started`.
   """
   found, new, notes = started(found, model, resize)
   images = models.inputs_of(model, (*image_size, found.channels))
   with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
-    abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  shapes = {name: x.shape for name, x in trees.flatten(abstract).items()}
+    abstract = jax.eval_shape(model.init, jax.random.key(0), images)
+  shapes = {name: x.shape for name, x in trees.named(abstract).items()}
   try:
     taken, report = weights.fit(
       found.flat,
@@ -50,7 +50,9 @@ def fit(
 def describe(found: Source, report: Merge) -> str:
   """Returns what became of the source's parameters, a few lines."""
   what = f'{found.source} ({found.origin})'
-  lines = [f'{what}: {len(report.taken)} parameters taken']
+  stats = sum(map(trees.is_statistic, report.taken))
+  with_stats = f' and {stats} batch statistics' if stats else ''
+  lines = [f'{what}: {len(report.taken) - stats} parameters{with_stats} taken']
   lines += report.notes
   for what, names in (
     ('initialised afresh', report.reinitialized),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import models
+from vit_jax import models, trees
 from vit_jax.errors import UserError
 from vit_jax.pretrained import positions
 from vit_jax.pretrained.source import Source
@@ -54,14 +54,22 @@ def started(found: Source, model, resize: str) -> Started:
     found = dataclasses.replace(
       found,
       family=name,
-      flat={f'backbone/{n}': x for n, x in found.flat.items()},
+      flat={_below(n): x for n, x in found.flat.items()},
       unused=[*unused, *found.unused],
     )
-    new = [r'(?!backbone/).*', *(f'backbone/(?:{regex})' for regex in below.new)]
+    new = [rf'(?!({trees.STATS}/)?backbone/).*']
+    new += [f'backbone/(?:{regex})' for regex in below.new]
     return Started(found, new, below.notes)
   if (found.family, name) == ('vit', 'vitdet'):
     return _vitdet_of_vit(found, model, resize)
   return Started(found, [], [])  # which will not fit
+
+
+def _below(name: str) -> str:
+  """Returns the name that a variable of a backbone has in the model around it."""
+  if trees.is_statistic(name):
+    return f'{trees.STATS}/backbone/{name.removeprefix(f"{trees.STATS}/")}'
+  return f'backbone/{name}'
 
 
 def _without(found: Source, regex: str) -> tuple[Source, list[str]]:

@@ -94,6 +94,11 @@ def by_block(method: str) -> bool:
   return _class(method).by_block
 
 
+def is_added(name: str) -> bool:
+  """Returns whether a name of `trees.named` is of what a method added to the model."""
+  return name.startswith((f'{ADDED}/', f'{trees.STATS}/{ADDED}/'))
+
+
 def _class(method: str) -> type[Method]:
   module, name = choose('method of config.tune', method, METHODS)
   return getattr(importlib.import_module(module), name)
