@@ -27,6 +27,7 @@ MODELS = {
   'sfp': 'vit_jax.models.sfp',
   'resnet': 'vit_jax.models.resnet',
   'mvit': 'vit_jax.models.mvit',
+  'detr': 'vit_jax.models.detr',
 }
 DTYPES = ('float32', 'bfloat16', 'float16')
 
