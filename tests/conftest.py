@@ -43,6 +43,7 @@ from fault_table import (  # noqa: F401
   pytest_terminal_summary,
   pytest_testnodedown,
 )
+from peers import timm, torch, transformers  # noqa: F401
 
 if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
   os.environ['VIT_JAX_CACHE'] = tempfile.mkdtemp(prefix='vit_jax-')
