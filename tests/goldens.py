@@ -13,7 +13,7 @@ from vit_jax import trees
 # golden -> (dialect, family, tolerance): rounding in float32; a hybrid's convolutions
 # sum over thousands of terms, after a division by a standard deviation, which timm guards
 # within the root (of resnet_gn: that is 3e-5 of its logits); the reference's own float32
-# is off its float64 by 7e-6 of ConvNeXt and Swin, and by 6e-5 of Swin V2, whose scores
+# is off its float64 by 7e-6 of ConvNeXt, ResNet and Swin, and by 6e-5 of Swin V2, whose scores
 # are up to 100.
 GOLDENS = {
   'vit_google_token': ('google', 'vit', 5e-6),
@@ -36,6 +36,10 @@ GOLDENS = {
   'swinv2_timm': ('timm', 'swin', 2e-4),
   'swinv2_timm_pre': ('timm', 'swin', 2e-4),
   'swinv2_hf': ('hf', 'swin', 2e-4),
+  'resnet_timm': ('timm', 'resnet', 1e-5),
+  'mvit_timm': ('timm', 'mvit', 2e-5),
+  'mvit_timm_cls': ('timm', 'mvit', 2e-5),
+  'mvit_timm_mlp_expand': ('timm', 'mvit', 2e-5),
 }
 # Logits that agree more closely than the features before them.
 LOGITS = {'swinv2_timm': 1e-5, 'swinv2_timm_pre': 1e-5, 'swinv2_hf': 1e-5}
@@ -57,9 +61,9 @@ def arrays_of(name):
 def check(source, name, **options):
   """Loads `source` and compares with the reference outputs of a golden."""
   expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
-  model, params = vit_jax.load(source, **options)
-  apply = jax.jit(functools.partial(model.apply, mutable=['intermediates']))
-  (logits, out), state = apply({'params': params}, expected.pop('image'))
+  loaded = vit_jax.load(source, **options)
+  apply = jax.jit(functools.partial(loaded.model.apply, mutable=['intermediates']))
+  (logits, out), state = apply(loaded.variables, expected.pop('image'))
   found = {**out, 'logits': logits}
   if 'attentions' in expected:
     weights = trees.flatten(state['intermediates'])

@@ -81,8 +81,8 @@ def theirs(torch, model, x):
 def ours(source, x, **options):
   import jax
 
-  model, params = vit_jax.load(source, **options)
-  return np.asarray(jax.jit(model.apply)({'params': params}, x)[0])
+  loaded = vit_jax.load(source, **options)
+  return np.asarray(jax.jit(loaded.model.apply)(loaded.variables, x)[0])
 
 
 def save_timm(folder, model, architecture, **model_args):

@@ -3,8 +3,9 @@
 The numbers are those of the ViT paper's Table 3 (arXiv 2010.11929), of big_vision's
 configs for AugReg, "Better plain ViT baselines", Mixer and BiT, of "Scaling Vision
 Transformers" (arXiv 2106.04560), of ConvNeXt's Table 5 (arXiv 2201.03545) and of Swin's
-config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), with
-weight decay as AdamW means it: times the rate.
+config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), and of
+references/classification/train.py in pytorch/vision for ResNet, with weight decay as AdamW
+means it: times the rate.
 """
 
 import pytest
@@ -145,6 +146,21 @@ RECIPES = [
       **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
     )
     for variant, depth in (('T', 0.2), ('S', 0.3), ('B', 0.5))
+  ),
+  *(
+    other(
+      f'resnet_i1k.py:variant={variant}{more}',
+      **dict(batch=batch, examples=I1K * 99 // 100, epochs=90, lr=lr, warmup=warmup),
+      **dict(decay='multistep', clip=None, bias=0.0, name='resnet', model=variant),
+      # Coupled with a momentum of 0.9, 1e-4 of all parameters.
+      **dict(wd=1e-4 / (1 - 0.9), wd_others=1e-4 / (1 - 0.9), zero_init=False),
+      **dict(crop='inception_crop(224, 8, 100)'),
+    )
+    for variant, more, batch, lr, warmup in (
+      ('50', '', 256, 0.1, 0),
+      ('101', '', 256, 0.1, 0),
+      ('50', ',batch=8192,warmup=774', 8192, 3.2, 774),
+    )
   ),
   other(
     'bit_i1k.py',

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from conftest import naming
 from scanned import stacked
-from tiny_models import SIZE, TINY, apply, build, compiled, having, images, init
+from tiny_models import (
+  SIZE,
+  TINY,
+  apply,
+  build,
+  compiled,
+  having,
+  images,
+  init,
+  variables,
+)
 
 from vit_jax import models, sharding, trees
 from vit_jax.errors import UserError
@@ -53,7 +63,7 @@ def test_the_family_knows_whether_any_size_will_do(name):
   fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
   h, w = (2 * s for s in family.stride(fields))
   h, w = -(-SIZE // h) * h * 2, -(-SIZE // w) * w * 2
-  other = lambda: model.apply({'params': init(model)}, jnp.zeros((1, h, w, 3)))
+  other = lambda: model.apply(variables(model, init(model)), jnp.zeros((1, h, w, 3)))
   if family.any_size(fields):
     assert jax.eval_shape(other)[0].shape == (1, 7)
   else:
@@ -107,7 +117,7 @@ def test_without_features_logits_are_the_same(name):
   model, params = build(name), init(build(name))
   logits, out = apply(model, params)
   apply_less = functools.partial(model.apply, features=False)
-  found, less = jax.jit(apply_less)({'params': params}, images())
+  found, less = jax.jit(apply_less)(variables(model, params), images())
   assert less.keys() == {'pre_logits'}
   # The same sums over fewer rows, in another order.
   np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5)
@@ -131,7 +141,8 @@ def test_interceptors_see_every_dense_layer_of_a_step(name):
   params = jax.eval_shape(model.init, rngs, images())['params']
 
   def loss(params):
-    return model.apply({'params': params}, images(), train=True, rngs=rngs)[0].sum()
+    called = model.apply(variables(model, params), images(), train=True, rngs=rngs)
+    return called[0].sum()
 
   mesh = sharding.make_mesh(1, devices=jax.devices()[:1])
   with jax.set_mesh(mesh), nn.intercept_methods(spy):
@@ -164,9 +175,10 @@ def test_bfloat16_logits_are_as_fine_as_float32(name):
   fields = {'num_classes': 1000, 'head_bias_init': -10.0}
   params = init(build(name, **fields))
   x = np.random.default_rng(1).uniform(-1, 1, (16, SIZE, SIZE, 3)).astype(np.float32)
-  exact, _ = compiled(build(name, **fields), False)({'params': params}, x)
+  model = build(name, **fields)
+  exact, _ = compiled(model, False)(variables(model, params), x)
   model = build(name, dtype='bfloat16', **fields)
-  logits, out = compiled(model, False)({'params': params}, x)
+  logits, out = compiled(model, False)(variables(model, params), x)
   assert logits.dtype == out['pre_logits'].dtype == jnp.float32
   assert out['stem'].dtype == jnp.bfloat16
   # With a head in bfloat16 a sixth of them at most.

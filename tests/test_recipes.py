@@ -53,6 +53,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   if row['decay'] == 'rsqrt':  # timescale 10k, 50k steps of cooldown
     expected |= {20_000: lr / np.sqrt(2), 110_000: lr / np.sqrt(11)}
     expected |= {975_000: lr / np.sqrt(97.5) / 2, steps: 0.0}
+  elif row['decay'] == 'multistep':  # a third each
+    expected |= {middle: lr / 10, steps: lr / 100}
   else:
     expected |= {middle: (lr + end) / 2, steps: end}
   rates = optimizer.rate(np.array(list(expected)))
@@ -63,7 +65,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
 
   options = {k: v for k, v in c['optim'].items() if k not in ('lr', 'schedule')}
   for name, value in decay_of(json.dumps(options)).items():
-    factor = row['wd'] if name.endswith('kernel') else 0.0
+    factor = row['wd'] if name.endswith('kernel') else row.get('wd_others', 0.0)
     factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
     np.testing.assert_allclose(value, factor, rtol=1e-5, err_msg=name)
   assert c['optim'].get('clip') == row.get('clip')
@@ -72,7 +74,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
     'adafactor'
     if row['decay'] == 'rsqrt'
     else 'sgd'
-    if row.get('name', 'vit') in ('bit', 'resnet_gn') and 'jft' not in spec
+    if row.get('name', 'vit') in ('bit', 'resnet', 'resnet_gn') and 'jft' not in spec
     else 'adamw'
   )
 
@@ -113,7 +115,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert getattr(model, 'posemb', 'learn') == row.get('posemb', 'learn')
   # None: 1 / sqrt(width), big_vision's; 0.02 is vision_transformer's.
   assert getattr(model, 'posemb_std', 0.02) == row.get('posemb_std', 0.02)
-  for field in ('classifier', 'zero_pad_pool'):
+  for field in ('classifier', 'zero_pad_pool', 'zero_init'):
     if field in row:
       assert getattr(model, field) == row[field]
   hidden = model.width if row.get('hidden') else None

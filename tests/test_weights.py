@@ -247,7 +247,7 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ('architecture', 'facts'),
   [
-    ('mvitv2_tiny.fb_in1k', ('MViT', 'pooled')),
+    ('swinv2_cr_tiny_ns_224.sw_in1k', ('Swin V2 (CR)', 'windows')),
     ('vit_base_patch16_clip_quickgelu_224.openai', ('CLIP', 'QuickGELU')),
     ('deit3_base_patch16_224', ('DeiT III', 'LayerScale')),
     ('eva02_tiny_patch14_224', ('EVA-02', 'rotary')),

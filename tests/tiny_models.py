@@ -35,27 +35,40 @@ def images():
 
 @functools.cache
 def init(model):
-  """Returns params with every leaf random: zeros and ones would hide mistakes.
+  """Returns params with every leaf random: zeros and ones would hide mistakes."""
+  return random(model)['params']
 
-  From shapes alone: to compile the initialisers takes as long as the model.
-  """
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images())['params']
+
+def variables(model, params):
+  """Returns what a model is applied to: batch norms have random statistics as well."""
+  return {**random(model), 'params': params}
+
+
+@functools.cache
+def random(model):
+  """From shapes alone: to compile the initialisers takes as long as the model."""
   rng = np.random.default_rng(0)
 
   def values(path, x):
-    names = [key.key for key in path]
-    mean = 1.0 if names[-1] == 'scale' else 0.0
+    names = [key.key for key in path[1:]]
+    mean = 1.0 if names[-1] in ('scale', 'var') else 0.0
     if names[0] == 'head' and names[-1] == 'bias':
       mean = model.head_bias_init
     return (mean + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
 
-  return jax.tree_util.tree_map_with_path(values, shapes)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images())
+  # Parameters first: they do not depend on whether there are statistics.
+  shapes = {'params': shapes.pop('params'), **shapes}
+  found = {}
+  for key, tree in shapes.items():
+    found |= jax.tree_util.tree_map_with_path(values, {key: tree})
+  return found
 
 
 def apply(model, params, key=None):
   """Returns (logits, out), in training if there is a key."""
   rngs = {} if key is None else {'dropout': jax.random.key(key)}
-  return compiled(model, key is not None)({'params': params}, images(), rngs=rngs)
+  return compiled(model, key is not None)(variables(model, params), images(), rngs=rngs)
 
 
 @functools.cache

@@ -55,7 +55,6 @@ _FAMILIES = (
   (r'naflexvit_.*', 'NaFlexViT', 'images of any aspect ratio in one batch'),
   (r'swinv2_cr_.*', 'Swin V2 (CR)', 'attention in shifted windows'),
   (r'swin_s3_.*', 'AutoFormerV2', 'depths and windows found by search'),
-  (r'mvitv2_.*|mvit.*', 'MViT', 'attention with pooled keys and values'),
   (r'cait_.*', 'CaiT', 'LayerScale, talking heads and class-attention layers'),
   (r'convnextv2(_.*)?', 'ConvNeXt V2', 'global response normalization'),
   (r'maxvit_.*|maxxvit.*', 'MaxViT', 'convolutions between grid and block attention'),
@@ -70,10 +69,12 @@ _FAMILIES = (
   ),
   (r'mobilevit.*|efficientformer.*', 'mobile hybrid', 'convolutional stages'),
   (r'(g|res)mlp_.*', 'gMLP or ResMLP', 'other mixing layers than MLP-Mixer'),
+  (r'resnet-?(18|34)', 'ResNet', 'blocks of two 3x3 convolutions'),
+  (r'resnetv2_.*(?<!_bit)', 'ResNet V2', 'norms before the convolutions'),
   (
-    r'resnet|resnet\d.*|resnetv2_.*(?<!_bit)|resnext.*|wide_resnet.*|regnet.*',
-    'ResNet',
-    'BatchNorm, or other blocks than BiT',
+    r'resnet(\d+\D|aa|blur|rs).*|resnext.*|wide_resnet.*|regnet.*',
+    'ResNet variant',
+    'another stem, width, norm or grouping of channels',
   ),
   (
     r'(tf_)?(efficient|mobile|dense|ghost|mnas|inception|vgg|nf|xcep).*',

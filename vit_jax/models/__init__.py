@@ -21,6 +21,8 @@ MODELS = {
   'bit': 'vit_jax.models.bit',
   'convnext': 'vit_jax.models.convnext',
   'swin': 'vit_jax.models.swin',
+  'resnet': 'vit_jax.models.resnet',
+  'mvit': 'vit_jax.models.mvit',
 }
 DTYPES = ('float32', 'bfloat16', 'float16')
 

@@ -30,8 +30,8 @@ class Family:
     positions: ((regex, axes), ...): learned position tables [1, N, D], not stacked, that
       are resized for other grids; their rows are positions of the grid ('hw', after rows
       of other tokens), of its rows ('h') or of its columns ('w').
-    offsets: regex of learned tables [2 h - 1, 2 w - 1, M] of the offsets in a window of
-      h x w, which are resized for another.
+    offsets: regex of learned tables of offsets, [2 h - 1, 2 w - 1, M] in a window of
+      h x w or [2 n - 1, Dh] along one side of a map, which are resized for another.
     position: name of the one before the first block, or None.
     patches: name of a patch kernel that can be resized to other patches, or None.
     stride: fields -> pixels per position of the last features, down and across.

@@ -35,7 +35,7 @@ VARIANTS = {
   'B': (128, (2, 2, 18, 2), (4, 8, 16, 32)),
   'L': (192, (2, 2, 18, 2), (6, 12, 24, 48)),
 }
-_MASKED = -100.0  # added to the scores of tokens that are not neighbours
+_MASKED = -100.0  # added to the scores of tokens that are not neighbours in the map
 _EPS = 1e-5
 _INIT = nn.initializers.truncated_normal(0.02)
 _ZEROS = nn.initializers.zeros_init()

@@ -71,7 +71,7 @@ class Windows:
     return jnp.roll(x, tuple(sign * s for s in self.shift), (1, 2))
 
   def apart(self):
-    """Returns bool [n, h w, h w]: tokens of a window that are not neighbours in the map.
+    """Returns bool [n, h w, h w]: which tokens of a window are not neighbours in the map.
 
     Shifting in a circle brings the first rows and columns behind the last ones.
     """

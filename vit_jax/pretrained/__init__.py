@@ -35,7 +35,7 @@ class Loaded:
     image_size: (H, W) in pixels that the parameters are fitted to.
     channels: of the images, 3 or 1.
     pp: the evaluation pipeline of one image, as `data/ops` reads it.
-    class_names: one per class, or None where the source does not tell.
+    class_names: one per class, or None where the source has none.
     source, format: where the weights come from, and in what format.
     report: a few lines: what was taken, skipped, resized.
     step: of a run, the one that was read.
@@ -105,7 +105,7 @@ def load(
   Args:
     source: see the module. Of a run without labels (`tasks.masked_patches`) it is the
       encoder, without a head and without the parameters that the task added.
-    variant: 'B/16': the model's size, where the source does not tell it.
+    variant: 'B/16': the model's size, where the source does not say it.
     image_size: pixels to fit the position embeddings to, (H, W) or one number for both;
       by default what they are for.
     resize: how, 'bilinear' or 'bicubic': see `weights.adapt.resize_positions`.
@@ -132,20 +132,19 @@ def load(
   model = models.build(found.family, **found.fields | fields)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else found.image_size or inferred.usual_size(found)
-  params, report = fit(found, model, size, skip=skip, resize=resize)
+  flat, report = fit(found, model, size, skip=skip, resize=resize)
   shape = (*size, found.channels)
   if report.reinitialized:
-    params |= _fresh(model, shape, report.reinitialized)
-  variables = {'params': params}
+    flat |= _fresh(model, shape, report.reinitialized)
   if found.tune:
-    model, variables = tuned.attached(model, found, shape, params)
+    model, flat = tuned.attached(model, found, shape, flat)
   moved = found.image_size and size != found.image_size
   names = found.class_names
   if names is not None and getattr(model, 'num_classes', None) != len(names):
     names = None
   return Loaded(
     model,
-    variables | {'params': trees.unflatten(variables['params'])},
+    trees.variables(flat),
     size,
     found.channels,
     # A pipeline is for one size. For another, images are resized to that, and their
@@ -161,11 +160,11 @@ def load(
 
 
 def _fresh(model, shape, names: list[str]) -> dict[str, np.ndarray]:
-  """Returns the initial values of some parameters; the others are not computed."""
+  """Returns the initial values of some variables; the others are not computed."""
 
   def init(key):
-    params = trees.flatten(model.init(key, jnp.zeros((1, *shape)))['params'])
-    return {name: params[name] for name in names}
+    flat = trees.named(model.init(key, jnp.zeros((1, *shape))))
+    return {name: flat[name] for name in names}
 
   return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}
 

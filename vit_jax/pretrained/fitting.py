@@ -20,14 +20,14 @@ def fit(
   skip: list[str] = (),
   resize: str = 'bilinear',
 ) -> tuple[dict[str, np.ndarray], Merge]:
-  """Returns ({name: array} of the model's parameters, report); see `weights.fit`.
+  """Returns ({name: array} of the model's variables, report); see `weights.fit`.
 
-  Parameters that `report.reinitialized` names are not among them.
+  Names are those of `trees.named`; what `report.reinitialized` names is not among them.
   """
   images = jax.ShapeDtypeStruct((1, *image_size, found.channels), jnp.float32)
   with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
-    abstract = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  shapes = {name: x.shape for name, x in trees.flatten(abstract).items()}
+    abstract = jax.eval_shape(model.init, jax.random.key(0), images)
+  shapes = {name: x.shape for name, x in trees.named(abstract).items()}
   try:
     return weights.fit(
       found.flat,
@@ -52,7 +52,9 @@ def fields_of(model) -> dict:
 def describe(found: Source, report: Merge) -> str:
   """Returns what became of the source's parameters, a few lines."""
   what = f'{found.source} ({found.origin})'
-  lines = [f'{what}: {len(report.taken)} parameters taken']
+  stats = sum(map(trees.is_statistic, report.taken))
+  with_stats = f' and {stats} batch statistics' if stats else ''
+  lines = [f'{what}: {len(report.taken) - stats} parameters{with_stats} taken']
   lines += report.notes
   for what, names in (
     ('initialised afresh', report.reinitialized),

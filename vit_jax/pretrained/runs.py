@@ -105,8 +105,8 @@ def read(
   finally:
     saved.close()
   variables = jax.tree.map(np.asarray, variables)
-  added = variables['params'].pop(tune.ADDED, {})
-  flat = trees.flatten(variables['params'])
+  flat = trees.named(variables)
+  added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
   return Source(
     str(source),
     'run',
@@ -120,8 +120,7 @@ def read(
     [],
     chosen,
     section if added else {},
-    trees.flatten({tune.ADDED: added}) if added else {},
-    variables.get('batch_stats', {}),
+    added,
   )
 
 

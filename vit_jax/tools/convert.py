@@ -65,7 +65,7 @@ def export(found, dest: str | Path, to: str) -> dict:
   Raises:
     UserError: for what the format cannot express, or a place that is taken.
   """
-  from vit_jax import models, pretrained
+  from vit_jax import models, pretrained, trees
   from vit_jax.pretrained import inferred, positions, preprocessor, tuned
   from vit_jax.weights import export as weights_export
 
@@ -80,7 +80,7 @@ def export(found, dest: str | Path, to: str) -> dict:
     )
   unstacked = model.clone(scan=False) if 'scan' in fields else model
   flat, _ = pretrained.fit(found, unstacked, size)
-  params = sum(x.size for x in flat.values())
+  params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
   if to != 'google':  # which has sine-cosine positions, as a file without a table
     flat, fields = positions.learned(flat, fields, models.family(found.family), size)
   arrays, config = weights_export.export(

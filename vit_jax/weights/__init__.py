@@ -179,8 +179,8 @@ def fit(
   """Returns the parameters of a model that can be taken from `flat`, and a report.
 
   Args:
-    flat: parameters under our names, blocks not stacked.
-    shapes: of every parameter of the model.
+    flat: variables by the names of `trees.named`, blocks not stacked.
+    shapes: of every variable of the model.
     family: the model's `models.family.Family`.
     fields: the model's.
     old_size: (H, W) of the images that `flat` is for, None: unknown, taken as square.
@@ -193,7 +193,7 @@ def fit(
     UserError: for shapes that differ, parameters missing or left over.
   """
   adapt.check_method(resize)
-  flat, notes = dict(flat), []
+  flat, notes = adapt.as_variables(flat, shapes), []
   old_fields = fields
   kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:
@@ -228,11 +228,13 @@ def _offsets(flat, shapes, family) -> tuple[dict, list[str]]:
     wanted = shapes.get(name, table.shape)
     if not re.fullmatch(family.offsets or '', name) or len(wanted) != table.ndim:
       continue
-    if table.shape[:2] != wanted[:2]:
-      resized[name] = adapt.resize_offsets(table, wanted[:2])
-      old, new = ([(n + 1) // 2 for n in x[:2]] for x in (table.shape, wanted))
-      notes[f'from {old[0]}x{old[1]} to {new[0]}x{new[1]}'] = None
-  return resized, [f'position tables of windows resized {n}, bicubic' for n in notes]
+    if (before := table.shape[:-1]) != (after := wanted[:-1]):
+      resized[name] = adapt.resize_offsets(table, after)
+      old, new = ('x'.join(str((n + 1) // 2) for n in x) for x in (before, after))
+      what = 'windows' if len(after) == 2 else 'sides of maps'
+      how = 'bicubic' if len(after) == 2 else 'linear'
+      notes[f'position tables of {what} resized from {old} to {new}, {how}'] = None
+  return resized, list(notes)
 
 
 def _positions(flat, shapes, family, old, new, method) -> tuple[dict, list[str]]:

@@ -17,6 +17,7 @@ from vit_jax.errors import UserError, did_you_mean
 # packages are needed only by those who use it.
 SOURCES = {
   'digits': ('vit_jax.data.sources.arrays', 'Digits', ''),
+  'digits_canvas': ('vit_jax.data.sources.digits_canvas', 'DigitsCanvas', ''),
   'arrays': ('vit_jax.data.sources.arrays', 'Arrays', 'FILE.npz'),
   'shapes': ('vit_jax.data.sources.shapes', 'Shapes', ''),
   'synthetic': ('vit_jax.data.sources.arrays', 'Synthetic', ''),
@@ -24,6 +25,11 @@ SOURCES = {
   'tfds': ('vit_jax.data.sources.tfds', 'Tfds', 'NAME'),
   'vtab': ('vit_jax.data.sources.vtab', 'Vtab', 'NAME'),
   'fgvc': ('vit_jax.data.sources.fgvc', 'Fgvc', 'NAME'),
+  'coco': (
+    'vit_jax.data.sources.coco',
+    'Coco',
+    'ROOT or coco:ANNOTATIONS.json,IMAGE_FOLDER',
+  ),
   'records': ('vit_jax.data.sources.records', 'RecordFiles', 'FOLDER or PATTERN'),
 }
 

@@ -55,7 +55,7 @@ class Prepared:
     return [k for k, f in self.features.items() if isinstance(f, kind)]
 
   def open(self, ranges: Iterable[tuple[str, int, int]]) -> 'Examples':
-    """Returns the examples of (split, first, end), one range behind the other."""
+    """Returns the examples of (split, first, end), one range after another."""
     split = '+'.join(
       f'{name}[{low}:{high}]' for name, low, high in ranges if low < high
     )

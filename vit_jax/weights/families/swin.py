@@ -94,8 +94,8 @@ def square(s: int, rows: int) -> tuple[int, int]:
   side = (math.isqrt(rows) + 1) // 2
   if (2 * side - 1) ** 2 != rows:
     raise ValueError(
-      f'the position tables of stage {s + 1} have {rows} rows, which is not a square '
-      'window, and no config beside them says the sizes of images and windows'
+      f'the position tables of stage {s + 1} have {rows} rows, which does not fit '
+      'a square window, and no config beside them gives the sizes of image and windows'
     )
   return side, side
 
