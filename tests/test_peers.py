@@ -25,7 +25,7 @@ pytestmark = [
 # ViT and Mixer: rounding, measured 2e-6 and below between the reference codes. Hybrids
 # and BiT: timm's weight standardisation adds 1e-8 to the variance, ours 1e-5 to the
 # deviation (as Google's), or 1e-10 to the variance.
-# Swin: 1e-5, as the reference's own float32 from its float64.
+# Swin and MViT: 1e-5, as the reference's own float32 from its float64.
 TOKENS, RESNETS, SWINS = 5e-6, 1e-4, 1e-5
 
 
@@ -149,6 +149,8 @@ def test_timm_vit_both_ways(torch, timm, tmp_path, kind):
     ('vit_small_r26_s32_224', RESNETS),
     ('mixer_s32_224', TOKENS),
     ('resnetv2_50x1_bit', RESNETS),
+    ('mvitv2_tiny', SWINS),
+    ('mvitv2_small_cls', SWINS),
   ],
 )
 def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):

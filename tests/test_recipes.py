@@ -2,13 +2,15 @@
 
 The numbers are those of the ViT paper's Table 3 (arXiv 2010.11929), of big_vision's
 configs for AugReg, "Better plain ViT baselines", Mixer and BiT, of "Scaling Vision
-Transformers" (arXiv 2106.04560), of ConvNeXt's Table 5 (arXiv 2201.03545) and of Swin's
-config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), with
-weight decay as AdamW means it: times the rate.
+Transformers" (arXiv 2106.04560), of ConvNeXt's Table 5 (arXiv 2201.03545), of Swin's
+config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512) and of
+MViT's configs (facebookresearch/mvit; theirs are for batches of 256), with weight decay as
+AdamW means it: times the rate.
 """
 
 import functools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -152,6 +154,17 @@ RECIPES = [
     )
     for variant, depth in (('T', 0.2), ('S', 0.3), ('B', 0.5))
   ),
+  *(
+    other(
+      f'mvit_i1k.py:variant={variant}',
+      **dict(batch=2048, examples=I1K * 99 // 100, epochs=300, lr=2e-3, wd=0.05),
+      **dict(decay='cosine', end=8e-6, warmup=43_352, clip=1.0, bias=0.0, depth=depth),
+      **dict(randaug=(6, 9), mixup=0.8, smoothing=0.1, name='mvit', model=variant),
+      **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
+      decayed=r'.*/(kernel|relative_positions/rows)',
+    )
+    for variant, depth in (('T', 0.1), ('S', 0.1), ('B', 0.3), ('L', 0.5))
+  ),
   other(
     'bit_i1k.py',
     **dict(batch=4096, examples=I1K * 99 // 100, epochs=90, lr=1.6, wd=1e-3),
@@ -170,6 +183,7 @@ RECIPES = [
 PARAMS = {
   'embedding': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
   'Transformer': {'encoderblock_0': {'LayerNorm_0': {'scale': jnp.ones(2)}}},
+  'stage1_block_0': {'attention': {'relative_positions': {'rows': jnp.ones((3, 2))}}},
   'cls': jnp.ones(2),
   'head': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
 }
@@ -215,7 +229,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
 
   options = {k: v for k, v in c['optim'].items() if k not in ('lr', 'schedule')}
   for name, value in decay_of(json.dumps(options)).items():
-    factor = row['wd'] if name.endswith('kernel') else 0.0
+    decayed = re.fullmatch(row.get('decayed', '.*kernel'), name)
+    factor = row['wd'] if decayed else 0.0
     factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
     np.testing.assert_allclose(value, factor, rtol=1e-5, err_msg=name)
   assert c['optim'].get('clip') == row.get('clip')
@@ -248,7 +263,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert texts['inception_crop'] == crop
   assert texts['value_range'] == 'value_range(-1, 1)'
   if row.get('randaug'):  # True: as the published runs of Google's code had it
-    theirs = '' if row.get('name') in ('convnext', 'swin') else ', True'
+    theirs = '' if row.get('name') in ('convnext', 'swin', 'mvit') else ', True'
     assert texts['randaug'] == 'randaug({}, {}{})'.format(*row['randaug'], theirs)
   if row.get('erasing'):
     assert texts['random_erasing'] == f'random_erasing({row["erasing"]})'
