@@ -52,6 +52,13 @@ if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
 GOLDEN = Path(__file__).parent / 'golden'
 
 
+def classifiers() -> list[str]:
+  """Returns the keys of MODELS whose models give logits [B, K]."""
+  from vit_jax import models
+
+  return [n for n in models.MODELS if models.family(n).outputs == 'classes']
+
+
 def naming(*facts) -> str:
   """Returns a pattern of the texts that name every fact as a whole word, in any order.
 

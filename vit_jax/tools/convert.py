@@ -71,7 +71,7 @@ def export(found, dest: str | Path, to: str) -> dict:
 
   found = tuned.folded(found)
   model = models.build(found.family, **found.fields)
-  fields = pretrained.fields_of(model)
+  fields = models.fields_of(model)
   size = found.image_size or inferred.usual_size(found)
   if to in ('timm', 'hf') and found.channels != 3:
     raise UserError(
@@ -111,7 +111,7 @@ def _export_tuned(found, source: str, dest: str) -> dict:
   config = run_config.read(run[0])
   shapes = steps.Kept(run[0], config).shapes(found.step)
   stored = {name for name, (_, is_stored) in shapes.items() if is_stored}
-  family, every = models.family(found.family), found.flat | found.added
+  family, every = models.family(found.family, **found.fields), found.flat | found.added
   # Scanned blocks are stored as one.
   trained = [n for n in every if {n, *(family.stacked(n) or ())[:1]} & stored]
   files = tuned.write(found, trained, config['weights'] or {}, dest)
