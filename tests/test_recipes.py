@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from vit_jax.train import schema
 PARAMS = {
   'embedding': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
   'Transformer': {'encoderblock_0': {'LayerNorm_0': {'scale': jnp.ones(2)}}},
+  'stage1_block_0': {'attention': {'relative_positions': {'rows': jnp.ones((3, 2))}}},
   'cls': jnp.ones(2),
   'head': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
 }
@@ -65,7 +67,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
 
   options = {k: v for k, v in c['optim'].items() if k not in ('lr', 'schedule')}
   for name, value in decay_of(json.dumps(options)).items():
-    factor = row['wd'] if name.endswith('kernel') else row.get('wd_others', 0.0)
+    decayed = re.fullmatch(row.get('decayed', '.*kernel'), name)
+    factor = row['wd'] if decayed else row.get('wd_others', 0.0)
     factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
     np.testing.assert_allclose(value, factor, rtol=1e-5, err_msg=name)
   assert c['optim'].get('clip') == row.get('clip')
@@ -86,10 +89,12 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert task.get('cutmix', 0.0) == row.get('cutmix', 0.0)
   assert task.get('mixup_mode', 'batch') == 'batch'
 
+  # Two numbers: big_vision's, three: timm's with noise and increasing severities.
+  randaug = 'randaug_increasing' if len(row.get('randaug') or ()) == 3 else 'randaug'
   ops = registry.parse(c['data']['pp'])
   assert [op.name for op in ops if op.kind == 'image'] == [
     *('decode', 'inception_crop', 'flip_lr'),
-    *(['randaug'] if row.get('randaug') else []),
+    *([randaug] if row.get('randaug') else []),
     'value_range',
     *(['random_erasing'] if row.get('erasing') else []),
   ]
@@ -98,8 +103,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert texts['inception_crop'] == crop
   assert texts['value_range'] == 'value_range(-1, 1)'
   if row.get('randaug'):  # True: as the published runs of Google's code had it
-    theirs = '' if row.get('name') in ('convnext', 'swin') else ', True'
-    assert texts['randaug'] == 'randaug({}, {}{})'.format(*row['randaug'], theirs)
+    numbers = row['randaug'] if len(row['randaug']) == 3 else (*row['randaug'], True)
+    assert texts[randaug] == f'{randaug}{numbers}'
   if row.get('erasing'):
     assert texts['random_erasing'] == f'random_erasing({row["erasing"]})'
   assert (

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import boxes
+from vit_jax.boxes import postprocess
 from vit_jax.config_check import in_range
 from vit_jax.errors import UserError
 from vit_jax.tasks.matching import match
@@ -214,25 +215,6 @@ def losses(
   right = jnp.where(has > 0, guess == classes, False).sum(-1)
   out['class_error'] = 100 * per_box((valid.sum(-1) - right[-1]).astype(jnp.float32))
   return out
-
-
-def postprocess(outputs: dict, sizes: jax.Array) -> dict[str, jax.Array]:
-  """Returns one detection for each query: 'scores', 'labels' [B, Q], 'boxes' [B, Q, 4].
-
-  The class is the likeliest other than "no object", the score its probability, the box
-  left, top, right, bottom in pixels. None is left out.
-
-  Args:
-    sizes: [B, 2], heights and widths of the images, in pixels.
-  """
-  likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]
-  height, width = jnp.moveaxis(sizes.astype(jnp.float32), -1, 0)
-  scale = jnp.stack([width, height, width, height], -1)[:, None]
-  return {
-    'scores': likely.max(-1),
-    'labels': likely.argmax(-1),
-    'boxes': boxes.to_corners(outputs['boxes'].astype(jnp.float32)) * scale,
-  }
 
 
 def _images(batch: dict) -> dict:
