@@ -182,7 +182,7 @@ def test_batch_statistics_are_those_of_the_whole_batch():
   stats = trees.flatten(one.batch_stats)
   assert set(stats) == {f'tune/norm_{i}/{s}' for i in (0, 1) for s in ('mean', 'var')}
   images = batch()['image']
-  _, out = jax.jit(tuned.backbone.apply)(
+  _, out = jax.jit(tuned.model.apply)(
     {'params': {k: v for k, v in before.variables()['params'].items() if k != 'tune'}},
     images,
   )

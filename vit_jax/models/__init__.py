@@ -99,13 +99,13 @@ def fields_of(model) -> dict:
 
 def core(model):
   """Returns the model of a family that one stands for, as `tune.tuned.Tuned` does."""
-  return model if hasattr(_module(model), 'FAMILY') else core(model.backbone)
+  return model if hasattr(_module(model), 'FAMILY') else core(model.model)
 
 
 def changed(model, **given):
   """Returns a model, and what it is built on, with other values of fields they have."""
   if model is not (inside := core(model)):
-    return model.clone(backbone=changed(inside, **given))
+    return model.clone(model=changed(inside, **given))
   fields = {k: v for k, v in given.items() if hasattr(model, k)}
   if (inside := backbone_of(model)) is not None and 'backbone' not in fields:
     fields['backbone'] = changed(inside, **given)

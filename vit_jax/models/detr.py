@@ -116,8 +116,8 @@ class Layers(nn.Module):
   norm: bool
 
   @nn.compact
-  def __call__(self, x, *, train: bool, **arguments) -> list[jax.Array]:
-    """Maps [B, N, D] to what leaves each layer; arguments as of `Layer`."""
+  def __call__(self, x, *, train: bool, **arguments):
+    """Maps [B, N, D] to (what leaves the last layer, [of each]); arguments as of `Layer`."""
     _, blocks = stack(
       self.layer,
       x,
@@ -131,7 +131,7 @@ class Layers(nn.Module):
     if self.norm:
       norm = LayerNorm(jnp.float32, _EPS, name='norm')
       found = [norm(x) for x in found]
-    return found
+    return found[-1], found
 
 
 class BoxHead(nn.Module):
@@ -225,15 +225,15 @@ class DETR(nn.Module):
     )
     out['projected'] = x
     layers = functools.partial(Layers, layer, remat=self.remat)
-    encoded = layers(self.encoder_depth, norm=False, name='encoder')(
+    memory, encoded = layers(self.encoder_depth, norm=False, name='encoder')(
       x.reshape(B, h * w, self.width), train=train, positions=positions, mask=keys
     )
-    decoded = layers(self.decoder_depth, norm=True, name='decoder')(
+    _, decoded = layers(self.decoder_depth, norm=True, name='decoder')(
       jnp.zeros((B, *query.shape), self.dtype),
       train=train,
       positions=query,
       mask=keys,
-      memory=encoded[-1],
+      memory=memory,
       memory_positions=positions,
     )
     for i, x in enumerate(encoded):
@@ -260,11 +260,18 @@ def _published(layers: str, dilated: str | None) -> tuple[str, dict]:
   return f'R{layers}{"-DC5" if dilated else ""}', {}
 
 
+_LAYER = r'(encoder|decoder)/layer_\d+'
+
 FAMILY = composite(
   DETR,
   variant,
   inputs=None,
   outputs='boxes',
+  matrices=(
+    (rf'{_LAYER}/.*/(query|key|value)/kernel', ((-3,), (-2, -1))),
+    (rf'{_LAYER}/MultiHeadDotProductAttention_\d/out/kernel', ((-3, -2), (-1,))),
+    (rf'{_LAYER}/MlpBlock_0/Dense_\d/kernel', ((-2,), (-1,))),
+  ),
   published=(
     # transformers: facebook/detr-resnet-50-dc5; torch.hub: detr_resnet50_dc5
     (r'(?:facebook/)?detr-resnet-(50|101)(-dc5)?', _published),

@@ -80,7 +80,10 @@ class Family:
       blocks=backbone.blocks.replace('(?P<block>', '(?P<block>backbone/', 1),
       before=inside(backbone.before),
       transitions=inside(backbone.transitions),
-      matrices=tuple((inside(regex), axes) for regex, axes in backbone.matrices),
+      matrices=(
+        *self.matrices,
+        *((inside(regex), axes) for regex, axes in backbone.matrices),
+      ),
       branch_ends=inside(backbone.branch_ends),
       stems=tuple(map(below, backbone.stems)),
       positions=tuple((inside(regex), axes) for regex, axes in backbone.positions),
@@ -165,6 +168,7 @@ def composite(
   inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None,
   outputs: Literal['maps', 'pixels', 'boxes'] = 'maps',
   published: tuple[tuple[str, Callable], ...] = (),
+  matrices: tuple = (),
 ) -> Family:
   """Returns the facts of models that are built on a `backbone`, without one.
 
@@ -184,4 +188,5 @@ def composite(
     outputs=outputs,
     inputs=inputs,
     published=published,
+    matrices=matrices,
   )

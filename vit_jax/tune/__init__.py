@@ -83,17 +83,17 @@ def attach(
 def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
   """Returns the paths of batch norms of which no parameter is trained.
 
-  Their statistics stay what the frozen parameters were trained with.
+  Their statistics stay what the frozen parameters were trained with. Those of a model's
+  frozen norms, which have no parameters, do so anyway.
   """
   if all(trains for _, trains in rules):
     return ()
-  trained = [name for name in backbone.shapes if trees.first_match(rules, name)]
-  return tuple(
-    path
-    for path, layer in backbone.layers.items()
-    if issubclass(layer.kind, BatchNorm)
-    and not any(name.startswith(f'{path}/') for name in trained)
-  )
+  norms = {
+    p for p, layer in backbone.layers.items() if issubclass(layer.kind, BatchNorm)
+  }
+  of = lambda name: name.rpartition('/')[0]
+  trained = {of(name) for name in backbone.shapes if trees.first_match(rules, name)}
+  return tuple(sorted(norms & {of(name) for name in backbone.shapes} - trained))
 
 
 def build(method: str = 'full', **options) -> Method:

@@ -50,7 +50,9 @@ class Backbone:
       if context.method_name == '__call__' and args:
         first = result[0] if isinstance(result, tuple) else result
         path = '/'.join(context.module.path)
-        layers[path] = Layer(type(context.module), args[0].shape, first.shape)
+        # Of maps in a dict the first: only models take or give them.
+        sizes = (jax.tree.leaves(x)[0].shape for x in (args[0], first))
+        layers[path] = Layer(type(context.module), *sizes)
       return result
 
     images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)

@@ -18,34 +18,34 @@ class Tuned(nn.Module):
   the model is, it returns what the model returns.
 
   Attributes:
-    backbone: the model.
+    model: the one of a family.
     tune: what is added, or None.
     trains_backbone: see `method.Method`.
     frozen_norms: paths of batch norms that keep to their running statistics in training.
   """
 
-  backbone: nn.Module
+  model: nn.Module
   tune: 'Added | None' = None
   trains_backbone: bool = True
   frozen_norms: tuple[str, ...] = ()
 
   def setup(self):
-    nn.share_scope(self, self.backbone)
+    nn.share_scope(self, self.model)
 
   @property
   def num_classes(self) -> int | None:
     """That of the model."""
-    return self.backbone.num_classes
+    return self.model.num_classes
 
-  def __call__(self, images, *, train: bool = False, features: bool = True):
+  def __call__(self, images, *, train: bool = False, **options):
     """Calls the model; arguments and results as of its own `__call__`."""
-    options = {'train': train and self.trains_backbone, 'features': features}
+    options['train'] = train and self.trains_backbone
     replaced = lambda module, path: None
     if self.tune is not None:
       images = self.tune.images(images)
       replaced = self.tune.layers(images, train)
     elif not self.frozen_norms:
-      return self.backbone(images, **options)
+      return self.model(images, **options)
     above = len(self.path)
 
     def intercept(call, args, kwargs, context):
@@ -59,7 +59,7 @@ class Tuned(nn.Module):
       return instead(call, *args, **kwargs) if instead else call(*args, **kwargs)
 
     with nn.intercept_methods(intercept):
-      outputs, out = self.backbone(images, **options)
+      outputs, out = self.model(images, **options)
     return outputs, out if self.tune is None else self.tune.features(out)
 
 

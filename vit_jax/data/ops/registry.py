@@ -162,7 +162,8 @@ def _parse(pp: str) -> tuple[Op, ...]:
 def check(where: str, pp: str, _) -> None:
   """Refuses a pipeline that gives a model no image; see `config.bind`."""
   try:
-    check_images(pp, [op.name for op in parse(pp) if op.kind == 'image'])
+    ops = [op for op in parse(pp) if op.kind == 'image' and 'image' in op.maps]
+    check_images(pp, [op.name for op in ops])
   except UserError as error:
     raise UserError(f'{where}: {error}') from None
 

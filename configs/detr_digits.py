@@ -1,0 +1,52 @@
+"""A small DETR from scratch on canvases of handwritten digits, bundled with exact boxes.
+
+vit_jax train --config=detr_digits
+vit_jax train --config=detr_digits:seed=1
+"""
+
+import ml_collections
+
+from vit_jax.config import parse_arg
+
+DEBUG = dict(
+  steps=4, warmup=1, batch=8, train='train[:64]', test='test[:8]', eval_every=4
+)
+
+
+def get_config(arg=None):
+  arg = parse_arg(
+    arg,
+    debug=DEBUG,
+    seed=0,
+    steps=6_000,
+    batch=16,
+    train='train',
+    test='test[:200]',
+    eval_every=1_000,
+    lr=1e-3,
+    warmup=100,
+    width=64,
+  )
+  c = ml_collections.ConfigDict()
+  c.seed = arg.seed
+  c.steps = arg.steps
+
+  # 64 positions of 8 x 8 pixels; a digit has 13 to 29 pixels a side.
+  c.model = dict(name='detr', num_queries=10, width=arg.width, num_heads=4, mlp_dim=128)
+  c.model.update(encoder_depth=2, decoder_depth=3)
+  c.model.backbone = dict(name='resnet', depths=(2, 2), widths=(128, 256))
+  c.model.backbone.stem_width = 32
+
+  c.data = dict(source='digits_canvas', split=arg.train, batch_size=arg.batch)
+  c.data.pp = 'value_range(-1, 1)|pad_to(boxes=4, label=4)'
+  c.task = dict(name='detect')
+
+  c.optim = dict(name='adamw', lr=arg.lr, wd=1e-4, clip=1.0)
+  c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
+
+  test = dict(source='digits_canvas', split=arg.test, batch_size=min(arg.batch, 50))
+  test['pp'] = c.data.pp
+  c.evals = dict(test=dict(type='coco', data=test, every=arg.eval_every))
+  c.checkpoint = dict(every=arg.eval_every)
+  c.log = dict(every=min(100, arg.eval_every))
+  return c
