@@ -43,6 +43,9 @@ from vit_jax.errors import UserError
     ('resnet50', 'resnet', '50'),
     ('microsoft/resnet-152', 'resnet', '152'),
     ('resnet-101', 'resnet', '101'),
+    ('mvitv2_tiny', 'mvit', 'T'),
+    ('mvitv2_large', 'mvit', 'L'),
+    ('mvitv2_huge_cls', 'mvit', 'H'),
   ],
 )
 def test_published_names(name, model, variant):

@@ -5,17 +5,13 @@ import functools
 import jax
 import numpy as np
 import pytest
-from test_peers import agree, images, ours, randomise, save_timm, theirs
-from test_peers import highest_precision as highest_precision
-from test_peers import timm as timm
-from test_peers import torch as torch
-from test_peers import transformers as transformers
+from peers import MARKS, agree, images, ours, randomise, save_timm, theirs
 
 import vit_jax
 from vit_jax import pretrained, trees
 from vit_jax.tools import convert
 
-pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings('default')]
+pytestmark = MARKS
 
 TOLERANCE = 1e-5  # rounding; relative where logits are larger
 

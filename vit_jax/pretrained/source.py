@@ -16,7 +16,7 @@ class Source:
     fields: of the model.
     flat: our names, blocks not stacked, float32; the model's batch statistics too, see
       `trees.named`.
-    image_size: (H, W) in pixels; None: the source does not tell.
+    image_size: (H, W) in pixels; None: unknown.
     channels: of the images.
     class_names: one per class, or None.
     pp: the evaluation pipeline, or None.

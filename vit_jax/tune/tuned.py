@@ -59,7 +59,8 @@ class Tuned(nn.Module):
       return instead(call, *args, **kwargs) if instead else call(*args, **kwargs)
 
     with nn.intercept_methods(intercept):
-      return self.backbone(images, **options)
+      outputs, out = self.backbone(images, **options)
+    return outputs, out if self.tune is None else self.tune.features(out)
 
 
 class Added(nn.Module):
@@ -69,8 +70,12 @@ class Added(nn.Module):
     """Returns the images that the model gets, [B, H, W, C]."""
     return images
 
+  def features(self, out: dict) -> dict:
+    """Returns the model's features, as they are without what was added to them."""
+    return out
+
   def layers(self, images, train: bool) -> Callable:
-    """Returns what to do in the place of some of the model's layers.
+    """Returns what replaces some of the model's layers; by default none are replaced.
 
     It is asked before the model is called, and reads its parameters then: layers may be
     inside of `nn.remat`, where no others can be reached.
@@ -82,7 +87,7 @@ class Added(nn.Module):
       (module, path 'a/b') -> `(call, *args, **kwargs) -> result` instead of the module's
       own `call`, or None.
     """
-    raise NotImplementedError
+    return lambda module, path: None
 
   def named_params(self, made: Mapping[str, tuple[Callable, tuple[int, ...]]]) -> dict:
     """Returns {'a/b/c': array} float32, parameters at these paths below this module's.

@@ -54,18 +54,22 @@ def resize_positions(
   return np.concatenate([table[:, :extra], grid], axis=1)
 
 
-def resize_offsets(table: np.ndarray, new: tuple[int, int]) -> np.ndarray:
-  """Resizes a table of biases by offset to that of another window, as Swin's authors do.
+def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
+  """Resizes a table by offset to that of another window or map, as PyTorch does.
 
-  Bicubic as PyTorch has it; the same numbers then stand for other distances.
+  The same numbers then stand for other distances. Windows of Swin are resized bicubic, as
+  by its authors; the sides of an MViT's maps linearly, as by timm and detectron2.
 
   Args:
-    table: [2 h - 1, 2 w - 1, M] of a window of h x w.
-    new: (2 H - 1, 2 W - 1) of the window wanted.
+    table: [2 h - 1, 2 w - 1, M] of a window of h x w, or [2 n - 1, Dh] of a side.
+    new: (2 H - 1, 2 W - 1) of the window wanted, or (2 N - 1,).
 
   Returns:
-    [2 H - 1, 2 W - 1, M], in the table's dtype.
+    [2 H - 1, 2 W - 1, M] or [2 N - 1, Dh], in the table's dtype.
   """
+  if len(new) == 1:
+    matrix = resample.matrix(len(table), *new, 'bilinear', antialias=False)
+    return (matrix @ table).astype(table.dtype)
   rows, columns = (
     resample.bicubic_of_edges(a, b) for a, b in zip(table.shape[:2], new, strict=True)
   )

@@ -136,7 +136,7 @@ def render(record: dict) -> str:
 
 def _images(record: dict) -> str:
   size = record['image_size']
-  size = f'{size[0]}x{size[1]} px' if size else 'of a size that it does not tell'
+  size = f'{size[0]}x{size[1]} px' if size else 'of unknown size'
   return f'{size}, {record["channels"]} channel{"s" * (record["channels"] > 1)}'
 
 
