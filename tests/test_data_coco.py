@@ -145,6 +145,14 @@ def test_annotations_that_are_refused(root, change, facts):
   _refused(root, change, *facts)
 
 
+def test_an_id_of_millions_is_no_class(root):
+  far = lambda content: (
+    content['categories'][0].update(id=10**9)
+    or [x.update(category_id=10**9) for x in content['annotations']]
+  )
+  _refused(root, far, 'by_id', '1000000000', by_id=True)
+
+
 def test_splits_and_folders_that_are_not_there(root):
   nothing = lambda content: None
   _refused(root, nothing, 'train', 'val2017', split='train')
@@ -173,7 +181,8 @@ def test_images_of_a_truth():
     *(np.array([2, 0, 2]), np.zeros(3, int), np.arange(12.0).reshape(3, 4)),
     *(np.arange(3.0), np.zeros(3, bool), ['m', 'n', 'o']),
   )
-  some = truth.of_images(np.array([2, 1]))
-  assert (some.image_ids, some.file_names) == ([3, 2], ['c', 'b'])
-  assert (some.image.tolist(), some.areas.tolist()) == ([0, 0], [0, 2])
-  assert some.masks == ['m', 'o']
+  some = truth.of_images(np.array([2, 1, 2]))
+  assert (some.image_ids, some.file_names) == ([3, 2, 3], ['c', 'b', 'c'])
+  assert (some.image.tolist(), some.areas.tolist()) == ([0, 0, 2, 2], [0, 2, 0, 2])
+  assert some.masks == ['m', 'o', 'm', 'o']
+  assert len(truth.of_images(np.array([1])).boxes) == 0

@@ -13,6 +13,7 @@ from vit_jax.data.sources import objects, shards, splits
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import BadImage, UserError
 
+_CLASSES = 100_000  # a model has a logit for each number up to the largest id
 _ANNOTATIONS = re.compile(r'instances_(\w+)\.json')
 
 
@@ -122,10 +123,11 @@ class Coco(objects.Objects):
     if not self._by_id:
       return
     ids = truth.category_ids
-    if any(not isinstance(i, int) or i < 0 for i in ids):
+    wrong = [i for i in ids if not isinstance(i, int) or not 0 <= i < _CLASSES]
+    if wrong:
       raise UserError(
-        f'{self.name}: by_id=True needs ids of categories from 0 on; {self._file} has '
-        f'{ids[:5]}.'
+        f'{self.name}: by_id=True needs ids of categories from 0 to {_CLASSES - 1}; '
+        f'{self._file} has {wrong[0]!r}.'
       )
     self.num_classes = ids[-1] + 1
     names = dict(zip(ids, truth.class_names, strict=True))
