@@ -130,7 +130,9 @@ RECIPES = [
       f'convnext_i1k.py:variant={variant}',
       **dict(batch=4096, examples=I1K * 99 // 100, epochs=300, lr=4e-3, wd=0.05),
       **dict(decay='cosine', end=1e-6, warmup=6_193, clip=None, bias=0.0, depth=depth),
-      **dict(randaug=(2, 9), mixup=0.8, smoothing=0.1, name='convnext', model=variant),
+      **dict(
+        randaug=(2, 9, 0.5), mixup=0.8, smoothing=0.1, name='convnext', model=variant
+      ),
       **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
     )
     for variant, depth in (('T', 0.1), ('S', 0.4), ('B', 0.5), ('L', 0.5))
@@ -140,7 +142,7 @@ RECIPES = [
       f'swin_i1k.py:variant={variant}',
       **dict(batch=1024, examples=I1K * 99 // 100, epochs=300, lr=1e-3, wd=0.05),
       **dict(decay='cosine', end=1e-5, warmup=24_773, clip=5.0, bias=0.0, depth=depth),
-      **dict(randaug=(2, 9), mixup=0.8, smoothing=0.1, name='swin', model=variant),
+      **dict(randaug=(2, 9, 0.5), mixup=0.8, smoothing=0.1, name='swin', model=variant),
       **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
     )
     for variant, depth in (('T', 0.2), ('S', 0.3), ('B', 0.5))

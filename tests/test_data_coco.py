@@ -8,7 +8,7 @@ from conftest import naming
 from image_folder import take
 from PIL import Image
 
-from vit_jax.coco import files
+from vit_jax.coco.objects import Truth
 from vit_jax.data import contents, pipeline, sources
 from vit_jax.errors import UserError
 
@@ -176,7 +176,7 @@ def test_an_image_of_another_size_or_broken_is_a_bad_image(root):
 
 
 def test_images_of_a_truth():
-  truth = files.Truth(
+  truth = Truth(
     *('', [1, 2, 3], [1], ['a', 'b', 'c'], np.arange(6).reshape(3, 2), ['x']),
     *(np.array([2, 0, 2]), np.zeros(3, int), np.arange(12.0).reshape(3, 4)),
     *(np.arange(3.0), np.zeros(3, bool), ['m', 'n', 'o']),

@@ -59,7 +59,8 @@ class Tuned(nn.Module):
       return instead(call, *args, **kwargs) if instead else call(*args, **kwargs)
 
     with nn.intercept_methods(intercept):
-      return self.backbone(images, **options)
+      outputs, out = self.backbone(images, **options)
+    return outputs, out if self.tune is None else self.tune.features(out)
 
 
 class Added(nn.Module):
@@ -68,6 +69,10 @@ class Added(nn.Module):
   def images(self, images):
     """Returns the images that the model gets, [B, H, W, C]."""
     return images
+
+  def features(self, out: dict) -> dict:
+    """Returns the model's features, as they are without what was added to them."""
+    return out
 
   def layers(self, images, train: bool) -> Callable:
     """Returns what replaces some of the model's layers; by default none are replaced.

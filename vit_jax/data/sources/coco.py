@@ -8,6 +8,7 @@ import re
 import numpy as np
 
 from vit_jax.coco import files
+from vit_jax.coco.objects import Truth
 from vit_jax.data import image_file
 from vit_jax.data.sources import objects, shards, splits
 from vit_jax.data.sources.base import fingerprint
@@ -76,7 +77,7 @@ class Coco(objects.Objects):
   def name_of(self, index: int) -> str:
     return os.path.join(self._folder, self._truth.file_names[index])
 
-  def truth(self, masks: bool = False) -> files.Truth:
+  def truth(self, masks: bool = False) -> Truth:
     if not masks:
       return self._truth
     return files.truth(self._file, masks=True).of_images(self._rows)
