@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from conftest import naming
-from image_folder import take
+from image_folder import same, take
 from PIL import Image
 
 from vit_jax.coco.objects import Truth
@@ -117,6 +117,15 @@ def test_batches(root):
   number = dict(zip(batch['index'].tolist(), batch['boxes_mask'].sum(1), strict=True))
   assert number == {0: 1, 1: 2, 2: 0}
   assert (batch['image_mask'].sum((1, 2)) == 16 * 24).all()
+
+
+def test_augmented_alike_for_any_workers_and_restart(root):
+  pp = PP.replace('detr_resize(16)', 'detr_crop((8, 16), 32, (16, 20), (8, 16))')
+  pp = pp.replace('canvas((16, 32))', 'canvas(32)')
+  batches = lambda **more: pipeline.train(f'coco:{root}', 'val', pp, 2, seed=1, **more)
+  whole = take(batches().iterate(), 6)
+  same(take(batches(workers=3).iterate(2), 4), whole[2:])
+  assert len({x['image_mask'].sum() for x in whole}) > 3
 
 
 def _refused(root, change, *facts, split='val', **options):
