@@ -3,8 +3,10 @@
 The numbers are those of the ViT paper's Table 3 (arXiv 2010.11929), of big_vision's
 configs for AugReg, "Better plain ViT baselines", Mixer and BiT, of "Scaling Vision
 Transformers" (arXiv 2106.04560), of ConvNeXt's Table 5 (arXiv 2201.03545) and of Swin's
-config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), with
-weight decay as AdamW means it: times the rate.
+config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), of
+MViT's configs (facebookresearch/mvit; theirs are for batches of 256), and of
+references/classification/train.py in pytorch/vision for ResNet, with weight decay as AdamW
+means it: times the rate.
 """
 
 import pytest
@@ -129,7 +131,9 @@ RECIPES = [
       f'convnext_i1k.py:variant={variant}',
       **dict(batch=4096, examples=I1K * 99 // 100, epochs=300, lr=4e-3, wd=0.05),
       **dict(decay='cosine', end=1e-6, warmup=6_193, clip=None, bias=0.0, depth=depth),
-      **dict(randaug=(2, 9), mixup=0.8, smoothing=0.1, name='convnext', model=variant),
+      **dict(
+        randaug=(2, 9, 0.5), mixup=0.8, smoothing=0.1, name='convnext', model=variant
+      ),
       **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
     )
     for variant, depth in (('T', 0.1), ('S', 0.4), ('B', 0.5), ('L', 0.5))
@@ -139,10 +143,36 @@ RECIPES = [
       f'swin_i1k.py:variant={variant}',
       **dict(batch=1024, examples=I1K * 99 // 100, epochs=300, lr=1e-3, wd=0.05),
       **dict(decay='cosine', end=1e-5, warmup=24_773, clip=5.0, bias=0.0, depth=depth),
-      **dict(randaug=(2, 9), mixup=0.8, smoothing=0.1, name='swin', model=variant),
+      **dict(randaug=(2, 9, 0.5), mixup=0.8, smoothing=0.1, name='swin', model=variant),
       **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
     )
     for variant, depth in (('T', 0.2), ('S', 0.3), ('B', 0.5))
+  ),
+  *(
+    other(
+      f'mvit_i1k.py:variant={variant}',
+      **dict(batch=2048, examples=I1K * 99 // 100, epochs=300, lr=2e-3, wd=0.05),
+      **dict(decay='cosine', end=8e-6, warmup=43_352, clip=1.0, bias=0.0, depth=depth),
+      **dict(randaug=(6, 9, 0.5), mixup=0.8, smoothing=0.1, name='mvit', model=variant),
+      **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
+      decayed=r'.*/(kernel|relative_positions/rows)',
+    )
+    for variant, depth in (('T', 0.1), ('S', 0.1), ('B', 0.3), ('L', 0.5))
+  ),
+  *(
+    other(
+      f'resnet_i1k.py:variant={variant}{more}',
+      **dict(batch=batch, examples=I1K * 99 // 100, epochs=90, lr=lr, warmup=warmup),
+      **dict(decay='multistep', clip=None, bias=0.0, name='resnet', model=variant),
+      # Coupled with a momentum of 0.9, 1e-4 of all parameters.
+      **dict(wd=1e-4 / (1 - 0.9), wd_others=1e-4 / (1 - 0.9), zero_init=False),
+      **dict(crop='inception_crop(224, 8, 100)'),
+    )
+    for variant, more, batch, lr, warmup in (
+      ('50', '', 256, 0.1, 0),
+      ('101', '', 256, 0.1, 0),
+      ('50', ',batch=8192,warmup=774', 8192, 3.2, 774),
+    )
   ),
   other(
     'bit_i1k.py',

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from vit_jax.train import schema
 PARAMS = {
   'embedding': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
   'Transformer': {'encoderblock_0': {'LayerNorm_0': {'scale': jnp.ones(2)}}},
+  'stage1_block_0': {'attention': {'relative_positions': {'rows': jnp.ones((3, 2))}}},
   'cls': jnp.ones(2),
   'head': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
 }
@@ -53,6 +55,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   if row['decay'] == 'rsqrt':  # timescale 10k, 50k steps of cooldown
     expected |= {20_000: lr / np.sqrt(2), 110_000: lr / np.sqrt(11)}
     expected |= {975_000: lr / np.sqrt(97.5) / 2, steps: 0.0}
+  elif row['decay'] == 'multistep':  # a third each
+    expected |= {middle: lr / 10, steps: lr / 100}
   else:
     expected |= {middle: (lr + end) / 2, steps: end}
   rates = optimizer.rate(np.array(list(expected)))
@@ -63,7 +67,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
 
   options = {k: v for k, v in c['optim'].items() if k not in ('lr', 'schedule')}
   for name, value in decay_of(json.dumps(options)).items():
-    factor = row['wd'] if name.endswith('kernel') else 0.0
+    decayed = re.fullmatch(row.get('decayed', '.*kernel'), name)
+    factor = row['wd'] if decayed else row.get('wd_others', 0.0)
     factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
     np.testing.assert_allclose(value, factor, rtol=1e-5, err_msg=name)
   assert c['optim'].get('clip') == row.get('clip')
@@ -72,7 +77,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
     'adafactor'
     if row['decay'] == 'rsqrt'
     else 'sgd'
-    if row.get('name', 'vit') in ('bit', 'resnet_gn') and 'jft' not in spec
+    if row.get('name', 'vit') in ('bit', 'resnet', 'resnet_gn') and 'jft' not in spec
     else 'adamw'
   )
 
@@ -84,10 +89,12 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert task.get('cutmix', 0.0) == row.get('cutmix', 0.0)
   assert task.get('mixup_mode', 'batch') == 'batch'
 
+  # Two numbers: big_vision's, three: timm's with noise and increasing severities.
+  randaug = 'randaug_increasing' if len(row.get('randaug') or ()) == 3 else 'randaug'
   ops = registry.parse(c['data']['pp'])
   assert [op.name for op in ops if op.kind == 'image'] == [
     *('decode', 'inception_crop', 'flip_lr'),
-    *(['randaug'] if row.get('randaug') else []),
+    *([randaug] if row.get('randaug') else []),
     'value_range',
     *(['random_erasing'] if row.get('erasing') else []),
   ]
@@ -96,8 +103,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert texts['inception_crop'] == crop
   assert texts['value_range'] == 'value_range(-1, 1)'
   if row.get('randaug'):  # True: as the published runs of Google's code had it
-    theirs = '' if row.get('name') in ('convnext', 'swin') else ', True'
-    assert texts['randaug'] == 'randaug({}, {}{})'.format(*row['randaug'], theirs)
+    numbers = row['randaug'] if len(row['randaug']) == 3 else (*row['randaug'], True)
+    assert texts[randaug] == f'{randaug}{numbers}'
   if row.get('erasing'):
     assert texts['random_erasing'] == f'random_erasing({row["erasing"]})'
   assert (
@@ -111,7 +118,7 @@ def test_a_recipe_is_that_of_its_table(spec, row):
   assert getattr(model, 'posemb', 'learn') == row.get('posemb', 'learn')
   # None: 1 / sqrt(width), big_vision's; 0.02 is vision_transformer's.
   assert getattr(model, 'posemb_std', 0.02) == row.get('posemb_std', 0.02)
-  for field in ('classifier', 'zero_pad_pool'):
+  for field in ('classifier', 'zero_pad_pool', 'zero_init'):
     if field in row:
       assert getattr(model, field) == row[field]
   hidden = model.width if row.get('hidden') else None

@@ -49,10 +49,10 @@ def batch():
   }
 
 
-def steps(model, rules, number=2, mesh=None, batch=batch, accum=1):
+def steps(model, rules, number=2, mesh=None, batch=batch, accum=1, ema=None):
   """Returns the states before and after steps of SGD, from a head that is not zero."""
   task = tasks.build('classify', model, SPEC)
-  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum)
+  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum, ema=ema)
   key = jax.random.key(0)
   mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
 

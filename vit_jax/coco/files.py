@@ -43,6 +43,24 @@ class Truth:
   crowd: np.ndarray
   masks: Sequence[np.ndarray] | None = None
 
+  def of_images(self, rows: np.ndarray) -> 'Truth':
+    """Returns the truth of some images alone, by their places, in that order."""
+    place = np.full(len(self.image_ids), -1)
+    place[rows] = np.arange(len(rows))
+    keep = np.flatnonzero(place[self.image] >= 0)
+    return dataclasses.replace(
+      self,
+      image_ids=[self.image_ids[i] for i in rows],
+      file_names=[self.file_names[i] for i in rows],
+      sizes=self.sizes[rows],
+      image=place[self.image[keep]],
+      category=self.category[keep],
+      boxes=self.boxes[keep],
+      areas=self.areas[keep],
+      crowd=self.crowd[keep],
+      masks=None if self.masks is None else [self.masks[i] for i in keep],
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class Detections:

@@ -50,7 +50,9 @@ class CosineBias(nn.Module):
     offsets = np.sign(offsets) * np.log2(np.abs(offsets) + 1) / np.log2(8)
     x = Dense(512, kernel_init=_INIT, name='Dense_0')(offsets.astype(np.float32))
     x = Dense(M, use_bias=False, kernel_init=_INIT, name='Dense_1')(nn.relu(x))
-    return query, key, 16 * nn.sigmoid(from_table(x, window))
+    # Less 8, which softmax does not see, so that 0 is neutral: the bias of tokens that
+    # were added to a window and have no place in it.
+    return query, key, 16 * nn.sigmoid(from_table(x, window)) - 8
 
 
 def _unit(x, scale):

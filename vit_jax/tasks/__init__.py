@@ -18,6 +18,7 @@ from vit_jax.errors import UserError, choose
 
 TASKS = {
   'classify': ('vit_jax.tasks.classify', 'Classify'),
+  'detect': ('vit_jax.tasks.detect', 'Detect'),
   'masked_patches': ('vit_jax.tasks.masked_patches', 'MaskedPatches'),
   'segment': ('vit_jax.tasks.segment', 'Segment'),
 }

@@ -175,7 +175,7 @@ def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: st
         f'{format} cannot express borders={fields["borders"]!r} for images of '
         f'{image_size[0]}x{image_size[1]} px: the map of stage {s + 1}, {H}x{W}, is not '
         f'tiled by windows of {side}, and is padded and shifted in another order there. '
-        'Choose another size of the images (--resolution), or fine-tune with '
+        'Fine-tune with images of a size that windows tile, or with '
         f'model.borders={allowed[0]!r}.'
       )
 
