@@ -4,8 +4,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
-.PHONY: help install train test lint format test-slow faults peer tpu slices .venv-tpu gpu .venv-gpu \
-  onnx .venv-onnx docs constraints clean paper
+.PHONY: help install train test lint format test-slow faults peer .venv-peer tpu slices .venv-tpu \
+  gpu .venv-gpu onnx .venv-onnx docs constraints clean paper
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -52,11 +52,12 @@ test-slow: $(VENV)/.installed-dev  ## the tests marked slow
 faults: $(VENV)/.installed-dev  ## kills, damage, full disks, hostile input: a table
 	$(BIN)/python -m pytest $(XDIST) -m 'faults or fault_table' $(ARGS)
 
-peer: $(VENV)/.installed-dev  ## compare with timm and transformers (installed by you)
-	@$(BIN)/python -c 'import timm, transformers' 2>/dev/null || { \
-	  echo 'make peer needs PyTorch, about 2 GB more: run'; \
-	  echo '  $(BIN)/pip install timm transformers'; exit 1; }
-	$(BIN)/python -m pytest -m peer $(ARGS)
+peer: .venv-peer  ## compare with timm, transformers and pycocotools
+	.venv-peer/bin/python -m pytest -m peer $(ARGS)
+
+# Of its own: PyTorch, which nothing else here needs.
+.venv-peer:  ## the environment of `make peer`, with PyTorch: some GB more
+	@$(MAKE) VENV=.venv-peer .venv-peer/.installed-peer
 
 tpu: .venv-tpu  ## compile for TPUs that are not there; is the cost what was recorded?
 	.venv-tpu/bin/python -m pytest -m tpu tests/test_tpu_programs.py $(ARGS)
@@ -88,7 +89,7 @@ docs: $(VENV)/.installed-docs  ## build docs/ into build/docs, strictly, and rea
 	@echo 'To look at it: $(BIN)/python -m http.server -d build/docs'
 
 clean:  ## remove .venv and caches; keeps runs/
-	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-onnx build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peer .venv-tpu .venv-gpu .venv-onnx build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the environment ---------------------------------------------------------------
@@ -117,6 +118,10 @@ $(VENV)/.installed-dev: $(METADATA) | $(BIN)/python
 $(VENV)/.installed-docs: $(METADATA) | $(BIN)/python
 	$(call install,tf$(comma)dev$(comma)docs)
 	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
+
+$(VENV)/.installed-peer: $(METADATA) | $(BIN)/python
+	$(call install,tf$(comma)peer$(comma)dev)
+	@touch $@
 
 $(VENV)/.installed-tpu: $(METADATA) | $(BIN)/python
 	$(call install,tpu$(comma)dev)
@@ -152,7 +157,7 @@ $(BIN)/python:
 constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.12
 	rm -rf build/constraints
 	$(MAKE) VENV=build/constraints PINNED=no build/constraints/.installed-dev
-	build/constraints/bin/python -m pip install --quiet -e '.[onnx,wandb,mlflow,docs]'
+	build/constraints/bin/python -m pip install --quiet -e '.[onnx,wandb,mlflow,docs,peer]'
 	@python=build/constraints/bin/python; \
 	file=constraints/py$$($$python -c \
 	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \

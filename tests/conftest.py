@@ -47,12 +47,20 @@ from fault_table import (  # noqa: F401
   pytest_terminal_summary,
   pytest_testnodedown,
 )
+from peers import timm, torch, transformers  # noqa: F401
 
 if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
   os.environ['VIT_JAX_CACHE'] = tempfile.mkdtemp(prefix='vit_jax-')
   atexit.register(shutil.rmtree, os.environ['VIT_JAX_CACHE'], ignore_errors=True)
 
 GOLDEN = Path(__file__).parent / 'golden'
+
+
+def classifiers() -> list[str]:
+  """Returns the keys of MODELS whose models give logits [B, K]."""
+  from vit_jax import models
+
+  return [n for n in models.MODELS if models.family(n).outputs == 'classes']
 
 
 def naming(*facts) -> str:

@@ -15,7 +15,7 @@ def small_figures(monkeypatch):
   """Pictures of fewer pixels, which are written faster."""
   from vit_jax.viz import plots
 
-  monkeypatch.setitem(plots._STYLE, 'savefig.dpi', 60)
+  monkeypatch.setitem(plots.style.STYLE, 'savefig.dpi', 60)
 
 
 def run(*args):

@@ -13,7 +13,7 @@ from vit_jax import trees
 # golden -> (dialect, family, tolerance): rounding in float32; a hybrid's convolutions
 # sum over thousands of terms, after a division by a standard deviation, which timm guards
 # within the root (of resnet_gn: that is 3e-5 of its logits); the reference's own float32
-# is off its float64 by 7e-6 of ConvNeXt and Swin, and by 6e-5 of Swin V2, whose scores
+# is off its float64 by 7e-6 of ConvNeXt, ResNet and Swin, and by 6e-5 of Swin V2, whose scores
 # are up to 100.
 GOLDENS = {
   'vit_google_token': ('google', 'vit', 5e-6),
@@ -36,7 +36,17 @@ GOLDENS = {
   'swinv2_timm': ('timm', 'swin', 2e-4),
   'swinv2_timm_pre': ('timm', 'swin', 2e-4),
   'swinv2_hf': ('hf', 'swin', 2e-4),
+  'vitdet_hf': ('hf', 'vitdet', 2e-5),
+  'sfp_d2': ('detectron2', 'sfp', 2e-5),
+  'fpn_d2': ('detectron2', 'fpn', 2e-5),
+  'fpn_ln_d2': ('detectron2', 'fpn', 1e-5),
+  'resnet_timm': ('timm', 'resnet', 1e-5),
+  'mvit_timm': ('timm', 'mvit', 2e-5),
+  'mvit_timm_cls': ('timm', 'mvit', 2e-5),
+  'mvit_timm_mlp_expand': ('timm', 'mvit', 2e-5),
 }
+# Whose tolerance is that of every value, however large.
+ABSOLUTE = ('vitdet', 'sfp', 'fpn')
 # Logits that agree more closely than the features before them.
 LOGITS = {'swinv2_timm': 1e-5, 'swinv2_timm_pre': 1e-5, 'swinv2_hf': 1e-5}
 
@@ -57,19 +67,26 @@ def arrays_of(name):
 def check(source, name, **options):
   """Loads `source` and compares with the reference outputs of a golden."""
   expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
-  model, params = vit_jax.load(source, **options)
+  loaded = vit_jax.load(source, **options)
+  model = loaded.model
   apply = jax.jit(functools.partial(model.apply, mutable=['intermediates']))
-  (logits, out), state = apply({'params': params}, expected.pop('image'))
-  found = {**out, 'logits': logits}
+  if (inputs := expected.pop('image', None)) is None:  # a pyramid by itself
+    inputs = {n: expected.pop(n) for n in list(expected) if n.startswith('res')}
+  (outputs, out), state = apply(loaded.variables, inputs)
+  found = {**out, 'logits': outputs}
   if 'attentions' in expected:
     weights = trees.flatten(state['intermediates'])
     assert all(key.endswith('attention_weights/0') for key in weights)
     shape = expected['attentions'].shape
     found['attentions'] = np.stack(list(weights.values())).reshape(shape)
-  assert 'logits' in expected
+  classifies = getattr(model, 'num_classes', None) is not None
+  assert ('logits' in expected) == classifies
+  assert classifies or expected
   for key in expected:
     # Maps of ResNets have values up to 30.
-    atol = GOLDENS[name][2] * max(1, np.abs(expected[key]).max())
+    _, family, atol = GOLDENS[name]
+    if family not in ABSOLUTE:
+      atol *= max(1, np.abs(expected[key]).max())
     if key == 'logits' and name in LOGITS:
       atol = LOGITS[name]
     np.testing.assert_allclose(

@@ -163,7 +163,7 @@ REFUSED = [
   (['a', 'b'], ANIMALS, {}, ('2', '3')),
   (['a', 'b', 'c', 'd'], ANIMALS, {}, ('4', '3')),
   (['a', 'b', 'c'], ANIMALS, {'class_map': 'name'}, ("'a'",)),
-  (None, ANIMALS, {'class_map': 'name'}, ('names',)),
+  (None, ANIMALS, {'class_map': 'name'}, ('name its classes',)),
   (['a', 'b', 'c'], ANIMALS, {'class_map': 'known'}, ("'a'",)),
   (['a', 'b', 'c'], ANIMALS, {'among': 'data'}, ('data', 'number')),
   (['cat'], ANIMALS, {'class_map': 'nmae'}, ("'nmae'", '"name"')),

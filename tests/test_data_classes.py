@@ -67,7 +67,7 @@ def test_splits_count_the_examples_of_these_classes():
   want = expected('test', UPPER)[1][: round(test / 2)] + labels[:80]
   assert both.labels.tolist() == want
   assert [x['label'] for x in both.read(np.arange(len(both)))] == want
-  # 80 of training, and none of them again in the rest.
+  # 80 for training; the rest does not repeat any of them.
   first, rest = (
     {x['image'].tobytes() for x in found.read(np.arange(len(found)))}
     for found in (

@@ -134,7 +134,7 @@ def test_evaluation_says_which_example_is_which():
 @pytest.mark.parametrize(
   ('change', 'facts'),
   [
-    ('|random_crop(4)|', ('random_crop(4)', 'boxes')),
+    ('|inception_crop(4)|', ('inception_crop(4)', 'boxes')),
     ('|onehot|', ('onehot', 'boxes:encoded')),
   ],
 )

@@ -42,7 +42,7 @@ def test_ops_are_those_of_tensorflow(photo, pp):
   for image in (photo, np.full_like(photo, 255), photo[:7, :50, :1]):
     x = image
     for op in registry.parse(pp):
-      x = op.apply(x, None)
+      x = op({'image': x}, None)['image']
     np.testing.assert_array_equal(SingleImage(pp)(image), x)
 
 

@@ -28,9 +28,8 @@ DISTRIBUTIONS |= {
   'sklearn': 'scikit-learn',
   'tensorflow': 'tensorflow-cpu',
 }
-# Never declared: peers, which the user installs or checks out.
-PEERS = {'torch', 'timm', 'transformers', 'big_vision'}
-PEERS |= {'jax2onnx'}  # see the extra onnx
+# Never declared: a peer that the user checks out; for jax2onnx see the extra onnx.
+PEERS = {'big_vision', 'jax2onnx'}
 
 
 @pytest.fixture(scope='module')
@@ -88,7 +87,7 @@ def test_workflows_run_what_developers_run():
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
     *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'onnx'),
-    *('wandb', 'mlflow', 'docs', 'dev'),
+    *('wandb', 'mlflow', 'docs', 'peer', 'dev'),
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
   assert not base & {'tensorflow', 'tensorflow-cpu'}

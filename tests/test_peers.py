@@ -1,120 +1,30 @@
 """timm and transformers compute what we compute, with weights converted both ways.
 
-Run by `make peer` where those packages are installed; models are small or on random
-weights, every parameter random. float32 at highest precision.
+Run by `make peer`; models are small or on random weights, every parameter random.
 """
 
-import json
-
-import jax
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from peers import (
+  MARKS,
+  RESNETS,
+  ROUNDING,
+  TOKENS,
+  agree,
+  images,
+  ours,
+  randomise,
+  save_timm,
+  theirs,
+)
 from test_tools_convert import logits_of, random_source
 
 import vit_jax
 from vit_jax import pretrained
 from vit_jax.tools import convert
 
-pytestmark = [
-  pytest.mark.peer,
-  # Warnings of other people's packages are theirs.
-  pytest.mark.filterwarnings('default'),
-]
-
-# ViT and Mixer: rounding, measured 2e-6 and below between the reference codes. Hybrids
-# and BiT: timm's weight standardisation adds 1e-8 to the variance, ours 1e-5 to the
-# deviation (as Google's), or 1e-10 to the variance.
-# Swin: 1e-5, as the reference's own float32 from its float64.
-TOKENS, RESNETS, SWINS = 5e-6, 1e-4, 1e-5
-
-
-@pytest.fixture(scope='module')
-def torch():
-  torch = pytest.importorskip('torch', reason='torch is not installed')
-  torch.set_grad_enabled(False)
-  return torch
-
-
-@pytest.fixture(scope='module')
-def timm(torch):
-  _import_torchvision(torch)
-  return pytest.importorskip('timm', reason='timm is not installed')
-
-
-@pytest.fixture(scope='module')
-def transformers(torch):
-  _import_torchvision(torch)
-  return pytest.importorskip('transformers', reason='transformers is not installed')
-
-
-def _import_torchvision(torch):
-  """Imports torchvision even where it was built for another torch: no operator is used."""
-  register = torch.library.register_fake
-
-  def lenient(name, *args, **kwargs):
-    def decorate(function):
-      try:
-        return register(name, *args, **kwargs)(function)
-      except RuntimeError:
-        return function
-
-    return decorate
-
-  torch.library.register_fake = lenient
-  try:
-    import torchvision  # noqa: F401
-  except ImportError:
-    pass
-  finally:
-    torch.library.register_fake = register
-
-
-@pytest.fixture(autouse=True)
-def highest_precision():
-  with jax.default_matmul_precision('highest'):
-    yield
-
-
-def randomise(torch, model, scale=0.1):
-  """Makes every parameter random; scales of norms stay near 1."""
-  torch.manual_seed(0)
-  for parameter in model.parameters():
-    parameter.add_(scale * torch.randn_like(parameter))
-  return model.eval()
-
-
-def images(size, batch=2):
-  rng = np.random.default_rng(0)
-  return rng.uniform(-1, 1, (batch, size, size, 3)).astype(np.float32)
-
-
-def theirs(torch, model, x):
-  y = model(torch.from_numpy(x.transpose(0, 3, 1, 2).copy()))
-  return (y.logits if hasattr(y, 'logits') else y).numpy()
-
-
-def ours(source, x, **options):
-  model, params = vit_jax.load(source, **options)
-  return np.asarray(jax.jit(model.apply)({'params': params}, x)[0])
-
-
-def save_timm(folder, model, architecture, **model_args):
-  from safetensors.torch import save_file
-
-  folder.mkdir()
-  save_file(model.state_dict(), folder / 'model.safetensors')
-  config = {'architecture': architecture, 'model_args': model_args}
-  config['num_classes'] = model.num_classes
-  (folder / 'config.json').write_text(json.dumps(config))
-  return folder
-
-
-def agree(a, b, tolerance):
-  """Asserts agreement, absolute for logits of size 1, relative to larger ones; -rP prints it."""
-  print(f'largest difference {np.abs(a - b).max():.1e} of {np.abs(b).max():.1f}')
-  np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max() / 2))
-
+pytestmark = MARKS
 
 TIMM_VITS = {
   'token': dict(global_pool='token'),
@@ -149,6 +59,8 @@ def test_timm_vit_both_ways(torch, timm, tmp_path, kind):
     ('vit_small_r26_s32_224', RESNETS),
     ('mixer_s32_224', TOKENS),
     ('resnetv2_50x1_bit', RESNETS),
+    ('mvitv2_tiny', ROUNDING),
+    ('mvitv2_small_cls', ROUNDING),
   ],
 )
 def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):
@@ -165,55 +77,6 @@ def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):
   for key, tensor in model.state_dict().items():
     assert torch.equal(tensor, loaded.state_dict()[key]), key
   agree(theirs(torch, loaded, x), expected, tolerance)
-
-
-# Grids of 14, 7 and 4 tokens: windows of 4 tile none but the last.
-TIMM_SWINS = {
-  'swin_tiny_patch4_window7_224': {},
-  'swinv2_tiny_window8_256': dict(pretrained_window_sizes=(6, 6, 3)),
-}
-
-
-@pytest.mark.parametrize('name', TIMM_SWINS)
-def test_timm_swin_both_ways(torch, timm, tmp_path, name):
-  args = dict(img_size=56, patch_size=4, window_size=4, embed_dim=16)
-  args |= dict(depths=(2, 2, 2), num_heads=(1, 2, 4), num_classes=7) | TIMM_SWINS[name]
-  kind = 'SwinTransformerV2' if 'v2' in name else 'SwinTransformer'
-  model = randomise(torch, getattr(timm.models, kind)(**args))
-  folder = save_timm(tmp_path / 'timm', model, name, **args)
-  x = images(56)
-  expected = theirs(torch, model, x)
-  agree(ours(folder, x), expected, SWINS)
-
-  back = tmp_path / 'back'
-  convert.export(pretrained.read_source(folder), back, 'timm')
-  loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
-  agree(theirs(torch, loaded, x), expected, SWINS)
-
-
-@pytest.mark.parametrize('kind', ['Swin', 'Swinv2'])
-def test_transformers_swin_both_ways(torch, transformers, tmp_path, kind):
-  config = getattr(transformers, f'{kind}Config')(
-    image_size=64,
-    patch_size=4,
-    embed_dim=16,
-    depths=[2, 2, 2],
-    num_heads=[2, 4, 4],
-    window_size=4,
-    num_labels=10,
-  )
-  whole = getattr(transformers, f'{kind}ForImageClassification')
-  model = randomise(torch, whole(config))
-  model.save_pretrained(tmp_path / 'hf')
-  x = images(64)
-  expected = theirs(torch, model, x)
-  agree(ours(tmp_path / 'hf', x), expected, SWINS)
-
-  back = tmp_path / 'back'
-  convert.export(pretrained.read_source(tmp_path / 'hf'), back, 'hf')
-  loaded, info = whole.from_pretrained(back, output_loading_info=True)
-  assert not info['missing_keys']
-  agree(theirs(torch, loaded.eval(), x), expected, SWINS)
 
 
 @pytest.mark.parametrize('golden_name', ['vit_google_token', 'vit_bigvision_map'])

@@ -8,29 +8,15 @@ import dataclasses
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from peers import MARKS, TOKENS, agree, images, ours, randomise, theirs
 from PIL import Image
-from test_peers import (  # noqa: F401
-  TOKENS,
-  agree,
-  highest_precision,
-  images,
-  ours,
-  randomise,
-  theirs,
-  timm,
-  torch,
-  transformers,
-)
 
 import vit_jax
 from vit_jax import cli, imagenet, inference, pretrained
 from vit_jax.tools import convert
 from vit_jax.tools.push import __main__ as push
 
-pytestmark = [
-  pytest.mark.peer,
-  pytest.mark.filterwarnings('default'),
-]
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize(
@@ -43,7 +29,7 @@ pytestmark = [
     'vit_base_patch16_siglip_gap_224',
   ],
 )
-def test_models_by_the_architecture_in_their_config(torch, timm, tmp_path, name):  # noqa: F811
+def test_models_by_the_architecture_in_their_config(torch, timm, tmp_path, name):
   model = randomise(torch, timm.create_model(name, num_classes=10), 0.02)
   timm.models.save_for_hf(model, tmp_path / 'a', safe_serialization=True)
   size = model.pretrained_cfg['input_size'][1]
@@ -51,7 +37,7 @@ def test_models_by_the_architecture_in_their_config(torch, timm, tmp_path, name)
   agree(ours(tmp_path / 'a', x), theirs(torch, model, x), 2 * TOKENS)
 
 
-def test_names_are_those_of_timm(timm, tmp_path):  # noqa: F811
+def test_names_are_those_of_timm(timm, tmp_path):
   for ours_, theirs_ in (
     ('imagenet1k', 'imagenet-1k'),
     ('imagenet21k', 'imagenet-21k-goog'),
@@ -94,7 +80,7 @@ def source(request, tmp_path):
   return tmp_path / 'source'
 
 
-def check_pixels_and_logits(torch, model, folder, pixels, path):  # noqa: F811
+def check_pixels_and_logits(torch, model, folder, pixels, path):
   loaded = vit_jax.load(folder)
   mine, x = loaded.preprocess([path]), pixels.numpy().transpose(0, 2, 3, 1)
   # Pillow resizes in fixed point, and rounds some levels the other way (13 % of them
@@ -105,7 +91,7 @@ def check_pixels_and_logits(torch, model, folder, pixels, path):  # noqa: F811
   agree(found, theirs(torch, model, mine), TOKENS)
 
 
-def test_what_is_pushed_for_timm_is_the_same_model(torch, timm, tmp_path, source):  # noqa: F811
+def test_what_is_pushed_for_timm_is_the_same_model(torch, timm, tmp_path, source):
   folder = pushed(source, tmp_path / 'a', 'timm')
   model = timm.create_model(f'local-dir:{folder}', pretrained=True).eval()
   config = timm.data.resolve_model_data_config(model)
@@ -115,8 +101,8 @@ def test_what_is_pushed_for_timm_is_the_same_model(torch, timm, tmp_path, source
 
 
 def test_what_is_pushed_for_transformers_is_the_same_model(
-  torch,  # noqa: F811
-  transformers,  # noqa: F811
+  torch,
+  transformers,
   tmp_path,
   source,
 ):

@@ -12,15 +12,13 @@ import types
 import numpy as np
 import pytest
 import vtab_fakes
+from peers import MARKS
 
 from vit_jax.data import sources
 from vit_jax.data.ops import decode
 from vit_jax.data.sources.vtab_tasks import TASKS
 
-pytestmark = [
-  pytest.mark.peer,
-  pytest.mark.filterwarnings('default'),
-]
+pytestmark = MARKS
 
 CHECKOUT = os.environ.get('TASK_ADAPTATION')
 # Versions that it names and that TFDS does not make, or that are wrong.

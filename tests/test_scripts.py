@@ -23,7 +23,7 @@ case "$4" in
 esac
 """
 # Makes .venv, of programs that write down their arguments. Training stops once with exit
-# code 75, and then ends as it is told. Another than TOO_OLD is no Python of TPU images.
+# code 75, and then ends as it is told. TPU images have no Python but TOO_OLD and newer.
 PYTHON = """#!/bin/sh
 case "$1 $2" in
   "-c "*) exit "$TOO_OLD" ;;

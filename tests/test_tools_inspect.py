@@ -107,7 +107,11 @@ def test_the_whole_table_of_vpt(capsys):
   assert (code, err) == (0, '')
   rows = json.loads(out)['rows']
   assert_as_the_paper_prints(rows)
-  assert len([row for row in rows if row['paper']]) == 11
+  assert len([row for row in rows if row['paper']]) == 16
+  # What the paper prints for prompts, with a number of them chosen for each task.
+  for model, ratio in (('convnext:B', 1.02), ('resnet:50', 1.09)):
+    pads = [r['ratio'] for r in rows if r['model'] == model and 'pad' in r['name']]
+    assert min(pads) < ratio < max(pads)
   for row in rows:  # in closed form
     method, _, number = row['name'].rpartition(', ')
     if method in ('vpt shallow', 'vpt deep'):

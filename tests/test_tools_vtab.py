@@ -52,7 +52,7 @@ def test_the_rows_of_table_9_have_the_means_that_the_paper_prints(name):
   whole, *of_groups = MEANS[name]
   assert round(means['Mean of 19'].mean, 1) == whole
   assert [means[group].mean for group in list(means)[1:]] == pytest.approx(of_groups)
-  # Without one of the tasks there is no mean of 19, and none of its group.
+  # With a task missing, neither its group nor all 19 tasks have a mean.
   del found['DMLab']
   assert set(scores.of_groups(groups, found)) == {'Natural', 'Specialized'}
 

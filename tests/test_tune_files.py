@@ -175,9 +175,7 @@ def source(folder, size=16):
 
 def write(found, section, folder, added, own=(), stats=None, **config):
   """Writes what was tuned to a new folder, with some of its config changed."""
-  found = dataclasses.replace(
-    found, tune=section, added=added, batch_stats=trees.unflatten(stats or {})
-  )
+  found = dataclasses.replace(found, tune=section, added=added | (stats or {}))
   names = [n for n in found.flat if n.startswith('head/')]
   found = dataclasses.replace(found, flat=found.flat | dict(own))
   tuned.write(found, [*names, *added, *dict(own)], {}, folder)
@@ -219,7 +217,7 @@ HIDDEN = {
   f'tune/dense_0/{n}': np.ones(s) for n, s in (('kernel', (16, 16)), ('bias', 16))
 }
 HIDDEN |= {f'tune/norm_0/{n}': np.ones(16) for n in ('scale', 'bias')}
-STATS = {f'tune/norm_0/{n}': np.ones(16) for n in ('mean', 'var')}
+STATS = {f'batch_stats/tune/norm_0/{n}': np.ones(16) for n in ('mean', 'var')}
 WRONG = {
   'stats': (dict(section=MLP, added=HIDDEN), ('norm_0/mean', '(16,)')),
   'stats_shape': (

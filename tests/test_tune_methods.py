@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import naming
+from conftest import classifiers, naming
 from tuning import attach
 
 from vit_jax import errors, models, optim, sharding, tasks, trees, tune
@@ -21,7 +21,7 @@ METHODS = sorted(set(tune.METHODS) - {'rules', 'full'})
 def families():
   return [
     pytest.param(name, i, marks=pytest.mark.slow if i else ())
-    for name in models.MODELS
+    for name in classifiers()
     for i in range(len(models.family(name).tiny))
   ]
 
@@ -49,10 +49,10 @@ def batch():
   }
 
 
-def steps(model, rules, number=2, mesh=None, batch=batch, accum=1):
+def steps(model, rules, number=2, mesh=None, batch=batch, accum=1, ema=None):
   """Returns the states before and after steps of SGD, from a head that is not zero."""
   task = tasks.build('classify', model, SPEC)
-  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum)
+  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum, ema=ema)
   key = jax.random.key(0)
   mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
 

@@ -17,6 +17,10 @@ COMMANDS = {
   'train': ('vit_jax.main', 'trains and evaluates a model'),
   'predict': ('vit_jax.tools.predict', 'classifies images'),
   'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
+  'coco_ap': (
+    'vit_jax.tools.coco_ap',
+    "measures detections by COCO's average precision",
+  ),
   'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
   'push': ('vit_jax.tools.push', 'uploads a model with its card to the hub'),
   'export': ('vit_jax.tools.export', 'writes a program that runs without this library'),

@@ -27,7 +27,7 @@ def start(spec: str) -> None:
       which of them this is.
 
   Raises:
-    UserError: for another spec, or if the environment does not tell.
+    UserError: for another spec, or if the environment does not say.
   """
   patience = dict(
     heartbeat_timeout_seconds=HEARTBEAT,

@@ -14,6 +14,7 @@ import jax
 from vit_jax.errors import UserError
 
 Rules = Iterable[tuple[str, Any]]
+STATS = 'batch_stats'  # the collection of what batch norms keep beside parameters
 
 
 def name_of(path) -> str:
@@ -36,6 +37,27 @@ def unflatten(flat: dict[str, Any]) -> dict:
       node = node.setdefault(parent, {})
     node[last] = leaf
   return tree
+
+
+def named(variables: dict) -> dict[str, Any]:
+  """Returns {name: leaf} of a model's variables, whose collections are nested dicts.
+
+  Parameters have their own names, 'a/b/kernel'; batch statistics are 'batch_stats/a/b/mean'.
+  """
+  stats = {STATS: x} if (x := variables.get(STATS)) else {}
+  return flatten(variables['params']) | flatten(stats)
+
+
+def variables(flat: dict[str, Any]) -> dict:
+  """Returns the collections of `named` leaves, its inverse."""
+  params = {name: x for name, x in flat.items() if not is_statistic(name)}
+  stats = {name: x for name, x in flat.items() if is_statistic(name)}
+  return {'params': unflatten(params), **unflatten(stats)}
+
+
+def is_statistic(name: str) -> bool:
+  """Returns whether a name of `named` is of a batch statistic, not a parameter."""
+  return name.startswith(f'{STATS}/')
 
 
 def map_named(fn: Callable, tree, *rest):

@@ -3,12 +3,12 @@
 One step is one folder, `<directory>/<step>`, with the items `params`, `ema` and
 `batch_stats` (if the state has them), `train` (all other fields of the state) and
 `meta`, see `manifest`.
-Orbax (see `storage`) does not notice flipped bits, a changed dtype, or an older step
-that would do: that is here.
+Orbax (see `storage`) does not notice flipped bits or a changed dtype, and does not fall
+back to an older step: that is here, in `verified` and in `retention`.
 
-Frozen parameters are not stored: only their names and fingerprints are. Who restores
-gives them, read again from the weights that the run started from, and gets an error
-unless every bit is as it was. To read the parameters of any run:
+Frozen parameters are not stored: only their names and fingerprints are. The caller
+that restores passes them, read again from the weights that the run started from, and gets
+an error unless every bit is as it was. To read the parameters of any run:
 
   saved = Checkpoints(folder)
   frozen = read_weights() if saved.frozen() else {}  # {name: array}, maybe of more
@@ -21,16 +21,14 @@ a file system that all of them share, or in a bucket.
 import contextlib
 import dataclasses
 import math
-import re
 from typing import Any
 
-import jax
-
 from vit_jax import buckets, distributed, trees
-from vit_jax.checkpoint import manifest
-from vit_jax.checkpoint.fingerprint import fingerprints, survey
+from vit_jax.checkpoint import manifest, verified
+from vit_jax.checkpoint.fingerprint import survey
 from vit_jax.checkpoint.manifest import Damaged, and_more
-from vit_jax.checkpoint.storage import Storage, together
+from vit_jax.checkpoint.retention import Retention
+from vit_jax.checkpoint.storage import Storage
 from vit_jax.errors import NoUsableCheckpoint, Unreachable, UserError
 
 
@@ -61,15 +59,19 @@ class Checkpoints:
     best: str | None = None,
     larger_is_better: bool = True,
   ):
-    numbers = dict(every=every, keep_latest=keep_latest, keep_every=keep_every)
-    for name, number in numbers.items():
-      if number is not None and number < 1:
-        raise UserError(f'checkpoint.{name} is {number}; it must be at least 1.')
+    if every < 1:
+      raise UserError(f'checkpoint.every is {every}; it must be at least 1.')
     self.directory = buckets.path(directory).absolute()
-    self.every, self.keep_latest, self.keep_every = every, keep_latest, keep_every
-    self.best, self._sign = best, 1 if larger_is_better else -1
-    self._scores: dict[int, float] | None = None  # step -> larger is better
-    self._storage = Storage(self.directory, self._kept)
+    self.every, self.best = every, best
+    self._retention = Retention(
+      latest=keep_latest,
+      every=keep_every,
+      best=best,
+      larger_is_better=larger_is_better,
+      steps=lambda: self._storage.steps(),
+      read=self._read,
+    )
+    self._storage = Storage(self.directory, self._retention.kept)
 
   def latest(self) -> int | None:
     """Returns the newest complete step, or None. It may turn out to be damaged."""
@@ -77,7 +79,7 @@ class Checkpoints:
 
   def best_step(self) -> int | None:
     """Returns the complete step where the metric `best` was best, or None."""
-    return self._best_of(self._storage.steps())
+    return self._retention.best(self._storage.steps())
 
   # -- saving -----------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class Checkpoints:
     if distributed.from_first(step in self._storage.steps()):
       return True
     sealed = manifest.sealed(step, flat, prints, meta, metrics or {})
-    self._known_scores().update(self._score(sealed['body']))
+    self._retention.saved(sealed['body'])
     stored = {name: x for name, x in flat.items() if not manifest.is_frozen(name)}
     self._storage.write(step, trees.unflatten(stored), sealed)
     return True
@@ -218,15 +220,18 @@ class Checkpoints:
       NoUsableCheckpoint: what was asked for is damaged.
     """
     item = 'ema' if ema else 'params'
-    wanted = {item: abstract['params']}
-    if abstract.get('batch_stats'):
-      wanted['batch_stats'] = abstract['batch_stats']
+    stats = {trees.STATS: x} if (x := abstract.get(trees.STATS)) else {}
+    wanted = {item: abstract['params'], **stats}
+    if ema:  # which averages the statistics as well
+      wanted = {item: abstract['params'] | stats}
     items, body, damaged = self._load(wanted, frozen or {}, self._find(step))
     for bad, why in damaged.items():
       distributed.say(
         f'checkpoint step {bad} is damaged ({why}); using step {body["step"]}'
       )
     params = trees.combine(items.pop(item), items.pop('frozen', {}))
+    if ema and stats:
+      items[trees.STATS] = params.pop(trees.STATS)
     return {'params': params, **items}, body['meta']
 
   def frozen(self, step: int | str | None = None) -> list[str]:
@@ -254,7 +259,7 @@ class Checkpoints:
   def _find(self, step):
     steps = sorted(self._storage.steps())
     if step == 'best':
-      step = self._best_of(steps)
+      step = self._retention.best(steps)
       if step is None:
         raise UserError(
           f'No step in {self.directory} has a finite metric {self.best!r}, which '
@@ -274,7 +279,7 @@ class Checkpoints:
     bound = math.inf if step is None else step + 1
     while (bound := self._newest_below(bound)) >= 0:
       try:
-        return *self._load_step(bound, items, frozen), damaged
+        return *verified.read(self._storage, bound, items, frozen), damaged
       except Damaged as error:
         damaged[bound] = str(error)
       if step is not None:
@@ -289,87 +294,9 @@ class Checkpoints:
       'or move that folder away or choose another workdir to start from the beginning.'
     )
 
-  def _load_step(self, step, items, frozen):
-    with together():
-      body = self._read(step)
-    leaves = body['leaves']
-    if 'train' not in items:  # not a state, but its parameters: trained, and frozen
-      item = next(iter(items))
-      names = '|'.join(map(re.escape, manifest.frozen_names(leaves)))
-      kept, trained = trees.partition(items[item], [(names, True), ('.*', False)])
-      items = {**items, item: trained} | ({'frozen': kept} if kept else {})
-      leaves = {n: leaf for n, leaf in leaves.items() if n.split('/')[0] in items}
-    want = manifest.named(items)
-    if wrong := manifest.differences(leaves, want):
-      raise UserError(
-        f'Checkpoint step {step} in {self.directory} was saved with a different '
-        f'configuration: {and_more(wrong, 3)}. Use the config that wrote it, or another '
-        'workdir.'
-      )
-    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    placed = {
-      name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or one)
-      for name, x in want.items()
-    }
-    given = self._frozen_leaves(step, leaves, placed, frozen)
-    stored = {name: x for name, x in placed.items() if not manifest.is_frozen(name)}
-    with together():
-      flat = trees.flatten(self._storage.read(step, trees.unflatten(stored)))
-    prints = fingerprints(flat)
-    wrong = [name for name in stored if prints.get(name) != leaves[name][2]]
-    if wrong:
-      raise Damaged(f'checksum mismatch in {and_more(wrong)}')
-    found = [(flat | given)[name] for name in want]
-    return jax.tree.unflatten(jax.tree.structure(items), found), body
-
-  def _frozen_leaves(self, step, leaves, placed, frozen) -> dict:
-    given = {}
-    for name, x in placed.items():
-      value = frozen.get(name.partition('/')[2]) if manifest.is_frozen(name) else None
-      if value is not None and (value.shape, value.dtype) == (x.shape, x.dtype):
-        given[name] = jax.device_put(value, x.sharding)
-    prints = fingerprints(given)
-    wrong = [
-      n for n in placed if manifest.is_frozen(n) and prints.get(n) != leaves[n][2]
-    ]
-    if wrong:
-      raise UserError(
-        f'Checkpoint step {step} in {self.directory} holds what was trained on top of '
-        f'frozen parameters, and those of config.weights.source differ: '
-        f'{and_more(wrong)}. Give the weights that the run started from: '
-        'config.weights.source, or weights= (--weights) where the run is loaded.'
-      )
-    return given
-
   def _read(self, step) -> dict:
-    return manifest.unsealed(self._storage.read_meta(step), step)
+    return verified.read_body(self._storage, step)
 
   def _newest_below(self, bound) -> int:
     below = (s for s in self._storage.steps() if s < bound)
     return distributed.from_first(max(below, default=-1))
-
-  # -- what is kept -----------------------------------------------------------------
-
-  def _kept(self, steps: list[int]) -> set[int]:
-    kept = set(sorted(steps)[-self.keep_latest :])
-    kept |= {s for s in steps if self.keep_every and s % self.keep_every == 0}
-    return kept | {s for s in steps if s == self._best_of(steps)}
-
-  def _best_of(self, steps) -> int | None:
-    scores = self._known_scores()
-    known = [(scores[step], step) for step in steps if step in scores]
-    return max(known)[1] if known else None
-
-  def _known_scores(self) -> dict[int, float]:
-    if self._scores is None:  # a resumed run: those of the saved steps
-      self._scores = {}
-      for step in self._storage.steps() if self.best else ():
-        with contextlib.suppress(Damaged):
-          self._scores |= self._score(self._read(step))
-    return self._scores
-
-  def _score(self, body) -> dict[int, float]:
-    score = body['metrics'].get(self.best, math.nan)
-    if not math.isfinite(score):
-      return {}
-    return {body['step']: self._sign * score}

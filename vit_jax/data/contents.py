@@ -36,6 +36,8 @@ def describe(source, split: str) -> str:
     text += f'; left out: {files(source.left_out)}'
   if source.misplaced:
     text += f'; in no class: {files(source.misplaced)}'
+  if source.remarks:
+    text += f'; {source.remarks}'
   return text
 
 

@@ -137,7 +137,9 @@ class Batches(abc.ABC):
 
   def _check(self, seed, workers, prefetch):
     if self.num_classes is None:
-      raise UserError(f'{self.source.name} does not tell its classes: set num_classes.')
+      raise UserError(
+        f'{self.source.name} does not say how many classes it has: set num_classes.'
+      )
     if not isinstance(self.num_classes, int) or self.num_classes < 1:
       raise UserError(f'num_classes={self.num_classes!r} must be a positive integer.')
     for part, offset in self.source.parts():

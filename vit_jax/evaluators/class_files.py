@@ -56,7 +56,7 @@ def rows(
     UserError: for a file of another form, or classes that it or the model does not have.
   """
   if names is None:
-    raise UserError(f'class_map: {source} does not tell the names of its classes.')
+    raise UserError(f'class_map: {source} does not name its classes.')
   table = read(Path(path).expanduser())
   if lost := [name for name in names if name not in table]:
     raise UserError(

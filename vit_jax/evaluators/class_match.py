@@ -47,17 +47,17 @@ class Match(NamedTuple):
 
 
 def check(where: str, value: str, _=None) -> None:
-  """Refuses a `class_map` that is nothing; see `config.bind`."""
+  """Refuses an unknown `class_map`; see `config.bind`."""
   known = [NUMBER, NAME, KNOWN, *imagenet.LISTS]
   if value not in known and not Path(value).expanduser().exists():
     raise UserError(
-      f'{where}={value!r}: one of {known}, or a file or folder, and there is none of this '
-      f'name.{did_you_mean(value, known)}'
+      f'{where}={value!r} is neither one of {known} nor an existing file or folder.'
+      f'{did_you_mean(value, known)}'
     )
 
 
 def check_among(where: str, value: str, _=None) -> None:
-  """Refuses an `among` that is nothing; see `config.bind`."""
+  """Refuses an unknown `among`; see `config.bind`."""
   choose(where, value, [DATA, ALL, *imagenet.LISTS])
 
 
@@ -72,7 +72,7 @@ def match(
     source: of the data, a `data.sources.base.Source`.
     class_map: how: 'name', by WordNet id or name; 'known', likewise, and images of classes
       that the model does not have are left out; 'number'; a name of `imagenet.LISTS`, by
-      WordNet id, of a model that does not tell that its classes are those; or a path, see
+      WordNet id, of a model that does not say that these are its classes; or a path, see
       `class_files`. None: whichever fits, in this order: the mapping that lies beside
       the images of ObjectNet, WordNet ids or names, the numbers that name the folders of
       ImageNet-V2, and by number where both have equally many classes.
@@ -158,9 +158,7 @@ def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
   if names is None or model.names is None:
     if how is not None:
       whose = source if names is None else 'the model'
-      raise UserError(
-        f'class_map: {whose} does not tell the names of its classes.{_hint(model)}'
-      )
+      raise UserError(f'class_map: {whose} does not name its classes.{_hint(model)}')
     return _by_numbers_as_names(names, model)
   ways = []
   for read in (class_names.ids, class_names.words):

@@ -57,7 +57,7 @@ class Classification:
       class_map: how classes of the data are found among the model's: 'name', by WordNet
         id or name, 'known', likewise but that images of other classes are left out,
         'number', 'imagenet1k' or another list (by WordNet id, for a model
-        that does not tell its classes), or a FILE, {"class of the data": [classes of
+        that does not name its classes), or a FILE, {"class of the data": [classes of
         the model]}, or ObjectNet's folder `mappings`. None: what fits, see
         `class_match.match`; where nothing does, an error names the class.
       among: of which classes a prediction is one: 'data', those that the data has, 'all',

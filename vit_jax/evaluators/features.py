@@ -95,8 +95,8 @@ class Extractor:
     In the order of the split, the same on every host.
 
     Raises:
-      UserError: if there is no such feature, several labels per image, no image that
-        could be read, or less memory than the features take.
+      UserError: if the model has no such feature, images have several labels, none could
+        be read, or the features would not fit in memory.
     """
     kind = (batches.spec['image'].shape[1:], batches.spec['image'].dtype)
     on_device = self._on_device.setdefault(kind, batches.on_device)

@@ -38,7 +38,7 @@ class LinearProbe:
   """Accuracy on a test split of a linear classifier fitted to a train split.
 
   It is fitted with each penalty; the one with the best accuracy on the validation split
-  (of equals, the strongest) is fitted again to train and validation together, and that
+  (the strongest of equally good ones) is fitted again to train and validation together, and that
   is tested. With a single penalty nothing is chosen and nothing held out.
 
   Solver 'lbfgs': multinomial logistic regression, see `logistic`. Solver 'ridge': least

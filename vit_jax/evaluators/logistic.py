@@ -108,7 +108,7 @@ def fit(
     state = _advance(state, problem, last, tolerance, **static)
     iterations, value, gradient = _measured(state)
     if not (value < known[0] or gradient < known[1]):
-      break  # as near as float32 comes
+      break  # as close as float32 gets
   return Fit(state[0], mean, std, iterations, gradient)
 
 

@@ -31,7 +31,7 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the k keys most similar to each query: similarities and rows, both [n, k].
 
-  The most similar come first; of equal ones, that of the lower row. Queries are spread
+  The most similar come first, ties in the order of rows. Queries are spread
   over the devices, keys pass through them in chunks. In float32 at highest precision.
   The similarity of a row that is not finite is inf, and that of a row of zeros is 0.
 
@@ -82,7 +82,7 @@ def _merge(best, queries, keys, first, count):
     s = jnp.where(jnp.isnan(s), jnp.inf, s)
     s = jnp.where(jnp.arange(len(keys)) < count, s, -jnp.inf)
     values, columns = jax.lax.top_k(s, k)
-    # Those of lower rows stand first: `top_k` prefers the first of equal ones.
+    # Lower rows come first: `top_k` prefers the first of equal values.
     values = jnp.concatenate([known, values], axis=1)
     rows = jnp.concatenate([known_rows, first + columns], axis=1)
     values, columns = jax.lax.top_k(values, k)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import tpu_attention
+from vit_jax.kernels.grid_bias import GridBias
 from vit_jax.kernels.placement import place
 
 WEIGHTS = 'attention_weights'  # their name for policies of `jax.checkpoint`
@@ -18,7 +19,7 @@ def attend(
   key: jax.Array,
   value: jax.Array,
   *,
-  bias: jax.Array | None = None,
+  bias: jax.Array | GridBias | None = None,
   mask: jax.Array | None = None,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
   on_weights: Callable[[jax.Array], jax.Array | None] | None = None,
@@ -34,7 +35,7 @@ def attend(
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
-    bias: added to the scores; broadcastable to [B, M, N, S].
+    bias: added to the scores; broadcastable to [B, M, N, S], or a `GridBias`.
     mask: bool, broadcastable to [B, M, N, S]: which keys a query attends to. A query
       without any attends to all alike.
     dropout: applied to the weights [B, M, N, S].
@@ -61,6 +62,8 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, M, N, Dh]
   scores = jnp.einsum('bmnd,bmsd->bmns', query, key, preferred_element_type=jnp.float32)
+  if isinstance(bias, GridBias):
+    bias = bias.scores(*scores.shape[2:])
   if bias is not None:
     scores += bias
   if mask is not None:

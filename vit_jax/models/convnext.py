@@ -15,7 +15,7 @@ from vit_jax.models.family import Family
 from vit_jax.nn.heads import linear_head
 from vit_jax.nn.images import check as check_images
 from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.mlp import MlpBlock
+from vit_jax.nn.mlp import ACTIVATIONS, MlpBlock
 from vit_jax.nn.remat import REMAT
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
@@ -40,6 +40,7 @@ class Block(nn.Module):
   """x + gamma * mlp(norm(7x7 depthwise convolution(x))): [B, H, W, C] -> the same."""
 
   layer_scale: float
+  act: str
   dtype: jnp.dtype
 
   @nn.compact
@@ -56,7 +57,7 @@ class Block(nn.Module):
     y = LayerNorm(self.dtype, name='norm')(y)
     zeros = nn.initializers.zeros_init()
     y = MlpBlock(
-      4 * C, 0.0, 'gelu_erf', self.dtype, kernel_init=_INIT, bias_init=zeros, name='mlp'
+      4 * C, 0.0, self.act, self.dtype, kernel_init=_INIT, bias_init=zeros, name='mlp'
     )(y)
     start = nn.initializers.constant(self.layer_scale)
     gamma = self.param('gamma', start, (C,), jnp.float32)
@@ -108,6 +109,8 @@ class ConvNeXt(nn.Module):
   widths: tuple[int, ...] = (96, 192, 384, 768)  # channels per stage
   stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
   layer_scale: float = 1e-6  # initial value of gamma
+  act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
+  norm_eps: float = 1e-6  # of the final norm; transformers' ConvNext has 1e-12
   head_bias_init: float = 0.0
   remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
   # Of the body; pooling, final norm, head and all parameters are float32.
@@ -138,7 +141,7 @@ class ConvNeXt(nn.Module):
       if s:
         x = Downsample(width, self.dtype, name=f'stage{s + 1}_downsample')(x)
       x, _ = stack(
-        functools.partial(Block, self.layer_scale, self.dtype),
+        functools.partial(Block, self.layer_scale, self.act, self.dtype),
         x,
         name=f'stage{s + 1}_block',
         rates=rates[:depth],
@@ -148,7 +151,7 @@ class ConvNeXt(nn.Module):
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
     x = x.astype(jnp.float32).mean(axis=(1, 2))
-    out['pre_logits'] = x = LayerNorm(name='norm')(x)
+    out['pre_logits'] = x = LayerNorm(eps=self.norm_eps, name='norm')(x)
     x = linear_head(x, self.num_classes, self.head_bias_init)
     return x, out if features else {'pre_logits': out['pre_logits']}
 

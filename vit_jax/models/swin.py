@@ -6,15 +6,12 @@ dense layer here does.
 """
 
 import functools
-import math
 import re
 from collections.abc import Sequence
 from typing import Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.placement import PLACEMENTS, place
@@ -28,7 +25,8 @@ from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.mlp import ACTIVATIONS, MlpBlock
 from vit_jax.nn.remat import REMAT
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
-from vit_jax.nn.windows import Windows, from_table, pad
+from vit_jax.nn.window_bias import CosineBias, TableBias
+from vit_jax.nn.windows import BORDERS, Windows, pad, windows_of
 
 # Width of the first stage, blocks and heads per stage: section 3.3 of the first paper.
 VARIANTS = {
@@ -37,13 +35,7 @@ VARIANTS = {
   'B': (128, (2, 2, 18, 2), (4, 8, 16, 32)),
   'L': (192, (2, 2, 18, 2), (6, 12, 24, 48)),
 }
-# Where windows do not tile a map, codes differ. 'pad_shift' is the authors': windows are
-# as small as the shorter side of a smaller map, and not shifted then; maps are padded,
-# then shifted. 'shift_pad' is timm's: windows are cut to size and left unshifted side by
-# side; maps are shifted, then padded. 'pad_shift_twice' is transformers' second version,
-# which adds the mask of shifted windows twice.
-BORDERS = ('pad_shift', 'shift_pad', 'pad_shift_twice')
-_MASKED = -100.0  # added to the scores of tokens that are no neighbours
+_MASKED = -100.0  # added to the scores of tokens that are not neighbours in the map
 _EPS = 1e-5
 _INIT = nn.initializers.truncated_normal(0.02)
 _ZEROS = nn.initializers.zeros_init()
@@ -74,71 +66,6 @@ def variant(name: str) -> dict:
   if old:
     fields['pretrained_windows'] = (int(old),) * 3 + (int(old) // 2,)
   return fields
-
-
-def windows_of(map, side: int, shift: int, borders: str) -> Windows:
-  """Returns how a map (H, W) is cut into windows of up to side x side.
-
-  Args:
-    shift: of the windows, where there are several.
-    borders: one of BORDERS.
-  """
-  if borders == 'shift_pad':
-    window = tuple(min(side, n) for n in map)
-    shifts = tuple(shift if n > side else 0 for n in map)
-  else:
-    window = (min(side, *map),) * 2
-    shifts = (shift if min(map) > side else 0,) * 2
-  return Windows(tuple(map), window, shifts, borders != 'shift_pad')
-
-
-class TableBias(nn.Module):
-  """A learned bias of each offset in the window and head, a `table` (V1)."""
-
-  @nn.compact
-  def __call__(self, query, key, window):
-    """Returns (query, key, bias [M, N, N]); see `MultiHeadDotProductAttention`."""
-    h, w = window
-    shape = (2 * h - 1, 2 * w - 1, query.shape[-2])
-    if self.has_variable('params', 'table'):  # images of another size: windows cut off
-      shape = self.get_variable('params', 'table').shape
-    table = self.param('table', _INIT, shape)
-    return query, key, from_table(table, window)
-
-
-class CosineBias(nn.Module):
-  """Scores are cosines times a learned factor, their bias an MLP of log offsets (V2).
-
-  Attributes:
-    pretrained: the side of the windows on whose scale offsets are; 0: of their own.
-  """
-
-  pretrained: int
-
-  @nn.compact
-  def __call__(self, query, key, window):
-    """Returns (query, key, bias [M, N, N]); see `MultiHeadDotProductAttention`."""
-    *_, M, Dh = query.shape
-    start = nn.initializers.constant(math.log(10.0))
-    scale = self.param('logit_scale', start, (M,), jnp.float32)
-    scale = jnp.exp(jnp.minimum(scale, math.log(100.0)))
-    # `attend` divides the products by sqrt(Dh).
-    query, key = _unit(query, scale[:, None] * math.sqrt(Dh)), _unit(key, 1.0)
-    reach = [np.arange(1 - n, n) / max((self.pretrained or n) - 1, 1) for n in window]
-    offsets = 8 * np.stack(np.meshgrid(*reach, indexing='ij'), -1)
-    offsets = np.sign(offsets) * np.log2(np.abs(offsets) + 1) / np.log2(8)
-    x = Dense(512, kernel_init=_INIT, name='Dense_0')(offsets.astype(np.float32))
-    x = Dense(M, use_bias=False, kernel_init=_INIT, name='Dense_1')(nn.relu(x))
-    return query, key, 16 * nn.sigmoid(from_table(x, window))
-
-
-def _unit(x, scale):
-  """Returns vectors of length `scale`, computed in float32, zeros where they are zero."""
-  wide = x.astype(jnp.float32)
-  squares = (wide * wide).sum(-1, keepdims=True)
-  nonzero = squares > 1e-24  # a padded key is zero: its derivatives are, not infinite
-  inverse = jnp.where(nonzero, jax.lax.rsqrt(jnp.where(nonzero, squares, 1.0)), 0.0)
-  return (wide * inverse * scale).astype(x.dtype)
 
 
 class Block(nn.Module):
@@ -340,7 +267,7 @@ FAMILY = Family(
     (r'stage\d+_downsample/reduction/kernel', ((-2,), (-1,))),
   ),
   branch_ends=rf'{_BLOCK}/mlp',  # whose norm follows in V2
-  prompts=('pad',),
+  prompts=('prepend', 'pad'),
   stems=('stem/embedding/kernel',),
   offsets=rf'{_BLOCK}/relative_positions/table',
   patches='stem/embedding/kernel',

@@ -15,13 +15,7 @@ from vit_jax.nn.remat import ATTENDED
 
 
 class MultiHeadDotProductAttention(nn.Module):
-  """Projections to M heads, `attend`, and the projection back.
-
-  Weights [B, M, N, S] are sown as `intermediates/.../attention_weights` when that
-  collection is mutable, and are not computed on their own otherwise. Where there is a
-  variable `perturbations/.../attention_weights`, it is added to them: the derivative by
-  it, at zero, is that by the weights.
-  """
+  """Projections to M heads, `attend_within`, and the projection back."""
 
   num_heads: int
   dropout: float = 0.0  # on the attention weights; 0 in every recipe of the paper
@@ -62,34 +56,51 @@ class MultiHeadDotProductAttention(nn.Module):
     split = lambda x, name, **kw: dense(outputs=heads, name=name, **kw)(x).reshape(
       *x.shape[:2], *heads
     )
-    dropout = on_weights = None
-    if self.dropout and train:
-      dropout = functools.partial(Dropout(self.dropout), deterministic=False)
-    sown = self.is_mutable_collection('intermediates')
-    perturbed = self.has_variable('perturbations', WEIGHTS)
-    if sown or perturbed:
-
-      def on_weights(weights):
-        if sown:
-          self.sow('intermediates', WEIGHTS, weights)
-        if perturbed:
-          added = self.get_variable('perturbations', WEIGHTS)
-          weights = weights + added.astype(weights.dtype)
-        return weights
-
     query = split(inputs_q, 'query')
     key = split(inputs_kv, 'key', use_bias=self.key_bias)
     if positions is not None:
       query, key, bias = positions(query, key)
-    x = attend(
+    x = attend_within(
+      self,
       query,
       key,
       split(inputs_kv, 'value'),
       bias=bias,
       mask=mask,
-      dropout=dropout,
-      on_weights=on_weights,
+      dropout=self.dropout if train else 0.0,
       fused=self.fused,
     )
     x = checkpoint_name(x.reshape(inputs_q.shape), ATTENDED)
     return dense(inputs=heads, name='out')(x)
+
+
+def attend_within(
+  module: nn.Module, query, key, value, *, dropout: float = 0.0, **options
+):
+  """`attend`, whose weights are variables of the calling compact module.
+
+  Weights [B, M, N, S] are sown as `intermediates/.../attention_weights` when that
+  collection is mutable, and are not computed on their own otherwise. Where there is a
+  variable `perturbations/.../attention_weights`, it is added to them: the derivative by
+  it, at zero, is that by the weights.
+
+  Args:
+    dropout: rate at which weights are dropped.
+    **options: of `attend`, as are the arrays.
+  """
+  sown = module.is_mutable_collection('intermediates')
+  perturbed = module.has_variable('perturbations', WEIGHTS)
+  drop = on_weights = None
+  if dropout:
+    drop = functools.partial(Dropout(dropout), deterministic=False)
+  if sown or perturbed:
+
+    def on_weights(weights):
+      if sown:
+        module.sow('intermediates', WEIGHTS, weights)
+      if perturbed:
+        added = module.get_variable('perturbations', WEIGHTS)
+        weights = weights + added.astype(weights.dtype)
+      return weights
+
+  return attend(query, key, value, dropout=drop, on_weights=on_weights, **options)

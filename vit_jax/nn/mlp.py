@@ -20,7 +20,12 @@ ACTIVATIONS = {
 
 
 class MlpBlock(nn.Module):
-  """Dense, GELU, dropout, Dense: [..., D] -> [..., D]; initialised as reference code."""
+  """Dense, GELU, dropout, Dense: [..., D] -> [..., D]; initialised as reference code.
+
+  Attributes:
+    hidden: width between the layers.
+    outputs: that of the result; None: D.
+  """
 
   hidden: int
   dropout: float = 0.0
@@ -28,6 +33,7 @@ class MlpBlock(nn.Module):
   dtype: jnp.dtype = jnp.float32
   kernel_init: Callable = nn.initializers.xavier_uniform()
   bias_init: Callable = nn.initializers.normal(1e-6)
+  outputs: int | None = None
 
   @nn.compact
   def __call__(self, x, *, train: bool = False):
@@ -40,4 +46,4 @@ class MlpBlock(nn.Module):
     act = choose('activation', self.act, ACTIVATIONS)
     y = act(dense(self.hidden, name='Dense_0')(x))
     y = Dropout(self.dropout)(y, deterministic=not train)
-    return dense(x.shape[-1], name='Dense_1')(y)
+    return dense(self.outputs or x.shape[-1], name='Dense_1')(y)

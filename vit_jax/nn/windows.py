@@ -8,6 +8,13 @@ import numpy as np
 
 Pair = tuple[int, int]
 
+# Where windows do not tile a map, codes differ. 'pad_shift' is the authors': windows are
+# as small as the shorter side of a smaller map, and not shifted then; maps are padded,
+# then shifted. 'shift_pad' is timm's: windows are cut to size and left unshifted side by
+# side; maps are shifted, then padded. 'pad_shift_twice' is transformers' second version,
+# which adds the mask of shifted windows twice.
+BORDERS = ('pad_shift', 'shift_pad', 'pad_shift_twice')
+
 
 def pad(x, multiple: Pair):
   """Returns a map [B, H, W, C] with zeros below and right, to multiples of (h, w)."""
@@ -64,7 +71,7 @@ class Windows:
     return jnp.roll(x, tuple(sign * s for s in self.shift), (1, 2))
 
   def apart(self):
-    """Returns bool [n, h w, h w]: tokens of a window that are no neighbours in the map.
+    """Returns bool [n, h w, h w]: which tokens of a window are not neighbours in the map.
 
     Shifting in a circle brings the first rows and columns behind the last ones.
     """
@@ -78,6 +85,22 @@ class Windows:
     parts = 2 * down[:, None, :, None] + across[None, :, None, :]
     parts = jnp.asarray(parts.reshape(-1, math.prod(self.window)))
     return parts[:, :, None] != parts[:, None]
+
+
+def windows_of(map, side: int, shift: int, borders: str) -> Windows:
+  """Returns how a map (H, W) is cut into windows of up to side x side.
+
+  Args:
+    shift: of the windows, where there are several.
+    borders: one of BORDERS.
+  """
+  if borders == 'shift_pad':
+    window = tuple(min(side, n) for n in map)
+    shifts = tuple(shift if n > side else 0 for n in map)
+  else:
+    window = (min(side, *map),) * 2
+    shifts = (shift if min(map) > side else 0,) * 2
+  return Windows(tuple(map), window, shifts, borders != 'shift_pad')
 
 
 def offsets(window: Pair) -> np.ndarray:

@@ -20,7 +20,6 @@ from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.pretrained import inferred, runs, tuned
 from vit_jax.pretrained.fitting import describe, fit
-from vit_jax.pretrained.fitting import fields_of as fields_of
 from vit_jax.pretrained.source import Source
 
 
@@ -35,7 +34,7 @@ class Loaded:
     image_size: (H, W) in pixels that the parameters are fitted to.
     channels: of the images, 3 or 1.
     pp: the evaluation pipeline of one image, as `data/ops` reads it.
-    class_names: one per class, or None where the source does not tell.
+    class_names: one per class, or None where the source has none.
     source, format: where the weights come from, and in what format.
     report: a few lines: what was taken, skipped, resized.
     step: of a run, the one that was read.
@@ -98,6 +97,7 @@ def load(
   ema: bool = False,
   weights: str | None = None,
   tune: dict | str | None = None,
+  model: dict | str | None = None,
   **fields,
 ) -> Loaded:
   """Returns the model of a source, with its parameters.
@@ -105,7 +105,7 @@ def load(
   Args:
     source: see the module. Of a run without labels (`tasks.masked_patches`) it is the
       encoder, without a head and without the parameters that the task added.
-    variant: 'B/16': the model's size, where the source does not tell it.
+    variant: 'B/16': the model's size, where the source does not say it.
     image_size: pixels to fit the position embeddings to, (H, W) or one number for both;
       by default what they are for.
     resize: how, 'bilinear' or 'bicubic': see `weights.adapt.resize_positions`.
@@ -118,6 +118,9 @@ def load(
       --tuned_only` wrote, whose parameters were tuned on these weights: the model, its
       classes and the size of its images are then those of that run. Parameters that are
       added are `variables['params']['tune']`.
+    model: another model to start from the weights, a name or a config's section: one that
+      is built on theirs, {'name': 'fpn', 'backbone': {'name': 'swin', ...}}, or for a ViT
+      'vitdet:B' or 'sfp:B'. What it has besides starts with initial values.
     **fields: of the model, over what the source tells: `num_classes=10` gives a new head,
       `patch_size=(32, 32)` resizes the patch embedding.
 
@@ -129,23 +132,25 @@ def load(
     found = tuned.apply(found, tune)
   elif tune is not None:
     found = tuned.asked(found, tune)
-  model = models.build(found.family, **found.fields | fields)
+  if model is None:
+    model = models.build(found.family, **found.fields | fields)
+  else:
+    model = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else found.image_size or inferred.usual_size(found)
-  params, report = fit(found, model, size, skip=skip, resize=resize)
+  flat, report = fit(found, model, size, skip=skip, resize=resize)
   shape = (*size, found.channels)
   if report.reinitialized:
-    params |= _fresh(model, shape, report.reinitialized)
-  variables = {'params': params}
+    flat |= _fresh(model, shape, report.reinitialized)
   if found.tune:
-    model, variables = tuned.attached(model, found, shape, params)
+    model, flat = tuned.attached(model, found, shape, flat)
   moved = found.image_size and size != found.image_size
   names = found.class_names
   if names is not None and getattr(model, 'num_classes', None) != len(names):
     names = None
   return Loaded(
     model,
-    variables | {'params': trees.unflatten(variables['params'])},
+    trees.variables(flat),
     size,
     found.channels,
     # A pipeline is for one size. For another, images are resized to that, and their
@@ -161,11 +166,12 @@ def load(
 
 
 def _fresh(model, shape, names: list[str]) -> dict[str, np.ndarray]:
-  """Returns the initial values of some parameters; the others are not computed."""
+  """Returns the initial values of some variables; the others are not computed."""
 
   def init(key):
-    params = trees.flatten(model.init(key, jnp.zeros((1, *shape)))['params'])
-    return {name: params[name] for name in names}
+    inputs = jax.tree.map(jnp.zeros_like, models.inputs_of(model, shape))
+    flat = trees.named(model.init(key, inputs))
+    return {name: flat[name] for name in names}
 
   return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}
 
@@ -205,6 +211,7 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
         f'{source} has {key} {found[key]}; variant {variant!r} has {overrides[key]}.'
       )
   told = found | overrides | fields
+  family = models.family(raw.format.family, **told)
   inferred.check_fields(raw, told)
   return Source(
     str(source),
@@ -248,5 +255,7 @@ def complete(model: dict, found: Source) -> dict:
 
 
 def _channels(raw: weights.Weights, flat, family) -> int:
+  if family.inputs is not None:  # it takes maps, of images of any number
+    return 3
   with weights.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
     return flat[family.stem(flat)].shape[2]

@@ -82,7 +82,7 @@ def read(
   model = models.build(family, **told)
   images = jax.ShapeDtypeStruct((1, H, W, C), jnp.float32)
   section = config.get('tune', {})
-  tuned, _ = tune.attach(model, models.family(family), (H, W, C), **section)
+  tuned, _ = tune.attach(model, models.family_of(model), (H, W, C), **section)
   abstract = jax.eval_shape(tuned.init, jax.random.key(0), images)
   kept = steps.Kept(folder, config)
   chosen = kept.choose(source, wanted)
@@ -105,14 +105,14 @@ def read(
   finally:
     saved.close()
   variables = jax.tree.map(np.asarray, variables)
-  added = variables['params'].pop(tune.ADDED, {})
-  flat = trees.flatten(variables['params'])
+  flat = trees.named(variables)
+  added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
   return Source(
     str(source),
     'run',
     family,
     told | fields,
-    adapt.unstack(flat, models.family(family)),
+    adapt.unstack(flat, models.family_of(model)),
     (H, W),
     C,
     resolved.get('class_names'),
@@ -120,8 +120,7 @@ def read(
     [],
     chosen,
     section if added else {},
-    trees.flatten({tune.ADDED: added}) if added else {},
-    variables.get('batch_stats', {}),
+    added,
   )
 
 

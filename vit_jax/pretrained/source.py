@@ -14,16 +14,17 @@ class Source:
     format: google, big_vision, timm, hf, bit, or run.
     family: a key of models.MODELS.
     fields: of the model.
-    flat: our names, blocks not stacked, float32.
-    image_size: (H, W) in pixels; None: the source does not tell.
+    flat: our names, blocks not stacked, float32; the model's batch statistics too, see
+      `trees.named`.
+    image_size: (H, W) in pixels; None: unknown.
     channels: of the images.
     class_names: one per class, or None.
     pp: the evaluation pipeline, or None.
     unused: names in the source that are not parameters of the model.
     step: of a run, the one that was read.
     tune: the config's section, where tuning added parameters; else {}.
-    added: those parameters, 'tune/...'; None: they start as in training.
-    batch_stats: of the model's and the added batch norms, nested dicts.
+    added: those parameters, 'tune/...', and their batch statistics, 'batch_stats/tune/...';
+      None: they start as in training.
   """
 
   source: str
@@ -39,7 +40,6 @@ class Source:
   step: int | None = None
   tune: dict = dataclasses.field(default_factory=dict)
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
-  batch_stats: dict = dataclasses.field(default_factory=dict)
 
   @property
   def origin(self) -> str:

@@ -9,6 +9,7 @@ of the same weights.
 import dataclasses
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -22,7 +23,6 @@ from vit_jax.pretrained.fitting import fit
 from vit_jax.pretrained.source import Source
 from vit_jax.weights import TUNED_ONLY, export, readers
 
-_STATS = 'batch_stats/'
 _KINDS = {
   'tune': dict,
   'family': str,
@@ -49,7 +49,7 @@ def folded(found: Source) -> Source:
     flat = tune.build(**found.tune).folded(found.flat | found.added)
   except UserError as error:
     raise UserError(f'{found.source}: {error}') from None
-  return dataclasses.replace(found, flat=flat, tune={}, added={}, batch_stats={})
+  return dataclasses.replace(found, flat=flat, tune={}, added={})
 
 
 def write(found: Source, trained: list[str], section: dict, dest) -> list[Path]:
@@ -64,14 +64,13 @@ def write(found: Source, trained: list[str], section: dict, dest) -> list[Path]:
     UserError: for a run that trained everything, or a place that is taken.
   """
   every = found.flat | found.added
-  frozen = {name: x for name, x in every.items() if name not in trained}
+  stats = {name: x for name, x in every.items() if trees.is_statistic(name)}
+  frozen = {n: x for n, x in every.items() if n not in stats and n not in trained}
   if not frozen:
     raise UserError(
       f'{found.source} trained all of its parameters: write it without --tuned_only.'
     )
-  arrays = {name: every[name] for name in trained}
-  stats = trees.flatten(found.batch_stats)
-  arrays |= {f'{_STATS}{name}': x for name, x in stats.items()}
+  arrays = {name: every[name] for name in trained} | stats
   config = {
     'tune': found.tune,
     'family': found.family,
@@ -107,16 +106,14 @@ def apply(found: Source, path: str | Path) -> Source:
     raise UserError(
       f'{path} was tuned on a {config["family"]}, {found.source} is a {found.family}.'
     )
-  added, own, stats = _sorted(path, raw.arrays)
+  added, own = _sorted(path, raw.arrays)
   if added and not config['tune']:
     raise UserError(f'{path} holds {next(iter(added))}, and its config says no tune.')
   fields = found.fields | config['fields'] | dict.fromkeys(config['without'])
   size = tuple(config['image_size'])
   model = models.changed(models.build(found.family, **fields), scan=False)
   # As in the run: positions, say, were resized before they were frozen.
-  options = config['fit'] | {
-    'skip': [*config['fit'].get('skip', ()), *map(re.escape, own)]
-  }
+  options = config['fit'] | {'skip': [*config['fit'].get('skip', ()), *_skipping(own)]}
   start, _ = fit(found, model, size, **options)
   known = {name: start[name] for name in config['frozen'] if name in start}
   if missing := [name for name in config['frozen'] if name not in known]:
@@ -145,24 +142,25 @@ def apply(found: Source, path: str | Path) -> Source:
     class_names=config.get('class_names'),
     tune=config['tune'],
     added=added,
-    batch_stats=trees.unflatten(stats),
   )
 
 
-def _sorted(path, arrays: dict) -> tuple[dict, dict, dict]:
-  """Returns what is added, what is the model's, and batch statistics, {name: float32}."""
-  added, own, stats = {}, {}, {}
+def _skipping(own: Iterable[str]) -> list[str]:
+  """Returns the rules by which `fit` leaves out what a file holds of the model."""
+  return [re.escape(name.removeprefix(f'{trees.STATS}/')) for name in own]
+
+
+def _sorted(path, arrays: dict) -> tuple[dict, dict]:
+  """Returns what is added, and what is the model's, {name: float32}."""
+  added, own = {}, {}
   folders = {name[: at.start()] for name in arrays for at in re.finditer('/', name)}
   if both := folders & arrays.keys():
     raise UserError(f'{path}: {min(both)} is an array, and others are below it.')
   for name, x in arrays.items():
     if not np.issubdtype(x.dtype, np.floating):
       raise UserError(f'{path}: {name} is {x.dtype}; parameters are float32.')
-    kind = added if name.startswith(f'{tune.ADDED}/') else own
-    if name.startswith(_STATS):
-      kind, name = stats, name.removeprefix(_STATS)
-    kind[name] = x.astype(np.float32)
-  return added, own, stats
+    (added if tune.is_added(name) else own)[name] = x.astype(np.float32)
+  return added, own
 
 
 def _checked(path, config) -> dict:
@@ -205,37 +203,29 @@ def asked(found: Source, section: dict) -> Source:
   return dataclasses.replace(found, tune=section, added=None)
 
 
-def attached(model, found: Source, shape: tuple[int, int, int], params: dict):
-  """Returns (model, variables) with what the source's tuning adds.
+def attached(model, found: Source, shape: tuple[int, int, int], flat: dict):
+  """Returns (model, {name: array}) with what the source's tuning adds.
 
   Args:
     model: of the source, for images of `shape` (H, W, C).
-    params: {name: array}, of the model.
-
-  Returns:
-    (model, {'params': {name: array}, and maybe 'batch_stats': nested dicts}).
+    flat: of the model, by the names of `trees.named`.
 
   Raises:
     UserError: for parameters of other shapes, made for images of another size.
   """
-  family = models.family(found.family)
+  family = models.family_of(model)
   tuned, _ = tune.attach(model, family, shape, **found.tune)
 
   def init(key):
-    variables = trees.flatten(tuned.init(key, jnp.zeros((1, *shape))))
-    return {
-      n: x for n, x in variables.items() if n.removeprefix('params/') not in params
-    }
+    every = trees.named(tuned.init(key, jnp.zeros((1, *shape))))
+    return {name: x for name, x in every.items() if name not in flat}
 
   if found.added is None:
     made = jax.tree.map(np.asarray, jax.jit(init)(jax.random.key(0)))
   else:
-    made = {f'params/{name}': x for name, x in found.added.items()}
-    made |= trees.flatten({'batch_stats': found.batch_stats})
+    made = found.added
     _check_made(found, made, jax.eval_shape(init, jax.random.key(0)), shape)
-  own = {f'params/{name}': x for name, x in params.items()}
-  variables = trees.unflatten(own | made)
-  return tuned, variables | {'params': trees.flatten(variables['params'])}
+  return tuned, flat | made
 
 
 def _check_made(found: Source, made: dict, wanted: dict, shape) -> None:
@@ -244,7 +234,7 @@ def _check_made(found: Source, made: dict, wanted: dict, shape) -> None:
   differ = [n for n in {**wanted, **made} if size(wanted, n) != size(made, n)]
   if differ:
     raise UserError(
-      f'{found.source}: {differ[0].removeprefix("params/")} (one of {len(differ)}) is '
+      f'{found.source}: {differ[0]} (one of {len(differ)}) is '
       f'{size(made, differ[0])}, and tune.method={found.tune["method"]} makes it '
       f'{size(wanted, differ[0])} for this model and images of {shape[0]}x{shape[1]} px: '
       'leave image_size and the fields of the model as they were.'

@@ -104,9 +104,7 @@ def _section(args) -> tuple[str | None, dict]:
   section['batch_size'] = args.batch
   config.override(section, args.set)
   if section['type'] != args.probe:
-    raise UserError(
-      f'--set type={section["type"]}: say it by --probe {section["type"]}.'
-    )
+    raise UserError(f'--set type={section["type"]}: use --probe {section["type"]}.')
   return own, section
 
 
@@ -119,8 +117,8 @@ def _of_run(args) -> tuple[str, dict]:
   if not known:
     lacks = 'split' if args.data else 'data'
     raise UserError(
-      f'--{lacks} is missing: what to probe {args.source} on. A run with an evaluation '
-      f'of type {args.probe} knows; for others give --data and --split.'
+      f'--{lacks} is missing: {args.source} has no evaluation of type {args.probe} of its own, '
+      'so name the images to probe it on with --data and --split.'
     )
   for name in ('split', 'train', 'val', 'classes'):
     if getattr(args, name):

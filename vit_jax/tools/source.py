@@ -22,7 +22,7 @@ def add_options(
   )
   if variant:
     parser.add_argument(
-      '--variant', help="model size where SOURCE does not tell: 'B/16'"
+      '--variant', help="model size where SOURCE does not say: 'B/16'"
     )
   if resolution:
     parser.add_argument(

@@ -37,8 +37,8 @@ class Evaluation:
 
   def run(self, task, state: State) -> dict:
     """Returns {name: number}."""
-    trained = state.ema if self.use_ema else state.params
-    return self.evaluator.run(task.predict, state.variables(trained))
+    state = state.average() if self.use_ema else state
+    return self.evaluator.run(task.predict, state.variables())
 
 
 def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:

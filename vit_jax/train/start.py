@@ -120,7 +120,7 @@ def open_weights(config: dict) -> tuple[dict, pretrained.Source]:
 
 
 def from_weights(source, model, config, frozen) -> dict:
-  """Returns {name: array} of the parameters that a run takes from its weights.
+  """Returns {name: array} of the variables that a run takes from its weights.
 
   Args:
     source: the weights that it starts from. None: there are none, or it resumes: then
@@ -149,7 +149,7 @@ def from_weights(source, model, config, frozen) -> dict:
 
 
 def _fit_weights(source, model, config) -> dict:
-  """Returns {name: array} of the parameters that the run starts from."""
+  """Returns {name: array} of the variables that the run starts from."""
   *size, channels = config['resolved']['image_shape']
   if channels != source.channels:
     raise UserError(
@@ -164,6 +164,6 @@ def _fit_weights(source, model, config) -> dict:
 
 def first_state(init, key, abstract: State, given: dict) -> State:
   """Returns `init(key, given)` on the devices where `abstract` says its leaves are."""
-  places = trees.flatten(trees.combine(abstract.params, abstract.frozen))
+  places = trees.named(abstract.variables())
   given = {name: jax.device_put(x, places[name].sharding) for name, x in given.items()}
   return run_once(init, abstract, key, given)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.train.gradients import gradients
-from vit_jax.train.state import State
+from vit_jax.train.state import State, averaged
 
 
 def make_step(task, optimizer, on_device, key):
@@ -55,7 +55,7 @@ def make_step(task, optimizer, on_device, key):
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
     if optimizer.average:
-      ema = optimizer.average(ema, params, state.step)
+      ema = optimizer.average(ema, averaged(params, stats), state.step)
     params, opt_state, ema, stats = jax.tree.map(
       lambda new, old: jnp.where(learns, new, old),
       (params, opt_state, ema, stats),

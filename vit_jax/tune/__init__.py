@@ -17,6 +17,7 @@ import flax.linen as nn
 
 from vit_jax import trees
 from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.tune.backbone import Backbone
 from vit_jax.tune.method import Method, Rules
 from vit_jax.tune.tuned import ADDED, Tuned
@@ -73,9 +74,26 @@ def attach(
   rules, added = chosen.rules(backbone), chosen.added(backbone)
   if added is not None:
     rules = [(f'{ADDED}/.*', True), *rules]
-  if added is None and chosen.trains_backbone:
+  norms = _frozen_norms(backbone, rules) if chosen.trains_backbone else ()
+  if added is None and chosen.trains_backbone and not norms:
     return Tuning(model, rules)
-  return Tuning(Tuned(model, added, chosen.trains_backbone), rules)
+  return Tuning(Tuned(model, added, chosen.trains_backbone, norms), rules)
+
+
+def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
+  """Returns the paths of batch norms of which no parameter is trained.
+
+  Their statistics stay what the frozen parameters were trained with.
+  """
+  if all(trains for _, trains in rules):
+    return ()
+  trained = [name for name in backbone.shapes if trees.first_match(rules, name)]
+  return tuple(
+    path
+    for path, layer in backbone.layers.items()
+    if issubclass(layer.kind, BatchNorm)
+    and not any(name.startswith(f'{path}/') for name in trained)
+  )
 
 
 def build(method: str = 'full', **options) -> Method:
@@ -92,6 +110,11 @@ def signature(method: str) -> inspect.Signature:
 def by_block(method: str) -> bool:
   """Whether a method treats each block on its own, which scanned blocks do not allow."""
   return _class(method).by_block
+
+
+def is_added(name: str) -> bool:
+  """Returns whether a name of `trees.named` is of what a method added to the model."""
+  return name.startswith((f'{ADDED}/', f'{trees.STATS}/{ADDED}/'))
 
 
 def _class(method: str) -> type[Method]:

@@ -133,7 +133,7 @@ class LowRank(Added):
         return module.clone(parent=None).apply({'params': changed}, x)
 
       # A product with a kernel is linear in it: no sum of kernels, and no gradient by
-      # one, is computed. How a convolution uses its kernel is its own affair.
+      # one, is computed. Convolutions get the sum: they may standardise their kernel.
       return dense if isinstance(module, nn.Dense) else other
 
     paths = {path for path, *_ in self.places}

@@ -21,11 +21,13 @@ class Tuned(nn.Module):
     backbone: the model.
     tune: what is added, or None.
     trains_backbone: see `method.Method`.
+    frozen_norms: paths of batch norms that keep to their running statistics in training.
   """
 
   backbone: nn.Module
   tune: 'Added | None' = None
   trains_backbone: bool = True
+  frozen_norms: tuple[str, ...] = ()
 
   def setup(self):
     nn.share_scope(self, self.backbone)
@@ -38,21 +40,27 @@ class Tuned(nn.Module):
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Calls the model; arguments and results as of its own `__call__`."""
     options = {'train': train and self.trains_backbone, 'features': features}
-    if self.tune is None:
+    replaced = lambda module, path: None
+    if self.tune is not None:
+      images = self.tune.images(images)
+      replaced = self.tune.layers(images, train)
+    elif not self.frozen_norms:
       return self.backbone(images, **options)
-    images = self.tune.images(images)
-    replaced = self.tune.layers(images, train)
     above = len(self.path)
 
     def intercept(call, args, kwargs, context):
       path = context.module.path[above:]
       if context.method_name != '__call__' or not path or path[0] == ADDED:
         return call(*args, **kwargs)
-      instead = replaced(context.module, '/'.join(path))
+      path = '/'.join(path)
+      if path in self.frozen_norms:
+        kwargs = {**kwargs, 'train': False}
+      instead = replaced(context.module, path)
       return instead(call, *args, **kwargs) if instead else call(*args, **kwargs)
 
     with nn.intercept_methods(intercept):
-      return self.backbone(images, **options)
+      outputs, out = self.backbone(images, **options)
+    return outputs, out if self.tune is None else self.tune.features(out)
 
 
 class Added(nn.Module):
@@ -62,8 +70,12 @@ class Added(nn.Module):
     """Returns the images that the model gets, [B, H, W, C]."""
     return images
 
+  def features(self, out: dict) -> dict:
+    """Returns the model's features, as they are without what was added to them."""
+    return out
+
   def layers(self, images, train: bool) -> Callable:
-    """Returns what to do in the place of some of the model's layers.
+    """Returns what replaces some of the model's layers; by default none are replaced.
 
     It is asked before the model is called, and reads its parameters then: layers may be
     inside of `nn.remat`, where no others can be reached.
@@ -75,7 +87,7 @@ class Added(nn.Module):
       (module, path 'a/b') -> `(call, *args, **kwargs) -> result` instead of the module's
       own `call`, or None.
     """
-    raise NotImplementedError
+    return lambda module, path: None
 
   def named_params(self, made: Mapping[str, tuple[Callable, tuple[int, ...]]]) -> dict:
     """Returns {'a/b/c': array} float32, parameters at these paths below this module's.

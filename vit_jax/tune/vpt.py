@@ -2,15 +2,18 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from vit_jax.config_check import in_range, one_of
 from vit_jax.errors import UserError, choose
+from vit_jax.nn.attention import MultiHeadDotProductAttention
 from vit_jax.nn.transformer import Encoder
 from vit_jax.tune.frame import Frame
 from vit_jax.tune.method import Method
 from vit_jax.tune.prompts import POOLS, Places, Prompts
+from vit_jax.tune.window_prompts import Place, WindowPrompts
 
 WHERE = ('prepend', 'before_positions', 'add', 'pad')
 
@@ -22,10 +25,11 @@ class Vpt(Method):
   Attributes:
     number: of prompts; of `pad`, pixels on each side.
     where: 'prepend': tokens behind the class token, with positions added to the others
-      alone; 'before_positions': the same, with the class token's position added to them;
+      alone, or where a model attends within windows tokens before those of each window, the
+      mean over the windows leaving it; 'before_positions': the same, with the class token's position added to them;
       'add': one prompt is added to every patch's token, or as many as there are patches
       one to each; 'pad': a frame around the image. By default the first of these that
-      the model takes: 'prepend' for ViT and hybrids, 'add' for Mixer, whose number of
+      the model takes: 'prepend' for ViT, hybrids and Swin, 'add' for Mixer, whose number of
       tokens is fixed, 'pad' for convolutional models.
     deep: prompts of their own before every block, in the place of what the block before
       made of them (VPT-deep), instead of before the first alone (VPT-shallow).
@@ -35,7 +39,7 @@ class Vpt(Method):
     dropout: of the prompts; 0.1 for deep in the released code.
     pool: for tokens, what the head gets in the place of what the model pools: the mean of
       the 'image' tokens, of the 'prompts', or of 'both'. Models that pool all their
-      tokens pool those of the image by default.
+      tokens pool those of the image by default; the released code of Swin pools 'both'.
   """
 
   by_block: ClassVar = True
@@ -57,6 +61,8 @@ class Vpt(Method):
       return None
     if where == 'pad':
       return Frame(self.number)
+    if _attends_in_windows(backbone):
+      return self._in_windows(backbone)
     return Prompts(
       self._places(backbone, where),
       self.number,
@@ -135,6 +141,48 @@ class Vpt(Method):
     return Places(
       where, tuple(blocks[i] for i in layers), encoder, first, tokens, width, classifier
     )
+
+  def _in_windows(self, backbone) -> WindowPrompts:
+    stages: dict[str, list[str]] = {}
+    for i in self._layers(backbone):
+      block = backbone.blocks[i]
+      match = re.fullmatch(backbone.family.blocks, f'{block}/')
+      stages.setdefault(f'stage{match["stage"]}', []).append(block)
+    layers = backbone.layers
+    places = [
+      Place(stage, layers[blocks[0]].inputs[-1], tuple(blocks))
+      for stage, blocks in stages.items()
+    ]
+    transitions = backbone.family.transitions
+    merges = [path for path in layers if re.fullmatch(transitions, f'{path}/')]
+    stem = backbone.shapes[backbone.family.stem(backbone.shapes)]
+    return WindowPrompts(
+      tuple(places),
+      self.number,
+      self.shared,
+      math.sqrt(6 / (math.prod(stem[:3]) + stem[3])),
+      self.dropout,
+      self.pool,
+      tuple(backbone.blocks),
+      tuple(merges),
+      _neighbours([layers[path] for path in merges]),
+    )
+
+
+def _neighbours(merges) -> tuple[int, int]:
+  """Returns (h, w) of those that merging layers merge; 1 x 1 maps are padded there."""
+  ratios = [
+    tuple(-(-n // m) for n, m in zip(x.inputs[1:3], x.outputs[1:3], strict=True))
+    for x in merges
+  ]
+  return tuple(map(max, zip(*ratios, strict=True))) if ratios else (1, 1)
+
+
+def _attends_in_windows(backbone) -> bool:
+  """Whether blocks take maps [B, H, W, C] and have attention layers."""
+  takes_maps = len(backbone.layers[backbone.blocks[0]].inputs) == 4
+  kinds = {layer.kind for layer in backbone.layers.values()}
+  return takes_maps and MultiHeadDotProductAttention in kinds
 
 
 def _of(backbone) -> str:

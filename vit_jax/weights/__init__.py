@@ -99,10 +99,9 @@ class Weights:
         raise UserError(f'{self.source}: {name} is {x.dtype}; parameters are floats.')
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     with arrays_that_do_not_fit(what):
-      fields = self.format.infer(flat) | self.hints.fields
-    layers = fields.get('depth') or sum(
-      fields.get('blocks') or fields.get('depths') or ()
-    )
+      fields = _over(self.hints.fields, self.format.infer(flat))
+    body = fields.get('backbone') or fields
+    layers = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
     if layers > adapt.MOST_LAYERS:
       raise UserError(
         f'{what} has {layers:,} layers; up to {adapt.MOST_LAYERS:,} are read.'
@@ -126,6 +125,14 @@ class Weights:
     if grid:
       return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
     return self.usual_size
+
+
+def _over(told: dict, inferred: dict) -> dict:
+  """Returns {field: value}, those told before those inferred, also of a backbone."""
+  found = inferred | told
+  if isinstance(inferred.get('backbone'), dict):
+    found['backbone'] = inferred['backbone'] | told.get('backbone', {})
+  return found
 
 
 def open_file(source: str) -> Weights:
@@ -179,8 +186,8 @@ def fit(
   """Returns the parameters of a model that can be taken from `flat`, and a report.
 
   Args:
-    flat: parameters under our names, blocks not stacked.
-    shapes: of every parameter of the model.
+    flat: variables by the names of `trees.named`, blocks not stacked.
+    shapes: of every variable of the model.
     family: the model's `models.family.Family`.
     fields: the model's.
     old_size: (H, W) of the images that `flat` is for, None: unknown, taken as square.
@@ -193,11 +200,11 @@ def fit(
     UserError: for shapes that differ, parameters missing or left over.
   """
   adapt.check_method(resize)
-  flat, notes = dict(flat), []
+  flat, notes = adapt.as_variables(flat, shapes), []
   old_fields = fields
   kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:
-    old_fields = fields | {'patch_size': kernel.shape[:2]}
+    old_fields = _with_patches(fields, kernel.shape[:2])
     flat[family.patches] = adapt.resize_patches(kernel, wanted[:2])
     notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {wanted[:2]}')
   resized, changes = _offsets(flat, shapes, family)
@@ -221,6 +228,13 @@ def fit(
   return taken, report._replace(notes=notes)
 
 
+def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
+  """Returns a model's fields with patches of another size, its own or its backbone's."""
+  if 'patch_size' in fields:
+    return fields | {'patch_size': size}
+  return fields | {'backbone': _with_patches(fields['backbone'], size)}
+
+
 def _offsets(flat, shapes, family) -> tuple[dict, list[str]]:
   """Returns ({name: table of offsets of the shape wanted}, what was resized, as text)."""
   resized, notes = {}, {}
@@ -228,11 +242,13 @@ def _offsets(flat, shapes, family) -> tuple[dict, list[str]]:
     wanted = shapes.get(name, table.shape)
     if not re.fullmatch(family.offsets or '', name) or len(wanted) != table.ndim:
       continue
-    if table.shape[:2] != wanted[:2]:
-      resized[name] = adapt.resize_offsets(table, wanted[:2])
-      old, new = ([(n + 1) // 2 for n in x[:2]] for x in (table.shape, wanted))
-      notes[f'from {old[0]}x{old[1]} to {new[0]}x{new[1]}'] = None
-  return resized, [f'position tables of windows resized {n}, bicubic' for n in notes]
+    if (before := table.shape[:-1]) != (after := wanted[:-1]):
+      resized[name] = adapt.resize_offsets(table, after)
+      old, new = ('x'.join(str((n + 1) // 2) for n in x) for x in (before, after))
+      what = 'windows' if len(after) == 2 else 'sides of maps'
+      how = 'bicubic' if len(after) == 2 else 'linear'
+      notes[f'position tables of {what} resized from {old} to {new}, {how}'] = None
+  return resized, list(notes)
 
 
 def _positions(flat, shapes, family, old, new, method) -> tuple[dict, list[str]]:

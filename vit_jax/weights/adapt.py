@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax import resample
+from vit_jax import resample, trees
 from vit_jax.errors import UserError, choose
 
 MOST_LAYERS = 1_000  # far beyond every published model
@@ -54,18 +54,22 @@ def resize_positions(
   return np.concatenate([table[:, :extra], grid], axis=1)
 
 
-def resize_offsets(table: np.ndarray, new: tuple[int, int]) -> np.ndarray:
-  """Resizes a table of biases by offset to that of another window, as Swin's authors do.
+def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
+  """Resizes a table by offset to that of another window or map, as PyTorch does.
 
-  Bicubic as PyTorch has it; the same numbers then stand for other distances.
+  The same numbers then stand for other distances. Windows of Swin are resized bicubic, as
+  by its authors; the sides of an MViT's maps linearly, as by timm and detectron2.
 
   Args:
-    table: [2 h - 1, 2 w - 1, M] of a window of h x w.
-    new: (2 H - 1, 2 W - 1) of the window wanted.
+    table: [2 h - 1, 2 w - 1, M] of a window of h x w, or [2 n - 1, Dh] of a side.
+    new: (2 H - 1, 2 W - 1) of the window wanted, or (2 N - 1,).
 
   Returns:
-    [2 H - 1, 2 W - 1, M], in the table's dtype.
+    [2 H - 1, 2 W - 1, M] or [2 N - 1, Dh], in the table's dtype.
   """
+  if len(new) == 1:
+    matrix = resample.matrix(len(table), *new, 'bilinear', antialias=False)
+    return (matrix @ table).astype(table.dtype)
   rows, columns = (
     resample.bicubic_of_edges(a, b) for a, b in zip(table.shape[:2], new, strict=True)
   )
@@ -84,6 +88,26 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
     for a, b in zip(kernel.shape[:2], new, strict=True)
   )
   return resample.apply(kernel, rows, columns).astype(kernel.dtype)
+
+
+def as_variables(
+  flat: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+  """Returns arrays by the names that a model has for them.
+
+  Frozen norms keep among the batch statistics, 'batch_stats/a/scale', what are the
+  parameters 'a/scale' of others.
+
+  Args:
+    shapes: of every variable of the model, by the names of `trees.named`.
+  """
+
+  def name(own):
+    prefix = f'{trees.STATS}/'
+    other = own.removeprefix(prefix) if trees.is_statistic(own) else prefix + own
+    return other if other in shapes and own not in shapes else own
+
+  return {name(own): x for own, x in flat.items()}
 
 
 def stack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from vit_jax import buckets, imagenet
 from vit_jax.errors import UserError, choose
 from vit_jax.weights import rename
 
-TO = ('google', 'timm', 'hf')
+TO = ('google', 'timm', 'hf', 'authors', 'detectron2')
 
 
 def export(
@@ -107,6 +107,28 @@ def timm_config(architecture, pool, args, fields, image_size, class_names) -> di
     },
   }
   return config | ({'label_names': class_names} if class_names else {})
+
+
+def hf_config(name, model_type, args, fields, image_size, class_names) -> dict:
+  """Returns the config.json of a transformers model.
+
+  Args:
+    name: of its classes, 'ViT'.
+    args: more keys.
+  """
+  classes = fields['num_classes']
+  labels = class_names or [f'LABEL_{i}' for i in range(classes or 0)]
+  H, W = image_size
+  return {
+    'architectures': [f'{name}{"ForImageClassification" if classes else "Model"}'],
+    'model_type': model_type,
+    'image_size': H if H == W else [H, W],
+    'num_channels': 3,
+    'hidden_act': {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}[fields['act']],
+    **args,
+    'id2label': {str(i): name for i, name in enumerate(labels)},
+    'label2id': {name: i for i, name in enumerate(labels)},
+  }
 
 
 def timm_transformer(fields, image_size) -> dict:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from vit_jax import trees
 from vit_jax.errors import UserError
 
+_STATS = f'{trees.STATS}/'
+
 
 class Merge(NamedTuple):
   """What became of every name in a strict merge."""
@@ -24,13 +26,14 @@ def merge(
   Args:
     shapes: name -> shape of every parameter wanted.
     source: name -> array.
-    skip: regexes, matched in full: such parameters are not taken, on either side.
+    skip: regexes, matched in full: such parameters are not taken, on either side. A batch
+      norm's statistics go by the names that parameters in their place would have.
 
   Raises:
     UserError: for names on one side only, or shapes that differ; the first few of each.
   """
   rules = [(regex, True) for regex in skip] + [('.*', False)]
-  is_skipped = lambda name: trees.first_match(rules, name)
+  is_skipped = lambda name: trees.first_match(rules, name.removeprefix(_STATS))
   taken = {n: source[n] for n in shapes if n in source and not is_skipped(n)}
   missing = [n for n in shapes if n not in source and not is_skipped(n)]
   extra = [n for n in source if n not in shapes and not is_skipped(n)]

@@ -1,5 +1,7 @@
 """Checks of ops' arguments; a ValueError says what is wrong with one."""
 
+import math
+
 from vit_jax.errors import did_you_mean
 
 METHODS = ('bilinear', 'bicubic', 'area', 'nearest')
@@ -23,6 +25,14 @@ def positive(name, value, most=MAX_PIXELS):
     raise ValueError(f'{name}={value!r} must be a positive integer')
   if value > most:
     raise ValueError(f'{name}={value!r} must be in [1, {most}]')
+
+
+def number(name, value, low, high):
+  """Raises ValueError unless a value is a number from `low` to `high`."""
+  known = isinstance(value, int | float) and not isinstance(value, bool)
+  if not known or not low <= value <= high or math.isinf(value):
+    allowed = f'from {low} to {high}' if math.isfinite(high) else f'of at least {low}'
+    raise ValueError(f'{name}={value!r} must be a number {allowed}')
 
 
 def size_pair(size) -> tuple[int, int]:

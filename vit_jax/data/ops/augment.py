@@ -10,15 +10,19 @@ from vit_jax.data.ops import arguments, geometry
 from vit_jax.data.ops.registry import op
 
 
-@op('random_crop', draws=2)
+@op('random_crop', draws=2, maps=('image', 'boxes', 'label'))
 def random_crop(size, padding: int = 0):
-  """A (h, w) anywhere, after `padding` zero pixels on each side (4 for CIFAR)."""
+  """A (h, w) anywhere, after `padding` zero pixels on each side (4 for CIFAR).
+
+  Boxes are cut off at its border; those outside are dropped, with their labels.
+  """
   height, width = arguments.size_pair(size)
   if not arguments.is_int(padding) or padding < 0:
     raise ValueError(f'padding={padding!r} must be an integer >= 0')
 
-  def apply(images, u):
+  def apply(features, u):
     tf = lazy_tf.load()
+    images = features['image']
     if padding:
       around = [[0, 0]] * (images.shape.rank - 3) + [[padding] * 2] * 2 + [[0, 0]]
       images = tf.pad(images, around)
@@ -26,10 +30,14 @@ def random_crop(size, padding: int = 0):
     offset = tf.cast(tf.floor(u * tf.cast(rest + 1, tf.float32)), tf.int32)
     y, x = offset[..., 0], offset[..., 1]
     if images.shape.rank == 3:
-      return geometry.cut(images, y, x, height, width)
+      cut = geometry.cut(images, y, x, height, width)
+      inside = geometry.window(features, y - padding, x - padding, height, width)
+      return {**inside, 'image': cut}
+    if 'boxes' in features:
+      raise ValueError('random_crop: boxes are cropped one example at a time')
     rows, columns = y[:, None] + tf.range(height), x[:, None] + tf.range(width)
     images = tf.gather(images, rows, axis=1, batch_dims=1)
-    return tf.gather(images, columns, axis=2, batch_dims=1)
+    return {'image': tf.gather(images, columns, axis=2, batch_dims=1)}
 
   return apply
 
@@ -101,11 +109,11 @@ class InceptionCrop:
     return tf.map_fn(lambda x: self._one(*x), (images, u), fn_output_signature=spec)
 
 
-@op('flip_lr', draws=1, maps=('image', 'boxes'))
+@op('flip_lr', draws=1, maps=('image', 'boxes', 'segments'))
 def flip_lr():
   """Left to right in half of the cases: where u < 0.5.
 
-  Boxes are [..., n, 4]: top, left, bottom, right from 0 to 1.
+  Boxes are [..., n, 4]: top, left, bottom, right from 0 to 1; segments [..., H, W].
   """
 
   def apply(features, u):
@@ -115,12 +123,16 @@ def flip_lr():
       flipped = tf.cond(u[0] < 0.5, lambda: tf.reverse(images, [-2]), lambda: images)
     else:
       flipped = tf.where(u[..., None, None] < 0.5, tf.reverse(images, [-2]), images)
-    if 'boxes' not in features:
-      return {'image': flipped}
-    top, left, bottom, right = tf.unstack(features['boxes'], axis=-1)
-    mirrored = tf.stack([top, 1 - right, bottom, 1 - left], -1)
-    boxes = tf.where(u[..., None] < 0.5, mirrored, features['boxes'])
-    return {'image': flipped, 'boxes': boxes}
+    out = {'image': flipped}
+    if 'boxes' in features:
+      top, left, bottom, right = tf.unstack(features['boxes'], axis=-1)
+      mirrored = tf.stack([top, 1 - right, bottom, 1 - left], -1)
+      out['boxes'] = tf.where(u[..., None] < 0.5, mirrored, features['boxes'])
+    if 'segments' in features:
+      segments = features['segments']
+      mirrored = tf.reverse(segments, [-1])
+      out['segments'] = tf.where(u[..., None] < 0.5, mirrored, segments)
+    return out
 
   return apply
 

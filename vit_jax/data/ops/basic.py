@@ -117,17 +117,23 @@ def _resized(image, height, width, method, antialias, rounding):
   return numpy_ops.to_levels(out, image.dtype, rounding)
 
 
-@op('central_crop')
+@op('central_crop', maps=('image', 'boxes', 'label'))
 def central_crop(size):
   """The (h, w) in the middle; where the rest is odd, one pixel nearer the top left.
 
-  As big_vision's op of the same text.
+  As big_vision's op of the same text. Boxes are cut off at its border; those outside are
+  dropped, with their labels.
   """
   height, width = arguments.size_pair(size)
 
-  def tensors(images, u):
+  def tensors(features, u):
+    images = features['image']
     rest = geometry.excess(images, height, width, 'central_crop')
-    return geometry.cut(images, rest[0] // 2, rest[1] // 2, height, width)
+    y, x = rest[0] // 2, rest[1] // 2
+    cut = {'image': geometry.cut(images, y, x, height, width)}
+    if 'boxes' not in features:
+      return cut
+    return geometry.window(features, y, x, height, width) | cut
 
   def array(image):
     y, x = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2

@@ -2,8 +2,8 @@
 
 Each is what its namesake in Pillow is, level by level: integers, tables of 256 entries
 that float64 makes as Pillow does, and the float32 of Pillow's blends. What big_vision
-does otherwise is a parameter. No op sums floats over pixels, whose order would depend
-on the number of threads.
+does otherwise is a parameter. Factors are numbers or float32 []. No op sums floats over
+pixels, whose order would depend on the number of threads.
 """
 
 from vit_jax.data import lazy_tf
@@ -60,26 +60,28 @@ def invert(image):
   return tf.bitwise.invert(image)
 
 
-def posterize(image, bits: int):
-  """Keeps the `bits` highest bits, 1 to 8, and clears the others."""
+def posterize(image, bits):
+  """Keeps the `bits` highest bits, 0 to 8, and clears the others; int or int32 []."""
   tf = lazy_tf.load()
-  return tf.bitwise.bitwise_and(image, tf.constant(256 - 2 ** (8 - bits), tf.uint8))
+  cleared = tf.bitwise.left_shift(1, 8 - bits)
+  return tf.bitwise.bitwise_and(image, tf.cast(256 - cleared, tf.uint8))
 
 
-def solarize(image, threshold: int):
-  """Inverts the levels from `threshold` on: 0 is `invert`, 256 changes nothing."""
+def solarize(image, threshold):
+  """Inverts levels from `threshold` on, int or int32 []: 0 all, from 256 on none."""
   tf = lazy_tf.load()
-  if threshold > 255:
-    return tf.identity(image)
-  high = tf.cast(image >= tf.constant(threshold, tf.uint8), tf.uint8)
-  return tf.bitwise.bitwise_xor(image, high * 255)  # several times as fast as tf.where
+  some = tf.cast(threshold < 256, tf.uint8)
+  high = tf.cast(image >= tf.cast(tf.minimum(threshold, 255), tf.uint8), tf.uint8)
+  # Several times as fast as tf.where.
+  return tf.bitwise.bitwise_xor(image, some * high * 255)
 
 
-def solarize_add(image, addition: int):
-  """Adds to the levels below 128, up to 255."""
+def solarize_add(image, addition):
+  """Adds int or int32 [] to the levels below 128, up to 255."""
   tf = lazy_tf.load()
   low = tf.cast(image < tf.constant(128, tf.uint8), tf.uint8)
-  return image + tf.minimum(low * min(addition, 255), 255 - image)
+  added = tf.cast(tf.minimum(addition, 255), tf.uint8)
+  return image + tf.minimum(low * added, 255 - image)
 
 
 def grey(image):
@@ -108,26 +110,26 @@ def mean_grey(image):
   return tf.cast((2 * tf.reduce_sum(levels) + count) // (2 * count), tf.int32)
 
 
-def color(image, factor: float, to_grey=grey):
+def color(image, factor, to_grey=grey):
   """Blends with the grey image: 0 is grey, 1 the image, 2 twice as colourful."""
   tf = lazy_tf.load()
   target = tf.cast(to_grey(image), tf.float32)
   return _cut(_blend(tf.repeat(target[..., None], 3, -1), image, factor))
 
 
-def contrast(image, factor: float, target=None):
+def contrast(image, factor, target=None):
   """Blends with a plain grey: int32 [] `target`, or the image's mean."""
   tf = lazy_tf.load()
   target = mean_grey(image) if target is None else target
   return _cut(_blend(tf.cast(target, tf.float32), image, factor))
 
 
-def brightness(image, factor: float):
+def brightness(image, factor):
   """Blends with black: multiplies."""
   return _cut(_blend(0.0, image, factor))
 
 
-def sharpness(image, factor: float, truncate: bool = False):
+def sharpness(image, factor, truncate: bool = False):
   """Blends with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; the border stays.
 
   Args:
@@ -146,7 +148,7 @@ def sharpness(image, factor: float, truncate: bool = False):
   return _cut(tf.reshape(rows, tf.shape(image)))
 
 
-def _blend(target, image, factor: float):
+def _blend(target, image, factor):
   tf = lazy_tf.load()
   return target + factor * (tf.cast(image, tf.float32) - target)
 

@@ -17,9 +17,6 @@ FILL = 128  # where an op shows what is outside of the image, or cuts it out
 # The range searched in the paper. EfficientNet-B7 was trained with 28, AugReg's ViTs
 # with up to 20.
 MAX_MAGNITUDE = 30
-# Numbers for each op that is applied: which one; its sign; a cutout's centre, which
-# needs no sign, takes the second and third.
-_DRAWS = 3
 
 
 @op('randaug')
@@ -67,16 +64,16 @@ class RandAugment:
       leaves undefined; here it keeps all 8 bits.
   """
 
+  # Numbers for each op that is applied: which one; its sign; a cutout's centre, which
+  # needs no sign, takes the second and third.
+  _DRAWS = 3
+
   def __init__(self, num_ops: int = 2, magnitude: float = 10, legacy: bool = False):
     arguments.positive('num_ops', num_ops)
-    number = isinstance(magnitude, int | float) and not isinstance(magnitude, bool)
-    if not number or not 0 <= magnitude <= MAX_MAGNITUDE:
-      raise ValueError(
-        f'magnitude={magnitude!r} must be a number from 0 to {MAX_MAGNITUDE}'
-      )
+    arguments.number('magnitude', magnitude, 0, MAX_MAGNITUDE)
     if not isinstance(legacy, bool):
       raise ValueError(f'legacy={legacy!r} must be True or False')
-    self.draws = _DRAWS * num_ops
+    self.draws = self._DRAWS * num_ops
     self._num_ops, self._legacy = num_ops, legacy
     self._level = magnitude / 10
 
@@ -89,7 +86,7 @@ class RandAugment:
     tf = lazy_tf.load()
     if images.dtype != tf.uint8 or images.shape[-1] != 3:
       raise ValueError(
-        f'randaug takes uint8 images of 3 channels, not {images.dtype.name} of '
+        f'RandAugment takes uint8 images of 3 channels, not {images.dtype.name} of '
         f'{images.shape[-1]}: put it after decode and before value_range'
       )
     if images.shape.rank == 3:
@@ -99,7 +96,7 @@ class RandAugment:
 
   def _one(self, image, u):
     tf = lazy_tf.load()
-    for draws in tf.unstack(tf.reshape(u, [self._num_ops, _DRAWS])):
+    for draws in tf.unstack(tf.reshape(u, [self._num_ops, self._DRAWS])):
       image = tf.ensure_shape(self._step(image, draws), image.shape)
     return image
 
@@ -110,10 +107,15 @@ class RandAugment:
 
     def step(image, draws):
       choice, a, b = tf.unstack(draws)
-      index = tf.cast(choice * len(NAMES), tf.int32)
-      return tf.switch_case(index, self._branches(image, a, b))  # runs only that one
+      # Runs only that one.
+      return tf.switch_case(self._index(choice), self._branches(image, a, b))
 
     return tf.function(step, autograph=False)
+
+  def _index(self, choice):
+    """Returns which of the branches, for a number in [0, 1)."""
+    tf = lazy_tf.load()
+    return tf.cast(choice * len(NAMES), tf.int32)
 
   def _branches(self, image, a, b) -> list:
     """Returns a function without arguments for each of NAMES."""

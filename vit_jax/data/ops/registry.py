@@ -171,10 +171,16 @@ def check_images(pp: str, names: list[str]) -> None:
   """Refuses image ops, by their names in order, that give a model no image.
 
   Raises:
-    UserError: for a decode that is not the first, or other than one value_range.
+    UserError: for a decode that is not the first, a canvas that is not the last, or other
+      than one value_range.
   """
   if 'decode' in names[1:]:
     raise UserError(f'pp {pp!r}: decode must come first.')
+  if 'canvas' in names and set(names[names.index('canvas') + 1 :]) - {'value_range'}:
+    raise UserError(
+      f'pp {pp!r}: canvas must be the last op on images but value_range: boxes are '
+      'positions in the image without its padding.'
+    )
   if names.count('value_range') != 1:
     raise UserError(
       f'pp {pp!r} must have exactly one value_range, such as value_range(-1, 1): models '

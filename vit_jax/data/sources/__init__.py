@@ -13,17 +13,23 @@ from vit_jax.data.sources import listing, subset
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, did_you_mean
 
-# name: (module, class, what follows the colon). Loaded when named, so that a source's
+# name: (module, class or function, what follows the colon). Loaded when named, so that a source's
 # packages are needed only by those who use it.
 SOURCES = {
   'digits': ('vit_jax.data.sources.arrays', 'Digits', ''),
+  'digits_canvas': ('vit_jax.data.sources.digits_canvas', 'DigitsCanvas', ''),
   'arrays': ('vit_jax.data.sources.arrays', 'Arrays', 'FILE.npz'),
   'shapes': ('vit_jax.data.sources.shapes', 'Shapes', ''),
   'synthetic': ('vit_jax.data.sources.arrays', 'Synthetic', ''),
   'folder': ('vit_jax.data.sources.folder', 'Folder', 'PATH'),
-  'tfds': ('vit_jax.data.sources.tfds', 'Tfds', 'NAME'),
+  'tfds': ('vit_jax.data.sources.tfds', 'build', 'NAME'),
   'vtab': ('vit_jax.data.sources.vtab', 'Vtab', 'NAME'),
   'fgvc': ('vit_jax.data.sources.fgvc', 'Fgvc', 'NAME'),
+  'coco': (
+    'vit_jax.data.sources.coco',
+    'Coco',
+    'ROOT or coco:ANNOTATIONS.json,IMAGE_FOLDER',
+  ),
   'records': ('vit_jax.data.sources.records', 'RecordFiles', 'FOLDER or PATTERN'),
 }
 

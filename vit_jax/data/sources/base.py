@@ -30,6 +30,7 @@ class Source(abc.ABC):
     max_file_bytes: an encoded image of more bytes is a bad image.
     left_out: {extension: number} of files among the images that are not images by name.
     misplaced: {extension: number} of files that are in no class.
+    remarks: what else a person should know of the data, for the line that describes it.
     fingerprint: a cheap hash that changes when the examples do.
   """
 
@@ -45,6 +46,7 @@ class Source(abc.ABC):
   max_file_bytes: int = image_file.MAX_BYTES
   left_out: Mapping[str, int] = types.MappingProxyType({})
   misplaced: Mapping[str, int] = types.MappingProxyType({})
+  remarks: str = ''
   fingerprint: str
 
   @property

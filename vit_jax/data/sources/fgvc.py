@@ -77,7 +77,7 @@ SETS = {
 class Fgvc(Source):
   """`fgvc:NAME`, one of `SETS`: cub, nabirds, flowers, dogs, cars.
 
-  Splits: `train`, `val`, `trainval` (one behind the other) and `test`. They are those of
+  Splits: `train`, `val`, `trainval` (both, in this order) and `test`. They are those of
   the published files train.json, val.json and test.json, {path of an image: class}, in
   DIR/NAME or DIR itself; classes are the sorted ones of all three files. A split's images
   are in a fixed pseudo-random order, that of a hash of their path.
@@ -139,7 +139,7 @@ def _folder(name: str, data_dir: str | None) -> str | None:
 
 
 class _Files:
-  """Images in files, and the JSON files that tell of them.
+  """Image files, and the JSON files that list them.
 
   Attributes:
     pools: {split: rows}, of all images.
@@ -180,7 +180,7 @@ class _Files:
         found = json.load(file)
     except FileNotFoundError:
       raise DataError(
-        f'{self._name}: there is no {path}, beside others: take train.json, val.json and '
+        f'{self._name}: {path} is missing beside the others: take train.json, val.json and '
         f'test.json from {_SPLITS}.'
       ) from None
     except (OSError, ValueError) as error:
@@ -207,7 +207,7 @@ class _Files:
     """Raises DataError if the image of a row, likely all of them, is not there."""
     if not os.path.exists(path := self.name_of(row)):
       raise DataError(
-        f'{self._name}: there is no {path}, which {self.where} tells of: unpack the '
+        f'{self._name}: there is no {path}, which {self.where} lists: unpack the '
         f'images of {self._home} there.'
       )
 

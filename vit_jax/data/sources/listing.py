@@ -6,7 +6,7 @@ of every directory in it, and holds for as long as those are as they were: a fil
 added, removed or renamed changes its directory's times.
 
 A file overwritten in place changes no directory. Only its size is listed, and nothing but
-the fingerprint depends on that; one file a class is looked at, which tells of a folder
+the fingerprint depends on that; one file of each class is looked at, which shows a folder
 whose images were all written anew.
 """
 
@@ -214,7 +214,7 @@ def _state(directory: str) -> list[int]:
   """Returns what changes with a directory's entries, times in ns.
 
   The time of modification can be set, and archives and rsync do; that of change cannot.
-  The number tells of two directories that changed places.
+  The number shows that two directories changed places.
   """
   found = os.stat(directory)
   return [found.st_ino, found.st_mtime_ns, found.st_ctime_ns]

@@ -91,8 +91,8 @@ def locate(
     fit = [v for v in found if low <= _number(v) < high]
     if not fit:
       raise DataError(
-        f'tfds:{target} is prepared as version {" and ".join(found)}, but needed is one '
-        f'from {accepted[0]} on and below {accepted[1]}. Prepare it with: '
+        f'tfds:{target} is prepared as version {" and ".join(found)}: expected at least '
+        f'{accepted[0]} and below {accepted[1]}. Prepare it with: '
         f'{command(target, data_dir)}'
       )
     found = fit

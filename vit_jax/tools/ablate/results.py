@@ -1,4 +1,4 @@
-"""What an ablation came to, written to its folder and told."""
+"""The results of an ablation, written to its folder and printed."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -29,7 +29,7 @@ CELLS = {
   'vpt-deep': dict(method='vpt', number=8, deep=True),
 }
 # Of AdamW on digits: the best of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2 and 0.1 on 200 other images
-# of the training split, seed 0; of equal ones the smaller.
+# of the training split, seed 0; ties go to the smaller.
 _RATES = {
   'full': 1e-3,
   'linear': 0.1,

@@ -1,4 +1,4 @@
-"""What a run of a grid came to, kept in its folder: it is not opened again for that."""
+"""The result of a grid's run, kept in its folder so that the run need not be opened again."""
 
 import contextlib
 import hashlib
@@ -53,7 +53,7 @@ def read(run: Run) -> Kept | None:
 def discard(run: Run) -> None:
   """Removes the checkpoints of a run that has ended; its numbers stay.
 
-  Not while another process is at the run, which may be reading them: it removes them.
+  Not while another process holds the run and may be reading them: that one removes them.
   """
   checkpoints = run.folder / 'checkpoints'
   if checkpoints.exists():

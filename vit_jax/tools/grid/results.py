@@ -1,5 +1,6 @@
-"""What the runs of a grid came to, as it is collected, written and told."""
+"""The results of a grid's runs: collected, written and printed."""
 
+import abc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,10 +11,10 @@ from vit_jax.tools.grid.runs import Outcome
 from vit_jax.train import progress
 
 
-class Results:
+class Results(abc.ABC):
   """Collects the outcomes of a grid's runs, and writes the tables after each.
 
-  Sub-classes say what the table is, see `text`.
+  Subclasses define the table, see `text`.
 
   Attributes:
     files: that were written, by their names.
@@ -52,7 +53,7 @@ class Results:
     """Takes a run, writes the tables with it, and returns its line."""
     self._done.append(outcome)
     if outcome.held:
-      shown = 'skipped: another process is at it'
+      shown = 'skipped: another process is running it'
     elif outcome.error:
       shown = f'failed: {outcome.error}'
     else:
@@ -67,9 +68,9 @@ class Results:
     out_folder.write_csv(self._path('results.csv'), rows.table(self._rows()))
     out_folder.write_text(self._path('table.md'), self.text())
 
+  @abc.abstractmethod
   def text(self) -> str:
     """Returns the table as Markdown."""
-    raise NotImplementedError
 
   def _left_out(self) -> list[str]:
     """Returns the notes about runs that ended without a result."""

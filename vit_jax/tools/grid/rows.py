@@ -1,4 +1,4 @@
-"""The rows of a grid: what its runs came to, and the mean over the seeds of a cell."""
+"""The rows of a grid: results of its runs, and means over the seeds of a cell."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ COSTS += ('step_temp_bytes',)
 
 
 def of_run(run: Run) -> dict:
-  """Returns what a finished run came to, from its folder alone.
+  """Returns the results of a finished run, from its folder alone.
 
   Returns:
     cell; the changes of the cell by config key; seed; parameters, of the model;

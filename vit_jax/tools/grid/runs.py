@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
   @property
   def held(self) -> bool:
-    """Whether another process is at it."""
+    """Whether another process is running it."""
     return isinstance(self.error, InUse)
 
 

@@ -116,7 +116,7 @@ def _read(those: Sequence[Run], done) -> list[Outcome]:
 def best(
   planned: Sequence[Run], outcomes: Sequence[Outcome], pick: Pick
 ) -> Cell | None:
-  """Returns the cell with the best mean of a metric, of equal ones the first.
+  """Returns the cell with the best mean of a metric; ties go to the first.
 
   A cell with a seed that has no such number, because it diverged for instance, is never
   the best. None: there is no other.

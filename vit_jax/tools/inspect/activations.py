@@ -44,6 +44,14 @@ def per_image(fn, params, image) -> tuple[int, int]:
   return each, two - 2 * each
 
 
+def zeros(abstract):
+  """Returns a tree of zeros, of batch statistics where only shapes matter."""
+  import jax
+  import jax.numpy as jnp
+
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
+
+
 def trace(module, shape: tuple[int, int, int]) -> tuple:
   """Returns (forward, params, images) of a model, the last two by shape and dtype.
 
@@ -60,10 +68,12 @@ def trace(module, shape: tuple[int, int, int]) -> tuple:
 
   module = module.clone(scan=True) if hasattr(module, 'scan') else module
   images = jax.ShapeDtypeStruct((1, *shape), 'float32')
-  params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+  variables = jax.eval_shape(module.init, jax.random.key(0), images)
+  params = variables.pop('params')
+  others = zeros(variables)
 
   def forward(params, images, train=False):
     rngs = {'dropout': jax.random.key(0)} if train else {}
-    return module.apply({'params': params}, images, train=train, rngs=rngs)
+    return module.apply({'params': params, **others}, images, train=train, rngs=rngs)
 
   return forward, params, images

@@ -7,6 +7,7 @@ it measures in a process of its own, since JAX counts its devices once and for a
   python -m vit_jax.tools.inspect.mesh_memory < REQUEST.json     # see `measure`
 """
 
+import dataclasses
 import json
 import math
 import sys
@@ -78,7 +79,7 @@ def measure(request: dict, devices=None) -> dict:
     asked = section.get('remat', 'none')
     remat_policy(asked)
     policies = dict.fromkeys([*POLICIES, asked])
-  family = models.family(request['model']['name'])
+  family = models.family(**request['model'])
   optimizer = optim.build(**request['optim'], total_steps=10**9, family=family)
   mesh = sharding.make_mesh(**request['mesh'], devices=devices)
   images = check_batch(request['batch'], request['mesh'], optimizer.accum)
@@ -160,7 +161,7 @@ class TrainStep:
       'params': held((state.params, state.frozen)),
       'optimizer': held(state.opt_state),
       'ema': held(state.ema),
-      'other': held((state.step, state.counters)),
+      'other': held((state.step, state.counters, state.batch_stats)),
       # Those of a micro-batch and their sum, where a batch is cut.
       'gradients': held(state.params) * (1 if self.optimizer.accum == 1 else 2),
       'batch': held(self.batch),
@@ -181,6 +182,8 @@ class TrainStep:
 
     from vit_jax import trees
 
+    stats = activations.zeros(self.state.batch_stats)
+    state = dataclasses.replace(self.state, batch_stats=stats)
     label = self.batch['label']
     frozen = trees.flatten(self.state.frozen)
     hold = lambda name, x: jax.lax.stop_gradient(x) if name in frozen else x
@@ -195,7 +198,7 @@ class TrainStep:
       )
       key = jax.random.key(0)
       params = trees.map_named(hold, params)
-      variables = self.state.variables() | {'params': params}
+      variables = state.variables() | {'params': params}
       return self.task.loss(variables, self.task.prepare(batch, key), key)[0]
 
     image = self.batch['image']

@@ -53,10 +53,11 @@ def describe(source: str, fields: dict) -> dict:
 
 
 def _describe_file(source: str, fields: dict) -> dict:
-  from vit_jax import pretrained
+  from vit_jax import pretrained, trees
 
   found = pretrained.read_source(source, **fields)
-  shapes = {name: list(x.shape) for name, x in found.flat.items()}
+  params = {n: x for n, x in found.flat.items() if not trees.is_statistic(n)}
+  shapes = {name: list(x.shape) for name, x in params.items()}
   return {
     'source': source,
     'format': found.format,
@@ -135,7 +136,7 @@ def render(record: dict) -> str:
 
 def _images(record: dict) -> str:
   size = record['image_size']
-  size = f'{size[0]}x{size[1]} px' if size else 'of a size that it does not tell'
+  size = f'{size[0]}x{size[1]} px' if size else 'of unknown size'
   return f'{size}, {record["channels"]} channel{"s" * (record["channels"] > 1)}'
 
 

@@ -1,4 +1,4 @@
-"""What the experiments came to, as claims ask for it."""
+"""The results of the experiments, as claims need them."""
 
 import csv
 import functools

@@ -12,7 +12,7 @@ from vit_jax.train import program
 
 
 def main(argv: list[str]) -> int:
-  """Trains the runs of the grid and writes what they came to; returns the exit code."""
+  """Trains the runs of the grid and writes the results; returns the exit code."""
   args = arguments.parse(argv)
   # After the arguments: it takes seconds.
   from vit_jax import terminal

@@ -74,7 +74,7 @@ def divided(
   """Returns ({key: texts of its values}, 'KEY=VALUE' of those with one, seeds or None).
 
   Raises:
-    UserError: see `parsed`, and for seeds that are no numbers.
+    UserError: see `parsed`, and for seeds that are not integers.
   """
   several, common, seeds = {}, [], None
   with cells.named('--set'):

@@ -1,4 +1,4 @@
-"""What a sweep came to, written to its folder and told."""
+"""The results of a sweep, written to its folder and printed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +61,7 @@ class Results(results.Results):
       kind = 'largest' if self._search.pick.larger_is_better else 'smallest'
       so_far = ' so far' if self._missing else ''
       notes.append(
-        f'Best{so_far} is the {kind} mean of {self._metric}, of equal ones the first; a '
+        f'Best{so_far} is the {kind} mean of {self._metric}; ties go to the first, and a '
         'cell of which a run has no result is not chosen.'
       )
     if self._missing:

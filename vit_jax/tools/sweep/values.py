@@ -45,7 +45,7 @@ def _split(key: str, text: str) -> list[str]:
     elif letter in _PAIRS.values():
       if not closing or closing.pop() != letter:
         raise UserError(
-          f'{key}={text}: {letter!r} closes nothing. Quote a text: "...".'
+          f'{key}={text}: {letter!r} has no opening bracket. Quote a string: "...".'
         )
     elif letter == ',' and not closing:
       items.append(text[start:place])

@@ -13,7 +13,7 @@ from vit_jax.train import program
 
 
 def main(argv: list[str]) -> int:
-  """Trains on the tasks and writes what they came to; returns the exit code."""
+  """Trains on the tasks and writes the results; returns the exit code."""
   args = arguments.parse(argv)
   # After the arguments: it takes seconds.
   from vit_jax import terminal
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
   out_folder.make(out)
   command = shlex.join(['vit_jax', 'vtab', *argv])
   results = tasks.run(args, planned, out, command, say)
-  if results.means():  # else there is no bar to draw
+  if results.means():  # without a complete group there is nothing to draw
     try:
       results.draw()
     except UserError as error:

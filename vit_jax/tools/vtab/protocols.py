@@ -95,7 +95,7 @@ def vpt(task: Task, tune: dict) -> Setting:
   """VPT's (arXiv 2203.12119, appendix A): a grid of rates and weight decays.
 
   A combination is run once on the training split; the accuracy on the validation split
-  after the last step chooses, of equal ones the smaller rate. Then five seeds: of VTAB-1k
+  after the last step chooses, and ties go to the smaller rate. Then five seeds: of VTAB-1k
   on both splits, of FGVC, whose photographs are cropped and mirrored, on the first alone.
   """
   method = tune.get('method', 'full')

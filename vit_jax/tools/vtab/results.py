@@ -1,4 +1,4 @@
-"""What the tasks came to: a table, a figure, a record."""
+"""The results of the tasks: a table, a figure, a record."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from vit_jax.tools.vtab.benchmarks import VTAB, Benchmark
 
 
 class Ended(NamedTuple):
-  """What a task came to.
+  """The result of a task.
 
   Attributes:
     accuracies: on the test split, of the runs that are reported, per cent.
@@ -38,7 +38,7 @@ class Results:
   """Collects what the tasks come to, and writes the tables.
 
   Attributes:
-    ended: {name: what it came to}.
+    ended: {name: its result}.
     files: that were written, by their names.
   """
 

@@ -24,6 +24,29 @@ TIMM = (
 )
 
 
+_HF = 'encoder.stages.{s}.layers.{i}'
+
+
+def hf(prefix: str = 'convnext.') -> tuple[Rule, ...]:
+  """transformers' ConvNextForImageClassification; prefix '' for a bare ConvNextModel."""
+  theirs, encoder = f'{prefix}{_HF}', f'{prefix}encoder.stages.{{s}}'
+  return (
+    *layers.pair(f'{prefix}embeddings.patch_embeddings', 'stem/conv', t.conv),
+    *layers.norm(f'{prefix}embeddings.layernorm', 'stem/norm'),
+    *layers.norm(f'{encoder}.downsampling_layer.0', 'stage{s+1}_downsample/norm'),
+    *layers.pair(
+      f'{encoder}.downsampling_layer.1', 'stage{s+1}_downsample/conv', t.conv
+    ),
+    *layers.pair(f'{theirs}.dwconv', f'{_BLOCK}/conv_dw', t.conv),
+    *layers.norm(f'{theirs}.layernorm', f'{_BLOCK}/norm'),
+    *layers.pair(f'{theirs}.pwconv1', f'{_BLOCK}/mlp/Dense_0'),
+    *layers.pair(f'{theirs}.pwconv2', f'{_BLOCK}/mlp/Dense_1'),
+    Rule(f'{theirs}.layer_scale_parameter', f'{_BLOCK}/gamma'),
+    *layers.norm(f'{prefix}layernorm', 'norm'),
+    *layers.pair('classifier', 'head'),
+  )
+
+
 def infer(flat: dict[str, np.ndarray]) -> dict:
   """Returns the model's fields that its parameters tell."""
   scales = [name for name in flat if name.endswith('/gamma')]
@@ -36,11 +59,37 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   )
 
 
+def _timm_fields(config: dict, where: str) -> dict:
+  act = config.get('model_args', {}).get('act_layer', 'gelu')
+  return {'act': hints.activation(act, where)}
+
+
 def _timm_config(fields, image_size, class_names) -> dict:
+  export.need(fields, 'norm_eps', (1e-6,), 'timm', 'its ConvNeXt has one for all norms')
   args = {'depths': list(fields['depths']), 'dims': list(fields['widths'])}
+  if fields['act'] != 'gelu_erf':
+    args['act_layer'] = fields['act']
   return export.timm_config(
     'convnext_tiny', 'avg', args, fields, image_size, class_names
   )
+
+
+def _hf_config(fields, image_size, class_names) -> dict:
+  args = {
+    'patch_size': 4,
+    'num_stages': len(fields['depths']),
+    'depths': list(fields['depths']),
+    'hidden_sizes': list(fields['widths']),
+    'layer_scale_init_value': 1e-6,  # with 0 it would have no gamma
+    'layer_norm_eps': fields['norm_eps'],
+    'drop_path_rate': fields['stochastic_depth'],
+  }
+  name = 'ConvNext'
+  return export.hf_config(name, 'convnext', args, fields, image_size, class_names)
+
+
+def _hf_rules(arrays, config) -> tuple[Rule, ...]:
+  return hf('convnext.' if any(name.startswith('convnext.') for name in arrays) else '')
 
 
 FORMATS = (
@@ -50,8 +99,19 @@ FORMATS = (
     r'stages\.0\.blocks\.0\.conv_dw\.weight',
     lambda arrays, config: TIMM,
     infer,
-    hints.timm(),
+    hints.timm(_timm_fields),
     to='timm',
     write_config=_timm_config,
+  ),
+  Format(
+    'hf',
+    'convnext',
+    r'(convnext\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
+    _hf_rules,
+    infer,
+    hints.hf('convnext'),
+    to='hf',
+    write_config=_hf_config,
+    write_rules=lambda flat: hf(),
   ),
 )

@@ -94,8 +94,8 @@ def square(s: int, rows: int) -> tuple[int, int]:
   side = (math.isqrt(rows) + 1) // 2
   if (2 * side - 1) ** 2 != rows:
     raise ValueError(
-      f'the position tables of stage {s + 1} have {rows} rows, which is no square '
-      'window, and no config beside them says the sizes of images and windows'
+      f'the position tables of stage {s + 1} have {rows} rows, which does not fit '
+      'a square window, and no config beside them gives the sizes of image and windows'
     )
   return side, side
 
@@ -175,7 +175,7 @@ def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: st
         f'{format} cannot express borders={fields["borders"]!r} for images of '
         f'{image_size[0]}x{image_size[1]} px: the map of stage {s + 1}, {H}x{W}, is not '
         f'tiled by windows of {side}, and is padded and shifted in another order there. '
-        'Choose another size of the images (--resolution), or fine-tune with '
+        'Fine-tune with images of a size that windows tile, or with '
         f'model.borders={allowed[0]!r}.'
       )
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights import hints, layers
+from vit_jax.weights import export, hints, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families import swin
 from vit_jax.weights.formats import Format
@@ -134,34 +134,28 @@ def _config(fields, image_size, class_names) -> dict:
         f'{image_size[0]}x{image_size[1]} px: the map of stage {s + 1} is {H}x{W}, and it '
         'cuts no windows to size there. Choose another size of the images.'
       )
-  one = lambda pair: pair[0] if pair[0] == pair[1] else list(pair)
-  classes = fields['num_classes']
-  labels = class_names or [f'LABEL_{i}' for i in range(classes or 0)]
-  name = 'Swinv2' if second else 'Swin'
-  act = {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}[fields['act']]
-  pretrained = {}
-  if second and fields['pretrained_windows']:
-    pretrained['pretrained_window_sizes'] = list(fields['pretrained_windows'])
-  return {
-    'architectures': [f'{name}{"ForImageClassification" if classes else "Model"}'],
-    'model_type': _MODEL_TYPES[fields['version']],
-    'image_size': one(tuple(image_size)),
+  args = {
     'patch_size': fields['patch_size'][0],
-    'num_channels': 3,
     'embed_dim': fields['width'],
     'depths': list(fields['depths']),
     'num_heads': list(fields['num_heads']),
     'window_size': side,
-    **pretrained,
     'mlp_ratio': fields['mlp_ratio'],
     'qkv_bias': True,
-    'hidden_act': act,
     'use_absolute_embeddings': False,
     'layer_norm_eps': 1e-5,
     'drop_path_rate': fields['stochastic_depth'],
-    'id2label': {str(i): name for i, name in enumerate(labels)},
-    'label2id': {name: i for i, name in enumerate(labels)},
   }
+  if second and fields['pretrained_windows']:
+    args['pretrained_window_sizes'] = list(fields['pretrained_windows'])
+  return export.hf_config(
+    'Swinv2' if second else 'Swin',
+    _MODEL_TYPES[fields['version']],
+    args,
+    fields,
+    image_size,
+    class_names,
+  )
 
 
 def _write_rules(flat) -> tuple[Rule, ...]:

@@ -118,7 +118,9 @@ def _config(fields, image_size, class_names) -> dict:
     swin.check_one_window(fields, 'timm')
   patch = fields['patch_size'][0]
   if any(n % patch for n in image_size):
-    raise UserError(f'timm pads no images: {image_size} is no multiple of {patch}.')
+    raise UserError(
+      f'timm does not pad images: {image_size} is not a multiple of {patch}.'
+    )
   args = {
     'img_size': list(image_size),
     'patch_size': patch,

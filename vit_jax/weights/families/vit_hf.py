@@ -68,26 +68,17 @@ def _config(fields, image_size, class_names) -> dict:
     ('stem_blocks', (None,), 'its ViT cuts patches from the image itself'),
   ):
     export.need(fields, key, allowed, 'transformers', why)
-  one = lambda pair: pair[0] if pair[0] == pair[1] else list(pair)
-  classes = fields['num_classes']
-  labels = class_names or [f'LABEL_{i}' for i in range(classes or 0)]
-  act = {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}[fields['act']]
-  return {
-    'architectures': ['ViTForImageClassification' if classes else 'ViTModel'],
-    'model_type': 'vit',
+  patch = tuple(fields['patch_size'])
+  args = {
     'hidden_size': fields['width'],
     'num_hidden_layers': fields['depth'],
     'num_attention_heads': fields['num_heads'],
     'intermediate_size': fields['mlp_dim'],
-    'image_size': one(tuple(image_size)),
-    'patch_size': one(tuple(fields['patch_size'])),
-    'num_channels': 3,
-    'hidden_act': act,
+    'patch_size': patch[0] if len(set(patch)) == 1 else list(patch),
     'layer_norm_eps': fields['norm_eps'],
     'qkv_bias': True,
-    'id2label': {str(i): name for i, name in enumerate(labels)},
-    'label2id': {name: i for i, name in enumerate(labels)},
   }
+  return export.hf_config('ViT', 'vit', args, fields, image_size, class_names)
 
 
 def _rules(arrays, config) -> tuple[Rule, ...]:

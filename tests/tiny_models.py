@@ -1,0 +1,94 @@
+"""The `tiny` models of every family, with random parameters."""
+
+import functools
+
+import jax
+import numpy as np
+
+from vit_jax import models
+
+# 'vit 0', 'vit 1', 'mixer 0', ...
+TINY = {
+  f'{name} {i}': fields
+  for name in models.MODELS
+  for i, fields in enumerate(models.family(name).tiny)
+}
+SIZE = 32
+
+
+def outputs_of(name):
+  return models.family(name.split()[0]).outputs
+
+
+CLASSIFIERS = [name for name in TINY if outputs_of(name) == 'classes']
+
+
+def build(name, **fields):
+  known = models.signature(name.split()[0]).parameters
+  classes = {'num_classes': 7} if 'num_classes' in known else {}
+  return models.build(name.split()[0], **{**classes, **TINY[name], **fields})
+
+
+def family_of(name):
+  return models.family_of(build(name))
+
+
+def total(outputs):
+  """Returns the sum of all that a model returned, an array or a dict of them."""
+  return sum(x.sum() for x in jax.tree.leaves(outputs))
+
+
+def having(*fields) -> list[str]:
+  """Returns the names of the models that have all these fields."""
+  known = {name: models.signature(name.split()[0]).parameters for name in TINY}
+  names = [name for name in TINY if all(field in known[name] for field in fields)]
+  assert 'vit 0' in names, f'a ViT has all of {fields}'
+  return names
+
+
+def images():
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (2, SIZE, SIZE, 3)).astype(np.float32)
+
+
+@functools.cache
+def init(model):
+  """Returns params with every leaf random: zeros and ones would hide mistakes."""
+  return random(model)['params']
+
+
+def variables(model, params):
+  """Returns what a model is applied to: batch norms have random statistics as well."""
+  return {**random(model), 'params': params}
+
+
+@functools.cache
+def random(model):
+  """From shapes alone: to compile the initialisers takes as long as the model."""
+  rng = np.random.default_rng(0)
+
+  def values(path, x):
+    names = [key.key for key in path[1:]]
+    mean = 1.0 if names[-1] in ('scale', 'var') else 0.0
+    if names[0] == 'head' and names[-1] == 'bias' and hasattr(model, 'head_bias_init'):
+      mean = model.head_bias_init
+    return (mean + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
+
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images())
+  # Parameters first: they do not depend on whether there are statistics.
+  shapes = {'params': shapes.pop('params'), **shapes}
+  found = {}
+  for key, tree in shapes.items():
+    found |= jax.tree_util.tree_map_with_path(values, {key: tree})
+  return found
+
+
+def apply(model, params, key=None):
+  """Returns (outputs, out), in training if there is a key."""
+  rngs = {} if key is None else {'dropout': jax.random.key(key)}
+  return compiled(model, key is not None)(variables(model, params), images(), rngs=rngs)
+
+
+@functools.cache
+def compiled(model, train):
+  return jax.jit(functools.partial(model.apply, train=train))

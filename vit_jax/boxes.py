@@ -1,0 +1,82 @@
+"""Boxes as arrays [..., 4]: their forms, their overlap, and those that a detector gives.
+
+Three orders are in use. Models and losses: centre x, centre y, width, height. Corners:
+left, top, right, bottom. Examples (`data.features`): top, left, bottom, right, from 0 to 1
+of the image. Functions of two boxes broadcast: for every pair of N and M boxes call them
+with a[..., :, None, :] and b[..., None, :, :].
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def to_corners(boxes: jax.Array) -> jax.Array:
+  """Returns left, top, right, bottom of boxes given by centre, width and height."""
+  centre, half = boxes[..., :2], boxes[..., 2:] / 2
+  return jnp.concatenate([centre - half, centre + half], -1)
+
+
+def to_centres(boxes: jax.Array) -> jax.Array:
+  """Returns centre, width and height of boxes given by left, top, right, bottom."""
+  low, high = boxes[..., :2], boxes[..., 2:]
+  return jnp.concatenate([(low + high) / 2, high - low], -1)
+
+
+def swap_axes(boxes: jax.Array) -> jax.Array:
+  """Returns left, top, right, bottom of top, left, bottom, right, and the reverse."""
+  return boxes[..., jnp.array([1, 0, 3, 2])]
+
+
+def area(boxes: jax.Array) -> jax.Array:
+  """Returns the areas [...] of boxes given by corners, 0 where the corners cross."""
+  return jnp.prod(jnp.maximum(boxes[..., 2:] - boxes[..., :2], 0), -1)
+
+
+def iou(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Returns intersection over union [...] of boxes by corners; 0 where both are empty."""
+  common, whole = _common_and_whole(a, b)
+  return _divide(common, whole)
+
+
+def giou(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Returns the generalised intersection over union [...] of boxes by corners, -1 to 1.
+
+  It also falls as boxes apart move further apart: the share of the smallest box around
+  both that neither covers is subtracted. Rezatofighi et al., arXiv 1902.09630, algorithm 1.
+  """
+  common, whole = _common_and_whole(a, b)
+  low = jnp.minimum(a[..., :2], b[..., :2])
+  high = jnp.maximum(a[..., 2:], b[..., 2:])
+  around = area(jnp.concatenate([low, high], -1))
+  return _divide(common, whole) - _divide(around - whole, around)
+
+
+def postprocess(outputs: dict, sizes: jax.Array) -> dict[str, jax.Array]:
+  """Returns one detection for each query: 'scores', 'labels' [B, Q], 'boxes' [B, Q, 4].
+
+  The class is the likeliest other than "no object", the score its probability, the box
+  left, top, right, bottom in pixels. None is left out.
+
+  Args:
+    sizes: [B, 2], heights and widths of the images, in pixels.
+  """
+  likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]
+  height, width = jnp.moveaxis(sizes.astype(jnp.float32), -1, 0)
+  scale = jnp.stack([width, height, width, height], -1)[:, None]
+  return {
+    'scores': likely.max(-1),
+    'labels': likely.argmax(-1),
+    'boxes': to_corners(outputs['boxes'].astype(jnp.float32)) * scale,
+  }
+
+
+def _common_and_whole(a, b):
+  low = jnp.maximum(a[..., :2], b[..., :2])
+  high = jnp.minimum(a[..., 2:], b[..., 2:])
+  common = area(jnp.concatenate([low, high], -1))
+  return common, area(a) + area(b) - common
+
+
+def _divide(x, y):
+  # The inner `where` keeps the gradient finite where y is 0.
+  return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)

@@ -1,0 +1,127 @@
+"""Ops of detection: DETR's sizes and crops, and canvases of one size.
+
+All work on one example at a time. Boxes are fractions of height and width, so resizing
+leaves them as they are. A crop moves them with the pixels, cuts them off at its border, and
+drops those of which nothing is left, with their labels.
+"""
+
+from vit_jax.data import lazy_tf
+from vit_jax.data.ops import arguments, geometry
+from vit_jax.data.ops.registry import op
+
+# The paper's, arXiv 2005.12872, section 4: the shorter side 480 to 800, the longer at most
+# 1333; the crop is taken after the shorter side is 400, 500 or 600, as in its code.
+SIZES = tuple(range(480, 801, 32))
+LONGEST, FIRST, SIDES = 1333, (400, 500, 600), (384, 600)
+
+
+@op('detr_resize', keeps_positions=True)
+def detr_resize(sizes=SIZES, longest: int = LONGEST):
+  """The shorter side to one of `sizes`, at random, aspect ratio kept; bilinear, antialiased.
+
+  Smaller where the longer side would exceed `longest`. `detr_resize(800)` is DETR's
+  preprocessing in evaluation. The other side is rounded down.
+  """
+  sizes = _sizes('sizes', sizes)
+  arguments.positive('longest', longest, arguments.MAX_SIDE)
+
+  def apply(images, u):
+    return _resized(images, sizes, longest, u)
+
+  apply.draws = int(len(sizes) > 1)
+  return apply
+
+
+@op('detr_crop', draws=7, maps=('image', 'boxes', 'label'))
+def detr_crop(sizes=SIZES, longest: int = LONGEST, first=FIRST, sides=SIDES):
+  """DETR's training sizes: `detr_resize(sizes, longest)`, in half of the cases of a crop.
+
+  For the crop the shorter side is first made one of `first`; the height and the width of
+  the crop are drawn apart, each a whole number of `sides` = (least, most), or up to the
+  image's where that is less. (Section 4: "crop to a random rectangular patch".)
+  """
+  sizes, first = _sizes('sizes', sizes), _sizes('first', first)
+  arguments.positive('longest', longest, arguments.MAX_SIDE)
+  least, most = arguments.interval('sides', sides)
+  for side in (least, most):
+    arguments.positive('sides', side, arguments.MAX_SIDE)
+
+  def apply(features, u):
+    tf = lazy_tf.load()
+
+    def cropped():
+      image = _resized(features['image'], first, arguments.MAX_SIDE, u[1:2])
+      side = lambda n, v: _whole(v, tf.minimum(least, n), tf.minimum(most, n))
+      H, W = geometry.height_width(image)
+      height, width = side(H, u[3]), side(W, u[4])
+      y, x = _whole(u[5], 0, H - height), _whole(u[6], 0, W - width)
+      moved = {**features, 'image': image}
+      return geometry.window(moved, y, x, height, width)
+
+    out = tf.cond(u[0] < 0.5, cropped, lambda: features)
+    return {**out, 'image': _resized(out['image'], sizes, longest, u[2:3])}
+
+  return apply
+
+
+@op('canvas', maps=('image', 'image_mask'), keeps_positions=True)
+def canvas(size):
+  """At the top left of a (h, w) of zeros, with 'image_mask' uint8 [h, w], 1 for the image.
+
+  A larger image is a bad image. Boxes stay fractions of the image without its padding, as
+  DETR's are: the last op on images but `value_range`.
+  """
+  height, width = arguments.size_pair(size)
+
+  def apply(features, u):
+    tf = lazy_tf.load()
+    image = features['image']
+    if image.shape.rank != 3:
+      raise ValueError('canvas takes one image at a time')
+    H, W = geometry.height_width(image)
+    message = f'canvas: the image is larger than {height}x{width}'
+    fits = tf.debugging.assert_equal((height >= H) & (width >= W), True, message)
+    with tf.control_dependencies([fits]):
+      around = [[0, height - H], [0, width - W]]
+    padded = tf.pad(image, [*around, [0, 0]])
+    mask = tf.pad(tf.ones([H, W], tf.uint8), around)
+    return {
+      'image': tf.ensure_shape(padded, [height, width, image.shape[-1]]),
+      'image_mask': tf.ensure_shape(mask, [height, width]),
+    }
+
+  return apply
+
+
+def _sizes(name, sizes) -> tuple[int, ...]:
+  sizes = (sizes,) if arguments.is_int(sizes) else tuple(sizes)
+  for size in sizes:
+    arguments.positive(name, size, arguments.MAX_SIDE)
+  if not sizes:
+    raise ValueError(f'{name}={sizes!r} must be a size, or several')
+  return sizes
+
+
+def _whole(u, least, most):
+  """Returns a whole number from `least` to `most`, both inside, int32."""
+  tf = lazy_tf.load()
+  span = tf.cast(most - least + 1, tf.float32)
+  return least + tf.minimum(tf.cast(tf.floor(u * span), tf.int32), most - least)
+
+
+def _resized(image, sizes, longest: int, u):
+  """Returns an image whose shorter side is one of the sizes, by u [1] where several."""
+  tf = lazy_tf.load()
+  if image.shape.rank != 3:
+    raise ValueError('sizes are drawn for one image at a time')
+  size = tf.constant(sizes, tf.float64)
+  size = size[0] if len(sizes) == 1 else size[_whole(u[0], 0, len(sizes) - 1)]
+  shape = tf.cast(tf.shape(image)[:2], tf.float64)
+  short, long = tf.reduce_min(shape), tf.reduce_max(shape)
+  # As the reference code, whose comparison is before rounding.
+  least = tf.maximum(tf.round(longest * short / long), 1)
+  size = tf.where(long / short * size > longest, least, size)
+  # The product before the quotient: a square's sides stay equal. There the longer side may
+  # round to a few pixels above `longest`, which would not fit a canvas of that size.
+  target = tf.minimum(tf.cast(tf.floor(size * shape / short), tf.int32), longest)
+  return geometry.resize_to(image, target, 'bilinear', True, 'nearest')

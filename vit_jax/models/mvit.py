@@ -1,0 +1,256 @@
+"""MViTv2: "Improved Multiscale Vision Transformers", arXiv 2112.01526.
+
+Parameters are those of the published files. Differs from the authors' code in one thing:
+the head starts at zero, as those of all models here.
+"""
+
+import dataclasses
+import functools
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, choose
+from vit_jax.kernels.placement import PLACEMENTS, place
+from vit_jax.models.family import Family
+from vit_jax.nn import pooling
+from vit_jax.nn.dense import Dense
+from vit_jax.nn.heads import linear_head
+from vit_jax.nn.images import check as check_images
+from vit_jax.nn.layer_norm import LayerNorm
+from vit_jax.nn.mlp import MlpBlock
+from vit_jax.nn.pooling import PoolingAttention
+from vit_jax.nn.remat import REMAT
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+
+# Of the first stage width and heads, which each further stage doubles; blocks per stage:
+# Table 1 of the paper, and for what it does not say the authors' configs.
+VARIANTS = {
+  'T': dict(width=96, num_heads=1, depths=(1, 2, 5, 2)),
+  'S': dict(width=96, num_heads=1, depths=(1, 2, 11, 2)),
+  'B': dict(width=96, num_heads=1, depths=(2, 3, 16, 3)),
+  'L': dict(width=144, num_heads=2, depths=(2, 6, 36, 4), expand='mlp'),
+  'H': dict(width=192, num_heads=3, depths=(4, 8, 60, 8), classifier='token'),
+}
+_INIT = nn.initializers.truncated_normal(0.02)
+_ZEROS = nn.initializers.zeros_init()
+
+
+def variant(name: str) -> dict:
+  """Returns the fields of 'T', 'S', 'B', 'L' or 'H'; UserError for another name."""
+  return choose('MViT variant', name, VARIANTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """What a block is to do with a map.
+
+  Attributes:
+    grid: (h, w) of what comes in.
+    stride: by which queries are pooled, and so what leaves the block.
+    key_stride: by which keys and values are.
+    num_heads: of attention.
+    attention, width: channels of attention, and of what leaves the block.
+  """
+
+  grid: tuple[int, int]
+  stride: int
+  key_stride: int
+  num_heads: int
+  attention: int
+  width: int
+
+
+class Block(nn.Module):
+  """Pooling attention and an MLP, both residual: [B, N, C] -> [B, n, width].
+
+  What is added to a branch that changes the width is projected from its normed input.
+  """
+
+  class_residual: bool
+  mlp_ratio: float
+  placement: str
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x, rate=None, *, step: Step, train: bool = False):
+    def shortcut(x, normed, width):
+      if width == x.shape[-1]:
+        return x
+      return Dense(width, kernel_init=_INIT, dtype=self.dtype, name='shortcut')(normed)
+
+    drop = lambda y: StochasticDepth()(y, rate, train=train)
+    x = place(x, self.placement)
+    y = LayerNorm(self.dtype, name='norm1')(x)
+    x = shortcut(x, y, step.attention)
+    if step.stride > 1:
+      window, strides = (step.stride + 1,) * 2, (step.stride,) * 2
+      pool = lambda x: nn.max_pool(x, window, strides, [(1, 1)] * 2)
+      x = pooling.on_map(pool, x, step.grid)
+    attention = PoolingAttention(
+      step.num_heads,
+      step.attention,
+      step.stride,
+      step.key_stride,
+      self.class_residual,
+      self.dtype,
+      kernel_init=_INIT,
+      name='attention',
+    )
+    x = x + drop(attention(y, step.grid))
+    y = LayerNorm(self.dtype, name='norm2')(x)
+    mlp = MlpBlock(
+      int(step.attention * self.mlp_ratio),
+      act='gelu_erf',
+      dtype=self.dtype,
+      kernel_init=_INIT,
+      bias_init=_ZEROS,
+      outputs=step.width,
+      name='mlp',
+    )
+    return shortcut(x, y, step.width) + drop(mlp(y))
+
+
+class Stem(nn.Module):
+  """A convolution of 7 x 7 with a stride of 4: [B, H, W, C] -> [B, h, w, width]."""
+
+  width: int
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Conv(
+      self.width,
+      (7, 7),
+      (4, 4),
+      padding=[(3, 3)] * 2,
+      kernel_init=pooling.CONV_INIT,
+      dtype=self.dtype,
+      name='conv',
+    )(x)
+
+
+class MViT(nn.Module):
+  """See `__call__`. `width`, `num_heads`, `depths` and more come from `variant`."""
+
+  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  width: int = 96  # of the first stage; each further one has twice that
+  num_heads: int = 1  # of the first stage; each further one has twice that
+  depths: tuple[int, ...] = (1, 2, 5, 2)  # blocks per stage
+  # What doubles the width: attention of a stage's first block, or the MLP before it.
+  expand: Literal['attention', 'mlp'] = 'attention'
+  kv_stride: int = 4  # of keys and values in the first stage; each further one has half
+  mlp_ratio: float = 4.0
+  classifier: Literal['gap', 'token'] = 'gap'  # mean of the last map, or a class token
+  # Whether the class token's pooled query is added to what it attends to as those of the
+  # others are: timm does, the authors do not.
+  class_residual: bool = False
+  stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
+  head_bias_init: float = 0.0
+  remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
+  placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of tokens at block entry
+  # Of the body; final norm, pooling, head and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False, features: bool = True):
+    """Classifies images of any size; maps whose sides a stride does not divide round up.
+
+    Position tables are those of the images that the parameters were made for, and are
+    resized, linearly, for others.
+
+    Args:
+      images: [B, H, W, C] in [-1, 1].
+      train: stochastic depth, which needs the 'dropout' rng.
+      features: whether the caller reads more of `out` than 'pre_logits'.
+
+    Returns:
+      (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
+      'pre_logits' [B, D], the mean of the last stage, or the class token, after the final
+      norm.
+    """
+    check_images(images)
+    if self.width % self.num_heads:
+      raise UserError(
+        f'num_heads={self.num_heads} does not divide the width {self.width}: each head '
+        'has width / num_heads channels.'
+      )
+    out = {}
+    out['stem'] = x = Stem(self.width, self.dtype, name='stem')(images)
+    B, *grid, C = x.shape
+    x = x.reshape(B, -1, C)
+    if self.classifier == 'token':
+      cls = self.param('cls', _INIT, (1, 1, C), jnp.float32)
+      cls = jnp.broadcast_to(cls.astype(x.dtype), (B, 1, C))
+      x = jnp.concatenate([cls, x], axis=1)
+    rates = depth_rates(self.stochastic_depth, sum(self.depths))
+    block = functools.partial(
+      Block, self.class_residual, self.mlp_ratio, self.placement, self.dtype
+    )
+    for s, depth in enumerate(self.depths):
+      steps = self._steps(s, tuple(grid))
+      x, _ = stack(
+        block,
+        x,
+        name=f'stage{s + 1}_block',
+        rates=rates[:depth],
+        remat=self.remat,
+        train=train,
+        more=lambda i, steps=steps: {'step': steps[i]},
+      )
+      rates = rates[depth:]
+      grid = pooling.grid_of(steps[-1].grid, steps[-1].stride)
+      tokens = x[:, -grid[0] * grid[1] :]
+      out[f'stage{s + 1}'] = tokens.reshape(B, *grid, -1)
+    x = x[:, :1] if self.classifier == 'token' else x
+    x = LayerNorm(name='norm')(x)
+    out['pre_logits'] = x = x.mean(axis=1)
+    x = linear_head(x, self.num_classes, self.head_bias_init)
+    return x, out if features else {'pre_logits': out['pre_logits']}
+
+  def _steps(self, s: int, grid: tuple[int, int]) -> list[Step]:
+    """Returns what each block of stage s, from 0, does, for a map (h, w) that enters."""
+    depth, heads, width = self.depths[s], self.num_heads << s, self.width << s
+    key_stride = max(self.kv_stride >> s, 1)
+    first = Step(grid, 2 if s else 1, key_stride, heads, width, width)
+    grid = pooling.grid_of(grid, first.stride)
+    after = dataclasses.replace(first, grid=grid, stride=1)
+    steps = [first] + [after] * (depth - 1)
+    if self.expand == 'mlp' and s + 1 < len(self.depths):
+      steps[-1] = dataclasses.replace(steps[-1], width=2 * width)
+    return steps
+
+
+_TIMM = {'tiny': 'T', 'small': 'S', 'base': 'B', 'large': 'L'}
+_BLOCK = r'stage\d+_block_\d+'
+
+FAMILY = Family(
+  model=MViT,
+  variant=variant,
+  blocks=r'(?P<block>stage(?P<stage>\d+)_block)_(?P<layer>\d+)/.*',
+  before=r'stem/.*|cls',
+  matrices=(
+    (rf'{_BLOCK}/attention/(query|key|value)/kernel', ((-3,), (-2, -1))),
+    (rf'{_BLOCK}/attention/out/kernel', ((-3, -2), (-1,))),
+    (rf'{_BLOCK}/(mlp/Dense_\d+|shortcut)/kernel', ((-2,), (-1,))),
+  ),
+  branch_ends=rf'{_BLOCK}/mlp',
+  prompts=('pad',),
+  stems=('stem/conv/kernel',),
+  offsets=rf'{_BLOCK}/attention/relative_positions/(rows|columns)',
+  stride=lambda fields: (4 * 2 ** (len(fields['depths']) - 1),) * 2,
+  any_size=lambda fields: True,
+  published=(
+    (rf'mvitv2_({"|".join(_TIMM)})', lambda size: (_TIMM[size], {})),
+    (
+      r'mvitv2_(small|base|large)_cls',
+      lambda size: (_TIMM[size], {'classifier': 'token', 'expand': 'attention'}),
+    ),
+    ('mvitv2_huge_cls', lambda: ('H', {})),
+  ),
+  tiny=(
+    dict(width=16, depths=(1, 1)),
+    dict(width=16, depths=(1, 1), num_heads=2, expand='mlp', classifier='token'),
+  ),
+)

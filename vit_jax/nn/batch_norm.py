@@ -1,0 +1,82 @@
+"""Batch normalisation."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import lax
+
+from vit_jax.errors import UserError
+from vit_jax.trees import STATS
+
+EPS = 1e-5  # PyTorch's, with which the published files were trained
+
+
+class BatchNorm(nn.Module):
+  """Normalises each channel over batch and space (arXiv 1502.03167).
+
+  In training by the mean and variance of the batch, also where that is spread over several
+  devices; they are then averaged into the running ones, if the caller lets the collection
+  `batch_stats` change. Otherwise by the running ones. Parameters `scale` and `bias` [C],
+  statistics `mean` and `var` [C], all float32 whatever `dtype` is.
+
+  Attributes:
+    zero_scale: `scale` starts at 0: a residual branch that starts as the identity.
+    momentum: share of the running statistics that a step keeps, PyTorch's 1 - momentum.
+    frozen: never trains: it always normalises by the running statistics, and `scale` and
+      `bias` are statistics too, not parameters.
+    dtype: of what is returned.
+  """
+
+  zero_scale: bool = False
+  momentum: float = 0.9
+  frozen: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x, *, train: bool = False):
+    """Maps [B, ..., C] to [B, ..., C] of `dtype`.
+
+    Raises:
+      UserError: in training, for one value per channel, which has no variance.
+    """
+    C = x.shape[-1:]
+    mean = self.variable(STATS, 'mean', jnp.zeros, C, jnp.float32)
+    var = self.variable(STATS, 'var', jnp.ones, C, jnp.float32)
+    if self.frozen:
+      scale = self.variable(STATS, 'scale', jnp.ones, C, jnp.float32).value
+      bias = self.variable(STATS, 'bias', jnp.zeros, C, jnp.float32).value
+    else:
+      zeros, ones = nn.initializers.zeros_init(), nn.initializers.ones_init()
+      scale = self.param('scale', zeros if self.zero_scale else ones, C, jnp.float32)
+      bias = self.param('bias', zeros, C, jnp.float32)
+    if not train or self.frozen:
+      return _normalised(x, mean.value, var.value, scale, bias, self.dtype)
+    number = x.size // x.shape[-1]
+    if number < 2:
+      raise UserError(
+        f'{"/".join(self.path)}: images {x.shape} have one value per channel, whose '
+        'variance is 0. Train on larger images, or on larger batches.'
+      )
+    now, spread = _moments(x)
+    if self.is_mutable_collection(STATS) and not self.is_initializing():
+      # As PyTorch: a batch is normalised by its own variance, and the one kept for
+      # evaluation estimates that of all images, without the bias of a sample.
+      unbiased = spread * (number / (number - 1))
+      for kept, new in ((mean, now), (var, unbiased)):
+        kept.value = self.momentum * kept.value + (1 - self.momentum) * new
+    return _normalised(x, now, spread, scale, bias, self.dtype)
+
+
+def _moments(x):
+  """Returns the mean and variance [C] over all axes but the last, in float32.
+
+  In one pass over x, as E[x^2] - E[x]^2: a second one would read all of it again.
+  """
+  axes = tuple(range(x.ndim - 1))
+  x = x.astype(jnp.float32)
+  mean, square = x.mean(axes), lax.square(x).mean(axes)
+  return mean, jnp.maximum(square - lax.square(mean), 0.0)
+
+
+def _normalised(x, mean, var, scale, bias, dtype):
+  factor = scale * lax.rsqrt(var + EPS)
+  return ((x.astype(jnp.float32) - mean) * factor + bias).astype(dtype)

@@ -1,0 +1,70 @@
+"""Which query answers for which object: the assignment of the least total cost."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+# Stands for costs that are not finite, as of a model that diverges: the search must end.
+_WORST = 1e6
+
+
+def match(cost: jax.Array, valid: jax.Array) -> jax.Array:
+  """Returns the query that each target is matched with, int32 [..., N], -1 for none.
+
+  The sum of the costs of the pairs is the least possible; each query has at most one
+  target, and as many targets have a query as there are queries for. Computed on the
+  device, by `optax.assignment.hungarian_algorithm`; without gradient.
+
+  Args:
+    cost: float [..., Q, N], of each query for each target. Of several leading axes the
+      first is the batch, which a mesh may split.
+    valid: bool or 0/1 [..., N]; the others are padding, matched with none.
+  """
+  cost = jax.lax.stop_gradient(cost).astype(jnp.float32)
+  function = _match
+  for _ in cost.shape[:-2]:
+    function = jax.vmap(function)
+  return _on_each_device(function)(cost, valid.astype(bool))
+
+
+def _match(cost, valid):
+  Q, N = cost.shape
+  cost = jnp.nan_to_num(cost, nan=_WORST, posinf=_WORST, neginf=-_WORST).T  # [N, Q]
+  most, least = jnp.max(cost), jnp.min(cost)
+  # To each target a place of its own behind the queries. Padding takes it in one step of
+  # the search; left to the queries, equal costs would make it try them one after another
+  # (100 queries, 10 of 100 targets valid: 15 to 20 times as long on CPU). A target takes it only
+  # where no query is left: it costs more than any exchange could save.
+  dear = most + N * (most - least + 1)
+  padding = jnp.where(jnp.eye(N, dtype=bool), 0.0, 1.0)
+  cost = jnp.where(
+    valid[:, None],
+    jnp.concatenate([cost, jnp.full((N, N), dear)], 1),
+    jnp.concatenate([jnp.ones((N, Q)), padding], 1),
+  )
+  target, query = optax.assignment.hungarian_algorithm(cost)
+  found = jnp.full(N, -1, jnp.int32).at[target].set(query.astype(jnp.int32))
+  return jnp.where(valid & (found < Q), found, -1)
+
+
+def _on_each_device(function):
+  """Runs a function of a batch on each device's part alone, where a mesh splits batches.
+
+  Its loops would otherwise ask all devices after every step whether they are done.
+  """
+
+  def run(*args):
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = ('data', 'fsdp')
+    if not set(axes) <= set(mesh.axis_names) or args[0].ndim < 3:
+      return function(*args)
+    if len(args[0]) % (mesh.shape['data'] * mesh.shape['fsdp']):
+      return function(*args)
+    spec = PartitionSpec(axes)
+    mapped = jax.shard_map(
+      function, in_specs=(spec,) * len(args), out_specs=spec, check_vma=False
+    )
+    return mapped(*args)
+
+  return run
