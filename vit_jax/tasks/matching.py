@@ -25,7 +25,7 @@ def match(cost: jax.Array, valid: jax.Array) -> jax.Array:
   function = _match
   for _ in cost.shape[:-2]:
     function = jax.vmap(function)
-  return _on_each_device(function)(cost, valid.astype(bool))
+  return _on_each_device(function)(cost, jnp.asarray(valid, bool))
 
 
 def _match(cost, valid):
