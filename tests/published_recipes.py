@@ -3,7 +3,8 @@
 The numbers are those of the ViT paper's Table 3 (arXiv 2010.11929), of big_vision's
 configs for AugReg, "Better plain ViT baselines", Mixer and BiT, of "Scaling Vision
 Transformers" (arXiv 2106.04560), of ConvNeXt's Table 5 (arXiv 2201.03545) and of Swin's
-config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), and of
+config.py (microsoft/Swin-Transformer; learning rates there are for batches of 512), of
+MViT's configs (facebookresearch/mvit; theirs are for batches of 256), and of
 references/classification/train.py in pytorch/vision for ResNet, with weight decay as AdamW
 means it: times the rate.
 """
@@ -146,6 +147,17 @@ RECIPES = [
       **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
     )
     for variant, depth in (('T', 0.2), ('S', 0.3), ('B', 0.5))
+  ),
+  *(
+    other(
+      f'mvit_i1k.py:variant={variant}',
+      **dict(batch=2048, examples=I1K * 99 // 100, epochs=300, lr=2e-3, wd=0.05),
+      **dict(decay='cosine', end=8e-6, warmup=43_352, clip=1.0, bias=0.0, depth=depth),
+      **dict(randaug=(6, 9, 0.5), mixup=0.8, smoothing=0.1, name='mvit', model=variant),
+      **dict(cutmix=1.0, erasing=0.25, crop='inception_crop(224, 8, 100)'),
+      decayed=r'.*/(kernel|relative_positions/rows)',
+    )
+    for variant, depth in (('T', 0.1), ('S', 0.1), ('B', 0.3), ('L', 0.5))
   ),
   *(
     other(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN, naming
+from conftest import GOLDEN, classifiers, naming
 from PIL import Image
 
 import vit_jax
@@ -69,11 +69,11 @@ def test_a_pipeline_is_given_once_and_makes_one_size(loaded):
 
 
 TINY = [
-  (name, fields) for name in models.MODELS for fields in models.family(name).tiny[:1]
+  (name, fields) for name in classifiers() for fields in models.family(name).tiny[:1]
 ]
 
 
-@pytest.mark.parametrize(('name', 'fields'), TINY, ids=models.MODELS)
+@pytest.mark.parametrize(('name', 'fields'), TINY, ids=classifiers())
 def test_models_refuse_what_would_be_wrong_numbers(name, fields):
   model = models.build(name, **fields, num_classes=3)
   # Shapes alone: nothing is computed.

@@ -9,6 +9,7 @@ from conftest import GOLDEN
 from peers import (
   MARKS,
   RESNETS,
+  ROUNDING,
   TOKENS,
   agree,
   images,
@@ -58,6 +59,8 @@ def test_timm_vit_both_ways(torch, timm, tmp_path, kind):
     ('vit_small_r26_s32_224', RESNETS),
     ('mixer_s32_224', TOKENS),
     ('resnetv2_50x1_bit', RESNETS),
+    ('mvitv2_tiny', ROUNDING),
+    ('mvitv2_small_cls', ROUNDING),
   ],
 )
 def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):

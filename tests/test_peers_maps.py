@@ -11,15 +11,13 @@ import jax
 import numpy as np
 import pytest
 from goldens import GOLDEN, GOLDENS, LOGITS, path_of
-from peers import MARKS, agree, images, ours, randomise, save_timm, theirs
+from peers import MARKS, ROUNDING, agree, images, ours, randomise, save_timm, theirs
 
 import vit_jax
 from vit_jax import pretrained
 from vit_jax.tools import convert
 
 pytestmark = MARKS
-
-ROUNDING = 1e-5  # as the references' own float32 from their float64
 
 
 def _mixer(models, config):

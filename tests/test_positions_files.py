@@ -8,7 +8,7 @@ from test_positions import images, perturbed, tiny
 import vit_jax
 from vit_jax import trees
 from vit_jax.errors import UserError
-from vit_jax.pretrained import fields_of
+from vit_jax.models import fields_of
 
 
 def write(tmp_path, **fields):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from vit_jax.train import schema
 PARAMS = {
   'embedding': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
   'Transformer': {'encoderblock_0': {'LayerNorm_0': {'scale': jnp.ones(2)}}},
+  'stage1_block_0': {'attention': {'relative_positions': {'rows': jnp.ones((3, 2))}}},
   'cls': jnp.ones(2),
   'head': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
 }
@@ -65,7 +67,8 @@ def test_a_recipe_is_that_of_its_table(spec, row):
 
   options = {k: v for k, v in c['optim'].items() if k not in ('lr', 'schedule')}
   for name, value in decay_of(json.dumps(options)).items():
-    factor = row['wd'] if name.endswith('kernel') else row.get('wd_others', 0.0)
+    decayed = re.fullmatch(row.get('decayed', '.*kernel'), name)
+    factor = row['wd'] if decayed else row.get('wd_others', 0.0)
     factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
     np.testing.assert_allclose(value, factor, rtol=1e-5, err_msg=name)
   assert c['optim'].get('clip') == row.get('clip')

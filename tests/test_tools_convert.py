@@ -172,8 +172,8 @@ def test_what_is_refused_has_a_reason(tmp_path, to, fields, facts):
 def test_the_config_of_a_published_bit():
   written = next(f for f in bit.FORMATS if f.to == 'timm').write_config
   model = models.build('bit', 'R50x1', num_classes=10)
-  config = written(pretrained.fields_of(model), (224, 224), None)
+  config = written(models.fields_of(model), (224, 224), None)
   assert config['architecture'] == 'resnetv2_50x1_bit'
-  other = pretrained.fields_of(model.clone(zero_pad_pool=False))
+  other = models.fields_of(model.clone(zero_pad_pool=False))
   with pytest.raises(UserError, match=naming('zero_pad_pool=False', 'pads', 'timm')):
     written(other, (224, 224), None)

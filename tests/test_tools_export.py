@@ -11,7 +11,7 @@ import commands
 import jax
 import numpy as np
 import pytest
-from conftest import GOLDEN, naming
+from conftest import GOLDEN, classifiers, naming
 from goldens import GOLDENS, path_of
 from test_structure import _BLOCK
 
@@ -188,7 +188,7 @@ def test_onnx_is_refused_with_what_to_do(tmp_path, capsys, monkeypatch):
     onnx.check(half)
 
 
-@pytest.mark.parametrize('family', models.MODELS)
+@pytest.mark.parametrize('family', classifiers())
 def test_bfloat16_is_portable(family, monkeypatch):
   # No call into a library of one platform, whatever is installed here; any batch.
   def never(*_):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import naming
+from conftest import classifiers, naming
 from tuning import attach
 
 from vit_jax import errors, models, optim, sharding, tasks, trees, tune
@@ -21,7 +21,7 @@ METHODS = sorted(set(tune.METHODS) - {'rules', 'full'})
 def families():
   return [
     pytest.param(name, i, marks=pytest.mark.slow if i else ())
-    for name in models.MODELS
+    for name in classifiers()
     for i in range(len(models.family(name).tiny))
   ]
 

@@ -16,8 +16,26 @@ TINY = {
 SIZE = 32
 
 
+def outputs_of(name):
+  return models.family(name.split()[0]).outputs
+
+
+CLASSIFIERS = [name for name in TINY if outputs_of(name) == 'classes']
+
+
 def build(name, **fields):
-  return models.build(name.split()[0], **{'num_classes': 7, **TINY[name], **fields})
+  known = models.signature(name.split()[0]).parameters
+  classes = {'num_classes': 7} if 'num_classes' in known else {}
+  return models.build(name.split()[0], **{**classes, **TINY[name], **fields})
+
+
+def family_of(name):
+  return models.family_of(build(name))
+
+
+def total(outputs):
+  """Returns the sum of all that a model returned, an array or a dict of them."""
+  return sum(x.sum() for x in jax.tree.leaves(outputs))
 
 
 def having(*fields) -> list[str]:
@@ -52,7 +70,7 @@ def random(model):
   def values(path, x):
     names = [key.key for key in path[1:]]
     mean = 1.0 if names[-1] in ('scale', 'var') else 0.0
-    if names[0] == 'head' and names[-1] == 'bias':
+    if names[0] == 'head' and names[-1] == 'bias' and hasattr(model, 'head_bias_init'):
       mean = model.head_bias_init
     return (mean + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
 
@@ -66,7 +84,7 @@ def random(model):
 
 
 def apply(model, params, key=None):
-  """Returns (logits, out), in training if there is a key."""
+  """Returns (outputs, out), in training if there is a key."""
   rngs = {} if key is None else {'dropout': jax.random.key(key)}
   return compiled(model, key is not None)(variables(model, params), images(), rngs=rngs)
 

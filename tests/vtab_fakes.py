@@ -72,15 +72,25 @@ def write_one(
 
   name = f'{name}:{version}' if version else name
   builder = tfds.builder(name, data_dir=str(data_dir), file_format=file_format)
+  examples = {
+    split: [_example(builder, i, full_size) for i in range(size)]
+    for split, size in sizes.items()
+  }
+  write_examples(builder, examples, file_format)
+
+
+def write_examples(builder, examples: dict[str, list], file_format='array_record'):
+  """Prepares a data set of TFDS from the examples of its splits."""
+  import tensorflow_datasets as tfds
+
   builder.data_path.mkdir(parents=True)
   writer = tfds.core.SequentialWriter(
     builder.info, max_examples_per_shard=10**6, file_format=file_format
   )
-  writer.initialize_splits(list(sizes))
-  for split, size in sizes.items():
-    made = [_example(builder, i, full_size) for i in range(size)]
+  writer.initialize_splits(list(examples))
+  for split, made in examples.items():
     writer.add_examples({split: made})
-  writer.close_splits(list(sizes))
+  writer.close_splits(list(examples))
 
 
 def number_of(data: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Boxes as arrays [..., 4]: their forms, overlap and generalised overlap.
+"""Boxes as arrays [..., 4]: their forms, their overlap, and those that a detector gives.
 
 Three orders are in use. Models and losses: centre x, centre y, width, height. Corners:
 left, top, right, bottom. Examples (`data.features`): top, left, bottom, right, from 0 to 1
@@ -49,6 +49,25 @@ def giou(a: jax.Array, b: jax.Array) -> jax.Array:
   high = jnp.maximum(a[..., 2:], b[..., 2:])
   around = area(jnp.concatenate([low, high], -1))
   return _divide(common, whole) - _divide(around - whole, around)
+
+
+def postprocess(outputs: dict, sizes: jax.Array) -> dict[str, jax.Array]:
+  """Returns one detection for each query: 'scores', 'labels' [B, Q], 'boxes' [B, Q, 4].
+
+  The class is the likeliest other than "no object", the score its probability, the box
+  left, top, right, bottom in pixels. None is left out.
+
+  Args:
+    sizes: [B, 2], heights and widths of the images, in pixels.
+  """
+  likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]
+  height, width = jnp.moveaxis(sizes.astype(jnp.float32), -1, 0)
+  scale = jnp.stack([width, height, width, height], -1)[:, None]
+  return {
+    'scores': likely.max(-1),
+    'labels': likely.argmax(-1),
+    'boxes': to_corners(outputs['boxes'].astype(jnp.float32)) * scale,
+  }
 
 
 def _common_and_whole(a, b):

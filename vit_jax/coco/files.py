@@ -1,81 +1,16 @@
 """Ground truth and detections in COCO's JSON format, checked as they are read."""
 
-import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from vit_jax.coco import polygon, rle
+from vit_jax.coco.objects import Detections, Truth
 from vit_jax.errors import UserError, one_line
-
-
-@dataclasses.dataclass(frozen=True)
-class Truth:
-  """The objects in I images, of K categories, n in all.
-
-  Attributes:
-    name: of the file, for messages.
-    image_ids, category_ids: as in the file, sorted.
-    file_names: of the images; '' where the file has none.
-    sizes: int64 [I, 2], heights and widths; 0 where the file has none.
-    class_names: of the categories.
-    image, category: int64 [n], places in `image_ids` and `category_ids`.
-    boxes: float64 [n, 4], left, top, width, height in pixels.
-    areas: float64 [n], as annotated: those of the masks.
-    crowd: bool [n], a region with many objects.
-    masks: n run lengths, see `rle`; None if they were not asked for.
-  """
-
-  name: str
-  image_ids: list
-  category_ids: list
-  file_names: list[str]
-  sizes: np.ndarray
-  class_names: list[str]
-  image: np.ndarray
-  category: np.ndarray
-  boxes: np.ndarray
-  areas: np.ndarray
-  crowd: np.ndarray
-  masks: Sequence[np.ndarray] | None = None
-
-  def of_images(self, rows: np.ndarray) -> 'Truth':
-    """Returns the truth of some images alone, by their places, in that order."""
-    place = np.full(len(self.image_ids), -1)
-    place[rows] = np.arange(len(rows))
-    keep = np.flatnonzero(place[self.image] >= 0)
-    return dataclasses.replace(
-      self,
-      image_ids=[self.image_ids[i] for i in rows],
-      file_names=[self.file_names[i] for i in rows],
-      sizes=self.sizes[rows],
-      image=place[self.image[keep]],
-      category=self.category[keep],
-      boxes=self.boxes[keep],
-      areas=self.areas[keep],
-      crowd=self.crowd[keep],
-      masks=None if self.masks is None else [self.masks[i] for i in keep],
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Detections:
-  """What a detector found: n objects; the attributes are as in `Truth`.
-
-  Attributes:
-    scores: float64 [n].
-    boxes: None of detections that are masks alone.
-  """
-
-  image: np.ndarray
-  category: np.ndarray
-  scores: np.ndarray
-  boxes: np.ndarray | None = None
-  masks: Sequence[np.ndarray] | None = None
 
 
 def truth(path: str | os.PathLike, masks: bool = False) -> Truth:

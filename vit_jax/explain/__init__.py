@@ -93,7 +93,7 @@ def attention_distances(
     BadImage: for an image that cannot be read.
   """
   loaded = opened(source)
-  family, fields = models.family_of(loaded.model), pretrained.fields_of(loaded.model)
+  family, fields = models.family_of(loaded.model), models.fields_of(loaded.model)
 
   def run(variables, x):
     found, _, grid = weights.attention(loaded.model, variables, x)

@@ -7,6 +7,7 @@ import re
 import types
 import typing
 
+import jax
 import jax.numpy as jnp
 
 from vit_jax import other_families
@@ -21,18 +22,32 @@ MODELS = {
   'bit': 'vit_jax.models.bit',
   'convnext': 'vit_jax.models.convnext',
   'swin': 'vit_jax.models.swin',
+  'vitdet': 'vit_jax.models.vitdet',
+  'fpn': 'vit_jax.models.fpn',
+  'sfp': 'vit_jax.models.sfp',
+  'semantic_fpn': 'vit_jax.models.semantic_fpn',
   'resnet': 'vit_jax.models.resnet',
   'mvit': 'vit_jax.models.mvit',
 }
 DTYPES = ('float32', 'bfloat16', 'float16')
 
 
-def family(name: str) -> Family:
-  """Returns the facts of the family that a name is of; UserError for an unknown one.
+def family(name: str, variant: str | None = None, **fields) -> Family:
+  """Returns the facts of the model that `build` makes of these, see `family_of`.
 
-  Args:
-    name: a key of MODELS, or any name that `parse_name` knows.
+  Raises:
+    UserError: for an unknown name.
   """
+  found = _facts(name)
+  if hasattr(found.model, 'backbone'):
+    _, fields = resolve(name, variant, **fields)
+    if fields.get('backbone'):
+      found = found.around(family(**fields['backbone']))
+  return found
+
+
+def _facts(name: str) -> Family:
+  """Returns FAMILY of the page of a name, which any that `parse_name` knows may be."""
   if name not in MODELS:
     name, *_ = parse_name(asked := name)
   if name not in MODELS:
@@ -50,8 +65,36 @@ def family(name: str) -> Family:
 
 
 def family_of(model) -> Family:
-  """Returns the `Family` of a model: `FAMILY` of the module that defines its class."""
-  return _module(core(model)).FAMILY
+  """Returns the `Family` of a model: `FAMILY` of the module that defines its class.
+
+  Of a model that is built on a backbone it is `Family.around` that of the backbone.
+  """
+  found, inside = _module(core(model)).FAMILY, backbone_of(model)
+  return found if inside is None else found.around(family_of(inside))
+
+
+def backbone_of(model):
+  """Returns the model that a model of a family is built on; None: there is none."""
+  return getattr(core(model), 'backbone', None)
+
+
+def name_of(model) -> str:
+  """Returns the key of MODELS of a model's family."""
+  module = type(core(model)).__module__
+  return next(name for name, found in MODELS.items() if found == module)
+
+
+def fields_of(model) -> dict:
+  """Returns {field: value} of a model; of a tuned one, of that to which was added.
+
+  The model of a field `backbone` is a dict that `build` makes it of again.
+  """
+  model = core(model)
+  found = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+  found = {name: x for name, x in found.items() if name not in ('parent', 'name')}
+  if (inside := backbone_of(model)) is not None:
+    found['backbone'] = {'name': name_of(inside), **fields_of(inside)}
+  return found
 
 
 def core(model):
@@ -59,15 +102,31 @@ def core(model):
   return model if hasattr(_module(model), 'FAMILY') else core(model.backbone)
 
 
-def changed(model, **fields):
-  """Returns a model with other values of those of the fields that it has."""
+def changed(model, **given):
+  """Returns a model, and what it is built on, with other values of fields they have."""
   if model is not (inside := core(model)):
-    return model.clone(backbone=changed(inside, **fields))
-  return model.clone(**{k: v for k, v in fields.items() if hasattr(model, k)})
+    return model.clone(backbone=changed(inside, **given))
+  fields = {k: v for k, v in given.items() if hasattr(model, k)}
+  if (inside := backbone_of(model)) is not None and 'backbone' not in fields:
+    fields['backbone'] = changed(inside, **given)
+  return model.clone(**fields)
 
 
 def _module(model) -> types.ModuleType:
   return importlib.import_module(type(model).__module__)
+
+
+def inputs_of(model, image_shape: tuple[int, int, int], batch: int = 1):
+  """Returns what a model takes, as shapes: [batch, H, W, C], or {name: [batch, h, w, C]}.
+
+  Args:
+    image_shape: (H, W, C) of the images; a model without a backbone takes maps of them.
+  """
+  found = family_of(model).inputs
+  shape = lambda x: jax.ShapeDtypeStruct((batch, *x), jnp.float32)
+  if found is None:
+    return shape(image_shape)
+  return {n: shape(x) for n, x in found(fields_of(model), image_shape[:2]).items()}
 
 
 def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, dict]:
@@ -83,7 +142,7 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
     if head in MODELS:
       return head, rest, {}
     for key in MODELS:
-      for regex, described in family(key).published:
+      for regex, described in _facts(key).published:
         if match := re.fullmatch(regex, name):
           return key, *described(*match.groups())
     name, variant = head if colon else name, rest or None
@@ -107,21 +166,32 @@ def build(name: str, variant: str | None = None, **fields):
   for field, value in fields.items():
     choose('field', field, list(known), f', the fields of {name}')
     if isinstance(value, dict) and 'name' in value:
-      fields[field] = build(**value)
+      fields[field] = _inside(value, fields)
     elif isinstance(value, list):  # JSON knows no tuples; modules must be hashable
       fields[field] = tuple(value)
     _check_range(field, fields[field], known[field].annotation)
   if 'dtype' in fields:
     dtype = getattr(fields['dtype'], '__name__', None) or str(fields['dtype'])
     fields['dtype'] = jnp.dtype(choose('dtype', dtype, DTYPES))
-  return family(name).model(**fields)
+  return _facts(name).model(**fields)
+
+
+def _inside(section: dict, fields: dict):
+  """Returns the model within a model: no head, of the dtype of that around it."""
+  known = signature(section['name'], section.get('variant')).parameters
+  shared = {'num_classes': None, 'dtype': fields.get('dtype', jnp.float32)}
+  return build(**{**{k: v for k, v in shared.items() if k in known}, **section})
 
 
 def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]:
   """Returns (key of MODELS, fields): those of the variant, under the ones given."""
   name, variant, named_fields = parse_name(name, variant)
-  found = family(name)
-  return name, {**(found.variant(variant) if variant else {}), **named_fields, **fields}
+  found = _facts(name)
+  fields = {**(found.variant(variant) if variant else {}), **named_fields, **fields}
+  if isinstance(inside := fields.get('backbone'), dict) and 'name' in inside:
+    inside, told = resolve(**inside)
+    fields['backbone'] = {'name': inside, **told}
+  return name, fields
 
 
 # Fields of any model that are shares.
@@ -154,7 +224,7 @@ def signature(name: str, variant: str | None = None) -> inspect.Signature:
     inspect.Parameter(
       f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
     )
-    for f in dataclasses.fields(family(name).model)
+    for f in dataclasses.fields(_facts(name).model)
     if f.name not in ('parent', 'name')
   ]
   return inspect.Signature(fields)

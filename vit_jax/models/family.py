@@ -7,6 +7,7 @@ Optimizers, weights, tools and tests know no model: each page of `models/` ends 
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Family:
     published: ((regex, function), ...): names that others publish models under; the
       function of the regex's groups returns (variant, fields).
     tiny: fields of models that run in milliseconds and have every part, for tests.
+    outputs: what a model returns besides `out`: 'classes', logits [B, K]; 'maps', {name:
+      [B, h, w, C]}; 'pixels', logits [B, H, W, K].
+    inputs: (fields, (H, W)) -> {name: (h, w, C)}, the maps that a model without a
+      backbone takes in the place of an image; None: it takes images only.
   """
 
   model: type
@@ -58,6 +63,33 @@ class Family:
   position: str | None = None
   patches: str | None = None
   published: tuple[tuple[str, Callable], ...] = ()
+  outputs: Literal['classes', 'maps', 'pixels'] = 'classes'
+  inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None = None
+
+  def around(self, backbone: 'Family') -> 'Family':
+    """Returns the facts of a model of this family with a backbone of another.
+
+    Blocks and all that concerns images are the backbone's, whose parameters are below
+    'backbone/'; what is built on it follows the last block.
+    """
+    inside = lambda regex: None if regex is None else f'backbone/(?:{regex})'
+    below = lambda name: None if name is None else f'backbone/{name}'
+    return dataclasses.replace(
+      self,
+      blocks=backbone.blocks.replace('(?P<block>', '(?P<block>backbone/', 1),
+      before=inside(backbone.before),
+      transitions=inside(backbone.transitions),
+      matrices=tuple((inside(regex), axes) for regex, axes in backbone.matrices),
+      branch_ends=inside(backbone.branch_ends),
+      stems=tuple(map(below, backbone.stems)),
+      positions=tuple((inside(regex), axes) for regex, axes in backbone.positions),
+      offsets=inside(backbone.offsets),
+      position=below(backbone.position),
+      patches=below(backbone.patches),
+      stride=lambda fields: backbone.stride(fields['backbone']),
+      any_size=lambda fields: backbone.any_size(fields['backbone']),
+      inputs=None,
+    )
 
   def is_stacked(self, name: str) -> bool:
     """Whether a parameter has a leading axis of layers, by its name."""
@@ -120,3 +152,33 @@ class Family:
     """Returns which of a model's parameters is its first kernel, [h, w, C, ...]."""
     names = set(names)
     return next(name for name in self.stems if name in names)
+
+
+_NEVER = r'(?!)(?P<block>)(?P<layer>)'  # matches nothing
+
+
+def composite(
+  model: type,
+  variant: Callable[[str], dict],
+  tiny: tuple[dict, ...],
+  inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]],
+  outputs: Literal['maps', 'pixels'] = 'maps',
+) -> Family:
+  """Returns the facts of models that are built on a `backbone`, without one.
+
+  With one they are those of `Family.around`.
+  """
+  return Family(
+    model=model,
+    variant=variant,
+    blocks=_NEVER,
+    before='(?!)',
+    branch_ends='(?!)',
+    prompts=(),
+    stems=(),
+    stride=lambda fields: (fields['stride'],) * 2,
+    any_size=lambda fields: True,
+    tiny=tiny,
+    outputs=outputs,
+    inputs=inputs,
+  )

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import resample
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import rotary
 from vit_jax.kernels.sincos import sincos2d
@@ -82,6 +83,36 @@ class PositionEmbedding(nn.Module):
   def _table(self, name: str, shape: tuple[int, int], std: float, grid):
     check_rows(self, name, shape[0], axis=1, grid=grid)
     return self.param(name, nn.initializers.normal(std), (1, *shape))
+
+
+class ResizedPositions(nn.Module):
+  """A learned table of another grid, `pos_embedding`, resized to that of the tokens.
+
+  Bicubic as PyTorch has it, whenever it is used: images may be of any size.
+
+  Attributes:
+    grid: (h, w) of the table.
+    class_row: whether it begins with a row of a class token, which is not read.
+  """
+
+  grid: tuple[int, int]
+  class_row: bool
+
+  @nn.compact
+  def __call__(self, x):
+    """Returns [1, h, w, D] for a map [B, h, w, D], in its dtype."""
+    _, *grid, width = x.shape
+    rows = self.class_row + self.grid[0] * self.grid[1]
+    init = nn.initializers.normal(0.02)
+    table = self.param('pos_embedding', init, (1, rows, width))
+    table = table[0, int(self.class_row) :].reshape(*self.grid, width)
+    if self.grid != tuple(grid):
+      for axis, (old, new) in enumerate(zip(self.grid, grid, strict=True)):
+        resize = resample.bicubic_of_edges(old, new).astype(np.float32)
+        table = jnp.moveaxis(
+          jnp.tensordot(resize, table, (1, axis), precision='highest'), 0, axis
+        )
+    return table[None].astype(x.dtype)
 
 
 class RelativePositions(nn.Module):

@@ -20,7 +20,6 @@ from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.pretrained import inferred, runs, tuned
 from vit_jax.pretrained.fitting import describe, fit
-from vit_jax.pretrained.fitting import fields_of as fields_of
 from vit_jax.pretrained.source import Source
 
 
@@ -98,6 +97,7 @@ def load(
   ema: bool = False,
   weights: str | None = None,
   tune: dict | str | None = None,
+  model: dict | str | None = None,
   **fields,
 ) -> Loaded:
   """Returns the model of a source, with its parameters.
@@ -118,6 +118,9 @@ def load(
       --tuned_only` wrote, whose parameters were tuned on these weights: the model, its
       classes and the size of its images are then those of that run. Parameters that are
       added are `variables['params']['tune']`.
+    model: another model to start from the weights, a name or a config's section: one that
+      is built on theirs, {'name': 'fpn', 'backbone': {'name': 'swin', ...}}, or for a ViT
+      'vitdet:B' or 'sfp:B'. What it has besides starts with initial values.
     **fields: of the model, over what the source tells: `num_classes=10` gives a new head,
       `patch_size=(32, 32)` resizes the patch embedding.
 
@@ -129,7 +132,10 @@ def load(
     found = tuned.apply(found, tune)
   elif tune is not None:
     found = tuned.asked(found, tune)
-  model = models.build(found.family, **found.fields | fields)
+  if model is None:
+    model = models.build(found.family, **found.fields | fields)
+  else:
+    model = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else found.image_size or inferred.usual_size(found)
   flat, report = fit(found, model, size, skip=skip, resize=resize)
@@ -163,7 +169,8 @@ def _fresh(model, shape, names: list[str]) -> dict[str, np.ndarray]:
   """Returns the initial values of some variables; the others are not computed."""
 
   def init(key):
-    flat = trees.named(model.init(key, jnp.zeros((1, *shape))))
+    inputs = jax.tree.map(jnp.zeros_like, models.inputs_of(model, shape))
+    flat = trees.named(model.init(key, inputs))
     return {name: flat[name] for name in names}
 
   return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}
@@ -204,6 +211,7 @@ def _read_file(source: str, variant: str | None, fields: dict) -> Source:
         f'{source} has {key} {found[key]}; variant {variant!r} has {overrides[key]}.'
       )
   told = found | overrides | fields
+  family = models.family(raw.format.family, **told)
   inferred.check_fields(raw, told)
   return Source(
     str(source),
@@ -247,5 +255,7 @@ def complete(model: dict, found: Source) -> dict:
 
 
 def _channels(raw: weights.Weights, flat, family) -> int:
+  if family.inputs is not None:  # it takes maps, of images of any number
+    return 3
   with weights.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
     return flat[family.stem(flat)].shape[2]

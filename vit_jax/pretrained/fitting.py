@@ -1,14 +1,12 @@
 """What a source's parameters become in a model."""
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.pretrained.source import Source
+from vit_jax.pretrained.started import started
 from vit_jax.weights.merge import Merge
 
 
@@ -23,30 +21,30 @@ def fit(
   """Returns ({name: array} of the model's variables, report); see `weights.fit`.
 
   Names are those of `trees.named`; what `report.reinitialized` names is not among them.
+  The source may be of another model that this can start from, see `started`.
   """
-  images = jax.ShapeDtypeStruct((1, *image_size, found.channels), jnp.float32)
+  found, new, notes = started(found, model, resize)
+  images = models.inputs_of(model, (*image_size, found.channels))
   with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
     abstract = jax.eval_shape(model.init, jax.random.key(0), images)
   shapes = {name: x.shape for name, x in trees.named(abstract).items()}
   try:
-    return weights.fit(
+    taken, report = weights.fit(
       found.flat,
       shapes,
-      family=models.family(found.family),
-      fields=fields_of(model),
+      family=models.family_of(model),
+      fields=models.fields_of(model),
       old_size=found.image_size,
       new_size=image_size,
-      skip=list(skip),
+      skip=[*skip, *new],
       resize=resize,
     )
   except UserError as error:
     raise UserError(f'{found.source}: {error}') from None
-
-
-def fields_of(model) -> dict:
-  """Returns {field: value} of a model; of a tuned one, of that to which was added."""
-  model = models.core(model)
-  return {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+  unused = [n for n in found.unused if n not in report.unused]
+  return taken, report._replace(
+    notes=[*notes, *report.notes], unused=[*report.unused, *unused]
+  )
 
 
 def describe(found: Source, report: Merge) -> str:
@@ -58,7 +56,7 @@ def describe(found: Source, report: Merge) -> str:
   lines += report.notes
   for what, names in (
     ('initialised afresh', report.reinitialized),
-    ('unused', [*report.unused, *found.unused]),
+    ('unused', report.unused),
   ):
     if names:
       more = f' and {len(names) - 4} more' if len(names) > 4 else ''

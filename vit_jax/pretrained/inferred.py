@@ -107,7 +107,7 @@ def check_architecture(raw: weights.Weights, variant, fields) -> None:
 
 def usual_size(found: Source) -> tuple[int, int]:
   """Returns (H, W) of the images, in pixels, for a source that does not say it."""
-  family = models.family(found.family)
+  family = models.family(found.family, **found.fields)
   if family.position in found.flat:
     raise UserError(
       f'{found.source} has position embeddings of a grid that is not square: pass '

@@ -82,7 +82,7 @@ def read(
   model = models.build(family, **told)
   images = jax.ShapeDtypeStruct((1, H, W, C), jnp.float32)
   section = config.get('tune', {})
-  tuned, _ = tune.attach(model, models.family(family), (H, W, C), **section)
+  tuned, _ = tune.attach(model, models.family_of(model), (H, W, C), **section)
   abstract = jax.eval_shape(tuned.init, jax.random.key(0), images)
   kept = steps.Kept(folder, config)
   chosen = kept.choose(source, wanted)
@@ -112,7 +112,7 @@ def read(
     'run',
     family,
     told | fields,
-    adapt.unstack(flat, models.family(family)),
+    adapt.unstack(flat, models.family_of(model)),
     (H, W),
     C,
     resolved.get('class_names'),

@@ -213,7 +213,7 @@ def attached(model, found: Source, shape: tuple[int, int, int], flat: dict):
   Raises:
     UserError: for parameters of other shapes, made for images of another size.
   """
-  family = models.family(found.family)
+  family = models.family_of(model)
   tuned, _ = tune.attach(model, family, shape, **found.tune)
 
   def init(key):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import boxes
+from vit_jax.boxes import postprocess
 from vit_jax.config_check import in_range
 from vit_jax.errors import UserError
 from vit_jax.tasks.matching import match
@@ -201,7 +202,7 @@ def losses(
   apart = jnp.abs(ours - targets['boxes']).sum(-1)
   overlap = boxes.giou(boxes.to_corners(ours), boxes.to_corners(targets['boxes']))
   out = {
-    'loss_ce': of_batch(ce / whole),
+    'loss_ce': of_batch(ce / jnp.where(whole > 0, whole, 1)),
     'loss_bbox': per_box(sum_found(apart)),
     'loss_giou': per_box(sum_found(1 - overlap)),
   }
@@ -216,31 +217,15 @@ def losses(
   return out
 
 
-def postprocess(outputs: dict, sizes: jax.Array) -> dict[str, jax.Array]:
-  """Returns one detection for each query: 'scores', 'labels' [B, Q], 'boxes' [B, Q, 4].
-
-  The class is the likeliest other than "no object", the score its probability, the box
-  left, top, right, bottom in pixels. None is left out.
-
-  Args:
-    sizes: [B, 2], heights and widths of the images, in pixels.
-  """
-  likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]
-  height, width = jnp.moveaxis(sizes.astype(jnp.float32), -1, 0)
-  scale = jnp.stack([width, height, width, height], -1)[:, None]
-  return {
-    'scores': likely.max(-1),
-    'labels': likely.argmax(-1),
-    'boxes': boxes.to_corners(outputs['boxes'].astype(jnp.float32)) * scale,
-  }
-
-
 def _images(batch: dict) -> dict:
   """Returns the arguments of a model: images, and where there is padding their mask."""
   images = batch['image']
   if 'image_mask' not in batch:
     return {'images': images}
   mask = batch['image_mask'] > 0
+  # One that could not be read has no pixel; attention to nothing would be NaN, which its
+  # weight of 0 would not keep out of the sums.
+  mask |= ~mask.any((1, 2), keepdims=True)
   # Padding is 0 as in the reference code, whatever value_range made of it.
   return {'images': images * mask[..., None], 'mask': mask}
 

@@ -1,12 +1,12 @@
 """Writes weights in the format of another library.
 
-  vit_jax convert SOURCE DEST [--to google|timm|hf]
+  vit_jax convert SOURCE DEST [--to google|timm|hf|authors]
 
 SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder (its newest
 step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors
-or a folder (timm, hf); a folder is what `timm.create_model('local-dir:FOLDER',
-pretrained=True)` and transformers' `from_pretrained('FOLDER')` read. For these,
-sine-cosine positions are written as a table. What a format cannot express is refused.
+or a folder (timm, hf, authors: the names in the code of the paper's authors); a folder is
+what `timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
+`from_pretrained('FOLDER')` read. For these, sine-cosine positions are written as a table. What a format cannot express is refused.
 
 A run whose tuning added parameters is written with LoRA's worked into the kernels; what else
 was added no format can express. `--tuned_only` writes what was trained alone, for
@@ -71,7 +71,7 @@ def export(found, dest: str | Path, to: str) -> dict:
 
   found = tuned.folded(found)
   model = models.build(found.family, **found.fields)
-  fields = pretrained.fields_of(model)
+  fields = models.fields_of(model)
   size = found.image_size or inferred.usual_size(found)
   if to in ('timm', 'hf') and found.channels != 3:
     raise UserError(
@@ -111,7 +111,7 @@ def _export_tuned(found, source: str, dest: str) -> dict:
   config = run_config.read(run[0])
   shapes = steps.Kept(run[0], config).shapes(found.step)
   stored = {name for name, (_, is_stored) in shapes.items() if is_stored}
-  family, every = models.family(found.family), found.flat | found.added
+  family, every = models.family(found.family, **found.fields), found.flat | found.added
   # Scanned blocks are stored as one.
   trained = [n for n in every if {n, *(family.stacked(n) or ())[:1]} & stored]
   files = tuned.write(found, trained, config['weights'] or {}, dest)
@@ -125,8 +125,11 @@ def _check_whole(found, dest: str) -> None:
 
   from vit_jax import pretrained
   from vit_jax.pretrained import tuned
+  from vit_jax.weights import adapt
 
-  again, flat = pretrained.read_source(dest).flat, tuned.folded(found).flat
+  flat = tuned.folded(found).flat
+  shapes = {name: x.shape for name, x in flat.items()}
+  again = adapt.as_variables(pretrained.read_source(dest).flat, shapes)
   differ = [n for n, x in flat.items() if not np.array_equal(x, again.get(n))]
   assert not differ, f'{dest} does not hold {differ[:3]} as the run does'
 
@@ -161,7 +164,7 @@ def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax convert', description=__doc__.split('\n')[0])
   source.add_options(parser, resolution=False)
   parser.add_argument('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
-  parser.add_argument('--to', choices=('google', 'timm', 'hf'))
+  parser.add_argument('--to', choices=('google', 'timm', 'hf', 'authors'))
   parser.add_argument('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
   parser.add_argument(
     '--merge', action='store_true', help='verify that the file is self-contained'

@@ -9,7 +9,7 @@ import os
 
 import jax
 
-from vit_jax import models, optim, pretrained, sharding, tasks, trees, tune
+from vit_jax import models, optim, sharding, tasks, trees, tune
 from vit_jax.train import (
   environment,
   evaluations,
@@ -75,8 +75,8 @@ def train(
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = start.open_weights(config)
     model = models.build(**config['model'])
-    family = models.family(config['model']['name'])
-    evaluations.check_sizes(config, evals, family.any_size(pretrained.fields_of(model)))
+    family = models.family_of(model)
+    evaluations.check_sizes(config, evals, family.any_size(models.fields_of(model)))
     shape = tuple(config['resolved']['image_shape'])
     tuned, rules = tune.attach(model, family, shape, **config['tune'])
     task = tasks.build(model=tuned, spec=data.spec, **config['task'])

@@ -66,12 +66,14 @@ def _check_optim(where: str, section: dict, config: dict) -> None:
   _named(optim.signature)(where, section, config)
   # Refuses values out of range. How many steps there are is not known yet, and where the
   # weights tell the model, neither is that: a run without end, of a ViT.
-  family = models.family(config.get('model', {}).get('name', 'vit'))
+  family = models.family(**{'name': 'vit', **config.get('model', {})})
   optim.build(**section, total_steps=10**9, family=family)
 
 
 def _check_task(where: str, section: dict, config: dict) -> None:
   _named(tasks.signature)(where, section, config)
+  if name := config.get('model', {}).get('name'):
+    tasks.check_outputs(section['name'], name, models.family(name))
   classes = config.get('model', {}).get('num_classes')
   if classes is not None and not tasks.classifies(config):
     raise UserError(

@@ -99,10 +99,9 @@ class Weights:
         raise UserError(f'{self.source}: {name} is {x.dtype}; parameters are floats.')
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     with arrays_that_do_not_fit(what):
-      fields = self.format.infer(flat) | self.hints.fields
-    layers = fields.get('depth') or sum(
-      fields.get('blocks') or fields.get('depths') or ()
-    )
+      fields = _over(self.hints.fields, self.format.infer(flat))
+    body = fields.get('backbone') or fields
+    layers = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
     if layers > adapt.MOST_LAYERS:
       raise UserError(
         f'{what} has {layers:,} layers; up to {adapt.MOST_LAYERS:,} are read.'
@@ -126,6 +125,14 @@ class Weights:
     if grid:
       return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
     return self.usual_size
+
+
+def _over(told: dict, inferred: dict) -> dict:
+  """Returns {field: value}, those told before those inferred, also of a backbone."""
+  found = inferred | told
+  if isinstance(inferred.get('backbone'), dict):
+    found['backbone'] = inferred['backbone'] | told.get('backbone', {})
+  return found
 
 
 def open_file(source: str) -> Weights:
@@ -197,7 +204,7 @@ def fit(
   old_fields = fields
   kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:
-    old_fields = fields | {'patch_size': kernel.shape[:2]}
+    old_fields = _with_patches(fields, kernel.shape[:2])
     flat[family.patches] = adapt.resize_patches(kernel, wanted[:2])
     notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {wanted[:2]}')
   resized, changes = _offsets(flat, shapes, family)
@@ -219,6 +226,13 @@ def fit(
     skip = [*skip, 'head/.*']
   taken, report = merge(shapes, flat, skip)
   return taken, report._replace(notes=notes)
+
+
+def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
+  """Returns a model's fields with patches of another size, its own or its backbone's."""
+  if 'patch_size' in fields:
+    return fields | {'patch_size': size}
+  return fields | {'backbone': _with_patches(fields['backbone'], size)}
 
 
 def _offsets(flat, shapes, family) -> tuple[dict, list[str]]:

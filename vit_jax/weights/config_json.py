@@ -101,6 +101,12 @@ def _each(kind: Kind) -> Kind:
   return fits, f'a list, each {kind[1]}'
 
 
+def _numbers(below: int) -> Kind:
+  one = _whole(0, below - 1)
+  fits = lambda x: isinstance(x, list) and len(x) <= below and all(map(one[0], x))
+  return fits, f'a list, each {one[1]}'
+
+
 _TEXT = (lambda x: isinstance(x, str) and len(x) <= 10_000, 'a text')
 _BOOL = (lambda x: type(x) is bool, 'true or false')
 _SIZE = _whole(1, _SIDE)
@@ -193,7 +199,10 @@ _READ: dict[str, Kind] = {
   'layer_norm_eps': _number(0, 1),
   'num_attention_heads': _HEADS,
   'depths': _each(_whole(1, 1000)),
-  'window_size': _WINDOW,
+  'window_size': _whole(0, 4096),
+  'window_block_indices': _numbers(1000),
+  'residual_block_indices': _numbers(1000),
+  'num_hidden_layers': _whole(1, 1000),
   'pretrained_window_sizes': _each(_whole(0, 4096)),
   'image_size': _either(_SQUARE, _PAIR),
   'id2label': _BY_NUMBER,

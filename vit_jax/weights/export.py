@@ -13,7 +13,7 @@ from vit_jax import buckets, imagenet
 from vit_jax.errors import UserError, choose
 from vit_jax.weights import rename
 
-TO = ('google', 'timm', 'hf', 'authors')
+TO = ('google', 'timm', 'hf', 'authors', 'detectron2')
 
 
 def export(

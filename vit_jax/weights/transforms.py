@@ -26,6 +26,12 @@ same = _one(lambda x, m: x, lambda x, m: x)
 dense = _one(lambda x, m: x.T, lambda x, m: x.T)
 conv = _one(lambda x, m: x.transpose(2, 3, 1, 0), lambda x, m: x.transpose(3, 2, 0, 1))
 
+# Of a transposed convolution, [in, out, h, w] in Torch, whose taps run the other way.
+deconv = _one(
+  lambda x, m: x.transpose(2, 3, 0, 1)[::-1, ::-1],
+  lambda x, m: x[::-1, ::-1].transpose(2, 3, 0, 1),
+)
+
 # [D_out, D_in] -> [D_in, M, Dh]; [D] -> [M, Dh]; [D_out, D_in] -> [M, Dh, D_out].
 heads_kernel = _one(
   lambda x, m: x.T.reshape(x.shape[1], m, -1),

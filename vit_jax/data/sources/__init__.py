@@ -13,7 +13,7 @@ from vit_jax.data.sources import listing, subset
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, did_you_mean
 
-# name: (module, class, what follows the colon). Loaded when named, so that a source's
+# name: (module, class or function, what follows the colon). Loaded when named, so that a source's
 # packages are needed only by those who use it.
 SOURCES = {
   'digits': ('vit_jax.data.sources.arrays', 'Digits', ''),
@@ -22,7 +22,7 @@ SOURCES = {
   'shapes': ('vit_jax.data.sources.shapes', 'Shapes', ''),
   'synthetic': ('vit_jax.data.sources.arrays', 'Synthetic', ''),
   'folder': ('vit_jax.data.sources.folder', 'Folder', 'PATH'),
-  'tfds': ('vit_jax.data.sources.tfds', 'Tfds', 'NAME'),
+  'tfds': ('vit_jax.data.sources.tfds', 'build', 'NAME'),
   'vtab': ('vit_jax.data.sources.vtab', 'Vtab', 'NAME'),
   'fgvc': ('vit_jax.data.sources.fgvc', 'Fgvc', 'NAME'),
   'coco': (

@@ -92,28 +92,58 @@ class Examples(NamedTuple):
   fingerprint: str
 
 
-class Tfds(Source):
+def build(
+  target: str,
+  split: str,
+  *,
+  data_dir: str | None = None,
+  image_key: str = 'image',
+  label_key: str | None = None,
+  objects_key: str | None = None,
+) -> Source:
   """`tfds:NAME[/CONFIG][:VERSION]`, or `tfds:DIRECTORY` of one prepared version.
 
   ArrayRecord files are read directly; for TFRecord files the offsets of all records are
-  found once and kept beside them. Options: `data_dir` (else TFDS_DATA_DIR, else
-  ~/tensorflow_datasets; may be in a bucket, gs://), `image_key`, `label_key` (else 'label'
-  or 'labels').
+  found once and kept beside them.
+
+  Args:
+    data_dir: else TFDS_DATA_DIR, else ~/tensorflow_datasets; may be in a bucket, gs://.
+    image_key: of several images, which.
+    label_key: the class or classes of an image, else 'label' or 'labels'.
+    objects_key: objects with boxes (of voc, 'objects'), for detection; else the first
+      there is, if the images have no label (as those of coco/2017).
   """
+  from vit_jax.data.sources import tfds_objects
+
+  name, prepared = f'tfds:{target}', Prepared(target, data_dir)
+  if label_key is not None and objects_key is not None:
+    raise UserError(
+      f'{name}: label_key={label_key!r} and objects_key={objects_key!r} exclude one '
+      'another.'
+    )
+  if label_key is None and not {'label', 'labels'} & set(prepared.features):
+    objects_key = objects_key or tfds_objects.key_of(prepared.features)
+  if objects_key is None:
+    return Tfds(name, split, prepared, image_key, label_key)
+  image = _image_key(name, prepared, image_key)
+  examples = prepared.open(splits.ranges(split, prepared.sizes, name))
+  return tfds_objects.TfdsObjects(name, prepared.features, examples, image, objects_key)
+
+
+class Tfds(Source):
+  """A data set of TFDS whose images have a label, or several."""
 
   def __init__(
     self,
-    target: str,
+    name: str,
     split: str,
-    *,
-    data_dir: str | None = None,
-    image_key: str = 'image',
-    label_key: str | None = None,
+    prepared: Prepared,
+    image_key: str,
+    label_key: str | None,
   ):
-    self.name = f'tfds:{target}'
-    prepared = Prepared(target, data_dir)
+    self.name = name
     self._keys = (
-      self._image_key(prepared, image_key),
+      _image_key(name, prepared, image_key),
       self._label_key(prepared.features, label_key),
     )
     label = prepared.features[self._keys[1]]
@@ -140,16 +170,6 @@ class Tfds(Source):
   def name_of(self, index: int) -> str:
     return f'{self.name} {self._examples.split} #{index}'
 
-  def _image_key(self, prepared, key):
-    images = prepared.images()
-    if key not in images:
-      raise UserError(
-        f'{self.name} has no image feature {key!r}: it has '
-        f'{images or list(prepared.features)}. '
-        f"Set data.source_options={{'image_key': ...}}.{did_you_mean(key, images)}"
-      )
-    return key
-
   def _label_key(self, features, key):
     wanted = (key,) if key else ('label', 'labels')
     for name in wanted:
@@ -166,6 +186,17 @@ class Tfds(Source):
       f'{self.name} has no feature {" or ".join(map(repr, wanted))}: it has '
       f"{sorted(features)}. Set data.source_options={{'label_key': ...}}."
     )
+
+
+def _image_key(name: str, prepared: Prepared, key: str) -> str:
+  images = prepared.images()
+  if key not in images:
+    raise UserError(
+      f'{name} has no image feature {key!r}: it has '
+      f'{images or list(prepared.features)}. '
+      f"Set data.source_options={{'image_key': ...}}.{did_you_mean(key, images)}"
+    )
+  return key
 
 
 def classes(label) -> tuple[int | None, list[str] | None]:

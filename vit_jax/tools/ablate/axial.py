@@ -6,7 +6,7 @@ the same with axial attention; and one of twice the depth, which has the paramet
 axial one. The figure prints no numbers.
 """
 
-from vit_jax import models, pretrained
+from vit_jax import models
 from vit_jax.tools.ablate.ablation import (
   SHORT_DIGITS,
   Ablation,
@@ -21,7 +21,7 @@ def cells(config: dict) -> list[Cell]:
   """Returns the cells; UserError unless the config is of a ViT."""
   need_vit(config, 'axial')
   family, fields = resolved(config, 'axial')
-  depth = pretrained.fields_of(models.build(family, **fields))['depth']
+  depth = models.fields_of(models.build(family, **fields))['depth']
   of = lambda attention, depth: {
     'model.attention': attention,
     'model.depth': depth,

@@ -5,7 +5,7 @@ and all of them together, with smaller patches where the others grow. The number
 stays. Figure 8 prints no numbers.
 """
 
-from vit_jax import models, pretrained
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.tools.ablate.ablation import (
   SHORT_DIGITS,
@@ -24,7 +24,7 @@ def cells(config: dict) -> list[Cell]:
   """Returns the cells; UserError unless the config is of a ViT that can be halved."""
   need_vit(config, 'shape')
   family, fields = resolved(config, 'shape')
-  base = pretrained.fields_of(models.build(family, **fields))
+  base = models.fields_of(models.build(family, **fields))
   found = [Cell('base', {f'model.{axis}': base[axis] for axis in AXES})]
   for line, scaled in LINES.items():
     for factor in (0.5, 2):

@@ -54,7 +54,7 @@ class Model:
     """
     self.name, self.size = name, size
     self.module = models.build(name, dtype=dtype, **fields)
-    family = models.family(name)
+    family = models.family_of(self.module)
     tuning = tune.attach(self.module, family, (*size, 3), **section or {})
     self._tuned, self._rules = tuning
     self._trains_all = self._tuned is self.module
@@ -93,7 +93,7 @@ class Model:
       raise UserError(f'{self.name} has no classes to train on: set num_classes.')
     spec = self._spec(batch_size, 'image', 'label', 'mask')
     task = tasks.build('classify', self._tuned, spec)
-    family = models.family(self.name)
+    family = models.family_of(self.module)
     optimizer = optim.build(**section, total_steps=10**6, family=family)
     key = jax.random.key(0)
     init = lambda given: init_state(task, optimizer, spec, key, given, self._rules)

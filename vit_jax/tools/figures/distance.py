@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax import explain, models, pretrained, viz
+from vit_jax import explain, models, viz
 from vit_jax.tools import predict, source
 from vit_jax.tools.figures.drawn import Drawn
 
@@ -15,7 +15,7 @@ def draw(args) -> Drawn:
   loaded = source.load(args, dtype='float32')
   each = explain.attention_distances(loaded, paths, renormalize=not args.plain)
   mean, std = each.mean(0), each.std(0)  # [L, M]
-  patch = models.family_of(loaded.model).stride(pretrained.fields_of(loaded.model))
+  patch = models.family_of(loaded.model).stride(models.fields_of(loaded.model))
   grid = tuple(n // p for n, p in zip(loaded.image_size, patch, strict=True))
   N = grid[0] * grid[1]
   even = np.full((1, 1, 1, N, N), 1 / N, np.float32)

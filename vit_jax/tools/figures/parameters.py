@@ -5,7 +5,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models, pretrained, trees, viz
+from vit_jax import models, trees, viz
 from vit_jax.errors import UserError
 from vit_jax.nn.positions import ADDED
 from vit_jax.nn.transformer import EncoderConfig, position_embedding
@@ -49,7 +49,7 @@ def filters(args) -> Drawn:
   name = family.stem(flat)
   kernel = np.asarray(flat[name], np.float32)
   size, colour = kernel.shape[:2], 'RGB' if kernel.shape[2] == 3 else 'Grey'
-  if size == tuple(family.stride(pretrained.fields_of(loaded.model))):
+  if size == tuple(family.stride(models.fields_of(loaded.model))):
     n = min(args.count or 28, *_components(kernel))
     found = viz.filters_pca(kernel, n)
     shown, explained = to_show(found.filters), found.explained
@@ -83,7 +83,7 @@ def interpolation(args) -> Drawn:
       f'posemb={model.posemb!r}, posemb_where={model.posemb_where!r}. '
       'posemb shows such positions.'
     )
-  stride = family.stride(pretrained.fields_of(loaded.model))
+  stride = family.stride(models.fields_of(loaded.model))
   new = _new_grid(args.to, stride, old)
   table = np.asarray(trees.flatten(loaded.params)[family.position])
   resized = adapt.resize_positions(table, old, new, args.resize)[0]
@@ -137,7 +137,7 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
       f'{loaded.source} adds no position embeddings to its tokens (posemb='
       f"'{config.posemb}'); rollout, attention, distance and filters work for it."
     )
-  stride = family.stride(pretrained.fields_of(model))
+  stride = family.stride(models.fields_of(model))
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))
   patches = grid[0] * grid[1]
   module = position_embedding(config)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from pathlib import Path
 
-from vit_jax import buckets, models, pretrained, run_config
+from vit_jax import buckets, models, run_config
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators import declared
 from vit_jax.pretrained import runs
@@ -70,7 +70,7 @@ def read(folder: str, metric: str | None) -> Result:
   family, fields = models.resolve(
     section.pop('name'), section.pop('variant', None), **section
   )
-  fields = pretrained.fields_of(models.build(family, **fields))
+  fields = models.fields_of(models.build(family, **fields))
   trained = _pretraining(place, config)
   source = (config.get('weights') or {}).get('source')
   return Result(

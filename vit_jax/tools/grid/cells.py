@@ -174,7 +174,7 @@ def check(config: dict) -> None:
     cost.of({'num_classes': classes or 10, **model}, shape)
   if source is not None or config.get('epochs') is None:
     steps = config_lib.total_steps(config, len(source or ()), data['batch_size'])
-    family = models.family(model['name'])
+    family = models.family(**model)
     optim.build(**config['optim'], total_steps=steps, family=family)
 
 

@@ -18,6 +18,7 @@ step three times, a minute.
 """
 
 import functools
+import math
 import os
 import re
 import sys
@@ -184,12 +185,14 @@ def inspect_model(
   from vit_jax.tools.inspect import flops
   from vit_jax.weights import adapt
 
-  fields = {'num_classes': num_classes, **(fields or {})}
+  fields = dict(fields or {})
+  if 'num_classes' in models.signature(model).parameters:  # else it has no head
+    fields = {'num_classes': num_classes, **fields}
   module = models.build(model, **fields)
   forward, traced_params, images = activations.trace(module, (*resolution, 3))
   params = trees.flatten(traced_params)
   if getattr(module, 'scan', None) is False:  # it was traced as one block
-    unstack = functools.partial(adapt.unstack, family=models.family(model))
+    unstack = functools.partial(adapt.unstack, family=models.family_of(module))
     params = jax.eval_shape(unstack, params)
   _, out = jax.eval_shape(forward, traced_params, images)
   operations = flops.count(forward, traced_params, images)
@@ -205,7 +208,7 @@ def inspect_model(
     'resolution': list(resolution),
     'params': sum(leaf.size for leaf in jax.tree.leaves(params)),
     'modules': _modules(params),
-    'tokens': out['tokens'].shape[1] if 'tokens' in out else None,
+    'tokens': math.prod(out['tokens'].shape[1:-1]) if 'tokens' in out else None,
     'gflops': operations / 1e9,
     'examples': examples,
     'exaflops': None if examples is None else flops.exa_training(operations, examples),

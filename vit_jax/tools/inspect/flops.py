@@ -87,4 +87,6 @@ def _convolution(equation) -> int:
   kernel = equation.invars[1].aval.shape
   features = kernel[equation.params['dimension_numbers'].rhs_spec[0]]
   depth = math.prod(kernel) // features  # kh kw C / groups
-  return 2 * math.prod(equation.outvars[0].aval.shape) * depth
+  # A transposed convolution's zeros, between what was there, are not multiplied.
+  depth /= math.prod(equation.params['lhs_dilation'])
+  return int(2 * math.prod(equation.outvars[0].aval.shape) * depth)

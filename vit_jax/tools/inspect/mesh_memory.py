@@ -79,7 +79,7 @@ def measure(request: dict, devices=None) -> dict:
     asked = section.get('remat', 'none')
     remat_policy(asked)
     policies = dict.fromkeys([*POLICIES, asked])
-  family = models.family(request['model']['name'])
+  family = models.family(**request['model'])
   optimizer = optim.build(**request['optim'], total_steps=10**9, family=family)
   mesh = sharding.make_mesh(**request['mesh'], devices=devices)
   images = check_batch(request['batch'], request['mesh'], optimizer.accum)

@@ -85,7 +85,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
   if batch < 1:
     raise UserError(f'config.data.batch_size={batch}: expected 1 or more.')
   steps = config_lib.total_steps(config, train_examples or 0, batch)
-  family = models.family(model['name'])
+  family = models.family(**model)
   # A schedule may refuse so few steps.
   optim.build(**config['optim'], total_steps=steps, family=family)
   *resolution, channels = image_shape(data['pp'], source)

@@ -38,7 +38,7 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
   name, shape = parse(text)
   generation = GENERATIONS[name]
   devices = topology.devices(text)
-  family = models.family(request['model']['name'])
+  family = models.family(**request['model'])
   optimizer = optim.build(
     **request['optim'], total_steps=recipe['steps'], family=family
   )
