@@ -71,8 +71,8 @@ def read(timm, transformers):
 # golden -> formats of other libraries for which it is written.
 WRITTEN = {
   name: (dialect,)
-  for name, (dialect, *_) in GOLDENS.items()
-  if dialect in ('timm', 'hf')
+  for name, (dialect, family, _) in GOLDENS.items()
+  if dialect in ('timm', 'hf') and family not in ('vitdet', 'detr')
 }
 WRITTEN |= {  # whose maps are tiled by windows: all libraries compute the same
   name: ('timm', 'hf')
