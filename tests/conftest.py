@@ -143,6 +143,7 @@ def little_to_collect():
 
 # The files that take longest: started first, so that no worker is left alone with one.
 LONG = (
+  'tools_ablate',
   'resume',
   'models',
   'configs',
@@ -153,6 +154,9 @@ LONG = (
   'weights',
   'colabs',
   'readme',
+  'explain',
+  'models_gradients',
+  'tune_methods',
 )
 
 
