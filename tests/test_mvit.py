@@ -238,7 +238,7 @@ def test_published_sizes_are_written_under_their_names(tmp_path):
   )['params']
   flat = {n: np.zeros(x.shape, x.dtype) for n, x in trees.flatten(shapes).items()}
 
-  fields = pretrained.fields_of(model)
+  fields = models.fields_of(model)
   _, config = export.export(flat, 'mvit', fields, 'timm', image_size=(32, 32))
   assert config['architecture'] == 'mvitv2_tiny'
   assert config['model_args'] == {'img_size': [32, 32]}
