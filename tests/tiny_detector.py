@@ -48,4 +48,5 @@ FAMILY = Family(
   stride=lambda fields: (8, 8),
   any_size=lambda fields: False,
   tiny=(),
+  outputs='boxes',
 )

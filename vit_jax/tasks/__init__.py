@@ -52,7 +52,11 @@ def check_outputs(name: str, model: str, family) -> None:
   """
   wanted = _task(name).OUTPUTS
   if wanted != family.outputs:
-    has = {'classes': 'a class for an image', 'pixels': 'a class for every pixel'}
+    has = {
+      'classes': 'a class for an image',
+      'pixels': 'a class for every pixel',
+      'boxes': 'boxes of objects',
+    }
     given = has.get(family.outputs, 'maps, for a head such as semantic_fpn')
     raise UserError(
       f'config.task.name={name} trains models that give {has[wanted]}; {model} gives '
