@@ -44,9 +44,11 @@ GOLDENS = {
   'mvit_timm': ('timm', 'mvit', 2e-5),
   'mvit_timm_cls': ('timm', 'mvit', 2e-5),
   'mvit_timm_mlp_expand': ('timm', 'mvit', 2e-5),
+  'detr_hf': ('hf', 'detr', 1e-4),
+  'detr_dc5_original': ('authors', 'detr', 1e-4),
 }
 # Whose tolerance is that of every value, however large.
-ABSOLUTE = ('vitdet', 'sfp', 'fpn')
+ABSOLUTE = ('vitdet', 'sfp', 'fpn', 'detr')
 # Logits that agree more closely than the features before them.
 LOGITS = {'swinv2_timm': 1e-5, 'swinv2_timm_pre': 1e-5, 'swinv2_hf': 1e-5}
 
@@ -72,8 +74,9 @@ def check(source, name, **options):
   apply = jax.jit(functools.partial(model.apply, mutable=['intermediates']))
   if (inputs := expected.pop('image', None)) is None:  # a pyramid by itself
     inputs = {n: expected.pop(n) for n in list(expected) if n.startswith('res')}
-  (outputs, out), state = apply(loaded.variables, inputs)
-  found = {**out, 'logits': outputs}
+  masks = {'mask': expected.pop('mask')} if 'mask' in expected else {}
+  (outputs, out), state = apply(loaded.variables, inputs, **masks)
+  found = {**out, **(outputs if isinstance(outputs, dict) else {'logits': outputs})}
   if 'attentions' in expected:
     weights = trees.flatten(state['intermediates'])
     assert all(key.endswith('attention_weights/0') for key in weights)

@@ -37,7 +37,8 @@ def run(workdir, steps, evaluator='coco'):
   return rows[-1]
 
 
-def test_a_few_steps(tmp_path, capsys):
+def test_a_few_steps(tmp_path, capsys, monkeypatch):
+  runs.on_one_device(monkeypatch)
   last = run(tmp_path / 'run', 2)
   assert last['test/examples'] == 8
   assert 0 <= last['test/ap50'] < 0.2

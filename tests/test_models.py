@@ -111,6 +111,13 @@ def test_outputs(name):
       side = -(-SIZE // 2 ** int(level.removeprefix('p')))
       assert x.shape == (2, side, side, model.channels)
       np.testing.assert_array_equal(x, out[level])
+  elif kind == 'boxes':
+    Q, depth = model.num_queries, model.decoder_depth
+    shapes = {'logits': (2, Q, 8), 'boxes': (2, Q, 4)}
+    assert {key: x.shape for key, x in outputs.items()} == shapes
+    for key, shape in shapes.items():  # of the layers before the last, by the losses
+      assert out.pop(f'aux_{key}').shape == (depth - 1, *shape)
+    assert np.all((outputs['boxes'] > 0) & (outputs['boxes'] < 1))
   else:
     shape = {'classes': (2, 7), 'pixels': (2, SIZE, SIZE, 7)}[kind]
     assert (outputs.shape, outputs.dtype) == (shape, jnp.float32)
@@ -189,11 +196,11 @@ def test_without_a_head_logits_are_pre_logits(classifier):
 )
 def test_what_is_dropped_is_dropped_in_training_only(name, field):
   model, params = build(name, **{field: 0.5}), init(build(name))
-  first, again, *others = (apply(model, params, key)[0] for key in (0, 0, 1, 2, 3))
+  call = lambda model, key=None: jax.tree.leaves(apply(model, params, key)[0])[0]
+  first, again, *others = (call(model, key) for key in (0, 0, 1, 2, 3))
   np.testing.assert_array_equal(first, again)
   assert any(np.any(first != other) for other in others)
-  plain = apply(build(name), params)[0]
-  np.testing.assert_array_equal(apply(model, params)[0], plain)
+  np.testing.assert_array_equal(call(model), call(build(name)))
 
 
 def test_bfloat16_logits_are_as_fine_as_float32(classifier):

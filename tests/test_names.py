@@ -46,6 +46,10 @@ from vit_jax.errors import UserError
     ('mvitv2_tiny', 'mvit', 'T'),
     ('mvitv2_large', 'mvit', 'L'),
     ('mvitv2_huge_cls', 'mvit', 'H'),
+    ('facebook/detr-resnet-50', 'detr', 'R50'),
+    ('detr-resnet-101-dc5', 'detr', 'R101-DC5'),
+    ('detr_resnet50_dc5', 'detr', 'R50-DC5'),
+    ('detr:R101', 'detr', 'R101'),
   ],
 )
 def test_published_names(name, model, variant):

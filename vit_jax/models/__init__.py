@@ -28,6 +28,7 @@ MODELS = {
   'semantic_fpn': 'vit_jax.models.semantic_fpn',
   'resnet': 'vit_jax.models.resnet',
   'mvit': 'vit_jax.models.mvit',
+  'detr': 'vit_jax.models.detr',
 }
 DTYPES = ('float32', 'bfloat16', 'float16')
 

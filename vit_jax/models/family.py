@@ -41,7 +41,8 @@ class Family:
       function of the regex's groups returns (variant, fields).
     tiny: fields of models that run in milliseconds and have every part, for tests.
     outputs: what a model returns besides `out`: 'classes', logits [B, K]; 'maps', {name:
-      [B, h, w, C]}; 'pixels', logits [B, H, W, K].
+      [B, h, w, C]}; 'pixels', logits [B, H, W, K]; 'boxes', {'logits': [B, Q, K + 1],
+      'boxes': [B, Q, 4]}.
     inputs: (fields, (H, W)) -> {name: (h, w, C)}, the maps that a model without a
       backbone takes in the place of an image; None: it takes images only.
   """
@@ -63,7 +64,7 @@ class Family:
   position: str | None = None
   patches: str | None = None
   published: tuple[tuple[str, Callable], ...] = ()
-  outputs: Literal['classes', 'maps', 'pixels'] = 'classes'
+  outputs: Literal['classes', 'maps', 'pixels', 'boxes'] = 'classes'
   inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None = None
 
   def around(self, backbone: 'Family') -> 'Family':
@@ -161,8 +162,9 @@ def composite(
   model: type,
   variant: Callable[[str], dict],
   tiny: tuple[dict, ...],
-  inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]],
-  outputs: Literal['maps', 'pixels'] = 'maps',
+  inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None,
+  outputs: Literal['maps', 'pixels', 'boxes'] = 'maps',
+  published: tuple[tuple[str, Callable], ...] = (),
 ) -> Family:
   """Returns the facts of models that are built on a `backbone`, without one.
 
@@ -181,4 +183,5 @@ def composite(
     tiny=tiny,
     outputs=outputs,
     inputs=inputs,
+    published=published,
   )

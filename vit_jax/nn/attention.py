@@ -30,6 +30,7 @@ class MultiHeadDotProductAttention(nn.Module):
     inputs_q,
     inputs_kv=None,
     *,
+    inputs_k=None,
     train=False,
     bias=None,
     mask=None,
@@ -38,6 +39,7 @@ class MultiHeadDotProductAttention(nn.Module):
     """Maps [B, N, D] (attending to [B, S, D], default itself) to [B, N, D].
 
     Args:
+      inputs_k: [B, S, D], what keys are of where values are of other inputs.
       bias, mask: see `attend`.
       positions: called with query [B, N, M, Dh] and key [B, S, M, Dh]; it returns both,
         changed, and a bias or None: see `nn.positions`. Not beside `bias`.
@@ -57,7 +59,8 @@ class MultiHeadDotProductAttention(nn.Module):
       *x.shape[:2], *heads
     )
     query = split(inputs_q, 'query')
-    key = split(inputs_kv, 'key', use_bias=self.key_bias)
+    inputs_k = inputs_kv if inputs_k is None else inputs_k
+    key = split(inputs_k, 'key', use_bias=self.key_bias)
     if positions is not None:
       query, key, bias = positions(query, key)
     x = attend_within(

@@ -17,10 +17,11 @@ ACTIVATIONS = {
   'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
   'gelu_erf': lambda x: jax.nn.gelu(x, approximate=False),
 }
+_ALL = {**ACTIVATIONS, 'relu': jax.nn.relu}  # DETR's
 
 
 class MlpBlock(nn.Module):
-  """Dense, GELU, dropout, Dense: [..., D] -> [..., D]; initialised as reference code.
+  """Dense, activation, dropout, Dense: [..., D] -> [..., D]; initialised as reference code.
 
   Attributes:
     hidden: width between the layers.
@@ -43,7 +44,7 @@ class MlpBlock(nn.Module):
       bias_init=self.bias_init,
       dtype=self.dtype,
     )
-    act = choose('activation', self.act, ACTIVATIONS)
+    act = choose('activation', self.act, _ALL)
     y = act(dense(self.hidden, name='Dense_0')(x))
     y = Dropout(self.dropout)(y, deterministic=not train)
     return dense(self.outputs or x.shape[-1], name='Dense_1')(y)
