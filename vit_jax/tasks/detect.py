@@ -25,6 +25,7 @@ class Detect:
   """The set loss of a model's queries, of all its decoder layers."""
 
   CLASSES = True
+  OUTPUTS = 'boxes'
   OWN = None
 
   def __init__(
