@@ -38,6 +38,7 @@ class TinyDetector(nn.Module):
 
 
 FAMILY = Family(
+  outputs='boxes',
   model=TinyDetector,
   variant=lambda name: {},
   blocks=r'(?P<block>key)_(?P<layer>\d+)/.*',

@@ -4,10 +4,11 @@ A task is made of a model and the spec of the batches, {feature: ShapeDtypeStruc
 has `init(rng, spec) -> variables`, `prepare(batch, rng) -> batch` for what concerns the
 whole batch (mixing), `loss(variables, batch, rng) -> (scalar, (metrics, batch
 statistics))` and `predict(variables, batch) -> {name: array}`. Variables are {'params':
-...}, and 'batch_stats' where the model has batch norms. `batch['weight']` [B] sums to 1 over the global batch; losses and
-metrics are weighted sums, so that they add up over micro-batches and masked examples
-count nothing. Its class says whether the model has a head for the data's CLASSES, and
-what the model's OUTPUTS are, see `models.family.Family`; OWN is the name below which parameters of the task's own stand beside the model's, or None.
+...}, and 'batch_stats' where the model has batch norms. `batch['weight']` [B] sums to 1
+over the global batch; losses and metrics are weighted sums, so that they add up over
+micro-batches and masked examples count nothing. Its class says whether the model has a
+head for the data's CLASSES, and what the model's OUTPUTS are, see `models.family.Family`;
+OWN is the name below which parameters of the task's own stand beside the model's, or None.
 """
 
 import importlib
@@ -24,6 +25,14 @@ TASKS = {
 }
 
 DEFAULT = 'classify'
+
+# `Family.outputs`, for a person.
+_GIVEN = {
+  'classes': 'a class for an image',
+  'boxes': 'boxes',
+  'pixels': 'a class for every pixel',
+  'maps': 'maps, for a head such as semantic_fpn',
+}
 
 
 def build(name: str, model, spec: dict, **options):
@@ -52,15 +61,9 @@ def check_outputs(name: str, model: str, family) -> None:
   """
   wanted = _task(name).OUTPUTS
   if wanted != family.outputs:
-    has = {
-      'classes': 'a class for an image',
-      'pixels': 'a class for every pixel',
-      'boxes': 'boxes of objects',
-    }
-    given = has.get(family.outputs, 'maps, for a head such as semantic_fpn')
     raise UserError(
-      f'config.task.name={name} trains models that give {has[wanted]}; {model} gives '
-      f'{given}.'
+      f'config.task.name={name} trains models that give {_GIVEN[wanted]}; {model} gives '
+      f'{_GIVEN[family.outputs]}.'
     )
 
 
