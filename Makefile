@@ -52,7 +52,7 @@ test-slow: $(VENV)/.installed-dev  ## the tests marked slow
 faults: $(VENV)/.installed-dev  ## kills, damage, full disks, hostile input: a table
 	$(BIN)/python -m pytest $(XDIST) -m 'faults or fault_table' $(ARGS)
 
-peer: .venv-peer  ## compare files and logits with timm and transformers
+peer: .venv-peer  ## compare with timm, transformers and pycocotools
 	.venv-peer/bin/python -m pytest -m peer $(ARGS)
 
 # Of its own: PyTorch, which nothing else here needs.

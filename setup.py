@@ -85,7 +85,12 @@ setup(
     # releases (0.17.1, 2026-11) exclude the Orbax above.
     'onnx': ['onnx>=1.20', 'onnx-ir>=0.2.1', 'onnxruntime>=1.24'],
     # For `make peer`, which compares with them; nothing else imports them.
-    'peer': ['torch>=2.13', 'timm>=1.0.31', 'transformers>=5.23'],
+    'peer': [
+      'torch>=2.13',
+      'timm>=1.0.31',
+      'transformers>=5.23',
+      'pycocotools>=2.0.11',
+    ],
     # setuptools is for the tests, which build a wheel.
     'dev': [
       *('pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', 'setuptools>=70.1'),

@@ -4,13 +4,17 @@ import importlib.metadata
 import os
 
 # Before jax is imported: flags are read at its first use. Compiling takes longer than
-# running here: without LLVM's optimisations it takes half as long, and a third of that
-# less with XLA's older emitters.
+# running here: without LLVM's optimisations it takes half as long, a third of that less
+# with XLA's older emitters, and a quarter less again for one LLVM module a program,
+# without the passes that are expensive at any level.
 os.environ.setdefault(
   'XLA_FLAGS',
   '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
   # 0.12, of Python 3.12, has no others and ends at a flag that it does not know.
-  + ' --xla_cpu_use_fusion_emitters=false'
+  + (
+    ' --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1'
+    ' --xla_llvm_disable_expensive_passes=true'
+  )
   * importlib.metadata.version('jaxlib').startswith('0.10.'),
 )
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -139,6 +143,7 @@ def little_to_collect():
 
 # The files that take longest: started first, so that no worker is left alone with one.
 LONG = (
+  'tools_ablate',
   'resume',
   'models',
   'configs',
@@ -149,6 +154,9 @@ LONG = (
   'weights',
   'colabs',
   'readme',
+  'explain',
+  'models_gradients',
+  'tune_methods',
 )
 
 

@@ -1,5 +1,7 @@
 """Axial attention: section D.6 of the ViT paper."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,11 +25,12 @@ def tokens():
 @pytest.mark.parametrize('axis', ['rows', 'columns'])
 def test_tokens_attend_along_one_axis(axis, monkeypatch):
   block = EncoderBlock(CONFIG, GRID, axis)
-  params = block.init(jax.random.key(1), tokens())
+  params = jax.jit(block.init)(jax.random.key(1), tokens())
   y, x = np.divmod(np.arange(12), 4)
   line = y if axis == 'rows' else x
   together = line[:, None] == line
-  slopes = jax.jacobian(lambda t: block.apply(params, t).sum(-1))(tokens())
+  apply = jax.jit(block.apply)
+  slopes = jax.jit(jax.jacobian(lambda t: apply(params, t).sum(-1)))(tokens())
   touched = np.abs(slopes).sum((0, 2, 4)) > 0  # [N, N]
   np.testing.assert_array_equal(touched, together)
   # The same numbers as full attention under a mask.
@@ -39,19 +42,20 @@ def test_tokens_attend_along_one_axis(axis, monkeypatch):
     '__call__',
     lambda self, q, kv=None, *, train, positions: full(self, q, kv, mask=together),
   )
-  expected = EncoderBlock(CONFIG, GRID).apply(params, tokens())
+  expected = jax.jit(EncoderBlock(CONFIG, GRID).apply)(params, tokens())
   monkeypatch.undo()
-  np.testing.assert_allclose(block.apply(params, tokens()), expected, atol=1e-5)
+  np.testing.assert_allclose(apply(params, tokens()), expected, atol=1e-5)
 
 
 def test_a_block_is_one_along_rows_then_one_along_columns():
   block = AxialBlock(CONFIG, GRID)
-  params = block.init(jax.random.key(1), tokens())
+  params = jax.jit(block.init)(jax.random.key(1), tokens())
   x = tokens()
   for axis in ('rows', 'columns'):
     one = {'params': params['params'][axis]}
-    x = EncoderBlock(CONFIG, GRID, axis).apply(one, x)
-  np.testing.assert_allclose(block.apply(params, tokens()), x, atol=1e-6)
+    x = jax.jit(EncoderBlock(CONFIG, GRID, axis).apply)(one, x)
+  found = jax.jit(block.apply)(params, tokens())
+  np.testing.assert_allclose(found, x, atol=1e-6)
 
 
 def test_parameters():
@@ -67,15 +71,17 @@ def test_dropped_paths_are_of_whole_images():
   config = EncoderConfig(depth=1, num_heads=2, mlp_dim=16, stochastic_depth=0.5)
   block = EncoderBlock(config, GRID, 'rows')
   x = jnp.broadcast_to(tokens()[:1], (64, 12, 8))
-  params = block.init(jax.random.key(1), x)
+  params = jax.jit(block.init)(jax.random.key(1), x)
   rngs = {'dropout': jax.random.key(2)}
-  out = np.asarray(block.apply(params, x, 0.5, train=True, rngs=rngs))
+  apply = functools.partial(block.apply, train=True)
+  out = np.asarray(jax.jit(apply)(params, x, 0.5, rngs=rngs))
   kinds = {image.tobytes() for image in out.round(4)}
   assert len(kinds) == 4  # either branch, both or none
 
 
 def test_its_weights_are_not_those_of_a_rollout():
   model = vit_jax.create_model('vit', 'mu/8', classifier='gap', attention='axial')
-  variables = model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  variables, images = {'params': abstract_params(model, 16)}, jnp.zeros((1, 16, 16, 3))
+  attention = functools.partial(explain.weights.attention, model)
   with pytest.raises(UserError, match=naming('axial', 'gradient')):
-    explain.weights.attention(model, variables, jnp.zeros((1, 16, 16, 3)))
+    jax.eval_shape(attention, variables, images)

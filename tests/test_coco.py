@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax.coco import average_precision, files, polygon, rle
+from vit_jax.coco.objects import Detections, Truth
 
 # Sums in another order; measured 0.
 EXACT = 1e-9
@@ -38,12 +39,12 @@ def _one_image(boxes, scores, truths, crowd=(), areas=None):
   truths = np.array(truths, np.float64).reshape(-1, 4)
   areas = truths[:, 2:].prod(1) if areas is None else np.array(areas)
   zeros = lambda x: np.zeros(len(x), np.int64)
-  truth = files.Truth(
+  truth = Truth(
     *('', [1], [1], [''], np.zeros((1, 2)), ['']),
     *(zeros(truths), zeros(truths), truths, areas, crowd),
   )
   boxes = np.array(boxes, np.float64).reshape(-1, 4)
-  found = files.Detections(zeros(boxes), zeros(boxes), np.array(scores, float), boxes)
+  found = Detections(zeros(boxes), zeros(boxes), np.array(scores, float), boxes)
   return average_precision.measure(truth, found).numbers()
 
 

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 from conftest import naming
-from image_folder import take
+from image_folder import same, take
 from PIL import Image
 
-from vit_jax.coco import files
+from vit_jax.coco.objects import Truth
 from vit_jax.data import contents, pipeline, sources
 from vit_jax.errors import UserError
 
@@ -119,6 +119,15 @@ def test_batches(root):
   assert (batch['image_mask'].sum((1, 2)) == 16 * 24).all()
 
 
+def test_augmented_alike_for_any_workers_and_restart(root):
+  pp = PP.replace('detr_resize(16)', 'detr_crop((8, 16), 32, (16, 20), (8, 16))')
+  pp = pp.replace('canvas((16, 32))', 'canvas(32)')
+  batches = lambda **more: pipeline.train(f'coco:{root}', 'val', pp, 2, seed=1, **more)
+  whole = take(batches().iterate(), 6)
+  same(take(batches(workers=3).iterate(2), 4), whole[2:])
+  assert len({x['image_mask'].sum() for x in whole}) > 3
+
+
 def _refused(root, change, *facts, split='val', **options):
   content = annotations()
   change(content)
@@ -145,6 +154,14 @@ def test_annotations_that_are_refused(root, change, facts):
   _refused(root, change, *facts)
 
 
+def test_an_id_of_millions_is_no_class(root):
+  far = lambda content: (
+    content['categories'][0].update(id=10**9)
+    or [x.update(category_id=10**9) for x in content['annotations']]
+  )
+  _refused(root, far, 'by_id', '1000000000', by_id=True)
+
+
 def test_splits_and_folders_that_are_not_there(root):
   nothing = lambda content: None
   _refused(root, nothing, 'train', 'val2017', split='train')
@@ -168,12 +185,13 @@ def test_an_image_of_another_size_or_broken_is_a_bad_image(root):
 
 
 def test_images_of_a_truth():
-  truth = files.Truth(
+  truth = Truth(
     *('', [1, 2, 3], [1], ['a', 'b', 'c'], np.arange(6).reshape(3, 2), ['x']),
     *(np.array([2, 0, 2]), np.zeros(3, int), np.arange(12.0).reshape(3, 4)),
     *(np.arange(3.0), np.zeros(3, bool), ['m', 'n', 'o']),
   )
-  some = truth.of_images(np.array([2, 1]))
-  assert (some.image_ids, some.file_names) == ([3, 2], ['c', 'b'])
-  assert (some.image.tolist(), some.areas.tolist()) == ([0, 0], [0, 2])
-  assert some.masks == ['m', 'o']
+  some = truth.of_images(np.array([2, 1, 2]))
+  assert (some.image_ids, some.file_names) == ([3, 2, 3], ['c', 'b', 'c'])
+  assert (some.image.tolist(), some.areas.tolist()) == ([0, 0, 2, 2], [0, 2, 0, 2])
+  assert some.masks == ['m', 'o', 'm', 'o']
+  assert len(truth.of_images(np.array([1])).boxes) == 0

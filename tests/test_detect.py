@@ -15,8 +15,18 @@ from vit_jax.errors import UserError
 from vit_jax.tasks import detect
 from vit_jax.train.gradients import gradients
 
-MATCH, LOSSES = jax.jit(detect.match), jax.jit(detect.losses)
+MATCH = jax.jit(detect.match)
 REFERENCES = ('detr_hf', 'detr_dc5_original')
+
+
+@jax.jit
+def _losses(outputs, targets, no_object):
+  return detect.losses(outputs, targets, no_object=no_object)
+
+
+def losses(outputs, targets, no_object=detect.NO_OBJECT):
+  """Compiled once for all tests with the same shapes."""
+  return _losses(outputs, targets, no_object)
 
 
 def golden(name):
@@ -50,7 +60,7 @@ def test_losses_and_matching_of_the_reference(name):
   np.testing.assert_allclose(cost[real], want['match_cost'][real], rtol=1e-4)
   np.testing.assert_array_equal(MATCH(cost, valid), want['match_query'])
 
-  found = LOSSES(outputs, targets)
+  found = losses(outputs, targets)
   for key in ('loss_ce', 'loss_bbox', 'loss_giou', 'cardinality_error', 'class_error'):
     np.testing.assert_allclose(found[key], want[key], rtol=1e-4, err_msg=key)
   np.testing.assert_allclose(found['loss'], want['loss_total'], rtol=1e-4)
@@ -95,12 +105,14 @@ def test_matching_ends_whatever_the_costs_are():
 
 def test_images_without_objects():
   outputs, targets, _ = golden('detr_hf')
-  empty = LOSSES(outputs, targets | {'valid': targets['valid'] & False})
+  none = targets | {'valid': targets['valid'] & False}
+  empty = losses(outputs, none)
   assert (empty['loss_bbox'] == 0).all()
   assert (empty['loss_giou'] == 0).all()
   # All queries are "no object", of equal weight.
   ce = -jax.nn.log_softmax(outputs['logits'])[..., -1]
   np.testing.assert_allclose(empty['loss_ce'][-1], ce.mean(), rtol=1e-5)
+  assert losses(outputs, none, no_object=0.0)['loss'] == 0
 
 
 def test_more_boxes_than_queries():
@@ -118,7 +130,9 @@ class Tiny(nn.Module):
 
   @nn.compact
   def __call__(self, images, mask=None, train=False):
-    x = images if mask is None else jnp.where(mask[..., None], images, 0)
+    x = images
+    if mask is not None:  # NaN for an image that is all padding, as of attention
+      x = jnp.where(mask.any((1, 2))[:, None, None, None], x * mask[..., None], jnp.nan)
     x = x.reshape(len(x), -1)
     size = self.queries, self.num_classes + 5
     x = nn.Dense(2 * np.prod(size), name='head')(x).reshape(-1, 2, *size)
@@ -152,6 +166,7 @@ def setup():
     'weight': (np.arange(B) < B - 1) / (B - 1),
   }
   batch = {k: np.asarray(x, np.float32) for k, x in batch.items()}
+  batch['image_mask'][-1] = batch['image'][-1] = 0
   batch['label'] = rng.integers(0, 3, (B, N)).astype(np.int32)
   return task, task.init(jax.random.key(0), SPEC), batch
 
@@ -165,11 +180,16 @@ def _measure(task, variables, batch, accum=1):
 
 
 def test_the_loss_is_that_of_the_whole_batch(setup):
+  """On eight devices, in micro-batches, and without the image that could not be read."""
   task, variables, batch = setup
-  whole, grads = _measure(task, variables, batch)
+  mesh = sharding.make_mesh(4, 2)
+  with jax.set_mesh(mesh):
+    args = task, variables, sharding.global_batch(batch, mesh)
+    program = _measure.lower(*args).compile()
+    found = jax.device_get(program(*args[1:]))
+  whole, _ = found
   assert {x.shape for x in whole.values()} == {()}
-  # In micro-batches; below, without the image that could not be read.
-  _close((whole, grads), _measure(task, variables, batch, 4))
+  _close(_measure(task, variables, batch, 4), found)
   real = slice(0, B - 1)
   targets = {
     'label': batch['label'][real],
@@ -179,19 +199,9 @@ def test_the_loss_is_that_of_the_whole_batch(setup):
   outputs, out = task.model.apply(
     variables, batch['image'][real], batch['image_mask'][real] > 0
   )
-  alone = LOSSES(outputs | {k: out[k] for k in out if k != 'stem'}, targets)
+  alone = losses(outputs | {k: out[k] for k in out if k != 'stem'}, targets)
   np.testing.assert_allclose(whole['loss'], alone['loss'], rtol=1e-5)
   np.testing.assert_allclose(whole['loss_giou'], alone['loss_giou'][-1], rtol=1e-5)
-
-
-def test_the_same_on_eight_devices(setup):
-  task, variables, batch = setup
-  whole = jax.device_get(_measure(task, variables, batch))
-  mesh = sharding.make_mesh(4, 2)
-  with jax.set_mesh(mesh):
-    args = task, variables, sharding.global_batch(batch, mesh)
-    program = _measure.lower(*args).compile()
-    _close(jax.device_get(program(*args[1:])), whole)
   # No device waits for another inside the search.
   loops = [x for x in program.as_text().split('\n\n') if 'all-reduce' in x]
   assert loops
@@ -205,13 +215,15 @@ def _close(ours, theirs):
 
 def test_padding_reaches_the_model_as_zeros_and_mask(setup):
   task, variables, batch = setup
-  other = batch | {'image': batch['image'] + (batch['image_mask'] == 0)[..., None] * 9}
+  padding = (batch['image_mask'] == 0) & (batch['weight'] > 0)[:, None, None]
+  other = batch | {'image': batch['image'] + padding[..., None] * 9}
   a, b = (task.predict(variables, x) for x in (batch, other))
   assert set(a) == {'logits', 'boxes', 'stem', 'aux_logits', 'aux_boxes'}
   np.testing.assert_array_equal(a['logits'], b['logits'])
   np.testing.assert_array_equal(
     a['stem'], batch['image'] * batch['image_mask'][..., None]
   )
+  assert np.isfinite(a['logits']).all()  # also of the image that is all padding
   whole = {k: x for k, x in batch.items() if k != 'image_mask'}
   assert not np.array_equal(task.predict(variables, whole)['logits'], a['logits'])
 

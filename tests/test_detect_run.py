@@ -20,7 +20,7 @@ def model(monkeypatch):
   monkeypatch.setitem(models.MODELS, 'tiny_detector', 'tiny_detector')
 
 
-def run(workdir, steps, evaluator='coco'):
+def run(workdir, steps, evaluator='coco', **more):
   """Returns the last row of a run that trains and is evaluated on eight canvases."""
   c = runs.small(
     f'steps={steps}', 'optim.schedule.warmup=2', 'log.every=50', 'checkpoint.every=1000'
@@ -33,11 +33,13 @@ def run(workdir, steps, evaluator='coco'):
     evals={'test': {'type': evaluator, 'data': DATA}},
     checkpoint={**c['checkpoint'], 'best': 'test/ap50'},
   )
+  sections |= more
   _, rows = runs.train.train({**c, **sections}, workdir)
   return rows[-1]
 
 
-def test_a_few_steps(tmp_path, capsys):
+def test_a_few_steps(tmp_path, capsys, monkeypatch):
+  runs.on_one_device(monkeypatch)
   last = run(tmp_path / 'run', 2)
   assert last['test/examples'] == 8
   assert 0 <= last['test/ap50'] < 0.2
@@ -55,3 +57,8 @@ def test_eight_canvases_are_learned_by_heart(tmp_path):
 def test_an_evaluator_of_another_task(tmp_path):
   with pytest.raises(UserError, match=naming('classification', 'detect', 'coco')):
     run(tmp_path / 'run', 2, evaluator='classification')
+
+
+def test_a_model_that_gives_no_boxes(tmp_path):
+  with pytest.raises(UserError, match=naming('detect', 'boxes', 'vit')):
+    run(tmp_path / 'run', 2, model={'name': 'vit', 'variant': 'mu/8'})

@@ -76,8 +76,8 @@ def test_links_lead_somewhere(path):
       assert anchor in documents.anchors(file), f'{documents.name(path)}: {link}'
 
 
-def test_the_readme_is_one_screen_with_a_small_picture():
-  assert len(documents.text('README.md').splitlines()) <= 100
+def test_the_readme_is_short_with_a_small_picture():
+  assert len(documents.text('README.md').splitlines()) <= 115
   (picture,) = re.findall(r'!\[[^]]+\]\((\S+)\)', documents.text('README.md'))
   assert 10_000 < (documents.ROOT / picture).stat().st_size < 300_000
 

@@ -10,7 +10,8 @@ from conftest import naming
 from PIL import Image
 
 from vit_jax import evaluators, sharding
-from vit_jax.coco import average_precision, files
+from vit_jax.coco import average_precision
+from vit_jax.coco.objects import Detections
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.tasks import detect
@@ -74,7 +75,7 @@ def test_as_computed_from_all_detections(truth):
   corners = np.asarray(found['boxes'], np.float64).reshape(-1, 4)
   want = average_precision.measure(
     truth,
-    files.Detections(
+    Detections(
       np.repeat(np.arange(13), QUERIES),
       np.asarray(found['labels']).reshape(-1),
       np.asarray(found['scores'], np.float64).reshape(-1),

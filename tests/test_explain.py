@@ -42,14 +42,18 @@ def tiny(scan=False, **fields):
   )
 
 
+def intermediates(loaded):
+  """Returns what the model sows, `{'intermediates': ...}`, in one program."""
+  run = functools.partial(loaded.model.apply, mutable=['intermediates'])
+  return jax.jit(run)(loaded.variables, loaded.preprocess(PIXELS))[1]
+
+
 @pytest.mark.parametrize(
   'fields', [dict(classifier='gap'), dict(classifier='map'), dict(scan=True)]
 )
 def test_other_classifiers_and_scanned_blocks(fields):
   loaded = tiny(**fields)
-  _, state = loaded.model.apply(
-    loaded.variables, loaded.preprocess(PIXELS), mutable=['intermediates']
-  )
+  state = intermediates(loaded)
   blocks = state['intermediates']['Transformer']
   of = lambda block: block['MultiHeadDotProductAttention_0']['attention_weights'][0]
   if 'scan' in fields:
@@ -82,9 +86,7 @@ def prompted(classifier='token', **options):
 @pytest.mark.parametrize('classifier', ['token', 'gap', 'map'])
 def test_maps_leave_prompts_out(classifier):
   loaded = prompted(classifier)
-  _, state = loaded.model.apply(
-    loaded.variables, loaded.preprocess(PIXELS), mutable=['intermediates']
-  )
+  state = intermediates(loaded)
   block = state['intermediates']['Transformer']['encoderblock_1']
   weights = block['MultiHeadDotProductAttention_0']['attention_weights'][0]
   assert weights.shape[-1] == (classifier == 'token') + 2 + 16
@@ -205,7 +207,7 @@ def test_pixels_of_any_model():
   images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
   found = vit_jax.attention_maps(loaded, images, 'gradient', classes=1)
   score = lambda x: loaded.model.apply(loaded.variables, x)[0][:, 1]
-  expected = viz.gradient_times_input(score, loaded.preprocess(images))
+  expected = viz.gradient_times_input(jax.jit(score), loaded.preprocess(images))
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
   assert found.shape == size[:3]
   assert np.abs(found).max() > 0

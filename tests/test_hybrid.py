@@ -101,9 +101,9 @@ def test_sizes_that_do_not_fit_are_refused():
   images = jnp.zeros((1, 100, 96, 3))
   model = vit_jax.create_model('vit', 'R+mu/16', num_classes=2)
   with pytest.raises(UserError, match=naming('100x96', '32x32', '128x96')):
-    model.init(jax.random.key(0), images)
+    jax.eval_shape(model.init, jax.random.key(0), images)
   with pytest.raises(UserError, match=naming(48, 32, 'stem_width')):
-    model.clone(stem_width=48).init(jax.random.key(0), images)
+    jax.eval_shape(model.clone(stem_width=48).init, jax.random.key(0), images)
   with pytest.raises(UserError, match=naming('stem_blocks', '3, 0')):
     vit_jax.create_model('vit', stem_blocks=[3, 0])
 

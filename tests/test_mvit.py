@@ -12,10 +12,13 @@ import pytest
 from conftest import naming
 from goldens import GOLDENS, arrays_of, path_of
 from safetensors.numpy import load_file, save_file
+from test_tpu_attention import KINDS, tpu
 
 import vit_jax
 from vit_jax import models, pretrained, trees
 from vit_jax.errors import UserError
+from vit_jax.kernels.attention import attend
+from vit_jax.kernels.grid_bias import GridBias
 from vit_jax.nn.decomposed import DecomposedPositions
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
@@ -119,6 +122,30 @@ def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
   assert not found[:, :, :, 0].any()
 
 
+def test_a_bias_in_the_products_is_the_bias_of_the_scores():
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  query, key, value = normal(2, 5, 3, 8), normal(2, 7, 3, 8), normal(2, 7, 3, 8)
+  bias = GridBias(normal(2, 4, 3, 2), normal(2, 4, 3, 3))  # of 4 queries and 2 x 3 keys
+  found = attend(*bias.folded(query, key, value))
+  expected = attend(query, key, value, bias=bias)
+  assert found.shape[-1] == 128
+  np.testing.assert_allclose(found[..., :8], expected, rtol=0, atol=1e-5)
+  assert not found[..., 8:].any()
+
+
+@pytest.mark.parametrize('fused', [True, False])
+def test_attention_for_tpus_is_fused(fused):
+  model = models.build('mvit', **models.family('mvit').tiny[0], fused_attention=fused)
+  model = model.clone(dtype=jnp.bfloat16)
+  images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    traced = jax.jit(lambda *args: model.apply(*args)[0]).trace(params, images)
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('@tpu_custom_call') == (2 if fused else 0)
+
+
 def test_images_of_another_size_with_and_without_resized_tables():
   images = np.random.default_rng(0).uniform(-1, 1, (1, 40, 96, 3)).astype(np.float32)
   path = path_of('mvit_timm_cls')
@@ -211,7 +238,7 @@ def test_published_sizes_are_written_under_their_names(tmp_path):
   )['params']
   flat = {n: np.zeros(x.shape, x.dtype) for n, x in trees.flatten(shapes).items()}
 
-  fields = pretrained.fields_of(model)
+  fields = models.fields_of(model)
   _, config = export.export(flat, 'mvit', fields, 'timm', image_size=(32, 32))
   assert config['architecture'] == 'mvitv2_tiny'
   assert config['model_args'] == {'img_size': [32, 32]}

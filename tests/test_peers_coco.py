@@ -1,6 +1,6 @@
 """pycocotools computes what we compute, of random objects with ties and odd shapes.
 
-Run by `make peer` where pycocotools is installed.
+Run by `make peer`.
 """
 
 import contextlib

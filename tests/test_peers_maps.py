@@ -20,19 +20,32 @@ from vit_jax.tools import convert
 pytestmark = MARKS
 
 
+def _mixer(models, config):
+  return models.MlpMixer(num_classes=config['num_classes'], **config['model_args'])
+
+
+def _mvit(models, config):
+  given = {
+    k: tuple(v) if isinstance(v, list) else v for k, v in config['model_args'].items()
+  }
+  size = given.pop('img_size')
+  more = {key: config[key] for key in ('num_classes', 'global_pool')}
+  cfg = models.mvitv2.MultiScaleVitCfg(**given)
+  return models.MultiScaleVit(cfg, size, **more)
+
+
 # Architectures whose functions in timm do not take the sizes of small models.
-CLASSES = {'mixer_s16_224': 'MlpMixer'}
+BUILT = {'mixer_s16_224': _mixer, 'mvitv2_tiny': _mvit, 'mvitv2_base_cls': _mvit}
 
 
 def read_timm(timm, folder):
   """Returns timm's model of a folder; every name and shape must be the model's."""
   config = json.loads((folder / 'config.json').read_text())
-  if config['architecture'] not in CLASSES:
+  if config['architecture'] not in BUILT:
     return timm.create_model(f'local-dir:{folder}', pretrained=True).eval()
   from safetensors.torch import load_file
 
-  build = getattr(timm.models, CLASSES[config['architecture']])
-  model = build(num_classes=config['num_classes'], **config['model_args'])
+  model = BUILT[config['architecture']](timm.models, config)
   model.load_state_dict(load_file(folder / 'model.safetensors'), strict=True)
   return model.eval()
 

@@ -38,22 +38,28 @@ def test_blocks_are_entered_as_asked(name, scan):
   params = initial(free, IMAGES)
   rng = np.random.default_rng(1)
   noise = lambda x: x + rng.normal(0, 0.1, x.shape).astype(np.float32)
-  params = jax.tree.map(noise, params)
+  params = jax.tree.map(noise, jax.device_get(params))
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
     batch = sharding.global_batch({'image': IMAGES}, mesh)['image']
 
-    def text(placement):
+    def run(placement):
       model = build(name, scan=scan, placement=placement)
       fn = jax.jit(lambda p, x: model.apply({'params': p}, x)[0])
+      lowered = fn.lower(params, batch)
+      return lowered.as_text(), lowered.compile()(params, batch)
+
+    as_free, expected = run('free')
+
+    def text(placement):
+      found, logits = run(placement)
       # Sums in another order, of terms as large as the largest logits, about 4: float32
       # rounds these by 2.4e-7 each time, also where the sum is almost 0.
-      np.testing.assert_allclose(fn(params, batch), expected, rtol=0, atol=1e-5)
-      return fn.lower(params, batch).as_text()
+      np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+      return found
 
-    expected = jax.jit(lambda p, x: free.apply({'params': p}, x)[0])(params, batch)
     times = 1 if scan else 2  # a scanned block is written once
-    assert text('free').count('sharding_constraint') == 0
+    assert as_free.count('sharding_constraint') == 0
     assert text('batch').count('sharding_constraint') == times
     width = [
       line for line in text('width').splitlines() if 'sharding_constraint' in line

@@ -82,9 +82,15 @@ def images(h=16, w=24):
 
 
 def perturbed(model, x=None, seed=2):
-  params = model.init(jax.random.key(1), images() if x is None else x)['params']
+  """Returns params with noise on every leaf, from shapes alone: nothing is compiled."""
+  init = jax.eval_shape(model.init, jax.random.key(1), images() if x is None else x)
   rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda x: x + 0.3 * rng.standard_normal(x.shape), params)
+
+  def values(path, x):
+    mean = 1.0 if path[-1].key == 'scale' else 0.0
+    return (mean + 0.3 * rng.standard_normal(x.shape)).astype(np.float32)
+
+  return jax.tree_util.tree_map_with_path(values, init['params'])
 
 
 def pre_logits(model, params):

@@ -1,98 +1,30 @@
-"""k-nearest neighbours and linear probes, against scikit-learn and NumPy."""
+"""Linear probes against scikit-learn and NumPy; what they share with neighbours."""
 
 import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 import runs
 from conftest import naming
+from probes import CLASSES, TEST, TRAIN, assert_declared, example, predict, run
 from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
 
-from vit_jax import evaluators, sharding
 from vit_jax.errors import Preempted, UserError
-from vit_jax.evaluators import linear_probe, logistic, lsr, neighbours
+from vit_jax.evaluators import linear_probe, logistic, lsr
 from vit_jax.train import schema
-
-CLASSES, TRAIN, TEST = 3, 60, 30
-
-
-def example(n, d, classes, seed=0):
-  """Overlapping classes, of features of different scales and means."""
-  rng = np.random.default_rng(seed)
-  y = rng.integers(0, classes, n)
-  centers = np.random.default_rng(99).normal(size=(classes, d))
-  x = (centers[y] + 2 * rng.normal(size=(n, d))) * np.linspace(0.1, 9, d) + 3
-  return x.astype(np.float32), y
 
 
 @pytest.fixture(scope='module')
 def meshes():
-  devices = jax.devices()
-  sizes = {(1, 1, 1): devices[:1], (8, 1, 1): devices, (2, 2, 2): devices}
-  return [sharding.make_mesh(*size, devices=some) for size, some in sizes.items()]
+  return probes.meshes()
 
 
-# Nearest neighbours.
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-  monkeypatch.setattr(neighbours, 'KEYS', 64)  # of 150: the last is padded
-  monkeypatch.setattr(neighbours, 'QUERIES', 8)
-
-
-def test_neighbours_are_those_of_a_full_sort_on_every_mesh(small_chunks, meshes):
-  keys, _ = example(150, 12, 5)
-  keys[140] = keys[20]  # equally near: the lower row comes first
-  keys[60] = 0
-  queries, _ = example(41, 12, 5, seed=1)
-  queries[3], queries[4] = keys[20], 0
-  unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-  exact = unit(np.float64(queries)) @ unit(np.float64(keys)).T
-  order = np.argsort(-exact, axis=1, kind='stable')[:, :20]
-  found = []
-  for mesh in meshes:
-    with jax.set_mesh(mesh):
-      found.append(neighbours.nearest(keys, queries, 20, mesh))
-  for similarities, rows in found:
-    np.testing.assert_array_equal(rows, order)
-    # Sums of 12 products of numbers up to 1, in float32.
-    expected = np.take_along_axis(exact, order, axis=1)
-    np.testing.assert_allclose(similarities, expected, atol=1e-6)
-    np.testing.assert_array_equal(similarities, found[0][0])
-  assert order[3, :2].tolist() == [20, 140]
-  assert order[4].tolist() == list(range(20))  # of zeros all are equally near
-
-
-@pytest.mark.parametrize('temperature', [0.07, None])
-@pytest.mark.parametrize('k', [1, 5, 20])
-def test_votes_are_those_of_scikit_learn(meshes, k, temperature):
-  keys, labels = example(150, 12, 5)
-  queries, _ = example(100, 12, 5, seed=1)
-  weights = lambda distance: np.exp((1 - distance) / temperature)
-  reference = KNeighborsClassifier(
-    k,
-    metric='cosine',
-    algorithm='brute',
-    weights='uniform' if temperature is None else weights,
-  )
-  expected = reference.fit(keys, labels).predict(queries)
-  similarities, rows = neighbours.nearest(keys, queries, 20, meshes[0])
-  votes = neighbours.vote(similarities[:, :k], labels[rows][:, :k], temperature)
-  np.testing.assert_array_equal(votes, expected)
-
-
-def test_votes_in_closed_form():
-  similarities = np.float32([[0.9, 0.8, 0.7], [0.5, 0.5, 0.5]])
-  labels = np.array([[2, 1, 1], [7, 4, 5]])
-  # exp(0.9 / T) against exp(0.8 / T) + exp(0.7 / T): equal at T = 0.2078.
-  for temperature, first in ((0.20, 2), (0.22, 1), (None, 1), (1e-4, 2)):
-    votes = neighbours.vote(similarities, labels, temperature)
-    assert votes.tolist() == [first, 4]  # of equals the lowest class
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  return probes.write(tmp_path_factory.mktemp('data'))
 
 
 # Logistic regression. All tests have problems of one size, which compiles once.
@@ -160,56 +92,6 @@ def test_a_fit_can_be_left_and_says_how_far_it_came(meshes):
 
 
 # The evaluators, on images whose features a fixed random layer gives.
-
-PARAMS = np.random.default_rng(7).normal(size=(12, 9)).astype(np.float32)
-
-
-def predict(params, batch):
-  x = jnp.tanh(batch['image'].reshape(len(batch['image']), -1) @ params)
-  return {'tokens': x[:, None], 'pre_logits': x, 'logits': x[:, :3]}
-
-
-@pytest.fixture(scope='module')
-def data(tmp_path_factory):
-  """(A data set's section, features [90, D], labels); the first 60 are its train split."""
-  rng = np.random.default_rng(0)
-  labels = np.arange(TRAIN + TEST) % CLASSES
-  centers = rng.uniform(60, 190, (CLASSES, 2, 2, 3))
-  images = centers[labels] + rng.normal(size=(len(labels), 2, 2, 3)) * 60
-  images = np.clip(images, 0, 255).astype(np.uint8)
-  path = tmp_path_factory.mktemp('data') / 'a.npz'
-  np.savez(path, images=images, labels=labels)
-  x = np.tanh((images.reshape(len(labels), -1) / 127.5 - 1) @ PARAMS)
-  splits = {'train': f'train[:{TRAIN}]', 'test': f'train[{TRAIN}:]'}
-  return {'source': f'arrays:{path}', **splits}, np.float32(x), labels
-
-
-def run(type, section, devices=1, predict=predict, **options):
-  mesh = sharding.make_mesh(devices=jax.devices()[:devices])
-  data = dict(datasets={'a': section}, pp='value_range(-1, 1)', batch_size=16)
-  with jax.set_mesh(mesh):  # as in a run
-    evaluator = evaluators.build(type, mesh, **data | options)
-    return evaluator.run(predict, PARAMS)
-
-
-def assert_declared(type, metrics):
-  for name in metrics:
-    patterns = evaluators.metrics(type)
-    assert sum(re.fullmatch(p, name) is not None for p in patterns) == 1, name
-
-
-@pytest.mark.parametrize('devices', [1, 8])
-def test_knn(data, devices):
-  section, x, y = data
-  metrics = run('knn', section, devices, k=[1, 9])
-  assert_declared('knn', metrics)
-  reference = KNeighborsClassifier(
-    9, metric='cosine', algorithm='brute', weights=lambda d: np.exp((1 - d) / 0.07)
-  )
-  for k in (1, 9):
-    reference.set_params(n_neighbors=k).fit(x[:TRAIN], y[:TRAIN])
-    assert metrics.pop(f'a_{k}nn') == reference.score(x[TRAIN:], y[TRAIN:])
-  assert metrics == {}
 
 
 @pytest.mark.parametrize('named_val', [False, True])

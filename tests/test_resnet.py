@@ -181,7 +181,7 @@ def test_files_of_other_networks_are_refused(tmp_path, to, changed, words):
 )
 def test_what_a_format_cannot_express_is_refused(tmp_path, to, fields, words):
   found = pretrained.read_source(path_of('resnet_timm'), **fields)
-  model = pretrained.fields_of(models.build('resnet', **found.fields))
+  model = models.fields_of(models.build('resnet', **found.fields))
   with pytest.raises(UserError, match=naming(*words)):
     export.export(found.flat, 'resnet', model, to, image_size=(64, 64))
 

@@ -26,7 +26,7 @@ def test_outputs_agree_with_the_reference(method):
 def test_models_start_as_they_were(method):
   tuned = attach(**SECTIONS[method])
   init = lambda key: tuned.init(key, jnp.zeros((1, 32, 32, 3)))['params']['tune']
-  added = trees.flatten({'tune': init(jax.random.key(0))})
+  added = trees.flatten({'tune': jax.jit(init)(jax.random.key(0))})
   found, _ = run(SECTIONS[method], added)
   np.testing.assert_allclose(found, plain()[0], atol=1e-6)  # compiled otherwise
 
@@ -145,9 +145,8 @@ def test_a_mean_of_tokens_leaves_prompts_out_unless_asked(pool):
   fields = dict(patch_size=(8, 8), width=32, depth=1, mlp_dim=32, num_heads=2)
   model = models.build('vit', classifier='gap', num_classes=3, **fields)
   tuned = attach(model, method='vpt', number=4, pool=pool)
-  images = reference()['image']
-  variables = tuned.init(jax.random.key(0), images)
-  _, out = tuned.apply(variables, images)
+  init = jax.jit(tuned.init_with_output)
+  (_, out), _ = init(jax.random.key(0), reference()['image'])
   assert out['encoded'].shape[1] == (16 if pool is None else 20)
   np.testing.assert_allclose(out['pre_logits'], out['encoded'].mean(1), atol=1e-6)
 
@@ -155,9 +154,9 @@ def test_a_mean_of_tokens_leaves_prompts_out_unless_asked(pool):
 def test_prompts_are_dropped_image_by_image():
   tuned = attach(method='vpt', number=4, deep=True, dropout=0.5)
   image = reference()['image'][:1].repeat(2, axis=0)
-  params = tuned.init(jax.random.key(0), image)['params'] | vit().params
-  params['tune'] = {'prompts': np.ones((3, 4, 48), np.float32)}
+  params = vit().params | {'tune': {'prompts': np.ones((3, 4, 48), np.float32)}}
 
+  @jax.jit
   def run(params, image):
     rngs = {'dropout': jax.random.key(1)}
     return tuned.apply({'params': params}, image, train=True, rngs=rngs)[0]
@@ -174,15 +173,15 @@ def test_positions_of_patches_are_as_without_prompts(fields):
   model = models.build('vit', num_classes=3, **small, **fields)
   tuned = attach(model, method='vpt', number=4)
   images = reference()['image']
-  params = model.init(jax.random.key(0), images)['params']
+  params = jax.jit(model.init)(jax.random.key(0), images)['params']
   rng = np.random.default_rng(0)
   head = {'kernel': rng.normal(size=(32, 3)), 'bias': np.zeros(3)}
   added = {'prompts': rng.normal(size=(1, 4, 32))}
 
   with hidden():
     variables = {'params': {**params, 'head': head, 'tune': added}}
-    found, _ = tuned.apply(variables, images)
-  expected, _ = model.apply({'params': {**params, 'head': head}}, images)
+    found, _ = jax.jit(tuned.apply)(variables, images)
+  expected, _ = jax.jit(model.apply)({'params': {**params, 'head': head}}, images)
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -190,7 +189,7 @@ def test_a_frame_surrounds_the_image():
   model = models.build('bit', num_classes=3, blocks=(1,), width=32)
   tuned = attach(model, method='vpt', number=3)
   x = reference()['image']
-  variables = tuned.init(jax.random.key(0), x)
+  variables = jax.jit(tuned.init)(jax.random.key(0), x)
   added = variables['params']['tune']
   assert sum(a.size for a in added.values()) == 3 * 6 * (32 + 6) + 3 * 32 * 6
   framed = np.full((2, 38, 38, 3), np.nan, np.float32)
@@ -198,9 +197,9 @@ def test_a_frame_surrounds_the_image():
   framed[:, :3], framed[:, -3:] = added['rows'][:3], added['rows'][3:]
   framed[:, 3:-3, :3], framed[:, 3:-3, -3:] = np.split(added['columns'], 2, 1)
   own = {name: p for name, p in variables['params'].items() if name != 'tune'}
-  _, expected = model.apply({'params': own}, framed)
-  _, found = tuned.apply(variables, x)
-  np.testing.assert_array_equal(found['stem'], expected['stem'])
+  stem = lambda model: jax.jit(lambda v, x: model.apply(v, x)[1]['stem'])
+  expected = stem(model)({'params': own}, framed)
+  np.testing.assert_array_equal(stem(tuned)(variables, x), expected)
 
 
 @pytest.mark.parametrize('method', ['vpt', 'adapter', 'lora', 'mlp', 'side'])

@@ -140,6 +140,7 @@ def test_what_is_not_read_is_refused(tmp_path, change, facts):
   [
     ({'num_classes': 3}, ('num_classes=3', 'classifier')),
     ({'pretrained_size': (64, 32), 'absolute': False}, ('square', '(64, 32)')),
+    ({'mlp_dim': 100}, ('mlp_dim=100', 24, 'multiples')),
   ],
 )
 def test_what_transformers_cannot_express_is_refused(tmp_path, fields, facts):

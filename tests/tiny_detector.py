@@ -38,6 +38,7 @@ class TinyDetector(nn.Module):
 
 
 FAMILY = Family(
+  outputs='boxes',
   model=TinyDetector,
   variant=lambda name: {},
   blocks=r'(?P<block>key)_(?P<layer>\d+)/.*',
@@ -48,4 +49,5 @@ FAMILY = Family(
   stride=lambda fields: (8, 8),
   any_size=lambda fields: False,
   tiny=(),
+  outputs='boxes',
 )

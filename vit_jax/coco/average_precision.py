@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.coco import rle
-from vit_jax.coco.files import Detections, Truth
+from vit_jax.coco.objects import Detections, Truth
 
 KINDS = ('bbox', 'segm')
 THRESHOLDS = np.linspace(0.5, 0.95, 10)

@@ -1,81 +1,16 @@
 """Ground truth and detections in COCO's JSON format, checked as they are read."""
 
-import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from vit_jax.coco import polygon, rle
+from vit_jax.coco.objects import Detections, Truth
 from vit_jax.errors import UserError, one_line
-
-
-@dataclasses.dataclass(frozen=True)
-class Truth:
-  """The objects in I images, of K categories, n in all.
-
-  Attributes:
-    name: of the file, for messages.
-    image_ids, category_ids: as in the file, sorted.
-    file_names: of the images; '' where the file has none.
-    sizes: int64 [I, 2], heights and widths; 0 where the file has none.
-    class_names: of the categories.
-    image, category: int64 [n], places in `image_ids` and `category_ids`.
-    boxes: float64 [n, 4], left, top, width, height in pixels.
-    areas: float64 [n], as annotated: those of the masks.
-    crowd: bool [n], a region with many objects.
-    masks: n run lengths, see `rle`; None if they were not asked for.
-  """
-
-  name: str
-  image_ids: list
-  category_ids: list
-  file_names: list[str]
-  sizes: np.ndarray
-  class_names: list[str]
-  image: np.ndarray
-  category: np.ndarray
-  boxes: np.ndarray
-  areas: np.ndarray
-  crowd: np.ndarray
-  masks: Sequence[np.ndarray] | None = None
-
-  def of_images(self, rows: np.ndarray) -> 'Truth':
-    """Returns the truth of some images alone, by their places, in that order."""
-    place = np.full(len(self.image_ids), -1)
-    place[rows] = np.arange(len(rows))
-    keep = np.flatnonzero(place[self.image] >= 0)
-    return dataclasses.replace(
-      self,
-      image_ids=[self.image_ids[i] for i in rows],
-      file_names=[self.file_names[i] for i in rows],
-      sizes=self.sizes[rows],
-      image=place[self.image[keep]],
-      category=self.category[keep],
-      boxes=self.boxes[keep],
-      areas=self.areas[keep],
-      crowd=self.crowd[keep],
-      masks=None if self.masks is None else [self.masks[i] for i in keep],
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Detections:
-  """What a detector found: n objects; the attributes are as in `Truth`.
-
-  Attributes:
-    scores: float64 [n].
-    boxes: None of detections that are masks alone.
-  """
-
-  image: np.ndarray
-  category: np.ndarray
-  scores: np.ndarray
-  boxes: np.ndarray | None = None
-  masks: Sequence[np.ndarray] | None = None
 
 
 def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
@@ -105,9 +40,7 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
   categories = categories.sorted_by(category_ids)
   objects = _Rows(path, 'annotation', rows['annotations'])
   image = objects.places('image_id', 'image', image_ids)
-  missing = {} if masks else {'default': 0}
-  sizes = np.stack([images.numbers(key, **missing) for key in ('height', 'width')], 1)
-  sizes = sizes.astype(np.int64)
+  sizes = images.sizes(**({} if masks else {'default': 0}))
   return Truth(
     name=str(path),
     image_ids=image_ids,
@@ -181,12 +114,12 @@ class _Rows:
   def ids(self) -> list:
     """Returns the sorted `id`s; each must be there once, and be of one type."""
     values = self.values('id')
-    kinds = {type(value) for value in values}
-    if not kinds <= {int} and not kinds <= {str}:
-      i = next(i for i, x in enumerate(values) if type(x) not in (int, str))
-      raise self._error(
-        i, f'has the id {one_line(repr(values[i]), 60)}, not an integer'
-      )
+    kind = str if values and isinstance(values[0], str) else int
+    for i, value in enumerate(values):
+      if type(value) is not kind:
+        expected = 'a text, as the first' if kind is str else 'a whole number'
+        shown = one_line(repr(value), 60)
+        raise self._error(i, f'has the id {shown}; expected {expected}')
     seen = set()
     for i, value in enumerate(values):
       if value in seen:
@@ -207,6 +140,14 @@ class _Rows:
   def numbers(self, key: str, **default) -> np.ndarray:
     """Returns float64 [n], finite; see `values`."""
     return self._array(key, self.values(key, **default), _number, ())
+
+  def sizes(self, **default) -> np.ndarray:
+    """Returns heights and widths, int64 [n, 2]; see `values`."""
+    sides = [
+      self._array(key, self.values(key, **default), _side, ())
+      for key in ('height', 'width')
+    ]
+    return np.stack(sides, 1).astype(np.int64)
 
   def boxes(self) -> np.ndarray:
     """Returns 'bbox', float64 [n, 4] with sides of 0 or more."""
@@ -270,18 +211,26 @@ def _number(value) -> float:
   return float(value)
 
 
+def _side(value) -> int:
+  if not isinstance(value, int) or not 0 <= value <= _FAR:
+    raise ValueError
+  return value
+
+
 def _box(value) -> list[float]:
   left, top, width, height = map(_number, value)
-  if width < 0 or height < 0:
+  if width < 0 or height < 0 or max(abs(left), abs(top), width, height) > _FARTHEST:
     raise ValueError
   return [left, top, width, height]
 
 
 _NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
 _FAR = 100_000  # an outline takes memory in proportion to its length
+_FARTHEST = 1e9  # areas of such boxes are finite
 _EXPECTED = {
   _number: 'a finite number',
-  _box: '[left, top, width, height] in pixels, finite, sides of 0 or more',
+  _side: f'a whole number of pixels up to {_FAR:,}',
+  _box: '[left, top, width, height] in pixels, below 1e9, sides of 0 or more',
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax import boxes, sharding
 from vit_jax.coco import average_precision
-from vit_jax.coco.files import Detections, Truth
+from vit_jax.coco.objects import Detections, Truth
 from vit_jax.data import pipeline
 from vit_jax.data.ops import registry
 from vit_jax.data.sources.objects import Objects

@@ -30,8 +30,9 @@ def attend(
   The one function through which all sequence attention goes. In half precision it is left
   to fused kernels, which keep the scores on chip: `tpu_attention` where the mesh
   (`jax.set_mesh`) is of TPUs; cuDNN's on NVIDIA GPUs, chosen when the program is lowered.
-  Not with a bias or a mask, nor where weights are dropped or asked for, nor for a single
-  query, with no N x S weights to save: then, and in float32, by `_plain`.
+  Not with a mask or a bias, of which TPUs take a `GridBias`, nor where weights are dropped
+  or asked for, nor for a single query, with no N x S weights to save: then, and in
+  float32, by `_plain`.
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
@@ -47,10 +48,18 @@ def attend(
     [B, N, M, Dh] in the dtype of `value`.
   """
   plain = functools.partial(_plain, dropout=dropout, on_weights=on_weights)
-  bare = bias is None and mask is None and not dropout and not on_weights
+  bare = mask is None and not dropout and not on_weights
   half = query.dtype in (jnp.bfloat16, jnp.float16)
   if not (fused and bare and half) or query.shape[1] == 1:
     return plain(query, key, value, bias, mask)
+  if isinstance(bias, GridBias):
+    width = bias.width(query.shape[-1])
+    wide = (jax.ShapeDtypeStruct((*x.shape[:3], width), x.dtype) for x in (query, key))
+    if plan := tpu_attention.plan(*wide):
+      x = tpu_attention.attend(*bias.folded(query, key, value), plan)
+      return x[..., : query.shape[-1]]
+  if bias is not None:
+    return plain(query, key, value, bias)
   if plan := tpu_attention.plan(query, key):
     return tpu_attention.attend(query, key, value, plan)
   if not _cudnn_takes(query):

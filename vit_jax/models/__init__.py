@@ -25,6 +25,7 @@ MODELS = {
   'vitdet': 'vit_jax.models.vitdet',
   'fpn': 'vit_jax.models.fpn',
   'sfp': 'vit_jax.models.sfp',
+  'semantic_fpn': 'vit_jax.models.semantic_fpn',
   'resnet': 'vit_jax.models.resnet',
   'mvit': 'vit_jax.models.mvit',
   'detr': 'vit_jax.models.detr',

@@ -69,6 +69,7 @@ class Block(nn.Module):
   """
 
   class_residual: bool
+  fused: bool
   mlp_ratio: float
   placement: str
   dtype: jnp.dtype
@@ -94,6 +95,7 @@ class Block(nn.Module):
       step.stride,
       step.key_stride,
       self.class_residual,
+      self.fused,
       self.dtype,
       kernel_init=_INIT,
       name='attention',
@@ -146,6 +148,7 @@ class MViT(nn.Module):
   # Whether the class token's pooled query is added to what it attends to as those of the
   # others are: timm does, the authors do not.
   class_residual: bool = False
+  fused_attention: bool = True  # False: also differentiable forward-mode on TPUs
   stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
   head_bias_init: float = 0.0
   remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
@@ -186,7 +189,12 @@ class MViT(nn.Module):
       x = jnp.concatenate([cls, x], axis=1)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     block = functools.partial(
-      Block, self.class_residual, self.mlp_ratio, self.placement, self.dtype
+      Block,
+      self.class_residual,
+      self.fused_attention,
+      self.mlp_ratio,
+      self.placement,
+      self.dtype,
     )
     for s, depth in enumerate(self.depths):
       steps = self._steps(s, tuple(grid))

@@ -63,6 +63,7 @@ class PoolingAttention(nn.Module):
     width: channels of all heads, and of the result.
     stride, key_stride: by which queries, and by which keys and values, are pooled.
     class_residual: whether the query of a token before the map is added, too.
+    fused: whether fused kernels may be used: see `attend`.
   """
 
   num_heads: int
@@ -70,6 +71,7 @@ class PoolingAttention(nn.Module):
   stride: int
   key_stride: int
   class_residual: bool
+  fused: bool
   dtype: jnp.dtype
   kernel_init: Callable
 
@@ -91,7 +93,7 @@ class PoolingAttention(nn.Module):
     grids = grid_of(grid, self.stride), grid_of(grid, self.key_stride)
     positions = DecomposedPositions(name='relative_positions')
     query, key, bias = positions(query, key, *grids)
-    y = attend_within(self, query, key, value, bias=bias)
+    y = attend_within(self, query, key, value, bias=bias, fused=self.fused)
     others = query.shape[1] - grids[0][0] * grids[0][1]
     if others and not self.class_residual:
       kept = jnp.zeros_like(query[:, :others])

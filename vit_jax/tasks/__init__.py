@@ -4,25 +4,35 @@ A task is made of a model and the spec of the batches, {feature: ShapeDtypeStruc
 has `init(rng, spec) -> variables`, `prepare(batch, rng) -> batch` for what concerns the
 whole batch (mixing), `loss(variables, batch, rng) -> (scalar, (metrics, batch
 statistics))` and `predict(variables, batch) -> {name: array}`. Variables are {'params':
-...}, and 'batch_stats' where the model has batch norms. `batch['weight']` [B] sums to 1 over the global batch; losses and
-metrics are weighted sums, so that they add up over micro-batches and masked examples
-count nothing. Its class says whether the model has a head for the data's CLASSES; OWN is
-the name below which parameters of the task's own stand beside the model's, or None.
+...}, and 'batch_stats' where the model has batch norms. `batch['weight']` [B] sums to 1
+over the global batch; losses and metrics are weighted sums, so that they add up over
+micro-batches and masked examples count nothing. Its class says whether the model has a
+head for the data's CLASSES, and what the model's OUTPUTS are, see `models.family.Family`;
+OWN is the name below which parameters of the task's own stand beside the model's, or None.
 """
 
 import importlib
 import inspect
 
-from vit_jax import config_check
-from vit_jax.errors import choose
+from vit_jax import config_check, models
+from vit_jax.errors import UserError, choose
 
 TASKS = {
   'classify': ('vit_jax.tasks.classify', 'Classify'),
   'detect': ('vit_jax.tasks.detect', 'Detect'),
   'masked_patches': ('vit_jax.tasks.masked_patches', 'MaskedPatches'),
+  'segment': ('vit_jax.tasks.segment', 'Segment'),
 }
 
 DEFAULT = 'classify'
+
+# `Family.outputs`, for a person.
+_GIVEN = {
+  'classes': 'a class for an image',
+  'boxes': 'boxes',
+  'pixels': 'a class for every pixel',
+  'maps': 'maps, for a head such as semantic_fpn',
+}
 
 
 def build(name: str, model, spec: dict, **options):
@@ -38,7 +48,23 @@ def build(name: str, model, spec: dict, **options):
       the task needs.
   """
   config_check.bind('config.task', options, signature(name))
+  check_outputs(name, type(models.core(model)).__name__, models.family_of(model))
   return _task(name)(model, spec, **options)
+
+
+def check_outputs(name: str, model: str, family) -> None:
+  """Raises UserError for a model that does not give what a task trains.
+
+  Args:
+    model: how it is called in the message.
+    family: its `models.family.Family`.
+  """
+  wanted = _task(name).OUTPUTS
+  if wanted != family.outputs:
+    raise UserError(
+      f'config.task.name={name} trains models that give {_GIVEN[wanted]}; {model} gives '
+      f'{_GIVEN[family.outputs]}.'
+    )
 
 
 def signature(name: str) -> inspect.Signature:

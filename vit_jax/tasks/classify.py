@@ -13,6 +13,7 @@ class Classify:
   """Cross entropy of a model's logits; the task of the paper."""
 
   CLASSES = True
+  OUTPUTS = 'classes'
   OWN = None
 
   def __init__(

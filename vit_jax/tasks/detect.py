@@ -25,6 +25,7 @@ class Detect:
   """The set loss of a model's queries, of all its decoder layers."""
 
   CLASSES = True
+  OUTPUTS = 'boxes'
   OWN = None
 
   def __init__(
@@ -202,7 +203,7 @@ def losses(
   apart = jnp.abs(ours - targets['boxes']).sum(-1)
   overlap = boxes.giou(boxes.to_corners(ours), boxes.to_corners(targets['boxes']))
   out = {
-    'loss_ce': of_batch(ce / whole),
+    'loss_ce': of_batch(ce / jnp.where(whole > 0, whole, 1)),
     'loss_bbox': per_box(sum_found(apart)),
     'loss_giou': per_box(sum_found(1 - overlap)),
   }
@@ -223,6 +224,9 @@ def _images(batch: dict) -> dict:
   if 'image_mask' not in batch:
     return {'images': images}
   mask = batch['image_mask'] > 0
+  # One that could not be read has no pixel; attention to nothing would be NaN, which its
+  # weight of 0 would not keep out of the sums.
+  mask |= ~mask.any((1, 2), keepdims=True)
   # Padding is 0 as in the reference code, whatever value_range made of it.
   return {'images': images * mask[..., None], 'mask': mask}
 

@@ -32,6 +32,7 @@ class MaskedPatches:
   """
 
   CLASSES = False
+  OUTPUTS = 'classes'
   OWN = 'masked_patches'
 
   def __init__(

@@ -125,8 +125,11 @@ def _check_whole(found, dest: str) -> None:
 
   from vit_jax import pretrained
   from vit_jax.pretrained import tuned
+  from vit_jax.weights import adapt
 
-  again, flat = pretrained.read_source(dest).flat, tuned.folded(found).flat
+  flat = tuned.folded(found).flat
+  shapes = {name: x.shape for name, x in flat.items()}
+  again = adapt.as_variables(pretrained.read_source(dest).flat, shapes)
   differ = [n for n, x in flat.items() if not np.array_equal(x, again.get(n))]
   assert not differ, f'{dest} does not hold {differ[:3]} as the run does'
 

@@ -162,6 +162,7 @@ RANGES = {
   r'task\.label_smoothing': _SHARE,
   r'task\.(mixup|cutmix)': Range(least=0, most=1e3),
   r'task\.(switch_prob|rate)': Range(least=0, most=1),
+  r'(task|evals\..+?)\.ignore': _CLASS,
   **{rf'optim\.({key})': bound for key, bound in _OPTIM.items()},
   r'mesh\.(data|fsdp|tensor)': _whole(-1, 2**20, '-1: the devices that are left'),
   **{rf'evals\..+?\.({key})': bound for key, bound in _EVALUATION.items()},

@@ -72,6 +72,8 @@ def _check_optim(where: str, section: dict, config: dict) -> None:
 
 def _check_task(where: str, section: dict, config: dict) -> None:
   _named(tasks.signature)(where, section, config)
+  if name := config.get('model', {}).get('name'):
+    tasks.check_outputs(section['name'], name, models.family(name))
   classes = config.get('model', {}).get('num_classes')
   if classes is not None and not tasks.classifies(config):
     raise UserError(

@@ -50,7 +50,7 @@ def detr_crop(sizes=SIZES, longest: int = LONGEST, first=FIRST, sides=SIDES):
     tf = lazy_tf.load()
 
     def cropped():
-      image = _resized(features['image'], first, None, u[1:2])
+      image = _resized(features['image'], first, arguments.MAX_SIDE, u[1:2])
       side = lambda n, v: _whole(v, tf.minimum(least, n), tf.minimum(most, n))
       H, W = geometry.height_width(image)
       height, width = side(H, u[3]), side(W, u[4])
@@ -109,7 +109,7 @@ def _whole(u, least, most):
   return least + tf.minimum(tf.cast(tf.floor(u * span), tf.int32), most - least)
 
 
-def _resized(image, sizes, longest: int | None, u):
+def _resized(image, sizes, longest: int, u):
   """Returns an image whose shorter side is one of the sizes, by u [1] where several."""
   tf = lazy_tf.load()
   if image.shape.rank != 3:
@@ -118,11 +118,10 @@ def _resized(image, sizes, longest: int | None, u):
   size = size[0] if len(sizes) == 1 else size[_whole(u[0], 0, len(sizes) - 1)]
   shape = tf.cast(tf.shape(image)[:2], tf.float64)
   short, long = tf.reduce_min(shape), tf.reduce_max(shape)
-  if longest is not None:
-    # As the reference code, whose comparison is before rounding.
-    size = tf.where(
-      long / short * size > longest, tf.round(longest * short / long), size
-    )
-  # The product before the quotient: a square's sides stay equal.
-  target = tf.cast(tf.floor(size * shape / short), tf.int32)
+  # As the reference code, whose comparison is before rounding.
+  least = tf.maximum(tf.round(longest * short / long), 1)
+  size = tf.where(long / short * size > longest, least, size)
+  # The product before the quotient: a square's sides stay equal. There the longer side may
+  # round to a few pixels above `longest`, which would not fit a canvas of that size.
+  target = tf.minimum(tf.cast(tf.floor(size * shape / short), tf.int32), longest)
   return geometry.resize_to(image, target, 'bilinear', True, 'nearest')

@@ -8,11 +8,13 @@ import re
 import numpy as np
 
 from vit_jax.coco import files
+from vit_jax.coco.objects import Truth
 from vit_jax.data import image_file
 from vit_jax.data.sources import objects, shards, splits
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import BadImage, UserError
 
+_CLASSES = 100_000  # a model has a logit for each number up to the largest id
 _ANNOTATIONS = re.compile(r'instances_(\w+)\.json')
 
 
@@ -75,7 +77,7 @@ class Coco(objects.Objects):
   def name_of(self, index: int) -> str:
     return os.path.join(self._folder, self._truth.file_names[index])
 
-  def truth(self, masks: bool = False) -> files.Truth:
+  def truth(self, masks: bool = False) -> Truth:
     if not masks:
       return self._truth
     return files.truth(self._file, masks=True).of_images(self._rows)
@@ -122,10 +124,11 @@ class Coco(objects.Objects):
     if not self._by_id:
       return
     ids = truth.category_ids
-    if any(not isinstance(i, int) or i < 0 for i in ids):
+    wrong = [i for i in ids if not isinstance(i, int) or not 0 <= i < _CLASSES]
+    if wrong:
       raise UserError(
-        f'{self.name}: by_id=True needs ids of categories from 0 on; {self._file} has '
-        f'{ids[:5]}.'
+        f'{self.name}: by_id=True needs ids of categories from 0 to {_CLASSES - 1}; '
+        f'{self._file} has {wrong[0]!r}.'
       )
     self.num_classes = ids[-1] + 1
     names = dict(zip(ids, truth.class_names, strict=True))

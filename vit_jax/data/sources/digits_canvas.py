@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax.coco import rle
-from vit_jax.coco.files import Truth
+from vit_jax.coco.objects import Truth
 from vit_jax.data import philox
 from vit_jax.data.features import Feature, ImageFeature
 from vit_jax.data.sources import arrays, objects, splits

@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 
-from vit_jax.coco.files import Truth
+from vit_jax.coco.objects import Truth
 from vit_jax.data.features import Feature, ImageFeature
 from vit_jax.data.sources.base import Source
 

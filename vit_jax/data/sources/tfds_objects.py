@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 
-from vit_jax.coco.files import Truth
+from vit_jax.coco.objects import Truth
 from vit_jax.data.sources import objects
 from vit_jax.data.sources.tfds import Examples, classes
 from vit_jax.errors import UserError

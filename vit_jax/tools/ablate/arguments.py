@@ -15,6 +15,7 @@ NAMES = {
   'masked': 'masked patch prediction, then few labels (section 4.6, B.1.2)',
   'data_size': 'size of the pre-training data, ViT and ResNet (Figures 3 and 4)',
   'tune': 'ways to tune, on few labels of new classes (VPT, section 4)',
+  'families': 'a ViT beside models of other families that cost as much',
   'axial': 'full attention, or along rows and columns (Figure 13)',
 }
 
@@ -44,7 +45,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     '--seeds',
     type=_seeds,
     metavar='0,1,2',
-    help='of each cell; default: 0, or 0,1,2 (posemb, tune)',
+    help='of each cell; default: 0, or 0,1,2 (posemb, tune, families)',
   )
   add('--data', metavar='SOURCE', help='digits, shapes:..., a folder or tfds:NAME')
   add(

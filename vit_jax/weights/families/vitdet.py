@@ -159,6 +159,11 @@ def _config(fields, image_size, class_names) -> dict:
   if fields['absolute']:
     why = 'the first row of its positions is that of a class token'
     export.need(fields, 'class_row', (True,), 'transformers', why)
+  if fields['mlp_dim'] % fields['width']:
+    raise UserError(
+      f'transformers cannot express mlp_dim={fields["mlp_dim"]} of a vitdet of width '
+      f'{fields["width"]}: it takes whole multiples only.'
+    )
   one = lambda pair: pair[0] if pair[0] == pair[1] else list(pair)
   return {
     'architectures': ['VitDetBackbone'],
@@ -166,7 +171,7 @@ def _config(fields, image_size, class_names) -> dict:
     'hidden_size': fields['width'],
     'num_hidden_layers': fields['depth'],
     'num_attention_heads': fields['num_heads'],
-    'mlp_ratio': fields['mlp_dim'] / fields['width'],
+    'mlp_ratio': fields['mlp_dim'] // fields['width'],
     'hidden_act': {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}[fields['act']],
     'layer_norm_eps': fields['norm_eps'],
     'image_size': one(tuple(image_size)),

@@ -1,0 +1,73 @@
+"""The objects in images, annotated or detected, as columns."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+  """The objects in I images, of K categories, n in all.
+
+  Attributes:
+    name: of the file, for messages.
+    image_ids, category_ids: as in the file, sorted.
+    file_names: of the images; '' where the file has none.
+    sizes: int64 [I, 2], heights and widths; 0 where the file has none.
+    class_names: of the categories.
+    image, category: int64 [n], places in `image_ids` and `category_ids`.
+    boxes: float64 [n, 4], left, top, width, height in pixels.
+    areas: float64 [n], as annotated: those of the masks.
+    crowd: bool [n], a region with many objects.
+    masks: n run lengths, see `rle`; None if they were not asked for.
+  """
+
+  name: str
+  image_ids: list
+  category_ids: list
+  file_names: list[str]
+  sizes: np.ndarray
+  class_names: list[str]
+  image: np.ndarray
+  category: np.ndarray
+  boxes: np.ndarray
+  areas: np.ndarray
+  crowd: np.ndarray
+  masks: Sequence[np.ndarray] | None = None
+
+  def of_images(self, rows: np.ndarray) -> 'Truth':
+    """Returns the truth of some images, by their places, in that order, also twice."""
+    of_image = np.argsort(self.image, kind='stable')
+    ends = np.searchsorted(self.image[of_image], np.arange(1, len(self.image_ids)))
+    groups = np.split(of_image, ends)
+    picked = [groups[i] for i in rows]
+    keep = np.concatenate([np.zeros(0, np.int64), *picked])
+    return dataclasses.replace(
+      self,
+      image_ids=[self.image_ids[i] for i in rows],
+      file_names=[self.file_names[i] for i in rows],
+      sizes=self.sizes[rows],
+      image=np.repeat(np.arange(len(picked)), [len(part) for part in picked]),
+      category=self.category[keep],
+      boxes=self.boxes[keep],
+      areas=self.areas[keep],
+      crowd=self.crowd[keep],
+      masks=None if self.masks is None else [self.masks[i] for i in keep],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Detections:
+  """What a detector found: n objects; the attributes are as in `Truth`.
+
+  Attributes:
+    scores: float64 [n].
+    boxes: None of detections that are masks alone.
+  """
+
+  image: np.ndarray
+  category: np.ndarray
+  scores: np.ndarray
+  boxes: np.ndarray | None = None
+  masks: Sequence[np.ndarray] | None = None

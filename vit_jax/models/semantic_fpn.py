@@ -1,0 +1,151 @@
+"""Semantic FPN: a class for every pixel, from the maps of a pyramid.
+
+The semantic segmentation branch of "Panoptic Feature Pyramid Networks", arXiv 1901.02446,
+section 3.1 and figure 3.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, choose
+from vit_jax.models.family import composite
+from vit_jax.nn.group_norm import group_norm
+from vit_jax.nn.images import check as check_images
+
+
+def variant(name: str) -> dict:
+  """Returns the fields of 'sfp:B' or 'fpn:swin:T', the name of a pyramid."""
+  return dict(backbone={'name': name, 'extra_level': False})
+
+
+class Upsampled(nn.Module):
+  """Doubles the side of a map `steps` times: [B, h, w, C] -> [B, h 2^steps, ..., width].
+
+  Each time a convolution of 3 x 3, GroupNorm, ReLU and bilinear interpolation; a map that
+  keeps its size has one convolution with its norm.
+  """
+
+  width: int
+  steps: int
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    for i in range(max(self.steps, 1)):
+      x = nn.Conv(
+        self.width,
+        (3, 3),
+        use_bias=False,
+        kernel_init=nn.initializers.variance_scaling(2.0, 'fan_out', 'normal'),
+        dtype=self.dtype,
+        name=f'conv{i}',
+      )(x)
+      x = nn.relu(group_norm(x, f'norm{i}', eps=1e-5, dtype=self.dtype))
+      if self.steps:
+        x = _bilinear(x, (2 * x.shape[1], 2 * x.shape[2]))
+    return x
+
+
+def _bilinear(x, size: tuple[int, int]):
+  return jax.image.resize(x, (x.shape[0], *size, x.shape[3]), 'bilinear')
+
+
+def _cut_or_held(x, size: tuple[int, int]):
+  """Returns [B, H, W, C] of a map, as halving a map of odd sides rounds them.
+
+  What is beyond H or W is cut off; what is missing is the last row or column.
+  """
+  missing = [(0, max(n - m, 0)) for n, m in zip(size, x.shape[1:3], strict=True)]
+  if missing != [(0, 0)] * 2:
+    x = jnp.pad(x, [(0, 0), *missing, (0, 0)], mode='edge')
+  return x[:, : size[0], : size[1]]
+
+
+class SemanticFPN(nn.Module):
+  """See `__call__`."""
+
+  num_classes: int | None = None  # None: no last layer, outputs are out['merged']
+  backbone: nn.Module | None = None  # a pyramid, such as fpn or sfp
+  levels: Sequence[str] = ()  # names of its maps, such as 'p2'; (): all
+  channels: int = 128
+  # Of the body, and of a backbone that names none; logits are float32.
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False, features: bool = True):
+    """Classifies every pixel of images that the finest level of the pyramid tiles.
+
+    Args:
+      images: [B, H, W, C] in [-1, 1].
+      train: stochastic depth of the backbone, which needs the 'dropout' rng.
+      features: whether the caller reads more of `out` than 'merged'.
+
+    Returns:
+      (logits [B, H, W, K] float32, out): 'merged' [B, h, w, channels], the sum of all
+      levels at the scale of the finest, and the features of the backbone.
+    """
+    if self.backbone is None:
+      raise UserError(
+        "A semantic_fpn is built on a pyramid: backbone={'name': 'sfp', ...} or 'fpn'."
+      )
+    check_images(images)
+    maps, out = self.backbone(images, train=train, features=features)
+    if not isinstance(maps, dict):
+      raise UserError(
+        f'A semantic_fpn is built on a pyramid, not on {type(self.backbone).__name__}: '
+        'put an fpn or sfp between them.'
+      )
+    names = [choose('level of the pyramid', n, list(maps)) for n in self.levels or maps]
+    numbers = [int(name.removeprefix('p')) for name in names]
+    size = maps[names[numbers.index(min(numbers))]].shape[1:3]
+    merged = 0
+    for name, number in zip(names, numbers, strict=True):
+      steps = number - min(numbers)
+      x = Upsampled(self.channels, steps, self.dtype, name=f'level{number}')(maps[name])
+      merged = merged + _cut_or_held(x, size)
+    out = {**(out if features else {}), 'merged': merged}
+    if self.num_classes is None:
+      return merged, out
+    x = nn.Conv(
+      self.num_classes,
+      (1, 1),
+      kernel_init=nn.initializers.zeros_init(),
+      name='head',
+    )(merged.astype(jnp.float32))
+    return _bilinear(x, images.shape[1:3]), out
+
+
+def _inputs(fields, size) -> dict:
+  return {}  # refused: there is nothing that it takes without a pyramid
+
+
+FAMILY = composite(
+  SemanticFPN,
+  variant,
+  inputs=_inputs,
+  outputs='pixels',
+  tiny=(
+    dict(
+      backbone=dict(
+        name='sfp',
+        backbone=dict(
+          name='vitdet',
+          patch_size=(8, 8),
+          width=16,
+          depth=2,
+          mlp_dim=32,
+          num_heads=2,
+          global_blocks=(1,),
+          window=3,
+          pretrained_size=(16, 16),
+        ),
+        channels=8,
+        extra_level=False,
+      ),
+      channels=32,
+    ),
+  ),
+)
