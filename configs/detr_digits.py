@@ -19,7 +19,7 @@ def get_config(arg=None):
     debug=DEBUG,
     seed=0,
     steps=6_000,
-    batch=16,
+    batch=32,
     train='train',
     test='test[:200]',
     eval_every=1_000,
@@ -33,13 +33,13 @@ def get_config(arg=None):
 
   # 64 positions of 8 x 8 pixels; a digit has 13 to 29 pixels a side.
   c.model = dict(name='detr', num_queries=10, width=arg.width, num_heads=4, mlp_dim=128)
-  c.model.update(encoder_depth=2, decoder_depth=3)
-  c.model.backbone = dict(name='resnet', depths=(2, 2), widths=(128, 256))
+  c.model.update(encoder_depth=2, decoder_depth=2)
+  c.model.backbone = dict(name='resnet', depths=(2, 2), widths=(64, 128))
   c.model.backbone.stem_width = 32
 
   c.data = dict(source='digits_canvas', split=arg.train, batch_size=arg.batch)
   c.data.pp = 'value_range(-1, 1)|pad_to(boxes=4, label=4)'
-  c.task = dict(name='detect')
+  c.task = dict(name='detect', l1=2.0, giou=1.0)
 
   c.optim = dict(name='adamw', lr=arg.lr, wd=1e-4, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
