@@ -22,7 +22,12 @@ from vit_jax.tools.export import facts, onnx, program, stablehlo
 
 SOURCE = path_of('vit_google_token')  # 10 classes, 32 x 32 pixels
 # One of every family, and of every way to classify.
-ALL = [name for name in GOLDENS if name != 'vit_google_prelogits']
+ALL = [
+  name
+  for name, (_, family, _) in GOLDENS.items()
+  if models.family(family).outputs == 'classes'
+  and name not in ('vit_google_prelogits', 'vitdet_hf')  # which have no head
+]
 ONE_EACH = [
   *('vit_google_token', 'hybrid_google', 'mixer_google'),
   *('resnet_gn_timm', 'bit_timm', 'convnext_timm'),
@@ -135,6 +140,13 @@ def test_stablehlo_without_this_library(tmp_path, capsys):
   assert about['outputs'].keys() == {'logits', 'pre_logits', 'block01'}
   # [0, 255] to [-1, 1]
   assert (about['input']['mean'], about['input']['std']) == ([0.5] * 3, [0.5] * 3)
+
+
+def test_outputs_of_a_detector():
+  loaded = pretrained.load(path_of('detr_hf'), image_size=(64, 64))
+  found = program.Program(loaded, ['projected'], batch=None)
+  shapes = {'logits': (10, 7), 'boxes': (10, 4), 'projected': (2, 2, 32)}
+  assert found.outputs == shapes
 
 
 @pytest.mark.slow

@@ -41,7 +41,8 @@ class Program:
     self._model = models.changed(model, remat='none', fused_attention=False)
     self._image = (*loaded.image_size, loaded.channels)
     self._layers, self._features = tuple(layers), False
-    self._first = 'pre_logits' if model.num_classes is None else 'logits'
+    classes = getattr(model, 'num_classes', None)
+    self._first = 'pre_logits' if classes is None else 'logits'
     self.batch, self.variables = batch, loaded.variables
     if getattr(models.core(model), 'scan', False):
       family, flat = models.family_of(model), trees.flatten(loaded.params)
@@ -61,7 +62,9 @@ class Program:
 
   def __call__(self, variables: dict, images: jax.Array) -> dict[str, jax.Array]:
     y, out = self._model.apply(variables, images, features=self._features)
-    found = {self._first: y, **{layer: out[layer] for layer in self._layers}}
+    # Detectors and pyramids give several outputs, by name.
+    found = dict(y) if isinstance(y, dict) else {self._first: y}
+    found |= {layer: out[layer] for layer in self._layers}
     return {name: x.astype(jnp.float32) for name, x in found.items()}
 
   def shape(self, batch) -> tuple:
