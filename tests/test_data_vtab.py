@@ -240,7 +240,9 @@ def test_versions(tmp_path):
     'kitti', tmp_path, dict.fromkeys(('train', 'validation', 'test'), size), version
   )
   kitti('3.1.0', 3)
-  with pytest.raises(DataError, match=naming('vtab:kitti_dist', '3.1.0', 'at least 3.2')):
+  with pytest.raises(
+    DataError, match=naming('vtab:kitti_dist', '3.1.0', 'at least 3.2')
+  ):
     sources.build('vtab:kitti_dist', 'test', data_dir=str(tmp_path))
   kitti('3.2.0', 801)
   (tmp_path / 'kitti' / '4.0.0').symlink_to(tmp_path / 'kitti' / '3.1.0')
