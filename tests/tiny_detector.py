@@ -49,5 +49,4 @@ FAMILY = Family(
   stride=lambda fields: (8, 8),
   any_size=lambda fields: False,
   tiny=(),
-  outputs='boxes',
 )

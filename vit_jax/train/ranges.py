@@ -66,15 +66,17 @@ _MODEL = {
   ),
   r'num_heads(\[\d+\])?': _whole(1, 2**16),
   r'windows\[\d+\]': _whole(1, 4096),
-  r'window|stride|channels|in_channels(\[\d+\])?': _whole(1, 4096),
+  r'window|(output_|kv_)?stride|channels|in_channels(\[\d+\])?': _whole(1, 4096),
   r'global_blocks(\[\d+\])?': _whole(0, 999),
   r'pretrained_size\[\d+\]': _whole(1, 16384),
   r'pretrained_windows(\[\d+\])?': _whole(0, 4096),
   'shift': _SHARE,
   'mlp_ratio': Range(above=0, most=1e3),
-  r'depth|(stem_blocks|blocks|depths)\[\d+\]': (
+  r'((en|de)coder_)?depth|(stem_blocks|blocks|depths)\[\d+\]': (
     _whole(1, 1000, 'each layer is traced by itself')
   ),
+  'num_queries': _whole(1, 2**16),
+  'norm_momentum': _SHARE,
   'posemb_std': Range(least=0, most=1e3),
   'norm_eps': Range(above=0, most=1),
   'dropout|attention_dropout|stochastic_depth': _SHARE,
@@ -87,6 +89,7 @@ _SOURCE = {
   'num_classes': _CLASSES,
   'num_examples': _whole(1, 2**31),
   'label_offset': _whole(-INT32, INT32, 'labels have 32 bits'),
+  'most': _whole(1, 16, 'digits of a canvas'),
   'shuffle_buffer': _whole(1, INT32),
   'seed': _whole(0, 2**32 - 1),
 }
@@ -161,7 +164,8 @@ RANGES = {
   **{rf'tune\.({key})': bound for key, bound in _TUNE.items()},
   r'task\.label_smoothing': _SHARE,
   r'task\.(mixup|cutmix)': Range(least=0, most=1e3),
-  r'task\.(switch_prob|rate)': Range(least=0, most=1),
+  r'task\.(switch_prob|rate|no_object)': Range(least=0, most=1),
+  r'task\.(l1|giou)': _FACTOR,
   r'(task|evals\..+?)\.ignore': _CLASS,
   **{rf'optim\.({key})': bound for key, bound in _OPTIM.items()},
   r'mesh\.(data|fsdp|tensor)': _whole(-1, 2**20, '-1: the devices that are left'),
