@@ -92,6 +92,6 @@ def get_config(arg=None):
   val = dict(source=arg.data, split=arg.val, batch_size=arg.batch)
   val['pp'] = f'decode|detr_resize({sizes}, {longest})|{pad}'
   c.evals = dict(val=dict(type='coco', data=val, every=arg.eval_every))
-  c.checkpoint = dict(every=arg.eval_every)
+  c.checkpoint = dict(every=arg.eval_every, best='val/ap')
   c.log = dict(every=min(100, arg.eval_every))
   return c

@@ -122,6 +122,16 @@ def test_the_loss_falls(small):
   assert losses[-1] < 0.8 * losses[0], losses
 
 
+def test_the_layers_are_split_over_a_tensor_axis(small):
+  _, variables, _ = small
+  rules = sharding.resolve_rules('fsdp_tensor')
+  layers = [n for n in trees.flatten(variables['params']) if '/layer_' in n]
+  kernels = [n for n in layers if n.endswith('/kernel')]
+  assert len(kernels) == 2 * (4 + 2) + 2 * (8 + 2)
+  for name in kernels:
+    assert 'tensor' in trees.first_match(rules, name), name
+
+
 def test_a_detector_is_tuned_like_other_models():
   model = tiny()
   section = dict(method='lora', rank=2, layers=[r'decoder/.*/(query|value)/kernel'])
