@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from vit_jax import models
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import BadImage, UserError, choose
 from vit_jax.pretrained import Loaded
@@ -42,13 +43,14 @@ def predict_images(
     pp: preprocessing other than `loaded.pp`.
 
   Raises:
-    UserError: for an unknown layer, a pipeline that does not fit the model, one image
-      where a list is expected.
+    UserError: for a model that is not a classifier, an unknown layer, a pipeline that
+      does not fit the model, one image where a list is expected.
   """
   if isinstance(images, str | bytes | Path):
     raise UserError(f'images is {type(images).__name__}, one image: put it in a list.')
   if batch_size < 1:
     raise UserError(f'batch_size={batch_size}: expected 1 or more.')
+  models.check_classifies(loaded.model, 'The model')
   preprocess, layers = SingleImage(pp or loaded.pp), tuple(layers)
   H, W = loaded.image_size
   shape = (batch_size, H, W, loaded.channels)

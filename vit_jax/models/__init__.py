@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax import other_families
 from vit_jax.errors import UserError, choose, did_you_mean
-from vit_jax.models.family import Family
+from vit_jax.models.family import OUTPUTS, Family
 
 # name -> module with a `FAMILY`; imported when asked for.
 MODELS = {
@@ -72,6 +72,20 @@ def family_of(model) -> Family:
   """
   found, inside = _module(core(model)).FAMILY, backbone_of(model)
   return found if inside is None else found.around(family_of(inside))
+
+
+def check_classifies(model, what: str) -> None:
+  """Raises UserError for a model whose outputs are not classes of images.
+
+  Args:
+    what: how it is called in the message, such as its source.
+  """
+  if (given := family_of(model).outputs) != 'classes':
+    raise UserError(
+      f'{what} gives {OUTPUTS[given]}, where classes of images are expected. In Python, '
+      'loaded = vit_jax.load(SOURCE) has the model: loaded.model.apply(loaded.variables, '
+      'images).'
+    )
 
 
 def backbone_of(model):

@@ -9,6 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
+# What models return, see `Family.outputs`, in words.
+OUTPUTS = {
+  'classes': 'a class for an image',
+  'boxes': 'boxes',
+  'pixels': 'a class for every pixel',
+  'maps': 'maps, for a head such as semantic_fpn',
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:

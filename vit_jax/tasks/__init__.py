@@ -16,6 +16,7 @@ import inspect
 
 from vit_jax import config_check, models
 from vit_jax.errors import UserError, choose
+from vit_jax.models.family import OUTPUTS
 
 TASKS = {
   'classify': ('vit_jax.tasks.classify', 'Classify'),
@@ -25,14 +26,6 @@ TASKS = {
 }
 
 DEFAULT = 'classify'
-
-# `Family.outputs`, for a person.
-_GIVEN = {
-  'classes': 'a class for an image',
-  'boxes': 'boxes',
-  'pixels': 'a class for every pixel',
-  'maps': 'maps, for a head such as semantic_fpn',
-}
 
 
 def build(name: str, model, spec: dict, **options):
@@ -62,8 +55,8 @@ def check_outputs(name: str, model: str, family) -> None:
   wanted = _task(name).OUTPUTS
   if wanted != family.outputs:
     raise UserError(
-      f'config.task.name={name} trains models that give {_GIVEN[wanted]}; {model} gives '
-      f'{_GIVEN[family.outputs]}.'
+      f'config.task.name={name} trains models that give {OUTPUTS[wanted]}; {model} gives '
+      f'{OUTPUTS[family.outputs]}.'
     )
 
 
@@ -76,6 +69,11 @@ def signature(name: str) -> inspect.Signature:
 def classifies(config: dict) -> bool:
   """Returns whether a config's task needs a model with a head for the data's classes."""
   return _task(_name(config)).CLASSES
+
+
+def outputs(config: dict) -> str:
+  """Returns what the model of a config's task returns, see `models.family.Family`."""
+  return _task(_name(config)).OUTPUTS
 
 
 def own(config: dict) -> str | None:

@@ -51,11 +51,12 @@ def _evaluate(argv: list[str]) -> int:
     )
   import jax
 
-  from vit_jax import sharding
+  from vit_jax import models, sharding
   from vit_jax.evaluators import class_match, classification, metric
   from vit_jax.train import evaluations, metrics, runtime
 
   loaded = source.load(args)
+  models.check_classifies(loaded.model, args.source)
   K = getattr(loaded.model, 'num_classes', None)
   if K is None:
     raise UserError(

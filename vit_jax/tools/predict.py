@@ -24,9 +24,10 @@ def main(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
   paths = find(args.images)
   features = args.features and _new_file(args.features)
-  from vit_jax import inference
+  from vit_jax import inference, models
 
   loaded = source.load(args)
+  models.check_classifies(loaded.model, args.source)
   if loaded.model.num_classes is None and not features:
     raise UserError(
       f'{args.source} has no head, so no classes: --features FILE.npz writes what it '

