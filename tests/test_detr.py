@@ -219,3 +219,10 @@ def test_what_transformers_cannot_express_is_refused(backbone, fields, facts):
   fields['backbone'] = fields['backbone'] | backbone
   with pytest.raises(UserError, match=naming(*facts)):
     export.export(source.flat, 'detr', fields, 'hf', image_size=(128, 160))
+
+
+def test_what_names_classes_refuses_it():
+  model = tiny_models.build('detr 0')
+  with pytest.raises(UserError, match=naming('RUN', 'boxes', 'classes')):
+    models.check_classifies(model, 'RUN')
+  models.check_classifies(tiny_models.build('vit 0'), 'RUN')
