@@ -8,7 +8,7 @@
 cosine, RandAugment (rand-m9-mstd0.5-inc1), mixup of 0.8 and CutMix of 1.0, random erasing of 0.25, label
 smoothing of 0.1, stochastic depth up to 0.1 (T), 0.4 (S), 0.5 (B, L), and an average of
 the parameters (0.9999). One part of the published recipe differs: images are resized
-bilinearly, not bicubic. Expected: near the published 82.1 % top-1 (T), 83.1 (S), 83.8 (B), 84.3 (L). Not run here: the data could not be had.
+bilinearly, not bicubic. Expected: near the published 82.1 % top-1 (T), 83.1 (S), 83.8 (B), 84.3 (L). Not run here: the data was not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 """

@@ -8,11 +8,11 @@
 300 epochs, batch 64, AdamW at 1e-4, of the backbone at 1e-5, both divided by 10 after 200
 epochs; weight decay 1e-4 of all parameters, gradients clipped at norm 0.1, dropout of 0.1.
 The backbone starts from torchvision's ImageNet weights; its norms, stem and first stage
-stay as they are. Flips, and in half of the cases a random crop, before the shorter side is
+stay as they are. Flips, and half of the time a random crop, before the shorter side is
 made 480 to 800 pixels, the longer at most 1333. Each value is the paper's, or a default of
 main.py in facebookresearch/detr, which drops attention's weights as well. There images of
-a batch are padded to the largest; here all are on canvases of 1344 pixels, which a mask
-tells apart from the padding, and the body computes in bfloat16.
+a batch are padded to the largest; here all are on canvases of 1344 pixels, with a mask
+that marks the padding, and the body computes in bfloat16.
 Expected: near the published AP of 40.6 on val2017 (R50, 300 epochs), and after 500 epochs
 with the drop after 400 (epochs=500,drop=400) 42.0 (R50), 43.3 (R50-DC5), 43.5 (R101), 44.9
 (R101-DC5). Not run here: the data could not be had.

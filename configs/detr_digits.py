@@ -37,7 +37,7 @@ def get_config(arg=None):
   c.seed = arg.seed
   c.steps = arg.steps
 
-  # 64 positions of 8 x 8 pixels; a digit has 13 to 29 pixels a side.
+  # 64 positions of 8 x 8 pixels; a digit has up to 28 pixels a side.
   c.model = dict(name='detr', num_queries=10, width=64, num_heads=4, mlp_dim=128)
   c.model.update(encoder_depth=2, decoder_depth=2)
   c.model.backbone = dict(name='resnet', depths=(2, 2), widths=(64, 128))

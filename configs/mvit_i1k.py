@@ -11,8 +11,8 @@ smoothing of 0.1, stochastic depth up to 0.1 (T, S), 0.3 (B), 0.5 (L). Each valu
 of configs/MVITv2_{T,S,B}.yaml, configs/test/MVITv2_L_test.yaml or, where these are silent,
 of mvit/config/defaults.py in the authors' repository, facebookresearch/mvit, whose
 augmentations are not repeated (AUG.NUM_SAMPLE is 1). RandAugment is timm's
-`rand-m9-n6-mstd0.5-inc1`, as theirs. Warmup starts at 0, not 8e-8. Expected: near the published
-82.3 % top-1 (T), 83.6 (S), 84.4 (B), 85.3 (L). Not run here: the data could not be had.
+`rand-m9-n6-mstd0.5-inc1`, like theirs. Warmup starts at 0, not 8e-8. Expected: near the published
+82.3 % top-1 (T), 83.6 (S), 84.4 (B), 85.3 (L). Not run here: the data was not available.
 For another size see configs/finetune.py.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.

@@ -13,7 +13,7 @@ parameters to the gradient before a momentum that sums up to ten times that. Pix
 in [-1, 1], and the head starts at 0. The rate is 0.1 per 256 images; large batches need 5
 epochs of warmup (774 steps of 8,192, arXiv 1706.02677), and --config.model.zero_init=True.
 Expected: near the published 76.1 % top-1 (50), 77.4 (101), 78.3 (152), the V1 weights of
-torchvision. Not run here: the data could not be had.
+torchvision. Not run here: the data was not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 """

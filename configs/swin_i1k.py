@@ -8,7 +8,7 @@
 300 epochs, batch 1024, AdamW at 1e-3 with weight decay 0.05, 20 epochs of warmup, cosine
 down to 1e-5, RandAugment (rand-m9-mstd0.5-inc1), mixup of 0.8 and CutMix of 1.0 in turns,
 random erasing of 0.25, label smoothing of 0.1, stochastic depth up to 0.2 (T), 0.3 (S), 0.5
-(B); those of V2 are trained alike, at 256 px. Each value is that of config.py and configs/ in the authors'
+(B); V2 models are trained the same way, at 256 px. Each value is that of config.py and configs/ in the authors'
 repository, microsoft/Swin-Transformer, which clips gradients at norm 5; the paper says 1.
 Warmup starts at 0, not 1e-6, and images are resized bilinearly, not bicubic.
 Expected: near the published 81.3 % top-1 (T), 83.0 (S), 83.5 (B); V2 81.8 (T), 83.7 (S),

@@ -14,6 +14,7 @@ from vit_jax.coco import average_precision
 from vit_jax.coco.objects import Detections
 from vit_jax.data import sources
 from vit_jax.errors import UserError
+from vit_jax.evaluators.class_match import Classes
 from vit_jax.tasks import detect
 
 QUERIES, SPLIT = 5, 'test[:13]'
@@ -21,7 +22,7 @@ PP = 'value_range(-1, 1)|pad_to(boxes=1, label=1)'  # the truth is not what pp k
 
 
 def build(devices=1, **change):
-  more = {k: change.pop(k) for k in ('per_class',) if k in change}
+  more = {k: change.pop(k) for k in ('per_class', 'model') if k in change}
   data = dict(source='digits_canvas', split=SPLIT, pp=PP, batch_size=8) | change
   mesh = sharding.make_mesh(devices=jax.devices()[:devices])
   return evaluators.build('coco', mesh, data=data, **more)
@@ -95,6 +96,15 @@ def test_a_model_of_more_classes(truth):
   assert build().run(predict, outputs)['ap'] == pytest.approx(1)
   with pytest.raises(UserError, match=naming('10 classes', '3')):
     build().run(predict, table(truth, 10) | {'logits': outputs['logits'][..., :4]})
+
+
+def test_classes_of_other_names_are_refused():
+  names = [str(i) for i in range(10)]
+  of = lambda names: Classes(names, len(names))
+  build(model=of(names))
+  build(model=of([*names, 'more']))
+  with pytest.raises(UserError, match=naming('Class 0', "'0'", "'cat'")):
+    build(model=of(['cat', *names[1:]]))
 
 
 def test_images_of_all_sizes_one_of_them_broken(tmp_path):

@@ -126,6 +126,15 @@ def test_a_backbone_takes_the_dtype_of_what_is_built_on_it():
       (32, 32),
       ("'stage7'", 'stage1'),
     ),
+    (
+      'fpn',
+      {
+        'backbone': {'name': 'resnet', 'depths': (1, 1), 'widths': (16, 32)}
+        | {'output_stride': 4}
+      },
+      (32, 32),
+      ('stage1', '(8, 8)', 'stage2'),
+    ),
     ('fpn', {}, (32, 32), ('backbone', "{'res2'")),
     ('sfp', {'backbone': SWIN}, (32, 32), ('(8, 8)', '(4, 4)', 'fpn')),
     ('sfp', {'backbone': VITDET, 'pyramid': 'fpn_stages'}, (32, 32), (4, "'stage1'")),

@@ -7,14 +7,13 @@ import types
 
 import commands
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import stand_in
 from conftest import GOLDEN, naming
 from PIL import Image
 
-from vit_jax import cli, inference, pretrained
+from vit_jax import cli, inference, models, pretrained
 from vit_jax.data import sources
 from vit_jax.evaluators import predictions
 from vit_jax.tools import convert, evaluate, source
@@ -166,10 +165,13 @@ def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch)
   }
   (tmp_path / 'config.json').write_text(json.dumps(config))
   (tmp_path / 'checkpoints').mkdir()
-  first = lambda variables, images: (jnp.eye(12)[jnp.zeros(len(images), int)], {})
+  model = models.build('vit', 'mu/4', num_classes=12)
+  zeros = jax.tree.map(
+    np.zeros_like, model.init(jax.random.key(0), np.zeros((1, 8, 8, 1)))
+  )
+  zeros['params']['head']['bias'][0] = 1.0  # every image is of the first class
   loaded = types.SimpleNamespace(
-    model=types.SimpleNamespace(num_classes=12, apply=first),
-    **dict(variables={}, class_names=None, pp='', step=3),
+    **dict(model=model, variables=zeros, class_names=None, pp='', step=3),
     **dict(image_size=(8, 8), channels=1),
   )
   monkeypatch.setattr(source, 'load', lambda args: loaded)

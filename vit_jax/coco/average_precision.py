@@ -1,10 +1,10 @@
 """COCO's twelve numbers, of boxes or masks, as pycocotools' COCOeval computes them.
 
-Detections of an image and category, by falling score, take the free truth of the largest
-overlap from a threshold on. A truth that does not count, being a crowd or outside the
-range of areas, is taken only if no other will do, a crowd by any number of detections; what
-takes it counts neither as right nor as wrong, and likewise detections outside the range of
-areas that take nothing.
+The detections of an image and category, by falling score, each take the unmatched object
+with the largest overlap at or above a threshold. An object that does not count, because it
+is a crowd or outside the range of areas, is taken only if no other fits, a crowd by any
+number of detections. A detection that takes one counts neither as correct nor as wrong, and
+neither does an unmatched detection outside the range of areas.
 """
 
 import dataclasses

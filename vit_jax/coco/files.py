@@ -50,7 +50,7 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
     class_names=[str(x) for x in categories.values('name')],
     image=image,
     category=objects.places('category_id', 'category', category_ids),
-    boxes=objects.boxes(),
+    boxes=objects.boxes(**({'default': (0, 0, 0, 0)} if masks else {})),
     areas=objects.numbers('area'),
     crowd=objects.numbers('iscrowd', default=0) != 0,
     masks=objects.masks(sizes[image]) if masks else None,
@@ -100,16 +100,17 @@ def _load(path) -> Any:
 class _Rows:
   """Entries of one list of a file. Values are checked together, errors name the first."""
 
-  def __init__(self, path, what: str, rows: list):
-    self._path, self._what, self._rows = path, what, rows
+  def __init__(self, path, what: str, rows: list, numbers: list[int] | None = None):
+    """Takes entries; `numbers`: their places in the file, if not in its order."""
+    self._path, self._what, self._rows, self._numbers = path, what, rows, numbers
     for i, row in enumerate(rows):
       if not isinstance(row, dict):
         raise self._error(i, f'is {one_line(repr(row), 60)}, not an object')
 
   def sorted_by(self, ids: list) -> '_Rows':
     place = {key: i for i, key in enumerate(ids)}
-    rows = sorted(self._rows, key=lambda row: place[row['id']])
-    return _Rows(self._path, self._what, rows)
+    order = sorted(range(len(self._rows)), key=lambda i: place[self._rows[i]['id']])
+    return _Rows(self._path, self._what, [self._rows[i] for i in order], order)
 
   def ids(self) -> list:
     """Returns the sorted `id`s; each must be there once, and be of one type."""
@@ -149,9 +150,9 @@ class _Rows:
     ]
     return np.stack(sides, 1).astype(np.int64)
 
-  def boxes(self) -> np.ndarray:
-    """Returns 'bbox', float64 [n, 4] with sides of 0 or more."""
-    return self._array('bbox', self.values('bbox'), _box, (4,))
+  def boxes(self, **default) -> np.ndarray:
+    """Returns 'bbox', float64 [n, 4] with sides of 0 or more; `default` as of `values`."""
+    return self._array('bbox', self.values('bbox', **default), _box, (4,))
 
   def _array(self, key, values, one: Callable, shape) -> np.ndarray:
     try:
@@ -202,7 +203,8 @@ class _Rows:
   def _error(self, i: int, problem: str) -> UserError:
     row = self._rows[i]
     named = f' (id {row["id"]!r})' if isinstance(row, dict) and 'id' in row else ''
-    return UserError(f'{self._path}: {self._what} {i}{named} {problem}.')
+    number = self._numbers[i] if self._numbers else i
+    return UserError(f'{self._path}: {self._what} {number}{named} {problem}.')
 
 
 def _number(value) -> float:

@@ -36,7 +36,7 @@ def decode(counts: np.ndarray, height: int, width: int) -> np.ndarray:
 def of_string(text: str) -> np.ndarray:
   """Returns the counts of the compressed form.
 
-  From the third on a count is stored as its difference from the one two before it, each
+  From the fourth on a count is stored as its difference from the one two before it, each
   number in 5 bits per character, the lowest first, in two's complement: pycocotools'
   `rleFrString`.
 

@@ -153,7 +153,9 @@ class Resumed:
       'shape': ((3,), np.dtype(np.int32)),
     }
     ops = preprocess.on_host
-    once = (not op.draws and op.maps == ('image',) for op in ops)
+    # What an op would map besides, such as boxes, may not be there.
+    alone = lambda op: not {*op.maps} & ({*preprocess.inputs} - {'image'})
+    once = (not op.draws and alone(op) for op in ops)
     self._fixed = next((i for i, fixed in enumerate(once) if not fixed), len(ops))
     # A crop right after `decode` decodes no more than itself: whole photographs in
     # memory would be ten times the size of their files, and decoding them slower.

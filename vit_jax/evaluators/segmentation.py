@@ -19,11 +19,11 @@ _PERCENT = Metric(percent=True, larger_is_better=True)
 
 
 class Segmentation:
-  """Mean IoU and the share of right pixels, from the counts of a whole split.
+  """Mean IoU and the share of correct pixels, from the counts of a whole split.
 
-  Of a class it is the number of pixels that are of it and were predicted to be, over those
-  that are or were (as PASCAL VOC has it, all images together). The mean is over classes
-  that occur in the labels or in the predictions.
+  IoU of a class: the pixels both labelled and predicted as it, over those labelled or
+  predicted as it, counted over all images together, as in PASCAL VOC. The mean is over the
+  classes that occur in the labels or in the predictions.
   """
 
   TASK = 'segment'
@@ -54,10 +54,10 @@ class Segmentation:
     """
     self.batches = open_batches(mesh, **data)
     segments = self.batches.spec.get('segments')
-    if segments is None or len(segments.shape) != 3:
+    if segments is None or segments.shape != self.batches.spec['image'].shape[:3]:
       raise UserError(
-        f'{self.batches.source.name} has no segments [H, W], the classes of pixels that '
-        'the evaluator segmentation compares with.'
+        f'{self.batches.source.name} with pp {data["pp"]!r} has no segments of the size of '
+        'the images, the classes of pixels that the evaluator segmentation compares with.'
       )
     self._mesh, self._check_stop, self._ignore = mesh, check_stop, ignore
     # `predict` is static: one compilation for all runs of one evaluator.
@@ -71,7 +71,8 @@ class Segmentation:
     bad_images, if there are any, could not be read and are not in it.
 
     Raises:
-      UserError: for no image that could be read, or a label that is no class of the model.
+      UserError: for no image that could be read, or a label that is not one of the model's
+        classes.
     """
     totals = 0, 0
     pending = None  # one batch behind, so that the host reads while the device works

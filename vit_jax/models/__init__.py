@@ -34,7 +34,7 @@ DTYPES = ('float32', 'bfloat16', 'float16')
 
 
 def family(name: str, variant: str | None = None, **fields) -> Family:
-  """Returns the facts of the model that `build` makes of these, see `family_of`.
+  """Returns the facts of the model that `build` returns for these arguments, see `family_of`.
 
   Raises:
     UserError: for an unknown name.
@@ -100,7 +100,7 @@ def name_of(model) -> str:
 
 
 def fields_of(model) -> dict:
-  """Returns {field: value} of a model; of a tuned one, of that to which was added.
+  """Returns {field: value} of a model; of a tuned one, those of the model it wraps.
 
   The model of a field `backbone` is a dict that `build` makes it of again.
   """

@@ -47,6 +47,9 @@ class FPN(nn.Module):
     Returns:
       ({'p2': [B, H / 4, W / 4, channels], ...}, out): the maps, each named by the
       logarithm of its stride; `out` has them too, and the features of the backbone.
+
+    Raises:
+      UserError: for maps that are not each half as large as the one before.
     """
     maps, out = pyramid.maps_of(self.backbone, inputs, train=train)
     stride = self.stride
@@ -55,6 +58,7 @@ class FPN(nn.Module):
     else:
       maps = self._stages(maps)
       stride = inputs.shape[1] / next(iter(maps.values())).shape[1]
+    pyramid.check_halves(maps)
     first = pyramid.level_of(stride)
     laterals = [
       self._conv(1, f'p{first + i}_lateral')(x) for i, x in enumerate(maps.values())

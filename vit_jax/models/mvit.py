@@ -179,6 +179,10 @@ class MViT(nn.Module):
         f'num_heads={self.num_heads} does not divide the width {self.width}: each head '
         'has width / num_heads channels.'
       )
+    if self.class_residual and self.classifier != 'token':
+      raise UserError(
+        f"class_residual=True is for classifier='token', not {self.classifier!r}: leave it out."
+      )
     out = {}
     out['stem'] = x = Stem(self.width, self.dtype, name='stem')(images)
     B, *grid, C = x.shape

@@ -14,7 +14,7 @@ Pair = tuple[int, int]
 
 
 class DecomposedPositions(nn.Module):
-  """Scores get q . rows[dy] + q . columns[dx] besides, for offsets between two maps.
+  """Adds q . rows[dy] + q . columns[dx] to the scores, for offsets between two maps.
 
   Parameters `rows` [2 h - 1, Dh] and `columns` [2 w - 1, Dh], h x w the larger of the two
   maps: offsets are counted in its pixels. Those of other maps are resized, linearly.
@@ -57,7 +57,7 @@ class DecomposedPositions(nn.Module):
     table = self.param(name, start, (length, Dh), jnp.float32)
     if length != wanted:
       matrix = resample.matrix(length, wanted, 'bilinear', antialias=False)
-      table = jnp.asarray(matrix, jnp.float32) @ table
+      table = jnp.matmul(jnp.asarray(matrix, jnp.float32), table, precision='highest')
     # In float32 and cut to whole numbers, as the references do.
     steps = [np.float32(max(a / b, 1.0)) for a, b in ((k, n), (n, k))]
     at_query, at_key = (

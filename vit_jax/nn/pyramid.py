@@ -1,5 +1,6 @@
 """What feature pyramids are made of: maps [B, h, w, C] of several scales."""
 
+import itertools
 from collections.abc import Mapping
 
 import flax.linen as nn
@@ -95,6 +96,19 @@ def nearest(x: jax.Array, size: tuple[int, int]) -> jax.Array:
 def subsampled(x: jax.Array) -> jax.Array:
   """Returns every second row and column of a map."""
   return x[:, ::2, ::2]
+
+
+def check_halves(maps: dict) -> None:
+  """Raises UserError unless each map is half as large as the one before, rounded."""
+  sizes = {name: x.shape[1:3] for name, x in maps.items()}
+  pairs = itertools.pairwise(sizes.items())
+  for (before, larger), (name, smaller) in pairs:
+    if any(n not in (m // 2, -(-m // 2)) for m, n in zip(larger, smaller, strict=True)):
+      raise UserError(
+        f'A pyramid needs maps each half as large as the one before: {before} has '
+        f'{larger}, {name} has {smaller}. Choose other stages, or a backbone whose stages '
+        'have strides of 4, 8, 16, ... (for plain ViTs see sfp).'
+      )
 
 
 def maps_of(

@@ -23,9 +23,9 @@ def ema(decay: float) -> Callable:
   """
   if not 0 < decay < 1:
     raise UserError(f'config.optim.ema={decay}: expected a decay between 0 and 1.')
-  return lambda average, params, step: optax.incremental_update(
-    params, average, 1.0 - decay
-  )
+  # Written so that what does not change stays as it is, bit for bit.
+  move = lambda a, x: a + (1.0 - decay) * (x - a)
+  return lambda average, params, step: jax.tree.map(move, average, params)
 
 
 def swa(total_steps: int, *, start: float = 0.8, every: int | float = 1) -> Callable:

@@ -120,13 +120,19 @@ def load(
       added are `variables['params']['tune']`.
     model: another model to start from the weights, a name or a config's section: one that
       is built on theirs, {'name': 'fpn', 'backbone': {'name': 'swin', ...}}, or for a ViT
-      'vitdet:B' or 'sfp:B'. What it has besides starts with initial values.
-    **fields: of the model, over what the source tells: `num_classes=10` gives a new head,
-      `patch_size=(32, 32)` resizes the patch embedding.
+      'vitdet:B' or 'sfp:B'. Its other parameters start from initial values.
+    **fields: of the model, overriding what the source says: `num_classes=10` gives a new
+      head, `patch_size=(32, 32)` resizes the patch embedding. Those of another `model` are
+      keys of its section.
 
   Raises:
     UserError: a source that cannot be read or does not fit; nothing is taken silently.
   """
+  if model is not None and fields:
+    raise UserError(
+      f'load has model={model!r} and fields {sorted(fields)}: put these into the section, '
+      "model={'name': ..., ...}."
+    )
   found = read_source(source, variant=variant, ema=ema, weights=weights, **fields)
   if isinstance(tune, str | os.PathLike):
     found = tuned.apply(found, tune)

@@ -1,6 +1,6 @@
 """Weights of one model as the start of another: of its backbone, or of a ViTDet.
 
-What the other has besides begins with initial values.
+Everything else in that model starts from its initial values.
 """
 
 import dataclasses
@@ -94,8 +94,8 @@ def _vitdet_of_vit(found: Source, model, resize: str) -> Started:
       )
   if found.image_size is None:
     raise UserError(
-      f'{found.source} does not tell the size of its images, and so not the grid of its '
-      'positions: convert it to a format that does, vit_jax convert ... --to hf.'
+      f'{found.source} does not give its image size, so the grid of its positions is '
+      'unknown: convert it to a format that does, vit_jax convert ... --to hf.'
     )
   family = models.family('vit')
   flat, _ = positions.learned(found.flat, known, family, found.image_size)

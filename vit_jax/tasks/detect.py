@@ -189,9 +189,9 @@ def losses(
   query = jnp.moveaxis(match(cost, of_layers), 1, 0)  # [L, B, N]
   taken = jax.nn.one_hot(query, Q)  # [L, B, N, Q], zeros for none
   has = taken.sum(-2)  # [L, B, Q]
-  classes = jnp.where(has > 0, jnp.einsum('lbnq,bn->lbq', taken, label), K).astype(
-    jnp.int32
-  )
+  # Exact: TPUs would round labels above 256 to bfloat16.
+  chosen = jnp.einsum('lbnq,bn->lbq', taken, label, precision='highest')
+  classes = jnp.where(has > 0, chosen, K).astype(jnp.int32)
   log = jax.nn.log_softmax(every['logits'])
   ce = -jnp.take_along_axis(log, classes[..., None], -1)[..., 0]
   ce = (ce * jnp.where(has > 0, 1, no_object)).sum(-1)  # [L, B]

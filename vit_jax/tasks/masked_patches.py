@@ -95,6 +95,11 @@ class MaskedPatches:
     """Returns variables for batches of `spec`: the model's, and the task's below `OWN`."""
     image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
     (_, features), variables = self.model.init_with_output(rng, image)
+    if 'encoded' not in features:
+      raise UserError(
+        f'config.task.name=masked_patches needs tokens after the last norm, which '
+        f'{type(self.model).__name__} does not have: choose a ViT or a Mixer.'
+      )
     added = self.added.init(jax.random.fold_in(rng, 0), features['encoded'])
     return {'params': {**variables['params'], self.OWN: added['params']}}
 

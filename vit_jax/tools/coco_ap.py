@@ -78,7 +78,7 @@ def _parser() -> cli.Parser:
     '--type', choices=('bbox', 'segm'), default='bbox', help='compare boxes, or masks'
   )
   parser.add_argument(
-    '--per_class', action='store_true', help='the numbers of each category, too'
+    '--per_class', action='store_true', help='also print the numbers for each category'
   )
   cli.add_json_option(parser)
   return parser

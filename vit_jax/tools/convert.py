@@ -1,12 +1,13 @@
 """Writes weights in the format of another library.
 
-  vit_jax convert SOURCE DEST [--to google|timm|hf|authors]
+  vit_jax convert SOURCE DEST [--to google|timm|hf|authors|detectron2]
 
 SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder (its newest
 step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors
-or a folder (timm, hf, authors: the names in the code of the paper's authors); a folder is
-what `timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
-`from_pretrained('FOLDER')` read. For these, sine-cosine positions are written as a table. What a format cannot express is refused.
+or a folder (timm, hf, detectron2; authors: the names in the code of the paper's authors).
+`timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
+`from_pretrained('FOLDER')` read such a folder. For these, sine-cosine positions are written
+as a table. What a format cannot express is refused.
 
 A run whose tuning added parameters is written with LoRA's worked into the kernels; what else
 was added no format can express. `--tuned_only` writes what was trained alone, for
@@ -164,7 +165,7 @@ def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax convert', description=__doc__.split('\n')[0])
   source.add_options(parser, resolution=False)
   parser.add_argument('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
-  parser.add_argument('--to', choices=('google', 'timm', 'hf', 'authors'))
+  parser.add_argument('--to', choices=('google', 'timm', 'hf', 'authors', 'detectron2'))
   parser.add_argument('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
   parser.add_argument(
     '--merge', action='store_true', help='verify that the file is self-contained'

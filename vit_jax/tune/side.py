@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.errors import UserError
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import Added
 
@@ -33,6 +34,11 @@ class Side(Method):
   """
 
   def added(self, backbone):
+    if backbone.family.outputs == 'pixels':
+      raise UserError(
+        'config.tune.method=side changes one feature of a whole image, and this model has a '
+        'head at every pixel: choose another method, such as lora.'
+      )
     return SideNetwork(backbone.head('side').inputs[-1])
 
 

@@ -54,6 +54,11 @@ class Vpt(Method):
 
   def added(self, backbone):
     known = backbone.family.prompts
+    if not known:
+      raise UserError(
+        f'config.tune.method=vpt has no place for prompts{_of(backbone)}: models that are '
+        'built on a backbone take other methods, such as lora.'
+      )
     where = self.where or known[0]
     choose('place for prompts, config.tune.where', where, known, _of(backbone))
     self._refuse_options_without_use(where, getattr(backbone.model, 'classifier', None))

@@ -34,10 +34,10 @@ def detr_resize(sizes=SIZES, longest: int = LONGEST):
 
 @op('detr_crop', draws=7, maps=('image', 'boxes', 'label'))
 def detr_crop(sizes=SIZES, longest: int = LONGEST, first=FIRST, sides=SIDES):
-  """DETR's training sizes: `detr_resize(sizes, longest)`, in half of the cases of a crop.
+  """DETR's training sizes: `detr_resize(sizes, longest)`, half of the time of a crop.
 
   For the crop the shorter side is first made one of `first`; the height and the width of
-  the crop are drawn apart, each a whole number of `sides` = (least, most), or up to the
+  the crop are drawn independently, each a whole number of `sides` = (least, most), or up to the
   image's where that is less. (Section 4: "crop to a random rectangular patch".)
   """
   sizes, first = _sizes('sizes', sizes), _sizes('first', first)
@@ -66,7 +66,7 @@ def detr_crop(sizes=SIZES, longest: int = LONGEST, first=FIRST, sides=SIDES):
 
 @op('canvas', maps=('image', 'image_mask'), keeps_positions=True)
 def canvas(size):
-  """At the top left of a (h, w) of zeros, with 'image_mask' uint8 [h, w], 1 for the image.
+  """The image at the top left of an (h, w) canvas of zeros; 'image_mask' is 1 on the image.
 
   A larger image is a bad image. Boxes stay fractions of the image without its padding, as
   DETR's are: the last op on images but `value_range`.

@@ -76,7 +76,7 @@ class IncreasingRandAugment(RandAugment):
     """Returns m / 10, float64 [...], of uniform numbers [...] in [0, 1)."""
     tf = lazy_tf.load()
     m = tf.fill(tf.shape(u), tf.constant(self._mean, tf.float64))
-    if self._std:  # of 0, minus infinity, it clips to 0
+    if self._std:  # ndtri(0) is minus infinity, which is clipped to 0
       m += self._std * tf.math.ndtri(tf.cast(u, tf.float64))
     return tf.clip_by_value(m, 0, MAX_MAGNITUDE) / 10
 

@@ -22,8 +22,8 @@ class Coco(objects.Objects):
   """`coco:ROOT`, or `coco:ANNOTATIONS.json,IMAGE_FOLDER`.
 
   ROOT is a folder as COCO is unpacked: annotations/instances_NAME.json beside folders NAME
-  of images, for the splits NAME, such as 'val2017'; 'train' and 'val' do if they are the
-  only one. A single file is one split, 'train'. Images are in the order of their ids.
+  of images, for the splits NAME, such as 'val2017'; 'train' and 'val' also work if only
+  one split matches. A single file is one split, 'train'. Images are in the order of their ids.
 
   Every image of the file must be in the folder. One of another size than annotated is a bad
   image. Boxes are cut off at the border of the image; those without an area are left
@@ -34,7 +34,7 @@ class Coco(objects.Objects):
     target: see above.
     split: a split expression, see `splits`.
     by_id: the label of an object is its category's id, not its place among the sorted
-      ids; num_classes is then the largest id + 1. So were published DETR weights trained:
+      ids; num_classes is then the largest id + 1. Published DETR weights were trained this way:
       80 categories with ids of up to 90.
   """
 
@@ -124,6 +124,8 @@ class Coco(objects.Objects):
     if not self._by_id:
       return
     ids = truth.category_ids
+    if not ids:
+      raise UserError(f'{self.name}: {self._file} has no categories.')
     wrong = [i for i in ids if not isinstance(i, int) or not 0 <= i < _CLASSES]
     if wrong:
       raise UserError(

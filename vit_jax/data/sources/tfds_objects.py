@@ -77,7 +77,9 @@ class TfdsObjects(objects.Objects):
     if masks:
       raise UserError(f'{self.name} has no masks: compare boxes.')
     sizes = np.zeros((len(self), 2), np.int64)
-    rows: list[tuple] = []
+    empty = np.zeros(0, np.int64)
+    # With a row to begin with, for a split of which nothing can be read.
+    rows = [(empty, np.zeros((0, 4)), empty, empty.astype(bool), np.zeros(0))]
     for start in range(0, len(self), _CHUNK):
       indices = np.arange(start, min(start + _CHUNK, len(self)))
       for i, example in zip(indices, self._examples.read(indices), strict=True):

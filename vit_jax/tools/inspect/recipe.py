@@ -1,7 +1,7 @@
 """What a config asks for: steps, epochs, examples and compute, without opening its data.
 
-The number of training examples comes from the caller or from `split_sizes`; only
-'digits', 'shapes' and 'synthetic', which are bundled and made up, are opened.
+The number of training examples comes from the caller or from `split_sizes`; only the
+bundled sources are opened.
 """
 
 import os
@@ -146,7 +146,7 @@ def opened(data: dict):
   from vit_jax.data import sources
 
   name = str(data['source']).partition(':')[0]  # of a mixture: none of these
-  if name not in ('digits', 'shapes', 'synthetic'):
+  if name not in ('digits', 'digits_canvas', 'shapes', 'synthetic'):
     return None
   options = data.get('source_options') or {}
   classes = data.get('classes')

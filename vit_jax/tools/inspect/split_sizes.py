@@ -1,6 +1,5 @@
 """How many images the splits of well-known data sets hold, for sums without the data."""
 
-import re
 from typing import NamedTuple
 
 from vit_jax.data.sources import splits, vtab_tasks
@@ -32,6 +31,7 @@ DATA_SETS = {
   'food101': DataSet({'train': 75_750, 'validation': 25_250}, 101),
   'mnist': DataSet({'train': 60_000, 'test': 10_000}, 10),
   'fashion_mnist': DataSet({'train': 60_000, 'test': 10_000}, 10),
+  'coco/2017': DataSet({'train': 118_287, 'validation': 5_000, 'test': 40_670}, 80),
   # Google's own, in round numbers: arXiv 2010.11929 section 4.1, 2106.04560 section 3.1.
   'jft300m': DataSet({'train': 303_000_000}, 18_291),
   'jft3b': DataSet({'train': 3_000_000_000}),
@@ -43,13 +43,17 @@ _LARGEST_CUT = 2**28
 
 
 def find(source: str) -> DataSet | None:
-  """Returns that of 'tfds:NAME[/CONFIG][:VERSION]', 'records:NAME', 'vtab:TASK' or 'NAME'."""
+  """Returns that of 'tfds:NAME[/CONFIG][:VERSION]', 'records:NAME', 'vtab:TASK' or 'NAME'.
+
+  A data set that the table has with its config, such as 'coco/2017', needs that config.
+  """
   scheme, _, target = source.partition(':')
   if scheme == 'vtab':
     task = vtab_tasks.TASKS.get(target)
     return task and DataSet(_VTAB, task.classes)
   name = source if scheme.split('/')[0] in DATA_SETS else target
-  return DATA_SETS.get(re.split('[/:]', name)[0])
+  name = name.partition(':')[0]
+  return DATA_SETS.get(name) or DATA_SETS.get(name.partition('/')[0])
 
 
 def count(source: str, split: str) -> int:

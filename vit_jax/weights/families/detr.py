@@ -1,5 +1,6 @@
 """DETR in the formats of transformers and of its authors (facebookresearch/detr)."""
 
+import os
 import re
 
 import numpy as np
@@ -12,10 +13,10 @@ from vit_jax.weights.families import resnet
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule
 
-# What images are resized to where nothing tells: the paper's shorter side at 4:3, the shape
+# What images are resized to where the file does not say: the paper's shorter side at 4:3, the shape
 # of most of COCO. Boxes are fractions of the image, and any size may be asked for.
 _SIZE = (800, 1066)
-_HEADS = 8  # of every published model; the arrays do not tell
+_HEADS = 8  # of every published model; the arrays do not show it
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 _STYLES = ('hf', 'hf5', 'authors')  # hf5: the names of modules since transformers 5
 
@@ -145,7 +146,7 @@ def _resnet(flat: dict[str, np.ndarray]) -> dict:
 
 
 def _infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters tell."""
+  """Returns the model's fields that follow from its parameters."""
   depth = lambda part: len(
     {n.split('/')[1] for n in flat if re.match(rf'{part}/layer_\d+/', n)}
   )
@@ -182,7 +183,9 @@ def _hints(config: dict, where: str) -> hints.Hints:
       'expected the same.'
     )
   # The authors' files have no config: the name tells, detr-r50-dc5-f0fb7ef5.
-  dilated = config.get('dilation', not config and 'dc5' in where.lower())
+  dilated = config.get(
+    'dilation', not config and 'dc5' in os.path.basename(where.rstrip('/')).lower()
+  )
   fields = {
     'num_heads': heads,
     'backbone': {'output_stride': 16 if dilated else 32},

@@ -65,7 +65,7 @@ def _sfp_rules(arrays: dict[str, np.ndarray], config: dict) -> tuple[Rule, ...]:
   if (table := arrays.get('net.blocks.0.attn.rel_pos_h')) is not None:
     heads = arrays['net.patch_embed.proj.weight'].shape[0] // table.shape[1]
   if heads is None:
-    raise ValueError('nothing tells the number of heads, num_attention_heads')
+    raise ValueError('the number of heads is unknown: num_attention_heads is missing')
   return _sfp(min(int(match[1]) for match in levels if match), heads)
 
 

@@ -113,7 +113,7 @@ def _heads(arrays, attention: str) -> int:
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters tell.
+  """Returns the model's fields that its parameters determine.
 
   Raises:
     ValueError: for stages that do not double width and heads.
@@ -202,7 +202,7 @@ def _timm_fields(config: dict, where: str) -> dict:
       f'{where}: an MViT of timm with global_pool={pool!r} is not read; expected '
       f'{classifier!r}.'
     )
-  fields = {'class_residual': True}
+  fields = {'class_residual': True} if classifier == 'token' else {}
   if key_strides := args.get('stride_kv_adaptive'):
     if key_strides != key_strides[:1] * 2:
       raise UserError(

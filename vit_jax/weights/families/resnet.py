@@ -72,7 +72,7 @@ def hf(prefix: str) -> tuple[Rule, ...]:
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters tell; no array tells of dilation."""
+  """Returns the model's fields that its parameters determine; no array shows dilation."""
   blocks = [re.match(r'stage(\d+)_block_\d+/conv3/kernel', name) for name in flat]
   stages = [int(match[1]) for match in blocks if match]
   numbers = range(1, max(stages) + 1)

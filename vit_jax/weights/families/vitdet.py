@@ -65,7 +65,7 @@ def _depth(flat) -> int:
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters tell.
+  """Returns the model's fields that follow from its parameters.
 
   Which blocks attend to the whole map, and the side of windows, are None where tables of
   relative positions do not tell them apart.
@@ -114,7 +114,7 @@ def depth_of_windows(fields: dict) -> list[int]:
 
 
 def read_config(config: dict, image_size, where: str) -> dict:
-  """Returns the fields that a config of these keys, transformers' names, tells."""
+  """Returns the fields given by a config with transformers' keys."""
   fields = {}
   if config.get('residual_block_indices'):
     raise UserError(
