@@ -16,7 +16,7 @@ from goldens import GOLDENS, path_of
 from test_structure import _BLOCK
 
 from vit_jax import cli, models, pretrained
-from vit_jax.kernels import attention
+from vit_jax.kernels import attention, depthwise
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import facts, onnx, program, stablehlo
 
@@ -181,6 +181,13 @@ def test_onnx_without_this_library(golden, tmp_path):
   about = session.get_modelmeta().custom_metadata_map
   assert json.loads(about['input'])['layout'] == 'NHWC'
   assert json.loads(about['class_names']) is None
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize('golden', ['convnext_timm', 'mvit_timm'])
+def test_onnx_of_layers_that_choose_by_platform(golden, tmp_path, monkeypatch):
+  monkeypatch.setattr(depthwise, '_SMALL', 0)
+  check(golden, 'onnx', tmp_path)
 
 
 @pytest.mark.onnx
