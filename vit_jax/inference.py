@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
 class Detected(NamedTuple):
   """What a detector found with each of its Q queries; nothing is left out.
 
-  Rows in the order of the images; those of unreadable images are nan, and class -1.
+  Rows in the order of the images; those of unreadable images are nan, class -1, size 0.
   """
 
   scores: np.ndarray  # float32 [n, Q], the probability of the class
