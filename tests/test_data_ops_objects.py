@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import naming
 
-from vit_jax.data import lazy_tf
+from vit_jax.data import lazy_tf, single_image
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 
@@ -47,6 +47,29 @@ def assert_boxes_are_exact(out):
     rows, columns = np.nonzero(image[..., 0] == 40 * (label + 1))
     want = rows.min(), columns.min(), rows.max() + 1, columns.max() + 1
     np.testing.assert_allclose(box, want, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('height', 'width'), [(40, 60), (60, 40), (33, 33), (7, 90), (101, 64), (20, 31)]
+)
+def test_prediction_sees_the_same_pixels(height, width):
+  image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+  pp = 'decode|detr_resize(32, 48)|canvas((48, 50))|value_range((0, 0, -1), (1, 2, 3))'
+  want = run(pp, {'image': image})
+  got = single_image.features([image], pp)
+  np.testing.assert_array_equal(got['image'][0], want['image'])
+  np.testing.assert_array_equal(got['image_mask'][0], want['image_mask'])
+  np.testing.assert_array_equal(got['size'], [(height, width)])
+
+
+def test_prediction_takes_the_ops_of_evaluation():
+  image = np.zeros((40, 60, 3), np.uint8)
+  with pytest.raises(UserError, match=naming('detr_resize', 'training')):
+    single_image.features([image], 'detr_resize((32, 48))|value_range(0, 1)')
+  with pytest.raises(UserError, match=naming('image 0', 'canvas', '32x32')):
+    single_image.features([image], 'canvas(32)|value_range(0, 1)')
+  with pytest.raises(UserError, match=naming('canvas', 'mask', 'inputs')):
+    single_image.batch([image], 'canvas(64)|value_range(0, 1)')
 
 
 @pytest.mark.parametrize('seed', range(3))

@@ -147,6 +147,11 @@ def test_outputs_of_a_detector():
   found = program.Program(loaded, ['projected'], batch=None)
   shapes = {'logits': (10, 7), 'boxes': (10, 4), 'projected': (2, 2, 32)}
   assert found.outputs == shapes
+  # A program takes no mask, so images fill its input; pixels are standardised as before.
+  about = facts.collect(loaded, found, 'stablehlo', None)
+  size = 'resize((64, 64), antialias=True)'
+  assert about['preprocessing']['text'].split('|')[:2] == ['decode', size]
+  assert about['input']['mean'] == pytest.approx([0.485, 0.456, 0.406], abs=1e-5)
 
 
 @pytest.mark.slow

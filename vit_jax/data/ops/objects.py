@@ -5,9 +5,12 @@ leaves them as they are. A crop moves them with the pixels, cuts them off at its
 drops those of which nothing is left, with their labels.
 """
 
+import numpy as np
+
 from vit_jax.data import lazy_tf
-from vit_jax.data.ops import arguments, geometry
-from vit_jax.data.ops.registry import op
+from vit_jax.data.ops import arguments, geometry, numpy_ops
+from vit_jax.data.ops.registry import Twins, op
+from vit_jax.errors import BadImage
 
 # The paper's, arXiv 2005.12872, section 4: the shorter side 480 to 800, the longer at most
 # 1333; the crop is taken after the shorter side is 400, 500 or 600, as in its code.
@@ -28,7 +31,14 @@ def detr_resize(sizes=SIZES, longest: int = LONGEST):
   def apply(images, u):
     return _resized(images, sizes, longest, u)
 
-  apply.draws = int(len(sizes) > 1)
+  def array(image):
+    height, width = _sides(*image.shape[:2], sizes[0], longest)
+    out = numpy_ops.resize(image, height, width, 'bilinear', antialias=True)
+    return numpy_ops.to_levels(out, image.dtype, 'nearest')
+
+  if len(sizes) == 1:
+    return Twins(apply, array)
+  apply.draws = 1
   return apply
 
 
@@ -72,6 +82,7 @@ def canvas(size):
   DETR's are: the last op on images but `value_range`.
   """
   height, width = arguments.size_pair(size)
+  message = f'canvas: the image is larger than {height}x{width}'
 
   def apply(features, u):
     tf = lazy_tf.load()
@@ -79,7 +90,6 @@ def canvas(size):
     if image.shape.rank != 3:
       raise ValueError('canvas takes one image at a time')
     H, W = geometry.height_width(image)
-    message = f'canvas: the image is larger than {height}x{width}'
     fits = tf.debugging.assert_equal((height >= H) & (width >= W), True, message)
     with tf.control_dependencies([fits]):
       around = [[0, height - H], [0, width - W]]
@@ -90,7 +100,18 @@ def canvas(size):
       'image_mask': tf.ensure_shape(mask, [height, width]),
     }
 
-  return apply
+  def arrays(image):
+    H, W, C = image.shape
+    if height < H or width < W:
+      raise BadImage(message)
+    out = {
+      'image': np.zeros((height, width, C), image.dtype),
+      'image_mask': np.zeros((height, width), np.uint8),
+    }
+    out['image'][:H, :W], out['image_mask'][:H, :W] = image, 1
+    return out
+
+  return Twins(apply, arrays)
 
 
 def _sizes(name, sizes) -> tuple[int, ...]:
@@ -107,6 +128,15 @@ def _whole(u, least, most):
   tf = lazy_tf.load()
   span = tf.cast(most - least + 1, tf.float32)
   return least + tf.minimum(tf.cast(tf.floor(u * span), tf.int32), most - least)
+
+
+def _sides(height: int, width: int, size: int, longest: int) -> tuple[int, int]:
+  """Returns what `_resized` makes of an image's height and width, in NumPy."""
+  shape = np.array([height, width], np.float64)
+  short, long = shape.min(), shape.max()
+  least = max(np.round(longest * short / long), 1)
+  size = least if long / short * size > longest else size
+  return tuple(int(n) for n in np.minimum(np.floor(size * shape / short), longest))
 
 
 def _resized(image, sizes, longest: int, u):
