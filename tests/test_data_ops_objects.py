@@ -6,7 +6,8 @@ from conftest import naming
 
 from vit_jax.data import lazy_tf
 from vit_jax.data.ops import registry
-from vit_jax.errors import UserError
+from vit_jax.data.single_image import SingleImage
+from vit_jax.errors import BadImage, UserError
 
 
 def run(pp, features, u=()):
@@ -87,8 +88,32 @@ DETR_SIZES = [
 @pytest.mark.parametrize(('shape', 'size', 'longest', 'want'), DETR_SIZES)
 def test_sizes_of_detr(shape, size, longest, want):
   image = np.zeros((*shape, 1), np.uint8)
-  out = run(f'detr_resize({size}, {longest})', {'image': image})
+  pp = f'detr_resize({size}, {longest})'
+  out = run(pp, {'image': image})
   assert out['image'].shape[:2] == want
+  assert registry.parse(pp)[0].numpy(image).shape[:2] == want
+
+
+@pytest.mark.parametrize('pp', ['detr_resize(33, 50)', 'detr_resize(70)', 'canvas(64)'])
+def test_twins_in_numpy(pp):
+  image = np.random.default_rng(0).integers(0, 256, (40, 57, 3), np.uint8)
+  # White shows sums that are 1e-5 off.
+  for x in (image, np.full_like(image, 255), image[:7, :50, :1]):
+    out = run(pp, {'image': x})
+    got = registry.parse(pp)[0].numpy(x)
+    assert got.dtype == np.uint8
+    np.testing.assert_array_equal(got, out['image'])
+
+
+def test_what_detectors_are_evaluated_on_without_tensorflow():
+  image = example(20, 30)['image']
+  pp = 'decode|detr_resize(24, 40)|canvas(40)|value_range(-1, 1)'
+  out = SingleImage(f'{pp}|pad_to(boxes=4, label=4)')(image)
+  np.testing.assert_array_equal(out, run(pp, {'image': image})['image'])
+  with pytest.raises(BadImage, match=naming('canvas', '24x24')):
+    SingleImage('canvas(24)|value_range(-1, 1)')(image)
+  with pytest.raises(UserError, match='detr_resize'):  # a size drawn at random
+    SingleImage('detr_resize((16, 24))|value_range(-1, 1)')
 
 
 def test_a_size_is_drawn():

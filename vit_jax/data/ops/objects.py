@@ -2,12 +2,16 @@
 
 All work on one example at a time. Boxes are fractions of height and width, so resizing
 leaves them as they are. A crop moves them with the pixels, cuts them off at its border, and
-drops those of which nothing is left, with their labels.
+drops those of which nothing is left, with their labels. What evaluation needs has a twin in
+NumPy, for prediction without TensorFlow.
 """
 
+import numpy as np
+
 from vit_jax.data import lazy_tf
-from vit_jax.data.ops import arguments, geometry
-from vit_jax.data.ops.registry import op
+from vit_jax.data.ops import arguments, geometry, numpy_ops
+from vit_jax.data.ops.registry import Twins, op
+from vit_jax.errors import BadImage
 
 # The paper's, arXiv 2005.12872, section 4: the shorter side 480 to 800, the longer at most
 # 1333; the crop is taken after the shorter side is 400, 500 or 600, as in its code.
@@ -25,11 +29,17 @@ def detr_resize(sizes=SIZES, longest: int = LONGEST):
   sizes = _sizes('sizes', sizes)
   arguments.positive('longest', longest, arguments.MAX_SIDE)
 
-  def apply(images, u):
+  def tensors(images, u):
     return _resized(images, sizes, longest, u)
 
-  apply.draws = int(len(sizes) > 1)
-  return apply
+  def array(image):
+    target = _target(image.shape[:2], sizes[0], longest)
+    return numpy_ops.resize_to(image, *target, 'bilinear', True, 'nearest')
+
+  if len(sizes) == 1:
+    return Twins(tensors, array)
+  tensors.draws = 1
+  return tensors
 
 
 @op('detr_crop', draws=7, maps=('image', 'boxes', 'label'))
@@ -69,17 +79,18 @@ def canvas(size):
   """The image at the top left of an (h, w) canvas of zeros; 'image_mask' is 1 on the image.
 
   A larger image is a bad image. Boxes stay fractions of the image without its padding, as
-  DETR's are: the last op on images but `value_range`.
+  DETR's are: the last op on images but `value_range`. The twin in NumPy gives the image
+  alone.
   """
   height, width = arguments.size_pair(size)
+  message = f'canvas: the image is larger than {height}x{width}'
 
-  def apply(features, u):
+  def tensors(features, u):
     tf = lazy_tf.load()
     image = features['image']
     if image.shape.rank != 3:
       raise ValueError('canvas takes one image at a time')
     H, W = geometry.height_width(image)
-    message = f'canvas: the image is larger than {height}x{width}'
     fits = tf.debugging.assert_equal((height >= H) & (width >= W), True, message)
     with tf.control_dependencies([fits]):
       around = [[0, height - H], [0, width - W]]
@@ -90,7 +101,13 @@ def canvas(size):
       'image_mask': tf.ensure_shape(mask, [height, width]),
     }
 
-  return apply
+  def array(image):
+    H, W, _ = image.shape
+    if height < H or width < W:
+      raise BadImage(message)
+    return np.pad(image, [(0, height - H), (0, width - W), (0, 0)])
+
+  return Twins(tensors, array)
 
 
 def _sizes(name, sizes) -> tuple[int, ...]:
@@ -107,6 +124,15 @@ def _whole(u, least, most):
   tf = lazy_tf.load()
   span = tf.cast(most - least + 1, tf.float32)
   return least + tf.minimum(tf.cast(tf.floor(u * span), tf.int32), most - least)
+
+
+def _target(shape, size: int, longest: int) -> tuple[int, int]:
+  """Returns the (h, w) of `_resized`, of an image of shape (H, W), in whole numbers."""
+  short, long = min(shape), max(shape)
+  if long / short * size > longest:
+    size = max(round(longest * short / long), 1)
+  height, width = (min(size * n // short, longest) for n in shape)
+  return height, width
 
 
 def _resized(image, sizes, longest: int, u):
