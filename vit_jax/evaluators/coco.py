@@ -17,7 +17,7 @@ from vit_jax.data.ops import registry
 from vit_jax.data.sources.objects import Objects
 from vit_jax.errors import UserError
 from vit_jax.evaluators.batches import open_batches
-from vit_jax.evaluators.class_match import Classes
+from vit_jax.evaluators.class_match import Classes, check_alike
 from vit_jax.evaluators.metric import Metric
 
 _SHARE = Metric(percent=True, larger_is_better=True)
@@ -57,7 +57,6 @@ class Coco:
       data: the arguments of `data.pipeline.evaluate`: a source with boxes, and a `pp` that
         neither crops nor flips.
       per_class: also give the AP of each class that has objects, as 'ap/NAME'.
-
       model: the classes of the model.
 
     Raises:
@@ -78,7 +77,7 @@ class Coco:
           'boxes of whole images: leave it out.'
         )
     self._truth = source.truth()
-    _check_names(source, model)
+    check_alike(source.name, source.class_names, model)
     # A model may have more classes than the data: predictions of those are not detections.
     self._places = np.append(source.places, -1)
     if self._truth.crowd.all():
@@ -166,15 +165,3 @@ def _add(parts: list, done: dict | None) -> None:
   rows = jax.device_get(done)
   read = rows.pop('mask') > 0
   parts.append({key: value[read] for key, value in rows.items()})
-
-
-def _check_names(source: Objects, model: Classes | None) -> None:
-  ours, theirs = source.class_names, model.names if model else None
-  if not ours or not theirs:
-    return
-  for i, (name, other) in enumerate(zip(ours, theirs, strict=False)):
-    if name != other:
-      raise UserError(
-        f'Class {i} of {source.name} is {name!r}, and of the model {other!r}: evaluate on '
-        'data with the same categories, numbered alike (source_options.by_id).'
-      )
