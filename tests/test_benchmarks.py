@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/: tables from results, and the input pipeline's comparison."""
+"""The scripts in benchmarks/: tables from results, and comparisons with PyTorch's side."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ from vit_jax import cli
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / 'benchmarks'
 
-# Answers as input_torch does: a turn takes 10 ms.
+# Answers as input_torch and detection_torch do: a turn takes 10 ms.
 WORKER = """
 import json, sys
 for line in sys.stdin:
@@ -24,7 +24,7 @@ for line in sys.stdin:
   if 'check' in message:
     reply = {'torch': '9'}
   elif 'build' in message:
-    reply = {'transform': message['build']['transform']}
+    reply = {'transform': message['build'].get('transform'), 'params': 7}
   else:
     reply = {'wall': 0.01, 'cpu': 0.01}
   print(json.dumps(reply), flush=True)
@@ -199,6 +199,28 @@ def test_bad_arguments_are_one_line(pipeline, capsys):
   assert 'no/python' in capsys.readouterr().err
   assert cli.run(pipeline.main, []) == 2
   assert '--torch-python' in capsys.readouterr().err
+
+
+# -- detection.py ----------------------------------------------------------------------
+
+
+def test_a_step_of_detection_is_compared(tmp_path, monkeypatch, capsys):
+  module = script('detection')
+  worker = tmp_path / 'worker.py'
+  worker.write_text(WORKER)
+  monkeypatch.setattr(module, 'SCRIPT', worker)
+  small = {'num_queries': 4, 'width': 16, 'mlp_dim': 16, 'num_heads': 2}
+  small |= {'encoder_depth': 1, 'decoder_depth': 1}
+  small['backbone'] = dict(name='resnet', depths=(1, 1), widths=(32, 32), stem_width=8)
+  monkeypatch.setattr(module, 'FIELDS', module.FIELDS | small)
+  monkeypatch.setattr(module, 'PLACES', 4)
+  argv = ['--torch-python', sys.executable, '--size', '32', '32', '--rounds', '2']
+  assert cli.run(module.main, [*argv, '--objects', '3']) == 0
+  out = capsys.readouterr().out
+  assert 'transformers 0.01 s' in out
+  assert 'parameters here, 7 there' in out
+  assert cli.run(module.main, [*argv, '--objects', '5']) == 2
+  assert '--objects 5' in capsys.readouterr().err
 
 
 # -- slices.py -------------------------------------------------------------------------

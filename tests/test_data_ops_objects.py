@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from conftest import naming
 
-from vit_jax.data import lazy_tf
+from vit_jax.data import lazy_tf, single_image
 from vit_jax.data.ops import registry
-from vit_jax.data.single_image import SingleImage
-from vit_jax.errors import BadImage, UserError
+from vit_jax.errors import UserError
 
 
 def run(pp, features, u=()):
@@ -50,6 +49,29 @@ def assert_boxes_are_exact(out):
     np.testing.assert_allclose(box, want, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+  ('height', 'width'), [(40, 60), (60, 40), (33, 33), (7, 90), (101, 64), (20, 31)]
+)
+def test_prediction_sees_the_same_pixels(height, width):
+  image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+  pp = 'decode|detr_resize(32, 48)|canvas((48, 50))|value_range((0, 0, -1), (1, 2, 3))'
+  want = run(pp, {'image': image})
+  got = single_image.features([image], pp)
+  np.testing.assert_array_equal(got['image'][0], want['image'])
+  np.testing.assert_array_equal(got['image_mask'][0], want['image_mask'])
+  np.testing.assert_array_equal(got['size'], [(height, width)])
+
+
+def test_prediction_takes_the_ops_of_evaluation():
+  image = np.zeros((40, 60, 3), np.uint8)
+  with pytest.raises(UserError, match=naming('detr_resize', 'training')):
+    single_image.features([image], 'detr_resize((32, 48))|value_range(0, 1)')
+  with pytest.raises(UserError, match=naming('image 0', 'canvas', '32x32')):
+    single_image.features([image], 'canvas(32)|value_range(0, 1)')
+  with pytest.raises(UserError, match=naming('canvas', 'mask', 'inputs')):
+    single_image.batch([image], 'canvas(64)|value_range(0, 1)')
+
+
 @pytest.mark.parametrize('seed', range(3))
 def test_crops_and_flips(seed):
   given = example(seed=seed)
@@ -88,32 +110,8 @@ DETR_SIZES = [
 @pytest.mark.parametrize(('shape', 'size', 'longest', 'want'), DETR_SIZES)
 def test_sizes_of_detr(shape, size, longest, want):
   image = np.zeros((*shape, 1), np.uint8)
-  pp = f'detr_resize({size}, {longest})'
-  out = run(pp, {'image': image})
+  out = run(f'detr_resize({size}, {longest})', {'image': image})
   assert out['image'].shape[:2] == want
-  assert registry.parse(pp)[0].numpy(image).shape[:2] == want
-
-
-@pytest.mark.parametrize('pp', ['detr_resize(33, 50)', 'detr_resize(70)', 'canvas(64)'])
-def test_twins_in_numpy(pp):
-  image = np.random.default_rng(0).integers(0, 256, (40, 57, 3), np.uint8)
-  # White shows sums that are 1e-5 off.
-  for x in (image, np.full_like(image, 255), image[:7, :50, :1]):
-    out = run(pp, {'image': x})
-    got = registry.parse(pp)[0].numpy(x)
-    assert got.dtype == np.uint8
-    np.testing.assert_array_equal(got, out['image'])
-
-
-def test_what_detectors_are_evaluated_on_without_tensorflow():
-  image = example(20, 30)['image']
-  pp = 'decode|detr_resize(24, 40)|canvas(40)|value_range(-1, 1)'
-  out = SingleImage(f'{pp}|pad_to(boxes=4, label=4)')(image)
-  np.testing.assert_array_equal(out, run(pp, {'image': image})['image'])
-  with pytest.raises(BadImage, match=naming('canvas', '24x24')):
-    SingleImage('canvas(24)|value_range(-1, 1)')(image)
-  with pytest.raises(UserError, match='detr_resize'):  # a size drawn at random
-    SingleImage('detr_resize((16, 24))|value_range(-1, 1)')
 
 
 def test_a_size_is_drawn():

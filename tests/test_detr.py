@@ -111,6 +111,7 @@ def test_files_come_back_bit_for_bit(tmp_path):
     np.testing.assert_array_equal(arrays[key], x, err_msg=key)
   again = pretrained.read_source(tmp_path / 'out')
   assert (again.fields, again.image_size) == (source.fields, source.image_size)
+  assert again.pp == source.pp
   theirs, ours = (
     json.loads((folder / 'config.json').read_text())
     for folder in (path_of('detr_hf'), tmp_path / 'out')
@@ -120,6 +121,64 @@ def test_files_come_back_bit_for_bit(tmp_path):
   assert {k: ours[k] for k in theirs if k not in changed} == {
     k: x for k, x in theirs.items() if k not in changed
   }
+
+
+MEAN = 'value_range((-2.1179039, -2.0357143, -1.8044444), (2.2489083, 2.4285714, 2.64))'
+
+
+@pytest.mark.parametrize(
+  ('beside', 'size', 'pp'),
+  [
+    (None, (1333, 1333), 'detr_resize(800, 1333)|canvas(1333)'),
+    ({'size': 480, 'max_size': 640}, (640, 640), 'detr_resize(480, 640)|canvas(640)'),
+    (
+      {'size': {'shortest_edge': 480, 'longest_edge': 640}},
+      (640, 640),
+      'detr_resize(480, 640)|canvas(640)',
+    ),
+    (
+      {'size': {'height': 64, 'width': 96}},
+      (64, 96),
+      "resize((64, 96), method='bilinear', antialias=True, rounding='nearest')",
+    ),
+  ],
+)
+def test_images_are_prepared_as_their_processor_says(tmp_path, beside, size, pp):
+  shutil.copytree(path_of('detr_hf'), tmp_path, dirs_exist_ok=True)
+  if beside:
+    (tmp_path / 'preprocessor_config.json').write_text(json.dumps(beside))
+  source = pretrained.read_source(tmp_path)
+  assert (source.image_size, source.pp) == (size, f'decode|{pp}|{MEAN}')
+  # What convert writes for transformers says the same.
+  convert.export(source, tmp_path / 'out', 'hf')
+  again = json.loads((tmp_path / 'out' / 'preprocessor_config.json').read_text())
+  wanted = (beside or {'size': {'shortest_edge': 800, 'longest_edge': 1333}})['size']
+  if isinstance(wanted, int):
+    wanted = {'shortest_edge': 480, 'longest_edge': 640}
+  assert again['size'] == wanted
+  assert again['image_mean'] == [0.485, 0.456, 0.406]
+
+
+def test_another_resampling_is_refused(tmp_path):
+  shutil.copytree(path_of('detr_hf'), tmp_path, dirs_exist_ok=True)
+  (tmp_path / 'preprocessor_config.json').write_text('{"resample": 3}')
+  with pytest.raises(UserError, match=naming(tmp_path, 'resample=3', 2)):
+    vit_jax.load(tmp_path)
+
+
+def test_padded_images_come_with_their_mask():
+  loaded = vit_jax.load(path_of('detr_hf'), image_size=64)
+  assert loaded.pp == f'decode|detr_resize(64, 64)|canvas(64)|{MEAN}'
+  image = np.full((30, 60, 3), 255, np.uint8)
+  given = loaded.inputs([image])
+  images, mask = (np.asarray(given[key]) for key in ('images', 'mask'))
+  assert mask[0, :32].all()
+  assert not mask[0, 32:].any()
+  white = np.array([2.2489083, 2.4285714, 2.64])
+  np.testing.assert_allclose(images[0, :32], np.tile(white, (32, 64, 1)), atol=1e-5)
+  assert not images[0, 32:].any()  # as the published model saw it
+  with pytest.raises(UserError, match=naming('canvas', 'inputs')):
+    loaded.preprocess([image])
 
 
 # transformers' names of a backbone's layers, and timm's.

@@ -103,8 +103,21 @@ def test_classes_of_other_names_are_refused():
   of = lambda names: Classes(names, len(names))
   build(model=of(names))
   build(model=of([*names, 'more']))
-  with pytest.raises(UserError, match=naming('Class 0', "'0'", "'cat'")):
+  with pytest.raises(UserError, match=naming('digits_canvas', "'0'", 'class')):
     build(model=of(['cat', *names[1:]]))
+
+
+def test_classes_are_matched_by_name(truth):
+  # As the published models' 91 classes, of which 80 are categories.
+  names = ['N/A', *(str(k) for k in reversed(range(10))), 'N/A']
+  outputs = table(truth, 12)
+  moved = np.full_like(outputs['logits'], -9)
+  moved[..., [names.index(str(k)) for k in range(10)]] = outputs['logits'][..., :10]
+  moved[..., -1] = outputs['logits'][..., -1]
+  outputs['logits'] = moved
+  evaluator = build(model=Classes(names, 12))
+  assert evaluator.run(predict, outputs)['ap'] == pytest.approx(1)
+  assert {*evaluator.compared[1].category} <= {*range(10)}
 
 
 def test_images_of_all_sizes_one_of_them_broken(tmp_path):

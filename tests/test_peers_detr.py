@@ -1,12 +1,16 @@
 """DETR beside transformers: files both ways, also with a backbone of timm's."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
+from goldens import path_of
 from peers import MARKS
+from PIL import Image
 
 import vit_jax
-from vit_jax import pretrained
+from vit_jax import inference, pretrained
 from vit_jax.tools import convert
 
 pytestmark = MARKS
@@ -87,3 +91,36 @@ def test_files_both_ways(torch, timm, transformers, tmp_path, backbone):
   assert not any(info[k] for k in ('missing_keys', 'unexpected_keys'))
   for key, x in theirs(torch, again.eval(), *inputs).items():
     np.testing.assert_array_equal(x, expected[key], err_msg=key)
+
+
+@pytest.mark.parametrize('shape', [(70, 100), (150, 75)])
+def test_boxes_in_pixels_of_a_file(torch, transformers, tmp_path, shape):
+  shutil.copytree(path_of('detr_hf'), tmp_path, dirs_exist_ok=True)
+  model = transformers.DetrForObjectDetection.from_pretrained(tmp_path).eval()
+  size = {'shortest_edge': 96, 'longest_edge': 128}
+  processor = transformers.DetrImageProcessor(size=size)
+  processor.save_pretrained(tmp_path)
+  coarse = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
+  image = Image.fromarray(coarse).resize(shape[::-1], Image.Resampling.BICUBIC)
+  image.save(tmp_path / 'a.png')
+
+  # On the canvas that predict has; alone in a batch theirs would not be padded.
+  canvas = {'height': 128, 'width': 128}
+  inputs = processor(image, return_tensors='pt', do_pad=True, pad_size=canvas)
+  loaded = vit_jax.load(tmp_path)
+  ours = {key: np.asarray(x) for key, x in loaded.inputs([tmp_path / 'a.png']).items()}
+  np.testing.assert_array_equal(ours['mask'], inputs['pixel_mask'].numpy())
+  pixels = inputs['pixel_values'].numpy().transpose(0, 2, 3, 1)
+  # A level of 255 where rounding differs.
+  np.testing.assert_allclose(ours['images'], pixels, rtol=0, atol=2e-2)
+
+  inputs['pixel_values'] = torch.from_numpy(ours['images'].transpose(0, 3, 1, 2))
+  (want,) = processor.post_process_object_detection(
+    model(**inputs), threshold=0.0, target_sizes=[shape]
+  )
+  found = inference.detect_images(loaded, [tmp_path / 'a.png'])
+  assert found.sizes.tolist() == [[*shape]]
+  assert np.ptp(want['boxes'].numpy(), 0).min() > 5  # the queries differ
+  np.testing.assert_array_equal(found.labels[0], want['labels'])
+  np.testing.assert_allclose(found.scores[0], want['scores'], rtol=0, atol=TOLERANCE)
+  np.testing.assert_allclose(found.boxes[0], want['boxes'], rtol=0, atol=1e-2)

@@ -16,7 +16,7 @@ from goldens import GOLDENS, path_of
 from test_structure import _BLOCK
 
 from vit_jax import cli, models, pretrained
-from vit_jax.kernels import attention
+from vit_jax.kernels import attention, depthwise
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import facts, onnx, program, stablehlo
 
@@ -147,6 +147,11 @@ def test_outputs_of_a_detector():
   found = program.Program(loaded, ['projected'], batch=None)
   shapes = {'logits': (10, 7), 'boxes': (10, 4), 'projected': (2, 2, 32)}
   assert found.outputs == shapes
+  # A program takes no mask, so images fill its input; pixels are standardised as before.
+  about = facts.collect(loaded, found, 'stablehlo', None)
+  size = 'resize((64, 64), antialias=True)'
+  assert about['preprocessing']['text'].split('|')[:2] == ['decode', size]
+  assert about['input']['mean'] == pytest.approx([0.485, 0.456, 0.406], abs=1e-5)
 
 
 @pytest.mark.slow
@@ -181,6 +186,13 @@ def test_onnx_without_this_library(golden, tmp_path):
   about = session.get_modelmeta().custom_metadata_map
   assert json.loads(about['input'])['layout'] == 'NHWC'
   assert json.loads(about['class_names']) is None
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize('golden', ['convnext_timm', 'mvit_timm'])
+def test_onnx_of_layers_that_choose_by_platform(golden, tmp_path, monkeypatch):
+  monkeypatch.setattr(depthwise, '_SMALL', 0)
+  check(golden, 'onnx', tmp_path)
 
 
 @pytest.mark.onnx

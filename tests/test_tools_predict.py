@@ -172,6 +172,8 @@ ERRORS = [
   ((SOURCE, '{folder}', '--features', 'a.txt'), ('a.txt', 'FILE.npz')),
   ((SOURCE, '{folder}', '--features', 'no/a.npz'), ('no',)),
   ((SOURCE, '{folder}', '--top', '0'), ('--top', "'0'")),
+  ((SOURCE, '{folder}', '--layer', 'block01'), ('--layer', '--features')),
+  ((SOURCE, '{folder}', '--threshold', '0.5'), ('--threshold', 'detectors', SOURCE)),
 ]
 
 

@@ -206,6 +206,15 @@ def test_saliency_of_functions_with_known_gradients():
   np.testing.assert_allclose(found.sum((1, 2)), square(x), rtol=1e-5, atol=1e-4)
 
 
+def test_colours_of_slots():
+  sizes = [[0.1, 0.1], [0.05, 0.1], [0.8, 0.4], [0.4, 0.8], [0.9, 0.1], [0.5, 0.5]]
+  green, red, blue = np.eye(3)[[1, 0, 2]]
+  # 0.9 x 0.1 is the area of 0.3 x 0.3: half way from green to red.
+  want = [green, green, red, blue, red + green, red + blue]
+  found = viz.slot_colours(np.array(sizes), 0.1, 0.5)
+  np.testing.assert_allclose(found, want, atol=1e-9)
+
+
 def test_what_is_refused():
   with pytest.raises(UserError, match=naming((3, 2, 6, 6))):
     viz.rollout(weights()[:, :, 0])

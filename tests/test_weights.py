@@ -28,7 +28,7 @@ def test_golden_loads_by_its_path_and_agrees(name):
   # Of a model for any size only a config beside the arrays tells it.
   any_size = models.family_of(loaded.model).any_size(models.fields_of(loaded.model))
   told = 'image' in expected and (path_of(name).is_dir() or not any_size)
-  usual = {'detr': (800, 1066)}.get(GOLDENS[name][1])
+  usual = {'detr': (1333, 1333)}.get(GOLDENS[name][1])
   told_size = expected['image'].shape[1:3] if told else (224, 224)
   size = usual or told_size
   assert loaded.image_size == size

@@ -15,7 +15,7 @@ from vit_jax.version import __version__
 # Command -> (its module, what it does).
 COMMANDS = {
   'train': ('vit_jax.main', 'trains and evaluates a model'),
-  'predict': ('vit_jax.tools.predict', 'classifies images'),
+  'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
   'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
   'coco_ap': (
     'vit_jax.tools.coco_ap',

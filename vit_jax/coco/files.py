@@ -87,6 +87,21 @@ def detections(
   )
 
 
+def rows(truth: Truth, found: Detections) -> list[dict]:
+  """Returns boxes that were detected as `detections` reads them, for json.dump."""
+  return [
+    {
+      'image_id': truth.image_ids[image],
+      'category_id': truth.category_ids[category],
+      'bbox': box.tolist(),
+      'score': float(score),
+    }
+    for image, category, box, score in zip(
+      found.image, found.category, found.boxes, found.scores, strict=True
+    )
+  ]
+
+
 def _load(path) -> Any:
   try:
     with open(path, encoding='utf-8') as file:

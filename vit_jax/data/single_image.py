@@ -21,14 +21,19 @@ class SingleImage:
 
   Args:
     pp: ops as in a config, such as 'decode|resize(224)|value_range(-1, 1)'.
+    masks: whether the caller takes the mask that `canvas` adds, see `features`.
 
   Ops that do not concern the image are passed over.
 
+  Attributes:
+    pads: whether an op of `pp` adds a mask of padding.
+
   Raises:
-    UserError: for a malformed pipeline, or an op of training.
+    UserError: for a malformed pipeline, an op of training, or one that pads images where
+      their masks are not taken.
   """
 
-  def __init__(self, pp: str):
+  def __init__(self, pp: str, masks: bool = False):
     ops = registry.parse(pp)
     ops = [op for op in ops if op.kind == 'image' and 'image' in op.maps]
     for op in ops:
@@ -37,7 +42,14 @@ class SingleImage:
           f'pp {pp!r}: {op.name} has no NumPy form, as ops of training have none. Give '
           "the pp of an evaluation, such as 'decode|resize(224)|value_range(-1, 1)'."
         )
+      if 'image_mask' in op.maps and not masks:
+        raise UserError(
+          f'pp {pp!r}: {op.text} pads images, and a model needs the mask of that: '
+          'loaded.inputs(images) has both, of what vit_jax.load returned.'
+        )
     registry.check_images(pp, [op.name for op in ops])
+    self.pp = pp
+    self.pads = any('image_mask' in op.maps for op in ops)
     self.steps: list[Callable] = [op.numpy for op in ops]
     self._target = registry.target_of_decode(ops)
 
@@ -50,14 +62,34 @@ class SingleImage:
     Raises:
       BadImage: for what cannot be read, or is smaller than a crop.
     """
-    x = _pixels(image, self._target)
+    return self.features(image)['image']
+
+  def features(self, image) -> dict:
+    """Returns 'image' float32 [H, W, C], and what belongs to it.
+
+    That is 'size', (height, width) of the image as it was, in pixels, upright; and where it
+    lies on a canvas 'image_mask' uint8 [H, W], 0 for padding. Argument and errors as above.
+    """
+    x, size = _pixels(image, self._target)
+    out = {'image': x, 'size': size}
     for step in self.steps:
-      x = step(x)
-    return np.asarray(x, np.float32)
+      found = step(out['image'])
+      out |= found if isinstance(found, dict) else {'image': found}
+    return {**out, 'image': np.asarray(out['image'], np.float32)}
 
 
 def batch(images: Iterable, pp: str) -> np.ndarray:
   """Returns images as a model takes them, float32 [B, H, W, C].
+
+  Args and errors as of `features`, and UserError for a pipeline that pads.
+  """
+  return _batch(images, SingleImage(pp), pp)['image']
+
+
+def features(images: Iterable, pp: str) -> dict[str, np.ndarray]:
+  """Returns 'image' float32 [B, H, W, C], 'size' int [B, 2], maybe 'image_mask' [B, H, W].
+
+  See `SingleImage.features`.
 
   Args:
     images: paths, bytes, PIL images or uint8 arrays [H, W] or [H, W, C], mixed at will;
@@ -70,6 +102,18 @@ def batch(images: Iterable, pp: str) -> np.ndarray:
     BadImage: for an image that cannot be read, or an array that is not an image: floats,
       or channels first. It tells the number of the image.
   """
+  return _batch(images, SingleImage(pp, masks=True), pp)
+
+
+def pixels(image) -> np.ndarray:
+  """Returns an image as it is, uint8 [H, W, C], C 1 or 3, upright.
+
+  Argument and errors as of `SingleImage.__call__`.
+  """
+  return _pixels(image, None)[0]
+
+
+def _batch(images: Iterable, preprocess: SingleImage, pp: str) -> dict:
   if not isinstance(images, Iterable) or isinstance(images, str | bytes | Path):
     raise UserError(f'images is one {type(images).__name__}: put it in a list.')
   if hasattr(images, 'ndim'):  # of NumPy or JAX
@@ -79,32 +123,35 @@ def batch(images: Iterable, pp: str) -> np.ndarray:
         f'images is an array of shape {images.shape}: one image goes into a list, '
         'several are [B, H, W, C].'
       )
-  preprocess, rows = SingleImage(pp), []
+  rows = []
   for i, image in enumerate(images):
     try:
-      rows.append(preprocess(image))
+      rows.append(preprocess.features(image))
     except BadImage as error:
       which = f' ({image})' if isinstance(image, str | Path) else ''
       raise BadImage(f'image {i}{which}: {error}') from None
-  if len({x.shape for x in rows}) != 1:
-    shapes = sorted({x.shape for x in rows})
+  shapes = sorted({x['image'].shape for x in rows})
+  if len(shapes) != 1:
     raise UserError(
       f'{pp!r} makes images of shapes {shapes}: a batch is of one. Resize or crop to '
       'one size.'
       if rows
       else 'No images: the list is empty.'
     )
-  return np.stack(rows)
+  return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _pixels(image, target: tuple[int, int] | None) -> np.ndarray:
-  """Returns uint8 [H, W, C], C 1 or 3, upright.
+def _pixels(
+  image, target: tuple[int, int] | None
+) -> tuple[np.ndarray, tuple[int, int]]:
+  """Returns (uint8 [H, W, C], C 1 or 3, upright, its height and width before a reduction).
 
   Args:
-    target: see `decode.decode_and_crop`.
+    target: see `decode.decode_and_crop`: a JPEG may be decoded smaller than it is.
   """
   from PIL import Image, ImageOps
 
+  size = None
   if isinstance(image, np.ndarray):
     x = image if image.ndim == 3 else image[..., None]
     if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] not in (1, 3):
@@ -112,7 +159,7 @@ def _pixels(image, target: tuple[int, int] | None) -> np.ndarray:
         f'an array of {image.dtype} {image.shape}, expected uint8 [H, W, 1 or 3]: pixels '
         'from 0 to 255, channels last'
       )
-    return x
+    return x, x.shape[:2]
   if isinstance(image, str | Path):
     image = image_file.read(image)
   if isinstance(image, bytes):
@@ -120,6 +167,7 @@ def _pixels(image, target: tuple[int, int] | None) -> np.ndarray:
     data, orientation = probe(image, exif=True)
     try:
       image = Image.open(io.BytesIO(data))
+      size = image.size if orientation < 5 else image.size[::-1]
       if target:
         width, height = target[::-1] if orientation < 5 else target
         image.draft(None, (GAP * width, GAP * height))  # of JPEG
@@ -128,9 +176,12 @@ def _pixels(image, target: tuple[int, int] | None) -> np.ndarray:
       raise BadImage(str(error) or type(error).__name__) from None
   else:
     image = ImageOps.exif_transpose(image)
+  width, height = size or image.size
   if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
-    return (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
+    x = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
+    return x, (height, width)
   gray = image.mode in ('1', 'L')
-  return np.asarray(image.convert('L' if gray else 'RGB')).reshape(
+  x = np.asarray(image.convert('L' if gray else 'RGB')).reshape(
     image.height, image.width, 1 if gray else 3
   )
+  return x, (height, width)

@@ -1,6 +1,7 @@
 """Opening the data of an evaluator."""
 
 import math
+from collections.abc import Callable
 
 from jax.sharding import Mesh
 
@@ -9,8 +10,14 @@ from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 
 
-def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
+def open_batches(
+  mesh: Mesh, check: Callable | None = None, **data
+) -> pipeline.EvalBatches:
   """Returns `pipeline.evaluate(**data)`.
+
+  Args:
+    check: called with the source before its examples are preprocessed; raises UserError
+      for one that the evaluator cannot use.
 
   Raises:
     UserError: its errors, and for a batch size that the mesh cannot split, or that is
@@ -24,6 +31,8 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
     )
   place = sharding.host_of_batch(mesh)
   batches = pipeline.evaluate(**place, **data)
+  if check:
+    check(batches.source)
   whole = -(-batches.num_examples // divisor) * divisor
   if batches.batch_size > max(whole, _PADDED):
     raise UserError(

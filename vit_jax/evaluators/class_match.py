@@ -46,18 +46,6 @@ class Match(NamedTuple):
     return k == m and bool(np.all(self.right == np.eye(k, dtype=bool)))
 
 
-def check_alike(source: str, names: Sequence[str] | None, model: Classes | None):
-  """Raises UserError where a model names a class otherwise than data of these names."""
-  if not names or not model or not model.names:
-    return
-  for i, (name, other) in enumerate(zip(names, model.names, strict=False)):
-    if name != other:
-      raise UserError(
-        f'Class {i} of {source} is {name!r}, and of the model {other!r}: evaluate on data '
-        'with the same categories, numbered alike (source_options.by_id).'
-      )
-
-
 def check(where: str, value: str, _=None) -> None:
   """Refuses an unknown `class_map`; see `config.bind`."""
   known = [NUMBER, NAME, KNOWN, *imagenet.LISTS]

@@ -13,7 +13,7 @@ from vit_jax.config_check import in_range
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators.batches import open_batches
-from vit_jax.evaluators.class_match import Classes, check_alike
+from vit_jax.evaluators.class_match import Classes
 from vit_jax.evaluators.metric import Metric
 
 _PERCENT = Metric(percent=True, larger_is_better=True)
@@ -67,7 +67,7 @@ class Segmentation:
     known, names = self.batches.classes_of('segments')
     if model and (lacks := set(range(model.number, known)) - {ignore}):
       raise self._unknown(min(lacks), model.number)
-    check_alike(self.batches.source.name, names, model)
+    _check_names(self.batches.source.name, names, model)
     # `predict` is static: one compilation for all runs of one evaluator.
     self._step = jax.jit(
       self._count, static_argnums=0, out_shardings=sharding.replicated(mesh)
@@ -145,3 +145,15 @@ def of_counts(counts: np.ndarray) -> dict[str, float]:
     'pixel_accuracy': float(both.sum() / counts.sum()),
     **iou,
   }
+
+
+def _check_names(source: str, names: list[str] | None, model: Classes | None) -> None:
+  """Raises UserError where a model names a class otherwise than the segments do."""
+  if not names or not model or not model.names:
+    return
+  for i, (name, other) in enumerate(zip(names, model.names, strict=False)):
+    if name != other:
+      raise UserError(
+        f'Class {i} of {source} is {name!r}, and of the model {other!r}: evaluate on data '
+        'with the same classes, numbered alike.'
+      )

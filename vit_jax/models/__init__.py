@@ -75,14 +75,20 @@ def family_of(model) -> Family:
 
 
 def check_classifies(model, what: str) -> None:
-  """Raises UserError for a model whose outputs are not classes of images.
+  """Raises UserError for a model whose outputs are not classes of images; see below."""
+  check_outputs(model, 'classes', what)
+
+
+def check_outputs(model, wanted: str, what: str) -> None:
+  """Raises UserError for a model of other outputs, see `Family.outputs`.
 
   Args:
     what: how it is called in the message, such as its source.
   """
-  if (given := family_of(model).outputs) != 'classes':
+  expected = {'classes': 'classes of images'}.get(wanted, wanted)
+  if (given := family_of(model).outputs) != wanted:
     raise UserError(
-      f'{what} gives {OUTPUTS[given]}, where classes of images are expected. In Python, '
+      f'{what} gives {OUTPUTS[given]}, where {expected} are expected. In Python, '
       'loaded = vit_jax.load(SOURCE) has the model: loaded.model.apply(loaded.variables, '
       'images).'
     )

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, choose
+from vit_jax.kernels.depthwise import depthwise
 from vit_jax.models.family import Family
 from vit_jax.nn.heads import linear_head
 from vit_jax.nn.images import check as check_images
@@ -49,7 +50,9 @@ class Block(nn.Module):
     y = nn.Conv(
       C,
       (7, 7),
+      padding=[(3, 3)] * 2,
       feature_group_count=C,
+      conv_general_dilated=_depthwise,
       kernel_init=_INIT,
       dtype=self.dtype,
       name='conv_dw',
@@ -63,6 +66,11 @@ class Block(nn.Module):
     gamma = self.param('gamma', start, (C,), jnp.float32)
     y = y * gamma.astype(y.dtype)
     return x + StochasticDepth()(y, rate, train=train)
+
+
+def _depthwise(x, kernel, strides, padding, **_):
+  """`depthwise`, as `nn.Conv` calls it; what else it says are the names of the axes."""
+  return depthwise(x, kernel, strides[0], padding)
 
 
 class Downsample(nn.Module):

@@ -4,10 +4,10 @@ import functools
 from collections.abc import Callable
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.kernels.depthwise import depthwise
 from vit_jax.nn.attention import attend_within
 from vit_jax.nn.decomposed import DecomposedPositions
 from vit_jax.nn.dense import Dense
@@ -43,13 +43,11 @@ class Pool(nn.Module):
     """Returns [B, h / stride, w / stride, M, Dh], sides rounded up."""
     *shape, M, Dh = x.shape
     kernel = self.param('kernel', CONV_INIT, (3, 3, 1, Dh), jnp.float32)
-    x = jax.lax.conv_general_dilated(
+    x = depthwise(
       x.reshape(*shape, M * Dh),
       jnp.tile(kernel.astype(self.dtype), M),
-      window_strides=(self.stride,) * 2,
-      padding=[(1, 1)] * 2,
-      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-      feature_group_count=M * Dh,
+      self.stride,
+      padding=((1, 1),) * 2,
     )
     return x.reshape(*x.shape[:3], M, Dh)
 

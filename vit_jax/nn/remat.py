@@ -4,6 +4,7 @@ import jax
 
 from vit_jax.errors import choose
 from vit_jax.kernels.attention import WEIGHTS
+from vit_jax.kernels.depthwise import CONVOLVED
 
 ATTENDED = 'attended'  # the name that attention gives its result
 
@@ -29,8 +30,13 @@ def remat_policy(name: str, scan: bool = False):
     UserError: for any other name.
   """
   member = choose('remat policy', name, REMAT)
+  policies = jax.checkpoint_policies
+  if member == 'dots_saveable':  # convolutions as well, as JAX has it
+    return policies.save_from_both_policies(
+      policies.dots_saveable, policies.save_only_these_names(CONVOLVED)
+    )
   if member:
-    return getattr(jax.checkpoint_policies, member)
+    return getattr(policies, member)
   return _products if scan else None
 
 
@@ -39,7 +45,7 @@ def _products(primitive, *args, **params) -> bool:
   policies = jax.checkpoint_policies
   kept = policies.save_from_both_policies(
     policies.dots_with_no_batch_dims_saveable,
-    policies.save_only_these_names(WEIGHTS, ATTENDED),
+    policies.save_only_these_names(WEIGHTS, ATTENDED, CONVOLVED),
   )
   # The latter is cuDNN's attention, which keeps more than its result for the backward pass.
   more = ('conv_general_dilated', 'dot_product_attention_fwd')

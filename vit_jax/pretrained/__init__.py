@@ -79,12 +79,28 @@ class Loaded:
         `data.single_image.batch`.
     """
     found = single_image.batch(images, self.pp)
-    wanted = (*self.image_size, self.channels)
-    if found.shape[1:] != wanted:
-      raise UserError(
-        f'{self.pp!r} makes images {found.shape[1:]}, the model takes {wanted}.'
-      )
+    self._check_shape(found.shape[1:])
     return found
+
+  def inputs(self, images: Iterable) -> dict:
+    """Returns the arguments of a detector: `model.apply(variables, **loaded.inputs(...))`.
+
+    They are 'images' float32 [B, H, W, C] and, where `pp` pads images on a canvas, 'mask'
+    bool [B, H, W], False for padding.
+
+    Args:
+      images: as of `preprocess`.
+    """
+    from vit_jax.tasks import detect  # brings optax
+
+    found = single_image.features(images, self.pp)
+    self._check_shape(found['image'].shape[1:])
+    return detect.arguments(found)
+
+  def _check_shape(self, found: tuple[int, int, int]) -> None:
+    wanted = (*self.image_size, self.channels)
+    if found != wanted:
+      raise UserError(f'{self.pp!r} makes images {found}, the model takes {wanted}.')
 
 
 def load(

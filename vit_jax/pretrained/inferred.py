@@ -119,6 +119,8 @@ def usual_size(found: Source) -> tuple[int, int]:
 def plain_pp(found: Source, size) -> str:
   """Returns the evaluation pipeline of the Google code: a resize without rounding.
 
+  Of a detector, where the size is square, it keeps the aspect ratio, on a canvas.
+
   Args:
     found: the source; its `value_range`, if it has a pipeline, is kept.
     size: (H, W) in pixels.
@@ -127,4 +129,8 @@ def plain_pp(found: Source, size) -> str:
   decode = 'decode' if found.channels == 3 else f'decode({found.channels})'
   ops = registry.parse(found.pp or '')
   levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
-  return f"{decode}|resize({text}, rounding='none')|{levels[0]}"
+  resize = f"resize({text}, rounding='none')"
+  family = models.family(found.family, **found.fields)
+  if family.outputs == 'boxes' and size[0] == size[1]:
+    resize = f'detr_resize({text}, {text})|canvas({text})'
+  return f'{decode}|{resize}|{levels[0]}'

@@ -16,6 +16,8 @@ class Preprocessor(NamedTuple):
     shorter: pixels of the shorter side before a central crop; None: resized to `size`,
       the aspect ratio not kept.
     method: of resizing, one of `hints.RESAMPLE`.
+    longest: None, or what the longer side is at most, of detectors: no crop, and images of
+      a batch are padded.
     mean, std: of each channel, of pixels in [0, 1].
   """
 
@@ -24,6 +26,7 @@ class Preprocessor(NamedTuple):
   method: str
   mean: tuple[float, ...]
   std: tuple[float, ...]
+  longest: int | None = None
 
   def timm(self) -> dict:
     """Returns the keys of timm's `pretrained_cfg` that describe it."""
@@ -39,15 +42,21 @@ class Preprocessor(NamedTuple):
   def hf(self) -> dict:
     """Returns transformers' preprocessor_config.json that describes it."""
     height, width = self.size
-    whole = {'height': height, 'width': width}
-    crop = {'do_center_crop': True, 'crop_size': whole} if self.shorter else {}
+    size = whole = {'height': height, 'width': width}
+    name, more = 'ViTImageProcessor', {}
+    if self.longest:
+      size = {'shortest_edge': self.shorter, 'longest_edge': self.longest}
+      name, more = 'DetrImageProcessor', {'do_pad': True}
+    elif self.shorter:
+      size = {'shortest_edge': self.shorter}
+      name, more = 'CLIPImageProcessor', {'do_center_crop': True, 'crop_size': whole}
     return {
-      'image_processor_type': f'{"CLIP" if self.shorter else "ViT"}ImageProcessor',
+      'image_processor_type': name,
       'do_convert_rgb': True,
       'do_resize': True,
-      'size': {'shortest_edge': self.shorter} if self.shorter else whole,
+      'size': size,
       'resample': _NUMBERS[self.method],
-      **crop,
+      **more,
       'do_rescale': True,
       'rescale_factor': 1 / 255,
       'do_normalize': True,
@@ -62,16 +71,20 @@ def of(pp: str) -> Preprocessor | None:
   Both round after resizing and always antialias, which the description leaves out: a
   pipeline of ours that does not is described as if it did.
   """
-  ops = [op for op in registry.parse(pp) if op.name != 'decode']
+  ops = [op for op in registry.parse(pp) if op.name not in ('decode', 'pad_to')]
   names = [op.name for op in ops]
   if names not in (
     ['resize', 'value_range'],
     ['resize_small', 'central_crop', 'value_range'],
+    ['detr_resize', 'canvas', 'value_range'],
   ):
     return None
   resize, levels = ops[0].arguments, ops[-1].arguments
   usual = {'in_lo': 0, 'in_hi': 255, 'clip': False}
-  if resize['method'] not in _NUMBERS or any(levels[k] != v for k, v in usual.items()):
+  if isinstance(resize.get('sizes'), tuple):  # one is drawn
+    return None
+  method = resize.get('method', 'bilinear')  # the one of detr_resize
+  if method not in _NUMBERS or any(levels[k] != v for k, v in usual.items()):
     return None
   size = ops[-2].arguments['size']
   mean, std = [], []
@@ -80,10 +93,11 @@ def of(pp: str) -> Preprocessor | None:
     mean.append(round(-low / (high - low), 7))
   return Preprocessor(
     (size, size) if isinstance(size, int) else tuple(size),
-    resize.get('smaller_size'),
-    resize['method'],
+    resize.get('smaller_size', resize.get('sizes')),
+    method,
     tuple(mean),
     tuple(std),
+    resize.get('longest'),
   )
 
 

@@ -16,7 +16,15 @@ from vit_jax.config_check import in_range
 from vit_jax.errors import UserError
 from vit_jax.tasks.matching import match
 
-__all__ = ['Detect', 'costs', 'losses', 'match', 'postprocess']
+__all__ = [
+  'Detect',
+  'arguments',
+  'costs',
+  'losses',
+  'match',
+  'postprocess',
+  'predict',
+]
 
 L1, GIOU, NO_OBJECT = 5.0, 2.0, 0.1  # the paper's weights, A.4
 
@@ -96,7 +104,7 @@ class Detect:
     """
     (outputs, out), updated = self.model.apply(
       variables,
-      **_images(batch),
+      **arguments(batch),
       train=True,
       rngs={'dropout': rng},
       mutable=['batch_stats'],
@@ -107,8 +115,17 @@ class Detect:
 
   def predict(self, variables, batch: dict) -> dict:
     """Returns 'logits', 'boxes' and every named feature of the model, in evaluation."""
-    outputs, out = self.model.apply(variables, **_images(batch), train=False)
-    return {**out, **outputs}
+    return predict(self.model, variables, batch)
+
+
+def predict(model, variables, batch: dict) -> dict:
+  """Returns 'logits', 'boxes' and every named feature of a detector, in evaluation.
+
+  Args:
+    batch: as of `arguments`.
+  """
+  outputs, out = model.apply(variables, **arguments(batch), train=False)
+  return {**out, **outputs}
 
 
 def costs(
@@ -218,8 +235,12 @@ def losses(
   return out
 
 
-def _images(batch: dict) -> dict:
-  """Returns the arguments of a model: images, and where there is padding their mask."""
+def arguments(batch: dict) -> dict:
+  """Returns the arguments of a model: images, and where there is padding their mask.
+
+  Args:
+    batch: 'image' [B, H, W, C]; maybe 'image_mask' [B, H, W], 0 for padding.
+  """
   images = batch['image']
   if 'image_mask' not in batch:
     return {'images': images}

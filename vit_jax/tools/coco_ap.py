@@ -27,6 +27,7 @@ _SHOWN = {
   'ar_medium': 'AR  32 x 32 to 96 x 96 pixels',
   'ar_large': 'AR  above 96 x 96 pixels',
 }
+OF_CLASS = ('ap', 'ap50', 'ap75')  # what is shown of a single class
 
 
 def main(argv: list[str]) -> int:
@@ -52,14 +53,18 @@ def main(argv: list[str]) -> int:
     cli.print_json(record | ({'per_class': of_class} if args.per_class else {}))
     return 0
   print(', '.join(f'{n:,} {what}' for what, n in counts.items()))
-  for name, text in _SHOWN.items():
-    print(f'  {text:34} {numbers[name]:7.4f}')
+  print('\n'.join(lines(numbers)))
   if args.per_class:
     width = max([5, *map(len, of_class)])
     print(f'  {"class":{width}}      AP    AP50    AP75')
   for name, its in of_class.items():
-    print(f'  {name:{width}}', *(f'{its[k]:7.4f}' for k in ('ap', 'ap50', 'ap75')))
+    print(f'  {name:{width}}', *(f'{its[k]:7.4f}' for k in OF_CLASS))
   return 0
+
+
+def lines(numbers: dict[str, float]) -> list[str]:
+  """Returns the twelve numbers as COCO prints them, one in a line."""
+  return [f'  {text:34} {numbers[name]:7.4f}' for name, text in _SHOWN.items()]
 
 
 def _names(truth) -> list[str]:

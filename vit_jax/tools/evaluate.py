@@ -11,6 +11,9 @@ name, see `evaluators.class_match`. `--out` gets summary.json, per_class.csv, co
 (rows: the true class, columns: the predicted one) and predictions.npz, see
 `evaluators.predictions`.
 
+Of a detector, the evaluator `coco` gives COCO's twelve numbers; `--out` gets summary.json,
+per_class.csv and detections.json, which `vit_jax coco_ap` reads.
+
 `--probe` measures features, not the head: by few-shot regression, nearest neighbours or a
 linear classifier, fitted to another split of the data.
 """
@@ -22,14 +25,15 @@ from pathlib import Path
 
 from vit_jax import cli, run_config, terminal
 from vit_jax.errors import UserError
-from vit_jax.tools import out_folder, probe, source
+from vit_jax.tools import evaluate_boxes, evaluated, out_folder, probe, source
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
+_BATCH = 64
 _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
 
 
 def main(argv: list[str]) -> int:
-  """Prints accuracy and loss; writes what `--out` asks for."""
+  """Prints accuracy and loss, or average precision; writes what `--out` asks for."""
   with contextlib.ExitStack() as stack:
     # After a crash, which leaves the folder, its reason is there.
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax-'))
@@ -43,7 +47,8 @@ def _evaluate(argv: list[str]) -> int:
     return probe.run(args)
   probe.check_unused(args)
   out = args.out and out_folder.check(args.out)
-  own, section = _what(args)
+  own, section = evaluated.section(args)
+  section |= _given(args)
   if out and (labels := section.get('labels')):
     raise UserError(
       f'--out: {labels} has several labels per image, a confusion matrix is of one. '
@@ -56,6 +61,8 @@ def _evaluate(argv: list[str]) -> int:
   from vit_jax.train import evaluations, metrics, runtime
 
   loaded = source.load(args)
+  if models.family_of(loaded.model).outputs == 'boxes':
+    return evaluate_boxes.run(args, loaded, own, section)
   models.check_classifies(loaded.model, args.source)
   K = getattr(loaded.model, 'num_classes', None)
   if K is None:
@@ -65,7 +72,7 @@ def _evaluate(argv: list[str]) -> int:
     )
   mesh = sharding.make_mesh()
   runtime.retain_freed_memory()
-  data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch}
+  data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch or _BATCH}
   if args.pp or args.resolution:  # at which the run was not evaluated
     data['pp'] = args.pp or loaded.pp
   if out:
@@ -128,54 +135,6 @@ def _evaluate(argv: list[str]) -> int:
   if out:
     print(f'written to {out}: {", ".join(FILES)}')
   return 0
-
-
-def _what(args) -> tuple[str | None, dict]:
-  """Returns (the run's name for an evaluation or None, its section as in a config).
-
-  Raises:
-    UserError: where neither the arguments nor a run say what to evaluate on.
-  """
-  if args.data and args.split:
-    data = {'source': args.data, 'split': args.split}
-    data |= {'classes': args.classes} if args.classes else {}
-    return None, {'data': data, **_given(args)}
-  from vit_jax import tasks
-  from vit_jax.pretrained import runs
-
-  run = None if args.data else runs.find(args.source)
-  if run is None:
-    lacks = 'split' if args.data else 'data'
-    raise UserError(
-      f'--{lacks} is missing: what to evaluate {args.source} on. A run knows, '
-      'unless --data says otherwise; for others give --data and --split.'
-    )
-  config = run_config.read(run[0])
-  if not tasks.classifies(config):
-    raise UserError(
-      f'{args.source} was trained without a head, so it has no classes to compare: vit_jax '
-      f'train --config=finetune:weights={args.source} trains one.'
-    )
-  best = (config.get('checkpoint', {}).get('best') or '').partition('/')[0]
-  known = {
-    name: section
-    for name, section in config.get('evals', {}).items()
-    if section.get('type') == 'classification' and 'data' in section
-  }
-  if not known:
-    raise UserError(
-      f'{args.source} was trained without an evaluation: give --data and --split.'
-    )
-  rank = lambda name: (known[name].get('use_ema', False) != args.ema, name != best)
-  name = min(known, key=rank)
-  data = dict(known[name]['data'])
-  data |= {'split': args.split} if args.split else {}
-  if args.classes:
-    raise UserError(
-      "--classes: a run's own evaluation has the classes that its config says. With "
-      '--data and --split other data can be named.'
-    )
-  return name, known[name] | {'data': data} | _given(args)
 
 
 def _of_larger_head(name: str) -> list[str] | None:
@@ -270,7 +229,11 @@ def _parser() -> cli.Parser:
   probe.add_options(parser)
   parser.add_argument('--pp', help='preprocessing in place of that of the weights')
   parser.add_argument('--loss', choices=('softmax', 'sigmoid'))
-  parser.add_argument('--batch', type=cli.positive, default=64)
+  parser.add_argument(
+    '--batch',
+    type=cli.positive,
+    help=f'images per step; default: {_BATCH}, of a detector 8',
+  )
   parser.add_argument('--out', metavar='DIR', help='for the tables')
   cli.add_json_option(parser)
   return parser

@@ -1,4 +1,4 @@
-"""The folder that a tool's `--out` names, and tables in it."""
+"""The folder that a tool's `--out`, or another flag, names, and tables in it."""
 
 import csv
 import io
@@ -10,27 +10,30 @@ from vit_jax import buckets
 from vit_jax.errors import UserError
 
 
-def check(name: str) -> Path:
+def check(name: str, flag: str = '--out') -> Path:
   """Returns the folder's absolute path; to be called before any work.
+
+  Args:
+    flag: that names the folder, for errors.
 
   Raises:
     UserError: for a folder that cannot be made or written to.
   """
-  path = buckets.on_disk(name, '--out').absolute()
+  path = buckets.on_disk(name, flag).absolute()
   there = next(p for p in (path, *path.parents) if p.exists())
   if not there.is_dir():
-    raise UserError(f'--out {name}: {there} is a file.')
+    raise UserError(f'{flag} {name}: {there} is a file.')
   if not os.access(there, os.W_OK | os.X_OK):
-    raise UserError(f'--out {name}: {there} cannot be written to.')
+    raise UserError(f'{flag} {name}: {there} cannot be written to.')
   return path
 
 
-def make(path: Path) -> None:
+def make(path: Path, flag: str = '--out') -> None:
   """Makes the folder; UserError if it cannot be made after all."""
   try:
     path.mkdir(parents=True, exist_ok=True)
   except OSError as error:  # what os.access does not tell, as of /proc
-    raise UserError(f'--out {path}: {error.strerror}.') from None
+    raise UserError(f'{flag} {path}: {error.strerror}.') from None
 
 
 def write_csv(path: Path, rows: Iterable) -> None:

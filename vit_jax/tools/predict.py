@@ -1,11 +1,15 @@
-"""Classifies images.
+"""Classifies images, or finds objects in them.
 
   vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
+  vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--json]
 
 SOURCE is what `vit_jax.load` takes: a file of weights, a hub folder, a run's folder (its
 newest step; RUN@best or RUN@500), a name of the zoo. Preprocessing comes with the weights;
 `--pp` replaces it. `--features FILE.npz` writes features (`--layer`, by default those
 before the head) with the paths of their images. Works without TensorFlow.
+
+A detector gives boxes with a class and a score, in pixels of the image as it is in the
+file; `--draw` writes the images with the boxes on them.
 """
 
 import os
@@ -16,31 +20,37 @@ from vit_jax import buckets, cli, imagenet, terminal
 from vit_jax.data import contents
 from vit_jax.data.sources import listing
 from vit_jax.errors import UserError
-from vit_jax.tools import source
+from vit_jax.tools import predict_boxes, source
+
+_TOP, _BATCH = 5, 32
 
 
 def main(argv: list[str]) -> int:
-  """Prints the classes with the largest probabilities of every image."""
+  """Prints the classes with the largest probabilities of every image, or its boxes."""
   args = _parser().parse_args(argv)
   paths = find(args.images)
   features = args.features and _new_file(args.features)
+  targets = predict_boxes.targets(args.draw, paths) if args.draw else {}
   from vit_jax import inference, models
 
   loaded = source.load(args)
+  if models.family_of(loaded.model).outputs == 'boxes':
+    return predict_boxes.run(args, loaded, paths, _names(args, loaded), targets)
   models.check_classifies(loaded.model, args.source)
+  predict_boxes.check_unused(args)
   if loaded.model.num_classes is None and not features:
     raise UserError(
       f'{args.source} has no head, so no classes: --features FILE.npz writes what it '
       f'computes, vit_jax train --config=finetune:weights={args.source} trains a head.'
     )
-  names = loaded.class_names
-  if args.names:
-    names = _read_names(args.names, loaded.model.num_classes)
-  layers = [args.layer] if features else []
+  if args.layer and not features:
+    raise UserError('--layer names the layer of --features FILE.npz: give both.')
+  names, layer = _names(args, loaded), args.layer or 'pre_logits'
+  layers = [layer] if features else []
   found = inference.predict_images(
-    loaded, paths, batch_size=args.batch, layers=layers, pp=args.pp
+    loaded, paths, batch_size=args.batch or _BATCH, layers=layers, pp=args.pp
   )
-  top = 0 if loaded.model.num_classes is None else args.top
+  top = 0 if loaded.model.num_classes is None else args.top or _TOP
   images = list(_top(paths, found, names, top))
   if args.json:
     cli.print_json({'source': args.source, 'step': loaded.step, 'images': images})
@@ -51,7 +61,7 @@ def main(argv: list[str]) -> int:
   if all(found.errors):
     raise UserError(f'None of {len(paths)} images could be read.')
   if features:
-    _write_features(features, paths, found.features[args.layer])
+    _write_features(features, paths, found.features[layer])
   return 0
 
 
@@ -85,7 +95,11 @@ def find(images: list[str]) -> list[str]:
   return paths
 
 
-def _read_names(name: str, num_classes: int) -> list[str]:
+def _names(args, loaded) -> list[str] | None:
+  """Returns the names of the classes, of `--names` or of the weights."""
+  if not args.names:
+    return loaded.class_names
+  name, num_classes = args.names, loaded.model.num_classes
   try:
     names = Path(name).read_text(encoding='utf-8').splitlines()
   except (OSError, UnicodeDecodeError) as error:
@@ -153,14 +167,21 @@ def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax predict', description=__doc__.split('\n')[0])
   source.add_options(parser)
   parser.add_argument('images', metavar='IMAGE_OR_FOLDER', nargs='+')
-  parser.add_argument('--top', type=cli.positive, default=5, help='classes per image')
+  parser.add_argument(
+    '--top', type=cli.positive, help=f'classes per image; default: {_TOP}'
+  )
   parser.add_argument(
     '--names', metavar='FILE', help='class names, one per line, where SOURCE has none'
   )
   parser.add_argument('--features', metavar='FILE.npz', help='write features there')
-  parser.add_argument('--layer', default='pre_logits', help='of the features')
+  parser.add_argument('--layer', help="of the features; default: 'pre_logits'")
   parser.add_argument('--pp', help='preprocessing in place of that of the weights')
-  parser.add_argument('--batch', type=cli.positive, default=32)
+  parser.add_argument(
+    '--batch',
+    type=cli.positive,
+    help=f'images per step; default: {_BATCH}, of a detector 1',
+  )
+  predict_boxes.add_options(parser)
   cli.add_json_option(parser)
   return parser
 

@@ -101,7 +101,7 @@ def _section(args) -> tuple[str | None, dict]:
     section['datasets'] = {args.data: data}
   else:
     own, section = _of_run(args)
-  section['batch_size'] = args.batch
+  section['batch_size'] = args.batch or 64
   config.override(section, args.set)
   if section['type'] != args.probe:
     raise UserError(f'--set type={section["type"]}: use --probe {section["type"]}.')

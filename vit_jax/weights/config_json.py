@@ -213,6 +213,7 @@ _READ: dict[str, Kind] = {
   'id2label': _BY_NUMBER,
   'preprocessor.resample': _whole(0, 5),
   'preprocessor.size': _either(_SQUARE, _PAIR, _SIDES),
+  'preprocessor.max_size': _SQUARE,
   'preprocessor.crop_size': _either(_SQUARE, _PAIR, _CROP),
   'preprocessor.do_resize': _BOOL,
   'preprocessor.do_center_crop': _BOOL,

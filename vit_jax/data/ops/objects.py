@@ -2,8 +2,7 @@
 
 All work on one example at a time. Boxes are fractions of height and width, so resizing
 leaves them as they are. A crop moves them with the pixels, cuts them off at its border, and
-drops those of which nothing is left, with their labels. What evaluation needs has a twin in
-NumPy, for prediction without TensorFlow.
+drops those of which nothing is left, with their labels.
 """
 
 import numpy as np
@@ -29,17 +28,17 @@ def detr_resize(sizes=SIZES, longest: int = LONGEST):
   sizes = _sizes('sizes', sizes)
   arguments.positive('longest', longest, arguments.MAX_SIDE)
 
-  def tensors(images, u):
+  def apply(images, u):
     return _resized(images, sizes, longest, u)
 
   def array(image):
-    target = _target(image.shape[:2], sizes[0], longest)
-    return numpy_ops.resize_to(image, *target, 'bilinear', True, 'nearest')
+    height, width = _sides(*image.shape[:2], sizes[0], longest)
+    return numpy_ops.resize_to(image, height, width, 'bilinear', True, 'nearest')
 
   if len(sizes) == 1:
-    return Twins(tensors, array)
-  tensors.draws = 1
-  return tensors
+    return Twins(apply, array)
+  apply.draws = 1
+  return apply
 
 
 @op('detr_crop', draws=7, maps=('image', 'boxes', 'label'))
@@ -79,13 +78,12 @@ def canvas(size):
   """The image at the top left of an (h, w) canvas of zeros; 'image_mask' is 1 on the image.
 
   A larger image is a bad image. Boxes stay fractions of the image without its padding, as
-  DETR's are: the last op on images but `value_range`. The twin in NumPy gives the image
-  alone.
+  DETR's are: the last op on images but `value_range`.
   """
   height, width = arguments.size_pair(size)
   message = f'canvas: the image is larger than {height}x{width}'
 
-  def tensors(features, u):
+  def apply(features, u):
     tf = lazy_tf.load()
     image = features['image']
     if image.shape.rank != 3:
@@ -101,13 +99,18 @@ def canvas(size):
       'image_mask': tf.ensure_shape(mask, [height, width]),
     }
 
-  def array(image):
-    H, W, _ = image.shape
+  def arrays(image):
+    H, W, C = image.shape
     if height < H or width < W:
       raise BadImage(message)
-    return np.pad(image, [(0, height - H), (0, width - W), (0, 0)])
+    out = {
+      'image': np.zeros((height, width, C), image.dtype),
+      'image_mask': np.zeros((height, width), np.uint8),
+    }
+    out['image'][:H, :W], out['image_mask'][:H, :W] = image, 1
+    return out
 
-  return Twins(tensors, array)
+  return Twins(apply, arrays)
 
 
 def _sizes(name, sizes) -> tuple[int, ...]:
@@ -126,13 +129,13 @@ def _whole(u, least, most):
   return least + tf.minimum(tf.cast(tf.floor(u * span), tf.int32), most - least)
 
 
-def _target(shape, size: int, longest: int) -> tuple[int, int]:
-  """Returns the (h, w) of `_resized`, of an image of shape (H, W), in whole numbers."""
-  short, long = min(shape), max(shape)
-  if long / short * size > longest:
-    size = max(round(longest * short / long), 1)
-  height, width = (min(size * n // short, longest) for n in shape)
-  return height, width
+def _sides(height: int, width: int, size: int, longest: int) -> tuple[int, int]:
+  """Returns what `_resized` makes of an image's height and width, in NumPy."""
+  shape = np.array([height, width], np.float64)
+  short, long = shape.min(), shape.max()
+  least = max(np.round(longest * short / long), 1)
+  size = least if long / short * size > longest else size
+  return tuple(int(n) for n in np.minimum(np.floor(size * shape / short), longest))
 
 
 def _resized(image, sizes, longest: int, u):

@@ -61,7 +61,7 @@ class Op:
 
   @property
   def numpy(self) -> Callable | None:
-    """The op for one NumPy image."""
+    """The op for one NumPy image: image -> image, or {'image': ..., what it adds}."""
     return getattr(self.apply, 'numpy', None)
 
   @property
@@ -82,7 +82,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class Twins:
-  """An op's function in TensorFlow, and the same for one NumPy image [H, W, C].
+  """An op's function in TensorFlow, and the same for one NumPy image: see `Op.numpy`.
 
   Attributes:
     target: see `target_of_decode`.
@@ -187,6 +187,16 @@ def check_images(pp: str, names: list[str]) -> None:
       f'pp {pp!r} must have exactly one value_range, such as value_range(-1, 1): models '
       'expect images in [-1, 1].'
     )
+
+
+def check_positions(pp: str) -> None:
+  """Raises UserError for a pipeline that crops or flips: boxes are of whole images."""
+  for op in parse(pp):
+    if 'image' in op.maps and not op.keeps_positions:
+      raise UserError(
+        f'pp {pp!r}: {op.text} moves pixels, and boxes are those of whole images: leave '
+        'it out.'
+      )
 
 
 def target_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:

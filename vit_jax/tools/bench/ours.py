@@ -149,7 +149,7 @@ class Step:
       start = time.perf_counter()
       self._step = runtime.compile_step(step, abstract, spec, mesh)
       self.compile_s = time.perf_counter() - start
-      values = {name: _values(name, x) for name, x in given.items()}
+      values = {name: values(name, x) for name, x in given.items()}
       self._state = runtime.run_once(init, abstract, values)
       batch = jax.tree.map(_random, spec)
       self._batch = jax.device_put(batch, sharding.batch_sharding(mesh))
@@ -185,7 +185,7 @@ class Step:
     return (self._device.memory_stats() or {}).get('peak_bytes_in_use')
 
 
-def _values(name: str, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+def values(name: str, shape: jax.ShapeDtypeStruct) -> np.ndarray:
   """Returns parameters that keep activations in range.
 
   From NumPy: to compile the initialisers of a ViT-B takes as long as its step.

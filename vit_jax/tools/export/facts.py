@@ -22,7 +22,7 @@ def collect(
   where the pipeline does something else to pixels.
   """
   H, W, C = program.shape(BATCH)[1:]
-  ops = registry.parse(loaded.pp)
+  ops = registry.parse(_filling(loaded.pp, (H, W)))
   mean, std = _normalisation(ops, (H, W, C))
   return {
     'made_by': f'vit_jax {__version__}',
@@ -42,7 +42,7 @@ def collect(
       'std': std,
     },
     'preprocessing': {
-      'text': loaded.pp,
+      'text': '|'.join(op.text for op in ops),
       'ops': [{'op': op.name, 'args': list(op.args), **op.kwargs} for op in ops],
     },
     'outputs': {
@@ -51,6 +51,18 @@ def collect(
     },
     'class_names': list(loaded.class_names) if loaded.class_names else None,
   }
+
+
+def _filling(pp: str, size: tuple[int, int]) -> str:
+  """Returns a pipeline whose images fill their size: a program takes no mask of padding.
+
+  Where `pp` pads them, they are resized to that size.
+  """
+  ops = registry.parse(pp)
+  if not any('image_mask' in op.maps for op in ops):
+    return pp
+  texts = [op.text for op in ops if op.name not in ('detr_resize', 'canvas')]
+  return '|'.join([*texts[:1], f'resize({size}, antialias=True)', *texts[1:]])
 
 
 def _normalisation(ops, shape) -> tuple[list[float] | None, list[float] | None]:

@@ -10,6 +10,7 @@ import json
 import logging
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from vit_jax.errors import UserError
@@ -56,7 +57,8 @@ def write(program: Program, path: Path, facts: dict, platforms: None) -> None:
   names = list(program.outputs)
 
   def outputs(images):
-    with max_pool.padded_first():  # jax2onnx 0.17.1 takes such padding for none
+    # jax2onnx 0.17.1 takes such padding for none, and knows no choice of platforms.
+    with max_pool.padded_first(), _default_platform():
       found = program.baked(images)
     return tuple(found[name] for name in names)
 
@@ -72,6 +74,17 @@ def write(program: Program, path: Path, facts: dict, platforms: None) -> None:
     model.metadata_props.update({k: json.dumps(v) for k, v in facts.items()})
     large = 4 * program.params > _MOST_BYTES
     onnx_ir.save(model, path, external_data=f'{path.name}.data' if large else None)
+
+
+@contextlib.contextmanager
+def _default_platform():
+  """Within it, `lax.platform_dependent` is its default, whatever the platform."""
+  choice = jax.lax.platform_dependent
+  jax.lax.platform_dependent = lambda *args, default, **_: default(*args)
+  try:
+    yield
+  finally:
+    jax.lax.platform_dependent = choice
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
   vit_jax figures rollout SOURCE photo.jpg folder/ --out DIR
   vit_jax figures posemb SOURCE --format pdf
+  vit_jax figures slots DETECTOR --data coco:ROOT --split val2017
   vit_jax figures compute RUN RUN ...
 
 Each figure is DIR/NAME.png (--format: pdf, svg) and its numbers DIR/NAME.csv. SOURCE is
@@ -43,14 +44,14 @@ def main(argv: list[str]) -> int:
 
 
 def _draw(args) -> Drawn:
-  from vit_jax.tools.figures import distance, maps, parameters, runs
+  from vit_jax.tools.figures import distance, maps, parameters, runs, slots
 
   if args.name in arguments.OF_RUNS:
     return getattr(runs, args.name)(args)
   if args.name in arguments.OF_A_MODEL:
     return getattr(parameters, args.name)(args)
-  if args.name == 'distance':
-    return distance.draw(args)
+  if args.name in ('distance', 'slots'):
+    return {'distance': distance, 'slots': slots}[args.name].draw(args)
   options = {}
   if args.name == 'rollout':
     options = dict(

@@ -6,7 +6,7 @@ from vit_jax import cli
 from vit_jax.errors import choose
 from vit_jax.tools import source
 
-# Name -> what it draws: figures of images, of a model alone, of runs.
+# Name -> what it draws: figures of images, of a model alone, of a data set, of runs.
 OF_IMAGES = {
   'rollout': 'where a model looks, by the attention of all layers (figures 6, 14)',
   'attention': 'where one layer looks, or one head, or attention pooling',
@@ -20,13 +20,16 @@ OF_A_MODEL = {
   'filters': "the first layer's filters, or their principal components (figure 7 left)",
   'interpolation': 'position embeddings before and after resizing',
 }
+OF_DATA = {
+  'slots': 'where each query of a detector finds boxes (DETR paper, figure 7)',
+}
 OF_RUNS = {
   'compute': 'accuracy against compute, the paper beside (figure 5, Table 6)',
   'data': 'accuracy against pre-training data, the paper beside (figure 3, Table 5)',
   'vtab': 'VTAB-1k by groups, the paper beside (figure 2, Table 9)',
   'shape': 'the scaling of depth, width, MLP width and patch size (figure 8)',
 }
-NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_RUNS}
+NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_DATA, **OF_RUNS}
 FORMATS = ('png', 'pdf', 'svg')
 
 
@@ -87,6 +90,19 @@ def _of_a_model(parser, images: bool) -> None:
   source.add_options(parser)
   if images:
     parser.add_argument('images', metavar='IMAGE_OR_FOLDER', nargs='+')
+
+
+def _slots(parser) -> None:
+  parser.add_argument('--data', help="a source with boxes; default: a run's own")
+  parser.add_argument('--split', help="'test', 'val2017', ...; default: likewise")
+  parser.add_argument(
+    '--count',
+    type=cli.positive,
+    default=20,
+    help='how many of the queries, the first ones: %(default)s',
+  )
+  parser.add_argument('--pp', help='preprocessing in place of that of the weights')
+  parser.add_argument('--batch', type=cli.positive, help='images per step; default: 8')
 
 
 def _overlay(parser, default: str = 'mask') -> None:
@@ -190,4 +206,5 @@ _OWN = {
   'distance': _distance,
   'filters': _filters,
   'interpolation': _interpolation,
+  'slots': _slots,
 }

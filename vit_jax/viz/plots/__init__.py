@@ -10,6 +10,7 @@ from vit_jax.viz.plots.charts import bars as bars
 from vit_jax.viz.plots.charts import compared as compared
 from vit_jax.viz.plots.charts import heads as heads
 from vit_jax.viz.plots.charts import panels as panels
+from vit_jax.viz.plots.charts import slots as slots
 from vit_jax.viz.plots.pictures import before_after as before_after
 from vit_jax.viz.plots.pictures import filters as filters
 from vit_jax.viz.plots.pictures import maps as maps

@@ -8,6 +8,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from vit_jax.viz.colours import COLOURS
+
 WIDTH = 5.5
 STYLE = {
   'font.family': ['STIXGeneral', 'DejaVu Serif'],  # both come with matplotlib
@@ -31,14 +33,12 @@ STYLE = {
   'pdf.fonttype': 42,  # text that can be searched and edited
   'svg.hashsalt': 'vit_jax',  # names of parts that do not change from run to run
 }
-# Okabe and Ito's, safe for colour-blind readers; without yellow, faint on white.
-_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#444444')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 
 
 def colour(number: int) -> str:
   """Returns the colour of the series with this number; colours repeat after seven."""
-  return _COLOURS[number % len(_COLOURS)]
+  return COLOURS[number % len(COLOURS)]
 
 
 def marker(number: int) -> str:

@@ -1,23 +1,16 @@
 """DETR in the formats of transformers and of its authors (facebookresearch/detr)."""
 
-import os
 import re
 
 import numpy as np
 
 from vit_jax import trees
-from vit_jax.errors import UserError
-from vit_jax.weights import export, hints, layers
+from vit_jax.weights import detr_config, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families import resnet
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule
 
-# What images are resized to where the file does not say: the paper's shorter side at 4:3, the shape
-# of most of COCO. Boxes are fractions of the image, and any size may be asked for.
-_SIZE = (800, 1066)
-_HEADS = 8  # of every published model; the arrays do not show it
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 _STYLES = ('hf', 'hf5', 'authors')  # hf5: the names of modules since transformers 5
 
 
@@ -128,15 +121,7 @@ _AUTHORS = (*_rules('authors'), *_below(resnet.TIMM, 'backbone.0.body.'))
 
 def _published(flat: dict[str, np.ndarray]) -> bool:
   """Whether timm has a ResNet of these blocks and widths by name."""
-  return _timm_name(_resnet(flat)) is not None
-
-
-def _timm_name(fields: dict) -> str | None:
-  shape = {'widths': (256, 512, 1024, 2048), 'stem_width': 64}
-  names = {(3, 4, 6, 3): 'resnet50', (3, 4, 23, 3): 'resnet101'}
-  if any(tuple(np.ravel(fields[k])) != tuple(np.ravel(v)) for k, v in shape.items()):
-    return None
-  return names.get(tuple(fields['depths']))
+  return detr_config.timm_name(_resnet(flat)) is not None
 
 
 def _resnet(flat: dict[str, np.ndarray]) -> dict:
@@ -164,103 +149,6 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
   )
 
 
-# -- configs ----------------------------------------------------------------------------
-
-# What each key of transformers' config must be.
-_ONLY = {'activation_function': 'relu', 'position_embedding_type': 'sine'}
-
-
-def _hints(config: dict, where: str) -> hints.Hints:
-  for key, value in _ONLY.items():
-    if config.get(key, value) != value:
-      raise UserError(
-        f'{where}: a DETR with {key}={config[key]!r} is not read; expected {value!r}.'
-      )
-  heads = config.get('encoder_attention_heads', _HEADS)
-  if heads != (other := config.get('decoder_attention_heads', heads)):
-    raise UserError(
-      f'{where}: encoder_attention_heads is {heads}, decoder_attention_heads {other}: '
-      'expected the same.'
-    )
-  # The authors' files have no config: the name tells, detr-r50-dc5-f0fb7ef5.
-  dilated = config.get(
-    'dilation', not config and 'dc5' in os.path.basename(where.rstrip('/')).lower()
-  )
-  fields = {
-    'num_heads': heads,
-    'backbone': {'output_stride': 16 if dilated else 32},
-  }
-  size = hints.pair(config.get('image_size')) or _SIZE
-  pixels = {
-    'image_mean': _MEAN,
-    'image_std': _STD,
-    **config.get('preprocessor', {}),
-    # Theirs bounds the sides, and images of a batch are padded to one size.
-    'size': {'height': size[0], 'width': size[1]},
-  }
-  found = hints.hf('detr')(
-    {**config, 'image_size': list(size), 'preprocessor': pixels}, where
-  )
-  return found._replace(fields=fields)
-
-
-def _config(fields, image_size, class_names) -> dict:
-  inside = fields['backbone']
-  if inside.get('name') != 'resnet':
-    raise UserError(
-      f'transformers has DETR on a resnet, not on a {inside.get("name")} of ours.'
-    )
-  export.need(inside, 'frozen_norm', (True,), 'transformers', 'its norms are frozen')
-  export.need(fields, 'feature', (None,), 'transformers', 'it takes the last map')
-  dilated = inside['output_stride'] != 32
-  name = _timm_name(inside)
-  if name:
-    export.need(inside, 'output_stride', (16, 32), 'transformers', 'DC5 has 16')
-    backbone = {'use_timm_backbone': True, 'backbone': name}
-  else:
-    export.need(
-      inside, 'output_stride', (32,), 'transformers', 'its own ResNet has no other'
-    )
-    backbone = {
-      'use_timm_backbone': False,
-      'backbone': None,
-      'backbone_config': {
-        'model_type': 'resnet',
-        'num_channels': 3,
-        'embedding_size': inside['stem_width'],
-        'hidden_sizes': list(inside['widths']),
-        'depths': list(inside['depths']),
-        'layer_type': 'bottleneck',
-        'hidden_act': 'relu',
-        'downsample_in_first_stage': False,
-        'out_features': [f'stage{len(inside["depths"])}'],
-      },
-    }
-  labels = class_names or [f'LABEL_{i}' for i in range(fields['num_classes'])]
-  return {
-    'architectures': ['DetrForObjectDetection'],
-    'model_type': 'detr',
-    'use_pretrained_backbone': False,
-    **backbone,
-    'dilation': dilated,
-    'd_model': fields['width'],
-    'encoder_layers': fields['encoder_depth'],
-    'decoder_layers': fields['decoder_depth'],
-    'encoder_attention_heads': fields['num_heads'],
-    'decoder_attention_heads': fields['num_heads'],
-    'encoder_ffn_dim': fields['mlp_dim'],
-    'decoder_ffn_dim': fields['mlp_dim'],
-    'num_queries': fields['num_queries'],
-    **_ONLY,
-    'dropout': fields['dropout'],
-    'attention_dropout': fields['attention_dropout'],
-    'auxiliary_loss': False,
-    'image_size': list(image_size),
-    'id2label': {str(i): name for i, name in enumerate(labels)},
-    'label2id': {name: i for i, name in enumerate(labels)},
-  }
-
-
 FORMATS = (
   Format(
     'hf',
@@ -268,10 +156,10 @@ FORMATS = (
     r'model\.query_position_embeddings\.weight',
     lambda arrays, config: _hf_rules(published=True),
     _infer,
-    _hints,
+    detr_config.read,
     flat_heads=True,
     to='hf',
-    write_config=_config,
+    write_config=detr_config.write,
     write_rules=lambda flat: _hf_rules(_published(flat)),
   ),
   Format(
@@ -280,7 +168,7 @@ FORMATS = (
     r'transformer\.decoder\.layers\.0\.multihead_attn\.in_proj_weight',
     lambda arrays, config: _AUTHORS,
     _infer,
-    _hints,
+    detr_config.read,
     flat_heads=True,
   ),
 )

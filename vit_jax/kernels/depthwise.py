@@ -1,0 +1,178 @@
+"""Depthwise convolution: a filter of its own for every channel."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+CONVOLVED = 'depthwise_convolved'  # the result's name for policies of `jax.checkpoint`
+# Numbers in the map of one image below which CPUs are left to XLA, too: it takes less than
+# a millisecond an image there, and many shifted products take longer to compile.
+_SMALL = 4096
+# Products that one step of the kernel's gradient adds: more take longer to compile, fewer
+# write the sum more often.
+_BLOCK = 28
+
+
+def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
+  """Convolves every channel with its own filter: [B, H, W, C] -> [B, h, w, C].
+
+  As `lax.conv_general_dilated` with `feature_group_count=C`, which it is but on CPUs. XLA
+  has a slow loop for it there: at 7 x 7, a sum of 49 shifted maps takes less than a
+  twentieth of its time, and the gradients less than a tenth (benchmarks/NOTES.md). The
+  choice is made when the program is lowered.
+
+  Args:
+    kernel: [kh, kw, 1, C], of the dtype of x.
+    stride: of rows and columns.
+    padding: ((top, bottom), (left, right)), zeros, at least 0.
+
+  Returns:
+    h = (H + top + bottom - kh) // stride + 1, w likewise, in the dtype of x. On CPUs sums
+    are in float32 or wider.
+  """
+  if math.prod(x.shape[1:]) < _SMALL:
+    return _plain(x, kernel, stride, padding)
+  y = _depthwise(x, kernel, stride, tuple(map(tuple, padding)))
+  return checkpoint_name(y, CONVOLVED)
+
+
+def _plain(x, kernel, stride, padding):
+  return lax.conv_general_dilated(
+    x,
+    kernel,
+    (stride,) * 2,
+    padding,
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    feature_group_count=x.shape[-1],
+  )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _depthwise(x, kernel, stride, padding):
+  geometry = dict(stride=stride, padding=padding)
+  return lax.platform_dependent(
+    x,
+    kernel,
+    cpu=functools.partial(_shifted, **geometry),
+    default=functools.partial(_plain, **geometry),
+  )
+
+
+@_depthwise.defjvp
+def _jvp(stride, padding, primals, tangents):
+  (x, kernel), (dx, dkernel) = primals, tangents
+  geometry = dict(stride=stride, padding=padding)
+  plain = functools.partial(_plain, **geometry)
+
+  def chosen(*args, cpu):
+    # Not differentiated as it stands, a choice keeps what any of its branches would.
+    return jax.checkpoint(
+      lambda *args: lax.platform_dependent(
+        *args, cpu=functools.partial(cpu, **geometry), default=plain
+      ),
+      prevent_cse=False,
+    )(*args)
+
+  y = _depthwise(x, kernel, stride, padding)
+  return y, chosen(dx, kernel, cpu=_by_input) + chosen(x, dkernel, cpu=_by_kernel)
+
+
+# On CPUs. Both gradients are written down, and the tangents are their transpositions: the
+# gradients, transposed in turn, are then what is written.
+
+
+# Traced once for all layers of a shape, which takes longer than what XLA does with them.
+_traced_once = functools.partial(jax.jit, static_argnames=('stride', 'padding'))
+
+
+@_traced_once
+def _by_input(dx, kernel, stride, padding):
+  geometry = dict(stride=stride, padding=padding)
+  gradient = lambda dy: _input_gradient(dy, kernel, dx.shape, **geometry)
+  dy = jax.eval_shape(functools.partial(_plain, **geometry), dx, kernel)
+  return jax.linear_transpose(gradient, dy)(dx)[0]
+
+
+@_traced_once
+def _by_kernel(x, dkernel, stride, padding):
+  geometry = dict(stride=stride, padding=padding)
+  gradient = lambda dy: _kernel_gradient(x, dy, dkernel.shape[:2], **geometry)
+  dy = jax.eval_shape(functools.partial(_plain, **geometry), x, dkernel)
+  # Within a `shard_map` the kernel may be one for all devices, its gradients are not.
+  dkernel += jnp.zeros_like(x[0, :1, :1])
+  return jax.linear_transpose(gradient, dy)(dkernel)[0]
+
+
+@_traced_once
+def _shifted(x, kernel, stride, padding):
+  """The convolution as a sum of shifted maps, which XLA fuses into one loop."""
+  x = _padded(x, padding)
+  kh, kw = kernel.shape[:2]
+  h, w = ((n - k) // stride + 1 for n, k in zip(x.shape[1:3], (kh, kw), strict=True))
+  rows, columns = (stride * (n - 1) + 1 for n in (h, w))
+  sum_ = 0.0
+  for i in range(kh):
+    for j in range(kw):
+      part = x[:, i : i + rows : stride, j : j + columns : stride]
+      sum_ += _wide(part) * _wide(kernel[i, j, 0])
+  return sum_.astype(x.dtype)
+
+
+def _input_gradient(dy, kernel, shape, stride, padding):
+  """[B, h, w, C] -> `shape`: dy, its stride filled with zeros, and the kernel turned."""
+  kh, kw = kernel.shape[:2]
+  edges = [(0, 0, 0)]
+  for n, m, k, (low, _) in zip(
+    shape[1:3], dy.shape[1:3], (kh, kw), padding, strict=True
+  ):
+    before = k - 1 - low
+    edges.append((before, n + low - stride * (m - 1) - 1, stride - 1))
+  dy = lax.pad(dy, jnp.zeros((), dy.dtype), [*edges, (0, 0, 0)])
+  return _shifted(dy, kernel[::-1, ::-1], 1, ((0, 0),) * 2)
+
+
+def _kernel_gradient(x, dy, size, stride, padding):
+  """dy [B, h, w, C] -> [kh, kw, 1, C]: windows of x times dy, summed block by block."""
+  B, h, w, C = dy.shape
+  kh, kw = size
+  width = -(-w // -(-w // _BLOCK))
+  height = min(h, max(1, _BLOCK // width))
+  rows, columns = -(-h // height), -(-w // width)  # of blocks
+  ends = rows * height, columns * width
+  dy = _padded(dy, ((0, ends[0] - h), (0, ends[1] - w)))
+  dy = dy.reshape(B, rows, height, columns, width, C)
+  dy = dy.transpose(1, 3, 0, 2, 4, 5).reshape(-1, B, height, width, C)
+  # What blocks reach beyond the map is met by zeros of dy.
+  more = (
+    (low, max(high, stride * (end - 1) + k - n - low))
+    for n, end, k, (low, high) in zip(x.shape[1:3], ends, size, padding, strict=True)
+  )
+  x = _padded(x, tuple(more))
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)  # no windows kept
+  def step(sums, block):
+    dy, n = block
+    at = stride * height * (n // columns), stride * width * (n % columns)
+    extent = (stride * (height - 1) + kh, stride * (width - 1) + kw)
+    windows = lax.dynamic_slice(x, (0, *at, 0), (B, *extent, C))
+    for i in range(height):
+      for j in range(width):
+        window = windows[:, stride * i :, stride * j :][:, :kh, :kw]
+        sums += _wide(window) * _wide(dy[:, i, None, j, None])
+    return sums, None
+
+  sums = jnp.zeros_like(_wide(x[:, :kh, :kw]))  # as x is, also within a `shard_map`
+  sums, _ = lax.scan(step, sums, (dy, jnp.arange(rows * columns)))
+  return sums.sum(0)[:, :, None].astype(x.dtype)
+
+
+def _padded(x, padding):
+  return jnp.pad(x, ((0, 0), *padding, (0, 0)))
+
+
+def _wide(x):
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -1,0 +1,60 @@
+"""What a tool measures weights on: data that is named, or a run's own evaluation."""
+
+from vit_jax import run_config
+from vit_jax.errors import UserError
+
+# Types of evaluations that are repeated on weights: of classifiers, of detectors.
+TYPES = ('classification', 'coco')
+
+
+def section(args) -> tuple[str | None, dict]:
+  """Returns (the run's name for an evaluation or None, its section as in a config).
+
+  Of a run's evaluations that is the one that chooses its best step, or else the first.
+
+  Args:
+    args: with `source`, `data`, `split`, `ema`; maybe `classes`.
+
+  Raises:
+    UserError: where neither the arguments nor a run say what to evaluate on.
+  """
+  classes = getattr(args, 'classes', None)
+  if args.data and args.split:
+    data = {'source': args.data, 'split': args.split}
+    return None, {'data': data | ({'classes': classes} if classes else {})}
+  from vit_jax import tasks
+  from vit_jax.pretrained import runs
+
+  run = None if args.data else runs.find(args.source)
+  if run is None:
+    lacks = 'split' if args.data else 'data'
+    raise UserError(
+      f'--{lacks} is missing: what to evaluate {args.source} on. A run knows, '
+      'unless --data says otherwise; for others give --data and --split.'
+    )
+  config = run_config.read(run[0])
+  if not tasks.classifies(config):
+    raise UserError(
+      f'{args.source} was trained without a head, so it has no classes to compare: vit_jax '
+      f'train --config=finetune:weights={args.source} trains one.'
+    )
+  best = (config.get('checkpoint', {}).get('best') or '').partition('/')[0]
+  known = {
+    name: found
+    for name, found in config.get('evals', {}).items()
+    if found.get('type') in TYPES and 'data' in found
+  }
+  if not known:
+    raise UserError(
+      f'{args.source} was trained without an evaluation: give --data and --split.'
+    )
+  rank = lambda name: (known[name].get('use_ema', False) != args.ema, name != best)
+  name = min(known, key=rank)
+  data = dict(known[name]['data'])
+  data |= {'split': args.split} if args.split else {}
+  if classes:
+    raise UserError(
+      "--classes: a run's own evaluation has the classes that its config says. With "
+      '--data and --split other data can be named.'
+    )
+  return name, known[name] | {'data': data}
