@@ -73,8 +73,8 @@ def test_debug_starts(path, tmp_path, monkeypatch):
 
 
 def named(c):
-  """Returns a config whose weights name the model as if they were those of B/16."""
-  if not c.get('weights'):
+  """Returns a config; if its weights name the model, as if they were those of B/16."""
+  if not c.get('weights') or 'name' in c['model']:
     return c
   return {**c, 'model': {'name': 'vit', 'variant': 'B/16', **c['model']}}
 

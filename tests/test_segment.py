@@ -217,6 +217,7 @@ def opened(mesh, **data):
 
   class Batches:
     source = types.SimpleNamespace(name='squares')
+    classes_of = lambda self, name: (K, None)
     num_examples = 10
     spec = SPEC
 

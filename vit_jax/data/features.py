@@ -11,6 +11,7 @@ and one of several boxes in each image, with a class for each box,
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +24,14 @@ class Feature:
     dtype: a NumPy dtype.
     located: whether it holds positions in the image, from 0 to 1 of its height and width;
       then an op that moves pixels must move these too.
+    classes: names of the classes that its integers stand for, where these are not those of
+      the labels.
   """
 
   shape: tuple[int | None, ...] = ()
   dtype: str = 'int32'
   located: bool = False
+  classes: tuple[str, ...] | None = None
 
   @property
   def ragged(self) -> bool:
@@ -54,3 +58,12 @@ class LabelFeature:
   """
 
   several: bool = False
+
+
+def own_classes(features: Mapping, name: str) -> list[str] | None:
+  """Returns the names of the classes that the feature `name` declares.
+
+  None: it declares none, or is not there: its classes are those of the labels.
+  """
+  classes = getattr(features.get(name), 'classes', None)
+  return list(classes) if classes else None

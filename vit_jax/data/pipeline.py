@@ -16,6 +16,7 @@ from vit_jax.config_check import keys_of, one_of
 from vit_jax.data import contents, sources, stalls
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.cache import KINDS, attach
+from vit_jax.data.features import own_classes
 from vit_jax.data.ops import registry
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
@@ -161,6 +162,11 @@ class Batches(abc.ABC):
       )
     for source in (self.source, *(part for part, _ in self.source.parts())):
       source.max_file_bytes = max_file_bytes
+
+  def classes_of(self, name: str) -> tuple[int, list[str] | None]:
+    """Returns (K, their names or None) of the classes that a feature holds."""
+    own = own_classes(self.source.features, name)
+    return (len(own), own) if own else (self.num_classes, self.class_names)
 
   def describe(self) -> list[str]:
     """Returns a line per source: its images and classes, and files that are left out."""

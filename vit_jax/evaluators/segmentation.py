@@ -13,6 +13,7 @@ from vit_jax.config_check import in_range
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators.batches import open_batches
+from vit_jax.evaluators.class_match import Classes
 from vit_jax.evaluators.metric import Metric
 
 _PERCENT = Metric(percent=True, larger_is_better=True)
@@ -39,6 +40,7 @@ class Segmentation:
     self,
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
+    model: Classes | None = None,
     *,
     data: Annotated[dict, pipeline.check_evaluate],
     ignore: Annotated[int, in_range(0, 2**31 - 1)] = 255,
@@ -48,9 +50,11 @@ class Segmentation:
     Args:
       data: the arguments of `data.pipeline.evaluate`, of a source with 'segments'.
       ignore: label of pixels that do not count.
+      model: the classes of the model.
 
     Raises:
-      UserError: for data that cannot be read, or without segments.
+      UserError: for data that cannot be read, or without segments, or whose segments have
+        other classes than the model.
     """
     self.batches = open_batches(mesh, **data)
     segments = self.batches.spec.get('segments')
@@ -60,6 +64,10 @@ class Segmentation:
         'the images, the classes of pixels that the evaluator segmentation compares with.'
       )
     self._mesh, self._check_stop, self._ignore = mesh, check_stop, ignore
+    known, names = self.batches.classes_of('segments')
+    if model and (lacks := set(range(model.number, known)) - {ignore}):
+      raise self._unknown(min(lacks), model.number)
+    _check_names(self.batches.source.name, names, model)
     # `predict` is static: one compilation for all runs of one evaluator.
     self._step = jax.jit(
       self._count, static_argnums=0, out_shardings=sharding.replicated(mesh)
@@ -97,11 +105,14 @@ class Segmentation:
       return totals
     counts, examples, unknown = jax.device_get(found)
     if unknown >= 0:
-      raise UserError(
-        f'{self.batches.source.name} has pixels of the class {unknown}, and the model has '
-        f'{len(counts)} classes: set config.model.num_classes, or ignore={unknown}.'
-      )
+      raise self._unknown(unknown, len(counts))
     return totals[0] + counts.astype(np.int64), totals[1] + int(examples)
+
+  def _unknown(self, label: int, number: int) -> UserError:
+    return UserError(
+      f'{self.batches.source.name} has pixels of the class {label}, and the model has '
+      f'{number} classes: set config.model.num_classes, or ignore={label}.'
+    )
 
   def _count(self, predict, params, batch):
     """Returns (counts [K, K], label by prediction, examples, an unknown label or -1)."""
@@ -134,3 +145,15 @@ def of_counts(counts: np.ndarray) -> dict[str, float]:
     'pixel_accuracy': float(both.sum() / counts.sum()),
     **iou,
   }
+
+
+def _check_names(source: str, names: list[str] | None, model: Classes | None) -> None:
+  """Raises UserError where a model names a class otherwise than the segments do."""
+  if not names or not model or not model.names:
+    return
+  for i, (name, other) in enumerate(zip(names, model.names, strict=False)):
+    if name != other:
+      raise UserError(
+        f'Class {i} of {source} is {name!r}, and of the model {other!r}: evaluate on data '
+        'with the same classes, numbered alike.'
+      )

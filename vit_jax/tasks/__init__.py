@@ -6,9 +6,10 @@ whole batch (mixing), `loss(variables, batch, rng) -> (scalar, (metrics, batch
 statistics))` and `predict(variables, batch) -> {name: array}`. Variables are {'params':
 ...}, and 'batch_stats' where the model has batch norms. `batch['weight']` [B] sums to 1
 over the global batch; losses and metrics are weighted sums, so that they add up over
-micro-batches and masked examples count nothing. Its class says whether the model has a
-head for the data's CLASSES, and what the model's OUTPUTS are, see `models.family.Family`;
-OWN is the name below which parameters of the task's own stand beside the model's, or None.
+micro-batches and masked examples count nothing. Its class names the feature of the data
+whose CLASSES the model has a head for, or None, and says what the model's OUTPUTS are,
+see `models.family.Family`; OWN is the name below which parameters of the task's own stand
+beside the model's, or None.
 """
 
 import importlib
@@ -68,6 +69,11 @@ def signature(name: str) -> inspect.Signature:
 
 def classifies(config: dict) -> bool:
   """Returns whether a config's task needs a model with a head for the data's classes."""
+  return classes(config) is not None
+
+
+def classes(config: dict) -> str | None:
+  """Returns the feature of the data whose classes a config's model has a head for."""
   return _task(_name(config)).CLASSES
 
 

@@ -12,7 +12,7 @@ from vit_jax.tasks.mixing import MODES, Mixing
 class Classify:
   """Cross entropy of a model's logits; the task of the paper."""
 
-  CLASSES = True
+  CLASSES = 'label'
   OUTPUTS = 'classes'
   OWN = None
 

@@ -32,7 +32,7 @@ L1, GIOU, NO_OBJECT = 5.0, 2.0, 0.1  # the paper's weights, A.4
 class Detect:
   """The set loss of a model's queries, of all its decoder layers."""
 
-  CLASSES = True
+  CLASSES = 'label'
   OUTPUTS = 'boxes'
   OWN = None
 

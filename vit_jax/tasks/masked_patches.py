@@ -31,7 +31,7 @@ class MaskedPatches:
   below `OWN`.
   """
 
-  CLASSES = False
+  CLASSES = None
   OUTPUTS = 'classes'
   OWN = 'masked_patches'
 

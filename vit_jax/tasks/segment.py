@@ -14,7 +14,7 @@ IGNORED = 255  # of labels of 8 bits, in COCO's, Cityscapes' and ADE20K's files
 class Segment:
   """Cross entropy of a model's logits at every pixel that has a label."""
 
-  CLASSES = True
+  CLASSES = 'segments'
   OUTPUTS = 'pixels'
   OWN = None
 

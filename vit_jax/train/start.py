@@ -74,18 +74,22 @@ def warn(data: pipeline.Batches, evals: dict) -> None:
 
 def resolve(config: dict, data: pipeline.Batches) -> dict:
   """Returns the config with what the data determines: classes, steps, image shape."""
-  num_classes = None  # no head
-  if tasks.classifies(config):
-    num_classes = config['model'].get('num_classes', data.num_classes)
+  num_classes, names = None, data.class_names  # no head
+  if feature := tasks.classes(config):
+    known, names = data.classes_of(feature)
+    num_classes = config['model'].get('num_classes', known)
     if num_classes is None:
       raise UserError(
         f'config.model.num_classes is not set and {config["data"]["source"]!r} does not '
         'tell its number of classes; set it.'
       )
-    if num_classes < data.num_classes:
+    if num_classes < known:
+      said = f'config.data.num_classes={known}'
+      if feature != 'label':
+        said = f'The {feature} of {data.source.name} have {known} classes'
       raise UserError(
-        f'config.data.num_classes={data.num_classes}, config.model.num_classes='
-        f'{num_classes}: a model has as many classes as its data, or more.'
+        f'{said}, config.model.num_classes={num_classes}: a model has as many classes as '
+        'its data, or more.'
       )
   total = config_lib.total_steps(config, data.num_examples, data.batch_size)
   return {
@@ -96,7 +100,7 @@ def resolve(config: dict, data: pipeline.Batches) -> dict:
       'total_steps': total,
       'num_examples': data.num_examples,
       'fingerprint': data.fingerprint,
-      'class_names': data.class_names,
+      'class_names': names,
       'image_shape': list(data.spec['image'].shape[1:]),
     },
   }

@@ -76,7 +76,9 @@ def resize(
     lambda images, u: geometry.resize_to(
       images, (height, width), method, antialias, rounding
     ),
-    lambda image: _resized(image, height, width, method, antialias, rounding),
+    lambda image: numpy_ops.resize_to(
+      image, height, width, method, antialias, rounding
+    ),
     target=(height, width),
   )
 
@@ -107,14 +109,9 @@ def resize_small(
   def array(image):
     shape = np.asarray(image.shape[:2], np.float32)
     size = np.round(shape * (np.float32(smaller_size) / shape.min()))
-    return _resized(image, *size.astype(int), method, antialias, rounding)
+    return numpy_ops.resize_to(image, *size.astype(int), method, antialias, rounding)
 
   return Twins(tensors, array, target=(smaller_size, smaller_size))
-
-
-def _resized(image, height, width, method, antialias, rounding):
-  out = numpy_ops.resize(image, height, width, method, antialias)
-  return numpy_ops.to_levels(out, image.dtype, rounding)
 
 
 @op('central_crop', maps=('image', 'boxes', 'label'))

@@ -43,6 +43,14 @@ def resize(image, height: int, width: int, method: str, antialias: bool) -> np.n
   return _sum(_sum(x, 0, *rows), 1, *columns)
 
 
+def resize_to(
+  image, height: int, width: int, method: str, antialias: bool, rounding: str
+) -> np.ndarray:
+  """Returns an image as `geometry.resize_to` makes it."""
+  out = resize(image, height, width, method, antialias)
+  return to_levels(out, image.dtype, rounding)
+
+
 def to_levels(image: np.ndarray, dtype, rounding: str) -> np.ndarray:
   """Returns a resized image of `dtype`: see `geometry.to_levels`."""
   if dtype != np.uint8 or rounding == 'none':

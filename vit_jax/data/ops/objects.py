@@ -33,8 +33,7 @@ def detr_resize(sizes=SIZES, longest: int = LONGEST):
 
   def array(image):
     height, width = _sides(*image.shape[:2], sizes[0], longest)
-    out = numpy_ops.resize(image, height, width, 'bilinear', antialias=True)
-    return numpy_ops.to_levels(out, image.dtype, 'nearest')
+    return numpy_ops.resize_to(image, height, width, 'bilinear', True, 'nearest')
 
   if len(sizes) == 1:
     return Twins(apply, array)

@@ -63,10 +63,12 @@ class DigitsCanvas(objects.Objects):
       for name, rows in splits.select(split, _SIZES, self.name)
       for row in rows.tolist()
     ]
+    self.num_classes, self.class_names = 10, [str(i) for i in range(10)]
     self.features = {'image': ImageFeature((size, size, 1)), **objects.BOXES}
     if segments:
-      self.features['segments'] = Feature((size, size), 'uint8', located=True)
-    self.num_classes, self.class_names = 10, [str(i) for i in range(10)]
+      self.features['segments'] = Feature(
+        (size, size), 'uint8', located=True, classes=('ground', *self.class_names)
+      )
     self.fingerprint = fingerprint(('digits_canvas 1', size, most, split, segments))
 
   def __len__(self) -> int:

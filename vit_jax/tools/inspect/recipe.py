@@ -155,10 +155,13 @@ def opened(data: dict):
 
 def _known(config, data, opened, examples) -> tuple[int | None, int | None]:
   """Returns (examples of an epoch, classes), each None if not known."""
+  from vit_jax import tasks
+  from vit_jax.data.features import own_classes
   from vit_jax.tools.inspect import split_sizes
 
   if opened is not None:
-    return examples or len(opened), opened.num_classes
+    own = own_classes(opened.features, tasks.classes(config) or 'label')
+    return examples or len(opened), len(own) if own else opened.num_classes
   found = split_sizes.find(data['source'])
   classes = found.classes if found else None
   if chosen := data.get('classes'):  # how many examples those have, no table knows
