@@ -3,7 +3,7 @@
   python benchmarks/detection.py --torch-python PYTHON [--variant R50] [--batch 1]
     [--size 800 1066] [--objects 7] [--steps 1] [--rounds 3]
 
-PYTHON is the interpreter of an environment with torch, timm and transformers. Both sides
+PYTHON is the interpreter of an environment with torch, transformers and scipy. Both sides
 take images of noise with some boxes each, compute the paper's losses of all decoder layers,
 their gradients and an update by AdamW with clipped gradients, in float32 with dropout, in
 turns. The stem and the first stage of the backbone are trained on neither side. Ours
@@ -36,6 +36,7 @@ SCRIPT = pathlib.Path(__file__).with_name('detection_torch.py')
 OPTIM = {'name': 'adamw', 'lr': 1e-4, 'wd': 1e-4, 'clip': 0.1}
 TUNE = {'method': 'rules', 'train': [r'(?!backbone/(stem|stage1_)).*']}
 PLACES = 100  # for boxes of an image
+LAYERS, QUERIES = 6, 100
 CLASSES = 91
 FIELDS = {'num_classes': CLASSES, 'dropout': 0.1, 'attention_dropout': 0.1}
 
@@ -99,13 +100,11 @@ class Ours:
     return {'wall': time.perf_counter() - wall, 'cpu': time.process_time() - cpu}
 
 
-def match_seconds(
-  batch: int, objects: int, layers: int = 6, queries: int = 100
-) -> float:
+def match_seconds(batch: int, objects: int) -> float:
   """Returns the median seconds of matching all layers of a batch, of random costs."""
   rng = np.random.default_rng(0)
-  cost = jnp.asarray(rng.normal(size=(batch, layers, queries, PLACES)), jnp.float32)
-  valid = jnp.broadcast_to(jnp.arange(PLACES) < objects, (batch, layers, PLACES))
+  cost = jnp.asarray(rng.normal(size=(batch, LAYERS, QUERIES, PLACES)), jnp.float32)
+  valid = jnp.broadcast_to(jnp.arange(PLACES) < objects, (batch, LAYERS, PLACES))
   function = jax.jit(matching.match).lower(cost, valid).compile()
   times = []
   for _ in range(20):

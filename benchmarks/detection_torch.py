@@ -1,7 +1,7 @@
-"""transformers' side of `detection.py`, in a Python that has torch, timm and transformers.
+"""transformers' side of `detection.py`, in a Python that has torch, transformers and scipy.
 
-Answers JSON lines on standard input, as `vit_jax/tools/bench/torch_worker.py`, whose
-server it takes by path: nothing of vit_jax is installed there.
+Answers JSON lines from standard input, like `vit_jax/tools/bench/torch_worker.py`, whose
+server it loads by path, since vit_jax is not installed there.
 """
 
 import contextlib

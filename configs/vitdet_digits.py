@@ -9,7 +9,7 @@
 The ViT names digits on images of 32 pixels, 4 x 4 tokens. The ViTDet sees canvases of 64
 pixels with 1 to 4 digits in windows of as many tokens; every second block attends to the
 whole canvas. head=detr puts a small DETR on its last map; head=segment a simple pyramid and
-the head of semantic FPN, which names the digit, or the ground, at every pixel. From a ViT,
+the head of semantic FPN, which names the digit, or the background, at every pixel. From a ViT,
 rates decay by layers by 0.7, as the paper has it for B; from scratch they do not.
 
 Hardware: any; CPU seconds and results on 200 canvases of other digits (seed 0):
@@ -17,11 +17,11 @@ Hardware: any; CPU seconds and results on 200 canvases of other digits (seed 0):
   classify                   125 s   top-1 93.6 % of the 360 test digits
   detr, from the ViT         366 s   AP50 11.8 %, AP 3.3 %
   detr, from scratch         415 s   AP50  1.2 %, AP 0.4 %
-  segment, from the ViT      434 s   mean IoU 9.3 %; of the ground 95.3 %
-  segment, from scratch      484 s   mean IoU 9.2 %; of the ground 95.4 %
+  segment, from the ViT      434 s   mean IoU 9.3 %; of the background 95.3 %
+  segment, from scratch      484 s   mean IoU 9.2 %; of the background 95.4 %
 
 Segments are found but not yet told apart in this time, with the ViT or without: calling
-every pixel ground gives a mean IoU of 8.1 %. A ResNet learns faster: configs/detr_digits.py.
+every pixel background gives a mean IoU of 8.1 %. A ResNet learns faster: configs/detr_digits.py.
 """
 
 import ml_collections

@@ -136,6 +136,11 @@ MEAN = 'value_range((-2.1179039, -2.0357143, -1.8044444), (2.2489083, 2.4285714,
       (640, 640),
       'detr_resize(480, 640)|canvas(640)',
     ),
+    (  # the longer side decides
+      {'size': {'shortest_edge': 800, 'longest_edge': 600}},
+      (600, 600),
+      'detr_resize(800, 600)|canvas(600)',
+    ),
     (
       {'size': {'height': 64, 'width': 96}},
       (64, 96),

@@ -13,7 +13,7 @@ from vit_jax.evaluators.segmentation import Segmentation
 from vit_jax.tools.inspect import recipe
 from vit_jax.train import start
 
-NAMES = ['ground', *map(str, range(10))]
+NAMES = ['background', *map(str, range(10))]
 
 CANVASES = dict(
   source='digits_canvas',
@@ -59,7 +59,7 @@ def test_an_evaluation_of_other_classes_is_refused_before_it_begins(evaluator):
   ):
     evaluator(Classes(None, 10))
   evaluator(Classes(None, 10), ignore=10)
-  with pytest.raises(UserError, match=naming('Class 0', "'ground'", "'0'")):
+  with pytest.raises(UserError, match=naming('Class 0', "'background'", "'0'")):
     evaluator(Classes(NAMES[1:], 11))
 
 

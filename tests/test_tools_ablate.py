@@ -182,7 +182,7 @@ STARTED = {
   'tune': ('pretrain', ['epochs=0.4', 'optim.schedule.warmup=1', 'model.depth=1']),
   'shape': ('patch-8', SHORT),
   'optimizer': ('sgd', [*SHORT, 'evals.test.data.split=test[:8]']),
-  'families': ('swin', [*SHORT, 'evals.test.data.split=test[:8]']),
+  'families': ('mixer', [*SHORT, 'evals.test.data.split=test[:8]']),
   'data_size': ('resnet-3pct', [*SHORT, 'evals.test.data.split=test[:8]']),
 }
 

@@ -34,9 +34,7 @@ class Detected(NamedTuple):
 
   scores: np.ndarray  # float32 [n, Q], the probability of the class
   labels: np.ndarray  # int32 [n, Q], the likeliest class other than "no object"
-  boxes: (
-    np.ndarray
-  )  # float64 [n, Q, 4], left, top, right, bottom in pixels of the image
+  boxes: np.ndarray  # float64 [n, Q, 4], left, top, right, bottom in pixels
   sizes: np.ndarray  # int32 [n, 2], heights and widths of the images
   errors: list[str | None]  # why an image could not be read
 

@@ -44,8 +44,9 @@ class SingleImage:
         )
       if 'image_mask' in op.maps and not masks:
         raise UserError(
-          f'pp {pp!r}: {op.text} pads images, and a model needs the mask of that: '
-          'loaded.inputs(images) has both, of what vit_jax.load returned.'
+          f'pp {pp!r}: {op.text} pads images, and the model needs the mask of the '
+          'padding: use loaded.inputs(images), which gives both; loaded is what '
+          'vit_jax.load returned.'
         )
     registry.check_images(pp, [op.name for op in ops])
     self.pp = pp

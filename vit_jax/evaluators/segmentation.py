@@ -54,7 +54,7 @@ class Segmentation:
 
     Raises:
       UserError: for data that cannot be read, or without segments, or whose segments have
-        other classes than the model.
+        classes that the model lacks or names otherwise.
     """
     self.batches = open_batches(mesh, **data)
     segments = self.batches.spec.get('segments')
@@ -152,7 +152,7 @@ def _check_names(source: str, names: list[str] | None, model: Classes | None) ->
   if not names or not model or not model.names:
     return
   for i, (name, other) in enumerate(zip(names, model.names, strict=False)):
-    if name != other:
+    if other and name != other:
       raise UserError(
         f'Class {i} of {source} is {name!r}, and of the model {other!r}: evaluate on data '
         'with the same classes, numbered alike.'

@@ -9,8 +9,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 CONVOLVED = 'depthwise_convolved'  # the result's name for policies of `jax.checkpoint`
-# Numbers in the map of one image below which CPUs are left to XLA, too: it takes less than
-# a millisecond an image there, and many shifted products take longer to compile.
+# Below this many elements in one image's map CPUs use XLA's convolution as well: it takes
+# less than a millisecond an image there, and many shifted products take longer to compile.
 _SMALL = 4096
 # Products that one step of the kernel's gradient adds: more take longer to compile, fewer
 # write the sum more often.
@@ -20,10 +20,10 @@ _BLOCK = 28
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
   """Convolves every channel with its own filter: [B, H, W, C] -> [B, h, w, C].
 
-  As `lax.conv_general_dilated` with `feature_group_count=C`, which it is but on CPUs. XLA
-  has a slow loop for it there: at 7 x 7, a sum of 49 shifted maps takes less than a
-  twentieth of its time, and the gradients less than a tenth (benchmarks/NOTES.md). The
-  choice is made when the program is lowered.
+  Equals `lax.conv_general_dilated` with `feature_group_count=C`, and is that everywhere
+  except on CPUs, where XLA runs it as a slow loop: at 7 x 7, a sum of 49 shifted maps takes
+  less than a twentieth of its time, and the gradients less than a tenth
+  (benchmarks/NOTES.md). The choice is made when the program is lowered.
 
   Args:
     kernel: [kh, kw, 1, C], of the dtype of x.
@@ -69,7 +69,7 @@ def _jvp(stride, padding, primals, tangents):
   plain = functools.partial(_plain, **geometry)
 
   def chosen(*args, cpu):
-    # Not differentiated as it stands, a choice keeps what any of its branches would.
+    # Without this checkpoint the backward pass would keep the residuals of all branches.
     return jax.checkpoint(
       lambda *args: lax.platform_dependent(
         *args, cpu=functools.partial(cpu, **geometry), default=plain
@@ -81,11 +81,11 @@ def _jvp(stride, padding, primals, tangents):
   return y, chosen(dx, kernel, cpu=_by_input) + chosen(x, dkernel, cpu=_by_kernel)
 
 
-# On CPUs. Both gradients are written down, and the tangents are their transpositions: the
-# gradients, transposed in turn, are then what is written.
+# For CPUs. Each gradient is written out, and the tangent map is defined as its transpose:
+# reverse mode transposes that again, and gets the gradient as written.
 
 
-# Traced once for all layers of a shape, which takes longer than what XLA does with them.
+# Traced once per shape, not once per layer: tracing takes longer than XLA's compilation.
 _traced_once = functools.partial(jax.jit, static_argnames=('stride', 'padding'))
 
 
@@ -102,7 +102,7 @@ def _by_kernel(x, dkernel, stride, padding):
   geometry = dict(stride=stride, padding=padding)
   gradient = lambda dy: _kernel_gradient(x, dy, dkernel.shape[:2], **geometry)
   dy = jax.eval_shape(functools.partial(_plain, **geometry), x, dkernel)
-  # Within a `shard_map` the kernel may be one for all devices, its gradients are not.
+  # Within a `shard_map` the kernel may be replicated, while its gradient differs by device.
   dkernel += jnp.zeros_like(x[0, :1, :1])
   return jax.linear_transpose(gradient, dy)(dkernel)[0]
 
@@ -146,7 +146,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
   dy = _padded(dy, ((0, ends[0] - h), (0, ends[1] - w)))
   dy = dy.reshape(B, rows, height, columns, width, C)
   dy = dy.transpose(1, 3, 0, 2, 4, 5).reshape(-1, B, height, width, C)
-  # What blocks reach beyond the map is met by zeros of dy.
+  # Where blocks reach beyond the map, dy is 0.
   more = (
     (low, max(high, stride * (end - 1) + k - n - low))
     for n, end, k, (low, high) in zip(x.shape[1:3], ends, size, padding, strict=True)

@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 def _depthwise(x, kernel, strides, padding, **_):
-  """`depthwise`, as `nn.Conv` calls it; what else it says are the names of the axes."""
+  """`depthwise` with the signature that `nn.Conv` calls; the rest are defaults here."""
   return depthwise(x, kernel, strides[0], padding)
 
 

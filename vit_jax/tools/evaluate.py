@@ -11,7 +11,7 @@ name, see `evaluators.class_match`. `--out` gets summary.json, per_class.csv, co
 (rows: the true class, columns: the predicted one) and predictions.npz, see
 `evaluators.predictions`.
 
-Of a detector, the evaluator `coco` gives COCO's twelve numbers; `--out` gets summary.json,
+For a detector, the evaluator `coco` gives COCO's twelve numbers; `--out` gets summary.json,
 per_class.csv and detections.json, which `vit_jax coco_ap` reads.
 
 `--probe` measures features, not the head: by few-shot regression, nearest neighbours or a
@@ -23,7 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax import cli, run_config, terminal
+from vit_jax import cli, terminal
 from vit_jax.errors import UserError
 from vit_jax.tools import evaluate_boxes, evaluated, out_folder, probe, source
 
@@ -83,7 +83,9 @@ def _evaluate(argv: list[str]) -> int:
       lambda: None,
       data=data,
       loss=args.loss or section.get('loss', 'softmax'),
-      model=class_match.Classes(loaded.class_names or _of_larger_head(args.source), K),
+      model=class_match.Classes(
+        loaded.class_names or evaluated.names_of_run(args.source), K
+      ),
       **{k: section.get(k) for k in ('labels', 'class_map', 'among')},
       confusion=out is not None,
     )
@@ -135,15 +137,6 @@ def _evaluate(argv: list[str]) -> int:
   if out:
     print(f'written to {out}: {", ".join(FILES)}')
   return 0
-
-
-def _of_larger_head(name: str) -> list[str] | None:
-  """Returns the names of a run's classes whose head has more; '' for the others."""
-  from vit_jax.pretrained import runs
-  from vit_jax.train import evaluations
-
-  found = runs.find(name)
-  return evaluations.class_names(run_config.read(found[0])) if found else None
 
 
 def _given(args) -> dict:
@@ -232,7 +225,7 @@ def _parser() -> cli.Parser:
   parser.add_argument(
     '--batch',
     type=cli.positive,
-    help=f'images per step; default: {_BATCH}, of a detector 8',
+    help=f'images per step; default: {_BATCH}, for a detector 8',
   )
   parser.add_argument('--out', metavar='DIR', help='for the tables')
   cli.add_json_option(parser)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.tools import coco_ap, out_folder, source
+from vit_jax.tools import coco_ap, evaluated, out_folder, source
 
 FILES = ('summary.json', 'per_class.csv', 'detections.json')
 _BATCH = 8  # images of a step, each of a million pixels
@@ -52,7 +52,7 @@ def run(args, loaded, own: str | None, section: dict) -> int:
 
 
 def opened(args, loaded, data: dict) -> tuple:
-  """Returns (the evaluator `coco` of a detector, its `predict`, variables on the devices).
+  """Returns (the evaluator `coco` for a detector, its `predict`, variables on the devices).
 
   Args:
     args: with `batch`, `pp`, `resolution` and `source`, of the command line.
@@ -83,9 +83,9 @@ def opened(args, loaded, data: dict) -> tuple:
     data['pp'] += '|pad_to(boxes=1, label=1)'
   K = loaded.model.num_classes
   with jax.set_mesh(mesh):
-    evaluator = coco.Coco(
-      mesh, lambda: None, class_match.Classes(loaded.class_names, K), data=data
-    )
+    names = loaded.class_names or evaluated.names_of_run(args.source)
+    classes = class_match.Classes(names, K)
+    evaluator = coco.Coco(mesh, lambda: None, classes, data=data)
     source.check_images(loaded, evaluator.batches)
     variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
 

@@ -46,7 +46,8 @@ def section(args) -> tuple[str | None, dict]:
   }
   if not known:
     raise UserError(
-      f'{args.source} was trained without an evaluation: give --data and --split.'
+      f'{args.source} has no evaluation of type {" or ".join(TYPES)}: of a model for one of '
+      'these give --data and --split.'
     )
   rank = lambda name: (known[name].get('use_ema', False) != args.ema, name != best)
   name = min(known, key=rank)
@@ -58,3 +59,12 @@ def section(args) -> tuple[str | None, dict]:
       '--data and --split other data can be named.'
     )
   return name, known[name] | {'data': data}
+
+
+def names_of_run(source: str) -> list[str] | None:
+  """Returns the names of a run's classes, '' for those beyond the data's; None: no run."""
+  from vit_jax.pretrained import runs
+  from vit_jax.train import evaluations
+
+  found = runs.find(source)
+  return evaluations.class_names(run_config.read(found[0])) if found else None

@@ -179,7 +179,7 @@ def _parser() -> cli.Parser:
   parser.add_argument(
     '--batch',
     type=cli.positive,
-    help=f'images per step; default: {_BATCH}, of a detector 1',
+    help=f'images per step; default: {_BATCH}, for a detector 1',
   )
   predict_boxes.add_options(parser)
   cli.add_json_option(parser)

@@ -7,7 +7,7 @@ from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder
 
-# Those of the demo of facebookresearch/detr keep what scores more than this.
+# The demo of facebookresearch/detr keeps boxes that score more than this.
 THRESHOLD = 0.7
 
 
@@ -27,13 +27,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--threshold',
     type=threshold,
-    help=f'of a detector: boxes that score more; default: {THRESHOLD}, as in the demo of '
+    help=f'for detectors: keep boxes with a higher score; default: {THRESHOLD}, as in the demo of '
     'DETR',
   )
   parser.add_argument(
     '--draw',
     metavar='DIR',
-    help='of a detector: write the images with their boxes there, as PNG',
+    help='for detectors: write the images with their boxes there, as PNG',
   )
 
 
@@ -131,18 +131,17 @@ def targets(folder: str, paths: list[str]) -> dict[str, Path]:
     UserError: for a folder that cannot be written to, or where an image itself would be
       replaced.
   """
-  out, found = out_folder.check(folder, '--draw'), {}
-  for path in paths:
+  out, found, taken = out_folder.check(folder, '--draw'), {}, set()
+  for path in dict.fromkeys(paths):
     stem, number = Path(path).stem, 1
-    while (target := out / f'{stem}{"" if number == 1 else f"_{number}"}.png') in [
-      *found.values()
-    ]:
+    while (target := out / f'{stem}{"" if number == 1 else f"_{number}"}.png') in taken:
       number += 1
+    taken.add(target)
     found[path] = target
   given = {Path(path).resolve() for path in paths}
-  if taken := [target for target in found.values() if target.resolve() in given]:
+  if replaced := [target for target in found.values() if target.resolve() in given]:
     raise UserError(
-      f'--draw {folder} would replace the image {taken[0]}: name another folder.'
+      f'--draw {folder} would replace the image {replaced[0]}: name another folder.'
     )
   return found
 

@@ -1,4 +1,4 @@
-"""What a model does, as pure functions of arrays; `plots` draws figures, `boxes` on images."""
+"""What a model does, as pure functions of arrays; `plots` and `boxes` draw it."""
 
 from vit_jax.viz.attention import attention_distance as attention_distance
 from vit_jax.viz.attention import class_rollout as class_rollout

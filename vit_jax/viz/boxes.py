@@ -8,9 +8,9 @@ from vit_jax.viz.colours import COLOURS
 
 # Bright ones: yellow in place of grey, which would be lost in a dark image.
 _COLOURS = (*COLOURS[:-1], '#F0E442')
-_LEAST = (
-  400  # pixels of the shorter side; a smaller image is enlarged by a whole number
-)
+# Pixels of the shorter side; a smaller image is enlarged by a whole number, as long as
+# its longer side stays below _MOST.
+_LEAST, _MOST = 400, 4000
 
 
 def draw(
@@ -22,18 +22,20 @@ def draw(
   """Returns an image with boxes and their labels, uint8 [H', W', 3].
 
   Its size is that of the image, or for small ones a multiple of it, so that labels are
-  legible. Where labels would overlap, later ones give way to earlier ones.
+  legible. A label that would overlap an earlier one moves within or below its box; where
+  no place is free, it is drawn over it.
 
   Args:
     image: uint8 [H, W, C], C 1 or 3.
-    corners: [n, 4], left, top, right, bottom in pixels of the image; what is outside is
-      not drawn.
+    corners: [n, 4], left, top, right, bottom in pixels of the image, to which they are
+      clipped.
     labels: n texts.
     numbers: n whole numbers; boxes with the same one, of one class, have one colour.
   """
   from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-  times = -(-_LEAST // min(image.shape[:2]))
+  sides = image.shape[:2]
+  times = max(1, min(-(-_LEAST // min(sides)), _MOST // max(sides)))
   large = image.repeat(times, 0).repeat(times, 1).repeat(3 // image.shape[2], 2)
   drawn = Image.fromarray(large)
   pen = ImageDraw.Draw(drawn)

@@ -70,14 +70,15 @@ def _sides(config: dict, given: dict) -> tuple[int | None, int | None, tuple[int
   size = given.get('size', _SHORTER)
   own = 'size' not in given or 'pp' in config.get('vit_jax', {})
   fixed = hints.pair(config.get('image_size')) if own else None
-  if not fixed and isinstance(size, dict) and 'height' in size:
+  if not fixed and isinstance(size, list):
+    fixed = size
+  elif not fixed and isinstance(size, dict) and 'height' in size:
     fixed = size['height'], size['width']
   if fixed:
     return None, None, tuple(fixed)
   longest = given.get('max_size', _LONGEST)  # of files from before 2023
   if isinstance(size, dict):
     size, longest = size['shortest_edge'], size.get('longest_edge', longest)
-  longest = max(size, longest)
   return size, longest, (longest, longest)
 
 

@@ -194,8 +194,8 @@ def check_positions(pp: str) -> None:
   for op in parse(pp):
     if 'image' in op.maps and not op.keeps_positions:
       raise UserError(
-        f'pp {pp!r}: {op.text} moves pixels, and boxes are those of whole images: leave '
-        'it out.'
+        f'pp {pp!r}: {op.text} moves pixels, but boxes refer to whole images: leave it '
+        'out.'
       )
 
 

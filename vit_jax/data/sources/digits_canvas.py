@@ -35,7 +35,7 @@ class DigitsCanvas(objects.Objects):
     split: a split expression, see `splits`.
     size: side of the canvases, in pixels.
     most: digits of a canvas, at most.
-    segments: whether an example has 'segments', uint8 [size, size], too: 0 for the ground,
+    segments: whether an example has 'segments', uint8 [size, size], too: 0 for the background,
       1 + digit for a digit's mask.
   """
 
@@ -67,7 +67,7 @@ class DigitsCanvas(objects.Objects):
     self.features = {'image': ImageFeature((size, size, 1)), **objects.BOXES}
     if segments:
       self.features['segments'] = Feature(
-        (size, size), 'uint8', located=True, classes=('ground', *self.class_names)
+        (size, size), 'uint8', located=True, classes=('background', *self.class_names)
       )
     self.fingerprint = fingerprint(('digits_canvas 1', size, most, split, segments))
 

@@ -57,7 +57,7 @@ def write(program: Program, path: Path, facts: dict, platforms: None) -> None:
   names = list(program.outputs)
 
   def outputs(images):
-    # jax2onnx 0.17.1 takes such padding for none, and knows no choice of platforms.
+    # jax2onnx 0.17.1 ignores such padding, and cannot convert a choice by platform.
     with max_pool.padded_first(), _default_platform():
       found = program.baked(images)
     return tuple(found[name] for name in names)
@@ -78,7 +78,7 @@ def write(program: Program, path: Path, facts: dict, platforms: None) -> None:
 
 @contextlib.contextmanager
 def _default_platform():
-  """Within it, `lax.platform_dependent` is its default, whatever the platform."""
+  """Within it, `lax.platform_dependent` takes its default branch on every platform."""
   choice = jax.lax.platform_dependent
   jax.lax.platform_dependent = lambda *args, default, **_: default(*args)
   try:

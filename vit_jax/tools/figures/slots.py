@@ -7,7 +7,7 @@ from vit_jax.errors import UserError
 from vit_jax.tools import evaluate_boxes, evaluated, source
 from vit_jax.tools.figures.drawn import Drawn
 
-_SHARE = 0.05  # of all boxes, of those that are called small and of those called large
+_SHARE = 0.05  # the share of boxes called small, and the share called large
 
 
 def draw(args) -> Drawn:
@@ -44,7 +44,8 @@ def draw(args) -> Drawn:
     (
       f'The first {len(shown)} of {Q} queries; all boxes of {number:,} images of '
       f'{data["source"]}, {data["split"]}, whatever their score.',
-      f'Small and large: of the area of a square of {small:.2f} of the side of the image '
-      f'or less, of {large:.2f} or more. Green turns to red and blue in between.',
+      f'Small boxes have at most the area of a square with side {small:.2f}, large ones at '
+      f'least that of side {large:.2f}, as fractions of the image. In between, green turns '
+      'to red or blue.',
     ),
   )
