@@ -45,11 +45,15 @@ def test_numbers_and_what_is_left_out(tmp_path, heif):
   photos(tmp_path)
   for _ in range(2):  # listed, and as it was kept
     data = pipeline.train(f'folder:{tmp_path}', 'train', PP, 2)
-    text = f'folder:{tmp_path}, train: 10 images, 2 classes of 3 to 7; left out: '
-    more = '1 .heic, 1 .heif, 1 .svg, 1 without extension; in no class: 1 .jpg'
-    if heif:
-      text, more = text.replace('10', '12').replace('3 to 7', '4 to 8'), more[18:]
-    assert data.describe() == [text + more]
+    read = (
+      '12 images, 2 classes of 4 to 8' if heif else '10 images, 2 classes of 3 to 7'
+    )
+    left_out = '1 .svg, 1 without extension; in no class: 1 .jpg'
+    if not heif:
+      left_out = f'1 .heic, 1 .heif, {left_out}'
+    assert data.describe() == [
+      f'folder:{tmp_path}, train: {read}; left out: {left_out}'
+    ]
     few, hint, misplaced = data.warnings()
     assert naming_all(few, "'dog'", 5, 4 if heif else 3)
     assert 'cat' not in few
