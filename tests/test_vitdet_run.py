@@ -1,5 +1,7 @@
 """ViTDet in training: a detector and a segmenter of digits, from the run of a ViT."""
 
+import runpy
+
 import numpy as np
 import pytest
 import runs
@@ -22,6 +24,7 @@ def like(run, head: str) -> dict:
   for field in ('width', 'depth', 'mlp_dim', 'num_heads', 'patch_size'):
     vitdet[field] = getattr(vit.model, field)
   vitdet |= dict(global_blocks=(0,), pretrained_size=vit.image_size)
+  c['model'].pop('levels', None)  # named after the size of the recipe's patches
   return schema.check(c)
 
 
@@ -60,3 +63,7 @@ def test_a_vit_and_what_is_built_on_it(tmp_path, monkeypatch):
     status, rows = runs.train.train(c, tmp_path / head)
     runs.assert_finished(status, rows, c['evals'])
     assert 0 <= rows[-1][f'test/{number}'] < 1
+  picture = tmp_path / 'canvases.png'
+  script = runpy.run_path(f'{runs.ROOT}/docs/images/canvases.py')
+  script['main'](tmp_path / 'detr', tmp_path / 'segment', picture)
+  assert picture.stat().st_size > 1_000

@@ -70,7 +70,7 @@ class SemanticFPN(nn.Module):
   num_classes: int | None = None  # None: no last layer, outputs are out['merged']
   backbone: nn.Module | None = None  # a pyramid, such as fpn or sfp
   levels: Sequence[str] = ()  # names of its maps, such as 'p2'; (): all
-  channels: int = 128
+  channels: int = 128  # narrower ones hardly learn: GroupNorm's 32 groups get too small
   # Of the body, and of a backbone that names none; logits are float32.
   dtype: jnp.dtype = jnp.float32
 
