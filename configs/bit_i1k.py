@@ -10,6 +10,8 @@ top-1, as a ResNet-50 with GroupNorm and weight standardisation gets in 90 epoch
 recipe states no number. Not run here: the data could not be had.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
+
+Smallest slices: v3:4x4 or v5e:4x4 (benchmarks/SLICES.md).
 """
 
 import ml_collections

@@ -11,6 +11,8 @@ the parameters (0.9999). One part of the published recipe differs: images are re
 bilinearly, not bicubic. Expected: near the published 82.1 % top-1 (T), 83.1 (S), 83.8 (B), 84.3 (L). Not run here: the data was not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
+
+Smallest slices: v3:4x4 or v5e:4x4 (benchmarks/SLICES.md).
 """
 
 import ml_collections

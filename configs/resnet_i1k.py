@@ -16,6 +16,8 @@ Expected: near the published 76.1 % top-1 (50), 77.4 (101), 78.3 (152), the V1 w
 torchvision. Not run here: the data was not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections

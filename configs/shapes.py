@@ -13,6 +13,8 @@ Hardware: any; 400 steps are 145 s of processor time. Expect on the 5,000 test i
 and 66.2 % of counts (chance 12.5 %). Positions have just begun to be learned then, 11.6 %
 (chance 6.25 %) with sine-cosine positions (--config.model.posemb=sincos2d), none with
 learned ones; distances were at chance after 120 steps. Both want more (steps=N).
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections

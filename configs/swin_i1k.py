@@ -16,6 +16,8 @@ Expected: near the published 81.3 % top-1 (T), 83.0 (S), 83.5 (B); V2 81.8 (T), 
 not be had. For another size see configs/finetune.py, with --config.model.windows.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections
