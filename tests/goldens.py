@@ -67,7 +67,7 @@ def arrays_of(name):
 
 
 def check(source, name, **options):
-  """Loads `source` and compares with the reference outputs of a golden."""
+  """Loads `source`, compares with a golden's reference outputs; returns what was loaded."""
   expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
   loaded = vit_jax.load(source, **options)
   model = loaded.model
@@ -95,3 +95,4 @@ def check(source, name, **options):
     np.testing.assert_allclose(
       found[key], expected[key], rtol=0, atol=atol, err_msg=key
     )
+  return loaded

@@ -21,8 +21,7 @@ from vit_jax.tools import convert
 
 @pytest.mark.parametrize('name', GOLDENS)
 def test_golden_loads_by_its_path_and_agrees(name):
-  check(path_of(name), name)
-  loaded = pretrained.load(path_of(name))
+  loaded = check(path_of(name), name)
   assert loaded.format == GOLDENS[name][0]
   expected = np.load(GOLDEN / f'{name}.expected.npz')
   # Of a model for any size only a config beside the arrays tells it.

@@ -59,7 +59,9 @@ def init(model):
 
 def variables(model, params):
   """Returns what a model is applied to: batch norms have random statistics as well."""
-  return {**random(model), 'params': params}
+  # The shapes do not depend on remat: models that differ in it share one trace.
+  same = {'remat': 'none'} if hasattr(model, 'remat') else {}
+  return {**random(model.clone(**same)), 'params': params}
 
 
 @functools.cache

@@ -280,13 +280,13 @@ FAMILY = composite(
   tiny=(
     dict(
       backbone=dict(
-        name='resnet', depths=(1, 2), widths=(16, 32), stem_width=8, frozen_norm=True
+        name='resnet', depths=(1, 1), widths=(16, 32), stem_width=8, frozen_norm=True
       ),
       num_queries=5,
       width=16,
       num_heads=2,
       mlp_dim=32,
-      encoder_depth=2,
+      encoder_depth=1,
       decoder_depth=2,
     ),
   ),
