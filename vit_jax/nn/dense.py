@@ -5,6 +5,7 @@ import math
 import flax.linen as nn
 
 from vit_jax.kernels.dense import dense
+from vit_jax.nn.param import param
 
 
 class Dense(nn.Dense):
@@ -23,17 +24,12 @@ class Dense(nn.Dense):
     inputs = self.inputs or x.shape[-1:]
     outputs = self.outputs or (self.features,)
     flat = (math.prod(inputs), math.prod(outputs))
-    kernel = self.param(
-      'kernel',
-      lambda rng: self.kernel_init(rng, flat, self.param_dtype).reshape(
-        inputs + outputs
-      ),
-    )
-    bias = None
-    if self.use_bias:
-      bias = self.param(
-        'bias',
-        lambda rng: self.bias_init(rng, flat[1:], self.param_dtype).reshape(outputs),
-      )
+
+    def make(name, init, flat, shape):
+      start = lambda rng: init(rng, flat, self.param_dtype).reshape(shape)
+      return param(self, name, start, shape)
+
+    kernel = make('kernel', self.kernel_init, flat, inputs + outputs)
+    bias = make('bias', self.bias_init, flat[1:], outputs) if self.use_bias else None
     x, kernel, bias = self.promote_dtype(x, kernel, bias, dtype=self.dtype)
     return dense(x, kernel.reshape(flat), None if bias is None else bias.reshape(-1))

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.kernels.layer_norm import normalise
+from vit_jax.nn.param import param
 
 
 class LayerNorm(nn.Module):
@@ -23,6 +24,7 @@ class LayerNorm(nn.Module):
   def __call__(self, x):
     """Maps [..., D] to [..., D] of `dtype`."""
     width = x.shape[-1:]
-    scale = self.param('scale', self.scale_init, width)
-    bias = self.param('bias', nn.initializers.zeros_init(), width)
+    make = lambda name, init: param(self, name, lambda rng: init(rng, width), width)
+    scale = make('scale', self.scale_init)
+    bias = make('bias', nn.initializers.zeros_init())
     return (normalise(x, self.eps) * scale + bias).astype(self.dtype)
