@@ -80,7 +80,7 @@ class Ours:
     key = jax.random.key(0)
     init = lambda given: init_state(task, optimizer, spec, key, given, rules)
     step = make_step(task, optimizer, pipeline.scale_on_device, key)
-    shapes = bench_ours.shapes(model, shape[:2])
+    shapes = models.shapes_of(model, shape)['params']
     self.params = sum(x.size for x in jax.tree.leaves(shapes))
     mesh = sharding.make_mesh(1, devices=jax.local_devices()[:1])
     with jax.set_mesh(mesh):

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
 from vit_jax import models
 
@@ -31,6 +32,21 @@ def build(name, **fields):
 
 def family_of(name):
   return models.family_of(build(name))
+
+
+def one_of_each(names) -> list:
+  """Returns names as test parameters, of each family the first: the others are slow ones.
+
+  Models on a backbone are, too: what the backbone's own test says holds inside of them.
+  For contracts that cost a program each, when other tests compute with the same layers.
+  """
+  names, met, found = list(names), set(), []
+  for name in names:
+    family = name.split()[0]
+    quick = family not in met and 'backbone' not in TINY[name]
+    met.add(family)
+    found.append(pytest.param(name, marks=() if quick else pytest.mark.slow))
+  return found
 
 
 def total(outputs):
@@ -76,7 +92,7 @@ def random(model):
       mean = model.head_bias_init
     return (mean + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
 
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images())
+  shapes = models.shapes_of(model, (SIZE, SIZE, 3))
   # Parameters first: they do not depend on whether there are statistics.
   shapes = {'params': shapes.pop('params'), **shapes}
   found = {}

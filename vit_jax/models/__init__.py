@@ -1,6 +1,7 @@
 """The table of models, and how one is built by name."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
@@ -148,6 +149,22 @@ def inputs_of(model, image_shape: tuple[int, int, int], batch: int = 1):
   if found is None:
     return shape(image_shape)
   return {n: shape(x) for n, x in found(fields_of(model), image_shape[:2]).items()}
+
+
+def shapes_of(model, image_shape: tuple[int, int, int]) -> dict:
+  """Returns a model's variables, {'params': ...}, as shapes, for images of (H, W, C).
+
+  Traced once for each model and size: to trace what `init` does takes as long as to trace
+  the model.
+  """
+  return jax.tree.map(
+    lambda x: x, _shapes_of(model, tuple(image_shape))
+  )  # its own dicts
+
+
+@functools.lru_cache(maxsize=64)
+def _shapes_of(model, image_shape):
+  return jax.eval_shape(model.init, jax.random.key(0), inputs_of(model, image_shape))
 
 
 def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, dict]:

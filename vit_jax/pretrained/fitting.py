@@ -1,6 +1,5 @@
 """What a source's parameters become in a model."""
 
-import jax
 import numpy as np
 
 from vit_jax import models, trees, weights
@@ -24,9 +23,8 @@ def fit(
   The source may be of another model that this can start from, see `started`.
   """
   found, new, notes = started(found, model, resize)
-  images = models.inputs_of(model, (*image_size, found.channels))
   with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
-    abstract = jax.eval_shape(model.init, jax.random.key(0), images)
+    abstract = models.shapes_of(model, (*image_size, found.channels))
   shapes = {name: x.shape for name, x in trees.named(abstract).items()}
   try:
     taken, report = weights.fit(

@@ -80,10 +80,9 @@ def read(
   family, told = models.resolve(name, variant, **section)
   H, W, C = resolved['image_shape']
   model = models.build(family, **told)
-  images = jax.ShapeDtypeStruct((1, H, W, C), jnp.float32)
   section = config.get('tune', {})
   tuned, _ = tune.attach(model, models.family_of(model), (H, W, C), **section)
-  abstract = jax.eval_shape(tuned.init, jax.random.key(0), images)
+  abstract = models.shapes_of(tuned, (H, W, C))
   kept = steps.Kept(folder, config)
   chosen = kept.choose(source, wanted)
   saved = checkpoints.Checkpoints(folder / 'checkpoints')

@@ -41,35 +41,15 @@ class Backbone:
   family: object
   image_shape: tuple[int, int, int]
 
-  @functools.cached_property
-  def _seen(self) -> tuple[dict, dict]:
-    layers: dict[str, Layer] = {}
-
-    def see(call, args, kwargs, context):
-      result = call(*args, **kwargs)
-      if context.method_name == '__call__' and args:
-        first = result[0] if isinstance(result, tuple) else result
-        path = '/'.join(context.module.path)
-        # Of maps in a dict the first: only models take or give them.
-        sizes = (jax.tree.leaves(x)[0].shape for x in (args[0], first))
-        layers[path] = Layer(type(context.module), *sizes)
-      return result
-
-    images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
-    with nn.intercept_methods(see):
-      variables = jax.eval_shape(self.model.init, jax.random.key(0), images)
-    shapes = {n: x.shape for n, x in trees.flatten(variables['params']).items()}
-    return shapes, layers
-
   @property
   def shapes(self) -> dict[str, tuple[int, ...]]:
     """Of the parameters, by name."""
-    return self._seen[0]
+    return _seen(self.model, self.image_shape)[0]
 
   @property
   def layers(self) -> dict[str, Layer]:
     """By path, 'a/b': also those without parameters."""
-    return self._seen[1]
+    return _seen(self.model, self.image_shape)[1]
 
   @functools.cached_property
   def blocks(self) -> list[str]:
@@ -90,3 +70,25 @@ class Backbone:
         'config.model.num_classes=None gives it none.'
       )
     return self.layers['head']
+
+
+@functools.lru_cache(maxsize=16)
+def _seen(model, image_shape) -> tuple[dict, dict]:
+  """Returns (shapes, layers) of a `Backbone`, traced once for all that ask."""
+  layers: dict[str, Layer] = {}
+
+  def see(call, args, kwargs, context):
+    result = call(*args, **kwargs)
+    if context.method_name == '__call__' and args:
+      first = result[0] if isinstance(result, tuple) else result
+      path = '/'.join(context.module.path)
+      # Of maps in a dict the first: only models take or give them.
+      sizes = (jax.tree.leaves(x)[0].shape for x in (args[0], first))
+      layers[path] = Layer(type(context.module), *sizes)
+    return result
+
+  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  with nn.intercept_methods(see):
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+  shapes = {n: x.shape for n, x in trees.flatten(variables['params']).items()}
+  return shapes, layers

@@ -58,11 +58,11 @@ class Model:
     tuning = tune.attach(self.module, family, (*size, 3), **section or {})
     self._tuned, self._rules = tuning
     self._trains_all = self._tuned is self.module
-    image = jax.ShapeDtypeStruct((1, *size, 3), 'float32')
-    made = jax.eval_shape(self._tuned.init, jax.random.key(0), image)
+    made = models.shapes_of(self._tuned, (*size, 3))
     self.shapes = made.pop('params')
     self._others = jax.tree.map(lambda x: jnp.ones(x.shape), made)
     self.params = sum(x.size for x in jax.tree.leaves(self.shapes))
+    image = jax.ShapeDtypeStruct((1, *size, 3), 'float32')
     self.flops = flops.count(self._logits, self.shapes, image)
 
   def _logits(self, params, images):
@@ -113,12 +113,6 @@ class Model:
     shapes['mask'] = ((), 'float32')
     spec = lambda shape, dtype: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
     return {key: spec(*shapes[key]) for key in keys}
-
-
-def shapes(module, size: tuple[int, int]) -> dict:
-  """Returns the shapes of a module's parameters for images of a size (H, W)."""
-  image = jax.ShapeDtypeStruct((1, *size, 3), 'float32')
-  return jax.eval_shape(module.init, jax.random.key(0), image)['params']
 
 
 class Step:

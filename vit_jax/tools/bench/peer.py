@@ -142,7 +142,7 @@ def theirs(model: bench_ours.Model) -> dict:
     fields['act'] = 'gelu_erf'
   if fields.get('scan'):
     module = module.clone(scan=False)
-  flat = trees.flatten(bench_ours.shapes(module, model.size))
+  flat = trees.flatten(models.shapes_of(module, (*model.size, 3))['params'])
   # Zeros of a byte each: only names and shapes are asked for.
   zeros = {name: np.broadcast_to(np.int8(0), x.shape) for name, x in flat.items()}
   _, config = export.export(zeros, family, fields, 'timm', image_size=model.size)

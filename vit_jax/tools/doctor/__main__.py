@@ -106,7 +106,7 @@ def _train_one_step() -> tuple[float, float]:
   images = rng.uniform(-1, 1, (4, 32, 32, 3)).astype(np.float32)
   labels = np.eye(4, dtype=np.float32)
   # Parameters from numpy: compiling JAX's own initialisation takes longer than the step.
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  shapes = models.shapes_of(model, images.shape[1:])['params']
   params = jax.tree.map(lambda p: rng.normal(0, 0.1, p.shape).astype(p.dtype), shapes)
   optimizer = optax.sgd(0.01)
 

@@ -66,9 +66,11 @@ def trace(module, shape: tuple[int, int, int]) -> tuple:
   """
   import jax
 
+  from vit_jax import models
+
   module = module.clone(scan=True) if hasattr(module, 'scan') else module
   images = jax.ShapeDtypeStruct((1, *shape), 'float32')
-  variables = jax.eval_shape(module.init, jax.random.key(0), images)
+  variables = models.shapes_of(module, shape)
   params = variables.pop('params')
   others = zeros(variables)
 

@@ -51,7 +51,7 @@ def forward(model: str, size: int = 224) -> tuple[int, int]:
   if hasattr(module, 'scan'):  # the same products, traced as one block
     module = module.clone(scan=True)
   images = jax.ShapeDtypeStruct((1, size, size, 3), 'float32')
-  variables = jax.eval_shape(module.init, jax.random.key(0), images)
+  variables = models.shapes_of(module, (size, size, 3))
   params = sum(leaf.size for leaf in jax.tree.leaves(variables['params']))
   return flops.count(module.apply, variables, images), params
 

@@ -114,15 +114,13 @@ def rows(tables=TABLES) -> list[dict]:
 
 def _parameters(name: str, section: dict) -> tuple[int, int]:
   """Returns the number of those that a task trains: (without its head, of the head)."""
-  import jax
 
   from vit_jax import models, trees, tune
 
   model = models.build(name, num_classes=1)
   shape = (224, 224, 3)
   tuned, rules = tune.attach(model, models.family_of(model), shape, **section)
-  images = jax.ShapeDtypeStruct((1, *shape), 'float32')
-  params = jax.eval_shape(tuned.init, jax.random.key(0), images)['params']
+  params = models.shapes_of(tuned, shape)['params']
   trained, _ = tune.partition(params, rules)
   sizes = {n: math.prod(x.shape) for n, x in trees.flatten(trained).items()}
   head = sum(size for n, size in sizes.items() if n.startswith('head/'))
