@@ -1,5 +1,6 @@
 """Sources whose images are arrays: bundled digits, .npz files, synthetic noise."""
 
+import functools
 import importlib.util
 import os
 import zipfile
@@ -49,8 +50,13 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
   if package is None:
     raise UserError("Source 'digits' needs scikit-learn: pip install scikit-learn.")
   path = Path(package.origin).parent / 'datasets' / 'data' / 'digits.csv.gz'
-  table = np.loadtxt(path, delimiter=',')
+  table = _table(path)
   return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+
+
+@functools.cache
+def _table(path: Path) -> np.ndarray:  # a run opens each of its splits
+  return np.loadtxt(path, delimiter=',')
 
 
 class Arrays(ArraySource):
