@@ -174,6 +174,7 @@ def test_images_have_the_detail_of_photographs(pipeline, tmp_path):
     assert 30 < pixels.std() < 80
 
 
+@pytest.mark.slow
 def test_the_input_pipeline_is_compared(pipeline, tmp_path, capsys):
   out = tmp_path / 'result.json'
   argv = ['--torch-python', sys.executable, '--images', '6', '--batch', '4']
@@ -204,6 +205,7 @@ def test_bad_arguments_are_one_line(pipeline, capsys):
 # -- detection.py ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_of_detection_is_compared(tmp_path, monkeypatch, capsys):
   module = script('detection')
   worker = tmp_path / 'worker.py'

@@ -27,7 +27,6 @@ SMALL = {
     2,
   ),
 }
-QUICK = ('1_predict_and_explain',)  # the others take longer than a quick test may
 
 
 def cells(path: Path) -> list[dict]:
@@ -93,7 +92,6 @@ def workdir(tmp_path, monkeypatch):
 
 def test_every_notebook_is_run():
   assert [path.stem for path in NOTEBOOKS] == sorted(SMALL)
-  assert set(QUICK) <= set(SMALL)
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
@@ -108,13 +106,8 @@ def test_is_short_and_stripped(path):
       assert max(map(len, ''.join(cell['source']).splitlines())) <= 88
 
 
-@pytest.mark.parametrize(
-  'path',
-  [
-    pytest.param(p, id=p.stem, marks=[] if p.stem in QUICK else [pytest.mark.slow])
-    for p in NOTEBOOKS
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(path, workdir, monkeypatch):
   parameters, number = SMALL[path.stem]
   names, pictures = execute(path, parameters, monkeypatch)

@@ -43,7 +43,13 @@ def broken(folder, tmp_path):
   return root, paths, good
 
 
-@pytest.mark.parametrize('pp', [FOLDER, 'decode|resize(8)|value_range(-1,1)'])
+@pytest.mark.parametrize(
+  'pp',
+  [
+    FOLDER,
+    pytest.param('decode|resize(8)|value_range(-1,1)', marks=pytest.mark.slow),
+  ],
+)
 def test_bad_images_are_masked_and_reported(broken, tmp_path, pp):
   root, paths, good = broken
   log = str(tmp_path / 'bad_images.jsonl')

@@ -61,11 +61,13 @@ def counted(monkeypatch):
   return seen
 
 
-# Pixels of one size are kept by 'crop', too.
-ONE_SIZE = pytest.param('one size', marks=pytest.mark.slow)
+# Pixels of one size are kept by 'crop', too, of several sizes by 'decode'.
+ALIKE = ('one size', 'sizes', 'all')
 
 
-@pytest.mark.parametrize('key', [ONE_SIZE, *[k for k in TRAIN if k != 'one size']])
+@pytest.mark.parametrize(
+  'key', [pytest.param(k, marks=pytest.mark.slow if k in ALIKE else ()) for k in TRAIN]
+)
 def test_batches_are_the_same(folder, key):
   args = (f'folder:{folder}', 'train', TRAIN[key], 8)
   steps = 3 * COUNT // 8

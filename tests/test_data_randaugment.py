@@ -257,6 +257,7 @@ def photos(tmp_path_factory):
   return str(root)
 
 
+@pytest.mark.slow
 def test_through_the_pipeline(photos):
   pp = 'decode|inception_crop(32)|flip_lr|randaug(2, 15)|value_range(-1, 1)'
 

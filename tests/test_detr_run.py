@@ -97,6 +97,7 @@ def small():
   return task, jax.jit(lambda: task.init(jax.random.key(0), given))(), given
 
 
+@pytest.mark.slow
 def test_the_same_on_eight_devices(small):
   task, variables, given = small
   whole = jax.device_get(loss_and_gradient(task, variables, given))
@@ -109,6 +110,7 @@ def test_the_same_on_eight_devices(small):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 def test_the_loss_falls(small):
   task, variables, given = small
   params, losses = variables['params'], []

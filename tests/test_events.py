@@ -30,6 +30,7 @@ def run(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_repeats_no_event(run, tmp_path, monkeypatch):
   runs.on_one_device(monkeypatch)
   want = read(run)

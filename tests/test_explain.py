@@ -49,7 +49,12 @@ def intermediates(loaded):
 
 
 @pytest.mark.parametrize(
-  'fields', [dict(classifier='gap'), dict(classifier='map'), dict(scan=True)]
+  'fields',
+  [
+    pytest.param(dict(classifier='gap'), marks=pytest.mark.slow),
+    pytest.param(dict(classifier='map'), marks=pytest.mark.slow),
+    dict(scan=True),
+  ],
 )
 def test_other_classifiers_and_scanned_blocks(fields):
   loaded = tiny(**fields)
@@ -83,7 +88,10 @@ def prompted(classifier='token', **options):
   return dataclasses.replace(loaded, model=tuned, variables=variables)
 
 
-@pytest.mark.parametrize('classifier', ['token', 'gap', 'map'])
+@pytest.mark.parametrize(
+  'classifier',
+  ['token', *(pytest.param(c, marks=pytest.mark.slow) for c in ('gap', 'map'))],
+)
 def test_maps_leave_prompts_out(classifier):
   loaded = prompted(classifier)
   state = intermediates(loaded)
@@ -136,7 +144,13 @@ def test_what_cannot_be_mapped():
 
 
 @pytest.mark.parametrize(
-  'fields', [{}, dict(scan=True), dict(classifier='map'), dict(classifier='gap')]
+  'fields',
+  [
+    dict(scan=True),
+    dict(classifier='map'),
+    pytest.param({}, marks=pytest.mark.slow),
+    pytest.param(dict(classifier='gap'), marks=pytest.mark.slow),
+  ],
 )
 def test_gradients_by_attention_are_differences_of_the_logit(fields):
   loaded = tiny(**fields)

@@ -85,9 +85,9 @@ def test_dev_and_final_splits():
   ('data', 'tfds', 'held_out'),
   [
     ('cifar10', 'cifar10', 0.02),
-    ('cifar100', 'cifar100', 0.02),
-    ('pets', 'oxford_iiit_pet', 0.1),
     ('flowers', 'oxford_flowers102', 0.1),
+    pytest.param('cifar100', 'cifar100', 0.02, marks=pytest.mark.slow),
+    pytest.param('pets', 'oxford_iiit_pet', 0.1, marks=pytest.mark.slow),
   ],
 )
 def test_the_papers_small_data_sets(tmp_path, monkeypatch, data, tfds, held_out):
@@ -114,6 +114,7 @@ def test_the_papers_small_data_sets(tmp_path, monkeypatch, data, tfds, held_out)
     assert batch['image'].dtype == np.uint8
 
 
+@pytest.mark.slow
 def test_colour_weights_take_gray_digits(tmp_path):
   arg = f'weights={GOLDEN}/vit_google_prelogits.npz,data=digits,res=16,accum=1'
   with pytest.raises(UserError, match=naming('config.data.pp', "'decode(3)'")):

@@ -89,8 +89,13 @@ def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   ('variant', 'fields'),
   [
     ('mu/8', {}),
-    ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
-    ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
+        ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
+        ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
+      )
+    ),
   ],
 )
 def test_models_of_patches_see_corrupted_embeddings(variant, fields):

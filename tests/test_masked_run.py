@@ -58,6 +58,7 @@ def encoder(pretrained_run):
   return {n: x for n, x in flat.items() if not n.startswith('masked_patches/')}
 
 
+@pytest.mark.slow
 def test_a_run_measures_masked_patches_and_features(pretrained_run):
   last = [row for row in runs.rows(pretrained_run) if row['step'] == 4]
   measured = {'val/loss', 'val/accuracy', 'val/examples', 'few/digits_2shot'}
@@ -66,6 +67,7 @@ def test_a_run_measures_masked_patches_and_features(pretrained_run):
   assert config['model']['num_classes'] is None
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_state(pretrained_run, tmp_path, one_device):
   folder = runs.killed(pretrained_run, tmp_path / 'run')
   status, _ = runs.run(folder, *CHANGES, task=TASK, evals=EVALS)

@@ -23,6 +23,7 @@ from tiny_models import (
   having,
   images,
   init,
+  one_of_each,
   outputs_of,
   total,
   variables,
@@ -34,11 +35,6 @@ from vit_jax.errors import UserError
 
 @pytest.fixture(params=TINY)
 def name(request):
-  return request.param
-
-
-@pytest.fixture(params=CLASSIFIERS)
-def classifier(request):
   return request.param
 
 
@@ -61,8 +57,8 @@ def test_the_family_knows_every_parameter(name):
   assert all(family.matrix_axes(n) for n in dense if 1 <= np.max(depths[n]) <= blocks)
 
 
-def test_the_family_knows_the_stride(classifier):
-  name = classifier
+@pytest.mark.parametrize('name', CLASSIFIERS)
+def test_the_family_knows_the_stride(name):
   family, model = models.family(name.split()[0]), build(name)
   maps = [x for x in apply(model, init(model))[1].values() if x.ndim == 4]
   h, w = min(x.shape[1:3] for x in maps)
@@ -140,6 +136,7 @@ def test_features_are_the_same_in_training_and_scanned(name):
     assert shapes(train=True, scan=True) == expected
 
 
+@pytest.mark.parametrize('name', one_of_each(TINY))
 def test_without_features_logits_are_the_same(name):
   model, params = build(name), init(build(name))
   outputs, out = apply(model, params)
@@ -156,6 +153,7 @@ def test_without_features_logits_are_the_same(name):
     close(x, out[key])
 
 
+@pytest.mark.parametrize('name', one_of_each(TINY))
 def test_interceptors_see_every_dense_layer_of_a_step(name):
   # Wide ones too, on a mesh: where a short cut past the layer would be tempting.
   wide = {'mlp_dim', 'channels_mlp_dim'} & set(
@@ -183,18 +181,24 @@ def test_interceptors_see_every_dense_layer_of_a_step(name):
   assert seen >= {n.removesuffix('/kernel') for n in names if n.endswith('/kernel')}
 
 
-def test_without_a_head_logits_are_pre_logits(classifier):
-  name = classifier
+@pytest.mark.parametrize('name', one_of_each(CLASSIFIERS))
+def test_without_a_head_logits_are_pre_logits(name):
   params = {key: x for key, x in init(build(name)).items() if key != 'head'}
   logits, out = apply(build(name, num_classes=None), params)
   np.testing.assert_array_equal(logits, out['pre_logits'])
 
 
-@pytest.mark.parametrize(
-  ('name', 'field'),
-  [(name, f) for f in ('dropout', 'stochastic_depth') for name in having(f)],
-)
-def test_what_is_dropped_is_dropped_in_training_only(name, field):
+@pytest.mark.parametrize('name', one_of_each(having('dropout')))
+def test_values_are_dropped_in_training_only(name):
+  dropped_in_training_only(name, 'dropout')
+
+
+@pytest.mark.parametrize('name', one_of_each(having('stochastic_depth')))
+def test_branches_are_dropped_in_training_only(name):
+  dropped_in_training_only(name, 'stochastic_depth')
+
+
+def dropped_in_training_only(name, field):
   model, params = build(name, **{field: 0.5}), init(build(name))
   call = lambda model, key=None: jax.tree.leaves(apply(model, params, key)[0])[0]
   first, again, *others = (call(model, key) for key in (0, 0, 1, 2, 3))
@@ -203,8 +207,8 @@ def test_what_is_dropped_is_dropped_in_training_only(name, field):
   np.testing.assert_array_equal(call(model), call(build(name)))
 
 
-def test_bfloat16_logits_are_as_fine_as_float32(classifier):
-  name = classifier
+@pytest.mark.parametrize('name', one_of_each(CLASSIFIERS))
+def test_bfloat16_logits_are_as_fine_as_float32(name):
   # A rare class's prior as bias: bfloat16 numbers near -10 are 0.0625 apart.
   fields = {'num_classes': 1000, 'head_bias_init': -10.0}
   params = init(build(name, **fields))

@@ -15,16 +15,12 @@ from tiny_models import (
   having,
   images,
   init,
+  one_of_each,
   total,
   variables,
 )
 
 from vit_jax import trees
-
-
-@pytest.fixture(params=TINY)
-def name(request):
-  return request.param
 
 
 def squares_and_gradient(model, params):
@@ -59,6 +55,7 @@ def derivatives(model, params):
   return all_three
 
 
+@pytest.mark.parametrize('name', one_of_each(TINY))
 def test_forward_and_reverse_can_be_nested(name):
   # Traced: a rule for one direction only, `custom_vjp`, is refused while tracing.
   model = build(name)
@@ -91,6 +88,7 @@ UNSEEN = {
 }
 
 
+@pytest.mark.parametrize('name', one_of_each(TINY))
 def test_every_parameter_has_a_gradient(name):
   _, grads = plain(name)
   # A key's bias shifts all scores of a query alike: softmax does not see it. What a
@@ -111,14 +109,19 @@ def test_every_parameter_has_a_gradient(name):
 @pytest.mark.parametrize(
   ('name', 'scan', 'remat'),
   [
-    pytest.param(name, scan, remat, marks=[pytest.mark.slow] if slow else [])
+    pytest.param(
+      *name.values,
+      scan,
+      remat,
+      marks=[*name.marks, *([pytest.mark.slow] if slow else [])],
+    )
     for scan, remat, slow in (
       (False, 'full', True),
       (False, 'dots', False),
       (True, 'none', True),
       (True, 'full', False),
     )
-    for name in having('remat', *(['scan'] if scan else []))
+    for name in one_of_each(having('remat', *(['scan'] if scan else [])))
   ],
 )
 def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):

@@ -82,6 +82,7 @@ def test_workflows_run_what_developers_run():
   commands = re.findall(r'^ +vit_jax (\w+)', text, re.MULTILINE)
   assert set(commands) <= set(COMMANDS)
   assert 'train' in commands
+  assert 'run: make test-slow' in (folder / 'slow.yml').read_text(encoding='utf-8')
 
 
 def test_extras(metadata):

@@ -78,6 +78,7 @@ def test_a_run_starts_where_its_weights_are(finished, tmp_path, capsys):
       np.testing.assert_allclose(now[name], start[name], rtol=1e-6, atol=1e-20)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_need_its_weights(finished, tmp_path):
   source = shutil.copytree(finished[0], tmp_path / 'source')
   workdir = tmp_path / 'run'

@@ -36,6 +36,7 @@ def finished(tmp_path_factory):
   return workdir, {step: losses[step] for step in STEPS}
 
 
+@pytest.mark.slow
 def test_every_step_can_be_read_and_the_best_is_that_of_the_metric(finished):
   workdir, losses = finished
   best = min(losses, key=losses.get)

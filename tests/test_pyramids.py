@@ -65,6 +65,7 @@ def values(kind, **fields):
   return model, variables, {n: x.astype(np.float32) for n, x in maps.items()}
 
 
+@pytest.mark.slow
 def test_which_maps_a_pyramid_reads():
   for kind, read in (('fpn_last', {4}), ('fpn_stages', {1, 2, 3, 4}), ('simple', {4})):
     model, variables, maps = values(kind)

@@ -95,6 +95,7 @@ def test_processes_that_see_other_data_are_refused(tmp_path, monkeypatch):
     runs.run(tmp_path / 'run', *SHORT)
 
 
+@pytest.mark.slow
 def test_noise_is_in_the_log(tmp_path, capfd, monkeypatch):
   make_step = run_module.make_step
 

@@ -151,19 +151,31 @@ def test_tasks_refuse_models_of_other_outputs(task, name, facts):
     tasks.build(task, built, {**SPEC, 'label': SPEC['mask']})
 
 
-def trained(devices: int, steps: int = 36):
-  """Returns (loss of each step, state) of training on eight images."""
+def start(steps: int):
+  """Returns (initial state, jitted and without arguments; step) of training."""
   task = tasks.build('segment', model(levels=('p2', 'p3')), SPEC)
   optimizer = optim.build('adamw', 3e-2, steps)
   key = jax.random.key(0)
+  init = lambda: init_state(task, optimizer, SPEC, key, {}, [('.*', True)])
+  return jax.jit(init), make_step(task, optimizer, lambda batch: batch, key)
+
+
+def test_a_step_has_a_loss_and_an_accuracy_and_keeps_the_state_s_shapes():
+  init, step = start(2)
+  state = jax.eval_shape(init)
+  after, metrics = jax.eval_shape(step, state, SPEC)
+  assert jax.tree.structure(after) == jax.tree.structure(state)
+  assert {'loss', 'accuracy'} <= metrics.keys()
+
+
+def trained(devices: int, steps: int = 36):
+  """Returns (loss of each step, metrics, state) of training on eight images."""
+  init, step = start(steps)
   mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
   with jax.set_mesh(mesh):
-    state = jax.jit(
-      lambda: init_state(task, optimizer, SPEC, key, {}, [('.*', True)])
-    )()
+    state = init()
     places = sharding.state_shardings(state, mesh, 'fsdp')
     state = jax.device_put(state, places)
-    step = make_step(task, optimizer, lambda batch: batch, key)
     step = jax.jit(step, out_shardings=(places, sharding.replicated(mesh)))
     losses = []
     for _ in range(steps):
@@ -177,6 +189,7 @@ def on_one_device():
   return trained(1)
 
 
+@pytest.mark.slow
 def test_a_segmenter_learns_squares():
   losses, metrics, _ = on_one_device()
   np.testing.assert_allclose(losses[0], np.log(K), rtol=1e-5)
@@ -184,6 +197,7 @@ def test_a_segmenter_learns_squares():
   assert metrics['accuracy'] > 0.9, metrics
 
 
+@pytest.mark.slow
 def test_one_device_and_eight_see_the_same_loss():
   losses, *_ = trained(8, steps=2)
   np.testing.assert_allclose(losses, on_one_device()[0][:2], rtol=1e-4)

@@ -87,6 +87,7 @@ def test_what_is_set_otherwise_than_the_weights_is_said():
   assert "act='gelu_tanh'" in loaded.report
 
 
+@pytest.mark.slow
 def test_a_vit_starts_a_pyramid_and_a_backbone_what_is_built_on_it():
   _, section = vitdet_like('vit_timm')
   loaded = vit_jax.load(path_of('vit_timm'), model=dict(name='sfp', backbone=section))

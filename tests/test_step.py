@@ -191,6 +191,7 @@ def test_a_batch_without_examples_changes_nothing():
   assert (metrics['loss'], metrics['grad_norm']) == (0, 0)
 
 
+@pytest.mark.slow
 def test_micro_batches_do_not_change_what_is_mixed():
   params = []
   for accum in (1, 4):

@@ -84,6 +84,18 @@ def test_the_table_and_the_figure(trained, tmp_path, capsys):
   assert (out / 'posemb.png').stat().st_size > 1_000
 
 
+def test_the_figure_over_amounts_of_data(trained, tmp_path, capsys):
+  trained |= {('vit-3pct', 0): 0.6, ('resnet-3pct', 0): 0.8}
+  argv = ['data_size', '--cells', 'vit-3pct,resnet-3pct', '--seeds', '0']
+  assert commands.run(ablate.main, capsys, *argv, '--out', tmp_path)[0] == 0
+  with (tmp_path / 'data_size.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  found = {(row['model'], row['metric']): row['mean'] for row in rows}
+  assert found['vit', 'test/top1 (%)'] == '60.00'
+  assert found['resnet', 'test/top1 (%)'] == '80.00'
+  assert (tmp_path / 'data_size.png').stat().st_size > 1_000
+
+
 def test_json(trained, tmp_path, capsys):
   trained |= {('none', 0): 0.7, ('none', 1): 0.8, ('1d', 0): 0.9, ('1d', 1): 0.95}
   argv = [*ARGV, '--out', tmp_path, '--json', '--metric', 'test/top5']
@@ -135,6 +147,7 @@ def results(out):
   return rows
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
 def test_stopped_and_repeated_it_ends_with_the_same_results(
   tmp_path, capsys, monkeypatch
@@ -191,6 +204,7 @@ STARTED = {
 LIKE_HEAD = ('posemb', 'axial', 'shape', 'families')
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
 @pytest.mark.parametrize(
   'name',

@@ -212,7 +212,13 @@ def test_onnx_is_refused_with_what_to_do(tmp_path, capsys, monkeypatch):
     onnx.check(half)
 
 
-@pytest.mark.parametrize('family', classifiers())
+@pytest.mark.parametrize(
+  'family',
+  [
+    pytest.param(n, marks=() if n in ('vit', 'mvit') else pytest.mark.slow)
+    for n in classifiers()
+  ],
+)
 def test_bfloat16_is_portable(family, monkeypatch):
   # No call into a library of one platform, whatever is installed here; any batch.
   def never(*_):

@@ -110,6 +110,7 @@ def train(grid, out, seeds=(0,)):
   return done
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_run(trained, tmp_path, capsys):
   first, second = train(GRID, tmp_path)
   assert (first.error, second.error) == (None, None)

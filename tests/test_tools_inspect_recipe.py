@@ -25,7 +25,13 @@ def record_of(capsys, *argv):
   return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.parametrize('arguments', ['', ':debug'], ids=['bare', 'debug'])
+@pytest.mark.parametrize(
+  'arguments',
+  [
+    pytest.param('', id='bare'),
+    pytest.param(':debug', id='debug', marks=pytest.mark.slow),
+  ],
+)
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 def test_every_config(capsys, path, arguments):
   record = record_of(capsys, '--config', f'{path}{arguments}')

@@ -52,6 +52,7 @@ def finished(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_a_run(capsys, finished):
   code, out, _ = run(capsys, f'{finished}@2', '--json')
   assert code == 0

@@ -127,6 +127,7 @@ def judged(out):
   }
 
 
+@pytest.mark.slow
 def test_what_is_there_is_seen(out):
   found = judged(out)
   for judge in (

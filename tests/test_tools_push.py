@@ -56,7 +56,9 @@ def change(run_folder, **sections):
 @pytest.mark.parametrize(
   ('source', 'to', 'file'),
   [
-    ('vit_google_token.npz', None, 'model.safetensors'),
+    pytest.param(
+      'vit_google_token.npz', None, 'model.safetensors', marks=pytest.mark.slow
+    ),
     ('vit_google_token.npz', 'hf', 'model.safetensors'),
     ('vit_google_prelogits.npz', None, 'model.npz'),  # neither library has that layer
   ],

@@ -66,6 +66,7 @@ def rows_of(text):
   ]
 
 
+@pytest.mark.slow
 def test_the_table_and_the_best_run_again(trained, tmp_path, capsys):
   trained |= {'optim.lr=0.5-seed0': 0.9, 'optim.lr=0.5-seed1': 0.8}
   final = ['--final', 'data.split=train+test', 'seed=7,8,9']

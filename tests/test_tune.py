@@ -128,6 +128,7 @@ def test_only_the_trained_have_gradients_moments_and_an_average():
   assert whole > 1.01 * head
 
 
+@pytest.mark.slow
 def test_devices_and_micro_batches_change_nothing():
   # Adam's eps keeps gradients that are rounding alone from being magnified.
   options = dict(eps=1e-3, clip=1.0)

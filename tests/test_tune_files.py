@@ -54,6 +54,7 @@ def logits(loaded):
   return np.asarray(jax.jit(loaded.model.apply)(loaded.variables, images())[0])
 
 
+@pytest.mark.slow
 def test_a_run_says_and_stores_what_was_tuned(made):
   counts = {'lora': 4 * (16 + 16) * 2 + 170, 'mlp': 16 * 16 + 16 + 32 + 170}
   for name, count in counts.items():

@@ -106,7 +106,7 @@ def test_every_method_trains_on_every_family(name, i, method):
 
 
 # linear and bias take their steps in test_tune.py, mlp below.
-_QUICK = ('adapter', 'lora', 'vpt', 'partial')
+_QUICK = ('lora', 'vpt')
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,7 @@ def mlp():
   )
 
 
+@pytest.mark.slow
 def test_batch_statistics_are_those_of_the_whole_batch():
   tuned, rules = mlp()
   before, one = steps(tuned, rules, 1)
@@ -206,6 +207,7 @@ def test_a_step_that_is_skipped_changes_no_statistics():
     np.testing.assert_array_equal(x, trees.flatten(before.batch_stats)[name])
 
 
+@pytest.mark.slow
 def test_micro_batches_update_statistics_in_turn():
   tuned, rules = mlp()
   same = lambda: {k: np.repeat(v[:4], 2, axis=0) for k, v in batch().items()}

@@ -86,6 +86,7 @@ def test_the_wheel_has_what_a_user_needs_and_no_more(wheel):
   assert b'Provides-Extra: tpu' in metadata
 
 
+@pytest.mark.slow
 def test_the_wheel_trains_in_an_empty_folder(wheel, tmp_path):
   site, folder = tmp_path / 'site', tmp_path / 'empty'
   folder.mkdir()
