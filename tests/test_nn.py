@@ -3,6 +3,7 @@
 import functools
 import re
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from conftest import naming
 from scanned import stacked
 from scipy.special import erf
 
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.kernels import attention
 from vit_jax.kernels import dense as kernels_dense
@@ -20,6 +22,7 @@ from vit_jax.kernels.dense import dense
 from vit_jax.kernels.layer_norm import normalise
 from vit_jax.nn import mlp, transformer
 from vit_jax.nn.dense import Dense
+from vit_jax.nn.layer_norm import LayerNorm
 from vit_jax.nn.stack import StochasticDepth
 
 RNG = np.random.default_rng(0)
@@ -131,6 +134,27 @@ def test_a_dense_layer_of_heads_is_flax_s():
   jax.tree.map(np.testing.assert_array_equal, ours.init(key, x), params)
   expected = theirs.apply(params, x.reshape(2, 5, 3, 2))
   np.testing.assert_allclose(ours.apply(params, x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('layer', [Dense(6), LayerNorm()])
+def test_a_parameter_of_another_shape_is_refused(layer):
+  variables = layer.init(jax.random.key(0), normal(2, 4))
+  with pytest.raises(flax.errors.ScopeParamShapeError, match=r'in "/".*5.*4'):
+    layer.apply(variables, normal(2, 5))
+  del variables['params']['bias']
+  with pytest.raises(flax.errors.ScopeParamNotFoundError, match='bias'):
+    layer.apply(variables, normal(2, 4))
+
+
+def test_shapes_of_a_model_belong_to_the_caller():
+  model = models.build('vit:mu/16', num_classes=3)
+  first = models.shapes_of(model, (32, 32, 3))
+  assert first['params']['head']['kernel'].shape == (32, 3)
+  del first['params']['head']
+  again = models.shapes_of(model, (32, 32, 3))['params']
+  assert again['head']['bias'].shape == (3,)
+  longer = models.shapes_of(model, (64, 32, 3))['params']['Transformer']
+  assert longer['posembed_input']['pos_embedding'].shape == (1, 9, 32)
 
 
 def test_gelus():

@@ -18,17 +18,8 @@ from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 
-# Of files above that have the same names: other options, and maps that windows do not tile.
-ALIKE = {
-  *('swin_timm_pad', 'swin_timm_rect', 'swin_hf_pad', 'swinv2_timm_pre'),
-  *('mvit_timm_cls', 'fpn_ln_d2'),
-}
 
-
-@pytest.mark.parametrize(
-  'name',
-  [pytest.param(n, marks=pytest.mark.slow if n in ALIKE else ()) for n in GOLDENS],
-)
+@pytest.mark.parametrize('name', GOLDENS)
 def test_golden_loads_by_its_path_and_agrees(name):
   loaded = check(path_of(name), name)
   assert loaded.format == GOLDENS[name][0]

@@ -154,12 +154,10 @@ def inputs_of(model, image_shape: tuple[int, int, int], batch: int = 1):
 def shapes_of(model, image_shape: tuple[int, int, int]) -> dict:
   """Returns a model's variables, {'params': ...}, as shapes, for images of (H, W, C).
 
-  Traced once for each model and size: to trace what `init` does takes as long as to trace
-  the model.
+  Each model and size is traced once: tracing `init` takes longer than tracing the model.
   """
-  return jax.tree.map(
-    lambda x: x, _shapes_of(model, tuple(image_shape))
-  )  # its own dicts
+  found = _shapes_of(model, tuple(image_shape))
+  return jax.tree.map(lambda x: x, found)  # dicts that the caller may change
 
 
 @functools.lru_cache(maxsize=64)

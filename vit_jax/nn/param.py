@@ -29,6 +29,6 @@ def param(
     return module.param(name, init)
   value = module.get_variable('params', name)
   if value.shape != shape:
-    path = '/'.join(('', *module.path))
+    path = module.scope.path_text
     raise flax.errors.ScopeParamShapeError(name, path, value.shape, shape)
   return value
