@@ -35,10 +35,10 @@ def family_of(name):
 
 
 def one_of_each(names) -> list:
-  """Returns names as test parameters, of each family the first: the others are slow ones.
+  """Returns names as test parameters: the first of each family is quick.
 
-  Models on a backbone are, too: what the backbone's own test says holds inside of them.
-  For contracts that cost a program each, when other tests compute with the same layers.
+  Its others are slow, and so are models on a backbone, whose own test is the quick one. For
+  contracts that cost a compilation each, on layers that other tests compute with.
   """
   names, met, found = list(names), set(), []
   for name in names:
