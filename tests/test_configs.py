@@ -20,10 +20,10 @@ def in_the_repository(monkeypatch):
   monkeypatch.chdir(runs.ROOT)
 
 
-# Digits is what the runs of most other tests are made from (see `runs`). The others are started below,
-# where all but compiling and computing is done; their models have gradients in
-# test_models, their optimizers steps in test_optimizers, their losses and mixing in
-# test_step. `make test-slow` runs them.
+# Digits is what the runs of most other tests are made from (see `runs`). The others are
+# started below, where all but compiling and computing is done; their models have gradients
+# in test_models_gradients, their optimizers steps in test_optimizers, their losses and
+# mixing in test_step. `make test-slow` runs them.
 QUICK = {'finetune', 'vit_b16'}
 
 

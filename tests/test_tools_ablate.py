@@ -200,20 +200,9 @@ STARTED = {
 }
 
 
-# Of digits alone, as 'head' is, which is run above; their cells: test_ablate_cells.
-LIKE_HEAD = ('posemb', 'axial', 'shape', 'families')
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_HEAD else [])
-    for name in arguments.NAMES
-    if name != 'head'
-  ],
-)
+@pytest.mark.parametrize('name', [n for n in arguments.NAMES if n != 'head'])
 def test_each_starts_on_its_own_data(name, tmp_path, capsys):
   cell, words = STARTED[name]
   argv = [name, '--cells', cell, '--seeds', '0', '--set', *words, '--out', tmp_path]

@@ -37,8 +37,9 @@ def family_of(name):
 def one_of_each(names) -> list:
   """Returns names as test parameters: the first of each family is quick.
 
-  Its others are slow, and so are models on a backbone, whose own test is the quick one. For
-  contracts that cost a compilation each, on layers that other tests compute with.
+  Its others are slow, and so are models on a backbone, most of whose layers are the
+  backbone's. For contracts that cost a compilation each, on layers that other tests compute
+  with.
   """
   names, met, found = list(names), set(), []
   for name in names:
