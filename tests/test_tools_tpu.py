@@ -108,11 +108,12 @@ def test_a_kernel_counts_by_its_own_instructions(tmp_path, monkeypatch):
   assert cost.count(text, V3) == cost.count(PROGRAM, V3)
   monkeypatch.setattr(schedules, '_FOLDER', [tmp_path])
   for time, count in (('100', 7), ('101', 5000)):  # the last program's holds
-    (tmp_path / f'{time}-k.1-72-schedule-analysis_final_bundles.txt').write_text(
-      f'Schedule analysis:\n\ttotal scheduled bundles:    {count}\n'
-    )
+    lines = [f' {i:#6x}   : {{ %1 = vnop }}\n' for i in range(count)]
+    lines[3] = '   0x3 LB: > { %2 = vadd.xlane.f32.xlu0 %v9  ;;  %3 = vdelay 83 }\n'
+    (tmp_path / f'{time}-k.1-73-final_bundles.txt').write_text(''.join(lines))
+    (tmp_path / f'{time}-k.1-72-schedule-analysis_final_bundles.txt').write_text('')
   (kernel,) = cost.count(text, V3)['uncosted']
-  assert kernel['cycles'] == 64 * 2 * 5000
+  assert kernel['cycles'] == 64 * 2 * (5000 + 83)  # what it waits for is not hidden
 
 
 def test_slices():

@@ -132,7 +132,7 @@ def _estimate(run, shapes, generation: Generation) -> tuple[int, int]:
   size += sum(hlo.padded_bytes(shapes.get(name, '')) for name in run.operands)
   cycles = size / generation.bytes_per_cycle
   grid = _GRID.search(run.text)
-  if grid and (step := schedules.bundles(run.name)):
+  if grid and (step := schedules.cycles(run.name)):
     cycles = max(cycles, step * math.prod(map(int, grid[1].split('x'))))
   elif declared := _ESTIMATE.search(run.text):
     declared = {key: float(value) for key, value in json.loads(declared[1]).items()}

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 _FOLDER: list[Path] = []  # of this process, once `record` was called
-_LABEL = 'schedule-analysis_final_bundles'
+_BUNDLE = re.compile(r'^ *0x[0-9a-f]+ ', re.M)
+_DELAY = re.compile(r'\bvdelay (\d+)')  # cycles until a unit's result is there
 
 
 def record() -> None:
@@ -30,16 +31,16 @@ def record() -> None:
   os.environ['LIBTPU_INIT_ARGS'] = f'{os.environ.get("LIBTPU_INIT_ARGS", "")} {flags}'
 
 
-def bundles(name: str) -> int | None:
-  """Returns the bundles of one instruction of the program that was last compiled.
+def cycles(name: str) -> int | None:
+  """Returns the cycles of one instruction of the program that was last compiled.
 
-  None if they were not written down. The kernel's grid is one loop, counted once.
+  None if its bundles were not written down. The kernel's grid is one loop, counted once.
   """
   found = [
-    path for folder in _FOLDER for path in folder.glob(f'*-{name}-*-{_LABEL}.txt')
+    path for folder in _FOLDER for path in folder.glob(f'*-{name}-*-final_bundles.txt')
   ]
   if not found:
     return None
-  newest = max(found, key=lambda path: path.name)  # named by time
-  match = re.search(r'total scheduled bundles:\s+(\d+)', newest.read_text())
-  return int(match[1]) if match else None
+  text = max(found, key=lambda path: path.name).read_text()  # named by time
+  delays = sum(int(match[1]) for match in _DELAY.finditer(text))
+  return len(_BUNDLE.findall(text)) + delays
