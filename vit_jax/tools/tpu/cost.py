@@ -54,7 +54,8 @@ def measure(program, generation: Generation) -> dict:
   """Returns what one call of a compiled program costs one device.
 
   Args:
-    program: of `jax.jit(...).lower(...).compile()`, for a device of this generation.
+    program: of `jax.jit(...).lower(...).compile()`, for a device of this generation; the
+      last that was compiled, asked of once: see `schedules.take`.
 
   Returns:
     cycles; temp_bytes, argument_bytes, bytes: what the device allocates of it, exactly,
@@ -66,19 +67,31 @@ def measure(program, generation: Generation) -> dict:
   """
   from vit_jax.train import runtime  # JAX is loaded once the process is prepared
 
+  text = program.as_text()
+  kernels = {run.name for run in hlo.instructions(text) if _kernel(run)}
   return {
-    **count(program.as_text(), generation),
+    **count(text, generation, schedules.take(kernels)),
     **runtime.memory(program),
     'bytes_accessed': (program.cost_analysis() or {}).get('bytes accessed'),
   }
 
 
-def count(text: str, generation: Generation) -> dict:
-  """Returns cycles, parts, uncosted and collectives of a program's text; see `measure`."""
+def count(text: str, generation: Generation, steps: dict[str, int]) -> dict:
+  """Returns cycles, parts, uncosted and collectives of a program's text; see `measure`.
+
+  Args:
+    steps: {instruction: cycles of a grid step}, of `schedules.take`.
+  """
   parts: dict = {name: collections.Counter() for name in PASSES}
   uncosted, overlapped, collectives, shapes = {}, {}, {}, {}
   total, unknown, trains = 0, 0, 'jvp(' in text
-  for run in hlo.instructions(text):
+  runs = list(hlo.instructions(text))
+  kernels: dict = {}  # the most cycles of those alike, of which libtpu makes one or a few
+  for run in runs:
+    if (kernel := _kernel(run)) and run.name in steps:
+      calls = math.prod(map(int, kernel[-1].split('x')))
+      kernels[kernel] = max(calls * steps[run.name], kernels.get(kernel, 0))
+  for run in runs:
     shapes[run.name] = run.shape
     opcode = run.opcode.removesuffix('-start')
     unknown += run.opcode == 'while' and run.trips is None
@@ -94,7 +107,7 @@ def count(text: str, generation: Generation) -> dict:
     if known := _CYCLES.search(run.text):
       cycles = int(known[1])
     else:
-      cycles, size = _estimate(run, shapes, generation)
+      cycles, size = _estimate(run, shapes, kernels, generation)
       if not cycles:
         continue
       if run.opcode.endswith('-start'):
@@ -124,16 +137,22 @@ def count(text: str, generation: Generation) -> dict:
   }
 
 
-def _estimate(run, shapes, generation: Generation) -> tuple[int, int]:
+def _kernel(run) -> tuple | None:
+  """Returns what tells Pallas kernels apart, alike but for their number; None: is none."""
+  grid = _GRID.search(run.text)
+  shapes = tuple(re.findall(r'\w+\[[\d,]*\]', run.shape))
+  return (re.sub(r'\.\d+$', '', run.name), shapes, grid[1]) if grid else None
+
+
+def _estimate(run, shapes, kernels, generation: Generation) -> tuple[int, int]:
   """Returns (cycles, bytes) of an instruction without XLA's estimate."""
   if run.opcode == 'custom-call' and any(name in run.text for name in _FREE_CALLS):
     return 0, 0
   size = hlo.padded_bytes(run.shape)
   size += sum(hlo.padded_bytes(shapes.get(name, '')) for name in run.operands)
   cycles = size / generation.bytes_per_cycle
-  grid = _GRID.search(run.text)
-  if grid and (step := schedules.cycles(run.name)):
-    cycles = max(cycles, step * math.prod(map(int, grid[1].split('x'))))
+  if known := kernels.get(_kernel(run)):
+    cycles = max(cycles, known)
   elif declared := _ESTIMATE.search(run.text):
     declared = {key: float(value) for key, value in json.loads(declared[1]).items()}
     cycles = max(

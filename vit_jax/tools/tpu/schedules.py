@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Container
 from pathlib import Path
 
 _FOLDER: list[Path] = []  # of this process, once `record` was called
+_BUNDLES_OF = re.compile(r'\d+-(.+)-\d+-final_bundles\.txt')
 _BUNDLE = re.compile(r'^ *0x[0-9a-f]+ ', re.M)
 _DELAY = re.compile(r'\bvdelay (\d+)')  # cycles until a unit's result is there
 
@@ -31,16 +33,22 @@ def record() -> None:
   os.environ['LIBTPU_INIT_ARGS'] = f'{os.environ.get("LIBTPU_INIT_ARGS", "")} {flags}'
 
 
-def cycles(name: str) -> int | None:
-  """Returns the cycles of one instruction of the program that was last compiled.
+def take(names: Container[str]) -> dict[str, int]:
+  """Returns {instruction: cycles} of the program compiled since the last call.
 
-  None if its bundles were not written down. The kernel's grid is one loop, counted once.
+  What libtpu wrote of it is removed. A kernel's grid is one loop, counted once. Of
+  kernels that are alike libtpu makes one, under the name of any.
+
+  Args:
+    names: of the instructions that are asked for.
   """
-  found = [
-    path for folder in _FOLDER for path in folder.glob(f'*-{name}-*-final_bundles.txt')
-  ]
-  if not found:
-    return None
-  text = max(found, key=lambda path: path.name).read_text()  # named by time
-  delays = sum(int(match[1]) for match in _DELAY.finditer(text))
-  return len(_BUNDLE.findall(text)) + delays
+  found = {}
+  for folder in _FOLDER:
+    for path in sorted(folder.iterdir()):  # by time
+      match = _BUNDLES_OF.fullmatch(path.name)
+      if match and match[1] in names:
+        text = path.read_text()
+        delays = sum(int(delay[1]) for delay in _DELAY.finditer(text))
+        found[match[1]] = len(_BUNDLE.findall(text)) + delays
+      path.unlink()
+  return found
