@@ -1,9 +1,58 @@
-"""The normalisation of a vector; statistics in float32, the variance in two passes."""
+"""Layer normalisation; statistics in float32, the variance in two passes."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
+
+from vit_jax.kernels import tpu_layer_norm
+
+
+def layer_norm(
+  x: jax.Array,
+  scale: jax.Array,
+  bias: jax.Array,
+  eps: float,
+  dtype,
+  fused: bool = False,
+) -> jax.Array:
+  """Normalises the last axis of x, times `scale`, plus `bias`.
+
+  Args:
+    x: [..., D]. scale, bias: [D].
+    eps: added to the variance.
+    dtype: of the result.
+    fused: leave bfloat16 [B, N, D] on a mesh (`jax.set_mesh`) of TPUs to a kernel, which
+      has no forward-mode derivative.
+
+  Returns:
+    [..., D] of `dtype`.
+  """
+  if plan := _plan(x, dtype, fused):
+    return tpu_layer_norm.layer_norm(x, scale, bias, eps, plan)
+  return (normalise(x, eps) * scale + bias).astype(dtype)
+
+
+def layer_norm_and_input(
+  x: jax.Array,
+  scale: jax.Array,
+  bias: jax.Array,
+  eps: float,
+  dtype,
+  fused: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns (`layer_norm`, x), for a residual connection around what reads the former.
+
+  Of the x that is returned, the kernel of the derivative takes the gradient and adds it to
+  that of the normalisation, which spares writing and reading the latter.
+  """
+  if plan := _plan(x, dtype, fused):
+    return tpu_layer_norm.layer_norm_and_input(x, scale, bias, eps, plan)
+  return layer_norm(x, scale, bias, eps, dtype), x
+
+
+def _plan(x, dtype, fused):
+  return tpu_layer_norm.plan(x) if fused and x.dtype == dtype else None
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

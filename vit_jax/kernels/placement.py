@@ -28,11 +28,26 @@ def place(x: jax.Array, placement: str) -> jax.Array:
   batch that the mesh does not divide, as the one image from which parameters are made.
   """
   axes = choose('placement of activations', placement, PLACEMENTS)
-  mesh = jax.sharding.get_abstract_mesh()
-  if axes is None or not {'data', 'fsdp', 'tensor'} <= set(mesh.axis_names):
-    return x
-  if x.shape[0] % (mesh.shape['data'] * mesh.shape['fsdp']):
+  if axes is None or not _divides(jax.sharding.get_abstract_mesh(), x.shape[0]):
     return x
   examples, channels = axes
   spec = PartitionSpec(examples, *(None,) * (x.ndim - 2), channels)
   return jax.lax.with_sharding_constraint(x, spec)
+
+
+def tpus(batch: int):
+  """Returns the mesh (`jax.set_mesh`) whose TPUs share a batch of this size; None if none do.
+
+  For what is chosen while tracing: a Pallas kernel, whose form depends on the shapes.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  device = mesh.abstract_device
+  there = device is not None and device.platform == 'tpu'
+  return mesh if there and _divides(mesh, batch) else None
+
+
+def _divides(mesh, batch: int) -> bool:
+  """Whether a mesh has our axes and splits a batch of this size evenly."""
+  if not {'data', 'fsdp', 'tensor'} <= set(mesh.axis_names):
+    return False
+  return batch % (mesh.shape['data'] * mesh.shape['fsdp']) == 0

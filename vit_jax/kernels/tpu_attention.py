@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from vit_jax.kernels.placement import tpus
+
 LANES = 128  # of a vector register and, at least, of a matrix unit
 
 
@@ -57,14 +59,9 @@ def plan(query: jax.Array, key: jax.Array) -> Plan | None:
   Args:
     query: [B, N, M, Dh]; key: [B, S, M, Dh].
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  device = mesh.abstract_device
-  if device is None or device.platform != 'tpu' or query.dtype != jnp.bfloat16:
-    return None
-  if not {'data', 'fsdp', 'tensor'} <= set(mesh.axis_names):
-    return None
   batch, queries, heads, head = query.shape
-  if batch % (mesh.shape['data'] * mesh.shape['fsdp']) or heads % mesh.shape['tensor']:
+  mesh = tpus(batch)
+  if mesh is None or query.dtype != jnp.bfloat16 or heads % mesh.shape['tensor']:
     return None
   heads //= mesh.shape['tensor']
   from jax.experimental.pallas import tpu as pltpu

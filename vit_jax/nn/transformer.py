@@ -69,7 +69,11 @@ class EncoderBlock(nn.Module):
     x = place(x, c.placement)
     if c.posemb_where == 'every' and self.axis != 'columns':  # once in an axial block
       x = x + position_embedding(c)(x, self.grid)
-    y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_0')(x)
+    norm = functools.partial(LayerNorm, c.dtype, c.norm_eps, fused=c.fused_attention)
+    if num_queries is None:
+      y, x = norm(name='LayerNorm_0')(x, and_input=True)
+    else:
+      y, x = norm(name='LayerNorm_0')(x), x[:, :num_queries]
     attention = MultiHeadDotProductAttention(
       c.num_heads,
       c.attention_dropout,
@@ -77,7 +81,6 @@ class EncoderBlock(nn.Module):
       c.dtype,
       name='MultiHeadDotProductAttention_0',
     )
-    x = x[:, :num_queries]
     if self.axis is None:
       where = self._positions_in_attention()
       y = attention(y[:, :num_queries], y, train=train, positions=where)
@@ -85,7 +88,7 @@ class EncoderBlock(nn.Module):
       y = attention(axial.fold(y, self.grid, self.axis), train=train)
       y = axial.unfold(y, self.grid, self.axis)
     x = x + branch(y)
-    y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_1')(x)
+    y, x = norm(name='LayerNorm_1')(x, and_input=True)
     mlp = MlpBlock(c.mlp_dim, c.dropout, c.act, c.dtype, name='MlpBlock_0')
     return x + branch(mlp(y, train=train))
 

@@ -1,0 +1,125 @@
+"""Kernels of layer normalisation for TPUs: interpreted on the CPU, lowered without a TPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_tpu_attention import KINDS, tpu
+
+from vit_jax import sharding
+from vit_jax.kernels import layer_norm, tpu_layer_norm
+from vit_jax.models import build
+
+EPS = 1e-6
+
+
+def arrays(batch: int, tokens: int, width: int):
+  """Returns x, scale, bias, and the gradients of the norm and of x besides."""
+  keys = jax.random.split(jax.random.key(0), 5)
+  draw = lambda key, *shape: jax.random.normal(key, shape)
+  x, dy, dskip = (
+    (draw(key, batch, tokens, width) * 2 + 3 * (key is keys[0])).astype(jnp.bfloat16)
+    for key in keys[:3]
+  )
+  return x, 1 + draw(keys[3], width) / 3, draw(keys[4], width), dy, dskip
+
+
+def reference(x, scale, bias):
+  mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+  return (x - mean) / jnp.sqrt(var + EPS) * scale + bias
+
+
+# Tokens, channels, rows of a grid step: tiles that are whole and not, blocks that divide
+# the tokens and leave some of them.
+CASES = {
+  'one block': (16, 256, 16),
+  'a last tile of five rows': (37, 128, 37),
+  'blocks': (32, 128, 16),
+  'a last block of one row': (33, 256, 16),
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_kernels_compute_the_norm_and_its_derivative(case):
+  tokens, width, rows = CASES[case]
+  plan = tpu_layer_norm.Plan(rows, interpret=True)
+  *inputs, dy, dskip = arrays(2, tokens, width)
+  wide = lambda *arrays: [a.astype(jnp.float32) for a in arrays]
+  run = lambda fn: jax.vjp(lambda *args: fn(*args, EPS, plan), *inputs)
+  y, pullback = run(tpu_layer_norm.layer_norm)
+  (y2, x), pullback2 = run(tpu_layer_norm.layer_norm_and_input)
+  expected, exact = jax.vjp(reference, *wide(*inputs))
+  dx, *dparams = exact(*wide(dy))
+  found = [y, y2, x, *pullback(dy), *pullback2((dy, dskip))]
+  right = [expected, expected, inputs[0], dx, *dparams, dx + dskip, *dparams]
+  for a, b in zip(found, right, strict=True):
+    # Rounded to bfloat16 once, by at most 2**-9; sums of float32 are not.
+    close = 2**-9 if a.dtype == jnp.bfloat16 else 1e-5
+    np.testing.assert_allclose(*wide(a, b), rtol=close, atol=close * np.abs(b).max())
+
+
+def test_devices_of_a_mesh_normalise_their_own_images():
+  x, scale, bias, dy, dskip = arrays(8, 16, 128)
+  plan = tpu_layer_norm.Plan(16, interpret=True)
+
+  def run(*inputs):
+    fn = lambda *args: tpu_layer_norm.layer_norm_and_input(*args, EPS, plan)
+    (y, _), pullback = jax.vjp(fn, *inputs)
+    return y, *pullback((dy, dskip))
+
+  alone = run(x, scale, bias)
+  mesh = sharding.make_mesh(4, 2, 1)
+  with jax.set_mesh(mesh):
+    found = jax.jit(run)(jax.device_put(x, sharding.batch_sharding(mesh)), scale, bias)
+  assert found[1].sharding.shard_shape(x.shape) == (1, 16, 128)
+  for a, b in zip(found, alone, strict=True):  # sums of images in another order
+    close = 0 if a.dtype == jnp.bfloat16 else 1e-5
+    np.testing.assert_allclose(*(np.asarray(z, np.float32) for z in (a, b)), rtol=close)
+
+
+@pytest.mark.parametrize('kind', ['v5e', 'v6e'])
+def test_the_plan_of_a_generation(kind):
+  x, scale, bias, _, _ = arrays(2, 40, 256)
+  plan = tpu_layer_norm.plan
+  assert plan(x) is None  # no mesh
+  with tpu(KINDS[kind], 1, 1, 1):
+    assert plan(x) == tpu_layer_norm.Plan(40)
+    long = plan(jax.ShapeDtypeStruct((1, 4097, 1024), jnp.bfloat16))
+    assert long.rows % 16 == 0
+    assert long.rows * 1024 * 16 <= 6 * 2**20
+    assert plan(x.astype(jnp.float32)) is None
+    assert plan(x[:, :, :100]) is None  # registers half full
+    assert plan(x[:, :1]) is None  # a class token alone
+    assert plan(x[:, 0]) is None
+    other = layer_norm.layer_norm(x, scale, bias, EPS, jnp.float32, fused=True)
+    assert other.dtype == jnp.float32
+  with tpu(KINDS[kind], 2, 1, 1):
+    assert plan(x) == tpu_layer_norm.Plan(40)
+    assert plan(x[:1]) is None  # not divided by data
+  with tpu(KINDS[kind], 1, 1, 2):
+    assert plan(x) is None  # channels are split
+  with tpu(KINDS['v3'], 1, 1, 1):
+    assert plan(x) is None
+
+
+@pytest.mark.parametrize(
+  ('fused', 'classifier', 'kernels'),
+  # Two of attention and, of each norm, two; the class token's last block has no kernel
+  # but that of its first norm; the last norm of an encoder is in float32.
+  [(True, 'gap', 12), (True, 'token', 8), (False, 'gap', 0)],
+)
+def test_a_step_lowered_for_tpus_calls_the_kernels(fused, classifier, kernels):
+  fields = {
+    'depth': 2,
+    'width': 128,
+    'fused_attention': fused,
+    'classifier': classifier,
+  }
+  model = build('vit', 'mu/8', **fields, dtype=jnp.bfloat16)
+  images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  loss = lambda params, images: model.apply(params, images, features=False)[0].sum()
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    traced = jax.jit(jax.grad(loss)).trace(params, images)
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('@tpu_custom_call') == kernels

@@ -1,0 +1,221 @@
+"""Layer normalisation on TPUs: a kernel for it and one for its derivative.
+
+What XLA makes of it reads the activations once for the mean, again for the variance and
+again to normalise them, the first and the last within the products before and after,
+which that slows down. Here a step of the grid holds some rows whole, reads them once, and
+the derivative computes the statistics again and adds the gradient of the residual
+connection. Statistics are in float32, the variance in two passes. benchmarks/NOTES.md has
+what it costs: not on v2 and v3, whose vector units are slower beside their memory.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from vit_jax.kernels.placement import tpus
+
+LANES = 128  # of a vector register
+SUBLANES = 8
+_BLOCKS = 6 * 2**20  # bytes of a grid step's arrays, of the 16 MiB that every TPU has
+
+
+class Plan(NamedTuple):
+  """How the kernels divide their work.
+
+  Attributes:
+    rows: tokens of one image that a grid step takes.
+    interpret: run on any platform, slowly, for tests.
+  """
+
+  rows: int
+  interpret: bool = False
+
+
+def plan(x: jax.Array) -> Plan | None:
+  """Returns how the TPUs of the mesh (`jax.set_mesh`) should normalise x; None if XLA should.
+
+  None on v2 and v3, for what is not bfloat16 [B, N, D], where channels do not fill registers
+  or the mesh splits them, or does not divide the batch, and for a few tokens.
+  """
+  if x.ndim != 3 or x.dtype != jnp.bfloat16:
+    return None
+  batch, tokens, width = x.shape
+  mesh = tpus(batch)
+  if mesh is None or mesh.shape['tensor'] > 1 or width % LANES or tokens < 2 * SUBLANES:
+    return None
+  from jax.experimental.pallas import tpu as pltpu
+
+  if pltpu.get_tpu_info().generation < 4:
+    return None
+  # The derivative's: x, two gradients and its own, two of each, of two bytes.
+  most = _BLOCKS // (4 * 2 * 2 * width)
+  if tokens <= most:
+    return Plan(tokens)
+  unit = 2 * SUBLANES  # of a tile of bfloat16
+  parts = -(-tokens // (most // unit * unit or unit))
+  return Plan(-(-tokens // (parts * unit)) * unit)
+
+
+def layer_norm(x, scale, bias, eps: float, plan: Plan) -> jax.Array:
+  """Returns the normalised x times `scale` plus `bias`, by the kernels, on any mesh or none.
+
+  Reverse-mode differentiable only: the derivative is a kernel too.
+
+  Args:
+    x: [B, N, D]. scale, bias: float32 [D].
+    eps: added to the variance.
+    plan: of `plan` for x.
+
+  Returns:
+    [B, N, D] of the dtype of x.
+  """
+  return _norm(x, scale, bias, eps, plan)
+
+
+def layer_norm_and_input(x, scale, bias, eps: float, plan: Plan):
+  """Returns (`layer_norm`, x), x for what reads it besides: see `kernels.layer_norm`."""
+  return _norm_and_input(x, scale, bias, eps, plan)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _norm(x, scale, bias, eps, plan):
+  kernel = functools.partial(_forward, eps)
+  return _call(kernel, 'forward_norm', plan, [x], [scale, bias], sums=0)[0]
+
+
+def _norm_fwd(x, scale, bias, eps, plan):
+  return _norm(x, scale, bias, eps, plan), (x, scale)
+
+
+def _norm_bwd(eps, plan, residuals, dy):
+  return _derivative(eps, plan, *residuals, dy)
+
+
+_norm.defvjp(_norm_fwd, _norm_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _norm_and_input(x, scale, bias, eps, plan):
+  return _norm(x, scale, bias, eps, plan), x
+
+
+def _norm_and_input_fwd(x, scale, bias, eps, plan):
+  return _norm_and_input(x, scale, bias, eps, plan), (x, scale)
+
+
+def _norm_and_input_bwd(eps, plan, residuals, gradients):
+  return _derivative(eps, plan, *residuals, *gradients)
+
+
+_norm_and_input.defvjp(_norm_and_input_fwd, _norm_and_input_bwd)
+
+
+def _derivative(eps, plan, x, scale, *gradients):
+  kernel = functools.partial(_backward, eps, x.shape[1], plan.rows)
+  arrays = [x, *gradients]
+  dx, *sums = _call(kernel, 'backward_norm', plan, arrays, [scale], sums=2)
+  return dx, *(partial.sum((0, 1)) for partial in sums)
+
+
+def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax.Array]:
+  """Runs a kernel over images and blocks of rows, each device its own images.
+
+  Args:
+    arrays: [B, N, D]. vectors: [D].
+    sums: how many results are float32 [B, 1, D], added up over an image's blocks, after
+      the first, which is like x.
+  """
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import tpu as pltpu
+
+  def run(*operands):
+    (batch, tokens, width), dtype = operands[0].shape, operands[0].dtype
+    block = pl.BlockSpec((1, plan.rows, width), lambda b, i: (b, i, 0))
+    vector = pl.BlockSpec((1, width), lambda b, i: (0, 0))
+    partial = pl.BlockSpec((1, 1, width), lambda b, i: (b, 0, 0))
+    grid = (batch, pl.cdiv(tokens, plan.rows))
+    return pl.pallas_call(
+      kernel,
+      grid=grid,
+      in_specs=[block] * len(arrays) + [vector] * len(vectors),
+      out_specs=[block] + [partial] * sums,
+      out_shape=[jax.ShapeDtypeStruct((batch, tokens, width), dtype)]
+      + [jax.ShapeDtypeStruct((batch, 1, width), jnp.float32)] * sums,
+      interpret=plan.interpret,
+      # Blocks of an image add to one sum.
+      compiler_params=pltpu.CompilerParams(
+        dimension_semantics=('parallel', 'arbitrary')
+      ),
+      metadata={'grid': 'x'.join(map(str, grid))},  # for `tools.tpu.cost`
+      name=name,
+    )(*operands)
+
+  if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
+    spec = PartitionSpec(('data', 'fsdp'))
+    specs = (spec,) * len(arrays) + (PartitionSpec(),) * len(vectors)
+    run = jax.shard_map(run, in_specs=specs, out_specs=spec, check_vma=False)
+  return run(*arrays, *(x[None] for x in vectors))
+
+
+def _statistics(x, eps):
+  """Returns (x - mean, 1 / sqrt(var + eps)) of float32 rows."""
+  width = x.shape[1]
+  centred = x - x.sum(1, keepdims=True) * (1 / width)
+  var = (centred * centred).sum(1, keepdims=True) * (1 / width)
+  return centred, lax.rsqrt(var + eps)
+
+
+def _tiles(rows: int, size: int):
+  """Yields slices of rows whose float32 numbers stay in registers, the last shorter."""
+  for start in range(0, rows, size):
+    yield slice(start, min(start + size, rows))
+
+
+def _forward(eps, x_ref, scale_ref, bias_ref, y_ref):
+  for tile in _tiles(x_ref.shape[1], 2 * SUBLANES):
+    centred, rstd = _statistics(x_ref[0, tile, :].astype(jnp.float32), eps)
+    y = centred * rstd * scale_ref[...] + bias_ref[...]
+    y_ref[0, tile, :] = y.astype(y_ref.dtype)
+
+
+def _backward(eps, tokens, rows, x_ref, *refs):
+  """`refs`: of the gradient of y and, maybe, that of x besides; scale; results."""
+  from jax.experimental import pallas as pl
+
+  *gradients, scale_ref, dx_ref, dscale_ref, dbias_ref = refs
+  dy_ref, dskip_ref = gradients if len(gradients) == 2 else (*gradients, None)
+  scale, width = scale_ref[...], x_ref.shape[2]
+  load = lambda ref, tile: ref[0, tile, :].astype(jnp.float32)
+  whole, rest = [], []  # (dscale, dbias) of tiles of 8 rows, and of the last
+  for tile in _tiles(rows, SUBLANES):
+    x, dy = load(x_ref, tile), load(dy_ref, tile)
+    if tokens % rows:  # the last block's rows beyond the last token hold anything
+      row = lax.broadcasted_iota(jnp.int32, x.shape, 0) + tile.start
+      there = row < tokens - pl.program_id(1) * rows
+      x, dy = jnp.where(there, x, 0.0), jnp.where(there, dy, 0.0)
+    centred, rstd = _statistics(x, eps)
+    y = centred * rstd
+    sums = (dy * y, dy)
+    if tile.stop - tile.start == SUBLANES:
+      whole = [a + b for a, b in zip(whole, sums, strict=True)] if whole else sums
+    else:
+      rest = [s.sum(0, keepdims=True) for s in sums]
+    dy = dy * scale
+    # The normalised vector has no component along 1 and along itself.
+    mean = dy.sum(1, keepdims=True) * (1 / width)
+    along = (dy * y).sum(1, keepdims=True) * (1 / width)
+    dx = (dy - mean - y * along) * rstd
+    if dskip_ref is not None:
+      dx += load(dskip_ref, tile)
+    dx_ref[0, tile, :] = dx.astype(dx_ref.dtype)
+  totals = [s.sum(0, keepdims=True) for s in whole]
+  if rest:
+    totals = [a + b for a, b in zip(totals, rest, strict=True)] if totals else rest
+  for ref, total in zip((dscale_ref, dbias_ref), totals, strict=True):
+    if tokens > rows:
+      total += jnp.where(pl.program_id(1) > 0, ref[0], 0.0)
+    ref[0] = total
