@@ -138,10 +138,10 @@ def count(text: str, generation: Generation, steps: dict[str, int]) -> dict:
 
 
 def _kernel(run) -> tuple | None:
-  """Returns what tells Pallas kernels apart, alike but for their number; None: is none."""
+  """Returns what tells Pallas kernels apart: name, results and grid; None: is none."""
   grid = _GRID.search(run.text)
   shapes = tuple(re.findall(r'\w+\[[\d,]*\]', run.shape))
-  return (re.sub(r'\.\d+$', '', run.name), shapes, grid[1]) if grid else None
+  return (tuple(run.op_name.split('/')[-2:]), shapes, grid[1]) if grid else None
 
 
 def _estimate(run, shapes, kernels, generation: Generation) -> tuple[int, int]:
