@@ -15,7 +15,7 @@ from conftest import naming
 from states import abstract_of, assert_same, files_of, make_state, steps_in, write
 
 from vit_jax import errors
-from vit_jax.checkpoint import checkpoints, manifest, storage
+from vit_jax.checkpoint import checkpoints, manifest, orbax_steps
 
 # Orbax reads several arrays at once and raises the error of the first broken one; Python
 # warns about those of the others when it frees them (orbax-checkpoint 0.12.8, 2026-11-23).
@@ -209,7 +209,7 @@ def test_trouble_of_the_machine_is_no_damage(tmp_path, monkeypatch):
     def fail(*_, error=raised, **__):
       raise error
 
-    monkeypatch.setattr(storage.ocp.Checkpointer, 'restore', fail)
+    monkeypatch.setattr(orbax_steps.ocp.Checkpointer, 'restore', fail)
     with pytest.raises(expected):
       saved.restore(abstract_of(make_state()))
   assert steps_in(tmp_path) == [1, 2]

@@ -12,7 +12,7 @@ from conftest import naming
 from states import abstract_of, assert_same, make_state, steps_in, write
 
 from vit_jax import errors
-from vit_jax.checkpoint import checkpoints, storage
+from vit_jax.checkpoint import checkpoints, orbax_steps, storage
 
 
 def test_no_room_is_found_before_writing(tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_other_write_errors_keep_their_type(tmp_path, monkeypatch):
   def fail(*_, **__):
     raise RuntimeError('something else')
 
-  monkeypatch.setattr(storage._Manager, 'save', fail)
+  monkeypatch.setattr(orbax_steps.Manager, 'save', fail)
   with pytest.raises(RuntimeError, match='something else'):
     saved.save(make_state(1), {})
   saved.close()

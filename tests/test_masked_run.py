@@ -97,9 +97,9 @@ def test_fine_tuning_takes_the_encoder_and_a_new_head(
   pretrained_run, encoder, tmp_path, one_device, monkeypatch
 ):
   given = {}
-  first_state = start.first_state
+  prepare = start.prepare_first_state
   monkeypatch.setattr(
-    start, 'first_state', lambda *args: given.update(args[-1]) or first_state(*args)
+    start, 'prepare_first_state', lambda *args: given.update(args[-1]) or prepare(*args)
   )
   config = runs.small(*runs.SHORT, 'data.pp=value_range(-1, 1)', 'steps=2')
   config['model'] = {}  # the weights tell it

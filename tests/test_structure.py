@@ -67,7 +67,7 @@ ONLY = {
 HOMES = {
   'tensorflow': ('data/',),
   'tensorflow_datasets': ('data/',),
-  'orbax': ('checkpoint/',),
+  'orbax': ('checkpoint/orbax_steps',),
   'gcsfs': ('buckets/',),
   'fsspec': ('buckets/',),
   'flax': ('nn/', 'models/', 'tune/'),

@@ -1,4 +1,4 @@
-"""Steps on disk, by Orbax, whose quirks end here.
+"""Steps on disk, by Orbax (`orbax_steps`), whose quirks end here.
 
 One step is one folder, `<directory>/<step>`, with an item per tree and the item `meta`.
 Orbax writes in the background, commits (by a rename; in a bucket, which has none, by a
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from vit_jax import buckets, distributed
 from vit_jax.checkpoint.manifest import Damaged
@@ -44,7 +43,7 @@ class Storage:
     if self._in_bucket:
       buckets.filesystem()  # sets up the file system that Orbax uses
     self._committed: set[str] = set()
-    self._manager: _Manager | None = None
+    self._manager = None  # Orbax's
     self._under_way = (0, 0)  # step and bytes of the newest write
 
   def steps(self) -> list[int]:
@@ -79,12 +78,11 @@ class Storage:
     self.wait()
     self._under_way = step, sum(x.nbytes for x in jax.tree.leaves(items))
     self._check_space()
-    args = {item: ocp.args.StandardSave(tree) for item, tree in items.items()}
-    args['meta'] = ocp.args.JsonSave(meta)
+    from vit_jax.checkpoint import orbax_steps
+
     manager = self._writer()
     with self._write_errors():
-      # Whether to save was decided by the caller: Orbax shall not.
-      manager.save(step, args=ocp.args.Composite(**args), force=True)
+      orbax_steps.save(manager, step, items, meta)
 
   def wait(self) -> None:
     """Blocks until the write under way is complete; raises as `write` does."""
@@ -111,14 +109,11 @@ class Storage:
     # Made at the first write: reading needs none, so that a tool that looks into the
     # folder of a run at work does not sweep up the step that is being written.
     if self._manager is None:
+      from vit_jax.checkpoint import orbax_steps
+
       _ignore_late()
-      options = ocp.CheckpointManagerOptions(
-        preservation_policy=_Keep(self._kept),
-        cleanup_tmp_directories=True,
-        lightweight_initialize=True,  # else it reads all steps, damaged ones too
-      )
       try:
-        self._manager = _Manager(self.directory, options=options)
+        self._manager = orbax_steps.manager(self.directory, self._kept)
       except OSError as error:
         raise UserError(f'Cannot write checkpoints: {error}.') from error
     return self._manager
@@ -164,19 +159,19 @@ class Storage:
       UserError: reading is not permitted.
       Unreachable: the bucket does not answer, which says nothing about the item.
     """
-    args = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
-    return self._restore(step, args)
+    return self._restore(step, items)
 
   def read_meta(self, step: int) -> Any:
     """Returns the JSON that `write` took; raises as `read` does."""
-    return self._restore(step, {'meta': ocp.args.JsonRestore()})['meta']
+    return self._restore(step, None)['meta']
 
-  def _restore(self, step, args) -> dict:
+  def _restore(self, step, items) -> dict:
+    from vit_jax.checkpoint import orbax_steps
+
     path = self.directory / str(step)
-    handler = ocp.CompositeCheckpointHandler()
     try:
-      with _quiet(), ocp.Checkpointer(handler) as checkpointer:
-        return dict(checkpointer.restore(path, args=ocp.args.Composite(**args)).items())
+      with _quiet():
+        return orbax_steps.restore(path, items)
     except (MemoryError, jax.errors.JaxRuntimeError):
       raise  # the machine's trouble, not the checkpoint's
     except Exception as error:  # Orbax and TensorStore raise a dozen types
@@ -204,28 +199,6 @@ class Storage:
     if not distributed.agree(failure is None):
       raise UserError(f'Cannot set aside damaged checkpoint {source}: {failure}.')
     return target
-
-
-class _Manager(ocp.CheckpointManager):
-  """Orbax's manager, which does not ask for preemption: `train.preemption` does.
-
-  Orbax polls with the step it saves, also from its background thread; a poll with an
-  old number would move the agreed sync point into the past, where nobody stops.
-  """
-
-  def reached_preemption(self, step: int) -> bool:
-    return False
-
-
-@dataclasses.dataclass
-class _Keep:
-  """Orbax's preservation policy: ours. Its own BestN forgets the metrics at a restart."""
-
-  kept: Callable[[list[int]], set[int]]
-
-  def should_preserve(self, checkpoints, *, context):
-    kept = self.kept([info.step for info in checkpoints])
-    return [info.step in kept for info in checkpoints]
 
 
 @contextlib.contextmanager

@@ -96,14 +96,16 @@ def train(
     metrics.write_json(workdir / 'config.json', config)
     params = trees.combine(abstract.params, abstract.frozen)
     print(progress.parameter_table(params, abstract.params), flush=True)
+    if not resumes:
+      first_state = start.prepare_first_state(init, init_key, abstract, given)
     step = make_step(task, optimizer, data.on_device, step_key)
     step = compile_step(step, abstract, data.spec, mesh)
-    restored = checkpoints.restore(abstract, given)
-    if restored is None:
-      state = start.first_state(init, init_key, abstract, given)
-    else:
-      state, _ = restored
+    if resumes:
+      state, _ = checkpoints.restore(abstract, given)
       print(f'Resuming from step {int(state.step)}.', flush=True)
+    else:
+      state = first_state()
+      del first_state
     temp_bytes = memory(step)['temp_bytes']
     environment.record(
       workdir, int(state.step), command, params, abstract.params, temp_bytes

@@ -7,7 +7,9 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -68,17 +70,21 @@ def compiled(step, abstract, spec, mesh, **more: str):
   return lowered(step, abstract, spec, mesh).compile(options(platform) | more)
 
 
-def run_once(fn, abstract, *args):
-  """Returns `fn(*args)`, placed as `abstract` says, jitted for this one call.
+def prepare_once(fn, abstract, *args) -> Callable[[], Any]:
+  """Returns what runs `fn(*args)`, placed as `abstract` says: a program for one call.
 
-  On CPU LLVM does not optimise it, which would take longer than all it can gain: 2 of 4 s
-  for the initialisers of configs/digits.py.
+  It is lowered here and compiled in a thread, beside what the caller does next. On CPU
+  LLVM does not optimise it, which would take longer than all it can gain: 2 of 4 s for
+  the initialisers of configs/digits.py.
   """
   cpu = jax.default_backend() == 'cpu'
   options = {'xla_backend_optimization_level': 0} if cpu else {}
   placed = jax.tree.map(lambda x: x.sharding, abstract)
   lowered = jax.jit(fn, out_shardings=placed).lower(*args)
-  return lowered.compile(options)(*args)
+  thread = futures.ThreadPoolExecutor(1)
+  program = thread.submit(lowered.compile, options)
+  thread.shutdown(wait=False)
+  return lambda: program.result()(*args)
 
 
 def compile_step(step, abstract, spec, mesh):

@@ -11,7 +11,7 @@ from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
 from vit_jax.train import environment, folder, loggers, metrics, schema
-from vit_jax.train.runtime import run_once
+from vit_jax.train.runtime import prepare_once
 from vit_jax.train.state import State
 
 
@@ -166,8 +166,11 @@ def _fit_weights(source, model, config) -> dict:
   return given
 
 
-def first_state(init, key, abstract: State, given: dict) -> State:
-  """Returns `init(key, given)` on the devices where `abstract` says its leaves are."""
+def prepare_first_state(init, key, abstract: State, given: dict):
+  """Returns what makes `init(key, given)` on the devices where `abstract` says it is.
+
+  Its program is compiled meanwhile, see `prepare_once`.
+  """
   places = trees.named(abstract.variables())
   given = {name: jax.device_put(x, places[name].sharding) for name, x in given.items()}
-  return run_once(init, abstract, key, given)
+  return prepare_once(init, abstract, key, given)
