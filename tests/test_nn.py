@@ -15,7 +15,7 @@ from scipy.special import erf
 
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.kernels import attention
+from vit_jax.kernels import attention, patches
 from vit_jax.kernels import dense as kernels_dense
 from vit_jax.kernels.attention import attend, softmax
 from vit_jax.kernels.dense import dense
@@ -134,6 +134,45 @@ def test_a_dense_layer_of_heads_is_flax_s():
   jax.tree.map(np.testing.assert_array_equal, ours.init(key, x), params)
   expected = theirs.apply(params, x.reshape(2, 5, 3, 2))
   np.testing.assert_allclose(ours.apply(params, x), expected, atol=1e-6)
+
+
+def test_a_kernel_of_heads_is_converted_after_its_reshape_on_tpus():
+  def text(platform):
+    loss = lambda p, x: jnp.sin(layer.apply(p, x)).astype(jnp.float32).sum()
+    step = jax.jit(jax.grad(loss)).trace(*abstract)
+    return step.lower(lowering_platforms=(platform,)).as_text()
+
+  for heads in ({'outputs': (3, 2)}, {'inputs': (3, 2)}):
+    layer = Dense(6, dtype=jnp.bfloat16, **heads)
+    x = jax.ShapeDtypeStruct((2, 5, 6), jnp.bfloat16)
+    abstract = jax.eval_shape(layer.init, jax.random.key(0), x), x
+    # Forward alone, and on TPUs alone.
+    assert text('tpu').count('optimization_barrier') == 1
+    assert 'optimization_barrier' not in text('cpu') + text('cuda')
+
+
+# [B, H, W, C], [ph, pw, C, D], [D] of patches.
+PATCHES = (2, 6, 8, 3), (3, 2, 3, 5), (5,)
+
+
+def test_derivatives_of_patches():
+  assert_same_derivatives(
+    patches.embed, patches._convolved, *(normal(*shape) for shape in PATCHES)
+  )
+
+
+def test_patches_are_a_convolution_on_tpus():
+  def text(platform):
+    loss = lambda *args: jnp.sin(patches.embed(*args)).sum()
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in PATCHES]
+    step = jax.jit(jax.grad(loss, (1, 2))).trace(*args)
+    return step.lower(lowering_platforms=(platform,)).as_text()
+
+  # The image, twice, is read as it lies in memory.
+  assert text('tpu').count('stablehlo.convolution') == 2
+  assert 'stablehlo.transpose' not in text('tpu')
+  for platform in ('cpu', 'cuda'):
+    assert 'stablehlo.convolution' not in text(platform)
 
 
 @pytest.mark.parametrize('layer', [Dense(6), LayerNorm()])

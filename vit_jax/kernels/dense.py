@@ -47,6 +47,34 @@ def _jvp(primals, tangents):
   return y, _product(dx, kernel) + by_params(x, *dparams)
 
 
+def flattened(kernel: jax.Array, shape: tuple[int, int]) -> jax.Array:
+  """Returns the kernel, whose axes may be heads and channels of heads, as [D, F].
+
+  It is for what converts it to another dtype. XLA for TPUs does that within the product
+  that reads the kernel, but moves it before a reshape, where it would write the converted
+  kernel to memory: so the two are kept apart there.
+  """
+  if kernel.shape == shape:
+    return kernel
+  # A kernel [D, M, Dh] lies in memory with D last, unless Dh fills the lanes.
+  apart = _apart_last_first if kernel.shape[0] == shape[0] else _apart
+  return apart(kernel.reshape(shape))
+
+
+def _only_forward(tpu):
+  # The gradient's way stays free: its norm is taken within the product it comes from.
+  @jax.custom_jvp
+  def fn(x):
+    return lax.platform_dependent(x, tpu=tpu, default=lambda x: x)
+
+  fn.defjvp(lambda primals, tangents: (fn(*primals), *tangents))
+  return fn
+
+
+_apart = _only_forward(lax.optimization_barrier)
+_apart_last_first = _only_forward(lambda x: lax.optimization_barrier(x.T).T)
+
+
 # What the parameters' tangents add to y's; the gradients are its transposition.
 
 

@@ -4,7 +4,7 @@ import math
 
 import flax.linen as nn
 
-from vit_jax.kernels.dense import dense
+from vit_jax.kernels.dense import dense, flattened
 from vit_jax.nn.param import param
 
 
@@ -31,5 +31,5 @@ class Dense(nn.Dense):
 
     kernel = make('kernel', self.kernel_init, flat, inputs + outputs)
     bias = make('bias', self.bias_init, flat[1:], outputs) if self.use_bias else None
-    x, kernel, bias = self.promote_dtype(x, kernel, bias, dtype=self.dtype)
-    return dense(x, kernel.reshape(flat), None if bias is None else bias.reshape(-1))
+    kernel, bias = flattened(kernel, flat), None if bias is None else bias.reshape(-1)
+    return dense(*self.promote_dtype(x, kernel, bias, dtype=self.dtype))

@@ -1,6 +1,7 @@
 """One step of training."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,8 @@ def make_step(task, optimizer, on_device, key):
   """
 
   def step(state: State, batch: dict):
-    batch, mask = without_masked(on_device(batch))
+    batch, mask = without_masked(batch)
+    batch = on_device(batch)
     # Normalised over the whole batch, so that losses of micro-batches just add up.
     batch['weight'] = mask / jnp.maximum(mask.sum(), 1.0)
     rng = jax.random.fold_in(key, state.step)
@@ -57,7 +59,7 @@ def make_step(task, optimizer, on_device, key):
     if optimizer.average:
       ema = optimizer.average(ema, averaged(params, stats), state.step)
     params, opt_state, ema, stats = jax.tree.map(
-      lambda new, old: jnp.where(learns, new, old),
+      functools.partial(_kept, learns),
       (params, opt_state, ema, stats),
       (state.params, state.opt_state, state.ema, state.batch_stats),
     )
@@ -72,6 +74,18 @@ def make_step(task, optimizer, on_device, key):
     return state, metrics
 
   return step
+
+
+def _kept(learns, new, old):
+  """Returns `new`, or `old` where the step does not learn, to the bit.
+
+  In float32: XLA for TPUs then computes a bfloat16 moment beside the parameter and the
+  other moment, in one pass over the gradient. On its own it takes half as long again.
+  """
+  if new.dtype != jnp.bfloat16:
+    return jnp.where(learns, new, old)
+  wide = jnp.float32
+  return jnp.where(learns, new.astype(wide), old.astype(wide)).astype(new.dtype)
 
 
 def without_masked(batch: dict) -> tuple[dict, jax.Array]:

@@ -1,0 +1,42 @@
+"""The embedding of patches: a convolution whose stride is its kernel, or one product."""
+
+import functools
+import math
+
+import jax
+from jax import lax
+
+from vit_jax.kernels.dense import dense
+
+
+def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+  """Projects each patch: [B, H, W, C] -> [B, H / ph, W / pw, D], all of one dtype.
+
+  On TPUs it is a convolution: cut into patches, every pixel of the images would move in
+  memory, which takes longer than the product. Elsewhere it is a product: on CPUs the
+  convolution's gradient is slow. The choice is made when the program is lowered.
+
+  Args:
+    kernel: [ph, pw, C, D]; H and W are multiples of ph and pw.
+    bias: [D].
+  """
+  choose = functools.partial(
+    lax.platform_dependent, tpu=_convolved, default=_as_product
+  )
+  # Not differentiated as it stands, a choice keeps what any of its branches would.
+  return jax.checkpoint(choose, prevent_cse=False)(images, kernel, bias)
+
+
+def _convolved(images, kernel, bias):
+  numbers = ('NHWC', 'HWIO', 'NHWC')
+  y = lax.conv_general_dilated(
+    images, kernel, kernel.shape[:2], 'VALID', dimension_numbers=numbers
+  )
+  return y + bias  # whose gradient XLA sums as it copies y's
+
+
+def _as_product(images, kernel, bias):
+  (B, H, W, C), (ph, pw, _, D) = images.shape, kernel.shape
+  patches = images.reshape(B, H // ph, ph, W // pw, pw, C).swapaxes(2, 3)
+  size = math.prod(kernel.shape[:3])
+  return dense(patches.reshape(*patches.shape[:3], size), kernel.reshape(size, D), bias)
