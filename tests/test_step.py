@@ -12,7 +12,7 @@ from conftest import naming
 from vit_jax import models, optim, sharding, tasks, trees
 from vit_jax.train.gradients import gradients
 from vit_jax.train.state import init_state
-from vit_jax.train.step import make_step
+from vit_jax.train.step import make_step, without_masked
 
 SPEC = {
   'image': jax.ShapeDtypeStruct((16, 16, 16, 3), jnp.float32),
@@ -178,6 +178,17 @@ def test_what_a_masked_example_holds_reaches_nothing():
   results = step(state, batch()), step(state, other)
   assert_equal(*results)
   assert int(results[1][0].counters['skipped']) == 0
+
+
+def test_bytes_of_a_masked_example_are_zero():
+  image = np.arange(12, dtype=np.uint8).reshape(3, 2, 2, 1) + 1
+  mask = np.array([1, 0, 1], np.float32)
+  found, _ = without_masked({'image': image, 'label': np.arange(3), 'mask': mask})
+  np.testing.assert_array_equal(
+    found['image'], image * mask.astype(int)[:, None, None, None]
+  )
+  assert found['image'].dtype == np.uint8
+  np.testing.assert_array_equal(found['label'], np.arange(3))
 
 
 def test_a_batch_without_examples_changes_nothing():

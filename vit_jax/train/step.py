@@ -89,14 +89,18 @@ def _kept(learns, new, old):
 
 
 def without_masked(batch: dict) -> tuple[dict, jax.Array]:
-  """Returns (batch, mask), the batch with zeros for whatever masked examples hold.
+  """Returns (batch, mask), the batch with zeros for images and floats of masked examples.
 
-  A weight of 0 does not keep a NaN out: 0 * nan is nan, also where it is mixed in.
+  A weight of 0 keeps neither a NaN out, 0 * nan is nan, nor pixels that are mixed into
+  another example.
   """
 
   batch = dict(batch)
   mask = batch.pop('mask')
   for key, x in batch.items():
-    if jnp.issubdtype(x.dtype, jnp.floating):
-      batch[key] = jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)) > 0, x, 0)
+    # Images may be bytes: `on_device` makes floats of them later, as selected floats would
+    # be copied to another layout on TPUs before patches are cut.
+    if x.dtype == jnp.uint8 or jnp.issubdtype(x.dtype, jnp.floating):
+      here = mask.reshape(-1, *[1] * (x.ndim - 1)) > 0
+      batch[key] = jnp.where(here, x, jnp.zeros((), x.dtype))
   return batch, mask
