@@ -81,6 +81,10 @@ def test_other_variants_are_refused(variant, facts):
     (dict(windows=(7, 7)), ('windows=(7, 7)', 'depths=(2, 2, 6, 2)')),
     (dict(shift=1.0), ('shift=1.0',)),
     (dict(version=3), ('version', '3', '2')),
+    (
+      dict(pretrained_windows=(7,) * 4),
+      ('pretrained_windows=(7, 7, 7, 7)', 'version=1'),
+    ),
     (dict(borders='timm'), ("'timm'", 'shift_pad')),
   ],
 )

@@ -92,6 +92,7 @@ def test_a_run_repeats_its_own_evaluation(data, tmp_path, capsys):
       ('no boxes',),
     ),
     (('--data', 'digits_canvas', '--split', 'test[:4]'), ("'0'", 'class')),
+    (('--probe', 'knn', '--data', 'digits', '--split', 'test'), ('boxes', 'classes')),
   ],
 )
 def test_refusals_are_one_line(data, capsys, options, facts):

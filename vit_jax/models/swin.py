@@ -243,6 +243,11 @@ class Swin(nn.Module):
     values = {field: tuple(getattr(self, field)) for field in fields}
     if not values['pretrained_windows']:
       values['pretrained_windows'] = (0,) * len(self.depths)
+    elif self.version == 1 and any(values['pretrained_windows']):
+      raise UserError(
+        f'pretrained_windows={values["pretrained_windows"]} scales the positions of '
+        'version=2; version=1 learns a table for its windows: leave it out.'
+      )
     if len({len(value) for value in values.values()}) != 1 or not self.depths:
       given = ', '.join(f'{field}={value}' for field, value in values.items())
       raise UserError(f'{given}: expected one of each per stage.')

@@ -43,7 +43,7 @@ def run(args) -> int:
   own, section = _section(args)
   import jax
 
-  from vit_jax import evaluators, sharding
+  from vit_jax import evaluators, models, sharding
   from vit_jax.evaluators import metric
   from vit_jax.train import runtime
 
@@ -51,6 +51,7 @@ def run(args) -> int:
   del given['type']
   config_check.bind(f'--probe {args.probe}', given, evaluators.signature(args.probe))
   loaded = source.load(args)
+  models.check_classifies(loaded.model, args.source)
   if 'pp' not in section or args.pp or args.resolution:
     section['pp'] = args.pp or loaded.pp
   mesh = sharding.make_mesh()
