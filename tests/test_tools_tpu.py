@@ -93,6 +93,7 @@ def test_how_often_a_loop_runs():
   found, expected = count(told), count(PROGRAM)
   assert found == expected
   assert found['unknown_loops'] == 0
+  assert count(told.replace('s32[]{:T(256)}', 'u32[]{:T(256)}')) == expected
 
 
 def test_bytes_bound_a_kernel_that_moves_more_than_it_computes():

@@ -9,7 +9,8 @@ _INSTRUCTION = re.compile(
   r'^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$'
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-# The end of a scan as TPU programs have it: the counter, from 0, less than a constant.
+# The end of a scan, or of a product with a kernel that comes in shares of other devices, as
+# TPU programs have it: the counter, from 0, less than a constant.
 _UNTIL = re.compile(r'ROOT .* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT')
 _CALLED = re.compile(
   r'(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)'
@@ -83,7 +84,7 @@ def _trips(line: str, found: dict[str, list[str]]) -> int | None:
   condition = re.search(r'condition=%?([\w.\-]+)', line)
   lines = found.get(condition[1], []) if condition else []
   for until in filter(None, map(_UNTIL.search, lines)):
-    value = re.compile(rf'%?{re.escape(until[1])} = s32\S* constant\((\d+)\)')
+    value = re.compile(rf'%?{re.escape(until[1])} = [su]32\S* constant\((\d+)\)')
     if constant := next(filter(None, map(value.search, lines)), None):
       return int(constant[1])
   return None
