@@ -206,8 +206,9 @@ def test_the_estimate_of_activations_is_near_what_xla_allocates():
   loss = lambda params, images: model.apply({'params': params}, images)[0].sum()
   compiled = jax.jit(jax.grad(loss)).lower(params, images).compile()
   saved = activations.saved_bytes(loss, params, images)
+  patches = 4 * images.size  # CPUs cut them out once more for the gradient
   # Working space comes on top, that of one block of 6; XLA may fuse a little away.
-  assert 0.9 < compiled.memory_analysis().temp_size_in_bytes / saved < 1.3
+  assert 0.9 < compiled.memory_analysis().temp_size_in_bytes / (saved + patches) < 1.3
 
 
 def run(capsys, *argv):
