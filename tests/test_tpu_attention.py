@@ -48,9 +48,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-  'product', ['bfloat16', pytest.param('float32', marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('product', ['bfloat16', 'float32'])
 @pytest.mark.parametrize('case', CASES)
 def test_kernels_compute_attention_and_its_derivative(case, product):
   n, s, heads, head, group, rows = CASES[case]

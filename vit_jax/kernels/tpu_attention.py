@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.placement import tpus
+from vit_jax.kernels.tpu_rows import NEVER, Rows
 
 LANES = 128  # of a vector register and, at least, of a matrix unit
 
@@ -156,9 +157,10 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
   forward = kernel is _forward
   lanes, rows = plan.forward if forward else plan.backward
   grid = (batch, width // lanes, pl.cdiv(queries, rows))
+  how = Rows(plan.product, plan.interpret)
   blocks = {
-    'q': pl.BlockSpec((1, rows, lanes), lambda b, h, i: (b, i, h)),
-    'k': pl.BlockSpec((1, keys, lanes), lambda b, h, i: (b, 0, h)),
+    'q': pl.BlockSpec((1, how.block(rows), lanes), lambda b, h, i: (b, i, h)),
+    'k': pl.BlockSpec((1, how.block(keys), lanes), lambda b, h, i: (b, 0, h)),
   }
   shapes = {
     'q': jax.ShapeDtypeStruct((batch, queries, width), inputs[0].dtype),
@@ -172,12 +174,12 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *out_shape)),
   )
   return pl.pallas_call(
-    functools.partial(kernel, plan, queries),
+    functools.partial(kernel, plan, how, queries, keys),
     grid=grid,
     cost_estimate=cost,
     scratch_shapes=[]
     if grid[2] == 1 or forward
-    else 2 * [pltpu.VMEM((keys, lanes), jnp.float32)],
+    else 2 * [pltpu.VMEM((how.block(keys), lanes), jnp.float32)],
     in_specs=[blocks[kind] for kind in kinds],
     out_specs=[blocks[kind] for kind in out_kinds],
     out_shape=out_shape,
@@ -219,12 +221,12 @@ class _Sum:
   """The sum over heads of [rows, lanes], written to a block as soon as it is complete.
 
   Attributes:
-    ref: [1, rows, lanes]. total: None, or float32 [rows, lanes], what blocks of queries
+    rows: how to write to ref, [1, rows, lanes]. total: None, or float32 [rows, lanes], what blocks of queries
       before this one came to.
   """
 
-  def __init__(self, ref, scale: float = 1.0, total=None):
-    self.ref, self.scale, self.total = ref, scale, total
+  def __init__(self, rows: Rows, ref, scale: float = 1.0, total=None):
+    self.rows, self.ref, self.scale, self.total = rows, ref, scale, total
     self._columns: dict[int, jax.Array] = {}  # of registers, by their first lane
 
   def add(self, x, head: slice, window: slice):
@@ -247,7 +249,7 @@ class _Sum:
     if self.total is not None:
       column += jnp.where(pl.program_id(2) > 0, self.total[:, lanes], 0.0)
       self.total[:, lanes] = column
-    self.ref[0, :, lanes] = column.astype(self.ref.dtype)
+    self.rows.store(self.ref, lanes, column)
 
 
 def _dot(a, b, over: tuple[int, int]):
@@ -256,34 +258,38 @@ def _dot(a, b, over: tuple[int, int]):
   )
 
 
-def _forward(plan, queries, q_ref, k_ref, v_ref, out_ref):
+def _forward(plan, how, queries, keys, q_ref, k_ref, v_ref, out_ref):
   del queries  # rows beyond the last query are computed, and not written
-  load = _loader(plan.product)
-  out = _Sum(out_ref)
+  out = _Sum(how, out_ref)
+  bias = how.bias(how.block(keys), keys) if how.block(keys) > keys else None
   for head, window in _heads(plan.head, plan.forward.lanes):
-    q = load(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
-    k, v = load(k_ref, window), load(v_ref, window)
+    q = how.load(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
+    k, v = (how.load(ref, window, there=keys) for ref in (k_ref, v_ref))
     scores = _dot(_only(q, head, window), k, (1, 1))
+    scores = scores if bias is None else scores + bias
     weights = jnp.exp(scores - scores.max(1, keepdims=True))
     total = weights.sum(1, keepdims=True)
     x = _dot(weights.astype(plan.product), _only(v, head, window), (1, 0))
-    out.add(x * (1 / total), head, window)
+    out.add(x * _reciprocal(total), head, window)
 
 
-def _backward(plan, queries, q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref, *sums):
+def _backward(
+  plan, how, queries, keys, q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref, *sums
+):
   """Scores lie as [S, N] here: two of three products then need no transposition."""
-  load = _loader(plan.product)
-  there = _loader(plan.product, queries, plan.backward.rows)
   dk_sum, dv_sum = sums or (None, None)
-  dq = _Sum(dq_ref, plan.head**-0.5)
-  dk, dv = _Sum(dk_ref, total=dk_sum), _Sum(dv_ref, total=dv_sum)
+  dq = _Sum(how, dq_ref, plan.head**-0.5)
+  dk, dv = _Sum(how, dk_ref, total=dk_sum), _Sum(how, dv_ref, total=dv_sum)
+  there = _queries_there(queries, plan.backward.rows)
   for head, window in _heads(plan.head, plan.backward.lanes):
-    q = there(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
-    k, v, g = load(k_ref, window), load(v_ref, window), there(g_ref, window)
+    q = how.load(q_ref, window, there=there)
+    q *= jnp.asarray(plan.head**-0.5, plan.product)
+    g = how.load(g_ref, window, there=there)
+    k, v = (how.load(ref, window, there=keys) for ref in (k_ref, v_ref))
     q, g = _only(q, head, window), _only(g, head, window)
-    scores = _dot(k, q, (1, 1))
+    scores = how.only(_dot(k, q, (1, 1)), keys, NEVER)
     weights = jnp.exp(scores - scores.max(0, keepdims=True))
-    norm = 1 / weights.sum(0, keepdims=True)
+    norm = _reciprocal(weights.sum(0, keepdims=True))
     dweights = _dot(v, g, (1, 1))
     mean = (weights * dweights).sum(0, keepdims=True) * norm
     weights *= norm
@@ -293,15 +299,17 @@ def _backward(plan, queries, q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref,
     dq.add(_dot(dscores, _only(k, head, window), (0, 0)), head, window)
 
 
-def _loader(product, queries=0, rows=1):
-  """Returns `load(ref, window)`; of blocks of rows, those beyond the last are zero."""
+def _reciprocal(total):
+  """Returns 1 / total, of at least 1, without the cases of a division: 0 and infinities."""
   from jax.experimental import pallas as pl
 
-  def load(ref, window):
-    x = ref[0, :, window]
-    if queries % rows:
-      row = lax.broadcasted_iota(jnp.int32, x.shape, 0) + pl.program_id(2) * rows
-      x = jnp.where(row < queries, x, jnp.zeros_like(x))
-    return x.astype(product)
+  return pl.reciprocal(total, full_range=False)
 
-  return load
+
+def _queries_there(queries: int, rows: int):
+  """Returns how many of this block's queries there are; None: as many as it has rows."""
+  from jax.experimental import pallas as pl
+
+  if queries <= rows:
+    return queries
+  return queries - pl.program_id(2) * rows if queries % rows else None

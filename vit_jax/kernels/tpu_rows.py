@@ -1,0 +1,99 @@
+"""Rows of bfloat16 in a kernel's block, read and written as what the kernel computes in.
+
+Where vector registers hold no bfloat16 (v2, v3), Mosaic unpacks each through memory and
+waits for it, which was a third of the attention kernels' cycles. There a block is read as
+words of 32 bits, which hold two rows: the even rows come first, then the odd ones. An
+order of rows that all arrays share changes no sum over them.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+_PAIR = 16  # rows of two registers, whose words fill one
+
+
+class Rows(NamedTuple):
+  """How rows are read.
+
+  Attributes:
+    dtype: what is computed in, 'bfloat16' or 'float32'. Rows of float32 are in the order
+      of the module's docstring.
+    interpret: without the views of memory that only a TPU has, for tests.
+  """
+
+  dtype: str
+  interpret: bool = False
+
+  @property
+  def packed(self) -> bool:
+    return self.dtype == 'float32'
+
+  def block(self, rows: int) -> int:
+    """Returns how many rows a block needs to hold so many."""
+    return -(-rows // _PAIR) * _PAIR if self.packed else rows
+
+  def load(self, ref, lanes: slice, there=None):
+    """Returns [R, lanes] of a block [1, R, width].
+
+    Args:
+      there: how many rows are real, a number or a traced one: the others, which hold
+        anything, become zero. None: all are.
+    """
+    if not self.packed:
+      return self.only(ref[0, :, lanes], there)
+    words = self._words(ref, lanes)
+    halves = words << 16, words & jnp.uint32(0xFFFF0000)
+    x = [lax.bitcast_convert_type(half, jnp.float32) for half in halves]
+    return self.only(jnp.concatenate(x, 0), there)
+
+  def only(self, x, there, fill: float = 0.0):
+    """Returns x [R, ...] with `fill` in the rows that are not there; None: all are."""
+    if there is None or (isinstance(there, int) and there >= len(x)):
+      return x
+    if not self.packed:
+      return _first(x, there, fill)
+    half, counts = len(x) // 2, ((there + 1) // 2, there // 2)
+    halves = [_first(x[:half], counts[0], fill), _first(x[half:], counts[1], fill)]
+    return jnp.concatenate(halves, 0)
+
+  def bias(self, rows: int, there: int):
+    """Returns float32 [1, R], 0 for rows that are there, else what exp makes zero of."""
+    at = lax.broadcasted_iota(jnp.int32, (1, rows), 1)
+    half = rows // 2
+    row = jnp.where(at < half, 2 * at, 2 * (at - half) + 1)
+    return jnp.where(row < there, 0.0, NEVER)
+
+  def store(self, ref, lanes: slice, x):
+    """Writes float32 x [R, lanes] to a block [1, R, width] of bfloat16."""
+    if not self.packed:
+      ref[0, :, lanes] = x.astype(ref.dtype)
+      return
+    half = len(x) // 2
+    if self.interpret:
+      pairs = jnp.stack([x[:half], x[half:]], 1)
+      ref[0, :, lanes] = pairs.reshape(x.shape).astype(ref.dtype)
+      return
+    from jax.experimental.pallas import tpu as pltpu
+
+    words = pltpu.pack_elementwise([x[:half], x[half:]], packed_dtype=ref.dtype)
+    ref.bitcast(words.dtype)[0, :, lanes] = words
+
+  def _words(self, ref, lanes):
+    if not self.interpret:
+      return ref.bitcast(jnp.uint32)[0, :, lanes]
+    x = ref[0, :, lanes]
+    pairs = x.reshape(len(x) // 2, 2, -1).swapaxes(1, 2)
+    return lax.bitcast_convert_type(pairs, jnp.uint32)
+
+
+NEVER = -1e30  # a score less any maximum; not -inf, whose differences may be NaN
+
+
+def _first(x, count, fill):
+  """Returns x with `fill` after its first `count` rows; only their registers are touched."""
+  whole = count // 8 * 8 if isinstance(count, int) else 0
+  row = lax.broadcasted_iota(jnp.int32, x[whole:].shape, 0)
+  rest = jnp.where(row < count - whole, x[whole:], jnp.asarray(fill, x.dtype))
+  return jnp.concatenate([x[:whole], rest], 0) if whole else rest
