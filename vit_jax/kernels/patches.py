@@ -7,24 +7,36 @@ import jax
 from jax import lax
 
 from vit_jax.kernels.dense import dense
+from vit_jax.kernels.placement import tpus
 
 
 def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
   """Projects each patch: [B, H, W, C] -> [B, H / ph, W / pw, D], all of one dtype.
 
   On TPUs it is a convolution: cut into patches, every pixel of the images would move in
-  memory, which takes longer than the product. Elsewhere it is a product: on CPUs the
-  convolution's gradient is slow. The choice is made when the program is lowered.
+  memory, which takes longer than the product; but not on v2 and v3, which have the bandwidth.
+  Elsewhere it is a product: on CPUs the convolution's gradient is slow. The choice is made
+  when the program is lowered, that of a generation by the mesh.
 
   Args:
     kernel: [ph, pw, C, D]; H and W are multiples of ph and pw.
     bias: [D].
   """
   choose = functools.partial(
-    lax.platform_dependent, tpu=_convolved, default=_as_product
+    lax.platform_dependent,
+    tpu=_as_product if _before_v4(len(images)) else _convolved,
+    default=_as_product,
   )
   # Not differentiated as it stands, a choice keeps what any of its branches would.
   return jax.checkpoint(choose, prevent_cse=False)(images, kernel, bias)
+
+
+def _before_v4(batch: int) -> bool:
+  if tpus(batch) is None:
+    return False
+  from jax.experimental.pallas import tpu as pltpu
+
+  return pltpu.get_tpu_info().generation < 4
 
 
 def _convolved(images, kernel, bias):
