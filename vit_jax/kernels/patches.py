@@ -24,7 +24,7 @@ def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
   """
   choose = functools.partial(
     lax.platform_dependent,
-    tpu=_as_product if _before_v4(len(images)) else _convolved,
+    tpu=_as_product if _before_v4(images.shape[0]) else _convolved,
     default=_as_product,
   )
   # Not differentiated as it stands, a choice keeps what any of its branches would.
