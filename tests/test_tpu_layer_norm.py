@@ -8,6 +8,7 @@ from test_tpu_attention import KINDS, tpu
 
 from vit_jax import sharding
 from vit_jax.kernels import layer_norm, tpu_layer_norm
+from vit_jax.kernels.tpu_rows import Rows
 from vit_jax.models import build
 
 EPS = 1e-6
@@ -40,9 +41,11 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_kernels_compute_the_norm_and_its_derivative(case):
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])  # of what registers hold
+def test_kernels_compute_the_norm_and_its_derivative(case, dtype):
   tokens, width, rows = CASES[case]
-  plan = tpu_layer_norm.Plan(rows, interpret=True)
+  how = Rows(dtype, interpret=True)
+  plan = tpu_layer_norm.Plan(how.block(rows), how)
   *inputs, dy, dskip = arrays(2, tokens, width)
   wide = lambda *arrays: [a.astype(jnp.float32) for a in arrays]
   run = lambda fn: jax.vjp(lambda *args: fn(*args, EPS, plan), *inputs)
@@ -60,7 +63,7 @@ def test_kernels_compute_the_norm_and_its_derivative(case):
 
 def test_devices_of_a_mesh_normalise_their_own_images():
   x, scale, bias, dy, dskip = arrays(8, 16, 128)
-  plan = tpu_layer_norm.Plan(16, interpret=True)
+  plan = tpu_layer_norm.Plan(16, Rows('bfloat16', interpret=True))
 
   def run(*inputs):
     fn = lambda *args: tpu_layer_norm.layer_norm_and_input(*args, EPS, plan)
@@ -77,13 +80,16 @@ def test_devices_of_a_mesh_normalise_their_own_images():
     np.testing.assert_allclose(*(np.asarray(z, np.float32) for z in (a, b)), rtol=close)
 
 
-@pytest.mark.parametrize('kind', ['v5e', 'v6e'])
-def test_the_plan_of_a_generation(kind):
+@pytest.mark.parametrize(
+  ('kind', 'dtype', 'rows'),
+  [('v3', 'float32', 48), ('v5e', 'bfloat16', 40), ('v6e', 'bfloat16', 40)],
+)
+def test_the_plan_of_a_generation(kind, dtype, rows):
   x, scale, bias, _, _ = arrays(2, 40, 256)
-  plan = tpu_layer_norm.plan
+  plan, expected = tpu_layer_norm.plan, tpu_layer_norm.Plan(rows, Rows(dtype))
   assert plan(x) is None  # no mesh
   with tpu(KINDS[kind], 1, 1, 1):
-    assert plan(x) == tpu_layer_norm.Plan(40)
+    assert plan(x) == expected
     long = plan(jax.ShapeDtypeStruct((1, 4097, 1024), jnp.bfloat16))
     assert long.rows % 16 == 0
     assert long.rows * 1024 * 16 <= 6 * 2**20
@@ -94,12 +100,10 @@ def test_the_plan_of_a_generation(kind):
     other = layer_norm.layer_norm(x, scale, bias, EPS, jnp.float32, fused=True)
     assert other.dtype == jnp.float32
   with tpu(KINDS[kind], 2, 1, 1):
-    assert plan(x) == tpu_layer_norm.Plan(40)
+    assert plan(x) == expected
     assert plan(x[:1]) is None  # not divided by data
   with tpu(KINDS[kind], 1, 1, 2):
     assert plan(x) is None  # channels are split
-  with tpu(KINDS['v3'], 1, 1, 1):
-    assert plan(x) is None
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.placement import tpus
-from vit_jax.kernels.tpu_rows import NEVER, Rows
-
-LANES = 128  # of a vector register and, at least, of a matrix unit
+from vit_jax.kernels.tpu_rows import LANES, NEVER, Rows
 
 
 class Block(NamedTuple):
@@ -158,10 +156,13 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
   lanes, rows = plan.forward if forward else plan.backward
   grid = (batch, width // lanes, pl.cdiv(queries, rows))
   how = Rows(plan.product, plan.interpret)
-  blocks = {
-    'q': pl.BlockSpec((1, how.block(rows), lanes), lambda b, h, i: (b, i, h)),
-    'k': pl.BlockSpec((1, how.block(keys), lanes), lambda b, h, i: (b, 0, h)),
-  }
+  columns = how.columns(lanes)
+  tall, row = {'q': rows, 'k': keys}, {'q': lambda i: i, 'k': lambda i: 0}
+
+  def block(kind, columns=1, column=0):
+    shape = (1, how.block(tall[kind]), lanes // columns)
+    return pl.BlockSpec(shape, lambda b, h, i: (b, row[kind](i), h * columns + column))
+
   shapes = {
     'q': jax.ShapeDtypeStruct((batch, queries, width), inputs[0].dtype),
     'k': jax.ShapeDtypeStruct((batch, keys, width), inputs[0].dtype),
@@ -174,14 +175,14 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *out_shape)),
   )
   return pl.pallas_call(
-    functools.partial(kernel, plan, how, queries, keys),
+    functools.partial(_by_columns, kernel, plan, how, queries, keys, columns),
     grid=grid,
     cost_estimate=cost,
     scratch_shapes=[]
     if grid[2] == 1 or forward
     else 2 * [pltpu.VMEM((how.block(keys), lanes), jnp.float32)],
-    in_specs=[blocks[kind] for kind in kinds],
-    out_specs=[blocks[kind] for kind in out_kinds],
+    in_specs=[block(kind, columns, c) for kind in kinds for c in range(columns)],
+    out_specs=[block(kind) for kind in out_kinds],
     out_shape=out_shape,
     interpret=plan.interpret,
     compiler_params=pltpu.CompilerParams(
@@ -191,7 +192,14 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     ),
     metadata={'grid': 'x'.join(map(str, grid))},  # for `tools.tpu.cost`
     name=kernel.__name__.strip('_') + '_attention',
-  )(*inputs)
+  )(*(x for x in inputs for _ in range(columns)))
+
+
+def _by_columns(kernel, plan, how, queries, keys, columns, *refs):
+  """Calls a kernel with the columns of each of its inputs together."""
+  inputs = 3 if kernel is _forward else 4
+  grouped = [refs[i * columns : (i + 1) * columns] for i in range(inputs)]
+  kernel(plan, how, queries, keys, *grouped, *refs[inputs * columns :])
 
 
 def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
@@ -249,7 +257,7 @@ class _Sum:
     if self.total is not None:
       column += jnp.where(pl.program_id(2) > 0, self.total[:, lanes], 0.0)
       self.total[:, lanes] = column
-    self.rows.store(self.ref, lanes, column)
+    self.rows.store(self.ref, column, lanes)
 
 
 def _dot(a, b, over: tuple[int, int]):

@@ -5,7 +5,7 @@ again to normalise them, the first and the last within the products before and a
 which that slows down. Here a step of the grid holds some rows whole, reads them once, and
 the derivative computes the statistics again and adds the gradient of the residual
 connection. Statistics are in float32, the variance in two passes. benchmarks/NOTES.md has
-what it costs: not on v2 and v3, whose vector units are slower beside their memory.
+what it costs.
 """
 
 import functools
@@ -17,8 +17,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.placement import tpus
+from vit_jax.kernels.tpu_rows import LANES, Rows
 
-LANES = 128  # of a vector register
 SUBLANES = 8
 _BLOCKS = 6 * 2**20  # bytes of a grid step's arrays, of the 16 MiB that every TPU has
 
@@ -28,18 +28,18 @@ class Plan(NamedTuple):
 
   Attributes:
     rows: tokens of one image that a grid step takes.
-    interpret: run on any platform, slowly, for tests.
+    how: they are read and written.
   """
 
   rows: int
-  interpret: bool = False
+  how: Rows
 
 
 def plan(x: jax.Array) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should normalise x; None if XLA should.
 
-  None on v2 and v3, for what is not bfloat16 [B, N, D], where channels do not fill registers
-  or the mesh splits them, or does not divide the batch, and for a few tokens.
+  None for what is not bfloat16 [B, N, D], where channels do not fill registers or the mesh
+  splits them, or does not divide the batch, and for a few tokens.
   """
   if x.ndim != 3 or x.dtype != jnp.bfloat16:
     return None
@@ -49,15 +49,14 @@ def plan(x: jax.Array) -> Plan | None:
     return None
   from jax.experimental.pallas import tpu as pltpu
 
-  if pltpu.get_tpu_info().generation < 4:
-    return None
+  how = Rows('float32' if pltpu.get_tpu_info().generation < 4 else 'bfloat16')
   # The derivative's: x, two gradients and its own, two of each, of two bytes.
   most = _BLOCKS // (4 * 2 * 2 * width)
-  if tokens <= most:
-    return Plan(tokens)
+  if how.block(tokens) <= most:
+    return Plan(how.block(tokens), how)
   unit = 2 * SUBLANES  # of a tile of bfloat16
   parts = -(-tokens // (most // unit * unit or unit))
-  return Plan(-(-tokens // (parts * unit)) * unit)
+  return Plan(-(-tokens // (parts * unit)) * unit, how)
 
 
 def layer_norm(x, scale, bias, eps: float, plan: Plan) -> jax.Array:
@@ -83,7 +82,7 @@ def layer_norm_and_input(x, scale, bias, eps: float, plan: Plan):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _norm(x, scale, bias, eps, plan):
-  kernel = functools.partial(_forward, eps)
+  kernel = functools.partial(_forward, eps, plan.how)
   return _call(kernel, 'forward_norm', plan, [x], [scale, bias], sums=0)[0]
 
 
@@ -115,7 +114,7 @@ _norm_and_input.defvjp(_norm_and_input_fwd, _norm_and_input_bwd)
 
 
 def _derivative(eps, plan, x, scale, *gradients):
-  kernel = functools.partial(_backward, eps, x.shape[1], plan.rows)
+  kernel = functools.partial(_backward, eps, plan, x.shape[1])
   arrays = [x, *gradients]
   dx, *sums = _call(kernel, 'backward_norm', plan, arrays, [scale], sums=2)
   return dx, *(partial.sum((0, 1)) for partial in sums)
@@ -134,25 +133,38 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
 
   def run(*operands):
     (batch, tokens, width), dtype = operands[0].shape, operands[0].dtype
-    block = pl.BlockSpec((1, plan.rows, width), lambda b, i: (b, i, 0))
+    columns = plan.how.columns(width)
+
+    def block(columns=1, column=0):
+      shape = (1, plan.rows, width // columns)
+      return pl.BlockSpec(shape, lambda b, i: (b, i, column))
+
+    def by_columns(*refs):
+      n = len(arrays) * columns
+      kernel(*(refs[i : i + columns] for i in range(0, n, columns)), *refs[n:])
+
     vector = pl.BlockSpec((1, width), lambda b, i: (0, 0))
     partial = pl.BlockSpec((1, 1, width), lambda b, i: (b, 0, 0))
     grid = (batch, pl.cdiv(tokens, plan.rows))
     return pl.pallas_call(
-      kernel,
+      by_columns,
       grid=grid,
-      in_specs=[block] * len(arrays) + [vector] * len(vectors),
-      out_specs=[block] + [partial] * sums,
+      in_specs=[block(columns, c) for _ in arrays for c in range(columns)]
+      + [vector] * len(vectors),
+      out_specs=[block()] + [partial] * sums,
       out_shape=[jax.ShapeDtypeStruct((batch, tokens, width), dtype)]
       + [jax.ShapeDtypeStruct((batch, 1, width), jnp.float32)] * sums,
-      interpret=plan.interpret,
+      interpret=plan.how.interpret,
       # Blocks of an image add to one sum.
       compiler_params=pltpu.CompilerParams(
         dimension_semantics=('parallel', 'arbitrary')
       ),
       metadata={'grid': 'x'.join(map(str, grid))},  # for `tools.tpu.cost`
       name=name,
-    )(*operands)
+    )(
+      *(x for x in operands[: len(arrays)] for _ in range(columns)),
+      *operands[len(arrays) :],
+    )
 
   if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
     spec = PartitionSpec(('data', 'fsdp'))
@@ -175,33 +187,37 @@ def _tiles(rows: int, size: int):
     yield slice(start, min(start + size, rows))
 
 
-def _forward(eps, x_ref, scale_ref, bias_ref, y_ref):
-  for tile in _tiles(x_ref.shape[1], 2 * SUBLANES):
-    centred, rstd = _statistics(x_ref[0, tile, :].astype(jnp.float32), eps)
-    y = centred * rstd * scale_ref[...] + bias_ref[...]
-    y_ref[0, tile, :] = y.astype(y_ref.dtype)
+def _forward(eps, how, x_refs, scale_ref, bias_ref, y_ref):
+  for tile in _tiles(y_ref.shape[1], 2 * SUBLANES):
+    centred, rstd = _statistics(_load(how, x_refs, tile), eps)
+    how.store(y_ref, centred * rstd * scale_ref[...] + bias_ref[...], rows=tile)
 
 
-def _backward(eps, tokens, rows, x_ref, *refs):
+def _load(how, refs, rows: slice, there=None):
+  return how.load(refs, there=there, rows=rows).astype(jnp.float32)
+
+
+def _backward(eps, plan, tokens, x_refs, *refs):
   """`refs`: of the gradient of y and, maybe, that of x besides; scale; results."""
   from jax.experimental import pallas as pl
 
   *gradients, scale_ref, dx_ref, dscale_ref, dbias_ref = refs
-  dy_ref, dskip_ref = gradients if len(gradients) == 2 else (*gradients, None)
-  scale, width = scale_ref[...], x_ref.shape[2]
-  load = lambda ref, tile: ref[0, tile, :].astype(jnp.float32)
+  dy_refs, dskip_refs = gradients if len(gradients) == 2 else (*gradients, None)
+  scale, width, how = scale_ref[...], dx_ref.shape[2], plan.how
+  blocks = pl.cdiv(tokens, plan.rows)
+  left = tokens - pl.program_id(1) * plan.rows if blocks > 1 else tokens
   whole, rest = [], []  # (dscale, dbias) of tiles of 8 rows, and of the last
-  for tile in _tiles(rows, SUBLANES):
-    x, dy = load(x_ref, tile), load(dy_ref, tile)
-    if tokens % rows:  # the last block's rows beyond the last token hold anything
-      row = lax.broadcasted_iota(jnp.int32, x.shape, 0) + tile.start
-      there = row < tokens - pl.program_id(1) * rows
-      x, dy = jnp.where(there, x, 0.0), jnp.where(there, dy, 0.0)
+  for tile in _tiles(plan.rows, (2 if how.packed else 1) * SUBLANES):
+    # The last block's rows beyond the last token hold anything.
+    there = left - tile.start if tokens % plan.rows else None
+    x, dy = (_load(how, refs, tile, there) for refs in (x_refs, dy_refs))
     centred, rstd = _statistics(x, eps)
     y = centred * rstd
     sums = (dy * y, dy)
-    if tile.stop - tile.start == SUBLANES:
-      whole = [a + b for a, b in zip(whole, sums, strict=True)] if whole else sums
+    if (tile.stop - tile.start) % SUBLANES == 0:
+      for start in range(0, len(x), SUBLANES):
+        part = [s[start : start + SUBLANES] for s in sums]
+        whole = [a + b for a, b in zip(whole, part, strict=True)] if whole else part
     else:
       rest = [s.sum(0, keepdims=True) for s in sums]
     dy = dy * scale
@@ -209,13 +225,13 @@ def _backward(eps, tokens, rows, x_ref, *refs):
     mean = dy.sum(1, keepdims=True) * (1 / width)
     along = (dy * y).sum(1, keepdims=True) * (1 / width)
     dx = (dy - mean - y * along) * rstd
-    if dskip_ref is not None:
-      dx += load(dskip_ref, tile)
-    dx_ref[0, tile, :] = dx.astype(dx_ref.dtype)
+    if dskip_refs is not None:
+      dx += _load(how, dskip_refs, tile)
+    how.store(dx_ref, dx, rows=tile)
   totals = [s.sum(0, keepdims=True) for s in whole]
   if rest:
     totals = [a + b for a, b in zip(totals, rest, strict=True)] if totals else rest
   for ref, total in zip((dscale_ref, dbias_ref), totals, strict=True):
-    if tokens > rows:
+    if blocks > 1:
       total += jnp.where(pl.program_id(1) > 0, ref[0], 0.0)
     ref[0] = total

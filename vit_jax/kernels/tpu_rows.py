@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+ALL = slice(None)
+LANES = 128  # of a vector register and, at least, of a matrix unit
 _PAIR = 16  # rows of two registers, whose words fill one
 
 
@@ -34,16 +36,32 @@ class Rows(NamedTuple):
     """Returns how many rows a block needs to hold so many."""
     return -(-rows // _PAIR) * _PAIR if self.packed else rows
 
-  def load(self, ref, lanes: slice, there=None):
-    """Returns [R, lanes] of a block [1, R, width].
+  def columns(self, lanes: int) -> int:
+    """Returns in how many blocks, side by side, an input of so many lanes is best read.
+
+    Packed rows by single registers: in a wider block the words of eight rows lie apart,
+    and the compiler brings them together through memory.
+    """
+    return lanes // LANES if self.packed and lanes % LANES == 0 else 1
+
+  def load(self, refs, lanes: slice = ALL, there=None, rows: slice = ALL):
+    """Returns [R, lanes] of a block [1, R, width], which is in `columns` parts.
 
     Args:
       there: how many rows are real, a number or a traced one: the others, which hold
         anything, become zero. None: all are.
+      rows: R of the block's, pairs of registers where they are packed.
     """
+    if len(refs) > 1:
+      columns = (
+        refs if lanes == ALL else refs[lanes.start // LANES : -(-lanes.stop // LANES)]
+      )
+      parts = [self.load([ref], ALL, there, rows) for ref in columns]
+      return jnp.concatenate(parts, 1)
+    (ref,) = refs
     if not self.packed:
-      return self.only(ref[0, :, lanes], there)
-    words = self._words(ref, lanes)
+      return self.only(ref[0, rows, lanes], there)
+    words = self._words(ref, rows, lanes)
     halves = words << 16, words & jnp.uint32(0xFFFF0000)
     x = [lax.bitcast_convert_type(half, jnp.float32) for half in halves]
     return self.only(jnp.concatenate(x, 0), there)
@@ -65,30 +83,34 @@ class Rows(NamedTuple):
     row = jnp.where(at < half, 2 * at, 2 * (at - half) + 1)
     return jnp.where(row < there, 0.0, NEVER)
 
-  def store(self, ref, lanes: slice, x):
-    """Writes float32 x [R, lanes] to a block [1, R, width] of bfloat16."""
+  def store(self, ref, x, lanes: slice = ALL, rows: slice = ALL):
+    """Writes float32 x [R, lanes] to R rows of a block [1, R, width] of bfloat16."""
     if not self.packed:
-      ref[0, :, lanes] = x.astype(ref.dtype)
+      ref[0, rows, lanes] = x.astype(ref.dtype)
       return
     half = len(x) // 2
     if self.interpret:
       pairs = jnp.stack([x[:half], x[half:]], 1)
-      ref[0, :, lanes] = pairs.reshape(x.shape).astype(ref.dtype)
+      ref[0, rows, lanes] = pairs.reshape(x.shape).astype(ref.dtype)
       return
     from jax.experimental.pallas import tpu as pltpu
 
     words = pltpu.pack_elementwise([x[:half], x[half:]], packed_dtype=ref.dtype)
-    ref.bitcast(words.dtype)[0, :, lanes] = words
+    ref.bitcast(words.dtype)[0, _pairs(rows), lanes] = words
 
-  def _words(self, ref, lanes):
+  def _words(self, ref, rows, lanes):
     if not self.interpret:
-      return ref.bitcast(jnp.uint32)[0, :, lanes]
-    x = ref[0, :, lanes]
+      return ref.bitcast(jnp.uint32)[0, _pairs(rows), lanes]
+    x = ref[0, rows, lanes]
     pairs = x.reshape(len(x) // 2, 2, -1).swapaxes(1, 2)
     return lax.bitcast_convert_type(pairs, jnp.uint32)
 
 
 NEVER = -1e30  # a score less any maximum; not -inf, whose differences may be NaN
+
+
+def _pairs(rows: slice) -> slice:
+  return rows if rows == ALL else slice(rows.start // 2, rows.stop // 2)
 
 
 def _first(x, count, fill):

@@ -149,7 +149,9 @@ def _estimate(run, shapes, kernels, generation: Generation) -> tuple[int, int]:
   if run.opcode == 'custom-call' and any(name in run.text for name in _FREE_CALLS):
     return 0, 0
   size = hlo.padded_bytes(run.shape)
-  size += sum(hlo.padded_bytes(shapes.get(name, '')) for name in run.operands)
+  # One that is given several times is read in parts.
+  operands = dict.fromkeys(run.operands)
+  size += sum(hlo.padded_bytes(shapes.get(name, '')) for name in operands)
   cycles = size / generation.bytes_per_cycle
   if known := kernels.get(_kernel(run)):
     cycles = max(cycles, known)
