@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.placement import tpus
-from vit_jax.kernels.tpu_rows import LANES, NEVER, Rows
+from vit_jax.kernels.tpu_rows import LANES, NEVER, Rows, by_columns
 
 
 class Block(NamedTuple):
@@ -156,6 +156,7 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
   lanes, rows = plan.forward if forward else plan.backward
   grid = (batch, width // lanes, pl.cdiv(queries, rows))
   how = Rows(plan.product, plan.interpret)
+  run = functools.partial(kernel, plan, how, queries, keys)
   columns = how.columns(lanes)
   tall, row = {'q': rows, 'k': keys}, {'q': lambda i: i, 'k': lambda i: 0}
 
@@ -175,7 +176,7 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *out_shape)),
   )
   return pl.pallas_call(
-    functools.partial(_by_columns, kernel, plan, how, queries, keys, columns),
+    by_columns(run, len(inputs), columns),
     grid=grid,
     cost_estimate=cost,
     scratch_shapes=[]
@@ -193,13 +194,6 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     metadata={'grid': 'x'.join(map(str, grid))},  # for `tools.tpu.cost`
     name=kernel.__name__.strip('_') + '_attention',
   )(*(x for x in inputs for _ in range(columns)))
-
-
-def _by_columns(kernel, plan, how, queries, keys, columns, *refs):
-  """Calls a kernel with the columns of each of its inputs together."""
-  inputs = 3 if kernel is _forward else 4
-  grouped = [refs[i * columns : (i + 1) * columns] for i in range(inputs)]
-  kernel(plan, how, queries, keys, *grouped, *refs[inputs * columns :])
 
 
 def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.placement import tpus
-from vit_jax.kernels.tpu_rows import LANES, Rows
+from vit_jax.kernels.tpu_rows import LANES, Rows, by_columns
 
 SUBLANES = 8
 _BLOCKS = 6 * 2**20  # bytes of a grid step's arrays, of the 16 MiB that every TPU has
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 
   Attributes:
     rows: tokens of one image that a grid step takes.
-    how: they are read and written.
+    how: how they are read and written.
   """
 
   rows: int
@@ -139,15 +139,11 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
       shape = (1, plan.rows, width // columns)
       return pl.BlockSpec(shape, lambda b, i: (b, i, column))
 
-    def by_columns(*refs):
-      n = len(arrays) * columns
-      kernel(*(refs[i : i + columns] for i in range(0, n, columns)), *refs[n:])
-
     vector = pl.BlockSpec((1, width), lambda b, i: (0, 0))
     partial = pl.BlockSpec((1, 1, width), lambda b, i: (b, 0, 0))
     grid = (batch, pl.cdiv(tokens, plan.rows))
     return pl.pallas_call(
-      by_columns,
+      by_columns(kernel, len(arrays), columns),
       grid=grid,
       in_specs=[block(columns, c) for _ in arrays for c in range(columns)]
       + [vector] * len(vectors),

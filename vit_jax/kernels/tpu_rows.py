@@ -3,7 +3,9 @@
 Where vector registers hold no bfloat16 (v2, v3), Mosaic unpacks each through memory and
 waits for it, which was a third of the attention kernels' cycles. There a block is read as
 words of 32 bits, which hold two rows: the even rows come first, then the odd ones. An
-order of rows that all arrays share changes no sum over them.
+order of rows that all arrays share changes no sum over them. And it is read by columns
+that are one register wide, as in memory those of a wider block are not in the order of a
+register.
 """
 
 from typing import NamedTuple
@@ -53,9 +55,8 @@ class Rows(NamedTuple):
       rows: R of the block's, pairs of registers where they are packed.
     """
     if len(refs) > 1:
-      columns = (
-        refs if lanes == ALL else refs[lanes.start // LANES : -(-lanes.stop // LANES)]
-      )
+      start, stop, _ = lanes.indices(len(refs) * LANES)
+      columns = refs[start // LANES : -(-stop // LANES)]
       parts = [self.load([ref], ALL, there, rows) for ref in columns]
       return jnp.concatenate(parts, 1)
     (ref,) = refs
@@ -104,6 +105,17 @@ class Rows(NamedTuple):
     x = ref[0, rows, lanes]
     pairs = x.reshape(len(x) // 2, 2, -1).swapaxes(1, 2)
     return lax.bitcast_convert_type(pairs, jnp.uint32)
+
+
+def by_columns(kernel, inputs: int, columns: int):
+  """Returns a kernel that is given each of its `inputs`, its first ones, in columns."""
+
+  def run(*refs):
+    given = inputs * columns
+    grouped = (refs[i : i + columns] for i in range(0, given, columns))
+    kernel(*grouped, *refs[given:])
+
+  return run
 
 
 NEVER = -1e30  # a score less any maximum; not -inf, whose differences may be NaN

@@ -7,16 +7,18 @@ def resize_to(images, size, method: str, antialias: bool, rounding: str):
   """Resizes to (h, w), half-pixel centres; `rounding`: see `to_levels`."""
   tf = lazy_tf.load()
   out = tf.image.resize(images, size, method, antialias=antialias)
-  return to_levels(out, images.dtype, rounding)
+  # Means of levels are levels: only bicubic weights may be negative.
+  return to_levels(out, images.dtype, rounding, clip=method == 'bicubic')
 
 
-def to_levels(images, dtype, rounding: str = 'nearest'):
+def to_levels(images, dtype, rounding: str = 'nearest', clip: bool = True):
   """Returns images, which an op computed in float32, in the dtype that it was given.
 
   Args:
     rounding: of uint8. 'truncate' clips and cuts the fraction off, as big_vision;
       'nearest' clips and rounds, half to even; 'none' leaves float32, unclipped, as
       vision_transformer. (Images of floats stay as computed in any case.)
+    clip: whether the numbers may lie below 0 or from 256 on.
   """
   tf = lazy_tf.load()
   if dtype != tf.uint8:
@@ -25,7 +27,7 @@ def to_levels(images, dtype, rounding: str = 'nearest'):
     return tf.cast(images, tf.float32)
   if images.dtype == tf.uint8:  # nothing was computed
     return images
-  images = tf.clip_by_value(images, 0, 255)
+  images = tf.clip_by_value(images, 0, 255) if clip else images
   return tf.cast(tf.round(images) if rounding == 'nearest' else images, tf.uint8)
 
 

@@ -194,8 +194,7 @@ def inspect_model(
   if getattr(module, 'scan', None) is False:  # it was traced as one block
     unstack = functools.partial(adapt.unstack, family=models.family_of(module))
     params = jax.eval_shape(unstack, params)
-  _, out = jax.eval_shape(forward, traced_params, images)
-  operations = flops.count(forward, traced_params, images)
+  operations, (_, out) = flops.count_and_shapes(forward, traced_params, images)
   each, constant = activations.per_image(
     lambda params, images: forward(params, images, train=True)[0],
     traced_params,

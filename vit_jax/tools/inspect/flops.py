@@ -24,7 +24,13 @@ def count(fn: Callable, *args) -> int:
       `while` loop (how many turns?), a foreign kernel, a Pallas kernel without a
       `cost_estimate`.
   """
-  return _count(jax.make_jaxpr(fn)(*args).jaxpr)
+  return count_and_shapes(fn, *args)[0]
+
+
+def count_and_shapes(fn: Callable, *args) -> tuple:
+  """Returns (`count`, what `fn(*args)` returns by shape and dtype), for one trace."""
+  jaxpr, out = jax.make_jaxpr(fn, return_shape=True)(*args)
+  return _count(jaxpr.jaxpr), out
 
 
 def exa_training(forward: float, examples: float) -> float:
