@@ -25,7 +25,7 @@ REQUEST = {
   'sharding': 'fsdp',
   'batch': 8,
   'image': [16, 16, 3],
-  'label': [],
+  'features': {'label': [[], 'int32']},
 }
 GIB = 2**30
 
@@ -50,6 +50,7 @@ def parameters():
   return total, 2 * L * D * hidden  # Dense_0 and Dense_1, both layers stacked
 
 
+@pytest.mark.slow
 def test_each_device_holds_what_the_shapes_say():
   mesh = on_mesh(data=2, fsdp=2)
   step = train_step(mesh)

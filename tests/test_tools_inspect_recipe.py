@@ -89,7 +89,28 @@ def test_the_memory_that_a_recipe_asks_about():
   assert request['model'] == config['model']
   assert request['optim'] == config['optim']
   assert (request['batch'], request['mesh']) == (32, mesh)
-  assert (request['image'], request['label']) == ([16, 16, 3], [10])
+  assert request['image'] == [16, 16, 3]
+  assert request['features'] == {'label': [[10], 'float32']}
+
+
+@pytest.mark.parametrize(
+  ('name', 'beside'),
+  [
+    ('detr_coco', {'image_mask': [[1344, 1344], 'uint8']}),
+    ('vitdet_digits:head=segment', {'segments': [[64, 64], 'uint8']}),
+  ],
+)
+def test_objects_are_padded_as_the_pipeline_says(name, beside):
+  config = recipe.load(name, [])
+  record = {'classes': 10, 'resolution': [1344, 1344]}
+  most = 100 if name == 'detr_coco' else 4
+  assert recipe._features(config, record) == {
+    'boxes': [[most, 4], 'float32'],
+    'boxes_mask': [[most], 'float32'],
+    'label': [[most], 'int32'],
+    'label_mask': [[most], 'float32'],
+    **beside,
+  }
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def _model_on_mesh(args) -> tuple[dict, str]:
       'sharding': args.sharding,
       'batch': arguments.batch(args),
       'image': [*args.resolution, 3],
-      'label': [],
+      'features': {'label': [[], 'int32']},
     },
     args.hbm,
   )

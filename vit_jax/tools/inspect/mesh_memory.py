@@ -45,7 +45,8 @@ def measure(request: dict, devices=None) -> dict:
   Args:
     request: what a config would say. model: its section, with num_classes; tune (may be
       missing), task and optim: theirs; mesh: {axis: size}; sharding; batch: global;
-      image: [H, W, C]; label: [] or [K], what is behind the batch's axis.
+      image: [H, W, C], and features: {name: [shape, dtype]} of what an example has
+      beside it.
     devices: of the mesh; by default all.
 
   Returns:
@@ -126,8 +127,8 @@ class TrainStep:
     self.model, self.optimizer, self.mesh = model, optimizer, mesh
     shapes = {
       'image': (request['image'], 'uint8'),
-      'label': (request['label'], 'float32' if request['label'] else 'int32'),
       'mask': ([], 'float32'),
+      **request['features'],
     }
     self.batch = {
       key: jax.ShapeDtypeStruct(
@@ -184,7 +185,7 @@ class TrainStep:
 
     stats = activations.zeros(self.state.batch_stats)
     state = dataclasses.replace(self.state, batch_stats=stats)
-    label = self.batch['label']
+    others = {k: x for k, x in self.batch.items() if k not in ('image', 'mask')}
     frozen = trees.flatten(self.state.frozen)
     hold = lambda name, x: jax.lax.stop_gradient(x) if name in frozen else x
 
@@ -192,7 +193,10 @@ class TrainStep:
       batch = pipeline.scale_on_device(
         {
           'image': images,
-          'label': jnp.zeros((len(images), *label.shape[1:]), label.dtype),
+          **{
+            name: jnp.zeros((len(images), *x.shape[1:]), x.dtype)
+            for name, x in others.items()
+          },
           'weight': jnp.ones(len(images)),
         }
       )

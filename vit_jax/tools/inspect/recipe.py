@@ -120,14 +120,11 @@ def describe(config: dict, examples: int | None = None) -> dict:
 def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
   """Returns the question to `tools.mesh` of a config and what `describe` says of it."""
   from vit_jax import tasks
-  from vit_jax.data.ops import registry
 
-  has_head = tasks.classifies(config)
-  if has_head and record['classes'] is None:
+  if tasks.classifies(config) and record['classes'] is None:
     raise UserError(
       f'The classes of {record["source"]!r} are not known: --config.model.num_classes=K.'
     )
-  labels = any(op.kind == 'label' for op in registry.parse(config['data']['pp']))
   return {
     'model': {**config['model'], 'num_classes': record['classes']},
     'tune': config['tune'],
@@ -137,8 +134,43 @@ def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
     'sharding': config['sharding'],
     'batch': record['batch_size'],
     'image': [*record['resolution'], record['channels']],
-    'label': [record['classes']] if labels and has_head else [],
+    'features': _features(config, record),
   }
+
+
+def _features(config: dict, record: dict) -> dict[str, list]:
+  """Returns {name: [shape, dtype]} of what an example has beside its image.
+
+  Of a source that is not opened: objects, if the task is to find them, else a label.
+  """
+  from vit_jax import tasks
+  from vit_jax.data.features import Feature, LabelFeature
+  from vit_jax.data.ops import registry
+  from vit_jax.data.sources import objects
+
+  ops, source = registry.parse(config['data']['pp']), opened(config['data'])
+  if source is not None:
+    declared = source.features
+  elif tasks.outputs(config) == 'boxes':
+    declared = objects.BOXES
+  else:
+    declared = {'label': LabelFeature()}
+  lengths = {}
+  for op in ops:
+    lengths |= op.apply.lengths if op.name == 'pad_to' else {}
+  found = {}
+  for name, feature in declared.items():
+    if isinstance(feature, LabelFeature):
+      one_hot = tasks.classifies(config) and any(op.kind == 'label' for op in ops)
+      found[name] = [[record['classes']], 'float32'] if one_hot else [[], 'int32']
+    elif isinstance(feature, Feature) and not feature.ragged:
+      found[name] = [list(feature.shape), feature.dtype]
+    elif isinstance(feature, Feature) and name in lengths:  # else the task will refuse
+      found[name] = [[lengths[name], *feature.shape[1:]], feature.dtype]
+      found[f'{name}_mask'] = [[lengths[name]], 'float32']
+  if any(op.name == 'canvas' for op in ops):
+    found['image_mask'] = [list(record['resolution']), 'uint8']
+  return found
 
 
 def opened(data: dict):
