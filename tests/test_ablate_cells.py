@@ -27,7 +27,13 @@ def cells_of(name, *argv):
 # --- cells ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('name', arguments.NAMES)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(n, marks=pytest.mark.slow if n == 'data_size' else ())
+    for n in arguments.NAMES
+  ],
+)
 def test_each_ablation_is_documented_and_fits_its_data(name, tmp_path):
   module = importlib.import_module(f'vit_jax.tools.ablate.{name}')
   guide = (runs.ROOT / 'docs/guides/ablations.md').read_text()
@@ -39,6 +45,7 @@ def test_each_ablation_is_documented_and_fits_its_data(name, tmp_path):
     grid.plan(config, [first, last], [0], tmp_path)
 
 
+@pytest.mark.slow
 def test_position_embeddings_differ_by_the_parameters_of_the_paper():
   N, g, D, L, head = 16, 4, 96, 3, 16
   expected = {
@@ -90,6 +97,7 @@ def test_heads_have_the_papers_ratio_of_rates():
   }
 
 
+@pytest.mark.slow
 def test_shapes_meet_at_the_base_and_compute_more_or_less():
   config, found = cells_of('shape')
   sizes = {}

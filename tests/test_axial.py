@@ -23,6 +23,7 @@ def tokens():
 
 
 @pytest.mark.parametrize('axis', ['rows', 'columns'])
+@pytest.mark.slow
 def test_tokens_attend_along_one_axis(axis, monkeypatch):
   block = EncoderBlock(CONFIG, GRID, axis)
   params = jax.jit(block.init)(jax.random.key(1), tokens())
@@ -47,6 +48,7 @@ def test_tokens_attend_along_one_axis(axis, monkeypatch):
   np.testing.assert_allclose(apply(params, tokens()), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_block_is_one_along_rows_then_one_along_columns():
   block = AxialBlock(CONFIG, GRID)
   params = jax.jit(block.init)(jax.random.key(1), tokens())
@@ -67,6 +69,7 @@ def test_parameters():
   assert count(axial) - count(full) == 12 * 7_087_872  # twelve blocks more
 
 
+@pytest.mark.slow
 def test_dropped_paths_are_of_whole_images():
   config = EncoderConfig(depth=1, num_heads=2, mlp_dim=16, stochastic_depth=0.5)
   block = EncoderBlock(config, GRID, 'rows')

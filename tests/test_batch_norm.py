@@ -78,6 +78,7 @@ def step():
   return steps(*resnet(), number=1, ema=0.9)
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_the_whole_batch_on_any_mesh():
   before, one = step()
   _, eight = steps(*resnet(), 1, sharding.make_mesh(8), ema=0.9)
@@ -112,6 +113,7 @@ def test_an_average_has_averaged_statistics():
       )
 
 
+@pytest.mark.slow
 def test_norms_that_are_frozen_keep_their_statistics():
   before, after = steps(*resnet('partial'), number=1)
   last = 'stage2_block_1/'

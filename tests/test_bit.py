@@ -70,6 +70,7 @@ def run(model, params, image):
   return jax.jit(lambda p, x: model.apply({'params': p}, x))(params, image)
 
 
+@pytest.mark.slow
 def test_what_pads_the_pool_matters_at_the_border_only(golden):
   params = {from_tensorflow(k): v for k, v in golden('bit_timm').items()}
   params = trees.unflatten(params)

@@ -62,7 +62,11 @@ FAULTS = ('flip', 'truncate', 'delete')
 
 
 @pytest.mark.parametrize(
-  'shift', [0, *(pytest.param(i, marks=pytest.mark.faults) for i in (1, 2))]
+  'shift',
+  [
+    pytest.param(0, marks=pytest.mark.slow),
+    *(pytest.param(i, marks=pytest.mark.faults) for i in (1, 2)),
+  ],
 )
 def test_damage_of_each_file_is_never_silent(
   good, tmp_path, capfd, shift, faults_table

@@ -136,6 +136,7 @@ def run(*args):
   return cli.run(evaluate.main, [*map(str, args), '--json'])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
 def test_evaluate_finds_the_classes_by_itself(weights, tmp_path, capsys):
   source, bias = weights

@@ -63,7 +63,7 @@ def google_file(path, classes):
   ('entry', 'classes', 'name'),
   [
     ('b16-i21k-i1k-224', 1000, 'imagenet1k'),
-    ('b16-augreg-i21k', 21843, 'imagenet21k'),
+    pytest.param('b16-augreg-i21k', 21843, 'imagenet21k', marks=pytest.mark.slow),
     ('b16-i21k-i1k-224', 10, None),  # not what the zoo says: a fake
     ('b16-i21k', 21843, None),  # published with a head of zeros
   ],

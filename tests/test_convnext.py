@@ -45,6 +45,7 @@ def test_parameters_and_operations(size):
   assert sum(counts.values()) + head // 1000 * 21_841 == i21k
 
 
+@pytest.mark.slow
 def test_layer_scale_starts_as_published_and_every_stage_is_a_feature():
   model = models.build('convnext', depths=(1, 1), widths=(8, 16), num_classes=3)
   images = jnp.zeros((1, 32, 48, 3))
@@ -67,6 +68,7 @@ def written(tmp_path):
   return source, tmp_path / 'hf'
 
 
+@pytest.mark.slow
 def test_files_for_transformers_hold_the_same_model(written, golden):
   source, folder = written
   found = pretrained.read_source(folder)

@@ -80,6 +80,7 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, in_parts, mode):
   assert files_of(again) == files_of(whole)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_nothing_that_looks_whole(tmp_path):
   tar = write_tar(tmp_path / 'a.tar', synsets(4, 60))
   code = (

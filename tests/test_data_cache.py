@@ -61,13 +61,8 @@ def counted(monkeypatch):
   return seen
 
 
-# Pixels of one size are kept by 'crop', too, all of several sizes by 'decode'.
-ALIKE = ('one size', 'all')
-
-
-@pytest.mark.parametrize(
-  'key', [pytest.param(k, marks=pytest.mark.slow if k in ALIKE else ()) for k in TRAIN]
-)
+@pytest.mark.parametrize('key', TRAIN)
+@pytest.mark.slow
 def test_batches_are_the_same(folder, key):
   args = (f'folder:{folder}', 'train', TRAIN[key], 8)
   steps = 3 * COUNT // 8
@@ -101,6 +96,7 @@ def test_what_is_kept_is_not_read_again(folder, monkeypatch, kind):
 
 
 @pytest.mark.parametrize('kind', cache.KINDS)
+@pytest.mark.slow
 def test_evaluation_reads_its_images_once(folder, monkeypatch, kind):
   args = (f'folder:{folder}', 'train', TRAIN['all'], 8)
   want = list(pipeline.evaluate(*args).iterate())
@@ -141,6 +137,7 @@ def test_bound_of_decoded_pixels(folder):
   assert kept.full
 
 
+@pytest.mark.slow
 def test_several_labels_of_kept_examples(tmp_path):
   """A mixture of one source suffices for lists of labels on encoded images."""
   for name in 'ab':

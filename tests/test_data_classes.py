@@ -215,6 +215,7 @@ def test_tools_see_it():
   assert recipe.describe(config, examples=512_000)['steps'] == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
 def test_a_run_and_its_evaluation(tmp_path, capsys):
   flags = [*runs.SHORT, 'data.split=train[:80]', 'data.classes=[5, 6, 7, 8, 9]']

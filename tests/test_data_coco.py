@@ -105,6 +105,7 @@ def test_labels_by_id(root):
   assert source.places[[2, 18, 3]].tolist() == [0, 1, -1]
 
 
+@pytest.mark.slow
 def test_batches(root):
   target = f'coco:{root}/annotations/instances_val2017.json,{root}/val2017'
   batches = pipeline.train(target, 'train', PP, 3, seed=1)
@@ -119,6 +120,7 @@ def test_batches(root):
   assert (batch['image_mask'].sum((1, 2)) == 16 * 24).all()
 
 
+@pytest.mark.slow
 def test_augmented_alike_for_any_workers_and_restart(root):
   pp = PP.replace('detr_resize(16)', 'detr_crop((8, 16), 32, (16, 20), (8, 16))')
   pp = pp.replace('canvas((16, 32))', 'canvas(32)')

@@ -83,6 +83,7 @@ def test_enlarging():
   )
 
 
+@pytest.mark.slow
 def test_batches_for_training():
   pp = 'flip_lr|value_range(-1, 1)|pad_to(boxes=4, label=4)'
   options = {'segments': True, 'size': 32}

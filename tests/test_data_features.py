@@ -113,6 +113,7 @@ def test_boxes_follow_their_images(kind):
   assert flipped == {True, False}
 
 
+@pytest.mark.slow
 def test_the_same_for_any_restart_hosts_workers_and_cache():
   whole = take(train().iterate(), 8)
   same(take(train(workers=3, prefetch=1).iterate(5), 3), whole[5:])

@@ -52,6 +52,7 @@ def test_folder(tmp_path):
     sources.build(str(tmp_path), 'test')
 
 
+@pytest.mark.slow
 def test_folder_without_split_folders_is_mixed(tmp_path):
   write_folder(tmp_path, {f'{c}/{i}.png': 0 for c in 'abcd' for i in range(50)})
   first = sources.build(str(tmp_path), 'train[:80%]')

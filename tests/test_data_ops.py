@@ -235,14 +235,17 @@ def test_random_erasing_is_of_floats():
 @pytest.mark.parametrize(
   'text',
   [
-    'random_affine(degrees=25, translate=0.2, scale=(0.7, 1.3))',
+    pytest.param(
+      'random_affine(degrees=25, translate=0.2, scale=(0.7, 1.3))',
+      marks=pytest.mark.slow,
+    ),
     'random_crop(8, padding=2)',
     'flip_lr',
     'inception_crop(6)',
     'resize(13, "bicubic")|central_crop(9)',
     'resize_small(5)',
     'decode|resize(11, antialias=True)',
-    'value_range(-1, 1)|random_erasing(0.7)',
+    pytest.param('value_range(-1, 1)|random_erasing(0.7)', marks=pytest.mark.slow),
   ],
 )
 def test_an_image_is_the_same_alone_and_in_any_batch(text):

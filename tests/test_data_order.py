@@ -125,6 +125,7 @@ def test_scattered_looks_random(count):
   assert max(statistics) < 5
 
 
+@pytest.mark.slow
 def test_scattered_gives_each_example_each_place():
   count, epochs = 11, 2_200
   scattered = order.Scattered(count, 0)

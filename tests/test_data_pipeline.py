@@ -142,6 +142,7 @@ def test_evaluation_is_exact(seed):
   assert len(lengths) == 1
 
 
+@pytest.mark.slow
 def test_evaluation_of_encoded_images_is_exact_and_in_order(folder):
   pp = 'decode|resize_small(16)|central_crop(8)|value_range(-1, 1)'
   source = sources.build(str(folder), 'val')
@@ -260,6 +261,7 @@ def test_a_label_out_of_range_met_on_reading(monkeypatch):
 # --- ends --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir('/proc/self/task'), reason='needs Linux')
 def test_closing_leaves_no_thread(folder):
   batches = pipeline.train(str(folder), 'train', FOLDER, 8)

@@ -154,6 +154,7 @@ def test_each_op_has_its_share_and_the_rest_do_nothing():
   np.testing.assert_array_equal(step(found, twice[:3] + nothing[:3]), 255 - IMAGE)
 
 
+@pytest.mark.slow
 def test_an_image_is_the_same_alone_and_in_any_batch():
   images = np.random.default_rng(1).integers(0, 256, (30, 20, 23, 3), np.uint8)
   u = np.random.default_rng(2).random((30, 6), np.float32)

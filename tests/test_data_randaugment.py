@@ -208,6 +208,7 @@ def test_each_op_has_a_sixteenth_of_the_numbers(legacy):
   assert len(seen) == 16
 
 
+@pytest.mark.slow
 def test_ops_follow_one_another():
   image, u = IMAGES['noise'], np.random.default_rng(1).random((20, 9), np.float32)
   assert op(3, 12).draws == 9
@@ -218,7 +219,7 @@ def test_ops_follow_one_another():
     np.testing.assert_array_equal(op(3, 12).apply(tf.constant(image), row), want)
 
 
-@pytest.mark.parametrize('legacy', [False, True])
+@pytest.mark.parametrize('legacy', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_image_is_the_same_alone_in_any_batch_and_of_unknown_size(legacy):
   images = noise(40, 20, 23, 3)
   u = np.random.default_rng(2).random((40, 6), np.float32)

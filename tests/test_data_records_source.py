@@ -131,6 +131,7 @@ def test_mistakes(written, target, split, options, facts):
 # --- labels ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_several_labels_and_their_weights(tmp_path):
   image, label = KEYS
   rows = [

@@ -102,7 +102,12 @@ def large(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  'pp', ['resize((90, 60))', 'resize_small(80)|central_crop(72)', 'resize(360)']
+  'pp',
+  [
+    pytest.param('resize((90, 60))', marks=pytest.mark.slow),
+    'resize_small(80)|central_crop(72)',
+    pytest.param('resize(360)', marks=pytest.mark.slow),
+  ],
 )
 def test_a_large_jpeg_is_that_of_training(large, pp):
   pp = f'decode(precise=True)|{pp}|value_range(0, 255)'
@@ -225,6 +230,7 @@ def same_in_training(tmp_path, files):
 
 
 @pytest.mark.parametrize('mode', ['RGB', 'RGBA'])
+@pytest.mark.slow
 def test_the_first_frame_of_an_animated_webp_is_the_image(tmp_path, photo, mode):
   # TensorFlow refuses RGB ones.
   frames = [Image.fromarray(np.roll(photo, 7 * i, 0)).convert(mode) for i in range(3)]

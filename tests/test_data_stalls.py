@@ -74,6 +74,7 @@ def test_a_limit_is_for_files():
       pipeline.train('digits', 'train', 'value_range(-1, 1)', 8, max_file_bytes=limit)
 
 
+@pytest.mark.slow
 def test_names_that_are_not_utf8(folder, tmp_path):
   data = (folder / 'train/a/0.png').read_bytes()
   odd = os.fsencode(folder) + b'/train/caf\xe9'
@@ -138,6 +139,7 @@ def test_a_stall_names_the_file(folder, monkeypatch, capfd):
   assert stalls.under_way() == []
 
 
+@pytest.mark.slow
 def test_no_line_where_nothing_stalls(capfd):
   batches = stalls.watched(iter(range(2)), after=0.5)
   for _ in batches:

@@ -147,6 +147,7 @@ def test_a_jump_reads_a_buffer_or_two(shards):
   assert len(source._held) <= 32 + stream.RUN
 
 
+@pytest.mark.slow
 def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(shards):
   batches = train(shards, seed=4)
   whole = take(batches.iterate(), 60)  # two epochs
@@ -168,6 +169,7 @@ def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(shards):
   assert np.isin(image.reshape(-1, 3), pixels.reshape(-1, 3)).all()
 
 
+@pytest.mark.slow
 def test_two_iterators_at_once(shards):
   batches = train(shards)
   want = take(train(shards).iterate(), 12)

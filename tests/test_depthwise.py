@@ -73,6 +73,7 @@ def test_values_and_gradients(shape, kernel, stride, padding, monkeypatch):
   assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_derivatives_can_be_nested():
   assert_same_derivatives(ours, plain, normal(*X), normal(*KERNEL))
 

@@ -179,6 +179,7 @@ def _measure(task, variables, batch, accum=1):
   return found[:2]
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_whole_batch(setup):
   """On eight devices, in micro-batches, and without the image that could not be read."""
   task, variables, batch = setup

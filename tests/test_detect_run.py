@@ -38,6 +38,7 @@ def run(workdir, steps, evaluator='coco', **more):
   return rows[-1]
 
 
+@pytest.mark.slow
 def test_a_few_steps(tmp_path, capsys, monkeypatch):
   runs.on_one_device(monkeypatch)
   last = run(tmp_path / 'run', 2)

@@ -57,6 +57,7 @@ def tiny(**fields):
   return models.build('detr', **models.family('detr').tiny[0] | fields)
 
 
+@pytest.mark.slow
 def test_a_mask_without_padding_changes_nothing():
   model, images = tiny_models.build('detr 0'), tiny_models.images()
   params = tiny_models.init(model)
@@ -67,6 +68,7 @@ def test_a_mask_without_padding_changes_nothing():
     np.testing.assert_allclose(found[key], x, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_on_another_backbone_and_another_of_its_maps():
   vit = dict(models.family('vitdet').tiny[0], name='vitdet')
   image = jnp.zeros((1, 32, 32, 3))
@@ -101,6 +103,7 @@ def test_what_does_not_fit_is_refused(fields, mask, facts):
 # -- files --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_come_back_bit_for_bit(tmp_path):
   source = pretrained.read_source(path_of('detr_hf'))
   convert.export(source, tmp_path / 'out', 'hf')
@@ -235,6 +238,7 @@ def same(folder, name):
   jax.tree.map(np.testing.assert_array_equal, found.variables, expected.variables)
 
 
+@pytest.mark.slow
 def test_the_name_of_an_original_file_tells_of_dc5(tmp_path):
   source = path_of('detr_dc5_original') / 'model.safetensors'
   for name, stride in (('detr-r50-dc5-f0fb7ef5', 16), ('detr-r50-e632da11', 32)):
@@ -243,6 +247,7 @@ def test_the_name_of_an_original_file_tells_of_dc5(tmp_path):
     assert (model.backbone.output_stride, model.num_heads) == (stride, 8)
 
 
+@pytest.mark.slow
 def test_a_head_for_other_classes_is_new():
   loaded = vit_jax.load(path_of('detr_hf'), num_classes=3)
   assert loaded.params['head']['kernel'].shape == (32, 4)

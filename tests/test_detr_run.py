@@ -19,6 +19,7 @@ def paper():
   return schema.check(config.load(f'{runs.ROOT}/configs/detr_coco.py'))
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_the_paper(paper):
   steps = config.total_steps(paper, 118_287, paper['data']['batch_size'])
   assert steps == round(300 * 118_287 / 64)
@@ -38,6 +39,7 @@ def test_rates_are_those_of_the_paper(paper):
   assert paper['task']['no_object'] == 0.1
 
 
+@pytest.mark.slow
 def test_the_stem_and_the_first_stage_are_frozen(paper):
   model = models.build(**paper['model'])
   assert (model.dropout, model.attention_dropout) == (0.1, 0.1)
@@ -124,6 +126,7 @@ def test_the_loss_falls(small):
   assert losses[-1] < 0.8 * losses[0], losses
 
 
+@pytest.mark.slow
 def test_the_layers_are_split_over_a_tensor_axis(small):
   _, variables, _ = small
   rules = sharding.resolve_rules('fsdp_tensor')

@@ -70,6 +70,7 @@ def test_perfect_answers(truth):
   assert all(isinstance(x, float | int) for x in numbers.values())
 
 
+@pytest.mark.slow
 def test_as_computed_from_all_detections(truth):
   outputs = table(truth, 10, noise=0.05)
   found = detect.postprocess(outputs, truth.sizes)

@@ -50,12 +50,9 @@ def intermediates(loaded):
 
 @pytest.mark.parametrize(
   'fields',
-  [
-    pytest.param(dict(classifier='gap'), marks=pytest.mark.slow),
-    pytest.param(dict(classifier='map'), marks=pytest.mark.slow),
-    dict(scan=True),
-  ],
+  [dict(classifier='gap'), dict(classifier='map'), dict(scan=True)],
 )
+@pytest.mark.slow
 def test_other_classifiers_and_scanned_blocks(fields):
   loaded = tiny(**fields)
   state = intermediates(loaded)
@@ -147,7 +144,7 @@ def test_what_cannot_be_mapped():
   'fields',
   [
     dict(scan=True),
-    dict(classifier='map'),
+    pytest.param(dict(classifier='map'), marks=pytest.mark.slow),
     pytest.param({}, marks=pytest.mark.slow),
     pytest.param(dict(classifier='gap'), marks=pytest.mark.slow),
   ],
@@ -198,6 +195,7 @@ def attention(loaded, x):
   return jax.jit(run)(loaded.variables)
 
 
+@pytest.mark.slow
 def test_maps_of_a_class():
   loaded = tiny()
   x = loaded.preprocess(PIXELS)
@@ -215,6 +213,7 @@ def test_maps_of_a_class():
   np.testing.assert_allclose(found.sum((1, 2)), (logits - black)[:, 2], rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_pixels_of_any_model():
   loaded = vit_jax.load(GOLDEN / 'mixer_google.npz')
   size = (1, *loaded.image_size, 3)
@@ -227,6 +226,7 @@ def test_pixels_of_any_model():
   assert np.abs(found).max() > 0
 
 
+@pytest.mark.slow
 def test_one_layer_one_head_and_the_pooling():
   loaded = tiny(classifier='map')
   x = loaded.preprocess(PIXELS)
@@ -241,6 +241,7 @@ def test_one_layer_one_head_and_the_pooling():
   np.testing.assert_allclose(maps, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_distances_of_images_are_those_of_their_weights():
   loaded = tiny()
   x = loaded.preprocess(PIXELS)

@@ -63,6 +63,7 @@ def test_solves_the_least_squares_problem(n, d):
     np.testing.assert_allclose(got[i], expected, atol=atol)
 
 
+@pytest.mark.slow
 def test_primal_and_dual_are_the_same_function():
   rng = np.random.default_rng(0)
   x, y, z = (rng.normal(size=size) for size in ((12, 9), (12, 3), (5, 9)))

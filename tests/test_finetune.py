@@ -86,10 +86,11 @@ def test_dev_and_final_splits():
   [
     ('cifar10', 'cifar10', 0.02),
     ('flowers', 'oxford_flowers102', 0.1),
-    pytest.param('cifar100', 'cifar100', 0.02, marks=pytest.mark.slow),
-    pytest.param('pets', 'oxford_iiit_pet', 0.1, marks=pytest.mark.slow),
+    ('cifar100', 'cifar100', 0.02),
+    ('pets', 'oxford_iiit_pet', 0.1),
   ],
 )
+@pytest.mark.slow
 def test_the_papers_small_data_sets(tmp_path, monkeypatch, data, tfds, held_out):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   vtab_fakes.write_one(tfds, tmp_path, {'train': 100, 'validation': 30, 'test': 9})

@@ -29,6 +29,7 @@ def short(fast, monkeypatch):
   monkeypatch.setattr(lease, 'LEASE', 1.0)
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_while_the_first_lives(
   gcs_folder, fast, gcs_proxy, capfd, monkeypatch
 ):

@@ -29,6 +29,7 @@ def test_parameter_counts_are_the_published_ones(variant, count):
   assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
+@pytest.mark.slow
 def test_names_and_shapes_are_the_published_ones():
   model = vit_jax.create_model('vit', 'R50+B/16', representation_size=768)
   shapes = abstract_params(model)
@@ -108,6 +109,7 @@ def test_sizes_that_do_not_fit_are_refused():
     vit_jax.create_model('vit', stem_blocks=[3, 0])
 
 
+@pytest.mark.slow
 def test_residual_branches_start_at_zero():
   small = dict(stem_blocks=(1,), stem_width=32, depth=1)
   model = vit_jax.create_model('vit', 'R50+mu/16', num_classes=2, **small)

@@ -75,6 +75,7 @@ def test_the_number_of_corrupted_patches(rate, patches, k):
   assert corruption.count(rate, patches) == k
 
 
+@pytest.mark.slow
 def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   index = jnp.array([5, 0, 7])
   together = corruption.of_examples(index, 8, 16)
@@ -89,15 +90,11 @@ def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   ('variant', 'fields'),
   [
     ('mu/8', {}),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in (
-        ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
-        ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
-      )
-    ),
+    ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
+    ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
   ],
 )
+@pytest.mark.slow
 def test_models_of_patches_see_corrupted_embeddings(variant, fields):
   task = build(variant, **fields)
   B, N = 8, task.patches
@@ -147,6 +144,7 @@ def test_the_models_own_parameters_keep_their_names():
 # -- the loss -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_corrupted_patches_are_learned_from():
   task = build()
   variables = started(task)
@@ -168,6 +166,7 @@ def test_only_corrupted_patches_are_learned_from():
   np.testing.assert_array_equal(learned[:, 1:], expected)
 
 
+@pytest.mark.slow
 def test_examples_count_by_their_weight():
   task = build()
   variables = started(task)
@@ -196,6 +195,7 @@ def test_micro_batches_add_up_to_the_batch():
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 def test_meshes_corrupt_and_learn_alike():
   task = build()
   found = []

@@ -75,6 +75,7 @@ def test_a_killed_run_resumes_to_the_same_state(pretrained_run, tmp_path, one_de
   assert runs.rows(folder) == runs.rows(pretrained_run)
 
 
+@pytest.mark.slow
 def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
   loaded = vit_jax.load(str(pretrained_run))
   assert loaded.model.num_classes is None
@@ -93,6 +94,7 @@ def test_the_average_and_the_best_step_load_too(pretrained_run):
   assert set(averaged.params) == {'Transformer', 'embedding'}
 
 
+@pytest.mark.slow
 def test_fine_tuning_takes_the_encoder_and_a_new_head(
   pretrained_run, encoder, tmp_path, one_device, monkeypatch
 ):

@@ -153,6 +153,7 @@ def test_without_features_logits_are_the_same(name):
     close(x, out[key])
 
 
+@pytest.mark.parametrize('name', one_of_each(TINY))
 def test_interceptors_see_every_dense_layer_of_a_step(name):
   # Wide ones too, on a mesh: where a short cut past the layer would be tempting.
   wide = {'mlp_dim', 'channels_mlp_dim'} & set(

@@ -88,7 +88,7 @@ UNSEEN = {
 }
 
 
-@pytest.mark.parametrize('name', TINY)
+@pytest.mark.parametrize('name', one_of_each(TINY))
 def test_every_parameter_has_a_gradient(name):
   _, grads = plain(name)
   # A key's bias shifts all scores of a query alike: softmax does not see it. What a

@@ -101,6 +101,7 @@ def scores_one_by_one(tables, query, grid, keys):
 
 
 @pytest.mark.parametrize(('grid', 'keys'), [((4, 6), (2, 3)), ((2, 3), (4, 6))])
+@pytest.mark.slow
 def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
   rng = np.random.default_rng(0)
   normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
@@ -122,6 +123,7 @@ def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
   assert not found[:, :, :, 0].any()
 
 
+@pytest.mark.slow
 def test_a_bias_in_the_products_is_the_bias_of_the_scores():
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -146,6 +148,7 @@ def test_attention_for_tpus_is_fused(fused):
   assert text.count('@tpu_custom_call') == (2 if fused else 0)
 
 
+@pytest.mark.slow
 def test_images_of_another_size_with_and_without_resized_tables():
   images = np.random.default_rng(0).uniform(-1, 1, (1, 40, 96, 3)).astype(np.float32)
   path = path_of('mvit_timm_cls')
@@ -173,6 +176,7 @@ def test_images_of_another_size_with_and_without_resized_tables():
 MVIT = [name for name, (_, family, _) in GOLDENS.items() if family == 'mvit']
 
 
+@pytest.mark.slow
 def test_the_class_token_s_residual_is_the_file_s(golden):
   images = golden('mvit_timm_cls.expected')['image']
   expected = golden('mvit_timm_cls_original')['logits']
@@ -233,6 +237,7 @@ def test_the_authors_files_both_ways(tmp_path, name):
     np.testing.assert_array_equal(again[key], x, err_msg=key)
 
 
+@pytest.mark.slow
 def test_published_sizes_are_written_under_their_names(tmp_path):
   model = models.build('mvitv2_tiny', num_classes=3)
   shapes = jax.eval_shape(

@@ -121,6 +121,7 @@ def test_a_dense_layer_keeps_its_arguments_alone():
   assert sorted(kept) == sorted(DENSE[:2])
 
 
+@pytest.mark.slow
 def test_a_dense_layer_of_heads_is_flax_s():
   x, key = normal(2, 5, 6), jax.random.key(0)
   theirs = nn.DenseGeneral((3, 2), bias_init=nn.initializers.normal())
@@ -280,6 +281,7 @@ def test_the_kernel_of_gpus_is_given_even_lengths(lengths, monkeypatch):
   assert seen == [(N + N % 2, S + S % 2)]
 
 
+@pytest.mark.slow
 def test_attention_is_jax_s_own_in_bfloat16():
   q, k, v = (jnp.asarray(normal(2, 6, 4, 16), jnp.bfloat16) for _ in range(3))
   found = attend(q, k, v)
@@ -302,6 +304,7 @@ class Tokens(nn.Module):
     return transformer.Encoder(config, name='encoder')(x, (2, 2))
 
 
+@pytest.mark.slow
 def test_tokens_change_between_blocks():
   x, prompts = normal(2, 4, 8), jnp.asarray(normal(3, 2, 8))
 

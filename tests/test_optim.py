@@ -94,6 +94,7 @@ GRADS = {
 }
 
 
+@pytest.mark.slow
 def test_adamw_is_that_of_optax_with_kernels_decayed():
   ours = optim.build('adamw', 0.01, 100, schedule=dict(decay='constant'), wd=0.1)
   mask = {'dense': {'kernel': True, 'bias': False}, 'norm': {'scale': False}}

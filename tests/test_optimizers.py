@@ -269,6 +269,7 @@ def test_layer_decay_is_that_of_beit():
       assert factor(name) == 1.0, name
 
 
+@pytest.mark.slow
 def test_layers_are_decayed_alike_when_stacked():
   zeros = lambda tree: jax.tree.map(lambda s: jnp.ones(s.shape), tree)
   loose, stacked = zeros(vit_params()), zeros(vit_params(scan=True))

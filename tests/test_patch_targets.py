@@ -7,6 +7,7 @@ import pytest
 from vit_jax.tasks import patch_targets
 
 
+@pytest.mark.slow
 def test_colors_have_three_bits_a_channel():
   levels = np.array([[0, 0, 0], [1, 1, 1], [0.124, 0.126, 0.5], [0.999, 0.25, 0.874]])
   codes = patch_targets.color_code(jnp.float32(levels * 2 - 1))
@@ -43,7 +44,13 @@ def test_targets_are_those_of_a_loop():
       np.testing.assert_array_equal(found['pixels'][b, n], patch.ravel())
 
 
-@pytest.mark.parametrize('name', patch_targets.TARGETS)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(n, marks=() if n == 'pixels' else pytest.mark.slow)
+    for n in patch_targets.TARGETS
+  ],
+)
 def test_the_loss_is_its_formula(name):
   target = patch_targets.TARGETS[name]((8, 8), 3)
   rng = np.random.default_rng(0)

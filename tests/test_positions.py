@@ -97,6 +97,7 @@ def pre_logits(model, params):
   return np.asarray(model.apply({'params': params}, images())[1]['pre_logits'])
 
 
+@pytest.mark.slow
 def test_one_table_is_added_before_every_block():
   shared, every = (tiny(posemb_where=where) for where in ('shared', 'every'))
   params = perturbed(shared)

@@ -33,7 +33,7 @@ def write(tmp_path, **fields):
 @pytest.mark.parametrize(
   'fields',
   [
-    dict(posemb='learn', posemb_where='every'),
+    pytest.param(dict(posemb='learn', posemb_where='every'), marks=pytest.mark.slow),
     dict(posemb='learn2d', posemb_where='shared'),
     dict(posemb='relative', posemb_per_head=True),
     pytest.param(dict(posemb='rotary'), marks=pytest.mark.slow),

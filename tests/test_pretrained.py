@@ -61,6 +61,7 @@ def finetune(workdir, source, *changes, weights=(), model=(), **sections):
   return runs.run(workdir, *COMMON, *changes, model=dict(model), **sections)
 
 
+@pytest.mark.slow
 def test_a_run_starts_where_its_weights_are(finished, tmp_path, capsys):
   source, values = finished
   evals = {'test': runs.EVALS['test'] | {'every': 1}}
@@ -134,6 +135,7 @@ def test_published_weights_get_a_new_head_and_size(tmp_path, capsys, shapes):
   assert shapes['head/kernel'].shape == (48, 10)
 
 
+@pytest.mark.slow
 def test_published_windows_get_another_size(tmp_path, capsys, shapes):
   # As configs/finetune.py asks for it, which takes a part away that only ViTs have.
   with pytest.raises(Compiling):

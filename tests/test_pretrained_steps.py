@@ -84,6 +84,7 @@ def test_the_best_is_what_the_tools_measure_predict_and_write(
   assert f'{workdir}@4: step 4' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_best_step(finished, tmp_path):
   workdir, _ = finished
   source = f'{workdir}@best'

@@ -44,7 +44,10 @@ def _centered(x):  # a number added to all logits changes nothing
   return np.asarray(x) - np.mean(x, axis=-1, keepdims=True)
 
 
-@pytest.mark.parametrize(('standardize', 'mesh'), [(True, 0), (True, 2), (False, 0)])
+@pytest.mark.parametrize(
+  ('standardize', 'mesh'),
+  [(True, 0), pytest.param(True, 2, marks=pytest.mark.slow), (False, 0)],
+)
 def test_coefficients_are_those_of_scikit_learn(meshes, mesh, standardize):
   x, y = example(60, 9, 3)
   x = x if standardize else x / 9
@@ -178,6 +181,7 @@ def test_features_that_are_not_finite_give_nan(data, type, factor):
   assert np.isnan(list(metrics.values())).all()
 
 
+@pytest.mark.slow
 def test_the_scale_of_features_does_not_matter(data):
   def large(params, batch):
     return {'pre_logits': predict(params, batch)['pre_logits'] * 1e9}

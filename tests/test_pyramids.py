@@ -76,6 +76,7 @@ def test_which_maps_a_pyramid_reads():
     assert found == read, kind
 
 
+@pytest.mark.slow
 def test_the_top_down_path_is_what_simple_lacks():
   # Of equal parameters: p5, the coarsest, has nothing above it; the others do.
   (model, variables, maps), (simple, *_) = values('fpn_last'), values('simple')
@@ -86,6 +87,7 @@ def test_the_top_down_path_is_what_simple_lacks():
     assert np.abs(found[level] - without[level]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_stages_that_are_no_halves_are_joined_by_nearest_neighbours():
   x = np.arange(6, dtype=np.float32).reshape(1, 2, 3, 1)
   found = pyramid.nearest(x, (4, 5))[0, :, :, 0]

@@ -90,6 +90,7 @@ def test_maps_of_odd_sizes_are_those_of_padding_by_pixels():
 
 
 @pytest.mark.parametrize('stride', [8, 16])
+@pytest.mark.slow
 def test_dilated_stages_compute_between_the_positions_of_strides(stride):
   x = images()
   out = {}
@@ -115,6 +116,7 @@ def test_frozen_norms_are_statistics_and_load_from_the_same_file():
   np.testing.assert_array_equal(one[scale], other[f'batch_stats/{scale}'])
 
 
+@pytest.mark.slow
 def test_frozen_norms_do_not_change_in_training():
   loaded = golden(frozen_norm=True)
   x = images()

@@ -229,6 +229,7 @@ def test_a_change_allowed_by_name_goes_on(finished, capfd, monkeypatch):
   assert again(finished, *changes) == 0
 
 
+@pytest.mark.slow
 def test_an_evaluation_added_later_is_made_up_for(finished, capfd, monkeypatch):
   runs.on_one_device(monkeypatch)
   ema = {**runs.EVALS['test'], 'use_ema': True}
@@ -241,6 +242,7 @@ def test_an_evaluation_added_later_is_made_up_for(finished, capfd, monkeypatch):
   assert new['ema/examples'] == 360
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_costs_its_steps_only(finished, capfd, monkeypatch):
   runs.on_one_device(monkeypatch)
   before = runs.status(finished), runs.rows(finished)

@@ -112,6 +112,7 @@ def test_the_loss_is_a_mean_over_labelled_pixels_of_the_whole_batch():
   np.testing.assert_allclose(metrics['accuracy'], np.mean(right), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_label_that_is_no_class_is_not_learned_in_silence():
   logits = np.zeros((1, 2, 2, K), np.float32)
   batch = {'image': logits, 'mask': np.ones(1, np.float32)}

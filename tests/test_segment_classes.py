@@ -63,6 +63,7 @@ def test_an_evaluation_of_other_classes_is_refused_before_it_begins(evaluator):
     evaluator(Classes(NAMES[1:], 11))
 
 
+@pytest.mark.slow
 def test_inspect_counts_a_head_for_them():
   checked = recipe.load(f'{runs.ROOT}/configs/vitdet_digits.py:debug,head=segment', [])
   assert recipe.describe(checked)['classes'] == 11

@@ -33,7 +33,13 @@ def vitdet_like(name, **fields):
   )
 
 
-@pytest.mark.parametrize('name', VITS)
+# A file of JAX and one of PyTorch.
+QUICK = ('vit_bigvision_map', 'vit_hf')
+
+
+@pytest.mark.parametrize(
+  'name', [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in VITS]
+)
 def test_a_vit_of_any_source_starts_a_vitdet(name):
   vit, section = vitdet_like(name)
   loaded = vit_jax.load(path_of(name), model=section)
@@ -52,6 +58,7 @@ def test_a_vit_of_any_source_starts_a_vitdet(name):
   assert {'Transformer/encoder_norm/scale'} <= set(theirs) - set(params)
 
 
+@pytest.mark.slow
 def test_it_computes_what_a_vit_without_a_class_token_does():
   vit, section = vitdet_like('vit_bigvision_map')
   assert vit.model.classifier == 'map'
@@ -65,6 +72,7 @@ def test_it_computes_what_a_vit_without_a_class_token_does():
   np.testing.assert_allclose(found, expected[last], rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_positions_of_another_grid_and_a_class_row():
   vit, section = vitdet_like('vit_timm')
   side = 2 * vit.image_size[0]

@@ -145,6 +145,7 @@ def test_micro_batches_add_up_to_the_batch():
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 def test_micro_batches_have_different_dropout_masks():
   task, _ = setup(dict(dropout=0.5, **SMALL))
   variables = first_variables(task)
@@ -233,6 +234,7 @@ def test_a_non_finite_step_changes_nothing_but_the_counters():
   assert int(recovered.counters['skipped']) == 1
 
 
+@pytest.mark.slow
 def test_ema_is_the_moving_average():
   task, optimizer = setup(SMALL, name='sgd', momentum=0.0, ema=0.75)
   mesh = sharding.make_mesh(devices=jax.devices()[:1])

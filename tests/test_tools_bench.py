@@ -55,6 +55,7 @@ def params():
   return sum(x.size for x in jax.tree.leaves(shapes))
 
 
+@pytest.mark.slow
 def test_rows_and_their_file_without_tensorflow(tmp_path):
   out = tmp_path / 'new' / 'result.json'
   argv = (*TINY, '--steps', '3', '--batch', '2', '--json', '--out', str(out))
@@ -107,6 +108,7 @@ def test_the_table(capsys):
   assert 'best' not in run(capsys, *argv, '--batch', '2')[1]
 
 
+@pytest.mark.slow
 def test_dtypes_are_measured_apart(capsys):
   argv = ('--mode', 'forward', '--dtype', 'float32,bfloat16', *QUICK, '--json')
   code, out, _ = run(capsys, *TINY, *argv)
@@ -117,6 +119,7 @@ def test_dtypes_are_measured_apart(capsys):
   assert set(record['peak']) == {'float32', 'bfloat16'}
 
 
+@pytest.mark.slow
 def test_the_step_trains():
   model = bench_ours.Model('vit:mu/16', 'float32', (32, 32), {'num_classes': 3})
   step = bench_ours.Step(model, 'train', 4)

@@ -42,7 +42,14 @@ def test_there_and_back_is_the_same_file(tmp_path, name, to, suffix):
   assert (tmp_path / 'back.npz').read_bytes() == original.read_bytes()
 
 
-@pytest.mark.parametrize('name', ['vit_timm', 'mixer_timm', 'vit_hf'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param('vit_timm', marks=pytest.mark.slow),
+    'mixer_timm',
+    pytest.param('vit_hf', marks=pytest.mark.slow),
+  ],
+)
 def test_through_google_a_torch_model_keeps_its_gelu(tmp_path, name):
   to = name.split('_')[1]
   assert run(GOLDEN / name, tmp_path / 'a.npz') == 0
@@ -135,9 +142,10 @@ def logits_of(source, loaded):
 @pytest.mark.parametrize(
   ('to', 'fields'),
   [
-    ('timm', dict(classifier='gap')),  # the default of configs/folder.py
+    # The default of configs/folder.py.
+    pytest.param('timm', dict(classifier='gap'), marks=pytest.mark.slow),
     ('timm', dict(classifier='gap', scan=True)),
-    ('timm', dict(classifier='token')),
+    pytest.param('timm', dict(classifier='token'), marks=pytest.mark.slow),
     ('hf', dict(classifier='token')),
     ('google', dict(classifier='gap')),
     ('google', dict(classifier='none')),

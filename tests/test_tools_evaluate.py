@@ -76,6 +76,7 @@ def test_counts_and_tables(data, tmp_path, capsys):
   np.testing.assert_array_equal(again, counts)
 
 
+@pytest.mark.slow
 def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
   names = [f'class{c}' for c in reversed(range(10))]
   origin = pretrained.read_source(SOURCE)
@@ -121,6 +122,7 @@ def test_what_is_refused_writes_nothing(data, tmp_path, capsys):
   assert re.search(naming('--out', f'{tmp_path}/file'), capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_several_labels_per_image(tmp_path, capsys):
   rng = np.random.default_rng(0)
   labels = np.eye(10, dtype=bool)
@@ -153,6 +155,7 @@ def test_another_number_of_classes_is_refused(tmp_path, capsys):
   assert jax.device_count() == 8
 
 
+@pytest.mark.slow
 def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch):
   names = [str(i) for i in range(10)]  # of digits; the head has two more
   data = dict(source='digits', split='test', pp='value_range(-1, 1)')

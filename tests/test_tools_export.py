@@ -117,6 +117,7 @@ def check(golden, to, tmp_path, *options):
   return file, found
 
 
+@pytest.mark.slow
 def test_stablehlo_without_this_library(tmp_path, capsys):
   file, found = check(
     *('vit_google_token', 'stablehlo', tmp_path),
@@ -212,13 +213,8 @@ def test_onnx_is_refused_with_what_to_do(tmp_path, capsys, monkeypatch):
     onnx.check(half)
 
 
-@pytest.mark.parametrize(
-  'family',
-  [
-    pytest.param(n, marks=() if n in ('vit', 'mvit') else pytest.mark.slow)
-    for n in classifiers()
-  ],
-)
+@pytest.mark.parametrize('family', classifiers())
+@pytest.mark.slow
 def test_bfloat16_is_portable(family, monkeypatch):
   # No call into a library of one platform, whatever is installed here; any batch.
   def never(*_):

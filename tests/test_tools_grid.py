@@ -147,6 +147,7 @@ def test_means_over_seeds():
   assert rows.mean([{}], 'm') is None
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_left_out_with_those_that_start_from_it(trained, tmp_path):
   grid = [*GRID, Cell('c', {'weights': {'source': RunOf('a')}})]
   trained['a-seed0'] = errors.Diverged('not finite')

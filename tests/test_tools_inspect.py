@@ -126,6 +126,7 @@ def test_the_whole_table_of_vpt(capsys):
   assert 'side                             9,547,585    3.690     3.69' in out
 
 
+@pytest.mark.slow
 def test_operations_of_a_vit_by_hand():
   # Ti/16 at 64 x 32 px: 8 patches and a cls token, D 192, MLP 768, 12 layers.
   N, D, hidden = 9, 192, 768
@@ -136,6 +137,7 @@ def test_operations_of_a_vit_by_hand():
   assert record['tokens'] == N
 
 
+@pytest.mark.slow
 def test_modules_add_up():
   record = inspect.inspect_model('vit:S/16', fields={'classifier': 'map'})
   assert sum(record['modules'].values()) == record['params'] == 23823976
@@ -149,6 +151,7 @@ def test_modules_add_up():
   ]
 
 
+@pytest.mark.slow
 def test_stages_of_a_resnet_are_told_apart():
   fields = {'blocks': (1, 1, 1, 1)}
   modules = inspect.inspect_model('BiT-R50x1', (32, 32), fields=fields)['modules']
@@ -169,6 +172,7 @@ def test_operations_of_a_resnet_50():
   assert operations / 1e9 == pytest.approx(2 * 4.1, rel=0.01)
 
 
+@pytest.mark.slow
 def test_scan_changes_nothing_but_names_and_remat_saves_memory():
   def tiny(**fields):
     return inspect.inspect_model('vit:mu/16', (64, 64), fields={'depth': 4, **fields})
@@ -181,6 +185,7 @@ def test_scan_changes_nothing_but_names_and_remat_saves_memory():
   assert remat['memory']['activations'] < 0.5 * plain['memory']['activations']
 
 
+@pytest.mark.slow
 def test_memory():
   # sin(x w): the backward pass needs x, an input, and cos(x w).
   f = lambda w, x: jnp.sin(x @ w).sum()
@@ -199,6 +204,7 @@ def test_memory():
   assert memory['total'] == 16 * one['params'] + memory['activations']
 
 
+@pytest.mark.slow
 def test_the_estimate_of_activations_is_near_what_xla_allocates():
   model = models.build('vit:mu/16', depth=6, scan=True)
   images = jax.ShapeDtypeStruct((8, 160, 160, 3), 'float32')

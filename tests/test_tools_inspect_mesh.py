@@ -127,6 +127,7 @@ def test_the_estimate_is_near_what_xla_plans():
     assert 0.7 < row['compiled'] / row['estimate'] < 1.4, policy
 
 
+@pytest.mark.slow
 def test_compute_in_half_precision_keeps_half():
   def per_image(dtype):
     fn = lambda w, x: (jax.numpy.sin(x.astype(dtype) @ w.astype(dtype))).sum()

@@ -178,6 +178,7 @@ def test_what_is_not_there_is_not_seen(out, name):
     assert why
 
 
+@pytest.mark.slow
 def test_without_results_a_claim_is_not_tested(tmp_path):
   for topic in page.judge(Seen(tmp_path)).values():
     for judged in topic:

@@ -37,6 +37,7 @@ def run(*args):
   return cli.run(predict.main, [str(a) for a in args])
 
 
+@pytest.mark.slow
 def test_logits_are_the_models(folder):
   loaded = pretrained.load(SOURCE)
   image = np.asarray(Image.open(folder / 'a.png').resize((32, 32)))
@@ -83,6 +84,7 @@ def test_photographs_that_are_left_out_are_told_of(folder, capfd):
     predict.find([str(folder / 'none')])
 
 
+@pytest.mark.slow
 def test_table_json_and_features(folder, tmp_path, capsys):
   out = tmp_path / 'features.npz'
   assert run(SOURCE, folder, '--top', 3, '--json', '--features', out) == 0
@@ -195,6 +197,7 @@ def test_names_from_a_file(folder, tmp_path, capsys):
   assert re.search(naming(names, 2, 10), capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_larger_image_size(folder):
   assert run(SOURCE, folder / 'a.png', '--resolution', '64x32') == 0
   loaded = pretrained.load(SOURCE, image_size=64)

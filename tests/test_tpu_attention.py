@@ -1,5 +1,7 @@
 """Attention kernels for TPUs: interpreted on the CPU, and lowered without a TPU."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,8 +50,22 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize('product', ['bfloat16', 'float32'])
-@pytest.mark.parametrize('case', CASES)
+# Two of each dtype.
+QUICK = {
+  ('a group of heads', 'bfloat16'),
+  ('blocks of queries', 'bfloat16'),
+  ('blocks of queries', 'float32'),
+  ('three heads, half a register left', 'float32'),
+}
+
+
+@pytest.mark.parametrize(
+  ('case', 'product'),
+  [
+    pytest.param(*both, marks=() if both in QUICK else pytest.mark.slow)
+    for both in itertools.product(CASES, ('bfloat16', 'float32'))
+  ],
+)
 def test_kernels_compute_attention_and_its_derivative(case, product):
   n, s, heads, head, group, rows = CASES[case]
   block = tpu_attention.Block(group * head, rows)
@@ -69,6 +85,7 @@ def test_kernels_compute_attention_and_its_derivative(case, product):
     )
 
 
+@pytest.mark.slow
 def test_devices_of_a_mesh_compute_their_own_share():
   *inputs, _ = arrays(9, 9, 4, 64, batch=8)
   block = tpu_attention.Block(128, 9)
@@ -82,6 +99,7 @@ def test_devices_of_a_mesh_compute_their_own_share():
 
 
 @pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.slow
 def test_chosen_for_tpus_in_bfloat16(kind):
   query, key, _, _ = arrays(197, 197, 12, 64)
   assert tpu_attention.plan(query, key) is None  # no mesh

@@ -100,6 +100,7 @@ def test_averaged_parameters_are_evaluated_on_request(full):
   assert abs(test['test/loss'] - ema['ema/loss']) > 1e-3
 
 
+@pytest.mark.slow
 def test_parameters_can_be_read_back(full):
   workdir, *_ = full
   assert finite(workdir) == 12
@@ -150,6 +151,7 @@ def test_parameters_that_are_not_finite_fail_the_run(tmp_path):
   assert not (tmp_path / 'checkpoints').exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_on_a_bad_step_fails(tmp_path):
   # Fewer bad steps than max_bad_steps, but the last state is one that gives no loss.
   changes = ['steps=4', 'optim.lr=1e38', 'optim.clip=None', 'checkpoint.every=1']

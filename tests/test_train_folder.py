@@ -59,6 +59,7 @@ def in_the_repository(monkeypatch):
   monkeypatch.chdir(runs.ROOT)
 
 
+@pytest.mark.slow
 def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
   folder, workdir = tmp_path / 'images', tmp_path / 'run'
   for seed, name in enumerate(('cat', 'dog', 'owl')):
@@ -100,6 +101,7 @@ def test_a_folder_of_classes_alone(tmp_path, in_the_repository):
   assert held_out == round(0.2 * 29)
 
 
+@pytest.mark.slow
 def test_too_many_broken_files_end_the_run(tmp_path, in_the_repository):
   folder, workdir = tmp_path / 'images', tmp_path / 'run'
   for split in ('train', 'val'):

@@ -105,6 +105,7 @@ def train(method, mesh=None, steps=2, **section):
   return before, jax.device_get(state), rows[0]
 
 
+@pytest.mark.slow
 def test_only_the_trained_have_gradients_moments_and_an_average():
   before, after, metrics = train('linear', clip=1e-3)
   assert set(trees.flatten(after.params)) == {'head/kernel', 'head/bias'}

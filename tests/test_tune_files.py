@@ -62,6 +62,7 @@ def test_a_run_says_and_stores_what_was_tuned(made):
     assert status['tuned_parameters'] == status['trained_parameters'] == count
 
 
+@pytest.mark.slow
 def test_a_loaded_run_computes_as_it_was_evaluated(made, capsys):
   for name, section in SECTIONS.items():
     loaded = vit_jax.load(made / name)
@@ -191,7 +192,7 @@ def write(found, section, folder, added, own=(), stats=None, **config):
 PROMPTS = dict(method='vpt', number=2)
 
 
-@pytest.mark.parametrize('size', [8, 16])
+@pytest.mark.parametrize('size', [pytest.param(8, marks=pytest.mark.slow), 16])
 def test_tuned_files_remember_the_size_that_was_tuned_at(tmp_path, size):
   weights, found = source(tmp_path, size)
   prompts = {'tune/prompts': np.ones((1, 2, 16), np.float32)}

@@ -105,17 +105,8 @@ def test_every_method_trains_on_every_family(name, i, method):
   assert len(trained) < len(params)
 
 
-# linear and bias take their steps in test_tune.py, mlp below.
-_QUICK = ('lora', 'vpt')
-
-
-@pytest.mark.parametrize(
-  'method',
-  [
-    pytest.param(m, marks=() if m in _QUICK else pytest.mark.slow)
-    for m in sorted(set(METHODS) - {'side'})
-  ],
-)
+@pytest.mark.parametrize('method', sorted(set(METHODS) - {'side'}))
+@pytest.mark.slow
 def test_the_trained_move_and_the_frozen_do_not(method):
   model = models.build('vit', num_classes=5, **models.family('vit').tiny[0])
   section = section_for('vit', method)
@@ -152,6 +143,7 @@ def test_side_networks_go_with_a_head_of_every_token():
   assert logits.shape == (2, 16, 5)
 
 
+@pytest.mark.slow
 def test_frozen_models_compute_as_in_evaluation():
   fields = models.family('vit').tiny[0] | {'dropout': 0.5, 'num_classes': 5}
   model = models.build('vit', **fields)
@@ -199,6 +191,7 @@ def test_batch_statistics_are_those_of_the_whole_batch():
     np.testing.assert_allclose(x, stats[name], atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_changes_no_statistics():
   nan = lambda: batch() | {'image': np.full_like(batch()['image'], np.nan)}
   before, after = steps(*mlp(), number=1, batch=nan)

@@ -14,7 +14,14 @@ from vit_jax.nn.attention import MultiHeadDotProductAttention
 # -- against references ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize('method', SECTIONS)
+# Prompts must amount to what is told below; test_tune_windows has the released code.
+QUICK = ('lora', 'adapter')
+
+
+@pytest.mark.parametrize(
+  'method',
+  [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in SECTIONS],
+)
 def test_outputs_agree_with_the_reference(method):
   logits, out = run(SECTIONS[method], of_reference(method))
   # float32 of other libraries through three blocks: the README of the references.
@@ -111,6 +118,7 @@ def test_layers_without_prompts_are_those_of_the_backbone():
   assert out['block02'].shape[1] == expected['block02'].shape[1] + 4
 
 
+@pytest.mark.slow
 def test_prompts_of_zeros_that_are_added_are_none():
   section = dict(method='vpt', where='add', number=16)
   zeros = {'tune/prompts': np.zeros((1, 16, 48), np.float32)}
@@ -168,6 +176,7 @@ def test_prompts_are_dropped_image_by_image():
 @pytest.mark.parametrize(
   'fields', [dict(posemb='sincos2d', posemb_where='every'), dict(posemb='rotary')]
 )
+@pytest.mark.slow
 def test_positions_of_patches_are_as_without_prompts(fields):
   small = dict(patch_size=(8, 8), width=32, depth=2, mlp_dim=32, num_heads=2)
   model = models.build('vit', num_classes=3, **small, **fields)
@@ -185,6 +194,7 @@ def test_positions_of_patches_are_as_without_prompts(fields):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_frame_surrounds_the_image():
   model = models.build('bit', num_classes=3, blocks=(1,), width=32)
   tuned = attach(model, method='vpt', number=3)

@@ -58,7 +58,10 @@ def shallow(i=0):
   return run(*tiny(i), images(), added(1))[0]
 
 
-@pytest.mark.parametrize(('kind', 'pool'), [('shallow', 'both'), ('deep', 'image')])
+@pytest.mark.parametrize(
+  ('kind', 'pool'),
+  [('shallow', 'both'), pytest.param('deep', 'image', marks=pytest.mark.slow)],
+)
 def test_outputs_are_those_of_the_released_code(golden, kind, pool):
   # github.com/KMnP/vpt, 4410440, run image by image on the weights of swin_timm: within a
   # batch its shallow prompts go from one image to the next. It pools prompts as well;
@@ -82,7 +85,8 @@ def test_no_prompts_are_linear_probing():
   assert of(method='vpt', number=0) == of(method='linear')
 
 
-@pytest.mark.parametrize('i', [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('i', [0, 1])
+@pytest.mark.slow
 def test_prompts_that_nothing_attends_to_are_none(monkeypatch, i):
   def without_prompts(query, key, value, **options):
     if key.shape[1] == model.windows[0] ** 2 + 3:
@@ -100,6 +104,7 @@ def test_prompts_that_nothing_attends_to_are_none(monkeypatch, i):
     np.testing.assert_allclose(out[name], x, rtol=0, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_deep_prompts_in_one_layer_are_shallow_ones():
   deep, _ = run(*tiny(), images(), added(1), deep=True, layers=[0])
   np.testing.assert_array_equal(deep, shallow())

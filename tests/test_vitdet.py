@@ -46,6 +46,7 @@ def test_parameters_and_operations(variant):
   assert found == pytest.approx(gmacs, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_images_of_another_size(golden):
   expected = golden('vitdet_hf_other_size')
   loaded = vit_jax.load(path_of('vitdet_hf'))
@@ -54,6 +55,7 @@ def test_images_of_another_size(golden):
     np.testing.assert_allclose(out[name], x, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_tables_resized_by_loading_give_the_same(golden):
   expected = golden('vitdet_hf_other_size')
   H, W = expected['image'].shape[1:3]

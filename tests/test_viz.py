@@ -27,6 +27,7 @@ def test_rollout_is_the_reference(golden, fusion, residual):
   np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rollout_in_closed_form():
   L, N = 3, 5
   uniform = np.full((L, 2, 4, N, N), 1 / N, np.float32)
@@ -57,6 +58,7 @@ def test_discard_leaves_the_largest_weights_of_each_row():
   np.testing.assert_allclose(np.take_along_axis(found, order[:, 3:], -1), kept, 1e-6)
 
 
+@pytest.mark.slow
 def test_distance_is_the_reference_and_that_of_known_patterns(golden):
   attention, expected = golden('vit_hf.expected')['attentions'], golden('attention')
   for renormalize, name in ((True, 'renormalized'), (False, 'plain')):
@@ -89,6 +91,7 @@ def test_distance_of_uniform_attention_in_pixels(grid, patch, pixels):
   np.testing.assert_allclose(less, found * N / (N + 1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_distance_of_attention_to_the_neighbour_and_per_image():
   g, P = 14, 16
   shift = np.zeros(

@@ -18,8 +18,36 @@ from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 
+# One of each family and file format, and those that cost least.
+QUICK = (
+  'vit_google_token',
+  'vit_google_prelogits',
+  'hybrid_google',
+  'mixer_google',
+  'vit_bigvision_scan_tok',
+  'vit_timm',
+  'mixer_timm',
+  'vit_hf',
+  'resnet_gn_timm',
+  'bit_timm',
+  'convnext_timm',
+  'swin_timm',
+  'swin_hf',
+  'vitdet_hf',
+  'sfp_d2',
+  'fpn_d2',
+  'fpn_ln_d2',
+  'resnet_timm',
+  'mvit_timm',
+  'detr_hf',
+  'detr_dc5_original',
+)
 
-@pytest.mark.parametrize('name', GOLDENS)
+
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in GOLDENS],
+)
 def test_golden_loads_by_its_path_and_agrees(name):
   loaded = check(path_of(name), name)
   assert loaded.format == GOLDENS[name][0]
@@ -139,6 +167,7 @@ def test_parts_with_an_index(tmp_path):
   assert_loads_alike(tmp_path, 'vit_timm')
 
 
+@pytest.mark.slow
 def test_bit_of_tensorflow(tmp_path):
   model = models.build('bit', blocks=(1, 1), width=32, num_classes=5)
   x = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)

@@ -65,6 +65,7 @@ def test_a_download_that_fails_says_what_to_do(source, tmp_path, monkeypatch):
   assert not [p for p in tmp_path.rglob('*') if p.is_file()]
 
 
+@pytest.mark.slow
 def test_a_download_is_kept_and_a_short_one_is_not(tmp_path, monkeypatch):
   import http.server
   import threading

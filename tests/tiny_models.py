@@ -34,17 +34,20 @@ def family_of(name):
   return models.family_of(build(name))
 
 
-def one_of_each(names) -> list:
-  """Returns names as test parameters: the first of each family is quick.
+# A transformer, one with batch statistics, one of stages.
+QUICK = ('vit', 'resnet', 'swin')
 
-  Its others are slow, and so are models on a backbone, most of whose layers are the
-  backbone's. For contracts that cost a compilation each, on layers that other tests compute
-  with.
+
+def one_of_each(names) -> list:
+  """Returns names as test parameters: quick is the first of each family of QUICK.
+
+  All others are slow. For contracts that cost a compilation each, on layers that other
+  tests compute with.
   """
   names, met, found = list(names), set(), []
   for name in names:
     family = name.split()[0]
-    quick = family not in met and 'backbone' not in TINY[name]
+    quick = family in QUICK and family not in met
     met.add(family)
     found.append(pytest.param(name, marks=() if quick else pytest.mark.slow))
   return found
