@@ -1,13 +1,14 @@
 """JPEGs in, batches out: images/s of our input pipeline beside torchvision's DataLoader.
 
   python benchmarks/input_pipeline.py --torch-python PYTHON [--images 400] [--batch 64]
-    [--batches 8] [--rounds 5] [--folder DIR] [--out benchmarks/results/NAME.json]
+    [--batches 24] [--rounds 5] [--folder DIR] [--out benchmarks/results/NAME.json]
 
 PYTHON is the interpreter of an environment with torch and torchvision. Both sides read
 the same folder of photograph-like JPEGs of about 500 x 400 px (made here, unless
 `--folder` has some), shuffled, from the page cache, and give batches of uint8 images;
 the scaling to [-1, 1] is left to the device. They take turns of `--batches` batches, each
-turn from opening the iterator to closing it. Ours has its default threads, DataLoader a
+turn from opening the iterator to closing it: a short one measures how both start, and
+the two or three batches that were prefetched and are thrown away. Ours has its default threads, DataLoader a
 worker process for each core that this process may use; `taskset -c 0` gives them one.
 
 `train` is the recipes' crop and flip. PIL, which torchvision uses on images, cannot
@@ -134,7 +135,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--torch-python', required=True, metavar='PYTHON')
   parser.add_argument('--images', type=cli.positive, default=400)
   parser.add_argument('--batch', type=cli.positive, default=64)
-  parser.add_argument('--batches', type=cli.positive, default=8, help='in a turn')
+  parser.add_argument('--batches', type=cli.positive, default=24, help='in a turn')
   parser.add_argument('--rounds', type=cli.positive, default=5)
   parser.add_argument('--folder', help='of DIR/train/CLASS/IMAGE in place of ours')
   parser.add_argument('--out', metavar='FILE.json', help='where to keep the results')

@@ -35,7 +35,7 @@ def encode(image, fmt='PNG', orientation=None, **options):
 
 
 def decode(data, exif=True, channels=3, precise=False):
-  data, orientation = images.probe(data, exif)
+  data, orientation, _ = images.probe(data, exif)
   return images.decode(tf.constant(data), orientation, channels, precise).numpy()
 
 
@@ -112,9 +112,11 @@ def test_fused_crop(fmt, orientation):
   options = {'subsampling': 0} if fmt == 'JPEG' else {}
   data = encode(picture(37, 53), fmt, orientation, **options)
   whole = decode(data)
-  data, o = images.probe(data, exif=True)
+  data, o, stored = images.probe(data, exif=True)
   box = lambda h, w: (h // 3, w // 5, h // 2, w // 4)
-  got = images.decode_and_crop(tf.constant(data), o, 3, False, box).numpy()
+  args = tf.constant(data), o, 3, False, box
+  got = images.decode_and_crop(*args).numpy()
+  np.testing.assert_array_equal(got, images.decode_and_crop(*args, stored=stored))
   y, x, h, w = box(*whole.shape[:2])
   np.testing.assert_array_equal(got, whole[y : y + h, x : x + w])
 

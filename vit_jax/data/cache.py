@@ -176,8 +176,9 @@ class Resumed:
 
   def row(self, example: dict, index: int) -> dict:
     if 'pixels' in example:
-      row = {'image': example['pixels'], 'orientation': 1, 'shape': example['shape']}
-      return {**self._whole.others(example), **row, 'number': index}
+      header = {'orientation': 1, 'stored': (0, 0), 'shape': example['shape']}
+      row = {'image': example['pixels'], **header, 'number': index}
+      return {**self._whole.others(example), **row}
     return {**self._whole.row(example, index), 'shape': (0, 0, 0), 'number': index}
 
   def __call__(self, row: dict, u) -> dict:

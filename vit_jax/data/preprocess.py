@@ -51,7 +51,9 @@ class Preprocess:
     self._check_located(ops, features)
     self._others = [k for k, f in features.items() if isinstance(f, Feature)]
     self._ragged = [name for name in self._others if features[name].ragged]
-    assert not {*self._others} & {'mask', 'index', 'position', 'u'}, 'names in use'
+    assert not {*self._others} & {'mask', 'index', 'position', 'u', 'stored'}, (
+      'names in use'
+    )
     self.inputs = {}
     for name, feature in features.items():
       self.inputs |= self._inputs_of(name, feature)
@@ -95,7 +97,9 @@ class Preprocess:
   def _inputs_of(self, name, feature) -> dict:
     if isinstance(feature, ImageFeature):
       if feature.shape is None:
-        return {name: ((), None), 'orientation': ((), np.dtype(np.int32))}
+        header = {'orientation': (), 'stored': (2,)}
+        header = {key: (shape, np.dtype(np.int32)) for key, shape in header.items()}
+        return {name: ((), None), **header}
       return {name: (feature.shape, np.dtype(np.uint8))}
     out = {name: (feature.shape, np.dtype(feature.dtype))}
     return out | ({name + _LENGTH: ((), np.dtype(np.int32))} if feature.ragged else {})
@@ -112,7 +116,8 @@ class Preprocess:
     if self._source.image_shape is None:
       check_size(len(example['image']), self._source.max_file_bytes)
       exif = example.get('exif', self._source.exif)
-      row['image'], row['orientation'] = decode.probe(example['image'], exif)
+      read = decode.probe(example['image'], exif)
+      row['image'], row['orientation'], row['stored'] = read
     return row
 
   def others(self, example: dict) -> dict:
@@ -139,12 +144,14 @@ class Preprocess:
     if rest and (crop := rest[0].crop):
       n = rest[0].draws
       box = lambda h, w: crop.box(h, w, u[:n])
-      image = crop.finish(decode.decode_and_crop(*args, box, self._target))
+      cropped = decode.decode_and_crop(*args, box, self._target, row['stored'])
+      image = crop.finish(cropped)
       return _run(rest[1:], self._features(image, row), u[n:])
     if self._target is None:
       image = decode.decode(*args)
     else:
-      image = decode.decode_and_crop(*args, lambda h, w: (0, 0, h, w), self._target)
+      whole = lambda h, w: (0, 0, h, w)
+      image = decode.decode_and_crop(*args, whole, self._target, row['stored'])
     return _run(rest, self._features(image, row), u)
 
   def resume(self, image, row: dict, u) -> dict:

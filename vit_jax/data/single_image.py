@@ -165,7 +165,7 @@ def _pixels(
     image = image_file.read(image)
   if isinstance(image, bytes):
     # Refuses bombs, brings odd formats to PNG.
-    data, orientation = probe(image, exif=True)
+    data, orientation, _ = probe(image, exif=True)
     try:
       image = Image.open(io.BytesIO(data))
       size = image.size if orientation < 5 else image.size[::-1]

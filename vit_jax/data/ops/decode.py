@@ -37,7 +37,7 @@ _STEPS = np.array(
 )
 
 
-def probe(data: bytes, exif: bool) -> tuple[bytes, int]:
+def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
   """Reads an image's header.
 
   Args:
@@ -45,9 +45,9 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int]:
     exif: whether to look for an orientation.
 
   Returns:
-    (bytes that TensorFlow decodes, EXIF orientation 1..8; 1 where there is none).
-    Formats that only Pillow reads (TIFF, PPM, HEIC, ...) come back as PNG, and so does
-    the first frame of an animated WebP.
+    (bytes that TensorFlow decodes, EXIF orientation 1..8, height and width as stored). The
+    orientation is 1 where there is none. Formats that only Pillow reads (TIFF, PPM, HEIC,
+    ...) come back as PNG, and so does the first frame of an animated WebP.
 
   Raises:
     BadImage: for an empty file, an unknown format, one whose package is missing, or more
@@ -63,8 +63,8 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int]:
     with Image.open(io.BytesIO(data)) as image:
       _refuse_bomb(*image.size)
       if not data.startswith(_TF_MAGIC) or _is_animated_webp(data):
-        return _as_png(image, exif), 1
-      return data, _orientation(image, data) if exif else 1
+        return _as_png(image, exif), 1, image.size[::-1]
+      return data, _orientation(image, data) if exif else 1, image.size[::-1]
   except BadImage:
     raise
   except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -145,6 +145,7 @@ def decode_and_crop(
   precise: bool,
   box,
   target: tuple[int, int] | None = None,
+  stored=None,
 ):
   """Returns the crop uint8 [h, w, channels] of the upright image.
 
@@ -156,12 +157,13 @@ def decode_and_crop(
     target: (h, w) that the crop will be resized to, or a lower bound of it. A JPEG may
       then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`); the crop has every pixel
       of that scale that it overlaps. None: full size.
+    stored: int32 [2], the height and width that `probe` found; None: read from the data.
   """
   tf = lazy_tf.load()
   steps = tf.gather(tf.constant(_STEPS), orientation)
 
   def fused():
-    shape = tf.io.extract_jpeg_shape(data)
+    shape = tf.io.extract_jpeg_shape(data) if stored is None else stored
     height = tf.where(steps[0], shape[1], shape[0])
     width = tf.where(steps[0], shape[0], shape[1])
     y, x, h, w = box(height, width)

@@ -33,7 +33,7 @@ def check(data: bytes, upright: bool, max_side: int | None = None) -> tuple[byte
   """
   from PIL import Image, ImageOps
 
-  kept, orientation = probe(data, exif=upright)
+  kept, orientation, _ = probe(data, exif=upright)
   try:
     with Image.open(io.BytesIO(kept)) as image:
       if max_side and max(image.size) > max_side:
