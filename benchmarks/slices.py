@@ -7,7 +7,8 @@ A config's docstring says `Smallest slices: v3:4x4 or v5e:4x4`, chips as their m
 is compiled by `tools.inspect --config C --tpu SLICE`, with the dtype, mesh, remat and scan
 of the recipe: a program that does not fit is refused by the compiler. What it says is kept
 in benchmarks/slices.json and shown in benchmarks/SLICES.md. Ends 1 where a config does not
-fit. Of one that names no slice nothing is known.
+fit. Of one that names no slice nothing is known. Variants whose cost a paper gives are
+compiled too.
 """
 
 import argparse
@@ -26,6 +27,13 @@ MORE = {
   'finetune': ('weights=b16-i21k,data=cifar10', []),
   'folder': ('', ['--examples', '10000', '--config.model.num_classes=100']),
 }
+# {config: {arguments: slices}}, of none that is in MORE.
+VARIANTS = {
+  'vit_jft': {
+    'variant=L/16,epochs=14': ('v3:8x8', 'v5e:8x8'),
+    'variant=H/14': ('v3:8x8',),
+  },
+}
 # Of `tools.inspect --json`, kept.
 FIELDS = ('model', 'batch_size', 'devices', 'mesh', 'hbm', 'bytes', 'temp_bytes')
 FIELDS += ('cycles', 'mfu', 'images_per_s', 'hours', 'core_days', 'paper')
@@ -38,9 +46,9 @@ def slices(config: pathlib.Path) -> tuple[str, ...]:
   return said.groups() if said else ()
 
 
-def measure(name: str, slice_: str) -> dict:
+def measure(name: str, slice_: str, variant: str = '') -> dict:
   """Returns what `tools.inspect --tpu` says of a config; {'error': text} if it refuses."""
-  arguments, flags = MORE.get(name, ('', []))
+  arguments, flags = MORE.get(name, (variant, []))
   config = f'configs/{name}.py' + (f':{arguments}' if arguments else '')
   command = ['-m', 'vit_jax.tools.inspect', '--config', config, '--tpu', slice_]
   done = subprocess.run(
@@ -92,16 +100,18 @@ def main() -> int:
   for path in sorted((ROOT / 'configs').glob('*.py')):
     if wanted and path.stem not in wanted:
       continue
-    rows = {}
-    for slice_ in slices(path):
-      row = measure(path.stem, slice_)
-      print(f'{path.stem} on {slice_}: {row.get("error", "fits")}', flush=True)
-      refused += 'error' in row
-      if 'error' not in row:
-        rows[slice_] = row
-    kept = {**kept, path.stem: rows} if rows else kept
-    KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + '\n')
-    SHOWN.write_text(table(kept))
+    for variant, named in {'': slices(path), **VARIANTS.get(path.stem, {})}.items():
+      name = f'{path.stem}:{variant}' if variant else path.stem
+      rows = {}
+      for slice_ in named:
+        row = measure(path.stem, slice_, variant)
+        print(f'{name} on {slice_}: {row.get("error", "fits")}', flush=True)
+        refused += 'error' in row
+        if 'error' not in row:
+          rows[slice_] = row
+      kept = {**kept, name: rows} if rows else kept
+      KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + '\n')
+      SHOWN.write_text(table(kept))
   return int(refused > 0)
 
 

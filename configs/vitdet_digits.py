@@ -23,6 +23,8 @@ Hardware: any; CPU seconds and results on 200 canvases of other digits (seed 0):
 Calling every pixel background gives a mean IoU of 8.1 %. The ViT helps the detector; ten
 thousand canvases with a class at every pixel need no help. A ResNet detects sooner:
 configs/detr_digits.py.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections

@@ -232,6 +232,8 @@ def test_slices_that_configs_name_were_compiled():
   slices = script('slices')
   kept = json.loads(slices.KEPT.read_text(encoding='utf-8'))
   said = {path.stem: slices.slices(path) for path in (ROOT / 'configs').glob('*.py')}
+  for name, variants in slices.VARIANTS.items():
+    said |= {f'{name}:{variant}': named for variant, named in variants.items()}
   assert {name: tuple(rows) for name, rows in kept.items()} == {
     name: names for name, names in said.items() if names
   }

@@ -90,11 +90,15 @@ def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   ('variant', 'fields'),
   [
     ('mu/8', {}),
-    ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
-    ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
+        ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
+        ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
+      )
+    ),
   ],
 )
-@pytest.mark.slow
 def test_models_of_patches_see_corrupted_embeddings(variant, fields):
   task = build(variant, **fields)
   B, N = 8, task.patches
@@ -144,7 +148,6 @@ def test_the_models_own_parameters_keep_their_names():
 # -- the loss -------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_only_corrupted_patches_are_learned_from():
   task = build()
   variables = started(task)

@@ -21,11 +21,18 @@ def initial(model, images):
   return jax.jit(model.init)(jax.random.key(0), images)['params']
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
   ('name', 'scan'),
-  [('vit', False), ('mixer', True), ('vit', True), ('mixer', False)],
+  [
+    ('vit', False),
+    ('mixer', True),
+    pytest.param('vit', True, marks=SLOW),
+    pytest.param('mixer', False, marks=SLOW),
+  ],
 )
-@pytest.mark.slow
 def test_blocks_are_entered_as_asked(name, scan):
   free = build(name, scan=scan, placement='free')
   params = initial(free, IMAGES)
@@ -71,7 +78,6 @@ def test_a_batch_that_the_mesh_does_not_divide_is_left_alone():
   assert 'sharding_constraint' in eight
 
 
-@pytest.mark.slow
 def test_a_model_by_itself_needs_no_mesh():
   model = build('vit', placement='width')
   params = initial(model, IMAGES)

@@ -234,7 +234,6 @@ def test_a_non_finite_step_changes_nothing_but_the_counters():
   assert int(recovered.counters['skipped']) == 1
 
 
-@pytest.mark.slow
 def test_ema_is_the_moving_average():
   task, optimizer = setup(SMALL, name='sgd', momentum=0.0, ema=0.75)
   mesh = sharding.make_mesh(devices=jax.devices()[:1])

@@ -37,7 +37,6 @@ def run(*args):
   return cli.run(predict.main, [str(a) for a in args])
 
 
-@pytest.mark.slow
 def test_logits_are_the_models(folder):
   loaded = pretrained.load(SOURCE)
   image = np.asarray(Image.open(folder / 'a.png').resize((32, 32)))

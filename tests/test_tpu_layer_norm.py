@@ -41,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES)
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])  # of what registers hold
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])  # what vector registers hold
 def test_kernels_compute_the_norm_and_its_derivative(case, dtype):
   tokens, width, rows = CASES[case]
   how = Rows(dtype, interpret=True)

@@ -14,7 +14,7 @@ from vit_jax.nn.attention import MultiHeadDotProductAttention
 # -- against references ---------------------------------------------------------------
 
 
-# Prompts must amount to what is told below; test_tune_windows has the released code.
+# vpt is held by the identities below and, against the released code, in test_tune_windows.
 QUICK = ('lora', 'adapter')
 
 

@@ -14,6 +14,7 @@ from vit_jax.errors import UserError
 
 # What follows the name of a ragged feature in the name of its length.
 _LENGTH = '/length'
+_RESERVED = {'mask', 'index', 'position', 'u', 'orientation', 'stored'}
 # Cache of `Preprocess.traced`, shared by all pipelines of the process.
 _TRACED: dict = {}
 
@@ -51,9 +52,7 @@ class Preprocess:
     self._check_located(ops, features)
     self._others = [k for k, f in features.items() if isinstance(f, Feature)]
     self._ragged = [name for name in self._others if features[name].ragged]
-    assert not {*self._others} & {'mask', 'index', 'position', 'u', 'stored'}, (
-      'names in use'
-    )
+    assert not {*self._others} & _RESERVED, 'names in use'
     self.inputs = {}
     for name, feature in features.items():
       self.inputs |= self._inputs_of(name, feature)

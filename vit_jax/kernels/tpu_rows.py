@@ -3,9 +3,8 @@
 Where vector registers hold no bfloat16 (v2, v3), Mosaic unpacks each through memory and
 waits for it, which was a third of the attention kernels' cycles. There a block is read as
 words of 32 bits, which hold two rows: the even rows come first, then the odd ones. An
-order of rows that all arrays share changes no sum over them. And it is read by columns
-that are one register wide, as in memory those of a wider block are not in the order of a
-register.
+order of rows that all arrays share changes no sum over them. And a block is read by columns
+that are one register wide: in a wider one the words of a register do not lie together.
 """
 
 from typing import NamedTuple
@@ -47,9 +46,11 @@ class Rows(NamedTuple):
     return lanes // LANES if self.packed and lanes % LANES == 0 else 1
 
   def load(self, refs, lanes: slice = ALL, there=None, rows: slice = ALL):
-    """Returns [R, lanes] of a block [1, R, width], which is in `columns` parts.
+    """Returns [R, lanes] of a block [1, R, width].
 
     Args:
+      refs: the block's `columns`, a sequence.
+      lanes: whole registers, where there are several columns.
       there: how many rows are real, a number or a traced one: the others, which hold
         anything, become zero. None: all are.
       rows: R of the block's, pairs of registers where they are packed.
@@ -127,7 +128,7 @@ def _pairs(rows: slice) -> slice:
 
 def _first(x, count, fill):
   """Returns x with `fill` after its first `count` rows; only their registers are touched."""
-  whole = count // 8 * 8 if isinstance(count, int) else 0
+  whole = max(count, 0) // 8 * 8 if isinstance(count, int) else 0
   row = lax.broadcasted_iota(jnp.int32, x[whole:].shape, 0)
   rest = jnp.where(row < count - whole, x[whole:], jnp.asarray(fill, x.dtype))
   return jnp.concatenate([x[:whole], rest], 0) if whole else rest

@@ -28,7 +28,11 @@ def count(fn: Callable, *args) -> int:
 
 
 def count_and_shapes(fn: Callable, *args) -> tuple:
-  """Returns (`count`, what `fn(*args)` returns by shape and dtype), for one trace."""
+  """Returns (`count`, what `fn(*args)` returns by shape and dtype), from one trace.
+
+  Raises:
+    NotImplementedError: as `count`.
+  """
   jaxpr, out = jax.make_jaxpr(fn, return_shape=True)(*args)
   return _count(jaxpr.jaxpr), out
 

@@ -46,7 +46,7 @@ def measure(request: dict, devices=None) -> dict:
     request: what a config would say. model: its section, with num_classes; tune (may be
       missing), task and optim: theirs; mesh: {axis: size}; sharding; batch: global;
       image: [H, W, C], and features: {name: [shape, dtype]} of what an example has
-      beside it.
+      besides.
     devices: of the mesh; by default all.
 
   Returns:

@@ -139,9 +139,10 @@ def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
 
 
 def _features(config: dict, record: dict) -> dict[str, list]:
-  """Returns {name: [shape, dtype]} of what an example has beside its image.
+  """Returns {name: [shape, dtype]} of what an example has besides its image.
 
-  Of a source that is not opened: objects, if the task is to find them, else a label.
+  Of a source that is not opened: objects, if the task is to find them, else a label. No op
+  resizes what else a source declares, so that its shape is the batch's.
   """
   from vit_jax import tasks
   from vit_jax.data.features import Feature, LabelFeature

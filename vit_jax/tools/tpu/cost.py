@@ -149,7 +149,7 @@ def _estimate(run, shapes, kernels, generation: Generation) -> tuple[int, int]:
   if run.opcode == 'custom-call' and any(name in run.text for name in _FREE_CALLS):
     return 0, 0
   size = hlo.padded_bytes(run.shape)
-  # One that is given several times is read in parts.
+  # Ours are given an array several times, to read it by columns: its bytes count once.
   operands = dict.fromkeys(run.operands)
   size += sum(hlo.padded_bytes(shapes.get(name, '')) for name in operands)
   cycles = size / generation.bytes_per_cycle
