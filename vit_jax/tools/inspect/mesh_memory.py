@@ -20,12 +20,12 @@ from vit_jax.tools.inspect import activations
 
 POLICIES = ('none', 'dots', 'full')  # of nn.remat.REMAT, most memory first
 
-# What the backward pass of one block works with, in units of what the block keeps
+# What the backward pass of one block works with, in units of what a scanned block keeps
 # without remat: its own values, recomputed or read, and the gradients of the widest of
 # them. Fitted to XLA for TPU v4 (libtpu 0.0.42), B/16 with 128 images a device: the
 # estimate was 0.94 to 1.01 of what it allocates; 0.8 to 1.0 for G/14 whose images are
 # split over every device.
-_WORKING = 1.5
+_WORKING = 2.0
 
 
 def check_batch(batch: int, mesh: dict[str, int], accum: int) -> int:
