@@ -17,7 +17,9 @@ Expected: near the published AP of 40.6 on val2017 (R50, 300 epochs), and after 
 with the drop after 400 (epochs=500,drop=400) 42.0 (R50), 43.3 (R50-DC5), 43.5 (R101), 44.9
 (R101-DC5). Not run here: the data could not be had.
 
-Data: TFDS `coco/2017`, or COCO as it is unpacked. Fits v3:2x2 (7.8 GiB of 16 on a core).
+Data: TFDS `coco/2017`, or COCO as it is unpacked.
+
+Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
 import ml_collections
