@@ -4,7 +4,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
-from vit_jax.kernels import tpu_attention
+from vit_jax.kernels import tpu_attention, tpu_layer_norm
+from vit_jax.kernels.tpu_rows import Rows
 from vit_jax.tools.inspect import flops
 
 
@@ -79,6 +80,16 @@ def test_attention_kernels(devices):
     # Backward: the scores again, and two products for each of the two.
     both = flops.count(jax.value_and_grad(loss, (0, 1, 2)), query, key, key)
   assert both == forward + forward * 5 // 2
+
+
+def test_kernels_of_norms_have_no_products():
+  how = Rows('bfloat16', interpret=True)
+  x, scale = jax.ShapeDtypeStruct((2, 16, 128), jnp.bfloat16), shape(128)
+  run = lambda *args: tpu_layer_norm.layer_norm(
+    *args, 1e-6, tpu_layer_norm.Plan(16, how)
+  )
+  loss = lambda *args: run(*args).astype(jnp.float32).sum()
+  assert flops.count(jax.grad(loss), x, scale, scale) == 0
 
 
 def test_backward_costs_two_forwards():

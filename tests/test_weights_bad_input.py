@@ -35,6 +35,17 @@ def lying_directory(path):
   path.write_bytes(data)
 
 
+def rewritten(path, offset: int, value: int):
+  """An npz with a number of two bytes changed in its member's header and directory."""
+  with zipfile.ZipFile(path, 'w') as archive:
+    archive.writestr('cls.npy', b'\0' * 64)
+  data = bytearray(path.read_bytes())
+  # The directory's entry has two bytes more in front.
+  for at in (data.index(b'PK\x03\x04'), data.index(b'PK\x01\x02') + 2):
+    data[at + offset : at + offset + 2] = struct.pack('<H', value)
+  path.write_bytes(data)
+
+
 def flipped_bit(path):
   data = bytearray(TOKEN.read_bytes())
   data[5000] ^= 1
@@ -66,6 +77,11 @@ BAD = {
   'text.npz': (lambda p: np.savez(p, cls=np.array(['a'])), ("'cls.npy'", '<U1')),
   'header.npz': (lying_header, ("'cls.npy'", 4000000000000, 64)),
   'directory.npz': (lying_directory, ("'cls.npy'", 'bytes')),
+  'method.npz': (lambda p: rewritten(p, 8, 99), ("'cls.npy'", 'compressed')),
+  # Of kinds that Python's zip reader has not.
+  'version.npz': (lambda p: rewritten(p, 4, 99), ('damaged', 'version')),
+  'patched.npz': (lambda p: rewritten(p, 6, 0x20), ('damaged', 'patched')),
+  'encrypted.npz': (lambda p: rewritten(p, 6, 1), ("'cls.npy'", 'encrypted')),
   'zip.npz': (
     lambda p: zipfile.ZipFile(p, 'w').writestr('readme.txt', 'x'),
     ("'readme.txt'", '.npz'),

@@ -142,14 +142,21 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
     vector = pl.BlockSpec((1, width), lambda b, i: (0, 0))
     partial = pl.BlockSpec((1, 1, width), lambda b, i: (b, 0, 0))
     grid = (batch, pl.cdiv(tokens, plan.rows))
+    out_shape = [jax.ShapeDtypeStruct((batch, tokens, width), dtype)]
+    out_shape += [jax.ShapeDtypeStruct((batch, 1, width), jnp.float32)] * sums
+    cost = pl.CostEstimate(
+      flops=0,  # of matrix units
+      transcendentals=batch * tokens,
+      bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shape)),
+    )
     return pl.pallas_call(
       by_columns(kernel, len(arrays), columns),
       grid=grid,
       in_specs=[block(columns, c) for _ in arrays for c in range(columns)]
       + [vector] * len(vectors),
       out_specs=[block()] + [partial] * sums,
-      out_shape=[jax.ShapeDtypeStruct((batch, tokens, width), dtype)]
-      + [jax.ShapeDtypeStruct((batch, 1, width), jnp.float32)] * sums,
+      out_shape=out_shape,
+      cost_estimate=cost,
       interpret=plan.how.interpret,
       # Blocks of an image add to one sum.
       compiler_params=pltpu.CompilerParams(

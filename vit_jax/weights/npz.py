@@ -25,9 +25,10 @@ _ALWAYS, _TIMES = 256 << 20, 20
 _HEADER = 10_000  # bytes of an .npy header; those of plain arrays have about 100
 _KINDS = 'biuf'  # of numbers; besides bfloat16, which .npy has as two bytes
 _MOST_AXES = 16
-# What Python's zip reader raises for files that are damaged or not what they say.
+# What Python's zip reader raises for files that are damaged or not what they say; a
+# RuntimeError where they are encrypted, or of a kind that it has not.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError)
-_DAMAGED += (NotImplementedError, RuntimeError, ValueError, OverflowError)
+_DAMAGED += (RuntimeError, ValueError, OverflowError)
 # What numpy's parser of headers raises besides.
 _NO_HEADER = (ValueError, SyntaxError, TypeError, tokenize.TokenError)
 _NO_HEADER += (RecursionError, MemoryError)
