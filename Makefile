@@ -5,7 +5,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
 .PHONY: help install train test lint format test-slow faults peer .venv-peer tpu slices .venv-tpu \
-  gpu .venv-gpu onnx .venv-onnx docs constraints clean paper
+  gpu .venv-gpu onnx .venv-onnx beam .venv-beam docs constraints clean paper
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -83,13 +83,20 @@ onnx: .venv-onnx  ## write and run ONNX files of all kinds of models
 .venv-onnx:  ## the environment of `make onnx` and of `export --to onnx`
 	@$(MAKE) VENV=.venv-onnx .venv-onnx/.installed-onnx
 
+beam: .venv-beam  ## prepare an archive through Apache Beam, and without: the same
+	.venv-beam/bin/python -m pytest -m beam tests/test_data_builders.py $(ARGS)
+
+# Of its own and not pinned: Beam requires an older Pillow than ours.
+.venv-beam:  ## the environment of `make beam` and of `prepare --beam_runner`
+	@$(MAKE) VENV=.venv-beam PINNED=no .venv-beam/.installed-beam
+
 docs: $(VENV)/.installed-docs  ## build docs/ into build/docs, strictly, and read the pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	$(BIN)/python -m pytest -m docs tests/test_docs_site.py $(ARGS)
 	@echo 'To look at it: $(BIN)/python -m http.server -d build/docs'
 
 clean:  ## remove .venv and caches; keeps runs/
-	rm -rf $(VENV) .venv-peer .venv-tpu .venv-gpu .venv-onnx build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peer .venv-tpu .venv-gpu .venv-onnx .venv-beam build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the environment ---------------------------------------------------------------
@@ -129,6 +136,10 @@ $(VENV)/.installed-tpu: $(METADATA) | $(BIN)/python
 
 $(VENV)/.installed-gpu: $(METADATA) | $(BIN)/python
 	$(call install,cuda$(comma)dev)
+	@touch $@
+
+$(VENV)/.installed-beam: $(METADATA) | $(BIN)/python
+	$(call install,tf$(comma)beam$(comma)dev)
 	@touch $@
 
 $(VENV)/.installed-onnx: $(METADATA) | $(BIN)/python

@@ -77,9 +77,9 @@ def test_bytes_are_kept_and_read_by_our_source(tmp_path):
   assert {x['image'] for x in source.read(np.arange(15))} == given
 
 
+@pytest.mark.beam
 @pytest.mark.filterwarnings('ignore')  # Beam's and TFDS's own
 def test_beam_gives_the_same(tmp_path):
-  pytest.importorskip('apache_beam')
   files = {f'{c}/{i}.jpg': encoded(10 * ord(c) + i) for c in 'ab' for i in range(9)}
   files |= {'a/bad.jpg': b'', 'a/notes.txt': b'x'}
   tar = write_tar(tmp_path / 'photos.tar', files)

@@ -55,22 +55,36 @@ def test_resize_area_is_the_block_mean():
   np.testing.assert_allclose(got, want, rtol=1e-6)  # float32 sums of 8
 
 
-def test_bicubic_is_clipped_not_wrapped():
+# Nine numbers: converted a whole register at a time, they may be clipped by the processor.
+@pytest.mark.parametrize('size', [16, (1, 9)])
+def test_bicubic_is_clipped_not_wrapped(size):
   image = np.zeros((4, 4, 1), np.uint8)
   image[1:3, 1:3] = 255
-  want = run('resize(16, "bicubic")', image.astype(np.float32))
+  image = image if size == 16 else image[1:2]
+  how = f'resize({size}, "bicubic"'
+  want = run(f'{how})', image.astype(np.float32))
   assert want.min() < -0.5
   assert want.max() > 255.5
   np.testing.assert_array_equal(
-    run('resize(16, "bicubic")', image), np.clip(want, 0, 255).astype(np.uint8)
+    run(f'{how})', image), np.clip(want, 0, 255).astype(np.uint8)
   )
   np.testing.assert_array_equal(
-    run('resize(16, "bicubic", rounding="nearest")', image),
+    run(f'{how}, rounding="nearest")', image),
     np.clip(np.round(want), 0, 255),
   )
-  np.testing.assert_array_equal(
-    run('resize(16, "bicubic", rounding="none")', image), want
-  )
+  np.testing.assert_array_equal(run(f'{how}, rounding="none")', image), want)
+
+
+@pytest.mark.parametrize('antialias', [False, True])
+@pytest.mark.parametrize('method', ['bilinear', 'area', 'nearest'])
+def test_other_methods_stay_within_the_levels(method, antialias):
+  # So they are not clipped: of black and white alone, the largest sums of weights.
+  image = np.where(noise(23, 31, 3) < 128, 0, 255).astype(np.uint8)
+  image[:12] = 255
+  for size in ((7, 5), (11, 64), (40, 13), (1, 1)):
+    out = run(f'resize({size}, "{method}", {antialias})', image.astype(np.float32))
+    assert out.min() >= 0
+    assert out.max() < 255.5  # whether rounded or cut off
 
 
 @pytest.mark.parametrize(

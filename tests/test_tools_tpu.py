@@ -63,6 +63,12 @@ def test_bytes_are_those_of_whole_tiles():
   assert hlo.padded_bytes('(f32[3]{0}, pred[], bf16[2,2])') == 12 + 1 + 8
 
 
+def test_an_array_that_a_kernel_reads_by_columns_is_read_once():
+  once = count(PROGRAM)['uncosted'][0]['bytes']
+  by_columns = PROGRAM.replace('custom-call(%a)', 'custom-call(%a, %a, %a)')
+  assert count(by_columns)['uncosted'][0]['bytes'] == once == 2 * 64 * 200 * 768 * 2
+
+
 def test_a_program_is_the_sum_of_what_it_runs():
   found = count(PROGRAM)
   products = 6_553_600_000 // 65_536
