@@ -7,9 +7,10 @@ PYTHON is the interpreter of an environment with torch and torchvision. Both sid
 the same folder of photograph-like JPEGs of about 500 x 400 px (made here, unless
 `--folder` has some), shuffled, from the page cache, and give batches of uint8 images;
 the scaling to [-1, 1] is left to the device. They take turns of `--batches` batches, each
-turn from opening the iterator to closing it: a short one measures how both start, and
-the two or three batches that were prefetched and are thrown away. Ours has its default threads, DataLoader a
-worker process for each core that this process may use; `taskset -c 0` gives them one.
+turn from opening the iterator to closing it: a short one measures how both start, and the
+two or three batches that were prefetched and are thrown away. Ours has its default
+threads, DataLoader a worker process for each core that this process may use; `taskset -c
+0` gives them one.
 
 `train` is the recipes' crop and flip. PIL, which torchvision uses on images, cannot
 resize without antialiasing, as these recipes do: `train, antialiased` does what it does.

@@ -27,7 +27,7 @@ MORE = {
   'finetune': ('weights=b16-i21k,data=cifar10', []),
   'folder': ('', ['--examples', '10000', '--config.model.num_classes=100']),
 }
-# {config: {arguments: slices}}, of none that is in MORE.
+# {config: {arguments: slices}}: besides, what a paper gives the cost of.
 VARIANTS = {
   'vit_jft': {
     'variant=L/16,epochs=14': ('v3:8x8', 'v5e:8x8'),
@@ -48,7 +48,8 @@ def slices(config: pathlib.Path) -> tuple[str, ...]:
 
 def measure(name: str, slice_: str, variant: str = '') -> dict:
   """Returns what `tools.inspect --tpu` says of a config; {'error': text} if it refuses."""
-  arguments, flags = MORE.get(name, (variant, []))
+  more, flags = MORE.get(name, ('', []))
+  arguments = ','.join(filter(None, (more, variant)))
   config = f'configs/{name}.py' + (f':{arguments}' if arguments else '')
   command = ['-m', 'vit_jax.tools.inspect', '--config', config, '--tpu', slice_]
   done = subprocess.run(

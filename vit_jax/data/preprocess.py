@@ -143,14 +143,14 @@ class Preprocess:
     if rest and (crop := rest[0].crop):
       n = rest[0].draws
       box = lambda h, w: crop.box(h, w, u[:n])
-      cropped = decode.decode_and_crop(*args, box, self._target, row['stored'])
+      cropped = decode.decode_and_crop(*args, row['stored'], box, self._target)
       image = crop.finish(cropped)
       return _run(rest[1:], self._features(image, row), u[n:])
     if self._target is None:
       image = decode.decode(*args)
     else:
       whole = lambda h, w: (0, 0, h, w)
-      image = decode.decode_and_crop(*args, whole, self._target, row['stored'])
+      image = decode.decode_and_crop(*args, row['stored'], whole, self._target)
     return _run(rest, self._features(image, row), u)
 
   def resume(self, image, row: dict, u) -> dict:

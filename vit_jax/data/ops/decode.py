@@ -143,29 +143,28 @@ def decode_and_crop(
   orientation,
   channels: int,
   precise: bool,
+  stored,
   box,
   target: tuple[int, int] | None = None,
-  stored=None,
 ):
   """Returns the crop uint8 [h, w, channels] of the upright image.
 
   A JPEG is decoded inside the crop only, which is most of the work saved.
 
   Args:
+    stored: int32 [2], height and width as `probe` found them.
     box: function of the upright (height, width), int32 scalars, to the crop's
       (y, x, h, w).
     target: (h, w) that the crop will be resized to, or a lower bound of it. A JPEG may
       then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`); the crop has every pixel
       of that scale that it overlaps. None: full size.
-    stored: int32 [2], the height and width that `probe` found; None: read from the data.
   """
   tf = lazy_tf.load()
   steps = tf.gather(tf.constant(_STEPS), orientation)
 
   def fused():
-    shape = tf.io.extract_jpeg_shape(data) if stored is None else stored
-    height = tf.where(steps[0], shape[1], shape[0])
-    width = tf.where(steps[0], shape[0], shape[1])
+    height = tf.where(steps[0], stored[1], stored[0])
+    width = tf.where(steps[0], stored[0], stored[1])
     y, x, h, w = box(height, width)
     # Back from the upright image to the stored one: undo the steps in reverse.
     x = tf.where(steps[2], width - x - w, x)

@@ -1,0 +1,45 @@
+"""What of a block is kept for its backward pass: `nn.remat`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.nn.remat import remat_policy
+
+X, NARROW, UP, DOWN, EACH = (2, 5, 4), (4, 4), (4, 12), (12, 4), (2, 4, 12)
+
+
+def block(x, narrow, up, down, each):
+  x = jnp.tanh(jnp.tanh(x @ narrow) @ up) @ down
+  return jnp.tanh(jnp.einsum('bnd,bdf->bnf', x, each))
+
+
+def kept(policy) -> list[tuple[int, ...]]:
+  """Returns the shapes of what is kept of the block, but for its arguments."""
+  arguments = [jnp.ones(shape) for shape in (X, NARROW, UP, DOWN, EACH)]
+  _, pullback = jax.vjp(jax.checkpoint(block, policy=policy), *arguments)
+  found = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
+  for argument in arguments:
+    found.remove(argument.shape)
+  return sorted(found)
+
+
+@pytest.mark.parametrize(
+  ('name', 'scan', 'shapes'),
+  [
+    # Of the products, that to twelve channels; not that to as many, nor one of batches.
+    ('none', True, [(2, 5, 12)]),
+    ('dots', True, [(2, 5, 4), (2, 5, 4), (2, 5, 12)]),
+    ('dots', False, [(2, 5, 4), (2, 5, 4), (2, 5, 12)]),
+    ('full', True, []),
+  ],
+)
+def test_what_is_kept(name, scan, shapes):
+  assert kept(remat_policy(name, scan)) == shapes
+
+
+def test_a_loop_is_left_to_the_compiler():
+  assert remat_policy('none') is None
+  with pytest.raises(UserError, match=r"'dot'.*dots"):
+    remat_policy('dot')
