@@ -102,9 +102,9 @@ def test_the_memory_that_a_recipe_asks_about():
 )
 def test_objects_are_padded_as_the_pipeline_says(name, beside):
   config = recipe.load(name, [])
-  record = {'classes': 10, 'resolution': [1344, 1344]}
+  source = recipe.opened(config['data'])
   most = 100 if name == 'detr_coco' else 4
-  assert recipe._features(config, record) == {
+  assert recipe._features(config, source, [1344, 1344], 10) == {
     'boxes': [[most, 4], 'float32'],
     'boxes_mask': [[most], 'float32'],
     'label': [[most], 'int32'],

@@ -63,8 +63,9 @@ def describe(config: dict, examples: int | None = None) -> dict:
     config nor the table tell (the head is then left out of all sums); params, gflops
     (forward, per image); source, split, train_examples or None; batch_size, steps,
     epochs or None, examples (seen, steps x batch_size), exaflops of the training, as
-    if all parameters were trained, tune: the method that says which are, and beside: the
-    task's own part of the parameters, which is in none of the sums, or None.
+    if all parameters were trained, tune: the method that says which are, beside: the
+    task's own part of the parameters, which is in none of the sums, or None, and
+    features: {name: [shape, dtype]} of what an example has besides its image.
 
   Raises:
     UserError: where the number of steps hangs on an unknown number of examples, the
@@ -114,6 +115,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'exaflops': flops.exa_training(operations, steps * batch),
     'tune': config['tune']['method'],
     'beside': tasks.own(config),
+    'features': _features(config, source, resolution, classes),
   }
 
 
@@ -134,22 +136,27 @@ def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
     'sharding': config['sharding'],
     'batch': record['batch_size'],
     'image': [*record['resolution'], record['channels']],
-    'features': _features(config, record),
+    'features': record['features'],
   }
 
 
-def _features(config: dict, record: dict) -> dict[str, list]:
+def _features(config: dict, source, size: list[int], classes) -> dict[str, list]:
   """Returns {name: [shape, dtype]} of what an example has besides its image.
 
-  Of a source that is not opened: objects, if the task is to find them, else a label. No op
-  resizes what else a source declares, so that its shape is the batch's.
+  No op resizes what else a source declares, so that its shape is the batch's.
+
+  Args:
+    source: as `opened` returns it. None: there are objects, if the task is to find them,
+      else a label.
+    size: [H, W] of the images.
+    classes: their number, or None.
   """
   from vit_jax import tasks
   from vit_jax.data.features import Feature, LabelFeature
   from vit_jax.data.ops import registry
   from vit_jax.data.sources import objects
 
-  ops, source = registry.parse(config['data']['pp']), opened(config['data'])
+  ops = registry.parse(config['data']['pp'])
   if source is not None:
     declared = source.features
   elif tasks.outputs(config) == 'boxes':
@@ -163,14 +170,14 @@ def _features(config: dict, record: dict) -> dict[str, list]:
   for name, feature in declared.items():
     if isinstance(feature, LabelFeature):
       one_hot = tasks.classifies(config) and any(op.kind == 'label' for op in ops)
-      found[name] = [[record['classes']], 'float32'] if one_hot else [[], 'int32']
+      found[name] = [[classes], 'float32'] if one_hot else [[], 'int32']
     elif isinstance(feature, Feature) and not feature.ragged:
       found[name] = [list(feature.shape), feature.dtype]
     elif isinstance(feature, Feature) and name in lengths:  # else the task will refuse
       found[name] = [[lengths[name], *feature.shape[1:]], feature.dtype]
       found[f'{name}_mask'] = [[lengths[name]], 'float32']
   if any(op.name == 'canvas' for op in ops):
-    found['image_mask'] = [list(record['resolution']), 'uint8']
+    found['image_mask'] = [list(size), 'uint8']
   return found
 
 
