@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivatives import assert_same_derivatives, normal
 from goldens import path_of
 from jax import export
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_nn import assert_same_derivatives, normal
 
 import vit_jax
 from vit_jax import sharding
