@@ -4,7 +4,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
-from vit_jax.kernels import tpu_attention, tpu_layer_norm
+from vit_jax.kernels import tpu_attention, tpu_attention_plan, tpu_layer_norm
 from vit_jax.kernels.tpu_rows import Rows
 from vit_jax.tools.inspect import flops
 
@@ -69,8 +69,8 @@ def test_over_all_devices_of_a_shard_map():
 
 @pytest.mark.parametrize('devices', [1, 4])
 def test_attention_kernels(devices):
-  block = tpu_attention.Block(64, 9)
-  plan = tpu_attention.Plan(16, block, block, 'bfloat16', 2**24, interpret=True)
+  block = tpu_attention_plan.Block(64, 9)
+  plan = tpu_attention_plan.Plan(16, block, block, 'bfloat16', 2**24, interpret=True)
   query, key = (jax.ShapeDtypeStruct((4, n, 4, 16), jnp.bfloat16) for n in (9, 7))
   attend = lambda *args: tpu_attention.attend(*args, plan)
   forward = 2 * (2 * 4 * 4 * 9 * 7 * 16)  # q k', then weights times v

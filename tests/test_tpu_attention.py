@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from vit_jax import sharding
-from vit_jax.kernels import tpu_attention
+from vit_jax.kernels import tpu_attention, tpu_attention_plan
 from vit_jax.kernels.attention import attend
 from vit_jax.models import build
 
@@ -69,8 +69,8 @@ QUICK = {
 )
 def test_kernels_compute_attention_and_its_derivative(case, product):
   n, s, heads, head, group, rows = CASES[case]
-  block = tpu_attention.Block(group * head, rows)
-  plan = tpu_attention.Plan(head, block, block, product, 2**24, interpret=True)
+  block = tpu_attention_plan.Block(group * head, rows)
+  plan = tpu_attention_plan.Plan(head, block, block, product, 2**24, interpret=True)
   *inputs, grad = arrays(n, s, heads, head)
   y, pullback = jax.vjp(lambda *args: tpu_attention.attend(*args, plan), *inputs)
   wide = [x.astype(jnp.float32) for x in inputs]
@@ -88,8 +88,8 @@ def test_kernels_compute_attention_and_its_derivative(case, product):
 
 def test_devices_of_a_mesh_compute_their_own_share():
   *inputs, _ = arrays(9, 9, 4, 64, batch=8)
-  block = tpu_attention.Block(128, 9)
-  plan = tpu_attention.Plan(64, block, block, 'bfloat16', 2**24, interpret=True)
+  block = tpu_attention_plan.Block(128, 9)
+  plan = tpu_attention_plan.Plan(64, block, block, 'bfloat16', 2**24, interpret=True)
   alone = tpu_attention.attend(*inputs, plan)
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
@@ -103,23 +103,23 @@ def test_devices_of_a_mesh_compute_their_own_share():
 )
 def test_chosen_for_tpus_in_bfloat16(kind):
   query, key, _, _ = arrays(197, 197, 12, 64)
-  assert tpu_attention.plan(query, key) is None  # no mesh
+  assert tpu_attention_plan.plan(query, key) is None  # no mesh
   with tpu(KINDS[kind], 2, 1, 3):
-    plan = tpu_attention.plan(query, key)
+    plan = tpu_attention_plan.plan(query, key)
     assert plan.forward == plan.backward == (4 * 64, 197)  # heads of one device
     assert plan.product == ('float32' if kind == 'v3' else 'bfloat16')
-    assert tpu_attention.plan(query.astype('float32'), key) is None
-    assert tpu_attention.plan(query[:1], key) is None  # not divided by data
-    assert tpu_attention.plan(query[:, :, :7], key) is None  # nor heads by tensor
+    assert tpu_attention_plan.plan(query.astype('float32'), key) is None
+    assert tpu_attention_plan.plan(query[:1], key) is None  # not divided by data
+    assert tpu_attention_plan.plan(query[:, :, :7], key) is None  # nor heads by tensor
   with tpu(KINDS[kind], 1, 1, 1):
     long, _, _, _ = arrays(4097, 1, 12, 64, batch=1)
-    plan = tpu_attention.plan(long, long)
+    plan = tpu_attention_plan.plan(long, long)
     if kind == 'v3':  # 16 MiB of memory on the chip
       assert plan is None
     else:
       assert plan.backward.rows < 4097
     huge = jax.ShapeDtypeStruct((1, 2**20, 12, 64), jnp.bfloat16)
-    assert tpu_attention.plan(huge, huge) is None
+    assert tpu_attention_plan.plan(huge, huge) is None
 
 
 def test_a_step_lowered_for_tpus_calls_the_kernels():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels import tpu_attention
+from vit_jax.kernels import tpu_attention, tpu_attention_plan
 from vit_jax.kernels.grid_bias import GridBias
 from vit_jax.kernels.placement import place
 
@@ -55,12 +55,12 @@ def attend(
   if isinstance(bias, GridBias):
     width = bias.width(query.shape[-1])
     wide = (jax.ShapeDtypeStruct((*x.shape[:3], width), x.dtype) for x in (query, key))
-    if plan := tpu_attention.plan(*wide):
+    if plan := tpu_attention_plan.plan(*wide):
       x = tpu_attention.attend(*bias.folded(query, key, value), plan)
       return x[..., : query.shape[-1]]
   if bias is not None:
     return plain(query, key, value, bias)
-  if plan := tpu_attention.plan(query, key):
+  if plan := tpu_attention_plan.plan(query, key):
     return tpu_attention.attend(query, key, value, plan)
   if not _cudnn_takes(query):
     return plain(query, key, value)

@@ -9,101 +9,15 @@ costs, and what else was tried.
 """
 
 import functools
-import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from vit_jax.kernels.placement import tpus
-from vit_jax.kernels.tpu_rows import LANES, NEVER, Rows, by_columns
-
-
-class Block(NamedTuple):
-  """What a grid step takes: `rows` queries, and `lanes` channels of whole heads."""
-
-  lanes: int
-  rows: int
-
-
-class Plan(NamedTuple):
-  """How the kernels divide their work.
-
-  Attributes:
-    head: channels of a head.
-    forward, backward: what a grid step of each kernel takes.
-    product: dtype of the matrix units' operands; v2 and v3 take float32, which they round
-      to bfloat16 themselves.
-    vmem: bytes of on-chip memory that a kernel may use.
-    interpret: run on any platform, slowly, for tests.
-  """
-
-  head: int
-  forward: Block
-  backward: Block
-  product: str
-  vmem: int
-  interpret: bool = False
-
-
-def plan(query: jax.Array, key: jax.Array) -> Plan | None:
-  """Returns how the TPUs of the mesh (`jax.set_mesh`) should attend; None if they can't.
-
-  None without a mesh, as in a model used by itself, on one of other devices, or where it
-  does not divide the batch and the heads.
-
-  Args:
-    query: [B, N, M, Dh]; key: [B, S, M, Dh].
-  """
-  batch, queries, heads, head = query.shape
-  mesh = tpus(batch)
-  if mesh is None or query.dtype != jnp.bfloat16 or heads % mesh.shape['tensor']:
-    return None
-  heads //= mesh.shape['tensor']
-  from jax.experimental.pallas import tpu as pltpu
-
-  info, half = pltpu.get_tpu_info(), jnp.bfloat16.dtype
-  product = 'bfloat16' if info.is_matmul_supported(half, half) else 'float32'
-  vmem = info.vmem_capacity_bytes * 15 // 16  # the rest is the compiler's
-  group = math.lcm(head, LANES) // head  # heads whose channels fill whole registers
-  groups = [heads, *(n for n in range(heads, 0, -1) if heads % n == n % group == 0)]
-  blocks = [
-    Block(n * head, rows)
-    for rows in (queries, *(n for n in (512, 256, 128) if n < queries))
-    for n in groups
-  ]
-  chosen = []
-  for needs in (_forward_bytes, _backward_bytes):
-    fit = (block for block in blocks if needs(block, key.shape[1], product) <= vmem)
-    chosen.append(next(fit, None))
-  return None if None in chosen else Plan(head, *chosen, product, vmem)
-
-
-# Estimates of the on-chip memory that a grid step takes, in bytes. float32 operands count
-# twice: libtpu 0.0.42 allocated 1.4 to 2 times as much for them (widths of 768 to 1280,
-# 197 to 577 tokens).
-
-
-def _forward_bytes(block: Block, keys: int, product: str) -> int:
-  rows, keys, lanes = _pad(block.rows, 16), _pad(keys, LANES), _pad(block.lanes, LANES)
-  blocks = 2 * 2 * lanes * (2 * rows + 2 * keys)  # two of each, of two bytes
-  scores = 4 * 4 * rows * keys
-  return (2 if product == 'float32' else 1) * (blocks + 4 * lanes * rows + scores)
-
-
-def _backward_bytes(block: Block, keys: int, product: str) -> int:
-  rows, keys, lanes = block.rows, _pad(keys, 16), _pad(block.lanes, LANES)
-  blocks = 2 * 2 * lanes * (3 * _pad(rows, 16) + 4 * keys)
-  sums = 4 * lanes * (_pad(rows, 16) + 2 * keys)
-  scores = 4 * 6 * _pad(rows, LANES) * keys
-  return (2 if product == 'float32' else 1) * (blocks + sums + scores)
-
-
-def _pad(n: int, unit: int) -> int:
-  return -(-n // unit) * unit
+from vit_jax.kernels.tpu_attention_plan import Plan
+from vit_jax.kernels.tpu_rows import LANES, NEVER, Rows, by_columns, round_up
 
 
 def attend(query, key, value, plan: Plan) -> jax.Array:
@@ -113,7 +27,7 @@ def attend(query, key, value, plan: Plan) -> jax.Array:
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
-    plan: of `plan` for these shapes.
+    plan: of `tpu_attention_plan.plan` for these shapes.
 
   Returns:
     [B, N, M, Dh] in the dtype of `query`.
@@ -207,7 +121,7 @@ def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
     stop = start + head
     yield (
       slice(start, stop),
-      slice(start // LANES * LANES, min(_pad(stop, LANES), lanes)),
+      slice(start // LANES * LANES, min(round_up(stop, LANES), lanes)),
     )
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.placement import tpus
-from vit_jax.kernels.tpu_rows import LANES, Rows, by_columns
+from vit_jax.kernels.tpu_rows import LANES, Rows, by_columns, round_up
 
 SUBLANES = 8
 _BLOCKS = 6 * 2**20  # bytes of a grid step's arrays, of the 16 MiB that every TPU has
@@ -56,7 +56,7 @@ def plan(x: jax.Array) -> Plan | None:
     return Plan(how.block(tokens), how)
   unit = 2 * SUBLANES  # of a tile of bfloat16
   parts = -(-tokens // (most // unit * unit or unit))
-  return Plan(-(-tokens // (parts * unit)) * unit, how)
+  return Plan(round_up(-(-tokens // parts), unit), how)
 
 
 def layer_norm(x, scale, bias, eps: float, plan: Plan) -> jax.Array:

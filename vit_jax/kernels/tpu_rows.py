@@ -17,6 +17,11 @@ LANES = 128  # of a vector register and, at least, of a matrix unit
 _PAIR = 16  # rows of two registers, whose words fill one
 
 
+def round_up(n: int, unit: int) -> int:
+  """Returns the least multiple of a unit that is n or more."""
+  return -(-n // unit) * unit
+
+
 class Rows(NamedTuple):
   """How rows are read.
 
@@ -35,7 +40,7 @@ class Rows(NamedTuple):
 
   def block(self, rows: int) -> int:
     """Returns how many rows a block needs to hold so many."""
-    return -(-rows // _PAIR) * _PAIR if self.packed else rows
+    return round_up(rows, _PAIR) if self.packed else rows
 
   def columns(self, lanes: int) -> int:
     """Returns in how many blocks, side by side, an input of so many lanes is best read.
