@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from abstract import abstract_params
 from conftest import naming
+from test_layer_decay import vit_params
 
 from vit_jax import models, optim, sharding, trees
 from vit_jax.errors import UserError
-from vit_jax.optim import averages, multipliers
+from vit_jax.optim import averages
 
 BLOCK = 'Transformer/encoderblock_0/'
 ATTENTION = f'{BLOCK}MultiHeadDotProductAttention_0/'
@@ -243,55 +243,6 @@ def test_an_epoch_wise_cosine_is_pytorch_s():
   held = optim.make_schedule(1.0, 20, staircase=4, decay_until=0.5)
   expected = np.repeat([1.0, 0.85355339, 0.5, 0.5], 5)
   np.testing.assert_allclose([held(n) for n in range(20)], expected, rtol=1e-6)
-
-
-# --- learning-rate multipliers ---
-
-
-def vit_params(**fields):
-  model = models.build('vit', 'Ti/16', depth=3, num_heads=4, num_classes=5, **fields)
-  return abstract_params(model, 32)
-
-
-def test_layer_decay_is_that_of_beit():
-  params = vit_params()
-  factors = multipliers.layer_factors(VIT, params, 0.5)
-  factor = factors.__getitem__
-  names = list(trees.flatten(params))
-  for name in names:
-    if 'encoderblock_' in name:
-      layer = int(name.split('encoderblock_')[1][0])
-      assert factor(name) == 0.5 ** (3 - layer), name
-    elif name.startswith(('embedding', 'cls', 'Transformer/posembed_input')):
-      assert factor(name) == 0.5**4, name
-    else:
-      assert name.split('/')[0] == 'head' or 'encoder_norm' in name, name
-      assert factor(name) == 1.0, name
-
-
-@pytest.mark.slow
-def test_layers_are_decayed_alike_when_stacked():
-  zeros = lambda tree: jax.tree.map(lambda s: jnp.ones(s.shape), tree)
-  loose, stacked = zeros(vit_params()), zeros(vit_params(scan=True))
-  optimizer = built('lamb', layer_decay=0.5, lr_rules=[('.*/bias', 0.25), ('.*', 1.0)])
-
-  @jax.jit
-  def updates(params):
-    state = optimizer.tx.init(params)
-    return optimizer.tx.update(params, state, params, rate=1.0)[0]
-
-  one, other = (trees.flatten(updates(params)) for params in (loose, stacked))
-  for name, value in other.items():
-    if VIT.is_stacked(name):
-      layers = [
-        one[name.replace('encoderblock', f'encoderblock_{i}')] for i in range(3)
-      ]
-      value, wanted = np.asarray(value), np.stack(layers)
-    else:
-      wanted = one[name]
-    np.testing.assert_allclose(value, wanted, rtol=1e-6, err_msg=name)
-  norm = {name: one[f'Transformer/encoder_norm/{name}'] for name in ('bias', 'scale')}
-  np.testing.assert_allclose(norm['bias'], 0.25 * norm['scale'], rtol=1e-6)
 
 
 # --- sharding ---
