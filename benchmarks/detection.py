@@ -88,7 +88,7 @@ class Ours:
       abstract = sharding.abstract(jax.eval_shape(init, given), mesh)
       self._step = runtime.compile_step(step, abstract, spec, mesh)
       values = {name: bench_ours.initial_values(name, x) for name, x in given.items()}
-      self._state = runtime.run_once(init, abstract, values)
+      self._state = runtime.prepare_once(init, abstract, values)()
       self._batch = jax.device_put(batch, sharding.batch_sharding(mesh))
 
   def turn(self, steps: int) -> dict:

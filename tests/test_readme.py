@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import models, trees
+from vit_jax import config, models, trees
+from vit_jax.tools import convert
+from vit_jax.train import run as train
 
 BLOCKS = [
   pytest.param(
@@ -37,8 +39,20 @@ def folder(tmp_path_factory):
   return folder
 
 
+@pytest.fixture(scope='module')
+def tuned(folder):
+  """Adds RUN, the B/16 tuned by LoRA, and its tuned.safetensors to the folder."""
+  source = f'weights={folder}/ViT-B_16.npz,data=digits,channels=3,res=32'
+  c = config.load(f'configs/finetune.py:{source},batch=8,steps=2,final=True')
+  train.train({**c, 'tune': {'method': 'lora', 'rank': 2}}, folder / 'RUN')
+  file = folder / 'tuned.safetensors'
+  assert convert.main([str(folder / 'RUN'), str(file), '--tuned_only']) == 0
+
+
 @pytest.mark.parametrize('block', BLOCKS)
-def test_examples_run(folder, block, monkeypatch):
+def test_examples_run(folder, block, monkeypatch, request):
+  if "'RUN'" in block:
+    request.getfixturevalue('tuned')
   monkeypatch.chdir(folder)
   names = {}
   exec(compile(block, 'example', 'exec'), names)
