@@ -24,13 +24,13 @@ def test_masks_are_the_hash_that_they_claim_to_be():
 
   key, shape = jax.random.key(3), (3, 4, 5)
   seed, step = (int(x) for x in jax.random.bits(key, (2,), jnp.uint32))
-  number = lambda i: (i * 0x9E3779B9 + step) & 0xFFFFFFFF
+  weyl = lambda i: (i * 0x9E3779B9 + step) & 0xFFFFFFFF
   expected = np.zeros(shape, bool)
   for *row, column in np.ndindex(shape):
     r = seed
     for i in row:
-      r = mix(r ^ number(i))
-    v = mix(number(column))
+      r = mix(r ^ weyl(i))
+    v = mix(weyl(column))
     x = (r ^ v) * (mix(v) | 1) & 0xFFFFFFFF
     expected[(*row, column)] = x >= round(0.3 * 2**32)
   np.testing.assert_array_equal(masks(3, 0.3, shape), expected)
@@ -63,11 +63,11 @@ def test_no_two_rows_or_columns_are_alike(rate):
   for vectors in (mask, mask.T):
     length = vectors.shape[1]
     pairs = np.triu(vectors @ vectors.T / length**0.5, 1)
-    # Of two million normal ones the largest is 5.3 at the median, 7 once in 200,000 times;
-    # a mean that is small as it must be bounds the rest. Draws of 0.1 have longer tails.
+    # The largest of two million normal draws is past 7 once in 200,000 times; products of
+    # masks at a rate of 0.1 have a longer tail.
     assert abs(pairs).max() < 7.5
     count = len(vectors) * (len(vectors) - 1) / 2
-    assert abs((pairs**2).sum() / count - 1) < 5 * (2 / count) ** 0.5 * 2
+    assert abs((pairs**2).sum() / count - 1) < 5 * (2 / count) ** 0.5  # the mean is 1
 
 
 def test_neighbours_make_all_patterns_as_often():

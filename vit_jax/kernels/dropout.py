@@ -24,23 +24,24 @@ def keep_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
 def _words(key, shape) -> jax.Array:
   """Returns uint32 `shape`, uniform.
 
-  A word r of every row and two words v, w of every column make (r ^ v) w. It is
+  Every row has a word r, every column two, v and w, and an element is (r ^ v) w: this is
   multiply-shift hashing (Dietzfelbinger et al., "A reliable randomized algorithm for the
-  closest-pair problem", 1997), whose high bits, which decide, are the good ones: with an
-  odd w, uniform. Without v, columns whose w are small multiples of each other would be
-  alike in all rows: a pair or two of 3,072.
+  closest-pair problem", 1997). w is odd, so that the product is uniform if r is. The high
+  bits, which decide, depend on all bits below. Without v two columns are correlated where
+  one's w happens to be a small multiple of the other's.
   """
   seed, step = jax.random.bits(key, (2,), jnp.uint32)
   row = seed
   # Axis by axis: the first ones are few numbers, and no index overflows 32 bits.
   for axis in range(len(shape) - 1):
     part = (*shape[: axis + 1], *(1,) * (len(shape) - axis - 1))
-    row = _mix(row ^ _numbers(part, axis, step))
-  v = _mix(_numbers(shape[-1:], 0, step))
+    row = _mix(row ^ _weyl(part, axis, step))
+  v = _mix(_weyl(shape[-1:], 0, step))
   return (row ^ v) * (_mix(v) | 1)
 
 
-def _numbers(shape, axis, step):
+def _weyl(shape, axis, step):
+  """Returns uint32 `shape`: along `axis` a Weyl sequence, step + index * _GOLDEN."""
   return jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(_GOLDEN) + step
 
 
