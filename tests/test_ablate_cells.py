@@ -30,7 +30,7 @@ def cells_of(name, *argv):
 @pytest.mark.parametrize(
   'name',
   [
-    pytest.param(n, marks=pytest.mark.slow if n == 'data_size' else ())
+    pytest.param(n, marks=() if n == 'families' else pytest.mark.slow)
     for n in arguments.NAMES
   ],
 )

@@ -99,6 +99,7 @@ def test_statistics_are_those_of_the_whole_batch_on_any_mesh():
     np.testing.assert_allclose(value, stats[name], atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_an_average_has_averaged_statistics():
   before, after = step()
   average = after.average()

@@ -82,6 +82,7 @@ def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
   assert len(kernel.sharding.device_set) == count
 
 
+@pytest.mark.slow
 def test_buffers_may_be_donated_while_the_save_runs(tmp_path):
   saved = checkpoints.Checkpoints(tmp_path, keep_latest=8)
   spoil = jax.jit(

@@ -47,6 +47,7 @@ def evaluated(tmp_path):
   return run
 
 
+@pytest.mark.slow
 def test_restricted_to_the_datas_classes(evaluated):
   rng = np.random.default_rng(0)
   ids = imagenet.wordnet_ids('imagenet_a')[:9]

@@ -65,7 +65,8 @@ def google_file(path, classes):
     ('b16-i21k-i1k-224', 1000, 'imagenet1k'),
     pytest.param('b16-augreg-i21k', 21843, 'imagenet21k', marks=pytest.mark.slow),
     ('b16-i21k-i1k-224', 10, None),  # not what the zoo says: a fake
-    ('b16-i21k', 21843, None),  # published with a head of zeros
+    # Published with a head of zeros.
+    pytest.param('b16-i21k', 21843, None, marks=pytest.mark.slow),
   ],
 )
 def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):

@@ -35,6 +35,8 @@ STARTED = (
   'resnet_i1k',
   'finetune',
 )
+# Of these, what needs no line that the others do not.
+LATER = ('vitdet_digits', 'augreg_i21k')
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,10 @@ class Started(Exception):
   pass
 
 
-@pytest.mark.parametrize('name', STARTED)
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(n, marks=pytest.mark.slow if n in LATER else ()) for n in STARTED],
+)
 def test_debug_starts(name, tmp_path, monkeypatch):
   # All that comes before the first step but its compilation: the data and evaluations
   # are open, the state has its shape, the step is traced.

@@ -61,9 +61,8 @@ def counted(monkeypatch):
   return seen
 
 
-@pytest.mark.parametrize(
-  'key', [pytest.param(k, marks=() if k == 'crop' else pytest.mark.slow) for k in TRAIN]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('key', TRAIN)
 def test_batches_are_the_same(folder, key):
   args = (f'folder:{folder}', 'train', TRAIN[key], 8)
   steps = 3 * COUNT // 8

@@ -75,6 +75,7 @@ def train(kind='encoded', pp=PP, **more):
   return pipeline.train(f'boxes:{kind}', 'train', pp, 6, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['encoded', 'arrays'])
 def test_boxes_follow_their_images(kind):
   batches = train(kind)

@@ -64,6 +64,7 @@ def test_published_splits(published, name):
   assert build('train').fingerprint == build('train').fingerprint
 
 
+@pytest.mark.slow
 def test_images_and_labels_come_through_the_pipeline(published):
   options = {'data_dir': str(published[0] / 'dogs')}  # the folder itself
   args = ('fgvc:dogs', 'val[:4]', 'decode|resize(4)|value_range(-1, 1)', 4)

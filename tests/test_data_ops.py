@@ -64,6 +64,7 @@ def test_trim():
     graph(image[:6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('op', ['central_crop', 'random_crop'])
 def test_a_crop_larger_than_the_image_fails(op):
   message = naming(op, '10x10')

@@ -61,6 +61,7 @@ def test_wrong_pipelines(pp, facts):
     registry.parse(pp)
 
 
+@pytest.mark.slow
 def test_a_mistake_is_found_without_tensorflow():
   code = (
     'import sys\n'

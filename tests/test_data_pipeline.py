@@ -53,6 +53,7 @@ def test_same_batches_for_any_parallelism_restart_and_hosts(folder, kind):
   assert np.any(other[0]['image'] != whole[0]['image'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['arrays', 'encoded'])
 def test_spec_is_what_comes(folder, kind):
   batches = pipeline.train(*cases(folder)[kind])
@@ -156,6 +157,7 @@ def test_evaluation_of_encoded_images_is_exact_and_in_order(folder):
   same(list(batches.iterate()), got)
 
 
+@pytest.mark.slow
 def test_orientation_is_that_of_the_folder(tmp_path):
   exif = Image.Exif()
   exif[0x0112] = 6

@@ -254,6 +254,7 @@ def heic(photo, turned=1):
   return data.getvalue()
 
 
+@pytest.mark.slow
 def test_heic_is_the_same_in_training(tmp_path, photo):
   # HEIC turns an image by a property of its own ('irot'), which the decoder applies; the
   # EXIF orientation is for information (ISO/IEC 23008-12, annex A).

@@ -42,6 +42,7 @@ def bad_of(root, tmp_path, **options) -> dict[str, str]:
   }
 
 
+@pytest.mark.slow
 def test_only_regular_files_are_opened(folder, tmp_path):
   os.mkfifo(folder / 'train/a/fifo.png')
   (folder / 'train/a/zero.png').symlink_to('/dev/zero')
@@ -54,6 +55,7 @@ def test_only_regular_files_are_opened(folder, tmp_path):
   assert not got
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('limit', [None, 5_000])
 def test_files_that_are_too_large(folder, tmp_path, limit):
   size = 6 << 30 if limit is None else 5_001

@@ -53,6 +53,7 @@ def assert_close(found, expected):
     np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('shape', 'kernel', 'stride', 'padding'),
   [
@@ -145,9 +146,8 @@ def test_what_is_kept():
     assert kept(policy) == kept(policy, plain), name
 
 
-@pytest.mark.parametrize(
-  'name', ['convnext_timm', pytest.param('mvit_timm', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['convnext_timm', 'mvit_timm'])
 def test_models_give_what_others_do(name, golden):
   expected = golden(f'{name}.expected')
   loaded = vit_jax.load(path_of(name))

@@ -214,6 +214,7 @@ def _close(ours, theirs):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_reaches_the_model_as_zeros_and_mask(setup):
   task, variables, batch = setup
   padding = (batch['image_mask'] == 0) & (batch['weight'] > 0)[:, None, None]

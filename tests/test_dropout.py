@@ -36,6 +36,7 @@ def test_masks_are_the_hash_that_they_claim_to_be():
   np.testing.assert_array_equal(masks(3, 0.3, shape), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rate', [0.1, 0.5])
 def test_masks_are_independent(rate):
   shape = (64, 128, 192)
@@ -57,6 +58,7 @@ def test_masks_are_independent(rate):
     assert abs(spread - 1) < 5 * (2 / sums.size) ** 0.5 * 1.5  # kurtosis at 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rate', [0.1, 0.5])
 def test_no_two_rows_or_columns_are_alike(rate):
   mask = (masks(0, rate, (2048, 1024)) - (1 - rate)) / (rate * (1 - rate)) ** 0.5

@@ -85,10 +85,8 @@ def prompted(classifier='token', **options):
   return dataclasses.replace(loaded, model=tuned, variables=variables)
 
 
-@pytest.mark.parametrize(
-  'classifier',
-  ['token', *(pytest.param(c, marks=pytest.mark.slow) for c in ('gap', 'map'))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('classifier', ['token', 'gap', 'map'])
 def test_maps_leave_prompts_out(classifier):
   loaded = prompted(classifier)
   state = intermediates(loaded)

@@ -144,6 +144,7 @@ def declared(name):
   return sum(re.fullmatch(pattern, name) is not None for pattern in patterns) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 8])
 def test_fixed_protocol(tmp_path, devices):
   section, x, y = write(tmp_path / 'a.npz', seed=0)

@@ -43,6 +43,7 @@ def same(source, local):
     assert 'error' not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['tfrecord', 'array_record'])
 def test_records_in_a_bucket_are_read_by_ranges(records, gcs_proxy, name):
   folder, url = records[name]

@@ -37,7 +37,7 @@ def run(gcs, tmp_path_factory):
     runs.on_one_device(patch)
     emulator.refuse_tensorflow(patch)
     runs.run(local, *BRIEF, evals={})
-    emulator.fails(gcs, 40)
+    emulator.fails(gcs, 100)
     polls, ask = itertools.count(), preemption.StopSignal.should_stop
 
     def interrupted(self):
@@ -84,6 +84,7 @@ def test_a_finished_run_is_left_alone(run, monkeypatch, capsys):
   assert 'step 8/' not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('step', ['', '@best', '@4'])
 def test_load_takes_a_run_in_a_bucket(run, step):
   url, local, *_ = run

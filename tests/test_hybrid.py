@@ -13,6 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.nn.resnet import StdConv, standardise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('variant', 'count'),
   # Of google-research/vision_transformer; 1000 classes, 224 px.

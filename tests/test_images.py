@@ -71,9 +71,16 @@ def test_a_pipeline_is_given_once_and_makes_one_size(loaded):
 TINY = [
   (name, fields) for name in classifiers() for fields in models.family(name).tiny[:1]
 ]
+QUICK = ('vit', 'mixer', 'resnet')
 
 
-@pytest.mark.parametrize(('name', 'fields'), TINY, ids=classifiers())
+@pytest.mark.parametrize(
+  ('name', 'fields'),
+  [
+    pytest.param(*tiny, marks=() if tiny[0] in QUICK else pytest.mark.slow, id=tiny[0])
+    for tiny in TINY
+  ],
+)
 def test_models_refuse_what_would_be_wrong_numbers(name, fields):
   model = models.build(name, **fields, num_classes=3)
   # Shapes alone: nothing is computed.

@@ -24,7 +24,14 @@ runpy.run_module('vit_jax.main', run_name='__main__', alter_sys=True)
 """
 
 
-@pytest.mark.parametrize('module', ['vit_jax.train.arguments', 'numpy', 'jax.numpy'])
+@pytest.mark.parametrize(
+  'module',
+  [
+    'vit_jax.train.arguments',
+    'numpy',
+    pytest.param('jax.numpy', marks=pytest.mark.slow),
+  ],
+)
 def test_during_imports(module, tmp_path):
   done = subprocess.run(
     [sys.executable, '-c', _AT_IMPORT, module, str(tmp_path)],

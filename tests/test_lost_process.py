@@ -84,6 +84,7 @@ for end in (lost, fails_first, crashes):
 """
 
 
+@pytest.mark.slow
 def test_an_abort_is_one_line():
   status = 'UNAVAILABLE: (stopped sending heartbeats):\n1\n'
   done = subprocess.run(

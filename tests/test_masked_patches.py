@@ -86,17 +86,13 @@ def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   assert (together.masked[0] != together.masked[1]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('variant', 'fields'),
   [
     ('mu/8', {}),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in (
-        ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
-        ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
-      )
-    ),
+    ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
+    ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
   ],
 )
 def test_models_of_patches_see_corrupted_embeddings(variant, fields):
@@ -148,6 +144,7 @@ def test_the_models_own_parameters_keep_their_names():
 # -- the loss -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_corrupted_patches_are_learned_from():
   task = build()
   variables = started(task)
@@ -183,6 +180,7 @@ def test_examples_count_by_their_weight():
   assert len({float(one['loss']) for one in each}) == 8
 
 
+@pytest.mark.slow
 def test_micro_batches_add_up_to_the_batch():
   task = build()
   prepared = task.prepare(batch(), jax.random.key(3))

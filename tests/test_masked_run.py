@@ -89,6 +89,7 @@ def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
   assert features['pre_logits'].shape == (1, 16)
 
 
+@pytest.mark.slow
 def test_the_average_and_the_best_step_load_too(pretrained_run):
   averaged = vit_jax.load(f'{pretrained_run}@best', ema=True)
   assert set(averaged.params) == {'Transformer', 'embedding'}

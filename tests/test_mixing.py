@@ -29,6 +29,7 @@ def shares(images):
   return (np.asarray(images)[..., 0] - of(other)) / of(own - other)
 
 
+@pytest.mark.slow
 def test_mixup_mixes_images_and_labels_alike():
   mix = Mixing(mixup=0.5, mixup_mode='example')
   images, targets = mix(*example_batch(), jax.random.key(0))
@@ -44,6 +45,7 @@ def test_mixup_mixes_images_and_labels_alike():
   assert abs(own.mean() - (0.5 + 1 / np.pi)) < 4 * sigma
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [dict(mixup=0.2), dict(cutmix=1.0)])
 def test_one_draw_for_the_batch(options):
   images, targets = Mixing(**options)(*example_batch(), jax.random.key(1))

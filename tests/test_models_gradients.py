@@ -55,6 +55,7 @@ def derivatives(model, params):
   return all_three
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', one_of_each(TINY))
 def test_forward_and_reverse_can_be_nested(name):
   # Traced: a rule for one direction only, `custom_vjp`, is refused while tracing.
@@ -64,13 +65,8 @@ def test_forward_and_reverse_can_be_nested(name):
 
 
 # A ViT calls every kernel that has derivatives of its own; the rest are JAX's.
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=[] if name == 'vit 0' else pytest.mark.slow)
-    for name in TINY
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', TINY)
 def test_forward_and_reverse_differentiation_agree(name):
   model = build(name)
   forward, reverse, second = jax.jit(derivatives(model, init(model)))(0.0)

@@ -40,6 +40,7 @@ def test_derivatives_of_layer_norm():
   assert_same_derivatives(lambda x: normalise(x, 1e-6), plain, normal(3, 4, 16))
 
 
+@pytest.mark.slow
 def test_layer_norm_of_bfloat16_has_float32_statistics():
   x = jnp.asarray(normal(4, 256) + 3, jnp.bfloat16)
   y, grad = jax.value_and_grad(lambda x: normalise(x, 1e-6).sum())(x)

@@ -249,7 +249,7 @@ def test_an_epoch_wise_cosine_is_pytorch_s():
 
 
 @pytest.mark.parametrize('name', ['adafactor', 'muon', 'lion', 'lamb', 'schedule_free'])
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('scan', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_state_can_be_sharded(name, scan):
   params = vit_params(scan=scan)
   state = jax.eval_shape(built(name).tx.init, params)

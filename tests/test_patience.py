@@ -41,8 +41,13 @@ def test_early_stopping(tmp_path, capsys):
   out = capsys.readouterr().out
   assert re.search(naming('step 6', '--config.checkpoint.patience=4'), out)
   assert 'compiled' not in out
+
+
+@pytest.mark.slow
+def test_more_patience_goes_on(tmp_path):
   # From an earlier step, as after a kill, it has the same rows to the bit, by which it
   # stops; with more patience it goes on.
+  early(tmp_path / 'a')
   again = shutil.copytree(tmp_path / 'a', tmp_path / 'b')
   shutil.rmtree(again / 'checkpoints' / '6')
   more, _ = early(again, 'checkpoint.patience=3')

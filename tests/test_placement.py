@@ -24,6 +24,7 @@ def initial(model, images):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'scan'),
   [
@@ -78,6 +79,7 @@ def test_a_batch_that_the_mesh_does_not_divide_is_left_alone():
   assert 'sharding_constraint' in eight
 
 
+@pytest.mark.slow
 def test_a_model_by_itself_needs_no_mesh():
   model = build('vit', placement='width')
   params = initial(model, IMAGES)

@@ -111,6 +111,7 @@ def test_one_table_is_added_before_every_block():
   assert np.abs(stem - expected).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_table_of_two_axes_is_one_table_of_their_pairs():
   model = tiny(posemb='learn2d')
   params = perturbed(model)
@@ -126,6 +127,7 @@ def test_a_table_of_two_axes_is_one_table_of_their_pairs():
 KINDS = [('learn', 'every'), ('learn2d', 'shared'), ('relative', 'stem')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('kind', 'where'), KINDS)
 def test_scanned_blocks_compute_the_same(kind, where):
   fields = dict(posemb=kind, posemb_where=where, posemb_per_head=kind == 'relative')
@@ -142,6 +144,7 @@ def test_scanned_blocks_compute_the_same(kind, where):
   np.testing.assert_allclose(pre_logits(scanned, params), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['learn2d', 'relative', 'rotary'])
 def test_the_class_token_alone_has_the_same_logits(kind):
   model = tiny(posemb=kind)
@@ -170,6 +173,7 @@ def project(params, x, name):
   return np.einsum('bnd,dmh->bnmh', x, params[name]['kernel']) + params[name]['bias']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('per_head', [False, True])
 def test_relative_positions_are_in_the_scores(per_head):
   x = np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)
@@ -225,6 +229,7 @@ def test_rotary_scores_depend_on_where_patches_are_to_each_other():
   assert np.ptp(scores) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'way'),
   [('learn', 'image_size'), ('learn2d', 'image_size'), ('relative', 'another posemb')],

@@ -130,6 +130,7 @@ def test_the_first_signal_lets_the_run_save_and_the_second_does_not():
 BLOCKED = LOOP.replace("print('ready')", "print('ready'); block()")
 
 
+@pytest.mark.slow
 def test_two_signals_end_a_run_that_is_blocked_from_its_start():
   process = start(BLOCKED, 'slow')
   expect(process, 'ready')
@@ -180,6 +181,7 @@ AGREED = (
 )
 
 
+@pytest.mark.slow
 def test_after_several_agreed_the_second_signal_exits_at_once():
   process = start(AGREED, 'slow')
   expect(process, 'ready')
@@ -236,6 +238,7 @@ def test_a_lock_is_released_after_an_error(tmp_path):
   assert re.search(naming(tmp_path, os.getpid()), str(caught.value))
 
 
+@pytest.mark.slow
 def test_locking_starts_no_devices(tmp_path):
   code = """
     import sys

@@ -37,6 +37,7 @@ def images(*size):
 # -- what they give ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'levels', 'laterals'),
   [

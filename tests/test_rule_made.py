@@ -5,7 +5,6 @@ rule makes their kernels of rank two, and then GroupNorm amplifies rounding (an 
 moved by 1e-12 moves the logits of an R50 by 0.4, in float64).
 """
 
-import functools
 import re
 import zlib
 
@@ -33,19 +32,17 @@ def big_vision(name):
 
 
 # The parts of these are compared small in test_weights.py; one whole model is quick.
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'size', 'fields', 'published', 'expected'),
   [
     ('vit:Ti/16', 64, {}, str, (-0.068206, -0.047613)),
-    slow('vit:Ti/16', 64, dict(representation_size=192), str, (-0.032363, -0.016425)),
-    slow('vit:Ti/16', 64, dict(classifier='gap'), big_vision, (-0.003129, 0.012947)),
-    slow('vit:Ti/16', 64, dict(classifier='map'), big_vision, (-0.031892, -0.015942)),
-    slow('vit:S/16', 224, {}, str, (-0.011708, -0.000638)),
-    slow('vit:R+Ti/16', 64, {}, str, (-0.067467, -0.046870)),
-    slow('mixer:B/16', 64, {}, str, (-0.032437, -0.017756)),
+    ('vit:Ti/16', 64, dict(representation_size=192), str, (-0.032363, -0.016425)),
+    ('vit:Ti/16', 64, dict(classifier='gap'), big_vision, (-0.003129, 0.012947)),
+    ('vit:Ti/16', 64, dict(classifier='map'), big_vision, (-0.031892, -0.015942)),
+    ('vit:S/16', 224, {}, str, (-0.011708, -0.000638)),
+    ('vit:R+Ti/16', 64, {}, str, (-0.067467, -0.046870)),
+    ('mixer:B/16', 64, {}, str, (-0.032437, -0.017756)),
   ],
 )
 def test_agrees_with_the_reference_code(name, size, fields, published, expected):

@@ -18,6 +18,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='of glibc')
 @pytest.mark.parametrize('backend', ['cpu', 'tpu'])
 def test_no_page_is_asked_for_again(backend):

@@ -93,6 +93,7 @@ def loss_of(logits, batch, **options):
   return task.loss({'params': logits}, prepared, None)
 
 
+@pytest.mark.slow
 def test_the_loss_is_a_mean_over_labelled_pixels_of_the_whole_batch():
   rng = np.random.default_rng(0)
   logits = rng.normal(size=(3, 4, 5, K)).astype(np.float32)

@@ -259,6 +259,7 @@ def test_fine_print_of_classify():
       tasks.build('classify', model, spec)
 
 
+@pytest.mark.slow
 def test_sigmoid_loss_starts_at_the_bias_of_the_head():
   task, _ = setup(dict(head_bias_init=-2.2, **SMALL), dict(loss='sigmoid'))
   loss, _ = jax.jit(task.loss)(

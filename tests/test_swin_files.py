@@ -15,9 +15,13 @@ from vit_jax.errors import UserError
 from vit_jax.tools import convert
 
 SWIN = [name for name, (_, family, _) in GOLDENS.items() if family == 'swin']
+QUICK = ('swin_hf', 'swinv2_timm_pre')
 
 
-@pytest.mark.parametrize('name', SWIN)
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SWIN],
+)
 def test_files_come_back_bit_for_bit(tmp_path, name):
   source = pretrained.read_source(path_of(name))
   convert.export(source, tmp_path / 'out', GOLDENS[name][0])

@@ -96,6 +96,7 @@ def test_rows_and_their_file_without_tensorflow(tmp_path):
   assert rows[1]['memory_bytes'] > 4 * params()
 
 
+@pytest.mark.slow
 def test_the_table(capsys):
   argv = (*TINY, '--steps', '1', '--mode', 'forward')
   code, out, _ = run(capsys, *argv, '--batch', '2,4')

@@ -49,6 +49,7 @@ def expected(data, source=SOURCE):
   return np.array(true), found.logits.argmax(-1)
 
 
+@pytest.mark.slow
 def test_counts_and_tables(data, tmp_path, capsys):
   out = tmp_path / 'tables'
   args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--batch', 8)

@@ -67,6 +67,7 @@ def test_the_text(data, capsys):
   assert len(lines) == 2 + 12
 
 
+@pytest.mark.slow
 def test_a_run_repeats_its_own_evaluation(data, tmp_path, capsys):
   name, split = f'coco:{data}/G.json,{data}', 'train[:8]'
   pp = f'{bright_detector.PP}|pad_to(boxes=2, label=2)'

@@ -169,7 +169,9 @@ def test_what_ends_all_runs(error, trained, tmp_path):
   assert not (tmp_path / 'runs' / 'b-seed0').exists()
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+  'number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_between_two_runs(number, trained, tmp_path, capfd):
   def after(outcome):
     os.kill(os.getpid(), number)

@@ -72,6 +72,7 @@ def test_each_device_holds_what_the_shapes_say():
   assert 0 <= compiled.argument_size_in_bytes - held < 60 * 64
 
 
+@pytest.mark.slow
 def test_what_is_frozen_costs_nothing_but_its_values():
   mesh = on_mesh(data=2, fsdp=2)
   full, head = train_step(mesh), train_step(mesh, tune={'method': 'linear'})
@@ -83,6 +84,7 @@ def test_what_is_frozen_costs_nothing_but_its_values():
     assert head.kept()[0] < full.kept()[0] / 20
 
 
+@pytest.mark.slow
 def test_blocks_that_are_tuned_one_by_one_are_not_scanned(monkeypatch):
   monkeypatch.setattr(mesh_memory, 'POLICIES', ('none', 'full'))
   changes = {'mesh': {'data': 1, 'fsdp': 1, 'tensor': 1}, 'tune': {'method': 'lora'}}

@@ -37,6 +37,7 @@ def run(*args):
   return cli.run(predict.main, [str(a) for a in args])
 
 
+@pytest.mark.slow
 def test_logits_are_the_models(folder):
   loaded = pretrained.load(SOURCE)
   image = np.asarray(Image.open(folder / 'a.png').resize((32, 32)))
@@ -103,6 +104,7 @@ def test_table_json_and_features(folder, tmp_path, capsys):
     assert list(file['paths']) == [image['path'] for image in images]
 
 
+@pytest.mark.slow
 def test_works_without_tensorflow(folder):
   code = 'from vit_jax import cli\nfrom vit_jax.tools import predict\nsys.exit(cli.run(predict.main))\n'
   blocked = 'tensorflow,tensorflow_datasets,clu,ml_collections'

@@ -53,10 +53,8 @@ CASES = {
 
 # Two of each dtype.
 QUICK = {
-  ('a group of heads', 'bfloat16'),
   ('blocks of queries', 'bfloat16'),
   ('blocks of queries', 'float32'),
-  ('groups of four heads, and blocks', 'float32'),
 }
 
 
@@ -98,9 +96,8 @@ def test_devices_of_a_mesh_compute_their_own_share():
   np.testing.assert_array_equal(found.astype(np.float32), alone.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-  'kind', [pytest.param(k, marks=() if k == 'v3' else pytest.mark.slow) for k in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', KINDS)
 def test_chosen_for_tpus_in_bfloat16(kind):
   query, key, _, _ = arrays(197, 197, 12, 64)
   assert tpu_attention_plan.plan(query, key) is None  # no mesh

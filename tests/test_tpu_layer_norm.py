@@ -1,5 +1,7 @@
 """Kernels of layer normalisation for TPUs: interpreted on the CPU, lowered without a TPU."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,10 +40,16 @@ CASES = {
   'blocks': (32, 128, 16),
   'a last block of one row': (33, 256, 16),
 }
+QUICK = ('a last block of one row',)
 
 
-@pytest.mark.parametrize('case', CASES)
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])  # what vector registers hold
+@pytest.mark.parametrize(
+  ('case', 'dtype'),
+  [
+    pytest.param(*both, marks=() if both[0] in QUICK else pytest.mark.slow)
+    for both in itertools.product(CASES, ('bfloat16', 'float32'))
+  ],
+)
 def test_kernels_compute_the_norm_and_its_derivative(case, dtype):
   tokens, width, rows = CASES[case]
   how = Rows(dtype, interpret=True)
@@ -61,6 +69,7 @@ def test_kernels_compute_the_norm_and_its_derivative(case, dtype):
     np.testing.assert_allclose(*wide(a, b), rtol=close, atol=close * np.abs(b).max())
 
 
+@pytest.mark.slow
 def test_devices_of_a_mesh_normalise_their_own_images():
   x, scale, bias, dy, dskip = arrays(8, 16, 128)
   plan = tpu_layer_norm.Plan(16, Rows('bfloat16', interpret=True))
@@ -110,7 +119,11 @@ def test_the_plan_of_a_generation(kind, dtype, rows):
   ('fused', 'classifier', 'kernels'),
   # Two of attention and, of each norm, two; the class token's last block has no kernel
   # but that of its first norm; the last norm of an encoder is in float32.
-  [(True, 'gap', 12), (True, 'token', 8), (False, 'gap', 0)],
+  [
+    pytest.param(True, 'gap', 12, marks=pytest.mark.slow),
+    (True, 'token', 8),
+    pytest.param(False, 'gap', 0, marks=pytest.mark.slow),
+  ],
 )
 def test_a_step_lowered_for_tpus_calls_the_kernels(fused, classifier, kernels):
   fields = {

@@ -139,6 +139,7 @@ def test_too_many_bad_steps(tmp_path):
   assert bad[-3:] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_parameters_that_are_not_finite_fail_the_run(tmp_path):
   # The one step has a finite loss and gradient; its update is infinite.
   changes = ['steps=1', 'optim.lr=1e38', 'optim.schedule.warmup=0']

@@ -196,6 +196,7 @@ def test_a_linear_run_trains_and_stores_the_head(tuned):
   assert np.abs(both['head']['kernel'] - alone['head']['kernel']).max() > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_linear_run_finds_its_weights(tuned, tmp_path, monkeypatch, capfd):
   runs.on_one_device(monkeypatch)
   folder, moved = half_done(tuned, tmp_path)

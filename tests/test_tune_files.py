@@ -77,6 +77,7 @@ def test_a_loaded_run_computes_as_it_was_evaluated(made, capsys):
   assert 'with mlp' in repr(loaded)
 
 
+@pytest.mark.slow
 def test_lora_is_folded_into_the_weights(made, tmp_path):
   file = str(tmp_path / 'whole.npz')
   assert convert.main([str(made / 'lora'), file, '--merge']) == 0
@@ -192,7 +193,8 @@ def write(found, section, folder, added, own=(), stats=None, **config):
 PROMPTS = dict(method='vpt', number=2)
 
 
-@pytest.mark.parametrize('size', [pytest.param(8, marks=pytest.mark.slow), 16])
+@pytest.mark.slow
+@pytest.mark.parametrize('size', [8, 16])
 def test_tuned_files_remember_the_size_that_was_tuned_at(tmp_path, size):
   weights, found = source(tmp_path, size)
   prompts = {'tune/prompts': np.ones((1, 2, 16), np.float32)}

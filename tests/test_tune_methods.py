@@ -106,13 +106,8 @@ def test_every_method_trains_on_every_family(name, i, method):
 
 
 # linear and bias take their steps in test_tune.py.
-@pytest.mark.parametrize(
-  'method',
-  [
-    pytest.param(m, marks=() if m == 'lora' else pytest.mark.slow)
-    for m in sorted(set(METHODS) - {'side'})
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('method', sorted(set(METHODS) - {'side'}))
 def test_the_trained_move_and_the_frozen_do_not(method):
   model = models.build('vit', num_classes=5, **models.family('vit').tiny[0])
   section = section_for('vit', method)

@@ -29,6 +29,7 @@ def test_outputs_agree_with_the_reference(method):
   np.testing.assert_allclose(out['encoded'], reference()[f'{method}_tokens'], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', ['adapter', 'lora'])
 def test_models_start_as_they_were(method):
   tuned = attach(**SECTIONS[method])
@@ -85,6 +86,7 @@ def test_no_prompts_are_linear_probing():
   assert of(method='vpt', number=0) == of(method='linear')
 
 
+@pytest.mark.slow
 def test_prompts_that_nothing_attends_to_are_none():
   with hidden():
     found = vpt()
@@ -136,6 +138,7 @@ def test_prompts_before_positions_get_that_of_the_class_token():
   np.testing.assert_allclose(vpt(where='before_positions'), found, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', [None, 'image', 'prompts', 'both'])
 def test_pooling_takes_the_tokens_that_are_named(pool):
   added = prompts()
@@ -212,6 +215,7 @@ def test_a_frame_surrounds_the_image():
   np.testing.assert_array_equal(stem(tuned)(variables, x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', ['vpt', 'adapter', 'lora', 'mlp', 'side'])
 def test_tuned_models_take_batches_of_any_length(method):
   options = dict(deep=True) if method == 'vpt' else {}

@@ -110,6 +110,7 @@ def test_deep_prompts_in_one_layer_are_shallow_ones():
   np.testing.assert_array_equal(deep, shallow())
 
 
+@pytest.mark.slow
 def test_blocks_before_the_first_prompts_are_those_of_the_backbone():
   _, out = run(
     *tiny(), images(), {'stage2': added(1, 1)['stage2']}, deep=True, layers=[2]

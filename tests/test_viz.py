@@ -68,6 +68,7 @@ def test_distance_is_the_reference_and_that_of_known_patterns(golden):
   assert viz.attention_distance(eye, (4, 4), (8, 8)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('grid', 'patch', 'pixels'),
   [

@@ -14,9 +14,16 @@ from safetensors.numpy import save_file
 import vit_jax
 from vit_jax import models, trees
 
-# Of a family and file format that a cheaper one has too.
+# Of a family and file format that a cheaper one has too, or of a family whose other files
+# are quick.
 SLOW = (
   'vit_bigvision_map',
+  'vit_google_prelogits',
+  'mixer_timm',
+  'bit_timm',
+  'fpn_d2',
+  'swin_timm',
+  'detr_dc5_original',
   'swin_timm_pad',
   'swin_timm_rect',
   'swin_hf_pad',
@@ -45,6 +52,7 @@ def test_golden_loads_by_its_path_and_agrees(name):
   assert loaded.image_size == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['vit_google_token', 'mixer_google', 'vit_hf'])
 def test_scanned_model_takes_the_same_file(name):
   check(path_of(name), name, scan=True)

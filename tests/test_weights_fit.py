@@ -50,6 +50,7 @@ def test_another_patch_size_keeps_the_grid():
   np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_part_can_be_left_out():
   loaded = pretrained.load(path_of('vit_google_prelogits'), skip=['pre_logits/.*'])
   old = arrays_of('vit_google_prelogits')['pre_logits/kernel']

@@ -61,6 +61,7 @@ def wheel(sdist, tmp_path_factory):
   return _build('wheel', source, tmp_path_factory.mktemp('wheel'))
 
 
+@pytest.mark.slow
 def test_the_sdist_has_all_that_git_tracks(sdist):
   if not (ROOT / '.git').exists():
     pytest.skip('not a checkout')

@@ -34,8 +34,8 @@ def family_of(name):
   return models.family_of(build(name))
 
 
-# A transformer, one with batch statistics, one of stages.
-QUICK = ('vit', 'resnet', 'swin')
+# A transformer, and one of convolutions with batch statistics.
+QUICK = ('vit', 'resnet')
 
 
 def one_of_each(names) -> list:
