@@ -7,8 +7,7 @@ A config's docstring says `Smallest slices: v3:4x4 or v5e:4x4`, chips as their m
 is compiled by `tools.inspect --config C --tpu SLICE`, with the dtype, mesh, remat and scan
 of the recipe: a program that does not fit is refused by the compiler. What it says is kept
 in benchmarks/slices.json and shown in benchmarks/SLICES.md. Ends 1 where a config does not
-fit. Of one that names no slice nothing is known. Variants whose cost a paper gives are
-compiled too.
+fit. Variants whose cost a paper gives are compiled too.
 """
 
 import argparse
@@ -40,7 +39,7 @@ FIELDS += ('cycles', 'mfu', 'images_per_s', 'hours', 'core_days', 'paper')
 
 
 def slices(config: pathlib.Path) -> tuple[str, ...]:
-  """Returns the slices that a config's docstring names."""
+  """Returns the slices that a config's docstring names; () if it names none."""
   text = ast.get_docstring(ast.parse(config.read_text(encoding='utf-8')))
   said = SAID.search(' '.join(text.split()))
   return said.groups() if said else ()

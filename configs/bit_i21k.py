@@ -10,6 +10,8 @@ after fine-tuning on ImageNet: about 80 % top-1 for R50x1 (the BiT paper, BiT-M)
 here: the data could not be had.
 
 Data: a prepared `imagenet21k`, as in configs/vit_b16.py.
+
+Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
 """
 
 import ml_collections

@@ -16,6 +16,8 @@ augmentations are not repeated (AUG.NUM_SAMPLE is 1). RandAugment is timm's
 For another size see configs/finetune.py.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
+
+Smallest slices: v3:4x4 or v5e:4x4 (benchmarks/SLICES.md).
 """
 
 import ml_collections
