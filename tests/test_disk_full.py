@@ -38,9 +38,13 @@ def fill(monkeypatch, name: str, after: int) -> None:
   monkeypatch.setattr(disk.os, 'write', write)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-  ('name', 'after'), [('config.tmp', 0), ('metrics.jsonl', 1), ('status.tmp', 1)]
+  ('name', 'after'),
+  [
+    pytest.param('config.tmp', 0, marks=pytest.mark.slow),
+    ('metrics.jsonl', 1),
+    pytest.param('status.tmp', 1, marks=pytest.mark.slow),
+  ],
 )
 def test_a_full_disk_costs_nothing_but_the_file(
   short_run, half_done, monkeypatch, name, after, faults_table

@@ -1,6 +1,6 @@
 """Runs that are killed, stopped and restarted end with the same bits as an undisturbed run.
 
-Arms are compared on one machine with the same devices: bitwise equality holds there.
+Arms are compared on one machine, on one device each: bitwise equality holds there.
 """
 
 import os

@@ -41,7 +41,6 @@ def assert_near_the_paper(rows):
     assert row['ratio'] == row['ours'] / row['paper']
 
 
-@pytest.mark.slow
 def test_the_compute_of_the_paper():
   # Every patch size, depth 12 and 24, a ResNet and a hybrid; `make test-slow` has all.
   quick = {'vit:B/16', 'vit:L/32', 'vit:H/14', 'bit:R50x1', 'vit:R50+B/16'}

@@ -51,11 +51,7 @@ CASES = {
 }
 
 
-# Two of each dtype.
-QUICK = {
-  ('blocks of queries', 'bfloat16'),
-  ('blocks of queries', 'float32'),
-}
+QUICK = {('blocks of queries', 'bfloat16'), ('blocks of queries', 'float32')}
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,11 @@ from safetensors.numpy import save_file
 import vit_jax
 from vit_jax import models, trees
 
-# Of a family and file format that a cheaper one has too, or of a family whose other files
-# are quick.
+# Of a family that others are of, which are cheaper or of the same file format.
 SLOW = (
   'vit_bigvision_map',
   'vit_google_prelogits',
   'mixer_timm',
-  'bit_timm',
   'fpn_d2',
   'swin_timm',
   'detr_dc5_original',
