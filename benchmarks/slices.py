@@ -30,7 +30,7 @@ MORE = {
 VARIANTS = {
   'vit_jft': {
     'variant=L/16,epochs=14': ('v3:8x8', 'v5e:8x8'),
-    'variant=H/14': ('v3:8x8',),
+    'variant=H/14': ('v3:8x8', 'v5e:8x16'),
   },
 }
 # Of `tools.inspect --json`, kept.

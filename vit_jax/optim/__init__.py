@@ -31,7 +31,8 @@ class Optimizer:
   """What the train step needs.
 
   Attributes:
-    tx: `update(grads, state, params, rate=rate(step))` gives what to add to params.
+    tx: `update(grads, state, params, rate=rate(step), learns=learns)` gives what to add to
+      params, and the state; the state as it was where `learns` is false, see `guard`.
     rate: step -> learning rate.
     average: `(average, params, step) -> average` of `State.ema`, or None: none kept.
     gradient_point: `(params, opt_state) -> params` at which to take the gradient.

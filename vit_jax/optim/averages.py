@@ -13,6 +13,7 @@ import optax
 from optax import contrib
 
 from vit_jax.errors import UserError
+from vit_jax.optim.guard import guarded
 
 
 def ema(decay: float) -> Callable:
@@ -86,7 +87,7 @@ def schedule_free(tx, rate: Callable, b1: float):
     x = contrib.schedule_free_eval_params(new, optax.apply_updates(y, updates))
     return jax.tree.map(jnp.subtract, x, params), new
 
-  return optax.GradientTransformationExtraArgs(inner.init, update)
+  return guarded(optax.GradientTransformationExtraArgs(inner.init, update))
 
 
 def gradient_point(params, state):

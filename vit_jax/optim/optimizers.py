@@ -1,7 +1,8 @@
 """From gradients to directions: what an update is before decay and learning rate.
 
 `moment_dtype` is that of the first moment only: 'bfloat16' halves its memory, as in the
-AugReg recipes; the second moment needs float32.
+AugReg recipes; the second moment needs float32. Where a step is not learned from (`learns`, see
+`guard`), each keeps its state.
 """
 
 import math
@@ -11,18 +12,20 @@ import optax
 from optax import contrib
 
 from vit_jax import trees
+from vit_jax.optim import moments
+from vit_jax.optim.guard import guarded
 
 
 def adam(
   b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, moment_dtype: str | None = None
 ):
   """Adam (arXiv 1412.6980)."""
-  return optax.scale_by_adam(b1=b1, b2=b2, eps=eps, mu_dtype=moment_dtype)
+  return moments.scale_by_adam(b1, b2, eps, moment_dtype)
 
 
 def sgd(momentum: float = 0.9, nesterov: bool = False, moment_dtype: str | None = None):
   """Gradient descent with momentum, the gradients added up undamped as in PyTorch."""
-  return optax.trace(momentum, nesterov=nesterov, accumulator_dtype=moment_dtype)
+  return moments.trace(momentum, nesterov, moment_dtype)
 
 
 def adafactor(
@@ -50,21 +53,21 @@ def adafactor(
     decay_rate=decay, min_dim_size_to_factor=min_dim, decay_rate_fn=rate
   )
   if not momentum:
-    return second
+    return guarded(second)
   first = optax.ema(momentum, debias=False, accumulator_dtype=moment_dtype)
-  return optax.chain(second, first)
+  return guarded(optax.chain(second, first))
 
 
 def lion(b1: float = 0.9, b2: float = 0.99, moment_dtype: str | None = None):
   """Lion, the sign of a momentum (arXiv 2302.06675); rates a tenth of Adam's."""
-  return optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=moment_dtype)
+  return guarded(optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=moment_dtype))
 
 
 def lamb(
   b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, moment_dtype: str | None = None
 ):
   """LAMB before its trust ratio (arXiv 1904.00962), which follows weight decay."""
-  return optax.scale_by_adam(b1=b1, b2=b2, eps=eps, mu_dtype=moment_dtype)
+  return moments.scale_by_adam(b1, b2, eps, moment_dtype)
 
 
 def muon(
@@ -111,7 +114,7 @@ def muon(
     _scaled_to_rms(rms, family),
   )
   return optax.partition(
-    {'muon': orthogonal, 'adam': adam(b1, b2, eps, moment_dtype)}, kinds
+    {'muon': guarded(orthogonal), 'adam': adam(b1, b2, eps, moment_dtype)}, kinds
   )
 
 

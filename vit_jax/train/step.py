@@ -1,12 +1,12 @@
 """One step of training."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.optim.guard import kept
 from vit_jax.train.gradients import gradients
 from vit_jax.train.state import State, averaged
 
@@ -52,17 +52,15 @@ def make_step(task, optimizer, on_device, key):
     learns, bad = some & finite, some & ~finite
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
-      grads, state.opt_state, state.params, rate=rate
+      grads, state.opt_state, state.params, rate=rate, learns=learns
     )
-    params = optax.apply_updates(state.params, updates)
+    # Each is kept before another is computed from it, see `optim.moments`.
+    params = kept(learns, optax.apply_updates(state.params, updates), state.params)
+    stats = kept(learns, stats, state.batch_stats)
     ema = state.ema
     if optimizer.average:
-      ema = optimizer.average(ema, averaged(params, stats), state.step)
-    params, opt_state, ema, stats = jax.tree.map(
-      functools.partial(_kept, learns),
-      (params, opt_state, ema, stats),
-      (state.params, state.opt_state, state.ema, state.batch_stats),
-    )
+      average = optimizer.average(ema, averaged(params, stats), state.step)
+      ema = kept(learns, average, ema)
     old = state.counters
     counters = {
       'skipped': old['skipped'] + bad,
@@ -74,18 +72,6 @@ def make_step(task, optimizer, on_device, key):
     return state, metrics
 
   return step
-
-
-def _kept(learns, new, old):
-  """Returns `new`, or `old` where the step does not learn, to the bit.
-
-  In float32: XLA for TPUs then computes a bfloat16 moment beside the parameter and the
-  other moment, in one pass over the gradient. On its own it takes half as long again.
-  """
-  if new.dtype != jnp.bfloat16:
-    return jnp.where(learns, new, old)
-  wide = jnp.float32
-  return jnp.where(learns, new.astype(wide), old.astype(wide)).astype(new.dtype)
 
 
 def without_masked(batch: dict) -> tuple[dict, jax.Array]:

@@ -1,0 +1,61 @@
+"""Moments where a step is not learned from: kept; and otherwise optax's to the bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.test_optimizers import GRADS, PARAMS, VIT
+from vit_jax import optim
+from vit_jax.optim import moments, optimizers
+from vit_jax.optim.guard import kept
+from vit_jax.train import runtime
+
+
+@pytest.mark.parametrize(
+  'ours, optaxs',
+  [
+    (moments.scale_by_adam(0.9, 0.999, 1e-8), optax.scale_by_adam(0.9, 0.999, 1e-8)),
+    (
+      moments.scale_by_adam(0.9, 0.95, 1e-6, 'bfloat16'),
+      optax.scale_by_adam(0.9, 0.95, 1e-6, mu_dtype='bfloat16'),
+    ),
+    (moments.trace(0.9), optax.trace(0.9)),
+    (moments.trace(0.9, True, 'bfloat16'), optax.trace(0.9, True, 'bfloat16')),
+  ],
+)
+def test_equal_to_optax(ours, optaxs):
+  a, b = ours.init(PARAMS), optaxs.init(PARAMS)
+  for grads in GRADS:
+    x, a = ours.update(grads, a)
+    y, b = optaxs.update(grads, b)
+    jax.tree.map(np.testing.assert_array_equal, (x, a), (y, b))
+  dtypes = lambda tree: [x.dtype for x in jax.tree.leaves(tree)]
+  assert dtypes(a) == dtypes(b)
+
+
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
+def test_a_step_that_is_not_learned_from_leaves_the_state(name):
+  schedule = {'decay': 'constant'}
+  tx = optim.build(name, 0.01, 10, schedule=schedule, family=VIT).tx
+  update = jax.jit(tx.update)
+  _, before = update(GRADS[0], tx.init(PARAMS), PARAMS, rate=0.01, learns=True)
+  nan = jax.tree.map(lambda g: g * jnp.nan, GRADS[1])
+  _, after = update(nan, before, PARAMS, rate=0.01, learns=False)
+  jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+@pytest.mark.parametrize('name', ['adamw', 'sgd'])
+def test_no_moment_is_copied(name):
+  tx = optim.build(name, 0.01, 10, wd=0.1).tx
+  params = {'head': {'kernel': jnp.zeros((256, 256))}}
+
+  def step(params, state, grads, learns):
+    updates, state = tx.update(grads, state, params, rate=0.01, learns=learns)
+    new = optax.apply_updates(params, updates)
+    return kept(learns, new, params), state
+
+  step = jax.jit(step, donate_argnums=(0, 1), compiler_options=runtime.options())
+  program = step.lower(params, tx.init(params), params, True).compile()
+  assert program.memory_analysis().temp_size_in_bytes < 256 * 256
