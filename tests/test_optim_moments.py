@@ -14,7 +14,7 @@ from vit_jax.train import runtime
 
 
 @pytest.mark.parametrize(
-  'ours, optaxs',
+  ('ours', 'optaxs'),
   [
     (moments.scale_by_adam(0.9, 0.999, 1e-8), optax.scale_by_adam(0.9, 0.999, 1e-8)),
     (
