@@ -1,9 +1,9 @@
-"""Adam and momentum, optax's to the bit, that keep their moments where a step is bad.
+"""Adam and momentum, optax's to the bit, that keep their moments where a step is not learned from.
 
 They take `learns` as `guard.guarded` does, but select a moment before the update is computed
 from it: one that is selected afterwards exists twice. XLA for CPUs then copies the moments
 of the whole model, and computes each again for the parameter: AdamW of 85 million
-parameters took four times as long, and 8 bytes a parameter more.
+parameters takes four times as long (benchmarks/NOTES.md).
 """
 
 import jax
