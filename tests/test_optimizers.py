@@ -10,7 +10,7 @@ from test_layer_decay import vit_params
 
 from vit_jax import models, optim, sharding, trees
 from vit_jax.errors import UserError
-from vit_jax.optim import averages
+from vit_jax.optim import averages, optimizers
 
 BLOCK = 'Transformer/encoderblock_0/'
 ATTENTION = f'{BLOCK}MultiHeadDotProductAttention_0/'
@@ -259,3 +259,13 @@ def test_every_state_can_be_sharded(name, scan):
   assert big
   for n in big:  # no large moment has a copy on every device
     assert not placed[n].is_fully_replicated, n
+
+
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
+def test_a_step_that_is_not_learned_from_leaves_the_state(name):
+  tx = built(name).tx
+  update = jax.jit(tx.update)
+  _, before = update(GRADS[0], tx.init(PARAMS), PARAMS, rate=0.01, learns=True)
+  nan = jax.tree.map(lambda g: g * jnp.nan, GRADS[1])
+  _, after = update(nan, before, PARAMS, rate=0.01, learns=False)
+  jax.tree.map(np.testing.assert_array_equal, after, before)

@@ -22,9 +22,7 @@ def kept(learns, new, old):
 
 
 def _kept(learns, new, old):
-  if new.dtype != jnp.bfloat16:
-    return jnp.where(learns, new, old.astype(new.dtype))
-  wide = jnp.float32
+  wide = jnp.float32 if new.dtype == jnp.bfloat16 else new.dtype
   return jnp.where(learns, new.astype(wide), old.astype(wide)).astype(new.dtype)
 
 

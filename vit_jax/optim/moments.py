@@ -1,9 +1,9 @@
-"""Adam and momentum, optax's to the bit, that keep their moments where a step is not learned from.
+"""Adam and momentum, optax's to the bit, whose moments a bad step leaves as they were.
 
-They take `learns` as `guard.guarded` does, but select a moment before the update is computed
-from it: one that is selected afterwards exists twice. XLA for CPUs then copies the moments
-of the whole model, and computes each again for the parameter: AdamW of 85 million
-parameters takes four times as long (benchmarks/NOTES.md).
+They take `learns` as `guard.guarded` does, but select a moment before the update is
+computed from it: one that is selected afterwards exists twice. XLA for CPUs then copies
+the moments of the whole model, and computes each again for the parameter: AdamW of 85
+million parameters takes four times as long (benchmarks/NOTES.md).
 """
 
 import jax
@@ -14,7 +14,13 @@ from vit_jax.optim.guard import kept
 
 
 def scale_by_adam(b1: float, b2: float, eps: float, mu_dtype: str | None = None):
-  """Returns `optax.scale_by_adam`, whose `update` takes `learns`; its state is the same."""
+  """Returns `optax.scale_by_adam` (arXiv 1412.6980), whose `update` takes `learns`.
+
+  Args:
+    b1, b2: decays of the first and the second moment. eps: added to the second's root.
+    mu_dtype: of the first moment as it is kept; None: the parameters'. The update is
+      computed from it before it is rounded.
+  """
   adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
   def update(updates, state, params=None, *, learns=True, **_):
@@ -37,7 +43,12 @@ def scale_by_adam(b1: float, b2: float, eps: float, mu_dtype: str | None = None)
 
 
 def trace(decay: float, nesterov: bool = False, accumulator_dtype: str | None = None):
-  """Returns `optax.trace`, whose `update` takes `learns`; its state is the same."""
+  """Returns `optax.trace`, t = g + decay t, whose `update` takes `learns`.
+
+  Args:
+    nesterov: the update is g + decay t, not t.
+    accumulator_dtype: of t as it is kept; None: the parameters'.
+  """
   momentum = optax.trace(decay, nesterov, accumulator_dtype)
 
   def update(updates, state, params=None, *, learns=True, **_):

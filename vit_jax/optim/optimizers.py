@@ -1,8 +1,8 @@
 """From gradients to directions: what an update is before decay and learning rate.
 
 `moment_dtype` is that of the first moment only: 'bfloat16' halves its memory, as in the
-AugReg recipes; the second moment needs float32. Where a step is not learned from (`learns`, see
-`guard`), each keeps its state.
+AugReg recipes; the second moment needs float32. Where a step is not learned from
+(`learns`, see `guard`), each keeps its state.
 """
 
 import math
