@@ -1,7 +1,7 @@
 """JPEGs in, batches out: images/s of our input pipeline beside torchvision's DataLoader.
 
   python benchmarks/input_pipeline.py --torch-python PYTHON [--images 400] [--batch 64]
-    [--batches 24] [--rounds 5] [--folder DIR] [--out benchmarks/results/NAME.json]
+    [--batches 96] [--rounds 5] [--folder DIR] [--out benchmarks/results/NAME.json]
 
 PYTHON is the interpreter of an environment with torch and torchvision. Both sides read
 the same folder of photograph-like JPEGs of about 500 x 400 px (made here, unless
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--torch-python', required=True, metavar='PYTHON')
   parser.add_argument('--images', type=cli.positive, default=400)
   parser.add_argument('--batch', type=cli.positive, default=64)
-  parser.add_argument('--batches', type=cli.positive, default=24, help='in a turn')
+  parser.add_argument('--batches', type=cli.positive, default=96, help='in a turn')
   parser.add_argument('--rounds', type=cli.positive, default=5)
   parser.add_argument('--folder', help='of DIR/train/CLASS/IMAGE in place of ours')
   parser.add_argument('--out', metavar='FILE.json', help='where to keep the results')

@@ -5,15 +5,12 @@ A chunk is a few examples as `Reader` has read them, {name: [n, ...]}: what ops 
 'mask', 'index', 'position').
 """
 
-import os
-
 from vit_jax.data import lazy_tf
 from vit_jax.data.preprocess import Preprocess
 
-# Examples that one thread takes through the ops in a row: enough to hide the hand-over
-# from Python (0.2 ms) and what a data set of its own costs, few enough not to delay the
-# first batch.
-FEW = 16
+# Encoded images in a chunk, which one thread takes through the ops: enough to hide what a
+# data set of their own costs (3 ms), few enough not to delay the first batch.
+ENCODED = 64
 
 
 def as_arrays(dataset, preprocess: Preprocess, batch_size: int, workers: int | None):
@@ -32,16 +29,16 @@ def one_by_one(dataset, preprocess: Preprocess, batch_size: int, workers: int | 
 
   (`ignore_errors` on the whole would shift every later example.)
 
-    chunks       [few A: 16 examples] [few B] [few C] ...
-                      |                  |       |        several fews at a time, each in a
-                      v                  v       v        thread, their results in order
-    a few's rows   1 2 3 4 5 ... 16     ...     ...
-                   | | x | |     |    `run`: decode, ops. 3 fails: it is dropped,
-                   v v   v v     v    but each of the others knows its row
-    together       1 2   4 5 ... 16
-    `fill`         1 2 0 4 5 ... 16   a blank in row 3, with mask 0
-                      |                  |       |
-    batches      [few A, few B, few C, ...] [...]         never a few in two batches
+    chunks     [A: 64 examples]  [B]   [C] ...
+                      |           |     |    several at a time, each in a thread, their
+                      v           v     v    results in order
+    A's rows   1 2 3 4 5 ... 64  ...   ...
+               | | x | |     |     `run`: decode, ops. 3 fails: it is dropped, but each
+               v v   v v     v     of the others knows its row
+    together   1 2   4 5 ... 64
+    `fill`     1 2 0 4 5 ... 64    a blank in row 3, with mask 0
+                      |           |     |
+    batches    [A, B, C, ...] [...]          never a chunk in two batches
   """
   tf = lazy_tf.load()
   spec = preprocess.spec
@@ -50,9 +47,9 @@ def one_by_one(dataset, preprocess: Preprocess, batch_size: int, workers: int | 
   def run(row, features, u):
     return row, ops(features, u)
 
-  def of_few(few):
-    number = tf.size(few['mask'])
-    features = {name: few.pop(name) for name in preprocess.inputs}
+  def of_chunk(chunk):
+    number = tf.size(chunk['mask'])
+    features = {name: chunk.pop(name) for name in preprocess.inputs}
 
     def fill(rows, done):
       def spread():
@@ -62,30 +59,25 @@ def one_by_one(dataset, preprocess: Preprocess, batch_size: int, workers: int | 
           name: tf.scatter_nd(at, x, [number, *spec[name][0]])
           for name, x in done.items()
         }
-        return blank, few['mask'] * there
+        return blank, chunk['mask'] * there
 
-      whole = lambda: (done, few['mask'])
+      whole = lambda: (done, chunk['mask'])
       features, mask = tf.cond(tf.size(rows) == number, whole, spread)
       for name, (shape, _) in spec.items():
         features[name] = tf.ensure_shape(features[name], [None, *shape])
-      return {**few, **features, 'mask': mask}
+      return {**chunk, **features, 'mask': mask}
 
     rows = tf.data.Dataset.from_tensor_slices(
-      (tf.range(number), features, few.pop('u'))
+      (tf.range(number), features, chunk.pop('u'))
     )
-    done = rows.map(run).ignore_errors().batch(FEW)
+    done = rows.map(run).ignore_errors().batch(tf.cast(number, tf.int64))
     blank = {
       name: tf.zeros([0, *shape], dtype) for name, (shape, dtype) in spec.items()
     }
     none = tf.data.Dataset.from_tensors((tf.zeros([0], tf.int32), blank))
-    return done.concatenate(none).take(1).map(fill)
+    return fill(*done.concatenate(none).take(1).get_single_element())
 
-  dataset = dataset.interleave(
-    _as_it_is(of_few),
-    cycle_length=2 * (workers or os.cpu_count() or 1),
-    num_parallel_calls=_parallel(workers),
-    deterministic=True,
-  )
+  dataset = dataset.map(_as_it_is(of_chunk), _parallel(workers), deterministic=True)
   return dataset.rebatch(batch_size, drop_remainder=True)
 
 

@@ -19,8 +19,7 @@ from vit_jax.errors import BadImage, UserError
 # TensorFlow's errors contain '{{function_node ...}} ' and ' [Op:DecodeImage] name: '.
 _OPS_NOTES = re.compile(r'\{\{.*?\}\} ?| ?\[Op:\w+\]( name: ?)?')
 
-# Encoded images that are read at once, and bytes of arrays.
-_ENCODED_CHUNK = 64
+# Bytes of arrays that are read at once.
 _ARRAY_CHUNK_BYTES = 1 << 24
 
 # TensorFlow's threads call Python: they must be idle before the interpreter ends, or
@@ -61,8 +60,8 @@ class Reader:
     self.batch_size = batch_size
     self._workers = workers
     self._prefetch = prefetch
-    self._chunk = _ENCODED_CHUNK
-    if source.image_shape is not None:
+    self._chunk = batching.ENCODED
+    if not preprocess.one_by_one:
       size = int(np.prod(source.image_shape))
       self._chunk = max(1, _ARRAY_CHUNK_BYTES // size)
     self._starting = threading.Lock()
@@ -98,8 +97,7 @@ class Reader:
     )
     args = self._preprocess, self.batch_size, self._workers
     if self._preprocess.one_by_one:
-      ahead = dataset.prefetch(2 * _ENCODED_CHUNK // batching.FEW)
-      dataset = batching.one_by_one(ahead, *args)
+      dataset = batching.one_by_one(dataset.prefetch(2), *args)
     else:
       dataset = batching.as_arrays(dataset, *args)
     options = tf.data.Options()
@@ -128,16 +126,13 @@ class Reader:
 
   def _chunks(self):
     positions, failure = self._start
-    few = batching.FEW if self._preprocess.one_by_one else self._chunk
     # TensorFlow would turn any exception into text: keep it, and end the stream.
     try:
       for batch in positions:
         for start in range(0, len(batch), self._chunk):
           if _EXITING.is_set():
             return
-          chunk = self._read(batch[start : start + self._chunk])
-          for first in range(0, len(chunk['mask']), few):
-            yield {key: value[first : first + few] for key, value in chunk.items()}
+          yield self._read(batch[start : start + self._chunk])
     except Exception as error:
       failure.append(error)
 
