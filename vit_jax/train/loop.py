@@ -12,7 +12,12 @@ from vit_jax.train import peers, status
 from vit_jax.train.evaluations import write_predictions
 from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
-from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
+from vit_jax.train.runtime import (
+  MAX_IN_FLIGHT,
+  out_of_memory,
+  profiler,
+  release_freed_memory,
+)
 
 
 class Loop:
@@ -85,6 +90,7 @@ class Loop:
       if due:
         self._save()
         self._write_status('running')
+      release_freed_memory()
       self.record.pause(time.perf_counter() - start)
 
   def _observe(self, leave: int) -> None:
