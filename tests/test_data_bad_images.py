@@ -8,7 +8,7 @@ import pytest
 from conftest import naming
 from image_folder import FOLDER, take
 
-from vit_jax.data import bad_images, pipeline
+from vit_jax.data import bad_images, batching, pipeline
 from vit_jax.errors import UserError
 
 
@@ -76,6 +76,18 @@ def test_bad_images_are_masked_and_reported(broken, tmp_path, pp):
   assert sum(batch['mask'].sum() for batch in again.iterate()) == 39 - 5
   assert again.bad_images == 5
   assert bad_images.read_log(log) == lines
+
+
+def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
+  root, *_ = broken
+  args = str(root), 'train', FOLDER, 13
+  whole = take(pipeline.train(*args).iterate(), 3)
+  for chunk in (1, 5):  # of one: nothing is left of some
+    monkeypatch.setattr(batching, 'CHUNK', chunk)
+    for a, b in zip(take(pipeline.train(*args).iterate(), 3), whole, strict=True):
+      assert a.keys() == b.keys()
+      for key in a:
+        np.testing.assert_array_equal(a[key], b[key])
 
 
 def test_a_torn_line_is_repaired(broken, tmp_path):

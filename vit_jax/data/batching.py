@@ -8,9 +8,9 @@ A chunk is a few examples as `Reader` has read them, {name: [n, ...]}: what ops 
 from vit_jax.data import lazy_tf
 from vit_jax.data.preprocess import Preprocess
 
-# Encoded images in a chunk, which one thread takes through the ops: enough to hide what a
-# data set of their own costs (3 ms), few enough not to delay the first batch.
-ENCODED = 64
+# Examples in a chunk that ops see one by one, all in one thread: enough to hide what a data
+# set of their own costs (3 ms), few enough not to delay the first batch.
+CHUNK = 64
 
 
 def as_arrays(dataset, preprocess: Preprocess, batch_size: int, workers: int | None):

@@ -60,7 +60,7 @@ class Reader:
     self.batch_size = batch_size
     self._workers = workers
     self._prefetch = prefetch
-    self._chunk = batching.ENCODED
+    self._chunk = batching.CHUNK
     if not preprocess.one_by_one:
       size = int(np.prod(source.image_shape))
       self._chunk = max(1, _ARRAY_CHUNK_BYTES // size)
