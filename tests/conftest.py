@@ -28,6 +28,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import fault_table
 import numpy as np
@@ -139,6 +140,13 @@ def little_to_collect():
   yield
   gc.collect()
   gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope='session')
+def traces_kept():
+  """Lets a grid of runs keep what JAX traced: else the tests after it trace all anew."""
+  with mock.patch('jax.clear_caches') as clear:
+    yield clear
 
 
 # The files that take longest: started first, so that no worker is left alone with one.

@@ -18,8 +18,8 @@ from vit_jax.train import run as train
 
 ROOT = Path(__file__).parents[1]
 CONFIG = 'configs/digits.py:debug'
-STEPS = 40
-EVAL_EVERY = 20
+STEPS = 30
+EVAL_EVERY = 15
 
 # Everything that a state can hold and that resuming could get wrong: dropout, EMA, a bfloat16
 # moment, augmentation drawn by position. About 2,800 parameters.

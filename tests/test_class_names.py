@@ -48,7 +48,8 @@ def with_head(arrays, classes, prefix='head/'):
   """Returns arrays with a head of that many classes, which always predicts class 7."""
   x = arrays.pop(f'{prefix}kernel')
   arrays[f'{prefix}kernel'] = np.zeros((x.shape[0], classes), np.float32)
-  arrays[f'{prefix}bias'] = np.eye(classes, dtype=np.float32)[7]
+  arrays[f'{prefix}bias'] = np.zeros(classes, np.float32)
+  arrays[f'{prefix}bias'][7] = 1
   return arrays
 
 

@@ -42,7 +42,7 @@ def fill(monkeypatch, name: str, after: int) -> None:
   ('name', 'after'),
   [
     pytest.param('config.tmp', 0, marks=pytest.mark.slow),
-    ('metrics.jsonl', 1),
+    pytest.param('metrics.jsonl', 1, marks=pytest.mark.slow),
     pytest.param('status.tmp', 1, marks=pytest.mark.slow),
   ],
 )

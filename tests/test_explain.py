@@ -129,13 +129,18 @@ def test_what_cannot_be_mapped():
   ):
     with pytest.raises(UserError, match=naming(*named)):
       vit_jax.attention_maps(loaded, PIXELS, kind, **options)
-  for deep, pool in ((True, None), (False, 'both')):
-    tuned = prompted(deep=deep, pool=pool)
-    assert vit_jax.attention_maps(tuned, PIXELS, 'gradient', classes=1).any()
-    with pytest.raises(UserError, match=naming('prompts', 'gradient')):
-      vit_jax.attention_maps(tuned, PIXELS)
   with pytest.raises(UserError, match=naming('logit')):
     vit_jax.attention_maps(tiny(classifier='none'), PIXELS, 'gradient')
+
+
+@pytest.mark.parametrize(
+  ('deep', 'pool'), [pytest.param(True, None, marks=pytest.mark.slow), (False, 'both')]
+)
+def test_prompts_in_every_layer_or_pooled_have_gradients_only(deep, pool):
+  tuned = prompted(deep=deep, pool=pool)
+  assert vit_jax.attention_maps(tuned, PIXELS, 'gradient', classes=1).any()
+  with pytest.raises(UserError, match=naming('prompts', 'gradient')):
+    vit_jax.attention_maps(tuned, PIXELS)
 
 
 @pytest.mark.parametrize(

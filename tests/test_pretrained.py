@@ -44,6 +44,7 @@ def top1(model, params, pp):
   return np.mean(np.argmax(logits, -1) == batch['label'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ema', [False, True])
 def test_a_run_loads_with_its_names_and_its_accuracy(finished, ema):
   workdir, values = finished
@@ -184,8 +185,8 @@ def test_images_of_other_channels_are_refused(tmp_path):
     finetune(tmp_path, GOLDEN / 'vit_timm', 'steps=1', evals={})
 
 
-def test_a_run_converts_to_npz_and_back(finished, tmp_path):
-  workdir, _ = finished
+def test_a_run_converts_to_npz_and_back(short_run, tmp_path):
+  workdir = short_run
   dest = tmp_path / 'digits.npz'
   assert cli.run(convert.main, [str(workdir), str(dest)]) == 0
   model, params = vit_jax.load(dest)
@@ -207,10 +208,10 @@ def test_a_run_without_checkpoints(tmp_path):
 
 
 def test_a_run_that_trains_its_head_takes_the_rest_from_its_weights(
-  finished, tmp_path, capsys
+  short_run, tmp_path, capsys
 ):
   source = tmp_path / 'source'
-  shutil.copytree(finished[0], source)
+  shutil.copytree(short_run, source)
   run, changes = tmp_path / 'run', ('steps=2', 'optim.lr=0.03', 'checkpoint.every=1')
   finetune(run, source, *changes, tune={'method': 'linear'}, evals={})
   start, loaded = pretrained.load(source), pretrained.load(run)

@@ -172,13 +172,15 @@ def test_what_ends_all_runs(error, trained, tmp_path):
 @pytest.mark.parametrize(
   'number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_signal_between_two_runs(number, trained, tmp_path, capfd):
+def test_a_signal_between_two_runs(number, trained, tmp_path, capfd, traces_kept):
   def after(outcome):
     os.kill(os.getpid(), number)
 
   planned = cells.plan(DEBUG, GRID, [0], tmp_path)
+  before = traces_kept.call_count
   with pytest.raises(errors.Preempted, match=naming('1 of 2', 'same command')):
     runs.train(planned, 'vit_jax mine', 'digits:debug', after)
+  assert traces_kept.call_count == before + 1  # or hundreds of runs would fill memory
   assert signal.Signals(number).name in capfd.readouterr().err
   assert not (tmp_path / 'runs' / 'b-seed0').exists()
 

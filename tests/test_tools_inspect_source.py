@@ -73,10 +73,10 @@ def test_a_run(capsys, finished):
   assert re.search(r'step read +4\n', out)
 
 
-def test_a_run_that_was_killed_is_not_running(capsys, finished, tmp_path):
+def test_a_run_that_was_killed_is_not_running(capsys, short_run, tmp_path):
   for name in ('config.json', 'checkpoints'):
-    (tmp_path / name).symlink_to(finished / name)
-  status = json.loads((finished / 'status.json').read_text())
+    (tmp_path / name).symlink_to(short_run / name)
+  status = json.loads((short_run / 'status.json').read_text())
   status |= {'state': 'running'}
   (tmp_path / 'status.json').write_text(json.dumps(status))
   state = lambda: json.loads(run(capsys, tmp_path, '--json')[1])['state']
@@ -89,11 +89,11 @@ def test_a_run_that_was_killed_is_not_running(capsys, finished, tmp_path):
     pass
 
 
-def test_what_does_not_go_with_a_source(capsys, finished, tmp_path):
+def test_what_does_not_go_with_a_source(capsys, short_run, tmp_path):
   for argv, facts in (
-    ((finished, '--mesh', 'data=8'), ('--mesh',)),
-    ((finished, '--set', 'depth=2'), ('--set',)),
-    ((f'{finished}@3',), ("'3'", [2, 4])),
+    ((short_run, '--mesh', 'data=8'), ('--mesh',)),
+    ((short_run, '--set', 'depth=2'), ('--set',)),
+    ((f'{short_run}@3',), ("'3'", [2, 4])),
     (('nowhere.npz',), ("'nowhere.npz'", '--zoo')),
     (('~nobody-of-this-name/a.npz',), ('~nobody-of-this-name/a.npz',)),
     (('a' * 5_000,), ('a' * 5_000,)),
