@@ -36,7 +36,7 @@ STARTED = (
   'finetune',
 )
 # Of these, what needs no line that the others do not.
-LATER = ('vitdet_digits', 'augreg_i21k')
+LATER = ('vitdet_digits', 'augreg_i21k', 'swin_i1k', 'resnet_i1k')
 
 
 @pytest.mark.parametrize(

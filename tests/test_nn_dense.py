@@ -51,6 +51,8 @@ def test_a_product_with_ones_adds_the_bias():
   y, pullback = jax.vjp(by_ones, kernel, bias)
   np.testing.assert_allclose(y, plain_dense(x, kernel, bias), atol=1e-5)
   np.testing.assert_allclose(pullback(y)[1], y.sum((0, 1)), atol=1e-5)
+  without = kernels_dense._by_ones(x, kernel, None)
+  np.testing.assert_allclose(without, plain_dense(x, kernel, 0), atol=1e-5)
 
 
 def test_a_dense_layer_keeps_its_arguments_alone():
