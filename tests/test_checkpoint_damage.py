@@ -189,8 +189,10 @@ def test_another_configuration_is_no_damage(tmp_path, capfd):
   for changed, (name, *shapes) in cases:
     params = {**abstract.params, 'head': changed}
     message = naming(tmp_path, 'step 3', f'params/head/{name}', *shapes)
-    with pytest.raises(errors.UserError, match=message):
-      saved.restore(dataclasses.replace(abstract, params=params))
+    state = dataclasses.replace(abstract, params=params)
+    for refused in (saved.restore, saved.check):
+      with pytest.raises(errors.UserError, match=message):
+        refused(state)
     with pytest.raises(errors.UserError, match=message):
       saved.restore_params(params)
   other = optax.sgd(0.1, momentum=0.9).init(abstract.params)

@@ -215,6 +215,18 @@ def test_other_mathematics_is_refused_with_a_table(finished, capfd):
   assert (runs.status(finished), runs.rows(finished)) == before
 
 
+def test_what_no_checkpoint_has_is_refused_before_a_file_changes(
+  finished, capfd, one_device
+):
+  files = [finished / name for name in ('config.json', 'status.json', 'metrics.jsonl')]
+  before = [path.read_bytes() for path in files]
+  changes = ('model.mlp_dim=64', f'steps={runs.STEPS + 2}')
+  assert again(finished, *changes, 'resume_allow=model.mlp_dim,steps') == 2
+  facts = f'step {runs.STEPS}', '(16, 32) float32', '(16, 64) float32'
+  assert re.search(naming(*facts), capfd.readouterr().err)
+  assert [path.read_bytes() for path in files] == before
+
+
 @pytest.mark.slow
 def test_a_change_allowed_by_name_goes_on(finished, capfd, monkeypatch):
   runs.on_one_device(monkeypatch)

@@ -181,6 +181,18 @@ class Checkpoints:
     train = items.pop('train')
     return dataclasses.replace(abstract, **items, **train), body['meta']
 
+  def check(self, abstract, frozen: dict | None = None) -> None:
+    """Refuses, as `restore` would, a state of another structure or other frozen bits.
+
+    It reads no arrays, and finds no damage.
+
+    Raises:
+      UserError: as `restore`.
+    """
+    with contextlib.suppress(NoUsableCheckpoint):  # left to `restore`
+      step = self._body(None)['step']
+      verified.check(self._storage, step, manifest.items_of(abstract), frozen or {})
+
   def restore_params(
     self,
     abstract: dict,

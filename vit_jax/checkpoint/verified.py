@@ -17,6 +17,13 @@ def read_body(storage: Storage, step: int) -> dict:
   return manifest.unsealed(storage.read_meta(step), step)
 
 
+def check(storage: Storage, step: int, items: dict, frozen: dict) -> None:
+  """Raises what `read` does where the run was configured otherwise; reads no arrays."""
+  leaves, want = read_body(storage, step)['leaves'], manifest.named(items)
+  _check_leaves(storage, step, leaves, want)
+  _frozen_leaves(storage, step, leaves, _placed(want), frozen)
+
+
 def read(storage: Storage, step: int, items: dict, frozen: dict) -> tuple[dict, dict]:
   """Returns `(items, body)`: the arrays of a step, and the body of its manifest.
 
@@ -41,17 +48,8 @@ def read(storage: Storage, step: int, items: dict, frozen: dict) -> tuple[dict, 
     items = {**items, item: trained} | ({'frozen': kept} if kept else {})
     leaves = {n: leaf for n, leaf in leaves.items() if n.split('/')[0] in items}
   want = manifest.named(items)
-  if wrong := manifest.differences(leaves, want):
-    raise UserError(
-      f'Checkpoint step {step} in {storage.directory} was saved with a different '
-      f'configuration: {and_more(wrong, 3)}. Use the config that wrote it, or another '
-      'workdir.'
-    )
-  one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  placed = {
-    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or one)
-    for name, x in want.items()
-  }
+  _check_leaves(storage, step, leaves, want)
+  placed = _placed(want)
   given = _frozen_leaves(storage, step, leaves, placed, frozen)
   stored = {name: x for name, x in placed.items() if not manifest.is_frozen(name)}
   with together():
@@ -62,6 +60,23 @@ def read(storage: Storage, step: int, items: dict, frozen: dict) -> tuple[dict, 
     raise Damaged(f'checksum mismatch in {and_more(wrong)}')
   found = [(flat | given)[name] for name in want]
   return jax.tree.unflatten(jax.tree.structure(items), found), body
+
+
+def _check_leaves(storage, step, leaves, want) -> None:
+  if wrong := manifest.differences(leaves, want):
+    raise UserError(
+      f'Checkpoint step {step} in {storage.directory} was saved with a different '
+      f'configuration: {and_more(wrong, 3)}. Use the config that wrote it, or another '
+      'workdir.'
+    )
+
+
+def _placed(want: dict) -> dict:
+  one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  return {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or one)
+    for name, x in want.items()
+  }
 
 
 def _frozen_leaves(storage, step, leaves, placed, frozen) -> dict:

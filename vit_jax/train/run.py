@@ -90,6 +90,8 @@ def train(
     abstract = jax.eval_shape(init, init_key, {})
     abstract = sharding.abstract(abstract, mesh, config['sharding'])
     given = start.from_weights(source, model, config, abstract.frozen)
+    if resumes:
+      checkpoints.check(abstract, given)
     # What was refused until here has left an older run's files as they were.
     stack.enter_context(status.on_failure(workdir, checkpoints, recorded))
     stack.enter_context(full_raises_disk_full(workdir))  # before status.json says why
