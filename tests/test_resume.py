@@ -167,6 +167,12 @@ def test_a_second_run_in_the_folder_refuses(tmp_path, capfd):
   assert [path.name for path in tmp_path.iterdir()] == [lock.LOCK_FILE]
 
 
+def test_a_workdir_that_is_a_file(tmp_path, capfd):
+  (tmp_path / 'file').touch()
+  assert again(tmp_path / 'file') == 2
+  assert re.search(naming('--workdir', tmp_path / 'file'), capfd.readouterr().err)
+
+
 # -- what may change between a run and its continuation --------------------------------
 
 
@@ -225,6 +231,14 @@ def test_what_no_checkpoint_has_is_refused_before_a_file_changes(
   facts = f'step {runs.STEPS}', '(16, 32) float32', '(16, 64) float32'
   assert re.search(naming(*facts), capfd.readouterr().err)
   assert [path.read_bytes() for path in files] == before
+
+
+def test_a_change_is_allowed_by_its_whole_name_or_a_section(finished, capfd):
+  for name, whole in (('lr', 'optim.lr'), ('optmi.lr', 'optim.lr')):
+    assert again(finished, 'optim.lr=0.5', f'resume_allow={name}') == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.search(naming(f'config.resume_allow={name}', whole), line)
+  assert again(finished, 'optim.lr=0.5', 'resume_allow=optim') == 0
 
 
 @pytest.mark.slow

@@ -259,6 +259,8 @@ def test_examples_of_a_training(capsys):
     (['vit:B/16', '--epochs', '7'], ('--epochs', '--examples')),
     (['vit:B/16', '--steps', '7', '--examples', '7'], ('--steps', '--examples')),
     ([], ('model',)),
+    (['--tpu', 'v3:2x2'], ('--tpu', '--config')),
+    (['runs/nothing'], ('runs/nothing', '--config')),
     (['--table', 'papr'], ("'papr'", 'paper')),
     (['--table', 'paper', 'vit:B/16'], ('--table', 'vit:B/16')),
     (['--table', 'paper', '--batch', '2'], ('--table', '--batch')),

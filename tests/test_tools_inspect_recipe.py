@@ -183,6 +183,8 @@ def test_sizes_that_are_not_known(source, split, facts):
     ([*b16(), 'vit:B/16'], ('--config', 'vit:B/16')),
     ([*b16(), '--hbm', '32'], ('--hbm', '--mesh')),
     ([*b16(), '--mesh', 'data=3'], (4096, 3)),
+    ([*b16(), '--tpu', 'v3:2x2', '--mesh', 'data=8'], ('--mesh', '--config.mesh.')),
+    ([*b16(), '--tpu', 'v3:2x2', '--hbm', '16'], ('--hbm', '--tpu')),
     ([*b16(), '--confg.seed=1'], ('--confg.seed=1',)),
     (['vit:B/16', '--config.seed=1'], ('--config.seed=1',)),
   ],

@@ -143,6 +143,7 @@ def test_images_that_are_gone_are_left_out(short_run, tmp_path, capsys):
 
 ERRORS = [
   (('no_such_run',), ('no_such_run/config.json',)),
+  (('nowhere',), ('nowhere/config.json',)),
   (('a', 'a'), ('twice',)),
   (('gs://bucket/run', '--open'), ('--open', '--out')),
   (('a', '--out', '/no/such/page.html'), ('/no/such',)),

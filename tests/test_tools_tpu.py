@@ -44,7 +44,7 @@ ENTRY %main (a: bf16[64,197,768]) -> f32[8,128] {
   %loop = (s32[], f32[8,128]{1,0:T(8,128)}) while(%start), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"10"}}
   %g.1 = f32[8,128]{1,0:T(8,128)} fusion(%a), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/transpose(jvp(ViT))/Transformer/encoderblock_3/LayerNorm_0/div"}, backend_config={"window_config":{"estimated_cycles":"5"}}
   %k.1 = bf16[64,197,768]{2,1,0:T(8,128)(2,1)} custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/jvp(ViT)/Transformer/encoderblock_3/MultiHeadDotProductAttention_0/pallas_call"}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"6553600000","transcendentals":"0","bytes_accessed":"1"}}}
-  %c.1 = (bf16[64,197,768]{2,1,0:T(8,128)(2,1)}, u32[]{:T(128)}) copy-start(%a)
+  %c.1 = (bf16[64,197,768]{2,1,0:T(8,128)(2,1)S(1)}, bf16[64,197,768]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%a)
   %c.2 = bf16[64,197,768]{2,1,0:T(8,128)(2,1)} copy-done(%c.1)
   %r.1 = f32[1024]{0:T(1024)} all-reduce(%x), to_apply=%fused
   ROOT %o.1 = f32[8,128]{1,0:T(8,128)} fusion(%g.1), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/mul"}, backend_config={"window_config":{"estimated_cycles":"7"}}
@@ -61,6 +61,13 @@ def test_bytes_are_those_of_whole_tiles():
   # The order says which axes vary fastest: here 64 and 197.
   assert hlo.padded_bytes('f32[64,197,12]{0,1,2:T(8,128)}') == 128 * 200 * 12 * 4
   assert hlo.padded_bytes('(f32[3]{0}, pred[], bf16[2,2])') == 12 + 1 + 8
+
+
+def test_an_asynchronous_copy_moves_what_it_copies_between_memories():
+  whole, part = 'f32[16,48,384]{2,1,0:T(8,128)}', 'f32[4,48,384]{2,1,0:T(8,128)'
+  size = 4 * 48 * 384 * 4
+  assert hlo.copied_bytes(f'(({whole}), {part}S(1)}}, s32[]{{:S(2)}})') == size
+  assert hlo.copied_bytes(f'({part}}}, {part}}}, u32[]{{:S(2)}})') == 2 * size
 
 
 def test_an_array_that_a_kernel_reads_by_columns_is_read_once():
@@ -82,7 +89,7 @@ def test_a_program_is_the_sum_of_what_it_runs():
   assert (kernel['times'], kernel['cycles']) == (1, products)
   assert 'encoderblock_i' in kernel['op']
   assert found['collectives'] == {'all-reduce': {'times': 1, 'bytes': 2 * 4096}}
-  size = 2 * 64 * 200 * 768 * 2 + 4  # from and to, and a counter
+  size = 64 * 200 * 768 * 2  # read; what is written lies on chip
   assert found['overlapped']['copy']['bytes'] == size
 
 
@@ -140,6 +147,9 @@ def test_slices():
   assert generations.parse('tpu7x:2x2x1') == ('7x', '2x2x1')
   with pytest.raises(UserError, match=naming('v5', 'v5e')):
     generations.parse('v5:2x2')
+  for name in ('v3-8', 'v5litepod-8', 'v5p-128'):  # as gcloud has them
+    with pytest.raises(UserError, match=naming(name, 'v3:2x2', 'v5e:2x4')):
+      generations.parse(name)
 
 
 @pytest.mark.parametrize(

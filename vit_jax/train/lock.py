@@ -142,6 +142,8 @@ def _take(workdir):
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     file = open(path, 'a+', encoding='utf-8')  # noqa: SIM115
+  except FileExistsError:
+    raise UserError(f'--workdir {workdir} is a file: name a folder.') from None
   except OSError as error:
     raise UserError(
       f'Cannot write to workdir {workdir}: {error.strerror}. Choose another --workdir, '

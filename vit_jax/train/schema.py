@@ -21,7 +21,7 @@ from vit_jax import (
 from vit_jax.checkpoint import checkpoints
 from vit_jax.config_check import each_of, keys_of
 from vit_jax.data import pipeline
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, did_you_mean
 from vit_jax.train import metrics, patience, ranges
 from vit_jax.weights import zoo
 
@@ -254,6 +254,15 @@ def with_model(config: dict, told: dict) -> dict:
   return {**config, 'model': model, 'resolved': resolved}
 
 
+def _has(config: dict, key: str) -> bool:
+  """Returns whether a nested dict has 'a.b.c'."""
+  for part in key.split('.'):
+    if not isinstance(config, dict) or part not in config:
+      return False
+    config = config[part]
+  return True
+
+
 def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
   """Returns the config of a resumed run, its model as the folder has it.
 
@@ -283,13 +292,19 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
   allowed = list(config['resume_allow'])
+  for name in allowed:
+    if name not in changed and not any(_has(c, name) for c in (config, old)):
+      raise UserError(
+        f'config.resume_allow={name}: no such key. Write it whole, as optim.lr, or a '
+        f'section, as optim.{did_you_mean(name, changed, 0.3)}'
+      )
   if config['tune']['method'] != 'full':  # frozen parameters are checked bit by bit
     allowed.append('weights.source')
   refused = {
     key: pair
     for key, pair in changed.items()
     if not any(key == n or key.startswith(f'{n}.') for n in NEUTRAL)
-    and not any(key == n or key.endswith(f'.{n}') for n in allowed)
+    and not any(key == n or key.startswith(f'{n}.') for n in allowed)
   }
   if refused:
     rows = [('key', 'in the folder', 'now')]

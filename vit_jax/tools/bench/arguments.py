@@ -43,8 +43,8 @@ def parse(argv: list[str], description: str):
     '--batch',
     type=_batches,
     metavar='N[,N...]',
-    help='images in a step; default 8 on CPUs, 128 elsewhere; the best of several is '
-    'marked',
+    help='images in a step; default 8 on CPUs, 128 elsewhere, 64 with --tpu or --gpu; the '
+    'best of several is marked',
   )
   add('--resolution', type=cli.positive, default=224, help='pixels, a square')
   add(
@@ -70,8 +70,8 @@ def parse(argv: list[str], description: str):
     '--tpu',
     type=_slices,
     metavar='SLICE[,SLICE...]',
-    help="compile for one device of TPUs that need not be there, 'v3,v5e:2x2' or 'all' "
-    '(needs libtpu: make .venv-tpu)',
+    help="compile for one device of TPUs that need not be there, 'v3,v5e:2x2' or 'all' of "
+    f'{", ".join(generations.GENERATIONS)} (needs libtpu: make .venv-tpu)',
   )
   add(
     '--gpu',
@@ -99,7 +99,9 @@ def parse(argv: list[str], description: str):
     action=argparse.BooleanOptionalAction,
     help='with --vs: torch.compile; default on GPUs, not on CPUs',
   )
-  add('--rounds', type=cli.positive, help='with --vs: turns of each side, default 7')
+  add(
+    '--rounds', type=cli.positive, help='with --vs timm: turns of each side, default 7'
+  )
   cli.add_json_option(parser)
   add('--out', metavar='FILE.json', help='where to keep the results')
   args = parser.parse_args(argv)
@@ -116,7 +118,10 @@ def parse(argv: list[str], description: str):
     parser.error('--tpu and --gpu: one at a time, each has an environment of its own')
   ahead = '--tpu' if args.tpu else '--gpu' if args.gpu else None
   if ahead and (args.steps or args.vs == 'timm'):
-    parser.error(f'{ahead} compiles and runs nothing: without --steps and --vs timm')
+    parser.error(
+      f'{ahead} compiles and runs nothing: leave out --steps and --vs timm; beside another '
+      'program: --vs big_vision --big_vision PATH'
+    )
   wanted = args.vs == 'big_vision'
   if wanted != bool(args.big_vision) or (wanted and not ahead):
     parser.error(

@@ -53,6 +53,10 @@ def table(result: dict) -> str:
       f"MFU and images/s of {', '.join(guessed)} are by the vendor's rate, which XLA's "
       'estimate of a large product does not reach.'
     )
+  lines.append(
+    'in all: memory allocated, temporaries among it; accessed: what operations read and '
+    'write, on chip too.'
+  )
   return '\n'.join(lines)
 
 

@@ -55,6 +55,8 @@ def main(argv: list[str]) -> int:
     arguments.refuse_others(args, parser, f'--config {args.config}', allowed)
     record, text = _recipe(args, [a.removeprefix('--config.') for a in rest])
   elif args.model is None:
+    if args.tpu:
+      parser.error('--tpu goes with --config')
     parser.error('the following arguments are required: model')
   elif source.is_source(args.model):
     arguments.refuse_others(args, parser, args.model, ('model', 'set'))
@@ -70,6 +72,11 @@ def main(argv: list[str]) -> int:
       raise UserError(
         f'--tpu goes with --config; of a model alone: vit_jax bench {args.model} --tpu '
         f'{args.tpu}.'
+      )
+    if '/' in args.model.partition(':')[0] or args.model.endswith('.py'):
+      raise UserError(
+        f'{args.model}: no such file or folder. A recipe is asked about with --config, '
+        'such as --config vit_b16.'
       )
     for name in ('hbm', 'sharding', 'optim'):
       if getattr(args, name) != parser.get_default(name):
@@ -102,6 +109,12 @@ def _table(args) -> tuple[dict, str]:
 
 
 def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
+  if args.tpu and (args.mesh or args.hbm is not None):
+    given = '--mesh' if args.mesh else '--hbm'
+    raise UserError(
+      f'{given} goes without --tpu, which knows the memory of its devices; their mesh is '
+      "the config's: --config.mesh.fsdp=4."
+    )
   if args.hbm is not None and not args.mesh:
     raise UserError('--hbm goes with --mesh, such as --mesh data=8,fsdp=4.')
   if args.examples is not None and args.examples < 1:

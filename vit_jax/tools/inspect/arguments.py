@@ -5,6 +5,7 @@ import math
 
 from vit_jax import cli
 from vit_jax.errors import UserError
+from vit_jax.tools.tpu.generations import GENERATIONS
 
 
 def parser(description: str) -> cli.Parser:
@@ -63,8 +64,9 @@ def parser(description: str) -> cli.Parser:
   add(
     '--tpu',
     metavar='SLICE',
-    help='with --config: compile the recipe for a slice such as v3:16x16, which need not '
-    'be there (needs libtpu: make .venv-tpu)',
+    help='with --config: compile the recipe for a slice such as v3:16x16, chips along each '
+    'axis, which need not be there: minutes (needs libtpu: make .venv-tpu). Generations: '
+    f'{", ".join(GENERATIONS)}',
   )
   add(
     '--hbm', type=_gib, metavar='GIB', help="a device's memory: does it fit? (--mesh)"
@@ -82,7 +84,7 @@ def parser(description: str) -> cli.Parser:
     help='images seen; with --epochs or --config: in one epoch',
   )
   add('--epochs', type=float)
-  add('--steps', type=_count, help='with --batch, instead of --examples')
+  add('--steps', type=_count, help='of --batch images, instead of --examples')
   cli.add_json_option(built)
   return built
 

@@ -106,7 +106,7 @@ def render(record: dict) -> str:
   if record['collectives']:
     share = record['interconnect_s'] / record['step_s']
     text = f"{1e3 * record['interconnect_s']:,.1f} ms a step at the vendor's rate"
-    rows.append(('interconnect', f'{text}, {share:.0%} of it, if nothing overlaps'))
+    rows.append(('interconnect', f'{text}: {share:.0%} more, if nothing overlaps'))
   lines = [f'  {label:<22}{value}' for label, value in rows]
   lines += [
     '',

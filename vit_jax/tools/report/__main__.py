@@ -35,7 +35,8 @@ def main(argv: list[str]) -> int:
   if args.open and not args.out and buckets.is_url(args.runs[0]):
     raise UserError('--open shows a file on disk: --out FILE.html names one.')
   out = buckets.path(args.out or _default(args.runs))
-  if not buckets.is_url(out) and (not out.parent.is_dir() or out.is_dir()):
+  misplaced = not out.parent.is_dir() or out.is_dir()
+  if args.out and not buckets.is_url(out) and misplaced:
     raise UserError(f'{out}: expected a file in a folder that exists.')
 
   with contextlib.ExitStack() as stack:

@@ -148,6 +148,9 @@ def _estimate(run, shapes, kernels, generation: Generation) -> tuple[int, int]:
   """Returns (cycles, bytes) of an instruction without XLA's estimate."""
   if run.opcode == 'custom-call' and any(name in run.text for name in _FREE_CALLS):
     return 0, 0
+  if run.opcode.endswith('-start'):
+    size = hlo.copied_bytes(run.shape)
+    return math.ceil(size / generation.bytes_per_cycle), size
   size = hlo.padded_bytes(run.shape)
   # Ours are given an array several times, to read it by columns: its bytes count once.
   operands = dict.fromkeys(run.operands)

@@ -4,9 +4,10 @@ Vendor's numbers: cloud.google.com/tpu/docs (v2 to v6e, tpu7x), read 2026-11. A 
 what JAX sees as one: a core of v2, v3 and 7x, of which a chip has two; else a chip.
 """
 
+import re
 from typing import NamedTuple
 
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 
 
 class Generation(NamedTuple):
@@ -61,7 +62,12 @@ def parse(text: str) -> tuple[str, str]:
   Raises:
     UserError: for an unknown generation.
   """
-  name, _, shape = text.removeprefix('tpu').partition(':')
+  name, _, shape = text.lower().removeprefix('tpu').partition(':')
+  if re.fullmatch(r'v\w+-\d+', name):
+    raise UserError(
+      f'{text!r} is a slice as gcloud names it, by its cores or chips. Write its chips along '
+      "each axis: 'v3-8' is v3:2x2, 'v3-32' v3:4x4, 'v5litepod-8' v5e:2x4."
+    )
   generation = choose(
     'TPU generation', name, GENERATIONS, ', with a slice as in v3:4x4'
   )

@@ -106,6 +106,17 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
   return found, entry
 
 
+def copied_bytes(shape: str) -> int:
+  """Returns what an asynchronous copy reads and writes of memory, by the shape of its start.
+
+  That shape is a tuple of source, copy and context; of a slice's start, the source is the
+  whole array. What lies on chip, S(1), is no memory.
+  """
+  ends = [found for found in _SHAPE.finditer(shape) if found[2]]  # without the context
+  size = min((padded_bytes(found[0]) for found in ends), default=0)
+  return size * sum('S(' not in (found[4] or '') for found in ends)
+
+
 def padded_bytes(shape: str) -> int:
   """Returns the bytes of 'bf16[64,197,768]{2,1,0:T(8,128)(2,1)}' as it lies in memory.
 

@@ -13,7 +13,7 @@ _ENVIRONMENT = {
   'JAX_PLATFORMS': 'cpu',
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_WORKER_HOSTNAMES': 'localhost',
-  'TPU_ACCELERATOR_TYPE': 'none',
+  'TPU_ACCELERATOR_TYPE': 'v5litepod-4',  # any that it knows: of others it complains
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
   'TPU_STDERR_LOG_LEVEL': '3',
 }
@@ -60,6 +60,8 @@ def devices(text: str) -> list:
   except jax.errors.JaxRuntimeError as error:
     smallest = generations.GENERATIONS[name].slice
     raise UserError(
-      f'--tpu {text}: {str(error).splitlines()[0]} The smallest is {name}:{smallest}.'
+      f'--tpu {text}: not a shape of {name}, chips along each axis such as '
+      f'{name}:{smallest}, the smallest; sides are even. libtpu says: '
+      f'{str(error).splitlines()[0]}'
     ) from None
   return list(described.devices)
