@@ -1,5 +1,7 @@
 """`tools.inspect --config C --tpu v3:16x16`: the real recipe, compiled for the real slice."""
 
+import sys
+
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import mesh_memory
 from vit_jax.tools.tpu import cost, topology
@@ -50,6 +52,11 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
     f'--tpu {text}: the step does not fit {generation.hbm / _GIB:g} GiB a device: {why} '
     'Try --config.model.remat=full, --config.mesh.fsdp=8, --config.optim.accum=2 or a '
     'larger slice.'
+  )
+  print(
+    f'Compiling the step for {text}: a minute to half an hour.',
+    file=sys.stderr,
+    flush=True,
   )
   # The mesh is of devices where nothing can run: for compiling alone.
   with jax.set_mesh(placed), runtime.out_of_memory(too_large):
@@ -116,7 +123,8 @@ def render(record: dict) -> str:
   ]
   if record['unknown_loops']:
     lines.append(
-      f'  {record["unknown_loops"]} loops of unknown length are counted once.'
+      f'  {record["unknown_loops"]} loops whose length the compiler does not tell are '
+      'counted as one pass.'
     )
   if not record['calibrated']:
     lines.append("  Of this generation the model does not reach the vendor's rate.")
