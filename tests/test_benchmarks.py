@@ -248,8 +248,11 @@ def test_a_slice_is_asked_of_the_inspector(monkeypatch, tmp_path, capsys):
   slices = script('slices')
   row = dict.fromkeys(slices.FIELDS, 1) | {'model': 'vit:B/16', 'paper': None}
 
+  first, second = slices.slices(slices.ROOT / 'configs/vit_b16.py')
+  fitting = {first}
+
   def run(command, **_):
-    fits = command[-2:] != ['v5e:4x4', '--json']
+    fits = command[-2] in fitting
     tpu = {key: row[key] for key in slices.FIELDS if key != 'model'}
     out = json.dumps({'model': 'vit:B/16', 'tpu': tpu})
     return SimpleNamespace(
@@ -262,5 +265,10 @@ def test_a_slice_is_asked_of_the_inspector(monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(sys, 'argv', ['slices.py', 'vit_b16'])
   assert slices.main() == 1
   assert 'too large' in capsys.readouterr().out
-  assert json.loads(slices.KEPT.read_text()) == {'vit_b16': {'v3:4x4': row}}
+  assert json.loads(slices.KEPT.read_text()) == {'vit_b16': {first: row}}
+  fitting |= {second}
+  assert slices.main() == 0
+  fitting |= {slices.smaller(second)}
+  assert slices.main() == 1
+  assert f'{slices.smaller(second)} too' in capsys.readouterr().out
   assert 'vit_b16' in slices.SHOWN.read_text()
