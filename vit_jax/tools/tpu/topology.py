@@ -61,7 +61,7 @@ def devices(text: str) -> list:
     smallest = generations.GENERATIONS[name].slice
     raise UserError(
       f'--tpu {text}: not a shape of {name}, chips along each axis such as '
-      f'{name}:{smallest}, the smallest; sides are even. libtpu says: '
+      f'{name}:{smallest}, the smallest; the first two are even. libtpu says: '
       f'{str(error).splitlines()[0]}'
     ) from None
   return list(described.devices)
