@@ -7,8 +7,8 @@ A config's docstring says `Smallest slices: v3:4x4 or v5e:4x4`, chips as their m
 is compiled by `tools.inspect --config C --tpu SLICE`, with the dtype, mesh, remat and scan
 of the recipe: a program that does not fit is refused by the compiler. What it says is kept
 in benchmarks/slices.json and shown in benchmarks/SLICES.md. Ends 1 where a config does not
-fit, or fits on the next smaller slice too. Variants whose cost a paper gives are compiled
-as well.
+fit, or is not refused on the next smaller slice. Variants whose cost a paper gives are
+compiled as well.
 """
 
 import argparse
@@ -86,20 +86,22 @@ def table(kept: dict) -> str:
     'memory is what the compiler allocates, time is its cost model at the clock of the',
     "vendor's peak, without input and interconnect. Nothing was run on a TPU. A device is a",
     'core of a v3 or a chip of a v5e; core-days are of the whole run, on a v5e chip-days.',
-    'Smallest of those that the vendor offers and that can be compiled for: v3 2x2, 4x4, 8x8;',
-    'v5e 2x2, 2x4, 4x4, 4x8, 8x8. A larger slice takes more images/s on each device.',
-    'Written by `make slices`.',
+    'The vendor offers, and the compiler takes, up to 128 chips: '
+    + '; '.join(f'{name} {", ".join(shapes)}' for name, shapes in OFFERED.items())
+    + '.',
+    'Where the next smaller slice is named as refused, the step did not fit on it; elsewhere',
+    'there is none, or it has not been asked. Written by `make slices`.',
     '',
-    '| config | model | images a step | slice | devices | GiB a device | MFU | images/s | core-days | paper |',
-    '|---|---|--:|---|--:|--:|--:|--:|--:|--:|',
+    '| config | model | images a step | slice | refused | devices | GiB a device | MFU | images/s | core-days | paper |',
+    '|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|',
   ]
   for name, rows in sorted(kept.items()):
     for slice_, row in rows.items():
       gib = f'{row["bytes"] / 2**30:.1f} of {row["hbm"] / 2**30:.0f}'
       lines.append(
-        f'| {name} | {row["model"]} | {row["batch_size"]:,} | {slice_} | {row["devices"]} '
-        f'| {gib} | {row["mfu"]:.0%} | {row["images_per_s"]:,.0f} '
-        f'| {row["core_days"]:,.3g} | {row["paper"] or ""} |'
+        f'| {name} | {row["model"]} | {row["batch_size"]:,} | {slice_} '
+        f'| {row.get("refused", "")} | {row["devices"]} | {gib} '
+        f'| {row["mfu"]:.0%} | {row["images_per_s"]:,.0f} | {row["core_days"]:,.3g} | {row["paper"] or ""} |'
       )
   return '\n'.join(lines) + '\n'
 
@@ -121,14 +123,17 @@ def main() -> int:
       for slice_ in named:
         row = measure(path.stem, slice_, variant)
         print(f'{name} on {slice_}: {row.get("error", "fits")}', flush=True)
-        wrong += 'error' in row
-        if 'error' not in row:
-          rows[slice_] = row
-        if (less := smaller(slice_)) and 'error' not in measure(
-          path.stem, less, variant
-        ):
-          print(f'{name} on {slice_}: fits on {less} too', flush=True)
+        if 'error' in row:
           wrong += 1
+          continue
+        rows[slice_] = row
+        if less := smaller(slice_):
+          error = measure(path.stem, less, variant).get('error', 'fits')
+          if 'does not fit' in error:
+            row['refused'] = less
+          else:
+            print(f'{name} on {less}: {error}; expected not to fit', flush=True)
+            wrong += 1
       kept = {**kept, name: rows} if rows else kept
       KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + '\n')
       SHOWN.write_text(table(kept))

@@ -249,14 +249,14 @@ def test_a_slice_is_asked_of_the_inspector(monkeypatch, tmp_path, capsys):
   row = dict.fromkeys(slices.FIELDS, 1) | {'model': 'vit:B/16', 'paper': None}
 
   first, second = slices.slices(slices.ROOT / 'configs/vit_b16.py')
-  fitting = {first}
+  fitting, why = {first}, 'error: it does not fit'
 
   def run(command, **_):
     fits = command[-2] in fitting
     tpu = {key: row[key] for key in slices.FIELDS if key != 'model'}
     out = json.dumps({'model': 'vit:B/16', 'tpu': tpu})
     return SimpleNamespace(
-      returncode=not fits, stdout=out if fits else '', stderr='error: too large\n'
+      returncode=not fits, stdout=out if fits else '', stderr=f'{why}\n'
     )
 
   monkeypatch.setattr(slices.subprocess, 'run', run)
@@ -264,11 +264,15 @@ def test_a_slice_is_asked_of_the_inspector(monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(slices, 'SHOWN', tmp_path / 'SLICES.md')
   monkeypatch.setattr(sys, 'argv', ['slices.py', 'vit_b16'])
   assert slices.main() == 1
-  assert 'too large' in capsys.readouterr().out
+  assert 'does not fit' in capsys.readouterr().out
   assert json.loads(slices.KEPT.read_text()) == {'vit_b16': {first: row}}
   fitting |= {second}
   assert slices.main() == 0
+  rows = json.loads(slices.KEPT.read_text())['vit_b16']
+  assert rows[second]['refused'] == slices.smaller(second)
+  why = 'error: libtpu is not installed'  # no refusal
+  assert slices.main() == 1
   fitting |= {slices.smaller(second)}
   assert slices.main() == 1
-  assert f'{slices.smaller(second)} too' in capsys.readouterr().out
+  assert f'{slices.smaller(second)}: fits' in capsys.readouterr().out
   assert 'vit_b16' in slices.SHOWN.read_text()

@@ -157,6 +157,14 @@ def literal(text: str):
     return {'true': True, 'false': False}.get(text, text)
 
 
+def lookup(config: dict, path: str, default=None):
+  """Returns the value at 'a.b.c' of nested dicts, or `default` where there is none."""
+  value = config
+  for key in path.split('.'):
+    value = value.get(key, default) if isinstance(value, dict) else default
+  return value
+
+
 def section(config: dict, name: str) -> dict:
   """Returns the section 'a.b' of a config; UserError if it is not one."""
   value = config

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from vit_jax import buckets
+from vit_jax import config as config_lib
 from vit_jax.config_check import RENAMED, check_type
 from vit_jax.errors import UserError
 
@@ -84,9 +85,7 @@ _LOOKED_AT |= {
 def _check_written(config) -> None:
   check_type('config', config, dict)
   for path, kind in (_WRITTEN | _LOOKED_AT).items():
-    value = config
-    for key in path.split('.'):
-      value = value.get(key, _ABSENT) if isinstance(value, dict) else _ABSENT
+    value = config_lib.lookup(config, path, _ABSENT)
     if value is not _ABSENT:
       check_type(path, value, kind)
     elif path in _WRITTEN:

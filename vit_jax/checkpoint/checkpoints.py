@@ -189,9 +189,12 @@ class Checkpoints:
     Raises:
       UserError: as `restore`.
     """
-    with contextlib.suppress(NoUsableCheckpoint):  # left to `restore`
-      step = self._body(None)['step']
-      verified.check(self._storage, step, manifest.items_of(abstract), frozen or {})
+    bound = math.inf
+    while (bound := self._newest_below(bound)) >= 0:
+      with contextlib.suppress(Damaged):  # left to `restore`
+        body = self._read(bound)
+        items = manifest.items_of(abstract)
+        return verified.check(self._storage, body, items, frozen or {})
 
   def restore_params(
     self,

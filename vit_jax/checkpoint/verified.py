@@ -17,9 +17,16 @@ def read_body(storage: Storage, step: int) -> dict:
   return manifest.unsealed(storage.read_meta(step), step)
 
 
-def check(storage: Storage, step: int, items: dict, frozen: dict) -> None:
-  """Raises what `read` does where the run was configured otherwise; reads no arrays."""
-  leaves, want = read_body(storage, step)['leaves'], manifest.named(items)
+def check(storage: Storage, body: dict, items: dict, frozen: dict) -> None:
+  """Refuses what `read` would of a state, by a manifest alone; reads no arrays.
+
+  Args:
+    body: of the step's manifest. items, with 'train', and frozen: see `read`.
+
+  Raises:
+    UserError: as `read`.
+  """
+  step, leaves, want = body['step'], body['leaves'], manifest.named(items)
   _check_leaves(storage, step, leaves, want)
   _frozen_leaves(storage, step, leaves, _placed(want), frozen)
 

@@ -96,9 +96,9 @@ def make_schedule(
   if warmup + cooldown > total_steps:
     raise UserError(
       f'config.optim.schedule: warmup {warmup} + cooldown {cooldown} exceed the '
-      f'{total_steps} steps of the run (images x epochs / batch). Train longer, or shorten them: warmup=N among the '
-      'arguments of a config that has it (--config=NAME:warmup=N), else '
-      '--config.optim.schedule.warmup=N.'
+      f'{total_steps} steps of the run (images x epochs / batch). Train longer, or shorten '
+      'them: warmup=N among the arguments of a config that has it '
+      '(--config=NAME:warmup=N), else --config.optim.schedule.warmup=N.'
     )
 
   def rate(step):

@@ -254,15 +254,6 @@ def with_model(config: dict, told: dict) -> dict:
   return {**config, 'model': model, 'resolved': resolved}
 
 
-def _has(config: dict, key: str) -> bool:
-  """Returns whether a nested dict has 'a.b.c'."""
-  for part in key.split('.'):
-    if not isinstance(config, dict) or part not in config:
-      return False
-    config = config[part]
-  return True
-
-
 def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
   """Returns the config of a resumed run, its model as the folder has it.
 
@@ -292,8 +283,10 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
   allowed = list(config['resume_allow'])
+  absent = object()
   for name in allowed:
-    if name not in changed and not any(_has(c, name) for c in (config, old)):
+    found = (config_lib.lookup(c, name, absent) for c in (config, old))
+    if name not in changed and all(value is absent for value in found):
       raise UserError(
         f'config.resume_allow={name}: no such key. Write it whole, as optim.lr, or a '
         f'section, as optim.{did_you_mean(name, changed, 0.3)}'
@@ -303,8 +296,7 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
   refused = {
     key: pair
     for key, pair in changed.items()
-    if not any(key == n or key.startswith(f'{n}.') for n in NEUTRAL)
-    and not any(key == n or key.startswith(f'{n}.') for n in allowed)
+    if not any(key == n or key.startswith(f'{n}.') for n in (*NEUTRAL, *allowed))
   }
   if refused:
     rows = [('key', 'in the folder', 'now')]
@@ -319,5 +311,5 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
       f'allow the change by name: --config.resume_allow={",".join(refused)}'
     )
   if lost:
-    metrics.write_json(workdir / 'config.json', config)
+    metrics.write_json(workdir / 'config.json', old)
   return config

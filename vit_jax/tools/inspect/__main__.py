@@ -62,6 +62,11 @@ def main(argv: list[str]) -> int:
     arguments.refuse_others(args, parser, args.model, ('model', 'set'))
     record = source.describe(args.model, arguments.fields(args))
     text = source.render(record)
+  elif '/' in args.model.partition(':')[0]:  # names of models have none there
+    raise UserError(
+      f'{args.model}: no such file or folder. A recipe is asked about with --config, '
+      'such as --config vit_b16.'
+    )
   elif args.mesh:
     for name in ('examples', 'epochs', 'steps'):
       if getattr(args, name) is not None:
@@ -72,11 +77,6 @@ def main(argv: list[str]) -> int:
       raise UserError(
         f'--tpu goes with --config; of a model alone: vit_jax bench {args.model} --tpu '
         f'{args.tpu}.'
-      )
-    if '/' in args.model.partition(':')[0] or args.model.endswith('.py'):
-      raise UserError(
-        f'{args.model}: no such file or folder. A recipe is asked about with --config, '
-        'such as --config vit_b16.'
       )
     for name in ('hbm', 'sharding', 'optim'):
       if getattr(args, name) != parser.get_default(name):

@@ -35,8 +35,10 @@ def main(argv: list[str]) -> int:
   if args.open and not args.out and buckets.is_url(args.runs[0]):
     raise UserError('--open shows a file on disk: --out FILE.html names one.')
   out = buckets.path(args.out or _default(args.runs))
-  misplaced = not out.parent.is_dir() or out.is_dir()
-  if args.out and not buckets.is_url(out) and misplaced:
+  # A run that is not there is refused below.
+  if not buckets.is_url(out) and (
+    out.is_dir() or (args.out and not out.parent.is_dir())
+  ):
     raise UserError(f'{out}: expected a file in a folder that exists.')
 
   with contextlib.ExitStack() as stack:

@@ -140,7 +140,7 @@ def _seeds(texts: list[str]) -> list[int]:
 def _values(config: dict, texts: dict[str, str]) -> dict:
   found = {key: config_lib.literal(text) for key, text in texts.items()}
   for key, text in texts.items():
-    old = _old(config, key)
+    old = config_lib.lookup(config, key)
     if isinstance(old, list) and not isinstance(found[key], list | None):
       raise UserError(
         f'{key}={text}: config.{key} is a list, {old}, and a list is one value in '
@@ -154,13 +154,6 @@ def _values(config: dict, texts: dict[str, str]) -> dict:
     # For its checks: of a key that goes through no section, a number that becomes a text.
     cells.assign(cells.changed(config, {}), f'{key}={text}')
   return found
-
-
-def _old(config: dict, key: str):
-  value = config
-  for part in key.split('.'):
-    value = value.get(part) if isinstance(value, dict) else None
-  return value
 
 
 def _final(assignments: list[str], config: dict, seeds) -> tuple[dict, list[int]]:

@@ -60,7 +60,7 @@ def parse(text: str) -> tuple[str, str]:
   """Returns ('v3', '4x4') of 'v3:4x4'; the smallest slice for 'v3' alone.
 
   Raises:
-    UserError: for an unknown generation.
+    UserError: for an unknown generation, or a slice as gcloud names it.
   """
   name, _, shape = text.lower().removeprefix('tpu').partition(':')
   if re.fullmatch(r'v\w+-\d+', name):
