@@ -5,7 +5,7 @@
 
 A config's docstring says `Smallest slices: v3:4x4 or v5e:4x4`, chips as their mesh. Each
 is compiled by `tools.inspect --config C --tpu SLICE`, with the dtype, mesh, remat and scan
-of the recipe: a program that does not fit is refused by the compiler. What it says is kept
+of the recipe: a program that does not fit is refused. What it says is kept
 in benchmarks/slices.json and shown in benchmarks/SLICES.md. Ends 1 where a config does not
 fit, or is not refused on the next smaller slice. Variants whose cost a paper gives are
 compiled as well.

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -13,7 +14,9 @@ from vit_jax.errors import UserError
 from vit_jax.tools.bench import __main__ as bench
 from vit_jax.tools.bench import big_vision, ours
 from vit_jax.tools.inspect import __main__ as inspect
-from vit_jax.tools.tpu import cost, generations, hlo, schedules
+from vit_jax.tools.inspect import mesh_memory, recipe
+from vit_jax.tools.inspect import tpu as inspect_tpu
+from vit_jax.tools.tpu import cost, generations, hlo, schedules, topology
 
 V3 = generations.GENERATIONS['v3']
 
@@ -150,6 +153,18 @@ def test_slices():
   for name in ('v3-8', 'v5litepod-8', 'v5p-128'):  # as gcloud has them
     with pytest.raises(UserError, match=naming(name, 'v3:2x2', 'v5e:2x4')):
       generations.parse(name)
+
+
+def test_a_program_that_is_compiled_for_more_memory_than_there_is(monkeypatch):
+  monkeypatch.setattr(topology, 'devices', lambda text: jax.devices())
+  compiled = SimpleNamespace(compile=lambda: None)
+  monkeypatch.setattr(mesh_memory, 'TrainStep', lambda *_: compiled)
+  monkeypatch.setattr(cost, 'measure', lambda *_: {'bytes': 17 * 2**30})
+  config = recipe.load('shapes', [])
+  record = recipe.describe(config, None)
+  request = recipe.request(config, record, {})
+  with pytest.raises(UserError, match=naming('v3:2x2', 'does not fit', 16, '17.00')):
+    inspect_tpu.inspect(request, record, config['mesh'], 'v3:2x2')
 
 
 @pytest.mark.parametrize(
