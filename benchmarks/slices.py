@@ -35,8 +35,8 @@ MORE = {
 # {config: {arguments: slices}}: besides, what a paper gives the cost of.
 VARIANTS = {
   'vit_jft': {
-    'variant=L/16,epochs=14': ('v3:8x8', 'v5e:8x8'),
-    'variant=H/14': ('v3:8x8', 'v5e:8x16'),
+    'variant=L/16,epochs=14': ('v3:4x4', 'v5e:4x4'),
+    'variant=H/14': ('v3:8x8', 'v5e:8x8'),
   },
 }
 # Of `tools.inspect --json`, kept.
