@@ -1,5 +1,6 @@
 """Bad input to `main`: one clear line, at once, and exit code 2."""
 
+import gc
 import os
 import re
 import resource
@@ -274,3 +275,23 @@ def test_what_else_can_be_run_without_the_data(monkeypatch, message, joined):
   with pytest.raises(DataError, match=re.escape(joined)) as caught:
     program.train(config, '', '', 'vit_b16')
   assert str(caught.value).endswith('--config=vit_b16:debug')
+
+
+def test_garbage_is_collected_late_the_first_time_alone(monkeypatch):
+  before, callbacks = gc.get_threshold(), list(gc.callbacks)
+  seen = []
+
+  def start(_):
+    seen.append(gc.get_threshold()[0])
+    gc.collect()
+    seen.append(gc.get_threshold()[0])
+    return 0
+
+  monkeypatch.setattr('sys.argv', ['vit_jax'])
+  try:
+    with pytest.raises(SystemExit):
+      program.run_and_exit(start)
+  finally:
+    gc.set_threshold(*before)
+  assert seen == [1_000_000, 100_000]
+  assert gc.callbacks == callbacks

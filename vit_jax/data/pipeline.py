@@ -206,6 +206,10 @@ class Batches(abc.ABC):
       for key, (shape, dtype) in shapes.items()
     }
 
+  def prepare(self) -> None:
+    """Sets up the next `iterate` in a thread; reads nothing yet."""
+    self._reader.prepare()
+
   def on_device(self, batch: dict) -> dict:
     """Finishes a batch inside jit: images uint8 -> float32 in pp's value range."""
     op = self._preprocess.on_device

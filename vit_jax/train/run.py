@@ -16,6 +16,7 @@ from vit_jax.train import (
   folder,
   metrics,
   progress,
+  resume,
   schema,
   start,
   status,
@@ -65,12 +66,13 @@ def train(
     stack.enter_context(checkpoints)
     resumes = checkpoints.latest() is not None
     if resumes:
-      config = schema.resumed(config, workdir, checkpoints)
+      config = resume.resumed(config, workdir, checkpoints)
       if results := status.of_finished(workdir, config, checkpoints):
         print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
     evals = evaluations.build(config, workdir, mesh, stop)
     start.warn(data, evals)
+    data.prepare()
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = start.open_weights(config)

@@ -1,19 +1,15 @@
-"""What a run's config may hold, and what may change when it resumes."""
+"""What a run's config may hold."""
 
 import inspect
-import json
-from pathlib import Path
 from typing import Annotated
 
 from vit_jax import config as config_lib
 from vit_jax import (
   config_check,
-  distributed,
   evaluators,
   models,
   optim,
   pretrained,
-  run_config,
   sharding,
   tasks,
   tune,
@@ -21,8 +17,8 @@ from vit_jax import (
 from vit_jax.checkpoint import checkpoints
 from vit_jax.config_check import each_of, keys_of
 from vit_jax.data import pipeline
-from vit_jax.errors import UserError, did_you_mean
-from vit_jax.train import metrics, patience, ranges
+from vit_jax.errors import UserError
+from vit_jax.train import metrics, patience, periods, ranges
 from vit_jax.weights import zoo
 
 
@@ -91,36 +87,6 @@ def _check_sharding(where: str, rules, config: dict) -> None:
   sharding.resolve_rules(rules)
 
 
-PERIODS = ('every', 'keep_every')  # keys of log, checkpoint and each evaluation
-
-
-def _with_periods(check):
-  """Returns the check of a section whose periods may be fractions of the run."""
-
-  def check_both(where, section, config):
-    config_check.check_type(where, section, dict)
-    for key in PERIODS:
-      _check_period(f'{where}.{key}', section.get(key))
-    check(where, _in_steps(section, 1), config)
-
-  return check_both
-
-
-def _check_period(where: str, period) -> None:
-  config_check.check_type(where, period, int | float | None)
-  if period is None or (isinstance(period, int) and period >= 1) or 0 < period <= 1:
-    return
-  raise UserError(
-    f'{where}={period}: expected 1 or more steps, or a fraction of the run: a float '
-    'above 0, up to 1.0.'
-  )
-
-
-def _in_steps(section: dict, total_steps: int) -> dict:
-  periods = {k: v for k, v in section.items() if k in PERIODS and isinstance(v, float)}
-  return section | {k: max(1, round(v * total_steps)) for k, v in periods.items()}
-
-
 def _same_classes(where: str, section: dict, trained: dict) -> dict:
   """Returns an evaluation's section, with the classes of training on the same source.
 
@@ -158,9 +124,9 @@ SECTIONS = {
   'optim': Annotated[dict, _check_optim],
   'mesh': Annotated[dict, keys_of(sharding.make_mesh, provided=('devices',))],
   'sharding': Annotated[str | list[tuple[str, object]], _check_sharding],
-  'evals': Annotated[dict, each_of(_with_periods(_evaluation))],
-  'checkpoint': Annotated[dict, _with_periods(_checkpoints)],
-  'log': Annotated[dict, _with_periods(keys_of(metrics.Log))],
+  'evals': Annotated[dict, each_of(periods.allowed(_evaluation))],
+  'checkpoint': Annotated[dict, periods.allowed(_checkpoints)],
+  'log': Annotated[dict, periods.allowed(keys_of(metrics.Log))],
   'seed': int,
   'max_bad_steps': int,
   'resume_allow': str | list[str],
@@ -181,13 +147,6 @@ DEFAULTS = {
   'max_bad_steps': 10,  # non-finite steps in a row before the run gives up
   'resume_allow': [],  # config keys that may differ from those of the run resumed
 }
-
-# Sections and keys that do not change what a step computes: they may differ between
-# a run and its continuation. Devices change results in the last digits only.
-NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
-NEUTRAL += ('resume_allow', 'resolved')
-NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
-NEUTRAL += ('model.placement', 'data.cache', 'data.cache_bytes')
 
 
 def check(config: dict) -> dict:
@@ -226,15 +185,6 @@ def check(config: dict) -> dict:
   return config
 
 
-def in_steps(config: dict, total_steps: int) -> dict:
-  """Returns the config with its periods, where they are fractions of the run, in steps."""
-  sections = {
-    name: _in_steps(config[name], total_steps) for name in ('log', 'checkpoint')
-  }
-  evals = {k: _in_steps(section, total_steps) for k, section in config['evals'].items()}
-  return {**config, **sections, 'evals': evals}
-
-
 def with_model(config: dict, told: dict) -> dict:
   """Returns a config whose section `model` has what the weights told, under its own.
 
@@ -252,64 +202,3 @@ def with_model(config: dict, told: dict) -> dict:
   check_model('config.model', model, {})
   resolved = {**config['resolved'], 'told': list(told)}
   return {**config, 'model': model, 'resolved': resolved}
-
-
-def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
-  """Returns the config of a resumed run, its model as the folder has it.
-
-  What the weights told of the model is in the folder's config.json: they are not read
-  again, and need not be there any more. If that file is missing or damaged, it is
-  written anew from the copy in the checkpoints.
-
-  Raises:
-    UserError: for a config that would change the computation, unless allowed by name.
-    NoUsableCheckpoint: if neither config.json nor any copy can be read.
-  """
-  lost = False
-  try:
-    old = run_config.read(workdir)
-  except run_config.Unreadable as error:
-    where = f'The copy of the config in {saved.directory}'
-    old = run_config.in_todays_words(saved.meta().get('config'), where)
-    distributed.say(f'{error} The copy in the checkpoints takes its place.')
-    lost = True
-  if 'name' not in config['model']:
-    keys = old['resolved'].get('told', old['model'])
-    told = {key: old['model'][key] for key in keys if key in old['model']}
-    config = with_model(config, told)
-  changed = config_lib.differences(DEFAULTS | old, json.loads(json.dumps(config)))
-  for key in ('fingerprint', 'num_examples'):
-    pair = old['resolved'].get(key), config['resolved'][key]
-    if pair[0] != pair[1]:
-      changed[f'data.{key}'] = pair
-  allowed = list(config['resume_allow'])
-  absent = object()
-  for name in allowed:
-    found = (config_lib.lookup(c, name, absent) for c in (config, old))
-    if name not in changed and all(value is absent for value in found):
-      raise UserError(
-        f'config.resume_allow={name}: no such key. Write it whole, as optim.lr, or a '
-        f'section, as optim.{did_you_mean(name, changed, 0.3)}'
-      )
-  if config['tune']['method'] != 'full':  # frozen parameters are checked bit by bit
-    allowed.append('weights.source')
-  refused = {
-    key: pair
-    for key, pair in changed.items()
-    if not any(key == n or key.startswith(f'{n}.') for n in (*NEUTRAL, *allowed))
-  }
-  if refused:
-    rows = [('key', 'in the folder', 'now')]
-    rows += [(key, str(old), str(new)) for key, (old, new) in refused.items()]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    table = '\n'.join(
-      '  ' + '  '.join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-      for row in rows
-    )
-    raise UserError(
-      f'{workdir} holds a run of another config:\n{table}\nUse another --workdir, or '
-      f'allow the change by name: --config.resume_allow={",".join(refused)}'
-    )
-  if lost:
-    metrics.write_json(workdir / 'config.json', old)
-  return config

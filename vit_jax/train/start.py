@@ -10,7 +10,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
-from vit_jax.train import environment, folder, loggers, metrics, schema
+from vit_jax.train import environment, folder, loggers, metrics, periods, schema
 from vit_jax.train.runtime import prepare_once
 from vit_jax.train.state import State
 
@@ -93,7 +93,7 @@ def resolve(config: dict, data: pipeline.Batches) -> dict:
       )
   total = config_lib.total_steps(config, data.num_examples, data.batch_size)
   return {
-    **schema.in_steps(config, total),
+    **periods.in_steps(config, total),
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
       'format': run_config.FORMAT,

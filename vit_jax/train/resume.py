@@ -1,0 +1,97 @@
+"""What may change in a config when its run resumes."""
+
+import json
+from pathlib import Path
+
+from vit_jax import config as config_lib
+from vit_jax import distributed, run_config
+from vit_jax.checkpoint import checkpoints
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.train import metrics, schema
+
+# Sections and keys that do not change what a step computes: they may differ between
+# a run and its continuation. Devices change results in the last digits only.
+NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
+NEUTRAL += ('resume_allow', 'resolved')
+NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
+NEUTRAL += ('model.placement', 'data.cache', 'data.cache_bytes')
+
+
+def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
+  """Returns the config of a resumed run, its model as the folder has it.
+
+  What the weights told of the model is in the folder's config.json: they are not read
+  again, and need not be there any more. If that file is missing or damaged, it is
+  written anew from the copy in the checkpoints.
+
+  Raises:
+    UserError: for a config that would change the computation, unless allowed by name.
+    NoUsableCheckpoint: if neither config.json nor any copy can be read.
+  """
+  old, lost = _in_the_folder(workdir, saved)
+  if 'name' not in config['model']:
+    keys = old['resolved'].get('told', old['model'])
+    told = {key: old['model'][key] for key in keys if key in old['model']}
+    config = schema.with_model(config, told)
+  changed = _changes(old, config)
+  _check_allowed(config['resume_allow'], changed, (config, old))
+  allowed = [*NEUTRAL, *config['resume_allow']]
+  if config['tune']['method'] != 'full':  # frozen parameters are checked bit by bit
+    allowed.append('weights.source')
+  refused = {
+    key: pair
+    for key, pair in changed.items()
+    if not any(key == name or key.startswith(f'{name}.') for name in allowed)
+  }
+  if refused:
+    raise UserError(
+      f'{workdir} holds a run of another config:\n{_table(refused)}\nUse another '
+      f'--workdir, or allow the change by name: --config.resume_allow={",".join(refused)}'
+    )
+  if lost:
+    metrics.write_json(workdir / 'config.json', old)
+  return config
+
+
+def _in_the_folder(workdir, saved) -> tuple[dict, bool]:
+  """Returns (config, whether config.json is lost and this is the checkpoints' copy)."""
+  try:
+    return run_config.read(workdir), False
+  except run_config.Unreadable as error:
+    where = f'The copy of the config in {saved.directory}'
+    old = run_config.in_todays_words(saved.meta().get('config'), where)
+    distributed.say(f'{error} The copy in the checkpoints takes its place.')
+    return old, True
+
+
+def _changes(old: dict, config: dict) -> dict[str, tuple]:
+  """Returns {key: (value in the folder, value now)} of what differs, data included."""
+  changed = config_lib.differences(
+    schema.DEFAULTS | old, json.loads(json.dumps(config))
+  )
+  for key in ('fingerprint', 'num_examples'):
+    pair = old['resolved'].get(key), config['resolved'][key]
+    if pair[0] != pair[1]:
+      changed[f'data.{key}'] = pair
+  return changed
+
+
+def _check_allowed(names: list[str], changed: dict, configs: tuple[dict, dict]) -> None:
+  absent = object()
+  for name in names:
+    found = (config_lib.lookup(config, name, absent) for config in configs)
+    if name not in changed and all(value is absent for value in found):
+      raise UserError(
+        f'config.resume_allow={name}: no such key. Write it whole, as optim.lr, or a '
+        f'section, as optim.{did_you_mean(name, changed, 0.3)}'
+      )
+
+
+def _table(changed: dict[str, tuple]) -> str:
+  rows = [('key', 'in the folder', 'now')]
+  rows += [(key, str(old), str(new)) for key, (old, new) in changed.items()]
+  widths = [max(len(row[i]) for row in rows) for i in range(3)]
+  return '\n'.join(
+    '  ' + '  '.join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+    for row in rows
+  )
