@@ -114,6 +114,11 @@ SCHEDULE = ('cooldown', 'decay', 'decay_until', 'staircase', 'warmup')
     ('evals.test.data.pp=reszie(8)', ('config.evals.test.data.pp', 'reszie', 'resize')),
     ('evals.few.datasets.a.tset=x', ('evals.few.datasets.a.tset', 'test', 'source')),
     ('evals.few.datasets.a.source_options.b=1', ('a.source_options.b', [])),
+    (
+      'evals.tset.use_ema=True',
+      ('config.evals.tset', 'use_ema', 'few', 'Did', '"test"'),
+    ),
+    ('weights=/a/b.npz', ("config.weights='/a/b.npz'", 'config.weights.KEY=VALUE')),
     ('evals.few.protocol=swep', ('config.evals.few.protocol', 'fixed', 'sweep')),
     ('model.backbone={"name": "vit"}', ('config.model.backbone', 'depth')),
     ('epochs=1', ('steps', 'epochs')),

@@ -120,7 +120,7 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--config.task.loss=l2'], ("'l2'", 'softmax')),
     ([DIGITS, '--config.sharding=fsdq'], ("'fsdq'", 'fsdp')),
     ([DIGITS, '--config.sharding=3'], ('config.sharding=3',)),
-    ([DIGITS, '--config.mesh.fsdp=3'], ('config.mesh', "'fsdp': 3", 8)),
+    ([DIGITS, '--config.mesh.fsdp=3'], ('config.mesh', 'fsdp=3', 8)),
     ([DIGITS, '--config.seed=None'], ('config.seed=None', 'int')),
     ([DIGITS, '--config.seed=-1'], ('seed=-1',)),
     ([DIGITS, '--config.max_bad_steps=few'], ("max_bad_steps='few'", 'int')),

@@ -23,9 +23,9 @@ def test_one_axis_takes_the_rest():
   assert dict(sharding.make_mesh().shape) == {'data': 8, 'fsdp': 1, 'tensor': 1}
   mesh = sharding.make_mesh(data=2, fsdp=-1, tensor=2)
   assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}
-  with pytest.raises(UserError, match=naming('config.mesh', "'data': 3", 8)):
+  with pytest.raises(UserError, match=naming('config.mesh', 'data=3', 8)):
     sharding.make_mesh(data=3)
-  with pytest.raises(UserError, match=naming('config.mesh', "'data': -1", 8)):
+  with pytest.raises(UserError, match=naming('config.mesh', 'data=-1', 8)):
     sharding.make_mesh(data=-1, fsdp=-1)
 
 

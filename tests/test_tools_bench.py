@@ -138,11 +138,15 @@ def test_a_step_of_tuning_trains_its_part(capsys):
   (row,) = json.loads(out)['rows']
   assert (code, row['mfu']) == (0, None)  # what it leaves out is not counted
   assert row['set'] == ['num_classes=10', 'tune.method=lora', 'tune.rank=2']
-  code, _, error = run(
-    capsys, *TINY, *words, '--tune', 'method=lora', '--tune', 'rnk=2'
-  )
-  assert code == 2
-  assert '--tune.rnk' in error
+  for settings, fact in [
+    (('method=lora', 'rnk=2'), '--tune.rnk'),
+    (('rank=2',), '--tune method='),
+  ]:
+    code, _, error = run(
+      capsys, *TINY, *words, *(f'--tune={setting}' for setting in settings)
+    )
+    assert code == 2
+    assert fact in error
 
 
 def test_forward_gives_the_logits_of_the_model():

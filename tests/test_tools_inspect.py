@@ -261,6 +261,7 @@ def test_examples_of_a_training(capsys):
     ([], ('model',)),
     (['--tpu', 'v3:2x2'], ('--tpu', '--config')),
     (['runs/nothing'], ('runs/nothing', '--config')),
+    (['configs/digits.py:debug'], ('--config configs/digits.py:debug',)),
     (['--table', 'papr'], ("'papr'", 'paper')),
     (['--table', 'paper', 'vit:B/16'], ('--table', 'vit:B/16')),
     (['--table', 'paper', '--batch', '2'], ('--table', '--batch')),

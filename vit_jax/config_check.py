@@ -133,6 +133,11 @@ def check_type(where: str, value, kind) -> None:
   if typing.get_origin(kind) is typing.Annotated:
     kind = kind.__origin__
   if not _fits(value, kind):
+    if kind is dict:
+      raise UserError(
+        f'{where}={value!r}: expected a section, whose keys are set one by one: '
+        f'{where}.KEY=VALUE.'
+      )
     names = kind.__name__ if type(kind) is type else str(kind).replace(' | ', ' or ')
     names = names.replace('collections.abc.', '')
     raise UserError(f'{where}={value!r}: expected {names}.')

@@ -69,8 +69,8 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices=None) -
     sizes[free[0]] = len(devices) // known
   if math.prod(sizes.values()) != len(devices) or min(sizes.values()) < 1:
     raise UserError(
-      f'config.mesh is {dict(data=data, fsdp=fsdp, tensor=tensor)}, whose product '
-      f'must be the number of devices, {len(devices)}; at most one may be -1.'
+      f'config.mesh: data={data} x fsdp={fsdp} x tensor={tensor} must be the number of '
+      f'devices, {len(devices)}. One of them may be -1: as many as are left.'
     )
   return jax.make_mesh(
     tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices

@@ -17,7 +17,7 @@ from vit_jax import (
 from vit_jax.checkpoint import checkpoints
 from vit_jax.config_check import each_of, keys_of
 from vit_jax.data import pipeline
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, did_you_mean
 from vit_jax.train import metrics, patience, periods, ranges
 from vit_jax.weights import zoo
 
@@ -106,7 +106,18 @@ def _same_classes(where: str, section: dict, trained: dict) -> dict:
   return section if ours is None else {**section, 'data': {**data, 'classes': ours}}
 
 
-_evaluation = _named(evaluators.signature, 'type', every=int | None, use_ema=bool)
+_typed_evaluation = _named(evaluators.signature, 'type', every=int | None, use_ema=bool)
+
+
+def _check_evaluation(where: str, section: dict, evals: dict) -> None:
+  if section.get('type') is None:  # a misspelt key makes a new one
+    parent, _, name = where.rpartition('.')
+    others = sorted(evals.keys() - {name})
+    raise UserError(
+      f'{where} is an evaluation without a type: it has {sorted(section)}. The others of '
+      f'{parent} are {others}.{did_you_mean(name, others)}'
+    )
+  _typed_evaluation(where, section, evals)
 
 
 def _checkpoints(where: str, section: dict, config: dict) -> None:
@@ -124,7 +135,7 @@ SECTIONS = {
   'optim': Annotated[dict, _check_optim],
   'mesh': Annotated[dict, keys_of(sharding.make_mesh, provided=('devices',))],
   'sharding': Annotated[str | list[tuple[str, object]], _check_sharding],
-  'evals': Annotated[dict, each_of(periods.allowed(_evaluation))],
+  'evals': Annotated[dict, each_of(periods.allowed(_check_evaluation))],
   'checkpoint': Annotated[dict, periods.allowed(_checkpoints)],
   'log': Annotated[dict, periods.allowed(keys_of(metrics.Log))],
   'seed': int,

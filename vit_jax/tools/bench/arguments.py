@@ -143,7 +143,12 @@ def fields(args) -> dict:
 
 def tuning(args) -> dict:
   """Returns the config's section `tune`; UserError for what it cannot be."""
-  section = {'method': 'full', **dict(arguments.field(s, '--tune') for s in args.tune)}
+  section = dict(arguments.field(s, '--tune') for s in args.tune) or {'method': 'full'}
+  if 'method' not in section:
+    raise UserError(
+      f'--tune {args.tune[0]} belongs to a method: --tune method=NAME, one of '
+      f'{sorted(tune.METHODS)}.'
+    )
   check = tune.signature(section['method'])
   config_check.bind('--tune', section, check, (), {'method': str})
   return section

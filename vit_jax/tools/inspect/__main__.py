@@ -58,6 +58,10 @@ def main(argv: list[str]) -> int:
     if args.tpu:
       parser.error('--tpu goes with --config')
     parser.error('the following arguments are required: model')
+  elif args.model.partition(':')[0].endswith('.py'):
+    raise UserError(
+      f'{args.model} is a config: write vit_jax inspect --config {args.model}.'
+    )
   elif source.is_source(args.model):
     arguments.refuse_others(args, parser, args.model, ('model', 'set'))
     record = source.describe(args.model, arguments.fields(args))
