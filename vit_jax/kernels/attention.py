@@ -94,15 +94,17 @@ def softmax(scores, dtype):
 @softmax.defjvp
 def _softmax_jvp(dtype, primals, tangents):
   weights = softmax(*primals, dtype)
+  return weights, _softmax_tangent(weights, *tangents)
 
-  def linear(weights, dscores):
-    weights = weights.astype(jnp.float32)
-    dweights = weights * dscores
-    dweights -= weights * dweights.sum(-1, keepdims=True)
-    return dweights.astype(dtype)
 
-  linear = jax.checkpoint(linear, prevent_cse=False)  # keeps the weights in `dtype`
-  return weights, linear(weights, *tangents)
+# Keeps the weights as they are. A function of its own, so that JAX traces and transposes it
+# once for each shape, not for each layer.
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _softmax_tangent(weights, dscores):
+  wide = weights.astype(jnp.float32)
+  dweights = wide * dscores
+  dweights -= wide * dweights.sum(-1, keepdims=True)
+  return dweights.astype(weights.dtype)
 
 
 def _cudnn(query, key, value):

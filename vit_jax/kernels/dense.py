@@ -1,5 +1,7 @@
 """Dense layers, x W + b; how their gradients are computed suits the platform."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -35,13 +37,7 @@ def _product(x, kernel):
 @dense.defjvp
 def _jvp(primals, tangents):
   (x, kernel, bias), (dx, *dparams) = primals, tangents
-  branches = {'cpu': _flat, 'default': _plain}
-  if x.dtype == jnp.bfloat16:
-    branches['tpu'] = _by_ones
-  # Not differentiated as it stands, a choice keeps what any of its branches would.
-  by_params = jax.checkpoint(
-    lambda *args: lax.platform_dependent(*args, **branches), prevent_cse=False
-  )
+  by_params = _by_params_of_bfloat16 if x.dtype == jnp.bfloat16 else _by_params
   # Products in the open, for policies of `jax.checkpoint` to find.
   y = _plus(_product(x, kernel), bias)
   return y, _product(dx, kernel) + by_params(x, *dparams)
@@ -64,6 +60,7 @@ def flattened(kernel: jax.Array, shape: tuple[int, int]) -> jax.Array:
 def _only_forward(tpu):
   # The gradient's way stays free: its norm is taken within the product it comes from.
   @jax.custom_jvp
+  @functools.partial(jax.jit, inline=True)  # traced once for each shape
   def fn(x):
     return lax.platform_dependent(x, tpu=tpu, default=lambda x: x)
 
@@ -95,3 +92,14 @@ def _by_ones(x, dkernel, dbias):
   return _product(x, dkernel) + _product(
     ones, jnp.pad(dbias[None], ((0, rows - 1), (0, 0)))
   )
+
+
+def _chosen(**branches):
+  # Not differentiated as it stands, a choice keeps what any of its branches would.
+  # One function for all layers: JAX then traces and transposes it once for each shape.
+  choice = functools.partial(lax.platform_dependent, **branches)
+  return jax.checkpoint(choice, prevent_cse=False)
+
+
+_by_params = _chosen(cpu=_flat, default=_plain)
+_by_params_of_bfloat16 = _chosen(cpu=_flat, default=_plain, tpu=_by_ones)

@@ -65,20 +65,21 @@ def _depthwise(x, kernel, stride, padding):
 @_depthwise.defjvp
 def _jvp(stride, padding, primals, tangents):
   (x, kernel), (dx, dkernel) = primals, tangents
-  geometry = dict(stride=stride, padding=padding)
-  plain = functools.partial(_plain, **geometry)
-
-  def chosen(*args, cpu):
-    # Without this checkpoint the backward pass would keep the residuals of all branches.
-    return jax.checkpoint(
-      lambda *args: lax.platform_dependent(
-        *args, cpu=functools.partial(cpu, **geometry), default=plain
-      ),
-      prevent_cse=False,
-    )(*args)
-
+  of_input, of_kernel = (_chosen(f, stride, padding) for f in (_by_input, _by_kernel))
   y = _depthwise(x, kernel, stride, padding)
-  return y, chosen(dx, kernel, cpu=_by_input) + chosen(x, dkernel, cpu=_by_kernel)
+  return y, of_input(dx, kernel) + of_kernel(x, dkernel)
+
+
+@functools.cache  # one function for all layers: JAX traces it once for each shape
+def _chosen(on_cpus, stride, padding):
+  geometry = dict(stride=stride, padding=padding)
+  choice = functools.partial(
+    lax.platform_dependent,
+    cpu=functools.partial(on_cpus, **geometry),
+    default=functools.partial(_plain, **geometry),
+  )
+  # Without this checkpoint the backward pass would keep the residuals of all branches.
+  return jax.checkpoint(choice, prevent_cse=False)
 
 
 # For CPUs. Each gradient is written out, and the tangent map is defined as its transpose:

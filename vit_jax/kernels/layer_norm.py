@@ -80,13 +80,13 @@ def _normalise(x, mean, rstd):
 def _normalise_jvp(eps, primals, tangents):
   (x,), (dx,) = primals, tangents
   mean, rstd = _statistics(x, eps)
+  return _normalise(x, mean, rstd), _tangent(x, mean, rstd, dx)
 
-  def linear(x, mean, rstd, dx):
-    y, dx = _normalise(x, mean, rstd), dx.astype(jnp.float32)
-    # The normalised vector has no component along 1 and along itself.
-    return (
-      dx - dx.mean(-1, keepdims=True) - y * (dx * y).mean(-1, keepdims=True)
-    ) * rstd
 
-  linear = jax.checkpoint(linear, prevent_cse=False)  # keeps x as it is
-  return _normalise(x, mean, rstd), linear(x, mean, rstd, dx)
+# Keeps x as it is. A function of its own, so that JAX traces and transposes it once for each
+# shape, not for each layer.
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _tangent(x, mean, rstd, dx):
+  y, dx = _normalise(x, mean, rstd), dx.astype(jnp.float32)
+  # The normalised vector has no component along 1 and along itself.
+  return (dx - dx.mean(-1, keepdims=True) - y * (dx * y).mean(-1, keepdims=True)) * rstd
