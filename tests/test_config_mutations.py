@@ -118,7 +118,11 @@ def started(step, abstract, spec, mesh):
 @pytest.mark.parametrize(
   ('recipe', 'section', 'facts'),
   [
-    ('digits', {'evals': {'test': 3}}, ('config.evals.test=3', 'config.evals.test.KEY=VALUE')),
+    (
+      'digits',
+      {'evals': {'test': 3}},
+      ('config.evals.test=3', 'config.evals.test.KEY=VALUE'),
+    ),
     ('finetune', {'weights': 3}, ('config.weights=3', 'config.weights.KEY=VALUE')),
     ('digits', {'seed': np.ones(3)}, ('config.seed', 'ndarray')),
     ('digits', {'sharding': [['a', 1]]}, ("'a'", 'fsdp', 1)),

@@ -55,6 +55,10 @@ def _attend_bwd(plan, residuals, dout):
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
+# Traced and lowered once for each shape, not for each layer.
+@functools.partial(
+  jax.jit, static_argnames=('kernel', 'plan', 'kinds', 'out_kinds'), inline=True
+)
 def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Array]:
   """Runs a kernel over images, groups of heads and blocks of queries.
 

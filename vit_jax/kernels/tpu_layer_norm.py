@@ -81,6 +81,7 @@ def layer_norm_and_input(x, scale, bias, eps: float, plan: Plan):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(jax.jit, static_argnames=('eps', 'plan'), inline=True)
 def _norm(x, scale, bias, eps, plan):
   kernel = functools.partial(_forward, eps, plan.how)
   return _call(kernel, 'forward_norm', plan, [x], [scale, bias], sums=0)[0]
@@ -113,6 +114,7 @@ def _norm_and_input_bwd(eps, plan, residuals, gradients):
 _norm_and_input.defvjp(_norm_and_input_fwd, _norm_and_input_bwd)
 
 
+@functools.partial(jax.jit, static_argnames=('eps', 'plan'), inline=True)
 def _derivative(eps, plan, x, scale, *gradients):
   kernel = functools.partial(_backward, eps, plan, x.shape[1])
   arrays = [x, *gradients]
