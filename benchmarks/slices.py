@@ -13,6 +13,7 @@ compiled as well.
 
 import argparse
 import ast
+import datetime
 import json
 import pathlib
 import re
@@ -74,7 +75,8 @@ def measure(name: str, slice_: str, variant: str = '') -> dict:
     return {'error': done.stderr.strip().splitlines()[-1]}
   record = json.loads(done.stdout)
   found = {**record, **record['tpu']}
-  return {key: found[key] for key in FIELDS}
+  made = datetime.datetime.now(datetime.UTC).date().isoformat()
+  return {key: found[key] for key in FIELDS} | {'made': made}
 
 
 def table(kept: dict) -> str:
@@ -86,14 +88,21 @@ def table(kept: dict) -> str:
     'memory is what the compiler allocates, time is its cost model at the clock of the',
     "vendor's peak, without input and interconnect. Nothing was run on a TPU. A device is a",
     'core of a v3 or a chip of a v5e; core-days are of the whole run, on a v5e chip-days.',
-    'The vendor offers, and the compiler takes, up to 128 chips: '
+    "Slices are chips along each axis, two cores a chip on v3: v3:2x2 is gcloud's v3-8, v5e:2x4",
+    'its v5litepod-8. Asked were, of up to 128 chips, '
     + '; '.join(f'{name} {", ".join(shapes)}' for name, shapes in OFFERED.items())
     + '.',
     'Where the next smaller slice is named as refused, the step did not fit on it; elsewhere',
-    'there is none, or it has not been asked. Written by `make slices`.',
+    'there is none, or it has not been asked. Written by `make slices`, with '
+    + ' and '.join(
+      f'`{" ".join(flags)}` for {name}' for name, (_, flags) in MORE.items() if flags
+    )
+    + '.',
+    'The step has changed meanwhile: rows made before 2026-11-25 may be up to 1 GiB and a',
+    'quarter of the images/s off.',
     '',
-    '| config | model | images a step | slice | refused | devices | GiB a device | MFU | images/s | core-days | paper |',
-    '|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|',
+    '| config | model | images a step | slice | refused | devices | GiB a device | MFU | images/s | core-days | paper | made |',
+    '|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|---|',
   ]
   for name, rows in sorted(kept.items()):
     for slice_, row in rows.items():
@@ -101,7 +110,7 @@ def table(kept: dict) -> str:
       lines.append(
         f'| {name} | {row["model"]} | {row["batch_size"]:,} | {slice_} '
         f'| {row.get("refused", "")} | {row["devices"]} | {gib} '
-        f'| {row["mfu"]:.0%} | {row["images_per_s"]:,.0f} | {row["core_days"]:,.3g} | {row["paper"] or ""} |'
+        f'| {row["mfu"]:.0%} | {row["images_per_s"]:,.0f} | {row["core_days"]:,.3g} | {row["paper"] or ""} | {row["made"]} |'
       )
   return '\n'.join(lines) + '\n'
 

@@ -17,12 +17,13 @@ warmup=N sets it. RUN@best is the best step on val; a run with final=True has no
 
 A folder trains 500 steps of 64 images; if it holds just the classes, add
 train=train[:90%],val=train[90%:]. Digits, which the paper does not have, take 1,000
-steps of 64 at rate 0.03, labels smoothed by 0.1 as in configs/digits.py.
+steps of 64 at rate 0.03, 32 px, labels smoothed by 0.1 as in configs/digits.py. res=N sets
+another size.
 
 Hardware: the batch is cut into parts of 64 to fit one device (accum). Expect for
 b16-i21k 98.95 % on cifar10, 91.67 cifar100, 94.43 pets, 99.38 flowers, 83.97 imagenet
 (the paper's Table 5; not run here: neither weights nor data could be had), and for runs
-of configs/digits.py of seeds 0, 1, 2 with data=digits,res=32,final=True,keep_head=True
+of configs/digits.py of seeds 0, 1, 2 with data=digits,final=True,keep_head=True
 99.17, 99.44, 99.44 % after 99.17, 98.89, 99.44 at 16 px: 3 minutes on 2 CPU cores.
 
 Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
@@ -84,7 +85,7 @@ def get_config(arg=None):
     val='',
     final=False,
     variant='',
-    res=384,
+    res=0,
     channels=0,
     batch=0,
     accum=0,
@@ -119,8 +120,9 @@ def get_config(arg=None):
   # The reference code does not round: to the nearest level is as good in a quarter of the
   # bytes, where truncation, the default, would darken the images.
   how = "method='bicubic', rounding='nearest'" if digits else "rounding='nearest'"
-  resize = f'resize({arg.res}, {how})'
-  augment = f"inception_crop({arg.res}, rounding='nearest')|flip_lr"
+  res = arg.res or (32 if digits else 384)
+  resize = f'resize({res}, {how})'
+  augment = f"inception_crop({res}, rounding='nearest')|flip_lr"
   if digits:  # as configs/digits.py
     augment = f'{resize}|random_affine(8, 0.05, (0.95, 1.05))'
   c.data = dict(source=source, split=arg.train or train, batch_size=batch)

@@ -1,6 +1,6 @@
 """ViT on ImageNet-21k: the pre-training of the paper (arXiv 2010.11929, Table 3).
 
-  vit_jax train --config=vit_b16                 # TPU v3-32 or more
+  vit_jax train --config=vit_b16                 # B/16
   vit_jax train --config=vit_b16:variant=L/16
   vit_jax train --config=vit_b16:debug           # any machine, < 1 min
 

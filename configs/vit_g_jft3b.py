@@ -7,8 +7,7 @@
 One million steps of 16,384 images, Adafactor with a bfloat16 momentum at 8e-4, 10,000
 steps of warmup, reciprocal square root of timescale 10,000, 50,000 steps of cooldown;
 weight decay 0.03, of the head 3; clipping at 1; attention pooling; sigmoid loss. The state
-is split over fsdp devices, blocks are recomputed in the backward pass. Hardware: a pod,
-TPU v3-512 or more;
+is split over fsdp devices, blocks are recomputed in the backward pass.
 
   vit_jax inspect vit:G/14 --mesh data=64,fsdp=16 --batch 16384 --hbm 32
 

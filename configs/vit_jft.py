@@ -7,9 +7,8 @@
 variant is one of ROWS: ViTs, the BiT ResNets of the comparison (R50x1 ...) and hybrids
 (R50+B/16 ...); each has its rate and epochs, 7 or 14. Batch 4096, Adam, weight decay 0.1
 (times the rate), linear warmup over 10,000 steps and linear decay to 1e-5, no dropout, no
-clipping (the authors' re-run of H/14 clips at 10: --config.optim.clip=10.0). Hardware:
-TPU v3-128 or more; Table 2 gives 680 TPUv3-core-days for L/16 in 14 epochs, 2,500 for
-H/14. Expected after fine-tuning on ImageNet (Table 6): B/32 80.73, B/16 84.15, L/32
+clipping (the authors' re-run of H/14 clips at 10: --config.optim.clip=10.0). Table 2
+gives 680 TPUv3-core-days for L/16 in 14 epochs, 2,500 for H/14. Expected after fine-tuning on ImageNet (Table 6): B/32 80.73, B/16 84.15, L/32
 84.37, L/16 86.30 (14 epochs 87.12), H/14 88.08 %. Not run here: JFT is not public.
 
 data is any source of encoded images with one or several labels; the default stands for

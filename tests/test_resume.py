@@ -242,6 +242,14 @@ def test_a_change_is_allowed_by_its_whole_name_or_a_section(finished, capfd):
   assert again(finished, 'optim.lr=0.5', 'resume_allow=optim') == 0
 
 
+def test_a_name_that_allows_nothing_is_refused_when_a_run_starts(tmp_path, capfd):
+  assert again(tmp_path / 'new', 'resume_allow=optmi.lr') == 2
+  assert re.search(
+    naming('config.resume_allow=optmi.lr', 'optim.lr'), capfd.readouterr().err
+  )
+  assert not (tmp_path / 'new').exists()
+
+
 @pytest.mark.slow
 def test_a_change_allowed_by_name_goes_on(finished, capfd, monkeypatch):
   runs.on_one_device(monkeypatch)

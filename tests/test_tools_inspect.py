@@ -262,6 +262,7 @@ def test_examples_of_a_training(capsys):
     (['--tpu', 'v3:2x2'], ('--tpu', '--config')),
     (['runs/nothing'], ('runs/nothing', '--config')),
     (['configs/digits.py:debug'], ('--config configs/digits.py:debug',)),
+    (['vit_b16'], ('--config vit_b16',)),
     (['--table', 'papr'], ("'papr'", 'paper')),
     (['--table', 'paper', 'vit:B/16'], ('--table', 'vit:B/16')),
     (['--table', 'paper', '--batch', '2'], ('--table', '--batch')),

@@ -153,6 +153,10 @@ def test_slices():
   for name in ('v3-8', 'v5litepod-8', 'v5p-128'):  # as gcloud has them
     with pytest.raises(UserError, match=naming(name, 'v3:2x2', 'v5e:2x4')):
       generations.parse(name)
+  # libtpu takes the second, and the first ends the process.
+  for name in ('v5e:8x16x2', 'v6e:2x2x2', 'v5e:32x32', 'v3:4x', 'v5e:2x2,v3:2x2'):
+    with pytest.raises(UserError, match=naming(name, 'axes')):
+      generations.parse(name)
 
 
 def test_a_program_that_is_compiled_for_more_memory_than_there_is(monkeypatch):

@@ -96,8 +96,9 @@ class Kept:
       if self.metric is None:
         metric = self._could_be_best_by()
         raise UserError(
-          f'{source}: the run names no metric to be best by. Train with '
-          f'--config.checkpoint.best={metric}, which keeps that step too; {there}.'
+          f'{source}: the run names no metric to be best by; {there}. The newest is the '
+          'run without @best; to keep the best too, train with '
+          f'--config.checkpoint.best={metric}.'
         )
       if self.best is None:
         raise UserError(f'{source}: no step has a finite {self.metric!r}; {there}.')

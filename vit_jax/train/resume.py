@@ -17,6 +17,16 @@ NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.rem
 NEUTRAL += ('model.placement', 'data.cache', 'data.cache_bytes')
 
 
+def check_names(config: dict) -> None:
+  """Raises UserError for a name in `resume_allow` that can be none of a config's.
+
+  For a run that starts: what a later config may have besides is not known yet.
+  """
+  for name in config['resume_allow']:
+    if name.partition('.')[0] not in schema.SECTIONS:
+      raise _no_such_key(name, config_lib.differences({}, config))
+
+
 def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
   """Returns the config of a resumed run, its model as the folder has it.
 
@@ -81,10 +91,14 @@ def _check_allowed(names: list[str], changed: dict, configs: tuple[dict, dict]) 
   for name in names:
     found = (config_lib.lookup(config, name, absent) for config in configs)
     if name not in changed and all(value is absent for value in found):
-      raise UserError(
-        f'config.resume_allow={name}: no such key. Write it whole, as optim.lr, or a '
-        f'section, as optim.{did_you_mean(name, changed, 0.3)}'
-      )
+      raise _no_such_key(name, changed)
+
+
+def _no_such_key(name: str, keys) -> UserError:
+  return UserError(
+    f'config.resume_allow={name}: no such key. Write it whole, as optim.lr, or a section, '
+    f'as optim.{did_you_mean(name, keys, 0.3)}'
+  )
 
 
 def _table(changed: dict[str, tuple]) -> str:

@@ -70,6 +70,8 @@ def train(
       if results := status.of_finished(workdir, config, checkpoints):
         print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
+    else:
+      resume.check_names(config)
     evals = evaluations.build(config, workdir, mesh, stop)
     start.warn(data, evals)
     data.prepare()

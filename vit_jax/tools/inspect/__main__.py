@@ -24,6 +24,7 @@ import re
 import sys
 
 from vit_jax import cli
+from vit_jax.config import recipes
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import (
   activations,
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     if args.tpu:
       parser.error('--tpu goes with --config')
     parser.error('the following arguments are required: model')
-  elif args.model.partition(':')[0].endswith('.py'):
+  elif (named := args.model.partition(':')[0]).endswith('.py') or named in recipes():
     raise UserError(
       f'{args.model} is a config: write vit_jax inspect --config {args.model}.'
     )

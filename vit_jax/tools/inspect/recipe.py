@@ -125,7 +125,8 @@ def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
 
   if tasks.classifies(config) and record['classes'] is None:
     raise UserError(
-      f'The classes of {record["source"]!r} are not known: --config.model.num_classes=K.'
+      f'The classes of {record["source"]!r} are not known here: name data that is there, if '
+      'the config takes data=..., or set --config.model.num_classes=K.'
     )
   return {
     'model': {**config['model'], 'num_classes': record['classes']},

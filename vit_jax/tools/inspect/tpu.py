@@ -49,13 +49,18 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
   mesh_memory.check_batch(request['batch'], dict(placed.shape), optimizer.accum)
   model = models.build(**request['model'])
   step = mesh_memory.TrainStep(model, optimizer, request, placed)
+  count = len(devices)
+  smaller = [
+    *(['--config.model.remat=full'] if request['model'].get('remat') != 'full' else []),
+    *([f'--config.mesh.fsdp={count}'] if placed.shape['fsdp'] < count else []),
+    f'--config.optim.accum={2 * optimizer.accum}',
+  ]
   too_large = lambda why: UserError(
-    f'--tpu {text}: the step does not fit {generation.hbm / _GIB:g} GiB a device: {why} '
-    'Try --config.model.remat=full, --config.mesh.fsdp=8, --config.optim.accum=2 or a '
-    'larger slice.'
+    f'--tpu {name}:{shape}: the step does not fit {generation.hbm / _GIB:g} GiB on each of '
+    f'{count} devices: {why} Try {", ".join(smaller)} or a larger slice.'
   )
   print(
-    f'Compiling the step for {text}: a minute to half an hour.',
+    f'Compiling the step for {name}:{shape}: a minute to half an hour.',
     file=sys.stderr,
     flush=True,
   )
