@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     if args.tpu:
       parser.error('--tpu goes with --config')
     parser.error('the following arguments are required: model')
-  elif (named := args.model.partition(':')[0]).endswith('.py') or named in recipes():
+  elif _is_config(args.model):
     raise UserError(
       f'{args.model} is a config: write vit_jax inspect --config {args.model}.'
     )
@@ -138,6 +138,11 @@ def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
     record['tpu'] = tpu.inspect(request, record, config['mesh'], args.tpu)
     text += '\n\n' + tpu.render(record['tpu'])
   return record, text
+
+
+def _is_config(text: str) -> bool:
+  name = text.partition(':')[0]
+  return name.endswith('.py') or (name in recipes() and not source.is_source(text))
 
 
 def _model_on_mesh(args) -> tuple[dict, str]:
