@@ -98,8 +98,6 @@ def table(kept: dict) -> str:
       f'`{" ".join(flags)}` for {name}' for name, (_, flags) in MORE.items() if flags
     )
     + '.',
-    'The step has changed meanwhile: rows made before 2026-11-25 may be up to 1 GiB and a',
-    'quarter of the images/s off.',
     '',
     '| config | model | images a step | slice | refused | devices | GiB a device | MFU | images/s | core-days | paper | made |',
     '|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|---|',
