@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from vit_jax.kernels.by_platform import by_platform
+
 
 @jax.custom_jvp
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -94,12 +96,5 @@ def _by_ones(x, dkernel, dbias):
   )
 
 
-def _chosen(**branches):
-  # Not differentiated as it stands, a choice keeps what any of its branches would.
-  # One function for all layers: JAX then traces and transposes it once for each shape.
-  choice = functools.partial(lax.platform_dependent, **branches)
-  return jax.checkpoint(choice, prevent_cse=False)
-
-
-_by_params = _chosen(cpu=_flat, default=_plain)
-_by_params_of_bfloat16 = _chosen(cpu=_flat, default=_plain, tpu=_by_ones)
+_by_params = by_platform(cpu=_flat, default=_plain)
+_by_params_of_bfloat16 = by_platform(cpu=_flat, default=_plain, tpu=_by_ones)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.kernels.by_platform import by_platform
+
 CONVOLVED = 'depthwise_convolved'  # the result's name for policies of `jax.checkpoint`
 # Below this many elements in one image's map CPUs use XLA's convolution as well: it takes
 # less than a millisecond an image there, and many shifted products take longer to compile.
@@ -70,16 +72,13 @@ def _jvp(stride, padding, primals, tangents):
   return y, of_input(dx, kernel) + of_kernel(x, dkernel)
 
 
-@functools.cache  # one function for all layers: JAX traces it once for each shape
+@functools.cache  # one for all layers, see `by_platform`
 def _chosen(on_cpus, stride, padding):
   geometry = dict(stride=stride, padding=padding)
-  choice = functools.partial(
-    lax.platform_dependent,
+  return by_platform(
     cpu=functools.partial(on_cpus, **geometry),
     default=functools.partial(_plain, **geometry),
   )
-  # Without this checkpoint the backward pass would keep the residuals of all branches.
-  return jax.checkpoint(choice, prevent_cse=False)
 
 
 # For CPUs. Each gradient is written out, and the tangent map is defined as its transpose:

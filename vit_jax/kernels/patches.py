@@ -1,11 +1,11 @@
 """The embedding of patches: a convolution whose stride is its kernel, or one product."""
 
-import functools
 import math
 
 import jax
 from jax import lax
 
+from vit_jax.kernels.by_platform import by_platform
 from vit_jax.kernels.dense import dense
 from vit_jax.kernels.placement import tpus
 
@@ -22,13 +22,8 @@ def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     kernel: [ph, pw, C, D]; H and W are multiples of ph and pw.
     bias: [D].
   """
-  choose = functools.partial(
-    lax.platform_dependent,
-    tpu=_as_product if _before_v4(images.shape[0]) else _convolved,
-    default=_as_product,
-  )
-  # Not differentiated as it stands, a choice keeps what any of its branches would.
-  return jax.checkpoint(choose, prevent_cse=False)(images, kernel, bias)
+  on_tpus = _as_product if _before_v4(images.shape[0]) else _convolved
+  return by_platform(tpu=on_tpus, default=_as_product)(images, kernel, bias)
 
 
 def _before_v4(batch: int) -> bool:

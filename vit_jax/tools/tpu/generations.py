@@ -77,8 +77,9 @@ def parse(text: str) -> tuple[str, str]:
   generation = choose(
     'TPU generation', name, GENERATIONS, ', with a slice as in v3:4x4'
   )
-  _check_shape(text, name, shape or generation.slice)
-  return name, shape or generation.slice
+  shape = shape or generation.slice
+  _check_shape(text, name, shape)
+  return name, shape
 
 
 def _check_shape(text: str, name: str, shape: str) -> None:
