@@ -1,8 +1,10 @@
-"""Ctrl-C before a run can save: one line, 130."""
+"""Ctrl-C before a run can save, and in long work of tools: one line, 130."""
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -63,3 +65,49 @@ def test_at_any_time(tenths, tmp_path, faults_table):
   assert 'Traceback' not in error
   assert workdir.exists() == (code == 75)
   faults_table('signals', f'SIGINT after {tenths / 10} s', 'refused', error)
+
+
+# One call that Python cannot leave, of half a minute.
+_TERMINATED = """
+import os, pathlib, signal, sys, time
+from vit_jax import cli
+def work():
+  os.kill(os.getpid(), signal.SIGTERM)
+  time.sleep(30)
+cli.interruptible(work, pathlib.Path(sys.argv[1]).unlink)
+"""
+
+
+def test_ctrl_c_ends_long_work():
+  before, forgotten = signal.getsignal(signal.SIGTERM), []
+  let_go = threading.Event()
+
+  def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    let_go.wait(30)
+
+  with pytest.raises(KeyboardInterrupt):
+    cli.interruptible(work, lambda: forgotten.append(let_go.is_set()))
+  let_go.set()
+  assert forgotten == [False]
+  assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sigterm_ends_long_work(tmp_path):
+  left = tmp_path / 'left'
+  left.touch()
+  ended = subprocess.run(
+    [sys.executable, '-c', _TERMINATED, left],
+    capture_output=True,
+    text=True,
+    timeout=20,
+  )
+  assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGTERM, '', '')
+  assert not left.exists()
+
+
+def test_long_work_that_ends(tmp_path):
+  assert cli.interruptible(lambda: 3, tmp_path.rmdir) == 3
+  with pytest.raises(ZeroDivisionError):
+    cli.interruptible(lambda: 1 / 0, tmp_path.rmdir)
+  assert tmp_path.exists()

@@ -66,7 +66,7 @@ def test_each_device_holds_what_the_shapes_say():
     'batch': 2 * (16 * 16 * 3 + 4 + 4),  # two images in uint8, label, mask
   }
   with jax.set_mesh(mesh):
-    compiled = step.compile().memory_analysis()
+    compiled = step.lower().compile().memory_analysis()
   held = sum(device.values()) - device['gradients']
   # The compiler may round each of some 60 arguments up to 64 bytes; here it does not.
   assert 0 <= compiled.argument_size_in_bytes - held < 60 * 64

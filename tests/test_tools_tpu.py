@@ -161,8 +161,9 @@ def test_slices():
 
 def test_a_program_that_is_compiled_for_more_memory_than_there_is(monkeypatch):
   monkeypatch.setattr(topology, 'devices', lambda text: jax.devices())
-  compiled = SimpleNamespace(compile=lambda: None)
-  monkeypatch.setattr(mesh_memory, 'TrainStep', lambda *_: compiled)
+  lowered = SimpleNamespace(compile=lambda: None)
+  step = SimpleNamespace(lower=lambda: lowered)
+  monkeypatch.setattr(mesh_memory, 'TrainStep', lambda *_: step)
   monkeypatch.setattr(cost, 'measure', lambda *_: {'bytes': 17 * 2**30})
   config = recipe.load('shapes', [])
   record = recipe.describe(config, None)

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vit_jax import terminal
 from vit_jax.errors import (
@@ -37,6 +37,51 @@ def exit_on_interrupt() -> None:
     os._exit(Interrupted.exit_code)
 
   signal.signal(signal.SIGINT, leave)
+
+
+def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
+  """Returns `work()`, and lets Ctrl-C and SIGTERM have their effect meanwhile.
+
+  Python sees a signal between two of its instructions; a compiler that takes minutes is
+  one. So it works in a thread, for which the main thread waits. Called from another
+  thread, which gets no signals, it only works. A library's own handler of SIGTERM, such
+  as libtpu's, which prints its stack, stands back.
+
+  Args:
+    forget: removes what is left behind; called when a signal arrives.
+  """
+  import signal
+  import threading
+  from concurrent.futures import Future
+
+  if threading.current_thread() is not threading.main_thread():
+    return work()
+  result = Future()
+
+  def keep():
+    try:
+      result.set_result(work())
+    except BaseException as error:
+      result.set_exception(error)
+
+  def end(number, frame):
+    forget()
+    if callable(then := before[number]):
+      return then(number, frame)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+  before = {
+    number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+  }
+  try:
+    for number in before:
+      signal.signal(number, end)
+    threading.Thread(target=keep, daemon=True).start()
+    return result.result()
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 class Parser(argparse.ArgumentParser):

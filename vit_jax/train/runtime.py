@@ -64,12 +64,6 @@ def lowered(step, abstract, spec, mesh):
   return jitted.lower(abstract, batch)
 
 
-def compiled(step, abstract, spec, mesh, **more: str):
-  """Returns the compiled step; arguments as of `lowered`, and more compiler options."""
-  platform = mesh.devices.flat[0].platform  # may not be this process's
-  return lowered(step, abstract, spec, mesh).compile(options(platform) | more)
-
-
 def prepare_once(fn, abstract, *args) -> Callable[[], Any]:
   """Returns what runs `fn(*args)`, placed as `abstract` says: a program for one call.
 
@@ -91,7 +85,7 @@ def compile_step(step, abstract, spec, mesh):
   """Returns the compiled step; says what memory it needs and refuses what cannot fit."""
   start = time.perf_counter()
   with out_of_memory():
-    program = compiled(step, abstract, spec, mesh)
+    program = lowered(step, abstract, spec, mesh).compile(options())
   needs = memory(program)['bytes']
   has = device_memory(mesh.local_devices[0])
   print(
@@ -124,7 +118,7 @@ def memory(program) -> dict[str, int]:
 
 
 _SMALLER = (
-  'Try a smaller config.data.batch_size, config.optim.accum=2 or more, '
+  'Try a smaller config.data.batch_size, smaller images, config.optim.accum=2 or more, '
   "config.model.remat='full', config.model.dtype='bfloat16', or more devices with "
   'config.mesh.fsdp.'
 )

@@ -1,7 +1,8 @@
 """`tools.bench --tpu`: what a step costs on a TPU, by the compiler, part by part."""
 
+from vit_jax import cli
 from vit_jax.tools.bench import ahead, text
-from vit_jax.tools.tpu import cost, topology
+from vit_jax.tools.tpu import cost, schedules, topology
 from vit_jax.tools.tpu.generations import GENERATIONS, parse
 
 LEFT_OUT = 'not in it: collectives, the host and its input, waiting for other devices'
@@ -15,7 +16,8 @@ def about(name: str, model, mode: str) -> dict:
 def measure(lowered, name: str, model, mode: str, batch: int) -> dict:
   """Returns `cost.measure` of a lowered step, with step_s, mfu and images_per_s_chip."""
   generation = _generation(name)
-  found = cost.measure(lowered.compile(), generation)
+  program = cli.interruptible(lowered.compile, schedules.forget)
+  found = cost.measure(program, generation)
   seconds = found['cycles'] / generation.clock
   passes = model.passes(mode)
   rate = found['cycles'] * generation.ops_per_cycle

@@ -2,9 +2,10 @@
 
 import sys
 
+from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import mesh_memory
-from vit_jax.tools.tpu import cost, topology
+from vit_jax.tools.tpu import cost, schedules, topology
 from vit_jax.tools.tpu.generations import GENERATIONS, parse
 
 _GIB = 2**30
@@ -66,7 +67,8 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
   )
   # The mesh is of devices where nothing can run: for compiling alone.
   with jax.set_mesh(placed), runtime.out_of_memory(too_large):
-    found = cost.measure(step.compile(), generation)
+    program = cli.interruptible(step.lower().compile, schedules.forget)
+    found = cost.measure(program, generation)
   if found['bytes'] > generation.hbm:
     raise too_large(f'it takes {found["bytes"] / _GIB:.2f}.')
   seconds = found['cycles'] / generation.clock
@@ -92,6 +94,11 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
   }
 
 
+def _amount(x: float) -> str:
+  """Returns a number to two digits or to the whole: '0.0031', '4.2', '1,240'."""
+  return f'{x:.2g}' if x < 10 else f'{x:,.0f}'
+
+
 def render(record: dict) -> str:
   """Returns the record of `inspect` as text."""
   axes = ', '.join(
@@ -112,8 +119,8 @@ def render(record: dict) -> str:
     ('images/s', f'{record["images_per_s"]:,.0f} (MFU {record["mfu"]:.1%})'),
     (
       'whole run',
-      f'{record["hours"]:,.1f} hours, {record["chip_hours"]:,.0f} chip-hours, '
-      f'{record["core_days"]:,.0f} core-days{paper}',
+      f'{_amount(record["hours"])} hours, {_amount(record["chip_hours"])} chip-hours, '
+      f'{_amount(record["core_days"])} core-days{paper}',
     ),
   ]
   for opcode, row in record['collectives'].items():

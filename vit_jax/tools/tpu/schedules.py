@@ -25,12 +25,18 @@ def record() -> None:
     return
   folder = Path(tempfile.mkdtemp(prefix='vit_jax_schedules_'))
   _FOLDER.append(folder)
-  atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  atexit.register(forget)
   flags = (
     f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true '
     '--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*'
   )
   os.environ['LIBTPU_INIT_ARGS'] = f'{os.environ.get("LIBTPU_INIT_ARGS", "")} {flags}'
+
+
+def forget() -> None:
+  """Removes what libtpu wrote down, and the folder."""
+  for folder in _FOLDER:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def take(names: Container[str]) -> dict[str, int]:
