@@ -68,9 +68,12 @@ def test_a_run(capsys, finished):
 
   code, out, _ = run(capsys, finished)
   assert code == 0
-  facts = ('run vit', 'digits', 'adamw', 'test/top1', '10: 0, 1', 'finished', 'best')
+  facts = ('run vit', 'digits', 'adamw', '10: 0, 1', 'finished')
   assert re.search(naming(*facts), out)
-  assert re.search(r'step read +4\n', out)
+  at = {step: f'test/top1 {value:.4g}' for step, value in top1.items()}
+  at[record['best']] += ', the best'
+  assert re.search(rf'checkpoints +step 2 \({at[2]}\), step 4 \({at[4]}\)\n', out)
+  assert re.search(r'read +step 4\n', out)
 
 
 def test_a_run_that_was_killed_is_not_running(capsys, short_run, tmp_path):

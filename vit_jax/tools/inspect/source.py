@@ -141,21 +141,24 @@ def _images(record: dict) -> str:
 
 
 def _run_facts(record: dict) -> dict:
-  config, steps = record['config'], []
+  config, kept = record['config'], []
   for row in record['steps']:
     value = (row['metrics'] or {}).get(record['metric'])
-    text = f'{row["step"]:,}' + (f' ({value:.4g})' if value is not None else '')
-    text += ' damaged' if row['metrics'] is None else ''
-    text += ' best' if row['step'] == record['best'] else ''
-    steps.append(text)
-  by = f', by {record["metric"]}' if record['metric'] else ''
+    remarks = [
+      *([f'{record["metric"]} {value:.4g}'] if value is not None else []),
+      *(['the best'] if row['step'] == record['best'] else []),
+      *(['damaged'] if row['metrics'] is None else []),
+    ]
+    text = f'step {row["step"]:,}'
+    kept.append(f'{text} ({", ".join(remarks)})' if remarks else text)
   facts = {
     'data': f'{config["data"]["source"]}, {config["data"].get("split", "")}',
     'optim': ', '.join(f'{k}={v}' for k, v in config['optim'].items()),
     'state': _STATES.get(record['state'], record['state']),
     'tune': _tune(config),
-    'steps': f'{", ".join(steps) or "none"} of {record["total_steps"]:,}{by}',
-    'step read': None if record['step'] is None else f'{record["step"]:,}',
+    'steps': f'{record["total_steps"]:,}',
+    'checkpoints': ', '.join(kept) or 'none',
+    'read': None if record['step'] is None else f'step {record["step"]:,}',
   }
   if record['trained'] != record['params']:
     source = config['weights'].get('source')
