@@ -93,6 +93,15 @@ def test_ctrl_c_ends_long_work():
   assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_ctrl_c_that_is_ignored_ends_nothing():
+  before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a job in the background
+  try:
+    work = lambda: os.kill(os.getpid(), signal.SIGINT)
+    assert cli.interruptible(work, pytest.fail) is None
+  finally:
+    signal.signal(signal.SIGINT, before)
+
+
 def test_sigterm_ends_long_work(tmp_path):
   left = tmp_path / 'left'
   left.touch()

@@ -71,9 +71,9 @@ def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
-  before = {
-    number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
-  }
+  handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+  # Ignored, as Ctrl-C is in the background; None is a handler that Python cannot put back.
+  before = {n: h for n, h in handlers.items() if h not in (signal.SIG_IGN, None)}
   try:
     for number in before:
       signal.signal(number, end)
