@@ -148,6 +148,7 @@ def test_frozen_parameters_are_described_and_not_stored(tmp_path):
   assert steps_in(tmp_path) == [1]
 
 
+@pytest.mark.slow
 def test_shapes_without_sharding_go_to_one_device(tmp_path):
   saved = write(tmp_path, steps=[1])
   abstract = jax.eval_shape(lambda: make_state(1).params)

@@ -174,6 +174,7 @@ def test_restore_params_reports_damage_but_moves_nothing(tmp_path, capfd):
   assert steps_in(tmp_path) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_another_configuration_is_no_damage(tmp_path, capfd):
   saved = write(tmp_path)
   abstract = abstract_of(make_state())

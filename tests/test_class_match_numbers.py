@@ -75,6 +75,7 @@ def test_restricted_to_the_datas_classes(evaluated):
   assert free['top1'] < got['top1']
 
 
+@pytest.mark.slow
 def test_sets_of_classes_and_classes_that_are_left_out(evaluated, tmp_path):
   table = {'pet': ['cat', 'dog'], 'car': [], 'fish': ['eel']}
   (tmp_path / 'map.json').write_text(json.dumps(table))

@@ -79,6 +79,7 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
   assert licence.of(entry).name == 'apache-2.0'
 
 
+@pytest.mark.slow
 def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
   known = google_file(tmp_path / 'ViT-B_16.npz', 1000)
   assert pretrained.read_source(known).class_names == imagenet.class_names('imagenet1k')

@@ -26,6 +26,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'size', [pytest.param(s, marks=[] if s == 'T' else pytest.mark.slow) for s in SIZES]
 )

@@ -78,6 +78,7 @@ def test_bad_images_are_masked_and_reported(broken, tmp_path, pp):
   assert bad_images.read_log(log) == lines
 
 
+@pytest.mark.slow
 def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
   root, *_ = broken
   args = str(root), 'train', FOLDER, 13
@@ -90,6 +91,7 @@ def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
         np.testing.assert_array_equal(a[key], b[key])
 
 
+@pytest.mark.slow
 def test_a_torn_line_is_repaired(broken, tmp_path):
   root, paths, _ = broken
   log = tmp_path / 'bad_images.jsonl'

@@ -61,6 +61,7 @@ def counted(monkeypatch):
   return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'key', [pytest.param(k, marks=() if k == 'crop' else pytest.mark.slow) for k in TRAIN]
 )
@@ -125,6 +126,7 @@ def test_a_cache_fills_and_stays(folder):
   assert raw.name_of(3) == whole.name_of(3)
 
 
+@pytest.mark.slow
 def test_bound_of_decoded_pixels(folder):
   batches = pipeline.train(
     *(f'folder:{folder}', 'train', TRAIN['one size'], 8),

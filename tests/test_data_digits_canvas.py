@@ -16,6 +16,7 @@ def canvases():
   return source, source.read(np.arange(100))
 
 
+@pytest.mark.slow
 def test_boxes_and_masks_are_exact(canvases):
   source, examples = canvases
   truth = source.truth(masks=True)

@@ -127,6 +127,7 @@ def test_the_same_for_any_restart_hosts_workers_and_cache():
     same(take(train(cache=kind).iterate(), 8), whole)
 
 
+@pytest.mark.slow
 def test_evaluation_says_which_example_is_which():
   args = 'boxes:arrays', 'train', PP.removeprefix('decode|'), 6
   index = np.concatenate([b['index'] for b in pipeline.evaluate(*args).iterate()])

@@ -264,6 +264,7 @@ def mutated(count):
     yield bytes(data)
 
 
+@pytest.mark.slow
 def test_malformed_images_end_in_an_error_or_an_image():
   outcomes = {'refused': 0, 'broken': 0, 'decoded': 0}
   for data in mutated(1000):

@@ -78,6 +78,7 @@ def test_a_crop_larger_than_the_image_fails(op):
     graph(noise(9, 12, 3))
 
 
+@pytest.mark.slow
 def test_inception_crop_distribution():
   crop = registry.parse('inception_crop(8)')[0].apply
   u = np.random.default_rng(0).random((400, 2), np.float32)
@@ -240,12 +241,12 @@ def test_random_erasing_is_of_floats():
       'random_affine(degrees=25, translate=0.2, scale=(0.7, 1.3))',
       marks=pytest.mark.slow,
     ),
-    'random_crop(8, padding=2)',
+    pytest.param('random_crop(8, padding=2)', marks=pytest.mark.slow),
     'flip_lr',
     'inception_crop(6)',
-    'resize(13, "bicubic")|central_crop(9)',
+    pytest.param('resize(13, "bicubic")|central_crop(9)', marks=pytest.mark.slow),
     'resize_small(5)',
-    'decode|resize(11, antialias=True)',
+    pytest.param('decode|resize(11, antialias=True)', marks=pytest.mark.slow),
     pytest.param('value_range(-1, 1)|random_erasing(0.7)', marks=pytest.mark.slow),
   ],
 )

@@ -102,7 +102,14 @@ def chi_squared(counts):
   return (statistic - freedom) / np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize('count', [10_007, 2**25 + 1, 300_000_000, 10**12])
+@pytest.mark.parametrize(
+  'count',
+  [
+    10_007,
+    *(pytest.param(n, marks=pytest.mark.slow) for n in (2**25 + 1, 300_000_000)),
+    10**12,
+  ],
+)
 def test_scattered_looks_random(count):
   draws_ = min(count, 200_000)
   bins = lambda x: np.histogram(x, 50, (0, count))[0]

@@ -85,6 +85,7 @@ def test_channels_are_pillows(name):
     np.testing.assert_array_equal(got, want, err_msg=kind)
 
 
+@pytest.mark.slow
 def test_autocontrast_truncates_where_pillow_does():
   # Where float64 makes 254.999... of 255, so does it here.
   ramp = np.arange(256, dtype=np.uint8)
@@ -177,6 +178,7 @@ def test_solarize_add():
       np.testing.assert_array_equal(got, want, err_msg=f'{kind}, {magnitude}')
 
 
+@pytest.mark.slow
 def test_cutout():
   image = IMAGES['noise']
   for a, b in itertools.product((0, 0.5, LAST), (0, 0.3, LAST)):

@@ -160,6 +160,7 @@ def test_several_labels_and_their_weights(tmp_path):
   assert sorted(set(batch['label'].ravel())) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_second_label_where_one_is_expected(tmp_path):
   image, label = KEYS
   items = [example(0), serialised({image: encoded(0), label: [1, 2]})]
@@ -254,7 +255,9 @@ def test_files_that_vanish_are_bad_images(written, tmp_path):
 # --- batches -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('key', ['tfrecord', 'array_record'])
+@pytest.mark.parametrize(
+  'key', [pytest.param('tfrecord', marks=pytest.mark.slow), 'array_record']
+)
 def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(written, key):
   args = (f'records:{written[key]}', 'train', 'decode|random_crop(4)|value_range(0,1)')
   options = {'batch_size': 6, 'num_classes': 27, 'seed': 5}

@@ -34,6 +34,7 @@ def objects(image):
 # --- the label says what is drawn ---------------------------------------------------
 
 
+@pytest.mark.slow
 def test_count_is_the_number_of_connected_parts():
   source = sources.build('shapes:count', 'train', size=160)
   examples = source.read(np.arange(60))
@@ -73,6 +74,7 @@ AREAS = {  # of shapes in a circle of radius 1
 }
 
 
+@pytest.mark.slow
 def test_shapes_have_the_area_the_centroid_and_the_colour_of_their_class():
   source = sources.build('shapes:class', 'train')
   rows = np.arange(150)
@@ -160,6 +162,7 @@ def test_pixels_depend_on_the_row_alone(task):
   assert fewer.fingerprint == sources.build(f'shapes:{task}', 'train[:100]').fingerprint
 
 
+@pytest.mark.slow
 def test_a_shape_ends_where_it_ends_beside_larger_ones():
   # Each kind is drawn in windows of the size of the largest of a batch.
   source = sources.build('shapes:distance', 'train')
@@ -168,6 +171,7 @@ def test_a_shape_ends_where_it_ends_beside_larger_ones():
   np.testing.assert_array_equal(images_of(source, rows), alone)
 
 
+@pytest.mark.slow
 def test_splits_seeds_and_tasks_share_no_image():
   every = [
     images_of(sources.build(f'shapes:{task}', split, seed=seed), range(30))

@@ -101,6 +101,7 @@ def large(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'pp',
   [

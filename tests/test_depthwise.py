@@ -115,6 +115,7 @@ def test_one_file_for_two_platforms():
   assert_close([program.call(x, kernel)], [plain(x, kernel)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('manual', [False, True])
 def test_on_eight_devices(manual):
   mesh = sharding.make_mesh()

@@ -88,7 +88,9 @@ def _pairs_are_best(cost, valid, found):
 
 
 # Fewer targets than queries, as many, and more; images without any.
-@pytest.mark.parametrize(('queries', 'targets'), [(9, 5), (6, 6), (4, 7)])
+@pytest.mark.parametrize(
+  ('queries', 'targets'), [(9, 5), pytest.param(6, 6, marks=pytest.mark.slow), (4, 7)]
+)
 def test_matching_is_the_best_assignment(queries, targets):
   rng = np.random.default_rng(queries)
   cost = rng.normal(size=(6, queries, targets)).astype(np.float32) * 5

@@ -32,6 +32,7 @@ SIZES = {
 FROZEN = r'backbone/(stem|stage1_.*)/.*'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'variant',
   [pytest.param(v, marks=[] if v == 'R50-DC5' else pytest.mark.slow) for v in SIZES],
@@ -132,7 +133,10 @@ MEAN = 'value_range((-2.1179039, -2.0357143, -1.8044444), (2.2489083, 2.4285714,
 @pytest.mark.parametrize(
   ('beside', 'size', 'pp'),
   [
-    (None, (1333, 1333), 'detr_resize(800, 1333)|canvas(1333)'),
+    pytest.param(
+      *(None, (1333, 1333), 'detr_resize(800, 1333)|canvas(1333)'),
+      marks=pytest.mark.slow,
+    ),
     ({'size': 480, 'max_size': 640}, (640, 640), 'detr_resize(480, 640)|canvas(640)'),
     (
       {'size': {'shortest_edge': 480, 'longest_edge': 640}},

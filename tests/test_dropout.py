@@ -98,6 +98,7 @@ def test_masks_are_the_same_on_any_mesh():
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean_and_only_in_training():
   x = jnp.ones((64, 64), jnp.bfloat16)
   layer = Dropout(0.25)

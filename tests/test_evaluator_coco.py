@@ -108,6 +108,7 @@ def test_classes_of_other_names_are_refused():
     build(model=of(['cat', *names[1:]]))
 
 
+@pytest.mark.slow
 def test_classes_are_matched_by_name(truth):
   # As the published models' 91 classes, of which 80 are categories.
   names = ['N/A', *(str(k) for k in reversed(range(10))), 'N/A']
@@ -121,6 +122,7 @@ def test_classes_are_matched_by_name(truth):
   assert {*evaluator.compared[1].category} <= {*range(10)}
 
 
+@pytest.mark.slow
 def test_images_of_all_sizes_one_of_them_broken(tmp_path):
   shapes = [(20, 30), (40, 10), (15, 15)]
   content = {

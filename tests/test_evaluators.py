@@ -114,6 +114,7 @@ def test_several_labels_and_images_without_any(tmp_path, loss):
   check_predictions(evaluator.predictions, x, targets, params, loss)
 
 
+@pytest.mark.slow
 def test_no_top5_with_five_classes_or_fewer(tmp_path):
   labels = np.arange(12) % 3
   source, x = write(tmp_path / 'x.npz', labels)
@@ -123,6 +124,7 @@ def test_no_top5_with_five_classes_or_fewer(tmp_path):
   check(classification(source, 2).run(predict, params), expected)
 
 
+@pytest.mark.slow
 def test_a_model_with_more_classes_than_the_data(tmp_path):
   labels = np.arange(20) % 6
   params = params_of(9)
@@ -154,6 +156,7 @@ def test_label_sets_of_a_file(tmp_path, form):
   check(evaluator.run(predict, params), reference(x, targets, params))
 
 
+@pytest.mark.slow
 def test_label_sets_equal_to_the_labels_change_nothing(tmp_path):
   labels = np.arange(21) % 10
   source, _ = write(tmp_path / 'x.npz', labels)
@@ -250,6 +253,7 @@ def test_broken_images_are_reported_and_left_out(tmp_path):
   check(evaluator.run(predict, params), {**expected, 'bad_images': 1})
 
 
+@pytest.mark.slow
 def test_a_stop_leaves_at_the_next_batch(tmp_path):
   source, _ = write(tmp_path / 'x.npz', np.arange(40) % 10)
   calls = []

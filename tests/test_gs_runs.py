@@ -167,6 +167,7 @@ def test_without_gcsfs_the_error_names_the_extra(monkeypatch):
       use()
 
 
+@pytest.mark.slow
 def test_what_writes_to_disk_alone_says_so(run):
   from vit_jax.tools import convert, evaluate, predict
 

@@ -24,6 +24,7 @@ def test_a_file_of_weights_comes_from_the_bucket(
   vit_jax.load(source)
 
 
+@pytest.mark.slow
 def test_a_folder_as_on_a_hub_comes_from_the_bucket(gcs_folder, tmp_path, monkeypatch):
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   for path in (GOLDEN / 'vit_timm').iterdir():

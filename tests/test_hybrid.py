@@ -138,7 +138,9 @@ def test_standardised_kernels_in_float64():
   )
 
 
-@pytest.mark.parametrize('eps_in_root', [False, True])
+@pytest.mark.parametrize(
+  'eps_in_root', [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_a_constant_kernel_has_a_finite_gradient(eps_in_root):
   conv = StdConv(4, 3, eps_in_root=eps_in_root)
   loss = lambda kernel: conv.apply(

@@ -46,6 +46,7 @@ def started(task):
 # -- what is corrupted ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_corruption_has_the_shares_of_the_paper():
   images, N, k = 1024, 98, 49
   drawn = jax.jit(corruption.draw, static_argnums=(1, 2))(

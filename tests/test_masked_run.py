@@ -117,6 +117,7 @@ def test_fine_tuning_takes_the_encoder_and_a_new_head(
   assert tuned.params['head']['kernel'].shape == (16, 10)
 
 
+@pytest.mark.slow
 def test_masked_pretraining_continues_from_weights(pretrained_run):
   config = schema.check(runs.small(*CHANGES, task=TASK, evals=EVALS))
   config['weights'] = {'source': str(pretrained_run)}

@@ -80,6 +80,7 @@ def test_cutmix_pastes_one_box_and_its_share_of_the_label():
   assert min(corners) > keep.mean()  # boxes cover the middle more often
 
 
+@pytest.mark.slow
 def test_both_are_drawn_by_the_switch():
   mix = Mixing(mixup=0.5, cutmix=1.0, switch_prob=0.25, mixup_mode='example')
   images, _ = mix(*example_batch(), jax.random.key(3))
@@ -97,6 +98,7 @@ def test_a_broken_image_is_nobody_s_partner():
   assert float(images[9, 0, 0, 0]) != 10.0
 
 
+@pytest.mark.slow
 def test_a_key_is_a_result():
   mix = Mixing(mixup=0.2, cutmix=1.0)
   one, other = (mix(*example_batch(), jax.random.key(n))[0] for n in (5, 5))

@@ -40,6 +40,7 @@ SIZES = {
 QUICK = ('mvitv2_tiny',)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in SIZES]
 )

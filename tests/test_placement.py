@@ -69,6 +69,7 @@ def test_blocks_are_entered_as_asked(name, scan):
     assert all('"tensor"' in line for line in width)
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_mesh_does_not_divide_is_left_alone():
   model = build('vit', placement='batch')
   shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)

@@ -50,6 +50,7 @@ def test_files_keep_them(tmp_path, fields):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True])
 def test_tables_of_every_block_are_resized(tmp_path, scan):
   path, flat, _ = write(tmp_path, posemb='learn2d', posemb_where='every')

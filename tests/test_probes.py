@@ -126,7 +126,9 @@ def test_linear_probe_by_logistic_regression(data, capfd, named_val):
   assert capfd.readouterr().err == ''
 
 
-@pytest.mark.parametrize('standardize', [True, False])
+@pytest.mark.parametrize(
+  'standardize', [pytest.param(True, marks=pytest.mark.slow), False]
+)
 def test_linear_probe_by_ridge(data, standardize):
   section, x, y = data
   section = section | {'train': 'train[:40]', 'val': 'train[40:60]'}
@@ -150,6 +152,7 @@ def test_linear_probe_by_ridge(data, standardize):
   assert metrics['a_top1'] == pytest.approx(accuracy(best, 60, slice(60, 90)))
 
 
+@pytest.mark.slow
 def test_one_penalty_holds_nothing_out(data):
   section, *_ = data
   found = [

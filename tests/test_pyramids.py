@@ -96,6 +96,7 @@ def test_stages_that_are_no_halves_are_joined_by_nearest_neighbours():
   np.testing.assert_array_equal(found[0], [0, 0, 1, 1, 2])
 
 
+@pytest.mark.slow
 def test_a_pyramid_on_stages_of_a_backbone_and_on_images_of_odd_sizes():
   model = models.build('fpn', backbone=SWIN, channels=8)
   found, params = shapes(model, images(36, 52))

@@ -161,6 +161,7 @@ def test_augreg_s_words_are_checked():
       load(arg)
 
 
+@pytest.mark.slow
 def test_the_cifar_example_is_that_of_its_source():
   c = config.load(f'{runs.ROOT}/configs/cifar10_ti16.py')
   assert (c['seed'], c['epochs'], c['data']['batch_size']) == (42, 10, 128)

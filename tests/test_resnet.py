@@ -26,6 +26,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'variant', ['50', *(pytest.param(v, marks=pytest.mark.slow) for v in ('101', '152'))]
 )
@@ -105,6 +106,7 @@ def test_dilated_stages_compute_between_the_positions_of_strides(stride):
   assert out[stride]['stage4'].shape[1] == 64 // stride
 
 
+@pytest.mark.slow
 def test_frozen_norms_are_statistics_and_load_from_the_same_file():
   check(path_of('resnet_timm'), 'resnet_timm', frozen_norm=True)
   plain, frozen = golden(), golden(frozen_norm=True)
@@ -196,6 +198,7 @@ def test_dilation_is_kept_in_files_of_timm(tmp_path):
   assert vit_jax.load(tmp_path / 'timm').model.output_stride == 16
 
 
+@pytest.mark.slow
 def test_skipped_layers_take_no_statistics_either():
   loaded = vit_jax.load(path_of('resnet_timm'), skip=['stage4_.*'])
   stats = trees.flatten(loaded.variables['batch_stats'])

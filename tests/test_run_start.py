@@ -34,7 +34,13 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize('name', FAILURES)
+LATER = ('Ctrl-C',)  # test_a_second_signal_during_the_start_leaves_nothing goes further
+
+
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(n, marks=pytest.mark.slow if n in LATER else ()) for n in FAILURES],
+)
 def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch, name):
   failure, workdir = FAILURES[name], tmp_path / 'runs' / 'deep' / 'run'
   if 'patch' in failure:

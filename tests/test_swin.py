@@ -40,6 +40,7 @@ SIZES = {
 QUICK = ('T',)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'variant',
   [pytest.param(v, marks=[] if v in QUICK else pytest.mark.slow) for v in SIZES],
@@ -98,7 +99,9 @@ def test_fields_that_do_not_fit_are_refused(fields, facts):
 # -- windows ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('pad_first', [True, False])
+@pytest.mark.parametrize(
+  'pad_first', [pytest.param(True, marks=pytest.mark.slow), False]
+)
 @pytest.mark.parametrize(
   ('shape', 'window', 'shift'),
   [((8, 12), (4, 4), (2, 2)), ((7, 10), (4, 3), (2, 1)), ((3, 9), (3, 4), (0, 2))],
@@ -111,6 +114,7 @@ def test_windows_come_apart_and_together(shape, window, shift, pad_first):
   np.testing.assert_array_equal(windows.join(cut), x)
 
 
+@pytest.mark.slow
 def test_tokens_are_apart_where_a_shift_brought_them_together():
   # Two tokens of a window see each other if they are as far apart in the map.
   windows = Windows((8, 6), (4, 3), (2, 1))
@@ -131,6 +135,7 @@ def test_padding_before_or_after_the_shift(golden):
   assert np.abs(other - expected['logits']).max() > 0.1
 
 
+@pytest.mark.slow
 def test_images_that_nothing_tiles():
   model = models.build('swin', **models.family('swin').tiny[0], num_classes=7)
   images = lambda *size: jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)

@@ -149,6 +149,7 @@ def test_a_step_of_tuning_trains_its_part(capsys):
     assert fact in error
 
 
+@pytest.mark.slow
 def test_forward_gives_the_logits_of_the_model():
   model = bench_ours.Model('vit:mu/16', 'float32', (32, 32), {'num_classes': 3})
   step = bench_ours.Step(model, 'forward', 4)

@@ -62,6 +62,7 @@ def test_through_google_a_torch_model_keeps_its_gelu(tmp_path, name):
     np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_a_map_head_goes_through_timm(tmp_path):
   assert run(GOLDEN / 'vit_bigvision_map.npz', tmp_path / 'b', '--to', 'timm') == 0
   _, old = vit_jax.load(GOLDEN / 'vit_bigvision_map.npz')
@@ -144,10 +145,10 @@ def logits_of(source, loaded):
   [
     # The default of configs/folder.py.
     pytest.param('timm', dict(classifier='gap'), marks=pytest.mark.slow),
-    ('timm', dict(classifier='gap', scan=True)),
+    pytest.param('timm', dict(classifier='gap', scan=True), marks=pytest.mark.slow),
     pytest.param('timm', dict(classifier='token'), marks=pytest.mark.slow),
     ('hf', dict(classifier='token')),
-    ('google', dict(classifier='gap')),
+    pytest.param('google', dict(classifier='gap'), marks=pytest.mark.slow),
     ('google', dict(classifier='none')),
   ],
 )

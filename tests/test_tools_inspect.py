@@ -162,6 +162,7 @@ def test_stages_of_a_resnet_are_told_apart():
   ]
 
 
+@pytest.mark.slow
 def test_operations_of_a_resnet_50():
   model = models.build('resnet_gn:R50', num_classes=1000)
   images = jax.ShapeDtypeStruct((1, 224, 224, 3), 'float32')

@@ -188,6 +188,7 @@ def test_without_results_a_claim_is_not_tested(tmp_path):
         assert 'no result' in judged.why
 
 
+@pytest.mark.slow
 def test_rank_correlation_has_the_closed_form():
   x, y = [1.0, 2.0, 3.0, 4.0], [10.0, 30.0, 20.0, 40.0]
   assert seen.rank_correlation(x, y) == pytest.approx(1 - 6 * 2 / (4 * 15))

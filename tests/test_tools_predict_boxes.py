@@ -144,6 +144,7 @@ def test_images_that_cannot_be_read(folder):
     inference.detect_images(bright_detector.loaded(), given[1])
 
 
+@pytest.mark.slow
 def test_photographs_as_they_are_held(tmp_path, capsys):
   # Turned by EXIF, and a JPEG that is decoded at a fraction of its size.
   image = np.zeros((400, 800, 3), np.uint8)

@@ -55,6 +55,7 @@ def test_the_papers_protocol(tmp_path):
   assert pp('dspr_loc').count('|') == 2
 
 
+@pytest.mark.slow
 def test_bits_hyperrule(tmp_path):
   large = config('pets', '--protocol', 'bit', tmp_path=tmp_path)
   assert (large['steps'], large['data']['batch_size']) == (500, 512)

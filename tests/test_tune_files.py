@@ -111,6 +111,7 @@ def test_what_was_tuned_goes_with_a_copy_of_the_weights(made, tmp_path, name, ca
     vit_jax.load(made / name, tune=file)
 
 
+@pytest.mark.slow
 def test_parameters_are_added_to_weights_that_have_none(made):
   loaded = vit_jax.load(
     made / 'weights.npz', num_heads=2, num_classes=3, tune=SECTIONS['lora']
@@ -208,6 +209,7 @@ def test_tuned_files_remember_the_size_that_was_tuned_at(tmp_path, size):
   assert larger.params['Transformer']['posembed_input']['pos_embedding'].shape[1] == 37
 
 
+@pytest.mark.slow
 def test_tuned_files_go_with_scanned_blocks(tmp_path):
   weights, found = source(tmp_path)
   found = dataclasses.replace(found, fields=found.fields | {'scan': True})

@@ -94,16 +94,19 @@ def test_prompts_that_nothing_attends_to_are_none():
   assert np.abs(vpt() - found).max() > 1e-2  # and they are attended to
 
 
+@pytest.mark.slow
 def test_the_order_of_prompts_does_not_matter():
   turned = {'tune/prompts': prompts()['tune/prompts'][:, ::-1]}
   other, _ = run(dict(method='vpt', number=4), turned)
   np.testing.assert_allclose(other, vpt(), atol=1e-5)  # sums in another order
 
 
+@pytest.mark.slow
 def test_deep_prompts_in_one_layer_are_shallow_ones():
   np.testing.assert_array_equal(vpt(deep=True, layers=[0]), vpt())
 
 
+@pytest.mark.slow
 def test_shared_deep_prompts_are_equal_ones():
   one = prompts()['tune/prompts']
   three = run(
@@ -112,6 +115,7 @@ def test_shared_deep_prompts_are_equal_ones():
   np.testing.assert_allclose(vpt(deep=True, shared=True), three[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_without_prompts_are_those_of_the_backbone():
   section = dict(method='vpt', number=4, deep=True, layers=[2])
   _, out = run(section, prompts())
@@ -151,7 +155,7 @@ def test_pooling_takes_the_tokens_that_are_named(pool):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize('pool', [None, 'both'])
+@pytest.mark.parametrize('pool', [pytest.param(None, marks=pytest.mark.slow), 'both'])
 def test_a_mean_of_tokens_leaves_prompts_out_unless_asked(pool):
   fields = dict(patch_size=(8, 8), width=32, depth=1, mlp_dim=32, num_heads=2)
   model = models.build('vit', classifier='gap', num_classes=3, **fields)

@@ -67,6 +67,7 @@ def test_tables_resized_by_loading_give_the_same(golden):
   np.testing.assert_allclose(out['stage2'], expected['block03'], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_stages_end_where_a_block_sees_the_whole_map():
   model = models.build('vitdet', **models.family('vitdet').tiny[0] | {'depth': 5})
   images = jnp.zeros((1, 32, 32, 3))

@@ -195,6 +195,7 @@ def test_all_components_explain_everything():
   np.testing.assert_array_equal(filters.to_show(np.ones((1, 2, 2, 1))), 0)
 
 
+@pytest.mark.slow
 def test_saliency_of_functions_with_known_gradients():
   rng = np.random.default_rng(0)
   x, w = rng.normal(size=(2, 2, 3, 4, 3)).astype(np.float32)

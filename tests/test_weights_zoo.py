@@ -105,6 +105,7 @@ def test_a_download_is_kept_and_a_short_one_is_not(tmp_path, monkeypatch):
   check('gs://b/whole.npz', 'vit_google_token')  # from the cache
 
 
+@pytest.mark.slow
 def test_hub_names_go_through_the_hub_library(monkeypatch):
   huggingface_hub = pytest.importorskip('huggingface_hub')
   asked = {}
