@@ -236,6 +236,7 @@ def test_the_command_line(capsys):
   )
   assert re.search(naming(*facts), text)
   assert text.count('   fits\n') == 3
+  assert re.findall(r'(\w+)\* ', text) == ['none']  # the row that was asked for
   assert re.search(naming('bfloat16', 'float32'), text)
   assert "'fsdp'" not in text
   record |= mesh.judge(record, 1e-3)

@@ -76,7 +76,8 @@ def mesh(record: dict) -> str:
       )
     )
     verdict = f'   {_VERDICTS[fits[policy]]}' if fits else ''
-    lines.append(f'    {policy:<10}' + ''.join(numbers) + verdict)
+    asked = '*' * (policy == record['remat_asked'] and len(record['remat']) > 1)
+    lines.append(f'    {policy + asked:<10}' + ''.join(numbers) + verdict)
   lines += ['', *_notes(record)]
   if record.get('first'):
     lines += ['', f'  What to change first: {record["first"]}']
@@ -90,6 +91,8 @@ def _notes(record: dict) -> list[str]:
     '  shapes; work: space for the block at hand; estimate: all of them and gradients.',
     f'  compiler: the train step as XLA plans it for CPUs{blocks}, measured.',
   ]
+  if len(record['remat']) > 1:
+    lines.append(f'  *: remat={record["remat_asked"]}, as asked or by default.')
   if record['dtype'] != 'float32':
     lines += [
       f'  XLA for CPUs computes {record["dtype"]} in float32: on an accelerator temporary',
