@@ -78,7 +78,16 @@ cli.interruptible(work, pathlib.Path(sys.argv[1]).unlink)
 """
 
 
-def test_ctrl_c_ends_long_work():
+@pytest.fixture
+def on_ctrl_c():
+  """Returns a function that sets its handler: commands that were imported left theirs."""
+  before = signal.getsignal(signal.SIGINT)
+  yield lambda handler: signal.signal(signal.SIGINT, handler)
+  signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_long_work(on_ctrl_c):
+  on_ctrl_c(signal.default_int_handler)
   before, forgotten = signal.getsignal(signal.SIGTERM), []
   let_go = threading.Event()
 
@@ -93,13 +102,10 @@ def test_ctrl_c_ends_long_work():
   assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_ctrl_c_that_is_ignored_ends_nothing():
-  before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a job in the background
-  try:
-    work = lambda: os.kill(os.getpid(), signal.SIGINT)
-    assert cli.interruptible(work, pytest.fail) is None
-  finally:
-    signal.signal(signal.SIGINT, before)
+def test_ctrl_c_that_is_ignored_ends_nothing(on_ctrl_c):
+  on_ctrl_c(signal.SIG_IGN)  # as of a job in the background
+  work = lambda: os.kill(os.getpid(), signal.SIGINT)
+  assert cli.interruptible(work, pytest.fail) is None
 
 
 def test_sigterm_ends_long_work(tmp_path):
