@@ -40,15 +40,19 @@ def exit_on_interrupt() -> None:
 
 
 def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
-  """Returns `work()`, and lets Ctrl-C and SIGTERM have their effect meanwhile.
+  """Returns `work()`, and lets Ctrl-C and SIGTERM end the process meanwhile.
 
-  Python sees a signal between two of its instructions; a compiler that takes minutes is
-  one. So it works in a thread, for which the main thread waits. Called from another
-  thread, which gets no signals, it only works. A library's own handler of SIGTERM, such
-  as libtpu's, which prints its stack, stands back.
+  Python runs signal handlers between its own instructions, so that a compiler which takes
+  minutes delays them as long. Here `work` runs in a thread and the main thread waits for
+  it, which handlers can interrupt. Outside the main thread, where none runs, `work` is
+  simply called. A handler that C code installed, such as libtpu's for SIGTERM, which
+  prints its stack, gives way to Python's.
 
   Args:
-    forget: removes what is left behind; called when a signal arrives.
+    forget: removes what `work` leaves behind; called first when a signal arrives.
+
+  Raises:
+    KeyboardInterrupt: on Ctrl-C, if its handler is Python's; `work` goes on meanwhile.
   """
   import signal
   import threading
@@ -72,7 +76,8 @@ def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
     os.kill(os.getpid(), number)
 
   handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-  # Ignored, as Ctrl-C is in the background; None is a handler that Python cannot put back.
+  # Some are ignored, as Ctrl-C in a job in the background; None stands for a handler that
+  # Python cannot put back.
   before = {n: h for n, h in handlers.items() if h not in (signal.SIG_IGN, None)}
   try:
     for number in before:
