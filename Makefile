@@ -16,8 +16,10 @@ PYTHONS = $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 # More flags for the main job or for pytest: `make train ARGS=--config.seed=1`,
 # `make test ARGS='-k order'`.
 ARGS ?=
-# Files stay on one worker, as their tests share compiled functions.
-XDIST ?= -n logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# Files stay on one worker, as their tests share compiled functions. A worker that crashes
+# ends the tests and names its own; xdist 3.8 would start another and then wait for ever.
+XDIST ?= -n logical --maxprocesses=4 --max-worker-restart=0 --dist=loadfile \
+  --no-loadscope-reorder
 
 JAX2ONNX := jax2onnx==0.17.1  # the version that `make onnx` passed with
 
