@@ -170,6 +170,18 @@ def test_a_program_that_is_compiled_for_more_memory_than_there_is(monkeypatch):
   request = recipe.request(config, record, {})
   with pytest.raises(UserError, match=naming('v3:2x2', 'does not fit', 16, '17.00')):
     inspect_tpu.inspect(request, record, config['mesh'], 'v3:2x2')
+  # A million cycles of cores that reach 61.5 TFLOP/s by two units of 128 x 128; a chip has
+  # two cores, and here are eight.
+  fits = {'bytes': 2**30, 'temp_bytes': 2**29, 'cycles': 10**6}
+  fits |= {'collectives': {}, 'unknown_loops': 0}
+  monkeypatch.setattr(cost, 'measure', lambda *_: fits)
+  found = inspect_tpu.inspect(request, record, config['mesh'], 'v3:2x2')
+  hours = record['steps'] * 1e6 / (61.5e12 / (2 * 2 * 128**2)) / 3600
+  assert found['hours'] == pytest.approx(hours)
+  text = inspect_tpu.render(found)
+  assert re.search(
+    naming(f'{hours:.2g} hours', f'{hours * 8 / 2:.2g} chip-hours'), text
+  )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
   minutes delays them as long. Here `work` runs in a thread and the main thread waits for
   it, which handlers can interrupt. Outside the main thread, where none runs, `work` is
   simply called. A handler that C code installed, such as libtpu's for SIGTERM, which
-  prints its stack, gives way to Python's.
+  prints its stack, gives way to Python's. (A run, which can save, has handlers of its own:
+  `train.preemption`.)
 
   Args:
     forget: removes what `work` leaves behind; called first when a signal arrives.

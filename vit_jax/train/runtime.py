@@ -27,13 +27,9 @@ _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_RED
 MAX_IN_FLIGHT = 2
 
 
-def options(platform: str | None = None) -> dict[str, str]:
-  """Returns the `compiler_options` of `jax.jit` under which a model is fast.
-
-  Args:
-    platform: 'cpu', 'gpu' or 'tpu'; by default what this process runs on.
-  """
-  return dict(_CPU_OPTIONS) if (platform or jax.default_backend()) == 'cpu' else {}
+def options() -> dict[str, str]:
+  """Returns the `compiler_options` of `jax.jit` under which a model is fast here."""
+  return dict(_CPU_OPTIONS) if jax.default_backend() == 'cpu' else {}
 
 
 def enable_compilation_cache() -> None:

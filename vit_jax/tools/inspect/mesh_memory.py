@@ -93,7 +93,7 @@ def measure(request: dict, devices=None) -> dict:
       step = TrainStep(models.build(**fields), optimizer, request, mesh)
       device = step.per_device()
       # LLVM's optimisations, half of the time, come after the memory is planned.
-      options = runtime.options('cpu') | {'xla_backend_optimization_level': '0'}
+      options = runtime.options() | {'xla_backend_optimization_level': '0'}
       compiled = step.lower().compile(options).memory_analysis()
       new = compiled.output_size_in_bytes - compiled.alias_size_in_bytes
       rows[policy] = {

@@ -76,8 +76,8 @@ def mesh(record: dict) -> str:
       )
     )
     verdict = f'   {_VERDICTS[fits[policy]]}' if fits else ''
-    asked = '*' * (policy == record['remat_asked'] and len(record['remat']) > 1)
-    lines.append(f'    {policy + asked:<10}' + ''.join(numbers) + verdict)
+    star = '*' if policy == record['remat_asked'] and len(record['remat']) > 1 else ''
+    lines.append(f'    {policy + star:<10}' + ''.join(numbers) + verdict)
   lines += ['', *_notes(record)]
   if record.get('first'):
     lines += ['', f'  What to change first: {record["first"]}']
