@@ -35,8 +35,8 @@ def encode(image, fmt='PNG', orientation=None, **options):
 
 
 def decode(data, exif=True, channels=3, precise=False):
-  data, orientation, _ = images.probe(data, exif)
-  return images.decode(tf.constant(data), orientation, channels, precise).numpy()
+  data, *header = images.probe(data, exif)
+  return images.decode(tf.constant(data), *header, channels, precise).numpy()
 
 
 LOSSLESS = [
@@ -112,9 +112,9 @@ def test_fused_crop(fmt, orientation):
   options = {'subsampling': 0} if fmt == 'JPEG' else {}
   data = encode(picture(37, 53), fmt, orientation, **options)
   whole = decode(data)
-  data, o, stored = images.probe(data, exif=True)
+  data, *header = images.probe(data, exif=True)
   box = lambda h, w: (h // 3, w // 5, h // 2, w // 4)
-  got = images.decode_and_crop(tf.constant(data), o, 3, False, stored, box).numpy()
+  got = images.decode_and_crop(tf.constant(data), *header, 3, False, box).numpy()
   y, x, h, w = box(*whole.shape[:2])
   np.testing.assert_array_equal(got, whole[y : y + h, x : x + w])
 
@@ -123,19 +123,15 @@ def test_fused_crop_of_an_ordinary_jpeg():
   data = encode(picture(64, 96), 'JPEG', quality=90)
   whole = decode(data)
   box = lambda h, w: (9, 21, 40, 50)
-  got = images.decode_and_crop(tf.constant(data), 1, 3, False, (64, 96), box)
+  got = images.decode_and_crop(tf.constant(data), 1, (64, 96), 3, False, box)
   got = got.numpy().astype(int)
   difference = np.abs(got - whole[9:49, 21:71])
   assert difference[1:-1, 1:-1].max() <= 1
   assert difference.max() <= 24  # chroma at the edge, see above
 
 
-def stored_size(data):
+def size_of(data):
   return images.probe(data, exif=True)[2]
-
-
-def whole_image(height, width):
-  return 0, 0, height, width
 
 
 @pytest.mark.parametrize('orientation', [1, 3, 6])
@@ -153,9 +149,8 @@ def whole_image(height, width):
 def test_a_jpeg_is_reduced_as_pillow_does(target, shape, orientation, mode):
   size = (203, 301) if orientation < 5 else (301, 203)
   data = encode(picture(*size).convert(mode), 'JPEG', orientation)
-  args = tf.constant(data), orientation, 3
-  crop = stored_size(data), whole_image, target
-  got = images.decode_and_crop(*args, True, *crop).numpy().astype(int)
+  args = tf.constant(data), orientation, size_of(data), 3
+  got = images.decode(*args, True, target).numpy().astype(int)
   assert got.shape == (*shape, 3)
   image = Image.open(io.BytesIO(data))
   height, width = target if orientation < 5 else target[::-1]
@@ -163,7 +158,7 @@ def test_a_jpeg_is_reduced_as_pillow_does(target, shape, orientation, mode):
   want = np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
   np.testing.assert_array_equal(got, want)
   # The fast DCT differs in chroma, which at a half has all of its pixels.
-  fast = images.decode_and_crop(*args, False, *crop).numpy()
+  fast = images.decode(*args, False, target).numpy()
   assert np.abs(got - fast).max() <= 4
   if shape == (203, 301):
     np.testing.assert_array_equal(fast, decode(data))
@@ -174,7 +169,7 @@ def test_a_crop_of_a_reduced_jpeg(orientation):
   size = (240, 336) if orientation < 5 else (336, 240)
   data = encode(picture(*size), 'JPEG', orientation, subsampling=0)
   box = lambda h, w: (37, 50, 121, 90)  # a quarter has rows 9 to 39, columns 12 to 34
-  args = tf.constant(data), orientation, 3, True, stored_size(data)
+  args = tf.constant(data), orientation, size_of(data), 3, True
   got = images.decode_and_crop(*args, box, (11, 11)).numpy()
   image = Image.open(io.BytesIO(data))
   image.draft(None, (image.width // 4, image.height // 4))
@@ -185,17 +180,16 @@ def test_a_crop_of_a_reduced_jpeg(orientation):
 @pytest.mark.parametrize('fmt', ['PNG', 'WEBP', 'BMP'])
 def test_other_formats_are_not_reduced(fmt):
   data = encode(picture(96, 64), fmt, **({'lossless': True} if fmt == 'WEBP' else {}))
-  crop = stored_size(data), whole_image, (4, 4)
-  got = images.decode_and_crop(tf.constant(data), 1, 3, False, *crop)
+  got = images.decode(tf.constant(data), 1, size_of(data), 3, False, (4, 4))
   np.testing.assert_array_equal(got.numpy(), np.asarray(picture(96, 64)))
 
 
 def test_a_truncated_jpeg_is_broken_at_any_size():
   data = encode(picture(200, 300), 'JPEG')
-  size, data = stored_size(data), tf.constant(data[: len(data) // 2])
+  size, data = size_of(data), tf.constant(data[: len(data) // 2])
   for target in (None, (50, 50), (9, 9)):
     with pytest.raises(tf.errors.InvalidArgumentError):
-      images.decode_and_crop(data, 1, 3, False, size, whole_image, target)
+      images.decode(data, 1, size, 3, False, target)
 
 
 def png(width, height, rows):

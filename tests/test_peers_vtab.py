@@ -103,7 +103,7 @@ def test_a_task_is_that_of_the_benchmark(peer, data, name):
   for split in ('train800', 'val200', 'test'):
     for our, their in zip(*both(split), strict=True):
       assert our['label'] == their['label']
-      image = decode.decode(our['image'], orientation=1, channels=3, precise=False)
+      image = decode.decode(our['image'], 1, None, channels=3, precise=False)
       np.testing.assert_array_equal(image, their['image'])
   # Of this TFDS reads the two parts in turns.
   our, their = (sorted(int(e['label']) for e in one) for one in both('train800val200'))

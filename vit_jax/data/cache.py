@@ -176,7 +176,7 @@ class Resumed:
 
   def row(self, example: dict, index: int) -> dict:
     if 'pixels' in example:
-      header = {'orientation': 1, 'stored': (0, 0), 'shape': example['shape']}
+      header = {'orientation': 1, 'upright': (0, 0), 'shape': example['shape']}
       row = {'image': example['pixels'], **header, 'number': index}
       return {**self._whole.others(example), **row}
     return {**self._whole.row(example, index), 'shape': (0, 0, 0), 'number': index}

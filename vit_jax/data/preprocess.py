@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 
 # What follows the name of a ragged feature in the name of its length.
 _LENGTH = '/length'
-_RESERVED = {'mask', 'index', 'position', 'u', 'orientation', 'stored'}
+_RESERVED = {'mask', 'index', 'position', 'u', 'orientation', 'upright'}
 # Cache of `Preprocess.traced`, shared by all pipelines of the process.
 _TRACED: dict = {}
 
@@ -96,7 +96,7 @@ class Preprocess:
   def _inputs_of(self, name, feature) -> dict:
     if isinstance(feature, ImageFeature):
       if feature.shape is None:
-        header = {'orientation': (), 'stored': (2,)}
+        header = {'orientation': (), 'upright': (2,)}
         header = {key: (shape, np.dtype(np.int32)) for key, shape in header.items()}
         return {name: ((), None), **header}
       return {name: (feature.shape, np.dtype(np.uint8))}
@@ -116,7 +116,7 @@ class Preprocess:
       check_size(len(example['image']), self._source.max_file_bytes)
       exif = example.get('exif', self._source.exif)
       read = decode.probe(example['image'], exif)
-      row['image'], row['orientation'], row['stored'] = read
+      row['image'], row['orientation'], row['upright'] = read
     return row
 
   def others(self, example: dict) -> dict:
@@ -139,18 +139,14 @@ class Preprocess:
     if self._source.image_shape is not None:
       return self.resume(row['image'], row, u)
     first, *rest = self.on_host
-    args = (row['image'], row['orientation'], first.apply.channels, first.apply.precise)
+    args = [row[name] for name in ('image', 'orientation', 'upright')]
+    args += [first.apply.channels, first.apply.precise]
     if rest and (crop := rest[0].crop):
       n = rest[0].draws
       box = lambda h, w: crop.box(h, w, u[:n])
-      cropped = decode.decode_and_crop(*args, row['stored'], box, self._target)
-      image = crop.finish(cropped)
+      image = crop.finish(decode.decode_and_crop(*args, box, self._target))
       return _run(rest[1:], self._features(image, row), u[n:])
-    if self._target is None:
-      image = decode.decode(*args)
-    else:
-      whole = lambda h, w: (0, 0, h, w)
-      image = decode.decode_and_crop(*args, row['stored'], whole, self._target)
+    image = decode.decode(*args, self._target)
     return _run(rest, self._features(image, row), u)
 
   def resume(self, image, row: dict, u) -> dict:

@@ -148,11 +148,10 @@ def _pixels(
   """Returns (uint8 [H, W, C], C 1 or 3, upright, its height and width before a reduction).
 
   Args:
-    target: see `decode.decode_and_crop`: a JPEG may be decoded smaller than it is.
+    target: see `decode.decode`: a JPEG may be decoded smaller than it is.
   """
   from PIL import Image, ImageOps
 
-  size = None
   if isinstance(image, np.ndarray):
     x = image if image.ndim == 3 else image[..., None]
     if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] not in (1, 3):
@@ -165,10 +164,9 @@ def _pixels(
     image = image_file.read(image)
   if isinstance(image, bytes):
     # Refuses bombs, brings odd formats to PNG.
-    data, orientation, _ = probe(image, exif=True)
+    data, orientation, size = probe(image, exif=True)
     try:
       image = Image.open(io.BytesIO(data))
-      size = image.size if orientation < 5 else image.size[::-1]
       if target:
         width, height = target[::-1] if orientation < 5 else target
         image.draft(None, (GAP * width, GAP * height))  # of JPEG
@@ -177,12 +175,12 @@ def _pixels(
       raise BadImage(str(error) or type(error).__name__) from None
   else:
     image = ImageOps.exif_transpose(image)
-  width, height = size or image.size
+    size = image.size[::-1]
   if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
     x = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
-    return x, (height, width)
+    return x, size
   gray = image.mode in ('1', 'L')
   x = np.asarray(image.convert('L' if gray else 'RGB')).reshape(
     image.height, image.width, 1 if gray else 3
   )
-  return x, (height, width)
+  return x, size

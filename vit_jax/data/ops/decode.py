@@ -45,7 +45,7 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
     exif: whether to look for an orientation.
 
   Returns:
-    (bytes that TensorFlow decodes, EXIF orientation 1..8, height and width as stored). The
+    (bytes that TensorFlow decodes, EXIF orientation 1..8, height and width upright). The
     orientation is 1 where there is none. Formats that only Pillow reads (TIFF, PPM, HEIC,
     ...) come back as PNG, and so does the first frame of an animated WebP.
 
@@ -53,7 +53,7 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
     BadImage: for an empty file, an unknown format, one whose package is missing, or more
       than MAX_PIXELS by the header.
   """
-  from PIL import Image
+  from PIL import Image, ImageOps
 
   if not data:
     raise BadImage('empty file')
@@ -63,8 +63,10 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
     with Image.open(io.BytesIO(data)) as image:
       _refuse_bomb(*image.size)
       if not data.startswith(_TF_MAGIC) or _is_animated_webp(data):
-        return _as_png(image, exif), 1, image.size[::-1]
-      return data, _orientation(image, data) if exif else 1, image.size[::-1]
+        image = ImageOps.exif_transpose(image) if exif else image
+        return _as_png(image), 1, image.size[::-1]
+      orientation = _orientation(image, data) if exif else 1
+      return data, orientation, image.size[:: -1 if orientation < 5 else 1]
   except BadImage:
     raise
   except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -112,10 +114,9 @@ def _orientation(image, data: bytes) -> int:
   return value if value in range(1, 9) else 1
 
 
-def _as_png(image, exif: bool) -> bytes:
-  from PIL import Image, ImageOps
+def _as_png(image) -> bytes:
+  from PIL import Image
 
-  image = ImageOps.exif_transpose(image) if exif else image
   if image.mode.startswith(('I', 'F')):  # 16 bits a pixel (or more): keep the high 8
     values = np.asarray(image).astype(np.float64)
     scale = 255 / max(values.max(), 1) if values.max() > 65535 else 1 / 257
@@ -125,76 +126,104 @@ def _as_png(image, exif: bool) -> bytes:
   return out.getvalue()
 
 
-def decode(data, orientation, channels: int, precise: bool):
-  """Returns uint8 [H, W, channels], upright.
+def decode(
+  data,
+  orientation,
+  upright,
+  channels: int,
+  precise: bool,
+  target: tuple[int, int] | None = None,
+):
+  """Returns the image uint8 [H, W, channels], upright.
 
   Args:
     data: scalar string tensor: JPEG, PNG, GIF (first frame), BMP or WebP.
     orientation: int32 scalar, EXIF 1..8.
+    upright: int32 [2], height and width as `probe` found them.
     precise: the accurate inverse DCT for JPEG instead of the fast one.
+    target: (h, w) that the image will be resized to, or a lower bound of it. A JPEG may
+      then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`). None: full size.
   """
   tf = lazy_tf.load()
-  image = _pixels(data, channels, precise)
-  return tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
+
+  def reduced():
+    at = lambda ratio: tf.io.decode_jpeg(
+      data, channels, ratio, dct_method=_dct(precise)
+    )
+    return _at_ratio(at, upright, target)
+
+  whole = lambda: _pixels(data, channels, precise)
+  image = tf.cond(tf.io.is_jpeg(data), reduced, whole) if target else whole()
+  return _upright(image, orientation)
 
 
 def decode_and_crop(
   data,
   orientation,
+  upright,
   channels: int,
   precise: bool,
-  stored,
   box,
   target: tuple[int, int] | None = None,
 ):
   """Returns the crop uint8 [h, w, channels] of the upright image.
 
-  A JPEG is decoded inside the crop only, which is most of the work saved.
+  A JPEG is decoded inside the crop only, which is most of the work saved. At a reduced
+  size the crop has every pixel of that scale that it overlaps.
 
   Args:
-    stored: int32 [2], height and width as `probe` found them.
     box: function of the upright (height, width), int32 scalars, to the crop's
       (y, x, h, w).
-    target: (h, w) that the crop will be resized to, or a lower bound of it. A JPEG may
-      then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`); the crop has every pixel
-      of that scale that it overlaps. None: full size.
+    target: of the crop; this and the other arguments: see `decode`.
   """
   tf = lazy_tf.load()
-  steps = tf.gather(tf.constant(_STEPS), orientation)
 
-  def fused():
-    height = tf.where(steps[0], stored[1], stored[0])
-    width = tf.where(steps[0], stored[0], stored[1])
-    y, x, h, w = box(height, width)
-    # Back from the upright image to the stored one: undo the steps in reverse.
-    x = tf.where(steps[2], width - x - w, x)
-    y = tf.where(steps[1], height - y - h, y)
-    window = tf.where(steps[0], tf.stack([x, y, w, h]), tf.stack([y, x, h, w]))
+  def inside():
+    y, x, h, w = box(upright[0], upright[1])
+    window = tf.cond(
+      orientation > 1,
+      lambda: _window_as_stored(y, x, h, w, upright, orientation),
+      lambda: tf.stack([y, x, h, w]),
+    )
 
     def at(ratio):
       begin, end = window[:2] // ratio, -(-(window[:2] + window[2:]) // ratio)
-      inside = tf.concat([begin, end - begin], 0)
+      cut = tf.concat([begin, end - begin], 0)
       return tf.image.decode_and_crop_jpeg(
-        data, inside, channels, ratio, dct_method=_dct(precise)
+        data, cut, channels, ratio, dct_method=_dct(precise)
       )
 
-    if target is None:
-      return at(1)
-    times = tf.minimum(h // (GAP * target[0]), w // (GAP * target[1]))
-    halvings = tf.reduce_sum(tf.cast(times >= [2, 4, 8], tf.int32))
-    return tf.switch_case(halvings, [functools.partial(at, r) for r in (1, 2, 4, 8)])
+    return _at_ratio(at, (h, w), target)
 
   def whole():
     image = _pixels(data, channels, precise)
     # The box is in upright coordinates: turn first, crop, and turn back, so that both
     # branches return the stored orientation.
-    upright = _upright(image, orientation)
-    y, x, h, w = box(tf.shape(upright)[0], tf.shape(upright)[1])
-    return _stored(upright[y : y + h, x : x + w], orientation)
+    image = _upright(image, orientation)
+    y, x, h, w = box(tf.shape(image)[0], tf.shape(image)[1])
+    return _stored(image[y : y + h, x : x + w], orientation)
 
-  crop = tf.cond(tf.io.is_jpeg(data), fused, whole)
-  crop = tf.ensure_shape(crop, [None, None, channels])
-  return tf.cond(orientation > 1, lambda: _upright(crop, orientation), lambda: crop)
+  return _upright(tf.cond(tf.io.is_jpeg(data), inside, whole), orientation)
+
+
+def _at_ratio(at, size, target: tuple[int, int] | None):
+  """Returns `at(1)`, `at(2)`, `at(4)` or `at(8)`: the smallest that leaves enough of `size`."""
+  tf = lazy_tf.load()
+  if target is None:
+    return at(1)
+  times = tf.minimum(size[0] // (GAP * target[0]), size[1] // (GAP * target[1]))
+  halvings = tf.reduce_sum(tf.cast(times >= [2, 4, 8], tf.int32))
+  return tf.switch_case(halvings, [functools.partial(at, r) for r in (1, 2, 4, 8)])
+
+
+def _window_as_stored(y, x, h, w, upright, orientation):
+  """Returns int32 [4]: y, x, h, w of an upright image's window in the stored image."""
+  tf = lazy_tf.load()
+  transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
+  # Undo the steps in reverse.
+  x = tf.where(lr, upright[1] - x - w, x)
+  y = tf.where(ud, upright[0] - y - h, y)
+  return tf.where(transpose, tf.stack([x, y, w, h]), tf.stack([y, x, h, w]))
 
 
 def _dct(precise: bool) -> str:
@@ -217,10 +246,14 @@ def _pixels(data, channels: int, precise: bool):
 
 def _upright(image, orientation):
   tf = lazy_tf.load()
-  transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
-  image = tf.cond(transpose, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
-  image = tf.cond(ud, lambda: tf.reverse(image, [0]), lambda: image)
-  return tf.cond(lr, lambda: tf.reverse(image, [1]), lambda: image)
+
+  def turned():
+    transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
+    out = tf.cond(transpose, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
+    out = tf.cond(ud, lambda: tf.reverse(out, [0]), lambda: out)
+    return tf.cond(lr, lambda: tf.reverse(out, [1]), lambda: out)
+
+  return tf.cond(orientation > 1, turned, lambda: image)
 
 
 def _stored(image, orientation):
