@@ -96,12 +96,11 @@ def _weighted(scores, value, dropout=None, on_weights=None):
 
 @jax.custom_jvp
 def average(scores, value):
-  """Returns the averages of `value` by the softmax of `scores`, in float32.
+  """Returns softmax(scores) times `value`, the softmax in float32.
 
-  Where no derivative is taken CPUs divide them by the sum of the weights at the end. XLA
-  gives what it fuses of a softmax to YNNPACK; the division of the weights themselves has
-  it take in the product too, which there is done by one thread. (On a TPU it is the
-  other way round: 1.12 to 1.15 times the cycles with the division at the end.)
+  On CPUs, where no derivative is taken, the product is divided by the sum of the weights, not
+  each weight before it: XLA would hand softmax and product to YNNPACK as one, which does the
+  product in one thread. (Divided last it takes a TPU 1.12 to 1.15 times the cycles.)
 
   Args:
     scores: float32 [B, M, N, S]. value: [B, M, S, Dh].
