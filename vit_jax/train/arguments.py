@@ -2,10 +2,11 @@
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vit_jax import cli
@@ -51,17 +52,39 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
     help='one of several processes; without a value: as the cluster says',
   )
   args, rest = parser.parse_known_args(argv)
+  config = config_lib.load(args.config)
   for flag in rest:
     if not flag.startswith('--config.'):
       raise UserError(
         f'Unknown argument {flag!r}: {", ".join(_FLAGS)} or --config.KEY=VALUE (with '
-        f'"=").{did_you_mean(flag.split("=")[0], _FLAGS)}'
+        f'"=").{_meant(flag, config)}'
       )
   assignments = [flag.removeprefix('--config.') for flag in rest]
-  config = config_lib.load(args.config)
   config_lib.override(config, assignments)
   workdir = args.workdir or f'runs/{default_name(args.config, assignments)}'
   return args, config, workdir
+
+
+def _meant(flag: str, config: dict) -> str:
+  """Returns ' Did you mean "--config.data.batch_size"?' for '--batch_size=64', or ''."""
+  word = flag.partition('=')[0]
+  if near := did_you_mean(word, _FLAGS):
+    return near
+  keys = [*_keys(config), *config_lib.DURATIONS]
+  # Of several keys of one name, the one nearest to the top.
+  keys.sort(key=lambda key: -key.count('.'))
+  by_name = {f'--{key.rpartition(".")[2]}': key for key in keys}
+  found = difflib.get_close_matches(word, by_name, 1, cutoff=0.8)
+  return f' Did you mean "--config.{by_name[found[0]]}"?' if found else ''
+
+
+def _keys(config: dict, prefix: str = '') -> Iterator[str]:
+  """Yields 'a.b' for each value of nested dicts."""
+  for key, value in config.items():
+    if isinstance(value, dict):
+      yield from _keys(value, f'{prefix}{key}.')
+    else:
+      yield f'{prefix}{key}'
 
 
 def _epilog() -> str:
