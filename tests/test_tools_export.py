@@ -179,7 +179,14 @@ def test_savedmodel_without_this_library(golden, tmp_path):
   check(golden, 'savedmodel', tmp_path)
 
 
+@pytest.fixture
+def traces_cleared(traces_kept, monkeypatch):
+  """Lets `jax.clear_caches` clear them, as outside of the tests."""
+  monkeypatch.setattr(traces_kept, 'side_effect', traces_kept.real)
+
+
 @pytest.mark.onnx
+@pytest.mark.usefixtures('traces_cleared')
 @pytest.mark.parametrize('golden', ALL)
 def test_onnx_without_this_library(golden, tmp_path):
   file, _ = check(golden, 'onnx', tmp_path)
@@ -190,6 +197,7 @@ def test_onnx_without_this_library(golden, tmp_path):
 
 
 @pytest.mark.onnx
+@pytest.mark.usefixtures('traces_cleared')
 @pytest.mark.parametrize('golden', ['convnext_timm', 'mvit_timm'])
 def test_onnx_of_layers_that_choose_by_platform(golden, tmp_path, monkeypatch):
   monkeypatch.setattr(depthwise, '_SMALL', 0)
@@ -197,6 +205,7 @@ def test_onnx_of_layers_that_choose_by_platform(golden, tmp_path, monkeypatch):
 
 
 @pytest.mark.onnx
+@pytest.mark.usefixtures('traces_cleared')
 def test_large_onnx_models_have_their_parameters_beside(tmp_path, monkeypatch):
   monkeypatch.setattr(onnx, '_MOST_BYTES', 1000)
   file, _ = check('vit_google_token', 'onnx', tmp_path)

@@ -81,10 +81,12 @@ def _default_platform():
   """Within it, `lax.platform_dependent` takes its default branch on every platform."""
   choice = jax.lax.platform_dependent
   jax.lax.platform_dependent = lambda *args, default, **_: default(*args)
+  jax.clear_caches()  # they hold what was traced with the choice
   try:
     yield
   finally:
     jax.lax.platform_dependent = choice
+    jax.clear_caches()
 
 
 @contextlib.contextmanager
