@@ -79,7 +79,7 @@ gpu: .venv-gpu  ## compile for GPUs that are not there; is attention the fused k
 	@$(MAKE) VENV=.venv-gpu .venv-gpu/.installed-gpu
 
 onnx: .venv-onnx  ## write and run ONNX files of all kinds of models
-	.venv-onnx/bin/python -m pytest -m onnx tests/test_tools_export.py $(ARGS)
+	.venv-onnx/bin/python -m pytest -m onnx tests/test_tools_export_onnx.py $(ARGS)
 
 # Of its own: jax2onnx requires an older Orbax than ours, though it works with ours.
 .venv-onnx:  ## the environment of `make onnx` and of `export --to onnx`

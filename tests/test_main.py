@@ -97,7 +97,6 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--config.optim.lr', '1'], ("'1'", '--config.KEY=VALUE')),
     ([DIGITS, '--steps=9'], ("'--steps=9'", '"--config.steps"')),
     ([DIGITS, '--batchsize', '9'], ("'--batchsize'", '"--config.data.batch_size"')),
-    ([DIGITS, '--workdri=x'], ("'--workdri=x'", '"--workdir"')),
     ([DIGITS, '--seeed=1', '--x=2'], ("'--seeed=1'", '"--config.seed"')),
     ([DIGITS, '--config.optm.lr=1'], ('config.optm', 'optim')),
     ([DIGITS, '--config.optim.lr=fast'], ('config.optim.lr=fast', 'float')),

@@ -7,7 +7,7 @@ import pytest
 from derivatives import RNG, assert_same_derivatives, normal
 
 from vit_jax.kernels import attention
-from vit_jax.kernels.attention import attend, average, softmax
+from vit_jax.kernels.attention import attend, softmax, weighted_average
 
 
 @pytest.mark.parametrize('how', ['plain', 'weights', 'bias', 'mask'])
@@ -45,18 +45,20 @@ def test_derivatives_of_softmax():
 def test_cpus_divide_last_where_no_derivative_is_taken():
   plain = lambda scores, value: jax.nn.softmax(scores) @ value
   scores, value = normal(2, 3, 4, 5), normal(2, 3, 5, 8)
-  assert_same_derivatives(average, plain, scores, value)
+  assert_same_derivatives(weighted_average, plain, scores, value)
   for x in (scores, 1e4 * scores):  # e to the last is infinite
-    np.testing.assert_allclose(average(x, value), plain(x, value), atol=1e-6)  # float32
+    np.testing.assert_allclose(
+      weighted_average(x, value), plain(x, value), atol=1e-6
+    )  # float32
 
   def divided(fn, platform):
     lowered = jax.jit(fn).trace(scores, value).lower(lowering_platforms=(platform,))
     (line,) = (x for x in lowered.as_text().splitlines() if 'stablehlo.divide' in x)
     return line.rpartition('tensor<')[2]
 
-  assert divided(average, 'cpu') == '2x3x4x8xf32>'
-  assert divided(average, 'tpu') == '2x3x4x5xf32>'
-  kept = lambda *args: jax.vjp(average, *args)[0]
+  assert divided(weighted_average, 'cpu') == '2x3x4x8xf32>'
+  assert divided(weighted_average, 'tpu') == '2x3x4x5xf32>'
+  kept = lambda *args: jax.vjp(weighted_average, *args)[0]
   assert divided(kept, 'cpu') == '2x3x4x5xf32>'
 
 

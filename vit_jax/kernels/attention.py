@@ -79,13 +79,13 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   if mask is not None:
     scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
   if dropout or on_weights:
-    x = _weighted(scores, value, dropout, on_weights)
+    x = _divided_first(scores, value, dropout, on_weights)
   else:
-    x = average(scores, value)
+    x = weighted_average(scores, value)
   return x.swapaxes(1, 2)
 
 
-def _weighted(scores, value, dropout=None, on_weights=None):
+def _divided_first(scores, value, dropout=None, on_weights=None):
   weights = checkpoint_name(softmax(scores, value.dtype), WEIGHTS)
   if on_weights and (changed := on_weights(weights)) is not None:
     weights = changed
@@ -95,7 +95,7 @@ def _weighted(scores, value, dropout=None, on_weights=None):
 
 
 @jax.custom_jvp
-def average(scores, value):
+def weighted_average(scores, value):
   """Returns softmax(scores) times `value`, the softmax in float32.
 
   On CPUs, where no derivative is taken, the product is divided by the sum of the weights, not
@@ -109,16 +109,16 @@ def average(scores, value):
     [B, M, N, Dh] in the dtype of `value`.
   """
   return lax.platform_dependent(
-    scores, value, cpu=_weighted_and_divided, default=_weighted
+    scores, value, cpu=_divided_last, default=_divided_first
   )
 
 
-@average.defjvp
-def _average_jvp(primals, tangents):
-  return jax.jvp(_weighted, primals, tangents)
+@weighted_average.defjvp
+def _weighted_average_jvp(primals, tangents):
+  return jax.jvp(_divided_first, primals, tangents)
 
 
-def _weighted_and_divided(scores, value):
+def _divided_last(scores, value):
   weights = jnp.exp(scores - scores.max(-1, keepdims=True))
   x = jnp.einsum(
     'bmns,bmsd->bmnd',

@@ -178,9 +178,10 @@ def profiler(enabled: bool, workdir: Path):
       local.close()
 
 
-# What `mallopt` sets, by the names of glibc's malloc.h: large blocks are not mapped, and
-# there are no more arenas, so that data threads find each other's blocks. JAX's threads
-# have arenas of their own by then, as they should: in one they would wait for each other.
+# What `mallopt` sets, by the names of glibc's malloc.h: large blocks come from the heap, not
+# from `mmap`, and no arenas are added, so that the threads that make batches reuse one
+# another's blocks. JAX's threads have their own arenas by then: in a single one they would
+# wait for its lock.
 _ON_CPU = {'M_ARENA_MAX': 1, 'M_MMAP_MAX': 0, 'M_TRIM_THRESHOLD': -1}
 # Elsewhere only images are worth keeping, and hundreds of data threads would wait for
 # one arena: each may have its own, which grows by all that it can hold, once.
@@ -202,10 +203,10 @@ def retain_freed_memory() -> None:
   """Keeps glibc from returning freed memory to the kernel; elsewhere does nothing.
 
   The kernel zeroes the pages of large blocks again when they are next allocated: a
-  quarter of the time to make a batch of photographs. What stays so are blocks above
-  64 MiB that XLA's threads allocate, such as a step's temporaries: 12 % of the CPU's time in
-  training ViT-S/16 (benchmarks/NOTES.md, huge pages). The price: the process stays at its
-  peak size, until `release_freed_memory`.
+  quarter of the time to make a batch of photographs. It does not reach blocks above 64 MiB
+  that XLA's threads allocate, such as a step's temporaries: zeroing those is 12 % of the CPU
+  time of training ViT-S/16 (benchmarks/NOTES.md, huge pages). The price: the process stays
+  at its peak size, until `release_freed_memory`.
   """
   if glibc := _glibc():
     settings = _ON_CPU if jax.default_backend() == 'cpu' else _BESIDE_A_DEVICE
