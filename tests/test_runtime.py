@@ -1,9 +1,14 @@
 """`runtime`: the process keeps memory that is freed, until it is told to return it."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import runs
+
+HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 
 CODE = """
 import resource, sys, jax, numpy as np
@@ -27,6 +32,40 @@ def test_no_page_is_asked_for_again(backend):
     return int(subprocess.run(args, check=True, capture_output=True).stdout)
 
   assert faults('keep') < 100 < faults('leave')
+
+
+STEP = """
+import re, resource, sys, jax, jax.numpy as jnp
+from vit_jax.train import runtime
+if sys.argv[1] == 'keep':
+  runtime.retain_freed_memory()
+x = jnp.ones((6144, 8))
+step = jax.jit(lambda x: x @ x.T @ x)  # 144 MiB in between
+for _ in range(3):
+  step(x).block_until_ready()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step(x).block_until_ready()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+huge = re.findall(r'AnonHugePages: *(\\d+) kB', open('/proc/self/smaps').read())
+print(sum(map(int, huge)) >> 10)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='of glibc')
+def test_a_step_on_a_cpu_uses_its_memory_again_and_huge_pages():
+  def faults_and_huge_pages(word):
+    args = [sys.executable, '-c', STEP, word]
+    env = {**os.environ, 'XLA_FLAGS': runs.one_device()}
+    done = subprocess.run(args, check=True, capture_output=True, env=env)
+    return map(int, done.stdout.split())
+
+  kept, huge = faults_and_huge_pages('keep')
+  left, none = faults_and_huge_pages('leave')
+  assert left > 30_000  # 144 MiB in pages of 4 KiB are 36,864
+  assert kept < left / 10
+  if '[never]' not in Path(HUGE_PAGES).read_text():
+    assert huge > 100 > none
 
 
 PIECES = """

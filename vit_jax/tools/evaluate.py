@@ -60,6 +60,7 @@ def _evaluate(argv: list[str]) -> int:
   from vit_jax.evaluators import class_match, classification, metric
   from vit_jax.train import evaluations, metrics, runtime
 
+  runtime.retain_freed_memory()
   loaded = source.load(args)
   if models.family_of(loaded.model).outputs == 'boxes':
     return evaluate_boxes.run(args, loaded, own, section)
@@ -71,7 +72,6 @@ def _evaluate(argv: list[str]) -> int:
       f'--config=finetune:weights={args.source} trains one.'
     )
   mesh = sharding.make_mesh()
-  runtime.retain_freed_memory()
   data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch or _BATCH}
   if args.pp or args.resolution:  # at which the run was not evaluated
     data['pp'] = args.pp or loaded.pp

@@ -68,11 +68,9 @@ def opened(args, loaded, data: dict) -> tuple:
   from vit_jax.data.ops import registry
   from vit_jax.evaluators import class_match, coco
   from vit_jax.tasks import detect
-  from vit_jax.train import runtime
 
   models.check_outputs(loaded.model, 'boxes', args.source)
   mesh = sharding.make_mesh()
-  runtime.retain_freed_memory()
   divisor = sharding.batch_divisor(mesh)
   data = {'pp': loaded.pp, **data}
   data['batch_size'] = args.batch or -(-_BATCH // divisor) * divisor

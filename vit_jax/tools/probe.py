@@ -50,12 +50,12 @@ def run(args) -> int:
   given = {'pp': args.pp or 'value_range(-1, 1)', **section}  # the weights bring theirs
   del given['type']
   config_check.bind(f'--probe {args.probe}', given, evaluators.signature(args.probe))
+  runtime.retain_freed_memory()
   loaded = source.load(args)
   models.check_classifies(loaded.model, args.source)
   if 'pp' not in section or args.pp or args.resolution:
     section['pp'] = args.pp or loaded.pp
   mesh = sharding.make_mesh()
-  runtime.retain_freed_memory()
   with jax.set_mesh(mesh):
     evaluator = evaluators.build(**section, mesh=mesh)
     for splits in evaluator.datasets.values():

@@ -56,8 +56,8 @@ def train(
     stack.enter_context(folder.left_as_it_was(made, stop))
     start.check_files(workdir)
     stack.enter_context(folder.noise_to_log(workdir))
-    mesh = sharding.make_mesh(**config['mesh'])
     retain_freed_memory()
+    mesh = sharding.make_mesh(**config['mesh'])
     stack.enter_context(jax.set_mesh(mesh))
 
     data = start.open_data(config, workdir, mesh)

@@ -2,6 +2,9 @@
 
 import contextlib
 import ctypes
+import functools
+import gc
+import mmap
 import os
 import platform
 import sys
@@ -203,28 +206,56 @@ def retain_freed_memory() -> None:
   """Keeps glibc from returning freed memory to the kernel; elsewhere does nothing.
 
   The kernel zeroes the pages of large blocks again when they are next allocated: a
-  quarter of the time to make a batch of photographs. It does not reach blocks above 64 MiB
-  that XLA's threads allocate, such as a step's temporaries: zeroing those is 12 % of the CPU
-  time of training ViT-S/16 (benchmarks/NOTES.md, huge pages). The price: the process stays
-  at its peak size, until `release_freed_memory`.
+  quarter of the time to make a batch of photographs, and an eighth to a quarter of a ViT's
+  training step on a CPU. There the heap is of huge pages, too, a tenth to a fifth of a step
+  (benchmarks/NOTES.md). The price: the process stays at its peak size, until
+  `release_freed_memory`.
+
+  Call it before JAX looks for devices: later a CPU's steps allocate as they did.
   """
+  # A step on one CPU device then runs in the thread that calls it, so that its temporaries
+  # come from the main arena. In others glibc maps blocks above 64 MiB anew each time.
+  jax.config.update('jax_cpu_enable_async_dispatch', False)
   if glibc := _glibc():
-    settings = _ON_CPU if jax.default_backend() == 'cpu' else _BESIDE_A_DEVICE
-    for name, value in settings.items():
+    cpu = jax.default_backend() == 'cpu'
+    for name, value in (_ON_CPU if cpu else _BESIDE_A_DEVICE).items():
       glibc.mallopt(_MALLOPT[name], value)
+    if cpu:
+      _grow_by_huge_pages(glibc)
 
 
 def release_freed_memory() -> None:
-  """Returns freed memory to the kernel, for once; without glibc does nothing.
+  """Collects garbage and returns freed memory to the kernel, the latter with glibc only.
 
   Evaluations and checkpoints leave the heap in pieces: without this a run grows for
   thousands of steps. What the next step needs it takes again.
   """
+  gc.collect(1)  # not the oldest objects: they have been looked at
   if glibc := _glibc():
     glibc.malloc_trim(0)
+    if jax.default_backend() == 'cpu':
+      _grow_by_huge_pages(glibc)
 
 
+def _grow_by_huge_pages(glibc: ctypes.CDLL) -> None:
+  """Lets the heap grow at once by what it may need, in pages of 2 MiB where Linux has any.
+
+  Address space: memory is taken as it is used. The kernel looks pages up less often.
+  """
+  size = machine.memory() // 2
+  block = glibc.malloc(ctypes.c_size_t(size))
+  if block:  # else the address space is limited
+    start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = ctypes.c_size_t(block + size - start)
+    glibc.madvise(ctypes.c_void_p(start), length, mmap.MADV_HUGEPAGE)
+    glibc.free(ctypes.c_void_p(block))
+
+
+@functools.cache
 def _glibc() -> ctypes.CDLL | None:
   """Returns the C library if it is glibc."""
   library = ctypes.CDLL(None) if sys.platform == 'linux' else None
-  return library if hasattr(library, 'mallopt') else None
+  if not hasattr(library, 'mallopt'):
+    return None
+  library.malloc.restype = ctypes.c_void_p
+  return library

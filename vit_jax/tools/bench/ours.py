@@ -133,7 +133,6 @@ class Step:
     """
     self.batch_size = batch_size
     step, init, spec = getattr(model, mode)(batch_size)
-    runtime.retain_freed_memory()
     self._device = jax.local_devices()[0]
     self._peak_before = self._peak() or 0
     mesh = sharding.make_mesh(1, devices=[self._device])
