@@ -207,11 +207,11 @@ def retain_freed_memory() -> None:
 
   The kernel zeroes the pages of large blocks again when they are next allocated: a
   quarter of the time to make a batch of photographs, and an eighth to a quarter of a ViT's
-  training step on a CPU. There the heap is of huge pages, too, a tenth to a fifth of a step
-  (benchmarks/NOTES.md). The price: the process stays at its peak size, until
-  `release_freed_memory`.
+  training step on a CPU. There the heap also gets huge pages, which save another tenth to
+  fifth of a step (benchmarks/NOTES.md). The price: the process stays at its peak size,
+  until `release_freed_memory`.
 
-  Call it before JAX looks for devices: later a CPU's steps allocate as they did.
+  Call it before JAX initialises its backends: steps on a CPU gain nothing afterwards.
   """
   # A step on one CPU device then runs in the thread that calls it, so that its temporaries
   # come from the main arena. In others glibc maps blocks above 64 MiB anew each time.
@@ -230,7 +230,7 @@ def release_freed_memory() -> None:
   Evaluations and checkpoints leave the heap in pieces: without this a run grows for
   thousands of steps. What the next step needs it takes again.
   """
-  gc.collect(1)  # not the oldest objects: they have been looked at
+  gc.collect(1)  # the oldest objects have been looked at before
   if glibc := _glibc():
     glibc.malloc_trim(0)
     if jax.default_backend() == 'cpu':
@@ -238,9 +238,10 @@ def release_freed_memory() -> None:
 
 
 def _grow_by_huge_pages(glibc: ctypes.CDLL) -> None:
-  """Lets the heap grow at once by what it may need, in pages of 2 MiB where Linux has any.
+  """Grows the heap by half of the machine's memory, in huge pages where Linux has them.
 
-  Address space: memory is taken as it is used. The kernel looks pages up less often.
+  This takes address space only: memory is allocated as it is used. With pages of 2 MiB the
+  CPU misses fewer of its cached translations of addresses.
   """
   size = machine.memory() // 2
   block = glibc.malloc(ctypes.c_size_t(size))
