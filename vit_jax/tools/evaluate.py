@@ -58,9 +58,8 @@ def _evaluate(argv: list[str]) -> int:
 
   from vit_jax import models, sharding
   from vit_jax.evaluators import class_match, classification, metric
-  from vit_jax.train import evaluations, metrics, runtime
+  from vit_jax.train import evaluations, metrics
 
-  runtime.retain_freed_memory()
   loaded = source.load(args)
   if models.family_of(loaded.model).outputs == 'boxes':
     return evaluate_boxes.run(args, loaded, own, section)

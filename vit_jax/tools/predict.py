@@ -32,9 +32,7 @@ def main(argv: list[str]) -> int:
   features = args.features and _new_file(args.features)
   targets = predict_boxes.targets(args.draw, paths) if args.draw else {}
   from vit_jax import inference, models
-  from vit_jax.train import runtime
 
-  runtime.retain_freed_memory()
   loaded = source.load(args)
   if models.family_of(loaded.model).outputs == 'boxes':
     return predict_boxes.run(args, loaded, paths, _names(args, loaded), targets)

@@ -45,12 +45,10 @@ def run(args) -> int:
 
   from vit_jax import evaluators, models, sharding
   from vit_jax.evaluators import metric
-  from vit_jax.train import runtime
 
   given = {'pp': args.pp or 'value_range(-1, 1)', **section}  # the weights bring theirs
   del given['type']
   config_check.bind(f'--probe {args.probe}', given, evaluators.signature(args.probe))
-  runtime.retain_freed_memory()
   loaded = source.load(args)
   models.check_classifies(loaded.model, args.source)
   if 'pp' not in section or args.pp or args.resolution:

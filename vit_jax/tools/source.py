@@ -35,7 +35,7 @@ def add_options(
 
 
 def load(args: argparse.Namespace, **fields):
-  """Returns `pretrained.Loaded` of what the options say.
+  """Returns `pretrained.Loaded` of what the options say; the process keeps its memory.
 
   Args:
     args: parsed by a parser with all options of `add_options`.
@@ -45,7 +45,9 @@ def load(args: argparse.Namespace, **fields):
     UserError: SOURCE cannot be read, or does not fit.
   """
   from vit_jax import pretrained
+  from vit_jax.train import runtime
 
+  runtime.retain_freed_memory()  # before JAX's backends, which loading initialises
   return pretrained.load(
     args.source,
     variant=args.variant,

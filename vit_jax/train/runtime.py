@@ -206,17 +206,17 @@ def retain_freed_memory() -> None:
   """Keeps glibc from returning freed memory to the kernel; elsewhere does nothing.
 
   The kernel zeroes the pages of large blocks again when they are next allocated: a
-  quarter of the time to make a batch of photographs, and an eighth to a quarter of a ViT's
-  training step on a CPU. There the heap also gets huge pages, which save another tenth to
-  fifth of a step (benchmarks/NOTES.md). The price: the process stays at its peak size,
-  until `release_freed_memory`.
+  quarter of the time to make a batch of photographs, and 14 to 32 % of a ViT's training
+  step on a CPU. There the heap also gets huge pages, which save another 8 to 22 %
+  (benchmarks/NOTES.md). The price: the process stays at its peak size, until
+  `release_freed_memory`.
 
   Call it before JAX initialises its backends: steps on a CPU gain nothing afterwards.
   """
-  # A step on one CPU device then runs in the thread that calls it, so that its temporaries
-  # come from the main arena. In others glibc maps blocks above 64 MiB anew each time.
-  jax.config.update('jax_cpu_enable_async_dispatch', False)
   if glibc := _glibc():
+    # A step on one CPU device then runs in the thread that calls it, so that its temporaries
+    # come from the main arena. In others glibc maps blocks above 64 MiB anew each time.
+    jax.config.update('jax_cpu_enable_async_dispatch', False)
     cpu = jax.default_backend() == 'cpu'
     for name, value in (_ON_CPU if cpu else _BESIDE_A_DEVICE).items():
       glibc.mallopt(_MALLOPT[name], value)
