@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels import tpu_attention, tpu_attention_plan
+from vit_jax.kernels import tpu_attention, tpu_attention_plan, tpu_window_attention
 from vit_jax.kernels.grid_bias import GridBias
 from vit_jax.kernels.placement import place
+from vit_jax.kernels.window_bias import WindowBias
 
 WEIGHTS = 'attention_weights'  # their name for policies of `jax.checkpoint`
 
@@ -20,7 +21,7 @@ def attend(
   key: jax.Array,
   value: jax.Array,
   *,
-  bias: jax.Array | GridBias | None = None,
+  bias: jax.Array | GridBias | WindowBias | None = None,
   mask: jax.Array | None = None,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
   on_weights: Callable[[jax.Array], jax.Array | None] | None = None,
@@ -31,13 +32,13 @@ def attend(
   The one function through which all sequence attention goes. In half precision it is left
   to fused kernels, which keep the scores on chip: `tpu_attention` where the mesh
   (`jax.set_mesh`) is of TPUs; cuDNN's on NVIDIA GPUs, chosen when the program is lowered.
-  Not with a mask or a bias, of which TPUs take a `GridBias`, nor where weights are dropped
-  or asked for, nor for a single query, with no N x S weights to save: then, and in
-  float32, by `_plain`.
+  Not with a mask or a bias, of which TPUs take a `GridBias` and a `WindowBias`, nor where
+  weights are dropped or asked for, nor for a single query, with no N x S weights to save:
+  then, and in float32, by `_plain`.
 
   Args:
     query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
-    bias: added to the scores; broadcastable to [B, M, N, S], or a `GridBias`.
+    bias: added to the scores; broadcastable to [B, M, N, S], or one of those.
     mask: bool, broadcastable to [B, M, N, S]: which keys a query attends to. A query
       without any attends to all alike.
     dropout: applied to the weights [B, M, N, S].
@@ -59,6 +60,10 @@ def attend(
     if plan := tpu_attention_plan.plan(*wide):
       x = tpu_attention.attend(*bias.folded(query, key, value), plan)
       return x[..., : query.shape[-1]]
+  if isinstance(bias, WindowBias) and (
+    plan := tpu_attention_plan.plan_windows(query, bias.windows)
+  ):
+    return tpu_window_attention.attend(query, key, value, bias, plan)
   if bias is not None:
     return plain(query, key, value, bias)
   if plan := tpu_attention_plan.plan(query, key):
@@ -74,6 +79,8 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   scores = jnp.einsum('bmnd,bmsd->bmns', query, key, preferred_element_type=jnp.float32)
   if isinstance(bias, GridBias):
     bias = bias.scores(*scores.shape[2:])
+  if isinstance(bias, WindowBias):
+    bias = bias.scores(len(scores))
   if bias is not None:
     scores += bias
   if mask is not None:

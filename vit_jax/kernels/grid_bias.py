@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.kernels.tpu_attention import LANES
+from vit_jax.kernels.tpu_rows import LANES
 
 
 class GridBias(NamedTuple):

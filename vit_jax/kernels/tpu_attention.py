@@ -9,15 +9,14 @@ costs, and what else was tried.
 """
 
 import functools
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.tpu_attention_plan import Plan
-from vit_jax.kernels.tpu_rows import LANES, NEVER, Rows, by_columns, round_up
+from vit_jax.kernels.tpu_heads import Sum, dot, heads, only, reciprocal
+from vit_jax.kernels.tpu_rows import NEVER, Rows, by_columns
 
 
 def attend(query, key, value, plan: Plan) -> jax.Array:
@@ -114,83 +113,19 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
   )(*(x for x in inputs for _ in range(columns)))
 
 
-def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
-  """Yields each head's channels, and the whole registers that hold them.
-
-  A head that does not fill its registers is not cut out of them, which would shift lanes:
-  one operand of every product is zero on the other channels, which costs nothing as
-  the matrix units are as wide as a register.
-  """
-  for start in range(0, lanes, head):
-    stop = start + head
-    yield (
-      slice(start, stop),
-      slice(start // LANES * LANES, min(round_up(stop, LANES), lanes)),
-    )
-
-
-def _only(x, head: slice, window: slice):
-  """Zeroes the channels of a window that are not the head's."""
-  if head == window:
-    return x
-  lane = lax.broadcasted_iota(jnp.int32, x.shape, 1) + window.start
-  return jnp.where((lane >= head.start) & (lane < head.stop), x, jnp.zeros_like(x))
-
-
-class _Sum:
-  """The sum over heads of [rows, lanes], written to a block as soon as it is complete.
-
-  Attributes:
-    rows: how to write to ref, [1, rows, lanes]. total: None, or float32 [rows, lanes], what blocks of queries
-      before this one came to.
-  """
-
-  def __init__(self, rows: Rows, ref, scale: float = 1.0, total=None):
-    self.rows, self.ref, self.scale, self.total = rows, ref, scale, total
-    self._columns: dict[int, jax.Array] = {}  # of registers, by their first lane
-
-  def add(self, x, head: slice, window: slice):
-    """Adds a head's share of a window, zero on the channels of others."""
-    for start in range(window.start, window.stop, LANES):
-      stop = min(start + LANES, window.stop)
-      column = x[:, start - window.start : stop - window.start]
-      if start in self._columns:
-        column = self._columns.pop(start) + column
-      if stop <= head.stop:
-        self._write(slice(start, stop), column)
-      else:
-        self._columns[start] = column
-
-  def _write(self, lanes: slice, column):
-    from jax.experimental import pallas as pl
-
-    if self.scale != 1.0:
-      column *= self.scale
-    if self.total is not None:
-      column += jnp.where(pl.program_id(2) > 0, self.total[:, lanes], 0.0)
-      self.total[:, lanes] = column
-    self.rows.store(self.ref, column, lanes)
-
-
-def _dot(a, b, over: tuple[int, int]):
-  return lax.dot_general(
-    a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32
-  )
-
-
 def _forward(plan, how, queries, keys, q_ref, k_ref, v_ref, out_ref):
   del queries  # rows beyond the last query are computed, and not written
-  out = _Sum(how, out_ref)
+  out = Sum(how, out_ref)
   bias = how.bias(how.block(keys), keys) if how.block(keys) > keys else None
-  for head, window in _heads(plan.head, plan.forward.lanes):
+  for head, window in heads(plan.head, plan.forward.lanes):
     q = how.load(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
     k, v = (how.load(ref, window, there=keys) for ref in (k_ref, v_ref))
-    scores = _dot(_only(q, head, window), k, (1, 1))
+    scores = dot(only(q, head, window), k, (1, 1))
     scores = scores if bias is None else scores + bias
     weights = jnp.exp(scores - scores.max(1, keepdims=True))
     total = weights.sum(1, keepdims=True)
-    x = _dot(weights.astype(plan.product), _only(v, head, window), (1, 0))
-    out.add(x * _reciprocal(total), head, window)
+    x = dot(weights.astype(plan.product), only(v, head, window), (1, 0))
+    out.add(x * reciprocal(total), head, window)
 
 
 def _backward(
@@ -198,32 +133,25 @@ def _backward(
 ):
   """Scores lie as [S, N] here: two of three products then need no transposition."""
   dk_sum, dv_sum = sums or (None, None)
-  dq = _Sum(how, dq_ref, plan.head**-0.5)
-  dk, dv = _Sum(how, dk_ref, total=dk_sum), _Sum(how, dv_ref, total=dv_sum)
+  dq = Sum(how, dq_ref, plan.head**-0.5)
+  dk, dv = Sum(how, dk_ref, total=dk_sum), Sum(how, dv_ref, total=dv_sum)
   there = _queries_there(queries, plan.backward.rows)
-  for head, window in _heads(plan.head, plan.backward.lanes):
+  for head, window in heads(plan.head, plan.backward.lanes):
     q = how.load(q_ref, window, there=there)
     q *= jnp.asarray(plan.head**-0.5, plan.product)
     g = how.load(g_ref, window, there=there)
     k, v = (how.load(ref, window, there=keys) for ref in (k_ref, v_ref))
-    q, g = _only(q, head, window), _only(g, head, window)
-    scores = how.only(_dot(k, q, (1, 1)), keys, NEVER)
+    q, g = only(q, head, window), only(g, head, window)
+    scores = how.only(dot(k, q, (1, 1)), keys, NEVER)
     weights = jnp.exp(scores - scores.max(0, keepdims=True))
-    norm = _reciprocal(weights.sum(0, keepdims=True))
-    dweights = _dot(v, g, (1, 1))
+    norm = reciprocal(weights.sum(0, keepdims=True))
+    dweights = dot(v, g, (1, 1))
     mean = (weights * dweights).sum(0, keepdims=True) * norm
     weights *= norm
     dscores = (weights * (dweights - mean)).astype(plan.product)
-    dk.add(_dot(dscores, q, (1, 0)), head, window)
-    dv.add(_dot(weights.astype(plan.product), g, (1, 0)), head, window)
-    dq.add(_dot(dscores, _only(k, head, window), (0, 0)), head, window)
-
-
-def _reciprocal(total):
-  """Returns 1 / total, of at least 1, without the cases of a division: 0 and infinities."""
-  from jax.experimental import pallas as pl
-
-  return pl.reciprocal(total, full_range=False)
+    dk.add(dot(dscores, q, (1, 0)), head, window)
+    dv.add(dot(weights.astype(plan.product), g, (1, 0)), head, window)
+    dq.add(dot(dscores, only(k, head, window), (0, 0)), head, window)
 
 
 def _queries_there(queries: int, rows: int):

@@ -10,6 +10,7 @@ that are one register wide: in a wider one the words of a register do not lie to
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 ALL = slice(None)
@@ -50,8 +51,15 @@ class Rows(NamedTuple):
     """
     return lanes // LANES if self.packed and lanes % LANES == 0 else 1
 
-  def load(self, refs, lanes: slice = ALL, there=None, rows: slice = ALL):
-    """Returns [R, lanes] of a block [1, R, width].
+  def order(self, rows: int) -> np.ndarray:
+    """Returns which row each of the R that a block needs for so many is, once loaded."""
+    at = np.arange(self.block(rows))
+    return np.concatenate([at[::2], at[1::2]]) if self.packed else at
+
+  def load(
+    self, refs, lanes: slice = ALL, there=None, rows: slice = ALL, image: int = 0
+  ):
+    """Returns [R, lanes] of a block [images, R, width].
 
     Args:
       refs: the block's `columns`, a sequence.
@@ -59,16 +67,17 @@ class Rows(NamedTuple):
       there: how many rows are real, a number or a traced one: the others, which hold
         anything, become zero. None: all are.
       rows: R of the block's, pairs of registers where they are packed.
+      image: which of the block's.
     """
     if len(refs) > 1:
       start, stop, _ = lanes.indices(len(refs) * LANES)
       columns = refs[start // LANES : -(-stop // LANES)]
-      parts = [self.load([ref], ALL, there, rows) for ref in columns]
+      parts = [self.load([ref], ALL, there, rows, image) for ref in columns]
       return jnp.concatenate(parts, 1)
     (ref,) = refs
     if not self.packed:
-      return self.only(ref[0, rows, lanes], there)
-    words = self._words(ref, rows, lanes)
+      return self.only(ref[image, rows, lanes], there)
+    words = self._words(ref, rows, lanes, image)
     halves = words << 16, words & jnp.uint32(0xFFFF0000)
     x = [lax.bitcast_convert_type(half, jnp.float32) for half in halves]
     return self.only(jnp.concatenate(x, 0), there)
@@ -90,25 +99,25 @@ class Rows(NamedTuple):
     row = jnp.where(at < half, 2 * at, 2 * (at - half) + 1)
     return jnp.where(row < there, 0.0, NEVER)
 
-  def store(self, ref, x, lanes: slice = ALL, rows: slice = ALL):
-    """Writes float32 x [R, lanes] to R rows of a block [1, R, width] of bfloat16."""
+  def store(self, ref, x, lanes: slice = ALL, rows: slice = ALL, image: int = 0):
+    """Writes float32 x [R, lanes] to R rows of a block [images, R, width] of bfloat16."""
     if not self.packed:
-      ref[0, rows, lanes] = x.astype(ref.dtype)
+      ref[image, rows, lanes] = x.astype(ref.dtype)
       return
     half = len(x) // 2
     if self.interpret:
       pairs = jnp.stack([x[:half], x[half:]], 1)
-      ref[0, rows, lanes] = pairs.reshape(x.shape).astype(ref.dtype)
+      ref[image, rows, lanes] = pairs.reshape(x.shape).astype(ref.dtype)
       return
     from jax.experimental.pallas import tpu as pltpu
 
     words = pltpu.pack_elementwise([x[:half], x[half:]], packed_dtype=ref.dtype)
-    ref.bitcast(words.dtype)[0, _pairs(rows), lanes] = words
+    ref.bitcast(words.dtype)[image, _pairs(rows), lanes] = words
 
-  def _words(self, ref, rows, lanes):
+  def _words(self, ref, rows, lanes, image):
     if not self.interpret:
-      return ref.bitcast(jnp.uint32)[0, _pairs(rows), lanes]
-    x = ref[0, rows, lanes]
+      return ref.bitcast(jnp.uint32)[image, _pairs(rows), lanes]
+    x = ref[image, rows, lanes]
     pairs = x.reshape(len(x) // 2, 2, -1).swapaxes(1, 2)
     return lax.bitcast_convert_type(pairs, jnp.uint32)
 

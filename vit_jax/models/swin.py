@@ -6,6 +6,7 @@ dense layer here does.
 """
 
 import functools
+import math
 import re
 from collections.abc import Sequence
 from typing import Literal
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.placement import PLACEMENTS, place
+from vit_jax.kernels.window_bias import WindowBias
 from vit_jax.models.family import Family
 from vit_jax.nn.attention import MultiHeadDotProductAttention
 from vit_jax.nn.dense import Dense
@@ -98,15 +100,9 @@ class Block(nn.Module):
 
     def scores(query, key):
       query, key, bias = positions(query, key, windows.window)
-      bias = bias[None]
-      if any(windows.shift):
-        apart = windows.apart()  # [n, N, N]
-        # For every image as booleans, to be read where scores are: a bias [B n, M, N, N]
-        # in float32 would be written to memory, 8 % of two blocks on a v5e.
-        every = (query.shape[0] // apart.shape[0], *apart.shape)
-        apart = jnp.broadcast_to(apart, every).reshape(-1, 1, *apart.shape[1:])
-        bias = bias + jnp.where(apart, self.masked, 0.0)
-      return query, key, bias
+      apart = windows.apart() if any(windows.shift) else None
+      count = math.prod(windows.grid)
+      return query, key, WindowBias(count, bias, apart, self.masked)
 
     def attend(x):
       return windows.join(attention(windows.cut(x), train=train, positions=scores))

@@ -199,7 +199,6 @@ def _behind(p: int, positions):
 
   def padded(query, key):
     query, key, bias = positions(query, key)
-    no = [(0, 0)] * (bias.ndim - 2)
-    return query, key, jnp.pad(bias, [*no, (p, 0), (p, 0)])
+    return query, key, bias.behind(p)
 
   return padded
