@@ -5,6 +5,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 Pair = tuple[int, int]
 
@@ -66,9 +67,15 @@ class Windows:
     return x
 
   def _roll(self, x, sign: int):
-    if not any(self.shift):
-      return x
-    return jnp.roll(x, tuple(sign * s for s in self.shift), (1, 2))
+    for axis, shift in enumerate(self.shift, start=1):
+      if by := sign * shift % x.shape[axis]:
+        # A part of a map beside itself: XLA for TPUs makes one operation of it, but
+        # writes both parts that `jnp.roll` joins. 4 % of Swin-T's step on a v5e.
+        twice = jnp.concatenate([x, x], axis)
+        x = lax.slice_in_dim(
+          twice, x.shape[axis] - by, 2 * x.shape[axis] - by, axis=axis
+        )
+    return x
 
   def apart(self):
     """Returns bool [n, h w, h w]: which tokens of a window are not neighbours in the map.
