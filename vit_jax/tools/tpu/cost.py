@@ -37,10 +37,11 @@ _FREE_CALLS = ('AllocateBuffer', 'AssumeGatherIndicesInBound', 'Sharding', 'Bitc
 # Numbers in a vector register, 8 x 128: a cycle gives a transcendental of each, at best.
 LANES = 1024
 
+_ATTENTION = r'(MultiHeadDotProductAttention_\d+|\w*attention)'
 # The first that matches the path of an operation names its part.
 _PARTS = (
-  (r'.*/(MultiHeadDotProductAttention_\d+)/(query|key|value|out)/.*', 'projections'),
-  (r'.*MultiHeadDotProductAttention_\d+/.*', 'attention'),
+  (rf'.*/{_ATTENTION}/(query|key|value|out)/.*', 'projections'),
+  (rf'.*/{_ATTENTION}/.*', 'attention'),
   (r'.*(MlpBlock_\d+|mlp|token_mixing|channel_mixing)/.*', 'MLP'),
   (r'.*([Nn]orm\w*|gn_\w+|gn\d)/.*', 'norms'),
   (r'.*/(embedding|posembed_input|stem|conv_root)/.*', 'embedding'),
