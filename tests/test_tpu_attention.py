@@ -51,7 +51,7 @@ CASES = {
 }
 
 
-QUICK = {('blocks of queries', 'bfloat16'), ('blocks of queries', 'float32')}
+QUICK = {('blocks of queries', 'bfloat16')}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ RECORDED = {
   ('mixer', 'v3'): (6_527_564, 167_924_736),
   ('mixer', 'v5e'): (3_536_242, 83_381_248),
   ('mixer', 'v6e'): (2_037_032, 120_355_200),
-  # For v6e libtpu compiles it for more than seven minutes.
+  # For v6e libtpu compiles it for minutes.
   ('swin', 'v3'): (24_357_779, 392_116_224),
   ('swin', 'v5e'): (13_794_967, 426_954_752),
 }

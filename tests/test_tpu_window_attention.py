@@ -10,6 +10,7 @@ from test_tpu_attention import tpu
 
 from vit_jax import models, sharding
 from vit_jax.kernels import tpu_attention_plan, tpu_window_attention
+from vit_jax.kernels.attention import attend
 from vit_jax.kernels.window_bias import WindowBias
 from vit_jax.nn.windows import Windows
 
@@ -63,11 +64,11 @@ def test_kernels_compute_attention_and_its_derivative(case, product):
   query, key, value, grad, positions = arrays(2, heads)
   apart = WINDOWS.apart() if shifted else None
 
-  def attend(query, key, value, positions):
+  def run(query, key, value, positions):
     bias = WindowBias(4, positions, apart, -100.0)
     return tpu_window_attention.attend(query, key, value, bias, plan)
 
-  y, pullback = jax.vjp(attend, query, key, value, positions)
+  y, pullback = jax.vjp(run, query, key, value, positions)
   wide = [x.astype(jnp.float32) for x in (query, key, value)]
   expected, exact = jax.vjp(lambda *args: reference(*args, apart), *wide, positions)
   found, right = [y, *pullback(grad)], [expected, *exact(grad.astype(jnp.float32))]
@@ -90,8 +91,8 @@ def test_devices_of_a_mesh_compute_their_own_share():
   @jax.jit
   def step(*arrays):
     bias = lambda positions: WindowBias(4, positions, WINDOWS.apart(), -100.0)
-    attend = lambda *x: tpu_window_attention.attend(*x[:3], bias(x[3]), plan)
-    y, pullback = jax.vjp(attend, *arrays[:4])
+    run = lambda *x: tpu_window_attention.attend(*x[:3], bias(x[3]), plan)
+    y, pullback = jax.vjp(run, *arrays[:4])
     return y, *pullback(arrays[4])
 
   alone = step(*inputs, positions, grad)
@@ -124,9 +125,27 @@ def test_how_windows_are_divided(kind):
     # Windows of 24 x 24: their scores and bias fill the memory of v3's chip.
     large = plan(query(8, 4, 576, 8), 4)
     assert (large is None) == (kind == 'TPU v3')
+  with tpu('TPU v6 lite', 1, 1, 1):
+    assert plan(query(8, 64, 49, 3), 64) is None
 
 
-@pytest.mark.parametrize('version', [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_attention_lowered_for_tpus_calls_the_kernels():
+  *inputs, _, positions = arrays(1, 4)
+
+  def text():
+    bias = lambda positions: WindowBias(4, positions, WINDOWS.apart(), -100.0)
+    run = lambda *args: attend(*args[:3], bias=bias(args[3])).astype(jnp.float32)
+    loss = lambda *args: jnp.sin(run(*args)).sum()
+    traced = jax.jit(jax.grad(loss, (0, 3))).trace(*inputs, positions)
+    return traced.lower(lowering_platforms=('tpu',)).as_text()
+
+  with tpu('TPU v5 lite', 1, 1, 1):
+    assert text().count('@tpu_custom_call') == 2
+  assert 'tpu_custom_call' not in text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('version', [1, 2])
 def test_a_step_lowered_for_tpus_calls_the_kernels(version):
   fields = dict(models.family('swin').tiny[version - 1], dtype=jnp.bfloat16)
   model = models.build('swin', **fields, num_classes=3)

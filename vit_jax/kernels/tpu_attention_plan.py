@@ -66,7 +66,7 @@ def plan(query: jax.Array, key: jax.Array) -> Plan | None:
   chip = _chip(query)
   if chip is None:
     return None
-  _, groups, product, vmem = chip
+  _, groups, product, vmem, _ = chip
   _, queries, _, head = query.shape
   blocks = [
     Block(n * head, rows)
@@ -88,14 +88,19 @@ _UNROLLED = 24
 def plan_windows(query: jax.Array, windows: int) -> WindowPlan | None:
   """Returns how the TPUs of the mesh should attend within windows; None as for `plan`.
 
+  None, too, for v6e and what came after it: libtpu 0.0.42 compiles a step of two of Swin-T's
+  blocks for v6e for more than seven minutes, and for two without the kernels.
+
   Args:
     query: [B n, N, M, Dh].
     windows: n, of an image.
   """
   chip = _chip(query)
-  if chip is None or chip[0] % windows:  # a device has a part of an image
+  if chip is None or chip.images % windows:  # a device has a part of an image
     return None
-  _, groups, product, vmem = chip
+  if chip.generation > 5:
+    return None
+  _, groups, product, vmem, _ = chip
   _, tokens, _, head = query.shape
   for group in groups:
     for n in range(windows, 0, -1):
@@ -105,9 +110,24 @@ def plan_windows(query: jax.Array, windows: int) -> WindowPlan | None:
   return None
 
 
-def _chip(query):
-  # -> (images of a device, sizes that groups of heads may have, dtype of products, bytes
-  # of memory on the chip), or None: see `plan`.
+class _Chip(NamedTuple):
+  """What a device is and is given.
+
+  Attributes:
+    images: its share of the batch.
+    groups: the sizes that groups of heads may have, largest first.
+    product, vmem: see `Plan`.
+    generation: 5 of v5e.
+  """
+
+  images: int
+  groups: list[int]
+  product: str
+  vmem: int
+  generation: int
+
+
+def _chip(query: jax.Array) -> _Chip | None:
   batch, _, heads, head = query.shape
   mesh = tpus(batch)
   if mesh is None or query.dtype != jnp.bfloat16 or heads % mesh.shape['tensor']:
@@ -120,7 +140,8 @@ def _chip(query):
   vmem = info.vmem_capacity_bytes * 15 // 16  # the rest is the compiler's
   group = math.lcm(head, LANES) // head  # heads whose channels fill whole registers
   groups = [heads, *(n for n in range(heads, 0, -1) if heads % n == n % group == 0)]
-  return batch // (mesh.shape['data'] * mesh.shape['fsdp']), groups, product, vmem
+  images = batch // (mesh.shape['data'] * mesh.shape['fsdp'])
+  return _Chip(images, groups, product, vmem, info.generation)
 
 
 # Estimates of the on-chip memory that a grid step takes, in bytes. float32 operands count
