@@ -7,11 +7,19 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from test_tpu_attention import KINDS, tpu
 
-from vit_jax.kernels import attention, depthwise, layer_norm, tpu_attention
+from vit_jax.kernels import (
+  attention,
+  depthwise,
+  layer_norm,
+  tpu_attention,
+  tpu_window_attention,
+)
 from vit_jax.kernels.dense import dense
+from vit_jax.kernels.window_bias import WindowBias
 
 PADDING = ((1, 1), (1, 1))
 
@@ -44,15 +52,23 @@ def test_gradients_of_three_layers(layer, x, w, parts):
   assert len({id(jaxpr) for jaxpr in chosen}) == parts
 
 
-def test_kernels_for_tpus():
+@pytest.mark.parametrize(
+  ('kernels', 'bias'),
+  [
+    (tpu_attention, None),
+    (tpu_window_attention, WindowBias(1, np.zeros((2, 23, 23), np.float32))),
+  ],
+  ids=['attention', 'windows'],
+)
+def test_kernels_for_tpus(kernels, bias):
   x = jax.ShapeDtypeStruct((1, 23, 2, 64), jnp.bfloat16)
 
   def loss(x):
     for _ in range(3):
-      x = attention.attend(x, x, x)
+      x = attention.attend(x, x, x, bias=bias)
     return x.astype(jnp.float32).sum()
 
-  heads = mock.patch.object(tpu_attention, '_heads', wraps=tpu_attention._heads)
+  heads = mock.patch.object(kernels, 'heads', wraps=kernels.heads)
   with tpu(KINDS['v5e'], 1, 1, 1), heads as traced:
     step = jax.jit(jax.value_and_grad(loss)).trace(x).lower(lowering_platforms=('tpu',))
   assert step.as_text().count('@tpu_custom_call') == 6

@@ -70,6 +70,7 @@ class Sum:
 
 
 def dot(a, b, over: tuple[int, int]):
+  """Returns the float32 product of two matrices, summed over an axis of each."""
   return lax.dot_general(
     a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32
   )
