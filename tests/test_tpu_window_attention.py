@@ -146,9 +146,10 @@ def test_attention_lowered_for_tpus_calls_the_kernels():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('version', [1, 2])
-def test_a_step_lowered_for_tpus_calls_the_kernels(version):
+@pytest.mark.parametrize('fused', [True, False])
+def test_a_field_of_the_model_turns_them_off(fused, version):
   fields = dict(models.family('swin').tiny[version - 1], dtype=jnp.bfloat16)
-  model = models.build('swin', **fields, num_classes=3)
+  model = models.build('swin', **fields, num_classes=3, fused_attention=fused)
   images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)
 
@@ -158,7 +159,6 @@ def test_a_step_lowered_for_tpus_calls_the_kernels(version):
     return traced.lower(lowering_platforms=('tpu',)).as_text()
 
   with tpu('TPU v5 lite', 1, 1, 1):
-    assert (
-      text().count('@tpu_custom_call') == 2 * 3
-    )  # of three blocks, two of them alike
+    blocks = 3 if fused else 0
+    assert text().count('@tpu_custom_call') == 2 * blocks
   assert 'tpu_custom_call' not in text()

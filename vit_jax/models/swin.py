@@ -82,6 +82,7 @@ class Block(nn.Module):
   mlp_ratio: float
   act: str
   masked: float
+  fused: bool
   placement: str
   dtype: jnp.dtype
 
@@ -90,6 +91,7 @@ class Block(nn.Module):
     C, second = x.shape[-1], self.version == 2
     attention = MultiHeadDotProductAttention(
       self.num_heads,
+      fused=self.fused,
       dtype=self.dtype,
       kernel_init=_INIT,
       key_bias=not second,
@@ -173,6 +175,7 @@ class Swin(nn.Module):
   patch_size: tuple[int, int] = (4, 4)
   mlp_ratio: float = 4.0
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
+  fused_attention: bool = True  # False: also differentiable forward-mode on TPUs
   stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
   head_bias_init: float = 0.0
   remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
@@ -214,6 +217,7 @@ class Swin(nn.Module):
         self.mlp_ratio,
         self.act,
         masked,
+        self.fused_attention,
         self.placement,
         self.dtype,
       )
