@@ -88,6 +88,10 @@ def test_a_program_is_the_sum_of_what_it_runs():
     'backward': {'norms': 5},
     'optimizer': {'rest': 7},
   }
+  name = 'Transformer/encoderblock_3/MultiHeadDotProductAttention_0'
+  swin = PROGRAM.replace(name, 'stage1_block_0/attention')
+  assert swin != PROGRAM
+  assert count(swin)['parts'] == found['parts']
   (kernel,) = found['uncosted']
   assert (kernel['times'], kernel['cycles']) == (1, products)
   assert 'encoderblock_i' in kernel['op']

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.tpu_attention_plan import Plan
-from vit_jax.kernels.tpu_heads import Sum, dot, heads, only, reciprocal
+from vit_jax.kernels.tpu_heads import Sum, average, derivative, dot, heads, only
 from vit_jax.kernels.tpu_rows import NEVER, Rows, by_columns
 
 
@@ -117,41 +117,33 @@ def _forward(plan, how, queries, keys, q_ref, k_ref, v_ref, out_ref):
   del queries  # rows beyond the last query are computed, and not written
   out = Sum(how, out_ref)
   bias = how.bias(how.block(keys), keys) if how.block(keys) > keys else None
-  for head, window in heads(plan.head, plan.forward.lanes):
-    q = how.load(q_ref, window) * jnp.asarray(plan.head**-0.5, plan.product)
-    k, v = (how.load(ref, window, there=keys) for ref in (k_ref, v_ref))
-    scores = dot(only(q, head, window), k, (1, 1))
+  for head, span in heads(plan.head, plan.forward.lanes):
+    q = how.load(q_ref, span) * jnp.asarray(plan.head**-0.5, plan.product)
+    k, v = (how.load(ref, span, there=keys) for ref in (k_ref, v_ref))
+    scores = dot(only(q, head, span), k, (1, 1))
     scores = scores if bias is None else scores + bias
-    weights = jnp.exp(scores - scores.max(1, keepdims=True))
-    total = weights.sum(1, keepdims=True)
-    x = dot(weights.astype(plan.product), only(v, head, window), (1, 0))
-    out.add(x * reciprocal(total), head, window)
+    out.add(average(scores, only(v, head, span)), head, span)
 
 
 def _backward(
   plan, how, queries, keys, q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref, *sums
 ):
-  """Scores lie as [S, N] here: two of three products then need no transposition."""
   dk_sum, dv_sum = sums or (None, None)
   dq = Sum(how, dq_ref, plan.head**-0.5)
   dk, dv = Sum(how, dk_ref, total=dk_sum), Sum(how, dv_ref, total=dv_sum)
   there = _queries_there(queries, plan.backward.rows)
-  for head, window in heads(plan.head, plan.backward.lanes):
-    q = how.load(q_ref, window, there=there)
+  for head, span in heads(plan.head, plan.backward.lanes):
+    q = how.load(q_ref, span, there=there)
     q *= jnp.asarray(plan.head**-0.5, plan.product)
-    g = how.load(g_ref, window, there=there)
-    k, v = (how.load(ref, window, there=keys) for ref in (k_ref, v_ref))
-    q, g = only(q, head, window), only(g, head, window)
+    g = how.load(g_ref, span, there=there)
+    k, v = (how.load(ref, span, there=keys) for ref in (k_ref, v_ref))
+    q, g = only(q, head, span), only(g, head, span)
     scores = how.only(dot(k, q, (1, 1)), keys, NEVER)
-    weights = jnp.exp(scores - scores.max(0, keepdims=True))
-    norm = reciprocal(weights.sum(0, keepdims=True))
-    dweights = dot(v, g, (1, 1))
-    mean = (weights * dweights).sum(0, keepdims=True) * norm
-    weights *= norm
-    dscores = (weights * (dweights - mean)).astype(plan.product)
-    dk.add(dot(dscores, q, (1, 0)), head, window)
-    dv.add(dot(weights.astype(plan.product), g, (1, 0)), head, window)
-    dq.add(dot(dscores, only(k, head, window), (0, 0)), head, window)
+    weights, dscores = derivative(scores, v, g)
+    dscores = dscores.astype(plan.product)
+    dk.add(dot(dscores, q, (1, 0)), head, span)
+    dv.add(dot(weights.astype(plan.product), g, (1, 0)), head, span)
+    dq.add(dot(dscores, only(k, head, span), (0, 0)), head, span)
 
 
 def _queries_there(queries: int, rows: int):

@@ -66,12 +66,12 @@ def plan(query: jax.Array, key: jax.Array) -> Plan | None:
   chip = _chip(query)
   if chip is None:
     return None
-  _, groups, product, vmem, _ = chip
+  product, vmem = chip.product, chip.vmem
   _, queries, _, head = query.shape
   blocks = [
     Block(n * head, rows)
     for rows in (queries, *(n for n in (512, 256, 128) if n < queries))
-    for n in groups
+    for n in chip.groups
   ]
   chosen = []
   for needs in (_forward_bytes, _backward_bytes):
@@ -81,7 +81,8 @@ def plan(query: jax.Array, key: jax.Array) -> Plan | None:
 
 
 # Heads of all windows of a grid step, one after the other in its program: with 12, 6 and 3
-# it takes 1.02, 1.14 and 1.38 times the cycles (Swin-T's first stage, v6e, with derivatives).
+# it takes 1.03, 1.20 and 1.43 times the cycles (attention of Swin-T's first stage and its
+# derivative, v5e).
 _UNROLLED = 24
 
 
@@ -96,25 +97,23 @@ def plan_windows(query: jax.Array, windows: int) -> WindowPlan | None:
     windows: n, of an image.
   """
   chip = _chip(query)
-  if chip is None or chip.images % windows:  # a device has a part of an image
+  if chip is None or chip.generation > 5 or chip.images % windows:
     return None
-  if chip.generation > 5:
-    return None
-  _, groups, product, vmem, _ = chip
   _, tokens, _, head = query.shape
-  for group in groups:
+  for group in chip.groups:
     for n in range(windows, 0, -1):
-      fits = _window_bytes(n, group, tokens, head, product) <= vmem
-      if windows % n == 0 and n * group <= _UNROLLED and fits:
-        return WindowPlan(head, n, group * head, product, vmem)
+      if windows % n == 0 and n * group <= _UNROLLED:
+        needs = _window_bytes(n, group * head, group, tokens, chip.product)
+        if needs <= chip.vmem:
+          return WindowPlan(head, n, group * head, chip.product, chip.vmem)
   return None
 
 
 class _Chip(NamedTuple):
-  """What a device is and is given.
+  """What a device of the mesh is, and is given.
 
   Attributes:
-    images: its share of the batch.
+    images: its share of the batch: windows, where those are attended within.
     groups: the sizes that groups of heads may have, largest first.
     product, vmem: see `Plan`.
     generation: 5 of v5e.
@@ -168,9 +167,11 @@ def _backward_bytes(block: Block, keys: int, product: str) -> int:
   return (2 if product == 'float32' else 1) * (blocks + sums + scores)
 
 
-def _window_bytes(windows: int, group: int, tokens: int, head: int, product: str):
+def _window_bytes(
+  windows: int, lanes: int, heads: int, tokens: int, product: str
+) -> int:
   rows, keys = round_up(tokens, 16), round_up(tokens, LANES)
-  blocks = 2 * 2 * windows * rows * round_up(group * head, LANES) * 7
+  blocks = 2 * 2 * windows * rows * round_up(lanes, LANES) * 7
   scores = 4 * rows * keys
-  added = (2 * (2 * group + windows) + group) * scores  # bias and its derivative, mask
+  added = (2 * (2 * heads + windows) + heads) * scores  # bias and its derivative, mask
   return (2 if product == 'float32' else 1) * (blocks + added + 6 * scores)

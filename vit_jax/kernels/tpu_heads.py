@@ -1,4 +1,4 @@
-"""What attention kernels for TPUs do head by head: channels taken, multiplied, summed."""
+"""What attention kernels for TPUs do head by head: channels taken, averaged, summed."""
 
 from collections.abc import Iterator
 
@@ -24,11 +24,11 @@ def heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
     )
 
 
-def only(x, head: slice, window: slice):
-  """Zeroes the channels of a window that are not the head's."""
-  if head == window:
+def only(x, head: slice, span: slice):
+  """Zeroes the channels of x [R, span] that are not the head's."""
+  if head == span:
     return x
-  lane = lax.broadcasted_iota(jnp.int32, x.shape, 1) + window.start
+  lane = lax.broadcasted_iota(jnp.int32, x.shape, 1) + span.start
   return jnp.where((lane >= head.start) & (lane < head.stop), x, jnp.zeros_like(x))
 
 
@@ -46,11 +46,11 @@ class Sum:
     self.image = image
     self._columns: dict[int, jax.Array] = {}  # of registers, by their first lane
 
-  def add(self, x, head: slice, window: slice):
-    """Adds a head's share of a window, zero on the channels of others."""
-    for start in range(window.start, window.stop, LANES):
-      stop = min(start + LANES, window.stop)
-      column = x[:, start - window.start : stop - window.start]
+  def add(self, x, head: slice, span: slice):
+    """Adds a head's share of a span, zero on the channels of others."""
+    for start in range(span.start, span.stop, LANES):
+      stop = min(start + LANES, span.stop)
+      column = x[:, start - span.start : stop - span.start]
       if start in self._columns:
         column = self._columns.pop(start) + column
       if stop <= head.stop:
@@ -76,7 +76,34 @@ def dot(a, b, over: tuple[int, int]):
   )
 
 
-def reciprocal(total):
+def average(scores, v):
+  """Returns softmax(scores) v, float32 [N, span].
+
+  Args:
+    scores: float32 [N, S]. v: [S, span], in the dtype of products.
+  """
+  weights = jnp.exp(scores - scores.max(1, keepdims=True))
+  total = weights.sum(1, keepdims=True)
+  return dot(weights.astype(v.dtype), v, (1, 0)) * _reciprocal(total)
+
+
+def derivative(scores, v, g):
+  """Returns (softmax(scores), the gradient by the scores), float32 [S, N] as the scores.
+
+  Scores lie that way as two of three products with them then need no transposition.
+
+  Args:
+    scores: float32 [S, N]. v: [S, span]. g: [N, span], the gradient of `average`.
+  """
+  weights = jnp.exp(scores - scores.max(0, keepdims=True))
+  norm = _reciprocal(weights.sum(0, keepdims=True))
+  dweights = dot(v, g, (1, 1))
+  mean = (weights * dweights).sum(0, keepdims=True) * norm
+  weights *= norm
+  return weights, weights * (dweights - mean)
+
+
+def _reciprocal(total):
   """Returns 1 / total, of at least 1, without the cases of a division: 0 and infinities."""
   from jax.experimental import pallas as pl
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.tpu_attention_plan import WindowPlan
-from vit_jax.kernels.tpu_heads import Sum, dot, heads, only, reciprocal
+from vit_jax.kernels.tpu_heads import Sum, average, derivative, dot, heads, only
 from vit_jax.kernels.tpu_rows import NEVER, Rows, by_columns
 from vit_jax.kernels.window_bias import WindowBias
 
@@ -68,6 +68,11 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 @functools.partial(jax.jit, static_argnames=('kernel', 'plan'), inline=True)
 def _call(kernel, plan: WindowPlan, inputs, positions, apart) -> list[jax.Array]:
   """Runs a kernel over groups of heads and of windows.
+
+  Args:
+    inputs: query, key, value and, for the derivative, that of the result; [B n, N, M Dh].
+    positions: float32 [M, N, N], or for the derivative [M, S, N].
+    apart: [n, N, N], what is added for each window of an image, or None.
 
   Returns:
     the result; or the derivatives by the first three inputs and by `positions`.
@@ -145,10 +150,7 @@ def _forward(plan, how, tokens, q_ref, k_ref, v_ref, positions_ref, *refs):
       scores = dot(only(q, head, span), k, (1, 1)) + positions_ref[number]
       scores = scores + apart[0][i] if apart else scores
       scores = scores if absent is None else scores + absent
-      weights = jnp.exp(scores - scores.max(1, keepdims=True))
-      total = weights.sum(1, keepdims=True)
-      x = dot(weights.astype(plan.product), only(v, head, span), (1, 0))
-      out.add(x * reciprocal(total), head, span)
+      out.add(average(scores, only(v, head, span)), head, span)
 
 
 def _backward(plan, how, tokens, q_ref, k_ref, v_ref, g_ref, positions_ref, *refs):
@@ -166,12 +168,7 @@ def _backward(plan, how, tokens, q_ref, k_ref, v_ref, g_ref, positions_ref, *ref
       scores = dot(k, q, (1, 1)) + positions_ref[number]
       scores = scores + apart[0][i] if apart else scores
       scores = how.only(scores, tokens, NEVER)
-      weights = jnp.exp(scores - scores.max(0, keepdims=True))
-      norm = reciprocal(weights.sum(0, keepdims=True))
-      dweights = dot(v, g, (1, 1))
-      mean = (weights * dweights).sum(0, keepdims=True) * norm
-      weights *= norm
-      dscores = weights * (dweights - mean)
+      weights, dscores = derivative(scores, v, g)
       dpositions[number] = dpositions.get(number, 0.0) + dscores
       dscores = dscores.astype(plan.product)
       dk.add(dot(dscores, q, (1, 0)), head, span)
