@@ -83,6 +83,16 @@ def test_kernels_compute_attention_and_its_derivative(case, product):
   assert [x.dtype for x in found] == [jnp.bfloat16] * 4 + [jnp.float32]
 
 
+def test_the_plain_path_takes_any_number_of_images():
+  """As in files that `tools.export` writes."""
+  (b,) = jax.export.symbolic_shape('b')
+  query = jax.ShapeDtypeStruct((4 * b, 15, 2, 8), jnp.float32)
+  bias = WindowBias(4, np.zeros((2, 15, 15), np.float32), WINDOWS.apart(), -100.0)
+  run = jax.jit(lambda x: attend(x, x, x, bias=bias))
+  (out,) = jax.export.export(run)(query).out_avals
+  assert out.shape == query.shape
+
+
 def test_devices_of_a_mesh_compute_their_own_share():
   """And the derivative of the bias, which all share, is their sum."""
   *inputs, grad, positions = arrays(4, 4)

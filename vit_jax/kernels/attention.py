@@ -80,7 +80,7 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   if isinstance(bias, GridBias):
     bias = bias.scores(*scores.shape[2:])
   if isinstance(bias, WindowBias):
-    bias = bias.scores(len(scores))
+    bias = bias.scores(scores.shape[0])
   if bias is not None:
     scores += bias
   if mask is not None:
