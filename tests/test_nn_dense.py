@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivatives import assert_same_derivatives, normal
+from test_tpu_attention import KINDS, tpu
 
 from vit_jax.kernels import dense as kernels_dense
 from vit_jax.kernels import patches
@@ -96,21 +97,29 @@ def test_a_kernel_of_heads_is_converted_after_its_reshape_on_tpus():
 PATCHES = (2, 6, 8, 3), (3, 2, 3, 5), (5,)
 
 
-def test_derivatives_of_patches():
+@pytest.mark.parametrize('embed', [patches.embed, patches._rows_convolved])
+def test_derivatives_of_patches(embed):
   assert_same_derivatives(
-    patches.embed, patches._convolved, *(normal(*shape) for shape in PATCHES)
+    embed, patches._convolved, *(normal(*shape) for shape in PATCHES)
   )
 
 
 def test_patches_are_a_convolution_on_tpus():
-  def text(platform):
+  def text(platform, batch=2):
     loss = lambda *args: jnp.sin(patches.embed(*args)).sum()
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in PATCHES]
+    (_, *image), *others = PATCHES
+    shapes = (batch, *image), *others
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     step = jax.jit(jax.grad(loss, (1, 2))).trace(*args)
     return step.lower(lowering_platforms=(platform,)).as_text()
 
   # The image, twice, is read as it lies in memory.
   assert text('tpu').count('stablehlo.convolution') == 2
   assert 'stablehlo.transpose' not in text('tpu')
+  # Of a few images that of 2 x 2 rows of patches, of many that of the images.
+  assert 'tensor<4x3x8x3xf32>' in text('tpu')
+  assert 'tensor<128x3x8x3xf32>' not in text('tpu', 64)
+  with tpu(KINDS['v5e'], 2, 1, 1):  # 32 a device
+    assert 'tensor<128x3x8x3xf32>' in text('tpu', 64)
   for platform in ('cpu', 'cuda'):
     assert 'stablehlo.convolution' not in text(platform)

@@ -15,23 +15,39 @@ def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
   On TPUs it is a convolution: cut into patches, every pixel of the images would move in
   memory, which takes longer than the product; but not on v2 and v3, which have the bandwidth.
-  Elsewhere it is a product: on CPUs the convolution's gradient is slow. The choice is made
-  when the program is lowered, that of a generation by the mesh.
+  Of a few images, it is that of their rows of patches: XLA puts the batch beside each other,
+  which should fill a register. Elsewhere it is a product: on CPUs the convolution's gradient
+  is slow. The choice is made when the program is lowered, that of a generation and of a
+  device's share of the batch by the mesh.
 
   Args:
     kernel: [ph, pw, C, D]; H and W are multiples of ph and pw.
     bias: [D].
   """
-  on_tpus = _as_product if _before_v4(images.shape[0]) else _convolved
-  return by_platform(tpu=on_tpus, default=_as_product)(images, kernel, bias)
+  return by_platform(tpu=_on_tpus(images.shape[0]), default=_as_product)(
+    images, kernel, bias
+  )
 
 
-def _before_v4(batch: int) -> bool:
-  if tpus(batch) is None:
-    return False
-  from jax.experimental.pallas import tpu as pltpu
+# By a training step's cost on v5e and v6e: with 32 images a device, rows of patches take less
+# at every resolution, with 64 of 224 pixels more (benchmarks/NOTES.md).
+_FEW = 64
 
-  return pltpu.get_tpu_info().generation < 4
+
+def _on_tpus(batch: int):
+  if mesh := tpus(batch):
+    from jax.experimental.pallas import tpu as pltpu
+
+    if pltpu.get_tpu_info().generation < 4:
+      return _as_product
+    batch //= mesh.shape['data'] * mesh.shape['fsdp']
+  return _rows_convolved if batch < _FEW else _convolved
+
+
+def _rows_convolved(images, kernel, bias):
+  (B, H, W, C), ph = images.shape, kernel.shape[0]
+  y = _convolved(images.reshape(-1, ph, W, C), kernel, bias)
+  return y.reshape(B, H // ph, *y.shape[2:])
 
 
 def _convolved(images, kernel, bias):
