@@ -17,7 +17,6 @@ from test_tpu_attention import KINDS, tpu
 import vit_jax
 from vit_jax import models, pretrained, trees
 from vit_jax.errors import UserError
-from vit_jax.kernels.attention import attend
 from vit_jax.kernels.grid_bias import GridBias
 from vit_jax.nn.decomposed import DecomposedPositions
 from vit_jax.tools import convert
@@ -125,16 +124,13 @@ def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
 
 
 @pytest.mark.slow
-def test_a_bias_in_the_products_is_the_bias_of_the_scores():
+def test_a_bias_is_the_product_of_its_factors():
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  query, key, value = normal(2, 5, 3, 8), normal(2, 7, 3, 8), normal(2, 7, 3, 8)
   bias = GridBias(normal(2, 4, 3, 2), normal(2, 4, 3, 3))  # of 4 queries and 2 x 3 keys
-  found = attend(*bias.folded(query, key, value))
-  expected = attend(query, key, value, bias=bias)
-  assert found.shape[-1] == 128
-  np.testing.assert_allclose(found[..., :8], expected, rtol=0, atol=1e-5)
-  assert not found[..., 8:].any()
+  added, places = bias.products(5, 7, jnp.float32)  # and of a token before each
+  found, expected = added @ places.T, bias.scores(5, 7)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize('fused', [True, False])
@@ -146,7 +142,8 @@ def test_attention_for_tpus_is_fused(fused):
   with tpu(KINDS['v5e'], 1, 1, 1):
     traced = jax.jit(lambda *args: model.apply(*args)[0]).trace(params, images)
     text = traced.lower(lowering_platforms=('tpu',)).as_text()
-  assert text.count('@tpu_custom_call') == (2 if fused else 0)
+  # Attention of each block; norms of 8 x 8 queries, and of 4 x 4 queries, keys and values.
+  assert text.count('@tpu_custom_call') == (6 if fused else 0)
 
 
 @pytest.mark.slow

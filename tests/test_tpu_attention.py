@@ -11,6 +11,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from vit_jax import sharding
 from vit_jax.kernels import tpu_attention, tpu_attention_plan
 from vit_jax.kernels.attention import attend
+from vit_jax.kernels.grid_bias import GridBias
 from vit_jax.models import build
 
 KINDS = {'v3': 'TPU v3', 'v5e': 'TPU v5 lite', 'v6e': 'TPU v6 lite'}
@@ -78,6 +79,78 @@ def test_kernels_compute_attention_and_its_derivative(case, product):
     np.testing.assert_allclose(
       found.astype(jnp.float32), right, rtol=0, atol=3 * 2**-8 * np.abs(right).max()
     )
+
+
+# Queries, and keys before those of the map of 4 x 5; heads, their size; queries of a step.
+BIASED = {
+  'one block': (17, 0, 3, 24, 17),
+  'blocks of queries': (40, 0, 2, 96, 16),
+  'a class token': (21, 1, 1, 16, 16),
+}
+QUICK_BIASED = ('a class token', 'float32')
+
+
+def biased(queries: int, before: int, heads: int, head: int, batch: int = 2):
+  """Returns query, key, value, a bias of a map of 4 x 5 keys and the result's gradient."""
+  *inputs, grad = arrays(queries, before + 20, heads, head, batch)
+  keys = jax.random.split(jax.random.key(1))
+  shape = (batch, queries - before, heads)
+  bias = (jax.random.normal(k, (*shape, n)) for k, n in zip(keys, (4, 5), strict=True))
+  return *inputs, GridBias(*bias), grad
+
+
+def by_kernels(query, key, value, bias, plan):
+  added = bias.products(query.shape[1], key.shape[1], query.dtype)
+  first = (x.swapaxes(1, 2) for x in (query, key, value))
+  return tpu_attention.attend_by_head(*first, *added, plan).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize(
+  ('case', 'product'),
+  [
+    pytest.param(*both, marks=() if both == QUICK_BIASED else pytest.mark.slow)
+    for both in itertools.product(BIASED, ('bfloat16', 'float32'))
+  ],
+)
+def test_a_bias_of_rows_and_columns_and_its_derivative(case, product):
+  queries, before, heads, head, rows = BIASED[case]
+  block = tpu_attention_plan.Block(head, rows)
+  plan = tpu_attention_plan.Plan(head, block, block, product, 2**24, interpret=True)
+  *inputs, grad = biased(queries, before, heads, head)
+  y, pullback = jax.vjp(lambda *args: by_kernels(*args, plan), *inputs)
+
+  def defined(query, key, value, bias):
+    scores = jnp.einsum('bnmd,bsmd->bmns', query, key) / np.sqrt(head)
+    at = np.arange(20)  # a key of the map: its row and its column
+    of_map = bias.rows[..., at // 5] + bias.columns[..., at % 5]  # [B, n, M, 20]
+    scores = scores.at[:, :, before:, before:].add(of_map.swapaxes(1, 2))
+    return jnp.einsum('bmns,bsmd->bnmd', jax.nn.softmax(scores), value)
+
+  wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+  expected, exact = jax.vjp(defined, *wide(inputs))
+  found, right = (y, *pullback(grad)), (expected, *exact(wide(grad)))
+  for a, b in zip(*map(jax.tree.leaves, (found, right)), strict=True):
+    # As of attention without a bias, which is rounded to bfloat16, too.
+    close = 3 * 2**-8 * np.abs(b).max()
+    np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=0, atol=close)
+
+
+@pytest.mark.slow
+def test_devices_of_a_mesh_have_the_bias_of_their_own_share():
+  *inputs, _ = biased(20, 0, 4, 16, batch=8)
+  block = tpu_attention_plan.Block(16, 20)
+  plan = tpu_attention_plan.Plan(16, block, block, 'bfloat16', 2**24, interpret=True)
+  run = lambda *args: by_kernels(*args, plan)
+  grads = jax.grad(
+    lambda *args: jnp.sin(run(*args).astype(jnp.float32)).sum(), range(4)
+  )
+  alone = run(*inputs), grads(*inputs)
+  mesh = sharding.make_mesh(2, 2, 2)
+  with jax.set_mesh(mesh):
+    given = jax.device_put(inputs, sharding.batch_sharding(mesh))
+    found = jax.jit(lambda *args: (run(*args), grads(*args)))(*given)
+  for a, b in zip(*map(jax.tree.leaves, (found, alone)), strict=True):
+    np.testing.assert_array_equal(a.astype(np.float32), b.astype(np.float32))
 
 
 def test_devices_of_a_mesh_compute_their_own_share():

@@ -16,12 +16,13 @@ from vit_jax.models import build
 EPS = 1e-6
 
 
-def arrays(batch: int, tokens: int, width: int):
+def arrays(*shape: int):
   """Returns x, scale, bias, and the gradients of the norm and of x besides."""
+  width = shape[-1]
   keys = jax.random.split(jax.random.key(0), 5)
   draw = lambda key, *shape: jax.random.normal(key, shape)
   x, dy, dskip = (
-    (draw(key, batch, tokens, width) * 2 + 3 * (key is keys[0])).astype(jnp.bfloat16)
+    (draw(key, *shape) * 2 + 3 * (key is keys[0])).astype(jnp.bfloat16)
     for key in keys[:3]
   )
   return x, 1 + draw(keys[3], width) / 3, draw(keys[4], width), dy, dskip
@@ -32,13 +33,14 @@ def reference(x, scale, bias):
   return (x - mean) / jnp.sqrt(var + EPS) * scale + bias
 
 
-# Tokens, channels, rows of a grid step: tiles that are whole and not, blocks that divide
+# Batch, tokens, channels; rows of a grid step: tiles that are whole and not, blocks that divide
 # the tokens and leave some of them.
 CASES = {
-  'one block': (16, 256, 16),
-  'a last tile of five rows': (37, 128, 37),
-  'blocks': (32, 128, 16),
-  'a last block of one row': (33, 256, 16),
+  'one block': ((2, 16, 256), 16),
+  'a last tile of five rows': ((2, 37, 128), 37),
+  'blocks': ((2, 32, 128), 16),
+  'a last block of one row': ((2, 33, 256), 16),
+  'heads': ((2, 3, 33, 96), 16),
 }
 QUICK = ('a last block of one row', 'float32')
 
@@ -51,10 +53,10 @@ QUICK = ('a last block of one row', 'float32')
   ],
 )
 def test_kernels_compute_the_norm_and_its_derivative(case, dtype):
-  tokens, width, rows = CASES[case]
+  shape, rows = CASES[case]
   how = Rows(dtype, interpret=True)
   plan = tpu_layer_norm.Plan(how.block(rows), how)
-  *inputs, dy, dskip = arrays(2, tokens, width)
+  *inputs, dy, dskip = arrays(*shape)
   wide = lambda *arrays: [a.astype(jnp.float32) for a in arrays]
   run = lambda fn: jax.vjp(lambda *args: fn(*args, EPS, plan), *inputs)
   y, pullback = run(tpu_layer_norm.layer_norm)
@@ -104,6 +106,8 @@ def test_the_plan_of_a_generation(kind, dtype, rows):
     assert long.rows * 1024 * 16 <= 6 * 2**20
     assert plan(x.astype(jnp.float32)) is None
     assert plan(x[:, :, :100]) is None  # registers half full
+    heads = plan(jax.ShapeDtypeStruct((2, 3, 40, 100), jnp.bfloat16))
+    assert heads == (None if kind == 'v3' else expected)
     assert plan(x[:, :1]) is None  # a class token alone
     assert plan(x[:, 0]) is None
     other = layer_norm.layer_norm(x, scale, bias, EPS, jnp.float32, fused=True)

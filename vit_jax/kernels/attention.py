@@ -55,11 +55,12 @@ def attend(
   if not (fused and bare and half) or query.shape[1] == 1:
     return plain(query, key, value, bias, mask)
   if isinstance(bias, GridBias):
-    width = bias.width(query.shape[-1])
-    wide = (jax.ShapeDtypeStruct((*x.shape[:3], width), x.dtype) for x in (query, key))
-    if plan := tpu_attention_plan.plan(*wide):
-      x = tpu_attention.attend(*bias.folded(query, key, value), plan)
-      return x[..., : query.shape[-1]]
+    added = bias.rows.shape[-1] + bias.columns.shape[-1]
+    if plan := tpu_attention_plan.plan_by_head(query, key, added):
+      products = bias.products(query.shape[1], key.shape[1], query.dtype)
+      query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+      x = tpu_attention.attend_by_head(query, key, value, *products, plan)
+      return x.swapaxes(1, 2)
   if isinstance(bias, WindowBias) and (
     plan := tpu_attention_plan.plan_windows(query, bias.windows)
   ):

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.kernels.tpu_rows import LANES
-
 
 class GridBias(NamedTuple):
   """What is added to the scores of the last h w keys, a map, by the last queries.
@@ -32,36 +30,22 @@ class GridBias(NamedTuple):
     ]
     return jnp.pad(bias, before) if before[2:] != [(0, 0)] * 2 else bias
 
-  def width(self, head: int) -> int:
-    """Returns the channels that `folded` gives heads: whole registers of a TPU."""
-    needed = head + self.rows.shape[-1] + self.columns.shape[-1]
-    return -(-needed // LANES) * LANES
+  def products(self, queries: int, keys: int, dtype) -> tuple[jax.Array, jax.Array]:
+    """Returns (bias [B, M, N, h + w], places [S, h + w]), whose product is `scores`.
 
-  def folded(self, query, key, value) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns wider (query, key, value) whose attention has the bias in its products.
-
-    A query's further channels are its bias for each row and for each column, a key's are
-    1 at its own row and column, and a value's are zero, as is what they attend to.
+    The bias is zero for queries before those of the map; places are 1 at a key's own row and
+    at its own column, and zero for keys before those of the map.
 
     Args:
-      query: [B, N, M, Dh]; key and value: [B, S, M, Dh].
+      queries, keys: N and S.
+      dtype: of both.
     """
-    (B, N, M, Dh), S = query.shape, key.shape[1]
+    bias = jnp.concatenate([x.swapaxes(1, 2) for x in self], axis=-1).astype(dtype)
+    if before := queries - bias.shape[2]:
+      bias = jnp.pad(bias, ((0, 0), (0, 0), (before, 0), (0, 0)))
     h, w = self.rows.shape[-1], self.columns.shape[-1]
-    width, dtype = self.width(Dh), query.dtype
-    bias = jnp.concatenate(self, axis=-1) * width**0.5  # by which scores are divided
-    bias = jnp.pad(
-      bias, ((0, 0), (N - bias.shape[1], 0), (0, 0), (0, width - Dh - h - w))
-    )
-    query = query.astype(jnp.float32) * (width / Dh) ** 0.5
-    query = jnp.concatenate([query, bias], axis=-1).astype(dtype)
-    places = np.zeros((S, width - Dh), np.float32)
+    places = np.zeros((keys, h + w), np.float32)
     rows, columns = np.divmod(np.arange(h * w), w)
-    of_map = np.arange(S - h * w, S)
+    of_map = np.arange(keys - h * w, keys)
     places[of_map, rows] = places[of_map, h + columns] = 1
-    places = jnp.broadcast_to(
-      jnp.asarray(places, dtype)[None, :, None], (B, S, M, width - Dh)
-    )
-    key = jnp.concatenate([key, places], axis=-1)
-    value = jnp.pad(value, ((0, 0), (0, 0), (0, 0), (0, width - Dh)))
-    return query, key, value
+    return bias, jnp.asarray(places, dtype)

@@ -22,7 +22,7 @@ def layer_norm(
     x: [..., D]. scale, bias: [D].
     eps: added to the variance.
     dtype: of the result.
-    fused: leave bfloat16 [B, N, D] on a mesh (`jax.set_mesh`) of TPUs to a kernel, which
+    fused: leave bfloat16 [B, ..., N, D] on a mesh (`jax.set_mesh`) of TPUs to a kernel, which
       has no forward-mode derivative.
 
   Returns:

@@ -31,24 +31,53 @@ def attend(query, key, value, plan: Plan) -> jax.Array:
   Returns:
     [B, N, M, Dh] in the dtype of `query`.
   """
-  run = lambda *arrays: _attend(*arrays, plan)
+  run = lambda *arrays: _attend(arrays, (), plan)
   shape, spec = query.shape, PartitionSpec(('data', 'fsdp'), None, 'tensor')
   if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
     run = jax.shard_map(run, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
   return run(*(x.reshape(*x.shape[:2], -1) for x in (query, key, value))).reshape(shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(query, key, value, plan):
-  return _call(_forward, plan, [query, key, value], 'qkk', 'q')[0]
+def attend_by_head(query, key, value, bias, places, plan: Plan) -> jax.Array:
+  """Returns softmax(q k' / sqrt(Dh) + bias places') v, as `attend` does, heads first.
+
+  The bias is a product, for which scores of float32 need not be stored. A grid step takes
+  one head: what heads are made of here, a map that was pooled or positions, would otherwise
+  lie in memory as [B, N, M, Dh], whose tiles M rows of Dh channels fill badly.
+
+  Args:
+    query: [B, M, N, Dh]; key and value: [B, M, S, Dh]; one dtype.
+    bias: [B, M, N, R]. places: [S, R], a constant, by which nothing is differentiated.
+    plan: of `tpu_attention_plan.plan_by_head` for these shapes.
+
+  Returns:
+    [B, M, N, Dh] in the dtype of `query`.
+  """
+
+  def run(*by_head):
+    *inputs, bias = (x.reshape(-1, *x.shape[2:]) for x in by_head)
+    return _attend(tuple(inputs), (bias, places[None]), plan).reshape(by_head[0].shape)
+
+  spec = PartitionSpec(('data', 'fsdp'), 'tensor')
+  if not jax.sharding.get_abstract_mesh().empty:
+    run = jax.shard_map(run, in_specs=(spec,) * 4, out_specs=spec, check_vma=False)
+  return run(query, key, value, bias)
 
 
-def _attend_fwd(query, key, value, plan):
-  return _attend(query, key, value, plan), (query, key, value)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _attend(inputs, bias, plan):
+  return _call(_forward, plan, inputs, bias, 'qkk', 'q')[0]
+
+
+def _attend_fwd(inputs, bias, plan):
+  return _attend(inputs, bias, plan), (inputs, bias)
 
 
 def _attend_bwd(plan, residuals, dout):
-  return tuple(_call(_backward, plan, [*residuals, dout], 'qkkq', 'qkk'))
+  inputs, bias = residuals
+  dq, dk, dv, *dbias = _call(_backward, plan, (*inputs, dout), bias, 'qkkq', 'qkk')
+  constant = [jnp.zeros_like(places) for places in bias[1:]]
+  return (dq, dk, dv), (*dbias, *constant)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -58,10 +87,14 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 @functools.partial(
   jax.jit, static_argnames=('kernel', 'plan', 'kinds', 'out_kinds'), inline=True
 )
-def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Array]:
+def _call(
+  kernel, plan: Plan, inputs, bias, kinds: str, out_kinds: str
+) -> list[jax.Array]:
   """Runs a kernel over images, groups of heads and blocks of queries.
 
   Args:
+    bias: (), or the two factors of one, [B, N, R] and [1, S, R]; `_backward` returns the
+      first one's gradient, too, after the others.
     kinds, out_kinds: of each array, 'q' where it has a row for each query, 'k' for each
       key.
   """
@@ -73,7 +106,7 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
   lanes, rows = plan.forward if forward else plan.backward
   grid = (batch, width // lanes, pl.cdiv(queries, rows))
   how = Rows(plan.product, plan.interpret)
-  run = functools.partial(kernel, plan, how, queries, keys)
+  run = functools.partial(kernel, plan, how, queries, keys, bool(bias))
   columns = how.columns(lanes)
   tall, row = {'q': rows, 'k': keys}, {'q': lambda i: i, 'k': lambda i: 0}
 
@@ -86,11 +119,23 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     'k': jax.ShapeDtypeStruct((batch, keys, width), inputs[0].dtype),
   }
   products = 2 if forward else 5  # scores are computed again in the latter
+  channels = products * width
+  in_specs = [block(kind, columns, c) for kind in kinds for c in range(columns)]
+  out_specs = [block(kind) for kind in out_kinds]
   out_shape = [shapes[kind] for kind in out_kinds]
+  if bias:
+    added = bias[0].shape[2]
+    channels += (1 if forward else 2) * added
+    of_queries = pl.BlockSpec((1, how.block(rows), added), lambda b, h, i: (b, i, 0))
+    of_keys = pl.BlockSpec((1, how.block(keys), added), lambda b, h, i: (0, 0, 0))
+    in_specs += [of_queries, of_keys]
+    if not forward:
+      out_specs.append(of_queries)
+      out_shape.append(jax.ShapeDtypeStruct(bias[0].shape, bias[0].dtype))
   cost = pl.CostEstimate(  # of what is asked for, without padding
-    flops=products * 2 * batch * queries * keys * width,
+    flops=2 * batch * queries * keys * channels,
     transcendentals=batch * queries * keys * width // plan.head,
-    bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *out_shape)),
+    bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *bias, *out_shape)),
   )
   return pl.pallas_call(
     by_columns(run, len(inputs), columns),
@@ -99,8 +144,8 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     scratch_shapes=[]
     if grid[2] == 1 or forward
     else 2 * [pltpu.VMEM((how.block(keys), lanes), jnp.float32)],
-    in_specs=[block(kind, columns, c) for kind in kinds for c in range(columns)],
-    out_specs=[block(kind) for kind in out_kinds],
+    in_specs=in_specs,
+    out_specs=out_specs,
     out_shape=out_shape,
     interpret=plan.interpret,
     compiler_params=pltpu.CompilerParams(
@@ -110,24 +155,33 @@ def _call(kernel, plan: Plan, inputs, kinds: str, out_kinds: str) -> list[jax.Ar
     ),
     metadata={'grid': 'x'.join(map(str, grid))},  # for `tools.tpu.cost`
     name=kernel.__name__.strip('_') + '_attention',
-  )(*(x for x in inputs for _ in range(columns)))
+  )(*(x for x in inputs for _ in range(columns)), *bias)
 
 
-def _forward(plan, how, queries, keys, q_ref, k_ref, v_ref, out_ref):
+def _forward(plan, how, queries, keys, biased, q_ref, k_ref, v_ref, *refs):
+  """`refs`: of the bias and of places, if there is one; of the result."""
+  *bias_refs, out_ref = refs
   del queries  # rows beyond the last query are computed, and not written
   out = Sum(how, out_ref)
-  bias = how.bias(how.block(keys), keys) if how.block(keys) > keys else None
+  mask = how.bias(how.block(keys), keys) if how.block(keys) > keys else None
   for head, span in heads(plan.head, plan.forward.lanes):
     q = how.load(q_ref, span) * jnp.asarray(plan.head**-0.5, plan.product)
     k, v = (how.load(ref, span, there=keys) for ref in (k_ref, v_ref))
     scores = dot(only(q, head, span), k, (1, 1))
-    scores = scores if bias is None else scores + bias
+    if biased:
+      bias_ref, places_ref = bias_refs
+      bias, places = how.load([bias_ref]), how.load([places_ref], there=keys)
+      scores += dot(bias, places, (1, 1))
+    scores = scores if mask is None else scores + mask
     out.add(average(scores, only(v, head, span)), head, span)
 
 
-def _backward(
-  plan, how, queries, keys, q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref, *sums
-):
+def _backward(plan, how, queries, keys, biased, q_ref, k_ref, v_ref, g_ref, *refs):
+  """`refs`: of the bias and of places, if there is one; results; sums, if there are."""
+  if biased:
+    bias_ref, places_ref, dq_ref, dk_ref, dv_ref, dbias_ref, *sums = refs
+  else:
+    dq_ref, dk_ref, dv_ref, *sums = refs
   dk_sum, dv_sum = sums or (None, None)
   dq = Sum(how, dq_ref, plan.head**-0.5)
   dk, dv = Sum(how, dk_ref, total=dk_sum), Sum(how, dv_ref, total=dv_sum)
@@ -138,12 +192,19 @@ def _backward(
     g = how.load(g_ref, span, there=there)
     k, v = (how.load(ref, span, there=keys) for ref in (k_ref, v_ref))
     q, g = only(q, head, span), only(g, head, span)
-    scores = how.only(dot(k, q, (1, 1)), keys, NEVER)
+    scores = dot(k, q, (1, 1))
+    if biased:
+      bias = how.load([bias_ref], there=there)
+      places = how.load([places_ref], there=keys)
+      scores += dot(places, bias, (1, 1))
+    scores = how.only(scores, keys, NEVER)
     weights, dscores = derivative(scores, v, g)
     dscores = dscores.astype(plan.product)
     dk.add(dot(dscores, q, (1, 0)), head, span)
     dv.add(dot(weights.astype(plan.product), g, (1, 0)), head, span)
     dq.add(dot(dscores, only(k, head, span), (0, 0)), head, span)
+    if biased:
+      how.store(dbias_ref, dot(dscores, places, (0, 0)))
 
 
 def _queries_there(queries: int, rows: int):

@@ -64,20 +64,34 @@ def plan(query: jax.Array, key: jax.Array) -> Plan | None:
     query: [B, N, M, Dh]; key: [B, S, M, Dh].
   """
   chip = _chip(query)
-  if chip is None:
-    return None
-  product, vmem = chip.product, chip.vmem
+  return None if chip is None else _fitting(chip, chip.groups, query, key)
+
+
+def plan_by_head(query: jax.Array, key: jax.Array, added: int) -> Plan | None:
+  """Returns how the TPUs of the mesh should attend with one head a grid step; else as `plan`.
+
+  Args:
+    query: [B, N, M, Dh]; key: [B, S, M, Dh].
+    added: channels of a bias that is a product, see `tpu_attention.attend_by_head`.
+  """
+  chip = _chip(query)
+  return None if chip is None else _fitting(chip, [1], query, key, added)
+
+
+def _fitting(chip: '_Chip', groups, query, key, added: int = 0) -> Plan | None:
   _, queries, _, head = query.shape
   blocks = [
     Block(n * head, rows)
     for rows in (queries, *(n for n in (512, 256, 128) if n < queries))
-    for n in chip.groups
+    for n in groups
   ]
   chosen = []
   for needs in (_forward_bytes, _backward_bytes):
-    fit = (block for block in blocks if needs(block, key.shape[1], product) <= vmem)
+    fit = (
+      b for b in blocks if needs(b, key.shape[1], chip.product, added) <= chip.vmem
+    )
     chosen.append(next(fit, None))
-  return None if None in chosen else Plan(head, *chosen, product, vmem)
+  return None if None in chosen else Plan(head, *chosen, chip.product, chip.vmem)
 
 
 # Heads of all windows of a grid step, one after the other in its program: with 12, 6 and 3
@@ -148,19 +162,20 @@ def _chip(query: jax.Array) -> _Chip | None:
 # 197 to 577 tokens).
 
 
-def _forward_bytes(block: Block, keys: int, product: str) -> int:
+def _forward_bytes(block: Block, keys: int, product: str, added: int) -> int:
   rows, keys, lanes = (
     round_up(block.rows, 16),
     round_up(keys, LANES),
-    round_up(block.lanes, LANES),
+    round_up(block.lanes, LANES) + round_up(added, LANES),
   )
   blocks = 2 * 2 * lanes * (2 * rows + 2 * keys)  # two of each, of two bytes
   scores = 4 * 4 * rows * keys
   return (2 if product == 'float32' else 1) * (blocks + 4 * lanes * rows + scores)
 
 
-def _backward_bytes(block: Block, keys: int, product: str) -> int:
-  rows, keys, lanes = block.rows, round_up(keys, 16), round_up(block.lanes, LANES)
+def _backward_bytes(block: Block, keys: int, product: str, added: int) -> int:
+  rows, keys = block.rows, round_up(keys, 16)
+  lanes = round_up(block.lanes, LANES) + round_up(added, LANES)
   blocks = 2 * 2 * lanes * (3 * round_up(rows, 16) + 4 * keys)
   sums = 4 * lanes * (round_up(rows, 16) + 2 * keys)
   scores = 4 * 6 * round_up(rows, LANES) * keys

@@ -38,18 +38,22 @@ class Plan(NamedTuple):
 def plan(x: jax.Array) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should normalise x; None if XLA should.
 
-  None for what is not bfloat16 [B, N, D], where channels do not fill registers or the mesh
-  splits them, or does not divide the batch, and for a few tokens.
+  None for what is not bfloat16 [B, ..., N, D], where the mesh splits channels or does not
+  divide the batch, and for a few tokens. None, too, where channels do not fill registers: of
+  [B, N, D] the kernel is no faster then. Of heads [B, M, N, Dh] it is, as XLA would lay them
+  out otherwise, but for v2 and v3, which read such rows slowly (benchmarks/NOTES.md).
   """
-  if x.ndim != 3 or x.dtype != jnp.bfloat16:
+  if x.ndim < 3 or x.dtype != jnp.bfloat16:
     return None
-  batch, tokens, width = x.shape
-  mesh = tpus(batch)
-  if mesh is None or mesh.shape['tensor'] > 1 or width % LANES or tokens < 2 * SUBLANES:
+  tokens, width = x.shape[-2:]
+  mesh = tpus(x.shape[0])
+  if mesh is None or mesh.shape['tensor'] > 1 or tokens < 2 * SUBLANES:
     return None
   from jax.experimental.pallas import tpu as pltpu
 
   how = Rows('float32' if pltpu.get_tpu_info().generation < 4 else 'bfloat16')
+  if width % LANES and (how.packed or x.ndim == 3):
+    return None
   # The derivative's: x, two gradients and its own, two of each, of two bytes.
   most = _BLOCKS // (4 * 2 * 2 * width)
   if how.block(tokens) <= most:
@@ -65,12 +69,12 @@ def layer_norm(x, scale, bias, eps: float, plan: Plan) -> jax.Array:
   Reverse-mode differentiable only: the derivative is a kernel too.
 
   Args:
-    x: [B, N, D]. scale, bias: float32 [D].
+    x: [B, ..., N, D]. scale, bias: float32 [D].
     eps: added to the variance.
     plan: of `plan` for x.
 
   Returns:
-    [B, N, D] of the dtype of x.
+    [B, ..., N, D] of the dtype of x.
   """
   return _norm(x, scale, bias, eps, plan)
 
@@ -116,7 +120,7 @@ _norm_and_input.defvjp(_norm_and_input_fwd, _norm_and_input_bwd)
 
 @functools.partial(jax.jit, static_argnames=('eps', 'plan'), inline=True)
 def _derivative(eps, plan, x, scale, *gradients):
-  kernel = functools.partial(_backward, eps, plan, x.shape[1])
+  kernel = functools.partial(_backward, eps, plan, x.shape[-2])
   arrays = [x, *gradients]
   dx, *sums = _call(kernel, 'backward_norm', plan, arrays, [scale], sums=2)
   return dx, *(partial.sum((0, 1)) for partial in sums)
@@ -126,14 +130,16 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
   """Runs a kernel over images and blocks of rows, each device its own images.
 
   Args:
-    arrays: [B, N, D]. vectors: [D].
-    sums: how many results are float32 [B, 1, D], added up over an image's blocks, after
-      the first, which is like x.
+    arrays: [B, ..., N, D]. vectors: [D].
+    sums: how many results are float32 [images, 1, D], added up over an image's blocks,
+      after the first, which is like x. Each head is an image.
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
   def run(*operands):
+    shape = operands[0].shape
+    operands = [x.reshape(-1, *x.shape[-2:]) if x.ndim > 2 else x for x in operands]
     (batch, tokens, width), dtype = operands[0].shape, operands[0].dtype
     columns = plan.how.columns(width)
 
@@ -151,7 +157,7 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
       transcendentals=batch * tokens,
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shape)),
     )
-    return pl.pallas_call(
+    y, *rest = pl.pallas_call(
       by_columns(kernel, len(arrays), columns),
       grid=grid,
       in_specs=[block(columns, c) for _ in arrays for c in range(columns)]
@@ -170,6 +176,7 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
       *(x for x in operands[: len(arrays)] for _ in range(columns)),
       *operands[len(arrays) :],
     )
+    return [y.reshape(shape), *rest]
 
   if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
     spec = PartitionSpec(('data', 'fsdp'))

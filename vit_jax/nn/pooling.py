@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.kernels.by_head import apart
 from vit_jax.kernels.depthwise import depthwise
 from vit_jax.nn.attention import attend_within
 from vit_jax.nn.decomposed import DecomposedPositions
@@ -33,23 +34,19 @@ def on_map(function: Callable, x, grid: Pair):
 
 
 class Pool(nn.Module):
-  """A depthwise convolution of 3 x 3 over [B, h, w, M, Dh], the same for every head."""
+  """A depthwise convolution of 3 x 3 over [B, h, w, M Dh], the same for each of M heads."""
 
+  num_heads: int
   stride: int
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
-    """Returns [B, h / stride, w / stride, M, Dh], sides rounded up."""
-    *shape, M, Dh = x.shape
-    kernel = self.param('kernel', CONV_INIT, (3, 3, 1, Dh), jnp.float32)
-    x = depthwise(
-      x.reshape(*shape, M * Dh),
-      jnp.tile(kernel.astype(self.dtype), M),
-      self.stride,
-      padding=((1, 1),) * 2,
-    )
-    return x.reshape(*x.shape[:3], M, Dh)
+    """Returns [B, h / stride, w / stride, M Dh], sides rounded up."""
+    head = x.shape[-1] // self.num_heads
+    kernel = self.param('kernel', CONV_INIT, (3, 3, 1, head), jnp.float32)
+    kernel = jnp.tile(kernel.astype(self.dtype), self.num_heads)
+    return depthwise(x, kernel, self.stride, padding=((1, 1),) * 2)
 
 
 class PoolingAttention(nn.Module):
@@ -82,16 +79,20 @@ class PoolingAttention(nn.Module):
     )
 
     def pooled(name, stride):
-      y = dense(outputs=heads, name=name)(x).reshape(*x.shape[:2], *heads)
-      y = on_map(Pool(stride, self.dtype, name=f'pool_{name}'), y, grid)
-      return LayerNorm(self.dtype, name=f'norm_{name}')(y)
+      y = dense(outputs=heads, name=name)(x)
+      pool = Pool(self.num_heads, stride, self.dtype, name=f'pool_{name}')
+      y = apart(on_map(pool, y, grid), self.num_heads)
+      return LayerNorm(self.dtype, fused=self.fused, name=f'norm_{name}')(y)
 
     query = pooled('query', self.stride)
     key, value = (pooled(name, self.key_stride) for name in ('key', 'value'))
     grids = grid_of(grid, self.stride), grid_of(grid, self.key_stride)
+    tokens_first = lambda x: x.swapaxes(1, 2)
     positions = DecomposedPositions(name='relative_positions')
-    query, key, bias = positions(query, key, *grids)
-    y = attend_within(self, query, key, value, bias=bias, fused=self.fused)
+    query, key, bias = positions(tokens_first(query), tokens_first(key), *grids)
+    y = attend_within(
+      self, query, key, tokens_first(value), bias=bias, fused=self.fused
+    )
     others = query.shape[1] - grids[0][0] * grids[0][1]
     if others and not self.class_residual:
       kept = jnp.zeros_like(query[:, :others])
