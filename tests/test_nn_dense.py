@@ -121,5 +121,7 @@ def test_patches_are_a_convolution_on_tpus():
   assert 'tensor<128x3x8x3xf32>' not in text('tpu', 64)
   with tpu(KINDS['v5e'], 2, 1, 1):  # 32 a device
     assert 'tensor<128x3x8x3xf32>' in text('tpu', 64)
+  any_number, *_ = jax.export.symbolic_shape('b')
+  assert 'stablehlo.convolution' in text('tpu', any_number)
   for platform in ('cpu', 'cuda'):
     assert 'stablehlo.convolution' not in text(platform)

@@ -15,10 +15,10 @@ def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
   On TPUs it is a convolution: cut into patches, every pixel of the images would move in
   memory, which takes longer than the product; but not on v2 and v3, which have the bandwidth.
-  Of a few images, it is that of their rows of patches: XLA puts the batch beside each other,
-  which should fill a register. Elsewhere it is a product: on CPUs the convolution's gradient
-  is slow. The choice is made when the program is lowered, that of a generation and of a
-  device's share of the batch by the mesh.
+  Of a few images it is the convolution of their rows of patches, [B H / ph, ph, W, C]: XLA
+  lays the images of a batch side by side in a register, and few leave most of it empty.
+  Elsewhere it is a product: on CPUs the convolution's gradient is slow. The choice is made
+  when the program is lowered, that of a generation and of a device's images by the mesh.
 
   Args:
     kernel: [ph, pw, C, D]; H and W are multiples of ph and pw.
@@ -29,19 +29,21 @@ def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
   )
 
 
-# By a training step's cost on v5e and v6e: with 32 images a device, rows of patches take less
-# at every resolution, with 64 of 224 pixels more (benchmarks/NOTES.md).
+# On v5e and v6e rows of patches take less of 32 images, at every resolution, and more of 64 of
+# 224 pixels (benchmarks/NOTES.md).
 _FEW = 64
 
 
-def _on_tpus(batch: int):
-  if mesh := tpus(batch):
+def _on_tpus(batch):
+  """Returns how; `batch` may be symbolic, of an exported program: any number, so a few."""
+  if (mesh := tpus(batch)) is not None:
     from jax.experimental.pallas import tpu as pltpu
 
     if pltpu.get_tpu_info().generation < 4:
       return _as_product
     batch //= mesh.shape['data'] * mesh.shape['fsdp']
-  return _rows_convolved if batch < _FEW else _convolved
+  few = not isinstance(batch, int) or batch < _FEW
+  return _rows_convolved if few else _convolved
 
 
 def _rows_convolved(images, kernel, bias):
