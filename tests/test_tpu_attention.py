@@ -186,6 +186,9 @@ def test_chosen_for_tpus_in_bfloat16(kind):
       assert plan.backward.rows < 4097
     huge = jax.ShapeDtypeStruct((1, 2**20, 12, 64), jnp.bfloat16)
     assert tpu_attention_plan.plan(huge, huge) is None
+    by_head = tpu_attention_plan.plan_by_head
+    assert by_head(query, key, 28).forward == (64, 197)
+    assert by_head(query, key, 2**17) is None  # channels of a bias count
 
 
 def test_a_step_lowered_for_tpus_calls_the_kernels():
