@@ -100,9 +100,9 @@ def biased(queries: int, before: int, heads: int, head: int, batch: int = 2):
 
 
 def by_kernels(query, key, value, bias, plan):
-  added = bias.products(query.shape[1], key.shape[1], query.dtype)
+  factors = bias.factors(query.shape[1], key.shape[1], query.dtype)
   first = (x.swapaxes(1, 2) for x in (query, key, value))
-  return tpu_attention.attend_by_head(*first, *added, plan).swapaxes(1, 2)
+  return tpu_attention.attend_by_head(*first, *factors, plan).swapaxes(1, 2)
 
 
 @pytest.mark.parametrize(

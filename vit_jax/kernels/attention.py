@@ -57,9 +57,9 @@ def attend(
   if isinstance(bias, GridBias):
     added = bias.rows.shape[-1] + bias.columns.shape[-1]
     if plan := tpu_attention_plan.plan_by_head(query, key, added):
-      products = bias.products(query.shape[1], key.shape[1], query.dtype)
+      factors = bias.factors(query.shape[1], key.shape[1], query.dtype)
       query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-      x = tpu_attention.attend_by_head(query, key, value, *products, plan)
+      x = tpu_attention.attend_by_head(query, key, value, *factors, plan)
       return x.swapaxes(1, 2)
   if isinstance(bias, WindowBias) and (
     plan := tpu_attention_plan.plan_windows(query, bias.windows)

@@ -30,7 +30,7 @@ class GridBias(NamedTuple):
     ]
     return jnp.pad(bias, before) if before[2:] != [(0, 0)] * 2 else bias
 
-  def products(self, queries: int, keys: int, dtype) -> tuple[jax.Array, jax.Array]:
+  def factors(self, queries: int, keys: int, dtype) -> tuple[jax.Array, jax.Array]:
     """Returns (bias [B, M, N, h + w], places [S, h + w]), whose product is `scores`.
 
     The bias is zero for queries before those of the map; places are 1 at a key's own row and

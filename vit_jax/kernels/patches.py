@@ -15,10 +15,10 @@ def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
   On TPUs it is a convolution: cut into patches, every pixel of the images would move in
   memory, which takes longer than the product; but not on v2 and v3, which have the bandwidth.
-  Of a few images it is the convolution of their rows of patches, [B H / ph, ph, W, C]: XLA
-  lays the images of a batch side by side in a register, and few leave most of it empty.
-  Elsewhere it is a product: on CPUs the convolution's gradient is slow. The choice is made
-  when the program is lowered, that of a generation and of a device's images by the mesh.
+  If a device has few images, their rows of patches, [B H / ph, ph, W, C], are convolved
+  instead: XLA stores the images of a batch side by side, and a few leave most of a register
+  empty. Elsewhere it is a product: on CPUs the convolution's gradient is slow. The choice is
+  made when the program is lowered; the mesh tells the generation and a device's images.
 
   Args:
     kernel: [ph, pw, C, D]; H and W are multiples of ph and pw.
@@ -29,13 +29,13 @@ def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
   )
 
 
-# On v5e and v6e rows of patches take less of 32 images, at every resolution, and more of 64 of
-# 224 pixels (benchmarks/NOTES.md).
+# Images a device, from which they are convolved whole. On v5e and v6e rows of patches take fewer
+# cycles for 32 images of any size, and more for 64 of 224 pixels (benchmarks/NOTES.md).
 _FEW = 64
 
 
 def _on_tpus(batch):
-  """Returns how; `batch` may be symbolic, of an exported program: any number, so a few."""
+  """Returns what to embed with; a symbolic batch, of an exported program, may be a few."""
   if (mesh := tpus(batch)) is not None:
     from jax.experimental.pallas import tpu as pltpu
 

@@ -41,13 +41,13 @@ def attend(query, key, value, plan: Plan) -> jax.Array:
 def attend_by_head(query, key, value, bias, places, plan: Plan) -> jax.Array:
   """Returns softmax(q k' / sqrt(Dh) + bias places') v, as `attend` does, heads first.
 
-  The bias is a product, for which scores of float32 need not be stored. A grid step takes
-  one head: what heads are made of here, a map that was pooled or positions, would otherwise
-  lie in memory as [B, N, M, Dh], whose tiles M rows of Dh channels fill badly.
+  The bias is given as two factors, so that it is never stored as [N, S]. A grid step takes one
+  head: with heads before tokens, an array fills its tiles even where M is 1 or 2, which
+  [B, N, M, Dh] does not.
 
   Args:
     query: [B, M, N, Dh]; key and value: [B, M, S, Dh]; one dtype.
-    bias: [B, M, N, R]. places: [S, R], a constant, by which nothing is differentiated.
+    bias: [B, M, N, R]. places: [S, R], a constant: its gradient is returned as zero.
     plan: of `tpu_attention_plan.plan_by_head` for these shapes.
 
   Returns:
@@ -159,7 +159,7 @@ def _call(
 
 
 def _forward(plan, how, queries, keys, biased, q_ref, k_ref, v_ref, *refs):
-  """`refs`: of the bias and of places, if there is one; of the result."""
+  """`refs`: the bias and the places, if there is a bias; the result."""
   *bias_refs, out_ref = refs
   del queries  # rows beyond the last query are computed, and not written
   out = Sum(how, out_ref)
@@ -177,7 +177,7 @@ def _forward(plan, how, queries, keys, biased, q_ref, k_ref, v_ref, *refs):
 
 
 def _backward(plan, how, queries, keys, biased, q_ref, k_ref, v_ref, g_ref, *refs):
-  """`refs`: of the bias and of places, if there is one; results; sums, if there are."""
+  """`refs`: the bias and the places, if there is a bias; the results; the sums, if any."""
   if biased:
     bias_ref, places_ref, dq_ref, dk_ref, dv_ref, dbias_ref, *sums = refs
   else:

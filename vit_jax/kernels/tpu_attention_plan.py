@@ -68,11 +68,11 @@ def plan(query: jax.Array, key: jax.Array) -> Plan | None:
 
 
 def plan_by_head(query: jax.Array, key: jax.Array, added: int) -> Plan | None:
-  """Returns how the TPUs of the mesh should attend with one head a grid step; else as `plan`.
+  """Returns how the TPUs of the mesh should attend, one head a grid step; None as for `plan`.
 
   Args:
     query: [B, N, M, Dh]; key: [B, S, M, Dh].
-    added: channels of a bias that is a product, see `tpu_attention.attend_by_head`.
+    added: R, the channels of the bias's factors: see `tpu_attention.attend_by_head`.
   """
   chip = _chip(query)
   return None if chip is None else _fitting(chip, [1], query, key, added)

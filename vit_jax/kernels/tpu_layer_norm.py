@@ -39,9 +39,10 @@ def plan(x: jax.Array) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should normalise x; None if XLA should.
 
   None for what is not bfloat16 [B, ..., N, D], where the mesh splits channels or does not
-  divide the batch, and for a few tokens. None, too, where channels do not fill registers: of
-  [B, N, D] the kernel is no faster then. Of heads [B, M, N, Dh] it is, as XLA would lay them
-  out otherwise, but for v2 and v3, which read such rows slowly (benchmarks/NOTES.md).
+  divide the batch, and for a few tokens. None, too, where channels do not fill registers, as
+  the kernel gains nothing there; except for heads, [B, M, N, Dh], which XLA would store in a
+  worse layout. Even those are left to XLA on v2 and v3, which read such rows slowly
+  (benchmarks/NOTES.md).
   """
   if x.ndim < 3 or x.dtype != jnp.bfloat16:
     return None

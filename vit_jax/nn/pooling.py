@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels.by_head import apart
 from vit_jax.kernels.depthwise import depthwise
+from vit_jax.kernels.split_heads import split_heads
 from vit_jax.nn.attention import attend_within
 from vit_jax.nn.decomposed import DecomposedPositions
 from vit_jax.nn.dense import Dense
@@ -81,7 +81,7 @@ class PoolingAttention(nn.Module):
     def pooled(name, stride):
       y = dense(outputs=heads, name=name)(x)
       pool = Pool(self.num_heads, stride, self.dtype, name=f'pool_{name}')
-      y = apart(on_map(pool, y, grid), self.num_heads)
+      y = split_heads(on_map(pool, y, grid), self.num_heads)
       return LayerNorm(self.dtype, fused=self.fused, name=f'norm_{name}')(y)
 
     query = pooled('query', self.stride)
