@@ -41,6 +41,7 @@ CASES = {
   'blocks': ((2, 32, 128), 16),
   'a last block of one row': ((2, 33, 256), 16),
   'heads': ((2, 3, 33, 96), 16),
+  'images side by side': ((8, 3, 4, 96), 32),
 }
 QUICK = ('a last block of one row', 'float32')
 
@@ -55,7 +56,8 @@ QUICK = ('a last block of one row', 'float32')
 def test_kernels_compute_the_norm_and_its_derivative(case, dtype):
   shape, rows = CASES[case]
   how = Rows(dtype, interpret=True)
-  plan = tpu_layer_norm.Plan(how.block(rows), how)
+  turned = case == 'images side by side'
+  plan = tpu_layer_norm.Plan(rows if turned else how.block(rows), how, turned)
   *inputs, dy, dskip = arrays(*shape)
   wide = lambda *arrays: [a.astype(jnp.float32) for a in arrays]
   run = lambda fn: jax.vjp(lambda *args: fn(*args, EPS, plan), *inputs)
@@ -108,6 +110,11 @@ def test_the_plan_of_a_generation(kind, dtype, rows):
     assert plan(x[:, :, :100]) is None  # registers half full
     heads = plan(jax.ShapeDtypeStruct((2, 3, 40, 100), jnp.bfloat16))
     assert heads == (None if kind == 'v3' else expected)
+    of_map = lambda *shape: plan(jax.ShapeDtypeStruct(shape, jnp.bfloat16), turned=True)
+    found = of_map(8, 56, 56, 96)
+    assert found == (None if kind == 'v3' else (3584, Rows(dtype), True))
+    assert of_map(4, 56, 56, 96) is None  # half a tile of images
+    assert of_map(8, 7, 1, 96) is None  # few to a grid step
     assert plan(x[:, :1]) is None  # a class token alone
     assert plan(x[:, 0]) is None
     other = layer_norm.layer_norm(x, scale, bias, EPS, jnp.float32, fused=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.kernels import tpu_depthwise
 from vit_jax.kernels.by_platform import by_platform
 
 CONVOLVED = 'depthwise_convolved'  # the result's name for policies of `jax.checkpoint`
@@ -40,6 +41,26 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Arra
     return _plain(x, kernel, stride, padding)
   y = _depthwise(x, kernel, stride, tuple(map(tuple, padding)))
   return checkpoint_name(y, CONVOLVED)
+
+
+def same_and_input(
+  x: jax.Array, kernel: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns (`depthwise` of x, surrounded by zeros, plus the bias, x): both [B, H, W, C].
+
+  The latter is for a residual connection around what reads the former. On a mesh of TPUs
+  (`jax.set_mesh`) both are by kernels, if `tpu_depthwise.plan` has a plan for x: of the x
+  that is returned they add the gradient to that of the convolution, which spares writing
+  and reading the latter.
+
+  Args:
+    kernel: [kh, kw, 1, C], odd. bias: [C]. Both of the dtype of x.
+  """
+  size = kernel.shape[:2]
+  if plan := tpu_depthwise.plan(x, size):
+    y, x = tpu_depthwise.convolve_and_input(x, kernel, bias, plan)
+    return checkpoint_name(y, CONVOLVED), x
+  return depthwise(x, kernel, 1, tuple((k // 2, k // 2) for k in size)) + bias, x
 
 
 def _plain(x, kernel, stride, padding):

@@ -15,6 +15,7 @@ def layer_norm(
   eps: float,
   dtype,
   fused: bool = False,
+  turned: bool = False,
 ) -> jax.Array:
   """Normalises the last axis of x, times `scale`, plus `bias`.
 
@@ -24,11 +25,13 @@ def layer_norm(
     dtype: of the result.
     fused: leave bfloat16 [B, ..., N, D] on a mesh (`jax.set_mesh`) of TPUs to a kernel, which
       has no forward-mode derivative.
+    turned: x is a map [B, H, W, D] that other kernels read or write with its images side by
+      side, and so should this.
 
   Returns:
     [..., D] of `dtype`.
   """
-  if plan := _plan(x, dtype, fused):
+  if plan := _plan(x, dtype, fused, turned):
     return tpu_layer_norm.layer_norm(x, scale, bias, eps, plan)
   return (normalise(x, eps) * scale + bias).astype(dtype)
 
@@ -40,19 +43,20 @@ def layer_norm_and_input(
   eps: float,
   dtype,
   fused: bool = False,
+  turned: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns (`layer_norm`, x), for a residual connection around what reads the former.
 
   Of the x that is returned, the kernel of the derivative takes the gradient and adds it to
   that of the normalisation, which spares writing and reading the latter.
   """
-  if plan := _plan(x, dtype, fused):
+  if plan := _plan(x, dtype, fused, turned):
     return tpu_layer_norm.layer_norm_and_input(x, scale, bias, eps, plan)
   return layer_norm(x, scale, bias, eps, dtype), x
 
 
-def _plan(x, dtype, fused):
-  return tpu_layer_norm.plan(x) if fused and x.dtype == dtype else None
+def _plan(x, dtype, fused, turned):
+  return tpu_layer_norm.plan(x, turned) if fused and x.dtype == dtype else None
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -17,7 +17,14 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.kernels.placement import tpus
-from vit_jax.kernels.tpu_rows import LANES, Rows, by_columns, round_up
+from vit_jax.kernels.tpu_rows import (
+  FEWEST,
+  LANES,
+  Rows,
+  by_columns,
+  largest_divisor,
+  round_up,
+)
 
 SUBLANES = 8
 _BLOCKS = 6 * 2**20  # bytes of a grid step's arrays, of the 16 MiB that every TPU has
@@ -27,36 +34,47 @@ class Plan(NamedTuple):
   """How the kernels divide their work.
 
   Attributes:
-    rows: tokens of one image that a grid step takes.
+    rows: tokens of one image that a grid step takes, or of all, if these are turned.
     how: how they are read and written.
+    turned: whether images lie side by side, as kernels of maps have them: [H, W, B, D].
   """
 
   rows: int
   how: Rows
+  turned: bool = False
 
 
-def plan(x: jax.Array) -> Plan | None:
+def plan(x: jax.Array, turned: bool = False) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should normalise x; None if XLA should.
 
   None for what is not bfloat16 [B, ..., N, D], where the mesh splits channels or does not
   divide the batch, and for a few tokens. None, too, where channels do not fill registers, as
-  the kernel gains nothing there; except for heads, [B, M, N, Dh], which XLA would store in a
-  worse layout. Even those are left to XLA on v2 and v3, which read such rows slowly
+  the kernel gains nothing there; except for maps and for heads, [B, M, N, Dh], which XLA would
+  store in a worse layout. Even those are left to XLA on v2 and v3, which read such rows slowly
   (benchmarks/NOTES.md).
+
+  Args:
+    turned: x is a map [B, H, W, D], and the result shall be read with images side by side. On
+      v2 and v3, or where a device has another number of images than a multiple of eight, None.
   """
   if x.ndim < 3 or x.dtype != jnp.bfloat16:
     return None
   tokens, width = x.shape[-2:]
   mesh = tpus(x.shape[0])
-  if mesh is None or mesh.shape['tensor'] > 1 or tokens < 2 * SUBLANES:
+  if mesh is None or mesh.shape['tensor'] > 1:
     return None
   from jax.experimental.pallas import tpu as pltpu
 
   how = Rows('float32' if pltpu.get_tpu_info().generation < 4 else 'bfloat16')
-  if width % LANES and (how.packed or x.ndim == 3):
-    return None
   # The derivative's: x, two gradients and its own, two of each, of two bytes.
   most = _BLOCKS // (4 * 2 * 2 * width)
+  if turned:
+    devices = mesh.shape['data'] * mesh.shape['fsdp']
+    rows = largest_divisor(x.size // width // devices, most, SUBLANES)
+    whole = x.shape[0] // devices % SUBLANES == 0 and rows >= FEWEST
+    return Plan(rows, how, turned) if whole and not how.packed else None
+  if tokens < 2 * SUBLANES or (width % LANES and (how.packed or x.ndim == 3)):
+    return None
   if how.block(tokens) <= most:
     return Plan(how.block(tokens), how)
   unit = 2 * SUBLANES  # of a tile of bfloat16
@@ -139,8 +157,11 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
   from jax.experimental.pallas import tpu as pltpu
 
   def run(*operands):
+    if plan.turned:
+      operands = [jnp.moveaxis(x, 0, -2) if x.ndim > 2 else x for x in operands]
     shape = operands[0].shape
-    operands = [x.reshape(-1, *x.shape[-2:]) if x.ndim > 2 else x for x in operands]
+    rows = plan.rows if plan.turned else shape[-2]
+    operands = [x.reshape(-1, rows, x.shape[-1]) if x.ndim > 2 else x for x in operands]
     (batch, tokens, width), dtype = operands[0].shape, operands[0].dtype
     columns = plan.how.columns(width)
 
@@ -177,7 +198,8 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
       *(x for x in operands[: len(arrays)] for _ in range(columns)),
       *operands[len(arrays) :],
     )
-    return [y.reshape(shape), *rest]
+    y = y.reshape(shape)
+    return [jnp.moveaxis(y, -2, 0) if plan.turned else y, *rest]
 
   if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
     spec = PartitionSpec(('data', 'fsdp'))

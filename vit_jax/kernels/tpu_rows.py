@@ -133,6 +133,15 @@ def by_columns(kernel, inputs: int, columns: int):
   return run
 
 
+FEWEST = 64  # rows of a grid step: fewer take less time than starting one
+
+
+def largest_divisor(count: int, most: int, unit: int = 1) -> int:
+  """Returns the largest multiple of `unit` up to `most` that divides `count`; 0 if none."""
+  fits = (n for n in range(unit, min(most, count) + 1, unit) if count % n == 0)
+  return max(fits, default=0)
+
+
 NEVER = -1e30  # a score less any maximum; not -inf, whose differences may be NaN
 
 

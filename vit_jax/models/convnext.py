@@ -11,8 +11,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, choose
-from vit_jax.kernels.depthwise import depthwise
 from vit_jax.models.family import Family
+from vit_jax.nn.depthwise import DepthwiseConv
 from vit_jax.nn.heads import linear_head
 from vit_jax.nn.images import check as check_images
 from vit_jax.nn.layer_norm import LayerNorm
@@ -42,46 +42,39 @@ class Block(nn.Module):
 
   layer_scale: float
   act: str
+  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x, rate=None, *, train: bool = False):
     C = x.shape[-1]
-    y = nn.Conv(
-      C,
-      (7, 7),
-      padding=[(3, 3)] * 2,
-      feature_group_count=C,
-      conv_general_dilated=_depthwise,
-      kernel_init=_INIT,
-      dtype=self.dtype,
-      name='conv_dw',
-    )(x)
-    y = LayerNorm(self.dtype, name='norm')(y)
-    zeros = nn.initializers.zeros_init()
-    y = MlpBlock(
-      4 * C, 0.0, self.act, self.dtype, kernel_init=_INIT, bias_init=zeros, name='mlp'
-    )(y)
+    conv = DepthwiseConv((7, 7), self.dtype, kernel_init=_INIT, name='conv_dw')
+    y, x = conv(x)
+    y = LayerNorm(self.dtype, fused=self.fused, turned=True, name='norm')(y)
     start = nn.initializers.constant(self.layer_scale)
     gamma = self.param('gamma', start, (C,), jnp.float32)
-    y = y * gamma.astype(y.dtype)
+    y = MlpBlock(
+      4 * C,
+      act=self.act,
+      dtype=self.dtype,
+      kernel_init=_INIT,
+      bias_init=nn.initializers.zeros_init(),
+      fused=self.fused,
+      name='mlp',
+    )(y, gamma)
     return x + StochasticDepth()(y, rate, train=train)
-
-
-def _depthwise(x, kernel, strides, padding, **_):
-  """`depthwise` with the signature that `nn.Conv` calls; the rest are defaults here."""
-  return depthwise(x, kernel, strides[0], padding)
 
 
 class Downsample(nn.Module):
   """Norm, then a convolution whose stride is its kernel: [B, H, W, C] -> [B, h, w, K]."""
 
   width: int
+  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
-    x = LayerNorm(self.dtype, name='norm')(x)
+    x = LayerNorm(self.dtype, fused=self.fused, turned=True, name='norm')(x)
     return _patches(x, self.width, 2, self.dtype)
 
 
@@ -89,12 +82,13 @@ class Stem(nn.Module):
   """Patches of 4 x 4 pixels, then norm: [B, H, W, C] -> [B, H / 4, W / 4, width]."""
 
   width: int
+  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
     x = _patches(x, self.width, 4, self.dtype)
-    return LayerNorm(self.dtype, name='norm')(x)
+    return LayerNorm(self.dtype, fused=self.fused, turned=True, name='norm')(x)
 
 
 def _patches(x, width, size, dtype):
@@ -120,6 +114,7 @@ class ConvNeXt(nn.Module):
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # of the final norm; transformers' ConvNext has 1e-12
   head_bias_init: float = 0.0
+  fused: bool = True  # False: also differentiable forward-mode on TPUs
   remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
   # Of the body; pooling, final norm, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
@@ -143,13 +138,14 @@ class ConvNeXt(nn.Module):
         f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
       )
     out = {}
-    out['stem'] = x = Stem(self.widths[0], self.dtype, name='stem')(images)
+    out['stem'] = x = Stem(self.widths[0], self.fused, self.dtype, name='stem')(images)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
       if s:
-        x = Downsample(width, self.dtype, name=f'stage{s + 1}_downsample')(x)
+        name = f'stage{s + 1}_downsample'
+        x = Downsample(width, self.fused, self.dtype, name=name)(x)
       x, _ = stack(
-        functools.partial(Block, self.layer_scale, self.act, self.dtype),
+        functools.partial(Block, self.layer_scale, self.act, self.fused, self.dtype),
         x,
         name=f'stage{s + 1}_block',
         rates=rates[:depth],

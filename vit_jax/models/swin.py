@@ -115,9 +115,10 @@ class Block(nn.Module):
       dtype=self.dtype,
       kernel_init=_INIT,
       bias_init=_ZEROS,
+      fused=self.fused,
       name='mlp',
     )
-    norm = functools.partial(LayerNorm, self.dtype, _EPS)
+    norm = functools.partial(LayerNorm, self.dtype, _EPS, fused=self.fused, turned=True)
     x = place(x, self.placement)
     for name, branch in (('norm1', attend), ('norm2', mlp)):
       # V2's norms start at zero: a new model is the identity, as the authors'.
@@ -130,6 +131,7 @@ class Merge(nn.Module):
   """2 x 2 neighbours become one of twice the width: [B, H, W, C] -> [B, h, w, 2 C]."""
 
   version: int
+  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
@@ -138,7 +140,7 @@ class Merge(nn.Module):
     B, H, W, C = x.shape
     x = x.reshape(B, H // 2, 2, W // 2, 2, C)  # columns before rows
     x = x.transpose(0, 1, 3, 4, 2, 5).reshape(B, H // 2, W // 2, 4 * C)
-    norm = LayerNorm(self.dtype, _EPS, name='norm')
+    norm = LayerNorm(self.dtype, _EPS, fused=self.fused, turned=True, name='norm')
     reduction = Dense(
       2 * C, use_bias=False, kernel_init=_INIT, dtype=self.dtype, name='reduction'
     )
@@ -150,13 +152,14 @@ class Stem(nn.Module):
 
   width: int
   patch_size: tuple[int, int]
+  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
     x = pad(x, self.patch_size)
     x = patch_embed(x, self.width, self.patch_size, name='embedding', dtype=self.dtype)
-    return LayerNorm(self.dtype, _EPS, name='norm')(x)
+    return LayerNorm(self.dtype, _EPS, fused=self.fused, turned=True, name='norm')(x)
 
 
 class Swin(nn.Module):
@@ -200,13 +203,16 @@ class Swin(nn.Module):
     check_images(images)
     stages = self._stages()
     out = {}
-    x = Stem(self.width, self.patch_size, self.dtype, name='stem')(images)
+    x = Stem(
+      self.width, self.patch_size, self.fused_attention, self.dtype, name='stem'
+    )(images)
     out['stem'] = x
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     masked = _MASKED * (2 if self.borders == 'pad_shift_twice' else 1)
     for s, (depth, heads, side, pretrained) in enumerate(stages):
       if s:
-        x = Merge(self.version, self.dtype, name=f'stage{s + 1}_downsample')(x)
+        name = f'stage{s + 1}_downsample'
+        x = Merge(self.version, self.fused_attention, self.dtype, name=name)(x)
       shifts = (0, int(side * self.shift))
       kinds = [windows_of(x.shape[1:3], side, n, self.borders) for n in shifts]
       block = functools.partial(

@@ -19,9 +19,15 @@ class Dense(nn.Dense):
   inputs: tuple[int, ...] = ()
   outputs: tuple[int, ...] = ()
 
-  @nn.compact
   def __call__(self, x):
-    inputs = self.inputs or x.shape[-1:]
+    return dense(
+      *self.promote_dtype(x, *self.parameters(x.shape[-1]), dtype=self.dtype)
+    )
+
+  @nn.compact
+  def parameters(self, width: int):
+    """Returns (kernel [D, F], bias [F] or None) for inputs of this width, as they are kept."""
+    inputs = self.inputs or (width,)
     outputs = self.outputs or (self.features,)
     flat = (math.prod(inputs), math.prod(outputs))
 
@@ -31,5 +37,4 @@ class Dense(nn.Dense):
 
     kernel = make('kernel', self.kernel_init, flat, inputs + outputs)
     bias = make('bias', self.bias_init, flat[1:], outputs) if self.use_bias else None
-    kernel, bias = flattened(kernel, flat), None if bias is None else bias.reshape(-1)
-    return dense(*self.promote_dtype(x, kernel, bias, dtype=self.dtype))
+    return flattened(kernel, flat), None if bias is None else bias.reshape(-1)

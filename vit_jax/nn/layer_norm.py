@@ -20,6 +20,7 @@ class LayerNorm(nn.Module):
   eps: float = 1e-6
   scale_init: Callable = nn.initializers.ones_init()
   fused: bool = False  # whether a fused kernel may be used: see `kernels.layer_norm`
+  turned: bool = False  # how the kernel reads a map: see there
 
   @nn.compact
   def __call__(self, x, *, and_input: bool = False):
@@ -32,4 +33,4 @@ class LayerNorm(nn.Module):
     scale = make('scale', self.scale_init)
     bias = make('bias', nn.initializers.zeros_init())
     run = layer_norm_and_input if and_input else layer_norm
-    return run(x, scale, bias, self.eps, self.dtype, self.fused)
+    return run(x, scale, bias, self.eps, self.dtype, self.fused, self.turned)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import choose
+from vit_jax.kernels import tpu_mlp
 from vit_jax.nn.dense import Dense
 from vit_jax.nn.dropout import Dropout
 
@@ -26,6 +27,7 @@ class MlpBlock(nn.Module):
   Attributes:
     hidden: width between the layers.
     outputs: that of the result; None: D.
+    fused: whether a fused kernel may be used: see `kernels.tpu_mlp`.
   """
 
   hidden: int
@@ -35,9 +37,14 @@ class MlpBlock(nn.Module):
   kernel_init: Callable = nn.initializers.xavier_uniform()
   bias_init: Callable = nn.initializers.normal(1e-6)
   outputs: int | None = None
+  fused: bool = False
 
   @nn.compact
-  def __call__(self, x, *, train: bool = False):
+  def __call__(self, x, scale=None, *, train: bool = False, fused: bool = True):
+    """Maps [..., D] to [..., outputs], times `scale` [outputs] if it is given.
+
+    `fused` False: both layers are called, as by what replaces one of them.
+    """
     dense = functools.partial(
       Dense,
       kernel_init=self.kernel_init,
@@ -45,6 +52,17 @@ class MlpBlock(nn.Module):
       dtype=self.dtype,
     )
     act = choose('activation', self.act, _ALL)
-    y = act(dense(self.hidden, name='Dense_0')(x))
-    y = Dropout(self.dropout)(y, deterministic=not train)
-    return dense(self.outputs or x.shape[-1], name='Dense_1')(y)
+    outputs = self.outputs or x.shape[-1]
+    first, second = dense(self.hidden, name='Dense_0'), dense(outputs, name='Dense_1')
+    plan = None
+    if self.fused and fused and not (self.dropout and train) and x.dtype == self.dtype:
+      plan = tpu_mlp.plan(x, self.hidden, outputs, self.act)
+    if plan:
+      params = [first.parameters(x.shape[-1]), second.parameters(self.hidden)]
+      if scale is not None:
+        params[1] = [p * scale for p in params[1]]
+      params = jax.tree.map(lambda p: p.astype(self.dtype), params)
+      return tpu_mlp.mlp(x, *zip(*params, strict=True), self.act, plan)
+    y = Dropout(self.dropout)(act(first(x)), deterministic=not train)
+    y = second(y)
+    return y if scale is None else y * scale.astype(y.dtype)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import trees
+from vit_jax.nn.mlp import MlpBlock
 
 ADDED = 'tune'  # the name below which added parameters are
 
@@ -53,6 +54,8 @@ class Tuned(nn.Module):
       if context.method_name != '__call__' or not path or path[0] == ADDED:
         return call(*args, **kwargs)
       path = '/'.join(path)
+      if isinstance(context.module, MlpBlock):  # each of its layers may be replaced
+        kwargs = {**kwargs, 'fused': False}
       if path in self.frozen_norms:
         kwargs = {**kwargs, 'train': False}
       instead = replaced(context.module, path)

@@ -1,0 +1,98 @@
+"""Kernels of an MLP for TPUs: interpreted on the CPU, and lowered without a TPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_tpu_attention import KINDS, tpu
+
+from vit_jax import sharding
+from vit_jax.kernels import tpu_mlp
+from vit_jax.nn.mlp import MlpBlock
+
+WIDE = lambda *arrays: [a.astype(jnp.float32) for a in arrays]
+
+
+def arrays(images: int):
+  """Returns x, kernels and biases of a widening and a narrowing layer, and a gradient."""
+  x, y = (images, 3, 4, 6), (images, 3, 4, 5)
+  shapes = [x, (6, 24), (24, 5), (24,), (5,), y]
+  keys = jax.random.split(jax.random.key(0), len(shapes))
+  both = zip(keys, shapes, strict=True)
+  return [jax.random.normal(key, shape, jnp.bfloat16) for key, shape in both]
+
+
+def run(act, plan, *inputs):
+  """Returns the result and the derivatives of all inputs but the last, its gradient."""
+  fn = lambda x, w, v, b, c: tpu_mlp.mlp(x, (w, v), (b, c), act, plan)
+  y, pullback = jax.vjp(fn, *inputs[:-1])
+  return y, *pullback(inputs[-1])
+
+
+@pytest.mark.parametrize(
+  'act', ['gelu_erf', pytest.param('gelu_tanh', marks=pytest.mark.slow)]
+)
+def test_kernels_compute_an_mlp_and_its_derivative(act):
+  inputs = arrays(8)
+  plan = tpu_mlp.Plan(32, 2**24, interpret=True)  # of 96 tokens
+  gelu = lambda x: jax.nn.gelu(x, approximate=act == 'gelu_tanh')
+  reference = lambda x, w, v, b, c: gelu(x @ w + b) @ v + c
+  *wide, dy = WIDE(*inputs)
+  expected, exact = jax.vjp(reference, *wide)
+  found = jax.jit(run, static_argnums=(0, 1))(act, plan, *inputs)
+  for a, b in zip(found, [expected, *exact(dy)], strict=True):
+    assert a.dtype == jnp.bfloat16
+    # The hidden layer, its gradient and what leaves the kernel are rounded, by 2**-9 each.
+    np.testing.assert_allclose(*WIDE(a, b), rtol=0, atol=3 * 2**-9 * np.abs(b).max())
+
+
+@pytest.mark.slow
+def test_devices_of_a_mesh_compute_their_own_images():
+  inputs, plan = arrays(32), tpu_mlp.Plan(32, 2**24, interpret=True)
+  alone = run('gelu_erf', plan, *inputs)
+  mesh = sharding.make_mesh(2, 2, 1, devices=jax.devices()[:4])
+  with jax.set_mesh(mesh):
+    x = jax.device_put(inputs[0], sharding.batch_sharding(mesh))
+    found = jax.jit(run, static_argnums=(0, 1))('gelu_erf', plan, x, *inputs[1:])
+  assert found[1].sharding.shard_shape(x.shape) == (8, 3, 4, 6)
+  for a, b in zip(found, alone, strict=True):  # sums of images in another order
+    np.testing.assert_allclose(*WIDE(a, b), rtol=0, atol=2**-8 * np.abs(b).max())
+
+
+def test_the_plan_of_a_width():
+  shape = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+  plan = lambda *x: tpu_mlp.plan(shape(*x), 4 * x[-1], x[-1], 'gelu_erf')
+  assert plan(8, 56, 56, 96) is None  # no mesh
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    assert plan(8, 56, 56, 96).rows == 896  # 28 to a device
+    assert plan(8, 28, 28, 192).rows == 448
+    assert plan(8, 14, 14, 384).rows == 224
+    assert plan(8, 7, 7, 768) is None  # products take longer than their bytes
+    assert plan(4, 56, 56, 96) is None  # half a tile of images
+    assert plan(8, 4, 1, 96) is None  # few tokens
+    assert tpu_mlp.plan(shape(8, 8, 8, 96), 384, 96, 'relu') is None
+    assert tpu_mlp.plan(jnp.zeros((8, 8, 8, 96)), 384, 96, 'gelu_erf') is None
+  with tpu(KINDS['v5e'], 1, 1, 2):
+    assert plan(8, 56, 56, 96) is None  # channels are split
+  with tpu(KINDS['v3'], 1, 1, 1):
+    assert plan(8, 56, 56, 96) is None  # its kernels multiply float32
+
+
+@pytest.mark.parametrize(
+  ('options', 'kernels'),
+  [
+    ({}, 1),
+    (dict(fused=False), 0),  # as where a layer is replaced
+    (dict(train=True), 0),  # dropout
+  ],
+)
+def test_a_block_lowered_for_tpus_calls_the_kernel(options, kernels):
+  block = MlpBlock(64, dropout=0.1, act='gelu_erf', dtype=jnp.bfloat16, fused=True)
+  x, scale = jax.ShapeDtypeStruct((8, 4, 4, 16), jnp.bfloat16), jnp.ones(16)
+  params = jax.eval_shape(block.init, jax.random.key(0), x)
+  assert sorted(params['params']) == ['Dense_0', 'Dense_1']
+  apply = lambda *args: block.apply(*args, scale, **options, rngs={'dropout': key})
+  key = jax.random.key(0)
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    text = jax.jit(apply).trace(params, x).lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('@tpu_custom_call') == kernels
