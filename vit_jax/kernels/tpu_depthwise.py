@@ -219,7 +219,7 @@ def _widen(size, starts, parts, x_ref, wide_ref):
   for axis, (start, part, k) in enumerate(zip(starts, parts, size, strict=True)):
     i, reach = pl.program_id(2 + axis), k // 2
     at.append(pl.ds(start(i) - i * part + 2 * reach, x_ref.shape[axis]))
-    for edge in (reach, part + 2 * reach):
+    for edge in (reach, part + 2 * reach) if reach else ():
       across = (slice(None),) * axis
       strip = wide_ref.at[(*across, pl.ds(edge, reach))]
       strip[...] = jnp.zeros(strip.shape, strip.dtype)

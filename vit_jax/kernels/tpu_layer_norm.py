@@ -139,7 +139,8 @@ _norm_and_input.defvjp(_norm_and_input_fwd, _norm_and_input_bwd)
 
 @functools.partial(jax.jit, static_argnames=('eps', 'plan'), inline=True)
 def _derivative(eps, plan, x, scale, *gradients):
-  kernel = functools.partial(_backward, eps, plan, x.shape[-2])
+  tokens = plan.rows if plan.turned else x.shape[-2]  # of an image, or of a block
+  kernel = functools.partial(_backward, eps, plan, tokens)
   arrays = [x, *gradients]
   dx, *sums = _call(kernel, 'backward_norm', plan, arrays, [scale], sums=2)
   return dx, *(partial.sum((0, 1)) for partial in sums)
@@ -157,11 +158,12 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
   from jax.experimental.pallas import tpu as pltpu
 
   def run(*operands):
-    if plan.turned:
-      operands = [jnp.moveaxis(x, 0, -2) if x.ndim > 2 else x for x in operands]
-    shape = operands[0].shape
+    images, params = operands[: len(arrays)], operands[len(arrays) :]
+    if plan.turned:  # blocks stand for images
+      images = [jnp.moveaxis(x, 0, -2) for x in images]
+    shape = images[0].shape
     rows = plan.rows if plan.turned else shape[-2]
-    operands = [x.reshape(-1, rows, x.shape[-1]) if x.ndim > 2 else x for x in operands]
+    operands = [*(x.reshape(-1, rows, shape[-1]) for x in images), *params]
     (batch, tokens, width), dtype = operands[0].shape, operands[0].dtype
     columns = plan.how.columns(width)
 
