@@ -31,6 +31,10 @@ PROGRAMS = {
     *('swin:T', '--set', 'depths=(2,)', '--set', 'num_heads=(3,)'),
     *('--set', 'windows=(7,)', '--batch', '16'),
   ),
+  'convnext': (
+    *('convnext:T', '--set', 'depths=(1,)', '--set', 'widths=(96,)'),
+    *('--resolution', '112', '--batch', '32'),
+  ),
   'mvit': (
     *('mvit:T', '--set', 'depths=(1,)', '--set', 'width=192', '--set', 'num_heads=2'),
     *('--set', 'kv_stride=1', '--resolution', '112', '--batch', '32'),
@@ -48,7 +52,9 @@ RECORDED = {
   ('mixer', 'v6e'): (1_968_330, 84_114_464),
   # For v6e libtpu compiles it for minutes.
   ('swin', 'v3'): (24_357_779, 392_116_224),
-  ('swin', 'v5e'): (14_048_202, 342_638_592),
+  ('swin', 'v5e'): (11_153_474, 332_193_792),
+  ('convnext', 'v5e'): (1_368_907, 49_505_792),
+  ('convnext', 'v6e'): (942_351, 49_311_584),
   ('mvit', 'v3'): (18_303_214, 341_217_280),
   ('mvit', 'v5e'): (9_139_629, 264_653_312),
   ('mvit', 'v6e'): (5_280_989, 265_983_328),

@@ -70,9 +70,8 @@ def plan(x: jax.Array, hidden: int, outputs: int, act: str) -> Plan | None:
 
 def _backward_bytes(rows, width, hidden, outputs) -> int:
   blocks = 2 * 2 * rows * (2 * width + outputs)  # two of each, of two bytes
-  kernels = (
-    2 * (2 + 4) * hidden * (width + outputs)
-  )  # and their derivatives, in float32
+  # With their derivatives, in float32.
+  kernels = 2 * (2 + 4) * hidden * (width + outputs)
   return blocks + kernels + 6 * 4 * rows * hidden
 
 

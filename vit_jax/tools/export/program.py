@@ -38,7 +38,8 @@ class Program:
 
   def __init__(self, loaded: Loaded, layers: Iterable[str], batch: int | None):
     model = loaded.model
-    self._model = models.changed(model, remat='none', fused_attention=False)
+    plain = dict(fused_attention=False, fused=False)  # as models have one or the other
+    self._model = models.changed(model, remat='none', **plain)
     self._image = (*loaded.image_size, loaded.channels)
     self._layers, self._features = tuple(layers), False
     classes = getattr(model, 'num_classes', None)
