@@ -8,7 +8,9 @@ from test_tpu_attention import KINDS, tpu
 
 from vit_jax import sharding
 from vit_jax.kernels import tpu_mlp
+from vit_jax.models import build
 from vit_jax.nn.mlp import MlpBlock
+from vit_jax.tune.tuned import Added, Tuned
 
 WIDE = lambda *arrays: [a.astype(jnp.float32) for a in arrays]
 
@@ -96,3 +98,17 @@ def test_a_block_lowered_for_tpus_calls_the_kernel(options, kernels):
   with tpu(KINDS['v5e'], 1, 1, 1):
     text = jax.jit(apply).trace(params, x).lower(lowering_platforms=('tpu',)).as_text()
   assert text.count('@tpu_custom_call') == kernels
+
+
+@pytest.mark.parametrize('tuned', [False, True])
+def test_what_replaces_a_layer_finds_it(tuned):
+  fields = dict(depths=(1,), widths=(16,), num_classes=3, dtype=jnp.bfloat16)
+  model = build('convnext', **fields)
+  model = Tuned(model, tune=Added()) if tuned else model
+  images = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    traced = jax.jit(model.apply).trace(params, images)
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('"depthwise"') == 1
+  assert text.count('"forward_mlp"') == (0 if tuned else 1)
