@@ -84,7 +84,7 @@ def test_the_plan_of_a_width():
   ('options', 'kernels'),
   [
     ({}, 1),
-    (dict(fused=False), 0),  # as where a layer is replaced
+    (dict(whole=False), 0),  # as where a layer is replaced
     (dict(train=True), 0),  # dropout
   ],
 )
@@ -100,15 +100,24 @@ def test_a_block_lowered_for_tpus_calls_the_kernel(options, kernels):
   assert text.count('@tpu_custom_call') == kernels
 
 
-@pytest.mark.parametrize('tuned', [False, True])
-def test_what_replaces_a_layer_finds_it(tuned):
+class Replaced(Added):
+  at: str
+
+  def layers(self, images, train):
+    twice = lambda call, x, *args: 2 * call(x, *args)
+    return lambda module, path: twice if path == self.at else None
+
+
+@pytest.mark.parametrize(
+  ('path', 'kernels'), [('stage1_block_0/mlp/Dense_1', 0), ('head', 1)]
+)
+def test_what_replaces_a_layer_finds_it(path, kernels):
   fields = dict(depths=(1,), widths=(16,), num_classes=3, dtype=jnp.bfloat16)
-  model = build('convnext', **fields)
-  model = Tuned(model, tune=Added()) if tuned else model
+  model = Tuned(build('convnext', **fields), tune=Replaced(path))
   images = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)
   with tpu(KINDS['v5e'], 1, 1, 1):
     traced = jax.jit(model.apply).trace(params, images)
     text = traced.lower(lowering_platforms=('tpu',)).as_text()
   assert text.count('"depthwise"') == 1
-  assert text.count('"forward_mlp"') == (0 if tuned else 1)
+  assert text.count('"forward_mlp"') == kernels

@@ -126,6 +126,22 @@ def test_the_trained_move_and_the_frozen_do_not(method):
   assert [n for n in still if not n.endswith('key/bias')] == []
 
 
+def test_the_layer_scale_of_convnext_multiplies_an_adapter():
+  family, images = models.family('convnext'), jnp.ones((1, 8, 8, 3))
+  section = section_for('convnext', 'adapter')
+  plain = models.build('convnext', depths=(1,), widths=(8,), num_classes=None)
+  model, _ = tune.attach(plain, family, (8, 8, 3), **section)
+  variables = jax.jit(model.init)(jax.random.key(0), images)
+  params = trees.flatten(variables['params'])
+  (up,) = (name for name in params if name.endswith('/up/bias'))
+  found = {}
+  for gamma in (0.0, 1.0):
+    scaled = params | {'stage1_block_0/gamma': jnp.full(8, gamma)}
+    for name, given in (('with', scaled | {up: jnp.arange(8.0)}), ('without', scaled)):
+      found[name] = model.apply({'params': trees.unflatten(given)}, images)[0]
+    assert np.array_equal(found['with'], found['without']) == (gamma == 0)
+
+
 @pytest.mark.slow
 def test_side_tuning_starts_half_way_and_learns():
   model = models.build('vit', num_classes=5, **models.family('vit').tiny[0])

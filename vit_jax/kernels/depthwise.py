@@ -44,20 +44,21 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Arra
 
 
 def same_and_input(
-  x: jax.Array, kernel: jax.Array, bias: jax.Array
+  x: jax.Array, kernel: jax.Array, bias: jax.Array, fused: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns (`depthwise` of x, surrounded by zeros, plus the bias, x): both [B, H, W, C].
+  """Returns (the convolution plus the bias, x), both [B, H, W, C]; zeros surround the map.
 
-  The latter is for a residual connection around what reads the former. On a mesh of TPUs
-  (`jax.set_mesh`) both are by kernels, if `tpu_depthwise.plan` has a plan for x: of the x
-  that is returned they add the gradient to that of the convolution, which spares writing
-  and reading the latter.
+  The second is for a residual connection: where a kernel for TPUs computes the convolution,
+  that of its derivative adds the gradient of this x to its own result, which saves writing
+  and reading a map.
 
   Args:
     kernel: [kh, kw, 1, C], odd. bias: [C]. Both of the dtype of x.
+    fused: leave it to kernels where `tpu_depthwise.plan` has a plan for x; these are
+      differentiable once, and not under `jax.vmap`.
   """
   size = kernel.shape[:2]
-  if plan := tpu_depthwise.plan(x, size):
+  if fused and (plan := tpu_depthwise.plan(x, size)):
     y, x = tpu_depthwise.convolve_and_input(x, kernel, bias, plan)
     return checkpoint_name(y, CONVOLVED), x
   return depthwise(x, kernel, 1, tuple((k // 2, k // 2) for k in size)) + bias, x

@@ -25,8 +25,8 @@ def layer_norm(
     dtype: of the result.
     fused: leave bfloat16 [B, ..., N, D] on a mesh (`jax.set_mesh`) of TPUs to a kernel, which
       has no forward-mode derivative.
-    turned: x is a map [B, H, W, D] that other kernels read or write with its images side by
-      side, and so should this.
+    turned: the kernel reads and writes a map [B, H, W, D] as [H, W, B, D], the layout of the
+      other kernels of maps; without effect where there is no kernel.
 
   Returns:
     [..., D] of `dtype`.

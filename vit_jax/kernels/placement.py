@@ -6,6 +6,8 @@ then needs 7.8 GiB of temporaries with full recomputation, and 2.7 with the batc
 (XLA for a TPU v4).
 """
 
+from collections.abc import Callable
+
 import jax
 from jax.sharding import PartitionSpec
 
@@ -44,6 +46,27 @@ def tpus(batch: int):
   device = mesh.abstract_device
   there = device is not None and device.platform == 'tpu'
   return mesh if there and _divides(mesh, batch) else None
+
+
+def images_each(batch: int) -> int | None:
+  """Returns how many images each TPU of the mesh has, if `tpus` and all channels; else None."""
+  mesh = tpus(batch)
+  if mesh is None or mesh.shape['tensor'] > 1:
+    return None
+  return batch // (mesh.shape['data'] * mesh.shape['fsdp'])
+
+
+def each_its_images(run: Callable, arrays: int, params: int) -> Callable:
+  """Returns `run(*arrays, *params)`, each device of the mesh with its own images.
+
+  For Pallas kernels, which XLA does not split. Results have the images of a device, or what
+  it found of them, in front.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return run
+  spec = PartitionSpec(('data', 'fsdp'))
+  specs = (spec,) * arrays + (PartitionSpec(),) * params
+  return jax.shard_map(run, in_specs=specs, out_specs=spec, check_vma=False)
 
 
 def _divides(mesh, batch: int) -> bool:

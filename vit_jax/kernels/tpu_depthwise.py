@@ -1,8 +1,8 @@
 """Depthwise convolutions on TPUs: a kernel for them, and one for the filter's gradient.
 
-XLA's take three to four times as many cycles (benchmarks/NOTES.md). Here a map lies as
-[H, W, B, C]: its rows and columns are not those of a tile, so that what a filter reads at
-an offset is another register, not a shifted one. A step of the grid copies a part of the
+XLA's take three to four times as many cycles on v5e, v6e and 7x, and 1.5 times as many on v5p
+(benchmarks/NOTES.md). Here maps are stored as [H, W, B, C], so that images and channels fill
+the tiles: what a filter reads at an offset is another register, not a shifted one. A step of the grid copies a part of the
 map and what surrounds it to float32, with zeros where the map ends.
 """
 
@@ -14,14 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import linear_call
-from jax.sharding import PartitionSpec
 
-from vit_jax.kernels.placement import tpus
-from vit_jax.kernels.tpu_rows import LANES
+from vit_jax.kernels.placement import each_its_images, images_each
+from vit_jax.kernels.tpu_rows import LANES, SUBLANES, largest_divisor
 
-SUBLANES = 8
-_ROW = 28  # columns of a step's part of the map at most
-_PART = 256  # rows times columns at most: all are unrolled
+_COLUMNS = 28  # of a grid step's part of the map at most
+_POSITIONS = 256  # rows times columns at most: all are unrolled
 _SUMS = 14  # registers that are summed at a time, of 64
 
 
@@ -41,37 +39,33 @@ class Plan(NamedTuple):
 def plan(x: jax.Array, size: tuple[int, int]) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should convolve x; None if XLA should.
 
-  None for what is not bfloat16 [B, H, W, C], for filters without a middle, where the mesh
-  splits channels or gives a device another number of images than a multiple of eight, for
-  maps without suitable divisors, and before v5e and v5p, where XLA's are as fast or faster
-  (benchmarks/NOTES.md).
+  None for what is not bfloat16 [B, H, W, C], for filters with an even side, where the mesh
+  splits channels or the images of a device are no multiple of eight, for maps without
+  suitable divisors, and up to v4, where XLA's are faster, or the kernel gains 2 % of a step
+  (v3; benchmarks/NOTES.md).
 
   Args:
     size: rows and columns of the filter.
   """
-  mesh = tpus(x.shape[0])
-  if mesh is None or mesh.shape['tensor'] > 1 or x.dtype != jnp.bfloat16:
-    return None
-  images = x.shape[0] // (mesh.shape['data'] * mesh.shape['fsdp'])
-  if not all(k % 2 for k in size):
+  images = images_each(x.shape[0])
+  if images is None or images % SUBLANES or x.dtype != jnp.bfloat16:
     return None
   from jax.experimental.pallas import tpu as pltpu
 
-  if images % SUBLANES or pltpu.get_tpu_info().generation < 5:
+  if not all(k % 2 for k in size) or pltpu.get_tpu_info().generation < 5:
     return None
-  columns = _divisor(x.shape[2], _ROW, size[1])
-  rows = columns and _divisor(x.shape[1], _PART // columns, size[0])
+  columns = _part(x.shape[2], _COLUMNS, size[1])
+  rows = columns and _part(x.shape[1], _POSITIONS // columns, size[0])
   return Plan(rows, columns) if rows else None
 
 
-def _divisor(length: int, most: int, filter_: int) -> int | None:
-  """Returns the largest part of `length` that it is a multiple of; None if all are short.
+def _part(length: int, most: int, k: int) -> int | None:
+  """Returns the largest divisor of `length` up to `most`: all of it, or k or more; else None.
 
-  A part that is not the whole is read with filter_ - 1 rows around it, all from the map.
+  A part of k or more is, with the k - 1 rows around it, no longer than the map.
   """
-  fits = lambda n: length % n == 0 and (n == length or n + filter_ - 1 <= length)
-  found = max(filter(fits, range(1, min(most, length) + 1)), default=0)
-  return found if found == length or found >= filter_ else None
+  found = largest_divisor(length, most)
+  return found if found == length or found >= k else None
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -79,7 +73,8 @@ def convolve_and_input(x, kernel, bias, plan: Plan) -> tuple[jax.Array, jax.Arra
   """Returns (the convolution of x, plus the bias, x), x for what reads it besides.
 
   Of the x that is returned, the kernel adds the gradient to that of the convolution: see
-  `layer_norm.layer_norm_and_input`. Sums are in float32. Forward-mode differentiable, too.
+  `layer_norm.layer_norm_and_input`. Sums are in float32. Differentiable once, in either mode;
+  not under `jax.vmap`.
 
   Args:
     x: [B, H, W, C].
@@ -194,11 +189,7 @@ def _call(kernel, size, plan, arrays, params=()) -> jax.Array:
     )(*maps, *operands[len(arrays) :])
     return y.transpose(2, 0, 1, 3) if forward else y
 
-  if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
-    spec = PartitionSpec(('data', 'fsdp'))
-    specs = (spec,) * len(arrays) + (PartitionSpec(),) * len(params)
-    run = jax.shard_map(run, in_specs=specs, out_specs=spec, check_vma=False)
-  y = run(*arrays, *params)
+  y = each_its_images(run, len(arrays), len(params))(*arrays, *params)
   return y if forward else y.sum((0, 2)).astype(arrays[0].dtype)
 
 

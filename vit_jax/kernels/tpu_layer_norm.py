@@ -14,29 +14,31 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
-from vit_jax.kernels.placement import tpus
+from vit_jax.kernels.placement import each_its_images, images_each
 from vit_jax.kernels.tpu_rows import (
   FEWEST,
   LANES,
+  SUBLANES,
   Rows,
   by_columns,
   largest_divisor,
   round_up,
 )
 
-SUBLANES = 8
 _BLOCKS = 6 * 2**20  # bytes of a grid step's arrays, of the 16 MiB that every TPU has
+_LONGEST = (
+  4096  # rows of it: narrow ones fill whole registers, too, and all are unrolled
+)
 
 
 class Plan(NamedTuple):
   """How the kernels divide their work.
 
   Attributes:
-    rows: tokens of one image that a grid step takes, or of all, if these are turned.
+    rows: tokens that a grid step takes: of one image or, if `turned`, of all of a device.
     how: how they are read and written.
-    turned: whether images lie side by side, as kernels of maps have them: [H, W, B, D].
+    turned: whether x is read as [H, W, B, D], as other kernels of maps have it.
   """
 
   rows: int
@@ -54,24 +56,24 @@ def plan(x: jax.Array, turned: bool = False) -> Plan | None:
   (benchmarks/NOTES.md).
 
   Args:
-    turned: x is a map [B, H, W, D], and the result shall be read with images side by side. On
-      v2 and v3, or where a device has another number of images than a multiple of eight, None.
+    turned: x is a map [B, H, W, D], to be read and written as [H, W, B, D]. Then None on v2
+      and v3, where the images of a device are no multiple of eight, and where no block of 64
+      rows or more divides the tokens.
   """
   if x.ndim < 3 or x.dtype != jnp.bfloat16:
     return None
   tokens, width = x.shape[-2:]
-  mesh = tpus(x.shape[0])
-  if mesh is None or mesh.shape['tensor'] > 1:
+  images = images_each(x.shape[0])
+  if images is None:
     return None
   from jax.experimental.pallas import tpu as pltpu
 
   how = Rows('float32' if pltpu.get_tpu_info().generation < 4 else 'bfloat16')
   # The derivative's: x, two gradients and its own, two of each, of two bytes.
-  most = _BLOCKS // (4 * 2 * 2 * width)
+  most = min(_LONGEST, _BLOCKS // (4 * 2 * 2 * width))
   if turned:
-    devices = mesh.shape['data'] * mesh.shape['fsdp']
-    rows = largest_divisor(x.size // width // devices, most, SUBLANES)
-    whole = x.shape[0] // devices % SUBLANES == 0 and rows >= FEWEST
+    rows = largest_divisor(x.size // width // x.shape[0] * images, most, SUBLANES)
+    whole = images % SUBLANES == 0 and rows >= FEWEST
     return Plan(rows, how, turned) if whole and not how.packed else None
   if tokens < 2 * SUBLANES or (width % LANES and (how.packed or x.ndim == 3)):
     return None
@@ -152,7 +154,7 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
   Args:
     arrays: [B, ..., N, D]. vectors: [D].
     sums: how many results are float32 [images, 1, D], added up over an image's blocks,
-      after the first, which is like x. Each head is an image.
+      after the first, which is like x. Each head is an image; if turned, each block.
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
@@ -203,10 +205,7 @@ def _call(kernel, name: str, plan: Plan, arrays, vectors, sums: int) -> list[jax
     y = y.reshape(shape)
     return [jnp.moveaxis(y, -2, 0) if plan.turned else y, *rest]
 
-  if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
-    spec = PartitionSpec(('data', 'fsdp'))
-    specs = (spec,) * len(arrays) + (PartitionSpec(),) * len(vectors)
-    run = jax.shard_map(run, in_specs=specs, out_specs=spec, check_vma=False)
+  run = each_its_images(run, len(arrays), len(vectors))
   return run(*arrays, *(x[None] for x in vectors))
 
 

@@ -11,16 +11,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
-from vit_jax.kernels.placement import tpus
-from vit_jax.kernels.tpu_rows import FEWEST, largest_divisor
+from vit_jax.kernels.placement import each_its_images, images_each
+from vit_jax.kernels.tpu_rows import FEWEST, LANES, SUBLANES, largest_divisor, round_up
 
-SUBLANES = 8
 _WIDEST = 384  # channels: wider products take longer than their bytes
 _HIDDEN = 393_216  # numbers of the hidden layer that a grid step computes
 
-# Mosaic has no erfc, of which the exact GELU is made elsewhere.
+# jax.nn.gelu(approximate=False) is made of erfc, which Mosaic does not have.
 _GELU_ERF = lambda x: 0.5 * x * (1 + lax.erf(x * 0.5**0.5))
 ACTIVATIONS = {'gelu_tanh': jax.nn.gelu, 'gelu_erf': _GELU_ERF}
 
@@ -29,7 +27,7 @@ class Plan(NamedTuple):
   """How the kernels divide their work.
 
   Attributes:
-    rows: tokens of a grid step, which divide all of a device.
+    rows: tokens of a grid step, a divisor of a device's.
     vmem: bytes of on-chip memory that a kernel may use.
     interpret: run by JAX, not Mosaic.
   """
@@ -42,33 +40,35 @@ class Plan(NamedTuple):
 def plan(x: jax.Array, hidden: int, outputs: int, act: str) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should compute an MLP of x.
 
-  None, if XLA should: for what is not bfloat16 [B, ..., D], for wide models, whose products
-  take longer than their bytes, where the mesh splits channels or gives a device another
-  number of images than a multiple of eight, and before v4, whose kernels multiply float32.
+  None if XLA should: for what is not bfloat16 [B, ..., D], for other activations than
+  ACTIVATIONS, where the mesh splits channels or the images of a device are no multiple of
+  eight, for few tokens, for widths above 384, whose products take longer than the bytes that
+  are saved, where a step does not fit on the chip (above 192 on v4), and before v4, where
+  kernels multiply float32 only.
 
   Args:
     hidden, outputs: widths of the two layers. act: between them.
   """
-  mesh = tpus(x.shape[0])
-  if mesh is None or mesh.shape['tensor'] > 1 or x.dtype != jnp.bfloat16:
+  images = images_each(x.shape[0])
+  if images is None or x.dtype != jnp.bfloat16 or x.ndim < 3 or images % SUBLANES:
     return None
-  devices = mesh.shape['data'] * mesh.shape['fsdp']
-  width = max(x.shape[-1], outputs)
-  if x.ndim < 3 or x.shape[0] // devices % SUBLANES or width > _WIDEST:
+  if act not in ACTIVATIONS or max(x.shape[-1], outputs) > _WIDEST:
     return None
   from jax.experimental.pallas import tpu as pltpu
 
   info, half = pltpu.get_tpu_info(), jnp.bfloat16.dtype
-  if act not in ACTIVATIONS or not info.is_matmul_supported(half, half):
+  if not info.is_matmul_supported(half, half):
     return None
-  tokens = x.size // x.shape[-1] // devices
-  rows = largest_divisor(tokens, _HIDDEN // hidden, SUBLANES)
+  tokens = x.size // x.shape[-1] // x.shape[0] * images
+  rows = largest_divisor(tokens, _HIDDEN // round_up(hidden, LANES), SUBLANES)
   vmem = info.vmem_capacity_bytes * 15 // 16  # the rest is the compiler's
   fits = _backward_bytes(rows, x.shape[-1], hidden, outputs) <= vmem
   return Plan(rows, vmem) if rows >= FEWEST and fits else None
 
 
 def _backward_bytes(rows, width, hidden, outputs) -> int:
+  """Returns an estimate of what the derivative's kernel keeps on the chip."""
+  width, hidden, outputs = (round_up(n, LANES) for n in (width, hidden, outputs))
   blocks = 2 * 2 * rows * (2 * width + outputs)  # two of each, of two bytes
   # With their derivatives, in float32.
   kernels = 2 * (2 + 4) * hidden * (width + outputs)
@@ -127,7 +127,7 @@ def _call(kernel, name, plan, arrays, params, width, sums) -> list[jax.Array]:
   Args:
     arrays: [B, ..., D], one dtype.
     params: what each grid step reads whole.
-    width: of the first result, which else is like the arrays.
+    width: of the first result, which is otherwise like the arrays.
     sums: arrays of whose shapes the other results are, in float32, summed over the tokens.
   """
   from jax.experimental import pallas as pl
@@ -146,9 +146,10 @@ def _call(kernel, name, plan, arrays, params, width, sums) -> list[jax.Array]:
     whole = lambda x: pl.BlockSpec(x.shape, lambda i: (0, 0))
     outs = [jax.ShapeDtypeStruct((rows, width), dtype)]
     outs += [jax.ShapeDtypeStruct(two(x).shape, jnp.float32) for x in sums]
-    products = 5 if sums else 2
+    w, v = (x.size for x in params[:2])
     cost = pl.CostEstimate(
-      flops=products * rows * sum(x.size for x in params[:2]),
+      # Forward a product with each; backward three of the size of w and two of that of v.
+      flops=2 * rows * (3 * w + 2 * v if sums else w + v),
       transcendentals=rows * params[0].shape[1],
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *outs)),
     )
@@ -170,11 +171,7 @@ def _call(kernel, name, plan, arrays, params, width, sums) -> list[jax.Array]:
     )(*operands)
     return [jnp.moveaxis(y.reshape(shape), -2, 0), *(x[None] for x in found)]
 
-  if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
-    spec = PartitionSpec(('data', 'fsdp'))
-    specs = (spec,) * len(arrays) + (PartitionSpec(),) * len(params)
-    run = jax.shard_map(run, in_specs=specs, out_specs=spec, check_vma=False)
-  y, *found = run(*arrays, *params)
+  y, *found = each_its_images(run, len(arrays), len(params))(*arrays, *params)
   return [y, *(d.sum(0).reshape(s.shape) for d, s in zip(found, sums, strict=True))]
 
 

@@ -15,12 +15,20 @@ from jax import lax
 
 ALL = slice(None)
 LANES = 128  # of a vector register and, at least, of a matrix unit
+SUBLANES = 8  # of a vector register
+FEWEST = 64  # rows of a grid step: with fewer, starting it takes longer than its work
 _PAIR = 16  # rows of two registers, whose words fill one
 
 
 def round_up(n: int, unit: int) -> int:
   """Returns the least multiple of a unit that is n or more."""
   return -(-n // unit) * unit
+
+
+def largest_divisor(count: int, most: int, unit: int = 1) -> int:
+  """Returns the largest multiple of `unit` up to `most` that divides `count`; 0 if none."""
+  fits = (n for n in range(unit, min(most, count) + 1, unit) if count % n == 0)
+  return max(fits, default=0)
 
 
 class Rows(NamedTuple):
@@ -131,15 +139,6 @@ def by_columns(kernel, inputs: int, columns: int):
     kernel(*grouped, *refs[given:])
 
   return run
-
-
-FEWEST = 64  # rows of a grid step: fewer take less time than starting one
-
-
-def largest_divisor(count: int, most: int, unit: int = 1) -> int:
-  """Returns the largest multiple of `unit` up to `most` that divides `count`; 0 if none."""
-  fits = (n for n in range(unit, min(most, count) + 1, unit) if count % n == 0)
-  return max(fits, default=0)
 
 
 NEVER = -1e30  # a score less any maximum; not -inf, whose differences may be NaN

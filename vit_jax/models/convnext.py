@@ -48,7 +48,9 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x, rate=None, *, train: bool = False):
     C = x.shape[-1]
-    conv = DepthwiseConv((7, 7), self.dtype, kernel_init=_INIT, name='conv_dw')
+    conv = DepthwiseConv(
+      (7, 7), self.dtype, kernel_init=_INIT, fused=self.fused, name='conv_dw'
+    )
     y, x = conv(x)
     y = LayerNorm(self.dtype, fused=self.fused, turned=True, name='norm')(y)
     start = nn.initializers.constant(self.layer_scale)
@@ -114,7 +116,7 @@ class ConvNeXt(nn.Module):
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # of the final norm; transformers' ConvNext has 1e-12
   head_bias_init: float = 0.0
-  fused: bool = True  # False: also differentiable forward-mode on TPUs
+  fused: bool = True  # kernels on TPUs; False: for derivatives that they do not have
   remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
   # Of the body; pooling, final norm, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32

@@ -18,6 +18,7 @@ class DepthwiseConv(nn.Module):
   size: tuple[int, int]  # odd
   dtype: jnp.dtype
   kernel_init: Callable
+  fused: bool = False  # whether a kernel may be used: see `kernels.depthwise`
 
   @nn.compact
   def __call__(self, x):
@@ -27,4 +28,4 @@ class DepthwiseConv(nn.Module):
     kernel = param(self, 'kernel', lambda rng: self.kernel_init(rng, shape), shape)
     bias = param(self, 'bias', lambda rng: zeros(rng, (C,)), (C,))
     x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
-    return same_and_input(x, kernel, bias)
+    return same_and_input(x, kernel, bias, self.fused)

@@ -40,10 +40,10 @@ class MlpBlock(nn.Module):
   fused: bool = False
 
   @nn.compact
-  def __call__(self, x, scale=None, *, train: bool = False, fused: bool = True):
+  def __call__(self, x, scale=None, *, train: bool = False, whole: bool = True):
     """Maps [..., D] to [..., outputs], times `scale` [outputs] if it is given.
 
-    `fused` False: both layers are called, as by what replaces one of them.
+    `whole` False: both layers are called as modules, so that an interceptor can replace one.
     """
     dense = functools.partial(
       Dense,
@@ -55,7 +55,7 @@ class MlpBlock(nn.Module):
     outputs = self.outputs or x.shape[-1]
     first, second = dense(self.hidden, name='Dense_0'), dense(outputs, name='Dense_1')
     plan = None
-    if self.fused and fused and not (self.dropout and train) and x.dtype == self.dtype:
+    if self.fused and whole and not (self.dropout and train) and x.dtype == self.dtype:
       plan = tpu_mlp.plan(x, self.hidden, outputs, self.act)
     if plan:
       params = [first.parameters(x.shape[-1]), second.parameters(self.hidden)]

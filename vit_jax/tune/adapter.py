@@ -64,13 +64,15 @@ class Adapters(Added):
     params = self.named_params(made)
 
     def instead(path):
-      def adapted(call, *args, **kwargs):
-        h = call(*args, **kwargs)
+      # The layer scale of an MLP multiplies what the adapter returns.
+      def adapted(call, x, scale=None, **kwargs):
+        h = call(x, **kwargs)
         dense = lambda x, name: (
           x @ params[f'{path}/{name}/kernel'].astype(h.dtype)
           + params[f'{path}/{name}/bias'].astype(h.dtype)
         )
-        return h + dense(jax.nn.gelu(dense(h, 'down'), approximate=False), 'up')
+        h += dense(jax.nn.gelu(dense(h, 'down'), approximate=False), 'up')
+        return h if scale is None else h * scale.astype(h.dtype)
 
       return adapted
 

@@ -54,8 +54,10 @@ class Tuned(nn.Module):
       if context.method_name != '__call__' or not path or path[0] == ADDED:
         return call(*args, **kwargs)
       path = '/'.join(path)
-      if isinstance(context.module, MlpBlock):  # each of its layers may be replaced
-        kwargs = {**kwargs, 'fused': False}
+      if isinstance(context.module, MlpBlock):  # a kernel would not call its layers
+        layers = (f'{path}/Dense_{i}' for i in range(2))
+        if any(replaced(context.module, layer) for layer in layers):
+          kwargs = {**kwargs, 'whole': False}
       if path in self.frozen_norms:
         kwargs = {**kwargs, 'train': False}
       instead = replaced(context.module, path)

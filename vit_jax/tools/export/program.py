@@ -38,7 +38,7 @@ class Program:
 
   def __init__(self, loaded: Loaded, layers: Iterable[str], batch: int | None):
     model = loaded.model
-    plain = dict(fused_attention=False, fused=False)  # as models have one or the other
+    plain = dict(fused_attention=False, fused=False)  # a model has one of them at most
     self._model = models.changed(model, remat='none', **plain)
     self._image = (*loaded.image_size, loaded.channels)
     self._layers, self._features = tuple(layers), False
