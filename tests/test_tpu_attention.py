@@ -40,6 +40,24 @@ def tpu(kind: str, *sizes: int):
   return jax.sharding.use_abstract_mesh(mesh)
 
 
+def lowered(fn, *args) -> str:
+  """Returns the program of fn(*args) for a TPU v5e."""
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    return jax.jit(fn).trace(*args).lower(lowering_platforms=('tpu',)).as_text()
+
+
+def step_lowered(model, *shape: int) -> str:
+  """Returns the program of the gradient of a model's logits, summed, for a TPU v5e.
+
+  Args:
+    shape: (B, H, W, C) of the images.
+  """
+  images = jax.ShapeDtypeStruct(shape, jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  loss = lambda params, images: model.apply(params, images, features=False)[0].sum()
+  return lowered(jax.grad(loss), params, images)
+
+
 # Queries, keys, heads, their size; heads and queries of a grid step. Heads that fill
 # registers, share one, straddle two; blocks of queries that do not divide them.
 CASES = {
@@ -212,7 +230,4 @@ def test_a_field_of_the_model_turns_them_off(fused):
   model = build('vit', 'mu/8', depth=1, fused_attention=fused, dtype=jnp.bfloat16)
   images = jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)
-  with tpu(KINDS['v5e'], 1, 1, 1):
-    traced = jax.jit(model.apply).trace(params, images)
-    text = traced.lower(lowering_platforms=('tpu',)).as_text()
-  assert ('tpu_custom_call' in text) == fused
+  assert ('tpu_custom_call' in lowered(model.apply, params, images)) == fused

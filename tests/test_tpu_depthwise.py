@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_tpu_attention import KINDS, tpu
+from test_tpu_attention import KINDS, lowered, step_lowered, tpu
 
 from vit_jax import sharding
 from vit_jax.kernels import tpu_depthwise
@@ -140,10 +140,11 @@ def test_the_plan_of_a_map():
 def test_a_step_lowered_for_tpus_calls_the_kernels(fused, kernels):
   fields = dict(depths=(1,), widths=(16,), fused=fused, num_classes=3)
   model = build('convnext', **fields, dtype=jnp.bfloat16)
-  images = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
-  params = jax.eval_shape(model.init, jax.random.key(0), images)
-  loss = lambda params, images: model.apply(params, images, features=False)[0].sum()
-  with tpu(KINDS['v5e'], 1, 1, 1):
-    traced = jax.jit(jax.grad(loss)).trace(params, images)
-    text = traced.lower(lowering_platforms=('tpu',)).as_text()
-  assert text.count('@tpu_custom_call') == kernels
+  assert step_lowered(model, 8, 32, 32, 3).count('@tpu_custom_call') == kernels
+
+
+def test_a_frozen_filter_costs_nothing():
+  x, kernel, bias, *_ = arrays(8, 7, 7, 4, (3, 3))
+  plan = tpu_depthwise.Plan(7, 7)
+  run = lambda x: tpu_depthwise.convolve_and_input(x, kernel, bias, plan)[0].sum()
+  assert lowered(jax.value_and_grad(run), x).count('@tpu_custom_call') == 2

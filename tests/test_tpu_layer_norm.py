@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_tpu_attention import KINDS, tpu
+from test_tpu_attention import KINDS, step_lowered, tpu
 
 from vit_jax import sharding
 from vit_jax.kernels import layer_norm, tpu_layer_norm
@@ -144,10 +144,4 @@ def test_a_step_lowered_for_tpus_calls_the_kernels(fused, classifier, kernels):
     'classifier': classifier,
   }
   model = build('vit', 'mu/8', **fields, dtype=jnp.bfloat16)
-  images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-  params = jax.eval_shape(model.init, jax.random.key(0), images)
-  loss = lambda params, images: model.apply(params, images, features=False)[0].sum()
-  with tpu(KINDS['v5e'], 1, 1, 1):
-    traced = jax.jit(jax.grad(loss)).trace(params, images)
-    text = traced.lower(lowering_platforms=('tpu',)).as_text()
-  assert text.count('@tpu_custom_call') == kernels
+  assert step_lowered(model, 1, 32, 32, 3).count('@tpu_custom_call') == kernels

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_tpu_attention import KINDS, tpu
+from test_tpu_attention import KINDS, lowered, tpu
 
 from vit_jax import sharding
 from vit_jax.kernels import tpu_mlp
@@ -95,9 +95,7 @@ def test_a_block_lowered_for_tpus_calls_the_kernel(options, kernels):
   assert sorted(params['params']) == ['Dense_0', 'Dense_1']
   apply = lambda *args: block.apply(*args, scale, **options, rngs={'dropout': key})
   key = jax.random.key(0)
-  with tpu(KINDS['v5e'], 1, 1, 1):
-    text = jax.jit(apply).trace(params, x).lower(lowering_platforms=('tpu',)).as_text()
-  assert text.count('@tpu_custom_call') == kernels
+  assert lowered(apply, params, x).count('@tpu_custom_call') == kernels
 
 
 class Replaced(Added):
@@ -116,8 +114,6 @@ def test_what_replaces_a_layer_finds_it(path, kernels):
   model = Tuned(build('convnext', **fields), tune=Replaced(path))
   images = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)
-  with tpu(KINDS['v5e'], 1, 1, 1):
-    traced = jax.jit(model.apply).trace(params, images)
-    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  text = lowered(model.apply, params, images)
   assert text.count('"depthwise"') == 1
   assert text.count('"forward_mlp"') == kernels

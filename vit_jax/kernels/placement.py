@@ -49,7 +49,7 @@ def tpus(batch: int):
 
 
 def images_each(batch: int) -> int | None:
-  """Returns how many images each TPU of the mesh has, if `tpus` and all channels; else None."""
+  """Returns how many images each TPU of the mesh has; None as of `tpus`, or with a tensor axis."""
   mesh = tpus(batch)
   if mesh is None or mesh.shape['tensor'] > 1:
     return None

@@ -2,8 +2,8 @@
 
 XLA's take three to four times as many cycles on v5e, v6e and 7x, and 1.5 times as many on v5p
 (benchmarks/NOTES.md). Here maps are stored as [H, W, B, C], so that images and channels fill
-the tiles: what a filter reads at an offset is another register, not a shifted one. A step of the grid copies a part of the
-map and what surrounds it to float32, with zeros where the map ends.
+the tiles: what a filter reads at an offset is another register, not a shifted one. A step of
+the grid copies a part of the map and what surrounds it to float32, with zeros where the map ends.
 """
 
 import functools
@@ -40,8 +40,8 @@ def plan(x: jax.Array, size: tuple[int, int]) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should convolve x; None if XLA should.
 
   None for what is not bfloat16 [B, H, W, C], for filters with an even side, where the mesh
-  splits channels or the images of a device are no multiple of eight, for maps without
-  suitable divisors, and up to v4, where XLA's are faster, or the kernel gains 2 % of a step
+  splits channels or the number of images on a device is not a multiple of eight, for maps
+  without suitable divisors, and up to v4, where XLA's are faster, or the kernel gains 2 % of a step
   (v3; benchmarks/NOTES.md).
 
   Args:

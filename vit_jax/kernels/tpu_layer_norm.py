@@ -27,9 +27,7 @@ from vit_jax.kernels.tpu_rows import (
 )
 
 _BLOCKS = 6 * 2**20  # bytes of a grid step's arrays, of the 16 MiB that every TPU has
-_LONGEST = (
-  4096  # rows of it: narrow ones fill whole registers, too, and all are unrolled
-)
+_LONGEST = 4096  # rows of a grid step: all are unrolled, and narrow ones fill registers
 
 
 class Plan(NamedTuple):
@@ -57,8 +55,8 @@ def plan(x: jax.Array, turned: bool = False) -> Plan | None:
 
   Args:
     turned: x is a map [B, H, W, D], to be read and written as [H, W, B, D]. Then None on v2
-      and v3, where the images of a device are no multiple of eight, and where no block of 64
-      rows or more divides the tokens.
+      and v3, where the number of images on a device is not a multiple of eight, and where no
+      block of 64 rows or more divides the tokens.
   """
   if x.ndim < 3 or x.dtype != jnp.bfloat16:
     return None

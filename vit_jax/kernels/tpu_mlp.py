@@ -41,9 +41,9 @@ def plan(x: jax.Array, hidden: int, outputs: int, act: str) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should compute an MLP of x.
 
   None if XLA should: for what is not bfloat16 [B, ..., D], for other activations than
-  ACTIVATIONS, where the mesh splits channels or the images of a device are no multiple of
-  eight, for few tokens, for widths above 384, whose products take longer than the bytes that
-  are saved, where a step does not fit on the chip (above 192 on v4), and before v4, where
+  ACTIVATIONS, where the mesh splits channels or the number of images on a device is not a
+  multiple of eight, for few tokens, for widths above 384, whose products take longer than the
+  bytes that are saved, where a step does not fit on the chip (above 192 on v4), and before v4, where
   kernels multiply float32 only.
 
   Args:

@@ -203,10 +203,10 @@ class Swin(nn.Module):
     check_images(images)
     stages = self._stages()
     out = {}
-    x = Stem(
+    stem = Stem(
       self.width, self.patch_size, self.fused_attention, self.dtype, name='stem'
-    )(images)
-    out['stem'] = x
+    )
+    out['stem'] = x = stem(images)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     masked = _MASKED * (2 if self.borders == 'pad_shift_twice' else 1)
     for s, (depth, heads, side, pretrained) in enumerate(stages):
