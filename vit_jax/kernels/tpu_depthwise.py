@@ -41,8 +41,8 @@ def plan(x: jax.Array, size: tuple[int, int]) -> Plan | None:
 
   None for what is not bfloat16 [B, H, W, C], for filters with an even side, where the mesh
   splits channels or the number of images on a device is not a multiple of eight, for maps
-  without suitable divisors, and up to v4, where XLA's are faster, or the kernel gains 2 % of a step
-  (v3; benchmarks/NOTES.md).
+  without suitable divisors, and up to v4: there XLA's are faster (v4), or the kernel gains 2 %
+  of a step (v3; benchmarks/NOTES.md).
 
   Args:
     size: rows and columns of the filter.
