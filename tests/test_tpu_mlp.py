@@ -1,5 +1,7 @@
 """Kernels of an MLP for TPUs: interpreted on the CPU, and lowered without a TPU."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +18,9 @@ WIDE = lambda *arrays: [a.astype(jnp.float32) for a in arrays]
 
 
 def arrays(images: int):
-  """Returns x, kernels and biases of a widening and a narrowing layer, and a gradient."""
+  """Returns x, kernels, biases and a residual connection of two layers, and a gradient."""
   x, y = (images, 3, 4, 6), (images, 3, 4, 5)
-  shapes = [x, (6, 24), (24, 5), (24,), (5,), y]
+  shapes = [x, (6, 24), (24, 5), (24,), (5,), y, y]
   keys = jax.random.split(jax.random.key(0), len(shapes))
   both = zip(keys, shapes, strict=True)
   return [jax.random.normal(key, shape, jnp.bfloat16) for key, shape in both]
@@ -26,19 +28,27 @@ def arrays(images: int):
 
 def run(act, plan, *inputs):
   """Returns the result and the derivatives of all inputs but the last, its gradient."""
-  fn = lambda x, w, v, b, c: tpu_mlp.mlp(x, (w, v), (b, c), act, plan)
+  fn = lambda x, w, v, b, c, skip: tpu_mlp.mlp(x, (w, v), (b, c), act, plan, skip)
   y, pullback = jax.vjp(fn, *inputs[:-1])
   return y, *pullback(inputs[-1])
 
 
+TURNED = tpu_mlp.Plan(32, 2**24, turned=True, interpret=True)  # of 96 tokens
+IMAGES = tpu_mlp.Plan(6, 2**24, images=4, interpret=True)  # half of four images
+
+
 @pytest.mark.parametrize(
-  'act', ['gelu_erf', pytest.param('gelu_tanh', marks=pytest.mark.slow)]
+  ('act', 'plan'),
+  [
+    ('gelu_erf', TURNED),
+    ('gelu_tanh', IMAGES),
+    pytest.param('gelu_tanh', TURNED, marks=pytest.mark.slow),
+  ],
 )
-def test_kernels_compute_an_mlp_and_its_derivative(act):
+def test_kernels_compute_an_mlp_and_its_derivative(act, plan):
   inputs = arrays(8)
-  plan = tpu_mlp.Plan(32, 2**24, interpret=True)  # of 96 tokens
   gelu = lambda x: jax.nn.gelu(x, approximate=act == 'gelu_tanh')
-  reference = lambda x, w, v, b, c: gelu(x @ w + b) @ v + c
+  reference = lambda x, w, v, b, c, skip: gelu(x @ w + b) @ v + c + skip
   *wide, dy = WIDE(*inputs)
   expected, exact = jax.vjp(reference, *wide)
   found = jax.jit(run, static_argnums=(0, 1))(act, plan, *inputs)
@@ -49,8 +59,9 @@ def test_kernels_compute_an_mlp_and_its_derivative(act):
 
 
 @pytest.mark.slow
-def test_devices_of_a_mesh_compute_their_own_images():
-  inputs, plan = arrays(32), tpu_mlp.Plan(32, 2**24, interpret=True)
+@pytest.mark.parametrize('plan', [TURNED, IMAGES])
+def test_devices_of_a_mesh_compute_their_own_images(plan):
+  inputs = arrays(32)
   alone = run('gelu_erf', plan, *inputs)
   mesh = sharding.make_mesh(2, 2, 1, devices=jax.devices()[:4])
   with jax.set_mesh(mesh):
@@ -61,23 +72,43 @@ def test_devices_of_a_mesh_compute_their_own_images():
     np.testing.assert_allclose(*WIDE(a, b), rtol=0, atol=2**-8 * np.abs(b).max())
 
 
+SHAPE = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
 def test_the_plan_of_a_width():
-  shape = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-  plan = lambda *x: tpu_mlp.plan(shape(*x), 4 * x[-1], x[-1], 'gelu_erf')
+  plan = lambda *x: tpu_mlp.plan(SHAPE(*x), 4 * x[-1], x[-1], 'gelu_erf', turned=True)
   assert plan(8, 56, 56, 96) is None  # no mesh
   with tpu(KINDS['v5e'], 1, 1, 1):
-    assert plan(8, 56, 56, 96).rows == 896  # 28 to a device
-    assert plan(8, 28, 28, 192).rows == 448
-    assert plan(8, 14, 14, 384).rows == 224
+    assert plan(8, 56, 56, 96).rows == 3136  # 8 to a device
+    assert plan(8, 28, 28, 192).rows == 1568
+    assert plan(8, 14, 14, 384).rows == 784
     assert plan(8, 7, 7, 768) is None  # products take longer than their bytes
     assert plan(4, 56, 56, 96) is None  # half a tile of images
     assert plan(8, 4, 1, 96) is None  # few tokens
-    assert tpu_mlp.plan(shape(8, 8, 8, 96), 384, 96, 'relu') is None
+    assert tpu_mlp.plan(SHAPE(8, 8, 8, 96), 384, 96, 'relu') is None
     assert tpu_mlp.plan(jnp.zeros((8, 8, 8, 96)), 384, 96, 'gelu_erf') is None
   with tpu(KINDS['v5e'], 1, 1, 2):
     assert plan(8, 56, 56, 96) is None  # channels are split
   with tpu(KINDS['v3'], 1, 1, 1):
     assert plan(8, 56, 56, 96) is None  # its kernels multiply float32
+
+
+def test_the_plan_of_images():
+  def plan(*x):
+    found = tpu_mlp.plan(SHAPE(*x), 4 * x[-1], x[-1], 'gelu_tanh')
+    return found and (found.images, found.rows)
+
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    assert plan(128, 197, 384) == (4, 197)
+    assert plan(7, 577, 384) == (1, 577)
+    assert plan(2, 1024, 384) == (1, 512)
+    assert plan(2, 1025, 384) is None  # too long to be whole, of no use in parts
+    assert plan(128, 1, 384) is None  # a class token
+    assert plan(128, 197, 192) is None  # half of every second register
+    assert plan(64, 197, 768) is None
+  with tpu(KINDS['v6e'], 1, 1, 1):
+    assert plan(64, 197, 768) == (2, 197)  # more products for a byte of memory
+    assert plan(64, 197, 1024) is None
 
 
 @pytest.mark.parametrize(
@@ -89,13 +120,37 @@ def test_the_plan_of_a_width():
   ],
 )
 def test_a_block_lowered_for_tpus_calls_the_kernel(options, kernels):
-  block = MlpBlock(64, dropout=0.1, act='gelu_erf', dtype=jnp.bfloat16, fused=True)
-  x, scale = jax.ShapeDtypeStruct((8, 4, 4, 16), jnp.bfloat16), jnp.ones(16)
+  block = MlpBlock(
+    64, dropout=0.1, act='gelu_erf', dtype=jnp.bfloat16, fused=True, turned=True
+  )
+  x, scale = SHAPE(8, 4, 4, 16), jnp.ones(16)
   params = jax.eval_shape(block.init, jax.random.key(0), x)
   assert sorted(params['params']) == ['Dense_0', 'Dense_1']
   apply = lambda *args: block.apply(*args, scale, **options, rngs={'dropout': key})
   key = jax.random.key(0)
   assert lowered(apply, params, x).count('@tpu_custom_call') == kernels
+
+
+@pytest.mark.parametrize(
+  ('options', 'operands'),
+  [
+    ({}, [6, 6]),  # tokens, those of the residual connection, and four parameters
+    (dict(stochastic_depth=0.1), [5, 5]),
+    (dict(dropout=0.1), []),
+  ],
+)
+def test_an_encoder_block_lowered_for_tpus_adds_in_the_kernel(options, operands):
+  fields = dict(width=128, depth=2, num_heads=2, mlp_dim=256, classifier='gap')
+  model = build('vit', **fields, **options, dtype=jnp.bfloat16)
+  images = jax.ShapeDtypeStruct((2, 128, 128, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  rngs = {'dropout': jax.random.key(0)}
+  logits = lambda *args: model.apply(*args, train=True, rngs=rngs)[0]
+  lines = lowered(logits, params, images).splitlines()
+  calls = [
+    re.search(r'\((%.*?)\)', line)[1] for line in lines if '"forward_mlp"' in line
+  ]
+  assert [len(call.split(',')) for call in calls] == operands
 
 
 class Replaced(Added):

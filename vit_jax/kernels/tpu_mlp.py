@@ -6,6 +6,7 @@ computes it again. benchmarks/NOTES.md has what it costs.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -15,8 +16,9 @@ from jax import lax
 from vit_jax.kernels.placement import each_its_images, images_each
 from vit_jax.kernels.tpu_rows import FEWEST, LANES, SUBLANES, largest_divisor, round_up
 
-_WIDEST = 384  # channels: wider products take longer than their bytes
-_HIDDEN = 393_216  # numbers of the hidden layer that a grid step computes
+# Bytes of memory traffic that a hidden number saves which is computed again, as measured.
+_SAVED = 3.4
+_HIDDEN = 5 * 2**18  # numbers of the hidden layer that a grid step computes
 
 # jax.nn.gelu(approximate=False) is made of erfc, which Mosaic does not have.
 _GELU_ERF = lambda x: 0.5 * x * (1 + lax.erf(x * 0.5**0.5))
@@ -27,56 +29,75 @@ class Plan(NamedTuple):
   """How the kernels divide their work.
 
   Attributes:
-    rows: tokens of a grid step, a divisor of a device's.
+    rows: tokens that are taken together, a divisor of those of an image or, if `turned`, of
+      a device.
     vmem: bytes of on-chip memory that a kernel may use.
+    images: how many images a grid step takes so many tokens of, one after the other.
+    turned: whether x is read as [..., B, D], as other kernels of maps have it.
     interpret: run by JAX, not Mosaic.
   """
 
   rows: int
   vmem: int
+  images: int = 1
+  turned: bool = False
   interpret: bool = False
 
 
-def plan(x: jax.Array, hidden: int, outputs: int, act: str) -> Plan | None:
+def plan(
+  x: jax.Array, hidden: int, outputs: int, act: str, turned: bool = False
+) -> Plan | None:
   """Returns how the TPUs of the mesh (`jax.set_mesh`) should compute an MLP of x.
 
   None if XLA should: for what is not bfloat16 [B, ..., D], for other activations than
-  ACTIVATIONS, where the mesh splits channels or the number of images on a device is not a
-  multiple of eight, for few tokens, for widths above 384, whose products take longer than the
-  bytes that are saved, where a step does not fit on the chip (above 192 on v4), and before v4, where
-  kernels multiply float32 only.
+  ACTIVATIONS, where the mesh splits channels or does not divide the batch, for few tokens,
+  where a step does not fit on the chip, and before v4, where kernels multiply float32 only.
+  None, too, for widths whose products take longer to compute again than the bytes that are
+  saved: above 408 on v5e, 282 on v5p, 953 on v6e.
 
   Args:
     hidden, outputs: widths of the two layers. act: between them.
+    turned: x is to be read and written as [..., B, D]. Then None where the number of images
+      on a device is not a multiple of eight; else, where channels do not fill registers, as
+      XLA lays out such tokens better than kernels can have them.
   """
-  images = images_each(x.shape[0])
-  if images is None or x.dtype != jnp.bfloat16 or x.ndim < 3 or images % SUBLANES:
-    return None
-  if act not in ACTIVATIONS or max(x.shape[-1], outputs) > _WIDEST:
+  images, width = images_each(x.shape[0]), x.shape[-1]
+  if images is None or x.dtype != jnp.bfloat16 or x.ndim < 3 or act not in ACTIVATIONS:
     return None
   from jax.experimental.pallas import tpu as pltpu
 
   info, half = pltpu.get_tpu_info(), jnp.bfloat16.dtype
   if not info.is_matmul_supported(half, half):
     return None
-  tokens = x.size // x.shape[-1] // x.shape[0] * images
-  rows = largest_divisor(tokens, _HIDDEN // round_up(hidden, LANES), SUBLANES)
+  # Two operations for each channel that a hidden number is computed from.
+  again = 2 * max(width, outputs) / info.bf16_ops_per_second
+  if again > _SAVED / info.mem_bw_bytes_per_second:
+    return None
   vmem = info.vmem_capacity_bytes * 15 // 16  # the rest is the compiler's
-  fits = _backward_bytes(rows, x.shape[-1], hidden, outputs) <= vmem
-  return Plan(rows, vmem) if rows >= FEWEST and fits else None
+  most = _most_rows(vmem, width, hidden, outputs)
+  tokens = x.size // width // x.shape[0]
+  if turned:
+    rows = largest_divisor(tokens * images, most, SUBLANES)
+    fills, together = images % SUBLANES == 0, 1
+  else:
+    rows = tokens if tokens <= most else largest_divisor(tokens, most, 2 * SUBLANES)
+    fills = width % LANES == 0
+    together = largest_divisor(images, most // max(rows, 1))
+  return Plan(rows, vmem, together, turned) if fills and rows >= FEWEST else None
 
 
-def _backward_bytes(rows, width, hidden, outputs) -> int:
-  """Returns an estimate of what the derivative's kernel keeps on the chip."""
+def _most_rows(vmem, width, hidden, outputs) -> int:
+  """Returns how many rows a grid step may have: by _HIDDEN, and by what fits on the chip."""
   width, hidden, outputs = (round_up(n, LANES) for n in (width, hidden, outputs))
-  blocks = 2 * 2 * rows * (2 * width + outputs)  # two of each, of two bytes
-  # With their derivatives, in float32.
-  kernels = 2 * (2 + 4) * hidden * (width + outputs)
-  return blocks + kernels + 6 * 4 * rows * hidden
+  # The derivative's: two of each kernel, of two bytes, and their derivatives in float32;
+  left = vmem - 2 * (2 + 4) * hidden * (width + outputs)
+  # of a row two of each block, of two bytes, and an estimated six hidden layers in float32.
+  row = 2 * 2 * (2 * width + outputs) + 6 * 4 * hidden
+  return min(_HIDDEN // hidden, max(left, 0) // row)
 
 
-def mlp(x, kernels, biases, act: str, plan: Plan) -> jax.Array:
-  """Returns act(x W + b) V + c by the kernels, under any mesh or none.
+def mlp(x, kernels, biases, act: str, plan: Plan, skip=None) -> jax.Array:
+  """Returns act(x W + b) V + c, plus `skip`, by the kernels, under any mesh or none.
 
   Reverse-mode differentiable only: the derivative is a kernel too. The hidden layer is in
   float32, but for the products' operands.
@@ -86,26 +107,29 @@ def mlp(x, kernels, biases, act: str, plan: Plan) -> jax.Array:
     kernels: [D, F] and [F, E]. biases: [F] and [E]. All of the dtype of x.
     act: of ACTIVATIONS.
     plan: of `plan` for x.
+    skip: None or [B, ..., E], a residual connection.
 
   Returns:
     [B, ..., E] in the dtype of x.
   """
-  return _mlp(x, *kernels, *biases, act, plan)
+  return _mlp(x, *kernels, *biases, skip, act, plan)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 @functools.partial(jax.jit, static_argnames=('act', 'plan'), inline=True)
-def _mlp(x, w, v, b, c, act, plan):
+def _mlp(x, w, v, b, c, skip, act, plan):
   kernel = functools.partial(_forward, ACTIVATIONS[act])
-  return _call(kernel, 'forward_mlp', plan, [x], [w, v, b, c], v.shape[1], [])[0]
+  arrays = [x] if skip is None else [x, skip]
+  return _call(kernel, 'forward_mlp', plan, arrays, [w, v, b, c], v.shape[1], [])[0]
 
 
-def _mlp_fwd(x, w, v, b, c, act, plan):
-  return _mlp(x, w, v, b, c, act, plan), (x, w, v, b, c)
+def _mlp_fwd(x, w, v, b, c, skip, act, plan):
+  return _mlp(x, w, v, b, c, skip, act, plan), (x, w, v, b, c, skip is not None)
 
 
 def _mlp_bwd(act, plan, residuals, dy):
-  return _derivative(*residuals, dy, act, plan)
+  *inputs, added = residuals
+  return *_derivative(*inputs, dy, act, plan), dy if added else None
 
 
 _mlp.defvjp(_mlp_fwd, _mlp_bwd)
@@ -133,43 +157,54 @@ def _call(kernel, name, plan, arrays, params, width, sums) -> list[jax.Array]:
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
-  two = lambda x: x.reshape(-1, x.shape[-1])
-
   def run(*operands):
-    # The images of a token lie side by side: they fill tiles, whatever the tokens' number.
-    turned = [jnp.moveaxis(x, 0, -2) for x in operands[: len(arrays)]]
-    shape = (*turned[0].shape[:-1], width)
-    operands = [*map(two, turned), *map(two, operands[len(arrays) :])]
-    rows, dtype = len(operands[0]), operands[0].dtype
-    grid = (rows // plan.rows,)
-    block = lambda width: pl.BlockSpec((plan.rows, width), lambda i: (i, 0))
-    whole = lambda x: pl.BlockSpec(x.shape, lambda i: (0, 0))
-    outs = [jax.ShapeDtypeStruct((rows, width), dtype)]
-    outs += [jax.ShapeDtypeStruct(two(x).shape, jnp.float32) for x in sums]
+    images, params = operands[: len(arrays)], operands[len(arrays) :]
+    if plan.turned:
+      # The images of a token lie side by side: they fill tiles, whatever the tokens' number.
+      images = [jnp.moveaxis(x, 0, -2) for x in images]
+    shape = images[0].shape[:-1]
+    tokens = (
+      plan.rows if plan.turned else math.prod(shape[1:])
+    )  # blocks stand for images
+    images = [x.reshape(-1, tokens, x.shape[-1]) for x in images]
+    params = [x.reshape(-1, x.shape[-1]) for x in params]
+    count, dtype = len(images[0]), images[0].dtype
+    grid = (count // plan.images, tokens // plan.rows)
+
+    def block(width):
+      return pl.BlockSpec((plan.images, plan.rows, width), lambda b, i: (b, i, 0))
+
+    whole = lambda x: pl.BlockSpec(x.shape, lambda b, i: (0, 0))
+    outs = [jax.ShapeDtypeStruct((count, tokens, width), dtype)]
+    outs += [
+      jax.ShapeDtypeStruct((x.size // x.shape[-1], x.shape[-1]), jnp.float32)
+      for x in sums
+    ]
     w, v = (x.size for x in params[:2])
     cost = pl.CostEstimate(
       # Forward a product with each; backward three of the size of w and two of that of v.
-      flops=2 * rows * (3 * w + 2 * v if sums else w + v),
-      transcendentals=rows * params[0].shape[1],
-      bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *outs)),
+      flops=2 * count * tokens * (3 * w + 2 * v if sums else w + v),
+      transcendentals=count * tokens * params[0].shape[1],
+      bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*images, *params, *outs)),
     )
     y, *found = pl.pallas_call(
       kernel,
       grid=grid,
-      in_specs=[block(x.shape[1]) for x in operands[: len(arrays)]]
-      + [whole(x) for x in operands[len(arrays) :]],
+      in_specs=[*(block(x.shape[-1]) for x in images), *map(whole, params)],
       out_specs=[block(width), *map(whole, outs[1:])],
       out_shape=outs,
       cost_estimate=cost,
       interpret=plan.interpret,
       compiler_params=pltpu.CompilerParams(
-        dimension_semantics=('arbitrary' if sums else 'parallel',),
+        dimension_semantics=('arbitrary' if sums else 'parallel',) * 2,
         vmem_limit_bytes=plan.vmem,
       ),
       metadata={'grid': 'x'.join(map(str, grid))},  # for `tools.tpu.cost`
       name=name,
-    )(*operands)
-    return [jnp.moveaxis(y.reshape(shape), -2, 0), *(x[None] for x in found)]
+    )(*images, *params)
+    y = y.reshape(*shape, width)
+    y = jnp.moveaxis(y, -2, 0) if plan.turned else y
+    return [y, *(x[None] for x in found)]
 
   y, *found = each_its_images(run, len(arrays), len(params))(*arrays, *params)
   return [y, *(d.sum(0).reshape(s.shape) for d, s in zip(found, sums, strict=True))]
@@ -183,10 +218,15 @@ def _dot(x, y, axes) -> jax.Array:
   )
 
 
-def _forward(act, x_ref, w_ref, v_ref, b_ref, c_ref, y_ref):
-  hidden = act(_dot(x_ref[...], w_ref[...], (1, 0)) + b_ref[...])
-  y = _dot(hidden.astype(x_ref.dtype), v_ref[...], (1, 0)) + c_ref[...]
-  y_ref[...] = y.astype(y_ref.dtype)
+def _forward(act, x_ref, *refs):
+  """`refs`: of what is added to the result, if anything is; parameters; the result."""
+  *added, w_ref, v_ref, b_ref, c_ref, y_ref = refs
+  for image in range(len(x_ref)):
+    hidden = act(_dot(x_ref[image], w_ref[...], (1, 0)) + b_ref[...])
+    y = _dot(hidden.astype(x_ref.dtype), v_ref[...], (1, 0)) + c_ref[...]
+    for ref in added:
+      y += ref[image].astype(jnp.float32)
+    y_ref[image] = y.astype(y_ref.dtype)
 
 
 def _backward(
@@ -196,17 +236,18 @@ def _backward(
 
   sums = (dw_ref, dv_ref, db_ref, dc_ref)
 
-  @pl.when(pl.program_id(0) == 0)
+  @pl.when((pl.program_id(0) == 0) & (pl.program_id(1) == 0))
   def _():
     for ref in sums:
       ref[...] = jnp.zeros(ref.shape, ref.dtype)
 
-  x, dy = x_ref[...], dy_ref[...]
-  hidden, pullback = jax.vjp(act, _dot(x, w_ref[...], (1, 0)) + b_ref[...])
-  (dz,) = pullback(_dot(dy, v_ref[...], (1, 1)))
-  db_ref[...] += dz.sum(0, keepdims=True)
-  dc_ref[...] += dy.astype(jnp.float32).sum(0, keepdims=True)
-  dz, hidden = dz.astype(x.dtype), hidden.astype(x.dtype)
-  dx_ref[...] = _dot(dz, w_ref[...], (1, 1)).astype(dx_ref.dtype)
-  dw_ref[...] += _dot(x, dz, (0, 0))
-  dv_ref[...] += _dot(hidden, dy, (0, 0))
+  for image in range(len(x_ref)):
+    x, dy = x_ref[image], dy_ref[image]
+    hidden, pullback = jax.vjp(act, _dot(x, w_ref[...], (1, 0)) + b_ref[...])
+    (dz,) = pullback(_dot(dy, v_ref[...], (1, 1)))
+    db_ref[...] += dz.sum(0, keepdims=True)
+    dc_ref[...] += dy.astype(jnp.float32).sum(0, keepdims=True)
+    dz, hidden = dz.astype(x.dtype), hidden.astype(x.dtype)
+    dx_ref[image] = _dot(dz, w_ref[...], (1, 1)).astype(dx_ref.dtype)
+    dw_ref[...] += _dot(x, dz, (0, 0))
+    dv_ref[...] += _dot(hidden, dy, (0, 0))

@@ -62,6 +62,7 @@ class Block(nn.Module):
       kernel_init=_INIT,
       bias_init=nn.initializers.zeros_init(),
       fused=self.fused,
+      turned=True,
       name='mlp',
     )(y, gamma)
     return x + StochasticDepth()(y, rate, train=train)

@@ -116,6 +116,7 @@ class Block(nn.Module):
       kernel_init=_INIT,
       bias_init=_ZEROS,
       fused=self.fused,
+      turned=True,
       name='mlp',
     )
     norm = functools.partial(LayerNorm, self.dtype, _EPS, fused=self.fused, turned=True)

@@ -57,7 +57,7 @@ class ViT(nn.Module):
   dropout: float = 0.0  # paper B.1: after the embedding and every dense but q, k, v
   attention_dropout: float = 0.0
   # In bfloat16, kernels that keep the scores on chip, on TPUs and NVIDIA GPUs, and on TPUs
-  # kernels for the norms of blocks. False: also differentiable forward-mode there.
+  # kernels for norms and narrow MLPs of blocks. False: also differentiable forward-mode there.
   fused_attention: bool = True
   stochastic_depth: float = 0.0
   # -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.

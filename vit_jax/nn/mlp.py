@@ -21,6 +21,12 @@ ACTIVATIONS = {
 _ALL = {**ACTIVATIONS, 'relu': jax.nn.relu}  # DETR's
 
 
+def joined(y, scale=None, skip=None):
+  """Returns y [..., D] times `scale` [D] plus `skip` [..., D], of those that are given."""
+  y = y if scale is None else y * scale.astype(y.dtype)
+  return y if skip is None else skip + y
+
+
 class MlpBlock(nn.Module):
   """Dense, activation, dropout, Dense: [..., D] -> [..., D]; initialised as reference code.
 
@@ -28,6 +34,7 @@ class MlpBlock(nn.Module):
     hidden: width between the layers.
     outputs: that of the result; None: D.
     fused: whether a fused kernel may be used: see `kernels.tpu_mlp`.
+    turned: whether it reads x as [..., B, D], as other kernels of maps do.
   """
 
   hidden: int
@@ -38,10 +45,13 @@ class MlpBlock(nn.Module):
   bias_init: Callable = nn.initializers.normal(1e-6)
   outputs: int | None = None
   fused: bool = False
+  turned: bool = False
 
   @nn.compact
-  def __call__(self, x, scale=None, *, train: bool = False, whole: bool = True):
-    """Maps [..., D] to [..., outputs], times `scale` [outputs] if it is given.
+  def __call__(
+    self, x, scale=None, skip=None, *, train: bool = False, whole: bool = True
+  ):
+    """Maps [..., D] to [..., outputs], `joined` with `scale` and `skip`.
 
     `whole` False: both layers are called as modules, so that an interceptor can replace one.
     """
@@ -56,13 +66,12 @@ class MlpBlock(nn.Module):
     first, second = dense(self.hidden, name='Dense_0'), dense(outputs, name='Dense_1')
     plan = None
     if self.fused and whole and not (self.dropout and train) and x.dtype == self.dtype:
-      plan = tpu_mlp.plan(x, self.hidden, outputs, self.act)
+      plan = tpu_mlp.plan(x, self.hidden, outputs, self.act, self.turned)
     if plan:
       params = [first.parameters(x.shape[-1]), second.parameters(self.hidden)]
       if scale is not None:
         params[1] = [p * scale for p in params[1]]
       params = jax.tree.map(lambda p: p.astype(self.dtype), params)
-      return tpu_mlp.mlp(x, *zip(*params, strict=True), self.act, plan)
+      return tpu_mlp.mlp(x, *zip(*params, strict=True), self.act, plan, skip)
     y = Dropout(self.dropout)(act(first(x)), deterministic=not train)
-    y = second(y)
-    return y if scale is None else y * scale.astype(y.dtype)
+    return joined(second(y), scale, skip)

@@ -89,8 +89,17 @@ class EncoderBlock(nn.Module):
       y = axial.unfold(y, self.grid, self.axis)
     x = x + branch(y)
     y, x = norm(name='LayerNorm_1')(x, and_input=True)
-    mlp = MlpBlock(c.mlp_dim, c.dropout, c.act, c.dtype, name='MlpBlock_0')
-    return x + branch(mlp(y, train=train))
+    mlp = MlpBlock(
+      c.mlp_dim,
+      c.dropout,
+      c.act,
+      c.dtype,
+      fused=c.fused_attention,
+      name='MlpBlock_0',
+    )
+    if train and (c.dropout or depth_rate is not None):
+      return x + branch(mlp(y, train=train))
+    return mlp(y, skip=x, train=train)
 
   def _positions_in_attention(self):
     c = self.config

@@ -9,6 +9,7 @@ import jax
 
 from vit_jax.config_check import in_range
 from vit_jax.errors import UserError
+from vit_jax.nn.mlp import joined
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import Added
 
@@ -64,15 +65,15 @@ class Adapters(Added):
     params = self.named_params(made)
 
     def instead(path):
-      # The layer scale of an MLP multiplies what the adapter returns.
-      def adapted(call, x, scale=None, **kwargs):
+      # An MLP's layer scale and residual connection are joined with what it returns.
+      def adapted(call, x, scale=None, skip=None, **kwargs):
         h = call(x, **kwargs)
         dense = lambda x, name: (
           x @ params[f'{path}/{name}/kernel'].astype(h.dtype)
           + params[f'{path}/{name}/bias'].astype(h.dtype)
         )
         h += dense(jax.nn.gelu(dense(h, 'down'), approximate=False), 'up')
-        return h if scale is None else h * scale.astype(h.dtype)
+        return joined(h, scale, skip)
 
       return adapted
 
