@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,11 @@ def test_restore_returns_every_bit_and_the_meta(tmp_path):
   saved = checkpoints.Checkpoints(tmp_path / 'c')
   assert saved.restore(abstract_of(state)) is None
   assert saved.latest() is None
+  assert not saved.saving()
   meta = {'config': {'lr': 0.1, 'sizes': (1, 2)}, 'nan': float('nan'), 'name': 'é'}
   assert saved.save(state, meta, {'accuracy': np.float32(0.5)})
-  saved.wait()
+  while saved.saving():
+    time.sleep(0.01)
   assert saved.latest() == 7
   saved.close()
   restored, got = checkpoints.Checkpoints(tmp_path / 'c').restore(abstract_of(state))

@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import runs
+
+from vit_jax.train import loop
 
 HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 
@@ -86,3 +89,13 @@ print(before - resident())
 def test_what_lies_free_between_kept_blocks_goes_back():
   command = [sys.executable, '-c', PIECES]
   assert int(subprocess.run(command, check=True, capture_output=True).stdout) > 90
+
+
+def test_what_a_save_held_goes_back_once_it_is_complete(monkeypatch):
+  released, run = [], mock.Mock(total=20, saving=False)
+  run.checkpoints.every, run._due_evals.return_value = 4, []
+  monkeypatch.setattr(loop, 'release_freed_memory', lambda: released.append(run.step))
+  for run.step in range(3, 8):
+    run.checkpoints.saving.return_value = 4 <= run.step < 6
+    loop.Loop._pause(run)
+  assert released == [4, 6]

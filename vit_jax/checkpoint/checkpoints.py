@@ -122,6 +122,10 @@ class Checkpoints:
     self._storage.write(step, trees.unflatten(stored), sealed)
     return True
 
+  def saving(self) -> bool:
+    """Whether a save is under way."""
+    return self._storage.writing()
+
   def wait(self) -> None:
     """Blocks until the save under way is complete.
 

@@ -91,6 +91,10 @@ class Storage:
         self._manager.wait_until_finished()
         self._manager.check_for_errors()
 
+  def writing(self) -> bool:
+    """Whether a write is under way."""
+    return self._manager is not None and self._manager.is_saving_in_progress()
+
   def close(self) -> None:
     """Waits as `wait` does, and ends Orbax's threads; a later `write` starts new ones."""
     try:

@@ -34,6 +34,7 @@ class Loop:
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
+    self.saving = False  # whether memory of the newest save is still to be released
 
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
@@ -90,8 +91,12 @@ class Loop:
       if due:
         self._save()
         self._write_status('running')
+        self.saving = True
       release_freed_memory()
       self.record.pause(time.perf_counter() - start)
+    elif self.saving and not self.checkpoints.saving():
+      self.saving = False
+      release_freed_memory()  # the copy of the state that was written
 
   def _observe(self, leave: int) -> None:
     """Looks at finished steps' metrics, all but the last `leave`."""
