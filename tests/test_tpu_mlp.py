@@ -18,7 +18,7 @@ WIDE = lambda *arrays: [a.astype(jnp.float32) for a in arrays]
 
 
 def arrays(images: int):
-  """Returns x, kernels, biases and a residual connection of two layers, and a gradient."""
+  """Returns x, kernels and biases of two layers, a residual connection, and a gradient."""
   x, y = (images, 3, 4, 6), (images, 3, 4, 5)
   shapes = [x, (6, 24), (24, 5), (24,), (5,), y, y]
   keys = jax.random.split(jax.random.key(0), len(shapes))
@@ -56,6 +56,28 @@ def test_kernels_compute_an_mlp_and_its_derivative(act, plan):
     assert a.dtype == jnp.bfloat16
     # The hidden layer, its gradient and what leaves the kernel are rounded, by 2**-9 each.
     np.testing.assert_allclose(*WIDE(a, b), rtol=0, atol=3 * 2**-9 * np.abs(b).max())
+
+
+@pytest.mark.parametrize('trained', ['x', 'biases', 'kernels'])
+def test_products_are_computed_for_kernels_that_are_trained(trained):
+  x, *params, _, dy = arrays(8)
+  chosen = dict(x=[0], biases=[3, 4], kernels=[1])[trained]
+  fn = lambda *args: tpu_mlp.mlp(
+    args[0], args[1:3], args[3:], 'gelu_tanh', IMAGES._replace(rows=12, interpret=False)
+  )
+  text = lowered(jax.grad(lambda *args: (fn(*args) * dy).sum(), chosen), x, *params)
+  (line,) = (line for line in text.splitlines() if '"backward_mlp"' in line)
+  results = re.search(r'->\s*\(([^)]*)\)', line)[1].split(', ')
+  assert len(results) == (5 if trained == 'kernels' else 3)
+
+
+def test_frozen_kernels_change_no_other_gradient():
+  x, w, v, b, c, skip, dy = arrays(8)
+  everything = run('gelu_tanh', IMAGES, x, w, v, b, c, skip, dy)
+  fn = lambda x, b, c: tpu_mlp.mlp(x, (w, v), (b, c), 'gelu_tanh', IMAGES, skip)
+  _, pullback = jax.vjp(fn, x, b, c)
+  for a, b in zip(pullback(dy), [everything[1], *everything[4:6]], strict=True):
+    np.testing.assert_array_equal(*WIDE(a, b))
 
 
 @pytest.mark.slow
@@ -100,9 +122,10 @@ def test_the_plan_of_images():
 
   with tpu(KINDS['v5e'], 1, 1, 1):
     assert plan(128, 197, 384) == (4, 197)
-    assert plan(7, 577, 384) == (1, 577)
-    assert plan(2, 1024, 384) == (1, 512)
-    assert plan(2, 1025, 384) is None  # too long to be whole, of no use in parts
+    assert plan(64, 577, 384) == (1, 577)
+    assert plan(32, 1024, 384) == (1, 512)
+    assert plan(32, 1025, 384) is None  # too long to be whole, of no use in parts
+    assert plan(96, 197, 384) is None  # the hidden layer stays on the chip
     assert plan(128, 1, 384) is None  # a class token
     assert plan(128, 197, 192) is None  # half of every second register
     assert plan(64, 197, 768) is None
@@ -142,7 +165,7 @@ def test_a_block_lowered_for_tpus_calls_the_kernel(options, kernels):
 def test_an_encoder_block_lowered_for_tpus_adds_in_the_kernel(options, operands):
   fields = dict(width=128, depth=2, num_heads=2, mlp_dim=256, classifier='gap')
   model = build('vit', **fields, **options, dtype=jnp.bfloat16)
-  images = jax.ShapeDtypeStruct((2, 128, 128, 3), jnp.float32)
+  images = jax.ShapeDtypeStruct((4096, 128, 128, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)
   rngs = {'dropout': jax.random.key(0)}
   logits = lambda *args: model.apply(*args, train=True, rngs=rngs)[0]

@@ -12,13 +12,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from vit_jax.kernels.placement import each_its_images, images_each
 from vit_jax.kernels.tpu_rows import FEWEST, LANES, SUBLANES, largest_divisor, round_up
 
-# Bytes of memory traffic that a hidden number saves which is computed again, as measured.
-_SAVED = 3.4
+_SAVED = 3.4  # bytes not moved for a hidden number that is computed again, as measured
 _HIDDEN = 5 * 2**18  # numbers of the hidden layer that a grid step computes
+_IMAGES = 8  # of a grid step: they are unrolled
 
 # jax.nn.gelu(approximate=False) is made of erfc, which Mosaic does not have.
 _GELU_ERF = lambda x: 0.5 * x * (1 + lax.erf(x * 0.5**0.5))
@@ -32,7 +33,8 @@ class Plan(NamedTuple):
     rows: tokens that are taken together, a divisor of those of an image or, if `turned`, of
       a device.
     vmem: bytes of on-chip memory that a kernel may use.
-    images: how many images a grid step takes so many tokens of, one after the other.
+    images: how many images a grid step takes, one after the other, `rows` tokens of each;
+      1 if `turned`.
     turned: whether x is read as [..., B, D], as other kernels of maps have it.
     interpret: run by JAX, not Mosaic.
   """
@@ -52,46 +54,48 @@ def plan(
   None if XLA should: for what is not bfloat16 [B, ..., D], for other activations than
   ACTIVATIONS, where the mesh splits channels or does not divide the batch, for few tokens,
   where a step does not fit on the chip, and before v4, where kernels multiply float32 only.
-  None, too, for widths whose products take longer to compute again than the bytes that are
-  saved: above 408 on v5e, 282 on v5p, 953 on v6e.
+  None, too, for widths at which the hidden layer takes longer to compute again than to write and
+  read: above 408 on v5e, 317 on v5p, 953 on v6e.
 
   Args:
     hidden, outputs: widths of the two layers. act: between them.
-    turned: x is to be read and written as [..., B, D]. Then None where the number of images
-      on a device is not a multiple of eight; else, where channels do not fill registers, as
-      XLA lays out such tokens better than kernels can have them.
+    turned: x is to be read and written as [..., B, D]. If so, None where a device's images
+      are not a multiple of eight; if not, None where D is not a multiple of 128, as XLA has a
+      better layout for such tokens than kernels can read, and where the hidden layer fits in
+      half of the chip's memory, as XLA need not move that either.
   """
   images, width = images_each(x.shape[0]), x.shape[-1]
-  if images is None or x.dtype != jnp.bfloat16 or x.ndim < 3 or act not in ACTIVATIONS:
+  if not images or x.dtype != jnp.bfloat16 or x.ndim < 3 or act not in ACTIVATIONS:
     return None
   from jax.experimental.pallas import tpu as pltpu
 
   info, half = pltpu.get_tpu_info(), jnp.bfloat16.dtype
   if not info.is_matmul_supported(half, half):
     return None
-  # Two operations for each channel that a hidden number is computed from.
-  again = 2 * max(width, outputs) / info.bf16_ops_per_second
+  again = 2 * width / info.bf16_ops_per_second  # a multiply-add is two operations
   if again > _SAVED / info.mem_bw_bytes_per_second:
     return None
   vmem = info.vmem_capacity_bytes * 15 // 16  # the rest is the compiler's
   most = _most_rows(vmem, width, hidden, outputs)
-  tokens = x.size // width // x.shape[0]
+  tokens = math.prod(x.shape[1:-1])
   if turned:
     rows = largest_divisor(tokens * images, most, SUBLANES)
     fills, together = images % SUBLANES == 0, 1
   else:
     rows = tokens if tokens <= most else largest_divisor(tokens, most, 2 * SUBLANES)
-    fills = width % LANES == 0
-    together = largest_divisor(images, most // max(rows, 1))
+    # A smaller hidden layer XLA keeps on the chip, too.
+    fills = width % LANES == 0 and 2 * images * tokens * hidden > vmem // 2
+    together = largest_divisor(images, min(_IMAGES, most // max(rows, 1)))
   return Plan(rows, vmem, together, turned) if fills and rows >= FEWEST else None
 
 
 def _most_rows(vmem, width, hidden, outputs) -> int:
   """Returns how many rows a grid step may have: by _HIDDEN, and by what fits on the chip."""
   width, hidden, outputs = (round_up(n, LANES) for n in (width, hidden, outputs))
-  # The derivative's: two of each kernel, of two bytes, and their derivatives in float32;
+  # In the derivative: each of the kernels twice, in bfloat16, and its gradient in float32.
   left = vmem - 2 * (2 + 4) * hidden * (width + outputs)
-  # of a row two of each block, of two bytes, and an estimated six hidden layers in float32.
+  # Each row: two copies of each block, in bfloat16, and an estimated six hidden layers in
+  # float32.
   row = 2 * 2 * (2 * width + outputs) + 6 * 4 * hidden
   return min(_HIDDEN // hidden, max(left, 0) // row)
 
@@ -107,7 +111,7 @@ def mlp(x, kernels, biases, act: str, plan: Plan, skip=None) -> jax.Array:
     kernels: [D, F] and [F, E]. biases: [F] and [E]. All of the dtype of x.
     act: of ACTIVATIONS.
     plan: of `plan` for x.
-    skip: None or [B, ..., E], a residual connection.
+    skip: None or [B, ..., E] of the dtype of x, a residual connection.
 
   Returns:
     [B, ..., E] in the dtype of x.
@@ -120,42 +124,57 @@ def mlp(x, kernels, biases, act: str, plan: Plan, skip=None) -> jax.Array:
 def _mlp(x, w, v, b, c, skip, act, plan):
   kernel = functools.partial(_forward, ACTIVATIONS[act])
   arrays = [x] if skip is None else [x, skip]
-  return _call(kernel, 'forward_mlp', plan, arrays, [w, v, b, c], v.shape[1], [])[0]
+  params, products = [w, v, b, c], (1, 1)
+  return _call(kernel, 'forward_mlp', plan, arrays, params, v.shape[1], [], products)[0]
 
 
 def _mlp_fwd(x, w, v, b, c, skip, act, plan):
-  return _mlp(x, w, v, b, c, skip, act, plan), (x, w, v, b, c, skip is not None)
+  kernels = w.perturbed or v.perturbed
+  args = [p and p.value for p in (x, w, v, b, c, skip)]
+  # What is known now is kept as the structure of a tree.
+  facts = () if kernels else None, None if skip is None else ()
+  return _mlp(*args, act, plan), (args[:5], facts)
 
 
 def _mlp_bwd(act, plan, residuals, dy):
-  *inputs, added = residuals
-  return *_derivative(*inputs, dy, act, plan), dy if added else None
+  args, (kernels, added) = residuals
+  if isinstance(dy, SymbolicZero):
+    dy = jnp.zeros(dy.shape, dy.dtype)
+  gradients = _derivative(*args, dy, act, plan, kernels is not None)
+  return *gradients, None if added is None else dy
 
 
-_mlp.defvjp(_mlp_fwd, _mlp_bwd)
+_mlp.defvjp(_mlp_fwd, _mlp_bwd, symbolic_zeros=True)
 
 
-@functools.partial(jax.jit, static_argnames=('act', 'plan'), inline=True)
-def _derivative(x, w, v, b, c, dy, act, plan):
+@functools.partial(jax.jit, static_argnames=('act', 'plan', 'kernels'), inline=True)
+def _derivative(x, w, v, b, c, dy, act, plan, kernels):
+  """Returns gradients of x, w, v, b, c; None for w and v if not `kernels`: they are frozen."""
   kernel = functools.partial(_backward, ACTIVATIONS[act])
-  sums = [w, v, b, c]
+  arrays, params = [x, dy], [w, v, b]
+  sums, products = ([b, c, w, v], (3, 2)) if kernels else ([b, c], (2, 1))
   dx, *found = _call(
-    kernel, 'backward_mlp', plan, [x, dy], [w, v, b], x.shape[-1], sums
+    kernel, 'backward_mlp', plan, arrays, params, x.shape[-1], sums, products
   )
-  return dx, *(d.astype(s.dtype) for d, s in zip(found, sums, strict=True))
+  found = (d.astype(s.dtype) for d, s in zip(found, sums, strict=True))
+  db, dc, *found = found
+  return dx, *(found or (None, None)), db, dc
 
 
-def _call(kernel, name, plan, arrays, params, width, sums) -> list[jax.Array]:
+def _call(kernel, name, plan, arrays, params, width, sums, products) -> list[jax.Array]:
   """Runs a kernel over blocks of tokens, each device its own images.
 
   Args:
     arrays: [B, ..., D], one dtype.
-    params: what each grid step reads whole.
+    params: what each grid step reads whole, [D, F], [F, E], [F], ...
     width: of the first result, which is otherwise like the arrays.
     sums: arrays of whose shapes the other results are, in float32, summed over the tokens.
+    products: how many the kernel computes of the size of each of the first two `params`.
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
+
+  two = lambda x: x.reshape(-1, x.shape[-1])
 
   def run(*operands):
     images, params = operands[: len(arrays)], operands[len(arrays) :]
@@ -163,11 +182,10 @@ def _call(kernel, name, plan, arrays, params, width, sums) -> list[jax.Array]:
       # The images of a token lie side by side: they fill tiles, whatever the tokens' number.
       images = [jnp.moveaxis(x, 0, -2) for x in images]
     shape = images[0].shape[:-1]
-    tokens = (
-      plan.rows if plan.turned else math.prod(shape[1:])
-    )  # blocks stand for images
+    # If turned, blocks of tokens take the place of images.
+    tokens = plan.rows if plan.turned else math.prod(shape[1:])
     images = [x.reshape(-1, tokens, x.shape[-1]) for x in images]
-    params = [x.reshape(-1, x.shape[-1]) for x in params]
+    params = [two(x) for x in params]
     count, dtype = len(images[0]), images[0].dtype
     grid = (count // plan.images, tokens // plan.rows)
 
@@ -176,14 +194,10 @@ def _call(kernel, name, plan, arrays, params, width, sums) -> list[jax.Array]:
 
     whole = lambda x: pl.BlockSpec(x.shape, lambda b, i: (0, 0))
     outs = [jax.ShapeDtypeStruct((count, tokens, width), dtype)]
-    outs += [
-      jax.ShapeDtypeStruct((x.size // x.shape[-1], x.shape[-1]), jnp.float32)
-      for x in sums
-    ]
-    w, v = (x.size for x in params[:2])
+    outs += [jax.ShapeDtypeStruct(two(x).shape, jnp.float32) for x in sums]
+    multiplied = sum(n * x.size for n, x in zip(products, params[:2], strict=True))
     cost = pl.CostEstimate(
-      # Forward a product with each; backward three of the size of w and two of that of v.
-      flops=2 * count * tokens * (3 * w + 2 * v if sums else w + v),
+      flops=2 * count * tokens * multiplied,
       transcendentals=count * tokens * params[0].shape[1],
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*images, *params, *outs)),
     )
@@ -219,7 +233,9 @@ def _dot(x, y, axes) -> jax.Array:
 
 
 def _forward(act, x_ref, *refs):
-  """`refs`: of what is added to the result, if anything is; parameters; the result."""
+  """x_ref [images, rows, D]; `refs`: of [images, rows, E] to be added, if anything is;
+  parameters [D, F], [F, E], [1, F], [1, E]; the result, [images, rows, E].
+  """
   *added, w_ref, v_ref, b_ref, c_ref, y_ref = refs
   for image in range(len(x_ref)):
     hidden = act(_dot(x_ref[image], w_ref[...], (1, 0)) + b_ref[...])
@@ -229,12 +245,13 @@ def _forward(act, x_ref, *refs):
     y_ref[image] = y.astype(y_ref.dtype)
 
 
-def _backward(
-  act, x_ref, dy_ref, w_ref, v_ref, b_ref, dx_ref, dw_ref, dv_ref, db_ref, dc_ref
-):
+def _backward(act, x_ref, dy_ref, w_ref, v_ref, b_ref, dx_ref, *sums):
+  """dy_ref [images, rows, E]; `sums`: of the gradients, float32, of the biases and maybe of
+  the kernels; else as `_forward`.
+  """
   from jax.experimental import pallas as pl
 
-  sums = (dw_ref, dv_ref, db_ref, dc_ref)
+  db_ref, dc_ref, *kernels = sums
 
   @pl.when((pl.program_id(0) == 0) & (pl.program_id(1) == 0))
   def _():
@@ -249,5 +266,7 @@ def _backward(
     dc_ref[...] += dy.astype(jnp.float32).sum(0, keepdims=True)
     dz, hidden = dz.astype(x.dtype), hidden.astype(x.dtype)
     dx_ref[image] = _dot(dz, w_ref[...], (1, 1)).astype(dx_ref.dtype)
-    dw_ref[...] += _dot(x, dz, (0, 0))
-    dv_ref[...] += _dot(hidden, dy, (0, 0))
+    if kernels:
+      dw_ref, dv_ref = kernels
+      dw_ref[...] += _dot(x, dz, (0, 0))
+      dv_ref[...] += _dot(hidden, dy, (0, 0))

@@ -22,7 +22,7 @@ _ALL = {**ACTIVATIONS, 'relu': jax.nn.relu}  # DETR's
 
 
 def joined(y, scale=None, skip=None):
-  """Returns y [..., D] times `scale` [D] plus `skip` [..., D], of those that are given."""
+  """Returns y [..., D], times `scale` [D] and plus `skip` [..., D] where given."""
   y = y if scale is None else y * scale.astype(y.dtype)
   return y if skip is None else skip + y
 
@@ -34,7 +34,7 @@ class MlpBlock(nn.Module):
     hidden: width between the layers.
     outputs: that of the result; None: D.
     fused: whether a fused kernel may be used: see `kernels.tpu_mlp`.
-    turned: whether it reads x as [..., B, D], as other kernels of maps do.
+    turned: whether that kernel reads x as [..., B, D], as other kernels of maps do.
   """
 
   hidden: int
@@ -51,7 +51,7 @@ class MlpBlock(nn.Module):
   def __call__(
     self, x, scale=None, skip=None, *, train: bool = False, whole: bool = True
   ):
-    """Maps [..., D] to [..., outputs], `joined` with `scale` and `skip`.
+    """Maps [..., D] to [..., outputs], `joined` with `scale` [outputs] and `skip` of its shape.
 
     `whole` False: both layers are called as modules, so that an interceptor can replace one.
     """
@@ -65,7 +65,8 @@ class MlpBlock(nn.Module):
     outputs = self.outputs or x.shape[-1]
     first, second = dense(self.hidden, name='Dense_0'), dense(outputs, name='Dense_1')
     plan = None
-    if self.fused and whole and not (self.dropout and train) and x.dtype == self.dtype:
+    alike = all(a is None or a.dtype == self.dtype for a in (x, skip))
+    if self.fused and whole and not (self.dropout and train) and alike:
       plan = tpu_mlp.plan(x, self.hidden, outputs, self.act, self.turned)
     if plan:
       params = [first.parameters(x.shape[-1]), second.parameters(self.hidden)]

@@ -97,6 +97,7 @@ class EncoderBlock(nn.Module):
       fused=c.fused_attention,
       name='MlpBlock_0',
     )
+    # `branch` changes what is added only in training: else the MLP's kernel may add it.
     if train and (c.dropout or depth_rate is not None):
       return x + branch(mlp(y, train=train))
     return mlp(y, skip=x, train=train)

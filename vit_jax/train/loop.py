@@ -82,21 +82,23 @@ class Loop:
     peers.doing(f'process {jax.process_index()} was at step {step} of {self.total}')
 
   def _pause(self) -> None:
-    """Evaluates and saves, if due; the steps' clock stands still meanwhile."""
+    """Evaluates, saves and releases memory, if due; the steps' clock stands still meanwhile."""
     due = self.step % self.checkpoints.every == 0
-    if due or self.step == self.total or self._due_evals():
+    pauses = due or self.step == self.total or self._due_evals()
+    saved = self.saving and not self.checkpoints.saving()
+    if not pauses and not saved:
+      return
+    if pauses:
       self._observe(0)
-      start = time.perf_counter()
+    start = time.perf_counter()
+    if pauses:
       self._evaluate()
-      if due:
-        self._save()
-        self._write_status('running')
-        self.saving = True
-      release_freed_memory()
-      self.record.pause(time.perf_counter() - start)
-    elif self.saving and not self.checkpoints.saving():
-      self.saving = False
-      release_freed_memory()  # the copy of the state that was written
+    if due:
+      self._save()
+      self._write_status('running')
+    self.saving = due or (self.saving and not saved)
+    release_freed_memory()
+    self.record.pause(time.perf_counter() - start)
 
   def _observe(self, leave: int) -> None:
     """Looks at finished steps' metrics, all but the last `leave`."""

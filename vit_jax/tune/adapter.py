@@ -65,7 +65,7 @@ class Adapters(Added):
     params = self.named_params(made)
 
     def instead(path):
-      # An MLP's layer scale and residual connection are joined with what it returns.
+      # An MLP's layer scale and residual connection come after the adapter.
       def adapted(call, x, scale=None, skip=None, **kwargs):
         h = call(x, **kwargs)
         dense = lambda x, name: (
