@@ -130,8 +130,8 @@ def _mlp(x, w, v, b, c, skip, act, plan):
 
 def _mlp_fwd(x, w, v, b, c, skip, act, plan):
   kernels = w.perturbed or v.perturbed
-  args = [p and p.value for p in (x, w, v, b, c, skip)]
-  # What is known now is kept as the structure of a tree.
+  args = [None if p is None else p.value for p in (x, w, v, b, c, skip)]
+  # Residuals are arrays: what is known while tracing is kept as the structure of a tree.
   facts = () if kernels else None, None if skip is None else ()
   return _mlp(*args, act, plan), (args[:5], facts)
 
