@@ -28,7 +28,7 @@ from vit_jax.tasks import matching
 from vit_jax.tools.bench import ours as bench_ours
 from vit_jax.tools.bench import peer as bench_peer
 from vit_jax.tools.bench import record as bench_record
-from vit_jax.train import runtime
+from vit_jax.train import heap, runtime
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
   args = parser.parse_args(argv)
   if args.objects > PLACES:
     parser.error(f'--objects {args.objects}: expected {PLACES} or fewer')
-  runtime.retain_freed_memory()  # as `train` does
+  heap.retain_freed_memory()  # as `train` does
   with contextlib.closing(bench_peer.Process(args.torch_python, SCRIPT)) as worker:
     versions = bench_record.versions() | worker.ask(check=None)
     machine = bench_record.machine()

@@ -45,9 +45,9 @@ def load(args: argparse.Namespace, **fields):
     UserError: SOURCE cannot be read, or does not fit.
   """
   from vit_jax import pretrained
-  from vit_jax.train import runtime
+  from vit_jax.train import heap
 
-  runtime.retain_freed_memory()  # before JAX's backends, which loading initialises
+  heap.retain_freed_memory()  # before JAX's backends, which loading initialises
   return pretrained.load(
     args.source,
     variant=args.variant,

@@ -10,14 +10,10 @@ from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Diverged, Preempted
 from vit_jax.train import peers, status
 from vit_jax.train.evaluations import write_predictions
+from vit_jax.train.heap import release_freed_memory, retain_freed_memory
 from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
-from vit_jax.train.runtime import (
-  MAX_IN_FLIGHT,
-  out_of_memory,
-  profiler,
-  release_freed_memory,
-)
+from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
 
 
 class Loop:
@@ -34,7 +30,8 @@ class Loop:
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
-    self.saving = False  # whether memory of the newest save is still to be released
+    self.first = self.step + 1
+    self.releasing = False  # whether what other threads free goes back to the kernel
 
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
@@ -82,11 +79,15 @@ class Loop:
     peers.doing(f'process {jax.process_index()} was at step {step} of {self.total}')
 
   def _pause(self) -> None:
-    """Evaluates, saves and releases memory, if due; the steps' clock stands still meanwhile."""
+    """Evaluates and saves, if due; the steps' clock stands still meanwhile.
+
+    Memory is released then, after the first step, which follows compiling, and again
+    once other threads have freed theirs: at the next step, or when a save is complete.
+    """
     due = self.step % self.checkpoints.every == 0
-    pauses = due or self.step == self.total or self._due_evals()
-    saved = self.saving and not self.checkpoints.saving()
-    if not pauses and not saved:
+    pauses = due or self.step in (self.first, self.total) or bool(self._due_evals())
+    freed = self.releasing and not self.checkpoints.saving()
+    if not pauses and not freed:
       return
     if pauses:
       self._observe(0)
@@ -96,8 +97,10 @@ class Loop:
     if due:
       self._save()
       self._write_status('running')
-    self.saving = due or (self.saving and not saved)
     release_freed_memory()
+    if not pauses:
+      retain_freed_memory()
+    self.releasing = pauses
     self.record.pause(time.perf_counter() - start)
 
   def _observe(self, leave: int) -> None:

@@ -22,10 +22,11 @@ from vit_jax.train import (
   status,
 )
 from vit_jax.train.disk import full_raises_disk_full
+from vit_jax.train.heap import retain_freed_memory
 from vit_jax.train.lock import lock
 from vit_jax.train.loop import Loop
 from vit_jax.train.preemption import StopSignal
-from vit_jax.train.runtime import compile_step, memory, retain_freed_memory
+from vit_jax.train.runtime import compile_step, memory
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 

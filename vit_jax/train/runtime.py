@@ -1,13 +1,8 @@
-"""What the machine is told, and tells: compilation, memory, profiles."""
+"""What XLA is told, and tells: compilation, memory, profiles. The host's memory: `heap`."""
 
 import contextlib
-import ctypes
-import functools
-import gc
-import mmap
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -179,84 +174,3 @@ def profiler(enabled: bool, workdir: Path):
       jax.profiler.stop_trace()
     if local:
       local.close()
-
-
-# What `mallopt` sets, by the names of glibc's malloc.h: large blocks come from the heap, not
-# from `mmap`, and no arenas are added, so that the threads that make batches reuse one
-# another's blocks. JAX's threads have their own arenas by then: in a single one they would
-# wait for its lock.
-_ON_CPU = {'M_ARENA_MAX': 1, 'M_MMAP_MAX': 0, 'M_TRIM_THRESHOLD': -1}
-# Elsewhere only images are worth keeping, and hundreds of data threads would wait for
-# one arena: each may have its own, which grows by all that it can hold, once.
-_BESIDE_A_DEVICE = {
-  'M_TRIM_THRESHOLD': -1,
-  'M_MMAP_THRESHOLD': 32 << 20,
-  'M_TOP_PAD': 64 << 20,
-}
-_MALLOPT = {
-  'M_TRIM_THRESHOLD': -1,
-  'M_TOP_PAD': -2,
-  'M_MMAP_THRESHOLD': -3,
-  'M_MMAP_MAX': -4,
-  'M_ARENA_MAX': -8,
-}
-
-
-def retain_freed_memory() -> None:
-  """Keeps glibc from returning freed memory to the kernel; elsewhere does nothing.
-
-  The kernel zeroes the pages of large blocks again when they are next allocated: a
-  quarter of the time to make a batch of photographs, and 14 to 32 % of a ViT's training
-  step on a CPU. There the heap also gets huge pages, which save another 8 to 22 %
-  (benchmarks/NOTES.md). The price: the process stays at its peak size, until
-  `release_freed_memory`.
-
-  Call it before JAX initialises its backends: steps on a CPU gain nothing afterwards.
-  """
-  if glibc := _glibc():
-    # A step on one CPU device then runs in the thread that calls it, so that its temporaries
-    # come from the main arena. In others glibc maps blocks above 64 MiB anew each time.
-    jax.config.update('jax_cpu_enable_async_dispatch', False)
-    cpu = jax.default_backend() == 'cpu'
-    for name, value in (_ON_CPU if cpu else _BESIDE_A_DEVICE).items():
-      glibc.mallopt(_MALLOPT[name], value)
-    if cpu:
-      _grow_by_huge_pages(glibc)
-
-
-def release_freed_memory() -> None:
-  """Collects garbage and returns freed memory to the kernel, the latter with glibc only.
-
-  Evaluations and checkpoints leave the heap in pieces: without this a run grows for
-  thousands of steps. What the next step needs it takes again.
-  """
-  gc.collect(1)  # the oldest objects have been looked at before
-  if glibc := _glibc():
-    glibc.malloc_trim(0)
-    if jax.default_backend() == 'cpu':
-      _grow_by_huge_pages(glibc)
-
-
-def _grow_by_huge_pages(glibc: ctypes.CDLL) -> None:
-  """Grows the heap by half of the machine's memory, in huge pages where Linux has them.
-
-  This takes address space only: memory is allocated as it is used. With pages of 2 MiB the
-  CPU misses fewer of its cached translations of addresses.
-  """
-  size = machine.memory() // 2
-  block = glibc.malloc(ctypes.c_size_t(size))
-  if block:  # else the address space is limited
-    start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = ctypes.c_size_t(block + size - start)
-    glibc.madvise(ctypes.c_void_p(start), length, mmap.MADV_HUGEPAGE)
-    glibc.free(ctypes.c_void_p(block))
-
-
-@functools.cache
-def _glibc() -> ctypes.CDLL | None:
-  """Returns the C library if it is glibc."""
-  library = ctypes.CDLL(None) if sys.platform == 'linux' else None
-  if not hasattr(library, 'mallopt'):
-    return None
-  library.malloc.restype = ctypes.c_void_p
-  return library

@@ -1,5 +1,6 @@
-"""`runtime`: the process keeps memory that is freed, until it is told to return it."""
+"""`heap`: the process keeps memory that is freed, until it is told to return it."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,10 +16,10 @@ HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 
 CODE = """
 import resource, sys, jax, numpy as np
-from vit_jax.train import runtime
+from vit_jax.train import heap
 jax.default_backend = lambda: sys.argv[1]
 if sys.argv[2] == 'keep':
-  runtime.retain_freed_memory()
+  heap.retain_freed_memory()
 for _ in range(3):
   before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
   [np.ones(24 << 17) for _ in range(4)]  # of 24 MiB each
@@ -39,12 +40,15 @@ def test_no_page_is_asked_for_again(backend):
 
 STEP = """
 import re, resource, sys, jax, jax.numpy as jnp
-from vit_jax.train import runtime
-if sys.argv[1] == 'keep':
-  runtime.retain_freed_memory()
+from vit_jax.train import heap
+if sys.argv[1] != 'leave':
+  heap.retain_freed_memory()
 x = jnp.ones((6144, 8))
 step = jax.jit(lambda x: x @ x.T @ x)  # 144 MiB in between
 for _ in range(3):
+  step(x).block_until_ready()
+if sys.argv[1] == 'release':
+  heap.release_freed_memory()
   step(x).block_until_ready()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 step(x).block_until_ready()
@@ -64,22 +68,24 @@ def test_a_step_on_a_cpu_uses_its_memory_again_and_huge_pages():
     return map(int, done.stdout.split())
 
   kept, huge = faults_and_huge_pages('keep')
+  again, huge_again = faults_and_huge_pages('release')
   left, none = faults_and_huge_pages('leave')
   assert left > 30_000  # 144 MiB in pages of 4 KiB are 36,864
-  assert kept < left / 10
+  assert kept < left / 10 > again
   if '[never]' not in Path(HUGE_PAGES).read_text():
     assert huge > 100 > none
+    assert huge_again > 100
 
 
 PIECES = """
 import numpy as np
-from vit_jax.train import runtime
+from vit_jax.train import heap
 resident = lambda: int(open('/proc/self/statm').read().split()[1]) // 256  # MiB
-runtime.retain_freed_memory()
+heap.retain_freed_memory()
 blocks = [(np.ones(1 << 17), np.ones(1 << 10)) for _ in range(100)]  # 1 MiB and 8 KiB
 blocks = [small for _, small in blocks]
 before = resident()
-runtime.release_freed_memory()
+heap.release_freed_memory()
 print(before - resident())
 """
 
@@ -91,11 +97,50 @@ def test_what_lies_free_between_kept_blocks_goes_back():
   assert int(subprocess.run(command, check=True, capture_output=True).stdout) > 90
 
 
-def test_what_a_save_held_goes_back_once_it_is_complete(monkeypatch):
-  released, run = [], mock.Mock(total=20, saving=False)
+THREAD = """
+import ctypes, threading
+from vit_jax.train import heap
+resident = lambda: int(open('/proc/self/statm').read().split()[1]) // 256  # MiB
+heap.retain_freed_memory()
+glibc, size = heap._glibc(), 1 << 20
+blocks, turn = [None] * 40, threading.Barrier(2)
+def work():
+  for _ in range(3):
+    for i in range(40):
+      blocks[i] = ctypes.c_void_p(glibc.malloc(size))
+      ctypes.memset(blocks[i], 1, size)
+    for block in blocks:
+      glibc.free(block)
+    turn.wait(), turn.wait()
+threading.Thread(target=work, daemon=True).start()
+turn.wait()
+held = resident()
+heap.release_freed_memory()
+turn.wait(), turn.wait()
+print(held - resident())
+heap.retain_freed_memory()
+turn.wait(), turn.wait()
+print(held - resident())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='of glibc')
+def test_other_threads_return_what_they_free_until_it_is_retained():
+  command = [sys.executable, '-c', THREAD]
+  done = subprocess.run(command, check=True, capture_output=True).stdout
+  returned, retained = map(int, done.split())
+  assert returned > 30 > 10 > retained
+
+
+def test_memory_is_released_from_a_pause_until_its_save_is_complete(monkeypatch):
+  done, run = [], mock.Mock(first=1, total=20, releasing=False)
   run.checkpoints.every, run._due_evals.return_value = 4, []
-  monkeypatch.setattr(loop, 'release_freed_memory', lambda: released.append(run.step))
-  for run.step in range(3, 8):
+  for word in ('release', 'retain'):
+    call = functools.partial(lambda word: done.append((run.step, word)), word)
+    monkeypatch.setattr(loop, f'{word}_freed_memory', call)
+  for run.step in range(1, 8):
     run.checkpoints.saving.return_value = 4 <= run.step < 6
     loop.Loop._pause(run)
-  assert released == [4, 6]
+  after_compiling = [(1, 'release'), (2, 'release'), (2, 'retain')]
+  assert done == [*after_compiling, (4, 'release'), (6, 'release'), (6, 'retain')]
