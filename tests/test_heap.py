@@ -47,8 +47,8 @@ x = jnp.ones((6144, 8))
 step = jax.jit(lambda x: x @ x.T @ x)  # 144 MiB in between
 for _ in range(3):
   step(x).block_until_ready()
-if sys.argv[1] == 'release':
-  heap.release_freed_memory()
+if sys.argv[1] == 'return':
+  heap.return_freed_memory(), heap.trim()
   step(x).block_until_ready()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 step(x).block_until_ready()
@@ -68,7 +68,7 @@ def test_a_step_on_a_cpu_uses_its_memory_again_and_huge_pages():
     return map(int, done.stdout.split())
 
   kept, huge = faults_and_huge_pages('keep')
-  again, huge_again = faults_and_huge_pages('release')
+  again, huge_again = faults_and_huge_pages('return')
   left, none = faults_and_huge_pages('leave')
   assert left > 30_000  # 144 MiB in pages of 4 KiB are 36,864
   assert kept < left / 10 > again
@@ -85,7 +85,7 @@ heap.retain_freed_memory()
 blocks = [(np.ones(1 << 17), np.ones(1 << 10)) for _ in range(100)]  # 1 MiB and 8 KiB
 blocks = [small for _, small in blocks]
 before = resident()
-heap.release_freed_memory()
+heap.trim()
 print(before - resident())
 """
 
@@ -115,7 +115,7 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 turn.wait()
 held = resident()
-heap.release_freed_memory()
+heap.return_freed_memory(), heap.trim()
 turn.wait(), turn.wait()
 print(held - resident())
 heap.retain_freed_memory()
@@ -133,14 +133,17 @@ def test_other_threads_return_what_they_free_until_it_is_retained():
   assert returned > 30 > 10 > retained
 
 
-def test_memory_is_released_from_a_pause_until_its_save_is_complete(monkeypatch):
-  done, run = [], mock.Mock(first=1, total=20, releasing=False)
+def test_memory_is_returned_from_a_pause_until_its_save_is_complete(monkeypatch):
+  done, run = [], mock.Mock(first=1, total=20, returning=False)
   run.checkpoints.every, run._due_evals.return_value = 4, []
-  for word in ('release', 'retain'):
-    call = functools.partial(lambda word: done.append((run.step, word)), word)
-    monkeypatch.setattr(loop, f'{word}_freed_memory', call)
+  for name in ('return_freed_memory', 'trim', 'retain_freed_memory'):
+    call = functools.partial(
+      lambda word: done.append((run.step, word)), name.split('_')[0]
+    )
+    monkeypatch.setattr(loop.heap, name, call)
   for run.step in range(1, 8):
     run.checkpoints.saving.return_value = 4 <= run.step < 6
     loop.Loop._pause(run)
-  after_compiling = [(1, 'release'), (2, 'release'), (2, 'retain')]
-  assert done == [*after_compiling, (4, 'release'), (6, 'release'), (6, 'retain')]
+  pause, end = ['return', 'trim'], ['trim', 'retain']
+  steps = {1: pause, 2: end, 4: pause, 6: end}  # the first one follows compiling
+  assert done == [(step, word) for step, words in steps.items() for word in words]

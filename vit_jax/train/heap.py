@@ -20,9 +20,7 @@ _BESIDE_A_DEVICE = {
   'M_MMAP_THRESHOLD': 32 << 20,
   'M_TOP_PAD': 64 << 20,
 }
-# `malloc_trim` returns the free end of the main arena, but not of the others. Their threads
-# do when they next free a block beside it, if the end is longer than this, glibc's default.
-_RELEASED_ON_CPU = {'M_TRIM_THRESHOLD': 128 << 10}
+_RETURNED_ON_CPU = {'M_TRIM_THRESHOLD': 128 << 10}  # glibc's default
 _MALLOPT = {
   'M_TRIM_THRESHOLD': -1,
   'M_TOP_PAD': -2,
@@ -37,8 +35,7 @@ def retain_freed_memory() -> None:
   The kernel zeroes the pages of large blocks again when they are next allocated: a
   quarter of the time to make a batch of photographs, and 14 to 32 % of a ViT's training
   step on a CPU. There the heap also gets huge pages, which save another 8 to 22 %
-  (benchmarks/NOTES.md). The price: the process stays at its peak size, until
-  `release_freed_memory`.
+  (benchmarks/NOTES.md). The price: the process stays at its peak size, until `trim`.
 
   Call it before JAX initialises its backends: steps on a CPU gain nothing afterwards.
   """
@@ -52,19 +49,27 @@ def retain_freed_memory() -> None:
       _grow_by_huge_pages()
 
 
-def release_freed_memory() -> None:
+def return_freed_memory() -> None:
+  """Lets threads return the free end of their arenas until the next `retain_freed_memory`.
+
+  `trim` cannot: glibc's `malloc_trim` leaves the end of every arena but the main one. A
+  thread returns it when it frees a block beside it. Evaluations and checkpoints start
+  threads that come by one arena after the other, and each would keep up to 64 MiB.
+
+  It costs 4 to 6 % of the CPU time that batches take. Does nothing beside a device.
+  """
+  if (glibc := _glibc()) and jax.default_backend() == 'cpu':
+    _set(glibc, _RETURNED_ON_CPU)
+
+
+def trim() -> None:
   """Collects garbage and returns freed memory to the kernel, the latter with glibc only.
 
   Evaluations and checkpoints leave the heap in pieces: without this a run grows for
-  thousands of steps. What the next step needs it takes again. On CPUs threads other than
-  the caller's return what they free until the next `retain_freed_memory`: call that once
-  they have freed what they shall.
+  thousands of steps. What the next step needs it takes again.
   """
-  glibc = _glibc()
-  if glibc and jax.default_backend() == 'cpu':
-    _set(glibc, _RELEASED_ON_CPU)
   gc.collect(1)  # the oldest objects have been looked at before
-  if glibc:
+  if glibc := _glibc():
     glibc.malloc_trim(0)
 
 
@@ -80,7 +85,7 @@ def _grow_by_huge_pages() -> None:
   This takes address space only: memory is allocated as it is used. With pages of 2 MiB the
   CPU misses fewer of its cached translations of addresses. A block that stays allocated,
   and is never touched, follows: else this would be the free end of the heap, which
-  _RELEASED_ON_CPU returns after every step. It is as large, so that no free block before
+  `return_freed_memory` gives away after every step. It is as large, so that no free block before
   can hold it.
   """
   glibc, size = _glibc(), machine.memory() // 2

@@ -8,9 +8,8 @@ import jax
 
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Diverged, Preempted
-from vit_jax.train import peers, status
+from vit_jax.train import heap, peers, status
 from vit_jax.train.evaluations import write_predictions
-from vit_jax.train.heap import release_freed_memory, retain_freed_memory
 from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
@@ -31,7 +30,7 @@ class Loop:
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
     self.first = self.step + 1
-    self.releasing = False  # whether what other threads free goes back to the kernel
+    self.returning = False  # see heap.return_freed_memory
 
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
@@ -81,26 +80,27 @@ class Loop:
   def _pause(self) -> None:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile.
 
-    Memory is released then, after the first step, which follows compiling, and again
-    once other threads have freed theirs: at the next step, or when a save is complete.
+    Memory is trimmed then, after the first step, which follows compiling, and again once
+    all have freed theirs: at the next step, or when the save is complete.
     """
     due = self.step % self.checkpoints.every == 0
     pauses = due or self.step in (self.first, self.total) or bool(self._due_evals())
-    freed = self.releasing and not self.checkpoints.saving()
+    freed = self.returning and not self.checkpoints.saving()
     if not pauses and not freed:
       return
     if pauses:
       self._observe(0)
     start = time.perf_counter()
     if pauses:
+      heap.return_freed_memory()
       self._evaluate()
     if due:
       self._save()
       self._write_status('running')
-    release_freed_memory()
+    heap.trim()
     if not pauses:
-      retain_freed_memory()
-    self.releasing = pauses
+      heap.retain_freed_memory()
+    self.returning = pauses
     self.record.pause(time.perf_counter() - start)
 
   def _observe(self, leave: int) -> None:
