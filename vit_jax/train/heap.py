@@ -13,8 +13,8 @@ from vit_jax import machine
 # What `mallopt` sets, by the names of glibc's malloc.h: large blocks come from the heap, not
 # from `mmap`.
 _ON_CPU = {'M_MMAP_MAX': 0, 'M_TRIM_THRESHOLD': -1}
-# Elsewhere only images are worth keeping: each thread's arena grows by all that it can
-# hold, once.
+# Beside a device only images are worth keeping: each thread's arena grows to all that it
+# can hold, 64 MiB, at once.
 _BESIDE_A_DEVICE = {
   'M_TRIM_THRESHOLD': -1,
   'M_MMAP_THRESHOLD': 32 << 20,
@@ -49,17 +49,22 @@ def retain_freed_memory() -> None:
       _grow_by_huge_pages()
 
 
-def return_freed_memory() -> None:
+def return_freed_memory() -> bool:
   """Lets threads return the free end of their arenas until the next `retain_freed_memory`.
 
-  `trim` cannot: glibc's `malloc_trim` leaves the end of every arena but the main one. A
-  thread returns it when it frees a block beside it. Evaluations and checkpoints start
-  threads that come by one arena after the other, and each would keep up to 64 MiB.
+  `trim` cannot: of arenas other than the main one, glibc's `malloc_trim` leaves the free
+  end, and only freeing a large block of the same arena returns it. The threads of
+  compiling, evaluations and checkpoints are spread over many arenas, each of which would
+  keep up to 64 MiB. Meanwhile batches take 4 to 6 % more CPU time.
 
-  It costs 4 to 6 % of the CPU time that batches take. Does nothing beside a device.
+  Returns:
+    Whether there is something to wait for: not beside a device, where nothing is done.
   """
-  if (glibc := _glibc()) and jax.default_backend() == 'cpu':
+  glibc = _glibc()
+  returns = glibc is not None and jax.default_backend() == 'cpu'
+  if returns:
     _set(glibc, _RETURNED_ON_CPU)
+  return returns
 
 
 def trim() -> None:
@@ -78,23 +83,23 @@ def _set(glibc: ctypes.CDLL, values: dict[str, int]) -> None:
     glibc.mallopt(_MALLOPT[name], value)
 
 
-@functools.cache  # once: `malloc_trim` leaves the addresses and their huge pages
+@functools.cache  # once: `malloc_trim` returns pages, but keeps the range and its advice
 def _grow_by_huge_pages() -> None:
   """Grows the heap by half of the machine's memory, in huge pages where Linux has them.
 
   This takes address space only: memory is allocated as it is used. With pages of 2 MiB the
-  CPU misses fewer of its cached translations of addresses. A block that stays allocated,
-  and is never touched, follows: else this would be the free end of the heap, which
-  `return_freed_memory` gives away after every step. It is as large, so that no free block before
-  can hold it.
+  CPU misses fewer of its cached translations of addresses. A guard behind it, never
+  touched or freed, keeps it from being the free end of the heap, which glibc would return
+  after every step once `return_freed_memory` has been called. The guard is larger than
+  any block that is free before JAX starts, so that it is placed at the end.
   """
   glibc, size = _glibc(), machine.memory() // 2
-  block, end = (glibc.malloc(ctypes.c_size_t(size)) for _ in range(2))
-  if block and end:  # else the address space is limited
+  if block := glibc.malloc(ctypes.c_size_t(size)):  # else the address space is limited
+    glibc.malloc(ctypes.c_size_t(64 << 20))
     start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
     length = ctypes.c_size_t(block + size - start)
     glibc.madvise(ctypes.c_void_p(start), length, mmap.MADV_HUGEPAGE)
-  glibc.free(ctypes.c_void_p(block))
+    glibc.free(ctypes.c_void_p(block))
 
 
 @functools.cache

@@ -29,8 +29,7 @@ class Loop:
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
-    self.first = self.step + 1
-    self.returning = False  # see heap.return_freed_memory
+    self.returning = True  # `run` began with heap.return_freed_memory
 
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
@@ -80,19 +79,20 @@ class Loop:
   def _pause(self) -> None:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile.
 
-    Memory is trimmed then, after the first step, which follows compiling, and again once
-    all have freed theirs: at the next step, or when the save is complete.
+    Memory is trimmed then, and once more when other threads have freed theirs: at the next
+    step, or once the save is complete. The first step trims what compiling left.
     """
     due = self.step % self.checkpoints.every == 0
-    pauses = due or self.step in (self.first, self.total) or bool(self._due_evals())
+    pauses = due or self.step == self.total or bool(self._due_evals())
     freed = self.returning and not self.checkpoints.saving()
     if not pauses and not freed:
       return
     if pauses:
       self._observe(0)
     start = time.perf_counter()
+    self.returning = due or (self.returning and not freed)
     if pauses:
-      heap.return_freed_memory()
+      self.returning |= heap.return_freed_memory()
       self._evaluate()
     if due:
       self._save()
@@ -100,7 +100,6 @@ class Loop:
     heap.trim()
     if not pauses:
       heap.retain_freed_memory()
-    self.returning = pauses
     self.record.pause(time.perf_counter() - start)
 
   def _observe(self, leave: int) -> None:

@@ -22,7 +22,7 @@ from vit_jax.train import (
   status,
 )
 from vit_jax.train.disk import full_raises_disk_full
-from vit_jax.train.heap import retain_freed_memory
+from vit_jax.train.heap import retain_freed_memory, return_freed_memory
 from vit_jax.train.lock import lock
 from vit_jax.train.loop import Loop
 from vit_jax.train.preemption import StopSignal
@@ -58,6 +58,7 @@ def train(
     start.check_files(workdir)
     stack.enter_context(folder.noise_to_log(workdir))
     retain_freed_memory()
+    return_freed_memory()  # what compiling takes, until the first step
     mesh = sharding.make_mesh(**config['mesh'])
     stack.enter_context(jax.set_mesh(mesh))
 
