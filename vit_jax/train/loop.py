@@ -87,8 +87,7 @@ class Loop:
     freed = self.returning and not self.checkpoints.saving()
     if not pauses and not freed:
       return
-    if pauses:
-      self._observe(0)
+    self._observe(0)
     start = time.perf_counter()
     self.returning = due or (self.returning and not freed)
     if pauses:
