@@ -90,8 +90,8 @@ def _grow_by_huge_pages() -> None:
   This takes address space only: memory is allocated as it is used. With pages of 2 MiB the
   CPU misses fewer of its cached translations of addresses. A guard behind it, never
   touched or freed, keeps it from being the free end of the heap, which glibc would return
-  after every step once `return_freed_memory` has been called. The guard is larger than
-  any block that is free before JAX starts, so that it is placed at the end.
+  after every step once `return_freed_memory` has been called. The guard is larger than any
+  free block of a heap that no step has used yet, so that it is placed at the end.
   """
   glibc, size = _glibc(), machine.memory() // 2
   if block := glibc.malloc(ctypes.c_size_t(size)):  # else the address space is limited

@@ -29,7 +29,8 @@ class Loop:
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
-    self.returning = True  # `run` began with heap.return_freed_memory
+    # Whether threads return what they free, as they do while a run starts and compiles.
+    self.returning = True
 
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
