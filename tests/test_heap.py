@@ -135,26 +135,26 @@ def test_other_threads_return_what_they_free_until_it_is_retained():
 
 
 @pytest.mark.parametrize('on_cpu', [True, False])
-def test_memory_is_returned_from_a_pause_until_its_save_is_complete(
-  on_cpu, monkeypatch
-):
-  done, run = [], mock.Mock(total=14, returning=True)
-  run.checkpoints.every = 5
-  run._due_evals.side_effect = lambda: ['test'] if run.step in (3, 5, 11) else []
+def test_memory_is_returned_from_a_pause_on_and_trimmed_again(on_cpu, monkeypatch):
+  done, run = [], mock.Mock(total=50, trim_at=1)
+  run.checkpoints.every = 25
+  run.checkpoints.saving.side_effect = lambda: 25 <= run.step < 37
+  run._due_evals.side_effect = lambda: ['test'] if run.step in (3, 25) else []
 
   def named(word, result=None):
     return lambda *_: done.append((run.step, word)) or result
 
-  monkeypatch.setattr(loop.heap, 'return_freed_memory', named('return', on_cpu))
-  monkeypatch.setattr(loop.heap, 'trim', named('trim'))
+  monkeypatch.setattr(loop.heap, 'return_freed_memory', named('return'))
+  monkeypatch.setattr(loop.heap, 'trim', named('trim', on_cpu))
   monkeypatch.setattr(loop.heap, 'retain_freed_memory', named('retain'))
+  monkeypatch.setattr(loop, 'TRIM_EVERY', 10)
   run._evaluate, run._save = named('evaluate'), named('save')
-  for run.step in range(1, 15):
-    run.checkpoints.saving.return_value = run.step in (5, 6, 10, 11, 12)
+  for run.step in range(1, 51):
     loop.Loop._pause(run)
-  pause, end = ['return', 'evaluate', 'trim'], ['trim', 'retain']
+  pause, again = ['return', 'evaluate', 'trim'], ['trim', 'retain']
   with_save = ['return', 'evaluate', 'save', 'trim']
-  # The first step follows compiling. Beside a device there is nothing to wait for after 3.
-  steps = {1: end, 3: pause, **({4: end} if on_cpu else {}), 5: with_save, 7: end}
-  steps |= {10: with_save, 11: pause, 13: end, 14: pause}
+  steps = {1: again, 3: pause, 4: again, 14: again, 24: again, 25: with_save, 37: again}
+  steps |= {47: again, 50: with_save}
+  if not on_cpu:  # steps use another memory: once after compiling, once after a save
+    del steps[4], steps[14], steps[24], steps[47]
   assert done == [(step, word) for step, words in steps.items() for word in words]

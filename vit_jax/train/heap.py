@@ -49,33 +49,35 @@ def retain_freed_memory() -> None:
       _grow_by_huge_pages()
 
 
-def return_freed_memory() -> bool:
+def return_freed_memory() -> None:
   """Lets threads return the free end of their arenas until the next `retain_freed_memory`.
 
   `trim` cannot: of arenas other than the main one, glibc's `malloc_trim` leaves the free
   end, and only freeing a large block of the same arena returns it. The threads of
   compiling, evaluations and checkpoints are spread over many arenas, each of which would
-  keep up to 64 MiB. Meanwhile batches take 4 to 6 % more CPU time.
-
-  Returns:
-    Whether there is something to wait for: not beside a device, where nothing is done.
+  keep up to 64 MiB. Meanwhile batches take 4 to 6 % more CPU time. Beside a device it does
+  nothing.
   """
   glibc = _glibc()
-  returns = glibc is not None and jax.default_backend() == 'cpu'
-  if returns:
+  if glibc and jax.default_backend() == 'cpu':
     _set(glibc, _RETURNED_ON_CPU)
-  return returns
 
 
-def trim() -> None:
+def trim() -> bool:
   """Collects garbage and returns freed memory to the kernel, the latter with glibc only.
 
   Evaluations and checkpoints leave the heap in pieces: without this a run grows for
   thousands of steps. What the next step needs it takes again.
+
+  Returns:
+    Whether the steps' temporaries are in this heap: with glibc, on a CPU. They move when
+    something that stays takes their place, and what they leave remains until trimmed.
   """
   gc.collect(1)  # the oldest objects have been looked at before
-  if glibc := _glibc():
+  glibc = _glibc()
+  if glibc:
     glibc.malloc_trim(0)
+  return glibc is not None and jax.default_backend() == 'cpu'
 
 
 def _set(glibc: ctypes.CDLL, values: dict[str, int]) -> None:

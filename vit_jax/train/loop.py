@@ -1,6 +1,7 @@
 """The loop of a run: step, look, evaluate, save, stop."""
 
 import functools
+import math
 import time
 from collections import deque
 
@@ -13,6 +14,8 @@ from vit_jax.train.evaluations import write_predictions
 from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
+
+TRIM_EVERY = 200  # steps: 0.05 to 0.13 % of their time (benchmarks/NOTES.md)
 
 
 class Loop:
@@ -29,8 +32,7 @@ class Loop:
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
-    # Whether threads return what they free, as they do while a run starts and compiles.
-    self.returning = True
+    self.trim_at: float = self.step + 1  # the first step trims what compiling left
 
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
@@ -80,24 +82,24 @@ class Loop:
   def _pause(self) -> None:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile.
 
-    Memory is trimmed then, and once more when other threads have freed theirs: at the next
-    step, or once the save is complete. The first step trims what compiling left.
+    Memory is trimmed then, once more when other threads have freed theirs (at the next step,
+    or once the save is complete), and from time to time where steps use the same heap.
     """
     due = self.step % self.checkpoints.every == 0
     pauses = due or self.step == self.total or bool(self._due_evals())
-    freed = self.returning and not self.checkpoints.saving()
-    if not pauses and not freed:
+    if not pauses and (self.step < self.trim_at or self.checkpoints.saving()):
       return
     self._observe(0)
     start = time.perf_counter()
-    self.returning = due or (self.returning and not freed)
     if pauses:
-      self.returning |= heap.return_freed_memory()
+      heap.return_freed_memory()
       self._evaluate()
     if due:
       self._save()
       self._write_status('running')
-    heap.trim()
+    again = heap.trim() or self.checkpoints.saving()
+    wait = 1 if pauses else TRIM_EVERY
+    self.trim_at = self.step + wait if again else math.inf
     if not pauses:
       heap.retain_freed_memory()
     self.record.pause(time.perf_counter() - start)
