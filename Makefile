@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
-.PHONY: help install train test lint format test-slow faults peer .venv-peer tpu slices .venv-tpu \
+.PHONY: help install train test ci lint format test-slow faults peer .venv-peer tpu slices .venv-tpu \
   gpu .venv-gpu onnx .venv-onnx beam .venv-beam docs constraints clean paper
 
 VENV ?= .venv
@@ -37,7 +37,11 @@ train: $(VENV)/.installed  ## train, evaluate and sum up a small ViT on digits
 paper: $(VENV)/.installed  ## the experiments of the ViT paper in miniature, on one page
 	$(BIN)/python -m vit_jax.tools.paper $(ARGS)
 
-test: lint  ## lint, format and the quick tests: what CI runs
+# Another -k takes its place: `make test ARGS='-k order'` runs thorough ones as well.
+test: lint  ## lint, format and the quick tests
+	$(BIN)/python -m pytest $(XDIST) -k 'not thorough' $(ARGS)
+
+ci: lint  ## the same and the tests marked thorough: what CI runs
 	$(BIN)/python -m pytest $(XDIST) $(ARGS)
 
 lint: $(VENV)/.installed-dev

@@ -38,6 +38,7 @@ def test_parameter_counts_are_the_published_ones(model, variant, count):
   assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
+@pytest.mark.thorough
 def test_names_and_shapes_are_the_published_ones():
   shapes = abstract_params(vit_jax.create_model('bit', 'R50', num_classes=21_843))
   shapes = {k: v.shape for k, v in trees.flatten(shapes).items()}

@@ -67,6 +67,7 @@ def test_state_without_ema(tmp_path):
     saved.restore_params(abstract_of(state).params, ema=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('count', [slow(1), 4])
 def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
   monkeypatch.setattr(sharding, 'FSDP_MIN_SIZE', 8)

@@ -91,6 +91,7 @@ def test_damage_of_each_file_is_never_silent(
   assert 1 in used  # the faults reach what is read
 
 
+@pytest.mark.thorough
 def test_flipped_bits_of_the_arrays_are_found(good, tmp_path, capfd):
   # The array data, where Orbax itself notices nothing.
   data = max(files_of(good / '2' / 'train'), key=lambda p: p.stat().st_size)

@@ -88,6 +88,7 @@ def named(c):
   return {**c, 'model': {'name': 'vit', 'variant': 'B/16', **c['model']}}
 
 
+@pytest.mark.thorough
 @every_config
 def test_the_recipe_itself_is_sound(path):
   c = schema.check(named(config.load(str(path))))

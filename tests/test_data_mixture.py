@@ -94,6 +94,7 @@ def test_places_are_arithmetic():
 # --- batches -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_same_batches_for_any_restart_and_hosts():
   args = (PARTS, 'train', PP, 12)
   batches = pipeline.train(*args, seed=3)

@@ -234,6 +234,7 @@ def test_random_erasing_is_of_floats():
     run('random_erasing', noise(4, 4, 3), np.zeros(5))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'text',
   [

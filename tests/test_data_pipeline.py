@@ -34,6 +34,7 @@ def cases(folder):
   return {'arrays': digits, 'encoded': (str(folder), 'train', FOLDER, 12)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('kind', ['arrays', 'encoded'])
 def test_same_batches_for_any_parallelism_restart_and_hosts(folder, kind):
   args = cases(folder)[kind]
@@ -284,6 +285,7 @@ def test_what_is_prepared_reads_nothing_and_gives_the_same_batches(folder):
     read.assert_called()
 
 
+@pytest.mark.thorough
 def test_closing_leaves_no_thread(folder):
   batches = pipeline.train(str(folder), 'train', FOLDER, 8)
   counts = []
@@ -294,6 +296,7 @@ def test_closing_leaves_no_thread(folder):
   assert counts[-1] <= counts[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'end', [pytest.param('', marks=pytest.mark.slow), 'raise KeyError']
 )

@@ -147,6 +147,7 @@ def test_a_jump_reads_a_buffer_or_two(shards):
   assert len(source._held) <= 32 + stream.RUN
 
 
+@pytest.mark.thorough
 def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(shards):
   batches = train(shards, seed=4)
   whole = take(batches.iterate(), 60)  # two epochs

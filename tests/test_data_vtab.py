@@ -135,6 +135,7 @@ def test_a_task(data, name):
 _QUICK = ('caltech101', 'dspr_loc')
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'name',
   [pytest.param(n, marks=() if n in _QUICK else pytest.mark.slow) for n in TASKS],

@@ -47,6 +47,7 @@ def golden(name):
   return outputs, targets, z
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', REFERENCES)
 def test_losses_and_matching_of_the_reference(name):
   outputs, targets, want = golden(name)
@@ -66,6 +67,7 @@ def test_losses_and_matching_of_the_reference(name):
   np.testing.assert_allclose(found['loss'], want['loss_total'], rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', REFERENCES)
 def test_postprocessing_of_the_reference(name):
   outputs, _, want = golden(name)

@@ -93,6 +93,7 @@ def check_predictions(found, x, targets, params, loss='softmax'):
   np.testing.assert_allclose(found['probability'], expected, rtol=1e-5)  # of float32
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(('devices', 'batch_size'), [(1, 7), (4, 16), (8, 16), (8, 64)])
 def test_every_example_counts_once(tmp_path, devices, batch_size):
   labels = np.random.default_rng(3).integers(0, 10, 53)
@@ -103,6 +104,7 @@ def test_every_example_counts_once(tmp_path, devices, batch_size):
   check_predictions(evaluator.predictions, x, targets, params)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
 def test_several_labels_and_images_without_any(tmp_path, loss):
   targets = np.random.default_rng(4).random((53, 10)) < 0.15

@@ -17,6 +17,7 @@ from vit_jax.explain import kinds, weights
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
 
 
+@pytest.mark.thorough
 def test_maps_are_the_references_class_token(golden):
   loaded = vit_jax.load(GOLDEN / 'vit_hf')
   x = golden('vit_hf.expected')['image']

@@ -50,6 +50,7 @@ def least_squares(train_x, train_y, test_x, classes, l2):
   return z @ np.linalg.lstsq(rows, targets, rcond=None)[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(('n', 'd'), [(60, 20), (16, 40), (21, 20)])
 def test_solves_the_least_squares_problem(n, d):
   train_x, train_y = example(n, d, 4)
@@ -205,6 +206,7 @@ def test_digits_under_a_set_mesh():
     assert metrics[f'digits_10shot_seed{seed}'] == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.thorough
 def test_one_compilation_for_all_splits_and_runs(tmp_path):
   traced = []
 

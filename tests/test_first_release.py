@@ -24,6 +24,7 @@ def folder(tmp_path):
   return tmp_path / 'run_of_release_1'
 
 
+@pytest.mark.thorough
 def test_it_loads_and_gives_the_same_logits(folder):
   loaded = vit_jax.load(folder)
   with np.load(folder / 'logits.npz') as file:
@@ -33,6 +34,7 @@ def test_it_loads_and_gives_the_same_logits(folder):
   assert loaded.pp == "decode(1)|resize(4, rounding='nearest')|value_range(-1, 1)"
 
 
+@pytest.mark.thorough
 def test_it_resumes_under_a_config_that_means_the_same(folder, monkeypatch):
   # Its dropout drew masks of Threefry's bits; with those it is the same run, to the digit.
   threefry = lambda key, rate, shape: jax.random.bernoulli(key, 1 - rate, shape)

@@ -138,6 +138,7 @@ def test_standardised_kernels_in_float64():
   )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'eps_in_root', [pytest.param(False, marks=pytest.mark.slow), True]
 )

@@ -20,6 +20,7 @@ def loaded():
   return vit_jax.load(GOLDEN / 'vit_google_token.npz')
 
 
+@pytest.mark.thorough
 def test_every_kind_of_image_becomes_the_same_array(loaded, tmp_path):
   path = tmp_path / 'a.png'
   Image.fromarray(PIXELS[0]).save(path)

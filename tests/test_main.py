@@ -48,6 +48,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', COMMANDS)
 def test_refused_within_ten_seconds(name, tmp_path):
   arguments, facts = COMMANDS[name]

@@ -38,6 +38,7 @@ def name(request):
   return request.param
 
 
+@pytest.mark.thorough
 def test_the_family_knows_every_parameter(name):
   family = family_of(name)
   shapes = {n: x.shape for n, x in trees.flatten(init(build(name))).items()}
@@ -98,6 +99,7 @@ def test_stacked_names_come_apart_and_together(name):
     assert together[stack][layer] == depths[n]
 
 
+@pytest.mark.thorough
 def test_outputs(name):
   model = build(name)
   params = init(model)
@@ -124,6 +126,7 @@ def test_outputs(name):
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
 
 
+@pytest.mark.thorough
 def test_features_are_the_same_in_training_and_scanned(name):
   def shapes(train=False, **fields):
     model = build(name, **fields)
@@ -155,6 +158,7 @@ def test_without_features_logits_are_the_same(name):
     close(x, out[key])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', one_of_each(TINY))
 def test_interceptors_see_every_dense_layer_of_a_step(name):
   # Wide ones too, on a mesh: where a short cut past the layer would be tempting.

@@ -84,6 +84,7 @@ UNSEEN = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', one_of_each(TINY))
 def test_every_parameter_has_a_gradient(name):
   _, grads = plain(name)
@@ -102,6 +103,7 @@ def test_every_parameter_has_a_gradient(name):
   assert [d for d in dead if not re.fullmatch(unseen, d) and d not in unread] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   ('name', 'scan', 'remat'),
   [

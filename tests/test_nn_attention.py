@@ -42,6 +42,7 @@ def test_derivatives_of_softmax():
   assert [x.dtype for x in jax.tree.leaves(pullback) if x.ndim] == [jnp.bfloat16]
 
 
+@pytest.mark.thorough
 def test_cpus_divide_last_where_no_derivative_is_taken():
   plain = lambda scores, value: jax.nn.softmax(scores) @ value
   scores, value = normal(2, 3, 4, 5), normal(2, 3, 5, 8)

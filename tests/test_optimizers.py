@@ -138,6 +138,7 @@ def newton_schulz(g):
   return x.T if transposed else x
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   ('name', 'matrix'),
   [
@@ -248,6 +249,7 @@ def test_an_epoch_wise_cosine_is_pytorch_s():
 # --- sharding ---
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', ['adafactor', 'muon', 'lion', 'lamb', 'schedule_free'])
 @pytest.mark.parametrize('scan', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_state_can_be_sharded(name, scan):
@@ -261,6 +263,7 @@ def test_every_state_can_be_sharded(name, scan):
     assert not placed[n].is_fully_replicated, n
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_a_step_that_is_not_learned_from_leaves_the_state(name):
   tx = built(name).tx

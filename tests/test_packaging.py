@@ -131,6 +131,7 @@ def test_constraints_cover_the_supported_pythons(metadata):
   assert metadata['python_requires'] == '>=3.11'
 
 
+@pytest.mark.thorough
 def test_every_import_is_declared(metadata):
   declared = {canonicalize_name(r.name) for r in _requirements(metadata)}
   for path in (ROOT / 'vit_jax').rglob('*.py'):

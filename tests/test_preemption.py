@@ -109,6 +109,7 @@ LOOP = """
 """
 
 
+@pytest.mark.thorough
 def test_the_first_signal_lets_the_run_save_and_the_second_does_not():
   slow, quick = start(LOOP, 'slow'), start(LOOP, 'quick')
   expect(slow, 'ready')
@@ -211,6 +212,7 @@ HOLD = """
 """
 
 
+@pytest.mark.thorough
 def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path):
   workdir = tmp_path / 'deep' / 'run'
   first = start(HOLD, workdir)

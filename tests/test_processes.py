@@ -98,6 +98,7 @@ def reference(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.thorough
 def test_two_processes_go_on_where_one_was(reference, shared, tmp_path):
   workdir = shutil.copytree(reference, tmp_path / 'run')
   for step in ('8', '12'):

@@ -75,6 +75,7 @@ MESHES = [(1, 1, 1), (2, 2, 2)]
 MORE_MESHES = [(1, 1, 1), (2, 1, 1), (8, 1, 1), (1, 8, 1), (1, 2, 2), (1, 4, 2)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'meshes', [MESHES, pytest.param(MORE_MESHES, marks=pytest.mark.slow)]
 )
@@ -132,6 +133,7 @@ def gradients_of(task, variables, batch, accum):
   return metrics, grads
 
 
+@pytest.mark.thorough
 def test_micro_batches_add_up_to_the_batch():
   task, _ = setup(SMALL)
   variables = jax.tree.map(lambda x: x + 0.02, first_variables(task))
@@ -214,6 +216,7 @@ def test_micro_batches_do_not_change_what_is_mixed():
     np.testing.assert_allclose(leaf, params[0][name], atol=1e-6, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_a_non_finite_step_changes_nothing_but_the_counters():
   task, optimizer = setup(SMALL, ema=0.9)
   mesh = sharding.make_mesh()
@@ -234,6 +237,7 @@ def test_a_non_finite_step_changes_nothing_but_the_counters():
   assert int(recovered.counters['skipped']) == 1
 
 
+@pytest.mark.thorough
 def test_ema_is_the_moving_average():
   task, optimizer = setup(SMALL, name='sgd', momentum=0.0, ema=0.75)
   mesh = sharding.make_mesh(devices=jax.devices()[:1])

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import vit_jax
 from vit_jax.__main__ import COMMANDS
 
@@ -201,6 +203,7 @@ def test_every_module_imports():
   assert not wrong, '\n'.join(wrong)
 
 
+@pytest.mark.thorough
 def test_every_module_imports_without_the_optional_packages():
   # matplotlib is the one optional package imported at the top of files: those of plots.
   names = [name for name in MODULES if not name.startswith('vit_jax.viz.plots')]
@@ -208,6 +211,7 @@ def test_every_module_imports_without_the_optional_packages():
   _run(_BLOCK + code, ','.join(OPTIONAL), *names)
 
 
+@pytest.mark.thorough
 def test_a_model_runs_without_tensorflow_clu_and_ml_collections():
   code = """
 import jax, vit_jax
@@ -221,6 +225,7 @@ assert logits.shape == (2, 5), logits.shape
   _run(_BLOCK + code, ','.join([*OPTIONAL, 'ml_collections', 'orbax', 'matplotlib']))
 
 
+@pytest.mark.thorough
 def test_import_is_cheap():
   # Processor time, not wall-clock, and the best of three: the tests run beside one
   # another and beside other programs, and waiting for them is not our cost. Of the
@@ -248,6 +253,7 @@ assert not heavy, f'a model imports {heavy}'
   assert models < 0.3
 
 
+@pytest.mark.thorough
 def test_every_command_answers_help():
   tools = {
     _inner(path).split('/')[1].removesuffix('.py')

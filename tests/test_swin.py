@@ -99,6 +99,7 @@ def test_fields_that_do_not_fit_are_refused(fields, facts):
 # -- windows ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'pad_first', [pytest.param(True, marks=pytest.mark.slow), False]
 )

@@ -163,6 +163,7 @@ def test_sine_cosine_positions_leave_the_library(tmp_path, to, fields):
   np.testing.assert_array_equal(*logits_of(source, loaded))  # the same numbers
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   ('to', 'fields', 'facts'),
   [

@@ -223,6 +223,7 @@ def run(capsys, *argv):
   return commands.run(inspect.main, capsys, *argv)
 
 
+@pytest.mark.thorough
 def test_the_report(capsys):
   code, out, err = run(
     capsys,

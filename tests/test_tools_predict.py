@@ -48,6 +48,7 @@ def test_logits_are_the_models(folder):
   assert found.errors == [None] * 3
 
 
+@pytest.mark.thorough
 def test_features_by_name_in_one_compilation(folder):
   loaded = pretrained.load(SOURCE)
   paths = predict.find([str(folder)])

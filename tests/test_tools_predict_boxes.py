@@ -51,6 +51,7 @@ def found(capsys, *args):
   return record, {x['path'].rpartition('/')[2]: x for x in record['images']}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('batch', [(), ('--batch', 2)])
 def test_boxes_in_pixels_of_the_files(folder, capsys, batch):
   record, images = found(capsys, folder, *batch)

@@ -171,6 +171,7 @@ def test_devices_of_a_mesh_have_the_bias_of_their_own_share():
     np.testing.assert_array_equal(a.astype(np.float32), b.astype(np.float32))
 
 
+@pytest.mark.thorough
 def test_devices_of_a_mesh_compute_their_own_share():
   *inputs, _ = arrays(9, 9, 4, 64, batch=8)
   block = tpu_attention_plan.Block(128, 9)
@@ -209,6 +210,7 @@ def test_chosen_for_tpus_in_bfloat16(kind):
     assert by_head(query, key, 2**17) is None  # channels of a bias count
 
 
+@pytest.mark.thorough
 def test_a_step_lowered_for_tpus_calls_the_kernels():
   query, _, _, _ = arrays(17, 17, 4, 64)
 
@@ -225,6 +227,7 @@ def test_a_step_lowered_for_tpus_calls_the_kernels():
   assert 'tpu_custom_call' not in text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('fused', [True, False])
 def test_a_field_of_the_model_turns_them_off(fused):
   model = build('vit', 'mu/8', depth=1, fused_attention=fused, dtype=jnp.bfloat16)

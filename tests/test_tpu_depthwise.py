@@ -42,6 +42,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'case',
   [
@@ -143,6 +144,7 @@ def test_a_step_lowered_for_tpus_calls_the_kernels(fused, kernels):
   assert step_lowered(model, 8, 32, 32, 3).count('@tpu_custom_call') == kernels
 
 
+@pytest.mark.thorough
 def test_a_frozen_filter_costs_nothing():
   x, kernel, bias, *_ = arrays(8, 7, 7, 4, (3, 3))
   plan = tpu_depthwise.Plan(7, 7)

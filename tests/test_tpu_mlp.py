@@ -37,6 +37,7 @@ TURNED = tpu_mlp.Plan(32, 2**24, turned=True, interpret=True)  # of 96 tokens
 IMAGES = tpu_mlp.Plan(6, 2**24, images=4, interpret=True)  # half of four images
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   ('act', 'plan'),
   [
@@ -71,6 +72,7 @@ def test_products_are_computed_for_kernels_that_are_trained(trained):
   assert len(results) == (5 if trained == 'kernels' else 3)
 
 
+@pytest.mark.thorough
 def test_frozen_kernels_change_no_other_gradient():
   x, w, v, b, c, skip, dy = arrays(8)
   everything = run('gelu_tanh', IMAGES, x, w, v, b, c, skip, dy)
@@ -184,6 +186,7 @@ class Replaced(Added):
     return lambda module, path: twice if path == self.at else None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   ('path', 'kernels'), [('stage1_block_0/mlp/Dense_1', 0), ('head', 1)]
 )

@@ -46,6 +46,7 @@ CASES = {
 QUICK = ('two groups of heads', 'float32')
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   ('case', 'product'),
   [
@@ -90,6 +91,7 @@ def test_the_plain_path_takes_any_number_of_images():
   assert out.shape == query.shape
 
 
+@pytest.mark.thorough
 def test_devices_of_a_mesh_compute_their_own_share():
   """And the derivative of the bias, which all share, is their sum."""
   *inputs, grad, positions = arrays(4, 4)

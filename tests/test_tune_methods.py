@@ -126,6 +126,7 @@ def test_the_trained_move_and_the_frozen_do_not(method):
   assert [n for n in still if not n.endswith('key/bias')] == []
 
 
+@pytest.mark.thorough
 def test_the_layer_scale_of_convnext_multiplies_an_adapter():
   family, images = models.family('convnext'), jnp.ones((1, 8, 8, 3))
   section = section_for('convnext', 'adapter')

@@ -18,6 +18,7 @@ from vit_jax.nn.attention import MultiHeadDotProductAttention
 QUICK = ('lora', 'adapter')
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'method',
   [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in SECTIONS],

@@ -40,6 +40,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(('variant', 'classifier'), COUNTS)
 def test_parameter_counts_are_the_published_ones(variant, classifier):
   # Scanned: the same parameters, a fraction of the tracing time.
@@ -49,6 +50,7 @@ def test_parameter_counts_are_the_published_ones(variant, classifier):
   assert count == COUNTS[variant, classifier]
 
 
+@pytest.mark.thorough
 def test_names_and_shapes_are_the_published_ones():
   model = vit_jax.create_model(
     'vit', 'B/16', num_classes=21_843, representation_size=768
@@ -102,6 +104,7 @@ OLD_NAMES = {
 
 
 # Unscanned, the files are compared through their loader: tests/test_weights.py.
+@pytest.mark.thorough
 def test_scanned_blocks_agree_with_the_reference_code(golden):
   params = trees.unflatten(
     {

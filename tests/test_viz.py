@@ -48,6 +48,7 @@ def test_rollout_in_closed_form():
   np.testing.assert_allclose(viz.rollout(a[:1]), one, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_discard_leaves_the_largest_weights_of_each_row():
   a = weights(shape=(1, 1, 1, 6, 6))
   found = np.asarray(viz.rollout(a, residual=False, discard=0.5))[0]

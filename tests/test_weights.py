@@ -31,12 +31,17 @@ SLOW = (
   'mvit_timm_cls',
   'mvit_timm_mlp_expand',
 )
+# The reference code's own, and those whose layouts no cheaper test reads.
+QUICK = ('vit_google_token', 'vit_bigvision_scan_tok', 'resnet_gn_timm')
 
 
-@pytest.mark.parametrize(
-  'name',
-  [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in GOLDENS],
-)
+def golden(name):
+  slow, thorough = name in SLOW, name not in QUICK
+  marks = pytest.mark.slow if slow else pytest.mark.thorough if thorough else ()
+  return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize('name', [golden(name) for name in GOLDENS])
 def test_golden_loads_by_its_path_and_agrees(name):
   loaded = check(path_of(name), name)
   assert loaded.format == GOLDENS[name][0]

@@ -15,6 +15,7 @@ from vit_jax import pretrained
 from vit_jax.errors import UserError
 
 
+@pytest.mark.thorough
 def test_another_number_of_classes_gets_a_new_head():
   loaded = pretrained.load(path_of('vit_google_token'), num_classes=3)
   assert loaded.params['head']['kernel'].shape == (48, 3)
@@ -22,6 +23,7 @@ def test_another_number_of_classes_gets_a_new_head():
   assert re.search(naming('head/bias', 'head/kernel'), loaded.report)
 
 
+@pytest.mark.thorough
 def test_another_size_resizes_the_positions():
   loaded = pretrained.load(path_of('vit_google_token'), image_size=(48, 64))
   old = arrays_of('vit_google_token')['Transformer/posembed_input/pos_embedding']
@@ -36,6 +38,7 @@ def test_another_size_resizes_the_positions():
   assert jax.jit(loaded.model.apply)(loaded.variables, images)[0].shape == (1, 10)
 
 
+@pytest.mark.thorough
 def test_another_patch_size_keeps_the_grid():
   model, params = vit_jax.load(
     path_of('vit_google_token'), patch_size=(16, 16), image_size=64
@@ -72,6 +75,7 @@ def test_a_part_can_be_left_out():
   )
 
 
+@pytest.mark.thorough
 def test_shapes_that_differ_are_named_with_both():
   with pytest.raises(
     UserError, match=naming('MlpBlock_0/Dense_0/kernel', (48, 96), (48, 64))
