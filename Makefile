@@ -37,9 +37,9 @@ train: $(VENV)/.installed  ## train, evaluate and sum up a small ViT on digits
 paper: $(VENV)/.installed  ## the experiments of the ViT paper in miniature, on one page
 	$(BIN)/python -m vit_jax.tools.paper $(ARGS)
 
-# Another -k takes its place: `make test ARGS='-k order'` runs thorough ones as well.
+# With ARGS, which may name a file or a test, the thorough ones as well.
 test: lint  ## lint, format and the quick tests
-	$(BIN)/python -m pytest $(XDIST) -k 'not thorough' $(ARGS)
+	$(BIN)/python -m pytest $(XDIST) $(if $(ARGS),$(ARGS),-k 'not thorough')
 
 ci: lint  ## the same and the tests marked thorough: what CI runs
 	$(BIN)/python -m pytest $(XDIST) $(ARGS)
@@ -181,4 +181,4 @@ constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.1
 	{ echo "# Made by \`make constraints\`, $$(date +%Y-%m-%d): what the tests passed with."; \
 	  $$python -m pip freeze --all --exclude pip --exclude-editable \
 	    | sed -E 's/^tensorflow[-_]cpu==(.*)/&\ntensorflow==\1/'; } > $$file; \
-	echo "wrote $$file; next: rm -rf $(VENV) && make test PYTHON=..."
+	echo "wrote $$file; next: rm -rf $(VENV) && make ci PYTHON=..."

@@ -136,25 +136,33 @@ def test_other_threads_return_what_they_free_until_it_is_retained():
 
 @pytest.mark.parametrize('on_cpu', [True, False])
 def test_memory_is_returned_from_a_pause_on_and_trimmed_again(on_cpu, monkeypatch):
-  done, run = [], mock.Mock(total=50, trim_at=1)
-  run.checkpoints.every = 25
-  run.checkpoints.saving.side_effect = lambda: 25 <= run.step < 37
-  run._due_evals.side_effect = lambda: ['test'] if run.step in (3, 25) else []
+  done = []
 
   def named(word, result=None):
     return lambda *_: done.append((run.step, word)) or result
 
-  monkeypatch.setattr(loop.heap, 'return_freed_memory', named('return'))
-  monkeypatch.setattr(loop.heap, 'trim', named('trim', on_cpu))
-  monkeypatch.setattr(loop.heap, 'retain_freed_memory', named('retain'))
+  monkeypatch.setattr(loop, 'Record', mock.Mock())
+  monkeypatch.setattr(loop, 'Patience', mock.Mock())
   monkeypatch.setattr(loop, 'TRIM_EVERY', 10)
+  monkeypatch.setattr(loop.heap, 'serves_steps', lambda: on_cpu)
+  for name in ('return_freed_memory', 'trim', 'retain_freed_memory'):
+    monkeypatch.setattr(loop.heap, name, named(name.split('_')[0]))
+  config = {'resolved': {'total_steps': 50}}
+  state, checkpoints = mock.Mock(step=0, params={}), mock.Mock(every=25)
+  run = loop.Loop(config, None, state, None, checkpoints, {}, None)
+  checkpoints.saving.side_effect = lambda: 25 <= run.step < 37
+  run._due_evals = lambda: ['test'] if run.step in (3, 25, 30) else []
   run._evaluate, run._save = named('evaluate'), named('save')
+  run._write_status = lambda *_: None
+  run._observe, run.record.pause = named('observe'), named('pause')
   for run.step in range(1, 51):
-    loop.Loop._pause(run)
-  pause, again = ['return', 'evaluate', 'trim'], ['trim', 'retain']
-  with_save = ['return', 'evaluate', 'save', 'trim']
-  steps = {1: again, 3: pause, 4: again, 14: again, 24: again, 25: with_save, 37: again}
-  steps |= {47: again, 50: with_save}
+    run._pause()
+  start, end = ['observe'], ['pause']
+  evaluates = [*start, 'return', 'evaluate', 'trim', *end]
+  saves = [*start, 'return', 'evaluate', 'save', 'trim', *end]
+  again = [*start, 'trim', 'retain', *end]
+  steps = {1: again, 3: evaluates, 4: again, 14: again, 24: again, 25: saves}
+  steps |= {30: evaluates, 37: again, 47: again, 50: saves}
   if not on_cpu:  # steps use another memory: once after compiling, once after a save
     del steps[4], steps[14], steps[24], steps[47]
   assert done == [(step, word) for step, words in steps.items() for word in words]

@@ -125,7 +125,6 @@ def test_masked_pretraining_continues_from_weights(pretrained_run):
   assert not [name for name in source.flat if name.startswith('masked_patches')]
 
 
-@pytest.mark.thorough
 def test_inspect_lists_what_the_task_added(pretrained_run):
   record = inspect_source.describe(str(pretrained_run), {})
   assert record['shapes']['masked_patches/head/kernel'] == [16, 16 * 8]

@@ -97,7 +97,6 @@ def test_a_kernel_of_heads_is_converted_after_its_reshape_on_tpus():
 PATCHES = (2, 6, 8, 3), (3, 2, 3, 5), (5,)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize('embed', [patches.embed, patches._rows_convolved])
 def test_derivatives_of_patches(embed):
   assert_same_derivatives(

@@ -83,6 +83,10 @@ def test_workflows_run_what_developers_run():
   assert set(commands) <= set(COMMANDS)
   assert 'train' in commands
   assert 'run: make test-slow' in (folder / 'slow.yml').read_text(encoding='utf-8')
+  # All tests but those that are marked for an environment or a day of their own.
+  assert (ROOT / '.ci' / 'run').read_text(encoding='utf-8').endswith('make ci\n')
+  (ci,) = re.findall(r'^ci: lint .*\n\t(.*)$', makefile, re.MULTILINE)
+  assert ci.endswith('pytest $(XDIST) $(ARGS)')
 
 
 def test_extras(metadata):

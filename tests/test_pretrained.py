@@ -186,7 +186,6 @@ def test_images_of_other_channels_are_refused(tmp_path):
     finetune(tmp_path, GOLDEN / 'vit_timm', 'steps=1', evals={})
 
 
-@pytest.mark.thorough
 def test_a_run_converts_to_npz_and_back(short_run, tmp_path):
   workdir = short_run
   dest = tmp_path / 'digits.npz'

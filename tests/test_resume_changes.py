@@ -17,7 +17,6 @@ def finished(reference, tmp_path):  # noqa: F811
   return shutil.copytree(reference, tmp_path / 'finished')
 
 
-@pytest.mark.thorough
 def test_a_finished_run_tells_its_results_again(finished, capfd):
   before = {path: path.stat().st_mtime_ns for path in finished.rglob('*.json*')}
   # Neither what is logged or kept, nor eight devices in place of one, is a reason to

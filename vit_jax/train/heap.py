@@ -58,26 +58,28 @@ def return_freed_memory() -> None:
   keep up to 64 MiB. Meanwhile batches take 4 to 6 % more CPU time. Beside a device it does
   nothing.
   """
-  glibc = _glibc()
-  if glibc and jax.default_backend() == 'cpu':
-    _set(glibc, _RETURNED_ON_CPU)
+  if serves_steps():
+    _set(_glibc(), _RETURNED_ON_CPU)
 
 
-def trim() -> bool:
+def trim() -> None:
   """Collects garbage and returns freed memory to the kernel, the latter with glibc only.
 
   Evaluations and checkpoints leave the heap in pieces: without this a run grows for
   thousands of steps. What the next step needs it takes again.
-
-  Returns:
-    Whether the steps' temporaries are in this heap: with glibc, on a CPU. They move when
-    something that stays takes their place, and what they leave remains until trimmed.
   """
   gc.collect(1)  # the oldest objects have been looked at before
-  glibc = _glibc()
-  if glibc:
+  if glibc := _glibc():
     glibc.malloc_trim(0)
-  return glibc is not None and jax.default_backend() == 'cpu'
+
+
+def serves_steps() -> bool:
+  """Whether steps take their temporaries from this heap: with glibc, on a CPU.
+
+  They move when something that stays takes their place, and what they leave remains
+  resident until `trim`.
+  """
+  return _glibc() is not None and jax.default_backend() == 'cpu'
 
 
 def _set(glibc: ctypes.CDLL, values: dict[str, int]) -> None:

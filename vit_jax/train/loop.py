@@ -15,7 +15,7 @@ from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
 
-TRIM_EVERY = 200  # steps: 0.05 to 0.13 % of their time (benchmarks/NOTES.md)
+TRIM_EVERY = 200  # steps; 0.05 to 0.13 % of those of two models (benchmarks/NOTES.md)
 
 
 class Loop:
@@ -83,7 +83,7 @@ class Loop:
     """Evaluates and saves, if due; the steps' clock stands still meanwhile.
 
     Memory is trimmed then, once more when other threads have freed theirs (at the next step,
-    or once the save is complete), and from time to time where steps use the same heap.
+    or once the save is complete), and on CPUs every `TRIM_EVERY` steps.
     """
     due = self.step % self.checkpoints.every == 0
     pauses = due or self.step == self.total or bool(self._due_evals())
@@ -97,9 +97,10 @@ class Loop:
     if due:
       self._save()
       self._write_status('running')
-    again = heap.trim() or self.checkpoints.saving()
+    again = heap.serves_steps() or due or self.checkpoints.saving()
     wait = 1 if pauses else TRIM_EVERY
     self.trim_at = self.step + wait if again else math.inf
+    heap.trim()
     if not pauses:
       heap.retain_freed_memory()
     self.record.pause(time.perf_counter() - start)
