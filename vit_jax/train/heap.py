@@ -29,6 +29,15 @@ _MALLOPT = {
 }
 
 
+def serves_steps() -> bool:
+  """Whether steps take their temporaries from this heap: with glibc, on a CPU.
+
+  They move when something that stays takes their place, and what they leave remains
+  resident until `trim`.
+  """
+  return _glibc() is not None and jax.default_backend() == 'cpu'
+
+
 def retain_freed_memory() -> None:
   """Keeps glibc from returning freed memory to the kernel; elsewhere does nothing.
 
@@ -43,9 +52,8 @@ def retain_freed_memory() -> None:
     # A step on one CPU device then runs in the thread that calls it, so that its temporaries
     # come from the main arena. In others glibc maps blocks above 64 MiB anew each time.
     jax.config.update('jax_cpu_enable_async_dispatch', False)
-    cpu = jax.default_backend() == 'cpu'
-    _set(glibc, _ON_CPU if cpu else _BESIDE_A_DEVICE)
-    if cpu:
+    _set(glibc, _ON_CPU if serves_steps() else _BESIDE_A_DEVICE)
+    if serves_steps():
       _grow_by_huge_pages()
 
 
@@ -71,15 +79,6 @@ def trim() -> None:
   gc.collect(1)  # the oldest objects have been looked at before
   if glibc := _glibc():
     glibc.malloc_trim(0)
-
-
-def serves_steps() -> bool:
-  """Whether steps take their temporaries from this heap: with glibc, on a CPU.
-
-  They move when something that stays takes their place, and what they leave remains
-  resident until `trim`.
-  """
-  return _glibc() is not None and jax.default_backend() == 'cpu'
 
 
 def _set(glibc: ctypes.CDLL, values: dict[str, int]) -> None:

@@ -15,7 +15,7 @@ from vit_jax.train.patience import Patience
 from vit_jax.train.record import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
 
-TRIM_EVERY = 200  # steps; 0.05 to 0.13 % of those of two models (benchmarks/NOTES.md)
+TRIM_EVERY = 200  # steps; 0.03 to 0.12 % of those of two models (benchmarks/NOTES.md)
 
 
 class Loop:
