@@ -35,7 +35,7 @@ train: $(VENV)/.installed  ## train, evaluate and sum up a small ViT on digits
 	$(BIN)/python -m vit_jax.main --config=configs/digits.py $(ARGS)
 
 paper: $(VENV)/.installed  ## the experiments of the ViT paper in miniature, on one page
-	$(BIN)/python -m vit_jax.tools.paper $(ARGS)
+	$(BIN)/python -m vit_jax.lab.paper $(ARGS)
 
 # With ARGS, which may name a file or a test, the thorough ones as well.
 test: lint  ## lint, format and the quick tests

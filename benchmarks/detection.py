@@ -23,8 +23,8 @@ import numpy as np
 
 from vit_jax import cli, models, optim, sharding, tasks, trees, tune
 from vit_jax.data import pipeline
+from vit_jax.detection.tasks import matching
 from vit_jax.machine import cores
-from vit_jax.tasks import matching
 from vit_jax.tools.bench import ours as bench_ours
 from vit_jax.tools.bench import peer as bench_peer
 from vit_jax.tools.bench import record as bench_record

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from conftest import GOLDEN
 
-from vit_jax.coco import rle
+from vit_jax.detection.coco import rle
 
 
 def golden() -> dict[str, np.ndarray]:

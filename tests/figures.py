@@ -13,7 +13,7 @@ from vit_jax.tools.figures import __main__ as figures
 @pytest.fixture(autouse=True)
 def small_figures(monkeypatch):
   """Pictures of fewer pixels, which are written faster."""
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   monkeypatch.setitem(plots.style.STYLE, 'savefig.dpi', 60)
 

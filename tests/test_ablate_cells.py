@@ -9,10 +9,10 @@ from conftest import naming
 from figures import small_figures  # noqa: F401
 
 from vit_jax import errors
+from vit_jax.lab.ablate import __main__ as ablate
+from vit_jax.lab.ablate import arguments, asked, data_size, posemb
+from vit_jax.lab.grid import cells as grid
 from vit_jax.tools import published
-from vit_jax.tools.ablate import __main__ as ablate
-from vit_jax.tools.ablate import arguments, asked, data_size, posemb
-from vit_jax.tools.grid import cells as grid
 from vit_jax.tools.inspect import cost
 
 
@@ -35,7 +35,7 @@ def cells_of(name, *argv):
   ],
 )
 def test_each_ablation_is_documented_and_fits_its_data(name, tmp_path):
-  module = importlib.import_module(f'vit_jax.tools.ablate.{name}')
+  module = importlib.import_module(f'vit_jax.lab.ablate.{name}')
   guide = (runs.ROOT / 'docs/guides/ablations.md').read_text()
   assert f'`{name}`' in guide
   for data in module.ABLATION.bases:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import boxes
+from vit_jax.detection import boxes
 
 
 def test_forms_of_boxes():

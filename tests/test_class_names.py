@@ -10,12 +10,12 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from vit_jax import cli, imagenet, pretrained
+from vit_jax import cli, imagenet
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_names
-from vit_jax.pretrained import licence
 from vit_jax.tools import convert, predict
-from vit_jax.weights import zoo
+from vit_jax.weights import licence, zoo
+from vit_jax.weights import load as pretrained
 
 
 def test_the_lists_are_the_published_ones():

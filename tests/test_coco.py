@@ -4,8 +4,8 @@ import coco_files
 import numpy as np
 import pytest
 
-from vit_jax.coco import average_precision, files, polygon, rle
-from vit_jax.coco.objects import Detections, Truth
+from vit_jax.detection.coco import average_precision, files, polygon, rle
+from vit_jax.detection.coco.objects import Detections, Truth
 
 # Sums in another order; measured 0.
 EXACT = 1e-9

@@ -11,10 +11,11 @@ from goldens import path_of
 from safetensors.numpy import load_file
 
 import vit_jax
-from vit_jax import models, pretrained, trees
+from vit_jax import models, trees
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
+from vit_jax.weights import load as pretrained
 
 # timm's parameters for 1000 and 21,841 classes, and multiply-adds in 1e9 at 224 px.
 SIZES = {

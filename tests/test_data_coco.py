@@ -8,8 +8,8 @@ from conftest import naming
 from image_folder import same, take
 from PIL import Image
 
-from vit_jax.coco.objects import Truth
 from vit_jax.data import contents, pipeline, sources
+from vit_jax.detection.coco.objects import Truth
 from vit_jax.errors import UserError
 
 PP = 'decode|flip_lr|detr_resize(16)|canvas((16, 32))|value_range(-1, 1)'

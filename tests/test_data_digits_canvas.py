@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from conftest import naming
 
-from vit_jax.coco import rle
 from vit_jax.data import pipeline, sources
-from vit_jax.data.sources.digits_canvas import _enlarged
+from vit_jax.detection.coco import rle
+from vit_jax.detection.data.digits_canvas import _enlarged
 from vit_jax.errors import UserError
 
 

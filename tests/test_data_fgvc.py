@@ -9,8 +9,8 @@ from conftest import naming
 from PIL import Image
 
 from vit_jax.data import pipeline, sources
-from vit_jax.data.sources.fgvc import SETS
 from vit_jax.errors import DataError, UserError
+from vit_jax.lab.data.fgvc import SETS
 
 
 def write(folder, name, ids=None, images=None):

@@ -11,8 +11,8 @@ from scipy import ndimage
 
 from vit_jax import config
 from vit_jax.data import pipeline, sources
-from vit_jax.data.sources import drawing, scenes
 from vit_jax.errors import UserError
+from vit_jax.lab.data import drawing, scenes
 from vit_jax.tools.inspect import recipe
 
 TASKS = ('class', 'count', 'position', 'distance')

@@ -11,8 +11,8 @@ from conftest import GOLDEN, naming
 from scipy.optimize import linear_sum_assignment
 
 from vit_jax import sharding
+from vit_jax.detection.tasks import detect
 from vit_jax.errors import UserError
-from vit_jax.tasks import detect
 from vit_jax.train.gradients import gradients
 
 MATCH = jax.jit(detect.match)

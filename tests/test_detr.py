@@ -15,11 +15,12 @@ from goldens import arrays_of, path_of
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from vit_jax import models, pretrained, trees
+from vit_jax import models, trees
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 from vit_jax.weights import export
+from vit_jax.weights import load as pretrained
 
 # Parameters, those that the recipe trains, frozen statistics; 1e9 multiply-adds at 800 x
 # 1066, of the backbone and of the rest: of transformers and of the authors' code.

@@ -10,12 +10,12 @@ from conftest import naming
 from PIL import Image
 
 from vit_jax import evaluators, sharding
-from vit_jax.coco import average_precision
-from vit_jax.coco.objects import Detections
 from vit_jax.data import sources
+from vit_jax.detection.coco import average_precision
+from vit_jax.detection.coco.objects import Detections
+from vit_jax.detection.tasks import detect
 from vit_jax.errors import UserError
 from vit_jax.evaluators.class_match import Classes
-from vit_jax.tasks import detect
 
 QUERIES, SPLIT = 5, 'test[:13]'
 PP = 'value_range(-1, 1)|pad_to(boxes=1, label=1)'  # the truth is not what pp keeps

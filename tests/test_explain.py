@@ -10,9 +10,11 @@ import pytest
 from conftest import GOLDEN, naming
 
 import vit_jax
-from vit_jax import explain, models, pretrained, tune, viz
+from vit_jax import explain, models, tune
+from vit_jax import explain as viz
 from vit_jax.errors import UserError
 from vit_jax.explain import kinds, weights
+from vit_jax.weights import load as pretrained
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
 

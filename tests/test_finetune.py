@@ -8,10 +8,11 @@ import runs
 import vtab_fakes
 from conftest import GOLDEN, naming
 
-from vit_jax import config, optim, pretrained
+from vit_jax import config, optim
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.train import run as train
+from vit_jax.weights import load as pretrained
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from conftest import naming
 
 from vit_jax import evaluators, models, sharding, tasks, trees, tune
 from vit_jax.errors import UserError
-from vit_jax.tasks import corruption
+from vit_jax.lab.masked import corruption
 from vit_jax.train.gradients import gradients
 
 SPEC = {'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)}  # 16 patches each

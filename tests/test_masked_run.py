@@ -10,17 +10,18 @@ from conftest import naming
 
 import vit_jax
 from vit_jax import config as config_lib
-from vit_jax import pretrained, trees
+from vit_jax import trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import UserError
-from vit_jax.pretrained import steps
+from vit_jax.lab.ablate import asked, masked
+from vit_jax.lab.grid import cells
 from vit_jax.tools import evaluate, predict
-from vit_jax.tools.ablate import asked, masked
-from vit_jax.tools.grid import cells
 from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect import source as inspect_source
 from vit_jax.train import progress, schema, start
 from vit_jax.train import run as train
+from vit_jax.weights import load as pretrained
+from vit_jax.weights import steps
 
 DIGITS = dict(source='digits', train='train[:200]', test='test[:40]')
 TASK = dict(name='masked_patches', target='downsized')

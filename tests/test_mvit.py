@@ -15,13 +15,14 @@ from safetensors.numpy import load_file, save_file
 from test_tpu_attention import KINDS, tpu
 
 import vit_jax
-from vit_jax import models, pretrained, trees
+from vit_jax import models, trees
 from vit_jax.errors import UserError
 from vit_jax.kernels.grid_bias import GridBias
 from vit_jax.nn.decomposed import DecomposedPositions
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 from vit_jax.weights import export
+from vit_jax.weights import load as pretrained
 
 # -- sizes ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.tasks import patch_targets
+from vit_jax.lab.masked import patch_targets
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ from peers import (
 from test_tools_convert import logits_of, random_source
 
 import vit_jax
-from vit_jax import pretrained
 from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 

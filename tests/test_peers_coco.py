@@ -10,7 +10,7 @@ import coco_files
 import numpy as np
 import pytest
 
-from vit_jax.coco import average_precision, files, polygon, rle
+from vit_jax.detection.coco import average_precision, files, polygon, rle
 
 pytestmark = [
   pytest.mark.peer,

@@ -10,8 +10,9 @@ from peers import MARKS
 from PIL import Image
 
 import vit_jax
-from vit_jax import inference, pretrained
+from vit_jax import inference
 from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 

@@ -12,9 +12,10 @@ from peers import MARKS, TOKENS, agree, images, ours, randomise, theirs
 from PIL import Image
 
 import vit_jax
-from vit_jax import cli, imagenet, inference, pretrained
+from vit_jax import cli, imagenet, inference
 from vit_jax.tools import convert
 from vit_jax.tools.push import __main__ as push
+from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 

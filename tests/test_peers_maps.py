@@ -14,8 +14,8 @@ from goldens import GOLDEN, GOLDENS, LOGITS, path_of
 from peers import MARKS, ROUNDING, agree, images, ours, randomise, save_timm, theirs
 
 import vit_jax
-from vit_jax import pretrained
 from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 

@@ -8,8 +8,9 @@ import pytest
 from peers import MARKS, agree, images, ours, randomise, save_timm, theirs
 
 import vit_jax
-from vit_jax import pretrained, trees
+from vit_jax import trees
 from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 

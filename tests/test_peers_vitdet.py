@@ -7,8 +7,9 @@ from goldens import path_of
 from peers import MARKS, images, randomise
 
 import vit_jax
-from vit_jax import models, pretrained, trees
+from vit_jax import models, trees
 from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 

@@ -16,7 +16,7 @@ from peers import MARKS
 
 from vit_jax.data import sources
 from vit_jax.data.ops import decode
-from vit_jax.data.sources.vtab_tasks import TASKS
+from vit_jax.lab.data.vtab_tasks import TASKS
 
 pytestmark = MARKS
 

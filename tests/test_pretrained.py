@@ -11,11 +11,12 @@ import runs
 from conftest import GOLDEN, naming
 
 import vit_jax
-from vit_jax import cli, pretrained, trees
+from vit_jax import cli, trees
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.train import run as train
+from vit_jax.weights import load as pretrained
 
 COMMON = ('checkpoint.best=None', 'optim.schedule.warmup=0')
 

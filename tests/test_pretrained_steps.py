@@ -11,10 +11,11 @@ from conftest import naming
 from PIL import Image
 
 import vit_jax
-from vit_jax import cli, pretrained, trees
+from vit_jax import cli, trees
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
 from vit_jax.tools import convert, evaluate, predict
+from vit_jax.weights import load as pretrained
 
 STEPS = (2, 4, 6)
 COMMON = ('log.every=2', 'checkpoint.every=2')

@@ -12,10 +12,11 @@ from goldens import arrays_of, path_of
 from safetensors.numpy import load_file
 
 import vit_jax
-from vit_jax import models, pretrained, trees
+from vit_jax import models, trees
+from vit_jax.detection.models import pyramid
 from vit_jax.errors import UserError
-from vit_jax.nn import pyramid
 from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
 
 SWIN = models.family('fpn').tiny[0]['backbone']
 VITDET = models.family('sfp').tiny[0]['backbone']

@@ -12,11 +12,12 @@ from goldens import arrays_of, check, path_of
 from safetensors.numpy import load_file
 
 import vit_jax
-from vit_jax import models, pretrained, trees
+from vit_jax import models, trees
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 from vit_jax.weights import export, readers
+from vit_jax.weights import load as pretrained
 
 # Parameters with 1,000 classes and without a head, multiply-adds in 1e9: timm's.
 SIZES = {

@@ -10,9 +10,9 @@ import pytest
 from conftest import naming
 
 from vit_jax import models, optim, sharding, tasks
+from vit_jax.detection.evaluators import segmentation
+from vit_jax.detection.tasks import segment
 from vit_jax.errors import UserError
-from vit_jax.evaluators import segmentation
-from vit_jax.tasks import segment
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 

@@ -7,9 +7,9 @@ from conftest import naming
 
 from vit_jax import sharding
 from vit_jax.data import pipeline
+from vit_jax.detection.evaluators.segmentation import Segmentation
 from vit_jax.errors import UserError
 from vit_jax.evaluators.class_match import Classes
-from vit_jax.evaluators.segmentation import Segmentation
 from vit_jax.tools.inspect import recipe
 from vit_jax.train import start
 

@@ -206,7 +206,7 @@ def test_every_module_imports():
 @pytest.mark.thorough
 def test_every_module_imports_without_the_optional_packages():
   # matplotlib is the one optional package imported at the top of files: those of plots.
-  names = [name for name in MODULES if not name.startswith('vit_jax.viz.plots')]
+  names = [name for name in MODULES if not name.startswith('vit_jax.explain.plots')]
   code = 'import importlib\nfor name in sys.argv[2:]: importlib.import_module(name)\n'
   _run(_BLOCK + code, ','.join(OPTIONAL), *names)
 

@@ -10,9 +10,9 @@ from goldens import GOLDENS, arrays_of, path_of
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from vit_jax import pretrained
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
 
 SWIN = [name for name, (_, family, _) in GOLDENS.items() if family == 'swin']
 QUICK = ('swin_hf', 'swinv2_timm_pre')

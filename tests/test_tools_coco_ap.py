@@ -7,8 +7,8 @@ import commands
 import numpy as np
 import pytest
 
-from vit_jax.coco import average_precision, rle
-from vit_jax.tools import coco_ap
+from vit_jax.detection.coco import average_precision, rle
+from vit_jax.detection.tools import coco_ap
 
 
 @pytest.fixture(scope='module')

@@ -9,12 +9,13 @@ import pytest
 from conftest import GOLDEN, naming
 
 import vit_jax
-from vit_jax import cli, models, pretrained, trees
+from vit_jax import cli, models, trees
 from vit_jax.errors import UserError
-from vit_jax.pretrained.source import Source
 from vit_jax.tools import convert
 from vit_jax.weights import adapt
+from vit_jax.weights import load as pretrained
 from vit_jax.weights.families import bit
+from vit_jax.weights.source import Source
 
 
 def run(*args):

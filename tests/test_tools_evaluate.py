@@ -13,10 +13,11 @@ import stand_in
 from conftest import GOLDEN, naming
 from PIL import Image
 
-from vit_jax import cli, inference, models, pretrained
+from vit_jax import cli, inference, models
 from vit_jax.data import sources
 from vit_jax.evaluators import predictions
 from vit_jax.tools import convert, evaluate, source
+from vit_jax.weights import load as pretrained
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 

@@ -9,8 +9,9 @@ import pytest
 import stand_in
 
 from vit_jax import cli
-from vit_jax.coco import average_precision
-from vit_jax.tools import coco_ap, evaluate, source
+from vit_jax.detection.coco import average_precision
+from vit_jax.detection.tools import coco_ap
+from vit_jax.tools import evaluate, source
 
 pytestmark = pytest.mark.usefixtures('one_device')
 

@@ -12,10 +12,11 @@ from conftest import classifiers, naming
 from exported import ALL, ONE_EACH, SOURCE, check, run
 from goldens import path_of
 
-from vit_jax import models, pretrained
+from vit_jax import models
 from vit_jax.kernels import attention
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import facts, program, stablehlo
+from vit_jax.weights import load as pretrained
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ import pytest
 from conftest import naming
 from exported import ALL, SOURCE, check, run
 
-from vit_jax import pretrained
 from vit_jax.kernels import dense, depthwise
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import onnx, program
+from vit_jax.weights import load as pretrained
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from figures import draw, run, small_figures  # noqa: F401
 from PIL import Image
 
 import vit_jax
-from vit_jax import explain, pretrained, viz
+from vit_jax import explain
+from vit_jax import explain as viz
 from vit_jax.tools.figures import arguments, maps, parameters
+from vit_jax.weights import load as pretrained
 
 TOKEN = GOLDEN / 'vit_google_token.npz'
 
@@ -240,7 +242,7 @@ def test_a_bad_image_is_named(tmp_path, capsys):
 
 def test_without_matplotlib(monkeypatch, tmp_path, capsys):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  for name in [n for n in sys.modules if n.startswith('vit_jax.viz.plots')]:
+  for name in [n for n in sys.modules if n.startswith('vit_jax.explain.plots')]:
     monkeypatch.delitem(sys.modules, name)
   monkeypatch.delattr(viz, 'plots', raising=False)
   assert run('vtab', '--out', tmp_path / 'out') == 2
@@ -249,7 +251,7 @@ def test_without_matplotlib(monkeypatch, tmp_path, capsys):
 
 
 def test_captions_in_any_script(tmp_path):
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   images = np.zeros((1, 8, 8, 1))
   with warnings.catch_warnings():

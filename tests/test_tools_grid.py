@@ -11,8 +11,8 @@ from conftest import naming
 from vit_jax import config as config_lib
 from vit_jax import errors
 from vit_jax.errors import UserError
-from vit_jax.tools.grid import cells, kept, rows, runs
-from vit_jax.tools.grid.cells import Cell, RunOf
+from vit_jax.lab.grid import cells, kept, rows, runs
+from vit_jax.lab.grid.cells import Cell, RunOf
 from vit_jax.train import lock, program
 
 DEBUG = config_lib.load('digits:debug')

@@ -11,13 +11,7 @@ from conftest import naming
 
 from vit_jax import cli, models
 from vit_jax.tools.inspect import __main__ as inspect
-from vit_jax.tools.inspect import (
-  activations,
-  flops,
-  paper_table,
-  swin_table,
-  vpt_table,
-)
+from vit_jax.tools.inspect import activations, flops, paper_table, swin_table, vpt_table
 from vit_jax.weights import zoo
 
 

@@ -14,9 +14,10 @@ from conftest import GOLDEN, naming
 from PIL import Image
 from test_structure import _BLOCK
 
-from vit_jax import cli, inference, pretrained
+from vit_jax import cli, inference
 from vit_jax.errors import UserError
 from vit_jax.tools import predict
+from vit_jax.weights import load as pretrained
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 

@@ -12,9 +12,9 @@ from conftest import naming
 from PIL import Image
 
 from vit_jax import cli, inference
+from vit_jax.detection import drawing as boxes
 from vit_jax.errors import UserError
 from vit_jax.tools import predict, source
-from vit_jax.viz import boxes
 
 # Name, height and width, and the bright box: left, top, right, bottom in pixels.
 FILES = {

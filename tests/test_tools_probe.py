@@ -9,8 +9,9 @@ import pytest
 from conftest import GOLDEN, naming
 from sklearn.neighbors import KNeighborsClassifier
 
-from vit_jax import pretrained, run_config
+from vit_jax import run_config
 from vit_jax.tools import evaluate, source
+from vit_jax.weights import load as pretrained
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 

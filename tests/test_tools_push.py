@@ -17,10 +17,9 @@ from PIL import Image
 import vit_jax
 from vit_jax import cli
 from vit_jax.data.single_image import SingleImage
-from vit_jax.pretrained import licence, preprocessor, steps
 from vit_jax.tools.push import __main__ as push
 from vit_jax.tools.push import card, hub
-from vit_jax.weights import hints
+from vit_jax.weights import hints, licence, preprocessor, steps
 
 TOKEN = GOLDEN / 'vit_google_token.npz'
 

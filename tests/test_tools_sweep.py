@@ -10,7 +10,7 @@ import stand_in
 from conftest import naming
 
 from vit_jax import errors
-from vit_jax.tools.sweep import __main__ as sweep
+from vit_jax.lab.sweep import __main__ as sweep
 from vit_jax.train import lock, program
 
 CONFIG = '--config=digits:debug'

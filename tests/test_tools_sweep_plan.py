@@ -7,8 +7,8 @@ import pytest
 from conftest import naming
 
 from vit_jax.errors import UserError
-from vit_jax.tools.sweep import __main__ as sweep
-from vit_jax.tools.sweep import arguments, asked, values
+from vit_jax.lab.sweep import __main__ as sweep
+from vit_jax.lab.sweep import arguments, asked, values
 from vit_jax.train import program
 
 CONFIG = '--config=digits:debug'

@@ -18,9 +18,9 @@ from conftest import GOLDEN, naming
 from figures import small_figures  # noqa: F401
 
 from vit_jax import errors
+from vit_jax.lab.vtab import __main__ as vtab
+from vit_jax.lab.vtab import benchmarks, results
 from vit_jax.tools import published, scores
-from vit_jax.tools.vtab import __main__ as vtab
-from vit_jax.tools.vtab import benchmarks, results
 from vit_jax.train import lock, loop, program
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')  # images of 32 x 32 pixels

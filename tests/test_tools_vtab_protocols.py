@@ -6,8 +6,8 @@ from conftest import GOLDEN, naming
 
 from vit_jax import optim
 from vit_jax.errors import UserError
-from vit_jax.tools.vtab import __main__ as vtab
-from vit_jax.tools.vtab import arguments, asked, benchmarks, results
+from vit_jax.lab.vtab import __main__ as vtab
+from vit_jax.lab.vtab import arguments, asked, benchmarks, results
 from vit_jax.train import program
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')  # images of 32 x 32 pixels

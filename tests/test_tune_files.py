@@ -14,10 +14,10 @@ import runs
 from conftest import naming
 
 import vit_jax
-from vit_jax import errors, models, pretrained, trees
-from vit_jax.pretrained import tuned
+from vit_jax import errors, models, trees
 from vit_jax.tools import convert, evaluate
-from vit_jax.weights import export, readers
+from vit_jax.weights import export, readers, tuned
+from vit_jax.weights import load as pretrained
 
 CHANGES = ('steps=2', 'checkpoint.every=2', 'checkpoint.best=None', 'optim.ema=None')
 SECTIONS = {

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from goldens import path_of
 
-from vit_jax import models, pretrained, trees, tune
+from vit_jax import models, trees, tune
 from vit_jax.nn import attention
+from vit_jax.weights import load as pretrained
 
 TINY = [dict(fields, num_classes=5) for fields in models.family('swin').tiny]
 

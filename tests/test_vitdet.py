@@ -12,11 +12,12 @@ from goldens import arrays_of, path_of
 from safetensors.numpy import load_file
 
 import vit_jax
-from vit_jax import models, pretrained
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 from vit_jax.weights import export
+from vit_jax.weights import load as pretrained
 
 # Parameters, and 1e9 multiply-adds at 1024 px, of the backbone and with its pyramid.
 SIZES = {

@@ -7,9 +7,10 @@ import pytest
 import runs
 from conftest import naming
 
-from vit_jax import config, models, pretrained, trees
+from vit_jax import config, models, trees
 from vit_jax.errors import UserError
 from vit_jax.train import schema
+from vit_jax.weights import load as pretrained
 
 CONFIG = f'{runs.ROOT}/configs/vitdet_digits.py'
 

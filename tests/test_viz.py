@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from conftest import naming
 
-from vit_jax import viz
+from vit_jax import explain as viz
 from vit_jax.errors import UserError
+from vit_jax.explain import filters
 from vit_jax.kernels.sincos import sincos2d
-from vit_jax.viz import filters
 
 
 def weights(seed=0, shape=(3, 2, 4, 6, 6)):

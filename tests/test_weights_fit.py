@@ -11,8 +11,8 @@ from goldens import arrays_of, path_of
 from safetensors.numpy import save_file
 
 import vit_jax
-from vit_jax import pretrained
 from vit_jax.errors import UserError
+from vit_jax.weights import load as pretrained
 
 
 @pytest.mark.thorough

@@ -9,7 +9,7 @@ import hostile_weights
 import numpy as np
 import pytest
 
-from vit_jax import pretrained
+from vit_jax.weights import load as pretrained
 
 # Beyond what the process held: the largest honest file here is of 290 KB, and the largest
 # that lies claims exabytes.

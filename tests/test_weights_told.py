@@ -12,10 +12,11 @@ from goldens import path_of
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from vit_jax import models, pretrained, trees
+from vit_jax import models, trees
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
 
 
 def test_heads_come_from_the_name_or_the_variant(tmp_path):

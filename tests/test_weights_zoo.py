@@ -8,8 +8,9 @@ from conftest import GOLDEN, naming
 from goldens import check
 
 import vit_jax
-from vit_jax import models, pretrained
+from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.weights import load as pretrained
 from vit_jax.weights import zoo
 
 

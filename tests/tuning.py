@@ -6,7 +6,8 @@ import jax
 import numpy as np
 from goldens import GOLDEN
 
-from vit_jax import models, pretrained, trees, tune
+from vit_jax import models, trees, tune
+from vit_jax.weights import load as pretrained
 
 BLOCK = 'tune/Transformer/encoderblock_{}'
 # Methods of the reference, and none.

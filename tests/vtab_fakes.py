@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.sources.vtab_tasks import TASKS
+from vit_jax.lab.data.vtab_tasks import TASKS
 
 _OWN = {'train': 810, 'validation': 210, 'test': 30}
 # {name in TFDS: examples of its splits}

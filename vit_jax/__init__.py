@@ -23,7 +23,7 @@ def load(source: str, **options):
 
   `load('ViT-B_16.npz')`, `load('runs/digits@best')`, `load('b16-augreg-i21k')`,
   `load('ViT-B_16.npz', num_classes=10, image_size=384)`; all arguments:
-  `vit_jax.pretrained.load`.
+  `vit_jax.weights.load.load`.
 
     loaded = vit_jax.load('ViT-B_16.npz')
     images = loaded.preprocess(['photo.jpg'])
@@ -32,7 +32,7 @@ def load(source: str, **options):
   What it returns has `model`, `variables`, `preprocess`, `class_names` (or None), `pp`,
   `image_size`, `step` (of a run) and `report`, and unpacks as `model, params`.
   """
-  from vit_jax import pretrained
+  from vit_jax.weights import load as pretrained
 
   return pretrained.load(source, **options)
 

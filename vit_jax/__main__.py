@@ -18,7 +18,7 @@ COMMANDS = {
   'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
   'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
   'coco_ap': (
-    'vit_jax.tools.coco_ap',
+    'vit_jax.detection.tools.coco_ap',
     "measures detections by COCO's average precision",
   ),
   'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
@@ -33,17 +33,17 @@ COMMANDS = {
     'vit_jax.tools.figures',
     'draws what a model does, and the results of runs',
   ),
-  'sweep': ('vit_jax.tools.sweep', 'trains a recipe with every combination of values'),
+  'sweep': ('vit_jax.lab.sweep', 'trains a recipe with every combination of values'),
   'vtab': (
-    'vit_jax.tools.vtab',
+    'vit_jax.lab.vtab',
     'fine-tunes weights on the tasks of VTAB-1k, as a table',
   ),
   'ablate': (
-    'vit_jax.tools.ablate',
+    'vit_jax.lab.ablate',
     'trains the cells of an ablation of the ViT paper',
   ),
   'paper': (
-    'vit_jax.tools.paper',
+    'vit_jax.lab.paper',
     'does the experiments of the ViT paper in miniature, on one page',
   ),
   'report': ('vit_jax.tools.report', 'writes a page about runs'),

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import boxes, models
+from vit_jax import models
 from vit_jax.data.ops import registry
 from vit_jax.data.single_image import SingleImage
+from vit_jax.detection import boxes
 from vit_jax.errors import BadImage, UserError, choose
-from vit_jax.pretrained import Loaded
+from vit_jax.weights.load import Loaded
 
 _READERS = 4  # threads that decode while the device computes
 
@@ -108,7 +109,7 @@ def detect_images(
     UserError: for a model that is not a detector, a pipeline that does not fit the model
       or crops, one image where a list is expected.
   """
-  from vit_jax.tasks import detect  # brings optax
+  from vit_jax.detection.tasks import detect  # brings optax
 
   _check(images, batch_size)
   models.check_outputs(loaded.model, 'boxes', 'The model')

@@ -16,7 +16,7 @@ from PIL import Image, ImageColor, ImageDraw
 import vit_jax
 from vit_jax import inference
 from vit_jax.data import sources
-from vit_jax.viz.colours import COLOURS
+from vit_jax.explain.colours import COLOURS
 
 SHOWN, SIDE, GAP = 6, 192, 8
 PALETTE = [*COLOURS[:-1], '#F0E442', '#999999', '#882255', '#FFFFFF']  # of ten digits

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hostile_weights import configs, files, npz, safetensors
 from hostile_weights.files import Make
-from vit_jax import pretrained
 from vit_jax.errors import RunError
+from vit_jax.weights import load as pretrained
 
 
 def outcome(path: Path) -> tuple[str, str]:

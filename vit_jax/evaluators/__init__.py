@@ -27,9 +27,9 @@ from vit_jax.evaluators.metric import Metric, find
 
 EVALUATORS = {
   'classification': ('vit_jax.evaluators.classification', 'Classification'),
-  'coco': ('vit_jax.evaluators.coco', 'Coco'),
-  'masked_patches': ('vit_jax.evaluators.masked_patches', 'MaskedPatches'),
-  'segmentation': ('vit_jax.evaluators.segmentation', 'Segmentation'),
+  'coco': ('vit_jax.detection.evaluators.coco', 'Coco'),
+  'masked_patches': ('vit_jax.lab.masked.evaluator', 'MaskedPatches'),
+  'segmentation': ('vit_jax.detection.evaluators.segmentation', 'Segmentation'),
   'fewshot': ('vit_jax.evaluators.fewshot', 'FewShot'),
   'knn': ('vit_jax.evaluators.knn', 'KNN'),
   'linear_probe': ('vit_jax.evaluators.linear_probe', 'LinearProbe'),

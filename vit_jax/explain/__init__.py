@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import numpy as np
 
-from vit_jax import models, pretrained, viz
+from vit_jax import explain as viz
+from vit_jax import models
 from vit_jax.errors import UserError, choose
 from vit_jax.explain import weights
 from vit_jax.explain.kinds import KINDS as KINDS
 from vit_jax.explain.kinds import OF_A_CLASS as OF_A_CLASS
+from vit_jax.weights import load as pretrained
 
 
 def attention_maps(

@@ -6,10 +6,11 @@ Each takes (model, variables, images [B, H, W, C], classes int [B]) and options 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import models, viz
+from vit_jax import explain as viz
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.explain import weights
-from vit_jax.viz.attention import positive_part
+from vit_jax.explain.attention import positive_part
 
 
 def rollout(

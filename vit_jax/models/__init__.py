@@ -23,13 +23,13 @@ MODELS = {
   'bit': 'vit_jax.models.bit',
   'convnext': 'vit_jax.models.convnext',
   'swin': 'vit_jax.models.swin',
-  'vitdet': 'vit_jax.models.vitdet',
-  'fpn': 'vit_jax.models.fpn',
-  'sfp': 'vit_jax.models.sfp',
-  'semantic_fpn': 'vit_jax.models.semantic_fpn',
+  'vitdet': 'vit_jax.detection.models.vitdet',
+  'fpn': 'vit_jax.detection.models.fpn',
+  'sfp': 'vit_jax.detection.models.sfp',
+  'semantic_fpn': 'vit_jax.detection.models.semantic_fpn',
   'resnet': 'vit_jax.models.resnet',
   'mvit': 'vit_jax.models.mvit',
-  'detr': 'vit_jax.models.detr',
+  'detr': 'vit_jax.detection.models.detr',
 }
 DTYPES = ('float32', 'bfloat16', 'float16')
 

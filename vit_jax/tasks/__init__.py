@@ -21,9 +21,9 @@ from vit_jax.models.family import OUTPUTS
 
 TASKS = {
   'classify': ('vit_jax.tasks.classify', 'Classify'),
-  'detect': ('vit_jax.tasks.detect', 'Detect'),
-  'masked_patches': ('vit_jax.tasks.masked_patches', 'MaskedPatches'),
-  'segment': ('vit_jax.tasks.segment', 'Segment'),
+  'detect': ('vit_jax.detection.tasks.detect', 'Detect'),
+  'masked_patches': ('vit_jax.lab.masked.masked_patches', 'MaskedPatches'),
+  'segment': ('vit_jax.detection.tasks.segment', 'Segment'),
 }
 
 DEFAULT = 'classify'

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
   if args.tuned_only:
     _refuse_with_tuned_only(args)
   to = None if args.tuned_only else _format(args)
-  from vit_jax import pretrained
+  from vit_jax.weights import load as pretrained
 
   fields = {'act': args.act} if args.act else {}
   found = pretrained.read_source(
@@ -66,9 +66,10 @@ def export(found, dest: str | Path, to: str) -> dict:
   Raises:
     UserError: for what the format cannot express, or a place that is taken.
   """
-  from vit_jax import models, pretrained, trees
-  from vit_jax.pretrained import inferred, positions, preprocessor, tuned
+  from vit_jax import models, trees
   from vit_jax.weights import export as weights_export
+  from vit_jax.weights import inferred, positions, preprocessor, tuned
+  from vit_jax.weights import load as pretrained
 
   found = tuned.folded(found)
   model = models.build(found.family, **found.fields)
@@ -105,7 +106,7 @@ def export(found, dest: str | Path, to: str) -> dict:
 
 def _export_tuned(found, source: str, dest: str) -> dict:
   from vit_jax import models, run_config
-  from vit_jax.pretrained import runs, steps, tuned
+  from vit_jax.weights import runs, steps, tuned
 
   if (run := runs.find(source)) is None:
     raise UserError(f'--tuned_only is for runs; {source} is a {found.format} file.')
@@ -124,9 +125,8 @@ def _check_whole(found, dest: str) -> None:
   """Reads a file back: every parameter of the run must be in it, to the bit."""
   import numpy as np
 
-  from vit_jax import pretrained
-  from vit_jax.pretrained import tuned
-  from vit_jax.weights import adapt
+  from vit_jax.weights import adapt, tuned
+  from vit_jax.weights import load as pretrained
 
   flat = tuned.folded(found).flat
   shapes = {name: x.shape for name, x in flat.items()}

@@ -24,8 +24,9 @@ import tempfile
 from pathlib import Path
 
 from vit_jax import cli, terminal
+from vit_jax.detection.tools import evaluate_boxes
 from vit_jax.errors import UserError
-from vit_jax.tools import evaluate_boxes, evaluated, out_folder, probe, source
+from vit_jax.tools import evaluated, out_folder, probe, source
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _BATCH = 64

@@ -23,7 +23,7 @@ def section(args) -> tuple[str | None, dict]:
     data = {'source': args.data, 'split': args.split}
     return None, {'data': data | ({'classes': classes} if classes else {})}
   from vit_jax import tasks
-  from vit_jax.pretrained import runs
+  from vit_jax.weights import runs
 
   run = None if args.data else runs.find(args.source)
   if run is None:
@@ -63,8 +63,8 @@ def section(args) -> tuple[str | None, dict]:
 
 def names_of_run(source: str) -> list[str] | None:
   """Returns the names of a run's classes, '' for those beyond the data's; None: no run."""
-  from vit_jax.pretrained import runs
   from vit_jax.train import evaluations
+  from vit_jax.weights import runs
 
   found = runs.find(source)
   return evaluations.class_names(run_config.read(found[0])) if found else None

@@ -19,8 +19,9 @@ from pathlib import Path
 from vit_jax import buckets, cli, imagenet, terminal
 from vit_jax.data import contents
 from vit_jax.data.sources import listing
+from vit_jax.detection.tools import predict_boxes
 from vit_jax.errors import UserError
-from vit_jax.tools import predict_boxes, source
+from vit_jax.tools import source
 
 _TOP, _BATCH = 5, 32
 

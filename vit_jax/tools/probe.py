@@ -108,7 +108,7 @@ def _section(args) -> tuple[str | None, dict]:
 
 
 def _of_run(args) -> tuple[str, dict]:
-  from vit_jax.pretrained import runs
+  from vit_jax.weights import runs
 
   found = None if args.data else runs.find(args.source)
   evals = run_config.read(found[0]).get('evals', {}) if found else {}

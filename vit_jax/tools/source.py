@@ -44,8 +44,8 @@ def load(args: argparse.Namespace, **fields):
   Raises:
     UserError: SOURCE cannot be read, or does not fit.
   """
-  from vit_jax import pretrained
   from vit_jax.train import heap
+  from vit_jax.weights import load as pretrained
 
   heap.retain_freed_memory()  # before JAX's backends, which loading initialises
   return pretrained.load(

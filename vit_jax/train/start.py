@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, pretrained, run_config, sharding, tasks, trees
+from vit_jax import distributed, run_config, sharding, tasks, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
@@ -13,6 +13,7 @@ from vit_jax.evaluators import predictions
 from vit_jax.train import environment, folder, loggers, metrics, periods, schema
 from vit_jax.train.runtime import prepare_once
 from vit_jax.train.state import State
+from vit_jax.weights import load as pretrained
 
 
 def check_files(workdir: Path) -> None:

@@ -17,16 +17,16 @@ from vit_jax.errors import UserError, did_you_mean
 # packages are needed only by those who use it.
 SOURCES = {
   'digits': ('vit_jax.data.sources.arrays', 'Digits', ''),
-  'digits_canvas': ('vit_jax.data.sources.digits_canvas', 'DigitsCanvas', ''),
+  'digits_canvas': ('vit_jax.detection.data.digits_canvas', 'DigitsCanvas', ''),
   'arrays': ('vit_jax.data.sources.arrays', 'Arrays', 'FILE.npz'),
-  'shapes': ('vit_jax.data.sources.shapes', 'Shapes', ''),
+  'shapes': ('vit_jax.lab.data.shapes', 'Shapes', ''),
   'synthetic': ('vit_jax.data.sources.arrays', 'Synthetic', ''),
   'folder': ('vit_jax.data.sources.folder', 'Folder', 'PATH'),
   'tfds': ('vit_jax.data.sources.tfds', 'build', 'NAME'),
-  'vtab': ('vit_jax.data.sources.vtab', 'Vtab', 'NAME'),
-  'fgvc': ('vit_jax.data.sources.fgvc', 'Fgvc', 'NAME'),
+  'vtab': ('vit_jax.lab.data.vtab', 'Vtab', 'NAME'),
+  'fgvc': ('vit_jax.lab.data.fgvc', 'Fgvc', 'NAME'),
   'coco': (
-    'vit_jax.data.sources.coco',
+    'vit_jax.detection.data.coco',
     'Coco',
     'ROOT or coco:ANNOTATIONS.json,IMAGE_FOLDER',
   ),

@@ -113,7 +113,7 @@ def build(
     objects_key: objects with boxes (of voc, 'objects'), for detection; else the first
       there is, if the images have no label (as those of coco/2017).
   """
-  from vit_jax.data.sources import tfds_objects
+  from vit_jax.detection.data import tfds_objects
 
   name, prepared = f'tfds:{target}', Prepared(target, data_dir)
   if label_key is not None and objects_key is not None:

@@ -8,8 +8,8 @@ import numpy as np
 
 from vit_jax import models, trees
 from vit_jax.errors import choose
-from vit_jax.pretrained import Loaded
 from vit_jax.weights import adapt
+from vit_jax.weights.load import Loaded
 
 BATCH = 'batch'  # the name of the axis whose length is left open
 

@@ -2,14 +2,15 @@
 
 import numpy as np
 
-from vit_jax import explain, models, viz
+from vit_jax import explain, models
+from vit_jax import explain as viz
 from vit_jax.tools import predict, source
 from vit_jax.tools.figures.drawn import Drawn
 
 
 def draw(args) -> Drawn:
   """Draws each head's mean attention distance (figures 7 right and 11)."""
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   paths = [str(path) for path in predict.find(args.images)]
   loaded = source.load(args, dtype='float32')

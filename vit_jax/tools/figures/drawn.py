@@ -22,7 +22,7 @@ class Drawn(NamedTuple):
 def load_plots():
   """Returns the module `viz.plots`; UserError without matplotlib."""
   try:
-    from vit_jax.viz import plots as found
+    from vit_jax.explain import plots as found
   except ImportError as error:
     raise UserError(
       f"a figure needs the package matplotlib ({error}): pip install 'vit_jax[plots]'."

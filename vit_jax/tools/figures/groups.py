@@ -23,7 +23,7 @@ def draw(
     found: {name: {task: results of its runs, per cent}}.
     sources: {name: where its results are from}; others are of runs.
   """
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   nan = float('nan')
   groups = scores.groups_of(tasks, whole)

@@ -25,7 +25,7 @@ def draw(args, options: dict) -> Drawn:
     args: with `name`, a kind of map, and the options of the command line.
     options: of `explain.attention_maps`, without the classes.
   """
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   paths = predict.find(args.images)
   loaded = source.load(args, dtype='float32')

@@ -5,13 +5,14 @@ import re
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models, trees, viz
+from vit_jax import explain as viz
+from vit_jax import models, trees
 from vit_jax.errors import UserError
+from vit_jax.explain.filters import to_show
 from vit_jax.nn.positions import ADDED
 from vit_jax.nn.transformer import EncoderConfig, position_embedding
 from vit_jax.tools import source
 from vit_jax.tools.figures.drawn import Drawn, grids
-from vit_jax.viz.filters import to_show
 from vit_jax.weights import adapt
 
 _COMPONENTS = 4  # of the position embeddings, shown by `interpolation`
@@ -19,7 +20,7 @@ _COMPONENTS = 4  # of the position embeddings, shown by `interpolation`
 
 def posemb(args) -> Drawn:
   """Draws how similar the position embeddings are (figure 7 centre)."""
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   loaded = source.load(args, dtype='float32')
   table, grid = _positions(loaded)
@@ -41,7 +42,7 @@ def filters(args) -> Drawn:
   A patch embedding is shown by its principal components; a convolution that overlaps,
   such as the root of a hybrid or a ResNet, by the filters themselves.
   """
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   loaded = source.load(args, dtype='float32')
   family = models.family_of(loaded.model)
@@ -71,7 +72,7 @@ def filters(args) -> Drawn:
 
 def interpolation(args) -> Drawn:
   """Draws learned positions before and after they are resized for larger images."""
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   loaded = source.load(args, dtype='float32')
   positions, old = _positions(loaded)

@@ -7,9 +7,9 @@ from pathlib import Path
 from vit_jax import buckets, models, run_config
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators import declared
-from vit_jax.pretrained import runs
 from vit_jax.tools.inspect import cost, flops
 from vit_jax.train import rows, status
+from vit_jax.weights import runs
 
 
 @dataclasses.dataclass(frozen=True)

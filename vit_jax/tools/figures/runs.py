@@ -18,7 +18,7 @@ _COLUMNS = ('source', 'name', 'x', 'accuracy', 'std', 'runs', 'metric')
 
 def compute(args) -> Drawn:
   """Draws accuracy against the compute of pre-training (figure 5, Table 6)."""
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   rows, kinds = [_COLUMNS], {}
   for row in published.TABLE_6:
@@ -52,7 +52,7 @@ def compute(args) -> Drawn:
 
 def data(args) -> Drawn:
   """Draws accuracy against the size of the pre-training data (figure 3, Table 5)."""
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   rows, series = [_COLUMNS], []
   for name, values in published.TABLE_5.items():
@@ -97,7 +97,7 @@ _AXES = {
 
 def shape(args) -> Drawn:
   """Draws the scaling of a ViT's depth, width, MLP width and patch size (figure 8)."""
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   known = _read(args)
   if not known:

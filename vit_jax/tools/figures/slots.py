@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from vit_jax import viz
+from vit_jax import explain as viz
+from vit_jax.detection.tools import evaluate_boxes
 from vit_jax.errors import UserError
-from vit_jax.tools import evaluate_boxes, evaluated, source
+from vit_jax.tools import evaluated, source
 from vit_jax.tools.figures.drawn import Drawn
 
 _SHARE = 0.05  # the share of boxes called small, and the share called large
@@ -14,7 +15,7 @@ def draw(args) -> Drawn:
   """Draws the boxes that each query predicts on all images (DETR, figure 7)."""
   import jax
 
-  from vit_jax.viz import plots
+  from vit_jax.explain import plots
 
   _, section = evaluated.section(args)
   loaded = source.load(args)

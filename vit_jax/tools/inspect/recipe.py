@@ -32,7 +32,8 @@ def load(spec: str, assignments: list[str]) -> dict:
 def _model(config: dict) -> dict:
   """Returns the section `model`, its name filled in by the weights."""
   from vit_jax import config as config_lib
-  from vit_jax import config_check, models, pretrained
+  from vit_jax import config_check, models
+  from vit_jax.weights import load as pretrained
   from vit_jax.weights import zoo
 
   model = config_lib.section({'model': {}, **config}, 'model')
@@ -155,7 +156,7 @@ def _features(config: dict, source, size: list[int], classes) -> dict[str, list]
   from vit_jax import tasks
   from vit_jax.data.features import Feature, LabelFeature
   from vit_jax.data.ops import registry
-  from vit_jax.data.sources import objects
+  from vit_jax.detection.data import objects
 
   ops = registry.parse(config['data']['pp'])
   if source is not None:

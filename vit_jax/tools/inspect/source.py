@@ -14,8 +14,7 @@ _STATES = {
 
 def is_source(name: str) -> bool:
   """Returns whether a name is of weights, and not of a model: a path, URL or zoo name."""
-  from vit_jax.pretrained import runs
-  from vit_jax.weights import readers, zoo
+  from vit_jax.weights import readers, runs, zoo
 
   return (
     os.path.exists(os.path.expanduser(name))
@@ -43,7 +42,7 @@ def describe(source: str, fields: dict) -> dict:
   Raises:
     UserError: for a source that cannot be read.
   """
-  from vit_jax.pretrained import runs
+  from vit_jax.weights import runs
 
   if (run := runs.find(source)) is None:
     return _describe_file(source, fields)
@@ -53,7 +52,8 @@ def describe(source: str, fields: dict) -> dict:
 
 
 def _describe_file(source: str, fields: dict) -> dict:
-  from vit_jax import pretrained, trees
+  from vit_jax import trees
+  from vit_jax.weights import load as pretrained
 
   found = pretrained.read_source(source, **fields)
   params = {n: x for n, x in found.flat.items() if not trees.is_statistic(n)}
@@ -75,8 +75,8 @@ def _describe_file(source: str, fields: dict) -> dict:
 
 def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
   from vit_jax import run_config
-  from vit_jax.pretrained import runs, steps
   from vit_jax.train import status
+  from vit_jax.weights import runs, steps
 
   config = run_config.read(folder)
   kept = steps.Kept(folder, config)

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from vit_jax.data.sources import splits, vtab_tasks
+from vit_jax.data.sources import splits
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.lab.data import vtab_tasks
 
 
 class DataSet(NamedTuple):

@@ -7,7 +7,7 @@ fine-tuning with one each), divided by those of the backbone (arXiv 2203.12119).
 import math
 from typing import NamedTuple
 
-from vit_jax.data.sources import fgvc, vtab_tasks
+from vit_jax.lab.data import fgvc, vtab_tasks
 
 
 class Row(NamedTuple):

@@ -96,8 +96,8 @@ def write(
   Raises:
     UserError: for what cannot be read, or be expressed in the format.
   """
-  from vit_jax import pretrained
-  from vit_jax.pretrained import inferred, licence, runs
+  from vit_jax.weights import inferred, licence, runs
+  from vit_jax.weights import load as pretrained
 
   found = pretrained.read_source(source, ema=ema, weights=weights)
   exported = _export(found, folder, to)
@@ -161,7 +161,7 @@ def _run(folder: Path, step: int) -> tuple[dict, dict[str, float], set[str]]:
   nor a count, nor what a train step measured.
   """
   from vit_jax import evaluators, run_config
-  from vit_jax.pretrained import steps
+  from vit_jax.weights import steps
 
   config = run_config.read(folder)
   evals, results, percent = config.get('evals', {}), {}, set()

@@ -96,7 +96,8 @@ def _attention(run: Run, name: str, examples, images: dict) -> dict[int, str]:
   Raises:
     RunError: for a model without attention, or a step whose checkpoint is gone.
   """
-  from vit_jax import explain, pretrained
+  from vit_jax import explain
+  from vit_jax.weights import load as pretrained
 
   step = int(run.predictions[name]['step'])
   ema = run.evals[name].get('use_ema', False)

@@ -1,0 +1,1 @@
+"""Boxes and masks: models, tasks, data, evaluators and weights of detectors."""

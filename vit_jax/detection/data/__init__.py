@@ -1,0 +1,1 @@
+"""Data sets with boxes, and their ops."""

@@ -1,0 +1,136 @@
+"""Data sets of TFDS whose images have objects with boxes, such as coco/2017 and voc."""
+
+import io
+
+import numpy as np
+
+from vit_jax.data.sources.tfds import Examples, classes
+from vit_jax.detection.coco.objects import Truth
+from vit_jax.detection.data import objects
+from vit_jax.errors import UserError
+
+_CHUNK = 256  # examples that are read at once
+
+
+def key_of(features) -> str | None:
+  """Returns the name of the first feature that is objects with boxes; None without one."""
+  fits = (name for name in features if _boxes_and_label(features, name))
+  return next(fits, None)
+
+
+class TfdsObjects(objects.Objects):
+  """Images with objects, as TFDS prepared them: 'bbox' and 'label' of each.
+
+  Crowds ('is_crowd') are not trained on; a data set without areas has those of the boxes.
+  """
+
+  def __init__(self, name: str, features, examples: Examples, image: str, key: str):
+    """Args: what `tfds.build` found; `key` names the objects.
+
+    Raises:
+      UserError: if it does not.
+    """
+    self.name, self._examples, self._image, self._key = name, examples, image, key
+    if not (keys := _boxes_and_label(features, key)):
+      found = key_of(features)
+      raise UserError(
+        f'{name}: {key!r} is not a sequence of objects with bbox and label'
+        + (f': set objects_key={found!r}.' if found else ': it has none.')
+      )
+    self._box, self._label = keys
+    self.num_classes, self.class_names = classes(features[key].feature[self._label])
+    self.fingerprint = examples.fingerprint
+
+  def __len__(self) -> int:
+    return len(self._examples.read)
+
+  def name_of(self, index: int) -> str:
+    return f'{self.name} {self._examples.split} #{index}'
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    return [
+      {'error': str(example)} if isinstance(example, Exception) else self._one(example)
+      for example in self._examples.read(indices)
+    ]
+
+  def _one(self, example: dict) -> dict:
+    boxes, labels, crowd, _ = self._objects(example)
+    boxes = boxes.clip(0, 1)
+    keep = (boxes[:, 2:] > boxes[:, :2]).all(1) & ~crowd
+    return {
+      'image': example[self._image],
+      'boxes': boxes[keep].astype(np.float32),
+      'label': labels[keep].astype(np.int32),
+    }
+
+  def _objects(self, example: dict) -> tuple[np.ndarray, ...]:
+    """Returns boxes float64 [n, 4], labels, crowd [n], and areas [n] in pixels or NaN."""
+    found = example[self._key]
+    boxes = np.asarray(found[self._box], np.float64).reshape(-1, 4)
+    number = len(boxes)
+    crowd = np.asarray(found.get('is_crowd', [False] * number), bool).reshape(-1)
+    areas = np.asarray(found.get('area', [np.nan] * number), np.float64).reshape(-1)
+    return boxes, np.asarray(found[self._label]).reshape(-1), crowd, areas
+
+  def truth(self, masks: bool = False) -> Truth:
+    """Returns all objects; reads every example once, without decoding images."""
+    if masks:
+      raise UserError(f'{self.name} has no masks: compare boxes.')
+    sizes = np.zeros((len(self), 2), np.int64)
+    empty = np.zeros(0, np.int64)
+    # With a row to begin with, for a split of which nothing can be read.
+    rows = [(empty, np.zeros((0, 4)), empty, empty.astype(bool), np.zeros(0))]
+    for start in range(0, len(self), _CHUNK):
+      indices = np.arange(start, min(start + _CHUNK, len(self)))
+      for i, example in zip(indices, self._examples.read(indices), strict=True):
+        if not isinstance(example, Exception):
+          sizes[i] = _size(example[self._image])
+          boxes, labels, crowd, areas = self._objects(example)
+          rows.append((np.full(len(boxes), i), boxes, labels, crowd, areas))
+    image, boxes, labels, crowd, areas = map(np.concatenate, zip(*rows, strict=True))
+    boxes = boxes * np.tile(sizes[image], 2)
+    boxes = np.stack(
+      [
+        boxes[:, 1],
+        boxes[:, 0],
+        boxes[:, 3] - boxes[:, 1],
+        boxes[:, 2] - boxes[:, 0],
+      ],
+      1,
+    )
+    number = self.num_classes
+    return Truth(
+      name=self.name,
+      image_ids=list(range(len(self))),
+      category_ids=list(range(number)),
+      file_names=[''] * len(self),
+      sizes=sizes,
+      class_names=self.class_names or [str(i) for i in range(number)],
+      image=image,
+      category=labels.astype(np.int64),
+      boxes=boxes,
+      areas=np.where(np.isnan(areas), boxes[:, 2:].prod(1), areas),
+      crowd=crowd,
+    )
+
+
+def _boxes_and_label(features, name: str) -> tuple[str, str] | None:
+  """Returns the keys of boxes and classes of a feature; None if it is not objects."""
+  inner = getattr(features[name], 'feature', None) if name in features else None
+  if not hasattr(inner, 'keys'):
+    return None
+  boxes = [key for key in inner if type(inner[key]).__name__ == 'BBoxFeature']
+  if not boxes or 'label' not in inner or classes(inner['label'])[0] is None:
+    return None
+  return boxes[0], 'label'
+
+
+def _size(data: bytes) -> tuple[int, int]:
+  """Returns the height and width of an encoded image; zeros for one that is broken."""
+  from PIL import Image
+
+  try:
+    with Image.open(io.BytesIO(data)) as image:
+      return image.height, image.width
+  except Exception:  # Pillow raises many types; the image is masked where it is used
+    return 0, 0

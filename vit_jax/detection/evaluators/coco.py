@@ -1,0 +1,208 @@
+"""COCO's average precision of a detector's boxes, in the pixels of the original images."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import sharding
+from vit_jax.data import pipeline
+from vit_jax.data.ops import registry
+from vit_jax.detection import boxes
+from vit_jax.detection.coco import average_precision
+from vit_jax.detection.coco.objects import Detections, Truth
+from vit_jax.detection.data.objects import Objects
+from vit_jax.errors import UserError, did_you_mean
+from vit_jax.evaluators.batches import open_batches
+from vit_jax.evaluators.class_match import Classes
+from vit_jax.evaluators.metric import Metric
+
+_SHARE = Metric(percent=True, larger_is_better=True)
+
+
+class Coco:
+  """The twelve numbers, as pycocotools has them; see `coco.average_precision`.
+
+  Each query is one detection: the likeliest class other than "no object", by its
+  probability. The truth is that of the source, of all objects and crowds, whatever `pp`
+  keeps of them. Classes are matched by name where both sides have names.
+
+  Attributes:
+    batches, mesh: the data, and the devices that they are spread over.
+    compared: after a run, (the truth, the detections) of the images that were read.
+    measured: after a run, `average_precision.Measured`.
+  """
+
+  TASK = 'detect'
+  METRICS: ClassVar = {
+    'ap': _SHARE,
+    'ap50': _SHARE,
+    'ap75': _SHARE,
+    '(ap|ar)_.*': dataclasses.replace(_SHARE, detail=True),
+    'ap/.*': dataclasses.replace(_SHARE, detail=True),
+    'examples': Metric(),
+    'bad_images': Metric(),
+  }
+
+  def __init__(
+    self,
+    mesh: jax.sharding.Mesh,
+    check_stop: Callable[[], None],
+    model: Classes | None = None,
+    *,
+    data: Annotated[dict, pipeline.check_evaluate],
+    per_class: bool = False,
+  ):
+    """Opens the data.
+
+    Args:
+      data: the arguments of `data.pipeline.evaluate`: a source with boxes, and a `pp` that
+        neither crops nor flips.
+      per_class: also give the AP of each class that has objects, as 'ap/NAME'.
+
+      model: the classes of the model.
+
+    Raises:
+      UserError: for data that cannot be read, or has no boxes, or classes that the model
+        does not have, or is cropped.
+    """
+    self.batches = open_batches(mesh, _check_objects, **data)
+    source = self.batches.source
+    registry.check_positions(data['pp'])
+    self._truth = source.truth()
+    # A model may have more classes than the data: predictions of those are not detections.
+    found = _by_name(self._truth, source, model)
+    self._by_name = found is not None
+    self._places = np.append(source.places if found is None else found, -1)
+    if self._truth.crowd.all():
+      raise UserError(
+        f'{source.name}, {self.batches.split}: no image has an object to find.'
+      )
+    self._per_class = per_class
+    self.mesh, self._check_stop = mesh, check_stop
+    # `predict` is static: one compilation for all runs of one evaluator.
+    self._step = jax.jit(
+      self._detect, static_argnums=0, out_shardings=sharding.replicated(mesh)
+    )
+
+  def run(self, predict: Callable, params) -> dict[str, float]:
+    """Returns ap, ap50, ...; examples; bad_images, if any could not be read.
+
+    A number that no object counts for is left out; so are objects of images that could
+    not be read. `measured` and `compared` have the rest.
+    """
+    rows = self.detect(predict, params)
+    if not len(rows['index']):
+      raise UserError(
+        f'Evaluation could read none of {self.batches.num_examples:,} images.'
+      )
+    self.compared = self._compared(rows)
+    self.measured = average_precision.measure(*self.compared)
+    numbers = self.measured.numbers()
+    if self._per_class:
+      for k, name in enumerate(self._truth.class_names):
+        numbers[f'ap/{name}'] = self.measured.of_category(k)['ap']
+    numbers = {name: value for name, value in numbers.items() if value >= 0}
+    bad = self.batches.num_examples - len(rows['index'])
+    numbers['examples'] = len(rows['index'])
+    return numbers | ({'bad_images': bad} if bad else {})
+
+  def detect(self, predict: Callable, params) -> dict[str, np.ndarray]:
+    """Returns what every query found in the images that could be read, in their order.
+
+    They are 'index' int32 [n], of the images in the split, 'scores' and 'labels' [n, Q],
+    and 'boxes' float32 [n, Q, 4]: left, top, right, bottom from 0 to 1 of the image.
+    """
+    parts: list[dict] = []
+    pending = None  # one batch behind, so that the host reads while the device works
+    with contextlib.closing(self.batches.iterate()) as batches:
+      for batch in batches:
+        self._check_stop()
+        done = self._step(predict, params, sharding.global_batch(batch, self.mesh))
+        _add(parts, pending)
+        pending = done
+    _add(parts, pending)
+    rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    order = np.argsort(rows['index'])
+    return {key: value[order] for key, value in rows.items()}
+
+  def _compared(self, rows: dict) -> tuple[Truth, Detections]:
+    """Returns the truth of the images that were read, and what was found in them."""
+    truth = self._truth.of_images(rows['index'])
+    image = np.repeat(np.arange(len(rows['index'])), rows['scores'].shape[1])
+    labels = rows['labels'].reshape(-1)
+    category = self._places[np.minimum(labels, len(self._places) - 1)]
+    height, width = truth.sizes[image].T
+    scale = np.stack([width, height, width, height], 1)
+    corners = rows['boxes'].reshape(-1, 4).astype(np.float64) * scale
+    sides = np.maximum(corners[:, 2:] - corners[:, :2], 0)
+    known = category >= 0
+    found = Detections(
+      image=image[known],
+      category=category[known],
+      scores=rows['scores'].reshape(-1).astype(np.float64)[known],
+      boxes=np.concatenate([corners[:, :2], sides], 1)[known],
+    )
+    return truth, found
+
+  def _detect(self, predict, params, batch) -> dict:
+    """Returns one detection for each query, boxes by corners from 0 to 1 of the image."""
+    batch = self.batches.on_device(batch)
+    out = predict(params, batch)
+    number = out['logits'].shape[-1] - 1
+    if number < self.batches.num_classes and not self._by_name:
+      raise UserError(
+        f'The evaluation data has {self.batches.num_classes} classes, the model {number}: '
+        'choose other data, or give both the same num_classes.'
+      )
+    return {
+      # From 0 to 1: float32 would not hold pixels exactly.
+      **boxes.postprocess(out, jnp.ones((len(batch['index']), 2))),
+      'index': batch['index'],
+      'mask': batch['mask'],
+    }
+
+
+def _add(parts: list, done: dict | None) -> None:
+  if done is None:
+    return
+  rows = jax.device_get(done)
+  read = rows.pop('mask') > 0
+  parts.append({key: value[read] for key, value in rows.items()})
+
+
+def _check_objects(source) -> None:
+  if not isinstance(source, Objects):
+    raise UserError(
+      f'{source.name} has no boxes: the evaluator coco takes coco:ROOT, digits_canvas or '
+      'another source with boxes.'
+    )
+
+
+def _by_name(truth: Truth, source: Objects, model: Classes | None) -> np.ndarray | None:
+  """Returns int [K], the category of each class of the model by its name, or -1.
+
+  Labels may be the places of the categories or, as in published weights, their ids. None
+  where names are missing or there twice: classes are then compared by number.
+
+  Raises:
+    UserError: for a category that the model does not have.
+  """
+  if not source.class_names or model is None or not model.names:
+    return None
+  names = list(model.names)
+  known = truth.class_names
+  if len({*known}) < len(known) or any(names.count(name) > 1 for name in known):
+    return None
+  for name in known:
+    if name not in names:
+      raise UserError(
+        f'{source.name} has the category {name!r}, the model has no class of that name: '
+        f'evaluate on data whose categories it knows.{did_you_mean(name, names)}'
+      )
+  place = {name: i for i, name in enumerate(known)}
+  return np.array([place.get(name, -1) for name in names])

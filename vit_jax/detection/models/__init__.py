@@ -1,0 +1,1 @@
+"""Detectors and feature pyramids."""

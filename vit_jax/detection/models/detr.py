@@ -1,0 +1,293 @@
+"""DETR: "End-to-End Object Detection with Transformers", arXiv 2005.12872.
+
+A Transformer turns the last map of a backbone into a set of boxes, one for each of its
+learned queries. Norms follow the sums (post-norm), as in arXiv 1706.03762. Differs from the
+authors' code in the initial values: those of Transformers here, of the heads too.
+"""
+
+import functools
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.detection.models.pyramid import maps_of, nearest
+from vit_jax.errors import UserError, choose
+from vit_jax.kernels.placement import place
+from vit_jax.kernels.sincos import sine_of_mask
+from vit_jax.models.family import composite
+from vit_jax.nn.attention import MultiHeadDotProductAttention
+from vit_jax.nn.dense import Dense
+from vit_jax.nn.dropout import Dropout
+from vit_jax.nn.layer_norm import LayerNorm
+from vit_jax.nn.mlp import MlpBlock
+from vit_jax.nn.remat import REMAT
+from vit_jax.nn.stack import stack
+
+_EPS = 1e-5  # of norms: PyTorch's
+
+# Layers of the ResNet, and its output stride: in DC5 the last stage is dilated.
+VARIANTS = {
+  'R50': ('50', 32),
+  'R101': ('101', 32),
+  'R50-DC5': ('50', 16),
+  'R101-DC5': ('101', 16),
+}
+
+
+def variant(name: str) -> dict:
+  """Returns the fields of 'R50', 'R101', 'R50-DC5' or 'R101-DC5'; UserError for another."""
+  layers, stride = choose('DETR variant', name, VARIANTS)
+  resnet = dict(variant=layers, output_stride=stride, frozen_norm=True)
+  return dict(backbone=dict(name='resnet', **resnet))
+
+
+class Layer(nn.Module):
+  """A layer of the encoder; with `memory` one of the decoder: attention(s), then MLP.
+
+  Fields are those of `DETR`.
+  """
+
+  num_heads: int
+  mlp_dim: int
+  dropout: float
+  attention_dropout: float
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(
+    self,
+    x,
+    rate=None,
+    *,
+    train: bool,
+    positions,
+    mask=None,
+    memory=None,
+    memory_positions=None,
+  ):
+    """Maps [B, N, D] to [B, N, D].
+
+    Args:
+      rate: unused: there is no stochastic depth.
+      positions: [B, N, D] or [N, D], added to queries and keys, not to values.
+      mask: bool [B, S], False for padding in the memory, or without one in x.
+      memory: [B, S, D], what the encoder gives.
+      memory_positions: [B, S, D], added to the keys that are of the memory.
+    """
+    keys = None if mask is None else mask[:, None, None]  # [B, M, N, S]
+    x = place(x, 'batch')
+
+    def add(x, branch, number):
+      branch = Dropout(self.dropout)(branch, deterministic=not train)
+      return LayerNorm(self.dtype, _EPS, name=f'LayerNorm_{number}')(x + branch)
+
+    attention = lambda number: MultiHeadDotProductAttention(
+      self.num_heads,
+      self.attention_dropout,
+      dtype=self.dtype,
+      name=f'MultiHeadDotProductAttention_{number}',
+    )
+    own = x + positions
+    within = keys if memory is None else None
+    y = attention(0)(own, x, inputs_k=own, mask=within, train=train)
+    x = add(x, y, 0)
+    if memory is not None:
+      its = memory + memory_positions
+      y = attention(1)(x + positions, memory, inputs_k=its, mask=keys, train=train)
+      x = add(x, y, 1)
+    mlp = MlpBlock(self.mlp_dim, self.dropout, 'relu', self.dtype, name='MlpBlock_0')
+    return add(x, mlp(x, train=train), 1 if memory is None else 2)
+
+
+class Layers(nn.Module):
+  """The layers of the encoder, or of the decoder.
+
+  Attributes:
+    layer: makes one, `layer(name=)`.
+    norm: whether what leaves each layer is normalised, in float32; the next layer takes it
+      as it was before.
+  """
+
+  layer: functools.partial
+  depth: int
+  remat: str
+  norm: bool
+
+  @nn.compact
+  def __call__(self, x, *, train: bool, **arguments):
+    """Maps [B, N, D] to (what leaves the last layer, [of each]); arguments as of `Layer`."""
+    _, blocks = stack(
+      self.layer,
+      x,
+      name='layer',
+      rates=[0.0] * self.depth,
+      remat=self.remat,
+      train=train,
+      more=lambda i: arguments,
+    )
+    found = list(blocks.values())
+    if self.norm:
+      norm = LayerNorm(jnp.float32, _EPS, name='norm')
+      found = [norm(x) for x in found]
+    return found[-1], found
+
+
+class BoxHead(nn.Module):
+  """Three dense layers with ReLU between them, then a sigmoid: [..., D] -> [..., 4]."""
+
+  @nn.compact
+  def __call__(self, x):
+    init = nn.initializers.xavier_uniform()
+    for i, width in enumerate((x.shape[-1], x.shape[-1], 4)):
+      x = Dense(width, kernel_init=init, name=f'Dense_{i}')(jax.nn.relu(x) if i else x)
+    return jax.nn.sigmoid(x)
+
+
+class DETR(nn.Module):
+  """See `__call__`. `backbone` comes from `variant`."""
+
+  backbone: nn.Module | None = None  # gives maps [B, h, w, C]
+  feature: str | None = None  # the map's name; None: the last of 'stage1', ...
+  num_classes: int = 91  # without "no object"; COCO's ids are numbers up to 90
+  num_queries: int = 100
+  width: int = 256
+  num_heads: int = 8
+  mlp_dim: int = 2048
+  encoder_depth: int = 6
+  decoder_depth: int = 6
+  dropout: float = 0.0  # of every branch, and within the MLP; 0.1 in the paper
+  attention_dropout: float = 0.0  # of attention's weights; 0.1 in the authors' code
+  # Of the layers here, what to recompute, see nn.remat; a backbone has its own.
+  remat: Literal[tuple(REMAT)] = 'none'
+  # Of the Transformer's body, and of a backbone that names none; the decoder's norm, the
+  # heads and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, mask=None, *, train: bool = False, features: bool = True):
+    """Finds objects in images of any size.
+
+    Args:
+      images: [B, H, W, C], standardised, 0 in padding.
+      mask: bool or 0/1 [B, H, W], 0 for padding, to the right of images and below; None:
+        there is none.
+      train: dropout, which needs the 'dropout' rng.
+      features: whether the caller reads more of `out` than what the losses need.
+
+    Returns:
+      ({'logits': [B, Q, K + 1], 'boxes': [B, Q, 4]}, out), in float32: of each query the
+      classes, the last of them "no object", and centre x, centre y, width and height from
+      0 to 1 of the image without its padding. `out` has these of the layers L before the
+      last, 'aux_logits' [L - 1, B, Q, K + 1] and 'aux_boxes' [L - 1, B, Q, 4]; the
+      features of the backbone; 'projected' and 'encoder00', ... [B, h, w, D];
+      'decoder00', ... [B, Q, D], normalised.
+
+    Raises:
+      UserError: without a backbone, for a map that it does not have, or a mask of another
+        size than the images.
+    """
+    maps, out = self._maps(images, train)
+    names = [name for name in maps if name.startswith('stage')]
+    feature = self.feature or (names or list(maps))[-1]
+    x = choose('map of the backbone', feature, maps)
+    B, h, w, _ = x.shape
+    shown, keys = jnp.ones((1, h, w), bool), None
+    if mask is not None:
+      if mask.shape != images.shape[:3]:
+        raise UserError(
+          f'The mask has the shape {mask.shape}, the images {images.shape}: expected a '
+          f'mask {images.shape[:3]}.'
+        )
+      shown = nearest((mask > 0)[..., None], (h, w))[..., 0]
+      keys = shown.reshape(B, -1)
+
+    x = nn.Conv(
+      self.width,
+      (1, 1),
+      kernel_init=nn.initializers.xavier_uniform(),
+      dtype=self.dtype,
+      name='input_projection',
+    )(x)
+    positions = sine_of_mask(shown, self.width).astype(self.dtype)
+    positions = positions.reshape(-1, h * w, self.width)
+    query = self.param(
+      'query_embedding', nn.initializers.normal(1.0), (self.num_queries, self.width)
+    ).astype(self.dtype)
+    layer = functools.partial(
+      Layer,
+      self.num_heads,
+      self.mlp_dim,
+      self.dropout,
+      self.attention_dropout,
+      self.dtype,
+    )
+    out['projected'] = x
+    layers = functools.partial(Layers, layer, remat=self.remat)
+    memory, encoded = layers(self.encoder_depth, norm=False, name='encoder')(
+      x.reshape(B, h * w, self.width), train=train, positions=positions, mask=keys
+    )
+    _, decoded = layers(self.decoder_depth, norm=True, name='decoder')(
+      jnp.zeros((B, *query.shape), self.dtype),
+      train=train,
+      positions=query,
+      mask=keys,
+      memory=memory,
+      memory_positions=positions,
+    )
+    for i, x in enumerate(encoded):
+      out[f'encoder{i:02d}'] = x.reshape(B, h, w, self.width)
+    out |= {f'decoder{i:02d}': x for i, x in enumerate(decoded)}
+    every = jnp.stack(decoded)  # [L, B, Q, D]
+    init = nn.initializers.xavier_uniform()
+    logits = Dense(self.num_classes + 1, kernel_init=init, name='head')(every)
+    boxes = BoxHead(name='box_head')(every)
+    aux = {'aux_logits': logits[:-1], 'aux_boxes': boxes[:-1]}
+    outputs = {'logits': logits[-1], 'boxes': boxes[-1]}
+    return outputs, {**out, **aux} if features else aux
+
+  def _maps(self, images, train: bool):
+    if self.backbone is None:
+      raise UserError(
+        f'A DETR is built on a backbone: name a size, such as detr:R50, of {list(VARIANTS)}, '
+        "or config.model.backbone={'name': ...}."
+      )
+    return maps_of(self.backbone, images, train=train)
+
+
+def _published(layers: str, dilated: str | None) -> tuple[str, dict]:
+  return f'R{layers}{"-DC5" if dilated else ""}', {}
+
+
+_LAYER = r'(encoder|decoder)/layer_\d+'
+
+FAMILY = composite(
+  DETR,
+  variant,
+  inputs=None,
+  outputs='boxes',
+  matrices=(
+    (rf'{_LAYER}/.*/(query|key|value)/kernel', ((-3,), (-2, -1))),
+    (rf'{_LAYER}/MultiHeadDotProductAttention_\d/out/kernel', ((-3, -2), (-1,))),
+    (rf'{_LAYER}/MlpBlock_0/Dense_\d/kernel', ((-2,), (-1,))),
+  ),
+  published=(
+    # transformers: facebook/detr-resnet-50-dc5; torch.hub: detr_resnet50_dc5
+    (r'(?:facebook/)?detr-resnet-(50|101)(-dc5)?', _published),
+    (r'detr_resnet(50|101)(_dc5)?', _published),
+  ),
+  tiny=(
+    dict(
+      backbone=dict(
+        name='resnet', depths=(1, 1), widths=(16, 32), stem_width=8, frozen_norm=True
+      ),
+      num_queries=5,
+      width=16,
+      num_heads=2,
+      mlp_dim=32,
+      encoder_depth=1,
+      decoder_depth=2,
+    ),
+  ),
+)

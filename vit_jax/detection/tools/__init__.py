@@ -1,0 +1,1 @@
+"""Detection's part of the commands."""

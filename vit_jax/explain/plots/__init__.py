@@ -1,0 +1,18 @@
+"""Figures for a paper, from arrays: the one package that knows matplotlib.
+
+Functions return a `Figure` without pyplot's global state, for `save` or a notebook.
+Widths are those of one column of text, 5.5 inches.
+"""
+
+from vit_jax.explain.plots.charts import Panel as Panel
+from vit_jax.explain.plots.charts import Series as Series
+from vit_jax.explain.plots.charts import bars as bars
+from vit_jax.explain.plots.charts import compared as compared
+from vit_jax.explain.plots.charts import heads as heads
+from vit_jax.explain.plots.charts import panels as panels
+from vit_jax.explain.plots.charts import slots as slots
+from vit_jax.explain.plots.pictures import before_after as before_after
+from vit_jax.explain.plots.pictures import filters as filters
+from vit_jax.explain.plots.pictures import maps as maps
+from vit_jax.explain.plots.pictures import tiles as tiles
+from vit_jax.explain.plots.style import save as save

@@ -1,0 +1,218 @@
+"""Numbers against axes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, NullFormatter
+
+from vit_jax.explain.plots import style
+
+
+class Series(NamedTuple):
+  """Points of one kind in a `Panel`.
+
+  Attributes:
+    label: in the legend.
+    x, y: of the points.
+    std: of each y, or None.
+    names: written beside the points, or None.
+    joined: whether a line goes through the points.
+  """
+
+  label: str
+  x: Sequence[float]
+  y: Sequence[float]
+  std: Sequence[float] | None = None
+  names: Sequence[str] | None = None
+  joined: bool = False
+
+
+class Panel(NamedTuple):
+  """One pair of axes of `panels`; `ticks` are {x: text}, or None; x is logarithmic."""
+
+  title: str
+  xlabel: str
+  ylabel: str
+  series: Sequence[Series]
+  ticks: dict[float, str] | None = None
+
+
+@style.styled
+def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
+  """Draws each head's attention distance against its layer (ViT paper, figure 7 right).
+
+  Args:
+    mean: [L, M] pixels; std: over images.
+    uniform: the distance under uniform attention, drawn as a dashed line.
+  """
+  L, M = mean.shape
+  figure = Figure((3.4, 2.6), layout='constrained')
+  ax = figure.subplots()
+  dashes = dict(color='0.6', linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)
+  ax.axhline(uniform, label='Uniform attention', **dashes)
+  colours = matplotlib.colormaps['viridis'](np.linspace(0, 0.9, M))
+  for m in range(M):
+    x = np.arange(L) + 0.25 * ((m + 0.5) / M - 0.5)  # bars beside one another
+    style = dict(color=colours[m], markersize=2.5, elinewidth=0.5)
+    ax.errorbar(x, mean[:, m], std[:, m], fmt='o', label=f'Head {m + 1}', **style)
+  ax.set(xlabel='Network depth (layer)', ylabel='Mean attention distance (pixels)')
+  ax.set_xlim(-0.5, L - 0.5)
+  ax.set_ylim(0, 1.12 * max(uniform, (mean + std).max()))
+  ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+  shown = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+  if M > 8:  # a few, as in the paper
+    few = ('Head 1', 'Head 2', 'Head 3', f'Head {M}', 'Uniform attention')
+    shown = {name: shown[name] for name in few}
+  figure.legend(shown.values(), shown.keys(), loc='outside right upper')
+  return figure
+
+
+@style.styled
+def panels(shown: Sequence[Panel]) -> Figure:
+  """Draws points against a logarithmic axis, panels side by side."""
+  width = style.WIDTH if len(shown) > 1 else 3.4
+  figure = Figure((width, 2.5 if len(shown) < 3 else 2.2), layout='constrained')
+  styles: dict[str, tuple] = {}
+  for ax, panel in zip(
+    figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
+  ):
+    for series in panel.series:
+      number = len(styles)
+      own = style.colour(number), style.marker(number)
+      colour, marker = styles.setdefault(series.label, own)
+      line = '-' if series.joined else 'none'
+      fmt = dict(color=colour, marker=marker, linestyle=line, markeredgewidth=0)
+      ax.errorbar(
+        series.x, series.y, series.std, label=series.label, elinewidth=0.7, **fmt
+      )
+      for x, y, name in zip(series.x, series.y, series.names or (), strict=False):
+        near = dict(xytext=(3, 3), textcoords='offset points', size=6, color=colour)
+        ax.annotate(name, (x, y), **near)
+    ax.set_xscale('log')
+    ax.set(title=panel.title, ylabel=panel.ylabel)
+    if panel.ticks:
+      ax.set_xticks(list(panel.ticks), panel.ticks.values(), size=7)
+      ax.minorticks_off()
+    else:
+      ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.margins(0.09)
+    _show_two_decades(ax, [x for series in panel.series for x in series.x])
+    if '%' in panel.ylabel and ax.get_ylim()[1] > 100:
+      ax.set_ylim(top=100.3)
+    ax.grid(color='0.92', linewidth=0.5)
+    ax.set_axisbelow(True)
+  labels = [panel.xlabel for panel in shown]
+  if len(set(labels)) == 1:
+    figure.supxlabel(labels[0], size=9)
+  handles = {}
+  for ax, label in zip(figure.axes, labels, strict=True):
+    ax.set_xlabel('' if len(set(labels)) == 1 else label)
+    handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+  most = 5 if len(shown) > 1 else 3
+  place = dict(loc='outside upper center', ncols=min(most, len(handles)))
+  figure.legend(handles.values(), handles.keys(), columnspacing=1.2, **place)
+  return figure
+
+
+@style.styled
+def compared(names: Sequence[str], panels: dict[str, Sequence]) -> Figure:
+  """Draws values below one another, a panel for each kind.
+
+  Args:
+    names: of the rows, from the top.
+    panels: label of the axis -> for each row (value, standard deviation), or None.
+  """
+  figure = Figure((style.WIDTH, 0.7 + 0.21 * len(names)), layout='constrained')
+  axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+  for i, (ax, (label, values)) in enumerate(zip(axes, panels.items(), strict=True)):
+    for y, value in enumerate(values):
+      if value is not None:
+        fmt = dict(color=style.colour(i), marker='o', markeredgewidth=0)
+        ax.errorbar(value[0], y, xerr=value[1] or None, elinewidth=0.8, **fmt)
+    ax.set(xlabel=label, yticks=range(len(names)))
+    ax.set_yticklabels(names)
+    ax.margins(x=0.08)
+    ax.grid(color='0.92', linewidth=0.5)
+    ax.set_axisbelow(True)
+  axes[0].set_ylim(len(names) - 0.5, -0.5)
+  return figure
+
+
+def _show_two_decades(ax, x: Sequence[float]) -> None:
+  """Widens a logarithmic axis that would have fewer than two labels."""
+  low, high = (np.log10(f(x)) for f in (min, max))
+  if np.floor(high) - np.ceil(low) < 1:
+    ax.set_xlim(10.0 ** np.floor(low) * 0.8, 10.0 ** np.ceil(high + 1e-9) * 1.25)
+
+
+@style.styled
+def bars(
+  groups: Sequence[str], values: dict[str, Sequence], stds: dict[str, Sequence]
+) -> Figure:
+  """Draws a panel of bars for each group (ViT paper, figure 2).
+
+  Args:
+    groups: titles of the panels.
+    values: {label: per cent in each group}, nan where there is none.
+    stds: {label: standard deviations}, nan where there is none.
+  """
+  figure = Figure((style.WIDTH, 2.3), layout='constrained')
+  axes = figure.subplots(1, len(groups), squeeze=False)[0]
+  for g, (ax, group) in enumerate(zip(axes, groups, strict=True)):
+    heights = [series[g] for series in values.values()]
+    for i, label in enumerate(values):
+      if np.isnan(heights[i]):
+        continue
+      error = None if np.isnan(stds[label][g]) else stds[label][g]
+      colour = style.colour(i)
+      ax.bar(
+        i, heights[i], 0.82, yerr=error, color=colour, error_kw={'elinewidth': 0.6}
+      )
+      top = heights[i] + (error or 0)
+      ax.annotate(f'{heights[i]:.1f}', (i, top), (0, 1), textcoords='offset points',
+                  ha='center', va='bottom', size=6)  # fmt: skip
+    known = [v for v in heights if not np.isnan(v)]
+    low = 5 * (min(known, default=0) // 5)
+    ax.set_ylim(max(0, low - 10), max(known, default=100) + 2)
+    ax.set(title=group, xticks=[])
+    ax.set_xlim(-0.6, len(values) - 0.4)
+  axes[0].set_ylabel('Accuracy (%)')
+  block = [Patch(color=style.colour(i)) for i in range(len(values))]
+  place = dict(loc='outside lower center', ncols=min(len(values), 4), handlelength=1)
+  figure.legend(block, list(values), **place)
+  return figure
+
+
+@style.styled
+def slots(queries: Sequence[tuple[np.ndarray, np.ndarray]]) -> Figure:
+  """Draws boxes as points at their centres, a square for each query (DETR, figure 7).
+
+  Args:
+    queries: (centres [n, 2], x and y from 0 to 1 of the image, colours [n, 3]) of each,
+      see `viz.slot_colours`.
+  """
+  across = min(len(queries), 5)
+  down = -(-len(queries) // across)
+  side = style.WIDTH / 5
+  figure = Figure((side * across, (side + 0.08) * down + 0.3), layout='constrained')
+  axes = figure.subplots(down, across, squeeze=False)
+  for ax in axes.flat[len(queries) :]:
+    ax.set_axis_off()
+  points = dict(s=3, linewidths=0, alpha=0.7, rasterized=True)
+  for q, (centres, colours) in enumerate(queries):
+    ax = axes.flat[q]
+    ax.scatter(*centres.T, c=colours, **points)
+    ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], aspect='equal')
+    ax.spines[:].set_visible(True)
+    ax.set_title(f'Query {q}', size=7, pad=2)
+  kinds = {'small': (0, 1, 0), 'large, wide': (1, 0, 0), 'large, tall': (0, 0, 1)}
+  dot = dict(marker='o', linestyle='none', markersize=4)
+  handles = [Line2D([], [], color=colour, **dot) for colour in kinds.values()]
+  place = dict(loc='outside lower center', ncols=len(kinds), handletextpad=0.1)
+  figure.legend(handles, kinds, columnspacing=1.2, **place)
+  return figure

@@ -1,0 +1,134 @@
+"""The source 'shapes': generated images of coloured shapes, any number, no download."""
+
+import itertools
+
+import numpy as np
+
+from vit_jax.data.features import ImageFeature, LabelFeature
+from vit_jax.data.sources import splits
+from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.errors import UserError, choose
+from vit_jax.lab.data import drawing, scenes
+
+_HELD_OUT = (
+  5_000  # examples of 'validation' and of 'test': standard error <= 0.7 points
+)
+_LARGEST = 2**31
+# Up to this many labels are held in memory; they need no drawing.
+_KNOWN = 2**20
+_PIXELS = 2**18  # that are drawn at once
+
+
+class Shapes(Source):
+  """Coloured shapes on a noisy ground, uint8 [size, size, 3]; grey ones only distract.
+
+  'shapes:TASK' says what the label is, 'shapes' alone is 'shapes:class':
+    class: what the shape is, of 6 kinds in 6 colours: 36 classes.
+    count: how many there are, 1 to 8, none of them touching: 8 classes.
+    position: in which cell of a grid of 4 x 4 the shape's centre is: 16 classes.
+    distance: how far apart the centres of two are, from 0.24 to 0.72 of the image's side
+      in steps of 0.08: 6 classes.
+  The tasks are small counterparts of CIFAR, CLEVR's count, dSprites' location and CLEVR's
+  distance. Cropping and flipping change the labels of the last three: leave them out of
+  `pp`, as configs/shapes.py does.
+
+  An example is a function of (seed, task, split, number) alone, and the same on every
+  machine. A larger `num_examples` adds examples and changes neither the first ones nor
+  'validation' and 'test', 5,000 each, so that sizes of training data can be compared. With
+  another `size` the scenes are the same, drawn with other noise.
+
+  Args:
+    target: TASK, or ''.
+    split: a split expression, see `splits`; 'val' is 'validation'.
+    size: of the images, in pixels.
+    num_examples: of 'train', up to 2**31.
+    seed: of the whole data set, below 2**32.
+  """
+
+  def __init__(
+    self,
+    target: str,
+    split: str,
+    *,
+    size: int = 32,
+    num_examples: int = 100_000,
+    seed: int = 0,
+  ):
+    self._task = choose("task of 'shapes'", target or 'class', list(scenes.TASKS))
+    self.name = f'shapes:{self._task}'
+    limits = {'size': (8, 8000), 'num_examples': (1, _LARGEST), 'seed': (0, 2**32 - 1)}
+    given = {'size': size, 'num_examples': num_examples, 'seed': seed}
+    for key, (least, most) in limits.items():
+      value = given[key]
+      if not isinstance(value, int) or not least <= value <= most:
+        raise UserError(
+          f'{self.name}: {key}={value!r} must be a whole number from {least} to {most}.'
+        )
+    self._size, self._seed = size, seed
+    wanted = '+'.join(
+      f'{splits.canonical(name)}[{low}:{high}]'
+      for name, low, high in splits.parse(split)
+    )
+    sizes = dict.fromkeys(scenes.SPLITS, _HELD_OUT) | {'train': num_examples}
+    self._parts = splits.ranges(wanted, sizes, self.name)
+    self._bounds = [
+      0,
+      *itertools.accumulate(high - low for _, low, high in self._parts),
+    ]
+    self.features = {'image': ImageFeature((size, size, 3)), 'label': LabelFeature()}
+    self.class_names = list(scenes.TASKS[self._task].names)
+    self.num_classes = len(self.class_names)
+    if len(self) <= _KNOWN:
+      self.labels = np.concatenate(
+        [
+          scenes.labels(self._task, seed, name, np.arange(low, high))
+          for name, low, high in self._parts
+        ]
+      )
+    self.fingerprint = fingerprint(('shapes 1', self._task, size, seed, *self._parts))
+
+  def __len__(self) -> int:
+    return self._bounds[-1]
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    indices = np.asarray(indices, np.int64)
+    which = np.searchsorted(self._bounds, indices, 'right') - 1
+    out: list = [None] * len(indices)
+    step = max(1, _PIXELS // self._size**2)
+    for part in np.unique(which):
+      split, low, _ = self._parts[part]
+      here = np.flatnonzero(which == part)
+      for first in range(0, len(here), step):
+        some = here[first : first + step]
+        rows = indices[some] - self._bounds[part] + low
+        for i, example in zip(some, self._draw(split, rows), strict=True):
+          out[i] = example
+    return out
+
+  def name_of(self, index: int) -> str:
+    part = int(np.searchsorted(self._bounds, index, 'right')) - 1
+    split, low, _ = self._parts[part]
+    return f'{self.name}/{split}#{index - self._bounds[part] + low}'
+
+  def _draw(self, split: str, rows: np.ndarray) -> list[dict]:
+    shown = scenes.scenes(self._task, self._seed, split, rows)
+    noise = np.stack([self._noise(split, row) for row in rows.tolist()])
+    images = drawing.draw(shown, self._size, noise)
+    return [
+      {'image': image, 'label': int(label)}
+      for image, label in zip(images, shown.label, strict=True)
+    ]
+
+  def _noise(self, split: str, row: int) -> np.ndarray:
+    """Returns uniformly distributed bytes [size, size, 3], an image's own.
+
+    Raw numbers of NumPy's Philox, the same in every version, from a counter of the row's
+    own: much faster than `data.philox` where many are needed.
+    """
+    task = list(scenes.TASKS).index(self._task)
+    key = [self._seed, 4 * task + scenes.SPLITS.index(split)]
+    bits = np.random.Philox(key=key, counter=[0, 0, row, 0])
+    shape = (self._size, self._size, 3)
+    count = self._size**2 * 3
+    words = bits.random_raw(-(-count // 8)).astype('<u8', copy=False)
+    return words.view(np.uint8)[:count].reshape(shape)

@@ -1,0 +1,160 @@
+"""Masked patch prediction: pre-training without labels, arXiv 2010.11929, B.1.2."""
+
+import dataclasses
+import math
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import models
+from vit_jax.config_check import in_range, one_of
+from vit_jax.errors import UserError
+from vit_jax.lab.masked import corruption
+from vit_jax.lab.masked.layer import MaskedPatches as Added
+from vit_jax.lab.masked.layer import corrupted
+from vit_jax.lab.masked.patch_targets import TARGETS
+
+# Fields of layers after the encoder: whether a value means that there is one.
+_NOT_TRAINED = {
+  'num_classes': lambda value: value is not None,
+  'representation_size': lambda value: value is not None,
+  'classifier': lambda value: value == 'map',
+}
+
+
+class MaskedPatches:
+  """Predicts patches whose embeddings were corrupted, from their encoded tokens.
+
+  The model is a ViT or hybrid without a head, which does not know of the task. The task's
+  own parameters, the mask embedding and the layer that predicts, stand beside the model's,
+  below `OWN`.
+  """
+
+  CLASSES = None
+  OUTPUTS = 'classes'
+  OWN = 'masked_patches'
+
+  def __init__(
+    self,
+    model,
+    spec: dict,
+    *,
+    target: Annotated[str, one_of(TARGETS)] = 'mean_color',
+    rate: Annotated[float, in_range(0, 1)] = 0.5,
+  ):
+    """Takes a model, and the spec of batches with images.
+
+    Args:
+      target: 'mean_color', in 3 bits a channel, which the paper reports; 'downsized',
+        those of the patch made smaller to 4 x 4 pixels; 'pixels', their regression.
+      rate: share of the patches that are corrupted, the same number in each image. Of
+        these 80 % get the mask embedding, 10 % that of another patch of the image, and
+        10 % keep theirs.
+
+    Raises:
+      UserError: for a model that is tuned by adding to it, without a patch embedding that
+        `models.family` names, or with layers that this would not train; for images of fewer than two patches, or a rate
+        at which none is corrupted.
+    """
+    if models.core(model) is not model:
+      raise UserError(
+        'config.task.name=masked_patches trains a model without a head and nothing that '
+        'is added to it: config.tune.method is full, or rules that train masked_patches/.*'
+      )
+    family = models.family_of(model)
+    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+    if family.patches is None:
+      known = [name for name in models.MODELS if models.family(name).patches]
+      raise UserError(
+        f'config.task.name=masked_patches is for the models {known}: '
+        f'{type(model).__name__} has no patch embedding to corrupt.'
+      )
+    for field, wrong in _NOT_TRAINED.items():
+      if wrong(value := fields.get(field)):
+        raise UserError(
+          f'config.model.{field}={value!r} is a layer after the encoder, which '
+          'masked_patches does not train: leave it out, and add it when the model is '
+          'fine-tuned.'
+        )
+    H, W, C = spec['image'].shape[1:]
+    patch = family.stride(fields)  # in pixels of the image, also of hybrids
+    self.patches = math.prod(n // s for n, s in zip((H, W), patch, strict=True))
+    self.corrupted = corruption.count(rate, self.patches)
+    if self.patches < 2 or self.corrupted < 1:
+      raise UserError(
+        f'config.task.rate={rate} corrupts {self.corrupted} of the {self.patches} patches '
+        f'of images of {H}x{W} px: expected at least 1 of 2. Raise it, or the resolution.'
+      )
+    self.model = model
+    self.layer = tuple(family.patches.split('/')[:-1])
+    self.target = TARGETS[target](patch, C)
+    self.added = Added(self.target.outputs)
+
+  def init(self, rng, spec: dict) -> dict:
+    """Returns variables for batches of `spec`: the model's, and the task's below `OWN`."""
+    image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
+    (_, features), variables = self.model.init_with_output(rng, image)
+    if 'encoded' not in features:
+      raise UserError(
+        f'config.task.name=masked_patches needs tokens after the last norm, which '
+        f'{type(self.model).__name__} does not have: choose a ViT or a Mixer.'
+      )
+    added = self.added.init(jax.random.fold_in(rng, 0), features['encoded'])
+    return {'params': {**variables['params'], self.OWN: added['params']}}
+
+  def prepare(self, batch: dict, rng) -> dict:
+    """Returns a whole batch with the corruption of its images, for `loss`.
+
+    Args:
+      batch: 'image' [B, H, W, C] in [-1, 1], 'weight' [B].
+      rng: of what is corrupted, and how.
+    """
+    shape = (len(batch['image']), self.patches)
+    return batch | corruption.draw(rng, self.corrupted, shape)._asdict()
+
+  def loss(self, variables, batch: dict, rng):
+    """Returns (loss, (metrics, {})) of a prepared batch: means over corrupted patches.
+
+    Args:
+      rng: of dropout and stochastic depth.
+    """
+    drawn = corruption.Corruption(
+      *(batch[key] for key in corruption.Corruption._fields)
+    )
+    measured = self._measure(
+      variables['params'], batch['image'], drawn, train=True, rngs={'dropout': rng}
+    )
+    sums = {key: jnp.sum(batch['weight'] * x) for key, x in measured.items()}
+    return sums['loss'], (sums, {})
+
+  def predict(self, variables, batch: dict) -> dict:
+    """Returns every named feature of the model, of images that are not corrupted.
+
+    Besides 'masked_loss' and, where answers are right or wrong, 'masked_accuracy' [B], of
+    images corrupted as `corruption.of_examples` says by batch['index'].
+    """
+    params = variables['params']
+    _, features = self.model.apply(
+      {'params': self._encoder(params)}, batch['image'], train=False
+    )
+    drawn = corruption.of_examples(batch['index'], self.corrupted, self.patches)
+    measured = self._measure(params, batch['image'], drawn, train=False)
+    return features | {f'masked_{key}': x for key, x in measured.items()}
+
+  def _measure(self, params, images, drawn: corruption.Corruption, **call) -> dict:
+    """Returns {'loss': [B], maybe 'accuracy': [B]}, of the corrupted patches alone."""
+    own = params[self.OWN]
+    with corrupted(self.layer, own['mask'], drawn.masked, drawn.source):
+      _, features = self.model.apply({'params': self._encoder(params)}, images, **call)
+    tokens = features['encoded'][:, -self.patches :]  # [B, N, D], without a class token
+    at = drawn.positions[..., None]  # [B, k, 1]
+    tokens = jnp.take_along_axis(tokens, at, axis=1)
+    targets = jnp.take_along_axis(self.target.of(images), at, axis=1)
+    predictions = self.added.apply({'params': own}, tokens)
+    loss, right = self.target.measure(predictions, targets)
+    measured = {'loss': loss, 'accuracy': right}
+    return {key: x.mean(-1) for key, x in measured.items() if x is not None}
+
+  def _encoder(self, params) -> dict:
+    return {name: x for name, x in params.items() if name != self.OWN}
