@@ -66,7 +66,7 @@ peer: .venv-peer  ## compare with timm, transformers and pycocotools
 	@$(MAKE) VENV=.venv-peer .venv-peer/.installed-peer
 
 tpu: .venv-tpu  ## compile for TPUs that are not there; is the cost what was recorded?
-	.venv-tpu/bin/python -m pytest -m tpu tests/test_tpu_programs.py $(ARGS)
+	.venv-tpu/bin/python -m pytest -m tpu tests/kernels/test_tpu_programs.py $(ARGS)
 
 slices: .venv-tpu  ## compile configs for the smallest TPU slices they name (hours)
 	.venv-tpu/bin/python benchmarks/slices.py $(ARGS)
@@ -76,21 +76,21 @@ slices: .venv-tpu  ## compile configs for the smallest TPU slices they name (hou
 	@$(MAKE) VENV=.venv-tpu .venv-tpu/.installed-tpu
 
 gpu: .venv-gpu  ## compile for GPUs that are not there; is attention the fused kernel?
-	.venv-gpu/bin/python -m pytest -m gpu tests/test_tools_gpu.py $(ARGS)
+	.venv-gpu/bin/python -m pytest -m gpu tests/tools/test_gpu.py $(ARGS)
 
 # Of its own: in an environment with CUDA's plugin JAX looks for GPUs whenever it starts.
 .venv-gpu:  ## the environment of `make gpu` and of --gpu, 4.4 GB more
 	@$(MAKE) VENV=.venv-gpu .venv-gpu/.installed-gpu
 
 onnx: .venv-onnx  ## write and run ONNX files of all kinds of models
-	.venv-onnx/bin/python -m pytest -m onnx tests/test_tools_export_onnx.py $(ARGS)
+	.venv-onnx/bin/python -m pytest -m onnx tests/tools/test_export_onnx.py $(ARGS)
 
 # Of its own: jax2onnx requires an older Orbax than ours, though it works with ours.
 .venv-onnx:  ## the environment of `make onnx` and of `export --to onnx`
 	@$(MAKE) VENV=.venv-onnx .venv-onnx/.installed-onnx
 
 beam: .venv-beam  ## prepare an archive through Apache Beam, and without: the same
-	.venv-beam/bin/python -m pytest -m beam tests/test_data_builders.py $(ARGS)
+	.venv-beam/bin/python -m pytest -m beam tests/data/test_builders.py $(ARGS)
 
 # Of its own and not pinned: Beam requires an older Pillow than ours.
 .venv-beam:  ## the environment of `make beam` and of `prepare --beam_runner`

@@ -23,24 +23,22 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import atexit
 import gc
-import re
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
 from unittest import mock
 
-import fault_table
 import numpy as np
 import pytest
-import runs
-from emulator import (  # noqa: F401
+
+from tests.support import GOLDEN, fault_table, runs
+from tests.support.emulator import (  # noqa: F401
   gcs,
   gcs_folder,
   gcs_proxy,
   gcs_without_tensorflow,
 )
-from fault_table import (  # noqa: F401
+from tests.support.fault_table import (  # noqa: F401
   faults_table,
   pytest_addoption,
   pytest_configure,
@@ -48,34 +46,11 @@ from fault_table import (  # noqa: F401
   pytest_terminal_summary,
   pytest_testnodedown,
 )
-from peers import timm, torch, transformers  # noqa: F401
+from tests.support.peers import timm, torch, transformers  # noqa: F401
 
 if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
   os.environ['VIT_JAX_CACHE'] = tempfile.mkdtemp(prefix='vit_jax-')
   atexit.register(shutil.rmtree, os.environ['VIT_JAX_CACHE'], ignore_errors=True)
-
-GOLDEN = Path(__file__).parent / 'golden'
-
-
-def classifiers() -> list[str]:
-  """Returns the keys of MODELS whose models give logits [B, K]."""
-  from vit_jax import models
-
-  return [n for n in models.MODELS if models.family(n).outputs == 'classes']
-
-
-def naming(*facts) -> str:
-  """Returns a pattern of the texts that name every fact as a whole word, in any order.
-
-  For `pytest.raises(match=...)`: the facts are what is wrong (a key, value, file,
-  number) and what is suggested instead; the sentence around them is free to change.
-  """
-
-  def whole(fact):
-    first, last = (r'\b' if re.match(r'\w', x) else '' for x in (fact[0], fact[-1]))
-    return first + re.escape(fact) + last
-
-  return r'(?s)\A' + ''.join(f'(?=.*{whole(str(fact))})' for fact in facts)
 
 
 @pytest.fixture
@@ -153,26 +128,5 @@ def traces_kept():
     yield clear
 
 
-# The files that take longest: started first, so that no worker is left alone with one.
-LONG = (
-  'tools_ablate',
-  'resume',
-  'models',
-  'configs',
-  'train',
-  'pretrained',
-  'processes',
-  'step',
-  'weights',
-  'colabs',
-  'readme',
-  'explain',
-  'models_gradients',
-  'tune_methods',
-)
-
-
 def pytest_collection_modifyitems(items):
   fault_table.mark(items)
-  order = {f'test_{name}': i for i, name in enumerate(LONG)}
-  items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))

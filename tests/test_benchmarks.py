@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import naming
 from PIL import Image
 
+from tests.support import naming
 from vit_jax import cli
 
 ROOT = Path(__file__).parents[1]

@@ -7,10 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import runs
-from conftest import naming
 from PIL import Image
 
+from tests.support import naming, runs
 from vit_jax import cli, errors
 from vit_jax.tools import predict
 

@@ -8,10 +8,10 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import runs
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tests.support import runs
 from vit_jax import models, trees
 
 ROOT = Path(__file__).parents[1]

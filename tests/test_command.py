@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import runs
-from conftest import naming
 
+from tests.support import naming, runs
 from vit_jax import __main__ as command
 
 

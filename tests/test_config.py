@@ -1,8 +1,8 @@
 """Arguments, overrides, and the check of every key."""
 
 import pytest
-from conftest import naming
 
+from tests.support import naming
 from vit_jax import config, config_check
 from vit_jax.errors import UserError
 from vit_jax.train import schema

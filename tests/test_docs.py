@@ -15,10 +15,10 @@ import runpy
 import shlex
 import sys
 
-import documents
 import pytest
 
 import vit_jax
+from tests.support import documents
 from vit_jax import config, errors, models, optim, tune
 from vit_jax.__main__ import COMMANDS
 from vit_jax.data import sources

@@ -2,8 +2,9 @@
 
 import re
 
-import documents
 import pytest
+
+from tests.support import documents
 
 pytestmark = pytest.mark.docs
 SITE = documents.ROOT / 'build' / 'docs'

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import naming
 
+from tests.support import naming
 from vit_jax import losses
 from vit_jax.errors import UserError
 

@@ -6,12 +6,10 @@ import re
 import resource
 import shutil
 
-import commands
 import numpy as np
 import pytest
-import runs
-from conftest import naming
 
+from tests.support import commands, naming, runs
 from vit_jax import config, errors, main
 from vit_jax.errors import DataError, UserError
 from vit_jax.train import arguments, program, run

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import documents
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import vit_jax
+from tests.support import documents
 from vit_jax.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[1]

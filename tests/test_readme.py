@@ -1,11 +1,11 @@
 """The Python code of the README runs as written; that of docs/ in `make test-slow`."""
 
-import documents
 import jax
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support import documents
 from vit_jax import config, models, trees
 from vit_jax.tools import convert
 from vit_jax.train import run as train

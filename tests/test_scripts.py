@@ -6,7 +6,8 @@ import shlex
 import subprocess
 
 import pytest
-import runs
+
+from tests.support import runs
 
 # Runs what `ssh --command` says in a folder that stands for a worker's home, which is
 # there from `create` to `delete`.

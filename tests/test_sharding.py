@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from abstract import abstract_params
-from conftest import naming
 from jax.sharding import PartitionSpec as P
 
 import vit_jax
+from tests.support import naming
+from tests.support.abstract import abstract_params
 from vit_jax import sharding, trees
 from vit_jax.errors import UserError
 

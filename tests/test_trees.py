@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import naming
 
+from tests.support import naming
 from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.weights.merge import merge

@@ -10,9 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import runs
 
 import vit_jax
+from tests.support import runs
 
 ROOT = runs.ROOT
 

@@ -1,0 +1,276 @@
+"""Checkpoints: round trips, what is saved and kept."""
+
+import dataclasses
+import functools
+import os
+import re
+import shutil
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import naming
+from tests.support.states import (
+  abstract_of,
+  assert_same,
+  files_of,
+  make_state,
+  steps_in,
+  write,
+)
+from vit_jax import errors, sharding
+from vit_jax.checkpoint import checkpoints
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+# -- round trips --------------------------------------------------------------------
+
+
+def test_restore_returns_every_bit_and_the_meta(tmp_path):
+  state = make_state(7)
+  saved = checkpoints.Checkpoints(tmp_path / 'c')
+  assert saved.restore(abstract_of(state)) is None
+  assert saved.latest() is None
+  assert not saved.saving()
+  meta = {'config': {'lr': 0.1, 'sizes': (1, 2)}, 'nan': float('nan'), 'name': 'é'}
+  assert saved.save(state, meta, {'accuracy': np.float32(0.5)})
+  while saved.saving():
+    time.sleep(0.01)
+  assert saved.latest() == 7
+  saved.close()
+  restored, got = checkpoints.Checkpoints(tmp_path / 'c').restore(abstract_of(state))
+  assert_same(restored, state)
+  assert got['config'] == {'lr': 0.1, 'sizes': [1, 2]}
+  assert np.isnan(got['nan'])
+  assert got['name'] == 'é'
+  body = checkpoints.Checkpoints(tmp_path / 'c')._read(7)
+  assert body['metrics'] == {'accuracy': 0.5}
+  assert {'jax', 'flax', 'orbax-checkpoint'} <= body['versions'].keys()
+
+
+@pytest.mark.slow
+def test_an_outage_elsewhere_cuts_off_no_save_to_disk(tmp_path):
+  saved = checkpoints.Checkpoints(tmp_path)
+  saved.save(make_state(7, width=2048), {})
+  with pytest.raises(errors.Unreachable), saved:
+    raise errors.Unreachable('gs://data does not answer')
+  assert saved.latest() == 7
+
+
+def test_state_without_ema(tmp_path):
+  state = make_state(1, ema=False)
+  saved = checkpoints.Checkpoints(tmp_path)
+  saved.save(state, {})
+  saved.close()
+  restored, _ = saved.restore(abstract_of(state))
+  assert restored.ema is None
+  assert_same(restored, state)
+  with pytest.raises(errors.UserError, match='ema/cls'):
+    saved.restore(abstract_of(make_state(1, ema=True)))
+  with pytest.raises(errors.UserError, match='ema/cls'):
+    saved.restore_params(abstract_of(state).params, ema=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('count', [slow(1), 4])
+def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
+  monkeypatch.setattr(sharding, 'FSDP_MIN_SIZE', 8)
+  state = make_state(3)
+  mesh = sharding.make_mesh(2, 4)
+  placed = jax.device_put(state, sharding.state_shardings(state, mesh, 'fsdp'))
+  saved = checkpoints.Checkpoints(tmp_path)
+  assert saved.save(placed, {})
+  saved.close()
+  other = sharding.make_mesh(1, count, devices=jax.devices()[:count])
+  abstract = abstract_of(state, other, 'fsdp')
+  restored, _ = saved.restore(abstract)
+  assert_same(restored, state)
+  kernel = restored.params['head']['kernel']
+  assert kernel.sharding == abstract.params['head']['kernel'].sharding
+  assert len(kernel.sharding.device_set) == count
+
+
+@pytest.mark.slow
+def test_buffers_may_be_donated_while_the_save_runs(tmp_path):
+  saved = checkpoints.Checkpoints(tmp_path, keep_latest=8)
+  spoil = jax.jit(
+    lambda s: jax.tree.map(lambda x: x * 0 + 3, s), donate_argnums=0, keep_unused=True
+  )
+  for step in range(1, 4):
+    # Copied: buffers that JAX borrows from numpy are never donated. (On CPU the save
+    # lends its buffers too, then JAX copies instead; elsewhere they are overwritten.)
+    state = jax.tree.map(jnp.copy, make_state(step, width=2048))
+    assert saved.save(state, {})
+    spoiled = jax.block_until_ready(spoil(state))
+    assert float(spoiled.params['cls'].max()) == 3
+  saved.close()
+  abstract = abstract_of(make_state(0, width=2048))
+  assert_same(saved.restore(abstract)[0], make_state(3, width=2048))
+  for step in range(1, 4):
+    params, _ = saved.restore_params(abstract.params, step=step)
+    assert_same(params, make_state(step, width=2048).params)
+
+
+def test_restore_params_reads_nothing_else(tmp_path):
+  saved = write(tmp_path)
+  shutil.rmtree(tmp_path / '3' / 'train')
+  abstract = abstract_of(make_state(3))
+  params, meta = saved.restore_params(abstract.params)
+  assert_same(params, make_state(3).params)
+  assert meta == {'position': 30}
+  ema, _ = saved.restore_params(abstract.ema, ema=True)
+  assert_same(ema, make_state(3).ema)
+  params, meta = saved.restore_params(abstract.params, step=1)
+  assert meta == {'position': 10}
+  assert saved.meta() == {'position': 30}
+  assert saved.meta(2) == {'position': 20}
+  with pytest.raises(errors.UserError, match=naming('step 9', [1, 2, 3])):
+    saved.restore_params(abstract.params, step=9)
+
+
+def test_frozen_parameters_are_described_and_not_stored(tmp_path):
+  rng = np.random.default_rng(0)
+  wide = {'embedding': {'kernel': rng.normal(size=(512, 512)).astype(np.float32)}}
+  state = dataclasses.replace(make_state(1), frozen=jax.tree.map(jnp.asarray, wide))
+  saved = checkpoints.Checkpoints(tmp_path)
+  assert saved.save(state, {})
+  saved.close()
+  stored = sum(path.stat().st_size for path in files_of(tmp_path))
+  assert stored < wide['embedding']['kernel'].nbytes / 4
+  assert saved.frozen() == ['embedding/kernel']
+  frozen = {'embedding/kernel': wide['embedding']['kernel'], 'unused': np.zeros(3)}
+  restored, _ = saved.restore(abstract_of(state), frozen)
+  assert_same(restored, state)
+  both = {**abstract_of(state).params, **abstract_of(state).frozen}
+  params, _ = saved.restore_params(both, frozen=frozen)
+  assert_same(params, {**state.params, **state.frozen})
+  trained, _ = saved.restore_params(abstract_of(state).ema, ema=True)
+  assert_same(trained, state.ema)
+  other = wide['embedding']['kernel'].copy()
+  other[3, 4] += 1e-6
+  for wrong in ({}, {'embedding/kernel': other}, {'embedding/kernel': other[:-1]}):
+    with pytest.raises(errors.UserError, match=naming('embedding/kernel', 'step 1')):
+      saved.restore(abstract_of(state), wrong)
+    with pytest.raises(errors.UserError, match=naming('config.weights.source')):
+      saved.restore_params(both, frozen=wrong)
+  assert steps_in(tmp_path) == [1]
+
+
+@pytest.mark.slow
+def test_shapes_without_sharding_go_to_one_device(tmp_path):
+  saved = write(tmp_path, steps=[1])
+  abstract = jax.eval_shape(lambda: make_state(1).params)
+  params, _ = saved.restore_params(abstract)
+  assert_same(params, make_state(1).params)
+
+
+def test_reading_leaves_an_unfinished_step_of_another_process_alone(tmp_path):
+  saved = write(tmp_path, steps=[1])
+  unfinished = tmp_path / '2.orbax-checkpoint-tmp'
+  unfinished.mkdir()
+  assert saved.restore(abstract_of(make_state(1)))[1] == {'position': 10}
+  assert unfinished.exists()
+  assert saved.latest() == 1
+  saved.save(make_state(2), {})  # now it is our folder: left-overs are swept
+  saved.close()
+  assert sorted(os.listdir(tmp_path)) == ['1', '2']
+
+
+def test_reading_an_empty_folder_is_the_users_error(tmp_path):
+  saved = checkpoints.Checkpoints(tmp_path / 'none')
+  with pytest.raises(errors.UserError, match=naming(tmp_path / 'none')):
+    saved.restore_params(abstract_of(make_state()).params)
+  with pytest.raises(errors.UserError, match=naming(tmp_path / 'none')):
+    saved.meta()
+  assert not (tmp_path / 'none').exists()
+
+
+# -- what is saved, and kept --------------------------------------------------------
+
+
+def test_a_step_is_saved_once(tmp_path):
+  saved = checkpoints.Checkpoints(tmp_path)
+  assert saved.save(make_state(5), {'first': True})
+  assert saved.save(make_state(5), {'first': False})
+  saved.close()
+  assert saved.meta() == {'first': True}
+  again = checkpoints.Checkpoints(tmp_path)
+  assert again.save(make_state(5), {'first': False})
+  again.close()
+  assert again.meta() == {'first': True}
+
+
+@pytest.mark.parametrize(('field', 'value'), [('params', np.nan), ('ema', -np.inf)])
+def test_non_finite_parameters_are_never_saved(tmp_path, capfd, field, value):
+  saved = checkpoints.Checkpoints(tmp_path)
+  state = make_state(2)
+  tree = getattr(state, field)
+  tree['pos'] = tree['pos'].at[3, 2].set(value)
+  assert saved.save(state, {}) is False
+  saved.close()
+  assert os.listdir(tmp_path) == []
+  error = capfd.readouterr().err
+  assert re.search(naming('step 2', 1, f'{field}/pos'), error)
+  assert error.count('\n') == 1
+
+
+def test_a_non_finite_moment_is_never_saved(tmp_path, capfd):
+  # The step after it would spoil the parameters.
+  state = make_state(2)
+  state.opt_state = jax.tree.map(lambda x: x / 0, state.opt_state)
+  saved = checkpoints.Checkpoints(tmp_path)
+  assert saved.save(state, {}) is False
+  saved.close()
+  assert os.listdir(tmp_path) == []
+  assert re.search(naming('step 2', 'train/opt_state'), capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
+  ('options', 'kept'),
+  [
+    slow(dict(keep_latest=1, keep_every=3), [3, 6]),
+    slow(dict(keep_latest=2, best='accuracy'), [2, 5, 6]),
+    slow(dict(keep_latest=2, best='val_loss', larger_is_better=False), [4, 5, 6]),
+    (dict(keep_latest=2, best='absent'), [5, 6]),
+  ],
+)
+def test_what_is_kept(tmp_path, options, kept):
+  accuracy = {1: 0.1, 2: 0.9, 3: 0.5, 4: np.nan, 5: 0.7}
+  loss = {1: 3.0, 2: 2.0, 3: 1.5, 4: 0.5, 5: np.inf}
+  # A new manager at every step: what is best must be known after a restart, too.
+  for step in range(1, 7):
+    metrics = {}
+    if step in accuracy:
+      metrics = {'accuracy': accuracy[step], 'val_loss': loss[step]}
+    saved = checkpoints.Checkpoints(tmp_path, **options)
+    assert saved.save(make_state(step), {}, metrics or None)
+    saved.close()
+  assert steps_in(tmp_path) == kept
+  if 'best' in options:
+    reader = checkpoints.Checkpoints(tmp_path, **options)
+    if options['best'] == 'absent':
+      with pytest.raises(errors.UserError, match=naming("'absent'", "step='best'")):
+        reader.restore_params(abstract_of(make_state()).params, step='best')
+    else:
+      params, _ = reader.restore_params(abstract_of(make_state()).params, step='best')
+      assert_same(params, make_state(kept[0]).params)
+
+
+@pytest.mark.parametrize(
+  'options', [dict(every=0), dict(keep_latest=0), dict(keep_every=-1)]
+)
+def test_options_out_of_range(tmp_path, options):
+  with pytest.raises(
+    errors.UserError, match=naming(f'checkpoint.{next(iter(options))}', 1)
+  ):
+    checkpoints.Checkpoints(tmp_path, **options)
+
+
+def test_a_url_of_another_kind_is_refused():
+  with pytest.raises(
+    errors.UserError, match=naming('s3://bucket/run', 'gs://', 'mount')
+  ):
+    checkpoints.Checkpoints('s3://bucket/run')

@@ -1,0 +1,248 @@
+"""Damaged checkpoints are always reported, and other errors are not mistaken for damage."""
+
+import dataclasses
+import logging
+import os
+import random
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from tests.support import naming
+from tests.support.states import (
+  abstract_of,
+  assert_same,
+  files_of,
+  make_state,
+  steps_in,
+  write,
+)
+from vit_jax import errors
+from vit_jax.checkpoint import checkpoints, manifest, orbax_steps
+
+# Orbax reads several arrays at once and raises the error of the first broken one; Python
+# warns about those of the others when it frees them (orbax-checkpoint 0.12.8, 2026-11-23).
+pytestmark = pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
+
+@pytest.fixture(scope='module')
+def good(tmp_path_factory):
+  path = tmp_path_factory.mktemp('good')
+  saved = checkpoints.Checkpoints(path)
+  for step in (1, 2):
+    assert saved.save(make_state(step, ema=False), {'position': step * 10})
+  saved.close()
+  return path
+
+
+def flip(path, position, bit):
+  data = bytearray(path.read_bytes())
+  data[position] ^= 1 << bit
+  path.write_bytes(data)
+
+
+def restore_damaged(path, capfd):
+  """Returns the step that was used; asserts that any damage was reported."""
+  abstract = abstract_of(make_state(ema=False))
+  state, meta = checkpoints.Checkpoints(path).restore(abstract)
+  error = capfd.readouterr().err  # of the file descriptor: Orbax's noise, too
+  used = int(state.step)
+  assert_same(state, make_state(used, ema=False))
+  assert meta == {'position': used * 10}
+  if used == 2:  # the damage touched nothing that is read
+    assert error == ''
+    assert steps_in(path) == [1, 2]
+  else:
+    assert re.search(naming('step 2', f'{path}/2.corrupt', 'step 1'), error)
+    assert error.count('\n') == 1
+    assert sorted(os.listdir(path)) == ['1', '2.corrupt']
+  return used
+
+
+FAULTS = ('flip', 'truncate', 'delete')
+
+
+@pytest.mark.parametrize(
+  'shift',
+  [
+    pytest.param(0, marks=pytest.mark.slow),
+    *(pytest.param(i, marks=pytest.mark.faults) for i in (1, 2)),
+  ],
+)
+def test_damage_of_each_file_is_never_silent(
+  good, tmp_path, capfd, shift, faults_table
+):
+  rng = random.Random(shift)
+  used = []
+  for i, original in enumerate(files_of(good / '2')):
+    fault = FAULTS[(i + shift) % 3]
+    path = tmp_path / str(i)
+    shutil.copytree(good, path)
+    target = path / original.relative_to(good)
+    size = target.stat().st_size
+    if fault == 'flip':
+      flip(target, rng.randrange(size), rng.randrange(8))
+    elif fault == 'truncate':
+      os.truncate(target, rng.choice([0, size // 2, size - 1]))
+    else:
+      target.unlink()
+    used.append(restore_damaged(path, capfd))
+    name = f'{original.relative_to(good)} {fault} {shift}'
+    faults_table('checkpoint files', name, 'handled', f'step {used[-1]} is used')
+  assert 1 in used  # the faults reach what is read
+
+
+@pytest.mark.thorough
+def test_flipped_bits_of_the_arrays_are_found(good, tmp_path, capfd):
+  # The array data, where Orbax itself notices nothing.
+  data = max(files_of(good / '2' / 'train'), key=lambda p: p.stat().st_size)
+  rng = random.Random(0)
+  for i in range(4):
+    path = tmp_path / str(i)
+    shutil.copytree(good, path)
+    flip(path / data.relative_to(good), rng.randrange(data.stat().st_size), i)
+    restore_damaged(path, capfd)
+
+
+def test_the_message_names_the_leaf(tmp_path, capfd, monkeypatch):
+  # The checksum as saved is of another kernel: what a decoder that does not notice
+  # a flipped bit leaves us with.
+  path = tmp_path / 'c'
+  saved = checkpoints.Checkpoints(path)
+  saved.save(make_state(1), {})
+  saved.wait()
+  real = checkpoints.survey
+
+  def survey(flat):
+    prints, bad = real(flat)
+    return prints | {'params/head/kernel': prints['params/head/kernel'] ^ 1}, bad
+
+  monkeypatch.setattr(checkpoints, 'survey', survey)
+  saved.save(make_state(2), {})
+  saved.close()
+  monkeypatch.undo()
+  saved.restore(abstract_of(make_state()))
+  facts = ('step 2', 'params/head/kernel', f'{path}/2.corrupt', 'step 1')
+  assert re.search(naming(*facts), capfd.readouterr().err)
+
+
+def test_several_damaged_steps_and_a_name_already_taken(tmp_path, capfd):
+  write(tmp_path)
+  for step in (2, 3):
+    (tmp_path / str(step) / 'meta' / 'metadata').write_text('{"body": {}, "sha256": 0}')
+  (tmp_path / '3.corrupt').mkdir()
+  state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+  assert int(state.step) == 1
+  first, second = capfd.readouterr().err.splitlines()
+  assert re.search(naming('step 3', 'meta', '3.corrupt1', 'step 1'), first)
+  assert re.search(naming('step 2', 'meta', '2.corrupt', 'step 1'), second)
+  assert sorted(os.listdir(tmp_path)) == ['1', '2.corrupt', '3.corrupt', '3.corrupt1']
+  # The run goes on: those steps are saved again beside the ones set aside.
+  write(tmp_path, steps=(2, 3))
+  assert steps_in(tmp_path) == [1, 2, 3]
+
+
+def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capfd):
+  saved = write(tmp_path)
+  for step in (1, 2, 3):
+    os.truncate(tmp_path / str(step) / 'meta' / 'metadata', 10)
+  for _ in range(2):  # a restart says the same: it never starts from 0 by itself
+    with pytest.raises(errors.NoUsableCheckpoint) as caught:
+      checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+    text = str(caught.value)
+    assert re.search(naming(tmp_path, 'step 1', 'step 2', 'step 3', 'workdir'), text)
+    assert '\n' not in text
+    assert sorted(os.listdir(tmp_path)) == ['1', '2', '3']
+  with pytest.raises(errors.NoUsableCheckpoint):
+    saved.meta()
+  with pytest.raises(errors.NoUsableCheckpoint, match=naming('step 2')):
+    saved.restore_params(abstract_of(make_state()).params, step=2)
+  assert capfd.readouterr().err == ''
+
+
+def test_only_set_aside_steps_left_is_an_error_too(tmp_path):
+  (tmp_path / '4.corrupt').mkdir()
+  with pytest.raises(errors.NoUsableCheckpoint, match=naming('4.corrupt')):
+    checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+
+
+def test_restore_params_reports_damage_but_moves_nothing(tmp_path, capfd):
+  saved = write(tmp_path)
+  shutil.rmtree(tmp_path / '3' / 'params')
+  params, _ = saved.restore_params(abstract_of(make_state()).params)
+  assert_same(params, make_state(2).params)
+  error = capfd.readouterr().err
+  assert re.search(naming('step 3', 'step 2'), error)
+  assert steps_in(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_another_configuration_is_no_damage(tmp_path, capfd):
+  saved = write(tmp_path)
+  abstract = abstract_of(make_state())
+  head = abstract.params['head']
+  wide = jax.ShapeDtypeStruct((16, 99), jnp.float32)
+  half = jax.ShapeDtypeStruct((16, 24), jnp.bfloat16)
+  cases = [
+    ({**head, 'kernel': wide}, ('kernel', '(16, 24) float32', '(16, 99) float32')),
+    ({**head, 'kernel': half}, ('kernel', '(16, 24) float32', '(16, 24) bfloat16')),
+    ({**head, 'scale': wide}, ('scale', '(16, 99) float32')),
+    ({'bias': head['bias']}, ('kernel', '(16, 24) float32')),
+  ]
+  for changed, (name, *shapes) in cases:
+    params = {**abstract.params, 'head': changed}
+    message = naming(tmp_path, 'step 3', f'params/head/{name}', *shapes)
+    state = dataclasses.replace(abstract, params=params)
+    for refused in (saved.restore, saved.check):
+      with pytest.raises(errors.UserError, match=message):
+        refused(state)
+    with pytest.raises(errors.UserError, match=message):
+      saved.restore_params(params)
+  other = optax.sgd(0.1, momentum=0.9).init(abstract.params)
+  with pytest.raises(errors.UserError, match=r'train/opt_state/.*\d+ more'):
+    saved.restore(dataclasses.replace(abstract, opt_state=other))
+  assert steps_in(tmp_path) == [1, 2, 3]
+  assert capfd.readouterr().err == ''
+
+
+def test_trouble_of_the_machine_is_no_damage(tmp_path, monkeypatch):
+  saved = write(tmp_path, steps=(1, 2))
+  kinds = [
+    (MemoryError(), MemoryError),
+    (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED'), jax.errors.JaxRuntimeError),
+    (PermissionError(13, 'Permission denied'), errors.UserError),
+    (ValueError('PERMISSION_DENIED: file'), errors.UserError),
+  ]
+  for raised, expected in kinds:
+
+    def fail(*_, error=raised, **__):
+      raise error
+
+    monkeypatch.setattr(orbax_steps.ocp.Checkpointer, 'restore', fail)
+    with pytest.raises(expected):
+      saved.restore(abstract_of(make_state()))
+  assert steps_in(tmp_path) == [1, 2]
+
+
+def test_a_newer_format_is_refused_not_set_aside(tmp_path, monkeypatch):
+  monkeypatch.setattr(manifest, 'FORMAT', 2)
+  saved = write(tmp_path, steps=(1, 2))
+  monkeypatch.undo()
+  with pytest.raises(errors.UserError, match=naming('format 2', 1)):
+    saved.restore(abstract_of(make_state()))
+  assert steps_in(tmp_path) == [1, 2]
+
+
+def test_reads_that_fail_after_the_first_are_not_said(caplog):
+  log = logging.getLogger('asyncio')
+  late = ValueError('UNKNOWN: Error opening "zarr" driver [tensorstore_spec={}]')
+  log.error('Future exception was never retrieved', exc_info=late)
+  assert caplog.records == []
+  log.error('Future exception was never retrieved', exc_info=ValueError('of ours'))
+  assert len(caplog.records) == 1

@@ -1,0 +1,93 @@
+"""Fingerprints of arrays and trees: the formula, on any devices, of every bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests.support.states import make_state
+from vit_jax import sharding
+from vit_jax.checkpoint import fingerprint
+
+
+def reference_fingerprint(x):
+  """The documented formula in exact Python and numpy integers."""
+  x = np.asarray(x)
+  if x.dtype == bool:
+    words = x.astype(np.uint64)
+  else:
+    words = x.reshape(-1).view(f'u{min(x.dtype.itemsize, 4)}').astype(np.uint64)
+  words, m = words.reshape(-1), np.uint64(2**32 - 1)
+  u = np.uint64
+  h = words ^ ((np.arange(words.size, dtype=u) * u(0x9E3779B9)) & m)
+  h = ((h ^ (h >> u(16))) * u(0x7FEB352D)) & m
+  h = ((h ^ (h >> u(15))) * u(0x846CA68B)) & m
+  return int((h ^ (h >> u(16))).sum()) % 2**32
+
+
+SHAPES = [(), (1,), (5, 3), (2, 3, 4, 5), (0, 4)]
+
+DTYPES = ['bfloat16', 'float16', 'int32', 'uint32', 'int8', 'uint8', 'bool']
+
+
+def test_fingerprint_is_the_documented_formula():
+  kinds = [('float32', shape) for shape in SHAPES] + [(d, (5, 3)) for d in DTYPES]
+  rng = np.random.default_rng(0)
+  tree = {
+    f'{dtype} {shape}': jnp.asarray(rng.normal(size=shape) * 50).astype(dtype)
+    for dtype, shape in kinds
+  }
+  expected = {name: reference_fingerprint(x) for name, x in tree.items()}
+  assert fingerprint.fingerprints(tree) == expected
+
+
+def test_fingerprint_of_64_bit_words():
+  x = np.random.default_rng(0).normal(size=(3, 5))
+  with jax.enable_x64(True):
+    assert fingerprint.fingerprints([x]) == {'0': reference_fingerprint(x)}
+
+
+def test_fingerprint_does_not_depend_on_sharding_or_devices():
+  x = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
+  seen = {reference_fingerprint(x)}
+  meshes = {
+    (1, 1): [()],
+    (4, 2): [('fsdp', 'data')],
+    (8, 2): [(), ('data',), (None, 'fsdp'), ('fsdp', 'data'), (('data', 'fsdp'),)],
+    (8, 8): [('data',)],
+  }
+  for (count, data), specs in meshes.items():
+    mesh = sharding.make_mesh(data, -1, devices=jax.devices()[:count])
+    for spec in specs:
+      y = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+      seen.add(fingerprint.fingerprints({'x': y})['x'])
+  assert len(seen) == 1
+
+
+def test_fingerprint_sees_every_single_bit():
+  x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+  was = reference_fingerprint(x)
+  prints = set()
+  for bit in range(x.size * 32):
+    y = x.copy().reshape(-1).view(np.uint32)
+    y[bit // 32] ^= np.uint32(1 << bit % 32)
+    prints.add(fingerprint.fingerprints([y.view(np.float32).reshape(4, 4)])['0'])
+  assert was not in prints
+
+
+def test_fingerprint_sees_swapped_rows_transposes_and_pairs_of_signs():
+  x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+  signs = x.copy()
+  signs[0, :2] *= -1  # two top bits: what a plain weighted sum does not see
+  others = [x[[1, 0, *range(2, 8)]], x.T, signs, np.roll(x, 1)]
+  prints = [fingerprint.fingerprints([y])['0'] for y in [x, *others]]
+  assert len(set(prints)) == len(prints)
+
+
+def test_digest_is_of_the_whole_and_ignores_order():
+  prints = fingerprint.fingerprints(make_state(1))
+  assert 'params/head/kernel' in prints
+  reverse = dict(reversed(prints.items()))
+  assert fingerprint.digest(prints) == fingerprint.digest(reverse)
+  assert fingerprint.digest(prints) != fingerprint.digest(prints | {'step': 0})
+  assert len(fingerprint.digest(prints)) == 64

@@ -1,0 +1,132 @@
+"""Every recipe in configs/: found by name, so that a new one is tested when it is there."""
+
+import re
+import shlex
+
+import jax
+import pytest
+
+from tests.support import runs
+from vit_jax import config, models
+from vit_jax.train import arguments, schema
+from vit_jax.train import run as train
+
+CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
+every_config = pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+  monkeypatch.chdir(runs.ROOT)
+
+
+# Digits is what the runs of most other tests are made from (see `runs`). Of the others,
+# some are started below, where all but compiling and computing is done; their models have
+# gradients in test_models_gradients, their optimizers steps in test_optimizers, their
+# losses and mixing in test_step. `make test-slow` runs them all.
+QUICK = {'vit_b16'}
+# Those that are started: one of each task and of each kind of model.
+STARTED = (
+  'masked_patches',
+  'detr_coco',
+  'vitdet_digits',
+  'augreg_i21k',
+  'swin_i1k',
+  'resnet_i1k',
+  'finetune',
+)
+# Of these, what needs no line that the others do not.
+LATER = ('vitdet_digits', 'augreg_i21k', 'swin_i1k', 'resnet_i1k')
+
+
+@pytest.mark.parametrize(
+  'path',
+  [
+    pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.slow)
+    for path in CONFIGS
+  ],
+  ids=lambda path: path.stem,
+)
+def test_debug_runs_end_to_end(path, tmp_path, monkeypatch):
+  runs.on_one_device(monkeypatch)
+  workdir = tmp_path / 'run'
+  c = config.load(f'{path}:debug')
+  status, rows = train.train(c, workdir)
+  runs.assert_finished(status, rows, c['evals'])
+  assert status == runs.status(workdir)
+  assert rows[0].keys() >= {'step'}
+  assert str(status['step']) in runs.saved(workdir)
+
+
+class Started(Exception):
+  pass
+
+
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(n, marks=pytest.mark.slow if n in LATER else ()) for n in STARTED],
+)
+def test_debug_starts(name, tmp_path, monkeypatch):
+  # All that comes before the first step but its compilation: the data and evaluations
+  # are open, the state has its shape, the step is traced.
+  def trace(step, abstract, spec, mesh):
+    after, values = jax.eval_shape(step, abstract, spec)
+    assert jax.tree.structure(after) == jax.tree.structure(abstract)
+    assert 'loss' in values
+    raise Started
+
+  runs.on_one_device(monkeypatch)
+  monkeypatch.setattr(train, 'compile_step', trace)
+  with pytest.raises(Started):
+    train.train(config.load(f'configs/{name}.py:debug'), tmp_path)
+
+
+def named(c):
+  """Returns a config; if its weights name the model, as if they were those of B/16."""
+  if not c.get('weights') or 'name' in c['model']:
+    return c
+  return {**c, 'model': {'name': 'vit', 'variant': 'B/16', **c['model']}}
+
+
+@pytest.mark.thorough
+@every_config
+def test_the_recipe_itself_is_sound(path):
+  c = schema.check(named(config.load(str(path))))
+  model = models.build(**{'num_classes': 10, **c['model']})
+  size = re.search(r'(?:crop|resize)\((\d+)', c['data']['pp'])
+  if hasattr(model, 'scan'):
+    model = model.clone(scan=True)  # one block is traced, not forty
+  side = int(size[1]) if size else 8
+  assert 'head' in models.shapes_of(model, (side, side, 3))['params']
+
+
+@every_config
+def test_the_docstring_has_commands_that_work(path):
+  docstring = path.read_text().split('"""')[1]
+  title, _, rest = docstring.partition('\n')
+  assert title.endswith('.')
+  commands = re.findall(r'^ +(vit_jax train .*)$', rest, re.MULTILINE)
+  its_name = re.compile(rf'--config={path.stem}\b')
+  assert any(map(its_name.search, commands)), (
+    f'{path.name}: the docstring gives the command, the time or hardware, and what to expect'
+  )
+  for command in commands:
+    _, c, _ = arguments.parse(shlex.split(command, comments=True)[2:])
+    schema.check(named(c))
+
+
+@every_config
+def test_what_is_held_out_chooses_the_best_step(path):
+  c = config.load(str(path))
+  if 'val' in c['evals']:
+    assert c['checkpoint']['best'].partition('/')[0] in ('val', 'minival')
+
+
+@pytest.mark.parametrize(
+  ('arg', 'warmup'),
+  [('', 100), ('steps=1_000', 100), ('steps=20', 2), ('steps=5', 0)]
+  + [('steps=20,warmup=7', 7)],
+)
+def test_a_short_run_on_a_folder_warms_up_in_a_tenth_of_it(arg, warmup):
+  c = config.load(f'folder:{arg}')
+  assert c['optim']['schedule']['warmup'] == warmup

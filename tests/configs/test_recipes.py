@@ -1,0 +1,201 @@
+"""Every pre-training recipe against what was published, published_recipes.py."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import runs
+from tests.support.published_recipes import RECIPES
+from vit_jax import config, models, optim, trees
+from vit_jax.data.ops import registry
+from vit_jax.train import periods, schema
+
+# Enough of a model's parameters to see the rules.
+PARAMS = {
+  'embedding': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
+  'Transformer': {'encoderblock_0': {'LayerNorm_0': {'scale': jnp.ones(2)}}},
+  'stage1_block_0': {'attention': {'relative_positions': {'rows': jnp.ones((3, 2))}}},
+  'cls': jnp.ones(2),
+  'head': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)},
+}
+
+
+@functools.cache
+def decay_of(options: str) -> dict[str, float]:
+  """Returns by how much a step of rate 1 without a gradient decays parameters of 1."""
+  tx = optim.build(lr=1.0, total_steps=1, **json.loads(options)).tx
+  zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+  updates, _ = tx.update(zeros, tx.init(PARAMS), PARAMS, rate=jnp.float32(1))
+  return {name: -float(u.ravel()[0]) for name, u in trees.flatten(updates).items()}
+
+
+@pytest.mark.parametrize(('spec', 'row'), RECIPES)
+def test_a_recipe_is_that_of_its_table(spec, row):
+  c = schema.check(config.load(f'{runs.ROOT}/configs/{spec}'))
+  assert c['data']['batch_size'] == row['batch']
+  assert (c['model']['name'], c['model']['variant']) == (
+    row.get('name', 'vit'),
+    row['model'],
+  )
+
+  steps = config.total_steps(c, row['examples'], row['batch'])
+  assert steps == row.get('steps') or steps == round(
+    row['epochs'] * row['examples'] / row['batch']
+  )
+  family = models.family(c['model']['name'])
+  optimizer = optim.build(**c['optim'], total_steps=steps, family=family)
+  lr, warmup, end = row['lr'], row['warmup'], row.get('end', 0.0)
+  middle = warmup + (steps - warmup) / 2
+  expected = {0: 0.0, warmup / 2: lr / 2, warmup: lr}
+  if row['decay'] == 'rsqrt':  # timescale 10k, 50k steps of cooldown
+    expected |= {20_000: lr / np.sqrt(2), 110_000: lr / np.sqrt(11)}
+    expected |= {975_000: lr / np.sqrt(97.5) / 2, steps: 0.0}
+  elif row['decay'] == 'multistep':  # a third each
+    expected |= {middle: lr / 10, steps: lr / 100}
+  else:
+    expected |= {middle: (lr + end) / 2, steps: end}
+  rates = optimizer.rate(np.array(list(expected)))
+  # float32: the end of a cosine, 1 + cos pi, is off by 1e-7 of the peak.
+  np.testing.assert_allclose(
+    rates, list(expected.values()), rtol=1e-4, atol=1e-7 * lr, err_msg=str(expected)
+  )
+
+  options = {k: v for k, v in c['optim'].items() if k not in ('lr', 'schedule')}
+  for name, value in decay_of(json.dumps(options)).items():
+    decayed = re.fullmatch(row.get('decayed', '.*kernel'), name)
+    factor = row['wd'] if decayed else row.get('wd_others', 0.0)
+    factor = row.get('wd_head', factor) if name == 'head/kernel' else factor
+    np.testing.assert_allclose(value, factor, rtol=1e-5, err_msg=name)
+  assert c['optim'].get('clip') == row.get('clip')
+  assert c['optim'].get('moment_dtype') == row.get('moment')
+  assert c['optim']['name'] == (
+    'adafactor'
+    if row['decay'] == 'rsqrt'
+    else 'sgd'
+    if row.get('name', 'vit') in ('bit', 'resnet', 'resnet_gn') and 'jft' not in spec
+    else 'adamw'
+  )
+
+  task = c['task']
+  assert task == row.get('task', task)
+  assert task.get('loss', 'softmax') == ('sigmoid' if row.get('sigmoid') else 'softmax')
+  assert task.get('label_smoothing', 0) == row.get('smoothing', 0)
+  assert task.get('mixup', 0.0) == row.get('mixup', 0.0)
+  assert task.get('cutmix', 0.0) == row.get('cutmix', 0.0)
+  assert task.get('mixup_mode', 'batch') == 'batch'
+
+  # Two numbers: big_vision's, three: timm's with noise and increasing severities.
+  randaug = 'randaug_increasing' if len(row.get('randaug') or ()) == 3 else 'randaug'
+  ops = registry.parse(c['data']['pp'])
+  assert [op.name for op in ops if op.kind == 'image'] == [
+    *('decode', 'inception_crop', 'flip_lr'),
+    *([randaug] if row.get('randaug') else []),
+    'value_range',
+    *(['random_erasing'] if row.get('erasing') else []),
+  ]
+  texts = {op.name: op.text for op in ops}
+  crop = row.get('crop', 'inception_crop(224)')
+  assert texts['inception_crop'] == crop
+  assert texts['value_range'] == 'value_range(-1, 1)'
+  if row.get('randaug'):  # True: as the published runs of Google's code had it
+    numbers = row['randaug'] if len(row['randaug']) == 3 else (*row['randaug'], True)
+    assert texts[randaug] == f'{randaug}{numbers}'
+  if row.get('erasing'):
+    assert texts['random_erasing'] == f'random_erasing({row["erasing"]})'
+  assert (
+    c['evals']['val']['data']['pp']
+    == 'decode|resize_small(256)|central_crop(224)|value_range(-1, 1)'
+  )
+
+  model = models.build(**{'num_classes': 10, **c['model']})
+  assert getattr(model, 'dropout', 0.0) == row.get('dropout', 0.0)
+  assert getattr(model, 'stochastic_depth', 0.0) == row.get('depth', 0.0)
+  assert getattr(model, 'posemb', 'learn') == row.get('posemb', 'learn')
+  # None: 1 / sqrt(width), big_vision's; 0.02 is vision_transformer's.
+  assert getattr(model, 'posemb_std', 0.02) == row.get('posemb_std', 0.02)
+  for field in ('classifier', 'zero_pad_pool', 'zero_init'):
+    if field in row:
+      assert getattr(model, field) == row[field]
+  hidden = model.width if row.get('hidden') else None
+  assert getattr(model, 'representation_size', None) == hidden
+  assert model.head_bias_init == row.get('bias', 0.0)
+  # What is left out of training chooses the best step; what is reported does not.
+  if c['data']['split'] == 'train[:99%]':
+    splits = {name: section['data']['split'] for name, section in c['evals'].items()}
+    averaged = {'ema': 'validation'} if c['optim'].get('ema') else {}
+    assert splits == {'minival': 'train[99%:]', 'val': 'validation'} | averaged
+    assert c['checkpoint']['best'] == 'minival/top1'
+
+
+def test_the_small_vit_has_the_parameters_that_its_authors_print():
+  c = config.load(f'{runs.ROOT}/configs/vit_s16_i1k.py')
+  model = models.build(**c['model'], scan=True)  # one block to trace, not twelve
+  image = jnp.zeros((1, 224, 224, 3))
+  params = jax.eval_shape(model.init, jax.random.key(0), image)
+  assert sum(x.size for x in jax.tree.leaves(params)) == 22_122_472
+
+
+@pytest.mark.parametrize(
+  'name', ['vit_b16', 'vit_jft', 'vit_g_jft3b', 'masked_patches']
+)
+def test_few_shot_images_are_those_of_the_reference_code(name):
+  c = config.load(f'{runs.ROOT}/configs/{name}.py:fewshot=tfds:dtd')
+  fewshot = c['evals']['fewshot']
+  # big_vision's configs/common_fewshot.py
+  assert fewshot['pp'] == 'decode|resize(256)|central_crop(224)|value_range(-1, 1)'
+
+
+def test_augreg_s_words_are_checked():
+  load = lambda arg: config.load(f'{runs.ROOT}/configs/augreg_i1k.py:{arg}')
+  for arg, message in (
+    ('aug=medium3', 'Did you mean "medium'),
+    ('names=csv', r"one of \['config', 'files'\]"),
+    ('variant=S/8', r"one of \['Ti/16', 'S/32'"),
+  ):
+    with pytest.raises(config.UserError, match=message):
+      load(arg)
+
+
+@pytest.mark.slow
+def test_the_cifar_example_is_that_of_its_source():
+  c = config.load(f'{runs.ROOT}/configs/cifar10_ti16.py')
+  assert (c['seed'], c['epochs'], c['data']['batch_size']) == (42, 10, 128)
+  assert c['optim']['name'] == 'adam'
+  optimizer = optim.build(**c['optim'], total_steps=3910)
+  # CosineAnnealingLR(T_max=10) of torch, set after each epoch, and from epoch 8 on the
+  # constant rate under which Lightning averages weights.
+  epochs = np.minimum(np.arange(10), 8)
+  expected = 1e-3 * 0.5 * (1 + np.cos(np.pi * epochs / 10))
+  for n in range(10):
+    rates = optimizer.rate(np.array([n * 391, n * 391 + 390]))
+    np.testing.assert_allclose(rates, expected[n], rtol=1e-5)
+  assert c['checkpoint']['best'] == 'val/loss'
+  (resize,) = (op for op in registry.parse(c['data']['pp']) if op.name == 'resize')
+  assert resize.text == "resize(224, antialias=True, rounding='nearest')"  # as Pillow
+  assert c['task'] == {'name': 'classify', 'loss': 'softmax'}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('examples', [49_000, 300])
+def test_an_epoch_of_the_cifar_example_is_one_of_its_data(examples):
+  c = schema.check(config.load(f'{runs.ROOT}/configs/cifar10_ti16.py:weights='))
+  total = config.total_steps(c, examples, 128)
+  epochs = [round(n * total / 10) for n in range(11)]
+  assert total == round(10 * examples / 128)
+  c = periods.in_steps(c, total)
+  assert c['evals']['val']['every'] == c['checkpoint']['every'] == epochs[1]
+  optimizer = optim.build(**c['optim'], total_steps=total)
+  rates = np.asarray(optimizer.rate(np.arange(total)))
+  (changes,) = np.nonzero(np.diff(rates))
+  np.testing.assert_allclose(changes + 1, epochs[1:9], atol=1)  # rounded up, not down
+  # The parameters are averaged where the last two epochs end.
+  update = lambda mean, n: (optimizer.average(mean, n + 1.0, n),) * 2
+  seen = jax.lax.scan(update, 0.0, jnp.arange(total))[1].tolist()
+  assert seen[epochs[9] - 2 : epochs[9]] == [epochs[9] - 1, epochs[9]]
+  assert seen[epochs[9]] == epochs[9]
+  assert seen[-2:] == [epochs[9], (epochs[9] + total) / 2]

@@ -1,0 +1,130 @@
+"""Images that cannot be read: masked, listed, and too many of them end the run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support import image_folder, naming
+from tests.support.image_folder import FOLDER, take
+from vit_jax.data import bad_images, batching, pipeline
+from vit_jax.errors import UserError
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return image_folder.write(tmp_path_factory.mktemp('images'))
+
+
+@pytest.fixture
+def broken(folder, tmp_path):
+  """The folder with five files broken in five ways; returns (root, paths, good)."""
+  import shutil
+
+  good = tmp_path / 'good'
+  root = tmp_path / 'broken'
+  shutil.copytree(folder, good)
+  shutil.copytree(folder, root)
+  files = ['a/0.jpg', 'a/1.png', 'b/2.jpg', 'c/0.jpg', 'c/3.png']
+  paths = [str(root / 'train' / name) for name in files]
+  whole = [(root / 'train' / name).read_bytes() for name in files]
+  contents = [
+    whole[0][: len(whole[0]) // 2],
+    whole[1][:60],
+    b'This is text, not a JPEG.',
+    b'',
+    # 10^9 x 10^9 pixels by its header.
+    whole[4][:16] + (10**9).to_bytes(4, 'big') * 2 + whole[4][24:],
+  ]
+  for path, content in zip(paths, contents, strict=True):
+    with open(path, 'wb') as file:
+      file.write(content)
+  return root, paths, good
+
+
+@pytest.mark.parametrize(
+  'pp',
+  [
+    FOLDER,
+    pytest.param('decode|resize(8)|value_range(-1,1)', marks=pytest.mark.slow),
+  ],
+)
+def test_bad_images_are_masked_and_reported(broken, tmp_path, pp):
+  root, paths, good = broken
+  log = str(tmp_path / 'bad_images.jsonl')
+  batches = pipeline.train(str(root), 'train', pp, 13, bad_log=log)
+  got = take(batches.iterate(), 6)  # two epochs
+  want = take(pipeline.train(str(good), 'train', pp, 13).iterate(), 6)
+  masked = np.concatenate([b['mask'] for b in got]) == 0
+  assert masked.sum() == 2 * 5
+  for a, b in zip(got, want, strict=True):
+    fine = a['mask'] == 1
+    np.testing.assert_array_equal(a['image'][fine], b['image'][fine])
+    np.testing.assert_array_equal(a['label'], b['label'])
+    assert not a['image'][~fine].any()
+  lines = bad_images.read_log(log)
+  assert sorted(line['path'] for line in lines) == sorted(paths)
+  assert batches.bad_images == 5
+  reasons = {line['path']: line['reason'] for line in lines}
+  assert reasons[paths[2]] == 'not an image of a known type'
+  assert reasons[paths[3]] == 'empty file'
+  assert all(reasons.values())
+  # A restart, and another pipeline, write no path twice.
+  take(pipeline.train(str(root), 'train', pp, 13, bad_log=log).iterate(2), 4)
+  again = pipeline.evaluate(str(root), 'train', pp, 13, bad_log=log)
+  assert sum(batch['mask'].sum() for batch in again.iterate()) == 39 - 5
+  assert again.bad_images == 5
+  assert bad_images.read_log(log) == lines
+
+
+@pytest.mark.slow
+def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
+  root, *_ = broken
+  args = str(root), 'train', FOLDER, 13
+  whole = take(pipeline.train(*args).iterate(), 3)
+  for chunk in (1, 5):  # of one: nothing is left of some
+    monkeypatch.setattr(batching, 'CHUNK', chunk)
+    for a, b in zip(take(pipeline.train(*args).iterate(), 3), whole, strict=True):
+      assert a.keys() == b.keys()
+      for key in a:
+        np.testing.assert_array_equal(a[key], b[key])
+
+
+@pytest.mark.slow
+def test_a_torn_line_is_repaired(broken, tmp_path):
+  root, paths, _ = broken
+  log = tmp_path / 'bad_images.jsonl'
+  log.write_text(json.dumps({'path': paths[0]}) + '\n{"path": "/x')
+  list(pipeline.evaluate(str(root), 'train', FOLDER, 8, bad_log=str(log)).iterate())
+  assert sorted(x['path'] for x in bad_images.read_log(str(log))) == sorted(paths)
+
+
+def test_too_many_bad_images_end_the_run(broken, tmp_path):
+  root, *_ = broken
+  log = str(tmp_path / 'bad_images.jsonl')
+  args = (str(root), 'train', FOLDER, 13)
+  batches = pipeline.train(*args, max_bad_fraction=4 / 39, bad_log=log)
+  with pytest.raises(UserError, match=naming(5, 39, 'max_bad_fraction', 4, log)):
+    take(batches.iterate(), 3)
+  assert len(bad_images.read_log(log)) == 5
+  take(pipeline.train(*args, max_bad_fraction=5 / 39).iterate(), 3)
+  with pytest.raises(UserError, match=naming(1, 39, 'max_bad_fraction', 0)):
+    take(pipeline.train(*args, max_bad_fraction=0).iterate(), 3)
+  with pytest.raises(UserError, match=naming('max_bad_fraction=2', 0, 1)):
+    pipeline.train(*args, max_bad_fraction=2)
+
+
+@pytest.mark.parametrize(
+  ('count', 'expected'), [(10, 5), (30, 15), (100, 20), (50_000, 50), (1_281_167, 1281)]
+)
+def test_how_many_bad_images_are_accepted(count, expected):
+  assert bad_images.limit(count, None) == expected
+  assert bad_images.limit(count, 0.25) == count // 4
+
+
+def test_ops_that_fail_on_every_image_end_the_run_with_their_reason(folder):
+  batches = pipeline.train(
+    str(folder), 'train', 'decode|random_crop(99)|value_range(-1,1)', 13
+  )
+  with pytest.raises(UserError, match=naming('random_crop', '99x99')):
+    take(batches.iterate(), 3)

@@ -1,0 +1,234 @@
+"""`classes`: which examples, in which order, with which labels; and everything sees it."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tests.support import naming, runs
+from tests.support.image_folder import FOLDER, take, write
+from vit_jax import config as config_lib
+from vit_jax import evaluators, sharding
+from vit_jax.data import cache, pipeline, sources
+from vit_jax.errors import UserError
+from vit_jax.tools import evaluate
+from vit_jax.tools.inspect import recipe
+from vit_jax.tools.report import pictures
+from vit_jax.train import schema
+
+PP = 'value_range(-1, 1)'
+UPPER = [5, 6, 7, 8, 9]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return write(tmp_path_factory.mktemp('images'))
+
+
+def expected(split, classes):
+  """(images, labels) of digits by hand: all of a split, then those of the classes."""
+  whole = sources.build('digits', split)
+  rows = [i for i, label in enumerate(whole.labels) if label in classes]
+  return whole.images[rows], [classes.index(whole.labels[i]) for i in rows]
+
+
+@pytest.mark.parametrize('classes', [UPPER, [9, 0, 4]])
+def test_keeps_the_order_and_numbers_the_classes_as_listed(classes):
+  found = sources.build('digits', 'train', classes=classes)
+  images, labels = expected('train', classes)
+  assert len(found) == len(images)
+  assert found.labels.tolist() == labels
+  assert found.num_classes == len(classes)
+  assert found.class_names == [str(c) for c in classes]
+  read = found.read(np.arange(len(found))[::-7])
+  assert [example['label'] for example in read] == labels[::-7]
+  np.testing.assert_array_equal([x['image'] for x in read], images[::-7])
+  names = sources.build('digits', 'train', classes=[str(c) for c in classes])
+  assert names.fingerprint == found.fingerprint
+
+
+def test_splits_count_the_examples_of_these_classes():
+  images, labels = expected('train', UPPER)
+  n, test = len(images), len(expected('test', UPPER)[0])
+  for split, rows in {
+    'train[:80]': np.arange(80),
+    'train[-10%:]': np.arange(n - round(n / 10), n),
+    'train[3:5]+train[:1]': np.array([3, 4, 0]),
+  }.items():
+    found = sources.build('digits', split, classes=UPPER)
+    assert found.labels.tolist() == [labels[i] for i in rows]
+    read = found.read(np.arange(len(found)))
+    np.testing.assert_array_equal([x['image'] for x in read], images[rows])
+  # Of several splits each is cut by itself.
+  both = sources.build('digits', 'test[:50%]+train[:80]', classes=UPPER)
+  assert len(both) == round(test / 2) + 80
+  want = expected('test', UPPER)[1][: round(test / 2)] + labels[:80]
+  assert both.labels.tolist() == want
+  assert [x['label'] for x in both.read(np.arange(len(both)))] == want
+  # 80 for training; the rest does not repeat any of them.
+  first, rest = (
+    {x['image'].tobytes() for x in found.read(np.arange(len(found)))}
+    for found in (
+      sources.build('digits', split, classes=UPPER)
+      for split in ('train[:80]', 'train[80:]')
+    )
+  )
+  assert not first & rest
+
+
+def test_a_folder_with_a_broken_image_and_a_limit(tmp_path):
+  root = write(tmp_path)
+  data = pipeline.evaluate(f'folder:{root}', 'val', FOLDER, 8, classes=['c', 'b'])
+  found = data.source
+  assert data.class_names == ['c', 'b']
+  for i, example in enumerate(found.read(np.arange(len(found)))):
+    assert found.name_of(i).split('/')[-2] == 'cb'[example['label']]
+  gone = found.name_of(0)
+  os.remove(gone)
+  first, second = found.read(np.arange(2))
+  assert 'error' in first
+  assert 'image' in second
+  limit = dict(classes=[0], max_file_bytes=1)
+  small = pipeline.evaluate(f'folder:{root}', 'val', FOLDER, 8, **limit)
+  assert all('error' in x for x in small.source.read(np.arange(5)))
+
+
+def test_training_batches_have_the_new_labels():
+  data = pipeline.train('digits', 'train[:40]', PP, 8, classes=[7, 3], seed=3)
+  (first, *_) = batches = take(data.iterate(), 5)
+  images, labels = expected('train', [7, 3])
+  for batch in batches:
+    np.testing.assert_array_equal(batch['label'], np.array(labels)[batch['index']])
+  assert sorted(np.concatenate([b['index'] for b in batches])) == list(range(40))
+  np.testing.assert_array_equal(first['image'], images[first['index']])
+
+
+def test_caches_and_fingerprints_see_it(folder):
+  def build(classes):
+    return sources.build(f'folder:{folder}', 'train', classes=classes)
+
+  found = build(['b', 'c'])
+  kept, wanted = cache.RawCache(found, 1 << 20), found.read(np.arange(26))
+  for _ in range(2):
+    assert kept.read(np.arange(26)) == wanted
+  choices = (None, ['a', 'b', 'c'], ['b', 'c'], ['c', 'b'])
+  assert len({build(classes).fingerprint for classes in choices}) == 4
+
+
+def test_parts_of_a_mixture():
+  parts = [
+    {'source': 'digits', 'classes': UPPER, 'weight': 1},
+    {'source': 'digits', 'classes': [0], 'label_offset': 5, 'weight': 1},
+  ]
+  data = pipeline.train(parts, 'train', PP, 8)
+  assert data.num_classes == 6
+  assert data.class_names == ['5', '6', '7', '8', '9', '0']
+  assert data.num_examples == len(expected('train', [*UPPER, 0])[0])
+
+
+def test_few_shot_data_sets():
+  classes = dict(source='digits', train='train[:60]', test='test', classes=UPPER)
+  few = evaluators.build(
+    'fewshot',
+    sharding.make_mesh(),
+    datasets={'upper': classes},
+    pp=PP,
+    batch_size=16,
+    shots=[2],
+  )
+  train, test = few.datasets['upper'].values()
+  assert (train.num_examples, train.num_classes) == (60, 5)
+  assert test.num_examples == len(expected('test', UPPER)[0])
+
+
+ERRORS = [
+  ('digits', [], ('config.data.classes', 'empty')),
+  ('digits', [1, 2, 1], ('1', 'twice')),
+  ('digits', [1, '1'], ("'1'", 'twice')),
+  ('digits', [-1], ('-1', '0')),
+  ('digits', [3, 10], ('digits', '10', '0 to 9')),
+  ('digits', ['tree'], ('digits', "'tree'", "'0'")),
+  ('synthetic', ['tree'], ('synthetic', "'tree'", 'index')),
+  ([{'source': 'digits'}], [1], ('config.data.classes', "'classes'")),
+]
+
+
+@pytest.mark.parametrize(('source', 'classes', 'facts'), ERRORS)
+def test_what_is_refused(source, classes, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    pipeline.train(source, 'train', PP, 4, classes=classes)
+
+
+def test_splits_that_these_classes_do_not_fill():
+  with pytest.raises(UserError, match=naming('digits', '[5]', '800')):
+    sources.build('digits', 'train[:800]', classes=[5])
+  with pytest.raises(UserError, match=naming("'tset'", 'test')):
+    sources.build('digits', 'tset', classes=[5])
+
+
+def test_needs_labels_that_are_known(tmp_path):
+  labels = np.eye(3, dtype=np.int64)
+  np.savez(tmp_path / 'a.npz', images=np.zeros((3, 4, 4, 1), np.uint8), labels=labels)
+  with pytest.raises(UserError, match=naming('a.npz', 'classes', 'folder')):
+    sources.build(f'arrays:{tmp_path}/a.npz', 'train', classes=[0])
+
+
+def debug_config(*flags):
+  config = config_lib.load('digits:debug,warmup=1')
+  config_lib.override(config, list(flags))
+  return config
+
+
+def test_an_evaluation_numbers_the_classes_as_training_does():
+  ours = 'data.classes=[5, 6]'
+  evals = schema.check(debug_config(ours))['evals']
+  assert evals['test']['data']['classes'] == [5, 6]
+  assert evals['test_ema']['data']['classes'] == [5, 6]
+  for other in ('[6, 5]', 'None'):
+    with pytest.raises(
+      UserError, match=naming('config.evals.test.data.classes', other)
+    ):
+      schema.check(debug_config(ours, f'evals.test.data.classes={other}'))
+  with pytest.raises(UserError, match=naming('config.data.classes')):
+    schema.check(debug_config('data.classes=five'))
+
+
+def test_tools_see_it():
+  config = schema.check(debug_config('data.classes=[5, 6]'))
+  record = recipe.describe(config)
+  assert record['classes'] == 2
+  assert record['train_examples'] == len(
+    sources.build('digits', config['data']['split'], classes=[5, 6])
+  )
+  shown = pictures.Examples(config['evals']['test']['data'])
+  assert len(shown.source) == len(
+    sources.build('digits', config['evals']['test']['data']['split'], classes=[5, 6])
+  )
+  config = recipe.load('finetune:data=cifar10', ["data.classes=['cat', 'dog']"])
+  assert recipe.describe(config)['classes'] == 2
+  assert recipe.describe(config)['train_examples'] is None  # the table does not know
+  config = {k: v for k, v in config.items() if k != 'steps'} | {'epochs': 1}
+  with pytest.raises(UserError, match=naming('cat', '--examples')):
+    recipe.describe(config)
+  assert recipe.describe(config, examples=512_000)['steps'] == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
+def test_a_run_and_its_evaluation(tmp_path, capsys):
+  flags = [*runs.SHORT, 'data.split=train[:80]', 'data.classes=[5, 6, 7, 8, 9]']
+  _, rows = runs.run(tmp_path, *flags)
+  written = json.loads((tmp_path / 'config.json').read_text())
+  assert written['model']['num_classes'] == 5
+  assert written['resolved']['num_examples'] == 80
+  assert written['resolved']['class_names'] == ['5', '6', '7', '8', '9']
+  with pytest.raises(UserError, match=naming('data.classes', 'data.fingerprint')):
+    runs.run(tmp_path, *flags[:-1], 'data.classes=[9, 8, 7, 6, 5]')
+  capsys.readouterr()
+  named = [str(tmp_path), '--data', 'digits', '--split', 'test']
+  assert evaluate.main([*named, '--classes', '5,6,7,8,9', '--json']) == 0
+  record = json.loads(capsys.readouterr().out)
+  assert record['classes'] == UPPER
+  assert record['examples'] == len(expected('test', UPPER)[0])
+  assert record['top1'] == pytest.approx(rows[-1]['test/top1'])

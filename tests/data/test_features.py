@@ -1,0 +1,167 @@
+"""Examples with boxes: declared by a source, moved by ops, padded, the same everywhere."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import naming
+from tests.support.image_folder import same, take
+from vit_jax.data import pipeline, sources
+from vit_jax.data.features import Feature, ImageFeature, LabelFeature
+from vit_jax.errors import UserError
+
+COUNT, BROKEN, LENGTH = 21, 5, 3
+PP = 'decode|resize(8)|flip_lr|value_range(-1, 1)|pad_to(boxes=3, label=3)'
+
+
+def example(index):
+  """Returns (image uint8 [h, w, 3], boxes [n, 4], labels [n]), n from 0 to 4.
+
+  Each box has a colour that occurs nowhere outside of it.
+  """
+  rng = np.random.default_rng(index)
+  size = 8 * (1 + rng.integers(1, 4, 2))
+  image = np.zeros((*size, 3), np.uint8)
+  n = index % 5
+  top, left = rng.uniform(0, 0.6, (2, n))
+  boxes = np.stack([top, left, top + 0.2, left + 0.3], 1).astype(np.float32)
+  return image, boxes.reshape(n, 4), rng.integers(0, 7, n)
+
+
+class Boxes(sources.Source):
+  """Encoded images, or arrays of one shape, with any number of boxes."""
+
+  num_classes, fingerprint = 7, 'toy'
+
+  def __init__(self, target, split):
+    self.name, self._encoded = f'boxes:{target}', target == 'encoded'
+    self.features = {
+      'image': ImageFeature(None if self._encoded else (16, 16, 3)),
+      'boxes': Feature((None, 4), 'float32', located=True),
+      'label': Feature((None,)),
+      'size': Feature((2,)),
+    }
+
+  def __len__(self):
+    return COUNT
+
+  def read(self, indices):
+    return [self._one(int(i)) for i in indices]
+
+  def _one(self, index):
+    image, boxes, label = example(index)
+    size = image.shape[:2]
+    if not self._encoded:
+      image = np.full((16, 16, 3), index, np.uint8)
+      image[:, :8] += 100
+    else:
+      image[:, : size[1] // 2] = 200  # bright on the left
+      data = io.BytesIO()
+      Image.fromarray(image).save(data, 'PNG')
+      image = data.getvalue()[: 60 if index == BROKEN else None]
+    return {'image': image, 'boxes': boxes, 'label': label, 'size': size}
+
+
+@pytest.fixture(autouse=True)
+def boxes(monkeypatch):
+  monkeypatch.setitem(sources.SOURCES, 'boxes', (__name__, 'Boxes', 'KIND'))
+
+
+def train(kind='encoded', pp=PP, **more):
+  pp = pp if kind == 'encoded' else pp.removeprefix('decode|')
+  options = {'seed': 3, 'max_bad_fraction': 1} | more
+  return pipeline.train(f'boxes:{kind}', 'train', pp, 6, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['encoded', 'arrays'])
+def test_boxes_follow_their_images(kind):
+  batches = train(kind)
+  spec = {k: (s.shape, s.dtype) for k, s in batches.spec.items()}
+  assert spec == {
+    'image': ((6, 8, 8, 3), np.uint8),
+    'boxes': ((6, LENGTH, 4), np.float32),
+    'boxes_mask': ((6, LENGTH), np.float32),
+    'label': ((6, LENGTH), np.int32),
+    'label_mask': ((6, LENGTH), np.float32),
+    'size': ((6, 2), np.int32),
+    'mask': ((6,), np.float32),
+    'index': ((6,), np.int32),
+  }
+  flipped = set()
+  for batch in take(batches.iterate(), 7):  # two epochs
+    assert {k: (x.shape, x.dtype) for k, x in batch.items()} == spec
+    for row in range(6):
+      image, *_ = example(batch['index'][row])
+      _, want, label = example(batch['index'][row])
+      if kind == 'encoded' and batch['index'][row] == BROKEN:
+        assert batch['mask'][row] == 0
+        assert not any(batch[k][row].any() for k in ('image', 'boxes', 'boxes_mask'))
+        continue
+      left, right = batch['image'][row, :, :3].mean(), batch['image'][row, :, 5:].mean()
+      flipped.add(left < right)
+      if left < right:
+        want = want[:, [0, 3, 2, 1]] * [1, -1, 1, -1] + [0, 1, 0, 1]
+      n = min(len(want), LENGTH)
+      np.testing.assert_allclose(batch['boxes'][row, :n], want[:n], atol=1e-6)
+      np.testing.assert_array_equal(batch['label'][row, :n], label[:n])
+      assert not batch['boxes'][row, n:].any()
+      for name in ('boxes_mask', 'label_mask'):
+        np.testing.assert_array_equal(batch[name][row], np.arange(LENGTH) < n)
+      np.testing.assert_array_equal(batch['size'][row], image.shape[:2])
+  assert flipped == {True, False}
+
+
+@pytest.mark.slow
+def test_the_same_for_any_restart_hosts_workers_and_cache():
+  whole = take(train().iterate(), 8)
+  same(take(train(workers=3, prefetch=1).iterate(5), 3), whole[5:])
+  hosts = [take(train(host=h, hosts=2).iterate(), 8) for h in range(2)]
+  joined = [
+    {k: np.concatenate([a[k], b[k]]) for k in a} for a, b in zip(*hosts, strict=True)
+  ]
+  same(joined, whole)
+  for kind in ('raw', 'decoded'):
+    same(take(train(cache=kind).iterate(), 8), whole)
+
+
+@pytest.mark.slow
+def test_evaluation_says_which_example_is_which():
+  args = 'boxes:arrays', 'train', PP.removeprefix('decode|'), 6
+  index = np.concatenate([b['index'] for b in pipeline.evaluate(*args).iterate()])
+  np.testing.assert_array_equal(index, [*range(COUNT), -1, -1, -1])
+
+
+@pytest.mark.parametrize(
+  ('change', 'facts'),
+  [
+    ('|inception_crop(4)|', ('inception_crop(4)', 'boxes')),
+    ('|onehot|', ('onehot', 'boxes:encoded')),
+  ],
+)
+def test_ops_that_would_part_boxes_from_images(change, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    train(pp=PP.replace('|', change, 1))
+
+
+@pytest.mark.parametrize(
+  ('end', 'facts'),
+  [
+    ('', ('boxes', 'pad_to(boxes=')),
+    ('|pad_to(boxes=3)', ('label', 'pad_to(label=')),
+    ('|pad_to(boxes=3, lable=3)', ("'lable'",)),
+  ],
+)
+def test_features_of_different_lengths_make_no_batch(end, facts):
+  batches = train(pp=PP.rpartition('|')[0] + end)
+  with pytest.raises(UserError, match=naming(*facts)):
+    _ = batches.spec
+
+
+def test_mixed_with_another_kind_of_label():
+  parts = [{'source': 'boxes:arrays'}, {'source': 'synthetic', 'options': {'size': 16}}]
+  with pytest.raises(UserError, match=naming('synthetic', 'boxes')):
+    pipeline.train(parts, 'train', PP.removeprefix('decode|'), 6)
+  assert LabelFeature() != Feature()

@@ -1,0 +1,113 @@
+"""Odd, broken and hostile files are decoded, or reported as bad images in one line."""
+
+import json
+import os
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.support import GOLDEN, hostile_images
+from vit_jax import cli
+from vit_jax.data import bad_images, pipeline
+from vit_jax.data.single_image import SingleImage
+from vit_jax.errors import BadImage
+from vit_jax.tools import predict
+
+PP = 'decode(3, precise=True)|resize(16)|value_range(-1, 1)'
+
+
+def check(folder, tmp_path, thorough):
+  """Reads all cases as training does and as `predict` does.
+
+  Returns ({path: why training calls it bad}, the same for `predict`, {path: what it is}).
+  """
+  root, log = tmp_path / 'root', tmp_path / 'bad.jsonl'
+  by_path = {}
+  for name, path in hostile_images.cases(folder, thorough):
+    by_path[str(path)] = name
+  # As a class of its own in a folder of classes, as users have it.
+  os.makedirs(root / 'train')
+  os.rename(folder, root / 'train' / 'odd')
+  (root / 'train' / 'fine').mkdir()
+  for i in range(8):
+    hostile_images.picture(seed=i).save(root / 'train' / 'fine' / f'{i}.png')
+  moved = {
+    p.replace(str(folder), str(root / 'train' / 'odd')): n for p, n in by_path.items()
+  }
+
+  data = pipeline.evaluate(
+    f'folder:{root}', 'train', PP, 16, bad_log=log, max_bad_fraction=1.0
+  )
+  seen = {}
+  for batch in data.iterate():
+    for index, mask, image in zip(
+      batch['index'], batch['mask'], batch['image'], strict=True
+    ):
+      if index >= 0:
+        seen[data.source.name_of(int(index))] = (bool(mask), image)
+  trained = {line['path']: line['reason'] for line in bad_images.read_log(str(log))}
+  assert set(trained) == {path for path, (mask, _) in seen.items() if not mask}
+  assert all(
+    '\n' not in reason and '{{' not in reason and len(reason) < 300
+    for reason in trained.values()
+  )
+  fine = [path for path in seen if '/fine/' in path]
+  assert len(fine) == 8
+  assert all(seen[path][0] for path in fine)
+
+  predicted, one = {}, SingleImage(PP)
+  for path in predict.find([str(root)]):
+    try:
+      pixels = one(path)
+      assert pixels.shape == (16, 16, 3)
+      assert np.isfinite(pixels).all()
+    except BadImage as error:
+      predicted[path] = str(error)
+  assert not any('\n' in reason for reason in predicted.values())
+  # Both list the same files; neither follows a name that leads to a folder.
+  assert set(predict.find([str(root)])) == set(seen)
+  missing = {name for path, name in moved.items() if path not in seen}
+  assert missing == {'odd: a folder', 'odd: a link to its folder'}
+  return trained, predicted, moved
+
+
+@pytest.mark.slow
+def test_some_are_images_or_bad_ones(tmp_path):
+  each_is_an_image_or_a_bad_one(tmp_path, thorough=False)
+
+
+@pytest.mark.faults
+def test_each_is_an_image_or_a_bad_one(tmp_path, capsys, faults_table):
+  both, predicted = each_is_an_image_or_a_bad_one(tmp_path, thorough=True)
+  for name, (why, _) in both.items():
+    outcome = 'refused' if why else 'handled'  # as a bad image; as the image it is
+    faults_table('image files', name, outcome, why or '')
+  # The command itself.
+  capsys.readouterr()
+  weights = str(GOLDEN / 'vit_google_token.npz')
+  assert cli.run(predict.main, [weights, str(tmp_path / 'root'), '--json']) == 0
+  out, error = capsys.readouterr()
+  images = {x['path']: x.get('error') for x in json.loads(out)['images']}
+  assert error == ''
+  assert {path: why for path, why in images.items() if why} == predicted
+
+
+def each_is_an_image_or_a_bad_one(tmp_path, thorough):
+  """Returns ({case: (why it is bad in training, in predict)}, {path: the latter})."""
+  warnings.filterwarnings('ignore', module=r'PIL\.')  # as `cli.run` does
+  trained, predicted, moved = check(tmp_path / 'odd', tmp_path, thorough)
+  assert len(moved) >= (250 if thorough else 80)
+  both = {moved[path]: (trained.get(path), predicted.get(path)) for path in moved}
+  for name, verdicts in both.items():
+    if re.match('good|odd: (a good|not UTF-8|a line|quotes|a long|other|an opt)', name):
+      assert verdicts == (None, None), name
+  for kind in ('a FIFO', 'a socket', 'to itself', '/dev/zero', '/dev/null', '6 GiB'):
+    (verdicts,) = [v for name, v in both.items() if kind in name]
+    assert None not in verdicts, kind
+    assert verdicts[0].removesuffix(' (data.max_file_bytes)') == verdicts[1]
+  # Decoders differ on files with a byte too many or too few.
+  differ = {name for name, (a, b) in both.items() if bool(a) != bool(b)}
+  assert len(differ) <= len(both) // 20, differ
+  return both, predicted

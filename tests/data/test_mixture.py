@@ -1,0 +1,270 @@
+"""Mixtures: exact proportions, every part's own epochs, labels, restarts, mistakes."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import naming
+from tests.support.image_folder import take
+from vit_jax.data import pipeline, sources
+from vit_jax.data.sources import mixture, order
+from vit_jax.errors import UserError
+
+PP = 'random_crop(2)|flip_lr|value_range(-1, 1)'
+
+
+def noise(count, weight=None, **more):
+  """A part whose labels are its indices."""
+  options = {'size': 3, 'num_examples': count, 'num_classes': count}
+  part = {'source': 'synthetic', 'options': options} | more
+  return part | ({} if weight is None else {'weight': weight})
+
+
+PARTS = [
+  noise(50, 0.7),
+  noise(30, 0.2, label_offset=50),
+  noise(7, 0.1, label_offset=80),
+]
+
+
+def joined(weights, sizes=None, seed=0):
+  sizes = sizes or [100] * len(weights)
+  orders = [order.Shuffled(size, k) for k, size in enumerate(sizes)]
+  starts = np.cumsum([0, *sizes])
+  return mixture.Interleaved(orders, starts, [Fraction(str(w)) for w in weights], seed)
+
+
+# --- proportions -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  'weights', [[1], [1, 1, 1], [0.7, 0.2, 0.1], [3, 1e-3, 5, 0.123], [1, 2e-6]]
+)
+def test_quotas_add_up_and_are_exact(weights):
+  both = joined(weights)
+  shares = [w / sum(weights) for w in weights]
+  previous = [0] * len(weights)
+  for block in [*range(1, 200), 10**6, 10**12]:
+    served = both.served(block)
+    assert sum(served) == block * both.block
+    assert all(a <= b for a, b in zip(previous, served, strict=True))
+    for got, share in zip(served, shares, strict=True):
+      # To within one; and floats know a count of 10**15 to a quarter.
+      assert abs(got - block * both.block * share) < 1 + 1e-15 * block * both.block
+    previous = served
+  assert all(n > 0 for n in both.served(1))
+
+
+def test_weights_are_taken_as_written():
+  # A tenth of every ten blocks, to the last example: 0.1 as a float would drift.
+  assert joined([0.1, 0.9]).served(10 * 10**15)[0] == 1024 * 10**15
+
+
+def test_every_part_goes_through_its_own_epochs():
+  sizes, places = [40, 25, 5], 1024 * 3
+  both = joined([0.5, 0.3, 0.2], sizes)
+  parts, turns = both.turns(np.arange(places))
+  indices = both.indices(np.arange(places))
+  for k, size in enumerate(sizes):
+    # Its places, in the order in which they come, are positions 0, 1, 2, ... of its own.
+    np.testing.assert_array_equal(turns[parts == k], np.arange((parts == k).sum()))
+    own = order.Shuffled(size, k).indices(turns[parts == k])
+    np.testing.assert_array_equal(indices[parts == k], both._starts[k] + own)
+  assert [int((parts == k).sum()) for k in range(3)] == both.served(3)
+  # Mixed within the block: of 64 neighbours, 32 +- 4 of the half.
+  halves = (parts == 0).reshape(-1, 64).sum(1)
+  assert halves.min() > 10
+  assert halves.max() < 54
+  assert np.any(parts[:1024] != parts[1024:2048])
+  assert np.any(
+    parts != joined([0.5, 0.3, 0.2], sizes, seed=1).turns(np.arange(places))[0]
+  )
+
+
+def test_places_are_arithmetic():
+  both = joined([0.7, 0.3])
+  positions = np.random.default_rng(0).integers(0, 10**12, 200)
+  got = both.indices(positions)
+  alone = [joined([0.7, 0.3]).indices(positions[i : i + 1])[0] for i in range(200)]
+  np.testing.assert_array_equal(got, alone)
+
+
+# --- batches -----------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_same_batches_for_any_restart_and_hosts():
+  args = (PARTS, 'train', PP, 12)
+  batches = pipeline.train(*args, seed=3)
+  assert batches.num_examples == 87
+  assert batches.num_classes == 87
+  whole = take(batches.iterate(), 9)
+  for start in (1, 8):
+    rest = take(pipeline.train(*args, seed=3).iterate(start), 9 - start)
+    for a, b in zip(rest, whole[start:], strict=True):
+      for key in b:
+        np.testing.assert_array_equal(a[key], b[key])
+  hosts = [
+    take(pipeline.train(*args, seed=3, host=h, hosts=3).iterate(2), 2) for h in range(3)
+  ]
+  for i in range(2):
+    for key in whole[0]:
+      got = np.concatenate([host[i][key] for host in hosts])
+      np.testing.assert_array_equal(got, whole[2 + i][key])
+
+
+def test_proportions_of_labels_seen():
+  labels = np.concatenate(
+    [b['label'] for b in take(pipeline.train(PARTS, 'train', PP, 1024).iterate(), 5)]
+  )
+  parts = np.digitize(labels, [50, 80])
+  assert np.bincount(parts).tolist() == [3584, 1024, 512]
+  for k, size in enumerate((50, 30, 7)):
+    seen = np.bincount(labels[parts == k] - (0, 50, 80)[k], minlength=size)
+    assert seen.max() - seen.min() <= 1  # whole epochs, and part of one
+
+
+def test_without_weights_by_size():
+  parts = [noise(300), noise(100, label_offset=300)]
+  (batch,) = take(pipeline.train(parts, 'train', PP, 1024).iterate(), 1)
+  assert (batch['label'] < 300).sum() == 768
+
+
+def test_images_and_labels_belong_together():
+  parts = [noise(20), noise(30, label_offset=20, split='test[:10]')]
+  source = mixture.build(parts, 'train')
+  assert len(source) == 30
+  assert source.name_of(25) == 'synthetic#5'
+  own = [sources.build('synthetic', 'train', **parts[k]['options']) for k in (0, 1)]
+  order_ = np.random.default_rng(0).permutation(30)
+  for i, got in zip(order_, source.read(order_), strict=True):
+    k, j = divmod(int(i), 20)
+    want = own[k].read(np.array([j]))[0]
+    np.testing.assert_array_equal(got['image'], want['image'])
+    assert got['label'] == want['label'] + 20 * k
+
+
+@pytest.fixture
+def folders(tmp_path):
+  """Two folders: the one image of the second is rotated by its EXIF, and one file is broken."""
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  image = np.zeros((20, 10, 3), np.uint8)
+  image[:10] = 200  # upright: bright on the right
+  for folder, options in (('a', {}), ('b', {'exif': exif})):
+    (tmp_path / folder / 'train' / folder).mkdir(parents=True)
+    Image.fromarray(image).save(
+      tmp_path / folder / 'train' / folder / '0.jpg', **options
+    )
+  (tmp_path / 'a' / 'train' / 'a' / '1.jpg').write_bytes(b'broken')
+  return tmp_path
+
+
+@pytest.mark.slow
+def test_encoded_images_keep_their_own_ways(folders, tmp_path):
+  from vit_jax.data import bad_images
+
+  np.savez(
+    tmp_path / 'x.npz',
+    images=np.zeros((1, 2, 2, 1), np.uint8),
+    labels=np.array([[1, 1]]),
+  )
+  parts = [
+    {'source': f'folder:{folders}/a'},
+    {'source': f'folder:{folders}/b', 'label_offset': 1},
+  ]
+  log = str(tmp_path / 'log')
+  batches = pipeline.train(
+    parts,
+    'train',
+    'decode|resize((4, 8))|value_range(-1, 1)',
+    3 * 1024,
+    bad_log=log,
+    max_bad_fraction=1,
+  )
+  assert batches.class_names == ['a', 'b']
+  (batch,) = take(batches.iterate(), 1)
+  assert (batch['mask'] == 0).sum() == 1024
+  (line,) = bad_images.read_log(log)
+  assert line['path'] == str(folders / 'a' / 'train' / 'a' / '1.jpg')
+  right = batch['image'][:, :, 6:].mean((1, 2, 3))
+  good = batch['mask'] == 1
+  # Stored upright, the right half is as bright as all of it: half of 200.
+  np.testing.assert_array_equal((right > 150)[good], (batch['label'] == 1)[good])
+
+
+def test_if_one_part_has_several_labels_all_have(tmp_path):
+  labels = np.array([[1, 0, 1], [0, 0, 0]])
+  np.savez(tmp_path / 'a.npz', images=np.zeros((2, 3, 3, 3), np.uint8), labels=labels)
+  parts = [{'source': f'{tmp_path}/a.npz'}, noise(2, label_offset=3)]
+  batches = pipeline.train(parts, 'train', 'value_range(-1, 1)', 1024)
+  assert batches.spec['label'].shape == (1024, 5)
+  (batch,) = take(batches.iterate(), 1)
+  rows, counts = np.unique(batch['label'], axis=0, return_counts=True)
+  want = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0], [1, 0, 1, 0, 0]]
+  np.testing.assert_array_equal(rows, want)
+  np.testing.assert_array_equal(counts, [256] * 4)
+
+
+# --- mistakes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('parts', 'facts'),
+  [
+    ([], ('data.source', 'empty')),
+    (['digits'], ('data.source[0]', "'digits'", 'dict')),
+    ([{'split': 'train'}], ('data.source[0]', "'source'")),
+    ([{'source': [noise(3)]}], ('data.source[0]', "'source'")),
+    ([noise(3), noise(3, wieght=1)], ('data.source[1].wieght', 'weight')),
+    ([noise(3, 1), noise(3)], ('data.source[1]', 'weight')),
+    ([noise(3, 0)], ('data.source[0]', 'weight=0')),
+    ([noise(3, float('nan'))], ('data.source[0]', 'weight=nan')),
+    ([noise(3, True)], ('data.source[0]', 'weight=True')),
+    ([noise(3, '1')], ('data.source[0]', "weight='1'")),
+    ([noise(3, label_offset=0.5)], ('data.source[0]', 'label_offset=0.5')),
+    ([noise(3, options=3)], ('data.source[0]', 'options=3')),
+    ([noise(3, split='trian')], ("'trian'", 'train')),
+    ([noise(3), {'source': 'digits'}], ('synthetic', (3, 3, 3), 'digits', (8, 8, 1))),
+    ([noise(3, 1e-9), noise(3, 1)], ('1e-09', 1048576)),
+    (
+      [noise(3), noise(3, label_offset=5)],
+      ('5 to 7', 'label_offset=5', 'num_classes=6', '0 to 5', 'synthetic#1', 6),
+    ),
+    ([noise(3, label_offset=-1)], ('-1 to 1', 'label_offset=-1', 'synthetic#0')),
+  ],
+)
+def test_mistakes(parts, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    pipeline.train(parts, 'train', PP, 4, num_classes=6)
+
+
+def test_options_belong_to_the_parts():
+  with pytest.raises(UserError, match=naming("{'size': 3}", "'options'")):
+    pipeline.train(PARTS, 'train', PP, 4, source_options={'size': 3})
+
+
+def test_evaluation_refuses():
+  with pytest.raises(UserError, match=naming('synthetic', 'config.evals')):
+    pipeline.evaluate(PARTS, 'train', PP, 4)
+
+
+def test_classes_of_two_names(folders):
+  part = lambda name: {'source': f'folder:{folders}/{name}'}
+  pp = 'decode|resize(4)|value_range(-1, 1)'
+  with pytest.raises(
+    UserError, match=naming(0, "'a'", "'b'", f'{folders}/b', 'label_offset')
+  ):
+    pipeline.train([part('a'), part('b')], 'train', pp, 4)
+  meant = pipeline.train([part('a'), {**part('b'), 'label_offset': 0}], 'train', pp, 4)
+  assert meant.class_names == ['a']
+
+
+def test_config_check_takes_a_list():
+  section = {'source': PARTS, 'split': 'train', 'pp': PP, 'batch_size': 8}
+  pipeline.check_train('config.data', section, {})
+  for source in (3, ['digits'], {'source': 'digits'}):
+    with pytest.raises(UserError, match=naming(f'config.data.source={source}', 'str')):
+      pipeline.check_train('config.data', section | {'source': source}, {})

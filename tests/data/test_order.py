@@ -1,0 +1,243 @@
+"""Order, random numbers and split expressions, against independent references."""
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.support import naming
+from vit_jax.data import philox
+from vit_jax.data.sources import order, splits
+from vit_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+  ('counter', 'key', 'expected'),
+  [
+    # Known answers published with Random123 (kat_vectors, philox4x32 10).
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    (
+      (0xFFFFFFFF,) * 4,
+      (0xFFFFFFFF,) * 2,
+      (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+      (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+      (0xA4093822, 0x299F31D0),
+      (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+  ],
+)
+def test_philox_known_answers(counter, key, expected):
+  np.testing.assert_array_equal(philox.philox(counter, key), expected)
+
+
+def test_uniforms_depend_on_seed_position_and_op_only():
+  positions = np.array([0, 7, 2**40 + 3])
+  u = philox.uniforms(5, positions, (2, 5))
+  assert u.shape == (3, 7)
+  assert u.dtype == np.float32
+  np.testing.assert_array_equal(philox.uniforms(5, positions[1:2], (2, 5)), u[1:2])
+  # An op added behind, or one op taking more numbers, leaves the others alone.
+  np.testing.assert_array_equal(philox.uniforms(5, positions, (2, 5, 3))[:, :7], u)
+  np.testing.assert_array_equal(philox.uniforms(5, positions, (4, 5))[:, 4:], u[:, 2:])
+  assert not np.any(philox.uniforms(6, positions, (2, 5)) == u)
+  assert philox.uniforms(5, positions, ()).shape == (3, 0)
+
+
+def test_uniforms_are_uniform():
+  u = philox.uniforms(0, np.arange(20_000), (3,))
+  assert u.min() >= 0
+  assert u.max() < 1
+  counts = np.stack([np.histogram(c, 20, (0, 1))[0] for c in u.T])
+  # Each bin is binomial(20000, 1/20): mean 1000, deviation 31; 5 of them of 60 bins.
+  assert np.abs(counts - 1000).max() < 155
+  # Correlation of independent columns has deviation 1 / sqrt(20000) = 0.007.
+  off = np.corrcoef(u.T) - np.eye(3)
+  assert np.abs(off).max() < 0.035
+
+
+def test_each_epoch_is_an_exact_permutation():
+  shuffled = order.Shuffled(13, seed=3)
+  epochs = shuffled.indices(np.arange(13 * 5)).reshape(5, 13)
+  for epoch, row in enumerate(epochs):
+    expected = np.random.Generator(np.random.Philox([3, epoch])).permutation(13)
+    np.testing.assert_array_equal(row, expected)
+  assert len({tuple(row) for row in epochs}) == 5
+  assert tuple(order.Shuffled(13, seed=4).indices(np.arange(13))) != tuple(epochs[0])
+
+
+@pytest.mark.parametrize('seed', [0, 2**63 - 1])
+def test_scattered_is_a_bijection(seed):
+  for count in [*range(1, 150), 255, 256, 257, 4096, 9973, 65_537, 100_000]:
+    scattered = order.Scattered(count, seed)
+    epochs = scattered.indices(np.arange(2 * count)).reshape(2, count)
+    np.testing.assert_array_equal(np.sort(epochs, 1), [np.arange(count)] * 2)
+    if count > 20:  # else a coincidence is thinkable
+      assert np.any(epochs[0] != epochs[1])
+      assert np.any(epochs[0] != order.Scattered(count, seed ^ 1).indices(epochs[0]))
+
+
+def test_scattered_is_arithmetic():
+  count = 3_000_000_019
+  positions = np.random.default_rng(0).integers(0, 10 * count, 1000)
+  scattered = order.Scattered(count, 7)
+  got = scattered.indices(positions)
+  assert got.dtype == np.int64
+  assert got.min() >= 0
+  assert got.max() < count
+  # Independent of the order and grouping of the queries, hence of the number of hosts.
+  np.testing.assert_array_equal(
+    order.Scattered(count, 7).indices(positions[::-1]), got[::-1]
+  )
+  alone = [order.Scattered(count, 7).indices(positions[i : i + 1])[0] for i in range(9)]
+  np.testing.assert_array_equal(alone, got[:9])
+
+
+def chi_squared(counts):
+  """Returns how many deviations a chi-squared statistic lies above its mean."""
+  expected = counts.sum() / counts.size
+  statistic = ((counts - expected) ** 2 / expected).sum()
+  freedom = counts.size - 1
+  return (statistic - freedom) / np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+  'count',
+  [
+    10_007,
+    *(pytest.param(n, marks=pytest.mark.slow) for n in (2**25 + 1, 300_000_000)),
+    10**12,
+  ],
+)
+def test_scattered_looks_random(count):
+  draws_ = min(count, 200_000)
+  bins = lambda x: np.histogram(x, 50, (0, count))[0]
+  statistics = []
+  for seed, epoch in ((0, 0), (0, 1), (1, 0)):
+    scattered = order.Scattered(count, seed)
+    start = epoch * count + (count - draws_) // 2
+    a = scattered.indices(np.arange(draws_) + start)
+    # Where they are (a whole epoch has each value once), how far neighbours are from
+    # each other, and how far one place is from itself in the next epoch.
+    if draws_ < count:
+      statistics.append(chi_squared(bins(a)))
+    statistics.append(chi_squared(bins(np.diff(a) % count)))
+    later = scattered.indices(np.arange(draws_) + start + count)
+    statistics.append(chi_squared(bins((later - a) % count)))
+    pairs = np.histogram2d(a[:-1], a[1:], 10, [(0, count)] * 2)[0]
+    statistics.append(chi_squared(pairs))
+  # Twelve standard variables at most; 5 deviations above happen once in 3 million. (A
+  # chi-squared of 49 degrees has a longer tail: once in ten thousand.)
+  assert max(statistics) < 5
+
+
+@pytest.mark.slow
+def test_scattered_gives_each_example_each_place():
+  count, epochs = 11, 2_200
+  scattered = order.Scattered(count, 0)
+  places = np.arange(count)
+  rows = np.stack([scattered.indices(places + count * e) for e in range(epochs)])
+  table = np.stack([np.bincount(column, minlength=count) for column in rows.T])
+  # 200 expected in each cell, deviation 13.
+  assert chi_squared(table) < 5
+
+
+def test_only_large_orders_are_scattered():
+  assert isinstance(order.shuffled(order.EXACT, 0), order.Shuffled)
+  assert isinstance(order.shuffled(order.EXACT + 1, 0), order.Scattered)
+  large = order.shuffled(300_000_000, 0)
+  start = time.process_time()  # time of other programs does not count
+  for batch in range(50):
+    large.indices(np.arange(4096) + 10**15 + 4096 * batch)
+  # Measured 4 million places a second; a whole order of these would fill 2.4 GB.
+  assert 50 * 4096 / (time.process_time() - start) > 100_000
+
+
+@pytest.mark.parametrize('hosts', [1, 2, 4])
+def test_hosts_read_disjoint_slices_of_the_same_batch(hosts):
+  batches = []
+  for host in range(hosts):
+    first, size = order.host_slice(8, host, hosts)
+    batches.append(list(order.batch_positions(2, 5, 8, first, size)))
+  joined = np.concatenate([np.stack(x) for x in batches], axis=1)
+  np.testing.assert_array_equal(joined, np.arange(16, 40).reshape(3, 8))
+
+
+@pytest.mark.parametrize(('batch', 'hosts'), [(6, 4), (0, 1), (-2, 2)])
+def test_hosts_that_cannot_share_a_batch(batch, hosts):
+  with pytest.raises(UserError, match=naming(f'batch_size={batch}', hosts)):
+    order.host_slice(batch, 0, hosts)
+
+
+def test_sequential_ends_in_padding():
+  indices = order.Sequential(3).indices(np.arange(5))
+  np.testing.assert_array_equal(indices, [0, 1, 2, -1, -1])
+
+
+def test_jump_to_a_late_step_is_quick():
+  shuffled = order.Shuffled(1_281_167, seed=0)
+  start = time.perf_counter()
+  shuffled.indices(next(order.batch_positions(1_000_000, None, 4096, 0, 4096)))
+  assert time.perf_counter() - start < 1
+
+
+SIZES = {'train': 101, 'test': 7}
+
+
+@pytest.mark.parametrize(
+  ('expression', 'expected'),
+  [
+    ('train', [('train', 0, 101)]),
+    ('train[:90%]', [('train', 0, 91)]),
+    ('train[90%:]', [('train', 91, 101)]),
+    ('train[-10%:]', [('train', 91, 101)]),
+    ('train[10:20]+test', [('train', 10, 20), ('test', 0, 7)]),
+    (' test[ -3 : ] + train[5:1_0]', [('test', 4, 7), ('train', 5, 10)]),
+  ],
+)
+def test_split_expressions(expression, expected):
+  got = [(n, i[0], i[-1] + 1) for n, i in splits.select(expression, SIZES, 'x')]
+  assert got == expected
+
+
+def test_percentages_agree_with_tfds():
+  import tensorflow_datasets as tfds
+
+  infos = {
+    name: tfds.core.splits.SplitInfo(
+      name=name,
+      shard_lengths=[size],
+      num_bytes=0,
+      filename_template=tfds.core.ShardedFileTemplate(
+        dataset_name='x',
+        data_dir='/x',
+        split=name,
+        filetype_suffix='tfrecord',
+      ),
+    )
+    for name, size in SIZES.items()
+  }
+  known = tfds.core.splits.SplitDict(infos.values())
+  for percent in range(0, 101, 7):
+    for text in (f'train[:{percent}%]', f'train[-{percent}%:]', f'test[{percent}%:]'):
+      want = sum(i.take for i in known[text].file_instructions)
+      got = sum(len(i) for _, i in splits.select(f'{text}+test', SIZES, 'x')) - 7
+      assert got == want, text
+
+
+@pytest.mark.parametrize(
+  ('expression', 'facts'),
+  [
+    ('trian', ('train', 'test')),
+    ('train[:', ('train[:90%]',)),
+    ('train[1.5:]', ('train[:90%]',)),
+    ('train[3]', ('train[:90%]',)),
+    ('', ('train[:90%]',)),
+    ('train[:102]', (102, 101)),
+    ('train[50:50]', (101,)),
+  ],
+)
+def test_wrong_splits(expression, facts):
+  with pytest.raises(UserError, match=naming(f"'{expression}'", *facts)):
+    splits.select(expression, SIZES, 'x')

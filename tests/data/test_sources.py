@@ -1,0 +1,154 @@
+"""Bundled, synthetic and array sources: splits, labels, names; names that are not sources."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support import naming
+from vit_jax.data import sources
+from vit_jax.data.sources import base
+from vit_jax.errors import UserError
+
+
+def test_digits():
+  train, test = (sources.build('digits', split) for split in ('train', 'test'))
+  assert (len(train), len(test)) == (1437, 360)
+  assert train.num_classes == 10
+  from sklearn import datasets
+
+  bunch = datasets.load_digits()
+  examples = test.read(np.array([0, 3, 359]))
+  for i, example in zip((0, 15, 1795), examples, strict=True):
+    assert example['label'] == bunch.target[i]
+    assert example['image'].shape == (8, 8, 1)
+    assert example['image'].dtype == np.uint8
+    np.testing.assert_array_equal(
+      example['image'][..., 0], np.round(bunch.images[i] * 255 / 16)
+    )
+  assert test.name_of(3) == 'digits#15'
+  assert train.name_of(3) == 'digits#4'
+  assert np.bincount(test.labels).min() > 25
+  assert len(sources.build('digits', 'train[:10%]+test')) == 144 + 360
+  assert train.fingerprint != test.fingerprint
+  assert train.fingerprint == sources.build('digits', 'train').fingerprint
+
+
+def test_synthetic():
+  options = {'size': (6, 4), 'num_classes': 7, 'num_examples': 50}
+  source = sources.build('synthetic', 'train', **options)
+  part = sources.build('synthetic', 'train[10:]', **options)
+  assert (len(source), source.num_classes) == (50, 7)
+  a, b = source.read(np.array([12, 13]))
+  np.testing.assert_array_equal(part.read(np.array([2]))[0]['image'], a['image'])
+  assert a['image'].shape == (6, 4, 3)
+  assert (a['label'], b['label']) == (5, 6)
+  assert np.any(a['image'] != b['image'])
+  default = sources.build('synthetic', 'test')
+  assert default.image_shape == (224, 224, 3)
+
+
+# --- arrays ------------------------------------------------------------------------
+
+
+def test_arrays_of_one_split(tmp_path):
+  images = np.random.default_rng(0).integers(0, 256, (10, 4, 5), np.uint8)
+  np.savez(tmp_path / 'a.npz', images=images, labels=np.arange(10) % 4)
+  source = sources.build(f'arrays:{tmp_path}/a.npz', 'train[-4:]')
+  assert (len(source), source.num_classes, source.image_shape) == (4, 4, (4, 5, 1))
+  example = source.read(np.array([1]))[0]
+  np.testing.assert_array_equal(example['image'][..., 0], images[7])
+  assert example['label'] == 3
+  assert len(sources.build(f'{tmp_path}/a.npz', 'train')) == 10
+
+
+@pytest.mark.parametrize(
+  'keys', [('x_train', 'y_train', 'x_test', 'y_test'), None], ids=['keras', 'ours']
+)
+def test_arrays_of_several_splits(tmp_path, keys):
+  keys = keys or ('train_images', 'train_labels', 'test_images', 'test_labels')
+  images = np.zeros((6, 4, 4, 3), np.uint8)
+  labels = np.array([[0], [1], [2], [0], [1], [4]])  # [N, 1], as Keras's CIFAR
+  values = (images, labels, images[:2], labels[:2])
+  np.savez(
+    tmp_path / 'a.npz',
+    class_names=['a', 'b', 'c', 'd', 'e'],
+    **dict(zip(keys, values, strict=True)),
+  )
+  source = sources.build(f'{tmp_path}/a.npz', 'test')
+  assert (len(source), source.num_classes) == (2, 5)
+  assert source.class_names == ['a', 'b', 'c', 'd', 'e']
+
+
+def test_arrays_with_several_labels_an_image(tmp_path):
+  labels = np.array([[1, 0, 1], [0, 0, 0]])
+  np.savez(tmp_path / 'a.npz', images=np.zeros((2, 4, 4, 1), np.uint8), labels=labels)
+  source = sources.build(f'{tmp_path}/a.npz', 'train')
+  assert source.features['label'].several
+  assert source.num_classes == 3
+  assert [list(x['label']) for x in source.read(np.array([0, 1]))] == [[0, 2], []]
+
+
+IMAGES = np.zeros((3, 4, 4, 1), np.uint8)
+
+
+@pytest.mark.parametrize(
+  ('content', 'facts'),
+  [
+    ({'images': IMAGES}, ("['images']", 'labels', 'train_labels', 'y_train')),
+    ({'images': IMAGES, 'labels': np.zeros(2, int)}, ('3 images', '2 labels')),
+    (
+      {'images': IMAGES / 255, 'labels': np.zeros(3, int)},
+      ('images', 'float64', 'uint8'),
+    ),
+    ({'images': IMAGES, 'labels': np.zeros(3)}, ('labels', 'float64', 'integers')),
+    ({'images': IMAGES, 'labels': np.array([1, None, 2])}, ('allow_pickle',)),
+    (b'no npz', ()),
+    (None, ('numpy.savez',)),
+  ],
+)
+def test_wrong_arrays(tmp_path, content, facts):
+  path = tmp_path / 'a.npz'
+  if isinstance(content, bytes):
+    path.write_bytes(content)
+  elif content is not None:
+    np.savez(path, **content)
+  with pytest.raises(UserError, match=naming(path, *facts)):
+    sources.build(f'arrays:{path}', 'train')
+
+
+def test_labels_out_of_range(tmp_path):
+  np.savez(tmp_path / 'a.npz', images=IMAGES, labels=np.array([0, 5, 1]))
+  source = sources.build(f'{tmp_path}/a.npz', 'train')
+  base.check_labels(source, 6)
+  with pytest.raises(UserError, match=naming('0 to 5', 'num_classes=5', 'a.npz#1')):
+    base.check_labels(source, 5)
+
+
+# --- the table ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('source', 'options', 'facts'),
+  [
+    ('/no/such/dir', {}, ("'/no/such/dir'", 'folder:PATH')),
+    ('folder:/no/such/dir', {}, ("'/no/such/dir'", 'DIR/train/CLASS/IMAGE')),
+    ('./nothing', {}, ("'./nothing'", 'folder:PATH')),
+    ('flder:/tmp', {}, ("'flder'", 'folder')),
+    ('folder', {}, ("'folder'", 'folder:PATH')),
+    ('', {}, ("data.source is ''", 'digits', 'tfds:NAME')),
+    ('digits:x', {}, ("'digits'", "'x'")),
+    ('digits', {'size': 3}, ('source_options.size',)),
+    ('synthetic', {'siez': 3}, ('source_options.siez', 'size')),
+    ('synthetic', {'size': 0}, ('size=0',)),
+    ('synthetic', {'num_classes': 0}, ('num_classes=0',)),
+  ],
+)
+def test_wrong_sources(source, options, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    sources.build(source, 'train', **options)
+
+
+def test_fingerprint_separates_its_parts():
+  assert base.fingerprint(['ab', 'c']) != base.fingerprint(['a', 'bc'])
+  assert len(json.dumps(base.fingerprint(['a']))) == 18

@@ -1,0 +1,175 @@
+"""Files that block their reader, are not regular or too large; an input pipeline that stalls."""
+
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import example_records, naming
+from vit_jax.data import bad_images, image_file, pipeline, stalls
+from vit_jax.data.sources import record_files
+from vit_jax.errors import BadImage, UserError
+
+PP = 'decode|resize(8)|value_range(-1, 1)'
+
+
+@pytest.fixture
+def folder(tmp_path):
+  root = tmp_path / 'root'
+  for name in 'ab':
+    (root / 'train' / name).mkdir(parents=True)
+    for i in range(6):
+      Image.new('RGB', (9, 9)).save(root / 'train' / name / f'{i}.png')
+  return root
+
+
+def bad_of(root, tmp_path, **options) -> dict[str, str]:
+  """Returns {file name: reason} of the bad images of a folder."""
+  log = tmp_path / 'bad.jsonl'
+  log.unlink(missing_ok=True)
+  options = {'max_bad_fraction': 1.0} | options
+  data = pipeline.evaluate(str(root), 'train', PP, 8, bad_log=log, **options)
+  for _ in data.iterate():
+    pass
+  return {
+    os.path.basename(x['path']): x['reason'] for x in bad_images.read_log(str(log))
+  }
+
+
+@pytest.mark.slow
+def test_only_regular_files_are_opened(folder, tmp_path):
+  os.mkfifo(folder / 'train/a/fifo.png')
+  (folder / 'train/a/zero.png').symlink_to('/dev/zero')
+  (folder / 'train/a/self.png').symlink_to('self.png')
+  (folder / 'train/a/self').symlink_to('self')
+  got = bad_of(folder, tmp_path)
+  assert re.search(naming('FIFO', 'regular file'), got.pop('fifo.png'))
+  assert re.search(naming('device', 'regular file'), got.pop('zero.png'))
+  assert 'symbolic links' in got.pop('self.png')
+  assert not got
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('limit', [None, 5_000])
+def test_files_that_are_too_large(folder, tmp_path, limit):
+  size = 6 << 30 if limit is None else 5_001
+  with open(folder / 'train/b/huge.png', 'wb') as file:
+    file.truncate(size)
+  got = bad_of(folder, tmp_path, **({} if limit is None else {'max_file_bytes': limit}))
+  facts = (f'{size:,}', f'{limit or 256 << 20:,}', 'data.max_file_bytes')
+  assert re.search(naming(*facts), got.pop('huge.png'))
+  assert not got
+  if limit:
+    larger = bad_of(folder, tmp_path, max_file_bytes=limit + 1)
+    assert larger == {'huge.png': 'not an image of a known type'}
+
+
+def test_a_limit_is_for_files():
+  for limit, facts in ((0, (0,)), (5, ('digits', 'arrays'))):
+    with pytest.raises(UserError, match=naming(f'max_file_bytes={limit}', *facts)):
+      pipeline.train('digits', 'train', 'value_range(-1, 1)', 8, max_file_bytes=limit)
+
+
+@pytest.mark.slow
+def test_names_that_are_not_utf8(folder, tmp_path):
+  data = (folder / 'train/a/0.png').read_bytes()
+  odd = os.fsencode(folder) + b'/train/caf\xe9'
+  os.mkdir(odd)
+  for name in (b'x\xff.png', b'y.png'):
+    with open(odd + b'/' + name, 'wb') as file:
+      file.write(data)
+  with open(odd + b'/z\xff.png', 'wb') as file:
+    file.write(data[:20])
+  for keep in (True, True, False):
+    got = bad_of(folder, tmp_path, source_options={'keep_listing': keep})
+    assert list(got) == [os.fsdecode(b'z\xff.png')]
+  source = pipeline.train(str(folder), 'train', PP, 8).source
+  assert source.class_names == ['a', 'b', os.fsdecode(b'caf\xe9')]
+  assert np.bincount(source.labels).tolist() == [6, 6, 3]
+
+
+def test_a_file_that_changes_into_a_fifo(tmp_path, monkeypatch):
+  path = tmp_path / 'x.png'
+  path.write_bytes(b'x')
+  regular = os.stat(path)
+  path.unlink()
+  os.mkfifo(path)
+  monkeypatch.setattr(image_file.os, 'stat', lambda _: regular)
+  with pytest.raises(BadImage, match='FIFO'):
+    image_file.read(path)
+  assert stalls.under_way() == []
+
+
+def test_a_stall_names_the_file(folder, monkeypatch, capfd):
+  """One file of a dead mount: its reader waits in the kernel."""
+  dead, alive = threading.Event(), threading.Event()
+
+  def opened(file, *args, **options):
+    if os.readlink(f'/proc/self/fd/{file}').endswith('b/3.png'):
+      dead.set()
+      alive.wait(20)
+    return open(file, *args, **options)
+
+  data = pipeline.evaluate(str(folder), 'train', PP, 8)
+  list(data.iterate())  # TensorFlow loaded and the ops traced
+  monkeypatch.setattr(image_file, 'open', opened, raising=False)
+  monkeypatch.setattr(stalls.watched, '__defaults__', (0.2,))
+  line = f'{folder}/train/b/3.png'
+  said = ['']
+
+  def release():
+    dead.wait(20)
+    for _ in range(100):
+      said[0] += capfd.readouterr().err
+      if said[0].count(line) > 1:  # said again, as it goes on
+        break
+      time.sleep(0.1)
+    alive.set()
+
+  thread = threading.Thread(target=release)
+  thread.start()
+  assert sum(batch['mask'].sum() for batch in data.iterate()) == 12
+  thread.join()
+  assert re.search(r'No batch of data for \d+ s\. Being read: ', said[0])
+  assert said[0].count(line) > 1
+  assert stalls.under_way() == []
+
+
+@pytest.mark.slow
+def test_no_line_where_nothing_stalls(capfd):
+  batches = stalls.watched(iter(range(2)), after=0.5)
+  for _ in batches:
+    time.sleep(0.7)  # the consumer's time
+  assert capfd.readouterr().err == ''
+
+
+def test_waiting_without_a_file(capfd):
+  def slow():
+    time.sleep(0.5)
+    yield 1
+
+  assert list(stalls.watched(slow(), after=0.2)) == [1]
+  assert 'No file is being read' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('suffix', ['tfrecord', 'array_record'])
+def test_files_of_records_are_known_while_they_are_read(tmp_path, monkeypatch, suffix):
+  path = str(tmp_path / f'x.{suffix}')
+  example_records.write(Path(path), [b'a', b'bc', b'def'])
+  kind = {'tfrecord': record_files.Records, 'array_record': record_files.ArrayRecords}
+  records = kind[suffix]([path], index_name=f'{suffix}.npz')
+  seen = []
+
+  class Noted(dict):
+    def __setitem__(self, key, entry):
+      seen.append(entry[1])
+      super().__setitem__(key, entry)
+
+  monkeypatch.setattr(stalls, '_UNDER_WAY', noted := Noted())
+  assert records.run(0, 1, 3) == [b'bc', b'def']
+  assert (seen, noted) == ([path], {})

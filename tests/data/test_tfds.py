@@ -1,0 +1,227 @@
+"""Data sets that TFDS prepared, read as TFDS reads them, and missing ones."""
+
+import io
+import os
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import naming
+from vit_jax.data import sources
+from vit_jax.data.sources import record_files
+from vit_jax.errors import UserError
+
+
+def make_tfds(directory, file_format, name, multi_label):
+  """Prepares a real TFDS data set of 23 + 7 images with a builder of our own."""
+  import tensorflow_datasets as tfds
+
+  label = tfds.features.ClassLabel(names=['a', 'b', 'c'])
+  features = {'image': tfds.features.Image(), 'label': label}
+  if multi_label:
+    features = {
+      'picture': tfds.features.Image(),
+      'labels': tfds.features.Sequence(label),
+    }
+
+  def examples(count):
+    for i in range(count):
+      image = np.full((4 + i, 5, 3), i, np.uint8)
+      labels = [k for k in range(3) if i >> k & 1]
+      several = {'picture': image, 'labels': labels}
+      yield i, several if multi_label else {'image': image, 'label': i % 3}
+
+  methods = {
+    'VERSION': tfds.core.Version('1.2.0'),
+    '__module__': __name__,
+    '_info': lambda self: tfds.core.DatasetInfo(
+      builder=self, features=tfds.features.FeaturesDict(features)
+    ),
+    '_split_generators': lambda self, _: {'train': examples(23), 'test': examples(7)},
+    '_generate_examples': lambda self: None,
+  }
+  with tfds.core.registered.skip_registration():
+    builder = type(name.title(), (tfds.core.GeneratorBasedBuilder,), methods)
+  made = builder(data_dir=str(directory), file_format=file_format)
+  made.download_and_prepare()
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """{file format: data_dir} of a data set that holds the same examples."""
+  import warnings
+
+  out = {}
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # TFDS's and Apache Beam's own, while writing
+    for file_format in ('array_record', 'tfrecord'):
+      out[file_format] = tmp_path_factory.mktemp(file_format)
+      make_tfds(out[file_format], file_format, 'tiny', multi_label=False)
+      make_tfds(out[file_format], file_format, 'several', multi_label=True)
+  return out
+
+
+@pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])
+@pytest.mark.parametrize(
+  'split', ['train', 'test[:50%]', 'train[3:9]+test', 'train[-5:]']
+)
+def test_tfds_agrees_with_tfds(prepared, file_format, split):
+  import tensorflow_datasets as tfds
+
+  source = sources.build('tfds:tiny', split, data_dir=str(prepared[file_format]))
+  assert source.class_names == ['a', 'b', 'c']
+  # TFDS reads only TFRecord this way; both formats hold the same order.
+  directory = os.path.join(prepared['tfrecord'], 'tiny', '1.2.0')
+  builder = tfds.builder_from_directory(directory)
+  config = tfds.ReadConfig(interleave_cycle_length=1)
+  want = list(builder.as_dataset(split=split, read_config=config).as_numpy_iterator())
+  assert len(source) == len(want)
+  order = np.random.default_rng(0).permutation(len(source))
+  for i, example in zip(order, source.read(order), strict=True):
+    assert example['label'] == want[i]['label']
+    image = Image.open(io.BytesIO(example['image']))
+    np.testing.assert_array_equal(image, want[i]['image'])
+
+
+@pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])
+def test_tfds_with_several_labels(prepared, file_format):
+  options = {'data_dir': str(prepared[file_format]), 'image_key': 'picture'}
+  source = sources.build('tfds:several', 'test', **options)
+  assert source.features['label'].several
+  assert source.num_classes == 3
+  labels = {tuple(x['label']) for x in source.read(np.arange(7))}
+  assert labels == {(), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])
+def test_tfds_is_read_without_tensorflow(prepared, file_format):
+  code = (
+    'import sys, numpy as np\n'
+    'from vit_jax.data import sources\n'
+    's = sources.build("tfds:tiny", "train")\n'
+    'assert len(s.read(np.arange(len(s)))) == 23\n'
+    'assert "tensorflow" not in sys.modules\n'
+  )
+  env = os.environ | {'TFDS_DATA_DIR': str(prepared[file_format])}
+  subprocess.run([sys.executable, '-c', code], check=True, timeout=60, env=env)
+
+
+def test_tfds_by_directory_and_version(prepared, tmp_path):
+  directory = os.path.join(prepared['array_record'], 'tiny', '1.2.0')
+  assert len(sources.build(f'tfds:{directory}', 'test')) == 7
+  (tmp_path / 'tiny').mkdir()
+  for version in ('1.9.0', '1.10.0'):
+    os.symlink(directory, tmp_path / 'tiny' / version)
+  options = {'data_dir': str(tmp_path)}
+  assert len(sources.build('tiny:1.9.0', 'test', **options)) == 7
+  assert len(sources.build('tiny', 'test', **options)) == 7
+  with pytest.raises(UserError, match=naming('tiny/2.0.0', "'1.10.0'", "'1.9.0'")):
+    sources.build('tiny:2.0.0', 'test', **options)
+  (tmp_path / 'two').mkdir()
+  for config in ('a', 'b'):
+    os.symlink(tmp_path / 'tiny', tmp_path / 'two' / config)
+  assert len(sources.build('tfds:two/b', 'test', **options)) == 7
+  with pytest.raises(UserError, match=naming('tfds:two/a', 'tfds:two/b')):
+    sources.build('tfds:two', 'test', **options)
+
+
+@pytest.mark.parametrize(
+  ('name', 'facts'),
+  [
+    (
+      'imagenet2012',
+      ('ILSVRC2012_img_train.tar', 'tfds build imagenet2012 --data_dir='),
+    ),
+    ('cifar10', ('tfds build cifar10',)),
+    ('tfds:imagenet21k', ('TFDS', 'vit_jax prepare', 'folder:PATH')),
+    ('tfds:cifra10', ('vit_jax prepare', 'cifar10')),
+  ],
+)
+def test_tfds_that_is_not_prepared(tmp_path, monkeypatch, name, facts):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  where = f'{tmp_path}/{name.removeprefix("tfds:")}'
+  with pytest.raises(UserError, match=naming(where, *facts)):
+    sources.build(name, 'train')
+
+
+@pytest.mark.parametrize(
+  ('name', 'near'), [('photos', None), ('potos', 'fotos'), ('digit', 'digits')]
+)
+def test_a_name_that_is_nothing_here_is_first_of_all_no_folder(
+  tmp_path, monkeypatch, name, near
+):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'prepared'))
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'fotos').mkdir()
+  if near != 'fotos':
+    (tmp_path / 'fotos').rename(tmp_path / 'else')
+  with pytest.raises(UserError) as error:
+    sources.build(name, 'train')
+  text = str(error.value)
+  assert text.startswith(f"There is no folder '{name}' in {tmp_path}.")
+  assert f'{tmp_path}/prepared' in text
+  assert text.count('Did you mean') == (near is not None)
+  assert near is None or f'"{near}"' in text
+  assert 'tools.prepare' not in text
+
+
+def test_tfrecord_offsets_are_kept(prepared, tmp_path, monkeypatch):
+  import shutil
+
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
+  home = tmp_path / 'data' / 'tiny' / '1.2.0'
+  shutil.copytree(os.path.join(prepared['tfrecord'], 'tiny', '1.2.0'), home)
+  options = {'data_dir': str(tmp_path / 'data')}
+  for kept in home.glob('*.npz'):
+    kept.unlink()
+  whole = sources.build('tiny', 'train', **options).read(np.arange(23))
+  assert (home / 'train.record_offsets.npz').exists()
+  assert not list(home.glob('*.tmp*'))
+  # Kept: not scanned again.
+  monkeypatch.setattr(record_files, '_scan', lambda path: pytest.fail('scanned again'))
+  again = sources.build('tiny', 'train', **options).read(np.arange(23))
+  assert [x['image'] for x in again] == [x['image'] for x in whole]
+  monkeypatch.undo()
+  # A changed file: scanned again, and found wanting.
+  file = next(home.glob('tiny-train*'))
+  data = file.read_bytes()
+  file.write_bytes(data[:-10])
+  with pytest.raises(UserError, match=naming(str(file), 'record 22')):
+    sources.build('tiny', 'train', **options)
+  length = struct.unpack('<Q', data[:8])[0] + 16
+  file.write_bytes(data[length:])
+  with pytest.raises(UserError, match=naming(str(home), 'train', 22, 23)):
+    sources.build('tiny', 'train', **options)
+  # A broken record is one broken example.
+  broken = bytearray(data)
+  broken[12 : length - 4] = bytes(length - 16)
+  file.write_bytes(broken)
+  examples = sources.build('tiny', 'train', **options).read(np.arange(23))
+  assert ['error' in x for x in examples] == [True] + 22 * [False]
+
+
+def test_tfrecord_offsets_go_to_the_cache_of_a_read_only_data_set(
+  prepared, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  write = np.savez
+
+  def read_only(path, **arrays):
+    if not str(path).startswith(str(tmp_path)):
+      raise PermissionError(13, 'Permission denied')
+    write(path, **arrays)
+
+  monkeypatch.setattr(np, 'savez', read_only)
+  home = os.path.join(prepared['tfrecord'], 'tiny', '1.2.0')
+  for name in os.listdir(home):
+    if name.endswith('.npz'):
+      os.remove(os.path.join(home, name))
+  assert len(sources.build(f'tfds:{home}', 'test')) == 7
+  assert [p.name.split('-')[1] for p in tmp_path.iterdir()] == [
+    'test.record_offsets.npz'
+  ]

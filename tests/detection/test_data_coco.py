@@ -1,0 +1,199 @@
+"""Images and objects in COCO's format: what is read, counted and refused."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import naming
+from tests.support.image_folder import same, take
+from vit_jax.data import contents, pipeline, sources
+from vit_jax.detection.coco.objects import Truth
+from vit_jax.errors import UserError
+
+PP = 'decode|flip_lr|detr_resize(16)|canvas((16, 32))|value_range(-1, 1)'
+PP += '|pad_to(boxes=3, label=3)'
+# (image's id, category, box, crowd) of images 20 high and 30 wide.
+OBJECTS = [
+  (7, 18, [3, 5, 6, 10], 0),
+  (7, 2, [-3, 5, 6, 10], 0),  # cut off at the left
+  (7, 18, [0, 0, 30, 20], 1),
+  (4, 2, [29, 19, 10, 10], 0),  # cut off at the bottom right
+  (4, 2, [30, 2, 5, 5], 0),  # outside
+  (4, 2, [3, 3, 0, 5], 0),  # without an area
+]
+IMAGES = {9: 'c.png', 4: 'a.png', 7: 'b.png'}  # the one with the id 9 is empty
+
+
+def annotations():
+  return {
+    'images': [
+      {'id': i, 'file_name': name, 'height': 20, 'width': 30}
+      for i, name in IMAGES.items()
+    ],
+    'categories': [{'id': 18, 'name': 'dog'}, {'id': 2, 'name': 'bicycle'}],
+    'annotations': [
+      {
+        'id': k + 1,
+        'image_id': image,
+        'category_id': category,
+        'bbox': box,
+        'area': box[2] * box[3],
+        'iscrowd': crowd,
+        'segmentation': [[0, 0, 9, 0, 9, 9]],
+      }
+      for k, (image, category, box, crowd) in enumerate(OBJECTS)
+    ],
+  }
+
+
+@pytest.fixture
+def root(tmp_path):
+  """A folder as COCO is unpacked, with one split, 'val2017'."""
+  (tmp_path / 'val2017').mkdir()
+  (tmp_path / 'annotations').mkdir()
+  for i, name in IMAGES.items():
+    Image.new('RGB', (30, 20), (i, 0, 0)).save(tmp_path / 'val2017' / name)
+  write(tmp_path, annotations())
+  return tmp_path
+
+
+def write(root, content):
+  path = root / 'annotations' / 'instances_val2017.json'
+  path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize('split', ['val', 'val2017', 'validation[:100%]'])
+def test_examples(root, split):
+  source = sources.build(f'coco:{root}', split)
+  assert len(source) == 3
+  assert source.class_names == ['bicycle', 'dog']
+  assert source.num_classes == 2
+  low, middle, empty = source.read(np.arange(3))
+  # Top, left, bottom, right from 0 to 1; of crowds and what is outside none.
+  np.testing.assert_allclose(low['boxes'], [[0.95, 29 / 30, 1, 1]], atol=1e-6)
+  want = [[0.25, 0.1, 0.75, 0.3], [0.25, 0, 0.75, 0.1]]
+  np.testing.assert_allclose(middle['boxes'], want, atol=1e-6)
+  np.testing.assert_array_equal(middle['label'], [1, 0])
+  assert empty['boxes'].shape == (0, 4)
+  assert source.name_of(1).endswith('val2017/b.png')
+  text = contents.describe(source, split)
+  assert '3 images, 2 classes' in text
+  facts = ('6 objects', '1 crowds', '2 boxes cut off', '2 boxes without an area')
+  for fact in facts:
+    assert fact in text
+
+
+def test_the_truth_is_whole(root):
+  source = sources.build(f'coco:{root}', 'val')
+  truth = source.truth(masks=True)
+  assert truth.image_ids == [4, 7, 9]
+  assert len(truth.boxes) == len(truth.masks) == len(OBJECTS)
+  assert truth.crowd.sum() == 1
+  np.testing.assert_array_equal(truth.boxes[truth.image == 1][1], [-3, 5, 6, 10])
+  last = sources.build(f'coco:{root}', 'val[1:2]').truth()
+  assert last.image_ids == [7]
+  assert last.image.tolist() == [0, 0, 0]
+
+
+def test_labels_by_id(root):
+  source = sources.build(f'coco:{root}', 'val', by_id=True)
+  assert source.num_classes == 19
+  assert [i for i, name in enumerate(source.class_names) if name] == [2, 18]
+  np.testing.assert_array_equal(source.read(np.array([1]))[0]['label'], [18, 2])
+  assert source.places[[2, 18, 3]].tolist() == [0, 1, -1]
+
+
+@pytest.mark.slow
+def test_batches(root):
+  target = f'coco:{root}/annotations/instances_val2017.json,{root}/val2017'
+  batches = pipeline.train(target, 'train', PP, 3, seed=1)
+  spec = {k: x.shape for k, x in batches.spec.items()}
+  assert spec['image'] == (3, 16, 32, 3)
+  assert spec['image_mask'] == (3, 16, 32)
+  assert spec['boxes'] == (3, 3, 4)
+  (batch,) = take(batches.iterate(), 1)
+  assert batch['mask'].all()
+  number = dict(zip(batch['index'].tolist(), batch['boxes_mask'].sum(1), strict=True))
+  assert number == {0: 1, 1: 2, 2: 0}
+  assert (batch['image_mask'].sum((1, 2)) == 16 * 24).all()
+
+
+@pytest.mark.slow
+def test_augmented_alike_for_any_workers_and_restart(root):
+  pp = PP.replace('detr_resize(16)', 'detr_crop((8, 16), 32, (16, 20), (8, 16))')
+  pp = pp.replace('canvas((16, 32))', 'canvas(32)')
+  batches = lambda **more: pipeline.train(f'coco:{root}', 'val', pp, 2, seed=1, **more)
+  whole = take(batches().iterate(), 6)
+  same(take(batches(workers=3).iterate(2), 4), whole[2:])
+  assert len({x['image_mask'].sum() for x in whole}) > 3
+
+
+def _refused(root, change, *facts, split='val', **options):
+  content = annotations()
+  change(content)
+  write(root, content)
+  with pytest.raises(UserError, match=naming(*facts)):
+    sources.build(f'coco:{root}', split, **options)
+
+
+@pytest.mark.parametrize(
+  ('change', 'facts'),
+  [
+    (lambda c: c['images'][0].update(file_name='no.jpg'), ('no.jpg', '1 of 3')),
+    (lambda c: c['images'][0].pop('height'), ('id 9', 'size')),
+    (lambda c: c['images'][0].pop('file_name'), ('id 9', 'file_name')),
+    (
+      lambda c: c['annotations'][3].update(category_id=3),
+      ('annotation 3', 'category 3'),
+    ),
+    (lambda c: c['annotations'][3].update(image_id=3), ('annotation 3', 'image 3')),
+    (lambda c: c['annotations'][3].update(bbox=[1, 2, 3]), ('annotation 3', 'bbox')),
+  ],
+)
+def test_annotations_that_are_refused(root, change, facts):
+  _refused(root, change, *facts)
+
+
+def test_an_id_of_millions_is_no_class(root):
+  far = lambda content: (
+    content['categories'][0].update(id=10**9)
+    or [x.update(category_id=10**9) for x in content['annotations']]
+  )
+  _refused(root, far, 'by_id', '1000000000', by_id=True)
+
+
+def test_splits_and_folders_that_are_not_there(root):
+  nothing = lambda content: None
+  _refused(root, nothing, 'train', 'val2017', split='train')
+  with pytest.raises(UserError, match=naming('annotations/instances_*.json', 'none')):
+    sources.build(f'coco:{root}/none', 'val')
+  file = root / 'annotations' / 'instances_val2017.json'
+  with pytest.raises(UserError, match=naming('no folder', 'pictures')):
+    sources.build(f'coco:{file},{root}/pictures', 'train')
+
+
+def test_an_image_of_another_size_or_broken_is_a_bad_image(root):
+  Image.new('RGB', (20, 30)).save(root / 'val2017' / 'b.png')
+  (root / 'val2017' / 'c.png').write_bytes(b'no image')
+  source = sources.build(f'coco:{root}', 'val')
+  (example,) = source.read(np.array([1]))
+  assert example['error'] == 'is 30 x 20, annotated as 20 x 30'
+  batches = pipeline.evaluate(f'coco:{root}', 'val', PP, 3, max_bad_fraction=1)
+  (batch,) = take(batches.iterate(), 1)
+  assert batch['mask'].tolist() == [1, 0, 0]
+  assert batches.bad_images == 2
+
+
+def test_images_of_a_truth():
+  truth = Truth(
+    *('', [1, 2, 3], [1], ['a', 'b', 'c'], np.arange(6).reshape(3, 2), ['x']),
+    *(np.array([2, 0, 2]), np.zeros(3, int), np.arange(12.0).reshape(3, 4)),
+    *(np.arange(3.0), np.zeros(3, bool), ['m', 'n', 'o']),
+  )
+  some = truth.of_images(np.array([2, 1, 2]))
+  assert (some.image_ids, some.file_names) == ([3, 2, 3], ['c', 'b', 'c'])
+  assert (some.image.tolist(), some.areas.tolist()) == ([0, 0, 2, 2], [0, 2, 0, 2])
+  assert some.masks == ['m', 'o', 'm', 'o']
+  assert len(truth.of_images(np.array([1])).boxes) == 0

@@ -1,0 +1,110 @@
+"""Canvases of digits: exact boxes and masks, the same everywhere, splits apart."""
+
+import numpy as np
+import pytest
+
+from tests.support import naming
+from vit_jax.data import pipeline, sources
+from vit_jax.detection.coco import rle
+from vit_jax.detection.data.digits_canvas import _enlarged
+from vit_jax.errors import UserError
+
+
+@pytest.fixture(scope='module')
+def canvases():
+  source = sources.build('digits_canvas', 'test', segments=True)
+  return source, source.read(np.arange(100))
+
+
+@pytest.mark.slow
+def test_boxes_and_masks_are_exact(canvases):
+  source, examples = canvases
+  truth = source.truth(masks=True)
+  for i, example in enumerate(examples):
+    rows = np.flatnonzero(truth.image == i)
+    masks = [rle.decode(truth.masks[row], 64, 64) for row in rows]
+    assert 1 <= len(rows) <= 4
+    assert not (np.sum(masks, 0) > 1).any()
+    segments = np.zeros((64, 64), int)
+    for row, mask, box, label in zip(
+      rows, masks, example['boxes'] * 64, example['label'], strict=True
+    ):
+      y, x = np.nonzero(mask)
+      want = y.min(), x.min(), y.max() + 1, x.max() + 1
+      np.testing.assert_array_equal(box, want)
+      np.testing.assert_array_equal(
+        truth.boxes[row], [want[1], want[0], want[3] - want[1], want[2] - want[0]]
+      )
+      assert truth.category[row] == label
+      assert truth.areas[row] == mask.sum()
+      segments[mask] = 1 + label
+      # Inside the mask it is bright, and no ink as bright is around the box.
+      ground = np.median(example['image'])
+      assert (example['image'][mask] > ground).all()
+    np.testing.assert_array_equal(example['segments'], segments)
+
+
+def test_numbers_and_classes_vary(canvases):
+  _, examples = canvases
+  numbers = np.bincount([len(x['label']) for x in examples], minlength=5)
+  assert numbers[0] == 0
+  assert (numbers[1:] > 8).all()
+  labels = np.concatenate([x['label'] for x in examples])
+  assert (np.bincount(labels, minlength=10) > 5).all()
+
+
+def test_the_same_alone_and_in_any_slice(canvases):
+  _, examples = canvases
+  (alone,) = sources.build('digits_canvas', 'test[7:9]', segments=True).read([0])
+  for key, value in alone.items():
+    np.testing.assert_array_equal(value, examples[7][key])
+  # A release must not change them: notes cite numbers on these.
+  sums = [int(x['image'].sum(dtype=np.int64)) for x in examples[:3]]
+  assert sums == [217185, 63305, 372691]
+
+
+def test_train_and_test_share_no_digit():
+  pools = [
+    {image.tobytes() for image in source._digits[name].images}
+    for name, source in (
+      (name, sources.build('digits_canvas', f'{name}[:1]'))
+      for name in ('train', 'test')
+    )
+  ]
+  assert not pools[0] & pools[1]
+
+
+def test_enlarging():
+  image = np.arange(64).reshape(8, 8)
+  np.testing.assert_array_equal(_enlarged(image, 8), image)
+  # Twice as large: quarters between neighbours, the outermost kept.
+  np.testing.assert_array_equal(
+    _enlarged(np.diag([256] * 8), 16)[:4, :4],
+    [[256, 192, 64, 0], [192, 160, 96, 48], [64, 96, 160, 144], [0, 48, 144, 160]],
+  )
+
+
+@pytest.mark.slow
+def test_batches_for_training():
+  pp = 'flip_lr|value_range(-1, 1)|pad_to(boxes=4, label=4)'
+  options = {'segments': True, 'size': 32}
+  batches = pipeline.train('digits_canvas', 'train', pp, 4, source_options=options)
+  shapes = {k: x.shape[1:] for k, x in batches.spec.items()}
+  assert shapes['image'] == (32, 32, 1)
+  assert shapes['boxes'] == (4, 4)
+  assert shapes['segments'] == (32, 32)
+  iterator = batches.iterate()
+  batch = next(iterator)
+  iterator.close()
+  box = (batch['boxes'][0, 0] * 32).round().astype(int)
+  part = batch['segments'][0][box[0] : box[2], box[1] : box[3]]
+  assert set(np.unique(part)) == {0, 1 + batch['label'][0, 0]}
+
+
+@pytest.mark.parametrize(
+  ('options', 'facts'),
+  [({'size': 8}, ('size=8', '32')), ({'most': 0}, ('most=0', '1'))],
+)
+def test_options(options, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    sources.build('digits_canvas', 'train', **options)

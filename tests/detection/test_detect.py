@@ -1,0 +1,241 @@
+"""The task 'detect': matching, the set loss, post-processing, and what of it is cut."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from tests.support import GOLDEN, naming
+from vit_jax import sharding
+from vit_jax.detection.tasks import detect
+from vit_jax.errors import UserError
+from vit_jax.train.gradients import gradients
+
+MATCH = jax.jit(detect.match)
+REFERENCES = ('detr_hf', 'detr_dc5_original')
+
+
+@jax.jit
+def _losses(outputs, targets, no_object):
+  return detect.losses(outputs, targets, no_object=no_object)
+
+
+def losses(outputs, targets, no_object=detect.NO_OBJECT):
+  """Compiled once for all tests with the same shapes."""
+  return _losses(outputs, targets, no_object)
+
+
+def golden(name):
+  """Returns (outputs, targets, expected) of a reference, with its auxiliary layer."""
+  with np.load(GOLDEN / 'set_losses.npz') as file:
+    z = {k.partition('/')[2]: file[k] for k in file.files if k.startswith(f'{name}/')}
+  outputs = {
+    'logits': z['logits'],
+    'boxes': z['pred_boxes'],
+    'aux_logits': z['aux_logits'],
+    'aux_boxes': z['aux_pred_boxes'],
+  }
+  targets = {
+    'label': np.maximum(z['target_labels'], 0),
+    'boxes': z['target_boxes'],
+    'valid': z['target_labels'] >= 0,
+  }
+  return outputs, targets, z
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('name', REFERENCES)
+def test_losses_and_matching_of_the_reference(name):
+  outputs, targets, want = golden(name)
+  every = {
+    k: np.concatenate([outputs[f'aux_{k}'], outputs[k][None]])
+    for k in ('logits', 'boxes')
+  }
+  cost = jax.jit(detect.costs)(every, targets)
+  valid = np.broadcast_to(targets['valid'], want['match_query'].shape)
+  real = np.broadcast_to(valid[:, :, None], cost.shape)
+  np.testing.assert_allclose(cost[real], want['match_cost'][real], rtol=1e-4)
+  np.testing.assert_array_equal(MATCH(cost, valid), want['match_query'])
+
+  found = losses(outputs, targets)
+  for key in ('loss_ce', 'loss_bbox', 'loss_giou', 'cardinality_error', 'class_error'):
+    np.testing.assert_allclose(found[key], want[key], rtol=1e-4, err_msg=key)
+  np.testing.assert_allclose(found['loss'], want['loss_total'], rtol=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('name', REFERENCES)
+def test_postprocessing_of_the_reference(name):
+  outputs, _, want = golden(name)
+  found = detect.postprocess(outputs, want['post_sizes'])
+  np.testing.assert_array_equal(found['labels'], want['post_labels'])
+  np.testing.assert_allclose(found['scores'], want['post_scores'], atol=1e-4)
+  np.testing.assert_allclose(found['boxes'], want['post_boxes'], atol=1e-2)
+
+
+def _pairs_are_best(cost, valid, found):
+  for c, v, query in zip(cost, valid, np.asarray(found), strict=True):
+    rows, columns = linear_sum_assignment(c[:, v])
+    used = query[query >= 0]
+    assert len(used) == len(set(used)) == len(rows)
+    assert (query[~v] == -1).all()
+    at = np.flatnonzero(query >= 0)
+    np.testing.assert_allclose(
+      c[query[at], at].sum(), c[:, v][rows, columns].sum(), atol=1e-3
+    )
+
+
+# Fewer targets than queries, as many, and more; images without any.
+@pytest.mark.parametrize(
+  ('queries', 'targets'), [(9, 5), pytest.param(6, 6, marks=pytest.mark.slow), (4, 7)]
+)
+def test_matching_is_the_best_assignment(queries, targets):
+  rng = np.random.default_rng(queries)
+  cost = rng.normal(size=(6, queries, targets)).astype(np.float32) * 5
+  valid = rng.random((6, targets)) < np.linspace(0, 1, 6)[:, None]
+  _pairs_are_best(cost, valid, MATCH(cost, valid))
+
+
+def test_matching_ends_whatever_the_costs_are():
+  cost = np.full((6, 9, 5), np.nan, np.float32)
+  cost[1], cost[2, 0] = np.inf, -np.inf
+  found = np.asarray(MATCH(cost, np.ones((6, 5), bool)))
+  assert ((found >= -1) & (found < 9)).all()
+
+
+def test_images_without_objects():
+  outputs, targets, _ = golden('detr_hf')
+  none = targets | {'valid': targets['valid'] & False}
+  empty = losses(outputs, none)
+  assert (empty['loss_bbox'] == 0).all()
+  assert (empty['loss_giou'] == 0).all()
+  # All queries are "no object", of equal weight.
+  ce = -jax.nn.log_softmax(outputs['logits'])[..., -1]
+  np.testing.assert_allclose(empty['loss_ce'][-1], ce.mean(), rtol=1e-5)
+  assert losses(outputs, none, no_object=0.0)['loss'] == 0
+
+
+def test_more_boxes_than_queries():
+  outputs, targets, _ = golden('detr_hf')
+  wide = {k: np.repeat(x, 4, 1) for k, x in targets.items()}
+  with pytest.raises(UserError, match=naming('12 boxes', '10 queries', 'pad_to')):
+    detect.losses(outputs, wide)
+
+
+class Tiny(nn.Module):
+  """A stand-in for a detector: one dense layer for each of two decoder layers."""
+
+  num_classes: int = 3
+  queries: int = 6
+
+  @nn.compact
+  def __call__(self, images, mask=None, train=False):
+    x = images
+    if mask is not None:  # NaN for an image that is all padding, as of attention
+      x = jnp.where(mask.any((1, 2))[:, None, None, None], x * mask[..., None], jnp.nan)
+    x = x.reshape(len(x), -1)
+    size = self.queries, self.num_classes + 5
+    x = nn.Dense(2 * np.prod(size), name='head')(x).reshape(-1, 2, *size)
+    logits, boxes = x[..., :-4], nn.sigmoid(x[..., -4:])
+    outputs = {'logits': logits[:, 1], 'boxes': boxes[:, 1]}
+    aux = {'aux_logits': logits[:, 0][None], 'aux_boxes': boxes[:, 0][None]}
+    return outputs, {'stem': images, **aux}
+
+
+B, N = 8, 4
+SPEC = {
+  'image': jax.ShapeDtypeStruct((B, 4, 4, 3), jnp.float32),
+  'image_mask': jax.ShapeDtypeStruct((B, 4, 4), jnp.float32),
+  'boxes': jax.ShapeDtypeStruct((B, N, 4), jnp.float32),
+  'boxes_mask': jax.ShapeDtypeStruct((B, N), jnp.float32),
+  'label': jax.ShapeDtypeStruct((B, N), jnp.int32),
+}
+
+
+@pytest.fixture(scope='module')
+def setup():
+  """A task, its variables, and a batch whose last image cannot be read."""
+  task = detect.Detect(Tiny(), SPEC)
+  rng = np.random.default_rng(0)
+  low = rng.uniform(0, 0.5, (B, N, 2))
+  batch = {
+    'image': rng.normal(size=(B, 4, 4, 3)),
+    'image_mask': rng.random((B, 4, 4)) < 0.8,
+    'boxes': np.concatenate([low, low + 0.3], -1),
+    'boxes_mask': np.arange(N) < np.arange(B)[:, None] % (N + 1),
+    'weight': (np.arange(B) < B - 1) / (B - 1),
+  }
+  batch = {k: np.asarray(x, np.float32) for k, x in batch.items()}
+  batch['image_mask'][-1] = batch['image'][-1] = 0
+  batch['label'] = rng.integers(0, 3, (B, N)).astype(np.int32)
+  return task, task.init(jax.random.key(0), SPEC), batch
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _measure(task, variables, batch, accum=1):
+  batch = task.prepare(batch, jax.random.key(1))
+  loss = lambda params, stats, *args: task.loss({'params': params}, *args)
+  found = gradients(loss, variables['params'], {}, batch, jax.random.key(2), accum)
+  return found[:2]
+
+
+@pytest.mark.slow
+def test_the_loss_is_that_of_the_whole_batch(setup):
+  """On eight devices, in micro-batches, and without the image that could not be read."""
+  task, variables, batch = setup
+  mesh = sharding.make_mesh(4, 2)
+  with jax.set_mesh(mesh):
+    args = task, variables, sharding.global_batch(batch, mesh)
+    program = _measure.lower(*args).compile()
+    found = jax.device_get(program(*args[1:]))
+  whole, _ = found
+  assert {x.shape for x in whole.values()} == {()}
+  _close(_measure(task, variables, batch, 4), found)
+  real = slice(0, B - 1)
+  targets = {
+    'label': batch['label'][real],
+    'valid': batch['boxes_mask'][real],
+    'boxes': detect.boxes.to_centres(detect.boxes.swap_axes(batch['boxes'][real])),
+  }
+  outputs, out = task.model.apply(
+    variables, batch['image'][real], batch['image_mask'][real] > 0
+  )
+  alone = losses(outputs | {k: out[k] for k in out if k != 'stem'}, targets)
+  np.testing.assert_allclose(whole['loss'], alone['loss'], rtol=1e-5)
+  np.testing.assert_allclose(whole['loss_giou'], alone['loss_giou'][-1], rtol=1e-5)
+  # No device waits for another inside the search.
+  loops = [x for x in program.as_text().split('\n\n') if 'all-reduce' in x]
+  assert loops
+  assert all('ENTRY' in x for x in loops)
+
+
+def _close(ours, theirs):
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_padding_reaches_the_model_as_zeros_and_mask(setup):
+  task, variables, batch = setup
+  padding = (batch['image_mask'] == 0) & (batch['weight'] > 0)[:, None, None]
+  other = batch | {'image': batch['image'] + padding[..., None] * 9}
+  a, b = (task.predict(variables, x) for x in (batch, other))
+  assert set(a) == {'logits', 'boxes', 'stem', 'aux_logits', 'aux_boxes'}
+  np.testing.assert_array_equal(a['logits'], b['logits'])
+  np.testing.assert_array_equal(
+    a['stem'], batch['image'] * batch['image_mask'][..., None]
+  )
+  assert np.isfinite(a['logits']).all()  # also of the image that is all padding
+  whole = {k: x for k, x in batch.items() if k != 'image_mask'}
+  assert not np.array_equal(task.predict(variables, whole)['logits'], a['logits'])
+
+
+@pytest.mark.parametrize('missing', ['boxes', 'label', 'boxes_mask'])
+def test_batches_without_boxes(missing):
+  spec = {k: x for k, x in SPEC.items() if k != missing}
+  with pytest.raises(UserError, match=naming('boxes', 'digits_canvas', 'pad_to')):
+    detect.Detect(Tiny(), spec)

@@ -1,0 +1,99 @@
+"""evaluate of a detector on images whose boxes it finds."""
+
+import csv
+import json
+
+import pytest
+
+from tests.support import bright_detector, commands, stand_in
+from vit_jax import cli
+from vit_jax.detection.coco import average_precision
+from vit_jax.detection.tools import coco_ap
+from vit_jax.tools import evaluate, source
+
+pytestmark = pytest.mark.usefixtures('one_device')
+
+
+@pytest.fixture(autouse=True)
+def detector(monkeypatch):
+  monkeypatch.setattr(source, 'load', lambda args: bright_detector.loaded())
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  root = tmp_path_factory.mktemp('coco')
+  bright_detector.write_data(root)
+  return root
+
+
+def given(data):
+  return '--data', f'coco:{data}/G.json,{data}', '--split', 'train'
+
+
+def test_the_twelve_numbers_and_files(data, tmp_path, capsys):
+  argv = ['D', *given(data), '--out', str(tmp_path / 'out'), '--json']
+  assert cli.run(evaluate.main, argv) == 0
+  record = json.loads(capsys.readouterr().out)
+  assert (record['step'], record['split'], record['examples']) == (7, 'train', 12)
+  # All dogs are found, and no cat.
+  assert record['ap50'] == pytest.approx(0.5)
+  assert 0.3 < record['ap'] < 0.5
+  assert record['ap_large'] == -1
+  out = tmp_path / 'out'
+  assert json.loads((out / 'summary.json').read_text()) == record
+  with (out / 'per_class.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  assert [(row['class'], row['name'], row['objects']) for row in rows] == [
+    ('3', 'dog', '12'),
+    ('7', 'cat', '3'),
+  ]
+  assert float(rows[0]['ap50']) == pytest.approx(1)
+  # The detections, measured from the files.
+  paths = ['--gt', str(data / 'G.json'), '--dt', str(out / 'detections.json')]
+  assert cli.run(coco_ap.main, [*paths, '--json']) == 0
+  again = json.loads(capsys.readouterr().out)
+  assert len(again['stats']) == 12
+  assert {name: record[name] for name in average_precision.NAMES} == pytest.approx(
+    {name: again[name] for name in average_precision.NAMES}
+  )
+
+
+def test_the_text(data, capsys):
+  assert cli.run(evaluate.main, ['D', *given(data), '--batch', '5']) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[:2] == ['step         7', 'examples     12']
+  assert lines[3].split() == ['AP', 'IoU', '0.50', '0.5000']
+  assert len(lines) == 2 + 12
+
+
+@pytest.mark.slow
+def test_a_run_repeats_its_own_evaluation(data, tmp_path, capsys):
+  name, split = f'coco:{data}/G.json,{data}', 'train[:8]'
+  pp = f'{bright_detector.PP}|pad_to(boxes=2, label=2)'
+  evals = {'val': {'type': 'coco', 'data': {'source': name, 'split': split, 'pp': pp}}}
+  config = {'model': {'name': 'detr'}, 'task': {'name': 'detect'}, 'evals': evals}
+  stand_in.write_run(tmp_path, config)
+  (tmp_path / 'checkpoints').mkdir()
+  assert cli.run(evaluate.main, [str(tmp_path), '--json']) == 0
+  record = json.loads(capsys.readouterr().out)
+  assert (record['evaluation'], record['split']) == ('val', split)
+  assert (record['examples'], record['ap50']) == (8, pytest.approx(0.5))
+
+
+@pytest.mark.parametrize(
+  ('options', 'facts'),
+  [
+    (('--loss', 'sigmoid'), ('--loss', 'detector')),
+    (('--class_map', 'number'), ('--class_map', 'detector')),
+    (('--pp', 'decode|resize(48)|flip_lr|value_range(-1, 1)'), ('flip_lr', 'boxes')),
+    (('--pp', 'decode|resize(32)|value_range(-1, 1)'), ('(32, 32, 3)', '(48, 48, 3)')),
+    (
+      ('--data', 'digits', '--split', 'test', '--pp', 'value_range(-1, 1)'),
+      ('no boxes',),
+    ),
+    (('--data', 'digits_canvas', '--split', 'test[:4]'), ("'0'", 'class')),
+    (('--probe', 'knn', '--data', 'digits', '--split', 'test'), ('boxes', 'classes')),
+  ],
+)
+def test_refusals_are_one_line(data, capsys, options, facts):
+  commands.assert_refused(evaluate.main, capsys, ('D', *given(data), *options), facts)

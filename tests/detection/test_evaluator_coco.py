@@ -1,0 +1,171 @@
+"""The evaluator 'coco': exact in original pixels, on any devices, with bad images."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import naming
+from vit_jax import evaluators, sharding
+from vit_jax.data import sources
+from vit_jax.detection.coco import average_precision
+from vit_jax.detection.coco.objects import Detections
+from vit_jax.detection.tasks import detect
+from vit_jax.errors import UserError
+from vit_jax.evaluators.class_match import Classes
+
+QUERIES, SPLIT = 5, 'test[:13]'
+PP = 'value_range(-1, 1)|pad_to(boxes=1, label=1)'  # the truth is not what pp keeps
+
+
+def build(devices=1, **change):
+  more = {k: change.pop(k) for k in ('per_class', 'model') if k in change}
+  data = dict(source='digits_canvas', split=SPLIT, pp=PP, batch_size=8) | change
+  mesh = sharding.make_mesh(devices=jax.devices()[:devices])
+  return evaluators.build('coco', mesh, data=data, **more)
+
+
+def table(truth, classes, noise=0.0, seed=0):
+  """Returns outputs {'logits' [N, Q, K+1], 'boxes' [N, Q, 4]}: the truth, moved at random.
+
+  Queries without an object answer with none.
+  """
+  rng = np.random.default_rng(seed)
+  N = len(truth.image_ids)
+  logits = np.zeros((N, QUERIES, classes + 1), np.float32)
+  logits[..., -1] = 9
+  boxes = np.full((N, QUERIES, 4), 0.5, np.float32)
+  for i in range(N):
+    for q, row in enumerate(np.flatnonzero(truth.image == i)):
+      left, top, width, height = truth.boxes[row] / np.tile(truth.sizes[i][::-1], 2)
+      boxes[i, q] = left + width / 2, top + height / 2, width, height
+      logits[i, q, [truth.category[row], -1]] = rng.uniform(1, 4), 0
+  boxes *= 1 + noise * rng.normal(size=boxes.shape)
+  return {'logits': logits, 'boxes': boxes.astype(np.float32)}
+
+
+def predict(params, batch):
+  # NaN where there is no image, as a norm layer might give there.
+  lost = jnp.where(batch['mask'] > 0, 0, jnp.nan)[:, None, None]
+  return {k: x[batch['index']] + lost for k, x in params.items()}
+
+
+@pytest.fixture(scope='module')
+def truth():
+  return sources.build('digits_canvas', SPLIT).truth()
+
+
+def test_perfect_answers(truth):
+  numbers = build(per_class=True).run(predict, table(truth, 10))
+  assert numbers['examples'] == 13
+  for name in ('ap', 'ap50', 'ap75', 'ar_100', 'ap_small'):
+    assert numbers[name] == pytest.approx(1)
+  # What nothing counts for is left out: no digit is large.
+  assert 'ap_large' not in numbers
+  there = {f'ap/{k}' for k in np.unique(truth.category)}
+  assert {name for name in numbers if name.startswith('ap/')} == there
+  assert all(isinstance(x, float | int) for x in numbers.values())
+
+
+@pytest.mark.slow
+def test_as_computed_from_all_detections(truth):
+  outputs = table(truth, 10, noise=0.05)
+  found = detect.postprocess(outputs, truth.sizes)
+  corners = np.asarray(found['boxes'], np.float64).reshape(-1, 4)
+  want = average_precision.measure(
+    truth,
+    Detections(
+      np.repeat(np.arange(13), QUERIES),
+      np.asarray(found['labels']).reshape(-1),
+      np.asarray(found['scores'], np.float64).reshape(-1),
+      np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1),
+    ),
+  ).numbers()
+  assert 0.1 < want['ap'] < 0.95
+  for devices in (1, 8):  # 13 images in batches of 8: three are padding
+    numbers = build(devices).run(predict, outputs)
+    for name in ('ap', 'ap50', 'ap75', 'ar_1'):
+      assert numbers[name] == pytest.approx(want[name], abs=1e-6)
+
+
+def test_a_model_of_more_classes(truth):
+  outputs = table(truth, 12)
+  outputs['logits'][:, -1, 11] = 20  # sure of a class that the data does not have
+  assert build().run(predict, outputs)['ap'] == pytest.approx(1)
+  with pytest.raises(UserError, match=naming('10 classes', '3')):
+    build().run(predict, table(truth, 10) | {'logits': outputs['logits'][..., :4]})
+
+
+def test_classes_of_other_names_are_refused():
+  names = [str(i) for i in range(10)]
+  of = lambda names: Classes(names, len(names))
+  build(model=of(names))
+  build(model=of([*names, 'more']))
+  with pytest.raises(UserError, match=naming('digits_canvas', "'0'", 'class')):
+    build(model=of(['cat', *names[1:]]))
+
+
+@pytest.mark.slow
+def test_classes_are_matched_by_name(truth):
+  # As the published models' 91 classes, of which 80 are categories.
+  names = ['N/A', *(str(k) for k in reversed(range(10))), 'N/A']
+  outputs = table(truth, 12)
+  moved = np.full_like(outputs['logits'], -9)
+  moved[..., [names.index(str(k)) for k in range(10)]] = outputs['logits'][..., :10]
+  moved[..., -1] = outputs['logits'][..., -1]
+  outputs['logits'] = moved
+  evaluator = build(model=Classes(names, 12))
+  assert evaluator.run(predict, outputs)['ap'] == pytest.approx(1)
+  assert {*evaluator.compared[1].category} <= {*range(10)}
+
+
+@pytest.mark.slow
+def test_images_of_all_sizes_one_of_them_broken(tmp_path):
+  shapes = [(20, 30), (40, 10), (15, 15)]
+  content = {
+    'images': [
+      {'id': 5 + i, 'file_name': f'{i}.png', 'height': h, 'width': w}
+      for i, (h, w) in enumerate(shapes)
+    ],
+    'categories': [{'id': 3, 'name': 'cat'}, {'id': 8, 'name': 'dog'}],
+    'annotations': [
+      {'id': i, 'image_id': 5 + i, 'category_id': 8, 'bbox': [2, 3, 6, 9], 'area': 54}
+      for i in range(3)
+    ],
+  }
+  (tmp_path / 'G.json').write_text(json.dumps(content))
+  for i, (h, w) in enumerate(shapes):
+    Image.new('RGB', (w, h)).save(tmp_path / f'{i}.png')
+  (tmp_path / '2.png').write_bytes(b'broken')
+  change = dict(
+    source=f'coco:{tmp_path}/G.json,{tmp_path}',
+    split='train',
+    pp=f'decode|detr_resize(8, 16)|canvas(16)|{PP}',
+    batch_size=2,
+    max_bad_fraction=1,
+    source_options={'by_id': True},
+  )
+  whole = sources.build(change['source'], 'train').truth()
+  outputs = table(whole, 8)  # by_id: label 8 is its category, other ids are none
+  outputs['logits'] = np.insert(outputs['logits'], 8, -9, axis=-1)
+  outputs['logits'][..., 8] = outputs['logits'][..., 1]
+  outputs['logits'][..., 1] = 0
+  numbers = build(**change).run(predict, outputs)
+  assert numbers['ap'] == pytest.approx(1)
+  assert (numbers['examples'], numbers['bad_images']) == (2, 1)
+
+
+@pytest.mark.parametrize(
+  ('change', 'facts'),
+  [
+    ({'source': 'digits', 'pp': 'value_range(-1, 1)'}, ('digits', 'boxes')),
+    ({'pp': f'flip_lr|{PP}'}, ('flip_lr', 'moves')),
+    ({'pp': f'central_crop(8)|{PP}'}, ('central_crop(8)', 'moves')),
+  ],
+)
+def test_data_that_does_not_fit(change, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    build(**change)

@@ -1,0 +1,127 @@
+"""DETR beside transformers: files both ways, also with a backbone of timm's."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.support.goldens import path_of
+from tests.support.peers import MARKS
+from vit_jax import inference
+from vit_jax.tools import convert
+from vit_jax.weights import load as pretrained
+
+pytestmark = MARKS
+
+TOLERANCE = 1e-4  # the reference's own float32 is off its float64 by 2e-5
+
+
+def trained(torch, model):
+  """Makes parameters random, and statistics those of a trained network."""
+  torch.manual_seed(0)
+  for parameter in model.parameters():
+    parameter.add_(0.02 * torch.randn_like(parameter))
+  for name, statistic in model.named_buffers():
+    if name.endswith('running_mean'):
+      statistic.add_(0.1 * torch.randn_like(statistic))
+    if name.endswith('running_var'):
+      statistic.mul_(0.5 + torch.rand_like(statistic))
+  return model.eval()
+
+
+def padded():
+  """Returns (images [2, 96, 128, 3], mask) whose first image is 70 x 100 pixels."""
+  images = np.random.default_rng(0).normal(size=(2, 96, 128, 3)).astype(np.float32)
+  mask = np.ones((2, 96, 128), np.int64)
+  mask[0, 70:] = mask[0, :, 100:] = 0
+  return images * mask[..., None].astype(np.float32), mask
+
+
+def theirs(torch, model, images, mask):
+  pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+  found = model(pixel_values=pixels, pixel_mask=torch.from_numpy(mask))
+  return {'logits': found.logits.numpy(), 'boxes': found.pred_boxes.numpy()}
+
+
+def agree(folder, expected, images, mask):
+  loaded = vit_jax.load(folder)
+  found, _ = jax.jit(loaded.model.apply)(loaded.variables, images, mask)
+  for key, x in expected.items():
+    np.testing.assert_allclose(found[key], x, rtol=0, atol=TOLERANCE, err_msg=key)
+
+
+SMALL = dict(
+  d_model=32,
+  encoder_layers=2,
+  decoder_layers=2,
+  encoder_attention_heads=4,
+  decoder_attention_heads=4,
+  encoder_ffn_dim=64,
+  decoder_ffn_dim=64,
+  num_queries=10,
+  num_labels=7,
+)
+RESNET = dict(embedding_size=16, hidden_sizes=[32, 64], depths=[1, 2])
+BACKBONES = {
+  'of transformers': dict(use_timm_backbone=False),
+  'of timm': dict(use_timm_backbone=True, backbone='resnet50'),
+  'of timm, DC5': dict(use_timm_backbone=True, backbone='resnet50', dilation=True),
+}
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_files_both_ways(torch, timm, transformers, tmp_path, backbone):
+  options = BACKBONES[backbone]
+  if not options['use_timm_backbone']:
+    inside = transformers.ResNetConfig(**RESNET, out_features=['stage2'])
+    options = dict(options, backbone_config=inside)
+  config = transformers.DetrConfig(**SMALL, **options)
+  model = trained(torch, transformers.DetrForObjectDetection(config))
+  model.save_pretrained(tmp_path / 'theirs')
+  inputs = padded()
+  expected = theirs(torch, model, *inputs)
+  agree(tmp_path / 'theirs', expected, *inputs)
+
+  convert.export(pretrained.read_source(tmp_path / 'theirs'), tmp_path / 'ours', 'hf')
+  again, info = transformers.DetrForObjectDetection.from_pretrained(
+    tmp_path / 'ours', output_loading_info=True
+  )
+  assert not any(info[k] for k in ('missing_keys', 'unexpected_keys'))
+  for key, x in theirs(torch, again.eval(), *inputs).items():
+    np.testing.assert_array_equal(x, expected[key], err_msg=key)
+
+
+@pytest.mark.parametrize('shape', [(70, 100), (150, 75)])
+def test_boxes_in_pixels_of_a_file(torch, transformers, tmp_path, shape):
+  shutil.copytree(path_of('detr_hf'), tmp_path, dirs_exist_ok=True)
+  model = transformers.DetrForObjectDetection.from_pretrained(tmp_path).eval()
+  size = {'shortest_edge': 96, 'longest_edge': 128}
+  processor = transformers.DetrImageProcessor(size=size)
+  processor.save_pretrained(tmp_path)
+  coarse = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
+  image = Image.fromarray(coarse).resize(shape[::-1], Image.Resampling.BICUBIC)
+  image.save(tmp_path / 'a.png')
+
+  # On the canvas that predict has; alone in a batch theirs would not be padded.
+  canvas = {'height': 128, 'width': 128}
+  inputs = processor(image, return_tensors='pt', do_pad=True, pad_size=canvas)
+  loaded = vit_jax.load(tmp_path)
+  ours = {key: np.asarray(x) for key, x in loaded.inputs([tmp_path / 'a.png']).items()}
+  np.testing.assert_array_equal(ours['mask'], inputs['pixel_mask'].numpy())
+  pixels = inputs['pixel_values'].numpy().transpose(0, 2, 3, 1)
+  # A level of 255 where rounding differs.
+  np.testing.assert_allclose(ours['images'], pixels, rtol=0, atol=2e-2)
+
+  inputs['pixel_values'] = torch.from_numpy(ours['images'].transpose(0, 3, 1, 2))
+  (want,) = processor.post_process_object_detection(
+    model(**inputs), threshold=0.0, target_sizes=[shape]
+  )
+  found = inference.detect_images(loaded, [tmp_path / 'a.png'])
+  assert found.sizes.tolist() == [[*shape]]
+  assert np.ptp(want['boxes'].numpy(), 0).min() > 5  # the queries differ
+  np.testing.assert_array_equal(found.labels[0], want['labels'])
+  np.testing.assert_allclose(found.scores[0], want['scores'], rtol=0, atol=TOLERANCE)
+  np.testing.assert_allclose(found.boxes[0], want['boxes'], rtol=0, atol=1e-2)

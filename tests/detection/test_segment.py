@@ -1,0 +1,282 @@
+"""Segmentation: the head, its loss and the mean of intersections over unions."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import naming
+from vit_jax import models, optim, sharding, tasks
+from vit_jax.detection.evaluators import segmentation
+from vit_jax.detection.tasks import segment
+from vit_jax.errors import UserError
+from vit_jax.train.state import init_state
+from vit_jax.train.step import make_step
+
+TINY = models.family('semantic_fpn').tiny[0]
+K = 3
+SPEC = {
+  'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32),
+  'segments': jax.ShapeDtypeStruct((8, 32, 32), jnp.uint8),
+  'mask': jax.ShapeDtypeStruct((8,), jnp.float32),
+}
+
+
+def model(**fields):
+  return models.build('semantic_fpn', **{'num_classes': K, **TINY, **fields})
+
+
+def squares(number: int, seed: int = 0) -> dict:
+  """Returns images with a dark and a bright square, and the class of every pixel."""
+  rng = np.random.default_rng(seed)
+  images = rng.normal(0, 0.05, (number, 32, 32, 3)).astype(np.float32)
+  segments = np.zeros((number, 32, 32), np.uint8)
+  for image, labels in zip(images, segments, strict=True):
+    for label, value in ((1, -1.0), (2, 1.0)):
+      y, x = rng.integers(0, 3, 2) * 8
+      image[y : y + 12, x : x + 12] = value
+      labels[y : y + 12, x : x + 12] = label
+  return {'image': images, 'segments': segments, 'mask': np.ones(number, np.float32)}
+
+
+# -- the head ---------------------------------------------------------------------------
+
+
+def test_levels_are_summed_at_the_finest_and_enlarged_to_the_image():
+  built = model(levels=('p2', 'p4'))
+  images = jnp.zeros((1, 40, 64, 3))
+  init = jax.eval_shape(built.init_with_output, jax.random.key(0), images)
+  (logits, out), variables = init
+  assert logits.shape == (1, 40, 64, K)
+  # Patches of 8 px: levels 1 to 4, of which two are read. Each doubles twice from 4 to 2.
+  assert out['merged'].shape == (1, 10, 16, 32)
+  params = variables['params']
+  assert set(params['level2']) == {'conv0', 'norm0'}
+  assert set(params['level4']) == {'conv0', 'norm0', 'conv1', 'norm1'}
+
+
+@pytest.mark.parametrize(
+  ('fields', 'facts'),
+  [
+    ({'backbone': None}, ('semantic_fpn', 'backbone', 'sfp')),
+    ({'backbone': TINY['backbone']['backbone']}, ('ViTDet', 'sfp')),
+    ({'levels': ('p9',)}, ("'p9'", 'p1')),
+    ({'channels': 24}, (24, 32)),
+  ],
+)
+def test_what_has_no_levels_is_refused(fields, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    jax.eval_shape(model(**fields).init, jax.random.key(0), SPEC['image'])
+
+
+# -- the loss ---------------------------------------------------------------------------
+
+
+class Fixed:
+  """A model whose logits are its parameters."""
+
+  num_classes = K
+
+  def apply(self, variables, images, **_):
+    return (variables['params'], {}), {}
+
+
+def loss_of(logits, batch, **options):
+  task = segment.Segment(
+    Fixed(), {k: jnp.asarray(x) for k, x in batch.items()}, **options
+  )
+  weight = batch['mask'] / max(batch['mask'].sum(), 1)
+  prepared = task.prepare({**batch, 'weight': jnp.asarray(weight)}, None)
+  return task.loss({'params': logits}, prepared, None)
+
+
+@pytest.mark.slow
+def test_the_loss_is_a_mean_over_labelled_pixels_of_the_whole_batch():
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(3, 4, 5, K)).astype(np.float32)
+  segments = rng.integers(0, K, (3, 4, 5)).astype(np.uint8)
+  segments[0, :3] = 255  # few labels, in the first image alone
+  batch = {
+    'image': logits,
+    'segments': segments,
+    'mask': np.array([1, 1, 0], np.float32),
+  }
+  loss, (metrics, _) = loss_of(logits, batch)
+  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  real = [(b, y, x) for b, y, x in np.ndindex(2, 4, 5) if segments[b, y, x] != 255]
+  each = [-np.log(p[*at, segments[at]]) for at in real]
+  np.testing.assert_allclose(loss, np.mean(each), rtol=1e-5)
+  right = [logits[at].argmax() == segments[at] for at in real]
+  np.testing.assert_allclose(metrics['accuracy'], np.mean(right), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_label_that_is_no_class_is_not_learned_in_silence():
+  logits = np.zeros((1, 2, 2, K), np.float32)
+  batch = {'image': logits, 'mask': np.ones(1, np.float32)}
+  bad = np.full((1, 2, 2), K, np.uint8)
+  assert np.isnan(loss_of(logits, {**batch, 'segments': bad})[0])
+  assert loss_of(logits, {**batch, 'segments': bad}, ignore=K)[0] == 0
+
+
+@pytest.mark.parametrize(
+  ('change', 'facts'),
+  [
+    ({'segments': None}, ("'segments'", 'digits_canvas')),
+    (
+      {'segments': jax.ShapeDtypeStruct((8, 16, 16), jnp.uint8)},
+      ("'segments'", '[8, 16, 16]'),
+    ),
+    ({'segments': jax.ShapeDtypeStruct((8, 32, 32), jnp.float32)}, ('float32',)),
+  ],
+)
+def test_batches_without_a_class_for_every_pixel_are_refused(change, facts):
+  spec = {name: x for name, x in {**SPEC, **change}.items() if x is not None}
+  with pytest.raises(UserError, match=naming(*facts)):
+    tasks.build('segment', model(), spec)
+
+
+@pytest.mark.parametrize(
+  ('task', 'name', 'facts'),
+  [
+    ('segment', 'vitdet', ('segment', 'pixel', 'ViTDet', 'image')),
+    ('classify', 'semantic_fpn', ('classify', 'image', 'SemanticFPN', 'pixel')),
+    ('classify', 'sfp', ('classify', 'SFP', 'maps')),
+  ],
+)
+def test_tasks_refuse_models_of_other_outputs(task, name, facts):
+  built = models.build(name, **models.family(name).tiny[0])
+  with pytest.raises(UserError, match=naming(*facts)):
+    tasks.build(task, built, {**SPEC, 'label': SPEC['mask']})
+
+
+def start(steps: int):
+  """Returns (initial state, jitted and without arguments; step) of training."""
+  task = tasks.build('segment', model(levels=('p2', 'p3')), SPEC)
+  optimizer = optim.build('adamw', 3e-2, steps)
+  key = jax.random.key(0)
+  init = lambda: init_state(task, optimizer, SPEC, key, {}, [('.*', True)])
+  return jax.jit(init), make_step(task, optimizer, lambda batch: batch, key)
+
+
+def test_a_step_has_a_loss_and_an_accuracy_and_keeps_the_state_s_shapes():
+  init, step = start(2)
+  state = jax.eval_shape(init)
+  after, metrics = jax.eval_shape(step, state, SPEC)
+  assert jax.tree.structure(after) == jax.tree.structure(state)
+  assert {'loss', 'accuracy'} <= metrics.keys()
+
+
+def trained(devices: int, steps: int = 36):
+  """Returns (loss of each step, metrics, state) of training on eight images."""
+  init, step = start(steps)
+  mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
+  with jax.set_mesh(mesh):
+    state = init()
+    places = sharding.state_shardings(state, mesh, 'fsdp')
+    state = jax.device_put(state, places)
+    step = jax.jit(step, out_shardings=(places, sharding.replicated(mesh)))
+    losses = []
+    for _ in range(steps):
+      state, metrics = step(state, sharding.global_batch(squares(8), mesh))
+      losses.append(float(metrics['loss']))
+  return losses, metrics, state
+
+
+@functools.cache
+def on_one_device():
+  return trained(1)
+
+
+@pytest.mark.slow
+def test_a_segmenter_learns_squares():
+  losses, metrics, _ = on_one_device()
+  np.testing.assert_allclose(losses[0], np.log(K), rtol=1e-5)
+  assert losses[-1] < 0.2
+  assert metrics['accuracy'] > 0.9, metrics
+
+
+@pytest.mark.slow
+def test_one_device_and_eight_see_the_same_loss():
+  losses, *_ = trained(8, steps=2)
+  np.testing.assert_allclose(losses, on_one_device()[0][:2], rtol=1e-4)
+
+
+# -- the evaluator ----------------------------------------------------------------------
+
+
+def test_mean_iou_of_counts():
+  # By hand: class 0 has 5 right, 1 missed, 2 added; class 1 has 3, 2, 1; 2 never occurs.
+  found = segmentation.of_counts(np.array([[5, 1, 0], [2, 3, 0], [0, 0, 0]]))
+  assert found == {
+    'mean_iou': pytest.approx((5 / 8 + 3 / 6) / 2),
+    'pixel_accuracy': pytest.approx(8 / 11),
+    'iou_0': pytest.approx(5 / 8),
+    'iou_1': pytest.approx(3 / 6),
+  }
+  with pytest.raises(UserError, match='label'):
+    segmentation.of_counts(np.zeros((3, 3), int))
+
+
+@pytest.fixture
+def evaluator(monkeypatch):
+  monkeypatch.setattr(segmentation, 'open_batches', opened)
+  mesh = sharding.make_mesh(8)
+  return lambda **o: segmentation.Segmentation(mesh, lambda: None, data={}, **o)
+
+
+def opened(mesh, **data):
+  """Stands for `open_batches`: ten images in batches of 8, padded."""
+
+  class Batches:
+    source = types.SimpleNamespace(name='squares')
+    classes_of = lambda self, name: (K, None)
+    num_examples = 10
+    spec = SPEC
+
+    def iterate(self):
+      made = squares(10)
+      for start in (0, 8):
+        batch = {n: x[start : start + 8] for n, x in made.items()}
+        lost = 8 - len(batch['mask'])
+        pad = lambda x, lost=lost: np.pad(x, [(0, lost)] + [(0, 0)] * (x.ndim - 1))
+        yield {n: pad(x) for n, x in batch.items()}
+
+    def on_device(self, batch):
+      return batch
+
+  return Batches()
+
+
+def test_the_evaluator_counts_every_pixel_once(evaluator):
+  made = squares(10)
+  # All of class 2 is predicted as class 0.
+  right = jax.nn.one_hot(jnp.where(made['segments'] == 2, 0, made['segments']), K)
+  lookup = jnp.asarray(made['image'].std((1, 2, 3)))
+
+  def predict(params, batch):
+    which = jnp.abs(batch['image'].std((1, 2, 3))[:, None] - lookup).argmin(1)
+    return {'logits': right[which]}
+
+  found = evaluator().run(predict, {})
+  labels = made['segments']
+  share = [(labels == k).sum() for k in range(K)]
+  assert found['examples'] == 10
+  assert found['iou_1'] == 1
+  assert found['iou_2'] == 0
+  assert found['iou_0'] == pytest.approx(share[0] / (share[0] + share[2]))
+  assert found['mean_iou'] == pytest.approx(
+    np.mean([found[f'iou_{k}'] for k in range(K)])
+  )
+  assert found['pixel_accuracy'] == pytest.approx(1 - share[2] / labels.size)
+
+
+def test_labels_that_the_model_does_not_have_are_named(evaluator):
+  two = lambda params, batch: {'logits': jnp.zeros((*batch['segments'].shape, 2))}
+  with pytest.raises(UserError, match=naming('squares', 'class 2', '2 classes')):
+    evaluator().run(two, {})
+  found = evaluator(ignore=2).run(two, {})
+  assert set(found) == {'mean_iou', 'pixel_accuracy', 'iou_0', 'iou_1', 'examples'}

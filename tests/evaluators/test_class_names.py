@@ -1,0 +1,192 @@
+"""Names of ImageNet's classes, and the weights that get them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+import vit_jax
+from tests.support import GOLDEN, naming
+from vit_jax import cli, imagenet
+from vit_jax.errors import UserError
+from vit_jax.evaluators import class_names
+from vit_jax.tools import convert, predict
+from vit_jax.weights import licence, zoo
+from vit_jax.weights import load as pretrained
+
+
+def test_the_lists_are_the_published_ones():
+  for name, (_, number) in imagenet.LISTS.items():
+    ids = imagenet.wordnet_ids(name)
+    assert len(ids) == len(set(ids)) == len(imagenet.class_names(name)) == number
+    assert ids == sorted(ids)
+  # Indices that ImageNet-1k models are known by, the last and two in between.
+  names = vit_jax.class_names('imagenet1k')
+  assert names[0] == 'tench, Tinca tinca'
+  assert names[207] == 'golden retriever'
+  assert names[281] == 'tabby, tabby cat'
+  assert names[999].startswith('toilet tissue')
+  # The two ids that Google's list has and the release of autumn 2011 has not
+  # (github.com/google-research/big_transfer, issue 18).
+  google, autumn = (set(imagenet.wordnet_ids(f'imagenet{x}k')) for x in (21, 22))
+  assert google - autumn == {'n03931044', 'n09859684'}
+  assert autumn < google
+  with pytest.raises(UserError, match=naming('imagenet2k', 'imagenet21k')):
+    imagenet.class_names('imagenet2k')
+
+
+def test_wordnet_ids_have_names_and_other_words_have_none():
+  assert imagenet.describe('n01440764') == 'tench, Tinca tinca'
+  for other in ('n00000000', 'tench', 'n0144076', '1', ''):
+    assert imagenet.describe(other) is None
+
+
+def with_head(arrays, classes, prefix='head/'):
+  """Returns arrays with a head of that many classes, which always predicts class 7."""
+  x = arrays.pop(f'{prefix}kernel')
+  arrays[f'{prefix}kernel'] = np.zeros((x.shape[0], classes), np.float32)
+  arrays[f'{prefix}bias'] = np.zeros(classes, np.float32)
+  arrays[f'{prefix}bias'][7] = 1
+  return arrays
+
+
+def google_file(path, classes):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with np.load(GOLDEN / 'vit_google_token.npz') as file:
+    np.savez(path, **with_head(dict(file), classes))
+  return str(path)
+
+
+@pytest.mark.parametrize(
+  ('entry', 'classes', 'name'),
+  [
+    ('b16-i21k-i1k-224', 1000, 'imagenet1k'),
+    pytest.param('b16-augreg-i21k', 21843, 'imagenet21k', marks=pytest.mark.slow),
+    ('b16-i21k-i1k-224', 10, None),  # not what the zoo says: a fake
+    # Published with a head of zeros.
+    pytest.param('b16-i21k', 21843, None, marks=pytest.mark.slow),
+  ],
+)
+def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  url = zoo.ENTRIES[entry].url.removeprefix('gs://')
+  google_file(tmp_path / 'storage.googleapis.com' / url, classes)
+  found = pretrained.read_source(entry)
+  assert found.class_names == (name and imagenet.class_names(name))
+  assert licence.of(entry).name == 'apache-2.0'
+
+
+@pytest.mark.slow
+def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
+  known = google_file(tmp_path / 'ViT-B_16.npz', 1000)
+  assert pretrained.read_source(known).class_names == imagenet.class_names('imagenet1k')
+  # One's own model with as many classes has names only if its data gave them.
+  own = pretrained.read_source(google_file(tmp_path / 'mine.npz', 1000))
+  assert own.class_names is None
+  assert licence.of(own.source) == (None, own.source)
+  dest = tmp_path / 'b' / 'ViT-B_16.npz'
+  dest.parent.mkdir()
+  run = pretrained.read_source(tmp_path / 'mine.npz', act='gelu_erf')
+  convert.export(run, dest, 'google')
+  assert pretrained.read_source(dest).class_names is None
+
+
+def timm_folder(folder, classes, **config):
+  shutil.copytree(GOLDEN / 'vit_timm', folder)
+  arrays = load_file(folder / 'model.safetensors')
+  arrays['head.weight'] = np.zeros((classes, 48), np.float32)
+  arrays['head.bias'] = np.zeros(classes, np.float32)
+  save_file(arrays, folder / 'model.safetensors')
+  told = json.loads((folder / 'config.json').read_text())
+  told['pretrained_cfg'] |= config
+  (folder / 'config.json').write_text(json.dumps(told))
+  return folder
+
+
+@pytest.mark.parametrize(
+  ('tag', 'classes', 'name'),
+  [
+    ('augreg2_in21k_ft_in1k', 1000, 'imagenet1k'),
+    ('augreg_in21k', 21843, 'imagenet21k'),
+    ('in21k', 11221, 'imagenet21k_miil'),
+    ('sw_in12k', 11821, 'imagenet12k'),
+    ('augreg_in21k', 1000, None),
+    ('mine', 1000, None),
+    (None, 1000, None),
+  ],
+)
+def test_names_by_the_tag_of_timm(tmp_path, tag, classes, name):
+  folder = timm_folder(tmp_path / 'a', classes, tag=tag, license='mit')
+  found = pretrained.read_source(folder)
+  assert found.class_names == (name and imagenet.class_names(name))
+  assert licence.of(folder).name == 'mit'
+
+
+def test_names_in_the_file_come_first(tmp_path):
+  names = [f'my {i}' for i in range(1000)]
+  folder = timm_folder(tmp_path / 'a', 1000, tag='x_in1k', label_names=names)
+  assert pretrained.read_source(folder).class_names == names
+
+
+@pytest.mark.parametrize(
+  ('line', 'name'),
+  [
+    ('license: cc-by-nc-4.0', 'cc-by-nc-4.0'),
+    ('license: "mit"', 'mit'),
+    ('license: unknown', None),
+    ('licence of the data: mit', None),
+  ],
+)
+def test_the_licence_of_a_card(tmp_path, line, name):
+  shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
+  (tmp_path / 'a/README.md').write_text(f'---\ntags:\n- x\n{line}\n---\nlicense: x')
+  assert licence.of(tmp_path / 'a').name == name
+
+
+def run(tool, *args):
+  return cli.run(tool.main, [str(a) for a in args])
+
+
+def test_predict_and_convert_show_names(tmp_path, capsys):
+  source = google_file(tmp_path / 'Mixer-B_16.npz', 21843)
+  image = tmp_path / 'a.png'
+  Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(image)
+  assert run(predict, source, image, '--top', '1') == 0
+  name = imagenet.class_names('imagenet21k')[7]
+  assert name in capsys.readouterr().out
+  # To timm as a list, to Google's format by the list's name: its comment is short.
+  assert run(convert, source, tmp_path / 't', '--to', 'timm') == 0
+  assert json.loads((tmp_path / 't/config.json').read_text())['label_names'][7] == name
+  assert run(convert, tmp_path / 't', tmp_path / 'g.npz') == 0
+  assert pretrained.read_source(tmp_path / 'g.npz').class_names[7] == name
+
+
+def test_predict_explains_wordnet_ids(tmp_path, capsys):
+  ids = imagenet.wordnet_ids('imagenet1k')
+  folder = timm_folder(tmp_path / 'a', 1000, label_names=ids)
+  Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / 'a.png')
+  assert run(predict, folder, tmp_path / 'a.png', '--top', '1', '--json') == 0
+  (top,) = json.loads(capsys.readouterr().out)['images'][0]['top']
+  assert top['name'] == ids[top['class']]
+  assert top['description'] == imagenet.describe(top['name'])
+
+
+def test_names_and_wordnet_ids_are_the_same_classes():
+  ids, names = imagenet.wordnet_ids('imagenet1k'), imagenet.class_names('imagenet1k')
+  assert class_names.ids(ids) == class_names.ids(names) == ids
+  # Others name a few of them otherwise.
+  others = ['construction crane' if name == 'crane' else name for name in names]
+  assert class_names.ids(others) == ids
+  assert class_names.ids(names[::-1]) == names[::-1]
+
+
+def test_an_npz_has_no_room_for_many_names(tmp_path):
+  names = [f'a class of a name of some length {i}' for i in range(2000)]
+  folder = timm_folder(tmp_path / 'a', 2000, label_names=names)
+  found = pretrained.read_source(folder)
+  with pytest.raises(UserError, match=naming('65,535', '--to timm')):
+    convert.export(found, tmp_path / 'g.npz', 'google')
+  assert not (tmp_path / 'g.npz').exists()

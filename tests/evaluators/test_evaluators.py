@@ -1,0 +1,294 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import naming
+from vit_jax import evaluators, sharding
+from vit_jax.errors import Preempted, UserError
+from vit_jax.evaluators.label_sets import LabelSets
+
+SHAPE = (2, 3, 3)  # of an image: 18 numbers in [-1, 1] after pp
+
+
+def mesh_of(devices: int):
+  return sharding.make_mesh(devices=jax.devices()[:devices])
+
+
+def write(path, labels, seed=0):
+  """Writes an .npz of random images; returns (source, the images in [-1, 1])."""
+  images = np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), np.uint8)
+  np.savez(path, images=images, labels=labels)
+  return f'arrays:{path}', images.reshape(len(labels), -1) / 127.5 - 1
+
+
+def params_of(num_classes, seed=1):
+  return np.random.default_rng(seed).normal(size=(18, num_classes)).astype(np.float32)
+
+
+def predict(params, batch):
+  x = batch['image'].reshape(len(batch['image']), -1)
+  # NaN where an image is all zeros, the padding: what a norm layer might give there.
+  nan = jnp.where((x == 0).all(-1), jnp.nan, 0)[:, None]
+  return {'logits': x @ params + nan, 'pre_logits': x}
+
+
+def classification(
+  source, devices=1, batch_size=8, check_stop=None, split='train', **kw
+):
+  data = dict(
+    source=source, split=split, pp='value_range(-1, 1)', batch_size=batch_size
+  )
+  data |= kw.pop('data', {})
+  return evaluators.build(
+    'classification', mesh_of(devices), check_stop, data=data, **kw
+  )
+
+
+def reference(x, targets, params, loss='softmax'):
+  """Metrics in numpy, float64; targets multi-hot [N, K]."""
+  logits = x @ params.astype(np.float64)
+  keep = targets.any(-1)
+  logits, targets = logits[keep], targets[keep]
+  order = np.argsort(-logits, axis=-1)
+  right = np.take_along_axis(targets, order, -1)
+  if loss == 'softmax':
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    losses = -(targets * log_p).sum(-1) / targets.sum(-1)
+  else:
+    log_p, log_not_p = -np.log1p(np.exp(-logits)), -np.log1p(np.exp(logits))
+    losses = -np.where(targets, log_p, log_not_p).sum(-1)
+  return {
+    'top1': right[:, 0].mean(),
+    'top5': right[:, :5].any(-1).mean(),
+    'loss': losses.mean(),
+    'examples': keep.sum(),
+  }
+
+
+def check(metrics, expected):
+  assert set(metrics) <= set(evaluators.metrics('classification'))
+  # Counts are exact; a float32 loss of ~5 summed over 53 rows is good to 1e-5.
+  assert metrics == {k: pytest.approx(v, rel=1e-5) for k, v in expected.items()}
+
+
+def check_predictions(found, x, targets, params, loss='softmax'):
+  """Compares what an evaluator kept with NumPy's answers, in the order of the split."""
+  logits = x @ params.astype(np.float64)
+  if loss == 'softmax':
+    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  else:
+    probability = 1 / (1 + np.exp(-logits))
+  keep = np.flatnonzero(targets.any(-1))
+  top = np.argsort(-logits, axis=-1)[keep, :5]
+  labels = np.where(targets.sum(-1) == 1, targets.argmax(-1), -1)
+  np.testing.assert_array_equal(found['index'], keep)
+  np.testing.assert_array_equal(found['label'], labels[keep])
+  np.testing.assert_array_equal(found['top'], top)
+  right = np.take_along_axis(targets[keep], top, -1)
+  np.testing.assert_array_equal(found['right'], right)
+  expected = np.take_along_axis(probability[keep], top, -1)
+  np.testing.assert_allclose(found['probability'], expected, rtol=1e-5)  # of float32
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(('devices', 'batch_size'), [(1, 7), (4, 16), (8, 16), (8, 64)])
+def test_every_example_counts_once(tmp_path, devices, batch_size):
+  labels = np.random.default_rng(3).integers(0, 10, 53)
+  source, x = write(tmp_path / 'x.npz', labels)
+  params, targets = params_of(10), np.eye(10, dtype=bool)[labels]
+  evaluator = classification(source, devices, batch_size)
+  check(evaluator.run(predict, params), reference(x, targets, params))
+  check_predictions(evaluator.predictions, x, targets, params)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+def test_several_labels_and_images_without_any(tmp_path, loss):
+  targets = np.random.default_rng(4).random((53, 10)) < 0.15
+  assert 0 < (~targets.any(-1)).sum() < 53
+  source, x = write(tmp_path / 'x.npz', targets)
+  params = params_of(10)
+  evaluator = classification(source, 4, 12, loss=loss)
+  check(evaluator.run(predict, params), reference(x, targets, params, loss))
+  check_predictions(evaluator.predictions, x, targets, params, loss)
+
+
+@pytest.mark.slow
+def test_no_top5_with_five_classes_or_fewer(tmp_path):
+  labels = np.arange(12) % 3
+  source, x = write(tmp_path / 'x.npz', labels)
+  params = params_of(3)
+  expected = reference(x, np.eye(3, dtype=bool)[labels], params)
+  del expected['top5']
+  check(classification(source, 2).run(predict, params), expected)
+
+
+@pytest.mark.slow
+def test_a_model_with_more_classes_than_the_data(tmp_path):
+  labels = np.arange(20) % 6
+  params = params_of(9)
+  source, x = write(tmp_path / 'int.npz', labels)
+  expected = reference(x, np.eye(9, dtype=bool)[labels], params)
+  check(classification(source).run(predict, params), expected)
+  source, _ = write(tmp_path / 'hot.npz', np.eye(6, dtype=bool)[labels])
+  check(classification(source).run(predict, params), expected)
+
+
+def test_a_model_with_fewer_classes_than_the_data_is_refused(tmp_path):
+  source, _ = write(tmp_path / 'x.npz', np.arange(20) % 6)
+  with pytest.raises(UserError, match=naming(6, 4, 'num_classes')):
+    classification(source).run(predict, params_of(4))
+
+
+@pytest.mark.parametrize('form', ['list', 'names'])
+def test_label_sets_of_a_file(tmp_path, form):
+  source, x = write(tmp_path / 'x.npz', np.arange(21) % 10)
+  rng = np.random.default_rng(5)
+  targets = rng.random((21, 10)) < 0.15
+  sets = [np.flatnonzero(row).tolist() for row in targets]
+  evaluator = classification(source)
+  name_of = evaluator.batches.source.name_of
+  sets = sets if form == 'list' else {name_of(i): s for i, s in enumerate(sets)}
+  (tmp_path / 'real.json').write_text(json.dumps(sets))
+  evaluator = classification(source, 4, labels=str(tmp_path / 'real.json'))
+  params = params_of(10)
+  check(evaluator.run(predict, params), reference(x, targets, params))
+
+
+@pytest.mark.slow
+def test_label_sets_equal_to_the_labels_change_nothing(tmp_path):
+  labels = np.arange(21) % 10
+  source, _ = write(tmp_path / 'x.npz', labels)
+  (tmp_path / 'real.json').write_text(json.dumps([[int(y)] for y in labels]))
+  a = classification(source).run(predict, params_of(10))
+  b = classification(source, labels=str(tmp_path / 'real.json')).run(
+    predict, params_of(10)
+  )
+  assert a == b
+
+
+def test_a_numbered_file_finds_its_label_set_in_any_order(tmp_path):
+  path = tmp_path / 'real.json'
+  path.write_text(json.dumps([[0], [1], [2, 3]]))
+  names = ['b/ILSVRC2012_val_00000003.JPEG', 'c/ILSVRC2012_val_00000001.JPEG']
+  rows = LabelSets(str(path), 4, names.__getitem__).multi_hot(np.arange(2))
+  np.testing.assert_array_equal(rows, [[0, 0, 1, 1], [1, 0, 0, 0]])
+  # TFDS shuffles: its fifth example is not the fifth file.
+  sets = LabelSets(str(path), 4, 'tfds:imagenet2012 #{}'.format, in_order=False)
+  with pytest.raises(UserError, match=naming('#1', 'real.json', 'imagenet2012_real')):
+    sets.multi_hot(np.array([1]))
+
+
+@pytest.mark.parametrize(
+  ('content', 'facts'),
+  [
+    ('[[1], [2', ('labels', 'column 9')),
+    ('[1, 2]', ('labels', 'list of lists')),
+    ('[[10]]', ('class 10', 'num_classes=10')),
+    ('[[1], [2]]', (2, 'x.npz#2')),
+  ],
+)
+def test_a_wrong_file_of_label_sets(tmp_path, content, facts):
+  source, _ = write(tmp_path / 'x.npz', np.arange(20) % 10)
+  (tmp_path / 'real.json').write_text(content)
+  with pytest.raises(UserError, match=naming('real.json', *facts)):
+    classification(source, labels=str(tmp_path / 'real.json')).run(
+      predict, params_of(10)
+    )
+
+
+def test_one_compilation_for_all_runs(tmp_path):
+  class Task:
+    traced = 0
+
+    def predict(self, params, batch):
+      Task.traced += 1
+      return predict(params, batch)
+
+  source, x = write(tmp_path / 'x.npz', np.arange(20) % 10)
+  evaluator, task = classification(source, 2), Task()
+  first = evaluator.run(task.predict, params_of(10))
+  assert evaluator.run(task.predict, params_of(10)) == first
+  changed = evaluator.run(task.predict, params_of(10, seed=2))
+  check(
+    changed, reference(x, np.eye(10, dtype=bool)[np.arange(20) % 10], params_of(10, 2))
+  )
+  assert Task.traced == 1
+
+
+def test_sharded_parameters_under_a_set_mesh(tmp_path):
+  labels = np.arange(30) % 10
+  source, x = write(tmp_path / 'x.npz', labels)
+  mesh = sharding.make_mesh(2, 2, 2)
+  data = dict(source=source, split='train', pp='value_range(-1, 1)', batch_size=12)
+  with jax.set_mesh(mesh):
+    spec = jax.sharding.PartitionSpec('fsdp', 'tensor')
+    params = jax.device_put(params_of(10), jax.sharding.NamedSharding(mesh, spec))
+    metrics = evaluators.build('classification', mesh, data=data).run(predict, params)
+  check(metrics, reference(x, np.eye(10, dtype=bool)[labels], params_of(10)))
+
+
+def test_broken_images_are_reported_and_left_out(tmp_path):
+  from PIL import Image
+
+  rng = np.random.default_rng(0)
+  pixels = rng.integers(0, 256, (9, 8, 8, 3), np.uint8)
+  for i, image in enumerate(pixels):
+    folder = tmp_path / 'images' / 'test' / f'class{i % 3}'
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(folder / f'{i}.png')
+  (tmp_path / 'images' / 'test' / 'class1' / '4.png').write_bytes(b'no image')
+  params = rng.normal(size=(192, 3)).astype(np.float32)
+  evaluator = classification(
+    f'folder:{tmp_path}/images',
+    4,
+    split='test',
+    data=dict(pp='decode|resize(8)|value_range(-1, 1)', max_bad_fraction=0.5),
+  )
+  good = np.arange(9) != 4
+  x = (pixels.reshape(9, -1) / 127.5 - 1)[good]
+  expected = reference(x, np.eye(3, dtype=bool)[np.arange(9) % 3][good], params)
+  del expected['top5']
+  check(evaluator.run(predict, params), {**expected, 'bad_images': 1})
+
+
+@pytest.mark.slow
+def test_a_stop_leaves_at_the_next_batch(tmp_path):
+  source, _ = write(tmp_path / 'x.npz', np.arange(40) % 10)
+  calls = []
+
+  def check_stop():
+    calls.append(1)
+    if len(calls) == 3:
+      raise Preempted('stop')
+
+  evaluator = classification(source, check_stop=check_stop)
+  with pytest.raises(Preempted):
+    evaluator.run(predict, params_of(10))
+  assert len(calls) == 3
+
+
+def test_nothing_to_evaluate_is_an_error(tmp_path):
+  source, _ = write(tmp_path / 'x.npz', np.zeros((8, 4), bool))
+  with pytest.raises(UserError, match=naming('label', 8)):
+    classification(source).run(predict, params_of(4))
+
+
+def test_types_and_their_parameters():
+  assert list(evaluators.signature('classification').parameters) == [
+    'data',
+    'loss',
+    'labels',
+    'class_map',
+    'among',
+    'confusion',
+  ]
+  with pytest.raises(UserError, match=naming('few_shot', 'fewshot')):
+    evaluators.build('few_shot', mesh_of(1))
+  with pytest.raises(UserError, match=naming('softmx', 'softmax')):
+    classification('digits', loss='softmx', split='test')
+  with pytest.raises(UserError, match=naming('batch_size=7', 4, 8)):
+    classification('digits', 4, 7)

@@ -1,0 +1,264 @@
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import naming
+from vit_jax import evaluators, sharding
+from vit_jax.data import sources
+from vit_jax.errors import UserError
+from vit_jax.evaluators import lsr
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+
+
+@pytest.mark.parametrize('name', ['primal', 'dual'])
+def test_agrees_with_the_reference_code(name):
+  with np.load(GOLDEN / f'fewshot_{name}.npz') as file:
+    golden = dict(file)
+  train, test_y = (golden['train_x'], golden['train_y']), golden['test_y']
+  K = golden['scores_l2_1024'].shape[-1]
+  got = lsr.accuracies(*train, golden['test_x'], test_y, K, golden['l2'])
+  # Accuracies are counts of 200: equal, but for the division in float32.
+  np.testing.assert_allclose(got, golden['accuracy'], atol=1e-6)
+  scores = lsr.scores(*train, golden['test_x'], K, [1024.0])[0]
+  # The constant feature makes eigenvalues of 1e4 N, of which float32 keeps 7 digits.
+  np.testing.assert_allclose(scores, golden['scores_l2_1024'], atol=1e-3)
+
+
+def example(n, d, classes, seed=0):
+  rng = np.random.default_rng(seed)
+  y = np.arange(n) % classes
+  centers = rng.normal(size=(classes, d))
+  x = (centers[y] + rng.normal(size=(n, d))) * rng.uniform(0.1, 9, d) + 3
+  return x.astype(np.float32), y
+
+
+def least_squares(train_x, train_y, test_x, classes, l2):
+  """The ridge as more rows of an ordinary least-squares problem, in float64."""
+  train_x, test_x = np.float64(train_x), np.float64(test_x)
+  mean, std = train_x.mean(0), train_x.std(0) + 1e-5
+  x, z = ((a - mean) / std for a in (train_x, test_x))
+  x, z = (np.concatenate([a, np.full((len(a), 1), 100.0)], axis=1) for a in (x, z))
+  y = np.where(np.eye(classes, dtype=bool)[train_y], 1.0, -1.0)
+  D = x.shape[1]
+  rows = np.concatenate([x, np.sqrt(l2) * np.eye(D)])
+  targets = np.concatenate([y, np.zeros((D, classes))])
+  return z @ np.linalg.lstsq(rows, targets, rcond=None)[0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(('n', 'd'), [(60, 20), (16, 40), (21, 20)])
+def test_solves_the_least_squares_problem(n, d):
+  train_x, train_y = example(n, d, 4)
+  test_x, _ = example(50, d, 4, seed=1)
+  l2 = [1.0, 1024.0]
+  got = lsr.scores(train_x, train_y, test_x, 4, l2)
+  for i, ridge in enumerate(l2):
+    expected = least_squares(train_x, train_y, test_x, 4, ridge)
+    # As above; near n = d + 1 with a ridge of 1 the problem is ill-conditioned.
+    atol = 1e-3 if ridge > 1 else 0.02
+    np.testing.assert_allclose(got[i], expected, atol=atol)
+
+
+@pytest.mark.slow
+def test_primal_and_dual_are_the_same_function():
+  rng = np.random.default_rng(0)
+  x, y, z = (rng.normal(size=size) for size in ((12, 9), (12, 3), (5, 9)))
+  x, y, z = (jnp.asarray(a, jnp.float32) for a in (x, y, z))
+  primal, dual = (lsr._decompose(x, y, z, primal=form) for form in (True, False))
+  for l2 in (0.5, 9.0):
+    exact = z @ np.linalg.solve(x.T @ x + l2 * np.eye(9), x.T @ y)
+    for factors in (primal, dual):
+      # Scores of size 1, float32.
+      np.testing.assert_allclose(lsr._apply(factors, l2), exact, atol=1e-5)
+
+
+def test_features_that_are_not_finite_give_nan():
+  train_x, train_y = example(40, 8, 4)
+  bad = train_x.copy()
+  bad[3, 2] = np.nan
+  got = lsr.accuracies(bad, train_y, train_x, train_y, 4, [1024.0])
+  assert np.isnan(got).all()
+
+
+def test_draws_are_nested_balanced_and_those_of_the_reference():
+  labels = np.random.default_rng(0).integers(0, 3, 60)
+  drawn = lsr.draw(labels, 3, (5, 1, 10), seed=1)
+  assert {k: len(v) for k, v in drawn.items()} == {1: 3, 5: 15, 10: 30}
+  assert set(drawn[1]) < set(drawn[5]) < set(drawn[10])
+  rng = np.random.default_rng(1)  # item 2 of the protocol, written out
+  for c in range(3):
+    order = rng.permutation(np.where(labels == c)[0])
+    for shots, indices in drawn.items():
+      np.testing.assert_array_equal(indices[c * shots : (c + 1) * shots], order[:shots])
+  assert not np.array_equal(drawn[10], lsr.draw(labels, 3, (10,), seed=2)[10])
+
+
+# The evaluator, on images whose features a fixed random layer gives.
+
+PARAMS = np.random.default_rng(7).normal(size=(12, 16)).astype(np.float32)
+
+
+def predict(params, batch):
+  x = jnp.tanh(batch['image'].reshape(len(batch['image']), -1) @ params)
+  return {'tokens': x[:, None], 'pre_logits': x, 'logits': x[:, :3]}
+
+
+def write(path, seed, noise=60, classes=3, n=60):
+  """Writes noisy copies of one image per class, train 60 and test 30; returns data."""
+  rng = np.random.default_rng(seed)
+  labels = np.arange(n + 30) % classes
+  centers = rng.uniform(60, 190, (classes, 2, 2, 3))
+  images = centers[labels] + rng.normal(size=(len(labels), 2, 2, 3)) * noise
+  images = np.clip(images, 0, 255).astype(np.uint8)
+  names = [f'kind{c}' for c in range(classes)]
+  np.savez(path, images=images, labels=labels, class_names=names)
+  x = np.tanh((images.reshape(len(labels), -1) / 127.5 - 1) @ PARAMS)
+  section = {
+    'source': f'arrays:{path}',
+    'train': f'train[:{n}]',
+    'test': f'train[{n}:]',
+  }
+  return section, np.float32(x), labels
+
+
+def fewshot(datasets, devices=1, **kw):
+  mesh = sharding.make_mesh(devices=jax.devices()[:devices])
+  options = dict(pp='value_range(-1, 1)', batch_size=16, shots=[1, 5]) | kw
+  return evaluators.build('fewshot', mesh, datasets=datasets, **options)
+
+
+def expected_accuracies(x, y, shots, seed, l2, classes=3, n=60):
+  few = lsr.draw(y[:n], classes, (shots,), seed)[shots]
+  return [
+    (least_squares(x[few], y[few], x[n:], classes, r).argmax(-1) == y[n:]).mean()
+    for r in l2
+  ]
+
+
+def declared(name):
+  patterns = evaluators.metrics('fewshot')
+  return sum(re.fullmatch(pattern, name) is not None for pattern in patterns) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [1, 8])
+def test_fixed_protocol(tmp_path, devices):
+  section, x, y = write(tmp_path / 'a.npz', seed=0)
+  metrics = fewshot({'a': section}, devices).run(predict, PARAMS)
+  assert all(map(declared, metrics))
+  for shots in (1, 5):
+    each = [expected_accuracies(x, y, shots, s, [1024.0])[0] for s in (0, 1, 2)]
+    key = f'a_{shots}shot'
+    assert [metrics.pop(f'{key}_seed{s}') for s in (0, 1, 2)] == pytest.approx(each)
+    assert metrics.pop(key) == pytest.approx(np.mean(each))
+    assert metrics.pop(f'{key}_std') == pytest.approx(np.std(each, ddof=1))
+  assert metrics == {}
+
+
+def test_sweep_chooses_each_ridge_by_the_other_data_sets(tmp_path):
+  data = {name: write(tmp_path / f'{name}.npz', i) for i, name in enumerate('abc')}
+  sections = {name: section for name, (section, *_) in data.items()}
+  evaluator = fewshot(sections, protocol='sweep', shots=[5], seeds=[0, 1])
+  metrics = evaluator.run(predict, PARAMS)
+  assert all(map(declared, metrics))
+  assert [np.log2(r) for r in lsr.SWEEP_L2] == list(range(-10, 20))
+  table = {
+    name: np.array([expected_accuracies(x, y, 5, s, lsr.SWEEP_L2) for s in (0, 1)])
+    for name, (_, x, y) in data.items()
+  }
+  for name in 'abc':
+    others = np.mean([table[o].mean(0) for o in 'abc' if o != name], axis=0)
+    best = int(metrics[f'{name}_5shot_sweep_log2_l2']) + 10
+    # One test image in 30 may sit on the border between two classes, in float32.
+    assert others[best] >= others.max() - 1 / 30
+    for seed in (0, 1):
+      value = metrics[f'{name}_5shot_sweep_seed{seed}']
+      assert value == pytest.approx(table[name][seed, best], abs=1.01 / 30)
+
+
+def test_digits_under_a_set_mesh():
+  mesh = sharding.make_mesh(2, 2, 2)
+  with jax.set_mesh(mesh):
+    evaluator = evaluators.build(
+      'fewshot',
+      mesh,
+      datasets={'digits': {'source': 'digits', 'train': 'train', 'test': 'test'}},
+      pp='value_range(-1, 1)',
+      batch_size=256,
+      shots=[10],
+      feature='pixels',
+    )
+    pixels = lambda _, batch: {'pixels': batch['image'].reshape(256, 64)}
+    metrics = evaluator.run(pixels, {})
+  parts = [sources.build('digits', split) for split in ('train', 'test')]
+  images = np.concatenate([part.images for part in parts]).reshape(1797, 64)
+  labels = np.concatenate([part.labels for part in parts])
+  x = np.float32(images / 127.5 - 1)
+  for seed in (0, 1, 2):
+    (expected,) = expected_accuracies(x, labels, 10, seed, [1024.0], 10, 1437)
+    # Pixels that are constant in the 100 chosen images are divided by 1e-5: a few
+    # answers hang on the last digits of float32.
+    assert metrics[f'digits_10shot_seed{seed}'] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.thorough
+def test_one_compilation_for_all_splits_and_runs(tmp_path):
+  traced = []
+
+  def counted(params, batch):
+    traced.append(1)
+    return predict(params, batch)
+
+  sections = {name: write(tmp_path / f'{name}.npz', 0)[0] for name in 'ab'}
+  evaluator = fewshot(sections, seeds=[0], shots=[1])
+  assert evaluator.run(counted, PARAMS) == evaluator.run(counted, PARAMS)
+  assert len(traced) == 1
+
+
+def test_too_few_examples_name_the_class(tmp_path):
+  section, *_ = write(tmp_path / 'a.npz', seed=0, n=61)
+  section['train'] = 'train[:61]'  # 21, 20 and 20 of the classes
+  fewshot({'a': section}, shots=[20])
+  # The first class, its examples, the shots that ask for more, and one other class.
+  with pytest.raises(UserError, match=naming('class 1', 'kind1', 20, 21, '1 classes')):
+    fewshot({'a': section}, shots=[1, 21])
+  section['train'] = 'train[:2]'
+  with pytest.raises(UserError, match=naming('class 2', 'kind2', 0)):
+    fewshot({'a': section}, shots=[1])
+
+
+@pytest.mark.parametrize(
+  ('options', 'facts'),
+  [
+    (dict(protocol='sweep'), ("'sweep'", "['a']", "protocol='fixed'")),
+    (dict(protocol='swep'), ('swep', 'sweep')),
+    (dict(shots=[0]), ('shots=[0]', 1)),
+    (dict(seeds=[]), ('seeds=[]',)),
+    (dict(feature='tokens'), ("'tokens'", [16, 1, 16], "'pre_logits'")),
+    (dict(feature='pre_logit'), ("'pre_logit'", 'pre_logits')),
+  ],
+)
+def test_wrong_options(tmp_path, options, facts):
+  section, *_ = write(tmp_path / 'a.npz', seed=0)
+  with pytest.raises(UserError, match=naming(*facts)):
+    fewshot({'a': section}, **options).run(predict, PARAMS)
+
+
+def test_wrong_data_sets(tmp_path):
+  section, *_ = write(tmp_path / 'a.npz', seed=0)
+  with pytest.raises(UserError, match=naming('datasets.a.tran', 'train')):
+    fewshot({'a': {**section, 'tran': 'train'}})
+  del section['test']
+  with pytest.raises(UserError, match=naming('datasets.a', "'test'")):
+    fewshot({'a': section})
+  np.savez(
+    tmp_path / 'm.npz', images=np.zeros((9, 2, 2, 3), np.uint8), labels=np.eye(9) > 0
+  )
+  section = {'source': f'arrays:{tmp_path}/m.npz', 'train': 'train', 'test': 'train'}
+  with pytest.raises(UserError, match=naming('one label')):
+    fewshot({'m': section}).run(predict, PARAMS)

@@ -1,0 +1,77 @@
+"""predictions.npz: bounded, kept per evaluation, refused when damaged."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.support import naming
+from vit_jax.errors import UserError
+from vit_jax.evaluators import predictions
+from vit_jax.train.evaluations import write_predictions
+
+
+def rows(index, counted=None):
+  """Rows as `of_batch` returns them, of three classes."""
+  n = len(index)
+  return {
+    'index': np.int32(index),
+    'label': np.int32(index) % 3,
+    'top': np.tile(np.arange(3, dtype=np.int32), (n, 1)),
+    'probability': np.full((n, 3), 1 / 3, np.float32),
+    'right': np.eye(3, dtype=bool)[np.int32(index) % 3],
+    'counted': np.ones(n, bool) if counted is None else np.array(counted),
+  }
+
+
+def test_of_many_examples_evenly_spaced_ones_are_kept():
+  many = 3 * predictions.MOST - 1
+  collector = predictions.Collector(many)
+  for start in (300, 0):  # devices may bring them in any order
+    collector.add(rows(range(start, start + 300)))
+  assert collector.result()['index'].tolist() == list(range(0, 600, 3))
+  all_of = predictions.Collector(predictions.MOST)
+  all_of.add(rows([0, 1, 2, -1], counted=[True, True, False, False]))
+  assert all_of.result()['index'].tolist() == [0, 1]
+
+
+def test_each_evaluation_keeps_its_last(tmp_path):
+  collector = predictions.Collector(5)
+  collector.add(rows(range(5)))
+  found = collector.result()
+  write_predictions(tmp_path, 'a', 10, found)
+  write_predictions(tmp_path, 'b/c', 10, found)
+  write_predictions(tmp_path, 'a', 20, found)
+  write_predictions(tmp_path, 'fewshot', 20, None)  # has none
+  known = predictions.read(tmp_path)
+  assert {name: int(x['step']) for name, x in known.items()} == {'a': 20, 'b/c': 10}
+  for key, value in found.items():
+    np.testing.assert_array_equal(known['a'][key], value)
+    assert known['a'][key].dtype == value.dtype
+
+
+def test_a_damaged_file_is_refused_and_replaced(tmp_path):
+  assert predictions.read(tmp_path) == {}
+  path = tmp_path / predictions.FILE
+  collector = predictions.Collector(5)
+  collector.add(rows(range(5)))
+  found = collector.result()
+  whole = predictions.pack({'a': {'step': np.int64(1), **found}})
+  short = predictions.pack({'a': {'step': np.int64(1), **found, 'label': np.zeros(3)}})
+  for data in (b'', b'no zip', whole[:300], short, predictions.pack({'a': found})):
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=naming(path, 'evaluate')):
+      predictions.read(tmp_path)
+    write_predictions(tmp_path, 'b', 1, found)
+    assert set(predictions.read(tmp_path)) == {'b'}
+
+
+@pytest.mark.slow
+def test_a_run_leaves_the_file(short_run):
+  found = predictions.read(short_run)
+  assert set(found) == {'test'}
+  assert found['test']['index'].tolist() == list(range(360))
+  assert int(found['test']['step']) == 4
+  rows = (short_run / 'metrics.jsonl').read_text()
+  top1 = float(re.findall(r'"test/top1": ([\d.]+)', rows)[-1])
+  assert found['test']['right'][:, 0].mean() == pytest.approx(top1)

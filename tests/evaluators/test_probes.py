@@ -1,0 +1,257 @@
+"""Linear probes against scikit-learn and NumPy; what they share with neighbours."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from tests.support import naming, probes, runs
+from tests.support.probes import (
+  CLASSES,
+  TEST,
+  TRAIN,
+  assert_declared,
+  example,
+  predict,
+  run,
+)
+from vit_jax.errors import Preempted, UserError
+from vit_jax.evaluators import linear_probe, logistic, lsr
+from vit_jax.train import schema
+
+
+@pytest.fixture(scope='module')
+def meshes():
+  return probes.meshes()
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  return probes.write(tmp_path_factory.mktemp('data'))
+
+
+# Logistic regression. All tests have problems of one size, which compiles once.
+
+
+@pytest.fixture(autouse=True)
+def chunks_of_30_rows(monkeypatch):
+  monkeypatch.setattr(logistic, '_LOGITS', 100)
+
+
+def scikit_learn(x, y, l2):
+  found = LogisticRegression(C=1 / l2, tol=1e-9, max_iter=10_000).fit(x, y)
+  return found, _centered(found.coef_.T), _centered(found.intercept_)
+
+
+def _centered(x):  # a number added to all logits changes nothing
+  return np.asarray(x) - np.mean(x, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+  ('standardize', 'mesh'),
+  [(True, 0), pytest.param(True, 2, marks=pytest.mark.slow), (False, 0)],
+)
+def test_coefficients_are_those_of_scikit_learn(meshes, mesh, standardize):
+  x, y = example(60, 9, 3)
+  x = x if standardize else x / 9
+  weights = np.arange(60) % 5 > 0
+  z = np.float64(x)
+  if standardize:
+    z = (z - z[weights].mean(0)) / (z[weights].std(0) + lsr.STD_EPSILON)
+  fit = functools.partial(
+    logistic.fit, standardize=standardize, tolerance=1e-6, max_iterations=500
+  )
+  rows, start = logistic.Rows(x, y, 3, meshes[mesh]), None
+  for l2 in (30.0, 0.3):
+    with jax.set_mesh(meshes[mesh]):
+      start = fit(rows, weights, l2, start=start)
+      right = logistic.count_right(rows, start, ~weights)
+    expected, kernel, bias = scikit_learn(z[weights], y[weights], l2)
+    assert start.gradient <= 1e-6
+    # The penalty's curvature is l2 / 48 per row: 1e-6 of its derivative is 1.6e-4 of
+    # a coefficient where l2 = 0.3.
+    np.testing.assert_allclose(_centered(start.params['kernel']), kernel, atol=1.6e-4)
+    np.testing.assert_allclose(_centered(start.params['bias']), bias, atol=1.6e-4)
+    assert right == (expected.predict(z[~weights]) == y[~weights]).sum()
+    assert np.abs(kernel).max() > 0.05
+
+
+def test_a_fit_can_be_left_and_says_how_far_it_came(meshes):
+  x, y = example(60, 9, 3)
+  rows = logistic.Rows(x, y, 3, meshes[0])
+  options = dict(standardize=True, tolerance=0.0)
+
+  def stop():
+    raise Preempted('Stopped.')
+
+  fit = functools.partial(logistic.fit, rows, np.ones(60), 1.0, **options)
+  with jax.set_mesh(meshes[0]):
+    with pytest.raises(Preempted):
+      fit(max_iterations=9, check_stop=stop)
+    few = fit(max_iterations=2)
+    # No derivative is 0 in float32: it ends where nothing gets better, not at the limit.
+    most = fit(max_iterations=10**6)
+  assert few.iterations == 2
+  assert few.gradient > 1e-4
+  assert most.iterations < 10_000
+  assert most.gradient < 1e-5
+
+
+# The evaluators, on images whose features a fixed random layer gives.
+
+
+@pytest.mark.parametrize('named_val', [False, True])
+def test_linear_probe_by_logistic_regression(data, capfd, named_val):
+  section, x, y = data
+  rows = np.arange(TRAIN)
+  held_out = np.isin(rows, np.random.default_rng(3).permutation(TRAIN)[:15])
+  if named_val:
+    section = section | {'train': 'train[:45]', 'val': 'train[45:60]'}
+    held_out = rows >= 45
+  l2 = [1e-3, 0.1, 1.0, 1.0, 1e3]
+  options = dict(l2=l2, seed=3, val_share=0.25)
+  metrics = run('linear_probe', section, **options)
+  assert_declared('linear_probe', metrics)
+
+  def accuracy(strength, fit_to, tested):
+    mean, std = x[fit_to].mean(0), x[fit_to].std(0) + lsr.STD_EPSILON
+    z = (x - mean) / std
+    return scikit_learn(z[fit_to], y[fit_to], strength)[0].score(z[tested], y[tested])
+
+  on_val = {s: accuracy(s, rows[~held_out], rows[held_out]) for s in l2}
+  best = max(s for s in l2 if on_val[s] == max(on_val.values()))
+  assert on_val[1e3] < on_val[best]
+  assert metrics['a_l2'] == best
+  assert metrics['a_top1_val'] == pytest.approx(on_val[best])
+  expected = accuracy(best, rows, np.arange(TRAIN, TRAIN + TEST))
+  assert metrics['a_top1'] == pytest.approx(expected)
+  assert metrics['a_gradient'] <= linear_probe.TOLERANCE
+  assert capfd.readouterr().err == ''
+
+
+@pytest.mark.parametrize(
+  'standardize', [pytest.param(True, marks=pytest.mark.slow), False]
+)
+def test_linear_probe_by_ridge(data, standardize):
+  section, x, y = data
+  section = section | {'train': 'train[:40]', 'val': 'train[40:60]'}
+  options = dict(solver='ridge', standardize=standardize)
+  metrics = run('linear_probe', section, **options)
+  assert_declared('linear_probe', metrics)
+
+  def accuracy(l2, n, tested):
+    fit_to = np.float64(x[:n])
+    mean, std = (fit_to.mean(0), fit_to.std(0) + 1e-5) if standardize else (0, 1)
+    z = np.column_stack([(x - mean) / std, np.full(len(x), 100.0)])
+    target = np.where(np.eye(CLASSES, dtype=bool)[y[:n]], 1.0, -1.0)
+    gram = z[:n].T @ z[:n] + l2 * np.eye(z.shape[1])
+    scores = z @ np.linalg.solve(gram, z[:n].T @ target)
+    return (scores.argmax(-1) == y)[tested].mean()
+
+  on_val = np.array([accuracy(l2, 40, slice(40, 60)) for l2 in lsr.SWEEP_L2])
+  best = lsr.SWEEP_L2[np.flatnonzero(on_val == on_val.max())[-1]]
+  assert metrics['a_l2'] == best
+  assert metrics['a_top1_val'] == pytest.approx(on_val.max())
+  assert metrics['a_top1'] == pytest.approx(accuracy(best, 60, slice(60, 90)))
+
+
+@pytest.mark.slow
+def test_one_penalty_holds_nothing_out(data):
+  section, *_ = data
+  found = [
+    run('linear_probe', section, l2=[0.5], val_share=share) for share in (0.2, 0.5)
+  ]
+  assert found[0] == found[1]
+  assert 'a_top1_val' not in found[0]
+
+
+def test_a_fit_that_did_not_converge_is_said(data, capfd):
+  section, *_ = data
+  options = dict(l2=[1e-4, 10.0], max_iterations=3)
+  metrics = run('linear_probe', section, **options)
+  line = capfd.readouterr().err
+  assert re.search(naming('linear probe a', '0.0001', 'max_iterations', '1e-05'), line)
+  assert line.count('\n') == 1
+  assert metrics['a_iterations'] <= 3
+
+
+@pytest.mark.parametrize(
+  ('type', 'factor'),
+  [('knn', np.inf), ('linear_probe', np.inf), ('linear_probe', 1e20)],
+)
+def test_features_that_are_not_finite_give_nan(data, type, factor):
+  def bad(params, batch):
+    return {'pre_logits': predict(params, batch)['pre_logits'] * factor}
+
+  metrics = run(type, data[0], predict=bad)
+  assert np.isnan(list(metrics.values())).all()
+
+
+@pytest.mark.slow
+def test_the_scale_of_features_does_not_matter(data):
+  def large(params, batch):
+    return {'pre_logits': predict(params, batch)['pre_logits'] * 1e9}
+
+  for type, options in (('knn', {}), ('linear_probe', dict(l2=[1.0]))):
+    metrics = [run(type, data[0], predict=p, **options) for p in (predict, large)]
+    names = [name for name in metrics[0] if re.fullmatch('.*(nn|top1)', name)]
+    assert [metrics[0][n] for n in names] == [metrics[1][n] for n in names]
+
+
+@pytest.mark.parametrize(
+  ('type', 'options', 'facts'),
+  [
+    ('knn', dict(k=[0]), ('k=[0]',)),
+    ('knn', dict(k=[]), ('k=[]',)),
+    ('knn', dict(k=[5, 61]), ('knn a', 61, 60)),
+    ('knn', dict(temperature=0.0), ('temperature=0.0', 'None')),
+    ('knn', dict(feature='tokens'), ("'tokens'", [16, 1, 9], "'pre_logits'")),
+    ('linear_probe', dict(solver='lbgfs'), ('lbgfs', 'lbfgs', 'ridge')),
+    ('linear_probe', dict(l2=[]), ('l2=[]',)),
+    ('linear_probe', dict(l2=[0.0]), ('l2=[0.0]',)),
+    ('linear_probe', dict(val_share=1.0), ('val_share=1.0',)),
+    ('linear_probe', dict(val_share=0.001), ('val_share=0.001', 60)),
+    ('linear_probe', dict(tolerance=0.0), ('tolerance=0.0',)),
+    ('linear_probe', dict(max_iterations=0), ('max_iterations=0',)),
+    (
+      'linear_probe',
+      dict(solver='ridge', max_iterations=9),
+      ('max_iterations', "'lbfgs'", "'ridge'"),
+    ),
+  ],
+)
+def test_wrong_options(data, type, options, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    run(type, data[0], **options)
+
+
+@pytest.mark.parametrize('type', ['knn', 'linear_probe'])
+def test_wrong_data_sets(tmp_path, type):
+  images = np.zeros((90, 2, 2, 3), np.uint8)
+  np.savez(tmp_path / 'm.npz', images=images, labels=np.eye(90) > 0)
+  section = {'source': f'arrays:{tmp_path}/m.npz', 'train': 'train', 'test': 'train'}
+  with pytest.raises(UserError, match=naming('one label')):
+    run(type, section)
+  with pytest.raises(UserError, match=naming('datasets.a.tran', 'train')):
+    run(type, section | {'tran': 'train'})
+  with pytest.raises(UserError, match=naming('datasets={}')):
+    run(type, section, datasets={})
+
+
+def test_evaluations_of_a_run():
+  data = {'source': 'digits', 'train': 'train[:90%]', 'test': 'test'}
+  common = {'pp': 'value_range(-1, 1)', 'batch_size': 8, 'every': 0.5, 'use_ema': True}
+  knn = {'type': 'knn', 'datasets': {'d': data}, 'k': [5], **common}
+  data = data | {'val': 'train[90%:]'}
+  probe = {'type': 'linear_probe', 'datasets': {'d': data}, 'l2': [0.1, 1], **common}
+  evals = {'near': knn, 'linear': probe}
+  for best in ('near/d_5nn', 'linear/d_top1', 'linear/d_top1_val'):
+    schema.check(runs.small(f'checkpoint.best={best}', evals=evals))
+  for key, value in {'datasets': {'d': data}, 'temperature': -1, 'ks': [5]}.items():
+    with pytest.raises(UserError, match=naming(f'config.evals.near.{key}')):
+      schema.check(runs.small(evals=evals | {'near': knn | {key: value}}))
+  with pytest.raises(UserError, match=naming('config.checkpoint.best', 'near/d_6n')):
+    schema.check(runs.small('checkpoint.best=near/d_6n', evals=evals))

@@ -1,0 +1,159 @@
+"""Depthwise convolutions against XLA's, whose program they are but on CPUs."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import vit_jax
+from tests.support.derivatives import assert_same_derivatives, normal
+from tests.support.goldens import path_of
+from vit_jax import sharding
+from vit_jax.kernels import depthwise as kernels
+from vit_jax.kernels.depthwise import depthwise
+from vit_jax.nn.remat import remat_policy
+
+
+@pytest.fixture(autouse=True)
+def _no_map_is_small(monkeypatch):
+  monkeypatch.setattr(kernels, '_SMALL', 0)
+
+
+def plain(x, kernel, stride=1, padding=((1, 1), (1, 1))):
+  return jax.lax.conv_general_dilated(
+    x,
+    kernel,
+    (stride, stride),
+    padding,
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    feature_group_count=x.shape[-1],
+  )
+
+
+ours = functools.partial(depthwise, stride=1, padding=((1, 1), (1, 1)))
+X, KERNEL = (2, 6, 5, 3), (3, 3, 1, 3)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def value_and_gradients(fn, x, kernel):
+  y, pullback = jax.vjp(fn, x, kernel)
+  return y, *pullback(2 * y)
+
+
+def assert_close(found, expected):
+  # Each is a sum of products of normal numbers, in another order: float32 rounds it to
+  # within 6e-8 of the largest partial sum, a few times over.
+  for a, b in zip(found, expected, strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('shape', 'kernel', 'stride', 'padding'),
+  [
+    ((2, 9, 8, 4), (3, 3), 2, ((1, 1), (1, 1))),  # the last column is not read
+    ((1, 5, 14, 2), (3, 3), 4, ((1, 1), (1, 1))),
+    ((2, 5, 6, 3), (2, 3), 3, ((0, 1), (2, 0))),  # rows and columns differ
+    ((1, 4, 4, 2), (1, 1), 1, ((0, 0), (2, 1))),  # wider than the kernel reaches
+  ],
+)
+def test_values_and_gradients(shape, kernel, stride, padding, monkeypatch):
+  monkeypatch.setattr(kernels, '_BLOCK', 4)  # several blocks, and some beyond the map
+  x, kernel = normal(*shape), normal(*kernel, 1, shape[-1])
+  geometry = dict(stride=stride, padding=padding)
+  expected, found = (
+    value_and_gradients(functools.partial(fn, **geometry), x, kernel)
+    for fn in (plain, depthwise)
+  )
+  assert_close(found, expected)
+
+
+@pytest.mark.slow
+def test_derivatives_can_be_nested():
+  assert_same_derivatives(ours, plain, normal(*X), normal(*KERNEL))
+
+
+def test_bfloat16_is_summed_in_float32():
+  x, kernel = (jnp.asarray(normal(*shape), jnp.bfloat16) for shape in (X, KERNEL))
+  found = value_and_gradients(ours, x, kernel)
+  expected = plain(x.astype(jnp.float32), kernel.astype(jnp.float32))
+  assert all(a.dtype == jnp.bfloat16 for a in found)
+  np.testing.assert_array_equal(found[0], expected.astype(jnp.bfloat16))
+
+
+def text(fn, *platforms):
+  args = [jax.ShapeDtypeStruct(shape, 'float32') for shape in (X, KERNEL)]
+  traced = value_and_gradients.trace(fn, *args)
+  return traced.lower(lowering_platforms=platforms).as_text()
+
+
+@pytest.mark.parametrize('platform', ['tpu', 'cuda'])
+def test_accelerators_get_the_convolutions_of_xla(platform):
+  convolutions = lambda fn: sorted(
+    re.findall(r'stablehlo.convolution\(.*?\)(.*)', text(fn, platform))
+  )
+  assert len(convolutions(plain)) == 3
+  assert convolutions(ours) == convolutions(plain)
+  assert 'stablehlo.while' not in text(ours, platform)
+
+
+def test_a_program_for_cpus_has_no_convolution():
+  assert 'stablehlo.convolution' in text(plain, 'cpu')
+  assert 'stablehlo.convolution' not in text(ours, 'cpu')
+
+
+def test_one_file_for_two_platforms():
+  x, kernel = normal(*X), normal(*KERNEL)
+  args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, kernel)]
+  program = export.export(jax.jit(ours), platforms=('cpu', 'tpu'))(*args)
+  assert_close([program.call(x, kernel)], [plain(x, kernel)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('manual', [False, True])
+def test_on_eight_devices(manual):
+  mesh = sharding.make_mesh()
+  spec = P(('data', 'fsdp'))
+  x, kernel = normal(8, 5, 5, 2), normal(3, 3, 1, 2)
+  fn = ours
+  if manual:
+    fn = jax.shard_map(ours, mesh=mesh, in_specs=(spec, P()), out_specs=spec)
+  placed = jax.device_put(x, NamedSharding(mesh, spec))
+  with jax.set_mesh(mesh):
+    found = value_and_gradients(fn, placed, kernel)
+  assert found[0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
+  assert_close(found, value_and_gradients(plain, x, kernel))
+
+
+def kept(policy, fn=ours):
+  """Returns the shapes of what is kept of sin(convolution) for its backward pass."""
+  wrapped = jax.checkpoint(lambda *args: jnp.sin(fn(*args)), policy=policy)
+  _, pullback = jax.vjp(wrapped, normal(*X), normal(*KERNEL))
+  return sorted(leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim)
+
+
+def test_what_is_kept():
+  _, pullback = jax.vjp(ours, normal(*X), normal(*KERNEL))
+  found = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
+  assert sorted(found) == sorted([X, KERNEL])
+  for name, scan in (('dots_saveable', False), ('full', False), ('none', True)):
+    policy = remat_policy(name, scan)
+    assert kept(policy) == kept(policy, plain), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['convnext_timm', 'mvit_timm'])
+def test_models_give_what_others_do(name, golden):
+  expected = golden(f'{name}.expected')
+  loaded = vit_jax.load(path_of(name))
+  jitted = jax.jit(loaded.model.apply)
+  program = jitted.lower(loaded.variables, expected['image'])
+  assert not re.search(r'feature_group_count = ([2-9]|\d\d)', program.as_text())
+  logits, _ = jitted(loaded.variables, expected['image'])
+  np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=1e-5)

@@ -1,0 +1,240 @@
+"""The source 'shapes': what is drawn is what the label says, by row alone, everywhere."""
+
+import dataclasses
+import hashlib
+import math
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from tests.support import naming
+from vit_jax import config
+from vit_jax.data import pipeline, sources
+from vit_jax.errors import UserError
+from vit_jax.lab.data import drawing, scenes
+from vit_jax.tools.inspect import recipe
+
+TASKS = ('class', 'count', 'position', 'distance')
+
+
+def images_of(source, rows):
+  return np.stack([example['image'] for example in source.read(np.asarray(rows))])
+
+
+def objects(image):
+  """Returns the connected parts that have a colour: their centroids, (y, x) from 0 to 1."""
+  smooth = ndimage.uniform_filter(image / 255, (3, 3, 1))
+  coloured = smooth.max(-1) - smooth.min(-1) > 0.28
+  parts, number = ndimage.label(coloured, np.ones((3, 3)))
+  centres = ndimage.center_of_mass(coloured, parts, range(1, number + 1))
+  return (np.array(centres) + 0.5) / len(image)
+
+
+# --- the label says what is drawn ---------------------------------------------------
+
+
+@pytest.mark.slow
+def test_count_is_the_number_of_connected_parts():
+  source = sources.build('shapes:count', 'train', size=160)
+  examples = source.read(np.arange(60))
+  assert [len(objects(x['image'])) for x in examples] == [
+    x['label'] + 1 for x in examples
+  ]
+  assert source.class_names[0] == '1 shape'
+  assert source.class_names[7] == '8 shapes'
+
+
+def test_position_is_the_cell_of_the_centroid():
+  source = sources.build('shapes:position', 'train', size=96)
+  for example in source.read(np.arange(60)):
+    ((y, x),) = objects(example['image'])
+    name = source.class_names[example['label']]
+    row, column = (int(word) for word in name.replace(',', '').split()[1::2])
+    # Within a pixel of the cell: what noise and the pixels do to a centroid.
+    assert abs(4 * y - (row - 0.5)) < 0.5 + 4 / 96
+    assert abs(4 * x - (column - 0.5)) < 0.5 + 4 / 96
+
+
+def test_distance_is_that_of_the_centroids():
+  source = sources.build('shapes:distance', 'train', size=96)
+  for example in source.read(np.arange(60)):
+    a, b = objects(example['image'])
+    least, most = map(float, source.class_names[example['label']].split(' to '))
+    assert least - 1 / 96 < np.hypot(*(a - b)) < most + 1 / 96
+
+
+AREAS = {  # of shapes in a circle of radius 1
+  'circle': math.pi,
+  'square': 2,
+  'triangle': 3 * math.sqrt(3) / 4,
+  'star': 5 * math.sin(math.pi / 5) * math.cos(0.4 * math.pi) / math.cos(math.pi / 5),
+  'cross': 2 * (1.9 * 0.62) - 0.62**2,
+  'ring': math.pi * (1 - 0.5**2),
+}
+
+
+@pytest.mark.slow
+def test_shapes_have_the_area_the_centroid_and_the_colour_of_their_class():
+  source = sources.build('shapes:class', 'train')
+  rows = np.arange(150)
+  size = 128
+  scene = scenes.scenes('class', 0, 'train', rows)
+  scene = dataclasses.replace(
+    scene, shown=np.arange(5) == np.full((150, 1), 4), ground=0 * scene.ground
+  )
+  silent = dataclasses.replace(scene, noise=0 * scene.noise)
+  images = drawing.draw(silent, size, np.zeros((150, size, size, 3), np.uint8))
+  seen = set()
+  for i, label in enumerate(scene.label):
+    colour, kind = source.class_names[label].split()
+    seen.add(kind)
+    rgb = scene.colour[i, 4]
+    hue = {0: 'red', 1: 'green', 2: 'blue'}[int(rgb.argmax())]
+    mixed = {0: 'cyan', 1: 'magenta', 2: 'yellow'}[int(rgb.argmin())]
+    assert colour in (hue, mixed)
+    covered = images[i] @ rgb / 255 / (rgb @ rgb)
+    radius = scene.radius[i, 4] * size
+    # Half a pixel of 20 to 38: corners, and pixels of the edge rounded to 8 bits.
+    assert covered.sum() == pytest.approx(AREAS[kind] * radius**2, rel=0.01)
+    y, x = (np.array(ndimage.center_of_mass(covered)) + 0.5) / size
+    assert (x, y) == pytest.approx((scene.x[i, 4], scene.y[i, 4]), abs=0.1 / size)
+  assert seen == set(AREAS) == set(scenes.KINDS)
+
+
+def test_sine_and_cosine():
+  turns = np.linspace(0, 1, 1001, endpoint=False, dtype=np.float32)
+  cosine, sine = scenes.direction(turns)
+  assert cosine.dtype == sine.dtype == np.float32
+  # The first term that the Taylor polynomial leaves out: (pi / 2)**11 / 11! = 3.6e-6.
+  np.testing.assert_allclose(sine, np.sin(2 * np.pi * turns), atol=5e-6)
+  np.testing.assert_allclose(cosine, np.cos(2 * np.pi * turns), atol=5e-6)
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_classes_are_balanced(task):
+  source = sources.build(f'shapes:{task}', 'train', num_examples=20_000)
+  counts = np.bincount(source.labels, minlength=source.num_classes)
+  share = 1 / source.num_classes
+  assert len(counts) == len(source.class_names) == source.num_classes
+  # Five standard deviations of a binomial distribution.
+  assert np.abs(counts - 20_000 * share).max() < 5 * math.sqrt(
+    20_000 * share * (1 - share)
+  )
+  rows = np.array([3, 19_999, 7])
+  assert [x['label'] for x in source.read(rows)] == list(source.labels[rows])
+
+
+# --- a function of the row alone ----------------------------------------------------
+
+HASHES = {
+  'class': 'fcb14bb604335208',
+  'count': 'fa57d028b2099a5e',
+  'position': 'c747dc4ecd85115b',
+  'distance': 'd6d294eb06f90257',
+}
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_pixels_are_the_same_everywhere(task):
+  """Recorded hashes: another one means another data set; then it needs another name."""
+  digest = hashlib.sha256()
+  for split, size in (('train', 32), ('test', 17)):
+    digest.update(
+      images_of(sources.build(f'shapes:{task}', split, size=size), range(64))
+    )
+  assert digest.hexdigest()[:16] == HASHES[task]
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_pixels_depend_on_the_row_alone(task):
+  source = sources.build(f'shapes:{task}', 'train')
+  rows = np.array([99_999, 5, 4_321, 6, 5])
+  together = images_of(source, rows)
+  alone = np.concatenate([images_of(source, [row]) for row in rows])
+  np.testing.assert_array_equal(together, alone)
+  part = sources.build(f'shapes:{task}', 'val[-9:]+train[4_000:5_000]', seed=0)
+  np.testing.assert_array_equal(images_of(part, [9 + 321])[0], together[2])
+  assert part.name_of(9 + 321) == f'shapes:{task}/train#4321'
+  assert part.name_of(0) == f'shapes:{task}/validation#4991'
+  fewer = sources.build(f'shapes:{task}', 'train[:100]', num_examples=100)
+  np.testing.assert_array_equal(images_of(fewer, [5, 6]), together[[1, 3]])
+  assert fewer.fingerprint == sources.build(f'shapes:{task}', 'train[:100]').fingerprint
+
+
+@pytest.mark.slow
+def test_a_shape_ends_where_it_ends_beside_larger_ones():
+  # Each kind is drawn in windows of the size of the largest of a batch.
+  source = sources.build('shapes:distance', 'train')
+  rows = np.arange(400)
+  alone = np.concatenate([images_of(source, [row]) for row in rows])
+  np.testing.assert_array_equal(images_of(source, rows), alone)
+
+
+@pytest.mark.slow
+def test_splits_seeds_and_tasks_share_no_image():
+  every = [
+    images_of(sources.build(f'shapes:{task}', split, seed=seed), range(30))
+    for task in TASKS
+    for split in ('train', 'validation', 'test')
+    for seed in (0, 1)
+  ]
+  flat = np.concatenate(every).reshape(4 * 3 * 2 * 30, -1)
+  assert len(np.unique(flat, axis=0)) == len(flat)
+  prints = {
+    sources.build('shapes', split, **options).fingerprint
+    for split in ('train', 'test', 'train[1:]')
+    for options in ({}, {'seed': 1}, {'size': 33})
+  }
+  assert len(prints) == 9
+
+
+def test_two_thousand_million_examples_take_no_memory():
+  source = sources.build('shapes:count', 'train', num_examples=2**31)
+  assert (len(source), source.labels, source.num_classes) == (2**31, None, 8)
+  (last,) = source.read(np.array([2**31 - 1]))
+  (same,) = sources.build('shapes:count', 'train[-1:]', num_examples=2**31).read([0])
+  np.testing.assert_array_equal(last['image'], same['image'])
+  _, order = source.for_training(0, 4, 0, 1)
+  assert order.indices(np.arange(4)).max() < 2**31
+
+
+# --- with the rest ------------------------------------------------------------------
+
+
+def test_batches_of_a_slice_and_of_a_mixture():
+  options = {'num_examples': 100}
+  parts = [
+    {'source': 'shapes:count', 'split': 'train[:10%]', 'options': options},
+    {'source': 'shapes:distance', 'label_offset': 8, 'options': options},
+  ]
+  batches = pipeline.train(parts, 'train', 'value_range(-1, 1)', 16)
+  assert (batches.num_examples, batches.num_classes) == (110, 14)
+  assert batches.source.class_names[7:9] == ['8 shapes', '0.24 to 0.32']
+
+
+def test_a_folder_s_config_takes_it():
+  c = config.load('folder:data=shapes:count')
+  data, val = c['data'], c['evals']['val']['data']
+  assert len(sources.build(data['source'], data['split'])) == 100_000
+  assert len(sources.build(val['source'], val['split'])) == 5_000
+  assert recipe.opened(data).num_classes == 8
+
+
+@pytest.mark.parametrize(
+  ('source', 'split', 'options', 'facts'),
+  [
+    ('shapes:conut', 'train', {}, ("'conut'", 'position', '"count"')),
+    ('shapes', 'tain', {}, ("'tain'", 'validation', '"train"')),
+    ('shapes', 'train[5_001:]+val[5001:]', {}, ('5001', '5000')),
+    ('shapes', 'train', {'size': 7}, ('size=7', '8 to 8000')),
+    ('shapes', 'train', {'num_examples': 2**31 + 1}, ('num_examples=', 2**31)),
+    ('shapes', 'train', {'num_examples': 0}, ('num_examples=0',)),
+    ('shapes', 'train', {'seed': -1}, ('seed=-1',)),
+    ('shapes', 'train', {'task': 'count'}, ('source_options.task',)),
+  ],
+)
+def test_wrong_arguments(source, split, options, facts):
+  with pytest.raises(UserError, match=naming(*facts)) as error:
+    sources.build(source, split, **options)
+  assert '\n' not in str(error.value)

@@ -1,0 +1,284 @@
+"""VTAB-1k: every task is cut, labelled and decoded as the benchmark's own code does."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import naming, vtab_fakes
+from vit_jax.data import pipeline, sources
+from vit_jax.errors import DataError, UserError
+from vit_jax.lab.data import vtab, vtab_examples
+from vit_jax.lab.data.vtab_tasks import TASKS
+from vit_jax.tools import published
+
+# (TFDS's split, from, to) of train800, val200 and test for the data sets as they are:
+# Zhai et al.'s code with the sizes in the catalogue of TFDS.
+OWN = lambda test: (('train', 0, 800), ('validation', 0, 200), ('test', 0, test))
+REAL = {
+  'caltech101': (
+    {'train': 3_059, 'test': 6_085},
+    (('train', 0, 800), ('train', 2_753, 2_953), ('test', 0, 6_085)),
+  ),
+  'cifar100': (
+    {'train': 50_000, 'test': 10_000},
+    (('train', 0, 800), ('train', 45_000, 45_200), ('test', 0, 10_000)),
+  ),
+  'dtd': ({'train': 1_880, 'validation': 1_880, 'test': 1_880}, OWN(1_880)),
+  'flowers102': ({'train': 1_020, 'validation': 1_020, 'test': 6_149}, OWN(6_149)),
+  'pets': (
+    {'train': 3_680, 'test': 3_669},
+    (('train', 0, 800), ('train', 2_944, 3_144), ('test', 0, 3_669)),
+  ),
+  'sun397': ({'train': 76_128, 'validation': 10_875, 'test': 21_750}, OWN(21_750)),
+  'svhn': (
+    {'train': 73_257, 'test': 26_032, 'extra': 531_131},
+    (('train', 0, 800), ('train', 65_931, 66_131), ('test', 0, 26_032)),
+  ),
+  'camelyon': ({'train': 262_144, 'validation': 32_768, 'test': 32_768}, OWN(32_768)),
+  'eurosat': (
+    {'train': 27_000},
+    (('train', 0, 800), ('train', 16_200, 16_400), ('train', 21_600, 27_000)),
+  ),
+  'resisc45': (
+    {'train': 31_500},
+    (('train', 0, 800), ('train', 18_900, 19_100), ('train', 25_200, 31_500)),
+  ),
+  'retinopathy': (
+    {'sample': 10, 'train': 35_126, 'validation': 10_906, 'test': 42_670},
+    OWN(42_670),
+  ),
+  'clevr_count': (
+    {'train': 70_000, 'validation': 15_000, 'test': 15_000},
+    (('train', 0, 800), ('train', 63_000, 63_200), ('validation', 0, 15_000)),
+  ),
+  'dmlab': ({'train': 65_550, 'validation': 22_628, 'test': 22_735}, OWN(22_735)),
+  'dspr_loc': (
+    {'train': 737_280},
+    (('train', 0, 800), ('train', 589_824, 590_024), ('train', 663_552, 737_280)),
+  ),
+  'kitti_dist': ({'train': 6_347, 'validation': 423, 'test': 711}, OWN(711)),
+  'snorb_azim': (
+    {'train': 24_300, 'test': 24_300},
+    (('train', 0, 800), ('test', 0, 200), ('test', 12_150, 24_300)),
+  ),
+}
+SAME = {'clevr_dist': 'clevr_count', 'dspr_ori': 'dspr_loc', 'snorb_elev': 'snorb_azim'}
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  """data_dir of all data sets of VTAB."""
+  directory = tmp_path_factory.mktemp('vtab')
+  vtab_fakes.write(directory)
+  return {'data_dir': str(directory)}
+
+
+@pytest.mark.parametrize('name', TASKS)
+def test_splits_of_the_data_sets_as_they_are(name):
+  sizes, (train, val, test) = REAL[SAME.get(name, name)]
+  assert vtab.splits_of(name, sizes) == {
+    'train800': [train],
+    'val200': [val],
+    'train800val200': [train, val],
+    'test': [test],
+  }
+
+
+def wanted_label(name: str, i: int) -> int:
+  """Returns the label of example i of `vtab_fakes`."""
+  if name == 'dspr_loc':
+    return i % 32 // 2
+  if name == 'dspr_ori':
+    return math.floor(i % 40 / 2.5)
+  return i % TASKS[name].classes
+
+
+@pytest.mark.parametrize('name', TASKS)
+def test_a_task(data, name):
+  task = TASKS[name]
+  build = lambda split: sources.build(f'vtab:{name}', split, **data)
+  table = vtab.splits_of(name, vtab_fakes.SIZES[task.tfds])
+  rows = {
+    split: [(of, i) for of, *ends in parts for i in range(*ends)]
+    for split, parts in table.items()
+  }
+  for split, count in (('train800val200', 1000), ('test', 25)):
+    source = build(split)
+    assert len(source) == len(rows[split]) >= count
+    examples = source.read(np.arange(len(source)))
+    numbers = [vtab_fakes.number_of(example['image']) for example in examples]
+    assert numbers == [i for _, i in rows[split]]
+    labels = [example['label'] for example in examples]
+    assert labels == [wanted_label(name, i) for i in numbers]
+    assert source.num_classes == task.classes
+    assert source.class_names is None or len(source.class_names) == task.classes
+    if split != 'test':
+      histogram = np.bincount(labels)
+      assert len(histogram) == task.classes
+      assert histogram.min() > 0
+  assert rows['train800'] + rows['val200'] == rows['train800val200']
+  for split, count in (('train800', 800), ('val200', 200)):
+    source = build(split)
+    assert len(source) == count
+    ends = [vtab_fakes.number_of(e['image']) for e in source.read([0, count - 1])]
+    assert ends == [rows[split][0][1], rows[split][-1][1]]
+  of_train, of_val, of_test = (set(rows[k]) for k in ('train800', 'val200', 'test'))
+  assert not of_train & of_val
+  assert not (of_train | of_val) & of_test
+
+
+# Colour, and a mask whose bytes change.
+_QUICK = ('caltech101', 'dspr_loc')
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(n, marks=() if n in _QUICK else pytest.mark.slow) for n in TASKS],
+)
+def test_images_have_three_channels_of_bytes(data, name):
+  args = (f'vtab:{name}', 'test[:4]', 'decode|resize(8)|value_range(-1, 1)', 4)
+  (batch,) = pipeline.evaluate(*args, source_options=data).iterate()
+  images = np.asarray(batch['image'])
+  assert images.dtype == np.uint8
+  assert images.shape == (4, 8, 8, 3)
+  if name in ('dspr_loc', 'dspr_ori', 'snorb_azim', 'snorb_elev'):  # gray
+    np.testing.assert_array_equal(images[..., :1].repeat(3, -1), images)
+  if name.startswith('dspr'):
+    assert set(np.unique(images[..., ::7, ::7, :])) <= {0, 255}  # its corners
+    assert images.max() == 255
+
+
+def test_split_expressions_count_through_the_parts(data):
+  source = sources.build('vtab:svhn', 'train800val200[790:810]', **data)
+  numbers = [vtab_fakes.number_of(e['image']) for e in source.read(np.arange(20))]
+  assert numbers == [*range(790, 800), *range(1809, 1819)]
+  assert source.name_of(3) == 'vtab:svhn train[790:800]+train[1809:1819] #3'
+  several = sources.build('vtab:svhn', 'val200[-5:]+train800[:1%]', **data)
+  numbers = [vtab_fakes.number_of(e['image']) for e in several.read(np.arange(13))]
+  assert numbers == [*range(2004, 2009), *range(8)]
+  backward = [vtab_fakes.number_of(e['image']) for e in several.read([12, 0, 7])]
+  assert backward == [7, 2004, 2]
+
+
+def test_tasks_of_one_data_set_are_not_the_same_data(data):
+  build = lambda task: sources.build(f'vtab:{task}', 'train800', **data)
+  count, distance = build('clevr_count'), build('clevr_dist')
+  assert count.fingerprint != distance.fingerprint
+  assert count.fingerprint == build('clevr_count').fingerprint
+  assert count.class_names[0] == '3 objects'
+  assert build('eurosat').class_names[9] == 'SeaLake'
+
+
+def highest_below(bounds, value):
+  """The benchmark's rule: the last class whose lower bound is below the value."""
+  return max(i for i, bound in enumerate(bounds) if bound - np.float32(value) < 0)
+
+
+@pytest.mark.parametrize('kind', ['clevr', 'kitti'])
+def test_bins_of_distances(kind):
+  bounds, low, high = {
+    'clevr': (vtab_examples.CLEVR_BOUNDS, 0.1, 20),
+    'kitti': (vtab_examples.KITTI_BOUNDS, -5, 90),
+  }[kind]
+  # Everything near a bound, and much else.
+  edges = np.float32([b for b in bounds if low < b < high])
+  near = [np.nextafter(edges, np.float32(to)) for to in (-999, 999)]
+  values = np.concatenate([edges, *near, np.linspace(low, high, 300, dtype=np.float32)])
+  for value in values:
+    far = np.float32([value + 1, value, value + 7])
+    rows = np.stack([0 * far, 0 * far - 99, far], 1)
+    if kind == 'clevr':
+      got = vtab_examples.clevr_distance({'objects': {'pixel_coords': rows}})
+    else:
+      objects = {'location': rows, 'type': np.array([0, 2, 1])}
+      got = vtab_examples.kitti_distance({'objects': objects})
+    assert got == highest_below(bounds, value), value
+  if kind == 'kitti':
+    # A van at 9 m behind a tram and a pedestrian; then nothing that is a vehicle.
+    rows = np.float32([[0, 0, 3], [0, 0, 9], [0, 0, 5]])
+    of = lambda types: {'objects': {'location': rows, 'type': np.array(types)}}
+    assert vtab_examples.kitti_distance(of([6, 1, 3])) == 1
+    assert vtab_examples.kitti_distance(of([6, 7, 3])) == 3
+    nothing = {'objects': {'location': np.zeros([0, 3]), 'type': np.zeros([0])}}
+    assert vtab_examples.kitti_distance(nothing) == 3
+
+
+def test_bins_of_dsprites():
+  x = vtab_examples.binned('v', 32, 16)
+  assert [x({'v': i}) for i in range(32)] == [i // 2 for i in range(32)]
+  angle = vtab_examples.binned('v', 40, 16)
+  found = [angle({'v': i}) for i in range(40)]
+  assert found == [math.floor(i / 2.5) for i in range(40)]
+  assert np.bincount(found).tolist() == [3, 2] * 8
+
+
+def test_masks_become_white():
+  mask = np.random.default_rng(0).integers(0, 2, (64, 64), np.uint8)
+  out = io.BytesIO()
+  Image.fromarray(mask).save(out, 'PNG')
+  with Image.open(io.BytesIO(vtab_examples.white(out.getvalue()))) as image:
+    np.testing.assert_array_equal(image, 255 * mask)
+
+
+def test_the_table():
+  written = [(task.title, task.group.capitalize()) for task in TASKS.values()]
+  assert written == [(title, group) for title, group, _ in published.VTAB]
+  groups = [task.group for task in TASKS.values()]
+  assert groups == 7 * ['natural'] + 4 * ['specialized'] + 8 * ['structured']
+  assert sum(task.classes for task in TASKS.values()) == 940  # 795 + 62 + 83
+  assert all(len(t.names) in (0, t.classes) for t in TASKS.values())
+  assert not any(TASKS[name].flip for name in ('svhn', 'snorb_azim', 'dspr_ori'))
+  assert not any(TASKS[name].crop for name in ('clevr_count', 'dspr_loc'))
+
+
+def test_versions(tmp_path):
+  kitti = lambda version, size: vtab_fakes.write_one(
+    'kitti', tmp_path, dict.fromkeys(('train', 'validation', 'test'), size), version
+  )
+  kitti('3.1.0', 3)
+  with pytest.raises(
+    DataError, match=naming('vtab:kitti_dist', '3.1.0', 'at least 3.2')
+  ):
+    sources.build('vtab:kitti_dist', 'test', data_dir=str(tmp_path))
+  kitti('3.2.0', 801)
+  (tmp_path / 'kitti' / '4.0.0').symlink_to(tmp_path / 'kitti' / '3.1.0')
+  assert len(sources.build('vtab:kitti_dist', 'test', data_dir=str(tmp_path))) == 801
+
+
+@pytest.mark.parametrize(
+  ('name', 'split', 'facts'),
+  [
+    ('vtab', 'test', ("'vtab:NAME'",)),
+    ('vtab:clevr', 'test', ("VTAB task 'clevr'", 'clevr_count', 'snorb_elev')),
+    ('vtab:svnh', 'test', ('Did you mean "svhn"',)),
+    ('vtab:svhn', 'train', ("'train'", 'train800', 'val200', 'vtab:svhn')),
+    ('vtab:svhn', 'train800[900:]', ('vtab:svhn', '900', '800 examples')),
+  ],
+)
+def test_mistakes(data, name, split, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    sources.build(name, split, **data)
+
+
+@pytest.mark.parametrize(
+  ('name', 'facts'),
+  [
+    ('dtd', ('tfds build dtd ',)),
+    ('sun397', ('tfds build sun397/tfds ',)),
+    ('resisc45', ('NWPU-RESISC45', 'downloads/manual')),
+    ('retinopathy', ('kaggle.com', 'btgraham-300', 'downloads/manual')),
+  ],
+)
+def test_what_is_missing_says_how_to_get_it(tmp_path, name, facts):
+  with pytest.raises(DataError, match=naming(f'vtab:{name}: ', str(tmp_path), *facts)):
+    sources.build(f'vtab:{name}', 'test', data_dir=str(tmp_path))
+
+
+def test_part_of_a_data_set_is_refused(tmp_path):
+  vtab_fakes.write_one('dtd', tmp_path, {'train': 700, 'validation': 9, 'test': 9})
+  with pytest.raises(UserError, match=naming('vtab:dtd', '800', 'train[0:700]', '700')):
+    sources.build('vtab:dtd', 'test', data_dir=str(tmp_path))

@@ -1,0 +1,316 @@
+"""Masked patch prediction: what is corrupted, what is predicted, and the loss."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import naming
+from vit_jax import evaluators, models, sharding, tasks, trees, tune
+from vit_jax.errors import UserError
+from vit_jax.lab.masked import corruption
+from vit_jax.train.gradients import gradients
+
+SPEC = {'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)}  # 16 patches each
+KEY = jax.random.key(4)  # of dropout, which there is none of
+
+
+def build(variant='mu/8', task=None, **fields):
+  fields = dict(num_classes=None, depth=1, width=16, mlp_dim=16) | fields
+  model = models.build('vit', variant, **fields)
+  return tasks.build('masked_patches', model, SPEC, **(task or {}))
+
+
+def batch(size=8, seed=0):
+  rng = np.random.default_rng(seed)
+  return {
+    'image': rng.uniform(-1, 1, (size, 32, 32, 3)).astype(np.float32),
+    'weight': np.full(size, 1 / size, np.float32),
+    'index': np.arange(size, dtype=np.int32),
+  }
+
+
+@functools.cache
+def started(task):
+  """Returns variables under which predictions differ from patch to patch."""
+  variables = jax.jit(lambda: task.init(jax.random.key(0), SPEC))()
+  head = variables['params']['masked_patches']['head']
+  head['kernel'] = jax.random.normal(jax.random.key(1), head['kernel'].shape)
+  return variables
+
+
+# -- what is corrupted ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_corruption_has_the_shares_of_the_paper():
+  images, N, k = 1024, 98, 49
+  drawn = jax.jit(corruption.draw, static_argnums=(1, 2))(
+    jax.random.key(0), k, (images, N)
+  )
+  positions, masked, source = map(np.asarray, drawn)
+  swapped = source != np.arange(N)
+  chosen = np.zeros((images, N), bool)
+  np.put_along_axis(chosen, positions, True, axis=1)
+  assert (chosen.sum(1) == k).all(), 'the same number in each image, none twice'
+  assert not (masked & swapped).any()
+  assert not ((masked | swapped) & ~chosen).any()
+  total = chosen.size  # 1e5 patches: a standard deviation is 0.2 % of the corrupted
+  assert chosen.sum() / total == 0.5
+  assert abs(masked.sum() / chosen.sum() - 0.8) < 0.01
+  assert abs(swapped.sum() / chosen.sum() - 0.1) < 0.01
+  kept = chosen & ~masked & ~swapped
+  assert abs(kept.sum() / chosen.sum() - 0.1) < 0.01
+  # Each patch is chosen as often as another, and each of the others stands in for it.
+  assert np.abs(chosen.mean(0) - 0.5).max() < 0.08  # 5 deviations of 1,024 images
+  distance = (source - np.arange(N))[swapped] % N
+  assert set(distance) == set(range(1, N))
+
+
+@pytest.mark.parametrize(('rate', 'patches', 'k'), [(0.5, 196, 98), (0.15, 196, 29)])
+def test_the_number_of_corrupted_patches(rate, patches, k):
+  assert corruption.count(rate, patches) == k
+
+
+@pytest.mark.slow
+def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
+  index = jnp.array([5, 0, 7])
+  together = corruption.of_examples(index, 8, 16)
+  for i, one in enumerate(index):
+    alone = corruption.of_examples(one[None], 8, 16)
+    for a, b in zip(together, alone, strict=True):
+      np.testing.assert_array_equal(a[i], b[0])
+  assert (together.masked[0] != together.masked[1]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('variant', 'fields'),
+  [
+    ('mu/8', {}),
+    ('mu/8', dict(classifier='gap', scan=True, remat='full', depth=2)),
+    ('R50+mu/16', dict(stem_blocks=(1,), stem_width=32)),
+  ],
+)
+def test_models_of_patches_see_corrupted_embeddings(variant, fields):
+  task = build(variant, **fields)
+  B, N = 8, task.patches
+  variables = started(task)
+  seen = {}
+
+  def measure(variables, batch):
+    prepared = task.prepare(batch, jax.random.key(3))
+    apply = task.model.apply
+
+    def spy(*args, **kwargs):
+      logits, out = apply(*args, **kwargs)
+      seen['stem'] = out['stem']
+      return logits, out
+
+    object.__setattr__(task.model, 'apply', spy)
+    loss, (metrics, _) = task.loss(variables, prepared, KEY)
+    object.__delattr__(task.model, 'apply')
+    _, clean = apply({'params': task._encoder(variables['params'])}, batch['image'])
+    return loss, metrics, prepared, seen.pop('stem'), clean['stem']
+
+  loss, metrics, prepared, stem, clean = jax.jit(measure)(variables, batch())
+  assert np.isfinite(loss)
+  assert set(metrics) == {'loss', 'accuracy'}
+  clean = np.asarray(clean).reshape(B, N, -1)
+  expected = np.take_along_axis(clean, np.asarray(prepared['source'])[..., None], 1)
+  expected[np.asarray(prepared['masked'])] = variables['params']['masked_patches'][
+    'mask'
+  ]
+  np.testing.assert_allclose(np.asarray(stem).reshape(B, N, -1), expected, atol=1e-6)
+
+
+def test_the_models_own_parameters_keep_their_names():
+  task = build()
+  params = jax.eval_shape(task.init, jax.random.key(0), SPEC)['params']
+  own = trees.flatten(
+    jax.eval_shape(task.model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+  )
+  own = {name.removeprefix('params/'): x.shape for name, x in own.items()}
+  assert {n: x.shape for n, x in trees.flatten(params).items()} == own | {
+    'masked_patches/mask': (16,),
+    'masked_patches/head/kernel': (16, 512),
+    'masked_patches/head/bias': (512,),
+  }
+
+
+# -- the loss -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_only_corrupted_patches_are_learned_from():
+  task = build()
+  variables = started(task)
+  prepared = task.prepare(batch(), jax.random.key(3))
+
+  def loss(shift):
+    def add(call, args, kwargs, context):
+      out = call(*args, **kwargs)
+      return out + shift if context.module.name == 'encoder_norm' else out
+
+    with nn.intercept_methods(add):
+      return task.loss(variables, prepared, KEY)[0]
+
+  grads = jax.jit(jax.grad(loss))(jnp.zeros((8, 17, 16)))
+  learned = np.abs(grads).max(-1) > 0
+  assert not learned[:, 0].any(), 'of the class token'
+  expected = np.zeros((8, 16), bool)
+  np.put_along_axis(expected, np.asarray(prepared['positions']), True, axis=1)
+  np.testing.assert_array_equal(learned[:, 1:], expected)
+
+
+@pytest.mark.slow
+def test_examples_count_by_their_weight():
+  task = build()
+  variables = started(task)
+  prepared = task.prepare(batch(), jax.random.key(3))
+  loss = jax.jit(lambda w: task.loss(variables, prepared | {'weight': w}, KEY)[1][0])
+  each = [loss(jnp.eye(8)[i]) for i in range(8)]
+  weights = jnp.arange(8) / 28  # the first counts nothing
+  for name, value in loss(weights).items():
+    expected = sum(w * one[name] for w, one in zip(weights, each, strict=True))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+  assert len({float(one['loss']) for one in each}) == 8
+
+
+@pytest.mark.slow
+def test_micro_batches_add_up_to_the_batch():
+  task = build()
+  prepared = task.prepare(batch(), jax.random.key(3))
+  loss = lambda params, stats, *args: task.loss({'params': params}, *args)
+  params, fn = started(task)['params'], jax.jit(gradients, static_argnums=(0, 5))
+  whole, grads, _ = fn(loss, params, {}, prepared, jax.random.key(1), 1)
+  parts, sums, _ = fn(loss, params, {}, prepared, jax.random.key(1), 4)
+  for name, value in whole.items():
+    np.testing.assert_allclose(parts[name], value, rtol=1e-5)
+  scale = max(np.abs(g).max() for g in jax.tree.leaves(grads))
+  for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(sums), strict=True):
+    # float32 sums over examples, regrouped, through a block.
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.slow
+def test_meshes_corrupt_and_learn_alike():
+  task = build()
+  found = []
+  for devices in (1, 8):
+    mesh = sharding.make_mesh(devices=jax.devices()[:devices])
+    with jax.set_mesh(mesh):
+      step = jax.jit(
+        lambda variables, batch: (
+          task.loss(variables, drawn := task.prepare(batch, jax.random.key(3)), KEY),
+          {key: drawn[key] for key in corruption.Corruption._fields},
+        ),
+        out_shardings=sharding.replicated(mesh),
+      )
+      found.append(
+        jax.device_get(
+          step(jax.device_get(started(task)), sharding.global_batch(batch(), mesh))
+        )
+      )
+  ((loss, _), drawn), ((other_loss, _), other_drawn) = found
+  for name, x in drawn.items():
+    np.testing.assert_array_equal(x, other_drawn[name], err_msg=name)
+  np.testing.assert_allclose(loss, other_loss, rtol=1e-6)  # a sum over 8 devices
+
+
+def test_evaluation_is_of_clean_features_and_fixed_masks():
+  task = build()
+  variables = started(task)
+  predict = jax.jit(task.predict)
+  out, again = predict(variables, batch()), predict(variables, batch())
+  _, clean = jax.jit(task.model.apply)(
+    {'params': task._encoder(variables['params'])}, batch()['image']
+  )
+  for name, x in clean.items():
+    np.testing.assert_allclose(out[name], x, atol=1e-5, err_msg=name)
+  assert out['masked_loss'].shape == out['masked_accuracy'].shape == (8,)
+  np.testing.assert_array_equal(out['masked_loss'], again['masked_loss'])
+  # Another image is another loss, as is the same image with other patches corrupted.
+  other = predict(variables, batch() | {'index': np.arange(8, dtype=np.int32) + 8})
+  assert (out['masked_loss'] != other['masked_loss']).all()
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_the_evaluator_is_exact(tmp_path, devices):
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (13, 2, 3, 3), np.uint8)
+  np.savez(tmp_path / 'x.npz', images=images, labels=np.arange(13) % 3)
+  data = dict(source=f'arrays:{tmp_path}/x.npz', split='train', batch_size=8)
+  evaluator = evaluators.build(
+    'masked_patches',
+    sharding.make_mesh(devices=jax.devices()[:devices]),
+    data=data | dict(pp='value_range(-1, 1)'),
+  )
+
+  def predict(scale, batch):
+    x = batch['image'].mean((1, 2, 3))
+    nan = jnp.where((batch['image'] == 0).all((1, 2, 3)), jnp.nan, 0)  # padding
+    return {'masked_loss': scale * (x + 2) + nan, 'masked_accuracy': x > 0}
+
+  means = images.mean((1, 2, 3)) / 127.5 - 1
+  expected = {
+    'loss': 3 * means.mean() + 6,
+    'accuracy': (means > 0).mean(),
+    'examples': 13,
+  }
+  assert evaluator.run(predict, 3.0) == pytest.approx(expected, rel=1e-5)
+  of_pixels = lambda scale, batch: {'masked_loss': predict(scale, batch)['masked_loss']}
+  assert set(evaluator.run(of_pixels, 3.0)) == {'loss', 'examples'}
+
+
+# -- what is refused ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('make', 'names'),
+  [
+    (lambda: build(num_classes=10), ('num_classes', '10')),
+    (lambda: build(representation_size=8), ('representation_size', '8')),
+    (lambda: build(classifier='map'), ('classifier', 'map')),
+    (lambda: build(task=dict(rate=0.01)), ('config.task.rate', '0.01', '16 patches')),
+    (lambda: build(task=dict(rate=1.5)), ('config.task.rate', '1.5')),
+    (lambda: build(task=dict(target='color')), ('color', 'mean_color')),
+    (
+      lambda: build(patch_size=(2, 16), task=dict(target='downsized')),
+      ('downsized', '2 x 16'),
+    ),
+    (
+      lambda: tasks.build(
+        'masked_patches', models.build('convnext', 'T', num_classes=None), SPEC
+      ),
+      ('ConvNeXt', 'vit'),
+    ),
+    (
+      lambda: tasks.build(
+        'masked_patches',
+        tune.attach(
+          models.build('vit', 'mu/8', num_classes=None),
+          models.family('vit'),
+          (32, 32, 3),
+          'lora',
+        ).model,
+        SPEC,
+      ),
+      ('masked_patches', 'config.tune.method'),
+    ),
+  ],
+)
+def test_what_cannot_be_learned_is_refused(make, names):
+  with pytest.raises(UserError, match=naming(*names)):
+    make()
+
+
+def test_a_task_is_told_by_a_config():
+  masked = {'task': {'name': 'masked_patches'}}
+  assert (tasks.classifies(masked), tasks.own(masked)) == (False, 'masked_patches')
+  assert (tasks.classifies({}), tasks.own({})) == (True, None)
+  assert {f.name for f in dataclasses.fields(build().model)} >= {'num_classes'}

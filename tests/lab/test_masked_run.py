@@ -1,0 +1,231 @@
+"""A run of masked patch prediction, and what others make of its folder."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.support import naming, runs
+from vit_jax import config as config_lib
+from vit_jax import trees
+from vit_jax.checkpoint import checkpoints
+from vit_jax.errors import UserError
+from vit_jax.lab.ablate import asked, masked
+from vit_jax.lab.grid import cells
+from vit_jax.tools import evaluate, predict
+from vit_jax.tools.inspect import recipe
+from vit_jax.tools.inspect import source as inspect_source
+from vit_jax.train import progress, schema, start
+from vit_jax.train import run as train
+from vit_jax.weights import load as pretrained
+from vit_jax.weights import steps
+
+DIGITS = dict(source='digits', train='train[:200]', test='test[:40]')
+TASK = dict(name='masked_patches', target='downsized')
+EVALS = {
+  'val': dict(type='masked_patches', data=runs.TEST | {'split': 'test[:40]'}),
+  'few': dict(
+    type='fewshot',
+    datasets={'digits': DIGITS},
+    pp='value_range(-1, 1)',
+    batch_size=40,
+    shots=[2],
+    seeds=[0],
+  ),
+}
+CHANGES = (*runs.SHORT, 'checkpoint.best=val/loss', 'model.patch_size=(4,4)')
+
+
+@pytest.fixture(scope='module')
+def pretrained_run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('masked')
+  status, rows = runs.run_on_one_device(folder, *CHANGES, task=TASK, evals=EVALS)
+  runs.assert_finished(status, rows, EVALS)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def encoder(pretrained_run):
+  """Returns {name: array} as the checkpoint's files have them."""
+  import orbax.checkpoint as ocp
+
+  stored = ocp.StandardCheckpointer().restore(
+    pretrained_run.absolute() / 'checkpoints' / '4' / 'params'
+  )
+  flat = {name: np.asarray(x) for name, x in trees.flatten(stored).items()}
+  return {n: x for n, x in flat.items() if not n.startswith('masked_patches/')}
+
+
+@pytest.mark.slow
+def test_a_run_measures_masked_patches_and_features(pretrained_run):
+  last = [row for row in runs.rows(pretrained_run) if row['step'] == 4]
+  measured = {'val/loss', 'val/accuracy', 'val/examples', 'few/digits_2shot'}
+  assert measured <= {key for row in last for key in row}
+  config = json.loads((pretrained_run / 'config.json').read_text())
+  assert config['model']['num_classes'] is None
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_state(pretrained_run, tmp_path, one_device):
+  folder = runs.killed(pretrained_run, tmp_path / 'run')
+  status, _ = runs.run(folder, *CHANGES, task=TASK, evals=EVALS)
+  assert status['fingerprint'] == runs.status(pretrained_run)['fingerprint']
+  assert runs.rows(folder) == runs.rows(pretrained_run)
+
+
+@pytest.mark.slow
+def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
+  loaded = vit_jax.load(str(pretrained_run))
+  assert loaded.model.num_classes is None
+  assert (loaded.step, loaded.image_size) == (4, (8, 8))
+  assert loaded.pp == 'decode(1)|value_range(-1, 1)'
+  found = trees.flatten(loaded.params)
+  assert set(found) == set(encoder)
+  for name, x in found.items():
+    np.testing.assert_array_equal(x, encoder[name], err_msg=name)
+  _, features = loaded.model.apply(loaded.variables, np.zeros((1, 8, 8, 1), np.float32))
+  assert features['pre_logits'].shape == (1, 16)
+
+
+@pytest.mark.slow
+def test_the_average_and_the_best_step_load_too(pretrained_run):
+  averaged = vit_jax.load(f'{pretrained_run}@best', ema=True)
+  assert set(averaged.params) == {'Transformer', 'embedding'}
+
+
+@pytest.mark.slow
+def test_fine_tuning_takes_the_encoder_and_a_new_head(
+  pretrained_run, encoder, tmp_path, one_device, monkeypatch
+):
+  given = {}
+  prepare = start.prepare_first_state
+  monkeypatch.setattr(
+    start, 'prepare_first_state', lambda *args: given.update(args[-1]) or prepare(*args)
+  )
+  config = runs.small(*runs.SHORT, 'data.pp=value_range(-1, 1)', 'steps=2')
+  config['model'] = {}  # the weights tell it
+  config['weights'] = {'source': str(pretrained_run)}
+  config['checkpoint'] = dict(every=2)
+  status, _ = train.train(config | {'evals': {}}, tmp_path / 'run')
+  assert status['exit'] == 0
+  assert set(given) == set(encoder)
+  for name, x in given.items():
+    np.testing.assert_array_equal(x, encoder[name], err_msg=name)
+  tuned = vit_jax.load(str(tmp_path / 'run'))
+  assert tuned.params['head']['kernel'].shape == (16, 10)
+
+
+@pytest.mark.slow
+def test_masked_pretraining_continues_from_weights(pretrained_run):
+  config = schema.check(runs.small(*CHANGES, task=TASK, evals=EVALS))
+  config['weights'] = {'source': str(pretrained_run)}
+  source = pretrained.from_section(**config['weights'])
+  assert not [name for name in source.flat if name.startswith('masked_patches')]
+
+
+def test_inspect_lists_what_the_task_added(pretrained_run):
+  record = inspect_source.describe(str(pretrained_run), {})
+  assert record['shapes']['masked_patches/head/kernel'] == [16, 16 * 8]
+  assert 'masked_patches/mask' in inspect_source.render(record)
+
+
+def test_inspect_knows_the_recipe():
+  config = recipe.load('masked_patches', [])
+  record = recipe.describe(config, examples=303_000_000)
+  assert (record['classes'], record['beside']) == (None, 'masked_patches')
+  assert record['epochs'] == pytest.approx(13.5, abs=0.1), 'the paper: about 14'
+  assert 'masked_patches adds' in recipe.render(record, 'masked_patches')
+  request = recipe.request(config, record, {'data': 8, 'fsdp': 1, 'tensor': 1})
+  assert request['model']['num_classes'] is None
+
+
+def test_tools_that_need_classes_refuse_in_a_line(pretrained_run, tmp_path):
+  image = tmp_path / 'x.png'
+  image.write_bytes(b'')
+  for run in (
+    lambda: evaluate.main([str(pretrained_run)]),
+    lambda: predict.main([str(pretrained_run), str(image)]),
+  ):
+    with pytest.raises(UserError, match=naming('finetune', 'head')) as error:
+      run()
+    assert '\n' not in str(error.value)
+
+
+def test_the_end_of_a_run_names_the_next_step(pretrained_run):
+  status, rows = runs.status(pretrained_run), runs.rows(pretrained_run)
+  config = json.loads((pretrained_run / 'config.json').read_text())
+  text = progress.summary(rows, status, config, pretrained_run, seconds=1.0)
+  assert 'train --config=finetune:weights=' in text
+  assert 'predict' not in text
+
+
+@pytest.mark.parametrize(
+  ('changes', 'names'),
+  [
+    (dict(evals=runs.EVALS), ('config.evals.test.type', 'classification', 'fewshot')),
+    (
+      dict(task=dict(name='classify')),
+      ('config.evals.val.type', 'masked_patches', 'classification'),
+    ),
+    (dict(model=dict(name='vit', num_classes=10)), ('num_classes', '10')),
+  ],
+)
+def test_what_does_not_go_together_is_refused_at_once(changes, names):
+  config = runs.small(*CHANGES, **(dict(task=TASK, evals=EVALS) | changes))
+  with pytest.raises(UserError, match=naming(*names)):
+    schema.check(config)
+
+
+def test_a_damaged_step_falls_back_to_the_one_before(pretrained_run, tmp_path, capfd):
+  folder = shutil.copytree(pretrained_run, tmp_path / 'run')
+  assert len(steps.Kept(folder, {}).steps) == 2
+  for path in (folder / 'checkpoints' / '4' / 'meta').iterdir():
+    path.write_bytes(b'{}')
+  assert vit_jax.load(str(folder)).step == 2
+  assert 'step 4 is damaged' in capfd.readouterr().err
+
+
+def test_data_may_say_its_classes(tmp_path):
+  # Labels that are not trained on are read all the same, for few-shot evaluations.
+  config = runs.small(*CHANGES, 'data.num_classes=9', task=TASK, evals=EVALS)
+  with pytest.raises(UserError, match=naming('0 to 9', 'num_classes', '9')):
+    train.train(config, tmp_path)
+  config = runs.small('data.num_classes=10', 'model.num_classes=9')
+  with pytest.raises(UserError, match=naming('config.data.num_classes', '10', '9')):
+    train.train(config, tmp_path)
+
+
+def test_checkpoints_hold_the_tasks_own_parameters(pretrained_run):
+  saved = checkpoints.Checkpoints(pretrained_run / 'checkpoints')
+  assert saved.frozen() == []
+  shapes = steps.Kept(pretrained_run, {}).shapes(4)
+  assert shapes['masked_patches/mask'] == ([16], True)
+
+
+def test_the_ablation_pretrains_without_labels_and_tunes_with_few(tmp_path):
+  found = asked.ablation('masked')
+  spec, changes, options = found.bases['digits']
+  config = cells.changed(config_lib.load(spec), changes)
+  planned = cells.plan(config, found.cells(config, **options), [0], tmp_path)
+  named = {run.cell.name: run.config for run in planned}
+  assert named.keys() == {
+    *(f'pretrain-{name}' for name in masked.TASKS),
+    *masked.TASKS,
+    'scratch',
+  }
+  for name, task in masked.TASKS.items():
+    before, after = named[f'pretrain-{name}'], named[name]
+    assert before['task'] == {'name': 'masked_patches', **task}
+    assert (before['data']['split'], after['data']['split']) == ('train', 'train[:100]')
+    assert after['weights'] == {'source': f'{tmp_path}/runs/pretrain-{name}-seed0'}
+    assert {k: v for k, v in after.items() if k != 'weights'} == {
+      k: v for k, v in named['scratch'].items() if k != 'weights'
+    }
+  with pytest.raises(UserError, match=naming('train[:50%]', 'data.split')):
+    found.cells(cells.changed(config, {'data.split': 'train[:50%]'}))
+  # Classes that the config names are the data's; the model of pre-training has no head.
+  config = cells.changed(config, {'model.num_classes': 10})
+  planned = cells.plan(config, found.cells(config, **options), [0], tmp_path)
+  assert planned[0].config['data']['num_classes'] == 10

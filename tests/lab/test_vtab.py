@@ -1,0 +1,302 @@
+"""vit_jax vtab: the protocols, the means, what is left when data is missing."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support import GOLDEN, commands, naming, runs, stand_in, vtab_fakes
+from tests.support.figures import small_figures  # noqa: F401
+from vit_jax import errors
+from vit_jax.lab.vtab import __main__ as vtab
+from vit_jax.lab.vtab import benchmarks, results
+from vit_jax.tools import published, scores
+from vit_jax.train import lock, loop, program
+
+SOURCE = str(GOLDEN / 'vit_google_token.npz')  # images of 32 x 32 pixels
+
+# --- the benchmark --------------------------------------------------------------------
+
+
+def test_the_tasks_and_groups_are_those_of_table_9():
+  tasks = benchmarks.VTAB.tasks.values()
+  expected = [(title, group.lower()) for title, group, _ in published.VTAB]
+  assert [(task.title, task.group) for task in tasks] == expected
+
+
+# As the paper prints the mean (Table 9, and Table 2 with two digits); the groups by hand.
+MEANS = {
+  'ViT-H/14 (JFT)': (77.6, 606.8 / 7, 348.0 / 4, 520.2 / 8),
+  'ViT-L/16 (JFT)': (76.3, 598.9 / 7, 346.9 / 4, 503.7 / 8),
+  'ViT-L/16 (I21k)': (72.7, 582.9 / 7, 338.6 / 4, 460.0 / 8),
+}
+
+
+@pytest.mark.parametrize('name', MEANS)
+def test_the_rows_of_table_9_have_the_means_that_the_paper_prints(name):
+  groups = results.groups_of(benchmarks.VTAB)
+  titles = groups['Mean of 19']
+  found = {t: [x] for t, x in zip(titles, published.TABLE_9[name], strict=True)}
+  means = scores.of_groups(groups, found)
+  assert list(means) == ['Mean of 19', 'Natural', 'Specialized', 'Structured']
+  whole, *of_groups = MEANS[name]
+  assert round(means['Mean of 19'].mean, 1) == whole
+  assert [means[group].mean for group in list(means)[1:]] == pytest.approx(of_groups)
+  # With a task missing, neither its group nor all 19 tasks have a mean.
+  del found['DMLab']
+  assert set(scores.of_groups(groups, found)) == {'Natural', 'Specialized'}
+
+
+def test_the_deviation_of_a_mean_follows_from_those_of_its_tasks():
+  one, two = [70.0, 72.0], [50.0, 50.0, 53.0]
+  found = scores.of([one, two])
+  assert found.mean == (71 + 51) / 2
+  assert found.std == pytest.approx((2 + 3) ** 0.5 / 2)
+  assert scores.of([one, [3.0]]).std is None
+
+
+# --- runs, of which a stand-in writes the folder --------------------------------------
+
+
+@pytest.fixture
+def trained(monkeypatch):
+  """Replaces training; {name of a task: accuracy of seed 0, or an exception}."""
+  found = {name: 0.5 for name in benchmarks.VTAB.tasks} | {'order': []}
+
+  def train(config, workdir, command, spec):
+    name = workdir.parents[1].name
+    found['order'].append(f'{name}/{workdir.name}')
+    value = found.get(workdir.name, found[name])
+    if isinstance(value, errors.DataError):
+      raise value
+    with lock.lock(workdir):
+      if isinstance(value, Exception):
+        raise value
+      (split,) = config['evals']
+      rate = config['optim']['lr']
+      value = value + config['seed'] / 100 if split == 'test' else 1 - abs(rate - 0.25)
+      stand_in.write_run(workdir, config, {'step': 4, f'{split}/top1': value})
+
+  monkeypatch.setattr(program, 'train', train)
+  return found
+
+
+def run(capsys, out, *argv):
+  return commands.run(vtab.main, capsys, SOURCE, '--out', out, *argv)
+
+
+def test_all_tasks_give_the_mean_of_19_and_of_the_groups(trained, tmp_path, capsys):
+  trained |= {'camelyon': 0.7, 'dmlab': 0.9}
+  code, printed, _ = run(capsys, tmp_path, '--set', 'seed=0,2')
+  assert code == 0
+  with (tmp_path / 'results.csv').open() as file:
+    rows = {row['task']: row for row in csv.DictReader(file)}
+  assert len(rows) == 19 + 4
+  assert (rows['DMLab']['accuracy'], rows['DMLab']['std']) == ('91.00', '1.41')
+  assert rows['Specialized']['accuracy'] == '56.00'
+  assert rows['Structured']['accuracy'] == '56.00'
+  assert rows['Mean of 19']['accuracy'] == f'{51 + 60 / 19:.2f}'
+  assert rows['Mean of 19']['std'] == f'{2**0.5 / 19**0.5:.2f}'
+  text = (tmp_path / 'table.md').read_text()
+  assert text in printed
+  assert f'| Mean of 19 |  | {51 + 60 / 19:.2f} ± 0.32 |' in text
+  with (tmp_path / 'figure.csv').open() as file:
+    drawn = [row for row in csv.DictReader(file) if row['task'] == 'mean']
+  assert [row['name'] for row in drawn].count('vit_google_token.npz') == 4
+  assert len(drawn) == 4 * 4  # with the rows of Table 9
+  assert (tmp_path / 'figure.png').stat().st_size > 1_000
+
+
+def test_a_task_without_data_is_left_out_and_said(trained, tmp_path, capfd):
+  trained['dtd'] = errors.DataError('not prepared. Prepare it with: tfds build dtd')
+  argv = ['--tasks', 'cifar100,dtd,dmlab']
+  code, out, error = run(capfd, tmp_path, *argv, '--json')
+  assert code == 2
+  assert re.search(naming('dtd', 'tfds build dtd'), error)
+  record = json.loads(out)
+  assert list(record['tasks']) == ['cifar100', 'dmlab']
+  assert record['tasks']['dmlab'] == {
+    'group': 'structured',
+    'mean': pytest.approx(51),
+    'std': pytest.approx(1),
+    'runs': 3,
+    'chosen': None,
+  }
+  assert (record['mean'], record['groups']) == (None, {})
+  assert list(record['failed']) == ['dtd']
+  text = (tmp_path / 'table.md').read_text()
+  assert '2 of 19 tasks' in text
+  assert '51.00 %, is not that of VTAB-1k' in text
+  assert 'Mean of 19' not in text
+  assert 'DTD: not prepared' in text
+  # When the data is there, only that task is trained.
+  trained['dtd'] = 0.5
+  trained['order'].clear()
+  assert run(capfd, tmp_path, *argv)[0] == 0
+  assert trained['order'] == [f'dtd/base-seed{n}' for n in range(3)]
+
+
+def test_the_validation_split_chooses_for_each_task(trained, tmp_path, capfd):
+  diverged = errors.Diverged('not finite')
+  trained['optim.lr=9.0-seed0'] = diverged
+  argv = ['--tasks', 'dtd,svhn', '--set', 'optim.lr=0.1,0.2,0.3,9.0', 'seed=5']
+  code, _, _ = run(capfd, tmp_path, *argv)
+  assert code == 0  # a combination that diverges is a bad one
+  with (tmp_path / 'results.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  assert [row['chosen'] for row in rows] == ['optim.lr=0.2'] * 2
+  assert [row['accuracy'] for row in rows] == ['55.00'] * 2
+  assert trained['order'][4] == 'dtd/final-optim.lr=0.2-seed5'
+  assert 'optim.lr=9.0-seed0 failed' in (tmp_path / 'dtd' / 'table.md').read_text()
+  # Where all diverge there is no result.
+  trained['dmlab'] = diverged
+  argv = ['--tasks', 'dmlab', '--set', 'optim.lr=8.0,9.0']
+  code, _, error = run(capfd, tmp_path, *argv)
+  assert code == errors.Diverged.exit_code
+  assert re.search(naming('dmlab', 'not finite'), error)
+
+
+def test_two_processes_share_the_tasks(trained, tmp_path, capfd):
+  argv = ['--tasks', 'dtd,svhn']
+  with lock.lock(tmp_path / 'dtd' / 'runs' / 'base-seed1'):
+    code, _, error = run(capfd, tmp_path, *argv)
+  assert code == 75
+  assert re.search(naming('dtd', 'same command'), error)
+  assert 'DTD |' not in (tmp_path / 'table.md').read_text()
+  trained['order'].clear()
+  assert run(capfd, tmp_path, *argv)[0] == 0
+  assert trained['order'] == ['dtd/base-seed1']
+  assert '| DTD |' in (tmp_path / 'table.md').read_text()
+
+
+def test_a_dry_run(trained, tmp_path, capsys):
+  argv = ['--protocol', 'vpt', '--tasks', 'natural', '--dry_run']
+  code, printed, _ = run(capsys, tmp_path / 'out', *argv)
+  assert code == 0
+  assert re.search(naming('tasks: 7', f'runs: {7 * 21}'), printed)
+  assert re.search('sun397: .*16 .*5', printed)
+  assert trained['order'] == []
+  assert not (tmp_path / 'out').exists()
+
+
+# --- real runs ------------------------------------------------------------------------
+
+TASKS = ('svhn', 'dspr_loc')
+MINIATURE = [
+  *('--tasks', ','.join(TASKS), '--resolution', '32'),
+  *('--set', 'tune.method=linear', 'steps=3', 'data.batch_size=8', 'seed=42'),
+  *('checkpoint.every=1', 'data.workers=1'),
+]
+GRID = ['--protocol', 'vpt', '--set', 'optim.lr=0.1,0.5', 'optim.wd=0']
+
+
+@pytest.fixture(scope='session')
+def fakes(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('tfds')
+  vtab_fakes.write(folder, TASKS)
+  return ['--data_dir', str(folder)]
+
+
+# Protocol -> its runs of a task, and where it is stopped: (task, run, step).
+STOPPED = {
+  'paper': ([], ['base'], [('svhn', 'base', 2), ('dspr_loc', 'base', 1)]),
+  'vpt': (
+    GRID,
+    ['optim.lr=0.1', 'optim.lr=0.5', 'final'],
+    [('svhn', 'optim.lr=0.5', 2), ('dspr_loc', 'final', 1)],
+  ),
+}
+
+
+@pytest.mark.usefixtures('one_device')
+@pytest.mark.slow
+@pytest.mark.parametrize('protocol', ['paper', 'vpt'])
+def test_stopped_twice_it_goes_through_to_the_table(
+  protocol, fakes, tmp_path, capfd, monkeypatch
+):
+  more, names, stops = STOPPED[protocol]
+  argv = [*MINIATURE, *fakes, *more]
+  at, seen, left = loop.Loop._at, [], list(stops)
+
+  def stopping(self, step):
+    at(self, step)
+    task, name = self.workdir.parents[1].name, self.workdir.name
+    seen.append((task, name, step))
+    if left and (task, step) == left[0][::2] and name.startswith(left[0][1]):
+      del left[0]
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(loop.Loop, '_at', stopping)
+  for task, _, step in stops:
+    code, _, error = run(capfd, tmp_path, *argv)
+    assert code == 75
+    assert re.search(naming(task, f'step {step}', 'same command'), error)
+  code, printed, _ = run(capfd, tmp_path, *argv)
+  assert code == 0
+  # No step was made twice: each run went on from where it was stopped.
+  steps = [place for place in seen if place[2] > 0]
+  assert len(steps) == len(set(steps)) + 2  # the two at which they were restored
+  assert len(set(steps)) == len(TASKS) * len(names) * 3
+  with (tmp_path / 'results.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  assert [row['task'] for row in rows] == ['SVHN', 'dSpr-Loc']
+  for row in rows:
+    assert bool(re.fullmatch(r'optim\.lr=0\.[15]', row['chosen'])) == bool(more)
+    assert 0 <= float(row['accuracy']) <= 100
+  assert '2 of 19 tasks' in printed
+  # What was run to choose by is not kept; what is reported is.
+  kept = sorted(path.parent.name for path in tmp_path.glob('*/runs/*/checkpoints'))
+  assert len(kept) == 2
+  assert all(name.startswith(names[-1]) for name in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
+def test_all_19_tasks_are_trained_and_reported(tmp_path, capfd):
+  vtab_fakes.write(tmp_path / 'tfds')
+  words = ['tune.method=linear', 'steps=1', 'data.batch_size=8', 'seed=0']
+  argv = ['--data_dir', tmp_path / 'tfds', '--resolution', '32', '--set', *words]
+  code, out, _ = run(capfd, tmp_path / 'out', *argv, '--json')
+  assert code == 0
+  record = json.loads(out)
+  assert list(record['tasks']) == list(benchmarks.VTAB.tasks)
+  assert set(record['groups']) == {'Natural', 'Specialized', 'Structured'}
+  accuracies = [task['mean'] for task in record['tasks'].values()]
+  assert record['mean']['mean'] == pytest.approx(sum(accuracies) / 19)
+
+
+@pytest.mark.faults
+def test_killed_twice_it_ends_like_one_never_touched(fakes, tmp_path, faults_table):
+  argv = [SOURCE, *MINIATURE, *fakes, *GRID, '--json']
+  whole = json.loads(start(argv, tmp_path / 'a').communicate()[0])
+  for number, mark in enumerate(('svhn/runs/final', 'dspr_loc/runs/optim.lr=0.5')):
+    process = start(argv, tmp_path / 'b')
+    folder, name = mark.rsplit('/', 1)
+    while process.poll() is None:
+      if list((tmp_path / 'b' / folder).glob(f'{name}*/checkpoints')):
+        break
+      time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    faults_table('kills of vtab', f'kill {number}', 'handled')
+  process = start(argv, tmp_path / 'b')
+  again = json.loads(process.communicate()[0])
+  assert process.returncode == 0
+  assert again['tasks'] == whole['tasks']
+
+
+def start(argv, out):
+  return subprocess.Popen(
+    [sys.executable, '-m', 'vit_jax', 'vtab', *argv, '--out', str(out)],
+    cwd=runs.ROOT,
+    env={**os.environ, 'XLA_FLAGS': runs.one_device()},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    text=True,
+  )

@@ -1,0 +1,103 @@
+"""ConvNeXt: sizes against timm's, and files of transformers; logits are in test_weights.py."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import vit_jax
+from tests.support import naming
+from tests.support.goldens import path_of
+from vit_jax import models, trees
+from vit_jax.errors import UserError
+from vit_jax.tools import convert
+from vit_jax.tools.inspect import flops
+from vit_jax.weights import load as pretrained
+
+# timm's parameters for 1000 and 21,841 classes, and multiply-adds in 1e9 at 224 px.
+SIZES = {
+  'T': (28_589_128, 44_615_857, 4.456),
+  'S': (50_223_688, 66_250_417, 8.684),
+  'B': (88_591_464, 109_953_489, 15.355),
+  'L': (197_767_336, 229_799_953, 34.361),
+  'XL': (350_196_968, 392_900_177, 60.921),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'size', [pytest.param(s, marks=[] if s == 'T' else pytest.mark.slow) for s in SIZES]
+)
+def test_parameters_and_operations(size):
+  i1k, i21k, gmacs = SIZES[size]
+  model, counts = models.build('convnext', size), {}
+
+  def forward(images):  # traced once, for both
+    outputs, variables = model.init_with_output(jax.random.key(0), images)
+    counts.update({n: x.size for n, x in trees.flatten(variables['params']).items()})
+    return outputs
+
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+  assert flops.count(forward, images) / 2e9 == pytest.approx(gmacs, rel=1e-3)
+  head = counts.pop('head/kernel') + counts.pop('head/bias')
+  assert sum(counts.values()) + head == i1k
+  assert sum(counts.values()) + head // 1000 * 21_841 == i21k
+
+
+@pytest.mark.slow
+def test_layer_scale_starts_as_published_and_every_stage_is_a_feature():
+  model = models.build('convnext', depths=(1, 1), widths=(8, 16), num_classes=3)
+  images = jnp.zeros((1, 32, 48, 3))
+  (_, out), variables = jax.jit(model.init_with_output)(jax.random.key(0), images)
+  for stage in (1, 2):
+    gamma = variables['params'][f'stage{stage}_block_0']['gamma']
+    np.testing.assert_array_equal(gamma, np.float32(1e-6))
+  assert out['stage1'].shape == (1, 8, 12, 8)
+  assert out['stage2'].shape == (1, 4, 6, 16)
+
+
+# -- files ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path):
+  """Returns the golden, and the folder to which it was written for transformers."""
+  source = pretrained.read_source(path_of('convnext_timm'))
+  convert.export(source, tmp_path / 'hf', 'hf')
+  return source, tmp_path / 'hf'
+
+
+@pytest.mark.slow
+def test_files_for_transformers_hold_the_same_model(written, golden):
+  source, folder = written
+  found = pretrained.read_source(folder)
+  assert found.format == 'hf'
+  assert found.fields == source.fields | {'norm_eps': 1e-6}
+  for key, x in source.flat.items():
+    np.testing.assert_array_equal(found.flat[key], x, err_msg=key)
+  # Names and shapes as of ConvNextForImageClassification of transformers 5.23.
+  arrays = load_file(folder / 'model.safetensors')
+  layer = 'convnext.encoder.stages.2.layers.1'
+  assert arrays['convnext.embeddings.patch_embeddings.weight'].shape == (12, 3, 4, 4)
+  assert arrays[f'{layer}.dwconv.weight'].shape == (48, 1, 7, 7)
+  assert arrays[f'{layer}.pwconv1.weight'].shape == (192, 48)
+  assert arrays[f'{layer}.layer_scale_parameter'].shape == (48,)
+  assert 'convnext.encoder.stages.1.downsampling_layer.0.weight' in arrays
+  expected = golden('convnext_timm.expected')
+  loaded = vit_jax.load(folder)
+  logits, _ = jax.jit(loaded.model.apply)(loaded.variables, expected['image'])
+  np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=1e-5)
+
+
+def test_transformers_own_eps_of_the_final_norm_is_read(written):
+  _, folder = written
+  config = json.loads((folder / 'config.json').read_text())
+  del config['layer_norm_eps']  # its default
+  (folder / 'config.json').write_text(json.dumps(config))
+  found = pretrained.read_source(folder)
+  assert found.fields['norm_eps'] == 1e-12
+  with pytest.raises(UserError, match=naming('timm', 'norm_eps=1e-12', '1e-06')):
+    convert.export(found, folder.parent / 'timm', 'timm')

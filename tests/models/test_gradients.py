@@ -1,0 +1,136 @@
+"""The contract of models, continued: derivatives, and what changes none of them."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support.scanned import stacked
+from tests.support.tiny_models import (
+  TINY,
+  build,
+  family_of,
+  having,
+  images,
+  init,
+  one_of_each,
+  total,
+  variables,
+)
+from vit_jax import trees
+
+
+def squares_and_gradient(model, params):
+  def loss(params):
+    outputs, _ = model.apply(variables(model, params), images())
+    return total(jax.tree.map(jnp.square, outputs))
+
+  return jax.jit(jax.value_and_grad(loss))(params)
+
+
+@functools.cache
+def plain(name):
+  model = build(name)
+  return squares_and_gradient(model, init(model))
+
+
+def derivatives(model, params):
+  """Returns t -> (forward, reverse, second) derivatives along a random step."""
+  rng = np.random.default_rng(1)
+  step = jax.tree.map(lambda x: rng.normal(0, 0.02, x.shape).astype(x.dtype), params)
+
+  def along(t):
+    moved = jax.tree.map(lambda x, v: x + t * v, params, step)
+    moved = variables(model, moved)
+    outputs, _ = model.apply(moved, images(), train=True, features=False)
+    return total(jax.tree.map(jnp.tanh, outputs))
+
+  def all_three(t):
+    slope = jax.jvp(along, (t,), (1.0,))[1]
+    return slope, *jax.jvp(jax.grad(along), (t,), (1.0,))
+
+  return all_three
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', one_of_each(TINY))
+def test_forward_and_reverse_can_be_nested(name):
+  # Traced: a rule for one direction only, `custom_vjp`, is refused while tracing.
+  model = build(name)
+  found = jax.eval_shape(derivatives(model, init(model)), 0.0)
+  assert [x.shape for x in found] == [(), (), ()]
+
+
+# A ViT calls every kernel that has derivatives of its own; the rest are JAX's.
+@pytest.mark.slow
+@pytest.mark.parametrize('name', TINY)
+def test_forward_and_reverse_differentiation_agree(name):
+  model = build(name)
+  forward, reverse, second = jax.jit(derivatives(model, init(model)))(0.0)
+  np.testing.assert_allclose(forward, reverse, rtol=1e-3)  # float32, sums of many terms
+  assert np.isfinite(second)
+  assert second != 0
+
+
+# What no output depends on: of MViT's last block, what only other queries than the class
+# token's see.
+UNSEEN = {
+  'mvit 1': r'stage2_block_0/attention/(pool_query/kernel|relative_positions/.*)',
+  # The first layer's queries begin alike, at 0: all values are one, whatever the weights.
+  'detr 0': r'decoder/layer_0/MultiHeadDotProductAttention_0/((query|key)/.*|value/kernel)',
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('name', one_of_each(TINY))
+def test_every_parameter_has_a_gradient(name):
+  _, grads = plain(name)
+  # A key's bias shifts all scores of a query alike: softmax does not see it. What a
+  # backbone has after its last block is not read by what is built on it.
+  unseen = rf'.*key/bias|{UNSEEN.get(name, "")}'
+  shapes = {n: x.shape for n, x in trees.flatten(grads).items()}
+  depths, blocks = family_of(name).depths(shapes)
+  inside = {n: d for n, d in depths.items() if n.startswith('backbone/')}
+  unread = [n for n, depth in inside.items() if np.max(depth) > blocks]
+  dead = [
+    jax.tree_util.keystr(path, simple=True, separator='/')
+    for path, g in jax.tree.leaves_with_path(grads)
+    if not np.abs(g).max() > 0
+  ]
+  assert [d for d in dead if not re.fullmatch(unseen, d) and d not in unread] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+  ('name', 'scan', 'remat'),
+  [
+    pytest.param(
+      *name.values,
+      scan,
+      remat,
+      marks=[*name.marks, *([pytest.mark.slow] if slow else [])],
+    )
+    for scan, remat, slow in (
+      (False, 'full', True),
+      (False, 'dots', False),
+      (True, 'none', True),
+      (True, 'full', False),
+    )
+    for name in one_of_each(having('remat', *(['scan'] if scan else [])))
+  ],
+)
+def test_scan_and_remat_change_no_output_and_no_gradient(name, scan, remat):
+  fields = {'remat': remat} | ({'scan': True} if scan else {})
+  model, params = build(name, **fields), init(build(name))
+  value, grads = plain(name)
+  if scan:
+    params, grads = (stacked(tree, model.depth) for tree in (params, grads))
+  value2, grads2 = squares_and_gradient(model, params)
+  np.testing.assert_allclose(value, value2, rtol=1e-5)  # float32 sums in other order
+  scale = max(np.abs(g).max() for g in jax.tree.leaves(grads))
+  for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(grads2), strict=True):
+    # Of the whole gradient's size: that of a key's bias is 0 but for rounding.
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)

@@ -1,0 +1,152 @@
+"""Hybrids, ViTs on a ResNet, against published counts, names and reference outputs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.support import naming
+from tests.support.abstract import abstract_params
+from vit_jax import trees
+from vit_jax.errors import UserError
+from vit_jax.nn.resnet import StdConv, standardise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('variant', 'count'),
+  # Of google-research/vision_transformer; 1000 classes, 224 px.
+  [
+    ('R+Ti/16', 6_337_704),
+    ('R26+S/32', 36_431_912),
+    ('R26+B/32', 101_383_976),
+    ('R50+B/16', 98_659_112),
+    ('R50+L/32', 328_994_856),
+  ],
+)
+def test_parameter_counts_are_the_published_ones(variant, count):
+  params = abstract_params(vit_jax.create_model('vit', variant, scan=True))
+  assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
+
+
+@pytest.mark.slow
+def test_names_and_shapes_are_the_published_ones():
+  model = vit_jax.create_model('vit', 'R50+B/16', representation_size=768)
+  shapes = abstract_params(model)
+  shapes = {k: v.shape for k, v in trees.flatten(shapes).items()}
+  expected = {
+    'conv_root/kernel': (7, 7, 3, 64),
+    'gn_root/scale': (64,),
+    'block1/unit1/conv_proj/kernel': (1, 1, 64, 256),
+    'block1/unit1/gn_proj/bias': (256,),
+    'block1/unit3/conv1/kernel': (1, 1, 256, 64),
+    'block2/unit4/conv2/kernel': (3, 3, 128, 128),
+    'block3/unit9/conv3/kernel': (1, 1, 256, 1024),
+    'block3/unit9/gn3/scale': (1024,),
+    'embedding/kernel': (1, 1, 1024, 768),
+    'Transformer/posembed_input/pos_embedding': (1, 197, 768),
+  }
+  assert {k: shapes[k] for k in expected} == expected
+  assert len(shapes) == 358
+  root_only = abstract_params(vit_jax.create_model('vit', 'R+Ti/16'))
+  assert root_only['embedding']['kernel'].shape == (8, 8, 64, 192)
+  table = root_only['Transformer']['posembed_input']['pos_embedding']
+  assert table.shape == (1, 50, 192)  # patches of 32 px in truth
+
+
+def test_features_of_the_stem():
+  size = dict(patch_size=(1, 1), width=32, depth=2, num_heads=4, mlp_dim=96)
+  model = vit_jax.create_model('vit', num_classes=10, stem_blocks=[1], **size)
+  images = jnp.zeros((2, 32, 32, 3))
+  init = lambda key: model.init_with_output(key, images)[0][1]
+  out = jax.eval_shape(init, jax.random.key(0))
+  assert out['root'].shape == (2, 8, 8, 64)
+  assert out['stage1'].shape == (2, 8, 8, 256)
+  assert out['stem'].shape == (2, 8, 8, 32)
+
+
+@pytest.mark.parametrize(
+  ('variant', 'blocks', 'patch'),
+  [
+    ('R50+B/32', (3, 4, 6, 3), 1),
+    ('R50+L/16', (3, 4, 9), 1),
+    ('R101+B/16', (3, 4, 26), 1),
+    ('R26+Ti/16', (2, 2, 4), 1),
+    ('R+S/16', (), 8),
+    ('B/16', None, 16),
+  ],
+)
+def test_stages_follow_from_depth_and_stride(variant, blocks, patch):
+  model = vit_jax.create_model('vit', variant)
+  assert model.stem_blocks == blocks
+  assert model.patch_size == (patch, patch)
+
+
+@pytest.mark.parametrize(
+  ('variant', 'suggested'),
+  [
+    ('R51+B/16', 'R50+B/16'),
+    ('R50+B/14', 'R50+B/16'),
+    ('R+B/32', 'R+B/16'),
+    ('R50+X/16', 'So400m'),
+    ('R50+B/32x16', 'R50+B/32'),
+    ('R50/16', 'R50+B/16'),
+  ],
+)
+def test_unknown_hybrids_are_refused(variant, suggested):
+  with pytest.raises(UserError, match=naming(f"'{variant}'", suggested)):
+    vit_jax.create_model('vit', variant)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+  images = jnp.zeros((1, 100, 96, 3))
+  model = vit_jax.create_model('vit', 'R+mu/16', num_classes=2)
+  with pytest.raises(UserError, match=naming('100x96', '32x32', '128x96')):
+    jax.eval_shape(model.init, jax.random.key(0), images)
+  with pytest.raises(UserError, match=naming(48, 32, 'stem_width')):
+    jax.eval_shape(model.clone(stem_width=48).init, jax.random.key(0), images)
+  with pytest.raises(UserError, match=naming('stem_blocks', '3, 0')):
+    vit_jax.create_model('vit', stem_blocks=[3, 0])
+
+
+@pytest.mark.slow
+def test_residual_branches_start_at_zero():
+  small = dict(stem_blocks=(1,), stem_width=32, depth=1)
+  model = vit_jax.create_model('vit', 'R50+mu/16', num_classes=2, **small)
+  params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))['params']
+  unit = params['block1']['unit1']
+  np.testing.assert_array_equal(unit['gn3']['scale'], 0)
+  np.testing.assert_array_equal(unit['gn2']['scale'], 1)
+  np.testing.assert_array_equal(unit['gn_proj']['scale'], 1)
+
+
+def test_standardised_kernels_in_float64():
+  rng = np.random.default_rng(0)
+  # Deviations about 1e-5, where the two ways of guarding the division part.
+  kernel = (1e-5 * rng.normal(size=(3, 3, 8, 4)) + 0.01).astype(np.float32)
+  wide = kernel.astype(np.float64)
+  centred, variance = wide - wide.mean((0, 1, 2)), wide.var((0, 1, 2))
+  tolerance = dict(rtol=0, atol=2e-3)  # 0.01 in float32 has steps of 1e-9
+  np.testing.assert_allclose(
+    standardise(kernel), centred / (np.sqrt(variance) + 1e-5), **tolerance
+  )
+  np.testing.assert_allclose(
+    standardise(kernel, eps_in_root=True),
+    centred / np.sqrt(variance + 1e-10),
+    **tolerance,
+  )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+  'eps_in_root', [pytest.param(False, marks=pytest.mark.slow), True]
+)
+def test_a_constant_kernel_has_a_finite_gradient(eps_in_root):
+  conv = StdConv(4, 3, eps_in_root=eps_in_root)
+  loss = lambda kernel: conv.apply(
+    {'params': {'kernel': kernel}}, jnp.ones((1, 8, 8, 2))
+  ).sum()
+  value, grad = jax.value_and_grad(loss)(jnp.zeros((3, 3, 2, 4)))
+  assert value == 0
+  assert np.isfinite(grad).all()

@@ -1,0 +1,298 @@
+"""MViTv2: counts, other sizes of images, files; logits are in test_weights.py."""
+
+import dataclasses
+import json
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import vit_jax
+from tests.kernels.test_tpu_attention import KINDS, tpu
+from tests.support import naming
+from tests.support.goldens import GOLDENS, arrays_of, path_of
+from vit_jax import models, trees
+from vit_jax.errors import UserError
+from vit_jax.kernels.grid_bias import GridBias
+from vit_jax.nn.decomposed import DecomposedPositions
+from vit_jax.tools import convert
+from vit_jax.tools.inspect import flops
+from vit_jax.weights import export
+from vit_jax.weights import load as pretrained
+
+# -- sizes ------------------------------------------------------------------------------
+
+# timm's parameters for 1000 classes, and multiply-adds in 1e9 at 224 px.
+SIZES = {
+  'mvitv2_tiny': (24_173_320, 4.677),
+  'mvitv2_small': (34_870_216, 6.960),
+  'mvitv2_base': (51_472_744, 10.102),
+  'mvitv2_large': (217_992_952, 43.711),
+  'mvitv2_small_cls': (34_870_312, 6.999),
+  'mvitv2_base_cls': (51_472_840, 10.161),
+  'mvitv2_large_cls': (213_635_512, 41.996),
+  'mvitv2_huge_cls': (666_879_912, 120.305),
+}
+QUICK = ('mvitv2_tiny',)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name', [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in SIZES]
+)
+def test_parameters_and_operations(name):
+  parameters, gmacs = SIZES[name]
+  model, shapes = models.build(name), {}
+
+  def forward(images):  # traced once, for both
+    outputs, variables = model.init_with_output(jax.random.key(0), images)
+    shapes.update({n: x.size for n, x in trees.flatten(variables['params']).items()})
+    return outputs
+
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+  found = flops.count(forward, images) / 2e9
+  assert found == pytest.approx(gmacs, rel=1e-3)
+  assert sum(shapes.values()) == parameters
+  if name == 'mvitv2_huge_cls':  # the published one has 19,168 classes
+    head = shapes['head/kernel'] + shapes['head/bias']
+    assert parameters + head // 1000 * 18_168 == 694_804_128
+
+
+@pytest.mark.parametrize(
+  ('fields', 'facts'),
+  [
+    (dict(variant='X'), ("'X'", 'T', 'H')),
+    (dict(expand='head'), ("'head'", 'attention', 'mlp')),
+    (dict(classifier='map'), ("'map'", 'gap', 'token')),
+    (dict(width=16, num_heads=3), ('num_heads=3', '16')),
+    (dict(kv_stride=0), ('kv_stride=0',)),
+  ],
+)
+def test_fields_that_do_not_fit_are_refused(fields, facts):
+  build = lambda: models.build('mvit', **{'depths': (1,), **fields})
+  init = lambda key: build().init(key, jnp.zeros((1, 32, 32, 3)))
+  with pytest.raises(UserError, match=naming(*facts)):
+    jax.eval_shape(init, jax.random.key(0))
+
+
+# -- positions --------------------------------------------------------------------------
+
+
+def scores_one_by_one(tables, query, grid, keys):
+  """The scores' bias [B, M, n, k] by the formula, for every query and key."""
+  B, N, M, _ = query.shape
+  bias = np.zeros((B, M, N, keys[0] * keys[1]), np.float32)
+  for n in range(N):
+    for k in range(keys[0] * keys[1]):
+      for table, q, at, (a, b) in zip(
+        tables,
+        (n // grid[1], n % grid[1]),
+        (k // keys[1], k % keys[1]),
+        zip(grid, keys, strict=True),
+        strict=True,
+      ):
+        # In pixels of the larger map, counted from the furthest key behind a query.
+        offset = q * max(b / a, 1) + (b - 1 - at) * max(a / b, 1)
+        bias[:, :, n, k] += query[:, n] @ table[int(offset)]
+  return bias
+
+
+@pytest.mark.parametrize(('grid', 'keys'), [((4, 6), (2, 3)), ((2, 3), (4, 6))])
+@pytest.mark.slow
+def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  tables = {'rows': normal(7, 5), 'columns': normal(11, 5)}
+  query, key = normal(2, grid[0] * grid[1], 3, 5), normal(2, keys[0] * keys[1], 3, 5)
+  apply = lambda *args: DecomposedPositions().apply(
+    {'params': tables}, *args, grid, keys
+  )
+  _, _, bias = apply(query, key)
+  expected = scores_one_by_one(tables.values(), query, grid, keys)
+  found = bias.scores(query.shape[1], key.shape[1])
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+  # Tokens before the map, such as a class token, have no distance.
+  more = lambda x: np.concatenate([normal(2, 1, 3, 5), x], axis=1)
+  _, _, bias = apply(more(query), more(key))
+  found = bias.scores(query.shape[1] + 1, key.shape[1] + 1)
+  np.testing.assert_allclose(found[:, :, 1:, 1:], expected, rtol=0, atol=1e-5)
+  assert not found[:, :, 0].any()
+  assert not found[:, :, :, 0].any()
+
+
+@pytest.mark.slow
+def test_a_bias_is_the_product_of_its_factors():
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  bias = GridBias(normal(2, 4, 3, 2), normal(2, 4, 3, 3))  # of 4 queries and 2 x 3 keys
+  added, places = bias.factors(5, 7, jnp.float32)  # and of a token before each
+  found, expected = added @ places.T, bias.scores(5, 7)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('fused', [True, False])
+def test_attention_for_tpus_is_fused(fused):
+  model = models.build('mvit', **models.family('mvit').tiny[0], fused_attention=fused)
+  model = model.clone(dtype=jnp.bfloat16)
+  images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    traced = jax.jit(lambda *args: model.apply(*args)[0]).trace(params, images)
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  # Attention of each block; norms of 8 x 8 queries, and of 4 x 4 queries, keys and values.
+  assert text.count('@tpu_custom_call') == (6 if fused else 0)
+
+
+@pytest.mark.slow
+def test_images_of_another_size_with_and_without_resized_tables():
+  images = np.random.default_rng(0).uniform(-1, 1, (1, 40, 96, 3)).astype(np.float32)
+  path = path_of('mvit_timm_cls')
+  model, params = vit_jax.load(path)
+  expected, out = jax.jit(model.apply)({'params': params}, images)
+  assert [out[f'stage{s}'].shape[1:3] for s in (1, 2, 3, 4)] == [
+    (10, 24),
+    (5, 12),
+    (3, 6),
+    (2, 3),
+  ]
+  loaded = vit_jax.load(path, image_size=(40, 96))
+  tables = loaded.params['stage1_block_0']['attention']['relative_positions']
+  assert {n: x.shape for n, x in tables.items()} == {
+    'rows': (19, 12),
+    'columns': (47, 12),
+  }
+  assert 'sides of maps resized from 16 to 24, linear' in loaded.report
+  logits, _ = jax.jit(model.apply)(loaded.variables, images)
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
+
+
+# -- files --------------------------------------------------------------------------------
+
+MVIT = [name for name, (_, family, _) in GOLDENS.items() if family == 'mvit']
+
+
+@pytest.mark.slow
+def test_the_class_token_s_residual_is_the_file_s(golden):
+  images = golden('mvit_timm_cls.expected')['image']
+  expected = golden('mvit_timm_cls_original')['logits']
+  model, params = vit_jax.load(path_of('mvit_timm_cls'), class_residual=False)
+  logits, _ = jax.jit(model.apply)({'params': params}, images)
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize('name', MVIT)
+def test_files_come_back_bit_for_bit(tmp_path, name):
+  source = pretrained.read_source(path_of(name))
+  convert.export(source, tmp_path / 'out', 'timm')
+  arrays = load_file(tmp_path / 'out' / 'model.safetensors')
+  expected = arrays_of(name)
+  assert arrays.keys() == expected.keys()
+  for key, x in expected.items():
+    np.testing.assert_array_equal(arrays[key], x, err_msg=key)
+  assert pretrained.read_source(tmp_path / 'out').fields == source.fields
+  theirs, ours = (
+    json.loads((folder / 'config.json').read_text())
+    for folder in (path_of(name), tmp_path / 'out')
+  )
+  assert ours['model_args'].items() >= theirs['model_args'].items()
+  assert ours['global_pool'] == theirs['global_pool']
+
+
+def as_the_authors(arrays):
+  """Returns a golden's arrays under the names of facebookresearch/mvit."""
+  numbers = sorted({tuple(n.split('.')[:4]) for n in arrays if n.startswith('stages.')})
+  found = {}
+  for key, x in arrays.items():
+    parts = key.split('.')
+    if parts[0] == 'stages':
+      key = '.'.join([f'blocks.{numbers.index(tuple(parts[:4]))}', *parts[4:]])
+    key = re.sub(r'shortcut_proj_(attn|mlp)', 'proj', key)
+    found[key.replace('head.fc', 'head.projection')] = x
+  return found
+
+
+@pytest.mark.parametrize('name', MVIT)
+def test_the_authors_files_both_ways(tmp_path, name):
+  arrays = as_the_authors(arrays_of(name))
+  save_file(arrays, tmp_path / 'a.safetensors')
+  source = pretrained.read_source(tmp_path / 'a.safetensors')
+  timm = pretrained.read_source(path_of(name))
+  assert source.format == 'authors'
+  assert source.image_size == timm.image_size
+  # What differs is the code that the files are for.
+  residual = {'class_residual': True} if timm.fields['classifier'] == 'token' else {}
+  assert 'class_residual' not in source.fields
+  assert source.fields | residual == timm.fields
+  for key, x in timm.flat.items():
+    np.testing.assert_array_equal(source.flat[key], x, err_msg=key)
+  convert.export(source, tmp_path / 'out', 'authors')
+  again = load_file(tmp_path / 'out' / 'model.safetensors')
+  assert again.keys() == arrays.keys()
+  for key, x in arrays.items():
+    np.testing.assert_array_equal(again[key], x, err_msg=key)
+
+
+@pytest.mark.slow
+def test_published_sizes_are_written_under_their_names(tmp_path):
+  model = models.build('mvitv2_tiny', num_classes=3)
+  shapes = jax.eval_shape(
+    model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+  )['params']
+  flat = {n: np.zeros(x.shape, x.dtype) for n, x in trees.flatten(shapes).items()}
+
+  fields = models.fields_of(model)
+  _, config = export.export(flat, 'mvit', fields, 'timm', image_size=(32, 32))
+  assert config['architecture'] == 'mvitv2_tiny'
+  assert config['model_args'] == {'img_size': [32, 32]}
+
+
+@pytest.mark.parametrize(
+  ('name', 'to', 'fields', 'size', 'facts'),
+  [
+    ('mvit_timm_cls', 'timm', {'class_residual': False}, 64, ('class_residual=False',)),
+    ('mvit_timm_cls', 'authors', {}, 64, ('class_residual=True',)),
+    ('mvit_timm', 'authors', {'kv_stride': 2}, 64, ('kv_stride=2',)),
+    ('mvit_timm', 'timm', {}, 48, ('48x48', '32 px')),
+    ('mvit_timm', 'hf', {}, 64, ('hf', 'mvit')),
+  ],
+)
+def test_what_a_format_cannot_express_is_refused(
+  tmp_path, name, to, fields, size, facts
+):
+  source = pretrained.read_source(path_of(name), **fields)
+  source = dataclasses.replace(source, image_size=(size, size))
+  with pytest.raises(UserError, match=naming(*facts)):
+    convert.export(source, tmp_path / 'out', to)
+
+
+@pytest.mark.parametrize(
+  ('name', 'key', 'value', 'facts'),
+  [
+    ('mvit_timm', 'model_args.pool_first', True, ('pool_first', 'True')),
+    ('mvit_timm', 'model_args.stride_q', [[2, 2]] * 4, ('stride_q', '[1, 1]')),
+    ('mvit_timm', 'model_args.stride_kv_adaptive', [4, 2], ('[4, 2]', 'twice')),
+    ('mvit_timm_cls', 'global_pool', 'avg', ("'avg'", "'token'")),
+  ],
+)
+def test_what_is_not_read_is_refused(tmp_path, name, key, value, facts):
+  shutil.copytree(path_of(name), tmp_path / 'a')
+  config = json.loads((tmp_path / 'a' / 'config.json').read_text())
+  part, _, last = key.rpartition('.')
+  (config[part] if part else config)[last] = value
+  (tmp_path / 'a' / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(UserError, match=naming(tmp_path / 'a', *facts)):
+    vit_jax.load(tmp_path / 'a')
+
+
+def test_stages_that_do_not_double_are_refused(tmp_path):
+  arrays = arrays_of('mvit_timm')
+  kept = {n: x for n, x in arrays.items() if not n.startswith(('stages.1', 'stages.3'))}
+  kept = {n.replace('stages.2', 'stages.1'): x for n, x in kept.items()}
+  save_file(kept, tmp_path / 'a.safetensors')
+  facts = tmp_path / 'a.safetensors', '[1, 4] heads', '[12, 48]'
+  with pytest.raises(UserError, match=naming(*facts)):
+    vit_jax.load(tmp_path / 'a.safetensors')

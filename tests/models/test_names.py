@@ -1,0 +1,123 @@
+"""Names under which others publish models."""
+
+import pytest
+
+from tests.support import naming
+from vit_jax import models, other_families
+from vit_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+  ('name', 'model', 'variant'),
+  [
+    ('vit:B/16', 'vit', 'B/16'),
+    ('vit', 'vit', None),
+    ('vit_base_patch16_224', 'vit', 'B/16'),
+    ('vit_so400m_patch14_384', 'vit', 'So400m/14'),
+    ('deit_tiny_patch16_224', 'vit', 'Ti/16'),
+    ('deit_base_patch16_384', 'vit', 'B/16'),
+    ('flexivit_large', 'vit', 'L/16'),
+    ('vit_tiny_r_s16_p8_224', 'vit', 'R+Ti/16'),
+    ('vit_small_r26_s32_224', 'vit', 'R26+S/32'),
+    ('vit_base_r26_s32_224', 'vit', 'R26+B/32'),
+    ('vit_base_r50_s16_384', 'vit', 'R50+B/16'),
+    ('vit_large_r50_s32_224', 'vit', 'R50+L/32'),
+    ('mixer_s32_224', 'mixer', 'S/32'),
+    ('mixer_b16_224', 'mixer', 'B/16'),
+    ('resnetv2_50x1_bit', 'bit', 'R50x1'),
+    ('resnetv2_152x4_bit', 'bit', 'R152x4'),
+    ('ViT-B_16', 'vit', 'B/16'),
+    ('ViT-H_14', 'vit', 'H/14'),
+    ('R50+ViT-B_16', 'vit', 'R50+B/16'),
+    ('R26+ViT-S_32', 'vit', 'R26+S/32'),
+    ('R+ViT-Ti_16', 'vit', 'R+Ti/16'),
+    ('Mixer-B_16', 'mixer', 'B/16'),
+    ('BiT-R50x1', 'bit', 'R50x1'),
+    ('BiT-M-R101x3', 'bit', 'R101x3'),
+    ('resnet_gn:R50', 'resnet_gn', 'R50'),
+    ('swin_tiny_patch4_window7_224', 'swin', 'T/7'),
+    ('swin_base_patch4_window12_384', 'swin', 'B/12'),
+    ('swinv2_tiny_window8_256', 'swin', 'V2-T/8'),
+    ('swinv2_base_window12to24_192to384', 'swin', 'V2-B/12to24'),
+    ('swin:V2-L/16', 'swin', 'V2-L/16'),
+    ('resnet50', 'resnet', '50'),
+    ('microsoft/resnet-152', 'resnet', '152'),
+    ('resnet-101', 'resnet', '101'),
+    ('mvitv2_tiny', 'mvit', 'T'),
+    ('mvitv2_large', 'mvit', 'L'),
+    ('mvitv2_huge_cls', 'mvit', 'H'),
+    ('facebook/detr-resnet-50', 'detr', 'R50'),
+    ('detr-resnet-101-dc5', 'detr', 'R101-DC5'),
+    ('detr_resnet50_dc5', 'detr', 'R50-DC5'),
+    ('detr:R101', 'detr', 'R101'),
+  ],
+)
+def test_published_names(name, model, variant):
+  assert models.parse_name(name) == (model, variant, {})
+  assert other_families.describe(name) is None
+  models.build(name)
+
+
+@pytest.mark.parametrize('name', ['vit_small_patch16_gap_224', 'ViT-S_16-gap-norep'])
+def test_names_of_models_that_average(name):
+  assert models.build(name).classifier == 'gap'
+
+
+@pytest.mark.parametrize(
+  ('name', 'variant', 'classifier'),
+  [
+    ('vit_base_patch16_siglip_224', 'B/16', 'map'),
+    ('vit_so400m_patch14_siglip_gap_384', 'So400m/14', 'gap'),
+    ('vit_giantopt_patch16_siglip_256', 'g-opt/16', 'map'),
+  ],
+)
+def test_names_of_siglip(name, variant, classifier):
+  assert models.parse_name(name) == ('vit', variant, {'classifier': classifier})
+  assert models.build(name).classifier == classifier
+
+
+# timm's and transformers' own names -> the family's true name.
+OTHERS = {
+  'swinv2_cr_tiny_ns_224.sw_in1k': 'Swin V2 (CR)',
+  'swin_s3_tiny_224.ms_in1k': 'AutoFormerV2',
+  'deit3_small_patch16_224': 'DeiT III',
+  'deit_tiny_distilled_patch16_224': 'distilled DeiT',
+  'vit_small_patch14_dinov2.lvd142m': 'DINOv2',
+  'vit_base_patch16_dinov3': 'DINOv3',
+  'vit_base_patch32_clip_224.openai': 'CLIP',
+  'eva02_large_patch14_448': 'EVA-02',
+  'beit_base_patch16_224': 'BEiT',
+  'vit_relpos_base_patch16_224': 'ViT with relative positions',
+  'vit_medium_patch16_gap_256': 'timm ViT-M',
+  'resnet18': 'ResNet',
+  'resnet50d.ra2_in1k': 'ResNet variant',
+  'resnetv2_50': 'ResNet V2',
+  'efficientnet_b0': 'convolutional network',
+  'siglip': "transformers' SigLIP",
+  'vit_mae': "transformers' ViT MAE",
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+def test_other_families_are_refused_by_name_and_reason(name):
+  family, _, reason = other_families.describe(name).partition(': ')
+  assert (family, bool(reason)) == (OTHERS[name], True)
+  with pytest.raises(
+    UserError, match=naming(name, family, reason, 'convnext')
+  ) as error:
+    models.build(name)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('name', 'facts'),
+  [
+    ('vit_base_r50_s14', ('R50+B/14', 'R50+B/16')),
+    ('ViT-X_16', ('X/16', 'B/16', 'So400m')),
+    ('Mixer-B_0', ('B/0', 'B/16')),
+    ('mixr', ('mixr', 'mixer', 'vit_base_patch16_224')),
+  ],
+)
+def test_other_names_are_refused(name, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    models.build(name)

@@ -1,0 +1,223 @@
+"""The Vision Transformer against published counts, names and reference outputs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.support import naming
+from tests.support.abstract import abstract_params
+from tests.support.scanned import stacked
+from vit_jax import trees
+from vit_jax.kernels.sincos import sincos2d
+from vit_jax.tools.inspect import flops
+
+# Of google-research/vision_transformer; the MAP heads of big_vision. 1000 classes, 224.
+COUNTS = {
+  ('Ti/16', 'token'): 5_717_416,
+  ('S/16', 'token'): 22_050_664,
+  ('S/32', 'token'): 22_878_952,
+  ('B/8', 'token'): 86_576_872,
+  ('B/16', 'token'): 86_567_656,
+  ('B/32', 'token'): 88_224_232,
+  ('L/16', 'token'): 304_326_632,
+  ('L/32', 'token'): 306_535_400,
+  ('H/14', 'token'): 632_045_800,
+  ('S/16', 'gap'): 22_049_896,
+  ('mu/16', 'gap'): 76_648,
+  ('mu/16', 'map'): 89_320,
+  ('Ti/16', 'map'): 6_161_704,
+  ('M/16', 'gap'): 38_836_712,
+  ('M/16', 'map'): 41_988_584,
+  ('So400m/14', 'map'): 428_833_704,
+  ('H/14', 'map'): 651_719_400,
+  ('g/14', 'map'): 1_037_857_384,
+  ('g-opt/14', 'map'): 1_164_428_776,
+  ('G/14', 'map'): 1_882_797_416,
+  ('G-opt/14', 'gap'): 1_664_839_144,
+  ('e/14', 'gap'): 3_807_210_728,
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(('variant', 'classifier'), COUNTS)
+def test_parameter_counts_are_the_published_ones(variant, classifier):
+  # Scanned: the same parameters, a fraction of the tracing time.
+  model = vit_jax.create_model('vit', variant, classifier=classifier, scan=True)
+  params = abstract_params(model)
+  count = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+  assert count == COUNTS[variant, classifier]
+
+
+@pytest.mark.thorough
+def test_names_and_shapes_are_the_published_ones():
+  model = vit_jax.create_model(
+    'vit', 'B/16', num_classes=21_843, representation_size=768
+  )
+  shapes = {k: v.shape for k, v in trees.flatten(abstract_params(model)).items()}
+  block = 'Transformer/encoderblock_11'
+  expected = {
+    'cls': (1, 1, 768),
+    'embedding/kernel': (16, 16, 3, 768),
+    'embedding/bias': (768,),
+    'Transformer/posembed_input/pos_embedding': (1, 197, 768),
+    f'{block}/LayerNorm_0/scale': (768,),
+    f'{block}/MultiHeadDotProductAttention_0/query/kernel': (768, 12, 64),
+    f'{block}/MultiHeadDotProductAttention_0/key/bias': (12, 64),
+    f'{block}/MultiHeadDotProductAttention_0/value/kernel': (768, 12, 64),
+    f'{block}/MultiHeadDotProductAttention_0/out/kernel': (12, 64, 768),
+    f'{block}/MultiHeadDotProductAttention_0/out/bias': (768,),
+    f'{block}/LayerNorm_1/bias': (768,),
+    f'{block}/MlpBlock_0/Dense_0/kernel': (768, 3072),
+    f'{block}/MlpBlock_0/Dense_1/kernel': (3072, 768),
+    'Transformer/encoder_norm/scale': (768,),
+    'pre_logits/kernel': (768, 768),
+    'head/kernel': (768, 21_843),
+  }
+  assert {k: shapes[k] for k in expected} == expected
+  assert len(shapes) == 202
+
+
+def tiny(**fields):
+  """Returns a model of the size of the golden files."""
+  size = dict(patch_size=(8, 8), width=48, depth=3, num_heads=4, mlp_dim=96)
+  return vit_jax.create_model('vit', num_classes=10, **size, **fields)
+
+
+def assert_agrees(model, params, expected):
+  apply = jax.jit(lambda p, x: model.apply({'params': p}, x))
+  logits, out = apply(params, expected['image'])
+  # Two float32 implementations of three blocks; a wrong GELU differs by 1e-4.
+  np.testing.assert_allclose(logits, expected['logits'], atol=5e-6, rtol=0)
+  if 'pre_logits' in expected:
+    found = out['pre_logits']
+    np.testing.assert_allclose(found, expected['pre_logits'], atol=5e-6, rtol=0)
+
+
+# The files number a block's modules in order of creation, before Linen.
+OLD_NAMES = {
+  'LayerNorm_2': 'LayerNorm_1',
+  'MultiHeadDotProductAttention_1': 'MultiHeadDotProductAttention_0',
+  'MlpBlock_3': 'MlpBlock_0',
+}
+
+
+# Unscanned, the files are compared through their loader: tests/weights/test_weights.py.
+@pytest.mark.thorough
+def test_scanned_blocks_agree_with_the_reference_code(golden):
+  params = trees.unflatten(
+    {
+      '/'.join(OLD_NAMES.get(part, part) for part in key.split('/')): value
+      for key, value in golden('vit_google_prelogits').items()
+    }
+  )
+  model = tiny(scan=True, representation_size=40)
+  assert_agrees(model, stacked(params, 3), golden('vit_google_prelogits.expected'))
+
+
+def test_scanned_blocks_agree_with_big_vision(golden):
+  params = trees.unflatten(golden('vit_bigvision_scan_tok'))
+  patches = params.pop('pos_embedding')  # added before the cls token is
+  table = np.concatenate([np.zeros((1, 1, 48), np.float32), patches], axis=1)
+  params['Transformer']['posembed_input'] = {'pos_embedding': table}
+  assert_agrees(tiny(scan=True), params, golden('vit_bigvision_scan_tok.expected'))
+
+
+def test_timm_names_give_the_same_model():
+  model = vit_jax.create_model('vit', 'B/16', num_classes=7)
+  assert vit_jax.create_model('vit_base_patch16_224', num_classes=7) == model
+  assert vit_jax.create_model('vit:B/16', num_classes=7) == model
+
+
+@pytest.mark.parametrize(('fields', 'std'), [({}, 0.02), ({'posemb_std': None}, 0.125)])
+@pytest.mark.slow
+def test_position_embeddings_start_as_asked(fields, std):
+  model = vit_jax.create_model('vit', 'mu/1', width=64, depth=1, **fields)
+  params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))['params']
+  table = params['Transformer']['posembed_input']['pos_embedding']
+  # 16,448 draws: one deviation of their deviation is 0.55 %.
+  np.testing.assert_allclose(table.std(), std, rtol=0.03)
+
+
+@pytest.mark.slow
+def test_non_square_images_and_patches():
+  model = vit_jax.create_model('vit', 'mu/8x4', depth=1, num_classes=3)
+  x = np.random.default_rng(0).normal(size=(2, 24, 32, 3)).astype(np.float32)
+  (_, out), variables = jax.jit(model.init_with_output)(jax.random.key(0), x)
+  params = variables['params']
+  assert out['stem'].shape == (2, 3, 8, 32)
+  assert params['Transformer']['posembed_input']['pos_embedding'].shape == (1, 25, 32)
+  with pytest.raises(ValueError, match=naming('20x36', '8x4', '24x36')):
+    model.apply(variables, np.zeros((1, 20, 36, 3), np.float32))
+  # The patch embedding is the strided convolution.
+  expected = jax.lax.conv_general_dilated(
+    x,
+    params['embedding']['kernel'],
+    (8, 4),
+    'VALID',
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+  # Sums of 96 products in another order.
+  np.testing.assert_allclose(out['stem'], expected, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_without_positions_patches_may_be_permuted():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(1, 32, 32, 3)).astype(np.float32)
+  tiles = x.reshape(1, 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5).reshape(16, 8, 8, 3)
+  mixed = tiles[rng.permutation(16)].reshape(1, 4, 4, 8, 8, 3)
+  mixed = mixed.transpose(0, 1, 3, 2, 4, 5).reshape(x.shape)
+  pre_logits = {}
+  for posemb in ('none', 'sincos2d', 'learn'):
+    fields = dict(posemb=posemb, classifier='gap', depth=1)
+    model = vit_jax.create_model('vit', 'mu/8', **fields)
+    # Two images with the same key have the same parameters.
+    init = jax.jit(lambda x, model=model: model.init_with_output(jax.random.key(0), x))
+    a, b = (init(image)[0][1]['pre_logits'] for image in (x, mixed))
+    pre_logits[posemb] = float(np.abs(a - b).max())
+  assert pre_logits['none'] < 1e-5  # the sums' order
+  assert min(pre_logits['sincos2d'], pre_logits['learn']) > 1e-3
+
+
+def test_sincos2d_closed_form():
+  table = sincos2d(2, 3, 8)[0]
+  omega = [1.0, 1e-4]  # 1 / 10000 ** (k / (8 / 4 - 1))
+  x, y = 2, 1  # the last of six positions, row by row
+  expected = [*np.sin(np.multiply(omega, x)), *np.cos(np.multiply(omega, x))]
+  expected += [*np.sin(np.multiply(omega, y)), *np.cos(np.multiply(omega, y))]
+  np.testing.assert_allclose(table[5], expected, rtol=1e-6)  # rounding to float32
+
+
+@pytest.mark.slow
+def test_head_starts_at_the_prior():
+  fields = dict(depth=1, num_classes=5, head_bias_init=-10.0)
+  model = vit_jax.create_model('vit', 'mu/16', **fields)
+  x = np.ones((2, 32, 32, 3), np.float32)
+  (logits, _), _ = jax.jit(model.init_with_output)(jax.random.key(0), x)
+  assert (logits == -10).all()
+
+
+@pytest.mark.slow
+def test_without_features_the_last_block_is_for_the_class_token():
+  model = vit_jax.create_model(
+    'vit', 'mu/8', depth=2, num_classes=5, classifier='token', remat='full'
+  )
+  rng = np.random.default_rng(0)
+  images = rng.standard_normal((2, 16, 16, 3), np.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  params = jax.tree.map(lambda x: rng.normal(0, 0.2, x.shape).astype('f'), params)
+
+  def loss(params, features):
+    logits, _ = model.apply({'params': params}, images, train=True, features=features)
+    return jnp.sin(logits).sum()
+
+  value = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+  operations = [flops.count(lambda p, f=f: loss(p, f), params) for f in (False, True)]
+  assert operations[0] < 0.8 * operations[1]
+  # The same sums, at most in another order, of terms up to 10.
+  for one, other in zip(
+    *(jax.tree.leaves(value(params, f)) for f in (False, True)), strict=True
+  ):
+    np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)

@@ -1,0 +1,90 @@
+"""Axial attention: section D.6 of the ViT paper."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.support import naming
+from tests.support.abstract import abstract_params
+from vit_jax import explain
+from vit_jax.errors import UserError
+from vit_jax.nn.transformer import AxialBlock, EncoderBlock, EncoderConfig
+
+GRID = 3, 4
+CONFIG = EncoderConfig(depth=1, num_heads=2, mlp_dim=16, posemb='none')
+
+
+def tokens():
+  return jax.random.normal(jax.random.key(0), (2, 12, 8))
+
+
+@pytest.mark.parametrize('axis', ['rows', 'columns'])
+@pytest.mark.slow
+def test_tokens_attend_along_one_axis(axis, monkeypatch):
+  block = EncoderBlock(CONFIG, GRID, axis)
+  params = jax.jit(block.init)(jax.random.key(1), tokens())
+  y, x = np.divmod(np.arange(12), 4)
+  line = y if axis == 'rows' else x
+  together = line[:, None] == line
+  apply = jax.jit(block.apply)
+  slopes = jax.jit(jax.jacobian(lambda t: apply(params, t).sum(-1)))(tokens())
+  touched = np.abs(slopes).sum((0, 2, 4)) > 0  # [N, N]
+  np.testing.assert_array_equal(touched, together)
+  # The same numbers as full attention under a mask.
+  from vit_jax.nn import transformer
+
+  full = transformer.MultiHeadDotProductAttention.__call__
+  monkeypatch.setattr(
+    transformer.MultiHeadDotProductAttention,
+    '__call__',
+    lambda self, q, kv=None, *, train, positions: full(self, q, kv, mask=together),
+  )
+  expected = jax.jit(EncoderBlock(CONFIG, GRID).apply)(params, tokens())
+  monkeypatch.undo()
+  np.testing.assert_allclose(apply(params, tokens()), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_block_is_one_along_rows_then_one_along_columns():
+  block = AxialBlock(CONFIG, GRID)
+  params = jax.jit(block.init)(jax.random.key(1), tokens())
+  x = tokens()
+  for axis in ('rows', 'columns'):
+    one = {'params': params['params'][axis]}
+    x = jax.jit(EncoderBlock(CONFIG, GRID, axis).apply)(one, x)
+  found = jax.jit(block.apply)(params, tokens())
+  np.testing.assert_allclose(found, x, atol=1e-6)
+
+
+def test_parameters():
+  full, axial = (
+    vit_jax.create_model('vit', 'B/16', classifier='gap', scan=True, attention=kind)
+    for kind in ('full', 'axial')
+  )
+  count = lambda model: sum(x.size for x in jax.tree.leaves(abstract_params(model)))
+  assert count(axial) - count(full) == 12 * 7_087_872  # twelve blocks more
+
+
+@pytest.mark.slow
+def test_dropped_paths_are_of_whole_images():
+  config = EncoderConfig(depth=1, num_heads=2, mlp_dim=16, stochastic_depth=0.5)
+  block = EncoderBlock(config, GRID, 'rows')
+  x = jnp.broadcast_to(tokens()[:1], (64, 12, 8))
+  params = jax.jit(block.init)(jax.random.key(1), x)
+  rngs = {'dropout': jax.random.key(2)}
+  apply = functools.partial(block.apply, train=True)
+  out = np.asarray(jax.jit(apply)(params, x, 0.5, rngs=rngs))
+  kinds = {image.tobytes() for image in out.round(4)}
+  assert len(kinds) == 4  # either branch, both or none
+
+
+def test_its_weights_are_not_those_of_a_rollout():
+  model = vit_jax.create_model('vit', 'mu/8', classifier='gap', attention='axial')
+  variables, images = {'params': abstract_params(model, 16)}, jnp.zeros((1, 16, 16, 3))
+  attention = functools.partial(explain.weights.attention, model)
+  with pytest.raises(UserError, match=naming('axial', 'gradient')):
+    jax.eval_shape(attention, variables, images)

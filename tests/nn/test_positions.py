@@ -1,0 +1,241 @@
+"""Kinds of position embeddings against the formulas of their papers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.support import naming
+from tests.support.abstract import abstract_params
+from vit_jax import trees
+from vit_jax.errors import UserError
+from vit_jax.kernels import rotary
+from vit_jax.nn import positions
+from vit_jax.nn.attention import MultiHeadDotProductAttention
+
+D, L, N, DH, HEADS = 768, 12, 14 * 14 + 1, 64, 12  # B/16 at 224 px, with a class token
+
+# Parameters besides those of a model without positions: section D.4 of the ViT paper.
+PARAMETERS = {
+  ('learn', 'stem'): N * D,
+  ('learn', 'every'): L * N * D,
+  ('learn', 'shared'): N * D,
+  ('learn2d', 'stem'): 14 * D + D,  # two halves of 14 rows, and the class token's
+  ('learn2d', 'every'): L * 15 * D,
+  ('learn2d', 'shared'): 15 * D,
+  ('sincos2d', 'every'): 0,
+  ('relative', 'stem'): L * (2 * N - 1) * DH,
+  ('rotary', 'stem'): 0,
+}
+
+
+def count(**fields):
+  model = vit_jax.create_model('vit', 'B/16', scan=True, **fields)
+  return sum(x.size for x in jax.tree.leaves(abstract_params(model)))
+
+
+@pytest.fixture(scope='module')
+def without():
+  return count(posemb='none')
+
+
+@pytest.mark.parametrize(('kind', 'where'), PARAMETERS)
+def test_parameters_are_those_of_the_paper(kind, where, without):
+  added = count(posemb=kind, posemb_where=where) - without
+  assert added == PARAMETERS[kind, where]
+
+
+def test_each_head_may_have_relative_positions_of_its_own(without):
+  added = count(posemb='relative', posemb_per_head=True) - without
+  assert added == PARAMETERS['relative', 'stem'] * HEADS
+
+
+@pytest.mark.parametrize(
+  ('fields', 'words'),
+  [
+    (dict(posemb='relative', posemb_where='every'), ('every', 'relative', 'learn2d')),
+    (dict(posemb='none', posemb_where='shared'), ('shared', 'none', 'learn')),
+    (dict(posemb='learn', posemb_per_head=True), ('posemb_per_head', 'relative')),
+    (dict(posemb='rotary', num_heads=16), ('rotary', '4', 'num_heads')),
+    (dict(posemb='learn2d', width=33, num_heads=3), ('learn2d', '33')),
+    (dict(attention='axial'), ('axial', 'classifier', 'gap')),
+    (
+      dict(attention='axial', classifier='gap', posemb='rotary'),
+      ('rotary', 'axial', 'learn2d'),
+    ),
+  ],
+)
+def test_what_does_not_go_together_is_refused(fields, words):
+  model = vit_jax.create_model('vit', 'mu/8', **fields)
+  with pytest.raises(UserError, match=naming(*words)):
+    abstract_params(model, 16)
+
+
+def tiny(**fields):
+  fields = dict(depth=2, num_classes=3, classifier='token') | fields
+  return vit_jax.create_model('vit', 'mu/8', **fields)
+
+
+def images(h=16, w=24):
+  return jax.random.normal(jax.random.key(0), (2, h, w, 3))
+
+
+def perturbed(model, x=None, seed=2):
+  """Returns params with noise on every leaf, from shapes alone: nothing is compiled."""
+  init = jax.eval_shape(model.init, jax.random.key(1), images() if x is None else x)
+  rng = np.random.default_rng(seed)
+
+  def values(path, x):
+    mean = 1.0 if path[-1].key == 'scale' else 0.0
+    return (mean + 0.3 * rng.standard_normal(x.shape)).astype(np.float32)
+
+  return jax.tree_util.tree_map_with_path(values, init['params'])
+
+
+def pre_logits(model, params):
+  return np.asarray(model.apply({'params': params}, images())[1]['pre_logits'])
+
+
+@pytest.mark.slow
+def test_one_table_is_added_before_every_block():
+  shared, every = (tiny(posemb_where=where) for where in ('shared', 'every'))
+  params = perturbed(shared)
+  flat = trees.flatten(params)
+  table = flat.pop('Transformer/posembed_input/pos_embedding')
+  for i in range(2):
+    flat[f'Transformer/encoderblock_{i}/posembed_input/pos_embedding'] = table
+  expected = pre_logits(every, trees.unflatten(flat))
+  np.testing.assert_allclose(pre_logits(shared, params), expected, atol=1e-5)
+  stem = pre_logits(tiny(posemb_where='stem'), params)
+  assert np.abs(stem - expected).max() > 1e-2
+
+
+@pytest.mark.slow
+def test_a_table_of_two_axes_is_one_table_of_their_pairs():
+  model = tiny(posemb='learn2d')
+  params = perturbed(model)
+  flat = trees.flatten(params)
+  stem = 'Transformer/posembed_input/pos_embedding'
+  y, x, cls = (np.asarray(flat.pop(f'{stem}_{name}'))[0] for name in ('y', 'x', 'cls'))
+  pairs = [np.concatenate([y[i], x[j]]) for i in range(2) for j in range(3)]
+  flat[stem] = jnp.stack([cls[0], *pairs])[None]
+  expected = pre_logits(tiny(), trees.unflatten(flat))
+  np.testing.assert_allclose(pre_logits(model, params), expected, atol=1e-6)
+
+
+KINDS = [('learn', 'every'), ('learn2d', 'shared'), ('relative', 'stem')]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('kind', 'where'), KINDS)
+def test_scanned_blocks_compute_the_same(kind, where):
+  fields = dict(posemb=kind, posemb_where=where, posemb_per_head=kind == 'relative')
+  scanned = tiny(scan=True, remat='full', **fields)
+  params = perturbed(scanned)
+  family = vit_jax.models.family('vit')
+  flat = {}
+  for name, value in trees.flatten(params).items():
+    if family.is_stacked(name):
+      flat |= {family.unstacked(name, i): x for i, x in enumerate(value)}
+    else:
+      flat[name] = value
+  expected = pre_logits(tiny(**fields), trees.unflatten(flat))
+  np.testing.assert_allclose(pre_logits(scanned, params), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['learn2d', 'relative', 'rotary'])
+def test_the_class_token_alone_has_the_same_logits(kind):
+  model = tiny(posemb=kind)
+  params = perturbed(model)
+  run = lambda features: model.apply({'params': params}, images(), features=features)
+  np.testing.assert_allclose(run(False)[0], run(True)[0], atol=1e-5)
+
+
+def attention_weights(function, query, key):
+  """Returns the softmax [B, M, N, S] of scores that function(b, m, n, s) gives."""
+  B, n, M, _ = query.shape
+  scores = np.array(
+    [
+      [
+        [[function(b, m, i, j) for j in range(key.shape[1])] for i in range(n)]
+        for m in range(M)
+      ]
+      for b in range(B)
+    ]
+  )
+  scores = np.exp(scores - scores.max(-1, keepdims=True))
+  return scores / scores.sum(-1, keepdims=True)
+
+
+def project(params, x, name):
+  return np.einsum('bnd,dmh->bnmh', x, params[name]['kernel']) + params[name]['bias']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('per_head', [False, True])
+def test_relative_positions_are_in_the_scores(per_head):
+  x = np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)
+  attention = MultiHeadDotProductAttention(num_heads=2)
+  module = positions.RelativePositions((2, 2), per_head, 1.0)
+  run = lambda p, y: attention.apply(
+    p, y, positions=lambda q, k: module.apply(table, q, k), mutable=['intermediates']
+  )
+  q = jnp.zeros((1, 5, 2, 4))
+  table = module.init(jax.random.key(0), q, q)
+  variables = attention.init(jax.random.key(1), x)
+  found = run(variables, x)[1]['intermediates']['attention_weights'][0]
+  params = jax.tree.map(np.asarray, variables['params'])
+  q, k = project(params, x, 'query'), project(params, x, 'key')
+  rows = np.asarray(table['params']['pos_embedding'])
+
+  def score(b, m, i, j):
+    r = (rows[m] if per_head else rows)[i - j + 4]
+    return q[b, i, m] @ (k[b, j, m] + r) / 2
+
+  np.testing.assert_allclose(found, attention_weights(score, q, k), atol=1e-6)
+
+
+def test_rotary_positions_turn_pairs_as_complex_numbers():
+  h, w, head = 2, 3, 16
+  x = np.random.default_rng(0).standard_normal((1, 7, 1, head)).astype(np.float32)
+  found = np.asarray(rotary.rotate(jnp.asarray(x), rotary.angles((h, w), 7, head)))
+  np.testing.assert_array_equal(found[0, 0], x[0, 0])  # the class token stays
+  pairs = x[..., :8] + 1j * x[..., 8:]
+  for n in range(6):
+    for i in range(8):
+      position = n // w if i < 4 else n % w  # the row, then the column
+      turned = pairs[0, 1 + n, 0, i] * np.exp(1j * position * 100 ** (-(i % 4) / 4))
+      expected = [turned.real, turned.imag]
+      np.testing.assert_allclose(found[0, 1 + n, 0, [i, i + 8]], expected, atol=1e-6)
+
+
+def test_rotary_scores_depend_on_where_patches_are_to_each_other():
+  rng = np.random.default_rng(0)
+  q, k = (
+    np.tile(rng.standard_normal((1, 1, 1, 8)), (1, 12, 1, 1)).astype(np.float32)
+    for _ in range(2)
+  )
+  q, k, bias = positions.rotate((3, 4))(jnp.asarray(q), jnp.asarray(k))
+  assert bias is None
+  scores = np.einsum('bnmd,bsmd->ns', q, k).reshape(3, 4, 3, 4)
+  for dy in range(3):
+    for dx in range(4):
+      same = [
+        scores[y, x, y + dy, x + dx] for y in range(3 - dy) for x in range(4 - dx)
+      ]
+      np.testing.assert_allclose(same, same[0], atol=1e-5)
+  assert np.ptp(scores) > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('kind', 'way'),
+  [('learn', 'image_size'), ('learn2d', 'image_size'), ('relative', 'another posemb')],
+)
+def test_images_of_another_size_are_refused(kind, way):
+  model = tiny(posemb=kind)
+  params = perturbed(model)
+  with pytest.raises(UserError, match=naming('2x2', way)):
+    jax.eval_shape(lambda: model.apply({'params': params}, images(16, 16)))

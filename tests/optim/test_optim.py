@@ -1,0 +1,164 @@
+"""Schedules and updates against the reference code's numbers and closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.support import naming
+from vit_jax import optim
+from vit_jax.errors import UserError
+
+STEPS = (0, 1, 5, 10, 50, 95, 99, 100)
+# Printed by the reference code, 100 steps, warmup 10: google-research/vision_transformer
+# (base 0.03, linear end 1e-5) and big_vision (base 1).
+REFERENCE = [
+  (
+    0.03,
+    dict(decay='cosine'),
+    (0, 0.003, 0.015, 0.03, 0.01760472, None, 9.14e-6, 0),
+  ),
+  (
+    0.03,
+    dict(decay='linear', end=1e-5 / 0.03),
+    (0, 0.003, 0.015, 0.03, 0.01667111, None, 0.00034322, 1e-5),
+  ),
+  (
+    1.0,
+    dict(decay='cosine'),
+    (0, 0.1, 0.5, 1, 0.58682406, 0.00759614, 0.00030458, 0),
+  ),
+  (
+    1.0,
+    dict(decay='linear', end=1e-5),
+    (0, 0.1, 0.5, 1, 0.55556005, 0.05556503, 0.01112103, 1e-5),
+  ),
+  (
+    1.0,
+    dict(decay='rsqrt', timescale=20, cooldown=10),
+    (0, 0.1, 0.5, 1, 0.57735026, 0.21821788, 0.0428353, 0),
+  ),
+]
+
+
+@pytest.mark.parametrize(('lr', 'options', 'expected'), REFERENCE)
+def test_schedules_are_the_reference_code_s(lr, options, expected):
+  rate = optim.make_schedule(lr, 100, warmup=10, **options)
+  for step, value in zip(STEPS, expected, strict=True):
+    if value is not None:
+      # The reference is printed to 6 to 8 digits; float32 cosines near their zero.
+      np.testing.assert_allclose(rate(step), value, rtol=1e-5, atol=3e-8)
+
+
+@pytest.mark.parametrize(
+  'ends', [(100, 200, 300, 400, 500), (500, 3000, 6000, 9000, 10_000)]
+)
+def test_multistep_is_the_schedule_of_bit(ends):
+  def reference(step):  # as BiT's code says it: drops after these steps
+    if step < ends[0]:
+      return 0.003 * step / ends[0]
+    return 0.003 * 0.1 ** sum(step > end for end in ends[1:-1])
+
+  warmup, *drops, total = ends
+  at = [(step - warmup) / (total - warmup) for step in drops]
+  rate = optim.make_schedule(0.003, total, decay='multistep', warmup=warmup, at=at)
+  for step in (0, 1, *(end + d for end in ends for d in (-1, 0, 1) if end + d < total)):
+    np.testing.assert_allclose(rate(step), reference(step), rtol=1e-5)
+  for wrong in (dict(at=[0.5, 0.5]), dict(at=[1.5]), dict(factor=0)):
+    with pytest.raises(UserError, match=naming('schedule', 'at', 'factor')):
+      optim.make_schedule(1.0, 10, decay='multistep', **wrong)
+
+
+def test_warmup_and_cooldown_must_fit():
+  with pytest.raises(UserError, match=naming('warmup', 11, 10)):
+    optim.make_schedule(1.0, 10, warmup=11)
+  with pytest.raises(UserError, match=naming('cosin', 'cosine')):
+    optim.make_schedule(1.0, 10, decay='cosin')
+  with pytest.raises(UserError, match=naming('schedule.end', 'timescale', 'warmup')):
+    optim.build('sgd', 1.0, 10, schedule=dict(decay='rsqrt', end=0.1))
+
+
+def step(optimizer, params, grads, state, n):
+  updates, state = optimizer.tx.update(grads, state, params, rate=optimizer.rate(n))
+  return optax.apply_updates(params, updates), state
+
+
+PARAMS = {
+  'dense': {'kernel': jnp.array([1.0, -2.0]), 'bias': jnp.array([3.0])},
+  'norm': {'scale': jnp.array([4.0])},
+}
+GRADS = {
+  'dense': {'kernel': jnp.array([0.5, 0.1]), 'bias': jnp.array([-0.2])},
+  'norm': {'scale': jnp.array([0.3])},
+}
+
+
+@pytest.mark.slow
+def test_adamw_is_that_of_optax_with_kernels_decayed():
+  ours = optim.build('adamw', 0.01, 100, schedule=dict(decay='constant'), wd=0.1)
+  mask = {'dense': {'kernel': True, 'bias': False}, 'norm': {'scale': False}}
+  theirs = optax.adamw(0.01, weight_decay=0.1, mask=mask)
+  a, state_a = PARAMS, ours.tx.init(PARAMS)
+  b, state_b = PARAMS, theirs.init(PARAMS)
+  for n in range(3):
+    a, state_a = step(ours, a, GRADS, state_a, n)
+    updates, state_b = theirs.update(GRADS, state_b, b)
+    b = optax.apply_updates(b, updates)
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-6)  # order of two products
+
+
+def test_weight_decay_is_multiplied_by_the_rate():
+  zeros = jax.tree.map(jnp.zeros_like, GRADS)
+  optimizer = optim.build('sgd', 0.5, 10, schedule=dict(decay='constant'), wd=0.1)
+  new, _ = step(optimizer, PARAMS, zeros, optimizer.tx.init(PARAMS), 0)
+  # lr * wd of the kernel; big_vision's wd of 0.05 (= 0.1 * lr) would do the same.
+  np.testing.assert_allclose(new['dense']['kernel'], PARAMS['dense']['kernel'] * 0.95)
+  np.testing.assert_array_equal(new['dense']['bias'], PARAMS['dense']['bias'])
+
+
+def test_sgd_with_momentum_and_clip_by_hand():
+  optimizer = optim.build('sgd', 1.0, 10, schedule=dict(decay='constant'), clip=1.0)
+  grads = {'kernel': jnp.array([3.0, 4.0])}  # norm 5, clipped to (0.6, 0.8)
+  params = {'kernel': jnp.zeros(2)}
+  state = optimizer.tx.init(params)
+  params, state = step(optimizer, params, grads, state, 0)
+  params, state = step(optimizer, params, grads, state, 1)
+  # -(1 + (1 + 0.9)) * (0.6, 0.8)
+  np.testing.assert_allclose(params['kernel'], [-1.74, -2.32], rtol=1e-6)
+
+
+def test_bfloat16_moment_is_the_first_only():
+  state = optim.build('adamw', 1e-3, 10, moment_dtype='bfloat16').tx.init(PARAMS)
+  dtypes = {x.dtype for x in jax.tree.leaves(state) if x.ndim}
+  assert dtypes == {jnp.dtype('bfloat16'), jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize(
+  ('section', 'facts'),
+  [
+    (dict(name='adamw', momentum=0.9), ('config.optim', 'momentum', 'b1')),
+    (dict(name='adamx'), ('adamx', 'adam')),
+    (dict(name='adam', wd=0.1), ('config.optim', 'adam', 'adamw')),
+    (dict(name='adamw', ema=1.5), ('config.optim.ema=1.5', 0, 1)),
+    (dict(name='adamw', accum=0), ('config.optim.accum=0', 1)),
+    (dict(name='adamw', wd=-0.1), ('config.optim.wd=-0.1',)),
+    (dict(name='adamw', clip=0.0), ('config.optim.clip=0.0',)),
+    (
+      dict(name='adamw', moment_dtype='abc'),
+      ("config.optim.moment_dtype='abc'", 'float32', 'bfloat16'),
+    ),
+    (
+      dict(name='adamw', schedule=dict(warmup=-1)),
+      ('config.optim.schedule.warmup=-1',),
+    ),
+    (
+      dict(name='adamw', schedule=dict(warmup='a')),
+      ("config.optim.schedule.warmup='a'", 'int'),
+    ),
+  ],
+)
+def test_bad_sections_are_refused(section, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    optim.build(**section, lr=1e-3, total_steps=10)

@@ -1,0 +1,32 @@
+"""Commands run in this process: what they print, and how they refuse."""
+
+import re
+from collections.abc import Callable
+
+from tests.support import naming
+from vit_jax import cli
+
+
+def run(main: Callable, captured, *argv) -> tuple[int, str, str]:
+  """Runs a command; returns its exit code, stdout and stderr.
+
+  Args:
+    captured: the fixture capsys or capfd.
+  """
+  code = cli.run(main, [str(arg) for arg in argv])
+  return code, *captured.readouterr()
+
+
+def one_line(error: str) -> str:
+  """Asserts that stderr holds one line, of an error; returns it."""
+  assert error.startswith('error: '), error
+  assert error.endswith('\n'), error
+  assert error.count('\n') == 1, error
+  return error.strip()
+
+
+def assert_refused(main: Callable, captured, argv, facts) -> None:
+  """Asserts exit code 2, nothing on stdout, and one line that names every fact."""
+  code, out, error = run(main, captured, *argv)
+  assert (code, out) == (2, '')
+  assert re.search(naming(*facts), one_line(error)), error

@@ -1,0 +1,74 @@
+"""The reference's model, as a tuning method changes it."""
+
+import functools
+
+import jax
+import numpy as np
+
+from tests.support.goldens import GOLDEN
+from vit_jax import models, trees, tune
+from vit_jax.weights import load as pretrained
+
+BLOCK = 'tune/Transformer/encoderblock_{}'
+# Methods of the reference, and none.
+SECTIONS = {
+  'none': dict(method='linear'),
+  'vpt_shallow': dict(method='vpt', number=5),
+  'vpt_deep': dict(method='vpt', number=4, deep=True),
+  'lora': dict(method='lora', rank=4, alpha=8),
+  'adapter': dict(method='adapter', reduction=8),
+}
+
+
+@functools.cache
+def vit():
+  """Returns the model, loaded: 3 blocks, 48 wide, images of 32 x 32 in patches of 8."""
+  return pretrained.load(str(GOLDEN / 'vit_timm'))
+
+
+@functools.cache
+def reference():
+  """Returns {name: array} of the images and outputs."""
+  with np.load(GOLDEN / 'tuning.npz') as file:
+    return dict(file)
+
+
+def attach(model=None, **section):
+  """Returns a model as tuned; None: the reference's."""
+  model = vit().model if model is None else model
+  return tune.attach(model, models.family_of(model), (32, 32, 3), **section).model
+
+
+def run(section: dict, added: dict):
+  """Returns (logits, out) of the reference's images, with these added parameters."""
+  tuned, images = attach(**section), reference()['image']
+  shapes = jax.eval_shape(tuned.init, jax.random.key(0), images)['params']
+  flat = trees.flatten(vit().params) | added
+  wanted = {name: x.shape for name, x in trees.flatten(shapes).items()}
+  assert {name: x.shape for name, x in flat.items()} == wanted
+  return tuned.apply({'params': trees.unflatten(flat)}, images)
+
+
+@functools.cache
+def plain():
+  """Returns (logits, out) of the reference's model and images, as they are."""
+  return vit().model.apply(vit().variables, reference()['image'])
+
+
+def of_reference(method: str) -> dict:
+  """Returns the parameters that the reference adds, under our names."""
+  x, added = reference(), {}
+  if method == 'vpt_shallow':
+    return {'tune/prompts': x['vpt_shallow_prompts'][None]}
+  if method == 'vpt_deep':
+    return {'tune/prompts': x['vpt_deep_prompts']}
+  for i in range(3):
+    at = BLOCK.format(i)
+    for layer in ('query', 'value') if method == 'lora' else ():
+      path = f'{at}/MultiHeadDotProductAttention_0/{layer}'
+      added[f'{path}/lora_a'] = x[f'lora_{layer[0]}_A'][i].T
+      added[f'{path}/lora_b'] = x[f'lora_{layer[0]}_B'][i].T
+    for layer in ('down', 'up') if method == 'adapter' else ():
+      added[f'{at}/MlpBlock_0/{layer}/kernel'] = x[f'adapter_{layer}_w'][i].T
+      added[f'{at}/MlpBlock_0/{layer}/bias'] = x[f'adapter_{layer}_b'][i]
+  return added

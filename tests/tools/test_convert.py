@@ -1,0 +1,190 @@
+"""Round trips through every format, bit for bit, and what a format cannot express."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.support import GOLDEN, naming
+from vit_jax import cli, models, trees
+from vit_jax.errors import UserError
+from vit_jax.tools import convert
+from vit_jax.weights import adapt
+from vit_jax.weights import load as pretrained
+from vit_jax.weights.families import bit
+from vit_jax.weights.source import Source
+
+
+def run(*args):
+  return cli.run(convert.main, [str(a) for a in args])
+
+
+# golden -> format that it goes through and back from.
+TRIPS = [
+  ('vit_google_token', 'timm'),
+  ('vit_google_token', 'hf'),
+  ('vit_google_token', 'google'),
+  ('vit_google_prelogits', 'google'),
+  ('hybrid_google', 'google'),
+  ('mixer_google', 'google'),
+]
+
+
+@pytest.mark.parametrize('suffix', ['', '.safetensors'])
+@pytest.mark.parametrize(('name', 'to'), TRIPS)
+def test_there_and_back_is_the_same_file(tmp_path, name, to, suffix):
+  original = GOLDEN / f'{name}.npz'
+  there = tmp_path / f'there{suffix if to != "google" else ".npz"}'
+  assert run(original, there, '--to', to) == 0
+  assert run(there, tmp_path / 'back.npz') == 0
+  assert (tmp_path / 'back.npz').read_bytes() == original.read_bytes()
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param('vit_timm', marks=pytest.mark.slow),
+    'mixer_timm',
+    pytest.param('vit_hf', marks=pytest.mark.slow),
+  ],
+)
+def test_through_google_a_torch_model_keeps_its_gelu(tmp_path, name):
+  to = name.split('_')[1]
+  assert run(GOLDEN / name, tmp_path / 'a.npz') == 0
+  assert run(tmp_path / 'a.npz', tmp_path / 'b', '--to', to) == 0
+  expected = np.load(GOLDEN / f'{name}.expected.npz')
+  for path in ('a.npz', 'b'):
+    model, params = vit_jax.load(tmp_path / path)
+    assert model.act == 'gelu_erf'
+    logits, _ = jax.jit(model.apply)({'params': params}, expected['image'])
+    np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=5e-6)
+
+
+@pytest.mark.slow
+def test_a_map_head_goes_through_timm(tmp_path):
+  assert run(GOLDEN / 'vit_bigvision_map.npz', tmp_path / 'b', '--to', 'timm') == 0
+  _, old = vit_jax.load(GOLDEN / 'vit_bigvision_map.npz')
+  _, new = vit_jax.load(tmp_path / 'b')
+  old, new = (trees.flatten(tree) for tree in (old, new))
+  assert old.keys() == new.keys()
+  assert all(np.array_equal(old[n], new[n]) for n in old)
+
+
+def test_json_says_what_was_written(tmp_path, capsys):
+  dest = tmp_path / 'b.safetensors'
+  assert run(GOLDEN / 'vit_google_token.npz', dest, '--to', 'timm', '--json') == 0
+  record = json.loads(capsys.readouterr().out)
+  assert record['files'] == [str(dest), str(tmp_path / 'config.json')]
+  assert record['params'] == 67594
+  config = json.loads((tmp_path / 'config.json').read_text())
+  assert config['model_args']['act_layer'] == 'gelu_tanh'
+
+
+REFUSED = [
+  ('vit_google_prelogits', 'timm', ('timm', 'representation_size=40', 'None')),
+  ('vit_google_prelogits', 'hf', ('representation_size=40', 'None')),
+  ('vit_bigvision_map', 'hf', ("classifier='map'", "'token'")),
+  ('hybrid_google', 'timm', ('timm', 'stem_blocks=(1,)', '(3, 4, 9)')),
+  ('hybrid_google', 'hf', ('stem_blocks=(1,)', 'None')),
+  ('mixer_google', 'timm', ('timm', "act='gelu_tanh'", "'gelu_erf'")),
+  ('mixer_google', 'hf', ('hf', "'mixer'", "'google'", "'timm'")),
+]
+
+
+@pytest.mark.parametrize(('name', 'to', 'facts'), REFUSED)
+def test_what_a_format_cannot_express_is_refused(tmp_path, name, to, facts):
+  origin = pretrained.read_source(GOLDEN / f'{name}.npz')
+  with pytest.raises(UserError, match=naming(*facts)):
+    convert.export(origin, tmp_path / 'out', to)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten_and_places_are_checked(tmp_path, capsys):
+  source = GOLDEN / 'vit_google_token.npz'
+  (tmp_path / 'config.json').write_text('mine')
+  assert run(source, tmp_path / 'b.safetensors', '--to', 'timm') == 2
+  assert f'{tmp_path}/config.json' in capsys.readouterr().err
+  assert (tmp_path / 'config.json').read_text() == 'mine'
+  assert not (tmp_path / 'b.safetensors').exists()
+  assert run(source, tmp_path / 'no' / 'b.npz') == 2
+  assert f'{tmp_path}/no' in capsys.readouterr().err
+  assert run(source, tmp_path / 'b.npz', '--to', 'timm') == 2
+  assert run(source, tmp_path / 'b') == 2
+  error = capsys.readouterr().err
+  assert all(word in error for word in ('--to timm', '--to hf', 'google', '.npz'))
+
+
+def random_source(**fields):
+  """A small model as `configs/folder.py` has it, every parameter random."""
+  fields = dict(variant='mu/8', depth=2, num_classes=5) | fields
+  family, fields = models.resolve('vit', **fields)
+  model = models.build(family, **fields)
+  images = jnp.zeros((1, 32, 48, 3))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  flat = {n: rng.normal(0, 0.3, x.shape) for n, x in trees.flatten(shapes).items()}
+  flat = {name: x.astype(np.float32) for name, x in flat.items()}
+  flat = adapt.unstack(flat, models.family(family))
+  names = ['ant', 'bee', 'cat', 'dog', 'eel'] if fields['num_classes'] else None
+  return Source('a run', 'run', family, fields, flat, (32, 48), 3, names, None, [])
+
+
+def logits_of(source, loaded):
+  """Logits of the source's own model, and of what was loaded."""
+  x = np.random.default_rng(1).uniform(-1, 1, (2, 32, 48, 3)).astype(np.float32)
+  # One block after the other: the source's parameters are not stacked.
+  model = models.build(source.family, **source.fields | {'scan': False})
+  mine, _ = jax.jit(model.apply)({'params': trees.unflatten(source.flat)}, x)
+  return mine, jax.jit(loaded.model.apply)(loaded.variables, x)[0]
+
+
+@pytest.mark.parametrize(
+  ('to', 'fields'),
+  [
+    # The default of configs/folder.py.
+    pytest.param('timm', dict(classifier='gap'), marks=pytest.mark.slow),
+    pytest.param('timm', dict(classifier='gap', scan=True), marks=pytest.mark.slow),
+    pytest.param('timm', dict(classifier='token'), marks=pytest.mark.slow),
+    ('hf', dict(classifier='token')),
+    pytest.param('google', dict(classifier='gap'), marks=pytest.mark.slow),
+    ('google', dict(classifier='none')),
+  ],
+)
+def test_sine_cosine_positions_leave_the_library(tmp_path, to, fields):
+  source = random_source(posemb='sincos2d', **fields)
+  dest = tmp_path / ('a.npz' if to == 'google' else 'a')
+  convert.export(source, dest, to)
+  loaded = vit_jax.load(dest)
+  assert loaded.model.posemb == ('sincos2d' if to == 'google' else 'learn')
+  assert loaded.model.classifier == fields['classifier']
+  assert loaded.class_names == source.class_names
+  np.testing.assert_array_equal(*logits_of(source, loaded))  # the same numbers
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+  ('to', 'fields', 'facts'),
+  [
+    ('hf', dict(classifier='gap'), ("classifier='gap'", 'class token')),
+    ('hf', dict(posemb='none'), ("posemb='none'", 'table')),
+    ('timm', dict(classifier='none'), ("classifier='none'", 'one vector')),
+    ('timm', dict(norm_eps=1e-5), ('norm_eps=1e-05', '1e-06')),
+  ],
+)
+def test_what_is_refused_has_a_reason(tmp_path, to, fields, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    convert.export(random_source(**fields), tmp_path / 'a', to)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_the_config_of_a_published_bit():
+  written = next(f for f in bit.FORMATS if f.to == 'timm').write_config
+  model = models.build('bit', 'R50x1', num_classes=10)
+  config = written(models.fields_of(model), (224, 224), None)
+  assert config['architecture'] == 'resnetv2_50x1_bit'
+  other = models.fields_of(model.clone(zero_pad_pool=False))
+  with pytest.raises(UserError, match=naming('zero_pad_pool=False', 'pads', 'timm')):
+    written(other, (224, 224), None)

@@ -1,0 +1,183 @@
+"""Evaluation of weights: exact counts, tables, and classes that do not fit."""
+
+import csv
+import json
+import re
+import types
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import GOLDEN, commands, naming, stand_in
+from vit_jax import cli, inference, models
+from vit_jax.data import sources
+from vit_jax.evaluators import predictions
+from vit_jax.tools import convert, evaluate, source
+from vit_jax.weights import load as pretrained
+
+SOURCE = str(GOLDEN / 'vit_google_token.npz')
+
+
+pytestmark = pytest.mark.usefixtures('one_device')
+
+
+def run(*args):
+  return cli.run(evaluate.main, [str(a) for a in args])
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  """46 images of 10 classes; class c has c images, class 0 has one."""
+  root = tmp_path_factory.mktemp('data')
+  rng = np.random.default_rng(0)
+  for c in range(10):
+    for i in range(max(c, 1)):
+      path = root / 'val' / f'class{c}' / f'{i}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+  return root
+
+
+def expected(data, source=SOURCE):
+  """(true, predicted) classes, one image after the other."""
+  paths = sorted((data / 'val').rglob('*.png'))
+  found = inference.predict_images(pretrained.load(source), paths)
+  true = [int(path.parent.name.removeprefix('class')) for path in paths]
+  return np.array(true), found.logits.argmax(-1)
+
+
+@pytest.mark.slow
+def test_counts_and_tables(data, tmp_path, capsys):
+  out = tmp_path / 'tables'
+  args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--batch', 8)
+  assert run(*args, '--out', out, '--json') == 0
+  record = json.loads(capsys.readouterr().out)
+  true, predicted = expected(data)
+  assert record['examples'] == 46
+  assert isinstance(record['examples'], int)
+  assert record['top1'] == pytest.approx(np.mean(true == predicted))
+  with (out / 'confusion.csv').open() as file:
+    rows = list(csv.reader(file))
+  assert rows[0][1:] == [f'class{c}' for c in range(10)]
+  matrix = np.array([row[1:] for row in rows[1:]], int)
+  counts = np.zeros((10, 10), int)
+  np.add.at(counts, (true, predicted), 1)
+  np.testing.assert_array_equal(matrix, counts)
+  with (out / 'per_class.csv').open() as file:
+    classes = list(csv.DictReader(file))
+  assert [int(row['examples']) for row in classes] == counts.sum(1).tolist()
+  assert [int(row['right']) for row in classes] == counts.diagonal().tolist()
+  assert json.loads((out / 'summary.json').read_text()) == record
+  kept = predictions.read(out)['val']
+  again = np.zeros((10, 10), int)
+  np.add.at(again, (kept['label'], kept['top'][:, 0]), 1)
+  np.testing.assert_array_equal(again, counts)
+
+
+@pytest.mark.slow
+def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
+  names = [f'class{c}' for c in reversed(range(10))]
+  origin = pretrained.read_source(SOURCE)
+  renamed = pretrained.dataclasses.replace(origin, class_names=names)
+  convert.export(renamed, tmp_path / 'a.npz', 'google')
+  args = ('--data', f'folder:{data}', '--split', 'val', '--json')
+  assert run(tmp_path / 'a.npz', *args) == 0
+  text, note = capsys.readouterr()
+  assert re.search(naming('name'), note)
+  true, predicted = expected(data)
+  top1 = json.loads(text)['top1']
+  assert top1 == pytest.approx(np.mean(true == 9 - predicted))
+
+
+def test_other_names_are_compared_by_number_and_said(data, tmp_path, capsys):
+  names = [f'animal{c}' for c in range(10)]
+  origin = pretrained.read_source(SOURCE)
+  renamed = pretrained.dataclasses.replace(origin, class_names=names)
+  convert.export(renamed, tmp_path / 'a.npz', 'google')
+  assert run(tmp_path / 'a.npz', '--data', f'folder:{data}', '--split', 'val') == 0
+  assert re.search(naming('number'), capsys.readouterr().out)
+
+
+ERRORS = [
+  (('--data', 'digits', '--split', 'tset'), ("'tset'", 'test')),
+  (('--data', 'folder:no_such', '--split', 'val'), ('no_such',)),
+  (('--data', 'digits', '--split', 'test', '--pp', 'decode|resize(8)|value_range(-1, 1)'),
+   ('(8, 8, 3)', '(32, 32, 3)')),
+  (('--data', 'digits', '--split', 'test', '--out', '/proc/no/such'), ('--out', '/proc/no')),
+  (('--split', 'test'), ('--data',)),
+  (('--data', 'digits'), ('--split',)),
+  ((), (SOURCE, '--data', '--split')),
+]  # fmt: skip
+
+
+def test_what_is_refused_writes_nothing(data, tmp_path, capsys):
+  pp = 'decode|resize(8)|value_range(-1, 1)'
+  args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--pp', pp)
+  assert run(*args, '--out', tmp_path / 'new') == 2
+  assert not (tmp_path / 'new').exists()
+  (tmp_path / 'file').touch()
+  assert run(*args, '--out', tmp_path / 'file' / 'new') == 2
+  assert re.search(naming('--out', f'{tmp_path}/file'), capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_several_labels_per_image(tmp_path, capsys):
+  rng = np.random.default_rng(0)
+  labels = np.eye(10, dtype=bool)
+  labels[:, 0] = True
+  images = rng.integers(0, 256, (10, 32, 32, 3), np.uint8)
+  np.savez(tmp_path / 'a.npz', test_images=images, test_labels=labels)
+  args = (SOURCE, '--data', f'arrays:{tmp_path}/a.npz', '--split', 'test')
+  assert run(*args, '--out', tmp_path / 'out') == 2
+  assert re.search(naming('labels', '--out'), capsys.readouterr().err)
+  assert run(*args, '--json') == 0
+  record = json.loads(capsys.readouterr().out)
+  found = inference.predict_images(pretrained.load(SOURCE), list(images))
+  right = labels[np.arange(10), found.logits.argmax(-1)]
+  assert record['top1'] == pytest.approx(right.mean())
+
+
+@pytest.mark.parametrize(('args', 'facts'), ERRORS)
+def test_errors_are_one_line(capsys, args, facts):
+  commands.assert_refused(evaluate.main, capsys, (SOURCE, *args), facts)
+
+
+def test_another_number_of_classes_is_refused(tmp_path, capsys):
+  pretrained_10 = pretrained.read_source(SOURCE, num_classes=3)
+  assert pretrained_10.fields['num_classes'] == 3
+  for c in ('x', 'y'):
+    (tmp_path / 'val' / c).mkdir(parents=True)
+    Image.new('RGB', (32, 32)).save(tmp_path / 'val' / c / 'a.png')
+  assert run(SOURCE, '--data', f'folder:{tmp_path}', '--split', 'val') == 2
+  assert re.search(naming(2, 10, 'classes'), capsys.readouterr().err)
+  assert jax.device_count() == 8
+
+
+@pytest.mark.slow
+def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch):
+  names = [str(i) for i in range(10)]  # of digits; the head has two more
+  data = dict(source='digits', split='test', pp='value_range(-1, 1)')
+  config = {
+    'model': {'name': 'vit', 'variant': 'mu/4', 'num_classes': 12},
+    'resolved': dict(stand_in.RESOLVED, class_names=names),
+    'evals': {'test': {'type': 'classification', 'data': data}},
+    'data': data,
+    'task': {'name': 'classify'},
+  }
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  (tmp_path / 'checkpoints').mkdir()
+  model = models.build('vit', 'mu/4', num_classes=12)
+  zeros = jax.tree.map(
+    np.zeros_like, model.init(jax.random.key(0), np.zeros((1, 8, 8, 1)))
+  )
+  zeros['params']['head']['bias'][0] = 1.0  # every image is of the first class
+  loaded = types.SimpleNamespace(
+    **dict(model=model, variables=zeros, class_names=None, pp='', step=3),
+    **dict(image_size=(8, 8), channels=1),
+  )
+  monkeypatch.setattr(source, 'load', lambda args: loaded)
+  assert run(tmp_path, '--json') == 0
+  record = json.loads(capsys.readouterr().out)
+  assert record['top1'] == np.mean(sources.build('digits', 'test').labels == 0)

@@ -1,0 +1,277 @@
+"""Figures of models: each is drawn, its table has the numbers; what is refused."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.support import GOLDEN, naming
+from tests.support.figures import draw, run, small_figures  # noqa: F401
+from vit_jax import explain
+from vit_jax import explain as viz
+from vit_jax.tools.figures import arguments, maps, parameters
+from vit_jax.weights import load as pretrained
+
+TOKEN = GOLDEN / 'vit_google_token.npz'
+
+
+def arrays(rows, *key):
+  """Returns the arrays of a table of `grids`, one for each key: [n, h, w]."""
+  found = {}
+  for row in rows:
+    cells = [v for k, v in row.items() if k.isdigit() and v]
+    found.setdefault(tuple(row[k] for k in key), []).append(np.array(cells, float))
+  return list(found.values())
+
+
+@pytest.fixture(scope='module')
+def photos(tmp_path_factory):
+  """Two smooth images, like photographs, in sizes that differ from the model's."""
+  folder = tmp_path_factory.mktemp('photos')
+  rng = np.random.default_rng(0)
+  for name, size in (('a.png', (50, 40)), ('b.jpg', (64, 64))):
+    small = Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8))
+    small.resize(size, Image.Resampling.BICUBIC).save(folder / name)
+  return folder
+
+
+@pytest.mark.parametrize(
+  ('kind', 'flags', 'options'),
+  [
+    (
+      'rollout',
+      ('--discard', '0.5', '--no_residual'),
+      dict(discard=0.5, residual=False),
+    ),
+    ('attention', ('--layer', '0', '--head', '1'), dict(layer=0, head=1)),
+    ('class_rollout', ('--class', '3'), dict(classes=3)),
+    pytest.param('gradient', (), {}, marks=pytest.mark.slow),
+    ('integrated', ('--steps', '2', '--class', '1'), dict(steps=2, classes=1)),
+  ],
+)
+def test_maps(photos, tmp_path, monkeypatch, kind, flags, options):
+  seen = {}
+
+  def spy(loaded, images, kind, **options):
+    seen.update(kind=kind, options=options, images=images)
+    seen['maps'] = attention_maps(loaded, images, kind, **options)
+    return seen['maps']
+
+  attention_maps = explain.attention_maps
+  monkeypatch.setattr(explain, 'attention_maps', spy)
+  rows = draw(kind, TOKEN, photos, *flags, out=tmp_path)
+  paths = [str(photos / 'a.png'), str(photos / 'b.jpg')]
+  assert list(dict.fromkeys(row['image'] for row in rows)) == seen['images'] == paths
+  assert seen['kind'] == kind
+  for name, value in options.items():
+    assert np.all(seen['options'][name] == value)
+  np.testing.assert_allclose(arrays(rows, 'image'), seen['maps'], rtol=1e-6)
+  if 'classes' in options:
+    assert {row['class'] for row in rows} == {f'class {options["classes"]}'}
+
+
+def test_pooling_of_a_map_head_and_of_a_hybrid(photos, tmp_path):
+  flags = ('--layer', 'pooling', '--overlay', 'heat')
+  source = GOLDEN / 'vit_bigvision_map.npz'
+  rows = draw('attention', source, photos / 'a.png', *flags, out=tmp_path)
+  assert np.sum(arrays(rows, 'image')) == pytest.approx(1, rel=1e-5)
+  rows = draw('rollout', GOLDEN / 'hybrid_google.npz', photos / 'a.png', out=tmp_path)
+  assert 0 < np.sum(arrays(rows, 'image')) <= 1
+
+
+def test_of_many_images_the_first_are_drawn(photos, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(maps, '_MOST', 1)
+  rows = draw('attention', TOKEN, photos, out=tmp_path)
+  assert len({row['image'] for row in rows}) == 2
+  assert 'first 1 of 2' in capsys.readouterr().out
+
+
+def test_images_are_shown_as_the_model_has_them(photos):
+  # Standardised by mean and deviation, or to [-1, 1]: the same colours.
+  for pp in ('value_range(-1, 1)', 'value_range(-2.1, 2.6)'):
+    loaded = pretrained.load(str(TOKEN))
+    pp = f'decode|resize(32)|{pp}'
+    loaded = pretrained.dataclasses.replace(loaded, pp=pp)
+    image = photos / 'b.jpg'
+    seen = maps.shown(loaded, loaded.preprocess([image]))[0]
+    expected = np.asarray(
+      vit_jax.preprocess([image], pp='decode|resize(32)|value_range(0, 1)')
+    )
+    np.testing.assert_allclose(seen, expected[0], atol=1e-5)
+
+
+def test_images_that_are_not_resized_are_shown():
+  # As those of configs/shapes.py, all of one size: no other fits the model.
+  loaded = pretrained.load(str(TOKEN))
+  loaded = pretrained.dataclasses.replace(loaded, pp='decode|value_range(-1, 1)')
+  image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+  seen = maps.shown(loaded, loaded.preprocess([image]))[0]
+  np.testing.assert_allclose(seen, image / 255, atol=1e-5)
+  # Nor can an image of the model's size be cropped to a larger one.
+  crop = 'decode|central_crop(48)|resize(32)|value_range(-1, 1)'
+  loaded = pretrained.dataclasses.replace(loaded, pp=crop)
+  seen = maps.shown(loaded, np.full((1, 32, 32, 3), 1, np.float32))
+  np.testing.assert_allclose(seen, 1, atol=1e-5)
+
+
+def test_distance(photos, tmp_path, capsys, monkeypatch):
+  seen, of = [], explain.attention_distances
+  spy = lambda *args, **options: seen.append(of(*args, **options)) or seen[-1]
+  monkeypatch.setattr(explain, 'attention_distances', spy)
+  rows = draw('distance', TOKEN, photos, '--json', out=tmp_path)
+  record = json.loads(capsys.readouterr().out)
+  assert record['files'] == [str(tmp_path / f'distance.{s}') for s in ('csv', 'png')]
+  each = np.concatenate(seen)
+  for key, expected in (('pixels', each.mean(0)), ('std_over_images', each.std(0))):
+    found = np.reshape([float(row[key]) for row in rows], expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_before_and_after(tmp_path):
+  loaded = vit_jax.load(TOKEN)
+  learned = loaded.params['Transformer']['posembed_input']['pos_embedding'][0, 1:]
+  expected = np.asarray(viz.posemb_similarity(learned, (4, 4)))
+  rows = draw('posemb', TOKEN, out=tmp_path)
+  found = np.reshape(arrays(rows, 'patch_row', 'patch_column'), (4, 4, 4, 4))
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  rows = draw('interpolation', TOKEN, '--to', '64x32', out=tmp_path)
+  before, *_ = arrays([r for r in rows if r['when'] == 'before'], 'panel')
+  np.testing.assert_allclose(before, expected[2, 2], atol=1e-5)
+  after = arrays([r for r in rows if r['when'] == 'after'], 'panel')
+  assert {x.shape for x in map(np.array, after)} == {(8, 4)}
+
+
+def test_fixed_positions_are_what_is_added_to_the_patches(tmp_path):
+  from vit_jax.kernels.sincos import sincos2d
+
+  loaded = model(posemb='sincos2d', classifier='gap')
+  positions, grid = parameters._positions(loaded)
+  assert grid == (4, 4)
+  np.testing.assert_allclose(
+    positions, sincos2d(4, 4, loaded.model.width)[0], atol=1e-6
+  )
+  with pytest.raises(ValueError, match=naming('none', 'filters')):
+    parameters._positions(model(posemb='none', classifier='gap'))
+
+
+def model(**fields):
+  module = vit_jax.create_model('vit', 'mu/8', depth=1, num_classes=3, **fields)
+  x = jax.ShapeDtypeStruct((1, 32, 32, 3), 'float32')
+  shapes = jax.eval_shape(module.init, jax.random.key(0), x)
+  variables = jax.tree.map(lambda s: np.full(s.shape, 0.1, np.float32), shapes)
+  return pretrained.Loaded(module, variables, (32, 32), 3, '', None, 'x', 'x', '')
+
+
+def test_filters(tmp_path):
+  rows = draw('filters', TOKEN, '--count', '5', out=tmp_path)
+  kernel = vit_jax.load(TOKEN).params['embedding']['kernel']
+  found = np.array([[float(r[c]) for c in ('red', 'green', 'blue')] for r in rows])
+  expected = viz.filters_pca(kernel, 5)
+  np.testing.assert_allclose(found.reshape(5, 8, 8, 3), expected.filters, atol=1e-6)
+  assert float(rows[0]['explained']) == pytest.approx(expected.explained[0])
+  # The root of a hybrid: its own filters, not components.
+  hybrid = GOLDEN / 'hybrid_google.npz'
+  rows = draw('filters', hybrid, '--count', '3', out=tmp_path)
+  kernel = vit_jax.load(hybrid).params['conv_root']['kernel']
+  found = [float(r['green']) for r in rows if r['filter'] == '2']
+  np.testing.assert_allclose(found, kernel[:, :, 1, 2].ravel(), rtol=1e-5, atol=1e-7)
+  assert rows[0]['explained'] == ''
+  for source, components in (('mixer_google.npz', True), ('bit_timm.npz', False)):
+    rows = draw('filters', GOLDEN / source, out=tmp_path)
+    assert (rows[0]['explained'] != '') == components
+
+
+def test_formats_and_equal_files(tmp_path):
+  for out in ('one', 'two'):
+    assert run('vtab', '--out', tmp_path / out, '--format', 'pdf,svg') == 0
+  for suffix in ('pdf', 'svg', 'csv'):
+    one, two = (tmp_path / out / f'vtab.{suffix}' for out in ('one', 'two'))
+    assert one.read_bytes() == two.read_bytes()
+  assert not (tmp_path / 'one' / 'vtab.png').exists()
+
+
+ERRORS = [
+  (('rolout', TOKEN), ("'rolout'", 'rollout')),
+  (('rollout', TOKEN), ('IMAGE_OR_FOLDER',)),
+  (('rollout', TOKEN, 'no.png'), ('no.png',)),
+  (('rollout', 'no_such.npz', 'PHOTO'), ('no_such.npz',)),
+  (('rollout', TOKEN, 'PHOTO', '--head', '1'), ('--head', 'rollout --help')),
+  (('rollout', TOKEN, 'PHOTO', '--discard', '1'), ('discard=1.0',)),
+  (('attention', TOKEN, 'PHOTO', '--layer', '7'), ('layer=7', 'pooling')),
+  (('attention', TOKEN, 'PHOTO', '--layer', 'first'), ("'first'", 'pooling')),
+  (('gradient', TOKEN, 'PHOTO', '--class', 'cat'), ('--class', 'cat', 9)),
+  (('rollout', GOLDEN / 'mixer_google.npz', 'PHOTO'), ('Mixer', 'gradient')),
+  (('distance', GOLDEN / 'bit_timm.npz', 'PHOTO'), ('BiT', 'attention', 'gradient')),
+  (('posemb', GOLDEN / 'bit_timm.npz'), ('BiT', 'filters')),
+  (('posemb', GOLDEN / 'mixer_google.npz'), ('Mixer', 'filters')),
+  (('interpolation', TOKEN, '--to', '33'), ('33x33', '40x40')),
+  (('shape',), ('runs', 'depth')),
+  (('compute', 'no_run'), ('no_run',)),
+  (('compute', '--format', 'gif'), ("'gif'", 'svg')),
+  (('compute', '--out', 'TAKEN'), ('--out', 'file')),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('args', 'named'), ERRORS)
+def test_what_is_refused(photos, tmp_path, capsys, args, named):
+  (tmp_path / 'taken').write_text('')
+  places = {'PHOTO': photos / 'a.png', 'TAKEN': tmp_path / 'taken'}
+  args = [places.get(a, a) for a in args]
+  if '--out' not in args:
+    args += ['--out', tmp_path / 'out']
+  assert run(*args) == 2
+  error = capsys.readouterr().err
+  assert error.count('\n') == 1
+  for fact in named:
+    assert str(fact) in error
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_bad_image_is_named(tmp_path, capsys):
+  bad = tmp_path / 'bad.png'
+  bad.write_text('no image')
+  assert run('rollout', TOKEN, bad, '--out', tmp_path) == 2
+  assert str(bad) in capsys.readouterr().err
+
+
+def test_without_matplotlib(monkeypatch, tmp_path, capsys):
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  for name in [n for n in sys.modules if n.startswith('vit_jax.explain.plots')]:
+    monkeypatch.delitem(sys.modules, name)
+  monkeypatch.delattr(viz, 'plots', raising=False)
+  assert run('vtab', '--out', tmp_path / 'out') == 2
+  assert 'vit_jax[plots]' in capsys.readouterr().err
+  assert not (tmp_path / 'out').exists()
+
+
+def test_captions_in_any_script(tmp_path):
+  from vit_jax.explain import plots
+
+  images = np.zeros((1, 8, 8, 1))
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    figure = plots.maps(images, np.ones((1, 2, 2)), 'x', ['猫' * 60])
+    plots.save(figure, tmp_path / 'a.png')
+
+
+def test_every_name_is_drawn_in_a_test():
+  tests = ''.join(
+    path.read_text() for path in Path(__file__).parent.glob('test_tools_fig*')
+  )
+  for name in arguments.NAMES:
+    assert f"'{name}'," in tests
+
+
+def test_positions_of_a_tuned_model_are_its_backbones():
+  plain = vit_jax.load(TOKEN)
+  tuned = vit_jax.load(TOKEN, tune={'method': 'lora', 'rank': 2})
+  expected, grid = parameters._positions(plain)
+  found, same = parameters._positions(tuned)
+  assert grid == same
+  np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,219 @@
+"""Prediction: names, probabilities, features, and images that cannot be read."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import GOLDEN, commands, naming
+from tests.test_structure import _BLOCK
+from vit_jax import cli, inference
+from vit_jax.errors import UserError
+from vit_jax.tools import predict
+from vit_jax.weights import load as pretrained
+
+SOURCE = str(GOLDEN / 'vit_google_token.npz')
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Five images, one of them broken, in a folder with a sub-folder."""
+  rng = np.random.default_rng(0)
+  for name in ('a.png', 'sub/b.jpg', 'c.webp', 'd.bmp'):
+    path = tmp_path / 'images' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(path)
+  (tmp_path / 'images' / 'bad.png').write_text('no image')
+  return tmp_path / 'images'
+
+
+def run(*args):
+  return cli.run(predict.main, [str(a) for a in args])
+
+
+@pytest.mark.slow
+def test_logits_are_the_models(folder):
+  loaded = pretrained.load(SOURCE)
+  image = np.asarray(Image.open(folder / 'a.png').resize((32, 32)))
+  found = inference.predict_images(loaded, [image] * 3, batch_size=2)
+  x = image[None].astype(np.float32) / 127.5 - 1
+  expected, _ = jax.jit(loaded.model.apply)({'params': loaded.params}, x)
+  np.testing.assert_allclose(found.logits, np.repeat(expected, 3, 0), atol=2e-6)
+  assert found.errors == [None] * 3
+
+
+@pytest.mark.thorough
+def test_features_by_name_in_one_compilation(folder):
+  loaded = pretrained.load(SOURCE)
+  paths = predict.find([str(folder)])
+  layers = ('pre_logits', 'block01')
+  found = inference.predict_images(loaded, paths, batch_size=2, layers=layers)
+  assert found.features['pre_logits'].shape == (5, 48)
+  assert found.features['block01'].shape == (5, 17, 48)
+  bad = [i for i, error in enumerate(found.errors) if error]
+  assert [paths[i] for i in bad] == [str(folder / 'bad.png')]
+  assert np.isnan(found.logits[bad]).all()
+  assert np.isfinite(np.delete(found.logits, bad, 0)).all()
+  head = loaded.params['head']
+  logits = found.features['pre_logits'] @ head['kernel'] + head['bias']
+  np.testing.assert_allclose(found.logits, logits, atol=1e-5)
+  with pytest.raises(UserError, match=naming('blok01', 'block01')):
+    inference.predict_images(loaded, paths, layers=['blok01'])
+  assert inference.predict_images(loaded, []).logits.shape == (0, 10)
+
+
+def test_photographs_that_are_left_out_are_told_of(folder, capfd):
+  (folder / 'drawing.svg').write_text('<svg/>')
+  assert len(predict.find([str(folder)])) == 5
+  told = capfd.readouterr().err
+  assert re.search(naming('warning', folder, '1 .svg', 'SVG', 'magick mogrify'), told)
+  # Other files in a folder are counted, as at the start of a run.
+  (folder / 'drawing.svg').rename(folder / 'a.txt')
+  (folder / 'sub' / 'b.txt').touch()
+  (folder / 'Thumbs.db').touch()
+  assert len(predict.find([str(folder)])) == 5
+  assert capfd.readouterr().err == f'{folder}: left out: 2 .txt, 1 .db.\n'
+  (folder / 'none').mkdir()
+  (folder / 'none' / 'x.svg').write_text('<svg/>')
+  with pytest.raises(UserError, match=naming(folder / 'none', '1 .svg', 'SVG', '.png')):
+    predict.find([str(folder / 'none')])
+
+
+@pytest.mark.slow
+def test_table_json_and_features(folder, tmp_path, capsys):
+  out = tmp_path / 'features.npz'
+  assert run(SOURCE, folder, '--top', 3, '--json', '--features', out) == 0
+  images = json.loads(capsys.readouterr().out)['images']
+  by_name = {image['path'].rsplit('/', 1)[1]: image for image in images}
+  assert by_name.keys() == {'a.png', 'b.jpg', 'c.webp', 'd.bmp', 'bad.png'}
+  assert 'not an image' in by_name['bad.png']['error']
+  top = by_name['a.png']['top']
+  assert len(top) == 3
+  assert top == sorted(top, key=lambda t: -t['probability'])
+  assert run(SOURCE, folder, '--top', 3) == 0
+  text = capsys.readouterr().out
+  assert 'not read: not an image' in text
+  assert f'{100 * top[0]["probability"]:5.1f} %  {top[0]["name"]}' in text
+  with np.load(out) as file:
+    assert file['features'].shape == (5, 48)
+    assert list(file['paths']) == [image['path'] for image in images]
+
+
+@pytest.mark.slow
+def test_works_without_tensorflow(folder):
+  code = 'from vit_jax import cli\nfrom vit_jax.tools import predict\nsys.exit(cli.run(predict.main))\n'
+  blocked = 'tensorflow,tensorflow_datasets,clu,ml_collections'
+  # argv[1] is read by the block, what follows by the tool.
+  code = f'{_BLOCK}\nblocked = sys.argv.pop(1)\n{code}'.replace(
+    "sys.argv[1].split(',')", "blocked.split(',')"
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code, blocked, SOURCE, str(folder / 'a.png')],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert result.returncode == 0, result.stderr
+  assert ' %  ' in result.stdout
+
+
+def test_weights_without_a_head_give_features_only(folder, tmp_path, capsys):
+  with np.load(SOURCE) as file:
+    body = {k: v for k, v in file.items() if not k.startswith('head/')}
+  headless, out = tmp_path / 'headless.npz', tmp_path / 'features.npz'
+  np.savez(headless, **body)
+  assert run(headless, folder) == 2
+  assert re.search(naming(headless, 'head'), capsys.readouterr().err)
+  assert run(headless, folder / 'a.png', '--features', out) == 0
+  assert '%' not in capsys.readouterr().out
+  with np.load(out) as file:
+    assert file['features'].shape == (1, 48)
+
+
+def test_nothing_is_written_where_nothing_was_read(folder, tmp_path):
+  out = tmp_path / 'features.npz'
+  assert run(SOURCE, folder / 'bad.png', '--features', out) == 2
+  assert not out.exists()
+
+
+def test_a_folder_has_the_images_that_training_reads(folder):
+  Image.new('L', (8, 8)).save(folder / 'e.PGM')
+  (folder / '._a.jpg').write_bytes(b'of a Mac')
+  (folder / 'notes.txt').write_text('no image')
+  (folder.parent / 'elsewhere').mkdir()
+  Image.new('L', (8, 8)).save(folder.parent / 'elsewhere' / 'f.png')
+  (folder / 'link').symlink_to('../elsewhere')
+  names = [path[len(str(folder)) + 1 :] for path in predict.find([str(folder)])]
+  expected = ['a.png', 'bad.png', 'c.webp', 'd.bmp', 'e.PGM', 'link/f.png', 'sub/b.jpg']
+  assert names == expected
+
+
+def test_a_single_image_is_refused(folder):
+  loaded = pretrained.load(SOURCE)
+  for image in (str(folder / 'a.png'), folder / 'a.png', b'\x89PNG'):
+    with pytest.raises(UserError, match=naming(type(image).__name__, 'list')):
+      inference.predict_images(loaded, image)
+  with pytest.raises(UserError, match=naming('batch_size=0')):
+    inference.predict_images(loaded, [], batch_size=0)
+
+
+ERRORS = [
+  ((SOURCE, 'no_such.png'), ('no_such.png',)),
+  (('nowhere.npz', '{folder}'), ("'nowhere.npz'", '--zoo')),
+  ((SOURCE, '{folder}/bad.png'), (1, 'images')),
+  ((SOURCE, '{folder}', '--pp', 'decode|flip_lr'), ('flip_lr', 'resize')),
+  (
+    (SOURCE, '{folder}', '--pp', 'decode|resize(8)|value_range(-1, 1)'),
+    ('(8, 8, 3)', '(32, 32, 3)'),
+  ),
+  ((SOURCE, '{folder}', '--resolution', '33'), ('33x33', '8x8')),
+  ((SOURCE, '{folder}', '--features', 'a.txt'), ('a.txt', 'FILE.npz')),
+  ((SOURCE, '{folder}', '--features', 'no/a.npz'), ('no',)),
+  ((SOURCE, '{folder}', '--top', '0'), ('--top', "'0'")),
+  ((SOURCE, '{folder}', '--layer', 'block01'), ('--layer', '--features')),
+  ((SOURCE, '{folder}', '--threshold', '0.5'), ('--threshold', 'detectors', SOURCE)),
+]
+
+
+@pytest.mark.parametrize(('args', 'facts'), ERRORS)
+def test_errors_are_one_line(folder, capsys, args, facts):
+  argv = [a.format(folder=folder) for a in args]
+  code, _, error = commands.run(predict.main, capsys, *argv)
+  assert code == 2
+  assert re.search(naming(*facts), commands.one_line(error))
+
+
+def test_names_from_a_file(folder, tmp_path, capsys):
+  names = tmp_path / 'names.txt'
+  names.write_text('\n'.join(f'animal {i}' for i in range(10)))
+  assert run(SOURCE, folder / 'a.png', '--names', names) == 0
+  assert 'animal ' in capsys.readouterr().out
+  names.write_text('one\ntwo')
+  assert run(SOURCE, folder / 'a.png', '--names', names) == 2
+  assert re.search(naming(names, 2, 10), capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_a_larger_image_size(folder):
+  assert run(SOURCE, folder / 'a.png', '--resolution', '64x32') == 0
+  loaded = pretrained.load(SOURCE, image_size=64)
+  assert loaded.pp == "decode|resize(64, rounding='none')|value_range(-1, 1)"
+  assert jax.tree.leaves(loaded.params)[0].dtype == np.float32
+
+
+def test_a_larger_image_size_keeps_the_standardisation(tmp_path):
+  shutil.copytree(GOLDEN / 'vit_timm', tmp_path / 'timm')
+  path = tmp_path / 'timm' / 'config.json'
+  config = json.loads(path.read_text())
+  config['pretrained_cfg'] |= {'mean': [0.4, 0.5, 0.6], 'std': [0.2, 0.25, 0.5]}
+  path.write_text(json.dumps(config))
+  levels = 'value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
+  assert pretrained.load(tmp_path / 'timm').pp.endswith(f'|{levels}')
+  at_64 = pretrained.load(tmp_path / 'timm', image_size=64)
+  assert at_64.pp == f"decode|resize(64, rounding='none')|{levels}"

@@ -1,0 +1,290 @@
+"""Publishing: the folder, its card and licence, and the requests to the hub."""
+
+import inspect
+import json
+import math
+import re
+import shutil
+import sys
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.support import GOLDEN
+from vit_jax import cli
+from vit_jax.data.single_image import SingleImage
+from vit_jax.tools.push import __main__ as push
+from vit_jax.tools.push import card, hub
+from vit_jax.weights import hints, licence, preprocessor, steps
+
+TOKEN = GOLDEN / 'vit_google_token.npz'
+
+
+def run(*args):
+  return cli.run(push.main, [str(a) for a in args])
+
+
+def parsed(folder):
+  """The card as huggingface_hub reads it."""
+  huggingface_hub = pytest.importorskip('huggingface_hub')
+  return huggingface_hub.ModelCard.load(folder / 'README.md')
+
+
+def logits(source, x):
+  model, params = vit_jax.load(source)
+  return jax.jit(model.apply)({'params': params}, x)[0]
+
+
+@pytest.fixture
+def trained(tmp_path):
+  """The folder of a run, as `main` wrote it."""
+  with tarfile.open(GOLDEN / 'run_of_release_1.tar.xz') as archive:
+    archive.extractall(tmp_path, filter='data')
+  return tmp_path / 'run_of_release_1'
+
+
+def change(run_folder, **sections):
+  path = run_folder / 'config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | sections))
+
+
+@pytest.mark.parametrize(
+  ('source', 'to', 'file'),
+  [
+    pytest.param(
+      'vit_google_token.npz', None, 'model.safetensors', marks=pytest.mark.slow
+    ),
+    ('vit_google_token.npz', 'hf', 'model.safetensors'),
+    ('vit_google_prelogits.npz', None, 'model.npz'),  # neither library has that layer
+  ],
+)
+def test_the_folder_holds_the_same_model(tmp_path, source, to, file):
+  asked = ['--format', to] if to else []
+  folder = tmp_path / 'a'
+  args = [GOLDEN / source, 'me/mine', '--dry_run', '--out', folder, *asked]
+  assert run(*args) == 0
+  assert (folder / file).is_file()
+  x = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
+  np.testing.assert_array_equal(logits(folder, x), logits(GOLDEN / source, x))
+  page = parsed(folder)
+  library = {'model.npz': 'vit_jax'}.get(file, {'hf': 'transformers'}.get(to, 'timm'))
+  assert page.data.library_name == library
+  assert page.data.pipeline_tag == 'image-classification'
+  assert "vit_jax.load('hf:me/mine')" in page.text
+  words = {'timm': 'hf-hub:me/mine', 'transformers': 'AutoImageProcessor'}
+  assert words.get(library, '') in page.text
+
+
+def test_the_card_of_a_run(trained, tmp_path, capsys):
+  change(trained, weights={'source': '/home/me/secret/ViT-B_16.npz'})
+  out = tmp_path / 'out'
+  assert run(trained, 'me/mine', '--dry_run', '--out', out, '--json') == 0
+  record = json.loads(capsys.readouterr().out)
+  assert record['to'] == 'google'  # its images have one channel
+  assert record['license'] == 'apache-2.0'
+  page = parsed(out)
+  assert page.data.license == 'apache-2.0'
+  assert f'step {record["step"]}' in page.text
+  assert 'ViT-B_16.npz' in page.text
+  config = json.loads((out / 'training_config.json').read_text())
+  assert config['optim'] == json.loads((trained / 'config.json').read_text())['optim']
+  for path in out.iterdir():
+    assert b'secret' not in path.read_bytes()
+  vit_jax.load(out)
+
+
+def test_the_card_shows_results_alone(trained, tmp_path, monkeypatch):
+  results = {'test/top1': 0.5, 'test/loss': 0.25}
+  others = {'test/examples': 360, 'test/top5': math.nan}
+  others |= {'time/seconds_left': 7.0, 'train/lr': 0.1, 'train/loss': 0.3}
+  saved = property(lambda kept: dict.fromkeys(kept.steps, results | others))
+  monkeypatch.setattr(steps.Kept, 'metrics', saved)
+  out = tmp_path / 'out'
+  assert run(trained, 'me/mine', '--dry_run', '--out', out) == 0
+  rows = re.findall(r'^\| (\w+/\w+) \| (.*) \|', parsed(out).text, re.MULTILINE)
+  assert rows == [('test/loss', '0.25'), ('test/top1', '50.00%')]
+
+
+def test_results_are_in_the_metadata():
+  facts = card.Facts(
+    *('me/mine', 'timm', 'vit:S/16', 22_000_000, (224, 224), 'decode|resize(224)', 10),
+    *([f'class {i}' for i in range(10)], licence.Licence(None, None), None),
+    *('google/vit-base-patch16-224-in21k', {'data': {'source': 'tfds:cifar10'}}, 500),
+    *({'test/top1': 0.9806, 'test/loss': 0.1}, {'test/top1'}),
+  )
+  from huggingface_hub import ModelCard
+
+  page = ModelCard(card.text(facts))
+  assert page.data.datasets == ['cifar10']
+  assert page.data.base_model == 'google/vit-base-patch16-224-in21k'
+  (result,) = page.data.eval_results
+  assert (result.dataset_name, result.metric_type) == ('cifar10', 'accuracy')
+  assert result.metric_value == 0.9806
+  assert '| test/top1 | 98.06% |' in page.text
+  assert 'class 0, class 1' in page.text
+
+
+@pytest.mark.parametrize(
+  ('weights', 'args', 'name', 'says'),
+  [
+    (None, [], 'unknown', 'Not stated yet'),
+    ({'source': 'b16-augreg-i21k'}, [], 'apache-2.0', 'b16-augreg-i21k'),
+    ({'source': 'gone/theirs.npz'}, [], 'unknown', 'Ask their publisher'),
+    ({'source': 'gone/theirs.npz'}, ['--license', 'mit'], 'mit', 'mit'),
+  ],
+)
+def test_the_licence_is_that_of_the_weights(
+  trained, tmp_path, capsys, weights, args, name, says
+):
+  change(trained, **({'weights': weights} if weights else {}))
+  out = tmp_path / 'out'
+  assert run(trained, 'me/mine', '--dry_run', '--out', out, *args) == 0
+  assert parsed(out).data.license == name
+  assert says in parsed(out).text
+  assert ('--license' in capsys.readouterr().out) == (name == 'unknown')
+
+
+def test_the_licence_goes_from_run_to_run(trained, tmp_path):
+  change(trained, weights={'source': 'b16-i21k'})
+  shutil.copytree(trained, tmp_path / 'second')
+  change(tmp_path / 'second', weights={'source': str(trained)})
+  assert licence.of(tmp_path / 'second') == ('apache-2.0', 'b16-i21k')
+
+
+class FakeApi:
+  """Records the requests to the hub; the repository has a card already if `card`."""
+
+  def __init__(self, card=False, error=None):
+    self.asked, self._card, self._error = [], card, error
+
+  def create_repo(self, repo, *, private, exist_ok):
+    if self._error:
+      raise self._error
+    self.asked.append(('create', repo, private, exist_ok))
+
+  def file_exists(self, repo, name):
+    return self._card
+
+  def upload_folder(self, *, repo_id, folder_path, commit_message, ignore_patterns):
+    files = {p.name for p in folder_path.iterdir()} - set(ignore_patterns or ())
+    self.asked.append(('upload', repo_id, files, commit_message))
+
+
+FILES = {'model.safetensors', 'config.json', 'README.md'}
+
+
+@pytest.mark.parametrize(
+  ('there', 'flags', 'files'),
+  [
+    (False, [], FILES),
+    (True, [], FILES - {'README.md'}),  # somebody may have written in it
+    (True, ['--replace_card'], FILES),
+  ],
+)
+def test_what_is_uploaded(tmp_path, monkeypatch, capsys, there, flags, files):
+  api = FakeApi(card=there)
+  monkeypatch.setattr(hub, 'client', lambda: api)
+  args = [TOKEN, 'me/mine', '--private', '--message', 'hello']
+  assert run(*args, *flags) == 0
+  assert api.asked == [
+    ('create', 'me/mine', True, True),
+    ('upload', 'me/mine', files, 'hello'),
+  ]
+  out = capsys.readouterr().out
+  assert 'https://huggingface.co/me/mine' in out
+  assert ('--replace_card' in out) == ('README.md' not in files)
+
+
+def test_the_fake_has_the_hubs_own_arguments():
+  from huggingface_hub import HfApi
+
+  for name in ('create_repo', 'file_exists', 'upload_folder'):
+    real = inspect.signature(getattr(HfApi, name)).parameters
+    used = inspect.signature(getattr(FakeApi, name)).parameters
+    keywords = {p.name for p in used.values() if p.kind is p.KEYWORD_ONLY}
+    assert keywords <= set(real), name
+
+
+def test_what_the_hub_refuses_is_one_line(tmp_path, monkeypatch, capsys):
+  error = RuntimeError('401 Client Error.\n\nInvalid username or password.')
+  monkeypatch.setattr(hub, 'client', lambda: FakeApi(error=error))
+  assert run(TOKEN, 'me/mine', '--out', tmp_path / 'a') == 2
+  text = capsys.readouterr().err
+  assert text.count('\n') == 1
+  assert all(word in text for word in ('401', 'HF_TOKEN', '--dry_run'))
+
+
+def test_what_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
+  for repo in ('mine', 'me/', 'me/a/b', '../me/mine', 'me/mi ne'):
+    assert run(TOKEN, repo, '--dry_run') == 2
+    assert 'OWNER/NAME' in capsys.readouterr().err
+  assert run(TOKEN, 'me/mine', '--out', 'gs://bucket/a') == 2
+  assert 'gs://bucket/a' in capsys.readouterr().err
+  (tmp_path / 'a').mkdir()
+  assert run(TOKEN, 'me/mine', '--out', tmp_path / 'a') == 2
+  assert f'{tmp_path}/a' in capsys.readouterr().err
+  monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+  assert run(TOKEN, 'me/mine', '--out', tmp_path / 'b') == 2
+  text = capsys.readouterr().err
+  assert all(word in text for word in ('vit_jax[hub]', '--dry_run'))
+  assert not (tmp_path / 'b').exists()
+  # What no format can express leaves nothing.
+  source = GOLDEN / 'mixer_google.npz'
+  assert (
+    run(source, 'me/mine', '--dry_run', '--format', 'hf', '--out', tmp_path / 'b') == 2
+  )
+  assert not (tmp_path / 'b').exists()
+
+
+@pytest.mark.parametrize(
+  'pp',
+  [
+    "decode|resize((32, 48), method='bicubic', antialias=True, rounding='nearest')"
+    '|value_range(-1, 1)',
+    "decode|resize_small(40, method='bilinear', antialias=True, rounding='nearest')"
+    '|central_crop((32, 32))|value_range((-2.0, -1.8, -1.2), (3.0, 2.2, 0.8))',
+  ],
+)
+def test_preprocessing_goes_through_both_libraries(pp):
+  described = preprocessor.of(pp)
+  image = np.asarray(Image.effect_noise((90, 70), 60))[..., None].repeat(3, -1)
+  expected = SingleImage(pp)(image)
+  for back in (
+    hints._timm_pp(described.timm(), described.size),
+    hints._hf_pp(described.hf(), described.size, 'x'),
+  ):
+    np.testing.assert_allclose(SingleImage(back)(image), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'pp',
+  [
+    'decode|resize(32)|flip_lr|value_range(-1, 1)',
+    "decode|resize(32, method='area')|value_range(-1, 1)",
+    'decode|resize(32)|value_range(-1, 1, clip=True)',
+    'decode|resize(32)',
+  ],
+)
+def test_pipelines_that_they_cannot_say(pp):
+  assert preprocessor.of(pp) is None
+
+
+@pytest.mark.parametrize(
+  ('text', 'shown'),
+  [
+    ('folder:/home/me/photos', 'folder:photos'),
+    ('~/weights/a.npz', 'a.npz'),
+    ('../a/b.npz', 'b.npz'),
+    ('gs://bucket/a/b.npz', 'gs://bucket/a/b.npz'),
+    ('B/16', 'B/16'),
+    ('tfds:cifar10', 'tfds:cifar10'),
+    ('Transformer/encoderblock_0/.*', 'Transformer/encoderblock_0/.*'),
+    ('decode|resize(32)', 'decode|resize(32)'),
+  ],
+)
+def test_folders_of_this_machine_are_not_published(text, shown):
+  assert card.public({'a': [text]}) == {'a': [shown]}

@@ -1,0 +1,176 @@
+"""The fine-tuning recipe: the paper's numbers, and what it does for a run of digits."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from tests.support import GOLDEN, naming, runs, vtab_fakes
+from vit_jax import config, optim
+from vit_jax.data import pipeline, sources
+from vit_jax.errors import UserError
+from vit_jax.train import run as train
+from vit_jax.weights import load as pretrained
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+  monkeypatch.chdir(runs.ROOT)
+  runs.on_one_device(monkeypatch)
+
+
+def load(arg):
+  return config.load(f'configs/finetune.py:{arg}')
+
+
+# data -> (steps, rates of the grid): Table 4 of the paper. Warmup: the reference code.
+TABLE_4 = {
+  'imagenet': (20_000, (0.003, 0.01, 0.03, 0.06), 500),
+  'cifar100': (10_000, (0.001, 0.003, 0.01, 0.03), 500),
+  'cifar10': (10_000, (0.001, 0.003, 0.01, 0.03), 500),
+  'pets': (500, (0.001, 0.003, 0.01, 0.03), 100),
+  'flowers': (500, (0.001, 0.003, 0.01, 0.03), 100),
+}
+
+
+@pytest.mark.parametrize('data', TABLE_4)
+def test_presets_are_table_4(data):
+  steps, grid, warmup = TABLE_4[data]
+  c = load(f'data={data}')
+  assert c['steps'] == steps
+  assert c['data']['batch_size'] == 512
+  assert c['optim']['lr'] in grid
+  assert c['optim']['momentum'] == 0.9
+  assert c['optim']['clip'] == 1.0
+  assert 'wd' not in c['optim']
+  assert 'inception_crop(384, ' in c['data']['pp']
+  assert c['model']['representation_size'] is None
+  assert c['task'] == {'name': 'classify', 'loss': 'softmax'}  # labels not smoothed
+  assert c['weights']['skip'] == ['pre_logits/.*', 'head/.*']
+  rate = optim.build(**c['optim'], total_steps=steps).rate
+  peak = c['optim']['lr']
+  half = warmup + (steps - warmup) // 2  # of a cosine: half of the peak
+  for step, expected in (
+    (0, 0),
+    (warmup // 2, peak / 2),
+    (warmup, peak),
+    (half, peak / 2),
+  ):
+    assert rate(step) == pytest.approx(expected, abs=1e-6 * peak)
+  assert rate(steps) == pytest.approx(0, abs=1e-6 * peak)
+
+
+def test_fewer_steps_have_a_shorter_warmup():
+  warmup = lambda arg: load(arg)['optim']['schedule']['warmup']
+  assert warmup('data=photos,steps=20') == 2
+  assert warmup('data=pets,steps=100') == 20
+  assert warmup('data=pets,steps=5_000') == 100
+  assert warmup('data=photos,steps=20,warmup=7') == 7
+
+
+def test_dev_and_final_splits():
+  assert load('data=cifar10')['data']['split'] == 'train[:98%]'
+  final = load('data=cifar10,final=True')
+  assert final['data']['split'] == 'train'
+  assert final['evals']['val']['data']['split'] == 'test'
+  # Nothing is chosen by the test split.
+  assert load('data=cifar10')['checkpoint']['best'] == 'val/top1'
+  assert final['checkpoint']['best'] is None
+  own = load('data=photos')
+  assert (own['data']['source'], own['data']['batch_size']) == ('photos', 64)
+
+
+@pytest.mark.parametrize(
+  ('data', 'tfds', 'held_out'),
+  [
+    ('cifar10', 'cifar10', 0.02),
+    ('flowers', 'oxford_flowers102', 0.1),
+    ('cifar100', 'cifar100', 0.02),
+    ('pets', 'oxford_iiit_pet', 0.1),
+  ],
+)
+@pytest.mark.slow
+def test_the_papers_small_data_sets(tmp_path, monkeypatch, data, tfds, held_out):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  vtab_fakes.write_one(tfds, tmp_path, {'train': 100, 'validation': 30, 'test': 9})
+
+  def images(section):
+    source = sources.build(section['source'], section['split'])
+    return [vtab_fakes.number_of(e['image']) for e in source.read(range(len(source)))]
+
+  c, final = load(f'data={data},res=32,batch=4'), load(f'data={data},final=True')
+  val = round(100 * held_out)
+  assert images(c['data']) == list(range(100 - val))
+  assert images(c['evals']['val']['data']) == list(range(100 - val, 100))
+  assert images(final['data']) == list(range(100))
+  assert images(final['evals']['val']['data']) == list(range(9))
+  batches = pipeline.train(**c['data']), pipeline.evaluate(**c['evals']['val']['data'])
+  for one in batches:
+    batch = next(iter(one.iterate()))
+    assert one.num_classes == {'cifar10': 10, 'cifar100': 100, 'pets': 37}.get(
+      data, 102
+    )
+    assert batch['image'].shape == (4, 32, 32, 3)
+    assert batch['image'].dtype == np.uint8
+
+
+@pytest.mark.slow
+def test_colour_weights_take_gray_digits(tmp_path):
+  arg = f'weights={GOLDEN}/vit_google_prelogits.npz,data=digits,res=16,accum=1'
+  with pytest.raises(UserError, match=naming('config.data.pp', "'decode(3)'")):
+    train.train(load(arg), tmp_path)
+  _, rows = train.train(load(f'{arg},channels=3,steps=1,warmup=0,lr=1e-9'), tmp_path)
+  row = next(row for row in rows if 'val/loss' in row)
+  # The head starts as zeros: all classes alike.
+  assert row['val/loss'] == pytest.approx(np.log(10), abs=1e-4)
+
+
+def test_weights_that_are_not_there(tmp_path):
+  with pytest.raises(UserError, match=naming("'nowhere.npz'", '--zoo')):
+    train.train(load('weights=nowhere.npz,data=digits'), tmp_path)
+  # They may be large: all that does not depend on them is looked at first.
+  for assignment, facts in (
+    ('optim.schedule.warmupp=3', ('optim.schedule.warmupp', 'warmup')),
+    ('weights.rezise=bicubic', ('weights.rezise', 'resize')),
+    ('data.split=trian', ("'trian'", 'train')),
+    ('evals.val.data.split=tset', ("'tset'", 'test')),
+    ('optim.lr=-1', ('config.optim.lr=-1',)),
+    ('task.mixup=-1', ('config.task.mixup=-1',)),
+    ('task.loss=sotfmax', ("'sotfmax'", 'softmax')),
+  ):
+    c = load('weights=nowhere.npz,data=digits')
+    config.override(c, [assignment])
+    with pytest.raises(UserError, match=naming(*facts)):
+      train.train(c, tmp_path)
+  c = load('data=digits')  # of a name of the zoo the model is known, not yet its file
+  for assignment, facts in (
+    ('model.dtpye=bfloat16', ('model.dtpye', 'dtype')),
+    ('model.dtype=float8', ("'float8'", 'bfloat16')),
+    ('model.classifier=tokne', ("'tokne'", 'token')),
+    ('model.dropout=1.5', ('dropout=1.5',)),
+  ):
+    wrong = copy.deepcopy(c)
+    config.override(wrong, [assignment])
+    with pytest.raises(UserError, match=naming(*facts)):
+      train.train(wrong, tmp_path)
+
+
+def accuracies(rows, name):
+  return [row[name] for row in rows if name in row]
+
+
+@pytest.mark.slow
+def test_twice_the_resolution_starts_high_and_ends_no_lower(tmp_path):
+  """Five minutes: the main job, then the recipe as it is, at 32 px.
+
+  Seed 0. Of seeds 0, 1, 2 measured on 2026-11-22: 357, 358, 358 of the 360 images, after
+  357, 356, 358.
+  """
+  _, rows = train.train(config.load('configs/digits.py'), tmp_path / 'low')
+  low = accuracies(rows, 'test/top1')[-1]
+  c = load(f'data=digits,weights={tmp_path / "low"},res=32,final=True,keep_head=True')
+  _, rows = train.train(c, tmp_path / 'high')
+  high = accuracies(rows, 'val/top1')
+  assert high[0] > 0.8  # after 100 steps; from scratch 44 %, from the run 95 %
+  assert high[-1] >= low
+  assert np.isfinite(pretrained.load(tmp_path / 'high').params['head']['bias']).all()

@@ -1,0 +1,312 @@
+"""A tuned model from the run that trained it to other files and back."""
+
+import dataclasses
+import functools
+import json
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.support import naming, runs
+from vit_jax import errors, models, trees
+from vit_jax.tools import convert, evaluate
+from vit_jax.weights import export, readers, tuned
+from vit_jax.weights import load as pretrained
+
+CHANGES = ('steps=2', 'checkpoint.every=2', 'checkpoint.best=None', 'optim.ema=None')
+SECTIONS = {
+  'lora': {'method': 'lora', 'rank': 4, 'alpha': 8},
+  'mlp': {'method': 'mlp', 'layers': 2},
+}
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+  """Returns the folder of finished runs 'lora' and 'mlp', and of their weights.npz."""
+  folder = tmp_path_factory.mktemp('tuned')
+  model = models.build(**runs.small()['model'], num_classes=10)
+  init = jax.jit(model.init)(jax.random.key(3), jnp.zeros((1, 8, 8, 1)))['params']
+  del init['head']
+  np.savez(folder / 'weights.npz', **jax.device_get(trees.flatten(init)))
+  weights = {'source': str(folder / 'weights.npz'), 'skip': ['head/.*']}
+  for name, section in SECTIONS.items():
+    runs.run_on_one_device(
+      *(folder / name, *CHANGES, 'optim.schedule.warmup=0', 'optim.lr=0.1'),
+      weights=weights,
+      tune=section,
+      evals={'test': runs.EVALS['test']},
+    )
+  return folder
+
+
+def images():
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (4, 8, 8, 1)).astype(np.float32)
+
+
+def logits(loaded):
+  return np.asarray(jax.jit(loaded.model.apply)(loaded.variables, images())[0])
+
+
+@pytest.mark.slow
+def test_a_run_says_and_stores_what_was_tuned(made):
+  counts = {'lora': 4 * (16 + 16) * 2 + 170, 'mlp': 16 * 16 + 16 + 32 + 170}
+  for name, count in counts.items():
+    status = runs.status(made / name)
+    assert status['tuned_parameters'] == status['trained_parameters'] == count
+
+
+@pytest.mark.slow
+def test_a_loaded_run_computes_as_it_was_evaluated(made, capsys):
+  for name, section in SECTIONS.items():
+    loaded = vit_jax.load(made / name)
+    assert loaded.tune == section
+    assert set(loaded.params['tune'])
+    assert evaluate.main([str(made / name), '--json']) == 0
+    found = json.loads(capsys.readouterr().out)
+    last = runs.rows(made / name)[-1]
+    assert found['loss'] == pytest.approx(last['test/loss'], rel=1e-5)  # another batch
+  stats = trees.flatten(loaded.variables['batch_stats'])
+  assert set(stats) == {'tune/norm_0/mean', 'tune/norm_0/var'}
+  assert 'with mlp' in repr(loaded)
+
+
+@pytest.mark.slow
+def test_lora_is_folded_into_the_weights(made, tmp_path):
+  file = str(tmp_path / 'whole.npz')
+  assert convert.main([str(made / 'lora'), file, '--merge']) == 0
+  whole, loaded = vit_jax.load(file, num_heads=2), vit_jax.load(made / 'lora')
+  assert not whole.tune
+  np.testing.assert_allclose(logits(whole), logits(loaded), atol=1e-5)
+  start = vit_jax.load(made / 'weights.npz', num_heads=2, num_classes=10)
+  assert np.abs(logits(whole) - logits(start)).max() > 1e-3
+  with pytest.raises(errors.UserError, match=naming('tune/dense_0', '--tuned_only')):
+    convert.main([str(made / 'mlp'), str(tmp_path / 'mlp.npz')])
+
+
+@pytest.mark.parametrize('name', SECTIONS)
+def test_what_was_tuned_goes_with_a_copy_of_the_weights(made, tmp_path, name, capsys):
+  file = str(tmp_path / 'tuned.safetensors')
+  assert convert.main([str(made / name), file, '--tuned_only', '--json']) == 0
+  record = json.loads(capsys.readouterr().out)
+  assert record['params'] == runs.status(made / name)['tuned_parameters']
+  weights = shutil.copy(made / 'weights.npz', tmp_path / 'copy.npz')
+  again = vit_jax.load(weights, num_heads=2, tune=file)
+  np.testing.assert_array_equal(logits(again), logits(vit_jax.load(made / name)))
+  with np.load(weights) as arrays:
+    other = dict(arrays)
+  other['embedding/bias'] = other['embedding/bias'] + 1
+  np.savez(weights, **other)
+  with pytest.raises(errors.UserError, match=naming('other weights', 'embedding/bias')):
+    vit_jax.load(weights, num_heads=2, tune=file)
+  with pytest.raises(
+    errors.UserError, match=naming('lora' if name == 'lora' else 'mlp')
+  ):
+    vit_jax.load(made / name, tune=file)
+
+
+@pytest.mark.slow
+def test_parameters_are_added_to_weights_that_have_none(made):
+  loaded = vit_jax.load(
+    made / 'weights.npz', num_heads=2, num_classes=3, tune=SECTIONS['lora']
+  )
+  added = trees.flatten(loaded.params['tune'])
+  assert {x.shape for x in added.values()} == {(16, 4), (4, 16)}
+  assert logits(loaded).shape == (4, 3)
+  bad = {'method': 'lora', 'rnk': 4}
+  with pytest.raises(errors.UserError, match=naming('tune.rnk', 'rank')):
+    vit_jax.load(made / 'weights.npz', num_heads=2, num_classes=3, tune=bad)
+
+
+def test_files_that_hold_nothing_tuned_are_refused(made, tmp_path):
+  refused = lambda tune: vit_jax.load(made / 'weights.npz', num_heads=2, tune=str(tune))
+  with pytest.raises(errors.UserError, match=naming('weights.npz', '--tuned_only')):
+    refused(made / 'weights.npz')
+  with pytest.raises(errors.UserError, match=naming('gone.npz')):
+    refused(tmp_path / 'gone.npz')
+  with pytest.raises(errors.UserError, match=naming('--tuned_only', 'runs')):
+    convert.main([str(made / 'weights.npz'), str(tmp_path / 'x.npz'), '--tuned_only'])
+
+
+def test_a_file_of_what_was_tuned_says_how_it_is_loaded(made, tmp_path):
+  file = str(tmp_path / 'tuned.npz')
+  assert convert.main([str(made / 'lora'), file, '--tuned_only']) == 0
+  with pytest.raises(errors.UserError, match=naming(file, 'tune=')):
+    vit_jax.load(file)
+  with pytest.raises(errors.UserError, match=naming("tune={'method': 'lora'}")):
+    vit_jax.load(made / 'weights.npz', num_heads=2, tune='lora')
+
+
+def test_weights_of_a_tuned_run_are_folded_or_refused(made):
+  found = pretrained.from_section(str(made / 'lora'))  # as config.weights is opened
+  assert not found.tune
+  assert not found.added
+  kernel = 'Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel'
+  with np.load(made / 'weights.npz') as arrays:
+    assert np.abs(found.flat[kernel] - arrays[kernel]).max() > 1e-4
+  with pytest.raises(errors.UserError, match=naming('mlp', 'tune/dense_0')):
+    pretrained.from_section(str(made / 'mlp'))
+
+
+# -- files as a run would write them, without the run ----------------------------------
+
+VIT = dict(patch_size=(4, 4), width=16, depth=2, mlp_dim=16, num_heads=2, num_classes=3)
+
+
+@functools.cache
+def initial():
+  model = models.build('vit', **VIT)
+  init = jax.jit(model.init)(jax.random.key(3), jnp.zeros((1, 16, 16, 3)))['params']
+  return jax.device_get(trees.flatten(init))
+
+
+def source(folder, size=16):
+  """Returns (weights for images of 16 x 16 px, what a run of them at `size` has)."""
+  file = folder / 'start.npz'
+  np.savez(file, **initial())
+  found = pretrained.read_source(str(file), num_heads=2)
+  if size == 16:
+    return file, found
+  flat = trees.flatten(vit_jax.load(file, image_size=size, num_heads=2).params)
+  return file, dataclasses.replace(found, flat=flat, image_size=(size, size))
+
+
+def write(found, section, folder, added, own=(), stats=None, **config):
+  """Writes what was tuned to a new folder, with some of its config changed."""
+  found = dataclasses.replace(found, tune=section, added=added | (stats or {}))
+  names = [n for n in found.flat if n.startswith('head/')]
+  found = dataclasses.replace(found, flat=found.flat | dict(own))
+  tuned.write(found, [*names, *added, *dict(own)], {}, folder)
+  if config:
+    raw = readers.read(folder)
+    shutil.rmtree(folder)
+    ((key, old),) = raw.config.items()
+    export.write(folder, raw.arrays, {key: old | config})
+  return folder
+
+
+PROMPTS = dict(method='vpt', number=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size', [8, 16])
+def test_tuned_files_remember_the_size_that_was_tuned_at(tmp_path, size):
+  weights, found = source(tmp_path, size)
+  prompts = {'tune/prompts': np.ones((1, 2, 16), np.float32)}
+  file = write(found, PROMPTS, tmp_path / 'file', prompts)
+  loaded = vit_jax.load(weights, num_heads=2, tune=file)
+  assert loaded.image_size == (size, size)
+  table = found.flat['Transformer/posembed_input/pos_embedding']
+  own = loaded.params['Transformer']['posembed_input']['pos_embedding']
+  np.testing.assert_array_equal(own, table)
+  larger = vit_jax.load(weights, num_heads=2, tune=file, image_size=24)
+  assert larger.params['Transformer']['posembed_input']['pos_embedding'].shape[1] == 37
+
+
+@pytest.mark.slow
+def test_tuned_files_go_with_scanned_blocks(tmp_path):
+  weights, found = source(tmp_path)
+  found = dataclasses.replace(found, fields=found.fields | {'scan': True})
+  file = write(found, {}, tmp_path / 'file', {})
+  loaded = vit_jax.load(weights, num_heads=2, tune=file)
+  assert loaded.params['Transformer']['encoderblock']['LayerNorm_0']['bias'].ndim == 2
+
+
+MLP = dict(method='mlp', layers=2)
+HIDDEN = {
+  f'tune/dense_0/{n}': np.ones(s) for n, s in (('kernel', (16, 16)), ('bias', 16))
+}
+HIDDEN |= {f'tune/norm_0/{n}': np.ones(16) for n in ('scale', 'bias')}
+STATS = {f'batch_stats/tune/norm_0/{n}': np.ones(16) for n in ('mean', 'var')}
+WRONG = {
+  'stats': (dict(section=MLP, added=HIDDEN), ('norm_0/mean', '(16,)')),
+  'stats_shape': (
+    dict(section=MLP, added=HIDDEN, stats={k: np.ones(3) for k in STATS}),
+    ('norm_0/mean', '(3,)'),
+  ),
+  'stats_nested': (
+    dict(section=MLP, added=HIDDEN, stats=STATS, own={'batch_stats/tune': np.ones(2)}),
+    ('batch_stats/tune', 'below'),
+  ),
+  'added': (dict(section=PROMPTS, added={}), ('tune/prompts', '(1, 2, 16)')),
+  'type': (
+    dict(section=PROMPTS, added={'tune/prompts': np.ones((1, 2, 16), int)}),
+    ('tune/prompts', 'int64'),
+  ),
+  'no_section': (
+    dict(section={}, added={'tune/prompts': np.ones((1, 2, 16))}),
+    ('tune/prompts', 'tune'),
+  ),
+  'fields': (dict(section={}, added={}, fields={'widht': 16}), ('widht', 'width')),
+  'size': (dict(section={}, added={}, image_size=[16]), ('image_size', '16')),
+  'huge': (dict(section={}, added={}, image_size=[10**9, 16]), ('image_size', '16384')),
+  'fit': (dict(section={}, added={}, fit={'skp': []}), ('fit', 'skp', 'skip')),
+  'classes': (dict(section={}, added={}, fields={'num_classes': 4}), ('head', '4')),
+}
+
+
+@pytest.mark.parametrize('case', WRONG)
+def test_tuned_files_with_wrong_contents_are_refused(tmp_path, case):
+  options, words = WRONG[case]
+  weights, found = source(tmp_path)
+  file = write(found, folder=tmp_path / 'file', **options)
+  with pytest.raises(errors.UserError, match=naming(*words)):
+    vit_jax.load(weights, num_heads=2, tune=file)
+
+
+def test_a_tuned_file_must_hold_its_head(tmp_path):
+  weights, found = source(tmp_path)
+  headless = {n: x for n, x in found.flat.items() if not n.startswith('head/')}
+  found = dataclasses.replace(found, flat=headless)
+  prompts = {'tune/prompts': np.ones((1, 2, 16), np.float32)}
+  file = write(found, PROMPTS, tmp_path / 'file', prompts)
+  with pytest.raises(errors.UserError, match=naming('head', '3 classes')):
+    vit_jax.load(weights, num_heads=2, tune=file)
+
+
+@pytest.mark.parametrize('section', [5, ['lora'], b'lora'])
+def test_sections_that_are_none_are_refused(tmp_path, section):
+  weights, _ = source(tmp_path)
+  with pytest.raises(errors.UserError, match=re.escape(repr(section))):
+    vit_jax.load(weights, num_heads=2, tune=section)
+
+
+def test_flags_that_tuned_files_cannot_follow_are_refused(made, tmp_path):
+  for flag in (['--to', 'timm'], ['--merge'], ['--act', 'gelu_erf']):
+    with pytest.raises(errors.UserError, match=naming('--tuned_only', flag[0])):
+      convert.main([str(made / 'mlp'), str(tmp_path / 'x'), '--tuned_only', *flag])
+
+
+@pytest.mark.slow
+def test_what_was_tuned_at_another_size_goes_with_the_weights(
+  made, tmp_path, monkeypatch
+):
+  runs.on_one_device(monkeypatch)
+  pp = 'resize(12)|value_range(-1, 1)'
+  runs.run(
+    *(tmp_path / 'run', *CHANGES, 'optim.schedule.warmup=0', f'data.pp={pp!r}'),
+    weights={
+      'source': str(made / 'weights.npz'),
+      'skip': ['head/.*'],
+      'resize': 'bicubic',
+    },
+    tune=SECTIONS['lora'],
+    evals={'test': grown(runs.EVALS['test'], pp)},
+  )
+  file = str(tmp_path / 'tuned.npz')
+  assert convert.main([str(tmp_path / 'run'), file, '--tuned_only']) == 0
+  run = vit_jax.load(tmp_path / 'run')
+  again = vit_jax.load(made / 'weights.npz', num_heads=2, tune=file)
+  assert again.image_size == run.image_size == (12, 12)
+  assert again.pp == run.pp
+  same = jax.tree.map(np.array_equal, run.variables, again.variables)
+  assert all(jax.tree.leaves(same))
+
+
+def grown(evaluation, pp):
+  return {**evaluation, 'data': {**evaluation['data'], 'pp': pp}}

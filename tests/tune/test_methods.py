@@ -1,0 +1,268 @@
+"""What tuning methods train: on every family, layer by layer, and what is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import classifiers, naming
+from tests.support.tuning import attach
+from vit_jax import errors, models, optim, sharding, tasks, trees, tune
+from vit_jax.train.state import init_state
+from vit_jax.train.step import make_step
+
+# -- every method on every family -----------------------------------------------------
+
+METHODS = sorted(set(tune.METHODS) - {'rules', 'full'})
+
+
+def families():
+  return [
+    pytest.param(name, i, marks=pytest.mark.slow if i else ())
+    for name in classifiers()
+    for i in range(len(models.family(name).tiny))
+  ]
+
+
+def section_for(name, method):
+  section = {'method': method}
+  if method == 'vpt':
+    section['number'] = 1 if models.family(name).prompts[0] == 'add' else 2
+  return section
+
+
+SPEC = {
+  'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32),
+  'label': jax.ShapeDtypeStruct((8,), jnp.int32),
+  'mask': jax.ShapeDtypeStruct((8,), jnp.float32),
+}
+
+
+def batch():
+  rng = np.random.default_rng(0)
+  return {
+    'image': rng.uniform(-1, 1, SPEC['image'].shape).astype(np.float32),
+    'label': rng.integers(0, 5, 8).astype(np.int32),
+    'mask': np.ones(8, np.float32),
+  }
+
+
+def steps(model, rules, number=2, mesh=None, batch=batch, accum=1, ema=None):
+  """Returns the states before and after steps of SGD, from a head that is not zero."""
+  task = tasks.build('classify', model, SPEC)
+  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum, ema=ema)
+  key = jax.random.key(0)
+  mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
+
+  def init():
+    state = init_state(task, optimizer, SPEC, key, {}, rules)
+    draw = lambda n, x: jax.random.normal(key, x.shape) if n.startswith('head/') else x
+    state.params = trees.map_named(draw, state.params)
+    return state
+
+  # What LLVM would gain by optimising takes longer than two steps do.
+  fast = {'xla_backend_optimization_level': 0}
+  before = jax.device_get(jax.jit(init).lower().compile(fast)())
+  with jax.set_mesh(mesh):
+    places = sharding.state_shardings(before, mesh, 'fsdp')
+    state = jax.device_put(before, places)
+    step = make_step(task, optimizer, lambda batch: batch, key)
+    step = jax.jit(step, out_shardings=(places, sharding.replicated(mesh)))
+    fed = sharding.global_batch(batch(), mesh)
+    step = step.lower(state, fed).compile(fast)
+    for _ in range(number):
+      state, _ = step(state, fed)
+  return before, jax.device_get(state)
+
+
+@functools.cache
+def shapes_of(model, train=False):
+  """Returns (outputs, variables) of two images, as shapes."""
+  rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(0)}
+  init = functools.partial(model.init_with_output, train=train)
+  return jax.eval_shape(init, rngs, jnp.zeros((2, 32, 32, 3)))
+
+
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize(('name', 'i'), families())
+def test_every_method_trains_on_every_family(name, i, method):
+  family = models.family(name)
+  model = models.build(name, num_classes=5, **family.tiny[i])
+  tuned, rules = tune.attach(model, family, (32, 32, 3), **section_for(name, method))
+  (logits, out), variables = shapes_of(tuned, train=True)
+  (_, plain), own = shapes_of(model)
+  assert logits.shape == (2, 5)
+  assert out.keys() == plain.keys()
+  params = trees.flatten(variables['params'])
+  names = {name for name in params if not name.startswith('tune/')}
+  assert names == trees.flatten(own['params']).keys()
+  trained, _ = tune.partition(variables['params'], rules)
+  trained = trees.flatten(trained).keys()
+  assert trained >= params.keys() - names
+  assert any(name.startswith('head/') for name in trained)
+  assert len(trained) < len(params)
+
+
+# linear and bias take their steps in test_tune.py.
+@pytest.mark.slow
+@pytest.mark.parametrize('method', sorted(set(METHODS) - {'side'}))
+def test_the_trained_move_and_the_frozen_do_not(method):
+  model = models.build('vit', num_classes=5, **models.family('vit').tiny[0])
+  section = section_for('vit', method)
+  if method == 'vpt':
+    section |= {'deep': True, 'dropout': 0.1}
+  tuned, rules = tune.attach(model, models.family('vit'), (32, 32, 3), **section)
+  before, after = steps(tuned, rules)
+  for name, x in trees.flatten(after.frozen).items():
+    np.testing.assert_array_equal(x, trees.flatten(before.frozen)[name], err_msg=name)
+  still = [
+    name
+    for name, x in trees.flatten(after.params).items()
+    if np.array_equal(x, trees.flatten(before.params)[name])
+  ]
+  # The bias of keys changes no attention, and what is not seen by the head none of it.
+  assert [n for n in still if not n.endswith('key/bias')] == []
+
+
+@pytest.mark.thorough
+def test_the_layer_scale_of_convnext_multiplies_an_adapter():
+  family, images = models.family('convnext'), jnp.ones((1, 8, 8, 3))
+  section = section_for('convnext', 'adapter')
+  plain = models.build('convnext', depths=(1,), widths=(8,), num_classes=None)
+  model, _ = tune.attach(plain, family, (8, 8, 3), **section)
+  variables = jax.jit(model.init)(jax.random.key(0), images)
+  params = trees.flatten(variables['params'])
+  (up,) = (name for name in params if name.endswith('/up/bias'))
+  found = {}
+  for gamma in (0.0, 1.0):
+    scaled = params | {'stage1_block_0/gamma': jnp.full(8, gamma)}
+    for name, given in (('with', scaled | {up: jnp.arange(8.0)}), ('without', scaled)):
+      found[name] = model.apply({'params': trees.unflatten(given)}, images)[0]
+    assert np.array_equal(found['with'], found['without']) == (gamma == 0)
+
+
+@pytest.mark.slow
+def test_side_tuning_starts_half_way_and_learns():
+  model = models.build('vit', num_classes=5, **models.family('vit').tiny[0])
+  tuned, rules = tune.attach(model, models.family('vit'), (32, 32, 3), method='side')
+  before, after = steps(tuned, rules, number=1)
+  assert before.params['tune']['alpha'] == 0
+  assert after.params['tune']['alpha'] != 0
+  moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), before.params, after.params)
+  assert all(trees.flatten(moved['tune']).values())
+
+
+def test_side_networks_go_with_a_head_of_every_token():
+  fields = models.family('vit').tiny[0] | {'classifier': 'none', 'num_classes': 5}
+  tuned = attach(models.build('vit', **fields), method='side')
+  (logits, _), _ = shapes_of(tuned)
+  assert logits.shape == (2, 16, 5)
+
+
+@pytest.mark.slow
+def test_frozen_models_compute_as_in_evaluation():
+  fields = models.family('vit').tiny[0] | {'dropout': 0.5, 'num_classes': 5}
+  model = models.build('vit', **fields)
+  draws = {}
+  for method in ('linear', 'lora', 'vpt', 'full', 'bias'):
+    tuned, _ = tune.attach(model, models.family('vit'), (32, 32, 3), method=method)
+    images, rngs = jnp.zeros((1, 32, 32, 3)), {'dropout': jax.random.key(1)}
+    variables = jax.eval_shape(tuned.init, jax.random.key(0), images)
+    train = functools.partial(tuned.apply, train=True, rngs=rngs)
+    draws[method] = 'random_' in str(jax.make_jaxpr(train)(variables, images))
+  assert draws == dict(linear=False, lora=False, vpt=False, full=True, bias=True)
+
+
+# -- batch statistics -----------------------------------------------------------------
+
+
+def mlp():
+  model = models.build('vit', num_classes=5, **models.family('vit').tiny[0])
+  return tune.attach(
+    model, models.family('vit'), (32, 32, 3), method='mlp', dropout=0.0
+  )
+
+
+@pytest.mark.slow
+def test_batch_statistics_are_those_of_the_whole_batch():
+  tuned, rules = mlp()
+  before, one = steps(tuned, rules, 1)
+  _, eight = steps(tuned, rules, 1, sharding.make_mesh(2, 4))
+  stats = trees.flatten(one.batch_stats)
+  assert set(stats) == {f'tune/norm_{i}/{s}' for i in (0, 1) for s in ('mean', 'var')}
+  images = batch()['image']
+  _, out = jax.jit(tuned.model.apply)(
+    {'params': {k: v for k, v in before.variables()['params'].items() if k != 'tune'}},
+    images,
+  )
+  dense = before.params['tune']['dense_0']
+  hidden = np.maximum(
+    np.asarray(out['pre_logits']) @ dense['kernel'] + dense['bias'], 0
+  )
+  # A tenth of the batch's, nine tenths of the first values, 0 and 1.
+  np.testing.assert_allclose(stats['tune/norm_0/mean'], hidden.mean(0) / 10, atol=1e-6)
+  expected = 0.9 + hidden.var(0) / 10
+  np.testing.assert_allclose(stats['tune/norm_0/var'], expected, atol=1e-6)
+  for name, x in trees.flatten(eight.batch_stats).items():
+    np.testing.assert_allclose(x, stats[name], atol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_step_that_is_skipped_changes_no_statistics():
+  nan = lambda: batch() | {'image': np.full_like(batch()['image'], np.nan)}
+  before, after = steps(*mlp(), number=1, batch=nan)
+  assert after.counters['skipped'] == 1
+  for name, x in trees.flatten(after.batch_stats).items():
+    np.testing.assert_array_equal(x, trees.flatten(before.batch_stats)[name])
+
+
+@pytest.mark.slow
+def test_micro_batches_update_statistics_in_turn():
+  tuned, rules = mlp()
+  same = lambda: {k: np.repeat(v[:4], 2, axis=0) for k, v in batch().items()}
+  _, twice = steps(tuned, rules, 1, batch=same, accum=2)
+  before, once = steps(tuned, rules, 1, batch=same)
+  flat = trees.flatten(once.batch_stats)
+  for name, x in trees.flatten(twice.batch_stats).items():
+    first = trees.flatten(before.batch_stats)[name]
+    # Both halves are the same images: the same step towards their statistics, twice.
+    np.testing.assert_allclose(x, 1.9 * flat[name] - 0.9 * first, atol=1e-6)
+
+
+# -- what is refused ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('section', 'fields', 'words'),
+  [
+    (dict(method='vpt', where='pad'), {}, ('config.tune.where', 'prepend', 'ViT')),
+    (dict(method='vpt', layers=[0]), {}, ('config.tune.layers', 'deep')),
+    (
+      dict(method='vpt', deep=True, layers=[1, 0]),
+      {},
+      ('layers', 'ascending', '0 to 1'),
+    ),
+    (dict(method='vpt', where='add', number=3), {}, ('number=3', '16')),
+    (dict(method='vpt', where='add', number=1, pool='both'), {}, ('pool', 'add')),
+    (dict(method='vpt'), dict(posemb='relative'), ("'relative'", "where='add'")),
+    (dict(method='vpt'), dict(scan=True), ('config.model.scan', 'vpt')),
+    (dict(method='lora'), dict(scan=True), ('config.model.scan', 'lora')),
+    (dict(method='partial'), dict(scan=True), ('config.model.scan', 'partial')),
+    (dict(method='partial', blocks=3), {}, ('blocks=3', '2 blocks')),
+    (dict(method='lora', layers=['.*/kernal']), {}, ('.*/kernal', 'kernels')),
+    (dict(method='lora', alpha=0), {}, ('alpha=0', 'more than 0')),
+    (dict(method='adapter', reduction=64), {}, ('reduction=64', '32')),
+    (dict(method='mlp'), dict(num_classes=None), ('mlp', 'num_classes')),
+    (dict(method='vpt2'), {}, ('vpt2', 'vpt')),
+    (dict(method='vpt', pool='both'), dict(classifier='none'), ('pool', "'none'")),
+    (dict(method='lora', layers=[]), {}, ('layers=[]', 'linear')),
+    (dict(method='rules', train=[]), {}, ('train=[]', 'head/.*')),
+  ],
+)
+def test_what_cannot_be_tuned_is_refused(section, fields, words):
+  small = dict(patch_size=(8, 8), width=32, depth=2, mlp_dim=32, num_heads=2)
+  model = models.build('vit', **{'num_classes': 3, **small, **fields})
+  with pytest.raises(errors.UserError, match=naming(*words)):
+    attach(model, **section)

@@ -1,0 +1,240 @@
+"""What tuned models compute: reference outputs, and what prompts must amount to."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import naming
+from tests.support.tuning import (
+  SECTIONS,
+  attach,
+  of_reference,
+  plain,
+  reference,
+  run,
+  vit,
+)
+from vit_jax import errors, models, trees, tune
+from vit_jax.nn.attention import MultiHeadDotProductAttention
+
+# -- against references ---------------------------------------------------------------
+
+
+# vpt is held by the identities below and, against the released code, in test_tune_windows.
+QUICK = ('lora', 'adapter')
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+  'method',
+  [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in SECTIONS],
+)
+def test_outputs_agree_with_the_reference(method):
+  logits, out = run(SECTIONS[method], of_reference(method))
+  # float32 of other libraries through three blocks: the README of the references.
+  np.testing.assert_allclose(logits, reference()[f'{method}_logits'], atol=1e-5)
+  np.testing.assert_allclose(out['encoded'], reference()[f'{method}_tokens'], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ['adapter', 'lora'])
+def test_models_start_as_they_were(method):
+  tuned = attach(**SECTIONS[method])
+  init = lambda key: tuned.init(key, jnp.zeros((1, 32, 32, 3)))['params']['tune']
+  added = trees.flatten({'tune': jax.jit(init)(jax.random.key(0))})
+  found, _ = run(SECTIONS[method], added)
+  np.testing.assert_allclose(found, plain()[0], atol=1e-6)  # compiled otherwise
+
+
+def test_merged_lora_is_unmerged_lora():
+  added, section = of_reference('lora'), SECTIONS['lora']
+  folded = tune.build(**section).folded(trees.flatten(vit().params) | added)
+  assert folded.keys() == trees.flatten(vit().params).keys()
+  params = trees.unflatten(folded)
+  logits, _ = vit().model.apply({'params': params}, reference()['image'])
+  # One product with the sum, or the sum of two products.
+  np.testing.assert_allclose(logits, run(section, added)[0], atol=1e-5)
+
+
+def test_other_methods_cannot_be_merged():
+  added = trees.flatten(vit().params) | of_reference('adapter')
+  with pytest.raises(errors.UserError, match=naming('MlpBlock_0', '--tuned_only')):
+    tune.build(**SECTIONS['adapter']).folded(added)
+
+
+# -- identities of prompts ------------------------------------------------------------
+
+
+def prompts():
+  rng = np.random.default_rng(0)
+  return {'tune/prompts': rng.normal(size=(1, 4, 48)).astype(np.float32)}
+
+
+def vpt(**options):
+  return run(dict(method='vpt', number=4, **options), prompts())[0]
+
+
+def hidden():
+  """Returns the context in which nothing attends to four tokens behind the first."""
+
+  def hide(call, args, kwargs, context):
+    if isinstance(context.module, MultiHeadDotProductAttention):
+      keys = np.arange(args[1].shape[1])
+      kwargs = {**kwargs, 'mask': ((keys < 1) | (keys > 4))[None, None, None]}
+    return call(*args, **kwargs)
+
+  return nn.intercept_methods(hide)
+
+
+def test_no_prompts_are_linear_probing():
+  of = lambda **section: tune.attach(
+    vit().model, models.family('vit'), (32, 32, 3), **section
+  )
+  assert of(method='vpt', number=0) == of(method='linear')
+
+
+@pytest.mark.slow
+def test_prompts_that_nothing_attends_to_are_none():
+  with hidden():
+    found = vpt()
+  np.testing.assert_allclose(found, plain()[0], atol=1e-5)
+  assert np.abs(vpt() - found).max() > 1e-2  # and they are attended to
+
+
+@pytest.mark.slow
+def test_the_order_of_prompts_does_not_matter():
+  turned = {'tune/prompts': prompts()['tune/prompts'][:, ::-1]}
+  other, _ = run(dict(method='vpt', number=4), turned)
+  np.testing.assert_allclose(other, vpt(), atol=1e-5)  # sums in another order
+
+
+@pytest.mark.slow
+def test_deep_prompts_in_one_layer_are_shallow_ones():
+  np.testing.assert_array_equal(vpt(deep=True, layers=[0]), vpt())
+
+
+@pytest.mark.slow
+def test_shared_deep_prompts_are_equal_ones():
+  one = prompts()['tune/prompts']
+  three = run(
+    dict(method='vpt', number=4, deep=True), {'tune/prompts': np.repeat(one, 3, 0)}
+  )
+  np.testing.assert_allclose(vpt(deep=True, shared=True), three[0], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_layers_without_prompts_are_those_of_the_backbone():
+  section = dict(method='vpt', number=4, deep=True, layers=[2])
+  _, out = run(section, prompts())
+  expected = plain()[1]
+  np.testing.assert_array_equal(out['block01'], expected['block01'])
+  assert out['block02'].shape[1] == expected['block02'].shape[1] + 4
+
+
+@pytest.mark.slow
+def test_prompts_of_zeros_that_are_added_are_none():
+  section = dict(method='vpt', where='add', number=16)
+  zeros = {'tune/prompts': np.zeros((1, 16, 48), np.float32)}
+  np.testing.assert_allclose(run(section, zeros)[0], plain()[0], atol=1e-6)
+  one = {'tune/prompts': np.full((1, 1, 48), 0.5, np.float32)}
+  each = {'tune/prompts': np.full((1, 16, 48), 0.5, np.float32)}
+  found, _ = run(section | {'number': 1}, one)
+  np.testing.assert_array_equal(found, run(section, each)[0])
+
+
+def test_prompts_before_positions_get_that_of_the_class_token():
+  position = vit().params['Transformer']['posembed_input']['pos_embedding'][0, 0]
+  moved = {'tune/prompts': prompts()['tune/prompts'] + position}
+  found, _ = run(dict(method='vpt', number=4), moved)
+  np.testing.assert_allclose(vpt(where='before_positions'), found, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('pool', [None, 'image', 'prompts', 'both'])
+def test_pooling_takes_the_tokens_that_are_named(pool):
+  added = prompts()
+  _, token = run(dict(method='vpt', number=4), added)
+  every = np.asarray(token['encoded'])
+  parts = {'image': every[:, 5:], 'prompts': every[:, 1:5], 'both': every[:, 1:]}
+  section = dict(method='vpt', number=4, pool=pool)
+  found = run(section, added)[1]['pre_logits']
+  expected = every[:, 0] if pool is None else parts[pool].mean(1)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('pool', [pytest.param(None, marks=pytest.mark.slow), 'both'])
+def test_a_mean_of_tokens_leaves_prompts_out_unless_asked(pool):
+  fields = dict(patch_size=(8, 8), width=32, depth=1, mlp_dim=32, num_heads=2)
+  model = models.build('vit', classifier='gap', num_classes=3, **fields)
+  tuned = attach(model, method='vpt', number=4, pool=pool)
+  init = jax.jit(tuned.init_with_output)
+  (_, out), _ = init(jax.random.key(0), reference()['image'])
+  assert out['encoded'].shape[1] == (16 if pool is None else 20)
+  np.testing.assert_allclose(out['pre_logits'], out['encoded'].mean(1), atol=1e-6)
+
+
+def test_prompts_are_dropped_image_by_image():
+  tuned = attach(method='vpt', number=4, deep=True, dropout=0.5)
+  image = reference()['image'][:1].repeat(2, axis=0)
+  params = vit().params | {'tune': {'prompts': np.ones((3, 4, 48), np.float32)}}
+
+  @jax.jit
+  def run(params, image):
+    rngs = {'dropout': jax.random.key(1)}
+    return tuned.apply({'params': params}, image, train=True, rngs=rngs)[0]
+
+  one, other = run(params, image)
+  assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+  'fields', [dict(posemb='sincos2d', posemb_where='every'), dict(posemb='rotary')]
+)
+@pytest.mark.slow
+def test_positions_of_patches_are_as_without_prompts(fields):
+  small = dict(patch_size=(8, 8), width=32, depth=2, mlp_dim=32, num_heads=2)
+  model = models.build('vit', num_classes=3, **small, **fields)
+  tuned = attach(model, method='vpt', number=4)
+  images = reference()['image']
+  params = jax.jit(model.init)(jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  head = {'kernel': rng.normal(size=(32, 3)), 'bias': np.zeros(3)}
+  added = {'prompts': rng.normal(size=(1, 4, 32))}
+
+  with hidden():
+    variables = {'params': {**params, 'head': head, 'tune': added}}
+    found, _ = jax.jit(tuned.apply)(variables, images)
+  expected, _ = jax.jit(model.apply)({'params': {**params, 'head': head}}, images)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_frame_surrounds_the_image():
+  model = models.build('bit', num_classes=3, blocks=(1,), width=32)
+  tuned = attach(model, method='vpt', number=3)
+  x = reference()['image']
+  variables = jax.jit(tuned.init)(jax.random.key(0), x)
+  added = variables['params']['tune']
+  assert sum(a.size for a in added.values()) == 3 * 6 * (32 + 6) + 3 * 32 * 6
+  framed = np.full((2, 38, 38, 3), np.nan, np.float32)
+  framed[:, 3:-3, 3:-3] = x
+  framed[:, :3], framed[:, -3:] = added['rows'][:3], added['rows'][3:]
+  framed[:, 3:-3, :3], framed[:, 3:-3, -3:] = np.split(added['columns'], 2, 1)
+  own = {name: p for name, p in variables['params'].items() if name != 'tune'}
+  stem = lambda model: jax.jit(lambda v, x: model.apply(v, x)[1]['stem'])
+  expected = stem(model)({'params': own}, framed)
+  np.testing.assert_array_equal(stem(tuned)(variables, x), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ['vpt', 'adapter', 'lora', 'mlp', 'side'])
+def test_tuned_models_take_batches_of_any_length(method):
+  options = dict(deep=True) if method == 'vpt' else {}
+  tuned = attach(method=method, **options)
+  variables = jax.eval_shape(tuned.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+  (batch,) = jax.export.symbolic_shape('batch')
+  images = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32)
+  logits, _ = jax.eval_shape(tuned.apply, variables, images)
+  assert logits.shape == (batch, *plain()[0].shape[1:])

@@ -1,0 +1,232 @@
+"""What is trained and what is frozen: rules, a step, a run and its checkpoints."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.support import naming, runs
+from vit_jax import errors, models, optim, sharding, tasks, trees, tune
+from vit_jax.checkpoint import checkpoints
+from vit_jax.train.state import init_state
+from vit_jax.train.step import make_step
+
+B = 16
+SPEC = {
+  'image': jax.ShapeDtypeStruct((B, 8, 8, 3), jnp.float32),
+  'label': jax.ShapeDtypeStruct((B,), jnp.int32),
+  'mask': jax.ShapeDtypeStruct((B,), jnp.float32),
+}
+MODEL = models.build('vit', 'mu/4', num_classes=5, depth=2, width=32, mlp_dim=32)
+TASK = tasks.build('classify', MODEL, SPEC)
+
+
+def attach(method='full', **options):
+  return tune.attach(MODEL, models.family('vit'), (8, 8, 3), method, **options)
+
+
+@jax.jit
+def params():
+  values = TASK.init(jax.random.key(0), SPEC)['params']
+  kernel = jax.random.normal(jax.random.key(1), values['head']['kernel'].shape)
+  values['head']['kernel'] = kernel  # of zeros: nothing before the head has a gradient
+  return values
+
+
+def batch():
+  rng = np.random.default_rng(0)
+  return {
+    'image': rng.uniform(-1, 1, SPEC['image'].shape).astype(np.float32),
+    'label': rng.integers(0, 5, B).astype(np.int32),
+    'mask': np.ones(B, np.float32),
+  }
+
+
+# -- rules ------------------------------------------------------------------------------
+
+
+def test_methods_train_what_they_name():
+  tree = jax.eval_shape(params)
+  names = set(trees.flatten(tree))
+  trained = lambda **section: set(
+    trees.flatten(tune.partition(tree, attach(**section).rules)[0])
+  )
+  head = {'head/kernel', 'head/bias'}
+  assert trained() == trained(method='full') == names
+  assert trained(method='linear') == head
+  biases = {name for name in names if name.endswith('/bias')}
+  assert len(biases) > 10
+  assert trained(method='bias') == head | biases
+  train = ['cls', 'Transformer/encoderblock_1/.*']
+  chosen = trained(method='rules', train=train)
+  assert chosen == {n for n in names if n == 'cls' or 'block_1/' in n}
+  assert trees.combine(*tune.partition(tree, attach('bias').rules)) == tree
+
+
+def test_rules_that_train_nothing_are_refused():
+  tree = jax.eval_shape(params)
+  rules = attach('rules', train=['head/.*', 'head/kernal']).rules
+  with pytest.raises(errors.UserError, match=naming('head/kernal', 'head/kernel')):
+    tune.partition(tree, rules)
+  with pytest.raises(errors.UserError, match=naming('linaer', 'linear')):
+    attach('linaer')
+  zero = [('head/.*', 1.0), ('.*', 0.0)]
+  with pytest.raises(errors.UserError, match=naming('lr_rules', 'config.tune')):
+    optim.build('adamw', 1e-3, 10, lr_rules=zero)
+
+
+# -- a step -----------------------------------------------------------------------------
+
+
+def train(method, mesh=None, steps=2, **section):
+  """Returns (first state, last state, metrics of the first step)."""
+  optimizer = optim.build(
+    **dict(name='adamw', lr=0.1, wd=0.1, ema=0.5) | section, total_steps=10
+  )
+  (model, rules), key = attach(method), jax.random.key(0)
+  task = tasks.build('classify', model, SPEC)
+  given = trees.flatten(params())
+  init = jax.jit(lambda: init_state(task, optimizer, SPEC, key, given, rules))
+  before = state = jax.device_get(init())
+  mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
+  with jax.set_mesh(mesh):
+    places = sharding.state_shardings(state, mesh, 'fsdp')
+    state = jax.device_put(state, places)
+    step = make_step(task, optimizer, lambda batch: batch, key)
+    step = jax.jit(step, out_shardings=(places, sharding.replicated(mesh)))
+    rows = []
+    for _ in range(steps):
+      state, metrics = step(state, sharding.global_batch(batch(), mesh))
+      rows.append(metrics)
+  return before, jax.device_get(state), rows[0]
+
+
+@pytest.mark.slow
+def test_only_the_trained_have_gradients_moments_and_an_average():
+  before, after, metrics = train('linear', clip=1e-3)
+  assert set(trees.flatten(after.params)) == {'head/kernel', 'head/bias'}
+  assert set(trees.flatten(after.ema)) == {'head/kernel', 'head/bias'}
+  sizes = [x.size for x in jax.tree.leaves(after.opt_state)]
+  assert sum(sizes) == 2 * (32 * 5 + 5) + 1  # two moments and a count
+  frozen = trees.flatten(before.frozen)
+  assert len(frozen) + 2 == len(trees.flatten(params()))
+  for name, leaf in trees.flatten(after.frozen).items():
+    np.testing.assert_array_equal(leaf, frozen[name], err_msg=name)
+
+  # The logged norm, by which the gradient is clipped, is of the head's alone.
+  def loss(values):
+    one = TASK.prepare({**batch(), 'weight': np.full(B, 1 / B, np.float32)}, None)
+    return TASK.loss({'params': values}, one, jax.random.key(0))[0]
+
+  grads = jax.jit(jax.grad(loss))(params())
+  head, whole = optax.tree.norm(grads['head']), optax.tree.norm(grads)
+  # float32 sums in another order; the body's part is far above that.
+  np.testing.assert_allclose(metrics['grad_norm'], head, rtol=1e-5)
+  assert whole > 1.01 * head
+
+
+@pytest.mark.slow
+def test_devices_and_micro_batches_change_nothing():
+  # Adam's eps keeps gradients that are rounding alone from being magnified.
+  options = dict(eps=1e-3, clip=1.0)
+  _, one, _ = train('bias', **options)
+  _, other, _ = train('bias', sharding.make_mesh(2, 4), accum=2, **options)
+  expected = trees.flatten(one)
+  for name, leaf in trees.flatten(other).items():
+    # float32 sums over examples, regrouped, through two steps of rate 0.1.
+    np.testing.assert_allclose(leaf, expected[name], atol=1e-5, err_msg=name)
+
+
+# -- a run ------------------------------------------------------------------------------
+
+LINEAR = (
+  *('steps=4', 'checkpoint.every=2', 'checkpoint.best=None', 'optim.ema=0.5'),
+  *('optim.schedule.warmup=1', 'tune.method=linear'),
+)
+EVALS = {'ema': {**runs.EVALS['test'], 'every': 2, 'use_ema': True}}
+
+
+@pytest.fixture(scope='module')
+def tuned(tmp_path_factory):
+  """A finished linear run: (folder, weights that it started from)."""
+  folder = tmp_path_factory.mktemp('tuned')
+  model = models.build(**runs.small()['model'], num_classes=10)
+  init = jax.jit(model.init)(jax.random.key(3), jnp.zeros((1, 8, 8, 1)))['params']
+  del init['head']  # what is trained need not be there
+  np.savez(folder / 'weights.npz', **jax.device_get(trees.flatten(init)))
+  with pytest.MonkeyPatch.context() as patch:
+    runs.on_one_device(patch)
+    run(folder / 'run', folder / 'weights.npz')
+  return folder / 'run', folder / 'weights.npz'
+
+
+def run(workdir, weights, *changes):
+  source = {'source': str(weights), 'skip': ['head/.*']}
+  return runs.run(workdir, *LINEAR, *changes, weights=source, evals=EVALS)
+
+
+def half_done(tuned, tmp_path):
+  """Returns a copy of the tuned run as it was at step 2, and of its weights."""
+  folder = runs.killed(tuned[0], tmp_path / 'run')
+  return folder, shutil.copy(tuned[1], tmp_path / 'moved.npz')
+
+
+@pytest.mark.slow
+def test_a_linear_run_trains_and_stores_the_head(tuned):
+  folder, weights = tuned
+  assert runs.status(folder)['trained_parameters'] == 16 * 10 + 10
+  saved = checkpoints.Checkpoints(folder / 'checkpoints')
+  with np.load(weights) as arrays:
+    frozen = dict(arrays)
+  assert sorted(saved.frozen()) == sorted(frozen)
+  head = {'kernel': (16, 10), 'bias': (10,)}
+  abstract = {
+    'head': {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in head.items()}
+  }
+  alone, meta = saved.restore_params(abstract)
+  assert set(trees.flatten(alone)) == {'head/kernel', 'head/bias'}
+  assert meta['config']['weights']['source'] == str(weights)
+  shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in frozen.items()}
+  whole = trees.combine(abstract, trees.unflatten(shapes))
+  both, _ = saved.restore_params(whole, frozen=frozen, ema=True)
+  np.testing.assert_array_equal(both['embedding']['kernel'], frozen['embedding/kernel'])
+  assert np.abs(both['head']['kernel'] - alone['head']['kernel']).max() > 0
+
+
+@pytest.mark.slow
+def test_a_resumed_linear_run_finds_its_weights(tuned, tmp_path, monkeypatch, capfd):
+  runs.on_one_device(monkeypatch)
+  folder, moved = half_done(tuned, tmp_path)
+  gone = tmp_path / 'gone.npz'
+  with pytest.raises(errors.UserError, match=naming(gone, 'config.weights.source')):
+    run(folder, gone)
+  status, _ = run(folder, moved)
+  assert 'Resuming from step 2.' in capfd.readouterr().out
+  assert status == runs.status(tuned[0])
+  assert runs.rows(folder) == runs.rows(tuned[0])
+
+
+@pytest.mark.slow
+def test_other_weights_are_refused(tuned, tmp_path, monkeypatch):
+  runs.on_one_device(monkeypatch)
+  folder, moved = half_done(tuned, tmp_path)
+  with np.load(moved) as arrays:
+    other = dict(arrays)
+  other['embedding/bias'][0] += 1e-6
+  np.savez(moved, **other)
+  names = ('frozen/embedding/bias', 'config.weights.source')
+  with pytest.raises(errors.UserError, match=naming(*names)):
+    run(folder, moved)
+  assert runs.saved(folder) == ['2']
+
+
+def test_frozen_parameters_must_have_a_source(tuned, tmp_path, monkeypatch):
+  runs.on_one_device(monkeypatch)
+  names = ('config.tune', 'Transformer/encoder_norm/bias', 'config.weights.source')
+  with pytest.raises(errors.UserError, match=naming(*names)):
+    runs.run(tmp_path, *LINEAR, evals={})
+  with pytest.raises(errors.UserError, match=naming('config.tune', 'head/bias')):
+    run(tmp_path, tuned[1], 'tune={"method": "rules", "train": ["cls"]}')
