@@ -106,5 +106,8 @@ def derivative(scores, v, g):
 def _reciprocal(total):
   """Returns 1 / total, of at least 1, without the cases of a division: 0 and infinities."""
   from jax.experimental import pallas as pl
+  from jax.experimental.pallas import tpu as pltpu
 
-  return pl.reciprocal(total, full_range=False)
+  # JAX 0.10, the last for Python 3.11, has it in `pl`.
+  reciprocal = getattr(pltpu, 'reciprocal', None) or pl.reciprocal
+  return reciprocal(total, full_range=False)
