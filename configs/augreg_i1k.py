@@ -18,6 +18,7 @@ paper's Figure 4 has the others. Not run here: the data could not be had.
 Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md, of B/16).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
@@ -45,43 +46,23 @@ DEFAULT = {
   'L/16': 'medium2',
 }
 
-DEBUG = dict(
-  variant='mu/8',
-  aug='medium2',
-  res=16,
-  batch=32,
-  epochs=1.0,
-  warmup=2,
-  data='digits',
-  train='train[:320]',
-  minival='train[320:400]',
-  val='test',
-  classes=10,
-  eval_every=5,
-)
+DEBUG = common.DEBUG_I1K | dict(aug='medium2')
 
 
 def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
+    **common.IMAGENET,
     variant='B/16',
     aug='',
     names='config',
     dropout=0.0,
     sd=0.0,
     wd=0.1,
-    res=224,
     batch=4096,
     epochs=300.0,
     warmup=10_000,
-    data='tfds:imagenet2012',
-    train='train[:99%]',
-    minival='train[99%:]',  # what train leaves out
-    val='validation',
-    classes=1_000,
-    eval_every=5_000,
-    dtype='bfloat16',
   )
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
@@ -102,15 +83,5 @@ def get_config(arg=None):
   c.optim = dict(name='adamw', lr=1e-3, wd=arg.wd, clip=1.0, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-
-  def accuracy(split):
-    data = dict(source=arg.data, split=split, batch_size=arg.batch, pp=central)
-    return dict(type='classification', data=data, loss='sigmoid', every=arg.eval_every)
-
-  # The best step is chosen on images that training held out, not on those reported.
-  c.evals = dict(minival=accuracy(arg.minival), val=accuracy(arg.val))
-  c.checkpoint = dict(every=arg.eval_every, best='minival/top1')
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_i1k(c, arg, loss='sigmoid')
   return c

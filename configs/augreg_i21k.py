@@ -19,24 +19,13 @@ fine-tunes to 85.49 % on ImageNet at 384 px, S/16 to 83.73, L/16 to 85.59, Ti/16
 Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md, of B/16).
 """
 
+import common
 import ml_collections
+from augreg_i1k import LEVELS, NAMES
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import choose
 
-# level: RandAugment's (operations, magnitude) or None, mixup's alpha.
-LEVELS = {
-  'none': (None, 0.0),
-  'light1': ((2, 0), 0.0),
-  'light2': ((2, 10), 0.2),
-  'medium1': ((2, 15), 0.2),
-  'medium2': ((2, 15), 0.5),
-  'strong1': ((2, 20), 0.5),
-  'strong2': ((2, 20), 0.8),
-}
-# names -> {what the level is called there: what it is called above}. 'files': in the
-# published files' names and their index.csv.
-NAMES = {'config': {}, 'files': {'light0': 'light1', 'light1': 'light2'}}
 DEFAULT = {
   'Ti/16': 'none',
   'S/32': 'none',
@@ -46,41 +35,23 @@ DEFAULT = {
   'L/16': 'medium2',
 }
 
-DEBUG = dict(
-  variant='mu/8',
-  aug='medium2',
-  res=16,
-  batch=32,
-  epochs=1.0,
-  warmup=2,
-  data='digits',
-  train='train[:320]',
-  val='test',
-  classes=10,
-  eval_every=5,
-)
+DEBUG = common.DEBUG | dict(aug='medium2')
 
 
 def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
+    **common.IMAGENET21K,
     variant='B/16',
     aug='',
     names='config',
     dropout=0.0,
     sd=0.0,
     wd=0.1,
-    res=224,
     batch=4096,
     epochs=300.0,
     warmup=10_000,
-    data='tfds:imagenet21k',
-    train='full[51200:]',
-    val='full[25600:51200]',
-    classes=21_843,
-    eval_every=5_000,
-    dtype='bfloat16',
   )
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
@@ -101,13 +72,5 @@ def get_config(arg=None):
   c.optim = dict(name='adamw', lr=1e-3, wd=arg.wd, clip=1.0, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=central)
-  c.evals = dict(
-    val=dict(type='classification', data=val, loss='sigmoid', every=arg.eval_every),
-  )
-  c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
-  c.checkpoint.best = 'val/top1'
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_pretraining(c, arg)
   return c

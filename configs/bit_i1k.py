@@ -14,43 +14,24 @@ Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(
-  variant='R26',
-  small=True,
-  res=32,
-  batch=32,
-  epochs=1.0,
-  warmup=2,
-  data='digits',
-  train='train[:320]',
-  minival='train[320:400]',
-  val='test',
-  classes=10,
-  eval_every=5,
-)
+DEBUG = common.DEBUG_I1K | dict(variant='R26', small=True, res=32)
 
 
 def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
+    **common.IMAGENET,
     variant='R50',
     small=False,  # two stages of one unit
-    res=224,
     batch=4096,
     epochs=90.0,
     warmup=1_000,
-    data='tfds:imagenet2012',
-    train='train[:99%]',
-    minival='train[99%:]',  # what train leaves out
-    val='validation',
-    classes=1_000,
-    eval_every=5_000,
-    dtype='bfloat16',
   )
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
@@ -61,7 +42,7 @@ def get_config(arg=None):
     c.model.blocks = (1, 1)
 
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|value_range(-1, 1)'
+  c.data.pp = common.inception(arg.res)
   c.task = dict(name='classify', loss='softmax')
 
   # 1e-4 per 256 images in the recipe, which does not multiply it by the rate of 0.1.
@@ -69,15 +50,5 @@ def get_config(arg=None):
   c.optim.update(momentum=0.9, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-
-  def accuracy(split):
-    data = dict(source=arg.data, split=split, batch_size=arg.batch, pp=central)
-    return dict(type='classification', data=data, every=arg.eval_every)
-
-  # The best step is chosen on images that training held out, not on those reported.
-  c.evals = dict(minival=accuracy(arg.minival), val=accuracy(arg.val))
-  c.checkpoint = dict(every=arg.eval_every, best='minival/top1')
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_i1k(c, arg)
   return c

@@ -14,41 +14,24 @@ Data: a prepared `imagenet21k`, as in configs/vit_b16.py.
 Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(
-  variant='R26x1',
-  small=True,
-  res=32,
-  batch=32,
-  epochs=1.0,
-  warmup=2,
-  data='digits',
-  train='train[:320]',
-  val='test',
-  classes=10,
-  eval_every=5,
-)
+DEBUG = common.DEBUG | dict(variant='R26x1', small=True, res=32)
 
 
 def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
+    **common.IMAGENET21K,
     variant='R50x1',
     small=False,  # two stages of one unit
-    res=224,
     batch=4096,
     epochs=90.0,
     warmup=5_000,
-    data='tfds:imagenet21k',
-    train='full[51200:]',
-    val='full[25600:51200]',
-    classes=21_843,
-    eval_every=5_000,
-    dtype='bfloat16',
   )
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
@@ -60,7 +43,7 @@ def get_config(arg=None):
     c.model.blocks = (1, 1)
 
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|value_range(-1, 1)'
+  c.data.pp = common.inception(arg.res)
   c.task = dict(name='classify', loss='sigmoid')
 
   # 3e-5 per 256 images in the recipe, which does not multiply it by the rate of 0.03.
@@ -68,13 +51,5 @@ def get_config(arg=None):
   c.optim.update(momentum=0.9, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=central)
-  c.evals = dict(
-    val=dict(type='classification', data=val, loss='sigmoid', every=arg.eval_every),
-  )
-  c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
-  c.checkpoint.best = 'val/top1'
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_pretraining(c, arg)
   return c

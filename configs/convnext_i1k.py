@@ -15,25 +15,13 @@ Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import choose
 
-DEBUG = dict(
-  variant='T',
-  small=True,
-  res=32,
-  batch=32,
-  epochs=1.0,
-  warmup=2,
-  data='digits',
-  train='train[:320]',
-  minival='train[320:400]',
-  val='test',
-  classes=10,
-  eval_every=5,
-)
+DEBUG = common.DEBUG_I1K | dict(variant='T', small=True, res=32)
 STOCHASTIC_DEPTH = {'T': 0.1, 'S': 0.4, 'B': 0.5, 'L': 0.5}
 
 
@@ -41,19 +29,12 @@ def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
+    **common.IMAGENET,
     variant='T',
     small=False,  # two narrow stages
-    res=224,
     batch=4096,
     epochs=300.0,
     warmup=6_193,  # 20 epochs of train[:99%]
-    data='tfds:imagenet2012',
-    train='train[:99%]',
-    minival='train[99%:]',  # what train leaves out
-    val='validation',
-    classes=1_000,
-    eval_every=5_000,
-    dtype='bfloat16',
   )
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
@@ -75,16 +56,6 @@ def get_config(arg=None):
   c.optim = dict(name='adamw', lr=4e-3, wd=0.05, ema=0.9999)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup, end=1e-6 / 4e-3)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-
-  def accuracy(split, **options):
-    data = dict(source=arg.data, split=split, batch_size=arg.batch, pp=central)
-    return dict(type='classification', data=data, every=arg.eval_every, **options)
-
-  # The best step is chosen on images that training held out, not on those reported.
-  c.evals = dict(minival=accuracy(arg.minival), val=accuracy(arg.val))
-  c.evals.ema = accuracy(arg.val, use_ema=True)
-  c.checkpoint = dict(every=arg.eval_every, best='minival/top1')
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_i1k(c, arg)
+  c.evals.ema = common.accuracy(arg, arg.val, use_ema=True)
   return c

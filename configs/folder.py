@@ -18,6 +18,7 @@ and texture tell, and take published weights for more.
 Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
@@ -54,11 +55,8 @@ def get_config(arg=None):
   warmup = min(100, arg.steps // 10) if arg.warmup < 0 else arg.warmup
   c.optim.schedule = dict(decay='cosine', warmup=warmup)
 
-  small = round(arg.res * 256 / 224)
   val = dict(source=arg.data, split=arg.val, batch_size=arg.batch)
-  val.update(
-    pp=f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-  )
+  val['pp'] = common.central(arg.res)
   every = 0.1  # of the run
   c.evals = dict(val=dict(type='classification', data=val, every=every))
   c.checkpoint = dict(every=every, best='val/top1')

@@ -32,6 +32,7 @@ weights, from scratch, 76.67, 79.17 and 80.83, mean 78.9. With seed 0 target=dow
 Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
@@ -82,11 +83,8 @@ def get_config(arg=None):
   warmup = warmup if arg.warmup < 0 else arg.warmup
   c.optim.schedule = dict(decay='cosine', warmup=warmup)
 
-  small = round(res * 256 / 224)
-  train_pp = f'decode|inception_crop({res})|flip_lr|value_range(-1, 1)'
-  val_pp = f'decode|resize_small({small})|central_crop({res})|value_range(-1, 1)'
-  # Whole images, their aspect ratio not kept: big_vision's configs/common_fewshot.py.
-  fewshot_pp = f'decode|resize({small})|central_crop({res})|value_range(-1, 1)'
+  train_pp, val_pp = common.inception(res), common.central(res)
+  fewshot_pp = common.squashed(res)
   if digits:  # as configs/digits.py
     double = f"resize({res}, method='bicubic', rounding='nearest')"
     train_pp = f'{double}|random_affine(8, 0.05, (0.95, 1.05))|value_range(-1, 1)'

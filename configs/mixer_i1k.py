@@ -15,43 +15,24 @@ is that of the published runs, including its known bugs.
 Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(
-  variant='S/8',
-  small=True,
-  res=16,
-  batch=32,
-  epochs=1.0,
-  warmup=2,
-  data='digits',
-  train='train[:320]',
-  minival='train[320:400]',
-  val='test',
-  classes=10,
-  eval_every=5,
-)
+DEBUG = common.DEBUG_I1K | dict(variant='S/8', small=True)
 
 
 def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
+    **common.IMAGENET,
     variant='B/16',
     small=False,  # two narrow blocks
-    res=224,
     batch=4096,
     epochs=300.0,
     warmup=10_000,
-    data='tfds:imagenet2012',
-    train='train[:99%]',
-    minival='train[99%:]',  # what train leaves out
-    val='validation',
-    classes=1_000,
-    eval_every=5_000,
-    dtype='bfloat16',
   )
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
@@ -69,15 +50,5 @@ def get_config(arg=None):
   c.optim = dict(name='adamw', lr=1e-3, wd=0.1, clip=1.0)
   c.optim.schedule = dict(decay='linear', warmup=arg.warmup, end=1e-5)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-
-  def accuracy(split):
-    data = dict(source=arg.data, split=split, batch_size=arg.batch, pp=central)
-    return dict(type='classification', data=data, loss='sigmoid', every=arg.eval_every)
-
-  # The best step is chosen on images that training held out, not on those reported.
-  c.evals = dict(minival=accuracy(arg.minival), val=accuracy(arg.val))
-  c.checkpoint = dict(every=arg.eval_every, best='minival/top1')
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_i1k(c, arg, loss='sigmoid')
   return c

@@ -20,42 +20,24 @@ Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(
-  variant='50',
-  small=True,
-  res=32,
-  batch=32,
-  epochs=1.0,
-  data='digits',
-  train='train[:320]',
-  minival='train[320:400]',
-  val='test',
-  classes=10,
-  eval_every=5,
-)
+DEBUG = common.DEBUG_I1K | dict(variant='50', small=True, res=32, warmup=0)
 
 
 def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
+    **common.IMAGENET,
     variant='50',
     small=False,  # two narrow stages
-    res=224,
     batch=256,
     epochs=90.0,
     warmup=0,
-    data='tfds:imagenet2012',
-    train='train[:99%]',
-    minival='train[99%:]',  # what train leaves out
-    val='validation',
-    classes=1_000,
-    eval_every=5_000,
-    dtype='bfloat16',
   )
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
@@ -73,15 +55,5 @@ def get_config(arg=None):
   c.optim.wd_rules = [('.*', 1.0)]  # of norms and biases too
   c.optim.schedule = dict(decay='multistep', at=(1 / 3, 2 / 3), warmup=arg.warmup)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-
-  def accuracy(split):
-    data = dict(source=arg.data, split=split, batch_size=arg.batch, pp=central)
-    return dict(type='classification', data=data, every=arg.eval_every)
-
-  # The best step is chosen on images that training held out, not on those reported.
-  c.evals = dict(minival=accuracy(arg.minival), val=accuracy(arg.val))
-  c.checkpoint = dict(every=arg.eval_every, best='minival/top1')
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_i1k(c, arg)
   return c

@@ -18,43 +18,26 @@ adds a few-shot evaluation on that data set's train and test splits.
 Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax import models
 from vit_jax.config import parse_arg
 
-DEBUG = dict(
-  variant='mu/8',
-  res=16,
-  batch=32,
-  epochs=1.0,
-  warmup=10,
-  data='digits',
-  train='train[:320]',
-  val='test',
-  classes=10,
-  eval_every=5,
-  fewshot='digits',
-)
+DEBUG = common.DEBUG | dict(warmup=10, fewshot='digits')
 
 
 def get_config(arg=None):
-  arg = parse_arg(
-    arg,
-    debug=DEBUG,
+  defaults = common.IMAGENET21K | dict(
     variant='B/16',
-    res=224,
     batch=4096,
     epochs=90.0,
     warmup=10_000,
-    data='tfds:imagenet21k',
     train='full[102400:]',
     val='full[:102400]',
-    classes=21_843,
-    eval_every=5_000,
     fewshot='',
-    dtype='bfloat16',
   )
+  arg = parse_arg(arg, debug=DEBUG, **defaults)
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
 
@@ -67,7 +50,7 @@ def get_config(arg=None):
   c.model.head_bias_init = -10.0
 
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|value_range(-1, 1)'
+  c.data.pp = common.inception(arg.res)
 
   # Targets of 0.9999 and 0.0001, as the reference run had.
   c.task = dict(name='classify', loss='sigmoid', label_smoothing=1e-4)
@@ -75,20 +58,5 @@ def get_config(arg=None):
   c.optim = dict(name='adamw', lr=1e-3, wd=0.03)
   c.optim.schedule = dict(decay='linear', warmup=arg.warmup, end=0.01)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=central)
-  c.evals = dict(
-    val=dict(type='classification', data=val, loss='sigmoid', every=arg.eval_every),
-  )
-  if arg.fewshot:
-    data = dict(source=arg.fewshot, train='train', test='test')
-    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data))
-    c.evals.fewshot.update(batch_size=arg.batch, every=arg.eval_every)
-    # Whole images, their aspect ratio not kept: big_vision's configs/common_fewshot.py.
-    squashed = f'resize({small})|central_crop({arg.res})'
-    c.evals.fewshot.pp = f'decode|{squashed}|value_range(-1, 1)'
-  c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
-  c.checkpoint.best = 'val/top1'
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_pretraining(c, arg)
   return c

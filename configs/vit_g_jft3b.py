@@ -19,33 +19,19 @@ data is any source of encoded images, as in configs/vit_jft.py.
 Smallest slices: v3:8x8 or v5e:8x8 (benchmarks/SLICES.md).
 """
 
+import common
 import ml_collections
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(
-  variant='mu/8',
-  res=16,
-  batch=32,
-  steps=12,
-  warmup=2,
-  cooldown=4,
-  fsdp=1,
-  data='digits',
-  train='train[:320]',
-  val='test',
-  classes=10,
-  eval_every=6,
-  fewshot='digits',
-)
+DEBUG = dict(variant='mu/8', res=16, batch=32, steps=12, warmup=2, cooldown=4, fsdp=1)
+DEBUG.update(data='digits', train='train[:320]', val='test', classes=10, eval_every=6)
+DEBUG.update(fewshot='digits')
 
 
 def get_config(arg=None):
-  arg = parse_arg(
-    arg,
-    debug=DEBUG,
+  defaults = common.IMAGENET21K | dict(
     variant='g/14',
-    res=224,
     batch=16_384,
     steps=1_000_000,
     warmup=10_000,
@@ -57,8 +43,8 @@ def get_config(arg=None):
     classes=29_593,
     eval_every=10_000,
     fewshot='',
-    dtype='bfloat16',
   )
+  arg = parse_arg(arg, debug=DEBUG, **defaults)
   c = ml_collections.ConfigDict()
   c.steps = arg.steps
 
@@ -70,7 +56,7 @@ def get_config(arg=None):
   c.sharding = 'fsdp'
 
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|value_range(-1, 1)'
+  c.data.pp = common.inception(arg.res)
   c.task = dict(name='classify', loss='sigmoid')
 
   c.optim = dict(name='adafactor', lr=8e-4, wd=0.03, clip=1.0)
@@ -79,20 +65,5 @@ def get_config(arg=None):
   c.optim.schedule = dict(decay='rsqrt', timescale=10_000)
   c.optim.schedule.update(warmup=arg.warmup, cooldown=arg.cooldown)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=central)
-  c.evals = dict(
-    val=dict(type='classification', data=val, loss='sigmoid', every=arg.eval_every),
-  )
-  if arg.fewshot:
-    data = dict(source=arg.fewshot, train='train', test='test')
-    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data))
-    c.evals.fewshot.update(batch_size=arg.batch, every=arg.eval_every)
-    # Whole images, their aspect ratio not kept: big_vision's configs/common_fewshot.py.
-    squashed = f'resize({small})|central_crop({arg.res})'
-    c.evals.fewshot.pp = f'decode|{squashed}|value_range(-1, 1)'
-  c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
-  c.checkpoint.best = 'val/top1'
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_pretraining(c, arg)
   return c

@@ -15,42 +15,24 @@ Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md, of B/16).
 """
 
+import common
 import ml_collections
 
 from vit_jax import models
 from vit_jax.config import parse_arg
 
-DEBUG = dict(
-  variant='mu/8',
-  res=16,
-  batch=32,
-  epochs=1.0,
-  warmup=2,
-  data='digits',
-  train='train[:320]',
-  minival='train[320:400]',
-  val='test',
-  classes=10,
-  eval_every=5,
-)
+DEBUG = common.DEBUG_I1K
 
 
 def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
+    **common.IMAGENET,
     variant='B/16',
-    res=224,
     batch=4096,
     epochs=300.0,
     warmup=10_000,
-    data='tfds:imagenet2012',
-    train='train[:99%]',
-    minival='train[99%:]',  # what train leaves out
-    val='validation',
-    classes=1_000,
-    eval_every=5_000,
-    dtype='bfloat16',
   )
   c = ml_collections.ConfigDict()
   c.epochs = arg.epochs
@@ -61,20 +43,10 @@ def get_config(arg=None):
   c.model.head_bias_init = -6.9  # the prior of one class of 1000, ln(1 / 1000)
 
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|value_range(-1, 1)'
+  c.data.pp = common.inception(arg.res)
   c.task = dict(name='classify', loss='sigmoid')
   c.optim = dict(name='adamw', lr=3e-3, wd=0.3, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-
-  def accuracy(split):
-    data = dict(source=arg.data, split=split, batch_size=arg.batch, pp=central)
-    return dict(type='classification', data=data, loss='sigmoid', every=arg.eval_every)
-
-  # The best step is chosen on images that training held out, not on those reported.
-  c.evals = dict(minival=accuracy(arg.minival), val=accuracy(arg.val))
-  c.checkpoint = dict(every=arg.eval_every, best='minival/top1')
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_i1k(c, arg, loss='sigmoid')
   return c

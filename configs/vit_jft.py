@@ -20,6 +20,7 @@ v3:8x8 or v5e:8x8 for H/14. benchmarks/SLICES.md has the predicted core-days, fo
 H/14 beside the paper's.
 """
 
+import common
 import ml_collections
 
 from vit_jax import models
@@ -43,40 +44,23 @@ ROWS = {
   'R50+L/16': (4e-4, 7.0),
 }
 
-DEBUG = dict(
-  variant='mu/8',
-  lr=8e-4,
-  epochs=1.0,
-  res=16,
-  batch=32,
-  warmup=2,
-  data='digits',
-  train='train[:320]',
-  val='test',
-  classes=10,
-  eval_every=5,
-  fewshot='digits',
-)
+DEBUG = common.DEBUG | dict(lr=8e-4, fewshot='digits')
 
 
 def get_config(arg=None):
-  arg = parse_arg(
-    arg,
-    debug=DEBUG,
+  defaults = common.IMAGENET21K | dict(
     variant='B/16',
     lr=0.0,  # of the row
     epochs=0.0,  # of the row
-    res=224,
     batch=4096,
     warmup=10_000,
     data='records:jft300m',
     train='train',
     val='val',
     classes=18_291,
-    eval_every=5_000,
     fewshot='',
-    dtype='bfloat16',
   )
+  arg = parse_arg(arg, debug=DEBUG, **defaults)
   lr, epochs = ROWS.get(arg.variant, (arg.lr, arg.epochs))
   lr, epochs = arg.lr or lr, arg.epochs or epochs
   c = ml_collections.ConfigDict()
@@ -89,26 +73,11 @@ def get_config(arg=None):
     c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']
 
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|value_range(-1, 1)'
+  c.data.pp = common.inception(arg.res)
   c.task = dict(name='classify', loss='sigmoid')
   c.optim = dict(name='adamw', lr=lr, wd=0.1)
   end = 1e-5 / lr if lr else 0.0
   c.optim.schedule = dict(decay='linear', warmup=arg.warmup, end=end)
 
-  small = round(arg.res * 256 / 224)
-  central = f'decode|resize_small({small})|central_crop({arg.res})|value_range(-1, 1)'
-  val = dict(source=arg.data, split=arg.val, batch_size=arg.batch, pp=central)
-  c.evals = dict(
-    val=dict(type='classification', data=val, loss='sigmoid', every=arg.eval_every),
-  )
-  if arg.fewshot:
-    data = dict(source=arg.fewshot, train='train', test='test')
-    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data))
-    c.evals.fewshot.update(batch_size=arg.batch, every=arg.eval_every)
-    # Whole images, their aspect ratio not kept: big_vision's configs/common_fewshot.py.
-    squashed = f'resize({small})|central_crop({arg.res})'
-    c.evals.fewshot.pp = f'decode|{squashed}|value_range(-1, 1)'
-  c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
-  c.checkpoint.best = 'val/top1'
-  c.log = dict(every=min(100, arg.eval_every))
+  common.evaluate_pretraining(c, arg)
   return c

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.support import naming
-from vit_jax import cli
+from vit_jax import cli, config
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / 'benchmarks'
@@ -232,7 +232,7 @@ def test_a_step_of_detection_is_compared(tmp_path, monkeypatch, capsys):
 def test_every_config_names_its_slices_and_was_compiled_for_them():
   slices = script('slices')
   kept = json.loads(slices.KEPT.read_text(encoding='utf-8'))
-  said = {path.stem: slices.slices(path) for path in (ROOT / 'configs').glob('*.py')}
+  said = {name: slices.slices(path) for name, path in config.recipes().items()}
   for name, variants in slices.VARIANTS.items():
     said |= {f'{name}:{variant}': named for variant, named in variants.items()}
   assert {name: tuple(rows) for name, rows in kept.items()} == said, (

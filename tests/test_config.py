@@ -184,3 +184,14 @@ def test_missing_file_names_the_known_ones(tmp_path):
     config.load(f'{tmp_path}/vit_b61.py')
   with pytest.raises(UserError, match=naming('vit_b16.py', 'get_config')):
     config.load(f'{tmp_path}/vit_b16.py')
+
+
+def test_a_config_may_import_the_files_beside_it(tmp_path):
+  for folder, value in (('a', 1), ('b', 2)):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / 'shared.py').write_text(f'STEPS = {value}\n')
+    file = tmp_path / folder / 'mine.py'
+    file.write_text(
+      'import shared\ndef get_config(arg): return dict(steps=shared.STEPS)'
+    )
+    assert config.load(str(file)) == {'steps': value}

@@ -131,7 +131,7 @@ def test_every_command_and_config_has_its_place():
   assert set(re.findall(r'^vit_jax (\w+)', commands, re.M)) >= set(COMMANDS)
   for code, meaning in errors.EXIT_CODES.items():
     assert f'\n| {code} | {meaning} |\n' in commands
-  names = {path.stem for path in (documents.ROOT / 'configs').glob('*.py')}
+  names = set(config.recipes())
   shown = re.findall(
     r'^<!-- config: (\w+) -->$', documents.text(REFERENCE / 'configs.md'), re.M
   )

@@ -236,7 +236,7 @@ def test_help_names_the_exit_codes_and_the_configs(capsys):
   with pytest.raises(SystemExit, match='0'):
     main.main(['--help'])
   out = capsys.readouterr().out
-  for path in (runs.ROOT / 'configs').glob('*.py'):
+  for path in config.recipes().values():
     assert re.search(naming(path.stem), out)
   for code, meaning in errors.EXIT_CODES.items():
     assert f'{code} {meaning}' in out

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import importlib.util
 import math
+import sys
 import types
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def recipes() -> dict[str, Path]:
   package = Path(__file__).parent
   folders = (package / 'configs', package.parent / 'configs')
   folder = next((f for f in folders if f.is_dir()), folders[0])
-  return {path.stem: path for path in sorted(folder.glob('[!_]*.py'))}
+  files = sorted(folder.glob('[!_]*.py'))
+  return {path.stem: path for path in files if path.stem != 'common'}
 
 
 def load(spec: str) -> dict:
@@ -83,10 +85,29 @@ def load(spec: str) -> dict:
   path = _find(file)
   module_spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(module_spec)
-  module_spec.loader.exec_module(module)
+  with _importable(path.resolve().parent):
+    module_spec.loader.exec_module(module)
   if not hasattr(module, 'get_config'):
     raise UserError(f'Config file {file!r} defines no get_config(arg).')
   return plain(module.get_config(arg or None))
+
+
+@contextlib.contextmanager
+def _importable(folder: Path):
+  """Lets a config file import the files beside it, as a script may.
+
+  They are imported anew for each config: another folder may have files of these names.
+  """
+  before = set(sys.modules)
+  sys.path.insert(0, str(folder))
+  try:
+    yield
+  finally:
+    sys.path.remove(str(folder))
+    for name in set(sys.modules) - before:
+      file = getattr(sys.modules[name], '__file__', None)
+      if file and Path(file).parent == folder:
+        del sys.modules[name]
 
 
 def _find(file: str) -> Path:

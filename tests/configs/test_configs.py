@@ -11,7 +11,7 @@ from vit_jax import config, models
 from vit_jax.train import arguments, schema
 from vit_jax.train import run as train
 
-CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
+CONFIGS = list(config.recipes().values())
 every_config = pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 
 

@@ -7,11 +7,12 @@ import re
 import pytest
 
 from tests.support import commands, naming, runs
+from vit_jax import config
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import __main__ as inspect
 from vit_jax.tools.inspect import recipe, split_sizes
 
-CONFIGS = sorted((runs.ROOT / 'configs').glob('*.py'))
+CONFIGS = list(config.recipes().values())
 # Of other recipes `test_the_recipe_itself_is_sound` builds the model.
 QUICK = {(name, '') for name in ('vit_b16', 'mixer_i1k', 'masked_patches', 'detr_coco')}
 

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import pkgutil
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,9 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights import families
 from vit_jax.weights.hints import Reader
 from vit_jax.weights.rename import Rule
+
+# Modules with FORMATS; of two formats that fit a file the first is taken.
+FAMILIES = (
+  *(f'vit_jax.weights.families.{name}' for name in ('bit', 'convnext')),
+  *(f'vit_jax.detection.weights.{name}' for name in ('detr', 'fpn')),
+  *(
+    f'vit_jax.weights.families.{name}'
+    for name in ('mixer', 'mvit', 'resnet', 'resnet_gn', 'swin', 'swin_hf', 'swin_timm')
+  ),
+  *(f'vit_jax.weights.families.{name}' for name in ('vit', 'vit_hf', 'vit_timm')),
+  'vit_jax.detection.weights.vitdet',
+)
 
 # Around the parameters in files that hold more, or that wrap them. What is beside a
 # prefix that is found (the optimizer's state) is left out, and reported.
@@ -65,9 +75,8 @@ class Format(NamedTuple):
 
 @functools.cache
 def all_formats() -> tuple[Format, ...]:
-  """Returns the formats of every module in `families`."""
-  names = [module.name for module in pkgutil.iter_modules(families.__path__)]
-  modules = [importlib.import_module(f'{families.__name__}.{name}') for name in names]
+  """Returns the formats of every module in FAMILIES."""
+  modules = map(importlib.import_module, FAMILIES)
   return tuple(found for module in modules for found in module.FORMATS)
 
 

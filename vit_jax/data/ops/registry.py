@@ -10,12 +10,21 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax.data import ops
 from vit_jax.errors import UserError, choose, did_you_mean
+
+# Modules that register ops; they are imported when a pipeline is first read.
+MODULES = (
+  'vit_jax.data.ops.augment',
+  'vit_jax.data.ops.basic',
+  'vit_jax.data.ops.color',
+  'vit_jax.data.ops.decode',
+  'vit_jax.data.ops.randaugment',
+  'vit_jax.data.ops.randaugment_increasing',
+  'vit_jax.detection.data.object_ops',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +163,8 @@ def parse(pp: str) -> tuple[Op, ...]:
 
 @functools.cache
 def _parse(pp: str) -> tuple[Op, ...]:
-  for module in pkgutil.iter_modules(ops.__path__):  # importing registers
-    importlib.import_module(f'{ops.__name__}.{module.name}')
+  for module in MODULES:  # importing registers
+    importlib.import_module(module)
   return tuple(_bind(text.strip(), pp) for text in _pieces(pp)) if pp.strip() else ()
 
 

@@ -1,0 +1,97 @@
+"""Parts that several recipes share: default arguments, evaluation images, evaluations.
+
+Not a recipe: it has no `get_config`. A config file may import the files beside it.
+"""
+
+# Arguments of `:debug`: a few steps on the bundled digits, on any machine.
+DEBUG = dict(
+  variant='mu/8',
+  res=16,
+  batch=32,
+  epochs=1.0,
+  warmup=2,
+  data='digits',
+  train='train[:320]',
+  val='test',
+  classes=10,
+  eval_every=5,
+)
+DEBUG_I1K = DEBUG | dict(minival='train[320:400]')
+
+# Default arguments on ImageNet-1k; minival is held out from train.
+IMAGENET = dict(
+  res=224,
+  data='tfds:imagenet2012',
+  train='train[:99%]',
+  minival='train[99%:]',
+  val='validation',
+  classes=1_000,
+  eval_every=5_000,
+  dtype='bfloat16',
+)
+# Default arguments on ImageNet-21k, split as in big_vision.
+IMAGENET21K = dict(
+  res=224,
+  data='tfds:imagenet21k',
+  train='full[51200:]',
+  val='full[25600:51200]',
+  classes=21_843,
+  eval_every=5_000,
+  dtype='bfloat16',
+)
+
+
+def inception(res: int, augment: str = '') -> str:
+  """Returns the ops of training images: a random crop, a flip, `augment` between."""
+  augment = f'|{augment}' if augment else ''
+  return f'decode|inception_crop({res})|flip_lr{augment}|value_range(-1, 1)'
+
+
+def central(res: int) -> str:
+  """Returns the ops of evaluation images: the central 224 of 256 pixels, scaled to res."""
+  small = round(res * 256 / 224)
+  return f'decode|resize_small({small})|central_crop({res})|value_range(-1, 1)'
+
+
+def squashed(res: int) -> str:
+  """Returns the ops of few-shot images: whole images, their aspect ratio not kept.
+
+  From big_vision's configs/common_fewshot.py.
+  """
+  small = round(res * 256 / 224)
+  return f'decode|resize({small})|central_crop({res})|value_range(-1, 1)'
+
+
+def accuracy(arg, split: str, **options) -> dict:
+  """Returns an evaluation of the accuracy on a split, on central crops."""
+  data = dict(source=arg.data, split=split, batch_size=arg.batch, pp=central(arg.res))
+  return dict(type='classification', data=data, every=arg.eval_every, **options)
+
+
+def evaluate_i1k(c, arg, **options) -> None:
+  """Adds the evaluations, checkpoints and log of a run on ImageNet-1k.
+
+  The best step is chosen on images that training held out, not on those reported.
+  """
+  c.evals = dict(
+    minival=accuracy(arg, arg.minival, **options), val=accuracy(arg, arg.val, **options)
+  )
+  c.checkpoint = dict(every=arg.eval_every, best='minival/top1')
+  c.log = dict(every=min(100, arg.eval_every))
+
+
+def evaluate_pretraining(c, arg) -> None:
+  """Adds the evaluations, checkpoints and log of a pre-training run with sigmoid loss.
+
+  `arg.fewshot`, if set, names a data set for few-shot evaluation.
+  """
+  c.evals = dict(val=accuracy(arg, arg.val, loss='sigmoid'))
+  if fewshot := getattr(arg, 'fewshot', ''):
+    data = dict(source=fewshot, train='train', test='test')
+    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data))
+    c.evals.fewshot.update(
+      batch_size=arg.batch, every=arg.eval_every, pp=squashed(arg.res)
+    )
+  c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
+  c.checkpoint.best = 'val/top1'
+  c.log = dict(every=min(100, arg.eval_every))
