@@ -9,7 +9,7 @@ import resource
 import pytest
 
 from tests.support import naming, runs
-from vit_jax import errors
+from vit_jax import errors, files
 from vit_jax.train import disk, metrics, status
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -22,27 +22,36 @@ def half_done(short_run, tmp_path):
 
 def fill(monkeypatch, name: str, after: int) -> None:
   """Lets a file of that name take `after` writes and half of the next, then no more."""
-  real, count = os.write, [0]
+  write, sync, count = os.write, os.fsync, [0]
 
-  def write(file, data):
-    if os.path.basename(os.readlink(f'/proc/self/fd/{file}')) != name:
-      return real(file, data)
+  def is_full(file) -> bool:
+    if not os.path.basename(os.readlink(f'/proc/self/fd/{file}')).startswith(name):
+      return False
     count[0] += 1
-    if count[0] == after + 1 and len(data) > 1:
-      return real(file, data[: len(data) // 2])
-    if count[0] > after:
-      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return real(file, data)
+    return count[0] > after
 
-  monkeypatch.setattr(disk.os, 'write', write)
+  def write_until_full(file, data):
+    if not is_full(file):
+      return write(file, data)
+    if len(data) > 1 and count[0] == after + 1:
+      return write(file, data[: len(data) // 2])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  def sync_unless_full(file):
+    if is_full(file):
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    sync(file)
+
+  monkeypatch.setattr(disk.os, 'write', write_until_full)
+  monkeypatch.setattr(disk.os, 'fsync', sync_unless_full)
 
 
 @pytest.mark.parametrize(
   ('name', 'after'),
   [
-    pytest.param('config.tmp', 0, marks=pytest.mark.slow),
+    pytest.param('config.json', 0, marks=pytest.mark.slow),
     pytest.param('metrics.jsonl', 1, marks=pytest.mark.slow),
-    pytest.param('status.tmp', 1, marks=pytest.mark.slow),
+    pytest.param('status.json', 1, marks=pytest.mark.slow),
   ],
 )
 def test_a_full_disk_costs_nothing_but_the_file(
@@ -85,12 +94,12 @@ def test_tensorboard_has_no_room(half_done, monkeypatch, faults_table):
 def test_a_limit_of_the_kernel(tmp_path, faults_table):
   # Not faked: the largest file that this process may write.
   path, old = tmp_path / 'a.json', b'{"old": 1}' + b' ' * 500
-  disk.replace(path, old)
+  files.replace(path, old)
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
   try:
     with pytest.raises(errors.DiskFull) as error, disk.full_raises_disk_full(tmp_path):
-      disk.replace(path, bytes(2000))
+      files.replace(path, bytes(2000))
     assert path.read_bytes() == old
     assert os.listdir(tmp_path) == ['a.json']
     disk.overwrite(path, b'{"new": 1}')

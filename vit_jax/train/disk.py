@@ -11,34 +11,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from vit_jax import buckets
+from vit_jax import buckets, files
 from vit_jax.errors import DiskFull, LockLost, disk_is_full
 
 # Seconds between two writes of a file of lines in a bucket.
 _BUCKET_SECONDS = 10.0
-
-
-def replace(path: Path, data: bytes) -> None:
-  """Replaces a file atomically: readers see the old version or the new one.
-
-  Raises:
-    OSError: the old file is unchanged, and no partial file is left behind.
-  """
-  if buckets.is_url(path):
-    buckets.write(path, data)
-    return
-  temporary = path.with_suffix('.tmp')
-  try:
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-      write(file, data)
-    finally:
-      os.close(file)
-    temporary.replace(path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      temporary.unlink()
-    raise
 
 
 def overwrite(path: Path, data: bytes) -> None:
@@ -81,7 +58,7 @@ def appended(path: Path, data: bytes):
   """
   if buckets.is_url(path):
     return buckets.Lines(path, data, every=_BUCKET_SECONDS)
-  replace(path, data)
+  files.replace(path, data)
   return _Appended(path)
 
 

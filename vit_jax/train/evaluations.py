@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import distributed, evaluators
+from vit_jax import distributed, evaluators, files
 from vit_jax.errors import Preempted, UserError
 from vit_jax.evaluators import class_match, predictions
-from vit_jax.train import disk
 from vit_jax.train.state import State
 
 
@@ -123,4 +122,4 @@ def write_predictions(workdir: Path, name: str, step: int, found: dict | None) -
   except UserError:  # damaged: written anew
     known = {}
   known[name] = {'step': np.int64(step), **found}
-  disk.replace(workdir / predictions.FILE, predictions.pack(known))
+  files.replace(workdir / predictions.FILE, predictions.pack(known))

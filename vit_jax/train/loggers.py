@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Protocol
 
-from vit_jax import buckets, distributed, paths
+from vit_jax import buckets, distributed, files, paths
 from vit_jax.config_check import bind, one_of
 from vit_jax.errors import UserError
-from vit_jax.train import disk
 
 IDS = 'loggers.json'
 
@@ -175,7 +174,7 @@ class Loggers:
         opened = OPEN[name](section, self._workdir, self._config, ids.get(name))
         self._loggers[name], ids[name] = opened
     if sections:
-      disk.replace(path, json.dumps(ids).encode())
+      files.replace(path, json.dumps(ids).encode())
     early, self._early = self._early, []
     for step, values in early:
       self.write(step, values)

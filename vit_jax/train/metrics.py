@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from vit_jax import distributed, evaluators
+from vit_jax import distributed, evaluators, files
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators.metric import find
 from vit_jax.train import disk, events, loggers, rows
@@ -37,7 +37,7 @@ def write_json(path: Path, value) -> None:
   """
   if not distributed.is_first():
     return
-  disk.replace(path, json_of(value))
+  files.replace(path, json_of(value))
 
 
 def json_of(value) -> bytes:

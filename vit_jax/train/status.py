@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from vit_jax import distributed
+from vit_jax import distributed, files
 from vit_jax.config import DURATIONS
 from vit_jax.errors import LockLost, PeerLost, Preempted, Unreachable
 from vit_jax.train import disk, metrics, peers, rows
@@ -109,7 +109,7 @@ def on_failure(workdir: Path, checkpoints, recorded: str = '') -> Iterator[None]
         known = read(workdir)
         if ours and known and known['state'] == 'running':
           values = known | ends | checkpoints_of(checkpoints)
-          disk.replace(workdir / 'status.json', metrics.json_of(values))
+          files.replace(workdir / 'status.json', metrics.json_of(values))
 
   with peers.recorded(record):
     try:

@@ -6,9 +6,10 @@ import json
 import shutil
 from typing import NamedTuple
 
+from vit_jax import files
 from vit_jax.errors import Diverged, InUse, UserError
 from vit_jax.lab.grid.cells import Run
-from vit_jax.train import disk, lock
+from vit_jax.train import lock
 
 FILE = 'result.json'
 
@@ -24,7 +25,7 @@ def write(run: Run, row: dict | None = None, error: Diverged | None = None) -> N
   """Keeps the row of a finished run, or the error of one that diverged."""
   values = {'asked': _asked(run), 'metrics': _metrics(run), 'row': row}
   values['diverged'] = None if error is None else str(error)
-  disk.replace(run.folder / FILE, (json.dumps(values, indent=1) + '\n').encode())
+  files.replace(run.folder / FILE, (json.dumps(values, indent=1) + '\n').encode())
 
 
 def read(run: Run) -> Kept | None:

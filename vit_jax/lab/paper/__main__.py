@@ -35,11 +35,11 @@ def main(argv: list[str]) -> int:
   add('--open', action='store_true', help='show the page in the browser')
   args = parser.parse_args(argv)
   # After the arguments: it takes seconds.
+  from vit_jax import files
   from vit_jax.lab.paper import experiments, figures, page
   from vit_jax.lab.paper.seen import Seen
   from vit_jax.tools import out_folder
   from vit_jax.tools.report.address import address
-  from vit_jax.train import disk
 
   out = out_folder.check(args.out)
   wanted = list(experiments.EXPERIMENTS)
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
   for name in figures.TITLES:
     _try(f'figure {name}', lambda name=name: figures.draw(name, out), failed)
   html = page.render(Seen(out), seconds, {k: str(e) for k, e in failed.items()})
-  disk.replace(out / FILE, html.encode())
+  files.replace(out / FILE, html.encode())
   print(f'\n{address(out / FILE)}   {len(html) / 1e6:.1f} MB', flush=True)
   if args.open:
     webbrowser.open(address(out / FILE))

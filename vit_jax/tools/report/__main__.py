@@ -44,13 +44,13 @@ def main(argv: list[str]) -> int:
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax-'))
     stack.enter_context(terminal.noise_to(Path(folder) / 'report.txt'))
+    from vit_jax import files
     from vit_jax.tools.report import folder as folders
     from vit_jax.tools.report import page
-    from vit_jax.train import disk
 
     html, left_out = page.render(folders.read(args.runs))
     try:
-      disk.replace(out, html.encode())
+      files.replace(out, html.encode())
     except PermissionError as error:
       raise UserError(f'{out}: {error.strerror}. --out names another file.') from None
   if args.json:

@@ -4,10 +4,9 @@ import time
 
 import jax
 
-from vit_jax import buckets, distributed
+from vit_jax import buckets, distributed, files
 from vit_jax.tools.report import folder, page
 from vit_jax.tools.report.address import FILE, address
-from vit_jax.train import disk
 
 _SECONDS = 5  # for pictures; the numbers take as long as they take
 # Reading and compiling a larger model takes longer than a run should wait for its page.
@@ -28,7 +27,7 @@ def write(workdir: str) -> str | None:
       [run], time.monotonic() + _SECONDS, attended=1 if _is_quick(run) else 0
     )
     path = buckets.path(workdir) / FILE
-    disk.replace(path, html.encode())
+    files.replace(path, html.encode())
   except (Exception, KeyboardInterrupt) as error:
     why = ' '.join(str(error).split())[:200] or type(error).__name__
     distributed.say(

@@ -1,0 +1,195 @@
+"""Files on disk and in buckets: paths, and the one atomic writer.
+
+A bucket, gs://BUCKET/PATH, is opened by etils.epath on top of gcsfs, which finds
+credentials as Google's tools do and repeats requests that fail for a passing reason (503,
+429, a broken connection) for about half a minute. TensorFlow's file system is never used.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from vit_jax.errors import NotAllowed, RunError, Unreachable, UserError
+
+SCHEME = 'gs://'
+# A request to a bucket is repeated after this many seconds without a byte.
+_SILENCE = 60
+
+# TensorStore and google-cloud-cpp name absl's status codes in their errors; gcsfs raises
+# its own errors and those of the packages it uses.
+_DENIED = re.compile('PERMISSION_DENIED|UNAUTHENTICATED|Forbidden')
+_REJECTED = re.compile('^Bad Request|^Bucket is requester pays')
+_OUTAGE = re.compile(
+  'UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|Retry policy exhausted'
+)
+_LIBRARIES = ('gcsfs', 'aiohttp', 'requests', 'urllib3', 'google')
+
+
+def is_url(path) -> bool:
+  """Whether a path lies in a bucket."""
+  return str(path).startswith(SCHEME)
+
+
+def path(name) -> pathlib.Path:
+  """Returns the path that a user wrote: on this machine (with `~`) or in a bucket.
+
+  In a bucket it is an `epath.Path`, which has the methods of `pathlib.Path`.
+
+  Raises:
+    UserError: for a URL of another scheme, or one without a bucket.
+  """
+  if is_url(name):
+    if not str(name).removeprefix(SCHEME).strip('/'):
+      raise UserError(f'{name} names no bucket: gs://BUCKET/PATH.')
+    filesystem()
+    from etils import epath
+
+    return epath.Path(str(name))
+  if '://' in str(name):
+    raise UserError(
+      f'{name}: gs:// is the only kind of URL that can be a folder. Mount the storage, '
+      'and give the path of the mount.'
+    )
+  return pathlib.Path(name).expanduser()
+
+
+def on_disk(name, flag: str) -> pathlib.Path:
+  """Returns the path of a result that must be on disk.
+
+  Args:
+    flag: begins the error: '--out', 'Cannot write'.
+
+  Raises:
+    UserError: for a URL.
+  """
+  if '://' in str(name):
+    raise UserError(
+      f'{flag} {name}: results are written to disk. Give a path there, and copy the '
+      'results (gcloud storage cp).'
+    )
+  return pathlib.Path(name)
+
+
+def replace(target, data: bytes | str | Callable[[IO[bytes]], object]) -> None:
+  """Replaces a file atomically: readers see the old version or the new one, whole.
+
+  Args:
+    target: its folder must exist.
+    data: the content, or a function that writes it to an open binary file.
+
+  Raises:
+    OSError: the old file is unchanged, and no partial file is left behind.
+  """
+  target = path(target)
+  if isinstance(data, str):
+    data = data.encode()
+  write = data if callable(data) else lambda file: file.write(data)
+  if is_url(target):  # an object appears when its upload is complete
+    with target.open('wb') as file:
+      write(file)
+    return
+  partial = target.with_name(f'{target.name}.{os.getpid()}.tmp')
+  try:
+    with open(partial, 'wb') as file:
+      write(file)
+      file.flush()
+      os.fsync(file.fileno())
+    partial.replace(target)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      partial.unlink()
+    raise
+
+
+@functools.cache
+def filesystem():
+  """Returns gcsfs's file system, and sets up the one that epath, Orbax and TFDS use.
+
+  Raises:
+    UserError: where gcsfs is not installed.
+  """
+  try:
+    import aiohttp
+    import fsspec
+    import gcsfs.core
+  except ImportError as error:
+    raise UserError(
+      f"gs:// needs the package gcsfs ({error}): pip install 'vit_jax[gcs]'."
+    ) from None
+  plain = gcsfs.core.GCSFileSystem
+  for protocol in plain.protocol:
+    # The default is a subclass that first asks for the kind of the bucket, by gRPC and
+    # with a permission that few accounts have; all kinds but "rapid" have plain objects.
+    fsspec.register_implementation(protocol, plain, clobber=True)
+    options = fsspec.config.conf.setdefault(protocol, {})
+    # Other processes write to the bucket, so a cached listing may be wrong.
+    options.setdefault('use_listings_cache', False)
+    options.setdefault(
+      'requests_timeout',
+      aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
+    )
+  # epath takes TensorFlow's file system for gs:// wherever TensorFlow is installed, unless
+  # told not to before it first looks.
+  os.environ['EPATH_USE_TF'] = 'false'
+  with contextlib.suppress(ImportError, AttributeError):
+    from etils.epath import gpath
+
+    gpath._is_tf_installed.cache_clear()
+  # gcsfs logs the traceback of every error that it raises.
+  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
+  return fsspec.filesystem('gs')
+
+
+@contextlib.contextmanager
+def outages(path) -> Iterator[None]:
+  """Raises errors of one line in place of what gcsfs and its libraries raise.
+
+  Does nothing for a path on disk. Errors: see `raise_if_outage`.
+  """
+  try:
+    yield
+  except Exception as error:
+    if is_url(path):
+      raise_if_outage(error, path)
+    raise
+
+
+def raise_if_outage(error: Exception, path) -> None:
+  """Raises an error of one line if a request failed; returns if its answer is at fault.
+
+  Args:
+    error: raised by gcsfs, Orbax, TensorStore or ArrayRecord while they used `path`, a
+      path in a bucket.
+
+  Raises:
+    NotAllowed: this account may not do that.
+    UserError: the server rejects the request, for an invalid bucket name for example.
+    Unreachable: there was no answer, although the request was repeated.
+    RunError: `error` itself, if it is one.
+  """
+  if isinstance(error, RunError):
+    raise error
+  text = ' '.join(str(error).split()).strip(', ')[:200]
+  line = f'{type(error).__name__}: {text}' if text else type(error).__name__
+  code = getattr(error, 'code', None)
+  if code in (401, 403) or _DENIED.search(text):
+    raise NotAllowed(
+      f'{path}: not allowed ({line}). Log in with `gcloud auth application-default '
+      "login`, or give this machine's service account access to the bucket."
+    ) from error
+  if code == 400 or _REJECTED.search(text):
+    raise UserError(f'{path}: the server rejects the request ({line}).') from error
+  if (
+    type(error).__module__.partition('.')[0] in _LIBRARIES
+    or isinstance(error, TimeoutError | ConnectionError)
+    or _OUTAGE.search(text)
+  ):
+    raise Unreachable(
+      f'{path}: the bucket does not answer ({line}). What was written is intact: rerun '
+      'the same command.'
+    ) from error
