@@ -19,11 +19,11 @@ def create_model(name: str, variant: str | None = None, **fields):
 
 
 def load(source: str, **options):
-  """Returns published weights or a run with their model: a `pretrained.Loaded`.
+  """Returns published weights or a run with their model: a `weights.Loaded`.
 
   `load('ViT-B_16.npz')`, `load('runs/digits@best')`, `load('b16-augreg-i21k')`,
   `load('ViT-B_16.npz', num_classes=10, image_size=384)`; all arguments:
-  `vit_jax.weights.load.load`.
+  `vit_jax.weights.load`.
 
     loaded = vit_jax.load('ViT-B_16.npz')
     images = loaded.preprocess(['photo.jpg'])
@@ -32,9 +32,9 @@ def load(source: str, **options):
   What it returns has `model`, `variables`, `preprocess`, `class_names` (or None), `pp`,
   `image_size`, `step` (of a run) and `report`, and unpacks as `model, params`.
   """
-  from vit_jax.weights import load as pretrained
+  from vit_jax import weights
 
-  return pretrained.load(source, **options)
+  return weights.load(source, **options)
 
 
 def class_names(name: str) -> list[str]:

@@ -14,7 +14,7 @@ from vit_jax.data.ops import registry
 from vit_jax.data.single_image import SingleImage
 from vit_jax.detection import boxes
 from vit_jax.errors import BadImage, UserError, choose
-from vit_jax.weights.load import Loaded
+from vit_jax.weights import Loaded
 
 _READERS = 4  # threads that decode while the device computes
 
@@ -51,7 +51,7 @@ def predict_images(
   """Returns logits, and features by name, of images.
 
   Args:
-    loaded: what `pretrained.load` returned.
+    loaded: what `weights.load` returned.
     images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
     batch_size: images per step; the last step is padded, for one compilation.
     layers: names of features to keep: 'pre_logits', 'block11', ...
@@ -99,7 +99,7 @@ def detect_images(
   """Returns the boxes that a detector finds in images, in their own pixels.
 
   Args:
-    loaded: what `pretrained.load` returned.
+    loaded: what `weights.load` returned.
     images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
     batch_size: images per step; the last step is padded, for one compilation.
     pp: preprocessing other than `loaded.pp`. It must keep whole images in place, without

@@ -14,12 +14,11 @@ from safetensors.numpy import load_file, save_file
 import vit_jax
 from tests.support import naming, tiny_models
 from tests.support.goldens import arrays_of, path_of
-from vit_jax import models, trees
+from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 from vit_jax.weights import export
-from vit_jax.weights import load as pretrained
 
 # Parameters, those that the recipe trains, frozen statistics; 1e9 multiply-adds at 800 x
 # 1066, of the backbone and of the rest: of transformers and of the authors' code.
@@ -106,14 +105,14 @@ def test_what_does_not_fit_is_refused(fields, mask, facts):
 
 @pytest.mark.slow
 def test_files_come_back_bit_for_bit(tmp_path):
-  source = pretrained.read_source(path_of('detr_hf'))
+  source = weights.read(path_of('detr_hf'))
   convert.export(source, tmp_path / 'out', 'hf')
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of('detr_hf')
   assert arrays.keys() == expected.keys()
   for key, x in expected.items():
     np.testing.assert_array_equal(arrays[key], x, err_msg=key)
-  again = pretrained.read_source(tmp_path / 'out')
+  again = weights.read(tmp_path / 'out')
   assert (again.fields, again.image_size) == (source.fields, source.image_size)
   assert again.pp == source.pp
   theirs, ours = (
@@ -159,7 +158,7 @@ def test_images_are_prepared_as_their_processor_says(tmp_path, beside, size, pp)
   shutil.copytree(path_of('detr_hf'), tmp_path, dirs_exist_ok=True)
   if beside:
     (tmp_path / 'preprocessor_config.json').write_text(json.dumps(beside))
-  source = pretrained.read_source(tmp_path)
+  source = weights.read(tmp_path)
   assert (source.image_size, source.pp) == (size, f'decode|{pp}|{MEAN}')
   # What convert writes for transformers says the same.
   convert.export(source, tmp_path / 'out', 'hf')
@@ -287,7 +286,7 @@ def test_what_is_not_read_is_refused(tmp_path, change, facts):
   ],
 )
 def test_what_transformers_cannot_express_is_refused(backbone, fields, facts):
-  source = pretrained.read_source(path_of('detr_hf'))
+  source = weights.read(path_of('detr_hf'))
   fields = {**models.fields_of(models.build('detr', **source.fields)), **fields}
   fields['backbone'] = fields['backbone'] | backbone
   with pytest.raises(UserError, match=naming(*facts)):

@@ -10,9 +10,8 @@ from PIL import Image
 import vit_jax
 from tests.support.goldens import path_of
 from tests.support.peers import MARKS
-from vit_jax import inference
+from vit_jax import inference, weights
 from vit_jax.tools import convert
-from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 
@@ -85,7 +84,7 @@ def test_files_both_ways(torch, timm, transformers, tmp_path, backbone):
   expected = theirs(torch, model, *inputs)
   agree(tmp_path / 'theirs', expected, *inputs)
 
-  convert.export(pretrained.read_source(tmp_path / 'theirs'), tmp_path / 'ours', 'hf')
+  convert.export(weights.read(tmp_path / 'theirs'), tmp_path / 'ours', 'hf')
   again, info = transformers.DetrForObjectDetection.from_pretrained(
     tmp_path / 'ours', output_loading_info=True
   )

@@ -7,9 +7,8 @@ import pytest
 import vit_jax
 from tests.support.goldens import path_of
 from tests.support.peers import MARKS, images, randomise
-from vit_jax import models, trees
+from vit_jax import models, trees, weights
 from vit_jax.tools import convert
-from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 
@@ -51,7 +50,7 @@ def test_transformers_vitdet_both_ways(torch, transformers, tmp_path, window):
   close = lambda found: np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
   close(last_map(tmp_path / 'hf', x))
   back = tmp_path / 'back'
-  convert.export(pretrained.read_source(tmp_path / 'hf'), back, 'hf')
+  convert.export(weights.read(tmp_path / 'hf'), back, 'hf')
   loaded, info = transformers.VitDetBackbone.from_pretrained(
     back, output_loading_info=True
   )
@@ -69,7 +68,7 @@ def test_transformers_reads_a_vitdet_that_a_vit_started(torch, transformers, tmp
   }
   section = dict(name='vitdet', global_blocks=(vit.model.depth - 1,), **fields)
   loaded = vit_jax.load(path_of('vit_timm'), model=section)
-  found = pretrained.source.Source(
+  found = weights.Source(
     source='a',
     format='run',
     family='vitdet',

@@ -12,11 +12,10 @@ from safetensors.numpy import load_file
 import vit_jax
 from tests.support import naming
 from tests.support.goldens import arrays_of, path_of
-from vit_jax import models, trees
+from vit_jax import models, trees, weights
 from vit_jax.detection.models import pyramid
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
-from vit_jax.weights import load as pretrained
 
 SWIN = models.family('fpn').tiny[0]['backbone']
 VITDET = models.family('sfp').tiny[0]['backbone']
@@ -166,14 +165,14 @@ PYRAMIDS = ('sfp_d2', 'fpn_d2', 'fpn_ln_d2')
 
 @pytest.mark.parametrize('name', PYRAMIDS)
 def test_files_come_back_bit_for_bit(tmp_path, name):
-  source = pretrained.read_source(path_of(name))
+  source = weights.read(path_of(name))
   convert.export(source, tmp_path / 'out', 'detectron2')
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of(name)
   assert arrays.keys() == expected.keys()
   for key, x in expected.items():
     np.testing.assert_array_equal(arrays[key], x, err_msg=key)
-  again = pretrained.read_source(tmp_path / 'out')
+  again = weights.read(tmp_path / 'out')
   assert again.fields == source.fields
   theirs, ours = (
     json.loads((folder / 'config.json').read_text())['model_args']
@@ -209,6 +208,6 @@ def test_what_is_not_read_is_refused(tmp_path, name, change, facts):
 
 
 def test_what_detectron2_cannot_express_is_refused(tmp_path):
-  source = pretrained.read_source(path_of('sfp_d2'), pyramid='fpn_last')
+  source = weights.read(path_of('sfp_d2'), pyramid='fpn_last')
   with pytest.raises(UserError, match=naming("pyramid='fpn_last'", 'simple')):
     convert.export(source, tmp_path / 'out', 'detectron2')

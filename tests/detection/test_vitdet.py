@@ -12,12 +12,11 @@ from safetensors.numpy import load_file
 import vit_jax
 from tests.support import naming
 from tests.support.goldens import arrays_of, path_of
-from vit_jax import models
+from vit_jax import models, weights
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 from vit_jax.weights import export
-from vit_jax.weights import load as pretrained
 
 # Parameters, and 1e9 multiply-adds at 1024 px, of the backbone and with its pyramid.
 SIZES = {
@@ -98,14 +97,14 @@ def test_fields_that_do_not_fit_are_refused(fields, facts):
 
 
 def test_files_come_back_bit_for_bit(tmp_path):
-  source = pretrained.read_source(path_of('vitdet_hf'))
+  source = weights.read(path_of('vitdet_hf'))
   convert.export(source, tmp_path / 'out', 'hf')
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of('vitdet_hf')
   assert arrays.keys() == expected.keys()
   for key, x in expected.items():
     np.testing.assert_array_equal(arrays[key], x, err_msg=key)
-  assert pretrained.read_source(tmp_path / 'out').fields == source.fields
+  assert weights.read(tmp_path / 'out').fields == source.fields
   theirs, ours = (
     json.loads((folder / 'config.json').read_text())
     for folder in (path_of('vitdet_hf'), tmp_path / 'out')
@@ -148,7 +147,7 @@ def test_what_is_not_read_is_refused(tmp_path, change, facts):
   ],
 )
 def test_what_transformers_cannot_express_is_refused(tmp_path, fields, facts):
-  source = pretrained.read_source(path_of('vitdet_hf'))
+  source = weights.read(path_of('vitdet_hf'))
   model = models.build('vitdet', **source.fields | fields)
   with pytest.raises(UserError, match=naming(*facts)):
     export.export(

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from tests.support import naming, runs
-from vit_jax import config, models, trees
+from vit_jax import config, models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.train import schema
-from vit_jax.weights import load as pretrained
 
 CONFIG = f'{runs.ROOT}/configs/vitdet_digits.py'
 
@@ -17,7 +16,7 @@ CONFIG = f'{runs.ROOT}/configs/vitdet_digits.py'
 def like(run, head: str) -> dict:
   """Returns the config, its ViTDet of the sizes of the ViT in a run's folder."""
   c = config.load(f'{CONFIG}:debug,head={head},weights={run}')
-  vit = pretrained.load(run)
+  vit = weights.load(run)
   vitdet = c['model']['backbone']
   vitdet = vitdet if head == 'detr' else vitdet['backbone']
   assert vitdet['name'] == 'vitdet'
@@ -31,11 +30,11 @@ def like(run, head: str) -> dict:
 @pytest.mark.parametrize('head', ['detr', 'segment'])
 def test_the_run_of_a_vit_starts_it(short_run, head):
   c = like(short_run, head)
-  source = pretrained.from_section(**c['weights'])
+  source = weights.from_section(**c['weights'])
   model = models.build(**c['model'], num_classes=11)
-  given, _ = pretrained.fit(source, model, (64, 64))
+  given, _ = weights.fit(source, model, (64, 64))
   below = 'backbone/' if head == 'detr' else 'backbone/backbone/'
-  theirs = trees.flatten(pretrained.load(short_run).params)
+  theirs = trees.flatten(weights.load(short_run).params)
   followed = ('Transformer/encoder_norm/', 'head/')
   kept = [name for name in theirs if not name.startswith(followed)]
   assert set(given) == {f'{below}{name}' for name in kept}

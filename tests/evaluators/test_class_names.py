@@ -10,12 +10,11 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from tests.support import GOLDEN, naming
-from vit_jax import cli, imagenet
+from vit_jax import cli, imagenet, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_names
 from vit_jax.tools import convert, predict
 from vit_jax.weights import licence, zoo
-from vit_jax.weights import load as pretrained
 
 
 def test_the_lists_are_the_published_ones():
@@ -74,7 +73,7 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   url = zoo.ENTRIES[entry].url.removeprefix('gs://')
   google_file(tmp_path / 'storage.googleapis.com' / url, classes)
-  found = pretrained.read_source(entry)
+  found = weights.read(entry)
   assert found.class_names == (name and imagenet.class_names(name))
   assert licence.of(entry).name == 'apache-2.0'
 
@@ -82,16 +81,16 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
 @pytest.mark.slow
 def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
   known = google_file(tmp_path / 'ViT-B_16.npz', 1000)
-  assert pretrained.read_source(known).class_names == imagenet.class_names('imagenet1k')
+  assert weights.read(known).class_names == imagenet.class_names('imagenet1k')
   # One's own model with as many classes has names only if its data gave them.
-  own = pretrained.read_source(google_file(tmp_path / 'mine.npz', 1000))
+  own = weights.read(google_file(tmp_path / 'mine.npz', 1000))
   assert own.class_names is None
   assert licence.of(own.source) == (None, own.source)
   dest = tmp_path / 'b' / 'ViT-B_16.npz'
   dest.parent.mkdir()
-  run = pretrained.read_source(tmp_path / 'mine.npz', act='gelu_erf')
+  run = weights.read(tmp_path / 'mine.npz', act='gelu_erf')
   convert.export(run, dest, 'google')
-  assert pretrained.read_source(dest).class_names is None
+  assert weights.read(dest).class_names is None
 
 
 def timm_folder(folder, classes, **config):
@@ -120,7 +119,7 @@ def timm_folder(folder, classes, **config):
 )
 def test_names_by_the_tag_of_timm(tmp_path, tag, classes, name):
   folder = timm_folder(tmp_path / 'a', classes, tag=tag, license='mit')
-  found = pretrained.read_source(folder)
+  found = weights.read(folder)
   assert found.class_names == (name and imagenet.class_names(name))
   assert licence.of(folder).name == 'mit'
 
@@ -128,7 +127,7 @@ def test_names_by_the_tag_of_timm(tmp_path, tag, classes, name):
 def test_names_in_the_file_come_first(tmp_path):
   names = [f'my {i}' for i in range(1000)]
   folder = timm_folder(tmp_path / 'a', 1000, tag='x_in1k', label_names=names)
-  assert pretrained.read_source(folder).class_names == names
+  assert weights.read(folder).class_names == names
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_predict_and_convert_show_names(tmp_path, capsys):
   assert run(convert, source, tmp_path / 't', '--to', 'timm') == 0
   assert json.loads((tmp_path / 't/config.json').read_text())['label_names'][7] == name
   assert run(convert, tmp_path / 't', tmp_path / 'g.npz') == 0
-  assert pretrained.read_source(tmp_path / 'g.npz').class_names[7] == name
+  assert weights.read(tmp_path / 'g.npz').class_names[7] == name
 
 
 def test_predict_explains_wordnet_ids(tmp_path, capsys):
@@ -186,7 +185,7 @@ def test_names_and_wordnet_ids_are_the_same_classes():
 def test_an_npz_has_no_room_for_many_names(tmp_path):
   names = [f'a class of a name of some length {i}' for i in range(2000)]
   folder = timm_folder(tmp_path / 'a', 2000, label_names=names)
-  found = pretrained.read_source(folder)
+  found = weights.read(folder)
   with pytest.raises(UserError, match=naming('65,535', '--to timm')):
     convert.export(found, tmp_path / 'g.npz', 'google')
   assert not (tmp_path / 'g.npz').exists()

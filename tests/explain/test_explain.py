@@ -14,7 +14,7 @@ from vit_jax import explain, models, tune
 from vit_jax import explain as viz
 from vit_jax.errors import UserError
 from vit_jax.explain import kinds, weights
-from vit_jax.weights import load as pretrained
+from vit_jax.weights import Loaded
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
 
@@ -40,9 +40,7 @@ def tiny(scan=False, **fields):
   head = params['head']['kernel']
   params['head']['kernel'] = np.random.default_rng(1).normal(size=head.shape, scale=0.5)
   pp = 'decode|value_range(-1, 1)'
-  return pretrained.Loaded(
-    model, {'params': params}, (32, 32), 3, pp, None, 'x', 'x', ''
-  )
+  return Loaded(model, {'params': params}, (32, 32), 3, pp, None, 'x', 'x', '')
 
 
 def intermediates(loaded):

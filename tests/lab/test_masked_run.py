@@ -9,7 +9,7 @@ import pytest
 import vit_jax
 from tests.support import naming, runs
 from vit_jax import config as config_lib
-from vit_jax import trees
+from vit_jax import trees, weights
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import UserError
 from vit_jax.lab.ablate import asked, masked
@@ -19,7 +19,6 @@ from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect import source as inspect_source
 from vit_jax.train import progress, schema, start
 from vit_jax.train import run as train
-from vit_jax.weights import load as pretrained
 from vit_jax.weights import steps
 
 DIGITS = dict(source='digits', train='train[:200]', test='test[:40]')
@@ -121,7 +120,7 @@ def test_fine_tuning_takes_the_encoder_and_a_new_head(
 def test_masked_pretraining_continues_from_weights(pretrained_run):
   config = schema.check(runs.small(*CHANGES, task=TASK, evals=EVALS))
   config['weights'] = {'source': str(pretrained_run)}
-  source = pretrained.from_section(**config['weights'])
+  source = weights.from_section(**config['weights'])
   assert not [name for name in source.flat if name.startswith('masked_patches')]
 
 

@@ -11,11 +11,10 @@ from safetensors.numpy import load_file
 import vit_jax
 from tests.support import naming
 from tests.support.goldens import path_of
-from vit_jax import models, trees
+from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
-from vit_jax.weights import load as pretrained
 
 # timm's parameters for 1000 and 21,841 classes, and multiply-adds in 1e9 at 224 px.
 SIZES = {
@@ -65,7 +64,7 @@ def test_layer_scale_starts_as_published_and_every_stage_is_a_feature():
 @pytest.fixture
 def written(tmp_path):
   """Returns the golden, and the folder to which it was written for transformers."""
-  source = pretrained.read_source(path_of('convnext_timm'))
+  source = weights.read(path_of('convnext_timm'))
   convert.export(source, tmp_path / 'hf', 'hf')
   return source, tmp_path / 'hf'
 
@@ -73,7 +72,7 @@ def written(tmp_path):
 @pytest.mark.slow
 def test_files_for_transformers_hold_the_same_model(written, golden):
   source, folder = written
-  found = pretrained.read_source(folder)
+  found = weights.read(folder)
   assert found.format == 'hf'
   assert found.fields == source.fields | {'norm_eps': 1e-6}
   for key, x in source.flat.items():
@@ -97,7 +96,7 @@ def test_transformers_own_eps_of_the_final_norm_is_read(written):
   config = json.loads((folder / 'config.json').read_text())
   del config['layer_norm_eps']  # its default
   (folder / 'config.json').write_text(json.dumps(config))
-  found = pretrained.read_source(folder)
+  found = weights.read(folder)
   assert found.fields['norm_eps'] == 1e-12
   with pytest.raises(UserError, match=naming('timm', 'norm_eps=1e-12', '1e-06')):
     convert.export(found, folder.parent / 'timm', 'timm')

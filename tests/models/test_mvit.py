@@ -15,14 +15,13 @@ import vit_jax
 from tests.kernels.test_tpu_attention import KINDS, tpu
 from tests.support import naming
 from tests.support.goldens import GOLDENS, arrays_of, path_of
-from vit_jax import models, trees
+from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.kernels.grid_bias import GridBias
 from vit_jax.nn.decomposed import DecomposedPositions
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 from vit_jax.weights import export
-from vit_jax.weights import load as pretrained
 
 # -- sizes ------------------------------------------------------------------------------
 
@@ -186,14 +185,14 @@ def test_the_class_token_s_residual_is_the_file_s(golden):
 
 @pytest.mark.parametrize('name', MVIT)
 def test_files_come_back_bit_for_bit(tmp_path, name):
-  source = pretrained.read_source(path_of(name))
+  source = weights.read(path_of(name))
   convert.export(source, tmp_path / 'out', 'timm')
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of(name)
   assert arrays.keys() == expected.keys()
   for key, x in expected.items():
     np.testing.assert_array_equal(arrays[key], x, err_msg=key)
-  assert pretrained.read_source(tmp_path / 'out').fields == source.fields
+  assert weights.read(tmp_path / 'out').fields == source.fields
   theirs, ours = (
     json.loads((folder / 'config.json').read_text())
     for folder in (path_of(name), tmp_path / 'out')
@@ -219,8 +218,8 @@ def as_the_authors(arrays):
 def test_the_authors_files_both_ways(tmp_path, name):
   arrays = as_the_authors(arrays_of(name))
   save_file(arrays, tmp_path / 'a.safetensors')
-  source = pretrained.read_source(tmp_path / 'a.safetensors')
-  timm = pretrained.read_source(path_of(name))
+  source = weights.read(tmp_path / 'a.safetensors')
+  timm = weights.read(path_of(name))
   assert source.format == 'authors'
   assert source.image_size == timm.image_size
   # What differs is the code that the files are for.
@@ -263,7 +262,7 @@ def test_published_sizes_are_written_under_their_names(tmp_path):
 def test_what_a_format_cannot_express_is_refused(
   tmp_path, name, to, fields, size, facts
 ):
-  source = pretrained.read_source(path_of(name), **fields)
+  source = weights.read(path_of(name), **fields)
   source = dataclasses.replace(source, image_size=(size, size))
   with pytest.raises(UserError, match=naming(*facts)):
     convert.export(source, tmp_path / 'out', to)

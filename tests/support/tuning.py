@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from tests.support.goldens import GOLDEN
-from vit_jax import models, trees, tune
-from vit_jax.weights import load as pretrained
+from vit_jax import models, trees, tune, weights
 
 BLOCK = 'tune/Transformer/encoderblock_{}'
 # Methods of the reference, and none.
@@ -23,7 +22,7 @@ SECTIONS = {
 @functools.cache
 def vit():
   """Returns the model, loaded: 3 blocks, 48 wide, images of 32 x 32 in patches of 8."""
-  return pretrained.load(str(GOLDEN / 'vit_timm'))
+  return weights.load(str(GOLDEN / 'vit_timm'))
 
 
 @functools.cache

@@ -9,11 +9,10 @@ import pytest
 
 import vit_jax
 from tests.support import GOLDEN, naming
-from vit_jax import cli, models, trees
+from vit_jax import cli, models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.weights import adapt
-from vit_jax.weights import load as pretrained
 from vit_jax.weights.families import bit
 from vit_jax.weights.source import Source
 
@@ -96,7 +95,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(('name', 'to', 'facts'), REFUSED)
 def test_what_a_format_cannot_express_is_refused(tmp_path, name, to, facts):
-  origin = pretrained.read_source(GOLDEN / f'{name}.npz')
+  origin = weights.read(GOLDEN / f'{name}.npz')
   with pytest.raises(UserError, match=naming(*facts)):
     convert.export(origin, tmp_path / 'out', to)
   assert list(tmp_path.iterdir()) == []

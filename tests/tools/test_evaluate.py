@@ -1,6 +1,7 @@
 """Evaluation of weights: exact counts, tables, and classes that do not fit."""
 
 import csv
+import dataclasses
 import json
 import re
 import types
@@ -11,11 +12,10 @@ import pytest
 from PIL import Image
 
 from tests.support import GOLDEN, commands, naming, stand_in
-from vit_jax import cli, inference, models
+from vit_jax import cli, inference, models, weights
 from vit_jax.data import sources
 from vit_jax.evaluators import predictions
 from vit_jax.tools import convert, evaluate, source
-from vit_jax.weights import load as pretrained
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 
@@ -43,7 +43,7 @@ def data(tmp_path_factory):
 def expected(data, source=SOURCE):
   """(true, predicted) classes, one image after the other."""
   paths = sorted((data / 'val').rglob('*.png'))
-  found = inference.predict_images(pretrained.load(source), paths)
+  found = inference.predict_images(weights.load(source), paths)
   true = [int(path.parent.name.removeprefix('class')) for path in paths]
   return np.array(true), found.logits.argmax(-1)
 
@@ -79,8 +79,8 @@ def test_counts_and_tables(data, tmp_path, capsys):
 @pytest.mark.slow
 def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
   names = [f'class{c}' for c in reversed(range(10))]
-  origin = pretrained.read_source(SOURCE)
-  renamed = pretrained.dataclasses.replace(origin, class_names=names)
+  origin = weights.read(SOURCE)
+  renamed = dataclasses.replace(origin, class_names=names)
   convert.export(renamed, tmp_path / 'a.npz', 'google')
   args = ('--data', f'folder:{data}', '--split', 'val', '--json')
   assert run(tmp_path / 'a.npz', *args) == 0
@@ -93,8 +93,8 @@ def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
 
 def test_other_names_are_compared_by_number_and_said(data, tmp_path, capsys):
   names = [f'animal{c}' for c in range(10)]
-  origin = pretrained.read_source(SOURCE)
-  renamed = pretrained.dataclasses.replace(origin, class_names=names)
+  origin = weights.read(SOURCE)
+  renamed = dataclasses.replace(origin, class_names=names)
   convert.export(renamed, tmp_path / 'a.npz', 'google')
   assert run(tmp_path / 'a.npz', '--data', f'folder:{data}', '--split', 'val') == 0
   assert re.search(naming('number'), capsys.readouterr().out)
@@ -134,7 +134,7 @@ def test_several_labels_per_image(tmp_path, capsys):
   assert re.search(naming('labels', '--out'), capsys.readouterr().err)
   assert run(*args, '--json') == 0
   record = json.loads(capsys.readouterr().out)
-  found = inference.predict_images(pretrained.load(SOURCE), list(images))
+  found = inference.predict_images(weights.load(SOURCE), list(images))
   right = labels[np.arange(10), found.logits.argmax(-1)]
   assert record['top1'] == pytest.approx(right.mean())
 
@@ -145,7 +145,7 @@ def test_errors_are_one_line(capsys, args, facts):
 
 
 def test_another_number_of_classes_is_refused(tmp_path, capsys):
-  pretrained_10 = pretrained.read_source(SOURCE, num_classes=3)
+  pretrained_10 = weights.read(SOURCE, num_classes=3)
   assert pretrained_10.fields['num_classes'] == 3
   for c in ('x', 'y'):
     (tmp_path / 'val' / c).mkdir(parents=True)

@@ -11,11 +11,10 @@ import pytest
 from tests.support import classifiers, commands, naming
 from tests.support.exported import ALL, ONE_EACH, SOURCE, check, run
 from tests.support.goldens import path_of
-from vit_jax import models
+from vit_jax import models, weights
 from vit_jax.kernels import attention
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import facts, program, stablehlo
-from vit_jax.weights import load as pretrained
 
 
 @pytest.mark.slow
@@ -45,7 +44,7 @@ def test_stablehlo_without_this_library(tmp_path, capsys):
 
 
 def test_outputs_of_a_detector():
-  loaded = pretrained.load(path_of('detr_hf'), image_size=(64, 64))
+  loaded = weights.load(path_of('detr_hf'), image_size=(64, 64))
   found = program.Program(loaded, ['projected'], batch=None)
   shapes = {'logits': (10, 7), 'boxes': (10, 4), 'projected': (2, 2, 32)}
   assert found.outputs == shapes
@@ -94,7 +93,7 @@ def test_bfloat16_is_portable(family, monkeypatch):
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
     variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     monkeypatch.setattr(attention, '_cudnn_takes', never)
-    loaded = pretrained.Loaded(model, variables, (32, 32), 3, '', None, '', '', '')
+    loaded = weights.Loaded(model, variables, (32, 32), 3, '', None, '', '', '')
     made = program.Program(loaded, (), None)
     (batch,) = jax.export.symbolic_shape('batch')
     images = jax.ShapeDtypeStruct(made.shape(batch), 'float32')
@@ -107,8 +106,8 @@ def test_bfloat16_is_portable(family, monkeypatch):
 
 
 def test_scanned_blocks_are_written_out(tmp_path, monkeypatch):
-  load = pretrained.load
-  monkeypatch.setattr(pretrained, 'load', functools.partial(load, scan=True))
+  load = weights.load
+  monkeypatch.setattr(weights, 'load', functools.partial(load, scan=True))
   file = tmp_path / 'm.stablehlo'
   assert run(SOURCE, file, '--to', 'stablehlo', '--batch', 3) == 0
   exported = jax.export.deserialize(bytearray(file.read_bytes()))
@@ -132,7 +131,7 @@ def test_platforms_without_a_cpu_are_not_compared(tmp_path, capsys):
 
 
 def test_facts_of_other_pixels():
-  loaded = pretrained.load(SOURCE)
+  loaded = weights.load(SOURCE)
   timms = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
   levels = [
     [round((end - m) / s, 6) for m, s in zip(*timms.values(), strict=True)]
@@ -180,7 +179,7 @@ def test_refusals(name, options, expected, tmp_path, capsys):
 
 
 def test_models_that_a_file_cannot_hold(monkeypatch):
-  made = program.Program(pretrained.load(SOURCE), (), None)
+  made = program.Program(weights.load(SOURCE), (), None)
   monkeypatch.setattr(stablehlo, '_MOST_BYTES', made.params)
   with pytest.raises(export.UserError, match=naming('GiB', '--to savedmodel')):
     stablehlo.check(made)

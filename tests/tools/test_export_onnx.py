@@ -10,10 +10,10 @@ import pytest
 
 from tests.support import naming
 from tests.support.exported import ALL, SOURCE, check, run
+from vit_jax import weights
 from vit_jax.kernels import dense, depthwise
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import onnx, program
-from vit_jax.weights import load as pretrained
 
 
 @pytest.fixture
@@ -65,6 +65,6 @@ def test_onnx_is_refused_with_what_to_do(tmp_path, capsys, monkeypatch):
   monkeypatch.setitem(sys.modules, 'jax2onnx', None)  # as if it were not installed
   assert run(SOURCE, tmp_path / 'm.onnx', '--to', 'onnx') == 2
   assert re.search(naming('jax2onnx', '.venv-onnx'), capsys.readouterr().err)
-  half = program.Program(pretrained.load(SOURCE, dtype='bfloat16'), (), None)
+  half = program.Program(weights.load(SOURCE, dtype='bfloat16'), (), None)
   with pytest.raises(export.UserError, match=naming('bfloat16', '--dtype float32')):
     onnx.check(half)

@@ -1,5 +1,6 @@
 """Figures of models: each is drawn, its table has the numbers; what is refused."""
 
+import dataclasses
 import json
 import sys
 import warnings
@@ -13,10 +14,9 @@ from PIL import Image
 import vit_jax
 from tests.support import GOLDEN, naming
 from tests.support.figures import draw, run, small_figures  # noqa: F401
-from vit_jax import explain
+from vit_jax import explain, weights
 from vit_jax import explain as viz
 from vit_jax.tools.figures import arguments, maps, parameters
-from vit_jax.weights import load as pretrained
 
 TOKEN = GOLDEN / 'vit_google_token.npz'
 
@@ -95,9 +95,9 @@ def test_of_many_images_the_first_are_drawn(photos, tmp_path, monkeypatch, capsy
 def test_images_are_shown_as_the_model_has_them(photos):
   # Standardised by mean and deviation, or to [-1, 1]: the same colours.
   for pp in ('value_range(-1, 1)', 'value_range(-2.1, 2.6)'):
-    loaded = pretrained.load(str(TOKEN))
+    loaded = weights.load(str(TOKEN))
     pp = f'decode|resize(32)|{pp}'
-    loaded = pretrained.dataclasses.replace(loaded, pp=pp)
+    loaded = dataclasses.replace(loaded, pp=pp)
     image = photos / 'b.jpg'
     seen = maps.shown(loaded, loaded.preprocess([image]))[0]
     expected = np.asarray(
@@ -108,14 +108,14 @@ def test_images_are_shown_as_the_model_has_them(photos):
 
 def test_images_that_are_not_resized_are_shown():
   # As those of configs/shapes.py, all of one size: no other fits the model.
-  loaded = pretrained.load(str(TOKEN))
-  loaded = pretrained.dataclasses.replace(loaded, pp='decode|value_range(-1, 1)')
+  loaded = weights.load(str(TOKEN))
+  loaded = dataclasses.replace(loaded, pp='decode|value_range(-1, 1)')
   image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
   seen = maps.shown(loaded, loaded.preprocess([image]))[0]
   np.testing.assert_allclose(seen, image / 255, atol=1e-5)
   # Nor can an image of the model's size be cropped to a larger one.
   crop = 'decode|central_crop(48)|resize(32)|value_range(-1, 1)'
-  loaded = pretrained.dataclasses.replace(loaded, pp=crop)
+  loaded = dataclasses.replace(loaded, pp=crop)
   seen = maps.shown(loaded, np.full((1, 32, 32, 3), 1, np.float32))
   np.testing.assert_allclose(seen, 1, atol=1e-5)
 
@@ -165,7 +165,7 @@ def model(**fields):
   x = jax.ShapeDtypeStruct((1, 32, 32, 3), 'float32')
   shapes = jax.eval_shape(module.init, jax.random.key(0), x)
   variables = jax.tree.map(lambda s: np.full(s.shape, 0.1, np.float32), shapes)
-  return pretrained.Loaded(module, variables, (32, 32), 3, '', None, 'x', 'x', '')
+  return weights.Loaded(module, variables, (32, 32), 3, '', None, 'x', 'x', '')
 
 
 def test_filters(tmp_path):

@@ -13,10 +13,9 @@ from PIL import Image
 
 from tests.support import GOLDEN, commands, naming
 from tests.test_structure import _BLOCK
-from vit_jax import cli, inference
+from vit_jax import cli, inference, weights
 from vit_jax.errors import UserError
 from vit_jax.tools import predict
-from vit_jax.weights import load as pretrained
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 
@@ -39,7 +38,7 @@ def run(*args):
 
 @pytest.mark.slow
 def test_logits_are_the_models(folder):
-  loaded = pretrained.load(SOURCE)
+  loaded = weights.load(SOURCE)
   image = np.asarray(Image.open(folder / 'a.png').resize((32, 32)))
   found = inference.predict_images(loaded, [image] * 3, batch_size=2)
   x = image[None].astype(np.float32) / 127.5 - 1
@@ -50,7 +49,7 @@ def test_logits_are_the_models(folder):
 
 @pytest.mark.thorough
 def test_features_by_name_in_one_compilation(folder):
-  loaded = pretrained.load(SOURCE)
+  loaded = weights.load(SOURCE)
   paths = predict.find([str(folder)])
   layers = ('pre_logits', 'block01')
   found = inference.predict_images(loaded, paths, batch_size=2, layers=layers)
@@ -155,7 +154,7 @@ def test_a_folder_has_the_images_that_training_reads(folder):
 
 
 def test_a_single_image_is_refused(folder):
-  loaded = pretrained.load(SOURCE)
+  loaded = weights.load(SOURCE)
   for image in (str(folder / 'a.png'), folder / 'a.png', b'\x89PNG'):
     with pytest.raises(UserError, match=naming(type(image).__name__, 'list')):
       inference.predict_images(loaded, image)
@@ -202,7 +201,7 @@ def test_names_from_a_file(folder, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_larger_image_size(folder):
   assert run(SOURCE, folder / 'a.png', '--resolution', '64x32') == 0
-  loaded = pretrained.load(SOURCE, image_size=64)
+  loaded = weights.load(SOURCE, image_size=64)
   assert loaded.pp == "decode|resize(64, rounding='none')|value_range(-1, 1)"
   assert jax.tree.leaves(loaded.params)[0].dtype == np.float32
 
@@ -214,6 +213,6 @@ def test_a_larger_image_size_keeps_the_standardisation(tmp_path):
   config['pretrained_cfg'] |= {'mean': [0.4, 0.5, 0.6], 'std': [0.2, 0.25, 0.5]}
   path.write_text(json.dumps(config))
   levels = 'value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
-  assert pretrained.load(tmp_path / 'timm').pp.endswith(f'|{levels}')
-  at_64 = pretrained.load(tmp_path / 'timm', image_size=64)
+  assert weights.load(tmp_path / 'timm').pp.endswith(f'|{levels}')
+  at_64 = weights.load(tmp_path / 'timm', image_size=64)
   assert at_64.pp == f"decode|resize(64, rounding='none')|{levels}"

@@ -8,9 +8,8 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 from tests.support import GOLDEN, commands, naming
-from vit_jax import run_config
+from vit_jax import run_config, weights
 from vit_jax.tools import evaluate, source
-from vit_jax.weights import load as pretrained
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 
@@ -40,7 +39,7 @@ def test_features_of_any_weights_on_any_data(data, capsys):
   code, out, _ = commands.run(evaluate.main, capsys, *args, '--json')
   assert code == 0
   record = json.loads(out)
-  loaded = pretrained.load(SOURCE)
+  loaded = weights.load(SOURCE)
   x = loaded.model.apply(loaded.variables, images / np.float32(127.5) - 1)[1]
   x = np.asarray(x['pre_logits'])
   expected = KNeighborsClassifier(3, metric='cosine').fit(x[:20], labels[:20])
@@ -66,7 +65,7 @@ def test_a_runs_own_evaluation(data, tmp_path, monkeypatch, capsys):
   config = {'model': {'name': 'vit'}, 'evals': {'mine': section}, 'resolved': RESOLVED}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   # Its evaluation is read from the folder; parameters need not be a run's.
-  monkeypatch.setattr(source, 'load', lambda args: pretrained.load(SOURCE))
+  monkeypatch.setattr(source, 'load', lambda args: weights.load(SOURCE))
   args = (tmp_path, '--probe', 'linear_probe', '--batch', 10)
   code, out, _ = commands.run(evaluate.main, capsys, *args, '--json', '--set', 'l2=[8]')
   assert code == 0

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from tests.support import GOLDEN, naming, runs, vtab_fakes
-from vit_jax import config, optim
+from vit_jax import config, optim, weights
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.train import run as train
-from vit_jax.weights import load as pretrained
 
 
 @pytest.fixture(autouse=True)
@@ -173,4 +172,4 @@ def test_twice_the_resolution_starts_high_and_ends_no_lower(tmp_path):
   high = accuracies(rows, 'val/top1')
   assert high[0] > 0.8  # after 100 steps; from scratch 44 %, from the run 95 %
   assert high[-1] >= low
-  assert np.isfinite(pretrained.load(tmp_path / 'high').params['head']['bias']).all()
+  assert np.isfinite(weights.load(tmp_path / 'high').params['head']['bias']).all()

@@ -15,8 +15,7 @@ import vit_jax
 from tests.support import naming, runs
 from vit_jax import errors, models, trees
 from vit_jax.tools import convert, evaluate
-from vit_jax.weights import export, readers, tuned
-from vit_jax.weights import load as pretrained
+from vit_jax.weights import export, from_section, read, readers, tuned
 
 CHANGES = ('steps=2', 'checkpoint.every=2', 'checkpoint.best=None', 'optim.ema=None')
 SECTIONS = {
@@ -143,14 +142,14 @@ def test_a_file_of_what_was_tuned_says_how_it_is_loaded(made, tmp_path):
 
 
 def test_weights_of_a_tuned_run_are_folded_or_refused(made):
-  found = pretrained.from_section(str(made / 'lora'))  # as config.weights is opened
+  found = from_section(str(made / 'lora'))  # as config.weights is opened
   assert not found.tune
   assert not found.added
   kernel = 'Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel'
   with np.load(made / 'weights.npz') as arrays:
     assert np.abs(found.flat[kernel] - arrays[kernel]).max() > 1e-4
   with pytest.raises(errors.UserError, match=naming('mlp', 'tune/dense_0')):
-    pretrained.from_section(str(made / 'mlp'))
+    from_section(str(made / 'mlp'))
 
 
 # -- files as a run would write them, without the run ----------------------------------
@@ -169,7 +168,7 @@ def source(folder, size=16):
   """Returns (weights for images of 16 x 16 px, what a run of them at `size` has)."""
   file = folder / 'start.npz'
   np.savez(file, **initial())
-  found = pretrained.read_source(str(file), num_heads=2)
+  found = read(str(file), num_heads=2)
   if size == 16:
     return file, found
   flat = trees.flatten(vit_jax.load(file, image_size=size, num_heads=2).params)

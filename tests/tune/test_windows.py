@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.support.goldens import path_of
-from vit_jax import models, trees, tune
+from vit_jax import models, trees, tune, weights
 from vit_jax.nn import attention
-from vit_jax.weights import load as pretrained
 
 TINY = [dict(fields, num_classes=5) for fields in models.family('swin').tiny]
 
@@ -67,7 +66,7 @@ def test_outputs_are_those_of_the_released_code(golden, kind, pool):
   # github.com/KMnP/vpt, 4410440, run image by image on the weights of swin_timm: within a
   # batch its shallow prompts go from one image to the next. It pools prompts as well;
   # 'image': what it returns before that, its prompts left out.
-  file, source = golden('swin_vpt'), pretrained.load(path_of('swin_timm'))
+  file, source = golden('swin_vpt'), weights.load(path_of('swin_timm'))
   sets = {n[-6:]: x for n, x in file.items() if n.startswith(f'{kind}_stage')}
   number = sets['stage1'].shape[1]
   tuned = attach(source.model, 64, number=number, deep=kind == 'deep', pool=pool)

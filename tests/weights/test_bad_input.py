@@ -112,7 +112,7 @@ def test_bad_files(tmp_path, capsys, name):
   archive = make(path)
   del archive
   with pytest.raises(UserError, match=naming(str(path), *facts)) as caught:
-    weights.open_file(str(path))
+    weights.read(str(path))
   assert '\n' not in str(caught.value)
 
   out = tmp_path / 'out.npz'
@@ -148,13 +148,13 @@ def test_a_folder_without_weights(tmp_path):
   with pytest.raises(
     UserError, match=naming(tmp_path, 'model.safetensors', 'config.json')
   ):
-    weights.open_file(str(tmp_path))
+    weights.read(str(tmp_path))
   (tmp_path / 'config.json').write_text('{')
   (tmp_path / 'model.safetensors').write_bytes(
     (GOLDEN / 'vit_timm' / 'model.safetensors').read_bytes()
   )
   with pytest.raises(UserError, match=naming(f'{tmp_path}/config.json', 'JSON')):
-    weights.open_file(str(tmp_path))
+    weights.read(str(tmp_path))
 
 
 def test_an_index_that_points_outside(tmp_path):
@@ -164,4 +164,4 @@ def test_an_index_that_points_outside(tmp_path):
   with pytest.raises(
     UserError, match=naming('model.safetensors.index.json', "'../secret.safetensors'")
   ):
-    weights.open_file(str(tmp_path))
+    weights.read(str(tmp_path))

@@ -139,7 +139,7 @@ def test_odd_urls_are_one_line(cache, monkeypatch, url):
 
   monkeypatch.setattr(urllib.request, 'urlopen', refuse)
   with pytest.raises(UserError) as caught:
-    weights.open_file(url)
+    weights.read(url)
   assert '\n' not in str(caught.value)
   assert files(cache) == [] if cache.exists() else True
   outside = {p.name for p in cache.parent.iterdir()}
@@ -159,9 +159,9 @@ def test_a_damaged_file_in_the_cache_can_be_removed(server, cache):
   path = download.locate('gs://b/whole.npz')
   path.write_bytes(bad_server.WHOLE[:9000])
   with pytest.raises(UserError, match=naming('truncated', f'Remove {path}')):
-    weights.open_file('gs://b/whole.npz')
+    weights.read('gs://b/whole.npz')
   shutil.copy(GOLDEN / 'vit_google_token.npz', path)
-  weights.open_file('gs://b/whole.npz')
+  weights.read('gs://b/whole.npz')
 
 
 def test_a_hub_folder_in_a_bucket(cache, tmp_path, monkeypatch):

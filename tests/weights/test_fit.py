@@ -11,13 +11,13 @@ from safetensors.numpy import save_file
 import vit_jax
 from tests.support import GOLDEN, naming
 from tests.support.goldens import arrays_of, path_of
+from vit_jax import weights
 from vit_jax.errors import UserError
-from vit_jax.weights import load as pretrained
 
 
 @pytest.mark.thorough
 def test_another_number_of_classes_gets_a_new_head():
-  loaded = pretrained.load(path_of('vit_google_token'), num_classes=3)
+  loaded = weights.load(path_of('vit_google_token'), num_classes=3)
   assert loaded.params['head']['kernel'].shape == (48, 3)
   assert not loaded.params['head']['kernel'].any()
   assert re.search(naming('head/bias', 'head/kernel'), loaded.report)
@@ -25,7 +25,7 @@ def test_another_number_of_classes_gets_a_new_head():
 
 @pytest.mark.thorough
 def test_another_size_resizes_the_positions():
-  loaded = pretrained.load(path_of('vit_google_token'), image_size=(48, 64))
+  loaded = weights.load(path_of('vit_google_token'), image_size=(48, 64))
   old = arrays_of('vit_google_token')['Transformer/posembed_input/pos_embedding']
   new = loaded.params['Transformer']['posembed_input']['pos_embedding']
   assert new.shape == (1, 1 + 6 * 8, 48)
@@ -55,16 +55,16 @@ def test_another_patch_size_keeps_the_grid():
 
 @pytest.mark.slow
 def test_a_part_can_be_left_out():
-  loaded = pretrained.load(path_of('vit_google_prelogits'), skip=['pre_logits/.*'])
+  loaded = weights.load(path_of('vit_google_prelogits'), skip=['pre_logits/.*'])
   old = arrays_of('vit_google_prelogits')['pre_logits/kernel']
   assert not np.array_equal(loaded.params['pre_logits']['kernel'], old)
   with pytest.raises(
     UserError, match=naming('pre_logits/bias', 'pre_logits/kernel', 'skip')
   ):
-    pretrained.load(
+    weights.load(
       path_of('vit_google_prelogits'), representation_size=None, skip=['head/.*']
     )
-  without = pretrained.load(
+  without = weights.load(
     path_of('vit_google_prelogits'),
     representation_size=None,
     skip=['pre_logits/.*', 'head/.*'],

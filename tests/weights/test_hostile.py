@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import hostile_weights
-from vit_jax.weights import load as pretrained
+from vit_jax import weights
 
 # Beyond what the process held: the largest honest file here is of 290 KB, and the largest
 # that lies claims exabytes.
@@ -22,7 +22,7 @@ _OUTCOMES = {'refused': 'refused', 'loaded': 'handled', 'crashed': 'traceback'}
 
 def survived(folder, every: int, faults_table=lambda *_: None) -> int:
   """Loads each `every`-th case; returns how many were refused."""
-  expected = pretrained.read_source(hostile_weights.files.NPZ).flat
+  expected = weights.read(hostile_weights.files.NPZ).flat
   assert hostile_weights.outcome(hostile_weights.files.NPZ) == ('loaded', '')
   # After an honest file was loaded and the corpus made: they are not what is measured.
   hostile_weights.recipes()
@@ -35,7 +35,7 @@ def survived(folder, every: int, faults_table=lambda *_: None) -> int:
     if what == 'crashed':
       crashed.append(f'{name}: {why}')
     if what == 'loaded' and name.startswith('zip: '):  # what was changed says nothing
-      found = pretrained.read_source(path).flat
+      found = weights.read(path).flat
       assert found.keys() == expected.keys(), name
       assert all(np.array_equal(found[n], expected[n]) for n in found), name
   assert not crashed, '\n'.join(crashed)

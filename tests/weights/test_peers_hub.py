@@ -12,10 +12,9 @@ from PIL import Image
 import vit_jax
 from tests.support import GOLDEN
 from tests.support.peers import MARKS, TOKENS, agree, images, ours, randomise, theirs
-from vit_jax import cli, imagenet, inference
+from vit_jax import cli, imagenet, inference, weights
 from vit_jax.tools import convert
 from vit_jax.tools.push import __main__ as push
-from vit_jax.weights import load as pretrained
 
 pytestmark = MARKS
 
@@ -75,7 +74,7 @@ PIPELINES = {
 @pytest.fixture(params=PIPELINES)
 def source(request, tmp_path):
   """A folder of weights with a pipeline of its own."""
-  origin = pretrained.read_source(GOLDEN / 'vit_google_token.npz')
+  origin = weights.read(GOLDEN / 'vit_google_token.npz')
   changed = dataclasses.replace(origin, pp=PIPELINES[request.param])
   convert.export(changed, tmp_path / 'source', 'timm')
   return tmp_path / 'source'

@@ -13,13 +13,12 @@ from vit_jax.models import fields_of
 
 def write(tmp_path, **fields):
   """Returns (a file of weights, with images of 16x24 px, what they compute)."""
-  from vit_jax import weights
   from vit_jax.weights import export
 
   model = tiny(**fields)
   params = perturbed(model)
   flat = {n: np.asarray(x) for n, x in trees.flatten(params).items()}
-  arrays, config = weights.export.export(
+  arrays, config = export.export(
     flat, 'vit', fields_of(model), 'google', image_size=(16, 24)
   )
   export.write(tmp_path / 'model.npz', arrays, config)

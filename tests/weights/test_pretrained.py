@@ -10,12 +10,11 @@ import pytest
 
 import vit_jax
 from tests.support import GOLDEN, naming, runs
-from vit_jax import cli, trees
+from vit_jax import cli, trees, weights
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
 from vit_jax.train import run as train
-from vit_jax.weights import load as pretrained
 
 COMMON = ('checkpoint.best=None', 'optim.schedule.warmup=0')
 
@@ -48,7 +47,7 @@ def top1(model, params, pp):
 @pytest.mark.parametrize('ema', [False, True])
 def test_a_run_loads_with_its_names_and_its_accuracy(finished, ema):
   workdir, values = finished
-  loaded = pretrained.load(workdir, ema=ema)
+  loaded = weights.load(workdir, ema=ema)
   assert loaded.class_names == [str(i) for i in range(10)]
   assert (loaded.image_size, loaded.channels) == ((8, 8), 1)
   assert loaded.pp == 'decode(1)|value_range(-1, 1)'
@@ -70,12 +69,12 @@ def test_a_run_starts_where_its_weights_are(finished, tmp_path, capsys):
   accuracy = next(row['test/top1'] for row in rows if 'test/top1' in row)
   assert accuracy == pytest.approx(values['test/top1'])
   assert re.search(naming(23), capsys.readouterr().out)  # all parameters
-  loaded = pretrained.load(tmp_path)  # the model is written out in config.json
+  loaded = weights.load(tmp_path)  # the model is written out in config.json
   assert loaded.model.depth == 1
   assert loaded.model.dropout == 0.1
-  start = trees.flatten(pretrained.load(source).params)
+  start = trees.flatten(weights.load(source).params)
   for ema in (False, True):
-    now = trees.flatten(pretrained.load(tmp_path, ema=ema).params)
+    now = trees.flatten(weights.load(tmp_path, ema=ema).params)
     for name in start:  # zeros move by the rate, the average by rounding
       np.testing.assert_allclose(now[name], start[name], rtol=1e-6, atol=1e-20)
 
@@ -191,14 +190,14 @@ def test_a_run_converts_to_npz_and_back(short_run, tmp_path):
   dest = tmp_path / 'digits.npz'
   assert cli.run(convert.main, [str(workdir), str(dest)]) == 0
   model, params = vit_jax.load(dest)
-  old = pretrained.load(workdir)
+  old = weights.load(workdir)
   assert trees.flatten(params).keys() == trees.flatten(old.params).keys()
   jax.tree.map(np.testing.assert_array_equal, params, old.params)
-  assert pretrained.load(dest).class_names == old.class_names
-  assert pretrained.load(dest).pp == old.pp
+  assert weights.load(dest).class_names == old.class_names
+  assert weights.load(dest).pp == old.pp
   assert model.num_heads == 2
   with pytest.raises(UserError, match=naming(str(workdir), 1, 'timm', 3)):
-    convert.export(pretrained.read_source(workdir), tmp_path / 'timm', 'timm')
+    convert.export(weights.read(workdir), tmp_path / 'timm', 'timm')
 
 
 def test_a_run_without_checkpoints(tmp_path):
@@ -215,7 +214,7 @@ def test_a_run_that_trains_its_head_takes_the_rest_from_its_weights(
   shutil.copytree(short_run, source)
   run, changes = tmp_path / 'run', ('steps=2', 'optim.lr=0.03', 'checkpoint.every=1')
   finetune(run, source, *changes, tune={'method': 'linear'}, evals={})
-  start, loaded = pretrained.load(source), pretrained.load(run)
+  start, loaded = weights.load(source), weights.load(run)
   before, after = trees.flatten(start.params), trees.flatten(loaded.params)
   moved = {name for name in before if not np.array_equal(before[name], after[name])}
   assert moved == {'head/kernel', 'head/bias'}
@@ -230,10 +229,10 @@ def test_a_run_that_trains_its_head_takes_the_rest_from_its_weights(
   there = tmp_path / 'there'
   source.rename(there)
   with pytest.raises(UserError, match=naming('config.weights.source', 'weights=')):
-    pretrained.load(run)
-  again = trees.flatten(pretrained.load(run, weights=str(there)).params)
+    weights.load(run)
+  again = trees.flatten(weights.load(run, weights=str(there)).params)
   assert all(np.array_equal(again[name], after[name]) for name in after)
-  for name, x in trees.flatten(pretrained.load(whole).params).items():
+  for name, x in trees.flatten(weights.load(whole).params).items():
     np.testing.assert_array_equal(x, after[name])
   # A resumed run asks for it too, and refuses other weights.
   more = ('steps=3', *changes[1:], 'resume_allow=steps')
@@ -243,6 +242,6 @@ def test_a_run_that_trains_its_head_takes_the_rest_from_its_weights(
   other['Transformer/encoder_norm/scale'][0] += 1e-6
   np.savez(tmp_path / 'other.npz', **other)
   with pytest.raises(UserError, match=naming('config.weights.source', 'encoder_norm')):
-    pretrained.load(run, weights=str(tmp_path / 'other.npz'))
+    weights.load(run, weights=str(tmp_path / 'other.npz'))
   status, _ = finetune(run, there, *more, tune={'method': 'linear'}, evals={})
   assert status['step'] == 3

@@ -10,11 +10,10 @@ from PIL import Image
 
 import vit_jax
 from tests.support import naming, runs
-from vit_jax import cli, trees
+from vit_jax import cli, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
 from vit_jax.tools import convert, evaluate, predict
-from vit_jax.weights import load as pretrained
 
 STEPS = (2, 4, 6)
 COMMON = ('log.every=2', 'checkpoint.every=2')
@@ -105,13 +104,13 @@ def test_a_step_that_is_not_there(finished, tmp_path):
   best = min(losses, key=losses.get)
   for wanted in ('5', 'last', '', '-2'):
     with pytest.raises(UserError, match=naming(repr(wanted), [2, 4, 6], best)) as error:
-      pretrained.read_source(f'{workdir}@{wanted}')
+      weights.read(f'{workdir}@{wanted}')
     assert '\n' not in str(error.value)
   (tmp_path / 'a.npz').touch()
   with pytest.raises(UserError, match=naming('a.npz', '@best')):
-    pretrained.read_source(tmp_path / 'a.npz@best')
+    weights.read(tmp_path / 'a.npz@best')
   with pytest.raises(UserError, match=naming("'nowhere@best'")):
-    pretrained.read_source('nowhere@best')
+    weights.read('nowhere@best')
 
 
 def test_a_run_that_has_no_best(finished, tmp_path):
@@ -122,7 +121,7 @@ def test_a_run_that_has_no_best(finished, tmp_path):
   (tmp_path / 'checkpoints').symlink_to(workdir / 'checkpoints')
   facts = ('--config.checkpoint.best=final/top1', [2, 4, 6])
   with pytest.raises(UserError, match=naming(*facts)):
-    pretrained.read_source(f'{tmp_path}@best')
+    weights.read(f'{tmp_path}@best')
 
 
 def test_a_damaged_newest_step_is_passed_over_and_said(finished, tmp_path, capfd):
@@ -132,5 +131,5 @@ def test_a_damaged_newest_step_is_passed_over_and_said(finished, tmp_path, capfd
   folder.mkdir()
   (folder / '4').symlink_to(workdir / 'checkpoints' / '4')
   (folder / '6').mkdir()
-  assert pretrained.load(tmp_path).step == 4
+  assert weights.load(tmp_path).step == 4
   assert re.search(naming('step 6', 'step 4'), capfd.readouterr().err)

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 import vit_jax
 from tests.support import naming
 from tests.support.goldens import GOLDENS, arrays_of, path_of
+from vit_jax import weights
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
-from vit_jax.weights import load as pretrained
 
 SWIN = [name for name, (_, family, _) in GOLDENS.items() if family == 'swin']
 QUICK = ('swin_hf', 'swinv2_timm_pre')
@@ -23,14 +23,14 @@ QUICK = ('swin_hf', 'swinv2_timm_pre')
   [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SWIN],
 )
 def test_files_come_back_bit_for_bit(tmp_path, name):
-  source = pretrained.read_source(path_of(name))
+  source = weights.read(path_of(name))
   convert.export(source, tmp_path / 'out', GOLDENS[name][0])
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of(name)
   assert arrays.keys() == expected.keys()
   for key, x in expected.items():
     np.testing.assert_array_equal(arrays[key], x, err_msg=key)
-  again = pretrained.read_source(tmp_path / 'out')
+  again = weights.read(tmp_path / 'out')
   assert again.fields == source.fields
   theirs, ours = (
     json.loads((folder / 'config.json').read_text())
@@ -52,9 +52,9 @@ def test_files_come_back_bit_for_bit(tmp_path, name):
   ],
 )
 def test_files_of_one_library_for_the_other(tmp_path, name, to):
-  source = pretrained.read_source(path_of(name))
+  source = weights.read(path_of(name))
   convert.export(source, tmp_path / 'out', to)
-  found = pretrained.read_source(tmp_path / 'out')
+  found = weights.read(tmp_path / 'out')
   assert found.format == to
   assert found.fields | {'borders': source.fields['borders']} == source.fields
   for key, x in source.flat.items():
@@ -72,7 +72,7 @@ def test_files_of_one_library_for_the_other(tmp_path, name, to):
   ],
 )
 def test_what_a_format_cannot_express_is_refused(tmp_path, name, to, fields, facts):
-  source = pretrained.read_source(path_of(name), **fields)
+  source = weights.read(path_of(name), **fields)
   with pytest.raises(UserError, match=naming(*facts)):
     convert.export(source, tmp_path / 'out', to)
 
@@ -87,9 +87,7 @@ def test_names_of_the_authors_files_that_timm_reads(tmp_path):
   arrays['layers.0.blocks.1.attn_mask'] = np.zeros((16, 16, 16), np.float32)
   save_file(arrays, tmp_path / 'model.safetensors')
   shutil.copy(path_of('swin_timm') / 'config.json', tmp_path)
-  found, expected = (
-    pretrained.read_source(p) for p in (tmp_path, path_of('swin_timm'))
-  )
+  found, expected = (weights.read(p) for p in (tmp_path, path_of('swin_timm')))
   assert found.flat.keys() == expected.flat.keys()
   for key, x in expected.flat.items():
     np.testing.assert_array_equal(found.flat[key], x, err_msg=key)
@@ -116,7 +114,7 @@ def test_names_of_transformers_5(tmp_path):
   arrays = {newer(n): x for n, x in arrays_of('swin_hf').items() if x.dtype.kind == 'f'}
   save_file(arrays, tmp_path / 'model.safetensors')
   shutil.copy(path_of('swin_hf') / 'config.json', tmp_path)
-  found, expected = (pretrained.read_source(p) for p in (tmp_path, path_of('swin_hf')))
+  found, expected = (weights.read(p) for p in (tmp_path, path_of('swin_hf')))
   assert found.fields == expected.fields
   for key, x in expected.flat.items():
     np.testing.assert_array_equal(found.flat[key], x, err_msg=key)
@@ -129,7 +127,7 @@ def test_windows_of_v2_come_from_the_name(tmp_path):
   del config['model_args']['window_size']
   config['architecture'] = 'swinv2_base_window12to24_192to384.ms_in22k_ft_in1k'
   (folder / 'config.json').write_text(json.dumps(config))
-  found = pretrained.read_source(folder).fields
+  found = weights.read(folder).fields
   assert found['windows'] == (24, 24, 24)
   assert found['pretrained_windows'] == (12, 12, 6)
   (folder / 'config.json').unlink()

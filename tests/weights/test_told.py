@@ -12,11 +12,10 @@ from safetensors.numpy import load_file, save_file
 import vit_jax
 from tests.support import GOLDEN, naming
 from tests.support.goldens import path_of
-from vit_jax import models, trees
+from vit_jax import models, trees, weights
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
-from vit_jax.weights import load as pretrained
 
 
 def test_heads_come_from_the_name_or_the_variant(tmp_path):
@@ -24,7 +23,7 @@ def test_heads_come_from_the_name_or_the_variant(tmp_path):
   x = np.zeros((1, 32, 32, 3), np.float32)
   params = jax.jit(model.init)(jax.random.key(0), x)['params']
   np.savez(tmp_path / 'a.npz', **trees.flatten(params))
-  origin = pretrained.read_source(tmp_path / 'a.npz')
+  origin = weights.read(tmp_path / 'a.npz')
   convert.export(origin, tmp_path / 'timm', 'timm')
   file = tmp_path / 'timm' / 'model.safetensors'
 
@@ -45,10 +44,10 @@ def test_class_names_and_pipeline_come_from_the_config(tmp_path):
   config = json.loads((tmp_path / 'hf' / 'config.json').read_text())
   config['id2label'] = {str(i): f'animal {i}' for i in range(10)}
   (tmp_path / 'hf' / 'config.json').write_text(json.dumps(config))
-  loaded = pretrained.load(tmp_path / 'hf')
+  loaded = weights.load(tmp_path / 'hf')
   assert loaded.class_names == [f'animal {i}' for i in range(10)]
   assert loaded.pp == "decode|resize(32, rounding='none')|value_range(-1, 1)"
-  pp = pretrained.load(path_of('vit_timm')).pp
+  pp = weights.load(path_of('vit_timm')).pp
   assert pp == (
     "decode|resize_small(35, method='bicubic', rounding='nearest')|central_crop(32)"
     '|value_range(-1, 1)'
@@ -60,7 +59,7 @@ def test_preprocessing_of_transformers(tmp_path):
   path = tmp_path / 'hf' / 'preprocessor_config.json'
   plain = {'size': {'height': 32, 'width': 32}, 'resample': 2, 'do_normalize': True}
   path.write_text(json.dumps(plain))
-  assert pretrained.load(tmp_path / 'hf').pp == (
+  assert weights.load(tmp_path / 'hf').pp == (
     "decode|resize((32, 32), method='bilinear', antialias=True, rounding='nearest')"
     '|value_range(-1, 1)'
   )
@@ -71,7 +70,7 @@ def test_preprocessing_of_transformers(tmp_path):
     'image_std': [0.2, 0.25, 0.5],
   }
   path.write_text(json.dumps(crop))
-  pp = pretrained.load(tmp_path / 'hf').pp
+  pp = weights.load(tmp_path / 'hf').pp
   assert pp == (
     "decode|resize_small(36, method='bicubic', antialias=True, rounding='nearest')"
     '|central_crop((32, 32))|value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
@@ -155,7 +154,7 @@ def test_siglip_of_timm(tmp_path, name, act, pool):
   if pool == 'avg':
     name = name.replace('siglip', 'siglip_gap')
   origin = dataclasses.replace(
-    pretrained.read_source(path_of('vit_bigvision_map')), class_names=None
+    weights.read(path_of('vit_bigvision_map')), class_names=None
   )
   convert.export(origin, tmp_path / 'a', 'timm')
   path = tmp_path / 'a' / 'config.json'

@@ -8,9 +8,8 @@ import pytest
 import vit_jax
 from tests.support import GOLDEN, naming
 from tests.support.goldens import check
-from vit_jax import models
+from vit_jax import models, weights
 from vit_jax.errors import UserError
-from vit_jax.weights import load as pretrained
 from vit_jax.weights import zoo
 
 
@@ -28,7 +27,7 @@ def test_a_name_of_the_zoo_is_found_in_the_cache(tmp_path, monkeypatch):
   place = tmp_path / 'storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz'
   place.parent.mkdir(parents=True)
   shutil.copy(GOLDEN / 'vit_google_token.npz', place)
-  loaded = pretrained.load('b16-i21k')
+  loaded = weights.load('b16-i21k')
   assert loaded.params['cls'].shape == (1, 1, 48)
 
 

@@ -13,7 +13,7 @@ from vit_jax.errors import UserError, choose
 from vit_jax.explain import weights
 from vit_jax.explain.kinds import KINDS as KINDS
 from vit_jax.explain.kinds import OF_A_CLASS as OF_A_CLASS
-from vit_jax.weights import load as pretrained
+from vit_jax.weights import Loaded, load
 
 
 def attention_maps(
@@ -118,9 +118,9 @@ def predicted(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarray:
   return in_batches(run, loaded.variables, images, batch_size=batch_size)
 
 
-def opened(source) -> pretrained.Loaded:
+def opened(source) -> Loaded:
   """Returns `source` if it is already loaded, otherwise what `vit_jax.load` returns."""
-  return source if isinstance(source, pretrained.Loaded) else pretrained.load(source)
+  return source if isinstance(source, Loaded) else load(source)
 
 
 def in_batches(

@@ -32,10 +32,10 @@ def main(argv: list[str]) -> int:
   if args.tuned_only:
     _refuse_with_tuned_only(args)
   to = None if args.tuned_only else _format(args)
-  from vit_jax.weights import load as pretrained
+  from vit_jax import weights
 
   fields = {'act': args.act} if args.act else {}
-  found = pretrained.read_source(
+  found = weights.read(
     args.source, variant=args.variant, ema=args.ema, weights=args.weights, **fields
   )
   if args.merge and found.format != 'run':
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def export(found, dest: str | Path, to: str) -> dict:
-  """Writes what `pretrained.read_source` returned in another format.
+  """Writes what `weights.read` returned in another format.
 
   Returns:
     {'files': paths, 'to': format, 'params': number}.
@@ -66,10 +66,9 @@ def export(found, dest: str | Path, to: str) -> dict:
   Raises:
     UserError: for what the format cannot express, or a place that is taken.
   """
-  from vit_jax import models, trees
+  from vit_jax import models, trees, weights
   from vit_jax.weights import export as weights_export
   from vit_jax.weights import inferred, positions, preprocessor, tuned
-  from vit_jax.weights import load as pretrained
 
   found = tuned.folded(found)
   model = models.build(found.family, **found.fields)
@@ -81,7 +80,7 @@ def export(found, dest: str | Path, to: str) -> dict:
       'written for 3.'
     )
   unstacked = model.clone(scan=False) if 'scan' in fields else model
-  flat, _ = pretrained.fit(found, unstacked, size)
+  flat, _ = weights.fit(found, unstacked, size)
   params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
   if to != 'google':  # which has sine-cosine positions, as a file without a table
     flat, fields = positions.learned(flat, fields, models.family(found.family), size)
@@ -125,12 +124,12 @@ def _check_whole(found, dest: str) -> None:
   """Reads a file back: every parameter of the run must be in it, to the bit."""
   import numpy as np
 
+  from vit_jax import weights
   from vit_jax.weights import adapt, tuned
-  from vit_jax.weights import load as pretrained
 
   flat = tuned.folded(found).flat
   shapes = {name: x.shape for name, x in flat.items()}
-  again = adapt.as_variables(pretrained.read_source(dest).flat, shapes)
+  again = adapt.as_variables(weights.read(dest).flat, shapes)
   differ = [n for n, x in flat.items() if not np.array_equal(x, again.get(n))]
   assert not differ, f'{dest} does not hold {differ[:3]} as the run does'
 

@@ -35,7 +35,7 @@ def add_options(
 
 
 def load(args: argparse.Namespace, **fields):
-  """Returns `pretrained.Loaded` of what the options say; the process keeps its memory.
+  """Returns `weights.Loaded` of what the options say; the process keeps its memory.
 
   Args:
     args: parsed by a parser with all options of `add_options`.
@@ -44,11 +44,11 @@ def load(args: argparse.Namespace, **fields):
   Raises:
     UserError: SOURCE cannot be read, or does not fit.
   """
+  from vit_jax import weights
   from vit_jax.train import heap
-  from vit_jax.weights import load as pretrained
 
   heap.retain_freed_memory()  # before JAX's backends, which loading initialises
-  return pretrained.load(
+  return weights.load(
     args.source,
     variant=args.variant,
     image_size=args.resolution,
@@ -62,7 +62,7 @@ def check_images(loaded, batches) -> None:
   """Raises UserError for batches of images of another size than the model takes.
 
   Args:
-    loaded: `pretrained.Loaded`.
+    loaded: `weights.Loaded`.
     batches: `data.pipeline.EvalBatches`.
   """
   H, W, C = batches.spec['image'].shape[1:]

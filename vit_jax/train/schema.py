@@ -4,13 +4,21 @@ import inspect
 from typing import Annotated
 
 from vit_jax import config as config_lib
-from vit_jax import config_check, evaluators, models, optim, sharding, tasks, tune
+from vit_jax import (
+  config_check,
+  evaluators,
+  models,
+  optim,
+  sharding,
+  tasks,
+  tune,
+  weights,
+)
 from vit_jax.checkpoint import checkpoints
 from vit_jax.config_check import each_of, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.train import metrics, patience, periods, ranges
-from vit_jax.weights import load as pretrained
 from vit_jax.weights import zoo
 
 
@@ -72,7 +80,7 @@ def _check_task(where: str, section: dict, config: dict) -> None:
 
 def _check_weights(where: str, section: dict, config: dict) -> None:
   if section:
-    config_check.bind(where, section, pretrained.from_section)
+    config_check.bind(where, section, weights.from_section)
 
 
 def _check_sharding(where: str, rules, config: dict) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, run_config, sharding, tasks, trees
+from vit_jax import distributed, run_config, sharding, tasks, trees, weights
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
@@ -13,7 +13,6 @@ from vit_jax.evaluators import predictions
 from vit_jax.train import environment, folder, loggers, metrics, periods, schema
 from vit_jax.train.runtime import prepare_once
 from vit_jax.train.state import State
-from vit_jax.weights import load as pretrained
 
 
 def check_files(workdir: Path) -> None:
@@ -117,10 +116,10 @@ def open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
   return checkpoints.Checkpoints(folder, **section, **options)
 
 
-def open_weights(config: dict) -> tuple[dict, pretrained.Source]:
+def open_weights(config: dict) -> tuple[dict, weights.Source]:
   """Returns (config with the model that the weights are of, the weights)."""
-  source = pretrained.from_section(**config['weights'])
-  told = {} if 'name' in config['model'] else pretrained.complete({}, source)
+  source = weights.from_section(**config['weights'])
+  told = {} if 'name' in config['model'] else weights.complete({}, source)
   return schema.with_model(config, told), source
 
 
@@ -137,7 +136,7 @@ def from_weights(source, model, config, frozen) -> dict:
   names = list(trees.flatten(frozen))
   if names and source is None and config['weights']:
     try:
-      source = pretrained.from_section(**config['weights'])
+      source = weights.from_section(**config['weights'])
     except UserError as error:
       raise UserError(
         f'{error} The run resumes with frozen parameters, which only config.weights.'
@@ -162,8 +161,8 @@ def _fit_weights(source, model, config) -> dict:
       f"gives {channels}: begin it with 'decode({source.channels})'."
     )
   options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
-  given, merge = pretrained.fit(source, model, tuple(size), **options)
-  print(pretrained.describe(source, merge), flush=True)
+  given, merge = weights.fit(source, model, tuple(size), **options)
+  print(weights.describe(source, merge), flush=True)
   return given
 
 

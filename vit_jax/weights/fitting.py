@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from vit_jax import models, trees, weights
+from vit_jax import models, trees
 from vit_jax.errors import UserError
+from vit_jax.weights import opening
 from vit_jax.weights.merge import Merge
 from vit_jax.weights.source import Source
 from vit_jax.weights.started import started
@@ -23,11 +24,11 @@ def fit(
   The source may be of another model that this can start from, see `started`.
   """
   found, new, notes = started(found, model, resize)
-  with weights.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
+  with opening.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
     abstract = models.shapes_of(model, (*image_size, found.channels))
   shapes = {name: x.shape for name, x in trees.named(abstract).items()}
   try:
-    taken, report = weights.fit(
+    taken, report = opening.fit(
       found.flat,
       shapes,
       family=models.family_of(model),

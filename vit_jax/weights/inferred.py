@@ -5,10 +5,10 @@ import re
 import typing
 from pathlib import Path
 
-from vit_jax import models, other_families, weights
+from vit_jax import models, other_families
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
-from vit_jax.weights import zoo
+from vit_jax.weights import opening, zoo
 from vit_jax.weights.source import Source
 
 # The size at which published models were trained, where a file does not say it.
@@ -42,7 +42,7 @@ def refuse_name_of_a_model(source: str) -> None:
   )
 
 
-def heads(raw: weights.Weights, family, source: str) -> int:
+def heads(raw: opening.Weights, family, source: str) -> int:
   """Returns the number of attention heads, by the name of the model.
 
   Args:
@@ -68,7 +68,7 @@ def heads(raw: weights.Weights, family, source: str) -> int:
   )
 
 
-def check_fields(raw: weights.Weights, fields: dict) -> None:
+def check_fields(raw: opening.Weights, fields: dict) -> None:
   """Raises UserError for a field that is None, as nothing tells it, and may not be."""
   known = models.signature(raw.format.family).parameters
   for name, value in fields.items():
@@ -86,7 +86,7 @@ def _plain(architecture: str) -> str:
   return architecture.removesuffix('.safetensors').split('.')[0]
 
 
-def check_architecture(raw: weights.Weights, variant, fields) -> None:
+def check_architecture(raw: opening.Weights, variant, fields) -> None:
   """Raises UserError for a model of timm that is not known here by name.
 
   It may have a ViT's parameters and compute something else. Naming the `variant`, or

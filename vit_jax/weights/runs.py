@@ -163,14 +163,14 @@ def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
         f'weights={weights!r}: {folder} trained every parameter and needs no weights.'
       )
     return {}
-  from vit_jax.weights import load as pretrained  # its weights may be a run's in turn
+  from vit_jax.weights import loading  # its weights may be a run's in turn
 
   section = config['weights'] | ({'source': weights} if weights else {})
   try:
-    source = pretrained.from_section(**section)
+    source = loading.from_section(**section)
     options = {k: v for k, v in section.items() if k in ('skip', 'resize')}
     size = tuple(config['resolved']['image_shape'][:2])
-    return pretrained.fit(source, model, size, **options)[0]
+    return loading.fit(source, model, size, **options)[0]
   except UserError as error:
     raise UserError(
       f'{error} {folder} holds what it trained; the other {len(names)} parameters are '

@@ -19,8 +19,9 @@ import numpy as np
 from vit_jax import config_check, models, trees, tune
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import UserError
-from vit_jax.weights import TUNED_ONLY, export, readers
+from vit_jax.weights import export, readers
 from vit_jax.weights.fitting import fit
+from vit_jax.weights.opening import TUNED_ONLY
 from vit_jax.weights.source import Source
 
 _KINDS = {

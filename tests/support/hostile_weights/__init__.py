@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tests.support.hostile_weights import configs, files, npz, safetensors
 from tests.support.hostile_weights.files import Make
+from vit_jax import weights
 from vit_jax.errors import RunError
-from vit_jax.weights import load as pretrained
 
 
 def outcome(path: Path) -> tuple[str, str]:
@@ -25,7 +25,7 @@ def outcome(path: Path) -> tuple[str, str]:
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # from numpy and Python, about what they parse
-      pretrained.load(str(path))
+      weights.load(str(path))
   except RunError as error:
     text = str(error)
     return (

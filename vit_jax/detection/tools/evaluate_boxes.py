@@ -57,7 +57,7 @@ def opened(args, loaded, data: dict) -> tuple:
 
   Args:
     args: with `batch`, `pp`, `resolution` and `source`, of the command line.
-    loaded: `pretrained.Loaded`.
+    loaded: `weights.Loaded`.
     data: of the section of an evaluation; where it has no `pp`, that of the weights.
 
   Raises:

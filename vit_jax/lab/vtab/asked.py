@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vit_jax import config as config_lib
+from vit_jax import weights
 from vit_jax.config import DURATIONS
 from vit_jax.errors import UserError
 from vit_jax.lab.grid import cells, search
@@ -15,7 +16,6 @@ from vit_jax.lab.vtab.benchmarks import Benchmark, Task
 from vit_jax.lab.vtab.protocols import PROTOCOLS, Setting
 from vit_jax.tools.inspect import cost
 from vit_jax.train import arguments
-from vit_jax.weights import load as pretrained
 
 # Of what a protocol says nothing about: weights, a new head, no pre_logits.
 RECIPE = 'finetune'
@@ -46,12 +46,12 @@ def told(source: str) -> dict:
   Raises:
     UserError: for weights that cannot be read, or are not of colour images.
   """
-  found = pretrained.from_section(source)
+  found = weights.from_section(source)
   if found.channels != 3:
     raise UserError(
       f'{source} is of {found.channels}-channel images; those of the tasks have 3 channels.'
     )
-  return pretrained.complete({}, found)
+  return weights.complete({}, found)
 
 
 def check_sizes(planned: Mapping[str, Asked], model: dict) -> None:

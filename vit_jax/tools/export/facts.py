@@ -6,7 +6,7 @@ from vit_jax.data.ops import registry
 from vit_jax.data.single_image import SingleImage
 from vit_jax.tools.export.program import BATCH, Program
 from vit_jax.version import __version__
-from vit_jax.weights.load import Loaded
+from vit_jax.weights import Loaded
 
 # Ops that leave an image of one color as it is, but for rounding to whole levels.
 _GEOMETRY = ('resize', 'resize_small', 'central_crop')

@@ -8,8 +8,7 @@ import numpy as np
 
 from vit_jax import models, trees
 from vit_jax.errors import choose
-from vit_jax.weights import adapt
-from vit_jax.weights.load import Loaded
+from vit_jax.weights import Loaded, adapt
 
 BATCH = 'batch'  # the name of the axis whose length is left open
 
@@ -22,7 +21,7 @@ class Program:
   platform, which no portable format holds.
 
   Args:
-    loaded: what `pretrained.load` returned.
+    loaded: what `weights.load` returned.
     layers: names of features to return beside the logits.
     batch: the number of images that the program takes; None: any number.
 

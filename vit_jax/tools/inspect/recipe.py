@@ -33,19 +33,18 @@ def _model(config: dict) -> dict:
   """Returns the section `model`, its name filled in by the weights."""
   from vit_jax import config as config_lib
   from vit_jax import config_check, models
-  from vit_jax.weights import load as pretrained
-  from vit_jax.weights import zoo
+  from vit_jax.weights import complete, from_section, zoo
 
   model = config_lib.section({'model': {}, **config}, 'model')
   weights = config.get('weights')
   if not weights or 'name' in model or not weights.get('source'):
     return model
-  config_check.bind('config.weights', weights, pretrained.from_section)
+  config_check.bind('config.weights', weights, from_section)
   if entry := zoo.find(weights['source']):
     name, variant, fields = models.parse_name(entry.model)
     return {'name': name, 'variant': variant, **fields, **model}
   if os.path.exists(os.path.expanduser(weights['source'])):
-    return pretrained.complete(model, pretrained.from_section(**weights))
+    return complete(model, from_section(**weights))
   raise UserError(
     f'config.weights.source={weights["source"]!r} is neither a path nor a name of the zoo '
     'here, so that the model is not known: say it, --config.model.name=vit '

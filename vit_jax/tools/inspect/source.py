@@ -52,10 +52,9 @@ def describe(source: str, fields: dict) -> dict:
 
 
 def _describe_file(source: str, fields: dict) -> dict:
-  from vit_jax import trees
-  from vit_jax.weights import load as pretrained
+  from vit_jax import trees, weights
 
-  found = pretrained.read_source(source, **fields)
+  found = weights.read(source, **fields)
   params = {n: x for n, x in found.flat.items() if not trees.is_statistic(n)}
   shapes = {name: list(x.shape) for name, x in params.items()}
   return {

@@ -96,10 +96,9 @@ def write(
   Raises:
     UserError: for what cannot be read, or be expressed in the format.
   """
-  from vit_jax.weights import inferred, licence, runs
-  from vit_jax.weights import load as pretrained
+  from vit_jax.weights import inferred, licence, read, runs
 
-  found = pretrained.read_source(source, ema=ema, weights=weights)
+  found = read(source, ema=ema, weights=weights)
   exported = _export(found, folder, to)
   run = runs.find(source)
   config, metrics, percent = _run(run[0], found.step) if run else (None, {}, set())

@@ -96,12 +96,11 @@ def _attention(run: Run, name: str, examples, images: dict) -> dict[int, str]:
   Raises:
     RunError: for a model without attention, or a step whose checkpoint is gone.
   """
-  from vit_jax import explain
-  from vit_jax.weights import load as pretrained
+  from vit_jax import explain, weights
 
   step = int(run.predictions[name]['step'])
   ema = run.evals[name].get('use_ema', False)
-  loaded = pretrained.load(f'{run.path}@{step}', ema=ema)
+  loaded = weights.load(f'{run.path}@{step}', ema=ema)
   some = next(iter(images.values()))
   loaded = dataclasses.replace(loaded, pp=examples.pipeline(some))
   # One image at a time: all weights of a large model's layers fill the memory.

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models, trees, weights
+from vit_jax import models, trees
 from vit_jax.data import single_image
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
-from vit_jax.weights import inferred, runs, tuned
+from vit_jax.weights import inferred, opening, runs, tuned
 from vit_jax.weights.fitting import describe, fit
 from vit_jax.weights.source import Source
 
@@ -149,7 +149,7 @@ def load(
       f'load has model={model!r} and fields {sorted(fields)}: put these into the section, '
       "model={'name': ..., ...}."
     )
-  found = read_source(source, variant=variant, ema=ema, weights=weights, **fields)
+  found = read(source, variant=variant, ema=ema, weights=weights, **fields)
   if isinstance(tune, str | os.PathLike):
     found = tuned.apply(found, tune)
   elif tune is not None:
@@ -198,7 +198,7 @@ def _fresh(model, shape, names: list[str]) -> dict[str, np.ndarray]:
   return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}
 
 
-def read_source(
+def read(
   source: str,
   *,
   variant: str | None = None,
@@ -217,7 +217,7 @@ def read_source(
 
 
 def _read_file(source: str, variant: str | None, fields: dict) -> Source:
-  raw = weights.open_file(source)
+  raw = opening.open_file(source)
   inferred.check_architecture(raw, variant, fields)
   if raw.hints.pp:
     registry.parse(raw.hints.pp)  # a mistake is reported here, not at the first image
@@ -262,7 +262,7 @@ def from_section(
   What tuning added to a run's model is worked into its parameters, or refused.
   """
   del skip, resize  # of `fit`, once the model is there
-  return tuned.folded(read_source(source, variant=variant, ema=ema))
+  return tuned.folded(read(source, variant=variant, ema=ema))
 
 
 def complete(model: dict, found: Source) -> dict:
@@ -276,8 +276,8 @@ def complete(model: dict, found: Source) -> dict:
   return {'name': found.family, **told, **model}
 
 
-def _channels(raw: weights.Weights, flat, family) -> int:
+def _channels(raw: opening.Weights, flat, family) -> int:
   if family.inputs is not None:  # it takes maps, of images of any number
     return 3
-  with weights.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
+  with opening.arrays_that_do_not_fit(f'{raw.source} cannot be loaded:'):
     return flat[family.stem(flat)].shape[2]
