@@ -90,7 +90,7 @@ onnx: .venv-onnx  ## write and run ONNX files of all kinds of models
 	@$(MAKE) VENV=.venv-onnx .venv-onnx/.installed-onnx
 
 beam: .venv-beam  ## prepare an archive through Apache Beam, and without: the same
-	.venv-beam/bin/python -m pytest -m beam tests/data/test_builders.py $(ARGS)
+	.venv-beam/bin/python -m pytest tests/data/test_prepare.py -k beam $(ARGS)
 
 # Of its own and not pinned: Beam requires an older Pillow than ours.
 .venv-beam:  ## the environment of `make beam` and of `prepare --beam_runner`

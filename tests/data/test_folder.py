@@ -1,19 +1,14 @@
-"""Folders of images: classes, splits, order, and the cached listing."""
+"""Folders of images: classes, splits and order."""
 
-import concurrent.futures
 import hashlib
 import os
-import shutil
-import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.support import naming
-from vit_jax import paths
 from vit_jax.data import sources
-from vit_jax.data.sources import base, listing
 from vit_jax.errors import UserError
 
 
@@ -52,7 +47,6 @@ def test_folder(tmp_path):
     sources.build(str(tmp_path), 'test')
 
 
-@pytest.mark.slow
 def test_folder_without_split_folders_is_mixed(tmp_path):
   write_folder(tmp_path, {f'{c}/{i}.png': 0 for c in 'abcd' for i in range(50)})
   first = sources.build(str(tmp_path), 'train[:80%]')
@@ -70,149 +64,17 @@ def test_folder_without_split_folders_is_mixed(tmp_path):
   assert first.fingerprint != sources.build(str(tmp_path), 'train[:80%]').fingerprint
 
 
-@pytest.fixture
-def listed(tmp_path, monkeypatch):
-  """Returns (folder of three classes, the folders that were listed since, settle)."""
-  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
-  root, calls, lists = tmp_path / 'photos', [], listing._list
-  write_folder(root, {f'{c}/{i}.png': i for c in 'abc' for i in range(3)})
-  write_folder(root, {'c/deep/3.png': 3})
-
-  def recorded(directory):
-    calls.append(os.path.basename(directory))
-    return lists(directory)
-
-  def settle():
-    # As `_SETTLED` later, without the wait: file systems' clocks tick every 4 or 10 ms.
-    monkeypatch.setattr(listing, '_SETTLED', 20 * 10**6)
-    time.sleep(0.03)
-
-  monkeypatch.setattr(listing, '_list', recorded)
-  return root, calls, settle
-
-
-def opened(root, **options):
-  """Returns (names, labels, fingerprint) of a folder as a source."""
-  source = sources.build(f'folder:{root}', 'train', **options)
-  names = [os.path.relpath(source.name_of(i), root) for i in range(len(source))]
-  return names, source.labels.tolist(), source.fingerprint
-
-
-def test_the_order_of_a_folder_is_that_of_a_hash(listed):
-  # As release 0.1 had it, and as runs that resume rely on.
-  root, *_ = listed
-  names, labels, fingerprint = opened(root)
+def test_the_order_is_that_of_a_hash_of_the_paths(tmp_path):
+  write_folder(tmp_path, {f'{c}/{i}.png': i for c in 'abc' for i in range(3)})
+  write_folder(tmp_path, {'c/deep/3.png': 3})
+  source = sources.build(f'folder:{tmp_path}', 'train')
+  names = [os.path.relpath(source.name_of(i), tmp_path) for i in range(len(source))]
   assert names == sorted(names, key=lambda x: hashlib.sha256(x.encode()).digest())
-  assert labels == ['abc'.index(name[0]) for name in names]
-  rows = [(x, n, (root / x).stat().st_size) for x, n in zip(names, labels, strict=True)]
-  assert fingerprint == base.fingerprint((['a', 'b', 'c'], *rows))
-
-
-def test_a_folder_that_did_not_change_is_not_listed_again(listed):
-  root, calls, settle = listed
-  first = opened(root)
-  assert opened(root) == first
-  assert sorted(calls) == [*'aabbcc']  # made a moment ago: it might change unseen
-  settle()
-  opened(root)
-  calls.clear()
-  assert opened(root) == first
-  assert not calls
-  assert opened(root, keep_listing=False) == first
-  assert sorted(calls) == [*'abc']
-
-
-@pytest.mark.parametrize(
-  ('change', 'folders'),
-  [
-    (lambda root: write_folder(root, {'b/new.png': 0}), 'b'),
-    (lambda root: (root / 'b/1.png').unlink(), 'b'),
-    (lambda root: (root / 'b/1.png').rename(root / 'b/5.png'), 'b'),
-    (lambda root: (root / 'b/1.png').rename(root / 'c/deep/1.png'), 'bc'),
-    (lambda root: write_folder(root, {'c/deep/er/1.png': 0}), 'c'),
-    (lambda root: write_folder(root, {'B/1.png': 0}), 'B'),
-    (lambda root: shutil.rmtree(root / 'b'), ''),
-    (lambda root: shutil.rmtree(root / 'c/deep'), 'c'),
-    (lambda root: (root / 'b').rename(root / 'd'), 'd'),
-    (lambda root: swap(root / 'a', root / 'b'), 'ab'),
-    # A set time, as by tar or rsync, hides nothing.
-    (lambda root: back_to_the_old_time(root / 'b'), 'b'),
-    (lambda root: (root / 'c/away').symlink_to(root.parent / 'away'), 'c'),
-    # Overwritten in place: all of a class.
-    (lambda root: [p.write_bytes(b'') for p in (root / 'b').iterdir()], 'b'),
-  ],
-)
-def test_what_changes_in_a_folder_is_seen(listed, change, folders):
-  root, calls, settle = listed
-  settle()
-  before = opened(root)
-  change(root)
-  calls.clear()
-  after = opened(root)
-  assert sorted(calls) == sorted(folders)
-  assert after == opened(root, keep_listing=False)
-  settle()
-  opened(root)
-  calls.clear()
-  assert opened(root) == after
-  if 'c/away' in str([*root.rglob('*')]):  # leads nowhere, until it does
-    assert calls == ['c']
-    write_folder(root.parent / 'away', {'1.png': 0})
-    assert len(opened(root)[0]) == len(before[0]) + 1
-  else:
-    assert not calls
-    assert after != before
-
-
-def swap(one, other):
-  one.rename(one.parent / '.aside')
-  other.rename(one)
-  (one.parent / '.aside').rename(other)
-  (one / 'more.png').write_bytes(b'')  # or the two were the same
-
-
-def back_to_the_old_time(directory):
-  times = directory.stat()
-  (directory / 'more.png').write_bytes(b'')
-  os.utime(directory, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-@pytest.mark.parametrize('part', [0, 10, 0.5, -1])
-def test_a_damaged_listing_is_not_used(listed, part):
-  root, calls, settle = listed
-  settle()
-  first = opened(root)
-  (kept,) = paths.cache_dir().glob('listings/*')
-  data = kept.read_bytes()
-  changed = data.replace(b'1.png', b'7.png')
-  for damaged in (data[: int(len(data) * part) if part < 1 else part], changed, b'{}'):
-    kept.write_bytes(damaged)
-    calls.clear()
-    assert opened(root) == first
-    assert sorted(calls) == [*'abc']
-  calls.clear()
-  opened(root)
-  assert not calls  # written anew
-
-
-def test_a_listing_that_cannot_be_written(listed, tmp_path, monkeypatch):
-  root, _, settle = listed
-  settle()
-  (tmp_path / 'file').write_text('')
-  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'file'))
-  assert opened(root) == opened(root)
-
-
-def test_listings_written_at_once(listed):
-  root, calls, settle = listed
-  settle()
-  with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    every = list(pool.map(lambda _: opened(root), range(16)))
-  assert every == every[:1] * 16
-  assert len([*paths.cache_dir().glob('listings/*')]) == 1
-  calls.clear()
-  opened(root)
-  assert not calls
+  assert source.labels.tolist() == ['abc'.index(name[0]) for name in names]
+  again = lambda: sources.build(f'folder:{tmp_path}', 'train').fingerprint
+  assert again() == source.fingerprint
+  (tmp_path / 'c/deep/3.png').rename(tmp_path / 'c/deep/4.png')
+  assert again() != source.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def find(images: list[str]) -> list[str]:
       if others:
         what = 'warning: ' if hint else ''
         terminal.say(f'{what}{name}: left out: {contents.files(others)}.{hint}')
-      paths += sorted(path for path, _ in inside)
+      paths += sorted(os.path.join(name, image) for image in inside)
     elif path.exists():
       paths.append(name)
     else:

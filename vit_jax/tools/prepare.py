@@ -1,59 +1,66 @@
-"""Writes a data set that `tfds:NAME` reads, from archives, folders or lists of labels.
+"""Writes a data set that `tfds:NAME` reads, from archives or folders of images.
 
   vit_jax prepare imagenet21k --from winter21_whole.tar.gz --data_dir D
   vit_jax prepare images --from FOLDER --name pets --data_dir D
-  vit_jax prepare images --from LABELS.csv images.tar --name pets \\
-      --data_dir D --split train=90%,val=10%
+  vit_jax prepare images --from train.tar val.tar --name pets --data_dir D
 
-Nothing is unpacked. Rerunning the same command resumes an interrupted run. A report of
-counts per class, and of files left out, is written beside the data. --max_side 512 makes
-large images smaller, once. With --beam_runner it runs on a cluster.
+Nothing is unpacked. Broken images are left out and listed. --max_side 512 shrinks large
+images, once and for good. With --beam_runner it runs on a cluster.
 """
 
+import contextlib
 import sys
+import tempfile
+
+from etils import epath
 
 from vit_jax import cli
-from vit_jax.errors import Preempted, UserError
+from vit_jax.data import prepare
+from vit_jax.errors import UserError
 
 
 def main(argv: list[str]) -> int:
-  """Prepares and prints the report, less the counts of single classes."""
+  """Prepares a data set; prints its splits and the images that are left out."""
   args = _parser().parse_args(argv)
-  from vit_jax.data.prepare import beam, imagenet21k, images, report, writer
-
   options = [f'--{o}' for o in filter(None, args.beam_pipeline_options.split(','))]
   if options and not args.beam_runner:
     raise UserError('--beam_pipeline_options goes with --beam_runner.')
-  if args.beam_runner:
-    beam.load_beam()  # before the input is looked through
-  common = dict(version=args.version, max_side=args.max_side)
-  common['ranges'] = bool(args.beam_runner)
-  if args.data_set == 'imagenet21k':
-    plan = imagenet21k.plan(args.sources[0], **common)
-  else:
-    plan = images.plan(args.sources, args.name, split=args.split, **common)
-  how = dict(file_format=args.file_format, log=_log)
-  try:
-    if args.beam_runner:
-      how |= dict(runner=args.beam_runner, options=options)
-      directory, result = beam.prepare(plan, args.data_dir, **how)
-    else:
-      directory, result = writer.prepare(plan, args.data_dir, **how)
-  except KeyboardInterrupt:
-    raise Preempted('Stopped. Rerun the same command to resume.') from None
+  config = prepare.download_config(args.beam_runner, options)
+  kind = prepare.IMAGENET21K
+  if args.data_set == 'images':
+    kind = prepare.images(args.name)
+  final = epath.Path(args.data_dir).expanduser() / kind.name / args.version
+  if final.exists():
+    raise UserError(
+      f'{final} exists: choose another --version or --name, or delete it.'
+    )
+  builder, broken = prepare.builder(
+    *(kind, args.sources, str(final.parent.parent)),
+    version=args.version,
+    max_side=args.max_side,
+    beam=bool(args.beam_runner),
+  )
+  # Nothing is downloaded, but TFDS makes the folders for it. It prints its progress.
+  with tempfile.TemporaryDirectory() as unused, contextlib.redirect_stdout(sys.stderr):
+    builder.download_and_prepare(download_dir=unused, download_config=config)
+  sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
+  classes = builder.info.features['label'].num_classes
   if args.json:
-    for record in result['splits'].values():
-      del record['counts']
-    cli.print_json({'directory': directory, **result})
+    cli.print_json(
+      {
+        'directory': str(final),
+        'splits': sizes,
+        'num_classes': classes,
+        'broken': None if args.beam_runner else dict(broken),
+      }
+    )
     return 0
-  print(report.summary(result))
-  print(f'Written to {directory}; report.txt there has all counts.')
-  print(f"Read it as 'tfds:{plan.name}', with TFDS_DATA_DIR={args.data_dir}")
+  for name, reason in broken:
+    print(f'left out: {name}: {reason}')
+  said = ', '.join(f'{name}: {size:,} images' for name, size in sizes.items())
+  print(f'{said}; {classes:,} classes. Written to {final}')
+  print(f"Read it as 'tfds:{kind.name}', with TFDS_DATA_DIR={args.data_dir}")
   return 0
-
-
-def _log(line: str) -> None:
-  print(line, file=sys.stderr, flush=True)
 
 
 def _parser() -> cli.Parser:
@@ -61,41 +68,26 @@ def _parser() -> cli.Parser:
     'vit_jax prepare', description=__doc__.split('\n')[0], allow_abbrev=False
   )
   kinds = parser.add_subparsers(dest='data_set', required=True, metavar='DATA_SET')
-  synsets = kinds.add_parser('imagenet21k', help='from its tar of one tar a class')
-  synsets.add_argument(
-    '--from',
-    dest='sources',
-    nargs=1,
-    required=True,
-    metavar='TAR',
-    help='winter21_whole.tar.gz, fall11_whole.tar, or the folder of their tars',
-  )
-  own = kinds.add_parser('images', help='from folders, tars, or a list of labels')
-  own.add_argument(
-    '--from',
-    dest='sources',
-    nargs='+',
-    required=True,
-    metavar='PATH',
-    help='a folder of classes; tars (of folders of classes, or one a class); or LABELS '
-    '(.csv, .tsv, .jsonl: path,label[,label...]) and, if elsewhere, the folder or tars '
-    'of its images',
-  )
+  synsets = kinds.add_parser('imagenet21k', help='from its tar of one tar per class')
+  own = kinds.add_parser('images', help='from folders or tars of classes')
   own.add_argument('--name', required=True, help="lower-case: 'my_pets'")
-  own.add_argument(
-    '--split', help="'train=90%%,val=10%%', by file names; default: by folders"
-  )
   for one in (synsets, own):
+    one.add_argument(
+      '--from',
+      dest='sources',
+      nargs='+',
+      required=True,
+      metavar='PATH',
+      help='a folder of classes, a folder of tars, or tars; splits are folders or tars '
+      'named train, val or test',
+    )
     one.add_argument('--data_dir', required=True, help="TFDS's: gets NAME/VERSION")
     one.add_argument('--version', default='1.0.0', help='default: 1.0.0')
     one.add_argument(
       '--max_side',
-      type=int,
+      type=cli.positive,
       metavar='PIXELS',
-      help='make images whose longer side is larger smaller, as JPEG of quality 95',
-    )
-    one.add_argument(
-      '--file_format', choices=('array_record', 'tfrecord'), default='array_record'
+      help='shrink images whose longer side has more, as JPEG of quality 95',
     )
     one.add_argument(
       '--beam_runner', help='DataflowRunner, FlinkRunner, DirectRunner, ...'

@@ -1,6 +1,7 @@
-"""A person's folder of images, one folder per class."""
+"""A folder of images, one folder per class."""
 
 import concurrent.futures
+import hashlib
 import logging
 import os
 from collections import Counter
@@ -8,9 +9,12 @@ from collections import Counter
 import numpy as np
 
 from vit_jax.data import contents, image_file
-from vit_jax.data.sources import listing, shards, splits
+from vit_jax.data.sources import listing, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, UserError
+
+# Threads that list folders and read files: they mostly wait for a disk or a mount.
+READERS = 16
 
 
 class Folder(Source):
@@ -25,13 +29,11 @@ class Folder(Source):
   Args:
     target: ROOT.
     split: a split expression, see `splits`.
-    keep_listing: do not list folders again that no file was added to or removed from, see
-      `listing`. For file systems that do not keep the times of directories: False.
   """
 
   exif = True
 
-  def __init__(self, target: str, split: str, *, keep_listing: bool = True):
+  def __init__(self, target: str, split: str):
     root = os.path.abspath(os.path.expanduser(target))
     if not os.path.isdir(root):
       raise UserError(
@@ -40,16 +42,15 @@ class Folder(Source):
       )
     self.name = f'folder:{target}'
     self._root = root
-    self._pool = concurrent.futures.ThreadPoolExecutor(shards.READERS)
-    directories = _split_directories(root)
+    self._pool = concurrent.futures.ThreadPoolExecutor(READERS)
+    directories = split_directories(root)
     self.class_names = _class_names(directories)
     self.num_classes = len(self.class_names)
     self.left_out, self.misplaced = Counter(), Counter()
-    wanted = []
+    parts = []
     for name, start, stop in splits.parse(split):
       name = splits.canonical(name)
-      known = name in splits.SYNONYMS  # else a misspelling, which check_name answers
-      if known and name not in directories and list(directories) == ['train']:
+      if name in splits.SYNONYMS and [*directories] == ['train'] and name != 'train':
         raise UserError(
           f'{self.name} has no folder for the split {name!r}, only images to train on. '
           "To keep a tenth of them for evaluation, take the splits 'train[:90%]' and "
@@ -57,22 +58,23 @@ class Folder(Source):
           "val=train[90%:]'."
         )
       splits.check_name(name, directories, self.name)
-      wanted.append(f'{name}[{start}:{stop}]')
-    found = {
-      name: self._scan(directories[name], keep_listing)
-      for name in {part.split('[')[0] for part in wanted}
+      parts.append(f'{name}[{start}:{stop}]')
+    rows = {
+      name: self._scan(directories[name])
+      for name in dict.fromkeys(part.split('[')[0] for part in parts)
     }
-    sizes = {name: len(found.get(name, ())) for name in directories}
-    rows = [
-      found[name][i]
-      for name, indices in splits.select('+'.join(wanted), sizes, self.name)
+    sizes = {name: len(rows.get(name, ())) for name in directories}
+    chosen = [
+      rows[name][i]
+      for name, indices in splits.select('+'.join(parts), sizes, self.name)
       for i in indices.tolist()
     ]
-    self._paths = [path for path, _, _ in rows]
-    self.labels = np.array([label for _, label, _ in rows], np.int64)
-    # As `str` shows a row, in two thirds of the time.
-    shown = [f'({path!r}, {label}, {size})' for path, label, size in rows]
-    self.fingerprint = fingerprint((self.class_names, *shown))
+    self._paths = [path for path, _ in chosen]
+    self.labels = np.array([label for _, label in chosen], np.int64)
+    self.fingerprint = fingerprint(
+      [*self.class_names, '\0'.join(self._paths).encode(errors='surrogateescape')]
+      + [self.labels.tobytes()]
+    )
 
   def __len__(self) -> int:
     return len(self._paths)
@@ -93,50 +95,49 @@ class Folder(Source):
     except BadImage as error:
       return {'error': str(error)}
 
-  def _scan(self, directory: str, keep_listing: bool) -> list[tuple[str, int, int]]:
-    """Returns a split's (path below the root, label, size in bytes) in its order."""
+  def _scan(self, directory: str) -> list[tuple[str, int]]:
+    """Returns a split's (path below the root, label) in its order."""
     label_of = {name: i for i, name in enumerate(self.class_names)}
-    folders = _folders(directory)
-    unknown = [name for name in folders if name not in label_of]
-    if unknown:
+    names = folders(directory)
+    if unknown := [name for name in names if name not in label_of]:
       raise UserError(
         f'{self.name}: {directory} has folders that are not classes of the train split: '
         f'{_some(unknown)}.'
       )
-    paths, sizes, places, states = listing.images_in(
-      self._root, directory, folders, self._pool, keep_listing
-    )
-    left_out = [Counter(ignored) for *_, ignored in states.values()]
-    self.left_out.update(sum(left_out, Counter()))
-    self.misplaced.update(listing.files_in(directory))
-    if empty := sorted(set(range(len(folders))) - set(places)):
-      where = [os.path.join(directory, folders[i]) for i in empty]
-      there = sum((left_out[i] for i in empty), Counter())
+    places = [os.path.join(directory, name) for name in names]
+    listed = list(self._pool.map(listing.images_below, places))
+    self.left_out.update(sum((others for _, others in listed), Counter()))
+    self.misplaced.update(_files_in(directory))
+    if empty := [i for i, (images, _) in enumerate(listed) if not images]:
+      others = sum((listed[i][1] for i in empty), Counter())
       raise UserError(
-        f'{self.name}: no image in {_some(where)}{contents.only(there)}. Remove the '
-        f'folder, or add images ({" ".join(sorted(listing.extensions()))}).'
-        f'{contents.how_to_convert(there)}'
+        f'{self.name}: no image in {_some([places[i] for i in empty])}'
+        f'{contents.only(others)}. Remove the folder, or add images '
+        f'({" ".join(sorted(listing.extensions()))}).{contents.how_to_convert(others)}'
       )
-    labels = [label_of[name] for name in folders]
-    return list(zip(paths, [labels[i] for i in places], sizes, strict=True))
+    rows = []
+    for name, place, (images, _) in zip(names, places, listed, strict=True):
+      prefix = place[len(os.path.join(self._root, '')) :]
+      rows += [(f'{prefix}/{image}', label_of[name]) for image in images]
+    rows.sort(key=lambda row: hashlib.sha256(os.fsencode(row[0])).digest())
+    return rows
 
 
-def _split_directories(root: str) -> dict[str, str]:
-  """Returns {split: directory}."""
+def split_directories(root: str) -> dict[str, str]:
+  """Returns {split: directory} of a folder."""
   out: dict[str, str] = {}
-  for name in _folders(root):
-    canonical = splits.canonical(name)
-    if canonical not in splits.SYNONYMS:
-      continue
-    if canonical in out:
+  others = []
+  for name in folders(root):
+    split = splits.canonical(name)
+    if split not in splits.SYNONYMS:
+      others.append(name)
+    elif split in out:
       raise UserError(
-        f'folder:{root}: both {os.path.basename(out[canonical])!r} and {name!r} are '
-        f'folders for the split {canonical!r}: keep one.'
+        f'folder:{root}: both {os.path.basename(out[split])!r} and {name!r} are folders '
+        f'for the split {split!r}: keep one.'
       )
-    out[canonical] = os.path.join(root, name)
-  others = [
-    name for name in _folders(root) if splits.canonical(name) not in splits.SYNONYMS
-  ]
+    else:
+      out[split] = os.path.join(root, name)
   if out and others:
     logging.getLogger(__name__).warning(
       'folder:%s: left out, as it has folders for splits: %s', root, _some(others)
@@ -144,19 +145,8 @@ def _split_directories(root: str) -> dict[str, str]:
   return out or {'train': root}
 
 
-def _class_names(directories: dict[str, str]) -> list[str]:
-  """Returns the sorted classes: the train split's, where there is one."""
-  every = [directories['train']] if 'train' in directories else directories.values()
-  names = sorted({name for directory in every for name in _folders(directory)})
-  if not names:
-    raise UserError(
-      f'folder: {" and ".join(every)} has no class folders. Needed is one folder per '
-      'class with its images inside.'
-    )
-  return names
-
-
-def _folders(directory: str) -> list[str]:
+def folders(directory: str) -> list[str]:
+  """Returns the sorted names of the folders in a directory."""
   try:
     with os.scandir(directory) as entries:
       return sorted(
@@ -166,6 +156,27 @@ def _folders(directory: str) -> list[str]:
       )
   except OSError as error:
     raise UserError(f'folder: {directory}: {error.strerror}.') from None
+
+
+def _files_in(directory: str) -> Counter:
+  """Returns {extension: number} of the files directly in a directory."""
+  with os.scandir(directory) as entries:
+    names = [e.name for e in entries if not listing.is_folder(e)]
+  return Counter(
+    listing.extension(name) for name in names if not listing.is_hidden(name)
+  )
+
+
+def _class_names(directories: dict[str, str]) -> list[str]:
+  """Returns the sorted classes: the train split's, where there is one."""
+  every = [directories['train']] if 'train' in directories else directories.values()
+  names = sorted({name for directory in every for name in folders(directory)})
+  if not names:
+    raise UserError(
+      f'folder: {" and ".join(every)} has no class folders: expected one folder per class '
+      'with its images inside.'
+    )
+  return names
 
 
 def _some(names: list[str]) -> str:

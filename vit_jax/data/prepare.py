@@ -1,0 +1,401 @@
+"""TFDS builders for ImageNet-21k, and for folders and tars of images.
+
+TFDS orders the examples by a hash of their keys, writes them as ArrayRecord shards, and
+moves the data set to its place once it is complete. With Apache Beam the same builders run
+on a cluster.
+
+Nothing is unpacked: a tar counts as a folder named after it, also a tar inside a tar.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import io
+import itertools
+import logging
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from etils import epath
+
+from vit_jax.data import image_file
+from vit_jax.data.ops.decode import probe
+from vit_jax.data.sources import folder, listing, splits, tfds_directory
+from vit_jax.errors import BadImage, UserError, one_line
+
+_TAR = re.compile(r'(?P<stem>.+?)\.(tar(\.(gz|bz2|xz))?|tgz|tbz2|txz)', re.IGNORECASE)
+_SYNSET = re.compile(r'n\d{8}')
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, OSError)
+# Images that are decoded at a time, to see whether they are whole.
+_CHUNK = 256
+# Visually lossless; only images that are turned or shrunk are encoded again.
+_QUALITY = 95
+
+
+class Piece(NamedTuple):
+  """Input that one worker reads: a class's folder, a tar, or a tar inside a plain tar.
+
+  Attributes:
+    path: of the folder or the outermost tar, which may be in a bucket.
+    folder: begins the names of the files, '' or 'train/cat/'.
+    offset: where the inner tar begins in its tar.
+    label: class of all files; '': each belongs to the class of its own folder.
+  """
+
+  path: str
+  folder: str
+  offset: int | None = None
+  label: str = ''
+
+
+class Place(NamedTuple):
+  key: str
+  split: str
+  label: str
+
+
+class Kind(NamedTuple):
+  """A kind of data set.
+
+  Attributes:
+    about: description, homepage and citation.
+    place: (name of a file, its class or '') -> Place; None: left out.
+    upright: turn images as their EXIF orientation says, which readers of prepared data
+      sets ignore.
+  """
+
+  name: str
+  about: dict[str, str]
+  place: Callable[[str, str], Place | None]
+  upright: bool
+
+
+def _place_synset(name: str, label: str) -> Place | None:
+  del label
+  *_, synset, file = ['', *name.split('/')]
+  # The key leaves out the archive's name, so that the order does not depend on it.
+  return (
+    Place(f'{synset}/{file}', 'full', synset) if _SYNSET.fullmatch(synset) else None
+  )
+
+
+def _place_image(name: str, label: str) -> Place | None:
+  *above, own, _ = ['', '', *name.split('/')]
+  named = (splits.canonical(part) for part in above)
+  split = next((part for part in named if part in splits.SYNONYMS), 'train')
+  label = label or own
+  return Place(name, split, label) if label else None
+
+
+IMAGENET21K = Kind(
+  name='imagenet21k',
+  about=dict(
+    description='ImageNet-21k. Classes are WordNet ids, in their order.',
+    homepage='https://www.image-net.org',
+    citation='Deng et al., ImageNet: A Large-Scale Hierarchical Image Database, CVPR 2009',
+  ),
+  place=_place_synset,
+  upright=False,  # as in all published results
+)
+
+
+def images(name: str) -> Kind:
+  """Returns the kind of a user's images: classes are folders, splits folders above."""
+  if not re.fullmatch('[a-z][a-z0-9_]*', name):
+    raise UserError(
+      f"--name {name!r} is not in lower case with '_', such as 'my_pets'."
+    )
+  return Kind(name, {'description': f'Images of {name}.'}, _place_image, upright=True)
+
+
+def builder(
+  kind: Kind,
+  sources: Iterable[str],
+  data_dir: str,
+  *,
+  version: str = '1.0.0',
+  max_side: int | None = None,
+  beam: bool = False,
+) -> tuple:
+  """Returns a `tfds.core.GeneratorBasedBuilder`, and the list to which it adds (name, reason) of broken images.
+
+  TFDS needs the classes before the first example, so all names in the input are listed.
+
+  Args:
+    kind: IMAGENET21K or `images(name)`.
+    sources: a folder of classes, a folder of tars, or tars.
+    data_dir: parent folder of all data sets, on a disk or in a bucket.
+    version: of the data set.
+    max_side: images whose longer side has more pixels are shrunk to it, as JPEG.
+    beam: generate examples with Beam. Broken images are then logged, not collected.
+
+  Raises:
+    UserError: for missing or damaged input, or input without an image in a class.
+  """
+  tfds = tfds_directory.import_tfds()
+  pieces_of: dict[str, list[Piece]] = {}
+  labels = set()
+  for piece in itertools.chain.from_iterable(map(_pieces, sources)):
+    names = (name for name, _ in _files(piece))
+    places = [place for name in names if (place := kind.place(name, piece.label))]
+    labels |= {place.label for place in places}
+    for split in {place.split for place in places}:
+      pieces_of.setdefault(split, []).append(piece)
+  if not labels:
+    home = 'of a WordNet id (nXXXXXXXX)' if kind is IMAGENET21K else 'of a class'
+    raise UserError(f'{" ".join(sources)}: there is no image in a folder {home}.')
+  make = functools.partial(_examples, kind=kind, max_side=max_side)
+  broken: list[tuple[str, str]] = []
+
+  class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    name = kind.name
+    VERSION = tfds.core.Version(version)
+
+    def _info(self):
+      return tfds.core.DatasetInfo(
+        builder=self,
+        **kind.about,
+        supervised_keys=('image', 'label'),
+        features=tfds.features.FeaturesDict(
+          {
+            'image': tfds.features.Image(),
+            'label': tfds.features.ClassLabel(names=sorted(labels)),
+            'file_name': tfds.features.Text(),
+          }
+        ),
+      )
+
+    def _split_generators(self, dl_manager):
+      return {split: self._generate_examples(split) for split in sorted(pieces_of)}
+
+    def _generate_examples(self, split):
+      examples = functools.partial(make, split=split)
+      if not beam:
+        return examples(pieces_of[split], broken=broken)
+      import apache_beam
+
+      return (
+        apache_beam.Create([[piece] for piece in pieces_of[split]])
+        | f'Spread {split}' >> apache_beam.Reshuffle()
+        | f'Read {split}' >> apache_beam.FlatMap(examples)
+      )
+
+  return Builder(data_dir=data_dir, file_format='array_record'), broken
+
+
+def download_config(runner: str | None, options: list[str]):
+  """Returns the argument of `download_and_prepare` for one process, or a Beam runner.
+
+  Args:
+    options: of Beam's pipeline: ['--project=P', ...].
+
+  Raises:
+    UserError: for an unknown runner, or where Beam is not installed.
+  """
+  config = tfds_directory.import_tfds().download.DownloadConfig
+  if not runner:
+    return config(try_download_gcs=False)
+  try:
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    beam.runners.create_runner(runner)
+  except (ImportError, ValueError) as error:
+    raise UserError(
+      f"--beam_runner {runner}: {error}. Beam is installed by pip install 'vit_jax[beam]', "
+      'in an environment of its own, as it holds other packages back.'
+    ) from None
+  beam_options = PipelineOptions(options)
+  return config(try_download_gcs=False, beam_runner=runner, beam_options=beam_options)
+
+
+def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
+  """Yields the (key, example) of a split's whole images."""
+
+  def check(file):
+    place, name, data = file
+    try:
+      if isinstance(data, BadImage):
+        raise data
+      return place, name, checked(data, kind.upright, max_side)
+    except BadImage as error:
+      return place, name, error
+
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    files = _of_split(pieces, kind, split)
+    while chunk := list(itertools.islice(files, _CHUNK)):
+      for place, name, image in pool.map(check, chunk):
+        if not isinstance(image, BadImage):
+          example = {'image': image, 'label': place.label, 'file_name': place.key}
+          yield place.key, example
+          continue
+        logging.getLogger(__name__).warning('left out: %s: %s', name, image)
+        if broken is not None:
+          broken.append((name, str(image)))
+
+
+def _of_split(pieces, kind, split) -> Iterator[tuple]:
+  """Yields (Place, name, bytes or a BadImage) of all files of a split, in their order."""
+  for piece in pieces:
+    for name, read in _files(piece):
+      place = kind.place(name, piece.label)
+      if place and place.split == split:
+        try:
+          yield place, name, read()
+        except BadImage as error:
+          yield place, name, error
+
+
+def checked(data: bytes, upright: bool, max_side: int | None = None) -> bytes:
+  """Returns the bytes to store of an encoded image: the same, unless it is changed.
+
+  Images that are turned or shrunk are encoded again. Formats that only Pillow reads become
+  PNG.
+
+  Raises:
+    BadImage: if the image cannot be decoded as a whole.
+  """
+  from PIL import Image, ImageOps
+
+  data, orientation, size = probe(data, exif=upright)
+  shrink = max_side is not None and max(size) > max_side
+  try:
+    with Image.open(io.BytesIO(data)) as image:
+      if orientation == 1 and not shrink:
+        # A JPEG is decoded at an eighth of its size, which still reads all of its bytes.
+        image.draft('L', (1, 1))
+        image.load()
+        return data
+      if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
+        image = image.point(lambda level: level / 256).convert('L')
+      image = image if image.mode in ('L', 'RGB', 'CMYK') else image.convert('RGB')
+      if shrink:
+        image.thumbnail((max_side, max_side), reducing_gap=3)
+      image = ImageOps.exif_transpose(image) if orientation > 1 else image
+      out = io.BytesIO()
+      image.convert('L' if image.mode == 'L' else 'RGB').save(
+        out, 'JPEG', quality=_QUALITY
+      )
+      return out.getvalue()
+  except Exception as error:  # Pillow's plugins raise many types on broken data
+    raise BadImage(f'cannot be decoded: {error or type(error).__name__}') from None
+
+
+# --- the input -----------------------------------------------------------------------
+
+
+def _pieces(source: str) -> Iterator[Piece]:
+  if not os.path.isdir(source):
+    if not _TAR.fullmatch(os.path.basename(source)):
+      raise UserError(f'{source} is neither a folder nor a tar (.tar, .tar.gz, ...).')
+    yield from _pieces_of_tar(source, '')
+    return
+  below = [os.path.join(at, name) for at, _, names in os.walk(source) for name in names]
+  tars = sorted(path for path in below if _TAR.fullmatch(os.path.basename(path)))
+  for path in tars:
+    above = os.path.relpath(os.path.dirname(path), source)
+    yield from _pieces_of_tar(path, '' if above == '.' else f'{above}/')
+  if tars:
+    return
+  for split, directory in folder.split_directories(source).items():
+    prefix = '' if directory == source else f'{split}/'
+    for label in folder.folders(directory):
+      yield Piece(os.path.join(directory, label), f'{prefix}{label}/', label=label)
+
+
+def _pieces_of_tar(path: str, above: str) -> Iterator[Piece]:
+  """Yields a tar, and each tar inside it unless it is compressed."""
+  whole = Piece(path, f'{above}{_stem(path)}/')
+  yield whole
+  if _plain(path):
+    with _opened(whole) as tar:
+      for member in _members(tar):
+        if _TAR.fullmatch(os.path.basename(member.name)):
+          inner = f'{whole.folder}{_clean(member.name)}/'
+          yield Piece(path, inner, member.offset_data)
+
+
+def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
+  """Yields (name, function that reads it) of the images of a piece.
+
+  Each must be read, if at all, before the next one is asked for.
+  """
+  if piece.label:
+    for name in sorted(listing.images_below(piece.path)[0]):
+      path = os.path.join(piece.path, name)
+      yield piece.folder + name, functools.partial(image_file.read, path)
+    return
+  with _opened(piece) as tar:
+    yield from _files_of_tar(tar, piece.folder, nested=not _plain(piece.path))
+
+
+def _files_of_tar(tar: tarfile.TarFile, above: str, nested: bool) -> Iterator:
+  for member in _members(tar):
+    name = above + _clean(member.name)
+    if any(map(listing.is_hidden, name.split('/'))):
+      continue
+    if name.lower().endswith(listing.extensions()):
+      yield name, functools.partial(_read, tar, member)
+    elif nested and _TAR.fullmatch(os.path.basename(member.name)):
+      file = tar.extractfile(member)
+      with tarfile.open(fileobj=file, tarinfo=_Strict) as inner:
+        yield from _files_of_tar(inner, f'{name}/', nested)
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+  image_file.check_size(member.size)
+  return tar.extractfile(member).read()
+
+
+class _Strict(tarfile.TarInfo):
+  """A header; `tarfile` takes a damaged or missing one for the end of the archive."""
+
+  @classmethod
+  def frombuf(cls, buf, encoding, errors):
+    try:
+      return super().frombuf(buf, encoding, errors)
+    except tarfile.EOFHeaderError:
+      raise
+    except tarfile.HeaderError as error:
+      raise tarfile.ReadError(f'{error}, or the archive ends early') from None
+
+
+@contextlib.contextmanager
+def _opened(piece: Piece) -> Iterator[tarfile.TarFile]:
+  try:
+    with epath.Path(piece.path).open('rb') as file:
+      file.seek(piece.offset or 0)
+      with tarfile.open(fileobj=file, tarinfo=_Strict) as tar:
+        yield tar
+  except _DAMAGE as error:
+    where = f'{piece.path} ({piece.folder})' if piece.offset else piece.path
+    raise UserError(
+      f'{where} cannot be read: {one_line(error)}. Fetch it again.'
+    ) from None
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+  while member := tar.next():
+    tar.members.clear()  # of millions
+    if member.isreg():
+      yield member
+
+
+def _plain(path: str) -> bool:
+  return path.lower().endswith('.tar')
+
+
+def _clean(name: str) -> str:
+  """Returns 'x/cats' for './x/cats.tar'."""
+  above, file = os.path.split(os.path.normpath(name))
+  return os.path.join(above, _stem(file))
+
+
+def _stem(path: str) -> str:
+  name = os.path.basename(path)
+  match = _TAR.fullmatch(name)
+  return match['stem'] if match else name
