@@ -28,7 +28,7 @@ from vit_jax.machine import cores
 from vit_jax.tools.bench import ours as bench_ours
 from vit_jax.tools.bench import peer as bench_peer
 from vit_jax.tools.bench import record as bench_record
-from vit_jax.train import heap, runtime
+from vit_jax.train import runtime
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
@@ -88,7 +88,7 @@ class Ours:
       abstract = sharding.abstract(jax.eval_shape(init, given), mesh)
       self._step = runtime.compile_step(step, abstract, spec, mesh)
       values = {name: bench_ours.initial_values(name, x) for name, x in given.items()}
-      self._state = runtime.prepare_once(init, abstract, values)()
+      self._state = runtime.run_once(init, abstract, values)
       self._batch = jax.device_put(batch, sharding.batch_sharding(mesh))
 
   def turn(self, steps: int) -> dict:
@@ -126,7 +126,6 @@ def main(argv: list[str]) -> int:
   args = parser.parse_args(argv)
   if args.objects > PLACES:
     parser.error(f'--objects {args.objects}: expected {PLACES} or fewer')
-  heap.retain_freed_memory()  # as `train` does
   with contextlib.closing(bench_peer.Process(args.torch_python, SCRIPT)) as worker:
     versions = bench_record.versions() | worker.ask(check=None)
     machine = bench_record.machine()

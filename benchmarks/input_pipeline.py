@@ -32,7 +32,7 @@ from vit_jax.data import lazy_tf, pipeline
 from vit_jax.machine import cores
 from vit_jax.tools.bench import peer as bench_peer
 from vit_jax.tools.bench import record as bench_record
-from vit_jax.train import heap, metrics
+from vit_jax.train import metrics
 
 SCRIPT = pathlib.Path(__file__).with_name('input_torch.py')
 
@@ -143,7 +143,6 @@ def main(argv: list[str]) -> int:
   args = parser.parse_args(argv)
   out = bench_record.check_file(args.out)
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators have no part in this
-  heap.retain_freed_memory()  # as `train` does
   with contextlib.ExitStack() as stack:
     worker = bench_peer.Process(args.torch_python, SCRIPT)
     stack.enter_context(contextlib.closing(worker))

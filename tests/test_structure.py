@@ -77,7 +77,7 @@ HOMES = {
   'matplotlib': ('viz/plots/',),
   'ml_collections': ('config.py', '../configs/'),
   'clu': ('train/metrics',),
-  'signal': ('train/preemption', 'train/peers', 'cli.py'),
+  'signal': ('train/process', 'cli.py'),
 }
 # Imported inside the function that needs them, so that `import` works without them.
 OPTIONAL = (

@@ -18,19 +18,17 @@ def main(argv: list[str]) -> int:
   start = time.perf_counter()
   args, config, workdir = arguments.parse(argv)
   # After the arguments: it takes seconds.
-  from vit_jax import buckets, distributed
-  from vit_jax.train import peers
+  from vit_jax import distributed, files
+  from vit_jax.train import process, progress
 
   with contextlib.ExitStack() as stack:
     if args.distributed:
-      stack.enter_context(peers.watched())
+      stack.enter_context(process.watched_peers())
       distributed.start(args.distributed)
-    if not distributed.is_first():  # only process 0 prints; every process prints errors
-      nowhere = stack.enter_context(open(os.devnull, 'w'))
-      stack.enter_context(contextlib.redirect_stdout(nowhere))
+    if not distributed.is_first():  # errors are printed by every process
+      devnull = stack.enter_context(open(os.devnull, 'w'))
+      stack.enter_context(contextlib.redirect_stdout(devnull))
     print(f'Run folder: {workdir}', flush=True)
-    from vit_jax.train import progress
-
     command = shlex.join(['vit_jax', 'train', *argv])
     status, rows = program.train(config, workdir, command, args.config)
     page = None
@@ -39,7 +37,7 @@ def main(argv: list[str]) -> int:
 
       page = automatic.write(workdir)
     seconds = time.perf_counter() - start
-    folder = buckets.path(workdir)
+    folder = files.path(workdir)
     text = progress.summary(rows, status, config, folder, seconds, page)
     print(text, flush=True)
   return 0

@@ -13,7 +13,7 @@ from tests.support import GOLDEN, naming
 from vit_jax import sharding
 from vit_jax.detection.tasks import detect
 from vit_jax.errors import UserError
-from vit_jax.train.gradients import gradients
+from vit_jax.train.step import gradients
 
 MATCH = jax.jit(detect.match)
 REFERENCES = ('detr_hf', 'detr_dc5_original')

@@ -12,7 +12,8 @@ from vit_jax import errors
 from vit_jax.errors import UserError
 from vit_jax.lab.grid import cells, kept, rows, runs
 from vit_jax.lab.grid.cells import Cell, RunOf
-from vit_jax.train import lock, program
+from vit_jax.train import program
+from vit_jax.train.workdir import lock
 
 DEBUG = config_lib.load('digits:debug')
 
@@ -214,7 +215,7 @@ def test_without_checkpoints_a_run_of_another_config_is_not_overwritten(
   discarding = lambda: runs.train(
     planned, 'vit_jax mine', 'digits:debug', lambda _: None, discard=True
   )
-  with lock.lock(planned[0].folder):  # of a process that reads them
+  with lock(planned[0].folder):  # of a process that reads them
     assert discarding()[0].row
     assert (planned[0].folder / 'checkpoints').exists()
   discarding()
@@ -232,18 +233,18 @@ def test_runs_that_another_process_holds_are_put_off(trained, tmp_path, monkeypa
   stand_in_for_training = program.train
 
   def locked(config, workdir, command, spec):
-    with lock.lock(workdir):
+    with lock(workdir):
       stand_in_for_training(config, workdir, command, spec)
 
   monkeypatch.setattr(program, 'train', locked)
-  with lock.lock(folder):
+  with lock(folder):
     done = train(grid, tmp_path)
   assert [x.run.cell.name for x in done if x.held] == ['a', 'c']
   assert [x.run.cell.name for x in done if x.row] == ['b']
   assert runs.exit_code(done) == 75
   # One that is let go in the meantime is made in the end.
   shutil.rmtree(tmp_path)
-  holder = lock.lock(folder)
+  holder = lock(folder)
   holder.__enter__()
   order, planned = [], cells.plan(DEBUG, grid, [0], tmp_path)
 

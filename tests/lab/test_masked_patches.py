@@ -13,7 +13,7 @@ from tests.support import naming
 from vit_jax import evaluators, models, sharding, tasks, trees, tune
 from vit_jax.errors import UserError
 from vit_jax.lab.masked import corruption
-from vit_jax.train.gradients import gradients
+from vit_jax.train.step import gradients
 
 SPEC = {'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)}  # 16 patches each
 KEY = jax.random.key(4)  # of dropout, which there is none of

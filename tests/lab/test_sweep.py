@@ -9,7 +9,8 @@ import pytest
 from tests.support import commands, naming, stand_in
 from vit_jax import errors
 from vit_jax.lab.sweep import __main__ as sweep
-from vit_jax.train import lock, program
+from vit_jax.train import program
+from vit_jax.train.workdir import lock
 
 CONFIG = '--config=digits:debug'
 
@@ -28,7 +29,7 @@ def trained(monkeypatch):
     row = {'step': 4, 'test/top1': value, 'test/loss': 1 - value}
     if other := results.get('metrics', {}).get(workdir.name):
       row = {'step': 4, other: value}
-    with lock.lock(workdir):
+    with lock(workdir):
       stand_in.write_run(workdir, config, row)
       trains = {'full': 100, 'linear': 7}[config.get('tune', {}).get('method', 'full')]
       status = {'step': 4, 'state': 'finished', 'trained_parameters': trains}
@@ -177,7 +178,7 @@ def test_a_slurm_array_is_a_share_and_is_said(trained, tmp_path, capsys, monkeyp
 
 def test_a_run_of_another_process_is_skipped_and_counted(trained, tmp_path, capfd):
   folder = tmp_path / 'runs' / 'optim.lr=0.5-seed0'
-  with lock.lock(folder):
+  with lock(folder):
     code, out, error = run(capfd, tmp_path, *GRID, '--json')
   record = json.loads(out)
   assert (code, record['held'], record['missing']) == (75, [folder.name], 1)

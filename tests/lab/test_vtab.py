@@ -17,7 +17,8 @@ from vit_jax import errors
 from vit_jax.lab.vtab import __main__ as vtab
 from vit_jax.lab.vtab import benchmarks, results
 from vit_jax.tools import published, scores
-from vit_jax.train import lock, loop, program
+from vit_jax.train import loop, program
+from vit_jax.train.workdir import lock
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')  # images of 32 x 32 pixels
 
@@ -75,7 +76,7 @@ def trained(monkeypatch):
     value = found.get(workdir.name, found[name])
     if isinstance(value, errors.DataError):
       raise value
-    with lock.lock(workdir):
+    with lock(workdir):
       if isinstance(value, Exception):
         raise value
       (split,) = config['evals']
@@ -164,7 +165,7 @@ def test_the_validation_split_chooses_for_each_task(trained, tmp_path, capfd):
 
 def test_two_processes_share_the_tasks(trained, tmp_path, capfd):
   argv = ['--tasks', 'dtd,svhn']
-  with lock.lock(tmp_path / 'dtd' / 'runs' / 'base-seed1'):
+  with lock(tmp_path / 'dtd' / 'runs' / 'base-seed1'):
     code, _, error = run(capfd, tmp_path, *argv)
   assert code == 75
   assert re.search(naming('dtd', 'same command'), error)

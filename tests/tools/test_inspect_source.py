@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import GOLDEN, commands, naming, runs
 from vit_jax.tools.inspect import __main__ as inspect
-from vit_jax.train import lock
+from vit_jax.train.workdir import lock
 
 
 def run(capsys, *argv):
@@ -82,11 +82,11 @@ def test_a_run_that_was_killed_is_not_running(capsys, short_run, tmp_path):
   (tmp_path / 'status.json').write_text(json.dumps(status))
   state = lambda: json.loads(run(capsys, tmp_path, '--json')[1])['state']
   assert state() == 'running'  # without a lock nobody knows
-  with lock.lock(tmp_path):
+  with lock(tmp_path):
     assert state() == 'running'
   assert state() == 'interrupted'
   assert re.search(r'state +interrupted: ', run(capsys, tmp_path)[1])
-  with lock.lock(tmp_path):  # to look at it does not keep a run out
+  with lock(tmp_path):  # to look at it does not keep a run out
     pass
 
 

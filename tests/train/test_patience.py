@@ -9,7 +9,7 @@ import pytest
 from tests.support import naming, runs
 from vit_jax import errors
 from vit_jax.train import progress, schema
-from vit_jax.train.patience import Patience
+from vit_jax.train.evaluations import Patience
 
 pytestmark = pytest.mark.usefixtures('one_device')
 

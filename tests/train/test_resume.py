@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import naming, runs
 from vit_jax import cli, main
-from vit_jax.train import lock
+from vit_jax.train.workdir import LOCK_FILE, lock
 
 
 @pytest.fixture(scope='module')
@@ -161,13 +161,13 @@ def test_a_second_signal_exits_at_once(reference, shared, tmp_path, faults_table
 
 
 def test_a_second_run_in_the_folder_refuses(tmp_path, capfd):
-  with lock.lock(tmp_path):
+  with lock(tmp_path):
     assert again(tmp_path) == 2
   error = capfd.readouterr().err
   assert error.startswith('error: ')
   assert re.search(naming(tmp_path, os.getpid(), '--workdir'), error)
   assert error.count('\n') == 1
-  assert [path.name for path in tmp_path.iterdir()] == [lock.LOCK_FILE]
+  assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
 
 
 def test_a_workdir_that_is_a_file(tmp_path, capfd):

@@ -10,9 +10,8 @@ import pytest
 
 from tests.support import naming
 from vit_jax import models, optim, sharding, tasks, trees
-from vit_jax.train.gradients import gradients
 from vit_jax.train.state import init_state
-from vit_jax.train.step import make_step, without_masked
+from vit_jax.train.step import gradients, make_step, without_masked
 
 SPEC = {
   'image': jax.ShapeDtypeStruct((16, 16, 16, 3), jnp.float32),

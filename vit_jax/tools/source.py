@@ -45,9 +45,7 @@ def load(args: argparse.Namespace, **fields):
     UserError: SOURCE cannot be read, or does not fit.
   """
   from vit_jax import weights
-  from vit_jax.train import heap
 
-  heap.retain_freed_memory()  # before JAX's backends, which loading initialises
   return weights.load(
     args.source,
     variant=args.variant,

@@ -1,6 +1,7 @@
-"""When a run is evaluated, by what, and which of its parameters."""
+"""When a run is evaluated, on which data, and when it stops early."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from vit_jax import distributed, evaluators, files
 from vit_jax.errors import Preempted, UserError
 from vit_jax.evaluators import class_match, predictions
+from vit_jax.train import metrics
 from vit_jax.train.state import State
 
 
@@ -21,18 +23,9 @@ class Evaluation:
   use_ema: bool  # evaluates the average of the parameters
 
   def is_due(self, step: int, total_steps: int) -> bool:
-    """Returns whether it follows this many steps."""
+    """Whether it follows this many steps."""
     at_period = bool(self.every) and step % self.every == 0
     return step > 0 and (step == total_steps or at_period)
-
-  def times_due(self, total_steps: int, step: int) -> int:
-    """Returns how many evaluations of a run are still to come after `step` steps."""
-    if step >= total_steps:
-      return 0
-    if not self.every:
-      return 1
-    # The last step counts too, where it does not end a period.
-    return -(-total_steps // self.every) - step // self.every
 
   def run(self, task, state: State) -> dict:
     """Returns {name: number}."""
@@ -44,7 +37,7 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
   """Returns the evaluations of a config by name, their data open.
 
   Args:
-    stop: asked before every batch, see `preemption.StopSignal`.
+    stop: asked before every batch, see `process.StopSignal`.
   """
 
   def check_stop():
@@ -55,14 +48,14 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
   model = None
   if num_classes is not None:
     model = class_match.Classes(class_names(config), num_classes)
-  if num_classes is None:  # no head: it is the data's
+  if num_classes is None:  # no head: the number of the data
     num_classes = config['data'].get('num_classes')
   for name, section in config['evals'].items():
     section = dict(section)
     every, use_ema = section.pop('every', None), section.pop('use_ema', False)
     if 'data' in section:
-      given = {'model_classes': num_classes, 'bad_log': workdir / 'bad_images.jsonl'}
-      section['data'] = given | section['data']
+      provided = {'model_classes': num_classes, 'bad_log': workdir / 'bad_images.jsonl'}
+      section['data'] = provided | section['data']
     evaluator = evaluators.build(
       **section, mesh=mesh, check_stop=check_stop, model=model
     )
@@ -86,24 +79,24 @@ def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool
   """Refuses evaluations on images that the model does not take.
 
   Args:
-    any_size: whether it takes those of another size than it is trained on.
+    any_size: whether it takes images of another size than it is trained on.
 
   Raises:
     UserError: for images of another size, or another number of channels.
   """
-  ours = config['resolved']['image_shape']
-  for name in config['evals']:
-    if 'data' not in config['evals'][name]:
+  trained = config['resolved']['image_shape']
+  for name, section in config['evals'].items():
+    if 'data' not in section:
       continue
-    its = list(evaluations[name].evaluator.batches.spec['image'].shape[1:])
-    if its != ours and not (any_size and its[-1] == ours[-1]):
+    shape = list(evaluations[name].evaluator.batches.spec['image'].shape[1:])
+    if shape != trained and not (any_size and shape[-1] == trained[-1]):
       raise UserError(
-        f'config.evals.{name}.data.pp gives images {its}, config.data.pp {ours}: this '
-        'model takes one shape only.'
+        f'config.evals.{name}.data.pp gives images {shape}, config.data.pp {trained}: '
+        'this model takes one shape only.'
       )
 
 
-def write_predictions(workdir: Path, name: str, step: int, found: dict | None) -> None:
+def write_predictions(workdir: Path, name: str, step: int, answers: dict | None):
   """Replaces an evaluation's part of predictions.npz; see `evaluators.predictions`.
 
   Of several processes only the first writes.
@@ -111,15 +104,75 @@ def write_predictions(workdir: Path, name: str, step: int, found: dict | None) -
   Args:
     name: of the evaluation.
     step: the training step.
-    found: its evaluator's `predictions`; None if it keeps none.
+    answers: its evaluator's `predictions`; None if it keeps none.
 
   Raises: OSError.
   """
-  if found is None or not distributed.is_first():
+  if answers is None or not distributed.is_first():
     return
   try:
-    known = predictions.read(workdir)
+    parts = predictions.read(workdir)
   except UserError:  # damaged: written anew
-    known = {}
-  known[name] = {'step': np.int64(step), **found}
-  files.replace(workdir / predictions.FILE, predictions.pack(known))
+    parts = {}
+  parts[name] = {'step': np.int64(step), **answers}
+  files.replace(workdir / predictions.FILE, predictions.pack(parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+  """Early stopping: the number of evaluations without improvement that ends a run.
+
+  It depends on the rows up to a step alone: a run that was interrupted stops at the same
+  step as one that was not.
+
+  Attributes:
+    key: the number that is to improve, 'test/top1'; None: there is none.
+    larger: whether larger ones are better.
+    evaluations: None: the run goes to its end.
+  """
+
+  key: str | None
+  larger: bool
+  evaluations: int | None
+
+  @classmethod
+  def of(cls, config: dict) -> 'Patience':
+    """Returns the patience of a config that `check_patience` has passed."""
+    key = config['checkpoint'].get('best')
+    larger = metrics.larger_is_better(key, config['evals']) if key else True
+    return cls(key, larger, config['checkpoint'].get('patience'))
+
+  def spent(self, rows: list[dict]) -> str:
+    """Returns why a run with these rows stops here, or ''."""
+    best, at, since = -math.inf, None, 0
+    for row in rows:
+      if self.key not in row:
+        continue
+      value = row[self.key] if self.larger else -row[self.key]
+      if value > best:  # false of NaN
+        best, at, since = value, row['step'], 0
+      else:
+        since += 1
+    if self.evaluations is None or since < self.evaluations:
+      return ''
+    where = 'was never a number' if at is None else f'was best at step {at}'
+    return f'{self.key} {where}; {since} evaluations since were no better.'
+
+
+def check_patience(config: dict) -> None:
+  """Raises UserError for a patience without a number that is evaluated repeatedly."""
+  section = config['checkpoint']
+  if section.get('patience') is None:
+    return
+  best = section.get('best')
+  if not best:
+    raise UserError(
+      'config.checkpoint.patience needs config.checkpoint.best, the number that is to '
+      'improve.'
+    )
+  name = best.partition('/')[0]
+  if config['evals'].get(name, {}).get('every') is None:
+    raise UserError(
+      f'config.checkpoint.patience counts evaluations, but {best!r} is evaluated only at '
+      f'the end: set config.evals.{name}.every, or another config.checkpoint.best.'
+    )

@@ -5,12 +5,10 @@ resumes writes them again, and TensorBoard would draw both.
 """
 
 import io
-import os
 import struct
 from pathlib import Path
-from typing import BinaryIO
 
-from vit_jax import buckets
+from vit_jax import files
 
 # A record is uint64 length, uint32 checksum of it, the event, uint32 checksum
 # (tensorflow/core/lib/io/record_writer.h).
@@ -23,31 +21,24 @@ def forget(workdir: Path, step: int) -> None:
   Events of one file are in the order of their steps. Raises: OSError.
   """
   for path in sorted(workdir.glob('events.out.tfevents.*')):
-    if buckets.is_url(path):
-      data = path.read_bytes()
-      end = _end(io.BytesIO(data), len(data), step)
-      if end < len(data):
-        path.write_bytes(data[:end])
-    else:
-      size = path.stat().st_size
-      with open(path, 'rb') as file:
-        end = _end(file, size, step)
-      if end < size:
-        os.truncate(path, end)
+    data = path.read_bytes()
+    end = _end(data, step)
+    if end < len(data):
+      files.replace(path, data[:end])
 
 
-def _end(file: BinaryIO, file_size: int, step: int) -> int:
+def _end(data: bytes, step: int) -> int:
   """Returns how many bytes of a file come before the first event past `step`."""
   from tensorboard.compat.proto.event_pb2 import Event
 
-  at = 0
+  file, at = io.BytesIO(data), 0
   while len(header := file.read(_HEADER)) == _HEADER:
     (size,) = struct.unpack('<Q', header[:8])
-    if not size or at + _HEADER + size + _FOOTER > file_size:
+    if not size or at + _HEADER + size + _FOOTER > len(data):
       break
-    data = file.read(size + _FOOTER)[:size]
+    event = file.read(size + _FOOTER)[:size]
     try:
-      if Event.FromString(data).step > step:
+      if Event.FromString(event).step > step:
         break
     except ValueError:  # DecodeError: damaged; what follows would not be read either
       break

@@ -1,7 +1,5 @@
 """The loop of a run: step, look, evaluate, save, stop."""
 
-import functools
-import math
 import time
 from collections import deque
 
@@ -9,50 +7,45 @@ import jax
 
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Diverged, Preempted
-from vit_jax.train import heap, peers, status
-from vit_jax.train.evaluations import write_predictions
-from vit_jax.train.patience import Patience
-from vit_jax.train.record import Record
+from vit_jax.train import status
+from vit_jax.train.evaluations import Patience, write_predictions
+from vit_jax.train.progress import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
-
-TRIM_EVERY = 200  # steps; 0.03 to 0.12 % of those of two models (benchmarks/NOTES.md)
 
 
 class Loop:
-  """The loop and what it keeps: the state, the record, the checkpoints."""
+  """Steps a state to the end of its run, and records, evaluates and saves it."""
 
   def __init__(self, config, workdir, state, task, checkpoints, evals, stop):
     self.config, self.workdir, self.state = config, workdir, state
     self.task, self.checkpoints, self.evals, self.stop = task, checkpoints, evals, stop
     self.total = config['resolved']['total_steps']
-    self._at(int(state.step))
-    due = {k: functools.partial(v.times_due, self.total) for k, v in evals.items()}
-    self.record = Record(config, workdir, self.step, due)
+    self.step = int(state.step)
+    self.record = Record(config, workdir, self.step)
     self.patience = Patience.of(config)
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
-    self.trim_at: float = self.step + 1  # the first step trims what compiling left
 
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
     self._write_status('running')
     with out_of_memory(), profiler(self.record.log.profile, self.workdir) as profile:
       try:
-        # An evaluation that the stop cut off is still due at the restored step.
+        # An evaluation that a stop cut off is still due at the restored step.
         self._evaluate()
         while self.step < self.total and not self.early:
           if self.stop.should_stop():
             raise Preempted('Stopped.')
           profile(self.step)
           self.state, values = step_fn(self.state, next(batches))
-          self._at(self.step + 1)
+          self.step += 1
           self.pending.append((self.step, values))
           self._observe(MAX_IN_FLIGHT)
           self._pause()
         if self.early:
           self.total = self.step
-          self._evaluate()  # what is due at the end
+          self._evaluate()  # evaluations that are due at the end
       except Preempted:
         self._observe(0)
         self._save()
@@ -75,34 +68,17 @@ class Loop:
       values['stopped_early'] = self.early
     return self._write_status('finished', **values), self.record.rows
 
-  def _at(self, step: int) -> None:
-    self.step = step
-    peers.doing(f'process {jax.process_index()} was at step {step} of {self.total}')
-
   def _pause(self) -> None:
-    """Evaluates and saves, if due; the steps' clock stands still meanwhile.
-
-    Memory is trimmed then, once more when other threads have freed theirs (at the next step,
-    or once the save is complete), and on CPUs every `TRIM_EVERY` steps.
-    """
-    due = self.step % self.checkpoints.every == 0
-    pauses = due or self.step == self.total or bool(self._due_evals())
-    if not pauses and (self.step < self.trim_at or self.checkpoints.saving()):
+    """Evaluates and saves if due. Neither counts towards the step time."""
+    saves = self.step % self.checkpoints.every == 0
+    if not saves and not self._due_evals():
       return
     self._observe(0)
     start = time.perf_counter()
-    if pauses:
-      heap.return_freed_memory()
-      self._evaluate()
-    if due:
+    self._evaluate()
+    if saves:
       self._save()
       self._write_status('running')
-    again = heap.serves_steps() or due or self.checkpoints.saving()
-    wait = 1 if pauses else TRIM_EVERY
-    self.trim_at = self.step + wait if again else math.inf
-    heap.trim()
-    if not pauses:
-      heap.retain_freed_memory()
     self.record.pause(time.perf_counter() - start)
 
   def _observe(self, leave: int) -> None:
@@ -123,8 +99,7 @@ class Loop:
 
   def _evaluate(self) -> None:
     for name in self._due_evals():
-      with self.record.evaluating(name):
-        values = self.evals[name].run(self.task, self.state)
+      values = self.evals[name].run(self.task, self.state)
       answers = getattr(self.evals[name].evaluator, 'predictions', None)
       write_predictions(self.workdir, name, self.step, answers)
       self.record.evaluation(self.step, name, values)
@@ -137,10 +112,10 @@ class Loop:
     if not self.checkpoints.save(self.state, {'config': self.config}, values):
       raise self._diverged(f'The state is not finite after step {self.step}.')
 
-  def _diverged(self, what: str) -> Diverged:
+  def _diverged(self, reason: str) -> Diverged:
     self.checkpoints.wait()
     return Diverged(
-      f'{what} Newest good checkpoint: {self.checkpoints.latest()}. Lower '
+      f'{reason} Newest good checkpoint: {self.checkpoints.latest()}. Lower '
       'config.optim.lr, set config.optim.clip, or lengthen the warmup.'
     )
 

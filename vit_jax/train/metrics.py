@@ -1,11 +1,14 @@
-"""The record of a run: metrics.jsonl (the truth) and TensorBoard events (a mirror).
+"""metrics.jsonl: the record of a run, one row `{"step": n, name: number}` to a line.
 
-Rows of metrics.jsonl are functions of the run's state alone, so that a resumed run
-writes what an uninterrupted one would have; only keys under `time/` are measurements.
+Rows are functions of the run's state alone, so that a resumed run writes what an
+uninterrupted one would have; only keys under `time/` are measurements. TensorBoard,
+Weights & Biases and MLflow get copies.
 """
 
 import dataclasses
 import json
+import math
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +16,12 @@ from typing import Annotated
 from vit_jax import distributed, evaluators, files
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators.metric import find
-from vit_jax.train import disk, events, loggers, rows
+from vit_jax.train import events, loggers
+from vit_jax.train.workdir import LocalFolder
 
 TIME = 'time/'
+# Seconds between two writes in a bucket, where an object is replaced as a whole.
+_BUCKET_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +37,9 @@ class Log:
 
 
 def write_json(path: Path, value) -> None:
-  """Writes a JSON file so that a reader sees the old or the new one, never a half.
-
-  Of several processes the first does. Raises: OSError.
-  """
-  if not distributed.is_first():
-    return
-  files.replace(path, json_of(value))
-
-
-def json_of(value) -> bytes:
-  """Returns what `write_json` writes."""
-  return (json.dumps(value, indent=1) + '\n').encode()
+  """Replaces a JSON file; of several processes the first does. Raises: OSError."""
+  if distributed.is_first():
+    files.replace(path, json.dumps(value, indent=1) + '\n')
 
 
 def larger_is_better(
@@ -51,7 +48,7 @@ def larger_is_better(
   """Returns the direction of a number such as 'test/loss', by which the best is chosen.
 
   Args:
-    asked_by: what names that number, for messages.
+    asked_by: the option that names the number, for errors.
 
   Raises:
     UserError: if nothing gives such a number, or neither large nor small values are best.
@@ -69,37 +66,101 @@ def larger_is_better(
   return larger
 
 
-class Metrics:
-  """Appends rows `{"step": n, name: number}`, each with one write of a whole line.
+def read_rows(path: Path) -> tuple[list[dict], int]:
+  """Returns (rows, number of damaged lines, which are left out); ([], 0) without a file.
 
-  In a bucket rows are written at most every ten seconds, events when a checkpoint is.
+  A torn last line, which a kill leaves behind, is left out and not counted.
+
+  Raises:
+    UserError: if the file cannot be read.
+  """
+  try:
+    *lines, torn = path.read_bytes().split(b'\n')
+  except FileNotFoundError:
+    return [], 0
+  except OSError as error:
+    raise UserError(f'{path}: {error.strerror}. Move it away.') from error
+  rows, damaged = [], 0
+  for line in [*lines, torn]:
+    row = _parse(line)
+    # A run writes steps in order and no row twice: anything else is damage.
+    last = rows[-1] if rows else None
+    if row is None or (last and (row['step'] < last['step'] or row == last)):
+      damaged += line is not torn
+    else:
+      rows.append(row)
+  return rows, damaged
+
+
+def _parse(line: bytes) -> dict | None:
+  try:
+    row = json.loads(line)
+    step = row.pop('step')
+    values = {k: math.nan if v is None else v for k, v in row.items()}
+    whole = all(type(v) in (int, float) and not abs(v) > 1e308 for v in values.values())
+    return {'step': step, **values} if whole and type(step) is int else None
+  except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+    return None
+
+
+def line(row: dict) -> bytes:
+  """Returns a row as it is written: JSON, with null for NaN and infinities."""
+  finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
+  return json.dumps(finite, allow_nan=False).encode() + b'\n'
+
+
+def last_values(rows: list[dict]) -> dict[str, float]:
+  """Returns the last value of every name in rows."""
+  values: dict[str, float] = {}
+  for row in rows:
+    values |= {k: v for k, v in row.items() if k != 'step'}
+  return values
+
+
+class Metrics:
+  """Appends rows, each with one write of a whole line; in a bucket at most every 10 s.
+
+  Of several processes the first writes; the others hold the rows in memory alone.
+
+  Attributes:
+    rows: all rows of the file, also those from before the run was resumed.
   """
 
-  def __init__(self, workdir: Path, keep_to: int, tensorboard: bool, mirrors=None):
-    """Opens `workdir`/metrics.jsonl, without rows and events past step `keep_to`.
-
-    Of several processes the first writes; the others hold the rows in memory alone.
-    """
+  def __init__(self, workdir: Path, step: int, tensorboard: bool, mirrors=None):
+    """Opens `workdir`/metrics.jsonl, without rows and events past `step`."""
     self.path = workdir / 'metrics.jsonl'
     self._mirrors = mirrors or loggers.Loggers({}, workdir, {})
-    known, lost = rows.read_checked(self.path)
-    self.rows = [row for row in known if row['step'] <= keep_to]
-    if lost:
-      distributed.say(f'{self.path}: {lost} damaged lines are left out.')
+    rows, damaged = read_rows(self.path)
+    self.rows = [row for row in rows if row['step'] <= step]
+    if damaged:
+      distributed.say(f'{self.path}: {damaged} damaged lines are left out.')
+    first = distributed.is_first()
+    self._remote = files.is_url(workdir)
     self._file = self._events = None
-    self._early = [] if tensorboard and distributed.is_first() else None
-    self._events_folder = disk.LocalFolder(workdir)
-    if not distributed.is_first():
+    self._early = [] if tensorboard and first else None
+    self._events_folder = LocalFolder(workdir)
+    self._written = None  # of a bucket: (number of rows, when) of the last write
+    if not first:
       return
-    events.forget(workdir, keep_to)
-    self._file = disk.appended(self.path, ''.join(map(rows.line, self.rows)).encode())
+    events.forget(workdir, step)
+    self._replace()
+    if not self._remote:
+      self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+
+  def _replace(self) -> None:
+    files.replace(self.path, b''.join(map(line, self.rows)))
+    self._written = len(self.rows), time.monotonic()
 
   def write(self, step: int, values: dict) -> None:
     """Adds the row of `values` (numbers) at `step`."""
     row = {'step': step, **{k: _number(v) for k, v in values.items()}}
     self.rows.append(row)
     if self._file is not None:
-      self._file.add(rows.line(row).encode())
+      data = line(row)
+      while data:  # a write may be partial: only the next one fails
+        data = data[os.write(self._file, data) :]
+    elif self._written and time.monotonic() - self._written[1] >= _BUCKET_SECONDS:
+      self._replace()
     if self._early is not None:
       self._early.append(row)
     else:
@@ -109,7 +170,7 @@ class Metrics:
   def open_events(self) -> float:
     """Opens the TensorBoard file, if there is to be one, with the rows written so far.
 
-    Not part of `__init__`, as importing Keras takes two seconds: call it once the first
+    Not part of `__init__`, as importing its writer takes seconds: call it once the first
     step has run. Returns the seconds that it took.
     """
     start = time.perf_counter()
@@ -126,25 +187,19 @@ class Metrics:
       values = {k: v for k, v in row.items() if k != 'step'}
       self._events.write_scalars(row['step'], values)
 
-  def has(self, step: int, prefix: str) -> bool:
-    """Whether a row at `step` holds a value whose name starts with `prefix`."""
-    return any(
-      row['step'] == step and any(k.startswith(prefix) for k in row)
-      for row in self.rows
-    )
-
   def flush(self) -> None:
-    """Returns once all rows are written, also where writing waits: in a bucket."""
-    if self._file is not None:
-      self._file.flush()
-    if self._events and self._events_folder.remote:
+    """Writes all rows and events that wait, as they do in a bucket."""
+    if self._remote and self._written and self._written[0] < len(self.rows):
+      self._replace()
+    if self._remote and self._events:
       self._events.flush()
       self._events_folder.push()
 
   def close(self) -> None:
     self._mirrors.close()
+    self.flush()
     if self._file is not None:
-      self._file.close()
+      os.close(self._file)
     if self._early:
       self.open_events()
     if self._events:

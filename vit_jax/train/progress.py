@@ -1,26 +1,113 @@
-"""What a run shows a person: its parameters, values as they come, the end."""
+"""The record of a run as it goes, on disk and on the screen: rows, a bar, a summary."""
 
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
-from vit_jax import tasks
+import tqdm
+
+from vit_jax import distributed, tasks
 from vit_jax.data import bad_images
 from vit_jax.evaluators import declared
-from vit_jax.train import environment
-from vit_jax.train.folder import LOG_FILE
-from vit_jax.train.metrics import TIME
-from vit_jax.train.rows import last_values
+from vit_jax.train import environment, loggers, metrics
+from vit_jax.train.metrics import TIME, last_values
+from vit_jax.train.workdir import LOG_FILE
+
+
+class Record:
+  """Writes and shows the numbers of a run: a bar on a terminal, else plain lines.
+
+  Attributes:
+    log: the config's section `log`.
+  """
+
+  def __init__(self, config: dict, workdir: Path, step: int):
+    self._total = config['resolved']['total_steps']
+    self._batch_size, self._evals = config['data']['batch_size'], config['evals']
+    self.log = metrics.Log(**config['log'])
+    sections = {'wandb': self.log.wandb, 'mlflow': self.log.mlflow}
+    mirrors = loggers.Loggers(sections, workdir, config)
+    self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard, mirrors)
+    if step >= self.log.every and not self.rows:
+      distributed.say(f'{workdir}/metrics.jsonl holds no rows up to step {step}.')
+    self._row = step, time.perf_counter()  # the newest one: its step, and when
+    self._bar = tqdm.tqdm(
+      total=self._total,
+      initial=step,
+      unit='step',
+      leave=False,
+      dynamic_ncols=True,
+      disable=None,  # where standard error is not a terminal
+    )
+
+  @property
+  def rows(self) -> list[dict]:
+    """The rows of metrics.jsonl, also those written before the run was resumed."""
+    return self._metrics.rows
+
+  def flush(self) -> None:
+    """Writes all rows, which wait where the run's folder is in a bucket."""
+    self._metrics.flush()
+
+  def close(self) -> None:
+    self._bar.close()
+    self._metrics.close()
+
+  def pause(self, seconds: float) -> None:
+    """Excludes time spent outside of steps from `time/images_per_s`."""
+    self._row = self._row[0], self._row[1] + seconds
+
+  def train(self, step: int, values: dict) -> None:
+    """Records the metrics of a train step, if it is one that `config.log` asks for."""
+    self._bar.update(step - self._bar.n)
+    if step % self.log.every and step != self._total:
+      return
+    row = {f'train/{key}': float(value) for key, value in values.items()}
+    (before, start), now = self._row, time.perf_counter()
+    self._row = step, now
+    per_step = max(now - start, 1e-9) / max(step - before, 1)
+    speed = self._batch_size / per_step
+    self._metrics.write(step, {**row, f'{TIME}images_per_s': speed})
+    text = f'loss {row["train/loss"]:.4f}  {speed:,.0f} images/s'
+    self._bar.set_postfix_str(text, refresh=False)
+    if self._bar.disable:
+      left = tqdm.tqdm.format_interval(per_step * (self._total - step))
+      print(f'step {step}/{self._total}  {text}  {left} left', flush=True)
+    self.pause(self._metrics.open_events())
+
+  def evaluation(self, step: int, name: str, values: dict) -> None:
+    """Records the numbers of an evaluation."""
+    row = {f'{name}/{key}': value for key, value in values.items()}
+    self._metrics.write(step, row)
+    tqdm.tqdm.write(f'step {step}  {shown(row, self._evals)}')
+    sys.stdout.flush()
+
+  def lacks(self, step: int, name: str) -> bool:
+    """Whether no numbers of an evaluation are recorded for a step."""
+    return not any(key.startswith(f'{name}/') for key in self.at(step))
+
+  def at(self, step: int) -> dict[str, float]:
+    """Returns all numbers of a step."""
+    return last_values([row for row in self.rows if row['step'] == step])
 
 
 def shown(values: dict, evals: dict) -> str:
   """Returns 'test/top1 98.11%  test/examples 360' for a row's values.
 
   Args:
-    evals: the config's section, which knows how its numbers are read.
+    evals: the config's section, which tells how its numbers are read.
   """
   return '  '.join(f'{k} {declared(k, evals).text(v)}' for k, v in values.items())
+
+
+def parameter_table(params: dict, trained: dict) -> str:
+  """Returns the number of parameters by top-level module, in all, and trained."""
+  count = environment.count
+  rows = {key: count(subtree) for key, subtree in params.items()}
+  rows |= {'total': count(params), 'trained': count(trained)}
+  return '\n'.join(['Parameters:', *(f'  {k:<16} {n:>14,}' for k, n in rows.items())])
 
 
 def summary(
@@ -31,10 +118,9 @@ def summary(
   seconds: float,
   page: str | None = None,
 ) -> str:
-  """Returns the end of a run for a person: results, where they are, what is next.
+  """Returns the end of a run as text: results, where they are, next commands.
 
   Args:
-    config: of the run.
     page: the address of the run's page, if one was written.
   """
   values, evals = last_values(rows), config.get('evals', {})
@@ -56,52 +142,31 @@ def summary(
       text += f' ± {metric.text(values[key + metric.std])}'
     lines.append(f'  {key:<{width}} {text}')
   ours, log = _program('vit_jax'), workdir / LOG_FILE
-  lines += [
-    '',
-    f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.',
-    *([f'What libraries had to say: {log}'] if log.exists() else []),
-    *_checkpoints(status),
-    *(
-      [f'Stopped early: {status["stopped_early"]}'] if 'stopped_early' in status else []
-    ),
-  ]
+  lines += ['', f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.']
+  if log.exists():
+    lines.append(f'Messages of libraries: {log}')
+  steps = {'newest': status.get('last_good_step'), 'best': status.get('best_step')}
+  if named := [f'{k} step {step}' for k, step in steps.items() if step is not None]:
+    lines.append(f'Checkpoints: {", ".join(named)}.')
+  if 'stopped_early' in status:
+    lines.append(f'Stopped early: {status["stopped_early"]}')
   bad = workdir / 'bad_images.jsonl'
   if bad.exists():
     count = len(bad_images.read_log(bad))
     lines.append(f'{count} image{"s" * (count != 1)} could not be read: {bad}')
-  lines += [
-    'Next:',
-    *(f'  {ours} {use}' for use in _uses(f'{workdir}{_best(status)}', config)),
-    f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves',
-  ]
-  if (
-    config.get('data', {}).get('source') == 'digits'
-  ):  # the first run, of those who have images of their own
+  best = '@best' if steps['best'] not in (None, steps['newest']) else ''
+  weights, uses = f'{workdir}{best}', []
+  if not tasks.classifies(config):
+    uses = [f'train --config=finetune:weights={weights},data=FOLDER   # a head']
+  elif tasks.outputs(config) == 'classes':
+    uses = [f'predict {weights} IMAGE_OR_FOLDER   # names']
+  lines += ['Next:', *(f'  {ours} {use}' for use in uses)]
+  lines.append(f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves')
+  if config.get('data', {}).get('source') == 'digits':  # a first run, of our own data
     lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
   if page:
     lines.append(f'The run on a page: {page}')
   return '\n'.join(lines)
-
-
-def _uses(weights: str, config: dict) -> list[str]:
-  """Returns the commands that do something with the weights of a run."""
-  if not tasks.classifies(config):
-    return [f'train --config=finetune:weights={weights},data=FOLDER   # a head']
-  if tasks.outputs(config) != 'classes':
-    return []
-  return [f'predict {weights} IMAGE_OR_FOLDER   # names']
-
-
-def _checkpoints(status: dict) -> list[str]:
-  steps = {'newest': status.get('last_good_step'), 'best': status.get('best_step')}
-  named = [f'{name} step {step}' for name, step in steps.items() if step is not None]
-  return [f'Checkpoints: {", ".join(named)}.'] if named else []
-
-
-def _best(status: dict) -> str:
-  """Returns '@best' where that is another step than the newest."""
-  best = status.get('best_step')
-  return '@best' if best not in (None, status.get('last_good_step')) else ''
 
 
 def _program(name: str) -> str:
@@ -111,11 +176,3 @@ def _program(name: str) -> str:
     return f'{_program("python")} -m {name}'
   activated = shutil.which(name) == str(ours) or not ours.exists()
   return name if activated else os.path.relpath(ours)
-
-
-def parameter_table(params: dict, trained: dict) -> str:
-  """Returns the number of parameters by top-level module, in all, and of those trained."""
-  count = environment.count
-  rows = {key: count(subtree) for key, subtree in params.items()}
-  rows |= {'total': count(params), 'trained': count(trained)}
-  return '\n'.join(['Parameters:', *(f'  {k:<16} {n:>14,}' for k, n in rows.items())])

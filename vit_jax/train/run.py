@@ -1,34 +1,46 @@
 """A run: from a config to a trained, evaluated, resumable model.
 
-`train` is the table of contents; `step` is the mathematics of one step, `loop` what
-happens around it, `schema` what the config may hold.
+`train` is the table of contents: data, `trainer.Trainer`, checkpoints, `loop`. `step` is
+the mathematics of one step, `schema` the config.
 """
 
 import contextlib
 import os
+from pathlib import Path
 
 import jax
 
-from vit_jax import models, optim, sharding, tasks, trees, tune
+from vit_jax import config as config_lib
+from vit_jax import (
+  distributed,
+  files,
+  models,
+  run_config,
+  sharding,
+  tasks,
+  trees,
+  weights,
+)
+from vit_jax.checkpoint import checkpoints
+from vit_jax.data import pipeline
+from vit_jax.errors import UserError
+from vit_jax.evaluators import predictions
 from vit_jax.train import (
   environment,
   evaluations,
-  folder,
+  loggers,
   metrics,
+  periods,
   progress,
   resume,
+  runtime,
   schema,
-  start,
   status,
 )
-from vit_jax.train.disk import full_raises_disk_full
-from vit_jax.train.heap import retain_freed_memory, return_freed_memory
-from vit_jax.train.lock import lock
+from vit_jax.train import workdir as folder
 from vit_jax.train.loop import Loop
-from vit_jax.train.preemption import StopSignal
-from vit_jax.train.runtime import compile_step, memory
-from vit_jax.train.state import init_state
-from vit_jax.train.step import make_step
+from vit_jax.train.process import StopSignal
+from vit_jax.train.trainer import Trainer
 
 
 def train(
@@ -39,10 +51,10 @@ def train(
   Args:
     config: nested plain dicts, see `config.load`.
     workdir: created if missing; one run at a time. A folder, or gs://BUCKET/PATH.
-    command: the command line that asked for it, to be recorded.
+    command: the command line of the run, to be recorded.
 
   Returns:
-    (status, rows): what status.json holds, with the step and the fingerprint of the
+    (status, rows): the values of status.json, with the step and the fingerprint of the
     final train state, and the rows of metrics.jsonl.
 
   Raises:
@@ -50,76 +62,209 @@ def train(
   """
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
-    stack.enter_context(full_raises_disk_full(workdir))
-    made = folder.missing(workdir)
-    stop = stack.enter_context(StopSignal())  # before there is a folder to leave behind
-    workdir, stop.check, recorded = stack.enter_context(lock(workdir))
-    stack.enter_context(folder.left_as_it_was(made, stop))
-    start.check_files(workdir)
-    stack.enter_context(folder.noise_to_log(workdir))
-    retain_freed_memory()
-    return_freed_memory()  # what compiling takes, until the first step
+    enter = stack.enter_context
+    enter(folder.named_errors(workdir))
+    existed = files.path(workdir).exists()
+    stop = enter(StopSignal())  # before there is a folder to leave behind
+    workdir = enter(folder.lock(workdir))
+    enter(folder.removed_unless_begun(workdir, existed, stop))
+    _check_files(workdir)
+    enter(folder.noise_to_log(workdir))
     mesh = sharding.make_mesh(**config['mesh'])
-    stack.enter_context(jax.set_mesh(mesh))
+    enter(jax.set_mesh(mesh))
 
-    data = start.open_data(config, workdir, mesh)
-    config = start.resolve(config, data)
-    checkpoints = start.open_checkpoints(config, workdir)
-    stack.enter_context(checkpoints)
-    resumes = checkpoints.latest() is not None
+    data = _open_data(config, workdir, mesh)
+    config = _resolve(config, data)
+    saved = enter(_open_checkpoints(config, workdir))
+    resumes = saved.latest() is not None
     if resumes:
-      config = resume.resumed(config, workdir, checkpoints)
-      if results := status.of_finished(workdir, config, checkpoints):
+      config = resume.resumed(config, workdir, saved)
+      if results := status.of_finished(workdir, config, saved):
         print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
     else:
       resume.check_names(config)
     evals = evaluations.build(config, workdir, mesh, stop)
-    start.warn(data, evals)
+    _warn(data, evals)
     data.prepare()
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
-      config, source = start.open_weights(config)
-    model = models.build(**config['model'])
-    family = models.family_of(model)
-    evaluations.check_sizes(config, evals, family.any_size(models.fields_of(model)))
-    shape = tuple(config['resolved']['image_shape'])
-    tuned, rules = tune.attach(model, family, shape, **config['tune'])
-    task = tasks.build(model=tuned, spec=data.spec, **config['task'])
-    total = config['resolved']['total_steps']
-    optimizer = optim.build(**config['optim'], total_steps=total, family=family)
-    init_key, step_key = jax.random.split(jax.random.key(config['seed']))
-    # Jitted, so that its shapes and its values come from one trace.
-    init = jax.jit(
-      lambda key, given: init_state(task, optimizer, data.spec, key, given, rules)
-    )
-    abstract = jax.eval_shape(init, init_key, {})
-    abstract = sharding.abstract(abstract, mesh, config['sharding'])
-    given = start.from_weights(source, model, config, abstract.frozen)
+      config, source = _open_weights(config)
+
+    trainer = Trainer(config, data.spec, mesh, data.on_device)
+    any_size = trainer.family.any_size(models.fields_of(trainer.model))
+    evaluations.check_sizes(config, evals, any_size)
+    abstract = trainer.abstract_state
+    given = _from_weights(source, trainer.model, config, abstract.frozen)
     if resumes:
-      checkpoints.check(abstract, given)
-    # What was refused until here has left an older run's files as they were.
-    stack.enter_context(status.on_failure(workdir, checkpoints, recorded))
-    stack.enter_context(full_raises_disk_full(workdir))  # before status.json says why
+      saved.check(abstract, given)
+    # An error until here has left an older run's files as they were.
+    enter(status.on_failure(workdir, saved))
     metrics.write_json(workdir / 'config.json', config)
-    params = trees.combine(abstract.params, abstract.frozen)
+    params = trainer.abstract_params
     print(progress.parameter_table(params, abstract.params), flush=True)
-    if not resumes:
-      first_state = start.prepare_first_state(init, init_key, abstract, given)
-    step = make_step(task, optimizer, data.on_device, step_key)
-    step = compile_step(step, abstract, data.spec, mesh)
+    step = trainer.compile()
     if resumes:
-      state, _ = checkpoints.restore(abstract, given)
+      state, _ = saved.restore(abstract, given)
       print(f'Resuming from step {int(state.step)}.', flush=True)
     else:
-      state = first_state()
-      del first_state
-    temp_bytes = memory(step)['temp_bytes']
+      state = trainer.init(given)
+    temp_bytes = runtime.memory(step)['temp_bytes']
     environment.record(
       workdir, int(state.step), command, params, abstract.params, temp_bytes
     )
-    del source, given  # the run has its own now
-    loop = Loop(config, workdir, state, task, checkpoints, evals, stop)
+    del source, given  # the state has its own copy
+    loop = Loop(config, workdir, state, trainer.task, saved, evals, stop)
     stack.callback(loop.record.close)
-    batches = stack.enter_context(contextlib.closing(data.iterate(loop.step)))
+    batches = enter(contextlib.closing(data.iterate(loop.step)))
     return loop.run(step, sharding.prefetch(batches, mesh))
+
+
+def _check_files(workdir: Path) -> None:
+  """Raises UserError if a folder, pipe or device has the name of one of a run's files."""
+  names = ('config.json', 'status.json', 'metrics.jsonl', 'bad_images.jsonl')
+  names += (environment.FILE, predictions.FILE, loggers.IDS, folder.LOG_FILE)
+  for path in (workdir / name for name in names):
+    if path.exists() and not path.is_file():
+      raise UserError(f'{path} is not a file: move it away, or use another --workdir.')
+  steps = workdir / 'checkpoints'
+  if steps.exists() and not steps.is_dir():
+    raise UserError(f'{steps} is not a folder: move it away, or use another --workdir.')
+
+
+def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
+  """Returns the training batches, and prints their description.
+
+  Raises:
+    UserError: if the data is missing or does not fit the config, or is not the same for
+      all processes.
+  """
+  section = config['data']
+  divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
+  if section['batch_size'] % divisor:
+    raise UserError(
+      f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
+      'mesh data x fsdp x optim.accum.'
+    )
+  data = pipeline.train(
+    **{'num_classes': config['model'].get('num_classes'), **section},
+    seed=config['seed'],
+    bad_log=workdir / 'bad_images.jsonl',
+    **sharding.host_of_batch(mesh),
+  )
+  # With other files, or the same in another order, each host would take its share of a
+  # different data set, and nothing would show it. Installed packages matter: they decide
+  # which files are images.
+  digits = int(data.fingerprint[:7], 16)
+  if not distributed.agree(distributed.from_first(digits) == digits):
+    raise UserError(
+      f'{data.source.name} is not the same for all processes: process '
+      f'{jax.process_index()} sees {data.num_examples:,} examples with the fingerprint '
+      f'{data.fingerprint}. Give all of them the same files and the same packages.'
+    )
+  print(
+    'Data:', *(f'train: {line}' for line in data.describe()), sep='\n  ', flush=True
+  )
+  return data
+
+
+def _warn(data: pipeline.Batches, evals: dict) -> None:
+  """Warns of likely mistakes in the data of training and evaluations, a line each."""
+  evaluated = [getattr(e.evaluator, 'batches', None) for e in evals.values()]
+  sets = [data, *(x for x in evaluated if x is not None)]
+  lines = [line for x in sets for line in x.warnings()]
+  for line in dict.fromkeys(lines):  # several evaluations may be of the same images
+    distributed.say(f'warning: {line}')
+
+
+def _resolve(config: dict, data: pipeline.Batches) -> dict:
+  """Returns the config with the classes, steps and image shape that the data determines."""
+  num_classes, names = None, data.class_names  # no head
+  if feature := tasks.classes(config):
+    of_data, names = data.classes_of(feature)
+    num_classes = config['model'].get('num_classes', of_data)
+    if num_classes is None:
+      raise UserError(
+        f'config.model.num_classes is not set and {config["data"]["source"]!r} does not '
+        'tell its number of classes; set it.'
+      )
+    if num_classes < of_data:
+      subject = f'config.data.num_classes={of_data}'
+      if feature != 'label':
+        subject = f'The {feature} of {data.source.name} have {of_data} classes'
+      raise UserError(
+        f'{subject}, config.model.num_classes={num_classes}: a model has as many classes '
+        'as its data, or more.'
+      )
+  total = config_lib.total_steps(config, data.num_examples, data.batch_size)
+  return {
+    **periods.in_steps(config, total),
+    'model': {**config['model'], 'num_classes': num_classes},
+    'resolved': {
+      'format': run_config.FORMAT,
+      'total_steps': total,
+      'num_examples': data.num_examples,
+      'fingerprint': data.fingerprint,
+      'class_names': names,
+      'image_shape': list(data.spec['image'].shape[1:]),
+    },
+  }
+
+
+def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
+  """Returns the checkpoints of a run's folder, which `config.checkpoint` describes."""
+  section, options = config['checkpoint'], {}
+  if best := section.get('best'):
+    options['larger_is_better'] = metrics.larger_is_better(best, config['evals'])
+  section = {k: v for k, v in section.items() if k != 'patience'}
+  return checkpoints.Checkpoints(workdir / 'checkpoints', **section, **options)
+
+
+def _open_weights(config: dict) -> tuple[dict, weights.Source]:
+  """Returns (config with the model that the weights are of, the weights)."""
+  source = weights.from_section(**config['weights'])
+  model = {} if 'name' in config['model'] else weights.complete({}, source)
+  return schema.with_model(config, model), source
+
+
+def _from_weights(source, model, config, frozen) -> dict:
+  """Returns {name: array} of the variables that a run takes from its weights.
+
+  Args:
+    source: the weights that it starts from. None: there are none, or it resumes: then
+      they are opened again if any parameters are frozen, which checkpoints do not hold.
+
+  Raises:
+    UserError: for frozen parameters that the weights do not provide.
+  """
+  names = list(trees.flatten(frozen))
+  if names and source is None and config['weights']:
+    try:
+      source = weights.from_section(**config['weights'])
+    except UserError as error:
+      raise UserError(
+        f'{error} The run resumes with frozen parameters, which only config.weights.'
+        'source holds: set it to where those weights are now.'
+      ) from error
+  given = _fit_weights(source, model, config) if source else {}
+  if missing := [name for name in names if name not in given]:
+    raise UserError(
+      f'config.tune freezes {missing[0]} (one of {len(missing)}), which config.weights '
+      'does not provide: no resumed run could find its values again. Train it, or set '
+      'config.weights.source to weights that have it.'
+    )
+  return given
+
+
+def _fit_weights(source, model, config) -> dict:
+  """Returns {name: array} of the variables that the run starts from."""
+  *size, channels = config['resolved']['image_shape']
+  if channels != source.channels:
+    raise UserError(
+      f'{source.source} is of {source.channels}-channel images, config.data.pp '
+      f"gives {channels}: begin it with 'decode({source.channels})'."
+    )
+  options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
+  given, merge = weights.fit(source, model, tuple(size), **options)
+  print(weights.describe(source, merge), flush=True)
+  return given

@@ -1,28 +1,31 @@
-"""What XLA is told, and tells: compilation, memory, profiles. The host's memory: `heap`."""
+"""XLA: compiler options, the compilation cache, memory, profiles."""
 
 import contextlib
 import os
 import platform
 import time
 from collections.abc import Callable
-from concurrent import futures
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from vit_jax import machine, paths, sharding
 from vit_jax.errors import OutOfMemory
-from vit_jax.train.disk import LocalFolder
+from vit_jax.train.workdir import LocalFolder
 
 # XLA on CPUs gives matrix products to YNNPACK by default. Eigen's are up to 1.35 times as
 # fast at a ViT's shapes (benchmarks/NOTES.md); reductions stay with YNNPACK.
 _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_REDUCE'}
-
-
 # Steps that the host may run ahead of the device: enough to keep it busy, few enough
 # that a run of bad steps is noticed at once.
 MAX_IN_FLIGHT = 2
+# Steps after the first that a profile begins and ends at: compiled, warmed up.
+PROFILED = (3, 8)
+_SMALLER = (
+  'Try a smaller config.data.batch_size, smaller images, config.optim.accum=2 or more, '
+  "config.model.remat='full', config.model.dtype='bfloat16', or more devices with "
+  'config.mesh.fsdp.'
+)
 
 
 def options() -> dict[str, str]:
@@ -58,25 +61,21 @@ def lowered(step, abstract, spec, mesh):
   return jitted.lower(abstract, batch)
 
 
-def prepare_once(fn, abstract, *args) -> Callable[[], Any]:
-  """Returns what runs `fn(*args)`, placed as `abstract` says: a program for one call.
+def run_once(fn, abstract, *args):
+  """Returns `fn(*args)`, placed as `abstract` says: a program for one call.
 
-  It is lowered here and compiled in a thread, beside what the caller does next. On CPU
-  LLVM does not optimise it, which would take longer than all it can gain: 2 of 4 s for
-  the initialisers of configs/digits.py.
+  On CPU LLVM does not optimise it, which would take longer than all it can gain: 2 of 4 s
+  for the initialisers of configs/digits.py.
   """
   cpu = jax.default_backend() == 'cpu'
   options = {'xla_backend_optimization_level': 0} if cpu else {}
   placed = jax.tree.map(lambda x: x.sharding, abstract)
-  lowered = jax.jit(fn, out_shardings=placed).lower(*args)
-  thread = futures.ThreadPoolExecutor(1)
-  program = thread.submit(lowered.compile, options)
-  thread.shutdown(wait=False)
-  return lambda: program.result()(*args)
+  program = jax.jit(fn, out_shardings=placed).lower(*args).compile(options)
+  return program(*args)
 
 
 def compile_step(step, abstract, spec, mesh):
-  """Returns the compiled step; says what memory it needs and refuses what cannot fit."""
+  """Compiles the step, prints the memory it needs, and refuses what cannot fit."""
   start = time.perf_counter()
   with out_of_memory():
     program = lowered(step, abstract, spec, mesh).compile(options())
@@ -96,7 +95,7 @@ def compile_step(step, abstract, spec, mesh):
 
 
 def memory(program) -> dict[str, int]:
-  """Returns what one device allocates for a compiled program, by its compiler.
+  """Returns the memory that a compiled program allocates on one device.
 
   Returns:
     temp_bytes; argument_bytes: the state and batch; bytes: both, and results that do not
@@ -111,23 +110,16 @@ def memory(program) -> dict[str, int]:
   }
 
 
-_SMALLER = (
-  'Try a smaller config.data.batch_size, smaller images, config.optim.accum=2 or more, '
-  "config.model.remat='full', config.model.dtype='bfloat16', or more devices with "
-  'config.mesh.fsdp.'
-)
-
-
 def _step_too_large(why: str) -> OutOfMemory:
   return OutOfMemory(f'Out of memory: {why} {_SMALLER}')
 
 
 @contextlib.contextmanager
 def out_of_memory(error_of: Callable[[str], Exception] = _step_too_large):
-  """Replaces XLA's error for a lack of memory, a page long, by one of ours.
+  """Replaces XLA's error for a lack of memory, a page long, by one line.
 
   Args:
-    error_of: takes the first line of XLA's error, returns what to raise.
+    error_of: takes the first line of XLA's error, returns the exception to raise.
   """
   try:
     yield
@@ -145,12 +137,9 @@ def device_memory(device) -> int:
   return machine.memory() // max(jax.local_device_count(), 1)
 
 
-PROFILED = (3, 8)  # the steps after start that a profile holds: compiled, warmed up
-
-
 @contextlib.contextmanager
 def profiler(enabled: bool, workdir: Path):
-  """Gives `at(step)`, which profiles steps PROFILED after the first one seen."""
+  """Yields `at(step)`, which profiles steps PROFILED after the first call."""
   first, active = None, False
   local = LocalFolder(workdir / 'profile') if enabled else None
   options = jax.profiler.ProfileOptions()

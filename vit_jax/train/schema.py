@@ -18,7 +18,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.config_check import each_of, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.train import metrics, patience, periods, ranges
+from vit_jax.train import evaluations, metrics, periods, ranges
 from vit_jax.weights import zoo
 
 
@@ -122,7 +122,7 @@ def _check_evaluation(where: str, section: dict, evals: dict) -> None:
 
 def _checkpoints(where: str, section: dict, config: dict) -> None:
   provided = ('directory', 'larger_is_better')
-  extra = {'patience': int | None}  # for `patience`
+  extra = {'patience': int | None}  # see `evaluations.Patience`
   config_check.bind(where, section, checkpoints.Checkpoints, provided, extra)
 
 
@@ -190,7 +190,7 @@ def check(config: dict) -> dict:
       )
   if best := config['checkpoint'].get('best'):
     metrics.larger_is_better(best, config['evals'])
-  patience.check(config)
+  evaluations.check_patience(config)
   if isinstance(config['resume_allow'], str):
     config['resume_allow'] = config['resume_allow'].split(',')
   return config

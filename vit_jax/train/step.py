@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.optim.guard import kept
-from vit_jax.train.gradients import gradients
 from vit_jax.train.state import State, averaged
 
 
@@ -16,10 +15,10 @@ def make_step(task, optimizer, on_device, key):
 
   The rng of a step is `fold_in(key, state.step)`, so that a restored state continues as
   if it had never stopped. A step whose loss or gradient is not finite changes neither
-  params nor optimizer state, EMA or batch statistics, and is counted. Neither does a batch in which every
-  example is masked: it holds nothing to learn from, and weight decay and moments would
-  act all the same. Frozen parameters have no gradient: what is clipped and logged is the
-  norm of the trained ones' alone.
+  params nor optimizer state, EMA or batch statistics, and is counted. Neither does a
+  batch in which every example is masked: weight decay and moments would act all the same.
+  Frozen parameters have no gradient: the norm that is clipped and logged is that of the
+  trained ones.
 
   Args:
     task, optimizer: see `vit_jax.tasks`, `optim.build`.
@@ -54,7 +53,7 @@ def make_step(task, optimizer, on_device, key):
     updates, opt_state = optimizer.tx.update(
       grads, state.opt_state, state.params, rate=rate, learns=learns
     )
-    # Each is kept before another is computed from it, see `optim.moments`.
+    # Each is selected before another is computed from it, see `optim.moments`.
     params = kept(learns, optax.apply_updates(state.params, updates), state.params)
     stats = kept(learns, stats, state.batch_stats)
     ema = state.ema
@@ -77,7 +76,7 @@ def make_step(task, optimizer, on_device, key):
 def without_masked(batch: dict) -> tuple[dict, jax.Array]:
   """Returns (batch, mask), the batch with zeros for images and floats of masked examples.
 
-  A weight of 0 keeps neither a NaN out, 0 * nan is nan, nor pixels that are mixed into
+  A weight of 0 keeps out neither a NaN, as 0 * nan is nan, nor pixels that are mixed into
   another example.
   """
 
@@ -90,3 +89,42 @@ def without_masked(batch: dict) -> tuple[dict, jax.Array]:
       here = mask.reshape(-1, *[1] * (x.ndim - 1)) > 0
       batch[key] = jnp.where(here, x, jnp.zeros((), x.dtype))
   return batch, mask
+
+
+def gradients(loss, params, stats: dict, batch: dict, rng, accum: int):
+  """Returns (metrics, gradients, stats) of a batch, computed in `accum` micro-batches.
+
+  Each micro-batch has its own rng, so that dropout masks differ; without dropout the
+  sum is the gradient of the whole batch. Batch norms see one micro-batch at a time, and
+  their running statistics go through all of them in turn.
+
+  Args:
+    loss: `(params, stats, batch, rng) -> (loss, (metrics, stats))`.
+    params: the tree to differentiate by.
+    stats: running statistics, {} without any.
+  """
+
+  def micro(stats, rng, part):
+    grad = jax.value_and_grad(loss, has_aux=True)
+    (_, (metrics, stats)), grads = grad(params, stats, part, rng)
+    return (metrics, grads), stats
+
+  if accum == 1:
+    (metrics, grads), stats = micro(stats, rng, batch)
+    return metrics, grads, stats
+
+  def split(x):  # [B, ...] -> [A, B/A, ...], strided: no example leaves its device
+    return x.reshape(-1, accum, *x.shape[1:]).swapaxes(0, 1)
+
+  parts = jax.tree.map(split, batch)
+  shapes, _ = jax.eval_shape(micro, stats, rng, jax.tree.map(lambda x: x[0], parts))
+  zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+  def add(carry, numbered):
+    (total, stats), (i, part) = carry, numbered
+    term, stats = micro(stats, jax.random.fold_in(rng, i), part)
+    return (jax.tree.map(jnp.add, total, term), stats), None
+
+  carry, _ = jax.lax.scan(add, (zeros, stats), (jnp.arange(accum), parts))
+  (metrics, grads), stats = carry
+  return metrics, grads, stats

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vit_jax import files
 from vit_jax.errors import Diverged, InUse, UserError
 from vit_jax.lab.grid.cells import Run
-from vit_jax.train import lock
+from vit_jax.train.workdir import lock
 
 FILE = 'result.json'
 
@@ -58,7 +58,7 @@ def discard(run: Run) -> None:
   """
   checkpoints = run.folder / 'checkpoints'
   if checkpoints.exists():
-    with contextlib.suppress(InUse), lock.lock(run.folder):
+    with contextlib.suppress(InUse), lock(run.folder):
       shutil.rmtree(checkpoints, ignore_errors=True)
 
 

@@ -9,8 +9,7 @@ from vit_jax import run_config
 from vit_jax.evaluators import declared
 from vit_jax.lab.grid.cells import Run
 from vit_jax.tools.inspect import cost
-from vit_jax.train import environment, status
-from vit_jax.train import rows as train_rows
+from vit_jax.train import environment, metrics, status
 
 # Columns of every row beside the changes of its cell and the metrics.
 COSTS = ('parameters', 'trained_parameters', 'gflops', 'examples', 'steps')
@@ -29,8 +28,8 @@ def of_run(run: Run) -> dict:
   config = run_config.read(run.folder)
   resolved = config['resolved']
   found = cost.of(config['model'], resolved['image_shape'])
-  known, _ = train_rows.read_checked(run.folder / 'metrics.jsonl')
-  values = train_rows.last_values(known)
+  known, _ = metrics.read_rows(run.folder / 'metrics.jsonl')
+  values = metrics.last_values(known)
   return {
     'cell': run.cell.name,
     **{key: _text(value) for key, value in run.cell.changes.items()},

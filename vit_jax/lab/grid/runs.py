@@ -19,7 +19,7 @@ from vit_jax.errors import (
 from vit_jax.lab.grid import cells, kept, rows
 from vit_jax.lab.grid.cells import Run
 from vit_jax.train import program
-from vit_jax.train.preemption import StopSignal
+from vit_jax.train.process import StopSignal
 
 LOGS = 'logs'  # a folder beside 'runs': what each run would have printed
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.train import rows
+from vit_jax.train import metrics
 
 
 class Seen:
@@ -39,8 +39,8 @@ class Seen:
 
   def last(self, run: str, metric: str) -> float:
     """Returns the last value of a metric of a run of its own."""
-    known, _ = rows.read_checked(self._file(run, 'metrics.jsonl'))
-    values = rows.last_values(known)
+    known, _ = metrics.read_rows(self._file(run, 'metrics.jsonl'))
+    values = metrics.last_values(known)
     if metric not in values:
       raise Missing(f'{run} has no {metric}')
     return values[metric]

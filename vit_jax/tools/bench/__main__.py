@@ -48,9 +48,7 @@ def main(argv: list[str]) -> int:
   from vit_jax.tools.bench import ours as bench_ours
   from vit_jax.tools.bench import peer as bench_peer
   from vit_jax.tools.bench import record as bench_record
-  from vit_jax.train import heap
 
-  heap.retain_freed_memory()
   out = bench_record.check_file(args.out)
   fields, section = arguments.fields(args), arguments.tuning(args)
   cpu = jax.default_backend() == 'cpu'

@@ -143,7 +143,7 @@ class Step:
       self._step = runtime.compile_step(step, abstract, spec, mesh)
       self.compile_s = time.perf_counter() - start
       values = {name: initial_values(name, x) for name, x in given.items()}
-      self._state = runtime.prepare_once(init, abstract, values)()
+      self._state = runtime.run_once(init, abstract, values)
       batch = jax.tree.map(_random, spec)
       self._batch = jax.device_put(batch, sharding.batch_sharding(mesh))
 

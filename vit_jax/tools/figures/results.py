@@ -8,7 +8,7 @@ from vit_jax import buckets, models, run_config
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators import declared
 from vit_jax.tools.inspect import cost, flops
-from vit_jax.train import rows, status
+from vit_jax.train import metrics, status
 from vit_jax.weights import runs
 
 
@@ -60,8 +60,8 @@ def read(folder: str, metric: str | None) -> Result:
   """
   config = run_config.read(folder)
   place = buckets.path(folder)
-  known, _ = rows.read_checked(place / 'metrics.jsonl')
-  values = rows.last_values(known)
+  known, _ = metrics.read_rows(place / 'metrics.jsonl')
+  values = metrics.last_values(known)
   values = {k: v for k, v in values.items() if math.isfinite(v)}
   metric = _metric(folder, config, values, metric)
   percent = declared(metric, config['evals']).percent

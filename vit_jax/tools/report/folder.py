@@ -9,7 +9,7 @@ from vit_jax import buckets, imagenet, run_config
 from vit_jax.data import bad_images
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
-from vit_jax.train import environment, rows, status
+from vit_jax.train import environment, metrics, status
 
 
 class Run(NamedTuple):
@@ -65,7 +65,7 @@ def read(folders: list[str]) -> list[Run]:
 def _read(path: Path, name: str) -> Run:
   left_out = []
   config = run_config.read(path)
-  known, lost = rows.read_checked(path / 'metrics.jsonl')
+  known, lost = metrics.read_rows(path / 'metrics.jsonl')
   if lost:
     left_out.append(f'{lost} damaged lines of metrics.jsonl.')
   known_status = status.read(path) or {}

@@ -6,8 +6,7 @@ import statistics
 
 from vit_jax import evaluators
 from vit_jax.tools.report.folder import Run
-from vit_jax.train.metrics import TIME
-from vit_jax.train.rows import last_values
+from vit_jax.train.metrics import TIME, last_values
 
 # Sections in which runs of the same experiment may differ.
 _NEUTRAL = ('seed', 'log', 'resume_allow', 'resolved', 'checkpoint')

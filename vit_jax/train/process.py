@@ -1,0 +1,232 @@
+"""The process of a run: signals that stop it, and the death of its peers.
+
+Until a run can save, `cli.exit_on_interrupt` handles Ctrl-C.
+"""
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+from jax.experimental import multihost_utils
+
+from vit_jax import distributed, terminal
+from vit_jax.errors import PeerLost, Preempted, RunError
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+# -- signals ---------------------------------------------------------------------------
+
+
+class StopSignal:
+  """Context manager that turns SIGTERM and SIGINT into an answer to "shall I stop?".
+
+  One process: a signal sets a flag, the run polls it between steps, saves and exits with
+  code 75; a second signal exits at once. Python runs handlers in the main thread between
+  two of its instructions, and none while that thread waits in C++ for a batch or a
+  compiler. Signals therefore also write to a pipe (`signal.set_wakeup_fd`), and a thread
+  at its end prints the answer and exits on the second.
+
+  Several processes must stop after the same step, whichever of them was signalled: JAX's
+  coordination service catches SIGTERM and agrees on that step. A Python handler would
+  silently disable it, so none is installed until they have agreed. Signals are counted
+  from then on, as pods are signalled machine by machine.
+
+  Outside the main thread (a notebook's worker) Python allows no handlers: there it never
+  asks to stop. The StopSignal of a sweep learns of the signals of its runs.
+
+  Attributes:
+    requested: whether to stop; with several processes: whether all agreed to.
+    before_exit: called when a second signal comes, before the process exits.
+  """
+
+  def __init__(self):
+    self.before_exit: Callable[[], None] = lambda: None
+    self.requested = False
+    self._polls = 0
+    self._previous = {}
+    self._several = False
+    self._signals = 0
+    self._listener: threading.Thread | None = None
+
+  def __enter__(self):
+    # Counting processes starts the devices, which takes seconds, and Ctrl-C meanwhile
+    # would leave the run's folder behind: not done for a single process.
+    self._several = jax.distributed.is_initialized() and jax.process_count() > 1
+    if threading.current_thread() is threading.main_thread():
+      read, self._write = os.pipe()
+      os.set_blocking(self._write, False)
+      self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+      self._listener = threading.Thread(target=self._listen, args=(read,), daemon=True)
+      self._listener.start()
+      if not self._several:
+        self._install()
+    return self
+
+  def __exit__(self, *_):
+    for number, handler in self._previous.items():
+      # None: a handler that C code installed, which Python cannot put back.
+      signal.signal(number, signal.SIG_DFL if handler is None else handler)
+      outer = getattr(handler, '__self__', None)
+      if self.requested and isinstance(outer, StopSignal):
+        outer.requested = True
+    self._previous = {}
+    if self._listener:
+      signal.set_wakeup_fd(self._wakeup_before)
+      os.close(self._write)
+      self._listener.join(timeout=5)
+      self._listener = None
+
+  def should_stop(self) -> bool:
+    """Returns whether to save and stop now; once true, it stays true.
+
+    Cheap: call it after every train step and every evaluation batch. With several
+    processes all must make the same calls: the call number is what they agree on, so
+    that a long evaluation can be left in the middle.
+    """
+    if self._several and not self.requested:
+      self._polls += 1
+      self.requested = multihost_utils.reached_preemption_sync_point(self._polls)
+      if self.requested:
+        distributed.say('preemption notice: all processes save and stop.')
+        self._signals = 0
+        if self._listener:
+          self._install()
+    return self.requested
+
+  def _install(self) -> None:
+    self._previous = {n: signal.signal(n, self._on_signal) for n in _SIGNALS}
+
+  def _on_signal(self, *_):
+    self.requested = True
+
+  def _listen(self, read: int) -> None:
+    with open(read, 'rb', buffering=0) as pipe:
+      while byte := pipe.read(1):  # until the other end is closed
+        if byte[0] in _SIGNALS:
+          self._answer(signal.Signals(byte[0]).name)
+
+  def _answer(self, name: str) -> None:
+    self._signals += 1
+    if self._signals > 1:
+      terminal.say(f'second {name}: exiting at once, without saving.')
+      self.before_exit()
+      os._exit(Preempted.exit_code)
+    if not self._several:
+      text = (
+        f'finishing this step, saving, then exiting with code {Preempted.exit_code}; '
+        'the same command resumes'
+      )
+    elif self.requested:
+      text = 'this run is saving and stops by itself'
+    else:
+      text = 'stopping without saving'
+    terminal.say(f'{name}: {text}. A second signal exits at once.')
+
+
+# -- peers -----------------------------------------------------------------------------
+#
+# JAX's coordination service learns of a peer's death wherever this process is: compiling,
+# waiting for devices, saving. From a thread of its own it then logs a page and aborts this
+# process (jaxlib offers no other way). A handler of SIGABRT reads that page, prints one
+# line, and exits with code 75.
+
+_FATAL = 'the JAX distributed service detected fatal errors'
+_DEAD = r'stopped sending heartbeats\):\s+(\d+)|[Tt]ask (\d+) heartbeat timeout'
+_PAGE = 16_000  # bytes at the end of the log that hold the page
+_exit_code: int | None = None  # once this process ends by itself
+_patience = 0  # seconds to wait for JAX's report
+_until_exit = contextlib.ExitStack()  # never closed
+
+
+@contextlib.contextmanager
+def watched_peers() -> Iterator[None]:
+  """While active: when a peer process dies, prints one line and exits with code 75.
+
+  To be entered before `distributed.start`.
+  """
+  global _patience
+  _handle_abort()
+  _patience = distributed.HEARTBEAT + 5
+  try:
+    yield
+  except Exception as error:
+    settle(error)
+    raise
+
+
+def settle(error: Exception) -> None:
+  """Waits until JAX would have reported a dead peer as the cause of `error`.
+
+  A collective or a barrier fails at once where a process dies, which JAX reports later:
+  then this does not return.
+  """
+  global _exit_code, _patience
+  if isinstance(error, RunError):
+    _exit_code = error.exit_code  # the others are told and end too
+    return
+  patience, _patience = _patience, 0
+  time.sleep(patience)
+
+
+def reason_of_abort(log: str) -> str | None:
+  """Returns the reason in JAX's last page; None where it is not about other processes."""
+  _, found, page = log.rpartition(_FATAL)
+  if not found:
+    return None
+  if match := re.search(_DEAD, page):
+    return f'process {match[1] or match[2]} died or cannot be reached'
+  if match := re.search(r'first task at the barrier: (\d+)', page):
+    return f'process {match[1]} has ended'
+  if '/RegisterTask' in page:
+    return f'not all processes of the run have started within {distributed.JOIN} s'
+  if 'RPC' in page:  # process 0 is the one that the others talk to
+    return 'process 0 died or cannot be reached'
+  return 'another process ended'
+
+
+def _handle_abort() -> None:
+  # Until this process is gone: JAX still waits for the others when Python exits.
+  file, path = tempfile.mkstemp(prefix='vit_jax-')
+  # It enables faulthandler, whose handlers a later call leaves as they are.
+  _until_exit.enter_context(terminal.noise_to(path))
+  os.close(file)
+  os.unlink(path)
+  libc = ctypes.CDLL(None)
+  libc.signal.restype = ctypes.c_void_p
+  libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+
+  # Not by the module `signal`, whose handlers wait for the main thread: this one runs in
+  # the thread that aborts, which would not wait.
+  @ctypes.CFUNCTYPE(None, ctypes.c_int)
+  def on_abort(number):
+    log = _end_of_log()
+    if reason := reason_of_abort(log):
+      if _exit_code is None:
+        terminal.say(
+          f'error: {reason}. Rerun the same command in all processes to resume.'
+        )
+      os._exit(PeerLost.exit_code if _exit_code is None else _exit_code)
+    terminal.say(log)
+    libc.signal(number, before)
+    signal.raise_signal(number)
+
+  before = libc.signal(signal.SIGABRT, ctypes.cast(on_abort, ctypes.c_void_p))
+  _until_exit.callback(lambda: on_abort)  # keeps it alive
+
+
+def _end_of_log() -> str:
+  """Returns the end of the file that descriptor 2 leads to by now."""
+  try:
+    with open('/proc/self/fd/2', 'rb') as file:
+      file.seek(max(0, os.fstat(2).st_size - _PAGE))
+      return file.read().decode(errors='replace')
+  except OSError:
+    return ''

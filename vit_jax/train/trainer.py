@@ -1,0 +1,104 @@
+"""A config as a program: its model, task and optimizer, and the step that trains them.
+
+A run, a benchmark, an inspection of memory and a notebook all start here:
+
+  trainer = Trainer(config, spec, sharding.make_mesh())
+  state, step = trainer.init(), trainer.compile()
+  state, metrics = step(state, batch)
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from vit_jax import models, optim, sharding, tasks, trees, tune
+from vit_jax.train import runtime
+from vit_jax.train.state import State, init_state
+from vit_jax.train.step import make_step
+
+
+class Trainer:
+  """Shapes only, until `init` makes a state.
+
+  Attributes:
+    model: the Linen module of `config.model`. family: its `models.family.Family`.
+    task, optimizer: of `config.task` and `config.optim`; the task trains the model with
+      what `config.tune` adds.
+    spec, mesh: of the batches, and the devices.
+    abstract_state: a `State` of `jax.ShapeDtypeStruct` with shardings on the mesh.
+    step: `(state, batch) -> (state, metrics)`, to be jitted; see `step.make_step`.
+  """
+
+  def __init__(
+    self, config: dict, spec: dict, mesh, on_device: Callable = lambda batch: batch
+  ):
+    """Builds everything that the config describes.
+
+    Args:
+      config: sections `model` and `optim`; maybe `tune`, `task`, `sharding` and `seed`.
+        The number of steps is `resolved.total_steps`, or `steps`.
+      spec: {feature: `jax.ShapeDtypeStruct`} of a global batch.
+      mesh: see `sharding.make_mesh`.
+      on_device: the part of preprocessing that is left to the device, batch -> batch.
+
+    Raises:
+      UserError: for a section that does not fit the others or the batches.
+    """
+    self.spec, self.mesh = spec, mesh
+    self.model = models.build(**config['model'])
+    self.family = models.family_of(self.model)
+    image_shape = spec['image'].shape[1:]
+    section = config.get('tune', {})
+    tuned, rules = tune.attach(self.model, self.family, image_shape, **section)
+    self.task = tasks.build(
+      model=tuned, spec=spec, **{'name': tasks.DEFAULT, **config.get('task', {})}
+    )
+    total = config.get('resolved', {}).get('total_steps') or config['steps']
+    self.optimizer = optim.build(
+      **config['optim'], total_steps=total, family=self.family
+    )
+    self._init_key, key = jax.random.split(jax.random.key(config.get('seed', 0)))
+
+    # Jitted, so that its shapes and its values come from one trace.
+    @jax.jit
+    def init(key, given):
+      return init_state(self.task, self.optimizer, spec, key, given, rules)
+
+    self._init = init
+    state = jax.eval_shape(init, self._init_key, {})
+    self.abstract_state: State = sharding.abstract(
+      state, mesh, config.get('sharding', 'fsdp')
+    )
+    self.step = make_step(self.task, self.optimizer, on_device, key)
+
+  @property
+  def abstract_params(self) -> dict:
+    """Shapes of all parameters, trained and frozen."""
+    return trees.combine(self.abstract_state.params, self.abstract_state.frozen)
+
+  def init(self, given: dict | None = None) -> State:
+    """Returns the state at step 0, on its devices.
+
+    Args:
+      given: {name: array}, variables in place of freshly initialised ones, see
+        `trees.named`.
+    """
+    places = trees.named(self.abstract_state.variables())
+    given = {
+      name: jax.device_put(x, places[name].sharding)
+      for name, x in (given or {}).items()
+    }
+    args = self._init_key, given
+    return runtime.run_once(self._init, self.abstract_state, *args)
+
+  def lower(self):
+    """Lowers the step: state donated and placed, batch split, metrics on all devices."""
+    return runtime.lowered(self.step, self.abstract_state, self.spec, self.mesh)
+
+  def compile(self):
+    """Compiles the step, prints the memory it needs, and refuses what cannot fit.
+
+    Raises:
+      OutOfMemory: a device cannot hold the step.
+    """
+    return runtime.compile_step(self.step, self.abstract_state, self.spec, self.mesh)
