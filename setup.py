@@ -52,8 +52,7 @@ setup(
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
     'ml-collections>=1.1',
-    'clu>=0.0.12',
-    'tensorboard',  # clu.metric_writers imports it and does not declare it
+    'tensorboard',
     'tensorflow-datasets>=4.9.10',
     # tfds 4.9.10 imports it on every Python and declares it for Python < 3.9 only.
     'importlib-resources',
@@ -66,7 +65,9 @@ setup(
     'packaging',
   ],
   extras_require={
+    # clu writes TensorBoard's events by TensorFlow, and does not declare it.
     'tf': [
+      'clu>=0.0.12',
       f'tensorflow-cpu>=2.21; {TENSORFLOW_CPU}',
       f'tensorflow>=2.21; {TENSORFLOW_ELSEWHERE}',
     ],

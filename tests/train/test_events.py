@@ -2,36 +2,65 @@
 
 import collections
 import shutil
+import subprocess
+import sys
+from unittest import mock
 
 import pytest
 
 from tests.support import runs
-from vit_jax.train import events, metrics
+from vit_jax.train import events
 
 SHORT = ('steps=6', 'optim.schedule.warmup=2', 'log.tensorboard=True', 'log.every=1')
 SHORT += ('checkpoint.every=2', 'checkpoint.keep_latest=3', 'checkpoint.best=None')
 
 
-def read(workdir) -> collections.Counter:
-  """Returns {(name, step): times} of all event files, read by TensorBoard's own code."""
-  from tensorboard.backend.event_processing import event_file_loader
+# Writes the events of six steps to the folder argv[1], by the writer that runs have.
+WRITE = """
+import sys
+from vit_jax.train import metrics
+writer = metrics._tensorboard(sys.argv[1])
+for step in range(1, 7):
+  writer.write_scalars(step, {'train/loss': 1 / step, 'train/accuracy': step / 7})
+writer.flush()
+writer.close()
+"""
 
-  found = collections.Counter()
-  for path in workdir.glob('events.out.tfevents.*'):
-    for event in event_file_loader.EventFileLoader(str(path)).Load():
-      found.update((value.tag, event.step) for value in event.summary.value)
-  return found
+
+def scalars(workdir) -> list[tuple]:
+  """Returns (name, step, value) of all events, read by TensorBoard's own code."""
+  from tensorboard.backend.event_processing import event_file_loader
+  from tensorboard.util import tensor_util
+
+  return [
+    (value.tag, event.step, tensor_util.make_ndarray(value.tensor).item())
+    for path in sorted(workdir.glob('events.out.tfevents.*'))
+    for event in event_file_loader.EventFileLoader(str(path)).Load()
+    for value in event.summary.value
+    if value.metadata.plugin_data.plugin_name == 'scalars'
+  ]
+
+
+def read(workdir) -> collections.Counter:
+  """Returns {(name, step): times} of all event files."""
+  return collections.Counter((name, step) for name, step, _ in scalars(workdir))
 
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-  """The folder of a file of events of six steps, by the writer that runs have."""
+  """The folder of a file of events of six steps."""
   workdir = tmp_path_factory.mktemp('written')
-  writer = metrics._tensorboard(workdir)
-  for step in range(1, 7):
-    writer.write_scalars(step, {'train/loss': 1 / step, 'train/accuracy': step / 7})
-  writer.close()
+  with mock.patch.object(sys, 'argv', ['', str(workdir)]):
+    exec(WRITE, {})
   return workdir
+
+
+def test_events_without_tensorflow_are_the_same(written, tmp_path):
+  code = 'import sys\nsys.modules["tensorflow"] = None\n' + WRITE
+  code += 'assert "clu.metric_writers" not in sys.modules'
+  subprocess.run([sys.executable, '-c', code, str(tmp_path)], check=True)
+  assert scalars(tmp_path) == scalars(written)
+  assert len(scalars(tmp_path)) == 12
 
 
 @pytest.mark.slow

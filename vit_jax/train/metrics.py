@@ -212,10 +212,29 @@ def _number(value):
   return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
+class _Events:
+  """Writes the events that clu's SummaryWriter does, without TensorFlow."""
+
+  def __init__(self, workdir: str):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    self._event, self._scalar = Event, scalar_pb
+    self._file = EventFileWriter(workdir)
+    self.flush, self.close = self._file.flush, self._file.close
+
+  def write_scalars(self, step: int, values: dict) -> None:
+    for name, value in values.items():
+      scalar = self._scalar(name, value)
+      self._file.add_event(
+        self._event(wall_time=time.time(), step=step, summary=scalar)
+      )
+
+
 def _tensorboard(workdir):
   try:
-    from clu import metric_writers
-  except ImportError as error:
-    distributed.say(f"TensorBoard events are off ({error}): pip install 'vit_jax[tf]'.")
-    return None
-  return metric_writers.SummaryWriter(str(workdir))
+    from clu.metric_writers import SummaryWriter  # imports TensorFlow
+  except ImportError:
+    SummaryWriter = _Events
+  return SummaryWriter(str(workdir))

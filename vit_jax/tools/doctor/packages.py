@@ -32,17 +32,11 @@ PACKAGES = (
   Package('packaging', 'packaging', 'comparing versions'),
   Package('safetensors', 'safetensors', 'weights of timm and Hugging Face'),
   Package('scikit-learn', 'sklearn', 'the bundled digits'),
-  Package('clu', 'clu', 'TensorBoard logs'),
+  Package('clu', 'clu', 'TensorBoard logs', 'tf'),
   Package('tensorboard', 'tensorboard', 'TensorBoard logs'),
   Package('tensorflow-datasets', 'tensorflow_datasets', 'data sets by name'),
   Package('importlib-resources', 'importlib_resources', 'data sets by name'),
-  Package(
-    'tensorflow-cpu',
-    'tensorflow',
-    'TFRecords, TensorBoard logs',
-    'tf',
-    instead=('tensorflow',),
-  ),
+  Package('tensorflow-cpu', 'tensorflow', 'TFRecords', 'tf', instead=('tensorflow',)),
   Package(
     'huggingface-hub', 'huggingface_hub', 'weights from the hub and to it', 'hub'
   ),
