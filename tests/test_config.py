@@ -3,9 +3,8 @@
 import pytest
 
 from tests.support import naming
-from vit_jax import config, config_check
+from vit_jax import config
 from vit_jax.errors import UserError
-from vit_jax.train import schema
 
 
 def test_arguments_take_the_type_of_their_default():
@@ -65,84 +64,6 @@ def test_bad_overrides(assignment, facts):
     config.override({'optim': {'lr': 0.1}, 'seed': 1}, [assignment])
 
 
-def consumer(a: int, *, b: float = 1.0, c: str | None = None, given=None):
-  return a, b, c, given
-
-
-def test_bind_knows_the_consumer():
-  whole = dict(a=1, b=2, c=None, type='x')
-  config_check.bind('config.s', whole, consumer, ('given',), {'type': str})
-  for section, facts in [
-    (dict(a=1, bb=2), ('config.s.bb', 'b')),
-    (dict(a=1, given=2), ('config.s.given', 'a', 'b', 'c')),
-    (dict(b=1.0), ('config.s', 'a')),
-    (dict(a=1.5), ('config.s.a=1.5', 'int')),
-    (dict(a=True), ('config.s.a=True', 'int')),
-    (dict(a=1, c=3), ('config.s.c=3', 'str', 'None')),
-    ([], ('config.s', '[]', 'dict')),
-  ]:
-    with pytest.raises(UserError, match=naming(*facts)):
-      config_check.bind('config.s', section, consumer, ('given',))
-
-
-DIGITS = dict(source='digits', split='train', pp='value_range(-1, 1)', batch_size=8)
-SCHEDULE = ('cooldown', 'decay', 'decay_until', 'staircase', 'warmup')
-
-
-@pytest.mark.parametrize(
-  ('assignment', 'facts'),
-  [  # the key, or value, and what is there to choose from: all of it
-    ('optim.schedule.warmupp=3', ('optim.schedule.warmupp', 'end', *SCHEDULE)),
-    ('optim.schedule={"decay": "rsqrt", "end": 1}', ('end', 'timescale', *SCHEDULE)),
-    ('optim.schedule.warmup=x', ("config.optim.schedule.warmup='x'", 'int')),
-    ('optim.schedule.hold=0.5', ('config.optim.schedule.hold', 'decay_until')),
-    ('task.per=example', ('config.task.per', 'mixup_mode')),
-    ('optim.swa={"strat": 1}', ('config.optim.swa.strat', 'start', 'every')),
-    ('optim.lr_rules=[1]', ('config.optim.lr_rules=[1]', 'tuple[str, float]')),
-    ('data.source_options.a=1', ('config.data.source_options.a', [])),
-    ('data.cache=decode', ('config.data.cache', "'decode'", 'raw', 'decoded')),
-    ('data.source=[{"source": "digits", "wieght": 1}]', ('data.source[0].wieght',)),
-    (
-      'data.source=[{"source": "synthetic", "options": {"sise": 8}}]',
-      ('data.source[0].options.sise', 'channels', 'num_classes', 'size'),
-    ),
-    ('data.pp=value_range(-1)', ('config.data.pp', 'value_range(-1)')),
-    ('data.pp=resize(8)', ('config.data.pp', 'value_range')),
-    ('task.loss=sofmax', ('config.task.loss', "'sofmax'", 'softmax', 'sigmoid')),
-    ('mesh.fspd=2', ('config.mesh.fspd', 'fsdp', 'data', 'tensor')),
-    ('evals.test.data.ppp=x', ('config.evals.test.data.ppp', 'pp', 'workers')),
-    ('evals.test.data.pp=reszie(8)', ('config.evals.test.data.pp', 'reszie', 'resize')),
-    ('evals.few.datasets.a.tset=x', ('evals.few.datasets.a.tset', 'test', 'source')),
-    ('evals.few.datasets.a.source_options.b=1', ('a.source_options.b', [])),
-    (
-      'evals.tset.use_ema=True',
-      ('config.evals.tset', 'use_ema', 'few', 'Did', '"test"'),
-    ),
-    ('weights=/a/b.npz', ("config.weights='/a/b.npz'", 'config.weights.KEY=VALUE')),
-    ('evals.few.protocol=swep', ('config.evals.few.protocol', 'fixed', 'sweep')),
-    ('model.backbone={"name": "vit"}', ('config.model.backbone', 'depth')),
-    ('epochs=1', ('steps', 'epochs')),
-  ],
-)
-def test_every_key_of_every_depth_is_known_before_anything_is_opened(assignment, facts):
-  few = {'datasets': {'a': dict(source='digits', train='train', test='test')}}
-  c = {
-    'model': {'name': 'vit', 'variant': 'mu/4'},
-    'data': dict(DIGITS),
-    'optim': {'name': 'adamw', 'lr': 1e-3, 'schedule': {'decay': 'cosine'}},
-    'steps': 1,
-    'task': {'name': 'classify'},
-    'evals': {
-      'test': {'type': 'classification', 'data': dict(DIGITS)},
-      'few': {'type': 'fewshot', 'pp': DIGITS['pp'], 'batch_size': 8, **few},
-    },
-  }
-  schema.check(c)
-  config.override(c, [assignment])
-  with pytest.raises(UserError, match=naming(*facts)):
-    schema.check(c)
-
-
 @pytest.mark.parametrize(
   ('given', 'steps'),
   [
@@ -195,3 +116,14 @@ def test_a_config_may_import_the_files_beside_it(tmp_path):
       'import shared\ndef get_config(arg): return dict(steps=shared.STEPS)'
     )
     assert config.load(str(file)) == {'steps': value}
+
+
+@pytest.mark.parametrize('value', ['nan', 'inf', '1e999'])
+def test_a_files_arguments_are_finite(value):
+  with pytest.raises(UserError, match=naming('epochs', value, 'float')):
+    config.parse_arg(f'epochs={value}', debug={}, epochs=90.0)
+
+
+def test_no_more_steps_than_are_counted():
+  with pytest.raises(UserError, match=naming('config.epochs=2000000', 2**31 - 1)):
+    config.total_steps({'epochs': 2_000_000}, 10**9, 8)

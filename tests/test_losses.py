@@ -1,11 +1,8 @@
 """Losses against closed forms in float64."""
 
 import numpy as np
-import pytest
 
-from tests.support import naming
 from vit_jax import losses
-from vit_jax.errors import UserError
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(4, 6)) * 5
@@ -33,8 +30,3 @@ def test_smoothing():
   np.testing.assert_allclose(
     losses.smooth(HOT[:1], 1e-4, 'sigmoid')[0], [0.9999] + [0.0001] * 5, rtol=1e-6
   )
-
-
-def test_unknown_loss():
-  with pytest.raises(UserError, match=naming('softmx', 'softmax')):
-    losses.get('softmx')

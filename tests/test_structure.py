@@ -28,7 +28,9 @@ LEVELS = (
     *(
       'trees',
       'config',
-      'config_check',
+      'check',
+      'registry',
+      'contracts',
       'distributed',
       'resample',
       'cli',

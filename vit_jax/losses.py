@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import UserError
+from vit_jax.registry import Registry
 
 
 def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -25,12 +26,10 @@ def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
   return optax.sigmoid_binary_cross_entropy(logits, targets).sum(-1)
 
 
-LOSSES = {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
-
-
-def get(name: str):
-  """Returns the loss `(logits, targets) -> [B]` of that name; UserError if unknown."""
-  return choose('loss', name, LOSSES)
+# Each is `(logits [B, K], targets [B, K]) -> [B]`, float32.
+LOSSES = Registry(
+  'loss', {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
+)
 
 
 def targets_of(label: jax.Array, num_classes: int) -> jax.Array:

@@ -9,12 +9,14 @@ written for the trailing dimensions (right-aligned), so that one rule serves sca
 import math
 from collections import deque
 from collections.abc import Iterator
+from typing import Annotated
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import trees
+from vit_jax.check import Range
 from vit_jax.errors import UserError, choose
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -52,7 +54,12 @@ PRESETS = {
 }
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices=None) -> Mesh:
+_Axis = Annotated[int, Range(-1, 2**20, why='-1: the devices that are left')]
+
+
+def make_mesh(
+  data: _Axis = -1, fsdp: _Axis = 1, tensor: _Axis = 1, *, devices=None
+) -> Mesh:
   """Returns the mesh of shape (data, fsdp, tensor); one of them may be -1: the rest.
 
   All axes are `AxisType.Auto`: the compiler propagates shardings. (The default of

@@ -215,7 +215,7 @@ def test_if_one_part_has_several_labels_all_have(tmp_path):
   ('parts', 'facts'),
   [
     ([], ('data.source', 'empty')),
-    (['digits'], ('data.source[0]', "'digits'", 'dict')),
+    (['digits'], ('data.source[0]', "'digits'", 'section')),
     ([{'split': 'train'}], ('data.source[0]', "'source'")),
     ([{'source': [noise(3)]}], ('data.source[0]', "'source'")),
     ([noise(3), noise(3, wieght=1)], ('data.source[1].wieght', 'weight')),

@@ -204,11 +204,8 @@ def test_orientation_is_that_of_the_folder(tmp_path):
     ({'split': 'trian'}, ("'trian'", 'train')),
     ({'num_classes': 9}, ('0 to 9', 'num_classes=9', '0 to 8', 'digits#9')),
     ({'num_classes': 0}, ('num_classes=0',)),
-    ({'seed': -1}, ('seed=-1', 0)),
     ({'batch_size': 7, 'host': 0, 'hosts': 2}, ('batch_size=7', 2)),
     ({'batch_size': 0}, ('batch_size=0',)),
-    ({'workers': 0}, ('workers=0',)),
-    ({'prefetch': 0}, ('prefetch=0',)),
     ({'source': '/no/such/folder'}, ("'/no/such/folder'",)),
     ({'source_options': {'size': 3}}, ('config.data.source_options.size',)),
   ],
@@ -259,7 +256,7 @@ class Mislabelled(sources.Source):
 
 
 def test_a_label_out_of_range_met_on_reading(monkeypatch):
-  monkeypatch.setitem(sources.SOURCES, 'wrong', (__name__, 'Mislabelled', ''))
+  monkeypatch.setitem(sources.SOURCES._entries, 'wrong', Mislabelled)
   batches = pipeline.evaluate('wrong', 'train', 'value_range(0,1)', 5)
   with pytest.raises(UserError, match=naming('wrong#4', 7, 'num_classes=3')):
     list(batches.iterate())

@@ -7,8 +7,7 @@ import optax
 import pytest
 
 from vit_jax import optim
-from vit_jax.optim import moments
-from vit_jax.optim.guard import kept
+from vit_jax.optim.optimizers import adam, select, sgd
 from vit_jax.train import runtime
 
 RNG = np.random.default_rng(0)
@@ -20,13 +19,16 @@ PARAMS, *GRADS = (
 @pytest.mark.parametrize(
   ('ours', 'optaxs'),
   [
-    (moments.scale_by_adam(0.9, 0.999, 1e-8), optax.scale_by_adam(0.9, 0.999, 1e-8)),
+    (adam(b1=0.9, b2=0.999, eps=1e-8), optax.scale_by_adam(0.9, 0.999, 1e-8)),
     (
-      moments.scale_by_adam(0.9, 0.95, 1e-6, 'bfloat16'),
+      adam(b1=0.9, b2=0.95, eps=1e-6, moment_dtype='bfloat16'),
       optax.scale_by_adam(0.9, 0.95, 1e-6, mu_dtype='bfloat16'),
     ),
-    (moments.trace(0.9), optax.trace(0.9)),
-    (moments.trace(0.9, True, 'bfloat16'), optax.trace(0.9, True, 'bfloat16')),
+    (sgd(momentum=0.9), optax.trace(0.9)),
+    (
+      sgd(momentum=0.9, nesterov=True, moment_dtype='bfloat16'),
+      optax.trace(0.9, True, 'bfloat16'),
+    ),
   ],
 )
 def test_equal_to_optax(ours, optaxs):
@@ -43,10 +45,10 @@ def test_no_moment_is_copied(name):
   tx = optim.build(name, 0.01, 10, wd=0.1).tx
   params = {'head': {'kernel': jnp.zeros((256, 256))}}
 
-  def step(params, state, grads, learns):
-    updates, state = tx.update(grads, state, params, rate=0.01, learns=learns)
+  def step(params, state, grads, good):
+    updates, state = tx.update(grads, state, params, rate=0.01, good=good)
     new = optax.apply_updates(params, updates)
-    return kept(learns, new, params), state
+    return select(good, new, params), state
 
   step = jax.jit(step, donate_argnums=(0, 1), compiler_options=runtime.options())
   program = step.lower(params, tx.init(params), params, True).compile()

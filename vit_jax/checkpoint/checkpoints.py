@@ -24,6 +24,7 @@ import math
 from typing import Any
 
 from vit_jax import buckets, distributed, trees
+from vit_jax.check import Count, Period
 from vit_jax.checkpoint import manifest, verified
 from vit_jax.checkpoint.fingerprint import survey
 from vit_jax.checkpoint.manifest import Damaged, and_more
@@ -53,14 +54,12 @@ class Checkpoints:
     self,
     directory,
     *,
-    every: int = 1000,
-    keep_latest: int = 3,
-    keep_every: int | None = None,
+    every: Period = 1000,
+    keep_latest: Count = 3,
+    keep_every: Period | None = None,
     best: str | None = None,
     larger_is_better: bool = True,
   ):
-    if every < 1:
-      raise UserError(f'checkpoint.every is {every}; it must be at least 1.')
     self.directory = buckets.path(directory).absolute()
     self.every, self.best = every, best
     self._retention = Retention(

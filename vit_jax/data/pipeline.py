@@ -7,12 +7,13 @@ One way, from bytes to the device:
 
 import abc
 import functools
+import os
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
-from vit_jax.config_check import keys_of, one_of
+from vit_jax.check import INT32, Count, Fraction, Range, Section, Seed
 from vit_jax.data import contents, sources, stalls
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.cache import KINDS, attach
@@ -23,6 +24,10 @@ from vit_jax.data.reader import Reader
 from vit_jax.data.sources import base, mixture, subset
 from vit_jax.data.sources.order import batch_positions, host_slice
 from vit_jax.errors import UserError
+
+# Decoding threads also wait for files, so more of them than processors may help.
+WORKERS = max(64, 16 * (os.cpu_count() or 1))
+_BYTES = Annotated[int, Range(1, 2**50)]
 
 
 def _check_options(where: str, options: dict, data: dict) -> None:
@@ -57,20 +62,25 @@ class Batches(abc.ABC):
     source: Annotated[str | list[dict], mixture.check],
     split: str,
     pp: Annotated[str, registry.check],
-    batch_size: int,
+    batch_size: Annotated[int, Range(1, 2**24, why='a batch of them is in memory')],
     *,
-    seed: int = 0,
-    num_classes: int | None = None,
+    seed: Seed = 0,
+    num_classes: Count | None = None,
     model_classes: int | None = None,
     source_options: Annotated[dict | None, _check_options] = None,
-    classes: Annotated[list[int | str] | None, subset.check] = None,
-    cache: Annotated[str | None, one_of(KINDS)] = None,
-    cache_bytes: int | None = None,
-    max_file_bytes: int | None = None,
-    max_bad_fraction: float | None = None,
+    classes: Annotated[
+      list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
+    ] = None,
+    cache: Literal[KINDS] | None = None,
+    cache_bytes: _BYTES | None = None,
+    max_file_bytes: _BYTES | None = None,
+    max_bad_fraction: Fraction | None = None,
     bad_log: str | None = None,
-    workers: int | None = None,
-    prefetch: int = 2,
+    workers: Annotated[
+      int, Range(1, WORKERS, why=f'threads, on {os.cpu_count()} processors')
+    ]
+    | None = None,
+    prefetch: Annotated[int, Range(1, 1024, why='batches in memory')] = 2,
     host: int | None = None,
     hosts: int | None = None,
   ):
@@ -113,7 +123,7 @@ class Batches(abc.ABC):
     self.num_classes = next((k for k in said if k is not None), None)
     self.class_names = self.source.class_names
     self.batch_size = batch_size
-    self._check(seed, workers, prefetch)
+    self._check_classes()
     if max_file_bytes is not None:
       self._limit_files(max_file_bytes)
     if host is None or hosts is None:
@@ -136,7 +146,7 @@ class Batches(abc.ABC):
       prefetch=prefetch,
     )
 
-  def _check(self, seed, workers, prefetch):
+  def _check_classes(self):
     if self.num_classes is None:
       raise UserError(
         f'{self.source.name} does not say how many classes it has: set num_classes.'
@@ -145,16 +155,8 @@ class Batches(abc.ABC):
       raise UserError(f'num_classes={self.num_classes!r} must be a positive integer.')
     for part, offset in self.source.parts():
       base.check_labels(part, self.num_classes, offset)
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
-      raise UserError(f'seed={seed!r} must be an integer with 0 <= seed < 2**63.')
-    if (workers is not None and workers < 1) or prefetch < 1:
-      raise UserError(
-        f'workers={workers!r} and prefetch={prefetch!r} must be positive.'
-      )
 
   def _limit_files(self, max_file_bytes):
-    if not isinstance(max_file_bytes, int) or max_file_bytes < 1:
-      raise UserError(f'max_file_bytes={max_file_bytes!r} must be a positive integer.')
     if self.source.image_shape is not None:
       raise UserError(
         f'max_file_bytes={max_file_bytes}: {self.source.name} holds arrays, not files: '
@@ -283,8 +285,8 @@ def scale_on_device(batch: dict) -> dict:
 train = TrainBatches
 evaluate = EvalBatches
 
-# Checks of a config's `data` sections, see `config.bind`; the run gives the rest.
-check_train = keys_of(
+# A config's sections `data`; the run passes the other parameters.
+check_train = Section(
   TrainBatches, ('seed', 'bad_log', 'host', 'hosts', 'model_classes')
 )
-check_evaluate = keys_of(EvalBatches, ('bad_log', 'host', 'hosts', 'model_classes'))
+check_evaluate = Section(EvalBatches, ('bad_log', 'host', 'hosts', 'model_classes'))

@@ -15,25 +15,28 @@ Its class declares how its numbers are read: METRICS, {regex of names: `Metric`}
 TASK the name of the one task whose `predict` it can read, where that is so.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable
 
 from jax.sharding import Mesh
 
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import UserError
 from vit_jax.evaluators.class_match import Classes
 from vit_jax.evaluators.metric import Metric, find
+from vit_jax.registry import Registry
 
-EVALUATORS = {
-  'classification': ('vit_jax.evaluators.classification', 'Classification'),
-  'coco': ('vit_jax.detection.evaluators.coco', 'Coco'),
-  'masked_patches': ('vit_jax.lab.masked.evaluator', 'MaskedPatches'),
-  'segmentation': ('vit_jax.detection.evaluators.segmentation', 'Segmentation'),
-  'fewshot': ('vit_jax.evaluators.fewshot', 'FewShot'),
-  'knn': ('vit_jax.evaluators.knn', 'KNN'),
-  'linear_probe': ('vit_jax.evaluators.linear_probe', 'LinearProbe'),
-}
+EVALUATORS = Registry(
+  'evaluator type',
+  {
+    'classification': 'vit_jax.evaluators.classification:Classification',
+    'coco': 'vit_jax.detection.evaluators.coco:Coco',
+    'masked_patches': 'vit_jax.lab.masked.evaluator:MaskedPatches',
+    'segmentation': 'vit_jax.detection.evaluators.segmentation:Segmentation',
+    'fewshot': 'vit_jax.evaluators.fewshot:FewShot',
+    'knn': 'vit_jax.evaluators.knn:KNN',
+    'linear_probe': 'vit_jax.evaluators.linear_probe:LinearProbe',
+  },
+)
 
 # What every task measures.
 _TRAIN = {'loss': Metric(larger_is_better=False)}
@@ -57,16 +60,10 @@ def build(
   Raises:
     UserError: for an unknown type, option value, or data that is not there.
   """
-  evaluator, given = _evaluator(type), [mesh, check_stop or (lambda: None)]
+  evaluator, given = EVALUATORS[type], [mesh, check_stop or (lambda: None)]
   if 'model' in inspect.signature(evaluator).parameters:
     given.append(model)
   return evaluator(*given, **section)
-
-
-def signature(type: str) -> inspect.Signature:
-  """Returns the keyword parameters of an evaluator, without those the run provides."""
-  parameters = inspect.signature(_evaluator(type)).parameters.values()
-  return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])
 
 
 def check_task(name: str, type: str, task: str) -> None:
@@ -75,9 +72,9 @@ def check_task(name: str, type: str, task: str) -> None:
   Args:
     name: of the evaluation.
   """
-  needed = getattr(_evaluator(type), 'TASK', task)
+  needed = getattr(EVALUATORS[type], 'TASK', task)
   if needed != task:
-    fit = [key for key in EVALUATORS if getattr(_evaluator(key), 'TASK', task) == task]
+    fit = [key for key in EVALUATORS if getattr(EVALUATORS[key], 'TASK', task) == task]
     raise UserError(
       f'config.evals.{name}.type={type} is for config.task.name={needed}; with {task} '
       f'use one of {fit}.'
@@ -86,7 +83,7 @@ def check_task(name: str, type: str, task: str) -> None:
 
 def metrics(type: str) -> dict[str, Metric]:
   """Returns how the numbers of that type of evaluator are read, by regex of names."""
-  return _evaluator(type).METRICS
+  return EVALUATORS[type].METRICS
 
 
 def declarations(source: str, evals: dict) -> dict[str, Metric]:
@@ -105,8 +102,3 @@ def declared(key: str, evals: dict) -> Metric:
   """Returns how a number such as 'test/top1' is read; as a plain number by default."""
   source, _, name = key.partition('/')
   return find(declarations(source, evals), name)
-
-
-def _evaluator(type: str):
-  module, attribute = choose('evaluator type', type, EVALUATORS)
-  return getattr(importlib.import_module(module), attribute)

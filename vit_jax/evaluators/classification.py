@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import losses, sharding
-from vit_jax.config_check import one_of
+from vit_jax.check import Choice
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_match, class_names, predictions
@@ -41,7 +41,7 @@ class Classification:
     model: class_match.Classes | None = None,
     *,
     data: Annotated[dict, pipeline.check_evaluate],
-    loss: Annotated[str, one_of(losses.LOSSES)] = 'softmax',
+    loss: Annotated[str, Choice(losses.LOSSES)] = 'softmax',
     labels: str | None = None,
     class_map: Annotated[str | None, class_match.check] = None,
     among: Annotated[str | None, class_match.check_among] = None,
@@ -85,7 +85,7 @@ class Classification:
         f'class_map={class_map!r}, among={among!r}: beside labels={labels!r} they need '
         "class_map, or data with all of ImageNet's classes."
       )
-    self.loss, self.loss_fn = loss, losses.get(loss)
+    self.loss, self.loss_fn = loss, losses.LOSSES[loss]
     self._mesh, self._check_stop = mesh, check_stop
     self._counts_confusion = confusion
     self.confusion: np.ndarray | None = None  # int64 [true, predicted] of the last run
@@ -101,7 +101,7 @@ class Classification:
       self._measure, static_argnums=0, out_shardings=sharding.replicated(mesh)
     )
 
-  def run(self, predict: Callable, params) -> dict[str, float]:
+  def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns top1, top5 (if K > 5), loss, examples; bad_images if there are any.
 
     top1, top5 are fractions, the loss a mean in nats; examples is the number that they
@@ -113,7 +113,7 @@ class Classification:
     with contextlib.closing(self.batches.iterate()) as batches:
       for batch in self._labelled(batches):
         self._check_stop()
-        done = self._step(predict, params, sharding.global_batch(batch, self._mesh))
+        done = self._step(predict, variables, sharding.global_batch(batch, self._mesh))
         _add(totals, answers, pending)
         pending = done
     _add(totals, answers, pending)
@@ -142,10 +142,10 @@ class Classification:
       label[real] = self._label_sets.multi_hot(batch['index'][real])
       yield {**batch, 'label': label}
 
-  def _measure(self, predict, params, batch):
+  def _measure(self, predict, variables, batch):
     """Returns (sums over a batch, what `predictions.of_batch` keeps of it)."""
     batch = self.batches.on_device(batch)
-    logits = predict(params, batch)['logits'].astype(jnp.float32)  # [B, K]
+    logits = predict(variables, batch)['logits'].astype(jnp.float32)  # [B, K]
     targets = self._targets(batch['label'], logits.shape[-1])  # [B, K]
     if self.match is not None:
       logits = logits[:, self.match.columns]

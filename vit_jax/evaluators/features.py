@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import config_check, machine, sharding
+from vit_jax import machine, sharding
+from vit_jax.check import INT32, Count, Range
 from vit_jax.data import pipeline, sources
 from vit_jax.data.sources import subset
 from vit_jax.errors import UserError, did_you_mean
@@ -23,9 +24,11 @@ class DataSet:
   source: str
   train: str
   test: str
-  num_classes: int | None = None  # this and the rest as in `data.pipeline.evaluate`
+  num_classes: Count | None = None  # this and the rest as in `data.pipeline.evaluate`
   source_options: Annotated[dict | None, sources.check_options] = None
-  classes: Annotated[list[int | str] | None, subset.check] = None
+  classes: Annotated[
+    list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
+  ] = None
 
 
 def open_splits(
@@ -43,13 +46,8 @@ def open_splits(
     UserError: for unknown keys, data that is not there, or splits of one data set with
       different numbers of classes.
   """
-  if not datasets:
-    raise UserError(
-      'datasets={}: expected at least one, {name: {source, train, test}}.'
-    )
   opened = {}
   for name, section in datasets.items():
-    config_check.bind(f'datasets.{name}', section, kind)
     data = dataclasses.asdict(kind(**section)) | options
     named = {split: data.pop(split) for split in splits}
     opened[name] = {
@@ -88,7 +86,7 @@ class Extractor:
     self._on_device: dict[tuple, Callable] = {}
 
   def __call__(
-    self, batches: pipeline.EvalBatches, predict: Callable, params
+    self, batches: pipeline.EvalBatches, predict: Callable, variables
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns features [N, D] float32 and labels int32 [N] of all that could be read.
 
@@ -105,17 +103,17 @@ class Extractor:
       for batch in local:  # one batch behind, so that host and device overlap
         self._check_stop()
         batch = sharding.global_batch(batch, self._mesh)
-        pending, done = self._extract(predict, on_device, params, batch), pending
+        pending, done = self._extract(predict, on_device, variables, batch), pending
         if done:
           rows.add(*jax.device_get(done))
     if pending:
       rows.add(*jax.device_get(pending))
     return rows.result()
 
-  def _features(self, predict, on_device, params, batch):
+  def _features(self, predict, on_device, variables, batch):
     if batch['label'].ndim != 1:
       raise UserError(f'{self._what} needs one label per image; the data has several.')
-    out = predict(params, on_device(batch))
+    out = predict(variables, on_device(batch))
     usable = [name for name, x in out.items() if x.ndim == 2]
     name = self._feature
     if name not in usable:

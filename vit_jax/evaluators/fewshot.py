@@ -1,13 +1,13 @@
 """Few-shot linear regression on frozen features, the paper's cheap probe of quality."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
 
 import jax
 import numpy as np
 
-from vit_jax.config_check import each_of, keys_of, one_of, whole_numbers
+from vit_jax.check import Choice, Count, Section, Seed, Size, nonempty
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError, choose
 from vit_jax.evaluators import features, lsr
@@ -37,12 +37,12 @@ class FewShot:
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
     *,
-    datasets: Annotated[dict, each_of(keys_of(DataSet))],
+    datasets: Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty],
     pp: Annotated[str, registry.check],
-    batch_size: int,
-    shots: list[int] | tuple[int, ...] = (1, 5, 10, 25),
-    seeds: list[int] | tuple[int, ...] = (0, 1, 2),
-    protocol: Annotated[str, one_of(PROTOCOLS)] = 'fixed',
+    batch_size: Size,
+    shots: Annotated[Sequence[Count], nonempty] = (1, 5, 10, 25),
+    seeds: Annotated[Sequence[Seed], nonempty] = (0, 1, 2),
+    protocol: Annotated[str, Choice(PROTOCOLS)] = 'fixed',
     feature: str = 'pre_logits',
   ):
     """Opens the data.
@@ -62,8 +62,7 @@ class FewShot:
         reading the images, a class with fewer examples than the most shots.
     """
     self.protocol, self.l2 = protocol, choose('few-shot protocol', protocol, PROTOCOLS)
-    self.shots = whole_numbers('few-shot shots', shots, least=1)
-    self.seeds = whole_numbers('few-shot seeds', seeds, least=0)
+    self.shots, self.seeds = tuple(shots), tuple(seeds)
     if protocol == 'sweep' and len(datasets) < 2:
       raise UserError(
         f"few-shot protocol 'sweep' has the data sets {sorted(datasets)}: it chooses the "
@@ -78,7 +77,7 @@ class FewShot:
         self._check_counts(name, train, np.asarray(train.source.labels))
     self._features = features.Extractor('few-shot', feature, mesh, check_stop)
 
-  def run(self, predict: Callable, params) -> dict[str, float]:
+  def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns accuracies, as fractions, and how much they vary.
 
     For every data set and number of shots: `NAME_5shot` is the mean over seeds,
@@ -89,7 +88,7 @@ class FewShot:
     grid = {  # {(name, shots): [seeds, R]}
       (name, shots): accuracies
       for name in self.datasets
-      for shots, accuracies in self._dataset(name, predict, params).items()
+      for shots, accuracies in self._dataset(name, predict, variables).items()
     }
     suffix = '_sweep' if self.protocol == 'sweep' else ''
     metrics = {}
@@ -108,14 +107,14 @@ class FewShot:
         metrics[f'{key}_seed{seed}'] = value
     return metrics
 
-  def _dataset(self, name, predict, params) -> dict[int, np.ndarray]:
+  def _dataset(self, name, predict, variables) -> dict[int, np.ndarray]:
     """Returns {shots: accuracies [seeds, R]} of one data set."""
     train, test = self.datasets[name].values()
-    train_x, train_y = self._features(train, predict, params)
+    train_x, train_y = self._features(train, predict, variables)
     self._check_counts(name, train, train_y)
     # A small dense problem: every host solves it for itself.
     device = lsr.one_device(self._mesh)
-    test_xy = jax.device_put(self._features(test, predict, params), device)
+    test_xy = jax.device_put(self._features(test, predict, variables), device)
     results = {shots: [] for shots in self.shots}
     for seed in self.seeds:
       chosen = lsr.draw(train_y, train.num_classes, self.shots, seed)

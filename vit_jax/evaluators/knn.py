@@ -1,12 +1,12 @@
 """k-nearest-neighbour classification on frozen features: a probe with nothing to fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
 
 import jax
 import numpy as np
 
-from vit_jax.config_check import each_of, keys_of, whole_numbers
+from vit_jax.check import Range, Section, Size, nonempty
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.evaluators import features, neighbours
@@ -29,11 +29,11 @@ class KNN:
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
     *,
-    datasets: Annotated[dict, each_of(keys_of(DataSet))],
+    datasets: Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty],
     pp: Annotated[str, registry.check],
-    batch_size: int,
-    k: list[int] | tuple[int, ...] = (10, 20),
-    temperature: float | None = 0.07,
+    batch_size: Size,
+    k: Annotated[Sequence[Annotated[int, Range(1, 2**14)]], nonempty] = (10, 20),
+    temperature: Annotated[float, Range(0, 1e6, '(]')] | None = 0.07,
     feature: str = 'pre_logits',
   ):
     """Opens the data.
@@ -49,12 +49,7 @@ class KNN:
     Raises:
       UserError: for any of these being wrong, or a train split of fewer than k images.
     """
-    self.k = whole_numbers('knn k', k, least=1)
-    if temperature is not None and not temperature > 0:
-      raise UserError(
-        f'knn temperature={temperature}: expected a number above 0, or None for votes '
-        'of equal weight.'
-      )
+    self.k = tuple(k)
     self.temperature = temperature
     self._mesh, self._check_stop = mesh, check_stop
     self.datasets = features.open_splits(datasets, mesh, pp=pp, batch_size=batch_size)
@@ -62,7 +57,7 @@ class KNN:
       self._check_count(name, splits['train'].num_examples)
     self._features = features.Extractor('knn', feature, mesh, check_stop)
 
-  def run(self, predict: Callable, params) -> dict[str, float]:
+  def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns {'NAME_20nn': accuracy, a fraction} for every data set and k.
 
     NaN where features are not finite.
@@ -70,14 +65,14 @@ class KNN:
     return {
       f'{name}_{k}nn': accuracy
       for name in self.datasets
-      for k, accuracy in self._dataset(name, predict, params).items()
+      for k, accuracy in self._dataset(name, predict, variables).items()
     }
 
-  def _dataset(self, name, predict, params) -> dict[int, float]:
+  def _dataset(self, name, predict, variables) -> dict[int, float]:
     train, test = self.datasets[name].values()
-    train_x, train_y = self._features(train, predict, params)
+    train_x, train_y = self._features(train, predict, variables)
     self._check_count(name, len(train_y))
-    test_x, test_y = self._features(test, predict, params)
+    test_x, test_y = self._features(test, predict, variables)
     found = neighbours.nearest(
       train_x, test_x, max(self.k), self._mesh, self._check_stop
     )

@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
 
 import jax
 import numpy as np
 
 from vit_jax import distributed
-from vit_jax.config_check import each_of, keys_of, one_of
+from vit_jax.check import Choice, Count, Range, Section, Seed, Size, nonempty
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError, choose
 from vit_jax.evaluators import features, logistic, lsr
@@ -32,6 +32,9 @@ class DataSet(features.DataSet):
   """
 
   val: str | None = None
+
+
+_Penalty = Annotated[float, Range(0, 1e30, '(]')]
 
 
 class LinearProbe:
@@ -57,16 +60,16 @@ class LinearProbe:
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
     *,
-    datasets: Annotated[dict, each_of(keys_of(DataSet))],
+    datasets: Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty],
     pp: Annotated[str, registry.check],
-    batch_size: int,
-    solver: Annotated[str, one_of(SOLVERS)] = 'lbfgs',
-    l2: list[float] | tuple[float, ...] | None = None,
+    batch_size: Size,
+    solver: Annotated[str, Choice(SOLVERS)] = 'lbfgs',
+    l2: Annotated[Sequence[_Penalty], nonempty] | None = None,
     standardize: bool = True,
-    val_share: float = 0.2,
-    seed: int = 0,
-    tolerance: float | None = None,
-    max_iterations: int | None = None,
+    val_share: Annotated[float, Range(0, 1, '()')] = 0.2,
+    seed: Seed = 0,
+    tolerance: Annotated[float, Range(0, 1e6, '(]')] | None = None,
+    max_iterations: Count | None = None,
     feature: str = 'pre_logits',
   ):
     """Opens the data.
@@ -95,7 +98,6 @@ class LinearProbe:
     self.solver, self.l2 = solver, choose('linear probe solver', solver, SOLVERS)
     if l2 is not None:
       self.l2 = l2
-    _check_numbers(self.l2, val_share, tolerance, max_iterations)
     if solver == 'ridge' and (tolerance, max_iterations) != (None, None):
       raise UserError(
         "linear probe: tolerance and max_iterations are of solver='lbfgs'; 'ridge' has a "
@@ -119,7 +121,7 @@ class LinearProbe:
         self._held_out(name, *[splits['train'].num_examples] * 2)  # is it possible
     self._features = features.Extractor('linear probe', feature, mesh, check_stop)
 
-  def run(self, predict: Callable, params) -> dict[str, float]:
+  def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns for every data set what was measured, and of which fit.
 
     `NAME_top1`, the accuracy on the test split as a fraction, `NAME_top1_val`, that of
@@ -131,7 +133,7 @@ class LinearProbe:
     solve = {'lbfgs': self._lbfgs, 'ridge': self._ridge}[self.solver]
     metrics = {}
     for name, splits in self.datasets.items():
-      extract = functools.partial(self._features, predict=predict, params=params)
+      extract = functools.partial(self._features, predict=predict, variables=variables)
       parts = {split: extract(batches) for split, batches in splits.items()}
       test = parts.pop('test')
       fitted, train = parts['train'], len(parts['train'][1])
@@ -223,19 +225,3 @@ class LinearProbe:
         f'at most, derivatives up to {max(above.values()):.1e} exceed tolerance='
         f'{self.tolerance:g}. Raise max_iterations, or leave out weak penalties.'
       )
-
-
-def _check_numbers(l2, val_share, tolerance, max_iterations) -> None:
-  checks = {
-    'l2': (l2, bool(l2) and all(0 < x < np.inf for x in l2), 'numbers above 0'),
-    'val_share': (val_share, 0 < val_share < 1, 'a number in (0, 1)'),
-    'tolerance': (tolerance, tolerance is None or tolerance > 0, 'a number above 0'),
-    'max_iterations': (
-      max_iterations,
-      max_iterations is None or max_iterations > 0,
-      'a positive integer',
-    ),
-  }
-  for name, (value, good, expected) in checks.items():
-    if not good:
-      raise UserError(f'linear probe {name}={value!r}: expected {expected}.')

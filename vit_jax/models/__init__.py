@@ -4,14 +4,17 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import operator
 import re
 import types
 import typing
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax import other_families
+from vit_jax.check import Size, bind
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.models.family import OUTPUTS, Family
 
@@ -198,14 +201,12 @@ def build(name: str, variant: str | None = None, **fields):
     UserError: for an unknown name, variant, field or dtype, or a value out of range.
   """
   name, fields = resolve(name, variant, **fields)
-  known = signature(name).parameters
+  bind(f'model {name}', fields, signature(name))
   for field, value in fields.items():
-    choose('field', field, list(known), f', the fields of {name}')
     if isinstance(value, dict) and 'name' in value:
       fields[field] = _inside(value, fields)
     elif isinstance(value, list):  # JSON knows no tuples; modules must be hashable
       fields[field] = tuple(value)
-    _check_range(field, fields[field], known[field].annotation)
   if 'dtype' in fields:
     dtype = getattr(fields['dtype'], '__name__', None) or str(fields['dtype'])
     fields['dtype'] = jnp.dtype(choose('dtype', dtype, DTYPES))
@@ -230,37 +231,23 @@ def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]
   return name, fields
 
 
-# Fields of any model that are shares.
-_RATES = ('dropout', 'attention_dropout', 'stochastic_depth')
-
-
-def _check_range(field: str, value, kind) -> None:
-  """Refuses a rate outside [0, 1), and by the annotation counts below 1 and odd words."""
-  if typing.get_origin(kind) is typing.Literal:
-    choose(f'value of the model field {field}:', value, typing.get_args(kind))
-  if field in _RATES and not 0 <= value < 1:
-    raise UserError(f'Model field {field}={value!r}: expected a number in [0, 1).')
-  kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-  if value is None and type(None) in kinds:
-    return
-  counts = None
-  if int in kinds:
-    counts, expected = [value], 'a whole number of 1 or more'
-  elif any(typing.get_origin(k) is tuple for k in kinds):
-    counts = value if isinstance(value, tuple) else [None]
-    expected = 'whole numbers of 1 or more, such as (3, 4)'
-  if counts is not None and not all(type(n) is int and n >= 1 for n in counts):
-    raise UserError(f'Model field {field}={value!r}: expected {expected}.')
-
-
 def signature(name: str, variant: str | None = None) -> inspect.Signature:
   """Returns the keyword parameters that `build` takes for this model."""
   name, _, _ = parse_name(name, variant)
+  key = inspect.Parameter.KEYWORD_ONLY
   fields = [
-    inspect.Parameter(
-      f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
-    )
+    inspect.Parameter(f.name, key, default=f.default, annotation=_sized(f.type))
     for f in dataclasses.fields(_facts(name).model)
     if f.name not in ('parent', 'name')
   ]
   return inspect.Signature(fields)
+
+
+def _sized(kind):
+  """Returns a field's annotation, in which a bare int becomes a `Size`."""
+  args = typing.get_args(kind)
+  if isinstance(kind, types.UnionType):
+    return functools.reduce(operator.or_, map(_sized, args))
+  if args and typing.get_origin(kind) in (tuple, Sequence):
+    return typing.get_origin(kind)[tuple(map(_sized, args))]
+  return Size if kind is int else kind

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.check import Count, Depth
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
 from vit_jax.nn.group_norm import group_norm
@@ -141,8 +142,8 @@ class Head(nn.Module):
 class BiT(nn.Module):
   """See `__call__`. `blocks` and `width` come from `variant`."""
 
-  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
-  blocks: tuple[int, ...] = (3, 4, 6, 3)  # bottleneck units per stage
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
+  blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
   # The published models were trained with zeros around the root's max-pool, which has
   # negative inputs here; big_vision pads with nothing, and so do models trained by it.

@@ -10,6 +10,7 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.models.family import Family
 from vit_jax.nn.depthwise import DepthwiseConv
@@ -109,10 +110,10 @@ def _patches(x, width, size, dtype):
 class ConvNeXt(nn.Module):
   """See `__call__`. `depths` and `widths` come from `variant`."""
 
-  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
-  depths: tuple[int, ...] = (3, 3, 9, 3)  # blocks per stage
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
+  depths: tuple[Depth, ...] = (3, 3, 9, 3)  # blocks per stage
   widths: tuple[int, ...] = (96, 192, 384, 768)  # channels per stage
-  stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
+  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   layer_scale: float = 1e-6  # initial value of gamma
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # of the final norm; transformers' ConvNext has 1e-12

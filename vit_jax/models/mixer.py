@@ -11,6 +11,7 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.kernels.placement import PLACEMENTS, place
 from vit_jax.models.family import Family
@@ -102,14 +103,14 @@ class MixerBlock(nn.Module):
 class Mixer(nn.Module):
   """See `__call__`. Fields up to `channels_mlp_dim` come from `variant`."""
 
-  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768
-  depth: int = 12
+  depth: Depth = 12
   tokens_mlp_dim: int = 384
   channels_mlp_dim: int = 3072
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
-  stochastic_depth: float = 0.0  # rate of the last block; 0.1 in the paper, Table 4
+  stochastic_depth: Share = 0.0  # rate of the last block; 0.1 in the paper, Table 4
   head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
   remat: Literal[tuple(REMAT)] = 'none'  # what to recompute: see nn.remat

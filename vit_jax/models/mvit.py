@@ -11,6 +11,7 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.placement import PLACEMENTS, place
 from vit_jax.models.family import Family
@@ -136,10 +137,10 @@ class Stem(nn.Module):
 class MViT(nn.Module):
   """See `__call__`. `width`, `num_heads`, `depths` and more come from `variant`."""
 
-  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   width: int = 96  # of the first stage; each further one has twice that
   num_heads: int = 1  # of the first stage; each further one has twice that
-  depths: tuple[int, ...] = (1, 2, 5, 2)  # blocks per stage
+  depths: tuple[Depth, ...] = (1, 2, 5, 2)  # blocks per stage
   # What doubles the width: attention of a stage's first block, or the MLP before it.
   expand: Literal['attention', 'mlp'] = 'attention'
   kv_stride: int = 4  # of keys and values in the first stage; each further one has half
@@ -149,7 +150,7 @@ class MViT(nn.Module):
   # others are: timm does, the authors do not.
   class_residual: bool = False
   fused_attention: bool = True  # False: also differentiable forward-mode on TPUs
-  stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
+  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   head_bias_init: float = 0.0
   remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
   placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of tokens at block entry

@@ -11,6 +11,7 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.models.family import Family
 from vit_jax.nn.batch_norm import BatchNorm
@@ -92,16 +93,16 @@ class Block(nn.Module):
 class ResNet(nn.Module):
   """See `__call__`. `depths` comes from `variant`."""
 
-  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
-  depths: tuple[int, ...] = (3, 4, 6, 3)  # blocks per stage
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
+  depths: tuple[Depth, ...] = (3, 4, 6, 3)  # blocks per stage
   widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that leave each stage
   stem_width: int = 64
   # Pixels per position of the last features; stages that would exceed it are dilated
   # instead, as torchvision's and timm's: 16 is the DC5 of detectors.
   output_stride: int = 32
-  stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
+  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   zero_init: bool = True  # the last norm of a block starts at 0, arXiv 1706.02677, 5.1
-  norm_momentum: float = 0.9  # share of the running statistics that a step keeps
+  norm_momentum: Share = 0.9  # share of the running statistics that a step keeps
   # Running statistics and the norms' scale and bias stay what they are, as in detectors.
   frozen_norm: bool = False
   head_bias_init: float = 0.0

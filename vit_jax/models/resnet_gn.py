@@ -10,6 +10,7 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
 from vit_jax.nn.heads import linear_head
@@ -20,8 +21,8 @@ from vit_jax.nn.remat import REMAT
 class ResNetGN(nn.Module):
   """See `__call__`. `blocks` and `width` come from `variant`."""
 
-  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
-  blocks: tuple[int, ...] = (3, 4, 6, 3)  # bottleneck units per stage
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
+  blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
   head_bias_init: float = 0.0
   remat: Literal[tuple(REMAT)] = 'none'  # of units, what to recompute: see nn.remat

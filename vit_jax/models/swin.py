@@ -9,11 +9,12 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth, Range, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.placement import PLACEMENTS, place
 from vit_jax.kernels.window_bias import WindowBias
@@ -166,21 +167,21 @@ class Stem(nn.Module):
 class Swin(nn.Module):
   """See `__call__`. Fields up to `pretrained_windows` come from `variant`."""
 
-  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   version: Literal[1, 2] = 1
   width: int = 96  # of the first stage; each further one has twice that
-  depths: tuple[int, ...] = (2, 2, 6, 2)  # blocks per stage
+  depths: tuple[Depth, ...] = (2, 2, 6, 2)  # blocks per stage
   num_heads: tuple[int, ...] = (3, 6, 12, 24)  # per stage
   windows: tuple[int, ...] = (7, 7, 7, 7)  # sides per stage
   # V2: sides on whose scale positions within windows are, per stage; (): their own.
-  pretrained_windows: Sequence[int] = ()
-  shift: float = 0.5  # of every second block's windows, as a share of their side
+  pretrained_windows: Sequence[Annotated[int, Range(0, 4096)]] = ()
+  shift: Share = 0.5  # of every second block's windows, as a share of their side
   borders: Literal[BORDERS] = 'pad_shift'  # where windows do not tile a map
   patch_size: tuple[int, int] = (4, 4)
   mlp_ratio: float = 4.0
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   fused_attention: bool = True  # False: also differentiable forward-mode on TPUs
-  stochastic_depth: float = 0.0  # rate of the last block; the first has 0, linear
+  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   head_bias_init: float = 0.0
   remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
   placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of maps at block entry

@@ -9,6 +9,7 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import choose
 from vit_jax.kernels.placement import PLACEMENTS
 from vit_jax.models.family import Family
@@ -28,15 +29,15 @@ CLASSIFIERS = ('token', 'gap', 'map', 'none')
 class ViT(nn.Module):
   """See `__call__`. Fields up to `num_heads` come from `variant`."""
 
-  num_classes: int | None = 1000  # None: no head, logits are out['pre_logits']
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768
-  depth: int = 12
+  depth: Depth = 12
   mlp_dim: int = 3072
   num_heads: int = 12
   # Hybrid (section 3.1): the units per stage of a ResNet whose output is what patches
   # are cut from; (): its root alone; None: no ResNet. Width: channels of the root.
-  stem_blocks: tuple[int, ...] | None = None
+  stem_blocks: tuple[Depth, ...] | None = None
   stem_width: int = 64
   # token: a learned cls token; gap: mean of tokens; map: attention pooling;
   # none: every token is classified, logits are [B, N, K].
@@ -54,12 +55,12 @@ class ViT(nn.Module):
   attention: Literal[tuple(BLOCKS)] = 'full'
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
   norm_eps: float = 1e-6  # of every LayerNorm; transformers' ViT has 1e-12 by default
-  dropout: float = 0.0  # paper B.1: after the embedding and every dense but q, k, v
-  attention_dropout: float = 0.0
+  dropout: Share = 0.0  # paper B.1: after the embedding and every dense but q, k, v
+  attention_dropout: Share = 0.0
   # In bfloat16, kernels that keep the scores on chip, on TPUs and NVIDIA GPUs, and on TPUs
   # kernels for norms and narrow MLPs of blocks. False: also differentiable forward-mode there.
   fused_attention: bool = True
-  stochastic_depth: float = 0.0
+  stochastic_depth: Share = 0.0
   # -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
   head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters

@@ -1,4 +1,4 @@
-"""What path rules decide in an update: weight decay and learning rates.
+"""Weight decay and learning rates by path rules.
 
 A rule is (regex, factor), matched in full against a parameter's path, the first match
 wins (see `vit_jax.trees`).
@@ -34,8 +34,7 @@ def layer_factors(family, params, decay: float) -> dict[str, np.ndarray]:
   follows. It is an array of one factor per layer where layers are stacked.
 
   Args:
-    family: of the model, see `models.family.Family.depths`.
-    params: of the model.
+    family: the model's, see `models.family.Family.depths`.
     decay: 0 < decay <= 1; 0.65 to 0.75 in fine-tuning recipes.
   """
   shapes = {name: x.shape for name, x in trees.flatten(params).items()}
@@ -67,24 +66,3 @@ def scaled_by_rate(rules, layer_decay: float | None, family=None):
 
   init = lambda params: optax.EmptyState()
   return optax.GradientTransformationExtraArgs(init, update)
-
-
-def trust_ratio(family=None) -> optax.GradientTransformation:
-  """Scales each update to the norm of its parameter (LAMB, arXiv 1904.00962).
-
-  ||p|| / ||u||, and 1 where either is 0 (algorithm 2 with the identity for phi). Layers
-  that the `family` stacks in one array have a ratio each.
-  """
-
-  def scale(name, u, p):
-    stacked = family is not None and family.is_stacked(name)
-    axes = tuple(range(int(stacked), u.ndim))
-    norm = lambda x: jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True))
-    of_p, of_u = norm(p), norm(u)
-    known = (of_p > 0) & (of_u > 0)
-    return u * jnp.where(known, of_p / jnp.where(known, of_u, 1.0), 1.0)
-
-  def update(updates, state, params):
-    return trees.map_named(scale, updates, params), state
-
-  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -12,19 +12,20 @@ see `models.family.Family`; OWN is the name below which parameters of the task's
 beside the model's, or None.
 """
 
-import importlib
-import inspect
-
-from vit_jax import config_check, models
-from vit_jax.errors import UserError, choose
+from vit_jax import models
+from vit_jax.errors import UserError
 from vit_jax.models.family import OUTPUTS
+from vit_jax.registry import Registry
 
-TASKS = {
-  'classify': ('vit_jax.tasks.classify', 'Classify'),
-  'detect': ('vit_jax.detection.tasks.detect', 'Detect'),
-  'masked_patches': ('vit_jax.lab.masked.masked_patches', 'MaskedPatches'),
-  'segment': ('vit_jax.detection.tasks.segment', 'Segment'),
-}
+TASKS = Registry(
+  'task',
+  {
+    'classify': 'vit_jax.tasks.classify:Classify',
+    'detect': 'vit_jax.detection.tasks.detect:Detect',
+    'masked_patches': 'vit_jax.lab.masked.masked_patches:MaskedPatches',
+    'segment': 'vit_jax.detection.tasks.segment:Segment',
+  },
+)
 
 DEFAULT = 'classify'
 
@@ -41,9 +42,8 @@ def build(name: str, model, spec: dict, **options):
     UserError: for an unknown name, a bad option, or batches or a model that lack what
       the task needs.
   """
-  config_check.bind('config.task', options, signature(name))
   check_outputs(name, type(models.core(model)).__name__, models.family_of(model))
-  return _task(name)(model, spec, **options)
+  return TASKS[name](model, spec, **options)
 
 
 def check_outputs(name: str, model: str, family) -> None:
@@ -53,18 +53,12 @@ def check_outputs(name: str, model: str, family) -> None:
     model: how it is called in the message.
     family: its `models.family.Family`.
   """
-  wanted = _task(name).OUTPUTS
+  wanted = TASKS[name].OUTPUTS
   if wanted != family.outputs:
     raise UserError(
       f'config.task.name={name} trains models that give {OUTPUTS[wanted]}; {model} gives '
       f'{OUTPUTS[family.outputs]}.'
     )
-
-
-def signature(name: str) -> inspect.Signature:
-  """Returns the keyword parameters of a task, without those that the run provides."""
-  parameters = inspect.signature(_task(name)).parameters.values()
-  return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])
 
 
 def classifies(config: dict) -> bool:
@@ -74,23 +68,18 @@ def classifies(config: dict) -> bool:
 
 def classes(config: dict) -> str | None:
   """Returns the feature of the data whose classes a config's model has a head for."""
-  return _task(_name(config)).CLASSES
+  return TASKS[_name(config)].CLASSES
 
 
 def outputs(config: dict) -> str:
   """Returns what the model of a config's task returns, see `models.family.Family`."""
-  return _task(_name(config)).OUTPUTS
+  return TASKS[_name(config)].OUTPUTS
 
 
 def own(config: dict) -> str | None:
   """Returns the name below which parameters are the task's own; None: there are none."""
-  return _task(_name(config)).OWN
+  return TASKS[_name(config)].OWN
 
 
 def _name(config: dict) -> str:
   return config.get('task', {}).get('name', DEFAULT)
-
-
-def _task(name: str):
-  module, attribute = choose('task', name, TASKS)
-  return getattr(importlib.import_module(module), attribute)

@@ -1,11 +1,11 @@
 """Image classification with one or several labels per image."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
 from vit_jax import losses
-from vit_jax.config_check import in_range, one_of
+from vit_jax.check import Choice, Fraction, Range, Share
 from vit_jax.tasks.mixing import MODES, Mixing
 
 
@@ -21,12 +21,12 @@ class Classify:
     model,
     spec: dict,
     *,
-    loss: Annotated[str, one_of(losses.LOSSES)] = 'softmax',
-    label_smoothing: Annotated[float, in_range(0, below=1)] = 0.0,
-    mixup: Annotated[float, in_range(0)] = 0.0,
-    cutmix: Annotated[float, in_range(0)] = 0.0,
-    switch_prob: Annotated[float, in_range(0, 1)] = 0.5,
-    mixup_mode: Annotated[str, one_of(MODES)] = 'batch',
+    loss: Annotated[str, Choice(losses.LOSSES)] = 'softmax',
+    label_smoothing: Share = 0.0,
+    mixup: Annotated[float, Range(0, 1e3)] = 0.0,
+    cutmix: Annotated[float, Range(0, 1e3)] = 0.0,
+    switch_prob: Fraction = 0.5,
+    mixup_mode: Literal[MODES] = 'batch',
   ):
     """Takes a classifier, and the spec of batches with images and their labels.
 
@@ -39,7 +39,7 @@ class Classify:
     """
     losses.check_labels(spec['label'], model.num_classes)
     self.model = model
-    self.loss_name, self.loss_fn = loss, losses.get(loss)
+    self.loss_name, self.loss_fn = loss, losses.LOSSES[loss]
     self.label_smoothing = label_smoothing
     self.mixing = Mixing(mixup, cutmix, switch_prob, mixup_mode)
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from vit_jax import cli, config, config_check, run_config
+from vit_jax import check, cli, config, run_config
 from vit_jax.errors import UserError, choose
 from vit_jax.tools import source
 
@@ -48,7 +48,9 @@ def run(args) -> int:
 
   given = {'pp': args.pp or 'value_range(-1, 1)', **section}  # the weights bring theirs
   del given['type']
-  config_check.bind(f'--probe {args.probe}', given, evaluators.signature(args.probe))
+  check.bind(
+    f'--probe {args.probe}', given, evaluators.EVALUATORS.signature(args.probe)
+  )
   loaded = source.load(args)
   models.check_classifies(loaded.model, args.source)
   if 'pp' not in section or args.pp or args.resolution:

@@ -12,10 +12,10 @@ import json
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Literal, Protocol
 
 from vit_jax import distributed, files, paths
-from vit_jax.config_check import bind, one_of
+from vit_jax.check import bind
 from vit_jax.errors import UserError
 
 IDS = 'loggers.json'
@@ -38,7 +38,7 @@ class Wandb:
   project: str
   entity: str | None = None
   name: str | None = None  # None: that of the run's folder
-  mode: Annotated[str, one_of(('online', 'offline'))] = 'online'
+  mode: Literal['online', 'offline'] = 'online'
 
 
 @dataclasses.dataclass(frozen=True)

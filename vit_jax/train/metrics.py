@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from vit_jax import distributed, evaluators, files
+from vit_jax.check import Period
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators.metric import find
 from vit_jax.train import events, loggers
@@ -28,7 +29,7 @@ _BUCKET_SECONDS = 10.0
 class Log:
   """The config's `log` section."""
 
-  every: int = 50  # steps between rows
+  every: Period = 50  # steps between rows
   tensorboard: bool = True
   profile: bool = False  # write a profile of a few steps to WORKDIR/profile
   report: bool = True  # `vit_jax train` writes WORKDIR/report.html at the end

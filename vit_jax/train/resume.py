@@ -69,7 +69,7 @@ def _in_the_folder(workdir, saved) -> tuple[dict, bool]:
     return run_config.read(workdir), False
   except run_config.Unreadable as error:
     where = f'The copy of the config in {saved.directory}'
-    old = run_config.in_todays_words(saved.meta().get('config'), where)
+    old = run_config.checked(saved.meta().get('config'), where)
     distributed.say(f'{error} The copy in the checkpoints takes its place.')
     return old, True
 

@@ -15,7 +15,6 @@ from vit_jax import (
   distributed,
   files,
   models,
-  run_config,
   sharding,
   tasks,
   trees,
@@ -201,7 +200,6 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
     **periods.in_steps(config, total),
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
-      'format': run_config.FORMAT,
       'total_steps': total,
       'num_examples': data.num_examples,
       'fingerprint': data.fingerprint,

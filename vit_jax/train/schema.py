@@ -1,73 +1,35 @@
-"""What a run's config may hold."""
+"""The keys of a run's config, and the code that reads each."""
 
 import inspect
 from typing import Annotated
 
 from vit_jax import config as config_lib
-from vit_jax import (
-  config_check,
-  evaluators,
-  models,
-  optim,
-  sharding,
-  tasks,
-  tune,
-  weights,
-)
+from vit_jax import evaluators, models, optim, sharding, tasks, tune, weights
+from vit_jax.check import Count, Named, Period, Section, Seed, bind, known_keys, plain
 from vit_jax.checkpoint import checkpoints
-from vit_jax.config_check import each_of, keys_of
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.train import evaluations, metrics, periods, ranges
+from vit_jax.train import evaluations, metrics
 from vit_jax.weights import zoo
 
 
-def _named(signature, key: str = 'name', **extra):
-  """Returns the check of a section whose keys depend on the name in it.
-
-  Args:
-    signature: name -> the signature of what has that name.
-    extra: annotations of keys that the run itself reads.
-  """
-
-  def check(where, section, _):
-    if section.get(key) is None:
-      given = f': it has {sorted(section)} alone' if section else ''
-      raise UserError(f'{where} lacks {key!r}{given}.')
-    config_check.check_type(f'{where}.{key}', section[key], str)
-    config_check.bind(where, section, signature(section[key]), (), {key: str, **extra})
-
-  return check
-
-
 def check_model(where: str, section: dict, config: dict) -> None:
-  """Refuses fields that the model does not have; see `config.bind`.
+  """Checks the fields of a model, and of the models within it.
 
-  Where the section names no model, the weights do: those of the zoo by their name,
-  others once they are open, when this is to be called again.
+  A section without a name takes that of the weights: published weights are in the zoo by
+  their name; others are checked when they are open, with the name filled in.
   """
   entry = zoo.find((config.get('weights') or {}).get('source', ''))
   named = {'name': entry.model} if entry else {}
-  known = 'name' in section or entry or not config.get('weights')
-  if known:
-    _named(models.signature, variant=str | None)(where, named | section, config)
+  if 'name' in section or entry or not config.get('weights'):
+    Named(models, variant=str | None)(where, named | section, config)
   for key, value in section.items():
-    if isinstance(value, dict):  # a model within the model
+    if isinstance(value, dict):
       check_model(f'{where}.{key}', value, {})
-  if known:
-    models.build(**named | section)  # refuses values that are out of range
-
-
-def _check_optim(where: str, section: dict, config: dict) -> None:
-  _named(optim.signature)(where, section, config)
-  # Refuses values out of range. How many steps there are is not known yet, and where the
-  # weights tell the model, neither is that: a run without end, of a ViT.
-  family = models.family(**{'name': 'vit', **config.get('model', {})})
-  optim.build(**section, total_steps=10**9, family=family)
 
 
 def _check_task(where: str, section: dict, config: dict) -> None:
-  _named(tasks.signature)(where, section, config)
+  Named(tasks.TASKS)(where, section, config)
   if name := config.get('model', {}).get('name'):
     tasks.check_outputs(section['name'], name, models.family(name))
   classes = config.get('model', {}).get('num_classes')
@@ -80,33 +42,11 @@ def _check_task(where: str, section: dict, config: dict) -> None:
 
 def _check_weights(where: str, section: dict, config: dict) -> None:
   if section:
-    config_check.bind(where, section, weights.from_section)
+    bind(where, section, weights.from_section)
 
 
 def _check_sharding(where: str, rules, config: dict) -> None:
   sharding.resolve_rules(rules)
-
-
-def _same_classes(where: str, section: dict, trained: dict) -> dict:
-  """Returns an evaluation's section, with the classes of training on the same source.
-
-  Raises:
-    UserError: if it has others: labels would be compared with other classes of the model.
-  """
-  data = section.get('data')
-  if section['type'] != 'classification' or data['source'] != trained['source']:
-    return section
-  ours, theirs = trained.get('classes'), data.get('classes')
-  if 'classes' in data and theirs != ours:
-    raise UserError(
-      f'{where}.data.classes={theirs} is not config.data.classes={ours}, on the same '
-      f'source {trained["source"]!r}: its labels would be compared with other classes of '
-      'the model. Leave it out: then it is as in training.'
-    )
-  return section if ours is None else {**section, 'data': {**data, 'classes': ours}}
-
-
-_typed_evaluation = _named(evaluators.signature, 'type', every=int | None, use_ema=bool)
 
 
 def _check_evaluation(where: str, section: dict, evals: dict) -> None:
@@ -117,29 +57,29 @@ def _check_evaluation(where: str, section: dict, evals: dict) -> None:
       f'{where} is an evaluation without a type: it has {sorted(section)}. The others of '
       f'{parent} are {others}.{did_you_mean(name, others)}'
     )
-  _typed_evaluation(where, section, evals)
+  keys = {'every': Period | None, 'use_ema': bool}
+  Named(evaluators.EVALUATORS, 'type', **keys)(where, section, evals)
 
 
-def _checkpoints(where: str, section: dict, config: dict) -> None:
+def _check_checkpoints(where: str, section: dict, config: dict) -> None:
   provided = ('directory', 'larger_is_better')
-  extra = {'patience': int | None}  # see `evaluations.Patience`
-  config_check.bind(where, section, checkpoints.Checkpoints, provided, extra)
+  bind(where, section, checkpoints.Checkpoints, provided, {'patience': Count | None})
 
 
 SECTIONS = {
   'model': Annotated[dict, check_model],
   'weights': Annotated[dict, _check_weights],
   'data': Annotated[dict, pipeline.check_train],
-  'tune': Annotated[dict, _named(tune.signature, 'method')],
+  'tune': Annotated[dict, Named(tune.METHODS, 'method')],
   'task': Annotated[dict, _check_task],
-  'optim': Annotated[dict, _check_optim],
-  'mesh': Annotated[dict, keys_of(sharding.make_mesh, provided=('devices',))],
+  'optim': Annotated[dict, Named(optim)],
+  'mesh': Annotated[dict, Section(sharding.make_mesh, provided=('devices',))],
   'sharding': Annotated[str | list[tuple[str, object]], _check_sharding],
-  'evals': Annotated[dict, each_of(periods.allowed(_check_evaluation))],
-  'checkpoint': Annotated[dict, periods.allowed(_checkpoints)],
-  'log': Annotated[dict, periods.allowed(keys_of(metrics.Log))],
-  'seed': int,
-  'max_bad_steps': int,
+  'evals': dict[str, Annotated[dict, _check_evaluation]],
+  'checkpoint': Annotated[dict, _check_checkpoints],
+  'log': Annotated[dict, Section(metrics.Log)],
+  'seed': Seed,
+  'max_bad_steps': Count,
   'resume_allow': str | list[str],
   **dict.fromkeys(config_lib.DURATIONS, object),  # see config.total_steps
 }
@@ -161,22 +101,20 @@ DEFAULTS = {
 
 
 def check(config: dict) -> dict:
-  """Returns the config over its defaults, every key bound to the code that reads it.
+  """Checks every key of a config against the code that reads it; returns it complete.
 
-  Where the weights name the model, its keys are left to `check_model`.
+  Opens nothing. A model that the weights will name is left to `check_model`.
 
   Raises:
-    UserError: for unknown, missing or ill-typed keys and numbers out of range; nothing
-      was opened.
+    UserError: for unknown, missing or ill-typed keys and values out of range.
   """
-  config_check.known_keys('config', config, SECTIONS)
-  config_check.check_plain('config', config)
+  known_keys('config', config, SECTIONS)
+  plain('config', config)
   if missing := [section for section in REQUIRED if section not in config]:
     raise UserError(f'config lacks the sections {missing}.')
-  ranges.check(config)
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
-  config_check.bind('config', config, inspect.Signature(), extra=SECTIONS)
+  bind('config', config, inspect.Signature(), extra=SECTIONS)
   config['evals'] = {
     name: _same_classes(f'config.evals.{name}', section, config['data'])
     for name, section in config['evals'].items()
@@ -194,6 +132,25 @@ def check(config: dict) -> dict:
   if isinstance(config['resume_allow'], str):
     config['resume_allow'] = config['resume_allow'].split(',')
   return config
+
+
+def _same_classes(where: str, section: dict, trained: dict) -> dict:
+  """Returns an evaluation's section, with the classes of training on the same source.
+
+  Raises:
+    UserError: if it has others: labels would be compared with other classes of the model.
+  """
+  data = section.get('data')
+  if section['type'] != 'classification' or data['source'] != trained['source']:
+    return section
+  ours, theirs = trained.get('classes'), data.get('classes')
+  if 'classes' in data and theirs != ours:
+    raise UserError(
+      f'{where}.data.classes={theirs} is not config.data.classes={ours}, on the same '
+      f'source {trained["source"]!r}: its labels would be compared with other classes of '
+      'the model. Leave it out: then it is as in training.'
+    )
+  return section if ours is None else {**section, 'data': {**data, 'classes': ours}}
 
 
 def with_model(config: dict, told: dict) -> dict:

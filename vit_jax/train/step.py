@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.optim.guard import kept
+from vit_jax.optim.optimizers import select
 from vit_jax.train.state import State, averaged
 
 
@@ -35,35 +35,34 @@ def make_step(task, optimizer, on_device, key):
     # Two keys that do not know `accum`: cutting a batch must not change how it is mixed.
     loss_rng, prepare_rng = (jax.random.fold_in(rng, i) for i in (0, 1))
     batch = task.prepare(batch, prepare_rng)
-    point = optimizer.gradient_point(state.params, state.opt_state)
 
     def loss(params, stats, *args):
       variables = dataclasses.replace(state, batch_stats=stats).variables(params)
       return task.loss(variables, *args)
 
     metrics, grads, stats = gradients(
-      loss, point, state.batch_stats, batch, loss_rng, optimizer.accum
+      loss, state.params, state.batch_stats, batch, loss_rng, optimizer.accum
     )
 
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(grad_norm)
     some = mask.any()
-    learns, bad = some & finite, some & ~finite
+    good, bad = some & finite, some & ~finite
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
-      grads, state.opt_state, state.params, rate=rate, learns=learns
+      grads, state.opt_state, state.params, rate=rate, good=good
     )
-    # Each is selected before another is computed from it, see `optim.moments`.
-    params = kept(learns, optax.apply_updates(state.params, updates), state.params)
-    stats = kept(learns, stats, state.batch_stats)
+    # Each is selected before another is computed from it, see `optim.optimizers`.
+    params = select(good, optax.apply_updates(state.params, updates), state.params)
+    stats = select(good, stats, state.batch_stats)
     ema = state.ema
     if optimizer.average:
       average = optimizer.average(ema, averaged(params, stats), state.step)
-      ema = kept(learns, average, ema)
+      ema = select(good, average, ema)
     old = state.counters
     counters = {
       'skipped': old['skipped'] + bad,
-      'skipped_in_a_row': jnp.where(learns, 0, old['skipped_in_a_row'] + bad),
+      'skipped_in_a_row': jnp.where(good, 0, old['skipped_in_a_row'] + bad),
       'masked': old['masked'] + (mask == 0).sum(dtype=jnp.int32),
     }
     metrics = {**metrics, 'grad_norm': grad_norm, 'lr': rate, **counters}

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 
 from vit_jax import models, optim, sharding, tasks, trees, tune
+from vit_jax.check import reported
 from vit_jax.train import runtime
 from vit_jax.train.state import State, init_state
 from vit_jax.train.step import make_step
@@ -49,14 +50,17 @@ class Trainer:
     self.family = models.family_of(self.model)
     image_shape = spec['image'].shape[1:]
     section = config.get('tune', {})
-    tuned, rules = tune.attach(self.model, self.family, image_shape, **section)
-    self.task = tasks.build(
-      model=tuned, spec=spec, **{'name': tasks.DEFAULT, **config.get('task', {})}
-    )
+    with reported('config.tune'):
+      tuned, rules = tune.attach(self.model, self.family, image_shape, **section)
+    with reported('config.task'):
+      self.task = tasks.build(
+        model=tuned, spec=spec, **{'name': tasks.DEFAULT, **config.get('task', {})}
+      )
     total = config.get('resolved', {}).get('total_steps') or config['steps']
-    self.optimizer = optim.build(
-      **config['optim'], total_steps=total, family=self.family
-    )
+    with reported('config.optim'):
+      self.optimizer = optim.build(
+        **config['optim'], total_steps=total, family=self.family
+      )
     self._init_key, key = jax.random.split(jax.random.key(config.get('seed', 0)))
 
     # Jitted, so that its shapes and its values come from one trace.

@@ -9,32 +9,33 @@ No model knows of this. What is added works by interception of the model's layer
 `tuned.Tuned`; a model's `Family` tells where its blocks are and end.
 """
 
-import importlib
-import inspect
 from typing import NamedTuple
 
 import flax.linen as nn
 
 from vit_jax import trees
-from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax.errors import UserError, did_you_mean
 from vit_jax.nn.batch_norm import BatchNorm
+from vit_jax.registry import Registry
 from vit_jax.tune.backbone import Backbone
 from vit_jax.tune.method import Method, Rules
 from vit_jax.tune.tuned import ADDED, Tuned
 
-# name -> (module, class)
-METHODS = {
-  'full': ('vit_jax.tune.full', 'Full'),
-  'linear': ('vit_jax.tune.linear', 'Linear'),
-  'partial': ('vit_jax.tune.partial', 'Partial'),
-  'bias': ('vit_jax.tune.bias', 'Bias'),
-  'mlp': ('vit_jax.tune.mlp', 'Mlp'),
-  'adapter': ('vit_jax.tune.adapter', 'Adapter'),
-  'lora': ('vit_jax.tune.lora', 'Lora'),
-  'side': ('vit_jax.tune.side', 'Side'),
-  'vpt': ('vit_jax.tune.vpt', 'Vpt'),
-  'rules': ('vit_jax.tune.by_rules', 'ByRules'),
-}
+METHODS = Registry(
+  'method of config.tune',
+  {
+    'full': 'vit_jax.tune.full:Full',
+    'linear': 'vit_jax.tune.linear:Linear',
+    'partial': 'vit_jax.tune.partial:Partial',
+    'bias': 'vit_jax.tune.bias:Bias',
+    'mlp': 'vit_jax.tune.mlp:Mlp',
+    'adapter': 'vit_jax.tune.adapter:Adapter',
+    'lora': 'vit_jax.tune.lora:Lora',
+    'side': 'vit_jax.tune.side:Side',
+    'vpt': 'vit_jax.tune.vpt:Vpt',
+    'rules': 'vit_jax.tune.by_rules:ByRules',
+  },
+)
 
 
 class Tuning(NamedTuple):
@@ -99,27 +100,17 @@ def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
 def build(method: str = 'full', **options) -> Method:
   """Returns the method of a `tune` section; arguments as of `attach`."""
   options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-  return _class(method)(**options)
-
-
-def signature(method: str) -> inspect.Signature:
-  """Returns the keys that the `tune` section may hold besides `method`."""
-  return inspect.signature(_class(method))
+  return METHODS[method](**options)
 
 
 def by_block(method: str) -> bool:
   """Whether a method treats each block on its own, which scanned blocks do not allow."""
-  return _class(method).by_block
+  return METHODS[method].by_block
 
 
 def is_added(name: str) -> bool:
   """Returns whether a name of `trees.named` is of what a method added to the model."""
   return name.startswith((f'{ADDED}/', f'{trees.STATS}/{ADDED}/'))
-
-
-def _class(method: str) -> type[Method]:
-  module, name = choose('method of config.tune', method, METHODS)
-  return getattr(importlib.import_module(module), name)
 
 
 def partition(params: dict, rules: Rules) -> tuple[dict, dict]:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import flax.linen as nn
 import jax
 
-from vit_jax.config_check import in_range
+from vit_jax.check import Range
 from vit_jax.errors import UserError
 from vit_jax.nn.mlp import joined
 from vit_jax.tune.method import Method
@@ -29,7 +29,7 @@ class Adapter(Method):
 
   by_block: ClassVar = True
 
-  reduction: Annotated[int, in_range(1)] = 8
+  reduction: Annotated[int, Range(1, 2**16)] = 8
 
   def added(self, backbone):
     places = []

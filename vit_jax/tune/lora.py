@@ -10,7 +10,7 @@ import flax.linen as nn
 import numpy as np
 
 from vit_jax import trees
-from vit_jax.config_check import in_range
+from vit_jax.check import Range
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import ADDED, Added
@@ -38,13 +38,11 @@ class Lora(Method):
 
   by_block: ClassVar = True
 
-  rank: Annotated[int, in_range(1)] = 8
-  alpha: float = 8.0
+  rank: Annotated[int, Range(1, 2**16)] = 8
+  alpha: Annotated[float, Range(0, 1e6, '(]')] = 8.0
   layers: Sequence[str] | None = None
 
   def added(self, backbone):
-    if not self.alpha > 0:
-      raise UserError(f'config.tune.alpha={self.alpha}: expected more than 0.')
     in_blocks = [
       name
       for name in backbone.shapes

@@ -1,11 +1,10 @@
 """MLP-k: a head of k layers (VPT, arXiv 2203.12119, section 4.1)."""
 
 import dataclasses
-from typing import Annotated
 
 import flax.linen as nn
 
-from vit_jax.config_check import in_range
+from vit_jax.check import Depth, Share
 from vit_jax.nn.dropout import Dropout
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import Added
@@ -20,8 +19,8 @@ class Mlp(Method):
     dropout: after each of them but the head.
   """
 
-  layers: Annotated[int, in_range(1)] = 3
-  dropout: Annotated[float, in_range(0, below=1)] = 0.1
+  layers: Depth = 3
+  dropout: Share = 0.1
 
   def added(self, backbone):
     if self.layers == 1:

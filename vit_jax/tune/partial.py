@@ -2,9 +2,9 @@
 
 import dataclasses
 import re
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from vit_jax.config_check import in_range
+from vit_jax.check import Depth
 from vit_jax.errors import UserError
 from vit_jax.tune.method import REST, Method
 
@@ -20,7 +20,7 @@ class Partial(Method):
   trains_backbone: ClassVar = True
   by_block: ClassVar = True
 
-  blocks: Annotated[int, in_range(1)] = 1
+  blocks: Depth = 1
 
   def rules(self, backbone):
     depths, number = backbone.family.depths(backbone.shapes)

@@ -4,9 +4,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from vit_jax.config_check import in_range, one_of
+from vit_jax.check import Range, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.nn.attention import MultiHeadDotProductAttention
 from vit_jax.nn.transformer import Encoder
@@ -44,13 +44,13 @@ class Vpt(Method):
 
   by_block: ClassVar = True
 
-  number: Annotated[int, in_range(0)] = 10
-  where: Annotated[str | None, one_of(WHERE)] = None
+  number: Annotated[int, Range(0, 2**16)] = 10
+  where: Literal[WHERE] | None = None
   deep: bool = False
-  layers: Sequence[int] | None = None
+  layers: Sequence[Annotated[int, Range(0, 1000)]] | None = None
   shared: bool = False
-  dropout: Annotated[float, in_range(0, below=1)] = 0.0
-  pool: Annotated[str | None, one_of(POOLS)] = None
+  dropout: Share = 0.0
+  pool: Literal[POOLS] | None = None
 
   def added(self, backbone):
     known = backbone.family.prompts

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import config_check, models, trees, tune
+from vit_jax import check, models, trees, tune
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.weights import export, readers
@@ -173,12 +173,12 @@ def _checked(path, config) -> dict:
     )
   where = f'{path}: its config'
   for key, kind in _KINDS.items():
-    config_check.check_type(f'{where}.{key}', config.get(key), kind)
+    check.check(f'{where}.{key}', config.get(key), kind)
   for size in config['image_size']:
-    config_check.in_range(1, _LARGEST)(f'{where}.image_size', size, config)
+    check.Range(1, _LARGEST)(f'{where}.image_size', size, config)
   keys = inspect.signature(fit).parameters.values()
   options = inspect.Signature([p for p in keys if p.kind is p.KEYWORD_ONLY])
-  config_check.bind(f'{where}.fit', config['fit'], options)
+  check.bind(f'{where}.fit', config['fit'], options)
   if config['tune']:
     _check_section(f'{where}.tune', config['tune'])
   return config
@@ -191,7 +191,7 @@ def _check_section(where: str, section) -> None:
       'of what was tuned.'
     )
   signature = tune.signature(section.get('method', 'full'))
-  config_check.bind(where, section, signature, (), {'method': str})
+  check.bind(where, section, signature, (), {'method': str})
 
 
 def asked(found: Source, section: dict) -> Source:

@@ -3,34 +3,41 @@
 A string names one: 'digits', 'folder:PATH', 'tfds:NAME', 'records:PATH', ...
 """
 
-import importlib
 import os
 from collections.abc import Sequence
 
 from vit_jax import buckets
-from vit_jax.config_check import bind
+from vit_jax.check import bind
 from vit_jax.data.sources import listing, subset
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.registry import Registry
 
-# name: (module, class or function, what follows the colon). Loaded when named, so that a source's
-# packages are needed only by those who use it.
-SOURCES = {
-  'digits': ('vit_jax.data.sources.arrays', 'Digits', ''),
-  'digits_canvas': ('vit_jax.detection.data.digits_canvas', 'DigitsCanvas', ''),
-  'arrays': ('vit_jax.data.sources.arrays', 'Arrays', 'FILE.npz'),
-  'shapes': ('vit_jax.lab.data.shapes', 'Shapes', ''),
-  'synthetic': ('vit_jax.data.sources.arrays', 'Synthetic', ''),
-  'folder': ('vit_jax.data.sources.folder', 'Folder', 'PATH'),
-  'tfds': ('vit_jax.data.sources.tfds', 'build', 'NAME'),
-  'vtab': ('vit_jax.lab.data.vtab', 'Vtab', 'NAME'),
-  'fgvc': ('vit_jax.lab.data.fgvc', 'Fgvc', 'NAME'),
-  'coco': (
-    'vit_jax.detection.data.coco',
-    'Coco',
-    'ROOT or coco:ANNOTATIONS.json,IMAGE_FOLDER',
-  ),
-  'records': ('vit_jax.data.sources.records', 'RecordFiles', 'FOLDER or PATTERN'),
+SOURCES = Registry(
+  'source',
+  {
+    'digits': 'vit_jax.data.sources.arrays:Digits',
+    'digits_canvas': 'vit_jax.detection.data.digits_canvas:DigitsCanvas',
+    'arrays': 'vit_jax.data.sources.arrays:Arrays',
+    'shapes': 'vit_jax.lab.data.shapes:Shapes',
+    'synthetic': 'vit_jax.data.sources.arrays:Synthetic',
+    'folder': 'vit_jax.data.sources.folder:Folder',
+    'tfds': 'vit_jax.data.sources.tfds:build',
+    'vtab': 'vit_jax.lab.data.vtab:Vtab',
+    'fgvc': 'vit_jax.lab.data.fgvc:Fgvc',
+    'coco': 'vit_jax.detection.data.coco:Coco',
+    'records': 'vit_jax.data.sources.records:RecordFiles',
+  },
+)
+# The text after the colon, for sources that need one.
+TARGETS = {
+  'arrays': 'FILE.npz',
+  'folder': 'PATH',
+  'tfds': 'NAME',
+  'vtab': 'NAME',
+  'fgvc': 'NAME',
+  'coco': 'ROOT or coco:ANNOTATIONS.json,IMAGE_FOLDER',
+  'records': 'FOLDER or PATTERN',
 }
 
 # Schemes that also read gs:// paths.
@@ -87,16 +94,15 @@ def check_options(where: str, options: dict, beside: dict) -> None:
 def _resolve(source: str) -> tuple[str, str, type[Source]]:
   """Returns (scheme, target, class) of a source."""
   scheme, target = _scheme(source)
-  module, name, form = SOURCES[scheme]
-  if form and not target:
-    raise UserError(f"Source {source!r}: give it as '{scheme}:{form}'.")
+  if scheme in TARGETS and not target:
+    raise UserError(f"Source {source!r}: give it as '{scheme}:{TARGETS[scheme]}'.")
   if '://' in target and not (buckets.is_url(target) and scheme in _IN_BUCKETS):
     raise UserError(
       f'Source {source!r}: gs:// is the only kind of URL that is read, by '
       f'{" and ".join(_IN_BUCKETS)}. Make records of the images (vit_jax prepare --help), '
       'or mount the storage.'
     )
-  return scheme, target, getattr(importlib.import_module(module), name)
+  return scheme, target, SOURCES[scheme]
 
 
 def _scheme(source: str) -> tuple[str, str]:
@@ -121,4 +127,4 @@ def _scheme(source: str) -> tuple[str, str]:
 
 
 def _forms() -> str:
-  return ', '.join(f'{k}:{v[2]}' if v[2] else k for k, v in SOURCES.items())
+  return ', '.join(f'{k}:{TARGETS[k]}' if k in TARGETS else k for k in SOURCES)

@@ -6,13 +6,17 @@ import os
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from vit_jax.check import Count, Range
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import ArraySource, Source, fingerprint
 from vit_jax.errors import UserError
+
+Side = Annotated[int, Range(1, 8000, why='64 megapixels, as `decode` takes')]
 
 
 class Digits(ArraySource):
@@ -153,20 +157,15 @@ class Synthetic(Source):
     target: str,
     split: str,
     *,
-    size: int | tuple[int, int] = 224,
-    channels: int = 3,
-    num_classes: int = 1000,
-    num_examples: int = 10_000,
+    size: Side | tuple[Side, Side] = 224,
+    channels: Annotated[int, Range(1, 1024)] = 3,
+    num_classes: Count = 1000,
+    num_examples: Annotated[int, Range(1, 2**31)] = 10_000,
   ):
     if target:
       raise UserError(f"Source 'synthetic' takes options, not a path: got {target!r}.")
     side = (size, size) if isinstance(size, int) else tuple(size)
     shape = (*side, channels)
-    for name, value in (('num_classes', num_classes), ('num_examples', num_examples)):
-      if not isinstance(value, int) or value < 1:
-        raise UserError(f'synthetic: {name}={value!r} must be a positive integer.')
-    if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
-      raise UserError(f'synthetic: no image has size={size!r}, channels={channels!r}.')
     sizes = dict.fromkeys(('train', 'validation', 'test'), num_examples)
     parts = splits.select(split, sizes, 'synthetic')
     self._rows = np.concatenate([part for _, part in parts])

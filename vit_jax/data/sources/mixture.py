@@ -15,7 +15,7 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax.config_check import bind
+from vit_jax.check import INT32, Range, bind
 from vit_jax.data import sources
 from vit_jax.data.features import LabelFeature
 from vit_jax.data.sources import subset
@@ -42,10 +42,10 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   """
   check('config.data.source', parts)
   built, weights = [], []
-  for i, part in enumerate(parts):
+  for part in parts:
     source = _part(**{'split': split, **part})
     built.append((source, part.get('label_offset', 0), 'label_offset' in part))
-    weights.append(_weight(f'config.data.source[{i}]', part.get('weight')))
+    weights.append(_weight(part.get('weight')))
   given = [weight is not None for weight in weights]
   if any(given) != all(given):
     raise UserError(
@@ -70,21 +70,21 @@ def check(where: str, source: str | list[dict], _=None) -> None:
 def _part(
   source: str,
   split: str | None = None,
-  weight: float | None = None,
-  label_offset: int = 0,
+  weight: Annotated[float, Range(0, 1e12, '(]')] | None = None,
+  label_offset: Annotated[int, Range(-INT32, INT32)] = 0,
   options: Annotated[dict | None, sources.check_options] = None,
-  classes: Annotated[list[int | str] | None, subset.check] = None,
+  classes: Annotated[
+    list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
+  ] = None,
 ) -> Source:
   del weight, label_offset  # of the mixture
   return sources.build(source, split, classes=classes, **(options or {}))
 
 
-def _weight(where, weight) -> Fraction | None:
+def _weight(weight) -> Fraction | None:
   """Returns a weight as it is written: 0.1 is a tenth, not the float next to it."""
   if weight is None:
     return None
-  if not 0 < weight < float('inf'):
-    raise UserError(f'{where}.weight={weight!r} must be a number above 0.')
   return Fraction(str(weight))
 
 

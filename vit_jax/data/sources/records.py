@@ -4,9 +4,11 @@ import concurrent.futures
 import itertools
 import os
 import re
+from typing import Annotated
 
 import numpy as np
 
+from vit_jax.check import INT32, Count, Range
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import example_proto, shards, splits
 from vit_jax.data.sources.base import Source, fingerprint
@@ -71,10 +73,10 @@ class RecordFiles(Source):
     label_key: str = 'image/class/label',
     weight_key: str | None = None,
     multi_label: bool | None = None,
-    label_offset: int = 0,
+    label_offset: Annotated[int, Range(-INT32, INT32)] = 0,
     exif: bool = False,
     stream: bool = False,
-    shuffle_buffer: int | None = None,
+    shuffle_buffer: Count | None = None,
   ):
     self.name = f'records:{target}'
     self.exif = exif

@@ -24,8 +24,6 @@ def check(where: str, classes: Sequence[int | str], section: dict) -> None:
   for i, value in enumerate(classes):
     if value in classes[:i]:
       raise UserError(f'{where} has {value!r} twice.')
-    if not isinstance(value, str) and value < 0:
-      raise UserError(f'{where} has {value!r}: classes are counted from 0.')
 
 
 def build(

@@ -1,7 +1,10 @@
 """The source 'digits_canvas': bundled digits on canvases, with exact boxes and masks."""
 
+from typing import Annotated
+
 import numpy as np
 
+from vit_jax.check import Range
 from vit_jax.data import philox
 from vit_jax.data.features import Feature, ImageFeature
 from vit_jax.data.sources import arrays, splits
@@ -45,17 +48,12 @@ class DigitsCanvas(objects.Objects):
     target: str,
     split: str,
     *,
-    size: int = 64,
-    most: int = 4,
+    size: Annotated[int, Range(32, 2048)] = 64,
+    most: Annotated[int, Range(1, 16)] = 4,
     segments: bool = False,
   ):
     if target:
       raise UserError(f"Source 'digits_canvas' takes no path, got {target!r}.")
-    for key, value, low, high in (('size', size, 32, 2048), ('most', most, 1, 16)):
-      if not isinstance(value, int) or not low <= value <= high:
-        raise UserError(
-          f'digits_canvas: {key}={value!r} must be a whole number from {low} to {high}.'
-        )
     self.name = 'digits_canvas'
     self._size, self._most, self._segments = size, most, segments
     self._digits = {name: arrays.Digits('', name) for name in _SIZES}

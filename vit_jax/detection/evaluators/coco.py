@@ -89,13 +89,13 @@ class Coco:
       self._detect, static_argnums=0, out_shardings=sharding.replicated(mesh)
     )
 
-  def run(self, predict: Callable, params) -> dict[str, float]:
+  def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns ap, ap50, ...; examples; bad_images, if any could not be read.
 
     A number that no object counts for is left out; so are objects of images that could
     not be read. `measured` and `compared` have the rest.
     """
-    rows = self.detect(predict, params)
+    rows = self.detect(predict, variables)
     if not len(rows['index']):
       raise UserError(
         f'Evaluation could read none of {self.batches.num_examples:,} images.'
@@ -111,7 +111,7 @@ class Coco:
     numbers['examples'] = len(rows['index'])
     return numbers | ({'bad_images': bad} if bad else {})
 
-  def detect(self, predict: Callable, params) -> dict[str, np.ndarray]:
+  def detect(self, predict: Callable, variables) -> dict[str, np.ndarray]:
     """Returns what every query found in the images that could be read, in their order.
 
     They are 'index' int32 [n], of the images in the split, 'scores' and 'labels' [n, Q],
@@ -122,7 +122,7 @@ class Coco:
     with contextlib.closing(self.batches.iterate()) as batches:
       for batch in batches:
         self._check_stop()
-        done = self._step(predict, params, sharding.global_batch(batch, self.mesh))
+        done = self._step(predict, variables, sharding.global_batch(batch, self.mesh))
         _add(parts, pending)
         pending = done
     _add(parts, pending)
@@ -149,10 +149,10 @@ class Coco:
     )
     return truth, found
 
-  def _detect(self, predict, params, batch) -> dict:
+  def _detect(self, predict, variables, batch) -> dict:
     """Returns one detection for each query, boxes by corners from 0 to 1 of the image."""
     batch = self.batches.on_device(batch)
-    out = predict(params, batch)
+    out = predict(variables, batch)
     number = out['logits'].shape[-1] - 1
     if number < self.batches.num_classes and not self._by_name:
       raise UserError(

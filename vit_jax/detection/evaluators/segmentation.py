@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import sharding
-from vit_jax.config_check import in_range
+from vit_jax.check import INT32, Range
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators.batches import open_batches
@@ -43,7 +43,7 @@ class Segmentation:
     model: Classes | None = None,
     *,
     data: Annotated[dict, pipeline.check_evaluate],
-    ignore: Annotated[int, in_range(0, 2**31 - 1)] = 255,
+    ignore: Annotated[int, Range(0, INT32)] = 255,
   ):
     """Opens the data.
 
@@ -73,7 +73,7 @@ class Segmentation:
       self._count, static_argnums=0, out_shardings=sharding.replicated(mesh)
     )
 
-  def run(self, predict: Callable, params) -> dict[str, float]:
+  def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns mean_iou, pixel_accuracy, iou_0, iou_1, ... of classes that occur, examples.
 
     bad_images, if there are any, could not be read and are not in it.
@@ -87,7 +87,7 @@ class Segmentation:
     with contextlib.closing(self.batches.iterate()) as batches:
       for batch in batches:
         self._check_stop()
-        done = self._step(predict, params, sharding.global_batch(batch, self._mesh))
+        done = self._step(predict, variables, sharding.global_batch(batch, self._mesh))
         totals = self._added(totals, pending)
         pending = done
     counts, examples = self._added(totals, pending)
@@ -114,10 +114,10 @@ class Segmentation:
       f'{number} classes: set config.model.num_classes, or ignore={label}.'
     )
 
-  def _count(self, predict, params, batch):
+  def _count(self, predict, variables, batch):
     """Returns (counts [K, K], label by prediction, examples, an unknown label or -1)."""
     batch = self.batches.on_device(batch)
-    logits = predict(params, batch)['logits']
+    logits = predict(variables, batch)['logits']
     segments = batch['segments'].astype(jnp.int32)
     real = batch['mask'] > 0
     counted = real[:, None, None] & (segments != self._ignore)

@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth, Share
 from vit_jax.detection.models.pyramid import maps_of, nearest
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.placement import place
@@ -150,15 +151,15 @@ class DETR(nn.Module):
 
   backbone: nn.Module | None = None  # gives maps [B, h, w, C]
   feature: str | None = None  # the map's name; None: the last of 'stage1', ...
-  num_classes: int = 91  # without "no object"; COCO's ids are numbers up to 90
+  num_classes: Count = 91  # without "no object"; COCO's ids are numbers up to 90
   num_queries: int = 100
   width: int = 256
   num_heads: int = 8
   mlp_dim: int = 2048
-  encoder_depth: int = 6
-  decoder_depth: int = 6
-  dropout: float = 0.0  # of every branch, and within the MLP; 0.1 in the paper
-  attention_dropout: float = 0.0  # of attention's weights; 0.1 in the authors' code
+  encoder_depth: Depth = 6
+  decoder_depth: Depth = 6
+  dropout: Share = 0.0  # of every branch, and within the MLP; 0.1 in the paper
+  attention_dropout: Share = 0.0  # of attention's weights; 0.1 in the authors' code
   # Of the layers here, what to recompute, see nn.remat; a backbone has its own.
   remat: Literal[tuple(REMAT)] = 'none'
   # Of the Transformer's body, and of a backbone that names none; the decoder's norm, the

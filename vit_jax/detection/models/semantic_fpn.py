@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.check import Count
 from vit_jax.errors import UserError, choose
 from vit_jax.models.family import composite
 from vit_jax.nn.group_norm import group_norm
@@ -67,7 +68,7 @@ def _cut_or_held(x, size: tuple[int, int]):
 class SemanticFPN(nn.Module):
   """See `__call__`."""
 
-  num_classes: int | None = None  # None: no last layer, outputs are out['merged']
+  num_classes: Count | None = None  # None: no last layer, outputs are out['merged']
   backbone: nn.Module | None = None  # a pyramid, such as fpn or sfp
   levels: Sequence[str] = ()  # names of its maps, such as 'p2'; (): all
   channels: int = 128  # narrower ones hardly learn: GroupNorm's 32 groups get too small

@@ -8,11 +8,12 @@ Differs from the authors' code in the initial values, which are those of ViTs he
 import functools
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 
+from vit_jax.check import Count, Depth, Range, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.placement import PLACEMENTS, place
 from vit_jax.models.family import Family
@@ -119,14 +120,14 @@ class Encoder(nn.Module):
 class ViTDet(nn.Module):
   """See `__call__`. Fields up to `global_blocks` come from `variant`."""
 
-  num_classes: int | None = None  # None: no head, outputs are out['pre_logits']
+  num_classes: Count | None = None  # None: no head, outputs are out['pre_logits']
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768
-  depth: int = 12
+  depth: Depth = 12
   mlp_dim: int = 3072
   num_heads: int = 12
   # Blocks, from 0, that attend to the whole map; the others do within windows.
-  global_blocks: Sequence[int] = (2, 5, 8, 11)
+  global_blocks: Sequence[Annotated[int, Range(0, 999)]] = (2, 5, 8, 11)
   window: int = 14  # side of the windows; what they do not tile is padded with zeros
   relative: bool = True  # positions in attention, see nn.decomposed
   absolute: bool = True  # positions added to tokens, a table resized to their grid
@@ -136,7 +137,7 @@ class ViTDet(nn.Module):
   class_row: bool = True
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6
-  stochastic_depth: float = (
+  stochastic_depth: Share = (
     0.0  # of the last block: 0.1 for B, 0.4 L, 0.5 H in the paper
   )
   head_bias_init: float = 0.0

@@ -5,12 +5,10 @@ classes, the last of them "no object", and a box as centre, width and height fro
 the image without its padding.
 """
 
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config_check import in_range
+from vit_jax.check import Factor, Fraction
 from vit_jax.detection import boxes
 from vit_jax.detection.boxes import postprocess
 from vit_jax.detection.tasks.matching import match
@@ -41,9 +39,9 @@ class Detect:
     model,
     spec: dict,
     *,
-    l1: Annotated[float, in_range(0)] = L1,
-    giou: Annotated[float, in_range(0)] = GIOU,
-    no_object: Annotated[float, in_range(0, 1)] = NO_OBJECT,
+    l1: Factor = L1,
+    giou: Factor = GIOU,
+    no_object: Fraction = NO_OBJECT,
   ):
     """Takes a detector, and the spec of batches with images and boxes.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config_check import in_range
+from vit_jax.check import INT32, Range
 from vit_jax.errors import UserError
 
 IGNORED = 255  # of labels of 8 bits, in COCO's, Cityscapes' and ADE20K's files
@@ -19,7 +19,7 @@ class Segment:
   OWN = None
 
   def __init__(
-    self, model, spec: dict, *, ignore: Annotated[int, in_range(0, 2**31 - 1)] = IGNORED
+    self, model, spec: dict, *, ignore: Annotated[int, Range(0, INT32)] = IGNORED
   ):
     """Takes a model that gives logits [B, H, W, K], and the spec of batches.
 

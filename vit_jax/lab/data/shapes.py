@@ -1,13 +1,15 @@
 """The source 'shapes': generated images of coloured shapes, any number, no download."""
 
 import itertools
+from typing import Annotated
 
 import numpy as np
 
+from vit_jax.check import Count, Range
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import choose
 from vit_jax.lab.data import drawing, scenes
 
 _HELD_OUT = (
@@ -50,20 +52,12 @@ class Shapes(Source):
     target: str,
     split: str,
     *,
-    size: int = 32,
-    num_examples: int = 100_000,
-    seed: int = 0,
+    size: Annotated[int, Range(8, 8000)] = 32,
+    num_examples: Count = 100_000,
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0,
   ):
     self._task = choose("task of 'shapes'", target or 'class', list(scenes.TASKS))
     self.name = f'shapes:{self._task}'
-    limits = {'size': (8, 8000), 'num_examples': (1, _LARGEST), 'seed': (0, 2**32 - 1)}
-    given = {'size': size, 'num_examples': num_examples, 'seed': seed}
-    for key, (least, most) in limits.items():
-      value = given[key]
-      if not isinstance(value, int) or not least <= value <= most:
-        raise UserError(
-          f'{self.name}: {key}={value!r} must be a whole number from {least} to {most}.'
-        )
     self._size, self._seed = size, seed
     wanted = '+'.join(
       f'{splits.canonical(name)}[{low}:{high}]'

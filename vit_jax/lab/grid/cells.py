@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from vit_jax import config as config_lib
 from vit_jax import models, optim
+from vit_jax.check import reported
 from vit_jax.config import DURATIONS
 from vit_jax.errors import DataError, InUse, RunError, UserError
 from vit_jax.tools.inspect import cost, recipe
@@ -175,7 +176,8 @@ def check(config: dict) -> None:
   if source is not None or config.get('epochs') is None:
     steps = config_lib.total_steps(config, len(source or ()), data['batch_size'])
     family = models.family(**model)
-    optim.build(**config['optim'], total_steps=steps, family=family)
+    with reported('config.optim'):
+      optim.build(**config['optim'], total_steps=steps, family=family)
 
 
 def image_shape(config: dict) -> tuple[int, int, int] | None:

@@ -50,7 +50,7 @@ class MaskedPatches:
       self._measure, static_argnums=0, out_shardings=sharding.replicated(mesh)
     )
 
-  def run(self, predict: Callable, params) -> dict[str, float]:
+  def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns loss, accuracy (not of pixels), examples; bad_images if there are any.
 
     The loss is that of training, without dropout; examples is the number that both are
@@ -61,7 +61,7 @@ class MaskedPatches:
     with contextlib.closing(self.batches.iterate()) as batches:
       for batch in batches:
         self._check_stop()
-        done = self._step(predict, params, sharding.global_batch(batch, self._mesh))
+        done = self._step(predict, variables, sharding.global_batch(batch, self._mesh))
         _add(totals, pending)
         pending = done
     _add(totals, pending)
@@ -73,10 +73,10 @@ class MaskedPatches:
     metrics['examples'] = examples
     return metrics | ({'bad_images': bad} if bad else {})
 
-  def _measure(self, predict, params, batch) -> dict:
+  def _measure(self, predict, variables, batch) -> dict:
     """Returns sums over a batch."""
     batch = self.batches.on_device(batch)
-    out = predict(params, batch)
+    out = predict(variables, batch)
     real = batch['mask'] > 0
     measured = {
       name: out[f'masked_{name}']

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import models
-from vit_jax.config_check import in_range, one_of
+from vit_jax.check import Choice, Fraction
 from vit_jax.errors import UserError
 from vit_jax.lab.masked import corruption
 from vit_jax.lab.masked.layer import MaskedPatches as Added
@@ -40,8 +40,8 @@ class MaskedPatches:
     model,
     spec: dict,
     *,
-    target: Annotated[str, one_of(TARGETS)] = 'mean_color',
-    rate: Annotated[float, in_range(0, 1)] = 0.5,
+    target: Annotated[str, Choice(TARGETS)] = 'mean_color',
+    rate: Fraction = 0.5,
   ):
     """Takes a model, and the spec of batches with images.
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from vit_jax import cli, config_check, tune
+from vit_jax import check, cli, tune
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.tools.gpu import devices
 from vit_jax.tools.gpu.devices import GPUS
@@ -149,8 +149,8 @@ def tuning(args) -> dict:
       f'--tune {args.tune[0]} belongs to a method: --tune method=NAME, one of '
       f'{sorted(tune.METHODS)}.'
     )
-  check = tune.signature(section['method'])
-  config_check.bind('--tune', section, check, (), {'method': str})
+  signature = tune.METHODS.signature(section['method'])
+  check.bind('--tune', section, signature, extra={'method': str})
   return section
 
 

@@ -146,7 +146,7 @@ def _is_config(text: str) -> bool:
 
 
 def _model_on_mesh(args) -> tuple[dict, str]:
-  from vit_jax import config_check, models, optim, sharding
+  from vit_jax import check, models, optim, sharding
 
   axes = mesh.parse(args.mesh)
   name, variant, fields = models.parse_name(args.model)
@@ -156,7 +156,7 @@ def _model_on_mesh(args) -> tuple[dict, str]:
   models.build(name, variant, **fields)
   sharding.resolve_rules(args.sharding)
   section = arguments.optimizer(args.optim)
-  config_check.bind('config.optim', section, optim.signature(section['name']))
+  check.bind('config.optim', section, optim.signature(section['name']))
   record = mesh.inspect(
     {
       'model': {'name': name, 'variant': variant, **fields},

@@ -6,6 +6,7 @@ bundled sources are opened.
 
 import os
 
+from vit_jax.check import reported
 from vit_jax.errors import UserError
 
 
@@ -31,15 +32,15 @@ def load(spec: str, assignments: list[str]) -> dict:
 
 def _model(config: dict) -> dict:
   """Returns the section `model`, its name filled in by the weights."""
+  from vit_jax import check, models
   from vit_jax import config as config_lib
-  from vit_jax import config_check, models
   from vit_jax.weights import complete, from_section, zoo
 
   model = config_lib.section({'model': {}, **config}, 'model')
   weights = config.get('weights')
   if not weights or 'name' in model or not weights.get('source'):
     return model
-  config_check.bind('config.weights', weights, from_section)
+  check.bind('config.weights', weights, from_section)
   if entry := zoo.find(weights['source']):
     name, variant, fields = models.parse_name(entry.model)
     return {'name': name, 'variant': variant, **fields, **model}
@@ -73,8 +74,8 @@ def describe(config: dict, examples: int | None = None) -> dict:
   """
   import jax
 
+  from vit_jax import check, models, optim, tasks
   from vit_jax import config as config_lib
-  from vit_jax import config_check, models, optim, tasks
   from vit_jax.tools.inspect import activations, flops
 
   data, model = config['data'], dict(config['model'])
@@ -82,13 +83,12 @@ def describe(config: dict, examples: int | None = None) -> dict:
   train_examples, classes = _known(config, data, source, examples)
   classes = classes if tasks.classifies(config) else None
   batch = data['batch_size']
-  config_check.check_type('config.data.batch_size', batch, int)
-  if batch < 1:
-    raise UserError(f'config.data.batch_size={batch}: expected 1 or more.')
+  check.check('config.data.batch_size', batch, check.Count)
   steps = config_lib.total_steps(config, train_examples or 0, batch)
   family = models.family(**model)
   # A schedule may refuse so few steps.
-  optim.build(**config['optim'], total_steps=steps, family=family)
+  with reported('config.optim'):
+    optim.build(**config['optim'], total_steps=steps, family=family)
   *resolution, channels = image_shape(data['pp'], source)
   fields = {'num_classes': classes, **model}
   forward, params, images = activations.trace(

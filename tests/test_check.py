@@ -1,0 +1,248 @@
+"""The one validator: keys, types, ranges, choices, before anything is opened."""
+
+import inspect
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import pytest
+
+from tests.support import naming
+from vit_jax import check, config, evaluators, models, optim, sharding, tasks, tune
+from vit_jax.check import Range, bind
+from vit_jax.checkpoint import checkpoints
+from vit_jax.data import pipeline, sources
+from vit_jax.errors import UserError
+from vit_jax.evaluators.features import DataSet
+from vit_jax.optim import averages, optimizers, schedules
+from vit_jax.registry import Registry
+from vit_jax.train import metrics, schema
+
+HUGE = '99999999999999999999'
+
+
+def consumer(
+  a: int,
+  *,
+  b: Annotated[float, Range(0, 1, '[)')] = 0.5,
+  c: Literal['x', 'y'] | None = None,
+  d: Sequence[tuple[str, Annotated[float, Range(0, 2, '(]')]]] = (),
+  e: dict[str, Annotated[dict, check.Section(lambda *, f: Range)]] | None = None,
+  given=None,
+):
+  return a, b, c, d, e, given
+
+
+@pytest.mark.parametrize(
+  ('section', 'facts'),
+  [
+    (dict(a=1, bb=2), ('config.s.bb', 'b')),
+    (dict(a=1, given=2), ('config.s.given', 'a', 'b', 'c')),
+    (dict(b=0.5), ('config.s', 'a')),
+    (dict(a=1.5), ('config.s.a=1.5', 'int')),
+    (dict(a=True), ('config.s.a=True', 'int')),
+    (dict(a=1, b=1), ('config.s.b=1', '[0, 1)')),
+    (dict(a=1, b='x'), ("config.s.b='x'", 'float', '[0, 1)')),
+    (dict(a=1, c=3), ('config.s.c=3', 'x', 'y', 'None')),
+    (dict(a=1, c='z'), ('config.s.c', "'z'", 'x', 'y')),
+    (dict(a=1, d=[('k', 0)]), ('config.s.d[0][1]=0', '(0, 2]')),
+    (dict(a=1, d=[1]), ('config.s.d=[1]', 'str', 'float')),
+    (dict(a=1, e={'k': {'g': 1}}), ('config.s.e.k.g', 'f')),
+    ([], ('config.s', '[]', 'section')),
+  ],
+)
+def test_bind(section, facts):
+  whole = dict(a=1, b=0, c=None, d=[['k', 2]], e={'k': {'f': 1}}, type='x')
+  bind('config.s', whole, consumer, ('given',), {'type': str})
+  with pytest.raises(UserError, match=naming(*facts)) as error:
+    bind('config.s', section, consumer, ('given',))
+  assert '\n' not in str(error.value)
+
+
+def test_ranges_know_their_ends():
+  inside = lambda x, r: not _raises(r, x)
+  for ends, low, high in (('[]', 1, 1), ('[)', 1, 0), ('(]', 0, 1), ('()', 0, 0)):
+    r = Range(0, 1, ends)
+    assert (inside(0, r), inside(1, r), inside(0.5, r)) == (bool(low), bool(high), True)
+  assert not inside(float('nan'), Range(0, 1))
+  assert str(Range(1, 2, '(]', 'why')) == '(1, 2] (why)'
+  assert str(Range(1)) == '[1, inf)'
+
+
+def _raises(rule, value):
+  try:
+    rule('x', value, {})
+  except UserError:
+    return True
+
+
+def test_a_registry_loads_late_and_takes_entries():
+  table = Registry('thing', {'bad': 'no_such_module:x', 'loads': 'json:loads'})
+  assert list(table) == ['bad', 'loads']
+  assert table['loads']('1') == 1
+  with pytest.raises(UserError, match=naming('thing', "'laods'", 'loads')):
+    table['laods']
+  table.register('mine', consumer)
+  assert table['mine'] is consumer
+  assert list(table.signature('mine').parameters) == ['b', 'c', 'd', 'e', 'given']
+  with pytest.raises(ValueError, match='loads'):
+    table.register('loads', consumer)
+
+
+def digits() -> dict:
+  data = dict(source='digits', split='train', pp='value_range(-1, 1)', batch_size=8)
+  return {
+    'model': {'name': 'vit', 'variant': 'mu/4'},
+    'data': dict(data),
+    'optim': {'name': 'adamw', 'lr': 1e-3, 'schedule': {'decay': 'cosine'}},
+    'steps': 1,
+    'task': {'name': 'classify'},
+    'evals': {
+      'test': {'type': 'classification', 'data': dict(data)},
+      'few': {
+        'type': 'fewshot',
+        'pp': data['pp'],
+        'batch_size': 8,
+        'datasets': {'a': dict(source='digits', train='train', test='test')},
+      },
+    },
+  }
+
+
+SCHEDULE = ('cooldown', 'decay', 'decay_until', 'staircase', 'warmup')
+
+# (assignment, the whole key, and the allowed values or keys)
+REFUSED = [
+  # keys, at every depth
+  ('optim.schedule.warmupp=3', ('optim.schedule.warmupp', 'end', *SCHEDULE)),
+  ('optim.schedule={"decay": "rsqrt", "end": 1}', ('end', 'timescale', 'warmup')),
+  ('optim.schedule={"decay": "rsqrt", "staircase": 3}', ('staircase', 'timescale')),
+  ('optim.swa={"strat": 1}', ('config.optim.swa.strat', 'start', 'every')),
+  ('optim.momentum=0.9', ('config.optim.momentum', 'b1', 'b2')),
+  ('data.source_options.a=1', ('config.data.source_options.a', [])),
+  ('data.source=[{"source": "digits", "wieght": 1}]', ('data.source[0].wieght',)),
+  (
+    'data.source=[{"source": "synthetic", "options": {"sise": 8}}]',
+    ('data.source[0].options.sise', 'channels', 'num_classes', 'size'),
+  ),
+  ('mesh.fspd=2', ('config.mesh.fspd', 'fsdp', 'data', 'tensor')),
+  ('evals.test.data.ppp=x', ('config.evals.test.data.ppp', 'pp', 'workers')),
+  ('evals.few.datasets.a.tset=x', ('evals.few.datasets.a.tset', 'test', 'source')),
+  ('evals.few.datasets.a.source_options.b=1', ('a.source_options.b', [])),
+  ('evals.tset.use_ema=True', ('config.evals.tset', 'few', 'Did', '"test"')),
+  ('model.backbone={"name": "vit"}', ('config.model.backbone', 'depth')),
+  ('epochs=1', ('steps', 'epochs')),
+  # types
+  ('optim.schedule.warmup=x', ("config.optim.schedule.warmup='x'", 'int')),
+  ('optim.lr_rules=[1]', ('config.optim.lr_rules=[1]', 'str', 'float')),
+  ('optim.wd_rules=[["a"]]', ('config.optim.wd_rules', 'float')),
+  ('weights=/a/b.npz', ("config.weights='/a/b.npz'", 'config.weights.KEY=VALUE')),
+  # choices
+  ('data.cache=decode', ('config.data.cache', "'decode'", 'raw', 'decoded')),
+  ('data.pp=value_range(-1)', ('config.data.pp', 'value_range(-1)')),
+  ('data.pp=resize(8)', ('config.data.pp', 'value_range')),
+  ('evals.test.data.pp=reszie(8)', ('config.evals.test.data.pp', 'reszie', 'resize')),
+  ('task.loss=sofmax', ('config.task.loss', "'sofmax'", 'softmax', 'sigmoid')),
+  ('task.mixup_mode=exampl', ('config.task.mixup_mode', "'exampl'", 'example')),
+  ('evals.few.protocol=swep', ('config.evals.few.protocol', 'fixed', 'sweep')),
+  ('optim.schedule.decay=cosin', ('cosin', 'cosine')),
+  ('optim.name=adamx', ('adamx', 'adam')),
+  ('optim.moment_dtype=abc', ('config.optim.moment_dtype', "'abc'", 'bfloat16')),
+  ('checkpoint.best=test/nosuch', ('test/nosuch', 'top1')),
+  # numbers
+  (f'model.depth={HUGE}', ('config.model.depth', 64)),
+  ('model.depth=1001', ('config.model.depth', 1000)),
+  ('model.patch_size=(0,0)', ('config.model.patch_size[0]=0', 1)),
+  ('model.head_bias_init=1e999', ('config.model.head_bias_init=inf', 'finite')),
+  ('model.dropout=1', ('config.model.dropout', '[0, 1)')),
+  ('task.cutmix=-1.0', ('config.task.cutmix=-1.0', '[0, 1000.0]')),
+  ('task.mixup=1e999', ('config.task.mixup=inf', 'finite')),
+  ('task.switch_prob=1.5', ('config.task.switch_prob=1.5', '[0, 1]')),
+  ('optim.schedule.end=-1', ('config.optim.schedule.end', '[0, 1]')),
+  ('optim.schedule={"decay": "multistep", "at": [0.5, 0.5]}', ('at', 'rising')),
+  ('optim.lr_rules=[[".*",-1]]', ('config.optim.lr_rules[0][1]', 'config.tune')),
+  ('optim.b1=1.0', ('config.optim.b1=1.0', '[0, 1)')),
+  ('optim.eps=0', ('config.optim.eps=0', '(0, 1]')),
+  (f'optim.lr={HUGE}', ('config.optim.lr', 64)),
+  ('optim.lr=0', ('config.optim.lr', '(0, 3.4e+38]')),
+  ('optim.wd=1e18', ('config.optim.wd', '10000.0]')),
+  ('optim.ema=1.5', ('config.optim.ema=1.5', '(0, 1)')),
+  ('optim={"name": "adam", "lr": 1, "wd": 1}', ('config.optim.wd', 'lr')),
+  ('optim={"name": "sgd", "lr": 1, "ema": 0.9, "swa": {}}', ('swa', 'ema', 'None')),
+  ('data.workers=100000', ('config.data.workers=100000', 'processors')),
+  ('data.workers=0', ('config.data.workers=0', pipeline.WORKERS)),
+  ('evals.test.data.batch_size=0', ('config.evals.test.data.batch_size', 2**24)),
+  ('data.pp=resize(100000)|value_range(-1,1)', ('resize(100000)', 'megapixels')),
+  (f'data.pp=resize({"(" * 5000})|value_range(-1,1)', ('config.data.pp', 'op')),
+  ('seed=-1', ('config.seed=-1', 2**63 - 1)),
+  ('mesh.data=-2', ('config.mesh.data=-2', -1)),
+  ('log.every=0', ('config.log.every=0', 1)),
+  ('checkpoint.every=1.5', ('config.checkpoint.every=1.5', '1.0')),
+  ('optim.nobody=1e999', ('config.optim.nobody=inf', 'finite')),
+  (f'data.source_options.a={"[" * 5000}', ('config.data.source_options.a', '[]')),
+]
+
+
+@pytest.mark.parametrize(
+  ('assignment', 'facts'), REFUSED, ids=[row[0][:40] for row in REFUSED]
+)
+def test_nonsense_is_refused_before_anything_is_opened(assignment, facts):
+  c = digits()
+  config.override(c, [assignment])
+  with pytest.raises(UserError, match=naming(*facts)) as error:
+    schema.check(c)
+  assert '\n' not in str(error.value)
+
+
+def test_the_config_is_right():
+  schema.check(digits())
+
+
+def consumers():
+  """Yields (name, signature) of every reader of a section."""
+  yield from ((f'model {n}', models.signature(n)) for n in models.MODELS)
+  yield from ((f'optim {n}', optim.signature(n)) for n in optimizers.OPTIMIZERS)
+  tables = tasks.TASKS, tune.METHODS, evaluators.EVALUATORS, schedules.DECAYS
+  yield from ((n, table.signature(n)) for table in tables for n in table)
+  yield from ((n, sources.SOURCES.signature(n)) for n in sources.SOURCES)
+  readers = schedules.make_schedule, averages.swa, sharding.make_mesh, DataSet
+  readers += metrics.Log, checkpoints.Checkpoints, pipeline.TrainBatches
+  yield from ((r.__name__, inspect.signature(r)) for r in readers)
+
+
+RUN = {'lr', 'total_steps', 'host', 'hosts', 'model_classes'}  # passed by the run
+
+
+def bare_ints(kind) -> bool:
+  """Whether an annotation has an int without a range."""
+  if kind is int:
+    return True
+  if typing.get_origin(kind) is Annotated:
+    return not any(callable(r) for r in kind.__metadata__)
+  return any(map(bare_ints, typing.get_args(kind)))
+
+
+def test_every_whole_number_has_a_range():
+  found = list(consumers())
+  assert len(found) > 40
+  bare = [
+    f'{name}.{key}'
+    for name, signature in found
+    for key, p in signature.parameters.items()
+    if key not in RUN and bare_ints(p.annotation)
+  ]
+  assert bare == []
+
+
+@pytest.mark.parametrize(
+  ('value', 'facts'),
+  [
+    ({1}, ('config.x', 'set')),
+    (10**30, ('config.x=1e+30', 64)),
+    (float('nan'), ('config.x=nan', 'finite')),
+    ([0, {'a': float('inf')}], ('config.x[1].a=inf', 'finite')),
+  ],
+)
+def test_values_that_json_cannot_hold(value, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    check.plain('config.x', value)
