@@ -72,7 +72,7 @@ ONLY = {
 HOMES = {
   'tensorflow': ('data/',),
   'tensorflow_datasets': ('data/',),
-  'orbax': ('checkpoint/orbax_steps',),
+  'orbax': ('checkpoint/storage',),
   'gcsfs': ('buckets/', 'files.py'),
   'fsspec': ('buckets/', 'files.py'),
   'flax': ('nn/', 'models/', 'tune/'),

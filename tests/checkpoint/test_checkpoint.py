@@ -5,7 +5,6 @@ import functools
 import os
 import re
 import shutil
-import time
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +33,9 @@ def test_restore_returns_every_bit_and_the_meta(tmp_path):
   saved = checkpoints.Checkpoints(tmp_path / 'c')
   assert saved.restore(abstract_of(state)) is None
   assert saved.latest() is None
-  assert not saved.saving()
   meta = {'config': {'lr': 0.1, 'sizes': (1, 2)}, 'nan': float('nan'), 'name': 'é'}
   assert saved.save(state, meta, {'accuracy': np.float32(0.5)})
-  while saved.saving():
-    time.sleep(0.01)
+  saved.wait()
   assert saved.latest() == 7
   saved.close()
   restored, got = checkpoints.Checkpoints(tmp_path / 'c').restore(abstract_of(state))
@@ -46,9 +43,8 @@ def test_restore_returns_every_bit_and_the_meta(tmp_path):
   assert got['config'] == {'lr': 0.1, 'sizes': [1, 2]}
   assert np.isnan(got['nan'])
   assert got['name'] == 'é'
-  body = checkpoints.Checkpoints(tmp_path / 'c')._read(7)
+  body = checkpoints.Checkpoints(tmp_path / 'c').manifest(7)
   assert body['metrics'] == {'accuracy': 0.5}
-  assert {'jax', 'flax', 'orbax-checkpoint'} <= body['versions'].keys()
 
 
 @pytest.mark.slow
@@ -257,16 +253,6 @@ def test_what_is_kept(tmp_path, options, kept):
     else:
       params, _ = reader.restore_params(abstract_of(make_state()).params, step='best')
       assert_same(params, make_state(kept[0]).params)
-
-
-@pytest.mark.parametrize(
-  'options', [dict(every=0), dict(keep_latest=0), dict(keep_every=-1)]
-)
-def test_options_out_of_range(tmp_path, options):
-  with pytest.raises(
-    errors.UserError, match=naming(f'checkpoint.{next(iter(options))}', 1)
-  ):
-    checkpoints.Checkpoints(tmp_path, **options)
 
 
 def test_a_url_of_another_kind_is_refused():

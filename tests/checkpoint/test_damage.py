@@ -22,7 +22,7 @@ from tests.support.states import (
   write,
 )
 from vit_jax import errors
-from vit_jax.checkpoint import checkpoints, manifest, orbax_steps
+from vit_jax.checkpoint import checkpoints, storage
 
 # Orbax reads several arrays at once and raises the error of the first broken one; Python
 # warns about those of the others when it frees them (orbax-checkpoint 0.12.8, 2026-11-23).
@@ -224,19 +224,18 @@ def test_trouble_of_the_machine_is_no_damage(tmp_path, monkeypatch):
     def fail(*_, error=raised, **__):
       raise error
 
-    monkeypatch.setattr(orbax_steps.ocp.Checkpointer, 'restore', fail)
+    monkeypatch.setattr(storage.ocp.Checkpointer, 'restore', fail)
     with pytest.raises(expected):
       saved.restore(abstract_of(make_state()))
   assert steps_in(tmp_path) == [1, 2]
 
 
-def test_a_newer_format_is_refused_not_set_aside(tmp_path, monkeypatch):
-  monkeypatch.setattr(manifest, 'FORMAT', 2)
-  saved = write(tmp_path, steps=(1, 2))
-  monkeypatch.undo()
-  with pytest.raises(errors.UserError, match=naming('format 2', 1)):
-    saved.restore(abstract_of(make_state()))
-  assert steps_in(tmp_path) == [1, 2]
+def test_a_step_copied_under_another_number_is_damage(tmp_path, capfd):
+  write(tmp_path, steps=(1, 2))
+  shutil.copytree(tmp_path / '1', tmp_path / '3')
+  state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+  assert int(state.step) == 2
+  assert re.search(naming('step 3', 'step 1', '3.corrupt'), capfd.readouterr().err)
 
 
 def test_reads_that_fail_after_the_first_are_not_said(caplog):

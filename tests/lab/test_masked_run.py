@@ -17,7 +17,7 @@ from vit_jax.lab.grid import cells
 from vit_jax.tools import evaluate, predict
 from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect import source as inspect_source
-from vit_jax.train import progress, schema, start
+from vit_jax.train import progress, schema
 from vit_jax.train import run as train
 from vit_jax.weights import steps
 
@@ -99,9 +99,9 @@ def test_fine_tuning_takes_the_encoder_and_a_new_head(
   pretrained_run, encoder, tmp_path, one_device, monkeypatch
 ):
   given = {}
-  prepare = start.prepare_first_state
+  init = train.Trainer.init
   monkeypatch.setattr(
-    start, 'prepare_first_state', lambda *args: given.update(args[-1]) or prepare(*args)
+    train.Trainer, 'init', lambda self, x: given.update(x) or init(self, x)
   )
   config = runs.small(*runs.SHORT, 'data.pp=value_range(-1, 1)', 'steps=2')
   config['model'] = {}  # the weights tell it

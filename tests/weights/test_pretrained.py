@@ -107,11 +107,11 @@ def shapes(monkeypatch):
   """Ends a run where it compiles, and returns the shapes of its parameters by name."""
   found = {}
 
-  def stop(step, abstract, *_):
-    found.update(trees.flatten(abstract.params))
+  def stop(trainer):
+    found.update(trees.flatten(trainer.abstract_state.params))
     raise Compiling
 
-  monkeypatch.setattr(train, 'compile_step', stop)
+  monkeypatch.setattr(train.Trainer, 'compile', stop)
   return found
 
 

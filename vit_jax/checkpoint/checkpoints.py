@@ -1,14 +1,18 @@
 """Checkpoints that are checked: a fingerprint per leaf, and a way back to older ones.
 
 One step is one folder, `<directory>/<step>`, with the items `params`, `ema` and
-`batch_stats` (if the state has them), `train` (all other fields of the state) and
-`meta`, see `manifest`.
+`batch_stats` (if the state has them), `train` (all other fields of the state) and `meta`.
 Orbax (see `storage`) does not notice flipped bits or a changed dtype, and does not fall
-back to an older step: that is here, in `verified` and in `retention`.
+back to an older step: that is here.
 
-Frozen parameters are not stored: only their names and fingerprints are. The caller
-that restores passes them, read again from the weights that the run started from, and gets
-an error unless every bit is as it was. To read the parameters of any run:
+`meta` is JSON under a checksum of its own, `{'sha256', 'body'}`. The body, a manifest,
+holds `step`, `leaves` ({name: [shape, dtype, fingerprint]}), `metrics`, and `meta`, the
+caller's dict. Leaves have path names, so that no container type of an optimizer is part
+of the format.
+
+Frozen parameters are described in the manifest and not stored. The caller that restores
+passes them, read again from the weights that the run started from, and gets an error
+unless every bit is as it was. To read the parameters of any run:
 
   saved = Checkpoints(folder)
   frozen = read_weights() if saved.frozen() else {}  # {name: array}, maybe of more
@@ -20,17 +24,22 @@ a file system that all of them share, or in a bucket.
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import buckets, distributed, trees
+import jax
+
+from vit_jax import distributed, files, trees
 from vit_jax.check import Count, Period
-from vit_jax.checkpoint import manifest, verified
-from vit_jax.checkpoint.fingerprint import survey
-from vit_jax.checkpoint.manifest import Damaged, and_more
-from vit_jax.checkpoint.retention import Retention
-from vit_jax.checkpoint.storage import Storage
+from vit_jax.checkpoint.fingerprint import fingerprints, survey
+from vit_jax.checkpoint.storage import Damaged, Storage, together
 from vit_jax.errors import NoUsableCheckpoint, Unreachable, UserError
+
+FROZEN = 'frozen/'  # prefix of leaves that are described and not stored
 
 
 class Checkpoints:
@@ -60,25 +69,39 @@ class Checkpoints:
     best: str | None = None,
     larger_is_better: bool = True,
   ):
-    self.directory = buckets.path(directory).absolute()
+    path = files.path(directory)
+    self.directory = path if files.is_url(path) else path.absolute()
     self.every, self.best = every, best
-    self._retention = Retention(
-      latest=keep_latest,
-      every=keep_every,
-      best=best,
-      larger_is_better=larger_is_better,
-      steps=lambda: self._storage.steps(),
-      read=self._read,
-    )
-    self._storage = Storage(self.directory, self._retention.kept)
+    self._sign = 1 if larger_is_better else -1
+    self._scores: dict[int, float] | None = None  # step -> larger is better
+    self._storage = Storage(self.directory, keep_latest, keep_every, self._best)
+
+  def steps(self) -> list[int]:
+    """Returns the complete steps, ascending. One may turn out to be damaged."""
+    return self._storage.steps()
 
   def latest(self) -> int | None:
-    """Returns the newest complete step, or None. It may turn out to be damaged."""
-    return max(self._storage.steps(), default=None)
+    """Returns the newest complete step, or None."""
+    return max(self.steps(), default=None)
 
   def best_step(self) -> int | None:
     """Returns the complete step where the metric `best` was best, or None."""
-    return self._retention.best(self._storage.steps())
+    return self._best(self.steps())
+
+  def _best(self, steps: Sequence[int]) -> int | None:
+    """Returns the one of `steps` with the best finite metric; ties go to the last."""
+    if self._scores is None:  # a resumed run: the metrics of the saved steps
+      self._scores = {}
+      for step in self.steps() if self.best else ():
+        with contextlib.suppress(Damaged):
+          self._score(self.manifest(step))
+    scores = [(self._scores[step], step) for step in steps if step in self._scores]
+    return max(scores)[1] if scores else None
+
+  def _score(self, body: dict) -> None:
+    value = body['metrics'].get(self.best, math.nan)
+    if math.isfinite(value):
+      self._scores[body['step']] = self._sign * value
 
   # -- saving -----------------------------------------------------------------------
 
@@ -103,27 +126,30 @@ class Checkpoints:
     Raises:
       DiskFull: now, or because the previous save failed. Older steps are intact.
     """
-    flat = manifest.named(manifest.items_of(state))
+    flat = _named(_items(state))
     prints, bad = survey(flat)
     step = int(state.step)
     if poisoned := [name for name in flat if bad[name]]:
       distributed.say(
         f'checkpoint step {step} not saved: {bad[poisoned[0]]} non-finite numbers in '
-        f'{and_more(poisoned)}'
+        f'{_and_more(poisoned)}'
       )
       return False
     self._storage.wait()
-    if distributed.from_first(step in self._storage.steps()):
+    if distributed.from_first(step in self.steps()):
       return True
-    sealed = manifest.sealed(step, flat, prints, meta, metrics or {})
-    self._retention.saved(sealed['body'])
-    stored = {name: x for name, x in flat.items() if not manifest.is_frozen(name)}
+    body = {
+      'step': step,
+      'meta': meta,
+      'leaves': {n: [list(x.shape), str(x.dtype), prints[n]] for n, x in flat.items()},
+      'metrics': {name: float(value) for name, value in (metrics or {}).items()},
+    }
+    sealed = {'sha256': _sha256(body), 'body': body}
+    self._best(())  # reads the metrics of older steps
+    self._score(body)
+    stored = {name: x for name, x in flat.items() if not name.startswith(FROZEN)}
     self._storage.write(step, trees.unflatten(stored), sealed)
     return True
-
-  def saving(self) -> bool:
-    """Whether a save is under way."""
-    return self._storage.writing()
 
   def wait(self) -> None:
     """Blocks until the save under way is complete.
@@ -145,7 +171,7 @@ class Checkpoints:
 
   def __exit__(self, kind, *_):
     """Closes; after an outage, without waiting for a save to the bucket to complete."""
-    if kind and issubclass(kind, Unreachable) and buckets.is_url(self.directory):
+    if kind and issubclass(kind, Unreachable) and files.is_url(self.directory):
       self._storage.abandon()
     else:
       self.close()
@@ -172,10 +198,10 @@ class Checkpoints:
       NoUsableCheckpoint: there are checkpoints, all damaged. They keep their names,
         so that the next start says the same instead of starting over.
     """
-    found = self._load(manifest.items_of(abstract), frozen or {})
-    if found is None:
+    loaded = self._load(_items(abstract), frozen or {})
+    if loaded is None:
       return None
-    items, body, damaged = found
+    items, body, damaged = loaded
     for step, why in damaged.items():
       distributed.say(
         f'checkpoint step {step} is damaged ({why}); set aside as '
@@ -195,20 +221,13 @@ class Checkpoints:
     bound = math.inf
     while (bound := self._newest_below(bound)) >= 0:
       with contextlib.suppress(Damaged):  # left to `restore`
-        body = self._read(bound)
-        items = manifest.items_of(abstract)
-        return verified.check(self._storage, body, items, frozen or {})
+        body, named = self.manifest(bound), _named(_items(abstract))
+        self._check_leaves(body, body['leaves'], named)
+        self._frozen_leaves(body, _placed(named), frozen or {})
+        return
 
-  def restore_params(
-    self,
-    abstract: dict,
-    *,
-    frozen: dict | None = None,
-    ema: bool = False,
-    step: int | str | None = None,
-  ) -> tuple[dict, dict]:
+  def restore_params(self, abstract: dict, **options) -> tuple[dict, dict]:
     """Returns `(params, meta)`, see `restore_variables`."""
-    options = dict(frozen=frozen, ema=ema, step=step)
     variables, meta = self.restore_variables({'params': abstract}, **options)
     return variables['params'], meta
 
@@ -227,7 +246,7 @@ class Checkpoints:
     Args:
       abstract: {'params': ...} and maybe 'batch_stats', nested dicts of
         `jax.ShapeDtypeStruct`, see `restore`; a leaf without sharding goes to one device.
-        Without those that `frozen()` names, what was trained is returned alone.
+        Without the parameters that `frozen()` names, only trained ones are returned.
       frozen: name -> array, at least of the parameters that `frozen()` names.
       ema: the averaged parameters in place of the last ones.
       step: a step, 'best' (see `best`), or None: the newest that is not damaged.
@@ -235,14 +254,14 @@ class Checkpoints:
     Raises:
       UserError: no such step, no EMA saved, another structure than `abstract`, or other
         bits in `frozen`.
-      NoUsableCheckpoint: what was asked for is damaged.
+      NoUsableCheckpoint: the step is damaged.
     """
     item = 'ema' if ema else 'params'
     stats = {trees.STATS: x} if (x := abstract.get(trees.STATS)) else {}
-    wanted = {item: abstract['params'], **stats}
+    items = {item: abstract['params'], **stats}
     if ema:  # which averages the statistics as well
-      wanted = {item: abstract['params'] | stats}
-    items, body, damaged = self._load(wanted, frozen or {}, self._find(step))
+      items = {item: abstract['params'] | stats}
+    items, body, damaged = self._load(items, frozen or {}, self._find(step))
     for bad, why in damaged.items():
       distributed.say(
         f'checkpoint step {bad} is damaged ({why}); using step {body["step"]}'
@@ -257,7 +276,7 @@ class Checkpoints:
 
     Raises: as `meta`.
     """
-    return manifest.frozen_names(self._body(step)['leaves'])
+    return _frozen_names(self._body(step)['leaves'])
 
   def meta(self, step: int | str | None = None) -> dict:
     """Returns the dict saved with `step`; None: with the newest where it is readable.
@@ -266,18 +285,34 @@ class Checkpoints:
     """
     return self._body(step)['meta']
 
+  def manifest(self, step: int) -> dict:
+    """Returns the manifest of a step, see the module.
+
+    Raises:
+      Damaged: it is not as it was saved, or of another step.
+    """
+    sealed = self._storage.read(step)['meta']
+    try:
+      body, expected = sealed['body'], sealed['sha256']
+    except (TypeError, KeyError):
+      raise Damaged('meta is incomplete') from None
+    if _sha256(body) != expected:
+      raise Damaged('checksum mismatch in meta')
+    if body['step'] != step:
+      raise Damaged(f'its meta is of step {body["step"]}')
+    return body
+
   def _body(self, step) -> dict:
     step = self._find(step)
-    steps = sorted(self._storage.steps(), reverse=True) if step is None else [step]
-    for known in steps:
+    for candidate in reversed(self.steps()) if step is None else [step]:
       with contextlib.suppress(Damaged):
-        return self._read(known)
+        return self.manifest(candidate)
     raise NoUsableCheckpoint(f'No checkpoint in {self.directory} has readable meta.')
 
-  def _find(self, step):
-    steps = sorted(self._storage.steps())
+  def _find(self, step) -> int | None:
+    steps = self.steps()
     if step == 'best':
-      step = self._retention.best(steps)
+      step = self._best(steps)
       if step is None:
         raise UserError(
           f'No step in {self.directory} has a finite metric {self.best!r}, which '
@@ -291,13 +326,15 @@ class Checkpoints:
     return step
 
   def _load(self, items, frozen: dict, step: int | None = None):
-    # -> (items, body, damaged: step -> why) of `step`, or of the newest intact one;
-    # None where no step was ever completed.
+    """Returns (items, body, {step: why it is damaged}) of `step`, or of the newest intact.
+
+    None where no step was ever completed.
+    """
     damaged = {}
     bound = math.inf if step is None else step + 1
     while (bound := self._newest_below(bound)) >= 0:
       try:
-        return *verified.read(self._storage, bound, items, frozen), damaged
+        return *self._read(bound, items, frozen), damaged
       except Damaged as error:
         damaged[bound] = str(error)
       if step is not None:
@@ -305,16 +342,124 @@ class Checkpoints:
     aside = sorted(path.name for path in self.directory.glob('*.corrupt*'))
     if not damaged and not aside:
       return None
-    found = [f'step {s}: {why}' for s, why in damaged.items()] or aside
+    reasons = [f'step {s}: {why}' for s, why in damaged.items()] or aside
     raise NoUsableCheckpoint(
       f'No checkpoint in {self.directory} can be restored; damaged: '
-      f'{"; ".join(found)}. Nothing was deleted or renamed. Bring back a good copy, '
+      f'{"; ".join(reasons)}. Nothing was deleted or renamed. Bring back a good copy, '
       'or move that folder away or choose another workdir to start from the beginning.'
     )
 
-  def _read(self, step) -> dict:
-    return verified.read_body(self._storage, step)
-
   def _newest_below(self, bound) -> int:
-    below = (s for s in self._storage.steps() if s < bound)
+    below = (step for step in self.steps() if step < bound)
     return distributed.from_first(max(below, default=-1))
+
+  def _read(self, step: int, items: dict, frozen: dict) -> tuple[dict, dict]:
+    """Returns `(items, body)`: the arrays of a step, every bit checked, and its manifest.
+
+    Args:
+      items: {item: tree of `jax.ShapeDtypeStruct`}. Without the item 'train' the first is
+        a tree of parameters; those that the run did not train come back as 'frozen'.
+      frozen: name -> array, at least of the parameters that the run did not train.
+
+    Raises:
+      Damaged: the arrays differ from those that were saved.
+      UserError: names, shapes or dtypes differ from `items`, or bits of `frozen` from
+        those of the run.
+    """
+    with together():
+      body = self.manifest(step)
+    leaves = body['leaves']
+    if 'train' not in items:  # not a state, but its parameters: trained, and frozen
+      item = next(iter(items))
+      names = '|'.join(map(re.escape, _frozen_names(leaves)))
+      described, trained = trees.partition(items[item], [(names, True), ('.*', False)])
+      items = {**items, item: trained} | ({'frozen': described} if described else {})
+      leaves = {n: leaf for n, leaf in leaves.items() if n.split('/')[0] in items}
+    named = _named(items)
+    self._check_leaves(body, leaves, named)
+    placed = _placed(named)
+    given = self._frozen_leaves(body, placed, frozen)
+    stored = {name: x for name, x in placed.items() if not name.startswith(FROZEN)}
+    with together():
+      flat = trees.flatten(self._storage.read(step, trees.unflatten(stored)))
+    prints = fingerprints(flat)
+    if wrong := [name for name in stored if prints.get(name) != leaves[name][2]]:
+      raise Damaged(f'checksum mismatch in {_and_more(wrong)}')
+    arrays = [(flat | given)[name] for name in named]
+    return jax.tree.unflatten(jax.tree.structure(items), arrays), body
+
+  def _check_leaves(self, body: dict, leaves: dict, named: dict) -> None:
+    lines = []
+    for name in sorted(leaves.keys() | named.keys()):
+      x, old, new = named.get(name), 'absent', 'absent'
+      if name in leaves:
+        old = f'{tuple(leaves[name][0])} {leaves[name][1]}'
+      if x is not None:
+        new = f'{tuple(x.shape)} {x.dtype}'
+      if old != new:
+        lines.append(f'{name} (saved: {old}, now: {new})')
+    if lines:
+      raise UserError(
+        f'Checkpoint step {body["step"]} in {self.directory} was saved with a different '
+        f'configuration: {_and_more(lines, 3)}. Use the config that wrote it, or another '
+        'workdir.'
+      )
+
+  def _frozen_leaves(self, body: dict, placed: dict, frozen: dict) -> dict:
+    """Returns {name: array} of the frozen leaves among `placed`, every bit checked."""
+    placed = {name: x for name, x in placed.items() if name.startswith(FROZEN)}
+    given = {}
+    for name, x in placed.items():
+      value = frozen.get(name.removeprefix(FROZEN))
+      if value is not None and (value.shape, value.dtype) == (x.shape, x.dtype):
+        given[name] = jax.device_put(value, x.sharding)
+    prints, leaves = fingerprints(given), body['leaves']
+    if wrong := [name for name in placed if prints.get(name) != leaves[name][2]]:
+      raise UserError(
+        f'Checkpoint step {body["step"]} in {self.directory} holds parameters that were '
+        'trained on top of frozen ones, and those of config.weights.source differ: '
+        f'{_and_more(wrong)}. Give the weights that the run started from: '
+        'config.weights.source, or weights= (--weights) where the run is loaded.'
+      )
+    return given
+
+
+def _items(state) -> dict[str, Any]:
+  """Returns the trees of a state by item: params, frozen, batch_stats, ema, train."""
+  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  items = {'params': fields.pop('params'), 'frozen': fields.pop('frozen')}
+  items |= {key: x for key in ('batch_stats', 'ema') if (x := fields.pop(key))}
+  return items | {'train': fields}
+
+
+def _named(items: dict[str, Any]) -> dict[str, Any]:
+  """Returns {'item/a/b': leaf}."""
+  flat = trees.flatten(items)
+  assert len(flat) == len(jax.tree.leaves(items)), 'two leaves of one name'
+  return flat
+
+
+def _placed(named: dict) -> dict:
+  """Returns the leaves with a sharding each: one device where they have none."""
+  one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  return {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or one)
+    for name, x in named.items()
+  }
+
+
+def _frozen_names(leaves) -> list[str]:
+  """Returns the names that frozen parameters have in the model."""
+  return [name.removeprefix(FROZEN) for name in leaves if name.startswith(FROZEN)]
+
+
+def _and_more(names: list[str], shown: int = 1) -> str:
+  """Returns 'a; b and 3 more'."""
+  more = f' and {len(names) - shown} more' if len(names) > shown else ''
+  return '; '.join(names[:shown]) + more
+
+
+def _sha256(body) -> str:
+  # Twice through JSON: tuples become lists, keys strings, as they will be when read.
+  body = json.loads(json.dumps(body))
+  return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

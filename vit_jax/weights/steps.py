@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from vit_jax import evaluators
-from vit_jax.checkpoint import manifest
-from vit_jax.checkpoint.storage import Storage
+from vit_jax.checkpoint.checkpoints import FROZEN, Checkpoints
+from vit_jax.checkpoint.storage import Damaged
 from vit_jax.errors import UserError
 
 BEST = 'best'
@@ -27,10 +27,9 @@ class Kept:
   """
 
   def __init__(self, folder: Path, config: dict):
-    # This never writes, so what to keep does not matter.
-    self._storage = Storage((folder / 'checkpoints').absolute(), set)
+    self._saved = Checkpoints(folder / 'checkpoints')
     self._evals = config.get('evals', {})
-    self.steps: list[int] = sorted(self._storage.steps())
+    self.steps: list[int] = self._saved.steps()
     self.metric: str | None = config.get('checkpoint', {}).get('best')
 
   @functools.cached_property
@@ -39,8 +38,8 @@ class Kept:
     found = {}
     for step in self.steps:
       found[step] = None
-      with contextlib.suppress(manifest.Damaged):
-        found[step] = manifest.unsealed(self._storage.read_meta(step), step)
+      with contextlib.suppress(Damaged):
+        found[step] = self._saved.manifest(step)
     return found
 
   @property
@@ -51,12 +50,12 @@ class Kept:
   def shapes(self, step: int) -> dict[str, tuple[list[int], bool]]:
     """Returns {parameter: (shape, whether the run stores it)}; {} if damaged.
 
-    Parameters that are not stored were not trained: see `checkpoint.manifest`.
+    Parameters that are not stored were not trained: see `checkpoint.checkpoints`.
     """
     found = {}
     for name, (shape, *_) in (self._bodies[step] or {'leaves': {}})['leaves'].items():
       item, _, parameter = name.partition('/')
-      if item == 'params' or manifest.is_frozen(name):
+      if item == 'params' or name.startswith(FROZEN):
         found[parameter] = (shape, item == 'params')
     return found
 
