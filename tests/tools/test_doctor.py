@@ -68,7 +68,7 @@ def test_a_platform_that_is_expected(capsys, monkeypatch):
 def test_missing_packages_and_how_to_get_them(capsys, monkeypatch):
   examine_without_smoke(monkeypatch)
   version = packages.importlib.metadata.version
-  absent = {'tensorflow-cpu', 'tensorflow', 'tqdm', 'vit_jax'}
+  absent = {'tensorflow-cpu', 'tensorflow', 'tensorboard', 'vit_jax'}
 
   def lookup(name):
     if name in absent:
@@ -79,7 +79,7 @@ def test_missing_packages_and_how_to_get_them(capsys, monkeypatch):
   code, out = run(capsys)
   assert code == 0  # neither stops a training
   assert f"pip install -e '{ROOT}[tf]'" in out
-  assert re.search(rf"tqdm.*progress.*pip install -e '{ROOT}'\n", out)
+  assert re.search(rf"tensorboard.*TensorBoard.*pip install -e '{ROOT}'\n", out)
 
   absent.remove('vit_jax')
   monkeypatch.setattr(
