@@ -9,10 +9,12 @@ SHELL := /bin/sh
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Named (`make train PYTHON=/usr/bin/python3.12`), or the first of these that fits.
+# Named (`make train PYTHON=/usr/bin/python3.12`), or the newest of these that fits.
 PYTHON ?=
+PYENV_ROOT ?= $(HOME)/.pyenv
+PYTHONS = $(if $(PYTHON),$(PYTHON),python3 $(foreach v,3.13 3.12 3.11,python$(v) \
+  $(wildcard $(PYENV_ROOT)/versions/$(v).*/bin/python)))
 comma := ,
-PYTHONS = $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 # More flags for the main job or for pytest: `make train ARGS=--config.seed=1`,
 # `make test ARGS='-k order'`.
 ARGS ?=
@@ -102,7 +104,7 @@ docs: $(VENV)/.installed-docs  ## build docs/ into build/docs, strictly, and rea
 	@echo 'To look at it: $(BIN)/python -m http.server -d build/docs'
 
 clean:  ## remove .venv and caches; keeps runs/
-	rm -rf $(VENV) .venv-peer .venv-tpu .venv-gpu .venv-onnx .venv-beam build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-peer .venv-tpu .venv-gpu .venv-onnx .venv-beam build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the environment ---------------------------------------------------------------
@@ -157,28 +159,38 @@ $(VENV)/.installed-onnx: $(METADATA) | $(BIN)/python
 PROBE = import sys; v = sys.version_info[:2]; print("%d.%d" % v); \
   import ensurepip, venv; \
   sys.exit(not ((3, 11) <= v <= ((3, 13) if "$(PYTHON)" == "" else v)))
+define find_pythons
+for python in $(PYTHONS); do \
+  version=$$($$python -c '$(PROBE)' 2>/dev/null) && echo "$$version $$python"; \
+done | sort -s -r -V -k 1,1
+endef
+
+pythons:  ## the Pythons that vit_jax can use here, newest first
+	@$(find_pythons)
 
 # A symbolic link, which is missing for make too once the Python behind it is gone.
 $(BIN)/python:
-	@tried=; for python in $(PYTHONS); do \
-	  if version=$$($$python -c '$(PROBE)' 2>/dev/null); then \
-	    echo "Making $(VENV) with $$python ($$version) ..."; \
-	    exec $$python -m venv --clear $(VENV); \
-	  fi; tried="$$tried $$python ($${version:-not found})"; \
-	done; \
-	echo "vit_jax needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian and" \
-	  "Ubuntu: apt install python3-venv). Tried:$$tried. To name one:" \
-	  "make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1
+	@set -- $$($(find_pythons)); if [ $$# = 0 ]; then \
+	  echo "vit_jax needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian and" \
+	    "Ubuntu: apt install python3-venv). Tried: $(strip $(PYTHONS)). To name one:" \
+	    "make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$2 ($$1) ..."; exec $$2 -m venv --clear $(VENV)
 
-# Freezes the newest versions; commit the file once the tests pass with them.
+PINS = import json, sys; found = json.load(open(sys.argv[1]))["install"]; \
+  pins = {p["metadata"]["name"]: p["metadata"]["version"] for p in found}; del pins["vit_jax"]; \
+  print(*(f"{k}=={pins[k]}" for k in sorted(pins, key=str.lower)), sep="\n")
+
+# Resolves the newest versions and installs none; commit the file once the tests pass.
 constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.12
 	rm -rf build/constraints
-	$(MAKE) VENV=build/constraints PINNED=no build/constraints/.installed-dev
-	build/constraints/bin/python -m pip install --quiet -e '.[onnx,wandb,mlflow,docs,peer]'
+	$(MAKE) VENV=build/constraints build/constraints/bin/python
+	build/constraints/bin/python -m pip install --quiet --dry-run --ignore-installed \
+	  --report build/constraints/report.json '.[tf,dev,onnx,wandb,mlflow,docs,peer]'
 	@python=build/constraints/bin/python; \
 	file=constraints/py$$($$python -c \
 	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \
 	{ echo "# Made by \`make constraints\`, $$(date +%Y-%m-%d): what the tests passed with."; \
-	  $$python -m pip freeze --all --exclude pip --exclude-editable \
+	  $$python -c '$(PINS)' build/constraints/report.json \
 	    | sed -E 's/^tensorflow[-_]cpu==(.*)/&\ntensorflow==\1/'; } > $$file; \
 	echo "wrote $$file; next: rm -rf $(VENV) && make ci PYTHON=..."

@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,9 +83,11 @@ def test_workflows_run_what_developers_run():
   commands = re.findall(r'^ +vit_jax (\w+)', text, re.MULTILINE)
   assert set(commands) <= set(COMMANDS)
   assert 'train' in commands
-  assert 'run: make test-slow' in (folder / 'slow.yml').read_text(encoding='utf-8')
+  scheduled = (folder / 'slow.yml').read_text(encoding='utf-8')
+  assert 'run: make test-slow' in scheduled
+  assert 'run: make ci PINNED=no' in scheduled
   # All tests but those that are marked for an environment or a day of their own.
-  assert (ROOT / '.ci' / 'run').read_text(encoding='utf-8').endswith('make ci\n')
+  assert '\nmake ci PYTHON=' in (ROOT / '.ci' / 'run').read_text(encoding='utf-8')
   (ci,) = re.findall(r'^ci: lint .*\n\t(.*)$', makefile, re.MULTILINE)
   assert ci.endswith('pytest $(XDIST) $(ARGS)')
 
@@ -117,7 +120,7 @@ def test_every_requirement_has_a_pin_that_fits(metadata, path):
 def test_make_constraints_installs_what_is_pinned(metadata):
   makefile = (ROOT / 'Makefile').read_text(encoding='utf-8')
   recipe = makefile.partition('\nconstraints:')[2]
-  installed = {'tf', 'dev', *re.search(r"-e '\.\[([\w,]+)\]'", recipe)[1].split(',')}
+  installed = re.search(r"'\.\[([\w,]+)\]'", recipe)[1].split(',')
   extras = metadata['extras_require']
   names = {Requirement(r).name for extra in installed for r in extras[extra]}
   names |= {Requirement(r).name for r in metadata['install_requires']}
@@ -131,7 +134,7 @@ def test_constraints_name_versions_only(path):
 
 
 def test_constraints_cover_the_supported_pythons(metadata):
-  assert [path.stem for path in CONSTRAINTS] == ['py311', 'py312']
+  assert [path.stem for path in CONSTRAINTS] == ['py311', 'py312', 'py313']
   assert metadata['python_requires'] == '>=3.11'
 
 
@@ -178,13 +181,13 @@ def test_data_files_are_installed_with_the_package(metadata):
       assert path in taken, f'{path}: not in package_data'
 
 
-def _make(folder: Path, *args: str) -> subprocess.CompletedProcess:
+def _make(folder: Path, *args: str, **variables) -> subprocess.CompletedProcess:
   # Not the variables of a `make test` that may run this.
   env = {k: v for k, v in os.environ.items() if not k.startswith('MAKE')}
   return subprocess.run(
-    ['make', '-f', str(ROOT / 'Makefile'), *args],
+    [shutil.which('make'), '-f', str(ROOT / 'Makefile'), *args],
     cwd=folder,
-    env=env,
+    env={**env, **variables},
     capture_output=True,
     text=True,
     check=False,
@@ -208,9 +211,57 @@ def test_an_old_python_is_one_clear_line(clone):
   assert result.returncode != 0
   line, verdict = result.stderr.splitlines()
   assert 'needs Python 3.11, 3.12 or 3.13' in line
-  assert './python3.9 (3.9)' in line
+  assert 'Tried: ./python3.9.' in line
   assert verdict.startswith('make: ***')
   assert not (clone / '.venv').exists()
+
+
+@pytest.mark.parametrize(
+  ('pythons', 'newest'),
+  [
+    (('bin/python3', '3.11'), 'python3'),
+    # As on Debian 12, with a newer one beside the default.
+    (('bin/python3', '3.11', 'bin/python3.12', '3.12'), 'python3.12'),
+    (('bin/python3', '3.13', 'bin/python3.11', '3.11'), 'python3'),
+    (('bin/python3', '3.14', 'bin/python3.12', '3.12'), 'python3.12'),
+    # A shim of pyenv fails where its version is not active.
+    (
+      (
+        'bin/python3.13',
+        '',
+        'bin/python3.12',
+        '3.12',
+        'versions/3.13.0/bin/python',
+        '3.13',
+      ),
+      'versions/3.13.0/bin/python',
+    ),
+  ],
+)
+def test_make_takes_the_newest_python(clone, pythons, newest):
+  (clone / 'bin').mkdir()
+  for tool in ('sh', 'sort'):
+    (clone / 'bin' / tool).symlink_to(shutil.which(tool))
+  for name, version in zip(pythons[::2], pythons[1::2], strict=True):
+    (clone / name).parent.mkdir(parents=True, exist_ok=True)
+    (clone / name).write_text(
+      '#!/bin/sh\n'
+      # As the probe of the Makefile: prints its version, and exits 0 if it fits.
+      f'if [ "$1" = -c ]; then echo {version}; '
+      f'case "{version}" in 3.1[123]) exit 0;; *) exit 1;; esac; fi\n'
+      'echo "made by $0" >&2\n'
+    )
+    (clone / name).chmod(0o755)
+  result = _make(
+    clone,
+    '.venv/bin/python',
+    'SHELL=' + str(clone / 'bin/sh'),
+    f'PYENV_ROOT={clone}',
+    PATH=str(clone / 'bin'),
+  )
+  assert result.returncode == 0, result.stderr
+  (made,) = re.findall('made by (.*)', result.stderr)
+  assert made.endswith(f'/{newest}')
 
 
 def test_train_after_test_installs_nothing_again(clone):
