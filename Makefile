@@ -177,9 +177,11 @@ $(BIN)/python:
 	fi; \
 	echo "Making $(VENV) with $$2 ($$1) ..."; exec $$2 -m venv --clear $(VENV)
 
+# Without CUDA's libraries, which JAX and PyTorch pin, each for itself.
 PINS = import json, sys; found = json.load(open(sys.argv[1]))["install"]; \
-  pins = {p["metadata"]["name"]: p["metadata"]["version"] for p in found}; del pins["vit_jax"]; \
-  print(*(f"{k}=={pins[k]}" for k in sorted(pins, key=str.lower)), sep="\n")
+  pins = {p["metadata"]["name"]: p["metadata"]["version"] for p in found}; \
+  skip = ("vit_jax", "cuda-", "nvidia-", "triton"); \
+  print(*(f"{k}=={pins[k]}" for k in sorted(pins, key=str.lower) if not k.startswith(skip)), sep="\n")
 
 # Resolves the newest versions and installs none; commit the file once the tests pass.
 constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.12
