@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from vit_jax import models, trees
 from vit_jax.errors import UserError
-from vit_jax.tune.prompts import Prompts
+from vit_jax.tune.vpt import Prompts
 
 _SOWN = '/attention_weights'
 

@@ -32,10 +32,3 @@ class WindowBias(NamedTuple):
     every = (batch // self.windows, *self.apart.shape)
     apart = jnp.broadcast_to(self.apart, every).reshape(-1, 1, *self.apart.shape[1:])
     return bias + jnp.where(apart, self.masked, 0.0)
-
-  def behind(self, tokens: int) -> 'WindowBias':
-    """Returns the bias of windows with so many more tokens at their start, without bias."""
-    before = [(0, 0), (tokens, 0), (tokens, 0)]
-    apart = None if self.apart is None else jnp.pad(self.apart, before)
-    positions = jnp.pad(self.positions, before)
-    return self._replace(positions=positions, apart=apart)

@@ -280,7 +280,7 @@ FAMILY = Family(
     (r'stage\d+_downsample/reduction/kernel', ((-2,), (-1,))),
   ),
   branch_ends=rf'{_BLOCK}/mlp',  # whose norm follows in V2
-  prompts=('prepend', 'pad'),
+  prompts=(),
   stems=('stem/embedding/kernel',),
   offsets=rf'{_BLOCK}/relative_positions/table',
   patches='stem/embedding/kernel',

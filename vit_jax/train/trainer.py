@@ -50,8 +50,7 @@ class Trainer:
     self.family = models.family_of(self.model)
     image_shape = spec['image'].shape[1:]
     section = config.get('tune', {})
-    with reported('config.tune'):
-      tuned, rules = tune.attach(self.model, self.family, image_shape, **section)
+    tuned, rules = tune.attach(self.model, self.family, image_shape, **section)
     with reported('config.task'):
       self.task = tasks.build(
         model=tuned, spec=spec, **{'name': tasks.DEFAULT, **config.get('task', {})}

@@ -1,12 +1,12 @@
-"""What a run trains of its model, and what it adds: the config's `tune` section.
+"""Tuning: the parameters that a run trains, and those that it adds; the `tune` section.
 
 A method says by path rules (regex, whether it trains; see `vit_jax.trees`) which of the
-model's parameters are trained, and may add parameters of its own, which always are. What
-does not train is frozen: it has no gradient, no moments and no average, and checkpoints
-do not hold it, because it can be read again from the weights that the run started from.
+model's parameters are trained, and may add parameters of its own, which always are. All
+others are frozen: they have no gradient, no moments and no average, and checkpoints do
+not hold them, because they can be read again from the weights that the run started from.
 
-No model knows of this. What is added works by interception of the model's layers, see
-`tuned.Tuned`; a model's `Family` tells where its blocks are and end.
+No model knows of this. Added parameters act by interception of the model's layers, see
+`tuned.Tuned`; a model's `Family` tells where its blocks are.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,8 @@ from typing import NamedTuple
 import flax.linen as nn
 
 from vit_jax import trees
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.check import reported
+from vit_jax.errors import did_you_mean
 from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.registry import Registry
 from vit_jax.tune.backbone import Backbone
@@ -24,25 +25,24 @@ from vit_jax.tune.tuned import ADDED, Tuned
 METHODS = Registry(
   'method of config.tune',
   {
-    'full': 'vit_jax.tune.full:Full',
-    'linear': 'vit_jax.tune.linear:Linear',
-    'partial': 'vit_jax.tune.partial:Partial',
-    'bias': 'vit_jax.tune.bias:Bias',
+    'full': 'vit_jax.tune.subsets:Full',
+    'linear': 'vit_jax.tune.subsets:Linear',
+    'partial': 'vit_jax.tune.subsets:Partial',
+    'bias': 'vit_jax.tune.subsets:Bias',
+    'rules': 'vit_jax.tune.subsets:ByRules',
     'mlp': 'vit_jax.tune.mlp:Mlp',
     'adapter': 'vit_jax.tune.adapter:Adapter',
     'lora': 'vit_jax.tune.lora:Lora',
-    'side': 'vit_jax.tune.side:Side',
     'vpt': 'vit_jax.tune.vpt:Vpt',
-    'rules': 'vit_jax.tune.by_rules:ByRules',
   },
 )
 
 
 class Tuning(NamedTuple):
-  """A model as it is tuned.
+  """A model and the part of it that is trained.
 
   Attributes:
-    model: the one to train: itself, or with what is added (`Tuned`).
+    model: the model itself, or a `Tuned` with added parameters.
     rules: which of its parameters are trained.
   """
 
@@ -53,26 +53,27 @@ class Tuning(NamedTuple):
 def attach(
   model, family, image_shape: tuple[int, int, int], method: str = 'full', **options
 ) -> Tuning:
-  """Returns a model as the config's `tune` section says to tune it.
+  """Attaches the method of a config's `tune` section to a model.
 
   Args:
     model: a Linen module.
     family: its `models.family.Family`.
     image_shape: (H, W, C) of its images.
     method: a key of METHODS.
-    **options: of the method, the fields of its class.
+    **options: the fields of the method's class.
 
   Raises:
     UserError: for an unknown method, or one that this model cannot take.
   """
   chosen = build(method, **options)
   backbone = Backbone(model, family, tuple(image_shape))
-  if chosen.by_block and getattr(model, 'scan', False):
-    raise UserError(
-      f'config.tune.method={method} treats each block on its own, and '
-      'config.model.scan=True makes them one: leave scan out.'
-    )
-  rules, added = chosen.rules(backbone), chosen.added(backbone)
+  with reported('config.tune'):
+    if chosen.by_block and getattr(model, 'scan', False):
+      raise ValueError(
+        f'method={method} treats each block on its own, and config.model.scan=True makes '
+        'them one: leave scan out'
+      )
+    rules, added = chosen.rules(backbone), chosen.added(backbone)
   if added is not None:
     rules = [(f'{ADDED}/.*', True), *rules]
   norms = _frozen_norms(backbone, rules) if chosen.trains_backbone else ()
@@ -82,19 +83,18 @@ def attach(
 
 
 def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
-  """Returns the paths of batch norms of which no parameter is trained.
+  """Returns the paths of batch norms without a trained parameter.
 
-  Their statistics stay what the frozen parameters were trained with. Those of a model's
-  frozen norms, which have no parameters, do so anyway.
+  Their running statistics stay those that the frozen parameters were trained with.
   """
   if all(trains for _, trains in rules):
     return ()
   norms = {
     p for p, layer in backbone.layers.items() if issubclass(layer.kind, BatchNorm)
   }
-  of = lambda name: name.rpartition('/')[0]
-  trained = {of(name) for name in backbone.shapes if trees.first_match(rules, name)}
-  return tuple(sorted(norms & {of(name) for name in backbone.shapes} - trained))
+  parent = lambda name: name.rpartition('/')[0]
+  trained = {parent(name) for name in backbone.shapes if trees.first_match(rules, name)}
+  return tuple(sorted(norms & {parent(name) for name in backbone.shapes} - trained))
 
 
 def build(method: str = 'full', **options) -> Method:
@@ -103,13 +103,8 @@ def build(method: str = 'full', **options) -> Method:
   return METHODS[method](**options)
 
 
-def by_block(method: str) -> bool:
-  """Whether a method treats each block on its own, which scanned blocks do not allow."""
-  return METHODS[method].by_block
-
-
 def is_added(name: str) -> bool:
-  """Returns whether a name of `trees.named` is of what a method added to the model."""
+  """Whether a name of `trees.named` is that of an added parameter or statistic."""
   return name.startswith((f'{ADDED}/', f'{trees.STATS}/{ADDED}/'))
 
 
@@ -120,10 +115,11 @@ def partition(params: dict, rules: Rules) -> tuple[dict, dict]:
     UserError: for a rule that trains none of the parameters.
   """
   names = list(trees.flatten(params))
-  for regex, trains in rules:
-    if trains and not any(trees.matches(regex, name) for name in names):
-      raise UserError(
-        f'config.tune trains {regex!r}, which none of the {len(names)} parameters '
-        f'matches in full; the last are {names[-3:]}.{did_you_mean(regex, names)}'
-      )
+  with reported('config.tune'):
+    for regex, trains in rules:
+      if trains and not any(trees.matches(regex, name) for name in names):
+        raise ValueError(
+          f'{regex!r} matches none of the {len(names)} parameters in full; the last are '
+          f'{names[-3:]}.{did_you_mean(regex, names)}'
+        )
   return trees.partition(params, rules)

@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 
 from vit_jax.check import Range
-from vit_jax.errors import UserError
 from vit_jax.nn.mlp import joined
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import Added
@@ -36,9 +35,9 @@ class Adapter(Method):
     for path, layer in backbone.layers.items():
       if re.fullmatch(backbone.family.branch_ends, path):
         if (D := layer.outputs[-1]) < self.reduction:
-          raise UserError(
-            f'config.tune.reduction={self.reduction} leaves none of the {D} channels of '
-            f'{path}: take {D} or less.'
+          raise ValueError(
+            f'reduction={self.reduction} leaves none of the {D} channels of {path}: take '
+            f'{D} or less'
           )
         places.append((path, D, D // self.reduction))
     return Adapters(tuple(places))

@@ -1,4 +1,4 @@
-"""What a tuning method asks about the model that it tunes."""
+"""Facts about a model that tuning methods need: shapes, layers, blocks."""
 
 import dataclasses
 import functools
@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import trees
-from vit_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,52 +42,52 @@ class Backbone:
 
   @property
   def shapes(self) -> dict[str, tuple[int, ...]]:
-    """Of the parameters, by name."""
-    return _seen(self.model, self.image_shape)[0]
+    """Shapes of the parameters, by name."""
+    return _trace(self.model, self.image_shape)[0]
 
   @property
   def layers(self) -> dict[str, Layer]:
-    """By path, 'a/b': also those without parameters."""
-    return _seen(self.model, self.image_shape)[1]
+    """Layers by path, 'a/b', also those without parameters."""
+    return _trace(self.model, self.image_shape)[1]
 
   @functools.cached_property
   def blocks(self) -> list[str]:
     """Paths of the repeated blocks, in the order in which they are run."""
     depths, _ = self.family.depths(self.shapes)
-    found = {}
+    paths = {}
     for name in self.shapes:
       match = re.fullmatch(self.family.blocks, name)
       if match and match['layer'] is not None:
-        found[depths[name]] = name[: match.end('layer')]
-    return [found[depth] for depth in sorted(found)]
+        paths[depths[name]] = name[: match.end('layer')]
+    return [paths[depth] for depth in sorted(paths)]
 
   def head(self, method: str) -> Layer:
-    """Returns the head, which takes [1, D]; UserError for a model without one."""
+    """Returns the head, whose input is [1, D]; ValueError for a model without one."""
     if 'head' not in self.layers:
-      raise UserError(
-        f'config.tune.method={method} is for a model with a head, and '
-        'config.model.num_classes=None gives it none.'
+      raise ValueError(
+        f'method={method} is for a model with a head, and config.model.num_classes=None '
+        'gives it none'
       )
     return self.layers['head']
 
 
 @functools.lru_cache(maxsize=16)
-def _seen(model, image_shape) -> tuple[dict, dict]:
-  """Returns (shapes, layers) of a `Backbone`, traced once for all that ask."""
+def _trace(model, image_shape) -> tuple[dict, dict]:
+  """Returns (shapes, layers) of a `Backbone`, traced once for each model and size."""
   layers: dict[str, Layer] = {}
 
-  def see(call, args, kwargs, context):
+  def record(call, args, kwargs, context):
     result = call(*args, **kwargs)
     if context.method_name == '__call__' and args:
       first = result[0] if isinstance(result, tuple) else result
       path = '/'.join(context.module.path)
-      # Of maps in a dict the first: only models take or give them.
+      # Only models take or give a dict of maps: its first map counts.
       sizes = (jax.tree.leaves(x)[0].shape for x in (args[0], first))
       layers[path] = Layer(type(context.module), *sizes)
     return result
 
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  with nn.intercept_methods(see):
+  with nn.intercept_methods(record):
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
   shapes = {n: x.shape for n, x in trees.flatten(variables['params']).items()}
   return shapes, layers

@@ -10,8 +10,8 @@ import flax.linen as nn
 import numpy as np
 
 from vit_jax import trees
-from vit_jax.check import Range
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.check import Range, nonempty
+from vit_jax.errors import did_you_mean
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import ADDED, Added
 
@@ -40,7 +40,7 @@ class Lora(Method):
 
   rank: Annotated[int, Range(1, 2**16)] = 8
   alpha: Annotated[float, Range(0, 1e6, '(]')] = 8.0
-  layers: Sequence[str] | None = None
+  layers: Annotated[Sequence[str], nonempty] | None = None
 
   def added(self, backbone):
     in_blocks = [
@@ -50,17 +50,13 @@ class Lora(Method):
     ]
     kernels = [name for name in in_blocks if re.fullmatch(_USUAL, name)] or in_blocks
     if self.layers is not None:
-      if not self.layers:
-        raise UserError(
-          'config.tune.layers=[]: name kernels, or leave it out; method=linear adds nothing.'
-        )
       every = [name for name in backbone.shapes if name.endswith('/kernel')]
       every = [name for name in every if not name.startswith('head/')]
       for regex in self.layers:
         if not any(trees.matches(regex, name) for name in every):
-          raise UserError(
-            f'config.tune.layers: {regex!r} matches none of the {len(every)} kernels in '
-            f'full; the last are {every[-3:]}.{did_you_mean(regex, every)}'
+          raise ValueError(
+            f'layers: {regex!r} matches none of the {len(every)} kernels in full; the '
+            f'last are {every[-3:]}.{did_you_mean(regex, every)}'
           )
       kernels = [n for n in every if any(trees.matches(r, n) for r in self.layers)]
     return LowRank(
@@ -124,14 +120,14 @@ class LowRank(Added):
 
       def other(call, x):
         if not module.has_variable('params', 'kernel'):
-          return call(x)  # it is being made, and B is zero
+          return call(x)  # the module is being initialised, and B is zero
         own = module.variables['params']
         change = self.scale * (a @ b).reshape(own['kernel'].shape)
         changed = {**own, 'kernel': own['kernel'] + change}
         return module.clone(parent=None).apply({'params': changed}, x)
 
-      # A product with a kernel is linear in it: no sum of kernels, and no gradient by
-      # one, is computed. Convolutions get the sum: they may standardise their kernel.
+      # A product is linear in the kernel, so that a dense layer needs no sum of kernels
+      # and no gradient by one. Convolutions get the sum: they may standardise their kernel.
       return dense if isinstance(module, nn.Dense) else other
 
     paths = {path for path, *_ in self.places}

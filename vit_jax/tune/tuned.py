@@ -1,4 +1,4 @@
-"""A model with what a tuning method adds to it; the model does not know."""
+"""A model with the parameters that a tuning method adds; the model knows nothing of them."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from vit_jax import trees
 from vit_jax.nn.mlp import MlpBlock
 
-ADDED = 'tune'  # the name below which added parameters are
+ADDED = 'tune'  # added parameters stand below this name
 
 
 class Tuned(nn.Module):
@@ -19,8 +19,8 @@ class Tuned(nn.Module):
   the model is, it returns what the model returns.
 
   Attributes:
-    model: the one of a family.
-    tune: what is added, or None.
+    model: a model of a family.
+    tune: the module with the added parameters, or None.
     trains_backbone: see `method.Method`.
     frozen_norms: paths of batch norms that keep to their running statistics in training.
   """
@@ -35,11 +35,11 @@ class Tuned(nn.Module):
 
   @property
   def num_classes(self) -> int | None:
-    """That of the model."""
+    """The model's number of classes."""
     return self.model.num_classes
 
   def __call__(self, images, *, train: bool = False, **options):
-    """Calls the model; arguments and results as of its own `__call__`."""
+    """Calls the model; arguments and results are those of its own `__call__`."""
     options['train'] = train and self.trains_backbone
     replaced = lambda module, path: None
     if self.tune is not None:
@@ -64,29 +64,24 @@ class Tuned(nn.Module):
       return instead(call, *args, **kwargs) if instead else call(*args, **kwargs)
 
     with nn.intercept_methods(intercept):
-      outputs, out = self.model(images, **options)
-    return outputs, out if self.tune is None else self.tune.features(out)
+      return self.model(images, **options)
 
 
 class Added(nn.Module):
-  """What a method adds to a model."""
+  """The module that a method adds to a model."""
 
   def images(self, images):
-    """Returns the images that the model gets, [B, H, W, C]."""
+    """Returns the images [B, H, W, C] that the model gets."""
     return images
 
-  def features(self, out: dict) -> dict:
-    """Returns the model's features, as they are without what was added to them."""
-    return out
-
   def layers(self, images, train: bool) -> Callable:
-    """Returns what replaces some of the model's layers; by default none are replaced.
+    """Returns the replacement of some of the model's layers; by default of none.
 
-    It is asked before the model is called, and reads its parameters then: layers may be
-    inside of `nn.remat`, where no others can be reached.
+    It is called before the model, and reads its parameters then, because layers may be
+    inside of `nn.remat`, where no other parameters can be reached.
 
     Args:
-      images: those that the model gets.
+      images: the images that the model gets.
 
     Returns:
       (module, path 'a/b') -> `(call, *args, **kwargs) -> result` instead of the module's

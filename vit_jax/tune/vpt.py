@@ -2,20 +2,22 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 
 from vit_jax.check import Range, Share
-from vit_jax.errors import UserError, choose
-from vit_jax.nn.attention import MultiHeadDotProductAttention
+from vit_jax.nn.dropout import Dropout
+from vit_jax.nn.positions import PositionEmbedding
 from vit_jax.nn.transformer import Encoder
-from vit_jax.tune.frame import Frame
 from vit_jax.tune.method import Method
-from vit_jax.tune.prompts import POOLS, Places, Prompts
-from vit_jax.tune.window_prompts import Place, WindowPrompts
+from vit_jax.tune.tuned import Added
 
 WHERE = ('prepend', 'before_positions', 'add', 'pad')
+POOLS = ('image', 'prompts', 'both')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,23 +25,23 @@ class Vpt(Method):
   """Learned prompts beside the tokens, or around the image, and the head.
 
   Attributes:
-    number: of prompts; of `pad`, pixels on each side.
-    where: 'prepend': tokens behind the class token, with positions added to the others
-      alone, or where a model attends within windows tokens before those of each window, the
-      mean over the windows leaving it; 'before_positions': the same, with the class token's position added to them;
-      'add': one prompt is added to every patch's token, or as many as there are patches
-      one to each; 'pad': a frame around the image. By default the first of these that
-      the model takes: 'prepend' for ViT, hybrids and Swin, 'add' for Mixer, whose number of
-      tokens is fixed, 'pad' for convolutional models.
-    deep: prompts of their own before every block, in the place of what the block before
-      made of them (VPT-deep), instead of before the first alone (VPT-shallow).
-    layers: of deep, which blocks have them, from 0; by default all. In front of the first
-      of these there are none.
-    shared: of deep, the same prompts before each block.
+    number: of prompts; with `pad`, pixels on each side.
+    where: 'prepend': tokens behind the class token, with positions added to the other
+      tokens alone; 'before_positions': the same, with the class token's position added to
+      them; 'add': one prompt is added to every patch's token, or as many as there are
+      patches, one to each; 'pad': a frame around the image. By default the first of these
+      that the model takes: 'prepend' for ViT and hybrids, 'add' for Mixer, whose number
+      of tokens is fixed, 'pad' for convolutional models.
+    deep: prompts of their own before every block, in the place of the block before's
+      outputs for its prompts (VPT-deep), instead of before the first block alone
+      (VPT-shallow).
+    layers: with deep, the blocks that have prompts, from 0; by default all. There are none
+      in front of the first of these.
+    shared: with deep, the same prompts before each block.
     dropout: of the prompts; 0.1 for deep in the released code.
-    pool: for tokens, what the head gets in the place of what the model pools: the mean of
+    pool: for tokens, the head's input in place of the model's own pooling: the mean of
       the 'image' tokens, of the 'prompts', or of 'both'. Models that pool all their
-      tokens pool those of the image by default; the released code of Swin pools 'both'.
+      tokens pool those of the image by default.
   """
 
   by_block: ClassVar = True
@@ -53,23 +55,21 @@ class Vpt(Method):
   pool: Literal[POOLS] | None = None
 
   def added(self, backbone):
-    known = backbone.family.prompts
-    if not known:
-      raise UserError(
-        f'config.tune.method=vpt has no place for prompts{_of(backbone)}: models that are '
-        'built on a backbone take other methods, such as lora.'
+    places, name = backbone.family.prompts, type(backbone.model).__name__
+    where = self.where or next(iter(places), None)
+    if where not in places:
+      raise ValueError(
+        f'where={where!r}: {name} has {list(places) or "no place"} for prompts; lora, '
+        'adapter and bias go with every model'
       )
-    where = self.where or known[0]
-    choose('place for prompts, config.tune.where', where, known, _of(backbone))
-    self._refuse_options_without_use(where, getattr(backbone.model, 'classifier', None))
+    classifier = getattr(backbone.model, 'classifier', None)
+    self._refuse_useless_options(where, classifier)
     if self.number == 0:
       return None
     if where == 'pad':
       return Frame(self.number)
-    if _attends_in_windows(backbone):
-      return self._in_windows(backbone)
     return Prompts(
-      self._places(backbone, where),
+      self._places(backbone, where, classifier),
       self.number,
       1 if self.shared else len(self._layers(backbone)),
       _scale(backbone),
@@ -77,130 +77,209 @@ class Vpt(Method):
       self.pool,
     )
 
-  def _refuse_options_without_use(self, where: str, classifier: str | None) -> None:
-    wrong, of = None, f'prompts of where={where!r}'
-    if where == 'pad':
-      wrong = next((k for k in ('deep', 'dropout', 'pool') if getattr(self, k)), None)
-    elif where == 'add' and self.pool:
-      wrong = 'pool'
-    elif classifier == 'none' and self.pool:
-      wrong, of = 'pool', "classifier='none', which pools nothing"
-    if wrong:
-      raise UserError(
-        f'config.tune.{wrong}={getattr(self, wrong)!r} has no meaning with {of}: '
-        'leave it out.'
-      )
-    for key in ('layers', 'shared'):
-      if getattr(self, key) and not self.deep:
-        raise UserError(
-          f'config.tune.{key}={getattr(self, key)!r} is for deep prompts: set '
-          'config.tune.deep=True, or leave it out.'
+  def _refuse_useless_options(self, where: str, classifier: str | None) -> None:
+    useless = {
+      'pad': ('deep', 'dropout', 'pool'),
+      'add': ('pool',),
+    }.get(where, ('pool',) if classifier == 'none' else ())
+    if not self.deep:
+      useless += ('layers', 'shared')
+    for key in useless:
+      if getattr(self, key):
+        raise ValueError(
+          f'{key}={getattr(self, key)!r} has no meaning with where={where!r}, '
+          f'deep={self.deep}, classifier={classifier!r}: leave it out'
         )
 
   def _layers(self, backbone) -> list[int]:
     number = len(backbone.blocks)
     if not self.deep:
       return [0]
-    layers = range(number) if self.layers is None else self.layers
-    if (
-      not layers
-      or sorted(set(layers)) != [*layers]
-      or layers[0] < 0
-      or layers[-1] >= number
-    ):
-      raise UserError(
-        f'config.tune.layers={self.layers}: expected blocks in ascending order, of 0 to '
-        f'{number - 1}.'
+    layers = list(range(number) if self.layers is None else self.layers)
+    if not layers or sorted(set(layers)) != layers or layers[-1] >= number:
+      raise ValueError(
+        f'layers={self.layers}: expected blocks in ascending order, of 0 to {number - 1}'
       )
-    return [*layers]
+    return layers
 
-  def _places(self, backbone, where: str) -> Places:
-    model, blocks = backbone.model, backbone.blocks
+  def _places(self, backbone, where: str, classifier: str | None) -> 'Places':
+    model, blocks, layers = backbone.model, backbone.blocks, self._layers(backbone)
     _, tokens, width = backbone.layers[blocks[0]].inputs
-    classifier = getattr(model, 'classifier', None)
     first = int(classifier == 'token')
-    for field, wrong in (
-      ('posemb', ('relative',)),
-      ('posemb_where', ('shared',)),
-      ('attention', ('axial',)),
-    ):
-      if where != 'add' and getattr(model, field, None) in wrong:
-        raise UserError(
-          f'config.model.{field}={getattr(model, field)!r} has no place for further '
-          "tokens, such as prompts: use config.tune.where='add', or another method."
+    fixed = {'posemb': 'relative', 'posemb_where': 'shared', 'attention': 'axial'}
+    for field, value in fixed.items() if where != 'add' else ():
+      if getattr(model, field, None) == value:
+        raise ValueError(
+          f'config.model.{field}={value!r} has no place for further tokens, such as '
+          "prompts: use where='add', or another method"
         )
-    layers = self._layers(backbone)
     if where == 'before_positions' and (not first or layers[0]):
-      raise UserError(
-        "config.tune.where='before_positions' gives prompts the position of the class "
-        "token, before the first block: the model needs classifier='token', and "
-        'config.tune.layers block 0.'
+      raise ValueError(
+        "where='before_positions' gives prompts the position of the class token, before "
+        "the first block: it needs classifier='token' and block 0 in layers"
       )
     patches = tokens - first
     if where == 'add' and self.number not in (1, patches):
-      raise UserError(
-        f"config.tune.number={self.number} with where='add': expected 1, added to every "
-        f'token, or {patches}, one for each of the patches.'
+      raise ValueError(
+        f"number={self.number} with where='add': expected 1, added to every token, or "
+        f'{patches}, one for each of the patches'
       )
     encoder = next((p for p, x in backbone.layers.items() if x.kind is Encoder), None)
-    return Places(
-      where, tuple(blocks[i] for i in layers), encoder, first, tokens, width, classifier
-    )
-
-  def _in_windows(self, backbone) -> WindowPrompts:
-    stages: dict[str, list[str]] = {}
-    for i in self._layers(backbone):
-      block = backbone.blocks[i]
-      match = re.fullmatch(backbone.family.blocks, f'{block}/')
-      stages.setdefault(f'stage{match["stage"]}', []).append(block)
-    layers = backbone.layers
-    places = [
-      Place(stage, layers[blocks[0]].inputs[-1], tuple(blocks))
-      for stage, blocks in stages.items()
-    ]
-    transitions = backbone.family.transitions
-    merges = [path for path in layers if re.fullmatch(transitions, f'{path}/')]
-    stem = backbone.shapes[backbone.family.stem(backbone.shapes)]
-    return WindowPrompts(
-      tuple(places),
-      self.number,
-      self.shared,
-      math.sqrt(6 / (math.prod(stem[:3]) + stem[3])),
-      self.dropout,
-      self.pool,
-      tuple(backbone.blocks),
-      tuple(merges),
-      _neighbours([layers[path] for path in merges]),
-    )
-
-
-def _neighbours(merges) -> tuple[int, int]:
-  """Returns (h, w) of those that merging layers merge; 1 x 1 maps are padded there."""
-  ratios = [
-    tuple(-(-n // m) for n, m in zip(x.inputs[1:3], x.outputs[1:3], strict=True))
-    for x in merges
-  ]
-  return tuple(map(max, zip(*ratios, strict=True))) if ratios else (1, 1)
-
-
-def _attends_in_windows(backbone) -> bool:
-  """Whether blocks take maps [B, H, W, C] and have attention layers."""
-  takes_maps = len(backbone.layers[backbone.blocks[0]].inputs) == 4
-  kinds = {layer.kind for layer in backbone.layers.values()}
-  return takes_maps and MultiHeadDotProductAttention in kinds
-
-
-def _of(backbone) -> str:
-  return f', those of {type(backbone.model).__name__}'
+    paths = tuple(blocks[i] for i in layers)
+    return Places(where, paths, encoder, first, tokens, width, classifier)
 
 
 def _scale(backbone) -> float:
-  """Returns v of the initial values, uniform in (-v, v): as of a patch's embedding."""
-  fields = {name: getattr(backbone.model, name) for name in _fields(backbone.model)}
+  """Returns v of the initial values, uniform in (-v, v), as for a patch embedding."""
+  names = [f.name for f in dataclasses.fields(backbone.model)]
+  fields = {name: getattr(backbone.model, name) for name in names}
   patch = math.prod(backbone.family.stride(fields)) * backbone.image_shape[-1]
   width = backbone.layers[backbone.blocks[0]].inputs[-1]
   return math.sqrt(6 / (patch + width))
 
 
-def _fields(model) -> list[str]:
-  return [f.name for f in dataclasses.fields(model)]
+class Places(NamedTuple):
+  """The places of a model's prompts.
+
+  Attributes:
+    where: 'prepend', 'before_positions' or 'add', see `Vpt`.
+    blocks: paths of the blocks that have prompts of their own.
+    encoder: path of the encoder, whose tokens are pooled; None: not a Transformer.
+    first: number of tokens before the prompts: the class token.
+    tokens: number of tokens N without prompts.
+    width: D.
+    classifier: the model's field, how it pools; None: it has no such field.
+  """
+
+  where: str
+  blocks: tuple[str, ...]
+  encoder: str | None
+  first: int
+  tokens: int
+  width: int
+  classifier: str | None
+
+
+class Prompts(Added):
+  """The parameter `prompts` [sets, p, D], a set for each of the blocks or one for all.
+
+  Attributes:
+    number: p.
+    scale: v; prompts start uniform in (-v, v).
+    pool: see `Vpt`.
+  """
+
+  places: Places
+  number: int
+  sets: int
+  scale: float
+  dropout: float
+  pool: str | None
+
+  @nn.compact
+  def layers(self, images, train):
+    at = self.places
+    init = lambda rng, shape, dtype: jax.random.uniform(
+      rng, shape, dtype, -self.scale, self.scale
+    )
+    shape = (self.sets, self.number, at.width)
+    prompts = self.param('prompts', init, shape, jnp.float32)[None]
+    if train and self.dropout:  # each image drops its own
+      prompts = jnp.broadcast_to(prompts, (images.shape[0], *shape))
+      prompts = Dropout(self.dropout)(prompts, deterministic=False)
+    replaced = {}
+    for i, block in enumerate(at.blocks):
+      if i or at.where != 'before_positions':
+        replaced[block] = self._entering(prompts[:, 0 if self.sets == 1 else i])
+    if at.where != 'add':
+      replaced[at.encoder] = self._around_encoder(prompts[:, 0])
+
+    def instead(module, path):
+      if at.where != 'add' and isinstance(module, PositionEmbedding):
+        return self._positions
+      return replaced.get(path)
+
+    return instead
+
+  def _entering(self, prompts):
+    """Wraps a block that these prompts [1 or B, p, D] enter."""
+
+    def block(call, x, *args, **kwargs):
+      own = prompts.astype(x.dtype)
+      if self.places.where == 'add':
+        first = self.places.first
+        x = jnp.concatenate([x[:, :first], x[:, first:] + own], axis=1)
+      else:
+        x = self._with(own, self._without(x))
+      return call(x, *args, **kwargs)
+
+    return block
+
+  def _with(self, prompts, x):
+    first = self.places.first
+    prompts = jnp.broadcast_to(prompts, (x.shape[0], *prompts.shape[1:]))
+    return jnp.concatenate([x[:, :first], prompts, x[:, first:]], axis=1)
+
+  def _without(self, x):
+    """Returns tokens [B, N, D], given [B, N or N + p, D]."""
+    first, more = self.places.first, x.shape[1] - self.places.tokens
+    return jnp.concatenate([x[:, :first], x[:, first + more :]], axis=1) if more else x
+
+  def _positions(self, call, x, grid):
+    added = call(self._without(x), grid)  # [1, N, D]
+    if x.shape[1] == self.places.tokens:
+      return added
+    # Prompts have no position, or that of the class token.
+    like = added[:, :1] if self.places.where == 'before_positions' else 0 * added[:, :1]
+    like = jnp.broadcast_to(like, (1, self.number, added.shape[-1]))
+    return self._with(like, added)
+
+  def _around_encoder(self, prompts):
+    """Wraps the encoder; `prompts` [1 or B, p, D] are those of the first block."""
+
+    def encoder(call, x, grid, *, num_queries=None, **options):
+      if self.places.where == 'before_positions':
+        x = self._with(prompts.astype(x.dtype), x)
+      num_queries = None if self.pool else num_queries
+      x, out = call(x, grid, num_queries=num_queries, **options)
+      return self._pooled(x), out
+
+    return encoder
+
+  def _pooled(self, x):
+    """Returns tokens from which the model's own pooling gives the mean named by `pool`."""
+    first, behind = self.places.first, self.places.first + self.number
+    parts = {
+      'image': x[:, behind:],
+      'prompts': x[:, first:behind],
+      'both': x[:, first:],
+    }
+    if self.places.classifier != 'token':
+      return parts[self.pool or 'image']
+    if self.pool is None:
+      return x
+    return jnp.concatenate([parts[self.pool].mean(1, keepdims=True), x[:, 1:]], axis=1)
+
+
+class Frame(Added):
+  """A frame of `pixels` learned pixels on each side (VPT, section 4.3, 'pad').
+
+  Parameters `rows` [2 p, W + 2 p, C], above and below, and `columns` [H, 2 p, C], at the
+  left and right.
+  """
+
+  pixels: int
+
+  @nn.compact
+  def images(self, images):
+    B, H, W, C = images.shape
+    p = self.pixels
+    init = lambda rng, shape, dtype: jax.random.uniform(rng, shape, dtype, -1, 1)
+    rows = self.param('rows', init, (2 * p, W + 2 * p, C), jnp.float32)
+    columns = self.param('columns', init, (H, 2 * p, C), jnp.float32)
+    each = lambda x: jnp.broadcast_to(x.astype(images.dtype), (B, *x.shape))
+    left, right, above, below = map(
+      each, (columns[:, :p], columns[:, p:], rows[:p], rows[p:])
+    )
+    images = jnp.concatenate([left, images, right], axis=2)
+    return jnp.concatenate([above, images, below], axis=1)

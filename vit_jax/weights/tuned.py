@@ -46,10 +46,8 @@ def folded(found: Source) -> Source:
   """
   if not found.tune:
     return found
-  try:
+  with check.reported(str(found.source)):
     flat = tune.build(**found.tune).folded(found.flat | found.added)
-  except UserError as error:
-    raise UserError(f'{found.source}: {error}') from None
   return dataclasses.replace(found, flat=flat, tune={}, added={})
 
 
@@ -190,7 +188,7 @@ def _check_section(where: str, section) -> None:
       f"{where}={section!r}: expected a section, {{'method': 'lora', 'rank': 4}}, or a file "
       'of what was tuned.'
     )
-  signature = tune.signature(section.get('method', 'full'))
+  signature = tune.METHODS.signature(section.get('method', 'full'))
   check.bind(where, section, signature, (), {'method': str})
 
 

@@ -87,7 +87,7 @@ def bit(task: Task, tune: dict) -> Setting:
 _HEADS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
 _BODIES = (0.0001, 0.0005, 0.001, 0.005)
 _VPT_BATCH = {'full': 384, 'linear': 1024, 'mlp': 1024}
-_VPT_SGD = ('linear', 'mlp', 'side', 'vpt')
+_VPT_SGD = ('linear', 'mlp', 'vpt')
 _VPT_WD = (0.01, 0.001, 0.0001, 0.0)
 
 

@@ -71,7 +71,7 @@ def measure(request: dict, devices=None) -> dict:
   section = dict(request['model'])
   known = models.signature(section['name'], section.get('variant')).parameters
   tuned = request.get('tune', {}).get('method', 'full')
-  if 'scan' in known and not tune.by_block(tuned):
+  if 'scan' in known and not tune.METHODS[tuned].by_block:
     section = {
       'scan': True,
       **section,

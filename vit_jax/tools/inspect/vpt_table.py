@@ -34,7 +34,6 @@ _VIT = (
     Row(f'mlp-{k}', dict(method='mlp', layers=k), 1.35 if k == 3 else None)
     for k in (2, 3, 5, 9)
   ),
-  Row('side', dict(method='side'), 3.69),
   Row('bias', dict(method='bias'), 1.05),
   *(
     Row(f'adapter, D / {r}', dict(method='adapter', reduction=r))
