@@ -38,7 +38,7 @@ LEVELS = (
       'buckets',
       'files',
     ),
-    *('kernels', 'imagenet', 'other_families'),
+    *('kernels', 'imagenet'),
   ),
   ('nn', 'losses', 'boxes', 'coco', 'sharding', 'run_config'),
   ('models', 'tune', 'weights', 'data', 'optim', 'viz'),
@@ -56,7 +56,6 @@ ONLY = {
     'nn',
     'kernels',
     'errors',
-    'other_families',
   },  # no model knows another's training or data
   'weights': {
     'trees',
@@ -65,7 +64,6 @@ ONLY = {
     'buckets',
     'errors',
     'imagenet',
-    'other_families',
   },  # readers and renames work on plain arrays
 }
 # Packages with one home each, as path prefixes below vit_jax/.
@@ -184,7 +182,7 @@ def test_packages_stay_in_their_homes():
 def test_models_do_not_import_one_another():
   for path in (PACKAGE / 'models').glob('[!_]*.py'):
     others = {n for n in _imports(path) if n.startswith('vit_jax.models.')}
-    # The family record, and what a page has beside it: vit_names of vit.
+    # The family record.
     own = ('vit_jax.models.family.', f'vit_jax.models.{path.stem}_')
     others -= {n for n in others if n.startswith(own)}
     assert not others, f'{path.name} imports {others}: share it through nn/'

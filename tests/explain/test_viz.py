@@ -9,7 +9,7 @@ from tests.support import naming
 from vit_jax import explain as viz
 from vit_jax.errors import UserError
 from vit_jax.explain import filters
-from vit_jax.kernels.sincos import sincos2d
+from vit_jax.nn.positions import sincos2d
 
 
 def weights(seed=0, shape=(3, 2, 4, 6, 6)):

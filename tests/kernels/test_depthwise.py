@@ -17,7 +17,7 @@ from tests.support.goldens import path_of
 from vit_jax import sharding
 from vit_jax.kernels import depthwise as kernels
 from vit_jax.kernels.depthwise import depthwise
-from vit_jax.nn.remat import remat_policy
+from vit_jax.nn.stack import remat_policy
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,6 @@ def assert_close(found, expected):
     np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('shape', 'kernel', 'stride', 'padding'),
   [
@@ -74,7 +73,6 @@ def test_values_and_gradients(shape, kernel, stride, padding, monkeypatch):
   assert_close(found, expected)
 
 
-@pytest.mark.slow
 def test_derivatives_can_be_nested():
   assert_same_derivatives(ours, plain, normal(*X), normal(*KERNEL))
 
@@ -115,7 +113,6 @@ def test_one_file_for_two_platforms():
   assert_close([program.call(x, kernel)], [plain(x, kernel)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('manual', [False, True])
 def test_on_eight_devices(manual):
   mesh = sharding.make_mesh()
@@ -147,7 +144,6 @@ def test_what_is_kept():
     assert kept(policy) == kept(policy, plain), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['convnext_timm', 'mvit_timm'])
 def test_models_give_what_others_do(name, golden):
   expected = golden(f'{name}.expected')

@@ -4,8 +4,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
-from vit_jax.kernels import tpu_attention, tpu_attention_plan, tpu_layer_norm
-from vit_jax.kernels.tpu_rows import Rows
+from vit_jax.kernels import tpu_attention, tpu_layer_norm
 from vit_jax.tools.inspect import flops
 
 
@@ -69,10 +68,10 @@ def test_over_all_devices_of_a_shard_map():
 
 @pytest.mark.parametrize('devices', [1, 4])
 def test_attention_kernels(devices):
-  block = tpu_attention_plan.Block(64, 9)
-  plan = tpu_attention_plan.Plan(16, block, block, 'bfloat16', 2**24, interpret=True)
+  block = tpu_attention.Block(64, 9)
+  plan = tpu_attention.Plan(16, block, block, 2**24, interpret=True)
   query, key = (jax.ShapeDtypeStruct((4, n, 4, 16), jnp.bfloat16) for n in (9, 7))
-  attend = lambda *args: tpu_attention.attend(*args, plan)
+  attend = lambda *args: tpu_attention.attend(*args, None, plan)
   forward = 2 * (2 * 4 * 4 * 9 * 7 * 16)  # q k', then weights times v
   loss = lambda *args: attend(*args).astype(jnp.float32).sum()
   with jax.set_mesh(sharding.make_mesh(devices=jax.devices()[:devices])):
@@ -83,11 +82,8 @@ def test_attention_kernels(devices):
 
 
 def test_kernels_of_norms_have_no_products():
-  how = Rows('bfloat16', interpret=True)
   x, scale = jax.ShapeDtypeStruct((2, 16, 128), jnp.bfloat16), shape(128)
-  run = lambda *args: tpu_layer_norm.layer_norm(
-    *args, 1e-6, tpu_layer_norm.Plan(16, how)
-  )
+  run = lambda *args: tpu_layer_norm.layer_norm(*args, 1e-6, 16, interpret=True)
   loss = lambda *args: run(*args).astype(jnp.float32).sum()
   assert flops.count(jax.grad(loss), x, scale, scale) == 0
 

@@ -12,13 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from tests.kernels.test_tpu_attention import KINDS, tpu
 from tests.support import naming
 from tests.support.goldens import GOLDENS, arrays_of, path_of
 from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
-from vit_jax.kernels.grid_bias import GridBias
-from vit_jax.nn.decomposed import DecomposedPositions
+from vit_jax.kernels.attention import GridBias
+from vit_jax.nn.map_positions import DecomposedPositions
 from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 from vit_jax.weights import export
@@ -101,7 +100,6 @@ def scores_one_by_one(tables, query, grid, keys):
 
 
 @pytest.mark.parametrize(('grid', 'keys'), [((4, 6), (2, 3)), ((2, 3), (4, 6))])
-@pytest.mark.slow
 def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
   rng = np.random.default_rng(0)
   normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
@@ -123,7 +121,6 @@ def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
   assert not found[:, :, :, 0].any()
 
 
-@pytest.mark.slow
 def test_a_bias_is_the_product_of_its_factors():
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -131,19 +128,6 @@ def test_a_bias_is_the_product_of_its_factors():
   added, places = bias.factors(5, 7, jnp.float32)  # and of a token before each
   found, expected = added @ places.T, bias.scores(5, 7)
   np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize('fused', [True, False])
-def test_attention_for_tpus_is_fused(fused):
-  model = models.build('mvit', **models.family('mvit').tiny[0], fused_attention=fused)
-  model = model.clone(dtype=jnp.bfloat16)
-  images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-  params = jax.eval_shape(model.init, jax.random.key(0), images)
-  with tpu(KINDS['v5e'], 1, 1, 1):
-    traced = jax.jit(lambda *args: model.apply(*args)[0]).trace(params, images)
-    text = traced.lower(lowering_platforms=('tpu',)).as_text()
-  # Attention of each block; norms of 8 x 8 queries, and of 4 x 4 queries, keys and values.
-  assert text.count('@tpu_custom_call') == (6 if fused else 0)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from tests.support import naming
 from tests.support.abstract import abstract_params
 from tests.support.scanned import stacked
 from vit_jax import trees
-from vit_jax.kernels.sincos import sincos2d
+from vit_jax.nn.positions import sincos2d
 from vit_jax.tools.inspect import flops
 
 # Of google-research/vision_transformer; the MAP heads of big_vision. 1000 classes, 224.

@@ -15,11 +15,11 @@ from tests.support.derivatives import assert_same_derivatives, normal
 from tests.support.scanned import stacked
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.kernels.layer_norm import normalise
-from vit_jax.nn import mlp, transformer
-from vit_jax.nn.dense import Dense
-from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.stack import StochasticDepth
+from vit_jax.kernels.layers import normalise
+from vit_jax.models import vit
+from vit_jax.nn import layers
+from vit_jax.nn.layers import Dense, LayerNorm
+from vit_jax.nn.stack import StochasticDepth, depth_rates
 
 
 def test_layer_norm_in_float64():
@@ -40,7 +40,6 @@ def test_derivatives_of_layer_norm():
   assert_same_derivatives(lambda x: normalise(x, 1e-6), plain, normal(3, 4, 16))
 
 
-@pytest.mark.slow
 def test_layer_norm_of_bfloat16_has_float32_statistics():
   x = jnp.asarray(normal(4, 256) + 3, jnp.bfloat16)
   y, grad = jax.value_and_grad(lambda x: normalise(x, 1e-6).sum())(x)
@@ -73,53 +72,68 @@ def test_shapes_of_a_model_belong_to_the_caller():
 def test_gelus():
   x = np.linspace(-5, 5, 101).astype(np.float32)
   exact = x * 0.5 * (1 + erf(x.astype(np.float64) / np.sqrt(2)))
-  np.testing.assert_allclose(mlp.ACTIVATIONS['gelu_erf'](x), exact, atol=1e-6)
+  np.testing.assert_allclose(layers.ACTIVATIONS['gelu_erf'](x), exact, atol=1e-6)
   tanh = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-  np.testing.assert_allclose(mlp.ACTIVATIONS['gelu_tanh'](x), tanh, atol=1e-6)
+  np.testing.assert_allclose(layers.ACTIVATIONS['gelu_tanh'](x), tanh, atol=1e-6)
   with pytest.raises(UserError, match=naming('gelu_tan', 'gelu_tanh')):
-    mlp.MlpBlock(4, act='gelu_tan').init(jax.random.key(0), normal(1, 2))
+    layers.MlpBlock(4, act='gelu_tan').init(jax.random.key(0), normal(1, 2))
 
 
-class Tokens(nn.Module):
-  """An encoder of 3 blocks for a grid of 2 x 2 tokens."""
-
-  scan: bool = False
-
-  @nn.compact
-  def __call__(self, x):
-    config = transformer.EncoderConfig(3, num_heads=2, mlp_dim=16, scan=self.scan)
-    return transformer.Encoder(config, name='encoder')(x, (2, 2))
-
-
-@pytest.mark.slow
 def test_tokens_change_between_blocks():
-  x, prompts = normal(2, 4, 8), jnp.asarray(normal(3, 2, 8))
+  images, prompts = normal(2, 16, 16, 3), jnp.asarray(normal(3, 2, 8))
 
   def run(between, scan=False, how=jax.jit):
     def intercept(call, args, kwargs, context):
-      if isinstance(context.module, transformer.Encoder):
+      if isinstance(context.module, vit.Encoder):
         kwargs = {**kwargs, 'between': between}
       return call(*args, **kwargs)
 
+    weights = stacked(params, 3) if scan else params
     with nn.intercept_methods(intercept):
-      return how(Tokens(scan).apply)(
-        {'params': stacked(params, 3) if scan else params}, x
-      )
+      apply = lambda p, x: tokens(scan).apply({'params': p}, x)[1]
+      return how(apply)(weights, images)
 
-  params = jax.jit(Tokens().init)(jax.random.key(0), x)['params']
+  def tokens(scan=False):
+    fields = dict(width=8, depth=3, num_heads=2, mlp_dim=16, classifier='gap')
+    return models.build('vit', patch_size=(8, 8), scan=scan, num_classes=None, **fields)
+
+  params = jax.jit(tokens().init)(jax.random.key(0), images)['params']
   add = lambda i, x: x.at[:, :2].add(prompts[i])
-  expected, _ = run(add)
-  assert np.abs(expected - run(None)[0]).max() > 0.1
-  np.testing.assert_allclose(run(add, scan=True)[0], expected, atol=1e-6)  # float32
+  expected = run(add)['encoded']
+  assert np.abs(expected - run(None)['encoded']).max() > 0.1
+  np.testing.assert_allclose(run(add, scan=True)['encoded'], expected, atol=1e-6)
 
   def insert(i, x):  # new prompts in place of those that went through the block before
     prompt = jnp.broadcast_to(prompts[i], (2, 2, 8))
     return jnp.concatenate([prompt, x[:, -4:]], axis=1)
 
   shapes = lambda apply: functools.partial(jax.eval_shape, apply)
-  assert run(insert, how=shapes)[1]['block02'].shape == (2, 6, 8)
+  assert run(insert, how=shapes)['block02'].shape == (2, 6, 8)
   with pytest.raises(UserError, match=naming('(2, 4, 8)', '(2, 6, 8)', 'scan')):
     run(insert, scan=True, how=shapes)
+
+
+def test_rates_of_stochastic_depth_grow_linearly_in_every_block(monkeypatch):
+  assert depth_rates(0.3, 4) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+  rates = []
+
+  def record(self, x, rate, *, train):
+    rates.append(rate if train else None)
+    return x
+
+  monkeypatch.setattr(StochasticDepth, '__call__', record)
+  model = models.build('vit:mu/8', depth=3, stochastic_depth=0.4)
+  rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(1)}
+  images = jnp.zeros((1, 16, 16, 3))
+  jax.eval_shape(lambda: model.init(rngs, images, train=True))
+  assert rates == [
+    0.0,
+    0.0,
+    0.2,
+    0.2,
+    0.4,
+    0.4,
+  ]  # attention and MLP of block i: i/(L-1)
 
 
 def test_stochastic_depth_keeps_the_expectation():

@@ -10,11 +10,10 @@ from tests.support import naming
 from tests.support.abstract import abstract_params
 from vit_jax import trees
 from vit_jax.errors import UserError
-from vit_jax.kernels import rotary
 from vit_jax.nn import positions
 from vit_jax.nn.attention import MultiHeadDotProductAttention
 
-D, L, N, DH, HEADS = 768, 12, 14 * 14 + 1, 64, 12  # B/16 at 224 px, with a class token
+D, L, N, DH = 768, 12, 14 * 14 + 1, 64  # B/16 at 224 px, with a class token
 
 # Parameters besides those of a model without positions: section D.4 of the ViT paper.
 PARAMETERS = {
@@ -46,17 +45,11 @@ def test_parameters_are_those_of_the_paper(kind, where, without):
   assert added == PARAMETERS[kind, where]
 
 
-def test_each_head_may_have_relative_positions_of_its_own(without):
-  added = count(posemb='relative', posemb_per_head=True) - without
-  assert added == PARAMETERS['relative', 'stem'] * HEADS
-
-
 @pytest.mark.parametrize(
   ('fields', 'words'),
   [
     (dict(posemb='relative', posemb_where='every'), ('every', 'relative', 'learn2d')),
     (dict(posemb='none', posemb_where='shared'), ('shared', 'none', 'learn')),
-    (dict(posemb='learn', posemb_per_head=True), ('posemb_per_head', 'relative')),
     (dict(posemb='rotary', num_heads=16), ('rotary', '4', 'num_heads')),
     (dict(posemb='learn2d', width=33, num_heads=3), ('learn2d', '33')),
     (dict(attention='axial'), ('axial', 'classifier', 'gap')),
@@ -97,7 +90,6 @@ def pre_logits(model, params):
   return np.asarray(model.apply({'params': params}, images())[1]['pre_logits'])
 
 
-@pytest.mark.slow
 def test_one_table_is_added_before_every_block():
   shared, every = (tiny(posemb_where=where) for where in ('shared', 'every'))
   params = perturbed(shared)
@@ -111,7 +103,6 @@ def test_one_table_is_added_before_every_block():
   assert np.abs(stem - expected).max() > 1e-2
 
 
-@pytest.mark.slow
 def test_a_table_of_two_axes_is_one_table_of_their_pairs():
   model = tiny(posemb='learn2d')
   params = perturbed(model)
@@ -127,10 +118,9 @@ def test_a_table_of_two_axes_is_one_table_of_their_pairs():
 KINDS = [('learn', 'every'), ('learn2d', 'shared'), ('relative', 'stem')]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(('kind', 'where'), KINDS)
 def test_scanned_blocks_compute_the_same(kind, where):
-  fields = dict(posemb=kind, posemb_where=where, posemb_per_head=kind == 'relative')
+  fields = dict(posemb=kind, posemb_where=where)
   scanned = tiny(scan=True, remat='full', **fields)
   params = perturbed(scanned)
   family = vit_jax.models.family('vit')
@@ -144,7 +134,6 @@ def test_scanned_blocks_compute_the_same(kind, where):
   np.testing.assert_allclose(pre_logits(scanned, params), expected, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['learn2d', 'relative', 'rotary'])
 def test_the_class_token_alone_has_the_same_logits(kind):
   model = tiny(posemb=kind)
@@ -173,12 +162,10 @@ def project(params, x, name):
   return np.einsum('bnd,dmh->bnmh', x, params[name]['kernel']) + params[name]['bias']
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('per_head', [False, True])
-def test_relative_positions_are_in_the_scores(per_head):
+def test_relative_positions_are_in_the_scores():
   x = np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)
   attention = MultiHeadDotProductAttention(num_heads=2)
-  module = positions.RelativePositions((2, 2), per_head, 1.0)
+  module = positions.RelativePositions((2, 2), 1.0)
   run = lambda p, y: attention.apply(
     p, y, positions=lambda q, k: module.apply(table, q, k), mutable=['intermediates']
   )
@@ -191,23 +178,24 @@ def test_relative_positions_are_in_the_scores(per_head):
   rows = np.asarray(table['params']['pos_embedding'])
 
   def score(b, m, i, j):
-    r = (rows[m] if per_head else rows)[i - j + 4]
-    return q[b, i, m] @ (k[b, j, m] + r) / 2
+    return q[b, i, m] @ (k[b, j, m] + rows[i - j + 4]) / 2
 
   np.testing.assert_allclose(found, attention_weights(score, q, k), atol=1e-6)
 
 
-def test_rotary_positions_turn_pairs_as_complex_numbers():
+def test_rotary_positions_rotate_pairs_as_complex_numbers():
   h, w, head = 2, 3, 16
   x = np.random.default_rng(0).standard_normal((1, 7, 1, head)).astype(np.float32)
-  found = np.asarray(rotary.rotate(jnp.asarray(x), rotary.angles((h, w), 7, head)))
+  found = np.asarray(
+    positions.rotate(jnp.asarray(x), positions.angles((h, w), 7, head))
+  )
   np.testing.assert_array_equal(found[0, 0], x[0, 0])  # the class token stays
   pairs = x[..., :8] + 1j * x[..., 8:]
   for n in range(6):
     for i in range(8):
       position = n // w if i < 4 else n % w  # the row, then the column
-      turned = pairs[0, 1 + n, 0, i] * np.exp(1j * position * 100 ** (-(i % 4) / 4))
-      expected = [turned.real, turned.imag]
+      rotated = pairs[0, 1 + n, 0, i] * np.exp(1j * position * 100 ** (-(i % 4) / 4))
+      expected = [rotated.real, rotated.imag]
       np.testing.assert_allclose(found[0, 1 + n, 0, [i, i + 8]], expected, atol=1e-6)
 
 
@@ -217,7 +205,7 @@ def test_rotary_scores_depend_on_where_patches_are_to_each_other():
     np.tile(rng.standard_normal((1, 1, 1, 8)), (1, 12, 1, 1)).astype(np.float32)
     for _ in range(2)
   )
-  q, k, bias = positions.rotate((3, 4))(jnp.asarray(q), jnp.asarray(k))
+  q, k, bias = positions.rotary((3, 4))(jnp.asarray(q), jnp.asarray(k))
   assert bias is None
   scores = np.einsum('bnmd,bsmd->ns', q, k).reshape(3, 4, 3, 4)
   for dy in range(3):
@@ -229,7 +217,6 @@ def test_rotary_scores_depend_on_where_patches_are_to_each_other():
   assert np.ptp(scores) > 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'way'),
   [('learn', 'image_size'), ('learn2d', 'image_size'), ('relative', 'another posemb')],

@@ -92,7 +92,7 @@ def test_bfloat16_is_portable(family, monkeypatch):
     monkeypatch.undo()  # of the model before, for an initialisation
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
     variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    monkeypatch.setattr(attention, '_cudnn_takes', never)
+    monkeypatch.setattr(attention, '_cudnn', never)
     loaded = weights.Loaded(model, variables, (32, 32), 3, '', None, '', '', '')
     made = program.Program(loaded, (), None)
     (batch,) = jax.export.symbolic_shape('batch')

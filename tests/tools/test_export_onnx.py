@@ -11,7 +11,7 @@ import pytest
 from tests.support import naming
 from tests.support.exported import ALL, SOURCE, check, run
 from vit_jax import weights
-from vit_jax.kernels import dense, depthwise
+from vit_jax.kernels import depthwise
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import onnx, program
 

@@ -148,7 +148,7 @@ def test_positions_before_and_after(tmp_path):
 
 
 def test_fixed_positions_are_what_is_added_to_the_patches(tmp_path):
-  from vit_jax.kernels.sincos import sincos2d
+  from vit_jax.nn.positions import sincos2d
 
   loaded = model(posemb='sincos2d', classifier='gap')
   positions, grid = parameters._positions(loaded)

@@ -81,9 +81,6 @@ def test_layers_that_it_is_offered(monkeypatch):
   (why,) = found['plain']
   assert found['plain'] == {why: 1}
   assert re.search(naming('query'), why)
-  found = layers('train', depth=3, attention_dropout=0.1)
-  assert sum(found['plain'].values()) == 3
-  assert layers(depth=3, attention_dropout=0.1)['plain'] == {}
 
 
 def test_gpus():

@@ -34,7 +34,7 @@ def write(tmp_path, **fields):
   [
     pytest.param(dict(posemb='learn', posemb_where='every'), marks=pytest.mark.slow),
     pytest.param(dict(posemb='learn2d', posemb_where='shared'), marks=pytest.mark.slow),
-    pytest.param(dict(posemb='relative', posemb_per_head=True), marks=pytest.mark.slow),
+    pytest.param(dict(posemb='relative'), marks=pytest.mark.slow),
     pytest.param(dict(posemb='rotary'), marks=pytest.mark.slow),
     pytest.param(dict(posemb='sincos2d', posemb_where='every'), marks=pytest.mark.slow),
     dict(attention='axial', classifier='gap', posemb='learn2d', posemb_where='every'),

@@ -104,29 +104,6 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path):
   vit_jax.load(folder, act='gelu_erf')  # said by the user
 
 
-@pytest.mark.parametrize(
-  ('architecture', 'facts'),
-  [
-    ('swinv2_cr_tiny_ns_224.sw_in1k', ('Swin V2 (CR)', 'windows')),
-    ('vit_base_patch16_clip_quickgelu_224.openai', ('CLIP', 'QuickGELU')),
-    ('deit3_base_patch16_224', ('DeiT III', 'LayerScale')),
-    ('eva02_tiny_patch14_224', ('EVA-02', 'rotary')),
-  ],
-)
-def test_other_families_are_refused_by_their_name(tmp_path, architecture, facts):
-  folder = timm_folder(tmp_path / 'a', architecture)
-  with pytest.raises(UserError, match=naming(folder, architecture, *facts)):
-    vit_jax.load(folder, act='gelu_erf')
-
-
-def test_other_models_of_transformers_are_refused_by_their_name(tmp_path):
-  shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
-  config = tmp_path / 'a' / 'config.json'
-  config.write_text(json.dumps({'model_type': 'dinov2'}))
-  with pytest.raises(UserError, match=naming('dinov2', 'DINOv2', 'LayerScale')):
-    vit_jax.load(tmp_path / 'a')
-
-
 @pytest.mark.parametrize('name', ['deit_tiny_patch16_224', 'flexivit_small'])
 def test_heads_come_from_the_architecture_in_the_config(tmp_path, name):
   # Published folders name the architecture and no number of heads.

@@ -1,1 +1,123 @@
-"""What layers compute, as functions of arrays; what suits one platform is chosen here."""
+"""Computations of layers whose best program depends on the platform; no Flax.
+
+XLA's program is always there. A fused kernel computes in its place only while `using`
+allows it: a run allows the kernels that `verify` found correct and fast on its device.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+# cuDNN's attention on NVIDIA GPUs, and Pallas kernels for TPUs from v4 on.
+KERNELS = ('cudnn_attention', 'tpu_attention', 'tpu_layer_norm')
+MODES = ('auto', 'xla', 'fused')  # config.kernels, see `verify.choose`
+
+# Names of intermediate results, for the policies of `jax.checkpoint`.
+WEIGHTS = 'attention_weights'
+ATTENDED = 'attended'
+CONVOLVED = 'depthwise_convolved'
+
+_EXAMPLES = ('data', 'fsdp')  # the mesh axes that split a batch
+
+# cuDNN's kernel is a part of JAX. Those of ours have to be verified first.
+_allowed = frozenset({'cudnn_attention'})
+_planned: list | None = None
+
+
+@contextlib.contextmanager
+def using(*kernels: str) -> Iterator[None]:
+  """While active: these kernels, and no others, are used by what is traced."""
+  global _allowed
+  before, _allowed = _allowed, frozenset(kernels)
+  try:
+    yield
+  finally:
+    _allowed = before
+
+
+def planned(trace: Callable[[], object]) -> list[tuple[str, Callable, tuple]]:
+  """Returns (kernel, function, shapes) of each call that a kernel could compute.
+
+  Args:
+    trace: traces a program, such as `lambda: jax.eval_shape(step, state, batch)`.
+  """
+  global _planned
+  _planned = calls = []
+  try:
+    trace()
+  finally:
+    _planned = None
+  return calls
+
+
+def allows(kernel: str, function: Callable, *arrays) -> bool:
+  """Whether `kernel` may compute function(*arrays); `planned` takes note of the call."""
+  if _planned is not None:
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+    _planned.append((kernel, function, shapes))
+    return False
+  return kernel in _allowed
+
+
+def by_platform(**branches: Callable) -> Callable:
+  """Returns a function that is one of `branches`, chosen when the program is lowered.
+
+  A choice differentiated as it stands keeps, for the backward pass, what any of its
+  branches would. This one keeps its arguments alone and computes the rest again.
+
+  Make it once for all layers: JAX then traces and transposes it once for each shape.
+
+  Args:
+    branches: by platform, 'cpu', 'cuda', 'rocm' or 'tpu', and 'default', as for
+      `lax.platform_dependent`. They take the same arguments and return the same shapes.
+  """
+  choice = functools.partial(lax.platform_dependent, **branches)
+  return jax.checkpoint(choice, prevent_cse=False)
+
+
+def place(x: jax.Array) -> jax.Array:
+  """Splits the examples of x [B, ..., D] over the axes data and fsdp, at block entry.
+
+  Left to itself the compiler lets the fsdp axis split channels, as a tensor axis would,
+  and keeps fsdp times as many examples on each device: for G/14 on data=64, fsdp=16 the
+  step then needs 7.8 GiB of temporaries with full recomputation, and 2.7 with the batch
+  pinned (XLA for a TPU v4).
+
+  Without a mesh (`jax.set_mesh`) x is returned as it is, and so is a batch that the mesh
+  does not divide, such as the one image from which parameters are made.
+  """
+  if not _divides(jax.sharding.get_abstract_mesh(), x.shape[0]):
+    return x
+  return lax.with_sharding_constraint(x, PartitionSpec(_EXAMPLES))
+
+
+def tpus(batch: int):
+  """Returns the mesh (`jax.set_mesh`) if its TPUs, v4 or later, share a batch; else None."""
+  mesh = jax.sharding.get_abstract_mesh()
+  device = mesh.abstract_device
+  if device is None or device.platform != 'tpu' or not _divides(mesh, batch):
+    return None
+  from jax.experimental.pallas import tpu as pltpu
+
+  return mesh if pltpu.get_tpu_info().generation >= 4 else None
+
+
+def split(function: Callable, inputs: tuple[PartitionSpec, ...]) -> Callable:
+  """Returns `function`, computed by each device of the mesh on its share of the arrays.
+
+  For Pallas kernels, which XLA cannot split. Results are split as the first input is.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return function
+  return jax.shard_map(function, in_specs=inputs, out_specs=inputs[0], check_vma=False)
+
+
+def _divides(mesh, batch: int) -> bool:
+  """Whether a mesh has our axes and splits a batch of this size evenly."""
+  if not {*_EXAMPLES, 'tensor'} <= set(mesh.axis_names):
+    return False
+  return batch % (mesh.shape['data'] * mesh.shape['fsdp']) == 0

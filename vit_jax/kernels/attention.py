@@ -2,76 +2,105 @@
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels import tpu_attention, tpu_attention_plan, tpu_window_attention
-from vit_jax.kernels.grid_bias import GridBias
-from vit_jax.kernels.placement import place
-from vit_jax.kernels.window_bias import WindowBias
+from vit_jax.kernels import WEIGHTS, allows, place, tpus
 
-WEIGHTS = 'attention_weights'  # their name for policies of `jax.checkpoint`
+
+class GridBias(NamedTuple):
+  """A bias of attention, the sum of one for a key's row and one for its column.
+
+  The last h w keys are a map. The queries are the last n of N.
+
+  Attributes:
+    rows: float32 [B, n, M, h], for keys in each row.
+    columns: float32 [B, n, M, w], for keys in each column.
+  """
+
+  rows: jax.Array
+  columns: jax.Array
+
+  def scores(self, queries: int, keys: int) -> jax.Array:
+    """Returns the bias [B, M, N, S], zero for queries and keys before those of the maps."""
+    rows, columns = (x.swapaxes(1, 2) for x in self)  # [B, M, n, h]
+    bias = rows[..., :, None] + columns[..., None, :]
+    bias = bias.reshape(*rows.shape[:3], -1)
+    before = [(n - m, 0) for n, m in zip((queries, keys), bias.shape[2:], strict=True)]
+    return jnp.pad(bias, [(0, 0), (0, 0), *before]) if any(map(any, before)) else bias
+
+  def factors(self, queries: int, keys: int, dtype) -> tuple[jax.Array, jax.Array]:
+    """Returns (bias [B, M, N, h + w], places [S, h + w]), whose product is `scores`.
+
+    A key has a 1 at its own row and at its own column; keys before the map have none.
+    """
+    bias = jnp.concatenate([x.swapaxes(1, 2) for x in self], axis=-1).astype(dtype)
+    bias = jnp.pad(bias, ((0, 0), (0, 0), (queries - bias.shape[2], 0), (0, 0)))
+    h, w = self.rows.shape[-1], self.columns.shape[-1]
+    rows, columns = np.divmod(np.arange(h * w), w)
+    places = np.zeros((keys, h + w), np.float32)
+    of_map = np.arange(keys - h * w, keys)
+    places[of_map, rows] = places[of_map, h + columns] = 1
+    return bias, jnp.asarray(places, dtype)
 
 
 def attend(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
+  bias: jax.Array | GridBias | None = None,
   *,
-  bias: jax.Array | GridBias | WindowBias | None = None,
   mask: jax.Array | None = None,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
   on_weights: Callable[[jax.Array], jax.Array | None] | None = None,
-  fused: bool = True,
 ) -> jax.Array:
-  """Scaled dot-product attention, softmax(q k' / sqrt(Dh) + bias) v.
+  """Scaled dot-product attention, softmax(q k^T / sqrt(Dh) + bias) v.
 
-  The one function through which all sequence attention goes. In half precision it is left
-  to fused kernels, which keep the scores on chip: `tpu_attention` where the mesh
-  (`jax.set_mesh`) is of TPUs; cuDNN's on NVIDIA GPUs, chosen when the program is lowered.
-  Not with a mask or a bias, of which TPUs take a `GridBias` and a `WindowBias`, nor where
-  weights are dropped or asked for, nor for a single query, with no N x S weights to save:
-  then, and in float32, by `_plain`.
+  All attention over sequences goes through this function. In bfloat16 and float16 a fused
+  kernel may compute it, which keeps the scores on chip and has no forward-mode
+  derivative. A kernel takes no mask and no bias but a `GridBias`, and computes no weights
+  for `dropout` or `on_weights`.
 
   Args:
-    query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
-    bias: added to the scores; broadcastable to [B, M, N, S], or one of those.
-    mask: bool, broadcastable to [B, M, N, S]: which keys a query attends to. A query
-      without any attends to all alike.
+    query: [B, N, M, Dh].
+    key, value: [B, S, M, Dh], in the dtype of `query`.
+    bias: added to the scores before softmax, broadcastable to [B, M, N, S].
+    mask: bool, broadcastable to [B, M, N, S]; False hides a key from a query. A query
+      that sees no key attends to all alike.
     dropout: applied to the weights [B, M, N, S].
-    on_weights: called with the weights [B, M, N, S], before dropout; what it returns,
-      unless None, takes their place.
-    fused: False for no fused kernels, which have no forward-mode derivative.
+    on_weights: called with the weights [B, M, N, S] before dropout. Its result, unless
+      None, replaces them.
 
   Returns:
     [B, N, M, Dh] in the dtype of `value`.
   """
-  plain = functools.partial(_plain, dropout=dropout, on_weights=on_weights)
   bare = mask is None and not dropout and not on_weights
-  half = query.dtype in (jnp.bfloat16, jnp.float16)
-  if not (fused and bare and half) or query.shape[1] == 1:
-    return plain(query, key, value, bias, mask)
-  if isinstance(bias, GridBias):
-    added = bias.rows.shape[-1] + bias.columns.shape[-1]
-    if plan := tpu_attention_plan.plan_by_head(query, key, added):
-      factors = bias.factors(query.shape[1], key.shape[1], query.dtype)
-      query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-      x = tpu_attention.attend_by_head(query, key, value, *factors, plan)
-      return x.swapaxes(1, 2)
-  if isinstance(bias, WindowBias) and (
-    plan := tpu_attention_plan.plan_windows(query, bias.windows)
-  ):
-    return tpu_window_attention.attend(query, key, value, bias, plan)
-  if bias is not None:
-    return plain(query, key, value, bias)
-  if plan := tpu_attention_plan.plan(query, key):
-    return tpu_attention.attend(query, key, value, plan)
-  if not _cudnn_takes(query):
-    return plain(query, key, value)
-  return lax.platform_dependent(query, key, value, cuda=_cudnn, default=plain)
+  if bare and (kernel := _kernel(query, key, value, bias)):
+    return kernel(query, key, value)
+  return _plain(query, key, value, bias, mask, dropout, on_weights)
+
+
+def _kernel(query, key, value, bias) -> Callable | None:
+  """Returns the kernel to be used for arrays of these shapes, if any."""
+  if query.dtype not in (jnp.bfloat16, jnp.float16) or query.shape[1] == 1:
+    return None  # a single query has no N x S weights that a kernel would save
+  arrays = (query, key, value, bias)
+  if isinstance(bias, GridBias | None) and tpus(query.shape[0]) is not None:
+    from vit_jax.kernels import tpu_attention
+
+    plan = tpu_attention.plan(query, key, bias)
+    if plan and allows('tpu_attention', attend, *arrays):
+      return functools.partial(tpu_attention.attend, bias=bias, plan=plan)
+    return None
+  supported = bias is None and _cudnn_supports(query)
+  if supported and allows('cudnn_attention', attend, *arrays):
+    return functools.partial(lax.platform_dependent, cuda=_cudnn, default=_plain)
+  return None
 
 
 def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=None):
@@ -80,8 +109,6 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   scores = jnp.einsum('bmnd,bmsd->bmns', query, key, preferred_element_type=jnp.float32)
   if isinstance(bias, GridBias):
     bias = bias.scores(*scores.shape[2:])
-  if isinstance(bias, WindowBias):
-    bias = bias.scores(scores.shape[0])
   if bias is not None:
     scores += bias
   if mask is not None:
@@ -106,12 +133,13 @@ def _divided_first(scores, value, dropout=None, on_weights=None):
 def weighted_average(scores, value):
   """Returns softmax(scores) times `value`, the softmax in float32.
 
-  On CPUs, where no derivative is taken, the product is divided by the sum of the weights, not
-  each weight before it: XLA would hand softmax and product to YNNPACK as one, which does the
-  product in one thread. (Divided last it takes a TPU 1.12 to 1.15 times the cycles.)
+  On CPUs, where no derivative is taken, the product is divided by the sum of the weights,
+  and not each weight before it: XLA would hand softmax and product together to YNNPACK,
+  which computes the product in one thread.
 
   Args:
-    scores: float32 [B, M, N, S]. value: [B, M, S, Dh].
+    scores: float32 [B, M, N, S].
+    value: [B, M, S, Dh].
 
   Returns:
     [B, M, N, Dh] in the dtype of `value`.
@@ -139,7 +167,7 @@ def _divided_last(scores, value):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def softmax(scores, dtype):
-  """Softmax over the last axis, computed in float32; `dtype` is what is kept of it."""
+  """Softmax over the last axis, computed in float32 and returned in `dtype`."""
   return jax.nn.softmax(scores.astype(jnp.float32)).astype(dtype)
 
 
@@ -149,8 +177,8 @@ def _softmax_jvp(dtype, primals, tangents):
   return weights, _softmax_tangent(weights, *tangents)
 
 
-# Keeps the weights as they are. A function of its own, so that JAX traces and transposes it
-# once for each shape, not for each layer.
+# Keeps the weights in their dtype. It is a function of its own, so that JAX traces and
+# transposes it once for each shape and not for each layer.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _softmax_tangent(weights, dscores):
   wide = weights.astype(jnp.float32)
@@ -163,21 +191,21 @@ def _cudnn(query, key, value):
   B, N, S = *query.shape[:2], key.shape[1]
   queries = keys = None
   if N % 2 or S % 2:
-    # JAX refuses to differentiate odd lengths, such as 197 tokens: cuDNN's limit with a
-    # bias, which JAX 0.10.2 to 0.12.0 apply to every call. So a token is added, and the
-    # kernel is told the true lengths, which mask it.
+    # JAX raises when odd lengths, such as 197 tokens, are differentiated: cuDNN's limit
+    # with a bias, which JAX 0.10.2 to 0.12.0 apply to every call. So a token is added, and
+    # the kernel is given the true lengths, by which it masks.
     even = lambda x: jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
     query, key, value = even(query), even(key), even(value)
-    # Sharded like the batch: each device's kernel takes the lengths of its own examples.
-    full = lambda length: place(jnp.full((B, 1, 1), length, jnp.int32), 'batch')
-    queries, keys = full(N)[:, 0, 0], full(S)[:, 0, 0]
+    # Split like the batch, so that each device has the lengths of its own examples.
+    full = lambda length: place(jnp.full((B, 1, 1), length, jnp.int32))[:, 0, 0]
+    queries, keys = full(N), full(S)
   lengths = {'query_seq_lengths': queries, 'key_value_seq_lengths': keys}
   attend = functools.partial(jax.nn.dot_product_attention, implementation='cudnn')
   return attend(query, key, value, **lengths)[:, :N]
 
 
-def _cudnn_takes(query) -> bool:
-  """Whether cuDNN supports this head size on every GPU, and JAX's plugin is installed."""
+def _cudnn_supports(query) -> bool:
+  """Whether cuDNN supports this head size on every GPU and is installed."""
   head = query.shape[-1]
   return head % 8 == 0 and head <= 128 and _has_cudnn()
 

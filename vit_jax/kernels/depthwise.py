@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels import tpu_depthwise
-from vit_jax.kernels.by_platform import by_platform
+from vit_jax.kernels import CONVOLVED, by_platform
 
-CONVOLVED = 'depthwise_convolved'  # the result's name for policies of `jax.checkpoint`
 # Below this many elements in one image's map CPUs use XLA's convolution as well: it takes
 # less than a millisecond an image there, and many shifted products take longer to compile.
 _SMALL = 4096
@@ -41,27 +39,6 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Arra
     return _plain(x, kernel, stride, padding)
   y = _depthwise(x, kernel, stride, tuple(map(tuple, padding)))
   return checkpoint_name(y, CONVOLVED)
-
-
-def same_and_input(
-  x: jax.Array, kernel: jax.Array, bias: jax.Array, fused: bool = False
-) -> tuple[jax.Array, jax.Array]:
-  """Returns (the convolution plus the bias, x), both [B, H, W, C]; zeros surround the map.
-
-  The second is for a residual connection: where a kernel for TPUs computes the convolution,
-  that of its derivative adds the gradient of this x to its own result, which saves writing
-  and reading a map.
-
-  Args:
-    kernel: [kh, kw, 1, C], odd. bias: [C]. Both of the dtype of x.
-    fused: leave it to kernels where `tpu_depthwise.plan` has a plan for x; these are
-      differentiable once, and not under `jax.vmap`.
-  """
-  size = kernel.shape[:2]
-  if fused and (plan := tpu_depthwise.plan(x, size)):
-    y, x = tpu_depthwise.convolve_and_input(x, kernel, bias, plan)
-    return checkpoint_name(y, CONVOLVED), x
-  return depthwise(x, kernel, 1, tuple((k // 2, k // 2) for k in size)) + bias, x
 
 
 def _plain(x, kernel, stride, padding):

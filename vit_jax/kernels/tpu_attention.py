@@ -1,67 +1,154 @@
 """Attention on TPUs: a kernel for it and one for its derivative, scores kept on chip.
 
-What XLA makes of softmax(q k') v moves [B, M, N, S] scores through memory several times,
-39 % of the cycles of a training step of ViT-B/16. Here a step of the grid holds the keys
-and values of some heads of one image and a block of its queries, so that no statistics
-need to be carried from block to block, and the derivative computes the scores again from
-q and k, which is all it keeps. Softmax is in float32. benchmarks/NOTES.md has what it
-costs, and what else was tried.
+XLA moves the [B, M, N, S] scores of softmax(q k^T) v through memory several times. Here a
+grid step holds the keys and values of some heads of one image and a block of its queries.
+With all keys at hand no statistics are carried from block to block, and the derivative
+recomputes the scores from q and k, which are all it keeps. Softmax is in float32.
+docs/speed.md compares it with XLA's program.
 """
 
 import functools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from vit_jax.kernels.tpu_attention_plan import Plan
-from vit_jax.kernels.tpu_heads import Sum, average, derivative, dot, heads, only
-from vit_jax.kernels.tpu_rows import NEVER, Rows, by_columns
+from vit_jax.kernels import split, tpus
+
+LANES = 128  # Lanes in a vector register; a matrix unit has at least as many.
+
+# Scores that one grid step computes, at most. Its loop over heads is unrolled, so that
+# they bound the size of the program and the time to compile it.
+_SCORES = 2**21
+# Blocks of queries add to one gradient of the keys.
+_SEMANTICS = ('parallel', 'parallel', 'arbitrary')
 
 
-def attend(query, key, value, plan: Plan) -> jax.Array:
-  """Returns softmax(q k' / sqrt(Dh)) v by the kernels, under any mesh or none.
+class Block(NamedTuple):
+  """The share of a grid step: `rows` queries, and `lanes` channels of whole heads."""
 
-  Reverse-mode differentiable only: the derivative is a kernel too.
+  lanes: int
+  rows: int
+
+
+class Plan(NamedTuple):
+  """The division of the work.
+
+  Attributes:
+    head: channels of a head.
+    forward, backward: the share of a grid step in each kernel.
+    vmem: bytes of on-chip memory that a kernel may use.
+    interpret: run on any platform, slowly, for tests.
+  """
+
+  head: int
+  forward: Block
+  backward: Block
+  vmem: int
+  interpret: bool = False
+
+
+def plan(query: jax.Array, key: jax.Array, bias=None) -> Plan | None:
+  """Returns the plan for the TPUs of the mesh (`jax.set_mesh`), or None.
+
+  None for other dtypes than bfloat16, where the mesh does not divide the batch and the
+  heads, and where a grid step would not fit on the chip.
 
   Args:
-    query: [B, N, M, Dh]; key and value: [B, S, M, Dh]; one dtype.
-    plan: of `tpu_attention_plan.plan` for these shapes.
+    query: [B, N, M, Dh].
+    key: [B, S, M, Dh].
+    bias: a `GridBias` or None.
+  """
+  batch, queries, heads, head = query.shape
+  mesh = tpus(batch)
+  if mesh is None or query.dtype != jnp.bfloat16 or heads % mesh.shape['tensor']:
+    return None
+  heads //= mesh.shape['tensor']
+  added = bias.rows.shape[-1] + bias.columns.shape[-1] if bias else 0
+  groups = [1]  # With a bias, a grid step takes one head: see `_by_head`.
+  if not bias:
+    whole = math.lcm(head, LANES) // head  # Heads whose channels fill whole registers.
+    groups = [heads, *(n for n in range(heads, 0, -1) if heads % n == n % whole == 0)]
+  vmem = (
+    pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
+  )  # The compiler has the rest.
+  keys, chosen = key.shape[1], []
+  for size in (_forward_bytes, _backward_bytes):
+    fit = (
+      Block(n * head, rows)
+      for rows in (queries, *(r for r in (512, 256, 128) if r < queries))
+      for n in groups
+      if n * rows * keys <= _SCORES and size(rows, n * head, keys, added) <= vmem
+    )
+    chosen.append(next(fit, None))
+  return None if None in chosen else Plan(head, *chosen, vmem)
+
+
+# Estimates of the on-chip memory that a grid step takes, in bytes. Blocks are bfloat16
+# and double-buffered, sums and scores float32.
+
+
+def _forward_bytes(rows: int, lanes: int, keys: int, added: int) -> int:
+  rows, keys = _round_up(rows, 16), _round_up(keys, LANES)
+  lanes = _round_up(lanes, LANES) + _round_up(added, LANES)
+  return 2 * 2 * lanes * (2 * rows + 2 * keys) + 4 * lanes * rows + 4 * 4 * rows * keys
+
+
+def _backward_bytes(rows: int, lanes: int, keys: int, added: int) -> int:
+  tall, keys = _round_up(rows, 16), _round_up(keys, 16)
+  lanes = _round_up(lanes, LANES) + _round_up(added, LANES)
+  blocks = 2 * 2 * lanes * (3 * tall + 4 * keys)
+  sums = 4 * lanes * (tall + 2 * keys)
+  return blocks + sums + 4 * 6 * _round_up(rows, LANES) * keys
+
+
+def _round_up(n: int, unit: int) -> int:
+  return -(-n // unit) * unit
+
+
+def attend(query, key, value, bias, plan: Plan) -> jax.Array:
+  """Computes softmax(q k^T / sqrt(Dh) + bias) v by the kernels, under any mesh or none.
+
+  Differentiable in reverse mode only: the derivative is a kernel too.
+
+  Args:
+    query: [B, N, M, Dh].
+    key, value: [B, S, M, Dh].
+    bias: a `GridBias` or None.
+    plan: the plan for these shapes.
 
   Returns:
     [B, N, M, Dh] in the dtype of `query`.
   """
+  if bias is not None:
+    return _by_head(query, key, value, bias, plan)
   run = lambda *arrays: _attend(arrays, (), plan)
-  shape, spec = query.shape, PartitionSpec(('data', 'fsdp'), None, 'tensor')
-  if not jax.sharding.get_abstract_mesh().empty:  # XLA does not split what it can't see
-    run = jax.shard_map(run, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
-  return run(*(x.reshape(*x.shape[:2], -1) for x in (query, key, value))).reshape(shape)
+  spec = PartitionSpec(('data', 'fsdp'), None, 'tensor')
+  flat = (x.reshape(*x.shape[:2], -1) for x in (query, key, value))
+  return split(run, (spec,) * 3)(*flat).reshape(query.shape)
 
 
-def attend_by_head(query, key, value, bias, places, plan: Plan) -> jax.Array:
-  """Returns softmax(q k' / sqrt(Dh) + bias places') v, as `attend` does, heads first.
+def _by_head(query, key, value, bias, plan) -> jax.Array:
+  """Computes attention with a bias, one head per grid step.
 
-  The bias is given as two factors, so that it is never stored as [N, S]. A grid step takes one
-  head: with heads before tokens, an array fills its tiles even where M is 1 or 2, which
-  [B, N, M, Dh] does not.
-
-  Args:
-    query: [B, M, N, Dh]; key and value: [B, M, S, Dh]; one dtype.
-    bias: [B, M, N, R]. places: [S, R], a constant: its gradient is returned as zero.
-    plan: of `tpu_attention_plan.plan_by_head` for these shapes.
-
-  Returns:
-    [B, M, N, Dh] in the dtype of `query`.
+  The bias is given as two factors, so that it is never stored as [N, S]. With heads before
+  tokens an array fills its tiles even where M is 1 or 2, which [B, N, M, Dh] does not.
   """
 
   def run(*by_head):
     *inputs, bias = (x.reshape(-1, *x.shape[2:]) for x in by_head)
     return _attend(tuple(inputs), (bias, places[None]), plan).reshape(by_head[0].shape)
 
+  bias, places = bias.factors(query.shape[1], key.shape[1], query.dtype)
+  by_head = (x.swapaxes(1, 2) for x in (query, key, value))
   spec = PartitionSpec(('data', 'fsdp'), 'tensor')
-  if not jax.sharding.get_abstract_mesh().empty:
-    run = jax.shard_map(run, in_specs=(spec,) * 4, out_specs=spec, check_vma=False)
-  return run(query, key, value, bias)
+  return split(run, (spec,) * 4)(*by_head, bias).swapaxes(1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -93,124 +180,185 @@ def _call(
   """Runs a kernel over images, groups of heads and blocks of queries.
 
   Args:
-    bias: (), or the two factors of one, [B, N, R] and [1, S, R]; `_backward` returns the
-      first one's gradient, too, after the others.
-    kinds, out_kinds: of each array, 'q' where it has a row for each query, 'k' for each
-      key.
+    inputs: [B, N or S, lanes], each.
+    bias: (), or the factors [B, N, R] and [1, S, R]. `_backward` returns the gradient of
+      the first factor after its other results.
+    kinds, out_kinds: for each array 'q' if it has a row per query, 'k' if per key.
   """
-  from jax.experimental import pallas as pl
-  from jax.experimental.pallas import tpu as pltpu
-
   (batch, queries, width), keys = inputs[0].shape, inputs[1].shape[1]
   forward = kernel is _forward
   lanes, rows = plan.forward if forward else plan.backward
   grid = (batch, width // lanes, pl.cdiv(queries, rows))
-  how = Rows(plan.product, plan.interpret)
-  run = functools.partial(kernel, plan, how, queries, keys, bool(bias))
-  columns = how.columns(lanes)
-  tall, row = {'q': rows, 'k': keys}, {'q': lambda i: i, 'k': lambda i: 0}
-
-  def block(kind, columns=1, column=0):
-    shape = (1, how.block(tall[kind]), lanes // columns)
-    return pl.BlockSpec(shape, lambda b, h, i: (b, row[kind](i), h * columns + column))
-
-  shapes = {
-    'q': jax.ShapeDtypeStruct((batch, queries, width), inputs[0].dtype),
-    'k': jax.ShapeDtypeStruct((batch, keys, width), inputs[0].dtype),
+  specs = {
+    'q': pl.BlockSpec((1, rows, lanes), lambda b, h, i: (b, i, h)),
+    'k': pl.BlockSpec((1, keys, lanes), lambda b, h, i: (b, 0, h)),
   }
-  products = 2 if forward else 5  # scores are computed again in the latter
-  channels = products * width
-  in_specs = [block(kind, columns, c) for kind in kinds for c in range(columns)]
-  out_specs = [block(kind) for kind in out_kinds]
+  shapes = {
+    kind: jax.ShapeDtypeStruct((batch, count, width), inputs[0].dtype)
+    for kind, count in (('q', queries), ('k', keys))
+  }
+  channels = (2 if forward else 5) * width  # The derivative recomputes the scores.
+  in_specs = [specs[kind] for kind in kinds]
+  out_specs = [specs[kind] for kind in out_kinds]
   out_shape = [shapes[kind] for kind in out_kinds]
   if bias:
     added = bias[0].shape[2]
     channels += (1 if forward else 2) * added
-    of_queries = pl.BlockSpec((1, how.block(rows), added), lambda b, h, i: (b, i, 0))
-    of_keys = pl.BlockSpec((1, how.block(keys), added), lambda b, h, i: (0, 0, 0))
-    in_specs += [of_queries, of_keys]
+    in_specs += [
+      pl.BlockSpec((1, rows, added), lambda b, h, i: (b, i, 0)),
+      pl.BlockSpec((1, keys, added), lambda b, h, i: (0, 0, 0)),
+    ]
     if not forward:
-      out_specs.append(of_queries)
+      out_specs.append(in_specs[-2])
       out_shape.append(jax.ShapeDtypeStruct(bias[0].shape, bias[0].dtype))
-  cost = pl.CostEstimate(  # of what is asked for, without padding
-    flops=2 * batch * queries * keys * channels,
-    transcendentals=batch * queries * keys * width // plan.head,
-    bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *bias, *out_shape)),
-  )
+  carried = not forward and grid[2] > 1
   return pl.pallas_call(
-    by_columns(run, len(inputs), columns),
+    functools.partial(kernel, plan, queries, bool(bias)),
     grid=grid,
-    cost_estimate=cost,
-    scratch_shapes=[]
-    if grid[2] == 1 or forward
-    else 2 * [pltpu.VMEM((how.block(keys), lanes), jnp.float32)],
+    cost_estimate=pl.CostEstimate(  # Without padding.
+      flops=2 * batch * queries * keys * channels,
+      transcendentals=batch * queries * keys * width // plan.head,
+      bytes_accessed=sum(
+        x.size * x.dtype.itemsize for x in (*inputs, *bias, *out_shape)
+      ),
+    ),
+    scratch_shapes=[pltpu.VMEM((keys, lanes), jnp.float32)] * 2 if carried else [],
     in_specs=in_specs,
     out_specs=out_specs,
     out_shape=out_shape,
     interpret=plan.interpret,
     compiler_params=pltpu.CompilerParams(
-      # Blocks of queries add to one gradient of the keys.
-      dimension_semantics=('parallel', 'parallel', 'arbitrary'),
-      vmem_limit_bytes=plan.vmem,
+      dimension_semantics=_SEMANTICS, vmem_limit_bytes=plan.vmem
     ),
-    metadata={'grid': 'x'.join(map(str, grid))},  # for `tools.tpu.cost`
+    metadata={'grid': 'x'.join(map(str, grid))},  # Read by the count of cycles.
     name=kernel.__name__.strip('_') + '_attention',
-  )(*(x for x in inputs for _ in range(columns)), *bias)
+  )(*inputs, *bias)
 
 
-def _forward(plan, how, queries, keys, biased, q_ref, k_ref, v_ref, *refs):
-  """`refs`: the bias and the places, if there is a bias; the result."""
+def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
+  """`refs`: the factors of the bias, if there is one, and the result."""
   *bias_refs, out_ref = refs
-  del queries  # rows beyond the last query are computed, and not written
-  out = Sum(how, out_ref)
-  mask = how.bias(how.block(keys), keys) if how.block(keys) > keys else None
-  for head, span in heads(plan.head, plan.forward.lanes):
-    q = how.load(q_ref, span) * jnp.asarray(plan.head**-0.5, plan.product)
-    k, v = (how.load(ref, span, there=keys) for ref in (k_ref, v_ref))
-    scores = dot(only(q, head, span), k, (1, 1))
+  del queries  # Rows beyond the last query are computed and not written.
+  out = _Sum(out_ref)
+  for head, span in _heads(plan.head, plan.forward.lanes):
+    q, k, v = (ref[0, :, span] for ref in (q_ref, k_ref, v_ref))
+    q *= jnp.asarray(plan.head**-0.5, q.dtype)
+    scores = _dot(_only(q, head, span), k, (1, 1))
     if biased:
-      bias_ref, places_ref = bias_refs
-      bias, places = how.load([bias_ref]), how.load([places_ref], there=keys)
-      scores += dot(bias, places, (1, 1))
-    scores = scores if mask is None else scores + mask
-    out.add(average(scores, only(v, head, span)), head, span)
+      bias, places = (ref[0] for ref in bias_refs)
+      scores += _dot(bias, places, (1, 1))
+    weights = jnp.exp(scores - scores.max(1, keepdims=True))
+    total = weights.sum(1, keepdims=True)
+    average = _dot(weights.astype(v.dtype), _only(v, head, span), (1, 0))
+    out.add(average * _reciprocal(total), head, span)
 
 
-def _backward(plan, how, queries, keys, biased, q_ref, k_ref, v_ref, g_ref, *refs):
-  """`refs`: the bias and the places, if there is a bias; the results; the sums, if any."""
+def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
+  """`refs`: the factors of the bias, if there is one; the results; sums over blocks."""
   if biased:
     bias_ref, places_ref, dq_ref, dk_ref, dv_ref, dbias_ref, *sums = refs
   else:
     dq_ref, dk_ref, dv_ref, *sums = refs
   dk_sum, dv_sum = sums or (None, None)
-  dq = Sum(how, dq_ref, plan.head**-0.5)
-  dk, dv = Sum(how, dk_ref, total=dk_sum), Sum(how, dv_ref, total=dv_sum)
-  there = _queries_there(queries, plan.backward.rows)
-  for head, span in heads(plan.head, plan.backward.lanes):
-    q = how.load(q_ref, span, there=there)
-    q *= jnp.asarray(plan.head**-0.5, plan.product)
-    g = how.load(g_ref, span, there=there)
-    k, v = (how.load(ref, span, there=keys) for ref in (k_ref, v_ref))
-    q, g = only(q, head, span), only(g, head, span)
-    scores = dot(k, q, (1, 1))
+  dq = _Sum(dq_ref, plan.head**-0.5)
+  dk, dv = _Sum(dk_ref, total=dk_sum), _Sum(dv_ref, total=dv_sum)
+  for head, span in _heads(plan.head, plan.backward.lanes):
+    q, g = (_existing(ref[0, :, span], queries) for ref in (q_ref, g_ref))
+    k, v = (ref[0, :, span] for ref in (k_ref, v_ref))
+    q *= jnp.asarray(plan.head**-0.5, q.dtype)
+    q, g = _only(q, head, span), _only(g, head, span)
+    # Scores lie as [S, N], because two of the three products with them then need no
+    # transposition.
+    scores = _dot(k, q, (1, 1))
     if biased:
-      bias = how.load([bias_ref], there=there)
-      places = how.load([places_ref], there=keys)
-      scores += dot(places, bias, (1, 1))
-    scores = how.only(scores, keys, NEVER)
-    weights, dscores = derivative(scores, v, g)
-    dscores = dscores.astype(plan.product)
-    dk.add(dot(dscores, q, (1, 0)), head, span)
-    dv.add(dot(weights.astype(plan.product), g, (1, 0)), head, span)
-    dq.add(dot(dscores, only(k, head, span), (0, 0)), head, span)
+      bias, places = _existing(bias_ref[0], queries), places_ref[0]
+      scores += _dot(places, bias, (1, 1))
+    weights = jnp.exp(scores - scores.max(0, keepdims=True))
+    norm = _reciprocal(weights.sum(0, keepdims=True))
+    dweights = _dot(v, g, (1, 1))
+    mean = (weights * dweights).sum(0, keepdims=True) * norm
+    weights *= norm
+    dscores = (weights * (dweights - mean)).astype(q.dtype)
+    dk.add(_dot(dscores, q, (1, 0)), head, span)
+    dv.add(_dot(weights.astype(q.dtype), g, (1, 0)), head, span)
+    dq.add(_dot(dscores, _only(k, head, span), (0, 0)), head, span)
     if biased:
-      how.store(dbias_ref, dot(dscores, places, (0, 0)))
+      dbias_ref[0] = _dot(dscores, places, (0, 0)).astype(dbias_ref.dtype)
 
 
-def _queries_there(queries: int, rows: int):
-  """Returns how many of this block's queries there are; None: as many as it has rows."""
-  from jax.experimental import pallas as pl
+def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
+  """Yields the channels of each head, and the whole registers that hold them.
 
-  if queries <= rows:
-    return queries
-  return queries - pl.program_id(2) * rows if queries % rows else None
+  A head that does not fill its registers is not cut out of them, which would shift lanes.
+  Instead one operand of every product is zero on the other channels. That costs nothing,
+  because the matrix units are as wide as a register.
+  """
+  for start in range(0, lanes, head):
+    stop = start + head
+    first = start // LANES * LANES
+    yield slice(start, stop), slice(first, min(_round_up(stop, LANES), lanes))
+
+
+def _only(x, head: slice, span: slice):
+  """Zeroes the channels of x [R, span] that are not the head's."""
+  if head == span:
+    return x
+  lane = lax.broadcasted_iota(jnp.int32, x.shape, 1) + span.start
+  return jnp.where((lane >= head.start) & (lane < head.stop), x, jnp.zeros_like(x))
+
+
+def _existing(x, queries: int):
+  """Zeroes the rows of the last block that lie beyond the last query."""
+  if queries % len(x) == 0:
+    return x
+  row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+  left = queries - pl.program_id(2) * len(x)
+  return jnp.where(row < left, x, jnp.zeros_like(x))
+
+
+class _Sum:
+  """The sum over heads of [rows, lanes], written to a block as soon as it is complete.
+
+  Attributes:
+    ref: the block, [1, rows, lanes].
+    scale: factor of the sum.
+    total: None, or float32 [rows, lanes], the sum of earlier blocks of queries.
+  """
+
+  def __init__(self, ref, scale: float = 1.0, total=None):
+    self.ref, self.scale, self.total = ref, scale, total
+    self._columns: dict[int, jax.Array] = {}  # Incomplete registers, by first lane.
+
+  def add(self, x, head: slice, span: slice):
+    """Adds a head's share of a span, zero on the channels of others."""
+    for start in range(span.start, span.stop, LANES):
+      stop = min(start + LANES, span.stop)
+      column = x[:, start - span.start : stop - span.start]
+      if start in self._columns:
+        column = self._columns.pop(start) + column
+      if stop <= head.stop:
+        self._write(slice(start, stop), column)
+      else:
+        self._columns[start] = column
+
+  def _write(self, lanes: slice, column):
+    if self.scale != 1.0:
+      column *= self.scale
+    if self.total is not None:
+      column += jnp.where(pl.program_id(2) > 0, self.total[:, lanes], 0.0)
+      self.total[:, lanes] = column
+    self.ref[0, :, lanes] = column.astype(self.ref.dtype)
+
+
+def _dot(a, b, over: tuple[int, int]):
+  """Returns the float32 product of two matrices, summed over an axis of each."""
+  return lax.dot_general(
+    a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32
+  )
+
+
+def _reciprocal(total):
+  """Returns 1 / total for totals of at least 1, without a division's special cases."""
+  # JAX 0.10, the last for Python 3.11, has it in `pl`.
+  reciprocal = getattr(pltpu, 'reciprocal', None) or pl.reciprocal
+  return reciprocal(total, full_range=False)

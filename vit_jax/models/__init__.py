@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from vit_jax import other_families
 from vit_jax.check import Size, bind
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.models.family import OUTPUTS, Family
@@ -54,17 +53,11 @@ def family(name: str, variant: str | None = None, **fields) -> Family:
 def _facts(name: str) -> Family:
   """Returns FAMILY of the page of a name, which any that `parse_name` knows may be."""
   if name not in MODELS:
-    name, *_ = parse_name(asked := name)
+    published, (name, *_) = name, parse_name(name)
   if name not in MODELS:
-    if other := other_families.describe(asked):
-      raise UserError(
-        f'{asked!r} is a model of another family, which is not here: {other}. Models here: '
-        f'{list(MODELS)}.'
-      )
-    renamed = ' The published BiT is named bit now.' if name == 'bit_paper' else ''
     raise UserError(
-      f'Unknown model {asked!r}: one of {list(MODELS)}, or a published name such as '
-      f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{renamed or did_you_mean(name, MODELS)}"
+      f'Unknown model {published!r}: one of {list(MODELS)}, or a published name such as '
+      f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{did_you_mean(name, MODELS)}"
     )
   return importlib.import_module(MODELS[name]).FAMILY
 

@@ -14,10 +14,9 @@ import numpy as np
 from vit_jax.check import Count, Depth
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
-from vit_jax.nn.group_norm import group_norm
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.remat import REMAT
+from vit_jax.nn.layers import check_images, group_norm
 from vit_jax.nn.resnet import StdConv
+from vit_jax.nn.stack import REMAT
 
 
 def _conv(features, size, strides=1, *, dtype, name='standardized_conv2d'):
@@ -149,7 +148,7 @@ class BiT(nn.Module):
   # negative inputs here; big_vision pads with nothing, and so do models trained by it.
   zero_pad_pool: bool = True
   head_bias_init: float = 0.0
-  remat: Literal[tuple(REMAT)] = 'none'  # of units, what to recompute: see nn.remat
+  remat: Literal[REMAT] = 'none'  # of units, what to recompute: see nn.stack
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 

@@ -12,14 +12,17 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, choose
+from vit_jax.kernels.depthwise import depthwise
 from vit_jax.models.family import Family
-from vit_jax.nn.depthwise import DepthwiseConv
-from vit_jax.nn.heads import linear_head
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.mlp import ACTIVATIONS, MlpBlock
-from vit_jax.nn.remat import REMAT
-from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+from vit_jax.nn.layers import (
+  ACTIVATIONS,
+  LayerNorm,
+  MlpBlock,
+  check_images,
+  linear_head,
+  param,
+)
+from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
 
 # Blocks and channels per stage: section 3 of the paper.
 VARIANTS = {
@@ -43,42 +46,55 @@ class Block(nn.Module):
 
   layer_scale: float
   act: str
-  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x, rate=None, *, train: bool = False):
     C = x.shape[-1]
-    conv = DepthwiseConv(
-      (7, 7), self.dtype, kernel_init=_INIT, fused=self.fused, name='conv_dw'
-    )
-    y, x = conv(x)
-    y = LayerNorm(self.dtype, fused=self.fused, turned=True, name='norm')(y)
-    start = nn.initializers.constant(self.layer_scale)
-    gamma = self.param('gamma', start, (C,), jnp.float32)
-    y = MlpBlock(
+    conv = DepthwiseConv(7, self.dtype, name='conv_dw')
+    norm = LayerNorm(self.dtype, name='norm')
+    mlp = MlpBlock(
       4 * C,
       act=self.act,
       dtype=self.dtype,
       kernel_init=_INIT,
       bias_init=nn.initializers.zeros_init(),
-      fused=self.fused,
-      turned=True,
       name='mlp',
-    )(y, gamma)
-    return x + StochasticDepth()(y, rate, train=train)
+    )
+    start = nn.initializers.constant(self.layer_scale)
+    gamma = self.param('gamma', start, (C,), jnp.float32).astype(self.dtype)
+    drop = lambda y: StochasticDepth()(y, rate, train=train)
+    return x + drop(gamma * mlp(norm(conv(x))))
+
+
+class DepthwiseConv(nn.Module):
+  """A filter of size x size for every channel, plus a bias; zeros surround the map.
+
+  Parameters are those of `nn.Conv`: `kernel` [size, size, 1, C] and `bias` [C].
+  """
+
+  size: int
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    C, zeros = x.shape[-1], nn.initializers.zeros_init()
+    shape = (self.size, self.size, 1, C)
+    kernel = param(self, 'kernel', lambda rng: _INIT(rng, shape), shape)
+    bias = param(self, 'bias', lambda rng: zeros(rng, (C,)), (C,))
+    x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
+    return depthwise(x, kernel, 1, ((self.size // 2,) * 2,) * 2) + bias
 
 
 class Downsample(nn.Module):
   """Norm, then a convolution whose stride is its kernel: [B, H, W, C] -> [B, h, w, K]."""
 
   width: int
-  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
-    x = LayerNorm(self.dtype, fused=self.fused, turned=True, name='norm')(x)
+    x = LayerNorm(self.dtype, name='norm')(x)
     return _patches(x, self.width, 2, self.dtype)
 
 
@@ -86,13 +102,12 @@ class Stem(nn.Module):
   """Patches of 4 x 4 pixels, then norm: [B, H, W, C] -> [B, H / 4, W / 4, width]."""
 
   width: int
-  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
     x = _patches(x, self.width, 4, self.dtype)
-    return LayerNorm(self.dtype, fused=self.fused, turned=True, name='norm')(x)
+    return LayerNorm(self.dtype, name='norm')(x)
 
 
 def _patches(x, width, size, dtype):
@@ -118,8 +133,7 @@ class ConvNeXt(nn.Module):
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # of the final norm; transformers' ConvNext has 1e-12
   head_bias_init: float = 0.0
-  fused: bool = True  # kernels on TPUs; False: for derivatives that they do not have
-  remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
+  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
   # Of the body; pooling, final norm, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -142,14 +156,14 @@ class ConvNeXt(nn.Module):
         f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
       )
     out = {}
-    out['stem'] = x = Stem(self.widths[0], self.fused, self.dtype, name='stem')(images)
+    out['stem'] = x = Stem(self.widths[0], self.dtype, name='stem')(images)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
       if s:
         name = f'stage{s + 1}_downsample'
-        x = Downsample(width, self.fused, self.dtype, name=name)(x)
+        x = Downsample(width, self.dtype, name=name)(x)
       x, _ = stack(
-        functools.partial(Block, self.layer_scale, self.act, self.fused, self.dtype),
+        functools.partial(Block, self.layer_scale, self.act, self.dtype),
         x,
         name=f'stage{s + 1}_block',
         rates=rates[:depth],

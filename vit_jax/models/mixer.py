@@ -13,15 +13,17 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.kernels.placement import PLACEMENTS, place
+from vit_jax.kernels import place
 from vit_jax.models.family import Family
-from vit_jax.nn.embed import patch_embed
-from vit_jax.nn.heads import linear_head
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.mlp import ACTIVATIONS, MlpBlock
-from vit_jax.nn.remat import REMAT
-from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+from vit_jax.nn.layers import (
+  ACTIVATIONS,
+  LayerNorm,
+  MlpBlock,
+  PatchEmbedding,
+  check_images,
+  linear_head,
+)
+from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
 
 # width, depth, token MLP width, channel MLP width: Table 1 of the paper.
 VARIANTS = {
@@ -60,43 +62,39 @@ class MixerBlock(nn.Module):
   tokens_mlp_dim: int
   channels_mlp_dim: int
   act: str = 'gelu_tanh'
-  placement: str = 'batch'  # of tokens at block entry
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, x, depth_rate=None, *, train: bool = False):
-    """Maps [B, N, D] to itself; depth_rate: of stochastic depth, None: none."""
-
-    def mlp(hidden, name):
-      return MlpBlock(
-        hidden,
-        act=self.act,
-        dtype=self.dtype,
-        kernel_init=nn.initializers.lecun_normal(),
-        bias_init=nn.initializers.zeros_init(),
-        name=name,
-      )
-
-    def branch(y):
-      return StochasticDepth()(y, depth_rate, train=train)
+    """Maps [B, N, D] to [B, N, D]; depth_rate: rate of stochastic depth, or None."""
+    mlp = functools.partial(
+      MlpBlock,
+      act=self.act,
+      dtype=self.dtype,
+      kernel_init=nn.initializers.lecun_normal(),
+      bias_init=nn.initializers.zeros_init(),
+    )
+    mix_tokens = mlp(self.tokens_mlp_dim, name='token_mixing')
+    mix_channels = mlp(self.channels_mlp_dim, name='channel_mixing')
+    norm = functools.partial(LayerNorm, self.dtype)
+    drop = lambda y: StochasticDepth()(y, depth_rate, train=train)
+    transposed = lambda x: x.swapaxes(1, 2)  # [B, N, D] <-> [B, D, N]
 
     self._check_size(x.shape[1])
-    x = place(x, self.placement)
-    y = LayerNorm(self.dtype, name='LayerNorm_0')(x).swapaxes(1, 2)  # [B, D, N]
-    y = mlp(self.tokens_mlp_dim, 'token_mixing')(y).swapaxes(1, 2)
-    x = x + branch(y)
-    y = LayerNorm(self.dtype, name='LayerNorm_1')(x)
-    return x + branch(mlp(self.channels_mlp_dim, 'channel_mixing')(y))
+    x = place(x)
+    y = mix_tokens(transposed(norm(name='LayerNorm_0')(x)))
+    x = x + drop(transposed(y))
+    return x + drop(mix_channels(norm(name='LayerNorm_1')(x)))
 
   def _check_size(self, tokens: int) -> None:
     mixing = self.variables.get('params', {}).get('token_mixing')
     if mixing is None:
       return  # the parameters are being made, for this size
-    known = mixing['Dense_0']['kernel'].shape[0]
-    if known != tokens:
+    expected = mixing['Dense_0']['kernel'].shape[0]
+    if expected != tokens:
       raise UserError(
         f'Images of {tokens} patches: the parameters of a Mixer are for one size, here '
-        f'{known} patches, and cannot be fitted to another.'
+        f'{expected} patches, and cannot be fitted to another.'
       )
 
 
@@ -113,8 +111,7 @@ class Mixer(nn.Module):
   stochastic_depth: Share = 0.0  # rate of the last block; 0.1 in the paper, Table 4
   head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
-  remat: Literal[tuple(REMAT)] = 'none'  # what to recompute: see nn.remat
-  placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of tokens at block entry
+  remat: Literal[REMAT] = 'none'  # what to recompute: see nn.stack
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -134,9 +131,8 @@ class Mixer(nn.Module):
     """
     check_images(images)
     out = {}
-    out['stem'] = x = patch_embed(
-      images, self.width, self.patch_size, name='stem', dtype=self.dtype
-    )
+    stem = PatchEmbedding(self.width, self.patch_size, self.dtype, name='stem')
+    out['stem'] = x = stem(images)
     B, h, w, D = x.shape
     out['tokens'] = x = x.reshape(B, h * w, D)
     block = functools.partial(
@@ -144,7 +140,6 @@ class Mixer(nn.Module):
       self.tokens_mlp_dim,
       self.channels_mlp_dim,
       self.act,
-      self.placement,
       self.dtype,
     )
     x, blocks = stack(

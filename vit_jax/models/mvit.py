@@ -13,17 +13,12 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, choose
-from vit_jax.kernels.placement import PLACEMENTS, place
+from vit_jax.kernels import place
 from vit_jax.models.family import Family
 from vit_jax.nn import pooling
-from vit_jax.nn.dense import Dense
-from vit_jax.nn.heads import linear_head
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.mlp import MlpBlock
+from vit_jax.nn.layers import Dense, LayerNorm, MlpBlock, check_images, linear_head
 from vit_jax.nn.pooling import PoolingAttention
-from vit_jax.nn.remat import REMAT
-from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
 
 # Of the first stage width and heads, which each further stage doubles; blocks per stage:
 # Table 1 of the paper, and for what it does not say the authors' configs.
@@ -70,9 +65,7 @@ class Block(nn.Module):
   """
 
   class_residual: bool
-  fused: bool
   mlp_ratio: float
-  placement: str
   dtype: jnp.dtype
 
   @nn.compact
@@ -83,7 +76,7 @@ class Block(nn.Module):
       return Dense(width, kernel_init=_INIT, dtype=self.dtype, name='shortcut')(normed)
 
     drop = lambda y: StochasticDepth()(y, rate, train=train)
-    x = place(x, self.placement)
+    x = place(x)
     y = LayerNorm(self.dtype, name='norm1')(x)
     x = shortcut(x, y, step.attention)
     if step.stride > 1:
@@ -96,7 +89,6 @@ class Block(nn.Module):
       step.stride,
       step.key_stride,
       self.class_residual,
-      self.fused,
       self.dtype,
       kernel_init=_INIT,
       name='attention',
@@ -149,11 +141,9 @@ class MViT(nn.Module):
   # Whether the class token's pooled query is added to what it attends to as those of the
   # others are: timm does, the authors do not.
   class_residual: bool = False
-  fused_attention: bool = True  # False: also differentiable forward-mode on TPUs
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   head_bias_init: float = 0.0
-  remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
-  placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of tokens at block entry
+  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -196,9 +186,7 @@ class MViT(nn.Module):
     block = functools.partial(
       Block,
       self.class_residual,
-      self.fused_attention,
       self.mlp_ratio,
-      self.placement,
       self.dtype,
     )
     for s, depth in enumerate(self.depths):

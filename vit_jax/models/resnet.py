@@ -15,11 +15,9 @@ from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.models.family import Family
 from vit_jax.nn.batch_norm import BatchNorm
-from vit_jax.nn.heads import linear_head
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.remat import REMAT
+from vit_jax.nn.layers import check_images, linear_head
 from vit_jax.nn.resnet import STAGES
-from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
 
 _INIT = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')  # arXiv 1502.01852
 
@@ -102,11 +100,10 @@ class ResNet(nn.Module):
   output_stride: int = 32
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   zero_init: bool = True  # the last norm of a block starts at 0, arXiv 1706.02677, 5.1
-  norm_momentum: Share = 0.9  # share of the running statistics that a step keeps
   # Running statistics and the norms' scale and bias stay what they are, as in detectors.
   frozen_norm: bool = False
   head_bias_init: float = 0.0
-  remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
+  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
   # Of the body; pooling, head, all parameters and batch statistics are float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -126,12 +123,7 @@ class ResNet(nn.Module):
     """
     check_images(images)
     self._check_fields()
-    norm = functools.partial(
-      BatchNorm,
-      momentum=self.norm_momentum,
-      frozen=self.frozen_norm,
-      dtype=self.dtype,
-    )
+    norm = functools.partial(BatchNorm, frozen=self.frozen_norm, dtype=self.dtype)
     out = {}
     x = Stem(self.stem_width, norm, self.dtype, name='stem')(images, train=train)
     out['stem'] = x
@@ -171,10 +163,6 @@ class ResNet(nn.Module):
     if self.output_stride not in (4, 8, 16, 32, 64):
       raise UserError(
         f'output_stride={self.output_stride}: expected 4, 8, 16, 32 or 64.'
-      )
-    if not 0 <= self.norm_momentum < 1:
-      raise UserError(
-        f'norm_momentum={self.norm_momentum}: expected a number in [0, 1).'
       )
 
 

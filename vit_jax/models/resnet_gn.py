@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from vit_jax.check import Count, Depth
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
-from vit_jax.nn.heads import linear_head
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.remat import REMAT
+from vit_jax.nn.layers import check_images, linear_head
+from vit_jax.nn.stack import REMAT
 
 
 class ResNetGN(nn.Module):
@@ -25,7 +24,7 @@ class ResNetGN(nn.Module):
   blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
   head_bias_init: float = 0.0
-  remat: Literal[tuple(REMAT)] = 'none'  # of units, what to recompute: see nn.remat
+  remat: Literal[REMAT] = 'none'  # of units, what to recompute: see nn.stack
   # Of the body; pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 

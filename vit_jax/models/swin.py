@@ -6,7 +6,6 @@ dense layer here does.
 """
 
 import functools
-import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -16,20 +15,27 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Range, Share
 from vit_jax.errors import UserError, choose
-from vit_jax.kernels.placement import PLACEMENTS, place
-from vit_jax.kernels.window_bias import WindowBias
+from vit_jax.kernels import place
 from vit_jax.models.family import Family
 from vit_jax.nn.attention import MultiHeadDotProductAttention
-from vit_jax.nn.dense import Dense
-from vit_jax.nn.embed import patch_embed
-from vit_jax.nn.heads import linear_head
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.mlp import ACTIVATIONS, MlpBlock
-from vit_jax.nn.remat import REMAT
-from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
-from vit_jax.nn.window_bias import CosineBias, TableBias
-from vit_jax.nn.windows import BORDERS, Windows, pad, windows_of
+from vit_jax.nn.layers import (
+  ACTIVATIONS,
+  Dense,
+  LayerNorm,
+  MlpBlock,
+  PatchEmbedding,
+  check_images,
+  linear_head,
+)
+from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
+from vit_jax.nn.windows import (
+  BORDERS,
+  CosineBias,
+  TableBias,
+  Windows,
+  pad,
+  windows_of,
+)
 
 # Width of the first stage, blocks and heads per stage: section 3.3 of the first paper.
 VARIANTS = {
@@ -83,8 +89,6 @@ class Block(nn.Module):
   mlp_ratio: float
   act: str
   masked: float
-  fused: bool
-  placement: str
   dtype: jnp.dtype
 
   @nn.compact
@@ -92,7 +96,6 @@ class Block(nn.Module):
     C, second = x.shape[-1], self.version == 2
     attention = MultiHeadDotProductAttention(
       self.num_heads,
-      fused=self.fused,
       dtype=self.dtype,
       kernel_init=_INIT,
       key_bias=not second,
@@ -103,9 +106,7 @@ class Block(nn.Module):
 
     def scores(query, key):
       query, key, bias = positions(query, key, windows.window)
-      apart = windows.apart() if any(windows.shift) else None
-      count = math.prod(windows.grid)
-      return query, key, WindowBias(count, bias, apart, self.masked)
+      return query, key, bias + windows.mask(query.shape[0], self.masked)
 
     def attend(x):
       return windows.join(attention(windows.cut(x), train=train, positions=scores))
@@ -116,24 +117,26 @@ class Block(nn.Module):
       dtype=self.dtype,
       kernel_init=_INIT,
       bias_init=_ZEROS,
-      fused=self.fused,
-      turned=True,
       name='mlp',
     )
-    norm = functools.partial(LayerNorm, self.dtype, _EPS, fused=self.fused, turned=True)
-    x = place(x, self.placement)
-    for name, branch in (('norm1', attend), ('norm2', mlp)):
-      # V2's norms start at zero: a new model is the identity, as the authors'.
-      y = norm(_ZEROS, name=name)(branch(x)) if second else branch(norm(name=name)(x))
-      x = x + StochasticDepth()(y, rate, train=train)
-    return x
+    drop = lambda y: StochasticDepth()(y, rate, train=train)
+    # The norms of V2 start at zero: a new model is the identity, as the authors'.
+    start = dict(scale_init=_ZEROS) if second else {}
+    norm1, norm2 = (
+      LayerNorm(self.dtype, _EPS, name=name, **start) for name in ('norm1', 'norm2')
+    )
+    x = place(x)
+    if second:
+      x = x + drop(norm1(attend(x)))
+      return x + drop(norm2(mlp(x)))
+    x = x + drop(attend(norm1(x)))
+    return x + drop(mlp(norm2(x)))
 
 
 class Merge(nn.Module):
   """2 x 2 neighbours become one of twice the width: [B, H, W, C] -> [B, h, w, 2 C]."""
 
   version: int
-  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
@@ -142,7 +145,7 @@ class Merge(nn.Module):
     B, H, W, C = x.shape
     x = x.reshape(B, H // 2, 2, W // 2, 2, C)  # columns before rows
     x = x.transpose(0, 1, 3, 4, 2, 5).reshape(B, H // 2, W // 2, 4 * C)
-    norm = LayerNorm(self.dtype, _EPS, fused=self.fused, turned=True, name='norm')
+    norm = LayerNorm(self.dtype, _EPS, name='norm')
     reduction = Dense(
       2 * C, use_bias=False, kernel_init=_INIT, dtype=self.dtype, name='reduction'
     )
@@ -154,14 +157,13 @@ class Stem(nn.Module):
 
   width: int
   patch_size: tuple[int, int]
-  fused: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
     x = pad(x, self.patch_size)
-    x = patch_embed(x, self.width, self.patch_size, name='embedding', dtype=self.dtype)
-    return LayerNorm(self.dtype, _EPS, fused=self.fused, turned=True, name='norm')(x)
+    x = PatchEmbedding(self.width, self.patch_size, self.dtype, name='embedding')(x)
+    return LayerNorm(self.dtype, _EPS, name='norm')(x)
 
 
 class Swin(nn.Module):
@@ -180,11 +182,9 @@ class Swin(nn.Module):
   patch_size: tuple[int, int] = (4, 4)
   mlp_ratio: float = 4.0
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
-  fused_attention: bool = True  # False: also differentiable forward-mode on TPUs
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   head_bias_init: float = 0.0
-  remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
-  placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of maps at block entry
+  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -205,16 +205,14 @@ class Swin(nn.Module):
     check_images(images)
     stages = self._stages()
     out = {}
-    stem = Stem(
-      self.width, self.patch_size, self.fused_attention, self.dtype, name='stem'
-    )
+    stem = Stem(self.width, self.patch_size, self.dtype, name='stem')
     out['stem'] = x = stem(images)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     masked = _MASKED * (2 if self.borders == 'pad_shift_twice' else 1)
     for s, (depth, heads, side, pretrained) in enumerate(stages):
       if s:
         name = f'stage{s + 1}_downsample'
-        x = Merge(self.version, self.fused_attention, self.dtype, name=name)(x)
+        x = Merge(self.version, self.dtype, name=name)(x)
       shifts = (0, int(side * self.shift))
       kinds = [windows_of(x.shape[1:3], side, n, self.borders) for n in shifts]
       block = functools.partial(
@@ -225,8 +223,6 @@ class Swin(nn.Module):
         self.mlp_ratio,
         self.act,
         masked,
-        self.fused_attention,
-        self.placement,
         self.dtype,
       )
       x, _ = stack(

@@ -8,21 +8,19 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.errors import UserError
-from vit_jax.kernels.attention import WEIGHTS, attend
-from vit_jax.nn.dense import Dense
-from vit_jax.nn.dropout import Dropout
-from vit_jax.nn.remat import ATTENDED
+from vit_jax.kernels import ATTENDED, WEIGHTS
+from vit_jax.kernels.attention import attend
+from vit_jax.nn.layers import Dense, Dropout, LayerNorm, MlpBlock
 
 
 class MultiHeadDotProductAttention(nn.Module):
-  """Projections to M heads, `attend_within`, and the projection back."""
+  """Projects to M heads, attends, and projects back."""
 
   num_heads: int
-  dropout: float = 0.0  # on the attention weights; 0 in every recipe of the paper
-  fused: bool = True  # whether fused kernels may be used: see `attend`
+  dropout: float = 0.0  # of the attention weights
   dtype: jnp.dtype = jnp.float32
   kernel_init: Callable = nn.initializers.xavier_uniform()
-  key_bias: bool = True  # softmax does not see it, where scores are plain products
+  key_bias: bool = True  # Softmax does not see it, where scores are plain products.
 
   @nn.compact
   def __call__(
@@ -39,12 +37,13 @@ class MultiHeadDotProductAttention(nn.Module):
     """Maps [B, N, D] (attending to [B, S, D], default itself) to [B, N, D].
 
     Args:
-      inputs_k: [B, S, D], what keys are of where values are of other inputs.
+      inputs_k: [B, S, D], the inputs of the keys, where they differ from those of values.
       bias, mask: see `attend`.
-      positions: called with query [B, N, M, Dh] and key [B, S, M, Dh]; it returns both,
-        changed, and a bias or None: see `nn.positions`. Not beside `bias`.
+      positions: takes query [B, N, M, Dh] and key [B, S, M, Dh]; returns both, changed,
+        and a bias or None: see `nn.positions`. Not beside `bias`.
     """
     inputs_kv = inputs_q if inputs_kv is None else inputs_kv
+    inputs_k = inputs_kv if inputs_k is None else inputs_k
     width = inputs_q.shape[-1]
     if width % self.num_heads:
       raise UserError(
@@ -55,41 +54,32 @@ class MultiHeadDotProductAttention(nn.Module):
       Dense, width, kernel_init=self.kernel_init, dtype=self.dtype
     )
     heads = (self.num_heads, width // self.num_heads)
-    split = lambda x, name, **kw: dense(outputs=heads, name=name, **kw)(x).reshape(
+    project = lambda x, name, **kw: dense(outputs=heads, name=name, **kw)(x).reshape(
       *x.shape[:2], *heads
     )
-    query = split(inputs_q, 'query')
-    inputs_k = inputs_kv if inputs_k is None else inputs_k
-    key = split(inputs_k, 'key', use_bias=self.key_bias)
+    query = project(inputs_q, 'query')
+    key = project(inputs_k, 'key', use_bias=self.key_bias)
     if positions is not None:
       query, key, bias = positions(query, key)
-    x = attend_within(
-      self,
-      query,
-      key,
-      split(inputs_kv, 'value'),
-      bias=bias,
-      mask=mask,
-      dropout=self.dropout if train else 0.0,
-      fused=self.fused,
-    )
+    value = project(inputs_kv, 'value')
+    dropout = self.dropout if train else 0.0
+    x = attend_in(self, query, key, value, bias, mask=mask, dropout=dropout)
     x = checkpoint_name(x.reshape(inputs_q.shape), ATTENDED)
     return dense(inputs=heads, name='out')(x)
 
 
-def attend_within(
-  module: nn.Module, query, key, value, *, dropout: float = 0.0, **options
+def attend_in(
+  module: nn.Module, query, key, value, bias=None, *, mask=None, dropout: float = 0.0
 ):
   """`attend`, whose weights are variables of the calling compact module.
 
   Weights [B, M, N, S] are sown as `intermediates/.../attention_weights` when that
-  collection is mutable, and are not computed on their own otherwise. Where there is a
-  variable `perturbations/.../attention_weights`, it is added to them: the derivative by
-  it, at zero, is that by the weights.
+  collection is mutable; otherwise they need not exist. A variable
+  `perturbations/.../attention_weights` is added to them: the derivative by it, at zero, is
+  the derivative by the weights.
 
   Args:
     dropout: rate at which weights are dropped.
-    **options: of `attend`, as are the arrays.
   """
   sown = module.is_mutable_collection('intermediates')
   perturbed = module.has_variable('perturbations', WEIGHTS)
@@ -106,4 +96,29 @@ def attend_within(
         weights = weights + added.astype(weights.dtype)
       return weights
 
-  return attend(query, key, value, dropout=drop, on_weights=on_weights, **options)
+  return attend(query, key, value, bias, mask=mask, dropout=drop, on_weights=on_weights)
+
+
+class MAPHead(nn.Module):
+  """Attention pooling: a learned probe attends to all tokens, [B, N, D] -> [B, D].
+
+  arXiv 2106.04560, section 3.4. The tree is that of big_vision, all in float32.
+  """
+
+  num_heads: int
+  mlp_dim: int
+  act: str = 'gelu_tanh'
+  norm_eps: float = 1e-6
+
+  @nn.compact
+  def __call__(self, x):
+    B, _, D = x.shape
+    init = nn.initializers.xavier_uniform()
+    probe = jnp.broadcast_to(self.param('probe', init, (1, 1, D)), (B, 1, D))
+    attention = MultiHeadDotProductAttention(
+      self.num_heads, name='MultiHeadDotProductAttention_0'
+    )
+    norm = LayerNorm(eps=self.norm_eps, name='LayerNorm_0')
+    mlp = MlpBlock(self.mlp_dim, act=self.act, name='MlpBlock_0')
+    x = attention(probe, x)  # [B, 1, D]
+    return (x + mlp(norm(x)))[:, 0]

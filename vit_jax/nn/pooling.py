@@ -7,16 +7,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.kernels import ATTENDED
 from vit_jax.kernels.depthwise import depthwise
-from vit_jax.kernels.split_heads import split_heads
-from vit_jax.nn.attention import attend_within
-from vit_jax.nn.decomposed import DecomposedPositions
-from vit_jax.nn.dense import Dense
-from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.remat import ATTENDED
+from vit_jax.nn.attention import attend_in
+from vit_jax.nn.layers import Dense, LayerNorm
+from vit_jax.nn.map_positions import DecomposedPositions
 
 Pair = tuple[int, int]
-# PyTorch's, of convolutions.
+# PyTorch's initial values of convolutions.
 CONV_INIT = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
 
@@ -34,7 +32,7 @@ def on_map(function: Callable, x, grid: Pair):
 
 
 class Pool(nn.Module):
-  """A depthwise convolution of 3 x 3 over [B, h, w, M Dh], the same for each of M heads."""
+  """A depthwise convolution of 3 x 3 over [B, h, w, M Dh], the same for all M heads."""
 
   num_heads: int
   stride: int
@@ -55,10 +53,10 @@ class PoolingAttention(nn.Module):
   The pooled queries are added to what they attend to.
 
   Attributes:
-    width: channels of all heads, and of the result.
-    stride, key_stride: by which queries, and by which keys and values, are pooled.
-    class_residual: whether the query of a token before the map is added, too.
-    fused: whether fused kernels may be used: see `attend`.
+    width: channels of all heads together, and of the result.
+    stride: stride of the pooling of queries.
+    key_stride: stride of the pooling of keys and values.
+    class_residual: whether the query of a token before the map is added as well.
   """
 
   num_heads: int
@@ -66,7 +64,6 @@ class PoolingAttention(nn.Module):
   stride: int
   key_stride: int
   class_residual: bool
-  fused: bool
   dtype: jnp.dtype
   kernel_init: Callable
 
@@ -81,21 +78,19 @@ class PoolingAttention(nn.Module):
     def pooled(name, stride):
       y = dense(outputs=heads, name=name)(x)
       pool = Pool(self.num_heads, stride, self.dtype, name=f'pool_{name}')
-      y = split_heads(on_map(pool, y, grid), self.num_heads)
-      return LayerNorm(self.dtype, fused=self.fused, name=f'norm_{name}')(y)
+      y = on_map(pool, y, grid)
+      y = y.reshape(*y.shape[:2], *heads)
+      return LayerNorm(self.dtype, name=f'norm_{name}')(y)
 
     query = pooled('query', self.stride)
     key, value = (pooled(name, self.key_stride) for name in ('key', 'value'))
     grids = grid_of(grid, self.stride), grid_of(grid, self.key_stride)
-    tokens_first = lambda x: x.swapaxes(1, 2)
     positions = DecomposedPositions(name='relative_positions')
-    query, key, bias = positions(tokens_first(query), tokens_first(key), *grids)
-    y = attend_within(
-      self, query, key, tokens_first(value), bias=bias, fused=self.fused
-    )
+    query, key, bias = positions(query, key, *grids)
+    y = attend_in(self, query, key, value, bias)
     others = query.shape[1] - grids[0][0] * grids[0][1]
     if others and not self.class_residual:
-      kept = jnp.zeros_like(query[:, :others])
-      query = jnp.concatenate([kept, query[:, others:]], axis=1)
+      zeros = jnp.zeros_like(query[:, :others])
+      query = jnp.concatenate([zeros, query[:, others:]], axis=1)
     y = checkpoint_name((y + query).reshape(*y.shape[:2], self.width), ATTENDED)
     return dense(inputs=heads, name='out')(y)

@@ -1,48 +1,61 @@
-"""Where a token is in the image: position embeddings, added or in attention.
+"""Position embeddings, added to tokens or in attention.
 
-Table 8 of the ViT paper compares them; section D.4 says what they are.
+Table 8 of the ViT paper compares them; section D.4 defines them.
 """
 
+from typing import NamedTuple
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import resample
 from vit_jax.errors import UserError, choose
-from vit_jax.kernels import rotary
-from vit_jax.kernels.sincos import sincos2d
 
-ADDED = ('learn', 'learn2d', 'sincos2d')  # to tokens
-IN_ATTENTION = ('relative', 'rotary')  # of queries and keys, in every block
+ADDED = ('learn', 'learn2d', 'sincos2d')  # added to tokens
+IN_ATTENTION = ('relative', 'rotary')  # in queries and keys, in every block
 POSEMBS = (*ADDED, *IN_ATTENTION, 'none')
 WHERE = ('stem', 'every', 'shared')
 
 
-def check(kind: str, where: str, per_head: bool) -> None:
-  """Raises UserError for an unknown kind, or an option that this kind does not have."""
-  choose('posemb', kind, POSEMBS)
-  choose('posemb_where', where, WHERE)
-  if where != 'stem' and kind not in ADDED:
-    raise UserError(
-      f'posemb_where={where!r} is for positions that are added to tokens, and those of '
-      f'posemb={kind!r} are not: leave it out, or choose a posemb of {list(ADDED)}.'
-    )
-  if per_head and kind != 'relative':
-    raise UserError(
-      f"posemb_per_head is for posemb='relative', not for {kind!r}: leave it out."
-    )
+class Posemb(NamedTuple):
+  """The positions of a Transformer; `models.vit.ViT` documents the fields."""
+
+  kind: str
+  where: str
+  std: float | None
+
+  def check(self) -> None:
+    """Raises UserError for an unknown kind, or a place that this kind does not have."""
+    choose('posemb', self.kind, POSEMBS)
+    choose('posemb_where', self.where, WHERE)
+    if self.where != 'stem' and self.kind not in ADDED:
+      raise UserError(
+        f'posemb_where={self.where!r} is for positions that are added to tokens, a posemb '
+        f'of {list(ADDED)}, not {self.kind!r}: leave it out.'
+      )
+
+  def embedding(self) -> 'PositionEmbedding':
+    """Returns the module of positions that are added to tokens."""
+    return PositionEmbedding(self.kind, self.std, name='posembed_input')
+
+  def in_attention(self, grid: tuple[int, int]):
+    """Returns the `positions` of `MultiHeadDotProductAttention`, or None."""
+    if self.kind == 'relative':
+      return RelativePositions(grid, self.std, name='posembed_relative')
+    return rotary(grid) if self.kind == 'rotary' else None
 
 
 class PositionEmbedding(nn.Module):
-  """What is added to tokens for their place.
+  """Position embeddings added to the tokens.
 
   Attributes:
-    kind: 'learn': a table `pos_embedding` [1, N, D] ("1-D" in the paper), rows of other
-      tokens than the grid's (cls) included; 'learn2d': half of the channels by row,
-      half by column, `pos_embedding_y` [1, h, D / 2] and `pos_embedding_x` [1, w, D / 2],
-      with `pos_embedding_cls` [1, N - h w, D] for other tokens, if there are any;
-      'sincos2d': see there, other tokens get none.
-    std: of the tables' initial values; None: 1 / sqrt(D).
+    kind: 'learn': a table `pos_embedding` [1, N, D] ("1-D" in the paper), with rows for
+      tokens outside the grid (cls); 'learn2d': half of the channels by row, half by
+      column, `pos_embedding_y` [1, h, D / 2] and `pos_embedding_x` [1, w, D / 2], with
+      `pos_embedding_cls` [1, N - h w, D] for tokens outside the grid; 'sincos2d': see
+      `sincos2d`, zero for tokens outside the grid.
+    std: standard deviation of the initial values; None: 1 / sqrt(D).
   """
 
   kind: str
@@ -53,84 +66,52 @@ class PositionEmbedding(nn.Module):
     """Returns [1, N, D] in the dtype of the tokens.
 
     Args:
-      x: tokens [B, N, D], read for their shape and dtype alone.
-      grid: (h, w), of the last h * w tokens.
+      x: tokens [B, N, D], of which only shape and dtype are read.
+      grid: (h, w) of the last h * w tokens.
 
     Raises:
-      UserError: for another grid than the tables are for.
+      UserError: for another grid than that of the tables.
     """
     (_, N, D), (h, w) = x.shape, grid
-    std = D**-0.5 if self.std is None else self.std
     others = N - h * w
+
+    def table(name, rows, width):
+      check_rows(self, name, rows, axis=1, grid=grid)
+      std = D**-0.5 if self.std is None else self.std
+      return self.param(name, nn.initializers.normal(std), (1, rows, width))
+
     if self.kind == 'learn':
-      table = self._table('pos_embedding', (N, D), std, grid)
+      added = table('pos_embedding', N, D)
     elif self.kind == 'learn2d':
       if D % 2:
         raise UserError(
           f"posemb='learn2d' needs an even width, not {D}: change it, or take 'learn'."
         )
-      down = self._table('pos_embedding_y', (h, D // 2), std, grid)[:, :, None]
-      across = self._table('pos_embedding_x', (w, D // 2), std, grid)[:, None]
+      down = table('pos_embedding_y', h, D // 2)[:, :, None]
+      across = table('pos_embedding_x', w, D // 2)[:, None]
       halves = (jnp.broadcast_to(half, (1, h, w, D // 2)) for half in (down, across))
-      table = jnp.concatenate([*halves], axis=-1).reshape(1, h * w, D)
+      added = jnp.concatenate([*halves], axis=-1).reshape(1, h * w, D)
       if others:
-        of_others = self._table('pos_embedding_cls', (others, D), std, grid)
-        table = jnp.concatenate([of_others, table], axis=1)
+        outside = table('pos_embedding_cls', others, D)
+        added = jnp.concatenate([outside, added], axis=1)
     else:
-      table = np.pad(sincos2d(h, w, D), ((0, 0), (others, 0), (0, 0)))
-    return jnp.asarray(table, x.dtype)
-
-  def _table(self, name: str, shape: tuple[int, int], std: float, grid):
-    check_rows(self, name, shape[0], axis=1, grid=grid)
-    return self.param(name, nn.initializers.normal(std), (1, *shape))
-
-
-class ResizedPositions(nn.Module):
-  """A learned table of another grid, `pos_embedding`, resized to that of the tokens.
-
-  Bicubic as PyTorch has it, whenever it is used: images may be of any size.
-
-  Attributes:
-    grid: (h, w) of the table.
-    class_row: whether it begins with a row of a class token, which is not read.
-  """
-
-  grid: tuple[int, int]
-  class_row: bool
-
-  @nn.compact
-  def __call__(self, x):
-    """Returns [1, h, w, D] for a map [B, h, w, D], in its dtype."""
-    _, *grid, width = x.shape
-    rows = self.class_row + self.grid[0] * self.grid[1]
-    init = nn.initializers.normal(0.02)
-    table = self.param('pos_embedding', init, (1, rows, width))
-    table = table[0, int(self.class_row) :].reshape(*self.grid, width)
-    if self.grid != tuple(grid):
-      for axis, (old, new) in enumerate(zip(self.grid, grid, strict=True)):
-        resize = resample.bicubic_of_edges(old, new).astype(np.float32)
-        table = jnp.moveaxis(
-          jnp.tensordot(resize, table, (1, axis), precision='highest'), 0, axis
-        )
-    return table[None].astype(x.dtype)
+      added = np.pad(sincos2d(h, w, D), ((0, 0), (others, 0), (0, 0)))
+    return jnp.asarray(added, x.dtype)
 
 
 class RelativePositions(nn.Module):
   """Relative positions along the sequence of tokens, arXiv 1803.02155, of keys alone.
 
-  The score of a query n for a key s gets q_n . r_(n-s) / sqrt(Dh) besides
-  q_n . k_s / sqrt(Dh), r the row of `pos_embedding` for the offset n - s: [2 N - 1, Dh],
-  or for each head [M, 2 N - 1, Dh]. Tokens count in their order, cls first, patches row
-  by row; the paper (D.4) says neither this nor whether heads share the table.
+  The score of a query n for a key s is q_n . (k_s + r_(n-s)) / sqrt(Dh), where r is the
+  row of `pos_embedding` [2 N - 1, Dh] for the offset n - s, the same for all heads. Tokens
+  count in their order, cls first, patches row by row, which the paper (D.4) leaves open.
 
   Attributes:
     grid: (h, w) of the patches, for the error.
-    per_head: whether each head has a table of its own.
-    std: of the initial values; None: 1 / sqrt(Dh).
+    std: standard deviation of the initial values; None: 1 / sqrt(Dh).
   """
 
   grid: tuple[int, int]
-  per_head: bool
   std: float | None
 
   @nn.compact
@@ -141,42 +122,21 @@ class RelativePositions(nn.Module):
       query: [B, N, M, Dh], of the first N of the S tokens.
       key: [B, S, M, Dh].
     """
-    (_, N, M, Dh), S = query.shape, key.shape[1]
+    (_, N, _, Dh), S = query.shape, key.shape[1]
     std = Dh**-0.5 if self.std is None else self.std
-    shape = (M, 2 * S - 1, Dh) if self.per_head else (2 * S - 1, Dh)
     other = 'train a model with another posemb, as relative ones cannot be resized'
     check_rows(self, 'pos_embedding', 2 * S - 1, axis=-2, grid=self.grid, other=other)
-    table = self.param('pos_embedding', nn.initializers.normal(std), shape)
+    init = nn.initializers.normal(std)
+    table = self.param('pos_embedding', init, (2 * S - 1, Dh))
     offsets = np.arange(N)[:, None] - np.arange(S) + S - 1  # from 0
-    rows = jnp.take(table.astype(query.dtype), offsets, axis=-2)  # [(M,) N, S, Dh]
+    rows = jnp.take(table.astype(query.dtype), offsets, axis=-2)  # [N, S, Dh]
     bias = jnp.einsum(
-      'bnmd,mnsd->bmns' if self.per_head else 'bnmd,nsd->bmns',
+      'bnmd,nsd->bmns',
       query * jnp.asarray(Dh**-0.5, query.dtype),
       rows,
       preferred_element_type=jnp.float32,
     )
     return query, key, bias
-
-
-def rotate(grid: tuple[int, int]):
-  """Returns the function that turns queries and keys by where their patches are.
-
-  Its arguments are a query [B, N, M, Dh], of the first N of S tokens, and a key
-  [B, S, M, Dh]; it returns (query, key, None): see `kernels.rotary`.
-  """
-
-  def turn(query, key):
-    angles = rotary.angles(grid, key.shape[1], key.shape[-1])
-    return (
-      rotary.rotate(query, angles[: query.shape[1]]),
-      rotary.rotate(key, angles),
-      None,
-    )
-
-  return turn
-
-
-_RESIZED = 'fit these: vit_jax.load(..., image_size=(H, W))'
 
 
 def check_rows(
@@ -186,23 +146,112 @@ def check_rows(
   *,
   axis: int,
   grid: tuple[int, int],
-  other: str = _RESIZED,
+  other: str = 'fit these: vit_jax.load(..., image_size=(H, W))',
 ):
-  """Raises UserError if a module's table is there and has another number of rows.
+  """Raises UserError if a module has a table `name` with another number of rows.
 
   Args:
-    module: a bound Linen module.
-    name: of its parameter.
-    rows: wanted along `axis`.
+    module: a bound Linen module. Its table may not exist yet.
+    rows: expected length of `axis`.
     grid: (h, w) of the patches, for the message.
-    other: what to do besides changing the images, for the message.
+    other: the alternative to other images, for the message.
   """
   if not module.has_variable('params', name):
-    return  # they are being made, for this size
-  known = module.get_variable('params', name).shape[axis]
-  if known != rows:
+    return
+  existing = module.get_variable('params', name).shape[axis]
+  if existing != rows:
     raise UserError(
       f'Images of {grid[0]}x{grid[1]} patches need {rows} rows of {name}: the position '
-      f'embeddings have {known}. Make the images of the size that the parameters are '
+      f'embeddings have {existing}. Make the images of the size that the parameters are '
       f'for, or {other}.'
     )
+
+
+# -- sines and cosines ------------------------------------------------------------------
+
+
+def sincos2d(h: int, w: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
+  """Returns the fixed 2-D sine-cosine embedding [1, h * w, D] in float32.
+
+  From MoCo v3 (arXiv 2104.02057, section 4), with the frequencies of big_vision: D / 4 of
+  them, from 1 to 1 / temperature; [sin x, cos x, sin y, cos y], rows first.
+  """
+  if width % 4:
+    raise UserError(f'posemb sincos2d needs a width divisible by 4, not {width}.')
+  y, x = np.mgrid[:h, :w]
+  steps = max(width // 4 - 1, 1)
+  omega = 1.0 / temperature ** (np.arange(width // 4) / steps)
+  x, y = (np.outer(axis.ravel(), omega) for axis in (x, y))
+  table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
+  return table[None].astype(np.float32)
+
+
+def sine_of_mask(
+  mask: jax.Array, width: int, temperature: float = 10_000.0
+) -> jax.Array:
+  """Returns DETR's embedding [B, h, w, D] in float32, of positions within a mask.
+
+  Rows, then columns, counted from 1 and divided by their number: angles of up to 2 pi, so
+  that positions are shares of the image, whatever its padding. For each, D / 4
+  frequencies, geometric from 1 to nearly 1 / temperature, [sin, cos, sin, cos, ...]:
+  arXiv 2005.12872, section A.4, constants of the authors' code.
+
+  Args:
+    mask: bool [B, h, w], False for padding.
+    width: D, a multiple of 4.
+  """
+  if width % 4:
+    raise UserError(f'DETR needs a width divisible by 4, not {width}.')
+  half = width // 2
+  omega = temperature ** (-2 * (np.arange(half) // 2) / half).astype(np.float32)
+  parts = []
+  for axis in (1, 2):
+    place = jnp.cumsum(mask.astype(jnp.float32), axis)
+    last = jax.lax.index_in_dim(place, -1, axis)
+    angle = (place / (last + 1e-6) * 2 * np.pi)[..., None] * omega
+    parts += [jnp.where(np.arange(half) % 2, jnp.cos(angle), jnp.sin(angle))]
+  return jnp.concatenate(parts, -1)
+
+
+def angles(
+  grid: tuple[int, int], tokens: int, head: int, base: float = 100.0
+) -> np.ndarray:
+  """Returns the angles of 2-D axial rotary positions, [N, Dh / 2] in float32.
+
+  RoFormer (arXiv 2104.09864, equation 15) along each axis of the image, as "RoPE-Axial"
+  of arXiv 2403.13298, equations 5 and 6: Dh / 4 frequencies, base ** (-4 i / Dh), times
+  the row of a patch, then times its column, both counted from 0.
+
+  Args:
+    grid: (h, w) of the last h * w tokens. Tokens before them (cls) have angles of 0.
+    tokens: N.
+    head: Dh, channels of a head, a multiple of 4.
+    base: base of the frequencies; 100 in arXiv 2403.13298.
+  """
+  if head % 4:
+    raise UserError(
+      f'posemb rotary needs heads of a multiple of 4 channels, not {head}: choose '
+      'another num_heads (each has width / num_heads).'
+    )
+  h, w = grid
+  frequencies = base ** (-np.arange(head // 4) / (head // 4))
+  y, x = (np.outer(axis.ravel(), frequencies) for axis in np.mgrid[:h, :w])
+  both = np.concatenate([y, x], axis=1).astype(np.float32)
+  return np.pad(both, ((tokens - h * w, 0), (0, 0)))
+
+
+def rotate(x, angles: np.ndarray):
+  """Rotates channels i and i + Dh / 2 of x [B, N, M, Dh], as a pair, by angles[:, i]."""
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]  # [N, 1, Dh / 2]
+  return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)
+
+
+def rotary(grid: tuple[int, int]):
+  """Returns the `positions` of `MultiHeadDotProductAttention` that rotate by `angles`."""
+
+  def positions(query, key):
+    by = angles(grid, key.shape[1], key.shape[-1])
+    return rotate(query, by[: query.shape[1]]), rotate(key, by), None
+
+  return positions

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.nn.group_norm import group_norm
+from vit_jax.nn.layers import group_norm
 from vit_jax.nn.stack import remat_policy
 
 # Layers -> bottleneck units per stage. 50, 101, 152: Table 1 of the ResNet paper; 200:
@@ -151,7 +151,7 @@ def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):
     images: [B, H, W, C].
     blocks: units per stage; () for the root alone.
     width: channels of the root convolution; stage i has 4 width 2^(i-1).
-    remat: of the units, see `nn.remat`.
+    remat: of the units, see `nn.stack`.
 
   Returns:
     (x [B, h, w, C], {'root': [B, H / 4, W / 4, width], 'stage1': [B, h, w, C], ...}).

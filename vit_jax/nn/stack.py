@@ -1,13 +1,64 @@
 """A stack of equal residual blocks, as a loop or as one scanned block."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError
-from vit_jax.nn.remat import remat_policy
+from vit_jax.errors import UserError, choose
+from vit_jax.kernels import ATTENDED, CONVOLVED, WEIGHTS
+
+# What the backward pass recomputes. 'none': no product; 'full': everything; 'dots': all but
+# the results of dense layers; 'dots_saveable': all but the results of any product or
+# convolution. 'everything_saveable' is JAX's name: nothing, not even what XLA would.
+REMAT = ('none', 'full', 'dots', 'dots_saveable', 'everything_saveable')
+
+
+def remat_policy(name: str, scan: bool = False):
+  """Returns the `jax.checkpoint` policy of a name in REMAT; None leaves it to XLA.
+
+  A scan keeps whatever the derivative reads, because XLA cannot look across its steps; in
+  a loop XLA recomputes elementwise operations by itself. So 'none' is a policy of its own
+  in a scan.
+  """
+  policies = jax.checkpoint_policies
+  match choose('remat policy', name, REMAT):
+    case 'none':
+      return _products if scan else None
+    case 'full':
+      return policies.nothing_saveable
+    case 'dots':
+      return policies.dots_with_no_batch_dims_saveable
+    case 'dots_saveable':
+      return policies.save_from_both_policies(
+        policies.dots_saveable, policies.save_only_these_names(CONVOLVED)
+      )
+  return policies.everything_saveable
+
+
+def _products(primitive, *avals, **params) -> bool:
+  """Keeps products that widen, convolutions and attention; all else is recomputed.
+
+  A scan stacks the results that it keeps. On TPUs it takes longer to move the result of a
+  product [D, D] into that stack and out again than to compute it twice: by XLA's cost model
+  ViT-B/16 takes fewer cycles and a quarter less memory without those of queries, keys,
+  values and outputs (benchmarks/NOTES.md).
+  """
+  if primitive.name == 'dot_general':
+    return _widens(*avals, **params)
+  named = jax.checkpoint_policies.save_only_these_names(WEIGHTS, ATTENDED, CONVOLVED)
+  # The second one is cuDNN's attention, which keeps more than its result.
+  kept = ('conv_general_dilated', 'dot_product_attention_fwd')
+  return primitive.name.startswith(kept) or named(primitive, *avals, **params)
+
+
+def _widens(x, kernel, *, dimension_numbers, **_) -> bool:
+  """Whether a product [..., D] x [D, F] has F > D; not one with batch dimensions."""
+  (contracted, _), (batch, _) = dimension_numbers
+  width = math.prod(x.shape[axis] for axis in contracted)
+  return not batch and kernel.size > width**2
 
 
 def depth_rates(last: float, depth: int) -> list[float]:
@@ -24,7 +75,6 @@ def stack(
   scan: bool = False,
   remat: str = 'none',
   train: bool = False,
-  first: int = 0,
   between: Callable | None = None,
   more: Callable[[int], dict] | None = None,
 ):
@@ -33,20 +83,19 @@ def stack(
   Args:
     block: makes a module, `block(name=)`, with `__call__(x, rate, train=) -> x`.
     x: [B, ..., D].
-    name: of the parameters: `{name}_0`, ...; scanned: `name`, with a leading axis [L].
-    rates: of stochastic depth of each of the L blocks.
-    scan: one block in a loop, for the time and size of compilation.
+    name: name of the parameters: `{name}_0`, ...; scanned: `name`, with an axis [L] first.
+    rates: rates of stochastic depth of the L blocks.
+    scan: one block in a loop, which makes compilation shorter and the program smaller.
     remat: see `remat_policy`.
-    first: number of blocks in the stages before, for the names of the features.
-    between: `between(i, x) -> x` of what enters block i, such as prompts to insert.
-      Scanned, `i` is traced: it may index an array, and must keep the shape of x.
-    more: `more(i)` is further keyword arguments of block i, unless scanned.
+    between: `between(i, x) -> x`, applied to the input of block i, such as prompts to
+      insert. Scanned, `i` is traced: it may index an array, and x must keep its shape.
+    more: `more(i)` returns further keyword arguments of block i, unless scanned.
 
   Returns:
-    (x, {'block00': x, ...}): what leaves each block.
+    (x, {'block00': x, ...}): the output of each block.
 
   Raises:
-    UserError: where `between` changes the shape of what a scanned block takes.
+    UserError: where `between` changes the shape of a scanned block's input.
   """
   policy = remat_policy(remat, scan)
   rates = rates if any(rates) else [None] * len(rates)
@@ -60,7 +109,7 @@ def stack(
           'which are all of one shape. Keep the shape, or set scan=False.'
         )
     call = lambda module, x: module(x, rate, train=train, **arguments)
-    if policy is not None:  # a loop keeps XLA from merging the two computations
+    if policy is not None:  # A loop keeps XLA from merging the two computations.
       call = nn.remat(call, policy=policy, prevent_cse=not scan)
     return call(module, x)
 
@@ -84,18 +133,19 @@ def stack(
       arguments = more(i) if more else {}
       x = run(block(name=f'{name}_{i}'), x, i, rate, **arguments)
       blocks.append(x)
-  return x, {f'block{first + i:02d}': blocks[i] for i in range(len(rates))}
+  return x, {f'block{i:02d}': blocks[i] for i in range(len(rates))}
 
 
 class StochasticDepth(nn.Module):
   """Drops residual branches per example in training, arXiv 1603.09382.
 
-  Those kept are divided by 1 - rate (as timm; the Mixer reference code does not).
+  Branches that are kept are divided by 1 - rate (as in timm; the Mixer reference code does
+  not).
   """
 
   @nn.compact
   def __call__(self, x, rate, *, train: bool = False):
-    """x: [B, ...]; rate: float or scalar array in [0, 1), or None."""
+    """Maps x [B, ...] to its like; rate: a float or scalar array in [0, 1), or None."""
     if rate is None or not train:
       return x
     shape = (x.shape[0],) + (1,) * (x.ndim - 1)

@@ -3,11 +3,16 @@
 import dataclasses
 import math
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from vit_jax.nn.layers import Dense
+
 Pair = tuple[int, int]
+_INIT = nn.initializers.truncated_normal(0.02)
 
 # Where windows do not tile a map, codes differ. 'pad_shift' is the authors': windows are
 # as small as the shorter side of a smaller map, and not shifted then; maps are padded,
@@ -77,11 +82,18 @@ class Windows:
         )
     return x
 
-  def apart(self):
-    """Returns bool [n, h w, h w]: which tokens of a window are not neighbours in the map.
+  def mask(self, batch: int, value: float):
+    """Returns the bias [B n, 1, h w, h w] that separates tokens which are not neighbours.
 
-    Shifting in a circle brings the first rows and columns behind the last ones.
+    Shifting in a circle brings the first rows and columns behind the last ones, into the
+    same windows. Where nothing is shifted, the bias is 0.0.
+
+    Args:
+      batch: B n, the number of windows in all images.
+      value: the bias of such pairs of tokens; others have 0.
     """
+    if not any(self.shift):
+      return 0.0
     sides = []
     for count, window, shift in zip(self.grid, self.window, self.shift, strict=True):
       # The last window has two parts: the last rows, and the first ones behind them.
@@ -91,7 +103,11 @@ class Windows:
     down, across = sides
     parts = 2 * down[:, None, :, None] + across[None, :, None, :]
     parts = jnp.asarray(parts.reshape(-1, math.prod(self.window)))
-    return parts[:, :, None] != parts[:, None]
+    apart = parts[:, :, None] != parts[:, None]  # [n, h w, h w]
+    # Repeated for every image as booleans, which are read where scores are. XLA would
+    # write a float32 bias to memory: 8 % of two blocks on a TPU v5e.
+    every = jnp.broadcast_to(apart, (batch // len(apart), *apart.shape))
+    return jnp.where(every.reshape(-1, 1, *apart.shape[1:]), value, 0.0)
 
 
 def windows_of(map, side: int, shift: int, borders: str) -> Windows:
@@ -129,3 +145,57 @@ def from_table(table, window: Pair):
   flat = table.reshape(-1, table.shape[-1])
   rows = jnp.take(flat, at[..., 0] * table.shape[1] + at[..., 1], axis=0)
   return rows.transpose(2, 0, 1)
+
+
+# -- biases of attention within windows --
+
+
+class TableBias(nn.Module):
+  """A learned bias of each offset in the window and head, a `table` (V1)."""
+
+  @nn.compact
+  def __call__(self, query, key, window):
+    """Returns (query, key, bias [M, N, N]); see `MultiHeadDotProductAttention`."""
+    h, w = window
+    shape = (2 * h - 1, 2 * w - 1, query.shape[-2])
+    if self.has_variable('params', 'table'):  # images of another size: windows cut off
+      shape = self.get_variable('params', 'table').shape
+    table = self.param('table', _INIT, shape)
+    return query, key, from_table(table, window)
+
+
+class CosineBias(nn.Module):
+  """Scores are cosines times a learned factor, their bias an MLP of log offsets (V2).
+
+  Attributes:
+    pretrained: the side of the windows on whose scale offsets are; 0: of their own.
+  """
+
+  pretrained: int
+
+  @nn.compact
+  def __call__(self, query, key, window):
+    """Returns (query, key, bias [M, N, N]); see `MultiHeadDotProductAttention`."""
+    *_, M, Dh = query.shape
+    start = nn.initializers.constant(math.log(10.0))
+    scale = self.param('logit_scale', start, (M,), jnp.float32)
+    scale = jnp.exp(jnp.minimum(scale, math.log(100.0)))
+    # `attend` divides the products by sqrt(Dh).
+    query, key = _unit(query, scale[:, None] * math.sqrt(Dh)), _unit(key, 1.0)
+    reach = [np.arange(1 - n, n) / max((self.pretrained or n) - 1, 1) for n in window]
+    offsets = 8 * np.stack(np.meshgrid(*reach, indexing='ij'), -1)
+    offsets = np.sign(offsets) * np.log2(np.abs(offsets) + 1) / np.log2(8)
+    x = Dense(512, kernel_init=_INIT, name='Dense_0')(offsets.astype(np.float32))
+    x = Dense(M, use_bias=False, kernel_init=_INIT, name='Dense_1')(nn.relu(x))
+    # Less 8, which softmax does not see, so that 0 is neutral: the bias of tokens that
+    # were added to a window and have no place in it.
+    return query, key, 16 * nn.sigmoid(from_table(x, window)) - 8
+
+
+def _unit(x, scale):
+  """Returns vectors of length `scale`, computed in float32, zeros where they are zero."""
+  wide = x.astype(jnp.float32)
+  squares = (wide * wide).sum(-1, keepdims=True)
+  nonzero = squares > 1e-24  # a padded key is zero: its derivatives are, not infinite
+  inverse = jnp.where(nonzero, jax.lax.rsqrt(jnp.where(nonzero, squares, 1.0)), 0.0)
+  return (wide * inverse * scale).astype(x.dtype)

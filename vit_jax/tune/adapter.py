@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 
 from vit_jax.check import Range
-from vit_jax.nn.mlp import joined
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import Added
 
@@ -64,15 +63,13 @@ class Adapters(Added):
     params = self.named_params(made)
 
     def instead(path):
-      # An MLP's layer scale and residual connection come after the adapter.
-      def adapted(call, x, scale=None, skip=None, **kwargs):
+      def adapted(call, x, **kwargs):
         h = call(x, **kwargs)
         dense = lambda x, name: (
           x @ params[f'{path}/{name}/kernel'].astype(h.dtype)
           + params[f'{path}/{name}/bias'].astype(h.dtype)
         )
-        h += dense(jax.nn.gelu(dense(h, 'down'), approximate=False), 'up')
-        return joined(h, scale, skip)
+        return h + dense(jax.nn.gelu(dense(h, 'down'), approximate=False), 'up')
 
       return adapted
 

@@ -5,7 +5,7 @@ import dataclasses
 import flax.linen as nn
 
 from vit_jax.check import Depth, Share
-from vit_jax.nn.dropout import Dropout
+from vit_jax.nn.layers import Dropout
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import Added
 

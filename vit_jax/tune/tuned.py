@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import trees
-from vit_jax.nn.mlp import MlpBlock
 
 ADDED = 'tune'  # added parameters stand below this name
 
@@ -54,10 +53,6 @@ class Tuned(nn.Module):
       if context.method_name != '__call__' or not path or path[0] == ADDED:
         return call(*args, **kwargs)
       path = '/'.join(path)
-      if isinstance(context.module, MlpBlock):  # a kernel would not call its layers
-        layers = (f'{path}/Dense_{i}' for i in range(2))
-        if any(replaced(context.module, layer) for layer in layers):
-          kwargs = {**kwargs, 'whole': False}
       if path in self.frozen_norms:
         kwargs = {**kwargs, 'train': False}
       instead = replaced(context.module, path)

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.check import Range, Share
-from vit_jax.nn.dropout import Dropout
+from vit_jax.models.vit import Encoder
+from vit_jax.nn.layers import Dropout
 from vit_jax.nn.positions import PositionEmbedding
-from vit_jax.nn.transformer import Encoder
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import Added
 

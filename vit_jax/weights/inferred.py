@@ -5,7 +5,7 @@ import re
 import typing
 from pathlib import Path
 
-from vit_jax import models, other_families
+from vit_jax import models
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.weights import opening, zoo
@@ -25,10 +25,6 @@ def refuse_name_of_a_model(source: str) -> None:
     return
   if os.path.exists(source):
     return
-  if other := other_families.describe(source):
-    raise UserError(
-      f'{source!r} is the name of a model of another family, which is not here: {other}.'
-    )
   family, size, _ = models.parse_name(_plain(source))
   if family not in models.MODELS or size is None:
     return

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax import other_families
 from vit_jax.errors import UserError, one_line
 from vit_jax.weights import (
   adapt,
@@ -148,11 +147,6 @@ def open_file(source: str) -> Weights:
   except UserError as error:
     again = f' Remove {path} to download it again.' if download.is_cached(path) else ''
     raise UserError(f'{error}{again}') from None
-  for name in (raw.config.get('architecture'), raw.config.get('model_type')):
-    if other := other_families.describe(name or ''):
-      raise UserError(
-        f'{source} holds {name!r}, a model of another family, which is not here: {other}.'
-      )
   if TUNED_ONLY in raw.config:
     raise UserError(
       f'{source} holds what a run tuned, and no more: load the weights that the run '

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from vit_jax.kernels.sincos import sincos2d
 from vit_jax.models.family import Family
+from vit_jax.nn.positions import sincos2d
 
 
 def learned(

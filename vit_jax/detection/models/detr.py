@@ -15,16 +15,12 @@ import jax.numpy as jnp
 from vit_jax.check import Count, Depth, Share
 from vit_jax.detection.models.pyramid import maps_of, nearest
 from vit_jax.errors import UserError, choose
-from vit_jax.kernels.placement import place
-from vit_jax.kernels.sincos import sine_of_mask
+from vit_jax.kernels import place
 from vit_jax.models.family import composite
 from vit_jax.nn.attention import MultiHeadDotProductAttention
-from vit_jax.nn.dense import Dense
-from vit_jax.nn.dropout import Dropout
-from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.mlp import MlpBlock
-from vit_jax.nn.remat import REMAT
-from vit_jax.nn.stack import stack
+from vit_jax.nn.layers import Dense, Dropout, LayerNorm, MlpBlock
+from vit_jax.nn.positions import sine_of_mask
+from vit_jax.nn.stack import REMAT, stack
 
 _EPS = 1e-5  # of norms: PyTorch's
 
@@ -78,7 +74,7 @@ class Layer(nn.Module):
       memory_positions: [B, S, D], added to the keys that are of the memory.
     """
     keys = None if mask is None else mask[:, None, None]  # [B, M, N, S]
-    x = place(x, 'batch')
+    x = place(x)
 
     def add(x, branch, number):
       branch = Dropout(self.dropout)(branch, deterministic=not train)
@@ -160,8 +156,8 @@ class DETR(nn.Module):
   decoder_depth: Depth = 6
   dropout: Share = 0.0  # of every branch, and within the MLP; 0.1 in the paper
   attention_dropout: Share = 0.0  # of attention's weights; 0.1 in the authors' code
-  # Of the layers here, what to recompute, see nn.remat; a backbone has its own.
-  remat: Literal[tuple(REMAT)] = 'none'
+  # Of the layers here, what to recompute, see nn.stack; a backbone has its own.
+  remat: Literal[REMAT] = 'none'
   # Of the Transformer's body, and of a backbone that names none; the decoder's norm, the
   # heads and all parameters are float32.
   dtype: jnp.dtype = jnp.float32

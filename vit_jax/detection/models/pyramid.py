@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.layer_norm import LayerNorm
+from vit_jax.nn.layers import LayerNorm, check_images
 
 NORMS = ('none', 'layer')
 

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from vit_jax.check import Count
 from vit_jax.errors import UserError, choose
 from vit_jax.models.family import composite
-from vit_jax.nn.group_norm import group_norm
-from vit_jax.nn.images import check as check_images
+from vit_jax.nn.layers import check_images, group_norm
 
 
 def variant(name: str) -> dict:

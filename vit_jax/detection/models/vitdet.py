@@ -15,19 +15,19 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Range, Share
 from vit_jax.errors import UserError, choose
-from vit_jax.kernels.placement import PLACEMENTS, place
+from vit_jax.kernels import place
 from vit_jax.models.family import Family
 from vit_jax.nn.attention import MultiHeadDotProductAttention
-from vit_jax.nn.decomposed import DecomposedPositions
-from vit_jax.nn.embed import patch_embed
-from vit_jax.nn.heads import linear_head
-from vit_jax.nn.images import check as check_images
-from vit_jax.nn.layer_norm import LayerNorm
-from vit_jax.nn.mlp import ACTIVATIONS, MlpBlock
-from vit_jax.nn.positions import ResizedPositions
-from vit_jax.nn.remat import REMAT
-from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
-from vit_jax.nn.transformer import EncoderConfig
+from vit_jax.nn.layers import (
+  ACTIVATIONS,
+  LayerNorm,
+  MlpBlock,
+  PatchEmbedding,
+  check_images,
+  linear_head,
+)
+from vit_jax.nn.map_positions import DecomposedPositions, ResizedPositions
+from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
 from vit_jax.nn.windows import Windows
 
 # Width, depth, heads: those of ViT-B, L and H. The last block of each quarter attends to
@@ -59,16 +59,20 @@ def variant(name: str) -> dict:
 class Block(nn.Module):
   """x + attention(norm(x)) within windows, then x + mlp(norm(x)), of a map [B, h, w, D]."""
 
-  config: EncoderConfig
+  num_heads: int
+  mlp_dim: int
+  act: str
+  norm_eps: float
   relative: bool
+  dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x, rate=None, *, windows: Windows, train: bool = False):
-    c = self.config
-    branch = lambda y: StochasticDepth()(y, rate, train=train)
-    x = place(x, c.placement)
+    drop = lambda y: StochasticDepth()(y, rate, train=train)
+    norm = functools.partial(LayerNorm, self.dtype, self.norm_eps)
+    mlp = MlpBlock(self.mlp_dim, act=self.act, dtype=self.dtype, name='MlpBlock_0')
     attention = MultiHeadDotProductAttention(
-      c.num_heads, dtype=c.dtype, name='MultiHeadDotProductAttention_0'
+      self.num_heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
     )
     positions = None
     if self.relative:
@@ -77,40 +81,44 @@ class Block(nn.Module):
         grid=windows.window,
         keys=windows.window,
       )
-    y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_0')(x)
-    y = attention(windows.cut(y), train=train, positions=positions)
-    x = x + branch(windows.join(y))
-    y = LayerNorm(c.dtype, c.norm_eps, name='LayerNorm_1')(x)
-    mlp = MlpBlock(c.mlp_dim, act=c.act, dtype=c.dtype, name='MlpBlock_0')
-    return x + branch(mlp(y, train=train))
+
+    def attend(y):
+      return windows.join(attention(windows.cut(y), train=train, positions=positions))
+
+    x = place(x)
+    x = x + drop(attend(norm(name='LayerNorm_0')(x)))
+    return x + drop(mlp(norm(name='LayerNorm_1')(x)))
 
 
 class Encoder(nn.Module):
   """Positions, then the blocks; no norm follows.
 
   Attributes:
+    block: makes a `Block`.
+    rates: rates of stochastic depth of the blocks.
     positions: of `ResizedPositions`; None: none are added.
     windows: (h, w) of the windows of every block; None: all of the map.
   """
 
-  config: EncoderConfig
-  relative: bool
+  block: functools.partial
+  rates: tuple[float, ...]
+  remat: str
   positions: tuple[tuple[int, int], bool] | None
   windows: tuple[tuple[int, int] | None, ...]
 
   @nn.compact
   def __call__(self, x, *, train: bool = False):
     """Maps [B, h, w, D] to (the same, {'tokens': the same, 'block00': ...})."""
-    c, grid = self.config, x.shape[1:3]
+    grid = x.shape[1:3]
     if self.positions is not None:
       x = x + ResizedPositions(*self.positions, name='posembed_input')(x)
     tokens = x
     x, blocks = stack(
-      functools.partial(Block, c, self.relative),
+      self.block,
       x,
       name='encoderblock',
-      rates=depth_rates(c.stochastic_depth, c.depth),
-      remat=c.remat,
+      rates=self.rates,
+      remat=self.remat,
       train=train,
       more=lambda i: {'windows': Windows(grid, self.windows[i] or grid)},
     )
@@ -129,7 +137,7 @@ class ViTDet(nn.Module):
   # Blocks, from 0, that attend to the whole map; the others do within windows.
   global_blocks: Sequence[Annotated[int, Range(0, 999)]] = (2, 5, 8, 11)
   window: int = 14  # side of the windows; what they do not tile is padded with zeros
-  relative: bool = True  # positions in attention, see nn.decomposed
+  relative: bool = True  # positions in attention, see nn.map_positions
   absolute: bool = True  # positions added to tokens, a table resized to their grid
   # Of that table, (H, W) in pixels of the images, and whether its first row is that of a
   # class token, which is not read: as published by pre-training a ViT.
@@ -141,8 +149,7 @@ class ViTDet(nn.Module):
     0.0  # of the last block: 0.1 for B, 0.4 L, 0.5 H in the paper
   )
   head_bias_init: float = 0.0
-  remat: Literal[tuple(REMAT)] = 'none'  # of blocks, what to recompute: see nn.remat
-  placement: Literal[tuple(PLACEMENTS)] = 'batch'  # of maps at block entry
+  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
   # Of the body; pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -162,20 +169,28 @@ class ViTDet(nn.Module):
     """
     check_images(images)
     last = self._check()
-    x = patch_embed(
-      images, self.width, self.patch_size, name='embedding', dtype=self.dtype
+    embedding = PatchEmbedding(
+      self.width, self.patch_size, self.dtype, name='embedding'
     )
+    x = embedding(images)
     out = {'stem': x}
-    names = ('depth', 'num_heads', 'mlp_dim', 'act', 'norm_eps', 'stochastic_depth')
-    names += ('remat', 'placement', 'dtype')
-    config = EncoderConfig(**{name: getattr(self, name) for name in names})
+    block = functools.partial(
+      Block,
+      self.num_heads,
+      self.mlp_dim,
+      self.act,
+      self.norm_eps,
+      self.relative,
+      self.dtype,
+    )
     grid = tuple(
       n // p for n, p in zip(self.pretrained_size, self.patch_size, strict=True)
     )
     whole = set(self.global_blocks)
     encoder = Encoder(
-      config,
-      self.relative,
+      block,
+      tuple(depth_rates(self.stochastic_depth, self.depth)),
+      self.remat,
       (grid, self.class_row) if self.absolute else None,
       tuple(None if i in whole else (self.window,) * 2 for i in range(self.depth)),
       name='Transformer',

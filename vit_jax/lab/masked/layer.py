@@ -5,7 +5,7 @@ import contextlib
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.nn.heads import linear_head
+from vit_jax.nn.layers import linear_head
 
 
 class MaskedPatches(nn.Module):

@@ -23,7 +23,7 @@ _SAME = (
   'dropout',
 )
 # What it does not have: only their defaults can be compared.
-_OURS_ALONE = {'attention_dropout': 0.0, 'stochastic_depth': 0.0, 'stem_blocks': None}
+_OURS_ALONE = {'stochastic_depth': 0.0, 'stem_blocks': None}
 _OURS_ALONE |= {'act': 'gelu_tanh', 'posemb_where': 'stem', 'attention': 'full'}
 _POSEMBS = ('learn', 'sincos2d')
 
@@ -87,7 +87,7 @@ class Peer:
     import optax
     from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-    from vit_jax.nn.remat import REMAT
+    from vit_jax.nn.stack import REMAT
     from vit_jax.tools.bench import ours
 
     mine = model.module

@@ -24,7 +24,6 @@ SCRIPT = Path(torch_worker.__file__)
 # What the comparison's model does not have: each would be our own work only.
 _OURS_ALONE = {
   'dropout': 0.0,
-  'attention_dropout': 0.0,
   'stochastic_depth': 0.0,
   'remat': 'none',
 }

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.nn import max_pool
 from vit_jax.tools.export.program import BATCH, Program
 
 SUFFIX = '.onnx'
@@ -58,7 +57,7 @@ def write(program: Program, path: Path, facts: dict, platforms: None) -> None:
 
   def outputs(images):
     # jax2onnx 0.17.1 ignores such padding, and cannot convert a choice by platform.
-    with max_pool.padded_first(), _default_platform():
+    with _default_platform():
       found = program.baked(images)
     return tuple(found[name] for name in names)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models, trees
+from vit_jax import kernels, models, trees
 from vit_jax.errors import choose
 from vit_jax.weights import Loaded, adapt
 
@@ -37,8 +37,7 @@ class Program:
 
   def __init__(self, loaded: Loaded, layers: Iterable[str], batch: int | None):
     model = loaded.model
-    plain = dict(fused_attention=False, fused=False)  # a model has one of them at most
-    self._model = models.changed(model, remat='none', **plain)
+    self._model = models.changed(model, remat='none')
     self._image = (*loaded.image_size, loaded.channels)
     self._layers, self._features = tuple(layers), False
     classes = getattr(model, 'num_classes', None)
@@ -61,7 +60,8 @@ class Program:
     self.outputs = {name: x.shape[1:] for name, x in shapes.items()}
 
   def __call__(self, variables: dict, images: jax.Array) -> dict[str, jax.Array]:
-    y, out = self._model.apply(variables, images, features=self._features)
+    with kernels.using():
+      y, out = self._model.apply(variables, images, features=self._features)
     # Detectors and pyramids give several outputs, by name.
     found = dict(y) if isinstance(y, dict) else {self._first: y}
     found |= {layer: out[layer] for layer in self._layers}

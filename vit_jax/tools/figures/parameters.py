@@ -9,8 +9,7 @@ from vit_jax import explain as viz
 from vit_jax import models, trees
 from vit_jax.errors import UserError
 from vit_jax.explain.filters import to_show
-from vit_jax.nn.positions import ADDED
-from vit_jax.nn.transformer import EncoderConfig, position_embedding
+from vit_jax.nn.positions import ADDED, PositionEmbedding
 from vit_jax.tools import source
 from vit_jax.tools.figures.drawn import Drawn, grids
 from vit_jax.weights import adapt
@@ -132,16 +131,15 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
       f'{loaded.source}: {type(model).__name__} has no position embeddings; filters, '
       'gradient and integrated work for it.'
     )
-  config = EncoderConfig.of(model)
-  if config.posemb not in ADDED:
+  if model.posemb not in ADDED:
     raise UserError(
       f'{loaded.source} adds no position embeddings to its tokens (posemb='
-      f"'{config.posemb}'); rollout, attention, distance and filters work for it."
+      f"'{model.posemb}'); rollout, attention, distance and filters work for it."
     )
   stride = family.stride(models.fields_of(model))
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))
   patches = grid[0] * grid[1]
-  module = position_embedding(config)
+  module = PositionEmbedding(model.posemb, model.posemb_std)
   made = re.compile(r'Transformer/(encoderblock(_0)?/(rows/)?)?posembed_input/(.*)')
   params = {
     m[4]: x[0] if m[1] and not m[2] else x  # of scanned blocks

@@ -55,7 +55,7 @@ def zeros(abstract):
 def trace(module, shape: tuple[int, int, int]) -> tuple:
   """Returns (forward, params, images) of a model, the last two by shape and dtype.
 
-  A scanned stack has the same products, keeps what a loop has to (`nn.remat`), and is
+  A scanned stack has the same products, keeps what a loop has to (`nn.stack`), and is
   traced as one block: where the model knows it, forward and params are of that.
 
   Args:

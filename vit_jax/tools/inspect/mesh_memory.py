@@ -18,7 +18,7 @@ from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import activations
 
-POLICIES = ('none', 'dots', 'full')  # of nn.remat.REMAT, most memory first
+POLICIES = ('none', 'dots', 'full')  # of nn.stack.REMAT, most memory first
 
 # What the backward pass of one block works with, in units of what a scanned block keeps
 # without remat: its own values, recomputed or read, and the gradients of the widest of
@@ -64,7 +64,7 @@ def measure(request: dict, devices=None) -> dict:
   import jax
 
   from vit_jax import models, optim, sharding, tune
-  from vit_jax.nn.remat import remat_policy
+  from vit_jax.nn.stack import remat_policy
   from vit_jax.train import runtime
 
   start = time.perf_counter()

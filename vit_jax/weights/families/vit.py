@@ -98,9 +98,9 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
 
 def _positions(flat) -> dict:
   """Returns the fields of positions that the arrays tell; a shared table is as the stem's."""
-  for name, x in flat.items():
+  for name in flat:
     if re.fullmatch(r'.*/posembed_relative/pos_embedding', name):
-      return dict(posemb='relative', posemb_per_head=x.ndim == 3)
+      return dict(posemb='relative')
     if match := re.fullmatch(r'(.*)/posembed_input/pos_embedding(_x)?', name):
       kind = dict(posemb='learn2d' if match[2] else 'learn')
       return kind | (dict(posemb_where='every') if '/' in match[1] else {})
@@ -143,7 +143,7 @@ def _infer_google(flat: dict[str, np.ndarray]) -> dict:
 
 def _config(fields, image_size, class_names) -> dict:
   published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
-  published |= dict(posemb_where='stem', posemb_per_head=False, attention='full')
+  published |= dict(posemb_where='stem', attention='full')
   if (
     fields['classifier'] == 'none'
   ):  # by its arrays it is the other one without a token

@@ -12,10 +12,22 @@ from tests.support import naming
 from tests.support.abstract import abstract_params
 from vit_jax import explain
 from vit_jax.errors import UserError
-from vit_jax.nn.transformer import AxialBlock, EncoderBlock, EncoderConfig
+from vit_jax.models import vit
+from vit_jax.models.vit import AxialBlock, EncoderBlock
+from vit_jax.nn.positions import Posemb
 
 GRID = 3, 4
-CONFIG = EncoderConfig(depth=1, num_heads=2, mlp_dim=16, posemb='none')
+BLOCK = functools.partial(
+  EncoderBlock,
+  num_heads=2,
+  mlp_dim=16,
+  act='gelu_tanh',
+  norm_eps=1e-6,
+  posemb=Posemb('none', 'stem', 0.02),
+  dropout=0.0,
+  dtype=jnp.float32,
+  grid=GRID,
+)
 
 
 def tokens():
@@ -23,9 +35,8 @@ def tokens():
 
 
 @pytest.mark.parametrize('axis', ['rows', 'columns'])
-@pytest.mark.slow
 def test_tokens_attend_along_one_axis(axis, monkeypatch):
-  block = EncoderBlock(CONFIG, GRID, axis)
+  block = BLOCK(axis=axis)
   params = jax.jit(block.init)(jax.random.key(1), tokens())
   y, x = np.divmod(np.arange(12), 4)
   line = y if axis == 'rows' else x
@@ -35,27 +46,24 @@ def test_tokens_attend_along_one_axis(axis, monkeypatch):
   touched = np.abs(slopes).sum((0, 2, 4)) > 0  # [N, N]
   np.testing.assert_array_equal(touched, together)
   # The same numbers as full attention under a mask.
-  from vit_jax.nn import transformer
-
-  full = transformer.MultiHeadDotProductAttention.__call__
+  full = vit.MultiHeadDotProductAttention.__call__
   monkeypatch.setattr(
-    transformer.MultiHeadDotProductAttention,
+    vit.MultiHeadDotProductAttention,
     '__call__',
-    lambda self, q, kv=None, *, train, positions: full(self, q, kv, mask=together),
+    lambda self, q, kv=None, *, positions=None: full(self, q, kv, mask=together),
   )
-  expected = jax.jit(EncoderBlock(CONFIG, GRID).apply)(params, tokens())
+  expected = jax.jit(BLOCK().apply)(params, tokens())
   monkeypatch.undo()
   np.testing.assert_allclose(apply(params, tokens()), expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_block_is_one_along_rows_then_one_along_columns():
-  block = AxialBlock(CONFIG, GRID)
+  block = AxialBlock(BLOCK)
   params = jax.jit(block.init)(jax.random.key(1), tokens())
   x = tokens()
   for axis in ('rows', 'columns'):
     one = {'params': params['params'][axis]}
-    x = jax.jit(EncoderBlock(CONFIG, GRID, axis).apply)(one, x)
+    x = jax.jit(BLOCK(axis=axis).apply)(one, x)
   found = jax.jit(block.apply)(params, tokens())
   np.testing.assert_allclose(found, x, atol=1e-6)
 
@@ -69,10 +77,8 @@ def test_parameters():
   assert count(axial) - count(full) == 12 * 7_087_872  # twelve blocks more
 
 
-@pytest.mark.slow
 def test_dropped_paths_are_of_whole_images():
-  config = EncoderConfig(depth=1, num_heads=2, mlp_dim=16, stochastic_depth=0.5)
-  block = EncoderBlock(config, GRID, 'rows')
+  block = BLOCK(axis='rows')
   x = jnp.broadcast_to(tokens()[:1], (64, 12, 8))
   params = jax.jit(block.init)(jax.random.key(1), x)
   rngs = {'dropout': jax.random.key(2)}

@@ -1,11 +1,11 @@
-"""What of a block is kept for its backward pass: `nn.remat`."""
+"""Results of a block that its backward pass keeps, and branches that are dropped."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.nn.remat import remat_policy
+from vit_jax.nn.stack import remat_policy
 
 X, NARROW, UP, DOWN, EACH = (2, 5, 4), (4, 4), (4, 12), (12, 4), (2, 4, 12)
 
@@ -33,6 +33,7 @@ def kept(policy) -> list[tuple[int, ...]]:
     ('dots', True, [(2, 5, 4), (2, 5, 4), (2, 5, 12)]),
     ('dots', False, [(2, 5, 4), (2, 5, 4), (2, 5, 12)]),
     ('full', True, []),
+    ('dots_saveable', False, [(2, 5, 4), (2, 5, 4), (2, 5, 12), (2, 5, 12)]),
   ],
 )
 def test_what_is_kept(name, scan, shapes):

@@ -1,0 +1,124 @@
+"""Kernels are used only if they run, agree with XLA's program, and are no slower."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from tests.support import tpu
+from vit_jax import kernels, sharding
+from vit_jax.kernels import verify
+from vit_jax.kernels.attention import attend
+
+X = jax.ShapeDtypeStruct((4, 8, 16), jnp.float32)
+
+
+def wait(x):
+  time.sleep(0.02)
+  return x
+
+
+def sleeping(x):
+  return jax.pure_callback(wait, x, x)
+
+
+def slow_double(x):
+  return 2 * sleeping(x)
+
+
+def broken(x):
+  raise NotImplementedError('Mosaic does not know this operation.\nAnd much more.')
+
+
+def layer_with(kernel, plain=slow_double):
+  """Returns a layer with a kernel, and with a gradient."""
+
+  @jax.custom_vjp
+  def layer(x):
+    return (kernel if kernels.allows('tpu_layer_norm', layer, x) else plain)(x)
+
+  layer.defvjp(lambda x: (layer(x), None), lambda _, dy: (2 * dy,))
+  return layer
+
+
+def rows_of(layer):
+  return verify.verified(kernels.planned(lambda: jax.eval_shape(layer, X)))
+
+
+@pytest.mark.parametrize(
+  ('kernel', 'plain', 'reason'),
+  [
+    (lambda x: x + x, slow_double, None),
+    (broken, slow_double, 'does not run on [[4, 8, 16]]: NotImplementedError: Mosaic'),
+    (lambda x: 2.2 * x, slow_double, "differs from XLA's by 0.1"),
+    (lambda x: jnp.nan * x, slow_double, "differs from XLA's by nan"),
+    (slow_double, lambda x: 2 * x, 'is slower'),
+  ],
+)
+def test_a_kernel_has_to_run_agree_and_be_fast(kernel, plain, reason):
+  (row,) = rows_of(layer_with(kernel, plain))
+  assert (row['kernel'], row['shapes']) == ('tpu_layer_norm', [[4, 8, 16]])
+  if reason is None:
+    assert row['reason'] is None
+    assert 0 < row['seconds'] < row['xla_seconds']
+  else:
+    assert row['reason'].startswith(reason)
+
+
+def test_the_verdict_is_that_of_all_shapes(monkeypatch, capfd):
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  good, bad = layer_with(lambda x: 2 * x, slow_double), layer_with(broken)
+
+  def trace(*layers):
+    return lambda: jax.eval_shape(
+      lambda x: [layer(x[:i]) for i, layer in enumerate(layers, 1)], X
+    )
+
+  assert verify.choose('auto', trace(good))[0] == ('tpu_layer_norm',)
+  used, rows = verify.choose('auto', trace(good, bad))
+  assert used == ()
+  assert [row['reason'] is None for row in rows] == [True, False]
+  assert capfd.readouterr().err.count('\n') == 1
+  assert verify.choose('auto', trace())[0] == ()  # nothing planned, nothing verified
+  assert verify.choose('xla', trace(good)) == ((), [])
+  assert verify.choose('fused', trace(bad)) == (kernels.KERNELS, [])
+
+
+def test_calls_are_planned_for_the_share_of_one_device():
+  query = jax.ShapeDtypeStruct((8, 17, 4, 64), jnp.bfloat16)
+  with tpu.mesh('v5e', 2, 2, 2):
+    calls = kernels.planned(lambda: jax.eval_shape(attend, query, query, query))
+    ((kernel, _, arrays),) = calls
+    shares = verify._of_one_device(arrays, jax.sharding.get_abstract_mesh())
+  assert kernel == 'tpu_attention'
+  assert [x.shape for x in jax.tree.leaves(shares)] == [(2, 17, 2, 64)] * 3
+
+
+def test_kernels_are_off_until_allowed():
+  query = jax.ShapeDtypeStruct((8, 17, 4, 64), jnp.bfloat16)
+  lower = lambda: (
+    jax.jit(lambda x: attend(x, x, x)).trace(query).lower(lowering_platforms=('tpu',))
+  )
+  with tpu.mesh('v5e'):
+    assert 'tpu_custom_call' not in lower().as_text()
+    with kernels.using('tpu_attention'):
+      assert 'tpu_custom_call' in lower().as_text()
+    assert 'tpu_custom_call' not in lower().as_text()
+
+
+def test_blocks_pin_examples_to_the_mesh():
+  mesh = sharding.make_mesh(2, 2, 2)
+  with jax.set_mesh(mesh):
+    text = jax.jit(kernels.place).lower(X).as_text()
+    assert 'sharding_constraint' in text
+    x = jax.jit(kernels.place)(np.ones(X.shape, X.dtype))
+    one = jax.jit(kernels.place).lower(jnp.ones((1, 8, 16))).as_text()
+  assert x.sharding.spec[0] == ('data', 'fsdp')
+  assert x.sharding.is_equivalent_to(
+    jax.sharding.NamedSharding(mesh, P(('data', 'fsdp'))), 3
+  )
+  assert 'sharding_constraint' not in one  # not divided by the mesh
+  assert 'sharding_constraint' not in jax.jit(kernels.place).lower(X).as_text()

@@ -1,0 +1,157 @@
+"""Proof of the fused kernels on the device at hand, before a run trusts them.
+
+Every kernel that a program could use is run, with its gradient, on random input of the
+program's shapes beside XLA's program. A kernel that does not compile, differs, or is slower
+is not used.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType
+
+from vit_jax import terminal
+from vit_jax.errors import one_line
+from vit_jax.kernels import KERNELS, planned, using
+
+# Largest difference, as a share of the largest value. Both sides round to bfloat16 several
+# times, by 2**-9 each.
+_CLOSE = 2**-5
+_ROUNDS, _CALLS = 5, 4  # The time of a call is that of the best round, over its calls.
+
+
+def choose(
+  mode: str, trace: Callable[[], object]
+) -> tuple[tuple[str, ...], list[dict]]:
+  """Returns the kernels to use and, in mode 'auto', the record of each.
+
+  Process 0 decides for all processes.
+
+  Args:
+    mode: 'auto': kernels that pass `verified`; 'xla': none; 'fused': all, unverified.
+    trace: traces the program, such as `lambda: jax.eval_shape(step, state, batch)`. Its
+      mesh has to be set.
+  """
+  if mode == 'xla':
+    return (), []
+  if mode == 'fused':
+    return KERNELS, []
+  if jax.default_backend() == 'cpu':
+    return (), []  # There are none for it.
+  mesh = jax.sharding.get_abstract_mesh()
+  calls = planned(trace)
+  rows: list[dict] = []
+  if jax.process_index() == 0:
+    rows = verified([(k, fn, _of_one_device(arrays, mesh)) for k, fn, arrays in calls])
+  for row in rows:
+    if row['reason']:
+      terminal.say(f'warning: {row["kernel"]} is left to XLA: it {row["reason"]}.')
+  verdict = np.asarray([_passed(kernel, rows) for kernel in KERNELS])
+  if jax.process_count() > 1:
+    verdict = multihost_utils.broadcast_one_to_all(verdict)
+  return tuple(k for k, good in zip(KERNELS, verdict, strict=True) if good), rows
+
+
+def _passed(kernel: str, rows: list[dict]) -> bool:
+  reasons = [row['reason'] for row in rows if row['kernel'] == kernel]
+  return bool(reasons) and not any(reasons)
+
+
+def _of_one_device(arrays, mesh):
+  """Returns the shapes of one device's share of arrays [B, ...] and [B, N, M, ...]."""
+  size = dict(mesh.shape)
+  examples = size.get('data', 1) * size.get('fsdp', 1)
+
+  def share(x):
+    shape = list(x.shape)
+    if x.ndim >= 3:
+      shape[0] = math.ceil(shape[0] / examples)
+    if x.ndim == 4:
+      shape[2] = math.ceil(shape[2] / size.get('tensor', 1))
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+  return jax.tree.map(share, arrays)
+
+
+def verified(calls: list[tuple[str, Callable, tuple]]) -> list[dict]:
+  """Runs each different call with its kernel and without, on the first device.
+
+  Args:
+    calls: (kernel, function, shapes of its arguments), see `kernels.planned`.
+
+  Returns:
+    A row for each: kernel, shapes, seconds and xla_seconds of the function with its
+    gradient, and reason: why the kernel is not used, or None.
+  """
+  different = {}
+  for kernel, function, arrays in calls:
+    shapes = [list(x.shape) for x in jax.tree.leaves(arrays)]
+    different.setdefault((kernel, str(shapes)), (kernel, function, arrays, shapes))
+  one = jax.make_mesh(
+    (1, 1, 1),
+    ('data', 'fsdp', 'tensor'),
+    axis_types=(AxisType.Auto,) * 3,
+    devices=jax.local_devices()[:1],
+  )
+  with jax.set_mesh(one):
+    return [_verify(*call) for call in different.values()]
+
+
+def _verify(kernel, function, arrays, shapes) -> dict:
+  row = {'kernel': kernel, 'shapes': shapes, 'seconds': None, 'xla_seconds': None}
+  leaves, tree = jax.tree.flatten(arrays)
+  keys = jax.random.split(jax.random.key(0), len(leaves))
+  draw = [
+    jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)
+  ]
+  inputs = jax.tree.unflatten(tree, draw)
+  try:
+    results, row['seconds'] = _run(function, inputs, kernel)
+  except Exception as error:  # Whatever the compiler or the device raises.
+    what = f'{type(error).__name__}: {one_line(error, 200)}'
+    return row | {'reason': f'does not run on {shapes}: {what}'}
+  try:
+    expected, row['xla_seconds'] = _run(function, inputs)
+  except jax.errors.JaxRuntimeError:
+    return row | {'reason': None}  # XLA's program does not fit where the kernel's does.
+  return row | {'reason': _fault(results, expected, row, shapes)}
+
+
+def _run(function, inputs, *kernels: str):
+  """Returns (the results of the function and its gradient, seconds of a call)."""
+
+  @jax.jit
+  def program(*inputs):
+    y, pullback = jax.vjp(function, *inputs)
+    return y, pullback(y)
+
+  with using(*kernels):
+    results = jax.block_until_ready(program(*inputs))
+  seconds = math.inf
+  for _ in range(_ROUNDS):
+    start = time.perf_counter()
+    jax.block_until_ready([program(*inputs) for _ in range(_CALLS)])
+    seconds = min(seconds, (time.perf_counter() - start) / _CALLS)
+  return results, seconds
+
+
+def _fault(results, expected, row, shapes) -> str | None:
+  pairs = zip(*map(jax.tree.leaves, (results, expected)), strict=True)
+  worst = max(float(_difference(a, b)) for a, b in pairs)
+  if not worst <= _CLOSE:
+    return f"differs from XLA's by {worst:.2g} of the largest value on {shapes}"
+  if row['seconds'] > row['xla_seconds']:
+    times = f'{1e3 * row["seconds"]:.3g} ms, {1e3 * row["xla_seconds"]:.3g} by XLA'
+    return f'is slower on {shapes}: {times}'
+  return None
+
+
+@jax.jit
+def _difference(a, b):
+  a, b = (x.astype(jnp.float32) for x in (a, b))
+  return jnp.abs(a - b).max() / jnp.maximum(jnp.abs(b).max(), 1e-30)

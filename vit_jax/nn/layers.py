@@ -1,0 +1,233 @@
+"""Layers of every model, with the parameter names of the published Google files."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import flax.errors
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, choose
+from vit_jax.kernels import layers
+
+# The published Google files were trained with the tanh approximation (Flax's default);
+# timm and transformers use the exact, erf form. They differ by up to 4.7e-4.
+ACTIVATIONS = {
+  'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
+  'gelu_erf': lambda x: jax.nn.gelu(x, approximate=False),
+}
+_ALL_ACTIVATIONS = {**ACTIVATIONS, 'relu': jax.nn.relu}  # relu is DETR's.
+_GROUPS = 32  # Groups of channels in every published model with GroupNorm.
+
+
+def param(
+  module: nn.Module,
+  name: str,
+  init: Callable[[jax.Array], jax.Array],
+  shape: tuple[int, ...],
+) -> jax.Array:
+  """`module.param(name, init)` of a known shape.
+
+  To check the shape of an existing parameter `Module.param` traces its initialiser, which
+  is half of the time that it takes to trace a ViT. Here it is compared with `shape`.
+
+  Args:
+    init: makes the array from a key.
+
+  Raises:
+    flax.errors.ScopeParamShapeError: the parameter has another shape.
+  """
+  if module.is_initializing() or not module.has_variable('params', name):
+    return module.param(name, init)
+  value = module.get_variable('params', name)
+  if value.shape != shape:
+    path = module.scope.path_text
+    raise flax.errors.ScopeParamShapeError(name, path, value.shape, shape)
+  return value
+
+
+class Dense(nn.Dense):
+  """`nn.Dense`, [..., D] -> [..., F], whose kernel may have more axes.
+
+  Attributes:
+    inputs, outputs: axes of the kernel (and of the bias) in the place of D and of F, such
+      as (M, Dh) for heads. Initial values are those of a kernel [D, F].
+  """
+
+  inputs: tuple[int, ...] = ()
+  outputs: tuple[int, ...] = ()
+
+  @nn.compact
+  def __call__(self, x):
+    inputs, outputs = self.inputs or x.shape[-1:], self.outputs or (self.features,)
+    flat = (math.prod(inputs), math.prod(outputs))
+
+    def make(name, init, flat, shape):
+      start = lambda rng: init(rng, flat, self.param_dtype).reshape(shape)
+      return param(self, name, start, shape).reshape(flat)
+
+    kernel = make('kernel', self.kernel_init, flat, inputs + outputs)
+    bias = make('bias', self.bias_init, flat[1:], outputs) if self.use_bias else None
+    return layers.dense(*self.promote_dtype(x, kernel, bias, dtype=self.dtype))
+
+
+class Dropout(nn.Module):
+  """As `nn.Dropout` (arXiv 1207.0580), with masks from `kernels.layers.keep_mask`."""
+
+  rate: float
+
+  @nn.compact
+  def __call__(self, x, *, deterministic: bool):
+    if deterministic or not self.rate:
+      return x
+    keep = layers.keep_mask(self.make_rng('dropout'), self.rate, x.shape)
+    return jnp.where(keep, x / jnp.asarray(1 - self.rate, x.dtype), jnp.zeros_like(x))
+
+
+class LayerNorm(nn.Module):
+  """Normalises the last axis (arXiv 1607.06450); parameters `scale` and `bias` [D].
+
+  The published files were trained with eps 1e-6 and the two-pass variance.
+  """
+
+  dtype: jnp.dtype = jnp.float32
+  eps: float = 1e-6
+  scale_init: Callable = nn.initializers.ones_init()
+
+  @nn.compact
+  def __call__(self, x):
+    """Maps [..., D] to [..., D] of `dtype`."""
+    width = x.shape[-1:]
+    make = lambda name, init: param(self, name, lambda rng: init(rng, width), width)
+    scale = make('scale', self.scale_init)
+    bias = make('bias', nn.initializers.zeros_init())
+    return layers.layer_norm(x, scale, bias, self.eps, self.dtype)
+
+
+def group_norm(
+  x, name: str, *, eps: float = 1e-6, zero_scale: bool = False, dtype=jnp.float32
+):
+  """Normalises over space and groups of channels (arXiv 1803.08494), in a module.
+
+  Args:
+    x: [B, H, W, C].
+    name: name of the submodule that holds the parameters, `scale` and `bias` [C].
+    zero_scale: `scale` starts at 0, so that a residual branch starts as the identity.
+
+  Returns:
+    [B, H, W, C] of `dtype`.
+
+  Raises:
+    UserError: if the 32 groups do not divide C.
+  """
+  if x.shape[-1] % _GROUPS:
+    raise UserError(
+      f'{name}: {x.shape[-1]} channels are not a multiple of the {_GROUPS} groups of '
+      f'GroupNorm. Choose a width (stem_width) that is a multiple of {_GROUPS}.'
+    )
+  init = nn.initializers.zeros_init() if zero_scale else nn.initializers.ones_init()
+  return nn.GroupNorm(
+    num_groups=_GROUPS,
+    epsilon=eps,
+    use_fast_variance=False,
+    scale_init=init,
+    dtype=dtype,
+    name=name,
+  )(x)
+
+
+class MlpBlock(nn.Module):
+  """Dense, activation, dropout, Dense: [..., D] -> [..., outputs or D]."""
+
+  hidden: int
+  dropout: float = 0.0
+  act: str = 'gelu_tanh'
+  dtype: jnp.dtype = jnp.float32
+  kernel_init: Callable = nn.initializers.xavier_uniform()
+  bias_init: Callable = nn.initializers.normal(1e-6)
+  outputs: int | None = None
+
+  @nn.compact
+  def __call__(self, x, *, train: bool = False):
+    dense = functools.partial(
+      Dense, kernel_init=self.kernel_init, bias_init=self.bias_init, dtype=self.dtype
+    )
+    act = choose('activation', self.act, _ALL_ACTIVATIONS)
+    y = act(dense(self.hidden, name='Dense_0')(x))
+    y = Dropout(self.dropout)(y, deterministic=not train)
+    return dense(self.outputs or x.shape[-1], name='Dense_1')(y)
+
+
+class PatchEmbedding(nn.Module):
+  """Projects each patch of an image to a vector (equation 1 of the ViT paper).
+
+  Parameters are those of a convolution whose stride is its kernel: `kernel` [ph, pw, C, D]
+  and `bias` [D]. Initial values are those of a kernel [ph pw C, D].
+
+  Attributes:
+    patch_size: (ph, pw).
+    stride: pixels per position of x, after a stem. It appears in the error only.
+  """
+
+  width: int
+  patch_size: tuple[int, int]
+  dtype: jnp.dtype
+  stride: int = 1
+
+  @nn.compact
+  def __call__(self, x):
+    """Maps [B, H, W, C] to [B, h, w, D]; UserError if patches do not tile the image."""
+    H, W = x.shape[1:3]
+    ph, pw = self.patch_size
+    if H % ph or W % pw:
+      H, W, ph, pw = (n * self.stride for n in (H, W, ph, pw))
+      raise UserError(
+        f'Images of {H}x{W} px cannot be cut into patches of {ph}x{pw}: choose a '
+        f'resolution that is a multiple, such as {-(-H // ph) * ph}x{-(-W // pw) * pw}.'
+      )
+    shape = (ph, pw, x.shape[-1], self.width)
+    flat = (math.prod(shape[:3]), self.width)
+    start = lambda rng: nn.initializers.lecun_normal()(rng, flat).reshape(shape)
+    kernel = param(self, 'kernel', start, shape)
+    bias = param(self, 'bias', lambda rng: jnp.zeros(self.width), (self.width,))
+    return layers.embed(*nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype))
+
+
+def linear_head(x, num_classes: int | None, bias_init: float = 0.0):
+  """Maps [B, D] to logits [B, K] by a layer `head`, in a module; None: returns x.
+
+  The kernel starts at 0, and so all logits at `bias_init`.
+  """
+  if num_classes is None:
+    return x
+  return nn.Dense(
+    num_classes,
+    kernel_init=nn.initializers.zeros_init(),
+    bias_init=nn.initializers.constant(bias_init),
+    name='head',
+  )(x)
+
+
+def check_images(images) -> None:
+  """Raises UserError unless images are floats [B, H, W, C].
+
+  Args:
+    images: an array or a tracer: only its shape and dtype are read.
+  """
+  shape, dtype = images.shape, images.dtype
+  if len(shape) != 4:
+    one = ' One image goes as images[None].' if len(shape) == 3 else ''
+    raise UserError(f'Images of shape {shape}: a model takes [B, H, W, C].{one}')
+  if shape[1] in (1, 3) and shape[3] > 4:
+    raise UserError(
+      f'Images of shape {shape} have their channels first: a model takes [B, H, W, C], '
+      'images.transpose(0, 2, 3, 1).'
+    )
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise UserError(
+      f'Images of {dtype}: a model takes floats, most models in [-1, 1]. '
+      'vit_jax.preprocess(images, loaded) converts pixels, as does the op value_range '
+      'in a pipeline.'
+    )

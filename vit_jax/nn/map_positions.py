@@ -1,0 +1,93 @@
+"""Positions of maps of any size: a resized table, and relative ones in attention."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import resample
+from vit_jax.kernels.attention import GridBias
+
+Pair = tuple[int, int]
+
+
+class ResizedPositions(nn.Module):
+  """A learned table of another grid, `pos_embedding`, resized to the grid of the tokens.
+
+  It is resized at every use, bicubic as in PyTorch: images may have any size.
+
+  Attributes:
+    grid: (h, w) of the table.
+    class_row: whether the table begins with the row of a class token, which is not read.
+  """
+
+  grid: Pair
+  class_row: bool
+
+  @nn.compact
+  def __call__(self, x):
+    """Returns [1, h, w, D] for a map [B, h, w, D], in its dtype."""
+    _, *grid, width = x.shape
+    rows = self.class_row + self.grid[0] * self.grid[1]
+    init = nn.initializers.normal(0.02)
+    table = self.param('pos_embedding', init, (1, rows, width))
+    table = table[0, int(self.class_row) :].reshape(*self.grid, width)
+    if self.grid != tuple(grid):
+      for axis, (old, new) in enumerate(zip(self.grid, grid, strict=True)):
+        resize = resample.bicubic_of_edges(old, new).astype(np.float32)
+        resized = jnp.tensordot(resize, table, (1, axis), precision='highest')
+        table = jnp.moveaxis(resized, 0, axis)
+    return table[None].astype(x.dtype)
+
+
+class DecomposedPositions(nn.Module):
+  """Adds q . rows[dy] + q . columns[dx] to the scores, for offsets between two maps.
+
+  "MViTv2", arXiv 2112.01526, section 4.1, equation 4; ViTDet has them too. Parameters are
+  `rows` [2 h - 1, Dh] and `columns` [2 w - 1, Dh] for h x w, the larger of the two maps,
+  in whose pixels offsets are counted. For other maps they are resized, linearly.
+
+  Attributes:
+    std: standard deviation of the initial values.
+  """
+
+  std: float = 0.02
+
+  @nn.compact
+  def __call__(self, query, key, grid: Pair, keys: Pair):
+    """Returns (query, key, GridBias); see `MultiHeadDotProductAttention`.
+
+    Args:
+      query: [B, N, M, Dh]. The last queries are a map, row by row; others get no bias.
+      key: [B, S, M, Dh], likewise.
+      grid, keys: (h, w) of the queries' map, and of the keys' map.
+    """
+    B, N, M, Dh = query.shape
+    others = N - grid[0] * grid[1]
+    x = query[:, others:].reshape(B, *grid, M, Dh)
+    rows, columns = (
+      self._between(name, n, k, Dh).astype(query.dtype)
+      for name, n, k in zip(('rows', 'columns'), grid, keys, strict=True)
+    )
+    wide = dict(preferred_element_type=jnp.float32)
+    rows = jnp.einsum('bhwmd,hkd->bhwmk', x, rows, **wide)
+    columns = jnp.einsum('bhwmd,wkd->bhwmk', x, columns, **wide)
+    flat = lambda x: x.reshape(B, -1, M, x.shape[-1])
+    return query, key, GridBias(flat(rows), flat(columns))
+
+  def _between(self, name: str, n: int, k: int, Dh: int):
+    """Returns the vectors [n, k, Dh] of every query and key along one axis."""
+    length = needed = 2 * max(n, k) - 1
+    if self.has_variable('params', name):  # It may be that of another image size.
+      length = self.get_variable('params', name).shape[0]
+    start = nn.initializers.truncated_normal(self.std)
+    table = self.param(name, start, (length, Dh), jnp.float32)
+    if length != needed:
+      matrix = resample.matrix(length, needed, 'bilinear', antialias=False)
+      table = jnp.matmul(jnp.asarray(matrix, jnp.float32), table, precision='highest')
+    # In float32 and truncated to integers, as in the reference codes.
+    steps = [np.float32(max(a / b, 1.0)) for a, b in ((k, n), (n, k))]
+    at_query, at_key = (
+      np.arange(m) * step for m, step in zip((n, k), steps, strict=True)
+    )
+    offsets = at_query[:, None] + at_key[::-1]
+    return jnp.take(table, offsets.astype(int), axis=0)
