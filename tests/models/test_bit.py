@@ -92,5 +92,5 @@ def test_unknown_variants_are_refused():
   for name in ('50', 'R50x0', 'R50x', 'R50/16'):
     with pytest.raises(UserError, match=naming(f"'{name}'", 'R26', 'R50x3')):
       vit_jax.create_model('bit', name)
-  with pytest.raises(UserError, match=naming('blocks=(3, 0)')):
+  with pytest.raises(UserError, match=naming('blocks[1]=0')):
     vit_jax.create_model('resnet_gn', blocks=[3, 0])

@@ -106,7 +106,7 @@ def test_sizes_that_do_not_fit_are_refused():
     jax.eval_shape(model.init, jax.random.key(0), images)
   with pytest.raises(UserError, match=naming(48, 32, 'stem_width')):
     jax.eval_shape(model.clone(stem_width=48).init, jax.random.key(0), images)
-  with pytest.raises(UserError, match=naming('stem_blocks', '3, 0')):
+  with pytest.raises(UserError, match=naming('stem_blocks[1]=0')):
     vit_jax.create_model('vit', stem_blocks=[3, 0])
 
 

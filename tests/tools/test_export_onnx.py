@@ -4,8 +4,6 @@ import json
 import re
 import sys
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from tests.support import naming
@@ -20,17 +18,6 @@ from vit_jax.tools.export import onnx, program
 def traces_cleared(traces_kept, monkeypatch):
   """Lets `jax.clear_caches` clear them, as outside of the tests."""
   monkeypatch.setattr(traces_kept, 'side_effect', traces_kept.real)
-
-
-@pytest.mark.slow  # what the tests after it need is traced anew
-@pytest.mark.usefixtures('traces_cleared')
-def test_no_choice_by_platform_is_converted():
-  kernel = jnp.ones((4, 2, 3))
-  chosen = lambda: str(jax.make_jaxpr(lambda x: dense.flattened(x, (4, 6)))(kernel))
-  assert 'platform_index' in chosen()  # and JAX keeps what it traced
-  with onnx._default_platform():
-    assert 'platform_index' not in chosen()
-  assert 'platform_index' in chosen()
 
 
 @pytest.mark.onnx
