@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw
 
 import vit_jax
-from vit_jax import inference
 from vit_jax.data import sources
+from vit_jax.detection import inference
 from vit_jax.explain.colours import COLOURS
 
 SHOWN, SIDE, GAP = 6, 192, 8

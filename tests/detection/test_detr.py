@@ -15,10 +15,10 @@ import vit_jax
 from tests.support import naming, tiny_models
 from tests.support.goldens import arrays_of, path_of
 from vit_jax import models, trees, weights
+from vit_jax.detection import inference
 from vit_jax.errors import UserError
-from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
-from vit_jax.weights import export
+from vit_jax.weights import formats
 
 # Parameters, those that the recipe trains, frozen statistics; 1e9 multiply-adds at 800 x
 # 1066, of the backbone and of the rest: of transformers and of the authors' code.
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused(fields, mask, facts):
 @pytest.mark.slow
 def test_files_come_back_bit_for_bit(tmp_path):
   source = weights.read(path_of('detr_hf'))
-  convert.export(source, tmp_path / 'out', 'hf')
+  weights.write(source, tmp_path / 'out', 'hf')
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of('detr_hf')
   assert arrays.keys() == expected.keys()
@@ -161,7 +161,7 @@ def test_images_are_prepared_as_their_processor_says(tmp_path, beside, size, pp)
   source = weights.read(tmp_path)
   assert (source.image_size, source.pp) == (size, f'decode|{pp}|{MEAN}')
   # What convert writes for transformers says the same.
-  convert.export(source, tmp_path / 'out', 'hf')
+  weights.write(source, tmp_path / 'out', 'hf')
   again = json.loads((tmp_path / 'out' / 'preprocessor_config.json').read_text())
   wanted = (beside or {'size': {'shortest_edge': 800, 'longest_edge': 1333}})['size']
   if isinstance(wanted, int):
@@ -181,7 +181,7 @@ def test_padded_images_come_with_their_mask():
   loaded = vit_jax.load(path_of('detr_hf'), image_size=64)
   assert loaded.pp == f'decode|detr_resize(64, 64)|canvas(64)|{MEAN}'
   image = np.full((30, 60, 3), 255, np.uint8)
-  given = loaded.inputs([image])
+  given = inference.inputs(loaded, [image])
   images, mask = (np.asarray(given[key]) for key in ('images', 'mask'))
   assert mask[0, :32].all()
   assert not mask[0, 32:].any()
@@ -289,8 +289,8 @@ def test_what_transformers_cannot_express_is_refused(backbone, fields, facts):
   source = weights.read(path_of('detr_hf'))
   fields = {**models.fields_of(models.build('detr', **source.fields)), **fields}
   fields['backbone'] = fields['backbone'] | backbone
-  with pytest.raises(UserError, match=naming(*facts)):
-    export.export(source.flat, 'detr', fields, 'hf', image_size=(128, 160))
+  with pytest.raises(ValueError, match=naming(*facts)):
+    formats.writer('detr', 'hf').config(fields, (128, 160), None)
 
 
 def test_what_names_classes_refuses_it():

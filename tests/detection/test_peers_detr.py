@@ -10,8 +10,8 @@ from PIL import Image
 import vit_jax
 from tests.support.goldens import path_of
 from tests.support.peers import MARKS
-from vit_jax import inference, weights
-from vit_jax.tools import convert
+from vit_jax import weights
+from vit_jax.detection import inference
 
 pytestmark = MARKS
 
@@ -84,7 +84,7 @@ def test_files_both_ways(torch, timm, transformers, tmp_path, backbone):
   expected = theirs(torch, model, *inputs)
   agree(tmp_path / 'theirs', expected, *inputs)
 
-  convert.export(weights.read(tmp_path / 'theirs'), tmp_path / 'ours', 'hf')
+  weights.write(weights.read(tmp_path / 'theirs'), tmp_path / 'ours', 'hf')
   again, info = transformers.DetrForObjectDetection.from_pretrained(
     tmp_path / 'ours', output_loading_info=True
   )
@@ -108,7 +108,10 @@ def test_boxes_in_pixels_of_a_file(torch, transformers, tmp_path, shape):
   canvas = {'height': 128, 'width': 128}
   inputs = processor(image, return_tensors='pt', do_pad=True, pad_size=canvas)
   loaded = vit_jax.load(tmp_path)
-  ours = {key: np.asarray(x) for key, x in loaded.inputs([tmp_path / 'a.png']).items()}
+  ours = {
+    key: np.asarray(x)
+    for key, x in inference.inputs(loaded, [tmp_path / 'a.png']).items()
+  }
   np.testing.assert_array_equal(ours['mask'], inputs['pixel_mask'].numpy())
   pixels = inputs['pixel_values'].numpy().transpose(0, 2, 3, 1)
   # A level of 255 where rounding differs.

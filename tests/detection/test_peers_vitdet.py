@@ -8,7 +8,6 @@ import vit_jax
 from tests.support.goldens import path_of
 from tests.support.peers import MARKS, images, randomise
 from vit_jax import models, trees, weights
-from vit_jax.tools import convert
 
 pytestmark = MARKS
 
@@ -50,7 +49,7 @@ def test_transformers_vitdet_both_ways(torch, transformers, tmp_path, window):
   close = lambda found: np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
   close(last_map(tmp_path / 'hf', x))
   back = tmp_path / 'back'
-  convert.export(weights.read(tmp_path / 'hf'), back, 'hf')
+  weights.write(weights.read(tmp_path / 'hf'), back, 'hf')
   loaded, info = transformers.VitDetBackbone.from_pretrained(
     back, output_loading_info=True
   )
@@ -80,7 +79,7 @@ def test_transformers_reads_a_vitdet_that_a_vit_started(torch, transformers, tmp
     pp=None,
     unused=[],
   )
-  convert.export(found, tmp_path / 'a', 'hf')
+  weights.write(found, tmp_path / 'a', 'hf')
   theirs = transformers.VitDetBackbone.from_pretrained(tmp_path / 'a')
   x = images(loaded.image_size[0])
   _, out = jax.jit(loaded.model.apply)(loaded.variables, x)

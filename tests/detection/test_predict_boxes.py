@@ -9,8 +9,9 @@ from PIL import Image
 
 from tests.support import bright_detector, commands, naming
 from tests.support.bright_detector import SCORES
-from vit_jax import cli, inference
+from vit_jax import cli
 from vit_jax.detection import drawing as boxes
+from vit_jax.detection import inference
 from vit_jax.errors import UserError
 from vit_jax.tools import predict, source
 

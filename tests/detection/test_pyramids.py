@@ -15,7 +15,6 @@ from tests.support.goldens import arrays_of, path_of
 from vit_jax import models, trees, weights
 from vit_jax.detection.models import pyramid
 from vit_jax.errors import UserError
-from vit_jax.tools import convert
 
 SWIN = models.family('fpn').tiny[0]['backbone']
 VITDET = models.family('sfp').tiny[0]['backbone']
@@ -166,7 +165,7 @@ PYRAMIDS = ('sfp_d2', 'fpn_d2', 'fpn_ln_d2')
 @pytest.mark.parametrize('name', PYRAMIDS)
 def test_files_come_back_bit_for_bit(tmp_path, name):
   source = weights.read(path_of(name))
-  convert.export(source, tmp_path / 'out', 'detectron2')
+  weights.write(source, tmp_path / 'out', 'detectron2')
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of(name)
   assert arrays.keys() == expected.keys()
@@ -210,4 +209,4 @@ def test_what_is_not_read_is_refused(tmp_path, name, change, facts):
 def test_what_detectron2_cannot_express_is_refused(tmp_path):
   source = weights.read(path_of('sfp_d2'), pyramid='fpn_last')
   with pytest.raises(UserError, match=naming("pyramid='fpn_last'", 'simple')):
-    convert.export(source, tmp_path / 'out', 'detectron2')
+    weights.write(source, tmp_path / 'out', 'detectron2')

@@ -14,9 +14,8 @@ from tests.support import naming
 from tests.support.goldens import arrays_of, path_of
 from vit_jax import models, weights
 from vit_jax.errors import UserError
-from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
-from vit_jax.weights import export
+from vit_jax.weights import formats
 
 # Parameters, and 1e9 multiply-adds at 1024 px, of the backbone and with its pyramid.
 SIZES = {
@@ -98,7 +97,7 @@ def test_fields_that_do_not_fit_are_refused(fields, facts):
 
 def test_files_come_back_bit_for_bit(tmp_path):
   source = weights.read(path_of('vitdet_hf'))
-  convert.export(source, tmp_path / 'out', 'hf')
+  weights.write(source, tmp_path / 'out', 'hf')
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of('vitdet_hf')
   assert arrays.keys() == expected.keys()
@@ -149,7 +148,5 @@ def test_what_is_not_read_is_refused(tmp_path, change, facts):
 def test_what_transformers_cannot_express_is_refused(tmp_path, fields, facts):
   source = weights.read(path_of('vitdet_hf'))
   model = models.build('vitdet', **source.fields | fields)
-  with pytest.raises(UserError, match=naming(*facts)):
-    export.export(
-      source.flat, 'vitdet', models.fields_of(model), 'hf', image_size=(128, 128)
-    )
+  with pytest.raises(ValueError, match=naming(*facts)):
+    formats.writer('vitdet', 'hf').config(models.fields_of(model), (128, 128), None)

@@ -14,7 +14,7 @@ from vit_jax import cli, imagenet, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_names
 from vit_jax.tools import convert, predict
-from vit_jax.weights import licence, zoo
+from vit_jax.weights import published, zoo
 
 
 def test_the_lists_are_the_published_ones():
@@ -75,7 +75,7 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
   google_file(tmp_path / 'storage.googleapis.com' / url, classes)
   found = weights.read(entry)
   assert found.class_names == (name and imagenet.class_names(name))
-  assert licence.of(entry).name == 'apache-2.0'
+  assert published.licence(entry).name == 'apache-2.0'
 
 
 @pytest.mark.slow
@@ -85,11 +85,11 @@ def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
   # One's own model with as many classes has names only if its data gave them.
   own = weights.read(google_file(tmp_path / 'mine.npz', 1000))
   assert own.class_names is None
-  assert licence.of(own.source) == (None, own.source)
+  assert published.licence(own.source) == (None, own.source)
   dest = tmp_path / 'b' / 'ViT-B_16.npz'
   dest.parent.mkdir()
   run = weights.read(tmp_path / 'mine.npz', act='gelu_erf')
-  convert.export(run, dest, 'google')
+  weights.write(run, dest, 'google')
   assert weights.read(dest).class_names is None
 
 
@@ -121,7 +121,7 @@ def test_names_by_the_tag_of_timm(tmp_path, tag, classes, name):
   folder = timm_folder(tmp_path / 'a', classes, tag=tag, license='mit')
   found = weights.read(folder)
   assert found.class_names == (name and imagenet.class_names(name))
-  assert licence.of(folder).name == 'mit'
+  assert published.licence(folder).name == 'mit'
 
 
 def test_names_in_the_file_come_first(tmp_path):
@@ -142,7 +142,7 @@ def test_names_in_the_file_come_first(tmp_path):
 def test_the_licence_of_a_card(tmp_path, line, name):
   shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
   (tmp_path / 'a/README.md').write_text(f'---\ntags:\n- x\n{line}\n---\nlicense: x')
-  assert licence.of(tmp_path / 'a').name == name
+  assert published.licence(tmp_path / 'a').name == name
 
 
 def run(tool, *args):
@@ -187,5 +187,5 @@ def test_an_npz_has_no_room_for_many_names(tmp_path):
   folder = timm_folder(tmp_path / 'a', 2000, label_names=names)
   found = weights.read(folder)
   with pytest.raises(UserError, match=naming('65,535', '--to timm')):
-    convert.export(found, tmp_path / 'g.npz', 'google')
+    weights.write(found, tmp_path / 'g.npz', 'google')
   assert not (tmp_path / 'g.npz').exists()

@@ -13,7 +13,6 @@ from tests.support import naming
 from tests.support.goldens import path_of
 from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
-from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
 
 # timm's parameters for 1000 and 21,841 classes, and multiply-adds in 1e9 at 224 px.
@@ -65,7 +64,7 @@ def test_layer_scale_starts_as_published_and_every_stage_is_a_feature():
 def written(tmp_path):
   """Returns the golden, and the folder to which it was written for transformers."""
   source = weights.read(path_of('convnext_timm'))
-  convert.export(source, tmp_path / 'hf', 'hf')
+  weights.write(source, tmp_path / 'hf', 'hf')
   return source, tmp_path / 'hf'
 
 
@@ -99,4 +98,4 @@ def test_transformers_own_eps_of_the_final_norm_is_read(written):
   found = weights.read(folder)
   assert found.fields['norm_eps'] == 1e-12
   with pytest.raises(UserError, match=naming('timm', 'norm_eps=1e-12', '1e-06')):
-    convert.export(found, folder.parent / 'timm', 'timm')
+    weights.write(found, folder.parent / 'timm', 'timm')

@@ -12,15 +12,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
+from tests.kernels.test_tpu_attention import KINDS, tpu
 from tests.support import naming
 from tests.support.goldens import GOLDENS, arrays_of, path_of
 from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.kernels.attention import GridBias
 from vit_jax.nn.map_positions import DecomposedPositions
-from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
-from vit_jax.weights import export
+from vit_jax.weights import formats
 
 # -- sizes ------------------------------------------------------------------------------
 
@@ -100,6 +100,7 @@ def scores_one_by_one(tables, query, grid, keys):
 
 
 @pytest.mark.parametrize(('grid', 'keys'), [((4, 6), (2, 3)), ((2, 3), (4, 6))])
+@pytest.mark.slow
 def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
   rng = np.random.default_rng(0)
   normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
@@ -121,6 +122,7 @@ def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
   assert not found[:, :, :, 0].any()
 
 
+@pytest.mark.slow
 def test_a_bias_is_the_product_of_its_factors():
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -128,6 +130,19 @@ def test_a_bias_is_the_product_of_its_factors():
   added, places = bias.factors(5, 7, jnp.float32)  # and of a token before each
   found, expected = added @ places.T, bias.scores(5, 7)
   np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('fused', [True, False])
+def test_attention_for_tpus_is_fused(fused):
+  model = models.build('mvit', **models.family('mvit').tiny[0], fused_attention=fused)
+  model = model.clone(dtype=jnp.bfloat16)
+  images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)
+  with tpu(KINDS['v5e'], 1, 1, 1):
+    traced = jax.jit(lambda *args: model.apply(*args)[0]).trace(params, images)
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  # Attention of each block; norms of 8 x 8 queries, and of 4 x 4 queries, keys and values.
+  assert text.count('@tpu_custom_call') == (6 if fused else 0)
 
 
 @pytest.mark.slow
@@ -170,7 +185,7 @@ def test_the_class_token_s_residual_is_the_file_s(golden):
 @pytest.mark.parametrize('name', MVIT)
 def test_files_come_back_bit_for_bit(tmp_path, name):
   source = weights.read(path_of(name))
-  convert.export(source, tmp_path / 'out', 'timm')
+  weights.write(source, tmp_path / 'out', 'timm')
   arrays = load_file(tmp_path / 'out' / 'model.safetensors')
   expected = arrays_of(name)
   assert arrays.keys() == expected.keys()
@@ -212,7 +227,7 @@ def test_the_authors_files_both_ways(tmp_path, name):
   assert source.fields | residual == timm.fields
   for key, x in timm.flat.items():
     np.testing.assert_array_equal(source.flat[key], x, err_msg=key)
-  convert.export(source, tmp_path / 'out', 'authors')
+  weights.write(source, tmp_path / 'out', 'authors')
   again = load_file(tmp_path / 'out' / 'model.safetensors')
   assert again.keys() == arrays.keys()
   for key, x in arrays.items():
@@ -228,7 +243,7 @@ def test_published_sizes_are_written_under_their_names(tmp_path):
   flat = {n: np.zeros(x.shape, x.dtype) for n, x in trees.flatten(shapes).items()}
 
   fields = models.fields_of(model)
-  _, config = export.export(flat, 'mvit', fields, 'timm', image_size=(32, 32))
+  _, config = formats.writer('mvit', 'timm').write(flat, fields, (32, 32), None)
   assert config['architecture'] == 'mvitv2_tiny'
   assert config['model_args'] == {'img_size': [32, 32]}
 
@@ -249,7 +264,7 @@ def test_what_a_format_cannot_express_is_refused(
   source = weights.read(path_of(name), **fields)
   source = dataclasses.replace(source, image_size=(size, size))
   with pytest.raises(UserError, match=naming(*facts)):
-    convert.export(source, tmp_path / 'out', to)
+    weights.write(source, tmp_path / 'out', to)
 
 
 @pytest.mark.parametrize(

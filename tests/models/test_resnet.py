@@ -14,9 +14,8 @@ from tests.support import GOLDEN, naming
 from tests.support.goldens import arrays_of, check, path_of
 from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
-from vit_jax.tools import convert
 from vit_jax.tools.inspect import flops
-from vit_jax.weights import export, readers
+from vit_jax.weights import export, formats, readers
 
 # Parameters with 1,000 classes and without a head, multiply-adds in 1e9: timm's.
 SIZES = {
@@ -137,7 +136,7 @@ def test_frozen_norms_do_not_change_in_training():
 @pytest.mark.parametrize('frozen', [False, True])
 def test_files_of_timm_come_back_to_the_bit(tmp_path, frozen):
   found = weights.read(path_of('resnet_timm'), frozen_norm=frozen)
-  convert.export(found, tmp_path / 'timm', 'timm')
+  weights.write(found, tmp_path / 'timm', 'timm')
   written = load_file(tmp_path / 'timm' / 'model.safetensors')
   given = arrays_of('resnet_timm')
   assert written.keys() == given.keys()
@@ -148,7 +147,7 @@ def test_files_of_timm_come_back_to_the_bit(tmp_path, frozen):
 
 def test_files_of_transformers_hold_the_same(tmp_path):
   found = weights.read(path_of('resnet_timm'))
-  convert.export(found, tmp_path / 'hf', 'hf')
+  weights.write(found, tmp_path / 'hf', 'hf')
   check(tmp_path / 'hf', 'resnet_timm')
   names = load_file(tmp_path / 'hf' / 'model.safetensors')
   norm = 'resnet.encoder.stages.3.layers.0.shortcut.normalization'
@@ -166,9 +165,9 @@ def test_files_of_transformers_hold_the_same(tmp_path):
   ],
 )
 def test_files_of_other_networks_are_refused(tmp_path, to, changed, words):
-  convert.export(weights.read(path_of('resnet_timm')), tmp_path / 'a', to)
+  weights.write(weights.read(path_of('resnet_timm')), tmp_path / 'a', to)
   raw = readers.read(tmp_path / 'a')
-  export.write(tmp_path / 'b', raw.arrays, raw.config | changed)
+  export.save(tmp_path / 'b', raw.arrays, raw.config | changed)
   with pytest.raises(UserError, match=naming(*words)):
     vit_jax.load(tmp_path / 'b')
 
@@ -185,13 +184,13 @@ def test_files_of_other_networks_are_refused(tmp_path, to, changed, words):
 def test_what_a_format_cannot_express_is_refused(tmp_path, to, fields, words):
   found = weights.read(path_of('resnet_timm'), **fields)
   model = models.fields_of(models.build('resnet', **found.fields))
-  with pytest.raises(UserError, match=naming(*words)):
-    export.export(found.flat, 'resnet', model, to, image_size=(64, 64))
+  with pytest.raises(ValueError, match=naming(*words)):
+    formats.writer('resnet', to).write(found.flat, model, (64, 64), None)
 
 
 def test_dilation_is_kept_in_files_of_timm(tmp_path):
   found = weights.read(path_of('resnet_timm'), output_stride=16)
-  convert.export(found, tmp_path / 'timm', 'timm')
+  weights.write(found, tmp_path / 'timm', 'timm')
   args = json.loads((tmp_path / 'timm' / 'config.json').read_text())['model_args']
   assert args['output_stride'] == 16
   assert vit_jax.load(tmp_path / 'timm').model.output_stride == 16

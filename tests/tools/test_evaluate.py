@@ -15,7 +15,7 @@ from tests.support import GOLDEN, commands, naming, stand_in
 from vit_jax import cli, inference, models, weights
 from vit_jax.data import sources
 from vit_jax.evaluators import predictions
-from vit_jax.tools import convert, evaluate, source
+from vit_jax.tools import evaluate, source
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 
@@ -81,7 +81,7 @@ def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
   names = [f'class{c}' for c in reversed(range(10))]
   origin = weights.read(SOURCE)
   renamed = dataclasses.replace(origin, class_names=names)
-  convert.export(renamed, tmp_path / 'a.npz', 'google')
+  weights.write(renamed, tmp_path / 'a.npz', 'google')
   args = ('--data', f'folder:{data}', '--split', 'val', '--json')
   assert run(tmp_path / 'a.npz', *args) == 0
   text, note = capsys.readouterr()
@@ -95,7 +95,7 @@ def test_other_names_are_compared_by_number_and_said(data, tmp_path, capsys):
   names = [f'animal{c}' for c in range(10)]
   origin = weights.read(SOURCE)
   renamed = dataclasses.replace(origin, class_names=names)
-  convert.export(renamed, tmp_path / 'a.npz', 'google')
+  weights.write(renamed, tmp_path / 'a.npz', 'google')
   assert run(tmp_path / 'a.npz', '--data', f'folder:{data}', '--split', 'val') == 0
   assert re.search(naming('number'), capsys.readouterr().out)
 

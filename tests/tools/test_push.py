@@ -19,7 +19,7 @@ from vit_jax import cli
 from vit_jax.data.single_image import SingleImage
 from vit_jax.tools.push import __main__ as push
 from vit_jax.tools.push import card, hub
-from vit_jax.weights import hints, licence, preprocessor, steps
+from vit_jax.weights import pipelines, published, steps
 
 TOKEN = GOLDEN / 'vit_google_token.npz'
 
@@ -112,7 +112,7 @@ def test_the_card_shows_results_alone(trained, tmp_path, monkeypatch):
 def test_results_are_in_the_metadata():
   facts = card.Facts(
     *('me/mine', 'timm', 'vit:S/16', 22_000_000, (224, 224), 'decode|resize(224)', 10),
-    *([f'class {i}' for i in range(10)], licence.Licence(None, None), None),
+    *([f'class {i}' for i in range(10)], published.Licence(None, None), None),
     *('google/vit-base-patch16-224-in21k', {'data': {'source': 'tfds:cifar10'}}, 500),
     *({'test/top1': 0.9806, 'test/loss': 0.1}, {'test/top1'}),
   )
@@ -152,7 +152,7 @@ def test_the_licence_goes_from_run_to_run(trained, tmp_path):
   change(trained, weights={'source': 'b16-i21k'})
   shutil.copytree(trained, tmp_path / 'second')
   change(tmp_path / 'second', weights={'source': str(trained)})
-  assert licence.of(tmp_path / 'second') == ('apache-2.0', 'b16-i21k')
+  assert published.licence(tmp_path / 'second') == ('apache-2.0', 'b16-i21k')
 
 
 class FakeApi:
@@ -250,12 +250,12 @@ def test_what_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
   ],
 )
 def test_preprocessing_goes_through_both_libraries(pp):
-  described = preprocessor.of(pp)
+  described = pipelines.described(pp)
   image = np.asarray(Image.effect_noise((90, 70), 60))[..., None].repeat(3, -1)
   expected = SingleImage(pp)(image)
   for back in (
-    hints._timm_pp(described.timm(), described.size),
-    hints._hf_pp(described.hf(), described.size, 'x'),
+    pipelines.of_timm(described.timm(), described.size),
+    pipelines.of_hf(described.hf(), described.size),
   ):
     np.testing.assert_allclose(SingleImage(back)(image), expected, atol=1e-5)
 
@@ -270,7 +270,7 @@ def test_preprocessing_goes_through_both_libraries(pp):
   ],
 )
 def test_pipelines_that_they_cannot_say(pp):
-  assert preprocessor.of(pp) is None
+  assert pipelines.described(pp) is None
 
 
 @pytest.mark.parametrize(

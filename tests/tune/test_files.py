@@ -180,12 +180,13 @@ def write(found, section, folder, added, own=(), stats=None, **config):
   found = dataclasses.replace(found, tune=section, added=added | (stats or {}))
   names = [n for n in found.flat if n.startswith('head/')]
   found = dataclasses.replace(found, flat=found.flat | dict(own))
-  tuned.write(found, [*names, *added, *dict(own)], {}, folder)
+  record = tuned.record(found, [*names, *added, *dict(own)], {})
+  export.save(folder, *record)
   if config:
     raw = readers.read(folder)
     shutil.rmtree(folder)
     ((key, old),) = raw.config.items()
-    export.write(folder, raw.arrays, {key: old | config})
+    export.save(folder, raw.arrays, {key: old | config})
   return folder
 
 

@@ -44,7 +44,7 @@ def test_the_same_grid_is_the_same_table(table):
 def test_bad_arguments_of_positions(table):
   with pytest.raises(UserError, match=naming("'cubic'", 'bicubic')):
     adapt.resize_positions(table, (14, 10), (7, 5), 'cubic')
-  with pytest.raises(UserError, match=naming((1, 141, 5), '12x12')):
+  with pytest.raises(ValueError, match=naming((1, 141, 5), '12x12')):
     adapt.resize_positions(table, (12, 12), (7, 5))
 
 

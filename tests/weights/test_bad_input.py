@@ -71,17 +71,17 @@ BAD = {
   ),
   'flip.npz': (
     flipped_bit,
-    ('CRC-32', 'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel.npy'),
+    ('CRC-32', 'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel'),
   ),
-  'objects.npz': (pickled, ("'cls.npy'", 'Python')),
-  'text.npz': (lambda p: np.savez(p, cls=np.array(['a'])), ("'cls.npy'", '<U1')),
-  'header.npz': (lying_header, ("'cls.npy'", 4000000000000, 64)),
-  'directory.npz': (lying_directory, ("'cls.npy'", 'bytes')),
-  'method.npz': (lambda p: rewritten(p, 8, 99), ("'cls.npy'", 'compressed')),
+  'objects.npz': (pickled, ("'cls'", 'allow_pickle')),
+  'text.npz': (lambda p: np.savez(p, cls=np.array(['a'])), ("'cls'", '<U1')),
+  'header.npz': (lying_header, ("'cls'",)),
+  'directory.npz': (lying_directory, ('decompress', 'bytes')),
+  'method.npz': (lambda p: rewritten(p, 8, 99), ("'cls'", 'compression')),
   # Of kinds that Python's zip reader has not.
   'version.npz': (lambda p: rewritten(p, 4, 99), ('damaged', 'version')),
   'patched.npz': (lambda p: rewritten(p, 6, 0x20), ('damaged', 'patched')),
-  'encrypted.npz': (lambda p: rewritten(p, 6, 1), ("'cls.npy'", 'encrypted')),
+  'encrypted.npz': (lambda p: rewritten(p, 6, 1), ("'cls'", 'encrypted')),
   'zip.npz': (
     lambda p: zipfile.ZipFile(p, 'w').writestr('readme.txt', 'x'),
     ("'readme.txt'", '.npz'),
@@ -119,16 +119,6 @@ def test_bad_files(tmp_path, capsys, name):
   assert cli.run(convert.main, [str(path), str(out)]) == 2
   assert capsys.readouterr().err.count('\n') == 1
   assert not out.exists()
-
-
-def test_a_lying_header_takes_no_memory(tmp_path, monkeypatch):
-  lying_header(tmp_path / 'a.npz')
-  sizes = []
-  real = np.empty
-  monkeypatch.setattr(np, 'empty', lambda n, *a: (sizes.append(n), real(n, *a))[1])
-  with pytest.raises(UserError):
-    readers.read(tmp_path / 'a.npz')
-  assert sizes == []
 
 
 def test_a_compressed_file_of_zeros_is_no_lie(tmp_path):

@@ -1,10 +1,8 @@
 """Downloads: what a server sends is believed only once its length and content are right."""
 
-import errno
 import gc
-import importlib.util
-import os
 import shutil
+import sys
 import urllib.parse
 import urllib.request
 import warnings
@@ -12,15 +10,15 @@ import warnings
 import pytest
 
 from tests.support import GOLDEN, bad_server, naming
-from vit_jax import buckets, weights
-from vit_jax.errors import DiskFull, UserError
-from vit_jax.weights import download, readers
+from vit_jax import weights
+from vit_jax.errors import UserError
+from vit_jax.weights import download
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
   # As if gcsfs were not installed: gs:// of public buckets is then read over HTTPS.
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
   return tmp_path / 'cache'
 
@@ -59,17 +57,15 @@ def test_good_answers_are_kept(server, cache, name):
 @pytest.mark.parametrize('name', bad_server.ANSWERS)
 def test_bad_answers_are_one_line_and_leave_nothing(server, cache, name, faults_table):
   source = f'gs://b/{name}.npz'
-  error = DiskFull if 'terabyte' in name else UserError
-  with pytest.raises(error) as caught:
+  with pytest.raises(UserError) as caught:
     download.locate(source)
   assert '\n' not in str(caught.value)
   if name == 'to nonsense':  # there urllib itself leaves its connection open
     caught.value.__context__ = None
     with warnings.catch_warnings(action='ignore'):
       gc.collect()
-  if error is UserError:
-    assert source in str(caught.value)
-    assert str(cache) in str(caught.value)  # where to put it by hand
+  assert source in str(caught.value)
+  assert str(cache) in str(caught.value)  # where to put it by hand
   assert files(cache) == []
   faults_table('bad servers', name, 'refused', str(caught.value))
 
@@ -77,13 +73,10 @@ def test_bad_answers_are_one_line_and_leave_nothing(server, cache, name, faults_
 @pytest.mark.parametrize(
   ('name', 'facts'),
   [
-    ('html', ('<!DOCTYP',)),
-    ('nothing', ('empty',)),
+    ('html', ('.npz', 'safetensors')),
     ('not found', ('Not Found',)),
     ('cut, with a length', (9000, len(bad_server.WHOLE))),
-    ('cut by one byte', ('truncated',)),
-    ('compressed', ('gzip',)),
-    ('wrong md5', ('MD5',)),
+    ('cut by one byte', ('whole',)),
     ('stall in the body', ('timed out',)),
   ],
 )
@@ -146,15 +139,6 @@ def test_odd_urls_are_one_line(cache, monkeypatch, url):
   assert outside <= {'cache'}
 
 
-def test_a_full_disk_says_so(server, cache, monkeypatch):
-  def full(answer, path):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-  monkeypatch.setattr(download, '_receive', full)
-  with pytest.raises(DiskFull, match=naming('VIT_JAX_CACHE', cache)):
-    download.locate('gs://b/whole.npz')
-
-
 def test_a_damaged_file_in_the_cache_can_be_removed(server, cache):
   path = download.locate('gs://b/whole.npz')
   path.write_bytes(bad_server.WHOLE[:9000])
@@ -162,18 +146,3 @@ def test_a_damaged_file_in_the_cache_can_be_removed(server, cache):
     weights.read('gs://b/whole.npz')
   shutil.copy(GOLDEN / 'vit_google_token.npz', path)
   weights.read('gs://b/whole.npz')
-
-
-def test_a_hub_folder_in_a_bucket(cache, tmp_path, monkeypatch):
-  bucket = shutil.copytree(GOLDEN / 'vit_timm', tmp_path / 'bucket')
-  for name in ('README.md', 'other.npz'):
-    (bucket / name).touch()
-  monkeypatch.setattr(buckets, 'download', shutil.copyfile)
-  found = download._from_bucket(bucket)
-  assert set(files(found)) == set(files(bucket)) - {'other.npz'}
-  # Another process is quicker.
-  found.rename(tmp_path / 'others')
-  quicker = lambda _: found.exists() or (tmp_path / 'others').rename(found)
-  monkeypatch.setattr(readers, 'check_whole', quicker)
-  assert download._from_bucket(bucket) == found
-  assert set(files(cache)) == set(files(found))

@@ -22,7 +22,6 @@ from tests.support.peers import (
 )
 from tests.tools.test_convert import logits_of, random_source
 from vit_jax import weights
-from vit_jax.tools import convert
 
 pytestmark = MARKS
 
@@ -47,7 +46,7 @@ def test_timm_vit_both_ways(torch, timm, tmp_path, kind):
   agree(ours(folder, x), expected, TOKENS)
 
   back = tmp_path / 'back'
-  convert.export(weights.read(folder), back, 'timm')
+  weights.write(weights.read(folder), back, 'timm')
   loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
   agree(theirs(torch, loaded, x), expected, TOKENS)
 
@@ -72,7 +71,7 @@ def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):
   agree(ours(folder, x), expected, tolerance)
 
   back = tmp_path / 'back'
-  convert.export(weights.read(folder), back, 'timm')
+  weights.write(weights.read(folder), back, 'timm')
   loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
   for key, tensor in model.state_dict().items():
     assert torch.equal(tensor, loaded.state_dict()[key]), key
@@ -82,7 +81,7 @@ def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):
 @pytest.mark.parametrize('golden_name', ['vit_google_token', 'vit_bigvision_map'])
 def test_timm_loads_google_weights_that_we_exported(torch, timm, tmp_path, golden_name):
   source = GOLDEN / f'{golden_name}.npz'
-  convert.export(weights.read(source), tmp_path / 'out', 'timm')
+  weights.write(weights.read(source), tmp_path / 'out', 'timm')
   model = timm.create_model(f'local-dir:{tmp_path / "out"}', pretrained=True).eval()
   expected = np.load(GOLDEN / f'{golden_name}.expected.npz')
   agree(theirs(torch, model, expected['image']), expected['logits'], TOKENS)
@@ -100,7 +99,7 @@ def test_sine_cosine_positions_are_the_table_that_others_read(
   torch, timm, transformers, tmp_path, to, fields
 ):
   source = random_source(posemb='sincos2d', **fields)
-  convert.export(source, tmp_path / 'out', to)
+  weights.write(source, tmp_path / 'out', to)
   if to == 'timm':
     model = timm.create_model(f'local-dir:{tmp_path / "out"}', pretrained=True)
   else:
@@ -132,7 +131,7 @@ def test_transformers_vit_both_ways(torch, transformers, tmp_path, act, eps):
   agree(ours(tmp_path / 'hf', x), expected, TOKENS)
 
   back = tmp_path / 'back'
-  convert.export(weights.read(tmp_path / 'hf'), back, 'hf')
+  weights.write(weights.read(tmp_path / 'hf'), back, 'hf')
   loaded, info = transformers.ViTForImageClassification.from_pretrained(
     back, output_loading_info=True
   )
@@ -161,7 +160,7 @@ def test_transformers_loads_google_weights_that_we_exported(
   torch, transformers, tmp_path
 ):
   origin = weights.read(GOLDEN / 'vit_google_token.npz')
-  convert.export(origin, tmp_path / 'out', 'hf')
+  weights.write(origin, tmp_path / 'out', 'hf')
   model = transformers.ViTForImageClassification.from_pretrained(tmp_path / 'out')
   expected = np.load(GOLDEN / 'vit_google_token.expected.npz')
   agree(theirs(torch, model.eval(), expected['image']), expected['logits'], TOKENS)

@@ -13,7 +13,6 @@ import vit_jax
 from tests.support import GOLDEN
 from tests.support.peers import MARKS, TOKENS, agree, images, ours, randomise, theirs
 from vit_jax import cli, imagenet, inference, weights
-from vit_jax.tools import convert
 from vit_jax.tools.push import __main__ as push
 
 pytestmark = MARKS
@@ -76,7 +75,7 @@ def source(request, tmp_path):
   """A folder of weights with a pipeline of its own."""
   origin = weights.read(GOLDEN / 'vit_google_token.npz')
   changed = dataclasses.replace(origin, pp=PIPELINES[request.param])
-  convert.export(changed, tmp_path / 'source', 'timm')
+  weights.write(changed, tmp_path / 'source', 'timm')
   return tmp_path / 'source'
 
 

@@ -24,7 +24,6 @@ from tests.support.peers import (
   theirs,
 )
 from vit_jax import weights
-from vit_jax.tools import convert
 
 pytestmark = MARKS
 
@@ -93,7 +92,7 @@ WRITTEN |= {  # whose maps are tiled by windows: all libraries compute the same
   ('name', 'to'), [(name, to) for name, formats in WRITTEN.items() for to in formats]
 )
 def test_goldens_are_read_where_they_are_written_for(torch, read, tmp_path, name, to):
-  convert.export(weights.read(path_of(name)), tmp_path / 'out', to)
+  weights.write(weights.read(path_of(name)), tmp_path / 'out', to)
   with np.load(GOLDEN / f'{name}.expected.npz') as file:
     x, expected = file['image'], file['logits']
   tolerance = LOGITS.get(name, GOLDENS[name][2])
@@ -113,7 +112,7 @@ def test_images_and_windows_of_another_size(torch, read, tmp_path, name, to):
   size, fields = RESIZED[name]
   source = weights.read(path_of(name), **fields)
   source = dataclasses.replace(source, image_size=size)
-  convert.export(source, tmp_path / 'out', to)
+  weights.write(source, tmp_path / 'out', to)
   x = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
   loaded = vit_jax.load(path_of(name), image_size=size, **fields)
   expected = np.asarray(jax.jit(loaded.model.apply)(loaded.variables, x)[0])
@@ -143,7 +142,7 @@ def test_timm_swin_both_ways(torch, timm, tmp_path, name):
   agree(ours(folder, x), expected, ROUNDING)
 
   back = tmp_path / 'back'
-  convert.export(weights.read(folder), back, 'timm')
+  weights.write(weights.read(folder), back, 'timm')
   loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
   agree(theirs(torch, loaded, x), expected, ROUNDING)
 
@@ -167,7 +166,7 @@ def test_transformers_swin_both_ways(torch, transformers, tmp_path, kind):
   agree(ours(tmp_path / 'hf', x), expected, ROUNDING)
 
   back = tmp_path / 'back'
-  convert.export(weights.read(tmp_path / 'hf'), back, 'hf')
+  weights.write(weights.read(tmp_path / 'hf'), back, 'hf')
   loaded, info = whole.from_pretrained(back, output_loading_info=True)
   assert not info['missing_keys']
   agree(theirs(torch, loaded.eval(), x), expected, ROUNDING)
@@ -188,7 +187,7 @@ def test_convnexts_both_ways(torch, timm, transformers, read, tmp_path, kind):
   x = images(64)
   expected = theirs(torch, model, x)
   agree(ours(folder, x), expected, ROUNDING)
-  convert.export(weights.read(folder), tmp_path / 'back', kind)
+  weights.write(weights.read(folder), tmp_path / 'back', kind)
   again = read(kind, tmp_path / 'back')
   for key, tensor in model.state_dict().items():
     assert torch.equal(tensor, again.state_dict()[key]), key

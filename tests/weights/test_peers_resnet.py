@@ -9,7 +9,6 @@ import pytest
 import vit_jax
 from tests.support.peers import MARKS, agree, images, ours, randomise, save_timm, theirs
 from vit_jax import trees, weights
-from vit_jax.tools import convert
 
 pytestmark = MARKS
 
@@ -42,7 +41,7 @@ def test_timm_resnet_by_name_both_ways(torch, timm, tmp_path):
   x = images(96, batch=1)
   expected = theirs(torch, model, x)
   agree(ours(folder, x), expected, TOLERANCE)
-  convert.export(weights.read(folder), tmp_path / 'back', 'timm')
+  weights.write(weights.read(folder), tmp_path / 'back', 'timm')
   again = timm.create_model(f'local-dir:{tmp_path / "back"}', pretrained=True).eval()
   for key, tensor in model.state_dict().items():
     assert torch.equal(tensor, again.state_dict()[key]), key
@@ -66,7 +65,7 @@ def test_transformers_resnet_both_ways(torch, transformers, tmp_path):
   x = images(64)
   expected = theirs(torch, model, x)
   agree(ours(tmp_path / 'hf', x), expected, TOLERANCE)
-  convert.export(weights.read(tmp_path / 'hf'), tmp_path / 'back', 'hf')
+  weights.write(weights.read(tmp_path / 'hf'), tmp_path / 'back', 'hf')
   again, info = whole.from_pretrained(tmp_path / 'back', output_loading_info=True)
   assert not any(info[k] for k in ('missing_keys', 'unexpected_keys'))
   agree(theirs(torch, again.eval(), x), expected, TOLERANCE)

@@ -9,19 +9,17 @@ from tests.support import naming
 from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.models import fields_of
+from vit_jax.weights import export, formats
 
 
 def write(tmp_path, **fields):
   """Returns (a file of weights, with images of 16x24 px, what they compute)."""
-  from vit_jax.weights import export
-
   model = tiny(**fields)
   params = perturbed(model)
   flat = {n: np.asarray(x) for n, x in trees.flatten(params).items()}
-  arrays, config = export.export(
-    flat, 'vit', fields_of(model), 'google', image_size=(16, 24)
-  )
-  export.write(tmp_path / 'model.npz', arrays, config)
+  google = formats.writer('vit', 'google')
+  arrays, config = google.write(flat, fields_of(model), (16, 24), None)
+  export.save(tmp_path / 'model.npz', arrays, config)
   return (
     tmp_path / 'model.npz',
     flat,
@@ -87,10 +85,8 @@ def test_relative_positions_are_not_resized(tmp_path):
   ],
 )
 def test_other_libraries_cannot_express_them(to, fields, word):
-  from vit_jax.weights import export
-
   if to == 'hf' and word == 'attention':
     word = 'classifier'  # refused for its pooling before
   library = {'timm': 'timm', 'hf': 'transformers'}[to]
-  with pytest.raises(UserError, match=naming(library, word)):
-    export.export({}, 'vit', fields_of(tiny(**fields)), to, image_size=(16, 24))
+  with pytest.raises(ValueError, match=naming(library, word)):
+    formats.writer('vit', to).config(fields_of(tiny(**fields)), (16, 24), None)

@@ -14,7 +14,7 @@ from vit_jax import cli, trees, weights
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.tools import convert
-from vit_jax.train import run as train
+from vit_jax.train import trainer
 
 COMMON = ('checkpoint.best=None', 'optim.schedule.warmup=0')
 
@@ -107,11 +107,11 @@ def shapes(monkeypatch):
   """Ends a run where it compiles, and returns the shapes of its parameters by name."""
   found = {}
 
-  def stop(trainer):
-    found.update(trees.flatten(trainer.abstract_state.params))
+  def stop(made):
+    found.update(trees.flatten(made.abstract_state.params))
     raise Compiling
 
-  monkeypatch.setattr(train.Trainer, 'compile', stop)
+  monkeypatch.setattr(trainer.Trainer, 'compile', stop)
   return found
 
 
@@ -197,7 +197,7 @@ def test_a_run_converts_to_npz_and_back(short_run, tmp_path):
   assert weights.load(dest).pp == old.pp
   assert model.num_heads == 2
   with pytest.raises(UserError, match=naming(str(workdir), 1, 'timm', 3)):
-    convert.export(weights.read(workdir), tmp_path / 'timm', 'timm')
+    weights.write(weights.read(workdir), tmp_path / 'timm', 'timm')
 
 
 def test_a_run_without_checkpoints(tmp_path):

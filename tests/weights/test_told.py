@@ -15,7 +15,6 @@ from tests.support.goldens import path_of
 from vit_jax import models, trees, weights
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
-from vit_jax.tools import convert
 
 
 def test_heads_come_from_the_name_or_the_variant(tmp_path):
@@ -24,7 +23,7 @@ def test_heads_come_from_the_name_or_the_variant(tmp_path):
   params = jax.jit(model.init)(jax.random.key(0), x)['params']
   np.savez(tmp_path / 'a.npz', **trees.flatten(params))
   origin = weights.read(tmp_path / 'a.npz')
-  convert.export(origin, tmp_path / 'timm', 'timm')
+  weights.write(origin, tmp_path / 'timm', 'timm')
   file = tmp_path / 'timm' / 'model.safetensors'
 
   bare = tmp_path / 'weights.safetensors'
@@ -35,7 +34,7 @@ def test_heads_come_from_the_name_or_the_variant(tmp_path):
   named = bare.rename(tmp_path / 'vit_tiny_patch16_224.some_tag.safetensors')
   assert vit_jax.load(named).model.num_heads == 3
   assert vit_jax.load(named, num_heads=6).model.num_heads == 6
-  with pytest.raises(UserError, match=naming('depth 1', "'Ti/16'", 12)):
+  with pytest.raises(UserError, match=naming('depth is 1', "'Ti/16'", 12)):
     vit_jax.load(named, variant='Ti/16')
 
 
@@ -104,6 +103,14 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path):
   vit_jax.load(folder, act='gelu_erf')  # said by the user
 
 
+def test_other_models_of_transformers_are_refused_by_their_name(tmp_path):
+  shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
+  config = tmp_path / 'a' / 'config.json'
+  config.write_text(json.dumps({'model_type': 'dinov2'}))
+  with pytest.raises(UserError, match=naming("'dinov2'", "'vit'")):
+    vit_jax.load(tmp_path / 'a')
+
+
 @pytest.mark.parametrize('name', ['deit_tiny_patch16_224', 'flexivit_small'])
 def test_heads_come_from_the_architecture_in_the_config(tmp_path, name):
   # Published folders name the architecture and no number of heads.
@@ -133,7 +140,7 @@ def test_siglip_of_timm(tmp_path, name, act, pool):
   origin = dataclasses.replace(
     weights.read(path_of('vit_bigvision_map')), class_names=None
   )
-  convert.export(origin, tmp_path / 'a', 'timm')
+  weights.write(origin, tmp_path / 'a', 'timm')
   path = tmp_path / 'a' / 'config.json'
   config = {'architecture': name, 'model_args': {'num_heads': 4}}
   path.write_text(json.dumps(config | {'global_pool': pool}))

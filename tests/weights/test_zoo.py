@@ -38,7 +38,6 @@ def test_a_name_of_the_zoo_is_found_in_the_cache(tmp_path, monkeypatch):
     ('vit_base_patch16_224.mae', ('vit:B/16', 'hf:timm/vit_base_patch16_224.mae.')),
     ('swin_tiny_patch4_window7_224.ms_in1k', ('swin:T/7',)),
     ('mvitv2_tiny.fb_in1k', ('mvit:T', 'hf:timm/mvitv2_tiny.fb_in1k')),
-    ('xcit_nano_12_p16_224.fb_in1k', ('XCiT',)),
     ('ViT-S_16', ('vit:S/16', 's16-augreg-i1k-384')),
     ('flexivit_base', ('vit:B/16', 'hf:timm/flexivit_base.TAG')),
   ],

@@ -45,8 +45,7 @@ class SingleImage:
       if 'image_mask' in op.maps and not masks:
         raise UserError(
           f'pp {pp!r}: {op.text} pads images, and the model needs the mask of the '
-          'padding: use loaded.inputs(images), which gives both; loaded is what '
-          'vit_jax.load returned.'
+          'padding: use detection.inference.inputs(loaded, images), which gives both.'
         )
     registry.check_images(pp, [op.name for op in ops])
     self.pp = pp

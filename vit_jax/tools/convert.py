@@ -41,71 +41,27 @@ def main(argv: list[str]) -> int:
   if args.merge and found.format != 'run':
     raise UserError(f'--merge is for runs; {args.source} is a {found.format} file.')
   if args.tuned_only:
-    record = _export_tuned(found, args.source, args.dest)
+    files, params = _write_tuned(found, args.source, args.dest)
   else:
-    record = export(found, args.dest, to)
+    files, params = weights.write(found, args.dest, to)
+  files = [str(path) for path in files]
   if args.merge:
     _check_whole(found, args.dest)
   if args.json:
+    record = {'files': files, 'to': to or 'tuned', 'params': params}
     cli.print_json({'source': args.source, 'step': found.step, **record})
     return 0
   print(f'{args.source} ({found.origin})')
   what = 'that were tuned' if args.tuned_only else f'written as {to}'
-  print(f'  {record["params"]:,} parameters {what}:')
-  for path in record['files']:
+  print(f'  {params:,} parameters {what}:')
+  for path in files:
     print(f'  {path}')
   return 0
 
 
-def export(found, dest: str | Path, to: str) -> dict:
-  """Writes what `weights.read` returned in another format.
-
-  Returns:
-    {'files': paths, 'to': format, 'params': number}.
-
-  Raises:
-    UserError: for what the format cannot express, or a place that is taken.
-  """
-  from vit_jax import models, trees, weights
-  from vit_jax.weights import export as weights_export
-  from vit_jax.weights import inferred, positions, preprocessor, tuned
-
-  found = tuned.folded(found)
-  model = models.build(found.family, **found.fields)
-  fields = models.fields_of(model)
-  size = found.image_size or inferred.usual_size(found)
-  if to in ('timm', 'hf') and found.channels != 3:
-    raise UserError(
-      f'{found.source} takes images with {found.channels} channel; {to} files are '
-      'written for 3.'
-    )
-  unstacked = model.clone(scan=False) if 'scan' in fields else model
-  flat, _ = weights.fit(found, unstacked, size)
-  params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
-  if to != 'google':  # which has sine-cosine positions, as a file without a table
-    flat, fields = positions.learned(flat, fields, models.family(found.family), size)
-  arrays, config = weights_export.export(
-    flat,
-    found.family,
-    fields,
-    to,
-    image_size=size,
-    pp=found.pp,
-    class_names=found.class_names,
-  )
-  beside = {}
-  if described := preprocessor.of(found.pp or inferred.plain_pp(found, size)):
-    if to == 'timm':
-      config['pretrained_cfg'] |= described.timm()
-    if to == 'hf':
-      beside['preprocessor_config.json'] = described.hf()
-  files = weights_export.write(dest, arrays, config, beside)
-  return {'files': [str(path) for path in files], 'to': to, 'params': params}
-
-
-def _export_tuned(found, source: str, dest: str) -> dict:
+def _write_tuned(found, source: str, dest: str) -> tuple[list[Path], int]:
   from vit_jax import models, run_config
-  from vit_jax.weights import runs, steps, tuned
+  from vit_jax.weights import export, runs, steps, tuned
 
   if (run := runs.find(source)) is None:
     raise UserError(f'--tuned_only is for runs; {source} is a {found.format} file.')
@@ -115,9 +71,8 @@ def _export_tuned(found, source: str, dest: str) -> dict:
   family, every = models.family(found.family, **found.fields), found.flat | found.added
   # Scanned blocks are stored as one.
   trained = [n for n in every if {n, *(family.stacked(n) or ())[:1]} & stored]
-  files = tuned.write(found, trained, config['weights'] or {}, dest)
-  params = sum(every[name].size for name in trained)
-  return {'files': [str(path) for path in files], 'to': 'tuned', 'params': params}
+  files = export.save(dest, *tuned.record(found, trained, config['weights'] or {}))
+  return files, sum(every[name].size for name in trained)
 
 
 def _check_whole(found, dest: str) -> None:

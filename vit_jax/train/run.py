@@ -264,5 +264,5 @@ def _fit_weights(source, model, config) -> dict:
     )
   options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
   given, merge = weights.fit(source, model, tuple(size), **options)
-  print(weights.describe(source, merge), flush=True)
+  print(merge.describe(source), flush=True)
   return given

@@ -1,20 +1,22 @@
 """Published weights and runs as models of ours, and back.
 
-`load` returns a model with its parameters, `read` the parameters as a source holds them,
-`fit` brings these to a model.
+The way down: `read` opens a source and names its parameters as ours, `fit` brings them to
+a model, `load` returns both. `write` is the way back.
 """
 
-from vit_jax.weights.fitting import describe, fit
-from vit_jax.weights.loading import Loaded, complete, from_section, load, read
+from vit_jax.weights.export import write
+from vit_jax.weights.fitting import fit
+from vit_jax.weights.loading import Loaded, load
+from vit_jax.weights.reading import complete, from_section, read
 from vit_jax.weights.source import Source
 
 __all__ = [
   'Loaded',
   'Source',
   'complete',
-  'describe',
   'fit',
   'from_section',
   'load',
   'read',
+  'write',
 ]

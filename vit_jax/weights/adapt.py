@@ -1,31 +1,29 @@
-"""Fitting published parameters to a model of another resolution, patch or layout."""
+"""Arrays for a model of another resolution, patch or layout."""
+
+from typing import Literal, get_args
 
 import numpy as np
 
 from vit_jax import resample, trees
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import choose
+from vit_jax.models.family import Family
 
 MOST_LAYERS = 1_000  # far beyond every published model
-METHODS = ('bilinear', 'bicubic')
-
-
-def check_method(method: str) -> None:
-  """Raises UserError unless it is one of METHODS."""
-  choose('resize', method, METHODS)
+Method = Literal['bilinear', 'bicubic']
 
 
 def resize_positions(
   table: np.ndarray,
   old: tuple[int, int],
   new: tuple[int, int],
-  method: str = 'bilinear',
+  method: Method = 'bilinear',
 ) -> np.ndarray:
-  """Resizes a grid of position embeddings, rows before the grid (cls) untouched.
+  """Resizes a grid of position embeddings; rows before the grid (cls) stay as they are.
 
   Args:
     table: [1, R + h w, D].
     old: (h, w) of the table.
-    new: (h, w) wanted.
+    new: (h, w) of the result.
     method: 'bilinear', corners on corners, as the Google code does; 'bicubic', pixel
       centres on pixel centres and antialiased, as timm does. They differ: by up to 0.8
       on standard normal tables of 14 x 14 brought to 24 x 24.
@@ -34,14 +32,15 @@ def resize_positions(
     [1, R + h w, D] of the new grid, in the table's dtype.
 
   Raises:
-    UserError: for an unknown method, or a table that is not of the grid `old`.
+    UserError: for an unknown method.
+    ValueError: for a table that is not of the grid `old`.
   """
-  check_method(method)
+  choose('resize', method, get_args(Method))
   extra = table.shape[1] - old[0] * old[1]
   if extra not in (0, 1):
-    raise UserError(
-      f'Position embeddings {table.shape} are not of a {old[0]}x{old[1]} grid: give '
-      'the image size that the weights were made for.'
+    raise ValueError(
+      f'position embeddings {table.shape} are not of a {old[0]}x{old[1]} grid: give the '
+      'image size that the weights were made for'
     )
   if old == new:
     return table
@@ -62,7 +61,7 @@ def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
 
   Args:
     table: [2 h - 1, 2 w - 1, M] of a window of h x w, or [2 n - 1, Dh] of a side.
-    new: (2 H - 1, 2 W - 1) of the window wanted, or (2 N - 1,).
+    new: (2 H - 1, 2 W - 1) of the new window, or (2 N - 1,).
 
   Returns:
     [2 H - 1, 2 W - 1, M] or [2 N - 1, Dh], in the table's dtype.
@@ -95,8 +94,8 @@ def as_variables(
 ) -> dict[str, np.ndarray]:
   """Returns arrays by the names that a model has for them.
 
-  Frozen norms keep among the batch statistics, 'batch_stats/a/scale', what are the
-  parameters 'a/scale' of others.
+  Frozen norms keep among the batch statistics, 'batch_stats/a/scale', the numbers that
+  are the parameters 'a/scale' of others.
 
   Args:
     shapes: of every variable of the model, by the names of `trees.named`.
@@ -110,17 +109,13 @@ def as_variables(
   return {name(own): x for own, x in flat.items()}
 
 
-def stack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:
-  """Stacks the blocks' parameters, '..._0/x', ..., into '.../x' [L, ...].
-
-  Args:
-    family: a `models.family.Family`, which knows the names of its blocks.
-  """
+def stack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
+  """Stacks the blocks' parameters, '..._0/x', ..., into '.../x' [L, ...]."""
   layers: dict[str, dict[int, np.ndarray]] = {}
   out = {}
   for name, x in flat.items():
-    if found := family.stacked(name):
-      stacked, layer = found
+    if match := family.stacked(name):
+      stacked, layer = match
       layers.setdefault(stacked, {})[layer] = x
     else:
       out[name] = x
@@ -129,7 +124,7 @@ def stack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:
   return out
 
 
-def unstack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:
+def unstack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
   """The inverse of `stack`; names without layers stay as they are."""
   out = {}
   for name, x in flat.items():
@@ -137,8 +132,8 @@ def unstack(flat: dict[str, np.ndarray], family) -> dict[str, np.ndarray]:
       out[name] = x
       continue
     if not x.ndim > 0 or len(x) > MOST_LAYERS:
-      raise UserError(
-        f'{name} {x.shape} is not a stack of up to {MOST_LAYERS:,} layers.'
+      raise ValueError(
+        f'{name} {x.shape} is not a stack of up to {MOST_LAYERS:,} layers'
       )
     for i, layer in enumerate(x):
       out[family.unstacked(name, i)] = layer

@@ -1,10 +1,8 @@
 """From a name to a local path: the one step that needs a network, where one is needed."""
 
-import base64
 import hashlib
 import http.client
 import importlib.util
-import os
 import re
 import shutil
 import tempfile
@@ -13,7 +11,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from vit_jax import buckets, paths
+from vit_jax import files, paths
 from vit_jax.errors import (
   DiskFull,
   NotAllowed,
@@ -25,8 +23,7 @@ from vit_jax.errors import (
 from vit_jax.weights import readers
 
 _TIMEOUT = 30  # seconds without a byte
-_GS = 'https://storage.googleapis.com/'
-_LONGEST = 200  # bytes of a name in the cache; file systems allow 255
+_PUBLIC = 'storage.googleapis.com/'  # where the objects of public buckets are
 _HUB_FILES = ('*.json', '*.safetensors', 'README.md')  # the card states the licence
 
 
@@ -45,22 +42,18 @@ def locate(source: str | Path) -> Path:
   text = str(source)
   if text.startswith('hf:'):
     return _hub(text)
-  if buckets.is_url(text) and importlib.util.find_spec('gcsfs'):
-    return _from_bucket(buckets.path(text))
-  if text.startswith('gs://'):
-    return _fetch(text, _GS + urllib.parse.quote(text.removeprefix('gs://')))
-  if text.startswith('https://'):
-    return _fetch(text, text)
+  if text.startswith(('gs://', 'https://')):
+    return _fetch(text)
   if '://' in text:
     raise UserError(
       f'{one_line(text)}: weights come from a path, gs://, https:// or hf:OWNER/NAME.'
     )
   try:
     path = Path(text).expanduser()
-    there = path.exists()
+    exists = path.exists()
   except (OSError, RuntimeError, ValueError) as error:
     raise UserError(f'{one_line(text)} is not a path: {one_line(error)}.') from None
-  if not there:
+  if not exists:
     raise UserError(
       f'No weights at {text!r}: no such file or folder, and no name of the zoo '
       '(vit_jax inspect --zoo lists them).'
@@ -73,137 +66,85 @@ def is_cached(path: Path) -> bool:
   return paths.cache_dir() in path.parents
 
 
-def _fetch(source: str, url: str) -> Path:
-  target = _target(source, url)
-  if target.exists():
-    return target
-  partial = target.with_name(f'{target.name}.{os.getpid()}.part')
+def _fetch(source: str) -> Path:
+  """Returns the copy of a URL in the cache, downloaded if it is not there."""
+  scheme, _, rest = source.partition('://')
+  place, _, query = (_PUBLIC + rest if scheme == 'gs' else rest).partition('?')
+  parts = urllib.parse.unquote(place).split('/')
+  if len(parts) < 2 or not all(p.isprintable() and p.strip('. ') for p in parts):
+    raise UserError(f'{one_line(source)} names no file.')
+  if query:  # a folder of its own, so that the name keeps its suffix
+    parts.insert(-1, hashlib.sha256(query.encode()).hexdigest()[:16])
+  copy = _http
+  if scheme == 'gs' and importlib.util.find_spec('gcsfs'):
+    copy = _from_bucket
+  target = paths.cache_dir().joinpath(*parts)
   try:
+    if target.exists():
+      return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-      _receive(answer, partial)
-    readers.check_whole(partial)
-    partial.replace(target)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+      partial = Path(folder, target.name)
+      copy(source, partial)
+      try:
+        partial.rename(target)
+      except OSError:
+        if not target.is_dir():  # else another process has fetched the folder meanwhile
+          raise
+  except NotAllowed:
+    raise
   except (OSError, http.client.HTTPException, ValueError) as error:
     if isinstance(error, urllib.error.HTTPError):
       error.close()  # it holds the connection
-    raise _failed(source, target, error) from None
-  finally:
-    partial.unlink(missing_ok=True)
+    raise _failed(one_line(source), target, error) from None
   return target
 
 
 def _failed(source: str, target: Path, error: Exception) -> RunError:
-  """Returns the error to raise for a download that failed."""
   if disk_is_full(error):
-    return _no_room(one_line(source), one_line(error))
-  why = getattr(error, 'reason', None) or error
-  if isinstance(error, http.client.HTTPException):
-    why = f'the server broke off or does not speak HTTP ({type(error).__name__})'
-  return UserError(
-    f'Could not download {one_line(source)}: {one_line(why)}. Fetch it on a machine with '
-    f'network access and give the path of the file, or put it at {target}.'
-  )
-
-
-def _no_room(what: str, why: str) -> DiskFull:
-  return DiskFull(
-    f'No room for {what} in {paths.cache_dir()}: {why}. Remove what is not needed, or set '
-    'VIT_JAX_CACHE to a folder on another disk.'
-  )
-
-
-def _target(source: str, url: str) -> Path:
-  """Returns the place of a URL in the cache; each has its own, by its query too."""
-  try:
-    parts = urllib.parse.urlsplit(url)
-    place = f'{parts.hostname or ""}{f":{parts.port}" if parts.port else ""}'
-  except ValueError as error:
-    raise UserError(f'{one_line(source)} is not a URL: {one_line(error)}.') from None
-  path = [part for part in urllib.parse.unquote(parts.path).split('/') if part]
-  odd = any(part in ('.', '..') or not part.isprintable() for part in (place, *path))
-  if not place or not path or odd or parts.path.endswith('/'):
-    raise UserError(f'{one_line(source)} names no file.')
-  if parts.query:
-    key = hashlib.sha256(parts.query.encode()).hexdigest()[:16]
-    stem, dot, suffix = path[-1].rpartition('.')
-    path[-1] = f'{stem}-{key}.{suffix}' if dot else f'{path[-1]}-{key}'
-  if max(len(os.fsencode(part)) for part in (place, *path)) > _LONGEST:
-    raise UserError(
-      f'{one_line(source)} has a name of more than {_LONGEST} bytes: download it yourself '
-      'and give the path.'
+    return DiskFull(
+      f'No room for {source} in {paths.cache_dir()}: {one_line(error)}. Remove what is '
+      'not needed, or set VIT_JAX_CACHE to a folder on another disk.'
     )
-  return paths.cache_dir().joinpath(place, *path)
+  why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__
+  return UserError(
+    f'Could not download {source}: {why}. Fetch it on a machine with network access and '
+    f'give the path of the file, or put it at {target}.'
+  )
 
 
-def _receive(answer, path: Path) -> None:
-  """Writes the body of an HTTP answer to `path`.
-
-  Its length is compared with Content-Length and its MD5 with that of Google Cloud Storage
-  (x-goog-hash), where the server sends them. No publisher of the zoo's files gives
-  checksums of its own.
-
-  Raises:
-    OSError: if the body is not whole.
-    DiskFull: if it will not fit.
-  """
-  coding = answer.headers.get('Content-Encoding', 'identity')
-  if coding != 'identity':
-    raise OSError(f'the server sends it compressed ({coding})')
-  length = answer.headers.get('Content-Length')
-  if length is not None:
-    if not length.isdecimal():
-      raise OSError(f'the server gives {length!r} as its length')
-    if int(length) > (free := shutil.disk_usage(path.parent).free):
-      raise _no_room(f'{int(length):,} bytes', f'{free:,} are free')
-  done, md5 = 0, hashlib.md5(usedforsecurity=False)
-  with path.open('wb') as file:
-    while block := answer.read(1 << 20):
-      file.write(block)
-      md5.update(block)
-      done += len(block)
-  if length is not None and done != int(length):
-    raise OSError(f'{done} of {length} bytes came')
-  for value in answer.headers.get_all('x-goog-hash') or ():
-    for name, _, told in (part.strip().partition('=') for part in value.split(',')):
-      if name == 'md5' and told != base64.b64encode(md5.digest()).decode():
-        raise OSError('its MD5 is not the one that the server gives')
+def _http(source: str, path: Path) -> None:
+  """Writes the body of an HTTP answer to a file; OSError or ValueError unless whole."""
+  url = source
+  if source.startswith('gs://'):
+    url = f'https://{_PUBLIC}{urllib.parse.quote(source.removeprefix("gs://"))}'
+  with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open('wb') as file:
+    shutil.copyfileobj(answer, file)
+    length, size = answer.headers.get('Content-Length'), file.tell()
+  if length is not None and length != str(size):
+    raise OSError(f'{size} of {length} bytes came')
+  readers.check_whole(path)
 
 
-def _from_bucket(source: buckets.BucketPath) -> Path:
-  """Returns the copy in the cache of an object, or of a folder as on a hub."""
-  if '..' in source.parts:
-    raise UserError(f'{source} names no file.')
-  target = paths.cache_dir().joinpath('storage.googleapis.com', *source.parts[1:])
-  if target.exists():
-    return target
-  whole = source.is_file()
-  files = [source]
-  if not whole:
-    files = [f for f in source.glob('*') if any(map(f.match, _HUB_FILES))]
-    if not any(file.suffix == '.safetensors' for file in files):
-      raise UserError(f'There is no {source}, or it is a folder without *.safetensors.')
-  target.parent.mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-    partial = Path(folder, target.name)
-    if not whole:
-      partial.mkdir()
-    for file in files:
-      copy = partial if whole else partial / file.name
-      try:
-        buckets.download(file, copy)
-        if whole or copy.suffix in readers.SUFFIXES:
-          readers.check_whole(copy)
-      except NotAllowed:
-        raise
-      except (OSError, ValueError) as error:
-        raise _failed(str(file), target, error) from None
-    try:
-      partial.rename(target)
-    except OSError:
-      if not target.is_dir():  # else another process has fetched the folder meanwhile
-        raise
-  return target
+def _from_bucket(source: str, path: Path) -> None:
+  """Copies an object of a bucket, or a folder as on a hub."""
+  url = files.path(source)
+  with files.outages(url):
+    if url.is_file():
+      _copy(url, path)
+      readers.check_whole(path)
+      return
+    parts = [f for f in url.glob('*') if any(f.match(p) for p in _HUB_FILES)]
+    if not any(file.suffix == '.safetensors' for file in parts):
+      raise UserError(f'There is no {url}, or it is a folder without *.safetensors.')
+    path.mkdir()
+    for file in parts:
+      _copy(file, path / file.name)
+
+
+def _copy(url, path: Path) -> None:
+  with url.open('rb') as file, path.open('wb') as out:
+    shutil.copyfileobj(file, out)
 
 
 def _hub(source: str) -> Path:
@@ -218,13 +159,10 @@ def _hub(source: str) -> Path:
     raise UserError(
       f"{source} needs the package huggingface_hub: pip install 'vit_jax[hub]'."
     ) from None
+  patterns = [*_HUB_FILES, '*.npz']
   try:
-    return Path(
-      huggingface_hub.snapshot_download(
-        match[1],
-        revision=match[2],
-        allow_patterns=[*_HUB_FILES, '*.npz'],
-      )
+    folder = huggingface_hub.snapshot_download(
+      match[1], revision=match[2], allow_patterns=patterns
     )
   except Exception as error:  # the hub's own errors, and those of its HTTP library
     raise UserError(
@@ -232,3 +170,4 @@ def _hub(source: str) -> Path:
       f'{one_line((str(error).splitlines() or [""])[0])}. Download the folder (config.json '
       'and *.safetensors) elsewhere and give its path.'
     ) from None
+  return Path(folder)

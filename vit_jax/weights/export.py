@@ -2,169 +2,70 @@
 
 import io
 import json
-import os
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from vit_jax import buckets, imagenet
+from vit_jax import files, models, trees
 from vit_jax.errors import UserError, choose
-from vit_jax.weights import rename
+from vit_jax.weights import formats, pipelines, tuned
+from vit_jax.weights.fitting import fit
+from vit_jax.weights.source import Source, errors_of
+from vit_jax.weights.starting import learned_positions
 
 TO = ('google', 'timm', 'hf', 'authors', 'detectron2')
 
 
-def export(
-  flat: dict[str, np.ndarray],
-  family: str,
-  fields: dict[str, Any],
-  to: str,
-  *,
-  image_size: tuple[int, int],
-  pp: str | None = None,
-  class_names: list[str] | None = None,
-) -> tuple[dict[str, np.ndarray], dict]:
-  """Returns ({their name: array}, config) of a model in a format.
+def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
+  """Writes a source in the format of another library.
 
   Args:
-    flat: parameters under our names, blocks not stacked.
-    family: a key of `models.MODELS`.
-    fields: all fields of the model.
+    dest: see `save`.
     to: one of TO.
-    image_size: (H, W) that the parameters are for.
-    pp: evaluation pipeline, kept with the weights.
-    class_names: one per class.
+
+  Returns:
+    (the files, the number of parameters).
 
   Raises:
-    UserError: for what the format cannot express; a file that computes something else
-      is never written.
+    UserError: for what the format cannot express (a file that computes something else is
+      never written), or a place that is taken.
   """
-  from vit_jax.weights import formats  # whose families say how they are written
-
   choose('format', to, TO)
-  written = {f.to: f for f in formats.all_formats() if f.family == family and f.to}
-  if to not in written:
+  source = tuned.folded(source)
+  model = models.changed(models.build(source.family, **source.fields), scan=False)
+  fields, size = models.fields_of(model), usual_size(source)
+  if to in ('timm', 'hf') and source.channels != 3:
     raise UserError(
-      f'{to} has no model like {family!r}; it can be written as {list(written)}.'
+      f'{source.source} takes images with {source.channels} channel; {to} files are '
+      'written for 3.'
     )
-  found = written[to]
-  config = found.write_config(fields, image_size, class_names)
-  rules = found.write_rules(flat) if found.write_rules else found.rules({}, {})
-  arrays = rename.to_theirs(flat, rules, fields.get('num_heads'), to)
-  arrays |= found.buffers(flat)
-  if pp and (to != 'google' or config or class_names):
-    config.setdefault('vit_jax', {})['pp'] = pp
-  return arrays, config
+  flat, _ = fit(source, model, size)
+  params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
+  with errors_of(source.source):
+    format = formats.writer(source.family, to)
+    if to != 'google':  # whose files without a table have sine-cosine positions
+      family = models.family(source.family)
+      flat, fields = learned_positions(flat, fields, family, size)
+    arrays, config = format.write(flat, fields, size, source.class_names)
+    if source.pp and (to != 'google' or config or source.class_names):
+      config.setdefault('vit_jax', {})['pp'] = source.pp
+  beside = {}
+  if preprocessor := pipelines.described(source.pp or pipelines.plain(source, size)):
+    if to == 'timm':
+      config['pretrained_cfg'] |= preprocessor.timm()
+    if to == 'hf':
+      beside['preprocessor_config.json'] = preprocessor.hf()
+  return save(dest, arrays, config, beside), params
 
 
-# -- for the families -------------------------------------------------------------------
-
-
-def google_config(**published):
-  """Returns the writer of what a reader of the arrays alone would get wrong.
-
-  It gives {} for published models.
-
-  Args:
-    **published: fields that a file without config stands for.
-  """
-
-  def config(fields, image_size, class_names) -> dict:
-    differ = {k: fields[k] for k, v in published.items() if fields[k] != v}
-    ours = {'fields': differ} if differ else {}
-    if class_names:  # a list that this library has is said by its name
-      ours['class_names'] = imagenet.list_of(class_names) or class_names
-    if ours or image_size[0] != image_size[1]:
-      ours['image_size'] = list(image_size)
-    return {'vit_jax': ours} if ours else {}
-
-  return config
-
-
-def timm_config(architecture, pool, args, fields, image_size, class_names) -> dict:
-  """Returns the config.json of a timm model.
-
-  Args:
-    architecture: the function of timm that builds it.
-    pool: its `global_pool`.
-    args: more arguments of that function.
-  """
-  classes = fields['num_classes'] or 0
-  config = {
-    'architecture': architecture,
-    'num_classes': classes,
-    'global_pool': pool,
-    'model_args': args,
-    'pretrained_cfg': {
-      'num_classes': classes,
-      'input_size': [3, *image_size],
-      'interpolation': 'bilinear',
-      'crop_pct': 1.0,
-      'mean': [0.5, 0.5, 0.5],
-      'std': [0.5, 0.5, 0.5],
-    },
-  }
-  return config | ({'label_names': class_names} if class_names else {})
-
-
-def hf_config(name, model_type, args, fields, image_size, class_names) -> dict:
-  """Returns the config.json of a transformers model.
-
-  Args:
-    name: of its classes, 'ViT'.
-    args: more keys.
-  """
-  classes = fields['num_classes']
-  labels = class_names or [f'LABEL_{i}' for i in range(classes or 0)]
-  H, W = image_size
-  return {
-    'architectures': [f'{name}{"ForImageClassification" if classes else "Model"}'],
-    'model_type': model_type,
-    'image_size': H if H == W else [H, W],
-    'num_channels': 3,
-    'hidden_act': {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}[fields['act']],
-    **args,
-    'id2label': {str(i): name for i, name in enumerate(labels)},
-    'label2id': {name: i for i, name in enumerate(labels)},
-  }
-
-
-def timm_transformer(fields, image_size) -> dict:
-  """Returns timm's arguments for image, patch and width."""
-  size, patch = list(image_size), list(fields['patch_size'])
-  if len(set(size)) == len(set(patch)) == 1:
-    size, patch = size[0], patch[0]
-  return {'img_size': size, 'patch_size': patch, 'embed_dim': fields['width']}
-
-
-def timm_ratio(part: int, width: int) -> float:
-  """Returns r with int(width * r) == part, which is how timm computes it."""
-  ratio = part / width
-  return ratio if int(width * ratio) == part else float(np.nextafter(ratio, np.inf))
-
-
-def need(fields: dict, key: str, allowed: tuple, format: str, why: str) -> None:
-  """Raises UserError unless the field has one of the values that the format knows.
-
-  Args:
-    why: the reason, a clause that ends the message.
-  """
-  if fields.get(key) not in allowed:
-    raise UserError(
-      f'{format} cannot express {key}={fields.get(key)!r}; it knows {list(allowed)}: '
-      f'{why}.'
-    )
-
-
-def write(
+def save(
   dest: str | Path,
   arrays: dict[str, np.ndarray],
   config: dict,
   beside: dict[str, dict] | None = None,
 ) -> list[Path]:
-  """Writes a file or a hub folder, whole or not at all; returns what was written.
+  """Writes a file or a hub folder, each file whole or not at all; returns the files.
 
   Args:
     dest: FILE.npz; FILE.safetensors, with config.json beside it; or a folder, for
@@ -176,40 +77,34 @@ def write(
   Raises:
     UserError: another suffix, files that are there already, a folder that is not.
   """
-  dest = buckets.on_disk(dest, 'Cannot write')
+  dest = files.on_disk(dest, 'Cannot write')
   if dest.suffix == '.npz':
-    files = {dest: _npz(arrays, config)}
+    contents = {dest: _npz(arrays, config)}
   else:
-    from safetensors.numpy import save
+    from safetensors.numpy import save as to_bytes
 
     if dest.suffix not in ('', '.safetensors'):
       raise UserError(
         f'{dest}: write to FILE.npz, FILE.safetensors or a folder (no suffix).'
       )
     file = dest if dest.suffix else dest / 'model.safetensors'
-    text = json.dumps(config, indent=1)
     metadata = {'format': 'pt', 'config': json.dumps(config)}
-    files = {file: save(arrays, metadata), file.parent / 'config.json': text.encode()}
-    for name, value in (beside or {}).items():
-      files[file.parent / name] = json.dumps(value, indent=1).encode()
-  for path in files:
+    contents = {file: to_bytes(arrays, metadata)}
+    for name, value in {'config.json': config, **(beside or {})}.items():
+      contents[file.parent / name] = json.dumps(value, indent=1).encode()
+  for path in contents:
     if path.exists():
       raise UserError(f'{path} is there already: choose another place, or remove it.')
     if dest.suffix and not path.parent.is_dir():
       raise UserError(f'{path.parent} is not a folder: make it first.')
-  for path, data in files.items():
+  for path, data in contents.items():
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'{path.name}.{os.getpid()}.part')
-    try:
-      partial.write_bytes(data)
-      partial.replace(path)
-    finally:
-      partial.unlink(missing_ok=True)
-  return list(files)
+    files.replace(path, data)
+  return list(contents)
 
 
 def _npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
-  """As np.savez writes it, byte for byte; config in the comment if there is any."""
+  """Returns the bytes of np.savez, with the config, if any, in the zip's comment."""
   out, comment = io.BytesIO(), json.dumps(config).encode() if config else b''
   if len(comment) > zipfile.ZIP_MAX_COMMENT:
     raise UserError(
@@ -222,3 +117,16 @@ def _npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
     with zipfile.ZipFile(out, 'a') as archive:
       archive.comment = comment
   return out.getvalue()
+
+
+def usual_size(source: Source) -> tuple[int, int]:
+  """Returns (H, W) of a source's images in pixels: 224, where it does not say."""
+  if source.image_size:
+    return source.image_size
+  family = models.family(source.family, **source.fields)
+  if family.position in source.flat:
+    raise UserError(
+      f'{source.source} has position embeddings of a grid that is not square: pass '
+      'image_size=(height, width), the size that they are for.'
+    )
+  return 224, 224

@@ -1,63 +1,213 @@
-"""What a source's parameters become in a model."""
+"""Brings the parameters of a source to a model, strictly: nothing missing, nothing left."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import models, trees
-from vit_jax.errors import UserError
-from vit_jax.weights import opening
-from vit_jax.weights.merge import Merge
-from vit_jax.weights.source import Source
-from vit_jax.weights.started import started
+from vit_jax.models.family import Family
+from vit_jax.weights import adapt
+from vit_jax.weights.source import Source, errors_of
+from vit_jax.weights.starting import started
+
+_STATS = f'{trees.STATS}/'
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Merge(NamedTuple):
+  """What became of every name.
+
+  Attributes:
+    taken: from the source.
+    reinitialized: variables of the model that keep their initial values.
+    unused: names of the source that the model does not take.
+    notes: lines that say what was changed on the way.
+  """
+
+  taken: list[str]
+  reinitialized: list[str]
+  unused: list[str]
+  notes: list[str]
+
+  def describe(self, source: Source) -> str:
+    """Returns a few lines: how many parameters of the source were taken, and the rest."""
+    stats = sum(map(trees.is_statistic, self.taken))
+    with_stats = f' and {stats} batch statistics' if stats else ''
+    taken = f'{len(self.taken) - stats} parameters{with_stats} taken'
+    lines = [f'{source.source} ({source.origin}): {taken}', *self.notes]
+    for what, names in (
+      ('initialised afresh', self.reinitialized),
+      ('unused', self.unused),
+    ):
+      if names:
+        more = f' and {len(names) - 4} more' if len(names) > 4 else ''
+        lines.append(f'{what}: {", ".join(names[:4])}{more}')
+    return '\n  '.join(lines)
 
 
 def fit(
-  found: Source,
+  source: Source,
   model,
   image_size: tuple[int, int],
   *,
   skip: list[str] = (),
-  resize: str = 'bilinear',
+  resize: adapt.Method = 'bilinear',
 ) -> tuple[dict[str, np.ndarray], Merge]:
-  """Returns ({name: array} of the model's variables, report); see `weights.fit`.
+  """Returns ({name: array} of the model's variables, report).
 
-  Names are those of `trees.named`; what `report.reinitialized` names is not among them.
-  The source may be of another model that this can start from, see `started`.
+  Names are those of `trees.named`; those in `report.reinitialized` are left out.
+
+  Args:
+    source: of the same model, or of one that this model can start from, see `started`.
+    image_size: (H, W) of the model's images.
+    skip: regexes of parameters to leave as the model initialises them, besides a head
+      of another number of classes, which always is.
+    resize: of position embeddings, see `adapt.resize_positions`.
+
+  Raises:
+    UserError: for shapes that differ, parameters missing or left over.
   """
-  found, new, notes = started(found, model, resize)
-  with opening.arrays_that_do_not_fit(f'{found.source} cannot be loaded:'):
-    abstract = models.shapes_of(model, (*image_size, found.channels))
-  shapes = {name: x.shape for name, x in trees.named(abstract).items()}
-  try:
-    taken, report = opening.fit(
-      found.flat,
-      shapes,
-      family=models.family_of(model),
-      fields=models.fields_of(model),
-      old_size=found.image_size,
-      new_size=image_size,
-      skip=[*skip, *new],
-      resize=resize,
-    )
-  except UserError as error:
-    raise UserError(f'{found.source}: {error}') from None
-  unused = [n for n in found.unused if n not in report.unused]
+  with errors_of(f'{source.source}'):
+    source, new, notes = started(source, model, resize)
+    abstract = models.shapes_of(model, (*image_size, source.channels))
+    shapes = {name: x.shape for name, x in trees.named(abstract).items()}
+    flat = adapt.as_variables(source.flat, shapes)
+    resized, changes = _resized(source, flat, model, shapes, image_size, resize)
+    flat |= resized
+    family = models.family_of(model)
+    if any(family.is_stacked(name) for name in shapes):
+      flat = adapt.stack(flat, family)
+    skip = [*skip, *new]
+    if _classes({n: x.shape for n, x in flat.items()}) != _classes(shapes):
+      skip.append('head/.*')
+    taken, report = merge(shapes, flat, skip)
+  unused = [n for n in source.unused if n not in report.unused]
   return taken, report._replace(
-    notes=[*notes, *report.notes], unused=[*report.unused, *unused]
+    notes=[*notes, *changes], unused=[*report.unused, *unused]
   )
 
 
-def describe(found: Source, report: Merge) -> str:
-  """Returns what became of the source's parameters, a few lines."""
-  what = f'{found.source} ({found.origin})'
-  stats = sum(map(trees.is_statistic, report.taken))
-  with_stats = f' and {stats} batch statistics' if stats else ''
-  lines = [f'{what}: {len(report.taken) - stats} parameters{with_stats} taken']
-  lines += report.notes
-  for what, names in (
-    ('initialised afresh', report.reinitialized),
-    ('unused', report.unused),
+def merge(
+  shapes: Shapes, arrays: dict[str, Any], skip: Iterable[str] = ()
+) -> tuple[dict[str, Any], Merge]:
+  """Takes every parameter from `arrays`, strictly.
+
+  Args:
+    shapes: of every variable of the model.
+    skip: regexes, matched in full: such parameters are not taken, on either side. A batch
+      norm's statistics go by the names that parameters in their place would have.
+
+  Raises:
+    ValueError: for names on one side only, or shapes that differ; the first few of each.
+  """
+  rules = [(regex, True) for regex in skip] + [('.*', False)]
+  is_skipped = lambda name: trees.first_match(rules, name.removeprefix(_STATS))
+  taken = {n: arrays[n] for n in shapes if n in arrays and not is_skipped(n)}
+  missing = [n for n in shapes if n not in arrays and not is_skipped(n)]
+  extra = [n for n in arrays if n not in shapes and not is_skipped(n)]
+  differ = [
+    f'{n} is {tuple(x.shape)} in the source, {tuple(shapes[n])} in the model'
+    for n, x in taken.items()
+    if tuple(x.shape) != tuple(shapes[n])
+  ]
+  problems = []
+  for text, names in (
+    ('parameters that the source lacks', missing),
+    ('parameters of the source that the model does not have', extra),
+    ('shapes that differ', differ),
   ):
     if names:
-      more = f' and {len(names) - 4} more' if len(names) > 4 else ''
-      lines.append(f'{what}: {", ".join(names[:4])}{more}')
-  return '\n  '.join(lines)
+      more = f' and {len(names) - 3} more' if len(names) > 3 else ''
+      problems.append(f'{text}: {", ".join(names[:3])}{more}')
+  if problems:
+    raise ValueError(
+      f'the weights do not fit the model: {"; ".join(problems)}. Change the model to '
+      "what the weights are of, or leave parameters out with skip, such as ['head/.*']"
+    )
+  reinitialized = [n for n in shapes if is_skipped(n)]
+  unused = [n for n in arrays if is_skipped(n)]
+  return taken, Merge(list(taken), reinitialized, unused, [])
+
+
+def _classes(shapes: Shapes) -> int | None:
+  """Returns the number of classes of a head's kernel; None without a head."""
+  kernels = [s for n, s in shapes.items() if re.fullmatch(r'head/(.*/)?kernel', n)]
+  return kernels[0][-1] if kernels else None
+
+
+# -- patches, positions, offsets ------------------------------------------------------
+
+
+def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, list[str]]:
+  """Returns ({name: array of the model's shape}, what was resized, as text)."""
+  family, fields = models.family_of(model), models.fields_of(model)
+  old_fields, resized, notes = fields, {}, []
+  kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
+  if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:
+    old_fields = _with_patches(fields, kernel.shape[:2])
+    resized[family.patches] = adapt.resize_patches(kernel, wanted[:2])
+    notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {wanted[:2]}')
+  grid = lambda size, fields: tuple(
+    n // s for n, s in zip(size, family.stride(fields), strict=True)
+  )
+  old = grid(source.image_size, old_fields) if source.image_size else None
+  new = grid(image_size, fields)
+  for tables, changes in (
+    _offsets(flat, shapes, family),
+    _positions(flat, shapes, family, old, new, method),
+  ):
+    resized |= tables
+    notes += changes
+  return resized, notes
+
+
+def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
+  """Returns a model's fields with patches of another size, its own or its backbone's."""
+  if 'patch_size' in fields:
+    return fields | {'patch_size': size}
+  return fields | {'backbone': _with_patches(fields['backbone'], size)}
+
+
+def _offsets(flat, shapes: Shapes, family: Family) -> tuple[dict, list[str]]:
+  resized, notes = {}, {}
+  for name, table in flat.items():
+    wanted = shapes.get(name, table.shape)
+    if not re.fullmatch(family.offsets or '', name) or len(wanted) != table.ndim:
+      continue
+    if (before := table.shape[:-1]) != (after := wanted[:-1]):
+      resized[name] = adapt.resize_offsets(table, after)
+      old, new = ('x'.join(str((n + 1) // 2) for n in x) for x in (before, after))
+      what = 'windows' if len(after) == 2 else 'sides of maps'
+      how = 'bicubic' if len(after) == 2 else 'linear'
+      notes[f'position tables of {what} resized from {old} to {new}, {how}'] = None
+  return resized, list(notes)
+
+
+def _positions(flat, shapes: Shapes, family: Family, old, new, method):
+  """Returns as `_resized`.
+
+  Args:
+    old: (h, w) of the grid that `flat` is for; None: unknown, taken as square.
+    new: (h, w) of the model's grid.
+  """
+  rows = {n: shape[-2] for n, shape in shapes.items() if len(shape) > 2}
+  resized, notes = {}, {}
+  for name, table in flat.items():
+    axes = family.position_axes(name)
+    wanted = rows.get(name) or rows.get((family.stacked(name) or ('',))[0])
+    if axes is None or wanted is None or table.ndim != 3:
+      continue
+    if axes == 'hw':
+      side = math.isqrt(max(table.shape[1] - (wanted - math.prod(new)), 0))
+      before, after = old or (side, side), new
+    else:  # the length of a table of rows, or of columns, is that of the grid
+      before, after = (table.shape[1], 1), (new['hw'.index(axes)], 1)
+    if before != after:
+      resized[name] = adapt.resize_positions(table, before, after, method)
+      what = {'hw': '', 'h': ' of rows', 'w': ' of columns'}[axes]
+      notes[what] = f'from {before} to {after}, {method}'
+  return resized, [f'position embeddings{w} resized {n}' for w, n in notes.items()]

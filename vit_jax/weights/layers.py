@@ -1,37 +1,71 @@
 """Rules for layers as PyTorch names and stores them."""
 
+from vit_jax import trees
 from vit_jax.weights import transforms as t
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Rule, Table
+
+QKV = ('query', 'key', 'value')
+
+# transformers 5 renamed layers. Files on the hub carry the older names, which all of its
+# versions read.
+TRANSFORMERS_5 = (
+  (r'attention\.(?:attention|self)\.(q|k|v)(?:uery|ey|alue)\.', r'attention.\1_proj.'),
+  (r'attention\.output\.dense', 'attention.o_proj'),
+  (r'intermediate\.dense', 'mlp.fc1'),
+  (r'output\.dense', 'mlp.fc2'),
+)
 
 
-def pair(theirs: str, ours: str, kernel=t.dense, bias=t.same) -> tuple[Rule, Rule]:
-  """A layer with a weight and a bias."""
+def dense(theirs: str, ours: str, kernel=t.dense, bias=t.same) -> Table:
+  """A layer as PyTorch names it, with a weight and perhaps a bias."""
   return (
     Rule(f'{theirs}.weight', f'{ours}/kernel', kernel),
     Rule(f'{theirs}.bias', f'{ours}/bias', bias),
   )
 
 
-def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
-  """Rules of a normalisation's scale and bias."""
+def conv(theirs: str, ours: str) -> Table:
+  """A convolution, with or without a bias."""
+  return dense(theirs, ours, t.conv)
+
+
+def norm(theirs: str, ours: str) -> Table:
+  """A normalisation's scale and bias."""
   return (
     Rule(f'{theirs}.weight', f'{ours}/scale'),
     Rule(f'{theirs}.bias', f'{ours}/bias'),
   )
 
 
-def fused(theirs: str, ours: str, names: tuple[str, ...]) -> tuple[Rule, Rule]:
-  """Projections that the file holds as one."""
-  number = len(names)
+def batch_norm(theirs: str, ours: str) -> Table:
+  """A batch norm: parameters and statistics; all four are statistics if it is frozen."""
+  stats = f'{trees.STATS}/{ours}'
   return (
+    *norm(theirs, ours),
+    Rule(f'{theirs}.running_mean', f'{stats}/mean'),
+    Rule(f'{theirs}.running_var', f'{stats}/var'),
+    *norm(theirs, stats),
+  )
+
+
+def into_heads(theirs: str, ours: str, heads: int) -> Table:
+  """A projection of tokens into heads."""
+  return dense(theirs, ours, t.heads_kernel(heads), t.heads_bias(heads))
+
+
+def out_of_heads(theirs: str, ours: str, heads: int) -> Table:
+  """A projection of heads into tokens."""
+  return dense(theirs, ours, t.out_kernel(heads))
+
+
+def fused(theirs: str, ours: str, heads: int, names=QKV, dot: str = '.') -> Table:
+  """Projections into heads that the file holds as one."""
+  parts = (('weight', 'kernel', t.heads_kernel), ('bias', 'bias', t.heads_bias))
+  return tuple(
     Rule(
-      f'{theirs}.weight',
-      tuple(f'{ours}/{name}/kernel' for name in names),
-      t.joined(t.heads_kernel, number),
-    ),
-    Rule(
-      f'{theirs}.bias',
-      tuple(f'{ours}/{name}/bias' for name in names),
-      t.joined(t.heads_bias, number),
-    ),
+      f'{theirs}{dot}{part}',
+      tuple(f'{ours}/{name}/{leaf}' for name in names),
+      t.joined(transform(heads), len(names)),
+    )
+    for part, leaf, transform in parts
   )

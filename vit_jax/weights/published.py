@@ -1,11 +1,12 @@
-"""What is known of published weights beyond the file itself: classes and licence."""
+"""What the publishers of weights say of them beyond the file: classes and licence."""
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from vit_jax import imagenet
-from vit_jax.weights import zoo
+from vit_jax import imagenet, run_config
+from vit_jax.errors import UserError
+from vit_jax.weights import download, readers, runs, zoo
 
 # The data that a head is for, the last word of timm's tags, 'augreg_in21k_ft_in1k' ->
 # the lists of `imagenet` that it may be, which differ in their number of classes.
@@ -19,7 +20,7 @@ _ZOO = {'i1k': 'imagenet1k', 'i21k': 'imagenet21k'}
 
 
 class Published(NamedTuple):
-  """What the publisher says about a source; nothing is guessed from shapes.
+  """Facts about a source by its publisher; nothing is guessed from shapes.
 
   Attributes:
     lists: names of `imagenet.LISTS`; the head's classes are one of these lists.
@@ -37,6 +38,37 @@ class Published(NamedTuple):
     return None
 
 
+class Licence(NamedTuple):
+  """The licence of the weights that a source was made from.
+
+  Attributes:
+    name: its identifier on the hub ('apache-2.0'), None if it is not known.
+    origin: the published weights that it goes back to; None: a run that began without.
+  """
+
+  name: str | None
+  origin: str | None
+
+
+def licence(source: str) -> Licence:
+  """Returns the licence of a source: of a run, that of the weights that it started from.
+
+  Weights that are not there any more, or out of reach, are still known by their name.
+  """
+  if (run := runs.find(source)) is not None:
+    weights = run_config.read(run[0]).get('weights')
+    return licence(weights['source']) if weights else Licence(None, None)
+  path, config = Path(str(source)), {}
+  try:
+    if not zoo.find(source):
+      path = download.locate(source)
+    if path.is_dir() and (path / 'config.json').is_file():
+      config = readers.read_json(path / 'config.json')
+  except UserError:
+    pass
+  return Licence(find(str(source), path, config).licence, str(source))
+
+
 def find(source: str, path: Path, config: dict) -> Published:
   """Returns what is known about a source.
 
@@ -47,19 +79,19 @@ def find(source: str, path: Path, config: dict) -> Published:
   Args:
     source: as the user wrote it.
     path: of the file or folder.
-    config: the one read with the arrays, checked by `config_json.check`.
+    config: the one read with the arrays.
   """
-  known = [entry] if (entry := zoo.find(source)) else zoo.called(source, path.name)
-  if known and not config:
-    lists = {_ZOO[e.data.split()[-1]] for e in known if e.classes}
-    licences = {e.licence.lower() for e in known}
-    return Published(
-      tuple(sorted(lists)), licences.pop() if len(licences) == 1 else None
-    )
-  cfg = config.get('pretrained_cfg', {})
-  words = re.split(r'[_.]', cfg.get('tag') or config.get('architecture') or '')
-  licence = cfg.get('license') or (_card_licence(path) if path.is_dir() else None)
-  return Published(_TAGS.get(words[-1], ()), licence)
+  entries = [entry] if (entry := zoo.find(source)) else zoo.called(source, path.name)
+  if entries and not config:
+    lists = {_ZOO[e.data.split()[-1]] for e in entries if e.classes}
+    licences = {e.licence.lower() for e in entries}
+    one = licences.pop() if len(licences) == 1 else None
+    return Published(tuple(sorted(lists)), one)
+  cfg = config.get('pretrained_cfg')
+  cfg = cfg if isinstance(cfg, dict) else {}
+  words = re.split(r'[_.]', str(cfg.get('tag') or config.get('architecture') or ''))
+  name = cfg.get('license') or (_card_licence(path) if path.is_dir() else None)
+  return Published(_TAGS.get(words[-1], ()), name)
 
 
 def _card_licence(folder: Path) -> str | None:
@@ -70,5 +102,5 @@ def _card_licence(folder: Path) -> str | None:
     return None
   front = re.match(r'---\s*\n(.*?)\n---', text, re.DOTALL)
   line = r'^license:[ \t]*["\']?([\w.+-]+)["\']?[ \t]*$'
-  found = re.search(line, front[1], re.MULTILINE) if front else None
-  return found[1] if found and found[1] != 'unknown' else None
+  match = re.search(line, front[1], re.MULTILINE) if front else None
+  return match[1] if match and match[1] != 'unknown' else None

@@ -1,28 +1,32 @@
-"""Files of weights to flat numpy arrays: .npz and safetensors, never a pickle.
+"""Files of weights to flat numpy arrays: .npz and safetensors, never a pickle."""
 
-What a header says of its array is compared with the bytes that are there before memory is
-allocated for it.
-"""
-
+import json
 import re
-import struct
+import tokenize
+import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.weights import config_json, npz
+from vit_jax.errors import UserError, one_line
 
-# Of files of weights; a file of another name is recognised by its content.
+# Suffixes of files of weights; a file of another name is recognised by its content.
 SUFFIXES = ('.npz', '.safetensors')
-_DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U8', 'BOOL')
 _PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt', '.tar')
 _INDEX = '.safetensors.index.json'
+# A file may decompress to so many bytes, or to so many times its size. Weights hardly
+# compress: a file that shrinks a hundredfold holds zeros, or was made to fill the memory.
+_ALWAYS, _TIMES = 256 << 20, 20
+# Errors that zipfile and numpy raise for damaged, lying or encrypted files.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, OSError)
+_DAMAGED += (RuntimeError, ValueError, OverflowError, SyntaxError, TypeError)
+_DAMAGED += (MemoryError, KeyError, AttributeError)
 
 
 class Raw(NamedTuple):
-  """What a file holds, under its own names."""
+  """The content of a file, under its own names."""
 
   path: Path  # of the file; of the folder for a folder
   arrays: dict[str, np.ndarray]
@@ -42,32 +46,25 @@ def read(path: str | Path) -> Raw:
   """
   path = Path(path)
   raw = _folder(path) if path.is_dir() else _file(path)
-  empty = [name for name, x in raw.arrays.items() if not x.size]
-  if empty:
-    raise UserError(f'{path}: array {empty[0]!r} is empty.')
-  return raw._replace(config=config_json.check(raw.config, str(path)))
+  for name, x in raw.arrays.items():
+    if not x.size or x.dtype.kind not in 'biufcV':
+      what = f'has the type {x.dtype}, which is not numeric' if x.size else 'is empty'
+      raise UserError(f'{path}: array {name!r} {what}.')
+  return raw
 
 
 def check_whole(path: Path) -> None:
-  """Raises UserError unless a file's size and ends are those of a whole one.
-
-  The arrays are not read: the directory of an .npz, or the header of a safetensors file,
-  is compared with the file's size.
-  """
-  with path.open('rb') as file:
-    magic = file.read(8)
-  if magic.startswith(b'PK\x03\x04'):
-    npz.check_whole(path)
+  """Raises ValueError for a file without the end of a zip or of a safetensors file."""
+  if zipfile.is_zipfile(path):
     return
   from safetensors import SafetensorError, safe_open
 
   try:
     with safe_open(path, 'np'):
       return
-  except (SafetensorError, OSError, ValueError) as error:
-    begins = 'it is empty' if not magic else f'it begins with {magic!r}'
-    raise UserError(
-      f'it is neither a whole .npz nor a whole safetensors file: {begins}, {error}'
+  except (SafetensorError, *_DAMAGED) as error:
+    raise ValueError(
+      f'it is neither a whole .npz nor a whole safetensors file: {one_line(error)}'
     ) from None
 
 
@@ -79,28 +76,29 @@ def _file(path: Path) -> Raw:
       magic = file.read(8)
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}.') from None
-  if magic.startswith(b'PK\x03\x04') and path.suffix not in _PICKLES:
-    return Raw(path, *npz.read(path))
-  if path.suffix == '.safetensors':
-    arrays, config = _safetensors(path)
-    return Raw(path, arrays, config or _config_beside(path.parent))
-  if magic.startswith(b'PK\x03\x04') or path.suffix in _PICKLES:
+  is_zip = magic.startswith(b'PK\x03\x04')
+  if path.suffix in _PICKLES:
     raise UserError(
       f'{path} is a pickle, which can run code when it is loaded: convert it to '
       'safetensors where it comes from. Files of .npz and .safetensors are read.'
     )
-  empty = ' It is empty.' if not magic else ''
+  if is_zip:
+    return Raw(path, *_npz(path))
+  if path.suffix == '.safetensors':
+    arrays, config = _safetensors(path)
+    return Raw(path, arrays, config or _config_beside(path.parent))
+  empty = '' if magic else ' It is empty.'
   raise UserError(
-    f'{path} is neither an .npz nor a .safetensors file.{empty} Those two are read, and '
-    'folders with config.json and model.safetensors.'
+    f'{path} is neither an .npz nor a .safetensors file: it begins with {magic!r}.{empty} '
+    'Those two are read, and folders with config.json and model.safetensors.'
   )
 
 
 def _folder(folder: Path) -> Raw:
-  found = sorted(folder.glob('*.safetensors'))
+  files = sorted(folder.glob('*.safetensors'))
   index = sorted(folder.glob(f'*{_INDEX}'))
   model = folder / 'model.safetensors'
-  if model in found:
+  if model in files:
     arrays, config = _safetensors(model)
   elif index:
     arrays, config = {}, {}
@@ -109,21 +107,21 @@ def _folder(folder: Path) -> Raw:
       if twice := arrays.keys() & more.keys():
         raise UserError(f'{folder}: {part} holds {min(twice)!r}, as another part does.')
       arrays |= more
-  elif len(found) == 1:
-    arrays, config = _safetensors(found[0])
-  elif not found and len(numpy := sorted(folder.glob('*.npz'))) == 1:
-    arrays, config = npz.read(numpy[0])
+  elif len(files) == 1:
+    arrays, config = _safetensors(files[0])
+  elif not files and len(numpy := sorted(folder.glob('*.npz'))) == 1:
+    arrays, config = _npz(numpy[0])
   else:
     raise UserError(
       f'{folder} holds no weights: expected model.safetensors and config.json, as in a '
-      f'hub folder, or a run of vit_jax. Found {[p.name for p in found] or "neither"}.'
+      f'hub folder, or a run of vit_jax. It has {[p.name for p in files] or "neither"}.'
     )
   return Raw(folder, arrays, _config_beside(folder) or config)
 
 
 def _parts(index: Path) -> list[str]:
   """Returns the names of the files that an index spreads the arrays over."""
-  where = config_json.read(index).get('weight_map')
+  where = read_json(index).get('weight_map')
   if not (isinstance(where, dict) and all(isinstance(p, str) for p in where.values())):
     raise UserError(f'{index} has no weight_map of file names.')
   for part in where.values():
@@ -132,13 +130,44 @@ def _parts(index: Path) -> list[str]:
   return sorted(set(where.values()))
 
 
-def _config_beside(folder: Path) -> dict:
-  """Returns config.json, and under 'preprocessor' transformers' other file."""
-  path, other = folder / 'config.json', folder / 'preprocessor_config.json'
-  config = config_json.read(path) if path.is_file() else {}
-  if other.is_file():
-    config['preprocessor'] = config_json.read(other)
-  return config
+def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+  """Returns (arrays, the config in the zip's comment, {} if it has none)."""
+  try:
+    # Opened here: numpy does not close a file that is no archive.
+    with path.open('rb') as opened, np.load(opened, allow_pickle=False) as file:
+      infos, comment = file.zip.infolist(), file.zip.comment
+      total, size = sum(info.file_size for info in infos), path.stat().st_size
+      if total > max(_ALWAYS, _TIMES * size):
+        raise UserError(
+          f'{path} claims to decompress to {total:,} bytes, {total // size} times its '
+          'size: a damaged file, or one made to fill the memory.'
+        )
+      names = [info.filename for info in infos]
+      if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
+        raise UserError(f'{path} is not an .npz file: {odd[0]!r} is not an array.')
+      arrays = {name: _array(path, file, name) for name in file.files}
+  except UserError:
+    raise
+  except _DAMAGED as error:
+    raise UserError(f'{path} is truncated or damaged: {one_line(error)}.') from None
+  is_config = comment.startswith(b'{')  # another program's comment is none
+  return arrays, parse(comment, f"{path}: the zip's comment") if is_config else {}
+
+
+def _array(path: Path, file, name: str) -> np.ndarray:
+  try:
+    x = file[name]
+  except _DAMAGED as error:
+    raise UserError(
+      f'{path}: array {name!r} is damaged or not plain: {one_line(error)}.'
+    ) from None
+  if not isinstance(x, np.ndarray):
+    raise UserError(f'{path}: {name!r} is not an array.')
+  if x.dtype.kind == 'V':
+    from jax.numpy import bfloat16
+
+    x = x.view(np.dtype(bfloat16))
+  return x
 
 
 def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
@@ -149,20 +178,50 @@ def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     raise UserError(f'No such file of weights: {path}.')
   try:
     with safe_open(path, 'np') as file:
-      arrays = {name: _tensor(path, file, name) for name in file.keys()}  # noqa: SIM118
+      arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
       config = (file.metadata() or {}).get('config')
-  except UserError:
-    raise
-  except (SafetensorError, struct.error, OSError, ValueError) as error:
-    raise UserError(f'{path} is damaged or not a safetensors file: {error}.') from None
-  where = f"{path}: 'config' in its metadata"
-  return arrays, config_json.parse(config, where) if config else {}
-
-
-def _tensor(path: Path, file, name: str) -> np.ndarray:
-  kind = file.get_slice(name).get_dtype()
-  if kind not in _DTYPES:
+  except (SafetensorError, *_DAMAGED) as error:
     raise UserError(
-      f'{path}: array {name!r} has the type {kind}; expected one of {", ".join(_DTYPES)}.'
-    )
-  return file.get_tensor(name)
+      f'{path} is damaged or not a safetensors file: {one_line(error)}.'
+    ) from None
+  return arrays, parse(config, f"{path}: 'config' in its metadata") if config else {}
+
+
+# -- configs --------------------------------------------------------------------------
+
+
+def _config_beside(folder: Path) -> dict:
+  """Returns config.json, and under 'preprocessor' transformers' other file."""
+  path, other = folder / 'config.json', folder / 'preprocessor_config.json'
+  config = read_json(path) if path.is_file() else {}
+  if other.is_file():
+    config['preprocessor'] = read_json(other)
+  return config
+
+
+def read_json(path: Path) -> dict:
+  """Returns the JSON object in a file, without nulls; UserError if it is not one."""
+  try:
+    text = path.read_bytes()
+  except OSError as error:
+    raise UserError(f'{path}: {error.strerror}.') from None
+  return parse(text, str(path))
+
+
+def parse(text: str | bytes, where: str) -> dict:
+  """Returns the JSON object in a text; UserError, which begins with `where`, if none."""
+  try:
+    value = json.loads(text)
+  except RecursionError:
+    raise UserError(f'{where} is nested too deeply to be a config.') from None
+  except ValueError as error:
+    raise UserError(f'{where} is not JSON: {one_line(error)}.') from None
+  if not isinstance(value, dict):
+    raise UserError(f'{where} is not a JSON object.')
+  return _without_nulls(value)
+
+
+def _without_nulls(value):
+  if not isinstance(value, dict):
+    return value
+  return {k: _without_nulls(v) for k, v in value.items() if v is not None}

@@ -7,29 +7,73 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.weights import transforms
+from vit_jax import trees
+from vit_jax.weights import transforms as t
 
 
 class Rule(NamedTuple):
-  """`theirs` holds what the parameters `ours` hold.
+  """The array `theirs` holds the parameters `ours`.
 
-  Both are templates: {i} stands for a number, {rest} for any text, {i+1} for the number
-  one higher, {i+01} the same with two digits. A rule that only loads is one of an older
-  spelling: it is passed over when writing.
+  Names are templates: {i} stands for a number, {rest} for any text, {i+1} for the number
+  one higher, {i+2} two higher, {i+01} one higher in two digits. A rule that only loads is an older or
+  newer spelling, which is never written.
   """
 
   theirs: str
   ours: str | tuple[str, ...]
-  transform: transforms.Transform = transforms.same
+  transform: t.Transform = t.same
   only_load: bool = False
 
   @property
   def targets(self) -> tuple[str, ...]:
+    """`ours` as a tuple."""
     return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
-_TOKEN = re.compile(r'\{(\w+?)(?:\+(0?1))?\}')
+Table = tuple[Rule, ...]
+
+
+def table(*parts) -> Table:
+  """Returns the rules in lists of rules, nested to any depth."""
+  rules = []
+  for part in parts:
+    rules += [part] if isinstance(part, Rule) else table(*part)
+  return tuple(rules)
+
+
+def below(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table:
+  """Returns the rules of a model within another one, with a prefix on either side."""
+  stats = f'{trees.STATS}/'
+
+  def inside(name):
+    prefix = stats if trees.is_statistic(name) else ''
+    return f'{prefix}{ours}{name.removeprefix(stats)}'
+
+  return tuple(
+    r._replace(theirs=theirs + r.theirs, ours=tuple(map(inside, r.targets)))
+    for r in rules
+  )
+
+
+def respelled(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
+  """Returns the rules whose file name changes, with that name, for loading alone.
+
+  Args:
+    *changes: (regex, replacement), all applied in turn.
+  """
+  out = []
+  for rule in rules:
+    name = rule.theirs
+    for regex, new in changes:
+      name = re.sub(regex, new, name)
+    if name != rule.theirs:
+      out.append(rule._replace(theirs=name, only_load=True))
+  return tuple(out)
+
+
+# -- renaming -------------------------------------------------------------------------
+
+_TOKEN = re.compile(r'\{(\w+?)(?:\+(\d+))?\}')
 
 
 @functools.cache
@@ -47,84 +91,71 @@ def _match(template: str, name: str) -> dict | None:
   match = _regex(template).fullmatch(name)
   if not match:
     return None
-  values = {}
-  for key, plus in _TOKEN.findall(template):
-    values[key] = match[key] if key == 'rest' else int(match[key]) - bool(plus)
-  return values
+  return {
+    key: match[key] if key == 'rest' else int(match[key]) - int(plus or 0)
+    for key, plus in _TOKEN.findall(template)
+  }
 
 
 def _fill(template: str, values: dict) -> str:
   def text(token):
     key, plus = token.groups()
     value = values[key]
-    return str(value) if not plus else f'{value + 1:0{len(plus)}d}'
+    return str(value) if not plus else f'{value + int(plus):0{len(plus)}d}'
 
   return _TOKEN.sub(text, template)
 
 
 def to_ours(
-  arrays: dict[str, np.ndarray], rules: Iterable[Rule], heads: int | None
+  arrays: dict[str, np.ndarray], rules: Iterable[Rule]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Returns ({our name: array}, names that no rule knows).
+  """Returns ({our name: array}, names that no rule matches).
 
   Args:
-    arrays: the file's.
-    rules: the first whose `theirs` matches is taken.
-    heads: number of attention heads, None where no rule needs it.
+    rules: the first whose `theirs` matches is applied.
 
   Raises:
-    UserError: for an array whose shape a rule cannot take apart, or a name twice.
+    ValueError: for an array whose shape a rule cannot take apart, or a name twice.
   """
   rules, flat, unknown = list(rules), {}, []
   for name, x in arrays.items():
-    for rule in rules:
-      values = _match(rule.theirs, name)
-      if values is not None:
-        break
-    else:
+    matches = ((r, v) for r in rules if (v := _match(r.theirs, name)) is not None)
+    rule, values = next(matches, (None, None))
+    if rule is None:
       unknown.append(name)
       continue
     try:
-      ours = rule.transform.load(x, heads)
+      parts = rule.transform.load(x)
     except (ValueError, IndexError) as error:
-      raise UserError(f'{name} of shape {x.shape} cannot be read: {error}.') from None
-    for target, part in zip(rule.targets, ours, strict=True):
+      raise ValueError(f'{name} of shape {x.shape} cannot be read: {error}') from None
+    for target, part in zip(rule.targets, parts, strict=True):
       target = _fill(target, values)
       if target in flat:
-        raise UserError(f'The file gives {target} twice; the second time as {name}.')
+        raise ValueError(f'{target} is there twice, the second time as {name}')
       flat[target] = part
   return flat, unknown
 
 
 def to_theirs(
-  flat: dict[str, np.ndarray], rules: Iterable[Rule], heads: int | None, format: str
+  flat: dict[str, np.ndarray], rules: Iterable[Rule]
 ) -> dict[str, np.ndarray]:
   """Returns {their name: array}, sorted by name; the inverse of `to_ours`.
 
   Raises:
-    UserError: for a parameter that the format has no name for.
+    ValueError: for a parameter that the format has no name for.
   """
-  rules = [rule for rule in rules if not rule.only_load]
+  targets = [(x, rule) for rule in rules if not rule.only_load for x in rule.targets]
   left, out = dict(flat), {}
   for name in flat:
-    if name not in left:  # taken along with another
+    if name not in left:  # written along with another
       continue
-    for rule in rules:
-      values = next(
-        (v for t in rule.targets if (v := _match(t, name)) is not None), None
-      )
-      if values is None:
-        continue
-      parts = [left.pop(_fill(target, values)) for target in rule.targets]
-      try:
-        out[_fill(rule.theirs, values)] = rule.transform.save(parts, heads)
-      except ValueError as error:
-        raise UserError(
-          f'{name} has no place in the format {format}: {error}.'
-        ) from None
-      break
-    else:
-      raise UserError(
-        f'{name} has no place in the format {format}: it has no such part.'
-      )
+    matches = ((r, v) for x, r in targets if (v := _match(x, name)) is not None)
+    rule, values = next(matches, (None, None))
+    if rule is None:
+      raise ValueError(f'{name} has no place in this format: it has no such part')
+    parts = [left.pop(_fill(target, values)) for target in rule.targets]
+    try:
+      out[_fill(rule.theirs, values)] = rule.transform.save(parts)
+    except ValueError as error:
+      raise ValueError(f'{name} has no place in this format: {error}') from None
   return {name: np.ascontiguousarray(out[name]) for name in sorted(out)}

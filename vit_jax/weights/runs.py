@@ -59,7 +59,13 @@ def _is_run(folder) -> bool:
 
 
 def read(
-  source, folder: Path, wanted: str | None, ema: bool, weights: str | None, fields: dict
+  source,
+  folder: Path,
+  wanted: str | None,
+  ema: bool,
+  weights: str | None,
+  fields: dict,
+  of_weights: Callable,
 ) -> Source:
   """Returns the parameters of a step of a run.
 
@@ -68,6 +74,8 @@ def read(
     ema: the averaged ones.
     weights: where the parameters that the run did not train are now, if they moved.
     fields: of the model, over the run's.
+    of_weights: (section `weights`, model, image size) -> {name: array}, for the parameters
+      that the run did not train.
 
   Raises:
     UserError: for a folder that no run wrote, a step that is not there, or frozen
@@ -86,7 +94,8 @@ def read(
   chosen = kept.choose(source, wanted)
   saved = checkpoints.Checkpoints(folder / 'checkpoints')
   try:
-    frozen = _frozen(folder, config, model, saved.frozen(chosen), weights)
+    names = saved.frozen(chosen)
+    frozen = _frozen(folder, config, model, names, weights, of_weights)
     own = tasks.own(config)
 
     def restore(step):
@@ -150,7 +159,7 @@ def _of_task(own: str | None, kept: steps.Kept, step: int | None) -> dict:
   )
 
 
-def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
+def _frozen(folder, config, model, names: list[str], weights, of_weights) -> dict:
   """Returns {name: array} of the parameters that the run took from its weights and kept.
 
   Args:
@@ -163,14 +172,10 @@ def _frozen(folder, config: dict, model, names: list[str], weights) -> dict:
         f'weights={weights!r}: {folder} trained every parameter and needs no weights.'
       )
     return {}
-  from vit_jax.weights import loading  # its weights may be a run's in turn
-
   section = config['weights'] | ({'source': weights} if weights else {})
   try:
-    source = loading.from_section(**section)
-    options = {k: v for k, v in section.items() if k in ('skip', 'resize')}
     size = tuple(config['resolved']['image_shape'][:2])
-    return loading.fit(source, model, size, **options)[0]
+    return of_weights(section, model, size)
   except UserError as error:
     raise UserError(
       f'{error} {folder} holds what it trained; the other {len(names)} parameters are '

@@ -1,8 +1,12 @@
 """Parameters as a source holds them."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
+
+from vit_jax.errors import UserError, one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,7 +15,7 @@ class Source:
 
   Attributes:
     source: as the user wrote it.
-    format: google, big_vision, timm, hf, bit, or run.
+    format: google, big_vision, timm, hf, bit, authors, detectron2, or run.
     family: a key of models.MODELS.
     fields: of the model.
     flat: our names, blocks not stacked, float32; the model's batch statistics too, see
@@ -46,3 +50,23 @@ class Source:
     """'timm vit'; of a run also the step: 'run vit, step 500'."""
     step = '' if self.step is None else f', step {self.step}'
     return f'{self.format} {self.family}{step}'
+
+
+@contextlib.contextmanager
+def errors_of(source: str) -> Iterator[None]:
+  """Turns errors that odd names, shapes and configs cause into one line that names them.
+
+  Args:
+    source: begins the line.
+  """
+  try:
+    yield
+  except UserError:
+    raise
+  except ValueError as error:
+    raise UserError(f'{source}: {one_line(error, 600)}.') from None
+  except KeyError as error:
+    raise UserError(f'{source} lacks {one_line(error)}.') from None
+  except (TypeError, IndexError, AttributeError, ArithmeticError) as error:
+    why = one_line(f'{type(error).__name__}: {error}')
+    raise UserError(f'{source}: its arrays do not fit together: {why}.') from None

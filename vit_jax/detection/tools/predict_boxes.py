@@ -54,7 +54,7 @@ def run(
   targets: dict[str, Path],
 ) -> int:
   """Prints the boxes of every image; draws them where `targets` says."""
-  from vit_jax import inference
+  from vit_jax.detection import inference
 
   for name in ('top', 'features', 'layer'):
     if getattr(args, name) is not None:

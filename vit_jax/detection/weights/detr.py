@@ -1,134 +1,96 @@
 """DETR in the formats of transformers and of its authors (facebookresearch/detr)."""
 
+import os
 import re
 
 import numpy as np
 
-from vit_jax import trees
-from vit_jax.detection.weights import detr_config
-from vit_jax.weights import layers
-from vit_jax.weights import transforms as t
+from vit_jax.detection.weights.fpn import backbone_of
+from vit_jax.weights import config_writers, configs, layers
 from vit_jax.weights.families import resnet
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Rule, Table, below, respelled, table
 
-_STYLES = ('hf', 'hf5', 'authors')  # hf5: the names of modules since transformers 5
-
-
-def _below(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
-  """Returns the rules of a backbone's own file for one within a DETR's."""
-
-  def ours(name):
-    stats = f'{trees.STATS}/'
-    below = f'backbone/{name.removeprefix(stats)}'
-    return stats + below if trees.is_statistic(name) else below
-
-  return tuple(
-    r._replace(theirs=prefix + r.theirs, ours=tuple(map(ours, r.targets)))
-    for r in rules
-  )
+# -- rename tables --------------------------------------------------------------------
 
 
-def _attention(theirs: str, ours: str, style: str) -> tuple[Rule, ...]:
-  out = layers.pair(f'{theirs}.out_proj', f'{ours}/out', t.out_kernel)
-  if style == 'authors':
-    names = ('query', 'key', 'value')
-    fused = zip(
-      ('weight', 'bias'),
-      layers.fused(theirs, ours, names),
-      strict=True,
-    )
-    return *out, *(r._replace(theirs=f'{theirs}.in_proj_{p}') for p, r in fused)
-  if style == 'hf5':
-    out = layers.pair(f'{theirs}.o_proj', f'{ours}/out', t.out_kernel)
-  each = (
-    layers.pair(f'{theirs}.{n[0]}_proj', f'{ours}/{n}', t.heads_kernel, t.heads_bias)
-    for n in ('query', 'key', 'value')
-  )
-  return *out, *(rule for pair in each for rule in pair)
-
-
-def _stack(theirs: str, ours: str, style: str, cross: bool) -> tuple[Rule, ...]:
+def _stack(theirs: str, ours: str, heads: int, authors: bool, cross: bool) -> Table:
   """The layers of the encoder, or with `cross` of the decoder."""
   theirs, ours = f'{theirs}.layers.{{i}}', f'{ours}/layer_{{i}}'
-  if style == 'authors':
+  if authors:
     attentions = ('self_attn', 'multihead_attn')[: 1 + cross]
     norms, mlp = [f'norm{k + 1}' for k in range(2 + cross)], ('linear1', 'linear2')
   else:
     attentions = ('self_attn', 'encoder_attn')[: 1 + cross]
     norms = [*(f'{name}_layer_norm' for name in attentions), 'final_layer_norm']
-    mlp = ('fc1', 'fc2') if style == 'hf' else ('mlp.fc1', 'mlp.fc2')
-  return (
-    *(
-      rule
-      for k, name in enumerate(attentions)
-      for rule in _attention(
-        f'{theirs}.{name}', f'{ours}/MultiHeadDotProductAttention_{k}', style
+    mlp = ('fc1', 'fc2')
+  return table(
+    [
+      _attention(
+        f'{theirs}.{name}', f'{ours}/MultiHeadDotProductAttention_{k}', heads, authors
       )
-    ),
-    *(
-      rule
-      for k, name in enumerate(norms)
-      for rule in layers.norm(f'{theirs}.{name}', f'{ours}/LayerNorm_{k}')
-    ),
-    *(
-      rule
-      for k, name in enumerate(mlp)
-      for rule in layers.pair(f'{theirs}.{name}', f'{ours}/MlpBlock_0/Dense_{k}')
-    ),
+      for k, name in enumerate(attentions)
+    ],
+    [
+      layers.norm(f'{theirs}.{x}', f'{ours}/LayerNorm_{k}') for k, x in enumerate(norms)
+    ],
+    [
+      layers.dense(f'{theirs}.{x}', f'{ours}/MlpBlock_0/Dense_{k}')
+      for k, x in enumerate(mlp)
+    ],
   )
 
 
-def _rules(style: str) -> tuple[Rule, ...]:
-  """All but the backbone."""
-  if style == 'authors':
-    encoder, decoder = 'transformer.encoder', 'transformer.decoder'
-    names = ('transformer.decoder.norm', 'input_proj', 'query_embed')
-    heads = ('class_embed', 'bbox_embed')
-  else:
-    encoder, decoder = 'model.encoder', 'model.decoder'
-    names = ('layernorm', 'input_projection', 'query_position_embeddings')
-    names = (f'{decoder}.layernorm', *(f'model.{name}' for name in names[1:]))
-    heads = ('class_labels_classifier', 'bbox_predictor')
-  norm, projection, query = names
-  return (
-    *_stack(encoder, 'encoder', style, cross=False),
-    *_stack(decoder, 'decoder', style, cross=True),
-    *layers.norm(norm, 'decoder/norm'),
-    *layers.pair(projection, 'input_projection', t.conv),
-    Rule(f'{query}.weight', 'query_embedding'),
-    *layers.pair(heads[0], 'head'),
-    *layers.pair(f'{heads[1]}.layers.{{i}}', 'box_head/Dense_{i}'),
+def _attention(theirs: str, ours: str, heads: int, authors: bool) -> Table:
+  return table(
+    layers.out_of_heads(f'{theirs}.out_proj', f'{ours}/out', heads),
+    layers.fused(f'{theirs}.in_proj', ours, heads, dot='_')
+    if authors
+    else [
+      layers.into_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
+      for x in layers.QKV
+    ],
   )
 
 
-def _hf_rules(published: bool) -> tuple[Rule, ...]:
+def _hf(heads: int, published: bool = True) -> Table:
   """transformers' names: of files, which it writes, and of its modules.
 
   Args:
     published: whether the backbone is written under timm's names, as in the published
       files, rather than transformers'.
   """
-  own, timm = resnet.hf(''), resnet.TIMM
-  kinds = (timm, own) if published else (own, timm)
+  rules = table(
+    _stack('model.encoder', 'encoder', heads, authors=False, cross=False),
+    _stack('model.decoder', 'decoder', heads, authors=False, cross=True),
+    layers.norm('model.decoder.layernorm', 'decoder/norm'),
+    layers.conv('model.input_projection', 'input_projection'),
+    Rule('model.query_position_embeddings.weight', 'query_embedding'),
+    layers.dense('class_labels_classifier', 'head'),
+    layers.dense('bbox_predictor.layers.{i}', 'box_head/Dense_{i}'),
+  )
+  newer = respelled(rules, (r'out_proj', 'o_proj'), (r'\.(fc\d)', r'.mlp.\1'))
+  kinds = (resnet.TIMM, resnet.hf(''))
   places = ('model.backbone.conv_encoder.model.', 'model.backbone.model.')
-  rules = [rule for place in places for kind in kinds for rule in _below(kind, place)]
-  modules = (rule._replace(only_load=True) for rule in _rules('hf5'))
-  return *_rules('hf'), *modules, *rules
+  backbones = [
+    below(kind, place, 'backbone/')
+    for place in places
+    for kind in (kinds if published else kinds[::-1])
+  ]
+  return table(rules, newer, backbones)
 
 
-_AUTHORS = (*_rules('authors'), *_below(resnet.TIMM, 'backbone.0.body.'))
-
-
-def _published(flat: dict[str, np.ndarray]) -> bool:
-  """Whether timm has a ResNet of these blocks and widths by name."""
-  return detr_config.timm_name(_resnet(flat)) is not None
-
-
-def _resnet(flat: dict[str, np.ndarray]) -> dict:
-  prefix = 'backbone/'
-  inside = {n.removeprefix(prefix): x for n, x in flat.items() if n.startswith(prefix)}
-  return resnet.infer(inside)
+def _authors(heads: int) -> Table:
+  return table(
+    _stack('transformer.encoder', 'encoder', heads, authors=True, cross=False),
+    _stack('transformer.decoder', 'decoder', heads, authors=True, cross=True),
+    layers.norm('transformer.decoder.norm', 'decoder/norm'),
+    layers.conv('input_proj', 'input_projection'),
+    Rule('query_embed.weight', 'query_embedding'),
+    layers.dense('class_embed', 'head'),
+    layers.dense('bbox_embed.layers.{i}', 'box_head/Dense_{i}'),
+    below(resnet.TIMM, 'backbone.0.body.', 'backbone/'),
+  )
 
 
 def _infer(flat: dict[str, np.ndarray]) -> dict:
@@ -138,8 +100,9 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
   )
   query = flat['encoder/layer_0/MultiHeadDotProductAttention_0/query/kernel']
   queries, width = flat['query_embedding'].shape
+  inside = resnet.infer(backbone_of(flat))
   return dict(
-    backbone={'name': 'resnet', **_resnet(flat), 'frozen_norm': True},
+    backbone={'name': 'resnet', **inside, 'frozen_norm': True},
     num_classes=flat['head/kernel'].shape[1] - 1,
     num_queries=queries,
     width=width,
@@ -150,26 +113,144 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
   )
 
 
+# -- configs --------------------------------------------------------------------------
+
+# The shorter side of images in evaluation, and the longer one at most, where no file says
+# it, as in the paper.
+_SHORTER, _LONGEST = 800, 1333
+_HEADS = 8  # of every published model; the arrays do not show it
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+
+# The values that keys of transformers' config must have.
+_ONLY = {'activation_function': 'relu', 'position_embedding_type': 'sine'}
+
+
+def _facts(config: dict, source: str) -> configs.Facts:
+  configs.require(config, _ONLY, 'a DETR')
+  heads = config.get('encoder_attention_heads', _HEADS)
+  configs.require(config, {'decoder_attention_heads': heads}, 'a DETR')
+  # The authors' files have no config: the name tells, detr-r50-dc5-f0fb7ef5.
+  by_name = not config and 'dc5' in os.path.basename(source.rstrip('/')).lower()
+  stride = 16 if config.get('dilation', by_name) else 32
+  processor = {'image_mean': _MEAN, 'image_std': _STD}
+  processor |= configs.section(config, 'preprocessor')
+  shorter, longest, size = _sides(config, processor)
+  whole = dict(zip(('height', 'width'), size, strict=True))
+  given = {**config, 'image_size': size, 'preprocessor': {**processor, 'size': whole}}
+  facts = configs.hf('detr')(given, source)
+  if shorter:
+    expected = {'resample': 2, 'do_resize': True}
+    configs.require(processor, expected, 'preprocessor_config.json of a shorter side')
+    # Images of a batch are padded to the largest there; canvases are of one size.
+    resized = f'decode|detr_resize({shorter}, {longest})|canvas({longest})'
+    facts = facts._replace(pp='|'.join([resized, facts.pp.rpartition('|')[2]]))
+  fields = {'num_heads': heads, 'backbone': {'output_stride': stride}}
+  return facts._replace(fields=fields)
+
+
+def _sides(config: dict, processor: dict):
+  """Returns (shorter side, most of the longer, size of the model's images) in evaluation.
+
+  Where a height and a width are given, images are resized to those, whatever their aspect
+  ratio; the first two are then None, as they are where the config has our pipeline.
+  """
+  size = processor.get('size', _SHORTER)
+  own = 'size' not in processor or 'pp' in configs.section(config, 'vit_jax')
+  fixed = config.get('image_size') if own else None
+  if not fixed and isinstance(size, list):
+    fixed = size
+  elif not fixed and isinstance(size, dict) and 'height' in size:
+    fixed = size['height'], size['width']
+  if fixed:
+    return None, None, configs.pair(fixed)
+  longest = processor.get('max_size', _LONGEST)  # in files from before 2023
+  if isinstance(size, dict):
+    size, longest = size['shortest_edge'], size.get('longest_edge', longest)
+  return configs.pair(size)[0], longest, configs.pair(longest)
+
+
+def _config(fields, image_size, class_names) -> dict:
+  inside, need = fields['backbone'], config_writers.need
+  if inside.get('name') != 'resnet':
+    raise ValueError(
+      f'transformers has DETR on a resnet, not on a {inside.get("name")} of ours'
+    )
+  need(inside, 'frozen_norm', (True,), 'transformers', 'its norms are frozen')
+  need(fields, 'feature', (None,), 'transformers', 'it takes the last map')
+  name = _timm_name(inside)
+  if name:
+    need(inside, 'output_stride', (16, 32), 'transformers', 'DC5 has 16')
+    backbone = {'use_timm_backbone': True, 'backbone': name}
+  else:
+    why = 'its own ResNet has no other'
+    need(inside, 'output_stride', (32,), 'transformers', why)
+    backbone = {
+      'use_timm_backbone': False,
+      'backbone': None,
+      'backbone_config': {
+        'model_type': 'resnet',
+        'num_channels': 3,
+        'embedding_size': inside['stem_width'],
+        'hidden_sizes': list(inside['widths']),
+        'depths': list(inside['depths']),
+        'layer_type': 'bottleneck',
+        'hidden_act': 'relu',
+        'downsample_in_first_stage': False,
+        'out_features': [f'stage{len(inside["depths"])}'],
+      },
+    }
+  return {
+    'architectures': ['DetrForObjectDetection'],
+    'model_type': 'detr',
+    'use_pretrained_backbone': False,
+    **backbone,
+    'dilation': inside['output_stride'] != 32,
+    'd_model': fields['width'],
+    'encoder_layers': fields['encoder_depth'],
+    'decoder_layers': fields['decoder_depth'],
+    'encoder_attention_heads': fields['num_heads'],
+    'decoder_attention_heads': fields['num_heads'],
+    'encoder_ffn_dim': fields['mlp_dim'],
+    'decoder_ffn_dim': fields['mlp_dim'],
+    'num_queries': fields['num_queries'],
+    **_ONLY,
+    'dropout': fields['dropout'],
+    'attention_dropout': fields['attention_dropout'],
+    'auxiliary_loss': False,
+    'image_size': list(image_size),
+    **config_writers.labels(class_names, fields['num_classes']),
+  }
+
+
+def _timm_name(fields: dict) -> str | None:
+  """Returns timm's name of a ResNet of these blocks and widths, if it has one."""
+  names = {(3, 4, 6, 3): 'resnet50', (3, 4, 23, 3): 'resnet101'}
+  usual = (*fields['widths'], fields['stem_width']) == (256, 512, 1024, 2048, 64)
+  return names.get(tuple(fields['depths'])) if usual else None
+
+
 FORMATS = (
   Format(
     'hf',
     'detr',
     r'model\.query_position_embeddings\.weight',
-    lambda arrays, config: _hf_rules(published=True),
+    lambda arrays, facts: _hf(facts.fields['num_heads']),
     _infer,
-    detr_config.read,
+    _facts,
     flat_heads=True,
     to='hf',
-    write_config=detr_config.write,
-    write_rules=lambda flat: _hf_rules(_published(flat)),
+    config=_config,
+    write_rules=lambda flat, fields: _hf(
+      fields['num_heads'], _timm_name(fields['backbone']) is not None
+    ),
   ),
   Format(
     'authors',
     'detr',
     r'transformer\.decoder\.layers\.0\.multihead_attn\.in_proj_weight',
-    lambda arrays, config: _AUTHORS,
+    lambda arrays, facts: _authors(facts.fields['num_heads']),
     _infer,
-    detr_config.read,
+    _facts,
     flat_heads=True,
   ),
 )

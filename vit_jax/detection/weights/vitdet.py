@@ -5,63 +5,66 @@ import re
 
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.weights import export, hints, layers
-from vit_jax.weights import transforms as t
-from vit_jax.weights.families.vit import ATTENTION, BLOCK, MLP, POSITIONS
+from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights.families.vit import ATTENTION, BLOCK, MLP, POSITIONS, columns
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Rule, Table, table
 
 _TABLES = 'relative_positions'
 
 
-def rules(embedding: str, table: str, layer: str, attention: str) -> tuple[Rule, ...]:
+def rules(
+  embedding: str, positions: str, layer: str, attention: str, heads: int
+) -> Table:
   """Returns the rename table of the names of an implementation.
 
   Args:
-    embedding: of the patch embedding.
-    table: of the absolute positions.
-    layer: of a block, with {i}.
-    attention: of attention in a block.
+    embedding: the patch embedding.
+    positions: the absolute ones.
+    layer: a block, with {i}.
+    attention: within a block.
   """
   attention = f'{layer}.{attention}'
-  return (
-    Rule(table, POSITIONS),
-    *layers.pair(embedding, 'embedding', t.conv),
-    *layers.norm(f'{layer}.norm1', f'{BLOCK}/LayerNorm_0'),
-    *layers.norm(f'{layer}.norm2', f'{BLOCK}/LayerNorm_1'),
-    *layers.fused(f'{attention}.qkv', ATTENTION, ('query', 'key', 'value')),
-    *layers.pair(f'{attention}.proj', f'{ATTENTION}/out', t.out_kernel),
+  return table(
+    Rule(positions, POSITIONS),
+    layers.conv(embedding, 'embedding'),
+    layers.norm(f'{layer}.norm1', f'{BLOCK}/LayerNorm_0'),
+    layers.norm(f'{layer}.norm2', f'{BLOCK}/LayerNorm_1'),
+    layers.fused(f'{attention}.qkv', ATTENTION, heads),
+    layers.out_of_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
     Rule(f'{attention}.rel_pos_h', f'{BLOCK}/{_TABLES}/rows'),
     Rule(f'{attention}.rel_pos_w', f'{BLOCK}/{_TABLES}/columns'),
-    *layers.pair(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
-    *layers.pair(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
+    layers.dense(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
+    layers.dense(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
   )
 
 
-_HF = rules(
-  'embeddings.projection',
-  'embeddings.position_embeddings',
-  'encoder.layer.{i}',
-  'attention',
-)
+def _hf(heads: int) -> Table:
+  embeddings, layer = 'embeddings', 'encoder.layer.{i}'
+  return rules(
+    f'{embeddings}.projection',
+    f'{embeddings}.position_embeddings',
+    layer,
+    'attention',
+    heads,
+  )
 
 
-# -- the model's fields -----------------------------------------------------------------
+# -- the model's fields ---------------------------------------------------------------
 
 
-def tables(flat: dict[str, np.ndarray]) -> list[tuple[int, int]]:
+def _maps(flat: dict[str, np.ndarray]) -> list[tuple[int, int]]:
   """Returns the map (h, w) that each block's relative positions are for; [] if none."""
-  of = lambda i, name: (
+  side = lambda i, name: (
     (flat[f'Transformer/encoderblock_{i}/{_TABLES}/{name}'].shape[0] + 1) // 2
   )
   depth = _depth(flat) if any(f'/{_TABLES}/' in name for name in flat) else 0
-  return [(of(i, 'rows'), of(i, 'columns')) for i in range(depth)]
+  return [(side(i, 'rows'), side(i, 'columns')) for i in range(depth)]
 
 
 def _depth(flat) -> int:
-  found = (re.match(r'Transformer/encoderblock_(\d+)/', name) for name in flat)
-  return len({match[1] for match in found if match})
+  blocks = (re.match(r'Transformer/encoderblock_(\d+)/', name) for name in flat)
+  return len({match[1] for match in blocks if match})
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
@@ -70,25 +73,23 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   Which blocks attend to the whole map, and the side of windows, are None where tables of
   relative positions do not tell them apart.
   """
-  kernel = flat['embedding/kernel']
-  query = flat['Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel']
-  hidden = flat['Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel'].shape[1]
-  patch = kernel.shape[:2]
+  *patch, _, width = flat['embedding/kernel'].shape
+  maps = _maps(flat)
   fields = dict(
-    patch_size=patch,
-    width=kernel.shape[3],
+    patch_size=tuple(patch),
+    width=width,
     depth=_depth(flat),
-    mlp_dim=hidden,
-    num_heads=query.shape[1],
-    relative=bool(known := tables(flat)),
+    mlp_dim=flat[f'{MLP.format(i=0)}/Dense_0/kernel'].shape[1],
+    num_heads=flat[f'{ATTENTION.format(i=0)}/query/kernel'].shape[1],
+    relative=bool(maps),
     absolute=POSITIONS in flat,
     window=None,
     global_blocks=None,
-    num_classes=flat['head/kernel'].shape[1] if 'head/kernel' in flat else None,
+    num_classes=columns(flat, 'head/kernel'),
   )
-  if len(set(known)) == 2 and (least := min(known))[0] == least[1]:
+  if len(set(maps)) == 2 and (least := min(maps))[0] == least[1]:
     fields['window'] = least[0]
-    fields['global_blocks'] = tuple(i for i, n in enumerate(known) if n != least)
+    fields['global_blocks'] = tuple(i for i, n in enumerate(maps) if n != least)
   if POSITIONS in flat:
     rows = flat[POSITIONS].shape[1]
     side = math.isqrt(rows)
@@ -101,32 +102,31 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
 
 def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the map of blocks that attend to all of it; None: unknown."""
-  known, whole = tables(flat), fields['global_blocks']
-  return known[whole[0]] if known and whole else None
+  maps, whole = _maps(flat), fields['global_blocks']
+  return maps[whole[0]] if maps and whole else None
 
 
-def depth_of_windows(fields: dict) -> list[int]:
+def windowed(fields: dict) -> list[int]:
   """Returns the blocks that attend within windows."""
   return [i for i in range(fields['depth']) if i not in fields['global_blocks']]
 
 
-# -- configs ----------------------------------------------------------------------------
+# -- configs --------------------------------------------------------------------------
 
 
-def read_config(config: dict, image_size, where: str) -> dict:
-  """Returns the fields given by a config with transformers' keys."""
+def read_config(config: dict) -> dict:
+  """Returns the fields in a config with transformers' keys."""
   fields = {}
-  if config.get('residual_block_indices'):
-    raise UserError(
-      f'{where}: residual_block_indices is {config["residual_block_indices"]}: a ViTDet '
-      'with convolutions between its blocks is not read, only [] is.'
-    )
+  # Convolutions between blocks are not read.
+  configs.require(config, {'residual_block_indices': []}, 'a ViTDet')
   if 'num_attention_heads' in config:
     fields['num_heads'] = config['num_attention_heads']
   depth = config.get('num_hidden_layers')
   if depth is not None and (
     'window_size' in config or 'window_block_indices' in config
   ):
+    if not 0 < depth <= 1000:
+      raise ValueError(f'num_hidden_layers is {depth}, up to 1000 are read')
     side = config.get('window_size', 0)
     within = config.get('window_block_indices', []) if side else []
     fields['global_blocks'] = tuple(i for i in range(depth) if i not in within)
@@ -134,23 +134,24 @@ def read_config(config: dict, image_size, where: str) -> dict:
   return fields
 
 
-def _hints(config: dict, where: str) -> hints.Hints:
-  found = hints.hf('vitdet')(config, where)
+def _facts(config: dict, source: str) -> configs.Facts:
+  facts = configs.hf('vitdet')(config, source)
   fields = {
-    'act': found.fields['act'],
+    'act': facts.fields['act'],
     'norm_eps': config.get('layer_norm_eps', 1e-6),
-    **read_config(config, found.image_size, where),
+    **read_config(config),
   }
-  return found._replace(fields=fields)
+  return facts._replace(fields=fields)
 
 
 def check_plain(fields: dict, format: str) -> None:
-  """Raises UserError for what neither transformers nor detectron2 has."""
-  export.need(fields, 'num_classes', (None,), format, 'its ViTDet has no classifier')
+  """Raises ValueError for what neither transformers nor detectron2 has."""
+  why = 'its ViTDet has no classifier'
+  config_writers.need(fields, 'num_classes', (None,), format, why)
   if len(set(fields['patch_size'])) > 1 or len(set(fields['pretrained_size'])) > 1:
-    raise UserError(
+    raise ValueError(
       f'{format} has square patches and position tables only, not '
-      f'patch_size={fields["patch_size"]}, pretrained_size={fields["pretrained_size"]}.'
+      f'patch_size={fields["patch_size"]}, pretrained_size={fields["pretrained_size"]}'
     )
 
 
@@ -158,13 +159,12 @@ def _config(fields, image_size, class_names) -> dict:
   check_plain(fields, 'transformers')
   if fields['absolute']:
     why = 'the first row of its positions is that of a class token'
-    export.need(fields, 'class_row', (True,), 'transformers', why)
+    config_writers.need(fields, 'class_row', (True,), 'transformers', why)
   if fields['mlp_dim'] % fields['width']:
-    raise UserError(
+    raise ValueError(
       f'transformers cannot express mlp_dim={fields["mlp_dim"]} of a vitdet of width '
-      f'{fields["width"]}: it takes whole multiples only.'
+      f'{fields["width"]}: it takes whole multiples only'
     )
-  one = lambda pair: pair[0] if pair[0] == pair[1] else list(pair)
   return {
     'architectures': ['VitDetBackbone'],
     'model_type': 'vitdet',
@@ -172,15 +172,15 @@ def _config(fields, image_size, class_names) -> dict:
     'num_hidden_layers': fields['depth'],
     'num_attention_heads': fields['num_heads'],
     'mlp_ratio': fields['mlp_dim'] // fields['width'],
-    'hidden_act': {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}[fields['act']],
+    'hidden_act': config_writers.HF_ACTS[fields['act']],
     'layer_norm_eps': fields['norm_eps'],
-    'image_size': one(tuple(image_size)),
+    'image_size': config_writers.one(image_size),
     'pretrain_image_size': fields['pretrained_size'][0],
     'patch_size': fields['patch_size'][0],
     'num_channels': 3,
     'qkv_bias': True,
     'drop_path_rate': fields['stochastic_depth'],
-    'window_block_indices': depth_of_windows(fields),
+    'window_block_indices': windowed(fields),
     'residual_block_indices': [],
     'use_absolute_position_embeddings': fields['absolute'],
     'use_relative_position_embeddings': fields['relative'],
@@ -194,12 +194,13 @@ FORMATS = (
     'hf',
     'vitdet',
     r'encoder\.layer\.0\.attention\.qkv\.weight',
-    lambda arrays, config: _HF,
+    lambda arrays, facts: _hf(facts.fields['num_heads']),
     infer,
-    _hints,
+    _facts,
     grid=grid,
     flat_heads=True,
     to='hf',
-    write_config=_config,
+    config=_config,
+    write_rules=lambda flat, fields: _hf(fields['num_heads']),
   ),
 )

@@ -11,14 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
-from vit_jax import models, trees
+from vit_jax import models
 from vit_jax.errors import OutOfMemory, UserError
 from vit_jax.machine import cores
 from vit_jax.tools.bench import ours as bench_ours
 from vit_jax.tools.bench import torch_worker
-from vit_jax.weights import export
+from vit_jax.weights import formats
 
 SCRIPT = Path(torch_worker.__file__)
 # What the comparison's model does not have: each would be our own work only.
@@ -141,10 +139,7 @@ def theirs(model: bench_ours.Model) -> dict:
     fields['act'] = 'gelu_erf'
   if fields.get('scan'):
     module = module.clone(scan=False)
-  flat = trees.flatten(models.shapes_of(module, (*model.size, 3))['params'])
-  # Zeros of a byte each: only names and shapes are asked for.
-  zeros = {name: np.broadcast_to(np.int8(0), x.shape) for name, x in flat.items()}
-  _, config = export.export(zeros, family, fields, 'timm', image_size=model.size)
+  config = formats.writer(family, 'timm').config(fields, model.size, None)
   return {key: config[key] for key in ('architecture', 'model_args', 'num_classes')}
 
 

@@ -96,24 +96,24 @@ def write(
   Raises:
     UserError: for what cannot be read, or be expressed in the format.
   """
-  from vit_jax.weights import inferred, licence, read, runs
+  from vit_jax.weights import export, pipelines, published, read, runs
 
   found = read(source, ema=ema, weights=weights)
-  exported = _export(found, folder, to)
+  to, params = _write(found, folder, to)
   run = runs.find(source)
   config, metrics, percent = _run(run[0], found.step) if run else (None, {}, set())
-  size = found.image_size or inferred.usual_size(found)
+  size = export.usual_size(found)
   began = (config or {}).get('weights') or {}
   facts = card.Facts(
     repo=repo,
-    format=exported['to'],
+    format=to,
     model=_model(found, config),
-    params=exported['params'],
+    params=params,
     image_size=size,
-    pp=found.pp or inferred.plain_pp(found, size),
+    pp=found.pp or pipelines.plain(found, size),
     classes=found.fields.get('num_classes'),
     class_names=found.class_names,
-    licence=licence.of(source),
+    licence=published.licence(source),
     asked=asked,
     base=_base(began.get('source') or source),
     config=config,
@@ -130,14 +130,15 @@ def write(
     'source': source,
     'step': found.step,
     'folder': str(folder),
-    'to': exported['to'],
-    'params': exported['params'],
+    'to': to,
+    'params': params,
     'license': asked or facts.licence.name or card.UNKNOWN,
   }
 
 
-def _export(found, folder: Path, to: str | None) -> dict:
-  from vit_jax.tools import convert
+def _write(source, folder: Path, to: str | None) -> tuple[str, int]:
+  """Returns (the format that was written, the number of parameters)."""
+  from vit_jax.weights import write
 
   refused = []
   for name in [to] if to else FORMATS:
@@ -145,7 +146,7 @@ def _export(found, folder: Path, to: str | None) -> dict:
     try:
       if name == 'google':
         folder.mkdir(parents=True, exist_ok=True)
-      return convert.export(found, dest, name)
+      return name, write(source, dest, name)[1]
     except UserError as error:
       refused.append(str(error))
       if name == 'google':

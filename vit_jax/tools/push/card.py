@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from vit_jax.weights.licence import Licence
+from vit_jax.weights.published import Licence
 
 UNKNOWN = 'unknown'  # an identifier of the hub's list
 _LIBRARIES = {'timm': 'timm', 'hf': 'transformers', 'google': 'vit_jax'}

@@ -1,65 +1,55 @@
-"""The published BiT, pre-activation, in its formats."""
+"""ResNets with GroupNorm: the published BiT, pre-activation, and big_vision's own."""
 
-import numpy as np
-
-from vit_jax.errors import UserError
-from vit_jax.weights import export, hints
+from vit_jax.weights import config_writers, configs, layers
 from vit_jax.weights import transforms as t
-from vit_jax.weights.families.vit import resnet_blocks
+from vit_jax.weights.families.vit import RESNET, columns, resnet_blocks
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Rule, table
 
 _UNIT, _STAGE = 'block{s+1}/unit{u+01}', 'stages.{s}.blocks.{u}'
 _CONV = 'standardized_conv2d'
 
 # TensorFlow's file numbers some convolutions.
-TF = (
+TF = table(
   Rule(f'resnet/{{rest}}/{_CONV}/kernel', f'{{rest}}/{_CONV}/kernel'),
   Rule(
-    f'resnet/{{rest}}/{_CONV}_{{n}}/kernel', f'{{rest}}/{_CONV}/kernel', t.same, True
+    f'resnet/{{rest}}/{_CONV}_{{n}}/kernel', f'{{rest}}/{_CONV}/kernel', only_load=True
   ),
-  Rule('resnet/{rest}/group_norm/gamma', '{rest}/group_norm/scale', t.group_norm),
-  Rule('resnet/{rest}/group_norm/beta', '{rest}/group_norm/bias', t.group_norm),
-  Rule('resnet/group_norm/gamma', 'group_norm/scale', t.group_norm),
-  Rule('resnet/group_norm/beta', 'group_norm/bias', t.group_norm),
+  [
+    Rule(f'resnet/{at}group_norm/{theirs}', f'{at}group_norm/{ours}', t.group_norm)
+    for at in ('{rest}/', '')
+    for theirs, ours in (('gamma', 'scale'), ('beta', 'bias'))
+  ],
   Rule('resnet/head/conv2d/{rest}', 'head/conv2d/{rest}'),
 )
 
-TIMM = (
-  Rule('stem.conv.weight', f'root_block/{_CONV}/kernel', t.conv),
-  Rule(f'{_STAGE}.downsample.conv.weight', f'{_UNIT}/a/proj/{_CONV}/kernel', t.conv),
-  *(
-    rule
-    for k, part in ((1, 'a'), (2, 'b'), (3, 'c'))
-    for rule in (
-      Rule(f'{_STAGE}.conv{k}.weight', f'{_UNIT}/{part}/{_CONV}/kernel', t.conv),
-      Rule(f'{_STAGE}.norm{k}.weight', f'{_UNIT}/{part}/group_norm/scale'),
-      Rule(f'{_STAGE}.norm{k}.bias', f'{_UNIT}/{part}/group_norm/bias'),
+TIMM = table(
+  layers.conv('stem.conv', f'root_block/{_CONV}'),
+  layers.conv(f'{_STAGE}.downsample.conv', f'{_UNIT}/a/proj/{_CONV}'),
+  [
+    (
+      layers.conv(f'{_STAGE}.conv{k}', f'{_UNIT}/{part}/{_CONV}'),
+      layers.norm(f'{_STAGE}.norm{k}', f'{_UNIT}/{part}/group_norm'),
     )
-  ),
-  Rule('norm.weight', 'group_norm/scale'),
-  Rule('norm.bias', 'group_norm/bias'),
-  Rule('head.fc.weight', 'head/conv2d/kernel', t.conv),
-  Rule('head.fc.bias', 'head/conv2d/bias'),
+    for k, part in ((1, 'a'), (2, 'b'), (3, 'c'))
+  ],
+  layers.norm('norm', 'group_norm'),
+  layers.conv('head.fc', 'head/conv2d'),
 )
 
 
-def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters tell.
+def _infer(root: str, head: str):
+  """Returns the function that infers a model's fields, given the names of two kernels."""
 
-  Raises:
-    UserError: if its root is missing.
-  """
-  root = f'root_block/{_CONV}/kernel'
-  if root not in flat or flat[root].ndim != 4:
-    raise UserError(f'The file lacks {root} of 4 dimensions, which every BiT has.')
-  head = flat.get('head/conv2d/kernel')
-  return dict(
-    blocks=resnet_blocks(flat),
-    width=flat[root].shape[-1],
-    num_classes=None if head is None else head.shape[-1],
-  )
+  def infer(flat) -> dict:
+    *_, width = flat[root].shape
+    classes = columns(flat, head)
+    return dict(blocks=resnet_blocks(flat), width=width, num_classes=classes)
 
+  return infer
+
+
+infer = _infer(f'root_block/{_CONV}/kernel', 'head/conv2d/kernel')
 
 # timm's BiTs are functions, one per shape.
 _TIMM_NAMES = {
@@ -74,14 +64,14 @@ _TIMM_NAMES = {
 
 def _timm_config(fields, image_size, class_names) -> dict:
   why = 'its BiT pads what the first pool reads with zeros'
-  export.need(fields, 'zero_pad_pool', (True,), 'timm', why)
+  config_writers.need(fields, 'zero_pad_pool', (True,), 'timm', why)
   architecture = _TIMM_NAMES.get((tuple(fields['blocks']), fields['width']))
   if architecture is None:
-    raise UserError(
+    raise ValueError(
       f'timm has no BiT with blocks={tuple(fields["blocks"])} and '
-      f'width={fields["width"]}; it has {list(_TIMM_NAMES.values())}.'
+      f'width={fields["width"]}; it has {list(_TIMM_NAMES.values())}'
     )
-  return export.timm_config(architecture, 'avg', {}, fields, image_size, class_names)
+  return config_writers.timm(architecture, 'avg', {}, fields, image_size, class_names)
 
 
 FORMATS = (
@@ -89,20 +79,31 @@ FORMATS = (
     'bit',
     'bit',
     r'resnet/root_block/.+',
-    lambda arrays, config: TF,
+    TF,
     infer,
-    hints.google(),
+    configs.google(),
     to='google',
-    write_config=export.google_config(zero_pad_pool=True),
+    config=config_writers.google(zero_pad_pool=True),
   ),
   Format(
     'timm',
     'bit',
     r'stem\.conv\.weight',
-    lambda arrays, config: TIMM,
+    TIMM,
     infer,
-    hints.timm(),
+    configs.timm(),
     to='timm',
-    write_config=_timm_config,
+    config=_timm_config,
+  ),
+  Format(
+    'big_vision',
+    'resnet_gn',
+    r'conv_root/kernel',
+    RESNET,
+    _infer('conv_root/kernel', 'head/kernel'),
+    configs.google(),
+    lacks=r'Transformer/.+',
+    to='google',
+    config=config_writers.google(),
   ),
 )

@@ -2,48 +2,45 @@
 
 import numpy as np
 
-from vit_jax.weights import export, hints, layers
-from vit_jax.weights import transforms as t
+from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Rule, Table, table
 
-_BLOCK, _THEIRS = 'stage{s+1}_block_{i}', 'stages.{s}.blocks.{i}'
+_BLOCK, _DOWN = 'stage{s+1}_block_{i}', 'stage{s+1}_downsample'
+_TIMM = 'stages.{s}.blocks.{i}'
 
-TIMM = (
-  *layers.pair('stem.0', 'stem/conv', t.conv),
-  *layers.norm('stem.1', 'stem/norm'),
-  *layers.norm('stages.{s}.downsample.0', 'stage{s+1}_downsample/norm'),
-  *layers.pair('stages.{s}.downsample.1', 'stage{s+1}_downsample/conv', t.conv),
-  *layers.pair(f'{_THEIRS}.conv_dw', f'{_BLOCK}/conv_dw', t.conv),
-  *layers.norm(f'{_THEIRS}.norm', f'{_BLOCK}/norm'),
-  *layers.pair(f'{_THEIRS}.mlp.fc1', f'{_BLOCK}/mlp/Dense_0'),
-  *layers.pair(f'{_THEIRS}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1'),
-  Rule(f'{_THEIRS}.gamma', f'{_BLOCK}/gamma'),
-  *layers.norm('head.norm', 'norm'),
-  *layers.pair('head.fc', 'head'),
+TIMM = table(
+  layers.conv('stem.0', 'stem/conv'),
+  layers.norm('stem.1', 'stem/norm'),
+  layers.norm('stages.{s}.downsample.0', f'{_DOWN}/norm'),
+  layers.conv('stages.{s}.downsample.1', f'{_DOWN}/conv'),
+  layers.conv(f'{_TIMM}.conv_dw', f'{_BLOCK}/conv_dw'),
+  layers.norm(f'{_TIMM}.norm', f'{_BLOCK}/norm'),
+  layers.dense(f'{_TIMM}.mlp.fc1', f'{_BLOCK}/mlp/Dense_0'),
+  layers.dense(f'{_TIMM}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1'),
+  Rule(f'{_TIMM}.gamma', f'{_BLOCK}/gamma'),
+  layers.norm('head.norm', 'norm'),
+  layers.dense('head.fc', 'head'),
 )
 
 
-_HF = 'encoder.stages.{s}.layers.{i}'
-
-
-def hf(prefix: str = 'convnext.') -> tuple[Rule, ...]:
+def hf(prefix: str = 'convnext.') -> Table:
   """transformers' ConvNextForImageClassification; prefix '' for a bare ConvNextModel."""
-  theirs, encoder = f'{prefix}{_HF}', f'{prefix}encoder.stages.{{s}}'
-  return (
-    *layers.pair(f'{prefix}embeddings.patch_embeddings', 'stem/conv', t.conv),
-    *layers.norm(f'{prefix}embeddings.layernorm', 'stem/norm'),
-    *layers.norm(f'{encoder}.downsampling_layer.0', 'stage{s+1}_downsample/norm'),
-    *layers.pair(
-      f'{encoder}.downsampling_layer.1', 'stage{s+1}_downsample/conv', t.conv
-    ),
-    *layers.pair(f'{theirs}.dwconv', f'{_BLOCK}/conv_dw', t.conv),
-    *layers.norm(f'{theirs}.layernorm', f'{_BLOCK}/norm'),
-    *layers.pair(f'{theirs}.pwconv1', f'{_BLOCK}/mlp/Dense_0'),
-    *layers.pair(f'{theirs}.pwconv2', f'{_BLOCK}/mlp/Dense_1'),
-    Rule(f'{theirs}.layer_scale_parameter', f'{_BLOCK}/gamma'),
-    *layers.norm(f'{prefix}layernorm', 'norm'),
-    *layers.pair('classifier', 'head'),
+  stage = f'{prefix}encoder.stages.{{s}}'
+  block, down = f'{stage}.layers.{{i}}', f'{stage}.downsampling_layer'
+  return table(
+    layers.conv(f'{prefix}embeddings.patch_embeddings', 'stem/conv'),
+    layers.norm(f'{prefix}embeddings.layernorm', 'stem/norm'),
+    layers.norm(f'{down}.0', f'{_DOWN}/norm'),
+    layers.conv(f'{down}.1', f'{_DOWN}/conv'),
+    layers.conv(f'{block}.dwconv', f'{_BLOCK}/conv_dw'),
+    layers.norm(f'{block}.layernorm', f'{_BLOCK}/norm'),
+    layers.dense(f'{block}.pwconv1', f'{_BLOCK}/mlp/Dense_0'),
+    layers.dense(f'{block}.pwconv2', f'{_BLOCK}/mlp/Dense_1'),
+    Rule(f'{block}.layer_scale_parameter', f'{_BLOCK}/gamma'),
+    layers.norm(f'{prefix}layernorm', 'norm'),
+    layers.dense('classifier', 'head'),
   )
 
 
@@ -55,23 +52,19 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   return dict(
     depths=tuple(stages.count(s) for s in numbers),
     widths=tuple(flat[f'stage{s}_block_0/gamma'].size for s in numbers),
-    num_classes=flat['head/kernel'].shape[1] if 'head/kernel' in flat else None,
+    num_classes=columns(flat, 'head/kernel'),
   )
-
-
-def _timm_fields(config: dict, where: str) -> dict:
-  act = config.get('model_args', {}).get('act_layer', 'gelu')
-  return {'act': hints.activation(act, where)}
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  export.need(fields, 'norm_eps', (1e-6,), 'timm', 'its ConvNeXt has one for all norms')
+  config_writers.need(
+    fields, 'norm_eps', (1e-6,), 'timm', 'its ConvNeXt has one for all norms'
+  )
   args = {'depths': list(fields['depths']), 'dims': list(fields['widths'])}
   if fields['act'] != 'gelu_erf':
     args['act_layer'] = fields['act']
-  return export.timm_config(
-    'convnext_tiny', 'avg', args, fields, image_size, class_names
-  )
+  name = 'convnext_tiny'
+  return config_writers.timm(name, 'avg', args, fields, image_size, class_names)
 
 
 def _hf_config(fields, image_size, class_names) -> dict:
@@ -85,11 +78,7 @@ def _hf_config(fields, image_size, class_names) -> dict:
     'drop_path_rate': fields['stochastic_depth'],
   }
   name = 'ConvNext'
-  return export.hf_config(name, 'convnext', args, fields, image_size, class_names)
-
-
-def _hf_rules(arrays, config) -> tuple[Rule, ...]:
-  return hf('convnext.' if any(name.startswith('convnext.') for name in arrays) else '')
+  return config_writers.hf(name, 'convnext', args, fields, image_size, class_names)
 
 
 FORMATS = (
@@ -97,21 +86,21 @@ FORMATS = (
     'timm',
     'convnext',
     r'stages\.0\.blocks\.0\.conv_dw\.weight',
-    lambda arrays, config: TIMM,
+    TIMM,
     infer,
-    hints.timm(_timm_fields),
+    configs.timm(configs.timm_act),
     to='timm',
-    write_config=_timm_config,
+    config=_timm_config,
   ),
   Format(
     'hf',
     'convnext',
     r'(convnext\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
-    _hf_rules,
+    lambda arrays, facts: hf(configs.prefix(arrays, 'convnext.')),
     infer,
-    hints.hf('convnext'),
+    configs.hf('convnext'),
     to='hf',
-    write_config=_hf_config,
-    write_rules=lambda flat: hf(),
+    config=_hf_config,
+    write_rules=lambda flat, fields: hf(),
   ),
 )

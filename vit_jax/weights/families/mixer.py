@@ -4,14 +4,12 @@ import math
 
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.weights import export, hints
-from vit_jax.weights import transforms as t
+from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Rule, table
 
 _BLOCK = 'MixerBlock_{i}'
-_DENSE = {'fc1': 'Dense_0', 'fc2': 'Dense_1'}
 
 GOOGLE = tuple(
   Rule(name, name)
@@ -23,49 +21,31 @@ GOOGLE = tuple(
   )
 )
 
-_NORMS = {
-  'blocks.{i}.norm1': f'{_BLOCK}/LayerNorm_0',
-  'blocks.{i}.norm2': f'{_BLOCK}/LayerNorm_1',
-  'norm': 'pre_head_layer_norm',
-}
-_MLPS = {
-  f'blocks.{{i}}.mlp_{theirs}.{fc}': f'{_BLOCK}/{ours}/{dense}'
-  for theirs, ours in (('tokens', 'token_mixing'), ('channels', 'channel_mixing'))
-  for fc, dense in _DENSE.items()
-}
-TIMM = (
-  Rule('stem.proj.weight', 'stem/kernel', t.conv),
-  Rule('stem.proj.bias', 'stem/bias'),
-  *(Rule(f'{a}.weight', f'{b}/scale') for a, b in _NORMS.items()),
-  *(Rule(f'{a}.weight', f'{b}/kernel', t.dense) for a, b in _MLPS.items()),
-  *(Rule(f'{a}.bias', f'{b}/bias') for a, b in (_NORMS | _MLPS).items()),
-  Rule('head.weight', 'head/kernel', t.dense),
-  Rule('head.bias', 'head/bias'),
+TIMM = table(
+  layers.conv('stem.proj', 'stem'),
+  layers.norm('blocks.{i}.norm1', f'{_BLOCK}/LayerNorm_0'),
+  layers.norm('blocks.{i}.norm2', f'{_BLOCK}/LayerNorm_1'),
+  [
+    layers.dense(f'blocks.{{i}}.mlp_{mixed}.fc{k + 1}', f'{_BLOCK}/{mlp}/Dense_{k}')
+    for mixed, mlp in (('tokens', 'token_mixing'), ('channels', 'channel_mixing'))
+    for k in range(2)
+  ],
+  layers.norm('norm', 'pre_head_layer_norm'),
+  layers.dense('head', 'head'),
 )
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters tell.
-
-  Raises:
-    UserError: if a Mixer's parts are missing.
-  """
-
-  def shape(name, ndim):
-    if name not in flat or flat[name].ndim != ndim:
-      raise UserError(
-        f'The file lacks {name} of {ndim} dimensions, which every Mixer has.'
-      )
-    return flat[name].shape
-
-  stem = shape('stem/kernel', 4)
+  """Returns the model's fields that its parameters determine."""
+  *patch_size, _, width = flat['stem/kernel'].shape
+  mlp_dim = lambda part: flat[f'MixerBlock_0/{part}_mixing/Dense_0/kernel'].shape[1]
   return dict(
-    patch_size=stem[:2],
-    width=stem[3],
+    patch_size=tuple(patch_size),
+    width=width,
     depth=len({n.split('/')[0] for n in flat if n.startswith('MixerBlock_')}),
-    tokens_mlp_dim=shape('MixerBlock_0/token_mixing/Dense_0/kernel', 2)[1],
-    channels_mlp_dim=shape('MixerBlock_0/channel_mixing/Dense_0/kernel', 2)[1],
-    num_classes=shape('head/kernel', 2)[1] if 'head/kernel' in flat else None,
+    tokens_mlp_dim=mlp_dim('token'),
+    channels_mlp_dim=mlp_dim('channel'),
+    num_classes=columns(flat, 'head/kernel'),
   )
 
 
@@ -86,11 +66,11 @@ _TIMM_NAMES = [f'mixer_{size}{patch}_224' for size in 'sbl' for patch in (16, 32
 
 def _timm_config(fields, image_size, class_names) -> dict:
   why = 'its Mixer has the erf form, and another GELU changes the logits'
-  export.need(fields, 'act', ('gelu_erf',), 'timm', why)
-  args = export.timm_transformer(fields, image_size)
+  config_writers.need(fields, 'act', ('gelu_erf',), 'timm', why)
+  args = config_writers.timm_patches(fields, image_size)
   args['num_blocks'] = fields['depth']
   args['mlp_ratio'] = [
-    export.timm_ratio(fields[k], fields['width'])
+    config_writers.timm_ratio(fields[k], fields['width'])
     for k in ('tokens_mlp_dim', 'channels_mlp_dim')
   ]
   shape = (args['embed_dim'], fields['depth'], *args['mlp_ratio'])
@@ -100,12 +80,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
     args = {'img_size': args['img_size']}
   else:  # only timm.models.MlpMixer(**model_args) builds it
     architecture = 'mixer_s16_224'
-  return export.timm_config(architecture, 'avg', args, fields, image_size, class_names)
-
-
-def _timm_fields(config: dict, where: str) -> dict:
-  act = config.get('model_args', {}).get('act_layer', 'gelu')
-  return {'act': hints.activation(act, where)}
+  return config_writers.timm(architecture, 'avg', args, fields, image_size, class_names)
 
 
 FORMATS = (
@@ -113,22 +88,22 @@ FORMATS = (
     'google',
     'mixer',
     r'MixerBlock(_0)?/.+',
-    lambda arrays, config: GOOGLE,
+    GOOGLE,
     infer,
-    hints.google(act='gelu_tanh'),
+    configs.google(act='gelu_tanh'),
     grid=grid,
     to='google',
-    write_config=export.google_config(act='gelu_tanh'),
+    config=config_writers.google(act='gelu_tanh'),
   ),
   Format(
     'timm',
     'mixer',
     r'blocks\.0\.mlp_tokens\..+',
-    lambda arrays, config: TIMM,
+    TIMM,
     infer,
-    hints.timm(_timm_fields),
+    configs.timm(configs.timm_act),
     grid=grid,
     to='timm',
-    write_config=_timm_config,
+    config=_timm_config,
   ),
 )

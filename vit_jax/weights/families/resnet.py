@@ -5,69 +5,48 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax import trees
-from vit_jax.errors import UserError
-from vit_jax.weights import export, hints, layers, rename
-from vit_jax.weights import transforms as t
+from vit_jax.weights import config_writers, configs, layers, rename
+from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Table, table
 
 _BLOCK = 'stage{s+1}_block_{i}'
 
-
-def _norm(theirs: str, ours: str) -> tuple[Rule, ...]:
-  """A batch norm: parameters, statistics; of a frozen norm all four are statistics."""
-  stats = f'{trees.STATS}/{ours}'
-  return (
-    *layers.norm(theirs, ours),
-    Rule(f'{theirs}.running_mean', f'{stats}/mean'),
-    Rule(f'{theirs}.running_var', f'{stats}/var'),
-    *layers.norm(theirs, stats),
-  )
-
-
-TIMM = (
-  Rule('conv1.weight', 'stem/conv/kernel', t.conv),
-  *_norm('bn1', 'stem/norm'),
-  *(
-    rule
-    for k in (1, 2, 3)
-    for rule in (
-      Rule(f'layer{{s+1}}.{{i}}.conv{k}.weight', f'{_BLOCK}/conv{k}/kernel', t.conv),
-      *_norm(f'layer{{s+1}}.{{i}}.bn{k}', f'{_BLOCK}/norm{k}'),
+TIMM = table(
+  layers.conv('conv1', 'stem/conv'),
+  layers.batch_norm('bn1', 'stem/norm'),
+  [
+    (
+      layers.conv(f'layer{{s+1}}.{{i}}.{conv}', f'{_BLOCK}/conv{k}'),
+      layers.batch_norm(f'layer{{s+1}}.{{i}}.{norm}', f'{_BLOCK}/norm{k}'),
     )
-  ),
-  Rule('layer{s+1}.{i}.downsample.0.weight', f'{_BLOCK}/conv_proj/kernel', t.conv),
-  *_norm('layer{s+1}.{i}.downsample.1', f'{_BLOCK}/norm_proj'),
-  *layers.pair('fc', 'head'),
+    for conv, norm, k in (
+      *((f'conv{k}', f'bn{k}', k) for k in (1, 2, 3)),
+      ('downsample.0', 'downsample.1', '_proj'),
+    )
+  ],
+  layers.dense('fc', 'head'),
 )
 
 
-def hf(prefix: str) -> tuple[Rule, ...]:
-  """transformers' ResNetForImageClassification.
-
-  Args:
-    prefix: of what is not the classifier, 'resnet.'; '' for a bare model.
-  """
-  stem, block = (
-    f'{prefix}embedder.embedder',
-    f'{prefix}encoder.stages.{{s}}.layers.{{i}}',
-  )
-  convs = [(f'layer.{k - 1}', k) for k in (1, 2, 3)] + [('shortcut', '_proj')]
-  return (
-    Rule(f'{stem}.convolution.weight', 'stem/conv/kernel', t.conv),
-    *_norm(f'{stem}.normalization', 'stem/norm'),
-    *(
-      rule
-      for theirs, k in convs
-      for rule in (
-        Rule(
-          f'{block}.{theirs}.convolution.weight', f'{_BLOCK}/conv{k}/kernel', t.conv
-        ),
-        *_norm(f'{block}.{theirs}.normalization', f'{_BLOCK}/norm{k}'),
+def hf(prefix: str = 'resnet.') -> Table:
+  """transformers' ResNetForImageClassification; prefix '' for a bare model."""
+  stem = f'{prefix}embedder.embedder'
+  block = f'{prefix}encoder.stages.{{s}}.layers.{{i}}'
+  return table(
+    layers.conv(f'{stem}.convolution', 'stem/conv'),
+    layers.batch_norm(f'{stem}.normalization', 'stem/norm'),
+    [
+      (
+        layers.conv(f'{block}.{theirs}.convolution', f'{_BLOCK}/conv{k}'),
+        layers.batch_norm(f'{block}.{theirs}.normalization', f'{_BLOCK}/norm{k}'),
       )
-    ),
-    *layers.pair('classifier.1', 'head'),
+      for theirs, k in (
+        *((f'layer.{k - 1}', k) for k in (1, 2, 3)),
+        ('shortcut', '_proj'),
+      )
+    ],
+    layers.dense('classifier.1', 'head'),
   )
 
 
@@ -81,45 +60,44 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
     widths=tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers),
     stem_width=flat['stem/conv/kernel'].shape[3],
     output_stride=32,
-    num_classes=flat['head/kernel'].shape[1] if 'head/kernel' in flat else None,
+    num_classes=columns(flat, 'head/kernel'),
   )
 
 
-def _counts(rules) -> Callable[[dict], dict]:
+def _counts(rules: Table) -> Callable[[dict], dict]:
   """Returns the writer of PyTorch's counts of batches, which stand beside statistics."""
 
   def buffers(flat):
     means = {name: x for name, x in flat.items() if name.endswith('/mean')}
-    names = rename.to_theirs(means, rules, None, 'timm')
+    names = rename.to_theirs(means, rules)
     zero = np.zeros((), np.int64)
     return {n.replace('running_mean', 'num_batches_tracked'): zero for n in names}
 
   return buffers
 
 
-# -- timm, and torchvision's names -------------------------------------------------------
+# -- timm, and torchvision's names ----------------------------------------------------
 
 # Arguments of timm's ResNet that the arrays show, or that are read.
 _TIMM_ARGS = ('layers', 'channels', 'output_stride', 'num_classes', 'in_chans')
 
 
-def _timm_fields(config: dict, where: str) -> dict:
+def _timm_fields(config: dict, name: str) -> dict:
   args = config.get('model_args', {})
   if other := args.keys() - {*_TIMM_ARGS}:
-    raise UserError(
-      f'{where}: a ResNet of timm with model_args.{min(other)} is not read: it may compute '
-      f'something else with the same arrays. Those that are read: {list(_TIMM_ARGS)}.'
+    raise ValueError(
+      f'a ResNet of timm with model_args.{min(other)} is not read: it may compute '
+      f'something else with the same arrays. Those that are read: {list(_TIMM_ARGS)}'
     )
   return {k: v for k, v in args.items() if k == 'output_stride'}
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  export.need(
-    fields, 'stem_width', (64,), 'timm', 'the stem of its ResNet is that wide'
-  )
+  why = 'the stem of its ResNet is that wide'
+  config_writers.need(fields, 'stem_width', (64,), 'timm', why)
   if len(fields['depths']) != 4:
-    raise UserError(
-      f'timm cannot express depths={tuple(fields["depths"])}: its ResNet has 4 stages.'
+    raise ValueError(
+      f'timm cannot express depths={tuple(fields["depths"])}: its ResNet has 4 stages'
     )
   args = {
     'layers': list(fields['depths']),
@@ -127,12 +105,12 @@ def _timm_config(fields, image_size, class_names) -> dict:
   }
   if fields['output_stride'] != 32:
     args['output_stride'] = fields['output_stride']
-  return export.timm_config('resnet50', 'avg', args, fields, image_size, class_names)
+  return config_writers.timm('resnet50', 'avg', args, fields, image_size, class_names)
 
 
-# -- transformers ------------------------------------------------------------------------
+# -- transformers ---------------------------------------------------------------------
 
-# What each key of its config must be.
+# The values that keys of its config must have.
 _HF = {
   'layer_type': 'bottleneck',
   'hidden_act': 'relu',
@@ -141,38 +119,26 @@ _HF = {
 }
 
 
-def _hf_hints(config: dict, where: str) -> hints.Hints:
-  for key, value in _HF.items():
-    if config.get(key, value) != value:
-      raise UserError(
-        f'{where}: a ResNet with {key}={config[key]!r} is not read; expected {value!r}.'
-      )
+def _hf_facts(config: dict, source: str) -> configs.Facts:
+  configs.require(config, _HF, 'a ResNet')
   other = {key: value for key, value in config.items() if key not in _HF}
-  return hints.hf('resnet')(other, where)._replace(fields={})
+  return configs.hf('resnet')(other, source)._replace(fields={})
 
 
 def _hf_config(fields, image_size, class_names) -> dict:
   strides = {4 << s for s in range(len(fields['depths']) - 1, 6)}
   why = 'none of its stages is dilated'
-  export.need(fields, 'output_stride', tuple(sorted(strides)), 'transformers', why)
-  classes = fields['num_classes']
-  labels = class_names or [f'LABEL_{i}' for i in range(classes or 0)]
-  return {
-    'architectures': [f'ResNet{"ForImageClassification" if classes else "Model"}'],
-    'model_type': 'resnet',
-    'num_channels': 3,
+  config_writers.need(
+    fields, 'output_stride', tuple(sorted(strides)), 'transformers', why
+  )
+  args = {
     'embedding_size': fields['stem_width'],
     'hidden_sizes': list(fields['widths']),
     'depths': list(fields['depths']),
     **_HF,
     'image_size': list(image_size),
-    'id2label': {str(i): name for i, name in enumerate(labels)},
-    'label2id': {name: i for i, name in enumerate(labels)},
   }
-
-
-def _prefix(arrays) -> str:
-  return 'resnet.' if any(name.startswith('resnet.') for name in arrays) else ''
+  return config_writers.hf('ResNet', 'resnet', args, fields, image_size, class_names)
 
 
 FORMATS = (
@@ -180,23 +146,23 @@ FORMATS = (
     'timm',
     'resnet',
     r'layer1\.0\.conv3\.weight',
-    lambda arrays, config: TIMM,
+    TIMM,
     infer,
-    hints.timm(_timm_fields),
+    configs.timm(_timm_fields),
     to='timm',
-    write_config=_timm_config,
+    config=_timm_config,
     buffers=_counts(TIMM),
   ),
   Format(
     'hf',
     'resnet',
     r'(resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.2\.convolution\.weight',
-    lambda arrays, config: hf(_prefix(arrays)),
+    lambda arrays, facts: hf(configs.prefix(arrays, 'resnet.')),
     infer,
-    _hf_hints,
+    _hf_facts,
     to='hf',
-    write_config=_hf_config,
-    write_rules=lambda flat: hf('resnet.'),
-    buffers=_counts(hf('resnet.')),
+    config=_hf_config,
+    write_rules=lambda flat, fields: hf(),
+    buffers=_counts(hf()),
   ),
 )

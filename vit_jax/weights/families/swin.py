@@ -1,23 +1,23 @@
-"""Swin, both versions, in the published formats."""
+"""Swin, both versions: what the formats of timm and transformers share."""
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.weights import export, layers
+from vit_jax.weights import config_writers, layers
 from vit_jax.weights import transforms as t
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.families.vit import columns
+from vit_jax.weights.rename import Rule, Table, table
 
 _TABLE = '/relative_positions/table'
 _FACTOR = '/relative_positions/logit_scale'
 
 
 class Stage(NamedTuple):
-  """What of a stage the shapes of a file do not show by themselves.
+  """Facts of a stage that the shapes of a file do not show by themselves.
 
   Attributes:
     heads: of attention.
@@ -28,41 +28,66 @@ class Stage(NamedTuple):
   window: tuple[int, int] | None
 
 
-# -- rename tables ----------------------------------------------------------------------
+# -- rename tables --------------------------------------------------------------------
 
 
-def rules_of(stage: Stage, rules: Sequence[Rule]) -> tuple[Rule, ...]:
-  """Returns the rules of a stage, which split heads as it has them."""
-  heads = stage.heads
-  return tuple(r._replace(transform=t.with_heads(r.transform, heads)) for r in rules)
+class Names(NamedTuple):
+  """Names of a block's parts in a format."""
+
+  norms: tuple[str, str]
+  out: str
+  mlp: tuple[str, str]
+  table: str  # of positions (V1)
+  position_mlp: str  # which V2 has in place of a table
 
 
-def table(theirs: str, ours: str, stage: Stage) -> tuple[Rule, ...]:
-  """The rule of a table of positions, if the stage has them."""
+def block(theirs: str, ours: str, stage: Stage, names: Names) -> Table:
+  """Returns the rules of a block but for its queries, keys and values."""
+  positions, mlp = f'{ours}/relative_positions', f'{theirs}.{names.position_mlp}'
   if stage.window is None:
-    return ()
-  return (Rule(theirs, f'{ours}{_TABLE}', t.offsets(stage.window)),)
-
-
-def position_mlp(theirs: str, ours: str) -> tuple[Rule, ...]:
-  """Rules of what V2 has in place of a table; `theirs` is the MLP's name."""
-  ours = f'{ours}/relative_positions'
-  return (
-    *layers.pair(f'{theirs}.0', f'{ours}/Dense_0'),
-    Rule(f'{theirs}.2.weight', f'{ours}/Dense_1/kernel', t.dense),
-    Rule(f'{theirs.rpartition(".")[0]}.logit_scale', f'{ours}/logit_scale', t.factors),
+    position_rules = table(
+      layers.dense(f'{mlp}.0', f'{positions}/Dense_0'),
+      Rule(f'{mlp}.2.weight', f'{positions}/Dense_1/kernel', t.dense),
+      Rule(f'{mlp.rpartition(".")[0]}.logit_scale', f'{ours}{_FACTOR}', t.factors),
+    )
+  else:
+    name = f'{theirs}.{names.table}'
+    position_rules = [Rule(name, f'{ours}{_TABLE}', t.offsets(stage.window))]
+  return table(
+    [
+      layers.norm(f'{theirs}.{x}', f'{ours}/norm{k + 1}')
+      for k, x in enumerate(names.norms)
+    ],
+    layers.out_of_heads(f'{theirs}.{names.out}', f'{ours}/attention/out', stage.heads),
+    [
+      layers.dense(f'{theirs}.{x}', f'{ours}/mlp/Dense_{k}')
+      for k, x in enumerate(names.mlp)
+    ],
+    position_rules,
   )
 
 
-def merging(theirs: str, ours: str) -> tuple[Rule, ...]:
-  """Rules of what leads from one stage to the next."""
-  return (
-    *layers.norm(f'{theirs}.norm', f'{ours}/norm'),
-    Rule(f'{theirs}.reduction.weight', f'{ours}/reduction/kernel', t.dense),
+def around(
+  embedding: str, norm: str, downsample: str, into: str, last: str, head: str
+) -> Table:
+  """Returns the rules of all but the blocks.
+
+  Args:
+    downsample: the module between two stages, with a number {s}.
+    into: the number of the stage that it leads to, '{s+1}' or '{s+2}'.
+  """
+  ours = f'stage{into}_downsample'
+  return table(
+    layers.conv(embedding, 'stem/embedding'),
+    layers.norm(norm, 'stem/norm'),
+    layers.norm(f'{downsample}.norm', f'{ours}/norm'),
+    layers.dense(f'{downsample}.reduction', f'{ours}/reduction'),
+    layers.norm(last, 'norm'),
+    layers.dense(head, 'head'),
   )
 
 
-# -- a file's stages --------------------------------------------------------------------
+# -- a file's stages ------------------------------------------------------------------
 
 
 def stages_of(
@@ -75,14 +100,14 @@ def stages_of(
       of its factor of cosines (V2), whose group is the number of the stage, from 0.
     window: `(number of the stage, rows of its table) -> (h, w)`.
   """
-  found = {}
+  stages = {}
   for name, x in arrays.items():
     if x.ndim == 2 and (match := re.fullmatch(table, name)):
       s = int(match[1])
-      found[s] = Stage(x.shape[1], window(s, x.shape[0]))
+      stages[s] = Stage(x.shape[1], window(s, x.shape[0]))
     elif match := re.fullmatch(factor, name):
-      found[int(match[1])] = Stage(x.size, None)
-  return [found[s] for s in sorted(found)]
+      stages[int(match[1])] = Stage(x.size, None)
+  return [stages[s] for s in sorted(stages)]
 
 
 def square(s: int, rows: int) -> tuple[int, int]:
@@ -102,36 +127,41 @@ def square(s: int, rows: int) -> tuple[int, int]:
 
 def our_stages(flat: dict[str, np.ndarray]) -> list[Stage]:
   """Returns the stages of parameters under our names."""
-  found = []
-  while (key := f'stage{len(found) + 1}_block_0') + '/norm1/scale' in flat:
-    known = flat.get(key + _TABLE)
-    window = None if known is None else tuple((n + 1) // 2 for n in known.shape[:2])
-    found.append(Stage(flat[f'{key}/attention/query/kernel'].shape[1], window))
-  return found
+  stages = []
+  while (key := f'stage{len(stages) + 1}_block_0') + '/norm1/scale' in flat:
+    offsets = flat.get(key + _TABLE)
+    window = None if offsets is None else tuple((n + 1) // 2 for n in offsets.shape[:2])
+    stages.append(Stage(flat[f'{key}/attention/query/kernel'].shape[1], window))
+  return stages
 
 
-# -- the model's fields -----------------------------------------------------------------
+# -- the model's fields ---------------------------------------------------------------
+
+
+def depths(flat: dict[str, np.ndarray]) -> tuple[int, ...]:
+  """Returns the number of blocks of each stage."""
+  blocks = [re.match(r'stage(\d+)_block_\d+/norm1/scale', name) for name in flat]
+  numbers = [int(match[1]) for match in blocks if match]
+  return tuple(numbers.count(s) for s in range(1, max(numbers, default=0) + 1))
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters tell.
+  """Returns the model's fields that its parameters determine.
 
   V2's do not tell the sides of the windows, which are None then.
   """
   stages = our_stages(flat)
   width = flat['stem/norm/scale'].size
   second = f'stage1_block_0{_FACTOR}' in flat
-  blocks = [re.match(r'stage(\d+)_block_\d+/norm1/scale', name) for name in flat]
-  blocks = [int(match[1]) for match in blocks if match]
   return dict(
     version=2 if second else 1,
     width=width,
-    depths=tuple(blocks.count(s + 1) for s in range(len(stages))),
+    depths=depths(flat),
     num_heads=tuple(stage.heads for stage in stages),
     windows=None if second else tuple(max(stage.window) for stage in stages),
     patch_size=flat['stem/embedding/kernel'].shape[:2],
     mlp_ratio=flat['stage1_block_0/mlp/Dense_0/kernel'].shape[1] / width,
-    num_classes=flat['head/kernel'].shape[1] if 'head/kernel' in flat else None,
+    num_classes=columns(flat, 'head/kernel'),
   )
 
 
@@ -140,28 +170,28 @@ def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
   return our_stages(flat)[-1].window
 
 
-# -- what a format can express ----------------------------------------------------------
+# -- what a format can express --------------------------------------------------------
 
 
 def check_plain(fields: dict, format: str) -> None:
-  """Raises UserError for what neither timm nor transformers has."""
-  export.need(
+  """Raises ValueError for what neither timm nor transformers has."""
+  config_writers.need(
     fields, 'shift', (0.5,), format, 'its windows shift by half of their side'
   )
   if len(set(fields['patch_size'])) > 1:
-    raise UserError(f'{format} has square patches only, not {fields["patch_size"]}.')
+    raise ValueError(f'{format} has square patches only, not {fields["patch_size"]}')
 
 
 def check_one_window(fields: dict, format: str) -> None:
-  """Raises UserError unless the windows of all stages are alike."""
+  """Raises ValueError unless the windows of all stages are alike."""
   if len(set(fields['windows'])) > 1:
-    raise UserError(
-      f'{format} has windows of one size here, not {tuple(fields["windows"])}.'
+    raise ValueError(
+      f'{format} has windows of one size here, not {tuple(fields["windows"])}'
     )
 
 
 def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: str):
-  """Raises UserError where the format computes something else at the borders of maps.
+  """Raises ValueError where the format computes something else at the borders of maps.
 
   Where windows tile all maps, or are as large as they are, it does not matter which.
   """
@@ -171,12 +201,12 @@ def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: st
     H, W = maps = map_of(fields, image_size, s)
     tiles = not H % side and not W % side and min(maps) > side
     if not tiles and not H == W <= side:
-      raise UserError(
+      raise ValueError(
         f'{format} cannot express borders={fields["borders"]!r} for images of '
         f'{image_size[0]}x{image_size[1]} px: the map of stage {s + 1}, {H}x{W}, is not '
         f'tiled by windows of {side}, and is padded and shifted in another order there. '
         'Fine-tune with images of a size that windows tile, or with '
-        f'model.borders={allowed[0]!r}.'
+        f'model.borders={allowed[0]!r}'
       )
 
 
@@ -185,6 +215,3 @@ def map_of(fields: dict, image_size: tuple[int, int], s: int) -> tuple[int, int]
   return tuple(
     -(-n // (p << s)) for n, p in zip(image_size, fields['patch_size'], strict=True)
   )
-
-
-FORMATS = ()  # they are in swin_timm and swin_hf

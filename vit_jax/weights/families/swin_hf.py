@@ -2,92 +2,61 @@
 
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.weights import export, hints, layers
-from vit_jax.weights import transforms as t
+from vit_jax.weights import config_writers, configs, layers
 from vit_jax.weights.families import swin
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Table, respelled, table
 
-# transformers 5 renamed the layers of the first version; files on the hub carry the older
-# names, which all its versions read.
-_OLD = {
-  'query': 'attention.self.query',
-  'key': 'attention.self.key',
-  'value': 'attention.self.value',
-  'out': 'attention.output.dense',
-  'fc1': 'intermediate.dense',
-  'fc2': 'output.dense',
-  'table': 'attention.self.relative_position_bias_table',
-  'mlp': 'attention.self.continuous_position_bias_mlp',
-}
-_NEW = {
-  'query': 'attention.q_proj',
-  'key': 'attention.k_proj',
-  'value': 'attention.v_proj',
-  'out': 'attention.o_proj',
-  'fc1': 'mlp.fc1',
-  'fc2': 'mlp.fc2',
-  'table': 'attention.relative_position_bias.relative_position_bias_table',
-  'mlp': 'attention.continuous_position_bias_mlp',
-}
+_BLOCK = swin.Names(
+  norms=('layernorm_before', 'layernorm_after'),
+  out='attention.output.dense',
+  mlp=('intermediate.dense', 'output.dense'),
+  table='attention.self.relative_position_bias_table',
+  position_mlp='attention.self.continuous_position_bias_mlp',
+)
+# Names of transformers 5, besides those that it shares with other models.
+_NEWER = (
+  (r'self\.(relative_position_bias)_table', r'\1.\1_table'),
+  (r'attention\.self\.', 'attention.'),
+)
 _MODEL_TYPES = {1: 'swin', 2: 'swinv2'}
 
 
-def hf(stages: list[swin.Stage], prefix: str) -> tuple[Rule, ...]:
+def hf(stages: list[swin.Stage], prefix: str) -> Table:
   """transformers' SwinForImageClassification and Swinv2ForImageClassification.
 
   Args:
     prefix: of what is not the classifier, 'swin.', 'swinv2.'; '' for a bare model.
   """
   embeddings = f'{prefix}embeddings'
-  return (
-    *layers.pair(f'{embeddings}.patch_embeddings.projection', 'stem/embedding', t.conv),
-    *layers.norm(f'{embeddings}.norm', 'stem/norm'),
-    *(
-      rule
-      for s, stage in enumerate(stages)
-      for rule in (
-        *_stage(s, stage, prefix, _OLD),
-        *(r._replace(only_load=True) for r in _stage(s, stage, prefix, _NEW)),
-      )
+  blocks = table(_stage(s, stage, prefix) for s, stage in enumerate(stages))
+  return table(
+    swin.around(
+      f'{embeddings}.patch_embeddings.projection',
+      f'{embeddings}.norm',
+      f'{prefix}encoder.layers.{{s}}.downsample',
+      '{s+2}',
+      f'{prefix}layernorm',
+      'classifier',
     ),
-    *(
-      rule
-      for s in range(len(stages) - 1)
-      for rule in swin.merging(
-        f'{prefix}encoder.layers.{s}.downsample', f'stage{s + 2}_downsample'
-      )
-    ),
-    *layers.norm(f'{prefix}layernorm', 'norm'),
-    *layers.pair('classifier', 'head'),
+    blocks,
+    respelled(blocks, *layers.TRANSFORMERS_5, *_NEWER),
   )
 
 
-def _stage(s: int, stage: swin.Stage, prefix: str, names: dict) -> tuple[Rule, ...]:
+def _stage(s: int, stage: swin.Stage, prefix: str) -> Table:
   theirs = f'{prefix}encoder.layers.{s}.blocks.{{i}}'
-  ours = f'stage{s + 1}_block_{{i}}'
-  rules = [
-    *layers.norm(f'{theirs}.layernorm_before', f'{ours}/norm1'),
-    *layers.norm(f'{theirs}.layernorm_after', f'{ours}/norm2'),
-    *layers.pair(f'{theirs}.{names["out"]}', f'{ours}/attention/out', t.out_kernel),
-    *layers.pair(f'{theirs}.{names["fc1"]}', f'{ours}/mlp/Dense_0'),
-    *layers.pair(f'{theirs}.{names["fc2"]}', f'{ours}/mlp/Dense_1'),
-    *swin.table(f'{theirs}.{names["table"]}', ours, stage),
-  ]
-  for part in ('query', 'key', 'value'):
-    rules += layers.pair(
-      f'{theirs}.{names[part]}',
-      f'{ours}/attention/{part}',
-      t.heads_kernel,
-      t.heads_bias,
-    )
-  if stage.window is None:
-    rules += swin.position_mlp(f'{theirs}.{names["mlp"]}', ours)
-  return swin.rules_of(stage, rules)
+  ours, heads = f'stage{s + 1}_block_{{i}}', stage.heads
+  return table(
+    swin.block(theirs, ours, stage, _BLOCK),
+    [
+      layers.into_heads(f'{theirs}.attention.self.{x}', f'{ours}/attention/{x}', heads)
+      for x in layers.QKV
+    ],
+  )
 
 
-def _rules(arrays, config) -> tuple[Rule, ...]:
+def _rules(arrays, facts) -> Table:
   name = r'(?:swin(?:v2)?\.)?encoder\.layers\.(\d+)\.blocks\.0\.attention\.'
   stages = swin.stages_of(
     arrays,
@@ -99,25 +68,24 @@ def _rules(arrays, config) -> tuple[Rule, ...]:
   return hf(stages, first.partition('encoder.')[0])
 
 
-def _hints(config: dict, where: str) -> hints.Hints:
+def _facts(config: dict, source: str) -> configs.Facts:
   model_type = config.get('model_type', 'swin')
   if model_type not in _MODEL_TYPES.values():
     model_type = 'swin'  # for the error
-  found = hints.hf(model_type)(config, where)
-  if config.get('layer_norm_eps', 1e-5) != 1e-5:
-    raise UserError(
-      f'{where}: layer_norm_eps is {config["layer_norm_eps"]}: of a Swin only 1e-5 is '
-      'read, which transformers gives a part of its norms whatever the config says.'
-    )
+  facts = configs.hf(model_type)(config, source)
+  # transformers gives a part of its norms 1e-5 whatever the config says.
+  configs.require(config, {'layer_norm_eps': 1e-5}, 'a Swin')
   stages = len(config.get('depths', range(4)))
-  fields = {'act': found.fields['act'], 'borders': 'pad_shift'}
+  fields = {'act': facts.fields['act'], 'borders': 'pad_shift'}
   if model_type == 'swinv2':
     fields['borders'] = 'pad_shift_twice'
   if 'window_size' in config:
-    fields['windows'] = (config['window_size'],) * stages
+    fields['windows'] = (
+      configs.pair(config['window_size'], 'window_size')[0],
+    ) * stages
   if any(pretrained := config.get('pretrained_window_sizes', ())):
     fields['pretrained_windows'] = tuple(pretrained[:stages])
-  return found._replace(fields=fields)
+  return facts._replace(fields=fields)
 
 
 def _config(fields, image_size, class_names) -> dict:
@@ -129,10 +97,10 @@ def _config(fields, image_size, class_names) -> dict:
   for s in range(len(fields['depths'])):
     H, W = swin.map_of(fields, image_size, s)
     if min(H, W) < side and not (second and H == W):
-      raise UserError(
+      raise ValueError(
         f'transformers cannot express windows of {side} for images of '
         f'{image_size[0]}x{image_size[1]} px: the map of stage {s + 1} is {H}x{W}, and it '
-        'cuts no windows to size there. Choose another size of the images.'
+        'cuts no windows to size there. Choose another size of the images'
       )
   args = {
     'patch_size': fields['patch_size'][0],
@@ -148,38 +116,30 @@ def _config(fields, image_size, class_names) -> dict:
   }
   if second and fields['pretrained_windows']:
     args['pretrained_window_sizes'] = list(fields['pretrained_windows'])
-  return export.hf_config(
-    'Swinv2' if second else 'Swin',
-    _MODEL_TYPES[fields['version']],
-    args,
-    fields,
-    image_size,
-    class_names,
-  )
+  name, model_type = 'Swinv2' if second else 'Swin', _MODEL_TYPES[fields['version']]
+  return config_writers.hf(name, model_type, args, fields, image_size, class_names)
 
 
-def _write_rules(flat) -> tuple[Rule, ...]:
+def _write_rules(flat, fields) -> Table:
   stages = swin.our_stages(flat)
   return hf(stages, 'swinv2.' if stages[0].window is None else 'swin.')
 
 
 def _indices(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns which row of a table a query and a key have, which hub files of V1 hold."""
-  found = {}
-  for s, stage in enumerate(swin.our_stages(flat)):
+  """Returns the row of a table that a query and a key have, which hub files of V1 hold."""
+  arrays = {}
+  for s, (stage, depth) in enumerate(
+    zip(swin.our_stages(flat), swin.depths(flat), strict=True)
+  ):
     if stage.window is None:
       return {}
     h, w = stage.window
     y, x = (n.ravel() for n in np.indices((h, w)))
     index = (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1
-    i = 0
-    while f'stage{s + 1}_block_{i}/norm1/scale' in flat:
-      name = (
-        f'swin.encoder.layers.{s}.blocks.{i}.attention.self.relative_position_index'
-      )
-      found[name] = index
-      i += 1
-  return found
+    for i in range(depth):
+      name = f'swin.encoder.layers.{s}.blocks.{i}.attention.self'
+      arrays[f'{name}.relative_position_index'] = index
+  return arrays
 
 
 FORMATS = (
@@ -190,10 +150,10 @@ FORMATS = (
     r'(relative_position_bias_table|logit_scale)',
     _rules,
     swin.infer,
-    _hints,
+    _facts,
     grid=swin.grid,
     to='hf',
-    write_config=_config,
+    config=_config,
     write_rules=_write_rules,
     buffers=_indices,
   ),

@@ -1,6 +1,6 @@
 """ViT and its hybrids as Google publishes them, and what every format shares.
 
-The formats of timm and of transformers are beside this, in vit_timm and vit_hf.
+The formats of timm and of transformers are in vit_timm and vit_hf.
 """
 
 import math
@@ -8,11 +8,10 @@ import re
 
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.weights import export, hints
+from vit_jax.weights import config_writers, configs
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Rule, table
 
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
 BLOCK = 'Transformer/encoderblock_{i}'
@@ -20,84 +19,89 @@ ATTENTION = f'{BLOCK}/MultiHeadDotProductAttention_0'
 MLP = f'{BLOCK}/MlpBlock_0'
 MAP = 'MAPHead_0'
 
+
+def _alike(*names: str) -> tuple[Rule, ...]:
+  return tuple(Rule(name, name) for name in names)
+
+
+# Google's ResNet with GroupNorm: the stem of a hybrid, and a model of its own.
+RESNET = table(
+  Rule('conv_root/kernel', 'conv_root/kernel'),
+  [
+    Rule(name, name, t.group_norm)
+    for name in (
+      'gn_root/{rest}',
+      'block{i}/unit{j}/gn{k}/{rest}',
+      'block{i}/unit{j}/gn_proj/{rest}',
+    )
+  ],
+  _alike('block{i}/unit{j}/{rest}', 'head/{rest}'),
+)
+
 # Before Linen, Flax numbered the modules of a block through; all files published with
 # the paper, AugReg and SAM have those names. Newer ones have ours.
-GOOGLE = (
+GOOGLE = table(
   Rule(f'{BLOCK}/MultiHeadDotProductAttention_1/{{rest}}', f'{ATTENTION}/{{rest}}'),
   Rule(f'{BLOCK}/LayerNorm_2/{{rest}}', f'{BLOCK}/LayerNorm_1/{{rest}}'),
   Rule(f'{BLOCK}/MlpBlock_3/{{rest}}', f'{MLP}/{{rest}}'),
-  Rule(f'{BLOCK}/{{rest}}', f'{BLOCK}/{{rest}}'),
-  Rule('Transformer/encoder_norm/{rest}', 'Transformer/encoder_norm/{rest}'),
-  Rule('Transformer/posembed_input/{rest}', 'Transformer/posembed_input/{rest}'),
+  _alike(
+    f'{BLOCK}/{{rest}}',
+    'Transformer/encoder_norm/{rest}',
+    'Transformer/posembed_input/{rest}',
+    'cls',
+    'embedding/{rest}',
+    'pre_logits/{rest}',
+    f'{MAP}/{{rest}}',
+  ),
   Rule('Transformer/pos_embedding', POSITIONS, only_load=True),
-  Rule('cls', 'cls'),
-  Rule('embedding/{rest}', 'embedding/{rest}'),
-  Rule('pre_logits/{rest}', 'pre_logits/{rest}'),
-  Rule('head/{rest}', 'head/{rest}'),
-  Rule(f'{MAP}/{{rest}}', f'{MAP}/{{rest}}'),
   # big_vision before 2022: the MAP head's modules beside the others.
   Rule('probe', f'{MAP}/probe', only_load=True),
-  Rule('LayerNorm_0/{rest}', f'{MAP}/LayerNorm_0/{{rest}}', only_load=True),
-  Rule('MlpBlock_0/{rest}', f'{MAP}/MlpBlock_0/{{rest}}', only_load=True),
-  Rule(
-    'MultiHeadDotProductAttention_0/{rest}',
-    f'{MAP}/MultiHeadDotProductAttention_0/{{rest}}',
-    only_load=True,
-  ),
-  # The ResNet of a hybrid.
-  Rule('conv_root/kernel', 'conv_root/kernel'),
-  Rule('gn_root/{rest}', 'gn_root/{rest}', t.group_norm),
-  Rule('block{i}/unit{j}/gn{k}/{rest}', 'block{i}/unit{j}/gn{k}/{rest}', t.group_norm),
-  Rule(
-    'block{i}/unit{j}/gn_proj/{rest}', 'block{i}/unit{j}/gn_proj/{rest}', t.group_norm
-  ),
-  Rule('block{i}/unit{j}/{rest}', 'block{i}/unit{j}/{rest}'),
+  [
+    Rule(f'{module}/{{rest}}', f'{MAP}/{module}/{{rest}}', only_load=True)
+    for module in ('LayerNorm_0', 'MlpBlock_0', 'MultiHeadDotProductAttention_0')
+  ],
+  RESNET,
 )
 
 
-def big_vision(has_cls: bool) -> tuple[Rule, ...]:
+def big_vision(arrays, facts) -> tuple[Rule, ...]:
   """Google's names, but positions at the top, of patches only."""
-  transform = t.patch_positions if has_cls else t.same
+  transform = t.patch_positions if 'cls' in arrays else t.same
   return (Rule('pos_embedding', POSITIONS, transform, only_load=True), *GOOGLE)
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters, unstacked, tell.
-
-  Raises:
-    UserError: if a ViT's parts are missing.
-  """
-  kernel = _of(flat, 'embedding/kernel', 4)
+  """Returns the model's fields that its parameters, unstacked, determine."""
   axial = any(name.startswith(f'{BLOCK.format(i=0)}/rows/') for name in flat)
   first = '/rows/' if axial else '/'  # the attention and MLP of a block, or the first
   part = lambda template: template.format(i=0).replace('_0/', f'_0{first}', 1)
-  depth = len({name.split('/')[1] for name in flat if '/encoderblock_' in name})
-  query = _of(flat, f'{part(ATTENTION)}/query/kernel', 3)
+  *patch_size, _, width = flat['embedding/kernel'].shape
+  _, heads, _ = flat[f'{part(ATTENTION)}/query/kernel'].shape
   fields = dict(
-    patch_size=kernel.shape[:2],
-    width=kernel.shape[3],
-    depth=depth,
-    mlp_dim=_of(flat, f'{part(MLP)}/Dense_0/kernel', 2).shape[1],
-    num_heads=query.shape[1],
+    patch_size=tuple(patch_size),
+    width=width,
+    depth=len({name.split('/')[1] for name in flat if '/encoderblock_' in name}),
+    mlp_dim=flat[f'{part(MLP)}/Dense_0/kernel'].shape[1],
+    num_heads=heads,
     classifier='token' if 'cls' in flat else 'map' if f'{MAP}/probe' in flat else 'gap',
-    num_classes=None,
-    representation_size=None,
+    num_classes=columns(flat, 'head/kernel'),
+    representation_size=columns(flat, 'pre_logits/kernel'),
     **_positions(flat),
   )
   if axial:
     fields['attention'] = 'axial'
-  if 'head/kernel' in flat:
-    fields['num_classes'] = _of(flat, 'head/kernel', 2).shape[1]
-  if 'pre_logits/kernel' in flat:
-    fields['representation_size'] = _of(flat, 'pre_logits/kernel', 2).shape[1]
   if 'conv_root/kernel' in flat:
-    fields['stem_width'] = flat['conv_root/kernel'].shape[-1]
+    fields['stem_width'] = columns(flat, 'conv_root/kernel')
     fields['stem_blocks'] = resnet_blocks(flat)
   return fields
 
 
+def columns(flat: dict[str, np.ndarray], kernel: str) -> int | None:
+  """Returns the outputs of a kernel, None where it is not there."""
+  return flat[kernel].shape[-1] if kernel in flat else None
+
+
 def _positions(flat) -> dict:
-  """Returns the fields of positions that the arrays tell; a shared table is as the stem's."""
   for name in flat:
     if re.fullmatch(r'.*/posembed_relative/pos_embedding', name):
       return dict(posemb='relative')
@@ -123,16 +127,6 @@ def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
   return (side, side) if side * side == rows else None
 
 
-def _of(flat, name, ndim):
-  if name not in flat:
-    raise UserError(f'The file lacks {name}, which every ViT has.')
-  if flat[name].ndim != ndim:
-    raise UserError(
-      f'{name} has shape {flat[name].shape}; a ViT has {ndim} dimensions.'
-    )
-  return flat[name]
-
-
 def _infer_google(flat: dict[str, np.ndarray]) -> dict:
   fields = infer(flat)
   if fields['posemb'] == 'none':
@@ -144,11 +138,9 @@ def _infer_google(flat: dict[str, np.ndarray]) -> dict:
 def _config(fields, image_size, class_names) -> dict:
   published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
   published |= dict(posemb_where='stem', attention='full')
-  if (
-    fields['classifier'] == 'none'
-  ):  # by its arrays it is the other one without a token
+  if fields['classifier'] == 'none':  # the same arrays as 'gap'
     published['classifier'] = 'gap'
-  return export.google_config(**published)(fields, image_size, class_names)
+  return config_writers.google(**published)(fields, image_size, class_names)
 
 
 FORMATS = (
@@ -156,21 +148,21 @@ FORMATS = (
     'google',
     'vit',
     r'Transformer/.+',
-    lambda arrays, config: GOOGLE,
+    GOOGLE,
     _infer_google,
-    hints.google(act='gelu_tanh'),
+    configs.google(act='gelu_tanh'),
     lacks='pos_embedding',
     grid=grid,
     to='google',
-    write_config=_config,
+    config=_config,
   ),
   Format(
     'big_vision',
     'vit',
     r'pos_embedding',
-    lambda arrays, config: big_vision('cls' in arrays),
+    big_vision,
     _infer_google,
-    hints.google(act='gelu_tanh'),
+    configs.google(act='gelu_tanh'),
     grid=grid,
   ),
 )

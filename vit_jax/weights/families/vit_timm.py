@@ -3,8 +3,7 @@
 import math
 import re
 
-from vit_jax.errors import UserError
-from vit_jax.weights import export, hints, layers
+from vit_jax.weights import config_writers, configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import (
   ATTENTION,
@@ -17,59 +16,59 @@ from vit_jax.weights.families.vit import (
   resnet_blocks,
 )
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule
+from vit_jax.weights.rename import Rule, Table, table
 
 _RESNET = 'patch_embed.backbone'
 
 
-def timm(positions: t.Transform = t.same, has_stages: bool = True) -> tuple[Rule, ...]:
+def timm(heads: int, positions: t.Transform = t.same, has_stages: bool = True) -> Table:
   """timm's VisionTransformer, VisionTransformer with attention pooling, and hybrids.
 
   Args:
-    positions: `patch_positions` where a cls token has no row among them.
+    positions: `patch_positions` where a class token has no row among them.
     has_stages: whether a hybrid's ResNet is more than its root.
   """
   pool, unit = f'{MAP}/MultiHeadDotProductAttention_0', 'block{s+1}/unit{u+1}'
-  stage, root = f'{_RESNET}.stages.{{s}}.blocks.{{u}}', f'{_RESNET}.stem'
-  root = root if has_stages else _RESNET
-  return (
+  stage = f'{_RESNET}.stages.{{s}}.blocks.{{u}}'
+  root = f'{_RESNET}.stem' if has_stages else _RESNET
+  return table(
     Rule('cls_token', 'cls'),
     Rule('pos_embed', POSITIONS, positions),
-    *layers.pair('patch_embed.proj', 'embedding', t.conv),
-    *layers.norm('blocks.{i}.norm1', f'{BLOCK}/LayerNorm_0'),
-    *layers.norm('blocks.{i}.norm2', f'{BLOCK}/LayerNorm_1'),
-    *layers.fused('blocks.{i}.attn.qkv', ATTENTION, ('query', 'key', 'value')),
-    *layers.pair('blocks.{i}.attn.proj', f'{ATTENTION}/out', t.out_kernel),
-    *layers.pair('blocks.{i}.mlp.fc1', f'{MLP}/Dense_0'),
-    *layers.pair('blocks.{i}.mlp.fc2', f'{MLP}/Dense_1'),
-    *layers.norm('norm', 'Transformer/encoder_norm'),
-    *layers.pair('head', 'head'),
+    layers.conv('patch_embed.proj', 'embedding'),
+    layers.norm('blocks.{i}.norm1', f'{BLOCK}/LayerNorm_0'),
+    layers.norm('blocks.{i}.norm2', f'{BLOCK}/LayerNorm_1'),
+    layers.fused('blocks.{i}.attn.qkv', ATTENTION, heads),
+    layers.out_of_heads('blocks.{i}.attn.proj', f'{ATTENTION}/out', heads),
+    layers.dense('blocks.{i}.mlp.fc1', f'{MLP}/Dense_0'),
+    layers.dense('blocks.{i}.mlp.fc2', f'{MLP}/Dense_1'),
+    layers.norm('norm', 'Transformer/encoder_norm'),
+    layers.dense('head', 'head'),
     Rule('attn_pool.latent', f'{MAP}/probe'),
-    *layers.pair('attn_pool.q', f'{pool}/query', t.heads_kernel, t.heads_bias),
-    *layers.fused('attn_pool.kv', pool, ('key', 'value')),
-    *layers.pair('attn_pool.proj', f'{pool}/out', t.out_kernel),
-    *layers.norm('attn_pool.norm', f'{MAP}/LayerNorm_0'),
-    *layers.pair('attn_pool.mlp.fc1', f'{MAP}/MlpBlock_0/Dense_0'),
-    *layers.pair('attn_pool.mlp.fc2', f'{MAP}/MlpBlock_0/Dense_1'),
-    Rule(f'{root}.conv.weight', 'conv_root/kernel', t.conv),
-    *layers.norm(f'{root}.norm', 'gn_root'),
-    Rule(f'{stage}.conv{{k}}.weight', f'{unit}/conv{{k}}/kernel', t.conv),
-    *layers.norm(f'{stage}.norm{{k}}', f'{unit}/gn{{k}}'),
-    Rule(f'{stage}.downsample.conv.weight', f'{unit}/conv_proj/kernel', t.conv),
-    *layers.norm(f'{stage}.downsample.norm', f'{unit}/gn_proj'),
+    layers.into_heads('attn_pool.q', f'{pool}/query', heads),
+    layers.fused('attn_pool.kv', pool, heads, ('key', 'value')),
+    layers.out_of_heads('attn_pool.proj', f'{pool}/out', heads),
+    layers.norm('attn_pool.norm', f'{MAP}/LayerNorm_0'),
+    layers.dense('attn_pool.mlp.fc1', f'{MAP}/MlpBlock_0/Dense_0'),
+    layers.dense('attn_pool.mlp.fc2', f'{MAP}/MlpBlock_0/Dense_1'),
+    layers.conv(f'{root}.conv', 'conv_root'),
+    layers.norm(f'{root}.norm', 'gn_root'),
+    layers.conv(f'{stage}.conv{{k}}', f'{unit}/conv{{k}}'),
+    layers.norm(f'{stage}.norm{{k}}', f'{unit}/gn{{k}}'),
+    layers.conv(f'{stage}.downsample.conv', f'{unit}/conv_proj'),
+    layers.norm(f'{stage}.downsample.norm', f'{unit}/gn_proj'),
   )
 
 
-def _rules(arrays, config) -> tuple[Rule, ...]:
+def _rules(arrays, facts) -> Table:
   positions = t.same
   if 'cls_token' in arrays and 'pos_embed' in arrays:
     rows = arrays['pos_embed'].shape[1]
-    # One row more than a square of patches is the cls token's.
+    # One row more than a square of patches is the class token's.
     only_patches = math.isqrt(rows) ** 2 == rows
-    if config.get('model_args', {}).get('no_embed_class', only_patches):
+    if facts.config.get('model_args', {}).get('no_embed_class', only_patches):
       positions = t.patch_positions
   has_stages = any(name.startswith(f'{_RESNET}.stages') for name in arrays)
-  return timm(positions, has_stages)
+  return timm(facts.fields['num_heads'], positions, has_stages)
 
 
 # timm's SigLIP architectures whose GELU is the tanh approximation.
@@ -79,17 +78,17 @@ _TANH = (
 )
 
 
-def _fields(config: dict, where: str) -> dict:
-  args, name = config.get('model_args', {}), config.get('architecture') or ''
+def _fields(config: dict, name: str) -> dict:
+  args = config.get('model_args', {})
   usual = 'gelu_tanh' if re.match(_TANH, name) else 'gelu'
-  fields = {'act': hints.activation(args.get('act_layer', usual), where)}
+  fields = {'act': configs.activation(args.get('act_layer', usual))}
   if 'num_heads' in args:
     fields['num_heads'] = args['num_heads']
   pool = args.get('global_pool', config.get('global_pool', 'token'))
   if pool == 'avg' and args.get('class_token', '_gap' not in name):
-    raise UserError(
-      f'{where}: a timm model that averages its patch tokens and has a cls token beside '
-      "them (global_pool 'avg' with class_token) is not among our classifiers."
+    raise ValueError(
+      'a timm model that averages its patch tokens and has a class token beside them '
+      "(global_pool 'avg' with class_token) is not among our classifiers"
     )
   return fields
 
@@ -112,12 +111,12 @@ def _config(fields, image_size, class_names) -> dict:
     ('representation_size', (None,), 'its head is one linear layer'),
     ('classifier', ('token', 'gap', 'map'), 'its ViT classifies one vector per image'),
   ):
-    export.need(fields, key, allowed, 'timm', why)
+    config_writers.need(fields, key, allowed, 'timm', why)
   pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
-  args = export.timm_transformer(fields, image_size)
+  args = config_writers.timm_patches(fields, image_size)
   args |= {
     'num_heads': fields['num_heads'],
-    'mlp_ratio': export.timm_ratio(fields['mlp_dim'], fields['width']),
+    'mlp_ratio': config_writers.timm_ratio(fields['mlp_dim'], fields['width']),
     'class_token': fields['classifier'] == 'token',
     'no_embed_class': False,  # the table has a row for it: 5 x 5 is also 1 + 4 x 6
     'global_pool': pool,
@@ -131,11 +130,11 @@ def _config(fields, image_size, class_names) -> dict:
   if fields.get('stem_blocks') is not None:
     architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))
     if architecture is None or fields['stem_width'] != 64:
-      raise UserError(
+      raise ValueError(
         f'timm has no hybrid with stem_blocks={tuple(fields["stem_blocks"])} and '
-        f'stem_width={fields["stem_width"]}; it has {list(_HYBRIDS)} of width 64.'
+        f'stem_width={fields["stem_width"]}; it has {list(_HYBRIDS)} of width 64'
       )
-  return export.timm_config(architecture, pool, args, fields, image_size, class_names)
+  return config_writers.timm(architecture, pool, args, fields, image_size, class_names)
 
 
 FORMATS = (
@@ -145,11 +144,13 @@ FORMATS = (
     r'blocks\.0\.attn\.qkv\.weight',
     _rules,
     infer,
-    hints.timm(_fields),
+    configs.timm(_fields),
     grid=grid,
     flat_heads=True,
     to='timm',
-    write_config=_config,
-    write_rules=lambda flat: timm(has_stages=bool(resnet_blocks(flat))),
+    config=_config,
+    write_rules=lambda flat, fields: timm(
+      fields['num_heads'], has_stages=bool(resnet_blocks(flat))
+    ),
   ),
 )

@@ -1,0 +1,167 @@
+"""What a config beside arrays says of them: one of timm, of transformers, or our own.
+
+A config comes from anywhere: values are checked where they are read, and a ValueError
+says which one is odd. Keys that are not read are left alone.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vit_jax import imagenet
+from vit_jax.weights import pipelines
+
+# Names of activations -> ours.
+_ACTS = {
+  'gelu': 'gelu_erf',
+  'gelu_erf': 'gelu_erf',
+  'gelu_tanh': 'gelu_tanh',
+  'gelu_new': 'gelu_tanh',
+  'gelu_pytorch_tanh': 'gelu_tanh',
+}
+
+
+class Facts(NamedTuple):
+  """What a config says of the model that its arrays belong to."""
+
+  fields: dict[str, Any]
+  image_size: tuple[int, int] | None = None  # (H, W), pixels
+  class_names: list[str] | None = None
+  pp: str | None = None  # the evaluation pipeline, in our ops
+  architecture: str | None = None  # timm's name of the model
+  config: dict | None = None
+
+
+# (config, source as the user wrote it) -> Facts; ValueError for a model that is not read.
+Reader = Callable[[dict, str], Facts]
+
+
+def google(**defaults) -> Reader:
+  """Reads our own config: Google's files have none, those that we write may.
+
+  Args:
+    **defaults: fields that the published files have in common.
+  """
+
+  def read(config, source):
+    ours = section(config, 'vit_jax')
+    fields = section(ours, 'fields')
+    if odd := [k for k, v in fields.items() if not isinstance(v, str | bool | float)]:
+      raise ValueError(f'field {odd[0]}={fields[odd[0]]!r} follows from the arrays')
+    names = ours.get('class_names')
+    names = imagenet.class_names(names) if isinstance(names, str) else names
+    size = pair(ours.get('image_size'))
+    return Facts(defaults | fields, size, texts(names), ours.get('pp'), config=config)
+
+  return read
+
+
+def timm(fields: Callable[[dict, str], dict] = lambda config, name: {}) -> Reader:
+  """Reads timm's config.
+
+  Args:
+    fields: (config, name of the architecture or file) -> fields of the model.
+  """
+
+  def read(config, source):
+    args, cfg = section(config, 'model_args'), section(config, 'pretrained_cfg')
+    architecture = config.get('architecture')
+    if not isinstance(architecture, str | None):
+      raise ValueError(f'architecture is {architecture!r}, expected a text')
+    size = cfg.get('input_size', config.get('input_size'))
+    size = pair(size[1:] if size else args.get('img_size'))
+    names = texts(config.get('label_names') or cfg.get('label_names'))
+    pp = section(config, 'vit_jax').get('pp') or pipelines.of_timm(cfg, size)
+    told = fields(config, architecture or Path(source).name)
+    return Facts(told, size, names, pp, architecture, config)
+
+  return read
+
+
+def hf(model_type: str) -> Reader:
+  """Reads transformers' config of a model of that type."""
+
+  def read(config, source):
+    if not config:
+      return Facts({'act': 'gelu_erf'})
+    if (given := config.get('model_type', model_type)) != model_type:
+      raise ValueError(f'model_type is {given!r}, which is not read: {model_type!r} is')
+    eps = config.get('layer_norm_eps', 1e-12)
+    if not 0 <= eps < 1:
+      raise ValueError(f'layer_norm_eps is {eps}, expected a number in [0, 1)')
+    fields = {'act': activation(config.get('hidden_act', 'gelu')), 'norm_eps': eps}
+    if 'num_attention_heads' in config:
+      fields['num_heads'] = config['num_attention_heads']
+    labels = section(config, 'id2label')
+    names = texts([labels[key] for key in sorted(labels, key=int)])
+    if all(name == f'LABEL_{i}' for i, name in enumerate(names)):
+      names = None  # transformers' placeholders
+    size = pair(config.get('image_size'))
+    pp = section(config, 'vit_jax').get('pp')
+    pp = pp or pipelines.of_hf(section(config, 'preprocessor'), size)
+    return Facts(fields, size, names, pp, config=config)
+
+  return read
+
+
+def section(config: dict, key: str) -> dict:
+  """Returns an object within a config, {} if it is not there."""
+  value = config.get(key, {})
+  if not isinstance(value, dict):
+    raise ValueError(f'{key} is {str(value)[:60]!r}, expected an object')
+  return value
+
+
+def require(config: dict, expected: dict, what: str) -> None:
+  """Raises ValueError where a config differs from the only values that are read.
+
+  Args:
+    expected: {key: value}; a key that the config lacks has that value.
+    what: begins the message: 'an MViT of timm'.
+  """
+  for key, value in expected.items():
+    if config.get(key, value) != value:
+      raise ValueError(
+        f'{what} with {key}={config[key]!r} is not read, expected {value!r}'
+      )
+
+
+def activation(name: str) -> str:
+  """Returns our name of an activation."""
+  if name not in _ACTS:
+    raise ValueError(f'activation {name!r} is not read: one of {sorted(_ACTS)} is')
+  return _ACTS[name]
+
+
+def timm_act(config: dict, name: str) -> dict:
+  """Returns the field `act` of a timm model."""
+  act = section(config, 'model_args').get('act_layer', 'gelu')
+  return {'act': activation(act)}
+
+
+def prefix(arrays: dict, text: str) -> str:
+  """Returns the prefix of names of transformers, '' for a model without its head."""
+  return text if any(name.startswith(text) for name in arrays) else ''
+
+
+def pair(size, key: str = 'image_size') -> tuple[int, int] | None:
+  """Returns (height, width) of one number, of two, or of None.
+
+  Args:
+    key: of the config, for the message.
+  """
+  if size is None:
+    return None
+  size = tuple(size) if isinstance(size, list | tuple) else (size, size)
+  if len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+    raise ValueError(f'{key} is {size}, expected a height and a width')
+  return size
+
+
+def texts(names) -> list[str] | None:
+  """Returns a list of names, or None."""
+  if names is not None and not (
+    isinstance(names, list) and all(isinstance(name, str) for name in names)
+  ):
+    raise ValueError(f'class names are {str(names)[:60]}, expected a list of texts')
+  return names

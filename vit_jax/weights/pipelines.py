@@ -1,0 +1,197 @@
+"""Evaluation pipelines as timm and transformers describe theirs, and as our ops."""
+
+from typing import NamedTuple
+
+from vit_jax import models
+from vit_jax.data.ops import registry
+from vit_jax.weights.source import Source
+
+# Pillow's numbers of its filters; Pillow antialiases, and rounds to the nearest level.
+_RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic'}
+_NUMBERS = {method: number for number, method in _RESAMPLE.items()}
+
+
+# -- theirs to ours -------------------------------------------------------------------
+
+
+def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
+  """Returns the evaluation transform of a timm model.
+
+  Args:
+    cfg: its `pretrained_cfg`.
+    size: (H, W) of the model's images.
+  """
+  if not cfg or not size:
+    return None
+  method, crop_pct = cfg.get('interpolation', 'bicubic'), cfg.get('crop_pct', 0.875)
+  levels = _value_range(cfg.get('mean', (0.5,) * 3), cfg.get('std', (0.5,) * 3))
+  crop = size[0] if size[0] == size[1] else size
+  if cfg.get('crop_mode') == 'squash':  # whatever the aspect ratio
+    how = f"method={method!r}, antialias=True, rounding='nearest'"
+    whole = tuple(int(n / crop_pct) for n in size)
+    cut = '' if whole == size else f'|central_crop({crop})'
+    return f'decode|resize({whole}, {how}){cut}|{levels}'
+  return (
+    f'decode|resize_small({int(max(size) / crop_pct)}, method={method!r}, '
+    f"rounding='nearest')|central_crop({crop})|{levels}"
+  )
+
+
+def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
+  """Returns the evaluation transform of a preprocessor_config.json of transformers."""
+  if not processor:
+    return None
+  resample = processor.get('resample', 2)
+  if resample not in _RESAMPLE:
+    raise ValueError(
+      f'preprocessor_config.json has resample={resample}: one of {_RESAMPLE} is read'
+    )
+  method = _RESAMPLE[resample]
+  how = f"method={method!r}, antialias={method != 'nearest'}, rounding='nearest'"
+  wanted, steps = processor.get('size', size), ['decode']
+  if processor.get('do_resize', True):
+    if isinstance(wanted, dict) and 'shortest_edge' in wanted:
+      steps.append(f'resize_small({_side(wanted["shortest_edge"])}, {how})')
+    else:
+      steps.append(f'resize({_sides(wanted)}, {how})')
+  if processor.get('do_center_crop'):
+    steps.append(f'central_crop({_sides(processor.get("crop_size", wanted))})')
+  mean = processor.get('image_mean', (0.5,) * 3)
+  std = processor.get('image_std', (0.5,) * 3)
+  if not processor.get('do_normalize', True):
+    mean, std = (0.0,) * 3, (1.0,) * 3
+  return '|'.join([*steps, _value_range(mean, std)])
+
+
+def _sides(size) -> tuple[int, int]:
+  if isinstance(size, dict):
+    size = size['height'], size['width']
+  height, width = size if isinstance(size, list | tuple) else (size, size)
+  return _side(height), _side(width)
+
+
+def _side(value) -> int:
+  if type(value) is not int or not 0 < value < 1 << 16:
+    raise ValueError(f'{value!r} is not a side of images in pixels')
+  return value
+
+
+def _value_range(mean, std) -> str:
+  """Returns the op that standardises pixels in [0, 1] by mean and standard deviation."""
+  low = tuple(round((0 - m) / s, 7) for m, s in zip(mean, std, strict=True))
+  high = tuple(round((1 - m) / s, 7) for m, s in zip(mean, std, strict=True))
+  if len({*low}) == len({*high}) == 1:
+    low, high = (int(x) if x == int(x) else x for x in (low[0], high[0]))
+  return f'value_range({low}, {high})'
+
+
+def plain(source: Source, size: tuple[int, int]) -> str:
+  """Returns the evaluation pipeline of the Google code: a resize without rounding.
+
+  For a detector of square images it keeps the aspect ratio, on a canvas.
+
+  Args:
+    source: the `value_range` of its pipeline is retained.
+    size: (H, W) in pixels.
+  """
+  text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
+  decode = 'decode' if source.channels == 3 else f'decode({source.channels})'
+  ops = registry.parse(source.pp or '')
+  levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
+  resize = f"resize({text}, rounding='none')"
+  family = models.family(source.family, **source.fields)
+  if family.outputs == 'boxes' and size[0] == size[1]:
+    resize = f'detr_resize({text}, {text})|canvas({text})'
+  return f'{decode}|{resize}|{levels[0]}'
+
+
+# -- ours to theirs -------------------------------------------------------------------
+
+
+class Preprocessor(NamedTuple):
+  """Resize, crop, standardise: what both libraries do before a model.
+
+  Attributes:
+    size: (H, W) of the model's images in pixels.
+    shorter: pixels of the shorter side before a central crop; None: images are resized to
+      `size` whatever their aspect ratio.
+    method: of resizing, one of _RESAMPLE.
+    mean, std: of each channel, for pixels in [0, 1].
+    longest: None, or the most pixels of the longer side: detectors do not crop, and pad
+      the images of a batch.
+  """
+
+  size: tuple[int, int]
+  shorter: int | None
+  method: str
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+  longest: int | None = None
+
+  def timm(self) -> dict:
+    """Returns the keys of timm's `pretrained_cfg` that describe it."""
+    return {
+      'input_size': [3, *self.size],
+      'interpolation': self.method,
+      'crop_pct': round(max(self.size) / self.shorter, 6) if self.shorter else 1.0,
+      'crop_mode': 'center' if self.shorter else 'squash',
+      'mean': list(self.mean),
+      'std': list(self.std),
+    }
+
+  def hf(self) -> dict:
+    """Returns the preprocessor_config.json of transformers that describes it."""
+    size = whole = dict(zip(('height', 'width'), self.size, strict=True))
+    name, more = 'ViTImageProcessor', {}
+    if self.longest:
+      size = {'shortest_edge': self.shorter, 'longest_edge': self.longest}
+      name, more = 'DetrImageProcessor', {'do_pad': True}
+    elif self.shorter:
+      size = {'shortest_edge': self.shorter}
+      name, more = 'CLIPImageProcessor', {'do_center_crop': True, 'crop_size': whole}
+    return {
+      'image_processor_type': name,
+      'do_convert_rgb': True,
+      'do_resize': True,
+      'size': size,
+      'resample': _NUMBERS[self.method],
+      **more,
+      'do_rescale': True,
+      'rescale_factor': 1 / 255,
+      'do_normalize': True,
+      'image_mean': list(self.mean),
+      'image_std': list(self.std),
+    }
+
+
+def described(pp: str) -> Preprocessor | None:
+  """Returns a pipeline as the libraries describe theirs; None if they cannot express it.
+
+  Both round after resizing and always antialias, which the description leaves out: a
+  pipeline of ours that does not is described as if it did.
+  """
+  ops = [op for op in registry.parse(pp) if op.name not in ('decode', 'pad_to')]
+  if [op.name for op in ops] not in (
+    ['resize', 'value_range'],
+    ['resize_small', 'central_crop', 'value_range'],
+    ['detr_resize', 'canvas', 'value_range'],
+  ):
+    return None
+  resize, levels = ops[0].arguments, ops[-1].arguments
+  method = resize.get('method', 'bilinear')  # detr_resize has no other
+  usual = {'in_lo': 0, 'in_hi': 255, 'clip': False}
+  drawn = isinstance(resize.get('sizes'), tuple)  # one size of several, at random
+  if drawn or method not in _NUMBERS or any(levels[k] != v for k, v in usual.items()):
+    return None
+  size = ops[-2].arguments['size']
+  bounds = [
+    x if isinstance(x, tuple | list) else (x,) * 3 for x in (levels['lo'], levels['hi'])
+  ]
+  return Preprocessor(
+    (size, size) if isinstance(size, int) else tuple(size),
+    resize.get('smaller_size', resize.get('sizes')),
+    method,
+    tuple(round(-low / (high - low), 7) for low, high in zip(*bounds, strict=True)),
+    tuple(round(1 / (high - low), 7) for low, high in zip(*bounds, strict=True)),
+    resize.get('longest'),
+  )

@@ -1,0 +1,229 @@
+"""A source of weights, whatever it is, to parameters under our names.
+
+A source is a file (.npz, .safetensors), a hub folder, the folder of a run, a name of the
+zoo, or a URL (gs://, https://, hf:OWNER/NAME). RUN is the newest step of a run, RUN@best
+the best by config.checkpoint.best, RUN@500 that of this number.
+"""
+
+import math
+import os
+import re
+import typing
+from pathlib import Path
+
+from vit_jax import models
+from vit_jax.data.ops import registry
+from vit_jax.errors import UserError
+from vit_jax.weights import (
+  adapt,
+  download,
+  formats,
+  published,
+  readers,
+  runs,
+  tuned,
+  zoo,
+)
+from vit_jax.weights.configs import Facts
+from vit_jax.weights.fitting import fit
+from vit_jax.weights.source import Source, errors_of
+
+# Far beyond every published model; a config that says more would exhaust memory.
+_MOST_TOKENS = 1 << 16
+
+
+def read(
+  source: str,
+  *,
+  variant: str | None = None,
+  ema: bool = False,
+  weights: str | None = None,
+  **fields,
+) -> Source:
+  """Returns the parameters of a source; arguments as those of `load`.
+
+  Raises:
+    UserError: for a source that cannot be found, or is not of a known format.
+  """
+  if (run := runs.find(source)) is not None:
+    return runs.read(source, *run, ema, weights, fields, _of_weights)
+  for key, value in (('ema', ema), ('weights', weights)):
+    if value:
+      raise UserError(f'{source} is not a run of vit_jax: {key} is for runs only.')
+  _check_is_no_model(str(source))
+  return _read_file(str(source), variant, fields)
+
+
+def from_section(
+  source: str,
+  *,
+  variant: str | None = None,
+  ema: bool = False,
+  skip: list[str] = (),
+  resize: adapt.Method = 'bilinear',
+) -> Source:
+  """Returns the parameters that the config's section `weights` names.
+
+  What tuning added to a run's model is merged into its parameters, or refused. `skip` and
+  `resize` are those of `fit`, once the model is there.
+  """
+  del skip, resize
+  return tuned.folded(read(source, variant=variant, ema=ema))
+
+
+def complete(model: dict, source: Source) -> dict:
+  """Returns the config's section `model`, by the weights where it names no model.
+
+  The number of classes is left to the data.
+  """
+  if 'name' in model:
+    return model
+  told = {k: v for k, v in source.fields.items() if k != 'num_classes'}
+  return {'name': source.family, **told, **model}
+
+
+def _of_weights(section: dict, model, image_size: tuple[int, int]) -> dict:
+  """Returns {name: array} of a model's variables, by the section `weights` of a run."""
+  options = {k: v for k, v in section.items() if k in ('skip', 'resize')}
+  return fit(from_section(**section), model, image_size, **options)[0]
+
+
+def _read_file(source: str, variant: str | None, given: dict) -> Source:
+  entry = zoo.find(source)
+  path = download.locate(entry.url if entry else source)
+  try:
+    raw = readers.read(path)
+  except UserError as error:
+    again = f' Remove {path} to download it again.' if download.is_cached(path) else ''
+    raise UserError(f'{error}{again}') from None
+  if tuned.KEY in raw.config:
+    raise UserError(
+      f'{source} holds what a run tuned, and no more: load the weights that the run '
+      f'started from, and this on top, vit_jax.load(WEIGHTS, tune={source!r}).'
+    )
+  with errors_of(source):
+    format, arrays, unused = formats.detect(raw.arrays, raw.config)
+  with errors_of(f'{source}, {format.name} {format.family}'):
+    facts = format.facts(raw.config, source)
+    if facts.pp:
+      registry.parse(facts.pp)  # a mistake is reported here, not at the first image
+    if not variant and 'act' not in given:
+      _check_architecture(facts)
+    sized = models.resolve(format.family, variant)[1] if variant else {}
+    if format.flat_heads:
+      heads = given.get('num_heads') or facts.fields.get('num_heads')
+      heads = heads or sized.get('num_heads') or _heads(facts, source)
+      facts = facts._replace(fields=facts.fields | {'num_heads': heads})
+    section, flat = format.read(arrays, facts)
+    section.pop('name')
+    for key in ('width', 'depth', 'mlp_dim'):
+      if key in sized and section.get(key, sized[key]) != sized[key]:
+        raise ValueError(
+          f'{key} is {section[key]}, and {sized[key]} in variant {variant!r}'
+        )
+    fields = section | sized | given
+    _check_complete(format.family, fields)
+    family = models.family(format.family, **fields)
+    size = _image_size(format, facts, flat, section, family)
+    known = published.find(source, path, raw.config)
+    names = facts.class_names or known.class_names(section.get('num_classes'))
+    # A model without an image takes maps, of images of any number of channels.
+    channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]
+  return Source(
+    source,
+    format.name,
+    format.family,
+    fields,
+    flat,
+    size or (entry and (entry.resolution,) * 2),
+    channels,
+    names,
+    facts.pp,
+    unused,
+  )
+
+
+def _image_size(format, facts: Facts, flat, fields: dict, family):
+  """Returns (H, W) in pixels that the parameters are for, None if nothing tells."""
+  if facts.image_size:
+    strides = family.stride(fields)
+    tokens = math.prod(n // s for n, s in zip(facts.image_size, strides, strict=True))
+    if tokens > _MOST_TOKENS:
+      raise ValueError(
+        f'its config says images of {facts.image_size} pixels, {tokens:,} tokens; up to '
+        f'{_MOST_TOKENS:,} are read'
+      )
+    return facts.image_size
+  if grid := format.grid(flat, fields):
+    return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
+  return None
+
+
+# -- what a file does not say ---------------------------------------------------------
+
+
+def _check_is_no_model(source: str) -> None:
+  """Raises UserError for a model's name, 'vit_base_patch16_224', in place of weights."""
+  if re.search(r'[/:\\]|\.(npz|safetensors)$', source) or source in zoo.ENTRIES:
+    return
+  family, size, _ = models.parse_name(_plain(source))
+  if os.path.exists(source) or family not in models.MODELS or size is None:
+    return
+  entries = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
+  where = [f"the zoo's are {entries}"] if entries else []
+  if source.islower():  # a name of timm
+    where.append(f"timm's hf:timm/{source}{'' if '.' in source else '.TAG'}")
+  raise UserError(
+    f'{source!r} is the name of a model ({family}:{size}), not of weights of it; '
+    f'{", ".join(where) or "give a file"}.'
+  )
+
+
+def _check_architecture(facts: Facts) -> None:
+  """Raises ValueError for a model of timm that is not known here by name.
+
+  It may have a ViT's parameters and compute something else.
+  """
+  if not facts.architecture:
+    return
+  try:
+    models.resolve(_plain(facts.architecture))
+  except UserError:
+    raise ValueError(
+      f'it says that it is {facts.architecture!r}, which is not known here: it may compute '
+      'something else with the same parameters. If it is a plain model, pass its size, '
+      "variant='B/16', or its activation, act='gelu_erf'"
+    ) from None
+
+
+def _heads(facts: Facts, source: str) -> int:
+  """Returns the number of attention heads, by the name of the model."""
+  for name in (facts.architecture, Path(source).name):
+    try:
+      _, fields = models.resolve(_plain(name or ''))
+    except UserError:
+      continue
+    if 'num_heads' in fields:
+      return fields['num_heads']
+  raise ValueError(
+    'neither a config.json nor its name tells the number of attention heads: pass the '
+    "model's size, variant='B/16', or num_heads"
+  )
+
+
+def _plain(architecture: str) -> str:
+  """'vit_base_patch16_224.augreg_in21k' without timm's tag."""
+  return architecture.removesuffix('.safetensors').split('.')[0]
+
+
+def _check_complete(family: str, fields: dict) -> None:
+  """Raises ValueError for a field that is None, as nothing tells it, and may not be."""
+  parameters = models.signature(family).parameters
+  for name, value in fields.items():
+    if value is not None or name not in parameters:
+      continue
+    if type(None) not in typing.get_args(parameters[name].annotation):
+      raise ValueError(
+        f"neither the arrays nor a config.json nor the file's name tells {name}: pass "
+        f"{name}, or the model's size as the variant"
+      )
