@@ -16,6 +16,7 @@ from tests.support.example_records import (
   write,
 )
 from vit_jax.data import pipeline, sources
+from vit_jax.data.sources import records
 from vit_jax.errors import UserError
 
 PP = 'decode|resize(4)|value_range(-1, 1)'
@@ -64,7 +65,7 @@ def test_patterns(written, tmp_path):
     *range(1, 5),
     *range(5, 14),
   ]
-  every = sources.build(f'records:{folder}/*', 'train')  # the index lies there, too
+  every = sources.build(f'records:{folder}/*', 'train')
   assert len(every) == 20
   assert len(sources.build(f'records:{folder}/*', 'val+train')) == 27
   # Of other names, and in several directories: all of them are 'train'.
@@ -137,7 +138,6 @@ def test_mistakes(written, target, split, options, facts):
 # --- labels ------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_several_labels_and_their_weights(tmp_path):
   image, label = KEYS
   rows = [
@@ -166,7 +166,6 @@ def test_several_labels_and_their_weights(tmp_path):
   assert sorted(set(batch['label'].ravel())) == [0, 1]
 
 
-@pytest.mark.slow
 def test_a_second_label_where_one_is_expected(tmp_path):
   image, label = KEYS
   items = [example(0), serialised({image: encoded(0), label: [1, 2]})]
@@ -258,12 +257,21 @@ def test_files_that_vanish_are_bad_images(written, tmp_path):
   assert errors == 5 * [False] + 9 * [True] + 6 * [False]
 
 
+def test_parsing_of_examples():
+  values = {'a': [3, 300], 'b': [b'x', b''], 'c': [0.5, -2.0], 'd': []}
+  got = records.parse(serialised(values))
+  assert [got['a'].dtype, got['c'].dtype] == [np.int64, np.float32]
+  assert {k: list(v) for k, v in got.items()} == values
+  assert list(records.parse(serialised(values), ('c', 'other'))) == ['c']
+  for wrong in (serialised(values)[:-1], b'\xff' * 20):
+    with pytest.raises(ValueError, match=naming('tf.train.Example')):
+      records.parse(wrong)
+
+
 # --- batches -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-  'key', [pytest.param('tfrecord', marks=pytest.mark.slow), 'array_record']
-)
+@pytest.mark.parametrize('key', ['tfrecord', 'array_record'])
 def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(written, key):
   args = (f'records:{written[key]}', 'train', 'decode|random_crop(4)|value_range(0,1)')
   options = {'batch_size': 6, 'num_classes': 27, 'seed': 5}

@@ -161,8 +161,7 @@ def test_waiting_without_a_file(capfd):
 def test_files_of_records_are_known_while_they_are_read(tmp_path, monkeypatch, suffix):
   path = str(tmp_path / f'x.{suffix}')
   example_records.write(Path(path), [b'a', b'bc', b'def'])
-  kind = {'tfrecord': record_files.Records, 'array_record': record_files.ArrayRecords}
-  records = kind[suffix]([path], index_name=f'{suffix}.npz')
+  records = record_files.Records([record_files.Piece(path, 0, 3, 3)])
   seen = []
 
   class Noted(dict):
@@ -171,5 +170,5 @@ def test_files_of_records_are_known_while_they_are_read(tmp_path, monkeypatch, s
       super().__setitem__(key, entry)
 
   monkeypatch.setattr(stalls, '_UNDER_WAY', noted := Noted())
-  assert records.run(0, 1, 3) == [b'bc', b'def']
+  assert records.read([1, 2]) == [b'bc', b'def']
   assert (seen, noted) == ([path], {})

@@ -9,6 +9,9 @@ from vit_jax.errors import BadImage
 # A photograph of 64 megapixels, the most that is decoded, is 200 MB uncompressed.
 MAX_BYTES = 256 << 20
 
+# Threads that read files at a time: they mostly wait for a disk or a mount.
+READERS = 16
+
 _KINDS = {
   stat.S_IFIFO: 'a FIFO',
   stat.S_IFSOCK: 'a socket',

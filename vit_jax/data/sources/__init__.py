@@ -6,7 +6,7 @@ A string names one: 'digits', 'folder:PATH', 'tfds:NAME', 'records:PATH', ...
 import os
 from collections.abc import Sequence
 
-from vit_jax import buckets
+from vit_jax import files
 from vit_jax.check import bind
 from vit_jax.data.sources import listing, subset
 from vit_jax.data.sources.base import Source
@@ -96,7 +96,7 @@ def _resolve(source: str) -> tuple[str, str, type[Source]]:
   scheme, target = _scheme(source)
   if scheme in TARGETS and not target:
     raise UserError(f"Source {source!r}: give it as '{scheme}:{TARGETS[scheme]}'.")
-  if '://' in target and not (buckets.is_url(target) and scheme in _IN_BUCKETS):
+  if '://' in target and not (files.is_url(target) and scheme in _IN_BUCKETS):
     raise UserError(
       f'Source {source!r}: gs:// is the only kind of URL that is read, by '
       f'{" and ".join(_IN_BUCKETS)}. Make records of the images (vit_jax prepare --help), '

@@ -13,9 +13,6 @@ from vit_jax.data.sources import listing, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, UserError
 
-# Threads that list folders and read files: they mostly wait for a disk or a mount.
-READERS = 16
-
 
 class Folder(Source):
   """ROOT/SPLIT/CLASS/**/IMAGE, or ROOT/CLASS/**/IMAGE as one split, 'train'.
@@ -42,7 +39,7 @@ class Folder(Source):
       )
     self.name = f'folder:{target}'
     self._root = root
-    self._pool = concurrent.futures.ThreadPoolExecutor(READERS)
+    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     directories = split_directories(root)
     self.class_names = _class_names(directories)
     self.num_classes = len(self.class_names)

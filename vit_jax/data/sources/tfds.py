@@ -4,15 +4,15 @@ Found by their directory alone: no data set code runs, nothing is downloaded, an
 folder that TFDS wrote can be read, whether or not TFDS knows its name.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import buckets
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import splits, tfds_directory, tfds_records
+from vit_jax.data.sources import record_files, splits, tfds_directory
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError, did_you_mean
 
@@ -42,8 +42,6 @@ class Prepared:
     self._tfds = tfds_directory.import_tfds()
     self._target = target
     self._directory = tfds_directory.locate(target, data_dir, accepted)
-    if buckets.is_url(self._directory):
-      buckets.filesystem()  # sets up the file system that TFDS uses
     self._builder = self._tfds.builder_from_directory(self._directory)
     info = self._builder.info
     self.features = info.features
@@ -59,22 +57,47 @@ class Prepared:
     split = '+'.join(
       f'{name}[{low}:{high}]' for name, low, high in ranges if low < high
     )
-    # Of all images, not only of the one wanted: a mask is as costly to decode.
+    # All images stay encoded: a mask is as costly to decode as the image itself.
     decoders = {name: self._tfds.decode.SkipDecoding() for name in self.images()}
     info, formats = self._builder.info, self._tfds.core.FileFormat
-    if info.file_format is formats.ARRAY_RECORD:
-      read = tfds_records.ArrayRecords(self._builder, split, decoders)
-    elif info.file_format is formats.TFRECORD:
-      read = tfds_records.TfRecords(info, split, decoders)
-    else:
+    if info.file_format not in (formats.ARRAY_RECORD, formats.TFRECORD):
       raise UserError(
         f'tfds:{self._target}: files are {info.file_format.value}; array_record and '
         f'tfrecord can be read. Prepare it with: '
         f'{tfds_directory.command(self._target, self._directory)}'
       )
-    files = info.splits[split].file_instructions
-    files = sorted((os.path.basename(i.filename), i.take) for i in files)
-    return Examples(split, read, fingerprint([split, *files]))
+    pieces = info.splits[split].file_instructions
+    self._check_sizes(info, split)
+    named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
+    records = record_files.Records(pieces)
+    read = functools.partial(_read, records, info.features, decoders)
+    return Examples(split, len(records), read, fingerprint([split, *named]))
+
+  def _check_sizes(self, info, split: str) -> None:
+    """Raises UserError for TFRecord files of other lengths than TFDS wrote down."""
+    for name in sorted({part.split('[')[0] for part in split.split('+')}):
+      paths = [str(path) for path in info.splits[name].filepaths]
+      if record_files.is_array_record(paths[0]):
+        continue
+      counts, lengths = record_files.count(paths), list(info.splits[name].shard_lengths)
+      if counts != lengths:
+        raise UserError(
+          f'{os.path.dirname(paths[0])}: split {name} has {sum(counts)} records in its '
+          f'files, but {sum(lengths)} in {tfds_directory.INFO}. Prepare the data set again.'
+        )
+
+
+def _read(records, features, decoders, indices: np.ndarray) -> list[dict | Exception]:
+  return [_decoded(record, features, decoders) for record in records.read(indices)]
+
+
+def _decoded(record: bytes | Exception, features, decoders) -> dict | Exception:
+  if isinstance(record, Exception):
+    return record
+  try:
+    return features.deserialize_example_np(record, decoders=decoders)
+  except Exception as error:  # protobuf's and TFDS's own types
+    return ValueError(f'broken record: {error}')
 
 
 class Examples(NamedTuple):
@@ -82,12 +105,14 @@ class Examples(NamedTuple):
 
   Attributes:
     split: TFDS's expression for them.
-    read: indices int [n] -> n examples, dicts of all features with images still encoded,
-      or in the place of one that is broken an Exception; it has a length.
+    size: N.
+    read: indices int [n] -> n examples, dicts of all features with images still encoded;
+      an exception in the place of a broken one.
     fingerprint: as that of a `Source`.
   """
 
   split: str
+  size: int
   read: Callable[[np.ndarray], list[dict | Exception]]
   fingerprint: str
 
@@ -103,8 +128,7 @@ def build(
 ) -> Source:
   """`tfds:NAME[/CONFIG][:VERSION]`, or `tfds:DIRECTORY` of one prepared version.
 
-  ArrayRecord files are read directly; for TFRecord files the offsets of all records are
-  found once and kept beside them.
+  Files are ArrayRecord or TFRecord, see `record_files`.
 
   Args:
     data_dir: else TFDS_DATA_DIR, else ~/tensorflow_datasets; may be in a bucket, gs://.
@@ -156,7 +180,7 @@ class Tfds(Source):
     self.fingerprint = self._examples.fingerprint
 
   def __len__(self) -> int:
-    return len(self._examples.read)
+    return self._examples.size
 
   def read(self, indices: np.ndarray) -> list[dict]:
     image_key, label_key = self._keys

@@ -3,8 +3,7 @@
 import os
 import re
 
-from vit_jax import buckets
-from vit_jax.data.sources import shards
+from vit_jax import files
 from vit_jax.errors import DataError, UserError, did_you_mean
 
 INFO = 'dataset_info.json'
@@ -38,9 +37,10 @@ class Unknown(DataError):
 
 
 def data_directory(data_dir: str | None) -> str:
-  """Returns where prepared data sets are: as the user says, or as TFDS does."""
+  """Returns the folder of prepared data sets: the user's choice, or TFDS's default."""
   data_dir = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
-  return str(buckets.path(data_dir))
+  path = files.path(data_dir)
+  return str(path if files.is_url(path) else path.absolute())
 
 
 def import_tfds():
@@ -62,9 +62,9 @@ def locate(
   Raises:
     UserError: if it is not there: what is missing, and how to prepare it.
   """
-  path = os.path.expanduser(target)
-  if shards.is_file(os.path.join(path, INFO)):
-    return shards.absolute(path) if buckets.is_url(path) else path
+  there = files.is_url(target) or os.path.exists(os.path.expanduser(target))
+  if there and _is_prepared(path := str(files.path(target))):
+    return path
   match = _NAME.fullmatch(target)
   if not match:
     raise UserError(
@@ -75,7 +75,7 @@ def locate(
   home = os.path.join(data_dir, *filter(None, (name, config)))
   found = _versions(home)
   if not found and not config:
-    configs = {c: _versions(os.path.join(home, c)) for c in shards.names(home)}
+    configs = {c: _versions(os.path.join(home, c)) for c in _names(home)}
     configs = {c: v for c, v in configs.items() if v}
     if len(configs) > 1:
       raise UserError(
@@ -106,10 +106,21 @@ def _number(version: str) -> list[int]:
 def _versions(directory: str) -> list[str]:
   return [
     name
-    for name in shards.names(directory)
-    if re.fullmatch(r'\d+(\.\d+)*', name)
-    and shards.is_file(os.path.join(directory, name, INFO))
+    for name in _names(directory)
+    if re.fullmatch(r'\d+(\.\d+)*', name) and _is_prepared(f'{directory}/{name}')
   ]
+
+
+def _is_prepared(directory: str) -> bool:
+  with files.outages(directory):
+    return (files.path(directory) / INFO).exists()
+
+
+def _names(directory: str) -> list[str]:
+  """Returns the sorted names in a directory; [] if it does not exist."""
+  with files.outages(directory):
+    path = files.path(directory)
+    return sorted(x.name for x in path.iterdir()) if path.is_dir() else []
 
 
 def _not_prepared(target, name, data_dir, home, found, version) -> DataError:
@@ -121,11 +132,11 @@ def _not_prepared(target, name, data_dir, home, found, version) -> DataError:
     if name in _MANUAL:
       message += f' Put {_MANUAL[name]} into {data_dir}/downloads/manual.'
     return DataError(f'{message} Prepare it with: {command(target, data_dir)}')
-  near = did_you_mean(name, [*known, *shards.names(data_dir)], _ALIKE)
+  near = did_you_mean(name, [*known, *_names(data_dir)], _ALIKE)
   long = (
     f'{message} TFDS has no data set of that name{" (ImageNet-21k is not in TFDS)" * ("21k" in name)}: '
-    f'make {home} from an archive, a folder or a list (vit_jax prepare '
-    f'--help) or by a TFDS builder of your own, set TFDS_DATA_DIR or '
+    f'make {home} from an archive or a folder (vit_jax prepare --help) '
+    f'or by a TFDS builder of your own, set TFDS_DATA_DIR or '
     f"data.source_options={{'data_dir': ...}}, or use 'folder:PATH'.{near}"
   )
   return Unknown(

@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from vit_jax.data import image_file
-from vit_jax.data.sources import shards, splits
+from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.detection.coco import files
 from vit_jax.detection.coco.objects import Truth
@@ -58,7 +58,7 @@ class Coco(objects.Objects):
     self._check()
     self._set_classes()
     self._set_boxes()
-    self._pool = concurrent.futures.ThreadPoolExecutor(shards.READERS)
+    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     truth = self._truth
     arrays = truth.image, truth.category, truth.boxes, truth.crowd, truth.sizes
     self.fingerprint = fingerprint(

@@ -42,7 +42,7 @@ class TfdsObjects(objects.Objects):
     self.fingerprint = examples.fingerprint
 
   def __len__(self) -> int:
-    return len(self._examples.read)
+    return self._examples.size
 
   def name_of(self, index: int) -> str:
     return f'{self.name} {self._examples.split} #{index}'

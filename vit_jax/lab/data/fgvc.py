@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data import image_file
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import shards, splits, tfds, tfds_directory
+from vit_jax.data.sources import splits, tfds, tfds_directory
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, DataError, UserError, choose
 
@@ -131,7 +131,7 @@ class Fgvc(Source):
 
 def _folder(name: str, data_dir: str | None) -> str | None:
   """Returns the folder that has one of a data set's JSON files, None if there is none."""
-  home = shards.absolute(tfds_directory.data_directory(data_dir))
+  home = tfds_directory.data_directory(data_dir)
   for folder in (os.path.join(home, name), home):
     if any(os.path.isfile(os.path.join(folder, f'{part}.json')) for part in _PARTS):
       return folder
@@ -171,7 +171,7 @@ class _Files:
       labels += [index[one[path]] for path in paths]
     self.labels = np.array(labels, np.int64)
     self.fingerprint = fingerprint((self.class_names, self._paths, labels))
-    self._pool = concurrent.futures.ThreadPoolExecutor(shards.READERS)
+    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
 
   def _load(self, part) -> dict:
     path = os.path.join(self.where, f'{part}.json')

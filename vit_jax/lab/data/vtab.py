@@ -49,7 +49,7 @@ class Vtab(Source):
     self.fingerprint = fingerprint((target, self._examples.fingerprint))
 
   def __len__(self) -> int:
-    return len(self._examples.read)
+    return self._examples.size
 
   def read(self, indices: np.ndarray) -> list[dict]:
     return [self._made_of(example) for example in self._examples.read(indices)]
