@@ -79,10 +79,10 @@ class RecordFiles(Source):
       'weight_key': (weight_key, np.float32),
     }
     self._offset = label_offset
-    if shuffle_buffer is not None and (not stream or shuffle_buffer < 1):
+    if shuffle_buffer is not None and not stream:
       raise UserError(
-        f"{self.name}: shuffle_buffer={shuffle_buffer!r} needs 'stream': True and a "
-        'positive number; reading at random shuffles all examples.'
+        f"{self.name}: shuffle_buffer={shuffle_buffer!r} needs 'stream': True; "
+        "reading at random shuffles all examples."
       )
     self._buffer = (shuffle_buffer or _BUFFER) if stream else None
     if weight_key and multi_label is False:
