@@ -82,7 +82,7 @@ class RecordFiles(Source):
     if shuffle_buffer is not None and not stream:
       raise UserError(
         f"{self.name}: shuffle_buffer={shuffle_buffer!r} needs 'stream': True; "
-        "reading at random shuffles all examples."
+        'reading at random shuffles all examples.'
       )
     self._buffer = (shuffle_buffer or _BUFFER) if stream else None
     if weight_key and multi_label is False:
