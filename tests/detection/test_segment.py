@@ -13,6 +13,7 @@ from vit_jax import models, optim, sharding, tasks
 from vit_jax.detection.evaluators import segmentation
 from vit_jax.detection.tasks import segment
 from vit_jax.errors import UserError
+from vit_jax.evaluators import base
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
@@ -223,12 +224,12 @@ def test_mean_iou_of_counts():
 
 @pytest.fixture
 def evaluator(monkeypatch):
-  monkeypatch.setattr(segmentation, 'open_batches', opened)
+  monkeypatch.setattr(base, 'open_batches', opened)
   mesh = sharding.make_mesh(8)
   return lambda **o: segmentation.Segmentation(mesh, lambda: None, data={}, **o)
 
 
-def opened(mesh, **data):
+def opened(mesh, check, **data):
   """Stands for `open_batches`: ten images in batches of 8, padded."""
 
   class Batches:

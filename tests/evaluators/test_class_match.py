@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from tests.support import naming
-from tests.support import objectnet as small_objectnet
 from vit_jax import imagenet
-from vit_jax.data import sources
 from vit_jax.errors import UserError
-from vit_jax.evaluators import class_files, class_match
+from vit_jax.evaluators import class_match
 from vit_jax.evaluators.class_match import Classes
 
 IDS = imagenet.wordnet_ids('imagenet1k')
@@ -184,6 +182,7 @@ def test_a_file_of_ones_own(tmp_path):
     path.write_text(json.dumps(table))
     return match(list(names), model, class_map=str(path))
 
+  # Of a class of ObjectNet several of ImageNet's are right; predictions of all compete.
   right = found({'pet': ['cat', 'dog'], 'fish': [2], 'car': [], 'not here': ['eel']})
   np.testing.assert_array_equal(right.right, [[1, 1, 0], [0, 0, 1], [0, 0, 0]])
   np.testing.assert_array_equal(right.columns, np.arange(3))
@@ -194,79 +193,13 @@ def test_a_file_of_ones_own(tmp_path):
     '{"pet": ["cat"]}': ("'fish'", '2'),
     '{"pet": ["cow"], "fish": [], "car": []}': ("'cow'",),
     '{"pet": [3], "fish": [], "car": []}': ("'3'",),
-    '{"pet": "cat"}': ("'pet'", "'cat'"),
+    '{"pet": "cat"}': ('map.json.pet', "'cat'"),
     '{"pet": [], "fish": [], "car": []}': ('leaves out',),
     '[]': ('map.json',),
     '[' * 100_000: ('map.json', 'JSON'),
-    '{"pet": [true], "fish": [], "car": []}': ("'pet'", 'True'),
+    '{"pet": [true], "fish": [], "car": []}': ('map.json.pet', 'True'),
     '{': ('map.json', 'JSON'),
   }.items():
     path.write_text(table)
     with pytest.raises(UserError, match=naming(*facts)):
       match(['pet', 'fish', 'car'], ANIMALS, class_map=str(path))
-
-
-# --- ObjectNet ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def objectnet(tmp_path):
-  return small_objectnet.make(tmp_path)
-
-
-def test_objectnet_is_mapped_by_its_own_files(objectnet):
-  source = sources.build(f'folder:{objectnet}/images', 'train')
-  found, note = class_match.match(source, IMAGENET)
-  # Predictions of other classes count, and are wrong, as in its authors' code.
-  np.testing.assert_array_equal(found.columns, np.arange(1000))
-  assert [np.flatnonzero(row).tolist() for row in found.right] == [
-    [],
-    [409, 530],
-    [720],
-  ]
-  assert '2 of 3' in note
-  only, _ = class_match.match(source, IMAGENET, among='data')
-  assert only.columns.tolist() == [409, 530, 720]
-  given, _ = class_match.match(source, IMAGENET, class_map=f'{objectnet}/mappings')
-  np.testing.assert_array_equal(given.right, found.right)
-  # A head that does not tell its classes.
-  with pytest.raises(UserError, match=naming('analog clock', 'imagenet1k')):
-    class_match.match(source, Classes(None, 1000))
-  told, _ = class_match.match(source, Classes(None, 1000), 'imagenet1k')
-  np.testing.assert_array_equal(told.right, found.right)
-  # Of 21,843 classes by their ids.
-  ids = imagenet.wordnet_ids('imagenet21k')
-  large, _ = class_match.match(source, IMAGENET21K)
-  assert [ids[c] for c in np.flatnonzero(large.right[1])] == [IDS[409], IDS[530]]
-  # Weights that were tuned on ObjectNet have its classes.
-  assert class_match.match(source, Classes(source.class_names, 3)) == (None, '')
-
-
-def test_objectnets_files_with_mistakes(objectnet):
-  mappings = objectnet / 'mappings'
-  for file, text, facts in (
-    # Lines that are counted from 1.
-    ('pytorch_to_imagenet_2012_id.json', {k: v + 1 for k, v in small_objectnet.PLACES.items() if v < 4},
-     ('chair', 'n02708093')),
-    ('pytorch_to_imagenet_2012_id.json', {'409': 77}, ("'409'", '77')),
-    ('objectnet_to_imagenet_1k.json', {'Pill bottle': 'pillbottle'}, ("'pillbottle'",)),
-    ('objectnet_to_imagenet_1k.json', {'Pill bottle': 3}, ("'Pill bottle'", '3')),
-    ('folder_to_objectnet_label.json', {'pill_bottle': ['x']}, ("'pill_bottle'",)),
-  ):  # fmt: skip
-    before = (mappings / file).read_text()
-    (mappings / file).write_text(json.dumps(text))
-    if file.startswith('pytorch'):
-      table = {'Alarm clock': 'chair'} if 'chair' in facts else small_objectnet.CLASSES
-      (mappings / 'objectnet_to_imagenet_1k.json').write_text(json.dumps(table))
-    with pytest.raises(UserError, match=naming(*facts)):
-      class_files.read(mappings)
-    (mappings / file).write_text(before)
-  (mappings / 'imagenet_to_label_2012_v2').unlink()
-  with pytest.raises(UserError, match=naming('imagenet_to_label_2012_v2')):
-    class_files.read(mappings)
-  (mappings / 'folder_to_objectnet_label.json').unlink()
-  with pytest.raises(
-    UserError, match=r'^class_map: cannot read .*_label.json'
-  ) as caught:
-    class_files.read(mappings)
-  assert 'JSON' not in str(caught.value)  # it is not there

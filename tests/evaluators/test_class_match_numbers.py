@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from tests.support import GOLDEN, naming
-from tests.support import objectnet as small_objectnet
 from vit_jax import cli, evaluators, imagenet, sharding
 from vit_jax.errors import UserError
 from vit_jax.evaluators.class_match import Classes
@@ -47,7 +46,6 @@ def evaluated(tmp_path):
   return run
 
 
-@pytest.mark.slow
 def test_restricted_to_the_datas_classes(evaluated):
   rng = np.random.default_rng(0)
   ids = imagenet.wordnet_ids('imagenet_a')[:9]
@@ -75,7 +73,6 @@ def test_restricted_to_the_datas_classes(evaluated):
   assert free['top1'] < got['top1']
 
 
-@pytest.mark.slow
 def test_sets_of_classes_and_classes_that_are_left_out(evaluated, tmp_path):
   table = {'pet': ['cat', 'dog'], 'car': [], 'fish': ['eel']}
   (tmp_path / 'map.json').write_text(json.dumps(table))
@@ -118,11 +115,6 @@ def test_what_label_sets_number(evaluated, tmp_path):
 
 
 @pytest.fixture
-def objectnet(tmp_path):
-  return small_objectnet.make(tmp_path)
-
-
-@pytest.fixture
 def weights(tmp_path):
   """A head of 1,000 classes, known by its file's name, that always says the same."""
   bias = np.random.default_rng(0).permutation(1000).astype(np.float32) / 100
@@ -138,7 +130,6 @@ def run(*args):
   return cli.run(evaluate.main, [*map(str, args), '--json'])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
 def test_evaluate_finds_the_classes_by_itself(weights, tmp_path, capsys):
   source, bias = weights
@@ -167,22 +158,6 @@ def test_evaluate_finds_the_classes_by_itself(weights, tmp_path, capsys):
   (tmp_path / 'a' / ids[0]).rename(tmp_path / 'a' / 'n00007846')
   assert run(*args) == 2
   assert 'n00007846' in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures('one_device')
-def test_evaluate_objectnet_with_its_border_cut_off(weights, objectnet, capsys):
-  source, bias = weights
-  args = (source, '--data', f'folder:{objectnet}/images', '--split', 'train')
-  pp = ('--pp', 'decode|trim(2)|resize(32)|value_range(-1, 1)')
-  assert run(*args, *pp, '--among', 'data') == 0
-  text, note = capsys.readouterr()
-  assert '2 of 3' in note
-  record = json.loads(text)
-  assert record['examples'] == 2 + 3
-  best = (2, 2, 3)[int(np.argmax(bias[[409, 530, 720]]))]
-  assert record['top1'] == pytest.approx(best / 5)
-  assert run(*args, *pp, '--out', objectnet / 'out') == 2
-  assert '--out' in capsys.readouterr().err
 
 
 def test_a_run_tells_its_evaluations_the_classes(tmp_path, capsys):

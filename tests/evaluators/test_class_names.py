@@ -12,7 +12,7 @@ import vit_jax
 from tests.support import GOLDEN, naming
 from vit_jax import cli, imagenet, weights
 from vit_jax.errors import UserError
-from vit_jax.evaluators import class_names
+from vit_jax.evaluators import class_match
 from vit_jax.tools import convert, predict
 from vit_jax.weights import published, zoo
 
@@ -63,10 +63,10 @@ def google_file(path, classes):
   ('entry', 'classes', 'name'),
   [
     ('b16-i21k-i1k-224', 1000, 'imagenet1k'),
-    pytest.param('b16-augreg-i21k', 21843, 'imagenet21k', marks=pytest.mark.slow),
+    ('b16-augreg-i21k', 21843, 'imagenet21k'),
     ('b16-i21k-i1k-224', 10, None),  # not what the zoo says: a fake
     # Published with a head of zeros.
-    pytest.param('b16-i21k', 21843, None, marks=pytest.mark.slow),
+    ('b16-i21k', 21843, None),
   ],
 )
 def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
@@ -78,7 +78,6 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
   assert published.licence(entry).name == 'apache-2.0'
 
 
-@pytest.mark.slow
 def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
   known = google_file(tmp_path / 'ViT-B_16.npz', 1000)
   assert weights.read(known).class_names == imagenet.class_names('imagenet1k')
@@ -175,11 +174,11 @@ def test_predict_explains_wordnet_ids(tmp_path, capsys):
 
 def test_names_and_wordnet_ids_are_the_same_classes():
   ids, names = imagenet.wordnet_ids('imagenet1k'), imagenet.class_names('imagenet1k')
-  assert class_names.ids(ids) == class_names.ids(names) == ids
+  assert class_match.ids(ids) == class_match.ids(names) == ids
   # Others name a few of them otherwise.
   others = ['construction crane' if name == 'crane' else name for name in names]
-  assert class_names.ids(others) == ids
-  assert class_names.ids(names[::-1]) == names[::-1]
+  assert class_match.ids(others) == ids
+  assert class_match.ids(names[::-1]) == names[::-1]
 
 
 def test_an_npz_has_no_room_for_many_names(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from tests.support import naming
 from vit_jax import evaluators, sharding
 from vit_jax.errors import Preempted, UserError
-from vit_jax.evaluators.label_sets import LabelSets
+from vit_jax.evaluators.labels import LabelSets
 
 SHAPE = (2, 3, 3)  # of an image: 18 numbers in [-1, 1] after pp
 
@@ -93,7 +93,6 @@ def check_predictions(found, x, targets, params, loss='softmax'):
   np.testing.assert_allclose(found['probability'], expected, rtol=1e-5)  # of float32
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(('devices', 'batch_size'), [(1, 7), (4, 16), (8, 16), (8, 64)])
 def test_every_example_counts_once(tmp_path, devices, batch_size):
   labels = np.random.default_rng(3).integers(0, 10, 53)
@@ -104,7 +103,6 @@ def test_every_example_counts_once(tmp_path, devices, batch_size):
   check_predictions(evaluator.predictions, x, targets, params)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
 def test_several_labels_and_images_without_any(tmp_path, loss):
   targets = np.random.default_rng(4).random((53, 10)) < 0.15
@@ -116,7 +114,6 @@ def test_several_labels_and_images_without_any(tmp_path, loss):
   check_predictions(evaluator.predictions, x, targets, params, loss)
 
 
-@pytest.mark.slow
 def test_no_top5_with_five_classes_or_fewer(tmp_path):
   labels = np.arange(12) % 3
   source, x = write(tmp_path / 'x.npz', labels)
@@ -126,7 +123,6 @@ def test_no_top5_with_five_classes_or_fewer(tmp_path):
   check(classification(source, 2).run(predict, params), expected)
 
 
-@pytest.mark.slow
 def test_a_model_with_more_classes_than_the_data(tmp_path):
   labels = np.arange(20) % 6
   params = params_of(9)
@@ -158,7 +154,6 @@ def test_label_sets_of_a_file(tmp_path, form):
   check(evaluator.run(predict, params), reference(x, targets, params))
 
 
-@pytest.mark.slow
 def test_label_sets_equal_to_the_labels_change_nothing(tmp_path):
   labels = np.arange(21) % 10
   source, _ = write(tmp_path / 'x.npz', labels)
@@ -186,7 +181,7 @@ def test_a_numbered_file_finds_its_label_set_in_any_order(tmp_path):
   ('content', 'facts'),
   [
     ('[[1], [2', ('labels', 'column 9')),
-    ('[1, 2]', ('labels', 'list of lists')),
+    ('[1, 2]', ('labels', 'list of list of int')),
     ('[[10]]', ('class 10', 'num_classes=10')),
     ('[[1], [2]]', (2, 'x.npz#2')),
   ],
@@ -255,7 +250,6 @@ def test_broken_images_are_reported_and_left_out(tmp_path):
   check(evaluator.run(predict, params), {**expected, 'bad_images': 1})
 
 
-@pytest.mark.slow
 def test_a_stop_leaves_at_the_next_batch(tmp_path):
   source, _ = write(tmp_path / 'x.npz', np.arange(40) % 10)
   calls = []
@@ -284,3 +278,5 @@ def test_types_and_their_parameters():
     classification('digits', loss='softmx', split='test')
   with pytest.raises(UserError, match=naming('batch_size=7', 4, 8)):
     classification('digits', 4, 7)
+  with pytest.raises(UserError, match=naming('batch_size=8192', 360, 4096)):
+    classification('digits', batch_size=8192, split='test')

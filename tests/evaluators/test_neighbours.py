@@ -26,7 +26,6 @@ def small_chunks(monkeypatch):
   monkeypatch.setattr(neighbours, 'QUERIES', 8)
 
 
-@pytest.mark.slow
 def test_neighbours_are_those_of_a_full_sort_on_every_mesh(small_chunks, meshes):
   keys, _ = example(150, 12, 5)
   keys[140] = keys[20]  # equally near: the lower row comes first
@@ -77,7 +76,7 @@ def test_votes_in_closed_form():
     assert votes.tolist() == [first, 4]  # of equals the lowest class
 
 
-@pytest.mark.parametrize('devices', [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize('devices', [1, 8])
 def test_knn(data, devices):
   section, x, y = data
   metrics = run('knn', section, devices, k=[1, 9])

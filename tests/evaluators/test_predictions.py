@@ -66,7 +66,6 @@ def test_a_damaged_file_is_refused_and_replaced(tmp_path):
     assert set(predictions.read(tmp_path)) == {'b'}
 
 
-@pytest.mark.slow
 def test_a_run_leaves_the_file(short_run):
   found = predictions.read(short_run)
   assert set(found) == {'test'}

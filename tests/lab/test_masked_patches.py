@@ -277,8 +277,6 @@ def test_the_evaluator_is_exact(tmp_path, devices):
     (lambda: build(representation_size=8), ('representation_size', '8')),
     (lambda: build(classifier='map'), ('classifier', 'map')),
     (lambda: build(task=dict(rate=0.01)), ('config.task.rate', '0.01', '16 patches')),
-    (lambda: build(task=dict(rate=1.5)), ('config.task.rate', '1.5')),
-    (lambda: build(task=dict(target='color')), ('color', 'mean_color')),
     (
       lambda: build(patch_size=(2, 16), task=dict(target='downsized')),
       ('downsized', '2 x 16'),

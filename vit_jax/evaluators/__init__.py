@@ -1,19 +1,4 @@
-"""What a run measures: `run(predict, variables) -> {name: number}`.
-
-`predict(variables, batch) -> {name: array}` has 'logits' [B, K] and named features; it is
-pure and not jitted. An evaluator opens its data when it is built, so that mistakes end
-the run before training, jits its own step once, and is exact: padding and broken
-images are masked, sums and counts come back from the device, the host divides.
-
-An evaluator may keep what the model answered for each example in its attribute
-`predictions`, which a run writes to its folder: see the module `predictions`.
-
-One that compares classes of its data with the model's takes these as a third argument,
-`model`; what it did, in a sentence, is then its attribute `note`.
-
-Its class declares how its numbers are read: METRICS, {regex of names: `Metric`}; and by
-TASK the name of the one task whose `predict` it can read, where that is so.
-"""
+"""Measurements of a model: the config's `evals`. See `contracts.Evaluator`."""
 
 import inspect
 from collections.abc import Callable
@@ -21,8 +6,8 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
+from vit_jax.evaluators.base import Metric, find
 from vit_jax.evaluators.class_match import Classes
-from vit_jax.evaluators.metric import Metric, find
 from vit_jax.registry import Registry
 
 EVALUATORS = Registry(
@@ -38,7 +23,7 @@ EVALUATORS = Registry(
   },
 )
 
-# What every task measures.
+# The numbers that every task measures in training.
 _TRAIN = {'loss': Metric(larger_is_better=False)}
 
 
@@ -58,26 +43,21 @@ def build(
     **section: the rest of its config section, without `every`.
 
   Raises:
-    UserError: for an unknown type, option value, or data that is not there.
+    UserError: for an unknown type, or data that is not there.
   """
-  evaluator, given = EVALUATORS[type], [mesh, check_stop or (lambda: None)]
+  evaluator, args = EVALUATORS[type], [mesh, check_stop or (lambda: None)]
   if 'model' in inspect.signature(evaluator).parameters:
-    given.append(model)
-  return evaluator(*given, **section)
+    args.append(model)
+  return evaluator(*args, **section)
 
 
 def check_task(name: str, type: str, task: str) -> None:
-  """Raises UserError for an evaluator that does not read what a task predicts.
-
-  Args:
-    name: of the evaluation.
-  """
-  needed = getattr(EVALUATORS[type], 'TASK', task)
-  if needed != task:
-    fit = [key for key in EVALUATORS if getattr(EVALUATORS[key], 'TASK', task) == task]
+  """Raises UserError for an evaluation that does not read the predictions of a task."""
+  task_of = lambda type: getattr(EVALUATORS[type], 'TASK', task)
+  if task_of(type) != task:
     raise UserError(
-      f'config.evals.{name}.type={type} is for config.task.name={needed}; with {task} '
-      f'use one of {fit}.'
+      f'config.evals.{name}.type={type} is for config.task.name={task_of(type)}; with '
+      f'{task} use one of {[key for key in EVALUATORS if task_of(key) == task]}.'
     )
 
 

@@ -5,6 +5,7 @@ ImageNet's 1,000, ImageNet-V2 names its folders by number, a head of ImageNet-21
 more than ImageNet-1k asks for, and a class of ObjectNet stands for several of ImageNet's.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax import imagenet
+from vit_jax.check import check as check_type
 from vit_jax.errors import UserError, choose, did_you_mean
-from vit_jax.evaluators import class_files, class_names
 
 NUMBER, NAME, KNOWN = 'number', 'name', 'known'
 DATA, ALL = 'data', 'all'
+# Published names differ from ours in a few, such as those of the two cranes.
+_ALIKE = 0.95
 
 
 class Classes(NamedTuple):
@@ -31,9 +34,9 @@ class Match(NamedTuple):
   """How predictions of a model are compared with the labels of a data set.
 
   Attributes:
-    columns: int [m], the model's classes of which a prediction is one.
+    columns: int [m], the model's classes that compete.
     right: bool [k, m], whether a column is right for a class of the data; the images of
-      a class that has none are left out.
+      a class without any are left out.
   """
 
   columns: np.ndarray
@@ -47,17 +50,17 @@ class Match(NamedTuple):
 
 
 def check(where: str, value: str, _=None) -> None:
-  """Refuses an unknown `class_map`; see `config.bind`."""
-  known = [NUMBER, NAME, KNOWN, *imagenet.LISTS]
-  if value not in known and not Path(value).expanduser().exists():
+  """Checks a config's `class_map`."""
+  words = [NUMBER, NAME, KNOWN, *imagenet.LISTS]
+  if value not in words and not Path(value).expanduser().exists():
     raise UserError(
-      f'{where}={value!r} is neither one of {known} nor an existing file or folder.'
-      f'{did_you_mean(value, known)}'
+      f'{where}={value!r} is neither one of {words} nor an existing file.'
+      f'{did_you_mean(value, words)}'
     )
 
 
 def check_among(where: str, value: str, _=None) -> None:
-  """Refuses an unknown `among`; see `config.bind`."""
+  """Checks a config's `among`."""
   choose(where, value, [DATA, ALL, *imagenet.LISTS])
 
 
@@ -69,17 +72,16 @@ def match(
   None where they are the same, or are compared by number, class 0 with class 0.
 
   Args:
-    source: of the data, a `data.sources.base.Source`.
+    source: the data's `Source`.
     class_map: how: 'name', by WordNet id or name; 'known', likewise, and images of classes
       that the model does not have are left out; 'number'; a name of `imagenet.LISTS`, by
-      WordNet id, of a model that does not say that these are its classes; or a path, see
-      `class_files`. None: whichever fits, in this order: the mapping that lies beside
-      the images of ObjectNet, WordNet ids or names, the numbers that name the folders of
-      ImageNet-V2, and by number where both have equally many classes.
-    among: of which classes a prediction is one: 'data', those that the data has, 'all',
-      the model's, or a list of `imagenet.LISTS`. None: 'data' where a part of the model's
-      classes is matched by WordNet ids; 'imagenet_a' and 'imagenet_r' for the data sets of
-      these names in TFDS, which declare all 1,000 classes; else 'all'.
+      WordNet id, for a model without names that has the classes of this list; or a JSON
+      file, see `_by_file`. None: WordNet ids or names; the numbers that name the folders
+      of ImageNet-V2; or by number, where both have equally many classes.
+    among: the classes that compete: 'data', those of the data, 'all', the model's, or a
+      list of `imagenet.LISTS`. None: 'data' where a part of the model's classes is
+      matched by WordNet ids; 'imagenet_a' and 'imagenet_r' for the data sets of these
+      names in TFDS, which declare all 1,000 classes; else 'all'.
 
   Raises:
     UserError: for a class that the model does not have, or classes that cannot be
@@ -90,47 +92,40 @@ def match(
   if among is not None:
     check_among('among', among)
   if class_map in imagenet.LISTS:
-    model, class_map = _told(class_map, model), class_files.beside(source.name) or NAME
+    number = imagenet.LISTS[class_map][1]
+    if model.number != number:
+      raise UserError(
+        f'class_map={class_map!r} has {number:,} classes, the model {model.number:,}.'
+      )
+    model, class_map = Classes(imagenet.wordnet_ids(class_map), number), NAME
   among = among or _published(source.name)
-  names = source.class_names
+  names, rows, remark = source.class_names, None, ''
   if class_map is None and _same(names, model):
     if among in (None, DATA, ALL):
       return None, ''
     class_map = NAME
-  path = class_files.beside(source.name) if class_map is None else class_map
-  if path not in (None, NAME, KNOWN, NUMBER):
-    rows, remark = class_files.rows(path, source.name, names, *model)
-    return _matched(rows, model, among or ALL, remark, source.name)
-  rows = None
-  if class_map != NUMBER:
+  if class_map in (None, NAME, KNOWN):
     rows, remark = _by_name(source.name, names, model, class_map)
+  elif class_map != NUMBER:
+    rows, remark = _by_file(class_map, source.name, names, model)
+    among = among or ALL
   if rows is None:
     if among not in (None, ALL):
       raise UserError(
         f'among={among!r}: the classes of {source.name} are compared with the model by '
-        f'number, so which of them those are is not known.{_hint(model)}'
+        f'number, so its classes among them are unknown.{_hint(model)}'
       )
     return None, _by_number(source, model, class_map == NUMBER)
-  partly = class_names.are_ids(class_names.ids(names)) and len(rows) < model.number
+  partly = are_ids(ids(names)) and len(rows) < model.number
   return _matched(rows, model, among or (DATA if partly else ALL), remark, source.name)
 
 
 def _same(names: Sequence[str] | None, model: Classes) -> bool:
-  """Whether all of the model's classes that have names are those, in this order."""
+  """Whether these are all named classes of the model, in its order."""
   if names is None or model.names is None:
     return False
-  named = model.names[: len(names)]
-  rest = model.names[len(names) :]
-  return not any(rest) and class_names.ids(names) == class_names.ids(named)
-
-
-def _told(name: str, model: Classes) -> Classes:
-  number = imagenet.LISTS[name][1]
-  if model.number != number:
-    raise UserError(
-      f'class_map={name!r} has {number:,} classes, the model {model.number:,}.'
-    )
-  return Classes(imagenet.wordnet_ids(name), number)
+  named, rest = model.names[: len(names)], model.names[len(names) :]
+  return not any(rest) and ids(names) == ids(named)
 
 
 def _hint(model: Classes) -> str:
@@ -142,10 +137,10 @@ def _hint(model: Classes) -> str:
 
 
 def _published(source: str) -> str | None:
-  """Returns the classes that a data set of TFDS is of, where it declares others."""
+  """Returns the list of classes of a data set for which TFDS declares others."""
   scheme, *parts = re.split('[:/]', source)  # a name with its version, or a directory
-  known = [x for x in parts if x in ('imagenet_a', 'imagenet_r')]
-  return known[-1] if scheme == 'tfds' and known else None
+  lists = [x for x in parts if x in ('imagenet_a', 'imagenet_r')]
+  return lists[-1] if scheme == 'tfds' and lists else None
 
 
 def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
@@ -155,67 +150,105 @@ def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
     UserError: where only some of the names match, unless `how` is 'known', or none do and
       it is 'name' or 'known'.
   """
+  numbered = _numbers(names or (), model.number)
   if names is None or model.names is None:
     if how is not None:
       whose = source if names is None else 'the model'
       raise UserError(f'class_map: {whose} does not name its classes.{_hint(model)}')
-    return _by_numbers_as_names(names, model)
+    return numbered
   ways = []
-  for read in (class_names.ids, class_names.words):
+  for read in (ids, words):
     theirs = read(names)
-    found = class_names.find(theirs, read(model.names))
-    lost = [name for name, i in zip(theirs, found, strict=True) if i is None]
-    ways.append((lost, found, 'WordNet id' if class_names.are_ids(theirs) else 'name'))
-  lost, found, what = min(ways, key=lambda way: len(way[0]))
-  rows = [[] if i is None else [i] for i in found]
+    places = find(theirs, read(model.names))
+    lost = [name for name, i in zip(theirs, places, strict=True) if i is None]
+    ways.append((lost, places, 'WordNet id' if are_ids(theirs) else 'name'))
+  lost, places, what = min(ways, key=lambda way: len(way[0]))
+  rows, n = [[] if i is None else [i] for i in places], len(names)
   if not lost:
-    which = f"the data has {len(found):,} of the model's {model.number:,}"
-    if len(found) == model.number:
+    which = f"the data has {n:,} of the model's {model.number:,}"
+    if n == model.number:
       which = 'they are the same'
-      if found != sorted(found):
+      if places != sorted(places):
         which = 'their order differs'
     return rows, f'Classes are matched by {what}: {which}.'
-  if how == KNOWN and len(lost) < len(names):
+  if how == KNOWN and len(lost) < n:
     return rows, (
-      f'Classes are matched by {what}; {len(lost):,} of {len(names):,} are left out, as '
-      f'the model does not have them: {_some(lost)}.'
+      f'Classes are matched by {what}; {len(lost):,} of {n:,} are left out, as the model '
+      f'does not have them: {", ".join(map(shown, lost[:3]))}.'
     )
-  numbered = _by_numbers_as_names(names, model)
-  if numbered[0] is not None and len(lost) == len(names):
+  if numbered[0] is not None and len(lost) == n:
     return numbered
-  both_ids = all(class_names.are_ids(class_names.ids(x)) for x in (names, model.names))
-  if how is not None or len(lost) < len(names) or both_ids:
+  if (
+    how is not None
+    or len(lost) < n
+    or (are_ids(ids(names)) and are_ids(ids(model.names)))
+  ):
     raise UserError(
-      f'{source}: the model has no class {class_names.shown(lost[0])}; {len(lost):,} of '
-      f"{len(names):,} are not among its {model.number:,}. class_map='known' leaves them "
-      "out, class_map=FILE says which they are, class_map='number' takes class 0 for "
-      f'class 0.{did_you_mean(lost[0], model.names)}'
+      f'{source}: the model has no class {shown(lost[0])}; {len(lost):,} of {n:,} are not '
+      f"among its {model.number:,}. class_map='known' leaves them out, class_map=FILE maps "
+      f"them, class_map='number' takes class 0 for class 0."
+      f'{did_you_mean(lost[0], model.names)}'
     )
   return None, ''
 
 
-def _by_numbers_as_names(names, model: Classes) -> tuple[list | None, str]:
-  """As `_by_name`, of names such as '0', '1', '10', '2', where the order is another."""
-  numbers = class_names.numbers(names or (), model.number)
-  if numbers is None or numbers == sorted(numbers):
+def _numbers(names: Sequence[str], number: int) -> tuple[list | None, str]:
+  """As `_by_name`, for names such as '0', '1', '10', '2': numbers in another order."""
+  values = [int(name) for name in names if name.isdecimal()]
+  if len(names) != number or sorted(values) != list(range(number)):
     return None, ''
-  return [[i] for i in numbers], "The data names its classes by the model's numbers."
+  if values == sorted(values):
+    return None, ''
+  return [[i] for i in values], "The data names its classes by the model's numbers."
 
 
-def _some(names: Sequence[str]) -> str:
-  more = f' and {len(names) - 3:,} more' if len(names) > 3 else ''
-  return ', '.join(map(class_names.shown, names[:3])) + more
+def _by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
+  """Reads JSON {"class of the data": [classes of the model]}; returns as `_by_name`.
+
+  The model's classes are WordNet ids, names or numbers; images of a class with [] are
+  left out.
+  """
+  if names is None:
+    raise UserError(f'class_map: {source} does not name its classes.')
+  try:
+    table = json.loads(Path(path).expanduser().read_text(encoding='utf-8'))
+    check_type(path, table, dict[str, list[str | int]])
+  except (OSError, ValueError, RecursionError) as error:
+    raise UserError(
+      f'class_map: {path} is not JSON of {{"class": [classes]}}: {error}'
+    ) from None
+  if lost := [name for name in names if name not in table]:
+    raise UserError(
+      f'{path} does not have the class {lost[0]!r} of {source}; {len(lost):,} of '
+      f'{len(names):,} are missing. Give [] for classes to leave out.'
+    )
+  places: dict = {i: i for i in range(model.number)}
+  for read in (words, ids):
+    places |= {name: i for i, name in enumerate(read(model.names or ()))}
+  for value in (value for name in names for value in table[name]):
+    if value not in places:
+      unknown = '' if model.names else ', whose names are unknown: give numbers'
+      raise UserError(
+        f'{path}: the model has no class {shown(str(value))} among its '
+        f'{model.number:,}{unknown}.{_hint(model)}'
+      )
+  rows = [[places[value] for value in table[name]] for name in names]
+  mapped = sum(map(bool, rows))
+  if not mapped:
+    raise UserError(f'{path} leaves out all classes of {source}.')
+  rest = '; images of the others are left out' if mapped < len(rows) else ''
+  return rows, f'{mapped:,} of {len(rows):,} classes are mapped by {path}{rest}.'
 
 
-def _by_number(source, model: Classes, meant: bool) -> str:
-  """Returns a remark on classes that are compared by number, '' if there is none.
+def _by_number(source, model: Classes, explicit: bool) -> str:
+  """Returns a remark on classes that are compared by number, or ''.
 
   Raises:
-    UserError: unless that is meant, or there are equally many, or the data's have no
+    UserError: unless that is `explicit`, or there are equally many, or the data's have no
       names.
   """
   names, k, K = source.class_names, source.num_classes, model.number
-  if k is not None and (k > K or (k < K and names and not meant)):
+  if k is not None and (k > K or (k < K and names and not explicit)):
     first = " class_map='number' takes class 0 for class 0." if k < K else ''
     raise UserError(
       f'{source.name} has {k} classes, the model {K}'
@@ -223,7 +256,7 @@ def _by_number(source, model: Classes, meant: bool) -> str:
       'data, or train a head: vit_jax train --config=finetune:weights=SOURCE.'
       f'{first}{"" if model.names or k > K else _hint(model)}'
     )
-  if names and model.names and not meant:
+  if names and model.names and not explicit:
     return (
       f'Note: the model names its classes {list(model.names)[:3]}..., the data '
       f'{list(names)[:3]}...; they are compared by number.'
@@ -236,22 +269,22 @@ def _by_number(source, model: Classes, meant: bool) -> str:
 def _matched(rows, model, among: str, remark: str, source: str) -> tuple[Match, str]:
   """Returns the match of [[the model's classes] for each of the data's], and a remark."""
   full = np.zeros((len(rows), model.number), bool)
-  for row, found in zip(full, rows, strict=True):
-    row[found] = True
+  for row, places in zip(full, rows, strict=True):
+    row[places] = True
   if among in (DATA, ALL):
     columns = np.flatnonzero(full.any(0)) if among == DATA else np.arange(model.number)
-    # Where they are the data's classes, in their order: tables are in it.
+    # The order of the data's classes, which tables have, where the columns are they.
     if np.all(full.sum(1) == 1) and len(columns) == len(full) == full.any(0).sum():
       columns = full.argmax(1)
   else:
-    wanted = imagenet.wordnet_ids(among)
-    columns = class_names.find(wanted, class_names.ids(model.names or ['']))
-    lost = [x for x, i in zip(wanted, columns, strict=True) if i is None]
-    columns = [i for i in columns if i is not None]
+    listed = imagenet.wordnet_ids(among)
+    places = find(listed, ids(model.names or ['']))
+    lost = [x for x, i in zip(listed, places, strict=True) if i is None]
+    columns = [i for i in places if i is not None]
     if lost and (all(rows) or not columns):
       raise UserError(
-        f'among={among!r}: the model has no class {class_names.shown(lost[0])}; '
-        f'{len(lost):,} of {len(wanted):,} are missing.{_hint(model)}'
+        f'among={among!r}: the model has no class {shown(lost[0])}; {len(lost):,} of '
+        f'{len(listed):,} are missing.{_hint(model)}'
       )
   right = full[:, columns]
   if not right.any():
@@ -259,3 +292,50 @@ def _matched(rows, model, among: str, remark: str, source: str) -> tuple[Match, 
   if len(columns) < model.number:
     remark += f' Predictions are among {len(columns):,} of the {model.number:,}.'
   return Match(np.asarray(columns), right), remark
+
+
+# -- names ----------------------------------------------------------------------------
+
+
+def ids(names: Sequence[str]) -> list[str]:
+  """Returns WordNet ids in place of names that are those of one of `imagenet.LISTS`."""
+  names = list(names)
+  for name, (_, number) in imagenet.LISTS.items():
+    if len(names) == number and not imagenet.is_wordnet_id(names[0]):
+      ours = imagenet.class_names(name)
+      if np.mean([a == b for a, b in zip(names, ours, strict=True)]) >= _ALIKE:
+        return imagenet.wordnet_ids(name)
+  return names
+
+
+def words(names: Sequence[str]) -> list[str]:
+  """Returns names in words in place of WordNet ids."""
+  return [imagenet.describe(name) or name for name in names]
+
+
+def are_ids(names: Sequence[str] | None) -> bool:
+  """Whether all names, and there are some, are WordNet ids."""
+  return bool(names) and all(map(imagenet.is_wordnet_id, names))
+
+
+def are_listed(names: Sequence[str] | None) -> bool:
+  """Whether names are all the classes of one of `imagenet.LISTS`, in their order."""
+  given = ids(names or [''])
+  return any(
+    len(given) == number and given == imagenet.wordnet_ids(name)
+    for name, (_, number) in imagenet.LISTS.items()
+  )
+
+
+def find(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
+  """Returns the places of names among others; None for a name that is missing or twice."""
+  places: dict[str, int | None] = {}
+  for i, name in enumerate(among):
+    places[name] = None if name in places else i
+  return [places.get(name) for name in names]
+
+
+def shown(name: str) -> str:
+  """Returns a class's name for a message, with the words of a WordNet id."""
+  described = imagenet.describe(name)
+  return f'{name!r} ({described})' if described else repr(name)

@@ -1,20 +1,19 @@
-"""Frozen features of whole splits: what every probe of a representation starts from."""
+"""Frozen features of whole splits, from which every probe of a representation starts."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import machine, sharding
-from vit_jax.check import INT32, Count, Range
+from vit_jax import sharding
+from vit_jax.check import INT32, Count, Range, Section, nonempty
 from vit_jax.data import pipeline, sources
 from vit_jax.data.sources import subset
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.evaluators.batches import open_batches
+from vit_jax.evaluators.base import open_batches, stepped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,134 +30,121 @@ class DataSet:
   ] = None
 
 
-def open_splits(
-  datasets: dict, mesh, kind: type = DataSet, splits=('train', 'test'), **options
-) -> dict[str, dict[str, pipeline.EvalBatches]]:
-  """Returns {name: {split: its batches}}, in the order of `splits`.
+# The annotation of a probe's `datasets`, {name: arguments of `DataSet`}.
+DataSets = Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty]
 
-  Args:
-    datasets: {name: arguments of `kind`}.
-    kind: `DataSet`, or a subclass with more splits.
-    splits: names of the fields that are splits; one that is None is left out.
-    **options: of `pipeline.evaluate`, the same for all: pp, batch_size.
 
-  Raises:
-    UserError: for unknown keys, data that is not there, or splits of one data set with
-      different numbers of classes.
+class Probe:
+  """The base of evaluators that fit to the features of one split and test on another.
+
+  A subclass has `measure(name, splits, extract)`, which returns the numbers of one data
+  set; `extract(batches)` returns its features [N, D] float32 and labels int32 [N].
+
+  Attributes:
+    datasets: {name: {split: its batches}}.
   """
-  opened = {}
-  for name, section in datasets.items():
-    data = dataclasses.asdict(kind(**section)) | options
-    named = {split: data.pop(split) for split in splits}
-    opened[name] = {
-      split: open_batches(mesh, split=expression, **data)
-      for split, expression in named.items()
-      if expression is not None
-    }
-    classes = {split: batches.num_classes for split, batches in opened[name].items()}
-    if len(set(classes.values())) > 1:
-      raise UserError(
-        f'Data set {name!r} has different numbers of classes, {classes}. Set '
-        'num_classes, or choose other splits.'
-      )
-  return opened
 
-
-class Extractor:
-  """Computes one feature of every image of a split, on all devices of a mesh."""
-
-  def __init__(self, what: str, feature: str, mesh, check_stop: Callable[[], None]):
-    """Compiles nothing yet.
+  def __init__(
+    self,
+    mesh: jax.sharding.Mesh,
+    check_stop: Callable[[], None],
+    datasets: dict,
+    pp: str,
+    batch_size: int,
+    feature: str,
+    kind: type = DataSet,
+    splits: Sequence[str] = ('train', 'test'),
+  ):
+    """Opens the data, and compiles nothing yet.
 
     Args:
-      what: the evaluator, in messages: 'few-shot'.
-      feature: name of a [B, D] output of `predict`.
-      mesh: over which batches are spread.
       check_stop: called before every batch; raises to leave.
-    """
-    self._what, self._feature = what, feature
-    self._mesh, self._check_stop = mesh, check_stop
-    self._extract = jax.jit(
-      self._features, static_argnums=(0, 1), out_shardings=sharding.replicated(mesh)
-    )
-    # What remains to be done to a batch on the device depends on the one pp and on the
-    # images that the host sends: data sets of the same kind share a compilation.
-    self._on_device: dict[tuple, Callable] = {}
-
-  def __call__(
-    self, batches: pipeline.EvalBatches, predict: Callable, variables
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features [N, D] float32 and labels int32 [N] of all that could be read.
-
-    In the order of the split, the same on every host.
+      datasets: {name: arguments of `kind`}.
+      pp, batch_size: preprocessing of all images, and of how many at once.
+      feature: name of a [B, D] output of `predict`.
+      kind: `DataSet`, or a subclass with more splits.
+      splits: the fields of `kind` that are splits; one that is None is left out.
 
     Raises:
-      UserError: if the model has no such feature, images have several labels, none could
-        be read, or the features would not fit in memory.
+      UserError: for data that is not there, or splits of one data set with different
+        numbers of classes.
+    """
+    self.mesh, self.check_stop, self._feature = mesh, check_stop, feature
+    self.datasets: dict[str, dict[str, pipeline.EvalBatches]] = {}
+    for name, section in datasets.items():
+      data = dataclasses.asdict(kind(**section)) | {'pp': pp, 'batch_size': batch_size}
+      named = {split: data.pop(split) for split in splits}
+      self.datasets[name] = {
+        split: open_batches(mesh, split=expression, **data)
+        for split, expression in named.items()
+        if expression is not None
+      }
+      classes = {k: batches.num_classes for k, batches in self.datasets[name].items()}
+      if len(set(classes.values())) > 1:
+        raise UserError(
+          f'Data set {name!r} has different numbers of classes, {classes}. Set '
+          'num_classes, or choose other splits.'
+        )
+    self._step = jax.jit(
+      self._select, static_argnums=(0, 1), out_shardings=sharding.replicated(mesh)
+    )
+    # The rest of preprocessing, on the device, depends on the one pp and on the images
+    # that the host sends: data sets of the same kind share a compilation.
+    self._on_device: dict[tuple, Callable] = {}
+
+  def run(self, predict: Callable, variables) -> dict[str, float]:
+    """Returns {'NAME_KEY': number} for every data set; see `measure`."""
+    extract = lambda batches: self._extract(batches, predict, variables)
+    return {
+      f'{name}_{key}': value
+      for name, splits in self.datasets.items()
+      for key, value in self.measure(name, splits, extract).items()
+    }
+
+  def measure(self, name: str, splits: dict, extract: Callable) -> dict[str, float]:
+    """Returns the numbers of one data set."""
+    raise NotImplementedError
+
+  def _extract(
+    self, batches: pipeline.EvalBatches, predict: Callable, variables
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (features, labels) in the order of the split, the same on every host.
+
+    Raises:
+      UserError: if the model has no such feature, images have several labels, or none
+        could be read.
     """
     kind = (batches.spec['image'].shape[1:], batches.spec['image'].dtype)
     on_device = self._on_device.setdefault(kind, batches.on_device)
-    rows, pending = _Rows(self._what, batches), None
-    with contextlib.closing(batches.iterate()) as local:
-      for batch in local:  # one batch behind, so that host and device overlap
-        self._check_stop()
-        batch = sharding.global_batch(batch, self._mesh)
-        pending, done = self._extract(predict, on_device, variables, batch), pending
-        if done:
-          rows.add(*jax.device_get(done))
-    if pending:
-      rows.add(*jax.device_get(pending))
-    return rows.result()
+    step = lambda batch: self._step(predict, on_device, variables, batch)
+    features, n = None, 0
+    # One array of the split's size, because joining parts would take twice that.
+    labels = np.empty(batches.num_examples, np.int32)
+    for x, y, mask in stepped(step, batches.iterate(), self.mesh, self.check_stop):
+      if features is None:
+        features = np.empty((len(labels), x.shape[1]), np.float32)
+      read = mask > 0
+      stop = n + np.count_nonzero(read)
+      features[n:stop], labels[n:stop], n = x[read], y[read], stop
+    if not n:
+      raise UserError(
+        f'No image of {batches.source.name}, {batches.split}, could be read.'
+      )
+    return features[:n], labels[:n]
 
-  def _features(self, predict, on_device, variables, batch):
+  def _select(self, predict, on_device, variables, batch):
     if batch['label'].ndim != 1:
-      raise UserError(f'{self._what} needs one label per image; the data has several.')
+      raise UserError('A probe needs one label per image; the data has several.')
     out = predict(variables, on_device(batch))
     usable = [name for name, x in out.items() if x.ndim == 2]
     name = self._feature
     if name not in usable:
       shape = list(out[name].shape) if name in out else 'not there'
       raise UserError(
-        f'{self._what} feature {name!r} is {shape}; the model has these of shape '
-        f'[B, D]: {usable}.{did_you_mean(name, usable)}'
+        f'feature {name!r} is {shape}; the model has these of shape [B, D]: {usable}.'
+        f'{did_you_mean(name, usable)}'
       )
     return out[name].astype(jnp.float32), batch['label'], batch['mask']
-
-
-class _Rows:
-  """Gathers rows in arrays of the split's size: joined chunks would take twice that."""
-
-  def __init__(self, what: str, batches: pipeline.EvalBatches):
-    self._what, self._batches, self._n = what, batches, 0
-
-  def add(self, features, labels, mask) -> None:
-    if not self._n:
-      self._allocate(features.shape[1])
-    read = mask > 0
-    stop = self._n + np.count_nonzero(read)
-    self._features[self._n : stop] = features[read]
-    self._labels[self._n : stop] = labels[read]
-    self._n = stop
-
-  def result(self) -> tuple[np.ndarray, np.ndarray]:
-    if not self._n:
-      raise UserError(
-        f'{self._what}: no image of {self._batches.source.name}, '
-        f'{self._batches.split}, could be read.'
-      )
-    return self._features[: self._n], self._labels[: self._n]
-
-  def _allocate(self, width: int) -> None:
-    N = self._batches.num_examples
-    if 4 * N * width > machine.memory():
-      raise UserError(
-        f'{self._what}: {N:,} features of {width} numbers, of '
-        f'{self._batches.source.name}, {self._batches.split}, need '
-        f'{4 * N * width / 2**30:,.1f} GiB, of which this machine has '
-        f'{machine.memory() / 2**30:,.1f}. Choose a part of the split.'
-      )
-    self._features = np.empty((N, width), np.float32)
-    self._labels = np.empty(N, np.int32)
 
 
 def spread(x: np.ndarray, multiple: int, mesh) -> jax.Array:
@@ -166,7 +152,7 @@ def spread(x: np.ndarray, multiple: int, mesh) -> jax.Array:
 
   Args:
     x: the same on every host.
-    multiple: each device gets the same multiple of it.
+    multiple: each device gets the same multiple of this number of rows.
   """
   step = multiple * sharding.batch_divisor(mesh)
   total = -(-len(x) // step) * step

@@ -7,17 +7,17 @@ from typing import Annotated, ClassVar
 import jax
 import numpy as np
 
-from vit_jax.check import Choice, Count, Section, Seed, Size, nonempty
+from vit_jax.check import Choice, Count, Seed, Size, nonempty
 from vit_jax.data.ops import registry
-from vit_jax.errors import UserError, choose
-from vit_jax.evaluators import features, lsr
-from vit_jax.evaluators.features import DataSet
-from vit_jax.evaluators.metric import Metric
+from vit_jax.errors import UserError
+from vit_jax.evaluators import lsr
+from vit_jax.evaluators.base import Metric
+from vit_jax.evaluators.features import DataSets, Probe
 
 PROTOCOLS = {'fixed': (lsr.FIXED_L2,), 'sweep': lsr.SWEEP_L2}  # ridges to choose from
 
 
-class FewShot:
+class FewShot(Probe):
   """Accuracy on a test split of a linear model fitted to a few examples per class.
 
   Protocol 'fixed': one ridge, 2^10 (big_vision today). Protocol 'sweep': for each data
@@ -37,7 +37,7 @@ class FewShot:
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
     *,
-    datasets: Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty],
+    datasets: DataSets,
     pp: Annotated[str, registry.check],
     batch_size: Size,
     shots: Annotated[Sequence[Count], nonempty] = (1, 5, 10, 25),
@@ -51,17 +51,17 @@ class FewShot:
       datasets: {name: arguments of `DataSet`}.
       pp: preprocessing of train and test images. The reference code's:
         'decode|resize(256)|central_crop(224)|value_range(-1, 1)'.
-      batch_size: global.
+      batch_size: images per step, over all devices.
       shots: examples per class.
       seeds: of the choice of examples.
       protocol: 'fixed' or 'sweep'.
       feature: name of a [B, D] output of `predict`.
 
     Raises:
-      UserError: for any of these being wrong, or, where labels are known without
-        reading the images, a class with fewer examples than the most shots.
+      UserError: where labels are known without reading the images, for a class with
+        fewer examples than the most shots; for 'sweep' with a single data set.
     """
-    self.protocol, self.l2 = protocol, choose('few-shot protocol', protocol, PROTOCOLS)
+    self.protocol, self.l2 = protocol, PROTOCOLS[protocol]
     self.shots, self.seeds = tuple(shots), tuple(seeds)
     if protocol == 'sweep' and len(datasets) < 2:
       raise UserError(
@@ -69,13 +69,11 @@ class FewShot:
         'ridge of each by the others, and needs two or more. With a single one use '
         "protocol='fixed'."
       )
-    self._mesh, self._check_stop = mesh, check_stop
-    self.datasets = features.open_splits(datasets, mesh, pp=pp, batch_size=batch_size)
+    super().__init__(mesh, check_stop, datasets, pp, batch_size, feature)
     for name, splits in self.datasets.items():
       train = splits['train']
       if train.source.labels is not None:
         self._check_counts(name, train, np.asarray(train.source.labels))
-    self._features = features.Extractor('few-shot', feature, mesh, check_stop)
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns accuracies, as fractions, and how much they vary.
@@ -85,18 +83,15 @@ class FewShot:
     `NAME_5shot_seed0` each. With protocol 'sweep' the names end in `shot_sweep...`, and
     `NAME_5shot_sweep_log2_l2` is the ridge that was chosen.
     """
-    grid = {  # {(name, shots): [seeds, R]}
-      (name, shots): accuracies
-      for name in self.datasets
-      for shots, accuracies in self._dataset(name, predict, variables).items()
-    }
+    grid = super().run(predict, variables)  # {'NAME_5': [seeds, R]}
     suffix = '_sweep' if self.protocol == 'sweep' else ''
     metrics = {}
-    for (name, shots), accuracies in grid.items():
+    for key, accuracies in grid.items():
+      name, _, shots = key.rpartition('_')
       key = f'{name}_{shots}shot{suffix}'
       best = 0
       if self.protocol == 'sweep':
-        others = [grid[other, shots] for other in self.datasets if other != name]
+        others = [grid[f'{other}_{shots}'] for other in self.datasets if other != name]
         best = int(np.mean([a.mean(0) for a in others], axis=0).argmax())
         metrics[f'{key}_log2_l2'] = float(np.log2(self.l2[best]))
       per_seed = [float(a) for a in accuracies[:, best]]
@@ -107,22 +102,22 @@ class FewShot:
         metrics[f'{key}_seed{seed}'] = value
     return metrics
 
-  def _dataset(self, name, predict, variables) -> dict[int, np.ndarray]:
+  def measure(self, name, splits, extract) -> dict[int, np.ndarray]:
     """Returns {shots: accuracies [seeds, R]} of one data set."""
-    train, test = self.datasets[name].values()
-    train_x, train_y = self._features(train, predict, variables)
+    train, test = splits['train'], splits['test']
+    train_x, train_y = extract(train)
     self._check_counts(name, train, train_y)
     # A small dense problem: every host solves it for itself.
-    device = lsr.one_device(self._mesh)
-    test_xy = jax.device_put(self._features(test, predict, variables), device)
+    device = lsr.one_device(self.mesh)
+    test_xy = jax.device_put(extract(test), device)
     results = {shots: [] for shots in self.shots}
     for seed in self.seeds:
       chosen = lsr.draw(train_y, train.num_classes, self.shots, seed)
       for shots, rows in chosen.items():
-        self._check_stop()
-        shown = train_x[rows], train_y[rows]
+        self.check_stop()
+        few = train_x[rows], train_y[rows]
         results[shots].append(
-          lsr.accuracies_alone(shown, test_xy, train.num_classes, self.l2, device)
+          lsr.accuracies_alone(few, test_xy, train.num_classes, self.l2, device)
         )
     return {shots: np.stack(jax.device_get(rows)) for shots, rows in results.items()}
 

@@ -6,15 +6,15 @@ from typing import Annotated, ClassVar
 import jax
 import numpy as np
 
-from vit_jax.check import Range, Section, Size, nonempty
+from vit_jax.check import Range, Size, nonempty
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
-from vit_jax.evaluators import features, neighbours
-from vit_jax.evaluators.features import DataSet
-from vit_jax.evaluators.metric import Metric
+from vit_jax.evaluators import neighbours
+from vit_jax.evaluators.base import Metric
+from vit_jax.evaluators.features import DataSets, Probe
 
 
-class KNN:
+class KNN(Probe):
   """Accuracy on a test split of a vote of the most similar training examples.
 
   The protocol of DINO (arXiv 2104.14294; Wu et al., arXiv 1805.01978): similarity is the
@@ -29,7 +29,7 @@ class KNN:
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
     *,
-    datasets: Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty],
+    datasets: DataSets,
     pp: Annotated[str, registry.check],
     batch_size: Size,
     k: Annotated[Sequence[Annotated[int, Range(1, 2**14)]], nonempty] = (10, 20),
@@ -41,50 +41,34 @@ class KNN:
     Args:
       datasets: {name: arguments of `DataSet`}.
       pp: preprocessing of train and test images.
-      batch_size: global.
+      batch_size: images per step, over all devices.
       k: numbers of neighbours. The papers': 10, 20, 100 and 200, of which 20 was best.
       temperature: of the weights; None: each neighbour has one vote.
       feature: name of a [B, D] output of `predict`.
 
     Raises:
-      UserError: for any of these being wrong, or a train split of fewer than k images.
+      UserError: for a train split of fewer than k images.
     """
-    self.k = tuple(k)
-    self.temperature = temperature
-    self._mesh, self._check_stop = mesh, check_stop
-    self.datasets = features.open_splits(datasets, mesh, pp=pp, batch_size=batch_size)
+    self.k, self.temperature = tuple(k), temperature
+    super().__init__(mesh, check_stop, datasets, pp, batch_size, feature)
     for name, splits in self.datasets.items():
       self._check_count(name, splits['train'].num_examples)
-    self._features = features.Extractor('knn', feature, mesh, check_stop)
 
-  def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns {'NAME_20nn': accuracy, a fraction} for every data set and k.
-
-    NaN where features are not finite.
-    """
-    return {
-      f'{name}_{k}nn': accuracy
-      for name in self.datasets
-      for k, accuracy in self._dataset(name, predict, variables).items()
-    }
-
-  def _dataset(self, name, predict, variables) -> dict[int, float]:
-    train, test = self.datasets[name].values()
-    train_x, train_y = self._features(train, predict, variables)
+  def measure(self, name, splits, extract) -> dict[str, float]:
+    """Returns {'20nn': accuracy, a fraction}; NaN where features are not finite."""
+    train_x, train_y = extract(splits['train'])
     self._check_count(name, len(train_y))
-    test_x, test_y = self._features(test, predict, variables)
-    found = neighbours.nearest(
-      train_x, test_x, max(self.k), self._mesh, self._check_stop
+    test_x, test_y = extract(splits['test'])
+    similarities, rows = neighbours.nearest(
+      train_x, test_x, max(self.k), self.mesh, self.check_stop
     )
-    similarities, rows = found
     if not np.isfinite(similarities).all():
-      return dict.fromkeys(self.k, np.nan)
-    labels = train_y[rows]
-    votes = {
-      k: neighbours.vote(similarities[:, :k], labels[:, :k], self.temperature)
-      for k in self.k
-    }
-    return {k: float(np.mean(jax.device_get(v) == test_y)) for k, v in votes.items()}
+      return {f'{k}nn': np.nan for k in self.k}
+    labels, metrics = train_y[rows], {}
+    for k in self.k:
+      votes = neighbours.vote(similarities[:, :k], labels[:, :k], self.temperature)
+      metrics[f'{k}nn'] = float(np.mean(jax.device_get(votes) == test_y))
+    return metrics
 
   def _check_count(self, name: str, examples: int) -> None:
     if examples < max(self.k):

@@ -11,17 +11,18 @@ import numpy as np
 from vit_jax import distributed
 from vit_jax.check import Choice, Count, Range, Section, Seed, Size, nonempty
 from vit_jax.data.ops import registry
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import UserError
 from vit_jax.evaluators import features, logistic, lsr
-from vit_jax.evaluators.metric import Metric
+from vit_jax.evaluators.base import Metric
 
-# Solver -> the penalties that it chooses from. They are of sums over examples, so that
-# one list serves small and large data sets.
+# {solver: the penalties that it chooses from}. They are penalties of sums over examples,
+# so that one list serves small and large data sets.
 SOLVERS = {
   'lbfgs': tuple(10.0**exponent for exponent in range(-4, 6)),
   'ridge': lsr.SWEEP_L2,
 }
 TOLERANCE, MAX_ITERATIONS = 1e-5, 1000
+_Penalty = Annotated[float, Range(0, 1e30, '(]')]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +35,12 @@ class DataSet(features.DataSet):
   val: str | None = None
 
 
-_Penalty = Annotated[float, Range(0, 1e30, '(]')]
-
-
-class LinearProbe:
+class LinearProbe(features.Probe):
   """Accuracy on a test split of a linear classifier fitted to a train split.
 
   It is fitted with each penalty; the one with the best accuracy on the validation split
-  (the strongest of equally good ones) is fitted again to train and validation together, and that
-  is tested. With a single penalty nothing is chosen and nothing held out.
+  (the strongest of equally good ones) is fitted again to train and validation together,
+  and that is tested. With a single penalty nothing is chosen and nothing held out.
 
   Solver 'lbfgs': multinomial logistic regression, see `logistic`. Solver 'ridge': least
   squares in closed form, as in few-shot evaluation, see `lsr`; on one device.
@@ -68,8 +66,8 @@ class LinearProbe:
     standardize: bool = True,
     val_share: Annotated[float, Range(0, 1, '()')] = 0.2,
     seed: Seed = 0,
-    tolerance: Annotated[float, Range(0, 1e6, '(]')] | None = None,
-    max_iterations: Count | None = None,
+    tolerance: Annotated[float, Range(0, 1e6, '(]')] = TOLERANCE,
+    max_iterations: Count = MAX_ITERATIONS,
     feature: str = 'pre_logits',
   ):
     """Opens the data.
@@ -77,75 +75,50 @@ class LinearProbe:
     Args:
       datasets: {name: arguments of `linear_probe.DataSet`}.
       pp: preprocessing of all images.
-      batch_size: global.
+      batch_size: images per step, over all devices.
       solver: 'lbfgs' or 'ridge'.
       l2: penalties to choose from, of the sum over examples; scikit-learn's C is 1 / l2.
         None: 1e-4, 1e-3, ... 1e5; with 'ridge' 2^-10, 2^-9, ... 2^19.
       standardize: give every feature mean 0 and standard deviation 1 on the images that
         are fitted to. One list of penalties then fits features of any scale, and L-BFGS
         converges in tens of iterations where it may need thousands. False to reproduce
-        protocols that do not, as that of CLIP.
+        protocols without it, such as CLIP's.
       val_share: of the train split, held out of data sets without `val`; 0.2 as in VTAB.
-      seed: of the choice of these.
-      tolerance: of the largest derivative of the mean loss, at which 'lbfgs' ends; None:
-        1e-5, a tenth of scikit-learn's.
-      max_iterations: of 'lbfgs', for each penalty; None: 1000.
+      seed: of the choice of held-out examples.
+      tolerance: of the largest derivative of the mean loss, at which 'lbfgs' ends; a
+        tenth of scikit-learn's by default.
+      max_iterations: of 'lbfgs', for each penalty.
       feature: name of a [B, D] output of `predict`.
 
     Raises:
-      UserError: for any of these being wrong.
+      UserError: for a train split too small to hold a part of it out.
     """
-    self.solver, self.l2 = solver, choose('linear probe solver', solver, SOLVERS)
-    if l2 is not None:
-      self.l2 = l2
-    if solver == 'ridge' and (tolerance, max_iterations) != (None, None):
-      raise UserError(
-        "linear probe: tolerance and max_iterations are of solver='lbfgs'; 'ridge' has a "
-        'closed form. Leave them out.'
-      )
-    self.l2 = sorted(set(self.l2), reverse=True)
+    self.solver = solver
+    self.l2 = sorted(set(SOLVERS[solver] if l2 is None else l2), reverse=True)
     self.standardize, self.val_share, self.seed = standardize, val_share, seed
-    self.tolerance = TOLERANCE if tolerance is None else tolerance
-    self.max_iterations = max_iterations or MAX_ITERATIONS
-    self._mesh, self._check_stop = mesh, check_stop
-    self.datasets = features.open_splits(
-      datasets,
-      mesh,
-      DataSet,
-      ('train', 'val', 'test'),
-      pp=pp,
-      batch_size=batch_size,
-    )
+    self.tolerance, self.max_iterations = tolerance, max_iterations
+    kind, splits = DataSet, ('train', 'val', 'test')
+    super().__init__(mesh, check_stop, datasets, pp, batch_size, feature, kind, splits)
     for name, splits in self.datasets.items():
-      if 'val' not in splits:
-        self._held_out(name, *[splits['train'].num_examples] * 2)  # is it possible
-    self._features = features.Extractor('linear probe', feature, mesh, check_stop)
+      if 'val' not in splits:  # raises at once if it is impossible
+        self._held_out(name, *[splits['train'].num_examples] * 2)
 
-  def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns for every data set what was measured, and of which fit.
+  def measure(self, name, splits, extract) -> dict[str, float]:
+    """Returns the accuracies of one data set, and facts about the fit.
 
-    `NAME_top1`, the accuracy on the test split as a fraction, `NAME_top1_val`, that of
-    the chosen penalty on the validation split, and `NAME_l2`, the penalty. With 'lbfgs'
-    also `NAME_iterations` and `NAME_gradient`, the largest derivative of the mean loss
-    where the last fit ended; a line on standard error where a fit did not converge. NaN
-    where features or their squares are not finite.
+    `top1`, the accuracy on the test split as a fraction, `top1_val`, that of the chosen
+    penalty on the validation split, and `l2`, the penalty. With 'lbfgs' also `iterations`
+    and `gradient`, the largest derivative of the mean loss where the last fit ended; a
+    line on standard error where a fit did not converge. NaN where features or their
+    squares are not finite.
     """
+    parts = {split: extract(batches) for split, batches in splits.items()}
+    test, classes = parts.pop('test'), splits['test'].num_classes
+    fitted = tuple(map(np.concatenate, zip(*parts.values(), strict=True)))
+    held_out = self._held_out(name, len(fitted[1]), len(parts['train'][1]))
+    del parts
     solve = {'lbfgs': self._lbfgs, 'ridge': self._ridge}[self.solver]
-    metrics = {}
-    for name, splits in self.datasets.items():
-      extract = functools.partial(self._features, predict=predict, variables=variables)
-      parts = {split: extract(batches) for split, batches in splits.items()}
-      test = parts.pop('test')
-      fitted, train = parts['train'], len(parts['train'][1])
-      if 'val' in parts:
-        fitted = [
-          np.concatenate(arrays) for arrays in zip(*parts.values(), strict=True)
-        ]
-      held_out = self._held_out(name, len(fitted[1]), train)
-      del parts
-      found = solve(name, fitted, held_out, test, splits['test'].num_classes)
-      metrics |= {f'{name}_{key}': value for key, value in found.items()}
-    return metrics
+    return solve(name, fitted, held_out, test, classes)
 
   def _held_out(self, name: str, examples: int, train: int) -> np.ndarray:
     """Returns which examples, bool [N], choose the penalty; the others are fitted to."""
@@ -166,21 +139,20 @@ class LinearProbe:
     accuracies = functools.partial(
       lsr.accuracies_alone,
       num_classes=num_classes,
-      device=lsr.one_device(self._mesh),
+      device=lsr.one_device(self.mesh),
       standardize=self.standardize,
     )
     best, metrics = self.l2[0], {}
     if len(self.l2) > 1:
       fit_to, choose_by = ((x[rows], y[rows]) for rows in (~held_out, held_out))
-      on_val = jax.device_get(accuracies(fit_to, choose_by, l2=self.l2))
-      best, metrics = self._choose(on_val)
-    self._check_stop()
+      best, metrics = self._choose(accuracies(fit_to, choose_by, l2=self.l2))
+    self.check_stop()
     (top1,) = jax.device_get(accuracies(fitted, test, l2=[best]))
     return {'top1': float(top1), **metrics, 'l2': best}
 
   def _lbfgs(self, name, fitted, held_out, test, num_classes) -> dict[str, float]:
-    rows = logistic.Rows(*fitted, num_classes, self._mesh)
-    test = logistic.Rows(*test, num_classes, self._mesh)
+    rows = logistic.Rows(*fitted, num_classes, self.mesh)
+    test = logistic.Rows(*test, num_classes, self.mesh)
     if not logistic.usable(rows.x) or not logistic.usable(test.x):
       return {'top1': np.nan}
     fit = functools.partial(
@@ -189,7 +161,7 @@ class LinearProbe:
       standardize=self.standardize,
       tolerance=self.tolerance,
       max_iterations=self.max_iterations,
-      check_stop=self._check_stop,
+      check_stop=self.check_stop,
     )
     best, start, metrics, gradients = self.l2[0], None, {}, {}
     if len(self.l2) > 1:
@@ -198,7 +170,7 @@ class LinearProbe:
         start = fits[l2] = fit(~held_out, l2, start=start)
         on_val.append(logistic.count_right(rows, start, held_out) / held_out.sum())
       gradients = {l2: f.gradient for l2, f in fits.items()}
-      best, metrics = self._choose(np.array(on_val))
+      best, metrics = self._choose(on_val)
       start = fits[best]
     last = fit(np.ones(rows.num_rows), best, start=start)
     gradients[best] = max(last.gradient, gradients.get(best, 0))
@@ -211,9 +183,9 @@ class LinearProbe:
       'gradient': last.gradient,
     }
 
-  def _choose(self, on_val: np.ndarray) -> tuple[float, dict[str, float]]:
+  def _choose(self, on_val) -> tuple[float, dict[str, float]]:
     """Returns the best penalty and metrics; the strongest come first, and win ties."""
-    best = int(on_val.argmax())
+    best = int(np.argmax(jax.device_get(on_val)))
     return self.l2[best], {'top1_val': float(on_val[best])}
 
   def _warn(self, name: str, gradients: dict[float, float]) -> None:

@@ -1,4 +1,4 @@
-"""predictions.npz: what a model answered for each example of an evaluation.
+"""predictions.npz: a model's outputs for each example of an evaluation.
 
 One file holds the latest predictions of every evaluation of a run. For the evaluation
 'test' it has the number `test/step`, and arrays over n examples in the order of the split:
@@ -21,34 +21,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import buckets
+from vit_jax import files
 from vit_jax.errors import UserError
 
 FILE = 'predictions.npz'
-# Of more examples only every second, third, ... is kept: at most 5 MB, and examples of
+# Of more examples only every second, third, ... is stored: at most 5 MB, and examples of
 # all classes even if the split is sorted by class.
 MOST = 100_000
-_KEYS = ('index', 'label', 'top', 'probability', 'right')
+# {name: (kind of its dtype, number of axes)}
+_ARRAYS = {
+  'index': ('i', 1),
+  'label': ('i', 1),
+  'top': ('i', 2),
+  'probability': ('f', 2),
+  'right': ('b', 2),
+}
 
 
 def of_batch(batch: dict, logits, targets, counted, loss: str) -> dict:
-  """Returns the rows of a batch, inside jit.
+  """Returns the rows of a batch, inside jit: {name: array [B] or [B, k]}, and 'counted'.
 
   Args:
     batch: 'index' int [B].
     logits: float32 [B, K].
     targets: bool [B, K], which classes are labels.
     counted: bool [B]; the other rows are padding, or have no label.
-    loss: 'softmax' or 'sigmoid', how logits become probabilities.
-
-  Returns:
-    {name: array [B] or [B, k]}, and 'counted'.
+    loss: 'sigmoid', or another whose probabilities are those of a softmax.
   """
   values, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
-  if loss == 'softmax':
-    probability = jnp.exp(values - jax.nn.logsumexp(logits, -1, keepdims=True))
-  else:
+  if loss == 'sigmoid':
     probability = jax.nn.sigmoid(values)
+  else:
+    probability = jnp.exp(values - jax.nn.logsumexp(logits, -1, keepdims=True))
   return {
     'index': batch['index'],
     'label': jnp.where(targets.sum(-1) == 1, targets.argmax(-1), -1),
@@ -67,24 +71,25 @@ class Collector:
     self._parts: list[dict] = []
 
   def add(self, rows: dict) -> None:
-    """Adds what `of_batch` returned, as NumPy arrays."""
-    kept = rows['counted'] & (rows['index'] % self._stride == 0)
-    self._parts.append({key: rows[key][kept] for key in _KEYS})
+    """Adds the rows of a batch, from `of_batch`, as NumPy arrays."""
+    chosen = rows['counted'] & (rows['index'] % self._stride == 0)
+    self._parts.append({key: rows[key][chosen] for key in _ARRAYS})
 
   def result(self) -> dict[str, np.ndarray]:
     """Returns {name: array}, in the order of the split."""
-    joined = {key: np.concatenate([part[key] for part in self._parts]) for key in _KEYS}
+    parts = self._parts
+    joined = {key: np.concatenate([part[key] for part in parts]) for key in _ARRAYS}
     order = np.argsort(joined['index'], kind='stable')
     return {key: value[order] for key, value in joined.items()}
 
 
 def pack(evaluations: dict[str, dict]) -> bytes:
-  """Returns the file of {name of an evaluation: its arrays}."""
+  """Returns the file's bytes, given {name of an evaluation: its arrays}."""
   file = io.BytesIO()
   arrays = {
     f'{name}/{key}': value
-    for name, found in evaluations.items()
-    for key, value in found.items()
+    for name, rows in evaluations.items()
+    for key, value in rows.items()
   }
   np.savez_compressed(file, **arrays)
   return file.getvalue()
@@ -94,49 +99,25 @@ def read(folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
   """Returns {name of an evaluation: {'step', 'index', 'label', 'top', ...}}; {} of none.
 
   Raises:
-    UserError: for a file that cannot be read, or is damaged.
+    UserError: for a damaged file.
   """
-  path = buckets.path(folder) / FILE
+  path, evaluations = files.path(folder) / FILE, {}
+  if not path.is_file():
+    return {}
   try:
-    if not path.is_file():  # a pipe would be waited for
-      return {}
-    data = path.read_bytes()
-  except OSError as error:
-    raise UserError(f'{path}: {error.strerror or error}.') from None
-  found: dict[str, dict] = {}
-  try:
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
       for key in file.files:
-        name, _, what = key.rpartition('/')
-        found.setdefault(name, {})[what] = file[key]
-    for arrays in found.values():
-      _check(arrays)
-  except (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    MemoryError,
-    zipfile.BadZipFile,
-  ) as e:
+        name, _, array = key.rpartition('/')
+        evaluations.setdefault(name, {})[array] = file[key]
+    for arrays in evaluations.values():
+      int(arrays['step'])
+      for key, (kind, axes) in _ARRAYS.items():
+        x = arrays[key]
+        if (x.dtype.kind, x.ndim, len(x)) != (kind, axes, len(arrays['index'])):
+          raise ValueError(f'{key} is {x.dtype} {list(x.shape)}')
+  except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as e:
     raise UserError(
       f'{path} is damaged ({e}): vit_jax evaluate, or another evaluation of the run, '
       'writes it anew.'
     ) from None
-  return found
-
-
-def _check(arrays: dict) -> None:
-  n, k = arrays['top'].shape
-  shapes = {'index': (n,), 'label': (n,), 'probability': (n, k), 'right': (n, k)}
-  for key, shape in shapes.items():
-    if arrays[key].shape != shape:
-      raise ValueError(f'{key} has shape {arrays[key].shape}, top {(n, k)}')
-  kinds = {'step': 'i', 'index': 'i', 'label': 'i', 'top': 'i'}
-  for key, kind in (kinds | {'probability': 'f', 'right': 'b'}).items():
-    if arrays[key].dtype.kind != kind:
-      raise ValueError(f'{key} is {arrays[key].dtype}')
-  if arrays['step'].shape != ():
-    raise ValueError('step is not a number')
-  if min(arrays['index'].min(initial=0), arrays['top'].min(initial=0)) < 0:
-    raise ValueError('there are negative indices')
+  return evaluations

@@ -58,7 +58,7 @@ def _evaluate(argv: list[str]) -> int:
   import jax
 
   from vit_jax import models, sharding
-  from vit_jax.evaluators import class_match, classification, metric
+  from vit_jax.evaluators import base, class_match, classification
   from vit_jax.train import evaluations, metrics
 
   loaded = source.load(args)
@@ -133,7 +133,7 @@ def _evaluate(argv: list[str]) -> int:
   if note:
     print(note)
   for name, value in values.items():
-    print(f'{name:12} {metric.find(evaluator.METRICS, name).text(value)}')
+    print(f'{name:12} {base.find(evaluator.METRICS, name).text(value)}')
   if out:
     print(f'written to {out}: {", ".join(FILES)}')
   return 0

@@ -44,7 +44,7 @@ def run(args) -> int:
   import jax
 
   from vit_jax import evaluators, models, sharding
-  from vit_jax.evaluators import metric
+  from vit_jax.evaluators import base
 
   given = {'pp': args.pp or 'value_range(-1, 1)', **section}  # the weights bring theirs
   del given['type']
@@ -76,7 +76,7 @@ def run(args) -> int:
   for name, data in section['datasets'].items():
     print(f'{name:12} fitted to {data["train"]}, tested on {data["test"]}')
   for name, value in values.items():
-    found = metric.find(evaluator.METRICS, name)
+    found = base.find(evaluator.METRICS, name)
     if not found.detail:
       std = found.std and values.get(name + found.std)
       spread = f' ± {found.text(std)}' if std is not None else ''

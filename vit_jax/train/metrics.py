@@ -16,7 +16,7 @@ from typing import Annotated
 from vit_jax import distributed, evaluators, files
 from vit_jax.check import Period
 from vit_jax.errors import UserError, choose, did_you_mean
-from vit_jax.evaluators.metric import find
+from vit_jax.evaluators.base import find
 from vit_jax.train import events, loggers
 from vit_jax.train.workdir import LocalFolder
 

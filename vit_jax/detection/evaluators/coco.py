@@ -1,6 +1,5 @@
 """COCO's average precision of a detector's boxes, in the pixels of the original images."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Annotated, ClassVar
@@ -9,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import sharding
 from vit_jax.data import pipeline
 from vit_jax.data.ops import registry
 from vit_jax.detection import boxes
@@ -17,14 +15,13 @@ from vit_jax.detection.coco import average_precision
 from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.detection.data.objects import Objects
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.evaluators.batches import open_batches
+from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
-from vit_jax.evaluators.metric import Metric
 
 _SHARE = Metric(percent=True, larger_is_better=True)
 
 
-class Coco:
+class Coco(OneSplit):
   """The twelve numbers, as pycocotools has them; see `coco.average_precision`.
 
   Each query is one detection: the likeliest class other than "no object", by its
@@ -70,7 +67,7 @@ class Coco:
       UserError: for data that cannot be read, or has no boxes, or classes that the model
         does not have, or is cropped.
     """
-    self.batches = open_batches(mesh, _check_objects, **data)
+    super().__init__(mesh, check_stop, data, _check_objects)
     source = self.batches.source
     registry.check_positions(data['pp'])
     self._truth = source.truth()
@@ -83,11 +80,6 @@ class Coco:
         f'{source.name}, {self.batches.split}: no image has an object to find.'
       )
     self._per_class = per_class
-    self.mesh, self._check_stop = mesh, check_stop
-    # `predict` is static: one compilation for all runs of one evaluator.
-    self._step = jax.jit(
-      self._detect, static_argnums=0, out_shardings=sharding.replicated(mesh)
-    )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns ap, ap50, ...; examples; bad_images, if any could not be read.
@@ -96,20 +88,15 @@ class Coco:
     not be read. `measured` and `compared` have the rest.
     """
     rows = self.detect(predict, variables)
-    if not len(rows['index']):
-      raise UserError(
-        f'Evaluation could read none of {self.batches.num_examples:,} images.'
-      )
+    examples = len(rows['index'])
+    counts = self.with_counts({}, examples, examples)
     self.compared = self._compared(rows)
     self.measured = average_precision.measure(*self.compared)
     numbers = self.measured.numbers()
     if self._per_class:
       for k, name in enumerate(self._truth.class_names):
         numbers[f'ap/{name}'] = self.measured.of_category(k)['ap']
-    numbers = {name: value for name, value in numbers.items() if value >= 0}
-    bad = self.batches.num_examples - len(rows['index'])
-    numbers['examples'] = len(rows['index'])
-    return numbers | ({'bad_images': bad} if bad else {})
+    return {name: value for name, value in numbers.items() if value >= 0} | counts
 
   def detect(self, predict: Callable, variables) -> dict[str, np.ndarray]:
     """Returns what every query found in the images that could be read, in their order.
@@ -118,14 +105,9 @@ class Coco:
     and 'boxes' float32 [n, Q, 4]: left, top, right, bottom from 0 to 1 of the image.
     """
     parts: list[dict] = []
-    pending = None  # one batch behind, so that the host reads while the device works
-    with contextlib.closing(self.batches.iterate()) as batches:
-      for batch in batches:
-        self._check_stop()
-        done = self._step(predict, variables, sharding.global_batch(batch, self.mesh))
-        _add(parts, pending)
-        pending = done
-    _add(parts, pending)
+    for rows in self.stepped(predict, variables):
+      read = rows.pop('mask') > 0
+      parts.append({key: value[read] for key, value in rows.items()})
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     order = np.argsort(rows['index'])
     return {key: value[order] for key, value in rows.items()}
@@ -149,7 +131,7 @@ class Coco:
     )
     return truth, found
 
-  def _detect(self, predict, variables, batch) -> dict:
+  def measure(self, predict, variables, batch) -> dict:
     """Returns one detection for each query, boxes by corners from 0 to 1 of the image."""
     batch = self.batches.on_device(batch)
     out = predict(variables, batch)
@@ -165,14 +147,6 @@ class Coco:
       'index': batch['index'],
       'mask': batch['mask'],
     }
-
-
-def _add(parts: list, done: dict | None) -> None:
-  if done is None:
-    return
-  rows = jax.device_get(done)
-  read = rows.pop('mask') > 0
-  parts.append({key: value[read] for key, value in rows.items()})
 
 
 def _check_objects(source) -> None:

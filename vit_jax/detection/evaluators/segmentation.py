@@ -1,6 +1,5 @@
 """How well the classes of pixels are predicted: the mean of intersections over unions."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Annotated, ClassVar
 
@@ -8,18 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import sharding
 from vit_jax.check import INT32, Range
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
-from vit_jax.evaluators.batches import open_batches
+from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
-from vit_jax.evaluators.metric import Metric
 
 _PERCENT = Metric(percent=True, larger_is_better=True)
 
 
-class Segmentation:
+class Segmentation(OneSplit):
   """Mean IoU and the share of correct pixels, from the counts of a whole split.
 
   IoU of a class: the pixels both labelled and predicted as it, over those labelled or
@@ -56,22 +53,18 @@ class Segmentation:
       UserError: for data that cannot be read, or without segments, or whose segments have
         classes that the model lacks or names otherwise.
     """
-    self.batches = open_batches(mesh, **data)
+    super().__init__(mesh, check_stop, data)
     segments = self.batches.spec.get('segments')
     if segments is None or segments.shape != self.batches.spec['image'].shape[:3]:
       raise UserError(
         f'{self.batches.source.name} with pp {data["pp"]!r} has no segments of the size of '
         'the images, the classes of pixels that the evaluator segmentation compares with.'
       )
-    self._mesh, self._check_stop, self._ignore = mesh, check_stop, ignore
+    self._ignore = ignore
     known, names = self.batches.classes_of('segments')
     if model and (lacks := set(range(model.number, known)) - {ignore}):
       raise self._unknown(min(lacks), model.number)
     _check_names(self.batches.source.name, names, model)
-    # `predict` is static: one compilation for all runs of one evaluator.
-    self._step = jax.jit(
-      self._count, static_argnums=0, out_shardings=sharding.replicated(mesh)
-    )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns mean_iou, pixel_accuracy, iou_0, iou_1, ... of classes that occur, examples.
@@ -82,31 +75,13 @@ class Segmentation:
       UserError: for no image that could be read, or a label that is not one of the model's
         classes.
     """
-    totals = 0, 0
-    pending = None  # one batch behind, so that the host reads while the device works
-    with contextlib.closing(self.batches.iterate()) as batches:
-      for batch in batches:
-        self._check_stop()
-        done = self._step(predict, variables, sharding.global_batch(batch, self._mesh))
-        totals = self._added(totals, pending)
-        pending = done
-    counts, examples = self._added(totals, pending)
-    if not examples:
-      raise UserError(
-        f'Evaluation could read none of {self.batches.num_examples} images.'
-      )
-    bad = self.batches.num_examples - examples
-    metrics = {**of_counts(counts), 'examples': float(examples)}
-    return metrics | ({'bad_images': float(bad)} if bad else {})
-
-  def _added(self, totals, found):
-    """Returns (counts, examples) with those of a batch, which may be None."""
-    if found is None:
-      return totals
-    counts, examples, unknown = jax.device_get(found)
-    if unknown >= 0:
-      raise self._unknown(unknown, len(counts))
-    return totals[0] + counts.astype(np.int64), totals[1] + int(examples)
+    total, examples = 0, 0.0
+    for counts, read, unknown in self.stepped(predict, variables):
+      if unknown >= 0:
+        raise self._unknown(unknown, len(counts))
+      total, examples = total + counts.astype(np.int64), examples + float(read)
+    metrics = self.with_counts({}, examples, examples)
+    return of_counts(total) | metrics
 
   def _unknown(self, label: int, number: int) -> UserError:
     return UserError(
@@ -114,7 +89,7 @@ class Segmentation:
       f'{number} classes: set config.model.num_classes, or ignore={label}.'
     )
 
-  def _count(self, predict, variables, batch):
+  def measure(self, predict, variables, batch):
     """Returns (counts [K, K], label by prediction, examples, an unknown label or -1)."""
     batch = self.batches.on_device(batch)
     logits = predict(variables, batch)['logits']

@@ -5,12 +5,13 @@ set of right classes each, some sets empty; its file is a list of 50,000 lists.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
+from vit_jax.check import check
 from vit_jax.errors import UserError
 
 # ILSVRC2012_val_00000001.JPEG is the first list of the ReaL file.
@@ -39,24 +40,20 @@ class LabelSets:
         folders and of TFDS are shuffled.
 
     Raises:
-      UserError: if the file is missing or of another form.
+      UserError: if the file is missing or has another form.
     """
     try:
-      with open(os.path.expanduser(path), encoding='utf-8') as file:
-        self._sets = json.load(file)
+      self._sets = json.loads(Path(path).expanduser().read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
       raise UserError(f'labels: cannot read {path!r}: {error}') from None
+    kind = dict[str, list[int]] if isinstance(self._sets, dict) else list[list[int]]
+    check(f'labels: {path!r}', self._sets, kind)
     rows = self._sets.values() if isinstance(self._sets, dict) else self._sets
-    if not isinstance(self._sets, dict | list) or not all(map(_is_label_set, rows)):
+    wrong = [k for row in rows for k in row if not 0 <= k < num_classes]
+    if wrong:
       raise UserError(
-        f'labels: {path!r} must hold a list of lists of class indices, or an object '
-        'of {"file name": [class indices]}.'
-      )
-    highest = max((max(row) for row in rows if row), default=-1)
-    if highest >= num_classes:
-      raise UserError(
-        f'labels: {path!r} has class {highest}, but num_classes={num_classes} allows 0 '
-        f'to {num_classes - 1}.'
+        f'labels: {path!r} has class {wrong[0]}, but num_classes={num_classes} allows 0 to '
+        f'{num_classes - 1}.'
       )
     self.path, self.num_classes, self._name_of = path, num_classes, name_of
     self._in_order = in_order
@@ -71,7 +68,7 @@ class LabelSets:
   def _find(self, index: int) -> list[int]:
     name = self._name_of(index)
     if isinstance(self._sets, dict):
-      for key in (name, os.path.basename(name)):
+      for key in (name, Path(name).name):
         if key in self._sets:
           return self._sets[key]
     else:
@@ -88,9 +85,5 @@ class LabelSets:
         return self._sets[position]
     raise UserError(
       f'labels: {self.path!r}, with {len(self._sets)} entries, has none for {name}. '
-      'Is it of another data set or split?'
+      'Is it for another data set or split?'
     )
-
-
-def _is_label_set(row) -> bool:
-  return isinstance(row, list) and all(type(x) is int and x >= 0 for x in row)

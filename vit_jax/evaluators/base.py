@@ -1,0 +1,147 @@
+"""The driver of all evaluators, the data they open, and how their numbers are read."""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from vit_jax import sharding
+from vit_jax.data import pipeline
+from vit_jax.errors import UserError
+
+# Batches up to this size, as in recipes, may be larger than the split.
+_PADDED = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+  """How a number is shown, and which of two is the better.
+
+  Attributes:
+    percent: it is a fraction, shown as a percentage.
+    larger_is_better: None where neither direction is better, as for a count.
+    std: suffix of the name of its standard deviation.
+    detail: left out of the summary of a run.
+  """
+
+  percent: bool = False
+  larger_is_better: bool | None = None
+  std: str | None = None
+  detail: bool = False
+
+  def text(self, value: float) -> str:
+    """Returns the number as text: '98.06%', '50,000', '0.0813'."""
+    if self.percent:
+      return f'{value:.2%}'
+    return f'{value:,.0f}' if float(value).is_integer() else f'{value:.4g}'
+
+
+def find(metrics: dict[str, Metric], name: str) -> Metric:
+  """Returns the first of {regex: metric} that matches the whole name, or a plain one."""
+  matches = (m for pattern, m in metrics.items() if re.fullmatch(pattern, name))
+  return next(matches, Metric())
+
+
+def open_batches(
+  mesh: Mesh, check: Callable | None = None, **data
+) -> pipeline.EvalBatches:
+  """Opens the data of an evaluation, `pipeline.evaluate(**data)`.
+
+  Args:
+    check: called with the source before its examples are preprocessed; raises for one
+      that the evaluator cannot use.
+
+  Raises:
+    UserError: for a batch size that the mesh cannot split, or that is mostly padding.
+  """
+  divisor, size = sharding.batch_divisor(mesh), data['batch_size']
+  if size % divisor:
+    raise UserError(
+      f'Evaluation batch_size={size} must be a multiple of {divisor}, data x fsdp of '
+      f'the mesh. Nearest: {max(1, round(size / divisor)) * divisor}.'
+    )
+  batches = pipeline.evaluate(**sharding.host_of_batch(mesh), **data)
+  if check:
+    check(batches.source)
+  most = max(-(-batches.num_examples // divisor) * divisor, _PADDED)
+  if size > most:
+    raise UserError(
+      f'Evaluation batch_size={size} for {batches.num_examples} examples: the rest would '
+      f'be padding. At most {most}.'
+    )
+  return batches
+
+
+def stepped(
+  step: Callable, batches: Iterable[dict], mesh: Mesh, check_stop: Callable[[], None]
+) -> Iterator[Any]:
+  """Yields the result of `step(batch)` for every batch, on the host.
+
+  One batch behind, so that the host reads while the device works.
+
+  Args:
+    batches: this host's parts; closed at the end.
+    check_stop: called before every batch; raises to leave.
+  """
+  pending = None
+  with contextlib.closing(batches):
+    for batch in batches:
+      check_stop()
+      done = step(sharding.global_batch(batch, mesh))
+      if pending is not None:
+        yield jax.device_get(pending)
+      pending = done
+  if pending is not None:
+    yield jax.device_get(pending)
+
+
+class OneSplit:
+  """The base of evaluators that pass once over one split.
+
+  A subclass has `measure(predict, variables, batch)`, which is jitted.
+
+  Attributes:
+    batches: the data.
+    mesh: the devices over which batches are spread.
+  """
+
+  def __init__(
+    self, mesh: Mesh, check_stop: Callable[[], None], data: dict, check=None
+  ):
+    """Opens the data, `open_batches(**data)`."""
+    self.batches = open_batches(mesh, check, **data)
+    self.mesh, self._check_stop = mesh, check_stop
+    # `predict` is static: one compilation for all runs of one evaluator.
+    self._step = jax.jit(
+      self.measure, static_argnums=0, out_shardings=sharding.replicated(mesh)
+    )
+
+  def measure(self, predict: Callable, variables, batch: dict):
+    """Returns the sums and counts of a batch."""
+    raise NotImplementedError
+
+  def stepped(self, predict: Callable, variables, batches=None) -> Iterator[Any]:
+    """Yields `measure` of every batch; `batches` replaces those of the split."""
+    step = lambda batch: self._step(predict, variables, batch)
+    batches = self.batches.iterate() if batches is None else batches
+    return stepped(step, batches, self.mesh, self._check_stop)
+
+  def with_counts(
+    self, numbers: dict, examples: float, read: float
+  ) -> dict[str, float]:
+    """Adds the number of examples, and of images that could not be read.
+
+    Raises:
+      UserError: if there are no examples.
+    """
+    bad = self.batches.num_examples - read
+    if not examples:
+      raise UserError(
+        f'Evaluation has no image with a label among {self.batches.num_examples}, '
+        f'{bad:g} of which could not be read.'
+      )
+    return numbers | {'examples': examples} | ({'bad_images': bad} if bad else {})
