@@ -29,7 +29,7 @@ HEIF = ['pillow-heif>=0.22']  # HEIC, in which telephones store photographs
 # Material gets critical fixes only (until 2027-05-05, it says). Zensical, which follows it,
 # reads mkdocs.yml, but as of 0.0.73 it knows no hooks, and mkdocstrings in part.
 DOCS = ['mkdocs-material>=9.7', 'mkdocstrings-python>=2.0']
-# gcsfs brings fsspec and aiohttp, which buckets/ imports; Orbax opens gs:// with etils.
+# gcsfs brings fsspec and aiohttp, which files.py imports; it and Orbax open gs:// with etils.
 GCS = ['gcsfs>=2026.10', 'fsspec', 'aiohttp', 'etils[epath]>=1.15']
 
 setup(

@@ -140,8 +140,8 @@ def filesystem():
     from etils.epath import gpath
 
     gpath._is_tf_installed.cache_clear()
-  # gcsfs logs the traceback of every error that it raises.
-  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
+  for name in ('gcsfs', 'fsspec'):  # they log every error that they raise
+    logging.getLogger(name).setLevel(logging.CRITICAL)
   return fsspec.filesystem('gs')
 
 

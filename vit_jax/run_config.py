@@ -23,7 +23,8 @@ def read(folder: str | Path) -> dict:
   if path.exists() and not path.is_file():  # reading a pipe would wait
     raise Unreadable(f'{path} is not a file.')
   try:
-    config = json.loads(path.read_bytes())
+    with files.outages(path):
+      config = json.loads(path.read_bytes())
   except OSError as error:
     raise Unreadable(
       f'{path}: {error.strerror}. It says what the run in this folder is: put it back, '
@@ -47,7 +48,7 @@ _OPTIONAL = {
   'evals': dict[str, dict],
   'task.name': str,
   'resolved.total_steps': int,
-  'resolved.told': list[str],
+  'resolved.inferred': list[str],
   'resolved.class_names': list[str] | None,
 }
 _ABSENT = object()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import faults_proxy
-from vit_jax import buckets
+from vit_jax import files
 
 BUCKET = 'tests'
 
@@ -154,7 +154,7 @@ def gcs_proxy(gcs):
 @pytest.fixture
 def gcs_folder(gcs_proxy, request):
   """Returns a folder in the bucket, for this test alone."""
-  return buckets.path(f'gs://{BUCKET}/{request.node.name}')
+  return files.path(f'gs://{BUCKET}/{request.node.name}')
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 import vit_jax
 from tests.support import GOLDEN, emulator, naming
-from vit_jax import buckets, errors
+from vit_jax import errors, files
 
 pytestmark = pytest.mark.usefixtures('gcs_without_tensorflow')
 
@@ -16,7 +16,7 @@ def test_a_file_of_weights_comes_from_the_bucket(
   source = f'{gcs_folder}/vit.npz'
   with pytest.raises(errors.UserError, match=naming(source)):
     vit_jax.load(source)
-  buckets.upload(GOLDEN / 'vit_google_token.npz', source)
+  files.replace(source, (GOLDEN / 'vit_google_token.npz').read_bytes())
   emulator.fails(gcs_proxy, 2)
   assert vit_jax.load(source).params['cls'].shape == (1, 1, 48)
   gcs_proxy.fault = lambda *_: '403'  # whatever is asked again
@@ -27,7 +27,7 @@ def test_a_file_of_weights_comes_from_the_bucket(
 def test_a_folder_as_on_a_hub_comes_from_the_bucket(gcs_folder, tmp_path, monkeypatch):
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   for path in (GOLDEN / 'vit_timm').iterdir():
-    buckets.upload(path, f'{gcs_folder}/timm/{path.name}')
+    files.replace(f'{gcs_folder}/timm/{path.name}', path.read_bytes())
   found = vit_jax.load(f'{gcs_folder}/timm')
   assert found.format == 'timm'
   expected = vit_jax.load(GOLDEN / 'vit_timm')

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from vit_jax import buckets
+from vit_jax import files
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
@@ -74,7 +74,7 @@ class BadImages:
 def read_log(path) -> list[dict]:
   """Returns the entries of a log, [] if it does not exist; damaged lines are left out."""
   try:
-    return _entries(buckets.path(path).read_bytes())
+    return _entries(files.path(path).read_bytes())
   except FileNotFoundError:
     return []
 
@@ -91,13 +91,12 @@ def _entries(data: bytes) -> list[dict]:
 
 def _append(log: str, entry: dict) -> None:
   with _LOCK:
-    if buckets.is_url(log):
-
-      def with_entry(data: bytes) -> bytes | None:
-        line = _addition(data, entry)
-        return data + line if line else None
-
-      buckets.update(log, with_entry)
+    if files.is_url(log):  # replaced as a whole; of two processes at once the last wins
+      log = files.path(log)
+      with files.outages(log):
+        data = log.read_bytes() if log.exists() else b''
+        if line := _addition(data, entry):
+          files.replace(log, data + line)
       return
     # One write of a whole line: a kill leaves all of it or nothing.
     file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from vit_jax import buckets
+from vit_jax import files
 from vit_jax.errors import UserError
 
 
@@ -19,7 +19,7 @@ def check(name: str, flag: str = '--out') -> Path:
   Raises:
     UserError: for a folder that cannot be made or written to.
   """
-  path = buckets.on_disk(name, flag).absolute()
+  path = files.on_disk(name, flag).absolute()
   there = next(p for p in (path, *path.parents) if p.exists())
   if not there.is_dir():
     raise UserError(f'{flag} {name}: {there} is a file.')
@@ -48,10 +48,4 @@ def write_text(path: Path, text: str) -> None:
 
   Several processes may write the same file at once: the last one stays.
   """
-  partial = path.with_suffix(f'.{os.getpid()}.tmp')
-  try:
-    partial.write_text(text, encoding='utf-8')
-    partial.replace(path)
-  except BaseException:
-    partial.unlink(missing_ok=True)
-    raise
+  files.replace(path, text)

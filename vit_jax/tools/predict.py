@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from vit_jax import buckets, cli, imagenet, terminal
+from vit_jax import cli, files, imagenet, terminal
 from vit_jax.data import contents
 from vit_jax.data.sources import listing
 from vit_jax.detection.tools import predict_boxes
@@ -141,7 +141,7 @@ def _render(image: dict) -> str:
 
 
 def _new_file(name: str) -> Path:
-  path = buckets.on_disk(name, '--features')
+  path = files.on_disk(name, '--features')
   if path.suffix != '.npz':
     raise UserError(f'--features {name}: expected FILE.npz.')
   if not path.parent.is_dir():
@@ -155,13 +155,8 @@ def _write_features(path: Path, paths: list[str], features) -> None:
   """Writes `paths` and `features` float32 [n, ...]; rows of unread images are nan."""
   import numpy as np
 
-  partial = path.with_name(f'{path.name}.{os.getpid()}.part')
-  try:
-    with partial.open('wb') as file:
-      np.savez(file, paths=np.array(paths), features=features)
-    partial.replace(path)
-  finally:
-    partial.unlink(missing_ok=True)
+  arrays = {'paths': np.array(paths), 'features': features}
+  files.replace(path, lambda file: np.savez(file, **arrays))
 
 
 def _parser() -> cli.Parser:

@@ -82,12 +82,12 @@ def read_rows(path: Path) -> tuple[list[dict], int]:
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}. Move it away.') from error
   rows, damaged = [], 0
-  for line in [*lines, torn]:
-    row = _parse(line)
+  for number, text in enumerate([*lines, torn]):
+    row = _parse(text)
     # A run writes steps in order and no row twice: anything else is damage.
     last = rows[-1] if rows else None
     if row is None or (last and (row['step'] < last['step'] or row == last)):
-      damaged += line is not torn
+      damaged += number < len(lines)
     else:
       rows.append(row)
   return rows, damaged

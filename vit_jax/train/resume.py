@@ -30,8 +30,8 @@ def check_names(config: dict) -> None:
 def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
   """Returns the config of a resumed run, its model as the folder has it.
 
-  What the weights told of the model is in the folder's config.json: they are not read
-  again, and need not be there any more. If that file is missing or damaged, it is
+  Fields inferred from the weights are in the folder's config.json: the weights are not
+  read again, and need not be there any more. If that file is missing or damaged, it is
   written anew from the copy in the checkpoints.
 
   Raises:
@@ -40,9 +40,9 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
   """
   old, lost = _in_the_folder(workdir, saved)
   if 'name' not in config['model']:
-    keys = old['resolved'].get('told', old['model'])
-    told = {key: old['model'][key] for key in keys if key in old['model']}
-    config = schema.with_model(config, told)
+    keys = old['resolved'].get('inferred', old['model'])
+    inferred = {key: old['model'][key] for key in keys if key in old['model']}
+    config = schema.with_model(config, inferred)
   changed = _changes(old, config)
   _check_allowed(config['resume_allow'], changed, (config, old))
   allowed = [*NEUTRAL, *config['resume_allow']]

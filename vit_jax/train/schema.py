@@ -153,20 +153,20 @@ def _same_classes(where: str, section: dict, trained: dict) -> dict:
   return section if ours is None else {**section, 'data': {**data, 'classes': ours}}
 
 
-def with_model(config: dict, told: dict) -> dict:
-  """Returns a config whose section `model` has what the weights told, under its own.
+def with_model(config: dict, inferred: dict) -> dict:
+  """Fills `config['model']` from the weights. Keys that the user set win.
 
-  A part that is not wanted (None), such as `representation_size`, may be one that models
-  of the weights' family never have.
+  A part that is switched off (None), such as `representation_size`, may be one that
+  models of the weights' family never have.
   """
   own = config['model']
-  if 'name' in told:
-    known = models.signature(told['name']).parameters
+  if 'name' in inferred:
+    fields = models.signature(inferred['name']).parameters
     own = {
-      key: value for key, value in own.items() if value is not None or key in known
+      key: value for key, value in own.items() if value is not None or key in fields
     }
-  told = {key: value for key, value in told.items() if key not in own}
-  model = {**told, **own}
+  inferred = {key: value for key, value in inferred.items() if key not in own}
+  model = {**inferred, **own}
   check_model('config.model', model, {})
-  resolved = {**config['resolved'], 'told': list(told)}
+  resolved = {**config['resolved'], 'inferred': list(inferred)}
   return {**config, 'model': model, 'resolved': resolved}

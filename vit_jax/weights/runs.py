@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import buckets, distributed, models, run_config, tasks, trees, tune
+from vit_jax import distributed, files, models, run_config, tasks, trees, tune
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import NoUsableCheckpoint, UserError
 from vit_jax.weights import adapt, readers, steps
@@ -22,7 +22,7 @@ def find(source) -> tuple[Path, str | None] | None:
   Raises:
     UserError: for `@best` or `@STEP` after a file or folder that is not a run.
   """
-  if buckets.is_url(source) and str(source).endswith(readers.SUFFIXES):
+  if files.is_url(source) and str(source).endswith(readers.SUFFIXES):
     return None  # a file of weights: the bucket need not be asked
   whole = _place(str(source))
   if whole is None:
@@ -42,10 +42,10 @@ def find(source) -> tuple[Path, str | None] | None:
   return None
 
 
-def _place(text: str) -> Path | buckets.BucketPath | None:
+def _place(text: str) -> Path | None:
   """Returns a path; None for text that cannot be one: too long, or an unknown ~user."""
-  if buckets.is_url(text):
-    return buckets.path(text)
+  if files.is_url(text):
+    return files.path(text)
   try:
     path = Path(text).expanduser()
     path.exists()

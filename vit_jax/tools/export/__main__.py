@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax import buckets, cli
+from vit_jax import cli, files
 from vit_jax.errors import RunError, UserError, choose
 from vit_jax.tools import source
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
   """Exports, and prints what was written."""
   args = _parser().parse_args(argv)
   writer = importlib.import_module(f'vit_jax.tools.export.{args.to}')
-  dest, platforms = buckets.on_disk(args.dest, 'DEST'), _platforms(args)
+  dest, platforms = files.on_disk(args.dest, 'DEST'), _platforms(args)
   _check_free(dest, args.to, writer)
   writer.load()  # before the weights are read: its packages may be missing
   import numpy as np
@@ -60,11 +60,11 @@ def main(argv: list[str]) -> int:
           f'differ by {difference:.1e} of the largest. Nothing was written. Another '
           f'format may do: {", ".join(FORMATS)}.'
         )
-    files = sorted(dest.parent / path.name for path in Path(folder).iterdir())
-    for file in files:
+    made_files = sorted(dest.parent / path.name for path in Path(folder).iterdir())
+    for file in made_files:
       (Path(folder) / file.name).rename(file)
   record = {'source': args.source, 'step': loaded.step, 'to': args.to}
-  record |= {'files': [str(file) for file in files], 'params': made.params}
+  record |= {'files': [str(file) for file in made_files], 'params': made.params}
   record |= {'platforms': platforms, 'outputs': list(about['outputs'])}
   record |= {'difference': difference}
   if args.json:

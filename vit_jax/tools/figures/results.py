@@ -4,7 +4,7 @@ import dataclasses
 import math
 from pathlib import Path
 
-from vit_jax import buckets, models, run_config
+from vit_jax import files, models, run_config
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators import declared
 from vit_jax.tools.inspect import cost, flops
@@ -59,7 +59,7 @@ def read(folder: str, metric: str | None) -> Result:
     UserError: for a folder that is not a run's, or a run without that metric.
   """
   config = run_config.read(folder)
-  place = buckets.path(folder)
+  place = files.path(folder)
   known, _ = metrics.read_rows(place / 'metrics.jsonl')
   values = metrics.last_values(known)
   values = {k: v for k, v in values.items() if math.isfinite(v)}

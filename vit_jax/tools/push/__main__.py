@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vit_jax import buckets, cli
+from vit_jax import cli, files
 from vit_jax.errors import UserError
 from vit_jax.tools import source
 from vit_jax.tools.push import card, hub
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
   if not re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', args.repo):
     raise UserError(f'{args.repo!r}: expected OWNER/NAME, as on the hub.')
   if args.out or args.dry_run:
-    folder = buckets.on_disk(args.out or args.repo.partition('/')[2], '--out')
+    folder = files.on_disk(args.out or args.repo.partition('/')[2], '--out')
     if folder.exists():
       raise UserError(f'{folder} is there already: --out FOLDER names another.')
     return _push(args, folder)

@@ -15,7 +15,7 @@ import tempfile
 import webbrowser
 from pathlib import Path
 
-from vit_jax import buckets, cli, terminal
+from vit_jax import cli, files, terminal
 from vit_jax.errors import UserError
 from vit_jax.tools.report.address import FILE, address
 
@@ -32,19 +32,16 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--open', action='store_true', help='show it in the browser')
   cli.add_json_option(parser)
   args = parser.parse_args(argv)
-  if args.open and not args.out and buckets.is_url(args.runs[0]):
+  if args.open and not args.out and files.is_url(args.runs[0]):
     raise UserError('--open shows a file on disk: --out FILE.html names one.')
-  out = buckets.path(args.out or _default(args.runs))
+  out = files.path(args.out or _default(args.runs))
   # A run that is not there is refused below.
-  if not buckets.is_url(out) and (
-    out.is_dir() or (args.out and not out.parent.is_dir())
-  ):
+  if not files.is_url(out) and (out.is_dir() or (args.out and not out.parent.is_dir())):
     raise UserError(f'{out}: expected a file in a folder that exists.')
 
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax-'))
     stack.enter_context(terminal.noise_to(Path(folder) / 'report.txt'))
-    from vit_jax import files
     from vit_jax.tools.report import folder as folders
     from vit_jax.tools.report import page
 
@@ -67,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 
 def _default(runs: list[str]) -> str:
-  folder = buckets.path(runs[0])
+  folder = files.path(runs[0])
   return str((folder if len(runs) == 1 else folder.parent) / FILE)
 
 

@@ -4,7 +4,7 @@ import time
 
 import jax
 
-from vit_jax import buckets, distributed, files
+from vit_jax import distributed, files
 from vit_jax.tools.report import folder, page
 from vit_jax.tools.report.address import FILE, address
 
@@ -26,7 +26,7 @@ def write(workdir: str) -> str | None:
     html, _ = page.render(
       [run], time.monotonic() + _SECONDS, attended=1 if _is_quick(run) else 0
     )
-    path = buckets.path(workdir) / FILE
+    path = files.path(workdir) / FILE
     files.replace(path, html.encode())
   except (Exception, KeyboardInterrupt) as error:
     why = ' '.join(str(error).split())[:200] or type(error).__name__
@@ -41,6 +41,6 @@ def write(workdir: str) -> str | None:
 def _is_quick(run: folder.Run) -> bool:
   """Whether the run's checkpoint can be read and its model compiled in a few seconds."""
   # A checkpoint is read by all processes together, and slowly from a bucket.
-  if jax.process_count() > 1 or buckets.is_url(run.path) or not run.starts:
+  if jax.process_count() > 1 or files.is_url(run.path) or not run.starts:
     return False
   return sum(run.starts[-1]['parameters']['parts'].values()) <= _MOST_PARAMETERS

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import buckets, imagenet, run_config
+from vit_jax import files, imagenet, run_config
 from vit_jax.data import bad_images
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
@@ -56,7 +56,7 @@ def read(folders: list[str]) -> list[Run]:
   Raises:
     UserError: for a folder that is not a run's, or is named twice.
   """
-  paths = [buckets.path(folder) for folder in folders]
+  paths = [files.path(folder) for folder in folders]
   if len(set(map(str, paths))) < len(paths):
     raise UserError(f'{" ".join(folders)}: a run is named twice.')
   return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
@@ -91,7 +91,7 @@ def _read(path: Path, name: str) -> Run:
 
 def _names(paths: list) -> list[str]:
   """Returns the last part of each path, with as many parts before it as make the names unique."""
-  texts = [str(path if buckets.is_url(path) else path.absolute()) for path in paths]
+  texts = [str(path if files.is_url(path) else path.absolute()) for path in paths]
   parts = [text.rstrip('/').split('/') for text in texts]
   for n in range(1, max(map(len, parts)) + 1):
     names = ['/'.join(part[-n:]) for part in parts]

@@ -5,7 +5,7 @@ import importlib.resources
 import math
 import string
 
-from vit_jax import buckets, tasks
+from vit_jax import files, tasks
 from vit_jax.tools.report import about, curves, evaluation, spread
 from vit_jax.tools.report import evaluation_section as section
 from vit_jax.tools.report.folder import Run
@@ -51,7 +51,7 @@ def render(
       how = f' vit_jax evaluate {run.path} --out {run.path} writes it.'
       missing.append(
         'Confusion, calibration and mistakes: there is no predictions.npz.'
-        + ('' if buckets.is_url(run.path) else how)  # --out is on disk
+        + ('' if files.is_url(run.path) else how)  # --out is on disk
       )
     left_out += [prefix + line for line in missing]
   parts = [_header(runs), _summary(runs), _curves()]

@@ -1,0 +1,390 @@
+"""A run's folder: its lock, and its files damaged in every way: one line, or rebuilt."""
+
+import errno
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+import vit_jax
+from tests.support import naming, runs
+from vit_jax import errors, run_config
+from vit_jax.data import bad_images
+from vit_jax.tools.inspect import __main__ as inspect
+from vit_jax.train import metrics, process, status, workdir
+from vit_jax.train import run as run_module
+from vit_jax.train.workdir import LOCK_FILE, lock
+
+pytestmark = [
+  pytest.mark.usefixtures('one_device'),
+  # Many reads fail: Python frees Orbax's tasks, and their errors, at any time.
+  pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
+]
+SHORT = ('steps=2', 'optim.schedule.warmup=1', 'checkpoint.every=1')
+
+
+def again(folder, *changes):
+  return runs.run(folder, *runs.SHORT, *changes)
+
+
+@pytest.fixture
+def finished(short_run, tmp_path):
+  return shutil.copytree(short_run, tmp_path / 'run')
+
+
+# -- the lock ------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from vit_jax.train.workdir import lock
+with lock(sys.argv[1]):
+  from jax._src import xla_bridge
+  print(xla_bridge.backends_are_initialized(), flush=True)
+  time.sleep(60)
+"""
+
+
+def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path):
+  folder = tmp_path / 'deep' / 'run'
+  first = subprocess.Popen(
+    [sys.executable, '-c', HOLD, folder],
+    cwd=runs.ROOT,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  assert first.stdout.readline() == 'False\n'  # locking starts no devices
+  assert workdir.is_held(folder)
+  with pytest.raises(errors.UserError) as caught, lock(folder):
+    pass
+  text = str(caught.value)
+  assert re.search(naming(folder, first.pid, socket.gethostname(), '--workdir'), text)
+  assert '\n' not in text
+  first.kill()
+  first.communicate(timeout=20)
+  assert workdir.is_held(folder) is False
+  with lock(folder) as held:  # kill -9 leaves the file, not the lock
+    assert held == folder
+    assert json.loads((folder / LOCK_FILE).read_text())['pid'] == os.getpid()
+  with pytest.raises(KeyError), lock(folder):
+    raise KeyError
+  with lock(folder):
+    (folder / LOCK_FILE).write_text('')  # a holder that has not written yet
+    with pytest.raises(errors.UserError, match=naming(folder, '--workdir')):
+      workdir._take(folder)
+
+
+def test_an_unwritable_workdir(tmp_path):
+  (tmp_path / 'file').write_text('')
+  for bad in (tmp_path / 'file', tmp_path / 'file' / 'run', '/proc/run'):
+    with pytest.raises(errors.UserError, match=naming(bad, '--workdir')), lock(bad):
+      pass
+  url = 's3://b/run'
+  with pytest.raises(errors.UserError, match=naming(url, 'mount')), lock(url):
+    pass
+
+
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capfd):
+  def refuse(*_):
+    raise OSError(errno.ENOTSUP, 'Operation not supported')
+
+  monkeypatch.setattr(workdir.fcntl, 'flock', refuse)
+  with lock(tmp_path):
+    pass
+  assert str(tmp_path) in capfd.readouterr().err
+
+
+def test_the_state_of_a_killed_run_is_interrupted(tmp_path):
+  assert status.state(tmp_path) is None
+  with lock(tmp_path):
+    status.write(tmp_path, step=3, state='running')
+    assert status.state(tmp_path) == 'running'
+  assert status.state(tmp_path) == 'interrupted'
+
+
+# -- a start that fails ----------------------------------------------------------------
+
+
+def too_large(*_):
+  raise errors.OutOfMemory('too large')
+
+
+def interrupt(*_):
+  raise KeyboardInterrupt
+
+
+FAILURES = {
+  'data that are not there': dict(change='data.source=folder:/no/such'),
+  'a split that is not there': dict(change="evals.test.data.split='tset'"),
+  'no memory': dict(method='compile', call=too_large),
+  'Ctrl-C': dict(method='compile', call=interrupt),
+}
+
+
+@pytest.mark.parametrize('name', FAILURES)
+def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch, name):
+  failure, folder = FAILURES[name], tmp_path / 'runs' / 'run'
+  if 'method' in failure:
+    monkeypatch.setattr(run_module.Trainer, failure['method'], failure['call'])
+  changes = [*SHORT, *([failure['change']] if 'change' in failure else [])]
+  with pytest.raises((errors.RunError, KeyboardInterrupt)):
+    runs.run(folder, *changes)
+  assert not folder.exists()
+  folder.mkdir()
+  (folder / 'notes').write_text('mine')
+  with pytest.raises((errors.RunError, KeyboardInterrupt)):
+    runs.run(folder, *changes)
+  assert (folder / 'notes').read_text() == 'mine'
+  with lock(folder), pytest.raises(errors.UserError, match=naming(folder)):
+    runs.run(folder, *SHORT)
+  assert folder.exists()
+
+
+def test_a_second_signal_during_the_start_leaves_nothing(tmp_path, monkeypatch):
+  folder, ends = tmp_path / 'run', []
+
+  def signals(*_):
+    for _ in range(2):
+      os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(500):
+      if ends:
+        break
+      time.sleep(0.01)
+    raise errors.UserError('the test is over')
+
+  exit_at_once = lambda code: ends.append((code, folder.exists()))
+  monkeypatch.setattr(process.os, '_exit', exit_at_once)
+  monkeypatch.setattr(run_module.Trainer, 'compile', signals)
+  with pytest.raises(errors.UserError, match='the test is over'):
+    runs.run(folder, *SHORT)
+  assert ends == [(75, False)]
+
+
+def test_processes_that_see_other_data_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(run_module.distributed, 'from_first', lambda value: value + 1)
+  with pytest.raises(errors.UserError, match=naming('digits', 'process 0', '1,437')):
+    runs.run(tmp_path / 'run', *SHORT)
+
+
+def test_noise_is_in_the_log_and_a_later_failure_keeps_the_run(
+  tmp_path, capfd, monkeypatch
+):
+  compile_step = run_module.Trainer.compile
+
+  def noisy(trainer):
+    os.write(2, b'Premature end of JPEG file\n')
+    return compile_step(trainer)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(run_module.Trainer, 'compile', noisy)
+    runs.run(tmp_path, *SHORT)
+  out, error = capfd.readouterr()
+  assert 'JPEG' not in error
+  assert (tmp_path / 'log.txt').read_text() == 'Premature end of JPEG file\n'
+  assert 'digits, train: 1,437 images, 10 classes of 133 to 154' in out
+  assert 'test: digits, test: 360 images' in out
+  before = runs.rows(tmp_path)
+  monkeypatch.setattr(run_module.Trainer, 'compile', too_large)
+  with pytest.raises(errors.OutOfMemory):
+    runs.run(tmp_path, *SHORT[1:], 'steps=3', "resume_allow=('steps',)")
+  assert runs.rows(tmp_path) == before
+  assert runs.saved(tmp_path)
+  assert runs.status(tmp_path)['exit'] == 77
+
+
+# -- damaged files -----------------------------------------------------------------------
+
+TEXTS = {
+  'empty': b'',
+  'NUL': bytes(64),
+  'not UTF-8': b'{"step": "\xff\xfe"}',
+  'a list': b'[1, 2]',
+  'null': b'null',
+  'a number': b'3',
+  'wrong types': b'{"step": [], "state": 3, "model": 5, "resolved": "x", "evals": 1}',
+  'deep': b'[' * 100_000,
+}
+
+
+@pytest.mark.parametrize('damage', ['empty', 'a list', 'wrong types', 'gone', 'half'])
+def test_a_lost_config_is_that_of_the_checkpoints(finished, capfd, damage):
+  path = finished / 'config.json'
+  before = path.read_bytes()
+  path.write_bytes(TEXTS.get(damage, before[: len(before) // 2]))
+  if damage == 'gone':
+    path.unlink()
+  # For a tool that reads the folder it is one line.
+  with pytest.raises(errors.UserError, match=naming(path)) as error:
+    run_config.read(finished)
+  assert '\n' not in str(error.value)
+  # Other mathematics is still refused, and a run of the same reports its results.
+  with pytest.raises(errors.UserError, match=naming('optim.lr', 0.003, 0.5)):
+    again(finished, 'optim.lr=0.5')
+  capfd.readouterr()
+  assert again(finished)[0] == runs.status(finished)
+  assert path.read_bytes() == before
+  error = capfd.readouterr().err
+  assert re.search(naming(path, 'checkpoints'), error)
+  assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize('name', ['config.json', 'status.json', 'metrics.jsonl'])
+@pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])
+def test_something_else_in_a_files_place(finished, name, make):
+  (finished / name).unlink()
+  make(finished / name)
+  with pytest.raises(errors.UserError, match=naming(finished / name, '--workdir')):
+    again(finished)
+  shutil.rmtree(finished / 'checkpoints')
+  (finished / 'checkpoints').touch()
+  with pytest.raises(errors.UserError, match='--workdir'):
+    again(finished)
+
+
+@pytest.mark.parametrize('damage', TEXTS)
+def test_damaged_lines_are_left_out(tmp_path, damage):
+  (tmp_path / 'status.json').write_bytes(TEXTS[damage])
+  assert status.read(tmp_path) is None
+  path = tmp_path / 'metrics.jsonl'
+  good = [{'step': 1, 'a': 0.5}, {'step': 2, 'a': 1}]
+  first, second = map(metrics.line, good)
+  path.write_bytes(first + TEXTS[damage] + b'\n' + second)
+  assert metrics.read_rows(path) == (good, 1)
+  path.write_bytes(first + second + second[:6])  # a kill's
+  assert metrics.read_rows(path) == (good, 0)
+  path.write_bytes(TEXTS[damage] + b'\n{"path": "x"}')
+  assert bad_images.read_log(path) == [{'path': 'x'}]
+
+
+def test_all_at_once_is_rebuilt(finished, capfd):
+  before = runs.status(finished), runs.rows(finished)
+  files = [finished / name for name in ('config.json', 'status.json', 'metrics.jsonl')]
+  first, *_ = lines = files[2].read_bytes().splitlines(keepends=True)
+  for path in files:
+    path.write_bytes(TEXTS['not UTF-8'])
+  files[2].write_bytes(b''.join([first, b'\xff\n', *lines[2:]]))
+  result, _ = again(finished)
+  assert (result, runs.status(finished)) == (before[0], before[0])
+  assert runs.rows(finished) == [before[1][0], *before[1][2:]]
+  error = capfd.readouterr().err
+  assert re.search(naming(*files), error)
+  assert error.count('\n') == 3
+  assert again(finished)[0] == before[0]
+
+
+# -- every file of a run's folder, damaged in every way: resumed, loaded, inspected ------
+
+
+def _write(data: bytes):
+  return lambda path: path.write_bytes(data)
+
+
+def _change(function):
+  return lambda path: path.write_bytes(function(path.read_bytes()))
+
+
+def _flip(data: bytes) -> bytes:
+  middle = len(data) // 2
+  return data[:middle] + bytes(255 - b for b in data[middle : middle + 1]) + data[-4:]
+
+
+def _in_its_place(make):
+  def damage(path):
+    if path.is_dir():
+      shutil.rmtree(path)
+    else:
+      path.unlink()
+    make(path)
+
+  return damage
+
+
+DAMAGE = {
+  'empty': _write(b''),
+  'half': _change(lambda data: data[: len(data) // 2]),
+  'twice': _change(lambda data: data * 2),
+  'flipped and cut': _change(_flip),
+  'NUL': _change(lambda data: bytes(len(data))),
+  'not UTF-8': _write(TEXTS['not UTF-8']),
+  'another type': _write(TEXTS['a list']),
+  'gone': _in_its_place(lambda path: None),
+  'a folder': _in_its_place(os.mkdir),
+  'a dangling link': _in_its_place(lambda path: path.symlink_to('nowhere')),
+}
+
+
+def damages(folder, tmp_path, of=lambda path: True):
+  """Yields (name, damaged copy) for every file, and a folder for every way to damage it.
+
+  Files of a step, which tests/checkpoint covers, are damaged in a few ways each.
+  """
+  step = min(map(int, os.listdir(folder / 'checkpoints')))
+  own = [path for path in folder.iterdir() if path.is_file()]
+  saved = folder / 'checkpoints' / str(step)
+  below = [path for path in saved.rglob('*') if path.is_file()]
+  paths = [*own, folder / 'checkpoints', saved, saved / 'params', *below]
+  paths = sorted(path.relative_to(folder) for path in paths)
+  for number, path in enumerate(filter(of, paths)):
+    for way, (name, damage) in enumerate(DAMAGE.items()):
+      if (folder / path).is_dir() and not name.startswith(('a ', 'gone')):
+        continue
+      if len(path.parts) > 3 and (way + number) % 5:
+        continue
+      copy = shutil.copytree(folder, tmp_path / f'{number} {name}')
+      damage(copy / path)
+      yield f'{path} {name}', copy
+      shutil.rmtree(copy)
+
+
+@pytest.fixture
+def met_a_bad_image(finished):
+  (finished / 'bad_images.jsonl').write_text('{"path": "x", "error": "y"}\n')
+  return finished
+
+
+@pytest.mark.faults
+def test_resume(met_a_bad_image, tmp_path, faults_table, capfd):
+  half_done = runs.killed(met_a_bad_image, tmp_path / 'half')
+  expected = runs.status(met_a_bad_image), runs.rows(met_a_bad_image)
+  for number, (name, folder) in enumerate(damages(half_done, tmp_path)):
+    if 'checkpoints/' in name and number % 4:
+      continue  # each takes seconds
+    capfd.readouterr()
+    result = faults_table.tried('run folder: resume', name, lambda f=folder: again(f))
+    error = capfd.readouterr().err
+    assert 'Traceback' not in error
+    same = (runs.status(folder), runs.rows(folder)) == expected if result else True
+    if not same and not error:
+      faults_table('run folder: resume', name, 'silent')
+
+
+@pytest.mark.faults
+def test_results_again(met_a_bad_image, tmp_path, faults_table):
+  expected = runs.status(met_a_bad_image)
+  own = lambda path: len(path.parts) == 1
+  for name, folder in damages(met_a_bad_image, tmp_path, own):
+    tried = functools.partial(faults_table.tried, 'run folder: results again', name)
+    if (result := tried(lambda f=folder: again(f))) and result[0] != expected:
+      faults_table('run folder: results again', name, 'silent')
+
+
+@pytest.mark.faults
+def test_load_and_inspect(met_a_bad_image, tmp_path, faults_table, capsys):
+  expected = jax.tree.leaves(vit_jax.load(met_a_bad_image).variables)
+  for name, folder in damages(met_a_bad_image, tmp_path):
+    tried = functools.partial(faults_table.tried, 'run folder: load', name)
+    if loaded := tried(lambda f=folder: vit_jax.load(f)):
+      leaves = jax.tree.leaves(loaded.variables)
+      older = loaded.step != 4  # the newest is damaged, which a line says
+      if not older and not all(map(jax.numpy.array_equal, leaves, expected)):
+        faults_table('run folder: load', name, 'silent')
+    tried = functools.partial(faults_table.tried, 'run folder: inspect', name)
+    tried(lambda f=folder: inspect.main([str(f), '--json']))
