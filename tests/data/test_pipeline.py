@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 import types
-from concurrent import futures
-from unittest import mock
 
 import jax
 import numpy as np
@@ -17,7 +15,6 @@ from tests.support import image_folder, naming
 from tests.support.image_folder import FOLDER, same, take
 from vit_jax.data import pipeline, sources
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.reader import Reader
 from vit_jax.errors import UserError
 
 DIGITS = 'random_affine(degrees=10, translate=0.1)|flip_lr|value_range(-1, 1)'
@@ -263,22 +260,6 @@ def test_a_label_out_of_range_met_on_reading(monkeypatch):
 
 
 # --- ends --------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.isdir('/proc/self/task'), reason='needs Linux')
-def test_what_is_prepared_reads_nothing_and_gives_the_same_batches(folder):
-  args = cases(folder)['encoded']
-  plain, prepared = pipeline.train(*args), pipeline.train(*args)
-  with mock.patch.object(
-    Reader, '_read', autospec=True, side_effect=Reader._read
-  ) as read:
-    prepared.prepare()
-    futures.wait(prepared._reader._prepared)
-    read.assert_not_called()
-    for _ in range(2):  # what was prepared, and without it
-      same(take(prepared.iterate(3), 2), take(plain.iterate(3), 2))
-    read.assert_called()
 
 
 @pytest.mark.thorough

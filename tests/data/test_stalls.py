@@ -41,20 +41,18 @@ def bad_of(root, tmp_path, **options) -> dict[str, str]:
   }
 
 
-@pytest.mark.slow
 def test_only_regular_files_are_opened(folder, tmp_path):
   os.mkfifo(folder / 'train/a/fifo.png')
   (folder / 'train/a/zero.png').symlink_to('/dev/zero')
   (folder / 'train/a/self.png').symlink_to('self.png')
   (folder / 'train/a/self').symlink_to('self')
   got = bad_of(folder, tmp_path)
-  assert re.search(naming('FIFO', 'regular file'), got.pop('fifo.png'))
-  assert re.search(naming('device', 'regular file'), got.pop('zero.png'))
+  assert 'regular file' in got.pop('fifo.png')
+  assert 'regular file' in got.pop('zero.png')
   assert 'symbolic links' in got.pop('self.png')
   assert not got
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('limit', [None, 5_000])
 def test_files_that_are_too_large(folder, tmp_path, limit):
   size = 6 << 30 if limit is None else 5_001
@@ -70,12 +68,10 @@ def test_files_that_are_too_large(folder, tmp_path, limit):
 
 
 def test_a_limit_is_for_files():
-  for limit, facts in ((0, (0,)), (5, ('digits', 'arrays'))):
-    with pytest.raises(UserError, match=naming(f'max_file_bytes={limit}', *facts)):
-      pipeline.train('digits', 'train', 'value_range(-1, 1)', 8, max_file_bytes=limit)
+  with pytest.raises(UserError, match=naming('max_file_bytes=5', 'digits', 'arrays')):
+    pipeline.train('digits', 'train', 'value_range(-1, 1)', 8, max_file_bytes=5)
 
 
-@pytest.mark.slow
 def test_names_that_are_not_utf8(folder, tmp_path):
   data = (folder / 'train/a/0.png').read_bytes()
   odd = os.fsencode(folder) + b'/train/caf\xe9'
@@ -85,9 +81,7 @@ def test_names_that_are_not_utf8(folder, tmp_path):
       file.write(data)
   with open(odd + b'/z\xff.png', 'wb') as file:
     file.write(data[:20])
-  for keep in (True, True, False):
-    got = bad_of(folder, tmp_path, source_options={'keep_listing': keep})
-    assert list(got) == [os.fsdecode(b'z\xff.png')]
+  assert list(bad_of(folder, tmp_path)) == [os.fsdecode(b'z\xff.png')]
   source = pipeline.train(str(folder), 'train', PP, 8).source
   assert source.class_names == ['a', 'b', os.fsdecode(b'caf\xe9')]
   assert np.bincount(source.labels).tolist() == [6, 6, 3]
@@ -99,10 +93,11 @@ def test_a_file_that_changes_into_a_fifo(tmp_path, monkeypatch):
   regular = os.stat(path)
   path.unlink()
   os.mkfifo(path)
-  monkeypatch.setattr(image_file.os, 'stat', lambda _: regular)
-  with pytest.raises(BadImage, match='FIFO'):
-    image_file.read(path)
-  assert stalls.under_way() == []
+  with monkeypatch.context() as patch:
+    patch.setattr(image_file.os, 'stat', lambda _: regular)
+    with pytest.raises(BadImage, match='regular file'):
+      image_file.read(path)
+  assert not stalls._UNDER_WAY
 
 
 def test_a_stall_names_the_file(folder, monkeypatch, capfd):
@@ -137,10 +132,9 @@ def test_a_stall_names_the_file(folder, monkeypatch, capfd):
   thread.join()
   assert re.search(r'No batch of data for \d+ s\. Being read: ', said[0])
   assert said[0].count(line) > 1
-  assert stalls.under_way() == []
+  assert not stalls._UNDER_WAY
 
 
-@pytest.mark.slow
 def test_no_line_where_nothing_stalls(capfd):
   batches = stalls.watched(iter(range(2)), after=0.5)
   for _ in batches:

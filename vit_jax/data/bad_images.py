@@ -1,7 +1,7 @@
-"""Images that cannot be decoded: reported once each, and too many of them an end.
+"""Images that cannot be decoded: each is reported once, and too many end the run.
 
-Their place in the order stays, blank and with mask 0, so that all others stay where
-they are.
+Such an image keeps its place in the order, blank and with mask 0, so that all others stay
+where they are.
 """
 
 import contextlib
@@ -14,16 +14,16 @@ from vit_jax import files
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
-# One pipeline of a run writes at a time: training and evaluations share the file.
+# Training and evaluations share the file; one pipeline of a run writes at a time.
 _LOCK = threading.Lock()
 
 
 def limit(num_examples: int, fraction: float | None) -> int:
   """Returns how many bad images of a split a run accepts.
 
-  By default 0.1 %: more says that something is wrong with the data, not with a few
-  files. But at least 20, because a person's folder of a hundred photographs has its
-  handful of broken files; and never more than half.
+  By default 0.1 %: more mean that something is wrong with the data, not with a few files.
+  But at least 20, because a folder of a hundred photographs has its handful of broken
+  files; and never more than half.
   """
   if fraction is not None:
     return int(fraction * num_examples)
@@ -33,22 +33,19 @@ def limit(num_examples: int, fraction: float | None) -> int:
 class BadImages:
   """Counts a split's bad images, and appends each to a file of JSON lines.
 
-  A line: {"path", "reason", "source"}; one line for each path, also over restarts and
+  A line is {"path", "reason", "source"}; each path has one line, also over restarts and
   over the pipelines of a run that share the file.
   """
 
   def __init__(self, source: Source, max_fraction: float | None, log: str | None):
-    if max_fraction is not None and not 0 <= max_fraction <= 1:
-      raise UserError(f'max_bad_fraction={max_fraction!r} must be between 0 and 1.')
-    self._source = source
+    self._source, self._log = source, log
     self._limit = limit(len(source), max_fraction)
-    self._log = log
-    self._seen: set[int] = set()
+    self._indices: set[int] = set()
 
   @property
   def count(self) -> int:
-    """Different bad images met so far."""
-    return len(self._seen)
+    """Number of different bad images so far."""
+    return len(self._indices)
 
   def add(self, index: int, reason: Callable[[], str]) -> None:
     """Reports an example, if it is new.
@@ -56,9 +53,9 @@ class BadImages:
     Raises:
       UserError: when there are more of them than accepted.
     """
-    if index in self._seen:
+    if index in self._indices:
       return
-    self._seen.add(index)
+    self._indices.add(index)
     path, why = self._source.name_of(index), reason()
     if self._log:
       _append(self._log, {'path': path, 'reason': why, 'source': self._source.name})
@@ -74,7 +71,8 @@ class BadImages:
 def read_log(path) -> list[dict]:
   """Returns the entries of a log, [] if it does not exist; damaged lines are left out."""
   try:
-    return _entries(files.path(path).read_bytes())
+    with files.outages(path):
+      return _entries(files.path(path).read_bytes())
   except FileNotFoundError:
     return []
 
@@ -91,22 +89,17 @@ def _entries(data: bytes) -> list[dict]:
 
 def _append(log: str, entry: dict) -> None:
   with _LOCK:
-    if files.is_url(log):  # replaced as a whole; of two processes at once the last wins
-      log = files.path(log)
-      with files.outages(log):
-        data = log.read_bytes() if log.exists() else b''
-        if line := _addition(data, entry):
-          files.replace(log, data + line)
+    if files.is_url(log):  # objects are replaced as a whole
+      entries = read_log(log)
+      if entry['path'] not in {line['path'] for line in entries}:
+        lines = [json.dumps(line) + '\n' for line in [*entries, entry]]
+        with files.outages(log):
+          files.replace(log, ''.join(lines))
       return
     # One write of a whole line: a kill leaves all of it or nothing.
     file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     with open(file, 'r+b', buffering=0) as opened:
-      opened.write(_addition(opened.readall(), entry))
-
-
-def _addition(data: bytes, entry: dict) -> bytes:
-  """Returns what lists an entry in a log that holds `data`; b'' if its path is listed."""
-  if entry['path'] in {line['path'] for line in _entries(data)}:
-    return b''
-  torn = data and not data.endswith(b'\n')
-  return (b'\n' if torn else b'') + (json.dumps(entry) + '\n').encode()
+      data = opened.readall()
+      if entry['path'] not in {line['path'] for line in _entries(data)}:
+        torn = data and not data.endswith(b'\n')
+        opened.write((b'\n' if torn else b'') + (json.dumps(entry) + '\n').encode())

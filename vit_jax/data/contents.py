@@ -1,4 +1,4 @@
-"""What a source holds, in a line for the person, and likely mistakes in it."""
+"""A description of a source in one line, and likely mistakes in its data."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ FEW = 5
 # Below this, chance moves an accuracy by more than most changes to a model do: of 100
 # images that are right with probability 0.5 to 0.9, by 3 to 5 % (one standard deviation).
 FEW_TO_EVALUATE = 100
-_NAMED = 5  # at most, of the classes or extensions in a line
+_NAMED = 5  # Classes or extensions in a line, at most.
 
-_HOW = {
+_CONVERSIONS = {
   ('.heic', '.heif'): 'HEIC is read once pillow-heif is installed (pip install '
   "'vit_jax[heif]'); or convert the files: magick mogrify -format jpg *.heic",
   ('.svg', '.svgz'): 'SVG is a drawing, not pixels: magick mogrify -format png *.svg',
@@ -36,28 +36,24 @@ def describe(source, split: str) -> str:
     text += f'; left out: {files(source.left_out)}'
   if source.misplaced:
     text += f'; in no class: {files(source.misplaced)}'
-  if source.remarks:
-    text += f'; {source.remarks}'
-  return text
+  return f'{text}; {source.remarks}' if source.remarks else text
 
 
 def warnings(source) -> list[str]:
   """Returns a line for each likely mistake in the data that a run trains on."""
   lines = []
   counts = _counts(source)
-  if counts is not None and source.class_names:
+  if counts is not None and source.class_names and (counts < FEW).any():
     few = [
-      (source.class_names[i], int(counts[i])) for i in np.flatnonzero(counts < FEW)
+      f'{source.class_names[i]!r} ({counts[i]})' for i in np.where(counts < FEW)[0]
     ]
-    if few:
-      named = [f'{name!r} ({count})' for name, count in few[:_NAMED]]
-      more = f' and {len(few) - _NAMED} more' if len(few) > _NAMED else ''
-      lines.append(
-        f'{source.name}: {"classes" if len(few) > 1 else "a class"} of under {FEW} '
-        f'images: {", ".join(named)}{more}.'
-      )
+    lines.append(
+      f'{source.name}: {"classes" if len(few) > 1 else "a class"} of under {FEW} images: '
+      f'{_some(few)}.'
+    )
   if hint := how_to_convert(source.left_out):
-    there = {k: n for k, n in source.left_out.items() if any(k in e for e in _HOW)}
+    endings = {e for known in _CONVERSIONS for e in known}
+    there = {k: n for k, n in source.left_out.items() if k in endings}
     lines.append(f'{source.name}: {files(there)} left out.{hint}')
   pictures = {k: n for k, n in source.misplaced.items() if k in listing.extensions()}
   if pictures:
@@ -69,41 +65,45 @@ def warnings(source) -> list[str]:
 
 
 def warnings_evaluated(source, split: str) -> list[str]:
-  """Returns at most one line, on a set that says little of what is evaluated on it."""
-  found = []
+  """Returns at most one line, if the split is too small or lacks classes."""
+  notes = []
   if len(source) < FEW_TO_EVALUATE:
     each = f'one image is {1 / len(source):.1%} of an accuracy'
-    found.append(f'only {len(source)} images to evaluate on, {each}')
+    notes.append(f'only {len(source)} images to evaluate on, {each}')
   counts = _counts(source)
   if counts is not None and source.class_names and not counts.all():
-    lacks = [source.class_names[i] for i in np.flatnonzero(counts == 0)]
-    more = f' and {len(lacks) - _NAMED} more' if len(lacks) > _NAMED else ''
-    found.append(f'none of {", ".join(map(repr, lacks[:_NAMED]))}{more}')
-  return [f'{source.name}, {split}: {"; ".join(found)}.'] if found else []
+    lacks = [repr(source.class_names[i]) for i in np.flatnonzero(counts == 0)]
+    notes.append(f'none of {_some(lacks)}')
+  return [f'{source.name}, {split}: {"; ".join(notes)}.'] if notes else []
 
 
 def how_to_convert(left_out: Mapping[str, int]) -> str:
-  """Returns ' HEIC is read once ...' if some of these files can be made readable, or ''.
+  """Returns how to make some of these files readable, ' HEIC is read once ...', or ''.
 
   Args:
     left_out: {extension: files}, as `Source.left_out`.
   """
-  hints = [
-    text for endings, text in _HOW.items() if any(e in left_out for e in endings)
-  ]
-  return ''.join(f' {text}.' for text in hints)
+  return ''.join(
+    f' {text}.'
+    for endings, text in _CONVERSIONS.items()
+    if any(e in left_out for e in endings)
+  )
 
 
 def only(left_out: Mapping[str, int]) -> str:
-  """Returns ' (only 3 .heic)' for files found instead of images, or ''."""
+  """Returns ' (only 3 .heic)' for files in the place of images, or ''."""
   return f' (only {files(left_out)})' if left_out else ''
 
 
 def files(counts: Mapping[str, int]) -> str:
   """Returns '12 .txt, 3 .heic' of {extension: number}, the most frequent first."""
-  most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-  more = f' and {len(most) - _NAMED} more kinds' if len(most) > _NAMED else ''
-  return ', '.join(f'{n:,} {ending}' for ending, n in most[:_NAMED]) + more
+  ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  return _some([f'{n:,} {ending}' for ending, n in ordered], ' kinds')
+
+
+def _some(names: list[str], noun: str = '') -> str:
+  more = f' and {len(names) - _NAMED} more{noun}' if len(names) > _NAMED else ''
+  return ', '.join(names[:_NAMED]) + more
 
 
 def _counts(source) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""Reads the file of an image: a regular file of a sane size."""
+"""Reads the file of an image, if it is a regular file of a sane size."""
 
 import os
 import stat
@@ -12,23 +12,14 @@ MAX_BYTES = 256 << 20
 # Threads that read files at a time: they mostly wait for a disk or a mount.
 READERS = 16
 
-_KINDS = {
-  stat.S_IFIFO: 'a FIFO',
-  stat.S_IFSOCK: 'a socket',
-  stat.S_IFCHR: 'a device',
-  stat.S_IFBLK: 'a device',
-  stat.S_IFDIR: 'a folder',
-}
-
 
 def read(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
   """Returns a file's bytes; `stalls` names the file if reading takes long.
 
-  Other than regular files are not opened: a FIFO would block its reader forever, and a
+  Only regular files are opened, because a FIFO would block its reader forever and a
   device may have no end.
 
   Args:
-    path: of the file.
     max_bytes: the config's data.max_file_bytes; None: 256 MiB.
 
   Raises:
@@ -51,8 +42,7 @@ def read(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
 
 def _check(status: os.stat_result, max_bytes: int | None) -> None:
   if not stat.S_ISREG(status.st_mode):
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), 'a special file')
-    raise BadImage(f'{kind}, not a regular file')
+    raise BadImage(f'not a regular file ({stat.filemode(status.st_mode)})')
   check_size(status.st_size, max_bytes)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from vit_jax.check import INT32, Count, Fraction, Range, Section, Seed
+from vit_jax.check import INT32, Count, Fraction, Range, Section, Seed, reported
 from vit_jax.data import contents, sources, stalls
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.cache import KINDS, attach
@@ -49,12 +49,12 @@ def _build(source, split, options, classes):
 
 
 class Batches(abc.ABC):
-  """What training and evaluation share. Anything wrong is said before TensorFlow loads.
+  """Base of training and evaluation. Mistakes are reported before TensorFlow loads.
 
   Attributes:
-    num_examples: N, of the split.
+    num_examples: N, in the split.
     num_classes, class_names, fingerprint: see `base.Source`.
-    batch_size: of a global batch.
+    batch_size: examples in a global batch.
   """
 
   def __init__(
@@ -92,17 +92,16 @@ class Batches(abc.ABC):
       split: a split expression, such as 'train[:90%]'.
       pp: the string pipeline, see `ops`.
       batch_size: examples in a global batch, over all hosts.
-      seed: of order and augmentation, 0 <= seed < 2**63.
-      num_classes: K; None: in training that of the model, or else as the source says.
-      model_classes: K of a model that is evaluated, where nothing else says it.
+      seed: decides order and augmentation.
+      num_classes: K; None: the model's in training, otherwise the source's.
+      model_classes: K of a model that is evaluated; the last resort.
       source_options: further arguments of the source's class.
       classes: [5, 6, 'cat'], indices or names: keep only the examples of these classes,
         labelled 0, 1, 2 in this order. `split` then counts those examples alone. For
         sources that know labels without reading images; None: all classes. An evaluation
         on the source that a run trains on has those of training.
-      cache: keep images in memory after the first epoch: 'raw', their files, or
-        'decoded', their pixels before the first random op. See `cache`.
-      cache_bytes: bound on what is kept, on each host; None: 4 GiB.
+      cache: 'decoded' keeps pixels before the first random op in memory, see `cache`.
+      cache_bytes: bound on the cache of each host; None: 4 GiB.
       max_file_bytes: larger image files are bad images, and are not read; None: 256 MiB.
       max_bad_fraction: stop when more than this fraction of the split's images cannot
         be decoded; None: see `bad_images.limit`.
@@ -110,17 +109,17 @@ class Batches(abc.ABC):
         are only counted.
       workers: threads that decode; None: as many as help.
       prefetch: batches made ahead.
-      host, hosts: this host, among how many; None: as JAX says.
+      host, hosts: number of this host, and of all; None: those of JAX.
 
     Raises:
-      UserError: for anything wrong in the arguments, or data that is not there.
+      UserError: for a mistake in the arguments, or missing data.
     """
     registry.parse(pp)  # before a source that may take long to open
     self.source = _build(source, split, source_options or {}, classes)
     self.split = split
     self.num_examples = len(self.source)
-    said = (num_classes, self.source.num_classes, model_classes)
-    self.num_classes = next((k for k in said if k is not None), None)
+    counts = (num_classes, self.source.num_classes, model_classes)
+    self.num_classes = next((k for k in counts if k is not None), None)
     self.class_names = self.source.class_names
     self.batch_size = batch_size
     self._check_classes()
@@ -131,10 +130,12 @@ class Batches(abc.ABC):
 
       host, hosts = jax.process_index(), jax.process_count()
     self._first, size = host_slice(batch_size, host, hosts)
-    self._preprocess = Preprocess(pp, self.source, self.num_classes)
+    with reported(f'pp {pp!r}'):
+      self._preprocess = Preprocess(pp, self.source, self.num_classes)
     reading, order = self._open(seed, host, hosts)
     self.fingerprint = reading.fingerprint
-    cached = attach(reading, self._preprocess, cache, cache_bytes)
+    with reported('config.data'):
+      cached = attach(reading, self._preprocess, cache, cache_bytes)
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
     self._reader = Reader(
       *cached,
@@ -151,8 +152,6 @@ class Batches(abc.ABC):
       raise UserError(
         f'{self.source.name} does not say how many classes it has: set num_classes.'
       )
-    if not isinstance(self.num_classes, int) or self.num_classes < 1:
-      raise UserError(f'num_classes={self.num_classes!r} must be a positive integer.')
     for part, offset in self.source.parts():
       base.check_labels(part, self.num_classes, offset)
 
@@ -166,7 +165,7 @@ class Batches(abc.ABC):
       source.max_file_bytes = max_file_bytes
 
   def classes_of(self, name: str) -> tuple[int, list[str] | None]:
-    """Returns (K, their names or None) of the classes that a feature holds."""
+    """Returns (K, names or None) of the classes that a feature holds."""
     own = own_classes(self.source.features, name)
     return (len(own), own) if own else (self.num_classes, self.class_names)
 
@@ -207,10 +206,6 @@ class Batches(abc.ABC):
       key: jax.ShapeDtypeStruct((self.batch_size, *shape), dtype)
       for key, (shape, dtype) in shapes.items()
     }
-
-  def prepare(self) -> None:
-    """Sets up the next `iterate` in a thread; reads nothing yet."""
-    self._reader.prepare()
 
   def on_device(self, batch: dict) -> dict:
     """Finishes a batch inside jit: images uint8 -> float32 in pp's value range."""

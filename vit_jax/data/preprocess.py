@@ -12,7 +12,7 @@ from vit_jax.data.ops import decode, registry
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
-# What follows the name of a ragged feature in the name of its length.
+# Ends the name of a feature that holds the length of a ragged one.
 _LENGTH = '/length'
 _RESERVED = {'mask', 'index', 'position', 'u', 'orientation', 'upright'}
 # Cache of `Preprocess.traced`, shared by all pipelines of the process.
@@ -23,28 +23,26 @@ class Preprocess:
   """The ops of `pp`, split into those of the host, of the label, of the device.
 
   Attributes:
-    on_host: ops run by TensorFlow. A last `value_range` on uint8 images is not among
-      them: uint8 travels to the device, a quarter of the bytes.
+    on_host: ops run by TensorFlow. A last `value_range` on uint8 images is left to the
+      device, because uint8 is a quarter of the bytes to copy there.
     on_device: that `ops.ValueRange`, or None.
-    label: the form of the labels, see `labels`; None where none is of a whole image.
+    label: the form of the labels, see `labels`; None: images as a whole have no label.
     draws: how many random numbers each random op takes, in order.
-    inputs: {name: (shape, dtype)} of what an example is to the ops; dtype None: bytes.
+    inputs: {name: (shape, dtype)} of an example as the ops take it; dtype None: bytes.
     one_by_one: whether ops see one example at a time, as encoded images and features
       of different lengths need, or arrays of many at once.
   """
 
   def __init__(self, pp: str, source: Source, num_classes: int):
-    """Raises UserError where pp is wrong, or does not fit the source."""
+    """Raises ValueError where `pp` is wrong, or does not fit the source."""
     self.pp, self._source = pp, source
     ops = registry.parse(pp)
     label_ops = [op for op in ops if op.kind == 'label']
     ops = [op for op in ops if op.kind == 'image']
     names = [op.name for op in ops if 'image' in op.maps]
     if source.image_shape is None and names[:1] != ['decode']:
-      raise UserError(
-        f"pp {pp!r}: {source.name} holds encoded images: begin with 'decode'."
-      )
-    registry.check_images(pp, names)
+      raise ValueError(f"{source.name} holds encoded images: begin with 'decode'")
+    registry.check_images(names)
     self.label = self._label_form(label_ops, num_classes)
     features = {
       k: f for k, f in source.features.items() if not isinstance(f, LabelFeature)
@@ -63,34 +61,31 @@ class Preprocess:
       self.on_device = ops.pop(last).apply
     self.on_host = ops
     self._target = registry.target_of_decode(ops)
-    # Never nothing: TensorFlow 2.21's unbatch crashes on rows of no elements.
+    # At least one number: TensorFlow 2.21's unbatch crashes on rows of no elements.
     self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
 
   def _label_form(self, ops, num_classes):
     if len(ops) > 1:
-      raise UserError(f'pp {self.pp!r}: more than one op for labels: {ops[1].text}.')
+      raise ValueError(f'more than one op for labels: {ops[1].text}')
     feature = self._source.features.get('label')
-    if not isinstance(feature, LabelFeature):
-      if ops:
-        raise UserError(
-          f'pp {self.pp!r}: {ops[0].text} is for labels of whole images, which '
-          f'{self._source.name} does not have.'
-        )
-      return None
-    try:
+    if isinstance(feature, LabelFeature):
       return labels.form(feature, ops[0].apply if ops else None, num_classes)
-    except ValueError as error:
-      raise UserError(f'pp {self.pp!r}: {error}.') from None
+    if ops:
+      raise ValueError(
+        f'{ops[0].text} is for labels of whole images, which {self._source.name} does '
+        'not have'
+      )
+    return None
 
   def _check_located(self, ops, features) -> None:
     located = [k for k, f in features.items() if isinstance(f, Feature) and f.located]
     for op in ops:
       left = [name for name in located if name not in op.maps]
       if 'image' in op.maps and not op.keeps_positions and left:
-        raise UserError(
-          f'pp {self.pp!r}: {op.text} moves pixels, but not the {" and ".join(left)} of '
+        raise ValueError(
+          f'{op.text} moves pixels, but not the {" and ".join(left)} of '
           f'{self._source.name}: leave it out, let it map them too (maps=), or register '
-          'it with keeps_positions=True if no pixel moves.'
+          'it with keeps_positions=True if no pixel moves'
         )
 
   def _inputs_of(self, name, feature) -> dict:
@@ -106,11 +101,7 @@ class Preprocess:
   # --- in NumPy ----------------------------------------------------------------------
 
   def row(self, example: dict, index: int) -> dict:
-    """Returns what `inputs` says of an example that the source has read.
-
-    Raises:
-      BadImage: for an image that will not be decoded.
-    """
+    """Returns an example of the source as `inputs`; BadImage if it will not be decoded."""
     row = {'image': example['image'], **self.others(example)}
     if self._source.image_shape is None:
       check_size(len(example['image']), self._source.max_file_bytes)
@@ -120,7 +111,7 @@ class Preprocess:
     return row
 
   def others(self, example: dict) -> dict:
-    """Returns what of `row` does not concern the image."""
+    """Returns the features of a row apart from the image."""
     out = {name: example[name] for name in self._others}
     return out | {name + _LENGTH: len(example[name]) for name in self._ragged}
 
@@ -130,11 +121,11 @@ class Preprocess:
     """Runs the host's ops on the tensors of one example.
 
     Args:
-      row: as `inputs` says; a ragged feature has any length from its own on.
+      row: see `inputs`; a ragged feature may be padded.
       u: float32 [sum(draws)].
 
     Returns:
-      All features but a `LabelFeature`, and what ops add.
+      All features except a `LabelFeature`, and those that ops add.
     """
     if self._source.image_shape is not None:
       return self.resume(row['image'], row, u)

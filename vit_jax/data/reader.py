@@ -8,7 +8,6 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent import futures
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from vit_jax.errors import BadImage, UserError
 # TensorFlow's errors contain '{{function_node ...}} ' and ' [Op:DecodeImage] name: '.
 _OPS_NOTES = re.compile(r'\{\{.*?\}\} ?| ?\[Op:\w+\]( name: ?)?')
 
-# Bytes of arrays that are read at once.
+# Bytes in a chunk of arrays.
 _ARRAY_CHUNK_BYTES = 1 << 24
 
 # TensorFlow's threads call Python: they must be idle before the interpreter ends, or
@@ -67,23 +66,12 @@ class Reader:
       self._chunk = max(1, _ARRAY_CHUNK_BYTES // size)
     self._starting = threading.Lock()
     self._start: tuple = ()
-    self._prepared: list[futures.Future] = []
-
-  def prepare(self) -> None:
-    """Has the next `batches` set up in a thread, beside what the caller does meanwhile.
-
-    TensorFlow takes 0.3 s to rewrite the data set's graph. Nothing is read before the
-    first batch is asked for.
-    """
-    thread = futures.ThreadPoolExecutor(1)
-    self._prepared.append(thread.submit(self._set_up))
-    thread.shutdown(wait=False)
 
   def batches(self, positions: Iterator[np.ndarray]) -> Iterator[dict]:
-    """Yields a batch for each positions, int64 [batch_size].
+    """Yields a batch for each array of positions, int64 [batch_size].
 
-    It has the features, 'mask' float32, 'index' and 'position' int64 [batch_size]. Close
-    it to stop its threads; at the interpreter's exit all are closed.
+    A batch has the features, 'mask' float32, 'index' and 'position' int64 [batch_size].
+    Close the iterator to stop its threads; at the interpreter's exit all are closed.
     """
     stream = self._stream(positions)
     _STREAMS.add(stream)
@@ -93,16 +81,12 @@ class Reader:
     failure: list[Exception] = []
     with self._starting:  # the data set calls `_chunks` before its first batch
       self._start = (positions, failure)
-      prepared = self._prepared.pop() if self._prepared else None
-      batches = prepared.result() if prepared else self._set_up()
+      batches = self._dataset.as_numpy_iterator()
       first = list(itertools.islice(batches, 1))
     yield from first
     yield from batches
     if failure:
       raise failure[0]
-
-  def _set_up(self):
-    return self._dataset.as_numpy_iterator()
 
   @functools.cached_property
   def _dataset(self):
@@ -153,14 +137,14 @@ class Reader:
       failure.append(error)
 
   def _read(self, positions: np.ndarray) -> dict:
-    """Returns a chunk: what `self._signature` says."""
+    """Returns a chunk, see `self._signature`."""
     indices = self._order.indices(positions)
     real = np.flatnonzero(indices >= 0)
     examples = self._source.read_at(positions[real], indices[real])
-    rows, at = [], []  # of those that can be read, and where in the chunk they are
+    rows, at = [], []  # examples that can be read, and their places in the chunk
     for i, example in zip(real.tolist(), examples, strict=True):
       if 'error' not in example:
-        # `diagnose` says why, when its batch is used.
+        # `diagnose` finds the reason when the batch is used.
         with contextlib.suppress(BadImage):
           rows.append(self._preprocess.row(example, indices[i]))
           at.append(i)
@@ -201,7 +185,7 @@ class Reader:
           )
 
   def diagnose(self, position: int) -> str:
-    """Returns why the image at a position was masked, by trying once more."""
+    """Returns the reason why the image at a position was masked, by reading it again."""
     tf = lazy_tf.load()
     (index,) = self._order.indices(np.array([position]))
     (example,) = self._source.read(np.array([index]))

@@ -1,7 +1,7 @@
-"""A string pipeline without TensorFlow, for one image and for a batch: for prediction.
+"""String pipelines for prediction, without TensorFlow.
 
-Pillow decodes, as `decode(precise=True)` does; the ops that draw no random numbers are
-run in NumPy.
+Pillow decodes, as `decode(precise=True)` does; the ops that draw no random numbers run in
+NumPy.
 """
 
 import io
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax.check import reported
 from vit_jax.data import image_file
 from vit_jax.data.ops import registry
 from vit_jax.data.ops.decode import GAP, probe
@@ -17,41 +18,45 @@ from vit_jax.errors import BadImage, UserError
 
 
 class SingleImage:
-  """Images in files, bytes or arrays to float32 [H, W, C].
+  """Maps images in files, bytes or arrays to float32 [H, W, C].
+
+  Ops that do not concern the image are skipped.
 
   Args:
     pp: ops as in a config, such as 'decode|resize(224)|value_range(-1, 1)'.
-    masks: whether the caller takes the mask that `canvas` adds, see `features`.
-
-  Ops that do not concern the image are passed over.
+    masks: whether the caller reads the mask that `canvas` adds, see `features`.
 
   Attributes:
     pads: whether an op of `pp` adds a mask of padding.
 
   Raises:
-    UserError: for a malformed pipeline, an op of training, or one that pads images where
-      their masks are not taken.
+    UserError: for a malformed pipeline, an op of training, or one that pads images if
+      their masks are not read.
   """
 
   def __init__(self, pp: str, masks: bool = False):
     ops = registry.parse(pp)
     ops = [op for op in ops if op.kind == 'image' and 'image' in op.maps]
-    for op in ops:
-      if op.numpy is None:
-        raise UserError(
-          f'pp {pp!r}: {op.name} has no NumPy form, as ops of training have none. Give '
-          "the pp of an evaluation, such as 'decode|resize(224)|value_range(-1, 1)'."
-        )
-      if 'image_mask' in op.maps and not masks:
-        raise UserError(
-          f'pp {pp!r}: {op.text} pads images, and the model needs the mask of the '
-          'padding: use detection.inference.inputs(loaded, images), which gives both.'
-        )
-    registry.check_images(pp, [op.name for op in ops])
+    with reported(f'pp {pp!r}'):
+      self._check(ops, masks)
     self.pp = pp
     self.pads = any('image_mask' in op.maps for op in ops)
     self.steps: list[Callable] = [op.numpy for op in ops]
     self._target = registry.target_of_decode(ops)
+
+  def _check(self, ops, masks: bool) -> None:
+    for op in ops:
+      if op.numpy is None:
+        raise ValueError(
+          f'{op.name} is an op of training, which has no NumPy form. Use the pp of an '
+          "evaluation, such as 'decode|resize(224)|value_range(-1, 1)'"
+        )
+      if 'image_mask' in op.maps and not masks:
+        raise ValueError(
+          f'{op.text} pads images, and the model needs the mask of the padding: use '
+          'detection.inference.inputs(loaded, images), which returns both'
+        )
+    registry.check_images(op.name for op in ops)
 
   def __call__(self, image) -> np.ndarray:
     """Returns float32 [H, W, C].
@@ -60,28 +65,28 @@ class SingleImage:
       image: a path, bytes, a PIL image, or uint8 [H, W] or [H, W, C].
 
     Raises:
-      BadImage: for what cannot be read, or is smaller than a crop.
+      BadImage: for an image that cannot be read, or is smaller than a crop.
     """
     return self.features(image)['image']
 
   def features(self, image) -> dict:
-    """Returns 'image' float32 [H, W, C], and what belongs to it.
+    """Returns 'image' float32 [H, W, C], 'size' and perhaps 'image_mask'.
 
-    That is 'size', (height, width) of the image as it was, in pixels, upright; and where it
-    lies on a canvas 'image_mask' uint8 [H, W], 0 for padding. Argument and errors as above.
+    'size' is (height, width) of the original image in pixels, upright. On a canvas,
+    'image_mask' uint8 [H, W] is 0 for padding. Argument and errors: see `__call__`.
     """
     x, size = _pixels(image, self._target)
     out = {'image': x, 'size': size}
     for step in self.steps:
-      found = step(out['image'])
-      out |= found if isinstance(found, dict) else {'image': found}
+      result = step(out['image'])
+      out |= result if isinstance(result, dict) else {'image': result}
     return {**out, 'image': np.asarray(out['image'], np.float32)}
 
 
 def batch(images: Iterable, pp: str) -> np.ndarray:
-  """Returns images as a model takes them, float32 [B, H, W, C].
+  """Returns a batch for a model, float32 [B, H, W, C].
 
-  Args and errors as of `features`, and UserError for a pipeline that pads.
+  Arguments and errors: see `features`; also UserError for a pipeline that pads.
   """
   return _batch(images, SingleImage(pp), pp)['image']
 
@@ -99,16 +104,16 @@ def features(images: Iterable, pp: str) -> dict[str, np.ndarray]:
   Raises:
     UserError: for one image where several are expected, no image, or a pipeline that
       leaves them of different sizes.
-    BadImage: for an image that cannot be read, or an array that is not an image: floats,
-      or channels first. It tells the number of the image.
+    BadImage: for an image that cannot be read, or an array that is not an image (floats,
+      or channels first), with the number of the image.
   """
   return _batch(images, SingleImage(pp, masks=True), pp)
 
 
 def pixels(image) -> np.ndarray:
-  """Returns an image as it is, uint8 [H, W, C], C 1 or 3, upright.
+  """Returns the pixels of an image, uint8 [H, W, C], C 1 or 3, upright.
 
-  Argument and errors as of `SingleImage.__call__`.
+  Argument and errors: see `SingleImage.__call__`.
   """
   return _pixels(image, None)[0]
 
@@ -144,10 +149,10 @@ def _batch(images: Iterable, preprocess: SingleImage, pp: str) -> dict:
 def _pixels(
   image, target: tuple[int, int] | None
 ) -> tuple[np.ndarray, tuple[int, int]]:
-  """Returns (uint8 [H, W, C], C 1 or 3, upright, its height and width before a reduction).
+  """Returns upright pixels uint8 [H, W, C], C 1 or 3, and the original (height, width).
 
   Args:
-    target: see `decode.decode`: a JPEG may be decoded smaller than it is.
+    target: see `decode.decode`: a JPEG may be decoded at a reduced size.
   """
   from PIL import Image, ImageOps
 

@@ -1,7 +1,6 @@
-"""Stalled input: which files are being read, and for how long.
+"""Stalled input: a line on stderr with the files that are being read, and since when.
 
 A dead mount blocks its reader in the kernel, for hours or forever, without an error.
-Readers note which files they open, and a run that waits for their batches names them.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 
 from vit_jax import terminal
 
-AFTER = 30.0  # seconds without a batch until it is said
+AFTER = 30.0  # Seconds without a batch before the first line.
 _NAMED = 3
 
 _NUMBERS = itertools.count()
@@ -31,19 +30,10 @@ def reading(name: str | os.PathLike) -> Iterator[None]:
     del _UNDER_WAY[number]
 
 
-def under_way() -> list[tuple[str, float]]:
-  """Returns (name, seconds) of files being read now, the longest first."""
-  now = time.monotonic()
-  files = list(_UNDER_WAY.values())  # one operation: other threads add and remove
-  files.sort(key=lambda file: file[0])
-  return [(str(name), now - start) for start, name in files]
-
-
 def watched(batches: Iterator, after: float = AFTER) -> Iterator:
-  """Yields from `batches`, and says on stderr when one takes long to come.
+  """Yields from `batches`; a thread prints a line whenever one takes long to come.
 
-  The first line comes after `after` seconds, each further one after twice the time of the
-  one before. A daemon thread writes them, as the thread that waits is blocked.
+  The first line comes after `after` seconds, each further one after twice the time.
   """
   since: list[float | None] = [None]
   ended = threading.Event()
@@ -55,16 +45,14 @@ def watched(batches: Iterator, after: float = AFTER) -> Iterator:
       if start != last:  # another batch
         due, last = after, start
       if start is not None and (seconds := time.monotonic() - start) > due:
-        terminal.say(_line(seconds))
+        terminal.say(f'No batch of data for {seconds:.0f} s. {_files()}')
         due *= 2
 
   threading.Thread(target=watch, name='stalls', daemon=True).start()
   try:
     while True:
       since[0] = time.monotonic()
-      try:
-        batch = next(batches)
-      except StopIteration:
+      if (batch := next(batches, None)) is None:
         return
       since[0] = None
       yield batch
@@ -72,11 +60,11 @@ def watched(batches: Iterator, after: float = AFTER) -> Iterator:
     ended.set()
 
 
-def _line(seconds: float) -> str:
-  files = under_way()
-  line = f'No batch of data for {seconds:.0f} s.'
+def _files() -> str:
+  now = time.monotonic()
+  files = sorted(list(_UNDER_WAY.values()), key=lambda file: file[0])
   if not files:
-    return f'{line} No file is being read: decoding is slow, or blocked.'
-  said = [f'{name} ({since:.0f} s)' for name, since in files[:_NAMED]]
+    return 'No file is being read: decoding is slow, or blocked.'
+  oldest = [f'{name} ({now - start:.0f} s)' for start, name in files[:_NAMED]]
   more = f', and {len(files) - _NAMED} more' if len(files) > _NAMED else ''
-  return f'{line} Being read: {", ".join(said)}{more}.'
+  return f'Being read: {", ".join(oldest)}{more}.'

@@ -85,7 +85,6 @@ def train(
       resume.check_names(config)
     evals = evaluations.build(config, workdir, mesh, stop)
     _warn(data, evals)
-    data.prepare()
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = _open_weights(config)

@@ -10,10 +10,11 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax.check import FLOAT32, reported
+from vit_jax.errors import choose, did_you_mean
 
 # Modules that register ops; they are imported when a pipeline is first read.
 MODULES = (
@@ -29,7 +30,7 @@ MODULES = (
 
 @dataclasses.dataclass(frozen=True)
 class Factory:
-  """A registered op; `make(*args, **kwargs)` gives its function. The rest: see `op`."""
+  """A registered op: `make(*args, **kwargs)` returns its function. The rest: see `op`."""
 
   make: Callable
   draws: int
@@ -44,14 +45,13 @@ class Op:
 
   Attributes:
     text: as written in the pipeline.
-    args, kwargs: as parsed from the text.
-    apply: its function, see `op`; so are the others.
+    arguments: all arguments by name, defaults included.
+    apply: the op's function, see `op`, which also explains the other attributes.
   """
 
   name: str
   text: str
-  args: tuple
-  kwargs: dict[str, Any]
+  arguments: dict[str, Any]
   apply: Callable
   draws: int
   kind: str
@@ -64,13 +64,13 @@ class Op:
       return {**features, 'image': self.apply(features['image'], u)}
     mapped = {name: features[name] for name in self.maps if name in features}
     changed = self.apply(mapped, u)
-    # One left out would stay as it was: boxes in place, under an image that moved.
+    # Boxes that an op forgot would stay in place, under an image that moved.
     assert changed.keys() >= mapped.keys(), f'{self.name}: gives {list(changed)}'
     return {**features, **changed}
 
   @property
   def numpy(self) -> Callable | None:
-    """The op for one NumPy image: image -> image, or {'image': ..., what it adds}."""
+    """The op for one NumPy image: image -> image, or {'image': ..., more features}."""
     return getattr(self.apply, 'numpy', None)
 
   @property
@@ -80,13 +80,6 @@ class Op:
     It then has `box(height, width, u) -> (y, x, h, w)` and `finish(window) -> image`.
     """
     return self.apply if hasattr(self.apply, 'box') else None
-
-  @property
-  def arguments(self) -> dict[str, Any]:
-    """All arguments by name, defaults included."""
-    bound = inspect.signature(OPS[self.name].make).bind(*self.args, **self.kwargs)
-    bound.apply_defaults()
-    return bound.arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +99,6 @@ class Twins:
 
 
 OPS: dict[str, Factory] = {}
-_FLOAT32 = 3.4e38
 
 
 def op(
@@ -135,10 +127,12 @@ def op(
       width: boxes then stay valid without being mapped.
     kind: 'label' for an op on classes: K -> a form of labels, see `data.labels`.
 
-  An op for prediction too, which knows no TensorFlow, returns `Twins` or has a `numpy`.
+  An op that prediction needs too, without TensorFlow, returns `Twins` or has a `numpy`.
   """
 
   def register(make):
+    if name in OPS and OPS[name].make.__module__ != make.__module__:
+      raise ValueError(f'an op {name!r} exists already: choose another name')
     OPS[name] = Factory(make, draws, kind, maps, keeps_positions)
     return make
 
@@ -148,64 +142,60 @@ def op(
 def parse(pp: str) -> tuple[Op, ...]:
   """Returns the ops of a string pipeline; the same objects for the same text.
 
-  Arguments are Python literals, by position or keyword; '|' inside quotes or brackets
-  does not separate ops.
+  Arguments are Python literals, by position or keyword.
 
   Raises:
     UserError: for a malformed pipeline, an unknown op, or wrong arguments.
   """
-  if not isinstance(pp, str):
-    raise UserError(
-      f"data.pp is {pp!r}: expected a string such as 'decode|resize(64)'."
-    )
-  return _parse(pp)
+  with reported(f'data.pp {pp!r}'):
+    if not isinstance(pp, str):
+      raise ValueError("expected a string such as 'decode|resize(64)'")
+    return _parse(pp)
 
 
 @functools.cache
 def _parse(pp: str) -> tuple[Op, ...]:
   for module in MODULES:  # importing registers
     importlib.import_module(module)
-  return tuple(_bind(text.strip(), pp) for text in _pieces(pp)) if pp.strip() else ()
+  return tuple(_bind(text, node) for text, node in _pieces(pp)) if pp.strip() else ()
 
 
 def check(where: str, pp: str, _) -> None:
-  """Refuses a pipeline that gives a model no image; see `config.bind`."""
-  try:
-    ops = [op for op in parse(pp) if op.kind == 'image' and 'image' in op.maps]
-    check_images(pp, [op.name for op in ops])
-  except UserError as error:
-    raise UserError(f'{where}: {error}') from None
+  """Refuses a pipeline that gives a model no image: a rule of `check`."""
+  with reported(where):
+    check_images(
+      op.name for op in parse(pp) if op.kind == 'image' and 'image' in op.maps
+    )
 
 
-def check_images(pp: str, names: list[str]) -> None:
+def check_images(names: Sequence[str]) -> None:
   """Refuses image ops, by their names in order, that give a model no image.
 
   Raises:
-    UserError: for a decode that is not the first, a canvas that is not the last, or other
+    ValueError: for a decode that is not the first, a canvas that is not the last, or other
       than one value_range.
   """
+  names = list(names)
   if 'decode' in names[1:]:
-    raise UserError(f'pp {pp!r}: decode must come first.')
+    raise ValueError('decode must come first')
   if 'canvas' in names and set(names[names.index('canvas') + 1 :]) - {'value_range'}:
-    raise UserError(
-      f'pp {pp!r}: canvas must be the last op on images but value_range: boxes are '
-      'positions in the image without its padding.'
+    raise ValueError(
+      'canvas must be the last op on images but value_range, as boxes are positions in the '
+      'image without its padding'
     )
   if names.count('value_range') != 1:
-    raise UserError(
-      f'pp {pp!r} must have exactly one value_range, such as value_range(-1, 1): models '
-      'expect images in [-1, 1].'
+    raise ValueError(
+      'expected exactly one value_range, such as value_range(-1, 1), because models expect '
+      'images in [-1, 1]'
     )
 
 
 def check_positions(pp: str) -> None:
   """Raises UserError for a pipeline that crops or flips: boxes are of whole images."""
-  for op in parse(pp):
-    if 'image' in op.maps and not op.keeps_positions:
-      raise UserError(
-        f'pp {pp!r}: {op.text} moves pixels, but boxes refer to whole images: leave it '
-        'out.'
-      )
+  with reported(f'pp {pp!r}'):
+    for op in parse(pp):
+      if 'image' in op.maps and not op.keeps_positions:
+        raise ValueError(f'{op.text} moves pixels, but boxes refer to whole images')
 
 
 def target_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:
@@ -219,43 +209,39 @@ def target_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:
   return getattr(ops[1].apply, 'target', None)
 
 
-def _pieces(pp: str) -> list[str]:
-  """Splits at each '|' that is outside quotes and brackets."""
-  pieces, depth, quote, escaped = [''], 0, '', False
-  for char in pp:
-    if quote:
-      if not escaped and char == quote:
-        quote = ''
-      escaped = char == '\\' and not escaped
-    elif char in '"\'':
-      quote = char
-    else:
-      depth += (char in '([{') - (char in ')]}')
-      if char == '|' and depth == 0:
-        pieces.append('')
-        continue
-    pieces[-1] += char
-  return pieces
+def _pieces(pp: str) -> Iterator[tuple[str, ast.expr]]:
+  """Yields the text and the expression of each op: 'a|b(1)' is valid Python."""
+  text = f'({pp.strip()})'
+  try:
+    node = ast.parse(text, mode='eval').body
+  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    raise ValueError(
+      f"not ops with '|' between them: {getattr(error, 'msg', error)}"
+    ) from None
+  nodes = []
+  while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+    nodes.append(node.right)
+    node = node.left
+  for piece in [node, *reversed(nodes)]:
+    yield ast.get_source_segment(text, piece), piece
 
 
-def _bind(text: str, pp: str) -> Op:
-  name, args, kwargs = _call(text, pp)
-  factory = choose('op', name, OPS, f', in pp {pp!r}')
+def _bind(text: str, node: ast.expr) -> Op:
+  name, args, kwargs = _call(text, node)
+  factory = choose('op', name, OPS)
   signature = inspect.signature(factory.make)
   try:
-    signature.bind(*args, **kwargs)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
     apply = factory.make(*args, **kwargs)
   except (TypeError, ValueError) as error:
     wrong = next((k for k in kwargs if k not in signature.parameters), '')
     near = did_you_mean(wrong, signature.parameters) if wrong else ''
-    raise UserError(
-      f'pp: {text} does not fit {name}{signature}: {error}{near}'
-    ) from None
+    raise ValueError(f'{text} does not fit {name}{signature}: {error}{near}') from None
   return Op(
     name,
     text,
-    tuple(args),
-    kwargs,
+    bound.arguments,
     apply,
     draws=getattr(apply, 'draws', factory.draws),
     kind=factory.kind,
@@ -264,10 +250,9 @@ def _bind(text: str, pp: str) -> Op:
   )
 
 
-def _call(text: str, pp: str) -> tuple[str, list[Any], dict[str, Any]]:
+def _call(text: str, node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
   """Returns (name, args, kwargs) of 'name' or 'name(1, key=2)'."""
   try:
-    node = ast.parse(text, mode='eval').body
     if isinstance(node, ast.Name):
       return node.id, [], {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -277,10 +262,9 @@ def _call(text: str, pp: str) -> tuple[str, list[Any], dict[str, Any]]:
     _check_finite([args, kwargs])
     return node.func.id, args, kwargs
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-    reason = error.msg if isinstance(error, SyntaxError) else error
-    raise UserError(
-      f'pp {pp!r}: {text!r} is not an op ({reason}). An op is a name, or a name with '
-      'literal arguments: resize(224, method="bicubic").'
+    raise ValueError(
+      f'{text!r} is not an op ({error}). An op is a name, or a name with literal '
+      'arguments: resize(224, method="bicubic")'
     ) from None
 
 
@@ -292,5 +276,5 @@ def _check_finite(value) -> None:
     for item in value:
       _check_finite(item)
   # NaN compares false.
-  elif isinstance(value, int | float) and not -_FLOAT32 <= value <= _FLOAT32:
+  elif isinstance(value, int | float) and not -FLOAT32 <= value <= FLOAT32:
     raise ValueError(f'{value!r} is not a finite number')

@@ -69,8 +69,7 @@ class Folder(Source):
     self._paths = [path for path, _ in chosen]
     self.labels = np.array([label for _, label in chosen], np.int64)
     self.fingerprint = fingerprint(
-      [*self.class_names, '\0'.join(self._paths).encode(errors='surrogateescape')]
-      + [self.labels.tobytes()]
+      (self.class_names, os.fsencode('\0'.join(self._paths)), self.labels.tobytes())
     )
 
   def __len__(self) -> int:
