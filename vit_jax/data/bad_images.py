@@ -89,7 +89,7 @@ def _entries(data: bytes) -> list[dict]:
 
 def _append(log: str, entry: dict) -> None:
   with _LOCK:
-    if files.is_url(log):  # objects are replaced as a whole
+    if files.is_url(log):  # replaced as a whole; of two processes at once the last wins
       entries = read_log(log)
       if entry['path'] not in {line['path'] for line in entries}:
         lines = [json.dumps(line) + '\n' for line in [*entries, entry]]
