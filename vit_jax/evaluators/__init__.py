@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from jax.sharding import Mesh
 
-from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric, find
 from vit_jax.evaluators.class_match import Classes
 from vit_jax.registry import Registry
@@ -49,16 +48,6 @@ def build(
   if 'model' in inspect.signature(evaluator).parameters:
     args.append(model)
   return evaluator(*args, **section)
-
-
-def check_task(name: str, type: str, task: str) -> None:
-  """Raises UserError for an evaluation that does not read the predictions of a task."""
-  task_of = lambda type: getattr(EVALUATORS[type], 'TASK', task)
-  if task_of(type) != task:
-    raise UserError(
-      f'config.evals.{name}.type={type} is for config.task.name={task_of(type)}; with '
-      f'{task} use one of {[key for key in EVALUATORS if task_of(key) == task]}.'
-    )
 
 
 def metrics(type: str) -> dict[str, Metric]:

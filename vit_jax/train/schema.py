@@ -5,7 +5,17 @@ from typing import Annotated
 
 from vit_jax import config as config_lib
 from vit_jax import evaluators, models, optim, sharding, tasks, tune, weights
-from vit_jax.check import Count, Named, Period, Section, Seed, bind, known_keys, plain
+from vit_jax.check import (
+  Count,
+  Named,
+  Period,
+  Section,
+  Seed,
+  bind,
+  known_keys,
+  plain,
+  reported,
+)
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError, did_you_mean
@@ -31,7 +41,8 @@ def check_model(where: str, section: dict, config: dict) -> None:
 def _check_task(where: str, section: dict, config: dict) -> None:
   Named(tasks.TASKS)(where, section, config)
   if name := config.get('model', {}).get('name'):
-    tasks.check_outputs(section['name'], name, models.family(name))
+    with reported(where):
+      tasks.check_outputs(section['name'], name, models.family(name))
   classes = config.get('model', {}).get('num_classes')
   if classes is not None and not tasks.classifies(config):
     raise UserError(
@@ -120,7 +131,7 @@ def check(config: dict) -> dict:
     for name, section in config['evals'].items()
   }
   for name, section in config['evals'].items():
-    evaluators.check_task(name, section['type'], config['task']['name'])
+    _check_reads(name, section['type'], config['task']['name'])
     if section.get('use_ema') and not optim.keeps_average(config['optim']):
       raise UserError(
         f'config.evals.{name}.use_ema needs config.optim.ema, a decay, or '
@@ -132,6 +143,21 @@ def check(config: dict) -> dict:
   if isinstance(config['resume_allow'], str):
     config['resume_allow'] = config['resume_allow'].split(',')
   return config
+
+
+def _check_reads(name: str, type: str, task: str) -> None:
+  """Raises UserError for an evaluation that does not read the predictions of a task.
+
+  One for another task reads those of a task with the same kind of model and parameters.
+  """
+  kind = lambda name: (t := tasks.TASKS[name]) and (t.CLASSES, t.OUTPUTS, t.OWN)
+  task_of = lambda type: getattr(evaluators.EVALUATORS[type], 'TASK', task)
+  reads = lambda type: kind(task_of(type)) == kind(task)
+  if not reads(type):
+    raise UserError(
+      f'config.evals.{name}.type={type} is for config.task.name={task_of(type)}; with '
+      f'{task} use one of {list(filter(reads, evaluators.EVALUATORS))}.'
+    )
 
 
 def _same_classes(where: str, section: dict, trained: dict) -> dict:

@@ -1,0 +1,48 @@
+"""The config file of docs/guides/extending.md trains: parts of one's own, no line changed."""
+
+import pytest
+
+from tests.support import naming, runs
+from tests.support.documents import blocks
+from vit_jax import config, evaluators, losses, tasks
+from vit_jax.data import sources
+from vit_jax.errors import UserError
+from vit_jax.train import run, schema
+
+PAGE = runs.ROOT / 'docs' / 'guides' / 'extending.md'
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+  """Returns the page's config file; what it registers is gone afterwards."""
+  tables = losses.LOSSES, tasks.TASKS, evaluators.EVALUATORS, sources.SOURCES
+  for table in tables:
+    monkeypatch.setattr(table, '_entries', dict(table._entries))
+  runs.on_one_device(monkeypatch)
+  path = tmp_path / 'mine.py'
+  path.write_text('\n\n'.join(blocks(PAGE, 'py')))
+  return path
+
+
+def test_a_config_file_registers_its_parts(mine, tmp_path):
+  c = config.load(f'{mine}:steps=2')
+  c['model']['mlp_dim'] = 16
+  status, rows = run.train(c, tmp_path / 'run')
+  assert 0.5 <= rows[-1]['sure/confidence'] <= 1
+  assert rows[-1]['sure/examples'] == 64
+  assert rows[-1]['test/loss'] < 0.69  # focal: below the entropy of two classes
+  assert status
+
+
+def test_its_keys_are_checked(mine):
+  c = config.load(str(mine))
+  for assignment, facts in (
+    ('task.rewrad=1', ('config.task.rewrad', 'reward')),
+    ('evals.test.loss=focl', ("'focl'", 'focal')),
+    ('data.source_options={"contrat": 1}', ('contrat', 'contrast')),
+  ):
+    wrong = config.load(str(mine))
+    config.override(wrong, [assignment])
+    with pytest.raises(UserError, match=naming(*facts)):
+      schema.check(wrong)
+  schema.check(c)
