@@ -123,7 +123,7 @@ define install
 endef
 
 $(VENV)/.installed: $(METADATA) | $(BIN)/python
-	$(call install,tf$(comma)plots)
+	$(call install,tf$(comma)plots$(comma)detection)
 	@touch $@
 
 $(VENV)/.installed-dev: $(METADATA) | $(BIN)/python

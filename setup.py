@@ -24,6 +24,7 @@ TENSORFLOW_CPU = 'platform_system == "Linux" and platform_machine == "x86_64"'
 TENSORFLOW_ELSEWHERE = 'platform_system != "Linux" or platform_machine != "x86_64"'
 
 PLOTS = ['matplotlib>=3.8']
+DETECTION = ['pycocotools>=2.0.11']  # COCO's metric, and masks of objects
 HUB = ['huggingface_hub>=0.30']
 HEIF = ['pillow-heif>=0.22']  # HEIC, in which telephones store photographs
 # Material gets critical fixes only (until 2027-05-05, it says). Zensical, which follows it,
@@ -79,6 +80,7 @@ setup(
     'heif': HEIF,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
+    'detection': DETECTION,
     'docs': DOCS,
     'wandb': ['wandb>=0.19'],
     'mlflow': ['mlflow-skinny>=2.16', 'sqlalchemy>=2', 'alembic>=1.13'],
@@ -90,12 +92,12 @@ setup(
       'torch>=2.13',
       'timm>=1.0.31',
       'transformers>=5.23',
-      'pycocotools>=2.0.11',
     ],
     # setuptools is for the tests, which build a wheel.
     'dev': [
       *('pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', 'setuptools>=70.1'),
       *PLOTS,
+      *DETECTION,
       *HUB,
       *HEIF,
       *GCS,

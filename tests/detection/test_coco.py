@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support import coco_files
-from vit_jax.detection.coco import average_precision, files, polygon, rle
+from vit_jax.detection.coco import average_precision, files, rle
 from vit_jax.detection.coco.objects import Detections, Truth
 
 # Sums in another order; measured 0.
@@ -80,6 +80,10 @@ def test_crowds_and_areas():
   # The area is the annotated one.
   got = _one_image([BOX], [1], [BOX], areas=[40**2])
   assert (got['ap_small'], got['ap_medium']) == (-1, ONE)
+  # Both ends of a range belong to it.
+  for area, names in ((32**2, ('small', 'medium')), (96**2, ('medium', 'large'))):
+    got = _one_image([BOX], [1], [BOX], areas=[area])
+    assert [got[f'ap_{name}'] for name in names] == [ONE, ONE]
 
 
 def test_an_annotation_with_id_0_is_an_object(tmp_path):
@@ -97,43 +101,19 @@ def test_an_annotation_with_id_0_is_an_object(tmp_path):
   assert average_precision.measure(truth, found).numbers()['ap'] == ONE
 
 
-def _masks(number=12, size=(7, 9)):
+def test_masks_in_files_are_those_of_pixels():
   rng = np.random.default_rng(0)
-  masks = rng.random((number, *size)) < rng.uniform(0.1, 0.9, (number, 1, 1))
-  masks[0], masks[1] = False, True
-  return masks
-
-
-def test_run_lengths():
-  masks = _masks()
-  runs = [rle.encode(m) for m in masks]
-  for mask, counts in zip(masks, runs, strict=True):
-    np.testing.assert_array_equal(rle.decode(counts, *mask.shape), mask)
-    np.testing.assert_array_equal(rle.of_string(rle.to_string(counts)), counts)
-    assert rle.area(counts) == mask.sum()
-  common = (masks[:, None] & masks[None]).sum((2, 3))
-  np.testing.assert_array_equal(rle.intersections(runs, runs), common)
-  np.testing.assert_array_equal(
-    rle.decode(rle.union(runs[2:6]), *masks[0].shape), masks[2:6].any(0)
+  for mask in rng.random((12, 7, 9)) < rng.uniform(0, 1, (12, 1, 1)):
+    runs = rle.encode(mask)
+    forms = coco_files.runs(mask), runs['counts'].decode()
+    for counts in forms:
+      assert rle.read({'size': [7, 9], 'counts': counts}, 7, 9, 100) == runs
+  # A polygon with corners on pixels' edges holds exactly the pixels inside.
+  square = np.zeros((12, 16), bool)
+  square[1:7, 2:9] = True
+  polygon = [2, 1, 9, 1, 9, 7, 2, 7]
+  assert rle.read([polygon], 12, 16, 100) == rle.encode(square)
+  square[8:10, 2:4] = True
+  assert rle.read([polygon, [2, 8, 4, 8, 4, 10, 2, 10]], 12, 16, 100) == rle.encode(
+    square
   )
-  crowd = np.arange(len(runs)) % 2 == 0
-  whole = np.where(
-    crowd, masks.sum((1, 2))[:, None], (masks[:, None] | masks).sum((2, 3))
-  )
-  np.testing.assert_allclose(
-    rle.iou(runs, runs, crowd), common / np.maximum(whole, 1), rtol=1e-15
-  )
-
-
-def test_polygons():
-  # Corners on pixels' edges: exactly the pixels inside.
-  square = rle.decode(polygon.counts([[2, 1], [9, 1], [9, 7], [2, 7]], 12, 16), 12, 16)
-  want = np.zeros((12, 16), bool)
-  want[1:7, 2:9] = True
-  np.testing.assert_array_equal(square, want)
-  # Parts outside are cut off, and the way around does not matter.
-  corners = np.array([[-5, -4], [6.3, -2], [30, 8.1], [7, 20]])
-  cut = polygon.counts(corners, 12, 16)
-  assert 0 < rle.area(rle.check(cut, 12, 16)) < 12 * 16
-  np.testing.assert_array_equal(cut, polygon.counts(corners[::-1], 12, 16))
-  assert rle.area(polygon.counts(corners + 100, 12, 16)) == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support import coco_files, commands
-from vit_jax.detection.coco import average_precision, rle
+from vit_jax.detection.coco import average_precision
 from vit_jax.detection.tools import coco_ap
 
 
@@ -47,6 +47,9 @@ def test_text(capsys, files):
   assert len(out.splitlines()) == 1 + 12 + 1 + 3
 
 
+MASK = '55j2'  # the run lengths 5, 5, 90, compressed
+
+
 def _truth():
   box = {'image_id': 7, 'category_id': 1, 'bbox': [1, 2, 3, 4], 'area': 12}
   mask = {'size': [10, 10], 'counts': [5, 5, 90]}
@@ -58,7 +61,7 @@ def _truth():
 
 
 def _found():
-  mask = {'size': [10, 10], 'counts': rle.to_string([5, 5, 90])}
+  mask = {'size': [10, 10], 'counts': MASK}
   box = {'image_id': 7, 'category_id': 4, 'bbox': [1, 2, 3, 4], 'score': 0.5}
   return [box, box | {'segmentation': mask}]
 

@@ -25,7 +25,7 @@ def write_golden(folder: Path) -> tuple[Path, Path]:
 
   def masks(key):
     bits = np.unpackbits(z[key], axis=1)[:, : size[0] * size[1]]
-    return [rle.encode(x) for x in bits.reshape(-1, *size)]
+    return list(bits.reshape(-1, *size))
 
   rows = zip(
     *(z[f'gt_{k}'].tolist() for k in ('image', 'category', 'box', 'area', 'crowd')),
@@ -40,9 +40,9 @@ def write_golden(folder: Path) -> tuple[Path, Path]:
       'bbox': box,
       'area': area,
       'iscrowd': crowd,
-      'segmentation': {'size': size, 'counts': counts.tolist()},
+      'segmentation': {'size': size, 'counts': runs(mask)},
     }
-    for i, (image, category, box, area, crowd, counts) in enumerate(rows)
+    for i, (image, category, box, area, crowd, mask) in enumerate(rows)
   ]
   truth = {
     'images': [
@@ -62,11 +62,18 @@ def write_golden(folder: Path) -> tuple[Path, Path]:
       'category_id': category,
       'bbox': box,
       'score': score,
-      'segmentation': {'size': size, 'counts': rle.to_string(counts)},
+      'segmentation': {'size': size, 'counts': rle.encode(mask)['counts'].decode()},
     }
-    for image, category, box, score, counts in rows
+    for image, category, box, score, mask in rows
   ]
   return write(folder / 'G.json', truth), write(folder / 'D.json', found)
+
+
+def runs(mask: np.ndarray) -> list[int]:
+  """Returns the lengths of the runs of a mask, column by column."""
+  pixels = np.asarray(mask, bool).T.reshape(-1)
+  toggles = np.flatnonzero(np.diff(pixels, prepend=False))
+  return np.diff(toggles, prepend=0, append=pixels.size).tolist()
 
 
 def write(path: Path, content) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.detection.coco import polygon, rle
+from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.errors import UserError, one_line
 
@@ -200,13 +200,13 @@ class _Rows:
         f'{where or "the file"} has {len(ids):,}: {shown or "none"}',
       ) from None
 
-  def masks(self, sizes: np.ndarray) -> list[np.ndarray]:
+  def masks(self, sizes: np.ndarray) -> list[dict]:
     """Returns 'segmentation' as run lengths, in images of sizes int [n, 2]."""
     out = []
     for i, value in enumerate(self.values('segmentation')):
       height, width = map(int, sizes[i])
       try:
-        out.append(_mask(value, height, width))
+        out.append(rle.read(value, height, width, _FAR))
       except (*_NOT_A_NUMBER, KeyError) as error:
         raise self._error(
           i,
@@ -249,19 +249,3 @@ _EXPECTED = {
   _side: f'a whole number of pixels up to {_FAR:,}',
   _box: '[left, top, width, height] in pixels, below 1e9, sides of 0 or more',
 }
-
-
-def _mask(value, height: int, width: int) -> np.ndarray:
-  if isinstance(value, dict):
-    if (size := list(value['size'])) != [height, width]:
-      raise ValueError(f'its size is {size}, the image has {[height, width]}')
-    counts = value['counts']
-    text = isinstance(counts, str)
-    counts = rle.of_string(counts) if text else np.array(counts, np.int64)
-    return rle.check(counts, height, width)
-  parts = [np.array(part, np.float64).reshape(-1, 2) for part in value]
-  if not parts or any(len(part) < 3 for part in parts):
-    raise ValueError('a polygon has three corners or more')
-  if not all((np.abs(part) <= _FAR).all() for part in parts):  # NaN compares false
-    raise ValueError(f'a corner is not within {_FAR:,} pixels')
-  return rle.union([polygon.counts(part, height, width) for part in parts])

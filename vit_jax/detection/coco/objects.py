@@ -20,7 +20,7 @@ class Truth:
     boxes: float64 [n, 4], left, top, width, height in pixels.
     areas: float64 [n], as annotated: those of the masks.
     crowd: bool [n], a region with many objects.
-    masks: n run lengths, see `rle`; None if they were not asked for.
+    masks: run lengths of the n masks, see `rle`; None if they were not read.
   """
 
   name: str
@@ -34,7 +34,7 @@ class Truth:
   boxes: np.ndarray
   areas: np.ndarray
   crowd: np.ndarray
-  masks: Sequence[np.ndarray] | None = None
+  masks: Sequence[dict] | None = None
 
   def of_images(self, rows: np.ndarray) -> 'Truth':
     """Returns the truth of some images, by their places, in that order, also twice."""
@@ -70,4 +70,4 @@ class Detections:
   category: np.ndarray
   scores: np.ndarray
   boxes: np.ndarray | None = None
-  masks: Sequence[np.ndarray] | None = None
+  masks: Sequence[dict] | None = None
