@@ -208,7 +208,7 @@ def test_a_run_records_each_start(short_run, tmp_path):
 
   params = {'head': {'bias': np.zeros(3)}, 'body': np.zeros((2, 5))}
   for step in (0, 7):
-    environment.record(tmp_path, step, 'vit_jax train', params, params['head'], 5)
+    environment.record(tmp_path, step, 'vit_jax train', params, params['head'], 5, {})
   first, second = environment.read(tmp_path)
   assert (first['step'], second['step']) == (0, 7)
   assert second['command'] == 'vit_jax train'

@@ -78,16 +78,21 @@ def plan(query: jax.Array, key: jax.Array, bias=None) -> Plan | None:
   vmem = (
     pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
   )  # The compiler has the rest.
-  keys, chosen = key.shape[1], []
-  for size in (_forward_bytes, _backward_bytes):
-    fit = (
+  keys = key.shape[1]
+
+  def block(size) -> Block | None:
+    """Returns the block with the least padding of queries, then the most of them."""
+    fit = [
       Block(n * head, rows)
-      for rows in (queries, *(r for r in (512, 256, 128) if r < queries))
+      for rows in {queries, *(_round_up(-(-queries // k), LANES) for k in range(2, 65))}
       for n in groups
       if n * rows * keys <= _SCORES and size(rows, n * head, keys, added) <= vmem
-    )
-    chosen.append(next(fit, None))
-  return None if None in chosen else Plan(head, *chosen, vmem)
+    ]
+    padded = lambda b: -(-queries // b.rows) * b.rows
+    return min(fit, key=lambda b: (padded(b), -b.rows, -b.lanes), default=None)
+
+  forward, backward = block(_forward_bytes), block(_backward_bytes)
+  return forward and backward and Plan(head, forward, backward, vmem)
 
 
 # Estimates of the on-chip memory that a grid step takes, in bytes. Blocks are bfloat16

@@ -28,6 +28,7 @@ def record(
   params: dict,
   trained: dict,
   temp_bytes: int,
+  kernels: dict,
 ) -> None:
   """Adds this start to the file; of several processes only the first does.
 
@@ -36,6 +37,7 @@ def record(
     command: the command line; None: it was started from Python.
     params, trained: all parameters, and the trained ones; shapes are enough.
     temp_bytes: memory of a step on one device, besides the state and the batch.
+    kernels: 'used', names of fused kernels, and 'verified', see `kernels.verify`.
 
   Raises: OSError.
   """
@@ -62,6 +64,7 @@ def record(
       'trained': count(trained),
     },
     'step_temp_bytes': temp_bytes,
+    'kernels': kernels,
   }
   metrics.write_json(workdir / FILE, [*read(workdir), entry][-_LIMIT:])
 

@@ -12,7 +12,7 @@ from vit_jax.train import metrics, schema
 # Sections and keys that do not change what a step computes: they may differ between
 # a run and its continuation. Devices change results in the last digits only.
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
-NEUTRAL += ('resume_allow', 'resolved')
+NEUTRAL += ('resume_allow', 'resolved', 'kernels')
 NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
 NEUTRAL += ('data.cache', 'data.cache_bytes')
 

@@ -14,6 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax import (
   distributed,
   files,
+  kernels,
   models,
   sharding,
   tasks,
@@ -24,6 +25,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
+from vit_jax.kernels import verify
 from vit_jax.train import (
   environment,
   evaluations,
@@ -101,6 +103,8 @@ def train(
     metrics.write_json(workdir / 'config.json', config)
     params = trainer.abstract_params
     print(progress.parameter_table(params, abstract.params), flush=True)
+    fused = _choose_kernels(config, workdir if resumes else None, trainer)
+    enter(kernels.using(*fused['used']))
     step = trainer.compile()
     if resumes:
       state, _ = saved.restore(abstract, given)
@@ -109,13 +113,29 @@ def train(
       state = trainer.init(given)
     temp_bytes = runtime.memory(step)['temp_bytes']
     environment.record(
-      workdir, int(state.step), command, params, abstract.params, temp_bytes
+      workdir, int(state.step), command, params, abstract.params, temp_bytes, fused
     )
     del source, given  # the state has its own copy
     loop = Loop(config, workdir, state, trainer.task, saved, evals, stop)
     stack.callback(loop.record.close)
     batches = enter(contextlib.closing(data.iterate(loop.step)))
     return loop.run(step, sharding.prefetch(batches, mesh))
+
+
+def _choose_kernels(config: dict, workdir: Path | None, trainer: Trainer) -> dict:
+  """Returns the fused kernels to use and their record, see `environment.record`.
+
+  A run that resumes on devices of the same kind takes those of its last start: a choice
+  by time may fall differently, and would change the last bits of its numbers.
+  """
+  last = environment.read(workdir)[-1:] if workdir else []
+  if config['kernels'] == 'auto' and last:
+    device = jax.devices()[0].device_kind
+    if last[0].get('device') == device and 'kernels' in last[0]:
+      return last[0]['kernels']
+  trace = lambda: jax.eval_shape(trainer.step, trainer.abstract_state, trainer.spec)
+  used, verified = verify.choose(config['kernels'], trace)
+  return {'used': list(used), 'verified': verified}
 
 
 def _check_files(workdir: Path) -> None:

@@ -1,10 +1,10 @@
 """The keys of a run's config, and the code that reads each."""
 
 import inspect
-from typing import Annotated
+from typing import Annotated, Literal
 
 from vit_jax import config as config_lib
-from vit_jax import evaluators, models, optim, sharding, tasks, tune, weights
+from vit_jax import evaluators, kernels, models, optim, sharding, tasks, tune, weights
 from vit_jax.check import (
   Count,
   Named,
@@ -89,6 +89,7 @@ SECTIONS = {
   'evals': dict[str, Annotated[dict, _check_evaluation]],
   'checkpoint': Annotated[dict, _check_checkpoints],
   'log': Annotated[dict, Section(metrics.Log)],
+  'kernels': Literal[kernels.MODES],
   'seed': Seed,
   'max_bad_steps': Count,
   'resume_allow': str | list[str],
@@ -105,6 +106,7 @@ DEFAULTS = {
   'evals': {},
   'checkpoint': {},
   'log': {},
+  'kernels': 'auto',  # fused kernels that prove themselves on the device at hand
   'seed': 0,
   'max_bad_steps': 10,  # non-finite steps in a row before the run gives up
   'resume_allow': [],  # config keys that may differ from those of the run resumed

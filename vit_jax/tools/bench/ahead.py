@@ -81,7 +81,7 @@ def lower(model, mode: str, batch: int, devices):
   """Returns the lowered step of a run on one device."""
   import jax
 
-  from vit_jax import sharding, trees
+  from vit_jax import kernels, sharding, trees
   from vit_jax.tools.bench import ours
   from vit_jax.train import runtime
 
@@ -89,7 +89,7 @@ def lower(model, mode: str, batch: int, devices):
     model.train(batch, ours.OPTIM_AHEAD) if mode == 'train' else model.forward(batch)
   )
   mesh = sharding.make_mesh(1, devices=devices)
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh), kernels.using(*kernels.KERNELS):
     abstract = jax.eval_shape(init, trees.flatten(model.shapes))
     abstract = sharding.abstract(abstract, mesh)
     return runtime.lowered(step, abstract, spec, mesh)

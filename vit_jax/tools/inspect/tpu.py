@@ -36,7 +36,7 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
   """
   import jax
 
-  from vit_jax import models, optim, sharding
+  from vit_jax import kernels, models, optim, sharding
   from vit_jax.train import runtime
 
   name, shape = parse(text)
@@ -66,7 +66,8 @@ def inspect(request: dict, recipe: dict, mesh: dict[str, int], text: str) -> dic
     flush=True,
   )
   # The mesh is of devices where nothing can run: for compiling alone.
-  with jax.set_mesh(placed), runtime.out_of_memory(too_large):
+  fused = kernels.using(*kernels.KERNELS)
+  with jax.set_mesh(placed), fused, runtime.out_of_memory(too_large):
     program = cli.interruptible(step.lower().compile, schedules.forget)
     found = cost.measure(program, generation)
   if found['bytes'] > generation.hbm:
