@@ -262,7 +262,7 @@ def test_a_head_for_other_classes_is_new():
   [
     ({'position_embedding_type': 'learned'}, ('learned', 'sine')),
     ({'activation_function': 'gelu'}, ('gelu', 'relu')),
-    ({'decoder_attention_heads': 8}, ('encoder_attention_heads', 4, 8)),
+    ({'decoder_attention_heads': 8}, ('decoder_attention_heads', 4, 8)),
     ({'model_type': 'yolos'}, ("'yolos'", "'detr'")),
     ({'dilation': 'yes'}, ('dilation', "'yes'")),
   ],

@@ -123,7 +123,7 @@ def test_windows_are_told_by_the_tables_alone(tmp_path):
   ('change', 'facts'),
   [
     ({'residual_block_indices': [1]}, ('residual_block_indices', '[1]')),
-    ({'window_block_indices': [0, -1]}, ('window_block_indices', '0', '999')),
+    ({'window_block_indices': [0, -1]}, ('window_block_indices', '-1')),
     ({'hidden_act': 'relu'}, ("'relu'", 'gelu')),
     ({'model_type': 'vit'}, ("'vit'", "'vitdet'")),
   ],

@@ -19,7 +19,7 @@ from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect import source as inspect_source
 from vit_jax.train import progress, schema
 from vit_jax.train import run as train
-from vit_jax.weights import steps
+from vit_jax.weights.runs import Steps
 
 DIGITS = dict(source='digits', train='train[:200]', test='test[:40]')
 TASK = dict(name='masked_patches', target='downsized')
@@ -179,7 +179,7 @@ def test_what_does_not_go_together_is_refused_at_once(changes, names):
 
 def test_a_damaged_step_falls_back_to_the_one_before(pretrained_run, tmp_path, capfd):
   folder = shutil.copytree(pretrained_run, tmp_path / 'run')
-  assert len(steps.Kept(folder, {}).steps) == 2
+  assert len(Steps(folder, {}).steps) == 2
   for path in (folder / 'checkpoints' / '4' / 'meta').iterdir():
     path.write_bytes(b'{}')
   assert vit_jax.load(str(folder)).step == 2
@@ -199,7 +199,7 @@ def test_data_may_say_its_classes(tmp_path):
 def test_checkpoints_hold_the_tasks_own_parameters(pretrained_run):
   saved = checkpoints.Checkpoints(pretrained_run / 'checkpoints')
   assert saved.frozen() == []
-  shapes = steps.Kept(pretrained_run, {}).shapes(4)
+  shapes = Steps(pretrained_run, {}).shapes(4)
   assert shapes['masked_patches/mask'] == ([16], True)
 
 

@@ -33,7 +33,6 @@ GOLDENS = {
   'swin_timm_rect': ('timm', 'swin', 1e-5),
   'swin_hf': ('hf', 'swin', 1e-5),
   'swin_hf_pad': ('hf', 'swin', 1e-5),
-  'swinv2_timm': ('timm', 'swin', 2e-4),
   'swinv2_timm_pre': ('timm', 'swin', 2e-4),
   'swinv2_hf': ('hf', 'swin', 2e-4),
   'vitdet_hf': ('hf', 'vitdet', 2e-5),
@@ -50,7 +49,7 @@ GOLDENS = {
 # Whose tolerance is that of every value, however large.
 ABSOLUTE = ('vitdet', 'sfp', 'fpn', 'detr')
 # Logits that agree more closely than the features before them.
-LOGITS = {'swinv2_timm': 1e-5, 'swinv2_timm_pre': 1e-5, 'swinv2_hf': 1e-5}
+LOGITS = {'swinv2_timm_pre': 1e-5, 'swinv2_hf': 1e-5}
 
 
 def path_of(name):

@@ -180,7 +180,7 @@ def test_what_is_refused_has_a_reason(tmp_path, to, fields, facts):
 
 
 def test_the_config_of_a_published_bit():
-  written = next(f for f in bit.FORMATS if f.to == 'timm').config
+  written = next(f for f in bit.FORMATS if f.name == 'timm').config
   model = models.build('bit', 'R50x1', num_classes=10)
   config = written(models.fields_of(model), (224, 224), None)
   assert config['architecture'] == 'resnetv2_50x1_bit'

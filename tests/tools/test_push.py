@@ -19,7 +19,7 @@ from vit_jax import cli
 from vit_jax.data.single_image import SingleImage
 from vit_jax.tools.push import __main__ as push
 from vit_jax.tools.push import card, hub
-from vit_jax.weights import pipelines, published, steps
+from vit_jax.weights import pipelines, published, runs
 
 TOKEN = GOLDEN / 'vit_google_token.npz'
 
@@ -102,7 +102,7 @@ def test_the_card_shows_results_alone(trained, tmp_path, monkeypatch):
   others = {'test/examples': 360, 'test/top5': math.nan}
   others |= {'time/seconds_left': 7.0, 'train/lr': 0.1, 'train/loss': 0.3}
   saved = property(lambda kept: dict.fromkeys(kept.steps, results | others))
-  monkeypatch.setattr(steps.Kept, 'metrics', saved)
+  monkeypatch.setattr(runs.Steps, 'metrics', saved)
   out = tmp_path / 'out'
   assert run(trained, 'me/mine', '--dry_run', '--out', out) == 0
   rows = re.findall(r'^\| (\w+/\w+) \| (.*) \|', parsed(out).text, re.MULTILINE)

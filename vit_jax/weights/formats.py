@@ -55,8 +55,9 @@ class Format(NamedTuple):
     grid: (parameters, fields) -> (h, w) of the positions, or None.
     flat_heads: whether the file does not tell the number of heads, as in PyTorch; then
       `rules` finds it in the facts' fields.
-    to: the name by which `write` writes it, one of `export.TO`; None: it is only read.
-    config: (fields, image size, class names) -> the config to write.
+    config: (fields, image size, class names) -> the config to write; None: the format is
+      only read.
+    to: the name in `export.TO` by which it is written, if that is not `name`.
     write_rules: (parameters, fields) -> rename table, where `rules` is a function.
     buffers: parameters -> arrays beside them that the publisher's code reads.
   """
@@ -70,8 +71,8 @@ class Format(NamedTuple):
   lacks: str | None = None
   grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
   flat_heads: bool = False
-  to: str | None = None
   config: Callable[[Fields, tuple[int, int], list[str] | None], dict] | None = None
+  to: str = ''
   write_rules: Callable[[Arrays, Fields], Table] | None = None
   buffers: Callable[[Arrays], Arrays] = lambda flat: {}
 
@@ -128,7 +129,7 @@ def all_formats() -> tuple[Format, ...]:
 
 def writer(family: str, to: str) -> Format:
   """Returns the format of a family by the name `to`; ValueError if there is none."""
-  named = {f.to: f for f in all_formats() if f.family == family and f.to}
+  named = {f.to or f.name: f for f in all_formats() if f.family == family and f.config}
   if to not in named:
     raise ValueError(
       f'{to} has no model like {family!r}; it can be written as {list(named)}'

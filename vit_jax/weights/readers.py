@@ -1,14 +1,18 @@
 """Files of weights to flat numpy arrays: .npz and safetensors, never a pickle."""
 
+import contextlib
 import json
 import re
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from vit_jax.errors import UserError, one_line
 
@@ -19,10 +23,10 @@ _INDEX = '.safetensors.index.json'
 # A file may decompress to so many bytes, or to so many times its size. Weights hardly
 # compress: a file that shrinks a hundredfold holds zeros, or was made to fill the memory.
 _ALWAYS, _TIMES = 256 << 20, 20
-# Errors that zipfile and numpy raise for damaged, lying or encrypted files.
-_DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, OSError)
-_DAMAGED += (RuntimeError, ValueError, OverflowError, SyntaxError, TypeError)
-_DAMAGED += (MemoryError, KeyError, AttributeError)
+# Errors that libraries raise for damaged, lying or encrypted files.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, SafetensorError)
+_DAMAGED += (EOFError, OSError, RuntimeError, ValueError, OverflowError, SyntaxError)
+_DAMAGED += (TypeError, MemoryError, KeyError, AttributeError)
 
 
 class Raw(NamedTuple):
@@ -47,28 +51,38 @@ def read(path: str | Path) -> Raw:
   path = Path(path)
   raw = _folder(path) if path.is_dir() else _file(path)
   for name, x in raw.arrays.items():
-    if not x.size or x.dtype.kind not in 'biufcV':
+    if not x.size or (x.dtype.kind not in 'biufc' and x.dtype != jnp.bfloat16):
       what = f'has the type {x.dtype}, which is not numeric' if x.size else 'is empty'
       raise UserError(f'{path}: array {name!r} {what}.')
   return raw
 
 
-def check_whole(path: Path) -> None:
-  """Raises ValueError for a file without the end of a zip or of a safetensors file."""
-  if zipfile.is_zipfile(path):
-    return
-  from safetensors import SafetensorError, safe_open
-
+@contextlib.contextmanager
+def _reading(what) -> Iterator[None]:
+  """Turns errors of damaged or hostile files into one line that begins with `what`."""
   try:
-    with safe_open(path, 'np'):
-      return
-  except (SafetensorError, *_DAMAGED) as error:
-    raise ValueError(
-      f'it is neither a whole .npz nor a whole safetensors file: {one_line(error)}'
-    ) from None
+    yield
+  except UserError:
+    raise
+  except _DAMAGED as error:
+    why = one_line(error)
+    raise UserError(f'{what} is truncated, damaged or not plain: {why}.') from None
+
+
+def check_whole(path: Path) -> None:
+  """Raises UserError for a file without the end of a zip or of a safetensors file."""
+  if not zipfile.is_zipfile(path):
+    what = 'it is not a whole .npz, and as safetensors it'
+    with _reading(what), safe_open(path, 'np'):
+      pass
 
 
 def _file(path: Path) -> Raw:
+  if path.suffix in _PICKLES:
+    raise UserError(
+      f'{path} is a pickle, which can run code when it is loaded: convert it to '
+      'safetensors where it comes from. Files of .npz and .safetensors are read.'
+    )
   if not path.is_file():
     raise UserError(f'No such file or folder of weights: {path}.')
   try:
@@ -76,47 +90,42 @@ def _file(path: Path) -> Raw:
       magic = file.read(8)
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}.') from None
-  is_zip = magic.startswith(b'PK\x03\x04')
-  if path.suffix in _PICKLES:
-    raise UserError(
-      f'{path} is a pickle, which can run code when it is loaded: convert it to '
-      'safetensors where it comes from. Files of .npz and .safetensors are read.'
-    )
-  if is_zip:
+  if magic.startswith(b'PK\x03\x04'):
     return Raw(path, *_npz(path))
   if path.suffix == '.safetensors':
     arrays, config = _safetensors(path)
     return Raw(path, arrays, config or _config_beside(path.parent))
-  empty = '' if magic else ' It is empty.'
+  begins = f'begins with {magic!r}' if magic else 'is empty'
   raise UserError(
-    f'{path} is neither an .npz nor a .safetensors file: it begins with {magic!r}.{empty} '
-    'Those two are read, and folders with config.json and model.safetensors.'
+    f'{path} is neither an .npz nor a .safetensors file: it {begins}. Those two are read, '
+    'and folders with config.json and model.safetensors.'
   )
 
 
 def _folder(folder: Path) -> Raw:
   files = sorted(folder.glob('*.safetensors'))
   index = sorted(folder.glob(f'*{_INDEX}'))
-  model = folder / 'model.safetensors'
-  if model in files:
-    arrays, config = _safetensors(model)
+  numpy = sorted(folder.glob('*.npz'))
+  config = _config_beside(folder)
+  if (model := folder / 'model.safetensors') in files:
+    files = [model]
   elif index:
-    arrays, config = {}, {}
-    for part in _parts(index[0]):
-      more = _safetensors(folder / part)[0]
+    files = [folder / part for part in _parts(index[0])]
+  if index or len(files) == 1:
+    arrays, embedded = {}, {}
+    for file in files:
+      more, embedded = _safetensors(file)
       if twice := arrays.keys() & more.keys():
-        raise UserError(f'{folder}: {part} holds {min(twice)!r}, as another part does.')
+        raise UserError(f'{file} holds {min(twice)!r}, as another part does.')
       arrays |= more
-  elif len(files) == 1:
-    arrays, config = _safetensors(files[0])
-  elif not files and len(numpy := sorted(folder.glob('*.npz'))) == 1:
-    arrays, config = _npz(numpy[0])
+  elif not files and len(numpy) == 1:
+    arrays, embedded = _npz(numpy[0])
   else:
     raise UserError(
       f'{folder} holds no weights: expected model.safetensors and config.json, as in a '
       f'hub folder, or a run of vit_jax. It has {[p.name for p in files] or "neither"}.'
     )
-  return Raw(folder, arrays, _config_beside(folder) or config)
+  return Raw(folder, arrays, config or embedded)
 
 
 def _parts(index: Path) -> list[str]:
@@ -132,58 +141,38 @@ def _parts(index: Path) -> list[str]:
 
 def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, the config in the zip's comment, {} if it has none)."""
-  try:
-    # Opened here: numpy does not close a file that is no archive.
-    with path.open('rb') as opened, np.load(opened, allow_pickle=False) as file:
-      infos, comment = file.zip.infolist(), file.zip.comment
-      total, size = sum(info.file_size for info in infos), path.stat().st_size
-      if total > max(_ALWAYS, _TIMES * size):
-        raise UserError(
-          f'{path} claims to decompress to {total:,} bytes, {total // size} times its '
-          'size: a damaged file, or one made to fill the memory.'
-        )
-      names = [info.filename for info in infos]
-      if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
-        raise UserError(f'{path} is not an .npz file: {odd[0]!r} is not an array.')
-      arrays = {name: _array(path, file, name) for name in file.files}
-  except UserError:
-    raise
-  except _DAMAGED as error:
-    raise UserError(f'{path} is truncated or damaged: {one_line(error)}.') from None
+  # Opened here: numpy does not close a file that is no archive.
+  with (
+    _reading(path),
+    path.open('rb') as opened,
+    np.load(opened, allow_pickle=False) as file,
+  ):
+    names = [info.filename for info in file.zip.infolist()]
+    if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
+      raise UserError(f'{path} is not an .npz file: {odd[0]!r} is not an array.')
+    total, size = sum(i.file_size for i in file.zip.infolist()), path.stat().st_size
+    if total > max(_ALWAYS, _TIMES * size):
+      raise UserError(
+        f'{path} claims to decompress to {total:,} bytes, {total // size} times its size: '
+        'a damaged file, or one made to fill the memory.'
+      )
+    arrays, comment = {}, file.zip.comment
+    for name in file.files:
+      with _reading(f'{path}: array {name!r}'):
+        x = np.asarray(file[name])
+        # numpy writes bfloat16 as void.
+        arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
   is_config = comment.startswith(b'{')  # another program's comment is none
   return arrays, parse(comment, f"{path}: the zip's comment") if is_config else {}
 
 
-def _array(path: Path, file, name: str) -> np.ndarray:
-  try:
-    x = file[name]
-  except _DAMAGED as error:
-    raise UserError(
-      f'{path}: array {name!r} is damaged or not plain: {one_line(error)}.'
-    ) from None
-  if not isinstance(x, np.ndarray):
-    raise UserError(f'{path}: {name!r} is not an array.')
-  if x.dtype.kind == 'V':
-    from jax.numpy import bfloat16
-
-    x = x.view(np.dtype(bfloat16))
-  return x
-
-
 def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, config in the metadata); the library checks header and sizes."""
-  from safetensors import SafetensorError, safe_open
-
   if not path.is_file():
     raise UserError(f'No such file of weights: {path}.')
-  try:
-    with safe_open(path, 'np') as file:
-      arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-      config = (file.metadata() or {}).get('config')
-  except (SafetensorError, *_DAMAGED) as error:
-    raise UserError(
-      f'{path} is damaged or not a safetensors file: {one_line(error)}.'
-    ) from None
+  with _reading(path), safe_open(path, 'np') as file:
+    arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    config = (file.metadata() or {}).get('config')
   return arrays, parse(config, f"{path}: 'config' in its metadata") if config else {}
 
 

@@ -1,6 +1,7 @@
 """A run's folder as a source of weights: RUN, RUN@best or RUN@STEP."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,53 +10,143 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import distributed, files, models, run_config, tasks, trees, tune
-from vit_jax.checkpoint import checkpoints
+from vit_jax import (
+  distributed,
+  evaluators,
+  files,
+  models,
+  run_config,
+  tasks,
+  trees,
+  tune,
+)
+from vit_jax.checkpoint.checkpoints import FROZEN, Checkpoints
+from vit_jax.checkpoint.storage import Damaged
 from vit_jax.errors import NoUsableCheckpoint, UserError
-from vit_jax.weights import adapt, readers, steps
+from vit_jax.weights import adapt, readers
 from vit_jax.weights.source import Source
 
 
 def find(source) -> tuple[Path, str | None] | None:
-  """Returns (folder, what follows the @ or None) if the source is a run's, else None.
+  """Returns (folder, the text after the @ or None) if the source is a run's, else None.
 
   Raises:
     UserError: for `@best` or `@STEP` after a file or folder that is not a run.
   """
-  if files.is_url(source) and str(source).endswith(readers.SUFFIXES):
+  text = str(source)
+  if files.is_url(text) and text.endswith(readers.SUFFIXES):
     return None  # a file of weights: the bucket need not be asked
-  whole = _place(str(source))
+  whole = _place(text)
   if whole is None:
     return None
   if _is_run(whole):  # its own name may hold an @
     return whole, None
-  base, _, wanted = str(source).rpartition('@')
+  base, _, step = text.rpartition('@')
   folder = _place(base)
   if not base or folder is None or whole.exists():
     return None
   if _is_run(folder):
-    return folder, wanted
+    return folder, step
   if folder.exists():
     raise UserError(
-      f'{base} is not a run of vit_jax, which alone has steps: leave out @{wanted}.'
+      f'{base} is not a run of vit_jax, which alone has steps: leave out @{step}.'
     )
   return None
 
 
 def _place(text: str) -> Path | None:
   """Returns a path; None for text that cannot be one: too long, or an unknown ~user."""
-  if files.is_url(text):
-    return files.path(text)
+  if '://' in text and not files.is_url(text):
+    return None
+  path = files.path(text) if files.is_url(text) else Path(text)
   try:
-    path = Path(text).expanduser()
+    path = path.expanduser()
     path.exists()
   except (OSError, RuntimeError, ValueError):
     return None
   return path
 
 
-def _is_run(folder) -> bool:
+def _is_run(folder: Path) -> bool:
   return (folder / 'checkpoints').is_dir() and (folder / 'config.json').is_file()
+
+
+class Steps:
+  """The complete steps in a run's folder, read-only: safe while the run goes on.
+
+  Args:
+    folder: of the run.
+    config: of the run, as `run_config.read` returns it.
+
+  Attributes:
+    steps: their numbers, ascending.
+    metric: the one whose best step is retained, config.checkpoint.best, or None.
+    best: the step where that was best, or None.
+    checkpoints: reads their arrays.
+  """
+
+  def __init__(self, folder: Path, config: dict):
+    self.metric: str | None = config.get('checkpoint', {}).get('best')
+    options = {'best': self.metric}
+    if self.metric:
+      declared = evaluators.declared(self.metric, config.get('evals', {}))
+      options['larger_is_better'] = declared.larger_is_better
+    self.checkpoints = Checkpoints(folder / 'checkpoints', **options)
+    self.steps: list[int] = self.checkpoints.steps()
+
+  @functools.cached_property
+  def best(self) -> int | None:
+    return self.checkpoints.best_step()
+
+  @functools.cached_property
+  def _manifests(self) -> dict[int, dict | None]:
+    manifests = dict.fromkeys(self.steps)
+    for step in self.steps:
+      with contextlib.suppress(Damaged):
+        manifests[step] = self.checkpoints.manifest(step)
+    return manifests
+
+  @property
+  def metrics(self) -> dict[int, dict[str, float] | None]:
+    """Step -> {name: number}, saved with it; None where that cannot be read."""
+    return {step: body and body['metrics'] for step, body in self._manifests.items()}
+
+  def shapes(self, step: int) -> dict[str, tuple[list[int], bool]]:
+    """Returns {parameter: (shape, whether the run stores it)}; {} if damaged.
+
+    Parameters that are not stored were not trained: see `checkpoint.checkpoints`.
+    """
+    shapes = {}
+    leaves = (self._manifests[step] or {'leaves': {}})['leaves']
+    for name, (shape, *_) in leaves.items():
+      item, _, parameter = name.partition('/')
+      if item == 'params' or name.startswith(FROZEN):
+        shapes[parameter] = (shape, item == 'params')
+    return shapes
+
+  def choose(self, source, wanted: str | None) -> int | None:
+    """Returns the step that `RUN@wanted` means; None: the newest that is not damaged.
+
+    Raises:
+      UserError: for a step that is not there; it lists those that are.
+    """
+    if wanted is None:
+      return None
+    best = f', and {self.best} is the best' if self.best is not None else ''
+    there = f'steps there: {self.steps or "none"}{best}'
+    if wanted == 'best':
+      if self.metric is None:
+        raise UserError(
+          f'{source}: the run names no metric to be best by; {there}. The newest is the '
+          'run without @best; to retain the best too, train with '
+          '--config.checkpoint.best=EVALUATION/METRIC.'
+        )
+      if self.best is None:
+        raise UserError(f'{source}: no step has a finite {self.metric!r}; {there}.')
+      return self.best
+    if not wanted.isdecimal() or int(wanted) not in self.steps:
+      raise UserError(f'{source}: no step {wanted!r}; {there}.')
+    return int(wanted)
 
 
 def read(
@@ -71,7 +162,7 @@ def read(
 
   Args:
     wanted: 'best', a step, or None: the newest that is not damaged.
-    ema: the averaged ones.
+    ema: whether to read the averaged parameters.
     weights: where the parameters that the run did not train are now, if they moved.
     fields: of the model, over the run's.
     of_weights: (section `weights`, model, image size) -> {name: array}, for the parameters
@@ -90,29 +181,29 @@ def read(
   section = config.get('tune', {})
   tuned, _ = tune.attach(model, models.family_of(model), (H, W, C), **section)
   abstract = models.shapes_of(tuned, (H, W, C))
-  kept = steps.Kept(folder, config)
-  chosen = kept.choose(source, wanted)
-  saved = checkpoints.Checkpoints(folder / 'checkpoints')
-  try:
-    names = saved.frozen(chosen)
+  saved = Steps(folder, config)
+  step = saved.choose(source, wanted)
+  with saved.checkpoints as checkpoints:
+    names = checkpoints.frozen(step)
     frozen = _frozen(folder, config, model, names, weights, of_weights)
-    own = tasks.own(config)
+    own = tasks.own(config)  # parameters below that name are the task's
 
     def restore(step):
-      there = trees.combine(abstract['params'], _of_task(own, kept, step))
-      options = dict(ema=ema, frozen=frozen, step=step)
-      variables, _ = saved.restore_variables({**abstract, 'params': there}, **options)
+      shapes = saved.shapes(step) if own and step is not None else {}
+      below = {n: s for n, (s, _) in shapes.items() if n.partition('/')[0] == own}
+      below = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in below.items()}
+      params = trees.combine(abstract['params'], trees.unflatten(below))
+      variables, _ = checkpoints.restore_variables(
+        {**abstract, 'params': params}, ema=ema, frozen=frozen, step=step
+      )
       variables['params'].pop(own, None)
       return variables
 
-    if chosen is None:
-      chosen, variables = _newest(folder, kept.steps, restore)
+    if step is None:
+      step, variables = _newest(folder, saved.steps, restore)
     else:
-      variables = restore(chosen)
-  finally:
-    saved.close()
-  variables = jax.tree.map(np.asarray, variables)
-  flat = trees.named(variables)
+      variables = restore(step)
+  flat = trees.named(jax.tree.map(np.asarray, variables))
   added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
   return Source(
     str(source),
@@ -125,46 +216,27 @@ def read(
     resolved.get('class_names'),
     pipeline(config),
     [],
-    chosen,
+    step,
     section if added else {},
     added,
   )
 
 
-def _newest(folder, known: list[int], restore: Callable) -> tuple[int, dict]:
+def _newest(folder, steps: list[int], restore: Callable) -> tuple[int, dict]:
   """Returns (step, variables) of the newest step that is not damaged."""
-  for step in reversed(known):
+  for step in reversed(steps):
     with contextlib.suppress(NoUsableCheckpoint):
       variables = restore(step)
-      if step != known[-1]:
-        distributed.say(f'{folder}: step {known[-1]} is damaged; using step {step}')
+      if step != steps[-1]:
+        distributed.say(f'{folder}: step {steps[-1]} is damaged; using step {step}')
       return step, variables
   return None, restore(None)  # raises, with what is wrong with each
 
 
-def _of_task(own: str | None, kept: steps.Kept, step: int | None) -> dict:
-  """Returns the shapes of parameters that are the task's, not the model's.
-
-  Args:
-    own: the name below which they are, see `tasks`.
-    step: None: there is none to read.
-  """
-  shapes = kept.shapes(step) if own and step is not None else {}
-  return trees.unflatten(
-    {
-      name: jax.ShapeDtypeStruct(shape, jnp.float32)
-      for name, (shape, _) in shapes.items()
-      if name.partition('/')[0] == own
-    }
-  )
-
-
 def _frozen(folder, config, model, names: list[str], weights, of_weights) -> dict:
-  """Returns {name: array} of the parameters that the run took from its weights and kept.
+  """Returns {name: array} of the parameters `names`, which the run did not train.
 
-  Args:
-    names: of those parameters; the checkpoint compares their fingerprints.
-    weights: see `read`.
+  The checkpoint compares their fingerprints. Other arguments: see `read`.
   """
   if not names:
     if weights:

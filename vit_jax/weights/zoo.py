@@ -6,16 +6,16 @@ them publishes checksums; a download is held against the server's (`download`).
 """
 
 import difflib
+from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax.errors import UserError
 
-_VIT, _MIXER, _BIT = 'gs://vit_models', 'gs://mixer_models', 'gs://bit_models'
 APACHE = 'Apache-2.0'
 
 
 class Entry(NamedTuple):
-  """Published weights: their address, their model, and what they were trained on."""
+  """Published weights: their address, their model, and the data they were trained on."""
 
   name: str
   url: str
@@ -24,18 +24,7 @@ class Entry(NamedTuple):
   resolution: int  # px, of the images that it was last trained on
   classes: int | None  # None: the published head is all zeros
   data: str
-  value_range: tuple[int, int] = (-1, 1)
   licence: str = APACHE
-
-
-def _short(model: str) -> str:
-  return model.lower().replace('/', '').replace('+', '-')
-
-
-def _vit(model: str) -> str:
-  """'R50+B/16' -> 'R50+ViT-B_16', the file's name."""
-  stem, plus, rest = model.rpartition('+')
-  return f'{stem}{plus}ViT-{rest.replace("/", "_")}'
 
 
 # "An Image is Worth 16x16 Words". The heads over i21k were never released.
@@ -65,76 +54,79 @@ _AUGREG_OTHERS = (
 )
 
 
-def _augreg(model: str, recipe: str, rate=None, resolution=None) -> Entry:
-  stem = model.replace('/', '_').replace('+', '_')
-  file, name, data = f'{stem}-i21k-300ep-lr_0.001-{recipe}', _short(model), 'i21k'
-  if rate:
-    file += f'--imagenet2012-steps_20k-lr_{rate}-res_{resolution}'
-    name, data = f'{name}-augreg-i1k-{resolution}', 'i21k, then i1k'
-  else:
-    name = f'{name}-augreg-i21k'
-  return Entry(
-    name,
-    f'{_VIT}/augreg/{file}.npz',
-    f'vit:{model}',
-    'google',
-    resolution or 224,
-    1000 if rate else 21843,
-    data,
-  )
+# Trained with sharpness-aware minimisation on i1k: (family, folder) -> models.
+_SAM = {
+  ('vit', 'sam'): ('S/16', 'B/16', 'B/32', 'L/16', 'L/32'),
+  ('vit', 'gsam'): ('S/16', 'S/32', 'B/16', 'B/32'),
+  ('mixer', 'sam'): ('B/16', 'B/32'),
+  ('mixer', 'gsam'): ('S/8', 'S/16', 'S/32', 'B/16', 'B/32'),
+}
+_BIT_SIZES = ('R50x1', 'R50x3', 'R101x1', 'R101x3', 'R152x2', 'R152x4')
+_THEN = 'i21k, then i1k'
+
+
+def _entry(model, name, path, resolution=224, classes=1000, data='i1k') -> Entry:
+  """Returns an entry.
+
+  Args:
+    model: 'vit:B/16'.
+    name: after the size, '{}-i21k'.
+    path: in the family's bucket, after which '.npz' comes; {} is the file of the model.
+  """
+  family, _, size = model.partition(':')
+  stem, plus, rest = size.rpartition('+')
+  file = {
+    'vit': f'{stem}{plus}ViT-{rest.replace("/", "_")}',  # 'R50+ViT-B_16'
+    'mixer': f'Mixer-{size.replace("/", "_")}',
+    'bit': size,
+  }[family]
+  short = size.lower().replace('/', '').replace('+', '-')
+  url = f'gs://{family}_models/{path.format(file)}.npz'
+  format = 'bit' if family == 'bit' else 'google'
+  return Entry(name.format(short), url, model, format, resolution, classes, data)
+
+
+def _augreg(size: str, recipe: str, rate=None, resolution=224) -> Entry:
+  stem = size.replace('/', '_').replace('+', '_')
+  path = f'augreg/{stem}-i21k-300ep-lr_0.001-{recipe}'
+  if not rate:
+    return _entry(f'vit:{size}', '{}-augreg-i21k', path, classes=21843, data='i21k')
+  path += f'--imagenet2012-steps_20k-lr_{rate}-res_{resolution}'
+  name = f'{{}}-augreg-i1k-{resolution}'
+  return _entry(f'vit:{size}', name, path, resolution, data=_THEN)
 
 
 def _entries():
-  for model in _I21K:
-    name = f'{_short(model)}-i21k'
-    url = f'{_VIT}/imagenet21k/{_vit(model)}.npz'
-    yield Entry(name, url, f'vit:{model}', 'google', 224, None, 'i21k')
-  for model in _I1K:
-    name = f'{_short(model)}-i21k-i1k-384'
-    url = f'{_VIT}/imagenet21k+imagenet2012/{_vit(model)}.npz'
-    yield Entry(name, url, f'vit:{model}', 'google', 384, 1000, 'i21k, then i1k')
-  for model in ('B/16', 'L/16'):
-    name = f'{_short(model)}-i21k-i1k-224'
-    url = f'{_VIT}/imagenet21k+imagenet2012/{_vit(model)}-224.npz'
-    yield Entry(name, url, f'vit:{model}', 'google', 224, 1000, 'i21k, then i1k')
-  for model, recipe, low, high in _AUGREG:
-    yield _augreg(model, recipe)
+  for size in _I21K:
+    yield _entry(f'vit:{size}', '{}-i21k', 'imagenet21k/{}', 224, None, 'i21k')
+  tuned = 'imagenet21k+imagenet2012/{}'
+  for size in _I1K:
+    yield _entry(f'vit:{size}', '{}-i21k-i1k-384', tuned, 384, data=_THEN)
+  for size in ('B/16', 'L/16'):
+    yield _entry(f'vit:{size}', '{}-i21k-i1k-224', f'{tuned}-224', data=_THEN)
+  for size, recipe, low, high in _AUGREG:
+    yield _augreg(size, recipe)
     for rate, resolution in ((low, 224), (high, 384)):
       if rate:
-        yield _augreg(model, recipe, rate, resolution)
+        yield _augreg(size, recipe, rate, resolution)
   for row in _AUGREG_OTHERS:
     yield _augreg(*row)
-  for bucket, models in (
-    ('sam', ('S/16', 'B/16', 'B/32', 'L/16', 'L/32')),
-    ('gsam', ('S/16', 'S/32', 'B/16', 'B/32')),
+  for folder, classes, data in (
+    ('imagenet1k', 1000, 'i1k'),
+    ('imagenet21k', 21843, 'i21k'),
   ):
-    for model in models:
-      name = f'{_short(model)}-{bucket}-i1k'
-      url = f'{_VIT}/{bucket}/{_vit(model)}.npz'
-      yield Entry(name, url, f'vit:{model}', 'google', 224, 1000, 'i1k')
-  for folder, classes in (('imagenet1k', 1000), ('imagenet21k', 21843)):
-    for model in ('B/16', 'L/16'):
-      short = 'i1k' if classes == 1000 else 'i21k'
-      name = f'mixer-{_short(model)}-{short}'
-      url = f'{_MIXER}/{folder}/Mixer-{model.replace("/", "_")}.npz'
-      yield Entry(name, url, f'mixer:{model}', 'google', 224, classes, short)
-  for bucket, models in (
-    ('sam', ('B/16', 'B/32')),
-    ('gsam', ('S/8', 'S/16', 'S/32', 'B/16', 'B/32')),
-  ):
-    for model in models:
-      name = f'mixer-{_short(model)}-{bucket}-i1k'
-      url = f'{_MIXER}/{bucket}/Mixer-{model.replace("/", "_")}.npz'
-      yield Entry(name, url, f'mixer:{model}', 'google', 224, 1000, 'i1k')
-  for series, data, classes in (('S', 'i1k', 1000), ('M', 'i21k', 21843)):
-    for size in ('R50x1', 'R50x3', 'R101x1', 'R101x3', 'R152x2', 'R152x4'):
-      name = f'bit-{series.lower()}-{size.lower()}'
-      url = f'{_BIT}/BiT-{series}-{size}.npz'
-      yield Entry(name, url, f'bit:{size}', 'bit', 224, classes, data)
-      if series == 'M':
-        url = f'{_BIT}/BiT-M-{size}-ILSVRC2012.npz'
-        then = 'i21k, then i1k'
-        yield Entry(f'{name}-i1k', url, f'bit:{size}', 'bit', 480, 1000, then)
+    for size in ('B/16', 'L/16'):
+      name, path = f'mixer-{{}}-{data}', f'{folder}/{{}}'
+      yield _entry(f'mixer:{size}', name, path, 224, classes, data)
+  for (family, folder), sizes in _SAM.items():
+    prefix = '' if family == 'vit' else 'mixer-'
+    for size in sizes:
+      yield _entry(f'{family}:{size}', f'{prefix}{{}}-{folder}-i1k', f'{folder}/{{}}')
+  for size in _BIT_SIZES:
+    yield _entry(f'bit:{size}', 'bit-s-{}', 'BiT-S-{}')
+    yield _entry(f'bit:{size}', 'bit-m-{}', 'BiT-M-{}', 224, 21843, 'i21k')
+    path = 'BiT-M-{}-ILSVRC2012'
+    yield _entry(f'bit:{size}', 'bit-m-{}-i1k', path, 480, data=_THEN)
 
 
 ENTRIES = {entry.name: entry for entry in _entries()}
@@ -158,11 +150,8 @@ def find(name: str) -> Entry | None:
   if any(c in name for c in '/:\\.'):
     return None
   near = difflib.get_close_matches(name, ENTRIES, n=3, cutoff=0.7)
-  if near:
-    from pathlib import Path
-
-    if not Path(name).exists():
-      raise UserError(
-        f'{name!r} is neither a path nor a name of the zoo; close to: {near}.'
-      )
+  if near and not Path(name).exists():
+    raise UserError(
+      f'{name!r} is neither a path nor a name of the zoo; close to: {near}.'
+    )
   return None

@@ -131,7 +131,8 @@ def _facts(config: dict, source: str) -> configs.Facts:
   configs.require(config, {'decoder_attention_heads': heads}, 'a DETR')
   # The authors' files have no config: the name tells, detr-r50-dc5-f0fb7ef5.
   by_name = not config and 'dc5' in os.path.basename(source.rstrip('/')).lower()
-  stride = 16 if config.get('dilation', by_name) else 32
+  if not isinstance(dilated := config.get('dilation', by_name), bool):
+    raise ValueError(f'dilation is {dilated!r}, expected true or false')
   processor = {'image_mean': _MEAN, 'image_std': _STD}
   processor |= configs.section(config, 'preprocessor')
   shorter, longest, size = _sides(config, processor)
@@ -144,7 +145,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
     # Images of a batch are padded to the largest there; canvases are of one size.
     resized = f'decode|detr_resize({shorter}, {longest})|canvas({longest})'
     facts = facts._replace(pp='|'.join([resized, facts.pp.rpartition('|')[2]]))
-  fields = {'num_heads': heads, 'backbone': {'output_stride': stride}}
+  fields = {'num_heads': heads, 'backbone': {'output_stride': 16 if dilated else 32}}
   return facts._replace(fields=fields)
 
 
@@ -238,7 +239,6 @@ FORMATS = (
     _infer,
     _facts,
     flat_heads=True,
-    to='hf',
     config=_config,
     write_rules=lambda flat, fields: _hf(
       fields['num_heads'], _timm_name(fields['backbone']) is not None

@@ -170,7 +170,6 @@ FORMATS = (
     _FPN,
     _infer,
     _facts(inside=False),
-    to='detectron2',
     config=_fpn_config,
   ),
   Format(
@@ -181,7 +180,6 @@ FORMATS = (
     _infer_sfp,
     _facts(inside=True),
     grid=lambda flat, fields: vitdet.grid(backbone_of(flat), fields['backbone']),
-    to='detectron2',
     config=_sfp_config,
     write_rules=lambda flat, fields: _sfp(
       _levels(flat)[0], fields['backbone']['num_heads']

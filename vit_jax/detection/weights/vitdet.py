@@ -129,6 +129,8 @@ def read_config(config: dict) -> dict:
       raise ValueError(f'num_hidden_layers is {depth}, up to 1000 are read')
     side = config.get('window_size', 0)
     within = config.get('window_block_indices', []) if side else []
+    if odd := {*within} - {*range(depth)}:
+      raise ValueError(f'window_block_indices has {min(odd)}, of {depth} blocks')
     fields['global_blocks'] = tuple(i for i in range(depth) if i not in within)
     fields['window'] = side or 14
   return fields
@@ -199,7 +201,6 @@ FORMATS = (
     _facts,
     grid=grid,
     flat_heads=True,
-    to='hf',
     config=_config,
     write_rules=lambda flat, fields: _hf(fields['num_heads']),
   ),

@@ -161,11 +161,11 @@ def _run(folder: Path, step: int) -> tuple[dict, dict[str, float], set[str]]:
   nor a count, nor what a train step measured.
   """
   from vit_jax import evaluators, run_config
-  from vit_jax.weights import steps
+  from vit_jax.weights import runs
 
   config = run_config.read(folder)
   evals, results, percent = config.get('evals', {}), {}, set()
-  for name, value in (steps.Kept(folder, config).metrics.get(step) or {}).items():
+  for name, value in (runs.Steps(folder, config).metrics.get(step) or {}).items():
     declared = evaluators.declared(name, evals)
     of_evaluation = name.partition('/')[0] in evals
     if of_evaluation and declared.larger_is_better is not None and math.isfinite(value):

@@ -92,7 +92,6 @@ FORMATS = (
     TIMM,
     infer,
     configs.timm(),
-    to='timm',
     config=_timm_config,
   ),
   Format(

@@ -89,7 +89,6 @@ FORMATS = (
     TIMM,
     infer,
     configs.timm(configs.timm_act),
-    to='timm',
     config=_timm_config,
   ),
   Format(
@@ -99,7 +98,6 @@ FORMATS = (
     lambda arrays, facts: hf(configs.prefix(arrays, 'convnext.')),
     infer,
     configs.hf('convnext'),
-    to='hf',
     config=_hf_config,
     write_rules=lambda flat, fields: hf(),
   ),

@@ -92,7 +92,6 @@ FORMATS = (
     infer,
     configs.google(act='gelu_tanh'),
     grid=grid,
-    to='google',
     config=config_writers.google(act='gelu_tanh'),
   ),
   Format(
@@ -103,7 +102,6 @@ FORMATS = (
     infer,
     configs.timm(configs.timm_act),
     grid=grid,
-    to='timm',
     config=_timm_config,
   ),
 )

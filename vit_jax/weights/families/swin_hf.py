@@ -152,7 +152,6 @@ FORMATS = (
     swin.infer,
     _facts,
     grid=swin.grid,
-    to='hf',
     config=_config,
     write_rules=_write_rules,
     buffers=_indices,

@@ -137,7 +137,6 @@ FORMATS = (
     swin.infer,
     configs.timm(_fields),
     grid=swin.grid,
-    to='timm',
     config=_config,
     write_rules=lambda flat, fields: timm(swin.our_stages(flat)),
   ),

@@ -153,7 +153,6 @@ FORMATS = (
     configs.google(act='gelu_tanh'),
     lacks='pos_embedding',
     grid=grid,
-    to='google',
     config=_config,
   ),
   Format(

@@ -64,7 +64,6 @@ FORMATS = (
     configs.hf('vit'),
     grid=grid,
     flat_heads=True,
-    to='hf',
     config=_config,
     write_rules=lambda flat, fields: hf(fields['num_heads']),
   ),

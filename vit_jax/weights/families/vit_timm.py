@@ -147,7 +147,6 @@ FORMATS = (
     configs.timm(_fields),
     grid=grid,
     flat_heads=True,
-    to='timm',
     config=_config,
     write_rules=lambda flat, fields: timm(
       fields['num_heads'], has_stages=bool(resnet_blocks(flat))

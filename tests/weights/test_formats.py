@@ -1,0 +1,459 @@
+"""The formats: spellings of names, facts in configs, round trips, what is refused."""
+
+import dataclasses
+import json
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import vit_jax
+from tests.nn.test_positions import images, perturbed, tiny
+from tests.support import naming
+from tests.support.goldens import GOLDENS, arrays_of, path_of
+from vit_jax import models, trees, weights
+from vit_jax.data.single_image import SingleImage
+from vit_jax.errors import UserError
+from vit_jax.weights import export, formats
+
+
+def assert_reads_alike(source, name, **fields):
+  """Asserts that `source` holds the model and the parameters of a golden."""
+  ours, theirs = weights.read(source), weights.read(path_of(name))
+  assert ours.fields == theirs.fields | fields
+  assert ours.flat.keys() == theirs.flat.keys()
+  for key, x in theirs.flat.items():
+    np.testing.assert_array_equal(ours.flat[key], x, err_msg=key)
+  return ours
+
+
+def folder_of(tmp_path, name, change=lambda config: None, rename=None):
+  """A copy of a golden folder with its config changed, and its arrays renamed."""
+  folder = shutil.copytree(path_of(name), tmp_path / 'folder')
+  config = json.loads((folder / 'config.json').read_text())
+  change(config)
+  (folder / 'config.json').write_text(json.dumps(config))
+  if rename:
+    arrays = {rename(n): x for n, x in arrays_of(name).items()}
+    save_file(arrays, folder / 'model.safetensors')
+  return folder
+
+
+def renaming(*changes):
+  def rename(name):
+    for old, new in changes:
+      name = name.replace(old, new)
+    return name
+
+  return rename
+
+
+# -- the same weights in other spellings ----------------------------------------------
+
+LINEN = (
+  ('MultiHeadDotProductAttention_1', 'MultiHeadDotProductAttention_0'),
+  ('LayerNorm_2', 'LayerNorm_1'),
+  ('MlpBlock_3', 'MlpBlock_0'),
+)
+SPELLINGS = {
+  'Linen names': ('vit_google_token', renaming(*LINEN)),
+  'params/ prefix': ('vit_google_token', lambda name: f'params/{name}'),
+  'no prefix': ('vit_bigvision_map', renaming(('params/', ''))),
+  'inlined MAP head': ('vit_bigvision_map', renaming(('params/MAPHead_0/', 'params/'))),
+}
+
+
+@pytest.mark.parametrize('spelling', SPELLINGS)
+def test_spellings_of_npz_files(tmp_path, spelling):
+  name, rename = SPELLINGS[spelling]
+  arrays = {rename(n): x for n, x in arrays_of(name).items()}
+  np.savez(tmp_path / 'a.npz', **arrays)
+  assert_reads_alike(tmp_path / 'a.npz', name)
+
+
+def test_an_optimizer_beside_the_parameters_is_left_out(tmp_path):
+  arrays = arrays_of('vit_google_token')
+  moments = {f'opt/state/param_states/{n}/grad_ema': x for n, x in arrays.items()}
+  params = {f'opt/target/{n}': x for n, x in arrays.items()}
+  np.savez(tmp_path / 'a.npz', **params, **moments)
+  source = assert_reads_alike(tmp_path / 'a.npz', 'vit_google_token')
+  assert source.unused == list(moments)
+
+
+def test_bfloat16_stored_as_void(tmp_path):
+  arrays = arrays_of('vit_google_token')
+  arrays = {n: x.astype(ml_dtypes.bfloat16) for n, x in arrays.items()}
+  np.savez(tmp_path / 'a.npz', **arrays)
+  flat = weights.read(tmp_path / 'a.npz').flat
+  np.testing.assert_array_equal(flat['cls'], arrays['cls'].astype(np.float32))
+  assert all(x.dtype == np.float32 for x in flat.values())
+
+
+# transformers 5 names its layers otherwise than files on the hub.
+OLDER_VIT = (
+  ('vit.layers.', 'vit.encoder.layer.'),
+  ('attention.q_proj', 'attention.attention.query'),
+  ('attention.k_proj', 'attention.attention.key'),
+  ('attention.v_proj', 'attention.attention.value'),
+  ('attention.o_proj', 'attention.output.dense'),
+  ('mlp.fc1', 'intermediate.dense'),
+  ('mlp.fc2', 'output.dense'),
+)
+TABLE = 'relative_position_bias_table'
+NEWER_SWIN = (
+  (f'self.{TABLE}', f'relative_position_bias.{TABLE}'),
+  ('self.relative_position_index', 'relative_position_bias.relative_position_index'),
+  ('self.query', 'q_proj'),
+  ('self.key', 'k_proj'),
+  ('self.value', 'v_proj'),
+  ('attention.output.dense', 'attention.o_proj'),
+  ('intermediate.dense', 'mlp.fc1'),
+  ('output.dense', 'mlp.fc2'),
+)
+
+
+@pytest.mark.parametrize(
+  ('name', 'changes'), [('vit_hf', OLDER_VIT), ('swin_hf', NEWER_SWIN)]
+)
+def test_names_of_transformers_before_and_since_5(tmp_path, name, changes):
+  folder = folder_of(tmp_path, name, rename=renaming(*changes))
+  assert_reads_alike(folder, name)
+
+
+def test_names_of_swins_authors_that_timm_reads(tmp_path):
+  def older(name):
+    if name.startswith('layers.') and '.downsample.' in name:
+      return name.replace(name[7], str(int(name[7]) - 1), 1)
+    return name.replace('head.fc.', 'head.')
+
+  folder = folder_of(tmp_path, 'swin_timm', rename=older)
+  arrays = load_file(folder / 'model.safetensors')
+  arrays['layers.0.blocks.1.attn_mask'] = np.zeros((16, 16, 16), np.float32)
+  save_file(arrays, folder / 'model.safetensors')
+  source = assert_reads_alike(folder, 'swin_timm')
+  assert source.unused == ['layers.0.blocks.1.attn_mask']
+
+
+def test_parts_with_an_index(tmp_path):
+  folder = folder_of(tmp_path, 'vit_timm')
+  (folder / 'model.safetensors').unlink()
+  arrays = arrays_of('vit_timm')
+  names = sorted(arrays)
+  parts = {'a.safetensors': names[:20], 'b.safetensors': names[20:]}
+  for part, members in parts.items():
+    save_file({n: arrays[n] for n in members}, folder / part)
+  index = {'weight_map': {n: part for part, ns in parts.items() for n in ns}}
+  (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
+  assert_reads_alike(folder, 'vit_timm')
+
+
+def test_names_of_bit_in_tensorflow(tmp_path):
+  model = models.build('bit', blocks=(1, 1), width=32, num_classes=5)
+  params = models.shapes_of(model, (32, 32, 3))['params']
+  rng = np.random.default_rng(0)
+  flat = {n: rng.normal(size=x.shape) for n, x in trees.flatten(params).items()}
+  file = {}
+  for name, x in flat.items():
+    if 'group_norm' in name:
+      name = name.replace('scale', 'gamma').replace('bias', 'beta')
+      x = x.reshape(1, 1, 1, -1)
+    if 'unit01/b/' in name:  # TensorFlow numbers some
+      name = name.replace('standardized_conv2d', 'standardized_conv2d_1')
+    file[f'resnet/{name}'] = x
+  np.savez(tmp_path / 'bit.npz', **file)
+  source = weights.read(tmp_path / 'bit.npz')
+  assert models.build('bit', **source.fields) == model
+  assert source.flat.keys() == flat.keys()
+  for name, x in flat.items():
+    np.testing.assert_array_equal(source.flat[name], x.astype(np.float32))
+
+
+# -- round trips ----------------------------------------------------------------------
+
+SWIN = [name for name, (_, family, _) in GOLDENS.items() if family == 'swin']
+
+
+@pytest.mark.parametrize('name', SWIN)
+def test_files_of_swins_come_back_bit_for_bit(tmp_path, name):
+  source, out = weights.read(path_of(name)), tmp_path / 'out'
+  weights.write(source, out, GOLDENS[name][0])
+  arrays, expected = load_file(out / 'model.safetensors'), arrays_of(name)
+  assert arrays.keys() == expected.keys()
+  for key, x in expected.items():
+    np.testing.assert_array_equal(arrays[key], x, err_msg=key)
+  assert weights.read(out).fields == source.fields
+  ours, theirs = (
+    json.loads((folder / 'config.json').read_text()) for folder in (out, path_of(name))
+  )
+  ours, theirs = (c.get('model_args', c) for c in (ours, theirs))
+  for key in theirs.keys() - {'initializer_range', 'pretrained_window_sizes'}:
+    assert ours[key] == theirs[key], key
+
+
+@pytest.mark.parametrize(
+  ('name', 'to'),
+  [
+    ('swin_timm', 'hf'),
+    ('swin_hf', 'timm'),
+    ('swinv2_hf', 'timm'),
+  ],
+)
+def test_files_of_one_library_for_the_other(tmp_path, name, to):
+  weights.write(weights.read(path_of(name)), tmp_path / 'out', to)
+  borders = weights.read(tmp_path / 'out').fields['borders']  # alike at this size
+  assert assert_reads_alike(tmp_path / 'out', name, borders=borders).format == to
+
+
+def write_google(tmp_path, **fields):
+  """Returns (a file of weights for images of 16x24 px, its arrays, its logits)."""
+  model = tiny(**fields)
+  params = perturbed(model)
+  flat = {n: np.asarray(x) for n, x in trees.flatten(params).items()}
+  google = formats.writer('vit', 'google')
+  arrays, config = google.write(flat, models.fields_of(model), (16, 24), None)
+  export.save(tmp_path / 'model.npz', arrays, config)
+  logits, _ = model.apply({'params': params}, images())
+  return tmp_path / 'model.npz', flat, np.asarray(logits)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    dict(posemb='learn', posemb_where='every'),
+    dict(posemb='learn2d', posemb_where='shared'),
+    dict(posemb='relative'),
+    dict(posemb='rotary'),
+    dict(posemb='sincos2d', posemb_where='every'),
+    dict(attention='axial', classifier='gap', posemb='learn2d', posemb_where='every'),
+  ],
+  ids=lambda f: '-'.join(map(str, f.values())),
+)
+def test_files_keep_every_kind_of_positions(tmp_path, fields):
+  path, _, expected = write_google(tmp_path, **fields)
+  loaded = vit_jax.load(path)
+  assert {k: getattr(loaded.model, k) for k in fields} == fields
+  logits = loaded.model.apply(loaded.variables, images())[0]
+  np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_tables_of_every_block_are_resized(tmp_path, scan):
+  path, flat, _ = write_google(tmp_path, posemb='learn2d', posemb_where='every')
+  loaded = vit_jax.load(path, image_size=(40, 24), scan=scan)
+  params = trees.flatten(loaded.params)
+  for i in range(2):
+    block = f'Transformer/encoderblock_{i}/posembed_input/pos_embedding_'
+    tables = {
+      name: np.asarray(
+        params[block.replace(f'_{i}/', '/') + name][i] if scan else params[block + name]
+      )
+      for name in ('x', 'y', 'cls')
+    }
+    for name in ('x', 'cls'):
+      np.testing.assert_array_equal(tables[name], flat[block + name])
+    a, b = flat[block + 'y'][0]  # corners on corners: five rows between the two
+    expected = [a + (b - a) * t for t in np.linspace(0, 1, 5)]
+    np.testing.assert_allclose(tables['y'][0], expected, atol=1e-6)
+
+
+def test_relative_positions_are_not_resized(tmp_path):
+  path, *_ = write_google(tmp_path, posemb='relative')
+  with pytest.raises(UserError, match=naming('posembed_relative')):
+    vit_jax.load(path, image_size=(40, 24))
+
+
+# -- what a format cannot express -----------------------------------------------------
+
+
+@pytest.mark.parametrize('to', ['timm', 'hf'])
+@pytest.mark.parametrize(
+  ('fields', 'words'),
+  [
+    (dict(posemb_where='shared'), ('posemb_where',)),
+    (dict(posemb='sincos2d', posemb_where='every'), ('posemb',)),
+    (dict(posemb='rotary'), ('posemb',)),
+    (dict(attention='axial', posemb='none'), ('attention', 'posemb')),
+  ],
+)
+def test_positions_that_other_libraries_have_not(to, fields, words):
+  library = {'timm': 'timm', 'hf': 'transformers'}[to]
+  with pytest.raises(ValueError, match=rf'{library} .*({"|".join(words)})='):
+    formats.writer('vit', to).config(models.fields_of(tiny(**fields)), (16, 24), None)
+
+
+@pytest.mark.parametrize(
+  ('name', 'to', 'fields', 'facts'),
+  [
+    ('swin_timm_pad', 'hf', {}, ('shift_pad', '56x56', '14x14')),
+    ('swin_hf_pad', 'timm', {}, ('pad_shift', '56x56', '14x14')),
+    ('swin_timm_rect', 'hf', {'borders': 'pad_shift'}, ('3x6', '48x96')),
+    ('swin_hf', 'timm', {'shift': 0.25}, ('shift=0.25',)),
+    ('swin_hf', 'google', {}, ('google', 'swin')),
+  ],
+)
+def test_swins_that_a_format_cannot_express(tmp_path, name, to, fields, facts):
+  source = weights.read(path_of(name), **fields)
+  with pytest.raises(UserError, match=naming(source.source, *facts)):
+    weights.write(source, tmp_path / 'out', to)
+
+
+# -- facts in a config, a name, or neither --------------------------------------------
+
+
+def test_heads_come_from_the_name_or_the_variant(tmp_path):
+  model = models.build('vit', 'Ti/16', depth=1, num_classes=4)
+  params = models.shapes_of(model, (32, 32, 3))['params']
+  flat = {n: np.zeros(x.shape, np.float32) for n, x in trees.flatten(params).items()}
+  np.savez(tmp_path / 'a.npz', **flat)
+  weights.write(weights.read(tmp_path / 'a.npz'), tmp_path / 'timm', 'timm')
+  bare = tmp_path / 'weights.safetensors'  # neither config.json nor metadata
+  save_file(load_file(tmp_path / 'timm' / 'model.safetensors'), bare)
+  with pytest.raises(UserError, match=naming(bare, "variant='B/16'", 'num_heads')):
+    weights.read(bare)
+  named = bare.rename(tmp_path / 'vit_tiny_patch16_224.some_tag.safetensors')
+  assert weights.read(named).fields['num_heads'] == 3
+  assert weights.read(named, num_heads=6).fields['num_heads'] == 6
+  with pytest.raises(UserError, match=naming('depth is 1', "'Ti/16'", 12)):
+    weights.read(named, variant='Ti/16')
+
+
+def timm_folder(tmp_path, architecture, drop=()):
+  """The golden of timm under the name of another architecture."""
+
+  def change(config):
+    config['architecture'] = architecture
+    for key in drop:
+      del config['model_args'][key]
+
+  return folder_of(tmp_path, 'vit_timm', change)
+
+
+@pytest.mark.parametrize('name', ['deit_tiny_patch16_224', 'flexivit_small'])
+def test_heads_come_from_the_architecture_in_the_config(tmp_path, name):
+  # Published folders name the architecture and no number of heads.
+  fields = weights.read(timm_folder(tmp_path, name, drop=['num_heads'])).fields
+  heads = {'deit_tiny_patch16_224': 3, 'flexivit_small': 6}[name]
+  assert (fields['num_heads'], fields['act']) == (heads, 'gelu_erf')
+
+
+def test_an_architecture_that_is_not_known_is_refused(tmp_path):
+  name = 'vit_base_patch16_odd_224.mine'
+  folder = timm_folder(tmp_path, name)
+  with pytest.raises(UserError, match=naming(folder, name, "act='gelu_erf'")):
+    weights.read(folder)
+  weights.read(folder, act='gelu_erf')  # said by the user
+
+
+def test_a_model_type_that_is_not_known_is_refused(tmp_path):
+  folder = folder_of(tmp_path, 'vit_hf', lambda c: c.update(model_type='dinov2'))
+  with pytest.raises(UserError, match=naming(folder, "'dinov2'", "'vit'")):
+    weights.read(folder)
+  save_file({'layer1.weight': np.ones(3, np.float32)}, folder / 'model.safetensors')
+  with pytest.raises(UserError, match=naming(folder, "'dinov2'", 'hf (vit)')):
+    weights.read(folder)
+
+
+@pytest.mark.parametrize(
+  ('name', 'act'),
+  [
+    # timm 1.0.31: the act_layer of these architectures.
+    ('vit_base_patch16_siglip_224', 'gelu_erf'),
+    ('vit_base_patch32_siglip_256', 'gelu_tanh'),
+    ('vit_large_patch16_siglip_384', 'gelu_erf'),
+    ('vit_large_patch16_siglip_512', 'gelu_tanh'),
+    ('vit_so400m_patch14_siglip_384', 'gelu_erf'),
+    ('vit_so400m_patch16_siglip_384', 'gelu_tanh'),
+    ('vit_giantopt_patch16_siglip_256', 'gelu_tanh'),
+  ],
+)
+@pytest.mark.parametrize('pool', ['map', 'avg'])
+def test_siglip_of_timm(tmp_path, name, act, pool):
+  if pool == 'avg':
+    name = name.replace('siglip', 'siglip_gap')
+  source = weights.read(path_of('vit_bigvision_map'))
+  weights.write(dataclasses.replace(source, class_names=None), tmp_path / 'a', 'timm')
+  config = {'architecture': name, 'model_args': {'num_heads': 4}, 'global_pool': pool}
+  (tmp_path / 'a' / 'config.json').write_text(json.dumps(config))
+  if pool == 'avg':
+    file = tmp_path / 'a' / 'model.safetensors'
+    save_file({n: x for n, x in load_file(file).items() if 'attn_pool' not in n}, file)
+  fields = weights.read(tmp_path / 'a').fields
+  assert (fields['act'], fields['classifier']) == (act, {'avg': 'gap'}.get(pool, pool))
+
+
+def test_windows_of_swin_v2_come_from_the_name(tmp_path):
+  def change(config):
+    for key in ('window_size', 'pretrained_window_sizes'):
+      del config['model_args'][key]
+    config['architecture'] = 'swinv2_base_window12to24_192to384.ms_in22k_ft_in1k'
+
+  folder = folder_of(tmp_path, 'swinv2_timm_pre', change)
+  fields = weights.read(folder).fields
+  assert fields['windows'] == (24, 24, 24)
+  assert fields['pretrained_windows'] == (12, 12, 6)
+  file = (folder / 'model.safetensors').rename(tmp_path / 'a.safetensors')
+  with pytest.raises(UserError, match=naming(file, 'windows', 'variant')):
+    weights.read(file)
+  assert weights.read(file, windows=(4, 4, 4)).fields['windows'] == (4, 4, 4)
+
+
+@pytest.mark.parametrize(
+  ('name', 'key', 'value', 'facts'),
+  [
+    ('swin_timm', 'model_args.always_partition', True, ('always_partition', 'True')),
+    ('swin_timm', 'global_pool', 'max', ('global_pool', "'max'")),
+    ('swin_timm', 'model_args.window_size', 'four', ('window_size', "'four'")),
+    ('swin_timm_rect', 'model_args.window_size', 5, ('stage 3', '35', 'window')),
+    ('swin_hf', 'layer_norm_eps', 1e-6, ('layer_norm_eps', '1e-06', '1e-05')),
+    ('swinv2_hf', 'model_type', 'swinv3', ("'swinv3'", "'swin'")),
+    ('swinv2_timm_pre', 'model_args.window_size', [4, 8], ('window_size', 'square')),
+  ],
+)
+def test_configs_of_swins_that_are_not_read(tmp_path, name, key, value, facts):
+  part, _, last = key.rpartition('.')
+  change = lambda config: (config[part] if part else config).update({last: value})
+  folder = folder_of(tmp_path, name, change)
+  with pytest.raises(UserError, match=naming(folder, *facts)):
+    weights.read(folder)
+
+
+# -- class names and pipelines --------------------------------------------------------
+
+
+def test_class_names_and_pipeline_come_from_the_config(tmp_path):
+  names = [f'animal {i}' for i in range(10)]
+  labels = {str(i): name for i, name in enumerate(names)}
+  folder = folder_of(tmp_path, 'vit_hf', lambda config: config.update(id2label=labels))
+  loaded = vit_jax.load(folder)
+  assert loaded.class_names == names
+  assert loaded.pp == "decode|resize(32, rounding='none')|value_range(-1, 1)"
+  assert weights.read(path_of('vit_timm')).pp == (
+    "decode|resize_small(35, method='bicubic', rounding='nearest')|central_crop(32)"
+    '|value_range(-1, 1)'
+  )
+
+
+def test_preprocessing_of_transformers(tmp_path):
+  folder = folder_of(tmp_path, 'vit_hf')
+  path = folder / 'preprocessor_config.json'
+  plain = {'size': {'height': 32, 'width': 32}, 'resample': 2, 'do_normalize': True}
+  path.write_text(json.dumps(plain))
+  assert weights.read(folder).pp == (
+    "decode|resize((32, 32), method='bilinear', antialias=True, rounding='nearest')"
+    '|value_range(-1, 1)'
+  )
+  crop = {'size': {'shortest_edge': 36}, 'resample': 3, 'do_center_crop': True}
+  levels = {'image_mean': [0.4, 0.5, 0.6], 'image_std': [0.2, 0.25, 0.5]}
+  path.write_text(json.dumps({**crop, 'crop_size': 32, **levels}))
+  pp = weights.read(folder).pp
+  assert pp == (
+    "decode|resize_small(36, method='bicubic', antialias=True, rounding='nearest')"
+    '|central_crop((32, 32))|value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
+  )
+  x = np.full((36, 40, 3), 102, np.uint8)  # 0.4
+  np.testing.assert_allclose(SingleImage(pp)(x)[0, 0], [0, -0.4, -0.4], atol=1e-6)
+  path.write_text(json.dumps(plain | {'resample': 5}))
+  with pytest.raises(UserError, match=naming(folder, 'resample=5', 'bicubic')):
+    weights.read(folder)

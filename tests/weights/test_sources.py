@@ -1,0 +1,218 @@
+"""Where weights come from: the zoo, downloads, buckets, the hub.
+
+What a server sends is believed only once its length and content are right.
+"""
+
+import gc
+import shutil
+import sys
+import urllib.parse
+import urllib.request
+import warnings
+
+import pytest
+
+import vit_jax
+from tests.support import GOLDEN, bad_server, emulator, naming
+from vit_jax import errors, files, models, weights
+from vit_jax.errors import UserError
+from vit_jax.weights import download, zoo
+
+
+def kept(folder):
+  return sorted(p.name for p in folder.rglob('*') if p.is_file())
+
+
+# -- names ----------------------------------------------------------------------------
+
+
+def test_every_name_of_the_zoo_is_a_model_that_builds():
+  assert len(zoo.ENTRIES) > 60
+  for entry in zoo.ENTRIES.values():
+    models.build(entry.model, num_classes=entry.classes)
+    assert entry.url.startswith('gs://')
+    assert entry.url.endswith('.npz')
+  assert len({entry.url for entry in zoo.ENTRIES.values()}) == len(zoo.ENTRIES)
+
+
+def test_a_name_of_the_zoo_is_in_the_cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  place = tmp_path / 'storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz'
+  place.parent.mkdir(parents=True)
+  shutil.copy(GOLDEN / 'vit_google_token.npz', place)
+  assert weights.read('b16-i21k').flat['cls'].shape == (1, 1, 48)
+
+
+@pytest.mark.parametrize(
+  ('name', 'facts'),
+  [
+    ('vit_base_patch16_224', ('vit:B/16', 'b16-augreg-i21k', '.TAG')),
+    ('vit_base_patch16_224.mae', ('vit:B/16', 'hf:timm/vit_base_patch16_224.mae.')),
+    ('mvitv2_tiny.fb_in1k', ('mvit:T', 'hf:timm/mvitv2_tiny.fb_in1k')),
+    ('ViT-S_16', ('vit:S/16', 's16-augreg-i1k-384')),
+    ('no/such/file.npz', ('--zoo',)),
+    ('b16-i12k', ('b16-i21k',)),
+    ('ftp://a/b.npz', ('hf:OWNER/NAME',)),
+  ],
+)
+def test_a_name_that_is_not_of_weights(name, facts):
+  with pytest.raises(UserError, match=naming(repr(name).strip("'"), *facts)):
+    vit_jax.load(name)
+
+
+def test_hub_names_go_through_the_hub_library(monkeypatch):
+  huggingface_hub = pytest.importorskip('huggingface_hub')
+  call = {}
+
+  def snapshot(name, revision, allow_patterns):
+    call.update(name=name, revision=revision)
+    return str(GOLDEN / 'vit_hf')
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot)
+  assert weights.read('hf:owner/name@main').format == 'hf'
+  assert call == {'name': 'owner/name', 'revision': 'main'}
+  with pytest.raises(UserError, match=naming('hf:only-a-name', 'hf:OWNER/NAME')):
+    vit_jax.load('hf:only-a-name')
+
+
+# -- downloads ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+  # As if gcsfs were not installed: gs:// of public buckets is then read over HTTPS.
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
+  return tmp_path / 'cache'
+
+
+@pytest.fixture
+def server(cache, monkeypatch):
+  """Puts the bad server in place of every host; returns the list of its requests."""
+  real, requests = urllib.request.urlopen, []
+  with bad_server.serving() as address:
+
+    def local(url, timeout):
+      parts = urllib.parse.urlsplit(url)
+      requests.append(url)
+      path = urllib.parse.quote(urllib.parse.unquote(parts.path.rpartition('/')[2]))
+      query = f'?{parts.query}' if parts.query else ''
+      return real(f'{address}/{path}{query}', timeout=timeout)
+
+    monkeypatch.setattr(urllib.request, 'urlopen', local)
+    monkeypatch.setattr(download, '_TIMEOUT', bad_server.STALL)
+    yield requests
+
+
+@pytest.mark.parametrize('name', bad_server.GOOD)
+def test_good_answers_are_kept(server, cache, name):
+  path = download.locate(f'gs://b/{name}.npz')
+  assert path.read_bytes() == bad_server.WHOLE
+  assert kept(cache) == [f'{name}.npz']
+  assert download.locate(f'gs://b/{name}.npz') == path
+  assert len(server) == 1
+
+
+FACTS = {
+  'not found': ('Not Found',),
+  'cut, with a length': (9000, len(bad_server.WHOLE)),
+  'cut by one byte': ('whole',),
+  'stall in the body': ('timed out',),
+}
+
+
+@pytest.mark.parametrize('name', bad_server.ANSWERS)
+def test_bad_answers_are_one_line_and_leave_nothing(server, cache, name, faults_table):
+  source = f'gs://b/{name}.npz'
+  # The message says where to put the file by hand.
+  facts = (source, str(cache), *FACTS.get(name, ()))
+  with pytest.raises(UserError, match=naming(*facts)) as caught:
+    download.locate(source)
+  assert '\n' not in str(caught.value)
+  if name == 'to nonsense':  # there urllib itself leaves its connection open
+    caught.value.__context__ = None
+    with warnings.catch_warnings(action='ignore'):
+      gc.collect()
+  assert kept(cache) == []
+  faults_table('bad servers', name, 'refused', str(caught.value))
+
+
+def test_the_query_is_part_of_the_name(server):
+  urls = [f'https://host/whole.npz{q}' for q in ('?version=1', '?version=2', '')]
+  paths = [download.locate(url) for url in urls]
+  assert len({*paths}) == 3
+  assert {path.suffix for path in paths} == {'.npz'}
+  assert server == urls
+  assert download.locate(urls[0]) == paths[0]
+  assert len(server) == 3
+
+
+@pytest.mark.parametrize(
+  'url',
+  [
+    *(
+      'https://',
+      'https:///a.npz',
+      'https://host',
+      'https://host/',
+      'gs://',
+      'gs://b/',
+    ),
+    *('https://[::1/a.npz', 'https://host:port/a.npz', 'https://host/../../a.npz'),
+    *('https://host/a/%2e%2e/%2e%2e/a.npz', 'gs://../a.npz', 'https://ho st/a.npz'),
+    *(
+      f'https://host/{"a" * 300}.npz',
+      'https://host/a\0b.npz',
+      'https://host/a\nb.npz',
+    ),
+    *('http://host/a.npz', 'file:///etc/passwd', 's3://b/a.npz', '~nobody-here/a.npz'),
+    *('hf:', 'hf:name', 'hf:../..', 'hf:a/b@\n', 'hf:a/b/c', 'https://host/\ud800.npz'),
+  ],
+)
+def test_odd_urls_are_one_line(cache, monkeypatch, url):
+  def refuse(url, timeout):
+    raise urllib.error.URLError('no network here')
+
+  monkeypatch.setattr(urllib.request, 'urlopen', refuse)
+  with pytest.raises(UserError) as caught:
+    weights.read(url)
+  assert '\n' not in str(caught.value)
+  assert {p.name for p in cache.parent.rglob('*') if p.is_file()} == set()
+  assert {p.name for p in cache.parent.iterdir()} <= {'cache'}
+
+
+def test_a_damaged_file_in_the_cache_can_be_removed(server, cache):
+  path = download.locate('gs://b/whole.npz')
+  path.write_bytes(bad_server.WHOLE[:9000])
+  with pytest.raises(UserError, match=naming('truncated', f'Remove {path}')):
+    weights.read('gs://b/whole.npz')
+  shutil.copy(GOLDEN / 'vit_google_token.npz', path)
+  weights.read('gs://b/whole.npz')
+
+
+# -- buckets --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures('gcs_without_tensorflow')
+def test_a_file_and_a_folder_come_from_a_bucket(
+  gcs_proxy, gcs_folder, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  source = f'{gcs_folder}/vit.npz'
+  with pytest.raises(UserError, match=naming(source)):
+    vit_jax.load(source)
+  upload = lambda path, url: files.replace(url, path.read_bytes())
+  upload(GOLDEN / 'vit_google_token.npz', source)
+  for path in (GOLDEN / 'vit_timm').iterdir():
+    upload(path, f'{gcs_folder}/timm/{path.name}')
+  emulator.fails(gcs_proxy, 2)
+  assert vit_jax.load(source).params['cls'].shape == (1, 1, 48)
+  folder, expected = (
+    weights.read(s) for s in (f'{gcs_folder}/timm', GOLDEN / 'vit_timm')
+  )
+  assert folder.fields == expected.fields
+  with pytest.raises(errors.UserError, match=naming(gcs_folder / 'none')):
+    vit_jax.load(f'{gcs_folder}/none')
+  assert not [p for p in tmp_path.rglob('*') if p.name.startswith('tmp')]
+  gcs_proxy.fault = lambda *_: '403'  # for any further request
+  vit_jax.load(source)
