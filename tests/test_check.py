@@ -138,7 +138,7 @@ REFUSED = [
   ('optim.wd_rules=[["a"]]', ('config.optim.wd_rules', 'float')),
   ('weights=/a/b.npz', ("config.weights='/a/b.npz'", 'config.weights.KEY=VALUE')),
   # choices
-  ('data.cache=decode', ('config.data.cache', "'decode'", 'raw', 'decoded')),
+  ('data.cache=decode', ('config.data.cache', "'decode'", 'decoded')),
   ('data.pp=value_range(-1)', ('config.data.pp', 'value_range(-1)')),
   ('data.pp=resize(8)', ('config.data.pp', 'value_range')),
   ('evals.test.data.pp=reszie(8)', ('config.evals.test.data.pp', 'reszie', 'resize')),
@@ -173,7 +173,7 @@ REFUSED = [
   ('data.workers=0', ('config.data.workers=0', pipeline.WORKERS)),
   ('evals.test.data.batch_size=0', ('config.evals.test.data.batch_size', 2**24)),
   ('data.pp=resize(100000)|value_range(-1,1)', ('resize(100000)', 'megapixels')),
-  (f'data.pp=resize({"(" * 5000})|value_range(-1,1)', ('config.data.pp', 'op')),
+  (f'data.pp=resize({"(" * 5000})|value_range(-1,1)', ('config.data.pp',)),
   ('seed=-1', ('config.seed=-1', 2**63 - 1)),
   ('mesh.data=-2', ('config.mesh.data=-2', -1)),
   ('log.every=0', ('config.log.every=0', 1)),
@@ -238,7 +238,7 @@ def test_every_whole_number_has_a_range():
   ('value', 'facts'),
   [
     ({1}, ('config.x', 'set')),
-    (10**30, ('config.x=1e+30', 64)),
+    (10**30, ('config.x', 64)),
     (float('nan'), ('config.x=nan', 'finite')),
     ([0, {'a': float('inf')}], ('config.x[1].a=inf', 'finite')),
   ],

@@ -207,19 +207,20 @@ def plain(where: str, value) -> None:
       'lists and dicts of them.'
     )
   elif isinstance(value, int) and abs(value) >= 2**63:
-    raise UserError(f'{where}={value:.3g}: integers have 64 bits; write a float.')
+    raise UserError(f'{where} is an integer of more than 64 bits: write a float.')
   elif isinstance(value, float) and not abs(value) <= FLOAT32:
     raise UserError(f'{where}={value}: expected a finite number, up to {FLOAT32}.')
 
 
 @contextlib.contextmanager
 def reported(where: str) -> Iterator[None]:
-  """Turns a ValueError from the code that a section configures into a UserError."""
+  """Turns a ValueError of the code that a section configures into a UserError about it."""
   try:
     yield
-  except UserError:
-    raise
   except ValueError as error:
+    special = isinstance(error, UserError) and type(error) is not UserError
+    if special or str(error).startswith(where):
+      raise
     raise UserError(f'{where}: {error}') from error
 
 

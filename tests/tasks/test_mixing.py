@@ -75,6 +75,18 @@ def test_cutmix_pastes_one_box_and_its_share_of_the_label():
   assert min(corners) > keep.mean()  # boxes cover the middle more often
 
 
+@pytest.mark.parametrize(('side', 'box'), [(0.3, 8), (0.32, 10), (0.99, 30), (0.03, 0)])
+def test_the_box_of_cutmix_has_whole_pixels(monkeypatch, side, box):
+  # 32 px: 9.6, 10.24, 31.68 and 0.96 are floored, then made even around the centre.
+  monkeypatch.setattr(jax.random, 'beta', lambda *_: jnp.float32([1 - side**2]))
+  monkeypatch.setattr(jax.random, 'randint', lambda *_: jnp.int32([16]))
+  images, targets = Mixing(cutmix=1.0)(*example_batch(), jax.random.key(0))
+  expected = np.ones((SIDE, SIDE))
+  expected[16 - box // 2 : 16 + box // 2, 16 - box // 2 : 16 + box // 2] = 0
+  np.testing.assert_allclose(shares(images)[3], expected, atol=1e-4)
+  np.testing.assert_allclose(targets[3, 3], 1 - box**2 / SIDE**2, rtol=1e-6)
+
+
 def test_both_are_drawn_by_the_switch():
   mix = Mixing(mixup=0.5, cutmix=1.0, switch_prob=0.25, mixup_mode='example')
   images, _ = mix(*example_batch(), jax.random.key(3))
