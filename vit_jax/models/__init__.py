@@ -201,8 +201,7 @@ def build(name: str, variant: str | None = None, **fields):
     elif isinstance(value, list):  # JSON knows no tuples; modules must be hashable
       fields[field] = tuple(value)
   if 'dtype' in fields:
-    dtype = getattr(fields['dtype'], '__name__', None) or str(fields['dtype'])
-    fields['dtype'] = jnp.dtype(choose('dtype', dtype, DTYPES))
+    fields['dtype'] = jnp.dtype(fields['dtype'])
   return _facts(name).model(**fields)
 
 
@@ -236,11 +235,18 @@ def signature(name: str, variant: str | None = None) -> inspect.Signature:
   return inspect.Signature(fields)
 
 
+def _check_dtype(where: str, value, _) -> None:
+  choose(where, getattr(value, '__name__', None) or str(value), DTYPES)
+
+
+_Dtype = typing.Annotated[typing.Any, _check_dtype]
+
+
 def _sized(kind):
-  """Returns a field's annotation, in which a bare int becomes a `Size`."""
+  """Returns a field's annotation; a bare int becomes a `Size`, a dtype one of DTYPES."""
   args = typing.get_args(kind)
   if isinstance(kind, types.UnionType):
     return functools.reduce(operator.or_, map(_sized, args))
   if args and typing.get_origin(kind) in (tuple, Sequence):
     return typing.get_origin(kind)[tuple(map(_sized, args))]
-  return Size if kind is int else kind
+  return {int: Size, jnp.dtype: _Dtype}.get(kind, kind)
