@@ -234,18 +234,16 @@ def test_only_photographs_are_turned_upright():
     prepare.checked(data[: len(data) * 2 // 3], True, 8)
 
 
+@pytest.mark.filterwarnings('ignore')  # Beam's and TFDS's own
 def test_beam_gives_the_same(tmp_path):
-  beam = pytest.importorskip('apache_beam')
-  import tensorflow_datasets as tfds
-
-  del beam
+  pytest.importorskip('apache_beam')
   archive = synsets(3, 9)
   tar = write_tar(tmp_path / 'a.tar', archive)
   alone, _ = prepared(prepare.IMAGENET21K, [tar], tmp_path / 'A')
   builder, _ = prepare.builder(
     prepare.IMAGENET21K, [tar], str(tmp_path / 'B'), beam=True
   )
-  config = tfds.download.DownloadConfig(beam_runner='DirectRunner')
+  config = prepare.download_config('DirectRunner', [])
   builder.download_and_prepare(
     download_dir=str(tmp_path / 'unused'), download_config=config
   )

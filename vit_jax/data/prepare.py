@@ -2,9 +2,8 @@
 
 TFDS orders the examples by a hash of their keys, writes them as ArrayRecord shards, and
 moves the data set to its place once it is complete. With Apache Beam the same builders run
-on a cluster.
-
-Nothing is unpacked: a tar counts as a folder named after it, also a tar inside a tar.
+on a cluster. Nothing is unpacked: a tar counts as a folder named after it, also a tar
+inside a tar.
 """
 
 import concurrent.futures
@@ -20,42 +19,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from etils import epath
-
+from vit_jax import files
 from vit_jax.data import image_file
 from vit_jax.data.ops.decode import probe
 from vit_jax.data.sources import folder, listing, splits, tfds_directory
 from vit_jax.errors import BadImage, UserError, one_line
 
 _TAR = re.compile(r'(?P<stem>.+?)\.(tar(\.(gz|bz2|xz))?|tgz|tbz2|txz)', re.IGNORECASE)
-_SYNSET = re.compile(r'n\d{8}')
-_DAMAGE = (tarfile.TarError, EOFError, zlib.error, OSError)
-# Images that are decoded at a time, to see whether they are whole.
-_CHUNK = 256
-# Visually lossless; only images that are turned or shrunk are encoded again.
-_QUALITY = 95
-
-
-class Piece(NamedTuple):
-  """Input that one worker reads: a class's folder, a tar, or a tar inside a plain tar.
-
-  Attributes:
-    path: of the folder or the outermost tar, which may be in a bucket.
-    folder: begins the names of the files, '' or 'train/cat/'.
-    offset: where the inner tar begins in its tar.
-    label: class of all files; '': each belongs to the class of its own folder.
-  """
-
-  path: str
-  folder: str
-  offset: int | None = None
-  label: str = ''
-
-
-class Place(NamedTuple):
-  key: str
-  split: str
-  label: str
+_CHUNK = 256  # Images that are decoded at a time, to see whether they are whole.
+_QUALITY = 95  # Visually lossless JPEG, for images that are turned or shrunk.
 
 
 class Kind(NamedTuple):
@@ -63,32 +35,31 @@ class Kind(NamedTuple):
 
   Attributes:
     about: description, homepage and citation.
-    place: (name of a file, its class or '') -> Place; None: left out.
+    place: (name of a file, its class or '') -> (key, split, class); None: left out.
     upright: turn images as their EXIF orientation says, which readers of prepared data
       sets ignore.
   """
 
   name: str
   about: dict[str, str]
-  place: Callable[[str, str], Place | None]
+  place: Callable[[str, str], tuple[str, str, str] | None]
   upright: bool
 
 
-def _place_synset(name: str, label: str) -> Place | None:
-  del label
+def _place_synset(name: str, label: str) -> tuple[str, str, str] | None:
   *_, synset, file = ['', *name.split('/')]
   # The key leaves out the archive's name, so that the order does not depend on it.
   return (
-    Place(f'{synset}/{file}', 'full', synset) if _SYNSET.fullmatch(synset) else None
+    (f'{synset}/{file}', 'full', synset) if re.fullmatch(r'n\d{8}', synset) else None
   )
 
 
-def _place_image(name: str, label: str) -> Place | None:
+def _place_image(name: str, label: str) -> tuple[str, str, str] | None:
   *above, own, _ = ['', '', *name.split('/')]
   named = (splits.canonical(part) for part in above)
   split = next((part for part in named if part in splits.SYNONYMS), 'train')
   label = label or own
-  return Place(name, split, label) if label else None
+  return (name, split, label) if label else None
 
 
 IMAGENET21K = Kind(
@@ -121,7 +92,7 @@ def builder(
   max_side: int | None = None,
   beam: bool = False,
 ) -> tuple:
-  """Returns a `tfds.core.GeneratorBasedBuilder`, and the list to which it adds (name, reason) of broken images.
+  """Returns a TFDS builder, and the list to which it adds (name, reason) of broken images.
 
   TFDS needs the classes before the first example, so all names in the input are listed.
 
@@ -142,8 +113,8 @@ def builder(
   for piece in itertools.chain.from_iterable(map(_pieces, sources)):
     names = (name for name, _ in _files(piece))
     places = [place for name in names if (place := kind.place(name, piece.label))]
-    labels |= {place.label for place in places}
-    for split in {place.split for place in places}:
+    labels |= {label for *_, label in places}
+    for split in {split for _, split, _ in places}:
       pieces_of.setdefault(split, []).append(piece)
   if not labels:
     home = 'of a WordNet id (nXXXXXXXX)' if kind is IMAGENET21K else 'of a class'
@@ -156,17 +127,16 @@ def builder(
     VERSION = tfds.core.Version(version)
 
     def _info(self):
+      features = {
+        'image': tfds.features.Image(),
+        'label': tfds.features.ClassLabel(names=sorted(labels)),
+        'file_name': tfds.features.Text(),
+      }
       return tfds.core.DatasetInfo(
         builder=self,
-        **kind.about,
         supervised_keys=('image', 'label'),
-        features=tfds.features.FeaturesDict(
-          {
-            'image': tfds.features.Image(),
-            'label': tfds.features.ClassLabel(names=sorted(labels)),
-            'file_name': tfds.features.Text(),
-          }
-        ),
+        features=tfds.features.FeaturesDict(features),
+        **kind.about,
       )
 
     def _split_generators(self, dl_manager):
@@ -217,21 +187,18 @@ def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
   """Yields the (key, example) of a split's whole images."""
 
   def check(file):
-    place, name, data = file
+    key, label, name, data = file
     try:
-      if isinstance(data, BadImage):
-        raise data
-      return place, name, checked(data, kind.upright, max_side)
+      return key, label, name, checked(data, kind.upright, max_side)
     except BadImage as error:
-      return place, name, error
+      return key, label, name, error
 
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    files = _of_split(pieces, kind, split)
-    while chunk := list(itertools.islice(files, _CHUNK)):
-      for place, name, image in pool.map(check, chunk):
+    read = _of_split(pieces, kind, split)
+    while chunk := list(itertools.islice(read, _CHUNK)):
+      for key, label, name, image in pool.map(check, chunk):
         if not isinstance(image, BadImage):
-          example = {'image': image, 'label': place.label, 'file_name': place.key}
-          yield place.key, example
+          yield key, {'image': image, 'label': label, 'file_name': key}
           continue
         logging.getLogger(__name__).warning('left out: %s: %s', name, image)
         if broken is not None:
@@ -239,28 +206,33 @@ def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
 
 
 def _of_split(pieces, kind, split) -> Iterator[tuple]:
-  """Yields (Place, name, bytes or a BadImage) of all files of a split, in their order."""
+  """Yields (key, class, name, bytes or a BadImage) of a split's files, in their order."""
   for piece in pieces:
     for name, read in _files(piece):
       place = kind.place(name, piece.label)
-      if place and place.split == split:
+      if place and place[1] == split:
         try:
-          yield place, name, read()
+          data = read()
         except BadImage as error:
-          yield place, name, error
+          data = error
+        yield place[0], place[2], name, data
 
 
-def checked(data: bytes, upright: bool, max_side: int | None = None) -> bytes:
+def checked(
+  data: bytes | BadImage, upright: bool, max_side: int | None = None
+) -> bytes:
   """Returns the bytes to store of an encoded image: the same, unless it is changed.
 
   Images that are turned or shrunk are encoded again. Formats that only Pillow reads become
   PNG.
 
   Raises:
-    BadImage: if the image cannot be decoded as a whole.
+    BadImage: `data` itself, or for an image that cannot be decoded as a whole.
   """
   from PIL import Image, ImageOps
 
+  if isinstance(data, BadImage):
+    raise data
   data, orientation, size = probe(data, exif=upright)
   shrink = max_side is not None and max(size) > max_side
   try:
@@ -276,10 +248,8 @@ def checked(data: bytes, upright: bool, max_side: int | None = None) -> bytes:
       if shrink:
         image.thumbnail((max_side, max_side), reducing_gap=3)
       image = ImageOps.exif_transpose(image) if orientation > 1 else image
-      out = io.BytesIO()
-      image.convert('L' if image.mode == 'L' else 'RGB').save(
-        out, 'JPEG', quality=_QUALITY
-      )
+      image = image.convert('L' if image.mode == 'L' else 'RGB')
+      image.save(out := io.BytesIO(), 'JPEG', quality=_QUALITY)
       return out.getvalue()
   except Exception as error:  # Pillow's plugins raise many types on broken data
     raise BadImage(f'cannot be decoded: {error or type(error).__name__}') from None
@@ -288,18 +258,31 @@ def checked(data: bytes, upright: bool, max_side: int | None = None) -> bytes:
 # --- the input -----------------------------------------------------------------------
 
 
+class Piece(NamedTuple):
+  """Input that one worker reads: a class's folder, a tar, or a tar inside a plain tar.
+
+  Attributes:
+    path: of the folder or the outermost tar, which may be in a bucket.
+    folder: begins the names of the files, '' or 'train/cat/'.
+    offset: where the inner tar begins in its tar.
+    label: class of all files; '': each belongs to the class of its own folder.
+  """
+
+  path: str
+  folder: str
+  offset: int = 0
+  label: str = ''
+
+
 def _pieces(source: str) -> Iterator[Piece]:
   if not os.path.isdir(source):
-    if not _TAR.fullmatch(os.path.basename(source)):
-      raise UserError(f'{source} is neither a folder nor a tar (.tar, .tar.gz, ...).')
     yield from _pieces_of_tar(source, '')
     return
   below = [os.path.join(at, name) for at, _, names in os.walk(source) for name in names]
-  tars = sorted(path for path in below if _TAR.fullmatch(os.path.basename(path)))
-  for path in tars:
-    above = os.path.relpath(os.path.dirname(path), source)
-    yield from _pieces_of_tar(path, '' if above == '.' else f'{above}/')
-  if tars:
+  if tars := sorted(path for path in below if _is_tar(path)):
+    for path in tars:
+      above = os.path.relpath(os.path.dirname(path), source)
+      yield from _pieces_of_tar(path, '' if above == '.' else f'{above}/')
     return
   for split, directory in folder.split_directories(source).items():
     prefix = '' if directory == source else f'{split}/'
@@ -308,15 +291,17 @@ def _pieces(source: str) -> Iterator[Piece]:
 
 
 def _pieces_of_tar(path: str, above: str) -> Iterator[Piece]:
-  """Yields a tar, and each tar inside it unless it is compressed."""
-  whole = Piece(path, f'{above}{_stem(path)}/')
+  """Yields a tar, and each tar inside it unless the outer one is compressed."""
+  if not _is_tar(path):
+    raise UserError(f'{path} is neither a folder nor a tar (.tar, .tar.gz, ...).')
+  whole = Piece(path, f'{above}{_stem(os.path.basename(path))}/')
   yield whole
-  if _plain(path):
+  if path.lower().endswith('.tar'):
     with _opened(whole) as tar:
       for member in _members(tar):
-        if _TAR.fullmatch(os.path.basename(member.name)):
-          inner = f'{whole.folder}{_clean(member.name)}/'
-          yield Piece(path, inner, member.offset_data)
+        if _is_tar(member.name):
+          name = f'{whole.folder}{_stem(member.name)}/'
+          yield Piece(path, name, member.offset_data)
 
 
 def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -330,19 +315,19 @@ def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
       yield piece.folder + name, functools.partial(image_file.read, path)
     return
   with _opened(piece) as tar:
-    yield from _files_of_tar(tar, piece.folder, nested=not _plain(piece.path))
+    plain = piece.path.lower().endswith('.tar')
+    yield from _files_of_tar(tar, piece.folder, nested=not plain)
 
 
 def _files_of_tar(tar: tarfile.TarFile, above: str, nested: bool) -> Iterator:
   for member in _members(tar):
-    name = above + _clean(member.name)
+    name = above + _stem(member.name)
     if any(map(listing.is_hidden, name.split('/'))):
       continue
     if name.lower().endswith(listing.extensions()):
       yield name, functools.partial(_read, tar, member)
-    elif nested and _TAR.fullmatch(os.path.basename(member.name)):
-      file = tar.extractfile(member)
-      with tarfile.open(fileobj=file, tarinfo=_Strict) as inner:
+    elif nested and _is_tar(member.name):
+      with tarfile.open(fileobj=tar.extractfile(member), tarinfo=_Strict) as inner:
         yield from _files_of_tar(inner, f'{name}/', nested)
 
 
@@ -367,14 +352,14 @@ class _Strict(tarfile.TarInfo):
 @contextlib.contextmanager
 def _opened(piece: Piece) -> Iterator[tarfile.TarFile]:
   try:
-    with epath.Path(piece.path).open('rb') as file:
-      file.seek(piece.offset or 0)
+    with files.path(piece.path).open('rb') as file:
+      file.seek(piece.offset)
       with tarfile.open(fileobj=file, tarinfo=_Strict) as tar:
         yield tar
-  except _DAMAGE as error:
-    where = f'{piece.path} ({piece.folder})' if piece.offset else piece.path
+  except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    inner = f' ({piece.folder})' if piece.offset else ''
     raise UserError(
-      f'{where} cannot be read: {one_line(error)}. Fetch it again.'
+      f'{piece.path}{inner} cannot be read: {one_line(error)}. Fetch it again.'
     ) from None
 
 
@@ -385,17 +370,11 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
       yield member
 
 
-def _plain(path: str) -> bool:
-  return path.lower().endswith('.tar')
+def _is_tar(path: str) -> bool:
+  return _TAR.fullmatch(os.path.basename(path)) is not None
 
 
-def _clean(name: str) -> str:
-  """Returns 'x/cats' for './x/cats.tar'."""
-  above, file = os.path.split(os.path.normpath(name))
-  return os.path.join(above, _stem(file))
-
-
-def _stem(path: str) -> str:
-  name = os.path.basename(path)
-  match = _TAR.fullmatch(name)
-  return match['stem'] if match else name
+def _stem(name: str) -> str:
+  """Returns 'x/cats' for './x/cats.tar', 'x/1.jpg' for itself."""
+  name = os.path.normpath(name)
+  return _TAR.fullmatch(name)['stem'] if _is_tar(name) else name
