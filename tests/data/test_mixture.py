@@ -242,7 +242,7 @@ def test_mistakes(parts, facts):
 
 
 def test_options_belong_to_the_parts():
-  with pytest.raises(UserError, match=naming("{'size': 3}", "'options'")):
+  with pytest.raises(UserError, match=naming('source_options', "'options'")):
     pipeline.train(PARTS, 'train', PP, 4, source_options={'size': 3})
 
 

@@ -8,7 +8,6 @@ import pytest
 from tests.support import naming
 from vit_jax.data import philox
 from vit_jax.data.sources import order, splits
-from vit_jax.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_hosts_read_disjoint_slices_of_the_same_batch(hosts):
 
 @pytest.mark.parametrize(('batch', 'hosts'), [(6, 4), (0, 1), (-2, 2)])
 def test_hosts_that_cannot_share_a_batch(batch, hosts):
-  with pytest.raises(UserError, match=naming(f'batch_size={batch}', hosts)):
+  with pytest.raises(ValueError, match=naming(f'batch_size={batch}', hosts)):
     order.host_slice(batch, 0, hosts)
 
 
@@ -239,5 +238,5 @@ def test_percentages_agree_with_tfds():
   ],
 )
 def test_wrong_splits(expression, facts):
-  with pytest.raises(UserError, match=naming(f"'{expression}'", *facts)):
+  with pytest.raises(ValueError, match=naming(f"'{expression}'", *facts)):
     splits.select(expression, SIZES, 'x')

@@ -23,7 +23,6 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
 from vit_jax.data.sources import base, mixture, subset
 from vit_jax.data.sources.order import batch_positions, host_slice
-from vit_jax.errors import UserError
 
 # Decoding threads also wait for files, so more of them than processors may help.
 WORKERS = max(64, 16 * (os.cpu_count() or 1))
@@ -34,9 +33,8 @@ def _check_options(where: str, options: dict, data: dict) -> None:
   if isinstance(data['source'], str):
     sources.check_options(where, options, data)
   elif options:
-    raise UserError(
-      f"{where}={options} beside a list of sources: give each part its 'options'."
-    )
+    with reported(where):
+      raise ValueError("a list of sources: give each part its own 'options'")
 
 
 def _build(source, split, options, classes):
@@ -115,26 +113,26 @@ class Batches(abc.ABC):
       UserError: for a mistake in the arguments, or missing data.
     """
     registry.parse(pp)  # before a source that may take long to open
-    self.source = _build(source, split, source_options or {}, classes)
-    self.split = split
-    self.num_examples = len(self.source)
-    counts = (num_classes, self.source.num_classes, model_classes)
-    self.num_classes = next((k for k in counts if k is not None), None)
-    self.class_names = self.source.class_names
-    self.batch_size = batch_size
-    self._check_classes()
-    if max_file_bytes is not None:
-      self._limit_files(max_file_bytes)
-    if host is None or hosts is None:
-      import jax
+    with reported('config.data'):
+      self.source = _build(source, split, source_options or {}, classes)
+      self.split = split
+      self.num_examples = len(self.source)
+      counts = (num_classes, self.source.num_classes, model_classes)
+      self.num_classes = next((k for k in counts if k is not None), None)
+      self.class_names = self.source.class_names
+      self.batch_size = batch_size
+      self._check_classes()
+      if max_file_bytes is not None:
+        self._limit_files(max_file_bytes)
+      if host is None or hosts is None:
+        import jax
 
-      host, hosts = jax.process_index(), jax.process_count()
-    self._first, size = host_slice(batch_size, host, hosts)
+        host, hosts = jax.process_index(), jax.process_count()
+      self._first, size = host_slice(batch_size, host, hosts)
+      reading, order = self._open(seed, host, hosts)
+      self.fingerprint = reading.fingerprint
     with reported(f'pp {pp!r}'):
       self._preprocess = Preprocess(pp, self.source, self.num_classes)
-    reading, order = self._open(seed, host, hosts)
-    self.fingerprint = reading.fingerprint
-    with reported('config.data'):
       cached = attach(reading, self._preprocess, cache, cache_bytes)
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
     self._reader = Reader(
@@ -149,17 +147,17 @@ class Batches(abc.ABC):
 
   def _check_classes(self):
     if self.num_classes is None:
-      raise UserError(
-        f'{self.source.name} does not say how many classes it has: set num_classes.'
+      raise ValueError(
+        f'{self.source.name} has an unknown number of classes: set num_classes'
       )
     for part, offset in self.source.parts():
       base.check_labels(part, self.num_classes, offset)
 
   def _limit_files(self, max_file_bytes):
     if self.source.image_shape is not None:
-      raise UserError(
+      raise ValueError(
         f'max_file_bytes={max_file_bytes}: {self.source.name} holds arrays, not files: '
-        'leave it out.'
+        'leave it out'
       )
     for source in (self.source, *(part for part, _ in self.source.parts())):
       source.max_file_bytes = max_file_bytes

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from vit_jax import files
-from vit_jax.check import bind
+from vit_jax.check import bind, reported
 from vit_jax.data.sources import listing, subset
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, did_you_mean
@@ -61,10 +61,11 @@ def build(
     UserError: for an unknown source, split, class or option, or missing data.
   """
   check_options('config.data.source_options', options, {'source': source})
-  if classes is not None:
+  with reported(source):
+    if classes is None:
+      return _open(source, split, options)
     subset.check('config.data.classes', classes, {'source': source})
     return subset.build(lambda part: _open(source, part, options), split, classes)
-  return _open(source, split, options)
 
 
 def _open(source: str, split: str, options: dict) -> Source:
@@ -86,7 +87,7 @@ def _open(source: str, split: str, options: dict) -> Source:
 
 
 def check_options(where: str, options: dict, beside: dict) -> None:
-  """Refuses options that the source beside them does not take; see `config.bind`."""
+  """Refuses options that the source beside them does not take: a rule of `check`."""
   *_, cls = _resolve(beside['source'])
   bind(where, options, cls, provided=('target', 'split'))
 
@@ -117,10 +118,9 @@ def _scheme(source: str) -> tuple[str, str]:
     return 'arrays', source
   # 'cifar10:3.0.2' and 'name/config' are TFDS names; 'flder:/x' and './x' are not.
   if os.sep in target or source.startswith(('.', '~', os.sep)):
-    what = 'scheme' if colon else 'directory'
-    name = scheme if colon else source
+    missing = f'scheme {scheme!r}' if colon else f'directory {source!r}'
     raise UserError(
-      f'Source {source!r}: there is no {what} {name!r}. Sources: {_forms()}.'
+      f'Source {source!r}: there is no {missing}. Sources: {_forms()}.'
       f'{did_you_mean(scheme, SOURCES)}'
     )
   return 'tfds', source

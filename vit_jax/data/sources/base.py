@@ -1,4 +1,4 @@
-"""What a source of examples is."""
+"""The contract of a source of examples, and sources of arrays in memory."""
 
 import abc
 import hashlib
@@ -10,28 +10,26 @@ import numpy as np
 from vit_jax.data import image_file
 from vit_jax.data.features import Feature, ImageFeature, LabelFeature
 from vit_jax.data.sources import order
-from vit_jax.errors import UserError
 
 
 class Source(abc.ABC):
   """Random access to the examples of one split. A new data set is one subclass.
 
   Attributes:
-    features: {name: what an example holds under it}, see `data.features`; there is
-      always an 'image'.
+    features: {name: kind of value}, see `data.features`; there is always an 'image'.
     name: the source as the user wrote it, for messages and reports.
-    num_classes: K, or None where the source cannot know.
+    num_classes: K, or None if the source does not know.
     class_names: K names, or None.
-    labels: every example's label, int [N], where they are known without reading
-      images, else None. They are then checked before training.
+    labels: every example's label, int [N], if they are known without reading images, which
+      allows to check them before training; else None.
+    fingerprint: a cheap hash that changes when the examples do.
     streamed: read from front to back, see `Stream`.
     exif: apply the EXIF orientation, as for photographs from a camera. Not for
       published data sets, whose published numbers ignore it.
     max_file_bytes: an encoded image of more bytes is a bad image.
-    left_out: {extension: number} of files among the images that are not images by name.
-    misplaced: {extension: number} of files that are in no class.
-    remarks: what else a person should know of the data, for the line that describes it.
-    fingerprint: a cheap hash that changes when the examples do.
+    left_out: {extension: number} of files beside the images, for reports.
+    misplaced: {extension: number} of files that are in no class, for reports.
+    remarks: ends the line that describes the source.
   """
 
   features: dict[str, Feature | ImageFeature | LabelFeature] = types.MappingProxyType(
@@ -63,9 +61,9 @@ class Source(abc.ABC):
     """Returns examples, dicts of the declared features.
 
     An image is bytes or uint8 [H, W, C]; the label of a `LabelFeature` an int, or ints;
-    any other feature an array. An example that cannot be read has an 'error', the reason,
-    in their place. Beside several labels there may be a 'weight', float [n]: the value of
-    each in a multi-hot target, else 1. 'exif', if there, overrides the source's.
+    any other feature an array. An example that cannot be read has only an 'error', the
+    reason. Beside several labels there may be a 'weight', float [n]: the value of each in
+    a multi-hot target, else 1. An 'exif' overrides the source's.
     """
 
   def read_at(self, positions: np.ndarray, indices: np.ndarray) -> list[dict]:
@@ -77,10 +75,10 @@ class Source(abc.ABC):
     return f'{self.name}#{index}'
 
   def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
-    """Returns (source, order): what training reads, and how, on one of the hosts.
+    """Returns the (source, order) that training reads on one of the hosts.
 
     Raises:
-      UserError: if it cannot be read that way.
+      ValueError: if the source is for evaluation only.
     """
     return self, order.shuffled(len(self), seed)
 
@@ -94,7 +92,7 @@ class Source(abc.ABC):
 
 
 class View(Source):
-  """A source read through another object: all else is as the source says."""
+  """A source read through another object, with the attributes of the source."""
 
   def __init__(self, source: Source):
     self.source = source
@@ -137,7 +135,7 @@ class ArraySource(Source):
 
 
 def fingerprint(parts: Iterable) -> str:
-  """Returns 16 hex digits that depend on the parts, bytes or what `str` shows."""
+  """Returns 16 hex digits that depend on the parts, which are bytes or hashed as text."""
   digest = hashlib.sha256()
   for part in parts:
     data = part if isinstance(part, bytes) else str(part).encode()
@@ -146,25 +144,25 @@ def fingerprint(parts: Iterable) -> str:
 
 
 def check_labels(source: Source, num_classes: int, offset: int = 0) -> None:
-  """Raises UserError for labels outside [0, num_classes) that are known unread.
+  """Raises ValueError for labels outside [0, num_classes), if the source knows them.
 
   Args:
-    offset: what is added to the source's labels, see `Source.parts`.
+    offset: is added to the source's labels, see `Source.parts`.
   """
   shift = f' with label_offset={offset}' if offset else ''
   if source.labels is None:
     classes = source.num_classes
     if classes is not None and classes + offset > num_classes:
-      raise UserError(
-        f'{source.name} has {classes} classes{shift}, but num_classes={num_classes}.'
+      raise ValueError(
+        f'{source.name} has {classes} classes{shift}, but num_classes={num_classes}'
       )
     return
   labels = source.labels + offset
   low, high = int(labels.min()), int(labels.max())
   if low < 0 or high >= num_classes:
     bad = int(np.flatnonzero((labels < 0) | (labels >= num_classes))[0])
-    raise UserError(
+    raise ValueError(
       f'{source.name}: labels run from {low} to {high}{shift}, but num_classes='
       f'{num_classes} allows 0 to {num_classes - 1}. The first outside is '
-      f'{source.name_of(bad)} with label {int(labels[bad])}.'
+      f'{source.name_of(bad)} with label {int(labels[bad])}'
     )

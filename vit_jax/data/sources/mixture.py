@@ -1,10 +1,10 @@
 """Several sources in fixed proportions, as one.
 
-Place p of training belongs to a block of M places. In block b part k has its quota, what
-rounding makes of the M w_k that are its due: after any number of blocks each part has
-had its share of all places to within one. Which places of the block they are is a
-seeded permutation, and within its own places each part goes through its own epochs.
-All of that is computed from p, so that a jump to any step costs nothing.
+Position p of training belongs to a block of M positions. In each block part k has a quota
+near its share, M w_k, rounded so that after any number of blocks each part has had its share
+of all positions to within one. A seeded permutation spreads the quotas over the block, and
+within its own positions each part goes through its own epochs. All of that is computed from
+p, so that a jump to any step costs nothing.
 """
 
 import functools
@@ -15,14 +15,13 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax.check import INT32, Range, bind
+from vit_jax.check import INT32, Range, bind, reported
 from vit_jax.data import sources
 from vit_jax.data.features import LabelFeature
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.errors import UserError
 
-# Examples of a block: a few batches, and enough that the smallest part has one in each.
+# Examples in a block: a few batches, and enough that the smallest part has one in each.
 _BLOCK, _LARGEST = 2**10, 2**20
 
 
@@ -31,14 +30,14 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
 
   Args:
     parts: for each part {'source', 'split', 'weight', 'label_offset', 'options',
-      'classes'}; all but 'source' may be left out. `source`, `options` and `classes` are
-      those of `sources.build`.
-      `weight` is the part's share of the examples seen, relative to the others'; where
-      no part has one, its number of examples. `label_offset` is added to its labels.
+      'classes'}; all but 'source' are optional. `source`, `options` and `classes`: see
+      `sources.build`. `weight` is the part's share of the examples, relative to the
+      others'; if no part has one, its number of examples. `label_offset` is added to its
+      labels.
     split: for parts that name none.
 
   Raises:
-    UserError: for what is wrong in the parts, or parts that do not go together.
+    ValueError: for mistakes in the parts, or parts that do not go together.
   """
   check('config.data.source', parts)
   built, weights = [], []
@@ -46,23 +45,24 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
     source = _part(**{'split': split, **part})
     built.append((source, part.get('label_offset', 0), 'label_offset' in part))
     weights.append(_weight(part.get('weight')))
-  given = [weight is not None for weight in weights]
-  if any(given) != all(given):
-    raise UserError(
-      f'data.source[{given.index(False)}] has no weight, but others have: give all parts '
-      'one, or none (they are then mixed by their numbers of examples).'
+  weighted = [weight is not None for weight in weights]
+  if any(weighted) != all(weighted):
+    raise ValueError(
+      f'data.source[{weighted.index(False)}] has no weight, but others have: give all '
+      'parts one, or none (they are then mixed by their numbers of examples)'
     )
-  if not any(given):
+  if not any(weighted):
     weights = [Fraction(len(source)) for source, *_ in built]
   return Mixture(built, weights)
 
 
 def check(where: str, source: str | list[dict], _=None) -> None:
-  """Refuses a list of parts that are not such; see `config.bind`."""
+  """Refuses a malformed list of parts: a rule of `check`."""
   if isinstance(source, str):
     return
-  if not source:
-    raise UserError(f'{where} is an empty list: expected one part or more.')
+  with reported(where):
+    if not source:
+      raise ValueError('an empty list: expected one part or more')
   for i, part in enumerate(source):
     bind(f'{where}[{i}]', part, _part)
 
@@ -82,7 +82,7 @@ def _part(
 
 
 def _weight(weight) -> Fraction | None:
-  """Returns a weight as it is written: 0.1 is a tenth, not the float next to it."""
+  """Returns a weight by its decimal digits: 0.1 is a tenth, not the float next to it."""
   if weight is None:
     return None
   return Fraction(str(weight))
@@ -91,8 +91,8 @@ def _weight(weight) -> Fraction | None:
 class Mixture(Source):
   """The examples of all parts, one part behind the other; for training.
 
-  Its length, and so an epoch of a run, is the total of the parts' examples, whatever
-  the weights: a part seen more often than its size goes through more epochs meanwhile.
+  Its length, which is also an epoch of the run, is the total of the parts' examples,
+  whatever the weights: a part with a larger share goes through more epochs meanwhile.
   Images must be of one kind, encoded or arrays of one shape. If any part has several
   labels an example, all have.
   """
@@ -100,7 +100,7 @@ class Mixture(Source):
   def __init__(
     self, parts: Sequence[tuple[Source, int, bool]], weights: Sequence[Fraction]
   ):
-    """Takes (source, label_offset, whether that was given) and the weight of each."""
+    """Takes (source, label_offset, whether it is explicit) and the weight of each part."""
     self.name = f'mixture of {", ".join(source.name for source, *_ in parts)}'
     self._parts = [(source, offset) for source, offset, _ in parts]
     self._weights = list(weights)
@@ -109,7 +109,7 @@ class Mixture(Source):
     counts = [source.num_classes for source, _ in self._parts]
     if None not in counts:
       self.num_classes = max(source.num_classes + k for source, k in self._parts)
-    self.class_names = self._names([given for *_, given in parts])
+    self.class_names = self._names([explicit for *_, explicit in parts])
     self.fingerprint = fingerprint(
       (source.fingerprint, offset, weight)
       for (source, offset), weight in zip(self._parts, self._weights, strict=True)
@@ -118,9 +118,9 @@ class Mixture(Source):
   def _common_features(self) -> dict:
     shapes = {source.name: source.image_shape for source, _ in self._parts}
     if len(set(shapes.values())) > 1:
-      said = [f'{k}: {v or "encoded images"}' for k, v in shapes.items()]
-      raise UserError(
-        f'Parts of a mixture hold images of one kind, but these are {"; ".join(said)}.'
+      kinds = [f'{k}: {v or "encoded images"}' for k, v in shapes.items()]
+      raise ValueError(
+        f'parts of a mixture hold images of one kind, but these are {"; ".join(kinds)}'
       )
     labels = [source.features.get('label') for source, _ in self._parts]
     alike = [dict(source.features) for source, _ in self._parts]
@@ -129,21 +129,21 @@ class Mixture(Source):
       alike = [{**features, 'label': several} for features in alike]
     for (source, _), features in zip(self._parts, alike, strict=True):
       if features != alike[0]:
-        raise UserError(
-          f'Parts of a mixture hold the same features, but {source.name} holds '
-          f'{features} and {self._parts[0][0].name} {alike[0]}.'
+        raise ValueError(
+          f'parts of a mixture hold the same features, but {source.name} holds '
+          f'{features} and {self._parts[0][0].name} {alike[0]}'
         )
     return alike[0]
 
-  def _names(self, given: list[bool]) -> list[str] | None:
-    """Returns the classes' names, if every one of them has one."""
+  def _names(self, explicit: list[bool]) -> list[str] | None:
+    """Returns the names of the classes; None if any has none."""
     names: dict[int, str] = {}
-    for (source, offset), meant in zip(self._parts, given, strict=True):
+    for (source, offset), is_explicit in zip(self._parts, explicit, strict=True):
       for label, name in enumerate(source.class_names or (), offset):
-        if names.setdefault(label, name) != name and not meant:
-          raise UserError(
+        if names.setdefault(label, name) != name and not is_explicit:
+          raise ValueError(
             f'{self.name}: class {label} is {names[label]!r} in one part and {name!r} in '
-            f"{source.name}. Give that part a 'label_offset' (0 to take them for one)."
+            f"{source.name}. Give that part a 'label_offset' (0 to take them for one)"
           )
     if sorted(names) == list(range(self.num_classes or 0)):
       return [names[label] for label in range(len(names))] or None
@@ -181,22 +181,21 @@ class Mixture(Source):
   def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
     orders = []
     for k, (source, _) in enumerate(self._parts):
-      # Parts of the same size would else be in the same order.
+      # A seed for each part: parts of the same size would otherwise have the same order.
       bits = np.random.SeedSequence([seed, k, 1]).generate_state(1, np.uint64)
       own = int(bits[0]) >> 1
       reading, order = source.for_training(own, batch_size, host, hosts)
       if reading is not source:
-        raise UserError(
-          f'{source.name}: a part of a mixture cannot be streamed: it is read wherever '
-          "the mixture's order says. Leave 'stream' out of its options."
+        raise ValueError(
+          f'{source.name}: a part of a mixture cannot be streamed, because it is read in '
+          "the mixture's order. Leave 'stream' out of its options"
         )
       orders.append(order)
     return self, Interleaved(orders, self._starts[:-1], self._weights, seed)
 
   def for_evaluation(self) -> tuple:
-    raise UserError(
-      f'{self.name} is for training: to evaluate, name one source. An evaluation of each '
-      'part (config.evals, one entry each) says more than one of all.'
+    raise ValueError(
+      f'{self.name} is for training: evaluate each part (config.evals, one entry each)'
     )
 
   def parts(self) -> list[tuple[Source, int]]:
@@ -204,7 +203,7 @@ class Mixture(Source):
 
 
 class Interleaved:
-  """The order of a mixture: in each block of places, every part's quota."""
+  """The order of a mixture: in each block of positions, every part's quota."""
 
   def __init__(
     self,
@@ -216,26 +215,26 @@ class Interleaved:
     """Takes each part's own order, the index of its first example, and its weight.
 
     Raises:
-      UserError: for a weight under a millionth of all.
+      ValueError: for a weight under a millionth of all.
     """
     total = sum(weights)
     self._shares = [weight / total for weight in weights]
     self._orders, self._starts, self._seed = orders, starts, seed
     self.block = _BLOCK
-    # With one place or more due to every part in each block, no quota is negative.
+    # If every part has a share of one position or more in a block, no quota is negative.
     while self.block * min(self._shares) < 1:
       self.block *= 2
       if self.block > _LARGEST:
-        raise UserError(
-          f'A part of a mixture has the weight {float(min(weights)):g} of '
-          f'{float(total):g}: the smallest is one in {_LARGEST}.'
+        raise ValueError(
+          f'a part of a mixture has the weight {float(min(weights)):g} of '
+          f'{float(total):g}: the smallest is one in {_LARGEST}'
         )
     self._block = functools.lru_cache(maxsize=8)(self._draw_block)
 
   def served(self, block: int) -> list[int]:
-    """Returns how many examples each part has given before a block.
+    """Returns how many examples each part has had before a block.
 
-    Rounding the running sum of shares, not each share, makes them sum to all places.
+    The running sum of shares is rounded, not each share, so that the counts add up.
     """
     places, ends, so_far = block * self.block, [0], Fraction(0)
     for share in self._shares:
@@ -244,7 +243,7 @@ class Interleaved:
     return [end - start for start, end in itertools.pairwise(ends)]
 
   def _draw_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each place's part, and which of that part's examples it gets: int64 [M]."""
+    """Returns each position's part, and the position in that part's order: int64 [M]."""
     before, after = self.served(block), self.served(block + 1)
     quotas = np.subtract(after, before)
     parts = np.repeat(np.arange(len(quotas)), quotas)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax.errors import UserError
-
 # Up to here an order is drawn from all permutations and held in memory: two epochs of
 # 8 bytes an example are half a gigabyte a host, and one takes 2.4 s to draw. ImageNet-21k
 # (14 million) is below; what is above (JFT, LAION) is computed place by place.
@@ -129,12 +127,12 @@ def host_slice(batch_size: int, host: int, hosts: int) -> tuple[int, int]:
   """Returns (first, size) of a host's part of each global batch.
 
   Raises:
-    UserError: if the hosts cannot share the batch evenly.
+    ValueError: if the hosts cannot share the batch evenly.
   """
   if batch_size < 1 or batch_size % hosts:
-    raise UserError(
+    raise ValueError(
       f'batch_size={batch_size} is the global batch: it must be a positive multiple '
-      f'of the number of hosts, {hosts}.'
+      f'of the number of hosts, {hosts}'
     )
   size = batch_size // hosts
   return host * size, size

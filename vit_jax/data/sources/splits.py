@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import choose
 
 # Names that mean the same split.
 SYNONYMS = {
@@ -22,16 +22,16 @@ def parse(expression: str) -> list[tuple[str, str, str]]:
   """Returns [(split, from, to)] of an expression; a bound is '' where it is open.
 
   Raises:
-    UserError: if it is not a split expression.
+    ValueError: if it is not a split expression.
   """
   parts = []
   for text in str(expression).split('+'):
     match = _PART.fullmatch(text)
     name, *bounds = match.groups(default='') if match else ('', '', '')
     if not match or not all(b == '' or _BOUND.fullmatch(b) for b in bounds):
-      raise UserError(
+      raise ValueError(
         f'Split {expression!r}: {text.strip()!r} is not understood. '
-        "Examples: 'train', 'train[:90%]', 'train[1000:]', 'train[-10%:]+test'."
+        "Examples: 'train', 'train[:90%]', 'train[1000:]', 'train[-10%:]+test'"
       )
     parts.append((name, *bounds))
   return parts
@@ -45,16 +45,13 @@ def canonical(name: str) -> str:
   return name
 
 
-def check_name(name: str, known: Iterable[str], where: str) -> None:
-  """Raises UserError if `name` is not one of the known splits."""
-  choose('split', name, sorted(known), f', those of {where}')
+def check_name(name: str, names: Iterable[str], where: str) -> None:
+  """Raises ValueError if `name` is not one of a source's splits."""
+  choose('split', name, sorted(names), f', those of {where}')
 
 
 def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
-  """Returns [(split, indices int64 [n])] that an expression selects, in its order.
-
-  Arguments and errors are those of `ranges`, which makes no index for every example.
-  """
+  """Returns [(split, indices int64 [n])] that an expression selects, see `ranges`."""
   return [
     (name, np.arange(low, high, dtype=np.int64))
     for name, low, high in ranges(expression, sizes, where)
@@ -71,33 +68,28 @@ def ranges(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
     where: the source's name for error messages.
 
   Raises:
-    UserError: for an unknown split, or if nothing is selected.
+    ValueError: for an unknown split, or if nothing is selected.
   """
   out = []
   for name, start, stop in parse(expression):
     check_name(name, sizes, where)
     size = sizes[name]
     low, high = (
-      absolute(bound, size, default, f'{expression!r} of {where}')
+      _absolute(bound, size, default, f'{expression!r} of {where}')
       for bound, default in ((start, 0), (stop, size))
     )
     out.append((name, low, max(low, high)))
   if all(low == high for _, low, high in out):
-    raise UserError(f'Split {expression!r} of {where} selects no example: {sizes}.')
+    raise ValueError(f'Split {expression!r} of {where} selects no example: {sizes}')
   return out
 
 
-def absolute(bound: str, size: int, default: int, what: str) -> int:
-  """Returns the index that a bound of `parse` names in a split of `size` examples.
-
-  Args:
-    default: for an open bound, ''.
-    what: the split, for the UserError of a bound outside of it.
-  """
+def _absolute(bound: str, size: int, default: int, noun: str) -> int:
+  """Returns the index of a bound in a split of `size` examples; '' is the default."""
   if not bound:
     return default
   number = round(int(bound[:-1]) * size / 100) if bound.endswith('%') else int(bound)
   if abs(number) > size:
-    raise UserError(f'Split {what}: {bound} is outside its {size} examples.')
+    raise ValueError(f'Split {noun}: {bound} is outside its {size} examples')
   # '-1%' of 7 examples is the last 0 of them, though it rounds to 0.
   return number + size if int(bound.rstrip('%')) < 0 else number

@@ -8,22 +8,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from vit_jax.check import reported
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, View, check_labels, fingerprint
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import did_you_mean
 
 
 def check(where: str, classes: Sequence[int | str], section: dict) -> None:
-  """Refuses a list that no source has the classes of; see `config.bind`."""
-  if not isinstance(section['source'], str):
-    raise UserError(
-      f"{where} beside a list of sources: give each part its own 'classes'."
-    )
-  if not classes:
-    raise UserError(f'{where} is an empty list: name one class or more.')
-  for i, value in enumerate(classes):
-    if value in classes[:i]:
-      raise UserError(f'{where} has {value!r} twice.')
+  """Refuses an impossible list of classes: a rule of `check`."""
+  with reported(where):
+    if not isinstance(section['source'], str):
+      raise ValueError("a list of sources: give each part its own 'classes'")
+    if not classes:
+      raise ValueError('an empty list: name one class or more')
+    if twice := [x for i, x in enumerate(classes) if x in classes[:i]]:
+      raise ValueError(f'has {twice[0]!r} twice')
 
 
 def build(
@@ -32,35 +31,35 @@ def build(
   """Returns the examples of some classes.
 
   Args:
-    open_split: a split expression -> the source of it.
-    split: of the examples of these classes.
+    open_split: opens the source of a split expression.
+    split: counts the examples of these classes alone.
     classes: indices or names, in the order of their new indices, 0 to n - 1.
 
   Raises:
-    UserError: for unknown classes, labels that are not known, or an empty split.
+    ValueError: for unknown classes, labels that are not known, or an empty split.
   """
   names = list(dict.fromkeys(name for name, _, _ in splits.parse(split)))
   source = open_split('+'.join(names))
   if source.labels is None:
-    raise UserError(
+    raise ValueError(
       f'{source.name}: classes={list(classes)!r} needs one label per image, known '
       'without reading images, which this source does not have. Copy the images of these '
-      "classes into a folder each ('folder:PATH'), or an .npz ('arrays:FILE.npz')."
+      "classes into a folder each ('folder:PATH'), or an .npz ('arrays:FILE.npz')"
     )
-  known = source.num_classes
-  if known is None:
-    known = int(source.labels.max(initial=-1)) + 1
-  check_labels(source, known)
-  old = [_index(source, known, value) for value in classes]
+  number = source.num_classes
+  if number is None:
+    number = int(source.labels.max(initial=-1)) + 1
+  check_labels(source, number)
+  old = [_index(source, number, value) for value in classes]
   if again := [value for i, value in enumerate(classes) if old[i] in old[:i]]:
-    raise UserError(
+    raise ValueError(
       f'{source.name}: classes={list(classes)!r} has {again[0]!r} twice, by index and by '
-      'name.'
+      'name'
     )
-  table = np.full(known, -1, np.int64)
+  table = np.full(number, -1, np.int64)
   table[old] = np.arange(len(old))
   labels = table[source.labels]
-  # Where each named split ends: all but the last are opened for their lengths alone.
+  # The end of each named split; all but the last are opened for their lengths alone.
   ends = np.cumsum([len(open_split(name)) for name in names[:-1]], dtype=np.int64)
   members = {
     name: np.flatnonzero(part >= 0) + start
@@ -69,41 +68,37 @@ def build(
     )
   }
   sizes = {name: len(rows) for name, rows in members.items()}
-  where = f'{source.name}, classes {list(classes)!r}'
-  chosen = splits.select(split, sizes, where)
+  chosen = splits.select(split, sizes, f'{source.name}, classes {list(classes)!r}')
   rows = np.concatenate([members[name][indices] for name, indices in chosen])
   return Subset(source, rows, labels[rows], old)
 
 
-def _index(source: Source, known: int, value: int | str) -> int:
+def _index(source: Source, number: int, value: int | str) -> int:
   """Returns the source's index of a class."""
   names = source.class_names
-  if isinstance(value, str):
-    if names is None:
-      raise UserError(
-        f'{source.name} has no names for its classes: give the index of {value!r}, 0 to '
-        f'{known - 1}.'
-      )
-    if names.count(value) > 1:
-      raise UserError(
-        f'{source.name} has {names.count(value)} classes named {value!r}: give an index.'
-      )
-    if value not in names:
-      raise UserError(
-        f'{source.name} has no class {value!r}: its {known} are '
-        f'{_some(names)}.{did_you_mean(value, names)}'
-      )
-    return names.index(value)
-  if value >= known:
-    raise UserError(
-      f'{source.name} has no class {value}: its {known} classes are 0 to {known - 1}. A '
-      f"class that is named so is given as a text, '{value}'."
+  if not isinstance(value, str):
+    if 0 <= value < number:
+      return value
+    raise ValueError(
+      f'{source.name} has no class {value}: its {number} classes are 0 to {number - 1}. '
+      f"A class of that name is given as a text, '{value}'"
     )
-  return value
-
-
-def _some(names: Sequence[str]) -> str:
-  return ', '.join(map(repr, names[:5])) + (', ...' if len(names) > 5 else '')
+  if names is None:
+    raise ValueError(
+      f'{source.name} has no names for its classes: give the index of {value!r}, 0 to '
+      f'{number - 1}'
+    )
+  if names.count(value) > 1:
+    raise ValueError(
+      f'{source.name} has {names.count(value)} classes named {value!r}: give an index'
+    )
+  if value not in names:
+    some = ', '.join(map(repr, names[:5])) + (', ...' if len(names) > 5 else '')
+    raise ValueError(
+      f'{source.name} has no class {value!r}: its {number} are {some}.'
+      f'{did_you_mean(value, names)}'
+    )
+  return names.index(value)
 
 
 class Subset(View):
