@@ -1,4 +1,4 @@
-"""What all commands share: one line per error, exit codes, kinds of arguments, JSON."""
+"""Common parts of all commands: one line per error, exit codes, arguments, JSON."""
 
 import argparse
 import json
@@ -20,15 +20,15 @@ from vit_jax.errors import (
 )
 
 INTERRUPTED = 'interrupted.'
-# The exit code of a program that SIGPIPE ends, as it does those written in C: 128 + 13.
+# The exit code after SIGPIPE, as that of programs in C: 128 + 13.
 _NO_READER = 141
 
 
 def exit_on_interrupt() -> None:
   """Makes Ctrl-C print one line and exit, from now on.
 
-  Raised as an exception it would surface in the import under way, where C extensions turn
-  it into errors of their own. A run installs its own handler once it can save.
+  An exception would surface in the import under way, where C extensions turn it into
+  errors of their own. A run installs its own handler once it can save.
   """
   import signal
 
@@ -44,13 +44,11 @@ def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
 
   Python runs signal handlers between its own instructions, so that a compiler which takes
   minutes delays them as long. Here `work` runs in a thread and the main thread waits for
-  it, which handlers can interrupt. Outside the main thread, where none runs, `work` is
-  simply called. A handler that C code installed, such as libtpu's for SIGTERM, which
-  prints its stack, gives way to Python's. (A run, which can save, has handlers of its own:
-  `train.preemption`.)
+  it, which handlers can interrupt. Outside the main thread `work` is simply called. A
+  handler that C code installed, such as libtpu's for SIGTERM, gives way to Python's.
 
   Args:
-    forget: removes what `work` leaves behind; called first when a signal arrives.
+    forget: removes files that `work` leaves behind; called first when a signal arrives.
 
   Raises:
     KeyboardInterrupt: on Ctrl-C, if its handler is Python's; `work` goes on meanwhile.
@@ -63,7 +61,7 @@ def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
     return work()
   result = Future()
 
-  def keep():
+  def run_work():
     try:
       result.set_result(work())
     except BaseException as error:
@@ -77,13 +75,12 @@ def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
     os.kill(os.getpid(), number)
 
   handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-  # Some are ignored, as Ctrl-C in a job in the background; None stands for a handler that
-  # Python cannot put back.
+  # A background job ignores Ctrl-C; None stands for a handler that Python cannot restore.
   before = {n: h for n, h in handlers.items() if h not in (signal.SIG_IGN, None)}
   try:
     for number in before:
       signal.signal(number, end)
-    threading.Thread(target=keep, daemon=True).start()
+    threading.Thread(target=run_work, daemon=True).start()
     return result.result()
   finally:
     for number, handler in before.items():
@@ -121,16 +118,16 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   """Returns the exit code of `main(argv)`; prints an error as one line.
 
-  Those are `RunError`, a full disk and Ctrl-C; others are raised. Ends quietly when nobody
-  reads what it prints any more (`inspect ... | head`).
+  Such errors are `RunError`, a full disk and Ctrl-C; others are raised. Ends quietly when
+  nobody reads the output any more (`inspect ... | head`).
 
   Args:
     main: takes the arguments, returns the exit code.
     argv: the arguments; by default those of this process.
   """
-  if hasattr(sys.stdout, 'reconfigure'):  # for names of files that are not UTF-8
+  if hasattr(sys.stdout, 'reconfigure'):  # names of files may not be UTF-8
     sys.stdout.reconfigure(errors='backslashreplace')
-  # About odd images. Those that matter are reported as errors, with the file's name.
+  # Odd images: those that matter are reported as errors, with the file's name.
   warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     code = main(sys.argv[1:] if argv is None else argv)
@@ -142,8 +139,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     return _NO_READER
   except RunError as error:
     # Stopping on request is not an error.
-    what = '' if isinstance(error, Preempted) else 'error: '
-    print(f'{what}{error}', file=sys.stderr)
+    prefix = '' if isinstance(error, Preempted) else 'error: '
+    print(f'{prefix}{error}', file=sys.stderr)
     return error.exit_code
   except OSError as error:
     if not disk_is_full(error):
@@ -161,7 +158,7 @@ def _nobody_reads() -> bool:
 
   try:
     file = sys.stdout.fileno()
-  except OSError:  # no file: of a test, or a notebook
+  except OSError:  # no file, in a test or a notebook
     return False
   poll = select.poll()
   poll.register(file, select.POLLOUT)

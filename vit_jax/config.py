@@ -1,8 +1,8 @@
 """Configs are Python data: loading, arguments, overrides.
 
 A config file defines `get_config(arg)` and returns an `ml_collections.ConfigDict`; the
-rest of the code sees plain dicts. Executing a config file executes its code, by design;
-what a run resolved is written to its folder as JSON: see `run_config`.
+rest of the code sees plain dicts. Executing a config file executes its code, by design. A
+run writes its resolved config to its folder as JSON: see `run_config`.
 """
 
 import ast
@@ -19,10 +19,10 @@ DURATIONS = ('steps', 'epochs', 'examples')
 
 
 def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamespace:
-  """Returns a config file's arguments: 'variant=L/16,epochs=30' over `defaults`.
+  """Parses a config file's arguments: 'variant=L/16,epochs=30' over `defaults`.
 
   Args:
-    arg: what follows the colon in `--config=FILE:ARG`; values take the default's type.
+    arg: the text after the colon in `--config=FILE:ARG`; values take the default's type.
       The word `debug` stands for the arguments in `debug`: the recipe, shrunk.
     debug: {argument: value}, applied before the other arguments.
 
@@ -111,20 +111,20 @@ def _importable(folder: Path):
 
 
 def _find(file: str) -> Path:
-  path, known = Path(file), recipes()
+  path, names = Path(file), recipes()
   if path.suffix == '.py' and path.is_file():
     return path
-  if file in known:
-    return known[file]
-  if path.stem in known:  # the path that it has in a clone, which this is not
+  if file in names:
+    return names[file]
+  if path.stem in names:  # its path in a clone, which this is not
     hint = f' Did you mean "{path.stem}"?'
   else:
-    hint = did_you_mean(file, [*known, *map(str, path.parent.glob('*.py'))])
-  raise UserError(f'No config {file!r}: a FILE.py, or one of {", ".join(known)}.{hint}')
+    hint = did_you_mean(file, [*names, *map(str, path.parent.glob('*.py'))])
+  raise UserError(f'No config {file!r}: a FILE.py, or one of {", ".join(names)}.{hint}')
 
 
 def plain(config) -> dict:
-  """Returns nested dicts, lists and scalars, as JSON would give them back."""
+  """Returns nested dicts, lists and scalars, as if read from JSON."""
   if hasattr(config, 'items'):
     return {str(key): plain(value) for key, value in config.items()}
   if isinstance(config, list | tuple):
@@ -135,9 +135,8 @@ def plain(config) -> dict:
 def override(config: dict, assignments: list[str]) -> None:
   """Applies 'a.b=value' to a config in place; a bare 'a.b' means True.
 
-  Values are Python literals, or else strings. The key need not be in the config: that
-  its consumer knows it is `bind`'s to check. (ml_collections' own flags can only set
-  what a file spells out, so that no default could be changed from the command line.)
+  Values are Python literals, or else strings. The key need not be in the config, so that
+  every default can be changed from the command line; `check` knows all keys.
 
   Raises:
     UserError: if a key goes through something that is not a section, or a number or
@@ -156,7 +155,7 @@ def override(config: dict, assignments: list[str]) -> None:
     if isinstance(old, dict) and not isinstance(value, dict):
       raise UserError(f'config.{key} is a section: set one of its keys {sorted(old)}.')
     if isinstance(old, bool | int | float) and value is not None:
-      # A fraction in place of a whole number is for the consumer to take or refuse.
+      # Whether a fraction may replace a whole number, `check` decides.
       same = isinstance(value, bool) == isinstance(old, bool)
       if not same or not isinstance(value, int | float):
         raise UserError(
@@ -166,15 +165,10 @@ def override(config: dict, assignments: list[str]) -> None:
 
 
 def literal(text: str):
-  """Returns the value that a text stands for: a Python literal, or else the text."""
+  """Returns the value of a text: a Python literal, or else the text."""
   try:
     return plain(ast.literal_eval(text))
-  except (
-    ValueError,
-    SyntaxError,
-    RecursionError,
-    MemoryError,
-  ):  # the last two: nesting
+  except (ValueError, SyntaxError, RecursionError, MemoryError):
     return {'true': True, 'false': False}.get(text, text)
 
 
@@ -204,13 +198,13 @@ def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
   Raises:
     UserError: if none or several are given, or the value is not positive.
   """
-  given = {key: config[key] for key in DURATIONS if config.get(key) is not None}
-  if len(given) != 1:
+  durations = {key: config[key] for key in DURATIONS if config.get(key) is not None}
+  if len(durations) != 1:
     raise UserError(
       f'A config needs exactly one of {", ".join(DURATIONS)}; this one has '
-      f'{given or "none"}. Unset one with --config.KEY=None.'
+      f'{durations or "none"}. Unset one with --config.KEY=None.'
     )
-  ((key, value),) = given.items()
+  ((key, value),) = durations.items()
   if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
     raise UserError(f'config.{key}={value!r}: expected a number above 0.')
   if key == 'steps':

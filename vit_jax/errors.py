@@ -1,7 +1,7 @@
 """Errors that are reported to the user as one line and an exit code.
 
 `main` and the tools print `str(error)` and exit with `error.exit_code`; any other
-exception is a defect of ours and keeps its traceback.
+exception is a defect of this package and keeps its traceback.
 """
 
 import errno
@@ -21,7 +21,7 @@ EXIT_CODES = {
 
 
 class RunError(Exception):
-  """Base: the run ends here, for a reason that one line can tell."""
+  """Base: the run ends here, for a reason that fits one line."""
 
   exit_code = 1
 
@@ -44,8 +44,12 @@ class BadImage(UserError):
   """One image that cannot be read or used; the message is the reason.
 
   `vit_jax.preprocess` raises it. Where images are many (training, evaluation,
-  `inference.predict_images`) such an image is masked and counted, and does not end them.
+  `inference.predict_images`) such an image is masked and counted instead.
   """
+
+
+class NotAllowed(UserError):
+  """This account may not read or write a bucket."""
 
 
 class NoUsableCheckpoint(RunError):
@@ -60,10 +64,6 @@ class DiskFull(RunError):
   exit_code = 74
 
 
-class NotAllowed(UserError):
-  """This account may not read or write a bucket."""
-
-
 class Stopped(RunError):
   """Base: ended early for a reason outside the run; the same command resumes it."""
 
@@ -75,11 +75,7 @@ class Preempted(Stopped):
 
 
 class Unreachable(Stopped):
-  """A bucket did not answer, even after retries; what was written is intact."""
-
-
-class LockLost(Stopped):
-  """Another run has taken the folder in a bucket; nothing more may be written there."""
+  """A bucket did not answer, even after retries; written files are intact."""
 
 
 class PeerLost(Stopped):
@@ -87,7 +83,7 @@ class PeerLost(Stopped):
 
 
 class Diverged(RunError):
-  """Training diverged: steps or the state are not finite. The last good state is kept."""
+  """Training diverged: steps or the state are not finite. The last good state stays."""
 
   exit_code = 76
 
@@ -105,11 +101,10 @@ class Interrupted(RunError):
 
 
 def one_line(text, most: int = 300) -> str:
-  """Returns what a library or a file says as part of one line, without its full stop.
+  """Returns a text or an exception as part of one line, without its full stop.
 
   Args:
-    text: an exception, or text from elsewhere; what cannot be printed is escaped.
-    most: characters; a longer text ends in '...'.
+    most: number of characters; a longer text ends in '...'.
   """
   line = ' '.join(str(text).split()).rstrip('.')
   shown = line if line.isprintable() else ascii(line)
@@ -117,7 +112,7 @@ def one_line(text, most: int = 300) -> str:
 
 
 def disk_is_full(error: BaseException) -> bool:
-  """Whether an exception means a full disk: of bytes, quota, inodes or file size."""
+  """Whether an exception means a full disk: bytes, quota, inodes or file size."""
   codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
   if isinstance(error, OSError) and error.errno in codes:
     return True
@@ -125,33 +120,32 @@ def disk_is_full(error: BaseException) -> bool:
   return any(os.strerror(code).lower() in str(error).lower() for code in codes)
 
 
-def choose(what: str, value, known, also: str = ''):
-  """Returns `known[value]` of a table, or `value` itself of a list of names.
+def choose(noun: str, value, table, also: str = ''):
+  """Returns `table[value]`, or `value` itself from a list of names.
 
   Args:
-    what: what is being chosen, as it reads after "Unknown": 'loss', 'key config.optim'.
-    also: what else would do, appended to the list of names: ', or a path'.
+    noun: names the choice, after "Unknown": 'loss', 'key config.optim'.
+    also: an alternative to the names, appended to their list: ', or a path'.
 
   Raises:
-    UserError: unless `value` is one of `known`; it lists them and suggests the closest.
+    UserError: for any other value; it lists the names and suggests the closest.
   """
-  if value not in list(known):
+  if value not in list(table):
     raise UserError(
-      f'Unknown {what} {value!r}: one of {list(known)}{also}.'
-      f'{did_you_mean(value, known)}'
+      f'Unknown {noun} {value!r}: one of {list(table)}{also}.{did_you_mean(value, table)}'
     )
-  return known[value] if isinstance(known, dict) else value
+  return table[value] if isinstance(table, dict) else value
 
 
-def did_you_mean(name: str, known, alike: float = 0.6) -> str:
-  """Returns ' Did you mean "x"?' for the nearest of `known`, or ''.
+def did_you_mean(name: str, names, alike: float = 0.6) -> str:
+  """Returns ' Did you mean "x"?' for the nearest of `names`, or ''.
 
   Args:
     alike: how near it must be, in [0, 1], see `difflib.get_close_matches`.
   """
   import difflib
 
-  if str(name) in map(str, known):  # something else is wrong
+  if str(name) in map(str, names):  # something else is wrong
     return ''
-  near = difflib.get_close_matches(str(name), [str(k) for k in known], 1, alike)
+  near = difflib.get_close_matches(str(name), [str(k) for k in names], 1, alike)
   return f' Did you mean "{near[0]}"?' if near else ''

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
 
@@ -33,30 +32,30 @@ LOSSES = Registry(
 
 
 def targets_of(label: jax.Array, num_classes: int) -> jax.Array:
-  """Returns float32 [B, K] of labels in either form that batches have them.
+  """Returns targets float32 [B, K], given labels in either form.
 
   Args:
-    label: int [B], whose targets are one-hot, or float32 [B, K], which are targets.
+    label: int [B], for one-hot targets, or float32 [B, K], targets themselves.
   """
   return label if label.ndim == 2 else jax.nn.one_hot(label, num_classes)
 
 
 def check_labels(label: jax.ShapeDtypeStruct, num_classes: int) -> None:
-  """Raises UserError unless labels of this shape and dtype are of either form."""
+  """Raises ValueError unless labels of this shape and dtype have either form."""
   if label.ndim > 2 or (label.ndim == 2 and label.dtype != jnp.float32):
-    raise UserError(
-      'Classification takes labels int [B] or float32 [B, K]; those of the data are '
-      f'{label.dtype} {list(label.shape)}.'
+    raise ValueError(
+      'classification takes labels int [B] or float32 [B, K]; those of the data are '
+      f'{label.dtype} {list(label.shape)}'
     )
   if label.ndim == 2 and label.shape[1] != num_classes:
-    raise UserError(
+    raise ValueError(
       f'config.data.pp gives labels of {label.shape[1]} classes, but '
-      f'config.model.num_classes={num_classes}.'
+      f'config.model.num_classes={num_classes}'
     )
 
 
 def is_label(classes: jax.Array, label: jax.Array) -> jax.Array:
-  """Returns bool [B]: whether each of some classes, int [B], is a label, as above."""
+  """Returns bool [B]: whether each of the classes, int [B], is a label of its example."""
   if label.ndim == 2:
     return jnp.take_along_axis(label, classes[:, None], axis=-1)[:, 0] > 0
   return classes == label

@@ -41,8 +41,8 @@ _TENSOR_RULES = (
 # Adafactor's means of a kernel's rows and columns have other dimensions than the kernel.
 _FACTORED = (r'.*/v_(row|col)/.*', 'fsdp')
 
-# What `config.sharding` may name. 'fsdp' as a spec: split the largest free dimension
-# that the fsdp axis divides. On a mesh whose axes are 1 every preset replicates.
+# Names for `config.sharding`. 'fsdp' as a spec: split the largest free dimension that the
+# fsdp axis divides. On a mesh whose axes are 1 every preset replicates.
 PRESETS = {
   'replicate': (('.*', ()),),
   'fsdp': (('.*', 'fsdp'),),
@@ -70,10 +70,10 @@ def make_mesh(
   """
   devices = jax.devices() if devices is None else devices
   sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
-  known = math.prod(size for size in sizes.values() if size != -1)
+  fixed = math.prod(size for size in sizes.values() if size != -1)
   free = [axis for axis, size in sizes.items() if size == -1]
-  if len(free) == 1 and known > 0 and len(devices) % known == 0:
-    sizes[free[0]] = len(devices) // known
+  if len(free) == 1 and fixed > 0 and len(devices) % fixed == 0:
+    sizes[free[0]] = len(devices) // fixed
   if math.prod(sizes.values()) != len(devices) or min(sizes.values()) < 1:
     raise UserError(
       f'config.mesh: data={data} x fsdp={fsdp} x tensor={tensor} must be the number of '
@@ -95,20 +95,20 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_divisor(mesh: Mesh) -> int:
-  """Returns the number that every global batch size must be a multiple of."""
+  """Returns the divisor of every global batch size."""
   return mesh.shape['data'] * mesh.shape['fsdp']
 
 
 def host_of_batch(mesh: Mesh) -> dict[str, int]:
-  """Returns {'host', 'hosts'}: which of how many equal parts of a batch is fed here.
+  """Returns {'host', 'hosts'}: the number of this process's part of a batch, of how many.
 
-  Usually the process's number. Processes that share examples, because their devices
-  differ along the tensor axis only, are the same host to the data.
+  Parts are equal, and usually numbered as processes. Processes that share examples,
+  because their devices differ along the tensor axis only, are the same host to the data.
 
   Raises:
     UserError: if this process's devices hold no contiguous part.
   """
-  rows = batch_divisor(mesh)  # one for each device that has rows of its own
+  rows = batch_divisor(mesh)  # one per device with rows of its own
   parts = batch_sharding(mesh).addressable_devices_indices_map((rows,))
   bounds = {part.indices(rows)[:2] for (part,) in parts.values()}
   start, stop = min(a for a, _ in bounds), max(b for _, b in bounds)
@@ -188,7 +188,7 @@ def state_shardings(tree, mesh: Mesh, rules='fsdp'):
 
 
 def abstract(tree, mesh: Mesh, rules='fsdp'):
-  """Returns a tree of `jax.ShapeDtypeStruct` that carry their shardings.
+  """Returns a tree of `jax.ShapeDtypeStruct` with their shardings.
 
   Arguments and errors: as `state_shardings`.
   """
@@ -202,7 +202,8 @@ def abstract(tree, mesh: Mesh, rules='fsdp'):
 def _partition(name, shape, spec, mesh) -> PartitionSpec:
   spec, fsdp = ((), True) if spec == 'fsdp' else (spec, '+fsdp' in spec)
   spec = tuple(axis for axis in spec if axis != '+fsdp')
-  # A moment that is not kept, of shape [1], has fewer dimensions than its rule.
+  # The placeholder of a moment that Adafactor does not store, [1], has fewer dimensions
+  # than its rule.
   spec = (None,) * (len(shape) - len(spec)) + spec if len(shape) >= len(spec) else ()
   axes = list(spec) or [None] * len(shape)
   for size, axis in zip(shape, axes, strict=True):

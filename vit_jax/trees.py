@@ -14,7 +14,7 @@ import jax
 from vit_jax.errors import UserError
 
 Rules = Iterable[tuple[str, Any]]
-STATS = 'batch_stats'  # the collection of what batch norms keep beside parameters
+STATS = 'batch_stats'  # the collection of batch norms' running statistics
 
 
 def name_of(path) -> str:
@@ -49,14 +49,14 @@ def named(variables: dict) -> dict[str, Any]:
 
 
 def variables(flat: dict[str, Any]) -> dict:
-  """Returns the collections of `named` leaves, its inverse."""
+  """Returns the collections {'params': ...} of `named` leaves, the inverse of `named`."""
   params = {name: x for name, x in flat.items() if not is_statistic(name)}
   stats = {name: x for name, x in flat.items() if is_statistic(name)}
   return {'params': unflatten(params), **unflatten(stats)}
 
 
 def is_statistic(name: str) -> bool:
-  """Returns whether a name of `named` is of a batch statistic, not a parameter."""
+  """Whether a name of `named` is that of a batch statistic, not of a parameter."""
   return name.startswith(f'{STATS}/')
 
 
@@ -66,7 +66,7 @@ def map_named(fn: Callable, tree, *rest):
 
 
 def matches(regex: str, name: str) -> bool:
-  """Returns whether a rule's regex matches all of `name`; UserError if malformed."""
+  """Whether a rule's regex matches all of `name`; UserError if it is malformed."""
   try:
     return re.fullmatch(regex, name) is not None
   except re.error as error:
@@ -79,8 +79,7 @@ def first_match(rules: Rules, name: str) -> Any:
   """Returns the value of the first rule whose regex matches all of `name`.
 
   Raises:
-    UserError: if a regex is malformed, or no rule matches: rules must be total, end
-      them with ('.*', default).
+    UserError: if a regex is malformed, or no rule matches.
   """
   rules = list(rules)
   for regex, value in rules:
@@ -93,15 +92,15 @@ def first_match(rules: Rules, name: str) -> Any:
 
 
 def select(rules: Rules, tree):
-  """Returns a tree like `tree` whose leaves are the values that `rules` give."""
+  """Returns a tree like `tree` with the values of `rules` for leaves."""
   rules = list(rules)
   return map_named(lambda name, _: first_match(rules, name), tree)
 
 
 def partition(tree: dict, rules: Rules) -> tuple[dict, dict]:
-  """Returns the leaves to which `rules` give a true value, and the rest.
+  """Splits a tree into the leaves to which `rules` give a true value, and the rest.
 
-  Both are nested dicts under the names that the leaves had; `combine` puts them together.
+  Both are nested dicts in which the leaves have their names; `combine` joins them.
   """
   chosen, rest = {}, {}
   for name, leaf in flatten(tree).items():
@@ -110,7 +109,7 @@ def partition(tree: dict, rules: Rules) -> tuple[dict, dict]:
 
 
 def combine(a: dict, b: dict) -> dict:
-  """Returns nested dicts with the leaves of both, which have no name in common."""
+  """Joins nested dicts that have no leaf's name in common."""
   both = dict(a)
   for key, value in b.items():
     both[key] = combine(a[key], value) if key in a else value

@@ -28,14 +28,14 @@ class Classify:
     switch_prob: Fraction = 0.5,
     mixup_mode: Literal[MODES] = 'batch',
   ):
-    """Takes a classifier, and the spec of batches with images and their labels.
+    """Builds the task from a classifier and the spec of its batches.
 
     Args:
       loss, label_smoothing: see `vit_jax.losses`.
       mixup, cutmix, switch_prob, mixup_mode: see `vit_jax.tasks.mixing.Mixing`.
 
     Raises:
-      UserError: for labels that the model's logits cannot be compared with.
+      ValueError: for labels that cannot be compared with the model's logits.
     """
     losses.check_labels(spec['label'], model.num_classes)
     self.model = model
@@ -49,12 +49,12 @@ class Classify:
     return self.model.init(rng, image)
 
   def prepare(self, batch: dict, rng) -> dict:
-    """Returns a whole batch, before it is cut into micro-batches, as `loss` takes it.
+    """Returns a whole batch with the targets of `loss`, before it is cut into micro-batches.
 
     Args:
       batch: 'image' [B, H, W, C] in [-1, 1], 'label' [B] int or [B, K] float,
         'weight' [B].
-      rng: of mixing.
+      rng: for mixing.
     """
     targets = losses.targets_of(batch['label'], self.model.num_classes)
     if self.label_smoothing:
@@ -70,7 +70,7 @@ class Classify:
     `accuracy` compares with the examples' own labels, also where images are mixed.
 
     Args:
-      rng: of dropout and stochastic depth.
+      rng: for dropout and stochastic depth.
     """
     (logits, _), updated = self.model.apply(
       variables,

@@ -15,7 +15,7 @@ MODES = ('batch', 'example')
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-  """What to mix with.
+  """Mixup, CutMix, or a random choice of the two.
 
   Attributes:
     mixup: alpha of mixup's Beta(alpha, alpha); 0: none.
@@ -43,7 +43,7 @@ class Mixing:
     size = len(images)
     choose, draw = jax.random.split(rng)
     shape = (size,) if self.mixup_mode == 'example' else (1,)
-    # What is nobody's partner stays whole: there is nothing to mix in.
+    # An example whose partner has no weight stays whole: there is nothing to mix in.
     alone = jnp.roll(weight, 1) == 0
     if not self.cutmix:
       share, keep = _mixup(draw, self.mixup, shape, images)
@@ -82,12 +82,12 @@ def _cutmix(rng, alpha: float, shape, images):
   """Returns (share of the label, mask of the pixels kept): [n], [n, H, W, 1].
 
   A box of (1 - lambda) of the area, in the image's proportions, its centre uniform, cut
-  off at the border; the label's share is what is really left (arXiv 1905.04899, section
+  off at the border; the label's share is the area that is left (arXiv 1905.04899, section
   3.1 and the authors' code).
   """
   height, width = images.shape[1:3]
-  of_box, of_y, of_x = jax.random.split(rng, 3)
-  side = jnp.sqrt(1 - jax.random.beta(of_box, alpha, alpha, shape))
+  box_rng, y_rng, x_rng = jax.random.split(rng, 3)
+  side = jnp.sqrt(1 - jax.random.beta(box_rng, alpha, alpha, shape))
 
   def outside(rng, length):  # bool [n, length]
     centre = jax.random.randint(rng, shape, 0, length)
@@ -95,7 +95,7 @@ def _cutmix(rng, alpha: float, shape, images):
     at = jnp.arange(length)
     return (at < (centre - half)[:, None]) | (at >= (centre + half)[:, None])
 
-  keep = outside(of_y, height)[:, :, None] | outside(of_x, width)[:, None, :]
+  keep = outside(y_rng, height)[:, :, None] | outside(x_rng, width)[:, None, :]
   keep = keep[..., None].astype(images.dtype)
   return keep.mean((1, 2, 3)), keep
 
