@@ -4,8 +4,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
-.PHONY: help install train test ci lint format test-slow faults peer .venv-peer tpu slices .venv-tpu \
-  gpu .venv-gpu onnx .venv-onnx beam .venv-beam docs constraints clean paper
+.PHONY: help install train test ci lint format test-slow faults peer .venv-peer tpu .venv-tpu \
+  beam .venv-beam docs constraints clean paper
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -22,8 +22,6 @@ ARGS ?=
 # ends the tests and names its own; xdist 3.8 would start another and then wait for ever.
 XDIST ?= -n logical --maxprocesses=4 --max-worker-restart=0 --dist=loadfile \
   --no-loadscope-reorder
-
-JAX2ONNX := jax2onnx==0.17.1  # the version that `make onnx` passed with
 
 # An install is made again when one of these is newer than it.
 METADATA := setup.py pyproject.toml vit_jax/version.py $(wildcard constraints/*.txt)
@@ -70,26 +68,9 @@ peer: .venv-peer  ## compare with timm, transformers and pycocotools
 tpu: .venv-tpu  ## compile for TPUs that are not there; is the cost what was recorded?
 	.venv-tpu/bin/python -m pytest -m tpu tests/kernels/test_tpu_programs.py $(ARGS)
 
-slices: .venv-tpu  ## compile configs for the smallest TPU slices they name (hours)
-	.venv-tpu/bin/python benchmarks/slices.py $(ARGS)
-
 # Of its own: in an environment with libtpu JAX looks for TPUs whenever it starts.
 .venv-tpu:  ## the environment of `make tpu` and of --tpu
 	@$(MAKE) VENV=.venv-tpu .venv-tpu/.installed-tpu
-
-gpu: .venv-gpu  ## compile for GPUs that are not there; is attention the fused kernel?
-	.venv-gpu/bin/python -m pytest -m gpu tests/tools/test_gpu.py $(ARGS)
-
-# Of its own: in an environment with CUDA's plugin JAX looks for GPUs whenever it starts.
-.venv-gpu:  ## the environment of `make gpu` and of --gpu, 4.4 GB more
-	@$(MAKE) VENV=.venv-gpu .venv-gpu/.installed-gpu
-
-onnx: .venv-onnx  ## write and run ONNX files of all kinds of models
-	.venv-onnx/bin/python -m pytest -m onnx tests/tools/test_export_onnx.py $(ARGS)
-
-# Of its own: jax2onnx requires an older Orbax than ours, though it works with ours.
-.venv-onnx:  ## the environment of `make onnx` and of `export --to onnx`
-	@$(MAKE) VENV=.venv-onnx .venv-onnx/.installed-onnx
 
 beam: .venv-beam  ## prepare an archive through Apache Beam, and without: the same
 	.venv-beam/bin/python -m pytest tests/data/test_prepare.py -k beam $(ARGS)
@@ -104,7 +85,7 @@ docs: $(VENV)/.installed-docs  ## build docs/ into build/docs, strictly, and rea
 	@echo 'To look at it: $(BIN)/python -m http.server -d build/docs'
 
 clean:  ## remove .venv and caches; keeps runs/
-	rm -rf $(VENV) .venv-oldest .venv-peer .venv-tpu .venv-gpu .venv-onnx .venv-beam build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-peer .venv-tpu .venv-beam build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the environment ---------------------------------------------------------------
@@ -142,17 +123,8 @@ $(VENV)/.installed-tpu: $(METADATA) | $(BIN)/python
 	$(call install,tpu$(comma)dev)
 	@touch $@
 
-$(VENV)/.installed-gpu: $(METADATA) | $(BIN)/python
-	$(call install,cuda$(comma)dev)
-	@touch $@
-
 $(VENV)/.installed-beam: $(METADATA) | $(BIN)/python
 	$(call install,tf$(comma)beam$(comma)dev)
-	@touch $@
-
-$(VENV)/.installed-onnx: $(METADATA) | $(BIN)/python
-	$(call install,onnx$(comma)dev)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(JAX2ONNX)
 	@touch $@
 
 # Python 3.14 and newer only when named: TensorFlow had no wheels for it (2026-11).
@@ -188,7 +160,7 @@ constraints:  ## renew the pins of one Python: make constraints PYTHON=python3.1
 	rm -rf build/constraints
 	$(MAKE) VENV=build/constraints build/constraints/bin/python
 	build/constraints/bin/python -m pip install --quiet --dry-run --ignore-installed \
-	  --report build/constraints/report.json '.[tf,dev,onnx,wandb,mlflow,docs,peer]'
+	  --report build/constraints/report.json '.[tf,dev,wandb,mlflow,docs,peer]'
 	@python=build/constraints/bin/python; \
 	file=constraints/py$$($$python -c \
 	    'import sys; print("%d%d" % sys.version_info[:2])').txt; \

@@ -63,6 +63,7 @@ setup(
     'safetensors>=0.4',
     'scikit-learn>=1.4',  # the bundled data set (digits) of every first command
     'tqdm',
+    'jinja2>=3.1',  # pages and cards
     'packaging',
   ],
   extras_require={
@@ -84,14 +85,13 @@ setup(
     'docs': DOCS,
     'wandb': ['wandb>=0.19'],
     'mlflow': ['mlflow-skinny>=2.16', 'sqlalchemy>=2', 'alembic>=1.13'],
-    # For `export --to onnx`, with jax2onnx, which pip must install with --no-deps: its
-    # releases (0.17.1, 2026-11) exclude the Orbax above.
-    'onnx': ['onnx>=1.20', 'onnx-ir>=0.2.1', 'onnxruntime>=1.24'],
     # For `make peer`, which compares with them; nothing else imports them.
     'peer': [
       'torch>=2.13',
       'timm>=1.0.31',
       'transformers>=5.23',
+      # PyTorch's exporter to ONNX, of weights that `convert` wrote.
+      *('onnx>=1.20', 'onnxscript>=0.7', 'onnxruntime>=1.24'),
     ],
     # setuptools is for the tests, which build a wheel.
     'dev': [

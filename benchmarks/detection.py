@@ -1,18 +1,15 @@
 """A training step of DETR beside transformers' PyTorch, and the matcher's share of it.
 
-  python benchmarks/detection.py --torch-python PYTHON [--variant R50] [--batch 1]
+  .venv-peer/bin/python benchmarks/detection.py [--variant R50] [--batch 1]
     [--size 800 1066] [--objects 7] [--steps 1] [--rounds 3]
 
-PYTHON is the interpreter of an environment with torch, transformers and scipy. Both sides
-take images of noise with some boxes each, compute the paper's losses of all decoder layers,
-their gradients and an update by AdamW with clipped gradients, in float32 with dropout, in
-turns. The stem and the first stage of the backbone are trained on neither side. Ours
-matches on the device, with places for 100 boxes an image as in `configs/detr_coco.py`;
-transformers asks SciPy on the host.
+Needs scipy as well. Both sides take images of noise with some boxes each, compute the
+paper's losses of all decoder layers, their gradients and an update by AdamW with clipped
+gradients, in float32 with dropout. The stem and the first stage of the backbone are
+trained on neither side. Ours matches on the device, with places for 100 boxes an image as
+in `configs/detr_coco.py`; transformers asks SciPy on the host.
 """
 
-import contextlib
-import pathlib
 import statistics
 import sys
 import time
@@ -20,25 +17,29 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import turns
 
-from vit_jax import cli, models, optim, sharding, tasks, trees, tune
+from vit_jax import cli, sharding
 from vit_jax.data import pipeline
 from vit_jax.detection.tasks import matching
 from vit_jax.machine import cores
-from vit_jax.tools.bench import ours as bench_ours
-from vit_jax.tools.bench import peer as bench_peer
-from vit_jax.tools.bench import record as bench_record
 from vit_jax.train import runtime
-from vit_jax.train.state import init_state
-from vit_jax.train.step import make_step
+from vit_jax.train.trainer import Trainer
 
-SCRIPT = pathlib.Path(__file__).with_name('detection_torch.py')
-OPTIM = {'name': 'adamw', 'lr': 1e-4, 'wd': 1e-4, 'clip': 0.1}
-TUNE = {'method': 'rules', 'train': [r'(?!backbone/(stem|stage1_)).*']}
 PLACES = 100  # for boxes of an image
-LAYERS, QUERIES = 6, 100
-CLASSES = 91
-FIELDS = {'num_classes': CLASSES, 'dropout': 0.1, 'attention_dropout': 0.1}
+LAYERS, QUERIES, CLASSES = 6, 100, 91
+CONFIG = {
+  'model': {
+    'name': 'detr',
+    'num_classes': CLASSES,
+    'dropout': 0.1,
+    'attention_dropout': 0.1,
+  },
+  'task': {'name': 'detect'},
+  'tune': {'method': 'rules', 'train': [r'(?!backbone/(stem|stage1_)).*']},
+  'optim': {'name': 'adamw', 'lr': 1e-4, 'wd': 1e-4, 'clip': 0.1},
+  'steps': 10**6,
+}
 
 
 def batch_of(batch: int, size: tuple[int, int], objects: int, places: int) -> dict:
@@ -57,47 +58,68 @@ def batch_of(batch: int, size: tuple[int, int], objects: int, places: int) -> di
   }
 
 
-class Ours:
-  """Our step, compiled, with its state and batch.
+def ours(variant: str, batch: dict):
+  """Returns a function that runs some of our steps."""
+  mesh = sharding.make_mesh(1, devices=jax.local_devices()[:1])
+  spec = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in batch.items()}
+  config = {**CONFIG, 'model': {**CONFIG['model'], 'variant': variant}}
+  with jax.set_mesh(mesh):
+    trainer = Trainer(config, spec, mesh, pipeline.scale_on_device)
+    step = trainer.lower().compile(runtime.options())
+    state = trainer.init()
+    batch = jax.device_put(batch, sharding.batch_sharding(mesh))
 
-  Attributes:
-    params: their number.
-  """
-
-  def __init__(self, variant: str, batch: dict):
-    """Compiles it.
-
-    Raises:
-      UserError: for an unknown variant.
-    """
-    model = models.build('detr', variant, **FIELDS)
-    family = models.family_of(model)
-    shape = batch['image'].shape[1:]
-    tuned, rules = tune.attach(model, family, shape, **TUNE)
-    spec = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in batch.items()}
-    task = tasks.build('detect', tuned, spec)
-    optimizer = optim.build(**OPTIM, total_steps=10**6, family=family)
-    key = jax.random.key(0)
-    init = lambda given: init_state(task, optimizer, spec, key, given, rules)
-    step = make_step(task, optimizer, pipeline.scale_on_device, key)
-    shapes = models.shapes_of(model, shape)['params']
-    self.params = sum(x.size for x in jax.tree.leaves(shapes))
-    mesh = sharding.make_mesh(1, devices=jax.local_devices()[:1])
-    with jax.set_mesh(mesh):
-      given = trees.flatten(shapes)
-      abstract = sharding.abstract(jax.eval_shape(init, given), mesh)
-      self._step = runtime.compile_step(step, abstract, spec, mesh)
-      values = {name: bench_ours.initial_values(name, x) for name, x in given.items()}
-      self._state = runtime.run_once(init, abstract, values)
-      self._batch = jax.device_put(batch, sharding.batch_sharding(mesh))
-
-  def turn(self, steps: int) -> dict:
-    """Runs so many steps; returns 'wall' and 'cpu' seconds."""
-    wall, cpu = time.perf_counter(), time.process_time()
+  def run(steps: int):
+    nonlocal state
     for _ in range(steps):
-      self._state, out = self._step(self._state, self._batch)
-    jax.block_until_ready((self._state, out))
-    return {'wall': time.perf_counter() - wall, 'cpu': time.process_time() - cpu}
+      state, out = step(state, batch)
+    jax.block_until_ready((state, out))
+
+  return run
+
+
+def theirs(variant: str, batch: int, size: tuple[int, int], objects: int):
+  """Returns a function that runs some steps of `DetrForObjectDetection`."""
+  import torch
+  import transformers
+
+  torch.manual_seed(0)
+  torch.set_num_threads(cores())
+  layers = {'R50': [3, 4, 6, 3], 'R101': [3, 4, 23, 3]}[variant]
+  config = transformers.DetrConfig(
+    use_timm_backbone=False,
+    backbone=None,
+    use_pretrained_backbone=False,
+    backbone_config=transformers.ResNetConfig(depths=layers, out_features=['stage4']),
+    num_labels=CLASSES,
+    auxiliary_loss=True,
+    dropout=0.1,
+    attention_dropout=0.1,
+  )
+  model = transformers.DetrForObjectDetection(config).train()
+  for name, p in model.named_parameters():
+    if 'embedder' in name or 'stages.0.' in name:  # as the reference code
+      p.requires_grad_(False)
+  trained = [p for p in model.parameters() if p.requires_grad]
+  adamw = torch.optim.AdamW(trained, lr=1e-4, weight_decay=1e-4, fused=True)
+  images = torch.rand((batch, 3, *size)) * 2 - 1
+  mask = torch.ones((batch, *size), dtype=torch.long)
+  labels = [
+    {
+      'class_labels': torch.randint(0, CLASSES, (objects,)),
+      'boxes': torch.rand((objects, 4)) * 0.3 + 0.3,
+    }
+    for _ in range(batch)
+  ]
+
+  def run(steps: int):
+    for _ in range(steps):
+      adamw.zero_grad(set_to_none=True)
+      model(images, pixel_mask=mask, labels=labels).loss.backward()
+      torch.nn.utils.clip_grad_norm_(trained, 0.1)
+      adamw.step()
+
+  return run
 
 
 def match_seconds(batch: int, objects: int) -> float:
@@ -115,45 +137,29 @@ def match_seconds(batch: int, objects: int) -> float:
 
 
 def main(argv: list[str]) -> int:
-  parser = cli.Parser(prog='detection.py', description=__doc__.split('\n')[0])
-  parser.add_argument('--torch-python', required=True, metavar='PYTHON')
+  parser = cli.Parser('detection.py', description=__doc__.split('\n')[0])
   parser.add_argument('--variant', default='R50', choices=['R50', 'R101'])
   parser.add_argument('--batch', type=cli.positive, default=1)
   parser.add_argument('--size', type=cli.positive, nargs=2, default=(800, 1066))
   parser.add_argument('--objects', type=cli.positive, default=7, help='of an image')
-  parser.add_argument('--steps', type=cli.positive, default=1, help='in a turn')
+  parser.add_argument('--steps', type=cli.positive, default=1, help='of a turn')
   parser.add_argument('--rounds', type=cli.positive, default=3)
   args = parser.parse_args(argv)
-  if args.objects > PLACES:
-    parser.error(f'--objects {args.objects}: expected {PLACES} or fewer')
-  with contextlib.closing(bench_peer.Process(args.torch_python, SCRIPT)) as worker:
-    versions = bench_record.versions() | worker.ask(check=None)
-    machine = bench_record.machine()
-    print(f'{machine["device"]}, {machine["cores"]} cores, load {machine["load"]}')
-    print(', '.join(f'{name} {version}' for name, version in versions.items()))
-    spec = {
-      **{'variant': args.variant, 'batch': args.batch, 'size': list(args.size)},
-      **{'objects': args.objects, 'classes': CLASSES, 'threads': cores()},
-    }
-    about = worker.ask(build=spec)
-    ours = Ours(args.variant, batch_of(args.batch, args.size, args.objects, PLACES))
-    if ours.params != about['params']:
-      print(f'note: {ours.params:,} parameters here, {about["params"]:,} there')
-    sides = lambda: ours.turn(args.steps), lambda: worker.ask(turn=args.steps)
-    for side in sides:  # warm up
-      side()
-    us, them = bench_peer.alternate(*sides, args.rounds)
-  seconds = [
-    statistics.median(t['wall'] for t in side) / args.steps for side in (us, them)
-  ]
-  found = bench_peer.ratios(us, them)
+  size = tuple(args.size)
+  batch = batch_of(args.batch, size, args.objects, PLACES)
+  mine = ours(args.variant, batch)
+  other = theirs(args.variant, args.batch, size, args.objects)
+  found = turns.compare(
+    turns.timed(lambda: mine(args.steps)),
+    turns.timed(lambda: other(args.steps)),
+    args.rounds,
+  )
   match = match_seconds(args.batch, args.objects)
+  step = found['ours'] / args.steps
   print(
-    f'a step of {args.variant}, {args.batch} x {args.size[0]} x {args.size[1]}: '
-    f'{seconds[0]:.2f} s, transformers {seconds[1]:.2f} s, ratio {found["ratio"]:.2f} '
-    f'({found["ratio_min"]:.2f}-{found["ratio_max"]:.2f}), by CPU time '
-    f'{found["cpu_ratio"]:.2f}; matching {1e3 * match:.2f} ms, '
-    f'{100 * match / seconds[0]:.2f} % of our step'
+    f'a step of {args.variant}, {args.batch} x {size[0]} x {size[1]}: {step:.2f} s, '
+    f'transformers {found["theirs"] / args.steps:.2f} s, {turns.text(found)}; matching '
+    f'{1e3 * match:.2f} ms, {match / step:.2%} of our step'
   )
   return 0
 

@@ -1,16 +1,13 @@
 """JPEGs in, batches out: images/s of our input pipeline beside torchvision's DataLoader.
 
-  python benchmarks/input_pipeline.py --torch-python PYTHON [--images 400] [--batch 64]
-    [--batches 96] [--rounds 5] [--folder DIR] [--out benchmarks/results/NAME.json]
+  .venv-peer/bin/python benchmarks/input_pipeline.py [--images 400] [--batch 64]
+    [--batches 96] [--rounds 5] [--folder DIR]
 
-PYTHON is the interpreter of an environment with torch and torchvision. Both sides read
-the same folder of photograph-like JPEGs of about 500 x 400 px (made here, unless
-`--folder` has some), shuffled, from the page cache, and give batches of uint8 images;
-the scaling to [-1, 1] is left to the device. They take turns of `--batches` batches, each
-turn from opening the iterator to closing it: a short one measures how both start, and the
-two or three batches that were prefetched and are thrown away. Ours has its default
-threads, DataLoader a worker process for each core that this process may use; `taskset -c
-0` gives them one.
+Both sides read the same folder of photograph-like JPEGs of about 500 x 400 px (made here,
+unless `--folder` has some), shuffled, from the page cache, and give batches of uint8
+images. A turn opens the iterator and closes it: a short one measures how both start, and
+the batches that were prefetched and are thrown away. Ours has its default threads,
+DataLoader a worker process for each usable core; `taskset -c 0` gives them one.
 
 `train` is the recipes' crop and flip. PIL, which torchvision uses on images, cannot
 resize without antialiasing, as these recipes do: `train, antialiased` does what it does.
@@ -19,24 +16,19 @@ resize without antialiasing, as these recipes do: `train, antialiased` does what
 import contextlib
 import os
 import pathlib
-import statistics
+import resource
 import sys
 import tempfile
-import time
 
 import numpy as np
+import turns
 from PIL import Image
 
 from vit_jax import cli
-from vit_jax.data import lazy_tf, pipeline
+from vit_jax.data import pipeline
 from vit_jax.machine import cores
-from vit_jax.tools.bench import peer as bench_peer
-from vit_jax.tools.bench import record as bench_record
-from vit_jax.train import metrics
 
-SCRIPT = pathlib.Path(__file__).with_name('input_torch.py')
-
-# name -> ours, and torchvision's `input_torch.TRANSFORMS`.
+# Name -> our ops, and the key of `transforms`.
 MODES = {
   'train': ('decode|inception_crop(224)|flip_lr', 'train'),
   'train, antialiased': (
@@ -45,6 +37,16 @@ MODES = {
   ),
   'evaluate': ('decode|resize_small(256)|central_crop(224)', 'evaluate'),
 }
+
+
+def transforms(t) -> dict[str, list]:
+  """Returns the transforms of `torchvision.transforms` that do the same."""
+  train = [t.RandomResizedCrop(224, scale=(0.05, 1.0)), t.RandomHorizontalFlip()]
+  evaluate = [t.Resize(256), t.CenterCrop(224)]
+  return {
+    'train': [*train, t.PILToTensor()],
+    'evaluate': [*evaluate, t.PILToTensor()],
+  }
 
 
 def make_images(folder: pathlib.Path, number: int) -> None:
@@ -68,113 +70,75 @@ def make_images(folder: pathlib.Path, number: int) -> None:
     Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(path, quality=90)
 
 
-def ours(folder: pathlib.Path, pp: str, batch_size: int):
-  """Returns turn(batches) -> {'wall', 'cpu'} seconds of our pipeline."""
-  data = pipeline.train(
-    f'folder:{folder}',
-    'train',
-    f'{pp}|value_range(-1, 1)',
-    batch_size,
-    host=0,
-    hosts=1,
-  )
+def ours(folder: pathlib.Path, pp: str, batch: int, batches: int):
+  """Returns a function that reads some batches by our pipeline."""
+  pp = f'{pp}|value_range(-1, 1)'
+  data = pipeline.train(f'folder:{folder}', 'train', pp, batch, host=0, hosts=1)
 
-  def turn(batches: int) -> dict:
-    wall, cpu = time.perf_counter(), time.process_time()
+  def read():
     with contextlib.closing(data.iterate()) as iterator:
       for _ in range(batches):
-        batch = next(iterator)
-    assert batch['image'].shape == (batch_size, 224, 224, 3), batch['image'].shape
-    assert batch['image'].dtype == np.uint8
-    return {'wall': time.perf_counter() - wall, 'cpu': time.process_time() - cpu}
+        images = next(iterator)['image']
+    assert images.shape == (batch, 224, 224, 3), images.shape
+    assert images.dtype == np.uint8
 
-  return turn
+  return read
 
 
-def compare(worker, folder: pathlib.Path, mode: str, args) -> dict:
-  """Returns the row of a mode."""
-  pp, transform = MODES[mode]
-  turn = ours(folder, pp, args.batch)
-  about = worker.ask(
-    build={
-      'folder': str(folder / 'train'),
-      'transform': transform,
-      'batch': args.batch,
-      'workers': cores(),
-    }
+def theirs(folder: pathlib.Path, transform: str, batch: int, batches: int):
+  """Returns a function that reads as many by torchvision and a DataLoader."""
+  import torchvision
+  from torch.utils import data
+
+  steps = transforms(torchvision.transforms)[transform]
+  images = torchvision.datasets.ImageFolder(
+    folder / 'train', torchvision.transforms.Compose(steps)
   )
-  sides = lambda: turn(args.batches), lambda: worker.ask(turn=args.batches)
-  for side in sides:  # files into the page cache, graphs traced
-    side()
-  us, them = bench_peer.alternate(*sides, args.rounds)
-  return {
-    'mode': mode,
-    'pp': pp,
-    'batch': args.batch,
-    **_rates(us, args),
-    'torchvision': {
-      **_rates(them, args),
-      **bench_peer.ratios(us, them),
-      'transform': about['transform'],
-    },
-  }
+  images = data.ConcatDataset([images] * -(-batches * batch // len(images)))
+
+  def read():
+    sampler = data.RandomSampler(images, num_samples=batches * batch)
+    loader = data.DataLoader(images, batch, sampler=sampler, num_workers=cores())
+    assert sum(len(labels) for _, labels in loader) == batches * batch
+
+  return read
 
 
-def _rates(turns: list[dict], args) -> dict:
-  """Returns images/s by the clock, and by the seconds that a core spent on them."""
-  images = args.batch * args.batches
-  wall = images / statistics.median(turn['wall'] for turn in turns)
-  return {
-    'images_per_s': wall,
-    'images_per_s_per_core': wall / cores(),
-    'images_per_cpu_s': images / statistics.median(turn['cpu'] for turn in turns),
-  }
+def cpu_seconds() -> float:
+  """Returns the processor time of this process and of its workers that have ended."""
+  usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+  return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def main(argv: list[str]) -> int:
-  parser = cli.Parser(prog='input_pipeline.py', description=__doc__.split('\n')[0])
-  parser.add_argument('--torch-python', required=True, metavar='PYTHON')
+  parser = cli.Parser('input_pipeline.py', description=__doc__.split('\n')[0])
   parser.add_argument('--images', type=cli.positive, default=400)
   parser.add_argument('--batch', type=cli.positive, default=64)
-  parser.add_argument('--batches', type=cli.positive, default=96, help='in a turn')
+  parser.add_argument('--batches', type=cli.positive, default=96, help='of a turn')
   parser.add_argument('--rounds', type=cli.positive, default=5)
-  parser.add_argument('--folder', help='of DIR/train/CLASS/IMAGE in place of ours')
-  parser.add_argument('--out', metavar='FILE.json', help='where to keep the results')
+  parser.add_argument('--folder', help='with train/CLASS/*.jpg; default: made here')
   args = parser.parse_args(argv)
-  out = bench_record.check_file(args.out)
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators have no part in this
   with contextlib.ExitStack() as stack:
-    worker = bench_peer.Process(args.torch_python, SCRIPT)
-    stack.enter_context(contextlib.closing(worker))
-    versions = bench_record.versions() | worker.ask(check=None)
     if args.folder:
       folder = pathlib.Path(args.folder).absolute()
     else:
       folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
       make_images(folder, args.images)
-    machine, rows = bench_record.machine(), []
-    versions['tensorflow'] = lazy_tf.load().__version__
-    print(f'{machine["device"]}, {machine["cores"]} cores, load {machine["load"]}')
-    for mode in MODES:
-      row = compare(worker, folder, mode, args)
-      rows.append(row)
-      print(_line(row), flush=True)
-  if out:
-    command = bench_record.command('python benchmarks/input_pipeline.py', argv)
-    record = bench_record.record('input_pipeline', command, machine, versions, rows)
-    metrics.write_json(out, record)
+    size = args.batch, args.batches
+    for mode, (pp, transform) in MODES.items():
+      found = turns.compare(
+        turns.timed(ours(folder, pp, *size), cpu_seconds),
+        turns.timed(theirs(folder, transform, *size), cpu_seconds),
+        args.rounds,
+      )
+      rate = lambda side, found=found: args.batch * args.batches / found[side] / cores()
+      print(
+        f'{mode:20} images/s per core: {rate("ours"):.0f}, torchvision '
+        f'{rate("theirs"):.0f}, {turns.text(found)}',
+        flush=True,
+      )
   return 0
-
-
-def _line(row: dict) -> str:
-  theirs = row['torchvision']
-  return (
-    f'{row["mode"]:20} images/s per core: {row["images_per_s_per_core"]:6.0f}, '
-    f'torchvision {theirs["images_per_s_per_core"]:6.0f}, ratio {theirs["ratio"]:.2f} '
-    f'({theirs["ratio_min"]:.2f}-{theirs["ratio_max"]:.2f}); images per CPU second: '
-    f'{row["images_per_cpu_s"]:.0f}, {theirs["images_per_cpu_s"]:.0f}, ratio '
-    f'{theirs["cpu_ratio"]:.2f}'
-  )
 
 
 if __name__ == '__main__':

@@ -15,7 +15,7 @@ the published files: class token, no hidden layer before the head.
 Expected: about 79 % top-1 for B/16 at 224 px (google-research/big_vision, issue 7); the
 paper's Figure 4 has the others. Not run here: the data could not be had.
 
-Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md, of B/16).
+Smallest slices: v3:2x2 or v5e:2x4 (B/16).
 """
 
 import common

@@ -16,7 +16,7 @@ Expected: the paper's Figure 4 and the index of its 50,000 files; B/16 of medium
 fine-tunes to 85.49 % on ImageNet at 384 px, S/16 to 83.73, L/16 to 85.59, Ti/16 to 78.22
 (google-research/vision_transformer, README). Not run here: the data could not be had.
 
-Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md, of B/16).
+Smallest slices: v3:2x2 or v5e:2x4 (B/16).
 """
 
 import common

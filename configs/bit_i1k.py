@@ -11,7 +11,7 @@ recipe states no number. Not run here: the data could not be had.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 
-Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x4.
 """
 
 import common

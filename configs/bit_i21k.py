@@ -11,7 +11,7 @@ here: the data could not be had.
 
 Data: a prepared `imagenet21k`, as in configs/vit_b16.py.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common

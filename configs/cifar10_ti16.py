@@ -11,7 +11,7 @@ over the epochs from the eighth on, during which the rate stays. Expected: 95 to
 Adam at 1e-3 is high for weights that were trained before; configs/finetune.py does better.
 Not run here: neither weights nor data could be had.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections

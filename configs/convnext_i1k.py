@@ -12,7 +12,7 @@ bilinearly, not bicubic. Expected: near the published 82.1 % top-1 (T), 83.1 (S)
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 
-Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x4.
 """
 
 import common

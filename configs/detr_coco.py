@@ -19,7 +19,7 @@ with the drop after 400 (epochs=500,drop=400) 42.0 (R50), 43.3 (R50-DC5), 43.5 (
 
 Data: TFDS `coco/2017`, or COCO as it is unpacked.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections

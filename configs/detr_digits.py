@@ -9,7 +9,7 @@ classes; the backbone's norms are trained.
 
 Hardware: any; 350 CPU seconds. Expect an AP50 of 55 to 73 % on 200 canvases of other digits
 (seeds 0, 1 and 2: AP50 72.6, 69.5 and 55.3, AP 38.3, 32.4 and 28.3; untrained 0).
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections

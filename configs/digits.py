@@ -6,7 +6,7 @@
 Hardware: any; 70 s of training on 2 CPU cores. Expect 99 % top-1 on the 360 test images
 (every fifth of the 1,797); docs/verification.md has what was measured, by seed.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections

@@ -26,7 +26,7 @@ b16-i21k 98.95 % on cifar10, 91.67 cifar100, 94.43 pets, 99.38 flowers, 83.97 im
 of configs/digits.py of seeds 0, 1, 2 with data=digits,final=True,keep_head=True
 99.17, 99.44, 99.44 % after 99.17, 98.89, 99.44 at 16 px: 3 minutes on 2 CPU cores.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections

@@ -15,7 +15,7 @@ warmup=N sets another number. The recipe is that of "Better plain ViT baselines"
 From scratch a ViT wants more images than a folder has; expect it to learn what colour
 and texture tell, and take published weights for more.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common

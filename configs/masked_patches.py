@@ -29,7 +29,7 @@ On digits (1,000 steps, 95 s of processor time), then with the first 100 labels,
 weights, from scratch, 76.67, 79.17 and 80.83, mean 78.9. With seed 0 target=downsized gives
 85.56 and target=pixels 80.56.
 
-Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x4.
 """
 
 import common

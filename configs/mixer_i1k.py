@@ -12,7 +12,7 @@ here: the data could not be had.
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment
 is that of the published runs, including its known bugs.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common

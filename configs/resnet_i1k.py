@@ -17,7 +17,7 @@ torchvision. Not run here: the data was not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common

@@ -14,7 +14,7 @@ and 66.2 % of counts (chance 12.5 %). Positions have just begun to be learned th
 (chance 6.25 %) with sine-cosine positions (--config.model.posemb=sincos2d), none with
 learned ones; distances were at chance after 120 steps. Both want more (steps=N).
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections

@@ -15,7 +15,7 @@ the archive of image-net.org (the newer one has fewer classes: classes=19167), o
 data=folder:PATH with train=..., val=.... fewshot=tfds:NAME
 adds a few-shot evaluation on that data set's train and test splits.
 
-Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x4.
 """
 
 import common

@@ -16,7 +16,7 @@ here: JFT is not public. The paper trained G/14 longer, with batches of 32,768.
 
 data is any source of encoded images, as in configs/vit_jft.py.
 
-Smallest slices: v3:8x8 or v5e:8x8 (benchmarks/SLICES.md).
+Smallest slices: v3:8x8 or v5e:8x8.
 """
 
 import common

@@ -12,7 +12,7 @@ not be had.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 
-Smallest slices: v3:2x2 or v5e:2x4 (benchmarks/SLICES.md, of B/16).
+Smallest slices: v3:2x2 or v5e:2x4 (B/16).
 """
 
 import common

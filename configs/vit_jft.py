@@ -16,8 +16,7 @@ files jft300m/train-00000-of-01024.tfrecord and so on (docs/guides/data_at_scale
 fewshot=tfds:NAME adds a few-shot evaluation, by which the paper chose its models.
 
 Smallest slices: v3:2x2 or v5e:2x4 for B/16; v3:4x4 or v5e:4x4 for L/16;
-v3:8x8 or v5e:8x8 for H/14. benchmarks/SLICES.md has the predicted core-days, for L/16 and
-H/14 beside the paper's.
+v3:8x8 or v5e:8x8 for H/14.
 """
 
 import common

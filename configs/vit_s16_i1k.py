@@ -13,7 +13,7 @@ abstract). Not run here: the data could not be had.
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment
 is that of the published runs, including its known bugs; randaug=correct means what its ops say.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common

@@ -24,7 +24,7 @@ Calling every pixel background gives a mean IoU of 8.1 %. The ViT helps the dete
 thousand canvases with a class at every pixel need no help. A ResNet detects sooner:
 configs/detr_digits.py.
 
-Smallest slices: v3:2x2 or v5e:2x2 (benchmarks/SLICES.md).
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections

@@ -29,8 +29,8 @@ DISTRIBUTIONS |= {
   'sklearn': 'scikit-learn',
   'tensorflow': 'tensorflow-cpu',
 }
-# Never declared: a peer that the user checks out; for jax2onnx see the extra onnx.
-PEERS = {'big_vision', 'jax2onnx'}
+# Never declared: a peer that the user checks out.
+PEERS = {'big_vision'}
 
 
 @pytest.fixture(scope='module')
@@ -94,7 +94,7 @@ def test_workflows_run_what_developers_run():
 
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
-    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'onnx'),
+    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots'),
     *('wandb', 'mlflow', 'docs', 'peer', 'dev'),
   }
   base = {Requirement(r).name for r in metadata['install_requires']}

@@ -12,7 +12,7 @@ from vit_jax import cli
 from vit_jax.errors import choose
 from vit_jax.version import __version__
 
-# Command -> (its module, what it does).
+# Command -> (module, help).
 COMMANDS = {
   'train': ('vit_jax.main', 'trains and evaluates a model'),
   'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
@@ -27,11 +27,11 @@ COMMANDS = {
   'prepare': ('vit_jax.tools.prepare', 'writes a data set from archives or folders'),
   'inspect': (
     'vit_jax.tools.inspect',
-    'tells size and cost, or what a file or run holds',
+    'prints size and cost of a model, or the content of a file or run',
   ),
   'figures': (
     'vit_jax.tools.figures',
-    'draws what a model does, and the results of runs',
+    'draws attention, filters and positions, and the results of runs',
   ),
   'sweep': ('vit_jax.lab.sweep', 'trains a recipe with every combination of values'),
   'vtab': (
@@ -44,11 +44,14 @@ COMMANDS = {
   ),
   'paper': (
     'vit_jax.lab.paper',
-    'does the experiments of the ViT paper in miniature, on one page',
+    'repeats the experiments of the ViT paper in miniature, on one page',
   ),
   'report': ('vit_jax.tools.report', 'writes a page about runs'),
   'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
-  'doctor': ('vit_jax.tools.doctor', 'tells what is installed, and what is missing'),
+  'doctor': (
+    'vit_jax.tools.doctor',
+    'lists installed and missing packages, and trains one step',
+  ),
 }
 
 
@@ -76,7 +79,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> str:
-  rows = [f'  {name:10} {what}' for name, (_, what) in COMMANDS.items()]
+  rows = [f'  {name:10} {text}' for name, (_, text) in COMMANDS.items()]
   return '\n'.join(
     [
       'usage: vit_jax COMMAND [ARGUMENTS], vit_jax COMMAND --help, vit_jax --version',

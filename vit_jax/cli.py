@@ -1,12 +1,14 @@
 """Common parts of all commands: one line per error, exit codes, arguments, JSON."""
 
 import argparse
+import ast
+import contextlib
 import json
 import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from vit_jax import terminal
@@ -16,6 +18,7 @@ from vit_jax.errors import (
   Preempted,
   RunError,
   UserError,
+  did_you_mean,
   disk_is_full,
 )
 
@@ -106,6 +109,46 @@ def resolution(text: str) -> tuple[int, int]:
   """Returns an argument '224' or '224x160' as (height, width), pixels."""
   height, _, width = text.partition('x')
   return positive(height), positive(width or height)
+
+
+def count(text: str) -> int:
+  """Returns an argument as an integer of 0 or more; '303e6' is one."""
+  try:
+    value = float(text)
+  except ValueError:
+    value = -1.0
+  if not value.is_integer() or value < 0:
+    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
+  return int(value)
+
+
+def words(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+  """Returns the argument type of a comma-separated list of some of these words."""
+
+  def parse(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(',')))
+    for name in names:
+      if name not in allowed:
+        hint = did_you_mean(name, allowed)
+        raise argparse.ArgumentTypeError(f'{name!r} is not one of {allowed}.{hint}')
+    return names
+
+  return parse
+
+
+class Fields(argparse.Action):
+  """Collects KEY=VALUE of a repeated flag in a dict; values are Python literals or text."""
+
+  def __init__(self, option_strings, dest, **options):
+    super().__init__(option_strings, dest, default={}, metavar='KEY=VALUE', **options)
+
+  def __call__(self, parser, namespace, setting, flag=None):
+    key, equals, value = setting.partition('=')
+    if not equals:
+      parser.error(f'{flag} {setting}: write KEY=VALUE, such as {flag} depth=6')
+    with contextlib.suppress(ValueError, SyntaxError):
+      value = ast.literal_eval(value)
+    setattr(namespace, self.dest, {**getattr(namespace, self.dest), key: value})
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

@@ -203,9 +203,9 @@ def test_tools_see_it():
   )
   config = recipe.load('finetune:data=cifar10', ["data.classes=['cat', 'dog']"])
   assert recipe.describe(config)['classes'] == 2
-  assert recipe.describe(config)['train_examples'] is None  # the table does not know
+  assert recipe.describe(config)['train_examples'] is None
   config = {k: v for k, v in config.items() if k != 'steps'} | {'epochs': 1}
-  with pytest.raises(UserError, match=naming('cat', '--examples')):
+  with pytest.raises(UserError, match=naming('cifar10', '--examples')):
     recipe.describe(config)
   assert recipe.describe(config, examples=512_000)['steps'] == 1000
 

@@ -7,10 +7,10 @@ import pytest
 from tests.support import commands, naming, runs
 from tests.support.figures import small_figures  # noqa: F401
 from vit_jax import errors
+from vit_jax.lab import published
 from vit_jax.lab.ablate import __main__ as ablate
 from vit_jax.lab.ablate import arguments, asked, data_size, posemb
 from vit_jax.lab.grid import cells as grid
-from vit_jax.tools import published
 from vit_jax.tools.inspect import cost
 
 

@@ -10,9 +10,9 @@ from PIL import Image
 from tests.support import naming, vtab_fakes
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import DataError, UserError
+from vit_jax.lab import published
 from vit_jax.lab.data import vtab, vtab_examples
 from vit_jax.lab.data.vtab_tasks import TASKS
-from vit_jax.tools import published
 
 # (TFDS's split, from, to) of train800, val200 and test for the data sets as they are:
 # Zhai et al.'s code with the sizes in the catalogue of TFDS.

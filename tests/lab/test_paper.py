@@ -8,6 +8,7 @@ import pytest
 from tests.support import naming
 from vit_jax import errors
 from vit_jax.errors import RunError, UserError
+from vit_jax.lab import paper_table
 from vit_jax.lab.ablate import arguments as ablate_arguments
 from vit_jax.lab.ablate import asked
 from vit_jax.lab.paper import __main__ as paper
@@ -15,7 +16,6 @@ from vit_jax.lab.paper import claims, experiments, figures, page, seen, verdicts
 from vit_jax.lab.paper.judges import data, inside, models, positions, shape, training
 from vit_jax.lab.paper.seen import Seen
 from vit_jax.tools.figures import arguments as figures_arguments
-from vit_jax.tools.inspect import paper_table
 from vit_jax.train import arguments
 
 CLAIMS = [claim for topic in claims.CLAIMS.values() for claim in topic]

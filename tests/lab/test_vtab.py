@@ -14,9 +14,9 @@ import pytest
 from tests.support import GOLDEN, commands, naming, runs, stand_in, vtab_fakes
 from tests.support.figures import small_figures  # noqa: F401
 from vit_jax import errors
+from vit_jax.lab import published, scores
 from vit_jax.lab.vtab import __main__ as vtab
 from vit_jax.lab.vtab import benchmarks, results
-from vit_jax.tools import published, scores
 from vit_jax.train import loop, program
 from vit_jax.train.workdir import lock
 

@@ -49,7 +49,7 @@ def test_outputs_of_a_detector():
   shapes = {'logits': (10, 7), 'boxes': (10, 4), 'projected': (2, 2, 32)}
   assert found.outputs == shapes
   # A program takes no mask, so images fill its input; pixels are standardised as before.
-  about = facts.collect(loaded, found, 'stablehlo', None)
+  about = facts.collect(loaded, found, 'stablehlo', ['cpu'])
   size = 'resize((64, 64), antialias=True)'
   assert about['preprocessing']['text'].split('|')[:2] == ['decode', size]
   assert about['input']['mean'] == pytest.approx([0.485, 0.456, 0.406], abs=1e-5)
@@ -144,7 +144,7 @@ def test_facts_of_other_pixels():
   clipped = facts.registry.parse('decode|value_range(-1, 1, 0, 100, clip=True)')
   assert facts._normalisation(clipped, (32, 32, 3)) == (None, None)
   made = program.Program(loaded, (), 4)
-  about = facts.collect(loaded, made, 'onnx', None)
+  about = facts.collect(loaded, made, 'stablehlo', ['cpu'])
   assert about['input']['shape'] == [4, 32, 32, 3]
   assert about['outputs']['logits']['shape'] == [4, 10]
 
@@ -157,7 +157,6 @@ def test_facts_of_other_pixels():
     ('no/m.stablehlo', ['--to', 'stablehlo'], ('no', 'make it first')),
     ('gs://b/m.stablehlo', ['--to', 'stablehlo'], ('gs://b/m.stablehlo', 'disk')),
     ('taken.stablehlo', ['--to', 'stablehlo'], ('taken.json', 'there already')),
-    ('m.onnx', ['--to', 'onnx', '--platforms', 'cpu'], ('--platforms', 'ONNX')),
     (
       'm.stablehlo',
       ['--to', 'stablehlo', '--platforms', 'cpu,gpu'],

@@ -262,7 +262,7 @@ def test_captions_in_any_script(tmp_path):
 
 def test_every_name_is_drawn_in_a_test():
   tests = ''.join(
-    path.read_text() for path in Path(__file__).parent.glob('test_tools_fig*')
+    path.read_text() for path in Path(__file__).parents[1].glob('*/test_figures*')
   )
   for name in arguments.NAMES:
     assert f"'{name}'," in tests

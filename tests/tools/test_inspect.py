@@ -1,139 +1,62 @@
+"""`vit_jax inspect`: models, recipes, files and runs."""
+
 import json
 import re
 import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from tests.support import commands, naming
-from vit_jax import cli, models
+from tests.support import GOLDEN, commands, naming, runs
+from vit_jax import models
+from vit_jax.errors import UserError
 from vit_jax.tools.inspect import __main__ as inspect
-from vit_jax.tools.inspect import activations, flops, paper_table, swin_table, vpt_table
+from vit_jax.tools.inspect import flops, model, recipe, source
+from vit_jax.train.workdir import lock
 from vit_jax.weights import zoo
 
+CONFIGS = sorted(
+  {*(runs.ROOT / 'configs').glob('*.py')} - {runs.ROOT / 'configs/common.py'}
+)
 
-@pytest.mark.slow
+
+def run(capsys, *argv):
+  return commands.run(inspect.main, capsys, *argv)
+
+
+def record_of(capsys, *argv):
+  code, out, err = run(capsys, *argv, '--json')
+  assert (code, err, out.count('\n')) == (0, '', 1)
+  return json.loads(out)
+
+
+# --- models ----------------------------------------------------------------------------
+
+
 def test_the_command_line():
-  command = [sys.executable, '-m', 'vit_jax.tools.inspect', 'vit:B/16', '--json']
+  command = [sys.executable, '-m', 'vit_jax.tools.inspect', 'vit:Ti/16', '--json']
   done = subprocess.run(command, capture_output=True, text=True, check=True)
-  record = json.loads(done.stdout.splitlines()[-1])
-  assert record['params'] == 86567656
-  assert record['gflops'] == pytest.approx(35.1, rel=0.01)
+  record = json.loads(done.stdout)
+  assert record['params'] == 5_717_416
   assert record['tokens'] == 197
   assert record['exaflops'] is None
   assert done.stderr == ''
 
 
-def assert_near_the_paper(rows):
-  for row in rows:
-    # The paper counts the ResNets otherwise: see the notes of the table.
-    tolerance = 0.05 if row['model'].startswith('bit') else 0.03
-    assert row['ratio'] == pytest.approx(1, abs=tolerance), row
-    assert row['ratio'] == row['ours'] / row['paper']
-
-
-def test_the_compute_of_the_paper():
-  # Every patch size, depth 12 and 24, a ResNet and a hybrid; `make test-slow` has all.
-  quick = {'vit:B/16', 'vit:L/32', 'vit:H/14', 'bit:R50x1', 'vit:R50+B/16'}
-  rows = paper_table.rows(quick)
-  assert len(rows) == 5
-  assert_near_the_paper(rows)
-
-
-@pytest.mark.slow
-def test_the_table_of_the_paper(capsys):
-  code, out, err = run(capsys, '--table', 'paper', '--json')
-  assert (code, err) == (0, '')
-  rows = json.loads(out)['rows']
-  assert len(rows) == 18
-  assert_near_the_paper(rows)
-  code, out, err = run(capsys, '--table', 'paper')
-  for row in rows:
-    assert f'{row["ratio"]:.3f}  {row["model"]}' in out
-
-
-def test_the_table_of_the_swin_paper():
-  rows = swin_table.rows({'vit:B/16', 'swin:B'})  # `make test-slow` has all
-  assert [row['params'] for row in rows] == [86_859_496, 87_768_224]
-  assert [row['paper'] for row in rows] == [55.4, 15.4]
-  assert all(row['ratio'] == pytest.approx(1, abs=0.005) for row in rows)
-
-
-@pytest.mark.slow
-def test_the_whole_table_of_the_swin_paper(capsys):
-  code, out, err = run(capsys, '--table', 'swin', '--json')
-  assert (code, err) == (0, '')
-  rows = json.loads(out)['rows']
-  assert [row['paper'] for row in rows] == [204.6, 840.5, 55.4, 190.7, 15.4, 47, 103.9]
-  assert all(row['ratio'] == pytest.approx(1, abs=0.005) for row in rows)
-  code, out, err = run(capsys, '--table', 'swin')
-  for row in rows:
-    assert f'{row["ratio"]:.3f}{row["top1"]:>8.1f}  {row["model"]}' in out
-
-
-def assert_as_the_paper_prints(rows):
-  for row in rows:
-    if row['paper']:
-      assert f'{row["ratio"]:.2f}' == f'{row["paper"]:.2f}', row['name']
-
-
-def test_the_table_of_vpt():
-  (model, classes, methods, printed), *_ = vpt_table.TABLES
-  assert (len(classes), sum(classes)) == (24, 2113)
-  quick = [row for row in methods if row.paper and row.name != 'side']
-  rows = vpt_table.rows([(model, classes, quick, printed)])  # `make test-slow` has all
-  assert_as_the_paper_prints(rows)
-  tuned = {row['name']: row['tuned'] for row in rows}
-  assert tuned == {
-    'full': 85_798_656,
-    'linear': 0,
-    'partial-1': 7_089_408,
-    'mlp-3': 1_184_256,
-    'bias': 102_912,
-  }
-
-
-@pytest.mark.slow
-def test_the_whole_table_of_vpt(capsys):
-  code, out, err = run(capsys, '--table', 'vpt', '--json')
-  assert (code, err) == (0, '')
-  rows = json.loads(out)['rows']
-  assert_as_the_paper_prints(rows)
-  assert len([row for row in rows if row['paper']]) == 16
-  # What the paper prints for prompts, with a number of them chosen for each task.
-  for model, ratio in (('convnext:B', 1.02), ('resnet:50', 1.09)):
-    pads = [r['ratio'] for r in rows if r['model'] == model and 'pad' in r['name']]
-    assert min(pads) < ratio < max(pads)
-  for row in rows:  # in closed form
-    method, _, number = row['name'].rpartition(', ')
-    if method in ('vpt shallow', 'vpt deep'):
-      assert row['tuned'] == int(number) * 768 * (12 if method == 'vpt deep' else 1)
-    if method == 'vpt pad':
-      p = int(number)
-      assert row['tuned'] == 3 * 2 * p * (224 + 2 * p) + 3 * 224 * 2 * p
-    if method == 'lora':
-      rank = int(number.split()[1])
-      assert row['tuned'] == 12 * 2 * rank * (768 + 768)
-  code, out, err = run(capsys, '--table', 'vpt')
-  assert 'side                             9,547,585    3.690     3.69' in out
-
-
-@pytest.mark.slow
 def test_operations_of_a_vit_by_hand():
-  # Ti/16 at 64 x 32 px: 8 patches and a cls token, D 192, MLP 768, 12 layers.
+  # Ti/16 at 64 x 32 px: 8 patches and a class token, D 192, MLP 768, 12 layers.
   N, D, hidden = 9, 192, 768
   block = 4 * N * D * D + 2 * N * N * D + 2 * N * D * hidden  # multiply-adds
   total = 8 * (16 * 16 * 3) * D + 12 * block + D * 10
-  record = inspect.inspect_model('vit:Ti/16', (64, 32), 10)
+  record = model.describe('vit:Ti/16', (64, 32), 10)
   assert record['gflops'] == 2 * total / 1e9
   assert record['tokens'] == N
 
 
-@pytest.mark.slow
 def test_modules_add_up():
-  record = inspect.inspect_model('vit:S/16', fields={'classifier': 'map'})
+  record = model.describe('vit:S/16', fields={'classifier': 'map'})
   assert sum(record['modules'].values()) == record['params'] == 23823976
   assert list(record['modules']) == [
     'MAPHead_0',
@@ -143,101 +66,188 @@ def test_modules_add_up():
     'embedding',
     'head',
   ]
-
-
-@pytest.mark.slow
-def test_stages_of_a_resnet_are_told_apart():
-  fields = {'blocks': (1, 1, 1, 1)}
-  modules = inspect.inspect_model('BiT-R50x1', (32, 32), fields=fields)['modules']
-  assert [name for name in modules if 'block' in name] == [
+  tiny = model.describe('BiT-R50x1', (32, 32), fields={'blocks': (1, 1, 1, 1)})
+  assert [name for name in tiny['modules'] if 'block' in name] == [
     *(f'block{i}' for i in (1, 2, 3, 4)),
     'root_block',
   ]
 
 
-@pytest.mark.slow
 def test_operations_of_a_resnet_50():
-  model = models.build('resnet_gn:R50', num_classes=1000)
+  resnet = models.build('resnet_gn:R50', num_classes=1000)
   images = jax.ShapeDtypeStruct((1, 224, 224, 3), 'float32')
   # Table 1 of the ResNet paper gives a ResNet-50 3.8e9 multiply-adds, its stride in the
   # first 1x1 convolution of a stage; in the 3x3 one, as here, it has 4.1e9.
-  # Of init too, which multiplies nothing but what the model does.
-  forward = lambda x: model.init_with_output(jax.random.key(0), x)[0]
+  forward = lambda x: resnet.init_with_output(jax.random.key(0), x)[0]
   operations = flops.count(forward, images)
   assert operations / 1e9 == pytest.approx(2 * 4.1, rel=0.01)
 
 
-@pytest.mark.slow
-def test_scan_changes_nothing_but_names_and_remat_saves_memory():
-  def tiny(**fields):
-    return inspect.inspect_model('vit:mu/16', (64, 64), fields={'depth': 4, **fields})
-
-  plain, scan, remat = tiny(), tiny(scan=True), tiny(remat='full')
-  for key in ('params', 'gflops', 'memory'):
-    assert plain[key] == scan[key]
-  assert remat['gflops'] == plain['gflops']
-  # Of each of 4 blocks one array of the width in place of 9; the rest are patches and head.
-  assert remat['memory']['activations'] < 0.5 * plain['memory']['activations']
+def test_scan_changes_only_names(capsys):
+  tiny = lambda **fields: model.describe('vit:mu/16', (64, 64), fields=fields)
+  plain, scan = tiny(depth=4), tiny(depth=4, scan=True)
+  assert (plain['params'], plain['gflops']) == (scan['params'], scan['gflops'])
 
 
-@pytest.mark.slow
-def test_memory():
-  # sin(x w): the backward pass needs x, an input, and cos(x w).
-  f = lambda w, x: jnp.sin(x @ w).sum()
-  w, x = (
-    jax.ShapeDtypeStruct((4, 5), 'float32'),
-    jax.ShapeDtypeStruct((3, 4), 'float32'),
-  )
-  assert activations.saved_bytes(f, w, x) == 4 * 3 * 5
-  one = inspect.inspect_model('vit:mu/16', (32, 32), 10)
-  memory = inspect.inspect_model('vit:mu/16', (32, 32), 10, batch=8)['memory']
-  assert memory['params'] == memory['gradients'] == 4 * one['params']
-  assert memory['optimizer'] == 8 * one['params']
-  # The scale of the final norm, of width 32, is kept broadcast, whatever the batch.
-  fixed = 32 * 4
-  assert memory['activations'] - fixed == 8 * (one['memory']['activations'] - fixed)
-  assert memory['total'] == 16 * one['params'] + memory['activations']
-
-
-@pytest.mark.slow
-def test_the_estimate_of_activations_is_near_what_xla_allocates():
-  model = models.build('vit:mu/16', depth=6, scan=True)
-  images = jax.ShapeDtypeStruct((8, 160, 160, 3), 'float32')
-  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  loss = lambda params, images: model.apply({'params': params}, images)[0].sum()
-  compiled = jax.jit(jax.grad(loss)).lower(params, images).compile()
-  saved = activations.saved_bytes(loss, params, images)
-  patches = 4 * images.size  # CPUs cut them out once more for the gradient
-  # Working space comes on top, that of one block of 6; XLA may fuse a little away.
-  assert 0.9 < compiled.memory_analysis().temp_size_in_bytes / (saved + patches) < 1.3
-
-
-def run(capsys, *argv):
-  return commands.run(inspect.main, capsys, *argv)
-
-
-@pytest.mark.thorough
 def test_the_report(capsys):
-  code, out, err = run(
-    capsys,
-    'vit_small_patch16_224',
-    *('--resolution', '96x64', '--classes', '0', '--set', 'classifier=gap'),
-    *('--examples', '1e6', '--epochs', '2.5', '--batch', '4'),
-  )
+  argv = ('vit_tiny_patch16_224', '--resolution', '96x64', '--classes', '0')
+  argv += ('--set', 'classifier=gap', '--examples', '2.5e6')
+  code, out, err = run(capsys, *argv)
   assert (code, err) == (0, '')
-  assert '96x64 px' in out
-  assert '2.5e+06 images' in out
-  assert 'at batch 4' in out
+  assert re.search(naming('96x64 px', '2.5e+06 images'), out)
   assert 'head' not in out
+  record = record_of(capsys, *argv)
+  assert record['exaflops'] == pytest.approx(3 * record['gflops'] * 2.5e6 / 1e9)
 
 
-def test_examples_of_a_training(capsys):
-  tiny = ('vit:mu/16', '--resolution', '32', '--json')
-  by_steps = run(capsys, *tiny, '--steps', '100', '--batch', '50')[1]
-  by_epochs = run(capsys, *tiny, '--examples', '1000', '--epochs', '5')[1]
-  a, b = (json.loads(out) for out in (by_steps, by_epochs))
-  assert a['examples'] == b['examples'] == 5000
-  assert a['exaflops'] == b['exaflops'] == pytest.approx(3 * a['gflops'] * 5000 / 1e9)
+def test_zoo_lists_every_name(capsys):
+  code, out, _ = run(capsys, '--zoo')
+  assert code == 0
+  assert all(f'\n{name} ' in out for name in zoo.ENTRIES)
+  listed = record_of(capsys, '--zoo')['zoo']
+  assert [entry['name'] for entry in listed] == list(zoo.ENTRIES)
+
+
+# --- recipes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', [path.stem for path in CONFIGS])
+def test_every_config(capsys, name):
+  path = runs.ROOT / f'configs/{name}.py'
+  record = record_of(capsys, '--config', f'{path}:debug', '--examples', '10000')
+  assert record['examples'] == record['steps'] * record['batch_size'] > 0
+  assert record['exaflops'] == pytest.approx(
+    3 * record['gflops'] * record['examples'] / 1e9
+  )
+  assert record['epochs'] == record['examples'] / record['train_examples']
+
+
+def b16(arguments=''):
+  return ['--config', f'{runs.ROOT}/configs/vit_b16.py{arguments}']
+
+
+def test_imagenet_21k_by_hand(capsys):
+  images = 14_197_122 - 102_400  # full[102400:]
+  flags = ('--config.model.num_classes=21843', '--examples', images)
+  record = record_of(capsys, *b16(':variant=L/16,batch=1024'), *flags)
+  assert record['steps'] == round(90 * images / 1024)
+  assert (record['model'], record['resolution']) == ('vit:L/16', [224, 224])
+  # More than with the paper's 1,000 classes and no hidden layer
+  assert record['params'] > 304_326_632
+
+
+def test_memory_on_a_mesh(capsys):
+  argv = ('--config', f'{runs.ROOT}/configs/digits.py:debug', '--mesh')
+  one, four = (
+    record_of(capsys, *argv, mesh)['memory'] for mesh in ('data=1', 'data=4')
+  )
+  assert (one['devices'], four['devices']) == (1, 4)
+  assert four['mesh'] == {'data': 4, 'fsdp': 1, 'tensor': 1}
+  params = record_of(capsys, *argv[:2])['params']
+  assert one['argument_bytes'] > 3 * 4 * params  # parameters and two moments, float32
+  assert four['temp_bytes'] < one['temp_bytes']
+
+
+@pytest.mark.parametrize(
+  ('name', 'beside'),
+  [
+    ('detr_coco', {'image_mask': [[1344, 1344], 'uint8']}),
+    ('vitdet_digits:head=segment', {'segments': [[64, 64], 'uint8']}),
+  ],
+)
+def test_objects_are_padded_as_the_pipeline_says(name, beside):
+  config = recipe.load(name, [])
+  opened = recipe.opened(config['data'])
+  most = 100 if name == 'detr_coco' else 4
+  assert recipe._features(config, opened, [1344, 1344], 10) == {
+    'boxes': [[most, 4], 'float32'],
+    'boxes_mask': [[most], 'float32'],
+    'label': [[most], 'int32'],
+    'label_mask': [[most], 'float32'],
+    **beside,
+  }
+
+
+@pytest.mark.parametrize(
+  ('pp', 'shape'),
+  [
+    ('decode|inception_crop(224)|value_range(-1, 1)', (224, 224, 3)),
+    ('decode(1)|resize((8, 12))|value_range(-1, 1)', (8, 12, 1)),
+    ('decode|resize_small(9)|central_crop(size=8)|value_range(0, 1)', (8, 8, 3)),
+    ('decode|resize(9)|random_crop(8, padding=2)|flip_lr', (8, 8, 3)),
+  ],
+)
+def test_the_size_of_images(pp, shape):
+  assert recipe.image_shape(pp) == shape
+
+
+def test_a_size_that_is_open():
+  for pp in ('decode|value_range(-1, 1)', 'decode|resize(9)|resize_small(8)'):
+    with pytest.raises(UserError, match=naming(f"'{pp}'", 'resize(size)')):
+      recipe.image_shape(pp)
+
+
+def test_weights_that_name_the_model(capsys):
+  path = f'{runs.ROOT}/configs/finetune.py'
+  argv = ('--config', path, '--examples', '50000')
+  assert record_of(capsys, *argv)['model'] == 'vit:B/16'
+  code, _, err = run(capsys, '--config', f'{path}:weights=/not/there.npz')
+  assert code == 2
+  assert '--config.model.variant=B/16' in err
+
+
+# --- files and runs --------------------------------------------------------------------
+
+
+def test_a_file_of_weights(capsys):
+  path = GOLDEN / 'vit_google_token.npz'
+  code, out, _ = run(capsys, path)
+  assert code == 0
+  assert re.search(naming('google vit', '32x32', '67,594', 'depth=3'), out)
+  # Blocks that are alike are one row.
+  assert re.search(r'encoderblock_0/MlpBlock_0/Dense_0/kernel +\(48, 96\) x3\n', out)
+  record = record_of(capsys, path)
+  assert record['params'] == 67594
+  with np.load(path) as file:
+    assert record['shapes']['head/kernel'] == list(file['head/kernel'].shape)
+    assert len(record['shapes']) == len(file.files)
+
+
+def test_fields_that_a_file_does_not_tell(capsys, tmp_path):
+  (tmp_path / 'model.safetensors').symlink_to(GOLDEN / 'vit_timm' / 'model.safetensors')
+  code, _, err = run(capsys, tmp_path)
+  assert code == 2
+  assert re.search(naming('num_heads'), err)
+  record = record_of(capsys, tmp_path, '--set', 'num_heads=4')
+  assert record['fields']['num_heads'] == 4
+
+
+def test_a_run(capsys, short_run):
+  record = record_of(capsys, short_run)
+  assert record['config'] == json.loads((short_run / 'config.json').read_text())
+  newest = record['steps'][-1]
+  assert (record['step'], record['state']) == (newest['step'], 'finished')
+  assert record['best'] in [row['step'] for row in record['steps']]
+  assert record['params'] == record['trained']
+  assert record['class_names'] == [str(i) for i in range(10)]
+  code, out, _ = run(capsys, short_run)
+  assert code == 0
+  facts = ('run vit', 'digits', 'adamw', '10: 0, 1', 'finished', 'the best')
+  assert re.search(naming(*facts), out)
+
+
+def test_a_killed_run_is_interrupted(capsys, short_run, tmp_path):
+  for name in ('config.json', 'checkpoints'):
+    (tmp_path / name).symlink_to(short_run / name)
+  status = json.loads((short_run / 'status.json').read_text())
+  status |= {'state': 'running'}
+  (tmp_path / 'status.json').write_text(json.dumps(status))
+  state = lambda: source.describe(str(tmp_path), {})['state']
+  assert state() == 'running'  # without a lock nobody knows
+  with lock(tmp_path):
+    assert state() == 'running'
+  assert state() == 'interrupted'
+  assert re.search(r'state +interrupted: ', run(capsys, tmp_path)[1])
 
 
 @pytest.mark.parametrize(
@@ -247,34 +257,37 @@ def test_examples_of_a_training(capsys):
     (['vti:B/16'], ("'vti'", 'vit')),
     (['vit:B/16', '--resolution', '225'], ('225x225', '16x16')),
     (['vit:B/16', '--resolution', '0'], ('--resolution', "'0'")),
-    (['vit:B/16', '--batch', '0'], ('--batch',)),
-    (['vit:B/16', '--batch', 'many'], ('--batch', "'many'")),
-    (['vit:B/16', '--set', 'clasifier=map'], ("'clasifier'", 'classifier')),
-    (['vit:B/16', '--set', 'classifier'], ('--set', 'classifier', 'FIELD=VALUE')),
-    (['vit:B/16', '--epochs', '7'], ('--epochs', '--examples')),
-    (['vit:B/16', '--steps', '7', '--examples', '7'], ('--steps', '--examples')),
-    ([], ('model',)),
-    (['--tpu', 'v3:2x2'], ('--tpu', '--config')),
+    (['vit:B/16', '--examples', 'some'], ('--examples', "'some'")),
+    (['vit:B/16', '--set', 'clasifier=map'], ('clasifier', '"classifier"')),
+    (['vit:B/16', '--set', 'classifier'], ('--set', 'KEY=VALUE')),
+    (['vit:B/16', '--mesh', 'data=2'], ('--mesh',)),
+    (['vit:B/16', '--tpu', 'v3'], ('--tpu',)),
+    ([], ('model', '--config')),
     (['runs/nothing'], ('runs/nothing', '--config')),
     (['configs/digits.py:debug'], ('--config configs/digits.py:debug',)),
     (['vit_b16'], ('--config vit_b16',)),
-    (['--table', 'papr'], ("'papr'", 'paper')),
-    (['--table', 'paper', 'vit:B/16'], ('--table', 'vit:B/16')),
-    (['--table', 'paper', '--batch', '2'], ('--table', '--batch')),
+    (['vit:B/16', '--zoo'], ('vit:B/16', '--zoo')),
     (['vit:B/16', '--jsn'], ('--jsn',)),
+    (['vit:B/16', '--config.seed=1'], ('--config.seed=1',)),
+    (['nowhere.npz'], ("'nowhere.npz'", '--zoo')),
+    (['a' * 5_000], ('a' * 5_000,)),
+    (['--config', 'configs/nothing.py'], ("'configs/nothing.py'",)),
+    ([*b16(':variant=X/16')], ("'X/16'", 'B/16')),
+    ([*b16(), '--config.optm.lr=1'], ('config.optm', 'optim')),
+    ([*b16(':data=folder:/mine')], ('folder:/mine', '--examples')),
+    ([*b16(':res=225'), '--examples', '9e6'], ('225x225', '16x16')),
+    ([*b16(), '--classes', '8'], ('--classes',)),
+    ([*b16(), 'vit:B/16'], ('vit:B/16',)),
+    ([*b16(':debug'), '--mesh', 'data=3'], ('batch_size', 3)),
+    ([*b16(), '--mesh', 'date=3'], ("'date'", 'data')),
+    ([*b16(), '--tpu', 'v3:2x2', '--mesh', 'data=8'], ('--mesh', '--config.mesh.')),
   ],
 )
 def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, facts):
   commands.assert_refused(inspect.main, capsys, argv, facts)
 
 
-def test_zoo_lists_every_name(capsys):
-  assert cli.run(inspect.main, ['--zoo']) == 0
-  text = capsys.readouterr().out
-  assert all(f'\n{name} ' in text for name in zoo.ENTRIES)
-  assert cli.run(inspect.main, ['--zoo', '--json']) == 0
-  listed = json.loads(capsys.readouterr().out.splitlines()[-1])['zoo']
-  assert [entry['name'] for entry in listed] == list(zoo.ENTRIES)
-  assert {'url', 'format', 'resolution', 'value_range', 'licence'} <= listed[0].keys()
-  assert cli.run(inspect.main, ['vit:B/16', '--zoo']) == 2
-  assert re.search(naming('--zoo', 'vit:B/16'), capsys.readouterr().err)
+def test_a_run_needs_no_fields(capsys, short_run):
+  commands.assert_refused(
+    inspect.main, capsys, (short_run, '--set', 'depth=2'), ('--set',)
+  )

@@ -13,7 +13,7 @@ import vit_jax
 from tests.support import GOLDEN
 from tests.support.peers import MARKS, TOKENS, agree, images, ours, randomise, theirs
 from vit_jax import cli, imagenet, inference, weights
-from vit_jax.tools.push import __main__ as push
+from vit_jax.tools import push
 
 pytestmark = MARKS
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import numpy as np
 
-from vit_jax import explain as viz
 from vit_jax import models
 from vit_jax.errors import UserError, choose
-from vit_jax.explain import weights
+from vit_jax.explain import attention, weights
 from vit_jax.explain.kinds import KINDS as KINDS
 from vit_jax.explain.kinds import OF_A_CLASS as OF_A_CLASS
 from vit_jax.weights import Loaded, load
@@ -29,11 +28,11 @@ def attention_maps(
 
   | kind | what it is | options |
   |---|---|---|
-  | rollout | weights of all layers multiplied: `viz.rollout` | fusion='mean', residual=True, discard=0.0 |
+  | rollout | weights of all layers multiplied: `attention.rollout` | fusion='mean', residual=True, discard=0.0 |
   | attention | weights of one layer; 'pooling': of an attention pooling head | layer=-1, head=None (their mean) |
-  | class_rollout | weights times their gradient for a class, through all layers: `viz.class_rollout` | classes |
-  | gradient | gradient for a class times image: `viz.gradient_times_input` | classes |
-  | integrated | integrated gradients for a class: `viz.integrated_gradients` | classes, steps=32, baseline=0.0 |
+  | class_rollout | weights times their gradient for a class, through all layers: `attention.class_rollout` | classes |
+  | gradient | gradient for a class times image: `saliency.gradient_times_input` | classes |
+  | integrated | integrated gradients for a class: `saliency.integrated_gradients` | classes, steps=32, baseline=0.0 |
 
   The first three need a model with attention; they are on its grid of patches, and not
   negative. A map is one row of the weights: the class token's, if the model has one; with
@@ -84,11 +83,11 @@ def attention_distances(
 ) -> np.ndarray:
   """Returns how far each head looks in each image, pixels: float32 [B, L, M].
 
-  See `viz.attention_distance`; the images are of the size that the model takes.
+  See `attention.attention_distance`; the images are of the size that the model takes.
 
   Args:
     source, images, batch_size: as for `attention_maps`.
-    renormalize: see `viz.attention_distance`.
+    renormalize: see `attention.attention_distance`.
 
   Raises:
     UserError: for a model without attention.
@@ -99,7 +98,7 @@ def attention_distances(
 
   def run(variables, x):
     found, _, grid = weights.attention(loaded.model, variables, x)
-    distance = functools.partial(viz.attention_distance, per_image=True)
+    distance = functools.partial(attention.attention_distance, per_image=True)
     patch = family.stride(fields)
     return distance(found.layers, grid, patch, renormalize).swapaxes(0, 1)
 

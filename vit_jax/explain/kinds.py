@@ -6,19 +6,19 @@ Each takes (model, variables, images [B, H, W, C], classes int [B]) and options 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import explain as viz
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.explain import weights
+from vit_jax.explain import attention as maps
+from vit_jax.explain import saliency, weights
 from vit_jax.explain.attention import positive_part
 
 
 def rollout(
   model, variables, images, classes, *, fusion='mean', residual=True, discard=0.0
 ):
-  """Returns the attention rollout, see `viz.rollout`."""
+  """Returns the attention rollout, see `attention.rollout`."""
   found, _, grid = weights.attention(model, variables, images)
-  rows = viz.rollout(found.layers, fusion, residual, discard)
+  rows = maps.rollout(found.layers, fusion, residual, discard)
   return _read(model, rows, _heads_mean(found.pooling), grid)
 
 
@@ -42,9 +42,9 @@ def attention(model, variables, images, classes, *, layer=-1, head=None):
 
 
 def class_rollout(model, variables, images, classes):
-  """Returns what speaks for the class, see `viz.class_rollout`."""
+  """Returns what speaks for the class, see `attention.class_rollout`."""
   found, gradients, grid = weights.with_gradients(model, variables, images, classes)
-  rows = viz.class_rollout(found.layers, gradients.layers)
+  rows = maps.class_rollout(found.layers, gradients.layers)
   pooling = found.pooling
   if pooling is not None:
     pooling = positive_part(pooling, gradients.pooling)
@@ -52,14 +52,14 @@ def class_rollout(model, variables, images, classes):
 
 
 def gradient(model, variables, images, classes):
-  """Returns the gradient of the class's logit times the image, see `viz.gradient_times_input`."""
-  return viz.gradient_times_input(_score(model, variables, classes), images)
+  """Returns the gradient of the class's logit times the image, see `saliency.gradient_times_input`."""
+  return saliency.gradient_times_input(_score(model, variables, classes), images)
 
 
 def integrated(model, variables, images, classes, *, steps=32, baseline=0.0):
-  """Returns integrated gradients of the class's logit, see `viz.integrated_gradients`."""
+  """Returns integrated gradients of the class's logit, see `saliency.integrated_gradients`."""
   score = _score(model, variables, classes)
-  return viz.integrated_gradients(score, images, baseline, steps)
+  return saliency.integrated_gradients(score, images, baseline, steps)
 
 
 KINDS = {

@@ -194,7 +194,7 @@ def slots(queries: Sequence[tuple[np.ndarray, np.ndarray]]) -> Figure:
 
   Args:
     queries: (centres [n, 2], x and y from 0 to 1 of the image, colours [n, 3]) of each,
-      see `viz.slot_colours`.
+      see `slots.slot_colours`.
   """
   across = min(len(queries), 5)
   down = -(-len(queries) // across)

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 
 from vit_jax.evaluators import declared
+from vit_jax.lab.figures import runs as figures_of_runs
 from vit_jax.lab.grid import rows as grid_rows
 from vit_jax.lab.grid.runs import Outcome
-from vit_jax.tools.figures import runs as figures_of_runs
 from vit_jax.tools.figures.drawn import Drawn
 
 _MOST = 3  # panels

@@ -11,10 +11,10 @@ it has no numbers.
 from collections.abc import Mapping
 
 from vit_jax.errors import UserError
+from vit_jax.lab import published
 from vit_jax.lab.ablate.ablation import Ablation, Base, need_vit
 from vit_jax.lab.grid import cells as grid
 from vit_jax.lab.grid.cells import Cell, RunOf
-from vit_jax.tools import published
 
 LABELS = 100
 TASKS = {

@@ -11,9 +11,9 @@ of 'shapes', and few-shot regression on handwritten digits is the transfer; SGD'
 import statistics
 
 from vit_jax.errors import UserError
+from vit_jax.lab import published
 from vit_jax.lab.ablate.ablation import TRANSFER_TO_DIGITS, Ablation, Base, resolved
 from vit_jax.lab.grid.cells import Cell
-from vit_jax.tools import published
 
 _COMMON = ('schedule', 'clip', 'accum', 'ema')
 

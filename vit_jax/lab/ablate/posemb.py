@@ -5,9 +5,9 @@ table at every layer; relative positions; and, which the paper does not have, ro
 fixed sine-cosine ones. Any ViT can be the base. Everything else is as its recipe has it.
 """
 
+from vit_jax.lab import published
 from vit_jax.lab.ablate.ablation import SHORT_DIGITS, Ablation, Base, need_vit
 from vit_jax.lab.grid.cells import Cell
-from vit_jax.tools import published
 
 # Cell -> (kind, where it is added), and its name in Table 8.
 CELLS = {

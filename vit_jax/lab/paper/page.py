@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax.lab.paper import claims, experiments, figures, verdicts
+from vit_jax.lab.paper.markup import code, details, table, text
 from vit_jax.lab.paper.seen import Missing, Seen
-from vit_jax.tools.report.markup import code, details, table, text
 from vit_jax.version import __version__
 
 _MARKS = {

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax.errors import RunError
+from vit_jax.lab import published, scores
+from vit_jax.lab.figures import groups
 from vit_jax.lab.grid import table
 from vit_jax.lab.vtab.benchmarks import VTAB, Benchmark
-from vit_jax.tools import out_folder, published, scores
-from vit_jax.tools.figures import groups
+from vit_jax.tools import out_folder
 from vit_jax.tools.figures.drawn import load_plots
 
 

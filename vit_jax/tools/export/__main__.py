@@ -2,14 +2,13 @@
 
   vit_jax export SOURCE model.stablehlo --to stablehlo [--platforms cpu,tpu,cuda]
   vit_jax export SOURCE FOLDER --to savedmodel [--platforms ...]
-  vit_jax export SOURCE model.onnx --to onnx
 
 SOURCE is what `vit_jax.load` takes, RUN@best included. The parameters are in the file. It
 takes float32 images [batch, H, W, C], preprocessed, any number of them (`--batch N`: N),
 and gives float32 outputs by name: `logits`, and the features that `--layers` names. The
-preprocessing and the class names are in model.json, in the folder's
-assets.extra/vit_jax.json, or in the metadata of the ONNX file. The outputs of the written
-program are compared with the model's before it takes its name.
+preprocessing and the class names are in model.json, or in the folder's
+assets.extra/vit_jax.json. The outputs of the written program are compared with the model's
+before it takes its name.
 """
 
 import importlib
@@ -22,7 +21,7 @@ from vit_jax import cli, files
 from vit_jax.errors import RunError, UserError, choose
 from vit_jax.tools import source
 
-FORMATS = ('stablehlo', 'savedmodel', 'onnx')  # a module of this package each
+FORMATS = ('stablehlo', 'savedmodel')  # a module of this package each
 PLATFORMS = ('cpu', 'tpu', 'cuda', 'rocm')
 _USUAL = 'cpu,tpu,cuda'
 # Largest difference between the outputs of the file and of the model, relative to the
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> int:
     path = Path(folder) / dest.name
     writer.write(made, path, about, platforms)
     difference = None
-    if platforms is None or 'cpu' in platforms:
+    if 'cpu' in platforms:
       images = np.random.default_rng(0).uniform(-1, 1, made.shape(2)).astype(np.float32)
       difference = _difference(made.on_cpu(images), writer.run(path, images))
       if not difference <= _TOLERANCE[made.dtype]:
@@ -88,12 +87,7 @@ def _difference(wanted: dict, found: dict) -> float:
   return worst
 
 
-def _platforms(args) -> list[str] | None:
-  """Returns the platforms; None for ONNX, whose files are for all of them."""
-  if args.to == 'onnx':
-    if args.platforms:
-      raise UserError('--platforms: an ONNX file runs on every platform; leave it out.')
-    return None
+def _platforms(args) -> list[str]:
   platforms = (args.platforms or _USUAL).split(',')
   if 'gpu' in platforms:
     raise UserError("--platforms gpu: NVIDIA's GPUs are cuda, AMD's are rocm.")
@@ -117,9 +111,9 @@ def _check_free(dest: Path, to: str, writer) -> None:
 
 def _render(record: dict) -> str:
   step = '' if record['step'] is None else f', step {record["step"]}'
-  places = f' for {", ".join(record["platforms"])}' if record['platforms'] else ''
+  places = ', '.join(record['platforms'])
   lines = [
-    f'{record["source"]}{step}: {record["params"]:,} parameters as {record["to"]}{places}',
+    f'{record["source"]}{step}: {record["params"]:,} parameters as {record["to"]} for {places}',
     f'  outputs: {", ".join(record["outputs"])}',
     *(f'  {path}' for path in record['files']),
   ]
@@ -133,7 +127,7 @@ def _render(record: dict) -> str:
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax export', description=__doc__.split('\n')[0])
   source.add_options(parser)
-  parser.add_argument('dest', metavar='DEST', help='.stablehlo, .onnx, or a folder')
+  parser.add_argument('dest', metavar='DEST', help='FILE.stablehlo, or a folder')
   parser.add_argument('--to', choices=FORMATS, required=True)
   parser.add_argument(
     '--platforms',

@@ -14,7 +14,7 @@ import sys
 from vit_jax import cli
 from vit_jax.tools import out_folder
 from vit_jax.tools.figures import arguments
-from vit_jax.tools.figures.drawn import Drawn, load_plots
+from vit_jax.tools.figures.drawn import load_plots
 
 
 def main(argv: list[str]) -> int:
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
   args = arguments.parse(argv, __doc__.split('\n')[0])
   out = out_folder.check(args.out)
   plots = load_plots()
-  drawn = _draw(args)
+  drawn = arguments.FIGURES[args.name](args)
   out_folder.make(out)
   written = [out / f'{args.name}.csv']
   out_folder.write_csv(written[0], drawn.rows)
@@ -41,27 +41,6 @@ def main(argv: list[str]) -> int:
     return 0
   print('\n'.join([*drawn.notes, f'written: {", ".join(map(str, written))}']))
   return 0
-
-
-def _draw(args) -> Drawn:
-  from vit_jax.tools.figures import distance, maps, parameters, runs, slots
-
-  if args.name in arguments.OF_RUNS:
-    return getattr(runs, args.name)(args)
-  if args.name in arguments.OF_A_MODEL:
-    return getattr(parameters, args.name)(args)
-  if args.name in ('distance', 'slots'):
-    return {'distance': distance, 'slots': slots}[args.name].draw(args)
-  options = {}
-  if args.name == 'rollout':
-    options = dict(
-      fusion=args.fusion, residual=not args.no_residual, discard=args.discard
-    )
-  elif args.name == 'attention':
-    options = dict(layer=args.layer, head=args.head)
-  elif args.name == 'integrated':
-    options = dict(steps=args.steps)
-  return maps.draw(args, options)
 
 
 if __name__ == '__main__':

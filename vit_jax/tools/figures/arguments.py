@@ -4,9 +4,10 @@ import argparse
 
 from vit_jax import cli
 from vit_jax.errors import choose
+from vit_jax.registry import Registry
 from vit_jax.tools import source
 
-# Name -> what it draws: figures of images, of a model alone, of a data set, of runs.
+# Name -> help, for figures of images, of a model alone, of a data set, and of runs.
 OF_IMAGES = {
   'rollout': 'where a model looks, by the attention of all layers (figures 6, 14)',
   'attention': 'where one layer looks, or one head, or attention pooling',
@@ -29,6 +30,17 @@ OF_RUNS = {
   'vtab': 'VTAB-1k by groups, the paper beside (figure 2, Table 9)',
   'shape': 'the scaling of depth, width, MLP width and patch size (figure 8)',
 }
+# Name -> function(args) -> `Drawn`.
+FIGURES = Registry(
+  'figure',
+  {
+    **dict.fromkeys(OF_IMAGES, 'vit_jax.tools.figures.maps:draw'),
+    'distance': 'vit_jax.tools.figures.distance:draw',
+    **{name: f'vit_jax.tools.figures.parameters:{name}' for name in OF_A_MODEL},
+    'slots': 'vit_jax.detection.tools.slots:draw',
+    **{name: f'vit_jax.lab.figures.runs:{name}' for name in OF_RUNS},
+  },
+)
 NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_DATA, **OF_RUNS}
 FORMATS = ('png', 'pdf', 'svg')
 
@@ -66,19 +78,11 @@ def _of_all(parser) -> None:
   )
   parser.add_argument(
     '--format',
-    type=_formats,
+    type=cli.words(FORMATS),
     default=['png'],
     help='png, pdf or svg, or several: png,pdf',
   )
   cli.add_json_option(parser)
-
-
-def _formats(text: str) -> list[str]:
-  wanted = text.split(',')
-  for name in wanted:
-    if name not in FORMATS:
-      raise argparse.ArgumentTypeError(f'{name!r}: expected {", ".join(FORMATS)}')
-  return wanted
 
 
 def _of_runs(parser) -> None:

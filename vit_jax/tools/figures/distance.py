@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax import explain, models
-from vit_jax import explain as viz
+from vit_jax.explain import attention
 from vit_jax.tools import predict, source
 from vit_jax.tools.figures.drawn import Drawn
 
@@ -20,7 +20,7 @@ def draw(args) -> Drawn:
   grid = tuple(n // p for n, p in zip(loaded.image_size, patch, strict=True))
   N = grid[0] * grid[1]
   even = np.full((1, 1, 1, N, N), 1 / N, np.float32)
-  uniform = float(viz.attention_distance(even, grid, patch)[0, 0])
+  uniform = float(attention.attention_distance(even, grid, patch)[0, 0])
   rows = [('layer', 'head', 'pixels', 'std_over_images', 'images')]
   for (layer, head), value in np.ndenumerate(mean):
     rows.append((layer, head, f'{value:.7g}', f'{std[layer, head]:.7g}', len(paths)))

@@ -20,7 +20,7 @@ class Drawn(NamedTuple):
 
 
 def load_plots():
-  """Returns the module `viz.plots`; UserError without matplotlib."""
+  """Returns the module `explain.plots`; UserError without matplotlib."""
   try:
     from vit_jax.explain import plots as found
   except ImportError as error:

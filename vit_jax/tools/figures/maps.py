@@ -18,14 +18,18 @@ _TITLES = {
 }
 
 
-def draw(args, options: dict) -> Drawn:
-  """Draws images beside their maps.
-
-  Args:
-    args: with `name`, a kind of map, and the options of the command line.
-    options: of `explain.attention_maps`, without the classes.
-  """
+def draw(args) -> Drawn:
+  """Draws images beside their maps; `args.name` is the kind of map."""
   from vit_jax.explain import plots
+
+  options = {}
+  if args.name == 'rollout':
+    options = {'fusion': args.fusion, 'residual': not args.no_residual}
+    options['discard'] = args.discard
+  elif args.name == 'attention':
+    options = {'layer': args.layer, 'head': args.head}
+  elif args.name == 'integrated':
+    options = {'steps': args.steps}
 
   paths = predict.find(args.images)
   loaded = source.load(args, dtype='float32')

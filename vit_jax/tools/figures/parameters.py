@@ -5,10 +5,11 @@ import re
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import explain as viz
 from vit_jax import models, trees
 from vit_jax.errors import UserError
+from vit_jax.explain import filters as stem_filters
 from vit_jax.explain.filters import to_show
+from vit_jax.explain.positions import posemb_similarity
 from vit_jax.nn.positions import ADDED, PositionEmbedding
 from vit_jax.tools import source
 from vit_jax.tools.figures.drawn import Drawn, grids
@@ -23,7 +24,7 @@ def posemb(args) -> Drawn:
 
   loaded = source.load(args, dtype='float32')
   table, grid = _positions(loaded)
-  similarity = viz.posemb_similarity(table, grid)
+  similarity = posemb_similarity(table, grid)
   kinds = {'learn2d': '2-D position embedding', 'sincos2d': 'Sine-cosine position'}
   model = models.core(loaded.model)
   title = f'{kinds.get(model.posemb, "Position embedding")} similarity'
@@ -51,7 +52,7 @@ def filters(args) -> Drawn:
   size, colour = kernel.shape[:2], 'RGB' if kernel.shape[2] == 3 else 'Grey'
   if size == tuple(family.stride(models.fields_of(loaded.model))):
     n = min(args.count or 28, *_components(kernel))
-    found = viz.filters_pca(kernel, n)
+    found = stem_filters.filters_pca(kernel, n)
     shown, explained = to_show(found.filters), found.explained
     title, across = f'{colour} embedding filters\n(first {n} principal components)', 7
     notes = (f'{n} components explain {explained.sum():.0%} of the variance.',)
@@ -98,7 +99,7 @@ def interpolation(args) -> Drawn:
     ('before', 'after'), patches.items(), strict=True
   ):
     H, W = (n * s for n, s in zip(grid, stride, strict=True))
-    centre = viz.posemb_similarity(rows_of_grid, grid)
+    centre = posemb_similarity(rows_of_grid, grid)
     images = [centre[grid[0] // 2, grid[1] // 2]]
     images += list(((rows_of_grid - mean) @ directions.T).T.reshape(-1, *grid))
     shown[f'{grid[0]}x{grid[1]} patches\n({H}x{W} px)'] = images

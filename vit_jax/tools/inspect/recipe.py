@@ -1,13 +1,17 @@
-"""What a config asks for: steps, epochs, examples and compute, without opening its data.
+"""Steps, epochs, compute and memory of a config's training; its data stays closed.
 
-The number of training examples comes from the caller or from `split_sizes`; only the
-bundled sources are opened.
+The number of training examples is an argument; only bundled sources are opened.
 """
 
 import os
 
 from vit_jax.check import reported
 from vit_jax.errors import UserError
+from vit_jax.registry import Registry
+
+# Features of an example that has other outputs than a label, where its source is closed.
+_FEATURES = Registry('outputs', {'boxes': 'vit_jax.detection.data.objects:BOXES'})
+_FREE = ('digits', 'digits_canvas', 'shapes', 'synthetic')  # sources that open at once
 
 
 def load(spec: str, assignments: list[str]) -> dict:
@@ -48,53 +52,43 @@ def _model(config: dict) -> dict:
     return complete(model, from_section(**weights))
   raise UserError(
     f'config.weights.source={weights["source"]!r} is neither a path nor a name of the zoo '
-    'here, so that the model is not known: say it, --config.model.name=vit '
+    'here, so that the model is unknown. Name it: --config.model.name=vit '
     '--config.model.variant=B/16.'
   )
 
 
 def describe(config: dict, examples: int | None = None) -> dict:
-  """Returns the sums of a checked config's training.
+  """Describes the training of a checked config.
 
   Args:
-    examples: of one epoch; None: of the split as `split_sizes` knows it.
+    examples: of one epoch; None: those of the source, where it opens at once.
 
   Returns:
-    model, fields, resolution [H, W], channels; classes, or None where neither the
-    config nor the table tell (the head is then left out of all sums); params, gflops
-    (forward, per image); source, split, train_examples or None; batch_size, steps,
-    epochs or None, examples (seen, steps x batch_size), exaflops of the training, as
-    if all parameters were trained, tune: the method that says which are, beside: the
-    task's own part of the parameters, which is in none of the sums, or None, and
-    features: {name: [shape, dtype]} of what an example has besides its image.
+    model, fields, resolution [H, W], channels; classes, or None where they are unknown
+    (the head is then left out of all sums); params, gflops (forward, per image); source,
+    split, train_examples or None; batch_size, steps, epochs or None, examples (steps x
+    batch_size), exaflops of the training as if all parameters were trained; tune, the
+    method; beside, the task's own part of the parameters, which is in none of the sums,
+    or None; features, {name: [shape, dtype]} of an example besides its image.
 
   Raises:
-    UserError: where the number of steps hangs on an unknown number of examples, the
-      size of the images cannot be told from `pp`, or the optimizer refuses.
+    UserError: where the number of steps depends on an unknown number of examples, where
+      `pp` leaves the size of the images open, or where the optimizer refuses.
   """
-  import jax
-
   from vit_jax import check, models, optim, tasks
   from vit_jax import config as config_lib
-  from vit_jax.tools.inspect import activations, flops
+  from vit_jax.tools.inspect import cost, flops
 
   data, model = config['data'], dict(config['model'])
   source = opened(data)
-  train_examples, classes = _known(config, data, source, examples)
-  classes = classes if tasks.classifies(config) else None
+  epoch, classes = _size(config, source, examples)
   batch = data['batch_size']
   check.check('config.data.batch_size', batch, check.Count)
-  steps = config_lib.total_steps(config, train_examples or 0, batch)
-  family = models.family(**model)
-  # A schedule may refuse so few steps.
-  with reported('config.optim'):
-    optim.build(**config['optim'], total_steps=steps, family=family)
+  steps = config_lib.total_steps(config, epoch or 0, batch)
+  with reported('config.optim'):  # a schedule may refuse so few steps
+    optim.build(**config['optim'], total_steps=steps, family=models.family(**model))
   *resolution, channels = image_shape(data['pp'], source)
-  fields = {'num_classes': classes, **model}
-  forward, params, images = activations.trace(
-    models.build(**fields), (*resolution, channels)
-  )
-  operations = flops.count(forward, params, images)
+  known = cost.of({'num_classes': classes, **model}, (*resolution, channels))
   name, variant = model.pop('name'), model.pop('variant', None)
   classes = model.pop('num_classes', classes)
   return {
@@ -103,118 +97,159 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'resolution': resolution,
     'channels': channels,
     'classes': classes,
-    'params': sum(x.size for x in jax.tree.leaves(params)),
-    'gflops': operations / 1e9,
+    'params': known.parameters,
+    'gflops': known.operations / 1e9,
     'source': data['source'],
     'split': data['split'],
-    'train_examples': train_examples,
+    'train_examples': epoch,
     'batch_size': batch,
     'steps': steps,
-    'epochs': steps * batch / train_examples if train_examples else None,
+    'epochs': steps * batch / epoch if epoch else None,
     'examples': steps * batch,
-    'exaflops': flops.exa_training(operations, steps * batch),
+    'exaflops': flops.exa_training(known.operations, steps * batch),
     'tune': config['tune']['method'],
     'beside': tasks.own(config),
     'features': _features(config, source, resolution, classes),
   }
 
 
-def request(config: dict, record: dict, mesh: dict[str, int]) -> dict:
-  """Returns the question to `tools.mesh` of a config and what `describe` says of it."""
+def trainer(config: dict, record: dict, mesh):
+  """Returns the `Trainer` of a checked config on a mesh, from shapes alone.
+
+  Args:
+    record: of `describe`.
+    mesh: its devices may be fake, or described.
+  """
+  import jax
+
   from vit_jax import tasks
+  from vit_jax.data import pipeline
+  from vit_jax.train.trainer import Trainer
 
   if tasks.classifies(config) and record['classes'] is None:
     raise UserError(
-      f'The classes of {record["source"]!r} are not known here: name data that is there, if '
-      'the config takes data=..., or set --config.model.num_classes=K.'
+      f'The classes of {record["source"]!r} are unknown without opening it: set '
+      '--config.model.num_classes=K.'
     )
-  return {
-    'model': {**config['model'], 'num_classes': record['classes']},
-    'tune': config['tune'],
-    'task': config['task'],
-    'optim': config['optim'],
-    'mesh': mesh,
-    'sharding': config['sharding'],
-    'batch': record['batch_size'],
-    'image': [*record['resolution'], record['channels']],
-    'features': record['features'],
+  batch = record['batch_size']
+  parts = mesh.shape['data'] * mesh.shape['fsdp'] * config['optim'].get('accum', 1)
+  if batch % parts:
+    raise UserError(
+      f'config.data.batch_size={batch}: expected a multiple of {parts}, mesh data x fsdp '
+      f'x optim.accum, such as {max(batch // parts, 1) * parts}.'
+    )
+  image = [*record['resolution'], record['channels']]
+  features = {'image': (image, 'uint8'), 'mask': ([], 'float32'), **record['features']}
+  spec = {
+    name: jax.ShapeDtypeStruct((batch, *shape), dtype)
+    for name, (shape, dtype) in features.items()
   }
+  model = {**config['model'], 'num_classes': record['classes']}
+  section = {**config, 'model': model, 'steps': record['steps']}
+  return Trainer(section, spec, mesh, pipeline.scale_on_device)
+
+
+def memory(config: dict, record: dict, axes: dict[str, int]) -> dict:
+  """Compiles the step for fake CPU devices.
+
+  Args:
+    axes: {'data': 8, 'fsdp': 4} of the mesh.
+
+  Returns:
+    mesh, devices, and bytes of a device as XLA plans them: see `runtime.memory`.
+  """
+  import math
+
+  import jax
+
+  from vit_jax import sharding
+  from vit_jax.train import runtime
+
+  devices = math.prod(axes.values())
+  mesh = sharding.make_mesh(**{'data': 1, **axes}, devices=jax.devices()[:devices])
+  with jax.set_mesh(mesh):
+    # LLVM's optimisations, half of the time, come after the memory is planned.
+    options = runtime.options() | {'xla_backend_optimization_level': '0'}
+    program = trainer(config, record, mesh).lower().compile(options)
+  return {'mesh': dict(mesh.shape), 'devices': devices, **runtime.memory(program)}
+
+
+def render_memory(record: dict) -> str:
+  """Returns the record of `memory` as text."""
+  gib = lambda key: f'{record[key] / 2**30:.2f} GiB'
+  axes = ', '.join(f'{k}={v}' for k, v in record['mesh'].items() if v > 1) or 'data=1'
+  return (
+    f'  Each of {record["devices"]} devices ({axes}) needs {gib("bytes")}: state and batch '
+    f'{gib("argument_bytes")}, temporaries {gib("temp_bytes")}.\n'
+    '  As XLA plans it for CPUs, where bfloat16 is computed in float32: an accelerator has '
+    'down to\n  half of these temporaries.'
+  )
 
 
 def _features(config: dict, source, size: list[int], classes) -> dict[str, list]:
-  """Returns {name: [shape, dtype]} of what an example has besides its image.
+  """Returns {name: [shape, dtype]} of an example besides its image.
 
-  No op resizes what else a source declares, so that its shape is the batch's.
+  No op resizes the other features, so that their shapes are those of the batch.
 
   Args:
-    source: as `opened` returns it. None: there are objects, if the task is to find them,
-      else a label.
+    source: of `opened`, or None.
     size: [H, W] of the images.
     classes: their number, or None.
   """
   from vit_jax import tasks
   from vit_jax.data.features import Feature, LabelFeature
   from vit_jax.data.ops import registry
-  from vit_jax.detection.data import objects
 
-  ops = registry.parse(config['data']['pp'])
+  ops, outputs = registry.parse(config['data']['pp']), tasks.outputs(config)
   if source is not None:
     declared = source.features
-  elif tasks.outputs(config) == 'boxes':
-    declared = objects.BOXES
   else:
-    declared = {'label': LabelFeature()}
+    declared = _FEATURES[outputs] if outputs in _FEATURES else {'label': LabelFeature()}
   lengths = {}
   for op in ops:
     lengths |= op.apply.lengths if op.name == 'pad_to' else {}
-  found = {}
+  features = {}
   for name, feature in declared.items():
     if isinstance(feature, LabelFeature):
       one_hot = tasks.classifies(config) and any(op.kind == 'label' for op in ops)
-      found[name] = [[classes], 'float32'] if one_hot else [[], 'int32']
+      features[name] = [[classes], 'float32'] if one_hot else [[], 'int32']
     elif isinstance(feature, Feature) and not feature.ragged:
-      found[name] = [list(feature.shape), feature.dtype]
+      features[name] = [list(feature.shape), feature.dtype]
     elif isinstance(feature, Feature) and name in lengths:  # else the task will refuse
-      found[name] = [[lengths[name], *feature.shape[1:]], feature.dtype]
-      found[f'{name}_mask'] = [[lengths[name]], 'float32']
+      features[name] = [[lengths[name], *feature.shape[1:]], feature.dtype]
+      features[f'{name}_mask'] = [[lengths[name]], 'float32']
   if any(op.name == 'canvas' for op in ops):
-    found['image_mask'] = [list(size), 'uint8']
-  return found
+    features['image_mask'] = [list(size), 'uint8']
+  return features
 
 
 def opened(data: dict):
-  """Returns the source where to open it costs nothing, else None."""
+  """Returns the source of a section `data` where it opens at once, else None."""
   from vit_jax.data import sources
 
-  name = str(data['source']).partition(':')[0]  # of a mixture: none of these
-  if name not in ('digits', 'digits_canvas', 'shapes', 'synthetic'):
+  if str(data['source']).partition(':')[0] not in _FREE:
     return None
   options = data.get('source_options') or {}
   classes = data.get('classes')
   return sources.build(data['source'], data['split'], classes=classes, **options)
 
 
-def _known(config, data, opened, examples) -> tuple[int | None, int | None]:
-  """Returns (examples of an epoch, classes), each None if not known."""
+def _size(config, source, examples) -> tuple[int | None, int | None]:
+  """Returns (examples of an epoch, classes for the head), None where unknown."""
   from vit_jax import tasks
   from vit_jax.data.features import own_classes
-  from vit_jax.tools.inspect import split_sizes
 
-  if opened is not None:
-    own = own_classes(opened.features, tasks.classes(config) or 'label')
-    return examples or len(opened), len(own) if own else opened.num_classes
-  found = split_sizes.find(data['source'])
-  classes = found.classes if found else None
-  if chosen := data.get('classes'):  # how many examples those have, no table knows
-    if examples is None and config.get('epochs') is not None:
-      raise UserError(
-        f'How many examples of config.data.classes={chosen} {data["source"]!r} has is not '
-        'known without opening it: pass --examples N, the number of one epoch.'
-      )
-    return examples, len(chosen)
-  if examples is None and (found or config.get('epochs') is not None):
-    examples = split_sizes.count(data['source'], data['split'])
-  return examples, classes
+  data = config['data']
+  classes = len(data['classes']) if data.get('classes') else None
+  if source is not None:
+    own = own_classes(source.features, tasks.classes(config) or 'label')
+    examples, classes = examples or len(source), len(own) if own else source.num_classes
+  elif examples is None and config.get('epochs') is not None:
+    raise UserError(
+      f'The number of examples of {data["source"]!r}, {data["split"]}, is unknown without '
+      'opening it: pass --examples N, the number of one epoch.'
+    )
+  return examples, classes if tasks.classifies(config) else None
 
 
 def image_shape(pp: str, source=None) -> tuple[int, int, int]:
@@ -254,10 +289,10 @@ def render(record: dict, spec: str) -> str:
     ('model', f'{record["model"]} at {height}x{width} px'),
     ('parameters', f'{record["params"]:,}'),
     ('data', f'{record["source"]}, {record["split"]}'),
-    ('examples of an epoch', f'{known:,}' if known else 'not known (--examples)'),
+    ('examples of an epoch', f'{known:,}' if known else 'unknown (--examples)'),
     ('batch size', f'{record["batch_size"]:,}'),
     ('steps', f'{record["steps"]:,}'),
-    ('epochs', f'{record["epochs"]:.4g}' if known else 'not known'),
+    ('epochs', f'{record["epochs"]:.4g}' if known else 'unknown'),
     ('examples', f'{record["examples"]:,}'),
     ('forward, per image', f'{record["gflops"]:.4g} GFLOPs'),
     ('whole training', f'{record["exaflops"]:.4g} exaFLOPs (3 x forward)'),
@@ -268,9 +303,9 @@ def render(record: dict, spec: str) -> str:
   if record['beside']:
     lines += [
       '',
-      f'  What the task {record["beside"]} adds to the model is not counted.',
+      f'  Parameters that the task {record["beside"]} adds are not counted.',
     ]
   elif record['classes'] is None:
-    lines += ['', '  The classes are not known: the head is not counted.']
+    lines += ['', '  The classes are unknown: the head is not counted.']
     lines[-1] += ' --config.model.num_classes=K'
   return '\n'.join(lines)

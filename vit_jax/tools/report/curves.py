@@ -88,10 +88,10 @@ def of_rows(rows: list[dict]) -> dict[str, tuple[list, list]]:
 
 
 def charts(runs: list[Run]) -> list[dict]:
-  """Returns what page.js draws: charts with the curves of all runs.
+  """Returns the charts that page.js draws, with the curves of all runs.
 
   A chart is {'title', 'percent', 'log', 'curves'}, a curve {'run': its number, 'name',
-  'x', 'y', 'mean': null or its x and y}; numbers that are not finite are null.
+  'x', 'y', 'mean': None or its x and y}. Numbers that are not finite are None.
   """
   most = max(200, POINTS // math.ceil(len(runs) / 4))
   found: dict[str, dict] = {}

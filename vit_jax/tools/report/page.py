@@ -1,22 +1,45 @@
-"""The page: what was measured of runs, as one HTML file."""
+"""The page of runs: their numbers and pictures in one HTML file."""
 
 import datetime
 import importlib.resources
+import json
 import math
-import string
+import time
+from typing import NamedTuple
+
+import jinja2
+import numpy as np
 
 from vit_jax import files, tasks
-from vit_jax.tools.report import about, curves, evaluation, spread
-from vit_jax.tools.report import evaluation_section as section
+from vit_jax.errors import RunError
+from vit_jax.evaluators import predictions
+from vit_jax.tools.report import curves, numbers, pictures
 from vit_jax.tools.report.folder import Run
-from vit_jax.tools.report.markup import data, details, table, text
 from vit_jax.version import __version__
 
-# What all evaluations on a page share, so that it stays below 5 MB, and what each gets
-# at most.
+# Shared by all evaluations of a page, so that it stays below 5 MB.
 _ROOM = 2_000_000  # characters of thumbnails
-_CELLS, _EACH_CELLS = 80_000, 20_000  # of confusion matrices: 15 characters each
 _MISTAKES, _EACH_MISTAKES = 72, 12  # 10,000 characters each
+_EACH_THUMBNAILS = 6  # of a confusion
+_CONFUSIONS, _WORST = 100, 20  # rows of the tables
+_CELLS = 40  # classes of a confusion matrix that is drawn
+_MOST_BAD = 100  # unreadable images that are listed
+
+
+class Effort(NamedTuple):
+  """Limits of making a page.
+
+  Attributes:
+    room: characters for the thumbnails of one evaluation.
+    mistakes: pictures of mistakes of one evaluation.
+    until: when to stop making thumbnails, on the clock of `time.monotonic`.
+    attention: whether to map where the model looked.
+  """
+
+  room: int
+  mistakes: int
+  until: float = math.inf
+  attention: bool = True
 
 
 def render(
@@ -29,115 +52,257 @@ def render(
     attended: for how many evaluations of a run to map where the model looked; each
       reads a checkpoint and compiles the model.
   """
-  several, left_out = len(runs) > 1, []
+  left_out = []
   total = max(1, sum(len(run.predictions) for run in runs))
-  effort = evaluation.Effort(
-    _ROOM // total,
-    min(_EACH_CELLS, _CELLS // total),
-    max(1, min(_EACH_MISTAKES, _MISTAKES // total)),
-    until,
-  )
-  analysed = [
-    [
-      evaluation.analyse(run, name, effort._replace(attention=i < attended))
+  mistakes = max(1, min(_EACH_MISTAKES, _MISTAKES // total))
+  effort = Effort(_ROOM // total, mistakes, until)
+  sections = []
+  for run in runs:
+    evaluations = [
+      _evaluation(run, name, effort._replace(attention=i < attended))
       for i, name in enumerate(run.predictions)
     ]
-    for run in runs
-  ]
-  for run, found in zip(runs, analysed, strict=True):
-    prefix = f'{run.name}: ' if several else ''
-    missing = [*run.left_out, *(x for e in found for x in e.left_out)]
+    missing = [*run.left_out, *(x for e in evaluations for x in e['left_out'])]
     if not run.predictions and tasks.classifies(run.config):
       how = f' vit_jax evaluate {run.path} --out {run.path} writes it.'
       missing.append(
         'Confusion, calibration and mistakes: there is no predictions.npz.'
         + ('' if files.is_url(run.path) else how)  # --out is on disk
       )
+    prefix = f'{run.name}: ' if len(runs) > 1 else ''
     left_out += [prefix + line for line in missing]
-  parts = [_header(runs), _summary(runs), _curves()]
-  for number, (run, found) in enumerate(zip(runs, analysed, strict=True)):
-    body = section.render(run, found, number) + about.render(run)
-    parts.append(f'<section>{details(run.name, body)}</section>' if several else body)
-  if left_out:
-    items = ''.join(f'<li>{text(line)}</li>' for line in left_out)
-    parts.append(f'<section id="left-out"><h2>Left out</h2><ul>{items}</ul></section>')
-  names: dict[str, int] = {}
-  page = {
-    'runs': [run.name for run in runs],
-    'charts': curves.charts(runs),
-    'evaluations': [
-      section.data_of(run, e, number, names)
-      for number, (run, found) in enumerate(zip(runs, analysed, strict=True))
-      for e in found
-    ],
-  }
-  page['names'] = [name.split('\n') for name in names]
-  template = string.Template(_file('page.html'))
-  return template.substitute(
-    title=text(_title(runs)),
-    style=_file('page.css'),
-    body='\n'.join(parts),
-    data=data(page),
-    script='\n'.join(_file(name) for name in ('charts.js', 'confusion.js', 'page.js')),
-    footer=text(f'vit_jax {__version__}, {_now()}'),
-  ), left_out
-
-
-def _title(runs: list[Run]) -> str:
-  return runs[0].name if len(runs) == 1 else f'{len(runs)} runs'
-
-
-def _header(runs: list[Run]) -> str:
-  if len(runs) > 1:
-    return f'<header><h1>{text(_title(runs))}</h1></header>'
-  (run,) = runs
-  facts = [about.state(run), about.model(run), about.data(run)]
-  line = ' · '.join(text(fact) for fact in facts if fact)
-  return f'<header><h1>{text(run.name)}</h1><p class="facts">{line}</p></header>'
-
-
-def _summary(runs: list[Run]) -> str:
-  results = [spread.results(run) for run in runs]
-  names = list(dict.fromkeys(name for found in results for name in found))
-  if len(runs) == 1:
-    (found,) = results
-    rows = [(name, *found[name]) for name in names]
-    body = table(('measured last', 'value', 'spread'), rows, 'Results')
-    note = (
-      'Spread of an accuracy: its 95 % confidence interval (Wilson score interval) for '
-      'the number of examples it was measured on.'
-    )
-  else:
-    cell = lambda found, name: found.get(name, ('',))[0]
-    head = ('measured last', *(run.name for run in runs))
-    rows = [(n, *(cell(found, n) for found in results)) for n in names]
-    rows.insert(0, ('state', *map(about.state, runs)))
-    body = table(head, rows, 'Results')
-    for group in spread.repeats(runs):
-      title = f'Mean ± standard deviation of {", ".join(run.name for run in group)}'
-      rows = spread.over_seeds(group).items()
-      body += f'<h3>Over {len(group)} seeds</h3>' + table(('', 'value'), rows, title)
-    if differ := spread.differences(runs):
-      head = ('key of the config', *(run.name for run in runs))
-      rows = [(key, *values) for key, values in differ.items()]
-      body += '<h3>What differs</h3>' + table(head, rows, 'Differences of the configs')
-    note = ''
-  note = f'<p class="note">{note}</p>' if note else ''
-  return f'<section id="results"><h2>Results</h2>{body}{note}</section>'
-
-
-def _curves() -> str:
-  return (
-    '<section id="curves"><h2>Curves</h2><div id="charts" class="charts"></div>'
-    '<p class="note">Point at a curve, or focus a chart and use the arrow keys. '
-    'Long curves show the highest and the lowest point of each stretch.</p></section>'
+    sections.append({'run': run, 'evaluations': evaluations, **_about(run)})
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader('vit_jax.tools.report', 'template'),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
   )
-
-
-def _now() -> str:
-  return datetime.datetime.now(datetime.UTC).strftime('%Y-%m-%d %H:%M UTC')
+  html = environment.get_template('page.html').render(
+    title=runs[0].name if len(runs) == 1 else f'{len(runs)} runs',
+    style=_file('uPlot.min.css') + _file('page.css'),
+    script=_file('uPlot.iife.min.js') + _file('page.js'),
+    sections=sections,
+    results=_results(runs),
+    left_out=left_out,
+    data={'runs': [run.name for run in runs], 'charts': curves.charts(runs)},
+    footer=f'vit_jax {__version__}, '
+    + datetime.datetime.now(datetime.UTC).strftime('%Y-%m-%d %H:%M UTC'),
+  )
+  return html, left_out
 
 
 def _file(name: str) -> str:
   folder = importlib.resources.files('vit_jax.tools.report') / 'template'
   return (folder / name).read_text(encoding='utf-8')
+
+
+def _results(runs: list[Run]) -> list[dict]:
+  """Returns the tables of results: caption, head and rows."""
+  results = [numbers.results(run) for run in runs]
+  names = list(dict.fromkeys(name for found in results for name in found))
+  if len(runs) == 1:
+    rows = [(name, *results[0][name]) for name in names]
+    return [_table('Results', ('measured last', 'value', 'spread'), rows)]
+  head = ('measured last', *(run.name for run in runs))
+  rows = [(n, *(found.get(n, ('',))[0] for found in results)) for n in names]
+  tables = [_table('Results', head, [('state', *map(state, runs)), *rows])]
+  for group in numbers.repeats(runs):
+    title = f'Mean ± standard deviation over {len(group)} seeds: '
+    title += ', '.join(run.name for run in group)
+    rows = list(numbers.over_seeds(group).items())
+    tables.append(_table(title, ('', 'value'), rows))
+  if differ := numbers.differences(runs):
+    head = ('key of the config', *(run.name for run in runs))
+    rows = [(key, *values) for key, values in differ.items()]
+    tables.append(_table('Differences of the configs', head, rows))
+  return tables
+
+
+def _table(caption: str, head, rows) -> dict:
+  return {'caption': caption, 'head': head, 'rows': rows}
+
+
+def state(run: Run) -> str:
+  """Returns 'finished, 561 steps', or how far the run is."""
+  status, total = run.status, run.config['resolved'].get('total_steps')
+  if not status:
+    return 'status.json cannot be read'
+  steps = f'{status["step"]:,}'
+  if status['step'] != total and total:
+    steps += f' of {total:,}'
+  stopped = status.get('stopped_early')
+  early = f', stopped early: {stopped}' if stopped else ''
+  return f'{status["state"]}, {steps} steps{early}'
+
+
+def _about(run: Run) -> dict:
+  """Returns facts, bad images, parameters, config, command, commit, machine and starts."""
+  model, data, resolved = (
+    run.config['model'],
+    run.config['data'],
+    run.config['resolved'],
+  )
+  H, W, C = resolved['image_shape']
+  name = ':'.join(filter(None, (model['name'], model.get('variant'))))
+  source = data.get('source')
+  if not isinstance(source, str):
+    source = f'a mixture of {len(source or ())} sources'
+  examples = resolved.get('num_examples')
+  images = f', {examples:,} images' if examples else ''
+  last = run.starts[-1] if run.starts else {}
+  resolved = {key: x for key, x in resolved.items() if key != 'class_names'}
+  commands = [start['command'] for start in run.starts if start.get('command')]
+  return {
+    'facts': [
+      state(run),
+      f'{name} on {H} × {W} × {C} pixels',
+      f'{source}, split {data.get("split")}{images}',
+    ],
+    'bad': _table(
+      f'{len(run.bad_images)} images could not be read',
+      ('image', 'reason'),
+      [(x['path'], x.get('reason', '')) for x in run.bad_images[:_MOST_BAD]],
+    ),
+    'parameters': _parameters(run, last),
+    'config': json.dumps(run.config | {'resolved': resolved}, indent=2),
+    'command': commands[-1] if commands else None,
+    'commit': last.get('git'),
+    'machine': _machine(last),
+    'starts': _table(
+      f'Started {len(run.starts)} times',
+      ('started', 'from step', 'device', 'vit_jax'),
+      [
+        (x.get('time'), f'{x["step"]:,}', x.get('device'), x.get('vit_jax'))
+        for x in run.starts
+      ],
+    ),
+  }
+
+
+def _parameters(run: Run, start: dict) -> dict:
+  if not start:
+    trained = run.status.get('trained_parameters')
+    rows = [('trained', f'{trained:,}', '')] if trained else []
+  else:
+    parts, trained = start['parameters']['parts'], start['parameters']['trained']
+    total = sum(parts.values())
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    rows = [(part, f'{n:,}', f'{n / max(total, 1):.1%}') for part, n in ordered]
+    rows += [('total', f'{total:,}', ''), ('trained', f'{trained:,}', '')]
+  return _table('Parameters', ('part', 'parameters', 'share'), rows)
+
+
+def _machine(start: dict) -> dict:
+  if not start:
+    return {}
+  memory = start.get('memory_bytes')
+  return {
+    'devices': f'{start.get("devices")} × {start.get("device")} ({start.get("platform")})',
+    'processes': start.get('processes'),
+    'host': f'{start.get("system")}, {start.get("cores")} cores',
+    'memory': f'{memory / 2**30:.1f} GiB' if memory else '',
+    'vit_jax': start.get('vit_jax'),
+    'Python': start.get('python'),
+    **start['packages'],
+  }
+
+
+def _evaluation(run: Run, name: str, effort: Effort) -> dict:
+  """Returns the template's values of an evaluation whose predictions are kept."""
+  answers, left_out = run.predictions[name], []
+  top = answers['top'][:, 0]
+  classes = run.config['model'].get('num_classes') or 0
+  confusion = numbers.confuse(answers['label'], top, classes)
+  examples, thumbnails = None, {}
+  if 'data' not in run.evals.get(name, {}):
+    left_out.append(f'{name}: pictures, as config.json has no evaluation of this name.')
+  else:
+    try:
+      examples = pictures.Examples(run.evals[name]['data'])
+      if confusion is not None:
+        thumbnails, why = _thumbnails(confusion, answers, examples, effort)
+        left_out += [f'{name}: some thumbnails, {why}.'] if why else []
+    except (RunError, OSError) as error:  # the data is gone, or out of reach
+      examples = None
+      left_out.append(f'{name}: pictures. {error}')
+  attention = effort.attention and time.monotonic() < effort.until
+  wrong, why = pictures.mistakes(run, name, examples, effort.mistakes, attention)
+  if why:
+    left_out.append(f'{name}: {why}')
+  elif wrong and not attention:
+    left_out.append(
+      f'{name}: where the model looked, to save time. vit_jax report {run.path} adds it.'
+    )
+  n = len(top)
+  sampled = n and answers['index'][-1] >= predictions.MOST
+  some = ' (evenly spaced in the split)' if sampled else ''
+  names = run.class_names
+  class_of = lambda c: names[c] if names and 0 <= c < len(names) else f'class {c}'
+  return {
+    'title': f'{name}: {n:,} examples{some}, step {int(answers["step"]):,}',
+    'class_of': lambda c: class_of(c) if c >= 0 else 'several labels',
+    'mistakes': wrong,
+    'confusion': confusion and _confusion(confusion, class_of, thumbnails),
+    'calibration': numbers.calibrate(
+      answers['probability'][:, 0], answers['right'][:, 0]
+    ),
+    'left_out': left_out,
+  }
+
+
+def _confusion(found: numbers.Confusion, class_of, thumbnails: dict) -> dict:
+  """Returns the matrix of few classes, the largest confusions, and the worst classes."""
+  matrix = None
+  if found.num_classes <= _CELLS:
+    matrix = np.zeros((found.num_classes, found.num_classes), int)
+    matrix[found.cells[:, 0], found.cells[:, 1]] = found.cells[:, 2]
+    heat = np.sqrt(matrix / np.maximum(found.counts, 1)[:, None])
+    rows = zip(matrix.tolist(), heat.tolist(), strict=True)
+    matrix = [
+      (class_of(c), list(zip(*cells, strict=True))) for c, cells in enumerate(rows)
+    ]
+  pairs = [
+    {
+      'true': class_of(true),
+      'answer': class_of(answer),
+      'n': n,
+      'share': n / max(int(found.counts[true]), 1),
+      'thumbnails': thumbnails.get((true, answer), []),
+    }
+    for true, answer, n in found.largest(_CONFUSIONS).tolist()
+  ]
+  worst = [
+    (
+      class_of(c),
+      f'{found.counts[c]:,}',
+      f'{found.right[c] / found.counts[c]:.1%}',
+      f'{found.predicted[c]:,}',
+    )
+    for c in found.worst(_WORST).tolist()
+  ]
+  head = ('class', 'examples', 'right', 'predicted')
+  return {
+    'matrix': matrix,
+    'pairs': pairs,
+    'worst': _table('Classes of lowest accuracy', head, worst),
+  }
+
+
+def _thumbnails(confusion, answers, examples, effort) -> tuple[dict, str]:
+  """Returns ({(true, predicted): data URLs}, why some are missing or '')."""
+  indices = {(t, a): [] for t, a, _ in confusion.largest(_CONFUSIONS).tolist()}
+  wrong = np.flatnonzero(answers['label'] != answers['top'][:, 0])
+  for row in wrong:
+    pair = int(answers['label'][row]), int(answers['top'][row, 0])
+    if len(indices.get(pair, [None] * _EACH_THUMBNAILS)) < _EACH_THUMBNAILS:
+      indices[pair].append(int(answers['index'][row]))
+  # The first of each confusion before the second of any.
+  order = [
+    each[place]
+    for place in range(_EACH_THUMBNAILS)
+    for each in indices.values()
+    if len(each) > place
+  ]
+  urls, why = examples.thumbnails(order, effort.room, effort.until)
+  return {p: [urls[i] for i in each if i in urls] for p, each in indices.items()}, why

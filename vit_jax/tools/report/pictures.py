@@ -1,16 +1,20 @@
-"""Small pictures of examples, for the page."""
+"""Small pictures of examples: of confusions, and of the most confident mistakes."""
 
 import base64
+import contextlib
+import dataclasses
 import io
 import re
 import time
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vit_jax.data import single_image, sources
-from vit_jax.errors import BadImage
+from vit_jax.errors import BadImage, RunError
+from vit_jax.tools.report.folder import Run
 
 THUMBNAIL = 72  # pixels of the longer side
 LARGE = 160
@@ -130,3 +134,91 @@ def overlay(attention: np.ndarray) -> str:
 
 def _url(kind: str, file: io.BytesIO) -> str:
   return f'data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}'
+
+
+class Mistake(NamedTuple):
+  """An example that was classified wrongly.
+
+  Attributes:
+    name: a path where the example has one.
+    label: its class; -1 if it has several.
+    top, probability: the most probable classes, the first one first.
+    picture: a data URL; None if the image could not be read.
+    attention: a data URL of the overlay for the picture, or None.
+  """
+
+  name: str
+  label: int
+  top: list[int]
+  probability: list[float]
+  picture: str | None
+  attention: str | None
+
+
+def most_confident(answers: dict, most: int) -> np.ndarray:
+  """Returns the rows of the wrong answers of highest probability, int [<= most].
+
+  Args:
+    answers: 'right' [n, k], 'probability' [n, k], see `evaluators.predictions`.
+  """
+  wrong = np.flatnonzero(~answers['right'][:, 0])
+  wrong = wrong[np.isfinite(answers['probability'][wrong, 0])]
+  return wrong[np.argsort(-answers['probability'][wrong, 0], kind='stable')][:most]
+
+
+def mistakes(
+  run: Run, name: str, examples: Examples | None, most: int, attention: bool
+) -> tuple[list[Mistake], str]:
+  """Returns (the most confident mistakes of an evaluation, what they lack and why, or '').
+
+  Args:
+    examples: its images; None if they can no longer be read.
+    attention: whether to map where the model looked, which reads a checkpoint and
+      compiles the model.
+  """
+  answers = run.predictions[name]
+  rows = most_confident(answers, most)
+  indices = [int(answers['index'][row]) for row in rows]
+  images, shown, maps, why = {}, {}, {}, ''
+  try:
+    images = dict(examples.read(indices)) if examples else {}
+    for i, image in images.items():
+      with contextlib.suppress(BadImage):  # one without a picture
+        shown[i] = examples.preprocessed(image)
+  except (RunError, OSError) as error:
+    why = f'pictures of mistakes. {error}'
+  if attention and shown:
+    try:
+      maps = _attention(run, name, examples, {i: images[i] for i in shown})
+    except (RunError, RuntimeError) as error:  # JAX's too: there is not enough memory
+      reason = str(error) or type(error).__name__
+      why = f'where the model looked. {reason.splitlines()[0]}'
+  return [
+    Mistake(
+      examples.source.name_of(i) if i in images else f'{name} #{i}',
+      int(answers['label'][row]),
+      answers['top'][row].tolist(),
+      answers['probability'][row].tolist(),
+      data_url(shown[i], LARGE) if i in shown else None,
+      maps.get(i),
+    )
+    for row, i in zip(rows, indices, strict=True)
+  ], why
+
+
+def _attention(run: Run, name: str, examples, images: dict) -> dict[int, str]:
+  """Returns {index: data URL of where the model looked}.
+
+  Raises:
+    RunError: for a model without attention, or a step whose checkpoint is gone.
+  """
+  from vit_jax import explain, weights
+
+  step = int(run.predictions[name]['step'])
+  ema = run.evals[name].get('use_ema', False)
+  loaded = weights.load(f'{run.path}@{step}', ema=ema)
+  some = next(iter(images.values()))
+  loaded = dataclasses.replace(loaded, pp=examples.pipeline(some))
+  # One image at a time: all weights of a large model's layers fill the memory.
+  maps = explain.attention_maps(loaded, list(images.values()), batch_size=1)
+  return {i: overlay(m) for i, m in zip(images, maps, strict=True)}

@@ -1,5 +1,6 @@
 """Claims about data and compute."""
 
+from vit_jax.lab import paper_table
 from vit_jax.lab.paper.seen import Seen
 from vit_jax.lab.paper.verdicts import (
   DIGITS,
@@ -12,8 +13,7 @@ from vit_jax.lab.paper.verdicts import (
   percent,
   points,
 )
-from vit_jax.tools.inspect import paper_table
-from vit_jax.tools.published import TABLE_6
+from vit_jax.lab.published import TABLE_6
 
 
 def inductive_bias(seen: Seen):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax import explain as viz
+from vit_jax.explain import attention
 from vit_jax.lab.paper.seen import Seen, rank_correlation
 from vit_jax.lab.paper.verdicts import NOT_SEEN, PARTLY, SEEN
 
@@ -68,4 +68,4 @@ def _distances(seen: Seen) -> dict[int, list[float]]:
 def _even() -> float:
   """Returns the distance of uniform attention over 8 x 8 patches of 4 pixels."""
   even = np.full((1, 1, 1, 64, 64), 1 / 64, np.float32)
-  return float(viz.attention_distance(even, (8, 8), (4, 4))[0, 0])
+  return float(attention.attention_distance(even, (8, 8), (4, 4))[0, 0])

@@ -1,46 +1,77 @@
-// Starts the charts, matrices, thumbnails and buttons of the page.
+// Draws the curves with uPlot; a checkbox hides attention; a button copies the command.
 
-document.getElementById('charts').append(...PAGE.charts.map(spec => new Chart(spec).element));
+const PAGE = JSON.parse(document.getElementById('data').textContent);
+const style = name => getComputedStyle(document.documentElement).getPropertyValue(name);
+
+function draw(spec, place) {
+  const series = [{label: 'step', value: (u, x) => x?.toLocaleString('en') ?? '–'}];
+  const tables = [];
+  const show = (u, y) => y == null ? '–' : spec.percent ? `${(100 * y).toFixed(2)} %` : y.toPrecision(4);
+  spec.curves.forEach((curve, i) => {
+    const label = (PAGE.runs.length > 1 ? `${PAGE.runs[curve.run]} ` : '') + curve.name;
+    const stroke = () => style(`--c${i % 8}`), dash = i >= 8 ? [6, 4] : [];
+    const points = {show: curve.x.length < 50, size: 4};
+    tables.push([curve.x, curve.y]);
+    series.push({label, stroke, dash, width: curve.mean ? 0.5 : 2, alpha: curve.mean ? 0.5 : 1, points, value: show});
+    if (curve.mean) {
+      tables.push(curve.mean);
+      series.push({label: `${label}, mean`, stroke, dash, width: 2, points: {show: false}, value: show});
+    }
+  });
+  const axis = () => ({stroke: () => style('--faint'), grid: {stroke: () => style('--line'), width: 1}, ticks: {show: false}});
+  const values = spec.percent ? (u, ticks) => ticks.map(y => y == null ? '' : `${+(100 * y).toFixed(1)} %`) : undefined;
+  const options = {
+    width: place.clientWidth, height: 260, series,
+    scales: {x: {time: false}, y: {distr: spec.log ? 3 : 1}},
+    axes: [axis(), {...axis(), size: 64, ...(values && {values})}],
+  };
+  return new uPlot(options, uPlot.join(tables), place);
+}
+
+function chart(spec) {
+  const figure = document.createElement('figure');
+  figure.className = 'chart';
+  figure.tabIndex = 0;
+  figure.setAttribute('aria-label', `${spec.title}; arrow keys move over the steps`);
+  const caption = figure.appendChild(document.createElement('figcaption'));
+  const place = figure.appendChild(document.createElement('div'));
+  const button = document.createElement('button');
+  caption.append(spec.title, button);
+  document.getElementById('charts').append(figure);
+  let plot;
+  const redraw = () => {
+    plot?.destroy();
+    button.textContent = spec.log ? 'linear scale' : 'log scale';
+    plot = draw(spec, place);
+  };
+  button.type = 'button';
+  button.addEventListener('click', () => { spec.log = !spec.log; redraw(); });
+  figure.addEventListener('keydown', event => {
+    const steps = plot.data[0], at = plot.cursor.idx ?? steps.length - 1;
+    const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: steps.length - 1}[event.key];
+    if (to === undefined || event.target !== figure) return;
+    event.preventDefault();
+    const left = plot.valToPos(steps[Math.max(0, Math.min(steps.length - 1, to))], 'x');
+    plot.setCursor({left, top: plot.over.clientHeight / 2});
+  });
+  new ResizeObserver(() => plot?.setSize({width: place.clientWidth, height: 260})).observe(place);
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+  redraw();
+}
+
+PAGE.charts.forEach(chart);
 if (!PAGE.charts.length) document.getElementById('charts').textContent = 'Nothing has been measured yet.';
 
-const evaluations = Object.fromEntries(PAGE.evaluations.map(e => [e.id, e]));
-
-for (const element of document.querySelectorAll('.matrix')) {
-  new Matrix(element, evaluations[element.dataset.evaluation]);
-}
-
-// Thumbnails become images when their confusion is opened.
-for (const list of document.querySelectorAll('.pairs')) {
-  const found = evaluations[list.dataset.evaluation];
-  for (const pair of list.querySelectorAll('.pair')) {
-    pair.addEventListener('toggle', () => {
-      const place = pair.querySelector('.thumbnails');
-      if (!pair.open || place.childNodes.length) return;
-      const urls = found.thumbnails[pair.dataset.place] || [];
-      const what = pair.querySelector('summary').textContent.trim();
-      place.append(...urls.map((src, i) => html('img', {src, alt: `${what}, example ${i + 1}`})));
-      if (!urls.length) place.textContent = 'The page has no pictures of these.';
-    });
-  }
-}
-
 for (const box of document.querySelectorAll('input.attention')) {
-  const list = document.querySelector(`.mistakes[data-evaluation="${box.dataset.evaluation}"]`);
-  const apply = () => list.classList.toggle('attended', box.checked);
-  box.addEventListener('change', apply);
-  apply();
+  const list = box.parentElement.nextElementSibling;
+  box.addEventListener('change', () => list.classList.toggle('attended', box.checked));
 }
 
 for (const button of document.querySelectorAll('.copy')) {
   button.addEventListener('click', async () => {
     const code = button.parentElement.querySelector('code');
-    try {
-      await navigator.clipboard.writeText(code.textContent);
-      button.textContent = 'Copied';
-    } catch {  // as in a page opened from a file: select the text instead
-      getSelection().selectAllChildren(code);
-      button.textContent = 'Selected';
-    }
-    setTimeout(() => { button.textContent = 'Copy'; }, 2000);
+    getSelection().selectAllChildren(code);  // enough where the clipboard is closed to files
+    await navigator.clipboard?.writeText(code.textContent);
+    button.textContent = 'Copied';
   });
 }

@@ -1,0 +1,157 @@
+"""Figures of runs, beside the points that papers published."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support.figures import draw, run, small_figures  # noqa: F401
+from vit_jax.lab import published
+from vit_jax.lab.figures import results
+
+
+def test_the_papers_tables_agree_with_one_another():
+  # What it prints in Table 7 as averages, and in Table 9 as means.
+  rows = {(row.name, row.epochs): row for row in published.TABLE_6}
+  assert rows['R50x1', 7].average == pytest.approx(89.33, abs=0.005)
+  assert rows['R152x2', 7].average == pytest.approx(94.01, abs=0.025)
+  means = [np.mean(values) for values in published.TABLE_9.values()]
+  np.testing.assert_allclose(means, [77.6, 76.3, 72.7], atol=0.05)
+  # Tables 5 and 6 print the same ImageNet results of JFT models.
+  longest = {row.name: row.imagenet for row in published.TABLE_6}
+  for name, values in published.TABLE_5.items():
+    # Except H/14: 88.04 in one, 88.08 in the other.
+    assert values[-1] == pytest.approx(longest[name], abs=0.05 * (name == 'ViT-H/14'))
+
+
+MODEL = dict(name='vit', patch_size=[4, 4], width=16, depth=2, mlp_dim=32, num_heads=2)
+MODEL |= dict(classifier='gap', num_classes=10)
+
+
+@pytest.fixture
+def make(tmp_path):
+  """Makes the folder of a finished run, without running it."""
+
+  def make(name, top1, model=(), source='digits', weights='', examples=1_000, seed=0):
+    test = dict(type='classification', data=dict(source='digits', split='test'))
+    config = {
+      'model': MODEL | dict(model),
+      'weights': {'source': str(weights)} if weights else {},
+      'data': dict(source=source, batch_size=8),
+      'evals': {'test': test},
+      'checkpoint': {},
+      'seed': seed,
+      'resolved': dict(
+        format=2, total_steps=100, num_examples=examples, image_shape=[16, 16, 1]
+      ),
+    }
+    folder = tmp_path / name
+    (folder / 'checkpoints').mkdir(parents=True)
+    (folder / 'config.json').write_text(json.dumps(config))
+    rows = [
+      {'step': 50, 'test/top1': 0.1},
+      {'step': 100, 'test/loss': 1, 'test/top1': top1},
+    ]
+    lines = ''.join(json.dumps(row) + '\n' for row in rows)
+    (folder / 'metrics.jsonl').write_text(lines)
+    status = {'step': 100, 'state': 'finished'}
+    (folder / 'status.json').write_text(json.dumps(status))
+    return folder
+
+  return make
+
+
+def test_compute_of_runs_is_that_of_their_pre_training(make, tmp_path):
+  first, again = make('a', 0.9), make('b', 0.8, seed=1)
+  tuned = make('tuned', 0.7, weights=first, source='folder:x')
+  rows = draw('compute', first, again, tuned, out=tmp_path / 'out')
+  paper = [row for row in rows if row['source'] != 'runs']
+  assert len(paper) == 2 * len(published.TABLE_6)
+  N, D, F, L, K = 16, 16, 32, 2, 10
+  products = N * 16 * D + L * (4 * N * D * D + 2 * N * N * D + 2 * N * D * F) + D * K
+  seen = 100 * 8
+  exaflops = 3 * 2 * products * seen / 1e18
+  best = make('best', 0.7, weights=f'{first}@50')
+  assert results.read(str(best), None).exaflops == pytest.approx(exaflops / 2)
+  ours = [row for row in rows if row['source'] == 'runs']
+  assert [float(row['x']) for row in ours] == pytest.approx([exaflops] * 2, rel=1e-5)
+  found = sorted((row['accuracy'], row['std'], row['runs']) for row in ours)
+  assert found == [('70.00', '', '1'), ('85.00', '7.07', '2')]
+
+
+def test_data(make, tmp_path):
+  folders = [make(f'n{n}', top1, examples=n) for n, top1 in ((100, 0.5), (1_000, 0.8))]
+  rows = draw('data', *folders, out=tmp_path / 'out')
+  ours = [(r['x'], r['accuracy']) for r in rows if r['source'] == 'runs']
+  assert ours == [('100', '50.00'), ('1000', '80.00')]
+  assert len(rows) - 2 == 14  # Table 5 has no H/14 on ImageNet alone
+
+
+def test_shape_finds_its_lines(make, tmp_path, capsys):
+  folders = [make('base', 0.5)]
+  for axis, value in (
+    ('depth', 4),
+    ('width', 32),
+    ('mlp_dim', 64),
+    ('patch_size', [8, 8]),
+  ):
+    folders.append(make(axis, 0.6, {axis: value}))
+  folders.append(make('two', 0.7, {'depth': 4, 'width': 32}))
+  rows = draw('shape', *reversed(folders), out=tmp_path / 'out')
+  assert str(folders[0]) in capsys.readouterr().out
+  names = [row['name'].split(':')[0] for row in rows]
+  lines = ('Depth', 'Width', 'MLP width', 'Patch size', 'Several')
+  assert {name: names.count(name) for name in names} == dict.fromkeys(lines, 2)
+  x = {
+    name: [float(r['x']) for r in rows if r['name'].startswith(name)] for name in lines
+  }
+  assert all(1 in values for values in x.values())
+  assert max(x['Depth']) == pytest.approx(2, rel=0.1)  # less the embedding and the head
+  assert min(x['Patch size']) < 0.5
+
+
+def test_vtab_by_groups(make, tmp_path, capsys):
+  ours = [
+    'caltech101 cifar100 dtd flowers102 pets sun397 svhn',
+    'camelyon eurosat resisc45 retinopathy',
+  ]
+  folders = [
+    make(name, 0.5 + 0.01 * i, weights='ViT-B_16.npz')
+    for i, name in enumerate(' '.join(ours).split())
+  ]
+  folders.append(
+    make('x', 0.9, source='tfds:oxford_iiit_pet', weights='ViT-B_16.npz', seed=1)
+  )
+  rows = draw('vtab', *folders, out=tmp_path / 'out')
+  printed = capsys.readouterr().out
+  assert 'ViT-B_16.npz' in printed
+  assert 'Clevr-Count' in printed  # missing, so its groups have no bars
+  means = {
+    r['group']: r for r in rows if (r['name'], r['task']) == ('ViT-B_16.npz', 'mean')
+  }
+  assert set(means) == {'Natural', 'Specialized'}
+  assert float(means['Specialized']['accuracy']) == pytest.approx(58.5)
+  pets = next(r for r in rows if (r['name'], r['task']) == ('ViT-B_16.npz', 'Pets'))
+  assert (pets['runs'], float(pets['accuracy'])) == ('2', pytest.approx(72))
+  paper = {
+    r['group']: r for r in rows if (r['name'], r['task']) == ('ViT-H/14 (JFT)', 'mean')
+  }
+  assert float(paper['Structured']['accuracy']) == pytest.approx(65.03, abs=0.01)
+
+
+def test_runs_that_cannot_be_compared(make, tmp_path, capsys):
+  a, b = make('a', 0.9), make('b', 0.9, weights='ViT-B_16.npz')
+  out = ('--out', tmp_path / 'out')
+  assert run('compute', a, '--metric', 'test/top5', *out) == 2
+  assert 'test/top1' in capsys.readouterr().err
+  assert run('compute', b, *out) == 2
+  assert 'ViT-B_16.npz' in capsys.readouterr().err
+  assert run('compute', a, b, *out) == 0
+  assert f'{b} is left out' in capsys.readouterr().out
+  assert run('vtab', a, *out) == 2
+  assert 'Caltech101' in capsys.readouterr().err
+  hybrid = make('h', 0.9, {'stem_blocks': []})
+  assert run('shape', a, hybrid, *out) == 2
+  assert str(hybrid) in capsys.readouterr().err
+  (a / 'status.json').write_text('{"step": 50, "state": "running"}')
+  assert not results.read(str(a), None).finished

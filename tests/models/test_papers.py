@@ -1,0 +1,70 @@
+"""Operations and parameters that papers print for their models."""
+
+import pytest
+
+from vit_jax import models, trees, tune
+from vit_jax.tools.inspect import cost, flops
+
+JFT = 303e6  # images
+
+
+def forward(model: str, size: int = 224) -> cost.Cost:
+  name, variant, fields = models.parse_name(model)
+  section = {'name': name, 'variant': variant, **fields, 'num_classes': 1000}
+  return cost.of(section, (size, size, 3))
+
+
+# Table 6 of the ViT paper, exaFLOPs of pre-training. Its ResNets are 3 to 4 % below ours:
+# products of convolutions with their zero padding are not counted there.
+@pytest.mark.parametrize(
+  ('model', 'epochs', 'exaflops', 'tolerance'),
+  [
+    ('vit:B/16', 7, 224, 0.03),
+    ('vit:L/32', 7, 196, 0.03),
+    ('vit:H/14', 14, 4262, 0.03),
+    ('bit:R50x1', 7, 50, 0.05),
+    ('vit:R50+B/16', 7, 274, 0.03),
+  ],
+)
+def test_compute_of_the_vit_paper(model, epochs, exaflops, tolerance):
+  ours = flops.exa_training(forward(model).operations, epochs * JFT)
+  assert ours == pytest.approx(exaflops, rel=tolerance)
+
+
+# Table 1 (b) of the Swin paper, 1e9 multiply-adds.
+@pytest.mark.parametrize(
+  ('model', 'size', 'billions', 'params'),
+  [('vit:B/16', 384, 55.4, 86_859_496), ('swin:B', 224, 15.4, 87_768_224)],
+)
+def test_compute_of_the_swin_paper(model, size, billions, params):
+  ours = forward(model, size)
+  assert ours.operations / 2e9 == pytest.approx(billions, rel=0.005)
+  assert ours.parameters == params
+
+
+# Table 1 of the VPT paper (arXiv 2203.12119): parameters of all 24 tasks, which have 2,113
+# classes, divided by those of one backbone.
+@pytest.mark.parametrize(
+  ('section', 'tuned', 'ratio'),
+  [
+    ({'method': 'full'}, 85_798_656, '24.02'),
+    ({'method': 'linear'}, 0, '1.02'),
+    ({'method': 'partial', 'blocks': 1}, 7_089_408, '3.00'),
+    ({'method': 'mlp', 'layers': 3}, 1_184_256, '1.35'),
+    ({'method': 'bias'}, 102_912, '1.05'),
+    ({'method': 'lora', 'rank': 4}, 12 * 2 * 4 * (768 + 768), None),
+    ({'method': 'vpt', 'number': 50, 'deep': False}, 50 * 768, None),
+    ({'method': 'vpt', 'number': 50, 'deep': True}, 12 * 50 * 768, None),
+  ],
+)
+def test_parameters_of_the_vpt_paper(section, tuned, ratio):
+  model, shape = models.build('vit:B/16', num_classes=1), (224, 224, 3)
+  attached, rules = tune.attach(model, models.family_of(model), shape, **section)
+  trained, _ = tune.partition(models.shapes_of(attached, shape)['params'], rules)
+  sizes = {name: x.size for name, x in trees.flatten(trained).items()}
+  head = sum(size for name, size in sizes.items() if name.startswith('head/'))
+  ours, tasks, classes = sum(sizes.values()) - head, 24, 2_113
+  assert ours == tuned
+  backbone = 85_798_656
+  total = tasks * ours + head * classes + backbone * (section['method'] != 'full')
+  assert ratio is None or f'{total / backbone:.2f}' == ratio

@@ -1,0 +1,372 @@
+"""Images per second, step time, MFU, compile time and memory of a model on this device.
+
+  vit_jax bench vit:B/16
+  vit_jax bench vit:S/16 --mode train --dtype bfloat16 --batch 128,256,512
+  vit_jax bench vit:B/16 --tune method=lora --tune rank=8
+
+`train` is the step of a run (AdamW, with its checks and counters), `forward` the logits in
+evaluation. Both run on synthetic images that are on the device already, so that no data
+is needed. MFU is the share of the device's rate in large matrix products, measured in
+the same call: 3 x forward FLOPs for training; what `remat` recomputes is not counted.
+"""
+
+import functools
+import math
+import os
+import statistics
+import sys
+import time
+from collections import deque
+
+from vit_jax import cli
+from vit_jax.errors import OutOfMemory, UserError
+
+MODES, DTYPES = ('train', 'forward'), ('float32', 'bfloat16')
+# AdamW as in pre-training; the values do not change the time of a step.
+OPTIM = {'name': 'adamw', 'lr': 1e-3, 'wd': 0.1}
+# Steps are timed in turns, long enough that to start one and wait for its end is nothing.
+TURN, SECONDS, FEWEST_TURNS = 0.2, 10.0, 5
+# Sides of the square products whose rate is the device's peak. A CPU reaches it at 2304;
+# an H100's rate still grows at 8192.
+SIZES = (1280, 2304, 4096, 8192, 16384)
+
+
+def main(argv: list[str]) -> int:
+  """Prints the table, or its JSON."""
+  args = _parse(argv)
+  import jax
+
+  cpu = jax.default_backend() == 'cpu'
+  dtypes = args.dtype or ['float32' if cpu else 'bfloat16']
+  batches = args.batch or [8 if cpu else 128]
+  subjects = [
+    Subject(args.model, dtype, args.resolution, args.set, args.tune) for dtype in dtypes
+  ]
+  rows = []
+  for mode in args.mode:
+    for subject in subjects:
+      for batch in batches:
+        rows.append(measure(subject, mode, batch, args.steps))
+        print(_row(rows[-1]), file=sys.stderr, flush=True)
+  peaks = {dtype: matrix_peak(dtype) for dtype in dtypes}
+  for row in rows:
+    rate = row.pop('flops_per_s', None)
+    row['mfu'] = rate and rate / peaks[row['dtype']]['flops_per_s']
+  record = {'machine': machine(), 'peak': peaks, 'rows': rows}
+  if args.json:
+    cli.print_json(record)
+  else:
+    print(_table(record))
+  return 0
+
+
+class Subject:
+  """A model to measure, before any batch size: shapes only.
+
+  Attributes:
+    name: such as 'vit:B/16'. dtype: of compute.
+    params: number of parameters, with those that tuning adds.
+    flops: of the forward pass of one image, see `inspect.flops`.
+  """
+
+  def __init__(self, name: str, dtype: str, size, fields: dict, section: dict):
+    """Builds the model.
+
+    Args:
+      size: (H, W) of the images.
+      fields: of the model, 1,000 classes unless they say otherwise.
+      section: the config's `tune`, or {}.
+    """
+    import jax
+
+    from vit_jax import models, tune
+    from vit_jax.tools.inspect import flops
+
+    self.name, self.dtype, self.size = name, dtype, size
+    family, variant, known = models.parse_name(name)
+    self.section = {'name': family, 'variant': variant, 'num_classes': 1000}
+    self.section |= {**known, **fields, 'dtype': dtype}
+    self.tune = {'method': 'full', **section}
+    model = models.build(**self.section)
+    self._model, _ = tune.attach(
+      model, models.family_of(model), (*size, 3), **self.tune
+    )
+    self.shapes = models.shapes_of(self._model, (*size, 3))
+    self.params = sum(x.size for x in jax.tree.leaves(self.shapes['params']))
+    image = jax.ShapeDtypeStruct((1, *size, 3), 'float32')
+    self.flops = flops.count(self.logits, self.shapes, image)
+
+  def logits(self, variables, images):
+    return self._model.apply(variables, images)[0]
+
+  def config(self) -> dict:
+    """Returns the sections of a config that trains the model."""
+    if self.section.get('num_classes') is None:
+      raise UserError(f'{self.name} has no classes to train on: --set num_classes=K.')
+    return {'model': self.section, 'tune': self.tune, 'optim': OPTIM, 'steps': 10**6}
+
+  def spec(self, batch: int) -> dict:
+    """Returns the shapes of a batch for training."""
+    import jax
+
+    shapes = {'image': ((*self.size, 3), 'uint8'), 'label': ((), 'int32')}
+    shapes['mask'] = ((), 'float32')
+    return {
+      name: jax.ShapeDtypeStruct((batch, *shape), dtype)
+      for name, (shape, dtype) in shapes.items()
+    }
+
+
+class Step:
+  """A compiled step with its state and batch on the first device.
+
+  Attributes:
+    compile_s: seconds of tracing and compilation.
+  """
+
+  def __init__(self, subject: Subject, mode: str, batch: int):
+    import jax
+
+    from vit_jax import sharding, trees
+    from vit_jax.data import pipeline
+    from vit_jax.train import runtime
+    from vit_jax.train.trainer import Trainer
+
+    self._device = jax.local_devices()[0]
+    self._peak_before = self._peak() or 0
+    mesh = sharding.make_mesh(1, devices=[self._device])
+    params = trees.flatten(subject.shapes['params'])
+    spec = subject.spec(batch)
+    with jax.set_mesh(mesh), runtime.out_of_memory():
+      start = time.perf_counter()
+      values = {name: _initial(name, x) for name, x in params.items()}
+      if mode == 'train':
+        trainer = Trainer(subject.config(), spec, mesh, pipeline.scale_on_device)
+        lowered = trainer.lower()
+        place = lambda: trainer.init(values)
+      else:
+        others = {k: x for k, x in subject.shapes.items() if k != 'params'}
+        state = {**jax.tree.map(_random, others), 'params': trees.unflatten(values)}
+        place = lambda: jax.device_put(state, sharding.replicated(mesh))
+        spec = {'image': spec['image']}
+        shapes = sharding.abstract(jax.eval_shape(lambda: state), mesh)
+
+        def forward(variables, batch):  # the variables pass through, as a state does
+          images = pipeline.scale_on_device(batch)['image']
+          return variables, subject.logits(variables, images)
+
+        lowered = runtime.lowered(forward, shapes, spec, mesh)
+      self._program = lowered.compile(runtime.options())
+      self.compile_s = time.perf_counter() - start
+      self._state = place()
+      self._batch = jax.device_put(
+        jax.tree.map(_random, spec), sharding.batch_sharding(mesh)
+      )
+
+  def turn(self, steps: int) -> float:
+    """Returns the seconds of some steps; the device is idle before and after.
+
+    As in a run the host goes MAX_IN_FLIGHT steps ahead of the device.
+    """
+    import jax
+
+    from vit_jax.train import runtime
+
+    pending: deque = deque()
+    start = time.perf_counter()
+    with runtime.out_of_memory():
+      for _ in range(steps):
+        self._state, out = self._program(self._state, self._batch)
+        pending.append(out)
+        if len(pending) > runtime.MAX_IN_FLIGHT:
+          jax.block_until_ready(pending.popleft())
+      jax.block_until_ready((self._state, pending))
+    return time.perf_counter() - start
+
+  def memory(self) -> int:
+    """Returns bytes: the allocator's peak if this step raised it, else the compiler's."""
+    from vit_jax.train import runtime
+
+    peak = self._peak()
+    if peak is not None and peak > self._peak_before:
+      return peak
+    return runtime.memory(self._program)['bytes']
+
+  def _peak(self) -> int | None:
+    return (self._device.memory_stats() or {}).get('peak_bytes_in_use')
+
+
+def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:
+  """Measures one mode, dtype and batch size.
+
+  Returns:
+    model, mode, dtype, batch, params, gflops, and images_per_s, step_s (median, min and
+    max of the turns), compile_s, memory_bytes and flops_per_s (None where tuning trains
+    a part); or `error`, where the device has too little memory.
+  """
+  row = {'model': subject.name, 'mode': mode, 'dtype': subject.dtype, 'batch': batch}
+  row |= {'params': subject.params, 'gflops': subject.flops / 1e9}
+  try:
+    step = Step(subject, mode, batch)
+    step.turn(1)
+    each = step.turn(2) / 2
+    per_turn = math.ceil(TURN / each)
+    turns = max(math.ceil(SECONDS / (per_turn * each)), FEWEST_TURNS)
+    if steps:
+      per_turn = min(per_turn, steps)
+      turns = steps // per_turn
+    seconds = [step.turn(per_turn) / per_turn for _ in range(turns)]
+  except OutOfMemory as error:
+    return row | {'error': f'out of memory: {str(error).partition(" Try ")[0]}'}
+  median = statistics.median(seconds)
+  passes = 1 if mode == 'forward' else 3 if subject.tune['method'] == 'full' else None
+  return row | {
+    'images_per_s': batch / median,
+    'step_s': {'median': median, 'min': min(seconds), 'max': max(seconds)},
+    'compile_s': step.compile_s,
+    'memory_bytes': step.memory(),
+    'flops_per_s': passes and passes * subject.flops * batch / median,
+  }
+
+
+def matrix_peak(dtype: str) -> dict:
+  """Measures the device's rate in the square product in which it is fastest.
+
+  At JAX's default precision for the dtype, here and now, so that the yardstick holds for
+  devices that no table lists.
+
+  Returns:
+    flops_per_s, a multiply-add as two, and size, the side of the matrices.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  from vit_jax.train import runtime
+
+  best = {'flops_per_s': 0.0, 'size': 0}
+  memory = runtime.device_memory(jax.local_devices()[0])
+  for size in SIZES:
+    if 4 * size**2 * jnp.dtype(dtype).itemsize > memory:
+      break
+    a = jnp.asarray(_rng().standard_normal((size, size), 'float32'), dtype)
+    product = jax.jit(jnp.matmul).lower(a, a).compile(runtime.options())
+    seconds = math.inf
+    for _ in range(6):
+      start = time.perf_counter()
+      product(a, a).block_until_ready()
+      seconds = min(seconds, time.perf_counter() - start)
+    best = max(
+      best,
+      {'flops_per_s': 2 * size**3 / seconds, 'size': size},
+      key=lambda found: found['flops_per_s'],
+    )
+    if seconds > 0.5:
+      break
+  return best
+
+
+def machine() -> dict:
+  """Describes the device, the usable cores, the load and the versions."""
+  import jax
+
+  from vit_jax.machine import cores
+  from vit_jax.version import __version__
+
+  load = round(os.getloadavg()[0], 2) if hasattr(os, 'getloadavg') else None
+  return {
+    'device': jax.local_devices()[0].device_kind,
+    'cores': cores(),
+    'load': load,
+    'versions': {'vit_jax': __version__, 'jax': jax.__version__},
+  }
+
+
+def _initial(name: str, shape):
+  """Returns parameters that keep activations in range.
+
+  From NumPy: to compile the initialisers of a ViT-B takes as long as its step.
+  """
+  import numpy as np
+
+  if name.endswith('scale'):
+    return np.ones(shape.shape, shape.dtype)
+  values = 0.02 * _rng().standard_normal(shape.shape, np.float32)
+  return values.astype(shape.dtype)
+
+
+def _random(shape):
+  """Returns images of noise, labels 0, and ones for masks and statistics."""
+  import numpy as np
+
+  if shape.dtype == np.uint8:
+    return _rng().integers(0, 256, shape.shape, np.uint8)
+  return np.full(shape.shape, shape.dtype == np.float32, shape.dtype)
+
+
+@functools.cache
+def _rng():
+  import numpy as np
+
+  return np.random.default_rng(0)
+
+
+def _table(record: dict) -> str:
+  rows, where = record['rows'], record['machine']
+  peaks = (
+    f'{dtype} {peak["flops_per_s"] / 1e12:.3g} TFLOP/s at {peak["size"]}'
+    for dtype, peak in record['peak'].items()
+  )
+  return '\n'.join(
+    [
+      f'{rows[0]["model"]}: {rows[0]["params"]:,} parameters, '
+      f'{rows[0]["gflops"]:.3g} GFLOPs forward',
+      f'{where["device"]}, {where["cores"]} cores, load {where["load"]}; peak '
+      + ', '.join(peaks),
+      '',
+      f'{"mode":8}{"dtype":10}{"batch":>6}{"images/s":>11}{"step (min-max) ms":>27}'
+      f'{"compile":>10}{"memory":>11}{"MFU":>8}',
+      *map(_row, rows),
+    ]
+  )
+
+
+def _row(row: dict) -> str:
+  start = f'{row["mode"]:8}{row["dtype"]:10}{row["batch"]:6}'
+  if 'error' in row:
+    return f'{start}  {row["error"]}'
+  median, low, high = (1e3 * row['step_s'][key] for key in ('median', 'min', 'max'))
+  share = f'{row["mfu"]:8.1%}' if row.get('mfu') else ''
+  return (
+    f'{start}{row["images_per_s"]:11,.1f}{f"{median:.4g} ({low:.4g}-{high:.4g})":>27}'
+    f'{row["compile_s"]:8.1f} s{row["memory_bytes"] / 2**30:7.2f} GiB{share}'
+  )
+
+
+def _parse(argv: list[str]):
+  parser = cli.Parser('vit_jax bench', description=__doc__.split('\n')[0])
+  add = parser.add_argument
+  add('model', metavar='MODEL', help="'vit:B/16', or a name such as mixer_b16_224")
+  add('--mode', type=cli.words(MODES), default=list(MODES), help='train,forward')
+  add('--dtype', type=cli.words(DTYPES), help='float32 (default on CPUs) or bfloat16')
+  add(
+    '--batch',
+    type=lambda text: [cli.positive(word) for word in text.split(',')],
+    metavar='N[,N...]',
+    help='images of a step; default 8 on CPUs, 128 elsewhere',
+  )
+  add('--resolution', type=cli.resolution, default=(224, 224), help='224, or 224x160')
+  add('--steps', type=cli.positive, help='of a row; default: as many as take 10 s')
+  for flag, help in (
+    ('--set', 'a field of the model: --set remat=full'),
+    ('--tune', 'a key of config.tune: --tune method=lora --tune rank=8'),
+  ):
+    add(flag, action=cli.Fields, help=help)
+  cli.add_json_option(parser)
+  args = parser.parse_args(argv)
+  if args.tune and 'method' not in args.tune:
+    parser.error('--tune KEY=VALUE belongs to a method: --tune method=NAME')
+  return args
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))

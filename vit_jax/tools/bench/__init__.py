@@ -1,1 +1,0 @@
-"""`vit_jax bench`: speed of a model on one device."""

@@ -1,0 +1,218 @@
+"""Versions, devices, memory, missing packages, and one training step.
+
+  vit_jax doctor [--expect tpu] [--json]
+
+Exit code 0: training works here. 1: a package that everything needs is missing, the
+training step failed, or JAX does not compute on the platform of `--expect`. Nothing is
+imported at the top that may be missing or broken.
+"""
+
+import glob
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from vit_jax import cli, machine
+from vit_jax.version import __version__
+
+# Modules without which nothing works; imported, as an installed package may be broken.
+NEEDED = ('numpy', 'jax', 'flax', 'optax', 'orbax.checkpoint', 'ml_collections', 'PIL')
+# Module -> (its extra, what it is for); only looked up: TensorFlow alone takes seconds.
+OPTIONAL = {
+  'tensorflow': ('tf', 'preprocessing, TFRecords'),
+  'tensorflow_datasets': (None, 'data sets by name'),
+  'matplotlib': ('plots', 'figures'),
+  'huggingface_hub': ('hub', 'weights from the hub and to it'),
+  'gcsfs': ('gcs', 'runs and data in buckets, gs://'),
+  'pillow_heif': ('heif', 'HEIC photographs'),
+  'wandb': ('wandb', 'a mirror of the metrics'),
+  'mlflow': ('mlflow', 'a mirror of the metrics'),
+}
+# Extra -> (device, platform of JAX, files of its driver, whether or not JAX can use it).
+ACCELERATORS = {
+  'cuda': ('NVIDIA GPU', 'gpu', ('/dev/nvidia[0-9]*',)),
+  'tpu': ('TPU', 'tpu', ('/dev/accel[0-9]*', '/dev/vfio/[0-9]*')),
+}
+
+
+def main(argv: list[str]) -> int:
+  """Prints the report or its JSON; returns 0 if training works here, else 1."""
+  parser = cli.Parser('vit_jax doctor', description=__doc__.split('\n')[0])
+  parser.add_argument(
+    '--expect',
+    choices=('cpu', 'gpu', 'tpu'),
+    help='fail unless JAX computes on these devices',
+  )
+  cli.add_json_option(parser)
+  args = parser.parse_args(argv)
+  record = examine(args.expect)
+  if args.json:
+    cli.print_json(record)
+  else:
+    print(_render(record))
+  return 0 if record['ok'] else 1
+
+
+def examine(expected: str | None = None) -> dict:
+  """Returns the report; `ok` is whether training works here.
+
+  Args:
+    expected: the platform on which JAX must compute, or None: any. JAX falls back to
+      the CPU where the driver of an accelerator fails.
+  """
+  packages = {name: _import(name) for name in NEEDED}
+  missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
+  broken = [name for name, found in packages.items() if found['problem']]
+  step, devices = {'ok': False, 'error': 'not tried: see the packages'}, []
+  if not broken:
+    devices, step = _devices(), smoke_test()
+  platforms = {device['platform'] for device in devices}
+  lacks = expected if expected and platforms != {expected} else None
+  advice = [f'{", ".join(broken)}: {install_command(None)}'] if broken else []
+  for name in missing:
+    extra, purpose = OPTIONAL[name]
+    advice.append(f'{name} (for {purpose}): {install_command(extra)}')
+  for extra, (label, kind, patterns) in ACCELERATORS.items():
+    if devices and kind not in platforms and any(map(glob.glob, patterns)):
+      advice.append(
+        f'A {label} is here, but JAX does not see it: {install_command(extra)}'
+      )
+  return {
+    'ok': not broken and step['ok'] and lacks is None,
+    'lacks': lacks,
+    'python': platform.python_version(),
+    'system': f'{platform.system()} {platform.machine()}',
+    'vit_jax': __version__,
+    'cores': machine.cores(),
+    'memory_bytes': _memory(),
+    'disk_free_bytes': shutil.disk_usage(os.getcwd()).free,
+    'devices': devices,
+    'packages': packages,
+    'missing': missing,
+    'step': step,
+    'advice': advice,
+  }
+
+
+def install_command(extra: str | None) -> str:
+  """Returns the command that installs an extra, or the requirements of vit_jax itself."""
+  extra = f'[{extra}]' if extra else ''
+  try:
+    importlib.metadata.version('vit_jax')
+    return f"pip install 'vit_jax{extra}'"
+  except importlib.metadata.PackageNotFoundError:  # run from a source checkout
+    return f"pip install -e '{Path(__file__).parents[2]}{extra}'"
+
+
+def smoke_test() -> dict:
+  """Takes one training step of a tiny ViT; returns ok, seconds and error."""
+  start = time.perf_counter()
+  try:
+    before, after = _train_one_step()
+    error = None if after < before else f'the loss went from {before} to {after}'
+  except Exception as failure:  # reported, whatever it is
+    lines = str(failure).strip().splitlines()
+    error = f'{type(failure).__name__}: {lines[0] if lines else ""}'
+  seconds = round(time.perf_counter() - start, 2)
+  return {'ok': error is None, 'seconds': seconds, 'error': error}
+
+
+def _train_one_step() -> tuple[float, float]:
+  """Returns the loss of a tiny ViT before and after one step of SGD."""
+  import jax
+  import numpy as np
+  import optax
+
+  from vit_jax import losses, models
+
+  model = models.build('vit', 'mu/16', num_classes=4)
+  rng = np.random.default_rng(0)
+  images = rng.uniform(-1, 1, (4, 32, 32, 3)).astype(np.float32)
+  labels = np.eye(4, dtype=np.float32)
+  # From NumPy: compiling JAX's own initialisation takes longer than the step.
+  shapes = models.shapes_of(model, images.shape[1:])['params']
+  params = jax.tree.map(lambda p: rng.normal(0, 0.1, p.shape).astype(p.dtype), shapes)
+  optimizer = optax.sgd(0.01)
+
+  @jax.jit
+  def step(params):
+    def loss(params):
+      logits, _ = model.apply({'params': params}, images)
+      return losses.softmax_cross_entropy(logits, labels).mean()
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    return value, optax.apply_updates(params, updates)
+
+  before, params = step(params)
+  after, _ = step(params)
+  return float(before), float(after)
+
+
+def _import(name: str) -> dict:
+  try:
+    module, problem = importlib.import_module(name), None
+    version = getattr(module, '__version__', None)
+  except Exception as error:  # a broken installation may raise anything
+    version, problem = None, f'cannot be imported: {type(error).__name__}: {error}'
+  return {'version': version, 'problem': problem}
+
+
+def _devices() -> list[dict]:
+  import jax
+
+  try:
+    devices = jax.local_devices()
+  except RuntimeError as error:  # the step says the same in full
+    return [{'platform': 'none', 'kind': str(error).splitlines()[0], 'memory': None}]
+  return [
+    {
+      'platform': device.platform,
+      'kind': device.device_kind,
+      'memory': (device.memory_stats() or {}).get('bytes_limit'),
+    }
+    for device in devices
+  ]
+
+
+def _memory() -> int | None:
+  try:
+    return machine.memory()
+  except (AttributeError, ValueError, OSError):
+    return None
+
+
+def _render(record) -> str:
+  gib = lambda size: 'unknown' if size is None else f'{size / 2**30:.1f} GiB'
+  lines = [
+    f'vit_jax {record["vit_jax"]}, Python {record["python"]}, {record["system"]}',
+    f'{record["cores"]} cores, {gib(record["memory_bytes"])} memory, '
+    f'{gib(record["disk_free_bytes"])} free in {os.getcwd()}',
+    '',
+  ]
+  for name, package in record['packages'].items():
+    lines.append(f'  {name:<22}{package["problem"] or package["version"] or "present"}')
+  lines += [f'  {name:<22}missing' for name in record['missing']]
+  lines.append('')
+  for device in record['devices']:
+    memory = f', {gib(device["memory"])}' if device['memory'] else ''
+    lines.append(f'  device: {device["platform"]}, {device["kind"]}{memory}')
+  if record['lacks']:
+    lines.append(f'  expected: {record["lacks"]}, but JAX does not compute on it here')
+  step = record['step']
+  text = f'works ({step["seconds"]} s)' if step['ok'] else step['error']
+  lines.append(f'  one training step: {text}')
+  if record['advice']:
+    lines += ['', 'To do:', *(f'  - {line}' for line in record['advice'])]
+  lines += ['', 'All well: training works here.' if record['ok'] else 'Not well.']
+  return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))

@@ -1,1 +1,0 @@
-"""`vit_jax doctor`: whether training works here, see __main__."""

@@ -1,0 +1,129 @@
+"""Parameters and operations of a model, from its shapes."""
+
+import functools
+import math
+import re
+
+
+def trace(module, shape: tuple[int, int, int]) -> tuple:
+  """Returns (forward, variables, images) of a model, the last two as shapes.
+
+  A scanned stack has the same products and is traced as one block: `forward` and
+  `variables` are those of the scanned model where there is one.
+
+  Args:
+    shape: [H, W, C] of an image. `images` is a batch of one, in float32.
+  """
+  import jax
+
+  from vit_jax import models
+
+  module = module.clone(scan=True) if hasattr(module, 'scan') else module
+  images = jax.ShapeDtypeStruct((1, *shape), 'float32')
+  return module.apply, models.shapes_of(module, shape), images
+
+
+def describe(
+  name: str,
+  resolution: tuple[int, int] = (224, 224),
+  num_classes: int | None = 1000,
+  fields: dict | None = None,
+  examples: float | None = None,
+) -> dict:
+  """Describes a model of that name, 'vit:B/16' or a published one.
+
+  Args:
+    resolution: height and width of the images, in pixels.
+    fields: more fields of the model, such as `{'classifier': 'map'}`.
+    examples: images of a whole training (epochs x data set size), or None.
+
+  Returns:
+    params; modules, {name: parameters}; tokens that the blocks see, None for models
+    without; gflops, forward per image (see `flops`); exaflops of the training or None.
+
+  Raises:
+    UserError: for an unknown model or field, or a size that the patches do not tile.
+  """
+  import jax
+
+  from vit_jax import models, trees
+  from vit_jax.tools.inspect import flops
+  from vit_jax.weights import adapt
+
+  fields = dict(fields or {})
+  if 'num_classes' in models.signature(name).parameters:  # else it has no head
+    fields = {'num_classes': num_classes, **fields}
+  module = models.build(name, **fields)
+  forward, variables, images = trace(module, (*resolution, 3))
+  params = trees.flatten(variables['params'])
+  if getattr(module, 'scan', None) is False:  # it was traced as one block
+    unstack = functools.partial(adapt.unstack, family=models.family_of(module))
+    params = jax.eval_shape(unstack, params)
+  operations, (_, out) = flops.count_and_shapes(forward, variables, images)
+  return {
+    'model': name,
+    'fields': {key: str(value) for key, value in fields.items()},
+    'resolution': list(resolution),
+    'params': sum(leaf.size for leaf in params.values()),
+    'modules': _modules(params),
+    'tokens': math.prod(out['tokens'].shape[1:-1]) if 'tokens' in out else None,
+    'gflops': operations / 1e9,
+    'examples': examples,
+    'exaflops': None if examples is None else flops.exa_training(operations, examples),
+  }
+
+
+def _modules(params: dict) -> dict[str, int]:
+  """Returns the parameters of each module; blocks that differ only by number are one."""
+  paths = {name: name.split('/') for name in params}
+  stacks = {path[0] for path in paths.values() if len(path) > 1 and 'block' in path[1]}
+  sizes: dict[str, int] = {}
+  members: dict[str, set] = {}
+  for name, leaf in params.items():
+    path = paths[name]
+    module = '/'.join(path[: 2 if path[0] in stacks else 1])
+    group = re.sub(r'([Bb]lock)_\d+$', r'\1_*', module)
+    sizes[group] = sizes.get(group, 0) + leaf.size
+    members.setdefault(group, set()).add(module)
+  return {
+    f'{group} (x{len(members[group])})' if len(members[group]) > 1 else group: size
+    for group, size in sizes.items()
+  }
+
+
+def render(record: dict) -> str:
+  """Returns the record of `describe` as text."""
+  height, width = record['resolution']
+  lines = [f'{record["model"]} at {height}x{width} px', '']
+  lines += [f'  {name:<34}{size:>15,}' for name, size in record['modules'].items()]
+  lines += [f'  {"parameters":<34}{record["params"]:>15,}', '']
+  if record['tokens']:
+    lines.append(f'  tokens per image          {record["tokens"]:>9,}')
+  lines.append(
+    f'  forward, per image        {record["gflops"]:>9.2f} GFLOPs '
+    '(products only, multiply-add = 2)'
+  )
+  if record['exaflops'] is not None:
+    lines.append(
+      f'  training, {record["examples"]:.3g} images'.ljust(28)
+      + f'{record["exaflops"]:>9.4g} exaFLOPs (3 x forward)'
+    )
+  return '\n'.join(lines)
+
+
+def zoo() -> tuple[dict, str]:
+  """Returns the published weights as (record, text)."""
+  from vit_jax.weights import zoo
+
+  entries = list(zoo.ENTRIES.values())
+  rows = [('name', 'model', 'px', 'classes', 'data', 'format')]
+  for e in entries:
+    classes = str(e.classes or 'none')
+    rows.append((e.name, e.model, str(e.resolution), classes, e.data, e.format))
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = [
+    '  '.join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+    for row in rows
+  ]
+  lines += ['', 'Pixels in [-1, 1]; Apache-2.0. Classes none: the published head is 0.']
+  return {'zoo': [entry._asdict() for entry in entries]}, '\n'.join(lines)

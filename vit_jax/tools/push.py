@@ -1,0 +1,244 @@
+"""Publishes a model on the Hugging Face Hub, with a card made from its run.
+
+  vit_jax push SOURCE OWNER/NAME [--private] [--format timm|hf|google]
+
+SOURCE is what `vit_jax.load` takes: a run's folder (RUN@best), a file, a hub folder, a
+name of the zoo. A folder is written and uploaded: weights that timm or transformers and
+this library read, the preprocessing, the run's config and a model card. With `--dry_run`
+it is written only, for you to look at. The card states the licence of the weights that the
+run started from; `--license` states another.
+"""
+
+import math
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from vit_jax import cli, files
+from vit_jax.errors import UserError, one_line
+from vit_jax.tools import source
+
+FORMATS = ('timm', 'hf', 'google')  # the first that can express the model
+CARD, UNKNOWN = 'README.md', 'unknown'  # the second is an identifier of the hub's list
+_LIBRARIES = {'timm': 'timm', 'hf': 'transformers', 'google': 'vit_jax'}
+
+
+def main(argv: list[str]) -> int:
+  """Writes the folder and uploads it."""
+  args = _parser().parse_args(argv)
+  if not re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', args.repo):
+    raise UserError(f'{args.repo!r}: expected OWNER/NAME, as on the hub.')
+  with tempfile.TemporaryDirectory(prefix='vit_jax-') as place:
+    folder = Path(place) / 'model'
+    if args.out or args.dry_run:
+      folder = files.on_disk(args.out or args.repo.partition('/')[2], '--out')
+      if folder.exists():
+        raise UserError(f'{folder} is there already: --out FOLDER names another.')
+    api = None if args.dry_run else client()
+    record = write(args, folder)
+    if api:
+      record['url'], record['card'] = upload(api, args, folder)
+  if args.json:
+    cli.print_json(record)
+    return 0
+  print(f'{args.source}: {record["params"]:,} parameters as {record["to"]}')
+  if record['license'] == UNKNOWN:
+    print(
+      '  The card says that the licence is unknown: --license apache-2.0 states one.'
+    )
+  if not api:
+    print(f'  Not uploaded. Look at {folder / CARD}, then run without --dry_run.')
+    return 0
+  print(f'  {record["url"]}')
+  if not record['card']:
+    print(f'  Its {CARD} was kept; --replace_card writes a new one.')
+  return 0
+
+
+def client():
+  """Returns huggingface_hub's client; UserError where the package is missing."""
+  try:
+    import huggingface_hub
+  except ImportError:
+    raise UserError(
+      "push needs the package huggingface_hub: pip install 'vit_jax[hub]'; --dry_run "
+      'writes the folder without it.'
+    ) from None
+  return huggingface_hub.HfApi()
+
+
+def upload(api, args, folder: Path) -> tuple[str, bool]:
+  """Uploads a folder; returns (address of the model, whether its card was written).
+
+  A card that the repository has already is kept, since somebody may have edited it,
+  unless `--replace_card`.
+  """
+  try:
+    api.create_repo(args.repo, private=args.private, exist_ok=True)
+    keep = not args.replace_card and api.file_exists(args.repo, CARD)
+    api.upload_folder(
+      repo_id=args.repo,
+      folder_path=folder,
+      commit_message=args.message or f'{args.source}, by vit_jax',
+      ignore_patterns=[CARD] if keep else None,
+    )
+  except Exception as error:  # the hub's own errors, and those of its HTTP library
+    why = one_line(f'{type(error).__name__}: {error}')
+    raise UserError(
+      f'Could not push to {args.repo}: {why}. Log in with `hf auth login` or set HF_TOKEN '
+      'to a token that may write there; --dry_run writes the folder only.'
+    ) from None
+  return f'https://huggingface.co/{args.repo}', not keep
+
+
+def write(args, folder: Path) -> dict:
+  """Writes the files of the repository to a new folder.
+
+  Returns:
+    repo, source, step, folder, to (the format), params and license.
+
+  Raises:
+    UserError: for a source that cannot be read, or be expressed in the format.
+  """
+  from vit_jax.train import metrics
+  from vit_jax.weights import export, pipelines, published, read, runs
+
+  found = read(args.source, ema=args.ema, weights=args.weights)
+  to, params = _write(found, folder, args.format)
+  run = runs.find(args.source)
+  config, results = _run(run[0], found.step) if run else ({}, {})
+  began = (config.get('weights') or {}).get('source') or args.source
+  base = re.fullmatch(r'hf:([^@]+)(@.*)?', began)
+  licence = published.licence(args.source)
+  size = export.usual_size(found)
+  facts = {
+    'repo': args.repo,
+    'format': to,
+    'library': _LIBRARIES[to],
+    'family': found.family,
+    'variant': config.get('model', {}).get('variant'),
+    'params': params,
+    'size': size,
+    'pp': found.pp or pipelines.plain(found, size),
+    'classes': found.fields.get('num_classes'),
+    'class_names': found.class_names,
+    'license': args.license or licence.name or UNKNOWN,
+    'stated': bool(args.license),
+    'origin': licence.origin and shown(licence.origin),
+    'base': base and base[1],
+    'dataset': _dataset(config),
+    'config': public(config),
+    'step': found.step,
+    'results': results,
+  }
+  if config:
+    metrics.write_json(folder / 'training_config.json', facts['config'])
+  (folder / CARD).write_text(card(facts), encoding='utf-8')
+  record = {key: facts[key] for key in ('repo', 'params', 'license')}
+  return record | {
+    'source': args.source,
+    'step': found.step,
+    'folder': str(folder),
+    'to': to,
+  }
+
+
+def _write(found, folder: Path, to: str | None) -> tuple[str, int]:
+  """Writes the weights; returns (the format, the number of parameters)."""
+  from vit_jax import weights
+
+  refused = []
+  for name in [to] if to else FORMATS:
+    dest = folder / 'model.npz' if name == 'google' else folder
+    try:
+      if name == 'google':
+        folder.mkdir(parents=True, exist_ok=True)
+      return name, weights.write(found, dest, name)[1]
+    except UserError as error:
+      refused.append(str(error))
+      if name == 'google':
+        folder.rmdir()
+  raise UserError(' '.join(dict.fromkeys(refused)))
+
+
+def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
+  """Returns (config, {name: value as text} of the results saved with a step).
+
+  A result is a number of an evaluation that says how good the model is: neither a time,
+  nor a count, nor a measure of a training step.
+  """
+  from vit_jax import evaluators, run_config
+  from vit_jax.weights import runs
+
+  config, results = run_config.read(folder), {}
+  evals = config.get('evals', {})
+  for name, value in (runs.Steps(folder, config).metrics.get(step) or {}).items():
+    declared = evaluators.declared(name, evals)
+    of_evaluation = name.partition('/')[0] in evals
+    if of_evaluation and declared.larger_is_better is not None and math.isfinite(value):
+      results[name] = value, f'{value:.2%}' if declared.percent else f'{value:.6g}'
+  return config, dict(sorted(results.items()))
+
+
+def _dataset(config: dict) -> str | None:
+  """Returns the hub's name of the training data; None for data of the user's own."""
+  data = config.get('data', {}).get('source')
+  if not isinstance(data, str) or not data.startswith('tfds:'):
+    return None
+  name = re.split('[/:]', data.removeprefix('tfds:'))[0]
+  return {'imagenet2012': 'imagenet-1k'}.get(name, name)
+
+
+def card(facts: dict) -> str:
+  """Returns the model card, Markdown that begins with the hub's metadata in YAML."""
+  import jinja2
+
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader('vit_jax.tools', 'template'),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+  )
+  environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
+  return environment.get_template('card.md').render(facts)
+
+
+def public(value):
+  """Returns a config without class names, which the weights have, and without folders."""
+  if isinstance(value, dict):
+    hidden = ('workdir', 'class_names')
+    return {key: public(x) for key, x in value.items() if key not in hidden}
+  if isinstance(value, list | tuple):
+    return [public(item) for item in value]
+  return shown(value) if isinstance(value, str) else value
+
+
+def shown(text: str) -> str:
+  """Returns 'folder:/home/me/photos' as 'folder:photos', gs://bucket/a unchanged."""
+  return re.sub(
+    r'(?<![\w:/])(folder:|records:|arrays:)?(~|\.{1,2})?/(?:[^/|]*/)*',
+    lambda match: match[1] or '',
+    text,
+  )
+
+
+def _parser() -> cli.Parser:
+  parser = cli.Parser('vit_jax push', description=__doc__.split('\n')[0])
+  source.add_options(parser, variant=False, resolution=False)
+  add = parser.add_argument
+  add('repo', metavar='OWNER/NAME', help='on huggingface.co')
+  add('--format', choices=FORMATS, help='default: the first that fits')
+  add('--private', action='store_true', help='if the repository is made')
+  add('--license', metavar='ID', help="stated in the card: 'apache-2.0'")
+  add('--dry_run', action='store_true', help='write the folder only')
+  add('--out', metavar='FOLDER', help='keep it there; with --dry_run NAME by default')
+  add('--replace_card', action='store_true', help="over the repository's README.md")
+  add('--message', help='of the commit')
+  cli.add_json_option(parser)
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))

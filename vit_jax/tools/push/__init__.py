@@ -1,1 +1,0 @@
-"""Publishes a model on the Hugging Face Hub: see __main__."""

@@ -1,1 +1,0 @@
-"""What a program costs on a TPU that is not there, by XLA's own compiler (libtpu)."""
