@@ -46,7 +46,7 @@ def predict_images(
       does not fit the model, one image where a list is expected.
   """
   check(images, batch_size)
-  models.check_classifies(loaded.model, 'The model')
+  models.check_outputs(loaded.model, 'classes', 'The model')
   preprocess, layers = SingleImage(pp or loaded.pp), tuple(layers)
   shape = (batch_size, *loaded.image_size, loaded.channels)
   apply = loaded.model.apply

@@ -296,5 +296,5 @@ def test_what_transformers_cannot_express_is_refused(backbone, fields, facts):
 def test_what_names_classes_refuses_it():
   model = tiny_models.build('detr 0')
   with pytest.raises(UserError, match=naming('RUN', 'boxes', 'classes')):
-    models.check_classifies(model, 'RUN')
-  models.check_classifies(tiny_models.build('vit 0'), 'RUN')
+    models.check_outputs(model, 'classes', 'RUN')
+  models.check_outputs(tiny_models.build('vit 0'), 'classes', 'RUN')

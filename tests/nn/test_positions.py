@@ -11,7 +11,7 @@ from tests.support.abstract import abstract_params
 from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.nn import positions
-from vit_jax.nn.attention import MultiHeadDotProductAttention
+from vit_jax.nn.layers import MultiHeadDotProductAttention
 
 D, L, N, DH = 768, 12, 14 * 14 + 1, 64  # B/16 at 224 px, with a class token
 

@@ -17,7 +17,7 @@ from tests.support.tuning import (
   vit,
 )
 from vit_jax import models, trees, tune
-from vit_jax.nn.attention import MultiHeadDotProductAttention
+from vit_jax.nn.layers import MultiHeadDotProductAttention
 
 # -- against references ---------------------------------------------------------------
 

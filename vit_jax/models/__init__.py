@@ -17,7 +17,7 @@ from vit_jax.check import Size, bind
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.models.family import OUTPUTS, Family
 
-# name -> module with a `FAMILY`; imported when asked for.
+# name -> module with a `FAMILY`, imported at first use.
 MODELS = {
   'vit': 'vit_jax.models.vit',
   'mixer': 'vit_jax.models.mixer',
@@ -37,21 +37,104 @@ DTYPES = ('float32', 'bfloat16', 'float16')
 
 
 def family(name: str, variant: str | None = None, **fields) -> Family:
-  """Returns the facts of the model that `build` returns for these arguments, see `family_of`.
-
-  Raises:
-    UserError: for an unknown name.
-  """
-  found = _facts(name)
-  if hasattr(found.model, 'backbone'):
+  """Returns the `Family` of the model that `build` returns for these arguments."""
+  facts = _facts(name)
+  if hasattr(facts.model, 'backbone'):
     _, fields = resolve(name, variant, **fields)
     if fields.get('backbone'):
-      found = found.around(family(**fields['backbone']))
-  return found
+      return facts.around(family(**fields['backbone']))
+  return facts
+
+
+def family_of(model) -> Family:
+  """Returns the `Family` of a model, around that of its backbone if it has one."""
+  facts, inside = _module(core(model)).FAMILY, backbone_of(model)
+  return facts if inside is None else facts.around(family_of(inside))
+
+
+def check_outputs(model, kind: str, source: str) -> None:
+  """Raises UserError for a model of other outputs than `kind`, see `Family.outputs`.
+
+  Args:
+    source: the subject of the message, such as the source of the weights.
+  """
+  if (given := family_of(model).outputs) != kind:
+    raise UserError(
+      f'{source} gives {OUTPUTS[given]}, not {OUTPUTS[kind]}. In Python, '
+      'loaded = vit_jax.load(SOURCE) has the model: loaded.model.apply(loaded.variables, '
+      'images).'
+    )
+
+
+def core(model):
+  """Returns the model of a family inside a wrapper such as `tune.tuned.Tuned`."""
+  return model if hasattr(_module(model), 'FAMILY') else core(model.model)
+
+
+def backbone_of(model):
+  """Returns the backbone of a model, or None."""
+  return getattr(core(model), 'backbone', None)
+
+
+def name_of(model) -> str:
+  """Returns the key of MODELS of a model's family."""
+  module = type(core(model)).__module__
+  return next(name for name, path in MODELS.items() if path == module)
+
+
+def fields_of(model) -> dict:
+  """Returns {field: value} of a model, with a backbone as the dict that `build` takes."""
+  model = core(model)
+  names = [f.name for f in dataclasses.fields(model)]
+  fields = {n: getattr(model, n) for n in names if n not in ('parent', 'name')}
+  if (inside := backbone_of(model)) is not None:
+    fields['backbone'] = {'name': name_of(inside), **fields_of(inside)}
+  return fields
+
+
+def changed(model, **given):
+  """Returns a model, its backbone included, with other values of the fields it has."""
+  if model is not (inside := core(model)):
+    return model.clone(model=changed(inside, **given))
+  fields = {k: v for k, v in given.items() if hasattr(model, k)}
+  if (inside := backbone_of(model)) is not None and 'backbone' not in fields:
+    fields['backbone'] = changed(inside, **given)
+  return model.clone(**fields)
+
+
+def inputs_of(model, image_shape: tuple[int, int, int], batch: int = 1):
+  """Returns the shapes of a model's inputs: [batch, H, W, C], or {name: [batch, h, w, C]}.
+
+  Args:
+    image_shape: (H, W, C) of the images; a model without a backbone takes maps of them.
+  """
+  inputs = family_of(model).inputs
+  shape = lambda x: jax.ShapeDtypeStruct((batch, *x), jnp.float32)
+  if inputs is None:
+    return shape(image_shape)
+  return {n: shape(x) for n, x in inputs(fields_of(model), image_shape[:2]).items()}
+
+
+def shapes_of(model, image_shape: tuple[int, int, int]) -> dict:
+  """Returns the shapes of a model's variables, {'params': ...}, for images (H, W, C).
+
+  Each model and size is traced once: tracing `init` takes longer than tracing the model.
+  """
+  shapes = _shapes_of(model, tuple(image_shape))
+  return jax.tree.map(lambda x: x, shapes)  # a copy, which the caller may change
+
+
+@functools.lru_cache(maxsize=64)
+def _shapes_of(model, image_shape):
+  return jax.eval_shape(model.init, jax.random.key(0), inputs_of(model, image_shape))
+
+
+def _module(model) -> types.ModuleType:
+  return importlib.import_module(type(model).__module__)
 
 
 def _facts(name: str) -> Family:
-  """Returns FAMILY of the page of a name, which any that `parse_name` knows may be."""
+  """Returns FAMILY of a model's page, by any name that `parse_name` accepts."""
   if name not in MODELS:
     published, (name, *_) = name, parse_name(name)
   if name not in MODELS:
@@ -62,112 +145,12 @@ def _facts(name: str) -> Family:
   return importlib.import_module(MODELS[name]).FAMILY
 
 
-def family_of(model) -> Family:
-  """Returns the `Family` of a model: `FAMILY` of the module that defines its class.
-
-  Of a model that is built on a backbone it is `Family.around` that of the backbone.
-  """
-  found, inside = _module(core(model)).FAMILY, backbone_of(model)
-  return found if inside is None else found.around(family_of(inside))
-
-
-def check_classifies(model, what: str) -> None:
-  """Raises UserError for a model whose outputs are not classes of images; see below."""
-  check_outputs(model, 'classes', what)
-
-
-def check_outputs(model, wanted: str, what: str) -> None:
-  """Raises UserError for a model of other outputs, see `Family.outputs`.
-
-  Args:
-    what: how it is called in the message, such as its source.
-  """
-  expected = {'classes': 'classes of images'}.get(wanted, wanted)
-  if (given := family_of(model).outputs) != wanted:
-    raise UserError(
-      f'{what} gives {OUTPUTS[given]}, where {expected} are expected. In Python, '
-      'loaded = vit_jax.load(SOURCE) has the model: loaded.model.apply(loaded.variables, '
-      'images).'
-    )
-
-
-def backbone_of(model):
-  """Returns the model that a model of a family is built on; None: there is none."""
-  return getattr(core(model), 'backbone', None)
-
-
-def name_of(model) -> str:
-  """Returns the key of MODELS of a model's family."""
-  module = type(core(model)).__module__
-  return next(name for name, found in MODELS.items() if found == module)
-
-
-def fields_of(model) -> dict:
-  """Returns {field: value} of a model; of a tuned one, those of the model it wraps.
-
-  The model of a field `backbone` is a dict that `build` makes it of again.
-  """
-  model = core(model)
-  found = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
-  found = {name: x for name, x in found.items() if name not in ('parent', 'name')}
-  if (inside := backbone_of(model)) is not None:
-    found['backbone'] = {'name': name_of(inside), **fields_of(inside)}
-  return found
-
-
-def core(model):
-  """Returns the model of a family that one stands for, as `tune.tuned.Tuned` does."""
-  return model if hasattr(_module(model), 'FAMILY') else core(model.model)
-
-
-def changed(model, **given):
-  """Returns a model, and what it is built on, with other values of fields they have."""
-  if model is not (inside := core(model)):
-    return model.clone(model=changed(inside, **given))
-  fields = {k: v for k, v in given.items() if hasattr(model, k)}
-  if (inside := backbone_of(model)) is not None and 'backbone' not in fields:
-    fields['backbone'] = changed(inside, **given)
-  return model.clone(**fields)
-
-
-def _module(model) -> types.ModuleType:
-  return importlib.import_module(type(model).__module__)
-
-
-def inputs_of(model, image_shape: tuple[int, int, int], batch: int = 1):
-  """Returns what a model takes, as shapes: [batch, H, W, C], or {name: [batch, h, w, C]}.
-
-  Args:
-    image_shape: (H, W, C) of the images; a model without a backbone takes maps of them.
-  """
-  found = family_of(model).inputs
-  shape = lambda x: jax.ShapeDtypeStruct((batch, *x), jnp.float32)
-  if found is None:
-    return shape(image_shape)
-  return {n: shape(x) for n, x in found(fields_of(model), image_shape[:2]).items()}
-
-
-def shapes_of(model, image_shape: tuple[int, int, int]) -> dict:
-  """Returns a model's variables, {'params': ...}, as shapes, for images of (H, W, C).
-
-  Each model and size is traced once: tracing `init` takes longer than tracing the model.
-  """
-  found = _shapes_of(model, tuple(image_shape))
-  return jax.tree.map(lambda x: x, found)  # dicts that the caller may change
-
-
-@functools.lru_cache(maxsize=64)
-def _shapes_of(model, image_shape):
-  return jax.eval_shape(model.init, jax.random.key(0), inputs_of(model, image_shape))
-
-
 def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, dict]:
-  """Returns (family, variant, fields) for 'vit' + 'B/16', 'vit:B/16' or another's name.
+  """Returns (family, variant, fields) for 'vit' + 'B/16', 'vit:B/16' or a published name.
 
-  timm's names ('vit_base_patch16_224', 'deit_base_patch16_224', 'mixer_b16_224') and
-  Google's ('ViT-B_16', 'R50+ViT-B_16', 'BiT-R50x1') are those of the same shapes, see
-  `Family.published`. The number at the end of timm's, the input size, is not a property
-  of the model here: it takes any size that its patches tile.
+  Published names are those of `Family.published`: timm's ('vit_base_patch16_224',
+  'mixer_b16_224') and Google's ('ViT-B_16', 'R50+ViT-B_16', 'BiT-R50x1'). The input size
+  at the end of timm's names is dropped: a model takes any size that its patches tile.
   """
   if variant is None and name not in MODELS:
     head, colon, rest = name.partition(':')
@@ -181,13 +164,24 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
   return name, variant, {}
 
 
+def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]:
+  """Returns (key of MODELS, fields): the variant's fields, overridden by those given."""
+  name, variant, named_fields = parse_name(name, variant)
+  facts = _facts(name)
+  fields = {**(facts.variant(variant) if variant else {}), **named_fields, **fields}
+  if isinstance(inside := fields.get('backbone'), dict) and 'name' in inside:
+    inside, its_fields = resolve(**inside)
+    fields['backbone'] = {'name': inside, **its_fields}
+  return name, fields
+
+
 def build(name: str, variant: str | None = None, **fields):
   """Returns a Linen module: `build('vit', 'B/16', num_classes=10, dtype='bfloat16')`.
 
   Args:
-    name: a key of MODELS, 'name:variant', or a name that `parse_name` knows.
-    variant: the model's size; without one the fields' defaults hold.
-    **fields: fields of the model's class, over those of the variant. A model within a
+    name: a key of MODELS, 'name:variant', or a name that `parse_name` accepts.
+    variant: the model's size; None: the defaults of the fields.
+    **fields: fields of the model's class, which override the variant's. A model within a
       model (a `backbone`) is a dict of the same arguments: {'name': 'vit', ...}.
 
   Raises:
@@ -197,30 +191,17 @@ def build(name: str, variant: str | None = None, **fields):
   bind(f'model {name}', fields, signature(name))
   for field, value in fields.items():
     if isinstance(value, dict) and 'name' in value:
-      fields[field] = _inside(value, fields)
-    elif isinstance(value, list):  # JSON knows no tuples; modules must be hashable
+      # A backbone has no head, and the dtype of the model around it.
+      shared = {'num_classes': None, 'dtype': fields.get('dtype', jnp.float32)}
+      shared = {
+        k: v for k, v in shared.items() if k in signature(value['name']).parameters
+      }
+      fields[field] = build(**{**shared, **value})
+    elif isinstance(value, list):  # JSON has no tuples, and modules must be hashable
       fields[field] = tuple(value)
   if 'dtype' in fields:
     fields['dtype'] = jnp.dtype(fields['dtype'])
   return _facts(name).model(**fields)
-
-
-def _inside(section: dict, fields: dict):
-  """Returns the model within a model: no head, of the dtype of that around it."""
-  known = signature(section['name'], section.get('variant')).parameters
-  shared = {'num_classes': None, 'dtype': fields.get('dtype', jnp.float32)}
-  return build(**{**{k: v for k, v in shared.items() if k in known}, **section})
-
-
-def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]:
-  """Returns (key of MODELS, fields): those of the variant, under the ones given."""
-  name, variant, named_fields = parse_name(name, variant)
-  found = _facts(name)
-  fields = {**(found.variant(variant) if variant else {}), **named_fields, **fields}
-  if isinstance(inside := fields.get('backbone'), dict) and 'name' in inside:
-    inside, told = resolve(**inside)
-    fields['backbone'] = {'name': inside, **told}
-  return name, fields
 
 
 def signature(name: str, variant: str | None = None) -> inspect.Signature:

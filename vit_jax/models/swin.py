@@ -17,12 +17,12 @@ from vit_jax.check import Count, Depth, Range, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
 from vit_jax.models.family import Family
-from vit_jax.nn.attention import MultiHeadDotProductAttention
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   Dense,
   LayerNorm,
   MlpBlock,
+  MultiHeadDotProductAttention,
   PatchEmbedding,
   check_images,
   linear_head,

@@ -17,12 +17,13 @@ from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.kernels import place
 from vit_jax.models.family import Family
 from vit_jax.nn import resnet
-from vit_jax.nn.attention import MAPHead, MultiHeadDotProductAttention
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   Dropout,
   LayerNorm,
+  MAPHead,
   MlpBlock,
+  MultiHeadDotProductAttention,
   PatchEmbedding,
   check_images,
   linear_head,

@@ -9,8 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import ATTENDED
 from vit_jax.kernels.depthwise import depthwise
-from vit_jax.nn.attention import attend_in
-from vit_jax.nn.layers import Dense, LayerNorm
+from vit_jax.nn.layers import Dense, LayerNorm, attend_in
 from vit_jax.nn.map_positions import DecomposedPositions
 
 Pair = tuple[int, int]

@@ -64,7 +64,7 @@ def _evaluate(argv: list[str]) -> int:
   loaded = source.load(args)
   if models.family_of(loaded.model).outputs == 'boxes':
     return evaluate_boxes.run(args, loaded, own, section)
-  models.check_classifies(loaded.model, args.source)
+  models.check_outputs(loaded.model, 'classes', args.source)
   K = getattr(loaded.model, 'num_classes', None)
   if K is None:
     raise UserError(

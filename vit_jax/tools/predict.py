@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
   loaded = source.load(args)
   if models.family_of(loaded.model).outputs == 'boxes':
     return predict_boxes.run(args, loaded, paths, _names(args, loaded), targets)
-  models.check_classifies(loaded.model, args.source)
+  models.check_outputs(loaded.model, 'classes', args.source)
   predict_boxes.check_unused(args)
   if loaded.model.num_classes is None and not features:
     raise UserError(

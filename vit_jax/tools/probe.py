@@ -52,7 +52,7 @@ def run(args) -> int:
     f'--probe {args.probe}', given, evaluators.EVALUATORS.signature(args.probe)
   )
   loaded = source.load(args)
-  models.check_classifies(loaded.model, args.source)
+  models.check_outputs(loaded.model, 'classes', args.source)
   if 'pp' not in section or args.pp or args.resolution:
     section['pp'] = args.pp or loaded.pp
   mesh = sharding.make_mesh()

@@ -17,8 +17,13 @@ from vit_jax.detection.models.pyramid import maps_of, nearest
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
 from vit_jax.models.family import composite
-from vit_jax.nn.attention import MultiHeadDotProductAttention
-from vit_jax.nn.layers import Dense, Dropout, LayerNorm, MlpBlock
+from vit_jax.nn.layers import (
+  Dense,
+  Dropout,
+  LayerNorm,
+  MlpBlock,
+  MultiHeadDotProductAttention,
+)
 from vit_jax.nn.positions import sine_of_mask
 from vit_jax.nn.stack import REMAT, stack
 

@@ -17,11 +17,11 @@ from vit_jax.check import Count, Depth, Range, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
 from vit_jax.models.family import Family
-from vit_jax.nn.attention import MultiHeadDotProductAttention
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   LayerNorm,
   MlpBlock,
+  MultiHeadDotProductAttention,
   PatchEmbedding,
   check_images,
   linear_head,
