@@ -1,7 +1,6 @@
 """Checkpoints: round trips, what is saved and kept."""
 
 import dataclasses
-import functools
 import os
 import re
 import shutil
@@ -22,8 +21,6 @@ from tests.support.states import (
 )
 from vit_jax import errors, sharding
 from vit_jax.checkpoint import checkpoints
-
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 # -- round trips --------------------------------------------------------------------
 
@@ -47,7 +44,6 @@ def test_restore_returns_every_bit_and_the_meta(tmp_path):
   assert body['metrics'] == {'accuracy': 0.5}
 
 
-@pytest.mark.slow
 def test_an_outage_elsewhere_cuts_off_no_save_to_disk(tmp_path):
   saved = checkpoints.Checkpoints(tmp_path)
   saved.save(make_state(7, width=2048), {})
@@ -70,8 +66,7 @@ def test_state_without_ema(tmp_path):
     saved.restore_params(abstract_of(state).params, ema=True)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize('count', [slow(1), 4])
+@pytest.mark.parametrize('count', [1, 4])
 def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
   monkeypatch.setattr(sharding, 'FSDP_MIN_SIZE', 8)
   state = make_state(3)
@@ -89,7 +84,6 @@ def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
   assert len(kernel.sharding.device_set) == count
 
 
-@pytest.mark.slow
 def test_buffers_may_be_donated_while_the_save_runs(tmp_path):
   saved = checkpoints.Checkpoints(tmp_path, keep_latest=8)
   spoil = jax.jit(
@@ -155,7 +149,6 @@ def test_frozen_parameters_are_described_and_not_stored(tmp_path):
   assert steps_in(tmp_path) == [1]
 
 
-@pytest.mark.slow
 def test_shapes_without_sharding_go_to_one_device(tmp_path):
   saved = write(tmp_path, steps=[1])
   abstract = jax.eval_shape(lambda: make_state(1).params)
@@ -227,9 +220,9 @@ def test_a_non_finite_moment_is_never_saved(tmp_path, capfd):
 @pytest.mark.parametrize(
   ('options', 'kept'),
   [
-    slow(dict(keep_latest=1, keep_every=3), [3, 6]),
-    slow(dict(keep_latest=2, best='accuracy'), [2, 5, 6]),
-    slow(dict(keep_latest=2, best='val_loss', larger_is_better=False), [4, 5, 6]),
+    (dict(keep_latest=1, keep_every=3), [3, 6]),
+    (dict(keep_latest=2, best='accuracy'), [2, 5, 6]),
+    (dict(keep_latest=2, best='val_loss', larger_is_better=False), [4, 5, 6]),
     (dict(keep_latest=2, best='absent'), [5, 6]),
   ],
 )

@@ -9,6 +9,7 @@ import shutil
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -71,7 +72,7 @@ FAULTS = ('flip', 'truncate', 'delete')
 @pytest.mark.parametrize(
   'shift',
   [
-    pytest.param(0, marks=pytest.mark.slow),
+    0,
     *(pytest.param(i, marks=pytest.mark.faults) for i in (1, 2)),
   ],
 )
@@ -98,7 +99,6 @@ def test_damage_of_each_file_is_never_silent(
   assert 1 in used  # the faults reach what is read
 
 
-@pytest.mark.thorough
 def test_flipped_bits_of_the_arrays_are_found(good, tmp_path, capfd):
   # The array data, where Orbax itself notices nothing.
   data = max(files_of(good / '2' / 'train'), key=lambda p: p.stat().st_size)
@@ -182,7 +182,6 @@ def test_restore_params_reports_damage_but_moves_nothing(tmp_path, capfd):
   assert steps_in(tmp_path) == [1, 2, 3]
 
 
-@pytest.mark.slow
 def test_another_configuration_is_no_damage(tmp_path, capfd):
   saved = write(tmp_path)
   abstract = abstract_of(make_state())
@@ -245,3 +244,47 @@ def test_reads_that_fail_after_the_first_are_not_said(caplog):
   assert caplog.records == []
   log.error('Future exception was never retrieved', exc_info=ValueError('of ours'))
   assert len(caplog.records) == 1
+
+
+# -- a full disk, and other errors of a write ----------------------------------------
+
+
+def test_a_disk_that_fills_up_while_saving(mount_tmpfs, capfd):
+  small_disk = mount_tmpfs('size=4m')
+  saved = checkpoints.Checkpoints(small_disk, keep_latest=9)
+  assert saved.save(make_state(1), {'position': 10})
+  saved.wait()
+  rng = np.random.default_rng(0)
+  big = {'w': jnp.asarray(rng.integers(0, 2**32, (2**21,), np.uint32))}  # 8 MB
+  state = dataclasses.replace(make_state(2), opt_state=big)
+  with pytest.raises(errors.DiskFull, match=naming(small_disk, 'step 2', 1)):  # noqa: PT012
+    saved.save(state, {})
+    saved.wait()
+  saved.close()
+  assert capfd.readouterr().err == ''  # one line, the exception's, not pages of logs
+  again = checkpoints.Checkpoints(small_disk)
+  restored, _ = again.restore(abstract_of(make_state()))
+  assert_same(restored, make_state(1))
+  assert again.save(make_state(3), {})  # the half-written step is swept up first
+  again.close()
+  assert steps_in(small_disk) == [1, 3]
+
+
+def test_other_write_errors_keep_their_type(tmp_path, monkeypatch):
+  saved = checkpoints.Checkpoints(tmp_path)
+
+  def fail(*_, **__):
+    raise RuntimeError('something else')
+
+  monkeypatch.setattr(storage._Manager, 'save', fail)
+  with pytest.raises(RuntimeError, match='something else'):
+    saved.save(make_state(1), {})
+  saved.close()
+
+
+def test_meta_that_is_not_json_is_refused_before_writing(tmp_path):
+  saved = checkpoints.Checkpoints(tmp_path)
+  with pytest.raises(TypeError, match='JSON'):
+    saved.save(make_state(1), {'x': object()})
+  saved.close()
+  assert steps_in(tmp_path) == []

@@ -63,7 +63,6 @@ def test_events_without_tensorflow_are_the_same(written, tmp_path):
   assert len(scalars(tmp_path)) == 12
 
 
-@pytest.mark.slow
 def test_a_run_that_resumes_repeats_no_event(tmp_path, monkeypatch):
   runs.on_one_device(monkeypatch)
   run = tmp_path / 'first'

@@ -88,7 +88,6 @@ def test_dev_and_final_splits():
     ('pets', 'oxford_iiit_pet', 0.1),
   ],
 )
-@pytest.mark.slow
 def test_the_papers_small_data_sets(tmp_path, monkeypatch, data, tfds, held_out):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   vtab_fakes.write_one(tfds, tmp_path, {'train': 100, 'validation': 30, 'test': 9})
@@ -113,7 +112,6 @@ def test_the_papers_small_data_sets(tmp_path, monkeypatch, data, tfds, held_out)
     assert batch['image'].dtype == np.uint8
 
 
-@pytest.mark.slow
 def test_colour_weights_take_gray_digits(tmp_path):
   arg = f'weights={GOLDEN}/vit_google_prelogits.npz,data=digits,res=16,accum=1'
   with pytest.raises(UserError, match=naming('config.data.pp', "'decode(3)'")):

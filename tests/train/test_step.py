@@ -74,9 +74,8 @@ MESHES = [(1, 1, 1), (2, 2, 2)]
 MORE_MESHES = [(1, 1, 1), (2, 1, 1), (8, 1, 1), (1, 8, 1), (1, 2, 2), (1, 4, 2)]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-  'meshes', [MESHES, pytest.param(MORE_MESHES, marks=pytest.mark.slow)]
+  'meshes', [MESHES, pytest.param(MORE_MESHES, marks=pytest.mark.faults)]
 )
 def test_meshes_train_alike(meshes):
   task, optimizer = setup(
@@ -132,7 +131,6 @@ def gradients_of(task, variables, batch, accum):
   return metrics, grads
 
 
-@pytest.mark.thorough
 def test_micro_batches_add_up_to_the_batch():
   task, _ = setup(SMALL)
   variables = jax.tree.map(lambda x: x + 0.02, first_variables(task))
@@ -146,7 +144,6 @@ def test_micro_batches_add_up_to_the_batch():
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
 
 
-@pytest.mark.slow
 def test_micro_batches_have_different_dropout_masks():
   task, _ = setup(dict(dropout=0.5, **SMALL))
   variables = first_variables(task)
@@ -204,7 +201,6 @@ def test_a_batch_without_examples_changes_nothing():
   assert (metrics['loss'], metrics['grad_norm']) == (0, 0)
 
 
-@pytest.mark.slow
 def test_micro_batches_do_not_change_what_is_mixed():
   params = []
   for accum in (1, 4):
@@ -215,7 +211,6 @@ def test_micro_batches_do_not_change_what_is_mixed():
     np.testing.assert_allclose(leaf, params[0][name], atol=1e-6, err_msg=name)
 
 
-@pytest.mark.thorough
 def test_a_non_finite_step_changes_nothing_but_the_counters():
   task, optimizer = setup(SMALL, ema=0.9)
   mesh = sharding.make_mesh()
@@ -236,7 +231,6 @@ def test_a_non_finite_step_changes_nothing_but_the_counters():
   assert int(recovered.counters['skipped']) == 1
 
 
-@pytest.mark.thorough
 def test_ema_is_the_moving_average():
   task, optimizer = setup(SMALL, name='sgd', momentum=0.0, ema=0.75)
   mesh = sharding.make_mesh(devices=jax.devices()[:1])
@@ -258,7 +252,6 @@ def test_fine_print_of_classify():
       tasks.build('classify', model, spec)
 
 
-@pytest.mark.slow
 def test_sigmoid_loss_starts_at_the_bias_of_the_head():
   task, _ = setup(dict(head_bias_init=-2.2, **SMALL), dict(loss='sigmoid'))
   loss, _ = jax.jit(task.loss)(

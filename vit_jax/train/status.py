@@ -92,13 +92,15 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
     yield
   except Exception as error:
     process.settle(error)
-    error = named_error(error, workdir)
-    if not isinstance(error, Unreachable):
-      state = 'preempted' if isinstance(error, Preempted) else 'failed'
-      code = getattr(error, 'exit_code', 1)
-      end = {'state': state, 'exit': code, 'error': str(error)}
+    named = named_error(error, workdir)
+    if not isinstance(named, Unreachable):
+      state = 'preempted' if isinstance(named, Preempted) else 'failed'
+      code = getattr(named, 'exit_code', 1)
+      end = {'state': state, 'exit': code, 'error': str(named)}
       values = (read(workdir) or {'step': 0}) | end | checkpoints_of(checkpoints)
       # On a full disk it may not fit; the exit code and the error say the same.
       with contextlib.suppress(OSError):
         write(workdir, **values)
-    raise
+    if named is error:
+      raise
+    raise named from error

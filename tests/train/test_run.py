@@ -1,20 +1,23 @@
-"""A run in this process: what it does and which files it leaves."""
+"""A run in this process: its steps, its files, its ends."""
 
 import contextlib
 import io
 import json
-import math
 import re
+import struct
+import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support import naming, runs
-from vit_jax import errors, models
+from vit_jax import config, errors, models
 from vit_jax.checkpoint import checkpoints
-from vit_jax.train import progress, schema
+from vit_jax.data import bad_images
+from vit_jax.train import progress, run, schema
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -99,7 +102,6 @@ def test_averaged_parameters_are_evaluated_on_request(full):
   assert abs(test['test/loss'] - ema['ema/loss']) > 1e-3
 
 
-@pytest.mark.slow
 def test_parameters_can_be_read_back(full):
   workdir, *_ = full
   assert finite(workdir) == 12
@@ -138,7 +140,6 @@ def test_too_many_bad_steps(tmp_path):
   assert bad[-3:] == [1, 2, 3]
 
 
-@pytest.mark.slow
 def test_parameters_that_are_not_finite_fail_the_run(tmp_path):
   # The one step has a finite loss and gradient; its update is infinite.
   changes = ['steps=1', 'optim.lr=1e38', 'optim.schedule.warmup=0']
@@ -151,7 +152,6 @@ def test_parameters_that_are_not_finite_fail_the_run(tmp_path):
   assert not (tmp_path / 'checkpoints').exists()
 
 
-@pytest.mark.slow
 def test_a_run_that_ends_on_a_bad_step_fails(tmp_path):
   # Fewer bad steps than max_bad_steps, but the last state is one that gives no loss.
   changes = ['steps=4', 'optim.lr=1e38', 'optim.clip=None', 'checkpoint.every=1']
@@ -200,17 +200,6 @@ def test_averaged_parameters_that_do_not_exist():
 # -- variants of the loop --------------------------------------------------------------
 
 
-@pytest.mark.slow  # test_step has this loss, and micro-batches, each by itself
-def test_sigmoid_loss_in_micro_batches(tmp_path):
-  changes = ['task.loss=sigmoid', 'task.label_smoothing=0', 'model.head_bias_init=-2.2']
-  changes += ['steps=4', 'optim.accum=2', 'optim.schedule.warmup=1']
-  status, rows = runs.run(tmp_path, *changes, 'checkpoint.best=None', evals={})
-  assert status['state'] == 'finished'
-  # The head starts at its bias: nine classes out, one in, each a sigmoid.
-  expected = 9 * math.log1p(math.exp(-2.2)) + math.log1p(math.exp(2.2))
-  assert rows[0]['train/loss'] == pytest.approx(expected, rel=1e-6)  # float32
-
-
 def test_an_evaluation_at_another_size_is_refused(tmp_path):
   data = {**runs.TEST, 'pp': 'resize(16)|value_range(-1, 1)'}
   evals = {'test': {**runs.EVALS['test'], 'data': data}}
@@ -218,3 +207,85 @@ def test_an_evaluation_at_another_size_is_refused(tmp_path):
     errors.UserError, match=naming('config.evals.test.data.pp', [16, 16, 1], [8, 8, 1])
   ):
     runs.run(tmp_path, evals=evals)
+
+
+# -- a folder of images, some of them broken ---------------------------------------------
+
+
+def write_images(folder, count, seed):
+  """Writes `count` JPEGs and PNGs of noise, of several sizes and modes."""
+  folder.mkdir(parents=True)
+  rng = np.random.default_rng(seed)
+  for i in range(count):
+    mode, channels = (('RGB', 3), ('L', 1), ('RGBA', 4))[i % 3]
+    kind = 'png' if i % 2 or mode == 'RGBA' else 'jpg'
+    shape = (20 + i, 24, channels) if channels > 1 else (20 + i, 24)
+    pixels = rng.integers(0, 256, shape, np.uint8)
+    Image.fromarray(pixels, mode=None).save(folder / f'{i}.{kind}')
+
+
+def break_five(folder) -> set[str]:
+  """Adds five files that are not images; returns their paths."""
+  good = (folder / '0.jpg').read_bytes()
+  (folder / 'truncated.jpg').write_bytes(good[: len(good) // 2])
+  (folder / 'text.jpg').write_text('This is not an image.')
+  (folder / 'empty.jpg').touch()
+  png = (folder / '1.png').read_bytes()
+  (folder / 'truncated.png').write_bytes(png[: len(png) // 2])
+  size = struct.pack('>2I', 10_000, 10_000) + png[24:29]  # IHDR: 100 megapixels
+  check = struct.pack('>I', zlib.crc32(b'IHDR' + size))
+  (folder / 'bomb.png').write_bytes(png[:16] + size + check + png[33:])
+  names = ('truncated.jpg', 'text.jpg', 'empty.jpg', 'truncated.png', 'bomb.png')
+  return {str(folder / name) for name in names}
+
+
+def train_on(folder, workdir, arguments='', *changes):
+  # Ten batches of eight: every file is met at least once.
+  small = 'variant=mu/4,res=16,batch=8,steps=10,warmup=2'
+  c = config.load(f'configs/folder.py:data={folder},{small}{arguments}')
+  config.override(c, ['evals.val.every=5', 'checkpoint.every=5', *changes])
+  return run.train(c, workdir)
+
+
+@pytest.fixture
+def in_the_repository(monkeypatch):
+  monkeypatch.chdir(runs.ROOT)
+
+
+def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
+  folder, workdir = tmp_path / 'images', tmp_path / 'run'
+  for seed, name in enumerate(('cat', 'dog', 'owl')):
+    write_images(folder / 'train' / name, 8, seed)
+    write_images(folder / 'val' / name, 3, 10 + seed)
+  broken = break_five(folder / 'train' / 'dog')
+  text = folder / 'val' / 'owl' / 'text.jpg'  # one of them is met in evaluation
+  (folder / 'train' / 'dog' / 'text.jpg').rename(text)
+  broken = {path for path in broken if not path.endswith('text.jpg')} | {str(text)}
+  status, rows = train_on(folder, workdir)
+  assert status['state'] == 'finished'
+  listed = bad_images.read_log(workdir / 'bad_images.jsonl')
+  assert {line['path'] for line in listed} == broken
+  assert len(listed) == 5
+  assert all(line['reason'] for line in listed)
+  text = progress.summary(rows, status, {}, workdir, seconds=1.0)
+  assert re.search(naming('5 images', f'{workdir}/bad_images.jsonl'), text)
+  assert rows[-2]['train/masked'] >= 4
+  # An evaluation leaves out images that it cannot read, and says so.
+  assert rows[-1]['val/examples'] == 9
+  assert rows[-1]['val/bad_images'] == 1
+  resolved = json.loads((workdir / 'config.json').read_text())['resolved']
+  assert resolved['class_names'] == ['cat', 'dog', 'owl']
+  assert resolved['num_examples'] == 28
+
+
+def test_too_many_broken_files_end_the_run(tmp_path, in_the_repository):
+  folder, workdir = tmp_path / 'images', tmp_path / 'run'
+  for split in ('train', 'val'):
+    write_images(folder / split / 'cat', 4, 0)
+    write_images(folder / split / 'dog', 4, 1)
+  break_five(folder / 'train' / 'dog')
+  with pytest.raises(errors.UserError, match=naming(2, 13, 'max_bad_fraction', 1)):
+    train_on(folder, workdir, '', 'data.max_bad_fraction=0.1')
+  status = runs.status(workdir)
+  assert (status['state'], status['exit']) == ('failed', 2)
+  assert 'bad_images.jsonl' in status['error']

@@ -42,7 +42,6 @@ def test_early_stopping(tmp_path, capsys):
   assert 'compiled' not in out
 
 
-@pytest.mark.slow
 def test_more_patience_goes_on(tmp_path):
   # From an earlier step, as after a kill, it has the same rows to the bit, by which it
   # stops; with more patience it goes on.
