@@ -31,8 +31,6 @@ def big_vision(name):
   return re.sub('.*/pos_embedding', 'pos_embedding', name)
 
 
-# The parts of these are compared small in test_weights.py, which is quick.
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'size', 'fields', 'published', 'expected'),
   [
