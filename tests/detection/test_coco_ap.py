@@ -73,9 +73,9 @@ def _change(rows, i, **change):
 @pytest.mark.parametrize(
   ('change', 'facts'),
   [
-    ({'image_id': 9}, ('detection 1', 'image 9', 'G.json', '7')),
+    ({'image_id': 9}, ('detection 1', "'image_id' 9", 'G.json', '7')),
     ({'image_id': [7]}, ('detection 1', 'image')),
-    ({'category_id': 2}, ('detection 1', 'category 2', '1, 4')),
+    ({'category_id': 2}, ('detection 1', "'category_id' 2", '1, 4')),
     ({'score': float('nan')}, ('detection 1', "'score' nan", 'finite')),
     ({'score': 'high'}, ('detection 1', "'score'", "'high'")),
     ({'score': None}, ('detection 1', "no 'score'")),
@@ -132,8 +132,8 @@ def test_polygons_that_are_refused(capsys, tmp_path, polygons):
 @pytest.mark.parametrize(
   ('key', 'change', 'facts'),
   [
-    ('annotations', {'category_id': 2}, ('annotation 0', 'id 3', 'category 2')),
-    ('annotations', {'image_id': 2}, ('annotation 0', 'image 2')),
+    ('annotations', {'category_id': 2}, ('annotation 0', 'id 3', "'category_id' 2")),
+    ('annotations', {'image_id': 2}, ('annotation 0', "'image_id' 2")),
     ('annotations', {'area': None}, ('annotation 0', "no 'area'")),
     ('annotations', {'area': 'big'}, ('annotation 0', "'area' 'big'")),
     ('images', {'id': None}, ('image 0', "no 'id'")),

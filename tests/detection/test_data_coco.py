@@ -146,9 +146,12 @@ def _refused(root, change, *facts, split='val', **options):
     (lambda c: c['images'][0].pop('file_name'), ('id 9', 'file_name')),
     (
       lambda c: c['annotations'][3].update(category_id=3),
-      ('annotation 3', 'category 3'),
+      ('annotation 3', "'category_id' 3"),
     ),
-    (lambda c: c['annotations'][3].update(image_id=3), ('annotation 3', 'image 3')),
+    (
+      lambda c: c['annotations'][3].update(image_id=3),
+      ('annotation 3', "'image_id' 3"),
+    ),
     (lambda c: c['annotations'][3].update(bbox=[1, 2, 3]), ('annotation 3', 'bbox')),
   ],
 )

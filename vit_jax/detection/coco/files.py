@@ -4,13 +4,16 @@ import json
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.errors import UserError, one_line
+
+_FAR = 100_000  # pixels: an outline takes memory in proportion to its length
+_FARTHEST = 1e9  # pixels: areas of such boxes are finite
 
 
 def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
@@ -23,37 +26,47 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
     UserError: for a file that is not of the format; it names the entry.
   """
   file = _load(path)
-  if not isinstance(file, dict):
-    raise UserError(f'{path}: expected an object with images and annotations.')
-  rows = {}
-  for key in ('images', 'categories', 'annotations'):
-    rows[key] = file.get(key)
-    if not isinstance(rows[key], list):
-      raise UserError(
-        f'{path}: there is no list {key!r}: it has {sorted(map(str, file))}. Ground truth '
-        'has images, categories and annotations.'
-      )
-  images = _Rows(path, 'image', rows['images'])
-  categories = _Rows(path, 'category', rows['categories'])
-  image_ids, category_ids = images.ids(), categories.ids()
-  images = images.sorted_by(image_ids)
-  categories = categories.sorted_by(category_ids)
-  objects = _Rows(path, 'annotation', rows['annotations'])
-  image = objects.places('image_id', 'image', image_ids)
-  sizes = images.sizes(**({} if masks else {'default': 0}))
+  lists = ('images', 'categories', 'annotations')
+  if not isinstance(file, dict) or not all(
+    isinstance(file.get(k), list) for k in lists
+  ):
+    raise UserError(f'{path}: expected an object with the lists {", ".join(lists)}.')
+  side = _Field(_side, f'a whole number of pixels up to {_FAR:,}')
+  sides = {key: side if masks else side._replace(default=0) for key in _SIDES}
+  images = _columns(
+    path,
+    'image',
+    file['images'],
+    {'file_name': _Field(str, 'a text', ''), **sides},
+    'id',
+  )
+  categories = _columns(
+    path, 'category', file['categories'], {'name': _Field(str, 'a text')}, 'id'
+  )
+  sizes = np.array([images[key] for key in _SIDES], np.int64).reshape(2, -1).T
+  fields = {
+    'image_id': _place('image', images['id']),
+    'category_id': _place('category', categories['id']),
+    'bbox': _BOX if not masks else _BOX._replace(default=(0, 0, 0, 0)),
+    'area': _NUMBER,
+    'iscrowd': _NUMBER._replace(default=0),
+  }
+  objects = _columns(path, 'annotation', file['annotations'], fields)
   return Truth(
     name=str(path),
-    image_ids=image_ids,
-    category_ids=category_ids,
-    file_names=[str(x) for x in images.values('file_name', default='')],
+    image_ids=images['id'],
+    category_ids=categories['id'],
+    file_names=images['file_name'],
     sizes=sizes,
-    class_names=[str(x) for x in categories.values('name')],
-    image=image,
-    category=objects.places('category_id', 'category', category_ids),
-    boxes=objects.boxes(**({'default': (0, 0, 0, 0)} if masks else {})),
-    areas=objects.numbers('area'),
-    crowd=objects.numbers('iscrowd', default=0) != 0,
-    masks=objects.masks(sizes[image]) if masks else None,
+    class_names=categories['name'],
+    image=np.array(objects['image_id'], np.int64),
+    category=np.array(objects['category_id'], np.int64),
+    boxes=np.array(objects['bbox'], np.float64).reshape(-1, 4),
+    areas=np.array(objects['area'], np.float64),
+    crowd=np.array(objects['iscrowd'], np.float64) != 0,
+    masks=_masks(path, 'annotation', file['annotations'], objects, sizes)
+    if masks
+    else None,
   )
 
 
@@ -63,7 +76,7 @@ def detections(
   """Reads detections, a list of {image_id, category_id, score, bbox or segmentation}.
 
   Args:
-    truth: of the same images.
+    truth: the ground truth of the same images.
     masks: whether their masks are read, rather than their boxes.
 
   Raises:
@@ -76,19 +89,24 @@ def detections(
       f'{path}: expected a list of detections, each with image_id, category_id, score and '
       f'{"segmentation" if masks else "bbox"}.'
     )
-  objects = _Rows(path, 'detection', rows)
-  image = objects.places('image_id', 'image', truth.image_ids, truth.name)
+  fields = {
+    'image_id': _place('image', truth.image_ids, truth.name),
+    'category_id': _place('category', truth.category_ids, truth.name),
+    'score': _NUMBER,
+    **({} if masks else {'bbox': _BOX}),
+  }
+  objects = _columns(path, 'detection', rows, fields)
   return Detections(
-    image=image,
-    category=objects.places('category_id', 'category', truth.category_ids, truth.name),
-    scores=objects.numbers('score'),
-    boxes=None if masks else objects.boxes(),
-    masks=objects.masks(truth.sizes[image]) if masks else None,
+    image=np.array(objects['image_id'], np.int64),
+    category=np.array(objects['category_id'], np.int64),
+    scores=np.array(objects['score'], np.float64),
+    boxes=None if masks else np.array(objects['bbox'], np.float64).reshape(-1, 4),
+    masks=_masks(path, 'detection', rows, objects, truth.sizes) if masks else None,
   )
 
 
-def rows(truth: Truth, found: Detections) -> list[dict]:
-  """Returns boxes that were detected as `detections` reads them, for json.dump."""
+def rows(truth: Truth, detections: Detections) -> list[dict]:
+  """Returns boxes that were detected in the form that `detections` reads."""
   return [
     {
       'image_id': truth.image_ids[image],
@@ -97,7 +115,11 @@ def rows(truth: Truth, found: Detections) -> list[dict]:
       'score': float(score),
     }
     for image, category, box, score in zip(
-      found.image, found.category, found.boxes, found.scores, strict=True
+      detections.image,
+      detections.category,
+      detections.boxes,
+      detections.scores,
+      strict=True,
     )
   ]
 
@@ -112,114 +134,83 @@ def _load(path) -> Any:
     raise UserError(f'{path}: {kind}{reason}.') from None
 
 
-class _Rows:
-  """Entries of one list of a file. Values are checked together, errors name the first."""
+class _Field(NamedTuple):
+  """How the value under a key is read; without a default it must be there."""
 
-  def __init__(self, path, what: str, rows: list, numbers: list[int] | None = None):
-    """Takes entries; `numbers`: their places in the file, if not in its order."""
-    self._path, self._what, self._rows, self._numbers = path, what, rows, numbers
-    for i, row in enumerate(rows):
-      if not isinstance(row, dict):
-        raise self._error(i, f'is {one_line(repr(row), 60)}, not an object')
+  read: Callable
+  expected: str
+  default: Any = None
 
-  def sorted_by(self, ids: list) -> '_Rows':
-    place = {key: i for i, key in enumerate(ids)}
-    order = sorted(range(len(self._rows)), key=lambda i: place[self._rows[i]['id']])
-    return _Rows(self._path, self._what, [self._rows[i] for i in order], order)
 
-  def ids(self) -> list:
-    """Returns the sorted `id`s; each must be there once, and be of one type."""
-    values = self.values('id')
-    kind = str if values and isinstance(values[0], str) else int
-    for i, value in enumerate(values):
-      if type(value) is not kind:
-        expected = 'a text, as the first' if kind is str else 'a whole number'
-        shown = one_line(repr(value), 60)
-        raise self._error(i, f'has the id {shown}; expected {expected}')
-    seen = set()
-    for i, value in enumerate(values):
-      if value in seen:
-        raise self._error(i, f'has the id {value!r} of another')
-      seen.add(value)
-    return sorted(values)
+_BAD_VALUE = (TypeError, ValueError, OverflowError, KeyError)
 
-  def values(self, key: str, **default) -> list:
-    """Returns the values under a key; a `default` stands for those that are missing."""
-    if default:
-      return [row.get(key, default['default']) for row in self._rows]
-    try:
-      return [row[key] for row in self._rows]
-    except KeyError:
-      i = next(i for i, row in enumerate(self._rows) if key not in row)
-      raise self._error(i, f'has no {key!r}') from None
 
-  def numbers(self, key: str, **default) -> np.ndarray:
-    """Returns float64 [n], finite; see `values`."""
-    return self._array(key, self.values(key, **default), _number, ())
-
-  def sizes(self, **default) -> np.ndarray:
-    """Returns heights and widths, int64 [n, 2]; see `values`."""
-    sides = [
-      self._array(key, self.values(key, **default), _side, ())
-      for key in ('height', 'width')
-    ]
-    return np.stack(sides, 1).astype(np.int64)
-
-  def boxes(self, **default) -> np.ndarray:
-    """Returns 'bbox', float64 [n, 4] with sides of 0 or more; `default` as of `values`."""
-    return self._array('bbox', self.values('bbox', **default), _box, (4,))
-
-  def _array(self, key, values, one: Callable, shape) -> np.ndarray:
-    try:
-      return np.array([one(x) for x in values], np.float64).reshape(-1, *shape)
-    except _NOT_A_NUMBER:
-      for i, value in enumerate(values):
-        try:
-          one(value)
-        except _NOT_A_NUMBER:
-          shown = one_line(repr(value), 60)
-          raise self._error(
-            i, f'has {key!r} {shown}; expected {_EXPECTED[one]}'
-          ) from None
-      raise
-
-  def places(self, key: str, what: str, ids: list, where: str = '') -> np.ndarray:
-    """Returns int64 [n], the places of ids in a list of them."""
-    place = {value: i for i, value in enumerate(ids)}
-    values = self.values(key)
-    try:
-      return np.array([place[value] for value in values], np.int64)
-    except (KeyError, TypeError):
-      known = lambda x: isinstance(x, int | str) and x in place
-      i = next(i for i, x in enumerate(values) if not known(x))
-      most = f', ... {ids[-1]!r}' if len(ids) > 5 else ''
-      shown = ', '.join(map(repr, ids[:5])) + most
-      raise self._error(
-        i,
-        f'names the unknown {what} {one_line(repr(values[i]), 60)}; '
-        f'{where or "the file"} has {len(ids):,}: {shown or "none"}',
-      ) from None
-
-  def masks(self, sizes: np.ndarray) -> list[dict]:
-    """Returns 'segmentation' as run lengths, in images of sizes int [n, 2]."""
-    out = []
-    for i, value in enumerate(self.values('segmentation')):
-      height, width = map(int, sizes[i])
+def _columns(path, what: str, rows: list, fields: dict, sort_by: str = '') -> dict:
+  """Returns {key: values} of the rows, in the order of the unique ids `sort_by` if set."""
+  order = range(len(rows))
+  if sort_by:
+    ids = _ids(path, what, rows)
+    order = sorted(order, key=ids.__getitem__)
+  columns = {key: [] for key in fields}
+  for i in order:
+    row = _object(path, what, i, rows[i])
+    for key, (read, expected, default) in fields.items():
+      if key not in row and default is None:
+        raise _error(path, what, i, row, f'has no {key!r}')
       try:
-        out.append(rle.read(value, height, width, _FAR))
-      except (*_NOT_A_NUMBER, KeyError) as error:
-        raise self._error(
-          i,
-          f"has a 'segmentation' that is not a mask: {one_line(error, 100)}; expected "
-          "polygons [[x, y, x, y, x, y, ...], ...] or {'size': [H, W], 'counts': ...}",
+        columns[key].append(read(row.get(key, default)))
+      except _BAD_VALUE:
+        shown = one_line(repr(row[key]), 60)
+        raise _error(
+          path, what, i, row, f'has {key!r} {shown}; expected {expected}'
         ) from None
-    return out
+  return columns | ({'id': sorted(ids)} if sort_by else {})
 
-  def _error(self, i: int, problem: str) -> UserError:
-    row = self._rows[i]
-    named = f' (id {row["id"]!r})' if isinstance(row, dict) and 'id' in row else ''
-    number = self._numbers[i] if self._numbers else i
-    return UserError(f'{self._path}: {self._what} {number}{named} {problem}.')
+
+def _ids(path, what: str, rows: list) -> list:
+  """Returns the `id` of every row; each must be there once, and be of one type."""
+  ids: list = []
+  for i, row in enumerate(rows):
+    if 'id' not in _object(path, what, i, row):
+      raise _error(path, what, i, row, "has no 'id'")
+    kind = str if isinstance(rows[0]['id'], str) else int
+    if type(row['id']) is not kind:
+      expected = 'a text, as the first' if kind is str else 'a whole number'
+      shown = one_line(repr(row['id']), 60)
+      raise _error(path, what, i, row, f'has the id {shown}; expected {expected}')
+    ids.append(row['id'])
+  if len(set(ids)) < len(ids):
+    i = next(i for i, one in enumerate(ids) if one in ids[:i])
+    raise _error(path, what, i, rows[i], f'has the id {ids[i]!r} of another')
+  return ids
+
+
+def _masks(path, what: str, rows: list, objects: dict, sizes: np.ndarray) -> list[dict]:
+  """Returns the 'segmentation' of each row as run lengths."""
+  masks = []
+  for i, (row, image) in enumerate(zip(rows, objects['image_id'], strict=True)):
+    if 'segmentation' not in row:
+      raise _error(path, what, i, row, "has no 'segmentation'")
+    try:
+      masks.append(rle.read(row['segmentation'], *map(int, sizes[image]), _FAR))
+    except _BAD_VALUE as error:
+      problem = (
+        f"has a 'segmentation' that is not a mask: {one_line(error, 100)}; expected "
+        "polygons [[x, y, x, y, x, y, ...], ...] or {'size': [H, W], 'counts': ...}"
+      )
+      raise _error(path, what, i, row, problem) from None
+  return masks
+
+
+def _object(path, what: str, i: int, row) -> dict:
+  if not isinstance(row, dict):
+    raise UserError(f'{path}: {what} {i} is {one_line(repr(row), 60)}, not an object.')
+  return row
+
+
+def _error(path, what: str, i: int, row: dict, problem: str) -> UserError:
+  name = f' (id {row["id"]!r})' if 'id' in row else ''
+  return UserError(f'{path}: {what} {i}{name} {problem}.')
 
 
 def _number(value) -> float:
@@ -241,11 +232,19 @@ def _box(value) -> list[float]:
   return [left, top, width, height]
 
 
-_NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
-_FAR = 100_000  # an outline takes memory in proportion to its length
-_FARTHEST = 1e9  # areas of such boxes are finite
-_EXPECTED = {
-  _number: 'a finite number',
-  _side: f'a whole number of pixels up to {_FAR:,}',
-  _box: '[left, top, width, height] in pixels, below 1e9, sides of 0 or more',
-}
+def _place(what: str, ids: list, where: str = 'the file') -> _Field:
+  """Returns the field of an id that is one of `ids`; it is read as its place in them."""
+  place = {value: i for i, value in enumerate(ids)}
+  most = f', ... {ids[-1]!r}' if len(ids) > 5 else ''
+  shown = ', '.join(map(repr, ids[:5])) + most
+  return _Field(
+    place.__getitem__,
+    f'the id of one of the {len(ids):,} {what} entries of {where}: {shown}',
+  )
+
+
+_SIDES = ('height', 'width')
+_NUMBER = _Field(_number, 'a finite number')
+_BOX = _Field(
+  _box, '[left, top, width, height] in pixels, below 1e9, sides of 0 or more'
+)
