@@ -138,7 +138,6 @@ REFUSED = [
   ('optim.wd_rules=[["a"]]', ('config.optim.wd_rules', 'float')),
   ('weights=/a/b.npz', ("config.weights='/a/b.npz'", 'config.weights.KEY=VALUE')),
   # choices
-  ('data.cache=decode', ('config.data.cache', "'decode'", 'decoded')),
   ('data.pp=value_range(-1)', ('config.data.pp', 'value_range(-1)')),
   ('data.pp=resize(8)', ('config.data.pp', 'value_range')),
   ('evals.test.data.pp=reszie(8)', ('config.evals.test.data.pp', 'reszie', 'resize')),

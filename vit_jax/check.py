@@ -219,9 +219,10 @@ def reported(where: str) -> Iterator[None]:
     yield
   except ValueError as error:
     special = isinstance(error, UserError) and type(error) is not UserError
-    if special or str(error).startswith(where):
+    if special:
       raise
-    raise UserError(f'{where}: {error}') from error
+    prefix = '' if str(error).startswith(where) else f'{where}: '
+    raise UserError(f'{prefix}{error}') from error
 
 
 # -- types ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import image_folder, naming
 from tests.support.image_folder import FOLDER, take
-from vit_jax.data import bad_images, batching, pipeline
+from vit_jax.data import bad_images, pipeline, reader
 from vit_jax.errors import UserError
 
 
@@ -76,7 +76,7 @@ def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
   args = str(root), 'train', FOLDER, 13
   whole = take(pipeline.train(*args).iterate(), 3)
   for chunk in (1, 5):  # of one: nothing is left of some
-    monkeypatch.setattr(batching, 'CHUNK', chunk)
+    monkeypatch.setattr(reader, 'CHUNK', chunk)
     for a, b in zip(take(pipeline.train(*args).iterate(), 3), whole, strict=True):
       assert a.keys() == b.keys()
       for key in a:

@@ -29,7 +29,6 @@ def test_the_papers_protocol(tmp_path):
   assert [run.config['seed'] for run in planned] == [0, 1, 2]
   found = planned[0].config
   assert (found['steps'], found['data']['batch_size']) == (2500, 512)
-  assert found['data']['cache'] == 'decoded'
   assert found['data']['split'] == 'train800val200'
   assert set(found['evals']) == {'test'}
   assert found['evals']['test']['data']['split'] == 'test'

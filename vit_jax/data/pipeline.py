@@ -9,14 +9,13 @@ import abc
 import functools
 import os
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 
 from vit_jax.check import INT32, Count, Fraction, Range, Section, Seed, reported
 from vit_jax.data import contents, sources, stalls
 from vit_jax.data.bad_images import BadImages
-from vit_jax.data.cache import KINDS, attach
 from vit_jax.data.features import own_classes
 from vit_jax.data.ops import registry
 from vit_jax.data.preprocess import Preprocess
@@ -26,7 +25,6 @@ from vit_jax.data.sources.order import batch_positions, host_slice
 
 # Decoding threads also wait for files, so more of them than processors may help.
 WORKERS = max(64, 16 * (os.cpu_count() or 1))
-_BYTES = Annotated[int, Range(1, 2**50)]
 
 
 def _check_options(where: str, options: dict, data: dict) -> None:
@@ -69,9 +67,7 @@ class Batches(abc.ABC):
     classes: Annotated[
       list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
     ] = None,
-    cache: Literal[KINDS] | None = None,
-    cache_bytes: _BYTES | None = None,
-    max_file_bytes: _BYTES | None = None,
+    max_file_bytes: Annotated[int, Range(1, 2**50)] | None = None,
     max_bad_fraction: Fraction | None = None,
     bad_log: str | None = None,
     workers: Annotated[
@@ -98,8 +94,6 @@ class Batches(abc.ABC):
         labelled 0, 1, 2 in this order. `split` then counts those examples alone. For
         sources that know labels without reading images; None: all classes. An evaluation
         on the source that a run trains on has those of training.
-      cache: 'decoded' keeps pixels before the first random op in memory, see `cache`.
-      cache_bytes: bound on the cache of each host; None: 4 GiB.
       max_file_bytes: larger image files are bad images, and are not read; None: 256 MiB.
       max_bad_fraction: stop when more than this fraction of the split's images cannot
         be decoded; None: see `bad_images.limit`.
@@ -113,7 +107,7 @@ class Batches(abc.ABC):
       UserError: for a mistake in the arguments, or missing data.
     """
     registry.parse(pp)  # before a source that may take long to open
-    with reported('config.data'):
+    with base.opening():
       self.source = _build(source, split, source_options or {}, classes)
       self.split = split
       self.num_examples = len(self.source)
@@ -133,10 +127,10 @@ class Batches(abc.ABC):
       self.fingerprint = reading.fingerprint
     with reported(f'pp {pp!r}'):
       self._preprocess = Preprocess(pp, self.source, self.num_classes)
-      cached = attach(reading, self._preprocess, cache, cache_bytes)
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
     self._reader = Reader(
-      *cached,
+      reading,
+      self._preprocess,
       order,
       num_classes=self.num_classes,
       seed=seed,
@@ -196,7 +190,8 @@ class Batches(abc.ABC):
     """
     import jax
 
-    shapes = dict(self._preprocess.spec)
+    with reported(f'pp {self._preprocess.pp!r}'):
+      shapes = dict(self._preprocess.spec)
     if self._preprocess.label is not None:
       shapes['label'] = self._preprocess.label.shape, self._preprocess.label.dtype
     shapes |= {'mask': ((), np.dtype(np.float32)), 'index': ((), np.dtype(np.int32))}

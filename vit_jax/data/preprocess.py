@@ -1,6 +1,5 @@
 """A string pipeline applied to the examples of one source."""
 
-import copy
 import functools
 
 import numpy as np
@@ -10,7 +9,6 @@ from vit_jax.data.features import Feature, ImageFeature, LabelFeature
 from vit_jax.data.image_file import check_size
 from vit_jax.data.ops import decode, registry
 from vit_jax.data.sources.base import Source
-from vit_jax.errors import UserError
 
 # Ends the name of a feature that holds the length of a ragged one.
 _LENGTH = '/length'
@@ -100,20 +98,16 @@ class Preprocess:
 
   # --- in NumPy ----------------------------------------------------------------------
 
-  def row(self, example: dict, index: int) -> dict:
+  def row(self, example: dict) -> dict:
     """Returns an example of the source as `inputs`; BadImage if it will not be decoded."""
-    row = {'image': example['image'], **self.others(example)}
+    row = {name: example[name] for name in ('image', *self._others)}
+    row |= {name + _LENGTH: len(example[name]) for name in self._ragged}
     if self._source.image_shape is None:
       check_size(len(example['image']), self._source.max_file_bytes)
       exif = example.get('exif', self._source.exif)
       read = decode.probe(example['image'], exif)
       row['image'], row['orientation'], row['upright'] = read
     return row
-
-  def others(self, example: dict) -> dict:
-    """Returns the features of a row apart from the image."""
-    out = {name: example[name] for name in self._others}
-    return out | {name + _LENGTH: len(example[name]) for name in self._ragged}
 
   # --- in TensorFlow -----------------------------------------------------------------
 
@@ -128,7 +122,7 @@ class Preprocess:
       All features except a `LabelFeature`, and those that ops add.
     """
     if self._source.image_shape is not None:
-      return self.resume(row['image'], row, u)
+      return self.arrays(self._features(row['image'], row), u)
     first, *rest = self.on_host
     args = [row[name] for name in ('image', 'orientation', 'upright')]
     args += [first.apply.channels, first.apply.precise]
@@ -140,10 +134,6 @@ class Preprocess:
     image = decode.decode(*args, self._target)
     return _run(rest, self._features(image, row), u)
 
-  def resume(self, image, row: dict, u) -> dict:
-    """Runs the host's ops on an example whose image is decoded: uint8 [H, W, C]."""
-    return self.arrays(self._features(image, row), u)
-
   def _features(self, image, row) -> dict:
     features = {'image': image, **{name: row[name] for name in self._others}}
     for name in self._ragged:
@@ -153,12 +143,6 @@ class Preprocess:
   def arrays(self, features: dict, u) -> dict:
     """Runs the host's ops on decoded features [..., *shape] and u [..., sum(draws)]."""
     return _run(self.on_host, features, u)
-
-  def parts(self, at: int) -> tuple['Preprocess', 'Preprocess']:
-    """Returns the host's ops before and from the op at an index."""
-    head, tail = copy.copy(self), copy.copy(self)
-    head.on_host, tail.on_host = self.on_host[:at], self.on_host[at:]
-    return head, tail
 
   def traced(self):
     """Returns `self` as a concrete TensorFlow function of one example.
@@ -186,15 +170,15 @@ class Preprocess:
     """{name: (shape, dtype)} of an example, but its `label`, as it leaves the host.
 
     Raises:
-      UserError: if the ops do not fit the examples, or leave a shape open.
+      ValueError: if the ops do not fit the examples, or leave a shape open.
     """
     tf = lazy_tf.load()
     try:
       traced = self.traced().structured_outputs
     except (ValueError, tf.errors.InvalidArgumentError) as error:
       reason = str(error).strip().splitlines()[-1].strip()
-      raise UserError(
-        f'pp {self.pp!r} does not fit the images of {self._source.name}: {reason}'
+      raise ValueError(
+        f'does not fit the images of {self._source.name}: {reason}'
       ) from None
     for name, out in traced.items():
       if not out.shape.is_fully_defined():
@@ -203,9 +187,8 @@ class Preprocess:
           if name == 'image'
           else f'end it with pad_to({name}=LENGTH)'
         )
-        raise UserError(
-          f'pp {self.pp!r} leaves the {name} of different sizes {out.shape}, which make '
-          f'no batch: {end}.'
+        raise ValueError(
+          f'leaves the {name} of different sizes {out.shape}, which make no batch: {end}'
         )
     return {k: (tuple(x.shape), x.dtype.as_numpy_dtype) for k, x in traced.items()}
 

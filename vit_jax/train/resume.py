@@ -14,7 +14,6 @@ from vit_jax.train import metrics, schema
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
 NEUTRAL += ('resume_allow', 'resolved', 'kernels')
 NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
-NEUTRAL += ('data.cache', 'data.cache_bytes')
 
 
 def check_names(config: dict) -> None:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 
 from vit_jax import files
-from vit_jax.check import bind, reported
+from vit_jax.check import bind
 from vit_jax.data.sources import listing, subset
-from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.base import Source, opening
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.registry import Registry
 
@@ -61,7 +61,7 @@ def build(
     UserError: for an unknown source, split, class or option, or missing data.
   """
   check_options('config.data.source_options', options, {'source': source})
-  with reported(source):
+  with opening():
     if classes is None:
       return _open(source, split, options)
     subset.check('config.data.classes', classes, {'source': source})

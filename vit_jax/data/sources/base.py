@@ -1,15 +1,17 @@
 """The contract of a source of examples, and sources of arrays in memory."""
 
 import abc
+import contextlib
 import hashlib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from vit_jax.data import image_file
 from vit_jax.data.features import Feature, ImageFeature, LabelFeature
 from vit_jax.data.sources import order
+from vit_jax.errors import UserError
 
 
 class Source(abc.ABC):
@@ -132,6 +134,17 @@ class ArraySource(Source):
       {'image': image, 'label': np.flatnonzero(label) if several else label}
       for image, label in zip(self.images[indices], self._labels[indices], strict=True)
     ]
+
+
+@contextlib.contextmanager
+def opening() -> Iterator[None]:
+  """Turns a ValueError about data that a user named into a UserError."""
+  try:
+    yield
+  except UserError:
+    raise
+  except ValueError as error:
+    raise UserError(f'{error}.') from error
 
 
 def fingerprint(parts: Iterable) -> str:

@@ -169,7 +169,6 @@ def _config(args, benchmark: Benchmark, task: Task, setting: Setting, model) -> 
     data['source_options'] = {'data_dir': args.data_dir}
   val = dict(data, split=benchmark.val, batch_size=_EVAL_BATCH, pp=pp(tests))
   train = dict(data, split=benchmark.train, batch_size=setting.batch_size, pp=pp(ops))
-  train['cache'] = 'decoded'  # a thousand images, and a thousand epochs of them
   recipe = config_lib.load(RECIPE)
   recipe = {k: v for k, v in recipe.items() if k not in DURATIONS}
   # The recipe's keys are those of a ViT; another family has no pre_logits to leave out.
