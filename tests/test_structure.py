@@ -47,8 +47,8 @@ ELSEWHERE = {'configs': 1_700, 'tests': 22_000}
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.
 LEVELS = (
-  ('errors', 'version'),
-  ('trees', 'distributed', 'resample', 'terminal', 'machine', 'registry'),
+  ('errors', 'version', 'terminal', 'machine'),
+  ('trees', 'distributed', 'resample', 'registry'),
   ('check', 'cli', 'files', 'contracts', 'imagenet'),
   ('config', 'kernels', 'losses', 'sharding'),
   ('nn',),

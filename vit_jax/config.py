@@ -2,17 +2,20 @@
 
 A config file defines `get_config(arg)` and returns an `ml_collections.ConfigDict`; the
 rest of the code sees plain dicts. Executing a config file executes its code, by design. A
-run writes its resolved config to its folder as JSON: see `run_config`.
+run writes its resolved config to its folder as JSON, which `read` reads back.
 """
 
 import ast
 import contextlib
 import importlib.util
+import json
 import math
 import sys
 import types
 from pathlib import Path
 
+from vit_jax import files
+from vit_jax.check import check
 from vit_jax.errors import UserError, did_you_mean
 
 DURATIONS = ('steps', 'epochs', 'examples')
@@ -69,8 +72,8 @@ def recipes() -> dict[str, Path]:
   package = Path(__file__).parent
   folders = (package / 'configs', package.parent / 'configs')
   folder = next((f for f in folders if f.is_dir()), folders[0])
-  files = sorted(folder.glob('[!_]*.py'))
-  return {path.stem: path for path in files if path.stem != 'common'}
+  paths = sorted(folder.glob('[!_]*.py'))
+  return {path.stem: path for path in paths if path.stem != 'common'}
 
 
 def load(spec: str) -> dict:
@@ -231,3 +234,73 @@ def differences(old: dict, new: dict, prefix: str = '') -> dict[str, tuple]:
     elif a != b:
       result[prefix + key] = (a, b)
   return result
+
+
+# -- the config of a run ---------------------------------------------------------------
+
+
+class Unreadable(UserError):
+  """A run's config is missing or damaged."""
+
+
+def read(folder: str | Path) -> dict:
+  """Returns the resolved config of a run's folder.
+
+  Raises:
+    Unreadable: if config.json is missing, or is not the file that a run wrote.
+  """
+  path = files.path(folder) / 'config.json'
+  if path.exists() and not path.is_file():  # reading a pipe would wait
+    raise Unreadable(f'{path} is not a file.')
+  try:
+    with files.outages(path):
+      config = json.loads(path.read_bytes())
+  except OSError as error:
+    raise Unreadable(
+      f'{path}: {error.strerror}. It says what the run in this folder is: put it back, '
+      'or use another --workdir.'
+    ) from None
+  except (ValueError, RecursionError):
+    raise Unreadable(f'{path} is damaged: not the JSON that a run wrote.') from None
+  return checked(config, str(path))
+
+
+# {path: type} of the values that readers of a run's config need, and of those that they
+# use if present.
+_NEEDED = {
+  'model': dict,
+  'resolved': dict,
+  'model.name': str,
+  'resolved.image_shape': tuple[int, int, int],
+}
+_OPTIONAL = {
+  **dict.fromkeys(('weights', 'data', 'tune', 'task', 'optim'), dict),
+  'evals': dict[str, dict],
+  'task.name': str,
+  'resolved.total_steps': int,
+  'resolved.inferred': list[str],
+  'resolved.class_names': list[str] | None,
+}
+_ABSENT = object()
+
+
+def checked(config, where: str) -> dict:
+  """Returns a resolved config after a check of the values that its readers use.
+
+  Args:
+    where: the file, or another origin of the config, for messages.
+
+  Raises:
+    Unreadable: for a value that no run wrote.
+  """
+  try:
+    check('config', config, dict)
+    for path, kind in (_NEEDED | _OPTIONAL).items():
+      value = lookup(config, path, _ABSENT)
+      if value is not _ABSENT:
+        check(path, value, kind)
+      elif path in _NEEDED:
+        raise UserError(f'it lacks {path}.')
+  except UserError as error:
+    raise Unreadable(f'{where} is not what a run wrote: {error}') from None
+  return config

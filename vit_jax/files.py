@@ -30,6 +30,17 @@ _OUTAGE = re.compile(
 _LIBRARIES = ('gcsfs', 'aiohttp', 'requests', 'urllib3', 'google')
 
 
+def cache_dir() -> pathlib.Path:
+  """Returns the folder of downloads, compiled programs and indices of data sets.
+
+  $VIT_JAX_CACHE, else vit_jax in $XDG_CACHE_HOME or in ~/.cache. It can be deleted.
+  """
+  if folder := os.environ.get('VIT_JAX_CACHE'):
+    return pathlib.Path(folder)
+  base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(base) / 'vit_jax'
+
+
 def is_url(path) -> bool:
   """Whether a path lies in a bucket."""
   return str(path).startswith(SCHEME)

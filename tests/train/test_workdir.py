@@ -17,7 +17,8 @@ import pytest
 
 import vit_jax
 from tests.support import naming, runs
-from vit_jax import errors, run_config
+from vit_jax import config as config_lib
+from vit_jax import errors
 from vit_jax.data import bad_images
 from vit_jax.tools.inspect import __main__ as inspect
 from vit_jax.train import metrics, process, status, workdir
@@ -223,7 +224,7 @@ def test_a_lost_config_is_that_of_the_checkpoints(finished, capfd, damage):
     path.unlink()
   # For a tool that reads the folder it is one line.
   with pytest.raises(errors.UserError, match=naming(path)) as error:
-    run_config.read(finished)
+    config_lib.read(finished)
   assert '\n' not in str(error.value)
   # Other mathematics is still refused, and a run of the same reports its results.
   with pytest.raises(errors.UserError, match=naming('optim.lr', 0.003, 0.5)):

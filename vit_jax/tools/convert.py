@@ -60,12 +60,13 @@ def main(argv: list[str]) -> int:
 
 
 def _write_tuned(found, source: str, dest: str) -> tuple[list[Path], int]:
-  from vit_jax import models, run_config
+  from vit_jax import config as config_lib
+  from vit_jax import models
   from vit_jax.weights import export, runs, tuned
 
   if (run := runs.find(source)) is None:
     raise UserError(f'--tuned_only is for runs; {source} is a {found.format} file.')
-  config = run_config.read(run[0])
+  config = config_lib.read(run[0])
   shapes = runs.Steps(run[0], config).shapes(found.step)
   stored = {name for name, (_, is_stored) in shapes.items() if is_stored}
   family, every = models.family(found.family, **found.fields), found.flat | found.added

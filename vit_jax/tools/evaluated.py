@@ -1,6 +1,6 @@
 """What a tool measures weights on: data that is named, or a run's own evaluation."""
 
-from vit_jax import run_config
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 
 # Types of evaluations that are repeated on weights: of classifiers, of detectors.
@@ -32,7 +32,7 @@ def section(args) -> tuple[str | None, dict]:
       f'--{lacks} is missing: what to evaluate {args.source} on. A run knows, '
       'unless --data says otherwise; for others give --data and --split.'
     )
-  config = run_config.read(run[0])
+  config = config_lib.read(run[0])
   if not tasks.classifies(config):
     raise UserError(
       f'{args.source} was trained without a head, so it has no classes to compare: vit_jax '
@@ -67,4 +67,4 @@ def names_of_run(source: str) -> list[str] | None:
   from vit_jax.weights import runs
 
   found = runs.find(source)
-  return evaluations.class_names(run_config.read(found[0])) if found else None
+  return evaluations.class_names(config_lib.read(found[0])) if found else None

@@ -2,7 +2,8 @@
 
 import argparse
 
-from vit_jax import check, cli, config, run_config
+from vit_jax import check, cli, config
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError, choose
 from vit_jax.tools import source
 
@@ -113,7 +114,7 @@ def _of_run(args) -> tuple[str, dict]:
   from vit_jax.weights import runs
 
   found = None if args.data else runs.find(args.source)
-  evals = run_config.read(found[0]).get('evals', {}) if found else {}
+  evals = config_lib.read(found[0]).get('evals', {}) if found else {}
   known = {k: v for k, v in evals.items() if v.get('type') == args.probe}
   if not known:
     lacks = 'split' if args.data else 'data'

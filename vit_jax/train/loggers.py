@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Literal, Protocol
 
-from vit_jax import distributed, files, paths
+from vit_jax import distributed, files
 from vit_jax.check import bind
 from vit_jax.errors import UserError
 
@@ -76,7 +76,7 @@ class _WandbRun:
       **options,
       id=self.id,
       resume='allow',
-      dir=paths.cache_dir() if files.is_url(workdir) else workdir,
+      dir=files.cache_dir() if files.is_url(workdir) else workdir,
       config=config,
       settings=wandb.Settings(console='off', silent=True),
     )

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, run_config
+from vit_jax import distributed
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.train import metrics, schema
@@ -65,10 +65,10 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
 def _in_the_folder(workdir, saved) -> tuple[dict, bool]:
   """Returns (config, whether config.json is lost and this is the checkpoints' copy)."""
   try:
-    return run_config.read(workdir), False
-  except run_config.Unreadable as error:
+    return config_lib.read(workdir), False
+  except config_lib.Unreadable as error:
     where = f'The copy of the config in {saved.directory}'
-    old = run_config.checked(saved.meta().get('config'), where)
+    old = config_lib.checked(saved.meta().get('config'), where)
     distributed.say(f'{error} The copy in the checkpoints takes its place.')
     return old, True
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import machine, paths, sharding
+from vit_jax import files, machine, sharding
 from vit_jax.errors import OutOfMemory
 from vit_jax.train.workdir import LocalFolder
 
@@ -36,12 +36,12 @@ def options() -> dict[str, str]:
 def enable_compilation_cache() -> None:
   """Enables JAX's persistent compilation cache: a run that restarts compiles nothing.
 
-  Below `paths.cache_dir()`, one for each machine, as a program for one CPU may not suit
+  Below `files.cache_dir()`, one for each machine, as a program for one CPU may not suit
   another. JAX_COMPILATION_CACHE_DIR, if set, takes precedence.
   """
   if 'JAX_COMPILATION_CACHE_DIR' in os.environ:
     return
-  folder = paths.cache_dir() / 'programs' / (platform.node() or 'here')
+  folder = files.cache_dir() / 'programs' / (platform.node() or 'here')
   jax.config.update('jax_compilation_cache_dir', str(folder))
 
 

@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from vit_jax import files, paths
+from vit_jax import files
 from vit_jax.errors import (
   DiskFull,
   NotAllowed,
@@ -32,7 +32,7 @@ def locate(source: str | Path) -> Path:
 
   Args:
     source: a path; gs://BUCKET/FILE or https://HOST/FILE, fetched once into
-      `paths.cache_dir()` (without gcsfs, gs:// of public buckets alone, by HTTPS);
+      `files.cache_dir()` (without gcsfs, gs:// of public buckets alone, by HTTPS);
       hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its own cache.
 
   Raises:
@@ -63,7 +63,7 @@ def locate(source: str | Path) -> Path:
 
 def is_cached(path: Path) -> bool:
   """Whether a file is one that was downloaded: it can be removed and fetched again."""
-  return paths.cache_dir() in path.parents
+  return files.cache_dir() in path.parents
 
 
 def _fetch(source: str) -> Path:
@@ -78,7 +78,7 @@ def _fetch(source: str) -> Path:
   copy = _http
   if scheme == 'gs' and importlib.util.find_spec('gcsfs'):
     copy = _from_bucket
-  target = paths.cache_dir().joinpath(*parts)
+  target = files.cache_dir().joinpath(*parts)
   try:
     if target.exists():
       return target
@@ -103,7 +103,7 @@ def _fetch(source: str) -> Path:
 def _failed(source: str, target: Path, error: Exception) -> RunError:
   if disk_is_full(error):
     return DiskFull(
-      f'No room for {source} in {paths.cache_dir()}: {one_line(error)}. Remove what is '
+      f'No room for {source} in {files.cache_dir()}: {one_line(error)}. Remove what is '
       'not needed, or set VIT_JAX_CACHE to a folder on another disk.'
     )
   why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__

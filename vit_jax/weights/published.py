@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from vit_jax import imagenet, run_config
+from vit_jax import config as config_lib
+from vit_jax import imagenet
 from vit_jax.errors import UserError
 from vit_jax.weights import download, readers, runs, zoo
 
@@ -56,7 +57,7 @@ def licence(source: str) -> Licence:
   Weights that are not there any more, or out of reach, are still known by their name.
   """
   if (run := runs.find(source)) is not None:
-    weights = run_config.read(run[0]).get('weights')
+    weights = config_lib.read(run[0]).get('weights')
     return licence(weights['source']) if weights else Licence(None, None)
   path, config = Path(str(source)), {}
   try:

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import (
   distributed,
   evaluators,
   files,
   models,
-  run_config,
   tasks,
   trees,
   tune,
@@ -76,7 +76,7 @@ class Steps:
 
   Args:
     folder: of the run.
-    config: of the run, as `run_config.read` returns it.
+    config: of the run, as `config_lib.read` returns it.
 
   Attributes:
     steps: their numbers, ascending.
@@ -172,7 +172,7 @@ def read(
     UserError: for a folder that no run wrote, a step that is not there, or frozen
       parameters that cannot be found.
   """
-  config = run_config.read(folder)
+  config = config_lib.read(folder)
   resolved, section = config['resolved'], dict(config['model'])
   name, variant = section.pop('name'), section.pop('variant', None)
   family, told = models.resolve(name, variant, **section)

@@ -4,7 +4,8 @@ import dataclasses
 import math
 from pathlib import Path
 
-from vit_jax import files, models, run_config
+from vit_jax import config as config_lib
+from vit_jax import files, models
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators import declared
 from vit_jax.tools.inspect import cost, flops
@@ -58,7 +59,7 @@ def read(folder: str, metric: str | None) -> Result:
   Raises:
     UserError: for a folder that is not a run's, or a run without that metric.
   """
-  config = run_config.read(folder)
+  config = config_lib.read(folder)
   place = files.path(folder)
   known, _ = metrics.read_rows(place / 'metrics.jsonl')
   values = metrics.last_values(known)
@@ -123,7 +124,7 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
     if found is None or depth == 0:
       return None
     folder, wanted = found
-    config, depth = run_config.read(folder), depth - 1
+    config, depth = config_lib.read(folder), depth - 1
     source = (config.get('weights') or {}).get('source')
   resolved = config['resolved']
   told = status.read(folder) or {}

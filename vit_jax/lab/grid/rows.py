@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from vit_jax import run_config
+from vit_jax import config as config_lib
 from vit_jax.evaluators import declared
 from vit_jax.lab.grid.cells import Run
 from vit_jax.tools.inspect import cost
@@ -25,7 +25,7 @@ def of_run(run: Run) -> dict:
     training split; steps; step_temp_bytes, see `train.environment`; the last value of each
     metric as metrics.jsonl has it (shares, not per cent); seconds, of training steps.
   """
-  config = run_config.read(run.folder)
+  config = config_lib.read(run.folder)
   resolved = config['resolved']
   found = cost.of(config['model'], resolved['image_shape'])
   known, _ = metrics.read_rows(run.folder / 'metrics.jsonl')

@@ -73,11 +73,11 @@ def _describe_file(source: str, fields: dict) -> dict:
 
 
 def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
-  from vit_jax import run_config
+  from vit_jax import config as config_lib
   from vit_jax.train import status
   from vit_jax.weights import runs
 
-  config = run_config.read(folder)
+  config = config_lib.read(folder)
   kept = runs.Steps(folder, config)
   step = kept.choose(source, wanted)
   if step is None:  # the newest that tells what it holds

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import files, imagenet, run_config
+from vit_jax import config as config_lib
+from vit_jax import files, imagenet
 from vit_jax.data import bad_images
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
@@ -64,7 +65,7 @@ def read(folders: list[str]) -> list[Run]:
 
 def _read(path: Path, name: str) -> Run:
   left_out = []
-  config = run_config.read(path)
+  config = config_lib.read(path)
   known, lost = metrics.read_rows(path / 'metrics.jsonl')
   if lost:
     left_out.append(f'{lost} damaged lines of metrics.jsonl.')
