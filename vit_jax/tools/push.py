@@ -168,10 +168,11 @@ def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
   A result is a number of an evaluation that says how good the model is: neither a time,
   nor a count, nor a measure of a training step.
   """
-  from vit_jax import evaluators, run_config
+  from vit_jax import config as config_lib
+  from vit_jax import evaluators
   from vit_jax.weights import runs
 
-  config, results = run_config.read(folder), {}
+  config, results = config_lib.read(folder), {}
   evals = config.get('evals', {})
   for name, value in (runs.Steps(folder, config).metrics.get(step) or {}).items():
     declared = evaluators.declared(name, evals)
