@@ -22,7 +22,7 @@ from typing import NamedTuple
 from vit_jax import files
 from vit_jax.data import image_file
 from vit_jax.data.ops.decode import probe
-from vit_jax.data.sources import folder, listing, splits, tfds_directory
+from vit_jax.data.sources import folder, listing, splits
 from vit_jax.errors import BadImage, UserError, one_line
 
 _TAR = re.compile(r'(?P<stem>.+?)\.(tar(\.(gz|bz2|xz))?|tgz|tbz2|txz)', re.IGNORECASE)
@@ -107,7 +107,8 @@ def builder(
   Raises:
     UserError: for missing or damaged input, or input without an image in a class.
   """
-  tfds = tfds_directory.import_tfds()
+  import tensorflow_datasets as tfds
+
   pieces_of: dict[str, list[Piece]] = {}
   labels = set()
   for piece in itertools.chain.from_iterable(map(_pieces, sources)):
@@ -166,7 +167,9 @@ def download_config(runner: str | None, options: list[str]):
   Raises:
     UserError: for an unknown runner, or where Beam is not installed.
   """
-  config = tfds_directory.import_tfds().download.DownloadConfig
+  import tensorflow_datasets as tfds
+
+  config = tfds.download.DownloadConfig
   if not runner:
     return config(try_download_gcs=False)
   try:

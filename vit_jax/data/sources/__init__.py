@@ -76,13 +76,9 @@ def _open(source: str, split: str, options: dict) -> Source:
     if scheme != 'tfds' or ':' in source:
       raise
     # A plain name counts as one of TFDS, but may be meant for a folder.
-    from vit_jax.data.sources.tfds_directory import Unknown
-
     here = [entry.name for entry in os.scandir() if listing.is_folder(entry)]
     near = did_you_mean(source, [*here, *SOURCES])
     message = f'There is no folder {source!r} in {os.getcwd()}.{near}'
-    if isinstance(error, Unknown):
-      raise UserError(f'{message} {error.brief}') from None
     raise type(error)(f'{message} {error}') from None
 
 

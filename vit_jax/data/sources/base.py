@@ -144,7 +144,8 @@ def opening() -> Iterator[None]:
   except UserError:
     raise
   except ValueError as error:
-    raise UserError(f'{error}.') from error
+    end = '' if str(error).endswith(('.', '?')) else '.'
+    raise UserError(f'{error}{end}') from error
 
 
 def fingerprint(parts: Iterable) -> str:

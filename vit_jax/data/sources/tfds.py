@@ -1,24 +1,42 @@
 """Prepared TFDS data sets, read at random and without TensorFlow.
 
-Found by their directory alone: no data set code runs, nothing is downloaded, and any
-folder that TFDS wrote can be read, whether or not TFDS knows its name.
+They are found by their directory alone: no data set code runs, nothing is downloaded, and
+any folder that TFDS wrote can be read, whether or not TFDS knows its name.
 """
 
 import functools
+import importlib
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax import files
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import record_files, splits, tfds_directory
+from vit_jax.data.sources import record_files, splits
 from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import DataError, did_you_mean
+
+INFO = 'dataset_info.json'
+
+_NAME = re.compile(r'(?P<name>[\w-]+)(/(?P<config>[^:/]+))?(:(?P<version>[\d.]+))?')
+# Similarity of a suggested name: TFDS knows a thousand, and one of them is always a little
+# like any word.
+_ALIKE = 0.8
+
+# Files that TFDS cannot download itself.
+_MANUAL = {
+  'imagenet2012': 'ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar (image-net.org)',
+  'resisc45': 'the unpacked folder NWPU-RESISC45 (linked in the catalogue of TFDS)',
+  'diabetic_retinopathy_detection': 'the unpacked folders train, test and sample, and '
+  'trainLabels.csv (kaggle.com/c/diabetic-retinopathy-detection)',
+}
 
 
 class Prepared:
-  """A data set that TFDS prepared, found by its name or directory.
+  """A data set that TFDS prepared.
 
   Attributes:
     features: {name: TFDS's feature} of an example.
@@ -28,63 +46,81 @@ class Prepared:
   def __init__(
     self, target: str, data_dir: str | None, accepted: tuple[str, str] | None = None
   ):
-    """Finds it.
+    """Opens the newest version of a data set.
 
     Args:
       target: 'NAME[/CONFIG][:VERSION]', or the directory of one version.
-      data_dir: where data sets are, see `Tfds`.
-      accepted: from, and to below, which version; ('3.2', '4') for those from 3.2 on
-        that are not yet 4. None: any.
+      data_dir: parent folder of data sets, see `build`.
+      accepted: versions from the first and below the second: ('3.2', '4'). None: any.
 
     Raises:
-      UserError: if it is not there: what is missing, and how to prepare it.
+      DataError: if it is missing, with the command that prepares it.
     """
-    self._tfds = tfds_directory.import_tfds()
+    import tensorflow_datasets as tfds
+
     self._target = target
-    self._directory = tfds_directory.locate(target, data_dir, accepted)
-    self._builder = self._tfds.builder_from_directory(self._directory)
+    self._directory = _locate(target, data_dir, accepted)
+    with files.outages(self._directory):
+      self._builder = tfds.builder_from_directory(self._directory)
     info = self._builder.info
     self.features = info.features
     self.sizes = {name: info.splits[name].num_examples for name in info.splits}
 
   def images(self) -> list[str]:
     """Returns the names of the features that are images."""
-    kind = self._tfds.features.Image
-    return [k for k, f in self.features.items() if isinstance(f, kind)]
+    import tensorflow_datasets as tfds
+
+    return [k for k, f in self.features.items() if isinstance(f, tfds.features.Image)]
 
   def open(self, ranges: Iterable[tuple[str, int, int]]) -> 'Examples':
     """Returns the examples of (split, first, end), one range after another."""
-    split = '+'.join(
-      f'{name}[{low}:{high}]' for name, low, high in ranges if low < high
-    )
-    # All images stay encoded: a mask is as costly to decode as the image itself.
-    decoders = {name: self._tfds.decode.SkipDecoding() for name in self.images()}
-    info, formats = self._builder.info, self._tfds.core.FileFormat
-    if info.file_format not in (formats.ARRAY_RECORD, formats.TFRECORD):
-      raise UserError(
-        f'tfds:{self._target}: files are {info.file_format.value}; array_record and '
-        f'tfrecord can be read. Prepare it with: '
-        f'{tfds_directory.command(self._target, self._directory)}'
+    import tensorflow_datasets as tfds
+
+    ranges = [(name, low, high) for name, low, high in ranges if low < high]
+    split = '+'.join(f'{name}[{low}:{high}]' for name, low, high in ranges)
+    info = self._builder.info
+    if (kind := info.file_format.value) not in ('array_record', 'tfrecord'):
+      raise ValueError(
+        f'tfds:{self._target}: files are {kind}; array_record and tfrecord can be read. '
+        f'Prepare it with: {_command(self._target, self._directory)}'
       )
+    if kind == 'tfrecord':
+      self._check_sizes(name for name, _, _ in ranges)
     pieces = info.splits[split].file_instructions
-    self._check_sizes(info, split)
     named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
+    # All images stay encoded: a mask is as costly to decode as the image itself.
+    decoders = {name: tfds.decode.SkipDecoding() for name in self.images()}
     records = record_files.Records(pieces)
     read = functools.partial(_read, records, info.features, decoders)
     return Examples(split, len(records), read, fingerprint([split, *named]))
 
-  def _check_sizes(self, info, split: str) -> None:
-    """Raises UserError for TFRecord files of other lengths than TFDS wrote down."""
-    for name in sorted({part.split('[')[0] for part in split.split('+')}):
-      paths = [str(path) for path in info.splits[name].filepaths]
-      if record_files.is_array_record(paths[0]):
-        continue
-      counts, lengths = record_files.count(paths), list(info.splits[name].shard_lengths)
-      if counts != lengths:
-        raise UserError(
-          f'{os.path.dirname(paths[0])}: split {name} has {sum(counts)} records in its '
-          f'files, but {sum(lengths)} in {tfds_directory.INFO}. Prepare the data set again.'
+  def _check_sizes(self, names: Iterable[str]) -> None:
+    """Raises ValueError for TFRecord files of other lengths than TFDS wrote down."""
+    for name in sorted(set(names)):
+      info = self._builder.info.splits[name]
+      counts = record_files.count([str(path) for path in info.filepaths])
+      if counts != list(info.shard_lengths):
+        raise ValueError(
+          f'{self._directory}: split {name} has {sum(counts)} records in its files, but '
+          f'{sum(info.shard_lengths)} in {INFO}. Prepare the data set again'
         )
+
+
+class Examples(NamedTuple):
+  """Examples of a `Prepared` data set.
+
+  Attributes:
+    split: TFDS's expression for them.
+    size: N.
+    read: indices int [n] -> n examples, dicts of all features with images still encoded;
+      an exception in the place of a broken one.
+    fingerprint: see `Source`.
+  """
+
+  split: str
+  size: int
+  read: Callable[[np.ndarray], list[dict | Exception]]
+  fingerprint: str
 
 
 def _read(records, features, decoders, indices: np.ndarray) -> list[dict | Exception]:
@@ -98,23 +134,6 @@ def _decoded(record: bytes | Exception, features, decoders) -> dict | Exception:
     return features.deserialize_example_np(record, decoders=decoders)
   except Exception as error:  # protobuf's and TFDS's own types
     return ValueError(f'broken record: {error}')
-
-
-class Examples(NamedTuple):
-  """Examples of a `Prepared` data set.
-
-  Attributes:
-    split: TFDS's expression for them.
-    size: N.
-    read: indices int [n] -> n examples, dicts of all features with images still encoded;
-      an exception in the place of a broken one.
-    fingerprint: as that of a `Source`.
-  """
-
-  split: str
-  size: int
-  read: Callable[[np.ndarray], list[dict | Exception]]
-  fingerprint: str
 
 
 def build(
@@ -132,26 +151,35 @@ def build(
 
   Args:
     data_dir: else TFDS_DATA_DIR, else ~/tensorflow_datasets; may be in a bucket, gs://.
-    image_key: of several images, which.
+    image_key: the image, if there are several.
     label_key: the class or classes of an image, else 'label' or 'labels'.
     objects_key: objects with boxes (of voc, 'objects'), for detection; else the first
       there is, if the images have no label (as those of coco/2017).
   """
-  from vit_jax.detection.data import tfds_objects
-
   name, prepared = f'tfds:{target}', Prepared(target, data_dir)
-  if label_key is not None and objects_key is not None:
-    raise UserError(
-      f'{name}: label_key={label_key!r} and objects_key={objects_key!r} exclude one '
-      'another.'
+  images = prepared.images()
+  if image_key not in images:
+    raise ValueError(
+      f'{name} has no image feature {image_key!r}: it has '
+      f'{images or list(prepared.features)}. Set data.source_options='
+      f"{{'image_key': ...}}.{did_you_mean(image_key, images)}"
     )
-  if label_key is None and not {'label', 'labels'} & set(prepared.features):
-    objects_key = objects_key or tfds_objects.key_of(prepared.features)
+  if label_key is not None and objects_key is not None:
+    raise ValueError(
+      f'{name}: label_key={label_key!r} and objects_key={objects_key!r} exclude one '
+      'another'
+    )
+  has_label = label_key is not None or {'label', 'labels'} & set(prepared.features)
+  if objects_key is None and has_label:
+    return Tfds(name, split, prepared, image_key, label_key)
+  detection = importlib.import_module('vit_jax.detection.data.tfds_objects')
+  objects_key = objects_key or detection.key_of(prepared.features)
   if objects_key is None:
     return Tfds(name, split, prepared, image_key, label_key)
-  image = _image_key(name, prepared, image_key)
   examples = prepared.open(splits.ranges(split, prepared.sizes, name))
-  return tfds_objects.TfdsObjects(name, prepared.features, examples, image, objects_key)
+  return detection.TfdsObjects(
+    name, prepared.features, examples, image_key, objects_key
+  )
 
 
 class Tfds(Source):
@@ -166,15 +194,11 @@ class Tfds(Source):
     label_key: str | None,
   ):
     self.name = name
-    self._keys = (
-      _image_key(name, prepared, image_key),
-      self._label_key(prepared.features, label_key),
-    )
-    label = prepared.features[self._keys[1]]
-    self.features = {
-      'image': ImageFeature(),
-      'label': LabelFeature(several=len(label.shape) == 1),
-    }
+    self._image_key = image_key
+    self._label_key = self._find_label(prepared.features, label_key)
+    label = prepared.features[self._label_key]
+    several = LabelFeature(several=len(label.shape) == 1)
+    self.features = {'image': ImageFeature(), 'label': several}
     self.num_classes, self.class_names = classes(getattr(label, 'feature', label))
     self._examples = prepared.open(splits.ranges(split, prepared.sizes, self.name))
     self.fingerprint = self._examples.fingerprint
@@ -183,47 +207,129 @@ class Tfds(Source):
     return self._examples.size
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    image_key, label_key = self._keys
     return [
       {'error': str(example)}
       if isinstance(example, Exception)
-      else {'image': example[image_key], 'label': example[label_key]}
+      else {'image': example[self._image_key], 'label': example[self._label_key]}
       for example in self._examples.read(indices)
     ]
 
   def name_of(self, index: int) -> str:
     return f'{self.name} {self._examples.split} #{index}'
 
-  def _label_key(self, features, key):
-    wanted = (key,) if key else ('label', 'labels')
-    for name in wanted:
-      if name in features:
-        if (
-          not np.issubdtype(features[name].np_dtype, np.integer)
-          or len(features[name].shape) > 1
-        ):
-          raise UserError(
-            f'{self.name}: {name} is not a class label: {features[name]}.'
-          )
-        return name
-    raise UserError(
-      f'{self.name} has no feature {" or ".join(map(repr, wanted))}: it has '
-      f"{sorted(features)}. Set data.source_options={{'label_key': ...}}."
-    )
-
-
-def _image_key(name: str, prepared: Prepared, key: str) -> str:
-  images = prepared.images()
-  if key not in images:
-    raise UserError(
-      f'{name} has no image feature {key!r}: it has '
-      f'{images or list(prepared.features)}. '
-      f"Set data.source_options={{'image_key': ...}}.{did_you_mean(key, images)}"
-    )
-  return key
+  def _find_label(self, features, key: str | None) -> str:
+    keys = (key,) if key else ('label', 'labels')
+    name = next((name for name in keys if name in features), None)
+    if name is None:
+      raise ValueError(
+        f'{self.name} has no feature {" or ".join(map(repr, keys))}: it has '
+        f"{sorted(features)}. Set data.source_options={{'label_key': ...}}"
+      )
+    kind = features[name]
+    if not np.issubdtype(kind.np_dtype, np.integer) or len(kind.shape) > 1:
+      raise ValueError(f'{self.name}: {name} is not a class label: {kind}')
+    return name
 
 
 def classes(label) -> tuple[int | None, list[str] | None]:
-  """Returns (K, names) of a feature of TFDS, None where it does not say."""
+  """Returns (K, names) of a feature of TFDS; None for what it does not know."""
   names = list(getattr(label, 'names', None) or []) or None
   return getattr(label, 'num_classes', None), names
+
+
+# --- directories -----------------------------------------------------------------------
+
+
+def data_directory(data_dir: str | None) -> str:
+  """Returns the folder of prepared data sets: the user's choice, or TFDS's default."""
+  data_dir = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
+  path = files.path(data_dir)
+  return str(path if files.is_url(path) else path.absolute())
+
+
+def _locate(target: str, data_dir: str | None, accepted: tuple[str, str] | None) -> str:
+  """Returns the directory of the newest version, see `Prepared`."""
+  there = files.is_url(target) or os.path.exists(os.path.expanduser(target))
+  if there and _is_prepared(path := str(files.path(target))):
+    return path
+  match = _NAME.fullmatch(target)
+  if not match:
+    raise ValueError(
+      f'tfds: {target!r} is not NAME, NAME/CONFIG or NAME/CONFIG:VERSION'
+    )
+  name, config, version = match.group('name', 'config', 'version')
+  data_dir = data_directory(data_dir)
+  home = os.path.join(data_dir, *filter(None, (name, config)))
+  versions = _versions(home)
+  if not versions and not config:
+    configs = {c: v for c in _names(home) if (v := _versions(os.path.join(home, c)))}
+    if len(configs) > 1:
+      raise ValueError(
+        f'tfds: {name} is prepared with several configs: name one of '
+        f'{[f"tfds:{name}/{c}" for c in sorted(configs)]}'
+      )
+    if configs:
+      ((config, versions),) = configs.items()
+      home = os.path.join(home, config)
+  if not versions or (version and version not in versions):
+    raise _missing(target, name, data_dir, home, versions, version)
+  if accepted:
+    low, high = map(_number, accepted)
+    fit = [v for v in versions if low <= _number(v) < high]
+    if not fit:
+      raise DataError(
+        f'tfds:{target} is prepared as version {" and ".join(versions)}: expected at '
+        f'least {accepted[0]} and below {accepted[1]}. Prepare it with: '
+        f'{_command(target, data_dir)}'
+      )
+    versions = fit
+  return os.path.join(home, version or max(versions, key=_number))
+
+
+def _number(version: str) -> list[int]:
+  return [int(n) for n in version.split('.')]
+
+
+def _versions(directory: str) -> list[str]:
+  return [
+    name
+    for name in _names(directory)
+    if re.fullmatch(r'\d+(\.\d+)*', name) and _is_prepared(f'{directory}/{name}')
+  ]
+
+
+def _is_prepared(directory: str) -> bool:
+  with files.outages(directory):
+    return (files.path(directory) / INFO).exists()
+
+
+def _names(directory: str) -> list[str]:
+  """Returns the sorted names in a directory; [] if it does not exist."""
+  with files.outages(directory):
+    path = files.path(directory)
+    return sorted(x.name for x in path.iterdir()) if path.is_dir() else []
+
+
+def _missing(target, name, data_dir, home, versions, version) -> DataError:
+  """Returns the error of a data set that is not prepared."""
+  import tensorflow_datasets as tfds
+
+  where = os.path.join(home, version or '<version>')
+  message = f'tfds:{target} is not prepared: there is no {where}/{INFO}.'
+  if versions:
+    message += f' Prepared versions: {versions}.'
+  names = tfds.list_builders(with_community_datasets=False)
+  if name in names:
+    if name in _MANUAL:
+      message += f' Put {_MANUAL[name]} into {data_dir}/downloads/manual.'
+    return DataError(f'{message} Prepare it with: {_command(target, data_dir)}')
+  near = did_you_mean(name, [*names, *_names(data_dir)], _ALIKE)
+  return DataError(
+    f'{message} TFDS has no data set of that name: make it from an archive or a folder '
+    f'(vit_jax prepare --help), set TFDS_DATA_DIR or data.source_options='
+    f"{{'data_dir': ...}}, or use 'folder:PATH'.{near}"
+  )
+
+
+def _command(target: str, data_dir: str) -> str:
+  return f'tfds build {target} --data_dir={data_dir} --file_format=array_record'

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data import image_file
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import splits, tfds, tfds_directory
+from vit_jax.data.sources import splits, tfds
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, DataError, UserError, choose
 
@@ -131,7 +131,7 @@ class Fgvc(Source):
 
 def _folder(name: str, data_dir: str | None) -> str | None:
   """Returns the folder that has one of a data set's JSON files, None if there is none."""
-  home = tfds_directory.data_directory(data_dir)
+  home = tfds.data_directory(data_dir)
   for folder in (os.path.join(home, name), home):
     if any(os.path.isfile(os.path.join(folder, f'{part}.json')) for part in _PARTS):
       return folder
@@ -229,7 +229,7 @@ class _Files:
 
 
 def _prepared(name, target, entry, data_dir):
-  home = tfds_directory.data_directory(data_dir)
+  home = tfds.data_directory(data_dir)
   folder = os.path.join(home, target)
   how = (
     f'{name}: there is no {folder}/train.json. Put the images of {entry.home} into '
