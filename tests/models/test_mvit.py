@@ -12,7 +12,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from tests.kernels.test_tpu_attention import KINDS, tpu
 from tests.support import naming
 from tests.support.goldens import GOLDENS, arrays_of, path_of
 from vit_jax import models, trees, weights
@@ -130,19 +129,6 @@ def test_a_bias_is_the_product_of_its_factors():
   added, places = bias.factors(5, 7, jnp.float32)  # and of a token before each
   found, expected = added @ places.T, bias.scores(5, 7)
   np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize('fused', [True, False])
-def test_attention_for_tpus_is_fused(fused):
-  model = models.build('mvit', **models.family('mvit').tiny[0], fused_attention=fused)
-  model = model.clone(dtype=jnp.bfloat16)
-  images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-  params = jax.eval_shape(model.init, jax.random.key(0), images)
-  with tpu(KINDS['v5e'], 1, 1, 1):
-    traced = jax.jit(lambda *args: model.apply(*args)[0]).trace(params, images)
-    text = traced.lower(lowering_platforms=('tpu',)).as_text()
-  # Attention of each block; norms of 8 x 8 queries, and of 4 x 4 queries, keys and values.
-  assert text.count('@tpu_custom_call') == (6 if fused else 0)
 
 
 @pytest.mark.slow

@@ -123,7 +123,4 @@ def test_norms_that_are_frozen_keep_their_statistics():
   assert moved == {name for name in new if name.startswith(last)}
   assert {
     name for name in trees.flatten(after.params) if not name.startswith(last)
-  } == {
-    'head/kernel',
-    'head/bias',
-  }
+  } == {'head/kernel', 'head/bias'}

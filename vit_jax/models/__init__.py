@@ -60,7 +60,7 @@ def check_outputs(model, kind: str, source: str) -> None:
   """
   if (given := family_of(model).outputs) != kind:
     raise UserError(
-      f'{source} gives {OUTPUTS[given]}, not {OUTPUTS[kind]}. In Python, '
+      f'{source} gives {OUTPUTS[given]}, where {kind} are expected. In Python, '
       'loaded = vit_jax.load(SOURCE) has the model: loaded.model.apply(loaded.variables, '
       'images).'
     )

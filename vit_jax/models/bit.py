@@ -5,18 +5,14 @@ the published files, and the baseline of the ViT paper. Names are those of the p
 files, but for the leading `resnet/` and Flax's `scale`, `bias` for `gamma`, `beta`.
 """
 
-from typing import Literal
-
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 
-from vit_jax.check import Count, Depth
-from vit_jax.models.family import Family
+from vit_jax.check import Depth
+from vit_jax.models.family import Classifier, Family
 from vit_jax.nn import resnet
 from vit_jax.nn.layers import check_images, group_norm
 from vit_jax.nn.resnet import StdConv
-from vit_jax.nn.stack import REMAT
 
 
 def _conv(features, size, strides=1, *, dtype, name='standardized_conv2d'):
@@ -39,20 +35,9 @@ class Root(nn.Module):
   @nn.compact
   def __call__(self, x):
     x = _conv(self.width, 7, 2, dtype=self.dtype)(x)
-    pooled = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
-    if not self.zero_pad_pool:
-      return pooled
-    # Where padding is read the maximum is at least 0. To write the zeros first gives the
-    # same, and costs a TPU 37 % more for the pool and its gradient (v5e, libtpu 0.0.42).
-    reads = _reads_padding(x.shape[1])[:, None] | _reads_padding(x.shape[2])
-    least = np.where(reads[..., None], 0, -np.inf).astype(self.dtype)
-    return jnp.maximum(pooled, least)
-
-
-def _reads_padding(size: int) -> np.ndarray:
-  """Returns which windows of 3, by steps of 2 over `size` padded by 1, read padding."""
-  begin = np.arange(0, size, 2) - 1
-  return (begin < 0) | (begin + 2 >= size)
+    edge = 0.0 if self.zero_pad_pool else -jnp.inf
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=edge)
+    return nn.max_pool(x, (3, 3), strides=(2, 2))
 
 
 class Projection(nn.Module):
@@ -138,19 +123,14 @@ class Head(nn.Module):
     )(x[:, None, None])[:, 0, 0]
 
 
-class BiT(nn.Module):
+class BiT(Classifier):
   """See `__call__`. `blocks` and `width` come from `variant`."""
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
   # The published models were trained with zeros around the root's max-pool, which has
   # negative inputs here; big_vision pads with nothing, and so do models trained by it.
   zero_pad_pool: bool = True
-  head_bias_init: float = 0.0
-  remat: Literal[REMAT] = 'none'  # of units, what to recompute: see nn.stack
-  # Of the body; final norm, pooling, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):

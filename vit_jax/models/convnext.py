@@ -10,19 +10,12 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count, Depth, Share
+from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.depthwise import depthwise
-from vit_jax.models.family import Family
-from vit_jax.nn.layers import (
-  ACTIVATIONS,
-  LayerNorm,
-  MlpBlock,
-  check_images,
-  linear_head,
-  param,
-)
-from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
+from vit_jax.models.family import Classifier, Family
+from vit_jax.nn.layers import ACTIVATIONS, LayerNorm, MlpBlock, check_images, param
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # Blocks and channels per stage: section 3 of the paper.
 VARIANTS = {
@@ -122,20 +115,15 @@ def _patches(x, width, size, dtype):
   )(x)
 
 
-class ConvNeXt(nn.Module):
+class ConvNeXt(Classifier):
   """See `__call__`. `depths` and `widths` come from `variant`."""
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   depths: tuple[Depth, ...] = (3, 3, 9, 3)  # blocks per stage
   widths: tuple[int, ...] = (96, 192, 384, 768)  # channels per stage
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   layer_scale: float = 1e-6  # initial value of gamma
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # of the final norm; transformers' ConvNext has 1e-12
-  head_bias_init: float = 0.0
-  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
-  # Of the body; pooling, final norm, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -173,9 +161,8 @@ class ConvNeXt(nn.Module):
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
     x = x.astype(jnp.float32).mean(axis=(1, 2))
-    out['pre_logits'] = x = LayerNorm(eps=self.norm_eps, name='norm')(x)
-    x = linear_head(x, self.num_classes, self.head_bias_init)
-    return x, out if features else {'pre_logits': out['pre_logits']}
+    x = LayerNorm(eps=self.norm_eps, name='norm')(x)
+    return self.classify(x, out, features)
 
 
 _TIMM = {'tiny': 'T', 'small': 'S', 'base': 'B', 'large': 'L', 'xlarge': 'XL'}

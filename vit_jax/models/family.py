@@ -1,7 +1,7 @@
-"""What the rest of the library asks about a family of models.
+"""What all classifiers have in common, and the facts of a family of models.
 
 Optimizers, weights, tools and tests know no model: each page of `models/` ends with a
-`Family` that says how its parameters are named and what its images may be.
+`Family`, the names of its parameters and the constraints on its images.
 """
 
 import dataclasses
@@ -9,13 +9,40 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-# What models return, see `Family.outputs`, in words.
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.check import Count
+from vit_jax.nn.layers import linear_head
+from vit_jax.nn.stack import REMAT
+
+# The outputs of models, see `Family.outputs`, in words.
 OUTPUTS = {
   'classes': 'a class for an image',
   'boxes': 'boxes',
   'pixels': 'a class for every pixel',
   'maps': 'maps, for a head such as semantic_fpn',
 }
+
+
+class Classifier(nn.Module):
+  """The fields of every classifier, and its head."""
+
+  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
+  # Initial logits. -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
+  head_bias_init: float = 0.0
+  remat: Literal[REMAT] = 'none'  # what the backward pass recomputes: see nn.stack
+  # Of the body; final norm, pooling, head and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
+
+  def classify(self, x, out: dict, features: bool):
+    """Returns (logits [B, K] of x [B, D], `out` with x as 'pre_logits').
+
+    Args:
+      features: whether the caller reads more of `out` than 'pre_logits'.
+    """
+    out = {**out, 'pre_logits': x} if features else {'pre_logits': x}
+    return linear_head(x, self.num_classes, self.head_bias_init), out
 
 
 @dataclasses.dataclass(frozen=True)

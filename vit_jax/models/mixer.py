@@ -11,19 +11,18 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count, Depth, Share
+from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.kernels import place
-from vit_jax.models.family import Family
+from vit_jax.models.family import Classifier, Family
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   LayerNorm,
   MlpBlock,
   PatchEmbedding,
   check_images,
-  linear_head,
 )
-from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # width, depth, token MLP width, channel MLP width: Table 1 of the paper.
 VARIANTS = {
@@ -98,10 +97,9 @@ class MixerBlock(nn.Module):
       )
 
 
-class Mixer(nn.Module):
+class Mixer(Classifier):
   """See `__call__`. Fields up to `channels_mlp_dim` come from `variant`."""
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768
   depth: Depth = 12
@@ -109,11 +107,7 @@ class Mixer(nn.Module):
   channels_mlp_dim: int = 3072
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
   stochastic_depth: Share = 0.0  # rate of the last block; 0.1 in the paper, Table 4
-  head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
-  remat: Literal[REMAT] = 'none'  # what to recompute: see nn.stack
-  # Of the body; final norm, pooling, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -136,11 +130,7 @@ class Mixer(nn.Module):
     B, h, w, D = x.shape
     out['tokens'] = x = x.reshape(B, h * w, D)
     block = functools.partial(
-      MixerBlock,
-      self.tokens_mlp_dim,
-      self.channels_mlp_dim,
-      self.act,
-      self.dtype,
+      MixerBlock, self.tokens_mlp_dim, self.channels_mlp_dim, self.act, self.dtype
     )
     x, blocks = stack(
       block,
@@ -153,9 +143,8 @@ class Mixer(nn.Module):
     )
     out |= blocks
     out['encoded'] = x = LayerNorm(name='pre_head_layer_norm')(x)
-    out['pre_logits'] = x = x.mean(axis=1)
-    x = linear_head(x, self.num_classes, self.head_bias_init)
-    return x, out if features else {'pre_logits': out['pre_logits']}
+    x = x.mean(axis=1)
+    return self.classify(x, out, features)
 
 
 FAMILY = Family(

@@ -11,14 +11,14 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count, Depth, Share
+from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
-from vit_jax.models.family import Family
+from vit_jax.models.family import Classifier, Family
 from vit_jax.nn import pooling
-from vit_jax.nn.layers import Dense, LayerNorm, MlpBlock, check_images, linear_head
+from vit_jax.nn.layers import Dense, LayerNorm, MlpBlock, check_images
 from vit_jax.nn.pooling import PoolingAttention
-from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # Of the first stage width and heads, which each further stage doubles; blocks per stage:
 # Table 1 of the paper, and for what it does not say the authors' configs.
@@ -126,10 +126,9 @@ class Stem(nn.Module):
     )(x)
 
 
-class MViT(nn.Module):
+class MViT(Classifier):
   """See `__call__`. `width`, `num_heads`, `depths` and more come from `variant`."""
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   width: int = 96  # of the first stage; each further one has twice that
   num_heads: int = 1  # of the first stage; each further one has twice that
   depths: tuple[Depth, ...] = (1, 2, 5, 2)  # blocks per stage
@@ -142,10 +141,6 @@ class MViT(nn.Module):
   # others are: timm does, the authors do not.
   class_residual: bool = False
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  head_bias_init: float = 0.0
-  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
-  # Of the body; final norm, pooling, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -183,12 +178,7 @@ class MViT(nn.Module):
       cls = jnp.broadcast_to(cls.astype(x.dtype), (B, 1, C))
       x = jnp.concatenate([cls, x], axis=1)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
-    block = functools.partial(
-      Block,
-      self.class_residual,
-      self.mlp_ratio,
-      self.dtype,
-    )
+    block = functools.partial(Block, self.class_residual, self.mlp_ratio, self.dtype)
     for s, depth in enumerate(self.depths):
       steps = self._steps(s, tuple(grid))
       x, _ = stack(
@@ -206,9 +196,8 @@ class MViT(nn.Module):
       out[f'stage{s + 1}'] = tokens.reshape(B, *grid, -1)
     x = x[:, :1] if self.classifier == 'token' else x
     x = LayerNorm(name='norm')(x)
-    out['pre_logits'] = x = x.mean(axis=1)
-    x = linear_head(x, self.num_classes, self.head_bias_init)
-    return x, out if features else {'pre_logits': out['pre_logits']}
+    x = x.mean(axis=1)
+    return self.classify(x, out, features)
 
   def _steps(self, s: int, grid: tuple[int, int]) -> list[Step]:
     """Returns what each block of stage s, from 0, does, for a map (h, w) that enters."""

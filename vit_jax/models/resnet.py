@@ -11,13 +11,13 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count, Depth, Share
+from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.models.family import Family
+from vit_jax.models.family import Classifier, Family
 from vit_jax.nn.batch_norm import BatchNorm
-from vit_jax.nn.layers import check_images, linear_head
+from vit_jax.nn.layers import check_images
 from vit_jax.nn.resnet import STAGES
-from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 _INIT = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')  # arXiv 1502.01852
 
@@ -88,24 +88,19 @@ class Block(nn.Module):
     return nn.relu(shortcut + StochasticDepth()(y, rate, train=train))
 
 
-class ResNet(nn.Module):
+class ResNet(Classifier):
   """See `__call__`. `depths` comes from `variant`."""
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   depths: tuple[Depth, ...] = (3, 4, 6, 3)  # blocks per stage
   widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that leave each stage
   stem_width: int = 64
   # Pixels per position of the last features; stages that would exceed it are dilated
   # instead, as torchvision's and timm's: 16 is the DC5 of detectors.
-  output_stride: int = 32
+  output_stride: Literal[4, 8, 16, 32, 64] = 32
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   zero_init: bool = True  # the last norm of a block starts at 0, arXiv 1706.02677, 5.1
   # Running statistics and the norms' scale and bias stay what they are, as in detectors.
   frozen_norm: bool = False
-  head_bias_init: float = 0.0
-  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
-  # Of the body; pooling, head, all parameters and batch statistics are float32.
-  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -147,9 +142,8 @@ class ResNet(nn.Module):
       )
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
-    out['pre_logits'] = x = x.astype(jnp.float32).mean(axis=(1, 2))
-    x = linear_head(x, self.num_classes, self.head_bias_init)
-    return x, out if features else {'pre_logits': out['pre_logits']}
+    x = x.astype(jnp.float32).mean(axis=(1, 2))
+    return self.classify(x, out, features)
 
   def _check_fields(self):
     if not len(self.depths) == len(self.widths) >= 1:
@@ -159,10 +153,6 @@ class ResNet(nn.Module):
     if any(width % 4 for width in self.widths):
       raise UserError(
         f'widths={self.widths}: expected multiples of 4, by which bottlenecks narrow.'
-      )
-    if self.output_stride not in (4, 8, 16, 32, 64):
-      raise UserError(
-        f'output_stride={self.output_stride}: expected 4, 8, 16, 32 or 64.'
       )
 
 

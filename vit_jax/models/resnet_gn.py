@@ -5,28 +5,20 @@ whose parameter names it shares. The published BiT files and the ResNets of the 
 are pre-activation: see `bit`.
 """
 
-from typing import Literal
-
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count, Depth
-from vit_jax.models.family import Family
+from vit_jax.check import Depth
+from vit_jax.models.family import Classifier, Family
 from vit_jax.nn import resnet
-from vit_jax.nn.layers import check_images, linear_head
-from vit_jax.nn.stack import REMAT
+from vit_jax.nn.layers import check_images
 
 
-class ResNetGN(nn.Module):
+class ResNetGN(Classifier):
   """See `__call__`. `blocks` and `width` come from `variant`."""
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
-  head_bias_init: float = 0.0
-  remat: Literal[REMAT] = 'none'  # of units, what to recompute: see nn.stack
-  # Of the body; pooling, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -46,9 +38,8 @@ class ResNetGN(nn.Module):
       images, self.blocks, self.width, remat=self.remat, dtype=self.dtype
     )
     out = {'stem': stages.pop('root'), **stages}
-    out['pre_logits'] = x = x.astype(jnp.float32).mean(axis=(1, 2))
-    x = linear_head(x, self.num_classes, self.head_bias_init)
-    return x, out if features else {'pre_logits': out['pre_logits']}
+    x = x.astype(jnp.float32).mean(axis=(1, 2))
+    return self.classify(x, out, features)
 
 
 FAMILY = Family(

@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count, Depth, Range, Share
+from vit_jax.check import Depth, Range, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
-from vit_jax.models.family import Family
+from vit_jax.models.family import Classifier, Family
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   Dense,
@@ -25,17 +25,9 @@ from vit_jax.nn.layers import (
   MultiHeadDotProductAttention,
   PatchEmbedding,
   check_images,
-  linear_head,
 )
-from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
-from vit_jax.nn.windows import (
-  BORDERS,
-  CosineBias,
-  TableBias,
-  Windows,
-  pad,
-  windows_of,
-)
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+from vit_jax.nn.windows import BORDERS, CosineBias, TableBias, Windows, pad, windows_of
 
 # Width of the first stage, blocks and heads per stage: section 3.3 of the first paper.
 VARIANTS = {
@@ -59,8 +51,8 @@ def variant(name: str) -> dict:
   Raises:
     UserError: for another name.
   """
-  found = re.fullmatch(r'(V2-)?(\w+?)(?:/(?:([1-9]\d*)to)?([1-9]\d*))?', name)
-  second, size, old, side = found.groups() if found else (None, name, None, None)
+  match = re.fullmatch(r'(V2-)?(\w+?)(?:/(?:([1-9]\d*)to)?([1-9]\d*))?', name)
+  second, size, old, side = match.groups() if match else (None, name, None, None)
   if old and not second:
     raise UserError(
       f'Swin variant {name!r}: only V2 has windows of two sizes, V2-{name}.'
@@ -166,10 +158,9 @@ class Stem(nn.Module):
     return LayerNorm(self.dtype, _EPS, name='norm')(x)
 
 
-class Swin(nn.Module):
+class Swin(Classifier):
   """See `__call__`. Fields up to `pretrained_windows` come from `variant`."""
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   version: Literal[1, 2] = 1
   width: int = 96  # of the first stage; each further one has twice that
   depths: tuple[Depth, ...] = (2, 2, 6, 2)  # blocks per stage
@@ -183,10 +174,6 @@ class Swin(nn.Module):
   mlp_ratio: float = 4.0
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  head_bias_init: float = 0.0
-  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
-  # Of the body; final norm, pooling, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -237,27 +224,25 @@ class Swin(nn.Module):
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
     x = LayerNorm(eps=_EPS, name='norm')(x)
-    out['pre_logits'] = x = x.mean(axis=(1, 2))
-    x = linear_head(x, self.num_classes, self.head_bias_init)
-    return x, out if features else {'pre_logits': out['pre_logits']}
+    x = x.mean(axis=(1, 2))
+    return self.classify(x, out, features)
 
   def _stages(self) -> list[tuple[int, int, int, int]]:
     """Returns (blocks, heads, side of windows, pretrained side) of each stage."""
-    fields = ('depths', 'num_heads', 'windows', 'pretrained_windows')
-    values = {field: tuple(getattr(self, field)) for field in fields}
-    if not values['pretrained_windows']:
-      values['pretrained_windows'] = (0,) * len(self.depths)
-    elif self.version == 1 and any(values['pretrained_windows']):
+    pretrained = tuple(self.pretrained_windows)
+    if self.version == 1 and any(pretrained):
       raise UserError(
-        f'pretrained_windows={values["pretrained_windows"]} scales the positions of '
-        'version=2; version=1 learns a table for its windows: leave it out.'
+        f'pretrained_windows={pretrained} scales the positions of version=2; version=1 '
+        'learns a table for its windows: leave it out.'
       )
-    if len({len(value) for value in values.values()}) != 1 or not self.depths:
-      given = ', '.join(f'{field}={value}' for field, value in values.items())
-      raise UserError(f'{given}: expected one of each per stage.')
-    if not 0 <= self.shift < 1:
-      raise UserError(f'Model field shift={self.shift!r}: expected a number in [0, 1).')
-    return list(zip(*values.values(), strict=True))
+    pretrained = pretrained or (0,) * len(self.depths)
+    stages = self.depths, self.num_heads, self.windows, pretrained
+    if len(set(map(len, stages))) != 1 or not self.depths:
+      raise UserError(
+        f'depths={self.depths}, num_heads={self.num_heads}, windows={self.windows}, '
+        f'pretrained_windows={pretrained}: expected one of each per stage.'
+      )
+    return list(zip(*stages, strict=True))
 
 
 _TIMM = {'tiny': 'T', 'small': 'S', 'base': 'B', 'large': 'L'}

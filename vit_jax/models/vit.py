@@ -12,10 +12,10 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count, Depth, Share
+from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.kernels import place
-from vit_jax.models.family import Family
+from vit_jax.models.family import Classifier, Family
 from vit_jax.nn import resnet
 from vit_jax.nn.layers import (
   ACTIVATIONS,
@@ -26,10 +26,9 @@ from vit_jax.nn.layers import (
   MultiHeadDotProductAttention,
   PatchEmbedding,
   check_images,
-  linear_head,
 )
 from vit_jax.nn.positions import ADDED, POSEMBS, WHERE, Posemb
-from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 CLASSIFIERS = ('token', 'gap', 'map', 'none')
 ATTENTION = ('full', 'axial')
@@ -124,9 +123,8 @@ class EncoderBlock(nn.Module):
       return StochasticDepth()(y, depth_rate, train=train)
 
     x = place(x)
-    if (
-      self.posemb.where == 'every' and self.axis != 'columns'
-    ):  # once in an axial block
+    # Once in an axial block.
+    if self.posemb.where == 'every' and self.axis != 'columns':
       x = x + self.posemb.embedding()(x, self.grid)
     x = x[:, :num_queries] + drop(attend(norm(name='LayerNorm_0')(x)))
     return x + drop(mlp(norm(name='LayerNorm_1')(x), train=train))
@@ -246,10 +244,9 @@ def _adds(added, then=None):
   return between
 
 
-class ViT(nn.Module):
+class ViT(Classifier):
   """See `__call__`. Fields up to `num_heads` come from `variant`."""
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768
   depth: Depth = 12
@@ -276,12 +273,7 @@ class ViT(nn.Module):
   norm_eps: float = 1e-6  # of every LayerNorm; transformers' ViT has 1e-12 by default
   dropout: Share = 0.0  # paper B.1: after the embedding and every dense but q, k, v
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  # -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
-  head_bias_init: float = 0.0
   scan: bool = False  # blocks as one scanned block with stacked parameters
-  remat: Literal[REMAT] = 'none'  # what to recompute: see nn.stack
-  # Of the body; final norm, pooling, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -332,9 +324,7 @@ class ViT(nn.Module):
       x = MAPHead(*fields, name='MAPHead_0')(x)
     if self.representation_size is not None:
       x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
-    out['pre_logits'] = x
-    x = linear_head(x, self.num_classes, self.head_bias_init)
-    return x, out if features else {'pre_logits': out['pre_logits']}
+    return self.classify(x, out, features)
 
   def _encoder(self) -> Encoder:
     posemb = Posemb(self.posemb, self.posemb_where, self.posemb_std)
@@ -362,23 +352,13 @@ class ViT(nn.Module):
 
 
 # timm's words for the sizes.
-_TIMM = {
-  'tiny': 'Ti',
-  'small': 'S',
-  'medium': 'M',
-  'base': 'B',
-  'large': 'L',
-  'so400m': 'So400m',
-  'huge': 'H',
-  'giant': 'g',
-  'giantopt': 'g-opt',
-  'gigantic': 'G',
-}
+_TIMM = dict(tiny='Ti', small='S', medium='M', base='B', large='L', so400m='So400m')
+_TIMM |= dict(huge='H', giant='g', giantopt='g-opt', gigantic='G')
 _SIZES = '|'.join(_TIMM)
 
 
-def _gap(asked) -> dict:
-  return {'classifier': 'gap'} if asked else {}
+def _gap(group) -> dict:
+  return {'classifier': 'gap'} if group else {}
 
 
 # See `Family.published`.
@@ -393,21 +373,18 @@ PUBLISHED = (
     rf'vit_({_SIZES})_r(\d+)_s(\d+)(?:_\d+)?',
     lambda size, r, s: (f'R{r}+{_TIMM[size]}/{s}', {}),
   ),
+  (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
   # DeiT (arXiv 2012.12877), FlexiViT (2212.08013; its patches are resized in training,
-  # 16 is what the published files hold), SigLIP (2303.15343).
-  (
-    r'deit_(tiny|small|base)_patch16(?:_\d+)?',
-    lambda size: (f'{_TIMM[size]}/16', {}),
-  ),
+  # the published files hold 16), SigLIP (2303.15343).
+  (r'deit_(tiny|small|base)_patch16(?:_\d+)?', lambda size: (f'{_TIMM[size]}/16', {})),
   (r'flexivit_(small|base|large)', lambda size: (f'{_TIMM[size]}/16', {})),
   (
     rf'vit_({_SIZES})_patch(\d+)_siglip(_gap)?(?:_\d+)?',
     lambda size, patch, gap: (
       f'{_TIMM[size]}/{patch}',
-      {'classifier': 'gap' if gap else 'map'},
+      _gap(gap) or {'classifier': 'map'},
     ),
   ),
-  (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
   # Google: ViT-B_16, R50+ViT-B_16
   (
     r'(R\d*\+)?ViT-([A-Za-z0-9]+)_(\d+)(-gap-norep)?',
