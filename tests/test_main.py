@@ -1,6 +1,5 @@
 """Bad input to `main`: one clear line, at once, and exit code 2."""
 
-import gc
 import os
 import re
 import resource
@@ -114,7 +113,7 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--config.model.name=vitt'], ("'vitt'", 'vit')),
     ([DIGITS, '--config.model.variant=B'], ("'B'", 'SIZE/PATCH')),
     ([DIGITS, '--config.model.remat=some'], ("'some'", 'full')),
-    ([DIGITS, '--config.model.patch_size=4'], ('patch_size=4', 'tuple[int, int]')),
+    ([DIGITS, '--config.model.patch_size=4'], ('patch_size=4', 'list of int')),
     ([DIGITS, '--config.model.patch_size=(3,3)'], ('16x16', '3x3')),
     ([DIGITS, '--config.model.num_heads=5'], ('num_heads', 5)),
     ([DIGITS, '--config.model.dtype=float8'], ("'float8'", 'float32')),
@@ -218,13 +217,10 @@ def test_the_names_of_run_folders_do_not_grow_for_ever():
     name = default(f'finetune:weights={source}@best,data=flowers,res=384', [])
     source = f'runs/{name}'
     names.append(name)
-  assert names[0] == (
-    'finetune-weights=runs_folder-data=photos-variant=S_16-res=224_best-data=flowers-res=384'
-  )
   assert len(set(names)) == 4
   for name in names[1:]:
     assert len(name) <= 100
-    assert re.fullmatch(r'finetune-weights=finetune-.*-data=flowers-res=384', name)
+    assert re.fullmatch(r'finetune-weights=runs_.*-[0-9a-f]{8}', name)
   # The same command gives the same folder, a different command a different one.
   long = [f'optim.{"x" * 90}={i}' for i in range(3)]
   assert default('digits', long) == default('digits', long)
@@ -265,7 +261,7 @@ def test_a_config_of_ones_own_from_anywhere(tmp_path):
   ('message', 'joined'),
   [
     ('It is missing.', 'missing. Meanwhile, the same'),
-    ('Prepare it with: tfds build x', 'build x; meanwhile, the same'),
+    ('Prepare it with: tfds build x', 'build x. Meanwhile, the same'),
   ],
 )
 def test_what_else_can_be_run_without_the_data(monkeypatch, message, joined):
@@ -277,23 +273,3 @@ def test_what_else_can_be_run_without_the_data(monkeypatch, message, joined):
   with pytest.raises(DataError, match=re.escape(joined)) as caught:
     program.train(config, '', '', 'vit_b16')
   assert str(caught.value).endswith('--config=vit_b16:debug')
-
-
-def test_garbage_is_collected_late_the_first_time_alone(monkeypatch):
-  before, callbacks = gc.get_threshold(), list(gc.callbacks)
-  seen = []
-
-  def start(_):
-    seen.append(gc.get_threshold()[0])
-    gc.collect()
-    seen.append(gc.get_threshold()[0])
-    return 0
-
-  monkeypatch.setattr('sys.argv', ['vit_jax'])
-  try:
-    with pytest.raises(SystemExit):
-      program.run_and_exit(start)
-  finally:
-    gc.set_threshold(*before)
-  assert seen == [1_000_000, 100_000]
-  assert gc.callbacks == callbacks

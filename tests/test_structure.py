@@ -76,15 +76,13 @@ HOMES = {
   'flax': ('nn/', 'models/', 'tune/', 'detection/models/', 'lab/masked/layer'),
   'matplotlib': ('explain/plots/',),
   'ml_collections': ('config.py', '../configs/'),
-  'clu': ('train/metrics',),
+  'tensorboard': ('train/events',),
   'signal': ('train/process', 'cli.py'),
 }
 # Imported inside the function that needs them, so that `import` works without them.
 OPTIONAL = (
   'tensorflow',
   'tensorflow_datasets',
-  'clu',
-  'tensorboard',
   'huggingface_hub',
   'pillow_heif',
   'gcsfs',

@@ -13,7 +13,6 @@ import pytest
 from tests.support import naming, runs
 from tests.train.test_resume import reference, same_as, shared  # noqa: F401
 from vit_jax import errors, files
-from vit_jax.train import metrics
 from vit_jax.train.workdir import named_errors
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -78,22 +77,6 @@ def test_a_full_disk_costs_nothing_but_the_file(
   assert runs.status(half_done) == runs.status(short_run)
   assert runs.rows(half_done) == runs.rows(short_run)
   faults_table('disk full', f'in {name}', 'refused', str(error.value))
-
-
-def test_tensorboard_has_no_room(half_done, monkeypatch, faults_table):
-  class Full:
-    def write_scalars(self, step, values):
-      raise RuntimeError(f'events.out.tfevents: No space left on device\n\tstep {step}')
-
-    def close(self):
-      self.write_scalars(0, {})
-
-  monkeypatch.setattr(metrics, '_tensorboard', lambda workdir: Full())
-  with pytest.raises(errors.DiskFull, match=naming('events.out.tfevents')) as error:
-    runs.run(half_done, *runs.SHORT, 'log.tensorboard=True')
-  assert '\n' not in str(error.value)
-  assert runs.status(half_done)['exit'] == 74
-  faults_table('disk full', 'in TensorBoard events', 'refused', str(error.value))
 
 
 def test_a_limit_of_the_kernel(tmp_path, faults_table):

@@ -73,7 +73,6 @@ def test_a_run_and_its_continuation_are_one_run(fakes, tmp_path):
   wandb, mlflow = fakes
   first = opened(tmp_path)
   first.write(1, {'train/loss': 3.0})
-  first.open()
   first.write(2, {'train/loss': 2.0})
   ids = json.loads((tmp_path / 'loggers.json').read_text())
   (_, options), *logs = wandb.calls
@@ -85,7 +84,6 @@ def test_a_run_and_its_continuation_are_one_run(fakes, tmp_path):
   # Killed; step 2 is done again.
   wandb.calls.clear()
   second = opened(tmp_path)
-  second.open()
   second.write(2, {'train/loss': 2.0})
   second.write(3, {'train/loss': 1.0})
   second.close()
@@ -99,7 +97,6 @@ def test_a_run_and_its_continuation_are_one_run(fakes, tmp_path):
 def test_a_run_that_fails_is_said_to(fakes, tmp_path):
   wandb, mlflow = fakes
   mirrors = opened(tmp_path)
-  mirrors.open()
   try:
     raise KeyError
   except KeyError:
@@ -138,7 +135,6 @@ def test_only_the_first_process_opens_any(fakes, tmp_path, monkeypatch):
   monkeypatch.setattr(loggers.distributed, 'is_first', lambda: False)
   mirrors = opened(tmp_path)
   mirrors.write(1, {'train/loss': 1.0})
-  mirrors.open()
   mirrors.close()
   assert (wandb.calls, mlflow.calls) == ([], [])
   assert not (tmp_path / 'loggers.json').exists()
@@ -148,7 +144,7 @@ def test_only_the_first_process_opens_any(fakes, tmp_path, monkeypatch):
 def test_lost_ids_are_a_new_run(fakes, tmp_path, damage):
   wandb, _ = fakes
   (tmp_path / 'loggers.json').write_bytes(damage)
-  opened(tmp_path).open()
+  opened(tmp_path)
   assert len(wandb.calls[0][1]['id']) == 8
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 
 import numpy as np
 import pytest
@@ -79,3 +80,20 @@ def test_metrics_survive_a_kill_and_a_restart(tmp_path):
     {'step': 3, 'a': 9},
   ]
   assert math.isnan(again.rows[0]['b'])
+
+
+def test_tensorboard_shows_each_step_once(tmp_path):
+  from tensorboard.backend.event_processing import plugin_event_accumulator
+
+  for start, steps in ((0, range(1, 7)), (3, range(4, 9))):  # killed after step 6
+    record = metrics.Metrics(tmp_path, start, tensorboard=True)
+    for step in steps:
+      record.write(step, {'train/loss': step / 8})
+    record.close()
+    time.sleep(1.1)  # the names of event files hold seconds
+  shown = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()
+  events = shown.Tensors('train/loss')
+  assert [event.step for event in events] == [*range(1, 9)]
+  assert [event.tensor_proto.float_val[0] for event in events] == [
+    step / 8 for step in range(1, 9)
+  ]

@@ -24,9 +24,8 @@ The same command again resumes where the run stopped.
 Exit codes:
 {codes}"""
 
-# Characters of a folder's name, which the runs fine-tuned from it have in theirs, and of
-# one word in a name that would be longer.
-_LONGEST, _LONG = 100, 40
+# Longest name of a run's folder: a fine-tuned run's name contains its parent's.
+_LONGEST = 100
 
 _FLAGS = ('--config', '--workdir', '--distributed')
 
@@ -107,29 +106,13 @@ def default_name(spec: str, assignments: list[str]) -> str:
 def folder_name(words: Iterable[str]) -> str:
   """Returns 'a-b=1' for the words 'a' and 'b=1', as the name of a folder.
 
-  In a name that would be long, long words are cut, and end in a hash of what they were.
+  A long name is cut, and ends in a hash of the whole.
   """
-  words = [word for word in words if word]
-  name = whole = '-'.join(words)
+  name = '-'.join(word for word in words if word)
   if len(name) > _LONGEST:
-    name = '-'.join(map(_short, words))
-  if len(name) > _LONGEST:
-    name = _cut(name, _LONGEST, whole)
+    digest = hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
+    name = f'{name[: _LONGEST - 9]}-{digest}'
   return re.sub(r'[^A-Za-z0-9._=+-]+', '_', name)
-
-
-def _short(word: str) -> str:
-  """Returns 'weights=finetune-weights=run-0a1b2c3d' for that of a long path."""
-  if len(word) <= _LONG:
-    return word
-  key, equals, value = word.partition('=')
-  last = value.rstrip('/').rpartition('/')[2]
-  return _cut(f'{key}{equals}{last}', _LONG, word)
-
-
-def _cut(text: str, size: int, whole: str) -> str:
-  digest = hashlib.sha256(whole.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
-  return f'{text[: size - 9]}-{digest}'
 
 
 def without_data(spec: str, config: dict) -> str:

@@ -1,46 +1,30 @@
-"""TensorBoard's event files, cut back to a step.
+"""TensorBoard's event files, written by the tensorboard package without TensorFlow."""
 
-A run that was killed may have written events past its last checkpoint; the run that
-resumes writes them again, and TensorBoard would draw both.
-"""
-
-import io
-import struct
+import time
 from pathlib import Path
 
-from vit_jax import files
-
-# A record is uint64 length, uint32 checksum of it, the event, uint32 checksum
-# (tensorflow/core/lib/io/record_writer.h).
-_HEADER, _FOOTER = 12, 4
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
-def forget(workdir: Path, step: int) -> None:
-  """Cuts a run's event files where events past `step` begin, or a record is torn.
+class Events:
+  """Writes scalars to a new event file in a folder.
 
-  Events of one file are in the order of their steps. Raises: OSError.
+  A run that was killed may have written events past its last checkpoint. The run that
+  resumes begins with a session log, at which TensorBoard drops them.
   """
-  for path in sorted(workdir.glob('events.out.tfevents.*')):
-    data = path.read_bytes()
-    end = _end(data, step)
-    if end < len(data):
-      files.replace(path, data[:end])
 
+  def __init__(self, folder: Path, step: int):
+    """`step`: of the state that the run starts from."""
+    self._file = EventFileWriter(str(folder))
+    self.flush, self.close = self._file.flush, self._file.close
+    start = SessionLog(status=SessionLog.START)
+    self._add(step=step + 1, session_log=start)
 
-def _end(data: bytes, step: int) -> int:
-  """Returns how many bytes of a file come before the first event past `step`."""
-  from tensorboard.compat.proto.event_pb2 import Event
+  def write(self, step: int, values: dict[str, float]) -> None:
+    for name, value in values.items():
+      self._add(step=step, summary=scalar_pb(name, value))
 
-  file, at = io.BytesIO(data), 0
-  while len(header := file.read(_HEADER)) == _HEADER:
-    (size,) = struct.unpack('<Q', header[:8])
-    if not size or at + _HEADER + size + _FOOTER > len(data):
-      break
-    event = file.read(size + _FOOTER)[:size]
-    try:
-      if Event.FromString(event).step > step:
-        break
-    except ValueError:  # DecodeError: damaged; what follows would not be read either
-      break
-    at += _HEADER + size + _FOOTER
-  return at
+  def _add(self, **fields) -> None:
+    self._file.add_event(Event(wall_time=time.time(), **fields))

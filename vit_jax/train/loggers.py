@@ -1,8 +1,7 @@
 """Weights & Biases and MLflow: copies of metrics.jsonl, each by an extra of its name.
 
-The first process opens them late, as importing them takes seconds. A run that resumes
-goes on in the same run there, whose id is in the folder's loggers.json. A logger that
-fails is switched off with one warning; the run goes on.
+A run that resumes goes on in the same run there, whose id is in the folder's
+loggers.json. A logger that fails is switched off with one warning; the run goes on.
 """
 
 import contextlib
@@ -134,49 +133,34 @@ OPEN = {'wandb': _WandbRun, 'mlflow': _MlflowRun}
 
 
 class Loggers:
-  """The loggers of a config's section `log`."""
+  """The loggers of a config's section `log`, opened by the first process."""
 
   def __init__(self, sections: dict[str, dict | None], workdir: Path, config: dict):
-    """Opens nothing yet.
+    """Opens them.
 
     Args:
       sections: name -> its section.
       config: of the run, which the services show.
     """
-    first = distributed.is_first()
-    self._sections = {k: v for k, v in sections.items() if v is not None and first}
-    self._workdir, self._config = workdir, config
-    self._early: list[tuple[int, dict]] = []  # written before they were open
     self._loggers: dict[str, Logger] = {}
-
-  def open(self) -> None:
-    """Opens them and writes the numbers so far; to be called once a step has run."""
-    sections, self._sections = self._sections, {}
-    if not sections:
+    sections = {k: v for k, v in sections.items() if v is not None}
+    if not sections or not distributed.is_first():
       return
-    path = self._workdir / IDS
-    ids = _read(path)
+    ids = _read(workdir / IDS)
     for name, section in sections.items():
       with self._guarded(name):
-        logger = OPEN[name](section, self._workdir, self._config, ids.get(name))
+        logger = OPEN[name](section, workdir, config, ids.get(name))
         self._loggers[name], ids[name] = logger, logger.id
-    files.replace(path, json.dumps(ids))
-    early, self._early = self._early, []
-    for step, values in early:
-      self.write(step, values)
+    files.replace(workdir / IDS, json.dumps(ids))
 
   def write(self, step: int, values: dict) -> None:
     """Adds numbers of a step to each."""
-    if self._sections:
-      self._early.append((step, values))
     for name, logger in list(self._loggers.items()):
       with self._guarded(name):
         logger.write(step, values)
 
   def close(self) -> None:
     """Ends them: as failed if it is called while an exception ends the run."""
-    if self._early:
-      self.open()
     failed = sys.exc_info()[0] is not None
     for name, logger in list(self._loggers.items()):
       with self._guarded(name):

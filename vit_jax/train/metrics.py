@@ -17,7 +17,7 @@ from vit_jax import distributed, evaluators, files
 from vit_jax.check import Period
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.evaluators.base import find
-from vit_jax.train import events, loggers
+from vit_jax.train import loggers
 from vit_jax.train.workdir import LocalFolder
 
 TIME = 'time/'
@@ -130,7 +130,6 @@ class Metrics:
   def __init__(self, workdir: Path, step: int, tensorboard: bool, mirrors=None):
     """Opens `workdir`/metrics.jsonl, without rows and events past `step`."""
     self.path = workdir / 'metrics.jsonl'
-    self._mirrors = mirrors or loggers.Loggers({}, workdir, {})
     rows, damaged = read_rows(self.path)
     self.rows = [row for row in rows if row['step'] <= step]
     if damaged:
@@ -138,15 +137,16 @@ class Metrics:
     first = distributed.is_first()
     self._remote = files.is_url(workdir)
     self._file = self._events = None
-    self._early = [] if tensorboard and first else None
-    self._events_folder = LocalFolder(workdir)
-    self._written = None  # of a bucket: (number of rows, when) of the last write
-    if not first:
-      return
-    events.forget(workdir, step)
-    self._replace()
-    if not self._remote:
+    self._mirrors, self._events_folder = mirrors, LocalFolder(workdir)
+    self._written = None  # (number of rows, when) of the last write of all of them
+    if first:
+      self._replace()
+    if first and not self._remote:
       self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+    if first and tensorboard:
+      from vit_jax.train.events import Events
+
+      self._events = Events(self._events_folder.folder, step)
 
   def _replace(self) -> None:
     files.replace(self.path, b''.join(map(line, self.rows)))
@@ -154,39 +154,18 @@ class Metrics:
 
   def write(self, step: int, values: dict) -> None:
     """Adds the row of `values` (numbers) at `step`."""
-    row = {'step': step, **{k: _number(v) for k, v in values.items()}}
-    self.rows.append(row)
+    values = {name: _number(value) for name, value in values.items()}
+    self.rows.append({'step': step, **values})
     if self._file is not None:
-      data = line(row)
+      data = line(self.rows[-1])
       while data:  # a write may be partial: only the next one fails
         data = data[os.write(self._file, data) :]
     elif self._written and time.monotonic() - self._written[1] >= _BUCKET_SECONDS:
       self._replace()
-    if self._early is not None:
-      self._early.append(row)
-    else:
-      self._write_event(row)
-    self._mirrors.write(step, {k: v for k, v in row.items() if k != 'step'})
-
-  def open_events(self) -> float:
-    """Opens the TensorBoard file, if there is to be one, with the rows written so far.
-
-    Not part of `__init__`, as importing its writer takes seconds: call it once the first
-    step has run. Returns the seconds that it took.
-    """
-    start = time.perf_counter()
-    self._mirrors.open()
-    if self._early is not None:
-      early, self._early = self._early, None
-      self._events = _tensorboard(self._events_folder.folder)
-      for row in early:
-        self._write_event(row)
-    return time.perf_counter() - start
-
-  def _write_event(self, row: dict) -> None:
     if self._events:
-      values = {k: v for k, v in row.items() if k != 'step'}
-      self._events.write_scalars(row['step'], values)
+      self._events.write(step, values)
+    if self._mirrors:
+      self._mirrors.write(step, values)
 
   def flush(self) -> None:
     """Writes all rows and events that wait, as they do in a bucket."""
@@ -197,12 +176,11 @@ class Metrics:
       self._events_folder.push()
 
   def close(self) -> None:
-    self._mirrors.close()
+    if self._mirrors:
+      self._mirrors.close()
     self.flush()
     if self._file is not None:
       os.close(self._file)
-    if self._early:
-      self.open_events()
     if self._events:
       self._events.close()
     self._events_folder.close()
@@ -211,31 +189,3 @@ class Metrics:
 def _number(value):
   value = float(value)
   return int(value) if value.is_integer() and abs(value) < 2**53 else value
-
-
-class _Events:
-  """Writes the events that clu's SummaryWriter does, without TensorFlow."""
-
-  def __init__(self, workdir: str):
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    self._event, self._scalar = Event, scalar_pb
-    self._file = EventFileWriter(workdir)
-    self.flush, self.close = self._file.flush, self._file.close
-
-  def write_scalars(self, step: int, values: dict) -> None:
-    for name, value in values.items():
-      scalar = self._scalar(name, value)
-      self._file.add_event(
-        self._event(wall_time=time.time(), step=step, summary=scalar)
-      )
-
-
-def _tensorboard(workdir):
-  try:
-    from clu.metric_writers import SummaryWriter  # imports TensorFlow
-  except ImportError:
-    SummaryWriter = _Events
-  return SummaryWriter(str(workdir))

@@ -75,7 +75,6 @@ class Record:
     if self._bar.disable:
       left = tqdm.tqdm.format_interval(per_step * (self._total - step))
       print(f'step {step}/{self._total}  {text}  {left} left', flush=True)
-    self.pause(self._metrics.open_events())
 
   def evaluation(self, step: int, name: str, values: dict) -> None:
     """Records the numbers of an evaluation."""
