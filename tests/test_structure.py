@@ -56,7 +56,8 @@ LEVELS = (
   ('tasks', 'evaluators', 'checkpoint', 'tune'),
   ('weights',),
   ('train', 'inference', 'explain'),
-  ('detection', 'tools'),
+  ('tools',),
+  ('detection',),
   ('lab',),
   ('main', '__main__'),
 )
