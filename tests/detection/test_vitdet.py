@@ -82,7 +82,7 @@ def test_stages_end_where_a_block_sees_the_whole_map():
     (dict(variant='B', global_blocks=(2, 12)), ('global_blocks=(2, 12)', 0, 11)),
     (dict(variant='B', global_blocks=(5, 2)), ('global_blocks=(5, 2)', 'ascending')),
     (dict(variant='B', window=0), ('window=0',)),
-    (dict(variant='B', scan=True), ("'scan'",)),
+    (dict(variant='B', scan=True), ('vitdet.scan',)),
   ],
 )
 def test_fields_that_do_not_fit_are_refused(fields, facts):

@@ -7,6 +7,7 @@ import numpy as np
 from vit_jax import resample, trees
 from vit_jax.errors import choose
 from vit_jax.models.family import Family
+from vit_jax.nn.positions import sincos2d
 
 MOST_LAYERS = 1_000  # far beyond every published model
 Method = Literal['bilinear', 'bicubic']
@@ -51,6 +52,29 @@ def resize_positions(
   grid = resample.apply(table[0, extra:].reshape(*old, -1), rows, columns)
   grid = grid.reshape(1, -1, table.shape[-1]).astype(table.dtype)
   return np.concatenate([table[:, :extra], grid], axis=1)
+
+
+def learned_positions(
+  flat: dict[str, np.ndarray], fields: dict, family: Family, image_size: tuple[int, int]
+) -> tuple[dict[str, np.ndarray], dict]:
+  """Returns (parameters, fields) of a model of equal outputs with a learned table.
+
+  Sine-cosine positions become a table of their numbers, for images of this size: for
+  another size a library would resize the table, where the sines and cosines were
+  computed anew. Models with other positions, or that add them before every block, come
+  back as they are.
+
+  Args:
+    flat: parameters under our names, blocks not stacked.
+    fields: all fields of the model.
+  """
+  if (fields.get('posemb'), fields.get('posemb_where')) != ('sincos2d', 'stem'):
+    return flat, fields
+  (H, W), (down, across) = image_size, family.stride(fields)
+  table = sincos2d(H // down, W // across, fields['width'])
+  if fields['classifier'] == 'token':  # the class token has no position
+    table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
+  return {**flat, family.position: table}, {**fields, 'posemb': 'learn'}
 
 
 def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:

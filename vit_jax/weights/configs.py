@@ -104,6 +104,13 @@ def hf(model_type: str) -> Reader:
   return read
 
 
+def without_nulls(value):
+  """Returns a JSON value without keys that are null: they stand for the default."""
+  if not isinstance(value, dict):
+    return value
+  return {k: without_nulls(v) for k, v in value.items() if v is not None}
+
+
 def section(config: dict, key: str) -> dict:
   """Returns an object within a config, {} if it is not there."""
   value = config.get(key, {})

@@ -9,10 +9,9 @@ import numpy as np
 
 from vit_jax import files, models, trees
 from vit_jax.errors import UserError, choose
-from vit_jax.weights import formats, pipelines, tuned
+from vit_jax.weights import adapt, formats, pipelines, tuned
 from vit_jax.weights.fitting import fit
 from vit_jax.weights.source import Source, errors_of
-from vit_jax.weights.starting import learned_positions
 
 TO = ('google', 'timm', 'hf', 'authors', 'detectron2')
 
@@ -46,7 +45,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
     format = formats.writer(source.family, to)
     if to != 'google':  # whose files without a table have sine-cosine positions
       family = models.family(source.family)
-      flat, fields = learned_positions(flat, fields, family, size)
+      flat, fields = adapt.learned_positions(flat, fields, family, size)
     arrays, config = format.write(flat, fields, size, source.class_names)
     if source.pp and (to != 'google' or config or source.class_names):
       config.setdefault('vit_jax', {})['pp'] = source.pp

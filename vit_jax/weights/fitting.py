@@ -1,5 +1,7 @@
 """Brings the parameters of a source to a model, strictly: nothing missing, nothing left."""
 
+import dataclasses
+import importlib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -8,14 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import models, trees
-from vit_jax.models.family import Family
-from vit_jax.weights import adapt
+from vit_jax.weights import adapt, rename
 from vit_jax.weights.source import Source, errors_of
-from vit_jax.weights.starting import started
 
 _STATS = f'{trees.STATS}/'
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+# (family of the weights, family of a model that can start from them) -> module with
+# `start(source, model, resize)`, which returns as `started`.
+STARTS = {('vit', 'vitdet'): 'vit_jax.detection.weights.vitdet'}
 
 
 class Merge(NamedTuple):
@@ -145,24 +149,44 @@ def _classes(shapes: Shapes) -> int | None:
 def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, list[str]]:
   """Returns ({name: array of the model's shape}, what was resized, as text)."""
   family, fields = models.family_of(model), models.fields_of(model)
-  old_fields, resized, notes = fields, {}, []
-  kernel, wanted = flat.get(family.patches), shapes.get(family.patches, ())
-  if kernel is not None and len(wanted) == 4 and kernel.shape[:2] != wanted[:2]:
-    old_fields = _with_patches(fields, kernel.shape[:2])
-    resized[family.patches] = adapt.resize_patches(kernel, wanted[:2])
-    notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {wanted[:2]}')
+  resized, notes, old_fields = {}, {}, fields
   grid = lambda size, fields: tuple(
     n // s for n, s in zip(size, family.stride(fields), strict=True)
   )
-  old = grid(source.image_size, old_fields) if source.image_size else None
+  kernel, shape = flat.get(family.patches), shapes.get(family.patches, ())
+  if kernel is not None and len(shape) == 4 and kernel.shape[:2] != shape[:2]:
+    resized[family.patches] = adapt.resize_patches(kernel, shape[:2])
+    notes[f'{family.patches} resized from {kernel.shape[:2]} to {shape[:2]}'] = None
+    old_fields = _with_patches(fields, kernel.shape[:2])
   new = grid(image_size, fields)
-  for tables, changes in (
-    _offsets(flat, shapes, family),
-    _positions(flat, shapes, family, old, new, method),
-  ):
-    resized |= tables
-    notes += changes
-  return resized, notes
+  old = grid(source.image_size, old_fields) if source.image_size else None
+  for name, x in flat.items():
+    stacked, _ = family.stacked(name) or ('', 0)
+    shape = shapes.get(name) or shapes.get(stacked, ())[1:]
+    axes = family.position_axes(name)
+    if len(shape) != x.ndim:
+      continue
+    before, after = x.shape[:-1], shape[:-1]
+    if before != after and re.fullmatch(family.offsets or '', name):
+      resized[name] = adapt.resize_offsets(x, after)
+      what, how = (
+        ('windows', 'bicubic') if len(after) == 2 else ('sides of maps', 'linear')
+      )
+      a, b = ('x'.join(str((n + 1) // 2) for n in side) for side in (before, after))
+      notes[f'position tables of {what} resized from {a} to {b}, {how}'] = None
+    elif axes and x.ndim == 3:
+      if axes == 'hw':  # of an unknown grid: taken as square
+        side = math.isqrt(max(x.shape[1] - (shape[1] - math.prod(new)), 0))
+        before, after = old or (side, side), new
+      else:  # the length of a table of rows, or of columns, is that of the grid
+        before, after = (x.shape[1], 1), (new['hw'.index(axes)], 1)
+      if before == after:
+        continue
+      resized[name] = adapt.resize_positions(x, before, after, method)
+      what = {'hw': '', 'h': ' of rows', 'w': ' of columns'}[axes]
+      note = f'position embeddings{what} resized from {before} to {after}, {method}'
+      notes[note] = None
+  return resized, list(notes)
 
 
 def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
@@ -172,42 +196,35 @@ def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
   return fields | {'backbone': _with_patches(fields['backbone'], size)}
 
 
-def _offsets(flat, shapes: Shapes, family: Family) -> tuple[dict, list[str]]:
-  resized, notes = {}, {}
-  for name, table in flat.items():
-    wanted = shapes.get(name, table.shape)
-    if not re.fullmatch(family.offsets or '', name) or len(wanted) != table.ndim:
-      continue
-    if (before := table.shape[:-1]) != (after := wanted[:-1]):
-      resized[name] = adapt.resize_offsets(table, after)
-      old, new = ('x'.join(str((n + 1) // 2) for n in x) for x in (before, after))
-      what = 'windows' if len(after) == 2 else 'sides of maps'
-      how = 'bicubic' if len(after) == 2 else 'linear'
-      notes[f'position tables of {what} resized from {old} to {new}, {how}'] = None
-  return resized, list(notes)
+# -- weights of another model ---------------------------------------------------------
 
 
-def _positions(flat, shapes: Shapes, family: Family, old, new, method):
-  """Returns as `_resized`.
+def started(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
+  """Returns the weights of one model as those of another one that can start from them.
 
   Args:
-    old: (h, w) of the grid that `flat` is for; None: unknown, taken as square.
-    new: (h, w) of the model's grid.
+    source: of the model's family, of that of its backbone (or of the backbone of this), or
+      of one that STARTS pairs with it.
+    resize: of position embeddings, see `adapt.resize_positions`.
+
+  Returns:
+    (parameters under the names of the model, regexes of its other parameters, which start
+    from their initial values, notes of what was changed on the way).
   """
-  rows = {n: shape[-2] for n, shape in shapes.items() if len(shape) > 2}
-  resized, notes = {}, {}
-  for name, table in flat.items():
-    axes = family.position_axes(name)
-    wanted = rows.get(name) or rows.get((family.stacked(name) or ('',))[0])
-    if axes is None or wanted is None or table.ndim != 3:
-      continue
-    if axes == 'hw':
-      side = math.isqrt(max(table.shape[1] - (wanted - math.prod(new)), 0))
-      before, after = old or (side, side), new
-    else:  # the length of a table of rows, or of columns, is that of the grid
-      before, after = (table.shape[1], 1), (new['hw'.index(axes)], 1)
-    if before != after:
-      resized[name] = adapt.resize_positions(table, before, after, method)
-      what = {'hw': '', 'h': ' of rows', 'w': ' of columns'}[axes]
-      notes[what] = f'from {before} to {after}, {method}'
-  return resized, [f'position embeddings{w} resized {n}' for w, n in notes.items()]
+  name, inside = models.name_of(model), models.backbone_of(model)
+  if source.family != name and inside is not None:
+    source, new, notes = started(source, inside, resize)
+    source = without(source, r'(head|pre_logits)/.*')
+    flat = {rename.nested(n, 'backbone/'): x for n, x in source.flat.items()}
+    new = [rf'(?!({_STATS})?backbone/).*', *(f'backbone/(?:{r})' for r in new)]
+    return dataclasses.replace(source, family=name, flat=flat), new, notes
+  if module := STARTS.get((source.family, name)):
+    return importlib.import_module(module).start(source, model, resize)
+  return source, [], []  # the same model, or one that will not fit
+
+
+def without(source: Source, regex: str) -> Source:
+  """Returns a source in which some parameters are unused."""
+  unused = [n for n in source.flat if re.fullmatch(regex, n)]
+  flat = {n: x for n, x in source.flat.items() if n not in unused}
+  return dataclasses.replace(source, flat=flat, unused=[*unused, *source.unused])

@@ -189,7 +189,7 @@ def _config_beside(folder: Path) -> dict:
 
 
 def read_json(path: Path) -> dict:
-  """Returns the JSON object in a file, without nulls; UserError if it is not one."""
+  """Returns the JSON object in a file; UserError if it is not one."""
   try:
     text = path.read_bytes()
   except OSError as error:
@@ -207,10 +207,4 @@ def parse(text: str | bytes, where: str) -> dict:
     raise UserError(f'{where} is not JSON: {one_line(error)}.') from None
   if not isinstance(value, dict):
     raise UserError(f'{where} is not a JSON object.')
-  return _without_nulls(value)
-
-
-def _without_nulls(value):
-  if not isinstance(value, dict):
-    return value
-  return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+  return value

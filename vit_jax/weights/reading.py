@@ -16,6 +16,7 @@ from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.weights import (
   adapt,
+  configs,
   download,
   formats,
   published,
@@ -101,10 +102,11 @@ def _read_file(source: str, variant: str | None, given: dict) -> Source:
       f'{source} holds what a run tuned, and no more: load the weights that the run '
       f'started from, and this on top, vit_jax.load(WEIGHTS, tune={source!r}).'
     )
+  config = configs.without_nulls(raw.config)
   with errors_of(source):
-    format, arrays, unused = formats.detect(raw.arrays, raw.config)
+    format, arrays, unused = formats.detect(raw.arrays, config)
   with errors_of(f'{source}, {format.name} {format.family}'):
-    facts = format.facts(raw.config, source)
+    facts = format.facts(config, source)
     if facts.pp:
       registry.parse(facts.pp)  # a mistake is reported here, not at the first image
     if not variant and 'act' not in given:
@@ -125,7 +127,7 @@ def _read_file(source: str, variant: str | None, given: dict) -> Source:
     _check_complete(format.family, fields)
     family = models.family(format.family, **fields)
     size = _image_size(format, facts, flat, section, family)
-    known = published.find(source, path, raw.config)
+    known = published.find(source, path, config)
     names = facts.class_names or known.class_names(section.get('num_classes'))
     # A model without an image takes maps, of images of any number of channels.
     channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]

@@ -41,16 +41,16 @@ def table(*parts) -> Table:
   return tuple(rules)
 
 
+def nested(name: str, prefix: str) -> str:
+  """Returns the name of a model's variable within a model around it."""
+  stats = f'{trees.STATS}/' if trees.is_statistic(name) else ''
+  return f'{stats}{prefix}{name.removeprefix(stats)}'
+
+
 def below(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table:
   """Returns the rules of a model within another one, with a prefix on either side."""
-  stats = f'{trees.STATS}/'
-
-  def inside(name):
-    prefix = stats if trees.is_statistic(name) else ''
-    return f'{prefix}{ours}{name.removeprefix(stats)}'
-
   return tuple(
-    r._replace(theirs=theirs + r.theirs, ours=tuple(map(inside, r.targets)))
+    r._replace(theirs=theirs + r.theirs, ours=tuple(nested(n, ours) for n in r.targets))
     for r in rules
   )
 

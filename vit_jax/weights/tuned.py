@@ -32,7 +32,6 @@ def _record(
   tune: dict,
   family: str,
   fields: dict,
-  without: list[str],  # fields that are None: nulls are not read back
   image_size: tuple[_Side, _Side],
   fit: dict,
   frozen: dict,
@@ -76,7 +75,6 @@ def record(source: Source, trained: list[str], section: dict) -> tuple[dict, dic
     'tune': source.tune,
     'family': source.family,
     'fields': source.fields,
-    'without': [key for key, value in source.fields.items() if value is None],
     'image_size': source.image_size,
     'pp': source.pp,
     'class_names': source.class_names,
@@ -110,7 +108,7 @@ def apply(source: Source, path: str | Path) -> Source:
       raise ValueError(
         f'it was tuned on a {config["family"]}, {source.source} is a {source.family}'
       )
-    fields = source.fields | config['fields'] | dict.fromkeys(config['without'])
+    fields = source.fields | config['fields']
     size = tuple(config['image_size'])
     model = models.changed(models.build(source.family, **fields), scan=False)
     # As in the run: positions, say, were resized before they were frozen.

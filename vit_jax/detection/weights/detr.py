@@ -94,7 +94,6 @@ def _authors(heads: int) -> Table:
 
 
 def _infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that follow from its parameters."""
   depth = lambda part: len(
     {n.split('/')[1] for n in flat if re.match(rf'{part}/layer_\d+/', n)}
   )

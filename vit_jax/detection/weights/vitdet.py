@@ -1,14 +1,18 @@
 """ViTDet's backbone in transformers' format, and what detectron2's format shares."""
 
+import dataclasses
 import math
 import re
 
 import numpy as np
 
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax import models
+from vit_jax.weights import adapt, config_writers, configs, layers
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MLP, POSITIONS, columns
+from vit_jax.weights.fitting import without
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, table
+from vit_jax.weights.source import Source
 
 _TABLES = 'relative_positions'
 
@@ -109,6 +113,71 @@ def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
 def windowed(fields: dict) -> list[int]:
   """Returns the blocks that attend within windows."""
   return [i for i in range(fields['depth']) if i not in fields['global_blocks']]
+
+
+# -- the weights of a ViT -------------------------------------------------------------
+
+# Parameters of a ViT that its blocks do not read, or that follow them.
+_NOT_HERE = r'cls|Transformer/encoder_norm/.*|(MAPHead_0|head|pre_logits)/.*'
+
+
+def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
+  """Returns the weights of a ViT as those of a ViTDet, see `fitting.started`.
+
+  Raises:
+    ValueError: for a ViT that no ViTDet can start from.
+  """
+  fields = models.fields_of(models.build('vit', **source.fields))
+  for field, values in (
+    ('posemb', ('learn', 'sincos2d')),
+    ('posemb_where', ('stem',)),
+    ('attention', ('full',)),
+    ('stem_blocks', (None,)),
+  ):
+    if fields[field] not in values:
+      raise ValueError(
+        f'it is a ViT of {field}={fields[field]!r}: a vitdet starts from one with '
+        f'{" or ".join(map(repr, values))}'
+      )
+  if source.image_size is None:
+    raise ValueError(
+      'it does not give its image size, so the grid of its positions is unknown: '
+      'convert it to a format that does, vit_jax convert ... --to hf'
+    )
+  family, size = models.family('vit'), source.image_size
+  flat, _ = adapt.learned_positions(source.flat, fields, family, size)
+  source = without(dataclasses.replace(source, flat=flat), _NOT_HERE)
+  old = tuple(n // s for n, s in zip(size, family.stride(fields), strict=True))
+  notes, table = [], source.flat.pop(family.position)
+  if model.absolute:
+    new = tuple(
+      n // p for n, p in zip(model.pretrained_size, model.patch_size, strict=True)
+    )
+    table = _positions(table, old, new, model.class_row, resize)
+    source.flat[family.position] = table
+    if old != new:
+      notes.append(f'position embeddings resized from {old} to {new}, {resize}')
+  for field in ('act', 'norm_eps'):
+    if (theirs := fields[field]) != (ours := getattr(model, field)):
+      notes.append(
+        f'the weights are of {field}={theirs!r}, the model has {ours!r}: set it to theirs'
+      )
+  return (
+    dataclasses.replace(source, family='vitdet'),
+    [r'.*/relative_positions/.*'],
+    notes,
+  )
+
+
+def _positions(table, old, new, class_row: bool, resize: str) -> np.ndarray:
+  """Returns [1, R + h w, D] for the grid `new`, with or without a class token's row."""
+  table = adapt.resize_positions(table, old, new, resize)
+  patches = table[:, table.shape[1] - new[0] * new[1] :]
+  if not class_row:
+    return patches
+  if patches.shape == table.shape:  # the source has no class token
+    return np.pad(table, ((0, 0), (1, 0), (0, 0)))
+  return table
 
 
 # -- configs --------------------------------------------------------------------------

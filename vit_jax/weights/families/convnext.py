@@ -45,7 +45,6 @@ def hf(prefix: str = 'convnext.') -> Table:
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters determine."""
   scales = [name for name in flat if name.endswith('/gamma')]
   stages = [int(name.removeprefix('stage').split('_')[0]) for name in scales]
   numbers = range(1, max(stages, default=0) + 1)

@@ -36,7 +36,6 @@ TIMM = table(
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters determine."""
   *patch_size, _, width = flat['stem/kernel'].shape
   mlp_dim = lambda part: flat[f'MixerBlock_0/{part}_mixing/Dense_0/kernel'].shape[1]
   return dict(
