@@ -48,18 +48,17 @@ def _lower(vit, subject, batch: int, devices):
   import optax
   from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
   from rulers import OPTIM
-  from vit_jax.nn.remat import REMAT
 
   from vit_jax import models
 
   ours = models.build(**subject.section)
+  if ours.scan or ours.remat != 'none':
+    raise UserError('--big_vision compares models without scan and remat.')
   model = vit._Model(
     **{field: getattr(ours, field) for field in _SAME},
     pool_type=_POOLS[ours.classifier],
     posemb=ours.posemb,
     rep_size=ours.representation_size or False,
-    scan=ours.scan,
-    remat_policy=REMAT[ours.remat] or 'none',
     dtype_mm=subject.dtype,
   )
   mesh = Mesh(np.array(devices), ('data',), axis_types=(AxisType.Auto,))

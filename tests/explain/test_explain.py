@@ -11,9 +11,10 @@ import pytest
 import vit_jax
 from tests.support import GOLDEN, naming
 from vit_jax import explain, models, tune
-from vit_jax import explain as viz
 from vit_jax.errors import UserError
 from vit_jax.explain import kinds, weights
+from vit_jax.explain.attention import attention_distance, rollout
+from vit_jax.explain.saliency import gradient_times_input
 from vit_jax.weights import Loaded
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
@@ -63,7 +64,7 @@ def test_other_classifiers_and_scanned_blocks(fields):
     layers = of(blocks['encoderblock'])
   else:
     layers = np.stack([of(blocks[f'encoderblock_{i}']) for i in range(2)])
-  rows = {'rollout': viz.rollout(layers), 'attention': layers[-1].mean(1)}
+  rows = {'rollout': rollout(layers), 'attention': layers[-1].mean(1)}
   for kind in rows:
     found = vit_jax.attention_maps(loaded, PIXELS, kind, batch_size=2)
     if loaded.model.classifier == 'token':
@@ -224,7 +225,7 @@ def test_pixels_of_any_model():
   images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
   found = vit_jax.attention_maps(loaded, images, 'gradient', classes=1)
   score = lambda x: loaded.model.apply(loaded.variables, x)[0][:, 1]
-  expected = viz.gradient_times_input(jax.jit(score), loaded.preprocess(images))
+  expected = gradient_times_input(jax.jit(score), loaded.preprocess(images))
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
   assert found.shape == size[:3]
   assert np.abs(found).max() > 0
@@ -252,5 +253,5 @@ def test_distances_of_images_are_those_of_their_weights():
   found = attention(loaded, x)
   each = explain.attention_distances(loaded, PIXELS, batch_size=2)
   assert each.shape == (3, *found.layers.shape[:1], found.layers.shape[2])
-  expected = viz.attention_distance(found.layers, (4, 4), 8)
+  expected = attention_distance(found.layers, (4, 4), 8)
   np.testing.assert_allclose(each.mean(0), expected, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""The pure functions of viz, against another implementation and closed forms."""
+"""The pure functions of explain, against another implementation and closed forms."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support import naming
-from vit_jax import explain as viz
 from vit_jax.errors import UserError
 from vit_jax.explain import filters
+from vit_jax.explain.attention import attention_distance, class_rollout, rollout
+from vit_jax.explain.filters import filters_pca
+from vit_jax.explain.positions import posemb_similarity
+from vit_jax.explain.saliency import gradient_times_input, integrated_gradients
+from vit_jax.explain.slots import slot_colours
 from vit_jax.nn.positions import sincos2d
 
 
@@ -22,7 +26,7 @@ def weights(seed=0, shape=(3, 2, 4, 6, 6)):
 def test_rollout_is_the_reference(golden, fusion, residual):
   attention = golden('vit_hf.expected')['attentions']  # of transformers' ViT
   name = f'rollout_{fusion}_{"residual" if residual else "plain"}'
-  found = viz.rollout(attention, fusion, residual)
+  found = rollout(attention, fusion, residual)
   np.testing.assert_allclose(found, golden('attention')[name], rtol=1e-6)
   np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
 
@@ -32,26 +36,24 @@ def test_rollout_in_closed_form():
   L, N = 3, 5
   uniform = np.full((L, 2, 4, N, N), 1 / N, np.float32)
   expected = 0.5**L * np.eye(N) + (1 - 0.5**L) / N
-  np.testing.assert_allclose(viz.rollout(uniform)[1], expected, rtol=1e-6)
+  np.testing.assert_allclose(rollout(uniform)[1], expected, rtol=1e-6)
   identity = np.broadcast_to(np.eye(N, dtype=np.float32), uniform.shape)
-  np.testing.assert_array_equal(viz.rollout(identity, residual=False)[0], np.eye(N))
+  np.testing.assert_array_equal(rollout(identity, residual=False)[0], np.eye(N))
   # The later layer multiplies from the left.
   one, two = np.roll(np.eye(N), 1, 0), np.eye(N)
   two[0] = 1 / N
   stacked = np.stack([one, two])[:, None, None]
-  np.testing.assert_allclose(
-    viz.rollout(stacked, residual=False)[0], two @ one, rtol=1e-6
-  )
+  np.testing.assert_allclose(rollout(stacked, residual=False)[0], two @ one, rtol=1e-6)
   a = weights()
-  np.testing.assert_allclose(viz.rollout(a), viz.rollout(a[:, :, ::-1]), rtol=1e-6)
+  np.testing.assert_allclose(rollout(a), rollout(a[:, :, ::-1]), rtol=1e-6)
   one = (a[0].mean(1) + np.eye(6)) / 2  # of a single layer
-  np.testing.assert_allclose(viz.rollout(a[:1]), one, rtol=1e-6)
+  np.testing.assert_allclose(rollout(a[:1]), one, rtol=1e-6)
 
 
 @pytest.mark.thorough
 def test_discard_leaves_the_largest_weights_of_each_row():
   a = weights(shape=(1, 1, 1, 6, 6))
-  found = np.asarray(viz.rollout(a, residual=False, discard=0.5))[0]
+  found = np.asarray(rollout(a, residual=False, discard=0.5))[0]
   order = np.argsort(a[0, 0, 0], -1)
   assert (np.take_along_axis(found, order[:, :3], -1) == 0).all()
   kept = np.take_along_axis(a[0, 0, 0], order[:, 3:], -1)
@@ -63,10 +65,10 @@ def test_discard_leaves_the_largest_weights_of_each_row():
 def test_distance_is_the_reference_and_that_of_known_patterns(golden):
   attention, expected = golden('vit_hf.expected')['attentions'], golden('attention')
   for renormalize, name in ((True, 'renormalized'), (False, 'plain')):
-    found = viz.attention_distance(attention, (4, 4), (8, 8), renormalize)
+    found = attention_distance(attention, (4, 4), (8, 8), renormalize)
     np.testing.assert_allclose(found, expected[f'distance_{name}'], rtol=1e-6)
   eye = np.eye(16, dtype=np.float32)[None, None, None]
-  assert viz.attention_distance(eye, (4, 4), (8, 8)) == 0
+  assert attention_distance(eye, (4, 4), (8, 8)) == 0
 
 
 @pytest.mark.slow
@@ -83,13 +85,13 @@ def test_distance_is_the_reference_and_that_of_known_patterns(golden):
 def test_distance_of_uniform_attention_in_pixels(grid, patch, pixels):
   N = grid * grid
   even = np.full((1, 1, 1, N, N), 1 / N, np.float32)
-  found = viz.attention_distance(even, (grid, grid), patch)
+  found = attention_distance(even, (grid, grid), patch)
   np.testing.assert_allclose(found, pixels, rtol=5e-7, atol=5e-5)  # as it is printed
   # A class token in front changes nothing once weights are brought back to 1.
   token = np.full((1, 1, 1, N + 1, N + 1), 1 / (N + 1), np.float32)
-  again = viz.attention_distance(token, (grid, grid), (patch, patch))
+  again = attention_distance(token, (grid, grid), (patch, patch))
   np.testing.assert_allclose(again, found, rtol=1e-5)
-  less = viz.attention_distance(token, (grid, grid), patch, renormalize=False)
+  less = attention_distance(token, (grid, grid), patch, renormalize=False)
   np.testing.assert_allclose(less, found * N / (N + 1), rtol=1e-5)
 
 
@@ -102,23 +104,23 @@ def test_distance_of_attention_to_the_neighbour_and_per_image():
   for i in range(g * g):
     shift[i, i if i % g == g - 1 else i + 1] = 1
   both = np.stack([shift, np.eye(g * g, dtype=np.float32)])[None, :, None]
-  each = viz.attention_distance(both, (g, g), P, per_image=True)
+  each = attention_distance(both, (g, g), P, per_image=True)
   np.testing.assert_allclose(each, [[[P * (g - 1) / g], [0]]], rtol=1e-6)
-  np.testing.assert_allclose(viz.attention_distance(both, (g, g), P), each.mean(1))
+  np.testing.assert_allclose(attention_distance(both, (g, g), P), each.mean(1))
   # Each head on its own, and none further than a corner from the one opposite.
   a = weights(shape=(2, 1, 3, g * g, g * g))
-  found = viz.attention_distance(a, (g, g), P)
-  swapped = viz.attention_distance(a[:, :, ::-1], (g, g), P)
+  found = attention_distance(a, (g, g), P)
+  swapped = attention_distance(a[:, :, ::-1], (g, g), P)
   np.testing.assert_allclose(found, swapped[:, ::-1], rtol=1e-6)
   corners = np.zeros((1, 1, 1, g * g, g * g), np.float32)
   corners[..., range(g * g), [(0 if i else -1) for i in range(g * g)]] = 1
   furthest = np.sqrt(2) * (g - 1) * P
   assert furthest == pytest.approx(294.16, abs=0.005)
-  assert 0 < viz.attention_distance(corners, (g, g), P) < furthest
+  assert 0 < attention_distance(corners, (g, g), P) < furthest
   # Other patches than squares, and grids: one step down is the patch's height.
   down = np.zeros((1, 1, 1, 6, 6), np.float32)
   down[..., range(6), [3, 4, 5, 3, 4, 5]] = 1
-  np.testing.assert_allclose(viz.attention_distance(down, (2, 3), (8, 2)), 4)
+  np.testing.assert_allclose(attention_distance(down, (2, 3), (8, 2)), 4)
 
 
 def test_class_rollout_in_closed_form():
@@ -128,29 +130,29 @@ def test_class_rollout_in_closed_form():
   )
   one, two = np.maximum(a * g, 0).mean(2)[:, 0]
   expected = (np.eye(4) + two) @ (np.eye(4) + one)
-  np.testing.assert_allclose(viz.class_rollout(a, g)[0], expected, rtol=1e-6)
-  np.testing.assert_array_equal(viz.class_rollout(a, -np.abs(g))[0], np.eye(4))
+  np.testing.assert_allclose(class_rollout(a, g)[0], expected, rtol=1e-6)
+  np.testing.assert_array_equal(class_rollout(a, -np.abs(g))[0], np.eye(4))
   with pytest.raises(UserError, match=naming((2, 1, 3, 4), (2, 1, 3, 4, 4))):
-    viz.class_rollout(a, g[..., 0])
+    class_rollout(a, g[..., 0])
 
 
 def test_similarity_of_positions():
   table = np.random.default_rng(0).normal(size=(1, 1 + 12, 8)).astype(np.float32)
-  tiles = np.asarray(viz.posemb_similarity(table, (3, 4)))
+  tiles = np.asarray(posemb_similarity(table, (3, 4)))
   assert tiles.shape == (3, 4, 3, 4)
   flat = tiles.reshape(12, 12)
   rows = table[0, 1:] / np.linalg.norm(table[0, 1:], axis=-1, keepdims=True)
   np.testing.assert_allclose(flat, rows @ rows.T, atol=1e-6)
   np.testing.assert_allclose(np.diag(flat), 1, rtol=1e-6)
   np.testing.assert_array_equal(flat, flat.T)
-  np.testing.assert_allclose(viz.posemb_similarity(table[0, 1:] * 7), flat, atol=1e-6)
-  blank = viz.posemb_similarity(np.zeros((2, 4), np.float32))
+  np.testing.assert_allclose(posemb_similarity(table[0, 1:] * 7), flat, atol=1e-6)
+  blank = posemb_similarity(np.zeros((2, 4), np.float32))
   np.testing.assert_array_equal(blank, 0)
 
 
 def test_sine_cosine_positions_are_alike_where_they_are_near():
   g = 8
-  tiles = np.asarray(viz.posemb_similarity(sincos2d(g, g, 64), (g, g)))
+  tiles = np.asarray(posemb_similarity(sincos2d(g, g, 64), (g, g)))
   y, x = np.mgrid[:g, :g]
   for i, j in np.ndindex(g, g):
     assert np.unravel_index(tiles[i, j].argmax(), (g, g)) == (i, j)
@@ -161,7 +163,7 @@ def test_sine_cosine_positions_are_alike_where_they_are_near():
 
 def test_random_positions_are_not_alike():
   table = np.random.default_rng(0).normal(0, 0.02, (196, 768)).astype(np.float32)
-  off = np.asarray(viz.posemb_similarity(table))[~np.eye(196, dtype=bool)]
+  off = np.asarray(posemb_similarity(table))[~np.eye(196, dtype=bool)]
   assert abs(off.mean()) < 0.05
 
 
@@ -173,7 +175,7 @@ def test_planted_filters_are_found(patch):
   kernel = planted @ (rng.normal(size=(k, D)) * [[9], [3], [1]]) + rng.normal(
     size=(size, 1)
   )
-  found = viz.filters_pca(kernel.reshape(*patch, 3, D), k + 2)
+  found = filters_pca(kernel.reshape(*patch, 3, D), k + 2)
   rows = found.filters.reshape(k + 2, size)
   np.testing.assert_allclose(rows @ rows.T, np.eye(k + 2), atol=1e-6)
   cosines = np.linalg.svd(rows[:k] @ planted, compute_uv=False)
@@ -186,7 +188,7 @@ def test_planted_filters_are_found(patch):
 
 def test_all_components_explain_everything():
   kernel = np.random.default_rng(0).normal(size=(2, 2, 3, 40))
-  found = viz.filters_pca(kernel)
+  found = filters_pca(kernel)
   assert found.filters.shape == (12, 2, 2, 3)
   assert found.explained.sum() == pytest.approx(1)
   assert (np.diff(found.explained) <= 0).all()
@@ -202,12 +204,12 @@ def test_saliency_of_functions_with_known_gradients():
   x, w = rng.normal(size=(2, 2, 3, 4, 3)).astype(np.float32)
   linear = lambda x: (w * x).sum((1, 2, 3))
   expected = (w * x).sum(-1)
-  np.testing.assert_allclose(viz.gradient_times_input(linear, x), expected, atol=1e-5)
-  from_one = viz.integrated_gradients(linear, x, 1.0, steps=1)
+  np.testing.assert_allclose(gradient_times_input(linear, x), expected, atol=1e-5)
+  from_one = integrated_gradients(linear, x, 1.0, steps=1)
   np.testing.assert_allclose(from_one, (w * (x - 1)).sum(-1), atol=1e-5)
   # The midpoint rule is exact where the gradient is linear along the way.
   square = lambda x: (w * x * x).sum((1, 2, 3))
-  found = viz.integrated_gradients(square, x, steps=2)
+  found = integrated_gradients(square, x, steps=2)
   np.testing.assert_allclose(found, (w * x * x).sum(-1), atol=1e-5)
   np.testing.assert_allclose(found.sum((1, 2)), square(x), rtol=1e-5, atol=1e-4)
 
@@ -217,26 +219,24 @@ def test_colours_of_slots():
   green, red, blue = np.eye(3)[[1, 0, 2]]
   # 0.9 x 0.1 is the area of 0.3 x 0.3: half way from green to red.
   want = [green, green, red, blue, red + green, red + blue]
-  found = viz.slot_colours(np.array(sizes), 0.1, 0.5)
+  found = slot_colours(np.array(sizes), 0.1, 0.5)
   np.testing.assert_allclose(found, want, atol=1e-9)
 
 
 def test_what_is_refused():
   with pytest.raises(UserError, match=naming((3, 2, 6, 6))):
-    viz.rollout(weights()[:, :, 0])
+    rollout(weights()[:, :, 0])
   with pytest.raises(UserError, match=naming('discard=1.0')):
-    viz.rollout(weights(), discard=1.0)
+    rollout(weights(), discard=1.0)
   with pytest.raises(UserError, match=naming('4x4', 6)):
-    viz.attention_distance(weights(), (4, 4), (8, 8))
+    attention_distance(weights(), (4, 4), (8, 8))
   with pytest.raises(UserError, match=naming((2, 3, 4))):
-    viz.posemb_similarity(jnp.zeros((2, 3, 4)))
+    posemb_similarity(jnp.zeros((2, 3, 4)))
   with pytest.raises(UserError, match=naming('3x3', 8)):
-    viz.posemb_similarity(jnp.zeros((8, 4)), (3, 3))
+    posemb_similarity(jnp.zeros((8, 4)), (3, 3))
   with pytest.raises(UserError, match=naming((4, 4, 3))):
-    viz.filters_pca(np.zeros((4, 4, 3)))
+    filters_pca(np.zeros((4, 4, 3)))
   with pytest.raises(UserError, match=naming(13, 12)):
-    viz.filters_pca(np.zeros((2, 2, 3, 40)), 13)
+    filters_pca(np.zeros((2, 2, 3, 40)), 13)
   with pytest.raises(UserError, match=naming('steps=0')):
-    viz.integrated_gradients(
-      lambda x: x.sum((1, 2, 3)), jnp.zeros((1, 2, 2, 3)), steps=0
-    )
+    integrated_gradients(lambda x: x.sum((1, 2, 3)), jnp.zeros((1, 2, 2, 3)), steps=0)

@@ -12,8 +12,7 @@ import pytest
 
 from tests.support import commands, naming, runs, stand_in
 from tests.support.figures import small_figures  # noqa: F401
-from vit_jax import errors
-from vit_jax import explain as viz
+from vit_jax import errors, explain
 from vit_jax.lab.ablate import __main__ as ablate
 from vit_jax.lab.ablate import arguments
 from vit_jax.train import loop, program
@@ -122,7 +121,7 @@ def test_a_cell_that_fails(trained, tmp_path, capfd):
 
 def test_without_matplotlib_the_table_is_there(trained, tmp_path, capsys, monkeypatch):
   monkeypatch.setitem(sys.modules, 'vit_jax.explain.plots', None)
-  monkeypatch.delattr(viz, 'plots', raising=False)
+  monkeypatch.delattr(explain, 'plots', raising=False)
   trained |= {('none', 0): 0.7, ('none', 1): 0.8, ('1d', 0): 0.9, ('1d', 1): 0.95}
   code, out, _ = commands.run(ablate.main, capsys, *ARGV, '--out', tmp_path)
   assert code == 0

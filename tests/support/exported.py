@@ -49,12 +49,6 @@ import tensorflow as tf
 model = tf.saved_model.load(file)
 call = lambda x: model.signatures['serving_default'](images=tf.constant(x))
 """,
-  'onnx': """
-import onnxruntime
-session = onnxruntime.InferenceSession(file)
-names = [output.name for output in session.get_outputs()]
-call = lambda x: dict(zip(names, session.run(names, {'images': x})))
-""",
 }
 _CALL = """
 whole = {k: np.asarray(v) for k, v in call(images).items()}
@@ -97,7 +91,7 @@ def check(golden, to, tmp_path, *options):
   """
   height, width = arrays(GOLDEN / f'{golden}.expected.npz')['image'].shape[1:3]
   options = ['--resolution', f'{height}x{width}', *options]
-  file = tmp_path / f'model{ {"stablehlo": ".stablehlo", "onnx": ".onnx"}.get(to, "") }'
+  file = tmp_path / f'model{ {"stablehlo": ".stablehlo"}.get(to, "") }'
   assert run(path_of(golden), file, '--to', to, *options) == 0
   found = read_elsewhere(file, to, golden, tmp_path / 'out.npz')
   logits = arrays(GOLDEN / f'{golden}.expected.npz')['logits']

@@ -11,8 +11,9 @@ import pytest
 from tests.support import classifiers, commands, naming
 from tests.support.exported import ALL, ONE_EACH, SOURCE, check, run
 from tests.support.goldens import path_of
-from vit_jax import models, weights
+from vit_jax import cli, models, weights
 from vit_jax.kernels import attention
+from vit_jax.tools import convert
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import facts, program, stablehlo
 
@@ -182,3 +183,29 @@ def test_models_that_a_file_cannot_hold(monkeypatch):
   monkeypatch.setattr(stablehlo, '_MOST_BYTES', made.params)
   with pytest.raises(export.UserError, match=naming('GiB', '--to savedmodel')):
     stablehlo.check(made)
+
+
+@pytest.mark.peer
+def test_onnx_by_pytorchs_exporter(tmp_path):
+  # As docs/guides/export.md shows it.
+  torch, timm = pytest.importorskip('torch'), pytest.importorskip('timm')
+  onnxruntime = pytest.importorskip('onnxruntime')
+  folder, file = tmp_path / 'folder', tmp_path / 'model.onnx'
+  assert cli.run(convert.main, [str(SOURCE), str(folder), '--to', 'timm']) == 0
+  model = timm.create_model(f'local-dir:{folder}', pretrained=True).eval()
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 3, 32, 32)).astype(np.float32)
+  torch.onnx.export(
+    model,
+    (torch.from_numpy(images),),
+    file,
+    input_names=['images'],
+    output_names=['logits'],
+    dynamic_shapes=({0: 'batch'},),
+    dynamo=True,
+  )
+  loaded = weights.load(SOURCE)
+  expected, _ = loaded.model.apply(loaded.variables, images.transpose(0, 2, 3, 1))
+  session = onnxruntime.InferenceSession(file, providers=['CPUExecutionProvider'])
+  for number in (2, 1):
+    (logits,) = session.run(['logits'], {'images': images[:number]})
+    np.testing.assert_allclose(logits, expected[:number], rtol=0, atol=1e-4)

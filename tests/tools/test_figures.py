@@ -4,7 +4,6 @@ import dataclasses
 import json
 import sys
 import warnings
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,8 +14,9 @@ import vit_jax
 from tests.support import GOLDEN, naming
 from tests.support.figures import draw, run, small_figures  # noqa: F401
 from vit_jax import explain, weights
-from vit_jax import explain as viz
-from vit_jax.tools.figures import arguments, maps, parameters
+from vit_jax.explain.filters import filters_pca
+from vit_jax.explain.positions import posemb_similarity
+from vit_jax.tools.figures import maps, parameters
 
 TOKEN = GOLDEN / 'vit_google_token.npz'
 
@@ -133,18 +133,13 @@ def test_distance(photos, tmp_path, capsys, monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_positions_before_and_after(tmp_path):
+def test_similarity_of_positions(tmp_path):
   loaded = vit_jax.load(TOKEN)
   learned = loaded.params['Transformer']['posembed_input']['pos_embedding'][0, 1:]
-  expected = np.asarray(viz.posemb_similarity(learned, (4, 4)))
+  expected = np.asarray(posemb_similarity(learned, (4, 4)))
   rows = draw('posemb', TOKEN, out=tmp_path)
   found = np.reshape(arrays(rows, 'patch_row', 'patch_column'), (4, 4, 4, 4))
   np.testing.assert_allclose(found, expected, atol=1e-5)
-  rows = draw('interpolation', TOKEN, '--to', '64x32', out=tmp_path)
-  before, *_ = arrays([r for r in rows if r['when'] == 'before'], 'panel')
-  np.testing.assert_allclose(before, expected[2, 2], atol=1e-5)
-  after = arrays([r for r in rows if r['when'] == 'after'], 'panel')
-  assert {x.shape for x in map(np.array, after)} == {(8, 4)}
 
 
 def test_fixed_positions_are_what_is_added_to_the_patches(tmp_path):
@@ -172,7 +167,7 @@ def test_filters(tmp_path):
   rows = draw('filters', TOKEN, '--count', '5', out=tmp_path)
   kernel = vit_jax.load(TOKEN).params['embedding']['kernel']
   found = np.array([[float(r[c]) for c in ('red', 'green', 'blue')] for r in rows])
-  expected = viz.filters_pca(kernel, 5)
+  expected = filters_pca(kernel, 5)
   np.testing.assert_allclose(found.reshape(5, 8, 8, 3), expected.filters, atol=1e-6)
   assert float(rows[0]['explained']) == pytest.approx(expected.explained[0])
   # The root of a hybrid: its own filters, not components.
@@ -210,7 +205,6 @@ ERRORS = [
   (('distance', GOLDEN / 'bit_timm.npz', 'PHOTO'), ('BiT', 'attention', 'gradient')),
   (('posemb', GOLDEN / 'bit_timm.npz'), ('BiT', 'filters')),
   (('posemb', GOLDEN / 'mixer_google.npz'), ('Mixer', 'filters')),
-  (('interpolation', TOKEN, '--to', '33'), ('33x33', '40x40')),
   (('shape',), ('runs', 'depth')),
   (('compute', 'no_run'), ('no_run',)),
   (('compute', '--format', 'gif'), ("'gif'", 'svg')),
@@ -244,7 +238,7 @@ def test_without_matplotlib(monkeypatch, tmp_path, capsys):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
   for name in [n for n in sys.modules if n.startswith('vit_jax.explain.plots')]:
     monkeypatch.delitem(sys.modules, name)
-  monkeypatch.delattr(viz, 'plots', raising=False)
+  monkeypatch.delattr(explain, 'plots', raising=False)
   assert run('vtab', '--out', tmp_path / 'out') == 2
   assert 'vit_jax[plots]' in capsys.readouterr().err
   assert not (tmp_path / 'out').exists()
@@ -258,14 +252,6 @@ def test_captions_in_any_script(tmp_path):
     warnings.simplefilter('error')
     figure = plots.maps(images, np.ones((1, 2, 2)), 'x', ['猫' * 60])
     plots.save(figure, tmp_path / 'a.png')
-
-
-def test_every_name_is_drawn_in_a_test():
-  tests = ''.join(
-    path.read_text() for path in Path(__file__).parents[1].glob('*/test_figures*')
-  )
-  for name in arguments.NAMES:
-    assert f"'{name}'," in tests
 
 
 def test_positions_of_a_tuned_model_are_its_backbones():

@@ -103,7 +103,7 @@ ON_DIGITS = ('--data', 'digits', '--split', 'test')
     ),
     (('--probe', 'knn', *ON_DIGITS, '--among', 'data'), ('--among', '--probe')),
     (('--probe', 'knn', *ON_DIGITS, '--set', 'type=fewshot'), ('--probe fewshot',)),
-    (('--probe', 'knn', *ON_DIGITS, '--set', 'batch_size=x'), ('batch_size=x',)),
+    (('--probe', 'knn', *ON_DIGITS, '--set', 'batch_size=x'), ("batch_size='x'",)),
     (('--probe', 'knn', *ON_DIGITS, '--set', 'n=3'), ('knn.n', 'temperature')),
     (('--probe', 'knn', *ON_DIGITS, '--set', 'k=3'), ('knn.k=3', 'list')),
     (('--probe', 'knn', *ON_DIGITS, '--val', 'train'), ('digits.val', 'test')),

@@ -36,12 +36,6 @@ def test_downsampling_keeps_extremes_ends_and_gaps():
   assert curves.downsample([1, 2], [3, 4]) == ([1, 2], [3, 4])
 
 
-def test_means_of_stretches():
-  x, y = curves.means(range(400), [1.0, 3.0] * 199 + [math.nan, 5.0], 200)
-  assert x[:2] == [0.5, 2.5]
-  assert y == [2.0] * 199 + [5.0]
-
-
 def test_curves_that_belong_together_share_a_chart():
   rows = [
     {'step': 1, 'train/loss': 2.0, 'train/lr': 0.1, 'train/skipped': 0},

@@ -27,7 +27,7 @@ from vit_jax.tools import source
 
 
 def main(argv: list[str]) -> int:
-  """Converts and prints what was taken and written."""
+  """Converts weights, and prints the files."""
   args = _parser().parse_args(argv)
   if args.tuned_only:
     _refuse_with_tuned_only(args)
@@ -35,55 +35,58 @@ def main(argv: list[str]) -> int:
   from vit_jax import weights
 
   fields = {'act': args.act} if args.act else {}
-  found = weights.read(
+  loaded = weights.read(
     args.source, variant=args.variant, ema=args.ema, weights=args.weights, **fields
   )
-  if args.merge and found.format != 'run':
-    raise UserError(f'--merge is for runs; {args.source} is a {found.format} file.')
+  if args.merge and loaded.format != 'run':
+    raise UserError(f'--merge is for runs; {args.source} is a {loaded.format} file.')
   if args.tuned_only:
-    files, params = _write_tuned(found, args.source, args.dest)
+    files, params = _write_tuned(loaded, args.source, args.dest)
   else:
-    files, params = weights.write(found, args.dest, to)
+    files, params = weights.write(loaded, args.dest, to)
   files = [str(path) for path in files]
   if args.merge:
-    _check_whole(found, args.dest)
+    _check_whole(loaded, args.dest)
   if args.json:
     record = {'files': files, 'to': to or 'tuned', 'params': params}
-    cli.print_json({'source': args.source, 'step': found.step, **record})
+    cli.print_json({'source': args.source, 'step': loaded.step, **record})
     return 0
-  print(f'{args.source} ({found.origin})')
-  what = 'that were tuned' if args.tuned_only else f'written as {to}'
-  print(f'  {params:,} parameters {what}:')
+  print(f'{args.source} ({loaded.origin})')
+  how = 'that were tuned' if args.tuned_only else f'written as {to}'
+  print(f'  {params:,} parameters {how}:')
   for path in files:
     print(f'  {path}')
   return 0
 
 
-def _write_tuned(found, source: str, dest: str) -> tuple[list[Path], int]:
+def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
   from vit_jax import config as config_lib
   from vit_jax import models
   from vit_jax.weights import export, runs, tuned
 
   if (run := runs.find(source)) is None:
-    raise UserError(f'--tuned_only is for runs; {source} is a {found.format} file.')
+    raise UserError(f'--tuned_only is for runs; {source} is a {loaded.format} file.')
   config = config_lib.read(run[0])
-  shapes = runs.Steps(run[0], config).shapes(found.step)
+  shapes = runs.Steps(run[0], config).shapes(loaded.step)
   stored = {name for name, (_, is_stored) in shapes.items() if is_stored}
-  family, every = models.family(found.family, **found.fields), found.flat | found.added
+  family, every = (
+    models.family(loaded.family, **loaded.fields),
+    loaded.flat | loaded.added,
+  )
   # Scanned blocks are stored as one.
   trained = [n for n in every if {n, *(family.stacked(n) or ())[:1]} & stored]
-  files = export.save(dest, *tuned.record(found, trained, config['weights'] or {}))
+  files = export.save(dest, *tuned.record(loaded, trained, config['weights'] or {}))
   return files, sum(every[name].size for name in trained)
 
 
-def _check_whole(found, dest: str) -> None:
+def _check_whole(loaded, dest: str) -> None:
   """Reads a file back: every parameter of the run must be in it, to the bit."""
   import numpy as np
 
   from vit_jax import weights
   from vit_jax.weights import adapt, tuned
 
-  flat = tuned.folded(found).flat
+  flat = tuned.folded(loaded).flat
   shapes = {name: x.shape for name, x in flat.items()}
   again = adapt.as_variables(weights.read(dest).flat, shapes)
   differ = [n for n, x in flat.items() if not np.array_equal(x, again.get(n))]

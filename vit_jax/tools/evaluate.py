@@ -6,7 +6,7 @@
 
 SOURCE is what `vit_jax.load` takes. Of a run's evaluations, the one that chooses its best
 step is repeated, or else the first. Preprocessing comes with the weights; `--pp`
-replaces it. The classes of the data are found among those of the weights by WordNet id or
+replaces it. The classes of the data are matched with those of the weights by WordNet id or
 name, see `evaluators.class_match`. `--out` gets summary.json, per_class.csv, confusion.csv
 (rows: the true class, columns: the predicted one) and predictions.npz, see
 `evaluators.predictions`.
@@ -19,17 +19,21 @@ linear classifier, fitted to another split of the data.
 """
 
 import contextlib
+import importlib
 import sys
 import tempfile
 from pathlib import Path
 
 from vit_jax import cli, terminal
-from vit_jax.detection.tools import evaluate_boxes
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.tools import evaluated, out_folder, probe, source
+from vit_jax.tools import out_folder, probe, source
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _BATCH = 64
+# Outputs of a model other than classes -> the module that evaluates them.
+OTHERS = {'boxes': 'vit_jax.detection.tools.evaluate_boxes'}
+TYPES = ('classification', 'coco')  # of a run's evaluations that can be repeated
 _MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
 
 
@@ -48,8 +52,9 @@ def _evaluate(argv: list[str]) -> int:
     return probe.run(args)
   probe.check_unused(args)
   out = args.out and out_folder.check(args.out)
-  own, section = evaluated.section(args)
-  section |= _given(args)
+  own, section = evaluation(args)
+  chosen = {key: getattr(args, key) for key in ('labels', 'class_map', 'among')}
+  section |= {key: value for key, value in chosen.items() if value}
   if out and (labels := section.get('labels')):
     raise UserError(
       f'--out: {labels} has several labels per image, a confusion matrix is of one. '
@@ -62,8 +67,8 @@ def _evaluate(argv: list[str]) -> int:
   from vit_jax.train import evaluations, metrics
 
   loaded = source.load(args)
-  if models.family_of(loaded.model).outputs == 'boxes':
-    return evaluate_boxes.run(args, loaded, own, section)
+  if other := OTHERS.get(models.family_of(loaded.model).outputs):
+    return importlib.import_module(other).run(args, loaded, own, section)
   models.check_outputs(loaded.model, 'classes', args.source)
   K = getattr(loaded.model, 'num_classes', None)
   if K is None:
@@ -83,9 +88,7 @@ def _evaluate(argv: list[str]) -> int:
       lambda: None,
       data=data,
       loss=args.loss or section.get('loss', 'softmax'),
-      model=class_match.Classes(
-        loaded.class_names or evaluated.names_of_run(args.source), K
-      ),
+      model=class_match.Classes(loaded.class_names or names_of_run(args.source), K),
       **{k: section.get(k) for k in ('labels', 'class_map', 'among')},
       confusion=out is not None,
     )
@@ -93,7 +96,7 @@ def _evaluate(argv: list[str]) -> int:
     source.check_images(loaded, evaluator.batches)
     if out:
       _check_tables(evaluator, K, data['source'])
-    if out:  # what was refused until here has written nothing
+    if out:  # nothing was written before
       out_folder.make(out)
     variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
 
@@ -139,14 +142,71 @@ def _evaluate(argv: list[str]) -> int:
   return 0
 
 
-def _given(args) -> dict:
-  """Returns the keys of an evaluation that the command line says."""
-  found = {key: getattr(args, key) for key in ('labels', 'class_map', 'among')}
-  return {key: value for key, value in found.items() if value}
+def evaluation(args) -> tuple[str | None, dict]:
+  """Returns (the run's name for an evaluation or None, its section as in a config).
+
+  Of a run's evaluations that is the one that chooses its best step, or else the first.
+
+  Args:
+    args: with `source`, `data`, `split`, `ema`; maybe `classes`.
+
+  Raises:
+    UserError: where neither the arguments nor a run say what to evaluate on.
+  """
+  args.classes = getattr(args, 'classes', None)
+  if args.data and args.split:
+    data = {'source': args.data, 'split': args.split, 'classes': args.classes}
+    return None, {'data': {key: value for key, value in data.items() if value}}
+  from vit_jax import tasks
+  from vit_jax.weights import runs
+
+  run = None if args.data else runs.find(args.source)
+  if run is None:
+    lacks = 'split' if args.data else 'data'
+    raise UserError(
+      f'--{lacks} is missing: the data to evaluate {args.source} on. A run has '
+      'its own; other weights need --data and --split.'
+    )
+  config = config_lib.read(run[0])
+  if not tasks.classifies(config):
+    raise UserError(
+      f'{args.source} was trained without a head, so it has no classes to compare: vit_jax '
+      f'train --config=finetune:weights={args.source} trains one.'
+    )
+  best = (config.get('checkpoint', {}).get('best') or '').partition('/')[0]
+  repeatable = {
+    name: section
+    for name, section in config.get('evals', {}).items()
+    if section.get('type') in TYPES and 'data' in section
+  }
+  if not repeatable:
+    raise UserError(
+      f'{args.source} has no evaluation of type {" or ".join(TYPES)}: of a model for one of '
+      'these give --data and --split.'
+    )
+  rank = lambda name: (repeatable[name].get('use_ema', False) != args.ema, name != best)
+  name = min(repeatable, key=rank)
+  data = dict(repeatable[name]['data'])
+  data |= {'split': args.split} if args.split else {}
+  if args.classes:
+    raise UserError(
+      "--classes: a run's own evaluation has the classes that its config says. With "
+      '--data and --split other data can be named.'
+    )
+  return name, repeatable[name] | {'data': data}
+
+
+def names_of_run(source: str) -> list[str] | None:
+  """Returns the names of a run's classes, '' for those beyond the data's; None: no run."""
+  from vit_jax.train import evaluations
+  from vit_jax.weights import runs
+
+  run = runs.find(source)
+  return evaluations.class_names(config_lib.read(run[0])) if run else None
 
 
 def _check_tables(evaluator, num_classes: int, data: str) -> None:
-  """Raises UserError for classes of which there can be no confusion matrix."""
+  """Raises UserError for classes that cannot have a confusion matrix."""
   match = evaluator.match
   size = len(match.columns) if match else num_classes
   if size > _MOST_CLASSES:

@@ -12,6 +12,7 @@ A detector gives boxes with a class and a score, in pixels of the image as it is
 file; `--draw` writes the images with the boxes on them.
 """
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -19,11 +20,12 @@ from pathlib import Path
 from vit_jax import cli, files, imagenet, terminal
 from vit_jax.data import contents
 from vit_jax.data.sources import listing
-from vit_jax.detection.tools import predict_boxes
 from vit_jax.errors import UserError
 from vit_jax.tools import source
 
 _TOP, _BATCH = 5, 32
+# Outputs of a model other than classes -> the module that predicts them.
+OTHERS = {'boxes': 'vit_jax.detection.tools.predict_boxes'}
 
 
 def main(argv: list[str]) -> int:
@@ -31,46 +33,46 @@ def main(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
   paths = find(args.images)
   features = args.features and _new_file(args.features)
-  targets = predict_boxes.targets(args.draw, paths) if args.draw else {}
   from vit_jax import inference, models
 
   loaded = source.load(args)
-  if models.family_of(loaded.model).outputs == 'boxes':
-    return predict_boxes.run(args, loaded, paths, _names(args, loaded), targets)
+  if other := OTHERS.get(models.family_of(loaded.model).outputs):
+    return importlib.import_module(other).run(args, loaded, paths, _names(args, loaded))
   models.check_outputs(loaded.model, 'classes', args.source)
-  predict_boxes.check_unused(args)
+  for other in OTHERS.values():
+    importlib.import_module(other).check_unused(args)
   if loaded.model.num_classes is None and not features:
     raise UserError(
-      f'{args.source} has no head, so no classes: --features FILE.npz writes what it '
-      f'computes, vit_jax train --config=finetune:weights={args.source} trains a head.'
+      f'{args.source} has no head, so no classes: --features FILE.npz writes features, '
+      f'and vit_jax train --config=finetune:weights={args.source} trains a head.'
     )
   if args.layer and not features:
     raise UserError('--layer names the layer of --features FILE.npz: give both.')
   names, layer = _names(args, loaded), args.layer or 'pre_logits'
   layers = [layer] if features else []
-  found = inference.predict_images(
+  predicted = inference.predict_images(
     loaded, paths, batch_size=args.batch or _BATCH, layers=layers, pp=args.pp
   )
   top = 0 if loaded.model.num_classes is None else args.top or _TOP
-  images = list(_top(paths, found, names, top))
+  images = list(_top(paths, predicted, names, top))
   if args.json:
     cli.print_json({'source': args.source, 'step': loaded.step, 'images': images})
   else:
     if loaded.step is not None:
       print(f'{args.source}: step {loaded.step}')
     print('\n'.join(map(_render, images)))
-  if all(found.errors):
+  if all(predicted.errors):
     raise UserError(f'None of {len(paths)} images could be read.')
   if features:
-    _write_features(features, paths, found.features[layer])
+    _write_features(features, paths, predicted.features[layer])
   return 0
 
 
 def find(images: list[str]) -> list[str]:
-  """Returns the files named, and the images below folders named, sorted.
+  """Returns the named files, and the images below the named folders, sorted.
 
-  The images of a folder are those that training would read; it says how many other files
-  there are.
+  The images of a folder are those that training would read; a line says how many other
+  files it has.
 
   Raises:
     UserError: for a name that is not there, or a folder without images.
@@ -82,9 +84,9 @@ def find(images: list[str]) -> list[str]:
       inside, others = listing.images_below(name)
       hint = contents.how_to_convert(others)
       if not inside:
-        known = ' '.join(sorted(listing.extensions()))
+        extensions = ' '.join(sorted(listing.extensions()))
         there = contents.only(others)
-        raise UserError(f'No images in {name}{there}: looked for {known}.{hint}')
+        raise UserError(f'No images in {name}{there}: looked for {extensions}.{hint}')
       if others:
         what = 'warning: ' if hint else ''
         terminal.say(f'{what}{name}: left out: {contents.files(others)}.{hint}')
@@ -112,12 +114,12 @@ def _names(args, loaded) -> list[str] | None:
   return names
 
 
-def _top(paths, found, names, number):
+def _top(paths, predicted, names, number):
   import numpy as np
 
-  shifted = np.exp(found.logits - found.logits.max(-1, keepdims=True))
+  shifted = np.exp(predicted.logits - predicted.logits.max(-1, keepdims=True))
   probabilities = shifted / shifted.sum(-1, keepdims=True)
-  for path, error, row in zip(paths, found.errors, probabilities, strict=True):
+  for path, error, row in zip(paths, predicted.errors, probabilities, strict=True):
     if error:
       yield {'path': path, 'error': error}
       continue
@@ -127,16 +129,16 @@ def _top(paths, found, names, number):
 
 def _class(k: int, names: list[str] | None, probability: float) -> dict:
   name = names[k] if names else str(k)
-  found = {'class': int(k), 'name': name, 'probability': probability}
+  record = {'class': int(k), 'name': name, 'probability': probability}
   described = imagenet.describe(name)  # of data that is named by WordNet ids
-  return found | ({'description': described} if described else {})
+  return record | ({'description': described} if described else {})
 
 
 def _render(image: dict) -> str:
   if 'error' in image:
     return f'{image["path"]}\n  not read: {image["error"]}'
-  said = lambda t: ' '.join([t['name'], *filter(None, [t.get('description')])])
-  rows = [f'  {100 * t["probability"]:5.1f} %  {said(t)}' for t in image['top']]
+  name = lambda t: ' '.join([t['name'], *filter(None, [t.get('description')])])
+  rows = [f'  {100 * t["probability"]:5.1f} %  {name(t)}' for t in image['top']]
   return '\n'.join([image['path'], *rows])
 
 
@@ -177,7 +179,8 @@ def _parser() -> cli.Parser:
     type=cli.positive,
     help=f'images per step; default: {_BATCH}, for a detector 1',
   )
-  predict_boxes.add_options(parser)
+  for other in OTHERS.values():
+    importlib.import_module(other).add_options(parser)
   cli.add_json_option(parser)
   return parser
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from vit_jax import check, cli, config
+from vit_jax import check, cli
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, choose
 from vit_jax.tools import source
@@ -11,7 +11,7 @@ PROBES = ('fewshot', 'knn', 'linear_probe')  # of `vit_jax.evaluators.EVALUATORS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-  """Adds --probe and what belongs to it."""
+  """Adds --probe and its options."""
   parser.add_argument(
     '--probe',
     metavar='|'.join(PROBES),
@@ -25,32 +25,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument(
     '--set',
-    metavar='KEY=VALUE',
-    action='append',
-    default=[],
+    action=cli.Fields,
     help="of a probe: an option such as 'k=[5,20]', 'solver=ridge'; any number of them",
   )
 
 
 def check_unused(args) -> None:
   """Raises UserError for options of a probe where there is none."""
-  given = [f'--{name}' for name in ('train', 'val', 'set') if getattr(args, name)]
-  if given:
-    raise UserError(f'{", ".join(given)}: only with --probe {"|".join(PROBES)}.')
+  unused = [f'--{name}' for name in ('train', 'val', 'set') if getattr(args, name)]
+  if unused:
+    raise UserError(f'{", ".join(unused)}: only with --probe {"|".join(PROBES)}.')
 
 
 def run(args) -> int:
-  """Prints what the probe measured of the features of SOURCE."""
+  """Prints the probe's numbers of the features of SOURCE."""
   own, section = _section(args)
   import jax
 
   from vit_jax import evaluators, models, sharding
   from vit_jax.evaluators import base
 
-  given = {'pp': args.pp or 'value_range(-1, 1)', **section}  # the weights bring theirs
-  del given['type']
+  options = {
+    'pp': args.pp or 'value_range(-1, 1)',
+    **section,
+  }  # the weights bring theirs
+  del options['type']
   check.bind(
-    f'--probe {args.probe}', given, evaluators.EVALUATORS.signature(args.probe)
+    f'--probe {args.probe}', options, evaluators.EVALUATORS.signature(args.probe)
   )
   loaded = source.load(args)
   models.check_outputs(loaded.model, 'classes', args.source)
@@ -77,11 +78,11 @@ def run(args) -> int:
   for name, data in section['datasets'].items():
     print(f'{name:12} fitted to {data["train"]}, tested on {data["test"]}')
   for name, value in values.items():
-    found = base.find(evaluator.METRICS, name)
-    if not found.detail:
-      std = found.std and values.get(name + found.std)
-      spread = f' ± {found.text(std)}' if std is not None else ''
-      print(f'{name:12} {found.text(value)}{spread}')
+    metric = base.find(evaluator.METRICS, name)
+    if not metric.detail:
+      std = metric.std and values.get(name + metric.std)
+      spread = f' ± {metric.text(std)}' if std is not None else ''
+      print(f'{name:12} {metric.text(value)}{spread}')
   return 0
 
 
@@ -104,7 +105,7 @@ def _section(args) -> tuple[str | None, dict]:
   else:
     own, section = _of_run(args)
   section['batch_size'] = args.batch or 64
-  config.override(section, args.set)
+  section |= args.set
   if section['type'] != args.probe:
     raise UserError(f'--set type={section["type"]}: use --probe {section["type"]}.')
   return own, section
@@ -113,10 +114,10 @@ def _section(args) -> tuple[str | None, dict]:
 def _of_run(args) -> tuple[str, dict]:
   from vit_jax.weights import runs
 
-  found = None if args.data else runs.find(args.source)
-  evals = config_lib.read(found[0]).get('evals', {}) if found else {}
-  known = {k: v for k, v in evals.items() if v.get('type') == args.probe}
-  if not known:
+  run = None if args.data else runs.find(args.source)
+  evals = config_lib.read(run[0]).get('evals', {}) if run else {}
+  own = {k: v for k, v in evals.items() if v.get('type') == args.probe}
+  if not own:
     lacks = 'split' if args.data else 'data'
     raise UserError(
       f'--{lacks} is missing: {args.source} has no evaluation of type {args.probe} of its own, '
@@ -128,6 +129,6 @@ def _of_run(args) -> tuple[str, dict]:
         f"--{name}: a run's own evaluation has the splits and classes that its config "
         'says. With --data and --split other data can be named.'
       )
-  name, section = next(iter(known.items()))
+  name, section = next(iter(own.items()))
   unused = ('every', 'use_ema')  # when and of which parameters a run evaluates
   return name, {key: value for key, value in section.items() if key not in unused}

@@ -104,32 +104,32 @@ def write(args, folder: Path) -> dict:
   from vit_jax.train import metrics
   from vit_jax.weights import export, pipelines, published, read, runs
 
-  found = read(args.source, ema=args.ema, weights=args.weights)
-  to, params = _write(found, folder, args.format)
+  loaded = read(args.source, ema=args.ema, weights=args.weights)
+  to, params = _write(loaded, folder, args.format)
   run = runs.find(args.source)
-  config, results = _run(run[0], found.step) if run else ({}, {})
+  config, results = _run(run[0], loaded.step) if run else ({}, {})
   began = (config.get('weights') or {}).get('source') or args.source
   base = re.fullmatch(r'hf:([^@]+)(@.*)?', began)
   licence = published.licence(args.source)
-  size = export.usual_size(found)
+  size = export.usual_size(loaded)
   facts = {
     'repo': args.repo,
     'format': to,
     'library': _LIBRARIES[to],
-    'family': found.family,
+    'family': loaded.family,
     'variant': config.get('model', {}).get('variant'),
     'params': params,
     'size': size,
-    'pp': found.pp or pipelines.plain(found, size),
-    'classes': found.fields.get('num_classes'),
-    'class_names': found.class_names,
+    'pp': loaded.pp or pipelines.plain(loaded, size),
+    'classes': loaded.fields.get('num_classes'),
+    'class_names': loaded.class_names,
     'license': args.license or licence.name or UNKNOWN,
     'stated': bool(args.license),
     'origin': licence.origin and shown(licence.origin),
     'base': base and base[1],
     'dataset': _dataset(config),
     'config': public(config),
-    'step': found.step,
+    'step': loaded.step,
     'results': results,
   }
   if config:
@@ -138,13 +138,13 @@ def write(args, folder: Path) -> dict:
   record = {key: facts[key] for key in ('repo', 'params', 'license')}
   return record | {
     'source': args.source,
-    'step': found.step,
+    'step': loaded.step,
     'folder': str(folder),
     'to': to,
   }
 
 
-def _write(found, folder: Path, to: str | None) -> tuple[str, int]:
+def _write(loaded, folder: Path, to: str | None) -> tuple[str, int]:
   """Writes the weights; returns (the format, the number of parameters)."""
   from vit_jax import weights
 
@@ -154,7 +154,7 @@ def _write(found, folder: Path, to: str | None) -> tuple[str, int]:
     try:
       if name == 'google':
         folder.mkdir(parents=True, exist_ok=True)
-      return name, weights.write(found, dest, name)[1]
+      return name, weights.write(loaded, dest, name)[1]
     except UserError as error:
       refused.append(str(error))
       if name == 'google':

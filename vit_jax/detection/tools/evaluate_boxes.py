@@ -5,7 +5,7 @@ from pathlib import Path
 from vit_jax import cli
 from vit_jax.detection.tools import coco_ap
 from vit_jax.errors import UserError
-from vit_jax.tools import evaluated, out_folder, source
+from vit_jax.tools import evaluate, out_folder, source
 
 FILES = ('summary.json', 'per_class.csv', 'detections.json')
 _BATCH = 8  # images of a step, each of a million pixels
@@ -83,7 +83,7 @@ def opened(args, loaded, data: dict) -> tuple:
     data['pp'] += '|pad_to(boxes=1, label=1)'
   K = loaded.model.num_classes
   with jax.set_mesh(mesh):
-    names = loaded.class_names or evaluated.names_of_run(args.source)
+    names = loaded.class_names or evaluate.names_of_run(args.source)
     classes = class_match.Classes(names, K)
     evaluator = coco.Coco(mesh, lambda: None, classes, data=data)
     source.check_images(loaded, evaluator.batches)

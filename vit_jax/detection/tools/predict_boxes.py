@@ -46,14 +46,8 @@ def check_unused(args) -> None:
       )
 
 
-def run(
-  args,
-  loaded,
-  paths: list[str],
-  names: list[str] | None,
-  targets: dict[str, Path],
-) -> int:
-  """Prints the boxes of every image; draws them where `targets` says."""
+def run(args, loaded, paths: list[str], names: list[str] | None) -> int:
+  """Prints the boxes of every image, and draws them into `--draw`."""
   from vit_jax.detection import inference
 
   for name in ('top', 'features', 'layer'):
@@ -62,14 +56,15 @@ def run(
         f'--{name} is for classes of images; {args.source} is a detector: --threshold '
         'chooses among its boxes.'
       )
+  places = targets(args.draw, paths) if args.draw else {}
   found = inference.detect_images(loaded, paths, batch_size=args.batch or 1, pp=args.pp)
   least = THRESHOLD if args.threshold is None else args.threshold
   images = [_image(path, i, found, names, least) for i, path in enumerate(paths)]
-  if targets and not all(found.errors):
+  if places and not all(found.errors):
     out_folder.make(Path(args.draw).absolute(), '--draw')
     for image in images:
       if 'error' not in image:
-        image['drawn'] = str(targets[image['path']])
+        image['drawn'] = str(places[image['path']])
         _draw(image)
   if args.json:
     record = {'source': args.source, 'step': loaded.step, 'threshold': least}

@@ -5,7 +5,7 @@ import numpy as np
 from vit_jax.detection.tools import evaluate_boxes
 from vit_jax.errors import UserError
 from vit_jax.explain import slots
-from vit_jax.tools import evaluated, source
+from vit_jax.tools import evaluate, source
 from vit_jax.tools.figures.drawn import Drawn
 
 _SHARE = 0.05  # the share of boxes called small, and the share called large
@@ -17,7 +17,7 @@ def draw(args) -> Drawn:
 
   from vit_jax.explain import plots
 
-  _, section = evaluated.section(args)
+  _, section = evaluate.evaluation(args)
   loaded = source.load(args)
   evaluator, predict, variables = evaluate_boxes.opened(args, loaded, section['data'])
   with jax.set_mesh(evaluator.mesh):

@@ -11,7 +11,6 @@ from vit_jax.explain.plots.charts import compared as compared
 from vit_jax.explain.plots.charts import heads as heads
 from vit_jax.explain.plots.charts import panels as panels
 from vit_jax.explain.plots.charts import slots as slots
-from vit_jax.explain.plots.pictures import before_after as before_after
 from vit_jax.explain.plots.pictures import filters as filters
 from vit_jax.explain.plots.pictures import maps as maps
 from vit_jax.explain.plots.pictures import tiles as tiles

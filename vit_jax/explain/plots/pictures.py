@@ -174,31 +174,3 @@ def _mosaic(ax, images: Sequence[np.ndarray], across: int, **options):
   ax.set(xlim=(0, across), ylim=(down * h / w, 0), aspect='equal')
   ax.spines[:].set_visible(False)
   return drawn
-
-
-@style.styled
-def before_after(rows: dict[str, np.ndarray], titles: Sequence[str]) -> Figure:
-  """Draws rows of k images [k, h, w]; each of the k columns has one colour range.
-
-  Args:
-    rows: {label: images}; rows may differ in h and w.
-    titles: of the k columns.
-  """
-  k = len(titles)
-  side = style.WIDTH / k - 0.1
-  figure = Figure((style.WIDTH, len(rows) * (side + 0.08) + 0.1))
-  axes = figure.subplots(len(rows), k, squeeze=False)
-  figure.subplots_adjust(0, 0, 1, 1, 0.08, 0.08)
-  for i, (label, images) in enumerate(rows.items()):
-    for j, image in enumerate(images):
-      ax = axes[i, j]
-      each = [np.abs(x[j]).max() for x in rows.values()]
-      most = max(each) or 1
-      ax.imshow(image, vmin=-most, vmax=most, cmap='viridis' if j == 0 else 'RdBu_r')
-      ax.set(xticks=[], yticks=[])
-      ax.spines[:].set_visible(False)
-      if i == 0:
-        ax.set_title(titles[j], size=8, pad=3)
-      if j == 0:
-        ax.set_ylabel(label, size=8, labelpad=3)
-  return figure

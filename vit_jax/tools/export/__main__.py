@@ -32,7 +32,7 @@ _TOLERANCE = {'float32': 5e-5, 'bfloat16': 5e-2}
 
 
 def main(argv: list[str]) -> int:
-  """Exports, and prints what was written."""
+  """Exports a model, and prints the files."""
   args = _parser().parse_args(argv)
   writer = importlib.import_module(f'vit_jax.tools.export.{args.to}')
   dest, platforms = files.on_disk(args.dest, 'DEST'), _platforms(args)
@@ -73,17 +73,17 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def _difference(wanted: dict, found: dict) -> float:
+def _difference(expected: dict, actual: dict) -> float:
   """Returns the largest difference of an output, relative to its largest value."""
   import numpy as np
 
-  assert wanted.keys() == found.keys(), (list(wanted), list(found))
+  assert expected.keys() == actual.keys(), (list(expected), list(actual))
   worst = 0.0
-  for name, want in wanted.items():
-    assert found[name].shape == want.shape, (name, found[name].shape, want.shape)
-    assert found[name].dtype == np.float32, (name, found[name].dtype)
+  for name, want in expected.items():
+    assert actual[name].shape == want.shape, (name, actual[name].shape, want.shape)
+    assert actual[name].dtype == np.float32, (name, actual[name].dtype)
     scale = max(np.abs(want).max(), np.finfo(np.float32).tiny)
-    worst = max(worst, float(np.abs(found[name] - want).max() / scale))
+    worst = max(worst, float(np.abs(actual[name] - want).max() / scale))
   return worst
 
 
@@ -98,8 +98,8 @@ def _platforms(args) -> list[str]:
 
 def _check_free(dest: Path, to: str, writer) -> None:
   if dest.suffix != writer.SUFFIX:
-    wanted = f'a name that ends in {writer.SUFFIX}' if writer.SUFFIX else 'a folder'
-    raise UserError(f'{dest}: --to {to} writes {wanted}.')
+    form = f'a name that ends in {writer.SUFFIX}' if writer.SUFFIX else 'a folder'
+    raise UserError(f'{dest}: --to {to} writes {form}.')
   if not dest.parent.is_dir():
     raise UserError(f'{dest.parent} is not a folder: make it first.')
   if not os.access(dest.parent, os.W_OK | os.X_OK):

@@ -61,17 +61,17 @@ def draw(args) -> Drawn:
   return Drawn(figure, table, notes)
 
 
-def _explained(loaded, images, wanted: str | None) -> tuple:
+def _explained(loaded, images, name: str | None) -> tuple:
   """Returns (numbers of the classes to explain, their names, captions with their share).
 
   Args:
     images: preprocessed.
-    wanted: one class for all, by its name or number; None: the most probable of each.
+    name: of one class for all, or its number; None: the most probable of each.
   """
   logits = explain.predicted(loaded, images)
   numbers = logits.argmax(-1)
-  if wanted is not None:
-    numbers = np.full(len(images), _class(loaded, wanted))
+  if name is not None:
+    numbers = np.full(len(images), _class(loaded, name))
   shares = np.exp(logits - logits.max(-1, keepdims=True))
   shares = (shares / shares.sum(-1, keepdims=True))[np.arange(len(numbers)), numbers]
   names = [_name(loaded, k) for k in numbers]
@@ -93,12 +93,12 @@ def _title(kind: str, options: dict) -> str:
 def shown(loaded, images):
   """Returns preprocessed images [B, H, W, C] as colours in [0, 1].
 
-  How the pipeline scales each channel follows from what it makes of black and of white.
+  The scale of each channel follows from the pipeline's outputs for black and for white.
   """
   H, W, C = images.shape[1:]
   flat = lambda n: [np.full((n * H, n * W, C), level, np.uint8) for level in (0, 255)]
   try:
-    small = loaded.preprocess(flat(1))  # all that fits where nothing is resized
+    small = loaded.preprocess(flat(1))  # enough where nothing is resized
   except UserError:
     small = loaded.preprocess(flat(2))  # to be cropped before it is resized
   black, white = small.mean((1, 2))
@@ -113,17 +113,17 @@ def _name(loaded, k: int) -> str:
   return imagenet.describe(name) or name
 
 
-def _class(loaded, wanted: str) -> int:
-  """Returns the number of a class, given by its name or number."""
+def _class(loaded, name: str) -> int:
+  """Returns the number of a class, by its name or number."""
   names = list(loaded.class_names or [])
-  known = [_name(loaded, k) for k in range(len(names))]
-  for candidates in (names, known):
-    if wanted in candidates:
-      return candidates.index(wanted)
+  described = [_name(loaded, k) for k in range(len(names))]
+  for candidates in (names, described):
+    if name in candidates:
+      return candidates.index(name)
   K = getattr(loaded.model, 'num_classes', None) or 0
-  if wanted.isdigit() and int(wanted) < K:
-    return int(wanted)
+  if name.isdigit() and int(name) < K:
+    return int(name)
   raise UserError(
-    f'--class {wanted}: not a class of {loaded.source}. Expected 0 to {K - 1}'
-    f'{" or a name" if names else ""}.{did_you_mean(wanted, known)}'
+    f'--class {name}: not a class of {loaded.source}. Expected 0 to {K - 1}'
+    f'{" or a name" if names else ""}.{did_you_mean(name, described)}'
   )

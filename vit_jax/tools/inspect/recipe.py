@@ -88,7 +88,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
   with reported('config.optim'):  # a schedule may refuse so few steps
     optim.build(**config['optim'], total_steps=steps, family=models.family(**model))
   *resolution, channels = image_shape(data['pp'], source)
-  known = cost.of({'num_classes': classes, **model}, (*resolution, channels))
+  size = cost.of({'num_classes': classes, **model}, (*resolution, channels))
   name, variant = model.pop('name'), model.pop('variant', None)
   classes = model.pop('num_classes', classes)
   return {
@@ -97,8 +97,8 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'resolution': resolution,
     'channels': channels,
     'classes': classes,
-    'params': known.parameters,
-    'gflops': known.operations / 1e9,
+    'params': size.parameters,
+    'gflops': size.operations / 1e9,
     'source': data['source'],
     'split': data['split'],
     'train_examples': epoch,
@@ -106,7 +106,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'steps': steps,
     'epochs': steps * batch / epoch if epoch else None,
     'examples': steps * batch,
-    'exaflops': flops.exa_training(known.operations, steps * batch),
+    'exaflops': flops.exa_training(size.operations, steps * batch),
     'tune': config['tune']['method'],
     'beside': tasks.own(config),
     'features': _features(config, source, resolution, classes),
@@ -266,14 +266,14 @@ def image_shape(pp: str, source=None) -> tuple[int, int, int]:
   shape = getattr(source, 'image_shape', None)
   size, channels = (shape[:2], shape[2]) if shape else (None, 3)
   for op in registry.parse(pp):
-    given = op.arguments
-    if 'size' in given:
-      size = arguments.size_pair(given['size'])
-    elif 'smaller_size' in given:  # the other side follows the image's
+    options = op.arguments
+    if 'size' in options:
+      size = arguments.size_pair(options['size'])
+    elif 'smaller_size' in options:  # the other side follows the image's
       size = None
-    elif 'pixels' in given and size is not None:  # trim
-      size = tuple(side - 2 * given['pixels'] for side in size)
-    channels = given.get('channels', channels)
+    elif 'pixels' in options and size is not None:  # trim
+      size = tuple(side - 2 * options['pixels'] for side in size)
+    channels = options.get('channels', channels)
   if size is None:
     raise UserError(
       f'pp {pp!r} leaves the size of the images open: add resize(size) or a crop.'
@@ -284,15 +284,15 @@ def image_shape(pp: str, source=None) -> tuple[int, int, int]:
 def render(record: dict, spec: str) -> str:
   """Returns the record of `describe` as text."""
   height, width = record['resolution']
-  known = record['train_examples']
+  epoch = record['train_examples']
   rows = [
     ('model', f'{record["model"]} at {height}x{width} px'),
     ('parameters', f'{record["params"]:,}'),
     ('data', f'{record["source"]}, {record["split"]}'),
-    ('examples of an epoch', f'{known:,}' if known else 'unknown (--examples)'),
+    ('examples of an epoch', f'{epoch:,}' if epoch else 'unknown (--examples)'),
     ('batch size', f'{record["batch_size"]:,}'),
     ('steps', f'{record["steps"]:,}'),
-    ('epochs', f'{record["epochs"]:.4g}' if known else 'unknown'),
+    ('epochs', f'{record["epochs"]:.4g}' if epoch else 'unknown'),
     ('examples', f'{record["examples"]:,}'),
     ('forward, per image', f'{record["gflops"]:.4g} GFLOPs'),
     ('whole training', f'{record["exaflops"]:.4g} exaFLOPs (3 x forward)'),

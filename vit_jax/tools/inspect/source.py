@@ -1,4 +1,4 @@
-"""What a file of weights or a run's folder holds."""
+"""The content of a file of weights, or of a run's folder."""
 
 import math
 import os
@@ -27,11 +27,11 @@ def is_source(name: str) -> bool:
 
 
 def describe(source: str, fields: dict) -> dict:
-  """Returns what a source holds.
+  """Describes the content of a source.
 
   Args:
-    source: what `vit_jax.load` takes.
-    fields: of the model, over what a file tells, such as its `num_heads`.
+    source: as `vit_jax.load` takes it.
+    fields: of the model, that the file lacks, such as its `num_heads`.
 
   Returns:
     source, format, model and its fields, image_size (H, W) and channels, class_names or
@@ -54,35 +54,35 @@ def describe(source: str, fields: dict) -> dict:
 def _describe_file(source: str, fields: dict) -> dict:
   from vit_jax import trees, weights
 
-  found = weights.read(source, **fields)
-  params = {n: x for n, x in found.flat.items() if not trees.is_statistic(n)}
+  weights_of = weights.read(source, **fields)
+  params = {n: x for n, x in weights_of.flat.items() if not trees.is_statistic(n)}
   shapes = {name: list(x.shape) for name, x in params.items()}
   return {
     'source': source,
-    'format': found.format,
-    'model': found.family,
-    'fields': _plain(found.fields),
-    'image_size': found.image_size and list(found.image_size),
-    'channels': found.channels,
-    'class_names': found.class_names,
-    'pp': found.pp,
+    'format': weights_of.format,
+    'model': weights_of.family,
+    'fields': _plain(weights_of.fields),
+    'image_size': weights_of.image_size and list(weights_of.image_size),
+    'channels': weights_of.channels,
+    'class_names': weights_of.class_names,
+    'pp': weights_of.pp,
     'params': _count(shapes),
     'shapes': shapes,
-    'unused': found.unused,
+    'unused': weights_of.unused,
   }
 
 
-def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
+def _describe_run(source: str, folder: Path, choice: str | None) -> dict:
   from vit_jax import config as config_lib
   from vit_jax.train import status
   from vit_jax.weights import runs
 
   config = config_lib.read(folder)
-  kept = runs.Steps(folder, config)
-  step = kept.choose(source, wanted)
-  if step is None:  # the newest that tells what it holds
-    step = next((s for s in reversed(kept.steps) if kept.shapes(s)), None)
-  shapes = (step is not None and kept.shapes(step)) or {}
+  saved = runs.Steps(folder, config)
+  step = saved.choose(source, choice)
+  if step is None:  # the newest step that is whole
+    step = next((s for s in reversed(saved.steps) if saved.shapes(s)), None)
+  shapes = (step is not None and saved.shapes(step)) or {}
   stored = {n: shape for n, (shape, is_stored) in shapes.items() if is_stored}
   shapes = {name: shape for name, (shape, _) in shapes.items()}
   *size, channels = config['resolved']['image_shape']
@@ -101,9 +101,9 @@ def _describe_run(source: str, folder: Path, wanted: str | None) -> dict:
     'shapes': shapes,
     'state': status.state(folder),
     'total_steps': config['resolved']['total_steps'],
-    'steps': [{'step': s, 'metrics': kept.metrics[s]} for s in kept.steps],
-    'metric': kept.metric,
-    'best': kept.best,
+    'steps': [{'step': s, 'metrics': saved.metrics[s]} for s in saved.steps],
+    'metric': saved.metric,
+    'best': saved.best,
     'step': step,
     'config': config,
   }
@@ -140,7 +140,7 @@ def _images(record: dict) -> str:
 
 
 def _run_facts(record: dict) -> dict:
-  config, kept = record['config'], []
+  config, checkpoints = record['config'], []
   for row in record['steps']:
     value = (row['metrics'] or {}).get(record['metric'])
     remarks = [
@@ -149,14 +149,14 @@ def _run_facts(record: dict) -> dict:
       *(['damaged'] if row['metrics'] is None else []),
     ]
     text = f'step {row["step"]:,}'
-    kept.append(f'{text} ({", ".join(remarks)})' if remarks else text)
+    checkpoints.append(f'{text} ({", ".join(remarks)})' if remarks else text)
   facts = {
     'data': f'{config["data"]["source"]}, {config["data"].get("split", "")}',
     'optim': ', '.join(f'{k}={v}' for k, v in config['optim'].items()),
     'state': _STATES.get(record['state'], record['state']),
     'tune': _tune(config),
     'steps': f'{record["total_steps"]:,}',
-    'checkpoints': ', '.join(kept) or 'none',
+    'checkpoints': ', '.join(checkpoints) or 'none',
     'read': None if record['step'] is None else f'step {record["step"]:,}',
   }
   if record['trained'] != record['params']:
@@ -178,8 +178,8 @@ def _grouped(model: str, shapes: dict) -> list[tuple[str, str]]:
 
   family, rows = models.family(model), {}
   for name, shape in shapes.items():
-    found = family.stacked(name)
-    key = (found[0] if found else name, tuple(shape))
+    stacked = family.stacked(name)
+    key = (stacked[0] if stacked else name, tuple(shape))
     rows.setdefault(key, []).append(name)
   text = []
   for (_, shape), names in rows.items():

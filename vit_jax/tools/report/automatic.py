@@ -1,14 +1,11 @@
 """The page that a finished run writes by itself."""
 
-import time
-
 import jax
 
 from vit_jax import distributed, files
 from vit_jax.tools.report import folder, page
 from vit_jax.tools.report.address import FILE, address
 
-_SECONDS = 5  # for pictures; the numbers take as long as they take
 # Reading and compiling a larger model takes longer than a run should wait for its page.
 _MOST_PARAMETERS = 100_000_000
 
@@ -23,9 +20,7 @@ def write(workdir: str) -> str | None:
     return None
   try:
     (run,) = folder.read([workdir])
-    html, _ = page.render(
-      [run], time.monotonic() + _SECONDS, attended=1 if _is_quick(run) else 0
-    )
+    html, _ = page.render([run], attended=1 if _is_quick(run) else 0)
     path = files.path(workdir) / FILE
     files.replace(path, html.encode())
   except (Exception, KeyboardInterrupt) as error:

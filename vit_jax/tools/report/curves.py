@@ -11,7 +11,6 @@ from vit_jax import evaluators
 from vit_jax.tools.report.folder import Run
 
 POINTS = 1200  # of a curve: two for each pixel of its width
-_MEANS = 100  # points of a curve's mean, drawn for curves of more than twice as many
 # Curves by the chart that they share: (title, pattern of names, log scale at first).
 _CHARTS = (
   ('Loss', r'.*/loss', False),
@@ -31,8 +30,8 @@ def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list
   """Returns at most `most` points of a curve, the extremes of its stretches among them.
 
   The curve is cut into stretches with the same number of points. Of each stretch the
-  lowest and the highest point are kept, in their order, so that no peak is lost, and one
-  that is not finite, as a gap. The first and the last point of the curve are kept too.
+  lowest and the highest point remain, in their order, so that no peak is lost, and one
+  that is not finite, as a gap. The first and the last point of the curve remain too.
 
   Args:
     x: [n], increasing. y: [n].
@@ -42,37 +41,18 @@ def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list
   n = len(x)
   if n <= most:
     return x.tolist(), y.tolist()
-  kept = {0, n - 1}
+  rows = {0, n - 1}
   edges = np.linspace(0, n, (most - 2) // 3 + 1).astype(int)
   for start, stop in itertools.pairwise(edges):
     part = y[start:stop]
     finite = np.isfinite(part)
     if not finite.all():
-      kept.add(start + int(np.argmin(finite)))
+      rows.add(start + int(np.argmin(finite)))
     if finite.any():
-      kept.add(start + int(np.argmin(np.where(finite, part, np.inf))))
-      kept.add(start + int(np.argmax(np.where(finite, part, -np.inf))))
-  rows = sorted(kept)
+      rows.add(start + int(np.argmin(np.where(finite, part, np.inf))))
+      rows.add(start + int(np.argmax(np.where(finite, part, -np.inf))))
+  rows = sorted(rows)
   return x[rows].tolist(), y[rows].tolist()
-
-
-def means(x: Sequence, y: Sequence, parts: int = _MEANS) -> tuple[list, list]:
-  """Returns (middles, means) of `parts` stretches of the same number of points.
-
-  Values that are not finite are left out; nan where none is finite.
-
-  Args:
-    x, y: [n], with n >= parts.
-  """
-  x, y = np.asarray(x, float), np.asarray(y, float)
-  edges = np.linspace(0, len(x), parts + 1).astype(int)
-  middles, found = [], []
-  for start, stop in itertools.pairwise(edges):
-    part = y[start:stop]
-    part = part[np.isfinite(part)]
-    middles.append(float(x[start:stop].mean()))
-    found.append(float(part.mean()) if len(part) else math.nan)
-  return middles, found
 
 
 def of_rows(rows: list[dict]) -> dict[str, tuple[list, list]]:
@@ -91,7 +71,7 @@ def charts(runs: list[Run]) -> list[dict]:
   """Returns the charts that page.js draws, with the curves of all runs.
 
   A chart is {'title', 'percent', 'log', 'curves'}, a curve {'run': its number, 'name',
-  'x', 'y', 'mean': None or its x and y}. Numbers that are not finite are None.
+  'x', 'y'}. Numbers that are not finite are None.
   """
   most = max(200, POINTS // math.ceil(len(runs) / 4))
   found: dict[str, dict] = {}
@@ -107,10 +87,6 @@ def charts(runs: list[Run]) -> list[dict]:
       x, y = downsample(steps, values, most)
       chart = {'title': title, 'percent': percent, 'log': log, 'curves': []}
       curve = {'run': number, 'name': name, 'x': x, 'y': [_short(v) for v in y]}
-      curve['mean'] = None
-      if len(steps) > 2 * _MEANS:
-        middles, mean = means(steps, values)
-        curve['mean'] = [round(m) for m in middles], [_short(v) for v in mean]
       found.setdefault(title, chart)['curves'].append(curve)
   order = [title for title, *_ in _CHARTS]
   place = lambda title: order.index(title) if title in order else len(order)

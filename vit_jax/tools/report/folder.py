@@ -1,4 +1,4 @@
-"""What a run left behind, read for its page."""
+"""The files of a run, read for its page."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Run(NamedTuple):
 
   Attributes:
     path: a folder, or gs://BUCKET/PATH.
-    name: its name on the page, where it is unique.
+    name: unique on the page.
     config: its config.json.
     status: its status.json, with the state that `train.status.state` finds; {} where it
       cannot be read.
@@ -66,26 +66,26 @@ def read(folders: list[str]) -> list[Run]:
 def _read(path: Path, name: str) -> Run:
   left_out = []
   config = config_lib.read(path)
-  known, lost = metrics.read_rows(path / 'metrics.jsonl')
+  rows, lost = metrics.read_rows(path / 'metrics.jsonl')
   if lost:
     left_out.append(f'{lost} damaged lines of metrics.jsonl.')
-  known_status = status.read(path) or {}
-  if known_status:
-    known_status['state'] = status.state(path)
-  found = {}
+  state = status.read(path) or {}
+  if state:
+    state['state'] = status.state(path)
+  answers = {}
   try:
-    found = predictions.read(path)
+    answers = predictions.read(path)
   except UserError as error:
     left_out.append(str(error))
   return Run(
     path,
     name,
     config,
-    known_status,
-    known,
+    state,
+    rows,
     environment.read(path),
     bad_images.read_log(path / 'bad_images.jsonl'),
-    found,
+    answers,
     left_out,
   )
 

@@ -149,7 +149,7 @@ def results(run: Run) -> dict[str, tuple[str, str]]:
   `wilson` interval of an accuracy whose number of examples is known; otherwise ''.
   """
   values = last_values(run.rows)
-  found = {}
+  texts = {}
   for name, value in values.items():
     metric = evaluators.declared(name, run.evals)
     if name.startswith((TIME, 'train/')) or metric.detail:
@@ -160,10 +160,10 @@ def results(run: Run) -> dict[str, tuple[str, str]]:
     elif metric.percent and n:
       low, high = wilson(value, int(n))
       spread = f'{low:.1%} to {high:.1%}'
-    found[name] = metric.text(value), spread
+    texts[name] = metric.text(value), spread
   if 'train/loss' in values:
-    found['train/loss'] = f'{values["train/loss"]:.4g}', ''
-  return found
+    texts['train/loss'] = f'{values["train/loss"]:.4g}', ''
+  return texts
 
 
 def repeats(runs: list[Run]) -> list[list[Run]]:
@@ -178,14 +178,14 @@ def repeats(runs: list[Run]) -> list[list[Run]]:
 def over_seeds(group: list[Run]) -> dict[str, str]:
   """Returns {name: 'mean ± sample standard deviation'} of the numbers that all runs have."""
   values = [last_values(run.rows) for run in group]
-  found = {}
+  texts = {}
   for name in results(group[0]):
     if all(name in v for v in values):
       metric = evaluators.declared(name, group[0].evals)
       numbers = [v[name] for v in values]
       mean, std = statistics.fmean(numbers), _std(numbers)
-      found[name] = f'{metric.text(mean)} ± {metric.text(std)}'
-  return found
+      texts[name] = f'{metric.text(mean)} ± {metric.text(std)}'
+  return texts
 
 
 def _std(numbers: list[float]) -> float:
@@ -204,12 +204,12 @@ def differences(runs: list[Run]) -> dict[str, list[str]]:
 
 
 def _flat(value, prefix: str = '') -> dict[str, str]:
-  found = {}
+  texts = {}
   for key, item in value.items():
     if prefix == '' and key in ('resolved', 'resume_allow'):
       continue
     if isinstance(item, dict):
-      found |= _flat(item, f'{prefix}{key}.')
+      texts |= _flat(item, f'{prefix}{key}.')
     else:
-      found[prefix + key] = item if isinstance(item, str) else json.dumps(item)
-  return found
+      texts[prefix + key] = item if isinstance(item, str) else json.dumps(item)
+  return texts

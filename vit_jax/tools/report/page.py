@@ -4,8 +4,6 @@ import datetime
 import importlib.resources
 import json
 import math
-import time
-from typing import NamedTuple
 
 import jinja2
 import numpy as np
@@ -17,49 +15,26 @@ from vit_jax.tools.report import curves, numbers, pictures
 from vit_jax.tools.report.folder import Run
 from vit_jax.version import __version__
 
-# Shared by all evaluations of a page, so that it stays below 5 MB.
-_ROOM = 2_000_000  # characters of thumbnails
-_MISTAKES, _EACH_MISTAKES = 72, 12  # 10,000 characters each
-_EACH_THUMBNAILS = 6  # of a confusion
+_MISTAKES, _EACH_MISTAKES = 72, 12  # of a page, and of an evaluation: 10 kB each
 _CONFUSIONS, _WORST = 100, 20  # rows of the tables
 _CELLS = 40  # classes of a confusion matrix that is drawn
 _MOST_BAD = 100  # unreadable images that are listed
 
 
-class Effort(NamedTuple):
-  """Limits of making a page.
-
-  Attributes:
-    room: characters for the thumbnails of one evaluation.
-    mistakes: pictures of mistakes of one evaluation.
-    until: when to stop making thumbnails, on the clock of `time.monotonic`.
-    attention: whether to map where the model looked.
-  """
-
-  room: int
-  mistakes: int
-  until: float = math.inf
-  attention: bool = True
-
-
-def render(
-  runs: list[Run], until: float = math.inf, attended: float = math.inf
-) -> tuple[str, list[str]]:
+def render(runs: list[Run], attended: float = math.inf) -> tuple[str, list[str]]:
   """Returns (the HTML, a sentence for each thing that had to be left out).
 
   Args:
-    until: when to stop adding pictures, on the clock of `time.monotonic`.
     attended: for how many evaluations of a run to map where the model looked; each
       reads a checkpoint and compiles the model.
   """
   left_out = []
   total = max(1, sum(len(run.predictions) for run in runs))
-  mistakes = max(1, min(_EACH_MISTAKES, _MISTAKES // total))
-  effort = Effort(_ROOM // total, mistakes, until)
+  most = max(1, min(_EACH_MISTAKES, _MISTAKES // total))
   sections = []
   for run in runs:
     evaluations = [
-      _evaluation(run, name, effort._replace(attention=i < attended))
+      _evaluation(run, name, most, i < attended)
       for i, name in enumerate(run.predictions)
     ]
     missing = [*run.left_out, *(x for e in evaluations for x in e['left_out'])]
@@ -100,12 +75,12 @@ def _file(name: str) -> str:
 def _results(runs: list[Run]) -> list[dict]:
   """Returns the tables of results: caption, head and rows."""
   results = [numbers.results(run) for run in runs]
-  names = list(dict.fromkeys(name for found in results for name in found))
+  names = list(dict.fromkeys(name for result in results for name in result))
   if len(runs) == 1:
     rows = [(name, *results[0][name]) for name in names]
     return [_table('Results', ('measured last', 'value', 'spread'), rows)]
   head = ('measured last', *(run.name for run in runs))
-  rows = [(n, *(found.get(n, ('',))[0] for found in results)) for n in names]
+  rows = [(n, *(result.get(n, ('',))[0] for result in results)) for n in names]
   tables = [_table('Results', head, [('state', *map(state, runs)), *rows])]
   for group in numbers.repeats(runs):
     title = f'Mean ± standard deviation over {len(group)} seeds: '
@@ -208,26 +183,21 @@ def _machine(start: dict) -> dict:
   }
 
 
-def _evaluation(run: Run, name: str, effort: Effort) -> dict:
+def _evaluation(run: Run, name: str, most: int, attention: bool) -> dict:
   """Returns the template's values of an evaluation whose predictions are kept."""
   answers, left_out = run.predictions[name], []
   top = answers['top'][:, 0]
   classes = run.config['model'].get('num_classes') or 0
   confusion = numbers.confuse(answers['label'], top, classes)
-  examples, thumbnails = None, {}
+  examples = None
   if 'data' not in run.evals.get(name, {}):
     left_out.append(f'{name}: pictures, as config.json has no evaluation of this name.')
   else:
     try:
       examples = pictures.Examples(run.evals[name]['data'])
-      if confusion is not None:
-        thumbnails, why = _thumbnails(confusion, answers, examples, effort)
-        left_out += [f'{name}: some thumbnails, {why}.'] if why else []
     except (RunError, OSError) as error:  # the data is gone, or out of reach
-      examples = None
       left_out.append(f'{name}: pictures. {error}')
-  attention = effort.attention and time.monotonic() < effort.until
-  wrong, why = pictures.mistakes(run, name, examples, effort.mistakes, attention)
+  wrong, why = pictures.mistakes(run, name, examples, most, attention)
   if why:
     left_out.append(f'{name}: {why}')
   elif wrong and not attention:
@@ -243,7 +213,7 @@ def _evaluation(run: Run, name: str, effort: Effort) -> dict:
     'title': f'{name}: {n:,} examples{some}, step {int(answers["step"]):,}',
     'class_of': lambda c: class_of(c) if c >= 0 else 'several labels',
     'mistakes': wrong,
-    'confusion': confusion and _confusion(confusion, class_of, thumbnails),
+    'confusion': confusion and _confusion(confusion, class_of),
     'calibration': numbers.calibrate(
       answers['probability'][:, 0], answers['right'][:, 0]
     ),
@@ -251,58 +221,40 @@ def _evaluation(run: Run, name: str, effort: Effort) -> dict:
   }
 
 
-def _confusion(found: numbers.Confusion, class_of, thumbnails: dict) -> dict:
+def _confusion(confusion: numbers.Confusion, class_of) -> dict:
   """Returns the matrix of few classes, the largest confusions, and the worst classes."""
   matrix = None
-  if found.num_classes <= _CELLS:
-    matrix = np.zeros((found.num_classes, found.num_classes), int)
-    matrix[found.cells[:, 0], found.cells[:, 1]] = found.cells[:, 2]
-    heat = np.sqrt(matrix / np.maximum(found.counts, 1)[:, None])
+  if confusion.num_classes <= _CELLS:
+    matrix = np.zeros((confusion.num_classes, confusion.num_classes), int)
+    matrix[confusion.cells[:, 0], confusion.cells[:, 1]] = confusion.cells[:, 2]
+    heat = np.sqrt(matrix / np.maximum(confusion.counts, 1)[:, None])
     rows = zip(matrix.tolist(), heat.tolist(), strict=True)
     matrix = [
       (class_of(c), list(zip(*cells, strict=True))) for c, cells in enumerate(rows)
     ]
   pairs = [
-    {
-      'true': class_of(true),
-      'answer': class_of(answer),
-      'n': n,
-      'share': n / max(int(found.counts[true]), 1),
-      'thumbnails': thumbnails.get((true, answer), []),
-    }
-    for true, answer, n in found.largest(_CONFUSIONS).tolist()
+    (
+      class_of(true),
+      class_of(answer),
+      f'{n:,}',
+      f'{n / max(int(confusion.counts[true]), 1):.1%}',
+    )
+    for true, answer, n in confusion.largest(_CONFUSIONS).tolist()
   ]
   worst = [
     (
       class_of(c),
-      f'{found.counts[c]:,}',
-      f'{found.right[c] / found.counts[c]:.1%}',
-      f'{found.predicted[c]:,}',
+      f'{confusion.counts[c]:,}',
+      f'{confusion.right[c] / confusion.counts[c]:.1%}',
+      f'{confusion.predicted[c]:,}',
     )
-    for c in found.worst(_WORST).tolist()
+    for c in confusion.worst(_WORST).tolist()
   ]
   head = ('class', 'examples', 'right', 'predicted')
   return {
     'matrix': matrix,
-    'pairs': pairs,
+    'pairs': _table(
+      'Largest confusions', ('is', 'taken for', 'examples', 'share'), pairs
+    ),
     'worst': _table('Classes of lowest accuracy', head, worst),
   }
-
-
-def _thumbnails(confusion, answers, examples, effort) -> tuple[dict, str]:
-  """Returns ({(true, predicted): data URLs}, why some are missing or '')."""
-  indices = {(t, a): [] for t, a, _ in confusion.largest(_CONFUSIONS).tolist()}
-  wrong = np.flatnonzero(answers['label'] != answers['top'][:, 0])
-  for row in wrong:
-    pair = int(answers['label'][row]), int(answers['top'][row, 0])
-    if len(indices.get(pair, [None] * _EACH_THUMBNAILS)) < _EACH_THUMBNAILS:
-      indices[pair].append(int(answers['index'][row]))
-  # The first of each confusion before the second of any.
-  order = [
-    each[place]
-    for place in range(_EACH_THUMBNAILS)
-    for each in indices.values()
-    if len(each) > place
-  ]
-  urls, why = examples.thumbnails(order, effort.room, effort.until)
-  return {p: [urls[i] for i in each if i in urls] for p, each in indices.items()}, why

@@ -1,11 +1,10 @@
-"""Small pictures of examples: of confusions, and of the most confident mistakes."""
+"""Small pictures of the most confident mistakes."""
 
 import base64
 import contextlib
 import dataclasses
 import io
 import re
-import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -16,8 +15,7 @@ from vit_jax.data import single_image, sources
 from vit_jax.errors import BadImage, RunError
 from vit_jax.tools.report.folder import Run
 
-THUMBNAIL = 72  # pixels of the longer side
-LARGE = 160
+SIDE = 160  # pixels of the longer side, at most
 _CHUNK = 32  # examples that are read in one go
 
 
@@ -48,31 +46,6 @@ class Examples:
         if 'error' not in example:
           yield i, example['image']
 
-  def thumbnails(
-    self, indices: Iterable[int], room: int, until: float
-  ) -> tuple[dict[int, str], str]:
-    """Returns ({index: data URL}, why some are missing or '').
-
-    Args:
-      indices: the most wanted first.
-      room: characters for all of them together.
-      until: when to stop, on the clock of `time.monotonic`.
-    """
-    found: dict[int, str] = {}
-    indices = list(dict.fromkeys(indices))
-    for i, image in self.read(indices):
-      try:
-        url = data_url(_small(image), THUMBNAIL)
-      except BadImage:
-        continue
-      room -= len(url)
-      if room < 0:
-        return found, 'to keep the file small'
-      found[i] = url
-      if time.monotonic() > until:
-        return found, 'to save time'
-    return found, ''
-
   def preprocessed(self, image) -> np.ndarray:
     """Returns an image as the model sees it, for a person: uint8 [H, W, C].
 
@@ -92,28 +65,18 @@ class Examples:
     return f'decode|{self.pp}'
 
 
-def _small(image: bytes | np.ndarray) -> np.ndarray:
-  """Returns an image as uint8 [H, W, C], a large one made smaller as it is decoded."""
-  pp = 'value_range(-1, 1)'
-  if not isinstance(image, np.ndarray):
-    pp = f'decode|resize_small({THUMBNAIL})|{pp}'
-  return _levels(single_image.SingleImage(pp)(image), -1, 1)
-
-
 def _levels(x: np.ndarray, low: float, high: float) -> np.ndarray:
   return np.uint8((x - low) / max(high - low, 1e-6) * 255 + 0.5)
 
 
-def data_url(x: np.ndarray, side: int) -> str:
+def data_url(x: np.ndarray) -> str:
   """Returns an image as a JPEG in a data URL.
 
   Args:
-    x: uint8 [H, W, 1 or 3].
-    side: pixels of the longer side; a smaller image stays as it is, and the page
-      enlarges it.
+    x: uint8 [H, W, 1 or 3]. A small image stays as it is, and the page enlarges it.
   """
   image = Image.fromarray(x[..., 0] if x.shape[-1] == 1 else x)
-  image.thumbnail((side, side))
+  image.thumbnail((SIDE, SIDE))
   file = io.BytesIO()
   image.save(file, 'JPEG', quality=75)
   return _url('jpeg', file)
@@ -199,7 +162,7 @@ def mistakes(
       int(answers['label'][row]),
       answers['top'][row].tolist(),
       answers['probability'][row].tolist(),
-      data_url(shown[i], LARGE) if i in shown else None,
+      data_url(shown[i]) if i in shown else None,
       maps.get(i),
     )
     for row, i in zip(rows, indices, strict=True)

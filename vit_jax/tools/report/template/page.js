@@ -12,11 +12,7 @@ function draw(spec, place) {
     const stroke = () => style(`--c${i % 8}`), dash = i >= 8 ? [6, 4] : [];
     const points = {show: curve.x.length < 50, size: 4};
     tables.push([curve.x, curve.y]);
-    series.push({label, stroke, dash, width: curve.mean ? 0.5 : 2, alpha: curve.mean ? 0.5 : 1, points, value: show});
-    if (curve.mean) {
-      tables.push(curve.mean);
-      series.push({label: `${label}, mean`, stroke, dash, width: 2, points: {show: false}, value: show});
-    }
+    series.push({label, stroke, dash, width: 2, points, value: show});
   });
   const axis = () => ({stroke: () => style('--faint'), grid: {stroke: () => style('--line'), width: 1}, ticks: {show: false}});
   const values = spec.percent ? (u, ticks) => ticks.map(y => y == null ? '' : `${+(100 * y).toFixed(1)} %`) : undefined;
