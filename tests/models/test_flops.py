@@ -68,8 +68,7 @@ def test_over_all_devices_of_a_shard_map():
 
 @pytest.mark.parametrize('devices', [1, 4])
 def test_attention_kernels(devices):
-  block = tpu_attention.Block(64, 9)
-  plan = tpu_attention.Plan(16, block, block, 2**24, interpret=True)
+  plan = tpu_attention.Plan(16, 64, 9, 2**24, interpret=True)
   query, key = (jax.ShapeDtypeStruct((4, n, 4, 16), jnp.bfloat16) for n in (9, 7))
   attend = lambda *args: tpu_attention.attend(*args, None, plan)
   forward = 2 * (2 * 4 * 4 * 9 * 7 * 16)  # q k', then weights times v

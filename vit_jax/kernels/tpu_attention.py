@@ -30,26 +30,20 @@ _SCORES = 2**21
 _SEMANTICS = ('parallel', 'parallel', 'arbitrary')
 
 
-class Block(NamedTuple):
-  """The share of a grid step: `rows` queries, and `lanes` channels of whole heads."""
-
-  lanes: int
-  rows: int
-
-
 class Plan(NamedTuple):
   """The division of the work.
 
   Attributes:
     head: channels of a head.
-    forward, backward: the share of a grid step in each kernel.
+    lanes: channels of a grid step, those of whole heads.
+    rows: queries of a grid step.
     vmem: bytes of on-chip memory that a kernel may use.
     interpret: run on any platform, slowly, for tests.
   """
 
   head: int
-  forward: Block
-  backward: Block
+  lanes: int
+  rows: int
   vmem: int
   interpret: bool = False
 
@@ -65,47 +59,35 @@ def plan(query: jax.Array, key: jax.Array, bias=None) -> Plan | None:
     key: [B, S, M, Dh].
     bias: a `GridBias` or None.
   """
-  batch, queries, heads, head = query.shape
+  (batch, queries, heads, head), keys = query.shape, key.shape[1]
   mesh = tpus(batch)
   if mesh is None or query.dtype != jnp.bfloat16 or heads % mesh.shape['tensor']:
     return None
   heads //= mesh.shape['tensor']
-  added = bias.rows.shape[-1] + bias.columns.shape[-1] if bias else 0
-  groups = [1]  # With a bias, a grid step takes one head: see `_by_head`.
-  if not bias:
+  if bias:
+    groups, added = [1], bias.rows.shape[-1] + bias.columns.shape[-1]
+  else:
     whole = math.lcm(head, LANES) // head  # Heads whose channels fill whole registers.
-    groups = [heads, *(n for n in range(heads, 0, -1) if heads % n == n % whole == 0)]
-  vmem = (
-    pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
-  )  # The compiler has the rest.
-  keys = key.shape[1]
-
-  def block(size) -> Block | None:
-    """Returns the block with the least padding of queries, then the most of them."""
-    fit = [
-      Block(n * head, rows)
-      for rows in {queries, *(_round_up(-(-queries // k), LANES) for k in range(2, 65))}
-      for n in groups
-      if n * rows * keys <= _SCORES and size(rows, n * head, keys, added) <= vmem
-    ]
-    padded = lambda b: -(-queries // b.rows) * b.rows
-    return min(fit, key=lambda b: (padded(b), -b.rows, -b.lanes), default=None)
-
-  forward, backward = block(_forward_bytes), block(_backward_bytes)
-  return forward and backward and Plan(head, forward, backward, vmem)
+    groups, added = [n for n in range(1, heads) if heads % n == n % whole == 0], 0
+    groups.append(heads)
+  # The compiler has the rest.
+  vmem = pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
+  fit = [
+    (n * head, rows)
+    for rows in {queries, *(_round_up(-(-queries // k), LANES) for k in range(2, 65))}
+    for n in groups
+    if n * rows * keys <= _SCORES and _bytes(rows, n * head, keys, added) <= vmem
+  ]
+  # The least padding of queries, then the most queries, then the most heads.
+  order = lambda block: (_round_up(queries, block[1]), -block[1], -block[0])
+  return Plan(head, *min(fit, key=order), vmem) if fit else None
 
 
-# Estimates of the on-chip memory that a grid step takes, in bytes. Blocks are bfloat16
-# and double-buffered, sums and scores float32.
+def _bytes(rows: int, lanes: int, keys: int, added: int) -> int:
+  """Estimates the on-chip memory of a grid step of the derivative, which needs the most.
 
-
-def _forward_bytes(rows: int, lanes: int, keys: int, added: int) -> int:
-  rows, keys = _round_up(rows, 16), _round_up(keys, LANES)
-  lanes = _round_up(lanes, LANES) + _round_up(added, LANES)
-  return 2 * 2 * lanes * (2 * rows + 2 * keys) + 4 * lanes * rows + 4 * 4 * rows * keys
-
-
-def _backward_bytes(rows: int, lanes: int, keys: int, added: int) -> int:
+  Blocks are bfloat16 and double-buffered, sums and scores float32.
+  """
   tall, keys = _round_up(rows, 16), _round_up(keys, 16)
   lanes = _round_up(lanes, LANES) + _round_up(added, LANES)
   blocks = 2 * 2 * lanes * (3 * tall + 4 * keys)
@@ -192,7 +174,7 @@ def _call(
   """
   (batch, queries, width), keys = inputs[0].shape, inputs[1].shape[1]
   forward = kernel is _forward
-  lanes, rows = plan.forward if forward else plan.backward
+  lanes, rows = plan.lanes, plan.rows
   grid = (batch, width // lanes, pl.cdiv(queries, rows))
   specs = {
     'q': pl.BlockSpec((1, rows, lanes), lambda b, h, i: (b, i, h)),
@@ -245,7 +227,7 @@ def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
   *bias_refs, out_ref = refs
   del queries  # Rows beyond the last query are computed and not written.
   out = _Sum(out_ref)
-  for head, span in _heads(plan.head, plan.forward.lanes):
+  for head, span in _heads(plan.head, plan.lanes):
     q, k, v = (ref[0, :, span] for ref in (q_ref, k_ref, v_ref))
     q *= jnp.asarray(plan.head**-0.5, q.dtype)
     scores = _dot(_only(q, head, span), k, (1, 1))
@@ -267,7 +249,7 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
   dk_sum, dv_sum = sums or (None, None)
   dq = _Sum(dq_ref, plan.head**-0.5)
   dk, dv = _Sum(dk_ref, total=dk_sum), _Sum(dv_ref, total=dv_sum)
-  for head, span in _heads(plan.head, plan.backward.lanes):
+  for head, span in _heads(plan.head, plan.lanes):
     q, g = (_existing(ref[0, :, span], queries) for ref in (q_ref, g_ref))
     k, v = (ref[0, :, span] for ref in (k_ref, v_ref))
     q *= jnp.asarray(plan.head**-0.5, q.dtype)

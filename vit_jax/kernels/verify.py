@@ -28,25 +28,20 @@ _ROUNDS, _CALLS = 5, 4  # The time of a call is that of the best round, over its
 def choose(
   mode: str, trace: Callable[[], object]
 ) -> tuple[tuple[str, ...], list[dict]]:
-  """Returns the kernels to use and, in mode 'auto', the record of each.
-
-  Process 0 decides for all processes.
+  """Returns (kernels to use, rows of `verified`). Process 0 decides for all processes.
 
   Args:
-    mode: 'auto': kernels that pass `verified`; 'xla': none; 'fused': all, unverified.
-    trace: traces the program, such as `lambda: jax.eval_shape(step, state, batch)`. Its
-      mesh has to be set.
+    mode: 'auto': the kernels that pass; 'xla': none; 'fused': all, unverified.
+    trace: traces the program on the mesh that is set, such as
+      `lambda: jax.eval_shape(step, state, batch)`.
   """
-  if mode == 'xla':
-    return (), []
   if mode == 'fused':
     return KERNELS, []
-  if jax.default_backend() == 'cpu':
-    return (), []  # There are none for it.
-  mesh = jax.sharding.get_abstract_mesh()
-  calls = planned(trace)
-  rows: list[dict] = []
+  if mode == 'xla' or jax.default_backend() == 'cpu':  # CPUs have none.
+    return (), []
+  calls, rows = planned(trace), []
   if jax.process_index() == 0:
+    mesh = jax.sharding.get_abstract_mesh()
     rows = verified([(k, fn, _of_one_device(arrays, mesh)) for k, fn, arrays in calls])
   for row in rows:
     if row['reason']:
@@ -64,15 +59,14 @@ def _passed(kernel: str, rows: list[dict]) -> bool:
 
 def _of_one_device(arrays, mesh):
   """Returns the shapes of one device's share of arrays [B, ...] and [B, N, M, ...]."""
-  size = dict(mesh.shape)
-  examples = size.get('data', 1) * size.get('fsdp', 1)
+  data, fsdp, tensor = (mesh.shape.get(axis, 1) for axis in ('data', 'fsdp', 'tensor'))
 
   def share(x):
     shape = list(x.shape)
     if x.ndim >= 3:
-      shape[0] = math.ceil(shape[0] / examples)
+      shape[0] = math.ceil(shape[0] / (data * fsdp))
     if x.ndim == 4:
-      shape[2] = math.ceil(shape[2] / size.get('tensor', 1))
+      shape[2] = math.ceil(shape[2] / tensor)
     return jax.ShapeDtypeStruct(shape, x.dtype)
 
   return jax.tree.map(share, arrays)
@@ -142,7 +136,7 @@ def _run(function, inputs, *kernels: str):
 
 def _fault(results, expected, row, shapes) -> str | None:
   pairs = zip(*map(jax.tree.leaves, (results, expected)), strict=True)
-  worst = max(float(_difference(a, b)) for a, b in pairs)
+  worst = float(np.max([_difference(a, b) for a, b in pairs]))  # or NaN
   if not worst <= _CLOSE:
     return f"differs from XLA's by {worst:.2g} of the largest value on {shapes}"
   if row['seconds'] > row['xla_seconds']:

@@ -168,7 +168,6 @@ FAMILY = Family(
   prompts=('pad',),
   stems=('root_block/standardized_conv2d/kernel',),
   stride=lambda fields: (resnet.stride(fields['blocks']),) * 2,
-  any_size=lambda fields: True,
   published=(
     # timm: resnetv2_50x1_bit; Google: BiT-R50x1, BiT-M-R50x1
     (r'resnetv2_(\d+x\d+)_bit', lambda shape: (f'R{shape}', {})),

@@ -178,7 +178,6 @@ FAMILY = Family(
   prompts=('pad',),
   stems=('stem/conv/kernel',),
   stride=lambda fields: (4 * 2 ** (len(fields['depths']) - 1),) * 2,
-  any_size=lambda fields: True,
   published=((rf'convnext_({"|".join(_TIMM)})', lambda size: (_TIMM[size], {})),),
   tiny=(dict(depths=(1, 2), widths=(16, 32), layer_scale=1.0),),
 )

@@ -84,14 +84,14 @@ class Family:
 
   model: type
   variant: Callable[[str], dict]
-  blocks: str
-  before: str
-  branch_ends: str
-  prompts: tuple[str, ...]
-  stems: tuple[str, ...]
-  stride: Callable[[Mapping], tuple[int, int]]
-  any_size: Callable[[Mapping], bool]
   tiny: tuple[dict, ...]
+  blocks: str = r'(?!)(?P<block>)(?P<layer>)'  # (?!) matches nothing
+  before: str = '(?!)'
+  branch_ends: str = '(?!)'
+  prompts: tuple[str, ...] = ()
+  stems: tuple[str, ...] = ()
+  stride: Callable[[Mapping], tuple[int, int]] = lambda fields: (fields['stride'],) * 2
+  any_size: Callable[[Mapping], bool] = lambda fields: True
   transitions: str | None = None
   matrices: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], ...] = ()
   positions: tuple[tuple[str, str], ...] = ()
@@ -191,37 +191,3 @@ class Family:
     """Returns which of a model's parameters is its first kernel, [h, w, C, ...]."""
     names = set(names)
     return next(name for name in self.stems if name in names)
-
-
-_NEVER = r'(?!)(?P<block>)(?P<layer>)'  # matches nothing
-
-
-def composite(
-  model: type,
-  variant: Callable[[str], dict],
-  tiny: tuple[dict, ...],
-  inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None,
-  outputs: Literal['maps', 'pixels', 'boxes'] = 'maps',
-  published: tuple[tuple[str, Callable], ...] = (),
-  matrices: tuple = (),
-) -> Family:
-  """Returns the facts of models that are built on a `backbone`, without one.
-
-  With one they are those of `Family.around`.
-  """
-  return Family(
-    model=model,
-    variant=variant,
-    blocks=_NEVER,
-    before='(?!)',
-    branch_ends='(?!)',
-    prompts=(),
-    stems=(),
-    stride=lambda fields: (fields['stride'],) * 2,
-    any_size=lambda fields: True,
-    tiny=tiny,
-    outputs=outputs,
-    inputs=inputs,
-    published=published,
-    matrices=matrices,
-  )

@@ -230,7 +230,6 @@ FAMILY = Family(
   stems=('stem/conv/kernel',),
   offsets=rf'{_BLOCK}/attention/relative_positions/(rows|columns)',
   stride=lambda fields: (4 * 2 ** (len(fields['depths']) - 1),) * 2,
-  any_size=lambda fields: True,
   published=(
     (rf'mvitv2_({"|".join(_TIMM)})', lambda size: (_TIMM[size], {})),
     (

@@ -171,7 +171,6 @@ FAMILY = Family(
   prompts=('pad',),
   stems=('stem/conv/kernel',),
   stride=_stride,
-  any_size=lambda fields: True,
   published=(
     # timm and torchvision: resnet50; transformers: microsoft/resnet-50
     (rf'resnet({_NUMBERS})', lambda layers: (layers, {})),

@@ -51,6 +51,5 @@ FAMILY = Family(
   prompts=('pad',),
   stems=('conv_root/kernel',),
   stride=lambda fields: (resnet.stride(fields['blocks']),) * 2,
-  any_size=lambda fields: True,
   tiny=(dict(blocks=(1, 1), width=32),),
 )

@@ -266,7 +266,6 @@ FAMILY = Family(
   offsets=rf'{_BLOCK}/relative_positions/table',
   patches='stem/embedding/kernel',
   stride=lambda f: tuple(n * 2 ** (len(f['depths']) - 1) for n in f['patch_size']),
-  any_size=lambda fields: True,
   published=(
     (
       rf'swin_({"|".join(_TIMM)})_patch4_window(\d+)_\d+',

@@ -16,7 +16,7 @@ from vit_jax.check import Count, Depth, Share
 from vit_jax.detection.models.pyramid import maps_of, nearest
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
-from vit_jax.models.family import composite
+from vit_jax.models.family import Family
 from vit_jax.nn.layers import (
   Dense,
   Dropout,
@@ -264,10 +264,9 @@ def _published(layers: str, dilated: str | None) -> tuple[str, dict]:
 
 _LAYER = r'(encoder|decoder)/layer_\d+'
 
-FAMILY = composite(
+FAMILY = Family(
   DETR,
   variant,
-  inputs=None,
   outputs='boxes',
   matrices=(
     (rf'{_LAYER}/.*/(query|key|value)/kernel', ((-3,), (-2, -1))),

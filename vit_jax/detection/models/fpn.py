@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from vit_jax.detection.models import pyramid
 from vit_jax.errors import UserError, choose
-from vit_jax.models.family import composite
+from vit_jax.models.family import Family
 
 
 def variant(name: str) -> dict:
@@ -93,10 +93,11 @@ def _inputs(fields, size) -> dict[str, tuple[int, int, int]]:
   }
 
 
-FAMILY = composite(
+FAMILY = Family(
   FPN,
   variant,
   inputs=_inputs,
+  outputs='maps',
   tiny=(
     dict(
       backbone=dict(

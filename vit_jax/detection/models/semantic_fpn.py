@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count
 from vit_jax.errors import UserError, choose
-from vit_jax.models.family import composite
+from vit_jax.models.family import Family
 from vit_jax.nn.layers import check_images, group_norm
 
 
@@ -122,7 +122,7 @@ def _inputs(fields, size) -> dict:
   return {}  # refused: there is nothing that it takes without a pyramid
 
 
-FAMILY = composite(
+FAMILY = Family(
   SemanticFPN,
   variant,
   inputs=_inputs,

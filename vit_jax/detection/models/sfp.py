@@ -20,7 +20,7 @@ from vit_jax.detection.models.pyramid import (
   top_down,
 )
 from vit_jax.errors import UserError
-from vit_jax.models.family import composite
+from vit_jax.models.family import Family
 
 # Figure 2 of the paper. 'simple': (c), every level from the last map alone; 'fpn_last':
 # (b), the same maps with the lateral and top-down connections of an FPN; 'fpn_stages':
@@ -120,10 +120,11 @@ def _inputs(fields, size) -> dict[str, tuple[int, int, int]]:
   return {f'stage{i + 1}': (*grid, C) for i, C in enumerate(fields['in_channels'])}
 
 
-FAMILY = composite(
+FAMILY = Family(
   SFP,
   variant,
   inputs=_inputs,
+  outputs='maps',
   tiny=(
     dict(
       backbone=dict(

@@ -232,7 +232,6 @@ FAMILY = Family(
   offsets=rf'{_BLOCK}/relative_positions/(rows|columns)',
   patches='embedding/kernel',
   stride=lambda fields: tuple(fields['patch_size']),
-  any_size=lambda fields: True,
   tiny=(
     dict(
       patch_size=(4, 4),
