@@ -47,6 +47,7 @@ ci: lint  ## the same and the tests marked thorough: what CI runs
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 
 format: $(VENV)/.installed-dev  ## rewrite the files as lint wants them
 	$(BIN)/ruff check --fix .

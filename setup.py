@@ -93,7 +93,13 @@ setup(
     ],
     # setuptools is for the tests, which build a wheel.
     'dev': [
-      *('pytest>=8', 'pytest-xdist>=3.5', 'ruff>=0.9', 'setuptools>=70.1'),
+      *(
+        'pytest>=8',
+        'pytest-xdist>=3.5',
+        'ruff>=0.9',
+        'pyrefly>=1.4',
+        'setuptools>=70.1',
+      ),
       *PLOTS,
       *DETECTION,
       *HUB,
