@@ -59,8 +59,8 @@ def predict_images(
   @jax.jit
   def run(variables, x):
     logits, out = apply(variables, x)
-    wanted = {layer: out[layer] for layer in layers}
-    return jax.tree.map(lambda y: y.astype('float32'), (logits, wanted))
+    features = {layer: out[layer] for layer in layers}
+    return jax.tree.map(lambda y: y.astype('float32'), (logits, features))
 
   variables = jax.device_put(loaded.variables)
   rows = {None: [], **{layer: [] for layer in layers}}

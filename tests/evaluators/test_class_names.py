@@ -14,7 +14,7 @@ from vit_jax import cli, imagenet, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_match
 from vit_jax.tools import convert, predict
-from vit_jax.weights import published, zoo
+from vit_jax.weights import zoo
 
 
 def test_the_lists_are_the_published_ones():
@@ -75,7 +75,7 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
   google_file(tmp_path / 'storage.googleapis.com' / url, classes)
   found = weights.read(entry)
   assert found.class_names == (name and imagenet.class_names(name))
-  assert published.licence(entry).name == 'apache-2.0'
+  assert zoo.licence(entry).name == 'apache-2.0'
 
 
 def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
@@ -84,7 +84,7 @@ def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
   # One's own model with as many classes has names only if its data gave them.
   own = weights.read(google_file(tmp_path / 'mine.npz', 1000))
   assert own.class_names is None
-  assert published.licence(own.source) == (None, own.source)
+  assert zoo.licence(own.source) == (None, own.source)
   dest = tmp_path / 'b' / 'ViT-B_16.npz'
   dest.parent.mkdir()
   run = weights.read(tmp_path / 'mine.npz', act='gelu_erf')
@@ -120,7 +120,7 @@ def test_names_by_the_tag_of_timm(tmp_path, tag, classes, name):
   folder = timm_folder(tmp_path / 'a', classes, tag=tag, license='mit')
   found = weights.read(folder)
   assert found.class_names == (name and imagenet.class_names(name))
-  assert published.licence(folder).name == 'mit'
+  assert zoo.licence(folder).name == 'mit'
 
 
 def test_names_in_the_file_come_first(tmp_path):
@@ -141,7 +141,7 @@ def test_names_in_the_file_come_first(tmp_path):
 def test_the_licence_of_a_card(tmp_path, line, name):
   shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
   (tmp_path / 'a/README.md').write_text(f'---\ntags:\n- x\n{line}\n---\nlicense: x')
-  assert published.licence(tmp_path / 'a').name == name
+  assert zoo.licence(tmp_path / 'a').name == name
 
 
 def run(tool, *args):

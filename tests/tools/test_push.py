@@ -15,7 +15,7 @@ import vit_jax
 from tests.support import GOLDEN
 from vit_jax import cli
 from vit_jax.tools import push
-from vit_jax.weights import published, runs
+from vit_jax.weights import runs, zoo
 
 TOKEN = GOLDEN / 'vit_google_token.npz'
 
@@ -150,7 +150,7 @@ def test_the_licence_goes_from_run_to_run(trained, tmp_path):
   change(trained, weights={'source': 'b16-i21k'})
   shutil.copytree(trained, tmp_path / 'second')
   change(tmp_path / 'second', weights={'source': str(trained)})
-  assert published.licence(tmp_path / 'second') == ('apache-2.0', 'b16-i21k')
+  assert zoo.licence(tmp_path / 'second') == ('apache-2.0', 'b16-i21k')
 
 
 class FakeApi:

@@ -101,7 +101,7 @@ def test_another_size_resizes_the_positions():
   old = arrays_of('vit_google_token')['Transformer/posembed_input/pos_embedding']
   new = loaded.params['Transformer']['posembed_input']['pos_embedding']
   assert new.shape == (1, 1 + 6 * 8, 48)
-  np.testing.assert_array_equal(new[:, 0], old[:, 0])  # of the cls token
+  np.testing.assert_array_equal(new[:, 0], old[:, 0])  # the class token's
   corners = new[0, 1:].reshape(6, 8, 48)[[0, 0, -1, -1], [0, -1, 0, -1]]
   expected = old[0, 1:].reshape(4, 4, 48)[[0, 0, -1, -1], [0, -1, 0, -1]]
   np.testing.assert_allclose(corners, expected, rtol=1e-6)
@@ -234,7 +234,7 @@ def test_positions_of_another_grid_and_a_class_row():
   without = vit_jax.load(path_of('vit_timm'), model=section | {'class_row': False})
   assert trees.flatten(without.params)[name].shape[1] == table.shape[1] - 1
   other = vit_jax.load(path_of('vit_timm'), model=section | {'act': 'gelu_tanh'})
-  assert "act='gelu_erf'" in other.report  # of the weights
+  assert "act='gelu_erf'" in other.report  # the weights have it
 
 
 def test_a_vit_starts_a_pyramid_and_a_backbone_what_is_built_on_it():

@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
   results = {step: {} for step in STEPS}
   for row in rows:
     results.get(row['step'], {}).update(row)
-  assert best_of(results) != 6, results  # else the tests say nothing
+  assert best_of(results) != 6, results  # or the tests say nothing
   return workdir, results
 
 

@@ -102,7 +102,7 @@ def write(args, folder: Path) -> dict:
     UserError: for a source that cannot be read, or be expressed in the format.
   """
   from vit_jax.train import metrics
-  from vit_jax.weights import export, pipelines, published, read, runs
+  from vit_jax.weights import pipelines, read, reading, runs, zoo
 
   loaded = read(args.source, ema=args.ema, weights=args.weights)
   to, params = _write(loaded, folder, args.format)
@@ -110,8 +110,8 @@ def write(args, folder: Path) -> dict:
   config, results = _run(run[0], loaded.step) if run else ({}, {})
   began = (config.get('weights') or {}).get('source') or args.source
   base = re.fullmatch(r'hf:([^@]+)(@.*)?', began)
-  licence = published.licence(args.source)
-  size = export.usual_size(loaded)
+  licence = zoo.licence(args.source)
+  size = reading.usual_size(loaded)
   facts = {
     'repo': args.repo,
     'format': to,

@@ -1,4 +1,4 @@
-"""What a config beside arrays says of them: one of timm, of transformers, or our own.
+"""The config beside arrays, of timm, of transformers or our own, as facts of a model.
 
 A config comes from anywhere: values are checked where they are read, and a ValueError
 says which one is odd. Keys that are not read are left alone.
@@ -22,7 +22,7 @@ _ACTS = {
 
 
 class Facts(NamedTuple):
-  """What a config says of the model that its arrays belong to."""
+  """The facts in a config about the model that its arrays belong to."""
 
   fields: dict[str, Any]
   image_size: tuple[int, int] | None = None  # (H, W), pixels
@@ -72,8 +72,8 @@ def timm(fields: Callable[[dict, str], dict] = lambda config, name: {}) -> Reade
     size = pair(size[1:] if size else args.get('img_size'))
     names = texts(config.get('label_names') or cfg.get('label_names'))
     pp = section(config, 'vit_jax').get('pp') or pipelines.of_timm(cfg, size)
-    told = fields(config, architecture or Path(source).name)
-    return Facts(told, size, names, pp, architecture, config)
+    own = fields(config, architecture or Path(source).name)
+    return Facts(own, size, names, pp, architecture, config)
 
   return read
 
@@ -84,8 +84,8 @@ def hf(model_type: str) -> Reader:
   def read(config, source):
     if not config:
       return Facts({'act': 'gelu_erf'})
-    if (given := config.get('model_type', model_type)) != model_type:
-      raise ValueError(f'model_type is {given!r}, which is not read: {model_type!r} is')
+    if (other := config.get('model_type', model_type)) != model_type:
+      raise ValueError(f'model_type is {other!r}, which is not read: {model_type!r} is')
     eps = config.get('layer_norm_eps', 1e-12)
     if not 0 <= eps < 1:
       raise ValueError(f'layer_norm_eps is {eps}, expected a number in [0, 1)')

@@ -12,14 +12,7 @@ import urllib.request
 from pathlib import Path
 
 from vit_jax import files
-from vit_jax.errors import (
-  DiskFull,
-  NotAllowed,
-  RunError,
-  UserError,
-  disk_is_full,
-  one_line,
-)
+from vit_jax.errors import DiskFull, NotAllowed, UserError, disk_is_full, one_line
 from vit_jax.weights import readers
 
 _TIMEOUT = 30  # seconds without a byte
@@ -89,28 +82,24 @@ def _fetch(source: str) -> Path:
       try:
         partial.rename(target)
       except OSError:
-        if not target.is_dir():  # else another process has fetched the folder meanwhile
+        if not target.is_dir():  # a folder that another process has fetched meanwhile
           raise
   except NotAllowed:
     raise
   except (OSError, http.client.HTTPException, ValueError) as error:
     if isinstance(error, urllib.error.HTTPError):
       error.close()  # it holds the connection
-    raise _failed(one_line(source), target, error) from None
+    why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__
+    if disk_is_full(error):
+      raise DiskFull(
+        f'No room for {one_line(source)} in {files.cache_dir()}: {why}. Remove what is not '
+        'needed, or set VIT_JAX_CACHE to a folder on another disk.'
+      ) from None
+    raise UserError(
+      f'Could not download {one_line(source)}: {why}. Fetch it on a machine with network '
+      f'access and give the path of the file, or put it at {target}.'
+    ) from None
   return target
-
-
-def _failed(source: str, target: Path, error: Exception) -> RunError:
-  if disk_is_full(error):
-    return DiskFull(
-      f'No room for {source} in {files.cache_dir()}: {one_line(error)}. Remove what is '
-      'not needed, or set VIT_JAX_CACHE to a folder on another disk.'
-    )
-  why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__
-  return UserError(
-    f'Could not download {source}: {why}. Fetch it on a machine with network access and '
-    f'give the path of the file, or put it at {target}.'
-  )
 
 
 def _http(source: str, path: Path) -> None:

@@ -11,6 +11,7 @@ from vit_jax import files, models, trees
 from vit_jax.errors import UserError, choose
 from vit_jax.weights import adapt, formats, pipelines, tuned
 from vit_jax.weights.fitting import fit
+from vit_jax.weights.reading import usual_size
 from vit_jax.weights.source import Source, errors_of
 
 TO = ('google', 'timm', 'hf', 'authors', 'detectron2')
@@ -116,16 +117,3 @@ def _npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
     with zipfile.ZipFile(out, 'a') as archive:
       archive.comment = comment
   return out.getvalue()
-
-
-def usual_size(source: Source) -> tuple[int, int]:
-  """Returns (H, W) of a source's images in pixels: 224, where it does not say."""
-  if source.image_size:
-    return source.image_size
-  family = models.family(source.family, **source.fields)
-  if family.position in source.flat:
-    raise UserError(
-      f'{source.source} has position embeddings of a grid that is not square: pass '
-      'image_size=(height, width), the size that they are for.'
-    )
-  return 224, 224

@@ -23,7 +23,7 @@ STARTS = {('vit', 'vitdet'): 'vit_jax.detection.weights.vitdet'}
 
 
 class Merge(NamedTuple):
-  """What became of every name.
+  """The fate of every name.
 
   Attributes:
     taken: from the source.
@@ -175,7 +175,7 @@ def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, lis
       a, b = ('x'.join(str((n + 1) // 2) for n in side) for side in (before, after))
       notes[f'position tables of {what} resized from {a} to {b}, {how}'] = None
     elif axes and x.ndim == 3:
-      if axes == 'hw':  # of an unknown grid: taken as square
+      if axes == 'hw':  # an unknown grid is taken as square
         side = math.isqrt(max(x.shape[1] - (shape[1] - math.prod(new)), 0))
         before, after = old or (side, side), new
       else:  # the length of a table of rows, or of columns, is that of the grid

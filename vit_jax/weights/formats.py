@@ -112,11 +112,11 @@ class Format(NamedTuple):
     return rename.to_theirs(flat, rules) | self.buffers(flat), config
 
 
-def _over(told: Fields, inferred: Fields) -> Fields:
+def _over(stated: Fields, inferred: Fields) -> Fields:
   """Returns fields, those of the config before inferred ones, also within a backbone."""
-  fields = inferred | told
+  fields = inferred | stated
   if isinstance(inferred.get('backbone'), dict):
-    fields['backbone'] = inferred['backbone'] | told.get('backbone', {})
+    fields['backbone'] = inferred['backbone'] | stated.get('backbone', {})
   return fields
 
 

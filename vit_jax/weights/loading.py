@@ -12,9 +12,9 @@ import numpy as np
 from vit_jax import models, trees
 from vit_jax.data import single_image
 from vit_jax.errors import UserError
-from vit_jax.weights import adapt, export, pipelines, tuned
+from vit_jax.weights import adapt, pipelines, tuned
 from vit_jax.weights.fitting import fit
-from vit_jax.weights.reading import read
+from vit_jax.weights.reading import read, usual_size
 from vit_jax.weights.source import errors_of
 
 
@@ -143,7 +143,7 @@ def load(
     else:
       model = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
-  size = tuple(size) if size else export.usual_size(origin)
+  size = tuple(size) if size else usual_size(origin)
   flat, report = fit(origin, model, size, skip=skip, resize=resize)
   shape = (*size, origin.channels)
   if report.reinitialized:

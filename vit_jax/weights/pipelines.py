@@ -48,14 +48,14 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
     )
   method = _RESAMPLE[resample]
   how = f"method={method!r}, antialias={method != 'nearest'}, rounding='nearest'"
-  wanted, steps = processor.get('size', size), ['decode']
+  size, steps = processor.get('size', size), ['decode']
   if processor.get('do_resize', True):
-    if isinstance(wanted, dict) and 'shortest_edge' in wanted:
-      steps.append(f'resize_small({_side(wanted["shortest_edge"])}, {how})')
+    if isinstance(size, dict) and 'shortest_edge' in size:
+      steps.append(f'resize_small({_side(size["shortest_edge"])}, {how})')
     else:
-      steps.append(f'resize({_sides(wanted)}, {how})')
+      steps.append(f'resize({_sides(size)}, {how})')
   if processor.get('do_center_crop'):
-    steps.append(f'central_crop({_sides(processor.get("crop_size", wanted))})')
+    steps.append(f'central_crop({_sides(processor.get("crop_size", size))})')
   mean = processor.get('image_mean', (0.5,) * 3)
   std = processor.get('image_std', (0.5,) * 3)
   if not processor.get('do_normalize', True):

@@ -32,9 +32,9 @@ _DAMAGED += (TypeError, MemoryError, KeyError, AttributeError)
 class Raw(NamedTuple):
   """The content of a file, under its own names."""
 
-  path: Path  # of the file; of the folder for a folder
+  path: Path  # the file or folder
   arrays: dict[str, np.ndarray]
-  config: dict  # of config.json beside it, or embedded; {} where there is none
+  config: dict  # config.json beside it, or the embedded config; {} for none
 
 
 def read(path: str | Path) -> Raw:

@@ -8,7 +8,6 @@ the best by config.checkpoint.best, RUN@500 that of this number.
 import math
 import os
 import re
-import typing
 from pathlib import Path
 
 from vit_jax import models
@@ -19,7 +18,6 @@ from vit_jax.weights import (
   configs,
   download,
   formats,
-  published,
   readers,
   runs,
   tuned,
@@ -79,8 +77,8 @@ def complete(model: dict, source: Source) -> dict:
   """
   if 'name' in model:
     return model
-  told = {k: v for k, v in source.fields.items() if k != 'num_classes'}
-  return {'name': source.family, **told, **model}
+  fields = {k: v for k, v in source.fields.items() if k != 'num_classes'}
+  return {'name': source.family, **fields, **model}
 
 
 def _of_weights(section: dict, model, image_size: tuple[int, int]) -> dict:
@@ -89,7 +87,7 @@ def _of_weights(section: dict, model, image_size: tuple[int, int]) -> dict:
   return fit(from_section(**section), model, image_size, **options)[0]
 
 
-def _read_file(source: str, variant: str | None, given: dict) -> Source:
+def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
   entry = zoo.find(source)
   path = download.locate(entry.url if entry else source)
   try:
@@ -109,25 +107,19 @@ def _read_file(source: str, variant: str | None, given: dict) -> Source:
     facts = format.facts(config, source)
     if facts.pp:
       registry.parse(facts.pp)  # a mistake is reported here, not at the first image
-    if not variant and 'act' not in given:
+    if not variant and 'act' not in overrides:
       _check_architecture(facts)
     sized = models.resolve(format.family, variant)[1] if variant else {}
     if format.flat_heads:
-      heads = given.get('num_heads') or facts.fields.get('num_heads')
+      heads = overrides.get('num_heads') or facts.fields.get('num_heads')
       heads = heads or sized.get('num_heads') or _heads(facts, source)
       facts = facts._replace(fields=facts.fields | {'num_heads': heads})
     section, flat = format.read(arrays, facts)
     section.pop('name')
-    for key in ('width', 'depth', 'mlp_dim'):
-      if key in sized and section.get(key, sized[key]) != sized[key]:
-        raise ValueError(
-          f'{key} is {section[key]}, and {sized[key]} in variant {variant!r}'
-        )
-    fields = section | sized | given
-    _check_complete(format.family, fields)
+    fields = section | sized | overrides
     family = models.family(format.family, **fields)
     size = _image_size(format, facts, flat, section, family)
-    known = published.find(source, path, config)
+    known = zoo.published(source, path, config)
     names = facts.class_names or known.class_names(section.get('num_classes'))
     # A model without an image takes maps, of images of any number of channels.
     channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]
@@ -159,6 +151,19 @@ def _image_size(format, facts: Facts, flat, fields: dict, family):
   if grid := format.grid(flat, fields):
     return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
   return None
+
+
+def usual_size(source: Source) -> tuple[int, int]:
+  """Returns (H, W) of a source's images in pixels: 224, where it does not say."""
+  if source.image_size:
+    return source.image_size
+  family = models.family(source.family, **source.fields)
+  if family.position in source.flat:
+    raise UserError(
+      f'{source.source} has position embeddings of a grid that is not square: pass '
+      'image_size=(height, width), the size that they are for.'
+    )
+  return 224, 224
 
 
 # -- what a file does not say ---------------------------------------------------------
@@ -216,16 +221,3 @@ def _heads(facts: Facts, source: str) -> int:
 def _plain(architecture: str) -> str:
   """'vit_base_patch16_224.augreg_in21k' without timm's tag."""
   return architecture.removesuffix('.safetensors').split('.')[0]
-
-
-def _check_complete(family: str, fields: dict) -> None:
-  """Raises ValueError for a field that is None, as nothing tells it, and may not be."""
-  parameters = models.signature(family).parameters
-  for name, value in fields.items():
-    if value is not None or name not in parameters:
-      continue
-    if type(None) not in typing.get_args(parameters[name].annotation):
-      raise ValueError(
-        f"neither the arrays nor a config.json nor the file's name tells {name}: pass "
-        f"{name}, or the model's size as the variant"
-      )

@@ -124,17 +124,17 @@ class Steps:
         shapes[parameter] = (shape, item == 'params')
     return shapes
 
-  def choose(self, source, wanted: str | None) -> int | None:
-    """Returns the step that `RUN@wanted` means; None: the newest that is not damaged.
+  def choose(self, source, which: str | None) -> int | None:
+    """Returns the step that `RUN@which` means; None: the newest that is not damaged.
 
     Raises:
       UserError: for a step that is not there; it lists those that are.
     """
-    if wanted is None:
+    if which is None:
       return None
     best = f', and {self.best} is the best' if self.best is not None else ''
     there = f'steps there: {self.steps or "none"}{best}'
-    if wanted == 'best':
+    if which == 'best':
       if self.metric is None:
         raise UserError(
           f'{source}: the run names no metric to be best by; {there}. The newest is the '
@@ -144,15 +144,15 @@ class Steps:
       if self.best is None:
         raise UserError(f'{source}: no step has a finite {self.metric!r}; {there}.')
       return self.best
-    if not wanted.isdecimal() or int(wanted) not in self.steps:
-      raise UserError(f'{source}: no step {wanted!r}; {there}.')
-    return int(wanted)
+    if not which.isdecimal() or int(which) not in self.steps:
+      raise UserError(f'{source}: no step {which!r}; {there}.')
+    return int(which)
 
 
 def read(
   source,
   folder: Path,
-  wanted: str | None,
+  which: str | None,
   ema: bool,
   weights: str | None,
   fields: dict,
@@ -161,7 +161,7 @@ def read(
   """Returns the parameters of a step of a run.
 
   Args:
-    wanted: 'best', a step, or None: the newest that is not damaged.
+    which: 'best', a step, or None: the newest that is not damaged.
     ema: whether to read the averaged parameters.
     weights: where the parameters that the run did not train are now, if they moved.
     fields: of the model, over the run's.
@@ -175,14 +175,14 @@ def read(
   config = config_lib.read(folder)
   resolved, section = config['resolved'], dict(config['model'])
   name, variant = section.pop('name'), section.pop('variant', None)
-  family, told = models.resolve(name, variant, **section)
+  family, own_fields = models.resolve(name, variant, **section)
   H, W, C = resolved['image_shape']
-  model = models.build(family, **told)
+  model = models.build(family, **own_fields)
   section = config.get('tune', {})
   tuned, _ = tune.attach(model, models.family_of(model), (H, W, C), **section)
   abstract = models.shapes_of(tuned, (H, W, C))
   saved = Steps(folder, config)
-  step = saved.choose(source, wanted)
+  step = saved.choose(source, which)
   with saved.checkpoints as checkpoints:
     names = checkpoints.frozen(step)
     frozen = _frozen(folder, config, model, names, weights, of_weights)
@@ -209,7 +209,7 @@ def read(
     str(source),
     'run',
     family,
-    told | fields,
+    own_fields | fields,
     adapt.unstack(flat, models.family_of(model)),
     (H, W),
     C,

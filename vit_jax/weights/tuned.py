@@ -23,7 +23,7 @@ from vit_jax.weights import readers
 from vit_jax.weights.fitting import fit
 from vit_jax.weights.source import Source, errors_of
 
-KEY = 'vit_jax_tuned'  # of the config of such a file, where the record is
+KEY = 'vit_jax_tuned'  # the key of the record in the config of such a file
 _Side = Annotated[int, check.Range(1, 2**14)]  # pixels
 
 

@@ -117,7 +117,7 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
 # The shorter side of images in evaluation, and the longer one at most, where no file says
 # it, as in the paper.
 _SHORTER, _LONGEST = 800, 1333
-_HEADS = 8  # of every published model; the arrays do not show it
+_HEADS = 8  # heads of every published model; the arrays do not show it
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 # The values that keys of transformers' config must have.
@@ -136,8 +136,9 @@ def _facts(config: dict, source: str) -> configs.Facts:
   processor |= configs.section(config, 'preprocessor')
   shorter, longest, size = _sides(config, processor)
   whole = dict(zip(('height', 'width'), size, strict=True))
-  given = {**config, 'image_size': size, 'preprocessor': {**processor, 'size': whole}}
-  facts = configs.hf('detr')(given, source)
+  processor_of_size = {**processor, 'size': whole}
+  config = {**config, 'image_size': size, 'preprocessor': processor_of_size}
+  facts = configs.hf('detr')(config, source)
   if shorter:
     expected = {'resample': 2, 'do_resize': True}
     configs.require(processor, expected, 'preprocessor_config.json of a shorter side')

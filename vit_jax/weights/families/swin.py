@@ -37,8 +37,8 @@ class Names(NamedTuple):
   norms: tuple[str, str]
   out: str
   mlp: tuple[str, str]
-  table: str  # of positions (V1)
-  position_mlp: str  # which V2 has in place of a table
+  table: str  # the table of positions (V1)
+  position_mlp: str  # the MLP that V2 has in place of a table
 
 
 def block(theirs: str, ours: str, stage: Stage, names: Names) -> Table:
