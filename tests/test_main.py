@@ -96,56 +96,23 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--steps=9'], ("'--steps=9'", '"--config.steps"')),
     ([DIGITS, '--batchsize', '9'], ("'--batchsize'", '"--config.data.batch_size"')),
     ([DIGITS, '--seeed=1', '--x=2'], ("'--seeed=1'", '"--config.seed"')),
-    ([DIGITS, '--config.optm.lr=1'], ('config.optm', 'optim')),
-    ([DIGITS, '--config.optim.lr=fast'], ('config.optim.lr=fast', 'float')),
-    ([DIGITS, '--config.model.depth=two'], ('config.model.depth=two', 'int')),
-    ([DIGITS, '--config.model.width=0.5'], ('config.model.width=0.5', 'int')),
-    ([DIGITS, '--config.evals=3'], ('config.evals',)),
     ([DIGITS, '--config.steps=10'], ("'steps': 10", 'epochs', 'examples')),
-    ([DIGITS, '--config.epochs=0'], ('config.epochs=0', 0)),
-    ([DIGITS, '--config.data.batch_size=0'], ('batch_size', 0)),
     ([DIGITS, '--config.data.batch_size=12'], ('batch_size=12', 8)),
     ([DIGITS, '--config.optim.accum=3'], ('batch_size=64', 24, 'optim.accum')),
-    ([DIGITS, '--config.optim.accum=0'], ('config.optim.accum=0', 1)),
-    ([DIGITS, '--config.optim.name=adamv'], ("'adamv'", 'adamw')),
-    ([DIGITS, '--config.optim.schedule.decay=cosin'], ("'cosin'", 'cosine')),
     ([DIGITS, '--config.optim.schedule.warmup=500'], ('warmup', 500, ':warmup=N')),
     ([DIGITS, '--config.model.name=vitt'], ("'vitt'", 'vit')),
     ([DIGITS, '--config.model.variant=B'], ("'B'", 'SIZE/PATCH')),
     ([DIGITS, '--config.model.remat=some'], ("'some'", 'full')),
-    ([DIGITS, '--config.model.patch_size=4'], ('patch_size=4', 'list of int')),
     ([DIGITS, '--config.model.patch_size=(3,3)'], ('16x16', '3x3')),
     ([DIGITS, '--config.model.num_heads=5'], ('num_heads', 5)),
-    ([DIGITS, '--config.model.dtype=float8'], ("'float8'", 'float32')),
     ([DIGITS, '--config.task.name=clasify'], ("'clasify'", 'classify')),
-    ([DIGITS, '--config.task.loss=l2'], ("'l2'", 'softmax')),
     ([DIGITS, '--config.sharding=fsdq'], ("'fsdq'", 'fsdp')),
-    ([DIGITS, '--config.sharding=3'], ('config.sharding=3',)),
     ([DIGITS, '--config.mesh.fsdp=3'], ('config.mesh', 'fsdp=3', 8)),
-    ([DIGITS, '--config.seed=None'], ('config.seed=None', 'int')),
-    ([DIGITS, '--config.seed=-1'], ('seed=-1',)),
-    ([DIGITS, '--config.max_bad_steps=few'], ("max_bad_steps='few'", 'int')),
-    ([DIGITS, '--config.log.every=0'], ('config.log.every=0', 1)),
-    ([DIGITS, '--config.log.evry=5'], ('config.log.evry', 'every')),
-    ([DIGITS, '--config.checkpoint.every=0'], ('config.checkpoint.every=0',)),
-    ([DIGITS, '--config.checkpoint.best=tset/top1'], ('tset', 'test')),
-    ([DIGITS, '--config.evals.test.type=clasification'], ('classification',)),
     ([DIGITS, '--config.evals.test.type=None'], ('config.evals.test', "'type'")),
-    ([DIGITS, '--config.evals.test.every=0'], ('config.evals.test.every=0',)),
-    ([DIGITS, '--config.evals.test.use_ema=yes'], ('use_ema', 'bool')),
-    ([DIGITS, '--config.evals.test.dta=3'], ('evals.test.dta', 'data')),
     ([DIGITS, '--config.evals.test.data.split=tset'], ("'tset'", "'test'")),
-    (
-      [DIGITS, '--config.evals.test.data.pp=vale_range'],
-      ("'vale_range'", 'value_range'),
-    ),
     ([DIGITS, '--config.optim.ema=None'], ('test_ema.use_ema', 'config.optim.ema')),
     ([DIGITS, '--config.data.source=digist'], ('digist', 'digits')),
     ([DIGITS, '--config.data.split=trian'], ("'trian'", "'train'")),
-    ([DIGITS, '--config.data.source_options=3'], ('source_options=3', 'dict')),
-    ([DIGITS, '--config.data.pp=flip_rl'], ("'flip_rl'", 'flip_lr')),
-    ([DIGITS, '--config.data.pp=value_range(-1)'], ('value_range(-1)', "'hi'")),
-    ([DIGITS, '--config.data.pp=value_range('], ("'value_range('",)),
     ([DIGITS, '--config.model.num_classes=5'], ('0 to 9', 'num_classes=5')),
     (['--config=folder'], ("data.source is ''", 'folder:PATH')),
     (
@@ -257,19 +224,14 @@ def test_a_config_of_ones_own_from_anywhere(tmp_path):
   assert str(workdir) == 'runs/mine-debug'
 
 
-@pytest.mark.parametrize(
-  ('message', 'joined'),
-  [
-    ('It is missing.', 'missing. Meanwhile, the same'),
-    ('Prepare it with: tfds build x', 'build x. Meanwhile, the same'),
-  ],
-)
-def test_what_else_can_be_run_without_the_data(monkeypatch, message, joined):
+def test_a_run_without_its_data_is_told_another(monkeypatch):
   def without_data(*_):
-    raise DataError(message)
+    raise DataError('It is missing.')
 
   monkeypatch.setattr(run, 'train', without_data)
   config = {'data': {'source': 'tfds:x'}}
-  with pytest.raises(DataError, match=re.escape(joined)) as caught:
+  with pytest.raises(
+    DataError, match=naming('missing. Meanwhile', 'the same')
+  ) as caught:
     program.train(config, '', '', 'vit_b16')
   assert str(caught.value).endswith('--config=vit_b16:debug')

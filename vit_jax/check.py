@@ -162,7 +162,7 @@ def known_keys(where: str, section: dict, keys) -> None:
   for key in section:
     if key not in keys:
       raise UserError(
-        f'Unknown key {where}.{key}: known are {sorted(keys)}.{did_you_mean(key, keys)}'
+        f'Unknown key {where}.{key}: keys are {sorted(keys)}.{did_you_mean(key, keys)}'
       )
 
 

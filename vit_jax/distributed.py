@@ -22,7 +22,7 @@ def start(spec: str) -> None:
   """Joins this process to its run; must come before anything else asks for devices.
 
   Args:
-    spec: 'auto' where JAX can tell by the environment (Cloud TPU, SLURM, GKE, Open MPI),
+    spec: 'auto' where the environment tells JAX (Cloud TPU, SLURM, GKE, Open MPI),
       or 'HOST:PORT,COUNT,INDEX': the address of process 0, the number of processes, and
       which of them this is.
 
@@ -44,8 +44,8 @@ def start(spec: str) -> None:
       ) from None
     return
   address, *numbers = spec.split(',')
-  known = ':' in address and len(numbers) == 2 and all(n.isdigit() for n in numbers)
-  if not known or not int(numbers[1]) < int(numbers[0]):
+  complete = ':' in address and len(numbers) == 2 and all(n.isdigit() for n in numbers)
+  if not complete or not int(numbers[1]) < int(numbers[0]):
     raise UserError(
       f"--distributed={spec}: expected 'auto' or HOST:PORT,COUNT,INDEX, such as "
       '10.0.0.1:8476,4,0 with indices from 0.'

@@ -1,4 +1,4 @@
-"""Standard error: lines to the person, and the noise of libraries to a file."""
+"""Standard error: lines to the user, and the noise of libraries to a file."""
 
 import contextlib
 import faulthandler
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-# The file descriptor of lines to the person; not 2 while `noise_to` redirects that.
+# The file descriptor of lines to the user; not 2 while `noise_to` redirects that.
 _fd = 2
 
 
@@ -33,25 +33,25 @@ def noise_to(path: str | os.PathLike) -> Iterator[None]:
   sys.stderr.flush()
   before = _fd
   file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-  kept = os.dup(2)  # not inherited by child processes
+  saved = os.dup(2)  # not inherited by child processes
   stream, ours = sys.stderr, None
   try:
     os.dup2(file, 2)
   finally:
     os.close(file)
-  _fd = kept if before == 2 else before  # one within another
+  _fd = saved if before == 2 else before  # one within another
   if _is_descriptor_2(stream):  # not of a notebook or a test, which stays as it is
-    sys.stderr = ours = open(kept, 'w', 1, stream.encoding, stream.errors)  # noqa: SIM115
+    sys.stderr = ours = open(saved, 'w', 1, stream.encoding, stream.errors)  # noqa: SIM115
     crashes = faulthandler.is_enabled()
-    faulthandler.enable(kept, all_threads=False)
+    faulthandler.enable(saved, all_threads=False)
   try:
     yield
   finally:
-    os.dup2(kept, 2)
+    os.dup2(saved, 2)
     _fd = before
     if ours is None:
-      os.close(kept)
-    else:  # `kept` stays open: a logger may have taken `ours` for its stream
+      os.close(saved)
+    else:  # `saved` stays open: a logger may have taken `ours` for its stream
       ours.flush()
       sys.stderr = stream
       faulthandler.enable(stream) if crashes else faulthandler.disable()

@@ -6,7 +6,8 @@ Over weights W [D, K] and biases b [K] it minimises
 
 the objective of scikit-learn's `LogisticRegression` with C = 1 / l2; z is x where
 features are not standardised. L-BFGS (Liu and Nocedal 1989, as in optax) works on this
-divided by the number of rows, in float32 with products at highest precision.
+divided by the number of rows, in float32 with products at highest precision. Rows are
+spread over the devices of a mesh.
 """
 
 import dataclasses
@@ -23,8 +24,8 @@ from vit_jax import sharding
 from vit_jax.evaluators.features import spread
 from vit_jax.evaluators.lsr import STD_EPSILON
 
-_LOGITS = 2**24  # in memory at once, on each device: 64 MB
-_STEPS = 25  # of L-BFGS, between two questions whether to stop
+_LOGITS = 2**24  # logits in memory at once on each device: 64 MB
+_STEPS = 25  # iterations of L-BFGS between two calls of `check_stop`
 _AXES = ('data', 'fsdp')
 _SOLVER = optax.lbfgs(memory_size=10)
 
@@ -34,9 +35,9 @@ class Fit:
   """A solution.
 
   Attributes:
-    params: {'kernel': W [D, K], 'bias': b [K]}, of standardised features.
+    params: {'kernel': W [D, K], 'bias': b [K]}, for standardised features.
     mean, std: [D], by which features were standardised; 0 and 1 if they were not.
-    iterations: of L-BFGS.
+    iterations: number of iterations of L-BFGS.
     gradient: largest derivative, absolute, of the objective per row.
   """
 
@@ -77,8 +78,8 @@ def fit(
 ) -> Fit:
   """Returns the solution, once no derivative is larger than the tolerance.
 
-  Or that after `max_iterations`, or where float32 has no better one: the caller compares
-  `Fit.gradient` with the tolerance.
+  It ends earlier after `max_iterations`, or where float32 has no better solution: the
+  caller compares `Fit.gradient` with the tolerance.
 
   Args:
     weights: [N], 1 for rows to fit to, 0 for others.
@@ -89,35 +90,30 @@ def fit(
     check_stop: called every few iterations; raises to leave.
   """
   w = rows.place(np.asarray(weights, np.float32))
-  shape = rows.width, rows.num_classes
   mean, std = _moments(rows.x, w) if standardize else np.float32([[0.0], [1.0]])
   mean, std = (jnp.broadcast_to(a, rows.width) for a in (mean, std))
   problem = rows.x, rows.y, w, mean, std, np.float32(l2)
-  zeros = {
-    'kernel': np.zeros(shape, np.float32),
-    'bias': np.zeros(shape[1:], np.float32),
-  }
+  shape = rows.width, rows.num_classes
+  zeros = lambda *shape: np.zeros(shape, np.float32)
+  params = {'kernel': zeros(*shape), 'bias': zeros(shape[1])}
+  params = jax.device_put(
+    params if start is None else start.params, sharding.replicated(rows.mesh)
+  )
   static = {'chunk': rows.chunk, 'mesh': rows.mesh}
-  params = zeros if start is None else start.params
-  params = jax.device_put(params, sharding.replicated(rows.mesh))
   state = _begin(params, problem, **static)
-  iterations, value, gradient = _measured(state)
+  iterations, value, gradient = jax.device_get(_progress(state))
   while gradient > tolerance and iterations < max_iterations:
     check_stop()
-    last, known = min(iterations + _STEPS, max_iterations), (value, gradient)
+    last, before = min(iterations + _STEPS, max_iterations), (value, gradient)
     state = _advance(state, problem, last, tolerance, **static)
-    iterations, value, gradient = _measured(state)
-    if not (value < known[0] or gradient < known[1]):
+    iterations, value, gradient = jax.device_get(_progress(state))
+    if not (value < before[0] or gradient < before[1]):
       break  # as close as float32 gets
-  return Fit(state[0], mean, std, iterations, gradient)
+  return Fit(state[0], mean, std, int(iterations), float(gradient))
 
 
 def count_right(rows: Rows, fitted: Fit, weights: np.ndarray | None = None) -> int:
-  """Returns how many rows, of those with weight 1, have their largest logit right.
-
-  Args:
-    weights: [N], 0 or 1; None: all count.
-  """
+  """Returns the number of rows with weight 1 (None: of all) whose largest logit is right."""
   weights = np.ones(rows.num_rows) if weights is None else weights
   w = rows.place(np.asarray(weights, np.int32))
   args = rows.x, rows.y, w, fitted.mean, fitted.std
@@ -126,7 +122,7 @@ def count_right(rows: Rows, fitted: Fit, weights: np.ndarray | None = None) -> i
 
 @jax.jit
 def usable(x: jax.Array) -> jax.Array:
-  """Returns whether all numbers and their squares, which are summed, are finite."""
+  """Whether all numbers and their squares, which are summed, are finite."""
   return jnp.isfinite(x * x).all()
 
 
@@ -152,19 +148,14 @@ def _over_rows(function, params, args, chunk, mesh):
 
     parts = jax.tree.map(lambda a: a.reshape(-1, chunk, *a.shape[1:]), (x, y, w))
     first = jax.tree.map(lambda a: a[0], parts)
-    zeros = jax.tree.map(
-      lambda s: jnp.zeros(s.shape, s.dtype),
-      jax.eval_shape(function, params, *first, mean, std),
-    )
+    shapes = jax.eval_shape(function, params, *first, mean, std)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return jax.lax.psum(jax.lax.scan(add, zeros, parts)[0], _AXES)
 
   shared, split = PartitionSpec(), PartitionSpec(_AXES)
+  specs = (shared, split, split, split, shared, shared)
   total = jax.shard_map(
-    mine,
-    mesh=mesh,
-    in_specs=(shared, split, split, split, shared, shared),
-    out_specs=shared,
-    check_vma=False,
+    mine, mesh=mesh, in_specs=specs, out_specs=shared, check_vma=False
   )
   return total(params, *args)
 
@@ -199,8 +190,8 @@ def _objective(problem, chunk, mesh):
   return objective
 
 
-# The state of a fit is (params, state of the solver), whose value and gradient are those
-# of params.
+# The state of a fit is (params, state of the solver). The value and the gradient in the
+# solver's state belong to these params.
 
 
 @functools.partial(jax.jit, static_argnames=('chunk', 'mesh'))
@@ -218,7 +209,7 @@ def _advance(state, problem, last, tolerance, chunk, mesh):
   objective = _objective(problem, chunk, mesh)
 
   def goes_on(state):
-    iterations, _, gradient = _measure(state)
+    iterations, _, gradient = _progress(state)
     return (iterations < last) & (gradient > tolerance)
 
   def step(state):
@@ -234,13 +225,8 @@ def _advance(state, problem, last, tolerance, chunk, mesh):
 
 
 @jax.jit
-def _measure(state):
+def _progress(state):
   """Returns iterations so far, the objective per row, its largest derivative."""
   count, value, grad = (optax.tree.get(state[1], x) for x in ('count', 'value', 'grad'))
   largest = [jnp.abs(x).max() for x in jax.tree.leaves(grad)]
   return count, value, jnp.max(jnp.stack(largest))
-
-
-def _measured(state) -> tuple[int, float, float]:
-  count, value, gradient = jax.device_get(_measure(state))
-  return int(count), float(value), float(gradient)

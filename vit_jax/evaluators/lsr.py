@@ -65,7 +65,7 @@ def accuracies(
   """
   fit = _fit(train_x, train_y, test_x, num_classes, standardize)
 
-  def accuracy(ridge):  # one after the other: all scores at once might not fit
+  def accuracy(ridge):  # one ridge at a time: all scores at once might not fit
     s = _apply(fit, ridge)
     right = (s.argmax(-1) == test_y).mean(dtype=jnp.float32)
     return jnp.where(jnp.isfinite(s).all(), right, jnp.nan)
@@ -82,9 +82,9 @@ def accuracies_alone(train, test, num_classes: int, l2, device, **options):
   """Returns `accuracies`, [R], computed by this host for itself on one device.
 
   Args:
-    train, test: (features [N, D], labels [N]), put there if they are not there yet.
+    train, test: (features [N, D], labels [N]), placed on the device if need be.
     device: see `one_device`.
-    **options: of `accuracies`.
+    **options: arguments of `accuracies`.
   """
   arrays = jax.device_put((*train, *test), device)
   with jax.set_mesh(device.mesh):  # the run's own mesh is not that of these arrays
@@ -118,8 +118,8 @@ def _decompose(x, y, z, *, primal: bool):
   in the primal form and N in the dual.
   """
   eigenvalues, q = jnp.linalg.eigh(x.T @ x if primal else x @ x.T)
-  # A Gram matrix has none below zero: those are rounding errors, which a small l2 must
-  # not meet.
+  # A Gram matrix has no eigenvalues below zero: such are rounding errors, and a small l2
+  # must not meet them.
   eigenvalues = jnp.maximum(eigenvalues, 0)
   left = z @ q if primal else z @ (x.T @ q)
   return left, eigenvalues, q.T @ (x.T @ y if primal else y)

@@ -1,8 +1,8 @@
 """Exact nearest neighbours by cosine similarity, and their vote: no data, no model.
 
 The classifier of Wu et al. (arXiv 1805.01978, section 3.4) and DINO (arXiv 2104.14294):
-a class has the sum of exp(similarity / temperature) over those of the k nearest training
-examples that are of it, and the largest sum wins.
+a class has the sum of exp(similarity / temperature) over its examples among the k nearest
+training examples, and the largest sum wins.
 """
 
 import functools
@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec
 from vit_jax import sharding
 from vit_jax.evaluators.features import spread
 
-# Similarities that a device has in memory at once: of this many queries and keys. The
-# sizes do not depend on the mesh, so that every mesh computes the same products.
+# Queries and keys whose similarities a device holds in memory at once. The sizes do not
+# depend on the mesh, so that every mesh computes the same products.
 QUERIES, KEYS = 256, 16_384
 _ROWS = PartitionSpec(('data', 'fsdp'))
 
@@ -60,7 +60,7 @@ def nearest(
 
 @functools.partial(jax.jit, static_argnames='mesh')
 def _updated(best, queries, keys, first, count, mesh):
-  """Returns the best keys so far and of a chunk of more, each device for its queries."""
+  """Merges a chunk of keys into the best so far, each device for its queries."""
   shared = PartitionSpec()
   merge = jax.shard_map(
     _merge,
@@ -72,59 +72,57 @@ def _updated(best, queries, keys, first, count, mesh):
 
 
 def _merge(best, queries, keys, first, count):
-  """best: of this device's queries, ([n, k], [n, k]); keys [size, D], `count` real."""
+  """Merges for this device: best ([n, k], [n, k]); keys [size, D], `count` of them real."""
   keys = _normalized(keys)
   k = best[0].shape[1]
 
-  def of_some(some):
-    (known, known_rows), queries = some
+  def tile(args):
+    (best, best_rows), queries = args
     s = jnp.dot(_normalized(queries), keys.T, precision='highest')
     s = jnp.where(jnp.isnan(s), jnp.inf, s)
     s = jnp.where(jnp.arange(len(keys)) < count, s, -jnp.inf)
     values, columns = jax.lax.top_k(s, k)
     # Lower rows come first: `top_k` prefers the first of equal values.
-    values = jnp.concatenate([known, values], axis=1)
-    rows = jnp.concatenate([known_rows, first + columns], axis=1)
+    values = jnp.concatenate([best, values], axis=1)
+    rows = jnp.concatenate([best_rows, first + columns], axis=1)
     values, columns = jax.lax.top_k(values, k)
     return values, jnp.take_along_axis(rows, columns, axis=1)
 
   tiles = jax.tree.map(lambda x: x.reshape(-1, QUERIES, x.shape[-1]), (best, queries))
-  merged = jax.lax.map(of_some, tiles)
+  merged = jax.lax.map(tile, tiles)
   return jax.tree.map(lambda x: x.reshape(-1, k), merged)
 
 
 def _normalized(x):
   """Returns rows of norm 1, or 0; NaN where a row is not finite."""
   largest = jnp.abs(x).max(-1, keepdims=True)
-  x = x / jnp.where(
-    largest == 0, 1, largest
-  )  # whose squares neither over- nor underflow
+  # Squares of numbers up to 1 neither over- nor underflow.
+  x = x / jnp.where(largest == 0, 1, largest)
   norm = jnp.sqrt((x * x).sum(-1, keepdims=True))
-  return x / jnp.maximum(norm, 1)  # the norm is 1 or more, but for rows of zeros
+  return x / jnp.maximum(norm, 1)  # a norm is 1 or more, except that of zeros
 
 
 @jax.jit
 def vote(similarities, labels, temperature: float | None):
   """Returns the class [n] that the neighbours of each query choose.
 
-  Of classes with equal sums the lowest wins.
+  The lowest of classes with equal sums wins.
 
   Args:
     similarities: [n, k], the largest first.
-    labels: int [n, k], of the neighbours.
+    labels: int [n, k], the neighbours' classes.
     temperature: of the weights; None: each neighbour has one vote.
   """
 
-  def of_one(neighbours):
+  def winner(neighbours):
     s, y = neighbours  # [k], [k]
     # Relative to the nearest: exp(1 / temperature) may overflow.
     weights = (
       jnp.ones_like(s) if temperature is None else jnp.exp((s - s[0]) / temperature)
     )
-    sums = jnp.where(y[:, None] == y[None, :], weights, 0).sum(
-      -1
-    )  # of each one's class
+    # For each neighbour the total weight of its class.
+    sums = jnp.where(y[:, None] == y[None, :], weights, 0).sum(-1)
     return jnp.where(sums == sums.max(), y, jnp.iinfo(y.dtype).max).min()
 
   at_once = max(1, 2**22 // similarities.shape[1] ** 2)  # comparisons of neighbours
-  return jax.lax.map(of_one, (similarities, labels), batch_size=at_once)
+  return jax.lax.map(winner, (similarities, labels), batch_size=at_once)

@@ -68,7 +68,7 @@ def own(config: dict) -> str | None:
 
 
 def _task(config: dict) -> type:
-  # A finished run may have a task that its own config file registered. The run is read as
-  # that of a classifier.
+  # Tools do not know a task that a config file registered: they read its run as that of
+  # a classifier.
   name = config.get('task', {}).get('name', DEFAULT)
   return TASKS[name if name in TASKS else DEFAULT]

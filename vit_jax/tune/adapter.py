@@ -73,5 +73,5 @@ class Adapters(Added):
 
       return adapted
 
-    found = {path: instead(path) for path, *_ in self.places}
-    return lambda module, path: found.get(path)
+    adapters = {path: instead(path) for path, *_ in self.places}
+    return lambda module, path: adapters.get(path)
