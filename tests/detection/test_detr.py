@@ -1,4 +1,4 @@
-"""DETR: counts, masks, files; what it computes is compared in test_weights.py."""
+"""DETR: counts, masks, files; what it computes is compared in test_goldens.py."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Feature pyramids: variants, maps by themselves, files; outputs are in test_weights.py."""
+"""Feature pyramids: variants, maps by themselves, files; outputs are in test_goldens.py."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""ViTDet: counts, maps of any size, files; what it gives is compared in test_weights.py."""
+"""ViTDet: counts, maps of any size, files; what it gives is compared in test_goldens.py."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""ConvNeXt: sizes against timm's, and files of transformers; logits are in test_weights.py."""
+"""ConvNeXt: sizes against timm's, and files of transformers; logits are in test_goldens.py."""
 
 import json
 

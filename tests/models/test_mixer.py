@@ -50,7 +50,7 @@ def test_names_and_shapes_are_the_published_ones():
   assert len(shapes) == 150
 
 
-# Unscanned, the file is compared through its loader: tests/weights/test_weights.py.
+# Unscanned, the file is compared through its loader: tests/weights/test_goldens.py.
 @pytest.mark.slow
 def test_scanned_blocks_agree_with_the_reference_code(golden):
   params = trees.unflatten(golden('mixer_google'))

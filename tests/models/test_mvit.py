@@ -1,4 +1,4 @@
-"""MViTv2: counts, other sizes of images, files; logits are in test_weights.py."""
+"""MViTv2: counts, other sizes of images, files; logits are in test_goldens.py."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""ResNet: counts, dilated stages, norms that are frozen; logits are in test_weights.py."""
+"""ResNet: counts, dilated stages, norms that are frozen; logits are in test_goldens.py."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Swin: counts, borders of maps, windows of another size; logits are in test_weights.py."""
+"""Swin: counts, borders of maps, windows of another size; logits are in test_goldens.py."""
 
 import jax
 import jax.numpy as jnp

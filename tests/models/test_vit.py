@@ -103,7 +103,7 @@ OLD_NAMES = {
 }
 
 
-# Unscanned, the files are compared through their loader: tests/weights/test_weights.py.
+# Unscanned, the files are compared through their loader: tests/weights/test_goldens.py.
 @pytest.mark.thorough
 def test_scanned_blocks_agree_with_the_reference_code(golden):
   params = trees.unflatten(
