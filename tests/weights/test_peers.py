@@ -34,6 +34,72 @@ from vit_jax.weights.adapt import resize_positions
 pytestmark = MARKS
 
 
+# -- reading with timm and transformers -----------------------------------------------
+
+
+def _mixer(models, config):
+  return models.MlpMixer(num_classes=config['num_classes'], **config['model_args'])
+
+
+def _mvit(models, config):
+  given = {
+    k: tuple(v) if isinstance(v, list) else v for k, v in config['model_args'].items()
+  }
+  size = given.pop('img_size')
+  more = {key: config[key] for key in ('num_classes', 'global_pool')}
+  cfg = models.mvitv2.MultiScaleVitCfg(**given)
+  return models.MultiScaleVit(cfg, size, **more)
+
+
+# Architectures whose functions in timm do not take the sizes of small models.
+BUILT = {'mixer_s16_224': _mixer, 'mvitv2_tiny': _mvit, 'mvitv2_base_cls': _mvit}
+
+
+def read_timm(timm, folder):
+  """Returns timm's model of a folder; every name and shape must be the model's."""
+  config = json.loads((folder / 'config.json').read_text())
+  # Published sizes go by their name.
+  if config['architecture'] not in BUILT or len(config['model_args']) < 2:
+    return timm.create_model(f'local-dir:{folder}', pretrained=True).eval()
+  from safetensors.torch import load_file
+
+  model = BUILT[config['architecture']](timm.models, config)
+  model.load_state_dict(load_file(folder / 'model.safetensors'), strict=True)
+  return model.eval()
+
+
+def read_transformers(transformers, folder):
+  """Returns transformers' model of a folder; every name must be the model's."""
+  read = transformers.AutoModelForImageClassification.from_pretrained
+  model, info = read(folder, output_loading_info=True)
+  assert not any(info[key] for key in ('missing_keys', 'unexpected_keys'))
+  return model.eval()
+
+
+@pytest.fixture
+def read(timm, transformers):
+  """Returns (format, folder) -> the model of the library that the format is for."""
+  return lambda to, folder: (
+    read_timm(timm, folder) if to == 'timm' else read_transformers(transformers, folder)
+  )
+
+
+@pytest.fixture
+def both_ways(torch, read, tmp_path):
+  """Returns the check that a model of a library and ours agree, also once written back."""
+
+  def check(model, folder, to, x, tolerance, same=True):
+    expected = theirs(torch, model, x)
+    agree(ours(folder, x), expected, tolerance)
+    weights.write(weights.read(folder), tmp_path / 'back', to)
+    again = read(to, tmp_path / 'back')
+    for key, tensor in model.state_dict().items() if same else ():
+      assert torch.equal(tensor, again.state_dict()[key]), key
+    agree(theirs(torch, again, x), expected, tolerance)
+
+  return check
+
+
 # -- ViTs and Mixers ------------------------------------------------------------------
 
 TIMM_VITS = {
@@ -47,19 +113,12 @@ TIMM_VITS = {
 
 
 @pytest.mark.parametrize('kind', TIMM_VITS)
-def test_timm_vit_both_ways(torch, timm, tmp_path, kind):
+def test_timm_vit_both_ways(torch, timm, tmp_path, both_ways, kind):
   args = dict(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4)
   args |= dict(num_classes=10, mlp_ratio=2.0) | TIMM_VITS[kind]
   model = randomise(torch, timm.models.VisionTransformer(**args))
   folder = save_timm(tmp_path / 'timm', model, 'vit_tiny_patch16_224', **args)
-  x = images(32)
-  expected = theirs(torch, model, x)
-  agree(ours(folder, x), expected, TOKENS)
-
-  back = tmp_path / 'back'
-  weights.write(weights.read(folder), back, 'timm')
-  loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
-  agree(theirs(torch, loaded, x), expected, TOKENS)
+  both_ways(model, folder, 'timm', images(32), TOKENS, same=False)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +132,13 @@ def test_timm_vit_both_ways(torch, timm, tmp_path, kind):
     ('mvitv2_small_cls', ROUNDING),
   ],
 )
-def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):
+def test_timm_models_by_name_both_ways(
+  torch, timm, tmp_path, both_ways, name, tolerance
+):
   model = timm.create_model(name, num_classes=10)
   model = randomise(torch, model, scale=0.02)
   folder = save_timm(tmp_path / 'timm', model, name)
-  x = images(224, batch=1)
-  expected = theirs(torch, model, x)
-  agree(ours(folder, x), expected, tolerance)
-
-  back = tmp_path / 'back'
-  weights.write(weights.read(folder), back, 'timm')
-  loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
-  for key, tensor in model.state_dict().items():
-    assert torch.equal(tensor, loaded.state_dict()[key]), key
-  agree(theirs(torch, loaded, x), expected, tolerance)
+  both_ways(model, folder, 'timm', images(224, batch=1), tolerance)
 
 
 @pytest.mark.parametrize(
@@ -98,23 +150,19 @@ def test_timm_models_by_name_both_ways(torch, timm, tmp_path, name, tolerance):
   ],
 )
 def test_sine_cosine_positions_are_the_table_that_others_read(
-  torch, timm, transformers, tmp_path, to, fields
+  torch, read, tmp_path, to, fields
 ):
   source = random_source(posemb='sincos2d', **fields)
   weights.write(source, tmp_path / 'out', to)
-  if to == 'timm':
-    model = timm.create_model(f'local-dir:{tmp_path / "out"}', pretrained=True)
-  else:
-    from_pretrained = transformers.ViTForImageClassification.from_pretrained
-    model = from_pretrained(tmp_path / 'out')
+  model = read(to, tmp_path / 'out')
   x = np.random.default_rng(1).uniform(-1, 1, (2, 32, 48, 3)).astype(np.float32)
   mine, _ = logits_of(source, vit_jax.load(tmp_path / 'out'))
-  agree(theirs(torch, model.eval(), x), mine, TOKENS)
+  agree(theirs(torch, model, x), mine, TOKENS)
 
 
 @pytest.mark.parametrize('act', ['gelu', 'gelu_pytorch_tanh'])
 @pytest.mark.parametrize('eps', [1e-6, 1e-12])
-def test_transformers_vit_both_ways(torch, transformers, tmp_path, act, eps):
+def test_transformers_vit_both_ways(torch, transformers, tmp_path, both_ways, act, eps):
   config = transformers.ViTConfig(
     hidden_size=48,
     num_hidden_layers=3,
@@ -128,17 +176,7 @@ def test_transformers_vit_both_ways(torch, transformers, tmp_path, act, eps):
   )
   model = randomise(torch, transformers.ViTForImageClassification(config))
   model.save_pretrained(tmp_path / 'hf')
-  x = images(32)
-  expected = theirs(torch, model, x)
-  agree(ours(tmp_path / 'hf', x), expected, TOKENS)
-
-  back = tmp_path / 'back'
-  weights.write(weights.read(tmp_path / 'hf'), back, 'hf')
-  loaded, info = transformers.ViTForImageClassification.from_pretrained(
-    back, output_loading_info=True
-  )
-  assert not any(info[k] for k in ('missing_keys', 'unexpected_keys'))
-  agree(theirs(torch, loaded.eval(), x), expected, TOKENS)
+  both_ways(model, tmp_path / 'hf', 'hf', images(32), TOKENS)
 
 
 def test_transformers_pooler_is_pre_logits(torch, transformers, tmp_path):
@@ -179,52 +217,6 @@ def test_bicubic_positions_are_those_of_timm(torch, timm):
 
 
 # -- maps: Swin and ConvNeXt, and every golden --------------------------------------------
-
-
-def _mixer(models, config):
-  return models.MlpMixer(num_classes=config['num_classes'], **config['model_args'])
-
-
-def _mvit(models, config):
-  given = {
-    k: tuple(v) if isinstance(v, list) else v for k, v in config['model_args'].items()
-  }
-  size = given.pop('img_size')
-  more = {key: config[key] for key in ('num_classes', 'global_pool')}
-  cfg = models.mvitv2.MultiScaleVitCfg(**given)
-  return models.MultiScaleVit(cfg, size, **more)
-
-
-# Architectures whose functions in timm do not take the sizes of small models.
-BUILT = {'mixer_s16_224': _mixer, 'mvitv2_tiny': _mvit, 'mvitv2_base_cls': _mvit}
-
-
-def read_timm(timm, folder):
-  """Returns timm's model of a folder; every name and shape must be the model's."""
-  config = json.loads((folder / 'config.json').read_text())
-  if config['architecture'] not in BUILT:
-    return timm.create_model(f'local-dir:{folder}', pretrained=True).eval()
-  from safetensors.torch import load_file
-
-  model = BUILT[config['architecture']](timm.models, config)
-  model.load_state_dict(load_file(folder / 'model.safetensors'), strict=True)
-  return model.eval()
-
-
-def read_transformers(transformers, folder):
-  """Returns transformers' model of a folder; every name must be the model's."""
-  read = transformers.AutoModelForImageClassification.from_pretrained
-  model, info = read(folder, output_loading_info=True)
-  assert not any(info[key] for key in ('missing_keys', 'unexpected_keys'))
-  return model.eval()
-
-
-@pytest.fixture
-def read(timm, transformers):
-  """Returns (format, folder) -> the model of the library that the format is for."""
-  return lambda to, folder: (
-    read_timm(timm, folder) if to == 'timm' else read_transformers(transformers, folder)
-  )
 
 
 # golden -> formats of other libraries for which it is written.
@@ -279,7 +271,7 @@ TIMM_ROUNDING = {
 
 
 @pytest.mark.parametrize('name', TIMM_ROUNDING)
-def test_timm_swin_both_ways(torch, timm, tmp_path, name):
+def test_timm_swin_both_ways(torch, timm, tmp_path, both_ways, name):
   args = dict(img_size=56, patch_size=4, window_size=4, embed_dim=16)
   args |= (
     dict(depths=(2, 2, 2), num_heads=(1, 2, 4), num_classes=7) | TIMM_ROUNDING[name]
@@ -287,18 +279,11 @@ def test_timm_swin_both_ways(torch, timm, tmp_path, name):
   kind = 'SwinTransformerV2' if 'v2' in name else 'SwinTransformer'
   model = randomise(torch, getattr(timm.models, kind)(**args))
   folder = save_timm(tmp_path / 'timm', model, name, **args)
-  x = images(56)
-  expected = theirs(torch, model, x)
-  agree(ours(folder, x), expected, ROUNDING)
-
-  back = tmp_path / 'back'
-  weights.write(weights.read(folder), back, 'timm')
-  loaded = timm.create_model(f'local-dir:{back}', pretrained=True).eval()
-  agree(theirs(torch, loaded, x), expected, ROUNDING)
+  both_ways(model, folder, 'timm', images(56), ROUNDING, same=False)
 
 
 @pytest.mark.parametrize('kind', ['Swin', 'Swinv2'])
-def test_transformers_swin_both_ways(torch, transformers, tmp_path, kind):
+def test_transformers_swin_both_ways(torch, transformers, tmp_path, both_ways, kind):
   config = getattr(transformers, f'{kind}Config')(
     image_size=64,
     patch_size=4,
@@ -311,19 +296,11 @@ def test_transformers_swin_both_ways(torch, transformers, tmp_path, kind):
   whole = getattr(transformers, f'{kind}ForImageClassification')
   model = randomise(torch, whole(config))
   model.save_pretrained(tmp_path / 'hf')
-  x = images(64)
-  expected = theirs(torch, model, x)
-  agree(ours(tmp_path / 'hf', x), expected, ROUNDING)
-
-  back = tmp_path / 'back'
-  weights.write(weights.read(tmp_path / 'hf'), back, 'hf')
-  loaded, info = whole.from_pretrained(back, output_loading_info=True)
-  assert not info['missing_keys']
-  agree(theirs(torch, loaded.eval(), x), expected, ROUNDING)
+  both_ways(model, tmp_path / 'hf', 'hf', images(64), ROUNDING, same=False)
 
 
 @pytest.mark.parametrize('kind', ['timm', 'hf'])
-def test_convnexts_both_ways(torch, timm, transformers, read, tmp_path, kind):
+def test_convnexts_both_ways(torch, timm, transformers, both_ways, tmp_path, kind):
   if kind == 'timm':
     args = dict(depths=(1, 1, 2, 1), dims=(12, 24, 48, 96))
     model = timm.create_model('convnext_tiny', num_classes=7, **args)
@@ -334,14 +311,7 @@ def test_convnexts_both_ways(torch, timm, transformers, read, tmp_path, kind):
     )  # whose final norm has 1e-12
     model = randomise(torch, transformers.ConvNextForImageClassification(config))
     model.save_pretrained(folder := tmp_path / 'a')
-  x = images(64)
-  expected = theirs(torch, model, x)
-  agree(ours(folder, x), expected, ROUNDING)
-  weights.write(weights.read(folder), tmp_path / 'back', kind)
-  again = read(kind, tmp_path / 'back')
-  for key, tensor in model.state_dict().items():
-    assert torch.equal(tensor, again.state_dict()[key]), key
-  agree(theirs(torch, again, x), expected, ROUNDING)
+  both_ways(model, folder, kind, images(64), ROUNDING)
 
 
 # -- ResNets --------------------------------------------------------------------------
@@ -369,17 +339,10 @@ def saved(torch, timm, folder, **options):
   return trained(torch, model), save_timm(folder, model, 'resnet50', **options)
 
 
-def test_timm_resnet_by_name_both_ways(torch, timm, tmp_path):
+def test_timm_resnet_by_name_both_ways(torch, timm, tmp_path, both_ways):
   model = trained(torch, timm.create_model('resnet26', num_classes=10))
   folder = save_timm(tmp_path / 'timm', model, 'resnet26')
-  x = images(96, batch=1)
-  expected = theirs(torch, model, x)
-  agree(ours(folder, x), expected, TOLERANCE)
-  weights.write(weights.read(folder), tmp_path / 'back', 'timm')
-  again = timm.create_model(f'local-dir:{tmp_path / "back"}', pretrained=True).eval()
-  for key, tensor in model.state_dict().items():
-    assert torch.equal(tensor, again.state_dict()[key]), key
-  agree(theirs(torch, again, x), expected, TOLERANCE)
+  both_ways(model, folder, 'timm', images(96, batch=1), TOLERANCE)
 
 
 @pytest.mark.parametrize('stride', [8, 16])
@@ -389,20 +352,14 @@ def test_dilated_stages_are_those_of_timm(torch, timm, tmp_path, stride):
   agree(ours(folder, x), theirs(torch, model, x), TOLERANCE)
 
 
-def test_transformers_resnet_both_ways(torch, transformers, tmp_path):
+def test_transformers_resnet_both_ways(torch, transformers, tmp_path, both_ways):
   config = transformers.ResNetConfig(
     embedding_size=16, hidden_sizes=[32, 64, 64], depths=[1, 2, 1], num_labels=10
   )
   whole = transformers.ResNetForImageClassification
   model = trained(torch, whole(config))
   model.save_pretrained(tmp_path / 'hf')
-  x = images(64)
-  expected = theirs(torch, model, x)
-  agree(ours(tmp_path / 'hf', x), expected, TOLERANCE)
-  weights.write(weights.read(tmp_path / 'hf'), tmp_path / 'back', 'hf')
-  again, info = whole.from_pretrained(tmp_path / 'back', output_loading_info=True)
-  assert not any(info[k] for k in ('missing_keys', 'unexpected_keys'))
-  agree(theirs(torch, again.eval(), x), expected, TOLERANCE)
+  both_ways(model, tmp_path / 'hf', 'hf', images(64), TOLERANCE)
 
 
 def test_statistics_after_a_step_are_those_of_pytorch(torch, timm, tmp_path):
