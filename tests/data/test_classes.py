@@ -1,20 +1,15 @@
 """`classes`: which examples, in which order, with which labels; and everything sees it."""
 
-import json
 import os
 
 import numpy as np
 import pytest
 
-from tests.support import naming, runs
+from tests.support import naming
 from tests.support.image_folder import FOLDER, take, write
 from vit_jax import config as config_lib
-from vit_jax import evaluators, sharding
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
-from vit_jax.tools import evaluate
-from vit_jax.tools.inspect import recipe
-from vit_jax.tools.report import pictures
 from vit_jax.train import schema
 
 PP = 'value_range(-1, 1)'
@@ -123,21 +118,6 @@ def test_parts_of_a_mixture():
   assert data.num_examples == len(expected('train', [*UPPER, 0])[0])
 
 
-def test_few_shot_data_sets():
-  classes = dict(source='digits', train='train[:60]', test='test', classes=UPPER)
-  few = evaluators.build(
-    'fewshot',
-    sharding.make_mesh(),
-    datasets={'upper': classes},
-    pp=PP,
-    batch_size=16,
-    shots=[2],
-  )
-  train, test = few.datasets['upper'].values()
-  assert (train.num_examples, train.num_classes) == (60, 5)
-  assert test.num_examples == len(expected('test', UPPER)[0])
-
-
 ERRORS = [
   ('digits', [], ('config.data.classes', 'empty')),
   ('digits', [1, 2, 1], ('1', 'twice')),
@@ -188,43 +168,3 @@ def test_an_evaluation_numbers_the_classes_as_training_does():
       schema.check(debug_config(ours, f'evals.test.data.classes={other}'))
   with pytest.raises(UserError, match=naming('config.data.classes')):
     schema.check(debug_config('data.classes=five'))
-
-
-def test_tools_see_it():
-  config = schema.check(debug_config('data.classes=[5, 6]'))
-  record = recipe.describe(config)
-  assert record['classes'] == 2
-  assert record['train_examples'] == len(
-    sources.build('digits', config['data']['split'], classes=[5, 6])
-  )
-  shown = pictures.Examples(config['evals']['test']['data'])
-  assert len(shown.source) == len(
-    sources.build('digits', config['evals']['test']['data']['split'], classes=[5, 6])
-  )
-  config = recipe.load('finetune:data=cifar10', ["data.classes=['cat', 'dog']"])
-  assert recipe.describe(config)['classes'] == 2
-  assert recipe.describe(config)['train_examples'] is None
-  config = {k: v for k, v in config.items() if k != 'steps'} | {'epochs': 1}
-  with pytest.raises(UserError, match=naming('cifar10', '--examples')):
-    recipe.describe(config)
-  assert recipe.describe(config, examples=512_000)['steps'] == 1000
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('one_device')
-def test_a_run_and_its_evaluation(tmp_path, capsys):
-  flags = [*runs.SHORT, 'data.split=train[:80]', 'data.classes=[5, 6, 7, 8, 9]']
-  _, rows = runs.run(tmp_path, *flags)
-  written = json.loads((tmp_path / 'config.json').read_text())
-  assert written['model']['num_classes'] == 5
-  assert written['resolved']['num_examples'] == 80
-  assert written['resolved']['class_names'] == ['5', '6', '7', '8', '9']
-  with pytest.raises(UserError, match=naming('data.classes', 'data.fingerprint')):
-    runs.run(tmp_path, *flags[:-1], 'data.classes=[9, 8, 7, 6, 5]')
-  capsys.readouterr()
-  named = [str(tmp_path), '--data', 'digits', '--split', 'test']
-  assert evaluate.main([*named, '--classes', '5,6,7,8,9', '--json']) == 0
-  record = json.loads(capsys.readouterr().out)
-  assert record['classes'] == UPPER
-  assert record['examples'] == len(expected('test', UPPER)[0])
-  assert record['top1'] == pytest.approx(rows[-1]['test/top1'])

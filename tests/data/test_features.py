@@ -9,7 +9,7 @@ from PIL import Image
 from tests.support import naming
 from tests.support.image_folder import same, take
 from vit_jax.data import pipeline, sources
-from vit_jax.data.features import Feature, ImageFeature, LabelFeature
+from vit_jax.data.features import Feature, ImageFeature
 from vit_jax.errors import UserError
 
 COUNT, BROKEN, LENGTH = 21, 5, 3
@@ -75,7 +75,6 @@ def train(kind='encoded', pp=PP, **more):
   return pipeline.train(f'boxes:{kind}', 'train', pp, 6, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['encoded', 'arrays'])
 def test_boxes_follow_their_images(kind):
   batches = train(kind)
@@ -114,8 +113,7 @@ def test_boxes_follow_their_images(kind):
   assert flipped == {True, False}
 
 
-@pytest.mark.slow
-def test_the_same_for_any_restart_hosts_workers_and_cache():
+def test_the_same_for_any_restart_hosts_and_workers():
   whole = take(train().iterate(), 8)
   same(take(train(workers=3, prefetch=1).iterate(5), 3), whole[5:])
   hosts = [take(train(host=h, hosts=2).iterate(), 8) for h in range(2)]
@@ -123,15 +121,6 @@ def test_the_same_for_any_restart_hosts_workers_and_cache():
     {k: np.concatenate([a[k], b[k]]) for k in a} for a, b in zip(*hosts, strict=True)
   ]
   same(joined, whole)
-  for kind in ('raw', 'decoded'):
-    same(take(train(cache=kind).iterate(), 8), whole)
-
-
-@pytest.mark.slow
-def test_evaluation_says_which_example_is_which():
-  args = 'boxes:arrays', 'train', PP.removeprefix('decode|'), 6
-  index = np.concatenate([b['index'] for b in pipeline.evaluate(*args).iterate()])
-  np.testing.assert_array_equal(index, [*range(COUNT), -1, -1, -1])
 
 
 @pytest.mark.parametrize(
@@ -158,10 +147,3 @@ def test_features_of_different_lengths_make_no_batch(end, facts):
   batches = train(pp=PP.rpartition('|')[0] + end)
   with pytest.raises(UserError, match=naming(*facts)):
     _ = batches.spec
-
-
-def test_mixed_with_another_kind_of_label():
-  parts = [{'source': 'boxes:arrays'}, {'source': 'synthetic', 'options': {'size': 16}}]
-  with pytest.raises(UserError, match=naming('synthetic', 'boxes')):
-    pipeline.train(parts, 'train', PP.removeprefix('decode|'), 6)
-  assert LabelFeature() != Feature()

@@ -73,7 +73,6 @@ def check(folder, tmp_path, thorough):
   return trained, predicted, moved
 
 
-@pytest.mark.slow
 def test_some_are_images_or_bad_ones(tmp_path):
   each_is_an_image_or_a_bad_one(tmp_path, thorough=False)
 

@@ -94,7 +94,6 @@ def test_places_are_arithmetic():
 # --- batches -----------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_same_batches_for_any_restart_and_hosts():
   args = (PARTS, 'train', PP, 12)
   batches = pipeline.train(*args, seed=3)
@@ -162,7 +161,6 @@ def folders(tmp_path):
   return tmp_path
 
 
-@pytest.mark.slow
 def test_encoded_images_keep_their_own_ways(folders, tmp_path):
   from vit_jax.data import bad_images
 

@@ -54,18 +54,6 @@ def test_gray_is_tensorflows(photo):
   assert np.mean(got != want) < 1e-3
 
 
-def test_value_range_may_be_per_channel(photo):
-  mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-  low, high = tuple(((0 - mean) / std).tolist()), tuple(((1 - mean) / std).tolist())
-  pp = f'value_range({low}, {high})'
-  expected = (photo / 255 - mean) / std
-  np.testing.assert_allclose(SingleImage(pp)(photo), expected, atol=1e-6)
-  (op,) = registry.parse(pp)
-  np.testing.assert_allclose(op.apply(photo, None), expected, atol=1e-6)
-  with pytest.raises(UserError, match=naming('value_range((0, 0, 0), 1)', 'channel')):
-    SingleImage('value_range((0, 0, 0), 1)')
-
-
 @pytest.mark.parametrize(
   'mode', ['1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'CMYK', 'I;16', 'YCbCr']
 )
@@ -101,13 +89,12 @@ def large(tmp_path_factory):
   return path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   'pp',
   [
-    pytest.param('resize((90, 60))', marks=pytest.mark.slow),
+    'resize((90, 60))',
     'resize_small(80)|central_crop(72)',
-    pytest.param('resize(360)', marks=pytest.mark.slow),
+    'resize(360)',
   ],
 )
 def test_a_large_jpeg_is_that_of_training(large, pp):
@@ -231,7 +218,6 @@ def same_in_training(tmp_path, files):
 
 
 @pytest.mark.parametrize('mode', ['RGB', 'RGBA'])
-@pytest.mark.slow
 def test_the_first_frame_of_an_animated_webp_is_the_image(tmp_path, photo, mode):
   # TensorFlow refuses RGB ones.
   frames = [Image.fromarray(np.roll(photo, 7 * i, 0)).convert(mode) for i in range(3)]
@@ -255,23 +241,9 @@ def heic(photo, turned=1):
   return data.getvalue()
 
 
-@pytest.mark.slow
 def test_heic_is_the_same_in_training(tmp_path, photo):
   # HEIC turns an image by a property of its own ('irot'), which the decoder applies; the
   # EXIF orientation is for information (ISO/IEC 23008-12, annex A).
   got = same_in_training(tmp_path, {f'{i}.HEIC': heic(photo, i) for i in (1, 6)})
   want = SingleImage('resize((30, 40), method="nearest")|value_range(0, 255)')(photo)
   assert np.abs(got - want).mean() < 8  # lossy, with chroma subsampled
-
-
-def test_heic_without_its_package_says_which(photo, monkeypatch):
-  import sys
-
-  from vit_jax.data.ops import decode
-
-  data = heic(photo)
-  decode._register_heif.cache_clear()
-  monkeypatch.setitem(sys.modules, 'pillow_heif', None)
-  with pytest.raises(BadImage, match=naming("'vit_jax[heif]'", 'JPEG')):
-    SingleImage('value_range(0, 1)')(data)
-  decode._register_heif.cache_clear()

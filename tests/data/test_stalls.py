@@ -135,22 +135,6 @@ def test_a_stall_names_the_file(folder, monkeypatch, capfd):
   assert not stalls._UNDER_WAY
 
 
-def test_no_line_where_nothing_stalls(capfd):
-  batches = stalls.watched(iter(range(2)), after=0.5)
-  for _ in batches:
-    time.sleep(0.7)  # the consumer's time
-  assert capfd.readouterr().err == ''
-
-
-def test_waiting_without_a_file(capfd):
-  def slow():
-    time.sleep(0.5)
-    yield 1
-
-  assert list(stalls.watched(slow(), after=0.2)) == [1]
-  assert 'No file is being read' in capfd.readouterr().err
-
-
 @pytest.mark.parametrize('suffix', ['tfrecord', 'array_record'])
 def test_files_of_records_are_known_while_they_are_read(tmp_path, monkeypatch, suffix):
   path = str(tmp_path / f'x.{suffix}')

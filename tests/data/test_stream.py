@@ -1,6 +1,5 @@
 """Streams: the shards of each host, whole epochs, restarts, what is read and kept in memory."""
 
-import re
 import struct
 
 import numpy as np
@@ -147,7 +146,6 @@ def test_a_jump_reads_a_buffer_or_two(shards):
   assert len(source._held) <= 32 + stream.RUN
 
 
-@pytest.mark.thorough
 def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(shards):
   batches = train(shards, seed=4)
   whole = take(batches.iterate(), 60)  # two epochs
@@ -167,18 +165,6 @@ def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(shards):
   image, label = whole[0]['image'][0], whole[0]['label'][0]
   pixels = np.asarray(Image.open(io.BytesIO(png(label))))
   assert np.isin(image.reshape(-1, 3), pixels.reshape(-1, 3)).all()
-
-
-@pytest.mark.slow
-def test_two_iterators_at_once(shards):
-  batches = train(shards)
-  want = take(train(shards).iterate(), 12)
-  one, two = batches.iterate(), batches.iterate(5)
-  for i in range(6):
-    np.testing.assert_array_equal(next(one)['label'], want[i]['label'])
-    np.testing.assert_array_equal(next(two)['label'], want[5 + i]['label'])
-  one.close()
-  two.close()
 
 
 def test_part_of_a_split(shards):
@@ -228,8 +214,3 @@ def test_mistakes(shards):
   part = {'source': args[0], 'options': {'stream': True}}
   with pytest.raises(UserError, match=naming(args[0], "'stream'", 'mixture')):
     pipeline.train([part], 'train', PP, 4, num_classes=169)
-
-
-def test_uneven_hosts_are_said(shards, caplog):
-  opened(shards, hosts=2)  # 114 and 55
-  assert re.search(naming(55, 114), caplog.text)

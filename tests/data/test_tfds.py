@@ -97,7 +97,6 @@ def test_tfds_with_several_labels(prepared, file_format):
   assert labels == {(), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])
 def test_tfds_is_read_without_tensorflow(prepared, file_format):
   code = (

@@ -52,7 +52,7 @@ def warnings(source) -> list[str]:
       f'{_some(few)}.'
     )
   if hint := how_to_convert(source.left_out):
-    endings = {e for known in _CONVERSIONS for e in known}
+    endings = {e for group in _CONVERSIONS for e in group}
     there = {k: n for k, n in source.left_out.items() if k in endings}
     lines.append(f'{source.name}: {files(there)} left out.{hint}')
   pictures = {k: n for k, n in source.misplaced.items() if k in listing.extensions()}

@@ -1,4 +1,4 @@
-"""The one door to TensorFlow."""
+"""The one door to TensorFlow, which is imported when `tf` is first used."""
 
 import contextlib
 import functools
@@ -12,9 +12,9 @@ from vit_jax.errors import UserError
 def _without_keras():
   """Spares TensorFlow's import the import of Keras, and by that of scikit-learn.
 
-  A third of its four seconds (TensorFlow 2.21). It does so only to register optimizers
-  of saved models, goes on where Keras is not installed, and finds it later if
-  `tensorflow.keras` is asked for.
+  That is a third of its four seconds (TensorFlow 2.21). TensorFlow imports Keras only to
+  register optimizers of saved models, goes on where it is not installed, and finds it later
+  if `tensorflow.keras` is used.
   """
   hidden = 'keras' not in sys.modules and 'tensorflow' not in sys.modules
   if hidden:
@@ -39,17 +39,23 @@ def load():
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
   try:
     with _without_keras():
-      import tensorflow as tf
+      import tensorflow
   except ImportError as error:
     raise UserError(
       f"This needs TensorFlow ({error}): pip install 'vit_jax[tf]'."
     ) from None
-  try:
-    tf.config.set_visible_devices([], 'GPU')
-    tf.config.set_visible_devices([], 'TPU')
-  except RuntimeError:
-    pass  # The caller has used TensorFlow's devices already: theirs to manage.
-  return tf
+  with contextlib.suppress(RuntimeError):  # the caller manages TensorFlow's devices
+    tensorflow.config.set_visible_devices([], 'GPU')
+    tensorflow.config.set_visible_devices([], 'TPU')
+  return tensorflow
+
+
+class _TensorFlow:
+  def __getattr__(self, name: str):
+    return getattr(load(), name)
+
+
+tf = _TensorFlow()
 
 
 def call_module():

@@ -81,7 +81,7 @@ class Batches(abc.ABC):
     """Opens the source; reads no image yet.
 
     Args:
-      source: what to read, see `sources.build`. For training also a list of parts,
+      source: the data, see `sources.build`. For training also a list of parts,
         each a dict with a 'source' and its 'weight', see `mixture.build`.
       split: a split expression, such as 'train[:90%]'.
       pp: the string pipeline, see `ops`.

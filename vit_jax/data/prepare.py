@@ -310,7 +310,7 @@ def _pieces_of_tar(path: str, above: str) -> Iterator[Piece]:
 def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
   """Yields (name, function that reads it) of the images of a piece.
 
-  Each must be read, if at all, before the next one is asked for.
+  Each must be read, if at all, before the next one is requested.
   """
   if piece.label:
     for name in sorted(listing.images_below(piece.path)[0]):

@@ -4,9 +4,10 @@ import functools
 
 import numpy as np
 
-from vit_jax.data import labels, lazy_tf
+from vit_jax.data import labels
 from vit_jax.data.features import Feature, ImageFeature, LabelFeature
 from vit_jax.data.image_file import check_size
+from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import decode, registry
 from vit_jax.data.sources.base import Source
 
@@ -155,7 +156,6 @@ class Preprocess:
     """
     key = (self.pp, *(op.text for op in self.on_host), *self.inputs.items())
     if key not in _TRACED:
-      tf = lazy_tf.load()
       specs = {
         name: tf.TensorSpec(shape, tf.string if dtype is None else dtype)
         for name, (shape, dtype) in self.inputs.items()
@@ -172,7 +172,6 @@ class Preprocess:
     Raises:
       ValueError: if the ops do not fit the examples, or leave a shape open.
     """
-    tf = lazy_tf.load()
     try:
       traced = self.traced().structured_outputs
     except (ValueError, tf.errors.InvalidArgumentError) as error:

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax.data import lazy_tf, philox
+from vit_jax.data import philox
+from vit_jax.data.lazy_tf import tf
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import BadImage, UserError
@@ -100,7 +101,6 @@ class Reader:
   @functools.cached_property
   def _dataset(self):
     """The data set, made once: tracing takes longer than a small evaluation."""
-    tf = lazy_tf.load()
     dataset = tf.data.Dataset.from_generator(
       self._chunks, output_signature=self._signature
     )
@@ -146,7 +146,6 @@ class Reader:
                         |           |     |
       batches    [A, B, C, ...] [...]          never a chunk in two batches
     """
-    tf = lazy_tf.load()
     spec, ops = self._preprocess.spec, self._preprocess.traced()
     inputs = list(self._preprocess.inputs)
 
@@ -186,7 +185,6 @@ class Reader:
 
   @property
   def _signature(self) -> dict:
-    tf = lazy_tf.load()
     out = {
       name: tf.TensorSpec([None, *shape], tf.string if dtype is None else dtype)
       for name, (shape, dtype) in self._preprocess.inputs.items()
@@ -255,7 +253,6 @@ class Reader:
 
   def diagnose(self, position: int) -> str:
     """Returns the reason why the image at a position was masked, by reading it again."""
-    tf = lazy_tf.load()
     (index,) = self._order.indices(np.array([position]))
     (example,) = self._source.read(np.array([index]))
     if 'error' in example:

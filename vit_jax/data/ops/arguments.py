@@ -1,17 +1,18 @@
-"""Checks of ops' arguments; a ValueError says what is wrong with one."""
+"""Annotations of ops' arguments, which `registry` checks, and checks that depend on more."""
 
-import math
+from typing import Annotated, Literal
 
-from vit_jax.errors import did_you_mean
-
-METHODS = ('bilinear', 'bicubic', 'area', 'nearest')
-ROUNDING = ('truncate', 'nearest', 'none')  # see `basic`
-
+from vit_jax.check import Range
 
 # Images with more pixels by their header are refused unread: a PNG of half a megabyte may
 # decode to gigabytes. Ops do not make larger images either.
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 8000  # of a square with MAX_PIXELS
+
+Method = Literal['bilinear', 'bicubic', 'area', 'nearest']
+Rounding = Literal['truncate', 'nearest', 'none']  # see `basic`
+Side = Annotated[int, Range(1, MAX_SIDE)]
+Percent = Annotated[float, Range(0, 100, '(]')]
 
 
 def is_int(value) -> bool:
@@ -25,14 +26,6 @@ def positive(name, value, most=MAX_PIXELS):
     raise ValueError(f'{name}={value!r} must be a positive integer')
   if value > most:
     raise ValueError(f'{name}={value!r} must be in [1, {most}]')
-
-
-def number(name, value, low, high):
-  """Raises ValueError unless a value is a number from `low` to `high`."""
-  known = isinstance(value, int | float) and not isinstance(value, bool)
-  if not known or not low <= value <= high or math.isinf(value):
-    allowed = f'from {low} to {high}' if math.isfinite(high) else f'of at least {low}'
-    raise ValueError(f'{name}={value!r} must be a number {allowed}')
 
 
 def size_pair(size) -> tuple[int, int]:
@@ -53,12 +46,3 @@ def interval(name, value) -> tuple[float, float]:
   if not ok or not 0 < value[0] <= value[1]:
     raise ValueError(f'{name}={value!r} must be (low, high) with 0 < low <= high')
   return tuple(value)
-
-
-def choice(name, value, allowed):
-  """Returns a value that is one of those allowed; else raises ValueError."""
-  if value not in allowed:
-    raise ValueError(
-      f'{name}={value!r} is not in {allowed}{did_you_mean(value, allowed)}'
-    )
-  return value

@@ -1,27 +1,27 @@
-"""The random ops of a string pipeline: what `basic` says, and numbers `u` to use.
+"""The random ops of a string pipeline, which get their numbers as `u`.
 
-Random ops get their numbers as `u`, float32 [..., draws] in [0, 1).
+`u` is float32 [..., draws] in [0, 1). For the images see `basic`.
 """
 
 import math
+from typing import Annotated
 
-from vit_jax.data import lazy_tf
+from vit_jax.check import Fraction, Range
+from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import arguments, geometry
+from vit_jax.data.ops.arguments import MAX_SIDE, Method, Percent, Rounding
 from vit_jax.data.ops.registry import op
 
 
 @op('random_crop', draws=2, maps=('image', 'boxes', 'label'))
-def random_crop(size, padding: int = 0):
-  """A (h, w) anywhere, after `padding` zero pixels on each side (4 for CIFAR).
+def random_crop(size, padding: Annotated[int, Range(0, MAX_SIDE)] = 0):
+  """Cuts out (h, w) at random, after `padding` zero pixels on each side (4 for CIFAR).
 
   Boxes are cut off at its border; those outside are dropped, with their labels.
   """
   height, width = arguments.size_pair(size)
-  if not arguments.is_int(padding) or padding < 0:
-    raise ValueError(f'padding={padding!r} must be an integer >= 0')
 
   def apply(features, u):
-    tf = lazy_tf.load()
     images = features['image']
     if padding:
       around = [[0, 0]] * (images.shape.rank - 3) + [[padding] * 2] * 2 + [[0, 0]]
@@ -61,25 +61,22 @@ class InceptionCrop:
   def __init__(
     self,
     size,
-    area_min: float = 5,
-    area_max: float = 100,
+    area_min: Percent = 5,
+    area_max: Percent = 100,
     ratio=(0.75, 1.33),
-    method: str = 'bilinear',
+    method: Method = 'bilinear',
     antialias: bool = False,
-    rounding: str = 'truncate',
+    rounding: Rounding = 'truncate',
   ):
     self.size = self.target = arguments.size_pair(size)
-    if not 0 < area_min <= area_max <= 100:
+    if area_min > area_max:
       raise ValueError('expected 0 < area_min <= area_max <= 100 (percent)')
     self.area = (area_min / 100, area_max / 100)
     self.ratio = arguments.interval('ratio', ratio)
-    self.method = arguments.choice('method', method, arguments.METHODS)
-    self.antialias = antialias
-    self.rounding = arguments.choice('rounding', rounding, arguments.ROUNDING)
+    self.method, self.antialias, self.rounding = method, antialias, rounding
 
   def box(self, height, width, u):
     """Returns the crop (y, x, h, w), int32 scalars, for u float32 [2]."""
-    tf = lazy_tf.load()
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
       tf.stack([height, width, 3]),
       tf.zeros([1, 0, 4]),
@@ -101,7 +98,6 @@ class InceptionCrop:
     return self.finish(image[y : y + h, x : x + w])
 
   def __call__(self, images, u):
-    tf = lazy_tf.load()
     if images.shape.rank == 3:
       return self._one(images, u)
     dtype = tf.float32 if self.rounding == 'none' else images.dtype
@@ -111,13 +107,12 @@ class InceptionCrop:
 
 @op('flip_lr', draws=1, maps=('image', 'boxes', 'segments'))
 def flip_lr():
-  """Left to right in half of the cases: where u < 0.5.
+  """Mirrors half of the images, left to right: if u < 0.5.
 
   Boxes are [..., n, 4]: top, left, bottom, right from 0 to 1; segments [..., H, W].
   """
 
   def apply(features, u):
-    tf = lazy_tf.load()
     images = features['image']
     if images.shape.rank == 3:  # selecting pixels takes longer than reversing them
       flipped = tf.cond(u[0] < 0.5, lambda: tf.reverse(images, [-2]), lambda: images)
@@ -139,11 +134,14 @@ def flip_lr():
 
 @op('random_affine', draws=4)
 def random_affine(
-  degrees: float = 0, translate: float = 0, scale=(1, 1), fill: float = 0
+  degrees: Annotated[float, Range(0, 180)] = 0,
+  translate: Fraction = 0,
+  scale=(1, 1),
+  fill: float = 0,
 ):
-  """Rotation, zoom and shift about the centre, bilinear; for small images.
+  """Rotates, zooms and shifts about the centre, bilinear; for small images.
 
-  Of uint8 images rounded to the nearest level.
+  uint8 images are rounded to the nearest level.
 
   Args:
     degrees: angle uniform in +-degrees, up to 180.
@@ -151,22 +149,17 @@ def random_affine(
     scale: range of the zoom factor, uniform.
     fill: value outside the image.
   """
-  if not 0 <= degrees <= 180:
-    raise ValueError(f'degrees={degrees!r} must be between 0 and 180')
-  if not 0 <= translate <= 1:
-    raise ValueError(f'translate={translate!r} is a fraction, between 0 and 1')
   low, high = arguments.interval('scale', scale)
 
   def apply(images, u):
-    tf = lazy_tf.load()
     batch = images if images.shape.rank == 4 else images[None]
     u = tf.reshape(u, [-1, 4])
     height, width = (tf.cast(n, tf.float32) for n in geometry.height_width(batch))
-    sine, cosine = _sin_cos(tf, (2 * u[:, 0] - 1) * math.radians(degrees))
+    sine, cosine = _sin_cos((2 * u[:, 0] - 1) * math.radians(degrees))
     zoom = low + u[:, 1] * (high - low)
     sine, cosine = sine / zoom, cosine / zoom
     # An output pixel at offset d from the shifted centre shows the input pixel at
-    # offset R(-angle) d / zoom from the centre. Angles turn counter-clockwise as seen.
+    # offset R(-angle) d / zoom from the centre. Angles turn counter-clockwise on screen.
     cy, cx = (height - 1) / 2, (width - 1) / 2
     ty = cy + (2 * u[:, 2] - 1) * translate * height
     tx = cx + (2 * u[:, 3] - 1) * translate * width
@@ -190,9 +183,9 @@ def random_affine(
 
 @op('random_erasing', draws=5, keeps_positions=True)
 def random_erasing(
-  p: float = 0.25,
-  area_min: float = 2,
-  area_max: float = 100 / 3,
+  p: Fraction = 0.25,
+  area_min: Percent = 2,
+  area_max: Percent = 100 / 3,
   ratio=(0.3, 1 / 0.3),
   std: float = 0.45,
 ):
@@ -205,18 +198,15 @@ def random_erasing(
   Args:
     p: the share of images.
     area_min, area_max: the rectangle's area in percent of the image's.
-    ratio: range of height / width; its logarithm is uniform. What would be higher or
-      wider than the image is as high or wide as it.
+    ratio: range of height / width; its logarithm is uniform. A rectangle is at most as
+      high and wide as the image.
     std: standard deviation of the noise.
   """
-  if not 0 <= p <= 1:
-    raise ValueError(f'p={p!r} must be between 0 and 1')
-  if not 0 < area_min <= area_max <= 100:
+  if area_min > area_max:
     raise ValueError('expected 0 < area_min <= area_max <= 100 (percent)')
   low, high = (math.log(x) for x in arguments.interval('ratio', ratio))
 
   def one(image, u):
-    tf = lazy_tf.load()
     H, W = geometry.height_width(image)
     rows, columns = tf.cast(H, tf.float32), tf.cast(W, tf.float32)
     area = (area_min + u[1] * (area_max - area_min)) / 100 * rows * columns
@@ -235,10 +225,9 @@ def random_erasing(
     return tf.ensure_shape(erased, image.shape)
 
   def maybe(image, u):
-    return lazy_tf.load().cond(u[0] < p, lambda: one(image, u), lambda: image)
+    return tf.cond(u[0] < p, lambda: one(image, u), lambda: image)
 
   def apply(images, u):
-    tf = lazy_tf.load()
     if not images.dtype.is_floating:
       raise ValueError(
         f'random_erasing takes float images, not {images.dtype.name}: put it after '
@@ -252,7 +241,7 @@ def random_erasing(
   return apply
 
 
-def _sin_cos(tf, angle):
+def _sin_cos(angle):
   """Returns (sin, cos) of angles in [-pi, pi] to 1e-6, by their power series.
 
   Only products and sums, which are the same alone and in a vector (see above).

@@ -1,23 +1,27 @@
 """The ops of a string pipeline that draw no random numbers, in TensorFlow and NumPy.
 
-Images are uint8 or float [..., H, W, C]: one image, or many of one shape. Pure, no
-state. Geometric ops keep the dtype. What resizes uint8 images has the argument
-`rounding`: 'truncate' to whole levels, as big_vision, whose pipelines mean the same here,
-level by level; 'nearest'; or 'none', which leaves float32, as vision_transformer.
-(Truncating makes images half a level darker, and published models saw them so; a recipe
-of its own, and one that cites Pillow, which rounds, says 'nearest'.)
+Images are uint8 or float [..., H, W, C]: one image, or many of one shape. Geometric ops keep
+the dtype. Ops that resize uint8 images have the argument `rounding`: 'truncate' to whole
+levels, as big_vision, whose pipelines mean the same here, level by level; 'nearest'; or
+'none', which leaves float32, as vision_transformer. (Truncating makes images half a level
+darker, and published models were trained on such images. Recipes that cite Pillow, which
+rounds, use 'nearest'.)
 
-On a batch each image's result is bitwise what it is alone, so that a batch may be cut
-anywhere: hence no transcendental functions, whose vectorised forms differ from the scalar
-ones in the last bit. Beside each op stands its twin for one NumPy image, by which
-prediction does without TensorFlow: of resizing the same to the last bit.
+An image in a batch has bitwise the same result as alone, so that a batch may be cut anywhere:
+hence no transcendental functions, whose vectorised forms differ from the scalar ones in the
+last bit. Beside each op stands its twin for one NumPy image, so that prediction needs no
+TensorFlow; resized images are the same to the last bit.
 """
+
+from typing import Literal
 
 import numpy as np
 
-from vit_jax.data import lazy_tf
+from vit_jax.check import Count
 from vit_jax.data.labels import MultiHot
+from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import arguments, geometry, numpy_ops
+from vit_jax.data.ops.arguments import Method, Rounding, Side
 from vit_jax.data.ops.registry import Twins, op
 from vit_jax.errors import BadImage
 
@@ -28,9 +32,9 @@ class Decode:
 
   `tf.io.decode_image`, as big_vision, and for gray `tf.image.rgb_to_grayscale`.
 
-  Where the next op is to leave a quarter or less of the height and width of a JPEG
-  (`resize`, `resize_small`), or of its crop (`inception_crop`), it is decoded at 1/2, 1/4
-  or 1/8, with at least twice what will be left: photographs of many megapixels.
+  If the next op leaves a quarter or less of the height and width of a JPEG (`resize`,
+  `resize_small`), or of its crop (`inception_crop`), the JPEG is decoded at 1/2, 1/4 or 1/8,
+  but at twice the size of the result or more: for photographs of many megapixels.
 
   Args:
     channels: 3 or 1.
@@ -38,13 +42,14 @@ class Decode:
     whole: decode every pixel of a JPEG, however small it will be; as big_vision.
   """
 
-  def __init__(self, channels: int = 3, precise: bool = False, whole: bool = False):
-    self.channels = arguments.choice('channels', channels, (1, 3))
+  def __init__(
+    self, channels: Literal[1, 3] = 3, precise: bool = False, whole: bool = False
+  ):
+    self.channels = channels
     self.precise = precise
     self.whole = whole
 
   def __call__(self, images, u):
-    tf = lazy_tf.load()
     if images.shape[-1] == self.channels:
       return images
     if self.channels == 1:
@@ -63,15 +68,16 @@ class Decode:
 
 @op('resize', keeps_positions=True)
 def resize(
-  size, method: str = 'bilinear', antialias: bool = False, rounding: str = 'truncate'
+  size,
+  method: Method = 'bilinear',
+  antialias: bool = False,
+  rounding: Rounding = 'truncate',
 ):
-  """To (h, w), or to a square; the aspect ratio is not kept.
+  """Resizes to (h, w), or to a square, whatever the aspect ratio.
 
   `tf.image.resize`, half-pixel centres; as big_vision's op of the same text.
   """
   height, width = arguments.size_pair(size)
-  arguments.choice('method', method, arguments.METHODS)
-  arguments.choice('rounding', rounding, arguments.ROUNDING)
   return Twins(
     lambda images, u: geometry.resize_to(
       images, (height, width), method, antialias, rounding
@@ -85,22 +91,18 @@ def resize(
 
 @op('resize_small', keeps_positions=True)
 def resize_small(
-  smaller_size: int,
-  method: str = 'area',
+  smaller_size: Side,
+  method: Method = 'area',
   antialias: bool = True,
-  rounding: str = 'truncate',
+  rounding: Rounding = 'truncate',
 ):
-  """The smaller side to `smaller_size`, aspect ratio kept.
+  """Resizes the smaller side to `smaller_size` at the same aspect ratio.
 
   As big_vision's op of the same text, but that antialias, which 'area' does not ask for,
   is False there.
   """
-  arguments.positive('smaller_size', smaller_size, arguments.MAX_SIDE)
-  arguments.choice('method', method, arguments.METHODS)
-  arguments.choice('rounding', rounding, arguments.ROUNDING)
 
   def tensors(images, u):
-    tf = lazy_tf.load()
     shape = tf.cast(tf.shape(images)[-3:-1], tf.float32)
     size = tf.round(shape * (smaller_size / tf.reduce_min(shape)))
     size = tf.cast(size, tf.int32)
@@ -116,7 +118,7 @@ def resize_small(
 
 @op('central_crop', maps=('image', 'boxes', 'label'))
 def central_crop(size):
-  """The (h, w) in the middle; where the rest is odd, one pixel nearer the top left.
+  """Cuts out the middle (h, w); if the rest is odd, one pixel nearer the top left.
 
   As big_vision's op of the same text. Boxes are cut off at its border; those outside are
   dropped, with their labels.
@@ -142,15 +144,13 @@ def central_crop(size):
 
 
 @op('trim')
-def trim(pixels: int):
-  """Without so many pixels at each side: `decode|trim(2)` for ObjectNet's red border."""
-  arguments.positive('pixels', pixels, arguments.MAX_SIDE)
+def trim(pixels: Side):
+  """Cuts off so many pixels at each side: `decode|trim(2)` for ObjectNet's red border."""
   message = f'trim: the image has no more than {2 * pixels} pixels a side'
 
   def tensors(images, u):
-    tf = lazy_tf.load()
-    known = images.shape[-3:-1]
-    if known.is_fully_defined() and min(known) <= 2 * pixels:
+    static = images.shape[-3:-1]
+    if static.is_fully_defined() and min(static) <= 2 * pixels:
       raise ValueError(message)
     smallest = tf.reduce_min(tf.shape(images)[-3:-1])
     with tf.control_dependencies(
@@ -202,7 +202,6 @@ class ValueRange:
     return (images - self.in_lo) * self.scale + self.lo
 
   def __call__(self, images, u):
-    tf = lazy_tf.load()
     return self.scale_images(tf.cast(images, tf.float32), tf.clip_by_value)
 
   def on_device(self, batch: dict) -> dict:
@@ -217,10 +216,8 @@ class ValueRange:
 
 
 @op('onehot', kind='label')
-def onehot(num_classes: int | None = None, on: float = 1.0, off: float = 0.0):
+def onehot(num_classes: Count | None = None, on: float = 1.0, off: float = 0.0):
   """Labels as float32 [K]: `on` at each label of the example, `off` elsewhere."""
-  if num_classes is not None:
-    arguments.positive('num_classes', num_classes)
 
   def apply(known_classes):
     if num_classes is not None and num_classes < known_classes:
@@ -231,7 +228,7 @@ def onehot(num_classes: int | None = None, on: float = 1.0, off: float = 0.0):
 
 
 class PadTo:
-  """Features of different lengths to one: zeros behind, the surplus cut off.
+  """Brings features to one length: with zeros behind, or cut off.
 
   Beside each, NAME_mask float32 [length] is 1 where it holds something.
   """
@@ -240,7 +237,6 @@ class PadTo:
     self.lengths, self.maps = lengths, tuple(lengths)
 
   def __call__(self, features, u):
-    tf = lazy_tf.load()
     out = {}
     for name, length in self.lengths.items():
       if name not in features:

@@ -1,12 +1,12 @@
 """Changes of the colours of one uint8 image [H, W, 3], in TensorFlow.
 
-Each is what its namesake in Pillow is, level by level: integers, tables of 256 entries
-that float64 makes as Pillow does, and the float32 of Pillow's blends. What big_vision
-does otherwise is a parameter. Factors are numbers or float32 []. No op sums floats over
-pixels, whose order would depend on the number of threads.
+Each equals its namesake in Pillow, level by level: integers, tables of 256 entries computed
+in float64 as Pillow's, and the float32 of Pillow's blends. Differences of big_vision are
+parameters. Factors are numbers or float32 []. No op sums floats over pixels, because the
+order would depend on the number of threads.
 """
 
-from vit_jax.data import lazy_tf
+from vit_jax.data.lazy_tf import tf
 
 
 def autocontrast(image, single: bool = False):
@@ -16,7 +16,6 @@ def autocontrast(image, single: bool = False):
     single: compute in float32, whose results are at times a level off those of
       Pillow's float64.
   """
-  tf = lazy_tf.load()
   dtype = tf.float32 if single else tf.float64
   # Over the rows first, where the memory is contiguous.
   low = tf.cast(tf.reduce_min(tf.reduce_min(image, 0), 0), dtype)
@@ -36,7 +35,6 @@ def equalize(image):
 
   A channel where one level leaves fewer than 255 pixels to the others stays as it is.
   """
-  tf = lazy_tf.load()
   indices = _indices(image)
   none = tf.zeros([0], tf.int32)  # weights
   counts = tf.raw_ops.Bincount(
@@ -56,20 +54,17 @@ def equalize(image):
 
 def invert(image):
   """Returns 255 less each level of a uint8 image, as `PIL.ImageOps.invert`."""
-  tf = lazy_tf.load()
   return tf.bitwise.invert(image)
 
 
 def posterize(image, bits):
   """Keeps the `bits` highest bits, 0 to 8, and clears the others; int or int32 []."""
-  tf = lazy_tf.load()
   cleared = tf.bitwise.left_shift(1, 8 - bits)
   return tf.bitwise.bitwise_and(image, tf.cast(256 - cleared, tf.uint8))
 
 
 def solarize(image, threshold):
   """Inverts levels from `threshold` on, int or int32 []: 0 all, from 256 on none."""
-  tf = lazy_tf.load()
   some = tf.cast(threshold < 256, tf.uint8)
   high = tf.cast(image >= tf.cast(tf.minimum(threshold, 255), tf.uint8), tf.uint8)
   # Several times as fast as tf.where.
@@ -78,7 +73,6 @@ def solarize(image, threshold):
 
 def solarize_add(image, addition):
   """Adds int or int32 [] to the levels below 128, up to 255."""
-  tf = lazy_tf.load()
   low = tf.cast(image < tf.constant(128, tf.uint8), tf.uint8)
   added = tf.cast(tf.minimum(addition, 255), tf.uint8)
   return image + tf.minimum(low * added, 255 - image)
@@ -86,7 +80,6 @@ def solarize_add(image, addition):
 
 def grey(image):
   """Returns int32 [H, W]: ITU-R BT.601-2 luma, rounded, as Pillow's mode L."""
-  tf = lazy_tf.load()
   r, g, b = tf.unstack(tf.cast(image, tf.int32), axis=-1)
   return tf.bitwise.right_shift(19595 * r + 38470 * g + 7471 * b + 0x8000, 16)
 
@@ -97,14 +90,12 @@ def grey_of_tf(image):
   Its weights, x / 255 * 255.5, truncated. The float32 of that differs by one level
   where the exact value is within 1e-4 of a whole number.
   """
-  tf = lazy_tf.load()
   r, g, b = tf.unstack(tf.cast(image, tf.int32), axis=-1)
   return (2989 * r + 5870 * g + 1140 * b) * 511 // 5_100_000
 
 
 def mean_grey(image):
   """Returns int32 []: the mean of `grey`, rounded."""
-  tf = lazy_tf.load()
   levels = tf.cast(grey(image), tf.int64)
   count = tf.size(levels, tf.int64)
   return tf.cast((2 * tf.reduce_sum(levels) + count) // (2 * count), tf.int32)
@@ -112,14 +103,12 @@ def mean_grey(image):
 
 def color(image, factor, to_grey=grey):
   """Blends with the grey image: 0 is grey, 1 the image, 2 twice as colourful."""
-  tf = lazy_tf.load()
   target = tf.cast(to_grey(image), tf.float32)
   return _cut(_blend(tf.repeat(target[..., None], 3, -1), image, factor))
 
 
 def contrast(image, factor, target=None):
   """Blends with a plain grey: int32 [] `target`, or the image's mean."""
-  tf = lazy_tf.load()
   target = mean_grey(image) if target is None else target
   return _cut(_blend(tf.cast(target, tf.float32), image, factor))
 
@@ -135,7 +124,6 @@ def sharpness(image, factor, truncate: bool = False):
   Args:
     truncate: the smoothed levels, and do not round them.
   """
-  tf = lazy_tf.load()
   rows = tf.cast(_rows(image), tf.float32)  # a pixel's neighbours are 3 places away
   sums = rows[:-2] + rows[1:-1] + rows[2:]
   sums = sums[:, :-6] + sums[:, 3:-3] + sums[:, 6:]
@@ -149,31 +137,26 @@ def sharpness(image, factor, truncate: bool = False):
 
 
 def _blend(target, image, factor):
-  tf = lazy_tf.load()
   return target + factor * (tf.cast(image, tf.float32) - target)
 
 
 def _cut(x):
   """Clips to [0, 255] and truncates, as Pillow's `Image.blend`."""
-  tf = lazy_tf.load()
   return tf.cast(tf.minimum(tf.maximum(x, 0), 255), tf.uint8)
 
 
 def _rows(image):
   """Returns [H, 3 W]."""
-  tf = lazy_tf.load()
   return tf.reshape(image, [tf.shape(image)[0], 3 * tf.shape(image)[1]])
 
 
 def _indices(image):
   """Returns int32 [H, 3 W]: each level's place in a table [3, 256]."""
-  tf = lazy_tf.load()
   rows = tf.cast(_rows(image), tf.int32)
   return rows + tf.tile([0, 256, 512], [tf.shape(image)[1]])
 
 
 def _look_up(table, indices):
   """Returns uint8 [H, W, 3] for uint8 [3, 256] and `_indices`."""
-  tf = lazy_tf.load()
   out = tf.gather(tf.reshape(table, [-1]), indices)
   return tf.reshape(out, [tf.shape(indices)[0], -1, 3])

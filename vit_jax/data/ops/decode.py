@@ -1,23 +1,23 @@
-"""Encoded images: what their header says, and decoding with orientation and crop."""
+"""Encoded images: their headers, and decoding with orientation and crop."""
 
 import functools
 import io
 
 import numpy as np
 
-from vit_jax.data import lazy_tf
+from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops.arguments import MAX_PIXELS
 from vit_jax.errors import BadImage
 
-# What `tf.io.decode_image` reads, by first bytes (a WebP is checked for its tag too).
+# First bytes of the formats that `tf.io.decode_image` reads.
 _TF_MAGIC = (b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'GIF8', b'BM', b'RIFF')
 _ORIENTATION = 0x0112
 # Major brands of HEIC files (ISO/IEC 23008-12, annex B); the last two may be AVIF too.
 _HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
 
-# A JPEG that will be made much smaller is decoded at 1/2, 1/4 or 1/8, as long as this many
-# times the height and width of the result are left for the resizing to work on. As
-# Pillow's `thumbnail` does, with the same number (its `reducing_gap`).
+# A JPEG that will be made much smaller is decoded at 1/2, 1/4 or 1/8, but at this many times
+# the height and width of the result or more. Pillow's `thumbnail` does the same, with the
+# same number (its `reducing_gap`).
 GAP = 2
 
 # EXIF orientation 1..8 as (transpose, flip up-down, flip left-right), in this order.
@@ -139,12 +139,11 @@ def decode(
   Args:
     data: scalar string tensor: JPEG, PNG, GIF (first frame), BMP or WebP.
     orientation: int32 scalar, EXIF 1..8.
-    upright: int32 [2], height and width as `probe` found them.
+    upright: int32 [2], height and width, from `probe`.
     precise: the accurate inverse DCT for JPEG instead of the fast one.
     target: (h, w) that the image will be resized to, or a lower bound of it. A JPEG may
       then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`). None: full size.
   """
-  tf = lazy_tf.load()
 
   def reduced():
     at = lambda ratio: tf.io.decode_jpeg(
@@ -176,7 +175,6 @@ def decode_and_crop(
       (y, x, h, w).
     target: of the crop; this and the other arguments: see `decode`.
   """
-  tf = lazy_tf.load()
 
   def inside():
     y, x, h, w = box(upright[0], upright[1])
@@ -193,22 +191,18 @@ def decode_and_crop(
         data, cut, channels, ratio, dct_method=_dct(precise)
       )
 
-    return _at_ratio(at, (h, w), target)
+    return _upright(_at_ratio(at, (h, w), target), orientation)
 
   def whole():
-    image = _pixels(data, channels, precise)
-    # The box is in upright coordinates: turn first, crop, and turn back, so that both
-    # branches return the stored orientation.
-    image = _upright(image, orientation)
+    image = _upright(_pixels(data, channels, precise), orientation)
     y, x, h, w = box(tf.shape(image)[0], tf.shape(image)[1])
-    return _stored(image[y : y + h, x : x + w], orientation)
+    return image[y : y + h, x : x + w]
 
-  return _upright(tf.cond(tf.io.is_jpeg(data), inside, whole), orientation)
+  return tf.cond(tf.io.is_jpeg(data), inside, whole)
 
 
 def _at_ratio(at, size, target: tuple[int, int] | None):
   """Returns `at(1)`, `at(2)`, `at(4)` or `at(8)`: the smallest that leaves enough of `size`."""
-  tf = lazy_tf.load()
   if target is None:
     return at(1)
   times = tf.minimum(size[0] // (GAP * target[0]), size[1] // (GAP * target[1]))
@@ -218,7 +212,6 @@ def _at_ratio(at, size, target: tuple[int, int] | None):
 
 def _window_as_stored(y, x, h, w, upright, orientation):
   """Returns int32 [4]: y, x, h, w of an upright image's window in the stored image."""
-  tf = lazy_tf.load()
   transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
   # Undo the steps in reverse.
   x = tf.where(lr, upright[1] - x - w, x)
@@ -232,7 +225,6 @@ def _dct(precise: bool) -> str:
 
 def _pixels(data, channels: int, precise: bool):
   """Decodes as stored. (`decode_jpeg` alone would return WebP as four dimensions.)"""
-  tf = lazy_tf.load()
   if precise:
     image = tf.cond(
       tf.io.is_jpeg(data),
@@ -245,21 +237,10 @@ def _pixels(data, channels: int, precise: bool):
 
 
 def _upright(image, orientation):
-  tf = lazy_tf.load()
-
-  def turned():
+  def transformed():
     transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
     out = tf.cond(transpose, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
     out = tf.cond(ud, lambda: tf.reverse(out, [0]), lambda: out)
     return tf.cond(lr, lambda: tf.reverse(out, [1]), lambda: out)
 
-  return tf.cond(orientation > 1, turned, lambda: image)
-
-
-def _stored(image, orientation):
-  """The inverse of `_upright`."""
-  tf = lazy_tf.load()
-  transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
-  image = tf.cond(lr, lambda: tf.reverse(image, [1]), lambda: image)
-  image = tf.cond(ud, lambda: tf.reverse(image, [0]), lambda: image)
-  return tf.cond(transpose, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
+  return tf.cond(orientation > 1, transformed, lambda: image)

@@ -1,26 +1,24 @@
-"""What several ops do to images [..., H, W, C], in TensorFlow."""
+"""Functions of images [..., H, W, C] that several ops share, in TensorFlow."""
 
-from vit_jax.data import lazy_tf
+from vit_jax.data.lazy_tf import tf
 
 
 def resize_to(images, size, method: str, antialias: bool, rounding: str):
   """Resizes to (h, w), half-pixel centres; `rounding`: see `to_levels`."""
-  tf = lazy_tf.load()
   out = tf.image.resize(images, size, method, antialias=antialias)
   # Means of levels are levels: only bicubic weights may be negative.
   return to_levels(out, images.dtype, rounding, clip=method == 'bicubic')
 
 
 def to_levels(images, dtype, rounding: str = 'nearest', clip: bool = True):
-  """Returns images, which an op computed in float32, in the dtype that it was given.
+  """Returns images computed in float32 in the dtype of the op's input.
 
   Args:
-    rounding: of uint8. 'truncate' clips and cuts the fraction off, as big_vision;
+    rounding: for uint8. 'truncate' clips and cuts the fraction off, as big_vision;
       'nearest' clips and rounds, half to even; 'none' leaves float32, unclipped, as
       vision_transformer. (Images of floats stay as computed in any case.)
-    clip: whether the numbers may lie below 0 or from 256 on.
+    clip: whether numbers may lie below 0 or from 256 on.
   """
-  tf = lazy_tf.load()
   if dtype != tf.uint8:
     return tf.cast(images, dtype)
   if rounding == 'none':
@@ -33,17 +31,15 @@ def to_levels(images, dtype, rounding: str = 'nearest', clip: bool = True):
 
 def height_width(images):
   """Returns (H, W), int32 scalars."""
-  tf = lazy_tf.load()
   shape = tf.shape(images)
   return shape[-3], shape[-2]
 
 
 def excess(images, height, width, name):
   """Returns int32 [2]: how much larger than (height, width) the images are."""
-  tf = lazy_tf.load()
   message = f'{name}: the image is smaller than {height}x{width}'
-  known = images.shape[-3:-1]
-  if known.is_fully_defined() and (known[0] < height or known[1] < width):
+  static = images.shape[-3:-1]
+  if static.is_fully_defined() and (static[0] < height or static[1] < width):
     raise ValueError(message)
   rest = tf.shape(images)[-3:-1] - tf.constant((height, width))
   with tf.control_dependencies([tf.debugging.assert_non_negative(rest, message)]):
@@ -52,7 +48,6 @@ def excess(images, height, width, name):
 
 def cut(images, y, x, height: int, width: int):
   """Returns the window [..., height, width, C] whose top left is (y, x)."""
-  tf = lazy_tf.load()
   out = images[..., y : y + height, x : x + width, :]
   return tf.ensure_shape(out, [*images.shape[:-3], height, width, images.shape[-1]])
 
@@ -66,7 +61,6 @@ def window(features: dict, y, x, height, width) -> dict:
       left is dropped with its label.
     y, x, height, width: of the window, in pixels.
   """
-  tf = lazy_tf.load()
   image = features['image']
   if image.shape.rank != 3:
     raise ValueError('boxes are cropped one example at a time')

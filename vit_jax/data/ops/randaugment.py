@@ -2,9 +2,11 @@
 
 import functools
 import math
+from typing import Annotated
 
-from vit_jax.data import lazy_tf
-from vit_jax.data.ops import arguments, color, geometry
+from vit_jax.check import Count, Range
+from vit_jax.data.lazy_tf import tf
+from vit_jax.data.ops import color, geometry
 from vit_jax.data.ops.registry import op
 
 # The order of the ops, each chosen with probability 1/16.
@@ -13,7 +15,7 @@ NAMES = (
   *('color', 'contrast', 'brightness', 'sharpness', 'shear_x', 'shear_y'),
   *('translate_x', 'translate_y', 'cutout', 'solarize_add'),
 )
-FILL = 128  # where an op shows what is outside of the image, or cuts it out
+FILL = 128  # Level of pixels from outside the image, and of cutouts.
 # The range searched in the paper. EfficientNet-B7 was trained with 28, AugReg's ViTs
 # with up to 20.
 MAX_MAGNITUDE = 30
@@ -47,15 +49,14 @@ class RandAugment:
   Args:
     num_ops: N, how many ops are applied to each image.
     magnitude: m, a number from 0 to 30; 10 is the scale's unit.
-    legacy: False gives what the ops' names say, the results of Pillow's namesakes.
-      True gives what big_vision did when AugReg, the better plain ViT-S/16 and Mixer
-      were trained. Then contrast blends with the grey min(H W / 256, 255), which is 196
+    legacy: False gives the results of Pillow's namesakes, True those of big_vision when
+      AugReg, the better plain ViT-S/16 and Mixer were trained. Then contrast blends with the grey min(H W / 256, 255), which is 196
       at 224 px whatever the image. The solarize threshold is taken modulo 256: m = 0,
       10 and 20 invert the whole image, 15 means 128. Shears start from the middle of
       the first pixel, not its corner. Levels are truncated, not rounded, in the grey
       that color blends with and in the smoothed image, and autocontrast computes in
       float32: differences of one level, which the blend multiplies.
-      All of it is what TensorFlow did on a CPU (posterize to 0 bits keeps 1), with these
+      All of it equals TensorFlow on a CPU (posterize to 0 bits keeps 1), with these
       exceptions. sharpness and color truncated float32 sums there, which are exact here:
       0.1 to 0.6 % of the sharpened values differ, and 0.004 % of the coloured, by one
       level up to m = 10, 2 at 15, 3 at 20 and 5 at 30, as the blend extrapolates. rotate
@@ -68,11 +69,12 @@ class RandAugment:
   # needs no sign, takes the second and third.
   _DRAWS = 3
 
-  def __init__(self, num_ops: int = 2, magnitude: float = 10, legacy: bool = False):
-    arguments.positive('num_ops', num_ops)
-    arguments.number('magnitude', magnitude, 0, MAX_MAGNITUDE)
-    if not isinstance(legacy, bool):
-      raise ValueError(f'legacy={legacy!r} must be True or False')
+  def __init__(
+    self,
+    num_ops: Count = 2,
+    magnitude: Annotated[float, Range(0, MAX_MAGNITUDE)] = 10,
+    legacy: bool = False,
+  ):
     self.draws = self._DRAWS * num_ops
     self._num_ops, self._legacy = num_ops, legacy
     self._level = magnitude / 10
@@ -83,7 +85,6 @@ class RandAugment:
     Raises:
       ValueError: for other images.
     """
-    tf = lazy_tf.load()
     if images.dtype != tf.uint8 or images.shape[-1] != 3:
       raise ValueError(
         f'RandAugment takes uint8 images of 3 channels, not {images.dtype.name} of '
@@ -95,7 +96,6 @@ class RandAugment:
     return tf.map_fn(lambda x: self._one(*x), (images, u), fn_output_signature=spec)
 
   def _one(self, image, u):
-    tf = lazy_tf.load()
     for draws in tf.unstack(tf.reshape(u, [self._num_ops, self._DRAWS])):
       image = tf.ensure_shape(self._step(image, draws), image.shape)
     return image
@@ -103,7 +103,6 @@ class RandAugment:
   @functools.cached_property
   def _step(self):
     """One op on one image. Its graph of sixteen is made once, for all uses: 0.5 s."""
-    tf = lazy_tf.load()
 
     def step(image, draws):
       choice, a, b = tf.unstack(draws)
@@ -114,12 +113,10 @@ class RandAugment:
 
   def _index(self, choice):
     """Returns which of the branches, for a number in [0, 1)."""
-    tf = lazy_tf.load()
     return tf.cast(choice * len(NAMES), tf.int32)
 
   def _branches(self, image, a, b) -> list:
     """Returns a function without arguments for each of NAMES."""
-    tf = lazy_tf.load()
     level, legacy = self._level, self._legacy
     factor, threshold = level * 1.8 + 0.1, int(level * 256)
     sign = tf.where(a < 0.5, tf.constant(-1, tf.float64), 1)
@@ -156,14 +153,12 @@ class RandAugment:
 
 def _contrast_of_big_vision(image):
   """Returns int32 []: the histogram's sum, the number of pixels, over its 256 bins."""
-  tf = lazy_tf.load()
   height, width = geometry.height_width(image)
   return tf.minimum(height * width // 256, 255)
 
 
 def _rotate(image, cosine, sine):
-  """Turns about the centre, counter-clockwise as seen where the sine is positive."""
-  tf = lazy_tf.load()
+  """Rotates about the centre, counter-clockwise on screen if the sine is positive."""
   y, x = ((tf.cast(n, tf.float64) - 1) / 2 for n in geometry.height_width(image))
   c, f = x - (cosine * x - sine * y), y - (sine * x + cosine * y)
   return _warp(image, [cosine, -sine, c, sine, cosine, f])
@@ -175,7 +170,6 @@ def _warp(image, matrix: list):
   Args:
     matrix: a, b, c, d, e, f: numbers or float64 [].
   """
-  tf = lazy_tf.load()
   transform = tf.cast(tf.convert_to_tensor([*matrix, 0, 0], tf.float64), tf.float32)
   height, width = geometry.height_width(image)
   # Pixels' numbers move, then pixels by them: half the time of moving three channels.
@@ -193,7 +187,6 @@ def _warp(image, matrix: list):
 
 def _cutout(image, half: int, a, b):
   """Fills the square of 2 `half` pixels around (a, b) of [0, 1)^2, as far as inside."""
-  tf = lazy_tf.load()
   height, width = geometry.height_width(image)
   y = tf.cast(a * tf.cast(height, tf.float32), tf.int32)
   x = tf.cast(b * tf.cast(width, tf.float32), tf.int32)

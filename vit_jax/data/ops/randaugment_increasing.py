@@ -2,9 +2,11 @@
 
 import functools
 import math
+from typing import Annotated
 
-from vit_jax.data import lazy_tf
-from vit_jax.data.ops import arguments, color, geometry
+from vit_jax.check import Count, Factor, Fraction, Range
+from vit_jax.data.lazy_tf import tf
+from vit_jax.data.ops import color, geometry
 from vit_jax.data.ops.randaugment import RandAugment
 from vit_jax.data.ops.registry import op
 
@@ -21,10 +23,9 @@ MAX_MAGNITUDE = 10
 class IncreasingRandAugment(RandAugment):
   """Applies up to `num_ops` ops whose strengths grow with a magnitude that is drawn.
 
-  timm's `rand-m9-mstd0.5-inc1` is `randaug_increasing(2, 9, 0.5)`. Of uint8 images with 3
-  channels. Each of `num_ops` times one of 15 is chosen, with repetition, and applied with
-  the probability given, at a magnitude m of its own from a normal distribution, clipped
-  to [0, 10]:
+  timm's `rand-m9-mstd0.5-inc1` is `randaug_increasing(2, 9, 0.5)`. For uint8 images with 3
+  channels. `num_ops` times one of 15 ops is chosen, with repetition, and applied with
+  `probability`, each time at a magnitude m from a normal distribution, clipped to [0, 10]:
 
     autocontrast, equalize, invert    of each channel
     rotate                            by +-3 m degrees, about the centre
@@ -51,22 +52,17 @@ class IncreasingRandAugment(RandAugment):
 
   def __init__(
     self,
-    num_ops: int = 2,
-    magnitude: float = 9,
-    std: float = 0.5,
-    probability: float = 0.5,
+    num_ops: Count = 2,
+    magnitude: Annotated[float, Range(0, MAX_MAGNITUDE)] = 9,
+    std: Factor = 0.5,
+    probability: Fraction = 0.5,
   ):
-    arguments.positive('num_ops', num_ops)
-    arguments.number('magnitude', magnitude, 0, MAX_MAGNITUDE)
-    arguments.number('std', std, 0, math.inf)
-    arguments.number('probability', probability, 0, 1)
     self.draws = self._DRAWS * num_ops
     self._num_ops, self._mean, self._std = num_ops, magnitude, std
     self._probability = probability
 
   def _index(self, choice):
     """Returns which of the branches: the last one, which does nothing, if none of NAMES."""
-    tf = lazy_tf.load()
     chosen = tf.cast(choice, tf.float64) * len(NAMES)
     applied = chosen < self._probability * len(NAMES)
     share = max(self._probability, 1e-9)
@@ -74,7 +70,6 @@ class IncreasingRandAugment(RandAugment):
 
   def level(self, u):
     """Returns m / 10, float64 [...], of uniform numbers [...] in [0, 1)."""
-    tf = lazy_tf.load()
     m = tf.fill(tf.shape(u), tf.constant(self._mean, tf.float64))
     if self._std:  # ndtri(0) is minus infinity, which is clipped to 0
       m += self._std * tf.math.ndtri(tf.cast(u, tf.float64))
@@ -82,10 +77,9 @@ class IncreasingRandAugment(RandAugment):
 
   def _branches(self, image, a, b) -> list:
     """Returns a function without arguments for each of NAMES, and one that does nothing."""
-    tf = lazy_tf.load()
     level = self.level(b)
     signed = tf.where(a < 0.5, -level, level)
-    whole = lambda x: tf.cast(tf.floor(x), tf.int32)  # int(), of what is not negative
+    whole = lambda x: tf.cast(tf.floor(x), tf.int32)  # int(), as x >= 0
     factor = tf.maximum(tf.cast(1 + 0.9 * signed, tf.float32), 0.1)
     shear, angle = 0.3 * signed, signed * math.radians(30)
     height, width = (tf.cast(n, tf.float64) for n in geometry.height_width(image))
@@ -111,8 +105,7 @@ class IncreasingRandAugment(RandAugment):
 
 
 def _rotate(image, height, width, angle):
-  """Turns about the centre, counter-clockwise as seen where the angle is positive."""
-  tf = lazy_tf.load()
+  """Rotates about the centre, counter-clockwise on screen if the angle is positive."""
   cosine, sine = tf.cos(angle), tf.sin(angle)
   y, x = (height - 1) / 2, (width - 1) / 2
   c, f = x - (cosine * x - sine * y), y - (sine * x + cosine * y)
@@ -120,12 +113,11 @@ def _rotate(image, height, width, angle):
 
 
 def _warp(image, matrix: list):
-  """Shows at (x, y) what is at (a x + b y + c, d x + e y + f), bilinear; else FILL.
+  """Shows at (x, y) the value at (a x + b y + c, d x + e y + f), bilinear; else FILL.
 
   Args:
     matrix: a, b, c, d, e, f: numbers or float64 [].
   """
-  tf = lazy_tf.load()
   matrix = [tf.cast(x, tf.float64) for x in (*matrix, 0, 0)]
   fill = tf.constant(FILL, tf.float32)
   levels = tf.raw_ops.ImageProjectiveTransformV3(

@@ -13,7 +13,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vit_jax.check import FLOAT32, reported
+from vit_jax.check import check as check_value
+from vit_jax.check import plain, reported
 from vit_jax.errors import choose, did_you_mean
 
 # Modules that register ops; they are imported when a pipeline is first read.
@@ -232,12 +233,18 @@ def _bind(text: str, node: ast.expr) -> Op:
   signature = inspect.signature(factory.make)
   try:
     bound = signature.bind(*args, **kwargs)
+    for key, value in bound.arguments.items():
+      parameter = signature.parameters[key]
+      if parameter.kind is not parameter.VAR_KEYWORD:
+        check_value(key, value, parameter.annotation)
     bound.apply_defaults()
     apply = factory.make(*args, **kwargs)
   except (TypeError, ValueError) as error:
     wrong = next((k for k in kwargs if k not in signature.parameters), '')
     near = did_you_mean(wrong, signature.parameters) if wrong else ''
-    raise ValueError(f'{text} does not fit {name}{signature}: {error}{near}') from None
+    plain_ones = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    usage = f'{name}{signature.replace(parameters=plain_ones)}'
+    raise ValueError(f'{text} does not fit {usage}: {error}{near}') from None
   return Op(
     name,
     text,
@@ -259,22 +266,10 @@ def _call(text: str, node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
       raise ValueError('expected a name or name(arguments)')
     args = [ast.literal_eval(arg) for arg in node.args]
     kwargs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-    _check_finite([args, kwargs])
+    plain(text, [args, kwargs])  # finite numbers, texts and lists of them
     return node.func.id, args, kwargs
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
     raise ValueError(
       f'{text!r} is not an op ({error}). An op is a name, or a name with literal '
       'arguments: resize(224, method="bicubic")'
     ) from None
-
-
-def _check_finite(value) -> None:
-  """Raises ValueError for numbers in nested literals that are out of float32's range."""
-  if isinstance(value, dict):
-    value = [*value.keys(), *value.values()]
-  if isinstance(value, list | tuple | set):
-    for item in value:
-      _check_finite(item)
-  # NaN compares false.
-  elif isinstance(value, int | float) and not -FLOAT32 <= value <= FLOAT32:
-    raise ValueError(f'{value!r} is not a finite number')

@@ -53,8 +53,8 @@ def build(
     source: 'scheme:target', or a scheme that needs no target. Without a scheme: an
       existing directory is a folder, a name ending in .npz is arrays, else TFDS.
     split: a split expression, see `splits`.
-    classes: indices or names of those classes whose examples are kept, in the order of
-      their new indices; see `subset`. None: all.
+    classes: indices or names of the classes to keep, in the order of their new indices;
+      see `subset`. None: all.
     **options: the keyword arguments of the source's class.
 
   Raises:

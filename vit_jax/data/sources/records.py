@@ -48,7 +48,7 @@ class RecordFiles(Source):
     image_key: feature of the encoded image.
     label_key: feature of its labels, integers.
     weight_key: feature of one float for each label, for multi-hot targets; where a record
-      lacks it, its labels weigh 1. Of a label given twice, the last counts.
+      lacks it, its labels weigh 1. If a label comes twice, the last one counts.
     multi_label: whether targets are multi-hot; None: as the first records have it, true
       with a `weight_key`. Then a record may be without a label.
     label_offset: added to labels: -1 where classes are counted from 1.
@@ -306,8 +306,8 @@ def _matching(target: str, whole: bool) -> list[str]:
   if files.is_url(target):
     with files.outages(target):
       pattern = f'{target}/*' if whole else target
-      found = files.filesystem().glob(pattern, detail=True)
-    return [files.SCHEME + name for name, x in found.items() if x['type'] == 'file']
+      objects = files.filesystem().glob(pattern, detail=True)
+    return [files.SCHEME + name for name, x in objects.items() if x['type'] == 'file']
   pattern = os.path.join(glob.escape(target), '*') if whole else target
   return [os.path.abspath(path) for path in glob.glob(pattern) if os.path.isfile(path)]
 

@@ -1,19 +1,19 @@
 """Reading from front to back, for files that are slow to read at random.
 
-What is shuffled is still arithmetic; only the reading has a state, and that could be
-dropped at any time. A host has shards of its own, every `hosts`-th, and goes through
-them in epochs of its own. An epoch takes the shards' runs, a few hundred neighbouring
-records each, in a random order; that sequence of records is cut into windows of
-`shuffle_buffer`, and each window is shuffled. While one window is handed out, the next
-is read at the same pace: what is in memory is always one buffer of encoded records.
+The shuffle is still arithmetic; only the reading has a state, which could be dropped at any
+time. A host has shards of its own, every `hosts`-th, and goes through them in epochs of its
+own. An epoch takes the shards' runs, a few hundred neighbouring records each, in a random
+order; that sequence of records is cut into windows of `shuffle_buffer`, and each window is
+shuffled. While one window is handed out, the next is read at the same pace, so that memory
+always holds one buffer of encoded records.
 
-So a jump to any step costs no skipping: where it lands is computed, and nothing before
-the window it lands in is read. It does cost what the first start costs, filling the
-buffer, and reading again what of its window had already been handed out: one to two
-buffers of records read from front to back before the first batch.
+So a jump to any step skips nothing: its window is computed, and nothing before that window is
+read. It costs as much as the first start, which fills the buffer, and it reads again the
+records of the window that had already been handed out: one to two buffers of records, read
+from front to back before the first batch.
 
-The order depends on the number of hosts, unlike that of all other sources: so does the
-fingerprint, and a run does not go on with another number.
+The order depends on the number of hosts, unlike that of all other sources. So does the
+fingerprint, and a run cannot resume with another number.
 """
 
 import collections
@@ -27,11 +27,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from vit_jax.data.sources.base import View, fingerprint
-from vit_jax.errors import UserError
 
-# Records that are read in one go: long enough that finding them (10 ms on a disk) takes
-# less than reading them (28 MB of ImageNet, 0.2 s), short enough that a window mixes
-# runs of many shards.
+# Records in a run: long enough that the seek (10 ms on a disk) takes less time than reading
+# (28 MB of ImageNet, 0.2 s), short enough that a window mixes runs of many shards.
 RUN = 256
 # Runs that are read ahead, at the same time.
 _AHEAD = 8
@@ -55,15 +53,15 @@ class Stream(View):
       buffer: records of a window.
 
     Raises:
-      UserError: if there are fewer shards than hosts.
+      ValueError: if there are fewer shards than hosts.
     """
     super().__init__(source)
     self.streamed = True
     first, last = source.bounds[:-1], source.bounds[1:]
     if len(first) < hosts:
-      raise UserError(
+      raise ValueError(
         f'{self.name}: a stream gives every host its own shards, but there are '
-        f'{len(first)} for {hosts} hosts. Write more shards, or take another split.'
+        f'{len(first)} for {hosts} hosts. Write more shards, or take another split'
       )
     shares = [int((last - first)[i::hosts].sum()) for i in range(hosts)]
     if max(shares) > 1.1 * min(shares):
