@@ -228,7 +228,7 @@ def test_an_image_is_the_same_alone_and_in_any_batch(text):
 
 def test_sine_and_cosine():
   angle = np.linspace(-np.pi, np.pi, 1001, dtype=np.float32)
-  sine, cosine = augment._sin_cos(tf, tf.constant(angle))
+  sine, cosine = augment._sin_cos(tf.constant(angle))
   # Series to x**21 in float32: rounding of terms up to 5 (x**3/6 at pi), 2**-22.
   np.testing.assert_allclose(sine, np.sin(angle.astype(float)), atol=2e-6)
   np.testing.assert_allclose(cosine, np.cos(angle.astype(float)), atol=2e-6)

@@ -36,7 +36,7 @@ def test_bars_inside_quotes_and_brackets_separate_nothing():
     ('resize(-8)', ('size=-8', 'positive')),
     ('resize((8, 8, 8))', ('size=(8, 8, 8)', '(height, width)')),
     ('resize(8, "bilinaer")', ("method 'bilinaer'", 'bilinear')),
-    ('decode(4)', ('channels 4', (1, 3))),
+    ('decode(4)', ('channels 4', '[1, 3]')),
     ('inception_crop(8, area_min=0)', ('area_min=0', '(0, 100]')),
     ('inception_crop(8, ratio=(2, 1))', ('ratio=(2, 1)', '(low, high)')),
     ('random_crop(8, padding=-1)', ('padding=-1', 0)),

@@ -1,4 +1,4 @@
-"""What an example of a source holds: a dict of features, each declared by one of these.
+"""Declarations of the features in a source's examples.
 
 A source for classification declares, or inherits,
 
@@ -19,13 +19,12 @@ class Feature:
   """An array.
 
   Attributes:
-    shape: of one example's array. None as its first length: each example has its own, and
-      `pp` has to end in a pad_to(NAME=LENGTH).
+    shape: of one example's array. None as the first length: examples differ, and `pp` has
+      to end in a pad_to(NAME=LENGTH).
     dtype: a NumPy dtype.
     located: whether it holds positions in the image, from 0 to 1 of its height and width;
       then an op that moves pixels must move these too.
-    classes: names of the classes that its integers stand for, where these are not those of
-      the labels.
+    classes: names of the classes of its integers, if they differ from those of the labels.
   """
 
   shape: tuple[int | None, ...] = ()
@@ -52,7 +51,7 @@ class ImageFeature:
 
 @dataclasses.dataclass(frozen=True)
 class LabelFeature:
-  """What the image as a whole shows: a class, or `several`, in any number.
+  """The class of an image as a whole, or its classes if there may be `several`.
 
   A batch holds them in one form: see `labels`.
   """

@@ -1,8 +1,7 @@
-"""Classes of images in the one form that all batches of a run have, decided at its start.
+"""The form of labels in the batches of a run, decided at its start.
 
-Either `ClassIndex`, int32 [B], or `MultiHot`, float32 [B, K]: the latter where a source
-has several labels an image, or the pipeline has an op for labels. `Batches.spec` shows
-which.
+Either `ClassIndex`, int32 [B], or `MultiHot`, float32 [B, K]: the latter if a source has
+several labels an image, or the pipeline has an op for labels. See `Batches.spec`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ def form(feature: LabelFeature, op: Callable | None, num_classes: int):
   """Returns the form of a source's labels.
 
   Args:
-    op: of the pipeline's op for labels, the function: K -> form; None: it has none.
+    op: function K -> form of the pipeline's op for labels; None: it has none.
 
   Raises:
     ValueError: if the op does not fit the classes.

@@ -7,7 +7,6 @@ inside a tar.
 """
 
 import concurrent.futures
-import contextlib
 import functools
 import io
 import itertools
@@ -262,49 +261,34 @@ def checked(
 
 
 class Piece(NamedTuple):
-  """Input that one worker reads: a class's folder, a tar, or a tar inside a plain tar.
+  """Input that one worker reads: a class's folder, or a tar.
 
   Attributes:
-    path: of the folder or the outermost tar, which may be in a bucket.
-    folder: begins the names of the files, '' or 'train/cat/'.
-    offset: where the inner tar begins in its tar.
+    path: of the folder or the tar, which may be in a bucket.
+    folder: begins the names of the files, 'train/cat/'.
     label: class of all files; '': each belongs to the class of its own folder.
   """
 
   path: str
   folder: str
-  offset: int = 0
   label: str = ''
 
 
 def _pieces(source: str) -> Iterator[Piece]:
   if not os.path.isdir(source):
-    yield from _pieces_of_tar(source, '')
+    if not _is_tar(source):
+      raise UserError(f'{source} is neither a folder nor a tar (.tar, .tar.gz, ...).')
+    yield Piece(source, f'{_stem(os.path.basename(source))}/')
     return
   below = [os.path.join(at, name) for at, _, names in os.walk(source) for name in names]
   if tars := sorted(path for path in below if _is_tar(path)):
     for path in tars:
-      above = os.path.relpath(os.path.dirname(path), source)
-      yield from _pieces_of_tar(path, '' if above == '.' else f'{above}/')
+      yield Piece(path, f'{_stem(os.path.relpath(path, source))}/')
     return
   for split, directory in folder.split_directories(source).items():
     prefix = '' if directory == source else f'{split}/'
     for label in folder.folders(directory):
-      yield Piece(os.path.join(directory, label), f'{prefix}{label}/', label=label)
-
-
-def _pieces_of_tar(path: str, above: str) -> Iterator[Piece]:
-  """Yields a tar, and each tar inside it unless the outer one is compressed."""
-  if not _is_tar(path):
-    raise UserError(f'{path} is neither a folder nor a tar (.tar, .tar.gz, ...).')
-  whole = Piece(path, f'{above}{_stem(os.path.basename(path))}/')
-  yield whole
-  if path.lower().endswith('.tar'):
-    with _opened(whole) as tar:
-      for member in _members(tar):
-        if _is_tar(member.name):
-          name = f'{whole.folder}{_stem(member.name)}/'
-          yield Piece(path, name, member.offset_data)
+      yield Piece(os.path.join(directory, label), f'{prefix}{label}/', label)
 
 
 def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -317,21 +301,26 @@ def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
       path = os.path.join(piece.path, name)
       yield piece.folder + name, functools.partial(image_file.read, path)
     return
-  with _opened(piece) as tar:
-    plain = piece.path.lower().endswith('.tar')
-    yield from _files_of_tar(tar, piece.folder, nested=not plain)
+  try:
+    with files.path(piece.path).open('rb') as file:
+      yield from _files_of_tar(file, piece.folder)
+  except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    raise UserError(
+      f'{piece.path} cannot be read: {one_line(error)}. Fetch it again.'
+    ) from None
 
 
-def _files_of_tar(tar: tarfile.TarFile, above: str, nested: bool) -> Iterator:
-  for member in _members(tar):
-    name = above + _stem(member.name)
-    if any(map(listing.is_hidden, name.split('/'))):
-      continue
-    if name.lower().endswith(listing.extensions()):
-      yield name, functools.partial(_read, tar, member)
-    elif nested and _is_tar(member.name):
-      with tarfile.open(fileobj=tar.extractfile(member), tarinfo=_Strict) as inner:
-        yield from _files_of_tar(inner, f'{name}/', nested)
+def _files_of_tar(file, above: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
+  with tarfile.open(fileobj=file, tarinfo=_Strict) as tar:
+    while member := tar.next():
+      tar.members.clear()  # of millions
+      name = above + _stem(member.name)
+      if not member.isreg() or any(map(listing.is_hidden, name.split('/'))):
+        continue
+      if name.lower().endswith(listing.extensions()):
+        yield name, functools.partial(_read, tar, member)
+      elif _is_tar(member.name):
+        yield from _files_of_tar(tar.extractfile(member), f'{name}/')
 
 
 def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -350,27 +339,6 @@ class _Strict(tarfile.TarInfo):
       raise
     except tarfile.HeaderError as error:
       raise tarfile.ReadError(f'{error}, or the archive ends early') from None
-
-
-@contextlib.contextmanager
-def _opened(piece: Piece) -> Iterator[tarfile.TarFile]:
-  try:
-    with files.path(piece.path).open('rb') as file:
-      file.seek(piece.offset)
-      with tarfile.open(fileobj=file, tarinfo=_Strict) as tar:
-        yield tar
-  except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-    inner = f' ({piece.folder})' if piece.offset else ''
-    raise UserError(
-      f'{piece.path}{inner} cannot be read: {one_line(error)}. Fetch it again.'
-    ) from None
-
-
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-  while member := tar.next():
-    tar.members.clear()  # of millions
-    if member.isreg():
-      yield member
 
 
 def _is_tar(path: str) -> bool:

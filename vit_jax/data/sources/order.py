@@ -14,7 +14,7 @@ import numpy as np
 
 # Up to here an order is drawn from all permutations and held in memory: two epochs of
 # 8 bytes an example are half a gigabyte a host, and one takes 2.4 s to draw. ImageNet-21k
-# (14 million) is below; what is above (JFT, LAION) is computed place by place.
+# (14 million) is below; larger sets (JFT, LAION) are computed position by position.
 EXACT = 2**25
 
 
@@ -47,14 +47,14 @@ class Shuffled:
 
 
 class Scattered:
-  """`Shuffled` in no memory: a keyed bijection of [0, N), another for each epoch.
+  """`Shuffled` without memory: a keyed bijection of [0, N), another for each epoch.
 
-  A generalised Feistel network on [0, a) x [0, b) with a * b barely above N, walked on
-  from what falls outside (Black and Rogaway 2002, "Ciphers with Arbitrary Finite
+  A generalised Feistel network on [0, a) x [0, b) with a * b barely above N, applied again to
+  results outside of [0, N) (Black and Rogaway 2002, "Ciphers with Arbitrary Finite
   Domains": their generalised-Feistel and cycle-walking ciphers together). Since
   a * b - N < a, about one place in sqrt(N) walks at all. A round adds to one half a
   keyed hash of the other, the finaliser of SplitMix64 (Steele, Lea and Flood 2014).
-  Four rounds are what Luby and Rackoff's theorem asks for; eight cost little.
+  Luby and Rackoff's theorem requires four rounds; eight cost little.
 
   Args:
     num_examples: N, up to 2**48: the hash is scaled from 32 bits to a half, of up to
