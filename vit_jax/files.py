@@ -145,7 +145,7 @@ def filesystem():
       aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
     )
   # epath takes TensorFlow's file system for gs:// wherever TensorFlow is installed, unless
-  # told not to before it first looks.
+  # this variable is set before it first looks.
   os.environ['EPATH_USE_TF'] = 'false'
   with contextlib.suppress(ImportError, AttributeError):
     from etils.epath import gpath
@@ -158,7 +158,7 @@ def filesystem():
 
 @contextlib.contextmanager
 def outages(path) -> Iterator[None]:
-  """Raises errors of one line in place of what gcsfs and its libraries raise.
+  """Raises errors of one line in place of those of gcsfs and its libraries.
 
   Does nothing for a path on disk. Errors: see `raise_if_outage`.
   """
@@ -201,6 +201,6 @@ def raise_if_outage(error: Exception, path) -> None:
     or _OUTAGE.search(text)
   ):
     raise Unreachable(
-      f'{path}: the bucket does not answer ({line}). What was written is intact: rerun '
-      'the same command.'
+      f'{path}: the bucket does not answer ({line}). Files written before are intact: '
+      'rerun the same command.'
     ) from error

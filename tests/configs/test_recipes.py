@@ -13,7 +13,7 @@ from tests.support import runs
 from tests.support.published_recipes import RECIPES
 from vit_jax import config, models, optim, trees
 from vit_jax.data.ops import registry
-from vit_jax.train import periods, schema
+from vit_jax.train import schema
 
 # Enough of a model's parameters to see the rules.
 PARAMS = {
@@ -187,7 +187,7 @@ def test_an_epoch_of_the_cifar_example_is_one_of_its_data(examples):
   total = config.total_steps(c, examples, 128)
   epochs = [round(n * total / 10) for n in range(11)]
   assert total == round(10 * examples / 128)
-  c = periods.in_steps(c, total)
+  c = schema.in_steps(c, total)
   assert c['evals']['val']['every'] == c['checkpoint']['every'] == epochs[1]
   optimizer = optim.build(**c['optim'], total_steps=total)
   rates = np.asarray(optimizer.rate(np.arange(total)))

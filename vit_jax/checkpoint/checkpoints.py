@@ -372,20 +372,20 @@ class Checkpoints:
     if 'train' not in items:  # not a state, but its parameters: trained, and frozen
       item = next(iter(items))
       names = '|'.join(map(re.escape, _frozen_names(leaves)))
-      described, trained = trees.partition(items[item], [(names, True), ('.*', False)])
-      items = {**items, item: trained} | ({'frozen': described} if described else {})
+      untrained, trained = trees.partition(items[item], [(names, True), ('.*', False)])
+      items = {**items, item: trained} | ({'frozen': untrained} if untrained else {})
       leaves = {n: leaf for n, leaf in leaves.items() if n.split('/')[0] in items}
     named = _named(items)
     self._check_leaves(body, leaves, named)
     placed = _placed(named)
-    given = self._frozen_leaves(body, placed, frozen)
+    described = self._frozen_leaves(body, placed, frozen)
     stored = {name: x for name, x in placed.items() if not name.startswith(FROZEN)}
     with together():
       flat = trees.flatten(self._storage.read(step, trees.unflatten(stored)))
     prints = fingerprints(flat)
     if wrong := [name for name in stored if prints.get(name) != leaves[name][2]]:
       raise Damaged(f'checksum mismatch in {_and_more(wrong)}')
-    arrays = [(flat | given)[name] for name in named]
+    arrays = [(flat | described)[name] for name in named]
     return jax.tree.unflatten(jax.tree.structure(items), arrays), body
 
   def _check_leaves(self, body: dict, leaves: dict, named: dict) -> None:
@@ -408,12 +408,12 @@ class Checkpoints:
   def _frozen_leaves(self, body: dict, placed: dict, frozen: dict) -> dict:
     """Returns {name: array} of the frozen leaves among `placed`, every bit checked."""
     placed = {name: x for name, x in placed.items() if name.startswith(FROZEN)}
-    given = {}
+    arrays = {}
     for name, x in placed.items():
       value = frozen.get(name.removeprefix(FROZEN))
       if value is not None and (value.shape, value.dtype) == (x.shape, x.dtype):
-        given[name] = jax.device_put(value, x.sharding)
-    prints, leaves = fingerprints(given), body['leaves']
+        arrays[name] = jax.device_put(value, x.sharding)
+    prints, leaves = fingerprints(arrays), body['leaves']
     if wrong := [name for name in placed if prints.get(name) != leaves[name][2]]:
       raise UserError(
         f'Checkpoint step {body["step"]} in {self.directory} holds parameters that were '
@@ -421,7 +421,7 @@ class Checkpoints:
         f'{_and_more(wrong)}. Give the weights that the run started from: '
         'config.weights.source, or weights= (--weights) where the run is loaded.'
       )
-    return given
+    return arrays
 
 
 def _items(state) -> dict[str, Any]:

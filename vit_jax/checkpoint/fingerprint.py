@@ -15,7 +15,7 @@ def fingerprints(tree) -> dict[str, int]:
 
   The sum, mod 2^32, over the leaf's 32-bit words of `mix(word ^ index * golden)`,
   where `mix` is the bijection `lowbias32` of Wellons' hash-prospector (2018) and
-  `golden` Knuth's multiplier 0x9E3779B9. A change within one word is always seen,
+  `golden` Knuth's multiplier 0x9E3779B9. A change within one word is always detected,
   any other with probability 1 - 2^-32, swapped rows among them. Integer sums commute:
   the number does not depend on sharding or device count. Computed on the devices, one
   pass per leaf, one small compilation per shape; nothing is gathered.

@@ -1,8 +1,8 @@
 """Steps in a folder, by Orbax: one subfolder each, with an item per tree and JSON `meta`.
 
 Orbax writes in the background, commits (by a rename; in a bucket, which has none, by a
-last object), and deletes by preservation policies. Its errors, a dozen types, are told
-apart here: a full disk, a damaged step, or trouble of the machine.
+last object), and deletes by preservation policies. Its errors, a dozen types, are
+sorted here: a full disk, a damaged step, or trouble of the machine.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class Storage:
       preserved.append(policies.EveryNSteps(every))
     self._policy = policies.AnyPreservationPolicy(preserved)
     self._manager: _Manager | None = None
-    self._step = 0  # of the newest write
+    self._step = 0  # the step of the newest write
 
   def steps(self) -> list[int]:
     """Returns the complete steps, ascending."""

@@ -1,1 +1,6 @@
-"""A run: `run` is its table of contents, `step` its mathematics, `loop` what happens around a step."""
+"""Training. Three kinds of files:
+
+training: `trainer`, `step`, `state`, `loop`, `evaluations`, `run` (the table of contents);
+the record: `metrics`, `events`, `loggers`, `progress`, `status`, `environment`;
+the process: `arguments`, `program`, `process`, `workdir`, `runtime`, `schema`, `resume`.
+"""

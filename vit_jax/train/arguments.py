@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from vit_jax import cli
@@ -56,7 +56,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
     if not flag.startswith('--config.'):
       raise UserError(
         f'Unknown argument {flag!r}: {", ".join(_FLAGS)} or --config.KEY=VALUE (with '
-        f'"=").{_meant(flag, config)}'
+        f'"=").{_did_you_mean(flag, config)}'
       )
   assignments = [flag.removeprefix('--config.') for flag in rest]
   config_lib.override(config, assignments)
@@ -64,33 +64,23 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
   return args, config, workdir
 
 
-def _meant(flag: str, config: dict) -> str:
+def _did_you_mean(flag: str, config: dict) -> str:
   """Returns ' Did you mean "--config.data.batch_size"?' for '--batch_size=64', or ''."""
   word = flag.partition('=')[0]
   if near := did_you_mean(word, _FLAGS):
     return near
-  keys = [*_keys(config), *config_lib.DURATIONS]
-  # Of several keys of one name, the one nearest to the top.
-  keys.sort(key=lambda key: -key.count('.'))
+  keys = [*config_lib.differences({}, config), *config_lib.DURATIONS]
+  keys.sort(key=lambda key: -key.count('.'))  # of one name, the shortest wins
   by_name = {f'--{key.rpartition(".")[2]}': key for key in keys}
-  found = difflib.get_close_matches(word, by_name, 1, cutoff=0.8)
-  return f' Did you mean "--config.{by_name[found[0]]}"?' if found else ''
-
-
-def _keys(config: dict, prefix: str = '') -> Iterator[str]:
-  """Yields 'a.b' for each value of nested dicts."""
-  for key, value in config.items():
-    if isinstance(value, dict):
-      yield from _keys(value, f'{prefix}{key}.')
-    else:
-      yield f'{prefix}{key}'
+  near = difflib.get_close_matches(word, by_name, 1, cutoff=0.8)
+  return f' Did you mean "--config.{by_name[near[0]]}"?' if near else ''
 
 
 def _epilog() -> str:
-  known = config_lib.recipes()
+  recipes = config_lib.recipes()
   return _EPILOG.format(
-    names=textwrap.fill(', '.join(known), 84).replace('\n', '\n  '),
-    folder=next(iter(known.values())).parent if known else 'vit_jax/configs',
+    names=textwrap.fill(', '.join(recipes), 84).replace('\n', '\n  '),
+    folder=next(iter(recipes.values())).parent if recipes else 'vit_jax/configs',
     codes='\n'.join(f'{code:5} {meaning}' for code, meaning in EXIT_CODES.items()),
   )
 
@@ -98,7 +88,7 @@ def _epilog() -> str:
 def default_name(spec: str, assignments: list[str]) -> str:
   """Returns the run's folder name: 'vit_b16-debug' for 'configs/vit_b16.py:debug'."""
   file, _, arg = spec.partition(':')
-  # What may change between a run and its continuation does not make another run.
+  # A change that a continuation may have does not make another run.
   words = [w for w in assignments if not w.startswith(('resume_allow', 'log.'))]
   return folder_name([Path(file).stem, *arg.split(','), *words])
 
@@ -116,7 +106,7 @@ def folder_name(words: Iterable[str]) -> str:
 
 
 def without_data(spec: str, config: dict) -> str:
-  """Returns what to run while the data is not there, or ''."""
+  """Returns a command that needs no data of the user's, or ''."""
   debug = f'{spec.partition(":")[0]}:debug'
   with contextlib.suppress(Exception):  # a config of the user's may not know the word
     if config_lib.load(debug)['data']['source'] != config['data']['source']:

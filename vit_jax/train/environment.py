@@ -96,17 +96,11 @@ def _versions() -> dict[str, str]:
 def _commit() -> str | None:
   """Returns the commit of this checkout, with '+' if files differ; None without git."""
   checkout = Path(__file__).parents[2]
-  if not (checkout / '.git').exists():
-    return None
-  git = ['git', '-C', str(checkout)]
-  status = ['status', '--porcelain', '--untracked-files=no']
+  command = ['git', '-C', str(checkout), 'describe', '--always', '--abbrev=40']
+  command += ['--exclude=*', '--dirty=+']
   try:
-    commit, changes = (
-      subprocess.run(
-        [*git, *args], capture_output=True, text=True, check=True, timeout=5
-      ).stdout.strip()
-      for args in (['rev-parse', 'HEAD'], status)
-    )
+    if (checkout / '.git').exists():
+      return subprocess.check_output(command, text=True, timeout=5).strip()
   except (OSError, subprocess.SubprocessError):  # no git, or not its owner's
-    return None
-  return commit + '+' * bool(changes)
+    pass
+  return None

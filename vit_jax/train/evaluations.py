@@ -37,7 +37,7 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
   """Returns the evaluations of a config by name, their data open.
 
   Args:
-    stop: asked before every batch, see `process.StopSignal`.
+    stop: polled before every batch, see `process.StopSignal`.
   """
 
   def check_stop():

@@ -32,7 +32,7 @@ class Logger(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Wandb:
-  """The config's `log.wandb`. The API key is found as wandb finds it."""
+  """The config's `log.wandb`. wandb looks up the API key."""
 
   project: str
   entity: str | None = None

@@ -57,7 +57,7 @@ class Loop:
         ) from None
     self._save()
     self.checkpoints.wait()
-    # From the state, not from what this process saw: a restart must agree.
+    # From the state, not from this process's memory: a restart must agree.
     if bad := int(self.state.counters['skipped_in_a_row']):
       raise self._diverged(
         f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'

@@ -170,7 +170,7 @@ def settle(error: Exception) -> None:
   """
   global _exit_code, _patience
   if isinstance(error, RunError):
-    _exit_code = error.exit_code  # the others are told and end too
+    _exit_code = error.exit_code  # the peers end too
     return
   patience, _patience = _patience, 0
   time.sleep(patience)
@@ -178,8 +178,8 @@ def settle(error: Exception) -> None:
 
 def reason_of_abort(log: str) -> str | None:
   """Returns the reason in JAX's last page; None where it is not about other processes."""
-  _, found, page = log.rpartition(_FATAL)
-  if not found:
+  _, fatal, page = log.rpartition(_FATAL)
+  if not fatal:
     return None
   if match := re.search(_DEAD, page):
     return f'process {match[1] or match[2]} died or cannot be reached'

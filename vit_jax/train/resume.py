@@ -1,4 +1,4 @@
-"""What may change in a config when its run resumes."""
+"""Changes of a config between a run and its continuation: refused, allowed, neutral."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.train import metrics, schema
 
-# Sections and keys that do not change what a step computes: they may differ between
+# Sections and keys that do not change the computation of a step: they may differ between
 # a run and its continuation. Devices change results in the last digits only.
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
 NEUTRAL += ('resume_allow', 'resolved', 'kernels')
@@ -17,10 +17,7 @@ NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.rem
 
 
 def check_names(config: dict) -> None:
-  """Raises UserError for a name in `resume_allow` that can be none of a config's.
-
-  For a run that starts: what a later config may have besides is not known yet.
-  """
+  """Raises UserError for a name in `resume_allow` that no config can have."""
   for name in config['resume_allow']:
     if name.partition('.')[0] not in schema.SECTIONS:
       raise _no_such_key(name, config_lib.differences({}, config))
@@ -74,7 +71,7 @@ def _in_the_folder(workdir, saved) -> tuple[dict, bool]:
 
 
 def _changes(old: dict, config: dict) -> dict[str, tuple]:
-  """Returns {key: (value in the folder, value now)} of what differs, data included."""
+  """Returns {key: (value in the folder, value now)} of differences, also in the data."""
   changed = config_lib.differences(
     schema.DEFAULTS | old, json.loads(json.dumps(config))
   )
@@ -88,8 +85,8 @@ def _changes(old: dict, config: dict) -> dict[str, tuple]:
 def _check_allowed(names: list[str], changed: dict, configs: tuple[dict, dict]) -> None:
   absent = object()
   for name in names:
-    found = (config_lib.lookup(config, name, absent) for config in configs)
-    if name not in changed and all(value is absent for value in found):
+    values = [config_lib.lookup(config, name, absent) for config in configs]
+    if name not in changed and values == [absent, absent]:
       raise _no_such_key(name, changed)
 
 

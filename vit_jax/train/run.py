@@ -31,7 +31,6 @@ from vit_jax.train import (
   evaluations,
   loggers,
   metrics,
-  periods,
   progress,
   resume,
   runtime,
@@ -95,9 +94,9 @@ def train(
     any_size = trainer.family.any_size(models.fields_of(trainer.model))
     evaluations.check_sizes(config, evals, any_size)
     abstract = trainer.abstract_state
-    given = _from_weights(source, trainer.model, config, abstract.frozen)
+    initial = _from_weights(source, trainer.model, config, abstract.frozen)
     if resumes:
-      saved.check(abstract, given)
+      saved.check(abstract, initial)
     # An error until here has left an older run's files as they were.
     enter(status.on_failure(workdir, saved))
     metrics.write_json(workdir / 'config.json', config)
@@ -107,15 +106,15 @@ def train(
     enter(kernels.using(*fused['used']))
     step = trainer.compile()
     if resumes:
-      state, _ = saved.restore(abstract, given)
+      state, _ = saved.restore(abstract, initial)
       print(f'Resuming from step {int(state.step)}.', flush=True)
     else:
-      state = trainer.init(given)
+      state = trainer.init(initial)
     temp_bytes = runtime.memory(step)['temp_bytes']
     environment.record(
       workdir, int(state.step), command, params, abstract.params, temp_bytes, fused
     )
-    del source, given  # the state has its own copy
+    del source, initial  # the state has its own copy
     loop = Loop(config, workdir, state, trainer.task, saved, evals, stop)
     stack.callback(loop.record.close)
     batches = enter(contextlib.closing(data.iterate(loop.step)))
@@ -216,7 +215,7 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
       )
   total = config_lib.total_steps(config, data.num_examples, data.batch_size)
   return {
-    **periods.in_steps(config, total),
+    **schema.in_steps(config, total),
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
       'total_steps': total,
@@ -263,14 +262,14 @@ def _from_weights(source, model, config, frozen) -> dict:
         f'{error} The run resumes with frozen parameters, which only config.weights.'
         'source holds: set it to where those weights are now.'
       ) from error
-  given = _fit_weights(source, model, config) if source else {}
-  if missing := [name for name in names if name not in given]:
+  initial = _fit_weights(source, model, config) if source else {}
+  if missing := [name for name in names if name not in initial]:
     raise UserError(
       f'config.tune freezes {missing[0]} (one of {len(missing)}), which config.weights '
       'does not provide: no resumed run could find its values again. Train it, or set '
       'config.weights.source to weights that have it.'
     )
-  return given
+  return initial
 
 
 def _fit_weights(source, model, config) -> dict:
@@ -282,6 +281,6 @@ def _fit_weights(source, model, config) -> dict:
       f"gives {channels}: begin it with 'decode({source.channels})'."
     )
   options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
-  given, merge = weights.fit(source, model, tuple(size), **options)
+  initial, merge = weights.fit(source, model, tuple(size), **options)
   print(merge.describe(source), flush=True)
-  return given
+  return initial

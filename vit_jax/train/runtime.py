@@ -75,7 +75,7 @@ def run_once(fn, abstract, *args):
 
 
 def compile_step(step, abstract, spec, mesh):
-  """Compiles the step, prints the memory it needs, and refuses what cannot fit."""
+  """Compiles the step, prints the memory it needs, and refuses a step that cannot fit."""
   start = time.perf_counter()
   with out_of_memory():
     program = lowered(step, abstract, spec, mesh).compile(options())

@@ -96,6 +96,8 @@ SECTIONS = {
   **dict.fromkeys(config_lib.DURATIONS, object),  # see config.total_steps
 }
 REQUIRED = ('data', 'optim')
+# Keys of `log`, `checkpoint` and each evaluation that count steps.
+PERIODS = ('every', 'keep_every')
 DEFAULTS = {
   'model': {},  # the weights tell it
   'weights': {},  # from scratch
@@ -198,3 +200,15 @@ def with_model(config: dict, inferred: dict) -> dict:
   check_model('config.model', model, {})
   resolved = {**config['resolved'], 'inferred': list(inferred)}
   return {**config, 'model': model, 'resolved': resolved}
+
+
+def in_steps(config: dict, total_steps: int) -> dict:
+  """Returns the config with its periods in steps, where they are fractions of the run."""
+
+  def section_in_steps(section):
+    periods = {k: section[k] for k in PERIODS if type(section.get(k)) is float}
+    return section | {k: max(1, round(v * total_steps)) for k, v in periods.items()}
+
+  sections = {key: section_in_steps(config[key]) for key in ('log', 'checkpoint')}
+  evals = {key: section_in_steps(section) for key, section in config['evals'].items()}
+  return {**config, **sections, 'evals': evals}

@@ -46,16 +46,18 @@ def averaged(params: dict, stats: dict) -> dict:
   return params | ({trees.STATS: stats} if stats else {})
 
 
-def init_state(task, optimizer, spec: dict, rng, given: dict, rules=TRAIN_ALL) -> State:
+def init_state(
+  task, optimizer, spec: dict, rng, initial: dict, rules=TRAIN_ALL
+) -> State:
   """Returns the state at step 0 for batches of `spec`; traceable.
 
   Args:
-    given: {name: array}, variables in place of freshly initialised ones, see
+    initial: {name: array}, variables in place of freshly initialised ones, see
       `trees.named`.
     rules: (regex, whether it trains), see `vit_jax.tune`.
   """
   variables = task.init(rng, spec)
-  flat = {name: given.get(name, x) for name, x in trees.named(variables).items()}
+  flat = {name: initial.get(name, x) for name, x in trees.named(variables).items()}
   variables = trees.variables(flat)
   params, frozen = tune.partition(variables['params'], rules)
   stats = variables.get(trees.STATS, {})

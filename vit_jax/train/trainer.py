@@ -24,7 +24,7 @@ class Trainer:
   Attributes:
     model: the Linen module of `config.model`. family: its `models.family.Family`.
     task, optimizer: of `config.task` and `config.optim`; the task trains the model with
-      what `config.tune` adds.
+      the parameters that `config.tune` adds.
     spec, mesh: of the batches, and the devices.
     abstract_state: a `State` of `jax.ShapeDtypeStruct` with shardings on the mesh.
     step: `(state, batch) -> (state, metrics)`, to be jitted; see `step.make_step`.
@@ -64,8 +64,8 @@ class Trainer:
 
     # Jitted, so that its shapes and its values come from one trace.
     @jax.jit
-    def init(key, given):
-      return init_state(self.task, self.optimizer, spec, key, given, rules)
+    def init(key, initial):
+      return init_state(self.task, self.optimizer, spec, key, initial, rules)
 
     self._init = init
     state = jax.eval_shape(init, self._init_key, {})
@@ -79,19 +79,19 @@ class Trainer:
     """Shapes of all parameters, trained and frozen."""
     return trees.combine(self.abstract_state.params, self.abstract_state.frozen)
 
-  def init(self, given: dict | None = None) -> State:
+  def init(self, initial: dict | None = None) -> State:
     """Returns the state at step 0, on its devices.
 
     Args:
-      given: {name: array}, variables in place of freshly initialised ones, see
+      initial: {name: array}, variables in place of freshly initialised ones, see
         `trees.named`.
     """
     places = trees.named(self.abstract_state.variables())
-    given = {
+    initial = {
       name: jax.device_put(x, places[name].sharding)
-      for name, x in (given or {}).items()
+      for name, x in (initial or {}).items()
     }
-    args = self._init_key, given
+    args = self._init_key, initial
     return runtime.run_once(self._init, self.abstract_state, *args)
 
   def lower(self):
@@ -99,7 +99,7 @@ class Trainer:
     return runtime.lowered(self.step, self.abstract_state, self.spec, self.mesh)
 
   def compile(self):
-    """Compiles the step, prints the memory it needs, and refuses what cannot fit.
+    """Compiles the step, prints the memory it needs, and refuses one that cannot fit.
 
     Raises:
       OutOfMemory: a device cannot hold the step.

@@ -69,7 +69,7 @@ def lock(workdir) -> Iterator[Path]:
 
 
 def is_held(workdir) -> bool | None:
-  """Whether a run is in a folder now; None if that cannot be told, as in a bucket."""
+  """Whether a run is in a folder now; None if that is unknown, as in a bucket."""
   path = files.path(workdir) / LOCK_FILE
   if files.is_url(path) or not path.is_file():
     return None
@@ -115,15 +115,14 @@ def _take(workdir: Path):
   return file
 
 
-def _flock(file) -> None:
-  for _ in range(5):  # `is_held` holds the lock for a moment
-    try:
-      return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      if error.errno not in _TAKEN:
-        raise
-    time.sleep(0.05)
-  return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _flock(file, tries: int = 5) -> None:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    if error.errno not in _TAKEN or not tries:
+      raise
+    time.sleep(0.05)  # `is_held` holds the lock for a moment
+    _flock(file, tries - 1)
 
 
 def _holder(file) -> str:
@@ -224,8 +223,8 @@ def named_error(error: Exception, workdir) -> Exception:
       return error
   line = ' '.join(str(error).split())[:300]
   return DiskFull(
-    f'Disk full: {line}. {_room(workdir)}What was written before is intact. Make room, '
-    'and rerun the same command.'
+    f'Disk full: {line}. Files of {workdir} that were written before are intact. Make '
+    'room, and rerun the same command.'
   )
 
 
@@ -239,12 +238,3 @@ def named_errors(workdir) -> Iterator[None]:
     if named is error:
       raise
     raise named from error
-
-
-def _room(workdir) -> str:
-  if files.is_url(workdir):
-    return ''
-  parents = (Path(workdir), *Path(workdir).absolute().parents)
-  there = next(path for path in parents if path.exists())
-  free, inodes = shutil.disk_usage(there).free, os.statvfs(there).f_favail
-  return f'{there} has room for {free / 1e6:,.1f} MB in {inodes:,} files. '
