@@ -33,18 +33,14 @@ COMMANDS = {
     'vit_jax.tools.figures',
     'draws attention, filters and positions, and the results of runs',
   ),
-  'sweep': ('vit_jax.lab.sweep', 'trains a recipe with every combination of values'),
+  'sweep': ('vit_jax.lab.sweep', 'trains a recipe with other values, or an ablation'),
   'vtab': (
     'vit_jax.lab.vtab',
     'fine-tunes weights on the tasks of VTAB-1k, as a table',
   ),
-  'ablate': (
-    'vit_jax.lab.ablate',
-    'trains the cells of an ablation of the ViT paper',
-  ),
   'paper': (
     'vit_jax.lab.paper',
-    'repeats the experiments of the ViT paper in miniature, on one page',
+    'trains the experiments of the ViT paper in miniature, and judges its claims',
   ),
   'report': ('vit_jax.tools.report', 'writes a page about runs'),
   'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),

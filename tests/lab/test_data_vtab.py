@@ -11,7 +11,7 @@ from tests.support import naming, vtab_fakes
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import DataError, UserError
 from vit_jax.lab import published
-from vit_jax.lab.data import vtab, vtab_examples
+from vit_jax.lab.data import vtab, vtab_tasks
 from vit_jax.lab.data.vtab_tasks import TASKS
 
 # (TFDS's split, from, to) of train800, val200 and test for the data sets as they are:
@@ -181,8 +181,8 @@ def highest_below(bounds, value):
 @pytest.mark.parametrize('kind', ['clevr', 'kitti'])
 def test_bins_of_distances(kind):
   bounds, low, high = {
-    'clevr': (vtab_examples.CLEVR_BOUNDS, 0.1, 20),
-    'kitti': (vtab_examples.KITTI_BOUNDS, -5, 90),
+    'clevr': (vtab_tasks.CLEVR_BOUNDS, 0.1, 20),
+    'kitti': (vtab_tasks.KITTI_BOUNDS, -5, 90),
   }[kind]
   # Everything near a bound, and much else.
   edges = np.float32([b for b in bounds if low < b < high])
@@ -192,25 +192,25 @@ def test_bins_of_distances(kind):
     far = np.float32([value + 1, value, value + 7])
     rows = np.stack([0 * far, 0 * far - 99, far], 1)
     if kind == 'clevr':
-      got = vtab_examples.clevr_distance({'objects': {'pixel_coords': rows}})
+      got = vtab_tasks.clevr_distance({'objects': {'pixel_coords': rows}})
     else:
       objects = {'location': rows, 'type': np.array([0, 2, 1])}
-      got = vtab_examples.kitti_distance({'objects': objects})
+      got = vtab_tasks.kitti_distance({'objects': objects})
     assert got == highest_below(bounds, value), value
   if kind == 'kitti':
     # A van at 9 m behind a tram and a pedestrian; then nothing that is a vehicle.
     rows = np.float32([[0, 0, 3], [0, 0, 9], [0, 0, 5]])
     of = lambda types: {'objects': {'location': rows, 'type': np.array(types)}}
-    assert vtab_examples.kitti_distance(of([6, 1, 3])) == 1
-    assert vtab_examples.kitti_distance(of([6, 7, 3])) == 3
+    assert vtab_tasks.kitti_distance(of([6, 1, 3])) == 1
+    assert vtab_tasks.kitti_distance(of([6, 7, 3])) == 3
     nothing = {'objects': {'location': np.zeros([0, 3]), 'type': np.zeros([0])}}
-    assert vtab_examples.kitti_distance(nothing) == 3
+    assert vtab_tasks.kitti_distance(nothing) == 3
 
 
 def test_bins_of_dsprites():
-  x = vtab_examples.binned('v', 32, 16)
+  x = vtab_tasks.binned('v', 32, 16)
   assert [x({'v': i}) for i in range(32)] == [i // 2 for i in range(32)]
-  angle = vtab_examples.binned('v', 40, 16)
+  angle = vtab_tasks.binned('v', 40, 16)
   found = [angle({'v': i}) for i in range(40)]
   assert found == [math.floor(i / 2.5) for i in range(40)]
   assert np.bincount(found).tolist() == [3, 2] * 8
@@ -220,7 +220,7 @@ def test_masks_become_white():
   mask = np.random.default_rng(0).integers(0, 2, (64, 64), np.uint8)
   out = io.BytesIO()
   Image.fromarray(mask).save(out, 'PNG')
-  with Image.open(io.BytesIO(vtab_examples.white(out.getvalue()))) as image:
+  with Image.open(io.BytesIO(vtab_tasks.white(out.getvalue()))) as image:
     np.testing.assert_array_equal(image, 255 * mask)
 
 

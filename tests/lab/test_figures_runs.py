@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.figures import draw, run, small_figures  # noqa: F401
-from vit_jax.lab import published
-from vit_jax.lab.figures import results
+from vit_jax.lab import figures, published
 
 
 def test_the_papers_tables_agree_with_one_another():
@@ -72,7 +71,7 @@ def test_compute_of_runs_is_that_of_their_pre_training(make, tmp_path):
   seen = 100 * 8
   exaflops = 3 * 2 * products * seen / 1e18
   best = make('best', 0.7, weights=f'{first}@50')
-  assert results.read(str(best), None).exaflops == pytest.approx(exaflops / 2)
+  assert figures.read(str(best)).exaflops == pytest.approx(exaflops / 2)
   ours = [row for row in rows if row['source'] == 'runs']
   assert [float(row['x']) for row in ours] == pytest.approx([exaflops] * 2, rel=1e-5)
   found = sorted((row['accuracy'], row['std'], row['runs']) for row in ours)
@@ -153,5 +152,3 @@ def test_runs_that_cannot_be_compared(make, tmp_path, capsys):
   hybrid = make('h', 0.9, {'stem_blocks': []})
   assert run('shape', a, hybrid, *out) == 2
   assert str(hybrid) in capsys.readouterr().err
-  (a / 'status.json').write_text('{"step": 50, "state": "running"}')
-  assert not results.read(str(a), None).finished

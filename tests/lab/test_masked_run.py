@@ -8,12 +8,9 @@ import pytest
 
 import vit_jax
 from tests.support import naming, runs
-from vit_jax import config as config_lib
 from vit_jax import trees, weights
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import UserError
-from vit_jax.lab.ablate import asked, masked
-from vit_jax.lab.grid import cells
 from vit_jax.tools import evaluate, predict
 from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect import source as inspect_source
@@ -199,30 +196,3 @@ def test_checkpoints_hold_the_tasks_own_parameters(pretrained_run):
   assert saved.frozen() == []
   shapes = Steps(pretrained_run, {}).shapes(4)
   assert shapes['masked_patches/mask'] == ([16], True)
-
-
-def test_the_ablation_pretrains_without_labels_and_tunes_with_few(tmp_path):
-  found = asked.ablation('masked')
-  spec, changes, options = found.bases['digits']
-  config = cells.changed(config_lib.load(spec), changes)
-  planned = cells.plan(config, found.cells(config, **options), [0], tmp_path)
-  named = {run.cell.name: run.config for run in planned}
-  assert named.keys() == {
-    *(f'pretrain-{name}' for name in masked.TASKS),
-    *masked.TASKS,
-    'scratch',
-  }
-  for name, task in masked.TASKS.items():
-    before, after = named[f'pretrain-{name}'], named[name]
-    assert before['task'] == {'name': 'masked_patches', **task}
-    assert (before['data']['split'], after['data']['split']) == ('train', 'train[:100]')
-    assert after['weights'] == {'source': f'{tmp_path}/runs/pretrain-{name}-seed0'}
-    assert {k: v for k, v in after.items() if k != 'weights'} == {
-      k: v for k, v in named['scratch'].items() if k != 'weights'
-    }
-  with pytest.raises(UserError, match=naming('train[:50%]', 'data.split')):
-    found.cells(cells.changed(config, {'data.split': 'train[:50%]'}))
-  # Classes that the config names are the data's; the model of pre-training has no head.
-  config = cells.changed(config, {'model.num_classes': 10})
-  planned = cells.plan(config, found.cells(config, **options), [0], tmp_path)
-  assert planned[0].config['data']['num_classes'] == 10

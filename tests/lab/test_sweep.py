@@ -1,18 +1,126 @@
-"""vit_jax sweep: its runs, of which a stand-in writes the folder, and their table."""
+"""vit_jax sweep: values, the runs they make, ablations, and what is refused."""
 
 import csv
 import json
+import os
 import re
+import shutil
+import signal
 
 import pytest
 
-from tests.support import commands, naming, stand_in
+from tests.support import commands, naming, runs, stand_in
 from vit_jax import errors
-from vit_jax.lab.sweep import __main__ as sweep
-from vit_jax.train import program
-from vit_jax.train.workdir import lock
+from vit_jax.lab import sweep
+from vit_jax.train import loop, program
 
 CONFIG = '--config=digits:debug'
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('assignment', 'values'),
+  [
+    ('optim.lr=0.001', ['0.001']),
+    ('optim.lr=0.001,3e-3', ['0.001', '3e-3']),
+    ('model.patch_size=(4,4),(8,8)', ['(4,4)', '(8,8)']),
+    ('evals.fewshot.shots=[1,5]', ['[1,5]']),
+    (
+      'tune={"train": ["a,b"]},{"method": "full"}',
+      ['{"train": ["a,b"]}', '{"method": "full"}'],
+    ),
+    ('data.pp=resize(8)|value_range(-1, 1)', ['resize(8)|value_range(-1, 1)']),
+    ('data.split="a,b",c', ['"a,b"', 'c']),
+    ("data.source=folder:my cat's", ["folder:my cat's"]),
+    ('log.profile', ['True']),
+    ('resume_allow=optim.lr,steps', ['optim.lr,steps']),
+    ('optim.ema=None,0.9', ['None', '0.9']),
+  ],
+)
+def test_commas_separate_values_outside_of_brackets_and_quotes(assignment, values):
+  assert sweep.parsed([assignment]) == [(assignment.partition('=')[0], values)]
+
+
+def test_the_name_of_a_value_is_stable_and_fit_for_a_folder():
+  assert sweep.name_of('optim.lr', 0.001) == 'optim.lr=0.001'
+  assert sweep.name_of('model.patch_size', [4, 4]) == 'model.patch_size=4x4'
+  one, other = (sweep.name_of('data.split', f'train[:{n}%]') for n in '12')
+  assert re.fullmatch(r'data\.split=train_1-[0-9a-f]{6}', one)
+  assert one != other
+  assert sweep.name_of('a', 'b|c') != sweep.name_of('a', 'b/c')
+
+
+def planned(tmp_path, *argv):
+  return sweep.plan(sweep.parse([CONFIG, *argv]), tmp_path).runs
+
+
+def test_the_runs_are_all_combinations(tmp_path):
+  words = ['optim.lr=0.1,0.2', 'model.patch_size=(4,4),(8,8)', 'seed=3,5', 'epochs=7']
+  found = planned(tmp_path, '--set', *words)
+  assert [run.name for run in found] == [
+    f'optim.lr={lr}-model.patch_size={patch}-seed{seed}'
+    for seed in (3, 5)
+    for lr in (0.1, 0.2)
+    for patch in ('4x4', '8x8')
+  ]
+  last = found[-1].config
+  assert (last['optim']['lr'], last['model']['patch_size']) == (0.2, [8, 8])
+  assert (last['seed'], last['epochs']) == (5, 7)
+  # A duration replaces the config's own.
+  assert 'epochs' not in planned(tmp_path, '--set', 'steps=9')[0].config
+  assert [run.name for run in planned(tmp_path, '--set', 'seed=1')] == ['base-seed1']
+
+
+def test_more_values_keep_the_folder():
+  out = lambda *words: sweep.default_out(sweep.parse([CONFIG, '--set', *words]))
+  assert out('optim.lr=1,2', 'steps=9') == 'runs/sweep-digits-debug-steps=9'
+  assert out('optim.lr=1,2,3', 'steps=9', 'seed=0,1') == out('optim.lr=1,2', 'steps=9')
+
+
+@pytest.mark.parametrize(
+  ('argv', 'facts'),
+  [
+    (['--set', 'optim.lrr=1,2'], ('lrr', 'lr')),
+    (['--pick', 'test/top1', '--final', 'optim.lrr=1'], ('--final', 'lrr', 'lr')),
+    (['--set', 'optim=1,2'], ('config.optim', 'section')),
+    (['--set', 'optim.lr=a,b'], ('optim.lr=a', 'float')),
+    (['--set', 'optim.lr=[1,2]'], ('optim.lr',)),
+    (['--set', 'model.patch_size=4,8'], ('model.patch_size', 4)),
+    (['--set', 'model.patch_size=4,4'], ('(4,4)', 'twice')),
+    (['--set', 'steps=1', 'steps=2'], ('steps', 'twice')),
+    (['--set', 'model.patch_size=(4,4'], ('(4,4', 'bracket')),
+    (['--set', 'data.pp=resize(8))'], ('resize(8))', 'bracket')),
+    (['--set', 'data.split="a,b'], ('"a,b', 'quote')),
+    (['--set', 'optim.lr=1,,2'], ('optim.lr', 'KEY=VALUE')),
+    (['--set', '=1'], ('=1', 'KEY=VALUE')),
+    (['--set', 'steps=1,2', 'epochs=3'], ('steps', 'epochs')),
+    (['--set', 'seed=a'], ('seed=a', '0,1,2')),
+    (['--set', 'log.report=True'], ('log.report', 'vit_jax report')),
+    (['--pick', 'val/top1'], ('val', 'test')),
+    (['--pick', 'test/top9'], ('--pick', 'test/top9', 'top5')),
+    (['--final', 'optim.lr=1'], ('--final', '--pick')),
+    (['--pick', 'test/top1', '--final', 'optim.lr=1,2'], ('optim.lr', 'seed')),
+    (['--ablation', 'posenb'], ("'posenb'", 'posemb')),
+    (['--ablation', 'posemb', '--cells', 'none,3d'], ("'3d'", '2d')),
+    (['--ablation', 'posemb', '--set', 'model.posemb=none'], ('model.posemb', 'cells')),
+    (['--ablation', 'shape', '--config', 'bit_i21k:debug'], ('shape', 'bit')),
+    (['--ablation', 'optimizer', '--set', 'optim.name=lion'], ('adamw', 'lion')),
+    (['--ablation', 'data_size', '--config', 'vit_i1k'], ('data_size', 'train[:99%]')),
+    (['--ablation', 'data_size', '--set', 'epochs=1'], ('data_size', 'steps=N')),
+    (['--ablation', 'tune', '--set', 'optim.wd=0,1'], ('tune', '--set')),
+  ],
+  ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
+)
+def test_refused_before_any_run(argv, facts, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(program, 'train', None)
+  argv = [CONFIG, '--out', tmp_path / 'out', *argv]
+  commands.assert_refused(sweep.main, capsys, argv, facts)
+  assert not (tmp_path / 'out').exists()
+
+
+# --- runs, whose folders a stand-in writes --------------------------------------------
 
 
 @pytest.fixture
@@ -21,22 +129,17 @@ def trained(monkeypatch):
   results = {}
 
   def train(config, workdir, command, spec):
-    results.setdefault('order', []).append(workdir.name)
     value = results.get(workdir.name, config['optim']['lr'])
     if isinstance(value, Exception):
-      workdir.mkdir(parents=True, exist_ok=True)
       raise value
-    row = {'step': 4, 'test/top1': value, 'test/loss': 1 - value}
-    if other := results.get('metrics', {}).get(workdir.name):
-      row = {'step': 4, other: value}
-    with lock(workdir):
-      stand_in.write_run(workdir, config, row)
-      trains = {'full': 100, 'linear': 7}[config.get('tune', {}).get('method', 'full')]
-      status = {'step': 4, 'state': 'finished', 'trained_parameters': trains}
-      (workdir / 'status.json').write_text(json.dumps(status))
+    stand_in.write_run(
+      workdir, config, {'step': 4, 'test/top1': value, 'test/loss': 1 - value}
+    )
+    trains = {'full': 100, 'linear': 7}[config.get('tune', {}).get('method', 'full')]
+    status = {'step': 4, 'state': 'finished', 'trained_parameters': trains}
+    (workdir / 'status.json').write_text(json.dumps(status))
 
   monkeypatch.setattr(program, 'train', train)
-  monkeypatch.delenv('SLURM_ARRAY_TASK_ID', raising=False)
   return results
 
 
@@ -45,19 +148,10 @@ GRID = ['--set', 'optim.lr=0.25,0.5,0.75', 'seed=0,1', '--pick', 'test/top1']
 
 def run(capsys, out, *argv):
   """Returns (exit code, stdout, stderr)."""
-  return commands.run(sweep.main, capsys, CONFIG, '--out', out, *argv)
+  return commands.run(sweep.main, capsys, '--out', out, *argv)
 
 
-def cells_of(out):
-  """Returns {cell: [(seed, top-1), ...]} of results.csv."""
-  found = {}
-  with (out / 'results.csv').open() as file:
-    for row in csv.DictReader(file):
-      found.setdefault(row['cell'], []).append((row['seed'], row['test/top1']))
-  return found
-
-
-def rows_of(text):
+def lines_of(text):
   return [
     [cell.strip() for cell in line.strip('|').split('|')]
     for line in text.splitlines()
@@ -65,24 +159,22 @@ def rows_of(text):
   ]
 
 
-@pytest.mark.slow
 def test_the_table_and_the_best_run_again(trained, tmp_path, capsys):
   trained |= {'optim.lr=0.5-seed0': 0.9, 'optim.lr=0.5-seed1': 0.8}
   final = ['--final', 'data.split=train+test', 'seed=7,8,9']
-  code, printed, _ = run(capsys, tmp_path, *GRID, *final)
+  code, printed, _ = run(capsys, tmp_path, CONFIG, *GRID, *final)
   assert code == 0
-  found = cells_of(tmp_path)
-  assert found['optim.lr=0.25'] == [('0', '0.25'), ('1', '0.25')]
-  assert [seed for seed, _ in found['final-optim.lr=0.5']] == ['7', '8', '9']
+  with (tmp_path / 'results.csv').open() as file:
+    rows = [(r['cell'], r['seed'], r['test/top1']) for r in csv.DictReader(file)]
+  assert rows[:2] == [('optim.lr=0.25', '0', '0.25'), ('optim.lr=0.25', '1', '0.25')]
+  assert [seed for cell, seed, _ in rows if cell[:5] == 'final'] == ['7', '8', '9']
   text = (tmp_path / 'table.md').read_text()
   assert text in printed
-  head, *rows, head_again, again = rows_of(text)
-  assert head == ['optim.lr', 'test/top1 (%)', 'seeds', '']
-  assert [row[0] for row in rows] == ['0.25', '0.5', '0.75']
-  assert rows[1] == ['0.5', '85.00 ± 7.07', '2', 'best']
-  assert [row[-1] for row in rows].count('best') == 1
-  assert (head_again[0], again[0], again[-1]) == ('cell', 'optim.lr=0.5', '3')
-  assert 'data.split=train+test' in text
+  head, *lines, _, again = lines_of(text)
+  assert head == ['cell', 'test/top1 (%)', 'seeds', '']
+  assert lines[1] == ['optim.lr=0.5', '85.00 ± 7.07', '2', 'best']
+  assert [line[-1] for line in lines].count('best') == 1
+  assert (again[0], again[-1]) == ('final-optim.lr=0.5', '3')
   config = tmp_path / 'runs' / 'final-optim.lr=0.5-seed8' / 'config.json'
   config = json.loads(config.read_text())
   assert (config['data']['split'], config['seed']) == ('train+test', 8)
@@ -90,110 +182,100 @@ def test_the_table_and_the_best_run_again(trained, tmp_path, capsys):
 
 
 def test_sizes_are_in_the_table_where_they_differ(trained, tmp_path, capsys):
-  argv = ['--set', 'tune.method=full,linear', 'model.depth=1,2']
+  argv = [CONFIG, '--set', 'tune.method=full,linear', 'model.depth=1,2']
   assert run(capsys, tmp_path, *argv)[0] == 0
-  head, *rows = rows_of((tmp_path / 'table.md').read_text())
-  assert head[:5] == ['tune.method', 'model.depth', 'parameters', 'GFLOPs', 'trained']
-  assert [row[4] for row in rows] == ['100', '100', '7', '7']
-  assert int(rows[1][2].replace(',', '')) > int(rows[0][2].replace(',', ''))
+  head, *lines = lines_of((tmp_path / 'table.md').read_text())
+  assert head[:5] == ['cell', 'parameters', 'GFLOPs', 'trained', 'ms a step']
+  assert [line[3] for line in lines] == ['100', '100', '7', '7']
+  assert int(lines[1][1].replace(',', '')) > int(lines[0][1].replace(',', ''))
 
 
 def test_of_equal_cells_the_first_is_the_best_and_the_least_loss(
   trained, tmp_path, capsys
 ):
   trained |= {f'optim.lr={lr}-seed{n}': 0.5 for lr in (0.25, 0.75) for n in (0, 1)}
-  code, out, _ = run(capsys, tmp_path, *GRID, '--json')
+  code, out, _ = run(capsys, tmp_path, CONFIG, *GRID, '--json')
   assert code == 0
   record = json.loads(out)
-  assert record['best']['cell'] == 'optim.lr=0.25'
-  assert record['best']['changes'] == {'optim.lr': 0.25}
-  assert record['best']['test/top1'] == 0.5
-  assert (record['missing'], record['held'], record['failed']) == (0, [], {})
+  assert (record['best'], record['failed']) == ('optim.lr=0.25', {})
   assert [cell['seeds'] for cell in record['cells']] == [2, 2, 2]
-  _, out, _ = run(capsys, tmp_path, *GRID[:-1], 'test/loss', '--json')
-  assert json.loads(out)['best']['cell'] == 'optim.lr=0.25'
+  assert record['cells'][0]['metrics']['test/top1']['mean'] == 0.5
+  assert all(map(os.path.exists, record['files']))
   trained['optim.lr=0.9-seed0'] = 0.9
-  argv = ['--set', 'optim.lr=0.25,0.9', '--pick', 'test/loss', '--json']
+  argv = [CONFIG, '--set', 'optim.lr=0.25,0.9', '--pick', 'test/loss', '--json']
   _, out, _ = run(capsys, tmp_path, *argv)
-  assert json.loads(out)['best']['cell'] == 'optim.lr=0.9'
+  assert json.loads(out)['best'] == 'optim.lr=0.9'
 
 
-def test_a_cell_that_diverged_is_not_chosen_and_not_tried_again(
-  trained, tmp_path, capfd
-):
-  diverged = errors.Diverged('The loss was not finite.')
-  trained |= {'optim.lr=0.75-seed1': diverged, 'optim.lr=0.75-seed0': 0.99}
-  final = ['--final', 'seed=5']
-  for attempt in range(2):
-    code, printed, error = run(capfd, tmp_path, *GRID, *final)
-    assert code == errors.Diverged.exit_code
-    assert re.search(naming('optim.lr=0.75-seed1', 'not finite'), error)
-    assert ('final-optim.lr=0.5-seed5' in trained['order']) == (attempt == 0)
-    trained['order'].clear()
-    assert re.search(r'\| 0\.5 \|.*\| best \|', printed)
-    assert 'optim.lr=0.75-seed1 failed and is left out' in printed
-
-
-def test_the_final_may_be_measured_otherwise(trained, tmp_path, capsys):
-  data = dict(
-    source='digits', split='test', batch_size=8, pp='resize(16)|value_range(-1, 1)'
+def test_a_cell_that_diverged_is_not_chosen(trained, tmp_path, capfd):
+  trained['optim.lr=0.75-seed1'] = errors.Diverged('The loss was not finite.')
+  code, printed, error = run(capfd, tmp_path, CONFIG, *GRID)
+  assert code == errors.Diverged.exit_code
+  assert re.search(
+    naming('optim.lr=0.75-seed1', 'not finite'), commands.one_line(error)
   )
-  evals = dict(other=dict(type='classification', data=data))
-  trained['metrics'] = {'final-optim.lr=0.75-seed0': 'other/top1'}
-  argv = [*GRID, '--final', f'evals={evals}', 'seed=0']
-  code, printed, _ = run(capsys, tmp_path, *argv)
-  assert code == 0
-  assert rows_of(printed)[-2:] == [
-    ['cell', 'other/top1 (%)', 'seeds'],
-    ['optim.lr=0.75', '75.00', '1'],
-  ]
+  assert re.search(r'\| optim.lr=0\.5 \|.*\| best \|', printed)
+  assert 'optim.lr=0.75-seed1 failed' in printed
 
 
-def test_shares_meet_at_the_final(trained, tmp_path, capfd):
-  final = ['--final', 'seed=5']
-  code, printed, error = run(capfd, tmp_path, *GRID, *final, '--task', '1/2')
-  assert code == 0
-  assert 'Missing: 3 of 6 runs' in printed
-  assert '--final' in error
-  assert trained['order'] == [
-    f'optim.lr={lr}' for lr in ('0.25-seed0', '0.75-seed0', '0.5-seed1')
-  ]
-  assert len(rows_of((tmp_path / 'table.md').read_text())) == 4
-  run(capfd, tmp_path, *GRID, *final, '--task', '2/2')
-  assert len(trained['order']) == 7
-  assert trained['order'][-1] == 'final-optim.lr=0.75-seed5'
+def test_an_ablation_is_a_sweep_with_the_papers_numbers(trained, tmp_path, capsys):
+  trained |= {'none-seed0': 0.7, 'none-seed1': 0.8, '1d-seed0': 0.9, '1d-seed1': 0.95}
+  argv = ['--ablation', 'posemb', '--cells', 'none,1d', '--set', 'seed=0,1']
+  assert run(capsys, tmp_path, *argv)[0] == 0
   text = (tmp_path / 'table.md').read_text()
-  assert 'Missing' not in text
-  assert [row[-2] for row in rows_of(text)[1:4]] == ['2', '2', '2']
+  assert 'digits:epochs=12' in text
+  assert 'model.posemb_std=None' in text  # what its short runs change
+  head, none, learned = lines_of(text)
+  assert dict(zip(head, learned, strict=True))['test/top1 (%)'] == '92.50 ± 3.54'
+  assert 'Table 8' in head[-1]
+  assert (none[-1], learned[-1]) == ('61.38', '64.21')
+  # Several values multiply its cells.
+  argv = ['--ablation', 'head', '--cells', 'gap-optim.wd=0.5', '--dry_run']
+  _, printed, _ = run(capsys, tmp_path / 'b', *argv, '--set', 'optim.wd=0,0.5')
+  assert re.findall(r'^  (\S+)', printed, re.M) == ['gap-optim.wd=0.5-seed0']
+  assert not (tmp_path / 'b').exists()
 
 
-def test_a_slurm_array_is_a_share_and_is_said(trained, tmp_path, capsys, monkeypatch):
-  for key, value in dict(ID=3, COUNT=3, MIN=1, STEP=1).items():
-    monkeypatch.setenv(f'SLURM_ARRAY_TASK_{key}', str(value))
-  code, printed, _ = run(capsys, tmp_path, *GRID)
-  assert code == 0
-  assert re.search(naming('--task 3/3', 'SLURM'), printed)
-  assert trained['order'] == ['optim.lr=0.75-seed0', 'optim.lr=0.75-seed1']
+# --- real runs ------------------------------------------------------------------------
 
 
-def test_a_run_of_another_process_is_skipped_and_counted(trained, tmp_path, capfd):
-  folder = tmp_path / 'runs' / 'optim.lr=0.5-seed0'
-  with lock(folder):
-    code, out, error = run(capfd, tmp_path, *GRID, '--json')
-  record = json.loads(out)
-  assert (code, record['held'], record['missing']) == (75, [folder.name], 1)
-  assert record['best'] is None
-  assert re.search(naming(folder.name, 'skipped'), error)
-  code, out, _ = run(capfd, tmp_path, *GRID, '--json')
-  assert (code, json.loads(out)['best']['cell']) == (0, 'optim.lr=0.75')
+@pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
+def test_stopped_and_repeated_it_ends_with_the_same_results(
+  tmp_path, capsys, monkeypatch
+):
+  def results(out):
+    with (out / 'results.csv').open() as file:
+      rows = list(csv.DictReader(file))
+    assert all(float(row.pop('seconds')) > 0 for row in rows)
+    return rows
 
+  tiny = [word for word in (*runs.SMALL, *runs.SHORT) if word[:9] != 'optim.ema']
+  argv = [CONFIG, '--ablation', 'head', '--cells', 'token,gap', '--set', *tiny]
+  argv.append(f'evals={runs.EVALS}')
+  assert run(capsys, tmp_path / 'a', *argv)[0] == 0
+  whole = results(tmp_path / 'a')
+  assert [row['cell'] for row in whole] == ['token', 'gap']
 
-def test_a_dry_run_lists_the_runs(trained, tmp_path, capsys):
-  code, printed, _ = run(capsys, tmp_path / 'out', *GRID, '--dry_run', '--task', '1/3')
-  assert code == 0
-  assert re.findall(r'^  (\S+)', printed, re.M) == [
-    'optim.lr=0.25-seed0',
-    'optim.lr=0.25-seed1',
-  ]
-  assert 'order' not in trained
-  assert not (tmp_path / 'out').exists()
+  at = loop.Loop._at
+
+  def stopping(self, step):
+    at(self, step)
+    if self.workdir.name == 'gap-seed0' and step == 3:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  first = next((tmp_path / 'a').rglob('token-seed0'))  # is not trained again
+  shutil.copytree(first, tmp_path / 'b' / first.relative_to(tmp_path / 'a'))
+  (tmp_path / 'b/runs/token-seed0' / 'result.json').unlink()
+  with monkeypatch.context() as patch:
+    patch.setattr(loop.Loop, '_at', stopping)
+    code, _, error = run(capsys, tmp_path / 'b', *argv)
+  assert code == 75
+  assert re.search(naming('gap-seed0', 'step 3', 'same command'), error)
+  assert [row['cell'] for row in results(tmp_path / 'b')] == ['token']
+  assert run(capsys, tmp_path / 'b', *argv)[0] == 0
+  assert results(tmp_path / 'b') == whole
+  # A run of another config is refused in this command's words.
+  code, _, error = run(capsys, tmp_path / 'b', *argv, 'optim.wd=0.5')
+  assert code == 2
+  assert re.search(naming('token-seed0', 'optim.wd', '--out', '--set'), error)

@@ -25,52 +25,34 @@ class Set(NamedTuple):
   Attributes:
     title: as Jia et al. 2022 (arXiv 2203.12119) call it.
     classes: K.
+    sizes: numbers of examples of train and trainval (VPT, Table 8).
     home: where its images are from.
-    images: the folder beside the JSON files that their paths start from; '' where they
-      start from the files' own folder.
+    images: folder beside the JSON files that their paths start from; '': their own.
     tfds: its name in TFDS, with the published training and test images but not the
       published validation split; None: TFDS does not have it.
   """
 
   title: str
   classes: int
+  sizes: tuple[int, int]
   home: str
   images: str
   tfds: str | None
 
 
+_CUB = 'https://data.caltech.edu/records/65de6-vp158'
+_NABIRDS = 'https://dl.allaboutbirds.org/nabirds'
+_FLOWERS = 'https://www.robots.ox.ac.uk/~vgg/data/flowers/102/'
+_DOGS = 'http://vision.stanford.edu/aditya86/ImageNetDogs/'
+_CARS = 'https://ai.stanford.edu/~jkrause/cars/car_dataset.html'
 SETS = {
-  'cub': Set(
-    'CUB-200-2011',
-    200,
-    'https://data.caltech.edu/records/65de6-vp158',
-    'images',
-    'caltech_birds2011',
-  ),
-  'nabirds': Set(
-    'NABirds', 555, 'https://dl.allaboutbirds.org/nabirds', 'images', tfds=None
-  ),
+  'cub': Set('CUB-200-2011', 200, (5394, 5994), _CUB, 'images', 'caltech_birds2011'),
+  'nabirds': Set('NABirds', 555, (21_536, 23_929), _NABIRDS, 'images', None),
   'flowers': Set(
-    'Oxford Flowers',
-    102,
-    'https://www.robots.ox.ac.uk/~vgg/data/flowers/102/',
-    '',
-    'oxford_flowers102',
+    'Oxford Flowers', 102, (1020, 2040), _FLOWERS, '', 'oxford_flowers102'
   ),
-  'dogs': Set(
-    'Stanford Dogs',
-    120,
-    'http://vision.stanford.edu/aditya86/ImageNetDogs/',
-    'Images',
-    'stanford_dogs',
-  ),
-  'cars': Set(
-    'Stanford Cars',
-    196,
-    'https://ai.stanford.edu/~jkrause/cars/car_dataset.html',
-    '',
-    'cars196',
-  ),
+  'dogs': Set('Stanford Dogs', 120, (10_800, 12_000), _DOGS, 'Images', 'stanford_dogs'),
+  'cars': Set('Stanford Cars', 196, (7329, 8144), _CARS, '', 'cars196'),
 }
 
 
@@ -92,83 +74,76 @@ class Fgvc(Source):
   def __init__(self, target: str, split: str, *, data_dir: str | None = None):
     self.name = f'fgvc:{target}'
     entry = choose('FGVC data set', target, SETS)
-    folder = _folder(target, data_dir)
-    if folder is not None:
-      self._part = _Files(self.name, entry, folder)
+    home = tfds.data_directory(data_dir)
+    for folder in (os.path.join(home, target), home):
+      if any(os.path.isfile(os.path.join(folder, f'{part}.json')) for part in _PARTS):
+        self._images = _Files(self.name, entry, folder)
+        break
     else:
-      self._part = _prepared(self.name, target, entry, data_dir)
+      self._images = _Prepared(self.name, target, entry, data_dir)
     self.features = {'image': ImageFeature(), 'label': LabelFeature()}
-    self.num_classes = entry.classes
-    self.class_names = self._part.class_names
+    self.num_classes, self.class_names = entry.classes, self._images.class_names
     if self.class_names is not None and len(self.class_names) != entry.classes:
       raise UserError(
-        f'{self.name}: {self._part.where} has {len(self.class_names)} classes, but '
+        f'{self.name}: {self._images.where} has {len(self.class_names)} classes, but '
         f'{entry.title} has {entry.classes}.'
       )
-    pools = self._part.pools
-    pools = {
-      **{name: pools[name] for name in _PARTS},
-      'trainval': np.concatenate([pools['train'], pools['val']]),
-    }
+    pools = dict(zip(_PARTS, self._images.pools, strict=True))
+    pools['trainval'] = np.concatenate([pools['train'], pools['val']])
     sizes = {name: len(pool) for name, pool in pools.items()}
     self._rows = np.concatenate(
       [pools[k][low:high] for k, low, high in splits.ranges(split, sizes, self.name)]
     )
-    if self._part.labels is not None:
-      self.labels = self._part.labels[self._rows]
-    self._part.check(self._rows[0])
-    self.fingerprint = fingerprint((self._part.fingerprint, self._rows.tobytes()))
+    if self._images.labels is not None:
+      self.labels = self._images.labels[self._rows]
+    self._images.check(self._rows[0])
+    self.fingerprint = fingerprint((self._images.fingerprint, self._rows.tobytes()))
 
   def __len__(self) -> int:
     return len(self._rows)
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    return self._part.read(self._rows[indices], self.max_file_bytes)
+    return self._images.read(self._rows[indices], self.max_file_bytes)
 
   def name_of(self, index: int) -> str:
-    return self._part.name_of(self._rows[index])
-
-
-def _folder(name: str, data_dir: str | None) -> str | None:
-  """Returns the folder that has one of a data set's JSON files, None if there is none."""
-  home = tfds.data_directory(data_dir)
-  for folder in (os.path.join(home, name), home):
-    if any(os.path.isfile(os.path.join(folder, f'{part}.json')) for part in _PARTS):
-      return folder
-  return None
+    return self._images.name_of(self._rows[index])
 
 
 class _Files:
-  """Image files, and the JSON files that list them.
+  """Image files and the JSON files that list them.
 
   Attributes:
-    pools: {split: rows}, of all images.
+    pools: the rows of each of _PARTS.
     labels: of each row.
     where: for messages.
   """
 
   def __init__(self, name, entry, folder):
-    self.where = folder
-    self._name = name
+    self.where, self._name, self._home = folder, name, entry.home
     self._root = os.path.join(folder, entry.images)
-    self._home = entry.home
-    found = {part: self._load(part) for part in _PARTS}
-    self._refuse_twice(found)
-    ids = {value for one in found.values() for value in one.values()}
+    tables = [self._load(part) for part in _PARTS]
+    for i, table in enumerate(tables):
+      for other, part in zip(tables[:i], _PARTS, strict=False):
+        if both := table.keys() & other.keys():
+          raise UserError(
+            f'{name}: {min(both)!r} is in {part}.json and in {_PARTS[i]}.json of {folder}: '
+            f'take all three from {_SPLITS}.'
+          )
+    ids = {value for table in tables for value in table.values()}
     if len({type(value) for value in ids}) > 1:
       raise UserError(
-        f'{name}: in {folder} some classes are numbers and some are texts: {ids}.'
+        f'{name}: some classes in {folder} are numbers, some texts: {ids}.'
       )
     order = sorted(ids)
     self.class_names = [str(value) for value in order]
     index = {value: i for i, value in enumerate(order)}
     self._paths: list[str] = []
-    labels, self.pools = [], {}
-    for part, one in found.items():
-      paths = sorted(one, key=lambda path: hashlib.sha256(os.fsencode(path)).digest())
-      self.pools[part] = np.arange(len(paths)) + len(self._paths)
+    labels, self.pools = [], []
+    for table in tables:
+      paths = sorted(table, key=lambda path: hashlib.sha256(os.fsencode(path)).digest())
+      self.pools.append(np.arange(len(paths)) + len(self._paths))
       self._paths += paths
-      labels += [index[one[path]] for path in paths]
+      labels += [index[table[path]] for path in paths]
     self.labels = np.array(labels, np.int64)
     self.fingerprint = fingerprint((self.class_names, self._paths, labels))
     self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
@@ -177,7 +152,7 @@ class _Files:
     path = os.path.join(self.where, f'{part}.json')
     try:
       with open(path, 'rb') as file:
-        found = json.load(file)
+        table = json.load(file)
     except FileNotFoundError:
       raise DataError(
         f'{self._name}: {path} is missing beside the others: take train.json, val.json and '
@@ -185,23 +160,15 @@ class _Files:
       ) from None
     except (OSError, ValueError) as error:
       raise UserError(f'{self._name}: {path} cannot be read: {error}') from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(table, dict) or not table:
       raise UserError(f'{self._name}: {path} is not {{path of an image: class}}.')
-    for image, value in found.items():
-      if not isinstance(value, int | str) or isinstance(value, bool):
+    for image, value in table.items():
+      if type(value) not in (int, str):
         raise UserError(
           f'{self._name}: {path}: the class of {image!r} is {value!r}, neither a number '
           'nor a text.'
         )
-    return found
-
-  def _refuse_twice(self, found):
-    for part, other in (('train', 'val'), ('train', 'test'), ('val', 'test')):
-      if both := found[part].keys() & found[other].keys():
-        raise UserError(
-          f'{self._name}: {min(both)!r} is in {part}.json and in {other}.json of '
-          f'{self.where}: take all three from {_SPLITS}.'
-        )
+    return table
 
   def check(self, row):
     """Raises DataError if the image of a row, likely all of them, is not there."""
@@ -217,51 +184,43 @@ class _Files:
   def read(self, rows, max_bytes):
     def content(row):
       try:
-        return {'image': image_file.read(self.name_of(row), max_bytes)}
+        image = {'image': image_file.read(self.name_of(row), max_bytes)}
       except BadImage as error:
-        return {'error': str(error)}
+        image = {'error': str(error)}
+      return {**image, 'label': int(self.labels[row])}
 
-    examples = self._pool.map(content, rows)
-    return [
-      {**example, 'label': int(label)}
-      for example, label in zip(examples, self.labels[rows], strict=True)
-    ]
-
-
-def _prepared(name, target, entry, data_dir):
-  home = tfds.data_directory(data_dir)
-  folder = os.path.join(home, target)
-  how = (
-    f'{name}: there is no {folder}/train.json. Put the images of {entry.home} into '
-    f'{folder}, and beside them train.json, val.json and test.json of {_SPLITS}.'
-  )
-  if entry.tfds is None:
-    raise DataError(how)
-  try:
-    return _Prepared(name, entry, tfds.Prepared(entry.tfds, data_dir))
-  except DataError as error:
-    raise DataError(f'{how} Or, with other validation images: {error}') from None
+    return list(self._pool.map(content, rows))
 
 
 class _Prepared:
-  """`_Files`, for what TFDS prepared."""
+  """The counterpart of `_Files` for a data set that TFDS prepared."""
 
   labels = None
 
-  def __init__(self, name, entry, prepared):
-    self.where = f'tfds:{entry.tfds}'
-    self._name = name
+  def __init__(self, name, target, entry, data_dir):
+    folder = os.path.join(tfds.data_directory(data_dir), target)
+    how = (
+      f'{name}: there is no {folder}/train.json. Put the images of {entry.home} into '
+      f'{folder}, and beside them train.json, val.json and test.json of {_SPLITS}.'
+    )
+    if entry.tfds is None:
+      raise DataError(how)
+    try:
+      prepared = tfds.Prepared(entry.tfds, data_dir)
+    except DataError as error:
+      raise DataError(f'{how} Or, with other validation images: {error}') from None
+    self.where, self._name = f'tfds:{entry.tfds}', name
     _, self.class_names = tfds.classes(prepared.features['label'])
     own = [k for k in ('train', 'validation', 'test') if k in prepared.sizes]
-    if lost := {'train', 'test'} - prepared.sizes.keys():
+    if missing := {'train', 'test'} - prepared.sizes.keys():
       raise UserError(
-        f'{name}: {self.where} has no split {max(lost)!r}, but {list(prepared.sizes)}: '
+        f'{name}: {self.where} has no split {max(missing)!r}, but {list(prepared.sizes)}: '
         'what is prepared is not all of the data set.'
       )
     sizes = [prepared.sizes[k] for k in own]
     self._examples = prepared.open((k, 0, n) for k, n in zip(own, sizes, strict=True))
     self.fingerprint = self._examples.fingerprint
-    rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    self.pools = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     if len(own) == 2:
       logging.getLogger(__name__).warning(
         '%s: without train.json, val.json and test.json, a tenth of the training images of '
@@ -269,11 +228,10 @@ class _Prepared:
         name,
         self.where,
       )
-      train, test = rows
+      train, test = self.pools
       mixed = np.random.Generator(np.random.Philox(0)).permutation(len(train))
       cut = len(train) * 9 // 10
-      rows = [np.sort(train[mixed[:cut]]), np.sort(train[mixed[cut:]]), test]
-    self.pools = dict(zip(_PARTS, rows, strict=True))
+      self.pools = [np.sort(train[mixed[:cut]]), np.sort(train[mixed[cut:]]), test]
 
   def check(self, row):
     pass
@@ -282,7 +240,6 @@ class _Prepared:
     return f'{self._name} {self._examples.split} #{row}'
 
   def read(self, rows, max_bytes):
-    del max_bytes  # of files
     return [
       {'error': str(example)}
       if isinstance(example, Exception)

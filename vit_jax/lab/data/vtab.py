@@ -17,8 +17,8 @@ class Vtab(Source):
 
   Splits: `train800` to train and `val200` to choose hyperparameters, `train800val200`,
   both, to train with those, `test`; cut as the benchmark's own code does. Images are
-  encoded, as `decode` takes them; it repeats grey ones in three channels. Which label is
-  derived from what, `vtab_examples` has. Option: `data_dir`, as of `tfds:`.
+  encoded, as `decode` takes them; it repeats grey ones in three channels. Option:
+  `data_dir`, as of `tfds:`.
   """
 
   def __init__(self, target: str, split: str, *, data_dir: str | None = None):
@@ -32,13 +32,12 @@ class Vtab(Source):
     self.num_classes = task.classes
     self.class_names = list(task.names) or None
     if 'label' in prepared.features:
-      found, names = tfds.classes(prepared.features['label'])
-      if found != task.classes:
+      number, self.class_names = tfds.classes(prepared.features['label'])
+      if number != task.classes:
         raise UserError(
           f'{self.name} has {task.classes} classes, but what is prepared as {task.tfds} '
-          f'has {found}: it is another data set.'
+          f'has {number}: it is another data set.'
         )
-      self.class_names = names
     table = splits_of(target, prepared.sizes)
     sizes = {name: sum(high - low for _, low, high in table[name]) for name in table}
     self._examples = prepared.open(
@@ -52,29 +51,27 @@ class Vtab(Source):
     return self._examples.size
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    return [self._made_of(example) for example in self._examples.read(indices)]
+    return [self._labelled(example) for example in self._examples.read(indices)]
 
   def name_of(self, index: int) -> str:
     return f'{self.name} {self._examples.split} #{index}'
 
-  def _made_of(self, example: dict | Exception) -> dict:
+  def _labelled(self, example: dict | Exception) -> dict:
     if isinstance(example, Exception):
       return {'error': str(example)}
     image, change = example['image'], self._task.image
     try:
-      return {
-        'image': change(image) if change else image,
-        'label': self._task.label(example),
-      }
+      image = change(image) if change else image
     except OSError as error:  # Pillow's, of an image
       return {'error': f'broken image: {error}'}
+    return {'image': image, 'label': self._task.label(example)}
 
 
 def splits_of(name: str, sizes: dict[str, int]) -> dict[str, list[tuple]]:
-  """Returns what a task's splits are made of: {split: [(split of TFDS, first, end)]}.
+  """Returns the parts of a task's splits: {split: [(split of TFDS, first, end)]}.
 
-  With the three of `Task.parts`: the first 800 examples of the first, the first 200 of
-  the second, these two, and the third.
+  Of the three `Task.parts`: the first 800 examples of the first, the first 200 of the
+  second, these two, and the third.
 
   Args:
     name: of the task.

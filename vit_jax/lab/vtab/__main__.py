@@ -1,57 +1,422 @@
 """vit_jax vtab SOURCE [--tasks natural,dmlab] [--protocol paper|bit|vpt] [--out DIR]"""
 
+import argparse
+import math
 import shlex
+import statistics
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
 
 from vit_jax import cli
 
 if __name__ == '__main__':
   cli.exit_on_interrupt()  # before the imports, which take a while
 
-from vit_jax.errors import UserError
-from vit_jax.lab.vtab import arguments
-from vit_jax.train import program
+from vit_jax import config as config_lib
+from vit_jax import files, terminal, weights
+from vit_jax.errors import DataError, RunError, UserError
+from vit_jax.lab import runner, sweep, table
+from vit_jax.lab.vtab.protocols import PROTOCOLS, Setting
+from vit_jax.lab.vtab.tasks import FGVC, VTAB, Benchmark, Task
+from vit_jax.tools import out_folder
+from vit_jax.tools.figures.drawn import load_plots
+from vit_jax.train import arguments, program
+
+PICK, REPORTED = 'val/top1', 'test/top1'
+_MICRO_BATCH = 64  # images that a device is sure to hold, as in configs/finetune.py
+_EVAL_BATCH = 128
+# Keys that a benchmark sets, and where to say something else.
+_FIXED = {
+  'data.source': '--tasks',
+  'data.source_options': '--data_dir',
+  'data.split': 'vit_jax sweep, which has no benchmark',
+}
+_EPILOG = """\
+Protocols:
+{protocols}
+Tasks, in groups:
+{tasks}
+SOURCE is a file, a hub folder, the folder of a run or a name of the zoo. Data sets are those
+that TFDS prepared, of FGVC also folders; a task without data is left out, and named.
+
+--set KEY=VALUE overrides the protocol, as --config.KEY=VALUE of vit_jax train: --set
+tune.method=linear steps=500. Of several values, optim.lr=0.001,0.01, the validation split
+chooses for each task; seed=0,1,2 are the seeds that are reported. Each run is an ordinary
+run in DIR/TASK/runs, and the same command resumes. DIR/table.md and DIR/results.csv have the
+tasks, groups and mean, DIR/figure.png the groups."""
 
 
 def main(argv: list[str]) -> int:
   """Trains on the tasks and writes the results; returns the exit code."""
-  args = arguments.parse(argv)
-  # After the arguments: it takes seconds.
-  from vit_jax import terminal
-  from vit_jax.lab.vtab import asked, tasks
-  from vit_jax.tools import out_folder
-
-  out = out_folder.check(args.out or asked.default_out(args))
-  model = asked.told(args.source)
-  planned = {
-    name: asked.task(args, args.benchmark, name, model, out) for name in args.tasks
-  }
-  asked.check_sizes(planned, model)
+  args = _parse(argv)
+  out = out_folder.check(args.out or _default_out(args))
+  model = model_of(args.source)
+  grids = {name: plan(args, name, model, out) for name in args.tasks}
   say = terminal.say if args.json else lambda line: print(line, flush=True)
-  number = sum(map(tasks.runs_of, planned.values()))
-  say(f'{args.source}: tasks: {len(planned)}, runs: {number}, in {out}')
+  number = sum(map(_number, grids.values()))
+  say(f'{args.source}: tasks: {len(grids)}, runs: {number}, in {out}')
   if args.dry_run:
-    for name, each in planned.items():
-      say(f'  {name}: {tasks.described(each)}')
+    for name, grid in grids.items():
+      say(f'  {name}: {_number(grid)} runs')
     if args.json:
-      cli.print_json({'tasks': list(planned), 'runs': number, 'files': []})
+      cli.print_json({'tasks': list(grids), 'runs': number})
     return 0
   out_folder.make(out)
-  command = shlex.join(['vit_jax', 'vtab', *argv])
-  results = tasks.run(args, planned, out, command, say)
-  if results.means():  # without a complete group there is nothing to draw
+  report = Report(args, out)
+  for name, grid in grids.items():
+    say(f'\n== {grid.title}')
+    report.add(
+      name, _run(grid, args.discard, shlex.join(['vit_jax', 'vtab', *argv]), say)
+    )
+  report.draw(say)
+  if args.json:
+    cli.print_json(report.record())
+  elif report.accuracies:
+    say(f'\n{report.text()}\nwritten: {", ".join(map(str, report.files))}')
+  for name, error in report.errors.items():
+    terminal.say(f'error: {name}: {error}')
+  return next((error.exit_code for error in report.errors.values()), 0)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+  indent = lambda lines: textwrap.indent('\n'.join(lines), '  ')
+  titles = [f'{n:<6} {p.__doc__.splitlines()[0]}' for n, p in PROTOCOLS.items()]
+  parser = cli.Parser(
+    'vit_jax vtab',
+    description='Fine-tunes weights on the tasks of VTAB-1k, and reports their accuracy.',
+    epilog=_EPILOG.format(protocols=indent(titles), tasks=indent(_tasks())),
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add('source', metavar='SOURCE', help='the weights to start from')
+  help_ = "'all', or groups and names: natural,dmlab; default: %(default)s"
+  add('--tasks', default='all', metavar='NAME,NAME', help=help_)
+  add('--protocol', choices=list(PROTOCOLS), default='paper', help='see below')
+  settings = dict(nargs='+', action='extend', default=[], metavar='KEY=VALUE[,VALUE]')
+  add('--set', help='values of config keys, see below', **settings)
+  add('--fgvc', action='store_true', help='the five sets of FGVC in their place')
+  add('--resolution', type=cli.positive, help="pixels; default: the protocol's")
+  add('--data_dir', metavar='DIR', help="where the data is; default: TFDS's own folder")
+  add('--discard', action='store_true', help='keep no checkpoints of finished runs')
+  add('--out', metavar='DIR', help='default: runs/vtab-<protocol, source and changes>')
+  add('--dry_run', action='store_true', help='only count the runs')
+  cli.add_json_option(parser)
+  args = parser.parse_args(argv)
+  args.benchmark = FGVC if args.fgvc else VTAB
+  args.tasks = args.benchmark.select(args.tasks)
+  return args
+
+
+def _tasks() -> list[str]:
+  groups: dict[str, list[str]] = {}
+  for benchmark in (VTAB, FGVC):
+    for name, task in benchmark.tasks.items():
+      groups.setdefault(task.group or '--fgvc', []).append(name)
+  lines = (f'{group:<11} {", ".join(names)}' for group, names in groups.items())
+  return [
+    x for line in lines for x in textwrap.wrap(line, 84, subsequent_indent=' ' * 12)
+  ]
+
+
+def _default_out(args) -> str:
+  words = [
+    f'{key}={texts[0]}' for key, texts in sweep.parsed(args.set) if len(texts) == 1
+  ]
+  words = [
+    'fgvc' if args.fgvc else 'vtab',
+    args.protocol,
+    Path(args.source).name,
+    *words,
+  ]
+  return f'runs/{arguments.folder_name(words)}'
+
+
+# -- the runs of a task ---------------------------------------------------------------
+
+
+def model_of(source: str) -> dict:
+  """Returns the model of weights for colour images, as a config's section `model`."""
+  loaded = weights.from_section(source)
+  if loaded.channels != 3:
+    raise UserError(
+      f'{source} takes {loaded.channels}-channel images, not colour images.'
+    )
+  return weights.complete({}, loaded)
+
+
+def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.Grid:
+  """Returns the grid of a task, checked as far as its data is not needed.
+
+  Args:
+    model: see `model_of`.
+    out: the folder of all tasks.
+
+  Raises:
+    UserError: for a --set that cannot be, or images that the model does not take.
+  """
+  benchmark, task = args.benchmark, args.benchmark.tasks[name]
+  several, common, seeds = sweep.divided(args.set)
+  own = {assignment.partition('=')[0] for assignment in common}
+  _check_keys(args.protocol, several, own)
+  with runner.named('--set'):
+    given: dict = {}
+    config_lib.override(given, common)
+    tune = given.get('tune', {})
+    setting = PROTOCOLS[args.protocol](task, tune if isinstance(tune, dict) else {})
+    config = sweep.assigned(_config(args, benchmark, task, setting, model), common)
+    if 'val' not in config['evals']:
+      raise UserError('evals has no val, which measures the accuracy: change its keys.')
+    grid = {
+      k: [*map(str, v)] for k, v in setting.grid.items() if k not in own
+    } | several
+    cells = sweep.combinations(config, grid)
+  follow = lambda cell, examples: {
+    **cell,
+    **_following(runner.changed(config, cell), given, setting, examples),
+  }
+  examples = task.trainval if setting.more_data else task.train
+  final = {
+    'data.split': benchmark.trainval if setting.more_data else benchmark.train,
+    'evals': _reported(config),
+  }
+  seeds = seeds or setting.seeds
+  planned = lambda cells, seeds: runner.plan(config, cells, seeds, out / name, model)
+
+  def again(cell: str) -> list[runner.Run]:
+    changes = follow({**cells[cell], **final}, examples)
+    return planned({f'final-{cell}': changes}, seeds)
+
+  spec = f'{args.source} on {task.source} by the protocol {args.protocol}'
+  with runner.named(f'{name}, --resolution or --set'):
+    if not grid:
+      runs = planned({'base': follow(final, examples)}, seeds)
+      return runner.Grid(task.title, spec, runs, out / name)
+    runs = planned({k: follow(cell, task.train) for k, cell in cells.items()}, [0])
+    again(next(iter(cells)))
+  return runner.Grid(task.title, spec, runs, out / name, (), PICK, True, again)
+
+
+def _check_keys(protocol: str, several: dict, own: set[str]) -> None:
+  for key in {*several, *own}:
+    for name, instead in _FIXED.items():
+      if key in (name, 'data') or key.startswith(f'{name}.'):
+        raise UserError(
+          f'--set {key}: a task has data and splits of its own. See {instead}.'
+        )
+  if protocol == 'vpt' and (wrong := {'tune', 'tune.method'} & several.keys()):
+    raise UserError(
+      f'--set {min(wrong)}: the grid of the protocol vpt follows from it: one value.'
+    )
+
+
+def _config(args, benchmark: Benchmark, task: Task, setting: Setting, model) -> dict:
+  size = args.resolution or setting.resolution
+  resize = lambda size: f"resize({size}, rounding='nearest')"
+  small = lambda size: f"resize_small({size}, rounding='nearest')"
+  before = round(size * (setting.precrop or 1))
+  crops = setting.precrop and task.crop
+  first = resize if setting.square else small
+  ops = [first(before), f'random_crop({size})'] if crops else [resize(size)]
+  if setting.precrop and task.flip:
+    ops.append('flip_lr')
+  tests = [resize(size)] if setting.square else [small(before), f'central_crop({size})']
+  pp = lambda ops: '|'.join(['decode(3)', *ops, 'value_range(-1, 1)'])
+  data = {'source': task.source}
+  if args.data_dir:
+    data['source_options'] = {'data_dir': args.data_dir}
+  val = dict(data, split=benchmark.val, batch_size=_EVAL_BATCH, pp=pp(tests))
+  train = dict(data, split=benchmark.train, batch_size=setting.batch_size, pp=pp(ops))
+  # The recipe has what a protocol leaves open: weights, a new head, no pre_logits.
+  recipe = config_lib.load('finetune')
+  recipe = {k: v for k, v in recipe.items() if k not in config_lib.DURATIONS}
+  # Its keys are those of a ViT; another family has no pre_logits to leave out.
+  section = {k: v for k, v in recipe['model'].items() if k in (*model, 'dtype')}
+  return runner.changed(
+    recipe,
+    {
+      'model': section,
+      'weights.source': args.source,
+      'data': train,
+      'evals': {'val': dict(type='classification', data=val)},
+      'checkpoint': {'every': 0.25, 'keep_latest': 2},
+      'log': {'every': 0.1, 'tensorboard': False},
+      **setting.changes,
+    },
+  )
+
+
+def _reported(config: dict) -> dict:
+  """Returns the section `evals` with the test split in place of the validation split."""
+  evals = runner.changed(config, {})['evals']
+  evals['test'] = evals.pop('val')
+  evals['test']['data']['split'] = 'test'
+  return evals
+
+
+def _following(config: dict, given: dict, setting: Setting, examples: int) -> dict:
+  """Returns the changes that follow from steps and batch size, unless --set has them.
+
+  Args:
+    given: the keys that --set has.
+    examples: of the training split.
+  """
+  changes, batch = {}, config['data']['batch_size']
+  schedule = config['optim'].get('schedule')
+  own = config_lib.lookup(given, 'optim.schedule.warmup')
+  if own is None and isinstance(schedule, dict):
+    steps = config_lib.total_steps(config, examples, batch)
+    changes['optim.schedule.warmup'] = math.floor(steps * setting.warmup)
+  if config_lib.lookup(given, 'optim.accum') is None:
+    parts = max(batch // _MICRO_BATCH, 1)
+    changes['optim.accum'] = parts if batch % parts == 0 else 1
+  return changes
+
+
+def _number(grid: runner.Grid) -> int:
+  """Returns the number of runs of a task, those of the best cell included."""
+  final = len(grid.final(grid.runs[0].cell)) if grid.final else 0
+  return len(grid.runs) + final
+
+
+def _run(grid: runner.Grid, discard: bool, command: str, say: Callable):
+  """Returns the `runner.Results` of a task, or the error of one whose data is missing."""
+  try:  # checkpoints of runs to choose by are of no use afterwards
+    return runner.run(grid, command, say, discard or bool(grid.final), discard)
+  except DataError as error:
+    say(f'left out: {error}')
+    return error
+
+
+# -- the report -----------------------------------------------------------------------
+
+
+class Report:
+  """Collects the results of the tasks, and writes their tables.
+
+  Attributes:
+    accuracies: {task: test accuracies of its runs, per cent}.
+    chosen: {task: the cell that the validation split chose}.
+    errors: {task: why it has no result, or lacks runs}.
+    files: the files that were written.
+  """
+
+  def __init__(self, args: argparse.Namespace, out: Path):
+    self._args, self._out = args, out
+    self.accuracies: dict[str, list[float]] = {}
+    self.chosen: dict[str, str] = {}
+    self.errors: dict[str, RunError] = {}
+    self.files: list[Path] = []
+
+  def add(self, name: str, results: runner.Results | DataError) -> None:
+    """Adds a task and writes the tables with it."""
+    if isinstance(results, DataError):
+      self.errors[name] = results
+      return
+    rows = results.rows(final=bool(results.grid.final))
+    if accuracies := [100 * row[REPORTED] for row in rows if REPORTED in row]:
+      self.accuracies[name] = accuracies
+      self.chosen[name] = results.best or ''
+    # A combination that diverges is a bad one, no failure; unless all do.
+    lost = [x for x in results.failed if x.run.cell.startswith('final-')]
+    if not results.grid.final or not results.best:
+      lost = results.failed
+    if lost:
+      self.errors[name] = lost[0].error
+    if self.accuracies:
+      out_folder.write_csv(self._path('results.csv'), self._rows())
+      files.replace(self._path('table.md'), self.text())
+
+  def means(self) -> dict[str, table.Score]:
+    """Returns the mean of all tasks, and of each group that is complete, by title."""
+    benchmark = self._args.benchmark
+    return table.scores(benchmark.groups, benchmark.mean, self._by_title())
+
+  def _by_title(self) -> dict[str, list[float]]:
+    tasks = self._args.benchmark.tasks
+    return {tasks[name].title: values for name, values in self.accuracies.items()}
+
+  def _rows(self) -> list[tuple]:
+    tasks = self._args.benchmark.tasks
+    rows = [('task', 'group', 'accuracy', 'std', 'runs', 'chosen')]
+    for name, values in self.accuracies.items():
+      task = tasks[name]
+      rows.append((task.title, task.group, *table.texts(values), self.chosen[name]))
+    for title, (mean, std) in self.means().items():
+      shown = '' if std is None else f'{std:.2f}'
+      rows.append((title, '', f'{mean:.2f}', shown, '', ''))
+    return rows
+
+  def text(self) -> str:
+    """Returns the table as Markdown."""
+    args, tasks = self._args, self._args.benchmark.tasks
+    _, *rows = self._rows()
+    columns = {
+      'task': lambda row: row[0],
+      'group': lambda row: row[1],
+      'test accuracy (%)': lambda row: f'{row[2]} ± {row[3]}' if row[3] else row[2],
+      'runs': lambda row: str(row[4]),
+    }
+    if any(self.chosen.values()):
+      columns['chosen'] = lambda row: row[5]
+    title = PROTOCOLS[args.protocol].__doc__.splitlines()[0]
+    notes = [f'Protocol {args.protocol}: {title}']
+    if args.set:
+      notes.append(f'With {", ".join(args.set)}.')
+    if args.resolution:
+      notes.append(f'At {args.resolution} x {args.resolution} pixels.')
+    notes.append('± is the standard deviation over runs; of a mean, that of the mean.')
+    if len(self.accuracies) < len(tasks):
+      mean = statistics.fmean(map(statistics.fmean, self.accuracies.values()))
+      notes.append(
+        f'{len(self.accuracies)} of {len(tasks)} tasks: their plain mean, {mean:.2f} %, is '
+        f'not that of {args.benchmark.title}.'
+      )
+    notes += [f'{tasks[name].title}: {error}' for name, error in self.errors.items()]
+    title = f'{args.benchmark.title}: {Path(args.source).name}'
+    return table.markdown(title, rows, columns, notes)
+
+  def draw(self, say: Callable[[str], None]) -> None:
+    """Writes the figure of VTAB-1k beside the paper's, where a group is complete."""
+    if not self.means() or self._args.benchmark is not VTAB:
+      return
     try:
-      results.draw()
+      plots = load_plots()
     except UserError as error:
       say(f'warning: {error}')
-  if args.json:
-    cli.print_json(results.record())
-  elif results.files:
-    written = ', '.join(map(str, results.files.values()))
-    say(f'\n{results.text()}\nwritten: {written}')
-  errors = {name: ended.error for name, ended in results.ended.items() if ended.error}
-  for name, error in errors.items():
-    terminal.say(f'error: {name}: {error}')
-  return next((error.exit_code for error in errors.values()), 0)
+      return
+    from vit_jax.lab import figures
+
+    ours = {Path(self._args.source).name: self._by_title()}
+    drawn = figures.vtab_groups(VTAB.mean, ours)
+    out_folder.write_csv(self._path('figure.csv'), drawn.rows)
+    plots.save(drawn.figure, self._path('figure.png'))
+
+  def record(self) -> dict:
+    """Returns the record that --json prints; accuracies in per cent."""
+    means, tasks = self.means(), self._args.benchmark.tasks
+    whole = means.pop(self._args.benchmark.mean, None)
+    return {
+      'tasks': {
+        name: {
+          'group': tasks[name].group,
+          **table.score([values])._asdict(),
+          'runs': len(values),
+          'chosen': self.chosen[name] or None,
+        }
+        for name, values in self.accuracies.items()
+      },
+      'groups': {title: score._asdict() for title, score in means.items()},
+      'mean': whole and whole._asdict(),
+      'failed': {name: str(error) for name, error in self.errors.items()},
+      'files': list(map(str, self.files)),
+    }
+
+  def _path(self, name: str) -> Path:
+    path = self._out / name
+    self.files = list(dict.fromkeys([*self.files, path]))
+    return path
 
 
 if __name__ == '__main__':

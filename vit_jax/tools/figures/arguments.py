@@ -38,7 +38,7 @@ FIGURES = Registry(
     'distance': 'vit_jax.tools.figures.distance:draw',
     **{name: f'vit_jax.tools.figures.parameters:{name}' for name in OF_A_MODEL},
     'slots': 'vit_jax.detection.tools.slots:draw',
-    **{name: f'vit_jax.lab.figures.runs:{name}' for name in OF_RUNS},
+    **{name: f'vit_jax.lab.figures:{name}' for name in OF_RUNS},
   },
 )
 FORMATS = ('png', 'pdf', 'svg')

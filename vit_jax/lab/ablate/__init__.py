@@ -1,1 +1,0 @@
-"""`vit_jax ablate`: the paper's ablations, each as one command."""

@@ -1,0 +1,415 @@
+"""The ablations of the ViT paper and its successors, as tables of cells.
+
+`vit_jax sweep --ablation NAME` trains them. Each has a small config of bundled data, and
+cells that any fitting config can be the base of: {name: {config key: value}}.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from vit_jax import config as config_lib
+from vit_jax.lab import published
+from vit_jax.lab.runner import RunOf
+
+
+class Ablation(NamedTuple):
+  """An ablation.
+
+  Attributes:
+    title: one line about what is compared.
+    cells: config -> cells; ValueError for a config that they do not fit.
+    config: 'NAME:ARGS' of the bundled base.
+    changes: to the bundled base, see `runner.changed`.
+    seeds: of every cell, by default.
+    published: title of a column, and the paper's numbers by cell.
+  """
+
+  title: str
+  cells: Callable[[dict], dict[str, dict]]
+  config: str
+  changes: Mapping = {}
+  seeds: Sequence[int] = (0,)
+  published: tuple[str, Mapping[str, str]] = ('', {})
+
+
+# Changes to configs/digits.py for short runs: an average would lag behind, and position
+# embeddings that start at 0.02 would hardly grow, so they start at 1 / sqrt(width).
+_SHORT = {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
+_SHORT |= {'model.posemb_std': None}
+# Few-shot transfer of models of 32 x 32 colour images to other data.
+_TO_DIGITS = dict(
+  type='fewshot',
+  datasets=dict(digits=dict(source='digits', train='train', test='test')),
+  pp="decode(3)|resize(32, method='bicubic')|value_range(-1, 1)",
+  batch_size=360,
+  shots=[5, 10],
+)
+
+
+def _split(config: dict) -> str:
+  """Returns the training split, which must be a whole one."""
+  split = config['data']['split']
+  if not isinstance(config['data']['source'], str) or '[' in split or '+' in split:
+    raise ValueError(f'it takes parts of one split, and data.split={split!r}')
+  return split
+
+
+def _fields(config: dict) -> dict:
+  """Returns all fields of the config's ViT."""
+  from vit_jax import models
+
+  section = dict(config['model'])
+  if section.get('name') != 'vit':
+    raise ValueError(f'it is about ViTs, and model.name={section.get("name")!r}')
+  name, fields = models.resolve(
+    section.pop('name'), section.pop('variant', None), **section
+  )
+  return models.fields_of(models.build(name, **fields))
+
+
+# -- position embeddings (ViT paper, appendix D.4 and Table 8) ------------------------
+
+# Cell -> kind and place, and its name in Table 8; the paper has no row for the last two.
+_POSEMB = {
+  'none': ('none', 'stem', ('none', 'stem')),
+  '1d': ('learn', 'stem', ('1-D', 'stem')),
+  '1d-every': ('learn', 'every', ('1-D', 'every layer')),
+  '1d-shared': ('learn', 'shared', ('1-D', 'every layer, shared')),
+  '2d': ('learn2d', 'stem', ('2-D', 'stem')),
+  '2d-every': ('learn2d', 'every', ('2-D', 'every layer')),
+  '2d-shared': ('learn2d', 'shared', ('2-D', 'every layer, shared')),
+  'relative': ('relative', 'stem', ('relative', 'stem')),
+  'rotary': ('rotary', 'stem', None),
+  'sincos2d': ('sincos2d', 'stem', None),
+}
+
+
+def _posemb(config: dict) -> dict[str, dict]:
+  return {
+    name: {'model.posemb': kind, 'model.posemb_where': where}
+    for name, (kind, where, _) in _POSEMB.items()
+  }
+
+
+# -- class token or pooling (appendix D.3 and Figure 9) -------------------------------
+
+
+def _head(config: dict) -> dict[str, dict]:
+  """The paper's rates are 8e-4 for the class token and 3e-4 for pooling."""
+  rate = config['optim']['lr']
+  return {
+    'token': {'model.classifier': 'token', 'optim.lr': rate},
+    'gap': {'model.classifier': 'gap', 'optim.lr': rate},
+    'gap-lower-lr': {'model.classifier': 'gap', 'optim.lr': rate * 3e-4 / 8e-4},
+    'map': {'model.classifier': 'map', 'optim.lr': rate},
+  }
+
+
+# -- shape (appendix D.2 and Figure 8, which prints no numbers) -----------------------
+
+
+def _shape(config: dict) -> dict[str, dict]:
+  """Halves and doubles each axis, and all of them together with smaller patches."""
+  fields = _fields(config)
+  base = {axis: fields[axis] for axis in ('depth', 'width', 'mlp_dim', 'patch_size')}
+  cells = {'base': base}
+  for factor in (0.5, 2):
+    scaled = {
+      axis: int(value * factor) for axis, value in base.items() if axis != 'patch_size'
+    }
+    scaled['patch_size'] = [int(side / factor) for side in base['patch_size']]
+    for axis, value in scaled.items():
+      shown = value[0] if axis == 'patch_size' else value
+      cells[f'{axis.partition("_")[0]}-{shown}'] = {**base, axis: value}
+    cells[f'all-x{factor:g}'] = scaled
+  return {
+    name: {f'model.{axis}': value for axis, value in cell.items()}
+    for name, cell in cells.items()
+  }
+
+
+# -- Adam or SGD for pre-training ResNets (appendix D.1 and Table 7) ------------------
+
+
+def _optimizer(config: dict) -> dict[str, dict]:
+  """AdamW with the paper's settings for ResNets (Table 3), and BiT's SGD.
+
+  The optimizer that the recipe has stays as it is there. SGD's rate on bundled data is
+  the best of 0.03, 0.1 and 0.3: BiT's, 0.03 per 256 images, is meant for a thousand
+  times the steps.
+  """
+  own = config['optim']
+  common = {k: own[k] for k in ('schedule', 'clip', 'accum', 'ema') if k in own}
+  rate = 0.3 if config['data']['source'] == 'shapes:class' else None
+  rate = rate or 0.03 * config['data']['batch_size'] / 256
+  sections = {
+    'adamw': dict(name='adamw', lr=1e-3, wd=0.1, **common),
+    'sgd': dict(name='sgd', lr=rate, wd=1e-3, momentum=0.9, **common),
+  }
+  if own['name'] not in sections:
+    raise ValueError(f'it compares adamw and sgd, and optim.name={own["name"]!r}')
+  sections[own['name']] = own
+  return {name: {'optim': section} for name, section in sections.items()}
+
+
+# -- size of the pre-training data (Figures 3 and 4) ----------------------------------
+
+# Computes as much as the ViT of the bundled base, within 10 per cent.
+RESNET = dict(name='bit', blocks=[1, 1], width=32)
+
+
+def _data_size(config: dict) -> dict[str, dict]:
+  """The same steps on parts of the data, as the paper has 9 to 300 million images."""
+  split = _split(config)
+  if config.get('epochs') is not None:
+    raise ValueError('all its cells train for the same steps: --set steps=N')
+  return {
+    f'{name}-{share}pct': {'model': model, 'data.split': f'{split}[:{share}%]'}
+    for name, model in (('vit', config['model']), ('resnet', RESNET))
+    for share in (3, 10, 30, 100)
+  }
+
+
+# -- masked patch prediction (section 4.6 and appendix B.1.2) -------------------------
+
+MASKED = {
+  **{name: dict(target=name) for name in ('mean_color', 'downsized', 'pixels')},
+  'mean_color-15pct': dict(target='mean_color', rate=0.15),
+}
+
+
+def _masked(config: dict) -> dict[str, dict]:
+  """Pre-training without labels, then 100 labels, from there and from scratch.
+
+  The paper chose the target by few-shot accuracy: the mean colour was best, pixels and
+  15 per cent slightly worse. It has no numbers for few labels.
+  """
+  split = _split(config)
+  pretrain = {
+    'steps': 1000,
+    'data.batch_size': 128,
+    'evals': _without_labels(config.get('evals', {})),
+    'weights': {},
+    'checkpoint.best': None,
+    'checkpoint.patience': None,
+  }
+  if 'num_classes' in config['model']:  # a property of the data now
+    model = {k: v for k, v in config['model'].items() if k != 'num_classes'}
+    pretrain |= {'model': model, 'data.num_classes': config['model']['num_classes']}
+  few = {'data.split': f'{split}[:100]'}
+  return {
+    **{
+      f'pretrain-{name}': {**pretrain, 'task': dict(name='masked_patches', **task)}
+      for name, task in MASKED.items()
+    },
+    'scratch': few,
+    **{
+      name: {**few, 'weights': {'source': RunOf(f'pretrain-{name}')}} for name in MASKED
+    },
+  }
+
+
+def _without_labels(evals: dict) -> dict:
+  """Returns few-shot evaluations as they are, and masked patches on the other splits."""
+  sections = {}
+  for name, section in evals.items():
+    if section['type'] == 'fewshot':
+      sections[name] = {k: v for k, v in section.items() if k != 'use_ema'}
+    elif section['type'] == 'classification':
+      shared = {key: section[key] for key in ('data', 'every') if key in section}
+      sections[f'masked_{name}'] = dict(type='masked_patches', **shared)
+  return sections
+
+
+# -- ways to tune on few labels of new classes (VPT, section 4) -----------------------
+
+# Cell -> the section `tune`, and AdamW's rate on digits: the best of 3e-4, 1e-3, 3e-3,
+# 1e-2, 3e-2 and 0.1 on 200 other images of the training split, seed 0.
+TUNE = {
+  'full': (dict(method='full'), 1e-3),
+  'linear': (dict(method='linear'), 0.1),
+  'partial': (dict(method='partial', blocks=1), 3e-3),
+  'mlp': (dict(method='mlp', layers=3), 1e-2),
+  'bias': (dict(method='bias'), 3e-2),
+  'adapter': (dict(method='adapter', reduction=8), 0.1),
+  'lora': (dict(method='lora', rank=4, alpha=8.0), 1e-2),
+  'vpt-shallow': (dict(method='vpt', number=8), 1e-2),
+  'vpt-deep': (dict(method='vpt', number=8, deep=True), 0.1),
+}
+
+
+def _tune(config: dict) -> dict[str, dict]:
+  """Pre-training on half of the classes, then 80 labels of the others by each method."""
+  from vit_jax.data import sources
+
+  data = config['data']
+  split = _split(config)
+  source = sources.build(data['source'], split, **data.get('source_options', {}))
+  half, number = source.num_classes // 2, source.num_classes
+  few = {
+    'data.classes': list(range(half, number)),
+    'data.split': f'{split}[:80]',
+    'data.batch_size': 40,
+    'weights': {'source': RunOf('pretrain'), 'skip': ['head/.*']},
+    'steps': 200,
+    'checkpoint.every': 200,
+  }
+  return {
+    'pretrain': {'data.classes': list(range(half))},
+    **{
+      name: {**few, 'tune': section, 'optim.lr': rate}
+      for name, (section, rate) in TUNE.items()
+    },
+  }
+
+
+# -- other families that cost as much -------------------------------------------------
+
+# Small models of two stages whose forward pass takes as many operations as the ViT of
+# configs/digits.py on its images, within 10 per cent.
+FAMILIES = {
+  'mixer': dict(
+    patch_size=(4, 4), width=120, depth=3, tokens_mlp_dim=64, channels_mlp_dim=256
+  ),
+  'swin': dict(
+    patch_size=(2, 2), width=32, depths=(2, 2), num_heads=(4, 8), windows=(4, 4)
+  ),
+  'mvit': dict(width=72, depths=(1, 2), num_heads=6, kv_stride=2),
+  # Layer scale starts at 1e-6 for deep models, and hardly grows in a short run.
+  'convnext': dict(depths=(2, 2), widths=(80, 160), layer_scale=1.0),
+  'resnet': dict(depths=(2, 2), widths=(208, 416), stem_width=52),
+}
+
+
+def _families(config: dict) -> dict[str, dict]:
+  """Data, optimizer, rate and steps are the recipe's, which were chosen for the ViT."""
+  vit = config['model']
+  common = {key: vit[key] for key in ('num_classes', 'dtype') if key in vit}
+  others = {
+    name: {'model': {'name': name, **fields, **common}}
+    for name, fields in FAMILIES.items()
+  }
+  return {'vit': {'model': vit}, **others}
+
+
+# -- axial attention (appendix D.6 and Figure 13, which prints no numbers) ------------
+
+
+def _axial(config: dict) -> dict[str, dict]:
+  """Each block becomes two; 'full-deeper' has the parameters of the axial model."""
+  depth = _fields(config)['depth']
+  cell = lambda attention, depth: {
+    'model.attention': attention,
+    'model.depth': depth,
+    'model.classifier': 'gap',  # axial attention has no class token
+  }
+  return {
+    'full': cell('full', depth),
+    'axial': cell('axial', depth),
+    'full-deeper': cell('full', 2 * depth),
+  }
+
+
+# -- fine-tuning at a higher resolution (section 3.2) ---------------------------------
+
+
+def _resolution(config: dict) -> dict[str, dict]:
+  """Digits at 16 px, and fine-tuned at 32 px by the recipe `finetune`."""
+  tuned = config_lib.load(
+    'finetune:weights=x,data=digits,res=32,final=True,keep_head=True,steps=200'
+  )
+  del tuned['seed']
+  tuned['weights']['source'] = RunOf('16px')
+  tuned['evals'] = {'test': tuned['evals'].pop('val')}
+  return {'16px': {'model.classifier': 'token'}, '32px': tuned}
+
+
+def _table_7(optimizer: str) -> str:
+  mean = lambda model: sum(published.TABLE_7[model, optimizer]) / 5
+  return ', '.join(f'{mean(model):.2f} ({model})' for model in ('R50x1', 'R152x2'))
+
+
+ABLATIONS = {
+  'posemb': Ablation(
+    'position embeddings (Table 8)',
+    _posemb,
+    'digits:epochs=12',
+    _SHORT,
+    (0, 1, 2),
+    (
+      'ViT-B/16, ImageNet 5-shot (%), paper, Table 8',
+      {k: f'{published.TABLE_8[key]:.2f}' for k, (*_, key) in _POSEMB.items() if key},
+    ),
+  ),
+  'head': Ablation(
+    'class token or pooling, and their rates (Figure 9)',
+    _head,
+    'digits:epochs=20',
+    _SHORT,
+  ),
+  'shape': Ablation(
+    "a ViT's depth, width, MLP width and patches (Figure 8)",
+    _shape,
+    'digits:epochs=12',
+    {'model.depth': 2, 'model.width': 48, 'model.mlp_dim': 96, **_SHORT},
+  ),
+  'optimizer': Ablation(
+    'Adam or SGD for pre-training ResNets (Table 7)',
+    _optimizer,
+    'shapes:steps=400,test=test[:1000]',
+    {
+      'model': dict(name='bit', blocks=[1, 1, 1], width=32),
+      'evals.transfer': _TO_DIGITS,
+    },
+    published=(
+      'fine-tuned after JFT, mean of 5 sets (%), paper, Table 7',
+      {'adamw': _table_7('adam'), 'sgd': _table_7('sgd')},
+    ),
+  ),
+  'masked': Ablation(
+    'masked patch prediction, then 100 labels (section 4.6)',
+    _masked,
+    'digits:epochs=500,batch=50',
+    {
+      'optim.ema': None,
+      'evals.test_ema': None,
+      'evals.test.every': None,
+      'evals.fewshot.shots': [10],
+      'log.every': 0.25,
+    },
+    published=(
+      'B/16, all labels of ImageNet (%), paper, section 4.6 and Table 5',
+      {'mean_color': '79.9', 'scratch': str(published.TABLE_5['ViT-B/16'][0])},
+    ),
+  ),
+  'data_size': Ablation(
+    'size of the pre-training data, ViT and ResNet (Figures 3, 4)',
+    _data_size,
+    'shapes:examples=10000,steps=300,test=test[:1000]',
+    # 16 patches; a BiT of two units computes as much.
+    {'model.patch_size': (8, 8), 'model.depth': 3, 'evals.transfer': _TO_DIGITS},
+  ),
+  'tune': Ablation(
+    'ways to tune on few labels of new classes (VPT, section 4)',
+    _tune,
+    'digits:epochs=30',
+    {**_SHORT, 'evals.fewshot': None, 'evals.test.every': None},
+    (0, 1, 2),
+  ),
+  'families': Ablation(
+    'a ViT beside models of other families that cost as much',
+    _families,
+    'digits',
+    _SHORT,
+    (0, 1, 2),
+  ),
+  'axial': Ablation(
+    'full attention, or along rows and columns (Figure 13)',
+    _axial,
+    'digits:epochs=20',
+    _SHORT,
+  ),
+  'resolution': Ablation(
+    'fine-tuning at a higher resolution (section 3.2)', _resolution, 'digits'
+  ),
+}

@@ -1,1 +1,0 @@
-"""Figures of runs beside published results."""

@@ -1,1 +1,0 @@
-"""Several runs as one experiment: cells -> the runs of all seeds -> rows of numbers."""
