@@ -34,7 +34,7 @@ install: $(VENV)/.installed  ## make .venv, install vit_jax with TensorFlow and 
 train: $(VENV)/.installed  ## train, evaluate and sum up a small ViT on digits
 	$(BIN)/python -m vit_jax.main --config=configs/digits.py $(ARGS)
 
-paper: $(VENV)/.installed  ## the experiments of the ViT paper in miniature, on one page
+paper: $(VENV)/.installed  ## the experiments of the ViT paper in miniature
 	$(BIN)/python -m vit_jax.lab.paper $(ARGS)
 
 # With ARGS, which may name a file or a test, the thorough ones as well.

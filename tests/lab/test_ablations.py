@@ -25,7 +25,7 @@ def test_the_cells_of_the_others_are_fine(tmp_path):
   for name in ('head', 'tune', 'axial', 'resolution'):
     assert plan(tmp_path, name)
   for ablation in ABLATIONS.values():
-    _, texts = ablation.published
+    _, texts = ablation.beside
     config = runner.changed(sweep.config_lib.load(ablation.config), ablation.changes)
     assert set(texts) <= set(ablation.cells(config))
 
@@ -111,7 +111,7 @@ def test_cells_bring_those_that_they_start_from(tmp_path):
 def test_tables_have_the_averages_that_the_paper_prints():
   means = [sum(values) / 5 for values in published.TABLE_7.values()]
   assert means == pytest.approx([89.33, 88.79, 94.01, 93.72], abs=0.025)
-  _, texts = ABLATIONS['posemb'].published
+  _, texts = ABLATIONS['posemb'].beside
   assert len(texts) == 8
   assert texts['none'] == '61.38'
   assert max(texts, key=lambda cell: float(texts[cell])) == '1d-shared'

@@ -86,58 +86,6 @@ def test_data(make, tmp_path):
   assert len(rows) - 2 == 14  # Table 5 has no H/14 on ImageNet alone
 
 
-def test_shape_finds_its_lines(make, tmp_path, capsys):
-  folders = [make('base', 0.5)]
-  for axis, value in (
-    ('depth', 4),
-    ('width', 32),
-    ('mlp_dim', 64),
-    ('patch_size', [8, 8]),
-  ):
-    folders.append(make(axis, 0.6, {axis: value}))
-  folders.append(make('two', 0.7, {'depth': 4, 'width': 32}))
-  rows = draw('shape', *reversed(folders), out=tmp_path / 'out')
-  assert str(folders[0]) in capsys.readouterr().out
-  names = [row['name'].split(':')[0] for row in rows]
-  lines = ('Depth', 'Width', 'MLP width', 'Patch size', 'Several')
-  assert {name: names.count(name) for name in names} == dict.fromkeys(lines, 2)
-  x = {
-    name: [float(r['x']) for r in rows if r['name'].startswith(name)] for name in lines
-  }
-  assert all(1 in values for values in x.values())
-  assert max(x['Depth']) == pytest.approx(2, rel=0.1)  # less the embedding and the head
-  assert min(x['Patch size']) < 0.5
-
-
-def test_vtab_by_groups(make, tmp_path, capsys):
-  ours = [
-    'caltech101 cifar100 dtd flowers102 pets sun397 svhn',
-    'camelyon eurosat resisc45 retinopathy',
-  ]
-  folders = [
-    make(name, 0.5 + 0.01 * i, weights='ViT-B_16.npz')
-    for i, name in enumerate(' '.join(ours).split())
-  ]
-  folders.append(
-    make('x', 0.9, source='tfds:oxford_iiit_pet', weights='ViT-B_16.npz', seed=1)
-  )
-  rows = draw('vtab', *folders, out=tmp_path / 'out')
-  printed = capsys.readouterr().out
-  assert 'ViT-B_16.npz' in printed
-  assert 'Clevr-Count' in printed  # missing, so its groups have no bars
-  means = {
-    r['group']: r for r in rows if (r['name'], r['task']) == ('ViT-B_16.npz', 'mean')
-  }
-  assert set(means) == {'Natural', 'Specialized'}
-  assert float(means['Specialized']['accuracy']) == pytest.approx(58.5)
-  pets = next(r for r in rows if (r['name'], r['task']) == ('ViT-B_16.npz', 'Pets'))
-  assert (pets['runs'], float(pets['accuracy'])) == ('2', pytest.approx(72))
-  paper = {
-    r['group']: r for r in rows if (r['name'], r['task']) == ('ViT-H/14 (JFT)', 'mean')
-  }
-  assert float(paper['Structured']['accuracy']) == pytest.approx(65.03, abs=0.01)
-
-
 def test_runs_that_cannot_be_compared(make, tmp_path, capsys):
   a, b = make('a', 0.9), make('b', 0.9, weights='ViT-B_16.npz')
   out = ('--out', tmp_path / 'out')
@@ -147,8 +95,3 @@ def test_runs_that_cannot_be_compared(make, tmp_path, capsys):
   assert 'ViT-B_16.npz' in capsys.readouterr().err
   assert run('compute', a, b, *out) == 0
   assert f'{b} is left out' in capsys.readouterr().out
-  assert run('vtab', a, *out) == 2
-  assert 'Caltech101' in capsys.readouterr().err
-  hybrid = make('h', 0.9, {'stem_blocks': []})
-  assert run('shape', a, hybrid, *out) == 2
-  assert str(hybrid) in capsys.readouterr().err

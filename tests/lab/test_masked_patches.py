@@ -11,8 +11,7 @@ import pytest
 
 from tests.support import naming
 from vit_jax import evaluators, models, sharding, tasks, trees, tune
-from vit_jax.errors import UserError
-from vit_jax.lab.masked import corruption
+from vit_jax.lab.masked import corruption, patch_targets
 from vit_jax.train.step import gradients
 
 SPEC = {'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)}  # 16 patches each
@@ -46,7 +45,6 @@ def started(task):
 # -- what is corrupted ----------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_corruption_has_the_shares_of_the_paper():
   images, N, k = 1024, 98, 49
   drawn = jax.jit(corruption.draw, static_argnums=(1, 2))(
@@ -71,12 +69,6 @@ def test_corruption_has_the_shares_of_the_paper():
   assert set(distance) == set(range(1, N))
 
 
-@pytest.mark.parametrize(('rate', 'patches', 'k'), [(0.5, 196, 98), (0.15, 196, 29)])
-def test_the_number_of_corrupted_patches(rate, patches, k):
-  assert corruption.count(rate, patches) == k
-
-
-@pytest.mark.slow
 def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   index = jnp.array([5, 0, 7])
   together = corruption.of_examples(index, 8, 16)
@@ -87,7 +79,6 @@ def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   assert (together.masked[0] != together.masked[1]).any()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('variant', 'fields'),
   [
@@ -145,7 +136,6 @@ def test_the_models_own_parameters_keep_their_names():
 # -- the loss -------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_only_corrupted_patches_are_learned_from():
   task = build()
   variables = started(task)
@@ -167,7 +157,6 @@ def test_only_corrupted_patches_are_learned_from():
   np.testing.assert_array_equal(learned[:, 1:], expected)
 
 
-@pytest.mark.slow
 def test_examples_count_by_their_weight():
   task = build()
   variables = started(task)
@@ -181,7 +170,6 @@ def test_examples_count_by_their_weight():
   assert len({float(one['loss']) for one in each}) == 8
 
 
-@pytest.mark.slow
 def test_micro_batches_add_up_to_the_batch():
   task = build()
   prepared = task.prepare(batch(), jax.random.key(3))
@@ -197,7 +185,6 @@ def test_micro_batches_add_up_to_the_batch():
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
 
 
-@pytest.mark.slow
 def test_meshes_corrupt_and_learn_alike():
   task = build()
   found = []
@@ -276,7 +263,7 @@ def test_the_evaluator_is_exact(tmp_path, devices):
     (lambda: build(num_classes=10), ('num_classes', '10')),
     (lambda: build(representation_size=8), ('representation_size', '8')),
     (lambda: build(classifier='map'), ('classifier', 'map')),
-    (lambda: build(task=dict(rate=0.01)), ('config.task.rate', '0.01', '16 patches')),
+    (lambda: build(task=dict(rate=0.01)), ('rate=0.01', '16 patches')),
     (
       lambda: build(patch_size=(2, 16), task=dict(target='downsized')),
       ('downsized', '2 x 16'),
@@ -303,7 +290,7 @@ def test_the_evaluator_is_exact(tmp_path, devices):
   ],
 )
 def test_what_cannot_be_learned_is_refused(make, names):
-  with pytest.raises(UserError, match=naming(*names)):
+  with pytest.raises(ValueError, match=naming(*names)):
     make()
 
 
@@ -312,3 +299,63 @@ def test_a_task_is_told_by_a_config():
   assert (tasks.classifies(masked), tasks.own(masked)) == (False, 'masked_patches')
   assert (tasks.classifies({}), tasks.own({})) == (True, None)
   assert {f.name for f in dataclasses.fields(build().model)} >= {'num_classes'}
+
+
+# -- targets --------------------------------------------------------------------------
+
+
+def test_colors_have_three_bits_a_channel():
+  levels = np.array([[0, 0, 0], [1, 1, 1], [0.124, 0.126, 0.5], [0.999, 0.25, 0.874]])
+  codes = patch_targets.color_code(jnp.float32(levels * 2 - 1))
+  code = lambda r, g, b: r + 8 * g + 64 * b
+  assert codes.tolist() == [0, 511, code(0, 1, 4), code(7, 2, 6)]
+  gray = patch_targets.color_code(jnp.float32([[-1], [0], [1]]))
+  assert gray.tolist() == [0, 4, 7]
+  beyond = patch_targets.color_code(jnp.float32([[-1.2] * 3, [1.2] * 3]))
+  assert beyond.tolist() == [0, 511]
+
+
+def test_targets_are_those_of_a_loop():
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype(np.float32)
+  found = {
+    name: np.asarray(target((8, 8), 3).of(images))
+    for name, target in patch_targets.TARGETS.items()
+  }
+  assert {k: x.shape for k, x in found.items()} == {
+    'mean_color': (2, 6, 1),
+    'downsized': (2, 6, 16),
+    'pixels': (2, 6, 192),
+  }
+  code = lambda x: sum(
+    min(int(8 * (x[..., c].mean(dtype=np.float64) + 1) / 2), 7) << 3 * c
+    for c in range(3)
+  )
+  for b in range(2):
+    for n in range(6):
+      y, x = 8 * (n // 3), 8 * (n % 3)
+      patch = images[b, y : y + 8, x : x + 8]
+      assert found['mean_color'][b, n] == [code(patch)]
+      cells = [patch[i : i + 2, j : j + 2] for i in (0, 2, 4, 6) for j in (0, 2, 4, 6)]
+      assert found['downsized'][b, n].tolist() == [code(cell) for cell in cells]
+      np.testing.assert_array_equal(found['pixels'][b, n], patch.ravel())
+
+
+@pytest.mark.parametrize(
+  'name',
+  list(patch_targets.TARGETS),
+)
+def test_the_loss_is_its_formula(name):
+  target = patch_targets.TARGETS[name]((8, 8), 3)
+  rng = np.random.default_rng(0)
+  goal = np.asarray(target.of(rng.uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32)))
+  predicted = rng.normal(size=(2, 4, target.outputs)).astype(np.float32)
+  loss, right = target.measure(jnp.asarray(predicted), jnp.asarray(goal))
+  if name == 'pixels':
+    expected, accuracy = ((predicted - goal) ** 2).mean(-1), None
+  else:
+    logits = predicted.reshape(*goal.shape, 512).astype(np.float64)
+    of_goal = np.take_along_axis(logits, goal[..., None], -1)[..., 0]
+    expected = (np.log(np.exp(logits).sum(-1)) - of_goal).mean(-1)
+    accuracy = (logits.argmax(-1) == goal).mean(-1)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  assert right is None if accuracy is None else (right == accuracy).all()

@@ -184,11 +184,11 @@ def test_filters(tmp_path):
 
 def test_formats_and_equal_files(tmp_path):
   for out in ('one', 'two'):
-    assert run('vtab', '--out', tmp_path / out, '--format', 'pdf,svg') == 0
+    assert run('data', '--out', tmp_path / out, '--format', 'pdf,svg') == 0
   for suffix in ('pdf', 'svg', 'csv'):
-    one, two = (tmp_path / out / f'vtab.{suffix}' for out in ('one', 'two'))
+    one, two = (tmp_path / out / f'data.{suffix}' for out in ('one', 'two'))
     assert one.read_bytes() == two.read_bytes()
-  assert not (tmp_path / 'one' / 'vtab.png').exists()
+  assert not (tmp_path / 'one' / 'data.png').exists()
 
 
 ERRORS = [
@@ -239,7 +239,7 @@ def test_without_matplotlib(monkeypatch, tmp_path, capsys):
   for name in [n for n in sys.modules if n.startswith('vit_jax.explain.plots')]:
     monkeypatch.delitem(sys.modules, name)
   monkeypatch.delattr(explain, 'plots', raising=False)
-  assert run('vtab', '--out', tmp_path / 'out') == 2
+  assert run('data', '--out', tmp_path / 'out') == 2
   assert 'vit_jax[plots]' in capsys.readouterr().err
   assert not (tmp_path / 'out').exists()
 

@@ -1,13 +1,15 @@
 """The ablations of the ViT paper and its successors, as tables of cells.
 
 `vit_jax sweep --ablation NAME` trains them. Each has a small config of bundled data, and
-cells that any fitting config can be the base of: {name: {config key: value}}.
+returns {name of a cell: {config key: value}} for that or any fitting config.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.data import sources
 from vit_jax.lab import published
 from vit_jax.lab.runner import RunOf
 
@@ -16,20 +18,31 @@ class Ablation(NamedTuple):
   """An ablation.
 
   Attributes:
-    title: one line about what is compared.
     cells: config -> cells; ValueError for a config that they do not fit.
+    title: one line about what is compared.
     config: 'NAME:ARGS' of the bundled base.
     changes: to the bundled base, see `runner.changed`.
     seeds: of every cell, by default.
-    published: title of a column, and the paper's numbers by cell.
+    beside: title of a column with the paper's numbers, and these by cell.
   """
 
-  title: str
   cells: Callable[[dict], dict[str, dict]]
+  title: str
   config: str
   changes: Mapping = {}
   seeds: Sequence[int] = (0,)
-  published: tuple[str, Mapping[str, str]] = ('', {})
+  beside: tuple[str, Mapping[str, str]] = ('', {})
+
+
+ABLATIONS: dict[str, Ablation] = {}
+
+
+def _ablation(*args, **kwargs) -> Callable:
+  def register(cells: Callable) -> Callable:
+    ABLATIONS[cells.__name__] = Ablation(cells, *args, **kwargs)
+    return cells
+
+  return register
 
 
 # Changes to configs/digits.py for short runs: an average would lag behind, and position
@@ -37,39 +50,14 @@ class Ablation(NamedTuple):
 _SHORT = {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
 _SHORT |= {'model.posemb_std': None}
 # Few-shot transfer of models of 32 x 32 colour images to other data.
-_TO_DIGITS = dict(
+_TRANSFER = dict(
   type='fewshot',
   datasets=dict(digits=dict(source='digits', train='train', test='test')),
   pp="decode(3)|resize(32, method='bicubic')|value_range(-1, 1)",
   batch_size=360,
   shots=[5, 10],
 )
-
-
-def _split(config: dict) -> str:
-  """Returns the training split, which must be a whole one."""
-  split = config['data']['split']
-  if not isinstance(config['data']['source'], str) or '[' in split or '+' in split:
-    raise ValueError(f'it takes parts of one split, and data.split={split!r}')
-  return split
-
-
-def _fields(config: dict) -> dict:
-  """Returns all fields of the config's ViT."""
-  from vit_jax import models
-
-  section = dict(config['model'])
-  if section.get('name') != 'vit':
-    raise ValueError(f'it is about ViTs, and model.name={section.get("name")!r}')
-  name, fields = models.resolve(
-    section.pop('name'), section.pop('variant', None), **section
-  )
-  return models.fields_of(models.build(name, **fields))
-
-
-# -- position embeddings (ViT paper, appendix D.4 and Table 8) ------------------------
-
-# Cell -> kind and place, and its name in Table 8; the paper has no row for the last two.
+# Cell -> kind and place, and its name in Table 8, which has no row for the last two.
 _POSEMB = {
   'none': ('none', 'stem', ('none', 'stem')),
   '1d': ('learn', 'stem', ('1-D', 'stem')),
@@ -82,19 +70,57 @@ _POSEMB = {
   'rotary': ('rotary', 'stem', None),
   'sincos2d': ('sincos2d', 'stem', None),
 }
+_TABLE_8 = {
+  k: f'{published.TABLE_8[key]:.2f}' for k, (*_, key) in _POSEMB.items() if key
+}
+_TABLE_7 = {
+  name: ', '.join(
+    f'{sum(published.TABLE_7[model, kind]) / 5:.2f} ({model})'
+    for model in ('R50x1', 'R152x2')
+  )
+  for name, kind in (('adamw', 'adam'), ('sgd', 'sgd'))
+}
 
 
-def _posemb(config: dict) -> dict[str, dict]:
+def _split(config: dict) -> str:
+  """Returns the training split, which must be a whole one."""
+  split = config['data']['split']
+  if not isinstance(config['data']['source'], str) or '[' in split or '+' in split:
+    raise ValueError(f'it takes parts of one split, and data.split={split!r}')
+  return split
+
+
+def _fields(config: dict) -> dict:
+  """Returns all fields of the config's ViT."""
+  section = dict(config['model'])
+  if section.get('name') != 'vit':
+    raise ValueError(f'it is about ViTs, and model.name={section.get("name")!r}')
+  name, fields = models.resolve(
+    section.pop('name'), section.pop('variant', None), **section
+  )
+  return models.fields_of(models.build(name, **fields))
+
+
+@_ablation(
+  'position embeddings (appendix D.4, Table 8)',
+  'digits:epochs=12',
+  _SHORT,
+  (0, 1, 2),
+  ('ViT-B/16, ImageNet 5-shot (%), paper, Table 8', _TABLE_8),
+)
+def posemb(config: dict) -> dict[str, dict]:
   return {
     name: {'model.posemb': kind, 'model.posemb_where': where}
     for name, (kind, where, _) in _POSEMB.items()
   }
 
 
-# -- class token or pooling (appendix D.3 and Figure 9) -------------------------------
-
-
-def _head(config: dict) -> dict[str, dict]:
+@_ablation(
+  'class token or pooling, and their rates (appendix D.3, Figure 9)',
+  'digits:epochs=20',
+  _SHORT,
+)
+def head(config: dict) -> dict[str, dict]:
   """The paper's rates are 8e-4 for the class token and 3e-4 for pooling."""
   rate = config['optim']['lr']
   return {
@@ -105,22 +131,22 @@ def _head(config: dict) -> dict[str, dict]:
   }
 
 
-# -- shape (appendix D.2 and Figure 8, which prints no numbers) -----------------------
-
-
-def _shape(config: dict) -> dict[str, dict]:
+@_ablation(
+  "a ViT's depth, width, MLP width and patches (appendix D.2, Figure 8)",
+  'digits:epochs=12',
+  {'model.depth': 2, 'model.width': 48, 'model.mlp_dim': 96, **_SHORT},
+)
+def shape(config: dict) -> dict[str, dict]:
   """Halves and doubles each axis, and all of them together with smaller patches."""
   fields = _fields(config)
-  base = {axis: fields[axis] for axis in ('depth', 'width', 'mlp_dim', 'patch_size')}
-  cells = {'base': base}
+  axes = ('depth', 'width', 'mlp_dim')
+  cells = {'base': {axis: fields[axis] for axis in (*axes, 'patch_size')}}
   for factor in (0.5, 2):
-    scaled = {
-      axis: int(value * factor) for axis, value in base.items() if axis != 'patch_size'
-    }
-    scaled['patch_size'] = [int(side / factor) for side in base['patch_size']]
+    scaled = {axis: int(fields[axis] * factor) for axis in axes}
+    scaled['patch_size'] = [int(side / factor) for side in fields['patch_size']]
     for axis, value in scaled.items():
       shown = value[0] if axis == 'patch_size' else value
-      cells[f'{axis.partition("_")[0]}-{shown}'] = {**base, axis: value}
+      cells[f'{axis.partition("_")[0]}-{shown}'] = {**cells['base'], axis: value}
     cells[f'all-x{factor:g}'] = scaled
   return {
     name: {f'model.{axis}': value for axis, value in cell.items()}
@@ -128,20 +154,26 @@ def _shape(config: dict) -> dict[str, dict]:
   }
 
 
-# -- Adam or SGD for pre-training ResNets (appendix D.1 and Table 7) ------------------
-
-
-def _optimizer(config: dict) -> dict[str, dict]:
+@_ablation(
+  'Adam or SGD for pre-training ResNets (appendix D.1, Table 7)',
+  'shapes:steps=400,test=test[:1000]',
+  {
+    'model': dict(name='bit', blocks=[1, 1, 1], width=32),
+    'evals.transfer': _TRANSFER,
+  },
+  beside=('fine-tuned after JFT, mean of 5 sets (%), paper, Table 7', _TABLE_7),
+)
+def optimizer(config: dict) -> dict[str, dict]:
   """AdamW with the paper's settings for ResNets (Table 3), and BiT's SGD.
 
-  The optimizer that the recipe has stays as it is there. SGD's rate on bundled data is
-  the best of 0.03, 0.1 and 0.3: BiT's, 0.03 per 256 images, is meant for a thousand
-  times the steps.
+  The recipe's own optimizer stays as it is there. SGD's rate on bundled data is the best
+  of 0.03, 0.1 and 0.3: BiT's, 0.03 per 256 images, is meant for many more steps.
   """
   own = config['optim']
   common = {k: own[k] for k in ('schedule', 'clip', 'accum', 'ema') if k in own}
-  rate = 0.3 if config['data']['source'] == 'shapes:class' else None
-  rate = rate or 0.03 * config['data']['batch_size'] / 256
+  rate = 0.03 * config['data']['batch_size'] / 256
+  if config['data']['source'] == 'shapes:class':
+    rate = 0.3
   sections = {
     'adamw': dict(name='adamw', lr=1e-3, wd=0.1, **common),
     'sgd': dict(name='sgd', lr=rate, wd=1e-3, momentum=0.9, **common),
@@ -152,13 +184,16 @@ def _optimizer(config: dict) -> dict[str, dict]:
   return {name: {'optim': section} for name, section in sections.items()}
 
 
-# -- size of the pre-training data (Figures 3 and 4) ----------------------------------
-
-# Computes as much as the ViT of the bundled base, within 10 per cent.
+# Computes as much as the ViT of the bundled base of `data_size`, within 10 per cent.
 RESNET = dict(name='bit', blocks=[1, 1], width=32)
 
 
-def _data_size(config: dict) -> dict[str, dict]:
+@_ablation(
+  'size of the pre-training data, ViT and ResNet (Figures 3, 4)',
+  'shapes:examples=10000,steps=300,test=test[:1000]',
+  {'model.patch_size': (8, 8), 'model.depth': 3, 'evals.transfer': _TRANSFER},
+)
+def data_size(config: dict) -> dict[str, dict]:
   """The same steps on parts of the data, as the paper has 9 to 300 million images."""
   split = _split(config)
   if config.get('epochs') is not None:
@@ -170,58 +205,55 @@ def _data_size(config: dict) -> dict[str, dict]:
   }
 
 
-# -- masked patch prediction (section 4.6 and appendix B.1.2) -------------------------
-
 MASKED = {
   **{name: dict(target=name) for name in ('mean_color', 'downsized', 'pixels')},
   'mean_color-15pct': dict(target='mean_color', rate=0.15),
 }
 
 
-def _masked(config: dict) -> dict[str, dict]:
+@_ablation(
+  'masked patch prediction, then 100 labels (section 4.6, appendix B.1.2)',
+  'digits:epochs=500,batch=50',
+  {
+    'optim.ema': None,
+    'evals.test_ema': None,
+    'evals.test.every': None,
+    'evals.fewshot.shots': [10],
+    'log.every': 0.25,
+  },
+  beside=(
+    'B/16, all labels of ImageNet (%), paper, section 4.6 and Table 5',
+    {'mean_color': '79.9', 'scratch': str(published.TABLE_5['ViT-B/16'][0])},
+  ),
+)
+def masked(config: dict) -> dict[str, dict]:
   """Pre-training without labels, then 100 labels, from there and from scratch.
 
   The paper chose the target by few-shot accuracy: the mean colour was best, pixels and
   15 per cent slightly worse. It has no numbers for few labels.
   """
-  split = _split(config)
-  pretrain = {
-    'steps': 1000,
-    'data.batch_size': 128,
-    'evals': _without_labels(config.get('evals', {})),
-    'weights': {},
-    'checkpoint.best': None,
-    'checkpoint.patience': None,
-  }
+  split, evals = _split(config), {}
+  for name, section in config.get('evals', {}).items():
+    if section['type'] == 'fewshot':
+      evals[name] = {k: v for k, v in section.items() if k != 'use_ema'}
+    elif section['type'] == 'classification':
+      shared = {key: section[key] for key in ('data', 'every') if key in section}
+      evals[f'masked_{name}'] = dict(type='masked_patches', **shared)
+  before = {'steps': 1000, 'data.batch_size': 128, 'evals': evals, 'weights': {}}
+  before |= {'checkpoint.best': None, 'checkpoint.patience': None}
   if 'num_classes' in config['model']:  # a property of the data now
     model = {k: v for k, v in config['model'].items() if k != 'num_classes'}
-    pretrain |= {'model': model, 'data.num_classes': config['model']['num_classes']}
+    before |= {'model': model, 'data.num_classes': config['model']['num_classes']}
   few = {'data.split': f'{split}[:100]'}
   return {
     **{
-      f'pretrain-{name}': {**pretrain, 'task': dict(name='masked_patches', **task)}
+      f'pretrain-{name}': {**before, 'task': dict(name='masked_patches', **task)}
       for name, task in MASKED.items()
     },
     'scratch': few,
-    **{
-      name: {**few, 'weights': {'source': RunOf(f'pretrain-{name}')}} for name in MASKED
-    },
+    **{n: {**few, 'weights': {'source': RunOf(f'pretrain-{n}')}} for n in MASKED},
   }
 
-
-def _without_labels(evals: dict) -> dict:
-  """Returns few-shot evaluations as they are, and masked patches on the other splits."""
-  sections = {}
-  for name, section in evals.items():
-    if section['type'] == 'fewshot':
-      sections[name] = {k: v for k, v in section.items() if k != 'use_ema'}
-    elif section['type'] == 'classification':
-      shared = {key: section[key] for key in ('data', 'every') if key in section}
-      sections[f'masked_{name}'] = dict(type='masked_patches', **shared)
-  return sections
-
-
-# -- ways to tune on few labels of new classes (VPT, section 4) -----------------------
 
 # Cell -> the section `tune`, and AdamW's rate on digits: the best of 3e-4, 1e-3, 3e-3,
 # 1e-2, 3e-2 and 0.1 on 200 other images of the training split, seed 0.
@@ -238,12 +270,15 @@ TUNE = {
 }
 
 
-def _tune(config: dict) -> dict[str, dict]:
+@_ablation(
+  'ways to tune on few labels of new classes (VPT, section 4)',
+  'digits:epochs=30',
+  {**_SHORT, 'evals.fewshot': None, 'evals.test.every': None},
+  (0, 1, 2),
+)
+def tune(config: dict) -> dict[str, dict]:
   """Pre-training on half of the classes, then 80 labels of the others by each method."""
-  from vit_jax.data import sources
-
-  data = config['data']
-  split = _split(config)
+  data, split = config['data'], _split(config)
   source = sources.build(data['source'], split, **data.get('source_options', {}))
   half, number = source.num_classes // 2, source.num_classes
   few = {
@@ -254,19 +289,12 @@ def _tune(config: dict) -> dict[str, dict]:
     'steps': 200,
     'checkpoint.every': 200,
   }
-  return {
-    'pretrain': {'data.classes': list(range(half))},
-    **{
-      name: {**few, 'tune': section, 'optim.lr': rate}
-      for name, (section, rate) in TUNE.items()
-    },
-  }
+  cells = {name: few | {'tune': t, 'optim.lr': lr} for name, (t, lr) in TUNE.items()}
+  return {'pretrain': {'data.classes': list(range(half))}, **cells}
 
 
-# -- other families that cost as much -------------------------------------------------
-
-# Small models of two stages whose forward pass takes as many operations as the ViT of
-# configs/digits.py on its images, within 10 per cent.
+# Models of two stages whose forward pass takes as many operations as the ViT of
+# configs/digits.py, within 10 per cent.
 FAMILIES = {
   'mixer': dict(
     patch_size=(4, 4), width=120, depth=3, tokens_mlp_dim=64, channels_mlp_dim=256
@@ -281,7 +309,10 @@ FAMILIES = {
 }
 
 
-def _families(config: dict) -> dict[str, dict]:
+@_ablation(
+  'a ViT beside models of other families that cost as much', 'digits', _SHORT, (0, 1, 2)
+)
+def families(config: dict) -> dict[str, dict]:
   """Data, optimizer, rate and steps are the recipe's, which were chosen for the ViT."""
   vit = config['model']
   common = {key: vit[key] for key in ('num_classes', 'dtype') if key in vit}
@@ -292,28 +323,27 @@ def _families(config: dict) -> dict[str, dict]:
   return {'vit': {'model': vit}, **others}
 
 
-# -- axial attention (appendix D.6 and Figure 13, which prints no numbers) ------------
-
-
-def _axial(config: dict) -> dict[str, dict]:
+@_ablation(
+  'full attention, or along rows and columns (appendix D.6, Figure 13)',
+  'digits:epochs=20',
+  _SHORT,
+)
+def axial(config: dict) -> dict[str, dict]:
   """Each block becomes two; 'full-deeper' has the parameters of the axial model."""
   depth = _fields(config)['depth']
-  cell = lambda attention, depth: {
-    'model.attention': attention,
-    'model.depth': depth,
-    'model.classifier': 'gap',  # axial attention has no class token
-  }
+  kinds = {'full': 'full', 'axial': 'axial', 'full-deeper': 'full'}
   return {
-    'full': cell('full', depth),
-    'axial': cell('axial', depth),
-    'full-deeper': cell('full', 2 * depth),
+    name: {
+      'model.attention': kind,
+      'model.depth': depth * (2 if name == 'full-deeper' else 1),
+      'model.classifier': 'gap',  # axial attention has no class token
+    }
+    for name, kind in kinds.items()
   }
 
 
-# -- fine-tuning at a higher resolution (section 3.2) ---------------------------------
-
-
-def _resolution(config: dict) -> dict[str, dict]:
+@_ablation('fine-tuning at a higher resolution (section 3.2)', 'digits')
+def resolution(config: dict) -> dict[str, dict]:
   """Digits at 16 px, and fine-tuned at 32 px by the recipe `finetune`."""
   tuned = config_lib.load(
     'finetune:weights=x,data=digits,res=32,final=True,keep_head=True,steps=200'
@@ -322,94 +352,3 @@ def _resolution(config: dict) -> dict[str, dict]:
   tuned['weights']['source'] = RunOf('16px')
   tuned['evals'] = {'test': tuned['evals'].pop('val')}
   return {'16px': {'model.classifier': 'token'}, '32px': tuned}
-
-
-def _table_7(optimizer: str) -> str:
-  mean = lambda model: sum(published.TABLE_7[model, optimizer]) / 5
-  return ', '.join(f'{mean(model):.2f} ({model})' for model in ('R50x1', 'R152x2'))
-
-
-ABLATIONS = {
-  'posemb': Ablation(
-    'position embeddings (Table 8)',
-    _posemb,
-    'digits:epochs=12',
-    _SHORT,
-    (0, 1, 2),
-    (
-      'ViT-B/16, ImageNet 5-shot (%), paper, Table 8',
-      {k: f'{published.TABLE_8[key]:.2f}' for k, (*_, key) in _POSEMB.items() if key},
-    ),
-  ),
-  'head': Ablation(
-    'class token or pooling, and their rates (Figure 9)',
-    _head,
-    'digits:epochs=20',
-    _SHORT,
-  ),
-  'shape': Ablation(
-    "a ViT's depth, width, MLP width and patches (Figure 8)",
-    _shape,
-    'digits:epochs=12',
-    {'model.depth': 2, 'model.width': 48, 'model.mlp_dim': 96, **_SHORT},
-  ),
-  'optimizer': Ablation(
-    'Adam or SGD for pre-training ResNets (Table 7)',
-    _optimizer,
-    'shapes:steps=400,test=test[:1000]',
-    {
-      'model': dict(name='bit', blocks=[1, 1, 1], width=32),
-      'evals.transfer': _TO_DIGITS,
-    },
-    published=(
-      'fine-tuned after JFT, mean of 5 sets (%), paper, Table 7',
-      {'adamw': _table_7('adam'), 'sgd': _table_7('sgd')},
-    ),
-  ),
-  'masked': Ablation(
-    'masked patch prediction, then 100 labels (section 4.6)',
-    _masked,
-    'digits:epochs=500,batch=50',
-    {
-      'optim.ema': None,
-      'evals.test_ema': None,
-      'evals.test.every': None,
-      'evals.fewshot.shots': [10],
-      'log.every': 0.25,
-    },
-    published=(
-      'B/16, all labels of ImageNet (%), paper, section 4.6 and Table 5',
-      {'mean_color': '79.9', 'scratch': str(published.TABLE_5['ViT-B/16'][0])},
-    ),
-  ),
-  'data_size': Ablation(
-    'size of the pre-training data, ViT and ResNet (Figures 3, 4)',
-    _data_size,
-    'shapes:examples=10000,steps=300,test=test[:1000]',
-    # 16 patches; a BiT of two units computes as much.
-    {'model.patch_size': (8, 8), 'model.depth': 3, 'evals.transfer': _TO_DIGITS},
-  ),
-  'tune': Ablation(
-    'ways to tune on few labels of new classes (VPT, section 4)',
-    _tune,
-    'digits:epochs=30',
-    {**_SHORT, 'evals.fewshot': None, 'evals.test.every': None},
-    (0, 1, 2),
-  ),
-  'families': Ablation(
-    'a ViT beside models of other families that cost as much',
-    _families,
-    'digits',
-    _SHORT,
-    (0, 1, 2),
-  ),
-  'axial': Ablation(
-    'full attention, or along rows and columns (Figure 13)',
-    _axial,
-    'digits:epochs=20',
-    _SHORT,
-  ),
-  'resolution': Ablation(
-    'fine-tuning at a higher resolution (section 3.2)', _resolution, 'digits'
-  ),
-}

@@ -1,13 +1,12 @@
-"""Figures of runs beside published results: compute, data, shape, vtab.
+"""Figures of runs beside published results: compute and data.
 
 Each function takes `runs`, folders of runs, and `metric`, and returns a `Drawn`; the
 command is `vit_jax figures NAME RUN ...`.
 """
 
 import math
-import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +22,6 @@ from vit_jax.train import metrics, status
 from vit_jax.weights import runs as run_weights
 
 _COLUMNS = ('source', 'name', 'x', 'accuracy', 'std', 'runs', 'metric')
-_AXES = {
-  'depth': 'Depth',
-  'width': 'Width',
-  'mlp_dim': 'MLP width',
-  'patch_size': 'Patch size',
-}
 
 
 class Result(NamedTuple):
@@ -36,25 +29,21 @@ class Result(NamedTuple):
 
   Attributes:
     model: 'vit:B/16', or 'ViT 3×96/4' (blocks, width, patch size) without a variant.
-    fields: of the model, by name.
     kind: 'Transformer (ViT)', 'Hybrid', 'ResNet (BiT)' or a family.
     started: name of the weights that it started from, or ''.
     data: config.data.source as text.
     value: the last value of `metric`, shares in per cent.
-    gflops: of the forward pass of one image.
     num_examples, exaflops: of the pre-training; None if unknown.
   """
 
   folder: str
   model: str
-  fields: dict
   kind: str
   started: str
   data: str
   metric: str
   value: float
   percent: bool
-  gflops: float
   num_examples: int | None
   exaflops: float | None
 
@@ -100,14 +89,12 @@ def read(folder: str, metric: str | None = None) -> Result:
   return Result(
     folder,
     f'{model}:{variant}' if variant else model,
-    fields,
     'Hybrid' if fields.get('stem_blocks') is not None else kind,
     Path(source).name if source else '',
     ' + '.join(map(str, parts)),
     metric,
     value * (100 if kinds[metric].percent else 1),
     kinds[metric].percent,
-    _forward(config) / 1e9,
     *(_pretraining(place, config) or (None, None)),
   )
 
@@ -134,9 +121,6 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
 
 def _forward(config: dict) -> int:
   return cost.of(config['model'], config['resolved']['image_shape']).operations
-
-
-# -- compute, data, shape -------------------------------------------------------------
 
 
 def compute(args) -> Drawn:
@@ -179,41 +163,9 @@ def data(args) -> Drawn:
   return Drawn(plots.panels(panels), rows, notes)
 
 
-def shape(args) -> Drawn:
-  """Draws the scaling of a ViT's depth, width, MLP width and patch size (figure 8).
-
-  The lines meet in the run that the most others differ from in one field only.
-  """
-  known = _read(args)
-  if not known or any(r.kind != 'Transformer (ViT)' for r in known):
-    other = next((f'{r.folder} is of {r.model}' for r in known), 'there is none')
-    raise UserError(f'shape compares runs of ViTs, and {other}.')
-  sizes = [tuple(r.fields[axis] for axis in _AXES) for r in known]
-  differing = lambda a, b: [
-    axis for axis, m, n in zip(_AXES, a, b, strict=True) if m != n
-  ]
-  single = [sum(len(differing(a, b)) == 1 for b in sizes) for a in sizes]
-  base = single.index(max(single))
-  lines: dict[str, list[Result]] = {}
-  for result, size in zip(known, sizes, strict=True):
-    if axes := differing(sizes[base], size):
-      name = _AXES[axes[0]] if len(axes) == 1 else 'Several' if len(axes) < 4 else 'All'
-      lines.setdefault(name, []).append(result)
-  alike = [r for r, size in zip(known, sizes, strict=True) if size == sizes[base]]
-  rows, series = [_COLUMNS], []
-  for name, results in (lines or {'Base': []}).items():
-    points = _points([*alike, *results], lambda r: r.gflops / known[base].gflops)
-    series.append(_series(name, points, True))
-    rows += _rows(name, points, alike[0].metric)
-  panel = plots.Panel('', 'Relative compute', known[0].label, series)
-  at = ', '.join(f'{k} {v}' for k, v in zip(_AXES, sizes[base], strict=True))
-  note = f'The lines meet in {known[base].folder}: {at}.'
-  return Drawn(plots.panels([panel]), rows, (note,))
-
-
 def _read(args) -> list[Result]:
   results = [read(folder, args.metric) for folder in args.runs]
-  if len(names := sorted({r.metric for r in results})) > 1 and args.name != 'vtab':
+  if len(names := sorted({r.metric for r in results})) > 1:
     raise UserError(f'The runs report {names}: choose one, --metric NAME.')
   return results
 
@@ -267,58 +219,3 @@ def _rows(name: str, points, metric: str) -> list[tuple]:
     ('runs', title(model), f'{x:.6g}', *table.texts(v), metric)
     for x, model, v in points
   ]
-
-
-# -- benchmarks of tasks in groups ----------------------------------------------------
-
-
-def vtab(args) -> Drawn:
-  """Draws VTAB-1k by groups of tasks (figure 2, Table 9)."""
-  ours: dict[str, dict] = {}
-  for result in _read(args):
-    tasks = ours.setdefault(result.started or result.model, {})
-    tasks.setdefault(_task(result), []).append(result.value)
-  return vtab_groups('VTAB (19 tasks)', ours)
-
-
-def vtab_groups(whole: str, ours: Mapping[str, Mapping]) -> Drawn:
-  """Draws the groups of VTAB-1k, `ours` beside Table 9: {name: {task: results}}."""
-  groups = {name: group for name, group, _ in published.VTAB}
-  paper = {
-    name: {task: [value] for task, value in zip(groups, values, strict=True)}
-    for name, values in published.TABLE_9.items()
-  }
-  columns = ('source', 'name', 'task', 'group', 'accuracy', 'std', 'runs')
-  rows, notes, values, stds = [columns], (), {}, {}
-  titles = list(table.grouped(groups, whole))
-  for name, results in {**paper, **ours}.items():
-    source = 'runs' if name in ours else 'ViT paper, Table 9'
-    rows += [
-      (source, name, task, groups[task], *table.texts(results[task]))
-      for task in groups
-      if results.get(task)
-    ]
-    means = table.scores(groups, whole, results)
-    for group, (mean, std) in means.items():
-      shown = '' if std is None else f'{std:.2f}'
-      rows.append((source, name, 'mean', group, f'{mean:.2f}', shown, ''))
-    if missing := [task for task in groups if not results.get(task)]:
-      notes += (f'{name} lacks {", ".join(missing)}, and bars of their groups.',)
-    nan = table.Score(math.nan, math.nan)
-    values[name] = [means.get(group, nan).mean for group in titles]
-    stds[name] = [means.get(group, nan).std or math.nan for group in titles]
-  return Drawn(plots.bars(tuple(titles), values, stds), rows, notes)
-
-
-def _task(result: Result) -> str:
-  """Returns the VTAB task of a run, by the name of its folder or its data."""
-  for text in (Path(result.folder).name, result.data):
-    names = [
-      name for name, _, regex in published.VTAB if re.search(regex, text.lower())
-    ]
-    if len(names) == 1:
-      return names[0]
-  raise UserError(
-    f'{result.folder}: neither its name nor its data, {result.data}, names one VTAB task, '
-    f'of {[name for name, *_ in published.VTAB]}.'
-  )

@@ -149,7 +149,7 @@ def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
     shown = [*(f'{k}={v}' for k, v in changes.items()), *common]
     notes.append(f'All cells: {", ".join(shown)}.')
   title = f'{args.ablation}: {ablation.title}' if ablation else f'Sweep of {spec}'
-  beside = ablation.published if ablation else ('', {})
+  beside = ablation.beside if ablation else ('', {})
   return runner.Grid(title, spec, runs, out, notes, args.pick, larger, final, beside)
 
 

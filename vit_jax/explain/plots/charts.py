@@ -119,30 +119,6 @@ def panels(shown: Sequence[Panel]) -> Figure:
   return figure
 
 
-@style.styled
-def compared(names: Sequence[str], panels: dict[str, Sequence]) -> Figure:
-  """Draws values below one another, a panel for each kind.
-
-  Args:
-    names: of the rows, from the top.
-    panels: label of the axis -> for each row (value, standard deviation), or None.
-  """
-  figure = Figure((style.WIDTH, 0.7 + 0.21 * len(names)), layout='constrained')
-  axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-  for i, (ax, (label, values)) in enumerate(zip(axes, panels.items(), strict=True)):
-    for y, value in enumerate(values):
-      if value is not None:
-        fmt = dict(color=style.colour(i), marker='o', markeredgewidth=0)
-        ax.errorbar(value[0], y, xerr=value[1] or None, elinewidth=0.8, **fmt)
-    ax.set(xlabel=label, yticks=range(len(names)))
-    ax.set_yticklabels(names)
-    ax.margins(x=0.08)
-    ax.grid(color='0.92', linewidth=0.5)
-    ax.set_axisbelow(True)
-  axes[0].set_ylim(len(names) - 0.5, -0.5)
-  return figure
-
-
 def _show_two_decades(ax, x: Sequence[float]) -> None:
   """Widens a logarithmic axis that would have fewer than two labels."""
   low, high = (np.log10(f(x)) for f in (min, max))

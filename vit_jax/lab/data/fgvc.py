@@ -38,6 +38,10 @@ class Set(NamedTuple):
   home: str
   images: str
   tfds: str | None
+  # Photographs, without groups.
+  group = ''
+  flip = crop = True
+  small = False
 
 
 _CUB = 'https://data.caltech.edu/records/65de6-vp158'

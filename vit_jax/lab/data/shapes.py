@@ -15,7 +15,6 @@ from vit_jax.lab.data import drawing, scenes
 _HELD_OUT = (
   5_000  # examples of 'validation' and of 'test': standard error <= 0.7 points
 )
-_LARGEST = 2**31
 # Up to this many labels are held in memory; they need no drawing.
 _KNOWN = 2**20
 _PIXELS = 2**18  # that are drawn at once
@@ -43,7 +42,7 @@ class Shapes(Source):
     target: TASK, or ''.
     split: a split expression, see `splits`; 'val' is 'validation'.
     size: of the images, in pixels.
-    num_examples: of 'train', up to 2**31.
+    num_examples: of 'train', below 2**31.
     seed: of the whole data set, below 2**32.
   """
 

@@ -80,6 +80,8 @@ class Task(NamedTuple):
     image: an encoded image -> another; None: as it is.
     flip: whether an image mirrored left to right has the same label.
     crop: whether most of an image has the same label.
+    small: its images have fewer than 96 x 96 pixels.
+    sizes: numbers of examples to choose by, and to train on in the end.
   """
 
   title: str
@@ -93,6 +95,8 @@ class Task(NamedTuple):
   image: Callable[[bytes], bytes] | None = None
   flip: bool = True
   crop: bool = True
+  small: bool = False
+  sizes: tuple[int, int] = (800, 1000)
 
 
 _CUT_80 = ('train[:80%]', 'train[80%:]', 'test')
@@ -105,6 +109,7 @@ _DSPRITES = dict(
   image=white,
   flip=False,
   crop=False,
+  small=True,
 )
 _NORB = dict(parts=('train', 'test[:50%]', 'test[50%:]'))
 _COUNTS = tuple(f'{n} objects' for n in range(3, 11))
@@ -125,14 +130,20 @@ _RETINOPATHY = 'diabetic_retinopathy_detection/btgraham-300'
 # wrong (task_adaptation's issue 18); 3.2 took a newer development kit for the splits.
 TASKS = {
   'caltech101': Task('Caltech101', 'natural', 102, 'caltech101', ('3', '4'), _CUT_90),
-  'cifar100': Task('CIFAR-100', 'natural', 100, 'cifar100', ('3', '4'), _CUT_90),
+  'cifar100': Task(
+    'CIFAR-100', 'natural', 100, 'cifar100', ('3', '4'), _CUT_90, small=True
+  ),
   'dtd': Task('DTD', 'natural', 47, 'dtd', ('3', '4')),
   'flowers102': Task('Flowers102', 'natural', 102, 'oxford_flowers102', ('2', '3')),
   'pets': Task('Pets', 'natural', 37, 'oxford_iiit_pet', ('3', '5'), _CUT_80),
   'sun397': Task('Sun397', 'natural', 397, 'sun397/tfds', ('4', '5')),
-  'svhn': Task('SVHN', 'natural', 10, 'svhn_cropped', ('3', '4'), _CUT_90, flip=False),
+  'svhn': Task(
+    'SVHN', 'natural', 10, 'svhn_cropped', ('3', '4'), _CUT_90, flip=False, small=True
+  ),
   'camelyon': Task('Camelyon', 'specialized', 2, 'patch_camelyon', ('2', '3')),
-  'eurosat': Task('EuroSAT', 'specialized', 10, 'eurosat/rgb', ('2', '3'), _THREE),
+  'eurosat': Task(
+    'EuroSAT', 'specialized', 10, 'eurosat/rgb', ('2', '3'), _THREE, small=True
+  ),
   'resisc45': Task('Resisc45', 'specialized', 45, 'resisc45', ('3', '4'), _THREE),
   'retinopathy': Task('Retinopathy', 'specialized', 5, _RETINOPATHY, ('3', '4')),
   'clevr_count': Task(

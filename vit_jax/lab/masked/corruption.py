@@ -8,13 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Of the corrupted patches; the rest of them keep their embeddings. As BERT (arXiv
+# Shares of the corrupted patches; the rest keep their embeddings. As BERT (arXiv
 # 1810.04805, section 3.1).
 MASKED, SWAPPED = 0.8, 0.1
 
 
 class Corruption(NamedTuple):
-  """What is done to the N patches of each image, k of which are corrupted.
+  """The corruption of the N patches of each image, k of which are corrupted.
 
   Attributes:
     positions: int32 [..., k], the corrupted ones, in no order.
@@ -26,11 +26,6 @@ class Corruption(NamedTuple):
   positions: jax.Array
   masked: jax.Array
   source: jax.Array
-
-
-def count(rate: float, patches: int) -> int:
-  """Returns k, the number of patches to corrupt: the nearest to `rate` of all."""
-  return round(rate * patches)
 
 
 def draw(key, k: int, shape: tuple[int, ...]) -> Corruption:
@@ -55,10 +50,9 @@ def draw(key, k: int, shape: tuple[int, ...]) -> Corruption:
 
 
 def of_examples(index, k: int, patches: int) -> Corruption:
-  """Returns the corruption of examples by their numbers, the same in every evaluation.
+  """Returns the corruption of examples by their numbers int32 [B].
 
-  Args:
-    index: int32 [B].
+  It is the same in every evaluation.
   """
   key = jax.random.key(0)
   return jax.vmap(lambda i: draw(jax.random.fold_in(key, i), k, (patches,)))(index)

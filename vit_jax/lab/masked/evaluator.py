@@ -11,7 +11,7 @@ from vit_jax.evaluators.base import Metric, OneSplit
 
 
 class MaskedPatches(OneSplit):
-  """Means over the images of a split of what `tasks.masked_patches` predicts of each.
+  """Means over the images of a split of the loss and accuracy of `masked_patches`.
 
   The same patches of an image are corrupted, in the same way, in every evaluation.
   """
@@ -31,21 +31,13 @@ class MaskedPatches(OneSplit):
     *,
     data: Annotated[dict, pipeline.check_evaluate],
   ):
-    """Opens the data.
-
-    Args:
-      data: the arguments of `data.pipeline.evaluate`.
-
-    Raises:
-      UserError: for data that cannot be read.
-    """
+    """Opens the data, `data.pipeline.evaluate(**data)`."""
     super().__init__(mesh, check_stop, data)
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns loss, accuracy (not of pixels), examples; bad_images if there are any.
 
-    The loss is that of training, without dropout; examples is the number that both are
-    means over; bad_images could not be read and are not in it.
+    The loss is that of training, without dropout.
     """
     totals = {'examples': 0.0}
     for sums in self.stepped(predict, variables):
@@ -59,11 +51,10 @@ class MaskedPatches(OneSplit):
     batch = self.batches.on_device(batch)
     out = predict(variables, batch)
     real = batch['mask'] > 0
-    measured = {
-      name: out[f'masked_{name}']
+    # `where`, since 0 x nan of a padded row would be nan
+    sums = {
+      name: jnp.where(real, out[f'masked_{name}'], 0).sum()
       for name in ('loss', 'accuracy')
       if f'masked_{name}' in out
     }
-    # `where`, since 0 x nan of a padded row would be nan
-    sums = {name: jnp.where(real, x, 0).sum() for name, x in measured.items()}
     return sums | {'examples': real.sum(dtype=jnp.float32)}

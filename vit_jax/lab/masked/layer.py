@@ -1,4 +1,4 @@
-"""Masked patches: what corrupts the embeddings of a model that does not know of it."""
+"""Masked patches: corrupted embeddings of a model that does not know of the task."""
 
 import contextlib
 
@@ -20,7 +20,7 @@ class MaskedPatches(nn.Module):
   @nn.compact
   def __call__(self, tokens):
     """Returns predictions [B, k, outputs] float32 of encoded tokens [B, k, D]."""
-    # What `corrupted` puts in the place of embeddings: as large as position embeddings.
+    # `corrupted` puts it in place of embeddings: as large as position embeddings.
     self.param('mask', nn.initializers.normal(0.02), tokens.shape[-1:])
     return linear_head(tokens, self.outputs)
 
@@ -31,11 +31,9 @@ def corrupted(
   """Returns the context in which a model's patch embeddings are corrupted.
 
   Args:
-    layer: path of the layer whose output [B, h, w, D] they are, N = h w in a row.
-    mask: [D], in the place of those that are masked.
-    masked: bool [B, N].
-    source: int [B, N], the patch of the same image whose embedding stands in the place of
-      this one; of the others, themselves.
+    layer: path of the layer whose output is the embeddings [B, h, w, D], N = h w in a row.
+    mask: [D], in place of the masked ones.
+    masked, source: bool and int [B, N], see `corruption.Corruption`.
   """
 
   def intercept(call, args, kwargs, context):

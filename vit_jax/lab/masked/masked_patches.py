@@ -15,13 +15,6 @@ from vit_jax.lab.masked.layer import MaskedPatches as Added
 from vit_jax.lab.masked.layer import corrupted
 from vit_jax.lab.masked.patch_targets import TARGETS
 
-# Fields of layers after the encoder: whether a value means that there is one.
-_NOT_TRAINED = {
-  'num_classes': lambda value: value is not None,
-  'representation_size': lambda value: value is not None,
-  'classifier': lambda value: value == 'map',
-}
-
 
 class MaskedPatches:
   """Predicts patches whose embeddings were corrupted, from their encoded tokens.
@@ -53,38 +46,37 @@ class MaskedPatches:
         10 % keep theirs.
 
     Raises:
-      UserError: for a model that is tuned by adding to it, without a patch embedding that
-        `models.family` names, or with layers that this would not train; for images of fewer than two patches, or a rate
-        at which none is corrupted.
+      ValueError: for a model that is tuned by adding to it, that has no patch embedding,
+        or that has layers which this would not train; for a rate at which no patch is
+        corrupted.
     """
     if models.core(model) is not model:
-      raise UserError(
-        'config.task.name=masked_patches trains a model without a head and nothing that '
-        'is added to it: config.tune.method is full, or rules that train masked_patches/.*'
+      raise ValueError(
+        'masked_patches trains nothing that is added to a model: config.tune.method is '
+        'full, or rules that train masked_patches/.*'
       )
     family = models.family_of(model)
     fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
     if family.patches is None:
       known = [name for name in models.MODELS if models.family(name).patches]
-      raise UserError(
-        f'config.task.name=masked_patches is for the models {known}: '
-        f'{type(model).__name__} has no patch embedding to corrupt.'
+      raise ValueError(
+        f'{type(model).__name__} has no patch embedding: choose of {known}'
       )
-    for field, wrong in _NOT_TRAINED.items():
-      if wrong(value := fields.get(field)):
-        raise UserError(
-          f'config.model.{field}={value!r} is a layer after the encoder, which '
-          'masked_patches does not train: leave it out, and add it when the model is '
-          'fine-tuned.'
+    for field in ('num_classes', 'representation_size', 'classifier'):
+      value = fields.get(field)
+      if value == 'map' if field == 'classifier' else value is not None:
+        raise ValueError(
+          f'config.model.{field}={value!r} is a layer after the encoder, which is not '
+          'trained: leave it out until the model is fine-tuned'
         )
     H, W, C = spec['image'].shape[1:]
     patch = family.stride(fields)  # in pixels of the image, also of hybrids
     self.patches = math.prod(n // s for n, s in zip((H, W), patch, strict=True))
-    self.corrupted = corruption.count(rate, self.patches)
+    self.corrupted = round(rate * self.patches)
     if self.patches < 2 or self.corrupted < 1:
-      raise UserError(
-        f'config.task.rate={rate} corrupts {self.corrupted} of the {self.patches} patches '
-        f'of images of {H}x{W} px: expected at least 1 of 2. Raise it, or the resolution.'
+      raise ValueError(
+        f'rate={rate} corrupts {self.corrupted} of the {self.patches} patches of images of '
+        f'{H}x{W} px: expected at least 1 of 2'
       )
     self.model = model
     self.layer = tuple(family.patches.split('/')[:-1])
@@ -97,8 +89,8 @@ class MaskedPatches:
     (_, features), variables = self.model.init_with_output(rng, image)
     if 'encoded' not in features:
       raise UserError(
-        f'config.task.name=masked_patches needs tokens after the last norm, which '
-        f'{type(self.model).__name__} does not have: choose a ViT or a Mixer.'
+        f'config.task.name=masked_patches: {type(self.model).__name__} has no tokens after '
+        'the last norm. Choose a ViT or a Mixer.'
       )
     added = self.added.init(jax.random.fold_in(rng, 0), features['encoded'])
     return {'params': {**variables['params'], self.OWN: added['params']}}

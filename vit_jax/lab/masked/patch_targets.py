@@ -1,4 +1,4 @@
-"""What is predicted of a patch: the three targets of arXiv 2010.11929, appendix B.1.2.
+"""The three targets of masked patch prediction, arXiv 2010.11929, appendix B.1.2.
 
 Each is a class with `outputs`, numbers to predict for a patch, `of`: images [B, H, W, C]
 in [-1, 1] -> targets [B, N, ...], and `measure`: (predictions [..., outputs], targets) ->
@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError
-
-LEVELS = 8  # of a channel: 3 bits
-CELLS = 4  # of a downsized patch, in a row and in a column
+LEVELS = 8  # Levels of a channel: 3 bits.
+CELLS = 4  # Cells of a downsized patch in a row and in a column.
 
 
 def cut(images, patch: tuple[int, int]):
@@ -68,9 +66,9 @@ class Downsized(_Colors):
 
   def __init__(self, patch: tuple[int, int], channels: int):
     if any(n % CELLS for n in patch):
-      raise UserError(
-        f"config.task.target='downsized' makes patches {CELLS} x {CELLS} pixels: those of "
-        f'this model are {patch[0]} x {patch[1]}, which {CELLS} does not divide.'
+      raise ValueError(
+        f"target='downsized' makes patches {CELLS} x {CELLS} pixels, which does not divide "
+        f'{patch[0]} x {patch[1]}'
       )
     super().__init__(patch, channels, (CELLS, CELLS))
 

@@ -5,7 +5,6 @@ import math
 import shlex
 import statistics
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 from vit_jax import cli
@@ -16,9 +15,8 @@ if __name__ == '__main__':
 from vit_jax import config as config_lib
 from vit_jax import files, terminal, weights
 from vit_jax.errors import DataError, RunError, UserError
-from vit_jax.lab import runner, sweep, table
-from vit_jax.lab.vtab.protocols import PROTOCOLS, Setting
-from vit_jax.lab.vtab.tasks import FGVC, VTAB, Benchmark, Task
+from vit_jax.lab import published, runner, sweep, table
+from vit_jax.lab.vtab.protocols import FGVC, PROTOCOLS, VTAB, Setting
 from vit_jax.tools import out_folder
 from vit_jax.tools.figures.drawn import load_plots
 from vit_jax.train import arguments, program
@@ -34,9 +32,11 @@ _FIXED = {
 }
 _EPILOG = """\
 Protocols:
-{protocols}
-Tasks, in groups:
-{tasks}
+{}
+Tasks, in the groups natural, specialized and structured:
+{}
+With --fgvc:
+{}
 SOURCE is a file, a hub folder, the folder of a run or a name of the zoo. Data sets are those
 that TFDS prepared, of FGVC also folders; a task without data is left out, and named.
 
@@ -54,38 +54,39 @@ def main(argv: list[str]) -> int:
   model = model_of(args.source)
   grids = {name: plan(args, name, model, out) for name in args.tasks}
   say = terminal.say if args.json else lambda line: print(line, flush=True)
-  number = sum(map(_number, grids.values()))
-  say(f'{args.source}: tasks: {len(grids)}, runs: {number}, in {out}')
-  if args.dry_run:
-    for name, grid in grids.items():
-      say(f'  {name}: {_number(grid)} runs')
-    if args.json:
-      cli.print_json({'tasks': list(grids), 'runs': number})
-    return 0
-  out_folder.make(out)
-  report = Report(args, out)
+  report, runs = Report(args, out), 0
   for name, grid in grids.items():
+    number = len(grid.runs) + (len(grid.final(grid.runs[0].cell)) if grid.final else 0)
+    runs += number
+    say(f'{name}: {number} runs')
+  say(f'{args.source}: tasks: {len(grids)}, runs: {runs}, in {out}')
+  for name, grid in {} if args.dry_run else grids.items():
     say(f'\n== {grid.title}')
-    report.add(
-      name, _run(grid, args.discard, shlex.join(['vit_jax', 'vtab', *argv]), say)
-    )
-  report.draw(say)
+    command = shlex.join(['vit_jax', 'vtab', *argv])
+    try:  # checkpoints of runs to choose by are of no use afterwards
+      discard = args.discard or bool(grid.final)
+      report.add(name, runner.run(grid, command, say, discard, args.discard))
+    except DataError as error:
+      report.errors[name] = error.__cause__ or error  # without the name of the run
+      say(f'left out: {report.errors[name]}')
+  report.draw()
   if args.json:
-    cli.print_json(report.record())
-  elif report.accuracies:
-    say(f'\n{report.text()}\nwritten: {", ".join(map(str, report.files))}')
+    cli.print_json({'runs': runs, **report.record()})
+  elif report.files:
+    written = ', '.join(map(str, report.files.values()))
+    say(f'\n{report.text()}\nwritten: {written}')
   for name, error in report.errors.items():
     terminal.say(f'error: {name}: {error}')
   return next((error.exit_code for error in report.errors.values()), 0)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  indent = lambda lines: textwrap.indent('\n'.join(lines), '  ')
-  titles = [f'{n:<6} {p.__doc__.splitlines()[0]}' for n, p in PROTOCOLS.items()]
+  titles = [f'  {n:<6} {p.__doc__.splitlines()[0]}' for n, p in PROTOCOLS.items()]
+  names = lambda benchmark: textwrap.fill(', '.join(benchmark.tasks), 86)
   parser = cli.Parser(
     'vit_jax vtab',
     description='Fine-tunes weights on the tasks of VTAB-1k, and reports their accuracy.',
-    epilog=_EPILOG.format(protocols=indent(titles), tasks=indent(_tasks())),
+    epilog=_EPILOG.format('\n'.join(titles), names(VTAB), names(FGVC)),
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
@@ -107,17 +108,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   args.benchmark = FGVC if args.fgvc else VTAB
   args.tasks = args.benchmark.select(args.tasks)
   return args
-
-
-def _tasks() -> list[str]:
-  groups: dict[str, list[str]] = {}
-  for benchmark in (VTAB, FGVC):
-    for name, task in benchmark.tasks.items():
-      groups.setdefault(task.group or '--fgvc', []).append(name)
-  lines = (f'{group:<11} {", ".join(names)}' for group, names in groups.items())
-  return [
-    x for line in lines for x in textwrap.wrap(line, 84, subsequent_indent=' ' * 12)
-  ]
 
 
 def _default_out(args) -> str:
@@ -165,7 +155,7 @@ def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.
     config_lib.override(given, common)
     tune = given.get('tune', {})
     setting = PROTOCOLS[args.protocol](task, tune if isinstance(tune, dict) else {})
-    config = sweep.assigned(_config(args, benchmark, task, setting, model), common)
+    config = sweep.assigned(_config(args, name, setting, model), common)
     if 'val' not in config['evals']:
       raise UserError('evals has no val, which measures the accuracy: change its keys.')
     grid = {
@@ -176,7 +166,7 @@ def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.
     **cell,
     **_following(runner.changed(config, cell), given, setting, examples),
   }
-  examples = task.trainval if setting.more_data else task.train
+  examples = task.sizes[setting.more_data]
   final = {
     'data.split': benchmark.trainval if setting.more_data else benchmark.train,
     'evals': _reported(config),
@@ -188,12 +178,12 @@ def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.
     changes = follow({**cells[cell], **final}, examples)
     return planned({f'final-{cell}': changes}, seeds)
 
-  spec = f'{args.source} on {task.source} by the protocol {args.protocol}'
+  spec = f'{args.source} on {name} by the protocol {args.protocol}'
   with runner.named(f'{name}, --resolution or --set'):
     if not grid:
       runs = planned({'base': follow(final, examples)}, seeds)
       return runner.Grid(task.title, spec, runs, out / name)
-    runs = planned({k: follow(cell, task.train) for k, cell in cells.items()}, [0])
+    runs = planned({k: follow(cell, task.sizes[0]) for k, cell in cells.items()}, [0])
     again(next(iter(cells)))
   return runner.Grid(task.title, spec, runs, out / name, (), PICK, True, again)
 
@@ -211,7 +201,8 @@ def _check_keys(protocol: str, several: dict, own: set[str]) -> None:
     )
 
 
-def _config(args, benchmark: Benchmark, task: Task, setting: Setting, model) -> dict:
+def _config(args, name: str, setting: Setting, model: dict) -> dict:
+  benchmark, task = args.benchmark, args.benchmark.tasks[name]
   size = args.resolution or setting.resolution
   resize = lambda size: f"resize({size}, rounding='nearest')"
   small = lambda size: f"resize_small({size}, rounding='nearest')"
@@ -223,7 +214,7 @@ def _config(args, benchmark: Benchmark, task: Task, setting: Setting, model) -> 
     ops.append('flip_lr')
   tests = [resize(size)] if setting.square else [small(before), f'central_crop({size})']
   pp = lambda ops: '|'.join(['decode(3)', *ops, 'value_range(-1, 1)'])
-  data = {'source': task.source}
+  data = {'source': f'{benchmark.source}:{name}'}
   if args.data_dir:
     data['source_options'] = {'data_dir': args.data_dir}
   val = dict(data, split=benchmark.val, batch_size=_EVAL_BATCH, pp=pp(tests))
@@ -274,26 +265,11 @@ def _following(config: dict, given: dict, setting: Setting, examples: int) -> di
   return changes
 
 
-def _number(grid: runner.Grid) -> int:
-  """Returns the number of runs of a task, those of the best cell included."""
-  final = len(grid.final(grid.runs[0].cell)) if grid.final else 0
-  return len(grid.runs) + final
-
-
-def _run(grid: runner.Grid, discard: bool, command: str, say: Callable):
-  """Returns the `runner.Results` of a task, or the error of one whose data is missing."""
-  try:  # checkpoints of runs to choose by are of no use afterwards
-    return runner.run(grid, command, say, discard or bool(grid.final), discard)
-  except DataError as error:
-    say(f'left out: {error}')
-    return error
-
-
 # -- the report -----------------------------------------------------------------------
 
 
 class Report:
-  """Collects the results of the tasks, and writes their tables.
+  """The results of the tasks and their tables.
 
   Attributes:
     accuracies: {task: test accuracies of its runs, per cent}.
@@ -303,46 +279,42 @@ class Report:
   """
 
   def __init__(self, args: argparse.Namespace, out: Path):
-    self._args, self._out = args, out
+    self._args, self._out, self._benchmark = args, out, args.benchmark
     self.accuracies: dict[str, list[float]] = {}
-    self.chosen: dict[str, str] = {}
+    self.chosen: dict[str, str | None] = {}
     self.errors: dict[str, RunError] = {}
-    self.files: list[Path] = []
+    self.files: dict[str, Path] = {}
 
-  def add(self, name: str, results: runner.Results | DataError) -> None:
+  def add(self, name: str, results: runner.Results) -> None:
     """Adds a task and writes the tables with it."""
-    if isinstance(results, DataError):
-      self.errors[name] = results
-      return
-    rows = results.rows(final=bool(results.grid.final))
-    if accuracies := [100 * row[REPORTED] for row in rows if REPORTED in row]:
-      self.accuracies[name] = accuracies
-      self.chosen[name] = results.best or ''
+    final = bool(results.grid.final)
+    if rows := results.rows(final):
+      self.accuracies[name] = [100 * row[REPORTED] for row in rows]
+      self.chosen[name] = results.best
     # A combination that diverges is a bad one, no failure; unless all do.
-    lost = [x for x in results.failed if x.run.cell.startswith('final-')]
-    if not results.grid.final or not results.best:
-      lost = results.failed
-    if lost:
-      self.errors[name] = lost[0].error
+    failed = results.failed
+    if results.best:
+      failed = [x for x in failed if x.run.cell.startswith('final-')]
+    if failed:
+      self.errors[name] = failed[0].error
     if self.accuracies:
-      out_folder.write_csv(self._path('results.csv'), self._rows())
-      files.replace(self._path('table.md'), self.text())
+      self.files |= {key: self._out / key for key in ('results.csv', 'table.md')}
+      out_folder.write_csv(self.files['results.csv'], self._rows())
+      files.replace(self.files['table.md'], self.text())
 
   def means(self) -> dict[str, table.Score]:
     """Returns the mean of all tasks, and of each group that is complete, by title."""
-    benchmark = self._args.benchmark
-    return table.scores(benchmark.groups, benchmark.mean, self._by_title())
+    return table.scores(self._benchmark.groups, self._benchmark.mean, self._by_title())
 
   def _by_title(self) -> dict[str, list[float]]:
-    tasks = self._args.benchmark.tasks
+    tasks = self._benchmark.tasks
     return {tasks[name].title: values for name, values in self.accuracies.items()}
 
   def _rows(self) -> list[tuple]:
-    tasks = self._args.benchmark.tasks
     rows = [('task', 'group', 'accuracy', 'std', 'runs', 'chosen')]
     for name, values in self.accuracies.items():
-      task = tasks[name]
-      rows.append((task.title, task.group, *table.texts(values), self.chosen[name]))
+      task, chosen = self._benchmark.tasks[name], self.chosen[name] or ''
+      rows.append((task.title, task.group, *table.texts(values), chosen))
     for title, (mean, std) in self.means().items():
       shown = '' if std is None else f'{std:.2f}'
       rows.append((title, '', f'{mean:.2f}', shown, '', ''))
@@ -350,73 +322,67 @@ class Report:
 
   def text(self) -> str:
     """Returns the table as Markdown."""
-    args, tasks = self._args, self._args.benchmark.tasks
-    _, *rows = self._rows()
+    args, benchmark = self._args, self._benchmark
     columns = {
       'task': lambda row: row[0],
       'group': lambda row: row[1],
       'test accuracy (%)': lambda row: f'{row[2]} ± {row[3]}' if row[3] else row[2],
       'runs': lambda row: str(row[4]),
+      'chosen': lambda row: row[5],
     }
-    if any(self.chosen.values()):
-      columns['chosen'] = lambda row: row[5]
-    title = PROTOCOLS[args.protocol].__doc__.splitlines()[0]
-    notes = [f'Protocol {args.protocol}: {title}']
-    if args.set:
-      notes.append(f'With {", ".join(args.set)}.')
-    if args.resolution:
-      notes.append(f'At {args.resolution} x {args.resolution} pixels.')
-    notes.append('± is the standard deviation over runs; of a mean, that of the mean.')
-    if len(self.accuracies) < len(tasks):
+    words = [f'--resolution {args.resolution}'] if args.resolution else []
+    notes = [
+      f'Protocol {args.protocol}{"".join(f", {x}" for x in [*args.set, *words])}.',
+      '± is the standard deviation over runs; of a mean, that of the mean.',
+    ]
+    if len(self.accuracies) < len(benchmark.tasks):
       mean = statistics.fmean(map(statistics.fmean, self.accuracies.values()))
       notes.append(
-        f'{len(self.accuracies)} of {len(tasks)} tasks: their plain mean, {mean:.2f} %, is '
-        f'not that of {args.benchmark.title}.'
+        f'{len(self.accuracies)} of {len(benchmark.tasks)} tasks: their plain mean, '
+        f'{mean:.2f} %, is not that of {benchmark.title}.'
       )
-    notes += [f'{tasks[name].title}: {error}' for name, error in self.errors.items()]
-    title = f'{args.benchmark.title}: {Path(args.source).name}'
-    return table.markdown(title, rows, columns, notes)
+    notes += [f'{benchmark.tasks[name].title}: {e}' for name, e in self.errors.items()]
+    title = f'{benchmark.title}: {Path(args.source).name}'
+    return table.markdown(title, self._rows()[1:], columns, notes)
 
-  def draw(self, say: Callable[[str], None]) -> None:
-    """Writes the figure of VTAB-1k beside the paper's, where a group is complete."""
-    if not self.means() or self._args.benchmark is not VTAB:
+  def draw(self) -> None:
+    """Draws the groups of VTAB-1k beside the paper's Table 9, where one is complete."""
+    if not self.means() or self._benchmark is not VTAB:
       return
     try:
       plots = load_plots()
     except UserError as error:
-      say(f'warning: {error}')
+      terminal.say(f'warning: {error}')
       return
-    from vit_jax.lab import figures
-
-    ours = {Path(self._args.source).name: self._by_title()}
-    drawn = figures.vtab_groups(VTAB.mean, ours)
-    out_folder.write_csv(self._path('figure.csv'), drawn.rows)
-    plots.save(drawn.figure, self._path('figure.png'))
+    groups, values, stds = VTAB.groups, {}, {}
+    columns = {
+      name: {task: [x] for task, x in zip(groups, row, strict=True)}
+      for name, row in published.TABLE_9.items()
+    }
+    columns[Path(self._args.source).name] = self._by_title()
+    nan = table.Score(math.nan, None)
+    for name, results in columns.items():
+      means = table.scores(groups, VTAB.mean, results)
+      scores = [means.get(group, nan) for group in table.grouped(groups, VTAB.mean)]
+      values[name] = [score.mean for score in scores]
+      stds[name] = [score.std or math.nan for score in scores]
+    self.files['figure.png'] = self._out / 'figure.png'
+    figure = plots.bars(tuple(table.grouped(groups, VTAB.mean)), values, stds)
+    plots.save(figure, self.files['figure.png'])
 
   def record(self) -> dict:
     """Returns the record that --json prints; accuracies in per cent."""
-    means, tasks = self.means(), self._args.benchmark.tasks
-    whole = means.pop(self._args.benchmark.mean, None)
+    means = {title: score._asdict() for title, score in self.means().items()}
     return {
       'tasks': {
-        name: {
-          'group': tasks[name].group,
-          **table.score([values])._asdict(),
-          'runs': len(values),
-          'chosen': self.chosen[name] or None,
-        }
+        name: {'accuracies': values, 'chosen': self.chosen[name]}
         for name, values in self.accuracies.items()
       },
-      'groups': {title: score._asdict() for title, score in means.items()},
-      'mean': whole and whole._asdict(),
+      'mean': means.pop(self._benchmark.mean, None),
+      'groups': means,
       'failed': {name: str(error) for name, error in self.errors.items()},
-      'files': list(map(str, self.files)),
+      'files': list(map(str, self.files.values())),
     }
-
-  def _path(self, name: str) -> Path:
-    path = self._out / name
-    self.files = list(dict.fromkeys([*self.files, path]))
-    return path
 
 
 if __name__ == '__main__':

@@ -1,9 +1,53 @@
-"""Three published protocols: how the tasks of a benchmark are learned."""
+"""The benchmarks VTAB-1k and FGVC, and three published protocols to learn their tasks."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vit_jax.lab.vtab.tasks import Task
+from vit_jax.errors import choose
+from vit_jax.lab.data.fgvc import SETS, Set
+from vit_jax.lab.data.vtab_tasks import TASKS, Task
+
+
+class Benchmark(NamedTuple):
+  """A benchmark.
+
+  Attributes:
+    mean: title of the mean of all its tasks.
+    tasks: by the names that --tasks takes.
+    source: config.data.source is 'SOURCE:TASK'.
+    train, val: splits to choose hyperparameters by.
+    trainval: split to train on in the end.
+  """
+
+  title: str
+  mean: str
+  tasks: Mapping[str, Task | Set]
+  source: str
+  train: str
+  val: str
+  trainval: str
+
+  @property
+  def groups(self) -> dict[str, str]:
+    """{title of a task: title of its group, or ''}."""
+    return {task.title: task.group.capitalize() for task in self.tasks.values()}
+
+  def select(self, text: str) -> list[str]:
+    """Returns the names of the tasks of 'all', or of 'GROUP,NAME,...', in their order."""
+    names = {'all': list(self.tasks), **{name: [name] for name in self.tasks}}
+    for name, task in self.tasks.items():
+      if task.group:
+        names.setdefault(task.group, []).append(name)
+    selected = [
+      name for word in text.split(',') for name in choose('task', word, names)
+    ]
+    return [name for name in self.tasks if name in selected]
+
+
+VTAB = Benchmark(
+  *('VTAB-1k', 'Mean of 19', TASKS, 'vtab', 'train800', 'val200', 'train800val200')
+)
+FGVC = Benchmark('FGVC', 'Mean of 5', SETS, 'fgvc', 'train', 'val', 'trainval')
 
 
 class Setting(NamedTuple):
@@ -37,7 +81,7 @@ class Setting(NamedTuple):
 _SGD = dict(name='sgd', momentum=0.9)
 
 
-def paper(task: Task, tune: dict) -> Setting:
+def paper(task: Task | Set, tune: dict) -> Setting:
   """One setting for all tasks, of the ViT paper.
 
   Table 4, appendix B.1.1 and D.10. The preprocessing is BiT's; the warmup that of the
@@ -48,32 +92,32 @@ def paper(task: Task, tune: dict) -> Setting:
   return Setting(384, 7 / 6, 512, {'optim': optim, 'steps': 2500}, 0.2)
 
 
-def bit(task: Task, tune: dict) -> Setting:
+def bit(task: Task | Set, tune: dict) -> Setting:
   """BiT-HyperRule: steps and resolution by the task.
 
   arXiv 1912.11370, section 3.3, and its code: steps of warmup, of the three drops of the
   rate, and in all; MixUp for sets of 20,000 and more.
   """
-  ends = (100, 200, 300, 400, 500)
-  if task.trainval >= 20_000:
-    ends = (500, 3000, 6000, 9000, 10_000)
-  warmup, *drops, steps = ends
+  large = task.sizes[1] >= 20_000
+  warmup, *drops, steps = (100, 200, 300, 400, 500)
+  if large:
+    warmup, *drops, steps = (500, 3000, 6000, 9000, 10_000)
   at = [(step - warmup) / (steps - warmup) for step in drops]
   schedule = dict(decay='multistep', at=at, factor=0.1)
   changes = {'optim': dict(_SGD, lr=0.003, schedule=schedule), 'steps': steps}
-  if task.trainval >= 20_000:
+  if large:
     changes['task.mixup'] = 0.1
   resolution, precrop = (128, 5 / 4) if task.small else (384, 7 / 6)
   return Setting(resolution, precrop, 512, changes, warmup / steps)
 
 
-# Rates for 256 images, of heads and prompts by SGD and of bodies by AdamW.
+# Rates for 256 images: of heads and prompts by SGD, of bodies by AdamW.
 _HEADS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
 _BODIES = (0.0001, 0.0005, 0.001, 0.005)
 _BATCH = {'full': 384, 'linear': 1024, 'mlp': 1024}
 
 
-def vpt(task: Task, tune: dict) -> Setting:
+def vpt(task: Task | Set, tune: dict) -> Setting:
   """A grid of rates and weight decays for each task, of VPT.
 
   arXiv 2203.12119, appendix A. A combination is run once on the training split; the
@@ -81,7 +125,7 @@ def vpt(task: Task, tune: dict) -> Setting:
   rate. Then five seeds: of VTAB-1k on both splits, of FGVC, whose photographs are cropped
   and mirrored, on the first alone.
   """
-  method = tune.get('method', 'full')
+  method, photographs = tune.get('method', 'full'), isinstance(task, Set)
   many = method == 'vpt' and (tune.get('number') or 0) >= 100
   batch_size = 64 if many else _BATCH.get(method, 128)
   sgd = method in ('linear', 'mlp', 'vpt')
@@ -90,8 +134,8 @@ def vpt(task: Task, tune: dict) -> Setting:
   optim |= dict(lr=rates[0], schedule=dict(decay='cosine'))
   return Setting(
     224,
-    256 / 224 if task.fine_grained else None,
-    min(batch_size, task.train),
+    256 / 224 if photographs else None,
+    min(batch_size, task.sizes[0]),
     {'optim': optim, 'epochs': 100},
     0.1,
     {
@@ -99,8 +143,8 @@ def vpt(task: Task, tune: dict) -> Setting:
       'optim.wd': [0.01, 0.001, 0.0001, 0.0],
     },
     (42, 44, 82, 100, 800),
-    square=not task.fine_grained,
-    more_data=not task.fine_grained,
+    square=not photographs,
+    more_data=not photographs,
   )
 
 

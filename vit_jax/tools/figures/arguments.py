@@ -26,8 +26,6 @@ OF_DATA = {
 OF_RUNS = {
   'compute': 'accuracy against compute, the paper beside (figure 5, Table 6)',
   'data': 'accuracy against pre-training data, the paper beside (figure 3, Table 5)',
-  'vtab': 'VTAB-1k by groups, the paper beside (figure 2, Table 9)',
-  'shape': 'the scaling of depth, width, MLP width and patch size (figure 8)',
 }
 NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_DATA, **OF_RUNS}
 # Name -> function(args) -> `Drawn`.
