@@ -63,7 +63,6 @@ def test_published_splits(published, name):
   assert build('train').fingerprint == build('train').fingerprint
 
 
-@pytest.mark.slow
 def test_images_and_labels_come_through_the_pipeline(published):
   options = {'data_dir': str(published[0] / 'dogs')}  # the folder itself
   args = ('fgvc:dogs', 'val[:4]', 'decode|resize(4)|value_range(-1, 1)', 4)
@@ -89,9 +88,7 @@ def test_classes_that_are_texts_or_few(tmp_path):
   ('part', 'text', 'facts'),
   [
     ('test', '{', ('test.json', 'cannot be read')),
-    ('test', '[1]', ('test.json', 'path of an image')),
-    ('test', '{"a.png": 1.5}', ('test.json', "'a.png'", '1.5')),
-    ('val', '{"a.png": "x"}', ('numbers', 'texts')),
+    ('test', '{"a.png": 1.5}', ('test.json', 'numbers')),
     ('val', '{"0/4.png": 1}', ("'0/4.png'", 'val.json', 'test.json')),
     ('val', None, ('val.json', 'cornell.box.com')),
     ('images', None, ('/Images/', 'ImageNetDogs')),
@@ -159,38 +156,11 @@ def test_what_tfds_has_stands_in(tmp_path, caplog, name, sizes, parts):
   if name != 'flowers':
     assert sorted(found) == list(range(sizes['train']))
   if name == 'cub':  # the same today as at any time
-    assert numbers['val'] == [
-      0,
-      4,
-      11,
-      26,
-      39,
-      58,
-      65,
-      69,
-      73,
-      75,
-      80,
-      86,
-      87,
-      139,
-      145,
-      150,
-      157,
-      169,
-      178,
-      193,
-      197,
-    ]
+    val = '0 4 11 26 39 58 65 69 73 75 80 86 87 139 145 150 157 169 178 193 197'
+    assert numbers['val'] == [int(n) for n in val.split()]
 
 
 def test_what_tfds_has_is_not_all(tmp_path):
   vtab_fakes.write_one(SETS['cars'].tfds, tmp_path, {'train': 3})
   with pytest.raises(UserError, match=naming('fgvc:cars', 'cars196', "'test'")):
     sources.build('fgvc:cars', 'train', data_dir=str(tmp_path))
-
-
-def test_the_table():
-  classes = {'cub': 200, 'nabirds': 555, 'flowers': 102, 'dogs': 120, 'cars': 196}
-  assert {name: one.classes for name, one in SETS.items()} == classes
-  assert sum(classes.values()) == 1173

@@ -9,11 +9,9 @@ import pytest
 from scipy import ndimage
 
 from tests.support import naming
-from vit_jax import config
-from vit_jax.data import pipeline, sources
+from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.lab.data import drawing, scenes
-from vit_jax.tools.inspect import recipe
 
 TASKS = ('class', 'count', 'position', 'distance')
 
@@ -34,7 +32,6 @@ def objects(image):
 # --- the label says what is drawn ---------------------------------------------------
 
 
-@pytest.mark.slow
 def test_count_is_the_number_of_connected_parts():
   source = sources.build('shapes:count', 'train', size=160)
   examples = source.read(np.arange(60))
@@ -74,7 +71,6 @@ AREAS = {  # of shapes in a circle of radius 1
 }
 
 
-@pytest.mark.slow
 def test_shapes_have_the_area_the_centroid_and_the_colour_of_their_class():
   source = sources.build('shapes:class', 'train')
   rows = np.arange(150)
@@ -162,16 +158,14 @@ def test_pixels_depend_on_the_row_alone(task):
   assert fewer.fingerprint == sources.build(f'shapes:{task}', 'train[:100]').fingerprint
 
 
-@pytest.mark.slow
 def test_a_shape_ends_where_it_ends_beside_larger_ones():
   # Each kind is drawn in windows of the size of the largest of a batch.
   source = sources.build('shapes:distance', 'train')
-  rows = np.arange(400)
+  rows = np.arange(100)
   alone = np.concatenate([images_of(source, [row]) for row in rows])
   np.testing.assert_array_equal(images_of(source, rows), alone)
 
 
-@pytest.mark.slow
 def test_splits_seeds_and_tasks_share_no_image():
   every = [
     images_of(sources.build(f'shapes:{task}', split, seed=seed), range(30))
@@ -201,28 +195,6 @@ def test_two_thousand_million_examples_take_no_memory():
   assert order.indices(np.arange(4)).max() < 2**31
 
 
-# --- with the rest ------------------------------------------------------------------
-
-
-def test_batches_of_a_slice_and_of_a_mixture():
-  options = {'num_examples': 100}
-  parts = [
-    {'source': 'shapes:count', 'split': 'train[:10%]', 'options': options},
-    {'source': 'shapes:distance', 'label_offset': 8, 'options': options},
-  ]
-  batches = pipeline.train(parts, 'train', 'value_range(-1, 1)', 16)
-  assert (batches.num_examples, batches.num_classes) == (110, 14)
-  assert batches.source.class_names[7:9] == ['8 shapes', '0.24 to 0.32']
-
-
-def test_a_folder_s_config_takes_it():
-  c = config.load('folder:data=shapes:count')
-  data, val = c['data'], c['evals']['val']['data']
-  assert len(sources.build(data['source'], data['split'])) == 100_000
-  assert len(sources.build(val['source'], val['split'])) == 5_000
-  assert recipe.opened(data).num_classes == 8
-
-
 @pytest.mark.parametrize(
   ('source', 'split', 'options', 'facts'),
   [
@@ -231,12 +203,8 @@ def test_a_folder_s_config_takes_it():
     ('shapes', 'train[5_001:]+val[5001:]', {}, ('5001', '5000')),
     ('shapes', 'train', {'size': 7}, ('size=7', 8, 8000)),
     ('shapes', 'train', {'num_examples': 2**31}, ('num_examples=', 2**31 - 1)),
-    ('shapes', 'train', {'num_examples': 0}, ('num_examples=0',)),
-    ('shapes', 'train', {'seed': -1}, ('seed=-1',)),
-    ('shapes', 'train', {'task': 'count'}, ('source_options.task',)),
   ],
 )
 def test_wrong_arguments(source, split, options, facts):
-  with pytest.raises(UserError, match=naming(*facts)) as error:
+  with pytest.raises(UserError, match=naming(*facts)):
     sources.build(source, split, **options)
-  assert '\n' not in str(error.value)

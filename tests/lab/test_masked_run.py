@@ -1,22 +1,18 @@
 """A run of masked patch prediction, and what others make of its folder."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 
 import vit_jax
 from tests.support import naming, runs
-from vit_jax import trees, weights
-from vit_jax.checkpoint import checkpoints
+from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.tools import evaluate, predict
 from vit_jax.tools.inspect import recipe
-from vit_jax.tools.inspect import source as inspect_source
-from vit_jax.train import progress, schema
 from vit_jax.train import run as train
-from vit_jax.weights.runs import Steps
+from vit_jax.train import schema
 
 DIGITS = dict(source='digits', train='train[:200]', test='test[:40]')
 TASK = dict(name='masked_patches', target='downsized')
@@ -54,7 +50,6 @@ def encoder(pretrained_run):
   return {n: x for n, x in flat.items() if not n.startswith('masked_patches/')}
 
 
-@pytest.mark.slow
 def test_a_run_measures_masked_patches_and_features(pretrained_run):
   last = [row for row in runs.rows(pretrained_run) if row['step'] == 4]
   measured = {'val/loss', 'val/accuracy', 'val/examples', 'few/digits_2shot'}
@@ -71,7 +66,6 @@ def test_a_killed_run_resumes_to_the_same_state(pretrained_run, tmp_path, one_de
   assert runs.rows(folder) == runs.rows(pretrained_run)
 
 
-@pytest.mark.slow
 def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
   loaded = vit_jax.load(str(pretrained_run))
   assert loaded.model.num_classes is None
@@ -85,7 +79,6 @@ def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
   assert features['pre_logits'].shape == (1, 16)
 
 
-@pytest.mark.slow
 def test_the_average_and_the_best_step_load_too(pretrained_run):
   averaged = vit_jax.load(f'{pretrained_run}@best', ema=True)
   assert set(averaged.params) == {'Transformer', 'embedding'}
@@ -113,20 +106,6 @@ def test_fine_tuning_takes_the_encoder_and_a_new_head(
   assert tuned.params['head']['kernel'].shape == (16, 10)
 
 
-@pytest.mark.slow
-def test_masked_pretraining_continues_from_weights(pretrained_run):
-  config = schema.check(runs.small(*CHANGES, task=TASK, evals=EVALS))
-  config['weights'] = {'source': str(pretrained_run)}
-  source = weights.from_section(**config['weights'])
-  assert not [name for name in source.flat if name.startswith('masked_patches')]
-
-
-def test_inspect_lists_what_the_task_added(pretrained_run):
-  record = inspect_source.describe(str(pretrained_run), {})
-  assert record['shapes']['masked_patches/head/kernel'] == [16, 16 * 8]
-  assert 'masked_patches/mask' in inspect_source.render(record)
-
-
 def test_inspect_knows_the_recipe():
   config = recipe.load('masked_patches', [])
   record = recipe.describe(config, examples=303_000_000)
@@ -147,14 +126,6 @@ def test_tools_that_need_classes_refuse_in_a_line(pretrained_run, tmp_path):
     assert '\n' not in str(error.value)
 
 
-def test_the_end_of_a_run_names_the_next_step(pretrained_run):
-  status, rows = runs.status(pretrained_run), runs.rows(pretrained_run)
-  config = json.loads((pretrained_run / 'config.json').read_text())
-  text = progress.summary(rows, status, config, pretrained_run, seconds=1.0)
-  assert 'train --config=finetune:weights=' in text
-  assert 'predict' not in text
-
-
 @pytest.mark.parametrize(
   ('changes', 'names'),
   [
@@ -172,15 +143,6 @@ def test_what_does_not_go_together_is_refused_at_once(changes, names):
     schema.check(config)
 
 
-def test_a_damaged_step_falls_back_to_the_one_before(pretrained_run, tmp_path, capfd):
-  folder = shutil.copytree(pretrained_run, tmp_path / 'run')
-  assert len(Steps(folder, {}).steps) == 2
-  for path in (folder / 'checkpoints' / '4' / 'meta').iterdir():
-    path.write_bytes(b'{}')
-  assert vit_jax.load(str(folder)).step == 2
-  assert 'step 4 is damaged' in capfd.readouterr().err
-
-
 def test_data_may_say_its_classes(tmp_path):
   # Labels that are not trained on are read all the same, for few-shot evaluations.
   config = runs.small(*CHANGES, 'data.num_classes=9', task=TASK, evals=EVALS)
@@ -189,10 +151,3 @@ def test_data_may_say_its_classes(tmp_path):
   config = runs.small('data.num_classes=10', 'model.num_classes=9')
   with pytest.raises(UserError, match=naming('config.data.num_classes', '10', '9')):
     train.train(config, tmp_path)
-
-
-def test_checkpoints_hold_the_tasks_own_parameters(pretrained_run):
-  saved = checkpoints.Checkpoints(pretrained_run / 'checkpoints')
-  assert saved.frozen() == []
-  shapes = Steps(pretrained_run, {}).shapes(4)
-  assert shapes['masked_patches/mask'] == ([16], True)

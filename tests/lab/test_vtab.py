@@ -12,7 +12,6 @@ import time
 import pytest
 
 from tests.support import GOLDEN, commands, naming, runs, stand_in, vtab_fakes
-from tests.support.figures import small_figures  # noqa: F401
 from vit_jax import errors, optim
 from vit_jax.errors import UserError
 from vit_jax.lab import published, table
@@ -178,24 +177,15 @@ def test_set_overrides_the_protocol(tmp_path):
 
 REFUSED = {
   'a task': ([SOURCE, '--tasks', 'pet'], ('pet', 'pets', 'natural')),
-  'no task': ([SOURCE, '--tasks', ''], ('task',)),
   'a protocol': ([SOURCE, '--protocol', 'bits'], ('bits', 'bit')),
-  'a key': ([SOURCE, '--set', 'optim.lrr=1'], ('lrr', 'lr')),
   'a method': ([SOURCE, '--set', 'tune.method=lorra'], ('lorra', 'lora')),
-  'weights': (['nothing.npz'], ('nothing.npz',)),
   'a resolution': (
     [SOURCE, '--protocol', 'bit', '--resolution', '30'],
     ('caltech101', '--resolution', '30x30', '8x8'),
   ),
-  'a duration': ([SOURCE, '--set', 'steps=0'], ('steps=0',)),
   # What the benchmark says would be said in vain, or of training alone.
   'a split': ([SOURCE, '--set', 'data.split=test'], ('data.split', 'sweep')),
-  'splits': ([SOURCE, '--set', 'data.split=train800,test'], ('data.split',)),
   'a source': ([SOURCE, '--set', 'data.source=digits'], ('data.source', '--tasks')),
-  'a folder': (
-    [SOURCE, '--set', 'data.source_options.data_dir=x'],
-    ('data.source_options.data_dir', '--data_dir'),
-  ),
   'no evaluation': ([SOURCE, '--set', 'evals={}'], ('--set', 'evals', 'val')),
   'a number of prompts': (
     [SOURCE, '--protocol', 'vpt', '--set', 'tune.method=vpt', 'tune.number=None'],
@@ -302,7 +292,7 @@ def test_all_tasks_give_the_mean_of_19_and_of_the_groups(trained, tmp_path, caps
   text = (tmp_path / 'table.md').read_text()
   assert text in printed
   assert f'| Mean of 19 |  | {51 + 60 / 19:.2f} ± 0.32 |' in text
-  assert (tmp_path / 'figure.png').stat().st_size > 1_000
+  assert text.splitlines()[-9].endswith('| 77.6 | 76.3 | 72.7 |')
 
 
 def test_a_task_without_data_is_left_out_and_said(trained, tmp_path, capfd):

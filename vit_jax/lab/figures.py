@@ -1,17 +1,15 @@
-"""Figures of runs beside published results: compute and data.
+"""Figures of runs beside published results: accuracy against compute, and against data.
 
-Each function takes `runs`, folders of runs, and `metric`, and returns a `Drawn`; the
-command is `vit_jax figures NAME RUN ...`.
+`vit_jax figures compute|data RUN ...`, with the arguments `runs`, folders, and `metric`.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vit_jax import config as config_lib
-from vit_jax import files, models, terminal
+from vit_jax import files, terminal
 from vit_jax.errors import UserError, choose
 from vit_jax.evaluators import declared
 from vit_jax.explain import plots
@@ -28,29 +26,17 @@ class Result(NamedTuple):
   """The result of a run and the cost of its pre-training.
 
   Attributes:
-    model: 'vit:B/16', or 'ViT 3×96/4' (blocks, width, patch size) without a variant.
-    kind: 'Transformer (ViT)', 'Hybrid', 'ResNet (BiT)' or a family.
-    started: name of the weights that it started from, or ''.
-    data: config.data.source as text.
+    name: 'vit:B/16', or 'vit' without a variant, and the weights that it started from.
     value: the last value of `metric`, shares in per cent.
     num_examples, exaflops: of the pre-training; None if unknown.
   """
 
   folder: str
-  model: str
-  kind: str
-  started: str
-  data: str
+  name: str
   metric: str
   value: float
-  percent: bool
   num_examples: int | None
   exaflops: float | None
-
-  @property
-  def label(self) -> str:
-    """The label of an axis of values."""
-    return f'{self.metric}{" (%)" if self.percent else ""}'
 
 
 def read(folder: str, metric: str | None = None) -> Result:
@@ -65,7 +51,6 @@ def read(folder: str, metric: str | None = None) -> Result:
   config, place = config_lib.read(folder), files.path(folder)
   rows, _ = metrics.read_rows(place / 'metrics.jsonl')
   values = {k: v for k, v in metrics.last_values(rows).items() if math.isfinite(v)}
-  values = {k: v for k, v in values.items() if not k.startswith(('train/', 'time/'))}
   kinds = {key: declared(key, config['evals']) for key in values}
   if not metric:
     shares = (k for k, kind in kinds.items() if kind.percent and kind.larger_is_better)
@@ -74,27 +59,14 @@ def read(folder: str, metric: str | None = None) -> Result:
   value = choose(f'metric of {folder}', metric, values)
   if (status.read(place) or {}).get('state') != 'finished':
     terminal.say(f'warning: {folder} has not reached its end.')
-  section = dict(config['model'])
-  family, fields = models.resolve(
-    section.pop('name'), section.pop('variant', None), **section
-  )
-  fields = models.fields_of(models.build(family, **fields))
-  kind = {'vit': 'Transformer (ViT)', 'bit': 'ResNet (BiT)'}.get(family, family)
-  model, variant = config['model']['name'], config['model'].get('variant')
-  if family == 'vit' and not variant:
-    sides = 'x'.join(str(n) for n in dict.fromkeys(fields['patch_size']))
-    model = f'ViT {fields["depth"]}×{fields["width"]}/{sides}'
-  source, data = (config.get('weights') or {}).get('source'), config['data']['source']
-  parts = [part['source'] for part in data] if isinstance(data, list) else [data]
+  name, variant = config['model']['name'], config['model'].get('variant')
+  source = (config.get('weights') or {}).get('source')
+  name = f'{name}:{variant}' if variant else name
   return Result(
     folder,
-    f'{model}:{variant}' if variant else model,
-    'Hybrid' if fields.get('stem_blocks') is not None else kind,
-    Path(source).name if source else '',
-    ' + '.join(map(str, parts)),
+    f'{name} from {source}' if source else name,
     metric,
     value * (100 if kinds[metric].percent else 1),
-    kinds[metric].percent,
     *(_pretraining(place, config) or (None, None)),
   )
 
@@ -115,12 +87,9 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
   steps = state.get('step', resolved['total_steps'])
   if step:
     steps = (state.get('best_step') or steps) if step == 'best' else int(step)
+  forward = cost.of(config['model'], resolved['image_shape']).operations
   images = steps * config['data']['batch_size']
-  return resolved['num_examples'], flops.exa_training(_forward(config), images)
-
-
-def _forward(config: dict) -> int:
-  return cost.of(config['model'], config['resolved']['image_shape']).operations
+  return resolved['num_examples'], flops.exa_training(forward, images)
 
 
 def compute(args) -> Drawn:
@@ -134,16 +103,13 @@ def compute(args) -> Drawn:
     for kind, group in kinds.items():
       x, y = [r.exaflops for r in group], [getattr(r, key) for r in group]
       series.append(plots.Series(kind, x, y))
-      names = [f'{r.name}, {r.epochs} epochs' for r in group]
       rows += [
-        ('ViT paper, Table 6', *point, '', '', title)
-        for point in zip(names, x, map('{:.2f}'.format, y), strict=True)
+        ('ViT paper, Table 6', f'{r.name}, {r.epochs} epochs', r.exaflops)
+        + (f'{value:.2f}', '', '', title)
+        for r, value in zip(group, y, strict=True)
       ]
-    ylabel = '' if panels else 'Transfer accuracy (%)'
-    panels.append(plots.Panel(f'{title} (paper)', label, ylabel, series))
-  known, notes = _known(_read(args), 'exaflops')
-  panels += _panel(known, label, lambda r: r.exaflops, lambda r: r.kind, rows)
-  return Drawn(plots.panels(panels), rows, notes)
+    panels.append(plots.Panel(f'{title} (paper)', label, 'Accuracy (%)', series))
+  return _with_runs(args, panels, rows, label, lambda run: run.exaflops)
 
 
 def data(args) -> Drawn:
@@ -157,65 +123,35 @@ def data(args) -> Drawn:
     ]
   ticks = {x: f'{name}\n({x / 1e6:.3g}M)' for name, x in published.SETS.items()}
   panels = [plots.Panel('ImageNet (paper)', label, 'Accuracy (%)', series, ticks)]
-  known, notes = _known(_read(args), 'num_examples')
-  x = lambda r: r.num_examples
-  panels += _panel(known, label, x, lambda r: r.model, rows, joined=True)
-  return Drawn(plots.panels(panels), rows, notes)
+  return _with_runs(args, panels, rows, label, lambda run: run.num_examples)
 
 
-def _read(args) -> list[Result]:
-  results = [read(folder, args.metric) for folder in args.runs]
-  if len(names := sorted({r.metric for r in results})) > 1:
+def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
+  """Adds the panel of the runs; those that differ by the seed alone are one point."""
+  runs = [read(folder, args.metric) for folder in args.runs]
+  if len(names := sorted({run.metric for run in runs})) > 1:
     raise UserError(f'The runs report {names}: choose one, --metric NAME.')
-  return results
-
-
-def _known(results: list[Result], field: str) -> tuple[list[Result], tuple[str, ...]]:
-  """Returns (the runs whose pre-training is known, a note about each of the others)."""
   notes = tuple(
-    f'{r.folder} is left out: it started from {r.started!r}, which is no run, so the cost '
-    'of its pre-training is unknown.'
-    for r in results
-    if getattr(r, field) is None
+    f'{run.folder} is left out: the pre-training of {run.name} is unknown.'
+    for run in runs
+    if x(run) is None
   )
-  if notes and len(notes) == len(results):
+  if notes and len(notes) == len(runs):
     raise UserError(notes[0])
-  return [r for r in results if getattr(r, field) is not None], notes
-
-
-def _panel(results, xlabel, x, label, rows, joined=False) -> list:
-  """Returns [the panel of the runs], or [] without runs; adds its numbers to `rows`."""
+  named: dict[str, dict[float, list[float]]] = {}
+  for run in runs:
+    if x(run) is not None:
+      named.setdefault(run.name, {}).setdefault(x(run), []).append(run.value)
   series = []
-  for name in dict.fromkeys(map(label, results)):
-    points = _points([r for r in results if label(r) == name], x)
-    series.append(_series(name, points, joined))
-    rows += _rows(name, points, results[0].metric)
-  return [plots.Panel('Runs', xlabel, results[0].label, series)] if series else []
-
-
-def _points(results: Iterable[Result], x: Callable) -> list[tuple[float, str, list]]:
-  """Returns [(x, model, values)] by x; runs that differ by the seed are one point."""
-  points: dict[tuple, list] = {}
-  for r in results:
-    points.setdefault((x(r), r.model, r.data, r.started), []).append(r.value)
-  return sorted((x, model, values) for (x, model, *_), values in points.items())
-
-
-def _series(name: str, points, joined: bool):
-  stds = [statistics.stdev(v) if len(v) > 1 else 0.0 for _, _, v in points]
-  return plots.Series(
-    name,
-    [x for x, _, _ in points],
-    [statistics.mean(v) for _, _, v in points],
-    stds if any(stds) else None,
-    None if joined or len(points) > 8 else [model for _, model, _ in points],
-    joined,
-  )
-
-
-def _rows(name: str, points, metric: str) -> list[tuple]:
-  title = lambda model: model if model == name else f'{name}: {model}'
-  return [
-    ('runs', title(model), f'{x:.6g}', *table.texts(v), metric)
-    for x, model, v in points
-  ]
+  for name, points in named.items():
+    points = dict(sorted(points.items()))
+    stds = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in points.values()]
+    means = [statistics.fmean(v) for v in points.values()]
+    series.append(plots.Series(name, list(points), means, stds, joined=True))
+    rows += [
+      ('runs', name, f'{at:.6g}', *table.texts(v), runs[0].metric)
+      for at, v in points.items()
+    ]
+  if series:
+    panels.append(plots.Panel('Runs', label, runs[0].metric, series))
+  return Drawn(plots.panels(panels), rows, notes)

@@ -1,6 +1,5 @@
 """Tables of runs: a row for each run, and means over the seeds of a cell."""
 
-import dataclasses
 import math
 import re
 import statistics
@@ -79,8 +78,7 @@ def _text(value):
   return '' if value is None else value
 
 
-@dataclasses.dataclass(frozen=True)
-class Mean:
+class Mean(NamedTuple):
   """A metric of a cell over its seeds; `std` is None for one seed."""
 
   mean: float
@@ -125,17 +123,16 @@ def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:
   """Returns a record for each cell.
 
   Returns:
-    cell, parameters, trained_parameters, step_temp_bytes, gflops, step_ms (the median
-    over runs), seeds (their number), metrics {name: Mean}.
+    cell, parameters, trained_parameters, gflops, seeds (their number), metrics
+    {name: Mean}.
   """
   cells: dict[str, list[dict]] = {}
   for each in rows:
     cells.setdefault(each['cell'], []).append(each)
-  copied = ('cell', 'parameters', 'trained_parameters', 'step_temp_bytes', 'gflops')
+  copied = ('cell', 'parameters', 'trained_parameters', 'gflops')
   return [
     {
       **{key: runs[0][key] for key in copied},
-      'step_ms': statistics.median(1000 * x['seconds'] / x['steps'] for x in runs),
       'seeds': len(runs),
       'metrics': {key: value for key in metrics if (value := mean(runs, key))},
     }
@@ -145,7 +142,7 @@ def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:
 
 def plain(record: dict) -> dict:
   """Returns a record of `summary` as JSON has it."""
-  means = {key: dataclasses.asdict(value) for key, value in record['metrics'].items()}
+  means = {key: value._asdict() for key, value in record['metrics'].items()}
   return {**record, 'metrics': means}
 
 
@@ -163,12 +160,8 @@ def cells(
     columns['parameters'] = lambda x: f'{x["parameters"]:,}'
   if len({x['gflops'] for x in records}) > 1:
     columns['GFLOPs'] = lambda x: f'{x["gflops"]:.4g}'
-  trained = {x['trained_parameters'] for x in records}
-  if len(trained) > 1 and None not in trained:
+  if len({x['trained_parameters'] for x in records} - {None}) > 1:
     columns['trained'] = lambda x: f'{x["trained_parameters"]:,}'
-    columns['ms a step'] = lambda x: f'{x["step_ms"]:.1f}'
-    if all(x['step_temp_bytes'] for x in records):
-      columns['temporaries, MiB'] = lambda x: f'{x["step_temp_bytes"] / 2**20:.2f}'
   for key in dict.fromkeys(key for x in records for key in x['metrics']):
     percent = declared(key, evals).percent
     columns[f'{key}{" (%)" if percent else ""}'] = lambda x, key=key, percent=percent: (

@@ -6,7 +6,6 @@ Widths are those of one column of text, 5.5 inches.
 
 from vit_jax.explain.plots.charts import Panel as Panel
 from vit_jax.explain.plots.charts import Series as Series
-from vit_jax.explain.plots.charts import bars as bars
 from vit_jax.explain.plots.charts import heads as heads
 from vit_jax.explain.plots.charts import panels as panels
 from vit_jax.explain.plots.charts import slots as slots

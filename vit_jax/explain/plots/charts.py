@@ -7,7 +7,6 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from vit_jax.explain.plots import style
@@ -20,7 +19,6 @@ class Series(NamedTuple):
     label: in the legend.
     x, y: of the points.
     std: of each y, or None.
-    names: written beside the points, or None.
     joined: whether a line goes through the points.
   """
 
@@ -28,7 +26,6 @@ class Series(NamedTuple):
   x: Sequence[float]
   y: Sequence[float]
   std: Sequence[float] | None = None
-  names: Sequence[str] | None = None
   joined: bool = False
 
 
@@ -90,9 +87,6 @@ def panels(shown: Sequence[Panel]) -> Figure:
       ax.errorbar(
         series.x, series.y, series.std, label=series.label, elinewidth=0.7, **fmt
       )
-      for x, y, name in zip(series.x, series.y, series.names or (), strict=False):
-        near = dict(xytext=(3, 3), textcoords='offset points', size=6, color=colour)
-        ax.annotate(name, (x, y), **near)
     ax.set_xscale('log')
     ax.set(title=panel.title, ylabel=panel.ylabel)
     if panel.ticks:
@@ -124,44 +118,6 @@ def _show_two_decades(ax, x: Sequence[float]) -> None:
   low, high = (np.log10(f(x)) for f in (min, max))
   if np.floor(high) - np.ceil(low) < 1:
     ax.set_xlim(10.0 ** np.floor(low) * 0.8, 10.0 ** np.ceil(high + 1e-9) * 1.25)
-
-
-@style.styled
-def bars(
-  groups: Sequence[str], values: dict[str, Sequence], stds: dict[str, Sequence]
-) -> Figure:
-  """Draws a panel of bars for each group (ViT paper, figure 2).
-
-  Args:
-    groups: titles of the panels.
-    values: {label: per cent in each group}, nan where there is none.
-    stds: {label: standard deviations}, nan where there is none.
-  """
-  figure = Figure((style.WIDTH, 2.3), layout='constrained')
-  axes = figure.subplots(1, len(groups), squeeze=False)[0]
-  for g, (ax, group) in enumerate(zip(axes, groups, strict=True)):
-    heights = [series[g] for series in values.values()]
-    for i, label in enumerate(values):
-      if np.isnan(heights[i]):
-        continue
-      error = None if np.isnan(stds[label][g]) else stds[label][g]
-      colour = style.colour(i)
-      ax.bar(
-        i, heights[i], 0.82, yerr=error, color=colour, error_kw={'elinewidth': 0.6}
-      )
-      top = heights[i] + (error or 0)
-      ax.annotate(f'{heights[i]:.1f}', (i, top), (0, 1), textcoords='offset points',
-                  ha='center', va='bottom', size=6)  # fmt: skip
-    known = [v for v in heights if not np.isnan(v)]
-    low = 5 * (min(known, default=0) // 5)
-    ax.set_ylim(max(0, low - 10), max(known, default=100) + 2)
-    ax.set(title=group, xticks=[])
-    ax.set_xlim(-0.6, len(values) - 0.4)
-  axes[0].set_ylabel('Accuracy (%)')
-  block = [Patch(color=style.colour(i)) for i in range(len(values))]
-  place = dict(loc='outside lower center', ncols=min(len(values), 4), handlelength=1)
-  figure.legend(block, list(values), **place)
-  return figure
 
 
 @style.styled

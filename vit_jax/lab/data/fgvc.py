@@ -135,9 +135,7 @@ class _Files:
           )
     ids = {value for table in tables for value in table.values()}
     if len({type(value) for value in ids}) > 1:
-      raise UserError(
-        f'{name}: some classes in {folder} are numbers, some texts: {ids}.'
-      )
+      raise UserError(f'{name}: some classes in {folder} are numbers, some texts.')
     order = sorted(ids)
     self.class_names = [str(value) for value in order]
     index = {value: i for i, value in enumerate(order)}
@@ -164,14 +162,14 @@ class _Files:
       ) from None
     except (OSError, ValueError) as error:
       raise UserError(f'{self._name}: {path} cannot be read: {error}') from None
-    if not isinstance(table, dict) or not table:
-      raise UserError(f'{self._name}: {path} is not {{path of an image: class}}.')
-    for image, value in table.items():
-      if type(value) not in (int, str):
-        raise UserError(
-          f'{self._name}: {path}: the class of {image!r} is {value!r}, neither a number '
-          'nor a text.'
-        )
+    if not isinstance(table, dict) or {*map(type, table.values())} not in (
+      {int},
+      {str},
+    ):
+      raise UserError(
+        f'{self._name}: {path} is not {{path of an image: class}}, all classes numbers or '
+        'all texts.'
+      )
     return table
 
   def check(self, row):

@@ -18,7 +18,6 @@ from vit_jax.errors import DataError, RunError, UserError
 from vit_jax.lab import published, runner, sweep, table
 from vit_jax.lab.vtab.protocols import FGVC, PROTOCOLS, VTAB, Setting
 from vit_jax.tools import out_folder
-from vit_jax.tools.figures.drawn import load_plots
 from vit_jax.train import arguments, program
 
 PICK, REPORTED = 'val/top1', 'test/top1'
@@ -44,7 +43,7 @@ that TFDS prepared, of FGVC also folders; a task without data is left out, and n
 tune.method=linear steps=500. Of several values, optim.lr=0.001,0.01, the validation split
 chooses for each task; seed=0,1,2 are the seeds that are reported. Each run is an ordinary
 run in DIR/TASK/runs, and the same command resumes. DIR/table.md and DIR/results.csv have the
-tasks, groups and mean, DIR/figure.png the groups."""
+tasks, groups and mean, beside the ViT paper's Table 9."""
 
 
 def main(argv: list[str]) -> int:
@@ -69,7 +68,6 @@ def main(argv: list[str]) -> int:
     except DataError as error:
       report.errors[name] = error.__cause__ or error  # without the name of the run
       say(f'left out: {report.errors[name]}')
-  report.draw()
   if args.json:
     cli.print_json({'runs': runs, **report.record()})
   elif report.files:
@@ -330,6 +328,13 @@ class Report:
       'runs': lambda row: str(row[4]),
       'chosen': lambda row: row[5],
     }
+    for name, row in published.TABLE_9.items() if benchmark is VTAB else ():
+      paper = {task: [x] for task, x in zip(VTAB.groups, row, strict=True)}
+      means = table.scores(VTAB.groups, VTAB.mean, paper)
+      paper = {task: x for task, (x,) in paper.items()} | {
+        k: m.mean for k, m in means.items()
+      }
+      columns[f'{name}, paper'] = lambda row, paper=paper: f'{paper[row[0]]:.1f}'
     words = [f'--resolution {args.resolution}'] if args.resolution else []
     notes = [
       f'Protocol {args.protocol}{"".join(f", {x}" for x in [*args.set, *words])}.',
@@ -344,31 +349,6 @@ class Report:
     notes += [f'{benchmark.tasks[name].title}: {e}' for name, e in self.errors.items()]
     title = f'{benchmark.title}: {Path(args.source).name}'
     return table.markdown(title, self._rows()[1:], columns, notes)
-
-  def draw(self) -> None:
-    """Draws the groups of VTAB-1k beside the paper's Table 9, where one is complete."""
-    if not self.means() or self._benchmark is not VTAB:
-      return
-    try:
-      plots = load_plots()
-    except UserError as error:
-      terminal.say(f'warning: {error}')
-      return
-    groups, values, stds = VTAB.groups, {}, {}
-    columns = {
-      name: {task: [x] for task, x in zip(groups, row, strict=True)}
-      for name, row in published.TABLE_9.items()
-    }
-    columns[Path(self._args.source).name] = self._by_title()
-    nan = table.Score(math.nan, None)
-    for name, results in columns.items():
-      means = table.scores(groups, VTAB.mean, results)
-      scores = [means.get(group, nan) for group in table.grouped(groups, VTAB.mean)]
-      values[name] = [score.mean for score in scores]
-      stds[name] = [score.std or math.nan for score in scores]
-    self.files['figure.png'] = self._out / 'figure.png'
-    figure = plots.bars(tuple(table.grouped(groups, VTAB.mean)), values, stds)
-    plots.save(figure, self.files['figure.png'])
 
   def record(self) -> dict:
     """Returns the record that --json prints; accuracies in per cent."""
