@@ -61,7 +61,8 @@ def test_distance_is_that_of_the_centroids():
     assert least - 1 / 96 < np.hypot(*(a - b)) < most + 1 / 96
 
 
-AREAS = {  # of shapes in a circle of radius 1
+# Areas of shapes in a circle of radius 1.
+AREAS = {
   'circle': math.pi,
   'square': 2,
   'triangle': 3 * math.sqrt(3) / 4,

@@ -10,7 +10,7 @@ from vit_jax.lab import figures, published
 
 
 def test_the_papers_tables_agree_with_one_another():
-  # What it prints in Table 7 as averages, and in Table 9 as means.
+  # The averages that it prints in Table 7, and the means in Table 9.
   rows = {(row.name, row.epochs): row for row in published.TABLE_6}
   assert rows['R50x1', 7].average == pytest.approx(89.33, abs=0.005)
   assert rows['R152x2', 7].average == pytest.approx(94.01, abs=0.025)

@@ -14,7 +14,7 @@ from vit_jax.lab.masked import corruption, patch_targets
 from vit_jax.train.step import gradients
 
 SPEC = {'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)}  # 16 patches each
-KEY = jax.random.key(4)  # of dropout, which there is none of
+KEY = jax.random.key(4)  # For dropout, which is off.
 
 
 def build(variant='mu/8', task=None, **fields):

@@ -105,6 +105,6 @@ def test_a_task_is_that_of_the_benchmark(peer, data, name):
       assert our['label'] == their['label']
       image = decode.decode(our['image'], 1, None, channels=3, precise=False)
       np.testing.assert_array_equal(image, their['image'])
-  # Of this TFDS reads the two parts in turns.
+  # TFDS reads the two parts of this split in turns.
   our, their = (sorted(int(e['label']) for e in one) for one in both('train800val200'))
   assert our == their

@@ -168,7 +168,7 @@ def test_discarded_runs_of_another_config_are_not_overwritten(ends, tmp_path):
   checkpoints = tmp_path / 'runs' / 'a-seed0' / 'checkpoints'
   cells = {'a': CELLS['a'], 'c': {'weights': {'source': RunOf('a')}}}
   run(tmp_path, cells, discard=True)
-  assert checkpoints.exists()  # of a run that others start from
+  assert checkpoints.exists()  # others start from this run
   run(tmp_path, {'a': CELLS['a']}, discard=True)
   assert not checkpoints.exists()
   other = {'a': {'optim.lr': 0.75}}
@@ -188,4 +188,4 @@ def test_the_best_cell_is_run_again(ends, tmp_path):
   assert [row['seed'] for row in results.rows(final=True)] == [7, 8]
   text = (tmp_path / 'table.md').read_text()
   assert '| a | 50.00 | 1 | best |' in text
-  assert '| final-a | 50.00 ± 0.00 | 2 |' in text
+  assert '| final-a | 50.00 ± 0.00 | 2 |  |' in text

@@ -162,7 +162,7 @@ def test_set_overrides_the_protocol(tmp_path):
   (*_, last) = search.final(search.runs[0].cell)
   assert (last.seed, last.config['data']['split']) == (2, 'train800val200')
   assert last.config['optim']['schedule']['warmup'] == 5
-  # What follows from the steps and the batch does so in each combination.
+  # Warmup and accumulation follow from steps and batch in each combination.
   search = of('--set', 'steps=10,100', 'data.batch_size=64,128')
   sections = [run.config['optim'] for run in search.runs]
   assert [x['schedule']['warmup'] for x in sections] == [2, 2, 20, 20]
@@ -183,7 +183,7 @@ REFUSED = {
     [SOURCE, '--protocol', 'bit', '--resolution', '30'],
     ('caltech101', '--resolution', '30x30', '8x8'),
   ),
-  # What the benchmark says would be said in vain, or of training alone.
+  # The benchmark fixes these, for training and evaluation.
   'a split': ([SOURCE, '--set', 'data.split=test'], ('data.split', 'sweep')),
   'a source': ([SOURCE, '--set', 'data.source=digits'], ('data.source', '--tasks')),
   'no evaluation': ([SOURCE, '--set', 'evals={}'], ('--set', 'evals', 'val')),
@@ -414,7 +414,7 @@ def test_stopped_twice_it_goes_through_to_the_table(
     assert bool(re.fullmatch(r'optim\.lr=0\.[15]', row['chosen'])) == bool(more)
     assert 0 <= float(row['accuracy']) <= 100
   assert '2 of 19 tasks' in printed
-  # What was run to choose by is not kept; what is reported is.
+  # Checkpoints of the runs to choose by are removed; those reported stay.
   kept = sorted(path.parent.name for path in tmp_path.glob('*/runs/*/checkpoints'))
   assert len(kept) == 2
   assert all(name.startswith(names[-1]) for name in kept)

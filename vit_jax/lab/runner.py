@@ -172,12 +172,12 @@ def _check(config: dict, model: Mapping) -> None:
   if 'name' not in model:  # the weights will tell
     return
   source = recipe.opened(data)
-  with contextlib.suppress(RunError):  # only the data may tell the size
+  try:
     shape = recipe.image_shape(data['pp'], source)
-    classes = getattr(source, 'num_classes', None)
-    model = {**model, 'num_classes': model.get('num_classes') or classes or 10}
-  if 'num_classes' in model:
-    cost.of(model, shape)
+  except (RunError, ValueError):
+    pass  # only the data tells the size
+  else:
+    cost.of({'num_classes': getattr(source, 'num_classes', None) or 10, **model}, shape)
   if source is not None or config.get('epochs') is None:
     steps = config_lib.total_steps(config, len(source or ()), data['batch_size'])
     with reported('config.optim'):
@@ -252,9 +252,9 @@ class Results:
       out_folder.write_csv(out / 'results.csv', table.csv_rows(rows))
       files.replace(out / 'table.md', self.text())
 
-  def records(self, final: bool = False) -> list[dict]:
+  def records(self) -> list[dict]:
     """Returns the means of each cell, see `table.summary`."""
-    rows = self.rows(final)
+    rows = [*self.rows(), *self.rows(final=True)]
     return table.summary(rows, table.metrics(rows, self.evals, self.grid.pick))
 
   def text(self) -> str:
@@ -268,10 +268,7 @@ class Results:
     columns = {title: lambda record: texts.get(record['cell'], '')} if texts else {}
     if self.best:
       columns[''] = lambda record: 'best' if record['cell'] == self.best else ''
-    text = table.cells(grid.title, self.records(), columns, self.evals, notes)
-    if again := self.records(final=True):
-      text += '\n' + table.cells('The best cell again', again, {}, self.evals, ())
-    return text
+    return table.cells(grid.title, self.records(), columns, self.evals, notes)
 
   def record(self) -> dict:
     """Returns the record that --json prints."""
@@ -279,7 +276,6 @@ class Results:
       'runs': [*self.rows(), *self.rows(final=True)],
       'cells': [table.plain(record) for record in self.records()],
       'best': self.best,
-      'final': next(map(table.plain, self.records(final=True)), None),
       'failed': {outcome.run.name: str(outcome.error) for outcome in self.failed},
       'files': [str(path) for path in self.files.values()],
     }

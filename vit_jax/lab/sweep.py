@@ -282,7 +282,7 @@ def combinations(config: dict, several: dict[str, list[str]]) -> dict[str, dict]
 def name_of(key: str, value) -> str:
   """Returns 'optim.lr=0.001' in characters that a folder's name can have.
 
-  A hash stands for what such a name cannot show.
+  A hash stands for characters that such a name cannot show.
   """
   numbers = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
   text = 'x'.join(map(str, value)) if numbers else str(value)

@@ -111,12 +111,12 @@ def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list
     evals: the config's section.
     first: the main metric, where the runs have it.
   """
-  known = list(dict.fromkeys(key for each in rows for key in each if '/' in key))
-  kinds = {key: declared(key, evals) for key in known}
-  shares = [k for k in known if kinds[k].percent and kinds[k].larger_is_better]
+  keys = list(dict.fromkeys(key for each in rows for key in each if '/' in key))
+  kinds = {key: declared(key, evals) for key in keys}
+  shares = [k for k in keys if kinds[k].percent and kinds[k].larger_is_better]
   main = [key for pattern in _MAIN for key in shares if re.fullmatch(pattern, key)]
-  main = main or shares or [key for key in known if not key.startswith('train/')]
-  return list(dict.fromkeys([*([first] if first in known else []), *main]))
+  main = main or shares or [key for key in keys if not key.startswith('train/')]
+  return list(dict.fromkeys([*([first] if first in keys else []), *main]))
 
 
 def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:

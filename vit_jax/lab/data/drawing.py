@@ -8,7 +8,7 @@ and in any batch.
 
 import numpy as np
 
-from vit_jax.lab.data.scenes import KINDS, Scenes, direction
+from vit_jax.lab.data.scenes import Scenes, direction
 
 # Unit vectors to the corners of a triangle and a pentagon.
 _CORNERS = {
@@ -32,11 +32,13 @@ def draw(scenes: Scenes, size: int, noise: np.ndarray) -> np.ndarray:
   images = _ground(scenes, size)
   b, s = np.nonzero(scenes.shown)
   windows = {}
-  for k, kind in enumerate(KINDS):
+  for k, distance in enumerate(_DISTANCES):
     these = scenes.kind[b, s] == k
     at = b[these], s[these]
     covered, left, top = _cover(
-      kind, size, *(getattr(scenes, name)[at] for name in ('x', 'y', 'radius', 'turn'))
+      distance,
+      size,
+      *(getattr(scenes, name)[at] for name in ('x', 'y', 'radius', 'turn')),
     )
     for i, place in enumerate(zip(*at, strict=True)):
       windows[place] = covered[i], int(left[i]), int(top[i])
@@ -67,8 +69,11 @@ def _blend(image, colour, covered, left, top):
   part += covered[: part.shape[0], : part.shape[1]] * (colour - part)
 
 
-def _cover(kind, size, x, y, radius, turn):
-  """Returns how much of each pixel n shapes of one kind cover, in windows around them.
+def _cover(shape, size, x, y, radius, turn):
+  """Returns the share of each pixel that n shapes cover, in windows around them.
+
+  Args:
+    shape: the signed distance of their kind.
 
   Returns:
     (float32 [n, w, w] from 0 to 1, left int64 [n], top int64 [n]).
@@ -86,9 +91,7 @@ def _cover(kind, size, x, y, radius, turn):
     offsets.append(pixels.astype(np.float32) + 0.5 - centre[:, None])
   cosine, sine = (v[:, None, None] / radius[:, None, None] for v in direction(turn))
   across, down = offsets[0][:, None, :], offsets[1][:, :, None]
-  distance = _DISTANCES[kind](
-    cosine * across + sine * down, cosine * down - sine * across
-  )
+  distance = shape(cosine * across + sine * down, cosine * down - sine * across)
   covered = np.clip(0.5 - distance * radius[:, None, None], 0, 1)
   return covered, *corners
 
@@ -134,11 +137,5 @@ def _star(x, y):
   return second - 0.3090170
 
 
-_DISTANCES = {
-  'circle': _circle,
-  'square': _square,
-  'triangle': _triangle,
-  'star': _star,
-  'cross': _cross,
-  'ring': _ring,
-}
+# In the order of KINDS.
+_DISTANCES = (_circle, _square, _triangle, _star, _cross, _ring)

@@ -1,4 +1,4 @@
-"""What the images of the source 'shapes' show, task by task, before any pixel is drawn.
+"""The scenes of the source 'shapes', task by task, before any pixel is drawn.
 
 All positions and lengths are in units of the side of the image, (0, 0) its top left
 corner. A scene is computed from (seed, task, split, row) by `philox.uniforms` and by
@@ -7,6 +7,7 @@ every machine.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -18,8 +19,8 @@ KINDS = ('circle', 'square', 'triangle', 'star', 'cross', 'ring')
 COLOURS = ('red', 'yellow', 'green', 'cyan', 'blue', 'magenta')  # hues 60 degrees apart
 SPLITS = ('train', 'validation', 'test')
 
-_DISTRACTORS = 4  # at most, in each image
-_PER_SHAPE = 8  # random numbers
+_DISTRACTORS = 4  # Grey shapes in an image, at most.
+_PER_SHAPE = 8  # Random numbers for each shape.
 # Above any 32-bit seed: a run's augmentations also come from `uniforms`, with the run's
 # seed, and must not get the same numbers.
 _TAG = 0x5CE9E5 << 40
@@ -56,7 +57,7 @@ class Scenes:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What the label says about the coloured shapes; grey shapes do not count.
+  """The meaning of the label, which is about coloured shapes; grey ones do not count.
 
   Attributes:
     names: of the classes.
@@ -83,7 +84,8 @@ def _place_count(label, u, more):
   """Label + 1 shapes, each in a cell of its own of a grid of 4 x 4."""
   cells = np.argsort(more, axis=1, kind='stable')[:, : u.shape[1]]
   radius = 0.07 + 0.035 * u[..., 4]
-  free = 0.113 - radius  # of 0.125, half a cell: a gap stays between any two shapes
+  # Half a cell is 0.125: a gap stays between any two shapes.
+  free = 0.113 - radius
   x, y = (
     (cell + 0.5) / 4 + free * (2 * u[..., k] - 1)
     for k, cell in ((6, cells % 4), (7, cells // 4))
@@ -113,38 +115,24 @@ def _place_distance(label, u, more):
   radius = 0.07 + 0.04 * u[..., 4]
   apart = _NEAREST + _BIN * (label + more[:, 0])
   out = {'radius': radius}
-  for key, along, place in zip(
-    'xy', direction(more[:, 1]), more[:, 2:4].T, strict=True
-  ):
+  for k, along in enumerate(direction(more[:, 1])):
     half = apart * along / 2
     margin = 0.12 + np.abs(half)  # at most 0.12 + 0.72 / 2
-    middle = margin + (1 - 2 * margin) * place
-    out[key] = np.stack([middle - half, middle + half], 1)
+    middle = margin + (1 - 2 * margin) * more[:, 2 + k]
+    out['xy'[k]] = np.stack([middle - half, middle + half], 1)
   return out
 
 
+_CLASSES = tuple(f'{colour} {kind}' for colour in COLOURS for kind in KINDS)
+_COUNTS = ('1 shape', *(f'{n} shapes' for n in range(2, 9)))
+_CELLS = tuple(f'row {y}, column {x}' for y in range(1, 5) for x in range(1, 5))
+_BOUNDS = [f'{_NEAREST + _BIN * k:.2f}' for k in range(_BINS + 1)]
+_DISTANCES = tuple(map(' to '.join, itertools.pairwise(_BOUNDS)))
 TASKS = {
-  'class': Task(
-    tuple(f'{colour} {kind}' for colour in COLOURS for kind in KINDS), 1, _place_class
-  ),
-  'count': Task(
-    ('1 shape', *(f'{n} shapes' for n in range(2, 9))), objects=8, place=_place_count
-  ),
-  'position': Task(
-    tuple(
-      f'row {row}, column {column}' for row in range(1, 5) for column in range(1, 5)
-    ),
-    objects=1,
-    place=_place_position,
-  ),
-  'distance': Task(
-    tuple(
-      f'{_NEAREST + _BIN * k:.2f} to {_NEAREST + _BIN * (k + 1):.2f}'
-      for k in range(_BINS)
-    ),
-    objects=2,
-    place=_place_distance,
-  ),
+  'class': Task(_CLASSES, 1, _place_class),
+  'count': Task(_COUNTS, 8, _place_count),
+  'position': Task(_CELLS, 1, _place_position),
+  'distance': Task(_DISTANCES, 2, _place_distance),
 }
 
 

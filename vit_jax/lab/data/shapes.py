@@ -12,19 +12,18 @@ from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import choose
 from vit_jax.lab.data import drawing, scenes
 
-_HELD_OUT = (
-  5_000  # examples of 'validation' and of 'test': standard error <= 0.7 points
-)
-# Up to this many labels are held in memory; they need no drawing.
-_KNOWN = 2**20
-_PIXELS = 2**18  # that are drawn at once
+# Examples of 'validation' and of 'test': a standard error of 0.7 points at most.
+_HELD_OUT = 5_000
+# Up to so many labels are held in memory; they need no drawing.
+_LABELS = 2**20
+_PIXELS = 2**18  # Pixels that are drawn at once.
 
 
 class Shapes(Source):
   """Coloured shapes on a noisy ground, uint8 [size, size, 3]; grey ones only distract.
 
-  'shapes:TASK' says what the label is, 'shapes' alone is 'shapes:class':
-    class: what the shape is, of 6 kinds in 6 colours: 36 classes.
+  'shapes:TASK' names the label; 'shapes' alone is 'shapes:class':
+    class: the kind and colour of the shape, 6 kinds in 6 colours: 36 classes.
     count: how many there are, 1 to 8, none of them touching: 8 classes.
     position: in which cell of a grid of 4 x 4 the shape's centre is: 16 classes.
     distance: how far apart the centres of two are, from 0.24 to 0.72 of the image's side
@@ -58,12 +57,12 @@ class Shapes(Source):
     self._task = choose("task of 'shapes'", target or 'class', list(scenes.TASKS))
     self.name = f'shapes:{self._task}'
     self._size, self._seed = size, seed
-    wanted = '+'.join(
+    canonical = '+'.join(
       f'{splits.canonical(name)}[{low}:{high}]'
       for name, low, high in splits.parse(split)
     )
     sizes = dict.fromkeys(scenes.SPLITS, _HELD_OUT) | {'train': num_examples}
-    self._parts = splits.ranges(wanted, sizes, self.name)
+    self._parts = splits.ranges(canonical, sizes, self.name)
     self._bounds = [
       0,
       *itertools.accumulate(high - low for _, low, high in self._parts),
@@ -71,7 +70,7 @@ class Shapes(Source):
     self.features = {'image': ImageFeature((size, size, 3)), 'label': LabelFeature()}
     self.class_names = list(scenes.TASKS[self._task].names)
     self.num_classes = len(self.class_names)
-    if len(self) <= _KNOWN:
+    if len(self) <= _LABELS:
       self.labels = np.concatenate(
         [
           scenes.labels(self._task, seed, name, np.arange(low, high))

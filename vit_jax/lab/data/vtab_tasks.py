@@ -102,7 +102,7 @@ class Task(NamedTuple):
 _CUT_80 = ('train[:80%]', 'train[80%:]', 'test')
 _CUT_90 = ('train[:90%]', 'train[90%:]', 'test')
 _THREE = ('train[:60%]', 'train[60%:80%]', 'train[80%:]')
-# Of CLEVR the test split has no labels.
+# CLEVR's test split has no labels.
 _CLEVR = dict(parts=('train[:90%]', 'train[90%:]', 'validation'), crop=False)
 _DSPRITES = dict(
   parts=('train[:80%]', 'train[80%:90%]', 'train[90%:]'),

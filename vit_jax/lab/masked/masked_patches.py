@@ -58,9 +58,9 @@ class MaskedPatches:
     family = models.family_of(model)
     fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
     if family.patches is None:
-      known = [name for name in models.MODELS if models.family(name).patches]
+      allowed = [name for name in models.MODELS if models.family(name).patches]
       raise ValueError(
-        f'{type(model).__name__} has no patch embedding: choose of {known}'
+        f'{type(model).__name__} has no patch embedding: choose of {allowed}'
       )
     for field in ('num_classes', 'representation_size', 'classifier'):
       value = fields.get(field)
@@ -100,7 +100,7 @@ class MaskedPatches:
 
     Args:
       batch: 'image' [B, H, W, C] in [-1, 1], 'weight' [B].
-      rng: of what is corrupted, and how.
+      rng: draws the corruption.
     """
     shape = (len(batch['image']), self.patches)
     return batch | corruption.draw(rng, self.corrupted, shape)._asdict()

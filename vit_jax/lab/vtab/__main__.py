@@ -149,9 +149,9 @@ def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.
   own = {assignment.partition('=')[0] for assignment in common}
   _check_keys(args.protocol, several, own)
   with runner.named('--set'):
-    given: dict = {}
-    config_lib.override(given, common)
-    tune = given.get('tune', {})
+    overrides: dict = {}
+    config_lib.override(overrides, common)
+    tune = overrides.get('tune', {})
     setting = PROTOCOLS[args.protocol](task, tune if isinstance(tune, dict) else {})
     config = sweep.assigned(_config(args, name, setting, model), common)
     if 'val' not in config['evals']:
@@ -162,7 +162,7 @@ def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.
     cells = sweep.combinations(config, grid)
   follow = lambda cell, examples: {
     **cell,
-    **_following(runner.changed(config, cell), given, setting, examples),
+    **_following(runner.changed(config, cell), overrides, setting, examples),
   }
   examples = task.sizes[setting.more_data]
   final = {
@@ -244,20 +244,20 @@ def _reported(config: dict) -> dict:
   return evals
 
 
-def _following(config: dict, given: dict, setting: Setting, examples: int) -> dict:
+def _following(config: dict, overrides: dict, setting: Setting, examples: int) -> dict:
   """Returns the changes that follow from steps and batch size, unless --set has them.
 
   Args:
-    given: the keys that --set has.
+    overrides: the sections that --set has alone.
     examples: of the training split.
   """
   changes, batch = {}, config['data']['batch_size']
   schedule = config['optim'].get('schedule')
-  own = config_lib.lookup(given, 'optim.schedule.warmup')
+  own = config_lib.lookup(overrides, 'optim.schedule.warmup')
   if own is None and isinstance(schedule, dict):
     steps = config_lib.total_steps(config, examples, batch)
     changes['optim.schedule.warmup'] = math.floor(steps * setting.warmup)
-  if config_lib.lookup(given, 'optim.accum') is None:
+  if config_lib.lookup(overrides, 'optim.accum') is None:
     parts = max(batch // _MICRO_BATCH, 1)
     changes['optim.accum'] = parts if batch % parts == 0 else 1
   return changes
