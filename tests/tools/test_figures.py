@@ -205,7 +205,6 @@ ERRORS = [
   (('distance', GOLDEN / 'bit_timm.npz', 'PHOTO'), ('BiT', 'attention', 'gradient')),
   (('posemb', GOLDEN / 'bit_timm.npz'), ('BiT', 'filters')),
   (('posemb', GOLDEN / 'mixer_google.npz'), ('Mixer', 'filters')),
-  (('shape',), ('runs', 'depth')),
   (('compute', 'no_run'), ('no_run',)),
   (('compute', '--format', 'gif'), ("'gif'", 'svg')),
   (('compute', '--out', 'TAKEN'), ('--out', 'file')),

@@ -12,7 +12,6 @@ from vit_jax import config as config_lib
 from vit_jax import files, terminal
 from vit_jax.errors import UserError, choose
 from vit_jax.evaluators import declared
-from vit_jax.explain import plots
 from vit_jax.lab import published, table
 from vit_jax.tools.figures.drawn import Drawn
 from vit_jax.tools.inspect import cost, flops
@@ -94,6 +93,8 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
 
 def compute(args) -> Drawn:
   """Draws accuracy against the compute of pre-training (figure 5, Table 6)."""
+  from vit_jax.explain import plots
+
   rows, kinds, panels = [_COLUMNS], {}, []
   label = 'Pre-training compute (exaFLOPs)'
   for row in published.TABLE_6:
@@ -114,6 +115,8 @@ def compute(args) -> Drawn:
 
 def data(args) -> Drawn:
   """Draws accuracy against the size of the pre-training data (figure 3, Table 5)."""
+  from vit_jax.explain import plots
+
   rows, series, label = [_COLUMNS], [], 'Images to pre-train on'
   for name, values in published.TABLE_5.items():
     points = [(x, y) for x, y in zip(published.SETS.values(), values, strict=True) if y]
@@ -128,6 +131,8 @@ def data(args) -> Drawn:
 
 def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
   """Adds the panel of the runs; those that differ by the seed alone are one point."""
+  from vit_jax.explain import plots
+
   runs = [read(folder, args.metric) for folder in args.runs]
   if len(names := sorted({run.metric for run in runs})) > 1:
     raise UserError(f'The runs report {names}: choose one, --metric NAME.')
