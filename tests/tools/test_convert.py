@@ -45,9 +45,8 @@ def test_there_and_back_is_the_same_file(tmp_path, name, to, suffix):
 @pytest.mark.parametrize(
   'name',
   [
-    pytest.param('vit_timm', marks=pytest.mark.slow),
-    'mixer_timm',
-    pytest.param('vit_hf', marks=pytest.mark.slow),
+    'vit_timm',
+    'vit_hf',
   ],
 )
 def test_through_google_a_torch_model_keeps_its_gelu(tmp_path, name):
@@ -62,7 +61,6 @@ def test_through_google_a_torch_model_keeps_its_gelu(tmp_path, name):
     np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=5e-6)
 
 
-@pytest.mark.slow
 def test_a_map_head_goes_through_timm(tmp_path):
   assert run(GOLDEN / 'vit_bigvision_map.npz', tmp_path / 'b', '--to', 'timm') == 0
   _, old = vit_jax.load(GOLDEN / 'vit_bigvision_map.npz')
@@ -143,12 +141,8 @@ def logits_of(source, loaded):
 @pytest.mark.parametrize(
   ('to', 'fields'),
   [
-    # The default of configs/folder.py.
-    pytest.param('timm', dict(classifier='gap'), marks=pytest.mark.slow),
-    pytest.param('timm', dict(classifier='gap', scan=True), marks=pytest.mark.slow),
-    pytest.param('timm', dict(classifier='token'), marks=pytest.mark.slow),
+    ('timm', dict(classifier='gap', scan=True)),
     ('hf', dict(classifier='token')),
-    pytest.param('google', dict(classifier='gap'), marks=pytest.mark.slow),
     ('google', dict(classifier='none')),
   ],
 )
@@ -163,7 +157,6 @@ def test_sine_cosine_positions_leave_the_library(tmp_path, to, fields):
   np.testing.assert_array_equal(*logits_of(source, loaded))  # the same numbers
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
   ('to', 'fields', 'facts'),
   [

@@ -48,7 +48,6 @@ def expected(data, source=SOURCE):
   return np.array(true), found.logits.argmax(-1)
 
 
-@pytest.mark.slow
 def test_counts_and_tables(data, tmp_path, capsys):
   out = tmp_path / 'tables'
   args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--batch', 8)
@@ -76,7 +75,6 @@ def test_counts_and_tables(data, tmp_path, capsys):
   np.testing.assert_array_equal(again, counts)
 
 
-@pytest.mark.slow
 def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
   names = [f'class{c}' for c in reversed(range(10))]
   origin = weights.read(SOURCE)
@@ -122,7 +120,6 @@ def test_what_is_refused_writes_nothing(data, tmp_path, capsys):
   assert re.search(naming('--out', f'{tmp_path}/file'), capsys.readouterr().err)
 
 
-@pytest.mark.slow
 def test_several_labels_per_image(tmp_path, capsys):
   rng = np.random.default_rng(0)
   labels = np.eye(10, dtype=bool)
@@ -155,7 +152,6 @@ def test_another_number_of_classes_is_refused(tmp_path, capsys):
   assert jax.device_count() == 8
 
 
-@pytest.mark.slow
 def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch):
   names = [str(i) for i in range(10)]  # of digits; the head has two more
   data = dict(source='digits', split='test', pp='value_range(-1, 1)')

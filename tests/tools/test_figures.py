@@ -51,7 +51,7 @@ def photos(tmp_path_factory):
     ),
     ('attention', ('--layer', '0', '--head', '1'), dict(layer=0, head=1)),
     ('class_rollout', ('--class', '3'), dict(classes=3)),
-    pytest.param('gradient', (), {}, marks=pytest.mark.slow),
+    ('gradient', (), {}),
     ('integrated', ('--steps', '2', '--class', '1'), dict(steps=2, classes=1)),
   ],
 )

@@ -36,7 +36,6 @@ def run(*args):
   return cli.run(predict.main, [str(a) for a in args])
 
 
-@pytest.mark.slow
 def test_logits_are_the_models(folder):
   loaded = weights.load(SOURCE)
   image = np.asarray(Image.open(folder / 'a.png').resize((32, 32)))
@@ -47,7 +46,6 @@ def test_logits_are_the_models(folder):
   assert found.errors == [None] * 3
 
 
-@pytest.mark.thorough
 def test_features_by_name_in_one_compilation(folder):
   loaded = weights.load(SOURCE)
   paths = predict.find([str(folder)])
@@ -84,7 +82,6 @@ def test_photographs_that_are_left_out_are_told_of(folder, capfd):
     predict.find([str(folder / 'none')])
 
 
-@pytest.mark.slow
 def test_table_json_and_features(folder, tmp_path, capsys):
   out = tmp_path / 'features.npz'
   assert run(SOURCE, folder, '--top', 3, '--json', '--features', out) == 0
@@ -104,7 +101,6 @@ def test_table_json_and_features(folder, tmp_path, capsys):
     assert list(file['paths']) == [image['path'] for image in images]
 
 
-@pytest.mark.slow
 def test_works_without_tensorflow(folder):
   code = 'from vit_jax import cli\nfrom vit_jax.tools import predict\nsys.exit(cli.run(predict.main))\n'
   blocked = 'tensorflow,tensorflow_datasets,clu,ml_collections'
@@ -198,7 +194,6 @@ def test_names_from_a_file(folder, tmp_path, capsys):
   assert re.search(naming(names, 2, 10), capsys.readouterr().err)
 
 
-@pytest.mark.slow
 def test_a_larger_image_size(folder):
   assert run(SOURCE, folder / 'a.png', '--resolution', '64x32') == 0
   loaded = weights.load(SOURCE, image_size=64)

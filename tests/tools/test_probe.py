@@ -30,7 +30,6 @@ def data(tmp_path_factory):
   return f'arrays:{path}', images, labels
 
 
-@pytest.mark.slow
 def test_features_of_any_weights_on_any_data(data, capsys):
   name, images, labels = data
   args = (SOURCE, '--probe', 'knn', '--data', name, '--split', 'test')

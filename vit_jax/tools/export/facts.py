@@ -1,4 +1,4 @@
-"""What a user of an exported program must know: its pixels, outputs and class names."""
+"""Facts for users of an exported program: its pixels, outputs and class names."""
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def collect(
     },
     'preprocessing': {
       'text': '|'.join(op.text for op in ops),
-      'ops': [{'op': op.name, 'args': list(op.args), **op.kwargs} for op in ops],
+      'ops': [{'op': op.name, **op.arguments} for op in ops],
     },
     'outputs': {
       name: {'dtype': 'float32', 'shape': [program.batch or BATCH, *shape]}
