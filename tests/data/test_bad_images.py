@@ -75,7 +75,7 @@ def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
   root, *_ = broken
   args = str(root), 'train', FOLDER, 13
   whole = take(pipeline.train(*args).iterate(), 3)
-  for chunk in (1, 5):  # of one: nothing is left of some
+  for chunk in (1, 5):  # chunks of one: some are empty
     monkeypatch.setattr(reader, 'CHUNK', chunk)
     for a, b in zip(take(pipeline.train(*args).iterate(), 3), whole, strict=True):
       assert a.keys() == b.keys()

@@ -30,17 +30,17 @@ def expected(split, classes):
 
 @pytest.mark.parametrize('classes', [UPPER, [9, 0, 4]])
 def test_keeps_the_order_and_numbers_the_classes_as_listed(classes):
-  found = sources.build('digits', 'train', classes=classes)
+  part = sources.build('digits', 'train', classes=classes)
   images, labels = expected('train', classes)
-  assert len(found) == len(images)
-  assert found.labels.tolist() == labels
-  assert found.num_classes == len(classes)
-  assert found.class_names == [str(c) for c in classes]
-  read = found.read(np.arange(len(found))[::-7])
+  assert len(part) == len(images)
+  assert part.labels.tolist() == labels
+  assert part.num_classes == len(classes)
+  assert part.class_names == [str(c) for c in classes]
+  read = part.read(np.arange(len(part))[::-7])
   assert [example['label'] for example in read] == labels[::-7]
   np.testing.assert_array_equal([x['image'] for x in read], images[::-7])
   names = sources.build('digits', 'train', classes=[str(c) for c in classes])
-  assert names.fingerprint == found.fingerprint
+  assert names.fingerprint == part.fingerprint
 
 
 def test_splits_count_the_examples_of_these_classes():
@@ -51,11 +51,11 @@ def test_splits_count_the_examples_of_these_classes():
     'train[-10%:]': np.arange(n - round(n / 10), n),
     'train[3:5]+train[:1]': np.array([3, 4, 0]),
   }.items():
-    found = sources.build('digits', split, classes=UPPER)
-    assert found.labels.tolist() == [labels[i] for i in rows]
-    read = found.read(np.arange(len(found)))
+    part = sources.build('digits', split, classes=UPPER)
+    assert part.labels.tolist() == [labels[i] for i in rows]
+    read = part.read(np.arange(len(part)))
     np.testing.assert_array_equal([x['image'] for x in read], images[rows])
-  # Of several splits each is cut by itself.
+  # Each of several splits is cut by itself.
   both = sources.build('digits', 'test[:50%]+train[:80]', classes=UPPER)
   assert len(both) == round(test / 2) + 80
   want = expected('test', UPPER)[1][: round(test / 2)] + labels[:80]
@@ -63,8 +63,8 @@ def test_splits_count_the_examples_of_these_classes():
   assert [x['label'] for x in both.read(np.arange(len(both)))] == want
   # 80 for training; the rest does not repeat any of them.
   first, rest = (
-    {x['image'].tobytes() for x in found.read(np.arange(len(found)))}
-    for found in (
+    {x['image'].tobytes() for x in part.read(np.arange(len(part)))}
+    for part in (
       sources.build('digits', split, classes=UPPER)
       for split in ('train[:80]', 'train[80:]')
     )
@@ -75,13 +75,13 @@ def test_splits_count_the_examples_of_these_classes():
 def test_a_folder_with_a_broken_image_and_a_limit(tmp_path):
   root = write(tmp_path)
   data = pipeline.evaluate(f'folder:{root}', 'val', FOLDER, 8, classes=['c', 'b'])
-  found = data.source
+  part = data.source
   assert data.class_names == ['c', 'b']
-  for i, example in enumerate(found.read(np.arange(len(found)))):
-    assert found.name_of(i).split('/')[-2] == 'cb'[example['label']]
-  gone = found.name_of(0)
+  for i, example in enumerate(part.read(np.arange(len(part)))):
+    assert part.name_of(i).split('/')[-2] == 'cb'[example['label']]
+  gone = part.name_of(0)
   os.remove(gone)
-  first, second = found.read(np.arange(2))
+  first, second = part.read(np.arange(2))
   assert 'error' in first
   assert 'image' in second
   limit = dict(classes=[0], max_file_bytes=1)

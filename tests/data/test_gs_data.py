@@ -29,9 +29,9 @@ def same(source, local):
   assert len(source) == len(local)
   assert source.fingerprint == local.fingerprint
   order = np.random.default_rng(0).permutation(len(local))
-  for found, expected in zip(source.read(order), local.read(order), strict=True):
-    assert found == expected
-    assert 'error' not in found
+  for example, expected in zip(source.read(order), local.read(order), strict=True):
+    assert example == expected
+    assert 'error' not in example
 
 
 def test_records_in_a_bucket_are_read_by_ranges(records, gcs_proxy):

@@ -192,11 +192,11 @@ def test_random_erasing():
   assert erased.sum() == h * w * 3
   # The largest, a third of them, as high as wide, at the bottom right.
   last = np.nextafter(np.float32(1), 0)
-  found = run('random_erasing(1.0)', image, [0, last, 0.5, last, last])
+  out = run('random_erasing(1.0)', image, [0, last, 0.5, last, last])
   side = round(800**0.5)
-  assert (found[-side:, -side:] != 9).all()
-  assert (found != 9).sum() == side**2 * 3
-  noise = found[-side:, -side:]
+  assert (out[-side:, -side:] != 9).all()
+  assert (out != 9).sum() == side**2 * 3
+  noise = out[-side:, -side:]
   assert abs(noise.mean()) < 0.04  # 0.45 / sqrt(2352) is 0.009
   assert noise.std() == pytest.approx(0.45, rel=0.07)  # 1 / sqrt(2 * 2352) is 0.015
 

@@ -72,7 +72,7 @@ def test_scattered_is_a_bijection(seed):
     scattered = order.Scattered(count, seed)
     epochs = scattered.indices(np.arange(2 * count)).reshape(2, count)
     np.testing.assert_array_equal(np.sort(epochs, 1), [np.arange(count)] * 2)
-    if count > 20:  # else a coincidence is thinkable
+    if count > 20:  # otherwise it may be a coincidence
       assert np.any(epochs[0] != epochs[1])
       assert np.any(epochs[0] != order.Scattered(count, seed ^ 1).indices(epochs[0]))
 

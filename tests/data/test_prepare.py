@@ -16,9 +16,9 @@ from vit_jax.errors import BadImage, UserError
 JPG = encoded(0)
 
 
-def prepared(kind, given, data_dir, **options):
+def prepared(kind, inputs, data_dir, **options):
   """Prepares a data set; returns (its directory, [(name, reason)] of broken images)."""
-  builder, broken = prepare.builder(kind, given, str(data_dir), **options)
+  builder, broken = prepare.builder(kind, inputs, str(data_dir), **options)
   builder.download_and_prepare(download_dir=str(data_dir / 'downloads'))
   return str(builder.data_path), broken
 
@@ -109,11 +109,11 @@ def test_the_class_in_a_tar_is_the_folder(tmp_path, tars, expected):
     )
     for tar, files in tars.items()
   ]
-  for i, given in enumerate((paths, [f'{tmp_path}/tars'])):
-    made, _ = prepared(prepare.images('x'), given, tmp_path / str(i))
+  for i, inputs in enumerate((paths, [f'{tmp_path}/tars'])):
+    made, _ = prepared(prepare.images('x'), inputs, tmp_path / str(i))
     for split, labels in expected.items():
-      found = [label for (label,), _, _ in examples(made, split)]
-      assert ' '.join(sorted(found)) == labels
+      labels_there = [label for (label,), _, _ in examples(made, split)]
+      assert ' '.join(sorted(labels_there)) == labels
 
 
 def test_broken_images_are_left_out_by_name(tmp_path):

@@ -19,8 +19,8 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
 @functools.cache
 def op(magnitude, std=0.0, probability=1.0, num_ops=1):
   text = f'randaug_increasing({num_ops}, {magnitude}, {std}, {probability})'
-  (found,) = registry.parse(text)
-  return found
+  (result,) = registry.parse(text)
+  return result
 
 
 def run(name, magnitude, sign=1, image=IMAGE):
@@ -29,34 +29,34 @@ def run(name, magnitude, sign=1, image=IMAGE):
   return step(op(magnitude), u, image)
 
 
-def step(found, u, image=IMAGE):
+def step(result, u, image=IMAGE):
   tf.config.run_functions_eagerly(True)
   try:
-    return found.apply(tf.constant(image), tf.constant(u, tf.float32)).numpy()
+    return result.apply(tf.constant(image), tf.constant(u, tf.float32)).numpy()
   finally:
     tf.config.run_functions_eagerly(False)
 
 
 def level(std, magnitude=9):
-  found = randaugment_increasing.IncreasingRandAugment(2, magnitude, std)
-  return lambda u: found.level(tf.constant(u, tf.float32)).numpy() * 10
+  result = randaugment_increasing.IncreasingRandAugment(2, magnitude, std)
+  return lambda u: result.level(tf.constant(u, tf.float32)).numpy() * 10
 
 
 def test_magnitudes_are_normal_and_clipped():
   u = (np.arange(20_000) + 0.5) / 20_000
   u = u.astype(np.float32)
-  found = level(0.5)(u)
+  result = level(0.5)(u)
   np.testing.assert_allclose(
-    found, np.clip(stats.norm(9, 0.5).ppf(u), 0, 10), atol=1e-6
+    result, np.clip(stats.norm(9, 0.5).ppf(u), 0, 10), atol=1e-6
   )
   # A part of them, 1 - Phi(2), is all at the end of the scale; here counted.
-  assert (found == 10).mean() == pytest.approx(stats.norm.sf(2), abs=1e-4)
-  assert np.median(found) == pytest.approx(9, abs=1e-3)
+  assert (result == 10).mean() == pytest.approx(stats.norm.sf(2), abs=1e-4)
+  assert np.median(result) == pytest.approx(9, abs=1e-3)
   assert (level(0.5)([0.0]), level(0.0)([0.3])) == (0, 9)
   assert level(50.0, 0)(u).max() == 10
 
 
-# timm's LEVEL_TO_ARG: bits kept, threshold, addition, factor up and down, of magnitudes.
+# timm's LEVEL_TO_ARG: bits expected, threshold, addition, factor up and down, of magnitudes.
 TABLE = {
   0: (4, 256, 0, 1.0, 1.0),
   3: (3, 180, 33, 1.27, 0.73),
@@ -69,8 +69,8 @@ TABLE = {
 @pytest.mark.parametrize('magnitude', TABLE)
 def test_severities_grow_with_the_magnitude(magnitude):
   bits, threshold, addition, *factors = TABLE[magnitude]
-  kept = IMAGE & (256 - 2 ** (8 - bits)) if bits else 0 * IMAGE
-  np.testing.assert_array_equal(run('posterize', magnitude), kept)
+  expected = IMAGE & (256 - 2 ** (8 - bits)) if bits else 0 * IMAGE
+  np.testing.assert_array_equal(run('posterize', magnitude), expected)
   pillow = Image.fromarray(IMAGE)
   solarized = ImageOps.solarize(pillow, threshold)
   np.testing.assert_array_equal(run('solarize', magnitude), solarized)
@@ -80,12 +80,12 @@ def test_severities_grow_with_the_magnitude(magnitude):
     for sign, factor in zip((1, -1), factors, strict=True):
       enhancer = getattr(ImageEnhance, name.capitalize())
       want = np.asarray(enhancer(pillow).enhance(factor)).astype(int)
-      found = run(name, magnitude, sign)
-      assert np.abs(found - want).max() <= 1, (
+      result = run(name, magnitude, sign)
+      assert np.abs(result - want).max() <= 1, (
         name,
         sign,
       )  # see test_data_randaugment.py
-      assert (found != want).mean() < 0.01, (name, sign)
+      assert (result != want).mean() < 0.01, (name, sign)
 
 
 def pillows(name, amount, image=IMAGE):
@@ -132,24 +132,24 @@ def test_geometry_is_pillows(name, most):
   for magnitude in (0, 4, 10):
     for sign in (1, -1):
       amount = sign * most * magnitude / 10
-      found = run(name, magnitude, sign, smooth).astype(int)
+      result = run(name, magnitude, sign, smooth).astype(int)
       want, where = pillows(name, amount, smooth), inside(name, amount)
       assert where.any()
-      assert np.abs(found - want)[where].max() <= 1, (magnitude, sign)  # rounded
+      assert np.abs(result - want)[where].max() <= 1, (magnitude, sign)  # rounded
       if magnitude == 10:
-        assert (found == (124, 116, 104)).all(-1).any()
+        assert (result == (124, 116, 104)).all(-1).any()
 
 
 def test_each_op_has_its_share_and_the_rest_do_nothing():
-  found = op(9, 0.0, 0.5, 2)
+  result = op(9, 0.0, 0.5, 2)
   u = (np.arange(3000) + 0.5) / 3000
-  index = np.asarray(found.apply._index(tf.constant(u, tf.float32)))
+  index = np.asarray(result.apply._index(tf.constant(u, tf.float32)))
   np.testing.assert_array_equal(np.bincount(index), [100] * 15 + [1500])
   nothing = [0.5, 0, 0.5, 1 - 2**-24, 0, 0.5]
-  np.testing.assert_array_equal(step(found, nothing), IMAGE)
+  np.testing.assert_array_equal(step(result, nothing), IMAGE)
   twice = [2.5 / 30, 0, 0.5] * 2  # invert, and invert again
-  np.testing.assert_array_equal(step(found, twice), IMAGE)
-  np.testing.assert_array_equal(step(found, twice[:3] + nothing[:3]), 255 - IMAGE)
+  np.testing.assert_array_equal(step(result, twice), IMAGE)
+  np.testing.assert_array_equal(step(result, twice[:3] + nothing[:3]), 255 - IMAGE)
 
 
 def test_an_image_is_the_same_alone_and_in_any_batch():
@@ -193,9 +193,9 @@ def test_ops_are_those_of_timm(timm, monkeypatch, magnitude):
       monkeypatch.setattr(auto_augment.random, 'random', lambda draw=draw: draw)
       apply = auto_augment.AugmentOp(theirs, 1.0, magnitude, hparams)
       want = np.asarray(apply(Image.fromarray(IMAGE))).astype(int)
-      found = run(name, magnitude, sign)
+      result = run(name, magnitude, sign)
       where = np.ones(IMAGE.shape[:2], bool)
       if name[:5] in ('rotat', 'shear', 'trans'):
         most = {'r': 30, 's': 0.3, 't': 0.45}[name[0]]
         where = inside(name, sign * most * magnitude / 10)
-      assert np.abs(found - want)[where].max() <= 1, (name, sign)
+      assert np.abs(result - want)[where].max() <= 1, (name, sign)

@@ -68,7 +68,7 @@ def test_patterns(written, tmp_path):
   every = sources.build(f'records:{folder}/*', 'train')
   assert len(every) == 20
   assert len(sources.build(f'records:{folder}/*', 'val+train')) == 27
-  # Of other names, and in several directories: all of them are 'train'.
+  # Files with other names, in several directories, are all 'train'.
   write(tmp_path / 'b' / 'two.tfrecord', [example(2)])
   write(tmp_path / 'a' / 'one.tfrecord', [example(0), example(1)])
   both = sources.build(f'records:{tmp_path}/*/*.tfrecord', 'train')

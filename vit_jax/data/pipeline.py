@@ -265,7 +265,7 @@ class EvalBatches(Batches):
 
 
 def scale_on_device(batch: dict) -> dict:
-  """What pipelines mostly leave to the device: images uint8 to float32 in [-1, 1]."""
+  """Maps images uint8 to float32 in [-1, 1], as most pipelines do on the device."""
   (op,) = registry.parse('value_range(-1, 1)')
   return op.apply.on_device(batch)
 

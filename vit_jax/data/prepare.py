@@ -313,7 +313,7 @@ def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
 def _files_of_tar(file, above: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
   with tarfile.open(fileobj=file, tarinfo=_Strict) as tar:
     while member := tar.next():
-      tar.members.clear()  # of millions
+      tar.members.clear()  # there may be millions
       name = above + _stem(member.name)
       if not member.isreg() or any(map(listing.is_hidden, name.split('/'))):
         continue

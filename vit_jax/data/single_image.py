@@ -121,7 +121,7 @@ def pixels(image) -> np.ndarray:
 def _batch(images: Iterable, preprocess: SingleImage, pp: str) -> dict:
   if not isinstance(images, Iterable) or isinstance(images, str | bytes | Path):
     raise UserError(f'images is one {type(images).__name__}: put it in a list.')
-  if hasattr(images, 'ndim'):  # of NumPy or JAX
+  if hasattr(images, 'ndim'):  # an array of NumPy or JAX
     images = np.asarray(images)
     if images.ndim != 4:
       raise UserError(
@@ -173,7 +173,7 @@ def _pixels(
       image = Image.open(io.BytesIO(data))
       if target:
         width, height = target[::-1] if orientation < 5 else target
-        image.draft(None, (GAP * width, GAP * height))  # of JPEG
+        image.draft(None, (GAP * width, GAP * height))  # for JPEG alone
       image = ImageOps.exif_transpose(image)
     except Exception as error:  # Pillow's plugins raise many types on broken files
       raise BadImage(str(error) or type(error).__name__) from None

@@ -7,7 +7,7 @@ from vit_jax.check import Range
 # Images with more pixels by their header are refused unread: a PNG of half a megabyte may
 # decode to gigabytes. Ops do not make larger images either.
 MAX_PIXELS = 64_000_000
-MAX_SIDE = 8000  # of a square with MAX_PIXELS
+MAX_SIDE = 8000  # A square of that side has MAX_PIXELS.
 
 Method = Literal['bilinear', 'bicubic', 'area', 'nearest']
 Rounding = Literal['truncate', 'nearest', 'none']  # see `basic`

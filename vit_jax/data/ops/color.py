@@ -41,7 +41,7 @@ def equalize(image):
     arr=tf.reshape(indices, [-1]), size=tf.constant(768), weights=none
   )
   counts = tf.reshape(counts, [3, 256])
-  # Of the highest level that occurs: its pixels are not counted in the step.
+  # The highest level that occurs; the step leaves out its pixels.
   levels = tf.range(256)
   last = tf.reduce_max(tf.where(counts > 0, levels, 0), 1)
   total = tf.reduce_sum(counts, 1)

@@ -100,7 +100,7 @@ class Arrays(ArraySource):
     elif self.labels is None:
       self.num_classes = labels.shape[1]
     else:
-      # Of all splits, so that a split without the last class has the same K.
+      # From all splits, so that a split without the last class has the same K.
       self.num_classes = 1 + max(int(y.max()) for _, y in data.values() if y.size)
 
 

@@ -25,7 +25,6 @@ class Source(abc.ABC):
     labels: every example's label, int [N], if they are known without reading images, which
       allows to check them before training; else None.
     fingerprint: a cheap hash that changes when the examples do.
-    streamed: read from front to back, see `Stream`.
     exif: apply the EXIF orientation, as for photographs from a camera. Not for
       published data sets, whose published numbers ignore it.
     max_file_bytes: an encoded image of more bytes is a bad image.
@@ -41,7 +40,6 @@ class Source(abc.ABC):
   num_classes: int | None = None
   class_names: list[str] | None = None
   labels: np.ndarray | None = None
-  streamed: bool = False
   exif: bool = False
   max_file_bytes: int = image_file.MAX_BYTES
   left_out: Mapping[str, int] = types.MappingProxyType({})

@@ -77,7 +77,7 @@ def _part(
     list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
   ] = None,
 ) -> Source:
-  del weight, label_offset  # of the mixture
+  del weight, label_offset  # arguments of the mixture
   return sources.build(source, split, classes=classes, **(options or {}))
 
 

@@ -56,7 +56,6 @@ class Stream(View):
       ValueError: if there are fewer shards than hosts.
     """
     super().__init__(source)
-    self.streamed = True
     first, last = source.bounds[:-1], source.bounds[1:]
     if len(first) < hosts:
       raise ValueError(
