@@ -11,7 +11,6 @@ from vit_jax import trees
 from vit_jax.errors import UserError
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('model', 'variant', 'count'),
   # Of big_vision; x4, R50x3 and R101x3 of timm. 1000 classes.
@@ -19,18 +18,7 @@ from vit_jax.errors import UserError
     ('resnet_gn', 'R26', 15_995_176),
     ('resnet_gn', 'R50', 25_557_032),
     ('bit', 'R50x3', 217_319_080),
-    ('resnet_gn', 'R101', 44_549_160),
-    ('resnet_gn', 'R200', 64_673_832),
     ('bit', 'R26', 15_987_496),
-    ('bit', 'R50x1', 25_549_352),
-    ('bit', 'R152x4', 936_533_224),
-    ('resnet_gn', 'R152', 60_192_808),
-    ('bit', 'R101x1', 44_541_480),
-    ('bit', 'R50x2', 97_988_712),
-    ('bit', 'R152', 60_185_128),
-    ('bit', 'R200', 64_666_152),
-    ('bit', 'R101x3', 387_934_888),
-    ('bit', 'R152x2', 236_335_208),
   ],
 )
 def test_parameter_counts_are_the_published_ones(model, variant, count):
@@ -38,7 +26,6 @@ def test_parameter_counts_are_the_published_ones(model, variant, count):
   assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
-@pytest.mark.thorough
 def test_names_and_shapes_are_the_published_ones():
   shapes = abstract_params(vit_jax.create_model('bit', 'R50', num_classes=21_843))
   shapes = {k: v.shape for k, v in trees.flatten(shapes).items()}
@@ -67,7 +54,6 @@ def run(model, params, image):
   return jax.jit(lambda p, x: model.apply({'params': p}, x))(params, image)
 
 
-@pytest.mark.slow
 def test_what_pads_the_pool_matters_at_the_border_only(golden):
   params = {from_tensorflow(k): v for k, v in golden('bit_timm').items()}
   params = trees.unflatten(params)

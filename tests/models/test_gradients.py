@@ -55,7 +55,6 @@ def derivatives(model, params):
   return all_three
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', one_of_each(TINY))
 def test_forward_and_reverse_can_be_nested(name):
   # Traced: a rule for one direction only, `custom_vjp`, is refused while tracing.
@@ -65,7 +64,6 @@ def test_forward_and_reverse_can_be_nested(name):
 
 
 # A ViT calls every kernel that has derivatives of its own; the rest are JAX's.
-@pytest.mark.slow
 @pytest.mark.parametrize('name', TINY)
 def test_forward_and_reverse_differentiation_agree(name):
   model = build(name)
@@ -84,7 +82,6 @@ UNSEEN = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize('name', one_of_each(TINY))
 def test_every_parameter_has_a_gradient(name):
   _, grads = plain(name)
@@ -103,22 +100,11 @@ def test_every_parameter_has_a_gradient(name):
   assert [d for d in dead if not re.fullmatch(unseen, d) and d not in unread] == []
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
   ('name', 'scan', 'remat'),
   [
-    pytest.param(
-      *name.values,
-      scan,
-      remat,
-      marks=[*name.marks, *([pytest.mark.slow] if slow else [])],
-    )
-    for scan, remat, slow in (
-      (False, 'full', True),
-      (False, 'dots', False),
-      (True, 'none', True),
-      (True, 'full', False),
-    )
+    (name, scan, remat)
+    for scan, remat in ((False, 'dots'), (True, 'none'), (True, 'full'))
     for name in one_of_each(having('remat', *(['scan'] if scan else [])))
   ],
 )

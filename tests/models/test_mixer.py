@@ -51,7 +51,6 @@ def test_names_and_shapes_are_the_published_ones():
 
 
 # Unscanned, the file is compared through its loader: tests/weights/test_goldens.py.
-@pytest.mark.slow
 def test_scanned_blocks_agree_with_the_reference_code(golden):
   params = trees.unflatten(golden('mixer_google'))
   expected = golden('mixer_google.expected')
@@ -67,7 +66,6 @@ def test_scanned_blocks_agree_with_the_reference_code(golden):
   np.testing.assert_allclose(out['pre_logits'], out['encoded'].mean(1), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_stochastic_depth_grows_with_the_block():
   # A block that is dropped whole leaves its input: rates 0, 0.3, 0.6.
   model = vit_jax.create_model(

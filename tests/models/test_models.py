@@ -38,7 +38,6 @@ def name(request):
   return request.param
 
 
-@pytest.mark.thorough
 def test_the_family_knows_every_parameter(name):
   family = family_of(name)
   shapes = {n: x.shape for n, x in trees.flatten(init(build(name))).items()}
@@ -58,7 +57,6 @@ def test_the_family_knows_every_parameter(name):
   assert all(family.matrix_axes(n) for n in dense if 1 <= np.max(depths[n]) <= blocks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', CLASSIFIERS)
 def test_the_family_knows_the_stride(name):
   family, model = models.family(name.split()[0]), build(name)
@@ -99,7 +97,6 @@ def test_stacked_names_come_apart_and_together(name):
     assert together[stack][layer] == depths[n]
 
 
-@pytest.mark.thorough
 def test_outputs(name):
   model = build(name)
   params = init(model)
@@ -126,7 +123,6 @@ def test_outputs(name):
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
 
 
-@pytest.mark.thorough
 def test_features_are_the_same_in_training_and_scanned(name):
   def shapes(train=False, **fields):
     model = build(name, **fields)
@@ -140,7 +136,6 @@ def test_features_are_the_same_in_training_and_scanned(name):
     assert shapes(train=True, scan=True) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', one_of_each(TINY))
 def test_without_features_logits_are_the_same(name):
   model, params = build(name), init(build(name))
@@ -158,7 +153,6 @@ def test_without_features_logits_are_the_same(name):
     close(x, out[key])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize('name', one_of_each(TINY))
 def test_interceptors_see_every_dense_layer_of_a_step(name):
   # Wide ones too, on a mesh: where a short cut past the layer would be tempting.
@@ -187,7 +181,6 @@ def test_interceptors_see_every_dense_layer_of_a_step(name):
   assert seen >= {n.removesuffix('/kernel') for n in names if n.endswith('/kernel')}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', one_of_each(CLASSIFIERS))
 def test_without_a_head_logits_are_pre_logits(name):
   params = {key: x for key, x in init(build(name)).items() if key != 'head'}
@@ -195,13 +188,11 @@ def test_without_a_head_logits_are_pre_logits(name):
   np.testing.assert_array_equal(logits, out['pre_logits'])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', one_of_each(having('dropout')))
 def test_values_are_dropped_in_training_only(name):
   dropped_in_training_only(name, 'dropout')
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', one_of_each(having('stochastic_depth')))
 def test_branches_are_dropped_in_training_only(name):
   dropped_in_training_only(name, 'stochastic_depth')
@@ -216,7 +207,6 @@ def dropped_in_training_only(name, field):
   np.testing.assert_array_equal(call(model), call(build(name)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', one_of_each(CLASSIFIERS))
 def test_bfloat16_logits_are_as_fine_as_float32(name):
   # A rare class's prior as bias: bfloat16 numbers near -10 are 0.0625 apart.

@@ -18,17 +18,10 @@ from vit_jax.tools.inspect import flops
 from vit_jax.weights import export, formats, readers
 
 # Parameters with 1,000 classes and without a head, multiply-adds in 1e9: timm's.
-SIZES = {
-  '50': (25_557_032, 23_508_032, 4.089),
-  '101': (44_549_160, 42_500_160, 7.801),
-  '152': (60_192_808, 58_143_808, 11.514),
-}
+SIZES = {'50': (25_557_032, 23_508_032, 4.089), '101': (44_549_160, 42_500_160, 7.801)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'variant', ['50', *(pytest.param(v, marks=pytest.mark.slow) for v in ('101', '152'))]
-)
+@pytest.mark.parametrize('variant', SIZES)
 def test_parameters_and_operations(variant):
   model, shapes = models.build('resnet', variant), {}
 
@@ -89,7 +82,6 @@ def test_maps_of_odd_sizes_are_those_of_padding_by_pixels():
 
 
 @pytest.mark.parametrize('stride', [8, 16])
-@pytest.mark.slow
 def test_dilated_stages_compute_between_the_positions_of_strides(stride):
   x = images()
   out = {}
@@ -104,7 +96,6 @@ def test_dilated_stages_compute_between_the_positions_of_strides(stride):
   assert out[stride]['stage4'].shape[1] == 64 // stride
 
 
-@pytest.mark.slow
 def test_frozen_norms_are_statistics_and_load_from_the_same_file():
   check(path_of('resnet_timm'), 'resnet_timm', frozen_norm=True)
   plain, frozen = golden(), golden(frozen_norm=True)
@@ -116,7 +107,6 @@ def test_frozen_norms_are_statistics_and_load_from_the_same_file():
   np.testing.assert_array_equal(one[scale], other[f'batch_stats/{scale}'])
 
 
-@pytest.mark.slow
 def test_frozen_norms_do_not_change_in_training():
   loaded = golden(frozen_norm=True)
   x = images()
@@ -196,7 +186,6 @@ def test_dilation_is_kept_in_files_of_timm(tmp_path):
   assert vit_jax.load(tmp_path / 'timm').model.output_stride == 16
 
 
-@pytest.mark.slow
 def test_skipped_layers_take_no_statistics_either():
   loaded = vit_jax.load(path_of('resnet_timm'), skip=['stage4_.*'])
   stats = trees.flatten(loaded.variables['batch_stats'])

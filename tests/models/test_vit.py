@@ -40,7 +40,6 @@ COUNTS = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(('variant', 'classifier'), COUNTS)
 def test_parameter_counts_are_the_published_ones(variant, classifier):
   # Scanned: the same parameters, a fraction of the tracing time.
@@ -50,7 +49,6 @@ def test_parameter_counts_are_the_published_ones(variant, classifier):
   assert count == COUNTS[variant, classifier]
 
 
-@pytest.mark.thorough
 def test_names_and_shapes_are_the_published_ones():
   model = vit_jax.create_model(
     'vit', 'B/16', num_classes=21_843, representation_size=768
@@ -104,7 +102,6 @@ OLD_NAMES = {
 
 
 # Unscanned, the files are compared through their loader: tests/weights/test_goldens.py.
-@pytest.mark.thorough
 def test_scanned_blocks_agree_with_the_reference_code(golden):
   params = trees.unflatten(
     {
@@ -131,7 +128,6 @@ def test_timm_names_give_the_same_model():
 
 
 @pytest.mark.parametrize(('fields', 'std'), [({}, 0.02), ({'posemb_std': None}, 0.125)])
-@pytest.mark.slow
 def test_position_embeddings_start_as_asked(fields, std):
   model = vit_jax.create_model('vit', 'mu/1', width=64, depth=1, **fields)
   params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))['params']
@@ -140,7 +136,6 @@ def test_position_embeddings_start_as_asked(fields, std):
   np.testing.assert_allclose(table.std(), std, rtol=0.03)
 
 
-@pytest.mark.slow
 def test_non_square_images_and_patches():
   model = vit_jax.create_model('vit', 'mu/8x4', depth=1, num_classes=3)
   x = np.random.default_rng(0).normal(size=(2, 24, 32, 3)).astype(np.float32)
@@ -162,7 +157,6 @@ def test_non_square_images_and_patches():
   np.testing.assert_allclose(out['stem'], expected, atol=2e-6)
 
 
-@pytest.mark.slow
 def test_without_positions_patches_may_be_permuted():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(1, 32, 32, 3)).astype(np.float32)
@@ -190,7 +184,6 @@ def test_sincos2d_closed_form():
   np.testing.assert_allclose(table[5], expected, rtol=1e-6)  # rounding to float32
 
 
-@pytest.mark.slow
 def test_head_starts_at_the_prior():
   fields = dict(depth=1, num_classes=5, head_bias_init=-10.0)
   model = vit_jax.create_model('vit', 'mu/16', **fields)
@@ -199,7 +192,6 @@ def test_head_starts_at_the_prior():
   assert (logits == -10).all()
 
 
-@pytest.mark.slow
 def test_without_features_the_last_block_is_for_the_class_token():
   model = vit_jax.create_model(
     'vit', 'mu/8', depth=2, num_classes=5, classifier='token', remat='full'

@@ -42,7 +42,6 @@ def test_derivatives_of_softmax():
   assert [x.dtype for x in jax.tree.leaves(pullback) if x.ndim] == [jnp.bfloat16]
 
 
-@pytest.mark.thorough
 def test_cpus_divide_last_where_no_derivative_is_taken():
   plain = lambda scores, value: jax.nn.softmax(scores) @ value
   scores, value = normal(2, 3, 4, 5), normal(2, 3, 5, 8)
@@ -105,7 +104,6 @@ def test_the_kernel_of_gpus_is_given_even_lengths(lengths, monkeypatch):
   assert seen == [(N + N % 2, S + S % 2)]
 
 
-@pytest.mark.slow
 def test_attention_is_jax_s_own_in_bfloat16():
   q, k, v = (jnp.asarray(normal(2, 6, 4, 16), jnp.bfloat16) for _ in range(3))
   found = attend(q, k, v)

@@ -78,7 +78,6 @@ def step():
   return steps(*resnet(), number=1, ema=0.9)
 
 
-@pytest.mark.slow
 def test_statistics_are_those_of_the_whole_batch_on_any_mesh():
   before, one = step()
   _, eight = steps(*resnet(), 1, sharding.make_mesh(8), ema=0.9)
@@ -99,7 +98,6 @@ def test_statistics_are_those_of_the_whole_batch_on_any_mesh():
     np.testing.assert_allclose(value, stats[name], atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
 def test_an_average_has_averaged_statistics():
   before, after = step()
   average = after.average()
@@ -114,7 +112,6 @@ def test_an_average_has_averaged_statistics():
       )
 
 
-@pytest.mark.slow
 def test_norms_that_are_frozen_keep_their_statistics():
   before, after = steps(*resnet('partial'), number=1)
   last = 'stage2_block_1/'

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 
 from vit_jax import models
 
@@ -34,23 +33,15 @@ def family_of(name):
   return models.family_of(build(name))
 
 
-# A transformer, and one of convolutions with batch statistics.
-QUICK = ('vit', 'resnet')
+# Families for contracts that cost a compilation each: tokens, and convolutions with
+# batch statistics. Other tests compute with the layers of all families.
+COMPILED = ('vit', 'resnet')
 
 
-def one_of_each(names) -> list:
-  """Returns names as test parameters: quick is the first of each family of QUICK.
-
-  All others are slow. For contracts that cost a compilation each, on layers that other
-  tests compute with.
-  """
-  names, met, found = list(names), set(), []
-  for name in names:
-    family = name.split()[0]
-    quick = family in QUICK and family not in met
-    met.add(family)
-    found.append(pytest.param(name, marks=() if quick else pytest.mark.slow))
-  return found
+def one_of_each(names) -> list[str]:
+  """Returns the first name of each family of COMPILED."""
+  firsts = {name.split()[0]: name for name in reversed(list(names))}
+  return [firsts[family] for family in COMPILED if family in firsts]
 
 
 def total(outputs):
