@@ -1,4 +1,4 @@
-"""Depthwise convolution: a filter of its own for every channel."""
+"""Depthwise convolution: one filter per channel."""
 
 import functools
 import math
@@ -10,30 +10,29 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import CONVOLVED, by_platform
 
-# Below this many elements in one image's map CPUs use XLA's convolution as well: it takes
-# less than a millisecond an image there, and many shifted products take longer to compile.
+# CPUs use XLA's convolution, too, for maps of fewer elements per image: it takes less than a
+# millisecond an image there, and many shifted products take longer to compile.
 _SMALL = 4096
-# Products that one step of the kernel's gradient adds: more take longer to compile, fewer
-# write the sum more often.
+# Products per step of the kernel's gradient: more take longer to compile, fewer write the
+# sum more often.
 _BLOCK = 28
 
 
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
   """Convolves every channel with its own filter: [B, H, W, C] -> [B, h, w, C].
 
-  Equals `lax.conv_general_dilated` with `feature_group_count=C`, and is that everywhere
-  except on CPUs, where XLA runs it as a slow loop: at 7 x 7, a sum of 49 shifted maps takes
-  less than a twentieth of its time, and the gradients less than a tenth
-  (benchmarks/NOTES.md). The choice is made when the program is lowered.
+  It is `lax.conv_general_dilated` with `feature_group_count=C` except on CPUs, where XLA
+  runs that as a slow loop: a sum of 49 shifted maps takes less than a twentieth of the time
+  of a 7 x 7 convolution, and its gradients less than a tenth. Chosen at lowering.
 
   Args:
-    kernel: [kh, kw, 1, C], of the dtype of x.
-    stride: of rows and columns.
-    padding: ((top, bottom), (left, right)), zeros, at least 0.
+    kernel: [kh, kw, 1, C], in the dtype of x.
+    stride: step along rows and columns.
+    padding: ((top, bottom), (left, right)), rows and columns of zeros.
 
   Returns:
-    h = (H + top + bottom - kh) // stride + 1, w likewise, in the dtype of x. On CPUs sums
-    are in float32 or wider.
+    h = (H + top + bottom - kh) // stride + 1, w likewise, in the dtype of x, summed in
+    float32 or wider on CPUs.
   """
   if math.prod(x.shape[1:]) < _SMALL:
     return _plain(x, kernel, stride, padding)
@@ -54,13 +53,10 @@ def _plain(x, kernel, stride, padding):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _depthwise(x, kernel, stride, padding):
-  geometry = dict(stride=stride, padding=padding)
-  return lax.platform_dependent(
-    x,
-    kernel,
-    cpu=functools.partial(_shifted, **geometry),
-    default=functools.partial(_plain, **geometry),
+  shifted, plain = (
+    functools.partial(f, stride=stride, padding=padding) for f in (_shifted, _plain)
   )
+  return lax.platform_dependent(x, kernel, cpu=shifted, default=plain)
 
 
 @_depthwise.defjvp
@@ -73,11 +69,10 @@ def _jvp(stride, padding, primals, tangents):
 
 @functools.cache  # one for all layers, see `by_platform`
 def _chosen(on_cpus, stride, padding):
-  geometry = dict(stride=stride, padding=padding)
-  return by_platform(
-    cpu=functools.partial(on_cpus, **geometry),
-    default=functools.partial(_plain, **geometry),
+  cpu, plain = (
+    functools.partial(f, stride=stride, padding=padding) for f in (on_cpus, _plain)
   )
+  return by_platform(cpu=cpu, default=plain)
 
 
 # For CPUs. Each gradient is written out, and the tangent map is defined as its transpose:
@@ -90,17 +85,15 @@ _traced_once = functools.partial(jax.jit, static_argnames=('stride', 'padding'))
 
 @_traced_once
 def _by_input(dx, kernel, stride, padding):
-  geometry = dict(stride=stride, padding=padding)
-  gradient = lambda dy: _input_gradient(dy, kernel, dx.shape, **geometry)
-  dy = jax.eval_shape(functools.partial(_plain, **geometry), dx, kernel)
+  gradient = lambda dy: _input_gradient(dy, kernel, dx.shape, stride, padding)
+  dy = jax.eval_shape(lambda: _plain(dx, kernel, stride, padding))
   return jax.linear_transpose(gradient, dy)(dx)[0]
 
 
 @_traced_once
 def _by_kernel(x, dkernel, stride, padding):
-  geometry = dict(stride=stride, padding=padding)
-  gradient = lambda dy: _kernel_gradient(x, dy, dkernel.shape[:2], **geometry)
-  dy = jax.eval_shape(functools.partial(_plain, **geometry), x, dkernel)
+  gradient = lambda dy: _kernel_gradient(x, dy, dkernel.shape[:2], stride, padding)
+  dy = jax.eval_shape(lambda: _plain(x, dkernel, stride, padding))
   # Within a `shard_map` the kernel may be replicated, while its gradient differs by device.
   dkernel += jnp.zeros_like(x[0, :1, :1])
   return jax.linear_transpose(gradient, dy)(dkernel)[0]
@@ -122,7 +115,7 @@ def _shifted(x, kernel, stride, padding):
 
 
 def _input_gradient(dy, kernel, shape, stride, padding):
-  """[B, h, w, C] -> `shape`: dy, its stride filled with zeros, and the kernel turned."""
+  """[B, h, w, C] -> `shape`: dy, dilated by the stride, and the kernel rotated."""
   kh, kw = kernel.shape[:2]
   edges = [(0, 0, 0)]
   for n, m, k, (low, _) in zip(
@@ -140,7 +133,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
   kh, kw = size
   width = -(-w // -(-w // _BLOCK))
   height = min(h, max(1, _BLOCK // width))
-  rows, columns = -(-h // height), -(-w // width)  # of blocks
+  rows, columns = -(-h // height), -(-w // width)  # blocks down and across
   ends = rows * height, columns * width
   dy = _padded(dy, ((0, ends[0] - h), (0, ends[1] - w)))
   dy = dy.reshape(B, rows, height, columns, width, C)
@@ -152,7 +145,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
   )
   x = _padded(x, tuple(more))
 
-  @functools.partial(jax.checkpoint, prevent_cse=False)  # no windows kept
+  @functools.partial(jax.checkpoint, prevent_cse=False)  # keeps no windows
   def step(sums, block):
     dy, n = block
     at = stride * height * (n // columns), stride * width * (n % columns)

@@ -103,7 +103,7 @@ def _call(kernel, name, rows, interpret, arrays, vectors, sums: int = 0) -> list
       out_specs=[block] + [partial] * sums,
       out_shape=out_shape,
       cost_estimate=pl.CostEstimate(
-        flops=0,  # Of matrix units.
+        flops=0,  # The matrix units have none.
         transcendentals=batch * tokens,
         bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shape)),
       ),

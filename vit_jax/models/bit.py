@@ -127,7 +127,7 @@ class BiT(Classifier):
   """See `__call__`. `blocks` and `width` come from `variant`."""
 
   blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
-  width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
+  width: int = 64  # channels of the root; stage i has 4 width 2^(i-1) channels
   # The published models were trained with zeros around the root's max-pool, which has
   # negative inputs here; big_vision pads with nothing, and so do models trained by it.
   zero_pad_pool: bool = True

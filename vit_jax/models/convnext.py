@@ -1,6 +1,6 @@
 """ConvNeXt: "A ConvNet for the 2020s", arXiv 2201.03545 (V1; parameters as timm has them).
 
-Differs from the authors' code in one thing: the head starts at zero, as those of all
+Differs from the authors' code in one thing: the head starts at zero, as in all
 models here.
 """
 

@@ -1,4 +1,4 @@
-"""What all classifiers have in common, and the facts of a family of models.
+"""The common part of all classifiers, and the facts of a family of models.
 
 Optimizers, weights, tools and tests know no model: each page of `models/` ends with a
 `Family`, the names of its parameters and the constraints on its images.
@@ -60,22 +60,22 @@ class Family:
       the stage that they lead to.
     matrices: ((regex, (input axes, output axes)), ...): parameters of blocks that act
       as matrices, axes counted from the end.
-    branch_ends: modules that give what the last branch of a block adds to the residual.
-    prompts: where prompts can go, of `tune.vpt.WHERE`, the usual place first.
-    stems: names of the first kernel [h, w, C, ...], the first that there is.
+    branch_ends: modules whose output is the last branch of a block.
+    prompts: places for prompts, of `tune.vpt.WHERE`, the usual one first.
+    stems: names of the first kernel [h, w, C, ...]; the first name that exists counts.
     positions: ((regex, axes), ...): learned position tables [1, N, D], not stacked, that
       are resized for other grids; their rows are positions of the grid ('hw', after rows
       of other tokens), of its rows ('h') or of its columns ('w').
     offsets: regex of learned tables of offsets, [2 h - 1, 2 w - 1, M] in a window of
       h x w or [2 n - 1, Dh] along one side of a map, which are resized for another.
-    position: name of the one before the first block, or None.
+    position: name of the position table before the first block, or None.
     patches: name of a patch kernel that can be resized to other patches, or None.
     stride: fields -> pixels per position of the last features, down and across.
     any_size: fields -> whether one set of parameters serves images of any size.
     published: ((regex, function), ...): names that others publish models under; the
       function of the regex's groups returns (variant, fields).
     tiny: fields of models that run in milliseconds and have every part, for tests.
-    outputs: what a model returns besides `out`: 'classes', logits [B, K]; 'maps', {name:
+    outputs: a model's outputs beside `out`: 'classes', logits [B, K]; 'maps', {name:
       [B, h, w, C]}; 'pixels', logits [B, H, W, K]; 'boxes', {'logits': [B, Q, K + 1],
       'boxes': [B, Q, 4]}.
     inputs: (fields, (H, W)) -> {name: (h, w, C)}, the maps that a model without a
@@ -158,18 +158,18 @@ class Family:
     Args:
       shapes: of all parameters of one model, or of the part that is trained.
     """
-    found = {}
+    blocks = {}
     for name, shape in shapes.items():
       if match := re.fullmatch(self.blocks, name):
         stage = int(match.groupdict().get('stage') or 0)
         layers = range(shape[0]) if match['layer'] is None else [int(match['layer'])]
-        found[name] = [(stage, layer) for layer in layers]
-    order = sorted({block for blocks in found.values() for block in blocks})
+        blocks[name] = [(stage, layer) for layer in layers]
+    order = sorted({block for layers in blocks.values() for block in layers})
     number = {block: i + 1 for i, block in enumerate(order)}
 
     def depth(name):
-      if name in found:
-        first, last = (number[found[name][i]] for i in (0, -1))
+      if name in blocks:
+        first, last = (number[blocks[name][i]] for i in (0, -1))
         return range(first, last + 1) if self.is_stacked(name) else first
       if match := re.fullmatch(self.transitions or '', name):
         return min(

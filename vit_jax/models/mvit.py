@@ -1,7 +1,7 @@
 """MViTv2: "Improved Multiscale Vision Transformers", arXiv 2112.01526.
 
 Parameters are those of the published files. Differs from the authors' code in one thing:
-the head starts at zero, as those of all models here.
+the head starts at zero, as in all models here.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from vit_jax.nn.layers import Dense, LayerNorm, MlpBlock, check_images
 from vit_jax.nn.pooling import PoolingAttention
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
-# Of the first stage width and heads, which each further stage doubles; blocks per stage:
-# Table 1 of the paper, and for what it does not say the authors' configs.
+# Width and heads of the first stage, which each further stage doubles, and blocks per
+# stage: Table 1 of the paper, completed by the authors' configs.
 VARIANTS = {
   'T': dict(width=96, num_heads=1, depths=(1, 2, 5, 2)),
   'S': dict(width=96, num_heads=1, depths=(1, 2, 11, 2)),
@@ -40,14 +40,14 @@ def variant(name: str) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What a block is to do with a map.
+  """The plan of a block.
 
   Attributes:
-    grid: (h, w) of what comes in.
-    stride: by which queries are pooled, and so what leaves the block.
-    key_stride: by which keys and values are.
-    num_heads: of attention.
-    attention, width: channels of attention, and of what leaves the block.
+    grid: (h, w) of the block's input.
+    stride: stride of the pooling of queries, and so of the block's output.
+    key_stride: stride of the pooling of keys and values.
+    num_heads: heads of attention.
+    attention, width: channels of attention, and of the block's output.
   """
 
   grid: tuple[int, int]
@@ -61,7 +61,7 @@ class Step:
 class Block(nn.Module):
   """Pooling attention and an MLP, both residual: [B, N, C] -> [B, n, width].
 
-  What is added to a branch that changes the width is projected from its normed input.
+  Where a branch changes the width, its shortcut is projected from the normed input.
   """
 
   class_residual: bool
@@ -129,16 +129,16 @@ class Stem(nn.Module):
 class MViT(Classifier):
   """See `__call__`. `width`, `num_heads`, `depths` and more come from `variant`."""
 
-  width: int = 96  # of the first stage; each further one has twice that
-  num_heads: int = 1  # of the first stage; each further one has twice that
+  width: int = 96  # channels of the first stage; each further one has twice as many
+  num_heads: int = 1  # heads of the first stage; each further one has twice as many
   depths: tuple[Depth, ...] = (1, 2, 5, 2)  # blocks per stage
-  # What doubles the width: attention of a stage's first block, or the MLP before it.
+  # The layer that doubles the width: attention of a stage's first block, or the MLP before.
   expand: Literal['attention', 'mlp'] = 'attention'
-  kv_stride: int = 4  # of keys and values in the first stage; each further one has half
+  kv_stride: int = 4  # stride of keys and values in the first stage; then half as large
   mlp_ratio: float = 4.0
   classifier: Literal['gap', 'token'] = 'gap'  # mean of the last map, or a class token
-  # Whether the class token's pooled query is added to what it attends to as those of the
-  # others are: timm does, the authors do not.
+  # Whether the class token's pooled query, too, is added to the result of attention: in
+  # timm it is, in the authors' code it is not.
   class_residual: bool = False
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
 
@@ -146,7 +146,7 @@ class MViT(Classifier):
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images of any size; maps whose sides a stride does not divide round up.
 
-    Position tables are those of the images that the parameters were made for, and are
+    Position tables have the size of the images that the parameters were made for, and are
     resized, linearly, for others.
 
     Args:
@@ -200,7 +200,7 @@ class MViT(Classifier):
     return self.classify(x, out, features)
 
   def _steps(self, s: int, grid: tuple[int, int]) -> list[Step]:
-    """Returns what each block of stage s, from 0, does, for a map (h, w) that enters."""
+    """Returns the plan of each block of stage s, from 0, for an input map (h, w)."""
     depth, heads, width = self.depths[s], self.num_heads << s, self.width << s
     key_stride = max(self.kv_stride >> s, 1)
     first = Step(grid, 2 if s else 1, key_stride, heads, width, width)

@@ -26,10 +26,10 @@ def variant(name: str) -> dict:
   """Returns the fields of '50', '101', '152', ...; UserError for another name."""
   match = re.fullmatch(r'\d+', str(name))
   if not match or int(name) not in STAGES:
-    known = [str(layers) for layers in STAGES]
+    names = [str(layers) for layers in STAGES]
     raise UserError(
-      f'Unknown ResNet variant {name!r}: one of {known}, all of bottleneck blocks.'
-      f'{did_you_mean(str(name), known)}'
+      f'Unknown ResNet variant {name!r}: one of {names}, all of bottleneck blocks.'
+      f'{did_you_mean(str(name), names)}'
     )
   return dict(depths=STAGES[int(name)])
 

@@ -18,7 +18,7 @@ class ResNetGN(Classifier):
   """See `__call__`. `blocks` and `width` come from `variant`."""
 
   blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
-  width: int = 64  # of the root; stage i has 4 width 2^(i-1) channels
+  width: int = 64  # channels of the root; stage i has 4 width 2^(i-1) channels
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):

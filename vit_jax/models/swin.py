@@ -1,8 +1,8 @@
 """Swin Transformer, arXiv 2103.14030, and its second version, arXiv 2111.09883.
 
 Parameters are those of the published files. Differs from the authors' code in two things:
-the head starts at zero, as those of all models here, and the patch embedding as every
-dense layer here does.
+the head starts at zero, as in all models here, and the patch embedding as every dense
+layer here does.
 """
 
 import functools
@@ -46,7 +46,7 @@ def variant(name: str) -> dict:
   """Returns the fields of 'T', 'B/12', 'V2-B/16' or 'V2-B/12to24'.
 
   The number is the side of the windows, 7 by default and 8 in V2. 12to24: windows of 24,
-  whose positions are on the scale of 12, those of the pre-training at 192 px.
+  whose positions are on the scale of the windows of 12 in the pre-training at 192 px.
 
   Raises:
     UserError: for another name.
@@ -162,13 +162,13 @@ class Swin(Classifier):
   """See `__call__`. Fields up to `pretrained_windows` come from `variant`."""
 
   version: Literal[1, 2] = 1
-  width: int = 96  # of the first stage; each further one has twice that
+  width: int = 96  # channels of the first stage; each further one has twice as many
   depths: tuple[Depth, ...] = (2, 2, 6, 2)  # blocks per stage
   num_heads: tuple[int, ...] = (3, 6, 12, 24)  # per stage
   windows: tuple[int, ...] = (7, 7, 7, 7)  # sides per stage
   # V2: sides on whose scale positions within windows are, per stage; (): their own.
   pretrained_windows: Sequence[Annotated[int, Range(0, 4096)]] = ()
-  shift: Share = 0.5  # of every second block's windows, as a share of their side
+  shift: Share = 0.5  # shift of every second block's windows, as a share of their side
   borders: Literal[BORDERS] = 'pad_shift'  # where windows do not tile a map
   patch_size: tuple[int, int] = (4, 4)
   mlp_ratio: float = 4.0

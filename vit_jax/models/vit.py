@@ -263,14 +263,14 @@ class ViT(Classifier):
   representation_size: int | None = None
   # learn, learn2d, sincos2d are added to tokens; relative and rotary act in attention.
   posemb: Literal[POSEMBS] = 'learn'
-  # For those added (Table 8): before the first block; before every block, a table each;
+  # Place of added positions (Table 8): before the first block; before every block, a table each;
   # or before every block, one shared table.
   posemb_where: Literal[WHERE] = 'stem'
-  posemb_std: float | None = 0.02  # of initial values; None: 1 / sqrt(width)
+  posemb_std: float | None = 0.02  # deviation of initial values; None: 1 / sqrt(width)
   # axial (section D.6): each block is one along rows, then one along columns.
   attention: Literal[ATTENTION] = 'full'
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
-  norm_eps: float = 1e-6  # of every LayerNorm; transformers' ViT has 1e-12 by default
+  norm_eps: float = 1e-6  # every LayerNorm's; transformers' ViT has 1e-12 by default
   dropout: Share = 0.0  # paper B.1: after the embedding and every dense but q, k, v
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   scan: bool = False  # blocks as one scanned block with stacked parameters

@@ -1,1 +1,1 @@
-"""Layers that two or more models share; no model is known here."""
+"""Layers that two or more models share."""

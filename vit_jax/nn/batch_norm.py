@@ -13,17 +13,17 @@ EPS = 1e-5  # PyTorch's, with which the published files were trained
 class BatchNorm(nn.Module):
   """Normalises each channel over batch and space (arXiv 1502.03167).
 
-  In training by the mean and variance of the batch, also where that is spread over several
-  devices; they are then averaged into the running ones, if the caller lets the collection
-  `batch_stats` change. Otherwise by the running ones. Parameters `scale` and `bias` [C],
-  statistics `mean` and `var` [C], all float32 whatever `dtype` is.
+  Training uses the mean and variance of the whole batch, on any number of devices, and
+  averages them into the running ones if the collection `batch_stats` is mutable. Evaluation
+  uses the running ones. Parameters `scale` and `bias` [C] and statistics `mean` and `var`
+  [C] are float32 whatever `dtype` is.
 
   Attributes:
-    zero_scale: `scale` starts at 0: a residual branch that starts as the identity.
+    zero_scale: `scale` starts at 0, so that a residual branch starts as the identity.
     momentum: share of the running statistics that a step keeps, PyTorch's 1 - momentum.
-    frozen: never trains: it always normalises by the running statistics, and `scale` and
-      `bias` are statistics too, not parameters.
-    dtype: of what is returned.
+    frozen: never trains: it normalises by the running statistics, and `scale` and `bias`
+      are statistics too, not parameters.
+    dtype: dtype of the result.
   """
 
   zero_scale: bool = False
@@ -58,11 +58,11 @@ class BatchNorm(nn.Module):
       )
     now, spread = _moments(x)
     if self.is_mutable_collection(STATS) and not self.is_initializing():
-      # As PyTorch: a batch is normalised by its own variance, and the one kept for
-      # evaluation estimates that of all images, without the bias of a sample.
+      # As in PyTorch: a batch is normalised by its own variance, but the running variance
+      # estimates that of all images, without the bias of a sample.
       unbiased = spread * (number / (number - 1))
-      for kept, new in ((mean, now), (var, unbiased)):
-        kept.value = self.momentum * kept.value + (1 - self.momentum) * new
+      for running, new in ((mean, now), (var, unbiased)):
+        running.value = self.momentum * running.value + (1 - self.momentum) * new
     return _normalised(x, now, spread, scale, bias, self.dtype)
 
 

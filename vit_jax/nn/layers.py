@@ -166,7 +166,7 @@ class MultiHeadDotProductAttention(nn.Module):
   """Projects to M heads, attends, and projects back."""
 
   num_heads: int
-  dropout: float = 0.0  # of the attention weights
+  dropout: float = 0.0  # rate of the attention weights
   dtype: jnp.dtype = jnp.float32
   kernel_init: Callable = nn.initializers.xavier_uniform()
   key_bias: bool = True  # Softmax does not see it, where scores are plain products.

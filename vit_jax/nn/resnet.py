@@ -31,10 +31,10 @@ def variant(name: str) -> dict:
   """
   match = re.fullmatch(r'R(\d+)(?:x([1-9]\d*))?', str(name))
   if not match or int(match[1]) not in STAGES:
-    known = [f'R{depth}' for depth in STAGES]
+    names = [f'R{depth}' for depth in STAGES]
     raise UserError(
-      f'Unknown ResNet variant {name!r}: one of {known}, or with a factor of its width '
-      f"such as 'R50x3'.{did_you_mean(str(name).split('x')[0], known)}"
+      f'Unknown ResNet variant {name!r}: one of {names}, or with a factor of its width '
+      f"such as 'R50x3'.{did_you_mean(str(name).split('x')[0], names)}"
     )
   return dict(blocks=STAGES[int(match[1])], width=64 * int(match[2] or 1))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import ATTENDED, CONVOLVED, WEIGHTS
 
-# What the backward pass recomputes. 'none': no product; 'full': everything; 'dots': all but
+# Recomputed in the backward pass: 'none': no product; 'full': everything; 'dots': all but
 # the results of dense layers; 'dots_saveable': all but the results of any product or
 # convolution. 'everything_saveable' is JAX's name: nothing, not even what XLA would.
 REMAT = ('none', 'full', 'dots', 'dots_saveable', 'everything_saveable')
@@ -50,8 +50,8 @@ def _products(primitive, *avals, **params) -> bool:
     return _widens(*avals, **params)
   named = jax.checkpoint_policies.save_only_these_names(WEIGHTS, ATTENDED, CONVOLVED)
   # The second one is cuDNN's attention, which keeps more than its result.
-  kept = ('conv_general_dilated', 'dot_product_attention_fwd')
-  return primitive.name.startswith(kept) or named(primitive, *avals, **params)
+  saved = ('conv_general_dilated', 'dot_product_attention_fwd')
+  return primitive.name.startswith(saved) or named(primitive, *avals, **params)
 
 
 def _widens(x, kernel, *, dimension_numbers, **_) -> bool:
@@ -139,7 +139,7 @@ def stack(
 class StochasticDepth(nn.Module):
   """Drops residual branches per example in training, arXiv 1603.09382.
 
-  Branches that are kept are divided by 1 - rate (as in timm; the Mixer reference code does
+  The other branches are divided by 1 - rate (as in timm; the Mixer reference code does
   not).
   """
 

@@ -32,12 +32,12 @@ def pad(x, multiple: Pair):
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-  """How a map [B, H, W, C] is cut into windows that tile it, padded, shifted in a circle.
+  """The cut of a map [B, H, W, C] into windows, after padding and a circular shift.
 
   Attributes:
     map: (H, W).
     window: (h, w) of a window.
-    shift: (down, across) by which windows lie further than the tiles of an unshifted map.
+    shift: (down, across), the offset of the windows from the tiles of an unshifted map.
     pad_first: whether a map that windows do not tile is padded and then shifted, or
       shifted and then padded: zeros come to lie elsewhere.
   """
@@ -147,7 +147,7 @@ def from_table(table, window: Pair):
   return rows.transpose(2, 0, 1)
 
 
-# -- biases of attention within windows --
+# -- biases of attention within windows ---------------------------------------------------
 
 
 class TableBias(nn.Module):
