@@ -89,9 +89,13 @@ def test_optimizers_and_decays_take_keywords_alone():
       assert positional == table.signature(name).parameters.keys(), name
 
 
-def test_formats_belong_to_models():
+def test_formats():
+  keeps(formats.Format, contracts.Format)
   for entry in formats.all_formats():
     assert entry.family in models.MODELS
+    assert isinstance(entry, formats.Format)
+    for attribute in ('name', 'marker'):
+      assert isinstance(getattr(entry, attribute), str)
     assert not entry.config or (entry.to or entry.name) in export.TO
     # Rules that depend on the arrays of a file need others to write one.
     assert not entry.config or isinstance(entry.rules, tuple) or entry.write_rules

@@ -124,3 +124,17 @@ class Method(Protocol):
 
   def folded(self, params: dict) -> dict:
     """Returns {name: array}, the added parameters merged into the model's own."""
+
+
+class Format(Protocol):
+  """A published format of one family's files, see `weights.formats`."""
+
+  name: str  # the publisher's: google, big_vision, timm, hf, ...
+  family: str  # a key of `models.MODELS`
+  marker: str  # regex of a name that every such file has, and few others
+
+  def read(self, arrays: dict[str, np.ndarray], facts):
+    """Returns (section `model`, {our name: array}), given the facts of its config."""
+
+  def write(self, flat: dict[str, np.ndarray], fields: dict, image_size, class_names):
+    """Returns ({their name: array}, config)."""
