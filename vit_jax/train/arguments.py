@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vit_jax import cli
@@ -69,11 +69,18 @@ def _did_you_mean(flag: str, config: dict) -> str:
   word = flag.partition('=')[0]
   if near := did_you_mean(word, _FLAGS):
     return near
-  keys = [*config_lib.differences({}, config), *config_lib.DURATIONS]
+  keys = [*_keys(config), *config_lib.DURATIONS]
   keys.sort(key=lambda key: -key.count('.'))  # of one name, the shortest wins
   by_name = {f'--{key.rpartition(".")[2]}': key for key in keys}
   near = difflib.get_close_matches(word, by_name, 1, cutoff=0.8)
   return f' Did you mean "--config.{by_name[near[0]]}"?' if near else ''
+
+
+def _keys(config: dict, prefix: str = '') -> Iterator[str]:
+  """Yields 'a.b' for each value of nested dicts."""
+  for key, value in config.items():
+    nested = isinstance(value, dict)
+    yield from _keys(value, f'{prefix}{key}.') if nested else [f'{prefix}{key}']
 
 
 def _epilog() -> str:
