@@ -136,11 +136,6 @@ class BiT(Classifier):
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images.
 
-    Args:
-      images: [B, H, W, C] in [-1, 1].
-      train: nothing here differs in training.
-      features: whether the caller reads more of `out` than 'pre_logits'.
-
     Returns:
       (logits [B, K] float32, out): named features, 'stem' and 'stage1', ...
       [B, h, w, C], 'pre_logits' [B, D], the mean after the last norm and ReLU.

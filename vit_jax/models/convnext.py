@@ -129,11 +129,6 @@ class ConvNeXt(Classifier):
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images of any size; positions at the border that do not tile are cut.
 
-    Args:
-      images: [B, H, W, C] in [-1, 1].
-      train: stochastic depth, which needs the 'dropout' rng.
-      features: whether the caller reads more of `out` than 'pre_logits'.
-
     Returns:
       (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
       'pre_logits' [B, D], the normalised mean of the last stage.

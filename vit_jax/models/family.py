@@ -26,7 +26,12 @@ OUTPUTS = {
 
 
 class Classifier(nn.Module):
-  """The fields of every classifier, and its head."""
+  """The fields of every classifier, and its head.
+
+  Classifiers are called with images [B, H, W, C], in [-1, 1] unless they say otherwise.
+  `train` turns on dropout and stochastic depth, which need the 'dropout' rng. `features`
+  says whether the caller reads more of `out` than 'pre_logits'.
+  """
 
   num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   # Initial logits. -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.

@@ -113,11 +113,6 @@ class Mixer(Classifier):
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images, all of the one size for which the parameters were made.
 
-    Args:
-      images: [B, H, W, C] in [-1, 1].
-      train: stochastic depth, which needs the 'dropout' rng.
-      features: whether the caller reads more of `out` than 'pre_logits'.
-
     Returns:
       (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens',
       'block00', ... and, after the final norm, 'encoded' [B, N, D], their mean

@@ -149,11 +149,6 @@ class MViT(Classifier):
     Position tables have the size of the images that the parameters were made for, and are
     resized, linearly, for others.
 
-    Args:
-      images: [B, H, W, C] in [-1, 1].
-      train: stochastic depth, which needs the 'dropout' rng.
-      features: whether the caller reads more of `out` than 'pre_logits'.
-
     Returns:
       (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
       'pre_logits' [B, D], the mean of the last stage, or the class token, after the final

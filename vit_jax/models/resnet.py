@@ -104,13 +104,10 @@ class ResNet(Classifier):
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images of any size.
+    """Classifies images of any size, standardised.
 
-    Args:
-      images: [B, H, W, C], standardised.
-      train: normalises by the statistics of the batch, and averages them into the running
-        ones where `mutable=['batch_stats']`; stochastic depth needs the 'dropout' rng.
-      features: whether the caller reads more of `out` than 'pre_logits'.
+    Training normalises by the statistics of the batch, and averages them into the running
+    ones where `mutable=['batch_stats']`.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' (after the max-pool), 'stage1',

@@ -179,11 +179,6 @@ class Swin(Classifier):
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images of any size; what patches or windows do not tile is padded.
 
-    Args:
-      images: [B, H, W, C] in [-1, 1].
-      train: stochastic depth, which needs the 'dropout' rng.
-      features: whether the caller reads more of `out` than 'pre_logits'.
-
     Returns:
       (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
       each before the merging that leads to the next, 'pre_logits' [B, D], the mean of the
