@@ -12,9 +12,7 @@ import contextlib
 import sys
 import tempfile
 
-from etils import epath
-
-from vit_jax import cli
+from vit_jax import cli, files
 from vit_jax.data import prepare
 from vit_jax.errors import UserError
 
@@ -29,7 +27,7 @@ def main(argv: list[str]) -> int:
   kind = prepare.IMAGENET21K
   if args.data_set == 'images':
     kind = prepare.images(args.name)
-  final = epath.Path(args.data_dir).expanduser() / kind.name / args.version
+  final = files.path(args.data_dir) / kind.name / args.version
   if final.exists():
     raise UserError(
       f'{final} exists: choose another --version or --name, or delete it.'
@@ -57,8 +55,8 @@ def main(argv: list[str]) -> int:
     return 0
   for name, reason in broken:
     print(f'left out: {name}: {reason}')
-  said = ', '.join(f'{name}: {size:,} images' for name, size in sizes.items())
-  print(f'{said}; {classes:,} classes. Written to {final}')
+  counts = ', '.join(f'{name}: {size:,} images' for name, size in sizes.items())
+  print(f'{counts}; {classes:,} classes. Written to {final}')
   print(f"Read it as 'tfds:{kind.name}', with TFDS_DATA_DIR={args.data_dir}")
   return 0
 
