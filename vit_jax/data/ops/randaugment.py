@@ -124,31 +124,36 @@ class RandAugment:
     shear, shift = sign * level * 0.3, sign * level * 100
     # The first pixel's middle is half a pixel from the corner.
     middle = 0 if legacy else shear / 2
+    bits = min(max(int(level * 4), 1), 8)
+    threshold = threshold % 256 if legacy else threshold
     branches = {
-      'autocontrast': lambda: color.autocontrast(image, single=legacy),
-      'equalize': lambda: color.equalize(image),
-      'invert': lambda: color.invert(image),
+      **colors(image, bits, threshold, int(level * 110), factor, legacy),
       'rotate': lambda: _rotate(image, math.cos(angle), sign * math.sin(angle)),
-      'posterize': lambda: color.posterize(image, min(max(int(level * 4), 1), 8)),
-      'solarize': lambda: color.solarize(
-        image, threshold % 256 if legacy else threshold
-      ),
-      'color': lambda: color.color(
-        image, factor, color.grey_of_tf if legacy else color.grey
-      ),
-      'contrast': lambda: color.contrast(
-        image, factor, _contrast_of_big_vision(image) if legacy else None
-      ),
-      'brightness': lambda: color.brightness(image, factor),
-      'sharpness': lambda: color.sharpness(image, factor, truncate=legacy),
       'shear_x': lambda: _warp(image, [1, shear, middle, 0, 1, 0]),
       'shear_y': lambda: _warp(image, [1, 0, 0, shear, 1, middle]),
       'translate_x': lambda: _warp(image, [1, 0, shift, 0, 1, 0]),
       'translate_y': lambda: _warp(image, [1, 0, 0, 0, 1, shift]),
       'cutout': lambda: _cutout(image, int(level * 40), a, b),
-      'solarize_add': lambda: color.solarize_add(image, int(level * 110)),
     }
     return [branches[name] for name in NAMES]
+
+
+def colors(image, bits, threshold, addition, factor, legacy: bool = False) -> dict:
+  """Returns {name: function without arguments} of the ops that move no pixel."""
+  grey = color.grey_of_tf if legacy else color.grey
+  target = lambda: _contrast_of_big_vision(image) if legacy else None
+  return {
+    'autocontrast': lambda: color.autocontrast(image, single=legacy),
+    'equalize': lambda: color.equalize(image),
+    'invert': lambda: color.invert(image),
+    'posterize': lambda: color.posterize(image, bits),
+    'solarize': lambda: color.solarize(image, threshold),
+    'solarize_add': lambda: color.solarize_add(image, addition),
+    'color': lambda: color.color(image, factor, grey),
+    'contrast': lambda: color.contrast(image, factor, target()),
+    'brightness': lambda: color.brightness(image, factor),
+    'sharpness': lambda: color.sharpness(image, factor, truncate=legacy),
+  }
 
 
 def _contrast_of_big_vision(image):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from vit_jax.check import Count, Factor, Fraction, Range
 from vit_jax.data.lazy_tf import tf
-from vit_jax.data.ops import color, geometry
-from vit_jax.data.ops.randaugment import RandAugment
+from vit_jax.data.ops import geometry
+from vit_jax.data.ops.randaugment import RandAugment, colors
 from vit_jax.data.ops.registry import op
 
 NAMES = (
@@ -83,18 +83,10 @@ class IncreasingRandAugment(RandAugment):
     factor = tf.maximum(tf.cast(1 + 0.9 * signed, tf.float32), 0.1)
     shear, angle = 0.3 * signed, signed * math.radians(30)
     height, width = (tf.cast(n, tf.float64) for n in geometry.height_width(image))
+    bits, threshold = 4 - whole(4 * level), 256 - whole(256 * level)
     branches = {
-      'autocontrast': lambda: color.autocontrast(image),
-      'equalize': lambda: color.equalize(image),
-      'invert': lambda: color.invert(image),
+      **colors(image, bits, threshold, whole(110 * level), factor),
       'rotate': lambda: _rotate(image, height, width, angle),
-      'posterize': lambda: color.posterize(image, 4 - whole(4 * level)),
-      'solarize': lambda: color.solarize(image, 256 - whole(256 * level)),
-      'solarize_add': lambda: color.solarize_add(image, whole(110 * level)),
-      'color': lambda: color.color(image, factor),
-      'contrast': lambda: color.contrast(image, factor),
-      'brightness': lambda: color.brightness(image, factor),
-      'sharpness': lambda: color.sharpness(image, factor),
       # The first pixel's middle is half a pixel from the corner.
       'shear_x': lambda: _warp(image, [1, shear, shear / 2, 0, 1, 0]),
       'shear_y': lambda: _warp(image, [1, 0, 0, shear, 1, shear / 2]),

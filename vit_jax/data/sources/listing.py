@@ -71,4 +71,5 @@ def images_below(directory: str) -> tuple[list[str], Counter]:
 
 
 def extension(name: str) -> str:
+  """Returns '.txt', in lower case, or 'without extension'."""
   return os.path.splitext(name)[1].lower() or 'without extension'

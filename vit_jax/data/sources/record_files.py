@@ -108,6 +108,7 @@ class _TfRecords:
 
 
 def is_array_record(path) -> bool:
+  """Whether a file is ArrayRecord, by its name; others are TFRecord."""
   return re.search('array_?record', os.path.basename(path)) is not None
 
 
