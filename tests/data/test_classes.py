@@ -136,13 +136,6 @@ def test_what_is_refused(source, classes, facts):
     pipeline.train(source, 'train', PP, 4, classes=classes)
 
 
-def test_splits_that_these_classes_do_not_fill():
-  with pytest.raises(UserError, match=naming('digits', '[5]', '800')):
-    sources.build('digits', 'train[:800]', classes=[5])
-  with pytest.raises(UserError, match=naming("'tset'", 'test')):
-    sources.build('digits', 'tset', classes=[5])
-
-
 def test_needs_labels_that_are_known(tmp_path):
   labels = np.eye(3, dtype=np.int64)
   np.savez(tmp_path / 'a.npz', images=np.zeros((3, 4, 4, 1), np.uint8), labels=labels)

@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 
 from tests.support import naming
-from vit_jax.data import contents, pipeline, sources
+from vit_jax.data import contents, pipeline
 from vit_jax.data.sources import listing
-from vit_jax.errors import UserError
 
 PP = 'decode|resize(8)|value_range(-1, 1)'
 
@@ -84,16 +83,6 @@ def naming_all(text, *facts):
   import re
 
   return re.search(naming(*facts), text)
-
-
-def test_a_class_of_telephone_pictures_alone(tmp_path, heif):
-  write(tmp_path, 'train/a/1.png', *(f'train/b/{i}.heic' for i in range(3)))
-  if heif:
-    assert len(sources.build(str(tmp_path), 'train')) == 4
-    return
-  facts = (f'{tmp_path}/train/b', '3 .heic', "'vit_jax[heif]'", 'mogrify')
-  with pytest.raises(UserError, match=naming(*facts)):
-    sources.build(str(tmp_path), 'train')
 
 
 def test_a_clean_source_has_nothing_to_say():

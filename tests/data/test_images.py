@@ -98,17 +98,6 @@ def test_fused_crop(fmt, orientation):
   np.testing.assert_array_equal(got, whole[y : y + h, x : x + w])
 
 
-def test_fused_crop_of_an_ordinary_jpeg():
-  data = encode(picture(64, 96), 'JPEG', quality=90)
-  whole = decode(data)
-  box = lambda h, w: (9, 21, 40, 50)
-  got = images.decode_and_crop(tf.constant(data), 1, (64, 96), 3, False, box)
-  got = got.numpy().astype(int)
-  difference = np.abs(got - whole[9:49, 21:71])
-  assert difference[1:-1, 1:-1].max() <= 1
-  assert difference.max() <= 24  # chroma at the edge, see above
-
-
 def size_of(data):
   return images.probe(data, exif=True)[2]
 

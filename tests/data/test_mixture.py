@@ -239,11 +239,6 @@ def test_mistakes(parts, facts):
     pipeline.train(parts, 'train', PP, 4, num_classes=6)
 
 
-def test_options_belong_to_the_parts():
-  with pytest.raises(UserError, match=naming('source_options', "'options'")):
-    pipeline.train(PARTS, 'train', PP, 4, source_options={'size': 3})
-
-
 def test_evaluation_refuses():
   with pytest.raises(UserError, match=naming('synthetic', 'config.evals')):
     pipeline.evaluate(PARTS, 'train', PP, 4)
@@ -258,11 +253,3 @@ def test_classes_of_two_names(folders):
     pipeline.train([part('a'), part('b')], 'train', pp, 4)
   meant = pipeline.train([part('a'), {**part('b'), 'label_offset': 0}], 'train', pp, 4)
   assert meant.class_names == ['a']
-
-
-def test_config_check_takes_a_list():
-  section = {'source': PARTS, 'split': 'train', 'pp': PP, 'batch_size': 8}
-  pipeline.check_train('config.data', section, {})
-  for source in (3, ['digits'], {'source': 'digits'}):
-    with pytest.raises(UserError, match=naming(f'config.data.source={source}', 'str')):
-      pipeline.check_train('config.data', section | {'source': source}, {})

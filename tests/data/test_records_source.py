@@ -241,12 +241,6 @@ def test_weights_that_do_not_match_labels(tmp_path):
   assert re.search(naming(1, '[nan]'), nan)
 
 
-def test_no_record_is_an_example(tmp_path):
-  write(tmp_path / 'train-00000-of-00001', [b'text', b'more'])
-  with pytest.raises(UserError, match=naming(str(tmp_path), 'tf.train.Example')):
-    sources.build(f'records:{tmp_path}', 'train')
-
-
 def test_files_that_vanish_are_bad_images(written, tmp_path):
   import shutil
 

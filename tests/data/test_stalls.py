@@ -4,15 +4,13 @@ import os
 import re
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support import example_records, naming
+from tests.support import naming
 from vit_jax.data import bad_images, image_file, pipeline, stalls
-from vit_jax.data.sources import record_files
 from vit_jax.errors import BadImage, UserError
 
 PP = 'decode|resize(8)|value_range(-1, 1)'
@@ -133,20 +131,3 @@ def test_a_stall_names_the_file(folder, monkeypatch, capfd):
   assert re.search(r'No batch of data for \d+ s\. Being read: ', said[0])
   assert said[0].count(line) > 1
   assert not stalls._UNDER_WAY
-
-
-@pytest.mark.parametrize('suffix', ['tfrecord', 'array_record'])
-def test_files_of_records_are_known_while_they_are_read(tmp_path, monkeypatch, suffix):
-  path = str(tmp_path / f'x.{suffix}')
-  example_records.write(Path(path), [b'a', b'bc', b'def'])
-  records = record_files.Records([record_files.Piece(path, 0, 3, 3)])
-  seen = []
-
-  class Noted(dict):
-    def __setitem__(self, key, entry):
-      seen.append(entry[1])
-      super().__setitem__(key, entry)
-
-  monkeypatch.setattr(stalls, '_UNDER_WAY', noted := Noted())
-  assert records.read([1, 2]) == [b'bc', b'def']
-  assert (seen, noted) == ([path], {})

@@ -167,14 +167,6 @@ def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(shards):
   assert np.isin(image.reshape(-1, 3), pixels.reshape(-1, 3)).all()
 
 
-def test_part_of_a_split(shards):
-  source = opened(shards, split='train[10:80]')
-  got = source.indices(np.arange(70))
-  np.testing.assert_array_equal(np.sort(got), np.arange(70))
-  read = source.read_at(np.arange(70), got)
-  assert sorted(x['label'] for x in read) == list(range(10, 80))
-
-
 def test_another_number_of_hosts_is_another_data_set(shards):
   made = [train(shards, host=0, hosts=hosts).fingerprint for hosts in (1, 2)]
   assert made[0] != made[1]
