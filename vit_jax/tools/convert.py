@@ -9,8 +9,8 @@ or a folder (timm, hf, detectron2; authors: the names in the code of the paper's
 `from_pretrained('FOLDER')` read such a folder. For these, sine-cosine positions are written
 as a table. What a format cannot express is refused.
 
-A run whose tuning added parameters is written with LoRA's worked into the kernels; what else
-was added no format can express. `--tuned_only` writes what was trained alone, for
+A run whose tuning added parameters is written with LoRA's merged into the kernels; no format
+can express other additions. `--tuned_only` writes the trained parameters alone, for
 `vit_jax.load(SOURCE, tune=DEST)` on another copy of the weights that the run started from.
 
 A run that trained a part of its model is written with the rest, which is read from the
@@ -129,7 +129,7 @@ def _parser() -> cli.Parser:
     '--merge', action='store_true', help='verify that the file is self-contained'
   )
   parser.add_argument(
-    '--tuned_only', action='store_true', help='of a run, what it trained and no more'
+    '--tuned_only', action='store_true', help='of a run, the trained parameters alone'
   )
   cli.add_json_option(parser)
   return parser

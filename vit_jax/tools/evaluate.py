@@ -34,11 +34,11 @@ _BATCH = 64
 # Outputs of a model other than classes -> the module that evaluates them.
 OTHERS = {'boxes': 'vit_jax.detection.tools.evaluate_boxes'}
 TYPES = ('classification', 'coco')  # of a run's evaluations that can be repeated
-_MOST_CLASSES = 5_000  # of a confusion matrix: 200 MB
+_MOST_CLASSES = 5_000  # Largest confusion matrix, 200 MB
 
 
 def main(argv: list[str]) -> int:
-  """Prints accuracy and loss, or average precision; writes what `--out` asks for."""
+  """Prints accuracy and loss, or average precision; writes the tables of `--out`."""
   with contextlib.ExitStack() as stack:
     # After a crash, which leaves the folder, its reason is there.
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax-'))
@@ -151,7 +151,7 @@ def evaluation(args) -> tuple[str | None, dict]:
     args: with `source`, `data`, `split`, `ema`; maybe `classes`.
 
   Raises:
-    UserError: where neither the arguments nor a run say what to evaluate on.
+    UserError: where neither the arguments nor a run name the data.
   """
   args.classes = getattr(args, 'classes', None)
   if args.data and args.split:

@@ -32,7 +32,7 @@ def make(path: Path, flag: str = '--out') -> None:
   """Makes the folder; UserError if it cannot be made after all."""
   try:
     path.mkdir(parents=True, exist_ok=True)
-  except OSError as error:  # what os.access does not tell, as of /proc
+  except OSError as error:  # os.access does not know all reasons, as for /proc
     raise UserError(f'{flag} {path}: {error.strerror}.') from None
 
 

@@ -88,8 +88,8 @@ def find(images: list[str]) -> list[str]:
         there = contents.only(others)
         raise UserError(f'No images in {name}{there}: looked for {extensions}.{hint}')
       if others:
-        what = 'warning: ' if hint else ''
-        terminal.say(f'{what}{name}: left out: {contents.files(others)}.{hint}')
+        prefix = 'warning: ' if hint else ''
+        terminal.say(f'{prefix}{name}: left out: {contents.files(others)}.{hint}')
       paths += sorted(os.path.join(name, image) for image in inside)
     elif path.exists():
       paths.append(name)
@@ -130,7 +130,7 @@ def _top(paths, predicted, names, number):
 def _class(k: int, names: list[str] | None, probability: float) -> dict:
   name = names[k] if names else str(k)
   record = {'class': int(k), 'name': name, 'probability': probability}
-  described = imagenet.describe(name)  # of data that is named by WordNet ids
+  described = imagenet.describe(name)  # where names are WordNet ids
   return record | ({'description': described} if described else {})
 
 

@@ -7,7 +7,7 @@ from vit_jax import config as config_lib
 from vit_jax.errors import UserError, choose
 from vit_jax.tools import source
 
-PROBES = ('fewshot', 'knn', 'linear_probe')  # of `vit_jax.evaluators.EVALUATORS`
+PROBES = ('fewshot', 'knn', 'linear_probe')  # Names in `vit_jax.evaluators.EVALUATORS`
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def _section(args) -> tuple[str | None, dict]:
   """Returns (the run's name for its evaluation or None, a section of a config's evals).
 
   Raises:
-    UserError: where neither the arguments nor a run say what to evaluate on.
+    UserError: where neither the arguments nor a run name the data.
   """
   choose('--probe', args.probe, dict.fromkeys(PROBES))
   for name in ('out', 'loss', 'labels', 'class_map', 'among'):

@@ -1,4 +1,4 @@
-"""SOURCE on a command line: what weights a tool reads, and the options that say how.
+"""SOURCE on a command line: the weights that a tool reads, and their options.
 
 SOURCE is what `vit_jax.load` takes.
 """
@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 def add_options(
   parser: argparse.ArgumentParser, *, variant: bool = True, resolution: bool = True
 ) -> None:
-  """Adds SOURCE, --ema and --weights, and unless told otherwise --variant, --resolution.
+  """Adds SOURCE, --ema and --weights, and by default --variant and --resolution.
 
   Without --variant the source has to tell its size; without --resolution the tool takes
   the model at its own.
@@ -35,11 +35,11 @@ def add_options(
 
 
 def load(args: argparse.Namespace, **fields):
-  """Returns `weights.Loaded` of what the options say; the process keeps its memory.
+  """Loads the weights that the options name, as `weights.Loaded`.
 
   Args:
     args: parsed by a parser with all options of `add_options`.
-    **fields: of the model, over what SOURCE tells: `dtype='float32'`.
+    **fields: of the model, in place of those of SOURCE: `dtype='float32'`.
 
   Raises:
     UserError: SOURCE cannot be read, or does not fit.

@@ -66,7 +66,7 @@ def _filling(pp: str, size: tuple[int, int]) -> str:
 
 
 def _normalisation(ops, shape) -> tuple[list[float] | None, list[float] | None]:
-  """Returns (mean, std), from what the pipeline makes of images of one color."""
+  """Returns (mean, std), from the pipeline's outputs for images of one color."""
   preprocess = SingleImage('|'.join(op.text for op in ops if op.name not in _GEOMETRY))
   found = []
   for level in (0, 102, 255):

@@ -1,4 +1,4 @@
-"""What is exported: a pure function of parameters and images."""
+"""The exported program: a pure function of parameters and images."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ class Program:
   platform, which no portable format holds.
 
   Args:
-    loaded: what `weights.load` returned.
+    loaded: from `weights.load`.
     layers: names of features to return beside the logits.
     batch: the number of images that the program takes; None: any number.
 

@@ -23,7 +23,7 @@ def load() -> None:
 
 
 def files(dest: Path) -> list[Path]:
-  """Returns what `write` makes."""
+  """Returns the paths that `write` makes."""
   return [dest, dest.with_suffix('.json')]
 
 

@@ -1,1 +1,1 @@
-"""`vit_jax figures`: what a model does, and the results of runs, drawn as for a paper."""
+"""`vit_jax figures`: attention, filters and positions of a model, and results of runs, as in a paper."""

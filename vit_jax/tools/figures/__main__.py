@@ -1,4 +1,4 @@
-"""Draws what a model does, and the results of runs, as for a paper.
+"""Draws attention, filters and positions of a model, and results of runs.
 
   vit_jax figures rollout SOURCE photo.jpg folder/ --out DIR
   vit_jax figures posemb SOURCE --format pdf

@@ -6,7 +6,7 @@ from vit_jax.errors import UserError
 
 
 class Drawn(NamedTuple):
-  """What each figure's function returns.
+  """The result of a figure's function.
 
   Attributes:
     figure: of matplotlib.

@@ -68,9 +68,9 @@ def filters(args) -> Drawn:
 
 
 def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
-  """Returns ([h w, D], (h, w)): what a model adds to its patches, of any kind of positions.
+  """Returns ([h w, D], (h, w)): the position embeddings added to the patches, of any kind.
 
-  Where every block adds its own, those of the first.
+  Where every block adds its own, they are those of the first.
   """
   model, family = models.core(loaded.model), models.family_of(loaded.model)
   if family.position is None:

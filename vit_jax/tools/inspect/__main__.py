@@ -1,4 +1,4 @@
-"""Parameters and GFLOPs of a model; a recipe's cost; what a file or a run holds.
+"""Parameters and GFLOPs of a model; a recipe's cost; the content of a file or a run.
 
   vit_jax inspect vit:B/16
   vit_jax inspect vit:L/16 --resolution 384 --set classifier=map --examples 303e6

@@ -28,7 +28,7 @@ def count(fn: Callable, *args) -> int:
 
 
 def count_and_shapes(fn: Callable, *args) -> tuple:
-  """Returns (`count`, what `fn(*args)` returns by shape and dtype), from one trace.
+  """Returns (`count`, the shapes and dtypes that `fn(*args)` returns), from one trace.
 
   Raises:
     NotImplementedError: as `count`.
@@ -97,6 +97,6 @@ def _convolution(equation) -> int:
   kernel = equation.invars[1].aval.shape
   features = kernel[equation.params['dimension_numbers'].rhs_spec[0]]
   depth = math.prod(kernel) // features  # kh kw C / groups
-  # A transposed convolution's zeros, between what was there, are not multiplied.
+  # The zeros that a transposed convolution inserts are not multiplied.
   depth /= math.prod(equation.params['lhs_dilation'])
   return int(2 * math.prod(equation.outvars[0].aval.shape) * depth)

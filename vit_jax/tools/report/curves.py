@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax import evaluators
 from vit_jax.tools.report.folder import Run
 
-POINTS = 1200  # of a curve: two for each pixel of its width
+POINTS = 1200  # Points of a curve at most: two for each pixel of its width
 # Curves by the chart that they share: (title, pattern of names, log scale at first).
 _CHARTS = (
   ('Loss', r'.*/loss', False),

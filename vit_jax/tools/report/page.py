@@ -15,7 +15,10 @@ from vit_jax.tools.report import curves, numbers, pictures
 from vit_jax.tools.report.folder import Run
 from vit_jax.version import __version__
 
-_MISTAKES, _EACH_MISTAKES = 72, 12  # of a page, and of an evaluation: 10 kB each
+_MISTAKES, _EACH_MISTAKES = (
+  72,
+  12,
+)  # Pictures on a page and of an evaluation, 10 kB each
 _CONFUSIONS, _WORST = 100, 20  # rows of the tables
 _CELLS = 40  # classes of a confusion matrix that is drawn
 _MOST_BAD = 100  # unreadable images that are listed

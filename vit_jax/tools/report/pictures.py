@@ -53,7 +53,7 @@ class Examples:
       BadImage: for an image that cannot be read.
       UserError: for a pipeline that does not work on a single image.
     """
-    # Pipelines end in different ranges: what is not in [-1, 1] is scaled to its own.
+    # Pipelines end in different ranges: an image outside of [-1, 1] is scaled by its own.
     x = single_image.SingleImage(self.pipeline(image))(image)
     low, high = (-1.0, 1.0) if np.abs(x).max() <= 1 else (x.min(), x.max())
     return _levels(x, low, high)
@@ -132,7 +132,7 @@ def most_confident(answers: dict, most: int) -> np.ndarray:
 def mistakes(
   run: Run, name: str, examples: Examples | None, most: int, attention: bool
 ) -> tuple[list[Mistake], str]:
-  """Returns (the most confident mistakes of an evaluation, what they lack and why, or '').
+  """Returns (the most confident mistakes of an evaluation, why they are incomplete or '').
 
   Args:
     examples: its images; None if they can no longer be read.
