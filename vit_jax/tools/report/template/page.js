@@ -11,7 +11,8 @@ function draw(spec, place) {
     const label = (PAGE.runs.length > 1 ? `${PAGE.runs[curve.run]} ` : '') + curve.name;
     const stroke = () => style(`--c${i % 8}`), dash = i >= 8 ? [6, 4] : [];
     const points = {show: curve.x.length < 50, size: 4};
-    tables.push([curve.x, curve.y]);
+    const y = spec.log ? curve.y.map(v => v > 0 ? v : null) : curve.y;  // no logarithm of 0
+    tables.push([curve.x, y]);
     series.push({label, stroke, dash, width: 2, points, value: show});
   });
   const axis = () => ({stroke: () => style('--faint'), grid: {stroke: () => style('--line'), width: 1}, ticks: {show: false}});
