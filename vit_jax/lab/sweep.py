@@ -18,7 +18,7 @@ from vit_jax import terminal
 from vit_jax.check import reported
 from vit_jax.errors import UserError, choose
 from vit_jax.lab import runner
-from vit_jax.lab.ablations import ABLATIONS
+from vit_jax.lab.ablations import ABLATIONS, Ablation
 from vit_jax.tools import out_folder
 from vit_jax.train import arguments, metrics, program
 
@@ -113,21 +113,21 @@ def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
   Raises:
     UserError: for a config, key, value, cell or metric that cannot be; nothing has run.
   """
-  ablation = ABLATIONS.get(args.ablation)
+  plain = Ablation(lambda config: {'base': {}}, '', '')
+  ablation = ABLATIONS.get(args.ablation, plain)
   spec, changes = args.config, {}
-  if ablation and not args.config:
+  if not args.config:
     spec, changes = ablation.config, ablation.changes
   base = runner.changed(config_lib.load(spec), changes)
   several, common, seeds = divided(args.set)
   with runner.named('--set'):
     config = assigned(base, common)
-    cells = combinations(config, several)
-  if ablation:
-    with reported(f'--ablation {args.ablation}'):
-      cells = _crossed(ablation.cells(config), cells)
-      _check_effect(ablation, base, cells, common)
+    values = combinations(config, several)
+  with reported(f'--ablation {args.ablation}'):
+    cells = _crossed(ablation.cells(config), values)
+    _check_effect(ablation, base, cells, common)
   cells = _selected(cells, args.cells)
-  seeds = seeds or (ablation.seeds if ablation else [config.get('seed', 0)])
+  seeds = seeds or (ablation.seeds if args.ablation else [config.get('seed', 0)])
   runs = runner.plan(config, cells, seeds, out)
   evals, final, larger = config.get('evals', {}), None, True
   if args.pick:
@@ -137,7 +137,8 @@ def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
     if several:
       raise UserError(f'--final {min(several)}: only seed can have several values.')
     with runner.named('--final'):
-      values = {key: value for key, value in map(_literal, again)}
+      pairs = (assignment.partition('=') for assignment in again)
+      values = {key: config_lib.literal(text) for key, _, text in pairs}
 
       def final(cell: str):
         renamed = {f'final-{cell}': {**cells[cell], **values}}
@@ -148,17 +149,18 @@ def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
   if common or changes:
     shown = [*(f'{k}={v}' for k, v in changes.items()), *common]
     notes.append(f'All cells: {", ".join(shown)}.')
-  title = f'{args.ablation}: {ablation.title}' if ablation else f'Sweep of {spec}'
-  beside = ablation.beside if ablation else ('', {})
-  return runner.Grid(title, spec, runs, out, notes, args.pick, larger, final, beside)
+  title = f'{args.ablation}: {ablation.title}' if args.ablation else f'Sweep of {spec}'
+  options = args.pick, larger, final, ablation.beside
+  return runner.Grid(title, spec, runs, out, notes, *options)
 
 
 def _crossed(ready: dict, cells: dict) -> dict:
   """Returns every cell of an ablation with every combination of values."""
   if len(cells) > 1 and any(map(runner.needs, ready.values())):
     raise ValueError('its cells start from one another: one value for each --set')
+  join = lambda *names: '-'.join(name for name in names if name != 'base') or 'base'
   return {
-    name if combination == 'base' else f'{name}-{combination}': {**cell, **values}
+    join(name, combination): {**cell, **values}
     for name, cell in ready.items()
     for combination, values in cells.items()
   }
@@ -291,11 +293,6 @@ def name_of(key: str, value) -> str:
     digest = hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()
     safe = f'{safe.strip("_")}-{digest[:6]}'
   return f'{key}={safe}'
-
-
-def _literal(assignment: str) -> tuple:
-  key, _, text = assignment.partition('=')
-  return key, config_lib.literal(text)
 
 
 if __name__ == '__main__':
