@@ -18,7 +18,7 @@ _SIZES = {'train': 10_000, 'test': 1_000}
 _TRIES = 8  # places that are tried for a digit
 _PER_DIGIT = 2 + 2 * _TRIES
 _INK = 64  # of 255: darker than that is not the digit's mask
-# Above any 32-bit seed, see `scenes`.
+# Above any 32-bit seed: augmentations take numbers with the seed of the run.
 _TAG = 0xD161 << 40
 
 
