@@ -1,4 +1,4 @@
-"""Checkpoints: round trips, what is saved and kept."""
+"""Checkpoints: round trips, saving, retention."""
 
 import dataclasses
 import os
@@ -177,7 +177,7 @@ def test_reading_an_empty_folder_is_the_users_error(tmp_path):
   assert not (tmp_path / 'none').exists()
 
 
-# -- what is saved, and kept --------------------------------------------------------
+# -- saving and retention -----------------------------------------------------------
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -229,7 +229,7 @@ def test_a_non_finite_moment_is_never_saved(tmp_path, capfd):
 def test_what_is_kept(tmp_path, options, kept):
   accuracy = {1: 0.1, 2: 0.9, 3: 0.5, 4: np.nan, 5: 0.7}
   loss = {1: 3.0, 2: 2.0, 3: 1.5, 4: 0.5, 5: np.inf}
-  # A new manager at every step: what is best must be known after a restart, too.
+  # A new manager at every step: it must find the best step after a restart, too.
   for step in range(1, 7):
     metrics = {}
     if step in accuracy:

@@ -96,7 +96,7 @@ def test_damage_of_each_file_is_never_silent(
     used.append(restore_damaged(path, capfd))
     name = f'{original.relative_to(good)} {fault} {shift}'
     faults_table('checkpoint files', name, 'handled', f'step {used[-1]} is used')
-  assert 1 in used  # the faults reach what is read
+  assert 1 in used  # some faults reach files that are read
 
 
 def test_flipped_bits_of_the_arrays_are_found(good, tmp_path, capfd):
@@ -111,8 +111,8 @@ def test_flipped_bits_of_the_arrays_are_found(good, tmp_path, capfd):
 
 
 def test_the_message_names_the_leaf(tmp_path, capfd, monkeypatch):
-  # The checksum as saved is of another kernel: what a decoder that does not notice
-  # a flipped bit leaves us with.
+  # The checksum as saved is of another kernel, as after a flipped bit that no decoder
+  # notices.
   path = tmp_path / 'c'
   saved = checkpoints.Checkpoints(path)
   saved.save(make_state(1), {})

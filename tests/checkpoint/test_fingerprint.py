@@ -78,7 +78,7 @@ def test_fingerprint_sees_every_single_bit():
 def test_fingerprint_sees_swapped_rows_transposes_and_pairs_of_signs():
   x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
   signs = x.copy()
-  signs[0, :2] *= -1  # two top bits: what a plain weighted sum does not see
+  signs[0, :2] *= -1  # two top bits, which a plain weighted sum does not see
   others = [x[[1, 0, *range(2, 8)]], x.T, signs, np.roll(x, 1)]
   prints = [fingerprint.fingerprints([y])['0'] for y in [x, *others]]
   assert len(set(prints)) == len(prints)

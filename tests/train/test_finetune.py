@@ -1,4 +1,4 @@
-"""The fine-tuning recipe: the paper's numbers, and what it does for a run of digits."""
+"""The fine-tuning recipe: the paper's numbers, and its effect on a run of digits."""
 
 import copy
 

@@ -119,10 +119,10 @@ def test_a_logger_that_fails_is_off_and_the_run_goes_on(
   assert 'log.wandb is off' in error
   assert 'no route to host' in error
   assert fails.call_count == 1
-  told = {
+  logged = {
     (m.step, key): m.value for key, found in mlflow.runs['r1'].items() for m in found
   }
-  assert told == {
+  assert logged == {
     (row['step'], key): value
     for row in rows
     for key, value in row.items()

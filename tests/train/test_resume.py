@@ -190,7 +190,7 @@ def finished(reference, tmp_path):
 
 def test_a_finished_run_tells_its_results_again(finished, capfd):
   before = {path: path.stat().st_mtime_ns for path in finished.rglob('*.json*')}
-  # Neither what is logged or kept, nor eight devices in place of one, is a reason to
+  # Neither other logging and retention, nor eight devices in place of one, is a reason to
   # train again.
   assert again(finished, 'log.every=7', 'checkpoint.keep_latest=2') == 0
   out, error = capfd.readouterr()
@@ -261,7 +261,7 @@ def test_a_change_allowed_by_name_goes_on(finished, capfd, monkeypatch):
   assert re.search(naming(f'step {runs.STEPS}'), capfd.readouterr().out)
   assert runs.status(finished)['step'] == total
   assert runs.rows(finished)[-2]['step'] == total
-  # The continuation is now what the folder holds.
+  # The folder now holds the continuation.
   assert again(finished, *changes) == 0
 
 

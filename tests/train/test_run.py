@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures('one_device')
 
 @pytest.fixture(scope='module')
 def full(tmp_path_factory):
-  """A finished run with everything on: (workdir, status, rows, what it printed)."""
+  """A finished run with everything on: (workdir, status, rows, printed text)."""
   workdir = tmp_path_factory.mktemp('full')
   evals = {'test': {**runs.EVALS['test'], 'every': 0.25}}  # of the run
   evals['ema'] = {**evals['test'], 'use_ema': True, 'every': 8}

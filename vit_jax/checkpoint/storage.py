@@ -105,7 +105,8 @@ class Storage:
       options = ocp.CheckpointManagerOptions(
         preservation_policy=self._policy,
         cleanup_tmp_directories=True,
-        lightweight_initialize=True,  # else it reads all steps, damaged ones too
+        # Otherwise it reads all steps, damaged ones too.
+        lightweight_initialize=True,
       )
       try:
         self._manager = _Manager(self.directory, options=options)
