@@ -227,9 +227,7 @@ def test_reading_a_module_needs_few_others(module):
 def test_models_do_not_import_one_another():
   for path in (PACKAGE / 'models').glob('[!_]*.py'):
     others = {n for n in _imports(path) if n.startswith('vit_jax.models.')}
-    # The family record, and what a page has beside it: vit_names of vit.
-    own = ('vit_jax.models.family.', f'vit_jax.models.{path.stem}_')
-    others -= {n for n in others if n.startswith(own)}
+    others -= {n for n in others if n.startswith('vit_jax.models.family.')}
     assert not others, f'{path.name} imports {others}: share it through nn/'
 
 
