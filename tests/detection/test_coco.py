@@ -1,11 +1,15 @@
-"""COCO's metric and its masks, against pycocotools' numbers and closed forms."""
+"""COCO's files, metric and masks, against pycocotools' numbers and closed forms."""
+
+import json
 
 import numpy as np
 import pytest
 
-from tests.support import coco_files
+from tests.support import coco_files, commands, naming
 from vit_jax.detection.coco import average_precision, files, rle
 from vit_jax.detection.coco.objects import Detections, Truth
+from vit_jax.detection.tools import coco_ap
+from vit_jax.errors import UserError
 
 # Sums in another order; measured 0.
 EXACT = 1e-9
@@ -19,19 +23,40 @@ def golden(tmp_path_factory):
 
 
 @pytest.mark.parametrize('kind', average_precision.KINDS)
-def test_the_numbers_of_pycocotools(golden, kind):
-  want, (gt, dt) = golden
+def test_the_numbers_of_pycocotools(golden, capsys, kind):
+  expected, (gt, dt) = golden
   truth = files.truth(gt, masks=kind == 'segm')
   measured = average_precision.measure(
     truth, files.detections(dt, truth, masks=kind == 'segm'), kind
   )
   close = lambda ours, key: np.testing.assert_allclose(
-    ours, want[f'{kind}_{key}'], rtol=0, atol=EXACT
+    ours, expected[f'{kind}_{key}'], rtol=0, atol=EXACT
   )
   close(list(measured.numbers().values()), 'stats')
   close(measured.precision[..., 0, 2], 'precision')
   close(measured.recall, 'recall')
   close([measured.of_category(k)['ap'] for k in range(3)], 'ap_per_category')
+  # The command gives the same.
+  argv = '--gt', gt, '--dt', dt, '--type', kind, '--json', '--per_class'
+  code, out, _ = commands.run(coco_ap.main, capsys, *argv)
+  record = json.loads(out)
+  assert code == 0
+  close(record['stats'], 'stats')
+  assert record['stats'] == [record[name] for name in average_precision.NAMES]
+  assert (record['images'], record['objects'], record['detections']) == (10, 47, 210)
+  close([x['ap'] for x in record['per_class'].values()], 'ap_per_category')
+
+
+def test_the_text_of_the_command(golden, capsys):
+  expected, (gt, dt) = golden
+  code, out, _ = commands.run(
+    coco_ap.main, capsys, '--gt', gt, '--dt', dt, '--per_class'
+  )
+  lines = out.splitlines()
+  assert (code, len(lines)) == (0, 1 + 12 + 1 + 3)
+  numbers = [float(line.split()[-1]) for line in lines[1:13]]
+  assert numbers == expected['bbox_stats'].round(4).tolist()
+  assert 'thing' in out
 
 
 def _one_image(boxes, scores, truths, crowd=(), areas=None):
@@ -117,3 +142,87 @@ def test_masks_in_files_are_those_of_pixels():
   assert rle.read([polygon, [2, 8, 4, 8, 4, 10, 2, 10]], 12, 16, 100) == rle.encode(
     square
   )
+
+
+# -- files that are refused ---------------------------------------------------------------
+
+
+def _truth():
+  box = {'image_id': 7, 'category_id': 1, 'bbox': [1, 2, 3, 4], 'area': 12}
+  mask = {'size': [10, 10], 'counts': [5, 5, 90]}
+  return {
+    'images': [{'id': 7, 'height': 10, 'width': 10}],
+    'categories': [{'id': 1, 'name': 'cat'}, {'id': 4, 'name': 'dog'}],
+    'annotations': [box | {'id': 3, 'segmentation': mask}],
+  }
+
+
+def _detection(**change):
+  mask = {'size': [10, 10], 'counts': '55j2'}  # the run lengths 5, 5, 90, compressed
+  row = {'image_id': 7, 'category_id': 4, 'bbox': [1, 2, 3, 4], 'score': 0.5}
+  row |= {'segmentation': mask} | change
+  return {key: value for key, value in row.items() if value is not None}
+
+
+MASK = {'size': [10, 10], 'counts': [5, 5, 90]}
+
+
+@pytest.mark.parametrize(
+  ('kind', 'change', 'facts'),
+  [
+    ('bbox', {'image_id': 9}, ('image_id 9', '7')),
+    ('bbox', {'category_id': 2}, ('category_id 2', '1, 4')),
+    ('bbox', {'score': float('nan')}, ('score', 'nan', 'finite')),
+    ('bbox', {'score': 'high'}, ("'high'",)),
+    ('bbox', {'bbox': None}, ("'bbox'",)),
+    ('bbox', {'bbox': [1, 2, 3]}, ('bbox', 'left, top, width, height')),
+    ('bbox', {'bbox': [1, 2, -3, 4]}, ('bbox', '-3')),
+    ('bbox', {'bbox': [1, 2, 1e308, 1e308]}, ('bbox', '1e9')),
+    ('segm', {'segmentation': None}, ("'segmentation'",)),
+    ('segm', {'segmentation': MASK | {'counts': 'o'}}, ('RLE',)),
+    ('segm', {'segmentation': MASK | {'counts': [1, 2]}}, ('run lengths',)),
+    ('segm', {'segmentation': MASK | {'counts': [-5, 105]}}, ('run lengths',)),
+    ('segm', {'segmentation': MASK | {'size': [5, 20]}}, ('[5, 20]', '[10, 10]')),
+    ('segm', {'segmentation': []}, ('polygon',)),
+    ('segm', {'segmentation': [[1, 2, 3, 4]]}, ('three corners',)),
+    ('segm', {'segmentation': [[0, 0, 1, 1, 1, 1e9]]}, ('corner',)),
+  ],
+)
+def test_detections_that_are_refused(tmp_path, kind, change, facts):
+  truth = files.truth(coco_files.write(tmp_path / 'G.json', _truth()))
+  path = coco_files.write(tmp_path / 'D.json', [_detection(), _detection(**change)])
+  with pytest.raises(UserError, match=naming('D.json', 'detection 1', *facts)):
+    files.detections(path, truth, masks=kind == 'segm')
+
+
+@pytest.mark.parametrize(
+  ('key', 'change', 'facts'),
+  [
+    ('annotations', {'category_id': 2}, ('annotation 0', 'id 3', 'category_id 2')),
+    ('annotations', {'area': None}, ('annotation 0', "'area'")),
+    ('images', {'id': None}, ('image 0', "'id'")),
+    ('images', {'height': 1e308}, ('image 0', 'height')),
+    ('categories', {'id': 'cat'}, ('category', 'int', 'str')),
+    ('categories', {'id': 4}, ('category', 'same id')),
+    ('categories', {'name': None}, ('category 0', "'name'")),
+  ],
+)
+def test_a_ground_truth_that_is_refused(tmp_path, key, change, facts):
+  truth = _truth()
+  row = truth[key][0] | change
+  truth[key][0] = {k: v for k, v in row.items() if v is not None}
+  with pytest.raises(UserError, match=naming('G.json', *facts)):
+    files.truth(coco_files.write(tmp_path / 'G.json', truth))
+
+
+def test_files_of_another_form(tmp_path, capsys):
+  good = coco_files.write(tmp_path / 'G.json', _truth())
+  (tmp_path / 'D.json').write_text('[{"image_id": 7,')
+  for gt, dt, facts in (
+    (coco_files.write(tmp_path / 'a', []), good, ('a', 'images')),
+    (good, coco_files.write(tmp_path / 'b', {}), ('b', 'list')),
+    (good, coco_files.write(tmp_path / 'c', [3]), ('c', 'detection 0')),
+    (good, tmp_path / 'none.json', ('none.json', 'No such file')),
+    (good, tmp_path / 'D.json', ('D.json', 'JSON')),
+  ):
+    commands.assert_refused(coco_ap.main, capsys, ('--gt', gt, '--dt', dt), facts)

@@ -1,6 +1,5 @@
-"""Segmentation: the head, its loss and the mean of intersections over unions."""
+"""Segmentation: the head, its loss, its metric, and the classes of segments."""
 
-import functools
 import types
 
 import jax
@@ -8,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import naming
+from tests.support import naming, runs
 from vit_jax import models, optim, sharding, tasks
+from vit_jax.data import pipeline
 from vit_jax.detection.evaluators import segmentation
 from vit_jax.detection.tasks import segment
-from vit_jax.errors import UserError
 from vit_jax.evaluators import base
+from vit_jax.evaluators.class_match import Classes
+from vit_jax.tools.inspect import recipe
+from vit_jax.train import run
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
@@ -69,7 +71,7 @@ def test_levels_are_summed_at_the_finest_and_enlarged_to_the_image():
   ],
 )
 def test_what_has_no_levels_is_refused(fields, facts):
-  with pytest.raises(UserError, match=naming(*facts)):
+  with pytest.raises(ValueError, match=naming(*facts)):
     jax.eval_shape(model(**fields).init, jax.random.key(0), SPEC['image'])
 
 
@@ -94,7 +96,6 @@ def loss_of(logits, batch, **options):
   return task.loss({'params': logits}, prepared, None)
 
 
-@pytest.mark.slow
 def test_the_loss_is_a_mean_over_labelled_pixels_of_the_whole_batch():
   rng = np.random.default_rng(0)
   logits = rng.normal(size=(3, 4, 5, K)).astype(np.float32)
@@ -114,7 +115,6 @@ def test_the_loss_is_a_mean_over_labelled_pixels_of_the_whole_batch():
   np.testing.assert_allclose(metrics['accuracy'], np.mean(right), rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_label_that_is_no_class_is_not_learned_in_silence():
   logits = np.zeros((1, 2, 2, K), np.float32)
   batch = {'image': logits, 'mask': np.ones(1, np.float32)}
@@ -124,19 +124,16 @@ def test_a_label_that_is_no_class_is_not_learned_in_silence():
 
 
 @pytest.mark.parametrize(
-  ('change', 'facts'),
+  ('segments', 'facts'),
   [
-    ({'segments': None}, ("'segments'", 'digits_canvas')),
-    (
-      {'segments': jax.ShapeDtypeStruct((8, 16, 16), jnp.uint8)},
-      ("'segments'", '[8, 16, 16]'),
-    ),
-    ({'segments': jax.ShapeDtypeStruct((8, 32, 32), jnp.float32)}, ('float32',)),
+    (None, ("'segments'", 'digits_canvas')),
+    (jax.ShapeDtypeStruct((8, 16, 16), jnp.uint8), ("'segments'", 'uint8[8, 16, 16]')),
+    (jax.ShapeDtypeStruct((8, 32, 32), jnp.float32), ('float32[8, 32, 32]',)),
   ],
 )
-def test_batches_without_a_class_for_every_pixel_are_refused(change, facts):
-  spec = {name: x for name, x in {**SPEC, **change}.items() if x is not None}
-  with pytest.raises(UserError, match=naming(*facts)):
+def test_batches_without_a_class_for_every_pixel_are_refused(segments, facts):
+  spec = {k: x for k, x in {**SPEC, 'segments': segments}.items() if x is not None}
+  with pytest.raises(ValueError, match=naming(*facts)):
     tasks.build('segment', model(), spec)
 
 
@@ -144,13 +141,12 @@ def test_batches_without_a_class_for_every_pixel_are_refused(change, facts):
   ('task', 'name', 'facts'),
   [
     ('segment', 'vitdet', ('segment', 'pixel', 'ViTDet', 'image')),
-    ('classify', 'semantic_fpn', ('classify', 'image', 'SemanticFPN', 'pixel')),
     ('classify', 'sfp', ('classify', 'SFP', 'maps')),
   ],
 )
 def test_tasks_refuse_models_of_other_outputs(task, name, facts):
   built = models.build(name, **models.family(name).tiny[0])
-  with pytest.raises(UserError, match=naming(*facts)):
+  with pytest.raises(ValueError, match=naming(*facts)):
     tasks.build(task, built, {**SPEC, 'label': SPEC['mask']})
 
 
@@ -163,16 +159,8 @@ def start(steps: int):
   return jax.jit(init), make_step(task, optimizer, lambda batch: batch, key)
 
 
-def test_a_step_has_a_loss_and_an_accuracy_and_keeps_the_state_s_shapes():
-  init, step = start(2)
-  state = jax.eval_shape(init)
-  after, metrics = jax.eval_shape(step, state, SPEC)
-  assert jax.tree.structure(after) == jax.tree.structure(state)
-  assert {'loss', 'accuracy'} <= metrics.keys()
-
-
-def trained(devices: int, steps: int = 36):
-  """Returns (loss of each step, metrics, state) of training on eight images."""
+def trained(devices: int, steps: int):
+  """Returns (loss of each step, metrics) of training on eight images."""
   init, step = start(steps)
   mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
   with jax.set_mesh(mesh):
@@ -184,26 +172,16 @@ def trained(devices: int, steps: int = 36):
     for _ in range(steps):
       state, metrics = step(state, sharding.global_batch(squares(8), mesh))
       losses.append(float(metrics['loss']))
-  return losses, metrics, state
+  return losses, metrics
 
 
-@functools.cache
-def on_one_device():
-  return trained(1)
-
-
-@pytest.mark.slow
 def test_a_segmenter_learns_squares():
-  losses, metrics, _ = on_one_device()
+  losses, metrics = trained(1, 36)
   np.testing.assert_allclose(losses[0], np.log(K), rtol=1e-5)
   assert losses[-1] < 0.2
   assert metrics['accuracy'] > 0.9, metrics
-
-
-@pytest.mark.slow
-def test_one_device_and_eight_see_the_same_loss():
-  losses, *_ = trained(8, steps=2)
-  np.testing.assert_allclose(losses, on_one_device()[0][:2], rtol=1e-4)
+  split, _ = trained(8, 2)
+  np.testing.assert_allclose(split, losses[:2], rtol=1e-4)
 
 
 # -- the evaluator ----------------------------------------------------------------------
@@ -211,15 +189,15 @@ def test_one_device_and_eight_see_the_same_loss():
 
 def test_mean_iou_of_counts():
   # By hand: class 0 has 5 right, 1 missed, 2 added; class 1 has 3, 2, 1; 2 never occurs.
-  found = segmentation.of_counts(np.array([[5, 1, 0], [2, 3, 0], [0, 0, 0]]))
-  assert found == {
+  metrics = segmentation.mean_iou(np.array([[5, 1, 0], [2, 3, 0], [0, 0, 0]]))
+  assert metrics == {
     'mean_iou': pytest.approx((5 / 8 + 3 / 6) / 2),
     'pixel_accuracy': pytest.approx(8 / 11),
     'iou_0': pytest.approx(5 / 8),
     'iou_1': pytest.approx(3 / 6),
   }
-  with pytest.raises(UserError, match='label'):
-    segmentation.of_counts(np.zeros((3, 3), int))
+  with pytest.raises(ValueError, match='label'):
+    segmentation.mean_iou(np.zeros((3, 3), int))
 
 
 @pytest.fixture
@@ -277,7 +255,57 @@ def test_the_evaluator_counts_every_pixel_once(evaluator):
 
 def test_labels_that_the_model_does_not_have_are_named(evaluator):
   two = lambda params, batch: {'logits': jnp.zeros((*batch['segments'].shape, 2))}
-  with pytest.raises(UserError, match=naming('squares', 'class 2', '2 classes')):
+  with pytest.raises(ValueError, match=naming('squares', 'class 2', '2 classes')):
     evaluator().run(two, {})
   found = evaluator(ignore=2).run(two, {})
   assert set(found) == {'mean_iou', 'pixel_accuracy', 'iou_0', 'iou_1', 'examples'}
+
+
+# -- classes ----------------------------------------------------------------------------
+
+NAMES = ['background', *map(str, range(10))]
+
+CANVASES = dict(
+  source='digits_canvas',
+  split='train[:8]',
+  source_options={'segments': True},
+  pp='value_range(-1, 1)|pad_to(boxes=4, label=4)',
+)
+
+
+def test_a_model_has_the_classes_of_the_segments():
+  data = pipeline.train(**CANVASES, batch_size=8)
+  sections = dict(task={'name': 'segment'}, data=CANVASES, steps=1, evals={})
+  sections |= dict(checkpoint={}, log={})
+  resolved = lambda model: run._resolve({**sections, 'model': model}, data)
+  config = resolved({})
+  assert config['model']['num_classes'] == 11  # not the 10 of the boxes
+  assert config['resolved']['class_names'] == NAMES
+  facts = ('digits_canvas', 'segments', '11 classes', 'num_classes=10')
+  with pytest.raises(ValueError, match=naming(*facts)):
+    resolved({'num_classes': 10})
+
+
+@pytest.fixture(scope='module')
+def on_canvases():
+  mesh = sharding.make_mesh(1, devices=jax.devices()[:1])
+  data = {**CANVASES, 'batch_size': 8}
+  of = segmentation.Segmentation
+  return lambda model, **o: of(mesh, lambda: None, model, data=data, **o)
+
+
+def test_an_evaluation_of_other_classes_is_refused_before_it_begins(on_canvases):
+  on_canvases(Classes(NAMES, 11))
+  on_canvases(Classes([*NAMES, ''], 12))
+  with pytest.raises(
+    ValueError, match=naming('digits_canvas', 'class 10', '10 classes')
+  ):
+    on_canvases(Classes(None, 10))
+  on_canvases(Classes(None, 10), ignore=10)
+  with pytest.raises(ValueError, match=naming('Class 0', "'background'", "'0'")):
+    on_canvases(Classes(NAMES[1:], 11))
+
+
+def test_inspect_counts_a_head_for_the_classes_of_segments():
+  checked = recipe.load(f'{runs.ROOT}/configs/vitdet_digits.py:debug,head=segment', [])
+  assert recipe.describe(checked)['classes'] == 11

@@ -1,4 +1,4 @@
-"""Boxes as arrays [..., 4]: their forms, their overlap, and those that a detector gives.
+"""Boxes as arrays [..., 4]: their forms, their overlap, and a detector's answers.
 
 Three orders are in use. Models and losses: centre x, centre y, width, height. Corners:
 left, top, right, bottom. Examples (`data.features`): top, left, bottom, right, from 0 to 1
@@ -34,30 +34,30 @@ def area(boxes: jax.Array) -> jax.Array:
 
 def iou(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns intersection over union [...] of boxes by corners; 0 where both are empty."""
-  common, whole = _common_and_whole(a, b)
-  return _divide(common, whole)
+  return _divide(*_common_and_union(a, b))
 
 
 def giou(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns the generalised intersection over union [...] of boxes by corners, -1 to 1.
 
-  It also falls as boxes apart move further apart: the share of the smallest box around
-  both that neither covers is subtracted. Rezatofighi et al., arXiv 1902.09630, algorithm 1.
+  It subtracts the share of the smallest box around both that neither covers, and so falls
+  as separate boxes move apart. Rezatofighi et al., arXiv 1902.09630, algorithm 1.
   """
-  common, whole = _common_and_whole(a, b)
+  common, union = _common_and_union(a, b)
   low = jnp.minimum(a[..., :2], b[..., :2])
   high = jnp.maximum(a[..., 2:], b[..., 2:])
   around = area(jnp.concatenate([low, high], -1))
-  return _divide(common, whole) - _divide(around - whole, around)
+  return _divide(common, union) - _divide(around - union, around)
 
 
 def postprocess(outputs: dict, sizes: jax.Array) -> dict[str, jax.Array]:
   """Returns one detection for each query: 'scores', 'labels' [B, Q], 'boxes' [B, Q, 4].
 
   The class is the likeliest other than "no object", the score its probability, the box
-  left, top, right, bottom in pixels. None is left out.
+  left, top, right, bottom in pixels. No query is left out.
 
   Args:
+    outputs: of a detector, see `tasks.detect`.
     sizes: [B, 2], heights and widths of the images, in pixels.
   """
   likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]
@@ -70,7 +70,7 @@ def postprocess(outputs: dict, sizes: jax.Array) -> dict[str, jax.Array]:
   }
 
 
-def _common_and_whole(a, b):
+def _common_and_union(a, b):
   low = jnp.maximum(a[..., :2], b[..., :2])
   high = jnp.minimum(a[..., 2:], b[..., 2:])
   common = area(jnp.concatenate([low, high], -1))

@@ -16,9 +16,9 @@ from vit_jax.weights import Loaded
 
 
 class Detected(NamedTuple):
-  """The answers of a detector for each of its Q queries; nothing is left out.
+  """A detector's answers for each of its Q queries, in the order of the images.
 
-  Rows in the order of the images; those of unreadable images are nan, class -1, size 0.
+  Rows of unreadable images are nan, with class -1 and size 0.
   """
 
   scores: np.ndarray  # float32 [n, Q], the probability of the class
@@ -35,7 +35,7 @@ def inputs(loaded: Loaded, images: Iterable) -> dict:
   'mask' bool [B, H, W], False for padding.
 
   Args:
-    images: paths, bytes, PIL images or uint8 arrays, as of `Loaded.preprocess`.
+    images: paths, bytes, PIL images or uint8 arrays, as for `Loaded.preprocess`.
   """
   features = single_image.features(images, loaded.pp)
   loaded.check_images(features['image'])
@@ -45,13 +45,13 @@ def inputs(loaded: Loaded, images: Iterable) -> dict:
 def detect_images(
   loaded: Loaded, images: Iterable, *, batch_size: int = 1, pp: str | None = None
 ) -> Detected:
-  """Returns the boxes that a detector finds in images, in their own pixels.
+  """Returns the boxes that a detector predicts for images, in their own pixels.
 
   Args:
     images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
     batch_size: images per step; the last step is padded, for one compilation.
-    pp: preprocessing other than `loaded.pp`. It must keep whole images in place, without
-      crops: boxes are fractions of them.
+    pp: preprocessing other than `loaded.pp`. It must not crop or flip, because boxes are
+      fractions of whole images.
 
   Raises:
     UserError: for a model that is not a detector, a pipeline that does not fit the model
@@ -74,15 +74,13 @@ def detect_images(
   empty = jax.eval_shape(run, variables, example)
   rows = {name: [np.zeros((0, *x.shape[1:]), x.dtype)] for name, x in empty.items()}
   sizes, errors = [np.zeros((0, 2), np.int32)], []
-  for batch, why in inference.batches(
-    loaded, images, SingleImage(pp, masks=True), batch_size
-  ):
+  preprocess = SingleImage(pp, masks=True)
+  for batch, why in inference.batches(loaded, images, preprocess, batch_size):
     errors += why
     sizes.append(batch.pop('size')[: len(why)])
     for name, value in run(variables, batch).items():
-      rows[name].append(
-        inference.without_padding(value, why, -1 if name == 'labels' else np.nan)
-      )
+      blank = -1 if name == 'labels' else np.nan
+      rows[name].append(inference.without_padding(value, why, blank))
   arrays = {name: np.concatenate(values) for name, values in rows.items()}
   size = np.concatenate(sizes)
   arrays['boxes'] = arrays['boxes'].astype(np.float64) * np.tile(size[:, None, ::-1], 2)

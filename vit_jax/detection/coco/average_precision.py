@@ -1,4 +1,4 @@
-"""COCO's twelve numbers, of boxes or masks, by pycocotools (the extra `detection`)."""
+"""COCO's twelve numbers for boxes or masks, by pycocotools (the extra `detection`)."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ KINDS = ('bbox', 'segm')
 _AREAS = ('all', 'small', 'medium', 'large')
 _LIMITS = (1, 10, 100)
 
-# Name: (array, place of the threshold or None for all ten, area, limit).
+# Name: (array, index of the threshold or None for all ten, area, limit).
 _NUMBERS = {
   'ap': ('precision', None, 'all', 100),
   'ap50': ('precision', 0, 'all', 100),
@@ -47,19 +47,20 @@ class Measured:
 
   def numbers(self) -> dict[str, float]:
     """Returns {name: number} of the twelve, in COCO's order; see NAMES."""
-    return {name: self._mean(slice(None), *what) for name, what in _NUMBERS.items()}
+    return self._means(slice(None))
 
   def of_category(self, k: int) -> dict[str, float]:
     """Returns the twelve numbers of one category, by its place in `category_ids`."""
-    one = slice(k, k + 1)
-    return {name: self._mean(one, *what) for name, what in _NUMBERS.items()}
+    return self._means(slice(k, k + 1))
 
-  def _mean(self, categories, array, threshold, area, limit) -> float:
-    rows = slice(None) if threshold is None else threshold
-    values = getattr(self, array)[rows]
-    values = values[..., categories, _AREAS.index(area), _LIMITS.index(limit)]
-    counted = values[values > -1]
-    return float(counted.mean()) if counted.size else -1.0
+  def _means(self, categories: slice) -> dict[str, float]:
+    means = {}
+    for name, (array, threshold, area, limit) in _NUMBERS.items():
+      values = getattr(self, array)[slice(None) if threshold is None else threshold]
+      values = values[..., categories, _AREAS.index(area), _LIMITS.index(limit)]
+      counted = values[values > -1]
+      means[name] = float(counted.mean()) if counted.size else -1.0
+    return means
 
 
 def measure(truth: Truth, detections: Detections, kind: str = 'bbox') -> Measured:

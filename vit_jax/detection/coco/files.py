@@ -1,10 +1,9 @@
 """Ground truth and detections in COCO's JSON format, checked as they are read."""
 
 import json
-import math
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +11,9 @@ from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.errors import UserError, one_line
 
-_FAR = 100_000  # pixels: an outline takes memory in proportion to its length
-_FARTHEST = 1e9  # pixels: areas of such boxes are finite
+_FAR = 100_000  # pixels: the largest side of an image, and coordinate of a polygon
+_FARTHEST = 1e9  # pixels: areas of boxes within it are finite
+_LISTS = ('images', 'categories', 'annotations')
 
 
 def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
@@ -26,47 +26,47 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
     UserError: for a file that is not of the format; it names the entry.
   """
   file = _load(path)
-  lists = ('images', 'categories', 'annotations')
   if not isinstance(file, dict) or not all(
-    isinstance(file.get(k), list) for k in lists
+    isinstance(file.get(k), list) for k in _LISTS
   ):
-    raise UserError(f'{path}: expected an object with the lists {", ".join(lists)}.')
-  side = _Field(_side, f'a whole number of pixels up to {_FAR:,}')
-  sides = {key: side if masks else side._replace(default=0) for key in _SIDES}
-  images = _columns(
-    path,
-    'image',
-    file['images'],
-    {'file_name': _Field(str, 'a text', ''), **sides},
-    'id',
+    raise UserError(f'{path}: expected an object with the lists {", ".join(_LISTS)}.')
+  images = _by_id(
+    *(path, 'image', file['images']),
+    lambda row: (row['id'], str(row.get('file_name', '')), _size(row)),
   )
-  categories = _columns(
-    path, 'category', file['categories'], {'name': _Field(str, 'a text')}, 'id'
+  categories = _by_id(
+    *(path, 'category', file['categories']), lambda row: (row['id'], str(row['name']))
   )
-  sizes = np.array([images[key] for key in _SIDES], np.int64).reshape(2, -1).T
-  fields = {
-    'image_id': _place('image', images['id']),
-    'category_id': _place('category', categories['id']),
-    'bbox': _BOX if not masks else _BOX._replace(default=(0, 0, 0, 0)),
-    'area': _NUMBER,
-    'iscrowd': _NUMBER._replace(default=0),
-  }
-  objects = _columns(path, 'annotation', file['annotations'], fields)
+  image_ids, file_names, sizes = _columns(images, 3)
+  category_ids, class_names = _columns(categories, 2)
+  place_of_image, place_of_category = _place(image_ids), _place(category_ids)
+
+  def read(row):
+    image = place_of_image(row, 'image_id')
+    return (
+      image,
+      place_of_category(row, 'category_id'),
+      _box(row) if 'bbox' in row or not masks else [0.0] * 4,
+      _number(row, 'area'),
+      bool(row.get('iscrowd', False)),
+      rle.read(row['segmentation'], *sizes[image], _FAR) if masks else None,
+    )
+
+  objects = _read(path, 'annotation', file['annotations'], read)
+  image, category, boxes, areas, crowd, runs = _columns(objects, 6)
   return Truth(
     name=str(path),
-    image_ids=images['id'],
-    category_ids=categories['id'],
-    file_names=images['file_name'],
-    sizes=sizes,
-    class_names=categories['name'],
-    image=np.array(objects['image_id'], np.int64),
-    category=np.array(objects['category_id'], np.int64),
-    boxes=np.array(objects['bbox'], np.float64).reshape(-1, 4),
-    areas=np.array(objects['area'], np.float64),
-    crowd=np.array(objects['iscrowd'], np.float64) != 0,
-    masks=_masks(path, 'annotation', file['annotations'], objects, sizes)
-    if masks
-    else None,
+    image_ids=image_ids,
+    category_ids=category_ids,
+    file_names=file_names,
+    sizes=np.array(sizes, np.int64).reshape(-1, 2),
+    class_names=class_names,
+    image=np.array(image, np.int64),
+    category=np.array(category, np.int64),
+    boxes=np.array(boxes, np.float64).reshape(-1, 4),
+    areas=np.array(areas, np.float64),
+    crowd=np.array(crowd, bool),
+    masks=runs if masks else None,
   )
 
 
@@ -85,28 +85,31 @@ def detections(
   """
   rows = _load(path)
   if not isinstance(rows, list):
-    raise UserError(
-      f'{path}: expected a list of detections, each with image_id, category_id, score and '
-      f'{"segmentation" if masks else "bbox"}.'
-    )
-  fields = {
-    'image_id': _place('image', truth.image_ids, truth.name),
-    'category_id': _place('category', truth.category_ids, truth.name),
-    'score': _NUMBER,
-    **({} if masks else {'bbox': _BOX}),
-  }
-  objects = _columns(path, 'detection', rows, fields)
+    raise UserError(f'{path}: expected a list of detections.')
+  place_of_image, place_of_category = (
+    _place(truth.image_ids),
+    _place(truth.category_ids),
+  )
+  sizes = truth.sizes.tolist()
+
+  def read(row):
+    image = place_of_image(row, 'image_id')
+    region = rle.read(row['segmentation'], *sizes[image], _FAR) if masks else _box(row)
+    return image, place_of_category(row, 'category_id'), _number(row, 'score'), region
+
+  image, category, scores, regions = _columns(_read(path, 'detection', rows, read), 4)
   return Detections(
-    image=np.array(objects['image_id'], np.int64),
-    category=np.array(objects['category_id'], np.int64),
-    scores=np.array(objects['score'], np.float64),
-    boxes=None if masks else np.array(objects['bbox'], np.float64).reshape(-1, 4),
-    masks=_masks(path, 'detection', rows, objects, truth.sizes) if masks else None,
+    image=np.array(image, np.int64),
+    category=np.array(category, np.int64),
+    scores=np.array(scores, np.float64),
+    boxes=None if masks else np.array(regions, np.float64).reshape(-1, 4),
+    masks=regions if masks else None,
   )
 
 
 def rows(truth: Truth, detections: Detections) -> list[dict]:
-  """Returns boxes that were detected in the form that `detections` reads."""
+  """Returns detected boxes in the form that `detections` reads."""
+  columns = detections.image, detections.category, detections.boxes, detections.scores
   return [
     {
       'image_id': truth.image_ids[image],
@@ -114,13 +117,7 @@ def rows(truth: Truth, detections: Detections) -> list[dict]:
       'bbox': box.tolist(),
       'score': float(score),
     }
-    for image, category, box, score in zip(
-      detections.image,
-      detections.category,
-      detections.boxes,
-      detections.scores,
-      strict=True,
-    )
+    for image, category, box, score in zip(*columns, strict=True)
   ]
 
 
@@ -129,122 +126,74 @@ def _load(path) -> Any:
     with open(path, encoding='utf-8') as file:
       return json.load(file)
   except (OSError, ValueError, RecursionError) as error:
-    reason = getattr(error, 'strerror', None) or one_line(error)
-    kind = '' if isinstance(error, OSError) else 'not JSON: '
-    raise UserError(f'{path}: {kind}{reason}.') from None
+    reason = getattr(error, 'strerror', None) or f'not JSON: {one_line(error)}'
+    raise UserError(f'{path}: {reason}.') from None
 
 
-class _Field(NamedTuple):
-  """How the value under a key is read; without a default it must be there."""
-
-  read: Callable
-  expected: str
-  default: Any = None
-
-
-_BAD_VALUE = (TypeError, ValueError, OverflowError, KeyError)
-
-
-def _columns(path, what: str, rows: list, fields: dict, sort_by: str = '') -> dict:
-  """Returns {key: values} of the rows, in the order of the unique ids `sort_by` if set."""
-  order = range(len(rows))
-  if sort_by:
-    ids = _ids(path, what, rows)
-    order = sorted(order, key=ids.__getitem__)
-  columns = {key: [] for key in fields}
-  for i in order:
-    row = _object(path, what, i, rows[i])
-    for key, (read, expected, default) in fields.items():
-      if key not in row and default is None:
-        raise _error(path, what, i, row, f'has no {key!r}')
-      try:
-        columns[key].append(read(row.get(key, default)))
-      except _BAD_VALUE:
-        shown = one_line(repr(row[key]), 60)
-        raise _error(
-          path, what, i, row, f'has {key!r} {shown}; expected {expected}'
-        ) from None
-  return columns | ({'id': sorted(ids)} if sort_by else {})
-
-
-def _ids(path, what: str, rows: list) -> list:
-  """Returns the `id` of every row; each must be there once, and be of one type."""
-  ids: list = []
+def _read(path, noun: str, rows: list, read: Callable) -> list[tuple]:
+  """Returns `read(row)` of every row; UserError names the row for which it fails."""
+  values = []
   for i, row in enumerate(rows):
-    if 'id' not in _object(path, what, i, row):
-      raise _error(path, what, i, row, "has no 'id'")
-    kind = str if isinstance(rows[0]['id'], str) else int
-    if type(row['id']) is not kind:
-      expected = 'a text, as the first' if kind is str else 'a whole number'
-      shown = one_line(repr(row['id']), 60)
-      raise _error(path, what, i, row, f'has the id {shown}; expected {expected}')
-    ids.append(row['id'])
-  if len(set(ids)) < len(ids):
-    i = next(i for i, one in enumerate(ids) if one in ids[:i])
-    raise _error(path, what, i, rows[i], f'has the id {ids[i]!r} of another')
-  return ids
-
-
-def _masks(path, what: str, rows: list, objects: dict, sizes: np.ndarray) -> list[dict]:
-  """Returns the 'segmentation' of each row as run lengths."""
-  masks = []
-  for i, (row, image) in enumerate(zip(rows, objects['image_id'], strict=True)):
-    if 'segmentation' not in row:
-      raise _error(path, what, i, row, "has no 'segmentation'")
     try:
-      masks.append(rle.read(row['segmentation'], *map(int, sizes[image]), _FAR))
-    except _BAD_VALUE as error:
-      problem = (
-        f"has a 'segmentation' that is not a mask: {one_line(error, 100)}; expected "
-        "polygons [[x, y, x, y, x, y, ...], ...] or {'size': [H, W], 'counts': ...}"
-      )
-      raise _error(path, what, i, row, problem) from None
-  return masks
+      values.append(read(row))
+    except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as error:
+      name = f' (id {row["id"]!r})' if isinstance(row, dict) and 'id' in row else ''
+      reason = f'no {error}' if isinstance(error, KeyError) else one_line(error, 200)
+      raise UserError(f'{path}: {noun} {i}{name} is not valid: {reason}.') from None
+  return values
 
 
-def _object(path, what: str, i: int, row) -> dict:
-  if not isinstance(row, dict):
-    raise UserError(f'{path}: {what} {i} is {one_line(repr(row), 60)}, not an object.')
-  return row
+def _by_id(path, noun: str, rows: list, read: Callable) -> list[tuple]:
+  """`_read`, in the order of the ids that rows begin with, which must be unique."""
+  values = _read(path, noun, rows, read)
+  if len({str(value[0]) for value in values}) < len(values):
+    raise UserError(f'{path}: several of the {noun} entries have the same id.')
+  kinds = {type(value[0]).__name__ for value in values}
+  if len(kinds) > 1 or not kinds <= {'int', 'str'}:
+    raise UserError(f'{path}: the {noun} ids are {sorted(kinds)}, expected one type.')
+  return sorted(values)
 
 
-def _error(path, what: str, i: int, row: dict, problem: str) -> UserError:
-  name = f' (id {row["id"]!r})' if 'id' in row else ''
-  return UserError(f'{path}: {what} {i}{name} {problem}.')
+def _columns(rows: list[tuple], number: int) -> list[list]:
+  return [[row[i] for row in rows] for i in range(number)]
 
 
-def _number(value) -> float:
-  if not math.isfinite(value):
-    raise ValueError
-  return float(value)
-
-
-def _side(value) -> int:
-  if not isinstance(value, int) or not 0 <= value <= _FAR:
-    raise ValueError
+def _number(row: dict, key: str) -> float:
+  value = float(row[key])
+  if not np.isfinite(value):
+    raise ValueError(f'{key} is {value}, expected a finite number')
   return value
 
 
-def _box(value) -> list[float]:
-  left, top, width, height = map(_number, value)
-  if width < 0 or height < 0 or max(abs(left), abs(top), width, height) > _FARTHEST:
-    raise ValueError
-  return [left, top, width, height]
+def _size(row: dict) -> tuple[int, int]:
+  sides = row.get('height', 0), row.get('width', 0)
+  if not all(isinstance(n, int) and 0 <= n <= _FAR for n in sides):
+    raise ValueError(
+      f'its height and width are {sides}, expected up to {_FAR:,} pixels'
+    )
+  return sides
 
 
-def _place(what: str, ids: list, where: str = 'the file') -> _Field:
-  """Returns the field of an id that is one of `ids`; it is read as its place in them."""
-  place = {value: i for i, value in enumerate(ids)}
-  most = f', ... {ids[-1]!r}' if len(ids) > 5 else ''
-  shown = ', '.join(map(repr, ids[:5])) + most
-  return _Field(
-    place.__getitem__,
-    f'the id of one of the {len(ids):,} {what} entries of {where}: {shown}',
-  )
+def _box(row: dict) -> list[float]:
+  box = [float(x) for x in row['bbox']]
+  within = all(abs(x) <= _FARTHEST for x in box)  # NaN is not
+  if len(box) != 4 or not within or min(box[2:]) < 0:
+    raise ValueError(
+      f'bbox is {row["bbox"]}, expected [left, top, width, height] in pixels, up to 1e9'
+    )
+  return box
 
 
-_SIDES = ('height', 'width')
-_NUMBER = _Field(_number, 'a finite number')
-_BOX = _Field(
-  _box, '[left, top, width, height] in pixels, below 1e9, sides of 0 or more'
-)
+def _place(ids: list) -> Callable[[dict, str], int]:
+  """Returns the function (row, key) -> the place of the row's id in `ids`."""
+  places = {value: i for i, value in enumerate(ids)}
+
+  def place(row: dict, key: str) -> int:
+    if row[key] not in places:
+      shown = ', '.join(map(repr, ids[:5])) + (
+        f', ... {ids[-1]!r}' if len(ids) > 5 else ''
+      )
+      raise ValueError(f'{key} {row[key]!r} is not one of {len(ids):,}: {shown}')
+    return places[row[key]]
+
+  return place

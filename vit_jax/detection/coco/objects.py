@@ -8,10 +8,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-  """The objects in I images, of K categories, n in all.
+  """The n objects in I images, of K categories.
 
   Attributes:
-    name: of the file, for messages.
+    name: the file's, for messages.
     image_ids, category_ids: as in the file, sorted.
     file_names: of the images; '' where the file has none.
     sizes: int64 [I, 2], heights and widths; 0 where the file has none.
@@ -38,17 +38,15 @@ class Truth:
 
   def of_images(self, rows: np.ndarray) -> 'Truth':
     """Returns the truth of some images, by their places, in that order, also twice."""
-    of_image = np.argsort(self.image, kind='stable')
-    ends = np.searchsorted(self.image[of_image], np.arange(1, len(self.image_ids)))
-    groups = np.split(of_image, ends)
-    picked = [groups[i] for i in rows]
-    keep = np.concatenate([np.zeros(0, np.int64), *picked])
+    groups = grouped(self.image, len(self.image_ids))
+    objects = [groups[i] for i in rows]
+    keep = np.concatenate([np.zeros(0, np.int64), *objects])
     return dataclasses.replace(
       self,
       image_ids=[self.image_ids[i] for i in rows],
       file_names=[self.file_names[i] for i in rows],
       sizes=self.sizes[rows],
-      image=np.repeat(np.arange(len(picked)), [len(part) for part in picked]),
+      image=np.repeat(np.arange(len(objects)), [len(part) for part in objects]),
       category=self.category[keep],
       boxes=self.boxes[keep],
       areas=self.areas[keep],
@@ -59,11 +57,11 @@ class Truth:
 
 @dataclasses.dataclass(frozen=True)
 class Detections:
-  """What a detector found: n objects; the attributes are as in `Truth`.
+  """The n objects that a detector predicts; the attributes are as in `Truth`.
 
   Attributes:
     scores: float64 [n].
-    boxes: None of detections that are masks alone.
+    boxes: None if the detections have masks alone.
   """
 
   image: np.ndarray
@@ -71,3 +69,13 @@ class Detections:
   scores: np.ndarray
   boxes: np.ndarray | None = None
   masks: Sequence[dict] | None = None
+
+
+def grouped(image: np.ndarray, number: int) -> list[np.ndarray]:
+  """Returns the places of each image's objects, in their order.
+
+  Args:
+    image: int [n], the image of each object, from 0 to `number` - 1.
+  """
+  order = np.argsort(image, kind='stable')
+  return np.split(order, np.searchsorted(image[order], np.arange(1, number)))

@@ -12,12 +12,11 @@ from vit_jax.data.sources.base import fingerprint
 from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Truth
 from vit_jax.detection.data import objects
-from vit_jax.errors import UserError
 
 _SIZES = {'train': 10_000, 'test': 1_000}
-_TRIES = 8  # places that are tried for a digit
+_TRIES = 8  # random places to try for a digit
 _PER_DIGIT = 2 + 2 * _TRIES
-_INK = 64  # of 255: darker than that is not the digit's mask
+_INK = 64  # the least ink, of 255, in a digit's mask
 # Above any 32-bit seed: augmentations take numbers with the seed of the run.
 _TAG = 0xD161 << 40
 
@@ -25,22 +24,21 @@ _TAG = 0xD161 << 40
 class DigitsCanvas(objects.Objects):
   """Canvases with 1 to `most` handwritten digits, uint8 [size, size, 1].
 
-  Each is one of the 1,797 real digits of the source 'digits', those of its split, enlarged
-  from 8 x 8 pixels to 0.2 to 0.45 of the canvas's side and put anywhere where it overlaps
-  with no other. Its mask is the pixels with a quarter or more of full ink, its box the
-  smallest around these: both are exact. Bright digits on a dark ground of varying levels.
+  Each digit is one of the 1,797 of the source 'digits', of the same split, enlarged from
+  8 x 8 pixels to 0.2 to 0.45 of the canvas's side and put where it overlaps with no other.
+  Its mask is the pixels with a quarter or more of full ink, its box the smallest around
+  these: both are exact. Digits are bright on a dark ground of varying levels.
 
   An example is a function of its split and number alone, computed in integers, the same on
-  every machine. 'train' has 10,000 canvases of the digits that 'digits' trains on, 'test'
-  1,000 of its test digits; the first ones stay the same for any slice of the split.
+  every machine. 'train' has 10,000 canvases, 'test' 1,000.
 
   Args:
-    target: '' (there is nothing to name).
+    target: '', there is nothing to name.
     split: a split expression, see `splits`.
     size: side of the canvases, in pixels.
-    most: digits of a canvas, at most.
-    segments: whether an example has 'segments', uint8 [size, size], too: 0 for the background,
-      1 + digit for a digit's mask.
+    most: largest number of digits on a canvas.
+    segments: whether an example also has 'segments', uint8 [size, size]: 0 for the
+      background, 1 + digit for a digit's mask.
   """
 
   def __init__(
@@ -53,7 +51,7 @@ class DigitsCanvas(objects.Objects):
     segments: bool = False,
   ):
     if target:
-      raise UserError(f"Source 'digits_canvas' takes no path, got {target!r}.")
+      raise ValueError(f"Source 'digits_canvas' takes no path, got {target!r}")
     self.name = 'digits_canvas'
     self._size, self._most, self._segments = size, most, segments
     self._digits = {name: arrays.Digits('', name) for name in _SIZES}
@@ -95,8 +93,9 @@ class DigitsCanvas(objects.Objects):
     return out
 
   def truth(self, masks: bool = False) -> Truth:
-    every = [(i, *one) for i in range(len(self)) for one in self._canvas(i)[1]]
-    boxes = np.array([box for _, box, _, _ in every], np.float64).reshape(-1, 4)
+    every = [(i, *digit) for i in range(len(self)) for digit in self._canvas(i)[1]]
+    image, boxes, shapes, labels = zip(*every, strict=True)
+    top, left, bottom, right = np.array(boxes, np.float64).T
     return Truth(
       name=self.name,
       image_ids=list(range(len(self))),
@@ -104,14 +103,12 @@ class DigitsCanvas(objects.Objects):
       file_names=[''] * len(self),
       sizes=np.full((len(self), 2), self._size),
       class_names=self.class_names,
-      image=np.array([i for i, *_ in every], np.int64),
-      category=np.array([label for *_, label in every], np.int64),
-      boxes=np.concatenate(
-        [boxes[:, 1::-1], (boxes[:, 2:] - boxes[:, :2])[:, ::-1]], 1
-      ),
-      areas=np.array([mask.sum() for _, _, mask, _ in every], np.float64),
+      image=np.array(image, np.int64),
+      category=np.array(labels, np.int64),
+      boxes=np.stack([left, top, right - left, bottom - top], 1),
+      areas=np.array([mask.sum() for mask in shapes], np.float64),
       crowd=np.zeros(len(every), bool),
-      masks=[rle.encode(mask) for _, _, mask, _ in every] if masks else None,
+      masks=[rle.encode(mask) for mask in shapes] if masks else None,
     )
 
   def _canvas(self, index: int) -> tuple[np.ndarray, list]:
@@ -121,12 +118,11 @@ class DigitsCanvas(objects.Objects):
     counts = (3, *[_PER_DIGIT] * self._most)
     (numbers,) = philox.uniforms(_TAG, [position], counts)
     u = numbers[:3].astype(np.float64)
-    ground, contrast = int(80 * u[1]), 128 + int(48 * u[2])  # at most 79 + 175 of 255
+    ground, contrast = int(80 * u[1]), 128 + int(48 * u[2])  # their sum is below 255
     canvas = np.full((self._size, self._size), ground, np.int64)
     pasted: list = []
-    wanted = 1 + int(u[0] * self._most)
-    for v in numbers[3:].reshape(self._most, _PER_DIGIT)[:wanted].astype(np.float64):
-      digits = self._digits[name]
+    number, digits = 1 + int(u[0] * self._most), self._digits[name]
+    for v in numbers[3:].reshape(self._most, _PER_DIGIT)[:number].astype(np.float64):
       which = int(v[0] * len(digits))
       side = int((0.2 + 0.25 * v[1]) * self._size)
       ink = _enlarged(digits.images[which, ..., 0].astype(np.int64), side)
@@ -134,18 +130,18 @@ class DigitsCanvas(objects.Objects):
       rows, columns = (np.flatnonzero(shape.any(axis)) for axis in (1, 0))
       for y, x in (v[2:].reshape(_TRIES, 2) * (self._size - side + 1)).astype(int):
         box = (y + rows[0], x + columns[0], y + rows[-1] + 1, x + columns[-1] + 1)
-        if all(_apart(box, other) for other, _, _ in pasted):
+        if all(_disjoint(box, other) for other, _, _ in pasted):
           mask = np.zeros(canvas.shape, bool)
           mask[y : y + side, x : x + side] = shape
           window = canvas[y : y + side, x : x + side]
-          # Faint ink outside of a box may reach into another: the brighter stays.
+          # Faint ink outside of a box may reach into another; the brighter pixel stays.
           np.maximum(window, ground + ink * contrast // 255, out=window)
           pasted.append((box, mask, int(digits.labels[which])))
           break
     return canvas.astype(np.uint8), pasted
 
 
-def _apart(a: tuple, b: tuple) -> bool:
+def _disjoint(a: tuple, b: tuple) -> bool:
   return a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] or b[1] >= a[3]
 
 
@@ -155,7 +151,7 @@ def _enlarged(image: np.ndarray, side: int) -> np.ndarray:
   Half-pixel centres; weights are 256ths, so that no machine rounds differently.
   """
   number = len(image)
-  at = (2 * np.arange(side) + 1) * number * 128 // side - 128  # 256 times the place
+  at = (2 * np.arange(side) + 1) * number * 128 // side - 128  # 256ths of a pixel
   at = np.clip(at, 0, 256 * (number - 1))
   low, part = at // 256, at % 256
   weights = np.zeros((side, number), np.int64)

@@ -1,8 +1,8 @@
 """Ops of detection: DETR's sizes and crops, and canvases of one size.
 
 All work on one example at a time. Boxes are fractions of height and width, so resizing
-leaves them as they are. A crop moves them with the pixels, cuts them off at its border, and
-drops those of which nothing is left, with their labels.
+does not change them. A crop moves them with the pixels, cuts them off at its border, and
+drops boxes without an area left, with their labels.
 """
 
 import numpy as np
@@ -12,21 +12,20 @@ from vit_jax.data.ops import arguments, geometry, numpy_ops
 from vit_jax.data.ops.registry import Twins, op
 from vit_jax.errors import BadImage
 
-# The paper's, arXiv 2005.12872, section 4: the shorter side 480 to 800, the longer at most
-# 1333; the crop is taken after the shorter side is 400, 500 or 600, as in its code.
+# Section 4 of the paper, arXiv 2005.12872: the shorter side is 480 to 800, the longer at
+# most 1333. In its code the shorter side is 400, 500 or 600 when the crop is taken.
 SIZES = tuple(range(480, 801, 32))
 LONGEST, FIRST, SIDES = 1333, (400, 500, 600), (384, 600)
 
 
 @op('detr_resize', keeps_positions=True)
-def detr_resize(sizes=SIZES, longest: int = LONGEST):
-  """The shorter side to one of `sizes`, at random, aspect ratio kept; bilinear, antialiased.
+def detr_resize(sizes=SIZES, longest: arguments.Side = LONGEST):
+  """Resizes the shorter side to one of `sizes`, at random; bilinear, antialiased.
 
-  Smaller where the longer side would exceed `longest`. `detr_resize(800)` is DETR's
-  preprocessing in evaluation. The other side is rounded down.
+  The aspect ratio stays, and the other side is rounded down. Both are smaller where the
+  longer would exceed `longest`. `detr_resize(800)` is DETR's preprocessing in evaluation.
   """
   sizes = _sizes('sizes', sizes)
-  arguments.positive('longest', longest, arguments.MAX_SIDE)
 
   def apply(images, u):
     return _resized(images, sizes, longest, u)
@@ -42,18 +41,17 @@ def detr_resize(sizes=SIZES, longest: int = LONGEST):
 
 
 @op('detr_crop', draws=7, maps=('image', 'boxes', 'label'))
-def detr_crop(sizes=SIZES, longest: int = LONGEST, first=FIRST, sides=SIDES):
-  """DETR's training sizes: `detr_resize(sizes, longest)`, half of the time of a crop.
+def detr_crop(sizes=SIZES, longest: arguments.Side = LONGEST, first=FIRST, sides=SIDES):
+  """DETR's training sizes: `detr_resize(sizes, longest)`, half of the time after a crop.
 
-  For the crop the shorter side is first made one of `first`; the height and the width of
-  the crop are drawn independently, each a whole number of `sides` = (least, most), or up to the
-  image's where that is less. (Section 4: "crop to a random rectangular patch".)
+  Before the crop the shorter side becomes one of `first`. The height and the width of the
+  crop are drawn independently, whole numbers within `sides` = (least, most) and at most
+  the image's. (Section 4: "crop to a random rectangular patch".)
   """
   sizes, first = _sizes('sizes', sizes), _sizes('first', first)
-  arguments.positive('longest', longest, arguments.MAX_SIDE)
   least, most = arguments.interval('sides', sides)
-  for side in (least, most):
-    arguments.positive('sides', side, arguments.MAX_SIDE)
+  arguments.positive('sides', least, arguments.MAX_SIDE)
+  arguments.positive('sides', most, arguments.MAX_SIDE)
 
   def apply(features, u):
     tf = lazy_tf.load()
@@ -78,7 +76,7 @@ def canvas(size):
   """The image at the top left of an (h, w) canvas of zeros; 'image_mask' is 1 on the image.
 
   A larger image is a bad image. Boxes stay fractions of the image without its padding, as
-  DETR's are: the last op on images but `value_range`.
+  DETR's are, so only `value_range` may follow.
   """
   height, width = arguments.size_pair(size)
   message = f'canvas: the image is larger than {height}x{width}'
@@ -86,8 +84,6 @@ def canvas(size):
   def apply(features, u):
     tf = lazy_tf.load()
     image = features['image']
-    if image.shape.rank != 3:
-      raise ValueError('canvas takes one image at a time')
     H, W = geometry.height_width(image)
     fits = tf.debugging.assert_equal((height >= H) & (width >= W), True, message)
     with tf.control_dependencies([fits]):
@@ -123,14 +119,14 @@ def _sizes(name, sizes) -> tuple[int, ...]:
 
 
 def _whole(u, least, most):
-  """Returns a whole number from `least` to `most`, both inside, int32."""
+  """Returns an int32 from `least` to `most`, both included, given u in [0, 1)."""
   tf = lazy_tf.load()
   span = tf.cast(most - least + 1, tf.float32)
   return least + tf.minimum(tf.cast(tf.floor(u * span), tf.int32), most - least)
 
 
 def _sides(height: int, width: int, size: int, longest: int) -> tuple[int, int]:
-  """Returns what `_resized` makes of an image's height and width, in NumPy."""
+  """Returns the height and width that `_resized` gives an image, in NumPy."""
   shape = np.array([height, width], np.float64)
   short, long = shape.min(), shape.max()
   least = max(np.round(longest * short / long), 1)
@@ -139,18 +135,17 @@ def _sides(height: int, width: int, size: int, longest: int) -> tuple[int, int]:
 
 
 def _resized(image, sizes, longest: int, u):
-  """Returns an image whose shorter side is one of the sizes, by u [1] where several."""
+  """Resizes the shorter side to one of the sizes; u [1] chooses where there are several."""
   tf = lazy_tf.load()
-  if image.shape.rank != 3:
-    raise ValueError('sizes are drawn for one image at a time')
   size = tf.constant(sizes, tf.float64)
   size = size[0] if len(sizes) == 1 else size[_whole(u[0], 0, len(sizes) - 1)]
   shape = tf.cast(tf.shape(image)[:2], tf.float64)
   short, long = tf.reduce_min(shape), tf.reduce_max(shape)
-  # As the reference code, whose comparison is before rounding.
+  # Compared before rounding, as in the reference code.
   least = tf.maximum(tf.round(longest * short / long), 1)
   size = tf.where(long / short * size > longest, least, size)
-  # The product before the quotient: a square's sides stay equal. There the longer side may
-  # round to a few pixels above `longest`, which would not fit a canvas of that size.
+  # The product comes before the quotient, so that a square's sides stay equal. In the
+  # reference code the longer side may round to a few pixels above `longest`, which would
+  # not fit a canvas of that size.
   target = tf.minimum(tf.cast(tf.floor(size * shape / short), tf.int32), longest)
   return geometry.resize_to(image, target, 'bilinear', True, 'nearest')

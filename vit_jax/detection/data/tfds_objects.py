@@ -7,15 +7,13 @@ import numpy as np
 from vit_jax.data.sources.tfds import Examples, classes
 from vit_jax.detection.coco.objects import Truth
 from vit_jax.detection.data import objects
-from vit_jax.errors import UserError
 
-_CHUNK = 256  # examples that are read at once
+_CHUNK = 256  # examples per read
 
 
 def key_of(features) -> str | None:
   """Returns the name of the first feature that is objects with boxes; None without one."""
-  fits = (name for name in features if _boxes_and_label(features, name))
-  return next(fits, None)
+  return next((name for name in features if _boxes_and_label(features, name)), None)
 
 
 class TfdsObjects(objects.Objects):
@@ -25,17 +23,13 @@ class TfdsObjects(objects.Objects):
   """
 
   def __init__(self, name: str, features, examples: Examples, image: str, key: str):
-    """Args: what `tfds.build` found; `key` names the objects.
-
-    Raises:
-      UserError: if it does not.
-    """
+    """Takes what `tfds.build` opened; ValueError if feature `key` is not objects."""
     self.name, self._examples, self._image, self._key = name, examples, image, key
     if not (keys := _boxes_and_label(features, key)):
-      found = key_of(features)
-      raise UserError(
+      other = key_of(features)
+      raise ValueError(
         f'{name}: {key!r} is not a sequence of objects with bbox and label'
-        + (f': set objects_key={found!r}.' if found else ': it has none.')
+        + (f': set objects_key={other!r}' if other else ': it has none')
       )
     self._box, self._label = keys
     self.num_classes, self.class_names = classes(features[key].feature[self._label])
@@ -65,39 +59,30 @@ class TfdsObjects(objects.Objects):
 
   def _objects(self, example: dict) -> tuple[np.ndarray, ...]:
     """Returns boxes float64 [n, 4], labels, crowd [n], and areas [n] in pixels or NaN."""
-    found = example[self._key]
-    boxes = np.asarray(found[self._box], np.float64).reshape(-1, 4)
-    number = len(boxes)
-    crowd = np.asarray(found.get('is_crowd', [False] * number), bool).reshape(-1)
-    areas = np.asarray(found.get('area', [np.nan] * number), np.float64).reshape(-1)
-    return boxes, np.asarray(found[self._label]).reshape(-1), crowd, areas
+    columns = example[self._key]
+    boxes = np.asarray(columns[self._box], np.float64).reshape(-1, 4)
+    crowd = np.asarray(columns.get('is_crowd', [False] * len(boxes)), bool)
+    areas = np.asarray(columns.get('area', [np.nan] * len(boxes)), np.float64)
+    return boxes, np.asarray(columns[self._label]).reshape(-1), crowd, areas
 
   def truth(self, masks: bool = False) -> Truth:
     """Returns all objects; reads every example once, without decoding images."""
     if masks:
-      raise UserError(f'{self.name} has no masks: compare boxes.')
+      raise ValueError(f'{self.name} has no masks: compare boxes')
     sizes = np.zeros((len(self), 2), np.int64)
-    empty = np.zeros(0, np.int64)
-    # With a row to begin with, for a split of which nothing can be read.
-    rows = [(empty, np.zeros((0, 4)), empty, empty.astype(bool), np.zeros(0))]
+    none = np.zeros(0, np.int64)
+    # The first row is for a split of which nothing can be read.
+    rows = [(none, np.zeros((0, 4)), none, none.astype(bool), np.zeros(0))]
     for start in range(0, len(self), _CHUNK):
       indices = np.arange(start, min(start + _CHUNK, len(self)))
       for i, example in zip(indices, self._examples.read(indices), strict=True):
         if not isinstance(example, Exception):
           sizes[i] = _size(example[self._image])
-          boxes, labels, crowd, areas = self._objects(example)
-          rows.append((np.full(len(boxes), i), boxes, labels, crowd, areas))
+          boxes, *others = self._objects(example)
+          rows.append((np.full(len(boxes), i), boxes, *others))
     image, boxes, labels, crowd, areas = map(np.concatenate, zip(*rows, strict=True))
-    boxes = boxes * np.tile(sizes[image], 2)
-    boxes = np.stack(
-      [
-        boxes[:, 1],
-        boxes[:, 0],
-        boxes[:, 3] - boxes[:, 1],
-        boxes[:, 2] - boxes[:, 0],
-      ],
-      1,
-    )
+    top, left, bottom, right = (boxes * np.tile(sizes[image], 2)).T
+    boxes = np.stack([left, top, right - left, bottom - top], 1)
     number = self.num_classes
     return Truth(
       name=self.name,

@@ -19,19 +19,19 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _SHARE = Metric(percent=True, larger_is_better=True)
+_DETAIL = dataclasses.replace(_SHARE, detail=True)
 
 
 class Coco(OneSplit):
   """The twelve numbers, as pycocotools has them; see `coco.average_precision`.
 
   Each query is one detection: the likeliest class other than "no object", by its
-  probability. The truth is that of the source, of all objects and crowds, whatever `pp`
+  probability. The truth is that of the source, with all objects and crowds, whatever `pp`
   keeps of them. Classes are matched by name where both sides have names.
 
   Attributes:
-    batches, mesh: the data, and the devices that they are spread over.
-    compared: after a run, (the truth, the detections) of the images that were read.
-    measured: after a run, `average_precision.Measured`.
+    compared: (the truth, the detections) of the images that the last run could read.
+    measured: the last run's `average_precision.Measured`.
   """
 
   TASK = 'detect'
@@ -39,8 +39,8 @@ class Coco(OneSplit):
     'ap': _SHARE,
     'ap50': _SHARE,
     'ap75': _SHARE,
-    '(ap|ar)_.*': dataclasses.replace(_SHARE, detail=True),
-    'ap/.*': dataclasses.replace(_SHARE, detail=True),
+    '(ap|ar)_.*': _DETAIL,
+    'ap/.*': _DETAIL,
     'examples': Metric(),
     'bad_images': Metric(),
   }
@@ -57,35 +57,31 @@ class Coco(OneSplit):
     """Opens the data.
 
     Args:
+      model: the classes of the model.
       data: the arguments of `data.pipeline.evaluate`: a source with boxes, and a `pp` that
         neither crops nor flips.
       per_class: also give the AP of each class that has objects, as 'ap/NAME'.
 
-      model: the classes of the model.
-
     Raises:
-      UserError: for data that cannot be read, or has no boxes, or classes that the model
-        does not have, or is cropped.
+      UserError: for data without boxes or that is cropped, or classes that the model does
+        not have.
     """
     super().__init__(mesh, check_stop, data, _check_objects)
     source = self.batches.source
     registry.check_positions(data['pp'])
-    self._truth = source.truth()
-    # A model may have more classes than the data: predictions of those are not detections.
-    found = _by_name(self._truth, source, model)
-    self._by_name = found is not None
-    self._places = np.append(source.places if found is None else found, -1)
+    self._truth, self._per_class = source.truth(), per_class
     if self._truth.crowd.all():
-      raise UserError(
-        f'{source.name}, {self.batches.split}: no image has an object to find.'
-      )
-    self._per_class = per_class
+      raise UserError(f'{source.name}, {self.batches.split}: no image has an object.')
+    by_name = _by_name(self._truth, source, model)
+    # The category of each class. A model may have more classes than the data: they are -1.
+    self._places = np.append(source.places if by_name is None else by_name, -1)
+    self._fewest = self.batches.num_classes if by_name is None else 0
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns ap, ap50, ...; examples; bad_images, if any could not be read.
 
     A number that no object counts for is left out; so are objects of images that could
-    not be read. `measured` and `compared` have the rest.
+    not be read.
     """
     rows = self.detect(predict, variables)
     examples = len(rows['index'])
@@ -99,10 +95,11 @@ class Coco(OneSplit):
     return {name: value for name, value in numbers.items() if value >= 0} | counts
 
   def detect(self, predict: Callable, variables) -> dict[str, np.ndarray]:
-    """Returns what every query found in the images that could be read, in their order.
+    """Returns every query's detection in the images that could be read, in their order.
 
-    They are 'index' int32 [n], of the images in the split, 'scores' and 'labels' [n, Q],
-    and 'boxes' float32 [n, Q, 4]: left, top, right, bottom from 0 to 1 of the image.
+    Returns:
+      'index' int32 [n], of the images in the split, 'scores' and 'labels' [n, Q], and
+      'boxes' float32 [n, Q, 4]: left, top, right, bottom from 0 to 1 of the image.
     """
     parts: list[dict] = []
     for rows in self.stepped(predict, variables):
@@ -113,7 +110,7 @@ class Coco(OneSplit):
     return {key: value[order] for key, value in rows.items()}
 
   def _compared(self, rows: dict) -> tuple[Truth, Detections]:
-    """Returns the truth of the images that were read, and what was found in them."""
+    """Returns the truth of the images that were read, and their detections."""
     truth = self._truth.of_images(rows['index'])
     image = np.repeat(np.arange(len(rows['index'])), rows['scores'].shape[1])
     labels = rows['labels'].reshape(-1)
@@ -122,24 +119,23 @@ class Coco(OneSplit):
     scale = np.stack([width, height, width, height], 1)
     corners = rows['boxes'].reshape(-1, 4).astype(np.float64) * scale
     sides = np.maximum(corners[:, 2:] - corners[:, :2], 0)
-    known = category >= 0
-    found = Detections(
-      image=image[known],
-      category=category[known],
-      scores=rows['scores'].reshape(-1).astype(np.float64)[known],
-      boxes=np.concatenate([corners[:, :2], sides], 1)[known],
+    keep = category >= 0
+    return truth, Detections(
+      image=image[keep],
+      category=category[keep],
+      scores=rows['scores'].reshape(-1).astype(np.float64)[keep],
+      boxes=np.concatenate([corners[:, :2], sides], 1)[keep],
     )
-    return truth, found
 
   def measure(self, predict, variables, batch) -> dict:
     """Returns one detection for each query, boxes by corners from 0 to 1 of the image."""
     batch = self.batches.on_device(batch)
     out = predict(variables, batch)
     number = out['logits'].shape[-1] - 1
-    if number < self.batches.num_classes and not self._by_name:
+    if number < self._fewest:
       raise UserError(
-        f'The evaluation data has {self.batches.num_classes} classes, the model {number}: '
-        'choose other data, or give both the same num_classes.'
+        f'The evaluation data has {self._fewest} classes, the model {number}: choose other '
+        'data, or give both the same num_classes.'
       )
     return {
       # From 0 to 1: float32 would not hold pixels exactly.
@@ -161,22 +157,23 @@ def _by_name(truth: Truth, source: Objects, model: Classes | None) -> np.ndarray
   """Returns int [K], the category of each class of the model by its name, or -1.
 
   Labels may be the places of the categories or, as in published weights, their ids. None
-  where names are missing or there twice: classes are then compared by number.
+  where names are missing or not unique: classes are then compared by number.
 
   Raises:
     UserError: for a category that the model does not have.
   """
   if not source.class_names or model is None or not model.names:
     return None
-  names = list(model.names)
-  known = truth.class_names
-  if len({*known}) < len(known) or any(names.count(name) > 1 for name in known):
+  names, categories = list(model.names), truth.class_names
+  if len({*categories}) < len(categories) or any(
+    names.count(n) > 1 for n in categories
+  ):
     return None
-  for name in known:
+  for name in categories:
     if name not in names:
       raise UserError(
-        f'{source.name} has the category {name!r}, the model has no class of that name: '
-        f'evaluate on data whose categories it knows.{did_you_mean(name, names)}'
+        f'{source.name} has the category {name!r}, the model has no class of that name.'
+        f'{did_you_mean(name, names)}'
       )
-  place = {name: i for i, name in enumerate(known)}
+  place = {name: i for i, name in enumerate(categories)}
   return np.array([place.get(name, -1) for name in names])

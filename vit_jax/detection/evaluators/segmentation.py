@@ -1,4 +1,4 @@
-"""How well the classes of pixels are predicted: the mean of intersections over unions."""
+"""Mean intersection over union of the predicted classes of pixels."""
 
 from collections.abc import Callable
 from typing import Annotated, ClassVar
@@ -45,66 +45,74 @@ class Segmentation(OneSplit):
     """Opens the data.
 
     Args:
+      model: the classes of the model.
       data: the arguments of `data.pipeline.evaluate`, of a source with 'segments'.
       ignore: label of pixels that do not count.
-      model: the classes of the model.
 
     Raises:
-      UserError: for data that cannot be read, or without segments, or whose segments have
-        classes that the model lacks or names otherwise.
+      UserError: for data without segments, or whose segments have classes that the model
+        lacks or names otherwise.
     """
     super().__init__(mesh, check_stop, data)
-    segments = self.batches.spec.get('segments')
-    if segments is None or segments.shape != self.batches.spec['image'].shape[:3]:
+    name, spec = self.batches.source.name, self.batches.spec
+    segments = spec.get('segments')
+    if segments is None or segments.shape != spec['image'].shape[:3]:
       raise UserError(
-        f'{self.batches.source.name} with pp {data["pp"]!r} has no segments of the size of '
-        'the images, the classes of pixels that the evaluator segmentation compares with.'
+        f'{name} with pp {data["pp"]!r} has no segments of the size of the images, the '
+        'classes of pixels that the evaluator segmentation compares with.'
       )
     self._ignore = ignore
-    known, names = self.batches.classes_of('segments')
-    if model and (lacks := set(range(model.number, known)) - {ignore}):
-      raise self._unknown(min(lacks), model.number)
-    _check_names(self.batches.source.name, names, model)
+    number, names = self.batches.classes_of('segments')
+    if model is None:
+      return
+    if missing := set(range(model.number, number)) - {ignore}:
+      raise self._missing(min(missing), model.number)
+    pairs = zip(names or (), model.names or (), strict=False)
+    for i, (theirs, ours) in enumerate(pairs):
+      if ours and theirs != ours:
+        raise UserError(
+          f'Class {i} of {name} is {theirs!r}, and of the model {ours!r}: evaluate on data '
+          'with the same classes, numbered alike.'
+        )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns mean_iou, pixel_accuracy, iou_0, iou_1, ... of classes that occur, examples.
 
-    bad_images, if there are any, could not be read and are not in it.
+    bad_images are those that could not be read, if there are any.
 
     Raises:
-      UserError: for no image that could be read, or a label that is not one of the model's
-        classes.
+      UserError: for a label that is not one of the model's classes.
     """
     total, examples = 0, 0.0
-    for counts, read, unknown in self.stepped(predict, variables):
-      if unknown >= 0:
-        raise self._unknown(unknown, len(counts))
+    for counts, read, bad_label in self.stepped(predict, variables):
+      if bad_label >= 0:
+        raise self._missing(bad_label, len(counts))
       total, examples = total + counts.astype(np.int64), examples + float(read)
     metrics = self.with_counts({}, examples, examples)
-    return of_counts(total) | metrics
+    return mean_iou(total) | metrics
 
-  def _unknown(self, label: int, number: int) -> UserError:
+  def _missing(self, label: int, number: int) -> UserError:
     return UserError(
       f'{self.batches.source.name} has pixels of the class {label}, and the model has '
       f'{number} classes: set config.model.num_classes, or ignore={label}.'
     )
 
   def measure(self, predict, variables, batch):
-    """Returns (counts [K, K], label by prediction, examples, an unknown label or -1)."""
+    """Returns (counts [K, K], label by prediction, examples, a bad label or -1)."""
     batch = self.batches.on_device(batch)
     logits = predict(variables, batch)['logits']
     segments = batch['segments'].astype(jnp.int32)
     real = batch['mask'] > 0
     counted = real[:, None, None] & (segments != self._ignore)
     K = logits.shape[-1]
-    known = counted & (segments >= 0) & (segments < K)
-    at = jnp.where(known, segments * K + logits.argmax(-1), K * K)
-    counts = jnp.bincount(at.reshape(-1), length=K * K + 1)[:-1].reshape(K, K)
-    unknown = jnp.where(counted & ~known, segments, -1).max()
-    return counts, real.sum(), unknown
+    valid = counted & (segments >= 0) & (segments < K)
+    pair = jnp.where(valid, segments * K + logits.argmax(-1), K * K)
+    counts = jnp.bincount(pair.reshape(-1), length=K * K + 1)[:-1].reshape(K, K)
+    bad_label = jnp.where(counted & ~valid, segments, -1).max()
+    return counts, real.sum(), bad_label
 
 
-def of_counts(counts: np.ndarray) -> dict[str, float]:
+def mean_iou(counts: np.ndarray) -> dict[str, float]:
   """Returns mean_iou, pixel_accuracy, and iou_K of every class that occurs.
 
   Args:
@@ -120,15 +128,3 @@ def of_counts(counts: np.ndarray) -> dict[str, float]:
     'pixel_accuracy': float(both.sum() / counts.sum()),
     **iou,
   }
-
-
-def _check_names(source: str, names: list[str] | None, model: Classes | None) -> None:
-  """Raises UserError where a model names a class otherwise than the segments do."""
-  if not names or not model or not model.names:
-    return
-  for i, (name, other) in enumerate(zip(names, model.names, strict=False)):
-    if other and name != other:
-      raise UserError(
-        f'Class {i} of {source} is {name!r}, and of the model {other!r}: evaluate on data '
-        'with the same classes, numbered alike.'
-      )

@@ -1,8 +1,8 @@
 """DETR: "End-to-End Object Detection with Transformers", arXiv 2005.12872.
 
 A Transformer turns the last map of a backbone into a set of boxes, one for each of its
-learned queries. Norms follow the sums (post-norm), as in arXiv 1706.03762. Differs from the
-authors' code in the initial values: those of Transformers here, of the heads too.
+learned queries. Norms follow the sums (post-norm), as in arXiv 1706.03762. Initial values
+differ from the authors' code: they are those of Transformers, in the heads too.
 """
 
 import functools
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Share
 from vit_jax.detection.models.pyramid import maps_of, nearest
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import choose
 from vit_jax.kernels import place
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import (
@@ -27,9 +27,9 @@ from vit_jax.nn.layers import (
 from vit_jax.nn.positions import sine_of_mask
 from vit_jax.nn.stack import REMAT, stack
 
-_EPS = 1e-5  # of norms: PyTorch's
+_EPS = 1e-5  # PyTorch's default for norms
 
-# Layers of the ResNet, and its output stride: in DC5 the last stage is dilated.
+# The ResNet's number of layers and output stride; in DC5 its last stage is dilated.
 VARIANTS = {
   'R50': ('50', 32),
   'R101': ('101', 32),
@@ -39,17 +39,14 @@ VARIANTS = {
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'R50', 'R101', 'R50-DC5' or 'R101-DC5'; UserError for another."""
+  """Returns the fields of 'R50', 'R101', 'R50-DC5' or 'R101-DC5'."""
   layers, stride = choose('DETR variant', name, VARIANTS)
-  resnet = dict(variant=layers, output_stride=stride, frozen_norm=True)
-  return dict(backbone=dict(name='resnet', **resnet))
+  resnet = dict(name='resnet', variant=layers, output_stride=stride, frozen_norm=True)
+  return dict(backbone=resnet)
 
 
 class Layer(nn.Module):
-  """A layer of the encoder; with `memory` one of the decoder: attention(s), then MLP.
-
-  Fields are those of `DETR`.
-  """
+  """A layer of the encoder, or with `memory` of the decoder; fields are those of `DETR`."""
 
   num_heads: int
   mlp_dim: int
@@ -72,11 +69,11 @@ class Layer(nn.Module):
     """Maps [B, N, D] to [B, N, D].
 
     Args:
-      rate: unused: there is no stochastic depth.
+      rate: not used; there is no stochastic depth.
       positions: [B, N, D] or [N, D], added to queries and keys, not to values.
-      mask: bool [B, S], False for padding in the memory, or without one in x.
-      memory: [B, S, D], what the encoder gives.
-      memory_positions: [B, S, D], added to the keys that are of the memory.
+      mask: bool [B, S], False for padding in the memory; without a memory, in x.
+      memory: [B, S, D], the output of the encoder.
+      memory_positions: [B, S, D], added to the keys from the memory.
     """
     keys = None if mask is None else mask[:, None, None]  # [B, M, N, S]
     x = place(x)
@@ -91,13 +88,11 @@ class Layer(nn.Module):
       dtype=self.dtype,
       name=f'MultiHeadDotProductAttention_{number}',
     )
-    own = x + positions
-    within = keys if memory is None else None
-    y = attention(0)(own, x, inputs_k=own, mask=within, train=train)
-    x = add(x, y, 0)
+    own, own_mask = x + positions, keys if memory is None else None
+    x = add(x, attention(0)(own, x, inputs_k=own, mask=own_mask, train=train), 0)
     if memory is not None:
-      its = memory + memory_positions
-      y = attention(1)(x + positions, memory, inputs_k=its, mask=keys, train=train)
+      theirs = memory + memory_positions
+      y = attention(1)(x + positions, memory, inputs_k=theirs, mask=keys, train=train)
       x = add(x, y, 1)
     mlp = MlpBlock(self.mlp_dim, self.dropout, 'relu', self.dtype, name='MlpBlock_0')
     return add(x, mlp(x, train=train), 1 if memory is None else 2)
@@ -108,8 +103,8 @@ class Layers(nn.Module):
 
   Attributes:
     layer: makes one, `layer(name=)`.
-    norm: whether what leaves each layer is normalised, in float32; the next layer takes it
-      as it was before.
+    norm: whether the outputs of layers are normalised, in float32. The next layer reads
+      the output before the norm.
   """
 
   layer: functools.partial
@@ -119,7 +114,7 @@ class Layers(nn.Module):
 
   @nn.compact
   def __call__(self, x, *, train: bool, **arguments):
-    """Maps [B, N, D] to (what leaves the last layer, [of each]); arguments as of `Layer`."""
+    """Returns the outputs [B, N, D] of all layers; `arguments` are those of `Layer`."""
     _, blocks = stack(
       self.layer,
       x,
@@ -129,11 +124,8 @@ class Layers(nn.Module):
       train=train,
       more=lambda i: arguments,
     )
-    found = list(blocks.values())
-    if self.norm:
-      norm = LayerNorm(jnp.float32, _EPS, name='norm')
-      found = [norm(x) for x in found]
-    return found[-1], found
+    norm = LayerNorm(jnp.float32, _EPS, name='norm') if self.norm else lambda x: x
+    return [norm(x) for x in blocks.values()]
 
 
 class BoxHead(nn.Module):
@@ -151,7 +143,6 @@ class DETR(nn.Module):
   """See `__call__`. `backbone` comes from `variant`."""
 
   backbone: nn.Module | None = None  # gives maps [B, h, w, C]
-  feature: str | None = None  # the map's name; None: the last of 'stage1', ...
   num_classes: Count = 91  # without "no object"; COCO's ids are numbers up to 90
   num_queries: int = 100
   width: int = 256
@@ -160,8 +151,8 @@ class DETR(nn.Module):
   encoder_depth: Depth = 6
   decoder_depth: Depth = 6
   dropout: Share = 0.0  # of every branch, and within the MLP; 0.1 in the paper
-  attention_dropout: Share = 0.0  # of attention's weights; 0.1 in the authors' code
-  # Of the layers here, what to recompute, see nn.stack; a backbone has its own.
+  attention_dropout: Share = 0.0  # of the attention weights; 0.1 in the authors' code
+  # What the backward pass recomputes of these layers, see nn.stack; a backbone has its own.
   remat: Literal[REMAT] = 'none'
   # Of the Transformer's body, and of a backbone that names none; the decoder's norm, the
   # heads and all parameters are float32.
@@ -173,35 +164,31 @@ class DETR(nn.Module):
 
     Args:
       images: [B, H, W, C], standardised, 0 in padding.
-      mask: bool or 0/1 [B, H, W], 0 for padding, to the right of images and below; None:
-        there is none.
+      mask: bool or 0/1 [B, H, W], 0 for padding, which is to the right of images and
+        below; None: no padding.
       train: dropout, which needs the 'dropout' rng.
-      features: whether the caller reads more of `out` than what the losses need.
+      features: whether the caller reads more of `out` than the answers of layers.
 
     Returns:
-      ({'logits': [B, Q, K + 1], 'boxes': [B, Q, 4]}, out), in float32: of each query the
-      classes, the last of them "no object", and centre x, centre y, width and height from
-      0 to 1 of the image without its padding. `out` has these of the layers L before the
-      last, 'aux_logits' [L - 1, B, Q, K + 1] and 'aux_boxes' [L - 1, B, Q, 4]; the
-      features of the backbone; 'projected' and 'encoder00', ... [B, h, w, D];
-      'decoder00', ... [B, Q, D], normalised.
-
-    Raises:
-      UserError: without a backbone, for a map that it does not have, or a mask of another
-        size than the images.
+      ({'logits': [B, Q, K + 1], 'boxes': [B, Q, 4]}, out), in float32. The last class is
+      "no object"; a box is centre x, centre y, width and height from 0 to 1 of the image
+      without its padding. `out` has the answers of the L - 1 layers before the last,
+      'aux_logits' [L - 1, B, Q, K + 1] and 'aux_boxes' [L - 1, B, Q, 4]; the features of
+      the backbone; 'projected' and 'encoder00', ... [B, h, w, D]; 'decoder00', ...
+      [B, Q, D], normalised.
     """
-    maps, out = self._maps(images, train)
-    names = [name for name in maps if name.startswith('stage')]
-    feature = self.feature or (names or list(maps))[-1]
-    x = choose('map of the backbone', feature, maps)
+    if self.backbone is None:
+      raise ValueError(
+        f"a DETR needs a backbone: a size of {list(VARIANTS)}, such as 'detr:R50', or "
+        "backbone={'name': ...}"
+      )
+    maps, out = maps_of(self.backbone, images, train=train)
+    stages = [name for name in maps if name.startswith('stage')]
+    x = maps[(stages or list(maps))[-1]]
     B, h, w, _ = x.shape
     shown, keys = jnp.ones((1, h, w), bool), None
     if mask is not None:
-      if mask.shape != images.shape[:3]:
-        raise UserError(
-          f'The mask has the shape {mask.shape}, the images {images.shape}: expected a '
-          f'mask {images.shape[:3]}.'
-        )
+      assert mask.shape == images.shape[:3], (mask.shape, images.shape)
       shown = nearest((mask > 0)[..., None], (h, w))[..., 0]
       keys = shown.reshape(B, -1)
 
@@ -227,20 +214,20 @@ class DETR(nn.Module):
     )
     out['projected'] = x
     layers = functools.partial(Layers, layer, remat=self.remat)
-    memory, encoded = layers(self.encoder_depth, norm=False, name='encoder')(
+    encoded = layers(self.encoder_depth, norm=False, name='encoder')(
       x.reshape(B, h * w, self.width), train=train, positions=positions, mask=keys
     )
-    _, decoded = layers(self.decoder_depth, norm=True, name='decoder')(
+    decoded = layers(self.decoder_depth, norm=True, name='decoder')(
       jnp.zeros((B, *query.shape), self.dtype),
       train=train,
       positions=query,
       mask=keys,
-      memory=memory,
+      memory=encoded[-1],
       memory_positions=positions,
     )
-    for i, x in enumerate(encoded):
-      out[f'encoder{i:02d}'] = x.reshape(B, h, w, self.width)
-    out |= {f'decoder{i:02d}': x for i, x in enumerate(decoded)}
+    for i, y in enumerate(encoded):
+      out[f'encoder{i:02d}'] = y.reshape(B, h, w, self.width)
+    out |= {f'decoder{i:02d}': y for i, y in enumerate(decoded)}
     every = jnp.stack(decoded)  # [L, B, Q, D]
     init = nn.initializers.xavier_uniform()
     logits = Dense(self.num_classes + 1, kernel_init=init, name='head')(every)
@@ -248,14 +235,6 @@ class DETR(nn.Module):
     aux = {'aux_logits': logits[:-1], 'aux_boxes': boxes[:-1]}
     outputs = {'logits': logits[-1], 'boxes': boxes[-1]}
     return outputs, {**out, **aux} if features else aux
-
-  def _maps(self, images, train: bool):
-    if self.backbone is None:
-      raise UserError(
-        f'A DETR is built on a backbone: name a size, such as detr:R50, of {list(VARIANTS)}, '
-        "or config.model.backbone={'name': ...}."
-      )
-    return maps_of(self.backbone, images, train=train)
 
 
 def _published(layers: str, dilated: str | None) -> tuple[str, dict]:

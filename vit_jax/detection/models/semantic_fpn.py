@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.check import Count
-from vit_jax.errors import UserError, choose
+from vit_jax.detection.models import sfp
+from vit_jax.errors import choose
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import check_images, group_norm
 
@@ -24,8 +25,8 @@ def variant(name: str) -> dict:
 class Upsampled(nn.Module):
   """Doubles the side of a map `steps` times: [B, h, w, C] -> [B, h 2^steps, ..., width].
 
-  Each time a convolution of 3 x 3, GroupNorm, ReLU and bilinear interpolation; a map that
-  keeps its size has one convolution with its norm.
+  Each step is a convolution of 3 x 3, GroupNorm, ReLU and bilinear interpolation; a map
+  that keeps its size has one convolution with its norm.
   """
 
   width: int
@@ -53,11 +54,8 @@ def _bilinear(x, size: tuple[int, int]):
   return jax.image.resize(x, (x.shape[0], *size, x.shape[3]), 'bilinear')
 
 
-def _cut_or_held(x, size: tuple[int, int]):
-  """Returns [B, H, W, C] of a map, as halving a map of odd sides rounds them.
-
-  What is beyond H or W is cut off; what is missing is the last row or column.
-  """
+def _fitted(x, size: tuple[int, int]):
+  """Cuts a map to (H, W), or repeats its last row or column: halving rounds odd sides."""
   missing = [(0, max(n - m, 0)) for n, m in zip(size, x.shape[1:3], strict=True)]
   if missing != [(0, 0)] * 2:
     x = jnp.pad(x, [(0, 0), *missing, (0, 0)], mode='edge')
@@ -87,25 +85,21 @@ class SemanticFPN(nn.Module):
       (logits [B, H, W, K] float32, out): 'merged' [B, h, w, channels], the sum of all
       levels at the scale of the finest, and the features of the backbone.
     """
-    if self.backbone is None:
-      raise UserError(
-        "A semantic_fpn is built on a pyramid: backbone={'name': 'sfp', ...} or 'fpn'."
-      )
     check_images(images)
+    if self.backbone is None:
+      raise ValueError("semantic_fpn needs a pyramid: backbone={'name': 'sfp', ...}")
     maps, out = self.backbone(images, train=train, features=features)
     if not isinstance(maps, dict):
-      raise UserError(
-        f'A semantic_fpn is built on a pyramid, not on {type(self.backbone).__name__}: '
-        'put an fpn or sfp between them.'
-      )
+      kind = type(self.backbone).__name__
+      raise ValueError(f'semantic_fpn needs a pyramid, fpn or sfp, not {kind} alone')
     names = [choose('level of the pyramid', n, list(maps)) for n in self.levels or maps]
-    numbers = [int(name.removeprefix('p')) for name in names]
-    size = maps[names[numbers.index(min(numbers))]].shape[1:3]
+    numbers = {name: int(name.removeprefix('p')) for name in names}
+    finest = min(names, key=numbers.get)
     merged = 0
-    for name, number in zip(names, numbers, strict=True):
-      steps = number - min(numbers)
+    for name, number in numbers.items():
+      steps = number - numbers[finest]
       x = Upsampled(self.channels, steps, self.dtype, name=f'level{number}')(maps[name])
-      merged = merged + _cut_or_held(x, size)
+      merged = merged + _fitted(x, maps[finest].shape[1:3])
     out = {**(out if features else {}), 'merged': merged}
     if self.num_classes is None:
       return merged, out
@@ -118,34 +112,13 @@ class SemanticFPN(nn.Module):
     return _bilinear(x, images.shape[1:3]), out
 
 
-def _inputs(fields, size) -> dict:
-  return {}  # refused: there is nothing that it takes without a pyramid
-
+_TINY_SFP = sfp.FAMILY.tiny[0] | dict(name='sfp', extra_level=False)
+_TINY_SFP['backbone'] = _TINY_SFP['backbone'] | dict(patch_size=(8, 8))
 
 FAMILY = Family(
   SemanticFPN,
   variant,
-  inputs=_inputs,
+  inputs=lambda fields, size: {},  # it takes nothing without a pyramid
   outputs='pixels',
-  tiny=(
-    dict(
-      backbone=dict(
-        name='sfp',
-        backbone=dict(
-          name='vitdet',
-          patch_size=(8, 8),
-          width=16,
-          depth=2,
-          mlp_dim=32,
-          num_heads=2,
-          global_blocks=(1,),
-          window=3,
-          pretrained_size=(16, 16),
-        ),
-        channels=8,
-        extra_level=False,
-      ),
-      channels=32,
-    ),
-  ),
+  tiny=(dict(backbone=_TINY_SFP, channels=32),),
 )

@@ -3,30 +3,30 @@
 The four variants of its Table 1; the backbone is in `models.vitdet`.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from vit_jax.detection.models import vitdet
 from vit_jax.detection.models.pyramid import (
   NORMS,
-  ConvNorm,
-  Rescale,
-  check_widths,
+  Pyramid,
   level_of,
   maps_of,
-  subsampled,
+  stages_of,
   top_down,
 )
-from vit_jax.errors import UserError
 from vit_jax.models.family import Family
+from vit_jax.nn.layers import LayerNorm
 
 # Figure 2 of the paper. 'simple': (c), every level from the last map alone; 'fpn_last':
 # (b), the same maps with the lateral and top-down connections of an FPN; 'fpn_stages':
 # (a), the same of four stages of the backbone; 'none': one level, of the last map's scale.
 PYRAMIDS = ('simple', 'fpn_last', 'fpn_stages', 'none')
-_FACTORS = (4.0, 2.0, 1.0, 0.5)  # of the scale of the last map
+_FACTORS = (4.0, 2.0, 1.0, 0.5)  # scales of the levels, relative to the last map
 
 
 def variant(name: str) -> dict:
@@ -34,83 +34,83 @@ def variant(name: str) -> dict:
   return dict(backbone={'name': name if ':' in name else f'vitdet:{name}'})
 
 
-class SFP(nn.Module):
-  """See `__call__`."""
+class Rescale(nn.Module):
+  """Rescales a map: [B, h, w, C] -> [B, h factor, w factor, C'] (section 3).
 
-  # A model whose maps are all of one scale; None: maps are the inputs.
-  backbone: nn.Module | None = None
+  Deconvolutions of stride 2 halve the channels, with a norm and GELU between two of them;
+  max pooling of 2 x 2 halves the scale.
+
+  Attributes:
+    factor: one of 4, 2, 1 and 0.5.
+  """
+
+  factor: float
+  norm: str
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    if self.factor == 0.5:
+      return nn.max_pool(x, (2, 2), (2, 2))
+    for i in range(1, int(np.log2(self.factor)) + 1):
+      if i > 1:
+        if self.norm == 'layer':
+          x = LayerNorm(self.dtype, name=f'norm{i - 1}')(x)
+        x = jax.nn.gelu(x, approximate=False)
+      x = nn.ConvTranspose(
+        x.shape[-1] // 2, (2, 2), (2, 2), dtype=self.dtype, name=f'deconv{i}'
+      )(x)
+    return x
+
+
+class SFP(Pyramid):
+  """See `__call__`. The maps of the backbone are all of one scale."""
+
   pyramid: Literal[PYRAMIDS] = 'simple'
-  channels: int = 256
-  norm: Literal[NORMS] = 'layer'  # after every convolution
-  # Every second row and column of the coarsest map, as one more; not with 'none'.
-  extra_level: bool = True
-  # Without a backbone: pixels per position of the maps, and the maps' channels, by which
-  # parameters are made.
+  norm: Literal[NORMS] = 'layer'
   stride: int = 16
-  in_channels: Sequence[int] = ()
-  dtype: jnp.dtype = jnp.float32  # of the pyramid, and of a backbone that names none
 
   @nn.compact
   def __call__(self, inputs, *, train: bool = False, features: bool = True):
-    """Gives maps of equal width whose strides are powers of 2.
+    """Gives maps of equal width whose strides are powers of 2, see `Pyramid`.
 
     Args:
       inputs: images [B, H, W, C] in [-1, 1]; without a backbone {name: [B, h, w, C]}: one
         map, or four stages in the order of the numbers in their names.
       train: stochastic depth of the backbone, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
-
-    Returns:
-      ({'p2': [B, H / 4, W / 4, channels], ...}, out): the maps, each named by the
-      logarithm of its stride; `out` has them too, and the features of the backbone.
     """
     maps, out = maps_of(self.backbone, inputs, train=train)
     stride = self.stride
-    if self.backbone is None:
-      check_widths(maps, self.in_channels)
-    else:
-      maps = {name: x for name, x in maps.items() if name.startswith('stage')}
-    maps = self._of_one_scale(maps)
     if self.backbone is not None:
-      stride = inputs.shape[1] / maps[-1].shape[1]
+      maps = stages_of(self.backbone, maps)
+      stride = inputs.shape[1] / list(maps.values())[-1].shape[1]
+    maps = self._of_one_scale(maps)
     level = level_of(stride)
     factors = (1.0,) if self.pyramid == 'none' else _FACTORS
     if self.pyramid != 'fpn_stages':
       maps = maps[-1:] * len(factors)
-    names = [f'p{level - level_of(factor)}' for factor in factors]
-    rescale = lambda factor, name: Rescale(
-      factor, self.norm, self.dtype, name=f'{name}_scale'
-    )
-    maps = [
-      self._conv(1, f'{name}_lateral')(rescale(factor, name)(x))
-      for factor, name, x in zip(factors, names, maps, strict=True)
-    ]
+    laterals = {}
+    for factor, x in zip(factors, maps, strict=True):
+      name = f'p{level - level_of(factor)}'
+      x = Rescale(factor, self.norm, self.dtype, name=f'{name}_scale')(x)
+      laterals[name] = self.conv(1, f'{name}_lateral')(x)
     if self.pyramid.startswith('fpn'):
-      maps = top_down(maps)
-    levels = {
-      name: self._conv(3, f'{name}_output')(x)
-      for name, x in zip(names, maps, strict=True)
-    }
-    if self.extra_level and self.pyramid != 'none':
-      last = int(names[-1][1:])
-      levels[f'p{last + 1}'] = subsampled(levels[names[-1]])
-    return levels, {**out, **levels} if features else levels
-
-  def _conv(self, size: int, name: str):
-    return ConvNorm(self.channels, size, self.norm, self.dtype, name=name)
+      laterals = top_down(laterals)
+    return self.outputs(laterals, out, features)
 
   def _of_one_scale(self, maps: dict) -> list:
-    """Returns the maps; UserError if they are not such that this pyramid can be built."""
+    """Returns the maps; ValueError for maps that this pyramid cannot be built on."""
     if len({x.shape[1:3] for x in maps.values()}) != 1:
       shapes = {name: x.shape[1:3] for name, x in maps.items()}
-      raise UserError(
-        f'This pyramid is built on maps of one scale, such as those of a vitdet, not on '
-        f'{shapes or "a backbone without stages"}: take the model fpn.'
+      raise ValueError(
+        f'sfp is built on maps of one scale, such as those of a vitdet, not on {shapes}: '
+        'take the model fpn'
       )
     if self.pyramid == 'fpn_stages' and len(maps) != len(_FACTORS):
-      raise UserError(
+      raise ValueError(
         f"pyramid='fpn_stages' takes {len(_FACTORS)} maps, and there are {list(maps)}: a "
-        'vitdet has one for each of its global_blocks.'
+        'vitdet has one for each of its global_blocks'
       )
     return list(maps.values())
 
@@ -120,25 +120,12 @@ def _inputs(fields, size) -> dict[str, tuple[int, int, int]]:
   return {f'stage{i + 1}': (*grid, C) for i, C in enumerate(fields['in_channels'])}
 
 
+_TINY_VITDET = vitdet.FAMILY.tiny[0] | dict(name='vitdet', depth=2, global_blocks=(1,))
+
 FAMILY = Family(
   SFP,
   variant,
   inputs=_inputs,
   outputs='maps',
-  tiny=(
-    dict(
-      backbone=dict(
-        name='vitdet',
-        patch_size=(4, 4),
-        width=16,
-        depth=2,
-        mlp_dim=32,
-        num_heads=2,
-        global_blocks=(1,),
-        window=3,
-        pretrained_size=(16, 16),
-      ),
-      channels=8,
-    ),
-  ),
+  tiny=(dict(backbone=_TINY_VITDET, channels=8),),
 )

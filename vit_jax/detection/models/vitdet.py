@@ -1,7 +1,7 @@
-"""ViTDet's backbone: "Exploring Plain Vision Transformer Backbones for Object Detection",
-arXiv 2203.16527; the pyramids that the paper builds on its maps are in `models.sfp`.
+"""ViTDet's backbone: arXiv 2203.16527, "Exploring Plain Vision Transformer Backbones for
+Object Detection". The pyramids that the paper builds on its maps are in `models.sfp`.
 
-A ViT most of whose blocks attend within windows. Parameters have the names of a ViT's.
+A ViT in which most blocks attend within windows. Parameters have the names of a ViT's.
 Differs from the authors' code in the initial values, which are those of ViTs here.
 """
 
@@ -14,9 +14,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Range, Share
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import choose
 from vit_jax.kernels import place
-from vit_jax.models.family import Family
+from vit_jax.models.family import Classifier, Family
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   LayerNorm,
@@ -24,25 +24,20 @@ from vit_jax.nn.layers import (
   MultiHeadDotProductAttention,
   PatchEmbedding,
   check_images,
-  linear_head,
 )
 from vit_jax.nn.map_positions import DecomposedPositions, ResizedPositions
-from vit_jax.nn.stack import REMAT, StochasticDepth, depth_rates, stack
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 from vit_jax.nn.windows import Windows
 
-# Width, depth, heads: those of ViT-B, L and H. The last block of each quarter attends to
+# Width, depth and heads of ViT-B, L and H. The last block of each quarter attends to
 # the whole map (section 3 of the paper).
 VARIANTS = {'B': (768, 12, 12), 'L': (1024, 24, 16), 'H': (1280, 32, 16)}
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'B', 'L', 'H' or 'B/16', whose number is the side of a patch.
-
-  Raises:
-    UserError: for another name.
-  """
-  found = re.fullmatch(r'(\w+?)(?:/([1-9]\d*))?', name)
-  size, patch = found.groups() if found else (name, None)
+  """Returns the fields of 'B', 'L', 'H' or 'B/16'; the number is the side of a patch."""
+  match = re.fullmatch(r'(\w+?)(?:/([1-9]\d*))?', name)
+  size, patch = match.groups() if match else (name, None)
   width, depth, num_heads = choose(
     'ViTDet variant', size, VARIANTS, ', and /16 after it'
   )
@@ -91,13 +86,13 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Positions, then the blocks; no norm follows.
+  """Positions, then the blocks, without a norm after them.
 
   Attributes:
     block: makes a `Block`.
     rates: rates of stochastic depth of the blocks.
-    positions: of `ResizedPositions`; None: none are added.
-    windows: (h, w) of the windows of every block; None: all of the map.
+    positions: arguments of `ResizedPositions`; None: no positions are added.
+    windows: (h, w) of every block's windows; None: one window, the whole map.
   """
 
   block: functools.partial
@@ -108,7 +103,7 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(self, x, *, train: bool = False):
-    """Maps [B, h, w, D] to (the same, {'tokens': the same, 'block00': ...})."""
+    """Maps [B, h, w, D] to (the last map, {'tokens': ..., 'block00': ..., all maps})."""
     grid = x.shape[1:3]
     if self.positions is not None:
       x = x + ResizedPositions(*self.positions, name='posembed_input')(x)
@@ -125,7 +120,7 @@ class Encoder(nn.Module):
     return x, {'tokens': tokens, **blocks}
 
 
-class ViTDet(nn.Module):
+class ViTDet(Classifier):
   """See `__call__`. Fields up to `global_blocks` come from `variant`."""
 
   num_classes: Count | None = None  # None: no head, outputs are out['pre_logits']
@@ -134,28 +129,25 @@ class ViTDet(nn.Module):
   depth: Depth = 12
   mlp_dim: int = 3072
   num_heads: int = 12
-  # Blocks, from 0, that attend to the whole map; the others do within windows.
+  # Numbers, from 0, of the blocks that attend to the whole map, not within windows.
   global_blocks: Sequence[Annotated[int, Range(0, 999)]] = (2, 5, 8, 11)
-  window: int = 14  # side of the windows; what they do not tile is padded with zeros
+  window: int = (
+    14  # side of the windows; maps that they do not tile are padded with zeros
+  )
   relative: bool = True  # positions in attention, see nn.map_positions
   absolute: bool = True  # positions added to tokens, a table resized to their grid
-  # Of that table, (H, W) in pixels of the images, and whether its first row is that of a
+  # The table's (H, W) in pixels of the images, and whether its first row is that of a
   # class token, which is not read: as published by pre-training a ViT.
   pretrained_size: tuple[int, int] = (224, 224)
   class_row: bool = True
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6
-  stochastic_depth: Share = (
-    0.0  # of the last block: 0.1 for B, 0.4 L, 0.5 H in the paper
-  )
-  head_bias_init: float = 0.0
-  remat: Literal[REMAT] = 'none'  # of blocks, what to recompute: see nn.stack
-  # Of the body; pooling, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
+  # The rate of the last block: in the paper 0.1 for B, 0.4 for L, 0.5 for H.
+  stochastic_depth: Share = 0.0
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Gives the maps of images of any size that patches tile.
+    """Computes the maps of images of any size that patches tile.
 
     Args:
       images: [B, H, W, C] in [-1, 1].
@@ -164,15 +156,19 @@ class ViTDet(nn.Module):
 
     Returns:
       (logits [B, K] float32, out): named features [B, h, w, D], 'stem', 'tokens'
-      with positions added, 'block00', ..., 'stage1', ..., what leaves each block that
-      attends to the whole map, and the last; 'pre_logits' [B, D], the mean of that.
+      with positions added, 'block00', ..., and 'stage1', ..., the outputs of the blocks
+      that attend to the whole map and of the last; 'pre_logits' [B, D], its mean.
     """
     check_images(images)
-    last = self._check()
-    embedding = PatchEmbedding(
-      self.width, self.patch_size, self.dtype, name='embedding'
+    blocks = list(self.global_blocks)
+    if blocks != sorted({i for i in blocks if 0 <= i < self.depth}):
+      raise ValueError(
+        f'global_blocks={tuple(blocks)}: expected ascending numbers of blocks from 0 to '
+        f'{self.depth - 1}'
+      )
+    x = PatchEmbedding(self.width, self.patch_size, self.dtype, name='embedding')(
+      images
     )
-    x = embedding(images)
     out = {'stem': x}
     block = functools.partial(
       Block,
@@ -186,32 +182,20 @@ class ViTDet(nn.Module):
     grid = tuple(
       n // p for n, p in zip(self.pretrained_size, self.patch_size, strict=True)
     )
-    whole = set(self.global_blocks)
+    window = lambda i: None if i in blocks else (self.window,) * 2
     encoder = Encoder(
       block,
       tuple(depth_rates(self.stochastic_depth, self.depth)),
       self.remat,
       (grid, self.class_row) if self.absolute else None,
-      tuple(None if i in whole else (self.window,) * 2 for i in range(self.depth)),
+      tuple(map(window, range(self.depth))),
       name='Transformer',
     )
-    x, blocks = encoder(x, train=train)
-    out |= blocks
-    for stage, i in enumerate(last):
-      out[f'stage{stage + 1}'] = blocks[f'block{i:02d}']
-    out['pre_logits'] = x = x.astype(jnp.float32).mean(axis=(1, 2))
-    x = linear_head(x, self.num_classes, self.head_bias_init)
-    return x, out if features else {'pre_logits': out['pre_logits']}
-
-  def _check(self) -> list[int]:
-    """Returns the blocks that end a stage; UserError for some that there are not."""
-    blocks = list(self.global_blocks)
-    if blocks != sorted({i for i in blocks if type(i) is int and 0 <= i < self.depth}):
-      raise UserError(
-        f'Model field global_blocks={tuple(blocks)}: expected ascending numbers of blocks '
-        f'from 0 to {self.depth - 1}.'
-      )
-    return sorted({*blocks, self.depth - 1})
+    x, named = encoder(x, train=train)
+    out |= named
+    for stage, i in enumerate(sorted({*blocks, self.depth - 1})):
+      out[f'stage{stage + 1}'] = named[f'block{i:02d}']
+    return self.classify(x.astype(jnp.float32).mean(axis=(1, 2)), out, features)
 
 
 _BLOCK = r'Transformer/encoderblock_\d+'

@@ -1,8 +1,8 @@
 """Detection as the prediction of a set: DETR, arXiv 2005.12872, sections 3.1 and A.4.
 
-Outputs of a detector are {'logits' [B, Q, K+1], 'boxes' [B, Q, 4]}: of each query the
-classes, the last of them "no object", and a box as centre, width and height from 0 to 1 of
-the image without its padding.
+A detector gives {'logits' [B, Q, K+1], 'boxes' [B, Q, 4]}: for each query its classes, the
+last of them "no object", and a box as centre, width and height from 0 to 1 of the image
+without its padding.
 """
 
 import jax
@@ -10,25 +10,13 @@ import jax.numpy as jnp
 
 from vit_jax.check import Factor, Fraction
 from vit_jax.detection import boxes
-from vit_jax.detection.boxes import postprocess
 from vit_jax.detection.tasks.matching import match
-from vit_jax.errors import UserError
-
-__all__ = [
-  'Detect',
-  'arguments',
-  'costs',
-  'losses',
-  'match',
-  'postprocess',
-  'predict',
-]
 
 L1, GIOU, NO_OBJECT = 5.0, 2.0, 0.1  # the paper's weights, A.4
 
 
 class Detect:
-  """The set loss of a model's queries, of all its decoder layers."""
+  """The set loss of a model's queries, over all its decoder layers."""
 
   CLASSES = 'label'
   OUTPUTS = 'boxes'
@@ -43,24 +31,31 @@ class Detect:
     giou: Factor = GIOU,
     no_object: Fraction = NO_OBJECT,
   ):
-    """Takes a detector, and the spec of batches with images and boxes.
+    """Builds the task from a detector and the spec of batches with boxes.
 
     Args:
       l1, giou: weights of the two losses of boxes, and of the two costs by which queries
-        are matched; those of the classes' loss and cost are 1.
+        are matched; the classes' loss and cost have the weight 1.
       no_object: weight of queries without an object in the classes' loss.
 
     Raises:
-      UserError: for batches without boxes and their classes.
+      ValueError: for batches without boxes and their classes, or with more boxes for an
+        image than the model has queries.
     """
     shape = tuple(spec['boxes'].shape[1:]) if 'boxes' in spec else ()
     label = tuple(spec['label'].shape[1:]) if 'label' in spec else ()
     if len(shape) != 2 or label != shape[:1] or 'boxes_mask' not in spec:
       have = {name: list(x.shape) for name, x in spec.items()}
-      raise UserError(
-        'config.task.name=detect needs boxes [B, N, 4] and labels [B, N], padded: data '
-        'with boxes, such as digits_canvas, and a config.data.pp that ends in '
-        f'pad_to(boxes=N, label=N). The batches have {have}.'
+      raise ValueError(
+        'detect needs boxes [B, N, 4] and labels [B, N]: data with boxes, such as '
+        'digits_canvas, and a config.data.pp that ends in pad_to(boxes=N, label=N). '
+        f'Batches: {have}'
+      )
+    queries = getattr(model, 'num_queries', shape[0])
+    if shape[0] > queries:
+      raise ValueError(
+        f'{shape[0]} boxes for each image, but the model has {queries} queries: let '
+        f'config.data.pp end in pad_to(boxes=N, label=N) with N of {queries} or less'
       )
     self.model = model
     self._weights = {'l1': l1, 'giou': giou, 'no_object': no_object}
@@ -71,16 +66,18 @@ class Detect:
     return self.model.init(rng, image)
 
   def prepare(self, batch: dict, rng) -> dict:
-    """Returns a whole batch, before it is cut into micro-batches, with its 'target'.
+    """Returns a whole batch with its 'target', before it is cut into micro-batches.
 
-    The number of boxes that losses are means over is that of the whole batch, over all
-    devices and micro-batches.
+    Losses are means over the number of boxes in the whole batch, over all devices and
+    micro-batches.
 
     Args:
       batch: 'image' [B, H, W, C]; 'boxes' [B, N, 4], top, left, bottom, right from 0 to 1;
         'label' int [B, N]; 'boxes_mask' [B, N], 1 for a box; 'weight' [B]; maybe
         'image_mask' [B, H, W], 0 for padding.
+      rng: not used.
     """
+    del rng
     weight = batch['weight']
     valid = (batch['boxes_mask'] > 0) & (weight > 0)[:, None]
     target = {
@@ -95,10 +92,10 @@ class Detect:
   def loss(self, variables, batch: dict, rng):
     """Returns (loss, (metrics, batch statistics)) of a prepared batch.
 
-    The metrics are those of the last layer, but for 'loss', the sum over all layers.
+    The metrics are those of the last layer; 'loss' is the sum over all layers.
 
     Args:
-      rng: of dropout.
+      rng: for dropout.
     """
     (outputs, out), updated = self.model.apply(
       variables,
@@ -107,23 +104,15 @@ class Detect:
       rngs={'dropout': rng},
       mutable=['batch_stats'],
     )
-    found = losses(outputs | _auxiliary(out), batch['target'], **self._weights)
-    last = {name: x[-1] for name, x in found.items() if x.ndim}
-    return found['loss'], (found | last, updated.get('batch_stats', {}))
+    aux = {key: out[key] for key in ('aux_logits', 'aux_boxes') if key in out}
+    metrics = losses(outputs | aux, batch['target'], **self._weights)
+    metrics |= {name: x[-1] for name, x in metrics.items() if x.ndim}
+    return metrics['loss'], (metrics, updated.get('batch_stats', {}))
 
   def predict(self, variables, batch: dict) -> dict:
     """Returns 'logits', 'boxes' and every named feature of the model, in evaluation."""
-    return predict(self.model, variables, batch)
-
-
-def predict(model, variables, batch: dict) -> dict:
-  """Returns 'logits', 'boxes' and every named feature of a detector, in evaluation.
-
-  Args:
-    batch: as of `arguments`.
-  """
-  outputs, out = model.apply(variables, **arguments(batch), train=False)
-  return {**out, **outputs}
+    outputs, out = self.model.apply(variables, **arguments(batch), train=False)
+    return {**out, **outputs}
 
 
 def costs(
@@ -131,7 +120,7 @@ def costs(
 ) -> jax.Array:
   """Returns the cost [..., Q, N] of each query for each target: section 3.1, equation 2.
 
-  Minus the probability of the target's class, the L1 distance of the boxes, and minus
+  Minus the probability of the target's class, plus the L1 distance of the boxes, minus
   their generalised overlap.
 
   Args:
@@ -144,9 +133,9 @@ def costs(
   )
   likely = jnp.take_along_axis(likely, label, -1)  # [..., Q, N]
   ours, theirs = outputs['boxes'][..., :, None, :], targets['boxes'][:, None]
-  apart = jnp.abs(ours - theirs).sum(-1)
+  distance = jnp.abs(ours - theirs).sum(-1)
   overlap = boxes.giou(boxes.to_corners(ours), boxes.to_corners(theirs))
-  return -likely + l1 * apart - giou * overlap
+  return -likely + l1 * distance - giou * overlap
 
 
 def losses(
@@ -161,27 +150,25 @@ def losses(
 
   Args:
     outputs: 'logits' [B, Q, K+1], 'boxes' [B, Q, 4], of the last layer; maybe
-      'aux_logits' [L-1, B, Q, K+1] and 'aux_boxes' [L-1, B, Q, 4] of those before it, each
-      of which is matched by itself.
-    targets: 'label' int [B, N], 'boxes' [B, N, 4] as the outputs', 'valid' [B, N], 0 for
-      padding. Of a part of a batch also 'weight' [B], that of an image in the whole,
-      where it sums to 1, and 'mean_number' [B], the mean number of boxes there.
+      'aux_logits' [L-1, B, Q, K+1] and 'aux_boxes' [L-1, B, Q, 4] of the layers before,
+      each of which is matched by itself.
+    targets: 'label' int [B, N], 'boxes' [B, N, 4] like the outputs', 'valid' [B, N], 0 for
+      padding. A part of a batch also has 'weight' [B], the images' weights, which sum to
+      1 over the whole batch, and 'mean_number' [B], its mean number of boxes.
     l1, giou, no_object: see `Detect`.
 
   Returns:
     'loss', the sum over layers of loss_ce + l1 loss_bbox + giou loss_giou; these three
-    [L], the last layer last: the classes' weighted mean over all queries, and per box;
-    'cardinality_error' [L], by how many the number of queries with an object differs from
-    that of the boxes; 'class_error' in percent of the boxes, of the last layer.
-
-  Raises:
-    UserError: for more places for targets than queries.
+    [L], the last layer last: the classes' weighted mean over all queries, and two means
+    over boxes; 'cardinality_error' [L], the difference between the number of queries
+    with an object and the number of boxes; 'class_error', the last layer's, in percent
+    of the boxes.
   """
   label, valid = targets['label'], targets['valid'] > 0
   every = {
     name: jnp.concatenate(
       [
-        *([outputs[f'aux_{name}']] if f'aux_{name}' in outputs else []),
+        *([outputs[aux]] if (aux := f'aux_{name}') in outputs else []),
         outputs[name][None],
       ]
     ).astype(jnp.float32)
@@ -189,52 +176,46 @@ def losses(
   }
   L, B, Q, K = every['logits'].shape
   K -= 1
-  if label.shape[1] > Q:
-    raise UserError(
-      f'{label.shape[1]} boxes for each image, but the model has {Q} queries: expected '
-      f'config.data.pp to end in pad_to(boxes=N, label=N) with N of {Q} or less.'
-    )
   weight = targets.get('weight', jnp.full(B, 1 / B))
   mean_number = targets.get('mean_number', jnp.full(B, jnp.sum(valid) / B))
-  of_batch = lambda x: jnp.sum(weight * x, -1)  # [..., B] -> [...]
-  per_box = lambda x: of_batch(x / jnp.where(mean_number > 0, mean_number, 1))
+  over_batch = lambda x: jnp.sum(weight * x, -1)  # [..., B] -> [...]
+  per_box = lambda x: over_batch(x / jnp.where(mean_number > 0, mean_number, 1))
 
   cost = jnp.moveaxis(costs(every, targets, l1=l1, giou=giou), 0, 1)  # [B, L, Q, N]
-  of_layers = jnp.repeat(valid[:, None], L, 1)
-  query = jnp.moveaxis(match(cost, of_layers), 1, 0)  # [L, B, N]
-  taken = jax.nn.one_hot(query, Q)  # [L, B, N, Q], zeros for none
-  has = taken.sum(-2)  # [L, B, Q]
+  query = match(cost, jnp.repeat(valid[:, None], L, 1))
+  query = jnp.moveaxis(query, 1, 0)  # [L, B, N]
+  pairs = jax.nn.one_hot(query, Q)  # [L, B, N, Q], zeros for a target without a query
+  has_object = pairs.sum(-2) > 0  # [L, B, Q]
   # Exact: TPUs would round labels above 256 to bfloat16.
-  chosen = jnp.einsum('lbnq,bn->lbq', taken, label, precision='highest')
-  classes = jnp.where(has > 0, chosen, K).astype(jnp.int32)
+  classes = jnp.einsum('lbnq,bn->lbq', pairs, label, precision='highest')
+  classes = jnp.where(has_object, classes, K).astype(jnp.int32)
   log = jax.nn.log_softmax(every['logits'])
   ce = -jnp.take_along_axis(log, classes[..., None], -1)[..., 0]
-  ce = (ce * jnp.where(has > 0, 1, no_object)).sum(-1)  # [L, B]
-  whole = mean_number + no_object * (Q - mean_number)  # weights of an image's queries
+  ce = (ce * jnp.where(has_object, 1, no_object)).sum(-1)  # [L, B]
+  total = mean_number + no_object * (Q - mean_number)  # weight of an image's queries
 
   ours = jnp.take_along_axis(every['boxes'], query[..., None] % Q, -2)  # [L, B, N, 4]
-  found = query >= 0
-  sum_found = lambda x: jnp.where(found, x, 0).sum(-1)
-  apart = jnp.abs(ours - targets['boxes']).sum(-1)
+  over_pairs = lambda x: jnp.where(query >= 0, x, 0).sum(-1)
+  distance = jnp.abs(ours - targets['boxes']).sum(-1)
   overlap = boxes.giou(boxes.to_corners(ours), boxes.to_corners(targets['boxes']))
   out = {
-    'loss_ce': of_batch(ce / jnp.where(whole > 0, whole, 1)),
-    'loss_bbox': per_box(sum_found(apart)),
-    'loss_giou': per_box(sum_found(1 - overlap)),
+    'loss_ce': over_batch(ce / jnp.where(total > 0, total, 1)),
+    'loss_bbox': per_box(over_pairs(distance)),
+    'loss_giou': per_box(over_pairs(1 - overlap)),
   }
   out['loss'] = jnp.sum(
     out['loss_ce'] + l1 * out['loss_bbox'] + giou * out['loss_giou']
   )
   guess = every['logits'].argmax(-1)
   number = (guess < K).sum(-1)
-  out['cardinality_error'] = of_batch(jnp.abs(number - valid.sum(-1)))
-  right = jnp.where(has > 0, guess == classes, False).sum(-1)
+  out['cardinality_error'] = over_batch(jnp.abs(number - valid.sum(-1)))
+  right = (has_object & (guess == classes)).sum(-1)
   out['class_error'] = 100 * per_box((valid.sum(-1) - right[-1]).astype(jnp.float32))
   return out
 
 
 def arguments(batch: dict) -> dict:
-  """Returns the arguments of a model: images, and where there is padding their mask.
+  """Returns the arguments of a detector, 'images', and 'mask' where images are padded.
 
   Args:
     batch: 'image' [B, H, W, C]; maybe 'image_mask' [B, H, W], 0 for padding.
@@ -243,13 +224,8 @@ def arguments(batch: dict) -> dict:
   if 'image_mask' not in batch:
     return {'images': images}
   mask = batch['image_mask'] > 0
-  # One that could not be read has no pixel; attention to nothing would be NaN, which its
-  # weight of 0 would not keep out of the sums.
+  # An image that could not be read has no pixel. Attention to nothing would be NaN, which
+  # the image's weight of 0 would not keep out of the sums.
   mask |= ~mask.any((1, 2), keepdims=True)
   # Padding is 0 as in the reference code, whatever value_range made of it.
   return {'images': images * mask[..., None], 'mask': mask}
-
-
-def _auxiliary(out: dict) -> dict:
-  """Returns what layers before the last answered, of a model's named features."""
-  return {key: out[key] for key in ('aux_logits', 'aux_boxes') if key in out}

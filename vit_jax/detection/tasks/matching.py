@@ -1,25 +1,25 @@
-"""Which query answers for which object: the assignment of the least total cost."""
+"""Bipartite matching: the assignment of objects to queries of the least total cost."""
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-# Stands for costs that are not finite, as of a model that diverges: the search must end.
+# Replaces costs that are not finite, as of a model that diverges: the search must end.
 _WORST = 1e6
 
 
 def match(cost: jax.Array, valid: jax.Array) -> jax.Array:
   """Returns the query that each target is matched with, int32 [..., N], -1 for none.
 
-  The sum of the costs of the pairs is the least possible; each query has at most one
-  target, and as many targets have a query as there are queries for. Computed on the
-  device, by `optax.assignment.hungarian_algorithm`; without gradient.
+  The sum of the costs of the pairs is the least possible. A query has at most one target,
+  and as many targets have a query as there are queries for. Computed on the device, by
+  `optax.assignment.hungarian_algorithm`; without gradient.
 
   Args:
-    cost: float [..., Q, N], of each query for each target. Of several leading axes the
-      first is the batch, which a mesh may split.
-    valid: bool or 0/1 [..., N]; the others are padding, matched with none.
+    cost: float [..., Q, N], of each query for each target. If there are several leading
+      axes, the first is the batch, which a mesh may split.
+    valid: bool or 0/1 [..., N]; the other targets are padding, matched with none.
   """
   cost = jax.lax.stop_gradient(cost).astype(jnp.float32)
   function = _match
@@ -32,10 +32,10 @@ def _match(cost, valid):
   Q, N = cost.shape
   cost = jnp.nan_to_num(cost, nan=_WORST, posinf=_WORST, neginf=-_WORST).T  # [N, Q]
   most, least = jnp.max(cost), jnp.min(cost)
-  # To each target a place of its own behind the queries. Padding takes it in one step of
+  # Each target has a place of its own behind the queries. Padding takes it in one step of
   # the search; left to the queries, equal costs would make it try them one after another
-  # (100 queries, 10 of 100 targets valid: 15 to 20 times as long on CPU). A target takes it only
-  # where no query is left: it costs more than any exchange could save.
+  # (100 queries, 10 of 100 targets valid: 15 to 20 times as long on CPU). A valid target
+  # takes it only where no query is left: it costs more than any exchange could save.
   dear = most + N * (most - least + 1)
   padding = jnp.where(jnp.eye(N, dtype=bool), 0.0, 1.0)
   cost = jnp.where(
@@ -43,15 +43,15 @@ def _match(cost, valid):
     jnp.concatenate([cost, jnp.full((N, N), dear)], 1),
     jnp.concatenate([jnp.ones((N, Q)), padding], 1),
   )
-  target, query = optax.assignment.hungarian_algorithm(cost)
-  found = jnp.full(N, -1, jnp.int32).at[target].set(query.astype(jnp.int32))
-  return jnp.where(valid & (found < Q), found, -1)
+  target, place = optax.assignment.hungarian_algorithm(cost)
+  query = jnp.full(N, -1, jnp.int32).at[target].set(place.astype(jnp.int32))
+  return jnp.where(valid & (query < Q), query, -1)
 
 
 def _on_each_device(function):
   """Runs a function of a batch on each device's part alone, where a mesh splits batches.
 
-  Its loops would otherwise ask all devices after every step whether they are done.
+  Otherwise the search would ask all devices after every step whether they are done.
   """
 
   def run(*args):

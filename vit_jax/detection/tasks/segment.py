@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.check import INT32, Range
-from vit_jax.errors import UserError
 
-IGNORED = 255  # of labels of 8 bits, in COCO's, Cityscapes' and ADE20K's files
+IGNORED = (
+  255  # the label without a class in the 8-bit files of COCO, Cityscapes, ADE20K
+)
 
 
 class Segment:
@@ -21,15 +22,25 @@ class Segment:
   def __init__(
     self, model, spec: dict, *, ignore: Annotated[int, Range(0, INT32)] = IGNORED
   ):
-    """Takes a model that gives logits [B, H, W, K], and the spec of batches.
+    """Builds the task from a model with logits [B, H, W, K] and the spec of its batches.
 
     Args:
       ignore: label of pixels that count neither in the loss nor in metrics.
 
     Raises:
-      UserError: for batches without 'segments' of the images' size.
+      ValueError: for batches without integer 'segments' of the images' size.
     """
-    check_spec(spec)
+    segments = spec.get('segments')
+    if (
+      segments is None
+      or segments.shape != spec['image'].shape[:3]
+      or not jnp.issubdtype(segments.dtype, jnp.integer)
+    ):
+      have = {name: f'{x.dtype}{list(x.shape)}' for name, x in spec.items()}
+      raise ValueError(
+        "segmentation needs integer 'segments' [B, H, W], a class for every pixel: data "
+        f'that declares them, such as digits_canvas with segments=True. Batches: {have}'
+      )
     self.model, self.ignore = model, ignore
 
   def init(self, rng, spec: dict) -> dict:
@@ -40,8 +51,8 @@ class Segment:
   def prepare(self, batch: dict, rng) -> dict:
     """Returns a whole batch with the weights of its pixels, for `loss`.
 
-    All labelled pixels of the whole batch, over all devices and micro-batches, weigh the
-    same, and 1 together.
+    All labelled pixels of the whole batch, over all devices and micro-batches, have equal
+    weights that sum to 1.
 
     Args:
       batch: 'image' [B, H, W, C] in [-1, 1], 'segments' int [B, H, W], 'weight' [B].
@@ -57,11 +68,10 @@ class Segment:
   def loss(self, variables, batch: dict, rng):
     """Returns (loss, (metrics, batch statistics)) of a prepared batch: means over pixels.
 
-    The loss of a batch with a label that is not a class is NaN: such a step is counted as
-    bad, as is one of broken numbers.
+    The loss is NaN if a label is not a class, so that the step counts as a bad one.
 
     Args:
-      rng: of dropout and stochastic depth.
+      rng: for dropout and stochastic depth.
     """
     (logits, _), updated = self.model.apply(
       variables,
@@ -72,13 +82,12 @@ class Segment:
       mutable=['batch_stats'],
     )
     segments, weight = batch['segments'], batch['pixel_weight']
-    K = logits.shape[-1]
-    known = (segments >= 0) & (segments < K)
+    is_class = (segments >= 0) & (segments < logits.shape[-1])
     each = optax.softmax_cross_entropy_with_integer_labels(
-      logits, jnp.where(known, segments, 0)
+      logits, jnp.where(is_class, segments, 0)
     )
-    each = jnp.where(known, each, jnp.nan)
-    # `where`, since 0 x nan would be nan
+    each = jnp.where(is_class, each, jnp.nan)
+    # `where`, because 0 x nan would be nan.
     loss = jnp.where(weight > 0, weight * each, 0).sum()
     right = logits.argmax(-1) == segments
     metrics = {'loss': loss, 'accuracy': jnp.sum(weight * right)}
@@ -88,17 +97,3 @@ class Segment:
     """Returns 'logits' [B, H, W, K] and every named feature, in evaluation."""
     logits, features = self.model.apply(variables, batch['image'], train=False)
     return {**features, 'logits': logits}
-
-
-def check_spec(spec: dict) -> None:
-  """Raises UserError for batches without a label at every pixel."""
-  image, segments = spec['image'], spec.get('segments')
-  if segments is None or segments.shape != image.shape[:3]:
-    have = {name: list(x.shape) for name, x in spec.items()}
-    raise UserError(
-      "Segmentation needs 'segments' [B, H, W], a class for every pixel of the images: "
-      f'data that declares them, such as digits_canvas with segments=True. The batches '
-      f'have {have}.'
-    )
-  if not jnp.issubdtype(segments.dtype, jnp.integer):
-    raise UserError(f"Segmentation needs 'segments' of integers, not {segments.dtype}.")

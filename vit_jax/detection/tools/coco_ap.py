@@ -12,8 +12,8 @@ import sys
 
 from vit_jax import cli
 
-# How COCO prints the numbers: IoU, area, most detections of an image and category.
-_SHOWN = {
+# Names of the numbers as COCO prints them: IoU, area, detections per image and category.
+_TITLES = {
   'ap': 'AP  IoU 0.50:0.95, 100 detections',
   'ap50': 'AP  IoU 0.50',
   'ap75': 'AP  IoU 0.75',
@@ -27,7 +27,7 @@ _SHOWN = {
   'ar_medium': 'AR  32 x 32 to 96 x 96 pixels',
   'ar_large': 'AR  above 96 x 96 pixels',
 }
-OF_CLASS = ('ap', 'ap50', 'ap75')  # what is shown of a single class
+OF_CLASS = ('ap', 'ap50', 'ap75')  # the numbers that are shown for each class
 
 
 def main(argv: list[str]) -> int:
@@ -37,42 +37,37 @@ def main(argv: list[str]) -> int:
 
   masks = args.type == 'segm'
   truth = files.truth(args.gt, masks)
-  found = files.detections(args.dt, truth, masks)
-  measured = average_precision.measure(truth, found, args.type)
+  detections = files.detections(args.dt, truth, masks)
+  measured = average_precision.measure(truth, detections, args.type)
   numbers = measured.numbers()
-  of_class = {}
+  names = truth.class_names
+  if len({*names}) < len(names):
+    names = [f'{a} (id {b})' for a, b in zip(names, truth.category_ids, strict=True)]
+  per_class = {}
   if args.per_class:
-    of_class = {name: measured.of_category(k) for k, name in enumerate(_names(truth))}
+    per_class = {name: measured.of_category(k) for k, name in enumerate(names)}
   counts = {
     'images': len(truth.image_ids),
     'objects': len(truth.image),
-    'detections': len(found.image),
+    'detections': len(detections.image),
   }
   if args.json:
     record = {'type': args.type, 'stats': list(numbers.values()), **numbers, **counts}
-    cli.print_json(record | ({'per_class': of_class} if args.per_class else {}))
+    cli.print_json(record | ({'per_class': per_class} if args.per_class else {}))
     return 0
-  print(', '.join(f'{n:,} {what}' for what, n in counts.items()))
+  print(', '.join(f'{n:,} {noun}' for noun, n in counts.items()))
   print('\n'.join(lines(numbers)))
   if args.per_class:
-    width = max([5, *map(len, of_class)])
+    width = max([5, *map(len, names)])
     print(f'  {"class":{width}}      AP    AP50    AP75')
-  for name, its in of_class.items():
-    print(f'  {name:{width}}', *(f'{its[k]:7.4f}' for k in OF_CLASS))
+    for name, of_class in per_class.items():
+      print(f'  {name:{width}}', *(f'{of_class[k]:7.4f}' for k in OF_CLASS))
   return 0
 
 
 def lines(numbers: dict[str, float]) -> list[str]:
-  """Returns the twelve numbers as COCO prints them, one in a line."""
-  return [f'  {text:34} {numbers[name]:7.4f}' for name, text in _SHOWN.items()]
-
-
-def _names(truth) -> list[str]:
-  """Returns the names of the categories, with their ids where a name is there twice."""
-  names = truth.class_names
-  if len({*names}) == len(names):
-    return names
-  return [f'{a} (id {b})' for a, b in zip(names, truth.category_ids, strict=True)]
+  """Returns the twelve numbers as COCO prints them, one per line."""
+  return [f'  {text:34} {numbers[name]:7.4f}' for name, text in _TITLES.items()]
 
 
 def _parser() -> cli.Parser:

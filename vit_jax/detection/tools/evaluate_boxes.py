@@ -8,7 +8,7 @@ from vit_jax.errors import UserError
 from vit_jax.tools import evaluate, out_folder, source
 
 FILES = ('summary.json', 'per_class.csv', 'detections.json')
-_BATCH = 8  # images of a step, each of a million pixels
+_BATCH = 8  # images per step, each of a million pixels
 
 
 def run(args, loaded, own: str | None, section: dict) -> int:
@@ -56,12 +56,9 @@ def opened(args, loaded, data: dict) -> tuple:
   """Returns (the evaluator `coco` for a detector, its `predict`, variables on the devices).
 
   Args:
-    args: with `batch`, `pp`, `resolution` and `source`, of the command line.
+    args: `batch`, `pp`, `resolution` and `source` of the command line.
     loaded: `weights.Loaded`.
-    data: of the section of an evaluation; where it has no `pp`, that of the weights.
-
-  Raises:
-    UserError: for a model that is not a detector, or data that it cannot be run on.
+    data: section `data` of an evaluation; by default `pp` is that of the weights.
   """
   import jax
 
@@ -76,21 +73,21 @@ def opened(args, loaded, data: dict) -> tuple:
   divisor = sharding.batch_divisor(mesh)
   data = {'pp': loaded.pp, **data}
   data['batch_size'] = args.batch or -(-_BATCH // divisor) * divisor
-  if args.pp or args.resolution:  # at which the run was not evaluated
+  if args.pp or args.resolution:  # instead of the run's own
     data['pp'] = args.pp or loaded.pp
   if not any({'boxes', 'label'} & {*op.maps} for op in registry.parse(data['pp'])):
-    # Objects make batches once they are of one number; the truth is the source's.
+    # A batch needs the same number of objects in every image; the truth is the source's.
     data['pp'] += '|pad_to(boxes=1, label=1)'
-  K = loaded.model.num_classes
+  names = loaded.class_names or evaluate.names_of_run(args.source)
+  classes = class_match.Classes(names, loaded.model.num_classes)
   with jax.set_mesh(mesh):
-    names = loaded.class_names or evaluate.names_of_run(args.source)
-    classes = class_match.Classes(names, K)
     evaluator = coco.Coco(mesh, lambda: None, classes, data=data)
     source.check_images(loaded, evaluator.batches)
     variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
 
   def predict(variables, batch):
-    return detect.predict(loaded.model, variables, batch)
+    outputs, _ = loaded.model.apply(variables, **detect.arguments(batch))
+    return outputs
 
   return evaluator, predict, variables
 
@@ -99,13 +96,13 @@ def _write(out: Path, record: dict, evaluator) -> None:
   from vit_jax.detection.coco import files
   from vit_jax.train import metrics
 
-  truth, found = evaluator.compared
+  truth, detections = evaluator.compared
   rows = [('class', 'name', 'objects', *coco_ap.OF_CLASS)]
   for k, name in enumerate(truth.class_names):
-    its = evaluator.measured.of_category(k)
-    shown = [f'{its[key]:.6f}' if its[key] >= 0 else '' for key in coco_ap.OF_CLASS]
+    numbers = evaluator.measured.of_category(k)
+    cells = [f'{numbers[n]:.6f}' if numbers[n] >= 0 else '' for n in coco_ap.OF_CLASS]
     number = int(((truth.category == k) & ~truth.crowd).sum())
-    rows.append((truth.category_ids[k], name, number, *shown))
+    rows.append((truth.category_ids[k], name, number, *cells))
   out_folder.write_csv(out / 'per_class.csv', rows)
-  metrics.write_json(out / 'detections.json', files.rows(truth, found))
+  metrics.write_json(out / 'detections.json', files.rows(truth, detections))
   metrics.write_json(out / 'summary.json', record)

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+import numpy as np
+
 from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder
@@ -11,8 +13,7 @@ from vit_jax.tools import out_folder
 THRESHOLD = 0.7
 
 
-def threshold(text: str) -> float:
-  """Returns an argument as a probability below 1."""
+def _threshold(text: str) -> float:
   try:
     value = float(text)
   except ValueError:
@@ -26,9 +27,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   """Adds the options of detectors."""
   parser.add_argument(
     '--threshold',
-    type=threshold,
-    help=f'for detectors: keep boxes with a higher score; default: {THRESHOLD}, as in the demo of '
-    'DETR',
+    type=_threshold,
+    help=f'for detectors: keep boxes with a higher score; default: {THRESHOLD}',
   )
   parser.add_argument(
     '--draw',
@@ -56,15 +56,17 @@ def run(args, loaded, paths: list[str], names: list[str] | None) -> int:
         f'--{name} is for classes of images; {args.source} is a detector: --threshold '
         'chooses among its boxes.'
       )
-  places = targets(args.draw, paths) if args.draw else {}
-  found = inference.detect_images(loaded, paths, batch_size=args.batch or 1, pp=args.pp)
+  drawings = _drawings(args.draw, paths) if args.draw else {}
+  detected = inference.detect_images(
+    loaded, paths, batch_size=args.batch or 1, pp=args.pp
+  )
   least = THRESHOLD if args.threshold is None else args.threshold
-  images = [_image(path, i, found, names, least) for i, path in enumerate(paths)]
-  if places and not all(found.errors):
+  images = [_image(path, i, detected, names, least) for i, path in enumerate(paths)]
+  if drawings and not all(detected.errors):
     out_folder.make(Path(args.draw).absolute(), '--draw')
     for image in images:
       if 'error' not in image:
-        image['drawn'] = str(places[image['path']])
+        image['drawn'] = str(drawings[image['path']])
         _draw(image)
   if args.json:
     record = {'source': args.source, 'step': loaded.step, 'threshold': least}
@@ -74,30 +76,25 @@ def run(args, loaded, paths: list[str], names: list[str] | None) -> int:
       print(f'{args.source}: step {loaded.step}')
     print('Boxes are x0 y0 x1 y1, in pixels of the image.')
     print('\n'.join(_render(image, least) for image in images))
-  if all(found.errors):
+  if all(detected.errors):
     raise UserError(f'None of {len(paths)} images could be read.')
   return 0
 
 
-def _image(path: str, i: int, found, names: list[str] | None, least: float) -> dict:
-  """Returns an image's boxes above the threshold, the most probable first."""
-  if found.errors[i]:
-    return {'path': path, 'error': found.errors[i]}
-  height, width = map(int, found.sizes[i])
-  rows = sorted(range(len(found.scores[i])), key=lambda q: -found.scores[i, q])
+def _image(path: str, i: int, detected, names: list[str] | None, least: float) -> dict:
+  """Returns the boxes of image i above the threshold, the most probable first."""
+  if detected.errors[i]:
+    return {'path': path, 'error': detected.errors[i]}
+  scores = detected.scores[i]
   objects = []
-  for q in rows:
-    if (score := float(found.scores[i, q])) > least:
-      x0, y0, x1, y1 = map(float, found.boxes[i, q])
-      k = int(found.labels[i, q])
-      objects.append(
-        {
-          'category_id': k,
-          'category': names[k] if names else str(k),
-          'score': score,
-          'bbox': [x0, y0, x1 - x0, y1 - y0],
-        }
-      )
+  for q in np.argsort(-scores, kind='stable'):
+    if (score := float(scores[q])) > least:
+      x0, y0, x1, y1 = map(float, detected.boxes[i, q])
+      k = int(detected.labels[i, q])
+      name = names[k] if names else str(k)
+      box = [x0, y0, x1 - x0, y1 - y0]
+      objects.append({'category_id': k, 'category': name, 'score': score, 'bbox': box})
+  height, width = map(int, detected.sizes[i])
   return {'path': path, 'width': width, 'height': height, 'detections': objects}
 
 
@@ -119,37 +116,37 @@ def _render(image: dict, least: float) -> str:
   return '\n'.join(lines)
 
 
-def targets(folder: str, paths: list[str]) -> dict[str, Path]:
-  """Returns {image: the file it is drawn to}, all different.
+def _drawings(folder: str, paths: list[str]) -> dict[str, Path]:
+  """Returns {image: the file of its drawing}, all different.
 
   Raises:
-    UserError: for a folder that cannot be written to, or where an image itself would be
-      replaced.
+    UserError: for a folder that cannot be written to, or a drawing that would replace an
+      image.
   """
-  out, found, taken = out_folder.check(folder, '--draw'), {}, set()
+  out, drawings, taken = out_folder.check(folder, '--draw'), {}, set()
   for path in dict.fromkeys(paths):
     stem, number = Path(path).stem, 1
-    while (target := out / f'{stem}{"" if number == 1 else f"_{number}"}.png') in taken:
+    while (drawing := out / f'{stem}{f"_{number}" * (number > 1)}.png') in taken:
       number += 1
-    taken.add(target)
-    found[path] = target
-  given = {Path(path).resolve() for path in paths}
-  if replaced := [target for target in found.values() if target.resolve() in given]:
+    taken.add(drawing)
+    drawings[path] = drawing
+  images = {Path(path).resolve() for path in paths}
+  if replaced := images & {drawing.resolve() for drawing in taken}:
     raise UserError(
-      f'--draw {folder} would replace the image {replaced[0]}: name another folder.'
+      f'--draw {folder} would replace the image {min(replaced)}: name another folder.'
     )
-  return found
+  return drawings
 
 
 def _draw(image: dict) -> None:
   from PIL import Image
 
   from vit_jax.data import single_image
-  from vit_jax.detection import drawing as boxes
+  from vit_jax.detection import drawing
 
   objects = image['detections']
   corners = [(x, y, x + w, y + h) for x, y, w, h in (o['bbox'] for o in objects)]
-  drawn = boxes.draw(
+  drawn = drawing.draw(
     single_image.pixels(image['path']),
     corners,
     [f'{o["category"]} {o["score"]:.0%}' for o in objects],

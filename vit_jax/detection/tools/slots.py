@@ -1,4 +1,4 @@
-"""Figure of where the queries of a detector find boxes: slots."""
+"""The figure `slots`: where each query of a detector predicts boxes."""
 
 import numpy as np
 
@@ -21,11 +21,11 @@ def draw(args) -> Drawn:
   loaded = source.load(args)
   evaluator, predict, variables = evaluate_boxes.opened(args, loaded, section['data'])
   with jax.set_mesh(evaluator.mesh):
-    found = evaluator.detect(predict, variables)
-  number, Q = found['scores'].shape
+    answers = evaluator.detect(predict, variables)
+  number, Q = answers['scores'].shape
   if not number:
     raise UserError(f'None of {evaluator.batches.num_examples:,} images could be read.')
-  low, high = np.split(found['boxes'].astype(np.float64), 2, -1)  # [n, Q, 2]
+  low, high = np.split(answers['boxes'].astype(np.float64), 2, -1)  # [n, Q, 2]
   centres, sizes = (low + high) / 2, high - low
   shown = range(min(args.count, Q))
   sides = np.sqrt(np.maximum(sizes, 0).prod(-1))
@@ -36,8 +36,8 @@ def draw(args) -> Drawn:
   for q in shown:
     for i in range(number):
       box = (f'{x:.6g}' for x in (*centres[i, q], *sizes[i, q]))
-      score = f'{found["scores"][i, q]:.6g}'
-      rows.append((q, found['index'][i], *box, found['labels'][i, q], score))
+      score = f'{answers["scores"][i, q]:.6g}'
+      rows.append((q, answers['index'][i], *box, answers['labels'][i, q], score))
   data = section['data']
   return Drawn(
     figure,

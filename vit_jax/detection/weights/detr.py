@@ -14,22 +14,19 @@ from vit_jax.weights.rename import Rule, Table, below, respelled, table
 # -- rename tables --------------------------------------------------------------------
 
 
-def _stack(theirs: str, ours: str, heads: int, authors: bool, cross: bool) -> Table:
-  """The layers of the encoder, or with `cross` of the decoder."""
-  theirs, ours = f'{theirs}.layers.{{i}}', f'{ours}/layer_{{i}}'
-  if authors:
-    attentions = ('self_attn', 'multihead_attn')[: 1 + cross]
-    norms, mlp = [f'norm{k + 1}' for k in range(2 + cross)], ('linear1', 'linear2')
-  else:
-    attentions = ('self_attn', 'encoder_attn')[: 1 + cross]
-    norms = [*(f'{name}_layer_norm' for name in attentions), 'final_layer_norm']
-    mlp = ('fc1', 'fc2')
+def _stack(theirs: str, heads: int, attentions, norms, mlp) -> Table:
+  """Returns the rules of the layers of an encoder or a decoder.
+
+  Args:
+    attentions, norms, mlp: their names within a layer, in our order.
+  """
+  part = theirs.rpartition('.')[2]
+  theirs, ours = f'{theirs}.layers.{{i}}', f'{part}/layer_{{i}}'
+  attention = _fused if theirs.startswith('transformer.') else _attention
   return table(
     [
-      _attention(
-        f'{theirs}.{name}', f'{ours}/MultiHeadDotProductAttention_{k}', heads, authors
-      )
-      for k, name in enumerate(attentions)
+      attention(f'{theirs}.{x}', f'{ours}/MultiHeadDotProductAttention_{k}', heads)
+      for k, x in enumerate(attentions)
     ],
     [
       layers.norm(f'{theirs}.{x}', f'{ours}/LayerNorm_{k}') for k, x in enumerate(norms)
@@ -41,28 +38,39 @@ def _stack(theirs: str, ours: str, heads: int, authors: bool, cross: bool) -> Ta
   )
 
 
-def _attention(theirs: str, ours: str, heads: int, authors: bool) -> Table:
+def _attention(theirs: str, ours: str, heads: int) -> Table:
+  """Returns the rules of transformers' attention."""
   return table(
     layers.out_of_heads(f'{theirs}.out_proj', f'{ours}/out', heads),
-    layers.fused(f'{theirs}.in_proj', ours, heads, dot='_')
-    if authors
-    else [
+    [
       layers.into_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
       for x in layers.QKV
     ],
   )
 
 
+def _fused(theirs: str, ours: str, heads: int) -> Table:
+  """Returns the rules of the authors' attention, with one projection for three."""
+  return table(
+    layers.out_of_heads(f'{theirs}.out_proj', f'{ours}/out', heads),
+    layers.fused(f'{theirs}.in_proj', ours, heads, dot='_'),
+  )
+
+
 def _hf(heads: int, published: bool = True) -> Table:
-  """transformers' names: of files, which it writes, and of its modules.
+  """Returns the rules of transformers' names, in files and of its modules since 5.
 
   Args:
     published: whether the backbone is written under timm's names, as in the published
       files, rather than transformers'.
   """
+  attentions, mlp = ('self_attn', 'encoder_attn'), ('fc1', 'fc2')
+  norms = [f'{name}_layer_norm' for name in attentions]
   rules = table(
-    _stack('model.encoder', 'encoder', heads, authors=False, cross=False),
-    _stack('model.decoder', 'decoder', heads, authors=False, cross=True),
+    _stack(
+      'model.encoder', heads, attentions[:1], (*norms[:1], 'final_layer_norm'), mlp
+    ),
+    _stack('model.decoder', heads, attentions, (*norms, 'final_layer_norm'), mlp),
     layers.norm('model.decoder.layernorm', 'decoder/norm'),
     layers.conv('model.input_projection', 'input_projection'),
     Rule('model.query_position_embeddings.weight', 'query_embedding'),
@@ -81,9 +89,10 @@ def _hf(heads: int, published: bool = True) -> Table:
 
 
 def _authors(heads: int) -> Table:
+  attentions, mlp = ('self_attn', 'multihead_attn'), ('linear1', 'linear2')
   return table(
-    _stack('transformer.encoder', 'encoder', heads, authors=True, cross=False),
-    _stack('transformer.decoder', 'decoder', heads, authors=True, cross=True),
+    _stack('transformer.encoder', heads, attentions[:1], ('norm1', 'norm2'), mlp),
+    _stack('transformer.decoder', heads, attentions, ('norm1', 'norm2', 'norm3'), mlp),
     layers.norm('transformer.decoder.norm', 'decoder/norm'),
     layers.conv('input_proj', 'input_projection'),
     Rule('query_embed.weight', 'query_embedding'),
@@ -114,10 +123,10 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
 
 # -- configs --------------------------------------------------------------------------
 
-# The shorter side of images in evaluation, and the longer one at most, where no file says
-# it, as in the paper.
+# The paper's shorter side of images in evaluation, and the largest longer side, for files
+# that do not say.
 _SHORTER, _LONGEST = 800, 1333
-_HEADS = 8  # heads of every published model; the arrays do not show it
+_HEADS = 8  # every published model has as many; the arrays do not show it
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 # The values that keys of transformers' config must have.
@@ -128,21 +137,20 @@ def _facts(config: dict, source: str) -> configs.Facts:
   configs.require(config, _ONLY, 'a DETR')
   heads = config.get('encoder_attention_heads', _HEADS)
   configs.require(config, {'decoder_attention_heads': heads}, 'a DETR')
-  # The authors' files have no config: the name tells, detr-r50-dc5-f0fb7ef5.
+  # The authors' files have no config, but a name: detr-r50-dc5-f0fb7ef5.
   by_name = not config and 'dc5' in os.path.basename(source.rstrip('/')).lower()
   if not isinstance(dilated := config.get('dilation', by_name), bool):
     raise ValueError(f'dilation is {dilated!r}, expected true or false')
   processor = {'image_mean': _MEAN, 'image_std': _STD}
   processor |= configs.section(config, 'preprocessor')
   shorter, longest, size = _sides(config, processor)
-  whole = dict(zip(('height', 'width'), size, strict=True))
-  processor_of_size = {**processor, 'size': whole}
-  config = {**config, 'image_size': size, 'preprocessor': processor_of_size}
-  facts = configs.hf('detr')(config, source)
+  processor = {**processor, 'size': {'height': size[0], 'width': size[1]}}
+  read = {**config, 'image_size': size, 'preprocessor': processor}
+  facts = configs.hf('detr')(read, source)
   if shorter:
     expected = {'resample': 2, 'do_resize': True}
     configs.require(processor, expected, 'preprocessor_config.json of a shorter side')
-    # Images of a batch are padded to the largest there; canvases are of one size.
+    # transformers pads a batch to its largest image; our canvases are of one size.
     resized = f'decode|detr_resize({shorter}, {longest})|canvas({longest})'
     facts = facts._replace(pp='|'.join([resized, facts.pp.rpartition('|')[2]]))
   fields = {'num_heads': heads, 'backbone': {'output_stride': 16 if dilated else 32}}
@@ -150,10 +158,10 @@ def _facts(config: dict, source: str) -> configs.Facts:
 
 
 def _sides(config: dict, processor: dict):
-  """Returns (shorter side, most of the longer, size of the model's images) in evaluation.
+  """Returns (shorter side, largest longer side, size of the model's images) in evaluation.
 
-  Where a height and a width are given, images are resized to those, whatever their aspect
-  ratio; the first two are then None, as they are where the config has our pipeline.
+  The first two are None where a height and a width are given, to which images are resized
+  whatever their aspect ratio, or where the config has our pipeline.
   """
   size = processor.get('size', _SHORTER)
   own = 'size' not in processor or 'pp' in configs.section(config, 'vit_jax')
@@ -172,12 +180,8 @@ def _sides(config: dict, processor: dict):
 
 def _config(fields, image_size, class_names) -> dict:
   inside, need = fields['backbone'], config_writers.need
-  if inside.get('name') != 'resnet':
-    raise ValueError(
-      f'transformers has DETR on a resnet, not on a {inside.get("name")} of ours'
-    )
+  need(inside, 'name', ('resnet',), 'transformers', 'its DETR has no other backbone')
   need(inside, 'frozen_norm', (True,), 'transformers', 'its norms are frozen')
-  need(fields, 'feature', (None,), 'transformers', 'it takes the last map')
   name = _timm_name(inside)
   if name:
     need(inside, 'output_stride', (16, 32), 'transformers', 'DC5 has 16')

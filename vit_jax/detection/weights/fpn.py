@@ -25,11 +25,11 @@ _FPN = table(
 
 
 def _sfp(finest: int, heads: int) -> Table:
-  """detectron2's SimpleFeaturePyramid: layers in sequence, numbered with those between.
+  """detectron2's SimpleFeaturePyramid: each level is a sequence of numbered layers.
 
   Args:
-    finest: its first level, of four times the scale of the backbone's last map.
-    heads: of attention.
+    finest: the first level, of four times the scale of the backbone's last map.
+    heads: number of attention heads.
   """
   theirs = [f'simfp_{finest + i}' for i in range(4)]
   ours = [f'p{finest + i}' for i in range(4)]
@@ -54,18 +54,18 @@ def _sfp(finest: int, heads: int) -> Table:
 
 
 def _sfp_rules(arrays: dict[str, np.ndarray], facts: configs.Facts) -> Table:
-  levels = (re.match(r'simfp_(\d+)\.', name) for name in arrays)
   heads = facts.config.get('model_args', {}).get('num_attention_heads')
   if (positions := arrays.get('net.blocks.0.attn.rel_pos_h')) is not None:
     heads = arrays['net.patch_embed.proj.weight'].shape[0] // positions.shape[1]
   if heads is None:
     raise ValueError('the number of heads is unknown: num_attention_heads is missing')
-  return _sfp(min(int(match[1]) for match in levels if match), heads)
+  return _sfp(_levels(arrays, r'simfp_(\d+)\..*')[0], heads)
 
 
-def _levels(flat: dict[str, np.ndarray]) -> list[int]:
-  levels = (re.match(r'p(\d+)_lateral/conv/kernel', name) for name in flat)
-  return sorted(int(match[1]) for match in levels if match)
+def _levels(names, pattern: str = r'p(\d+)_lateral/conv/kernel') -> list[int]:
+  """Returns the levels of a pyramid, the finest first."""
+  matches = (re.fullmatch(pattern, name) for name in names)
+  return sorted({int(match[1]) for match in matches if match})
 
 
 def _infer(flat: dict[str, np.ndarray]) -> dict:
@@ -87,32 +87,24 @@ def backbone_of(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _infer_sfp(flat: dict[str, np.ndarray]) -> dict:
-  fields = _infer(flat)
-  fields['stride'] = 2 ** (_levels(flat)[0] + 2)
-  fields['in_channels'] = ()
-  fields['backbone'] = {'name': 'vitdet', **vitdet.infer(backbone_of(flat))}
-  return fields
+  backbone = {'name': 'vitdet', **vitdet.infer(backbone_of(flat))}
+  stride = 2 ** (_levels(flat)[0] + 2)
+  return _infer(flat) | dict(stride=stride, in_channels=(), backbone=backbone)
 
 
-def _facts(inside: bool):
-  """Returns the reader of detectron2's config.
+def _facts(config: dict, source: str) -> configs.Facts:
+  args = configs.section(config, 'model_args')
+  configs.require(args, {'scale_factors': _SCALES, 'fuse_type': 'sum'}, 'a pyramid')
+  if (top := args.get('top_block', False)) not in (True, False, 'LastLevelMaxPool'):
+    raise ValueError(f"top_block is {top!r}: 'LastLevelMaxPool' is read, or none")
+  return configs.Facts({'extra_level': bool(top)}, config=config)
 
-  Args:
-    inside: whether there is a ViTDet in the model.
-  """
 
-  def read(config: dict, source: str) -> configs.Facts:
-    args = configs.section(config, 'model_args')
-    configs.require(args, {'scale_factors': _SCALES, 'fuse_type': 'sum'}, 'a pyramid')
-    if (top := args.get('top_block', False)) not in (True, False, 'LastLevelMaxPool'):
-      raise ValueError(f"top_block is {top!r}: 'LastLevelMaxPool' is read, or none")
-    fields = {'extra_level': bool(top)}
-    if not inside:
-      return configs.Facts(fields, config=config)
-    fields['backbone'] = vitdet.read_config(args)
-    return configs.Facts(fields, configs.pair(args.get('image_size')), config=config)
-
-  return read
+def _sfp_facts(config: dict, source: str) -> configs.Facts:
+  facts, args = _facts(config, source), configs.section(config, 'model_args')
+  fields = {**facts.fields, 'backbone': vitdet.read_config(args)}
+  size = configs.pair(args.get('image_size'))
+  return facts._replace(fields=fields, image_size=size)
 
 
 # -- writing --------------------------------------------------------------------------
@@ -135,12 +127,8 @@ def _sfp_config(fields, image_size, class_names) -> dict:
   need = config_writers.need
   need(fields, 'pyramid', ('simple',), 'detectron2', 'it has no other')
   need(fields, 'norm', ('layer',), 'detectron2', 'its pyramid has norms')
-  inside = fields['backbone'] or {}
-  if inside.get('name') != 'vitdet':
-    raise ValueError(
-      'detectron2 has this pyramid on a vitdet alone, not on '
-      f'{inside.get("name") or "maps"}'
-    )
+  inside = fields['backbone'] or {'name': None}
+  need(inside, 'name', ('vitdet',), 'detectron2', 'the backbone of this pyramid')
   vitdet.check_plain(inside, 'detectron2')
   args = {
     'hidden_size': inside['width'],
@@ -169,7 +157,7 @@ FORMATS = (
     r'fpn_lateral\d+\.weight',
     _FPN,
     _infer,
-    _facts(inside=False),
+    _facts,
     config=_fpn_config,
   ),
   Format(
@@ -178,7 +166,7 @@ FORMATS = (
     r'simfp_\d+\.0\.weight',
     _sfp_rules,
     _infer_sfp,
-    _facts(inside=True),
+    _sfp_facts,
     grid=lambda flat, fields: vitdet.grid(backbone_of(flat), fields['backbone']),
     config=_sfp_config,
     write_rules=lambda flat, fields: _sfp(

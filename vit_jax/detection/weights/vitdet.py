@@ -1,4 +1,4 @@
-"""ViTDet's backbone in transformers' format, and what detectron2's format shares."""
+"""ViTDet's backbone in transformers' format; rules that detectron2's format shares."""
 
 import dataclasses
 import math
@@ -20,13 +20,12 @@ _TABLES = 'relative_positions'
 def rules(
   embedding: str, positions: str, layer: str, attention: str, heads: int
 ) -> Table:
-  """Returns the rename table of the names of an implementation.
+  """Returns the rename table of an implementation.
 
   Args:
-    embedding: the patch embedding.
-    positions: the absolute ones.
-    layer: a block, with {i}.
-    attention: within a block.
+    embedding, positions: its names of the patch embedding and the absolute positions.
+    layer: its name of a block, with {i}.
+    attention: its name of attention within a block.
   """
   attention = f'{layer}.{attention}'
   return table(
@@ -44,38 +43,31 @@ def rules(
 
 
 def _hf(heads: int) -> Table:
-  embeddings, layer = 'embeddings', 'encoder.layer.{i}'
-  return rules(
-    f'{embeddings}.projection',
-    f'{embeddings}.position_embeddings',
-    layer,
-    'attention',
-    heads,
-  )
+  names = 'embeddings.projection', 'embeddings.position_embeddings'
+  return rules(*names, 'encoder.layer.{i}', 'attention', heads)
 
 
 # -- the model's fields ---------------------------------------------------------------
 
 
-def _maps(flat: dict[str, np.ndarray]) -> list[tuple[int, int]]:
-  """Returns the map (h, w) that each block's relative positions are for; [] if none."""
-  side = lambda i, name: (
-    (flat[f'Transformer/encoderblock_{i}/{_TABLES}/{name}'].shape[0] + 1) // 2
-  )
-  depth = _depth(flat) if any(f'/{_TABLES}/' in name for name in flat) else 0
-  return [(side(i, 'rows'), side(i, 'columns')) for i in range(depth)]
-
-
-def _depth(flat) -> int:
+def _depth(flat: dict[str, np.ndarray]) -> int:
   blocks = (re.match(r'Transformer/encoderblock_(\d+)/', name) for name in flat)
   return len({match[1] for match in blocks if match})
+
+
+def _maps(flat: dict[str, np.ndarray]) -> list[tuple[int, int]]:
+  """Returns the map (h, w) that each block's relative positions are for; [] if none."""
+  if not any(f'/{_TABLES}/' in name for name in flat):
+    return []
+  side = lambda i, name: (len(flat[f'{BLOCK.format(i=i)}/{_TABLES}/{name}']) + 1) // 2
+  return [(side(i, 'rows'), side(i, 'columns')) for i in range(_depth(flat))]
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
   """Returns the model's fields that follow from its parameters.
 
-  Which blocks attend to the whole map, and the side of windows, are None where tables of
-  relative positions do not tell them apart.
+  `global_blocks` and `window` are None where the sizes of relative position tables do not
+  tell the blocks apart.
   """
   *patch, _, width = flat['embedding/kernel'].shape
   maps = _maps(flat)
@@ -105,9 +97,9 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
 
 
 def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
-  """Returns (h, w) of the map of blocks that attend to all of it; None: unknown."""
-  maps, whole = _maps(flat), fields['global_blocks']
-  return maps[whole[0]] if maps and whole else None
+  """Returns (h, w) of the map of the blocks that attend to all of it; None: unknown."""
+  maps, blocks = _maps(flat), fields['global_blocks']
+  return maps[blocks[0]] if maps and blocks else None
 
 
 def windowed(fields: dict) -> list[int]:
@@ -117,7 +109,7 @@ def windowed(fields: dict) -> list[int]:
 
 # -- the weights of a ViT -------------------------------------------------------------
 
-# Parameters of a ViT that its blocks do not read, or that follow them.
+# Parameters of a ViT that a ViTDet lacks: the class token, and all that follows the blocks.
 _NOT_HERE = r'cls|Transformer/encoder_norm/.*|(MAPHead_0|head|pre_logits)/.*'
 
 
@@ -128,22 +120,15 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
     ValueError: for a ViT that no ViTDet can start from.
   """
   fields = models.fields_of(models.build('vit', **source.fields))
-  for field, values in (
+  for field, allowed in (
     ('posemb', ('learn', 'sincos2d')),
     ('posemb_where', ('stem',)),
     ('attention', ('full',)),
     ('stem_blocks', (None,)),
   ):
-    if fields[field] not in values:
-      raise ValueError(
-        f'it is a ViT of {field}={fields[field]!r}: a vitdet starts from one with '
-        f'{" or ".join(map(repr, values))}'
-      )
+    config_writers.need(fields, field, allowed, 'a vitdet', 'it starts from such a ViT')
   if source.image_size is None:
-    raise ValueError(
-      'it does not give its image size, so the grid of its positions is unknown: '
-      'convert it to a format that does, vit_jax convert ... --to hf'
-    )
+    raise ValueError('its image size, and so the grid of its positions, is unknown')
   family, size = models.family('vit'), source.image_size
   flat, _ = adapt.learned_positions(source.flat, fields, family, size)
   source = without(dataclasses.replace(source, flat=flat), _NOT_HERE)
@@ -185,17 +170,13 @@ def _positions(table, old, new, class_row: bool, resize: str) -> np.ndarray:
 
 def read_config(config: dict) -> dict:
   """Returns the fields in a config with transformers' keys."""
-  fields = {}
   # Convolutions between blocks are not read.
   configs.require(config, {'residual_block_indices': []}, 'a ViTDet')
+  fields = {}
   if 'num_attention_heads' in config:
     fields['num_heads'] = config['num_attention_heads']
   depth = config.get('num_hidden_layers')
-  if depth is not None and (
-    'window_size' in config or 'window_block_indices' in config
-  ):
-    if not 0 < depth <= 1000:
-      raise ValueError(f'num_hidden_layers is {depth}, up to 1000 are read')
+  if depth and ('window_size' in config or 'window_block_indices' in config):
     side = config.get('window_size', 0)
     within = config.get('window_block_indices', []) if side else []
     if odd := {*within} - {*range(depth)}:
@@ -207,23 +188,18 @@ def read_config(config: dict) -> dict:
 
 def _facts(config: dict, source: str) -> configs.Facts:
   facts = configs.hf('vitdet')(config, source)
-  fields = {
-    'act': facts.fields['act'],
-    'norm_eps': config.get('layer_norm_eps', 1e-6),
-    **read_config(config),
-  }
+  eps = config.get('layer_norm_eps', 1e-6)
+  fields = {'act': facts.fields['act'], 'norm_eps': eps, **read_config(config)}
   return facts._replace(fields=fields)
 
 
 def check_plain(fields: dict, format: str) -> None:
-  """Raises ValueError for what neither transformers nor detectron2 has."""
+  """Raises ValueError for fields that neither transformers nor detectron2 has."""
   why = 'its ViTDet has no classifier'
   config_writers.need(fields, 'num_classes', (None,), format, why)
-  if len(set(fields['patch_size'])) > 1 or len(set(fields['pretrained_size'])) > 1:
-    raise ValueError(
-      f'{format} has square patches and position tables only, not '
-      f'patch_size={fields["patch_size"]}, pretrained_size={fields["pretrained_size"]}'
-    )
+  for field in ('patch_size', 'pretrained_size'):
+    if len({*fields[field]}) > 1:
+      raise ValueError(f'{format} cannot express {field}={fields[field]}: not a square')
 
 
 def _config(fields, image_size, class_names) -> dict:
@@ -233,8 +209,8 @@ def _config(fields, image_size, class_names) -> dict:
     config_writers.need(fields, 'class_row', (True,), 'transformers', why)
   if fields['mlp_dim'] % fields['width']:
     raise ValueError(
-      f'transformers cannot express mlp_dim={fields["mlp_dim"]} of a vitdet of width '
-      f'{fields["width"]}: it takes whole multiples only'
+      f'transformers cannot express mlp_dim={fields["mlp_dim"]}: it takes multiples of '
+      f'the width {fields["width"]}'
     )
   return {
     'architectures': ['VitDetBackbone'],
