@@ -10,7 +10,6 @@ from tests.support import naming
 from tests.support.image_folder import same, take
 from vit_jax.data import contents, pipeline, sources
 from vit_jax.detection.coco.objects import Truth
-from vit_jax.errors import UserError
 
 PP = 'decode|flip_lr|detr_resize(16)|canvas((16, 32))|value_range(-1, 1)'
 PP += '|pad_to(boxes=3, label=3)'
@@ -105,7 +104,6 @@ def test_labels_by_id(root):
   assert source.places[[2, 18, 3]].tolist() == [0, 1, -1]
 
 
-@pytest.mark.slow
 def test_batches(root):
   target = f'coco:{root}/annotations/instances_val2017.json,{root}/val2017'
   batches = pipeline.train(target, 'train', PP, 3, seed=1)
@@ -120,7 +118,6 @@ def test_batches(root):
   assert (batch['image_mask'].sum((1, 2)) == 16 * 24).all()
 
 
-@pytest.mark.slow
 def test_augmented_alike_for_any_workers_and_restart(root):
   pp = PP.replace('detr_resize(16)', 'detr_crop((8, 16), 32, (16, 20), (8, 16))')
   pp = pp.replace('canvas((16, 32))', 'canvas(32)')
@@ -134,7 +131,7 @@ def _refused(root, change, *facts, split='val', **options):
   content = annotations()
   change(content)
   write(root, content)
-  with pytest.raises(UserError, match=naming(*facts)):
+  with pytest.raises(ValueError, match=naming(*facts)):
     sources.build(f'coco:{root}', split, **options)
 
 
@@ -144,15 +141,7 @@ def _refused(root, change, *facts, split='val', **options):
     (lambda c: c['images'][0].update(file_name='no.jpg'), ('no.jpg', '1 of 3')),
     (lambda c: c['images'][0].pop('height'), ('id 9', 'size')),
     (lambda c: c['images'][0].pop('file_name'), ('id 9', 'file_name')),
-    (
-      lambda c: c['annotations'][3].update(category_id=3),
-      ('annotation 3', "'category_id' 3"),
-    ),
-    (
-      lambda c: c['annotations'][3].update(image_id=3),
-      ('annotation 3', "'image_id' 3"),
-    ),
-    (lambda c: c['annotations'][3].update(bbox=[1, 2, 3]), ('annotation 3', 'bbox')),
+    (lambda c: c['annotations'][3].update(image_id=3), ('annotation 3', 'image_id 3')),
   ],
 )
 def test_annotations_that_are_refused(root, change, facts):
@@ -170,10 +159,10 @@ def test_an_id_of_millions_is_no_class(root):
 def test_splits_and_folders_that_are_not_there(root):
   nothing = lambda content: None
   _refused(root, nothing, 'train', 'val2017', split='train')
-  with pytest.raises(UserError, match=naming('annotations/instances_*.json', 'none')):
+  with pytest.raises(ValueError, match=naming('annotations/instances_*.json', 'none')):
     sources.build(f'coco:{root}/none', 'val')
   file = root / 'annotations' / 'instances_val2017.json'
-  with pytest.raises(UserError, match=naming('no folder', 'pictures')):
+  with pytest.raises(ValueError, match=naming('no folder', 'pictures')):
     sources.build(f'coco:{file},{root}/pictures', 'train')
 
 

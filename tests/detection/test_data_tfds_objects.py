@@ -10,7 +10,6 @@ from tests.support import naming
 from tests.support.image_folder import take
 from tests.support.vtab_fakes import write_examples
 from vit_jax.data import pipeline, sources
-from vit_jax.errors import UserError
 
 PP = 'decode|detr_resize(8, 16)|canvas(16)|value_range(-1, 1)|pad_to(boxes=2, label=2)'
 # Of each image: top, left, bottom, right from 0 to 1; label; crowd; area in pixels.
@@ -77,7 +76,7 @@ def test_coco(data_dir):
   assert truth.areas.tolist() == [50, 600, 0, 20]
   np.testing.assert_allclose(truth.boxes[0], [3, 5, 12, 10], rtol=1e-6)
   np.testing.assert_array_equal(truth.sizes, [[20, 30]] * 3 + [[0, 0]])
-  with pytest.raises(UserError, match=naming('masks')):
+  with pytest.raises(ValueError, match=naming('masks')):
     source.truth(masks=True)
 
 
@@ -100,7 +99,7 @@ def test_data_with_labels_and_objects(data_dir):
   np.testing.assert_allclose(example['boxes'], [[0.1, 0.2, 0.6, 0.4]])
   truth = source.truth()
   np.testing.assert_allclose(truth.areas, [6 * 10], rtol=1e-5)  # of the box
-  with pytest.raises(UserError, match=naming("'labels'", "objects_key='objects'")):
+  with pytest.raises(ValueError, match=naming("'labels'", "objects_key='objects'")):
     build(objects_key='labels')
-  with pytest.raises(UserError, match=naming('label_key', 'objects_key')):
+  with pytest.raises(ValueError, match=naming('label_key', 'objects_key')):
     build(objects_key='objects', label_key='labels')

@@ -1,8 +1,9 @@
-"""evaluate of a detector on images whose boxes it finds."""
+"""evaluate, and the figure slots, of a detector whose answers are known."""
 
 import csv
 import json
 
+import numpy as np
 import pytest
 
 from tests.support import bright_detector, commands, stand_in
@@ -10,6 +11,7 @@ from vit_jax import cli
 from vit_jax.detection.coco import average_precision
 from vit_jax.detection.tools import coco_ap
 from vit_jax.tools import evaluate, source
+from vit_jax.tools.figures import __main__ as figures
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -26,12 +28,12 @@ def data(tmp_path_factory):
   return root
 
 
-def given(data):
+def options(data):
   return '--data', f'coco:{data}/G.json,{data}', '--split', 'train'
 
 
 def test_the_twelve_numbers_and_files(data, tmp_path, capsys):
-  argv = ['D', *given(data), '--out', str(tmp_path / 'out'), '--json']
+  argv = ['D', *options(data), '--out', str(tmp_path / 'out'), '--json']
   assert cli.run(evaluate.main, argv) == 0
   record = json.loads(capsys.readouterr().out)
   assert (record['step'], record['split'], record['examples']) == (7, 'train', 12)
@@ -59,14 +61,13 @@ def test_the_twelve_numbers_and_files(data, tmp_path, capsys):
 
 
 def test_the_text(data, capsys):
-  assert cli.run(evaluate.main, ['D', *given(data), '--batch', '5']) == 0
+  assert cli.run(evaluate.main, ['D', *options(data), '--batch', '5']) == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[:2] == ['step         7', 'examples     12']
   assert lines[3].split() == ['AP', 'IoU', '0.50', '0.5000']
   assert len(lines) == 2 + 12
 
 
-@pytest.mark.slow
 def test_a_run_repeats_its_own_evaluation(data, tmp_path, capsys):
   name, split = f'coco:{data}/G.json,{data}', 'train[:8]'
   pp = f'{bright_detector.PP}|pad_to(boxes=2, label=2)'
@@ -81,19 +82,41 @@ def test_a_run_repeats_its_own_evaluation(data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  ('options', 'facts'),
+  ('more', 'facts'),
   [
     (('--loss', 'sigmoid'), ('--loss', 'detector')),
-    (('--class_map', 'number'), ('--class_map', 'detector')),
-    (('--pp', 'decode|resize(48)|flip_lr|value_range(-1, 1)'), ('flip_lr', 'boxes')),
     (('--pp', 'decode|resize(32)|value_range(-1, 1)'), ('(32, 32, 3)', '(48, 48, 3)')),
     (
       ('--data', 'digits', '--split', 'test', '--pp', 'value_range(-1, 1)'),
       ('no boxes',),
     ),
     (('--data', 'digits_canvas', '--split', 'test[:4]'), ("'0'", 'class')),
-    (('--probe', 'knn', '--data', 'digits', '--split', 'test'), ('boxes', 'classes')),
   ],
 )
-def test_refusals_are_one_line(data, capsys, options, facts):
-  commands.assert_refused(evaluate.main, capsys, ('D', *given(data), *options), facts)
+def test_refusals_are_one_line(data, capsys, more, facts):
+  commands.assert_refused(evaluate.main, capsys, ('D', *options(data), *more), facts)
+
+
+def test_boxes_of_every_query_on_every_image(data, tmp_path, capsys):
+  out = tmp_path / 'figures'
+  argv = ['slots', 'D', *options(data), '--count', '2', '--out', str(out), '--json']
+  assert cli.run(figures.main, argv) == 0
+  record = json.loads(capsys.readouterr().out)
+  assert 'first 2 of 3 queries' in record['notes'][0]
+  assert (out / 'slots.png').exists()
+  with (out / 'slots.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  assert [(row['query'], row['image']) for row in rows] == [
+    (str(q), str(i)) for q in range(2) for i in range(12)
+  ]
+  truth = json.loads((data / 'G.json').read_text())
+  for row in rows[12:]:  # of the query that finds the box
+    i = int(row['image'])
+    left, top, w, h = next(
+      x['bbox'] for x in truth['annotations'] if x['image_id'] == 10 + i
+    )
+    size = truth['images'][i]
+    W, H = size['width'], size['height']
+    expected = (left + w / 2) / W, (top + h / 2) / H, w / W, h / H
+    cells = [float(row[key]) for key in ('x', 'y', 'width', 'height')]
+    np.testing.assert_allclose(cells, expected, atol=0.04)

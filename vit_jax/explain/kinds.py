@@ -17,42 +17,42 @@ def rollout(
   model, variables, images, classes, *, fusion='mean', residual=True, discard=0.0
 ):
   """Returns the attention rollout, see `attention.rollout`."""
-  found, _, grid = weights.attention(model, variables, images)
-  rows = maps.rollout(found.layers, fusion, residual, discard)
-  return _read(model, rows, _heads_mean(found.pooling), grid)
+  attended, _, grid = weights.attention(model, variables, images)
+  rows = maps.rollout(attended.layers, fusion, residual, discard)
+  return _read(model, rows, _heads_mean(attended.pooling), grid)
 
 
 def attention(model, variables, images, classes, *, layer=-1, head=None):
-  """Returns the weights of one layer; `layer='pooling'`: of the attention pooling."""
-  found, _, grid = weights.attention(model, variables, images)
+  """Returns the weights of one layer, or with `layer='pooling'` of attention pooling."""
+  attended, _, grid = weights.attention(model, variables, images)
   if layer == 'pooling':
-    if found.pooling is None:
+    if attended.pooling is None:
       raise UserError(
         f"layer='pooling': {type(models.core(model)).__name__} has no attention pooling "
         "(classifier='map'); give the number of a layer."
       )
-    return weights.on_grid(_one_head(found.pooling, head)[:, 0], grid)
-  L = len(found.layers)
+    return weights.on_grid(_one_head(attended.pooling, head)[:, 0], grid)
+  L = len(attended.layers)
   if type(layer) is not int or not -L <= layer < L:
     raise UserError(
       f"layer={layer!r}: expected 0 to {L - 1}, -1 to -{L} from the end, or 'pooling'."
     )
-  rows = _one_head(found.layers[layer], head)
-  return _read(model, rows, _heads_mean(found.pooling), grid)
+  rows = _one_head(attended.layers[layer], head)
+  return _read(model, rows, _heads_mean(attended.pooling), grid)
 
 
 def class_rollout(model, variables, images, classes):
-  """Returns what speaks for the class, see `attention.class_rollout`."""
-  found, gradients, grid = weights.with_gradients(model, variables, images, classes)
-  rows = maps.class_rollout(found.layers, gradients.layers)
-  pooling = found.pooling
+  """Returns the relevance for the class, see `attention.class_rollout`."""
+  attended, gradients, grid = weights.with_gradients(model, variables, images, classes)
+  rows = maps.class_rollout(attended.layers, gradients.layers)
+  pooling = attended.pooling
   if pooling is not None:
     pooling = positive_part(pooling, gradients.pooling)
   return _read(model, rows, pooling, grid)
 
 
 def gradient(model, variables, images, classes):
-  """Returns the gradient of the class's logit times the image, see `saliency.gradient_times_input`."""
+  """Returns the gradient of the class's logit times the image."""
   return saliency.gradient_times_input(_score(model, variables, classes), images)
 
 
@@ -82,8 +82,8 @@ def _score(model, variables, classes):
 
 def _read(model, rows, pooling, grid):
   reader = weights.reader(model, pooling, rows.shape[-1], grid)
-  found = jnp.matmul(reader, rows, precision='highest')[:, 0]  # [B, N]
-  return weights.on_grid(found, grid)
+  row = jnp.matmul(reader, rows, precision='highest')[:, 0]  # [B, N]
+  return weights.on_grid(row, grid)
 
 
 def _heads_mean(pooling) -> jax.Array | None:

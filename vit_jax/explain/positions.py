@@ -1,8 +1,6 @@
-"""How similar position embeddings are."""
+"""Similarity of position embeddings."""
 
 import numpy as np
-
-from vit_jax.errors import UserError
 
 
 def posemb_similarity(table, grid: tuple[int, int] | None = None) -> np.ndarray:
@@ -15,22 +13,14 @@ def posemb_similarity(table, grid: tuple[int, int] | None = None) -> np.ndarray:
 
   Returns:
     float32 [N, N]; with a grid [h, w, h, w], a tile for each patch. 0 where a row is 0.
-
-  Raises:
-    UserError: for another shape, or fewer rows than the grid has patches.
   """
   table = np.asarray(table, np.float32)
-  shape = table.shape
-  if table.ndim == 3 and len(table) == 1:
-    table = table[0]
-  if table.ndim != 2:
-    raise UserError(f'Position embeddings of shape {shape}: expected [N, D].')
+  table = table.reshape(-1, table.shape[-1])
   if grid is not None:
     h, w = grid
-    if len(table) < h * w:
-      raise UserError(f'{len(table)} positions are too few for {h}x{w} patches.')
+    assert len(table) >= h * w, (table.shape, grid)
     table = table[len(table) - h * w :]
   norm = np.linalg.norm(table, axis=-1, keepdims=True)
   unit = table / np.where(norm == 0, 1, norm)
-  found = np.clip(unit @ unit.T, -1, 1)
-  return found if grid is None else found.reshape(h, w, h, w)
+  cosine = np.clip(unit @ unit.T, -1, 1)
+  return cosine if grid is None else cosine.reshape(h, w, h, w)

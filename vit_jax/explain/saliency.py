@@ -1,4 +1,4 @@
-"""Which pixels a score depends on, by its gradient, for any differentiable model.
+"""Saliency by gradients, for any differentiable score.
 
 A `score` is a function of images [B, H, W, C] that returns [B], one number per image,
 which depends on that image alone.
@@ -9,13 +9,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError
-
 
 def gradient_times_input(score: Callable, images: jax.Array) -> jax.Array:
   """Returns gradient x image, summed over channels: float32 [B, H, W], with signs.
 
-  If the score is linear in the image, this is what each pixel contributes.
+  If the score is linear in the image, this is the contribution of each pixel.
 
   Args:
     score: see the module.
@@ -27,27 +25,23 @@ def gradient_times_input(score: Callable, images: jax.Array) -> jax.Array:
 def integrated_gradients(
   score: Callable, images: jax.Array, baseline: jax.Array | float = 0.0, steps: int = 32
 ) -> jax.Array:
-  """Returns what each pixel adds to the score on the way from a baseline to the image.
+  """Returns each pixel's contribution to score(image) - score(baseline).
 
   "Axiomatic Attribution for Deep Networks" (arXiv 1703.01365, equation 1): the difference
   to the baseline times the mean gradient on the straight line between them, by the
-  midpoint rule. The sum over pixels is score(image) - score(baseline), up to the error of
-  that rule.
+  midpoint rule. The contributions sum to the difference, up to the error of that rule.
 
   Args:
     score: see the module.
     images: float32 [B, H, W, C].
-    baseline: an image, or the value of all its pixels; 0 is the middle of [-1, 1].
+    baseline: an image, or the value of all its pixels.
     steps: number of gradients.
 
   Returns:
     float32 [B, H, W], summed over channels, with signs.
-
-  Raises:
-    UserError: for fewer than one step.
   """
   if steps < 1:
-    raise UserError(f'steps={steps}: expected 1 or more.')
+    raise ValueError(f'steps={steps}: expected 1 or more')
   way = images - baseline
 
   def add(total, share):

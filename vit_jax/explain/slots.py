@@ -1,4 +1,4 @@
-"""Where the queries of a detector find boxes."""
+"""Colours of the boxes that the queries of a detector predict."""
 
 import numpy as np
 

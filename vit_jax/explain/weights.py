@@ -1,4 +1,4 @@
-"""The attention weights of a model, and the row of them that it classifies by."""
+"""The attention weights of a model, and how its head reads them."""
 
 import re
 from typing import NamedTuple
@@ -26,11 +26,7 @@ class Attention(NamedTuple):
 
 
 def attention(model, variables, images) -> tuple[Attention, jax.Array, tuple[int, int]]:
-  """Returns (weights, logits, (h, w) of the grid of patches) of a batch.
-
-  Raises:
-    UserError: for a model without attention.
-  """
+  """Returns (weights, logits, (h, w) of the grid of patches) of a batch."""
   logits, sown, grid = _apply(model, variables, images)
   return _sorted(model, sown), logits, grid
 
@@ -42,9 +38,6 @@ def with_gradients(
 
   Args:
     classes: int [B], one per image.
-
-  Raises:
-    UserError: for a model without attention.
   """
   _, sown, grid = _apply(model, variables, images)
   zeros = jax.tree.map(jnp.zeros_like, _unpacked(sown))
@@ -74,8 +67,8 @@ def reader(
   if getattr(models.core(model), 'classifier', None) == 'token':
     return jax.nn.one_hot(jnp.zeros((1, 1), int), tokens)
   patches = grid[0] * grid[1]
-  found = jnp.full((1, 1, patches), 1 / patches) if pooling is None else pooling
-  return jnp.pad(found, ((0, 0), (0, 0), (tokens - found.shape[-1], 0)))
+  shares = jnp.full((1, 1, patches), 1 / patches) if pooling is None else pooling
+  return jnp.pad(shares, ((0, 0), (0, 0), (tokens - shares.shape[-1], 0)))
 
 
 def on_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
@@ -85,7 +78,7 @@ def on_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
 
 
 def _apply(model, variables, images):
-  _refuse_prompts(model)
+  _check_prompts(model)
   core = models.core(model)
   if getattr(core, 'attention', 'full') == 'axial':
     raise UserError(
@@ -107,10 +100,10 @@ def _apply(model, variables, images):
   return logits, sown, out['stem'].shape[1:3]
 
 
-def _refuse_prompts(model) -> None:
-  """Raises UserError for prompts by which rows of a layer are not those of the next.
+def _check_prompts(model) -> None:
+  """Raises UserError for prompts that change the tokens between layers.
 
-  Those of the first block alone are tokens as any other, in front of the patches.
+  Prompts of the first block alone are tokens like any other, before the patches.
   """
   prompts = getattr(model, 'tune', None)
   if not isinstance(prompts, Prompts) or (at := prompts.places).where == 'add':
@@ -123,14 +116,14 @@ def _refuse_prompts(model) -> None:
 
 
 def _unpacked(sown: dict) -> dict:
-  """Returns what `sow` wrote, tuples of one array, as plain arrays."""
+  """Returns plain arrays for the tuples of one array that `sow` wrote."""
   return jax.tree.map(lambda x: x[0], sown, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def _sorted(model, found: dict) -> Attention:
+def _sorted(model, sown: dict) -> Attention:
   family = models.family_of(model)
   layers, pooling = {}, None
-  for name, x in trees.flatten(found).items():
+  for name, x in trees.flatten(sown).items():
     if _SOWN not in name:
       continue
     if family.is_stacked(name):

@@ -1,4 +1,4 @@
-"""What figures have in common: fonts, colours, and how they are saved."""
+"""The common style of figures: fonts, colours, and how they are saved."""
 
 import functools
 import warnings
@@ -65,6 +65,6 @@ def save(figure: Figure, path: str | Path) -> None:
   """
   empty = {'.png': {'Software': None}, '.pdf': {'CreationDate': None}}
   metadata = empty.get(Path(path).suffix, {'Date': None})
-  with warnings.catch_warnings():  # of class names in scripts without a font here
+  with warnings.catch_warnings():  # class names may need a font that is not here
     warnings.filterwarnings('ignore', message='Glyph .* missing from')
     figure.savefig(path, bbox_inches='tight', pad_inches=0.03, metadata=metadata)

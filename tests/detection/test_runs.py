@@ -1,14 +1,16 @@
-"""DETR in training: its recipes, devices, what a run learns and what it freezes."""
+"""Detectors and segmenters in training: recipes, devices, the start from a ViT, runs."""
 
 import functools
+import runpy
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import runs
-from vit_jax import config, models, optim, sharding, tasks, trees, tune
+from tests.support import naming, runs
+from vit_jax import config, models, optim, sharding, tasks, trees, tune, weights
+from vit_jax.errors import UserError
 from vit_jax.train import schema
 
 # -- the paper's recipe -------------------------------------------------------------------
@@ -19,7 +21,6 @@ def paper():
   return schema.check(config.load(f'{runs.ROOT}/configs/detr_coco.py'))
 
 
-@pytest.mark.slow
 def test_rates_are_those_of_the_paper(paper):
   steps = config.total_steps(paper, 118_287, paper['data']['batch_size'])
   assert steps == round(300 * 118_287 / 64)
@@ -39,7 +40,6 @@ def test_rates_are_those_of_the_paper(paper):
   assert paper['task']['no_object'] == 0.1
 
 
-@pytest.mark.slow
 def test_the_stem_and_the_first_stage_are_frozen(paper):
   model = models.build(**paper['model'])
   assert (model.dropout, model.attention_dropout) == (0.1, 0.1)
@@ -55,6 +55,9 @@ def test_the_stem_and_the_first_stage_are_frozen(paper):
 
 
 # -- a small one --------------------------------------------------------------------------
+
+
+VITDET = f'{runs.ROOT}/configs/vitdet_digits.py'
 
 
 def tiny(**fields):
@@ -99,7 +102,6 @@ def small():
   return task, jax.jit(lambda: task.init(jax.random.key(0), given))(), given
 
 
-@pytest.mark.slow
 def test_the_same_on_eight_devices(small):
   task, variables, given = small
   whole = jax.device_get(loss_and_gradient(task, variables, given))
@@ -112,21 +114,6 @@ def test_the_same_on_eight_devices(small):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale)
 
 
-@pytest.mark.slow
-def test_the_loss_falls(small):
-  task, variables, given = small
-  params, losses = variables['params'], []
-  for _ in range(30):
-    loss, grads = loss_and_gradient(task, {**variables, 'params': params}, given)
-    losses.append(float(loss))
-    norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
-    params = jax.tree.map(
-      lambda p, g, n=norm: np.asarray(p - 0.1 * g / n), params, grads
-    )
-  assert losses[-1] < 0.8 * losses[0], losses
-
-
-@pytest.mark.slow
 def test_the_layers_are_split_over_a_tensor_axis(small):
   _, variables, _ = small
   rules = sharding.resolve_rules('fsdp_tensor')
@@ -152,14 +139,74 @@ def test_a_detector_is_tuned_like_other_models():
   assert out['boxes'].shape == (1, 5, 4)
 
 
+# -- from a ViT --------------------------------------------------------------------------
+
+
+def like(run, head: str) -> dict:
+  """Returns the config, its ViTDet of the sizes of the ViT in a run's folder."""
+  c = config.load(f'{VITDET}:debug,head={head},weights={run}')
+  vit = weights.load(run)
+  vitdet = c['model']['backbone']
+  vitdet = vitdet if head == 'detr' else vitdet['backbone']
+  assert vitdet['name'] == 'vitdet'
+  for field in ('width', 'depth', 'mlp_dim', 'num_heads', 'patch_size'):
+    vitdet[field] = getattr(vit.model, field)
+  vitdet |= dict(global_blocks=(0,), pretrained_size=vit.image_size)
+  c['model'].pop('levels', None)  # named after the size of the recipe's patches
+  return schema.check(c)
+
+
+@pytest.mark.parametrize('head', ['detr', 'segment'])
+def test_the_run_of_a_vit_starts_it(short_run, head):
+  c = like(short_run, head)
+  source = weights.from_section(**c['weights'])
+  model = models.build(**c['model'], num_classes=11)
+  started, _ = weights.fit(source, model, (64, 64))
+  below = 'backbone/' if head == 'detr' else 'backbone/backbone/'
+  theirs = trees.flatten(weights.load(short_run).params)
+  followed = ('Transformer/encoder_norm/', 'head/')
+  shared = [name for name in theirs if not name.startswith(followed)]
+  assert set(started) == {f'{below}{name}' for name in shared}
+  for name in shared:
+    np.testing.assert_array_equal(started[f'{below}{name}'], theirs[name])
+
+
+def test_rates_of_a_started_backbone_decay_and_those_of_a_fresh_one_do_not():
+  assert config.load(f'{VITDET}:weights=RUN')['optim']['layer_decay'] == 0.7
+  assert 'layer_decay' not in config.load(VITDET)['optim']
+
+
 # -- learning -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_eight_canvases_are_learned_by_heart(tmp_path):
+def test_detr_learns_eight_canvases_by_heart(tmp_path):
   options = 'steps=800,warmup=20,batch=8,train=train[:8],test=train[:8],eval_every=800'
   c = config.load(f'{runs.ROOT}/configs/detr_digits.py:{options}')
   config.override(c, ['log.tensorboard=False', 'log.report=False'])
   config.override(c, ['model.backbone.widths=(32,64)'])
   _, rows = runs.train.train(c, tmp_path / 'run')
   assert rows[-1]['test/ap50'] > 0.9
+
+
+@pytest.mark.slow
+def test_a_vit_and_what_is_built_on_it(tmp_path, monkeypatch):
+  runs.on_one_device(monkeypatch)
+  vit = tmp_path / 'vit'
+  runs.train.train(config.load(f'{VITDET}:debug,head=classify'), vit)
+  for head, number in (('detr', 'ap50'), ('segment', 'mean_iou')):
+    c = config.load(f'{VITDET}:debug,head={head},weights={vit}')
+    status, rows = runs.train.train(c, tmp_path / head)
+    runs.assert_finished(status, rows, c['evals'])
+    assert 0 <= rows[-1][f'test/{number}'] < 1
+  picture = tmp_path / 'canvases.png'
+  script = runpy.run_path(f'{runs.ROOT}/docs/images/canvases.py')
+  script['main'](tmp_path / 'detr', tmp_path / 'segment', picture)
+  assert picture.stat().st_size > 1_000
+
+
+def test_an_evaluator_of_another_task(tmp_path):
+  c = config.load(f'{runs.ROOT}/configs/detr_digits.py:debug')
+  c['evals']['test']['type'] = 'classification'
+  with pytest.raises(UserError, match=naming('classification', 'detect', 'coco')):
+    runs.train.train(c, tmp_path / 'run')
