@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from pycocotools import mask as mask_lib
 
 from tests.support import naming
 from vit_jax.data import pipeline, sources
+from vit_jax.detection.coco import rle
 from vit_jax.detection.data.digits_canvas import _enlarged
 
 
@@ -20,7 +20,7 @@ def test_boxes_and_masks_are_exact(canvases):
   truth = source.truth(masks=True)
   for i, example in enumerate(examples):
     rows = np.flatnonzero(truth.image == i)
-    masks = [mask_lib.decode(truth.masks[row]).astype(bool) for row in rows]
+    masks = [rle.decode(truth.masks[row]) for row in rows]
     assert 1 <= len(rows) <= 4
     assert not (np.sum(masks, 0) > 1).any()
     segments = np.zeros((64, 64), int)

@@ -98,7 +98,7 @@ def test_data_with_labels_and_objects(data_dir):
   (example,) = source.read(np.arange(1))
   np.testing.assert_allclose(example['boxes'], [[0.1, 0.2, 0.6, 0.4]])
   truth = source.truth()
-  np.testing.assert_allclose(truth.areas, [6 * 10], rtol=1e-5)  # of the box
+  np.testing.assert_allclose(truth.areas, [6 * 10], rtol=1e-5)  # the box's area
   with pytest.raises(ValueError, match=naming("'labels'", "objects_key='objects'")):
     build(objects_key='labels')
   with pytest.raises(ValueError, match=naming('label_key', 'objects_key')):

@@ -110,7 +110,7 @@ def test_boxes_of_every_query_on_every_image(data, tmp_path, capsys):
     (str(q), str(i)) for q in range(2) for i in range(12)
   ]
   truth = json.loads((data / 'G.json').read_text())
-  for row in rows[12:]:  # of the query that finds the box
+  for row in rows[12:]:  # rows of the query that predicts the box
     i = int(row['image'])
     left, top, w, h = next(
       x['bbox'] for x in truth['annotations'] if x['image_id'] == 10 + i

@@ -23,7 +23,7 @@ def weights(seed=0, shape=(3, 2, 4, 6, 6)):
 @pytest.mark.parametrize('fusion', ['mean', 'max', 'min'])
 @pytest.mark.parametrize('residual', [True, False])
 def test_rollout_is_the_reference(golden, fusion, residual):
-  attention = golden('vit_hf.expected')['attentions']  # of transformers' ViT
+  attention = golden('vit_hf.expected')['attentions']  # from transformers' ViT
   name = f'rollout_{fusion}_{"residual" if residual else "plain"}'
   found = rollout(attention, fusion, residual)
   np.testing.assert_allclose(found, golden('attention')[name], rtol=1e-6)
@@ -44,18 +44,8 @@ def test_rollout_in_closed_form():
   np.testing.assert_allclose(rollout(stacked, residual=False)[0], two @ one, rtol=1e-6)
   a = weights()
   np.testing.assert_allclose(rollout(a), rollout(a[:, :, ::-1]), rtol=1e-6)
-  one = (a[0].mean(1) + np.eye(6)) / 2  # of a single layer
+  one = (a[0].mean(1) + np.eye(6)) / 2  # a single layer's
   np.testing.assert_allclose(rollout(a[:1]), one, rtol=1e-6)
-
-
-def test_discard_leaves_the_largest_weights_of_each_row():
-  a = weights(shape=(1, 1, 1, 6, 6))
-  found = np.asarray(rollout(a, residual=False, discard=0.5))[0]
-  order = np.argsort(a[0, 0, 0], -1)
-  assert (np.take_along_axis(found, order[:, :3], -1) == 0).all()
-  kept = np.take_along_axis(a[0, 0, 0], order[:, 3:], -1)
-  kept /= kept.sum(-1, keepdims=True)
-  np.testing.assert_allclose(np.take_along_axis(found, order[:, 3:], -1), kept, 1e-6)
 
 
 def test_distance_is_the_reference_and_that_of_known_patterns(golden):
@@ -207,8 +197,6 @@ def test_colours_of_slots():
 
 
 def test_arguments_out_of_range():
-  with pytest.raises(ValueError, match=naming('discard=1.0')):
-    rollout(weights(), discard=1.0)
   with pytest.raises(ValueError, match=naming(13, 12)):
     filters_pca(np.zeros((2, 2, 3, 40)), 13)
   with pytest.raises(ValueError, match=naming('steps=0')):

@@ -27,7 +27,7 @@ def attention_maps(
 
   | kind | what it is | options |
   |---|---|---|
-  | rollout | weights of all layers multiplied: `attention.rollout` | fusion='mean', residual=True, discard=0.0 |
+  | rollout | weights of all layers multiplied: `attention.rollout` | fusion='mean', residual=True |
   | attention | weights of one layer; 'pooling': of an attention pooling head | layer=-1, head=None (their mean) |
   | class_rollout | weights times their gradient for a class, through all layers: `attention.class_rollout` | classes |
   | gradient | gradient for a class times image: `saliency.gradient_times_input` | classes |

@@ -12,7 +12,6 @@ def rollout(
   attention: jax.Array,
   fusion: str = 'mean',
   residual: bool = True,
-  discard: float = 0.0,
 ) -> jax.Array:
   """Returns the share of each input token in each token of the last layer.
 
@@ -26,21 +25,14 @@ def rollout(
     attention: [L, B, M, N, N], rows of weights that sum to 1; first layer first.
     fusion: how the heads are combined, 'mean', 'max' or 'min'.
     residual: whether the identity is added.
-    discard: share of each row's smallest weights to set to 0 first, in [0, 1); the
-      paper does not do this.
 
   Returns:
     float32 [B, N, N], rows that sum to 1: row i has the shares in the output at i.
   """
-  if not 0 <= discard < 1:
-    raise ValueError(f'discard={discard}: expected a share in [0, 1)')
   fuse = choose('fusion', fusion, FUSIONS)
-  N = attention.shape[-1]
   a = fuse(jnp.asarray(attention, jnp.float32), axis=2)  # [L, B, N, N]
-  if dropped := int(discard * N):
-    a = jnp.where(a < jnp.sort(a, axis=-1)[..., dropped, None], 0.0, a)
   if residual:
-    a = (a + jnp.eye(N)) / 2
+    a = (a + jnp.eye(a.shape[-1])) / 2
   a = a / a.sum(-1, keepdims=True)
   result = a[0]
   for layer in a[1:]:

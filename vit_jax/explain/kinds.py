@@ -13,12 +13,10 @@ from vit_jax.explain import saliency, weights
 from vit_jax.explain.attention import positive_part
 
 
-def rollout(
-  model, variables, images, classes, *, fusion='mean', residual=True, discard=0.0
-):
+def rollout(model, variables, images, classes, *, fusion='mean', residual=True):
   """Returns the attention rollout, see `attention.rollout`."""
   attended, _, grid = weights.attention(model, variables, images)
-  rows = maps.rollout(attended.layers, fusion, residual, discard)
+  rows = maps.rollout(attended.layers, fusion, residual)
   return _read(model, rows, _heads_mean(attended.pooling), grid)
 
 

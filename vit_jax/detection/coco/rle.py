@@ -4,6 +4,8 @@ The lengths are of the runs of pixels down the first column, down the second, an
 the first run of zeros (it may be empty), the next of ones.
 """
 
+import warnings
+
 import numpy as np
 
 
@@ -12,6 +14,15 @@ def encode(mask: np.ndarray) -> dict:
   from pycocotools import mask as mask_lib
 
   return mask_lib.encode(np.asfortranarray(mask, np.uint8))
+
+
+def decode(runs: dict) -> np.ndarray:
+  """Returns the mask, bool [H, W]; ValueError for run lengths beyond its last pixel."""
+  from pycocotools import mask as mask_lib
+
+  with warnings.catch_warnings():  # its arrays do not know NumPy 2's `copy`
+    warnings.simplefilter('ignore', DeprecationWarning)
+    return mask_lib.decode(runs).astype(bool)
 
 
 def read(segmentation, height: int, width: int, farthest: int) -> dict:
@@ -36,7 +47,7 @@ def read(segmentation, height: int, width: int, farthest: int) -> dict:
       raise ValueError(f'its size is {size}, the image has {[height, width]}')
     if isinstance(counts, str):
       runs = {'size': size, 'counts': counts.encode('ascii')}
-      mask_lib.decode(runs)  # raises for run lengths beyond the last pixel
+      decode(runs)
       return runs
     counts = np.array(counts, np.int64)
     if counts.ndim != 1 or (counts < 0).any() or counts.sum() != height * width:

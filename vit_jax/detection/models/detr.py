@@ -150,8 +150,8 @@ class DETR(nn.Module):
   mlp_dim: int = 2048
   encoder_depth: Depth = 6
   decoder_depth: Depth = 6
-  dropout: Share = 0.0  # of every branch, and within the MLP; 0.1 in the paper
-  attention_dropout: Share = 0.0  # of the attention weights; 0.1 in the authors' code
+  dropout: Share = 0.0  # 0.1 in the paper, of every branch and within the MLP
+  attention_dropout: Share = 0.0  # 0.1 in the authors' code, of attention weights
   # What the backward pass recomputes of these layers, see nn.stack; a backbone has its own.
   remat: Literal[REMAT] = 'none'
   # Of the Transformer's body, and of a backbone that names none; the decoder's norm, the

@@ -1,4 +1,4 @@
-"""Numbers against axes."""
+"""Charts: numbers against axes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -88,36 +88,22 @@ def panels(shown: Sequence[Panel]) -> Figure:
         series.x, series.y, series.std, label=series.label, elinewidth=0.7, **fmt
       )
     ax.set_xscale('log')
-    ax.set(title=panel.title, ylabel=panel.ylabel)
+    ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
     if panel.ticks:
       ax.set_xticks(list(panel.ticks), panel.ticks.values(), size=7)
       ax.minorticks_off()
     else:
       ax.xaxis.set_minor_formatter(NullFormatter())
     ax.margins(0.09)
-    _show_two_decades(ax, [x for series in panel.series for x in series.x])
-    if '%' in panel.ylabel and ax.get_ylim()[1] > 100:
-      ax.set_ylim(top=100.3)
     ax.grid(color='0.92', linewidth=0.5)
     ax.set_axisbelow(True)
-  labels = [panel.xlabel for panel in shown]
-  if len(set(labels)) == 1:
-    figure.supxlabel(labels[0], size=9)
   handles = {}
-  for ax, label in zip(figure.axes, labels, strict=True):
-    ax.set_xlabel('' if len(set(labels)) == 1 else label)
+  for ax in figure.axes:
     handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
   most = 5 if len(shown) > 1 else 3
   place = dict(loc='outside upper center', ncols=min(most, len(handles)))
   figure.legend(handles.values(), handles.keys(), columnspacing=1.2, **place)
   return figure
-
-
-def _show_two_decades(ax, x: Sequence[float]) -> None:
-  """Widens a logarithmic axis that would have fewer than two labels."""
-  low, high = (np.log10(f(x)) for f in (min, max))
-  if np.floor(high) - np.ceil(low) < 1:
-    ax.set_xlim(10.0 ** np.floor(low) * 0.8, 10.0 ** np.ceil(high + 1e-9) * 1.25)
 
 
 @style.styled
