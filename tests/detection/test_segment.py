@@ -175,6 +175,7 @@ def trained(devices: int, steps: int):
   return losses, metrics
 
 
+@pytest.mark.slow
 def test_a_segmenter_learns_squares():
   losses, metrics = trained(1, 36)
   np.testing.assert_allclose(losses[0], np.log(K), rtol=1e-5)
