@@ -316,7 +316,7 @@ def test_heads_come_from_the_name_or_the_variant(tmp_path):
   assert weights.read(named).fields['num_heads'] == 3
   assert weights.read(named, num_heads=6).fields['num_heads'] == 6
   with pytest.raises(UserError, match=naming(named, 'encoderblock_1/')):
-    vit_jax.load(named, variant='Ti/16')  # of 12 blocks
+    vit_jax.load(named, variant='Ti/16')  # 12 blocks
 
 
 def timm_folder(tmp_path, architecture, drop=()):

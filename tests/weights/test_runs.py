@@ -280,7 +280,7 @@ VIT_TIMM = str(GOLDEN / 'vit_timm')
 )
 def test_bad_weights_end_before_the_run_starts(tmp_path, weights, model, facts):
   pp = 'value_range(-1, 1)'
-  if model is not None:  # of images of other channels than the weights'
+  if model is not None:  # without it, images have other channels than the weights
     pp = f'decode(3)|resize(16)|{pp}'
   changes = (*NO_BEST, 'steps=1', f'data.pp={pp}')
   with pytest.raises(UserError, match=naming(*facts)):
