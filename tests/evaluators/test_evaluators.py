@@ -10,7 +10,7 @@ from vit_jax import evaluators, sharding
 from vit_jax.errors import Preempted, UserError
 from vit_jax.evaluators.labels import LabelSets
 
-SHAPE = (2, 3, 3)  # of an image: 18 numbers in [-1, 1] after pp
+SHAPE = (2, 3, 3)  # shape of an image: 18 numbers in [-1, 1] after pp
 
 
 def mesh_of(devices: int):
@@ -90,7 +90,7 @@ def check_predictions(found, x, targets, params, loss='softmax'):
   right = np.take_along_axis(targets[keep], top, -1)
   np.testing.assert_array_equal(found['right'], right)
   expected = np.take_along_axis(probability[keep], top, -1)
-  np.testing.assert_allclose(found['probability'], expected, rtol=1e-5)  # of float32
+  np.testing.assert_allclose(found['probability'], expected, rtol=1e-5)  # float32
 
 
 @pytest.mark.parametrize(('devices', 'batch_size'), [(1, 7), (4, 16), (8, 16), (8, 64)])

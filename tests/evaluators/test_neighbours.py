@@ -22,7 +22,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-  monkeypatch.setattr(neighbours, 'KEYS', 64)  # of 150: the last is padded
+  monkeypatch.setattr(neighbours, 'KEYS', 64)  # the last chunk of 150 keys is padded
   monkeypatch.setattr(neighbours, 'QUERIES', 8)
 
 
@@ -46,7 +46,7 @@ def test_neighbours_are_those_of_a_full_sort_on_every_mesh(small_chunks, meshes)
     np.testing.assert_allclose(similarities, expected, atol=1e-6)
     np.testing.assert_array_equal(similarities, found[0][0])
   assert order[3, :2].tolist() == [20, 140]
-  assert order[4].tolist() == list(range(20))  # of zeros all are equally near
+  assert order[4].tolist() == list(range(20))  # a query of zeros is equally near to all
 
 
 @pytest.mark.parametrize('temperature', [0.07, None])
@@ -73,7 +73,7 @@ def test_votes_in_closed_form():
   # exp(0.9 / T) against exp(0.8 / T) + exp(0.7 / T): equal at T = 0.2078.
   for temperature, first in ((0.20, 2), (0.22, 1), (None, 1), (1e-4, 2)):
     votes = neighbours.vote(similarities, labels, temperature)
-    assert votes.tolist() == [first, 4]  # of equals the lowest class
+    assert votes.tolist() == [first, 4]  # the lowest class wins a tie
 
 
 @pytest.mark.parametrize('devices', [1, 8])

@@ -32,7 +32,7 @@ def attach(method='full', **options):
 def params():
   values = TASK.init(jax.random.key(0), SPEC)['params']
   kernel = jax.random.normal(jax.random.key(1), values['head']['kernel'].shape)
-  values['head']['kernel'] = kernel  # of zeros: nothing before the head has a gradient
+  values['head']['kernel'] = kernel  # with zeros nothing before the head has a gradient
   return values
 
 
@@ -150,7 +150,7 @@ def tuned(tmp_path_factory):
   folder = tmp_path_factory.mktemp('tuned')
   model = models.build(**runs.small()['model'], num_classes=10)
   init = jax.jit(model.init)(jax.random.key(3), jnp.zeros((1, 8, 8, 1)))['params']
-  del init['head']  # what is trained need not be there
+  del init['head']  # trained parameters need not be in the file
   np.savez(folder / 'weights.npz', **jax.device_get(trees.flatten(init)))
   with pytest.MonkeyPatch.context() as patch:
     runs.on_one_device(patch)
