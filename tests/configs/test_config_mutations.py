@@ -106,8 +106,8 @@ class Started(Exception):
   """The first step was traced."""
 
 
-def started(step, abstract, spec, mesh):
-  jax.eval_shape(step, abstract, spec)
+def started(trainer):
+  jax.eval_shape(trainer.step, trainer.abstract_state, trainer.spec)
   raise Started
 
 
@@ -136,7 +136,7 @@ def test_mutations_are_checked():
 def test_mutations(faults_table, monkeypatch, tmp_path):
   runs.on_one_device(monkeypatch)
   monkeypatch.chdir(runs.ROOT)
-  monkeypatch.setattr(run, 'compile_step', started)
+  monkeypatch.setattr(run.Trainer, 'compile', started)
   count = 0
   for name, config, must in mutations():
     count += 1

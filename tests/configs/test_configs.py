@@ -69,14 +69,15 @@ class Started(Exception):
 def test_debug_starts(name, tmp_path, monkeypatch):
   # All that comes before the first step but its compilation: the data and evaluations
   # are open, the state has its shape, the step is traced.
-  def trace(step, abstract, spec, mesh):
-    after, values = jax.eval_shape(step, abstract, spec)
+  def trace(trainer):
+    abstract = trainer.abstract_state
+    after, values = jax.eval_shape(trainer.step, abstract, trainer.spec)
     assert jax.tree.structure(after) == jax.tree.structure(abstract)
     assert 'loss' in values
     raise Started
 
   runs.on_one_device(monkeypatch)
-  monkeypatch.setattr(train, 'compile_step', trace)
+  monkeypatch.setattr(train.Trainer, 'compile', trace)
   with pytest.raises(Started):
     train.train(config.load(f'configs/{name}.py:debug'), tmp_path)
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import platform
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_RED
 MAX_IN_FLIGHT = 2
 # Steps after the first that a profile begins and ends at: compiled, warmed up.
 PROFILED = (3, 8)
-_SMALLER = (
+SMALLER = (
   'Try a smaller config.data.batch_size, smaller images, config.optim.accum=2 or more, '
   "config.model.remat='full', config.model.dtype='bfloat16', or more devices with "
   'config.mesh.fsdp.'
@@ -61,39 +60,6 @@ def lowered(step, abstract, spec, mesh):
   return jitted.lower(abstract, batch)
 
 
-def run_once(fn, abstract, *args):
-  """Returns `fn(*args)`, placed as `abstract` says: a program for one call.
-
-  On CPU LLVM does not optimise it, which would take longer than all it can gain: 2 of 4 s
-  for the initialisers of configs/digits.py.
-  """
-  cpu = jax.default_backend() == 'cpu'
-  options = {'xla_backend_optimization_level': 0} if cpu else {}
-  placed = jax.tree.map(lambda x: x.sharding, abstract)
-  program = jax.jit(fn, out_shardings=placed).lower(*args).compile(options)
-  return program(*args)
-
-
-def compile_step(step, abstract, spec, mesh):
-  """Compiles the step, prints the memory it needs, and refuses a step that cannot fit."""
-  start = time.perf_counter()
-  with out_of_memory():
-    program = lowered(step, abstract, spec, mesh).compile(options())
-  needs = memory(program)['bytes']
-  has = device_memory(mesh.local_devices[0])
-  print(
-    f'Step compiled in {time.perf_counter() - start:.1f} s; it needs '
-    f'{needs / 2**30:.2f} GiB per device of {has / 2**30:.1f} GiB.',
-    flush=True,
-  )
-  if needs > has:
-    raise OutOfMemory(
-      f'A step needs {needs / 2**30:.1f} GiB per device, which has {has / 2**30:.1f} '
-      f'GiB. {_SMALLER}'
-    )
-  return program
-
-
 def memory(program) -> dict[str, int]:
   """Returns the memory that a compiled program allocates on one device.
 
@@ -111,7 +77,7 @@ def memory(program) -> dict[str, int]:
 
 
 def _step_too_large(why: str) -> OutOfMemory:
-  return OutOfMemory(f'Out of memory: {why} {_SMALLER}')
+  return OutOfMemory(f'Out of memory: {why} {SMALLER}')
 
 
 @contextlib.contextmanager
