@@ -1,7 +1,5 @@
 """Segmentation: the head, its loss, its metric, and the classes of segments."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +7,9 @@ import pytest
 
 from tests.support import naming, runs
 from vit_jax import models, optim, sharding, tasks
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, sources
 from vit_jax.detection.evaluators import segmentation
 from vit_jax.detection.tasks import segment
-from vit_jax.evaluators import base
 from vit_jax.evaluators.class_match import Classes
 from vit_jax.tools.inspect import recipe
 from vit_jax.train import run
@@ -201,74 +198,13 @@ def test_mean_iou_of_counts():
     segmentation.mean_iou(np.zeros((3, 3), int))
 
 
-@pytest.fixture
-def evaluator(monkeypatch):
-  monkeypatch.setattr(base, 'open_batches', opened)
-  mesh = sharding.make_mesh(8)
-  return lambda **o: segmentation.Segmentation(mesh, lambda: None, data={}, **o)
-
-
-def opened(mesh, check, **data):
-  """Stands for `open_batches`: ten images in batches of 8, padded."""
-
-  class Batches:
-    source = types.SimpleNamespace(name='squares')
-    classes_of = lambda self, name: (K, None)
-    num_examples = 10
-    spec = SPEC
-
-    def iterate(self):
-      made = squares(10)
-      for start in (0, 8):
-        batch = {n: x[start : start + 8] for n, x in made.items()}
-        lost = 8 - len(batch['mask'])
-        pad = lambda x, lost=lost: np.pad(x, [(0, lost)] + [(0, 0)] * (x.ndim - 1))
-        yield {n: pad(x) for n, x in batch.items()}
-
-    def on_device(self, batch):
-      return batch
-
-  return Batches()
-
-
-def test_the_evaluator_counts_every_pixel_once(evaluator):
-  made = squares(10)
-  # All of class 2 is predicted as class 0.
-  right = jax.nn.one_hot(jnp.where(made['segments'] == 2, 0, made['segments']), K)
-  lookup = jnp.asarray(made['image'].std((1, 2, 3)))
-
-  def predict(params, batch):
-    which = jnp.abs(batch['image'].std((1, 2, 3))[:, None] - lookup).argmin(1)
-    return {'logits': right[which]}
-
-  found = evaluator().run(predict, {})
-  labels = made['segments']
-  share = [(labels == k).sum() for k in range(K)]
-  assert found['examples'] == 10
-  assert found['iou_1'] == 1
-  assert found['iou_2'] == 0
-  assert found['iou_0'] == pytest.approx(share[0] / (share[0] + share[2]))
-  assert found['mean_iou'] == pytest.approx(
-    np.mean([found[f'iou_{k}'] for k in range(K)])
-  )
-  assert found['pixel_accuracy'] == pytest.approx(1 - share[2] / labels.size)
-
-
-def test_labels_that_the_model_does_not_have_are_named(evaluator):
-  two = lambda params, batch: {'logits': jnp.zeros((*batch['segments'].shape, 2))}
-  with pytest.raises(ValueError, match=naming('squares', 'class 2', '2 classes')):
-    evaluator().run(two, {})
-  found = evaluator(ignore=2).run(two, {})
-  assert set(found) == {'mean_iou', 'pixel_accuracy', 'iou_0', 'iou_1', 'examples'}
-
-
 # -- classes ----------------------------------------------------------------------------
 
 NAMES = ['background', *map(str, range(10))]
 
 CANVASES = dict(
   source='digits_canvas',
-  split='train[:8]',
+  split='train[:10]',
   source_options={'segments': True},
   pp='value_range(-1, 1)|pad_to(boxes=4, label=4)',
 )
@@ -288,23 +224,50 @@ def test_a_model_has_the_classes_of_the_segments():
 
 
 @pytest.fixture(scope='module')
-def on_canvases():
-  mesh = sharding.make_mesh(1, devices=jax.devices()[:1])
+def evaluator():
+  """Ten canvases in batches of 8, the second padded."""
+  mesh = sharding.make_mesh(8)
   data = {**CANVASES, 'batch_size': 8}
-  of = segmentation.Segmentation
-  return lambda model, **o: of(mesh, lambda: None, model, data=data, **o)
+  return lambda *model, **options: segmentation.Segmentation(
+    mesh, lambda: None, *model, data=data, **options
+  )
 
 
-def test_an_evaluation_of_other_classes_is_refused_before_it_begins(on_canvases):
-  on_canvases(Classes(NAMES, 11))
-  on_canvases(Classes([*NAMES, ''], 12))
+def test_the_evaluator_counts_every_pixel_once(evaluator):
+  def predict(params, batch):  # all of class 2 is predicted as class 0
+    labels = jnp.where(batch['segments'] == 2, 0, batch['segments'])
+    return {'logits': jax.nn.one_hot(labels, 11)}
+
+  metrics = evaluator().run(predict, {})
+  source = sources.build('digits_canvas', 'train[:10]', segments=True)
+  labels = np.stack([x['segments'] for x in source.read(np.arange(10))])
+  share = np.bincount(labels.reshape(-1), minlength=11)
+  assert share[2] > 0
+  assert metrics['examples'] == 10
+  assert metrics['iou_2'] == 0
+  assert metrics['iou_0'] == pytest.approx(share[0] / (share[0] + share[2]))
+  assert {metrics[f'iou_{k}'] for k in range(3, 11) if share[k]} == {1}
+  iou = [x for name, x in metrics.items() if name.startswith('iou')]
+  assert metrics['mean_iou'] == pytest.approx(np.mean(iou))
+  assert metrics['pixel_accuracy'] == pytest.approx(1 - share[2] / labels.size)
+
+
+def test_labels_that_the_model_does_not_have(evaluator):
+  logits = lambda params, batch: {'logits': jnp.zeros((*batch['segments'].shape, 10))}
   with pytest.raises(
     ValueError, match=naming('digits_canvas', 'class 10', '10 classes')
   ):
-    on_canvases(Classes(None, 10))
-  on_canvases(Classes(None, 10), ignore=10)
+    evaluator().run(logits, {})
+  # Where the classes are known, before the evaluation begins.
+  evaluator(Classes(NAMES, 11))
+  evaluator(Classes([*NAMES, ''], 12))
+  evaluator(Classes(None, 10), ignore=10)
+  with pytest.raises(
+    ValueError, match=naming('digits_canvas', 'class 10', '10 classes')
+  ):
+    evaluator(Classes(None, 10))
   with pytest.raises(ValueError, match=naming('Class 0', "'background'", "'0'")):
-    on_canvases(Classes(NAMES[1:], 11))
+    evaluator(Classes(NAMES[1:], 11))
 
 
 def test_inspect_counts_a_head_for_the_classes_of_segments():

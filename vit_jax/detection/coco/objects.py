@@ -36,6 +36,29 @@ class Truth:
   crowd: np.ndarray
   masks: Sequence[dict] | None = None
 
+  @classmethod
+  def of_source(cls, source, sizes, image, category, boxes, **columns) -> 'Truth':
+    """Returns the truth of a source without a file, by its classes.
+
+    Args:
+      source: with `name`, `num_classes`, `class_names` and a length.
+      boxes: float64 [n, 4], top, left, bottom, right in pixels.
+    """
+    top, left, bottom, right = boxes.T
+    classes = list(range(source.num_classes))
+    return cls(
+      name=source.name,
+      image_ids=list(range(len(source))),
+      category_ids=classes,
+      file_names=[''] * len(source),
+      sizes=sizes,
+      class_names=source.class_names or [str(k) for k in classes],
+      image=image,
+      category=category,
+      boxes=np.stack([left, top, right - left, bottom - top], 1),
+      **columns,
+    )
+
   def of_images(self, rows: np.ndarray) -> 'Truth':
     """Returns the truth of some images, by their places, in that order, also twice."""
     groups = grouped(self.image, len(self.image_ids))

@@ -95,17 +95,12 @@ class DigitsCanvas(objects.Objects):
   def truth(self, masks: bool = False) -> Truth:
     every = [(i, *digit) for i in range(len(self)) for digit in self._canvas(i)[1]]
     image, boxes, shapes, labels = zip(*every, strict=True)
-    top, left, bottom, right = np.array(boxes, np.float64).T
-    return Truth(
-      name=self.name,
-      image_ids=list(range(len(self))),
-      category_ids=list(range(10)),
-      file_names=[''] * len(self),
+    return Truth.of_source(
+      self,
       sizes=np.full((len(self), 2), self._size),
-      class_names=self.class_names,
       image=np.array(image, np.int64),
       category=np.array(labels, np.int64),
-      boxes=np.stack([left, top, right - left, bottom - top], 1),
+      boxes=np.array(boxes, np.float64),
       areas=np.array([mask.sum() for mask in shapes], np.float64),
       crowd=np.zeros(len(every), bool),
       masks=[rle.encode(mask) for mask in shapes] if masks else None,

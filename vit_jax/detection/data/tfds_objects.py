@@ -81,20 +81,15 @@ class TfdsObjects(objects.Objects):
           boxes, *others = self._objects(example)
           rows.append((np.full(len(boxes), i), boxes, *others))
     image, boxes, labels, crowd, areas = map(np.concatenate, zip(*rows, strict=True))
-    top, left, bottom, right = (boxes * np.tile(sizes[image], 2)).T
-    boxes = np.stack([left, top, right - left, bottom - top], 1)
-    number = self.num_classes
-    return Truth(
-      name=self.name,
-      image_ids=list(range(len(self))),
-      category_ids=list(range(number)),
-      file_names=[''] * len(self),
+    boxes = boxes * np.tile(sizes[image], 2)
+    sides = boxes[:, 2:] - boxes[:, :2]
+    return Truth.of_source(
+      self,
       sizes=sizes,
-      class_names=self.class_names or [str(i) for i in range(number)],
       image=image,
       category=labels.astype(np.int64),
       boxes=boxes,
-      areas=np.where(np.isnan(areas), boxes[:, 2:].prod(1), areas),
+      areas=np.where(np.isnan(areas), sides.prod(1), areas),
       crowd=crowd,
     )
 

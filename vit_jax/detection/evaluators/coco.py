@@ -75,7 +75,11 @@ class Coco(OneSplit):
     by_name = _by_name(self._truth, source, model)
     # The category of each class. A model may have more classes than the data: they are -1.
     self._places = np.append(source.places if by_name is None else by_name, -1)
-    self._fewest = self.batches.num_classes if by_name is None else 0
+    if by_name is None and model and model.number < source.num_classes:
+      raise UserError(
+        f'{source.name} has {source.num_classes} classes, the model {model.number}: choose '
+        'other data, or give both the same num_classes.'
+      )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns ap, ap50, ...; examples; bad_images, if any could not be read.
@@ -131,12 +135,6 @@ class Coco(OneSplit):
     """Returns one detection for each query, boxes by corners from 0 to 1 of the image."""
     batch = self.batches.on_device(batch)
     out = predict(variables, batch)
-    number = out['logits'].shape[-1] - 1
-    if number < self._fewest:
-      raise UserError(
-        f'The evaluation data has {self._fewest} classes, the model {number}: choose other '
-        'data, or give both the same num_classes.'
-      )
     return {
       # From 0 to 1: float32 would not hold pixels exactly.
       **boxes.postprocess(out, jnp.ones((len(batch['index']), 2))),

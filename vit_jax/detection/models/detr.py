@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Share
 from vit_jax.detection.models.pyramid import maps_of, nearest
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import (
@@ -178,9 +178,9 @@ class DETR(nn.Module):
       [B, Q, D], normalised.
     """
     if self.backbone is None:
-      raise ValueError(
-        f"a DETR needs a backbone: a size of {list(VARIANTS)}, such as 'detr:R50', or "
-        "backbone={'name': ...}"
+      raise UserError(
+        f"A DETR needs a backbone: a size of {list(VARIANTS)}, such as 'detr:R50', or "
+        "backbone={'name': ...}."
       )
     maps, out = maps_of(self.backbone, images, train=train)
     stages = [name for name in maps if name.startswith('stage')]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.errors import UserError
 from vit_jax.nn.layers import LayerNorm, check_images
 
 NORMS = ('none', 'layer')
@@ -122,24 +123,24 @@ def maps_of(
 
 
 def stages_of(backbone: nn.Module, maps: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Returns the maps 'stage1', ...; ValueError for a backbone without stages."""
+  """Returns the maps 'stage1', ...; UserError for a backbone without stages."""
   stages = {name: x for name, x in maps.items() if name.startswith('stage')}
   if not stages:
-    raise ValueError(
+    raise UserError(
       f'{type(backbone).__name__} has no stages to build a pyramid on, only {list(maps)}: '
-      'take vitdet for a plain ViT, with the pyramid sfp'
+      'take vitdet for a plain ViT, with the pyramid sfp.'
     )
   return stages
 
 
 def check_halves(maps: dict[str, jax.Array]) -> None:
-  """Raises ValueError unless each map is half as large as the one before, rounded."""
+  """Raises UserError unless each map is half as large as the one before, rounded."""
   sizes = {name: x.shape[1:3] for name, x in maps.items()}
   for (before, larger), (name, smaller) in itertools.pairwise(sizes.items()):
     if any(n not in (m // 2, -(-m // 2)) for m, n in zip(larger, smaller, strict=True)):
-      raise ValueError(
-        f'a pyramid needs maps each half as large as the one before: {before} has '
-        f'{larger}, {name} has {smaller}'
+      raise UserError(
+        f'A pyramid needs maps each half as large as the one before: {before} has '
+        f'{larger}, {name} has {smaller}.'
       )
 
 

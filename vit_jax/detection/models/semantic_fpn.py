@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax.check import Count
 from vit_jax.detection.models import sfp
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import check_images, group_norm
 
@@ -87,11 +87,11 @@ class SemanticFPN(nn.Module):
     """
     check_images(images)
     if self.backbone is None:
-      raise ValueError("semantic_fpn needs a pyramid: backbone={'name': 'sfp', ...}")
+      raise UserError("A semantic_fpn needs a pyramid: backbone={'name': 'sfp', ...}.")
     maps, out = self.backbone(images, train=train, features=features)
     if not isinstance(maps, dict):
       kind = type(self.backbone).__name__
-      raise ValueError(f'semantic_fpn needs a pyramid, fpn or sfp, not {kind} alone')
+      raise UserError(f'A semantic_fpn needs a pyramid, fpn or sfp, not {kind} alone.')
     names = [choose('level of the pyramid', n, list(maps)) for n in self.levels or maps]
     numbers = {name: int(name.removeprefix('p')) for name in names}
     finest = min(names, key=numbers.get)

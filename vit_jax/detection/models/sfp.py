@@ -19,6 +19,7 @@ from vit_jax.detection.models.pyramid import (
   stages_of,
   top_down,
 )
+from vit_jax.errors import UserError
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import LayerNorm
 
@@ -100,17 +101,17 @@ class SFP(Pyramid):
     return self.outputs(laterals, out, features)
 
   def _of_one_scale(self, maps: dict) -> list:
-    """Returns the maps; ValueError for maps that this pyramid cannot be built on."""
+    """Returns the maps; UserError for maps that this pyramid cannot be built on."""
     if len({x.shape[1:3] for x in maps.values()}) != 1:
       shapes = {name: x.shape[1:3] for name, x in maps.items()}
-      raise ValueError(
-        f'sfp is built on maps of one scale, such as those of a vitdet, not on {shapes}: '
-        'take the model fpn'
+      raise UserError(
+        f'The model sfp is built on maps of one scale, such as those of a vitdet, not on '
+        f'{shapes}: take the model fpn.'
       )
     if self.pyramid == 'fpn_stages' and len(maps) != len(_FACTORS):
-      raise ValueError(
+      raise UserError(
         f"pyramid='fpn_stages' takes {len(_FACTORS)} maps, and there are {list(maps)}: a "
-        'vitdet has one for each of its global_blocks'
+        'vitdet has one for each of its global_blocks.'
       )
     return list(maps.values())
 

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.check import Count, Depth, Range, Share
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
 from vit_jax.models.family import Classifier, Family
 from vit_jax.nn.layers import (
@@ -162,9 +162,9 @@ class ViTDet(Classifier):
     check_images(images)
     blocks = list(self.global_blocks)
     if blocks != sorted({i for i in blocks if 0 <= i < self.depth}):
-      raise ValueError(
-        f'global_blocks={tuple(blocks)}: expected ascending numbers of blocks from 0 to '
-        f'{self.depth - 1}'
+      raise UserError(
+        f'Model field global_blocks={tuple(blocks)}: expected ascending numbers of blocks from 0 to '
+        f'{self.depth - 1}.'
       )
     x = PatchEmbedding(self.width, self.patch_size, self.dtype, name='embedding')(
       images
