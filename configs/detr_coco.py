@@ -50,7 +50,7 @@ def get_config(arg=None):
     debug=DEBUG,
     variant='R50',
     small=False,  # a narrow model, canvases of 64 pixels
-    weights='',  # of the ResNet; '': those of torchvision, from Hugging Face
+    weights='',  # the ResNet's; '': torchvision's, from Hugging Face
     batch=64,
     epochs=300.0,
     drop=200.0,  # epochs, then the rates are divided by 10
@@ -58,7 +58,7 @@ def get_config(arg=None):
     train='train',
     val='validation',
     classes=80,
-    boxes=100,  # of an image; COCO has up to 93
+    boxes=100,  # per image; COCO has up to 93
     eval_every=10_000,
     dtype='bfloat16',
   )
@@ -87,7 +87,7 @@ def get_config(arg=None):
   c.task = dict(name='detect', l1=5.0, giou=2.0, no_object=0.1)
 
   c.optim = dict(name='adamw', lr=1e-4, wd=1e-4, clip=0.1)
-  c.optim.wd_rules = [('.*', 1.0)]  # of norms and biases too
+  c.optim.wd_rules = [('.*', 1.0)]  # also for norms and biases
   c.optim.lr_rules = [('backbone/.*', 0.1), ('.*', 1.0)]
   c.optim.schedule = dict(decay='multistep', at=(arg.drop / arg.epochs,))
 

@@ -49,7 +49,7 @@ def get_config(arg=None):
     arg,
     debug=DEBUG,
     head='detr',
-    weights='',  # of the ViT; '': from scratch
+    weights='',  # the ViT's; '': from scratch
     steps=0,
     batch=0,
     lr=0.0,
