@@ -227,7 +227,8 @@ def parsed(assignments: list[str]) -> list[tuple[str, list[str]]]:
     if key in values:
       raise UserError(f'--set {key} is there twice: give all its values at once.')
     values[key] = texts
-  if len(durations := [key for key in config_lib.DURATIONS if key in values]) > 1:
+  durations = [k for k in config_lib.DURATIONS if values.get(k, ['None']) != ['None']]
+  if len(durations) > 1:
     raise UserError(f'--set {" and ".join(durations)}: a run has one duration.')
   return list(values.items())
 
@@ -263,7 +264,8 @@ def assigned(config: dict, assignments: list[str]) -> dict:
     key, _, text = assignment.partition('=')
     if key == 'log.report' and text != 'False':
       raise UserError('log.report: for reports, vit_jax report DIR/runs/RUN.')
-    drop = config_lib.DURATIONS if key in config_lib.DURATIONS else ()
+    replaces = key in config_lib.DURATIONS and text != 'None'
+    drop = config_lib.DURATIONS if replaces else ()
     config = runner.changed({k: v for k, v in config.items() if k not in drop}, {})
     config_lib.override(config, [assignment])
   return config
