@@ -258,18 +258,18 @@ def test_stopped_and_repeated_it_ends_with_the_same_results(
   whole = results(tmp_path / 'a')
   assert [row['cell'] for row in whole] == ['token', 'gap']
 
-  at = loop.Loop._at
+  pause = loop.Loop._pause
 
-  def stopping(self, step):
-    at(self, step)
-    if self.workdir.name == 'gap-seed0' and step == 3:
+  def stopping(self):
+    pause(self)
+    if self.workdir.name == 'gap-seed0' and self.step == 3:
       os.kill(os.getpid(), signal.SIGTERM)
 
   first = next((tmp_path / 'a').rglob('token-seed0'))  # is not trained again
   shutil.copytree(first, tmp_path / 'b' / first.relative_to(tmp_path / 'a'))
   (tmp_path / 'b/runs/token-seed0' / 'result.json').unlink()
   with monkeypatch.context() as patch:
-    patch.setattr(loop.Loop, '_at', stopping)
+    patch.setattr(loop.Loop, '_pause', stopping)
     code, _, error = run(capsys, tmp_path / 'b', *argv)
   assert code == 75
   assert re.search(naming('gap-seed0', 'step 3', 'same command'), error)
