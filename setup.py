@@ -67,7 +67,9 @@ setup(
     'packaging',
   ],
   extras_require={
+    # clu writes TensorBoard's events by TensorFlow, and does not declare it.
     'tf': [
+      'clu>=0.0.12',
       f'tensorflow-cpu>=2.21; {TENSORFLOW_CPU}',
       f'tensorflow>=2.21; {TENSORFLOW_ELSEWHERE}',
     ],

@@ -77,13 +77,16 @@ HOMES = {
   'flax': ('nn/', 'models/', 'tune/', 'detection/models/', 'lab/masked/layer'),
   'matplotlib': ('explain/plots/',),
   'ml_collections': ('config.py', '../configs/'),
-  'tensorboard': ('train/events',),
+  'clu': ('train/metrics',),
+  'tensorboard': ('train/metrics',),
   'signal': ('train/process', 'cli.py'),
 }
 # Imported inside the function that needs them, so that `import` works without them.
 OPTIONAL = (
   'tensorflow',
   'tensorflow_datasets',
+  'clu',
+  'tensorboard',
   'huggingface_hub',
   'pillow_heif',
   'gcsfs',

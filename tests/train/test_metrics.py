@@ -1,8 +1,10 @@
 """The metrics of a run: how they are shown, compared and stored."""
 
+import importlib.util
 import json
 import math
 import re
+import sys
 import time
 
 import numpy as np
@@ -82,8 +84,14 @@ def test_metrics_survive_a_kill_and_a_restart(tmp_path):
   assert math.isnan(again.rows[0]['b'])
 
 
-def test_tensorboard_shows_each_step_once(tmp_path):
+@pytest.mark.parametrize('clu', [True, False])
+def test_tensorboard_shows_each_step_once(tmp_path, monkeypatch, clu):
+  if not clu:  # nor TensorFlow
+    monkeypatch.setitem(sys.modules, 'clu.metric_writers', None)
+  elif not importlib.util.find_spec('clu'):
+    pytest.skip('clu comes with the extra tf')
   from tensorboard.backend.event_processing import plugin_event_accumulator
+  from tensorboard.util import tensor_util
 
   for start, steps in ((0, range(1, 7)), (3, range(4, 9))):  # killed after step 6
     record = metrics.Metrics(tmp_path, start, tensorboard=True)
@@ -94,6 +102,6 @@ def test_tensorboard_shows_each_step_once(tmp_path):
   shown = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()
   events = shown.Tensors('train/loss')
   assert [event.step for event in events] == [*range(1, 9)]
-  assert [event.tensor_proto.float_val[0] for event in events] == [
+  assert [tensor_util.make_ndarray(event.tensor_proto) for event in events] == [
     step / 8 for step in range(1, 9)
   ]

@@ -127,7 +127,7 @@ class Metrics:
     rows: all rows of the file, also those from before the run was resumed.
   """
 
-  def __init__(self, workdir: Path, step: int, tensorboard: bool, mirrors=None):
+  def __init__(self, workdir: Path, step: int, tensorboard: bool, loggers=None):
     """Opens `workdir`/metrics.jsonl, without rows and events past `step`."""
     self.path = workdir / 'metrics.jsonl'
     rows, damaged = read_rows(self.path)
@@ -137,16 +137,13 @@ class Metrics:
     first = distributed.is_first()
     self._remote = files.is_url(workdir)
     self._file = self._events = None
-    self._mirrors, self._events_folder = mirrors, LocalFolder(workdir)
+    self._loggers, self._events_folder = loggers, LocalFolder(workdir)
+    self._start = step if tensorboard and first else None  # None: no TensorBoard
     self._written = None  # (number of rows, when) of the last write of all of them
     if first:
       self._replace()
     if first and not self._remote:
       self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-    if first and tensorboard:
-      from vit_jax.train.events import Events
-
-      self._events = Events(self._events_folder.folder, step)
 
   def _replace(self) -> None:
     files.replace(self.path, b''.join(map(line, self.rows)))
@@ -162,10 +159,13 @@ class Metrics:
         data = data[os.write(self._file, data) :]
     elif self._written and time.monotonic() - self._written[1] >= _BUCKET_SECONDS:
       self._replace()
-    if self._events:
-      self._events.write(step, values)
-    if self._mirrors:
-      self._mirrors.write(step, values)
+    if self._start is not None:
+      self._events = self._events or _event_writer(
+        self._events_folder.folder, self._start
+      )
+      self._events.write_scalars(step, values)
+    if self._loggers:
+      self._loggers.write(step, values)
 
   def flush(self) -> None:
     """Writes all rows and events that wait, as they do in a bucket."""
@@ -176,8 +176,8 @@ class Metrics:
       self._events_folder.push()
 
   def close(self) -> None:
-    if self._mirrors:
-      self._mirrors.close()
+    if self._loggers:
+      self._loggers.close()
     self.flush()
     if self._file is not None:
       os.close(self._file)
@@ -189,3 +189,32 @@ class Metrics:
 def _number(value):
   value = float(value)
   return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _event_writer(folder: Path, step: int):
+  """Returns clu's writer of TensorBoard's events, or one that needs no TensorFlow.
+
+  A run that was killed may have written events past `step`, where it resumes. The session
+  log tells TensorBoard to drop them. Opened with the first row, as TensorFlow takes
+  seconds to import.
+  """
+  from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+  from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+  from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+  class Events(EventFileWriter):
+    def add(self, **fields):
+      self.add_event(Event(wall_time=time.time(), **fields))
+
+    def write_scalars(self, step, values):
+      for name, value in values.items():
+        self.add(step=step, summary=scalar_pb(name, value))
+
+  events = Events(str(folder))
+  events.add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+  try:
+    from clu.metric_writers import SummaryWriter  # imports TensorFlow
+  except ImportError:
+    return events
+  events.close()
+  return SummaryWriter(str(folder))

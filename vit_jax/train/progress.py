@@ -28,8 +28,8 @@ class Record:
     self._batch_size, self._evals = config['data']['batch_size'], config['evals']
     self.log = metrics.Log(**config['log'])
     sections = {'wandb': self.log.wandb, 'mlflow': self.log.mlflow}
-    mirrors = loggers.Loggers(sections, workdir, config)
-    self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard, mirrors)
+    services = loggers.Loggers(sections, workdir, config)
+    self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard, services)
     if step >= self.log.every and not self.rows:
       distributed.say(f'{workdir}/metrics.jsonl holds no rows up to step {step}.')
     self._row = step, time.perf_counter()  # the newest one: its step, and when
@@ -66,10 +66,10 @@ class Record:
       return
     row = {f'train/{key}': float(value) for key, value in values.items()}
     (before, start), now = self._row, time.perf_counter()
-    self._row = step, now
     per_step = max(now - start, 1e-9) / max(step - before, 1)
     speed = self._batch_size / per_step
     self._metrics.write(step, {**row, f'{TIME}images_per_s': speed})
+    self._row = step, time.perf_counter()  # not the time of writing
     text = f'loss {row["train/loss"]:.4f}  {speed:,.0f} images/s'
     self._bar.set_postfix_str(text, refresh=False)
     if self._bar.disable:
