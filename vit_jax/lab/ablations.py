@@ -109,6 +109,7 @@ def _fields(config: dict) -> dict:
   ('ViT-B/16, ImageNet 5-shot (%), paper, Table 8', _TABLE_8),
 )
 def posemb(config: dict) -> dict[str, dict]:
+  """The paper's kinds and places; rotary and sine-cosine positions beside them."""
   return {
     name: {'model.posemb': kind, 'model.posemb_where': where}
     for name, (kind, where, _) in _POSEMB.items()
