@@ -1,7 +1,5 @@
 """Images that cannot be read: masked, listed, and too many of them end the run."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -81,14 +79,6 @@ def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
       assert a.keys() == b.keys()
       for key in a:
         np.testing.assert_array_equal(a[key], b[key])
-
-
-def test_a_torn_line_is_repaired(broken, tmp_path):
-  root, paths, _ = broken
-  log = tmp_path / 'bad_images.jsonl'
-  log.write_text(json.dumps({'path': paths[0]}) + '\n{"path": "/x')
-  list(pipeline.evaluate(str(root), 'train', FOLDER, 8, bad_log=str(log)).iterate())
-  assert sorted(x['path'] for x in bad_images.read_log(str(log))) == sorted(paths)
 
 
 def test_too_many_bad_images_end_the_run(broken, tmp_path):

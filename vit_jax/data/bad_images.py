@@ -6,7 +6,6 @@ where they are.
 
 import contextlib
 import json
-import os
 import threading
 from collections.abc import Callable
 
@@ -44,7 +43,6 @@ class BadImages:
 
   @property
   def count(self) -> int:
-    """Number of different bad images so far."""
     return len(self._indices)
 
   def add(self, index: int, reason: Callable[[], str]) -> None:
@@ -72,12 +70,9 @@ def read_log(path) -> list[dict]:
   """Returns the entries of a log, [] if it does not exist; damaged lines are left out."""
   try:
     with files.outages(path):
-      return _entries(files.path(path).read_bytes())
+      data = files.path(path).read_bytes()
   except FileNotFoundError:
     return []
-
-
-def _entries(data: bytes) -> list[dict]:
   out = []
   for line in data.split(b'\n'):
     with contextlib.suppress(ValueError, RecursionError):
@@ -89,17 +84,13 @@ def _entries(data: bytes) -> list[dict]:
 
 def _append(log: str, entry: dict) -> None:
   with _LOCK:
-    if files.is_url(log):  # replaced as a whole; of two processes at once the last wins
-      entries = read_log(log)
-      if entry['path'] not in {line['path'] for line in entries}:
-        lines = [json.dumps(line) + '\n' for line in [*entries, entry]]
-        with files.outages(log):
-          files.replace(log, ''.join(lines))
+    entries = read_log(log)
+    if entry['path'] in {line['path'] for line in entries}:
       return
-    # One write of a whole line: a kill leaves all of it or nothing.
-    file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    with open(file, 'r+b', buffering=0) as opened:
-      data = opened.readall()
-      if entry['path'] not in {line['path'] for line in _entries(data)}:
-        torn = data and not data.endswith(b'\n')
-        opened.write((b'\n' if torn else b'') + (json.dumps(entry) + '\n').encode())
+    if files.is_url(log):  # replaced as a whole; of two processes at once the last wins
+      with files.outages(log):
+        files.replace(log, ''.join(json.dumps(x) + '\n' for x in [*entries, entry]))
+      return
+    # One write of a whole line: processes may append at the same time.
+    with open(log, 'ab', buffering=0) as file:
+      file.write((json.dumps(entry) + '\n').encode())

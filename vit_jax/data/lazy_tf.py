@@ -8,24 +8,6 @@ import sys
 from vit_jax.errors import UserError
 
 
-@contextlib.contextmanager
-def _without_keras():
-  """Spares TensorFlow's import the import of Keras, and by that of scikit-learn.
-
-  That is a third of its four seconds (TensorFlow 2.21). TensorFlow imports Keras only to
-  register optimizers of saved models, goes on where it is not installed, and finds it later
-  if `tensorflow.keras` is used.
-  """
-  hidden = 'keras' not in sys.modules and 'tensorflow' not in sys.modules
-  if hidden:
-    sys.modules['keras'] = None
-  try:
-    yield
-  finally:
-    if hidden:
-      del sys.modules['keras']
-
-
 @functools.cache
 def load():
   """Returns the tensorflow module, kept away from accelerators.
@@ -37,13 +19,20 @@ def load():
   # oneDNN's kernels may differ in the last bit from machine to machine, and no image
   # op needs them.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+  # TensorFlow imports Keras, and by that scikit-learn, for a third of its four seconds, but
+  # goes on where Keras is missing, and finds it later if `tensorflow.keras` is used.
+  hidden = not {'keras', 'tensorflow'} & sys.modules.keys()
+  if hidden:
+    sys.modules['keras'] = None
   try:
-    with _without_keras():
-      import tensorflow
+    import tensorflow
   except ImportError as error:
     raise UserError(
       f"This needs TensorFlow ({error}): pip install 'vit_jax[tf]'."
     ) from None
+  finally:
+    if hidden:
+      del sys.modules['keras']
   with contextlib.suppress(RuntimeError):  # the caller manages TensorFlow's devices
     tensorflow.config.set_visible_devices([], 'GPU')
     tensorflow.config.set_visible_devices([], 'TPU')

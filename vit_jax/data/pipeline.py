@@ -67,7 +67,6 @@ class Batches(abc.ABC):
     classes: Annotated[
       list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
     ] = None,
-    max_file_bytes: Annotated[int, Range(1, 2**50)] | None = None,
     max_bad_fraction: Fraction | None = None,
     bad_log: str | None = None,
     workers: Annotated[
@@ -94,7 +93,6 @@ class Batches(abc.ABC):
         labelled 0, 1, 2 in this order. `split` then counts those examples alone. For
         sources that know labels without reading images; None: all classes. An evaluation
         on the source that a run trains on has those of training.
-      max_file_bytes: larger image files are bad images, and are not read; None: 256 MiB.
       max_bad_fraction: stop when more than this fraction of the split's images cannot
         be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a JSON line; None: they
@@ -116,8 +114,6 @@ class Batches(abc.ABC):
       self.class_names = self.source.class_names
       self.batch_size = batch_size
       self._check_classes()
-      if max_file_bytes is not None:
-        self._limit_files(max_file_bytes)
       if host is None or hosts is None:
         import jax
 
@@ -146,15 +142,6 @@ class Batches(abc.ABC):
       )
     for part, offset in self.source.parts():
       base.check_labels(part, self.num_classes, offset)
-
-  def _limit_files(self, max_file_bytes):
-    if self.source.image_shape is not None:
-      raise ValueError(
-        f'max_file_bytes={max_file_bytes}: {self.source.name} holds arrays, not files: '
-        'leave it out'
-      )
-    for source in (self.source, *(part for part, _ in self.source.parts())):
-      source.max_file_bytes = max_file_bytes
 
   def classes_of(self, name: str) -> tuple[int, list[str] | None]:
     """Returns (K, names or None) of the classes that a feature holds."""

@@ -104,7 +104,7 @@ class Preprocess:
     row = {name: example[name] for name in ('image', *self._others)}
     row |= {name + _LENGTH: len(example[name]) for name in self._ragged}
     if self._source.image_shape is None:
-      check_size(len(example['image']), self._source.max_file_bytes)
+      check_size(len(example['image']))
       exif = example.get('exif', self._source.exif)
       read = decode.probe(example['image'], exif)
       row['image'], row['orientation'], row['upright'] = read

@@ -18,7 +18,6 @@ import sys
 from pathlib import Path
 
 from vit_jax import cli, files, imagenet, terminal
-from vit_jax.data import contents
 from vit_jax.data.sources import listing
 from vit_jax.errors import UserError
 from vit_jax.tools import source
@@ -82,14 +81,12 @@ def find(images: list[str]) -> list[str]:
     path = Path(name)
     if path.is_dir():
       inside, others = listing.images_below(name)
-      hint = contents.how_to_convert(others)
       if not inside:
         extensions = ' '.join(sorted(listing.extensions()))
-        there = contents.only(others)
-        raise UserError(f'No images in {name}{there}: looked for {extensions}.{hint}')
+        there = f', only {listing.describe(others)}' if others else ''
+        raise UserError(f'No images in {name}{there}: looked for {extensions}.')
       if others:
-        prefix = 'warning: ' if hint else ''
-        terminal.say(f'{prefix}{name}: left out: {contents.files(others)}.{hint}')
+        terminal.say(f'{name}: left out: {listing.describe(others)}.')
       paths += sorted(os.path.join(name, image) for image in inside)
     elif path.exists():
       paths.append(name)

@@ -4,11 +4,10 @@ import abc
 import contextlib
 import hashlib
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from vit_jax.data import image_file
 from vit_jax.data.features import Feature, ImageFeature, LabelFeature
 from vit_jax.data.sources import order
 from vit_jax.errors import UserError
@@ -27,9 +26,6 @@ class Source(abc.ABC):
     fingerprint: a cheap hash that changes when the examples do.
     exif: apply the EXIF orientation, as for photographs from a camera. Not for
       published data sets, whose published numbers ignore it.
-    max_file_bytes: an encoded image of more bytes is a bad image.
-    left_out: {extension: number} of files beside the images, for reports.
-    misplaced: {extension: number} of files that are in no class, for reports.
     remarks: ends the line that describes the source.
   """
 
@@ -41,9 +37,6 @@ class Source(abc.ABC):
   class_names: list[str] | None = None
   labels: np.ndarray | None = None
   exif: bool = False
-  max_file_bytes: int = image_file.MAX_BYTES
-  left_out: Mapping[str, int] = types.MappingProxyType({})
-  misplaced: Mapping[str, int] = types.MappingProxyType({})
   remarks: str = ''
   fingerprint: str
 

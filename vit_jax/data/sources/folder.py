@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 
-from vit_jax.data import contents, image_file
+from vit_jax.data import image_file
 from vit_jax.data.sources import listing, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, UserError
@@ -21,7 +21,7 @@ class Folder(Source):
   A split's images are in a fixed pseudo-random order, that of a hash of their path
   below the root: 'train[:90%]' holds every class although files are sorted by class,
   and adding a file hardly moves the others. Hidden files are left out, and files that
-  are not images by their extension are counted (`left_out`). Symbolic links are followed.
+  are not images by their extension are counted (`remarks`). Symbolic links are followed.
 
   Args:
     target: ROOT.
@@ -43,7 +43,7 @@ class Folder(Source):
     directories = split_directories(root)
     self.class_names = _class_names(directories)
     self.num_classes = len(self.class_names)
-    self.left_out, self.misplaced = Counter(), Counter()
+    left_out, misplaced = Counter(), Counter()
     parts = []
     for name, start, stop in splits.parse(split):
       name = splits.canonical(name)
@@ -57,9 +57,14 @@ class Folder(Source):
       splits.check_name(name, directories, self.name)
       parts.append(f'{name}[{start}:{stop}]')
     rows = {
-      name: self._scan(directories[name])
+      name: self._scan(directories[name], left_out, misplaced)
       for name in dict.fromkeys(part.split('[')[0] for part in parts)
     }
+    self.remarks = '; '.join(
+      f'{where}: {listing.describe(counts)}'
+      for where, counts in (('left out', left_out), ('in no class', misplaced))
+      if counts
+    )
     sizes = {name: len(rows.get(name, ())) for name in directories}
     chosen = [
       rows[name][i]
@@ -87,12 +92,12 @@ class Folder(Source):
 
   def _content(self, path: str) -> dict:
     try:
-      return {'image': image_file.read(path, self.max_file_bytes)}
+      return {'image': image_file.read(path)}
     except BadImage as error:
       return {'error': str(error)}
 
-  def _scan(self, directory: str) -> list[tuple[str, int]]:
-    """Returns a split's (path below the root, label) in its order."""
+  def _scan(self, directory: str, left_out: Counter, misplaced: Counter) -> list:
+    """Returns a split's (path below the root, label) in its order; counts other files."""
     label_of = {name: i for i, name in enumerate(self.class_names)}
     names = folders(directory)
     if unknown := [name for name in names if name not in label_of]:
@@ -102,14 +107,14 @@ class Folder(Source):
       )
     places = [os.path.join(directory, name) for name in names]
     listed = list(self._pool.map(listing.images_below, places))
-    self.left_out.update(sum((others for _, others in listed), Counter()))
-    self.misplaced.update(_files_in(directory))
+    left_out.update(sum((others for _, others in listed), Counter()))
+    misplaced.update(_files_in(directory))
     if empty := [i for i, (images, _) in enumerate(listed) if not images]:
       others = sum((listed[i][1] for i in empty), Counter())
+      there = f', only {listing.describe(others)}' if others else ''
       raise UserError(
-        f'{self.name}: no image in {_some([places[i] for i in empty])}'
-        f'{contents.only(others)}. Remove the folder, or add images '
-        f'({" ".join(sorted(listing.extensions()))}).{contents.how_to_convert(others)}'
+        f'{self.name}: no image in {_some([places[i] for i in empty])}{there}. Remove the '
+        f'folder, or add images ({" ".join(sorted(listing.extensions()))}).'
       )
     rows = []
     for name, place, (images, _) in zip(names, places, listed, strict=True):
@@ -176,5 +181,4 @@ def _class_names(directories: dict[str, str]) -> list[str]:
 
 
 def _some(names: list[str]) -> str:
-  more = f' and {len(names) - 5} more' if len(names) > 5 else ''
-  return ', '.join(map(repr, names[:5])) + more
+  return listing.some([*map(repr, names)])

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from vit_jax.errors import UserError
 
@@ -73,3 +74,18 @@ def images_below(directory: str) -> tuple[list[str], Counter]:
 def extension(name: str) -> str:
   """Returns '.txt', in lower case, or 'without extension'."""
   return os.path.splitext(name)[1].lower() or 'without extension'
+
+
+def describe(counts: Mapping[str, int]) -> str:
+  """Returns '3 .heic, 2 .txt' of {extension: number}, and how to read HEIC."""
+  ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  text = some([f'{n:,} {ending}' for ending, n in ordered])
+  if set(counts) & set(HEIF):
+    text += " (HEIC needs pillow-heif: pip install 'vit_jax[heif]')"
+  return text
+
+
+def some(names: Sequence[str]) -> str:
+  """Returns the first five names, and the number of the others."""
+  more = f' and {len(names) - 5} more' if len(names) > 5 else ''
+  return ', '.join(names[:5]) + more

@@ -44,14 +44,14 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   for part in parts:
     source = _part(**{'split': split, **part})
     built.append((source, part.get('label_offset', 0), 'label_offset' in part))
-    weights.append(_weight(part.get('weight')))
-  weighted = [weight is not None for weight in weights]
-  if any(weighted) != all(weighted):
+    # By its decimal digits: 0.1 is a tenth, not the float next to it.
+    weights.append(Fraction(str(part['weight'])) if 'weight' in part else None)
+  if None in weights and any(weights):
     raise ValueError(
-      f'data.source[{weighted.index(False)}] has no weight, but others have: give all '
-      'parts one, or none (they are then mixed by their numbers of examples)'
+      f'data.source[{weights.index(None)}] has no weight, but others have: give all '
+      'parts one, or none'
     )
-  if not any(weighted):
+  if None in weights:
     weights = [Fraction(len(source)) for source, *_ in built]
   return Mixture(built, weights)
 
@@ -79,13 +79,6 @@ def _part(
 ) -> Source:
   del weight, label_offset  # arguments of the mixture
   return sources.build(source, split, classes=classes, **(options or {}))
-
-
-def _weight(weight) -> Fraction | None:
-  """Returns a weight by its decimal digits: 0.1 is a tenth, not the float next to it."""
-  if weight is None:
-    return None
-  return Fraction(str(weight))
 
 
 class Mixture(Source):
@@ -116,12 +109,6 @@ class Mixture(Source):
     )
 
   def _common_features(self) -> dict:
-    shapes = {source.name: source.image_shape for source, _ in self._parts}
-    if len(set(shapes.values())) > 1:
-      kinds = [f'{k}: {v or "encoded images"}' for k, v in shapes.items()]
-      raise ValueError(
-        f'parts of a mixture hold images of one kind, but these are {"; ".join(kinds)}'
-      )
     labels = [source.features.get('label') for source, _ in self._parts]
     alike = [dict(source.features) for source, _ in self._parts]
     if all(isinstance(label, LabelFeature) for label in labels):

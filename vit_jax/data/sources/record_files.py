@@ -20,7 +20,7 @@ from vit_jax import files
 from vit_jax.data import stalls
 from vit_jax.errors import RunError, UserError
 
-# Threads that open or read files; they mostly wait.
+# Threads that open files; they mostly wait.
 _READERS = 64
 # A TFRecord has uint64 length, uint32 checksum of it, data, uint32 checksum of the data
 # (tensorflow/core/lib/io/record_writer.h).
@@ -45,14 +45,18 @@ class Records:
 
   def __init__(self, pieces: Iterable):
     self._pieces = list(pieces)
-    takes = [piece.take for piece in self._pieces]
-    self.bounds = np.cumsum([0, *takes], dtype=np.int64)
-    if is_array_record(self._pieces[0].filename):
+    self.bounds = np.cumsum(
+      [0, *(piece.take for piece in self._pieces)], dtype=np.int64
+    )
+    paths = [os.fspath(piece.filename) for piece in self._pieces]
+    if is_array_record(paths[0]):
       from array_record.python import array_record_data_source
 
-      self._source = array_record_data_source.ArrayRecordDataSource(self._pieces)
+      source = array_record_data_source.ArrayRecordDataSource(self._pieces)
+      self._get = source.__getitems__
     else:
-      self._source = _TfRecords(self)
+      count(paths)  # scans the files, in threads
+      self._get = lambda indices: [_tf_record(*self.place(i)) for i in indices]
 
   def __len__(self) -> int:
     return int(self.bounds[-1])
@@ -75,7 +79,7 @@ class Records:
     path, _ = self.place(indices[0])
     try:
       with stalls.reading(path), files.outages(path):
-        return list(self._source.__getitems__(indices))
+        return list(self._get(indices))
     except RunError:  # says nothing about the records
       raise
     except Exception as error:
@@ -85,26 +89,6 @@ class Records:
       if len(indices) == 1:
         return [error]
       return [self.read([i])[0] for i in indices]  # one bad record stays one
-
-
-class _TfRecords:
-  def __init__(self, records: Records):
-    self._records = records
-    paths = sorted({os.fspath(piece.filename) for piece in records._pieces})
-    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-      self._offsets = dict(zip(paths, pool.map(offsets, paths), strict=True))
-
-  def __getitems__(self, indices):
-    return [self._one(*self._records.place(i)) for i in indices]
-
-  def _one(self, path, number):
-    start, end = self._offsets[path][number : number + 2].tolist()
-    start, end = start + _HEADER, end - _FOOTER
-    file = os.open(path, os.O_RDONLY)
-    try:
-      return os.pread(file, end - start, start)
-    finally:
-      os.close(file)
 
 
 def is_array_record(path) -> bool:
@@ -118,11 +102,7 @@ def count(paths: Sequence[str]) -> list[int]:
   Raises:
     UserError: for a file that is missing, cut off, or of another format.
   """
-  one = (
-    _count_array_records
-    if is_array_record(paths[0])
-    else (lambda path: len(offsets(path)) - 1)
-  )
+  one = _count_array_records if is_array_record(paths[0]) else _count_tf_records
   with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
     return list(pool.map(one, paths))
 
@@ -133,40 +113,39 @@ def _count_array_records(path: str) -> int:
   with files.outages(path):
     reader = array_record_module.ArrayRecordReader(path)
   if not reader.ok():  # it raises nothing, and says that it holds no records
-    raise UserError(
-      f'{path} is not a complete ArrayRecord file: the index at its end cannot be read. '
-      'Write it again.'
-    )
+    raise UserError(f'{path} is not a complete ArrayRecord file: write it again.')
   return reader.num_records()
 
 
-def offsets(path: str) -> np.ndarray:
-  """Returns where each record of a TFRecord file starts, and the end: int64 [n + 1]."""
+def _count_tf_records(path: str) -> int:
   if files.is_url(path):
     raise UserError(
       f'{path}: in buckets only ArrayRecord files are read: convert the data set (tfds '
       'convert_format --out_file_format=array_record).'
     )
   try:
-    status = os.stat(path)
-    return _scan(path, status.st_size, status.st_mtime_ns)
+    return len(_offsets(path)) - 1
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}.') from None
 
 
 @functools.cache  # a run opens a file for counting, for training, for evaluation
-def _scan(path: str, size: int, time_ns: int) -> np.ndarray:
-  del time_ns
-  starts, position = [0], 0
+def _offsets(path: str) -> np.ndarray:
+  """Returns where each record of a TFRecord file starts, and the end: int64 [n + 1]."""
+  offsets = [0]
   with open(path, 'rb', buffering=0) as file:
-    while position < size:
-      header = os.pread(file.fileno(), 8, position)
+    size = os.fstat(file.fileno()).st_size
+    while offsets[-1] < size:
+      header = os.pread(file.fileno(), 8, offsets[-1])
       length = struct.unpack('<Q', header)[0] if len(header) == 8 else size
-      position += _HEADER + length + _FOOTER
-      starts.append(position)
-  if position != size:
-    raise UserError(
-      f'{path} is not a complete TFRecord file: record {len(starts) - 2} of it ends beyond '
-      f'the {size} bytes of the file. Prepare the data set again.'
-    )
-  return np.array(starts, np.int64)
+      offsets.append(offsets[-1] + _HEADER + length + _FOOTER)
+  if offsets[-1] != size:
+    raise UserError(f'{path} is not a complete TFRecord file: write it again.')
+  return np.array(offsets, np.int64)
+
+
+def _tf_record(path: str, number: int) -> bytes:
+  start, end = _offsets(path)[number : number + 2].tolist()
+  with open(path, 'rb', buffering=0) as file:
+    file.seek(start + _HEADER)
+    return file.read(end - start - _HEADER - _FOOTER)

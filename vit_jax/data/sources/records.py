@@ -124,9 +124,9 @@ class RecordFiles(Source):
     records = self._records.read(indices)
     return [self.example(record, i) for record, i in zip(records, indices, strict=True)]
 
-  def run(self, start: int, stop: int) -> list[bytes | Exception]:
-    """Returns the records of examples [start, stop)."""
-    return self._records.read(range(start, stop))
+  def records(self, indices: np.ndarray) -> list[bytes | Exception]:
+    """Returns the records of examples, not parsed."""
+    return self._records.read(indices)
 
   def name_of(self, index: int) -> str:
     """Returns 'FILE#RECORD', counted from 0."""
@@ -180,7 +180,7 @@ class RecordFiles(Source):
     first = []
     keys = {key for key, _ in self._keys.values() if key}
     for index in range(min(_FIRST, len(self))):
-      (record,) = self.run(index, index + 1)
+      (record,) = self.records([index])
       if isinstance(record, bytes):
         try:
           first.append(parse(record))

@@ -11,6 +11,7 @@ import numpy as np
 from vit_jax.check import reported
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, View, check_labels, fingerprint
+from vit_jax.data.sources.listing import some
 from vit_jax.errors import did_you_mean
 
 
@@ -43,8 +44,7 @@ def build(
   if source.labels is None:
     raise ValueError(
       f'{source.name}: classes={list(classes)!r} needs one label per image, known '
-      'without reading images, which this source does not have. Copy the images of these '
-      "classes into a folder each ('folder:PATH'), or an .npz ('arrays:FILE.npz')"
+      "without reading images, as 'folder:PATH' and 'arrays:FILE.npz' have"
     )
   number = source.num_classes
   if number is None:
@@ -52,10 +52,7 @@ def build(
   check_labels(source, number)
   old = [_index(source, number, value) for value in classes]
   if again := [value for i, value in enumerate(classes) if old[i] in old[:i]]:
-    raise ValueError(
-      f'{source.name}: classes={list(classes)!r} has {again[0]!r} twice, by index and by '
-      'name'
-    )
+    raise ValueError(f'{source.name}: classes={list(classes)!r} has {again[0]!r} twice')
   table = np.full(number, -1, np.int64)
   table[old] = np.arange(len(old))
   labels = table[source.labels]
@@ -75,30 +72,20 @@ def build(
 
 def _index(source: Source, number: int, value: int | str) -> int:
   """Returns the source's index of a class."""
-  names = source.class_names
-  if not isinstance(value, str):
-    if 0 <= value < number:
-      return value
+  names = source.class_names or []
+  if isinstance(value, str):
+    if names.count(value) == 1:
+      return names.index(value)
+    which = some([*map(repr, names)]) if names else 'without names: give an index'
     raise ValueError(
-      f'{source.name} has no class {value}: its {number} classes are 0 to {number - 1}. '
-      f"A class of that name is given as a text, '{value}'"
-    )
-  if names is None:
-    raise ValueError(
-      f'{source.name} has no names for its classes: give the index of {value!r}, 0 to '
-      f'{number - 1}'
-    )
-  if names.count(value) > 1:
-    raise ValueError(
-      f'{source.name} has {names.count(value)} classes named {value!r}: give an index'
-    )
-  if value not in names:
-    some = ', '.join(map(repr, names[:5])) + (', ...' if len(names) > 5 else '')
-    raise ValueError(
-      f'{source.name} has no class {value!r}: its {number} are {some}.'
+      f'{source.name} has not one class {value!r}: its {number} are {which}.'
       f'{did_you_mean(value, names)}'
     )
-  return names.index(value)
+  if not 0 <= value < number:
+    raise ValueError(
+      f'{source.name} has no class {value}: its {number} classes are 0 to {number - 1}'
+    )
+  return value
 
 
 class Subset(View):
@@ -118,15 +105,6 @@ class Subset(View):
     if source.class_names is not None:
       self.class_names = [source.class_names[i] for i in classes]
     self.fingerprint = fingerprint((source.fingerprint, list(classes), rows.tobytes()))
-
-  @property
-  def max_file_bytes(self) -> int:
-    """The source's, which reads the files."""
-    return self.source.max_file_bytes
-
-  @max_file_bytes.setter
-  def max_file_bytes(self, value: int) -> None:
-    self.source.max_file_bytes = value
 
   def __len__(self) -> int:
     return len(self._rows)

@@ -4,7 +4,6 @@ They are found by their directory alone: no data set code runs, nothing is downl
 any folder that TFDS wrote can be read, whether or not TFDS knows its name.
 """
 
-import functools
 import importlib
 import os
 import re
@@ -22,17 +21,6 @@ from vit_jax.errors import DataError, did_you_mean
 INFO = 'dataset_info.json'
 
 _NAME = re.compile(r'(?P<name>[\w-]+)(/(?P<config>[^:/]+))?(:(?P<version>[\d.]+))?')
-# Similarity of a suggested name: TFDS knows a thousand, and one of them is always a little
-# like any word.
-_ALIKE = 0.8
-
-# Files that TFDS cannot download itself.
-_MANUAL = {
-  'imagenet2012': 'ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar (image-net.org)',
-  'resisc45': 'the unpacked folder NWPU-RESISC45 (linked in the catalogue of TFDS)',
-  'diabetic_retinopathy_detection': 'the unpacked folders train, test and sample, and '
-  'trainLabels.csv (kaggle.com/c/diabetic-retinopathy-detection)',
-}
 
 
 class Prepared:
@@ -84,26 +72,22 @@ class Prepared:
         f'tfds:{self._target}: files are {kind}; array_record and tfrecord can be read. '
         f'Prepare it with: {_command(self._target, self._directory)}'
       )
-    if kind == 'tfrecord':
-      self._check_sizes(name for name, _, _ in ranges)
     pieces = info.splits[split].file_instructions
     named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
     # All images stay encoded: a mask is as costly to decode as the image itself.
     decoders = {name: tfds.decode.SkipDecoding() for name in self.images()}
     records = record_files.Records(pieces)
-    read = functools.partial(_read, records, info.features, decoders)
-    return Examples(split, len(records), read, fingerprint([split, *named]))
 
-  def _check_sizes(self, names: Iterable[str]) -> None:
-    """Raises ValueError for TFRecord files of other lengths than TFDS wrote down."""
-    for name in sorted(set(names)):
-      info = self._builder.info.splits[name]
-      counts = record_files.count([str(path) for path in info.filepaths])
-      if counts != list(info.shard_lengths):
-        raise ValueError(
-          f'{self._directory}: split {name} has {sum(counts)} records in its files, but '
-          f'{sum(info.shard_lengths)} in {INFO}. Prepare the data set again'
-        )
+    def decoded(record: bytes | Exception) -> dict | Exception:
+      if isinstance(record, Exception):
+        return record
+      try:
+        return info.features.deserialize_example_np(record, decoders=decoders)
+      except Exception as error:  # protobuf's and TFDS's own types
+        return ValueError(f'broken record: {error}')
+
+    read = lambda indices: [*map(decoded, records.read(indices))]
+    return Examples(split, len(records), read, fingerprint([split, *named]))
 
 
 class Examples(NamedTuple):
@@ -121,19 +105,6 @@ class Examples(NamedTuple):
   size: int
   read: Callable[[np.ndarray], list[dict | Exception]]
   fingerprint: str
-
-
-def _read(records, features, decoders, indices: np.ndarray) -> list[dict | Exception]:
-  return [_decoded(record, features, decoders) for record in records.read(indices)]
-
-
-def _decoded(record: bytes | Exception, features, decoders) -> dict | Exception:
-  if isinstance(record, Exception):
-    return record
-  try:
-    return features.deserialize_example_np(record, decoders=decoders)
-  except Exception as error:  # protobuf's and TFDS's own types
-    return ValueError(f'broken record: {error}')
 
 
 def build(
@@ -166,14 +137,11 @@ def build(
     )
   if label_key is not None and objects_key is not None:
     raise ValueError(
-      f'{name}: label_key={label_key!r} and objects_key={objects_key!r} exclude one '
-      'another'
+      f'{name}: set label_key={label_key!r} or objects_key={objects_key!r}, not both'
     )
-  has_label = label_key is not None or {'label', 'labels'} & set(prepared.features)
-  if objects_key is None and has_label:
-    return Tfds(name, split, prepared, image_key, label_key)
   detection = importlib.import_module('vit_jax.detection.data.tfds_objects')
-  objects_key = objects_key or detection.key_of(prepared.features)
+  if not (label_key or objects_key or {'label', 'labels'} & set(prepared.features)):
+    objects_key = detection.key_of(prepared.features)
   if objects_key is None:
     return Tfds(name, split, prepared, image_key, label_key)
   examples = prepared.open(splits.ranges(split, prepared.sizes, name))
@@ -193,10 +161,18 @@ class Tfds(Source):
     image_key: str,
     label_key: str | None,
   ):
-    self.name = name
-    self._image_key = image_key
-    self._label_key = self._find_label(prepared.features, label_key)
-    label = prepared.features[self._label_key]
+    self.name, self._image_key = name, image_key
+    features = prepared.features
+    keys = (label_key,) if label_key else ('label', 'labels')
+    self._label_key = next((key for key in keys if key in features), None)
+    if self._label_key is None:
+      raise ValueError(
+        f'{name} has no feature {" or ".join(map(repr, keys))}: it has '
+        f"{sorted(features)}. Set data.source_options={{'label_key': ...}}"
+      )
+    label = features[self._label_key]
+    if not np.issubdtype(label.np_dtype, np.integer) or len(label.shape) > 1:
+      raise ValueError(f'{name}: {self._label_key} is not a class label: {label}')
     several = LabelFeature(several=len(label.shape) == 1)
     self.features = {'image': ImageFeature(), 'label': several}
     self.num_classes, self.class_names = classes(getattr(label, 'feature', label))
@@ -216,19 +192,6 @@ class Tfds(Source):
 
   def name_of(self, index: int) -> str:
     return f'{self.name} {self._examples.split} #{index}'
-
-  def _find_label(self, features, key: str | None) -> str:
-    keys = (key,) if key else ('label', 'labels')
-    name = next((name for name in keys if name in features), None)
-    if name is None:
-      raise ValueError(
-        f'{self.name} has no feature {" or ".join(map(repr, keys))}: it has '
-        f"{sorted(features)}. Set data.source_options={{'label_key': ...}}"
-      )
-    kind = features[name]
-    if not np.issubdtype(kind.np_dtype, np.integer) or len(kind.shape) > 1:
-      raise ValueError(f'{self.name}: {name} is not a class label: {kind}')
-    return name
 
 
 def classes(label) -> tuple[int | None, list[str] | None]:
@@ -287,7 +250,7 @@ def _locate(target: str, data_dir: str | None, accepted: tuple[str, str] | None)
 
 
 def _number(version: str) -> list[int]:
-  return [int(n) for n in version.split('.')]
+  return [*map(int, version.split('.'))]
 
 
 def _versions(directory: str) -> list[str]:
@@ -320,14 +283,12 @@ def _missing(target, name, data_dir, home, versions, version) -> DataError:
     message += f' Prepared versions: {versions}.'
   names = tfds.list_builders(with_community_datasets=False)
   if name in names:
-    if name in _MANUAL:
-      message += f' Put {_MANUAL[name]} into {data_dir}/downloads/manual.'
     return DataError(f'{message} Prepare it with: {_command(target, data_dir)}')
-  near = did_you_mean(name, [*names, *_names(data_dir)], _ALIKE)
+  # TFDS knows a thousand names, one of which is always a little like any word.
+  near = did_you_mean(name, [*names, *_names(data_dir)], alike=0.8)
   return DataError(
-    f'{message} TFDS has no data set of that name: make it from an archive or a folder '
-    f'(vit_jax prepare --help), set TFDS_DATA_DIR or data.source_options='
-    f"{{'data_dir': ...}}, or use 'folder:PATH'.{near}"
+    f'{message} TFDS has no data set of that name: make it with vit_jax prepare, set '
+    f"TFDS_DATA_DIR or data.source_options={{'data_dir': ...}}, or use 'folder:PATH'.{near}"
   )
 
 

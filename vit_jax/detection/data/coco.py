@@ -163,7 +163,7 @@ class Coco(objects.Objects):
     from PIL import Image
 
     try:
-      data = image_file.read(self.name_of(index), self.max_file_bytes)
+      data = image_file.read(self.name_of(index))
     except BadImage as error:
       return {'error': str(error)}
     try:

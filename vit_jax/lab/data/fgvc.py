@@ -113,7 +113,7 @@ class Fgvc(Source):
 
   def _read(self, index: int) -> dict:
     try:
-      image = {'image': image_file.read(self._paths[index], self.max_file_bytes)}
+      image = {'image': image_file.read(self._paths[index])}
     except BadImage as error:
       image = {'error': str(error)}
     return {**image, 'label': int(self.labels[index])}
