@@ -45,7 +45,8 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
     source = _part(**{'split': split, **part})
     built.append((source, part.get('label_offset', 0), 'label_offset' in part))
     # By its decimal digits: 0.1 is a tenth, not the float next to it.
-    weights.append(Fraction(str(part['weight'])) if 'weight' in part else None)
+    weight = part.get('weight')
+    weights.append(None if weight is None else Fraction(str(weight)))
   if None in weights and any(weights):
     raise ValueError(
       f'data.source[{weights.index(None)}] has no weight, but others have: give all '
