@@ -69,8 +69,8 @@ def _one_image(boxes, scores, truths, crowd=(), areas=None):
     *(zeros(truths), zeros(truths), truths, areas, crowd),
   )
   boxes = np.array(boxes, np.float64).reshape(-1, 4)
-  found = Detections(zeros(boxes), zeros(boxes), np.array(scores, float), boxes)
-  return average_precision.measure(truth, found).numbers()
+  detections = Detections(zeros(boxes), zeros(boxes), np.array(scores, float), boxes)
+  return average_precision.measure(truth, detections).numbers()
 
 
 BOX, FAR = [0, 0, 10, 10], [50, 50, 10, 10]
@@ -120,10 +120,12 @@ def test_an_annotation_with_id_0_is_an_object(tmp_path):
       {'id': 0, 'image_id': 0, 'category_id': 0, 'bbox': BOX, 'area': 100}
     ],
   }
-  found = [{'image_id': 0, 'category_id': 0, 'bbox': BOX, 'score': 1}]
+  detections = [{'image_id': 0, 'category_id': 0, 'bbox': BOX, 'score': 1}]
   truth = files.truth(coco_files.write(tmp_path / 'G.json', z))
-  found = files.detections(coco_files.write(tmp_path / 'D.json', found), truth)
-  assert average_precision.measure(truth, found).numbers()['ap'] == ONE
+  detections = files.detections(
+    coco_files.write(tmp_path / 'D.json', detections), truth
+  )
+  assert average_precision.measure(truth, detections).numbers()['ap'] == ONE
 
 
 def test_masks_in_files_are_those_of_pixels():

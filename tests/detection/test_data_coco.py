@@ -72,8 +72,8 @@ def test_examples(root, split):
   low, middle, empty = source.read(np.arange(3))
   # Top, left, bottom, right from 0 to 1; of crowds and what is outside none.
   np.testing.assert_allclose(low['boxes'], [[0.95, 29 / 30, 1, 1]], atol=1e-6)
-  want = [[0.25, 0.1, 0.75, 0.3], [0.25, 0, 0.75, 0.1]]
-  np.testing.assert_allclose(middle['boxes'], want, atol=1e-6)
+  expected = [[0.25, 0.1, 0.75, 0.3], [0.25, 0, 0.75, 0.1]]
+  np.testing.assert_allclose(middle['boxes'], expected, atol=1e-6)
   np.testing.assert_array_equal(middle['label'], [1, 0])
   assert empty['boxes'].shape == (0, 4)
   assert source.name_of(1).endswith('val2017/b.png')

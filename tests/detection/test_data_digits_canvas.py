@@ -28,10 +28,16 @@ def test_boxes_and_masks_are_exact(canvases):
       rows, masks, example['boxes'] * 64, example['label'], strict=True
     ):
       y, x = np.nonzero(mask)
-      want = y.min(), x.min(), y.max() + 1, x.max() + 1
-      np.testing.assert_array_equal(box, want)
+      expected = y.min(), x.min(), y.max() + 1, x.max() + 1
+      np.testing.assert_array_equal(box, expected)
       np.testing.assert_array_equal(
-        truth.boxes[row], [want[1], want[0], want[3] - want[1], want[2] - want[0]]
+        truth.boxes[row],
+        [
+          expected[1],
+          expected[0],
+          expected[3] - expected[1],
+          expected[2] - expected[0],
+        ],
       )
       assert truth.category[row] == label
       assert truth.areas[row] == mask.sum()

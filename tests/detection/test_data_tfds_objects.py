@@ -39,10 +39,10 @@ def data_dir(tmp_path_factory):
       'image/id': i,
       'objects': [
         {'id': k, 'bbox': box(b), 'label': label, 'is_crowd': crowd, 'area': area}
-        for k, (b, label, crowd, area) in enumerate(found)
+        for k, (b, label, crowd, area) in enumerate(objects)
       ],
     }
-    for i, found in enumerate([*OBJECTS, []])
+    for i, objects in enumerate([*OBJECTS, []])
   ]
   write_examples(
     tfds.builder('coco/2017', data_dir=out, file_format='array_record'),

@@ -72,22 +72,22 @@ def test_perfect_answers(truth):
 
 def test_as_computed_from_all_detections(truth):
   outputs = table(truth, 10, noise=0.05)
-  found = boxes.postprocess(outputs, truth.sizes)
-  corners = np.asarray(found['boxes'], np.float64).reshape(-1, 4)
-  want = average_precision.measure(
+  answers = boxes.postprocess(outputs, truth.sizes)
+  corners = np.asarray(answers['boxes'], np.float64).reshape(-1, 4)
+  expected = average_precision.measure(
     truth,
     Detections(
       np.repeat(np.arange(13), QUERIES),
-      np.asarray(found['labels']).reshape(-1),
-      np.asarray(found['scores'], np.float64).reshape(-1),
+      np.asarray(answers['labels']).reshape(-1),
+      np.asarray(answers['scores'], np.float64).reshape(-1),
       np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1),
     ),
   ).numbers()
-  assert 0.1 < want['ap'] < 0.95
+  assert 0.1 < expected['ap'] < 0.95
   for devices in (1, 8):  # 13 images in batches of 8: three are padding
     numbers = build(devices).run(predict, outputs)
     for name in ('ap', 'ap50', 'ap75', 'ar_1'):
-      assert numbers[name] == pytest.approx(want[name], abs=1e-6)
+      assert numbers[name] == pytest.approx(expected[name], abs=1e-6)
 
 
 def test_a_model_of_more_classes(truth):

@@ -43,7 +43,7 @@ def run(*args):
   return cli.run(predict.main, [str(a) for a in args])
 
 
-def found(capsys, *args):
+def predicted(capsys, *args):
   assert run('D', *args, '--json') == 0
   record = json.loads(capsys.readouterr().out)
   return record, {x['path'].rpartition('/')[2]: x for x in record['images']}
@@ -51,7 +51,7 @@ def found(capsys, *args):
 
 @pytest.mark.parametrize('batch', [(), ('--batch', 2)])
 def test_boxes_in_pixels_of_the_files(folder, capsys, batch):
-  record, images = found(capsys, folder, *batch)
+  record, images = predicted(capsys, folder, *batch)
   assert (record['step'], record['threshold']) == (7, 0.7)
   for name, ((height, width), (left, top, right, bottom)) in FILES.items():
     image = images[name]
@@ -59,17 +59,17 @@ def test_boxes_in_pixels_of_the_files(folder, capsys, batch):
     (one,) = image['detections']
     assert (one['category_id'], one['category']) == (1, 'dog')
     assert one['score'] == pytest.approx(SCORES[0])
-    want = left, top, right - left, bottom - top
-    np.testing.assert_allclose(one['bbox'], want, atol=WITHIN)
+    expected = left, top, right - left, bottom - top
+    np.testing.assert_allclose(one['bbox'], expected, atol=WITHIN)
 
 
 def test_the_threshold(folder, capsys):
-  _, images = found(capsys, folder / 'wide.png', '--threshold', 0.5)
+  _, images = predicted(capsys, folder / 'wide.png', '--threshold', 0.5)
   dog, bird = images['wide.png']['detections']
   assert (dog['category'], bird['category']) == ('dog', 'bird')
   assert dog['score'] > bird['score'] == pytest.approx(SCORES[1])
   assert bird['bbox'][3] == pytest.approx(dog['bbox'][3] / 2)
-  _, images = found(capsys, folder / 'wide.png', '--threshold', 0)
+  _, images = predicted(capsys, folder / 'wide.png', '--threshold', 0)
   assert len(images['wide.png']['detections']) == 3
   assert run('D', folder / 'wide.png', '--threshold', 0.99) == 0
   assert re.search('no box.* 0.99', capsys.readouterr().out)
@@ -92,16 +92,16 @@ def test_drawings(folder, tmp_path, capsys):
   Image.new('L', (30, 20), 255).save(folder / 'more' / 'wide.jpg')
   (folder / 'bad.png').write_bytes(b'nothing')
   out = tmp_path / 'new' / 'drawn'
-  _, images = found(capsys, folder, '--draw', out)
+  _, images = predicted(capsys, folder, '--draw', out)
   names = ['square.png', 'tall.png', 'wide.png', 'wide_2.png']
   assert sorted(path.name for path in out.iterdir()) == names
   image = Image.open(images['tall.png']['drawn'])
   assert image.size == (7 * 64, 7 * 96)  # enlarged, for the labels
   sky = (86, 180, 233)  # not a colour of these classes
   vermilion = (213, 94, 0)
-  seen = np.asarray(image).reshape(-1, 3)
-  assert (seen == vermilion).all(1).any()
-  assert not (seen == sky).all(1).any()
+  pixels = np.asarray(image).reshape(-1, 3)
+  assert (pixels == vermilion).all(1).any()
+  assert not (pixels == sky).all(1).any()
   assert 'drawn' not in images['bad.png']
 
 
@@ -121,15 +121,15 @@ def test_refusals_are_one_line(folder, tmp_path, capsys, options, facts):
 
 def test_images_that_cannot_be_read(folder):
   (folder / 'bad.png').write_bytes(b'nothing')
-  given = [folder / 'bad.png', folder / 'wide.png', np.zeros((8, 8, 3), np.uint8)]
-  out = inference.detect_images(bright_detector.loaded(), given, batch_size=2)
+  inputs = [folder / 'bad.png', folder / 'wide.png', np.zeros((8, 8, 3), np.uint8)]
+  out = inference.detect_images(bright_detector.loaded(), inputs, batch_size=2)
   assert [error is None for error in out.errors] == [False, True, True]
   assert np.isnan(out.boxes[0]).all()
   assert (out.labels[0] == -1).all()
   np.testing.assert_array_equal(out.sizes, [(0, 0), (64, 96), (8, 8)])
   assert inference.detect_images(bright_detector.loaded(), []).boxes.shape == (0, 3, 4)
   with pytest.raises(UserError, match=naming('list')):
-    inference.detect_images(bright_detector.loaded(), given[1])
+    inference.detect_images(bright_detector.loaded(), inputs[1])
 
 
 def test_photographs_as_they_are_held(tmp_path, capsys):
@@ -141,7 +141,7 @@ def test_photographs_as_they_are_held(tmp_path, capsys):
   Image.fromarray(image).save(tmp_path / 'a.jpg', exif=exif, quality=95)
   pp = 'decode|resize(48)|value_range(-1, 1)'
   for change in ((), ('--pp', pp)):
-    _, images = found(capsys, tmp_path / 'a.jpg', *change)
+    _, images = predicted(capsys, tmp_path / 'a.jpg', *change)
     (one,) = images['a.jpg']['detections']
     assert (images['a.jpg']['height'], images['a.jpg']['width']) == (800, 400)
     np.testing.assert_allclose(one['bbox'], [100, 80, 200, 160], atol=18)

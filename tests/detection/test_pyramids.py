@@ -112,8 +112,8 @@ def test_the_maps_that_a_pyramid_reads():
     variables = model.init(jax.random.key(0), maps)
 
     def p2(maps, model=model, variables=variables):
-      found, _ = model.apply(variables, maps)
-      return found['p2'].sum(), found
+      out, _ = model.apply(variables, maps)
+      return out['p2'].sum(), out
 
     gradients, levels[kind] = jax.jit(jax.grad(p2, has_aux=True))(maps)
     nonzero = {i for i in range(1, 5) if np.abs(gradients[f'stage{i}']).max() > 0}

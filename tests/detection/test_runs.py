@@ -32,8 +32,10 @@ def test_rates_are_those_of_the_paper(paper):
   state = optimizer.tx.init(params)
   zeros = jax.tree.map(jnp.zeros_like, params)
   updates, _ = optimizer.tx.update(zeros, state, params, rate=jnp.float32(1e-4))
-  found = {name: float(x[0]) for name, x in trees.flatten(updates).items()}
-  assert found == pytest.approx({'backbone/scale': -1e-9, 'head/bias': -1e-8}, rel=1e-4)
+  decays = {name: float(x[0]) for name, x in trees.flatten(updates).items()}
+  assert decays == pytest.approx(
+    {'backbone/scale': -1e-9, 'head/bias': -1e-8}, rel=1e-4
+  )
   assert paper['optim']['clip'] == 0.1
   assert (paper['task']['l1'], paper['task']['giou']) == (5.0, 2.0)
   assert paper['task']['no_object'] == 0.1

@@ -24,10 +24,10 @@ def test_maps_are_the_references_class_token(golden):
   loaded = vit_jax.load(GOLDEN / 'vit_hf')
   x = golden('vit_hf.expected')['image']
   run = jax.jit(lambda v, x: kinds.rollout(loaded.model, v, x, None))
-  found = run(loaded.variables, x)
-  found /= found.max((1, 2), keepdims=True)
+  result = run(loaded.variables, x)
+  result /= result.max((1, 2), keepdims=True)
   # As the attention maps themselves agree: 5e-6.
-  np.testing.assert_allclose(found, golden('attention')['map_cls'], rtol=0, atol=2e-5)
+  np.testing.assert_allclose(result, golden('attention')['map_cls'], rtol=0, atol=2e-5)
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def test_other_classifiers_and_scanned_blocks(fields):
     layers = np.stack([of(blocks[f'encoderblock_{i}']) for i in range(2)])
   rows = {'rollout': rollout(layers), 'attention': layers[-1].mean(1)}
   for kind in rows:
-    found = vit_jax.attention_maps(loaded, PIXELS, kind, batch_size=2)
+    result = vit_jax.attention_maps(loaded, PIXELS, kind, batch_size=2)
     if loaded.model.classifier == 'token':
       expected = rows[kind][:, 0, 1:]
     elif loaded.model.classifier == 'gap':
@@ -72,8 +72,8 @@ def test_other_classifiers_and_scanned_blocks(fields):
     else:
       probe = of(state['intermediates']['MAPHead_0']).mean(1)  # [B, 1, N]
       expected = (probe @ rows[kind])[:, 0]
-    np.testing.assert_allclose(found, expected.reshape(3, 4, 4), rtol=1e-4, atol=1e-6)
-    assert found.dtype == np.float32
+    np.testing.assert_allclose(result, expected.reshape(3, 4, 4), rtol=1e-4, atol=1e-6)
+    assert result.dtype == np.float32
 
 
 def prompted(classifier='token', **options):
@@ -92,7 +92,7 @@ def test_maps_leave_prompts_out(classifier):
   block = state['intermediates']['Transformer']['encoderblock_1']
   weights = block['MultiHeadDotProductAttention_0']['attention_weights'][0]
   assert weights.shape[-1] == (classifier == 'token') + 2 + 16
-  found = vit_jax.attention_maps(loaded, PIXELS, 'attention')
+  result = vit_jax.attention_maps(loaded, PIXELS, 'attention')
   rows = weights.mean(1)[..., -16:]
   if classifier == 'token':
     expected = rows[:, 0]
@@ -101,7 +101,7 @@ def test_maps_leave_prompts_out(classifier):
     probe = head['attention_weights'][0].mean(1)  # [B, 1, N]
     expected = (probe @ rows[:, 2:])[:, 0]
   expected = expected.reshape(3, 4, 4)
-  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_what_cannot_be_mapped():
@@ -144,7 +144,7 @@ def test_gradients_by_attention_are_differences_of_the_logit(fields):
   loaded = tiny(**fields)
   x = loaded.preprocess(PIXELS[:1])
   run = lambda v, x: weights.with_gradients(loaded.model, v, x, jnp.array([1]))
-  found, gradients, _ = jax.jit(run)(loaded.variables, x)
+  result, gradients, _ = jax.jit(run)(loaded.variables, x)
   run = lambda v, x: loaded.model.apply(v, x, mutable=['intermediates'])
   _, sown = jax.eval_shape(run, loaded.variables, x)
   zeros = jax.tree.map(
@@ -173,7 +173,7 @@ def test_gradients_by_attention_are_differences_of_the_logit(fields):
   assert abs(slope) > 1e-2
   # Curvature of norm and GELU, and rounding of the logits.
   np.testing.assert_allclose(gradients.layers[at], slope, rtol=2e-2)
-  assert (found.pooling is None) == (gradients.pooling is None)
+  assert (result.pooling is None) == (gradients.pooling is None)
 
 
 def apply(loaded, x):
@@ -190,50 +190,50 @@ def test_maps_of_a_class():
   loaded = tiny()
   x = loaded.preprocess(PIXELS)
   logits = apply(loaded, x)
-  found = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', batch_size=2)
-  assert found.shape == (3, 4, 4)
+  result = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', batch_size=2)
+  assert result.shape == (3, 4, 4)
   given = dict(classes=[*logits[:2].argmax(-1), logits[2].argmin()])
   one = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', **given)
-  np.testing.assert_allclose(found[:2], one[:2], rtol=1e-4, atol=1e-5)
-  assert not np.allclose(found[2], one[2], rtol=1e-2)
+  np.testing.assert_allclose(result[:2], one[:2], rtol=1e-4, atol=1e-5)
+  assert not np.allclose(result[2], one[2], rtol=1e-2)
   # With enough steps they sum to the image's logit less that of a black image.
   options = dict(classes=2, steps=64, baseline=-1.0)
-  found = vit_jax.attention_maps(loaded, PIXELS, 'integrated', **options)
+  result = vit_jax.attention_maps(loaded, PIXELS, 'integrated', **options)
   black = apply(loaded, np.full_like(x, -1))
-  np.testing.assert_allclose(found.sum((1, 2)), (logits - black)[:, 2], rtol=2e-2)
+  np.testing.assert_allclose(result.sum((1, 2)), (logits - black)[:, 2], rtol=2e-2)
 
 
 def test_pixels_of_any_model():
   loaded = vit_jax.load(GOLDEN / 'mixer_google.npz')
   size = (1, *loaded.image_size, 3)
   images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-  found = vit_jax.attention_maps(loaded, images, 'gradient', classes=1)
+  result = vit_jax.attention_maps(loaded, images, 'gradient', classes=1)
   score = lambda x: loaded.model.apply(loaded.variables, x)[0][:, 1]
   expected = gradient_times_input(jax.jit(score), loaded.preprocess(images))
-  np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
-  assert found.shape == size[:3]
-  assert np.abs(found).max() > 0
+  np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-6)
+  assert result.shape == size[:3]
+  assert np.abs(result).max() > 0
 
 
 def test_one_layer_one_head_and_the_pooling():
   loaded = tiny(classifier='map')
   x = loaded.preprocess(PIXELS)
-  found = attention(loaded, x)
+  result = attention(loaded, x)
   maps = vit_jax.attention_maps(loaded, PIXELS, 'attention', layer='pooling', head=1)
-  np.testing.assert_allclose(maps.reshape(3, 16), found.pooling[:, 1, 0], rtol=1e-4)
+  np.testing.assert_allclose(maps.reshape(3, 16), result.pooling[:, 1, 0], rtol=1e-4)
   np.testing.assert_allclose(maps.sum((1, 2)), 1, rtol=1e-5)
   loaded = tiny()
-  found = attention(loaded, x)
+  result = attention(loaded, x)
   maps = vit_jax.attention_maps(loaded, PIXELS, 'attention', layer=0, head=1)
-  expected = found.layers[0][:, 1, 0, 1:].reshape(3, 4, 4)
+  expected = result.layers[0][:, 1, 0, 1:].reshape(3, 4, 4)
   np.testing.assert_allclose(maps, expected, rtol=1e-4)
 
 
 def test_distances_of_images_are_those_of_their_weights():
   loaded = tiny()
   x = loaded.preprocess(PIXELS)
-  found = attention(loaded, x)
+  result = attention(loaded, x)
   each = explain.attention_distances(loaded, PIXELS, batch_size=2)
-  assert each.shape == (3, *found.layers.shape[:1], found.layers.shape[2])
-  expected = attention_distance(found.layers, (4, 4), 8)
+  assert each.shape == (3, *result.layers.shape[:1], result.layers.shape[2])
+  expected = attention_distance(result.layers, (4, 4), 8)
   np.testing.assert_allclose(each.mean(0), expected, rtol=1e-4)

@@ -25,9 +25,9 @@ def weights(seed=0, shape=(3, 2, 4, 6, 6)):
 def test_rollout_is_the_reference(golden, fusion, residual):
   attention = golden('vit_hf.expected')['attentions']  # from transformers' ViT
   name = f'rollout_{fusion}_{"residual" if residual else "plain"}'
-  found = rollout(attention, fusion, residual)
-  np.testing.assert_allclose(found, golden('attention')[name], rtol=1e-6)
-  np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+  result = rollout(attention, fusion, residual)
+  np.testing.assert_allclose(result, golden('attention')[name], rtol=1e-6)
+  np.testing.assert_allclose(result.sum(-1), 1, rtol=1e-6)
 
 
 def test_rollout_in_closed_form():
@@ -51,8 +51,8 @@ def test_rollout_in_closed_form():
 def test_distance_is_the_reference_and_that_of_known_patterns(golden):
   attention, expected = golden('vit_hf.expected')['attentions'], golden('attention')
   for renormalize, name in ((True, 'renormalized'), (False, 'plain')):
-    found = attention_distance(attention, (4, 4), (8, 8), renormalize)
-    np.testing.assert_allclose(found, expected[f'distance_{name}'], rtol=1e-6)
+    result = attention_distance(attention, (4, 4), (8, 8), renormalize)
+    np.testing.assert_allclose(result, expected[f'distance_{name}'], rtol=1e-6)
   eye = np.eye(16, dtype=np.float32)[None, None, None]
   assert attention_distance(eye, (4, 4), (8, 8)) == 0
 
@@ -68,14 +68,14 @@ def test_distance_is_the_reference_and_that_of_known_patterns(golden):
 def test_distance_of_uniform_attention_in_pixels(grid, patch, pixels):
   N = grid * grid
   even = np.full((1, 1, 1, N, N), 1 / N, np.float32)
-  found = attention_distance(even, (grid, grid), patch)
-  np.testing.assert_allclose(found, pixels, rtol=5e-7, atol=5e-5)  # as it is printed
+  result = attention_distance(even, (grid, grid), patch)
+  np.testing.assert_allclose(result, pixels, rtol=5e-7, atol=5e-5)  # as it is printed
   # A class token in front changes nothing once weights are brought back to 1.
   token = np.full((1, 1, 1, N + 1, N + 1), 1 / (N + 1), np.float32)
   again = attention_distance(token, (grid, grid), (patch, patch))
-  np.testing.assert_allclose(again, found, rtol=1e-5)
+  np.testing.assert_allclose(again, result, rtol=1e-5)
   less = attention_distance(token, (grid, grid), patch, renormalize=False)
-  np.testing.assert_allclose(less, found * N / (N + 1), rtol=1e-5)
+  np.testing.assert_allclose(less, result * N / (N + 1), rtol=1e-5)
 
 
 def test_distance_of_attention_to_the_neighbour_and_per_image():
@@ -91,9 +91,9 @@ def test_distance_of_attention_to_the_neighbour_and_per_image():
   np.testing.assert_allclose(attention_distance(both, (g, g), P), each.mean(1))
   # Each head on its own, and none further than a corner from the one opposite.
   a = weights(shape=(2, 1, 3, g * g, g * g))
-  found = attention_distance(a, (g, g), P)
+  result = attention_distance(a, (g, g), P)
   swapped = attention_distance(a[:, :, ::-1], (g, g), P)
-  np.testing.assert_allclose(found, swapped[:, ::-1], rtol=1e-6)
+  np.testing.assert_allclose(result, swapped[:, ::-1], rtol=1e-6)
   corners = np.zeros((1, 1, 1, g * g, g * g), np.float32)
   corners[..., range(g * g), [(0 if i else -1) for i in range(g * g)]] = 1
   furthest = np.sqrt(2) * (g - 1) * P
@@ -149,24 +149,24 @@ def test_planted_filters_are_found(patch):
   kernel = planted @ (rng.normal(size=(k, D)) * [[9], [3], [1]]) + rng.normal(
     size=(size, 1)
   )
-  found = filters_pca(kernel.reshape(*patch, 3, D), k + 2)
-  rows = found.filters.reshape(k + 2, size)
+  result = filters_pca(kernel.reshape(*patch, 3, D), k + 2)
+  rows = result.filters.reshape(k + 2, size)
   np.testing.assert_allclose(rows @ rows.T, np.eye(k + 2), atol=1e-6)
   cosines = np.linalg.svd(rows[:k] @ planted, compute_uv=False)
   assert np.arccos(cosines.clip(-1, 1)).max() < 1e-3  # float32: cosine 1 - 5e-7
   np.testing.assert_allclose(rows[:k] @ planted @ planted.T, rows[:k], atol=1e-6)
-  assert found.explained[:k].sum() == pytest.approx(1)
-  assert found.explained[k:].max() < 1e-9
+  assert result.explained[:k].sum() == pytest.approx(1)
+  assert result.explained[k:].max() < 1e-9
   assert (rows[range(k + 2), np.abs(rows).argmax(1)] > 0).all()
 
 
 def test_all_components_explain_everything():
   kernel = np.random.default_rng(0).normal(size=(2, 2, 3, 40))
-  found = filters_pca(kernel)
-  assert found.filters.shape == (12, 2, 2, 3)
-  assert found.explained.sum() == pytest.approx(1)
-  assert (np.diff(found.explained) <= 0).all()
-  shown = filters.to_show(found.filters)
+  result = filters_pca(kernel)
+  assert result.filters.shape == (12, 2, 2, 3)
+  assert result.explained.sum() == pytest.approx(1)
+  assert (np.diff(result.explained) <= 0).all()
+  shown = filters.to_show(result.filters)
   assert (shown.min((1, 2, 3)) == 0).all()
   assert (shown.max((1, 2, 3)) == 1).all()
   np.testing.assert_array_equal(filters.to_show(np.ones((1, 2, 2, 1))), 0)
@@ -182,18 +182,18 @@ def test_saliency_of_functions_with_known_gradients():
   np.testing.assert_allclose(from_one, (w * (x - 1)).sum(-1), atol=1e-5)
   # The midpoint rule is exact where the gradient is linear along the way.
   square = lambda x: (w * x * x).sum((1, 2, 3))
-  found = integrated_gradients(square, x, steps=2)
-  np.testing.assert_allclose(found, (w * x * x).sum(-1), atol=1e-5)
-  np.testing.assert_allclose(found.sum((1, 2)), square(x), rtol=1e-5, atol=1e-4)
+  result = integrated_gradients(square, x, steps=2)
+  np.testing.assert_allclose(result, (w * x * x).sum(-1), atol=1e-5)
+  np.testing.assert_allclose(result.sum((1, 2)), square(x), rtol=1e-5, atol=1e-4)
 
 
 def test_colours_of_slots():
   sizes = [[0.1, 0.1], [0.05, 0.1], [0.8, 0.4], [0.4, 0.8], [0.9, 0.1], [0.5, 0.5]]
   green, red, blue = np.eye(3)[[1, 0, 2]]
   # 0.9 x 0.1 is the area of 0.3 x 0.3: half way from green to red.
-  want = [green, green, red, blue, red + green, red + blue]
-  found = slot_colours(np.array(sizes), 0.1, 0.5)
-  np.testing.assert_allclose(found, want, atol=1e-9)
+  expected = [green, green, red, blue, red + green, red + blue]
+  result = slot_colours(np.array(sizes), 0.1, 0.5)
+  np.testing.assert_allclose(result, expected, atol=1e-9)
 
 
 def test_arguments_out_of_range():

@@ -1,0 +1,239 @@
+"""Detectors beside transformers, and the head of pixels beside PyTorch's own layers."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.support.goldens import path_of
+from tests.support.peers import MARKS, images, randomise
+from vit_jax import models, trees, weights
+from vit_jax.detection import inference
+
+pytestmark = MARKS
+
+TOLERANCE = 1e-4  # the reference's own float32 is off its float64 by 2e-5
+
+
+def trained(torch, model):
+  """Makes parameters random, and statistics those of a trained network."""
+  torch.manual_seed(0)
+  for parameter in model.parameters():
+    parameter.add_(0.02 * torch.randn_like(parameter))
+  for name, statistic in model.named_buffers():
+    if name.endswith('running_mean'):
+      statistic.add_(0.1 * torch.randn_like(statistic))
+    if name.endswith('running_var'):
+      statistic.mul_(0.5 + torch.rand_like(statistic))
+  return model.eval()
+
+
+def padded():
+  """Returns (images [2, 96, 128, 3], mask) whose first image is 70 x 100 pixels."""
+  batch = np.random.default_rng(0).normal(size=(2, 96, 128, 3)).astype(np.float32)
+  mask = np.ones((2, 96, 128), np.int64)
+  mask[0, 70:] = mask[0, :, 100:] = 0
+  return batch * mask[..., None].astype(np.float32), mask
+
+
+def nchw(torch, x):
+  return torch.from_numpy(np.ascontiguousarray(np.moveaxis(np.asarray(x), -1, 1)))
+
+
+def theirs(torch, model, pixels, mask):
+  out = model(pixel_values=nchw(torch, pixels), pixel_mask=torch.from_numpy(mask))
+  return {'logits': out.logits.numpy(), 'boxes': out.pred_boxes.numpy()}
+
+
+def agree(folder, expected, pixels, mask):
+  loaded = vit_jax.load(folder)
+  outputs, _ = jax.jit(loaded.model.apply)(loaded.variables, pixels, mask)
+  for key, x in expected.items():
+    np.testing.assert_allclose(outputs[key], x, rtol=0, atol=TOLERANCE, err_msg=key)
+
+
+SMALL = dict(
+  d_model=32,
+  encoder_layers=2,
+  decoder_layers=2,
+  encoder_attention_heads=4,
+  decoder_attention_heads=4,
+  encoder_ffn_dim=64,
+  decoder_ffn_dim=64,
+  num_queries=10,
+  num_labels=7,
+)
+RESNET = dict(embedding_size=16, hidden_sizes=[32, 64], depths=[1, 2])
+BACKBONES = {
+  'of transformers': dict(use_timm_backbone=False),
+  'of timm': dict(use_timm_backbone=True, backbone='resnet50'),
+  'of timm, DC5': dict(use_timm_backbone=True, backbone='resnet50', dilation=True),
+}
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_files_both_ways(torch, timm, transformers, tmp_path, backbone):
+  options = BACKBONES[backbone]
+  if not options['use_timm_backbone']:
+    inside = transformers.ResNetConfig(**RESNET, out_features=['stage2'])
+    options = dict(options, backbone_config=inside)
+  config = transformers.DetrConfig(**SMALL, **options)
+  model = trained(torch, transformers.DetrForObjectDetection(config))
+  model.save_pretrained(tmp_path / 'theirs')
+  inputs = padded()
+  expected = theirs(torch, model, *inputs)
+  agree(tmp_path / 'theirs', expected, *inputs)
+
+  weights.write(weights.read(tmp_path / 'theirs'), tmp_path / 'ours', 'hf')
+  again, info = transformers.DetrForObjectDetection.from_pretrained(
+    tmp_path / 'ours', output_loading_info=True
+  )
+  assert not any(info[k] for k in ('missing_keys', 'unexpected_keys'))
+  for key, x in theirs(torch, again.eval(), *inputs).items():
+    np.testing.assert_array_equal(x, expected[key], err_msg=key)
+
+
+@pytest.mark.parametrize('shape', [(70, 100), (150, 75)])
+def test_boxes_in_pixels_of_a_file(torch, transformers, tmp_path, shape):
+  shutil.copytree(path_of('detr_hf'), tmp_path, dirs_exist_ok=True)
+  model = transformers.DetrForObjectDetection.from_pretrained(tmp_path).eval()
+  size = {'shortest_edge': 96, 'longest_edge': 128}
+  processor = transformers.DetrImageProcessor(size=size)
+  processor.save_pretrained(tmp_path)
+  coarse = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
+  image = Image.fromarray(coarse).resize(shape[::-1], Image.Resampling.BICUBIC)
+  image.save(tmp_path / 'a.png')
+
+  # On the canvas that predict has; alone in a batch theirs would not be padded.
+  canvas = {'height': 128, 'width': 128}
+  inputs = processor(image, return_tensors='pt', do_pad=True, pad_size=canvas)
+  loaded = vit_jax.load(tmp_path)
+  ours = {
+    key: np.asarray(x)
+    for key, x in inference.inputs(loaded, [tmp_path / 'a.png']).items()
+  }
+  np.testing.assert_array_equal(ours['mask'], inputs['pixel_mask'].numpy())
+  pixels = inputs['pixel_values'].numpy().transpose(0, 2, 3, 1)
+  # A level of 255 where rounding differs.
+  np.testing.assert_allclose(ours['images'], pixels, rtol=0, atol=2e-2)
+
+  inputs['pixel_values'] = torch.from_numpy(ours['images'].transpose(0, 3, 1, 2))
+  (boxes,) = processor.post_process_object_detection(
+    model(**inputs), threshold=0.0, target_sizes=[shape]
+  )
+  ours = inference.detect_images(loaded, [tmp_path / 'a.png'])
+  assert ours.sizes.tolist() == [[*shape]]
+  assert np.ptp(boxes['boxes'].numpy(), 0).min() > 5  # the queries differ
+  np.testing.assert_array_equal(ours.labels[0], boxes['labels'])
+  np.testing.assert_allclose(ours.scores[0], boxes['scores'], rtol=0, atol=TOLERANCE)
+  np.testing.assert_allclose(ours.boxes[0], boxes['boxes'], rtol=0, atol=1e-2)
+
+
+# -- ViTDet and the head of pixels ---------------------------------------------------------
+
+
+def map_of(torch, model, x):
+  with torch.no_grad():
+    (map_,) = model.eval()(nchw(torch, x)).feature_maps
+  return np.moveaxis(map_.numpy(), 1, -1)
+
+
+def last_map(source, x, **options):
+  loaded = vit_jax.load(source, **options)
+  _, out = jax.jit(loaded.model.apply)(loaded.variables, x)
+  return out[f'block{loaded.model.depth - 1:02d}']
+
+
+@pytest.mark.parametrize('window', [0, 3])
+def test_transformers_vitdet_both_ways(torch, transformers, tmp_path, window):
+  config = transformers.VitDetConfig(
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    image_size=64,
+    pretrain_image_size=48,
+    patch_size=16,
+    window_size=window,
+    window_block_indices=[0, 1] if window else [],
+    use_relative_position_embeddings=bool(window),
+    out_features=['stage3'],
+  )
+  model = randomise(torch, transformers.VitDetBackbone(config))
+  model.save_pretrained(tmp_path / 'hf')
+  x = images(64)
+  expected = map_of(torch, model, x)
+  close = lambda ours: np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5)
+  close(last_map(tmp_path / 'hf', x))
+  back = tmp_path / 'back'
+  weights.write(weights.read(tmp_path / 'hf'), back, 'hf')
+  loaded, info = transformers.VitDetBackbone.from_pretrained(
+    back, output_loading_info=True
+  )
+  assert not info['missing_keys']
+  assert not info['unexpected_keys']
+  close(map_of(torch, loaded, x))
+
+
+def test_transformers_reads_a_vitdet_that_a_vit_started(torch, transformers, tmp_path):
+  vit = vit_jax.load(path_of('vit_timm'))
+  fields = {'num_classes': None, 'pretrained_size': vit.image_size, 'window': 2}
+  fields |= {f: getattr(vit.model, f) for f in ('patch_size', 'width', 'depth')}
+  fields |= {
+    f: getattr(vit.model, f) for f in ('mlp_dim', 'num_heads', 'act', 'norm_eps')
+  }
+  section = dict(name='vitdet', global_blocks=(vit.model.depth - 1,), **fields)
+  loaded = vit_jax.load(path_of('vit_timm'), model=section)
+  source = weights.Source(
+    source='a',
+    format='run',
+    family='vitdet',
+    fields=models.fields_of(loaded.model),
+    flat=trees.flatten(loaded.params),
+    image_size=loaded.image_size,
+    channels=3,
+    class_names=None,
+    pp=None,
+    unused=[],
+  )
+  weights.write(source, tmp_path / 'a', 'hf')
+  theirs = transformers.VitDetBackbone.from_pretrained(tmp_path / 'a')
+  x = images(loaded.image_size[0])
+  _, out = jax.jit(loaded.model.apply)(loaded.variables, x)
+  last = out[f'block{loaded.model.depth - 1:02d}']
+  np.testing.assert_allclose(map_of(torch, theirs, x), last, rtol=0, atol=2e-5)
+
+
+def test_the_head_of_pixels_is_that_of_pytorchs_layers(torch):
+  built = models.build(
+    'semantic_fpn',
+    num_classes=5,
+    channels=32,
+    backbone=models.family('sfp').tiny[0] | {'name': 'sfp', 'extra_level': False},
+  )
+  x = images(32)
+  shapes = jax.eval_shape(built.init, jax.random.key(0), x)
+  rng = np.random.default_rng(0)
+  draw = lambda s: rng.normal(0.1, 0.2, s.shape).astype(np.float32)
+  variables = jax.tree.map(draw, shapes)
+  logits, out = jax.jit(built.apply)(variables, x)
+  t = {n: torch.from_numpy(v) for n, v in trees.flatten(variables['params']).items()}
+  F, merged = torch.nn.functional, 0
+  levels = sorted(name for name in out if name.startswith('p'))
+  for level in levels:
+    y, steps = nchw(torch, out[level]), levels.index(level)
+    for i in range(max(steps, 1)):
+      name = f'level{level[1:]}'
+      y = F.conv2d(y, t[f'{name}/conv{i}/kernel'].permute(3, 2, 0, 1), padding=1)
+      scale, bias = (t[f'{name}/norm{i}/{part}'] for part in ('scale', 'bias'))
+      y = F.relu(F.group_norm(y, 32, scale, bias, 1e-5))
+      if steps:
+        y = F.interpolate(y, scale_factor=2, mode='bilinear', align_corners=False)
+    merged = merged + y
+  y = F.conv2d(merged, t['head/kernel'].permute(3, 2, 0, 1), t['head/bias'])
+  y = F.interpolate(y, size=x.shape[1:3], mode='bilinear', align_corners=False)
+  expected = np.moveaxis(y.numpy(), 1, -1)
+  scale = np.abs(expected).max()
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * scale)
