@@ -161,9 +161,7 @@ def main(argv: list[str]) -> int:
       generation = tpu.GENERATIONS[name]
       for side, lower in sides.items():
         lowered = lower(subject, args.batch, tpu.devices(name)[:1])
-        program = cli.interruptible(
-          lowered.compile, lambda: shutil.rmtree(folder, ignore_errors=True)
-        )
+        program = lowered.compile()
         found = count(program.as_text(), take_schedules(folder), generation)
         rows.append({'tpu': name, 'side': side, **found, **_memory(program)})
         if not args.json:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import shutil
 
 import numpy as np
@@ -28,34 +27,6 @@ def error_of(*arguments, workdir, capfd) -> str:
   code, _, error = commands.run(main.main, capfd, *argv)
   assert code == 2
   return commands.one_line(error)
-
-
-# -- the command, as a user meets it ---------------------------------------------------
-
-COMMANDS = {
-  'key': ([DIGITS, '--config.optim.lrr=1'], ('config.optim.lrr', 'lr')),
-  'not prepared': (
-    [B16],
-    (
-      'imagenet21k',
-      'TFDS_DATA_DIR',
-      'vit_jax train --config=configs/vit_b16.py:debug',
-    ),
-  ),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize('name', COMMANDS)
-def test_refused_within_ten_seconds(name, tmp_path):
-  arguments, facts = COMMANDS[name]
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  code, _, error = runs.Process(f'--workdir={tmp_path}/run', *arguments).end()
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  assert code == 2
-  assert re.search(naming(*facts), commands.one_line(error))
-  # Processor time: the machine may be busy. Measured 4 s.
-  assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
 
 
 def test_the_hint_is_true(tmp_path):
@@ -149,19 +120,6 @@ def test_a_file_where_the_folder_goes(tmp_path, capfd):
 @pytest.mark.parametrize('workdir', ['/proc/run', '/sys/run', 's3://bucket/run'])
 def test_unwritable_folders(workdir, capfd):
   assert workdir in error_of(DIGITS, workdir=workdir, capfd=capfd)
-
-
-def test_a_config_without_get_config(tmp_path, capfd):
-  file = tmp_path / 'mine.py'
-  file.write_text('x = 1\n')
-  assert 'get_config' in error_of(f'--config={file}', workdir=tmp_path, capfd=capfd)
-
-
-def test_missing_sections(tmp_path, capfd):
-  file = tmp_path / 'mine.py'
-  file.write_text("def get_config(arg):\n  return {'model': {'name': 'vit'}}\n")
-  error = error_of(f'--config={file}', workdir=tmp_path, capfd=capfd)
-  assert re.search(naming('config', "'data'", "'optim'"), error)
 
 
 def test_the_run_folder_is_named_after_the_command():

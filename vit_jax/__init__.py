@@ -21,16 +21,12 @@ def create_model(name: str, variant: str | None = None, **fields):
 def load(source: str, **options):
   """Returns published weights or a run with their model: a `weights.Loaded`.
 
-  `load('ViT-B_16.npz')`, `load('runs/digits@best')`, `load('b16-augreg-i21k')`,
-  `load('ViT-B_16.npz', num_classes=10, image_size=384)`; all arguments:
-  `vit_jax.weights.load`.
+  `source` is a file, a run ('runs/digits@best') or a name ('b16-augreg-i21k'); all
+  arguments: `vit_jax.weights.load`.
 
     loaded = vit_jax.load('ViT-B_16.npz')
     images = loaded.preprocess(['photo.jpg'])
     logits, features = loaded.model.apply(loaded.variables, images)
-
-  What it returns has `model`, `variables`, `preprocess`, `class_names` (or None), `pp`,
-  `image_size`, `step` (of a run) and `report`, and unpacks as `model, params`.
   """
   from vit_jax import weights
 
@@ -53,35 +49,26 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
   `preprocess(['a.jpg'], loaded)` for what `load` returned; for a model of your own
   `preprocess(['a.jpg'], pp='decode|resize(224)|value_range(-1, 1)')`.
 
+  An image that cannot be read or used is an `errors.BadImage`, a ValueError.
+
   Args:
     images: paths, bytes, PIL images or uint8 arrays [H, W, C]; or one uint8 array
       [B, H, W, C].
     loaded: whose pipeline is taken, and whose size is checked.
     pp: a pipeline, in its place.
-
-  Raises:
-    errors.UserError: unless one of `loaded` and `pp` is given, or for images that are
-      not such, one image without a list among them. A ValueError.
-    errors.BadImage: a UserError, for one image that cannot be read or used: a broken
-      file, floats, channels first. It names the image.
   """
   from vit_jax.data import single_image
-  from vit_jax.errors import UserError
 
   if (loaded is None) == (pp is None):
-    raise UserError(
-      "preprocess: give what vit_jax.load returned, or pp='decode|resize(224)|"
-      "value_range(-1, 1)'."
-    )
+    raise ValueError('preprocess takes either `loaded` or `pp`')
   return single_image.batch(images, pp) if loaded is None else loaded.preprocess(images)
 
 
 def attention_maps(source, images, kind: str = 'rollout', **options):
   """Returns where a model looked, float32 [B, h, w] on the grid of patches.
 
-  `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or with what `load` returned; `kind` is
-  'rollout', 'attention', 'class_rollout', or, pixel by pixel, 'gradient' or 'integrated'.
-  What each is and its options: `vit_jax.explain.attention_maps`.
+  `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or with the result of `load`; all
+  arguments: `vit_jax.explain.attention_maps`.
   """
   from vit_jax import explain
 

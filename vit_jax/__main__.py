@@ -17,52 +17,35 @@ COMMANDS = {
   'train': ('vit_jax.main', 'trains and evaluates a model'),
   'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
   'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
-  'coco_ap': (
-    'vit_jax.detection.tools.coco_ap',
-    "measures detections by COCO's average precision",
-  ),
+  'coco_ap': ('vit_jax.detection.tools.coco_ap', "measures detections by COCO's AP"),
   'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
   'push': ('vit_jax.tools.push', 'uploads a model with its card to the hub'),
   'export': ('vit_jax.tools.export', 'writes a program that runs without this library'),
   'prepare': ('vit_jax.tools.prepare', 'writes a data set from archives or folders'),
-  'inspect': (
-    'vit_jax.tools.inspect',
-    'prints size and cost of a model, or the content of a file or run',
-  ),
+  'inspect': ('vit_jax.tools.inspect', 'describes a model, a file or a run'),
   'figures': (
     'vit_jax.tools.figures',
-    'draws attention, filters and positions, and the results of runs',
+    'draws attention, filters, positions and results',
   ),
   'sweep': ('vit_jax.lab.sweep', 'trains a recipe with other values, or an ablation'),
-  'vtab': (
-    'vit_jax.lab.vtab',
-    'fine-tunes weights on the tasks of VTAB-1k, as a table',
-  ),
-  'paper': (
-    'vit_jax.lab.paper',
-    'trains the experiments of the ViT paper in miniature, and judges its claims',
-  ),
+  'vtab': ('vit_jax.lab.vtab', 'fine-tunes weights on the tasks of VTAB-1k'),
+  'paper': ('vit_jax.lab.paper', "checks the ViT paper's claims in miniature"),
   'report': ('vit_jax.tools.report', 'writes a page about runs'),
   'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
-  'doctor': (
-    'vit_jax.tools.doctor',
-    'lists installed and missing packages, and trains one step',
-  ),
+  'doctor': ('vit_jax.tools.doctor', 'lists installed packages, and trains one step'),
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs `vit_jax COMMAND ...`; returns the exit code, or exits with the command's.
-
-  Args:
-    argv: the arguments; by default those of this process.
-  """
+  """Runs `vit_jax COMMAND ...`; returns the exit code, or exits with the command's."""
   return cli.run(_dispatch, argv)
 
 
 def _dispatch(argv: list[str]) -> int:
   if not argv or argv[0] in ('-h', '--help', 'help'):
-    print(_help(), file=sys.stdout if argv else sys.stderr)
+    print('usage: vit_jax COMMAND [ARGUMENTS], vit_jax COMMAND --help, vit_jax --version\n',
+          *(f'  {name:10} {text}' for name, (_, text) in COMMANDS.items()),
+          sep='\n', file=sys.stdout if argv else sys.stderr)  # fmt: skip
     return 0 if argv else 2
   if argv[0] == '--version':
     package = Path(__file__).parent
@@ -72,17 +55,6 @@ def _dispatch(argv: list[str]) -> int:
   sys.argv[1:] = argv[1:]
   runpy.run_module(module, run_name='__main__', alter_sys=True)
   raise AssertionError(f'{module} did not end with sys.exit')
-
-
-def _help() -> str:
-  rows = [f'  {name:10} {text}' for name, (_, text) in COMMANDS.items()]
-  return '\n'.join(
-    [
-      'usage: vit_jax COMMAND [ARGUMENTS], vit_jax COMMAND --help, vit_jax --version',
-      '',
-      *rows,
-    ]
-  )
 
 
 if __name__ == '__main__':

@@ -30,17 +30,12 @@ INT32, FLOAT32 = 2**31 - 1, 3.4e38
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """An interval of numbers.
-
-  Attributes:
-    ends: '[' and ']' include an end, '(' and ')' exclude it.
-    why: the reason of a bound, for the message.
-  """
+  """An interval of numbers: '[' and ']' include an end, '(' and ')' exclude it."""
 
   low: float
   high: float = math.inf
   ends: str = '[]'
-  why: str = ''
+  why: str = ''  # the reason of a bound, for the message
 
   def __call__(self, where: str, value, section) -> None:
     above = value > self.low if self.ends[0] == '(' else value >= self.low
@@ -75,11 +70,9 @@ class Section:
 
 
 class Named:
-  """A section in which one key names the code that reads the others.
+  """A section in which `key` names the entry of `table` that reads the others.
 
   Args:
-    table: a `Registry`, or what else has `signature(name)`.
-    key: the key that holds the name.
     extra: {key: annotation} of keys that the run itself reads.
   """
 
@@ -103,8 +96,7 @@ def nonempty(where: str, value, section) -> None:
 def _period(where: str, value, section) -> None:
   if not ((isinstance(value, int) and 1 <= value <= INT32) or 0 < value <= 1):
     raise UserError(
-      f'{where}={value!r}: expected 1 or more steps, up to {INT32}, or a fraction of the '
-      'run: a float above 0, up to 1.0.'
+      f'{where}={value!r}: expected 1 or more steps, or a fraction of the run up to 1.0.'
     )
 
 
@@ -135,9 +127,6 @@ def bind(
     where: the section's name in messages, 'config.optim'.
     provided: parameters that the run passes, and a config may not.
     extra: {key: annotation} of keys that another reader takes.
-
-  Raises:
-    UserError: for an unknown or missing key, a wrong type, or a value out of range.
   """
   check(where, section, dict)
   if not isinstance(consumer, inspect.Signature):
@@ -150,10 +139,8 @@ def bind(
     raise UserError(f'{where} lacks {missing}.')
   for key, value in section.items():
     _check_type(f'{where}.{key}', value, kinds[key])
-  for (
-    key,
-    value,
-  ) in section.items():  # a rule may read the other keys, which have their types
+  # Types come first because a rule may read other keys of the section.
+  for key, value in section.items():
     check(f'{where}.{key}', value, kinds[key], section)
 
 
@@ -202,10 +189,7 @@ def plain(where: str, value) -> None:
     for i, item in enumerate(value):
       plain(f'{where}[{i}]', item)
   elif not isinstance(value, bool | int | float | str | None):
-    raise UserError(
-      f'{where} is of type {type(value).__name__}: expected a number, a text, None, or '
-      'lists and dicts of them.'
-    )
+    raise UserError(f'{where} is of type {type(value).__name__}, which JSON lacks.')
   elif isinstance(value, int) and abs(value) >= 2**63:
     raise UserError(f'{where} is an integer of more than 64 bits: write a float.')
   elif isinstance(value, float) and not abs(value) <= FLOAT32:
@@ -218,8 +202,7 @@ def reported(where: str) -> Iterator[None]:
   try:
     yield
   except ValueError as error:
-    special = isinstance(error, UserError) and type(error) is not UserError
-    if special:
+    if isinstance(error, UserError) and type(error) is not UserError:
       raise
     prefix = '' if str(error).startswith(where) else f'{where}: '
     raise UserError(f'{prefix}{error}') from error
@@ -232,10 +215,7 @@ def _check_type(where: str, value, kind) -> None:
   if _fits(value, kind):
     return
   if _bare(kind) is dict:
-    raise UserError(
-      f'{where}={value!r}: expected a section, whose keys are set one by one: '
-      f'{where}.KEY=VALUE.'
-    )
+    raise UserError(f'{where}={value!r}: expected a section: set {where}.KEY=VALUE.')
   raise UserError(f'{where}={value!r}: expected {_describe(kind)}.')
 
 
@@ -288,6 +268,4 @@ def _describe(kind) -> str:
   if args := [a for a in typing.get_args(kind) if a is not ...]:
     name = 'list' if typing.get_origin(kind) is not dict else 'section'
     return f'{name} of {", ".join(map(_describe, args))}'
-  return (
-    'None' if kind in (None, types.NoneType) else getattr(kind, '__name__', str(kind))
-  )
+  return 'None' if kind is types.NoneType else getattr(kind, '__name__', str(kind))

@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from vit_jax import terminal
 from vit_jax.errors import (
@@ -30,8 +30,7 @@ _NO_READER = 141
 def exit_on_interrupt() -> None:
   """Makes Ctrl-C print one line and exit, from now on.
 
-  An exception would surface in the import under way, where C extensions turn it into
-  errors of their own. A run installs its own handler once it can save.
+  In an import under way C extensions would turn an exception into errors of their own.
   """
   import signal
 
@@ -42,54 +41,6 @@ def exit_on_interrupt() -> None:
   signal.signal(signal.SIGINT, leave)
 
 
-def interruptible(work: Callable[[], Any], forget: Callable[[], None]) -> Any:
-  """Returns `work()`, and lets Ctrl-C and SIGTERM end the process meanwhile.
-
-  Python runs signal handlers between its own instructions, so that a compiler which takes
-  minutes delays them as long. Here `work` runs in a thread and the main thread waits for
-  it, which handlers can interrupt. Outside the main thread `work` is simply called. A
-  handler that C code installed, such as libtpu's for SIGTERM, gives way to Python's.
-
-  Args:
-    forget: removes files that `work` leaves behind; called first when a signal arrives.
-
-  Raises:
-    KeyboardInterrupt: on Ctrl-C, if its handler is Python's; `work` goes on meanwhile.
-  """
-  import signal
-  import threading
-  from concurrent.futures import Future
-
-  if threading.current_thread() is not threading.main_thread():
-    return work()
-  result = Future()
-
-  def run_work():
-    try:
-      result.set_result(work())
-    except BaseException as error:
-      result.set_exception(error)
-
-  def end(number, frame):
-    forget()
-    if callable(then := before[number]):
-      return then(number, frame)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-  handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-  # A background job ignores Ctrl-C; None stands for a handler that Python cannot restore.
-  before = {n: h for n, h in handlers.items() if h not in (signal.SIG_IGN, None)}
-  try:
-    for number in before:
-      signal.signal(number, end)
-    threading.Thread(target=run_work, daemon=True).start()
-    return result.result()
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
-
-
 class Parser(argparse.ArgumentParser):
   """Raises `UserError` where argparse would print its usage and exit."""
 
@@ -97,29 +48,26 @@ class Parser(argparse.ArgumentParser):
     raise UserError(f'{message} (see {self.prog} --help)')
 
 
+def count(text: str, least: int = 0) -> int:
+  """Returns an argument as an integer of 0 or more; '303e6' is one."""
+  try:
+    value = float(text)
+  except ValueError:
+    value = -1.0
+  if not value.is_integer() or value < least:
+    raise argparse.ArgumentTypeError(f'{text!r} is not an integer from {least} on')
+  return int(value)
+
+
 def positive(text: str) -> int:
   """Returns an argument as an integer of 1 or more."""
-  value = int(text) if text.isdigit() else 0
-  if value < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is not a positive integer')
-  return value
+  return count(text, 1)
 
 
 def resolution(text: str) -> tuple[int, int]:
   """Returns an argument '224' or '224x160' as (height, width), pixels."""
   height, _, width = text.partition('x')
   return positive(height), positive(width or height)
-
-
-def count(text: str) -> int:
-  """Returns an argument as an integer of 0 or more; '303e6' is one."""
-  try:
-    value = float(text)
-  except ValueError:
-    value = -1.0
-  if not value.is_integer() or value < 0:
-    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
-  return int(value)
 
 
 def words(allowed: Sequence[str]) -> Callable[[str], list[str]]:
@@ -145,7 +93,7 @@ class Fields(argparse.Action):
   def __call__(self, parser, namespace, setting, flag=None):
     key, equals, value = setting.partition('=')
     if not equals:
-      parser.error(f'{flag} {setting}: write KEY=VALUE, such as {flag} depth=6')
+      parser.error(f'{flag} {setting}: write KEY=VALUE')
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(value)
     setattr(namespace, self.dest, {**getattr(namespace, self.dest), key: value})
@@ -159,14 +107,10 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-  """Returns the exit code of `main(argv)`; prints an error as one line.
+  """Returns the exit code of `main(argv)`, by default with this process's arguments.
 
-  Such errors are `RunError`, a full disk and Ctrl-C; others are raised. Ends quietly when
-  nobody reads the output any more (`inspect ... | head`).
-
-  Args:
-    main: takes the arguments, returns the exit code.
-    argv: the arguments; by default those of this process.
+  `RunError`, a full disk and Ctrl-C are printed as one line; other errors are raised.
+  Ends quietly when nobody reads the output any more (`inspect ... | head`).
   """
   if hasattr(sys.stdout, 'reconfigure'):  # names of files may not be UTF-8
     sys.stdout.reconfigure(errors='backslashreplace')
@@ -181,7 +125,6 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
       raise
     return _NO_READER
   except RunError as error:
-    # Stopping on request is not an error.
     prefix = '' if isinstance(error, Preempted) else 'error: '
     print(f'{prefix}{error}', file=sys.stderr)
     return error.exit_code

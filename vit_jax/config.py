@@ -9,13 +9,12 @@ import ast
 import contextlib
 import importlib.util
 import json
-import math
 import sys
 import types
 from pathlib import Path
 
 from vit_jax import files
-from vit_jax.check import check
+from vit_jax.check import FLOAT32, INT32, Count, Positive, check
 from vit_jax.errors import UserError, did_you_mean
 
 DURATIONS = ('steps', 'epochs', 'examples')
@@ -28,11 +27,8 @@ def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamesp
     arg: the text after the colon in `--config=FILE:ARG`; values take the default's type.
       The word `debug` stands for the arguments in `debug`: the recipe, shrunk.
     debug: {argument: value}, applied before the other arguments.
-
-  Raises:
-    UserError: for an unknown argument or a value of another type.
   """
-  values, words = dict(defaults), []
+  values, own = dict(defaults), {}
   for item in filter(None, (arg or '').split(',')):
     key, equals, text = item.partition('=')
     if key == 'debug' and not equals:
@@ -43,32 +39,23 @@ def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamesp
         f'{sorted(defaults)}.{did_you_mean(key, [*defaults, "debug"])}'
       )
     else:
-      words.append((key, text))
-  for key, text in words:
-    values[key] = _typed(key, text, defaults[key])
-  return types.SimpleNamespace(**values)
+      own[key] = _typed(key, text, defaults[key])
+  return types.SimpleNamespace(**values | own)
 
 
 def _typed(key, text, default):
-  kind = type(default)
-  if kind is bool and text.lower() in ('true', 'false', '1', '0'):
-    return text.lower() in ('true', '1')
-  if kind in (int, float):
-    with contextlib.suppress(ValueError):
-      value = kind(text.replace('_', ''))
-      if math.isfinite(value):  # the file would compute with it, before any check
-        return value
-  elif kind is not bool:
+  kind, value = type(default), literal(text)
+  if kind not in (bool, int, float):
     return text
-  expected = 'True or False' if kind is bool else f'a finite {kind.__name__}'
-  raise UserError(f'Config argument {key}={text!r}: expected {expected}.')
+  if kind is bool and value in (True, False):
+    return bool(value)
+  if kind is not bool and type(value) in (int, kind) and abs(value) <= FLOAT32:
+    return kind(value)
+  raise UserError(f'Config argument {key}={text!r}: expected a finite {kind.__name__}.')
 
 
 def recipes() -> dict[str, Path]:
-  """Returns {name: file} of the configs that come with vit_jax.
-
-  They are `configs/` of a clone, which an installed vit_jax has as `vit_jax/configs/`.
-  """
+  """Returns {name: file} of `configs/`, which an installed vit_jax has inside."""
   package = Path(__file__).parent
   folders = (package / 'configs', package.parent / 'configs')
   folder = next((f for f in folders if f.is_dir()), folders[0])
@@ -80,9 +67,6 @@ def load(spec: str) -> dict:
   """Returns the config of 'FILE.py:ARG' or 'NAME:ARG' as nested plain dicts.
 
   NAME is one of `recipes()`; `:ARG` can be left out.
-
-  Raises:
-    UserError: if the file is missing or does not define a usable `get_config`.
   """
   file, _, arg = spec.partition(':')
   path = _find(file)
@@ -97,10 +81,7 @@ def load(spec: str) -> dict:
 
 @contextlib.contextmanager
 def _importable(folder: Path):
-  """Lets a config file import the files beside it, as a script may.
-
-  They are imported anew for each config: another folder may have files of these names.
-  """
+  """Lets a config file import the files beside it, anew for each config."""
   before = set(sys.modules)
   sys.path.insert(0, str(folder))
   try:
@@ -139,31 +120,20 @@ def override(config: dict, assignments: list[str]) -> None:
   """Applies 'a.b=value' to a config in place; a bare 'a.b' means True.
 
   Values are Python literals, or else strings. The key need not be in the config, so that
-  every default can be changed from the command line; `check` knows all keys.
-
-  Raises:
-    UserError: if a key goes through something that is not a section, or a number or
-      bool would become something else.
+  every default can be changed from the command line; `check` knows all keys and types.
   """
   for assignment in assignments:
     key, equals, text = assignment.partition('=')
     value = literal(text) if equals else True
     *parents, last = key.split('.')
     node = config
-    for depth, parent in enumerate(parents):
+    for depth, parent in enumerate(parents, 1):
       node = node.setdefault(parent, {})
       if not isinstance(node, dict):
-        raise UserError(f'config.{".".join(parents[: depth + 1])} is not a section.')
+        raise UserError(f'config.{".".join(parents[:depth])} is not a section.')
     old = node.get(last)
     if isinstance(old, dict) and not isinstance(value, dict):
       raise UserError(f'config.{key} is a section: set one of its keys {sorted(old)}.')
-    if isinstance(old, bool | int | float) and value is not None:
-      # Whether a fraction may replace a whole number, `check` decides.
-      same = isinstance(value, bool) == isinstance(old, bool)
-      if not same or not isinstance(value, int | float):
-        raise UserError(
-          f'config.{key}={text}: expected {type(old).__name__}, as {old!r} is.'
-        )
     node[last] = value
 
 
@@ -183,44 +153,26 @@ def lookup(config: dict, path: str, default=None):
   return value
 
 
-def section(config: dict, name: str) -> dict:
-  """Returns the section 'a.b' of a config; UserError if it is not one."""
-  value = config
-  for key in name.split('.'):
-    value = value[key]
-    if not isinstance(value, dict):
-      raise UserError(f'config.{name} must be a section (a dict), not {value!r}.')
-  return value
-
-
 def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
   """Returns the number of steps from exactly one of steps | epochs | examples.
 
   Epochs and examples are rounded to whole steps, at least one (as big_vision).
-
-  Raises:
-    UserError: if none or several are given, or the value is not positive.
   """
   durations = {key: config[key] for key in DURATIONS if config.get(key) is not None}
   if len(durations) != 1:
     raise UserError(
-      f'A config needs exactly one of {", ".join(DURATIONS)}; this one has '
-      f'{durations or "none"}. Unset one with --config.KEY=None.'
+      f'A config needs exactly one of {", ".join(DURATIONS)}, not {durations or "none"}; '
+      'unset one with --config.KEY=None.'
     )
   ((key, value),) = durations.items()
-  if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-    raise UserError(f'config.{key}={value!r}: expected a number above 0.')
   if key == 'steps':
-    if value != int(value):
-      raise UserError(f'config.steps={value!r}: expected a whole number.')
-    return int(value)
+    check('config.steps', value, Count)
+    return value
+  check(f'config.{key}', value, Positive)
   examples = value * num_examples if key == 'epochs' else value
   steps = max(1, round(examples / batch_size))
-  if steps >= 2**31:
-    raise UserError(
-      f'config.{key}={value!r} is {steps:.3g} steps of {num_examples} examples, more '
-      f'than the {2**31 - 1} that a run counts.'
-    )
+  if steps > INT32:
+    raise UserError(f'config.{key}={value!r} is {steps:.3g} steps, more than {INT32}.')
   return steps
 
 
@@ -244,63 +196,47 @@ class Unreadable(UserError):
 
 
 def read(folder: str | Path) -> dict:
-  """Returns the resolved config of a run's folder.
-
-  Raises:
-    Unreadable: if config.json is missing, or is not the file that a run wrote.
-  """
+  """Returns the resolved config of a run's folder."""
   path = files.path(folder) / 'config.json'
-  if path.exists() and not path.is_file():  # reading a pipe would wait
-    raise Unreadable(f'{path} is not a file.')
   try:
     with files.outages(path):
+      if path.exists() and not path.is_file():  # reading a pipe would wait
+        raise Unreadable(f'{path} is not a file: remove it, or use another --workdir.')
       config = json.loads(path.read_bytes())
-  except OSError as error:
+  except UserError:
+    raise
+  except (OSError, ValueError, RecursionError) as error:
     raise Unreadable(
-      f'{path}: {error.strerror}. It says what the run in this folder is: put it back, '
-      'or use another --workdir.'
+      f'{path} is missing or damaged ({error}): use another --workdir.'
     ) from None
-  except (ValueError, RecursionError):
-    raise Unreadable(f'{path} is damaged: not the JSON that a run wrote.') from None
   return checked(config, str(path))
 
 
-# {path: type} of the values that readers of a run's config need, and of those that they
-# use if present.
-_NEEDED = {
+# {path: type} of the values that readers of a run's config use.
+_WRITTEN = {
   'model': dict,
   'resolved': dict,
+  **dict.fromkeys(('weights', 'data', 'tune', 'task', 'optim'), dict | None),
+  'evals': dict[str, dict] | None,
   'model.name': str,
+  'task.name': str | None,
   'resolved.image_shape': tuple[int, int, int],
-}
-_OPTIONAL = {
-  **dict.fromkeys(('weights', 'data', 'tune', 'task', 'optim'), dict),
-  'evals': dict[str, dict],
-  'task.name': str,
-  'resolved.total_steps': int,
-  'resolved.inferred': list[str],
+  'resolved.total_steps': int | None,
+  'resolved.inferred': list[str] | None,
   'resolved.class_names': list[str] | None,
 }
-_ABSENT = object()
 
 
 def checked(config, where: str) -> dict:
-  """Returns a resolved config after a check of the values that its readers use.
+  """Returns a run's config after a check of the values that its readers use.
 
   Args:
-    where: the file, or another origin of the config, for messages.
-
-  Raises:
-    Unreadable: for a value that no run wrote.
+    where: the origin of the config, for messages.
   """
   try:
     check('config', config, dict)
-    for path, kind in (_NEEDED | _OPTIONAL).items():
-      value = lookup(config, path, _ABSENT)
-      if value is not _ABSENT:
-        check(path, value, kind)
-      elif path in _NEEDED:
-        raise UserError(f'it lacks {path}.')
+    for path, kind in _WRITTEN.items():
+      check(path, lookup(config, path), kind)
   except UserError as error:
-    raise Unreadable(f'{where} is not what a run wrote: {error}') from None
+    raise Unreadable(f'{where} is not a config that a run wrote: {error}') from None
   return config

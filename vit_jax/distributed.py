@@ -22,12 +22,9 @@ def start(spec: str) -> None:
   """Joins this process to its run; must come before anything else asks for devices.
 
   Args:
-    spec: 'auto' where the environment tells JAX (Cloud TPU, SLURM, GKE, Open MPI),
-      or 'HOST:PORT,COUNT,INDEX': the address of process 0, the number of processes, and
-      which of them this is.
-
-  Raises:
-    UserError: for another spec, or if the environment does not say.
+    spec: 'auto' where the environment tells JAX (Cloud TPU, SLURM, GKE, Open MPI), or
+      'HOST:PORT,COUNT,INDEX': the address of process 0, how many there are, and which
+      this is.
   """
   patience = dict(
     heartbeat_timeout_seconds=HEARTBEAT,
@@ -39,16 +36,14 @@ def start(spec: str) -> None:
       jax.distributed.initialize(**patience)
     except ValueError as error:
       raise UserError(
-        f'--distributed: no cluster is known here ({error}). Name it: --distributed='
-        'HOST:PORT,COUNT,INDEX, the address of process 0, how many, and which this is.'
+        f'--distributed: no cluster is known here ({error}): name it, HOST:PORT,COUNT,INDEX.'
       ) from None
     return
   address, *numbers = spec.split(',')
   complete = ':' in address and len(numbers) == 2 and all(n.isdigit() for n in numbers)
   if not complete or not int(numbers[1]) < int(numbers[0]):
     raise UserError(
-      f"--distributed={spec}: expected 'auto' or HOST:PORT,COUNT,INDEX, such as "
-      '10.0.0.1:8476,4,0 with indices from 0.'
+      f"--distributed={spec}: expected 'auto' or HOST:PORT,COUNT,INDEX (from 0)."
     )
   count, index = map(int, numbers)
   jax.distributed.initialize(address, count, index, **patience)

@@ -7,7 +7,6 @@ exception is a defect of this package and keeps its traceback.
 import errno
 import os
 
-# `--help` prints this table; docs/reference/commands.md repeats it.
 EXIT_CODES = {
   0: 'done',
   2: 'bad config or argument',
@@ -41,11 +40,7 @@ class InUse(UserError):
 
 
 class BadImage(UserError):
-  """One image that cannot be read or used; the message is the reason.
-
-  `vit_jax.preprocess` raises it. Where images are many (training, evaluation,
-  `inference.predict_images`) such an image is masked and counted instead.
-  """
+  """One image that cannot be read or used; where images are many it is masked."""
 
 
 class NotAllowed(UserError):
@@ -101,11 +96,7 @@ class Interrupted(RunError):
 
 
 def one_line(text, most: int = 300) -> str:
-  """Returns a text or an exception as part of one line, without its full stop.
-
-  Args:
-    most: number of characters; a longer text ends in '...'.
-  """
+  """Returns a text or an exception as part of one line, of `most` characters at most."""
   line = ' '.join(str(text).split()).rstrip('.')
   shown = line if line.isprintable() else ascii(line)
   return shown if len(shown) <= most else f'{shown[: most - 3]}...'
@@ -120,32 +111,21 @@ def disk_is_full(error: BaseException) -> bool:
   return any(os.strerror(code).lower() in str(error).lower() for code in codes)
 
 
-def choose(noun: str, value, table, also: str = ''):
+def choose(noun: str, value, table):
   """Returns `table[value]`, or `value` itself from a list of names.
 
-  Args:
-    noun: names the choice, after "Unknown": 'loss', 'key config.optim'.
-    also: an alternative to the names, appended to their list: ', or a path'.
-
-  Raises:
-    UserError: for any other value; it lists the names and suggests the closest.
+  Any other value is a UserError, which suggests the closest name.
   """
   if value not in list(table):
     raise UserError(
-      f'Unknown {noun} {value!r}: one of {list(table)}{also}.{did_you_mean(value, table)}'
+      f'Unknown {noun} {value!r}: one of {list(table)}.{did_you_mean(value, table)}'
     )
   return table[value] if isinstance(table, dict) else value
 
 
 def did_you_mean(name: str, names, alike: float = 0.6) -> str:
-  """Returns ' Did you mean "x"?' for the nearest of `names`, or ''.
-
-  Args:
-    alike: how near it must be, in [0, 1], see `difflib.get_close_matches`.
-  """
+  """Returns ' Did you mean "x"?' for the nearest of `names`, or ''."""
   import difflib
 
-  if str(name) in map(str, names):  # something else is wrong
-    return ''
-  near = difflib.get_close_matches(str(name), [str(k) for k in names], 1, alike)
-  return f' Did you mean "{near[0]}"?' if near else ''
+  near = difflib.get_close_matches(str(name), map(str, names), 1, alike)
+  return f' Did you mean "{near[0]}"?' if near and near[0] != str(name) else ''

@@ -1,8 +1,7 @@
 """Files on disk and in buckets: paths, and the one atomic writer.
 
-A bucket, gs://BUCKET/PATH, is opened by etils.epath on top of gcsfs, which finds
-credentials as Google's tools do and repeats requests that fail for a passing reason (503,
-429, a broken connection) for about half a minute. TensorFlow's file system is never used.
+A bucket, gs://BUCKET/PATH, is opened by etils.epath on top of gcsfs, which repeats
+requests that fail for a passing reason for half a minute; never by TensorFlow.
 """
 
 import contextlib
@@ -50,9 +49,6 @@ def path(name) -> pathlib.Path:
   """Returns the path that a user wrote: on this machine (with `~`) or in a bucket.
 
   In a bucket it is an `epath.Path`, which has the methods of `pathlib.Path`.
-
-  Raises:
-    UserError: for a URL of another scheme, or one without a bucket.
   """
   if is_url(name):
     if not str(name).removeprefix(SCHEME).strip('/'):
@@ -62,39 +58,25 @@ def path(name) -> pathlib.Path:
 
     return epath.Path(str(name))
   if '://' in str(name):
-    raise UserError(
-      f'{name}: gs:// is the only kind of URL that can be a folder. Mount the storage, '
-      'and give the path of the mount.'
-    )
+    raise UserError(f'{name}: gs:// is the only kind of URL that can be a folder.')
   return pathlib.Path(name).expanduser()
 
 
 def on_disk(name, flag: str) -> pathlib.Path:
-  """Returns the path of a result that must be on disk.
-
-  Args:
-    flag: begins the error: '--out', 'Cannot write'.
-
-  Raises:
-    UserError: for a URL.
-  """
+  """Returns the path of a result that must be on disk; `flag` begins the error."""
   if '://' in str(name):
-    raise UserError(
-      f'{flag} {name}: results are written to disk. Give a path there, and copy the '
-      'results (gcloud storage cp).'
-    )
+    raise UserError(f'{flag} {name}: results are written to disk, not to a URL.')
   return pathlib.Path(name)
 
 
 def replace(target, data: bytes | str | Callable[[IO[bytes]], object]) -> None:
   """Replaces a file atomically: readers see the old version or the new one, whole.
 
+  After an error the old file is unchanged, and no partial file is left behind.
+
   Args:
     target: its folder must exist.
     data: the content, or a function that writes it to an open binary file.
-
-  Raises:
-    OSError: the old file is unchanged, and no partial file is left behind.
   """
   target = path(target)
   if isinstance(data, str):
@@ -119,11 +101,7 @@ def replace(target, data: bytes | str | Callable[[IO[bytes]], object]) -> None:
 
 @functools.cache
 def filesystem():
-  """Returns gcsfs's file system, and sets up the one that epath, Orbax and TFDS use.
-
-  Raises:
-    UserError: where gcsfs is not installed.
-  """
+  """Returns gcsfs's file system, and sets up the one that epath, Orbax and TFDS use."""
   try:
     import aiohttp
     import fsspec
@@ -158,10 +136,7 @@ def filesystem():
 
 @contextlib.contextmanager
 def outages(path) -> Iterator[None]:
-  """Raises errors of one line in place of those of gcsfs and its libraries.
-
-  Does nothing for a path on disk. Errors: see `raise_if_outage`.
-  """
+  """Raises errors of one line in place of those of a bucket, see `raise_if_outage`."""
   try:
     yield
   except Exception as error:
@@ -176,12 +151,6 @@ def raise_if_outage(error: Exception, path) -> None:
   Args:
     error: raised by gcsfs, Orbax, TensorStore or ArrayRecord while they used `path`, a
       path in a bucket.
-
-  Raises:
-    NotAllowed: this account may not do that.
-    UserError: the server rejects the request, for an invalid bucket name for example.
-    Unreachable: there was no answer, although the request was repeated.
-    RunError: `error` itself, if it is one.
   """
   if isinstance(error, RunError):
     raise error
@@ -190,8 +159,7 @@ def raise_if_outage(error: Exception, path) -> None:
   code = getattr(error, 'code', None)
   if code in (401, 403) or _DENIED.search(text):
     raise NotAllowed(
-      f'{path}: not allowed ({line}). Log in with `gcloud auth application-default '
-      "login`, or give this machine's service account access to the bucket."
+      f'{path}: not allowed ({line}): log in with `gcloud auth application-default login`.'
     ) from error
   if code == 400 or _REJECTED.search(text):
     raise UserError(f'{path}: the server rejects the request ({line}).') from error
@@ -201,6 +169,5 @@ def raise_if_outage(error: Exception, path) -> None:
     or _OUTAGE.search(text)
   ):
     raise Unreachable(
-      f'{path}: the bucket does not answer ({line}). Files written before are intact: '
-      'rerun the same command.'
+      f'{path}: the bucket does not answer ({line}): rerun the same command.'
     ) from error

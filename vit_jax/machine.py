@@ -11,9 +11,5 @@ def cores() -> int:
 
 
 def memory() -> int:
-  """Returns the machine's memory in bytes.
-
-  Raises:
-    AttributeError, ValueError, OSError: on a system that does not tell, as Windows.
-  """
+  """Returns the machine's memory in bytes; raises on a system that does not say."""
   return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')

@@ -9,14 +9,14 @@ written for the trailing dimensions (right-aligned), so that one rule serves sca
 import math
 from collections import deque
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import trees
-from vit_jax.check import Range
+from vit_jax.check import Range, check
 from vit_jax.errors import UserError, choose
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -53,8 +53,10 @@ PRESETS = {
   ),
 }
 
-
 _Axis = Annotated[int, Range(-1, 2**20, why='-1: the devices that are left')]
+_Rules = list[
+  tuple[str, Literal['fsdp'] | list[Literal['data', 'fsdp', 'tensor', '+fsdp'] | None]]
+]
 
 
 def make_mesh(
@@ -64,9 +66,6 @@ def make_mesh(
 
   All axes are `AxisType.Auto`: the compiler propagates shardings. (The default of
   `jax.make_mesh`, Explicit, puts them in types, which Linen modules do not satisfy.)
-
-  Raises:
-    UserError: if the sizes do not multiply to the number of devices.
   """
   devices = jax.devices() if devices is None else devices
   sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
@@ -76,8 +75,8 @@ def make_mesh(
     sizes[free[0]] = len(devices) // fixed
   if math.prod(sizes.values()) != len(devices) or min(sizes.values()) < 1:
     raise UserError(
-      f'config.mesh: data={data} x fsdp={fsdp} x tensor={tensor} must be the number of '
-      f'devices, {len(devices)}. One of them may be -1: as many as are left.'
+      f'config.mesh: {data=} x {fsdp=} x {tensor=} must be the number of devices, '
+      f'{len(devices)}; one of them may be -1, the rest.'
     )
   return jax.make_mesh(
     tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
@@ -104,9 +103,6 @@ def host_of_batch(mesh: Mesh) -> dict[str, int]:
 
   Parts are equal, and usually numbered as processes. Processes that share examples,
   because their devices differ along the tensor axis only, are the same host to the data.
-
-  Raises:
-    UserError: if this process's devices hold no contiguous part.
   """
   rows = batch_divisor(mesh)  # one per device with rows of its own
   parts = batch_sharding(mesh).addressable_devices_indices_map((rows,))
@@ -115,9 +111,8 @@ def host_of_batch(mesh: Mesh) -> dict[str, int]:
   size = stop - start
   if sum(b - a for a, b in bounds) != size or rows % size or start % size:
     raise UserError(
-      f'config.mesh: the devices of process {jax.process_index()} hold the parts '
-      f'{sorted(bounds)} of {rows} of a batch: not one of several equal ones. Let data x '
-      'fsdp be a multiple, or a divisor, of the number of processes.'
+      'config.mesh: data x fsdp must be a multiple, or a divisor, of the number of '
+      f'processes: process {jax.process_index()} has the parts {sorted(bounds)} of {rows}.'
     )
   return {'host': start // size, 'hosts': rows // size}
 
@@ -148,36 +143,15 @@ def resolve_rules(sharding) -> tuple:
   """Returns rules from a preset's name or an explicit list of (regex, spec).
 
   A spec is a tuple of axis names or None for the trailing dimensions, or 'fsdp'.
-
-  Raises:
-    UserError: for an unknown preset or axis.
   """
   if isinstance(sharding, str):
-    return choose('config.sharding', sharding, PRESETS, ', or a list of (regex, spec)')
-  rules = tuple((regex, spec) for regex, spec in sharding)
-  for regex, spec in rules:
-    if spec != 'fsdp' and not isinstance(spec, list | tuple):
-      raise UserError(
-        f"Sharding rule {regex!r}: expected 'fsdp' or a list of axes, not {spec!r}."
-      )
-    for axis in () if spec == 'fsdp' else spec:
-      if axis not in (None, '+fsdp', *AXES):
-        raise UserError(
-          f'Sharding rule {regex!r}: unknown axis {axis!r}, not in {AXES}'
-        )
-  return rules
+    return choose('config.sharding', sharding, PRESETS)
+  check('config.sharding', sharding, _Rules)
+  return tuple(map(tuple, sharding))
 
 
 def state_shardings(tree, mesh: Mesh, rules='fsdp'):
-  """Returns a tree of NamedSharding for an abstract state.
-
-  Args:
-    tree: of arrays or `jax.ShapeDtypeStruct`.
-    rules: see `resolve_rules`. Scalars are always replicated.
-
-  Raises:
-    UserError: for a rule whose axis does not divide the dimension it names.
-  """
+  """Returns a tree of NamedSharding for an abstract state; scalars are replicated."""
   rules = resolve_rules(rules)
 
   def sharding(name, leaf):
@@ -188,10 +162,7 @@ def state_shardings(tree, mesh: Mesh, rules='fsdp'):
 
 
 def abstract(tree, mesh: Mesh, rules='fsdp'):
-  """Returns a tree of `jax.ShapeDtypeStruct` with their shardings.
-
-  Arguments and errors: as `state_shardings`.
-  """
+  """Returns a tree of `jax.ShapeDtypeStruct` with their `state_shardings`."""
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     tree,
@@ -209,8 +180,7 @@ def _partition(name, shape, spec, mesh) -> PartitionSpec:
   for size, axis in zip(shape, axes, strict=True):
     if axis and size % mesh.shape[axis]:
       raise UserError(
-        f'{name} {shape}: mesh axis {axis}={mesh.shape[axis]} does not divide {size}. '
-        f'Choose a {axis} that divides it, or another config.sharding.'
+        f'{name} {shape}: mesh axis {axis}={mesh.shape[axis]} does not divide {size}.'
       )
   if fsdp and math.prod(shape) >= FSDP_MIN_SIZE:
     free = [

@@ -11,11 +11,7 @@ _fd = 2
 
 
 def say(line: str) -> None:
-  """Writes a line to standard error.
-
-  It goes straight to the file descriptor: a signal handler may interrupt a print, and
-  Python's buffered streams are not reentrant.
-  """
+  """Writes a line to standard error, unbuffered: a signal handler may interrupt a print."""
   with contextlib.suppress(OSError):
     clear = '\r\x1b[K' if os.isatty(_fd) else ''  # over a progress bar
     os.write(_fd, f'{clear}{line}\n'.encode('utf-8', 'backslashreplace'))
@@ -23,11 +19,9 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def noise_to(path: str | os.PathLike) -> Iterator[None]:
-  """Sends what C and C++ code writes to standard error to the end of a file.
+  """Appends to a file all that C and C++ code and child processes write to standard error.
 
-  TensorFlow, libjpeg, libpng and XLA write there directly, a line for each odd image.
-  What Python writes (`sys.stderr`, warnings, tracebacks even of a crash) goes where it
-  went before. Child processes write to the file.
+  Python's output (`sys.stderr`, warnings, tracebacks even of a crash) stays where it was.
   """
   global _fd
   sys.stderr.flush()
@@ -58,7 +52,6 @@ def noise_to(path: str | os.PathLike) -> Iterator[None]:
 
 
 def _is_descriptor_2(stream) -> bool:
-  try:
+  with contextlib.suppress(AttributeError, OSError, ValueError):
     return stream.fileno() == 2
-  except (AttributeError, OSError, ValueError):
-    return False
+  return False

@@ -66,29 +66,19 @@ def map_named(fn: Callable, tree, *rest):
 
 
 def matches(regex: str, name: str) -> bool:
-  """Whether a rule's regex matches all of `name`; UserError if it is malformed."""
+  """Whether a rule's regex matches all of `name`."""
   try:
     return re.fullmatch(regex, name) is not None
   except re.error as error:
-    raise UserError(
-      f'Rule {regex!r} is not a valid regular expression: {error}.'
-    ) from None
+    raise UserError(f'Rule {regex!r} is no regular expression: {error}.') from None
 
 
 def first_match(rules: Rules, name: str) -> Any:
-  """Returns the value of the first rule whose regex matches all of `name`.
-
-  Raises:
-    UserError: if a regex is malformed, or no rule matches.
-  """
-  rules = list(rules)
+  """Returns the value of the first rule whose regex matches all of `name`."""
   for regex, value in rules:
     if matches(regex, name):
       return value
-  raise UserError(
-    f'No rule matches {name!r}; rules are {[r for r, _ in rules]}. '
-    "End the list with ('.*', default)."
-  )
+  raise UserError(f"No rule matches {name!r}: end the list with ('.*', default).")
 
 
 def select(rules: Rules, tree):
@@ -98,10 +88,7 @@ def select(rules: Rules, tree):
 
 
 def partition(tree: dict, rules: Rules) -> tuple[dict, dict]:
-  """Splits a tree into the leaves to which `rules` give a true value, and the rest.
-
-  Both are nested dicts in which the leaves have their names; `combine` joins them.
-  """
+  """Splits a tree into the leaves to which `rules` give a true value, and the rest."""
   chosen, rest = {}, {}
   for name, leaf in flatten(tree).items():
     (chosen if first_match(rules, name) else rest)[name] = leaf

@@ -161,7 +161,6 @@ def test_augreg_s_words_are_checked():
       load(arg)
 
 
-@pytest.mark.slow
 def test_the_cifar_example_is_that_of_its_source():
   c = config.load(f'{runs.ROOT}/configs/cifar10_ti16.py')
   assert (c['seed'], c['epochs'], c['data']['batch_size']) == (42, 10, 128)
@@ -180,7 +179,6 @@ def test_the_cifar_example_is_that_of_its_source():
   assert c['task'] == {'name': 'classify', 'loss': 'softmax'}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('examples', [49_000, 300])
 def test_an_epoch_of_the_cifar_example_is_one_of_its_data(examples):
   c = schema.check(config.load(f'{runs.ROOT}/configs/cifar10_ti16.py:weights='))

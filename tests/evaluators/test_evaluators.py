@@ -154,17 +154,6 @@ def test_label_sets_of_a_file(tmp_path, form):
   check(evaluator.run(predict, params), reference(x, targets, params))
 
 
-def test_label_sets_equal_to_the_labels_change_nothing(tmp_path):
-  labels = np.arange(21) % 10
-  source, _ = write(tmp_path / 'x.npz', labels)
-  (tmp_path / 'real.json').write_text(json.dumps([[int(y)] for y in labels]))
-  a = classification(source).run(predict, params_of(10))
-  b = classification(source, labels=str(tmp_path / 'real.json')).run(
-    predict, params_of(10)
-  )
-  assert a == b
-
-
 def test_a_numbered_file_finds_its_label_set_in_any_order(tmp_path):
   path = tmp_path / 'real.json'
   path.write_text(json.dumps([[0], [1], [2, 3]]))
@@ -212,18 +201,6 @@ def test_one_compilation_for_all_runs(tmp_path):
     changed, reference(x, np.eye(10, dtype=bool)[np.arange(20) % 10], params_of(10, 2))
   )
   assert Task.traced == 1
-
-
-def test_sharded_parameters_under_a_set_mesh(tmp_path):
-  labels = np.arange(30) % 10
-  source, x = write(tmp_path / 'x.npz', labels)
-  mesh = sharding.make_mesh(2, 2, 2)
-  data = dict(source=source, split='train', pp='value_range(-1, 1)', batch_size=12)
-  with jax.set_mesh(mesh):
-    spec = jax.sharding.PartitionSpec('fsdp', 'tensor')
-    params = jax.device_put(params_of(10), jax.sharding.NamedSharding(mesh, spec))
-    metrics = evaluators.build('classification', mesh, data=data).run(predict, params)
-  check(metrics, reference(x, np.eye(10, dtype=bool)[labels], params_of(10)))
 
 
 def test_broken_images_are_reported_and_left_out(tmp_path):

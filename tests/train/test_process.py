@@ -149,7 +149,7 @@ def test_several_processes_agree_by_call_number_and_install_no_handler(
   assert 'preemption' in capfd.readouterr().err
 
 
-# -- Ctrl-C before a run can save, and in long work of tools ---------------------------
+# -- Ctrl-C before a run can save ------------------------------------------------------
 
 # Sends itself the signal at the first import of a module named in argv[1].
 _AT_IMPORT = """
@@ -192,63 +192,6 @@ def test_ctrl_c_at_any_time(tenths, tmp_path, faults_table):
 
 
 # One call that Python cannot leave, of half a minute.
-_TERMINATED = """
-import os, pathlib, signal, sys, time
-from vit_jax import cli
-def work():
-  os.kill(os.getpid(), signal.SIGTERM)
-  time.sleep(30)
-cli.interruptible(work, pathlib.Path(sys.argv[1]).unlink)
-"""
-
-
-@pytest.fixture
-def on_ctrl_c():
-  """Returns a function that sets its handler: commands that were imported left theirs."""
-  before = signal.getsignal(signal.SIGINT)
-  yield lambda handler: signal.signal(signal.SIGINT, handler)
-  signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_ends_long_work(on_ctrl_c):
-  on_ctrl_c(signal.default_int_handler)
-  before, forgotten = signal.getsignal(signal.SIGTERM), []
-  let_go = threading.Event()
-
-  def work():
-    os.kill(os.getpid(), signal.SIGINT)
-    let_go.wait(30)
-
-  with pytest.raises(KeyboardInterrupt):
-    cli.interruptible(work, lambda: forgotten.append(let_go.is_set()))
-  let_go.set()
-  assert forgotten == [False]
-  assert signal.getsignal(signal.SIGTERM) == before
-  on_ctrl_c(signal.SIG_IGN)  # as of a job in the background
-  work = lambda: os.kill(os.getpid(), signal.SIGINT)
-  assert cli.interruptible(work, pytest.fail) is None
-
-
-def test_sigterm_ends_long_work(tmp_path):
-  file = tmp_path / 'left'
-  file.touch()
-  ended = subprocess.run(
-    [sys.executable, '-c', _TERMINATED, file],
-    capture_output=True,
-    text=True,
-    timeout=20,
-  )
-  assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGTERM, '', '')
-  assert not file.exists()
-
-
-def test_long_work_that_ends(tmp_path):
-  assert cli.interruptible(lambda: 3, tmp_path.rmdir) == 3
-  with pytest.raises(ZeroDivisionError):
-    cli.interruptible(lambda: 1 / 0, tmp_path.rmdir)
-  assert tmp_path.exists()
-
-
 # -- a dead peer ---------------------------------------------------------------------
 
 # The page that jaxlib 0.10.2 logs before it aborts, shortened.

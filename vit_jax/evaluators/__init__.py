@@ -33,16 +33,11 @@ def build(
   model: Classes | None = None,
   **section,
 ):
-  """Returns the evaluator of that type.
+  """Returns the evaluator of that type, see `contracts.Evaluator`.
 
   Args:
-    mesh: over which batches are spread.
-    check_stop: called before every batch; raises to leave (`errors.Preempted`).
     model: the classes of the model, for evaluators that compare them with the data's.
     **section: the rest of its config section, without `every`.
-
-  Raises:
-    UserError: for an unknown type, or data that is not there.
   """
   evaluator, args = EVALUATORS[type], [mesh, check_stop or (lambda: None)]
   if 'model' in inspect.signature(evaluator).parameters:
@@ -56,12 +51,7 @@ def metrics(type: str) -> dict[str, Metric]:
 
 
 def declarations(source: str, evals: dict) -> dict[str, Metric]:
-  """Returns the metrics, by regex, of the numbers 'SOURCE/...'; {} of an unknown source.
-
-  Args:
-    source: the name of an evaluation, or 'train'.
-    evals: the config's section.
-  """
+  """Returns the metrics of 'train' or an evaluation, by regex; {} of an unknown source."""
   if source in evals:
     return metrics(evals[source]['type'])
   return _TRAIN if source == 'train' else {}

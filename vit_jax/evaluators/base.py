@@ -52,17 +52,13 @@ def open_batches(
   """Opens the data of an evaluation, `pipeline.evaluate(**data)`.
 
   Args:
-    check: called with the source before its examples are preprocessed; raises for one
-      that the evaluator cannot use.
-
-  Raises:
-    UserError: for a batch size that the mesh cannot split, or that is mostly padding.
+    check: called with the source; raises for one that the evaluator cannot use.
   """
   divisor, size = sharding.batch_divisor(mesh), data['batch_size']
   if size % divisor:
     raise UserError(
-      f'Evaluation batch_size={size} must be a multiple of {divisor}, data x fsdp of '
-      f'the mesh. Nearest: {max(1, round(size / divisor)) * divisor}.'
+      f'Evaluation batch_size={size} must be a multiple of {divisor}, data x fsdp of the '
+      f'mesh, such as {max(1, round(size / divisor)) * divisor}.'
     )
   batches = pipeline.evaluate(**sharding.host_of_batch(mesh), **data)
   if check:
@@ -70,8 +66,7 @@ def open_batches(
   most = max(-(-batches.num_examples // divisor) * divisor, _PADDED)
   if size > most:
     raise UserError(
-      f'Evaluation batch_size={size} for {batches.num_examples} examples: the rest would '
-      f'be padding. At most {most}.'
+      f'Evaluation batch_size={size} for {batches.num_examples} examples: at most {most}.'
     )
   return batches
 
@@ -81,11 +76,8 @@ def stepped(
 ) -> Iterator[Any]:
   """Yields the result of `step(batch)` for every batch, on the host.
 
-  One batch behind, so that the host reads while the device works.
-
-  Args:
-    batches: this host's parts; closed at the end.
-    check_stop: called before every batch; raises to leave.
+  One batch behind, so that the host reads while the device works. `batches`, this host's
+  parts, are closed at the end.
   """
   pending = None
   with contextlib.closing(batches):
@@ -102,27 +94,19 @@ def stepped(
 class OneSplit:
   """The base of evaluators that pass once over one split.
 
-  A subclass has `measure(predict, variables, batch)`, which is jitted.
-
-  Attributes:
-    batches: the data.
-    mesh: the devices over which batches are spread.
+  A subclass has `measure(predict, variables, batch)`, which is jitted and returns the sums
+  and counts of a batch.
   """
 
   def __init__(
     self, mesh: Mesh, check_stop: Callable[[], None], data: dict, check=None
   ):
-    """Opens the data, `open_batches(**data)`."""
     self.batches = open_batches(mesh, check, **data)
     self.mesh, self._check_stop = mesh, check_stop
     # `predict` is static: one compilation for all runs of one evaluator.
     self._step = jax.jit(
       self.measure, static_argnums=0, out_shardings=sharding.replicated(mesh)
     )
-
-  def measure(self, predict: Callable, variables, batch: dict):
-    """Returns the sums and counts of a batch."""
-    raise NotImplementedError
 
   def stepped(self, predict: Callable, variables, batches=None) -> Iterator[Any]:
     """Yields `measure` of every batch; `batches` replaces those of the split."""
@@ -133,15 +117,11 @@ class OneSplit:
   def with_counts(
     self, numbers: dict, examples: float, read: float
   ) -> dict[str, float]:
-    """Adds the number of examples, and of images that could not be read.
-
-    Raises:
-      UserError: if there are no examples.
-    """
+    """Adds the number of examples, and of images that could not be read."""
     bad = self.batches.num_examples - read
     if not examples:
       raise UserError(
-        f'Evaluation has no image with a label among {self.batches.num_examples}, '
-        f'{bad:g} of which could not be read.'
+        f'Evaluation: none of {self.batches.num_examples} images has a label; {bad:g} '
+        'could not be read.'
       )
     return numbers | {'examples': examples} | ({'bad_images': bad} if bad else {})

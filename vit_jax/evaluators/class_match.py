@@ -67,25 +67,21 @@ def check_among(where: str, value: str, _=None) -> None:
 def match(
   source, model: Classes, class_map: str | None = None, among: str | None = None
 ) -> tuple[Match | None, str]:
-  """Returns (how the classes of a data set are matched with a model's, a remark or '').
+  """Returns (the match of a data set's classes with a model's, a remark or '').
 
   None where they are the same, or are compared by number, class 0 with class 0.
 
   Args:
     source: the data's `Source`.
-    class_map: how: 'name', by WordNet id or name; 'known', likewise, and images of classes
-      that the model does not have are left out; 'number'; a name of `imagenet.LISTS`, by
-      WordNet id, for a model without names that has the classes of this list; or a JSON
-      file, see `_by_file`. None: WordNet ids or names; the numbers that name the folders
-      of ImageNet-V2; or by number, where both have equally many classes.
-    among: the classes that compete: 'data', those of the data, 'all', the model's, or a
-      list of `imagenet.LISTS`. None: 'data' where a part of the model's classes is
-      matched by WordNet ids; 'imagenet_a' and 'imagenet_r' for the data sets of these
-      names in TFDS, which declare all 1,000 classes; else 'all'.
-
-  Raises:
-    UserError: for a class that the model does not have, or classes that cannot be
-      compared.
+    class_map: 'name', by WordNet id or name; 'known', likewise, without the images of
+      classes that the model lacks; 'number'; one of `imagenet.LISTS`, by WordNet id, for
+      a model without names that has the classes of this list; or a JSON file, see
+      `_by_file`. None: by WordNet id or name, else by number, where both have equally
+      many classes.
+    among: the classes that compete: 'data', those of the data, 'all', the model's, or one
+      of `imagenet.LISTS`. None: 'data' where a part of the model's classes is matched by
+      WordNet ids; 'imagenet_a' and 'imagenet_r' for the data sets of these names in TFDS,
+      which declare all 1,000 classes; else 'all'.
   """
   if class_map is not None:
     check('class_map', class_map)
@@ -113,7 +109,7 @@ def match(
     if among not in (None, ALL):
       raise UserError(
         f'among={among!r}: the classes of {source.name} are compared with the model by '
-        f'number, so its classes among them are unknown.{_hint(model)}'
+        f'number, so which these are is unknown.{_hint(model)}'
       )
     return None, _by_number(source, model, class_map == NUMBER)
   partly = are_ids(ids(names)) and len(rows) < model.number
@@ -129,7 +125,7 @@ def _same(names: Sequence[str] | None, model: Classes) -> bool:
 
 
 def _hint(model: Classes) -> str:
-  """Returns how to say that the model's classes are one of ImageNet's lists, or ''."""
+  """Names the list of ImageNet that has as many classes as the model, or ''."""
   for name, (_, number) in imagenet.LISTS.items():
     if number == model.number:
       return f' class_map={name!r} says that the model has the classes of that list.'
@@ -146,9 +142,8 @@ def _published(source: str) -> str | None:
 def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
   """Returns ([[the model's class] for each of the data's], a remark), or (None, '').
 
-  Raises:
-    UserError: where only some of the names match, unless `how` is 'known', or none do and
-      it is 'name' or 'known'.
+  Raises if only some of the names match, unless `how` is 'known', or if none do and it
+  is 'name' or 'known'.
   """
   numbered = _numbers(names or (), model.number)
   if names is None or model.names is None:
@@ -160,44 +155,37 @@ def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
   for read in (ids, words):
     theirs = read(names)
     places = find(theirs, read(model.names))
-    lost = [name for name, i in zip(theirs, places, strict=True) if i is None]
-    ways.append((lost, places, 'WordNet id' if are_ids(theirs) else 'name'))
-  lost, places, what = min(ways, key=lambda way: len(way[0]))
+    missing = [name for name, i in zip(theirs, places, strict=True) if i is None]
+    ways.append((missing, places, 'WordNet id' if are_ids(theirs) else 'name'))
+  missing, places, kind = min(ways, key=lambda way: len(way[0]))
   rows, n = [[] if i is None else [i] for i in places], len(names)
-  if not lost:
+  if not missing:
     which = f"the data has {n:,} of the model's {model.number:,}"
     if n == model.number:
-      which = 'they are the same'
-      if places != sorted(places):
-        which = 'their order differs'
-    return rows, f'Classes are matched by {what}: {which}.'
-  if how == KNOWN and len(lost) < n:
+      which = 'they are the same' if places == sorted(places) else 'their order differs'
+    return rows, f'Classes are matched by {kind}: {which}.'
+  if how == KNOWN and len(missing) < n:
     return rows, (
-      f'Classes are matched by {what}; {len(lost):,} of {n:,} are left out, as the model '
-      f'does not have them: {", ".join(map(shown, lost[:3]))}.'
+      f'Classes are matched by {kind}; {len(missing):,} of {n:,}, which the model lacks, '
+      f'are left out: {", ".join(map(shown, missing[:3]))}.'
     )
-  if numbered[0] is not None and len(lost) == n:
-    return numbered
-  if (
-    how is not None
-    or len(lost) < n
-    or (are_ids(ids(names)) and are_ids(ids(model.names)))
-  ):
-    raise UserError(
-      f'{source}: the model has no class {shown(lost[0])}; {len(lost):,} of {n:,} are not '
-      f"among its {model.number:,}. class_map='known' leaves them out, class_map=FILE maps "
-      f"them, class_map='number' takes class 0 for class 0."
-      f'{did_you_mean(lost[0], model.names)}'
-    )
-  return None, ''
+  if len(missing) == n:
+    if numbered[0] is not None:
+      return numbered
+    if how is None and not (are_ids(ids(names)) and are_ids(ids(model.names))):
+      return None, ''
+  raise UserError(
+    f'{source}: the model has no class {shown(missing[0])}, one of {len(missing):,} of '
+    f"{n:,}; class_map is 'known' to leave them out, 'number', or a FILE that maps them."
+    f'{did_you_mean(missing[0], model.names)}'
+  )
 
 
 def _numbers(names: Sequence[str], number: int) -> tuple[list | None, str]:
   """As `_by_name`, for names such as '0', '1', '10', '2': numbers in another order."""
   values = [int(name) for name in names if name.isdecimal()]
-  if len(names) != number or sorted(values) != list(range(number)):
-    return None, ''
-  if values == sorted(values):
+  ordered = list(range(number))
+  if len(names) != number or sorted(values) != ordered or values == ordered:
     return None, ''
   return [[i] for i in values], "The data names its classes by the model's numbers."
 
@@ -217,44 +205,40 @@ def _by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
     raise UserError(
       f'class_map: {path} is not JSON of {{"class": [classes]}}: {error}'
     ) from None
-  if lost := [name for name in names if name not in table]:
+  if missing := [name for name in names if name not in table]:
     raise UserError(
-      f'{path} does not have the class {lost[0]!r} of {source}; {len(lost):,} of '
-      f'{len(names):,} are missing. Give [] for classes to leave out.'
+      f'{path} lacks the class {missing[0]!r} of {source}, one of {len(missing):,}; give '
+      '[] for classes to leave out.'
     )
   places: dict = {i: i for i in range(model.number)}
   for read in (words, ids):
     places |= {name: i for i, name in enumerate(read(model.names or ()))}
   for value in (value for name in names for value in table[name]):
     if value not in places:
-      unknown = '' if model.names else ', whose names are unknown: give numbers'
       raise UserError(
         f'{path}: the model has no class {shown(str(value))} among its '
-        f'{model.number:,}{unknown}.{_hint(model)}'
+        f'{model.number:,}.{_hint(model)}'
       )
   rows = [[places[value] for value in table[name]] for name in names]
-  mapped = sum(map(bool, rows))
-  if not mapped:
+  if not any(rows):
     raise UserError(f'{path} leaves out all classes of {source}.')
-  rest = '; images of the others are left out' if mapped < len(rows) else ''
-  return rows, f'{mapped:,} of {len(rows):,} classes are mapped by {path}{rest}.'
+  return (
+    rows,
+    f'{sum(map(bool, rows)):,} of {len(rows):,} classes are mapped by {path}.',
+  )
 
 
 def _by_number(source, model: Classes, explicit: bool) -> str:
   """Returns a remark on classes that are compared by number, or ''.
 
-  Raises:
-    UserError: unless that is `explicit`, or there are equally many, or the data's have no
-      names.
+  Raises unless that is `explicit`, or there are equally many, or the data's have no names.
   """
   names, k, K = source.class_names, source.num_classes, model.number
   if k is not None and (k > K or (k < K and names and not explicit)):
-    first = " class_map='number' takes class 0 for class 0." if k < K else ''
     raise UserError(
-      f'{source.name} has {k} classes, the model {K}'
-      f'{"" if model.names else ", without names"}: they cannot be compared. Choose other '
-      'data, or train a head: vit_jax train --config=finetune:weights=SOURCE.'
-      f'{first}{"" if model.names or k > K else _hint(model)}'
+      f'{source.name} has {k} classes, the model {K}: choose other data, set class_map, '
+      'or train a head: vit_jax train --config=finetune:weights=SOURCE.'
+      f'{"" if model.names or k > K else _hint(model)}'
     )
   if names and model.names and not explicit:
     return (
@@ -279,12 +263,11 @@ def _matched(rows, model, among: str, remark: str, source: str) -> tuple[Match, 
   else:
     listed = imagenet.wordnet_ids(among)
     places = find(listed, ids(model.names or ['']))
-    lost = [x for x, i in zip(listed, places, strict=True) if i is None]
+    missing = [x for x, i in zip(listed, places, strict=True) if i is None]
     columns = [i for i in places if i is not None]
-    if lost and (all(rows) or not columns):
+    if missing and (all(rows) or not columns):
       raise UserError(
-        f'among={among!r}: the model has no class {shown(lost[0])}; {len(lost):,} of '
-        f'{len(listed):,} are missing.{_hint(model)}'
+        f'among={among!r}: the model has no class {shown(missing[0])}.{_hint(model)}'
       )
   right = full[:, columns]
   if not right.any():

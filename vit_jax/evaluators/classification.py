@@ -23,8 +23,7 @@ class Classification(OneSplit):
   out, of the numerators and the denominator (as ReaL, arXiv 2006.07159, section 3).
 
   Attributes:
-    match: how the classes of the data are matched; None: by number.
-    note: a sentence on that, or ''.
+    match: how the classes of the data are matched; None: by number. `note` says so.
     confusion: int64 [true, predicted] of the last run, if counted.
     predictions: the rows of the last run, see the module `predictions`.
   """
@@ -58,21 +57,10 @@ class Classification(OneSplit):
       loss: 'softmax', over several labels their mean, 'sigmoid', or a registered one.
       labels: a JSON file of label sets in place of the data's labels, see `LabelSets`. They
         number the model's classes, or those of data that has all of ImageNet's.
-      class_map: how classes of the data are found among the model's: 'name', by WordNet
-        id or name, 'known', likewise but that images of other classes are left out,
-        'number', 'imagenet1k' or another list (by WordNet id, for a model
-        that does not name its classes), or a JSON file, {"class of the data": [classes of
-        the model]}. None: the first that fits, see `class_match.match`; where none does,
-        an error names the class.
-      among: the classes that compete: 'data', those of the data, 'all', the model's, or a
-        list such as 'imagenet_a'. None: as test sets of ImageNet are published, 'data'
-        where WordNet ids are matched.
+      class_map, among: how classes of the data are found among the model's, and which of
+        them compete, see `class_match.match`.
       confusion: count, in `self.confusion` [K, K], true classes by predicted ones; for
         one label per image.
-
-    Raises:
-      UserError: for data or labels that cannot be read, or classes that the model does
-        not have.
     """
     if model is not None:  # the number of classes where the source has none
       data = {'model_classes': model.number, **data}
@@ -88,8 +76,8 @@ class Classification(OneSplit):
       self.match, self.note = class_match.match(source, model, class_map, among)
     elif class_map or among:
       raise UserError(
-        f'class_map={class_map!r}, among={among!r}: beside labels={labels!r} they need '
-        "class_map, or data with all of ImageNet's classes."
+        f'{class_map=}, {among=} need the classes of a model, and {among=} class_map '
+        f'beside {labels=}.'
       )
     self.loss, self.loss_fn = loss, losses.LOSSES[loss]
     self._counts_confusion = confusion
@@ -103,10 +91,9 @@ class Classification(OneSplit):
       self._label_sets = LabelSets(labels, classes, source.name_of, in_order)
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns top1, top5 (if K > 5), loss, examples; bad_images if there are any.
+    """Returns top1 and top5 (if K > 5) as fractions, and loss, a mean in nats.
 
-    top1, top5 are fractions, the loss a mean in nats, over `examples`, which excludes
-    bad_images, those that could not be read.
+    They are over `examples`, without the `bad_images`, which could not be read.
     """
     totals: dict[str, float] = {}
     rows = predictions.Collector(self.batches.num_examples)
@@ -178,8 +165,8 @@ class Classification(OneSplit):
       return (targets[:, : len(right)] > 0).astype(jnp.float32) @ right > 0
     if (K := targets.shape[-1]) > num_classes:
       raise UserError(
-        f'The evaluation data has {K} classes, the model {num_classes}: choose other data, '
-        'or give both the same num_classes.'
+        f'The evaluation data has {K} classes, the model {num_classes}: choose other data '
+        'or num_classes.'
       )
     # A model may have more classes than the data, such as those of i21k.
     return jnp.pad(targets > 0, ((0, 0), (0, num_classes - K)))

@@ -40,6 +40,13 @@ class Probe:
   A subclass has `measure(name, splits, extract)`, which returns the numbers of one data
   set; `extract(batches)` returns its features [N, D] float32 and labels int32 [N].
 
+  Args:
+    datasets: {name: arguments of `kind`}.
+    pp, batch_size: preprocessing of all images, and how many at once, over all devices.
+    feature: name of a [B, D] output of `predict`.
+    kind: `DataSet`, or a subclass with more splits.
+    splits: the fields of `kind` that are splits; one that is None is left out.
+
   Attributes:
     datasets: {name: {split: its batches}}.
   """
@@ -55,20 +62,6 @@ class Probe:
     kind: type = DataSet,
     splits: Sequence[str] = ('train', 'test'),
   ):
-    """Opens the data, and compiles nothing yet.
-
-    Args:
-      check_stop: called before every batch; raises to leave.
-      datasets: {name: arguments of `kind`}.
-      pp, batch_size: preprocessing of all images, and of how many at once.
-      feature: name of a [B, D] output of `predict`.
-      kind: `DataSet`, or a subclass with more splits.
-      splits: the fields of `kind` that are splits; one that is None is left out.
-
-    Raises:
-      UserError: for data that is not there, or splits of one data set with different
-        numbers of classes.
-    """
     self.mesh, self.check_stop, self._feature = mesh, check_stop, feature
     self.datasets: dict[str, dict[str, pipeline.EvalBatches]] = {}
     for name, section in datasets.items():
@@ -82,8 +75,7 @@ class Probe:
       classes = {k: batches.num_classes for k, batches in self.datasets[name].items()}
       if len(set(classes.values())) > 1:
         raise UserError(
-          f'Data set {name!r} has different numbers of classes, {classes}. Set '
-          'num_classes, or choose other splits.'
+          f'Data set {name!r} has different numbers of classes, {classes}: set num_classes.'
         )
     self._step = jax.jit(
       self._select, static_argnums=(0, 1), out_shardings=sharding.replicated(mesh)
@@ -101,19 +93,10 @@ class Probe:
       for key, value in self.measure(name, splits, extract).items()
     }
 
-  def measure(self, name: str, splits: dict, extract: Callable) -> dict[str, float]:
-    """Returns the numbers of one data set."""
-    raise NotImplementedError
-
   def _extract(
     self, batches: pipeline.EvalBatches, predict: Callable, variables
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (features, labels) in the order of the split, the same on every host.
-
-    Raises:
-      UserError: if the model has no such feature, images have several labels, or none
-        could be read.
-    """
+    """Returns (features, labels) in the order of the split, the same on every host."""
     kind = (batches.spec['image'].shape[1:], batches.spec['image'].dtype)
     on_device = self._on_device.setdefault(kind, batches.on_device)
     step = lambda batch: self._step(predict, on_device, variables, batch)

@@ -45,29 +45,21 @@ class FewShot(Probe):
     protocol: Annotated[str, Choice(PROTOCOLS)] = 'fixed',
     feature: str = 'pre_logits',
   ):
-    """Opens the data.
+    """Opens the data; arguments not named here are those of `Probe`.
 
     Args:
-      datasets: {name: arguments of `DataSet`}.
-      pp: preprocessing of train and test images. The reference code's:
+      pp: preprocessing. The reference code's:
         'decode|resize(256)|central_crop(224)|value_range(-1, 1)'.
-      batch_size: images per step, over all devices.
       shots: examples per class.
       seeds: of the choice of examples.
       protocol: 'fixed' or 'sweep'.
-      feature: name of a [B, D] output of `predict`.
-
-    Raises:
-      UserError: where labels are known without reading the images, for a class with
-        fewer examples than the most shots; for 'sweep' with a single data set.
     """
     self.protocol, self.l2 = protocol, PROTOCOLS[protocol]
     self.shots, self.seeds = tuple(shots), tuple(seeds)
     if protocol == 'sweep' and len(datasets) < 2:
       raise UserError(
-        f"few-shot protocol 'sweep' has the data sets {sorted(datasets)}: it chooses the "
-        'ridge of each by the others, and needs two or more. With a single one use '
-        "protocol='fixed'."
+        f"few-shot protocol 'sweep' chooses the ridge of each data set by the others: "
+        f"{sorted(datasets)} has none; use protocol='fixed'."
       )
     super().__init__(mesh, check_stop, datasets, pp, batch_size, feature)
     for name, splits in self.datasets.items():
@@ -117,7 +109,9 @@ class FewShot(Probe):
         self.check_stop()
         few = train_x[rows], train_y[rows]
         results[shots].append(
-          lsr.accuracies_alone(few, test_xy, train.num_classes, self.l2, device)
+          lsr.accuracies_alone(
+            few, test_xy, self.l2, device, num_classes=train.num_classes
+          )
         )
     return {shots: np.stack(jax.device_get(rows)) for shots, rows in results.items()}
 
@@ -127,9 +121,7 @@ class FewShot(Probe):
     if len(few):
       c = int(few[0])
       label = f'{c} ({train.class_names[c]})' if train.class_names else str(c)
-      more = f', and {len(few) - 1} classes more are too small' if len(few) > 1 else ''
       raise UserError(
-        f'few-shot {name}: class {label} has {counts[c]} training examples, '
-        f'{max(self.shots)} shots need as many{more}. Ask for fewer shots than '
-        f'{list(self.shots)}, or for another train split.'
+        f'few-shot {name}: class {label} has {counts[c]} training examples, fewer than '
+        f'{max(self.shots)} shots, one of {len(few)} such classes.'
       )

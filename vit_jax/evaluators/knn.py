@@ -36,18 +36,11 @@ class KNN(Probe):
     temperature: Annotated[float, Range(0, 1e6, '(]')] | None = 0.07,
     feature: str = 'pre_logits',
   ):
-    """Opens the data.
+    """Opens the data; arguments not named here are those of `Probe`.
 
     Args:
-      datasets: {name: arguments of `DataSet`}.
-      pp: preprocessing of train and test images.
-      batch_size: images per step, over all devices.
       k: numbers of neighbours. The papers': 10, 20, 100 and 200, of which 20 was best.
       temperature: of the weights; None: each neighbour has one vote.
-      feature: name of a [B, D] output of `predict`.
-
-    Raises:
-      UserError: for a train split of fewer than k images.
     """
     self.k, self.temperature = tuple(k), temperature
     super().__init__(mesh, check_stop, datasets, pp, batch_size, feature)
@@ -73,6 +66,5 @@ class KNN(Probe):
   def _check_count(self, name: str, examples: int) -> None:
     if examples < max(self.k):
       raise UserError(
-        f'knn {name}: {max(self.k)} neighbours of {examples} training examples. Ask for '
-        f'fewer than k={list(self.k)}, or for another train split.'
+        f'knn {name}: k={list(self.k)} neighbours of {examples} training examples.'
       )

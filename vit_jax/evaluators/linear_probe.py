@@ -70,28 +70,20 @@ class LinearProbe(features.Probe):
     max_iterations: Count = MAX_ITERATIONS,
     feature: str = 'pre_logits',
   ):
-    """Opens the data.
+    """Opens the data; arguments not named here are those of `Probe`.
 
     Args:
-      datasets: {name: arguments of `linear_probe.DataSet`}.
-      pp: preprocessing of all images.
-      batch_size: images per step, over all devices.
       solver: 'lbfgs' or 'ridge'.
       l2: penalties to choose from, of the sum over examples; scikit-learn's C is 1 / l2.
         None: 1e-4, 1e-3, ... 1e5; with 'ridge' 2^-10, 2^-9, ... 2^19.
       standardize: give every feature mean 0 and standard deviation 1 on the images that
-        are fitted to. One list of penalties then fits features of any scale, and L-BFGS
-        converges in tens of iterations where it may need thousands. False to reproduce
-        protocols without it, such as CLIP's.
+        are fitted to, so that one list of penalties fits features of any scale. False to
+        reproduce protocols without it, such as CLIP's.
       val_share: of the train split, held out of data sets without `val`; 0.2 as in VTAB.
       seed: of the choice of held-out examples.
       tolerance: of the largest derivative of the mean loss, at which 'lbfgs' ends; a
         tenth of scikit-learn's by default.
       max_iterations: of 'lbfgs', for each penalty.
-      feature: name of a [B, D] output of `predict`.
-
-    Raises:
-      UserError: for a train split too small to hold a part of it out.
     """
     self.solver = solver
     self.l2 = sorted(set(SOLVERS[solver] if l2 is None else l2), reverse=True)
@@ -106,11 +98,9 @@ class LinearProbe(features.Probe):
   def measure(self, name, splits, extract) -> dict[str, float]:
     """Returns the accuracies of one data set, and facts about the fit.
 
-    `top1`, the accuracy on the test split as a fraction, `top1_val`, that of the chosen
-    penalty on the validation split, and `l2`, the penalty. With 'lbfgs' also `iterations`
-    and `gradient`, the largest derivative of the mean loss where the last fit ended; a
-    line on standard error where a fit did not converge. NaN where features or their
-    squares are not finite.
+    `top1` is on the test split, `top1_val` that of the chosen penalty `l2` on the
+    validation split. With 'lbfgs' also `iterations` and `gradient`, the largest derivative
+    of the mean loss where the last fit ended. NaN where squares of features are not finite.
     """
     parts = {split: extract(batches) for split, batches in splits.items()}
     test, classes = parts.pop('test'), splits['test'].num_classes
@@ -129,8 +119,7 @@ class LinearProbe(features.Probe):
     if not 0 < count < train:
       raise UserError(
         f'linear probe {name}: val_share={self.val_share} of {train} training examples '
-        'leaves none to fit to, or none to choose the penalty by. Name a split val, or '
-        'give a single l2.'
+        'leaves a part empty; name a split val, or a single l2.'
       )
     return np.isin(np.arange(train), chosen[:count])
 
@@ -145,9 +134,9 @@ class LinearProbe(features.Probe):
     best, metrics = self.l2[0], {}
     if len(self.l2) > 1:
       fit_to, choose_by = ((x[rows], y[rows]) for rows in (~held_out, held_out))
-      best, metrics = self._choose(accuracies(fit_to, choose_by, l2=self.l2))
+      best, metrics = self._choose(accuracies(fit_to, choose_by, self.l2))
     self.check_stop()
-    (top1,) = jax.device_get(accuracies(fitted, test, l2=[best]))
+    (top1,) = jax.device_get(accuracies(fitted, test, [best]))
     return {'top1': float(top1), **metrics, 'l2': best}
 
   def _lbfgs(self, name, fitted, held_out, test, num_classes) -> dict[str, float]:
@@ -193,7 +182,7 @@ class LinearProbe(features.Probe):
     if above:
       distributed.say(
         f'warning: linear probe {name}: L-BFGS has not converged for l2='
-        f'{", ".join(f"{l2:g}" for l2 in above)}: after {self.max_iterations} iterations '
-        f'at most, derivatives up to {max(above.values()):.1e} exceed tolerance='
-        f'{self.tolerance:g}. Raise max_iterations, or leave out weak penalties.'
+        f'{", ".join(f"{l2:g}" for l2 in above)}: derivatives up to '
+        f'{max(above.values()):.1e} exceed tolerance={self.tolerance:g}; raise '
+        f'max_iterations={self.max_iterations}.'
       )

@@ -10,9 +10,9 @@ divided by the number of rows, in float32 with products at highest precision. Ro
 spread over the devices of a mesh.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,22 +30,14 @@ _AXES = ('data', 'fsdp')
 _SOLVER = optax.lbfgs(memory_size=10)
 
 
-@dataclasses.dataclass(frozen=True)
-class Fit:
-  """A solution.
+class Fit(NamedTuple):
+  """A solution, for features z = (x - mean) / std."""
 
-  Attributes:
-    params: {'kernel': W [D, K], 'bias': b [K]}, for standardised features.
-    mean, std: [D], by which features were standardised; 0 and 1 if they were not.
-    iterations: number of iterations of L-BFGS.
-    gradient: largest derivative, absolute, of the objective per row.
-  """
-
-  params: dict
-  mean: jax.Array
-  std: jax.Array
+  params: dict  # {'kernel': W [D, K], 'bias': b [K]}
+  mean: jax.Array  # [D]; 0 if features are not standardised
+  std: jax.Array  # [D]; 1 if they are not
   iterations: int
-  gradient: float
+  gradient: float  # largest derivative, absolute, of the objective per row
 
 
 class Rows:
@@ -76,16 +68,14 @@ def fit(
   start: Fit | None = None,
   check_stop: Callable[[], None] = lambda: None,
 ) -> Fit:
-  """Returns the solution, once no derivative is larger than the tolerance.
+  """Returns the solution, once no derivative of the objective exceeds the tolerance.
 
   It ends earlier after `max_iterations`, or where float32 has no better solution: the
   caller compares `Fit.gradient` with the tolerance.
 
   Args:
     weights: [N], 1 for rows to fit to, 0 for others.
-    l2: strength of the penalty, 0 or more.
     standardize: by mean and standard deviation of the rows to fit to.
-    tolerance: of the largest derivative of the objective per row.
     start: a fit to start from; None: zeros.
     check_stop: called every few iterations; raises to leave.
   """
@@ -93,9 +83,11 @@ def fit(
   mean, std = _moments(rows.x, w) if standardize else np.float32([[0.0], [1.0]])
   mean, std = (jnp.broadcast_to(a, rows.width) for a in (mean, std))
   problem = rows.x, rows.y, w, mean, std, np.float32(l2)
-  shape = rows.width, rows.num_classes
-  zeros = lambda *shape: np.zeros(shape, np.float32)
-  params = {'kernel': zeros(*shape), 'bias': zeros(shape[1])}
+  K = rows.num_classes
+  params = {
+    'kernel': np.zeros((rows.width, K), np.float32),
+    'bias': np.zeros(K, np.float32),
+  }
   params = jax.device_put(
     params if start is None else start.params, sharding.replicated(rows.mesh)
   )

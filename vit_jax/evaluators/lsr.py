@@ -36,37 +36,27 @@ def draw(
   return {k: np.concatenate([m[:k] for m in members]) for k in shots}
 
 
-def scores(
-  train_x, train_y, test_x, num_classes: int, l2, *, standardize: bool = True
+@functools.partial(jax.jit, static_argnames=('num_classes', 'standardize'))
+def accuracies(
+  train_x, train_y, test_x, test_y, l2, *, num_classes: int, standardize: bool = True
 ) -> jax.Array:
-  """Returns test scores [R, n, K] float32, one matrix per ridge; the largest wins.
+  """Returns the fraction of right answers for each ridge, [R] float32.
 
   With X [N, D] whitened by its own mean and standard deviation and extended by the
   constant, and Y in {-1, 1}, the weights are (X'X + l2 I)^-1 X'Y where N >= D, else the
   same thing as X'(XX' + l2 I)^-1 Y. One eigendecomposition of the smaller Gram matrix
-  serves every l2. In float32 at highest precision, on the device of the inputs.
+  serves every l2. In float32 at highest precision, on the device of the inputs. NaN
+  where features are not finite (an argmax of NaN would be class 0).
 
   Args:
-    train_x: [N, D-1]. train_y: int [N]. test_x: [n, D-1].
+    train_x: [N, D-1]. train_y: int [N]. test_x: [n, D-1]. test_y: int [n].
     l2: ridges [R], positive.
     standardize: False: the features as they are, not whitened.
   """
-  fit = _fit(train_x, train_y, test_x, num_classes, standardize)
-  return jax.lax.map(lambda ridge: _apply(fit, ridge), jnp.float32(l2))
-
-
-def accuracies(
-  train_x, train_y, test_x, test_y, num_classes: int, l2, *, standardize: bool = True
-) -> jax.Array:
-  """Returns the fraction of right answers for each ridge, [R] float32.
-
-  NaN where features are not finite (an argmax of NaN would be class 0). Arguments as
-  those of `scores`; test_y: int [n].
-  """
-  fit = _fit(train_x, train_y, test_x, num_classes, standardize)
+  fit = fitted(train_x, train_y, test_x, num_classes, standardize)
 
   def accuracy(ridge):  # one ridge at a time: all scores at once might not fit
-    s = _apply(fit, ridge)
+    s = scores(fit, ridge)
     right = (s.argmax(-1) == test_y).mean(dtype=jnp.float32)
     return jnp.where(jnp.isfinite(s).all(), right, jnp.nan)
 
@@ -78,40 +68,31 @@ def one_device(mesh) -> jax.sharding.NamedSharding:
   return sharding.replicated(sharding.make_mesh(devices=mesh.local_devices[:1]))
 
 
-def accuracies_alone(train, test, num_classes: int, l2, device, **options):
-  """Returns `accuracies`, [R], computed by this host for itself on one device.
+def accuracies_alone(train, test, l2, device, **options):
+  """Returns `accuracies`, [R], computed by this host for itself on `one_device`.
 
   Args:
     train, test: (features [N, D], labels [N]), placed on the device if need be.
-    device: see `one_device`.
     **options: arguments of `accuracies`.
   """
-  arrays = jax.device_put((*train, *test), device)
+  arrays = jax.device_put((*train, *test, np.float32(l2)), device)
   with jax.set_mesh(device.mesh):  # the run's own mesh is not that of these arrays
-    return _accuracies(*arrays, num_classes, tuple(l2), **options)
+    return accuracies(*arrays, **options)
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5), static_argnames='standardize')
-def _accuracies(*args, **options):
-  return accuracies(*args, **options)
-
-
-def _fit(train_x, train_y, test_x, num_classes, standardize):
+def fitted(train_x, train_y, test_x, num_classes, standardize=True):
+  """Returns the factors of the test scores, see `decompose`."""
   x, z = train_x, test_x
   if standardize:
     mean, std = x.mean(axis=0), x.std(axis=0) + STD_EPSILON
     x, z = ((array - mean) / std for array in (x, z))
-  x, z = _with_bias(x), _with_bias(z)
+  x, z = (jnp.pad(a, ((0, 0), (0, 1)), constant_values=BIAS) for a in (x, z))
   y = 2 * jax.nn.one_hot(train_y, num_classes, dtype=x.dtype) - 1  # [N, K]
-  return _decompose(x, y, z, primal=x.shape[0] >= x.shape[1])
-
-
-def _with_bias(x):
-  return jnp.pad(x, ((0, 0), (0, 1)), constant_values=BIAS)
+  return decompose(x, y, z, primal=x.shape[0] >= x.shape[1])
 
 
 @jax.default_matmul_precision('highest')
-def _decompose(x, y, z, *, primal: bool):
+def decompose(x, y, z, *, primal: bool):
   """Returns the three factors of the scores; both forms give the same scores.
 
   x [N, D], y [N, K], z [n, D] -> left [n, r], eigenvalues [r], right [r, K], with r = D
@@ -126,6 +107,7 @@ def _decompose(x, y, z, *, primal: bool):
 
 
 @jax.default_matmul_precision('highest')
-def _apply(factors, ridge):
+def scores(factors, ridge):
+  """Returns test scores [n, K] with one ridge; the largest wins."""
   left, eigenvalues, right = factors
   return left @ (right / (eigenvalues + ridge)[:, None])

@@ -31,13 +31,12 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the k keys most similar to each query: similarities and rows, both [n, k].
 
-  The most similar come first, ties in the order of rows. Queries are spread
-  over the devices, keys pass through them in chunks. In float32 at highest precision.
-  The similarity of a row that is not finite is inf, and that of a row of zeros is 0.
+  The most similar come first, ties in the order of rows. Queries are spread over the
+  devices, keys pass through them in chunks. In float32 at highest precision. The
+  similarity of a row that is not finite is inf, and that of a row of zeros is 0.
 
   Args:
     keys: [N, D] float32, on the host; N >= k. queries: [n, D] float32.
-    check_stop: called before every chunk of keys; raises to leave.
   """
   size = max(k, min(KEYS, len(keys)))
   placed = spread(queries, QUERIES, mesh)
@@ -48,9 +47,8 @@ def nearest(
   for first in range(0, len(keys), size):
     check_stop()
     chunk = keys[first : first + size]
-    count = len(chunk)
-    chunk = np.pad(chunk, [(0, size - count), (0, 0)])
-    place = np.int32(first), np.int32(count)
+    place = np.int32(first), np.int32(len(chunk))
+    chunk = np.pad(chunk, [(0, size - len(chunk)), (0, 0)])
     best, before = _updated(best, placed, chunk, *place, mesh), best
     jax.block_until_ready(before)  # no more than two chunks are on their way
   whole = jax.device_get(jax.device_put(best, sharding.replicated(mesh)))
@@ -62,12 +60,8 @@ def nearest(
 def _updated(best, queries, keys, first, count, mesh):
   """Merges a chunk of keys into the best so far, each device for its queries."""
   shared = PartitionSpec()
-  merge = jax.shard_map(
-    _merge,
-    mesh=mesh,
-    in_specs=(_ROWS, _ROWS, shared, shared, shared),
-    out_specs=_ROWS,
-  )
+  specs = (_ROWS, _ROWS, shared, shared, shared)
+  merge = jax.shard_map(_merge, mesh=mesh, in_specs=specs, out_specs=_ROWS)
   return merge(best, queries, keys, first, count)
 
 

@@ -28,13 +28,13 @@ FILE = 'predictions.npz'
 # Of more examples only every second, third, ... is stored: at most 5 MB, and examples of
 # all classes even if the split is sorted by class.
 MOST = 100_000
-# {name: (kind of its dtype, number of axes)}
+# {name: dtype and axes}, as text
 _ARRAYS = {
-  'index': ('i', 1),
-  'label': ('i', 1),
-  'top': ('i', 2),
-  'probability': ('f', 2),
-  'right': ('b', 2),
+  'index': 'i1',
+  'label': 'i1',
+  'top': 'i2',
+  'probability': 'f2',
+  'right': 'b2',
 }
 
 
@@ -42,11 +42,9 @@ def of_batch(batch: dict, logits, targets, counted, loss: str) -> dict:
   """Returns the rows of a batch, inside jit: {name: array [B] or [B, k]}, and 'counted'.
 
   Args:
-    batch: 'index' int [B].
     logits: float32 [B, K].
     targets: bool [B, K], which classes are labels.
     counted: bool [B]; the other rows are padding, or have no label.
-    loss: 'sigmoid', or another whose probabilities are those of a softmax.
   """
   values, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
   if loss == 'sigmoid':
@@ -86,21 +84,15 @@ class Collector:
 def pack(evaluations: dict[str, dict]) -> bytes:
   """Returns the file's bytes, given {name of an evaluation: its arrays}."""
   file = io.BytesIO()
-  arrays = {
-    f'{name}/{key}': value
-    for name, rows in evaluations.items()
-    for key, value in rows.items()
-  }
-  np.savez_compressed(file, **arrays)
+  np.savez_compressed(
+    file,
+    **{f'{name}/{k}': x for name, rows in evaluations.items() for k, x in rows.items()},
+  )
   return file.getvalue()
 
 
 def read(folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
-  """Returns {name of an evaluation: {'step', 'index', 'label', 'top', ...}}; {} of none.
-
-  Raises:
-    UserError: for a damaged file.
-  """
+  """Returns {name of an evaluation: {'step', 'index', 'label', 'top', ...}}; {} of none."""
   path, evaluations = files.path(folder) / FILE, {}
   if not path.is_file():
     return {}
@@ -111,13 +103,12 @@ def read(folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
         evaluations.setdefault(name, {})[array] = file[key]
     for arrays in evaluations.values():
       int(arrays['step'])
-      for key, (kind, axes) in _ARRAYS.items():
+      for key, kind in _ARRAYS.items():
         x = arrays[key]
-        if (x.dtype.kind, x.ndim, len(x)) != (kind, axes, len(arrays['index'])):
+        if (f'{x.dtype.kind}{x.ndim}', len(x)) != (kind, len(arrays['index'])):
           raise ValueError(f'{key} is {x.dtype} {list(x.shape)}')
   except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as e:
     raise UserError(
-      f'{path} is damaged ({e}): vit_jax evaluate, or another evaluation of the run, '
-      'writes it anew.'
+      f'{path} is damaged ({e}): vit_jax evaluate writes it anew.'
     ) from None
   return evaluations

@@ -37,10 +37,9 @@ def load(spec: str, assignments: list[str]) -> dict:
 def _model(config: dict) -> dict:
   """Returns the section `model`, its name filled in by the weights."""
   from vit_jax import check, models
-  from vit_jax import config as config_lib
   from vit_jax.weights import complete, from_section, zoo
 
-  model = config_lib.section({'model': {}, **config}, 'model')
+  check.check('config.model', model := config.get('model', {}), dict)
   weights = config.get('weights')
   if not weights or 'name' in model or not weights.get('source'):
     return model

@@ -139,7 +139,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   """
   import jax
 
-  from vit_jax import cli, kernels, sharding
+  from vit_jax import kernels, sharding
   from vit_jax.tools.inspect import recipe
   from vit_jax.train import runtime
 
@@ -157,7 +157,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   # The mesh's devices cannot run anything, nor verify a kernel: all kernels are used.
   used = kernels.using(*kernels.KERNELS)
   with jax.set_mesh(mesh), used, runtime.out_of_memory(too_large):
-    program = cli.interruptible(trainer.lower().compile, lambda: None)
+    program = trainer.lower().compile()
   memory = runtime.memory(program)
   if memory['bytes'] > generation.hbm:  # libtpu lets some programs pass
     raise too_large(f'it takes {memory["bytes"] / _GIB:.2f}.')
