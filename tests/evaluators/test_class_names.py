@@ -103,10 +103,8 @@ def timm_folder(folder, classes, **config):
   [
     ('augreg2_in21k_ft_in1k', 1000, 'imagenet1k'),
     ('augreg_in21k', 21843, 'imagenet21k'),
-    ('in21k', 11221, 'imagenet21k_miil'),
     ('sw_in12k', 11821, 'imagenet12k'),
     ('augreg_in21k', 1000, None),
-    ('mine', 1000, None),
     (None, 1000, None),
   ],
 )
