@@ -111,14 +111,15 @@ def disk_is_full(error: BaseException) -> bool:
   return any(os.strerror(code).lower() in str(error).lower() for code in codes)
 
 
-def choose(noun: str, value, table):
+def choose(noun: str, value, table, also: str = ''):
   """Returns `table[value]`, or `value` itself from a list of names.
 
-  Any other value is a UserError, which suggests the closest name.
+  Any other value is a UserError, which suggests the closest name. `also` is appended to
+  the list of names: ', or a path'.
   """
   if value not in list(table):
     raise UserError(
-      f'Unknown {noun} {value!r}: one of {list(table)}.{did_you_mean(value, table)}'
+      f'Unknown {noun} {value!r}: one of {list(table)}{also}.{did_you_mean(value, table)}'
     )
   return table[value] if isinstance(table, dict) else value
 
