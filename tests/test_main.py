@@ -10,7 +10,7 @@ import pytest
 from tests.support import commands, naming, runs
 from vit_jax import config, errors, main
 from vit_jax.errors import DataError, UserError
-from vit_jax.train import arguments, program, run
+from vit_jax.train import program, run
 
 DIGITS = '--config=configs/digits.py:debug'
 B16 = '--config=configs/vit_b16.py'
@@ -34,7 +34,7 @@ def test_the_hint_is_true(tmp_path):
   with pytest.raises(UserError, match=naming('imagenet21k')) as error:
     main.main([B16, f'--workdir={tmp_path}'])
   command = re.search(r'--config=\S+$', str(error.value))[0]
-  _, config, _ = arguments.parse([command])
+  _, config, _ = program.parse([command])
   assert config['data']['source'] == 'digits'
   # Those who asked for the bundled data need no hint at them.
   with pytest.raises(UserError, match=naming('trian', 'train')) as error:
@@ -112,7 +112,7 @@ def test_unwritable_folders(workdir, capfd):
 
 
 def test_the_run_folder_is_named_after_the_command():
-  default = arguments.default_name
+  default = program.default_name
   assert default('configs/vit_b16.py:debug', []) == 'vit_b16-debug'
   assert default('configs/vit_b16.py', ['optim.lr=3e-4']) == 'vit_b16-optim.lr=3e-4'
   changes = ['resume_allow=optim.lr', 'log.every=5']
@@ -120,12 +120,12 @@ def test_the_run_folder_is_named_after_the_command():
     'folder-data=_x-res=64'
   )
   for spec in ('digits:debug', 'configs/digits.py:debug'):
-    _, _, workdir = arguments.parse([f'--config={spec}'])
+    _, _, workdir = program.parse([f'--config={spec}'])
     assert str(workdir) == 'runs/digits-debug'
 
 
 def test_the_names_of_run_folders_do_not_grow_for_ever():
-  default = arguments.default_name
+  default = program.default_name
   source, names = 'runs/folder-data=photos-variant=S_16-res=224', []
   for _ in range(4):  # fine-tuned from one another
     name = default(f'finetune:weights={source}@best,data=flowers,res=384', [])
@@ -166,7 +166,7 @@ def test_a_config_by_name_from_anywhere(tmp_path, monkeypatch):
 
 def test_a_config_of_ones_own_from_anywhere(tmp_path):
   shutil.copy(runs.ROOT / 'configs/digits.py', tmp_path / 'mine.py')
-  _, config, workdir = arguments.parse([f'--config={tmp_path}/mine.py:debug'])
+  _, config, workdir = program.parse([f'--config={tmp_path}/mine.py:debug'])
   assert config['epochs'] == 0.5
   assert str(workdir) == 'runs/mine-debug'
 

@@ -10,13 +10,13 @@ from vit_jax import cli
 if __name__ == '__main__':
   cli.exit_on_interrupt()  # before the imports, which take a while
 
-from vit_jax.train import arguments, program
+from vit_jax.train import program
 
 
 def main(argv: list[str]) -> int:
   """Runs a command line; returns the exit code."""
   start = time.perf_counter()
-  args, config, workdir = arguments.parse(argv)
+  args, config, workdir = program.parse(argv)
   # After the arguments: it takes seconds.
   from vit_jax import distributed, files
   from vit_jax.train import process, progress

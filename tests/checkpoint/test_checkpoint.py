@@ -246,10 +246,3 @@ def test_what_is_kept(tmp_path, options, kept):
     else:
       params, _ = reader.restore_params(abstract_of(make_state()).params, step='best')
       assert_same(params, make_state(kept[0]).params)
-
-
-def test_a_url_of_another_kind_is_refused():
-  with pytest.raises(
-    errors.UserError, match=naming('s3://bucket/run', 'gs://', 'mount')
-  ):
-    checkpoints.Checkpoints('s3://bucket/run')

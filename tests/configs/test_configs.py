@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import runs
 from vit_jax import config, models
-from vit_jax.train import arguments, schema
+from vit_jax.train import program, schema
 from vit_jax.train import run as train
 
 CONFIGS = list(config.recipes().values())
@@ -91,7 +91,7 @@ def test_the_docstring_has_commands_that_work(path):
   its_name = re.compile(rf'--config={path.stem}\b')
   assert any(map(its_name.search, commands))
   for command in commands:
-    _, c, _ = arguments.parse(shlex.split(command, comments=True)[2:])
+    _, c, _ = program.parse(shlex.split(command, comments=True)[2:])
     schema.check(named(c))
 
 

@@ -14,7 +14,7 @@ from vit_jax.evaluators import predictions
 from vit_jax.tools.report import __main__ as report
 from vit_jax.tools.report import automatic, page
 from vit_jax.tools.report import folder as report_folder
-from vit_jax.train import environment
+from vit_jax.train import status
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -196,7 +196,7 @@ def test_a_page_that_fails_is_one_line(finished, capfd, monkeypatch, error):
 
 
 def test_a_run_records_each_start(short_run, tmp_path):
-  (start,) = environment.read(short_run)
+  (start,) = status.read_starts(short_run)
   assert (start['step'], start['command'], start['platform']) == (0, None, 'cpu')
   assert start['packages'].keys() >= {'jax', 'flax', 'numpy'}
   total = sum(start['parameters']['parts'].values())
@@ -205,8 +205,8 @@ def test_a_run_records_each_start(short_run, tmp_path):
 
   params = {'head': {'bias': np.zeros(3)}, 'body': np.zeros((2, 5))}
   for step in (0, 7):
-    environment.record(tmp_path, step, 'vit_jax train', params, params['head'], 5, {})
-  first, second = environment.read(tmp_path)
+    status.record_start(tmp_path, step, 'vit_jax train', params, params['head'], 5, {})
+  first, second = status.read_starts(tmp_path)
   assert (first['step'], second['step']) == (0, 7)
   assert second['command'] == 'vit_jax train'
   assert second['parameters'] == {'parts': {'head': 3, 'body': 10}, 'trained': 3}

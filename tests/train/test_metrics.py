@@ -31,7 +31,7 @@ def test_numbers_are_shown_as_their_evaluators_declare(tmp_path):
     'test/loss': '0.08125',
     'test/examples': '50,000',
     'few/my_std_5shot': '50.00% ± 1.25%',
-    'gone/top1': '0.5',  # of an evaluation that the config no longer has
+    'gone/top1': '0.5',  # an evaluation that the config no longer has
     'train/loss': '0.5',
   }
   line = progress.shown({'test/top1': 0.98125, 'test/examples': 50_000}, evals)

@@ -165,7 +165,7 @@ runpy.run_module('vit_jax.main', run_name='__main__', alter_sys=True)
 """
 
 
-@pytest.mark.parametrize('module', ['vit_jax.train.arguments', 'jax.numpy'])
+@pytest.mark.parametrize('module', ['vit_jax.train.program', 'jax.numpy'])
 def test_ctrl_c_during_imports(module, tmp_path):
   done = subprocess.run(
     [sys.executable, '-c', _AT_IMPORT, module, str(tmp_path)],

@@ -5,7 +5,6 @@ And the changes of a config that a continuation may have.
 Arms are compared on one machine, on one device each: bitwise equality holds there.
 """
 
-import os
 import random
 import re
 import shutil
@@ -17,7 +16,6 @@ import pytest
 from tests.support import naming, runs
 from vit_jax import cli, main
 from vit_jax.checkpoint import checkpoints
-from vit_jax.train.workdir import LOCK_FILE, lock
 
 
 @pytest.fixture(scope='module')
@@ -161,22 +159,6 @@ def test_a_second_signal_exits_at_once(reference, shared, tmp_path, faults_table
   assert 'step 1/' not in out
   assert not (tmp_path / 'checkpoints').exists()
   faults_table('signals', 'SIGTERM twice while it compiles', 'refused', error)
-
-
-def test_a_second_run_in_the_folder_refuses(tmp_path, capfd):
-  with lock(tmp_path):
-    assert again(tmp_path) == 2
-  error = capfd.readouterr().err
-  assert error.startswith('error: ')
-  assert re.search(naming(tmp_path, os.getpid(), '--workdir'), error)
-  assert error.count('\n') == 1
-  assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
-
-
-def test_a_workdir_that_is_a_file(tmp_path, capfd):
-  (tmp_path / 'file').touch()
-  assert again(tmp_path / 'file') == 2
-  assert re.search(naming('--workdir', tmp_path / 'file'), capfd.readouterr().err)
 
 
 # -- changes between a run and its continuation ------------------------------------------

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures('one_device')
 def full(tmp_path_factory):
   """A finished run with everything on: (workdir, status, rows, printed text)."""
   workdir = tmp_path_factory.mktemp('full')
-  evals = {'test': {**runs.EVALS['test'], 'every': 0.25}}  # of the run
+  evals = {'test': {**runs.EVALS['test'], 'every': 0.25}}  # a fraction of the run
   evals['ema'] = {**evals['test'], 'use_ema': True, 'every': 8}
   changes = ['steps=12', 'log.every=2', 'log.tensorboard=True', 'log.profile=True']
   changes += ['checkpoint.every=3', 'checkpoint.keep_latest=1', 'optim.lr=0.3']
@@ -90,6 +90,7 @@ def test_the_best_and_the_latest_checkpoints_are_kept(full):
   assert (status['best_step'], status['last_good_step']) == (best, 12)
   text = progress.summary(rows, status, {}, workdir, seconds=1.0)
   assert re.search(naming('newest step 12', f'best step {best}'), text)
+  assert finite(workdir) == 12
 
 
 def test_averaged_parameters_are_evaluated_on_request(full):
@@ -100,11 +101,6 @@ def test_averaged_parameters_are_evaluated_on_request(full):
   )
   # With a decay of 0.9 the mean lags some ten steps behind.
   assert abs(test['test/loss'] - ema['ema/loss']) > 1e-3
-
-
-def test_parameters_can_be_read_back(full):
-  workdir, *_ = full
-  assert finite(workdir) == 12
 
 
 def finite(workdir) -> int:
@@ -268,7 +264,7 @@ def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
   assert len(listed) == 5
   assert all(line['reason'] for line in listed)
   text = progress.summary(rows, status, {}, workdir, seconds=1.0)
-  assert re.search(naming('5 images', f'{workdir}/bad_images.jsonl'), text)
+  assert re.search(naming('could not be read: 5', f'{workdir}/bad_images.jsonl'), text)
   assert rows[-2]['train/masked'] >= 4
   # An evaluation leaves out images that it cannot read, and says so.
   assert rows[-1]['val/examples'] == 9

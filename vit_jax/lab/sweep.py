@@ -20,7 +20,7 @@ from vit_jax.errors import UserError, choose
 from vit_jax.lab import runner
 from vit_jax.lab.ablations import ABLATIONS, Ablation
 from vit_jax.tools import out_folder
-from vit_jax.train import arguments, metrics, program
+from vit_jax.train import metrics, program
 
 _EPILOG = """\
 --set KEY=VALUE changes the config, as --config.KEY=VALUE of vit_jax train. Commas separate
@@ -104,7 +104,7 @@ def default_out(args: argparse.Namespace) -> str:
   """Returns the folder of a sweep without --out; more values do not make another."""
   words = [f'{key}={texts[0]}' for key, texts in parsed(args.set) if len(texts) == 1]
   specs = filter(None, [args.ablation, args.config])
-  return '-'.join(['runs/sweep', *(arguments.default_name(s, words) for s in specs)])
+  return '-'.join(['runs/sweep', *(program.default_name(s, words) for s in specs)])
 
 
 def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
@@ -279,7 +279,7 @@ def combinations(config: dict, several: dict[str, list[str]]) -> dict[str, dict]
     assigned(config, [f'{key}={text}' for key, text in each])  # checks types
     values = {key: config_lib.literal(text) for key, text in each}
     words = [name_of(key, value) for key, value in values.items()]
-    cells[arguments.folder_name(words) or 'base'] = values
+    cells[program.folder_name(words) or 'base'] = values
   return cells
 
 

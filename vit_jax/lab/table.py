@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from vit_jax import config as config_lib
 from vit_jax.evaluators import declared
 from vit_jax.tools.inspect import cost
-from vit_jax.train import environment, status
 from vit_jax.train import metrics as metrics_lib
+from vit_jax.train import status
 
 _MAIN = (r'.+/top1', r'.+/.+_(5|10)shot(_sweep)?')
 # Columns of costs, after those of the changes and the seed.
@@ -25,14 +25,14 @@ def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
   Returns:
     cell; the changes of the cell by config key; seed; parameters; trained_parameters;
     gflops of the forward pass of one image; examples of the training split; steps;
-    step_temp_bytes, see `train.environment`; the last value of each metric (shares, not
+    step_temp_bytes, see `train.status`; the last value of each metric (shares, not
     per cent); seconds of training steps.
   """
   config = config_lib.read(folder)
   resolved, evals = config['resolved'], config['evals']
   costs = cost.of(config['model'], resolved['image_shape'])
   rows, _ = metrics_lib.read_rows(folder / 'metrics.jsonl')
-  starts = environment.read(folder) or [{}]
+  starts = status.read_starts(folder) or [{}]
   return {
     'cell': cell,
     **{key: str(value) for key, value in changes.items()},

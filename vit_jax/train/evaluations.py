@@ -27,6 +27,11 @@ class Evaluation:
     at_period = bool(self.every) and step % self.every == 0
     return step > 0 and (step == total_steps or at_period)
 
+  def warnings(self) -> list[str]:
+    """Returns a line for each likely mistake in its data."""
+    batches = getattr(self.evaluator, 'batches', None)
+    return [] if batches is None else batches.warnings()
+
   def run(self, task, state: State) -> dict:
     """Returns {name: number}."""
     state = state.average() if self.use_ema else state
@@ -44,12 +49,11 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
     if stop.should_stop():
       raise Preempted('Stopped during an evaluation.')
 
-  evaluations, num_classes = {}, config['model']['num_classes']
-  model = None
-  if num_classes is not None:
-    model = class_match.Classes(class_names(config), num_classes)
+  evaluations, num_classes, model = {}, config['model']['num_classes'], None
   if num_classes is None:  # no head: the number of the data
     num_classes = config['data'].get('num_classes')
+  else:
+    model = class_match.Classes(class_names(config), num_classes)
   for name, section in config['evals'].items():
     section = dict(section)
     every, use_ema = section.pop('every', None), section.pop('use_ema', False)
@@ -76,14 +80,7 @@ def class_names(config: dict) -> list[str] | None:
 
 
 def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool):
-  """Refuses evaluations on images that the model does not take.
-
-  Args:
-    any_size: whether it takes images of another size than it is trained on.
-
-  Raises:
-    UserError: for images of another size, or another number of channels.
-  """
+  """Refuses images of another size, unless the model takes any, or of other channels."""
   trained = config['resolved']['image_shape']
   for name, section in config['evals'].items():
     if 'data' not in section:
@@ -97,16 +94,10 @@ def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool
 
 
 def write_predictions(workdir: Path, name: str, step: int, answers: dict | None):
-  """Replaces an evaluation's part of predictions.npz; see `evaluators.predictions`.
-
-  Of several processes only the first writes.
+  """Replaces an evaluation's part of predictions.npz; the first process writes.
 
   Args:
-    name: of the evaluation.
-    step: the training step.
     answers: its evaluator's `predictions`; None if it keeps none.
-
-  Raises: OSError.
   """
   if answers is None or not distributed.is_first():
     return
@@ -124,16 +115,11 @@ class Patience:
 
   It depends on the rows up to a step alone: a run that was interrupted stops at the same
   step as one that was not.
-
-  Attributes:
-    key: the number that is to improve, 'test/top1'; None: there is none.
-    larger: whether larger ones are better.
-    evaluations: None: the run goes to its end.
   """
 
-  key: str | None
-  larger: bool
-  evaluations: int | None
+  key: str | None  # the number that is to improve, 'test/top1'
+  larger: bool  # whether larger ones are better
+  evaluations: int | None  # None: the run goes to its end
 
   @classmethod
   def of(cls, config: dict) -> 'Patience':
@@ -165,14 +151,9 @@ def check_patience(config: dict) -> None:
   if section.get('patience') is None:
     return
   best = section.get('best')
-  if not best:
-    raise UserError(
-      'config.checkpoint.patience needs config.checkpoint.best, the number that is to '
-      'improve.'
-    )
-  name = best.partition('/')[0]
+  name = (best or '').partition('/')[0]
   if config['evals'].get(name, {}).get('every') is None:
     raise UserError(
-      f'config.checkpoint.patience counts evaluations, but {best!r} is evaluated only at '
-      f'the end: set config.evals.{name}.every, or another config.checkpoint.best.'
+      'config.checkpoint.patience counts the evaluations of config.checkpoint.best='
+      f'{best!r}, which needs config.evals.{name or "NAME"}.every.'
     )

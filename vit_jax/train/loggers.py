@@ -11,23 +11,13 @@ import json
 import secrets
 import sys
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from vit_jax import distributed, files
 from vit_jax.check import bind
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 
 IDS = 'loggers.json'
-
-
-class Logger(Protocol):
-  """A run in another service."""
-
-  def write(self, step: int, values: dict) -> None:
-    """Adds numbers of a step; called again for one that a resumed run repeats."""
-
-  def close(self, failed: bool) -> None:
-    """Ends the run there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +46,7 @@ def check(section: type):
     bind(where, value, section)
     package = section.__name__.lower()
     if importlib.util.find_spec(package) is None:
-      raise UserError(
-        f"{where} needs the package {package}: pip install 'vit_jax[{package}]', or "
-        f'unset it with --{where}=None.'
-      )
+      raise UserError(f"{where} needs {package}: pip install 'vit_jax[{package}]'.")
 
   return check_section
 
@@ -93,18 +80,15 @@ class _MlflowRun:
 
     options = Mlflow(**section)
     self._client = client = MlflowClient(options.uri)
-    if run is None:
+    if run:
+      client.update_run(run, status='RUNNING')
+    else:
       experiment = client.get_experiment_by_name(options.experiment)
-      number = (
-        experiment.experiment_id
-        if experiment
-        else client.create_experiment(options.experiment)
-      )
+      number = experiment and experiment.experiment_id
+      number = number or client.create_experiment(options.experiment)
       run = client.create_run(number, run_name=options.name or workdir.name).info.run_id
       for key, value in _flat(config).items():
         client.log_param(run, key, str(value)[:6000])  # the longest that MLflow takes
-    else:
-      client.update_run(run, status='RUNNING')
     self.id = run
     self._logged = {
       (key, metric.step)
@@ -129,32 +113,27 @@ def _flat(config: dict, prefix: str = '') -> dict:
   return flat
 
 
-OPEN = {'wandb': _WandbRun, 'mlflow': _MlflowRun}
+_SERVICES = {'wandb': _WandbRun, 'mlflow': _MlflowRun}
 
 
 class Loggers:
   """The loggers of a config's section `log`, opened by the first process."""
 
   def __init__(self, sections: dict[str, dict | None], workdir: Path, config: dict):
-    """Opens them.
-
-    Args:
-      sections: name -> its section.
-      config: of the run, which the services show.
-    """
-    self._loggers: dict[str, Logger] = {}
-    sections = {k: v for k, v in sections.items() if v is not None}
-    if not sections or not distributed.is_first():
+    """`sections`: service -> its section; `config`: of the run, for display there."""
+    self._loggers: dict = {}
+    if not any(sections.values()) or not distributed.is_first():
       return
     ids = _read(workdir / IDS)
     for name, section in sections.items():
-      with self._guarded(name):
-        logger = OPEN[name](section, workdir, config, ids.get(name))
-        self._loggers[name], ids[name] = logger, logger.id
+      if section:
+        with self._guarded(name):
+          logger = _SERVICES[name](section, workdir, config, ids.get(name))
+          self._loggers[name], ids[name] = logger, logger.id
     files.replace(workdir / IDS, json.dumps(ids))
 
   def write(self, step: int, values: dict) -> None:
-    """Adds numbers of a step to each."""
+    """Adds numbers of a step to each; a resumed run repeats some."""
     for name, logger in list(self._loggers.items()):
       with self._guarded(name):
         logger.write(step, values)
@@ -172,11 +151,7 @@ class Loggers:
       yield
     except Exception as error:
       self._loggers.pop(name, None)
-      line = ' '.join(str(error).split())[:200]
-      distributed.say(
-        f'log.{name} is off from here on ({type(error).__name__}: {line}); '
-        'metrics.jsonl has every number.'
-      )
+      distributed.say(f'log.{name} is off from here on ({one_line(error, 200)}).')
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -50,9 +50,6 @@ def larger_is_better(
 
   Args:
     asked_by: the option that names the number, for errors.
-
-  Raises:
-    UserError: if nothing gives such a number, or neither large nor small values are best.
   """
   source, _, name = key.partition('/')
   where = f'source of the metric {asked_by}'
@@ -61,8 +58,8 @@ def larger_is_better(
   if larger is None:
     directed = [k for k, m in metrics.items() if m.larger_is_better is not None]
     raise UserError(
-      f'{asked_by}={key!r}: nothing says which {name!r} is best. Metrics of {source} of '
-      f'which one is: {directed}.{did_you_mean(name, directed)}'
+      f'{asked_by}={key!r}: nothing says which {name!r} is best. One of {directed}.'
+      f'{did_you_mean(name, directed)}'
     )
   return larger
 
@@ -71,9 +68,6 @@ def read_rows(path: Path) -> tuple[list[dict], int]:
   """Returns (rows, number of damaged lines, which are left out); ([], 0) without a file.
 
   A torn last line, which a kill leaves behind, is left out and not counted.
-
-  Raises:
-    UserError: if the file cannot be read.
   """
   try:
     *lines, torn = path.read_bytes().split(b'\n')

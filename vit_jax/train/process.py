@@ -28,16 +28,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopSignal:
   """Context manager that turns SIGTERM and SIGINT into an answer to "shall I stop?".
 
-  One process: a signal sets a flag, the run polls it between steps, saves and exits with
-  code 75; a second signal exits at once. Python runs handlers in the main thread between
-  two of its instructions, and none while that thread waits in C++ for a batch or a
+  One process: a signal sets a flag, which the run polls between steps; a second signal
+  exits at once. Python runs no handler while the main thread waits in C++ for a batch or a
   compiler. Signals therefore also write to a pipe (`signal.set_wakeup_fd`), and a thread
   at its end prints the answer and exits on the second.
 
-  Several processes must stop after the same step, whichever of them was signalled: JAX's
-  coordination service catches SIGTERM and agrees on that step. A Python handler would
-  silently disable it, so none is installed until they have agreed. Signals are counted
-  from then on, as pods are signalled machine by machine.
+  Several processes must stop after the same step: JAX's coordination service catches
+  SIGTERM and agrees on it. A Python handler would disable that, so none is installed until
+  they have agreed. Signals are counted from then on, as pods are signalled one by one.
 
   Outside the main thread (a notebook's worker) Python allows no handlers: there it never
   asks to stop. The StopSignal of a sweep learns of the signals of its runs.
@@ -87,9 +85,7 @@ class StopSignal:
   def should_stop(self) -> bool:
     """Returns whether to save and stop now; once true, it stays true.
 
-    Cheap: call it after every train step and every evaluation batch. With several
-    processes all must make the same calls: the call number is what they agree on, so
-    that a long evaluation can be left in the middle.
+    Cheap. All processes must make the same calls: they agree on the number of one.
     """
     if self._several and not self.requested:
       self._polls += 1
@@ -119,24 +115,18 @@ class StopSignal:
       terminal.say(f'second {name}: exiting at once, without saving.')
       self.before_exit()
       os._exit(Preempted.exit_code)
-    if not self._several:
-      text = (
-        f'finishing this step, saving, then exiting with code {Preempted.exit_code}; '
-        'the same command resumes'
-      )
-    elif self.requested:
-      text = 'this run is saving and stops by itself'
-    else:
-      text = 'stopping without saving'
+    text = 'stopping without saving'
+    if not self._several or self.requested:
+      code = Preempted.exit_code
+      text = f'saving, then exiting with code {code}; the same command resumes'
     terminal.say(f'{name}: {text}. A second signal exits at once.')
 
 
 # -- peers -----------------------------------------------------------------------------
 #
-# JAX's coordination service learns of a peer's death wherever this process is: compiling,
-# waiting for devices, saving. From a thread of its own it then logs a page and aborts this
-# process (jaxlib offers no other way). A handler of SIGABRT reads that page, prints one
-# line, and exits with code 75.
+# JAX's coordination service learns of a peer's death in a thread of its own, logs a page and
+# aborts this process (jaxlib offers no other way). A handler of SIGABRT reads that page,
+# prints one line, and exits with code 75.
 
 _FATAL = 'the JAX distributed service detected fatal errors'
 _DEAD = r'stopped sending heartbeats\):\s+(\d+)|[Tt]ask (\d+) heartbeat timeout'
@@ -148,7 +138,7 @@ _until_exit = contextlib.ExitStack()  # never closed
 
 @contextlib.contextmanager
 def watched_peers() -> Iterator[None]:
-  """While active: when a peer process dies, prints one line and exits with code 75.
+  """While active: when a peer dies, prints one line and exits with code 75.
 
   To be entered before `distributed.start`.
   """
@@ -165,8 +155,7 @@ def watched_peers() -> Iterator[None]:
 def settle(error: Exception) -> None:
   """Waits until JAX would have reported a dead peer as the cause of `error`.
 
-  A collective or a barrier fails at once where a process dies, which JAX reports later:
-  then this does not return.
+  A collective fails at once where a peer dies; JAX reports it, and aborts, later.
   """
   global _exit_code, _patience
   if isinstance(error, RunError):

@@ -1,15 +1,122 @@
-"""A process that trains: `vit_jax train`, and tools that train. Light to import."""
+"""The program `vit_jax train`, also within tools that train: arguments, run, exit code.
 
+Light to import: a bad command line ends at once.
+"""
+
+import argparse
+import contextlib
+import difflib
+import hashlib
 import os
+import re
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 from vit_jax import cli
-from vit_jax.errors import DataError, DiskFull, Unreachable
-from vit_jax.train import arguments
+from vit_jax import config as config_lib
+from vit_jax.errors import (
+  EXIT_CODES,
+  DataError,
+  DiskFull,
+  Unreachable,
+  UserError,
+  did_you_mean,
+)
+
+_EPILOG = """\
+NAME is one of
+  {names}
+of {folder}; copy a file to change it.
+FILE.py is executed: it is code. ARGS are its arguments, KEY=VALUE,...; the word
+`debug` stands for the recipe shrunk to seconds on bundled data. --config.KEY=VALUE sets
+any key of the resolved config (--config.optim.lr=3e-4); a bare --config.KEY means True.
+The same command again resumes where the run stopped.
+Exit codes:
+{codes}"""
+
+# Longest name of a run's folder: a fine-tuned run's name contains its parent's.
+_LONGEST = 100
+_FLAGS = ('--config', '--workdir', '--distributed')
 
 _cut_off: list[bool] = []  # not empty once a write has failed for good
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
+  """Returns (arguments, config, workdir); UserError for a bad command line."""
+  recipes = config_lib.recipes()
+  parser = cli.Parser(
+    prog='vit_jax train',
+    description='Trains and evaluates a model.',
+    epilog=_EPILOG.format(
+      names=textwrap.fill(', '.join(recipes), 84).replace('\n', '\n  '),
+      folder=next(iter(recipes.values())).parent if recipes else 'vit_jax/configs',
+      codes='\n'.join(f'{code:5} {meaning}' for code, meaning in EXIT_CODES.items()),
+    ),
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument('--config', required=True, metavar='NAME|FILE.py[:ARGS]')
+  parser.add_argument(
+    '--workdir', metavar='DIR', help='default: runs/<config and arguments>'
+  )
+  parser.add_argument(
+    '--distributed',
+    nargs='?',
+    const='auto',
+    metavar='HOST:PORT,COUNT,INDEX',
+    help='one of several processes; without a value: as the cluster says',
+  )
+  args, rest = parser.parse_known_args(argv)
+  config = config_lib.load(args.config)
+  for flag in rest:
+    if not flag.startswith('--config.'):
+      raise UserError(
+        f'Unknown argument {flag!r}: {", ".join(_FLAGS)} or --config.KEY=VALUE (with '
+        f'"=").{_did_you_mean(flag, config)}'
+      )
+  assignments = [flag.removeprefix('--config.') for flag in rest]
+  config_lib.override(config, assignments)
+  workdir = args.workdir or f'runs/{default_name(args.config, assignments)}'
+  return args, config, workdir
+
+
+def _did_you_mean(flag: str, config: dict) -> str:
+  """Returns ' Did you mean "--config.data.batch_size"?' for '--batch_size=64', or ''."""
+  word = flag.partition('=')[0]
+  if near := did_you_mean(word, _FLAGS):
+    return near
+  keys = [*_keys(config), *config_lib.DURATIONS]
+  keys.sort(key=lambda key: -key.count('.'))  # the shortest key of one name wins
+  by_name = {f'--{key.rpartition(".")[2]}': key for key in keys}
+  near = difflib.get_close_matches(word, by_name, 1, cutoff=0.8)
+  return f' Did you mean "--config.{by_name[near[0]]}"?' if near else ''
+
+
+def _keys(config: dict, prefix: str = '') -> Iterator[str]:
+  """Yields 'a.b' for each value of nested dicts."""
+  for key, value in config.items():
+    nested = isinstance(value, dict)
+    yield from _keys(value, f'{prefix}{key}.') if nested else [f'{prefix}{key}']
+
+
+def default_name(spec: str, assignments: list[str]) -> str:
+  """Returns the run's folder name: 'vit_b16-debug' for 'configs/vit_b16.py:debug'."""
+  file, _, arg = spec.partition(':')
+  # A change that a continuation may have does not make another run.
+  words = [w for w in assignments if not w.startswith(('resume_allow', 'log.'))]
+  return folder_name([Path(file).stem, *arg.split(','), *words])
+
+
+def folder_name(words: Iterable[str]) -> str:
+  """Returns 'a-b=1' for the words 'a' and 'b=1'; a long name is cut and ends in a hash."""
+  name = '-'.join(word for word in words if word)
+  if len(name) > _LONGEST:
+    digest = hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
+    name = f'{name[: _LONGEST - 9]}-{digest}'
+  return re.sub(r'[^A-Za-z0-9._=+-]+', '_', name)
 
 
 def train(
@@ -18,9 +125,8 @@ def train(
   """Runs `run.train` with the compilation cache; returns its (status, rows).
 
   Args:
-    spec: 'NAME:ARGS' of the config, to suggest a run that needs no data.
-
-  Raises: as `run.train`.
+    spec: 'NAME:ARGS' of the config; where its data is missing, the error suggests the
+      recipe's `debug`, if that trains on bundled data.
   """
   from vit_jax.train import run, runtime
 
@@ -31,10 +137,14 @@ def train(
     _cut_off.append(True)
     raise
   except DataError as error:
-    text = str(error)
-    if instead := arguments.without_data(spec, config):
-      # No full stop behind a command: it would be copied with it.
-      text = f'{text.rstrip(".")}. Meanwhile, {instead}'
+    text, debug = str(error), f'{spec.partition(":")[0]}:debug'
+    with contextlib.suppress(Exception):  # a user's config may not know the word
+      if config_lib.load(debug)['data']['source'] != config['data']['source']:
+        # No full stop behind a command: it would be copied with it.
+        text = (
+          f'{text.rstrip(".")}. Meanwhile, the same recipe, shrunk, on bundled data: '
+          f'vit_jax train --config={debug}'
+        )
     raise DataError(text) from error
 
 

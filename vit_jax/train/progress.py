@@ -11,12 +11,13 @@ import tqdm
 from vit_jax import distributed, tasks
 from vit_jax.data import bad_images
 from vit_jax.evaluators import declared
-from vit_jax.train import environment, loggers, metrics
+from vit_jax.train import loggers, metrics
 from vit_jax.train.metrics import TIME, last_values
+from vit_jax.train.status import count
 from vit_jax.train.workdir import LOG_FILE
 
 
-class Record:
+class Record(metrics.Metrics):
   """Writes and shows the numbers of a run: a bar on a terminal, else plain lines.
 
   Attributes:
@@ -29,7 +30,7 @@ class Record:
     self.log = metrics.Log(**config['log'])
     sections = {'wandb': self.log.wandb, 'mlflow': self.log.mlflow}
     services = loggers.Loggers(sections, workdir, config)
-    self._metrics = metrics.Metrics(workdir, step, self.log.tensorboard, services)
+    super().__init__(workdir, step, self.log.tensorboard, services)
     if step >= self.log.every and not self.rows:
       distributed.say(f'{workdir}/metrics.jsonl holds no rows up to step {step}.')
     self._row = step, time.perf_counter()  # the newest one: its step, and when
@@ -42,18 +43,9 @@ class Record:
       disable=None,  # where standard error is not a terminal
     )
 
-  @property
-  def rows(self) -> list[dict]:
-    """The rows of metrics.jsonl, also those written before the run was resumed."""
-    return self._metrics.rows
-
-  def flush(self) -> None:
-    """Writes all rows, which wait where the run's folder is in a bucket."""
-    self._metrics.flush()
-
   def close(self) -> None:
     self._bar.close()
-    self._metrics.close()
+    super().close()
 
   def pause(self, seconds: float) -> None:
     """Excludes time spent outside of steps from `time/images_per_s`."""
@@ -65,10 +57,10 @@ class Record:
     if step % self.log.every and step != self._total:
       return
     row = {f'train/{key}': float(value) for key, value in values.items()}
-    (before, start), now = self._row, time.perf_counter()
-    per_step = max(now - start, 1e-9) / max(step - before, 1)
+    before, start = self._row
+    per_step = max(time.perf_counter() - start, 1e-9) / max(step - before, 1)
     speed = self._batch_size / per_step
-    self._metrics.write(step, {**row, f'{TIME}images_per_s': speed})
+    self.write(step, {**row, f'{TIME}images_per_s': speed})
     self._row = step, time.perf_counter()  # not the time of writing
     text = f'loss {row["train/loss"]:.4f}  {speed:,.0f} images/s'
     self._bar.set_postfix_str(text, refresh=False)
@@ -79,7 +71,7 @@ class Record:
   def evaluation(self, step: int, name: str, values: dict) -> None:
     """Records the numbers of an evaluation."""
     row = {f'{name}/{key}': value for key, value in values.items()}
-    self._metrics.write(step, row)
+    self.write(step, row)
     tqdm.tqdm.write(f'step {step}  {shown(row, self._evals)}')
     sys.stdout.flush()
 
@@ -93,17 +85,12 @@ class Record:
 
 
 def shown(values: dict, evals: dict) -> str:
-  """Returns 'test/top1 98.11%  test/examples 360' for a row's values.
-
-  Args:
-    evals: the config's section, which tells how its numbers are read.
-  """
+  """Returns 'test/top1 98.11%  test/examples 360' for a row, by the config's `evals`."""
   return '  '.join(f'{k} {declared(k, evals).text(v)}' for k, v in values.items())
 
 
 def parameter_table(params: dict, trained: dict) -> str:
   """Returns the number of parameters by top-level module, in all, and trained."""
-  count = environment.count
   rows = {key: count(subtree) for key, subtree in params.items()}
   rows |= {'total': count(params), 'trained': count(trained)}
   return '\n'.join(['Parameters:', *(f'  {k:<16} {n:>14,}' for k, n in rows.items())])
@@ -124,45 +111,38 @@ def summary(
   """
   values, evals = last_values(rows), config.get('evals', {})
   measured = [k for k in values if not k.startswith((TIME, 'train/'))]
-  results = {
-    k: metric
-    for k in [*measured, 'train/loss']
-    if k in values and not (metric := declared(k, evals)).detail
-  }
+  measured += ['train/loss'] * ('train/loss' in values)
+  results = {k: m for k in measured if not (m := declared(k, evals)).detail}
   width = max(map(len, results), default=0)
-  lines = [
-    '',
-    f'Done: {status["step"]:,} steps; this command took {seconds:.0f} s.',
-    '',
-  ]
+  lines = ['', f'Done: {status["step"]:,} steps in {seconds:.0f} s.', '']
   for key, metric in results.items():
     text = f'{metric.text(values[key]):>9}'
     if metric.std and key + metric.std in values:
       text += f' ± {metric.text(values[key + metric.std])}'
     lines.append(f'  {key:<{width}} {text}')
-  ours, log = _program('vit_jax'), workdir / LOG_FILE
   lines += ['', f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.']
-  if log.exists():
+  if (log := workdir / LOG_FILE).exists():
     lines.append(f'Messages of libraries: {log}')
-  steps = {'newest': status.get('last_good_step'), 'best': status.get('best_step')}
-  if named := [f'{k} step {step}' for k, step in steps.items() if step is not None]:
-    lines.append(f'Checkpoints: {", ".join(named)}.')
+  newest, best = status.get('last_good_step'), status.get('best_step')
+  if newest is not None:
+    text = f', best step {best}' if best is not None else ''
+    lines.append(f'Checkpoints: newest step {newest}{text}.')
   if 'stopped_early' in status:
     lines.append(f'Stopped early: {status["stopped_early"]}')
-  bad = workdir / 'bad_images.jsonl'
-  if bad.exists():
-    count = len(bad_images.read_log(bad))
-    lines.append(f'{count} image{"s" * (count != 1)} could not be read: {bad}')
-  best = '@best' if steps['best'] not in (None, steps['newest']) else ''
-  weights, uses = f'{workdir}{best}', []
+  if (bad := workdir / 'bad_images.jsonl').exists():
+    lines.append(
+      f'Images that could not be read: {len(bad_images.read_log(bad))}, {bad}'
+    )
+  weights = f'{workdir}@best' if best not in (None, newest) else f'{workdir}'
+  ours, uses = _program('vit_jax'), []
   if not tasks.classifies(config):
     uses = [f'train --config=finetune:weights={weights},data=FOLDER   # a head']
   elif tasks.outputs(config) == 'classes':
     uses = [f'predict {weights} IMAGE_OR_FOLDER   # names']
+  if config.get('data', {}).get('source') == 'digits':  # a first run, of our own data
+    uses.append('train --config=folder:data=FOLDER   # your images')
   lines += ['Next:', *(f'  {ours} {use}' for use in uses)]
   lines.append(f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves')
-  if config.get('data', {}).get('source') == 'digits':  # a first run, of our own data
-    lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
   if page:
     lines.append(f'The run on a page: {page}')
   return '\n'.join(lines)

@@ -26,21 +26,31 @@ def check_names(config: dict) -> None:
 def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
   """Returns the config of a resumed run, its model as the folder has it.
 
-  Fields inferred from the weights are in the folder's config.json: the weights are not
-  read again, and need not be there any more. If that file is missing or damaged, it is
-  written anew from the copy in the checkpoints.
+  Fields inferred from the weights are in the folder's config.json: the weights need not be
+  there any more. If that file is missing or damaged, it is written anew from the copy in
+  the checkpoints.
 
   Raises:
     UserError: for a config that would change the computation, unless allowed by name.
     NoUsableCheckpoint: if neither config.json nor any copy can be read.
   """
-  old, lost = _in_the_folder(workdir, saved)
+  lost = False
+  try:
+    old = config_lib.read(workdir)
+  except config_lib.Unreadable as error:
+    lost, where = True, f'The copy of the config in {saved.directory}'
+    old = config_lib.checked(saved.meta().get('config'), where)
+    distributed.say(f'{error} The copy in the checkpoints takes its place.')
   if 'name' not in config['model']:
     keys = old['resolved'].get('inferred', old['model'])
     inferred = {key: old['model'][key] for key in keys if key in old['model']}
     config = schema.with_model(config, inferred)
   changed = _changes(old, config)
-  _check_allowed(config['resume_allow'], changed, (config, old))
+  absent = object()
+  for name in config['resume_allow']:
+    values = [config_lib.lookup(c, name, absent) for c in (config, old)]
+    if name not in changed and values == [absent, absent]:
+      raise _no_such_key(name, changed)
   allowed = [*NEUTRAL, *config['resume_allow']]
   if config['tune']['method'] != 'full':  # frozen parameters are checked bit by bit
     allowed.append('weights.source')
@@ -59,17 +69,6 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
   return config
 
 
-def _in_the_folder(workdir, saved) -> tuple[dict, bool]:
-  """Returns (config, whether config.json is lost and this is the checkpoints' copy)."""
-  try:
-    return config_lib.read(workdir), False
-  except config_lib.Unreadable as error:
-    where = f'The copy of the config in {saved.directory}'
-    old = config_lib.checked(saved.meta().get('config'), where)
-    distributed.say(f'{error} The copy in the checkpoints takes its place.')
-    return old, True
-
-
 def _changes(old: dict, config: dict) -> dict[str, tuple]:
   """Returns {key: (value in the folder, value now)} of differences, also in the data."""
   changed = config_lib.differences(
@@ -82,18 +81,9 @@ def _changes(old: dict, config: dict) -> dict[str, tuple]:
   return changed
 
 
-def _check_allowed(names: list[str], changed: dict, configs: tuple[dict, dict]) -> None:
-  absent = object()
-  for name in names:
-    values = [config_lib.lookup(config, name, absent) for config in configs]
-    if name not in changed and values == [absent, absent]:
-      raise _no_such_key(name, changed)
-
-
 def _no_such_key(name: str, keys) -> UserError:
   return UserError(
-    f'config.resume_allow={name}: no such key. Write it whole, as optim.lr, or a section, '
-    f'as optim.{did_you_mean(name, keys, 0.3)}'
+    f'config.resume_allow={name}: no such key or section.{did_you_mean(name, keys, 0.3)}'
   )
 
 

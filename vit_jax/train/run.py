@@ -11,23 +11,13 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import (
-  distributed,
-  files,
-  kernels,
-  models,
-  sharding,
-  tasks,
-  trees,
-  weights,
-)
+from vit_jax import distributed, files, kernels, models, sharding, tasks, trees, weights
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
 from vit_jax.kernels import verify
 from vit_jax.train import (
-  environment,
   evaluations,
   loggers,
   metrics,
@@ -85,7 +75,9 @@ def train(
     else:
       resume.check_names(config)
     evals = evaluations.build(config, workdir, mesh, stop)
-    _warn(data, evals)
+    lines = [line for x in (data, *evals.values()) for line in x.warnings()]
+    for line in dict.fromkeys(lines):  # several evaluations may share their images
+      distributed.say(f'warning: {line}')
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = _open_weights(config)
@@ -111,7 +103,7 @@ def train(
     else:
       state = trainer.init(initial)
     temp_bytes = runtime.memory(step)['temp_bytes']
-    environment.record(
+    status.record_start(
       workdir, int(state.step), command, params, abstract.params, temp_bytes, fused
     )
     del source, initial  # the state has its own copy
@@ -122,12 +114,12 @@ def train(
 
 
 def _choose_kernels(config: dict, workdir: Path | None, trainer: Trainer) -> dict:
-  """Returns the fused kernels to use and their record, see `environment.record`.
+  """Returns the fused kernels to use and their record, see `status.record_start`.
 
   A run that resumes on devices of the same kind takes those of its last start: a choice
   by time may fall differently, and would change the last bits of its numbers.
   """
-  last = environment.read(workdir)[-1:] if workdir else []
+  last = status.read_starts(workdir)[-1:] if workdir else []
   if config['kernels'] == 'auto' and last:
     device = jax.devices()[0].device_kind
     if last[0].get('device') == device and 'kernels' in last[0]:
@@ -140,22 +132,19 @@ def _choose_kernels(config: dict, workdir: Path | None, trainer: Trainer) -> dic
 def _check_files(workdir: Path) -> None:
   """Raises UserError if a folder, pipe or device has the name of one of a run's files."""
   names = ('config.json', 'status.json', 'metrics.jsonl', 'bad_images.jsonl')
-  names += (environment.FILE, predictions.FILE, loggers.IDS, folder.LOG_FILE)
-  for path in (workdir / name for name in names):
-    if path.exists() and not path.is_file():
-      raise UserError(f'{path} is not a file: move it away, or use another --workdir.')
+  names += (status.STARTS, predictions.FILE, loggers.IDS, folder.LOG_FILE)
+  wrong = [p for p in (workdir / n for n in names) if p.exists() and not p.is_file()]
   steps = workdir / 'checkpoints'
   if steps.exists() and not steps.is_dir():
-    raise UserError(f'{steps} is not a folder: move it away, or use another --workdir.')
+    wrong.append(steps)
+  if wrong:
+    raise UserError(
+      f'{wrong[0]} is not what a run writes there: move it away, or use another --workdir.'
+    )
 
 
 def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
-  """Returns the training batches, and prints their description.
-
-  Raises:
-    UserError: if the data is missing or does not fit the config, or is not the same for
-      all processes.
-  """
+  """Returns the training batches, the same for all processes; prints their description."""
   section = config['data']
   divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
   if section['batch_size'] % divisor:
@@ -170,28 +159,18 @@ def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
     **sharding.host_of_batch(mesh),
   )
   # With other files, or the same in another order, each host would take its share of a
-  # different data set, and nothing would show it. Installed packages matter: they decide
-  # which files are images.
+  # different data set. Installed packages matter: they decide which files are images.
   digits = int(data.fingerprint[:7], 16)
   if not distributed.agree(distributed.from_first(digits) == digits):
     raise UserError(
       f'{data.source.name} is not the same for all processes: process '
-      f'{jax.process_index()} sees {data.num_examples:,} examples with the fingerprint '
-      f'{data.fingerprint}. Give all of them the same files and the same packages.'
+      f'{jax.process_index()} has {data.num_examples:,} examples, fingerprint '
+      f'{data.fingerprint}. Give all of them the same files and packages.'
     )
   print(
     'Data:', *(f'train: {line}' for line in data.describe()), sep='\n  ', flush=True
   )
   return data
-
-
-def _warn(data: pipeline.Batches, evals: dict) -> None:
-  """Warns of likely mistakes in the data of training and evaluations, a line each."""
-  evaluated = [getattr(e.evaluator, 'batches', None) for e in evals.values()]
-  sets = [data, *(x for x in evaluated if x is not None)]
-  lines = [line for x in sets for line in x.warnings()]
-  for line in dict.fromkeys(lines):  # several evaluations may be of the same images
-    distributed.say(f'warning: {line}')
 
 
 def _resolve(config: dict, data: pipeline.Batches) -> dict:
@@ -202,16 +181,12 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
     num_classes = config['model'].get('num_classes', of_data)
     if num_classes is None:
       raise UserError(
-        f'config.model.num_classes is not set and {config["data"]["source"]!r} does not '
-        'tell its number of classes; set it.'
+        f'Set config.model.num_classes: {config["data"]["source"]!r} does not tell it.'
       )
     if num_classes < of_data:
-      subject = f'config.data.num_classes={of_data}'
-      if feature != 'label':
-        subject = f'The {feature} of {data.source.name} have {of_data} classes'
       raise UserError(
-        f'{subject}, config.model.num_classes={num_classes}: a model has as many classes '
-        'as its data, or more.'
+        f'config.model.num_classes={num_classes} is less than the {of_data} classes of '
+        f'the data (feature {feature!r}, config.data.num_classes).'
       )
   total = config_lib.total_steps(config, data.num_examples, data.batch_size)
   return {
@@ -259,28 +234,23 @@ def _from_weights(source, model, config, frozen) -> dict:
       source = weights.from_section(**config['weights'])
     except UserError as error:
       raise UserError(
-        f'{error} The run resumes with frozen parameters, which only config.weights.'
-        'source holds: set it to where those weights are now.'
+        f'{error} The frozen parameters are there alone: set config.weights.source to '
+        'where those weights are now.'
       ) from error
-  initial = _fit_weights(source, model, config) if source else {}
+  initial = {}
+  if source:
+    *size, channels = config['resolved']['image_shape']
+    if channels != source.channels:
+      raise UserError(
+        f'{source.source} is of {source.channels}-channel images, config.data.pp '
+        f"gives {channels}: begin it with 'decode({source.channels})'."
+      )
+    options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
+    initial, merge = weights.fit(source, model, tuple(size), **options)
+    print(merge.describe(source), flush=True)
   if missing := [name for name in names if name not in initial]:
     raise UserError(
       f'config.tune freezes {missing[0]} (one of {len(missing)}), which config.weights '
-      'does not provide: no resumed run could find its values again. Train it, or set '
-      'config.weights.source to weights that have it.'
+      'does not provide: train it, or set a source that has it.'
     )
-  return initial
-
-
-def _fit_weights(source, model, config) -> dict:
-  """Returns {name: array} of the variables that the run starts from."""
-  *size, channels = config['resolved']['image_shape']
-  if channels != source.channels:
-    raise UserError(
-      f'{source.source} is of {source.channels}-channel images, config.data.pp '
-      f"gives {channels}: begin it with 'decode({source.channels})'."
-    )
-  options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
-  initial, merge = weights.fit(source, model, tuple(size), **options)
-  print(merge.describe(source), flush=True)
   return initial

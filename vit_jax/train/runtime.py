@@ -3,7 +3,6 @@
 import contextlib
 import os
 import platform
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -33,10 +32,9 @@ def options() -> dict[str, str]:
 
 
 def enable_compilation_cache() -> None:
-  """Enables JAX's persistent compilation cache: a run that restarts compiles nothing.
+  """Enables JAX's compilation cache below `files.cache_dir()`, unless its variable is set.
 
-  Below `files.cache_dir()`, one for each machine, as a program for one CPU may not suit
-  another. JAX_COMPILATION_CACHE_DIR, if set, takes precedence.
+  One for each machine, as a program for one CPU may not suit another.
   """
   if 'JAX_COMPILATION_CACHE_DIR' in os.environ:
     return
@@ -63,9 +61,8 @@ def lowered(step, abstract, spec, mesh):
 def memory(program) -> dict[str, int]:
   """Returns the memory that a compiled program allocates on one device.
 
-  Returns:
-    temp_bytes; argument_bytes: the state and batch; bytes: both, and results that do not
-    take an argument's place.
+  temp_bytes; argument_bytes: the state and batch; bytes: both, and results that do not
+  take an argument's place.
   """
   m = program.memory_analysis()
   held = m.argument_size_in_bytes + m.temp_size_in_bytes
@@ -76,12 +73,10 @@ def memory(program) -> dict[str, int]:
   }
 
 
-def _step_too_large(why: str) -> OutOfMemory:
-  return OutOfMemory(f'Out of memory: {why} {SMALLER}')
-
-
 @contextlib.contextmanager
-def out_of_memory(error_of: Callable[[str], Exception] = _step_too_large):
+def out_of_memory(
+  error_of=lambda why: OutOfMemory(f'Out of memory: {why} {SMALLER}'),
+):
   """Replaces XLA's error for a lack of memory, a page long, by one line.
 
   Args:

@@ -47,7 +47,7 @@ def _check_task(where: str, section: dict, config: dict) -> None:
   if classes is not None and not tasks.classifies(config):
     raise UserError(
       f'config.model.num_classes={classes}, but {where}.name={section["name"]} trains no '
-      'head: leave it out. The classes of the data are config.data.num_classes.'
+      'head: leave it out.'
     )
 
 
@@ -62,11 +62,11 @@ def _check_sharding(where: str, rules, config: dict) -> None:
 
 def _check_evaluation(where: str, section: dict, evals: dict) -> None:
   if section.get('type') is None:  # a misspelt key makes a new one
-    parent, _, name = where.rpartition('.')
+    name = where.rpartition('.')[2]
     others = sorted(evals.keys() - {name})
     raise UserError(
-      f'{where} is an evaluation without a type: it has {sorted(section)}. The others of '
-      f'{parent} are {others}.{did_you_mean(name, others)}'
+      f"{where} lacks 'type'. The other evaluations are {others}."
+      f'{did_you_mean(name, others)}'
     )
   keys = {'every': Period | None, 'use_ema': bool}
   Named(evaluators.EVALUATORS, 'type', **keys)(where, section, evals)
@@ -119,9 +119,6 @@ def check(config: dict) -> dict:
   """Checks every key of a config against the code that reads it; returns it complete.
 
   Opens nothing. A model that the weights will name is left to `check_model`.
-
-  Raises:
-    UserError: for unknown, missing or ill-typed keys and values out of range.
   """
   known_keys('config', config, SECTIONS)
   plain('config', config)
@@ -130,17 +127,13 @@ def check(config: dict) -> dict:
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
   bind('config', config, inspect.Signature(), extra=SECTIONS)
-  config['evals'] = {
-    name: _same_classes(f'config.evals.{name}', section, config['data'])
-    for name, section in config['evals'].items()
-  }
-  for name, section in config['evals'].items():
-    _check_reads(name, section['type'], config['task']['name'])
+  evals = config['evals'] = dict(config['evals'])
+  for name, section in evals.items():
+    where = f'config.evals.{name}'
+    evals[name] = _same_classes(where, section, config['data'])
+    _check_reads(where, section['type'], config['task']['name'])
     if section.get('use_ema') and not optim.keeps_average(config['optim']):
-      raise UserError(
-        f'config.evals.{name}.use_ema needs config.optim.ema, a decay, or '
-        'config.optim.swa.'
-      )
+      raise UserError(f'{where}.use_ema needs config.optim.ema or config.optim.swa.')
   if best := config['checkpoint'].get('best'):
     metrics.larger_is_better(best, config['evals'])
   evaluations.check_patience(config)
@@ -149,27 +142,23 @@ def check(config: dict) -> dict:
   return config
 
 
-def _check_reads(name: str, type: str, task: str) -> None:
-  """Raises UserError for an evaluation that does not read the predictions of a task.
+def _check_reads(where: str, type: str, task: str) -> None:
+  """Refuses an evaluation that cannot read a task's predictions.
 
-  One for another task reads those of a task with the same kind of model and parameters.
+  It reads those of any task with the same kind of model and parameters as its own.
   """
   kind = lambda name: (t := tasks.TASKS[name]) and (t.CLASSES, t.OUTPUTS, t.OWN)
   task_of = lambda type: getattr(evaluators.EVALUATORS[type], 'TASK', task)
   reads = lambda type: kind(task_of(type)) == kind(task)
   if not reads(type):
     raise UserError(
-      f'config.evals.{name}.type={type} is for config.task.name={task_of(type)}; with '
+      f'{where}.type={type} is for config.task.name={task_of(type)}; with '
       f'{task} use one of {list(filter(reads, evaluators.EVALUATORS))}.'
     )
 
 
 def _same_classes(where: str, section: dict, trained: dict) -> dict:
-  """Returns an evaluation's section, with the classes of training on the same source.
-
-  Raises:
-    UserError: if it has others: labels would be compared with other classes of the model.
-  """
+  """Returns an evaluation's section, with the classes of training on the same source."""
   data = section.get('data')
   if section['type'] != 'classification' or data['source'] != trained['source']:
     return section
@@ -177,8 +166,7 @@ def _same_classes(where: str, section: dict, trained: dict) -> dict:
   if 'classes' in data and theirs != ours:
     raise UserError(
       f'{where}.data.classes={theirs} is not config.data.classes={ours}, on the same '
-      f'source {trained["source"]!r}: its labels would be compared with other classes of '
-      'the model. Leave it out: then it is as in training.'
+      'source: labels would mean other classes than in training. Leave it out.'
     )
   return section if ours is None else {**section, 'data': {**data, 'classes': ours}}
 
@@ -192,10 +180,8 @@ def with_model(config: dict, inferred: dict) -> dict:
   own = config['model']
   if 'name' in inferred:
     fields = models.signature(inferred['name']).parameters
-    own = {
-      key: value for key, value in own.items() if value is not None or key in fields
-    }
-  inferred = {key: value for key, value in inferred.items() if key not in own}
+    own = {k: value for k, value in own.items() if value is not None or k in fields}
+  inferred = {k: value for k, value in inferred.items() if k not in own}
   model = {**inferred, **own}
   check_model('config.model', model, {})
   resolved = {**config['resolved'], 'inferred': list(inferred)}

@@ -41,7 +41,7 @@ def averaged(params: dict, stats: dict) -> dict:
   """Returns the tree that EMA and SWA average: trained parameters and batch statistics.
 
   Averaged parameters give other activations than the last ones, so evaluation needs
-  averaged statistics with them; timm averages both as well.
+  averaged statistics with them.
   """
   return params | ({trees.STATS: stats} if stats else {})
 
@@ -52,8 +52,7 @@ def init_state(
   """Returns the state at step 0 for batches of `spec`; traceable.
 
   Args:
-    initial: {name: array}, variables in place of freshly initialised ones, see
-      `trees.named`.
+    initial: {name: array}, variables in place of fresh ones, see `trees.named`.
     rules: (regex, whether it trains), see `vit_jax.tune`.
   """
   variables = task.init(rng, spec)

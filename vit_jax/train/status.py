@@ -1,28 +1,43 @@
-"""status.json: how far a run is, and how it ended."""
+"""status.json: how far a run is and how it ended. environment.json: each of its starts."""
 
 import contextlib
+import datetime
+import functools
+import importlib.metadata
 import json
+import platform
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from vit_jax import distributed
+import jax
+
+from vit_jax import distributed, machine
 from vit_jax.config import DURATIONS
 from vit_jax.errors import Preempted, Unreachable
 from vit_jax.train import metrics, process
 from vit_jax.train.evaluations import Patience
 from vit_jax.train.workdir import is_held, named_error
+from vit_jax.version import __version__
+
+FILE, STARTS = 'status.json', 'environment.json'
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+_NEWEST = 100  # starts in environment.json
+
+
+# -- status.json -----------------------------------------------------------------------
 
 
 def write(workdir: Path, **values) -> dict:
   """Writes status.json; returns its values."""
-  metrics.write_json(workdir / 'status.json', values)
+  metrics.write_json(workdir / FILE, values)
   return values
 
 
 def read(workdir: Path) -> dict | None:
   """Returns the values of status.json; None where it is missing or damaged."""
   try:
-    status = json.loads((workdir / 'status.json').read_bytes())
+    status = json.loads((workdir / FILE).read_bytes())
     whole = type(status['step']) is int and type(status['state']) is str
   except (OSError, ValueError, RecursionError, TypeError, KeyError):
     return None
@@ -41,10 +56,7 @@ def state(workdir: Path) -> str | None:
 
 
 def checkpoints_of(checkpoints) -> dict[str, int | None]:
-  """Returns the entries of status.json about checkpoints.
-
-  Every checkpoint is finite: a state that is not is never saved.
-  """
+  """Returns the entries of status.json about checkpoints, all of which are finite."""
   return {
     'last_good_step': checkpoints.latest(),
     'best_step': checkpoints.best_step(),
@@ -54,7 +66,7 @@ def checkpoints_of(checkpoints) -> dict[str, int | None]:
 def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   """Returns (status, rows) of a run with nothing left to do, else None."""
   step, end = checkpoints.latest(), config['resolved']['total_steps']
-  status, path = read(workdir), workdir / 'status.json'
+  status, path = read(workdir), workdir / FILE
   rows, damaged = metrics.read_rows(workdir / 'metrics.jsonl')
   if status and 'stopped_early' in status and Patience.of(config).spent(rows):
     end = status['step']
@@ -78,8 +90,8 @@ def already_finished(workdir: Path, config: dict, status: dict) -> str:
     key = next(k for k in DURATIONS if config.get(k) is not None)
     more = f'--config.{key}={config[key] * 2} --config.resume_allow={key}'
   return (
-    f'This run is finished, at step {status["step"]:,}: nothing is left to train. To go '
-    f'on from there, add for instance --workdir={workdir} {more}'
+    f'This run is finished, at step {status["step"]:,}. To train on, add for instance '
+    f'--workdir={workdir} {more}'
   )
 
 
@@ -104,3 +116,78 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
     if named is error:
       raise
     raise named from error
+
+
+# -- environment.json ------------------------------------------------------------------
+
+
+def record_start(
+  workdir: Path,
+  step: int,
+  command: str | None,
+  params: dict,
+  trained: dict,
+  temp_bytes: int,
+  kernels: dict,
+) -> None:
+  """Adds a start to environment.json: command, versions, machine, parameters.
+
+  Args:
+    step: the step that the run starts from.
+    command: the command line; None: it was started from Python.
+    params, trained: all parameters, and the trained ones; shapes are enough.
+    temp_bytes: memory of a step on one device, besides the state and the batch.
+    kernels: 'used', names of fused kernels, and 'verified', see `kernels.verify`.
+  """
+  devices = jax.devices()
+  start = {
+    'step': step,
+    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+    'command': command,
+    'vit_jax': __version__,
+    'git': _commit(),
+    'python': platform.python_version(),
+    'packages': {name: importlib.metadata.version(name) for name in _PACKAGES},
+    'system': f'{platform.system()} {platform.machine()}',
+    'platform': devices[0].platform,
+    'device': devices[0].device_kind,
+    'devices': len(devices),
+    'processes': jax.process_count(),
+    'cores': machine.cores(),
+    'memory_bytes': machine.memory(),
+    'parameters': {
+      'parts': {key: count(tree) for key, tree in params.items()},
+      'trained': count(trained),
+    },
+    'step_temp_bytes': temp_bytes,
+    'kernels': kernels,
+  }
+  metrics.write_json(workdir / STARTS, [*read_starts(workdir), start][-_NEWEST:])
+
+
+def read_starts(workdir: Path) -> list[dict]:
+  """Returns the starts, oldest first; [] where the file is missing or damaged."""
+  try:
+    starts = json.loads((workdir / STARTS).read_bytes())
+    return [x for x in starts if type(x['step']) is int]
+  except (OSError, ValueError, RecursionError, TypeError, KeyError):
+    return []
+
+
+def count(tree) -> int:
+  """Returns the number of parameters in a tree of arrays or shapes."""
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+@functools.cache
+def _commit() -> str | None:
+  """Returns the commit of this checkout, with '+' if files differ; None without git."""
+  checkout = Path(__file__).parents[2]
+  command = ['git', '-C', str(checkout), 'describe', '--always', '--abbrev=40']
+  command += ['--exclude=*', '--dirty=+']
+  try:
+    if (checkout / '.git').exists():
+      return subprocess.check_output(command, text=True, timeout=5).strip()
+  except (OSError, subprocess.SubprocessError):  # no git, or not its owner's
+    pass
+  return None

@@ -43,9 +43,6 @@ class Trainer:
       spec: {feature: `jax.ShapeDtypeStruct`} of a global batch.
       mesh: see `sharding.make_mesh`.
       on_device: the part of preprocessing that is left to the device, batch -> batch.
-
-    Raises:
-      UserError: for a section that does not fit the others or the batches.
     """
     self.spec, self.mesh = spec, mesh
     self.model = models.build(**config['model'])
@@ -84,12 +81,10 @@ class Trainer:
   def init(self, initial: dict | None = None) -> State:
     """Returns the state at step 0, on its devices.
 
-    On CPU LLVM does not optimise this program for one call, which would take longer than
-    all it can gain: 2 of 4 s for the initialisers of configs/digits.py.
+    On CPU LLVM does not optimise this program, which would take longer than it can gain.
 
     Args:
-      initial: {name: array}, variables in place of freshly initialised ones, see
-        `trees.named`.
+      initial: {name: array}, variables in place of fresh ones, see `trees.named`.
     """
     places = trees.named(self.abstract_state.variables())
     initial = {
@@ -107,11 +102,7 @@ class Trainer:
     return runtime.lowered(self.step, self.abstract_state, self.spec, self.mesh)
 
   def compile(self):
-    """Compiles the step, prints the memory it needs, and refuses one that cannot fit.
-
-    Raises:
-      OutOfMemory: a device cannot hold the step.
-    """
+    """Compiles the step and prints the memory it needs; OutOfMemory if it cannot fit."""
     start = time.perf_counter()
     with runtime.out_of_memory():
       program = self.lower().compile(runtime.options())

@@ -16,11 +16,9 @@ from pathlib import Path
 import jax
 
 from vit_jax import distributed, files, terminal
-from vit_jax.errors import DiskFull, InUse, RunError, UserError, disk_is_full
+from vit_jax.errors import DiskFull, InUse, RunError, UserError, disk_is_full, one_line
 
 LOCK_FILE, LOG_FILE = 'run.lock', 'log.txt'
-# Written once a run is about to make its first step.
-_BEGAN = 'metrics.jsonl'
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
@@ -28,13 +26,11 @@ _TAKEN = (errno.EAGAIN, errno.EACCES)
 def lock(workdir) -> Iterator[Path]:
   """Holds `workdir` for this run; makes it if need be. Yields its absolute path.
 
-  The kernel drops the lock when the process ends, however it ends: a file left behind by
-  a killed run holds nothing. A bucket has no locks: there one run per folder is up to the
-  scheduler.
+  The kernel drops the lock when the process ends, however it ends. A bucket has no locks:
+  there one run per folder is up to the scheduler.
 
   Raises:
-    UserError: another run holds it (named by pid, host and start time), or the folder
-      cannot be made or written.
+    UserError: another run holds it, or it cannot be made or written.
   """
   workdir = files.path(workdir)
   if files.is_url(workdir):
@@ -56,16 +52,15 @@ def lock(workdir) -> Iterator[Path]:
     same = distributed.agree((workdir / LOCK_FILE).exists())
     if failure is None and not same:
       failure = UserError(
-        f'workdir {workdir} is not the same folder for all processes: not all of them '
-        'see the lock of process 0. Give a folder on a file system that all share.'
+        f'workdir {workdir} is not the same folder for all processes: give one on a file '
+        'system that they share.'
       )
   if failure:
     raise failure
-  try:
+  with (
+    file or contextlib.nullcontext()
+  ):  # it stays: to unlink it would race with the next
     yield workdir
-  finally:
-    if file:
-      file.close()  # the file stays: to unlink it would race with the next run
 
 
 def is_held(workdir) -> bool | None:
@@ -91,38 +86,32 @@ def _take(workdir: Path):
     raise UserError(f'--workdir {workdir} is a file: name a folder.') from None
   except OSError as error:
     raise UserError(
-      f'Cannot write to workdir {workdir}: {error.strerror}. Choose another --workdir, '
-      'or change the permissions.'
+      f'Cannot write to workdir {workdir}: {error.strerror}. Choose another --workdir.'
     ) from error
-  try:
-    _flock(file)
-  except OSError as error:
-    if error.errno in _TAKEN:
+  for tries in range(5, -1, -1):
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      break
+    except OSError as error:
+      if error.errno not in _TAKEN:
+        distributed.say(
+          f'cannot lock {path} ({error.strerror}): make sure no other run uses it.'
+        )
+        break
+    if not tries:
       holder = _holder(file)
       file.close()
       raise InUse(
         f'Another run holds workdir {workdir}: {holder}. Wait for it, stop it (it saves '
         'on SIGTERM), or choose another --workdir.'
-      ) from None
-    distributed.say(
-      f'cannot lock {path} ({error.strerror}): make sure no other run uses it.'
-    )
+      )
+    time.sleep(0.05)  # `is_held` holds the lock for a moment
   started = datetime.datetime.now().astimezone().isoformat(timespec='seconds')
   this = {'pid': os.getpid(), 'host': socket.gethostname(), 'started': started}
   file.truncate(0)
   file.write(json.dumps(this) + '\n')
   file.flush()
   return file
-
-
-def _flock(file, tries: int = 5) -> None:
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError as error:
-    if error.errno not in _TAKEN or not tries:
-      raise
-    time.sleep(0.05)  # `is_held` holds the lock for a moment
-    _flock(file, tries - 1)
 
 
 def _holder(file) -> str:
@@ -149,9 +138,8 @@ def removed_unless_begun(workdir: Path, existed: bool, stop) -> Iterator[None]:
     if existed or not distributed.is_first():
       return
     with contextlib.suppress(Exception):  # the error under way is the one to report
-      if (workdir / _BEGAN).exists():
-        return
-      workdir.rmtree() if files.is_url(workdir) else shutil.rmtree(workdir)
+      if not (workdir / 'metrics.jsonl').exists():
+        workdir.rmtree() if files.is_url(workdir) else shutil.rmtree(workdir)
 
   stop.before_exit = remove
   try:
@@ -221,10 +209,9 @@ def named_error(error: Exception, workdir) -> Exception:
   except Exception:
     if not disk_is_full(error):
       return error
-  line = ' '.join(str(error).split())[:300]
   return DiskFull(
-    f'Disk full: {line}. Files of {workdir} that were written before are intact. Make '
-    'room, and rerun the same command.'
+    f'Disk full: {one_line(error)}. Older files of {workdir} are intact: make room, and '
+    'rerun the same command.'
   )
 
 

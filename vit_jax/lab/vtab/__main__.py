@@ -18,7 +18,7 @@ from vit_jax.errors import DataError, RunError, UserError
 from vit_jax.lab import published, runner, sweep, table
 from vit_jax.lab.vtab.protocols import FGVC, PROTOCOLS, VTAB, Setting
 from vit_jax.tools import out_folder
-from vit_jax.train import arguments, program
+from vit_jax.train import program
 
 PICK, REPORTED = 'val/top1', 'test/top1'
 _MICRO_BATCH = 64  # images that a device is sure to hold, as in configs/finetune.py
@@ -118,7 +118,7 @@ def _default_out(args) -> str:
     Path(args.source).name,
     *words,
   ]
-  return f'runs/{arguments.folder_name(words)}'
+  return f'runs/{program.folder_name(words)}'
 
 
 # -- the runs of a task ---------------------------------------------------------------

@@ -10,7 +10,7 @@ from vit_jax import files, imagenet
 from vit_jax.data import bad_images
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
-from vit_jax.train import environment, metrics, status
+from vit_jax.train import metrics, status
 
 
 class Run(NamedTuple):
@@ -23,7 +23,7 @@ class Run(NamedTuple):
     status: its status.json, with the state that `train.status.state` finds; {} where it
       cannot be read.
     rows: of metrics.jsonl.
-    starts: see `train.environment`; [] where the file is missing, as in older runs.
+    starts: see `train.status`; [] where the file is missing.
     bad_images: {'path', 'reason', 'source'} of each image that could not be read.
     predictions: of each evaluation, see `evaluators.predictions`.
     left_out: a sentence for each thing that is missing, with the reason.
@@ -83,7 +83,7 @@ def _read(path: Path, name: str) -> Run:
     config,
     state,
     rows,
-    environment.read(path),
+    status.read_starts(path),
     bad_images.read_log(path / 'bad_images.jsonl'),
     answers,
     left_out,
