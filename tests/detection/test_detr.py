@@ -236,7 +236,7 @@ def test_configs_that_are_not_read(tmp_path, file, change, facts):
 @pytest.mark.parametrize(
   ('backbone', 'facts'),
   [
-    ({'output_stride': 16}, ('output_stride=16', 'ResNet')),
+    ({'output_stride': 16}, ('output_stride=16', 'transformers')),
     ({'frozen_norm': False}, ('frozen_norm=False',)),
     ({'name': 'swin'}, ('resnet', 'swin')),
   ],

@@ -242,7 +242,7 @@ def test_configs_that_are_not_read(tmp_path, name, change, facts):
   ('name', 'fields', 'facts'),
   [
     ('sfp_d2', {'pyramid': 'fpn_last'}, ("pyramid='fpn_last'", 'simple')),
-    ('vitdet_hf', {'num_classes': 3}, ('num_classes=3', 'classifier')),
+    ('vitdet_hf', {'num_classes': 3}, ('num_classes=3', 'transformers')),
     ('vitdet_hf', {'pretrained_size': (64, 32), 'absolute': False}, ('(64, 32)',)),
     ('vitdet_hf', {'mlp_dim': 100}, ('mlp_dim=100', 24)),
   ],

@@ -237,7 +237,7 @@ def test_what_a_format_cannot_express_is_refused(
   [
     ('mvit_timm', 'model_args.pool_first', True, ('pool_first', 'True')),
     ('mvit_timm', 'model_args.stride_q', [[2, 2]] * 4, ('stride_q', '[1, 1]')),
-    ('mvit_timm', 'model_args.stride_kv_adaptive', [4, 2], ('[4, 2]', 'twice')),
+    ('mvit_timm', 'model_args.stride_kv_adaptive', [4, 2], ('[4, 2]',)),
     ('mvit_timm_cls', 'global_pool', 'avg', ("'avg'", "'token'")),
   ],
 )
@@ -256,6 +256,6 @@ def test_stages_that_do_not_double_are_refused(tmp_path):
   kept = {n: x for n, x in arrays.items() if not n.startswith(('stages.1', 'stages.3'))}
   kept = {n.replace('stages.2', 'stages.1'): x for n, x in kept.items()}
   save_file(kept, tmp_path / 'a.safetensors')
-  facts = tmp_path / 'a.safetensors', '[1, 4] heads', '[12, 48]'
+  facts = tmp_path / 'a.safetensors', '[1, 4]', '[12, 48]'
   with pytest.raises(UserError, match=naming(*facts)):
     vit_jax.load(tmp_path / 'a.safetensors')

@@ -31,18 +31,11 @@ def resize_positions(
 
   Returns:
     [1, R + h w, D] of the new grid, in the table's dtype.
-
-  Raises:
-    UserError: for an unknown method.
-    ValueError: for a table that is not of the grid `old`.
   """
   choose('resize', method, get_args(Method))
   extra = table.shape[1] - old[0] * old[1]
   if extra not in (0, 1):
-    raise ValueError(
-      f'position embeddings {table.shape} are not of a {old[0]}x{old[1]} grid: give the '
-      'image size that the weights were made for'
-    )
+    raise ValueError(f'position embeddings {table.shape} are no {old[0]}x{old[1]} grid')
   if old == new:
     return table
   matrix = resample.align_corners
@@ -59,14 +52,8 @@ def learned_positions(
 ) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (parameters, fields) of a model of equal outputs with a learned table.
 
-  Sine-cosine positions become a table of their numbers, for images of this size: for
-  another size a library would resize the table, where the sines and cosines were
-  computed anew. Models with other positions, or that add them before every block, come
-  back as they are.
-
-  Args:
-    flat: parameters under our names, blocks not stacked.
-    fields: all fields of the model.
+  Sine-cosine positions become a table of their numbers, for images of this size. Models
+  with other positions, or that add them before every block, come back as they are.
   """
   if (fields.get('posemb'), fields.get('posemb_where')) != ('sincos2d', 'stem'):
     return flat, fields
@@ -103,8 +90,7 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   """Resizes a patch embedding's kernel [ph, pw, C, D] to patches of `new` pixels.
 
   By the pseudo-inverse of resizing the patch (FlexiViT, arXiv 2212.08013, section 3.4):
-  a larger patch that is a bilinear enlargement of an old one has the old embedding,
-  exactly; for smaller patches it is the least-squares answer.
+  the bilinear enlargement of a patch has its embedding, exactly.
   """
   rows, columns = (
     np.linalg.pinv(resample.matrix(a, b, 'bilinear', antialias=False).T)
@@ -120,9 +106,6 @@ def as_variables(
 
   Frozen norms keep among the batch statistics, 'batch_stats/a/scale', the numbers that
   are the parameters 'a/scale' of others.
-
-  Args:
-    shapes: of every variable of the model, by the names of `trees.named`.
   """
 
   def name(own):
@@ -135,17 +118,14 @@ def as_variables(
 
 def stack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
   """Stacks the blocks' parameters, '..._0/x', ..., into '.../x' [L, ...]."""
-  layers: dict[str, dict[int, np.ndarray]] = {}
-  out = {}
+  layers = {}
   for name, x in flat.items():
-    if match := family.stacked(name):
-      stacked, layer = match
-      layers.setdefault(stacked, {})[layer] = x
-    else:
-      out[name] = x
-  for name, parts in layers.items():
-    out[name] = np.stack([parts[i] for i in sorted(parts)])
-  return out
+    stacked, layer = family.stacked(name) or (name, None)
+    layers.setdefault(stacked, {})[layer] = x
+  return {
+    name: parts[None] if None in parts else np.stack([parts[i] for i in sorted(parts)])
+    for name, parts in layers.items()
+  }
 
 
 def unstack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
@@ -156,9 +136,7 @@ def unstack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray
       out[name] = x
       continue
     if not x.ndim > 0 or len(x) > MOST_LAYERS:
-      raise ValueError(
-        f'{name} {x.shape} is not a stack of up to {MOST_LAYERS:,} layers'
-      )
+      raise ValueError(f'{name} {x.shape} is no stack of up to {MOST_LAYERS:,} layers')
     for i, layer in enumerate(x):
       out[family.unstacked(name, i)] = layer
   return out

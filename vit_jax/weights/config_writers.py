@@ -5,26 +5,15 @@ import numpy as np
 from vit_jax import imagenet
 
 
-def need(fields: dict, key: str, allowed: tuple, format: str, why: str) -> None:
-  """Raises ValueError unless the field has one of the values that the format knows.
-
-  Args:
-    why: the reason, a clause that ends the message.
-  """
-  if fields.get(key) not in allowed:
-    raise ValueError(
-      f'{format} cannot express {key}={fields.get(key)!r}; it knows {list(allowed)}: {why}'
-    )
+def need(fields: dict, format: str, **allowed: tuple) -> None:
+  """Raises ValueError unless each field has one of the values that the format knows."""
+  for key, values in allowed.items():
+    if (value := fields.get(key)) not in values:
+      raise ValueError(f'{format} cannot express {key}={value!r}, but {list(values)}')
 
 
 def google(**published):
-  """Returns the writer of what a reader of the arrays alone would get wrong.
-
-  It gives {} for published models.
-
-  Args:
-    **published: fields that a file without config stands for.
-  """
+  """Returns the writer of fields other than those that a file without config has."""
 
   def config(fields, image_size, class_names) -> dict:
     differ = {k: fields[k] for k, v in published.items() if fields[k] != v}
@@ -42,9 +31,7 @@ def timm(architecture, pool, args, fields, image_size, class_names) -> dict:
   """Returns the config.json of a timm model.
 
   Args:
-    architecture: the function of timm that builds it.
-    pool: its `global_pool`.
-    args: more arguments of that function.
+    architecture: the function of timm that builds it, with `pool` and `args`.
   """
   classes = fields['num_classes'] or 0
   config = {
@@ -57,8 +44,7 @@ def timm(architecture, pool, args, fields, image_size, class_names) -> dict:
       'input_size': [3, *image_size],
       'interpolation': 'bilinear',
       'crop_pct': 1.0,
-      'mean': [0.5, 0.5, 0.5],
-      'std': [0.5, 0.5, 0.5],
+      **dict.fromkeys(('mean', 'std'), [0.5] * 3),
     },
   }
   return config | ({'label_names': class_names} if class_names else {})
@@ -79,12 +65,7 @@ def timm_ratio(part: int, width: int) -> float:
 
 
 def hf(name, model_type, args, fields, image_size, class_names) -> dict:
-  """Returns the config.json of a transformers model.
-
-  Args:
-    name: of its classes, 'ViT'.
-    args: more keys.
-  """
+  """Returns the config.json of transformers' classes `name`, such as 'ViT'."""
   classes, act = fields['num_classes'], fields.get('act')
   return {
     'architectures': [f'{name}{"ForImageClassification" if classes else "Model"}'],

@@ -1,7 +1,6 @@
 """The config beside arrays, of timm, of transformers or our own, as facts of a model.
 
-A config comes from anywhere: values are checked where they are read, and a ValueError
-says which one is odd. Keys that are not read are left alone.
+Values are checked where they are read. Keys that are not read are left alone.
 """
 
 from collections.abc import Callable
@@ -12,13 +11,8 @@ from vit_jax import imagenet
 from vit_jax.weights import pipelines
 
 # Names of activations -> ours.
-_ACTS = {
-  'gelu': 'gelu_erf',
-  'gelu_erf': 'gelu_erf',
-  'gelu_tanh': 'gelu_tanh',
-  'gelu_new': 'gelu_tanh',
-  'gelu_pytorch_tanh': 'gelu_tanh',
-}
+_ACTS = dict.fromkeys(('gelu', 'gelu_erf'), 'gelu_erf')
+_ACTS |= dict.fromkeys(('gelu_tanh', 'gelu_new', 'gelu_pytorch_tanh'), 'gelu_tanh')
 
 
 class Facts(NamedTuple):
@@ -37,11 +31,7 @@ Reader = Callable[[dict, str], Facts]
 
 
 def google(**defaults) -> Reader:
-  """Reads our own config: Google's files have none, those that we write may.
-
-  Args:
-    **defaults: fields that the published files have in common.
-  """
+  """Reads our own config over fields that Google's files, which have none, share."""
 
   def read(config, source):
     ours = section(config, 'vit_jax')
@@ -57,11 +47,7 @@ def google(**defaults) -> Reader:
 
 
 def timm(fields: Callable[[dict, str], dict] = lambda config, name: {}) -> Reader:
-  """Reads timm's config.
-
-  Args:
-    fields: (config, name of the architecture or file) -> fields of the model.
-  """
+  """Reads timm's config; fields: (config, architecture or file name) -> the model's."""
 
   def read(config, source):
     args, cfg = section(config, 'model_args'), section(config, 'pretrained_cfg')
@@ -85,7 +71,7 @@ def hf(model_type: str) -> Reader:
     if not config:
       return Facts({'act': 'gelu_erf'})
     if (other := config.get('model_type', model_type)) != model_type:
-      raise ValueError(f'model_type is {other!r}, which is not read: {model_type!r} is')
+      raise ValueError(f'model_type is {other!r}, expected {model_type!r}')
     eps = config.get('layer_norm_eps', 1e-12)
     if not 0 <= eps < 1:
       raise ValueError(f'layer_norm_eps is {eps}, expected a number in [0, 1)')
@@ -120,17 +106,14 @@ def section(config: dict, key: str) -> dict:
 
 
 def require(config: dict, expected: dict, what: str) -> None:
-  """Raises ValueError where a config differs from the only values that are read.
+  """Raises ValueError where a config has other values than the only ones that are read.
 
   Args:
-    expected: {key: value}; a key that the config lacks has that value.
     what: begins the message: 'an MViT of timm'.
   """
   for key, value in expected.items():
     if config.get(key, value) != value:
-      raise ValueError(
-        f'{what} with {key}={config[key]!r} is not read, expected {value!r}'
-      )
+      raise ValueError(f'{what} has {key}={config[key]!r}, expected {value!r}')
 
 
 def activation(name: str) -> str:
@@ -152,17 +135,21 @@ def prefix(arrays: dict, text: str) -> str:
 
 
 def pair(size, key: str = 'image_size') -> tuple[int, int] | None:
-  """Returns (height, width) of one number, of two, or of None.
-
-  Args:
-    key: of the config, for the message.
-  """
+  """Returns (height, width) of one number or two at the key of a config, or None."""
   if size is None:
     return None
   size = tuple(size) if isinstance(size, list | tuple) else (size, size)
   if len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
     raise ValueError(f'{key} is {size}, expected a height and a width')
   return size
+
+
+def one(size, key: str) -> int:
+  """Returns the side of a square, as `pair` reads it."""
+  height, width = pair(size, key)
+  if height != width:
+    raise ValueError(f'{key}={size} is not square')
+  return height
 
 
 def texts(names) -> list[str] | None:

@@ -27,10 +27,6 @@ def locate(source: str | Path) -> Path:
     source: a path; gs://BUCKET/FILE or https://HOST/FILE, fetched once into
       `files.cache_dir()` (without gcsfs, gs:// of public buckets alone, by HTTPS);
       hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its own cache.
-
-  Raises:
-    UserError: no such path; a download that fails, with what to do instead.
-    DiskFull: if there is no room for it.
   """
   text = str(source)
   if text.startswith('hf:'):
@@ -38,19 +34,14 @@ def locate(source: str | Path) -> Path:
   if text.startswith(('gs://', 'https://')):
     return _fetch(text)
   if '://' in text:
-    raise UserError(
-      f'{one_line(text)}: weights come from a path, gs://, https:// or hf:OWNER/NAME.'
-    )
+    raise UserError(f'{one_line(text)}: not a path, gs://, https:// or hf:OWNER/NAME.')
   try:
     path = Path(text).expanduser()
     exists = path.exists()
   except (OSError, RuntimeError, ValueError) as error:
     raise UserError(f'{one_line(text)} is not a path: {one_line(error)}.') from None
   if not exists:
-    raise UserError(
-      f'No weights at {text!r}: no such file or folder, and no name of the zoo '
-      '(vit_jax inspect --zoo lists them).'
-    )
+    raise UserError(f'No file, folder or name of vit_jax inspect --zoo: {text!r}.')
   return path
 
 
@@ -92,12 +83,11 @@ def _fetch(source: str) -> Path:
     why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__
     if disk_is_full(error):
       raise DiskFull(
-        f'No room for {one_line(source)} in {files.cache_dir()}: {why}. Remove what is not '
-        'needed, or set VIT_JAX_CACHE to a folder on another disk.'
+        f'No room for {one_line(source)} in {files.cache_dir()}: {why}. Set VIT_JAX_CACHE '
+        'to a folder on another disk.'
       ) from None
     raise UserError(
-      f'Could not download {one_line(source)}: {why}. Fetch it on a machine with network '
-      f'access and give the path of the file, or put it at {target}.'
+      f'Could not download {one_line(source)}: {why}. Put the file at {target}.'
     ) from None
   return target
 
@@ -139,24 +129,16 @@ def _copy(url, path: Path) -> None:
 def _hub(source: str) -> Path:
   match = re.fullmatch(r'hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?', source)
   if not match:
-    raise UserError(
-      f'{one_line(source)!r}: expected hf:OWNER/NAME or hf:OWNER/NAME@REVISION.'
-    )
+    raise UserError(f'{one_line(source)!r}: expected hf:OWNER/NAME[@REVISION].')
   try:
-    import huggingface_hub
+    from huggingface_hub import snapshot_download
   except ImportError:
-    raise UserError(
-      f"{source} needs the package huggingface_hub: pip install 'vit_jax[hub]'."
-    ) from None
+    raise UserError(f"{source} needs pip install 'vit_jax[hub]'.") from None
   patterns = [*_HUB_FILES, '*.npz']
   try:
-    folder = huggingface_hub.snapshot_download(
-      match[1], revision=match[2], allow_patterns=patterns
-    )
+    return Path(snapshot_download(match[1], revision=match[2], allow_patterns=patterns))
   except Exception as error:  # the hub's own errors, and those of its HTTP library
+    why = one_line((str(error).splitlines() or [''])[0])
     raise UserError(
-      f'Could not download {source}: {type(error).__name__}: '
-      f'{one_line((str(error).splitlines() or [""])[0])}. Download the folder (config.json '
-      'and *.safetensors) elsewhere and give its path.'
+      f'Could not download {source}: {type(error).__name__}: {why}. Give the path of a copy.'
     ) from None
-  return Path(folder)

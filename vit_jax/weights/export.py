@@ -18,28 +18,17 @@ TO = ('google', 'timm', 'hf', 'authors', 'detectron2')
 
 
 def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
-  """Writes a source in the format of another library.
-
-  Args:
-    dest: see `save`.
-    to: one of TO.
+  """Writes a source in the format `to` of another library, or raises UserError.
 
   Returns:
-    (the files, the number of parameters).
-
-  Raises:
-    UserError: for what the format cannot express (a file that computes something else is
-      never written), or a place that is taken.
+    (the files, see `save`, the number of parameters).
   """
   choose('format', to, TO)
   source = tuned.folded(source)
   model = models.changed(models.build(source.family, **source.fields), scan=False)
   fields, size = models.fields_of(model), usual_size(source)
   if to in ('timm', 'hf') and source.channels != 3:
-    raise UserError(
-      f'{source.source} takes images with {source.channels} channel; {to} files are '
-      'written for 3.'
-    )
+    raise UserError(f'{source.source} has {source.channels} channel, {to} files 3.')
   flat, _ = fit(source, model, size)
   params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
   with errors_of(source.source):
@@ -73,9 +62,6 @@ def save(
     arrays: float arrays by name.
     config: kept in the zip's comment, or in the metadata and config.json.
     beside: more files of JSON, by name; not with an .npz.
-
-  Raises:
-    UserError: another suffix, files that are there already, a folder that is not.
   """
   dest = files.on_disk(dest, 'Cannot write')
   if dest.suffix == '.npz':
@@ -84,9 +70,7 @@ def save(
     from safetensors.numpy import save as to_bytes
 
     if dest.suffix not in ('', '.safetensors'):
-      raise UserError(
-        f'{dest}: write to FILE.npz, FILE.safetensors or a folder (no suffix).'
-      )
+      raise UserError(f'{dest}: expected FILE.npz, FILE.safetensors or a folder.')
     file = dest if dest.suffix else dest / 'model.safetensors'
     metadata = {'format': 'pt', 'config': json.dumps(config)}
     contents = {file: to_bytes(arrays, metadata)}
@@ -108,9 +92,8 @@ def _npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
   out, comment = io.BytesIO(), json.dumps(config).encode() if config else b''
   if len(comment) > zipfile.ZIP_MAX_COMMENT:
     raise UserError(
-      f'An .npz has room for {zipfile.ZIP_MAX_COMMENT:,} bytes of config beside the '
-      f'arrays; with its class names this one has {len(comment):,}. Convert to a folder '
-      '(--to timm, --to hf), which has no such limit.'
+      f'An .npz has room for {zipfile.ZIP_MAX_COMMENT:,} bytes of config and class names, '
+      f'not for {len(comment):,}: convert to a folder (--to timm, --to hf).'
     )
   np.savez(out, **arrays)
   if comment:

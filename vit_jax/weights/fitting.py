@@ -23,19 +23,12 @@ STARTS = {('vit', 'vitdet'): 'vit_jax.detection.weights.vitdet'}
 
 
 class Merge(NamedTuple):
-  """The fate of every name.
-
-  Attributes:
-    taken: from the source.
-    reinitialized: variables of the model that keep their initial values.
-    unused: names of the source that the model does not take.
-    notes: lines that say what was changed on the way.
-  """
+  """The fate of every name."""
 
   taken: list[str]
-  reinitialized: list[str]
-  unused: list[str]
-  notes: list[str]
+  reinitialized: list[str]  # variables of the model that keep their initial values
+  unused: list[str]  # names of the source that the model does not take
+  notes: list[str]  # lines about changes on the way
 
   def describe(self, source: Source) -> str:
     """Returns a few lines: how many parameters of the source were taken, and the rest."""
@@ -43,14 +36,18 @@ class Merge(NamedTuple):
     with_stats = f' and {stats} batch statistics' if stats else ''
     taken = f'{len(self.taken) - stats} parameters{with_stats} taken'
     lines = [f'{source.source} ({source.origin}): {taken}', *self.notes]
-    for what, names in (
-      ('initialised afresh', self.reinitialized),
-      ('unused', self.unused),
-    ):
-      if names:
-        more = f' and {len(names) - 4} more' if len(names) > 4 else ''
-        lines.append(f'{what}: {", ".join(names[:4])}{more}')
+    lines += _listed({'initialised afresh': self.reinitialized, 'unused': self.unused})
     return '\n  '.join(lines)
+
+
+def _listed(names: dict[str, list[str]], most: int = 4) -> list[str]:
+  """Returns 'heading: a, b, c and 5 more' of each list that is not empty."""
+  more = lambda n: f' and {n - most} more' if n > most else ''
+  return [
+    f'{heading}: {", ".join(some[:most])}{more(len(some))}'
+    for heading, some in names.items()
+    if some
+  ]
 
 
 def fit(
@@ -71,9 +68,6 @@ def fit(
     skip: regexes of parameters to leave as the model initialises them, besides a head
       of another number of classes, which always is.
     resize: of position embeddings, see `adapt.resize_positions`.
-
-  Raises:
-    UserError: for shapes that differ, parameters missing or left over.
   """
   with errors_of(f'{source.source}'):
     source, new, notes = started(source, model, resize)
@@ -101,12 +95,8 @@ def merge(
   """Takes every parameter from `arrays`, strictly.
 
   Args:
-    shapes: of every variable of the model.
     skip: regexes, matched in full: such parameters are not taken, on either side. A batch
       norm's statistics go by the names that parameters in their place would have.
-
-  Raises:
-    ValueError: for names on one side only, or shapes that differ; the first few of each.
   """
   rules = [(regex, True) for regex in skip] + [('.*', False)]
   is_skipped = lambda name: trees.first_match(rules, name.removeprefix(_STATS))
@@ -118,20 +108,10 @@ def merge(
     for n, x in taken.items()
     if tuple(x.shape) != tuple(shapes[n])
   ]
-  problems = []
-  for text, names in (
-    ('parameters that the source lacks', missing),
-    ('parameters of the source that the model does not have', extra),
-    ('shapes that differ', differ),
-  ):
-    if names:
-      more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-      problems.append(f'{text}: {", ".join(names[:3])}{more}')
+  problems = {'only in the model': missing, 'only in the source': extra}
+  problems = _listed({**problems, 'shapes that differ': differ}, 3)
   if problems:
-    raise ValueError(
-      f'the weights do not fit the model: {"; ".join(problems)}. Change the model to '
-      "what the weights are of, or leave parameters out with skip, such as ['head/.*']"
-    )
+    raise ValueError(f"{'; '.join(problems)}: change the model, or skip=['head/.*']")
   reinitialized = [n for n in shapes if is_skipped(n)]
   unused = [n for n in arrays if is_skipped(n)]
   return taken, Merge(list(taken), reinitialized, unused, [])
@@ -202,14 +182,11 @@ def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
 def started(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
   """Returns the weights of one model as those of another one that can start from them.
 
-  Args:
-    source: of the model's family, of that of its backbone (or of the backbone of this), or
-      of one that STARTS pairs with it.
-    resize: of position embeddings, see `adapt.resize_positions`.
+  The source is of the model's family, of that of its backbone, or of one in STARTS.
 
   Returns:
     (parameters under the names of the model, regexes of its other parameters, which start
-    from their initial values, notes of what was changed on the way).
+    from their initial values, notes about changes on the way).
   """
   name, inside = models.name_of(model), models.backbone_of(model)
   if source.family != name and inside is not None:

@@ -17,7 +17,7 @@ from vit_jax.weights.rename import Table
 FAMILIES = (
   *(
     f'vit_jax.weights.families.{name}'
-    for name in ('bit', 'convnext', 'mixer', 'mvit', 'resnet', 'swin_hf', 'swin_timm')
+    for name in ('bit', 'convnext', 'mixer', 'mvit', 'resnet', 'swin')
   ),
   *(f'vit_jax.detection.weights.{name}' for name in ('detr', 'fpn')),
   *(f'vit_jax.weights.families.{name}' for name in ('vit', 'vit_hf', 'vit_timm')),
@@ -43,37 +43,27 @@ Fields = dict[str, Any]
 class Format(NamedTuple):
   """How one publisher stores one family. Functions raise ValueError for what does not fit.
 
-  Attributes:
-    name: the publisher's: google, big_vision, timm, hf, bit, authors or detectron2.
-    family: a key of models.MODELS.
-    marker: regex of a name that every such file has, and no file of another format
-      unless `lacks` tells them apart.
-    rules: the rename table, or a function (arrays, facts) -> table.
-    infer: parameters under our names -> fields of the model.
-    facts: reads the config beside the arrays.
-    lacks: regex of a name that no such file has, where another format has the marker.
-    grid: (parameters, fields) -> (h, w) of the positions, or None.
-    flat_heads: whether the file does not tell the number of heads, as in PyTorch; then
-      `rules` finds it in the facts' fields.
-    config: (fields, image size, class names) -> the config to write; None: the format is
-      only read.
-    to: the name in `export.TO` by which it is written, if that is not `name`.
-    write_rules: (parameters, fields) -> rename table, where `rules` is a function.
-    buffers: parameters -> arrays beside them that the publisher's code reads.
+  Parameters are those under our names.
   """
 
-  name: str
-  family: str
-  marker: str
+  name: str  # google, big_vision, timm, hf, bit, authors or detectron2
+  family: str  # a key of models.MODELS
+  marker: str  # regex of a name that every such file has
   rules: Table | Callable[[Arrays, Facts], Table]
-  infer: Callable[[Arrays], Fields]
-  facts: Reader
+  infer: Callable[[Arrays], Fields]  # parameters -> fields of the model
+  facts: Reader  # reads the config beside the arrays
+  # Regex of a name that no such file has, where another format has the marker.
   lacks: str | None = None
+  # (parameters, fields) -> (h, w) of the positions, or None.
   grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
+  # Whether arrays do not show the number of heads: `rules` finds it in the facts' fields.
   flat_heads: bool = False
+  # (fields, image size, class names) -> config; None: the format is only read.
   config: Callable[[Fields, tuple[int, int], list[str] | None], dict] | None = None
-  to: str = ''
+  to: str = ''  # the name in `export.TO`, if that is not `name`
+  # (parameters, fields) -> table, where `rules` is a function.
   write_rules: Callable[[Arrays, Fields], Table] | None = None
+  # Parameters -> arrays beside them that the publisher's code reads.
   buffers: Callable[[Arrays], Arrays] = lambda flat: {}
 
   def read(self, arrays: Arrays, facts: Facts) -> tuple[Fields, Arrays]:
@@ -99,14 +89,7 @@ class Format(NamedTuple):
   def write(
     self, flat: Arrays, fields: Fields, image_size: tuple[int, int], class_names
   ) -> tuple[Arrays, dict]:
-    """Returns ({their name: array}, config) of a model.
-
-    Args:
-      flat: parameters under our names, not stacked.
-      fields: all fields of the model.
-      image_size: (H, W) that the parameters are for.
-      class_names: one per class, or None.
-    """
+    """Returns ({their name: array}, config), given all fields of the model."""
     config = self.config(fields, image_size, class_names)
     rules = self.write_rules(flat, fields) if self.write_rules else self.rules
     return rename.to_theirs(flat, rules) | self.buffers(flat), config
@@ -131,18 +114,12 @@ def writer(family: str, to: str) -> Format:
   """Returns the format of a family by the name `to`; ValueError if there is none."""
   named = {f.to or f.name: f for f in all_formats() if f.family == family and f.config}
   if to not in named:
-    raise ValueError(
-      f'{to} has no model like {family!r}; it can be written as {list(named)}'
-    )
+    raise ValueError(f'{to} has no {family!r}; it can be written as {list(named)}')
   return named[to]
 
 
 def detect(arrays: Arrays, config: dict) -> tuple[Format, Arrays, list[str]]:
-  """Returns (format, parameters under their plain names, names left out).
-
-  Raises:
-    ValueError: if the names are of no known format.
-  """
+  """Returns (format, parameters under their plain names, names left out)."""
   skipped = []
   for prefix in _PREFIXES:
     inside = {

@@ -23,15 +23,11 @@ class Loaded:
   """A model with its parameters, also as a pair: `model, params = load(...)`.
 
   Attributes:
-    model: a Linen module; `model.apply(variables, images)`.
     variables: {'params': nested dict of float32 numpy arrays}, and any other
       collections of the model.
     image_size: (H, W) in pixels that the parameters are fitted to.
-    channels: of the images, 3 or 1.
     pp: the evaluation pipeline of one image, as `data/ops` reads it.
-    class_names: one per class, or None where the source has none.
-    source, format: where the weights come from, and in what format.
-    report: a few lines: what was taken, skipped, resized.
+    report: a few lines: the parameters that were taken, skipped, resized.
     step: of a run, the one that was read.
     tune: the config's section `tune`, where it added parameters; else {}.
   """
@@ -50,7 +46,6 @@ class Loaded:
 
   @property
   def params(self) -> dict:
-    """`variables['params']`."""
     return self.variables['params']
 
   def __iter__(self) -> Iterator:
@@ -70,20 +65,13 @@ class Loaded:
     """Returns images preprocessed by `pp` for `model.apply`, float32 [B, H, W, C].
 
     Args:
-      images: paths, bytes, PIL images or uint8 arrays; raises as
-        `data.single_image.batch`.
+      images: paths, bytes, PIL images or uint8 arrays, see `data.single_image.batch`.
     """
     batch = single_image.batch(images, self.pp)
-    self.check_images(batch)
+    shape = (*self.image_size, self.channels)
+    if batch.shape[1:] != shape:
+      raise ValueError(f'{self.pp!r} makes {batch.shape[1:]}, the model takes {shape}')
     return batch
-
-  def check_images(self, images: np.ndarray) -> None:
-    """Raises UserError unless images [B, H, W, C] have the size of the model's."""
-    if (shape := images.shape[1:]) != (*self.image_size, self.channels):
-      raise UserError(
-        f'{self.pp!r} makes images {shape}, the model takes '
-        f'{(*self.image_size, self.channels)}.'
-      )
 
 
 def load(
@@ -113,25 +101,20 @@ def load(
     weights: of a run that trained a part of its model, where the rest is now; by
       default where it was, `config.weights.source`.
     tune: what to add to the model, a `tune` section such as {'method': 'lora', 'rank': 4},
-      whose parameters start as in training; or a file that `vit_jax convert RUN FILE
-      --tuned_only` wrote, whose parameters were tuned on these weights: the model, its
-      classes and the size of its images are then those of that run. Parameters that are
-      added are `variables['params']['tune']`.
+      whose parameters start as in training; or a file by `convert RUN FILE --tuned_only`,
+      tuned on these weights: model, classes and image size are then those of that run.
+      Parameters that are added are `variables['params']['tune']`.
     model: another model to start from the weights, a name or a config's section: one that
       is built on theirs, {'name': 'fpn', 'backbone': {'name': 'swin', ...}}, or for a ViT
       'vitdet:B' or 'sfp:B'. Its other parameters start from initial values.
-    **fields: of the model, overriding those of the source: `num_classes=10` gives a new
-      head, `patch_size=(32, 32)` resizes the patch embedding. Those of another `model` are
-      keys of its section.
+    **fields: of the model, over those of the source: `num_classes=10` gives a new head,
+      `patch_size=(32, 32)` resizes the patch embedding.
 
   Raises:
     UserError: a source that cannot be read or does not fit; nothing is taken silently.
   """
   if model is not None and fields:
-    raise UserError(
-      f'load has model={model!r} and fields {sorted(fields)}: put these into the section, '
-      "model={'name': ..., ...}."
-    )
+    raise UserError(f'model={model!r}: put {sorted(fields)} into its section.')
   origin = read(source, variant=variant, ema=ema, weights=weights, **fields)
   if isinstance(tune, str | os.PathLike):
     origin = tuned.apply(origin, tune)

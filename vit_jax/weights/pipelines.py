@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax import models
 from vit_jax.data.ops import registry
 from vit_jax.weights.source import Source
@@ -9,18 +11,16 @@ from vit_jax.weights.source import Source
 # Pillow's numbers of its filters; Pillow antialiases, and rounds to the nearest level.
 _RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic'}
 _NUMBERS = {method: number for number, method in _RESAMPLE.items()}
-
-
-# -- theirs to ours -------------------------------------------------------------------
+_STEPS = (
+  'convert_rgb',
+  'resize',
+  'rescale',
+  'normalize',
+)  # of transformers' processors
 
 
 def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
-  """Returns the evaluation transform of a timm model.
-
-  Args:
-    cfg: its `pretrained_cfg`.
-    size: (H, W) of the model's images.
-  """
+  """Returns the evaluation transform by a `pretrained_cfg` of timm."""
   if not cfg or not size:
     return None
   method, crop_pct = cfg.get('interpolation', 'bicubic'), cfg.get('crop_pct', 0.875)
@@ -41,11 +41,8 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   """Returns the evaluation transform of a preprocessor_config.json of transformers."""
   if not processor:
     return None
-  resample = processor.get('resample', 2)
-  if resample not in _RESAMPLE:
-    raise ValueError(
-      f'preprocessor_config.json has resample={resample}: one of {_RESAMPLE} is read'
-    )
+  if (resample := processor.get('resample', 2)) not in _RESAMPLE:
+    raise ValueError(f'resample={resample} is not read: one of {_RESAMPLE} is')
   method = _RESAMPLE[resample]
   how = f"method={method!r}, antialias={method != 'nearest'}, rounding='nearest'"
   size, steps = processor.get('size', size), ['decode']
@@ -88,11 +85,7 @@ def _value_range(mean, std) -> str:
 def plain(source: Source, size: tuple[int, int]) -> str:
   """Returns the evaluation pipeline of the Google code: a resize without rounding.
 
-  For a detector of square images it keeps the aspect ratio, on a canvas.
-
-  Args:
-    source: the `value_range` of its pipeline is retained.
-    size: (H, W) in pixels.
+  It retains the source's `value_range`. A detector of square images has a canvas.
   """
   text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
   decode = 'decode' if source.channels == 3 else f'decode({source.channels})'
@@ -109,24 +102,16 @@ def plain(source: Source, size: tuple[int, int]) -> str:
 
 
 class Preprocessor(NamedTuple):
-  """Resize, crop, standardise: what both libraries do before a model.
+  """Resize, crop, standardise: the steps of both libraries before a model."""
 
-  Attributes:
-    size: (H, W) of the model's images in pixels.
-    shorter: pixels of the shorter side before a central crop; None: images are resized to
-      `size` whatever their aspect ratio.
-    method: of resizing, one of _RESAMPLE.
-    mean, std: of each channel, for pixels in [0, 1].
-    longest: None, or the most pixels of the longer side: detectors do not crop, and pad
-      the images of a batch.
-  """
-
-  size: tuple[int, int]
-  shorter: int | None
-  method: str
-  mean: tuple[float, ...]
+  size: tuple[int, int]  # (H, W) of the model's images in pixels
+  shorter: (
+    int | None
+  )  # pixels of the shorter side before a central crop; None: squashed
+  method: str  # of resizing, one of _RESAMPLE
+  mean: tuple[float, ...]  # of each channel, for pixels in [0, 1]
   std: tuple[float, ...]
-  longest: int | None = None
+  longest: int | None = None  # the most pixels of the longer side, for detectors
 
   def timm(self) -> dict:
     """Returns the keys of timm's `pretrained_cfg` that describe it."""
@@ -151,14 +136,11 @@ class Preprocessor(NamedTuple):
       name, more = 'CLIPImageProcessor', {'do_center_crop': True, 'crop_size': whole}
     return {
       'image_processor_type': name,
-      'do_convert_rgb': True,
-      'do_resize': True,
+      **dict.fromkeys((f'do_{step}' for step in _STEPS), True),
       'size': size,
       'resample': _NUMBERS[self.method],
       **more,
-      'do_rescale': True,
       'rescale_factor': 1 / 255,
-      'do_normalize': True,
       'image_mean': list(self.mean),
       'image_std': list(self.std),
     }
@@ -167,8 +149,7 @@ class Preprocessor(NamedTuple):
 def described(pp: str) -> Preprocessor | None:
   """Returns a pipeline as the libraries describe theirs; None if they cannot express it.
 
-  Both round after resizing and always antialias, which the description leaves out: a
-  pipeline of ours that does not is described as if it did.
+  Both always round after resizing and antialias, whether or not ours does.
   """
   ops = [op for op in registry.parse(pp) if op.name not in ('decode', 'pad_to')]
   if [op.name for op in ops] not in (
@@ -184,14 +165,13 @@ def described(pp: str) -> Preprocessor | None:
   if drawn or method not in _NUMBERS or any(levels[k] != v for k, v in usual.items()):
     return None
   size = ops[-2].arguments['size']
-  bounds = [
-    x if isinstance(x, tuple | list) else (x,) * 3 for x in (levels['lo'], levels['hi'])
-  ]
-  return Preprocessor(
-    (size, size) if isinstance(size, int) else tuple(size),
-    resize.get('smaller_size', resize.get('sizes')),
-    method,
-    tuple(round(-low / (high - low), 7) for low, high in zip(*bounds, strict=True)),
-    tuple(round(1 / (high - low), 7) for low, high in zip(*bounds, strict=True)),
-    resize.get('longest'),
+  low, high = (
+    np.array(x if isinstance(x, tuple | list) else [x] * 3, np.float64)
+    for x in (levels['lo'], levels['hi'])
   )
+  mean, std = (
+    tuple(x.round(7).tolist()) for x in (-low / (high - low), 1 / (high - low))
+  )
+  shorter = resize.get('smaller_size', resize.get('sizes'))
+  size = (size, size) if isinstance(size, int) else tuple(size)
+  return Preprocessor(size, shorter, method, mean, std, resize.get('longest'))

@@ -20,8 +20,8 @@ from vit_jax.errors import UserError, one_line
 SUFFIXES = ('.npz', '.safetensors')
 _PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt', '.tar')
 _INDEX = '.safetensors.index.json'
-# A file may decompress to so many bytes, or to so many times its size. Weights hardly
-# compress: a file that shrinks a hundredfold holds zeros, or was made to fill the memory.
+# A file may decompress to so many bytes, or to so many times its size: weights hardly
+# compress, and a file of zeros can be made to fill the memory.
 _ALWAYS, _TIMES = 256 << 20, 20
 # Errors that libraries raise for damaged, lying or encrypted files.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, SafetensorError)
@@ -41,12 +41,7 @@ def read(path: str | Path) -> Raw:
   """Reads an .npz file, a .safetensors file, or a folder as on a model hub.
 
   A folder holds `model.safetensors` (or one other safetensors file, or parts with an
-  index) and `config.json`; or one .npz. 16-bit floats stay what they are; bfloat16, which
-  .npz stores as void, is given its type back.
-
-  Raises:
-    UserError: for a file that is not there, of another type, a pickle, truncated, or
-      whose header contradicts its content.
+  index) and `config.json`; or one .npz. Raises UserError for anything else.
   """
   path = Path(path)
   raw = _folder(path) if path.is_dir() else _file(path)
@@ -80,26 +75,19 @@ def check_whole(path: Path) -> None:
 def _file(path: Path) -> Raw:
   if path.suffix in _PICKLES:
     raise UserError(
-      f'{path} is a pickle, which can run code when it is loaded: convert it to '
-      'safetensors where it comes from. Files of .npz and .safetensors are read.'
+      f'{path} is a pickle, which can run code: convert it to safetensors.'
     )
   if not path.is_file():
     raise UserError(f'No such file or folder of weights: {path}.')
-  try:
-    with path.open('rb') as file:
-      magic = file.read(8)
-  except OSError as error:
-    raise UserError(f'{path}: {error.strerror}.') from None
+  with _reading(path), path.open('rb') as file:
+    magic = file.read(8)
   if magic.startswith(b'PK\x03\x04'):
     return Raw(path, *_npz(path))
   if path.suffix == '.safetensors':
     arrays, config = _safetensors(path)
     return Raw(path, arrays, config or _config_beside(path.parent))
   begins = f'begins with {magic!r}' if magic else 'is empty'
-  raise UserError(
-    f'{path} is neither an .npz nor a .safetensors file: it {begins}. Those two are read, '
-    'and folders with config.json and model.safetensors.'
-  )
+  raise UserError(f'{path} is neither .npz nor .safetensors: it {begins}.')
 
 
 def _folder(folder: Path) -> Raw:
@@ -121,10 +109,7 @@ def _folder(folder: Path) -> Raw:
   elif not files and len(numpy) == 1:
     arrays, embedded = _npz(numpy[0])
   else:
-    raise UserError(
-      f'{folder} holds no weights: expected model.safetensors and config.json, as in a '
-      f'hub folder, or a run of vit_jax. It has {[p.name for p in files] or "neither"}.'
-    )
+    raise UserError(f'{folder} is no run and lacks model.safetensors and config.json.')
   return Raw(folder, arrays, config or embedded)
 
 
@@ -152,10 +137,7 @@ def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
       raise UserError(f'{path} is not an .npz file: {odd[0]!r} is not an array.')
     total, size = sum(i.file_size for i in file.zip.infolist()), path.stat().st_size
     if total > max(_ALWAYS, _TIMES * size):
-      raise UserError(
-        f'{path} claims to decompress to {total:,} bytes, {total // size} times its size: '
-        'a damaged file, or one made to fill the memory.'
-      )
+      raise UserError(f'{path} claims to decompress to {total:,} bytes.')
     arrays, comment = {}, file.zip.comment
     for name in file.files:
       with _reading(f'{path}: array {name!r}'):
@@ -163,17 +145,15 @@ def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         # numpy writes bfloat16 as void.
         arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
   is_config = comment.startswith(b'{')  # another program's comment is none
-  return arrays, parse(comment, f"{path}: the zip's comment") if is_config else {}
+  return arrays, _parse(comment, f"{path}: the zip's comment") if is_config else {}
 
 
 def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, config in the metadata); the library checks header and sizes."""
-  if not path.is_file():
-    raise UserError(f'No such file of weights: {path}.')
   with _reading(path), safe_open(path, 'np') as file:
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     config = (file.metadata() or {}).get('config')
-  return arrays, parse(config, f"{path}: 'config' in its metadata") if config else {}
+  return arrays, _parse(config, f"{path}: 'config' in its metadata") if config else {}
 
 
 # -- configs --------------------------------------------------------------------------
@@ -190,20 +170,14 @@ def _config_beside(folder: Path) -> dict:
 
 def read_json(path: Path) -> dict:
   """Returns the JSON object in a file; UserError if it is not one."""
-  try:
-    text = path.read_bytes()
-  except OSError as error:
-    raise UserError(f'{path}: {error.strerror}.') from None
-  return parse(text, str(path))
+  with _reading(path):
+    return _parse(path.read_bytes(), str(path))
 
 
-def parse(text: str | bytes, where: str) -> dict:
-  """Returns the JSON object in a text; UserError, which begins with `where`, if none."""
+def _parse(text: str | bytes, where: str) -> dict:
   try:
     value = json.loads(text)
-  except RecursionError:
-    raise UserError(f'{where} is nested too deeply to be a config.') from None
-  except ValueError as error:
+  except (RecursionError, ValueError) as error:
     raise UserError(f'{where} is not JSON: {one_line(error)}.') from None
   if not isinstance(value, dict):
     raise UserError(f'{where} is not a JSON object.')

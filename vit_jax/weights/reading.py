@@ -13,16 +13,7 @@ from pathlib import Path
 from vit_jax import models
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
-from vit_jax.weights import (
-  adapt,
-  configs,
-  download,
-  formats,
-  readers,
-  runs,
-  tuned,
-  zoo,
-)
+from vit_jax.weights import adapt, configs, download, formats, readers, runs, tuned, zoo
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.fitting import fit
 from vit_jax.weights.source import Source, errors_of
@@ -39,11 +30,7 @@ def read(
   weights: str | None = None,
   **fields,
 ) -> Source:
-  """Returns the parameters of a source; arguments as those of `load`.
-
-  Raises:
-    UserError: for a source that cannot be found, or is not of a known format.
-  """
+  """Returns the parameters of a source; arguments as those of `load`."""
   if (run := runs.find(source)) is not None:
     return runs.read(source, *run, ema, weights, fields, _of_weights)
   for key, value in (('ema', ema), ('weights', weights)):
@@ -97,8 +84,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     raise UserError(f'{error}{again}') from None
   if tuned.KEY in raw.config:
     raise UserError(
-      f'{source} holds what a run tuned, and no more: load the weights that the run '
-      f'started from, and this on top, vit_jax.load(WEIGHTS, tune={source!r}).'
+      f'{source} has tuned parameters alone: load(WEIGHTS, tune={source!r}).'
     )
   config = configs.without_nulls(raw.config)
   with errors_of(source):
@@ -119,8 +105,8 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     fields = section | sized | overrides
     family = models.family(format.family, **fields)
     size = _image_size(format, facts, flat, section, family)
-    known = zoo.published(source, path, config)
-    names = facts.class_names or known.class_names(section.get('num_classes'))
+    names = facts.class_names
+    names = names or zoo.class_names(source, path, config, section.get('num_classes'))
     # A model without an image takes maps, of images of any number of channels.
     channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]
   return Source(
@@ -143,10 +129,7 @@ def _image_size(format, facts: Facts, flat, fields: dict, family):
     strides = family.stride(fields)
     tokens = math.prod(n // s for n, s in zip(facts.image_size, strides, strict=True))
     if tokens > _MOST_TOKENS:
-      raise ValueError(
-        f'its config says images of {facts.image_size} pixels, {tokens:,} tokens; up to '
-        f'{_MOST_TOKENS:,} are read'
-      )
+      raise ValueError(f'images of {facts.image_size}: up to {_MOST_TOKENS:,} tokens')
     return facts.image_size
   if grid := format.grid(flat, fields):
     return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
@@ -160,8 +143,7 @@ def usual_size(source: Source) -> tuple[int, int]:
   family = models.family(source.family, **source.fields)
   if family.position in source.flat:
     raise UserError(
-      f'{source.source} has position embeddings of a grid that is not square: pass '
-      'image_size=(height, width), the size that they are for.'
+      f'{source.source}: its positions are not of a square: pass image_size=(H, W).'
     )
   return 224, 224
 
@@ -191,15 +173,12 @@ def _check_architecture(facts: Facts) -> None:
 
   It may have a ViT's parameters and compute something else.
   """
-  if not facts.architecture:
-    return
   try:
-    models.resolve(_plain(facts.architecture))
+    models.resolve(_plain(facts.architecture or 'vit'))
   except UserError:
     raise ValueError(
-      f'it says that it is {facts.architecture!r}, which is not known here: it may compute '
-      'something else with the same parameters. If it is a plain model, pass its size, '
-      "variant='B/16', or its activation, act='gelu_erf'"
+      f'{facts.architecture!r} is not known and may compute something else with the same '
+      "parameters: if it does not, pass its size, variant='B/16', or act='gelu_erf'"
     ) from None
 
 
@@ -212,10 +191,7 @@ def _heads(facts: Facts, source: str) -> int:
       continue
     if 'num_heads' in fields:
       return fields['num_heads']
-  raise ValueError(
-    'neither a config.json nor its name tells the number of attention heads: pass the '
-    "model's size, variant='B/16', or num_heads"
-  )
+  raise ValueError("pass the number of attention heads, num_heads, or variant='B/16'")
 
 
 def _plain(architecture: str) -> str:

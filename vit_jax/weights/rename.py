@@ -15,8 +15,8 @@ class Rule(NamedTuple):
   """The array `theirs` holds the parameters `ours`.
 
   Names are templates: {i} stands for a number, {rest} for any text, {i+1} for the number
-  one higher, {i+2} two higher, {i+01} one higher in two digits. A rule that only loads is an older or
-  newer spelling, which is never written.
+  one higher, {i+01} for that in two digits. A rule that only loads is an older or newer
+  spelling, which is never written.
   """
 
   theirs: str
@@ -56,11 +56,7 @@ def below(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table:
 
 
 def respelled(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
-  """Returns the rules whose file name changes, with that name, for loading alone.
-
-  Args:
-    *changes: (regex, replacement), all applied in turn.
-  """
+  """Returns the rules with another file name by (regex, replacement)s, to load alone."""
   out = []
   for rule in rules:
     name = rule.theirs
@@ -109,14 +105,7 @@ def _fill(template: str, values: dict) -> str:
 def to_ours(
   arrays: dict[str, np.ndarray], rules: Iterable[Rule]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Returns ({our name: array}, names that no rule matches).
-
-  Args:
-    rules: the first whose `theirs` matches is applied.
-
-  Raises:
-    ValueError: for an array whose shape a rule cannot take apart, or a name twice.
-  """
+  """Returns ({our name: array}, names that no rule matches); the first match counts."""
   rules, flat, unknown = list(rules), {}, []
   for name, x in arrays.items():
     matches = ((r, v) for r in rules if (v := _match(r.theirs, name)) is not None)
@@ -139,11 +128,7 @@ def to_ours(
 def to_theirs(
   flat: dict[str, np.ndarray], rules: Iterable[Rule]
 ) -> dict[str, np.ndarray]:
-  """Returns {their name: array}, sorted by name; the inverse of `to_ours`.
-
-  Raises:
-    ValueError: for a parameter that the format has no name for.
-  """
+  """Returns {their name: array}, sorted by name; the inverse of `to_ours`."""
   targets = [(x, rule) for rule in rules if not rule.only_load for x in rule.targets]
   left, out = dict(flat), {}
   for name in flat:
@@ -152,7 +137,7 @@ def to_theirs(
     matches = ((r, v) for x, r in targets if (v := _match(x, name)) is not None)
     rule, values = next(matches, (None, None))
     if rule is None:
-      raise ValueError(f'{name} has no place in this format: it has no such part')
+      raise ValueError(f'{name} has no place in this format')
     parts = [left.pop(_fill(target, values)) for target in rule.targets]
     try:
       out[_fill(rule.theirs, values)] = rule.transform.save(parts)

@@ -11,15 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import (
-  distributed,
-  evaluators,
-  files,
-  models,
-  tasks,
-  trees,
-  tune,
-)
+from vit_jax import distributed, evaluators, files, models, tasks, trees, tune
 from vit_jax.checkpoint.checkpoints import FROZEN, Checkpoints
 from vit_jax.checkpoint.storage import Damaged
 from vit_jax.errors import NoUsableCheckpoint, UserError
@@ -31,40 +23,26 @@ def find(source) -> tuple[Path, str | None] | None:
   """Returns (folder, the text after the @ or None) if the source is a run's, else None.
 
   Raises:
-    UserError: for `@best` or `@STEP` after a file or folder that is not a run.
+    UserError: for `@best` or `@STEP` after a folder that is not a run.
   """
   text = str(source)
   if files.is_url(text) and text.endswith(readers.SUFFIXES):
     return None  # a file of weights: the bucket need not be asked
-  whole = _place(text)
-  if whole is None:
-    return None
-  if _is_run(whole):  # its own name may hold an @
-    return whole, None
-  base, _, step = text.rpartition('@')
-  folder = _place(base)
-  if not base or folder is None or whole.exists():
-    return None
-  if _is_run(folder):
-    return folder, step
-  if folder.exists():
-    raise UserError(
-      f'{base} is not a run of vit_jax, which alone has steps: leave out @{step}.'
-    )
-  return None
-
-
-def _place(text: str) -> Path | None:
-  """Returns a path; None for text that cannot be one: too long, or an unknown ~user."""
   if '://' in text and not files.is_url(text):
     return None
-  path = files.path(text) if files.is_url(text) else Path(text)
+  base, _, step = text.rpartition('@')
   try:
-    path = path.expanduser()
-    path.exists()
-  except (OSError, RuntimeError, ValueError):
-    return None
-  return path
+    if _is_run(whole := files.path(text)):  # its own name may hold an @
+      return whole, None
+    if not base or whole.exists():
+      return None
+    if _is_run(folder := files.path(base)):
+      return folder, step
+    if folder.exists():
+      raise UserError(f'{base} is not a run of vit_jax: leave out @{step}.')
+  except (OSError, RuntimeError):  # a name that is too long, an unknown ~user
+    pass
+  return None
 
 
 def _is_run(folder: Path) -> bool:
@@ -74,15 +52,10 @@ def _is_run(folder: Path) -> bool:
 class Steps:
   """The complete steps in a run's folder, read-only: safe while the run goes on.
 
-  Args:
-    folder: of the run.
-    config: of the run, as `config_lib.read` returns it.
-
   Attributes:
     steps: their numbers, ascending.
     metric: the one whose best step is retained, config.checkpoint.best, or None.
     best: the step where that was best, or None.
-    checkpoints: reads their arrays.
   """
 
   def __init__(self, folder: Path, config: dict):
@@ -132,21 +105,17 @@ class Steps:
     """
     if which is None:
       return None
-    best = f', and {self.best} is the best' if self.best is not None else ''
-    there = f'steps there: {self.steps or "none"}{best}'
-    if which == 'best':
-      if self.metric is None:
-        raise UserError(
-          f'{source}: the run names no metric to be best by; {there}. The newest is the '
-          'run without @best; to retain the best too, train with '
-          '--config.checkpoint.best=EVALUATION/METRIC.'
-        )
-      if self.best is None:
-        raise UserError(f'{source}: no step has a finite {self.metric!r}; {there}.')
+    if which == 'best' and self.best is not None:
       return self.best
-    if not which.isdecimal() or int(which) not in self.steps:
-      raise UserError(f'{source}: no step {which!r}; {there}.')
-    return int(which)
+    if which.isdecimal() and int(which) in self.steps:
+      return int(which)
+    best = f', and {self.best} is the best' if self.best is not None else ''
+    why = f'no step {which!r}'
+    if which == 'best':
+      why = f'no step has a finite {self.metric!r}'
+      if self.metric is None:
+        why = 'it was trained without --config.checkpoint.best=EVALUATION/METRIC'
+    raise UserError(f'{source}: {why}; steps there: {self.steps or "none"}{best}.')
 
 
 def read(
@@ -162,15 +131,9 @@ def read(
 
   Args:
     which: 'best', a step, or None: the newest that is not damaged.
-    ema: whether to read the averaged parameters.
-    weights: where the parameters that the run did not train are now, if they moved.
-    fields: of the model, over the run's.
+    ema, weights, fields: see `load`.
     of_weights: (section `weights`, model, image size) -> {name: array}, for the parameters
       that the run did not train.
-
-  Raises:
-    UserError: for a folder that no run wrote, a step that is not there, or frozen
-      parameters that cannot be found.
   """
   config = config_lib.read(folder)
   resolved, section = config['resolved'], dict(config['model'])
@@ -234,15 +197,13 @@ def _newest(folder, steps: list[int], restore: Callable) -> tuple[int, dict]:
 
 
 def _frozen(folder, config, model, names: list[str], weights, of_weights) -> dict:
-  """Returns {name: array} of the parameters `names`, which the run did not train.
+  """Returns {name: array} of a run's frozen parameters `names`.
 
   The checkpoint compares their fingerprints. Other arguments: see `read`.
   """
   if not names:
     if weights:
-      raise UserError(
-        f'weights={weights!r}: {folder} trained every parameter and needs no weights.'
-      )
+      raise UserError(f'weights={weights!r}: {folder} trained every parameter.')
     return {}
   section = config['weights'] | ({'source': weights} if weights else {})
   try:
@@ -250,9 +211,8 @@ def _frozen(folder, config, model, names: list[str], weights, of_weights) -> dic
     return of_weights(section, model, size)
   except UserError as error:
     raise UserError(
-      f'{error} {folder} holds what it trained; the other {len(names)} parameters are '
-      f'those of config.weights.source={section["source"]!r}. If that has moved, pass '
-      'weights=SOURCE (--weights SOURCE), or set the key in its config.json.'
+      f'{error} {folder} has {len(names)} parameters of config.weights.source='
+      f'{section["source"]!r}: if that has moved, pass weights=SOURCE (--weights SOURCE).'
     ) from error
 
 

@@ -54,19 +54,13 @@ class Source:
 
 @contextlib.contextmanager
 def errors_of(source: str) -> Iterator[None]:
-  """Turns errors that odd names, shapes and configs cause into one line that names them.
-
-  Args:
-    source: begins the line.
-  """
+  """Turns errors of odd names, shapes and configs into a line that begins with `source`."""
   try:
     yield
   except UserError:
     raise
   except ValueError as error:
     raise UserError(f'{source}: {one_line(error, 600)}.') from None
-  except KeyError as error:
-    raise UserError(f'{source} lacks {one_line(error)}.') from None
-  except (TypeError, IndexError, AttributeError, ArithmeticError) as error:
+  except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError) as error:
     why = one_line(f'{type(error).__name__}: {error}')
-    raise UserError(f'{source}: its arrays do not fit together: {why}.') from None
+    raise UserError(f'{source} does not fit together: {why}.') from None

@@ -27,6 +27,7 @@ KEY = 'vit_jax_tuned'  # the key of the record in the config of such a file
 _Side = Annotated[int, check.Range(1, 2**14)]  # pixels
 
 
+# The keys and types of a record.
 def _record(
   *,
   tune: dict,
@@ -37,16 +38,11 @@ def _record(
   frozen: dict,
   pp: str | None = None,
   class_names: list[str] | None = None,
-) -> None:
-  """The keys and types of a record, for the check of one that is read."""
+): ...
 
 
 def folded(source: Source) -> Source:
-  """Merges the parameters that tuning added into the model's own.
-
-  Raises:
-    UserError: where these cannot express it.
-  """
+  """Merges the parameters that tuning added into the model's own."""
   if not source.tune:
     return source
   with check.reported(str(source.source)):
@@ -60,17 +56,12 @@ def record(source: Source, trained: list[str], section: dict) -> tuple[dict, dic
   Args:
     trained: names of the parameters that the run stores.
     section: the config's `weights`, the origin of the others.
-
-  Raises:
-    UserError: for a run that trained everything.
   """
   every = source.flat | source.added
   stats = {name: x for name, x in every.items() if trees.is_statistic(name)}
   frozen = {n: x for n, x in every.items() if n not in stats and n not in trained}
   if not frozen:
-    raise UserError(
-      f'{source.source} trained all of its parameters: write it without --tuned_only.'
-    )
+    raise UserError(f'{source.source} trained every parameter: omit --tuned_only.')
   config = {
     'tune': source.tune,
     'family': source.family,
@@ -88,15 +79,9 @@ def apply(source: Source, path: str | Path) -> Source:
   """Returns a source with the parameters of a tuned file in place of its own.
 
   The model is that of the file, for images of its size.
-
-  Raises:
-    UserError: for another kind of file, or weights other than those that were tuned.
   """
   if str(path) in tune.METHODS and not Path(path).exists():
-    raise UserError(
-      f'tune={str(path)!r} is not a file. Of a method give the section: '
-      f"tune={{'method': {str(path)!r}}}."
-    )
+    raise UserError(f"No file {path}: a method is tune={{'method': {str(path)!r}}}.")
   _check_untuned(source)
   raw = readers.read(path)
   config = _checked(path, raw.config.get(KEY))
@@ -120,8 +105,7 @@ def apply(source: Source, path: str | Path) -> Source:
     differ = [n for n, value in config['frozen'].items() if prints.get(n) != value]
     if differ:
       raise ValueError(
-        f'it was tuned on other weights: {differ[0]} of {source.source} differs or is not '
-        f'there, one of {len(differ)}. Give the weights that the run started from'
+        f'it was tuned on other weights: {differ[0]} of {source.source} differs'
       )
     if both := own.keys() & frozen.keys():
       raise ValueError(f'it holds {min(both)}, which was frozen by its config')
@@ -143,24 +127,20 @@ def apply(source: Source, path: str | Path) -> Source:
 
 def _parts(arrays: dict) -> tuple[dict, dict]:
   """Returns the parameters that were added, and the model's, {name: float32}."""
-  added, own = {}, {}
   folders = {name[: at.start()] for name in arrays for at in re.finditer('/', name)}
   if both := folders & arrays.keys():
     raise ValueError(f'{min(both)} is an array, and others are below it')
-  for name, x in arrays.items():
-    if not np.issubdtype(x.dtype, np.floating):
-      raise ValueError(f'{name} is {x.dtype}, parameters are float32')
-    (added if tune.is_added(name) else own)[name] = x.astype(np.float32)
-  return added, own
+  if odd := [n for n, x in arrays.items() if not np.issubdtype(x.dtype, np.floating)]:
+    raise ValueError(f'{odd[0]} is {arrays[odd[0]].dtype}, parameters are float32')
+  flat = {name: x.astype(np.float32) for name, x in arrays.items()}
+  added = {name: flat.pop(name) for name in arrays if tune.is_added(name)}
+  return added, flat
 
 
 def _checked(path, config) -> dict:
   """Returns the record of a tuned file; UserError for anything else."""
   if not isinstance(config, dict):
-    raise UserError(
-      f'{path} is not a file of tuned parameters, which vit_jax convert RUN FILE '
-      '--tuned_only writes.'
-    )
+    raise UserError(f'{path} is not by vit_jax convert RUN FILE --tuned_only.')
   where = f'{path}: its config'
   check.bind(where, config, _record)
   keys = inspect.signature(fit).parameters.values()
@@ -173,19 +153,14 @@ def _checked(path, config) -> dict:
 
 def _check_section(where: str, section) -> None:
   if not isinstance(section, dict):
-    raise UserError(
-      f"{where}={section!r}: expected a section, {{'method': 'lora', 'rank': 4}}, or a file "
-      'of tuned parameters.'
-    )
+    raise UserError(f"{where}={section!r}: expected {{'method': 'lora', 'rank': 4}}.")
   signature = tune.METHODS.signature(section.get('method', 'full'))
   check.bind(where, section, signature, (), {'method': str})
 
 
 def _check_untuned(source: Source) -> None:
   if source.tune:
-    raise UserError(
-      f'{source.source} is tuned by {source.tune["method"]} already: leave tune out.'
-    )
+    raise UserError(f'{source.source} is tuned already, by {source.tune["method"]}.')
 
 
 def with_section(source: Source, section: dict) -> Source:
@@ -199,11 +174,8 @@ def attached(model, source: Source, shape: tuple[int, int, int], flat: dict):
   """Returns (model, {name: array}) with the parameters that the source's tuning adds.
 
   Args:
-    model: of the source, for images of `shape` (H, W, C).
+    shape: (H, W, C) of the model's images.
     flat: of the model, by the names of `trees.named`.
-
-  Raises:
-    UserError: for parameters of other shapes, made for images of another size.
   """
   family = models.family_of(model)
   model, _ = tune.attach(model, family, shape, **source.tune)
@@ -219,9 +191,7 @@ def attached(model, source: Source, shape: tuple[int, int, int], flat: dict):
   sizes = {name: x.shape for name, x in added.items()}
   if differ := [n for n in {**expected, **sizes} if expected.get(n) != sizes.get(n)]:
     raise UserError(
-      f'{source.source}: {differ[0]} (one of {len(differ)}) is {sizes.get(differ[0])}, and '
-      f'tune.method={source.tune["method"]} makes it {expected.get(differ[0])} for this '
-      f'model and images of {shape[0]}x{shape[1]} px: leave image_size and the fields of '
-      'the model as they were.'
+      f'{source.source}: {differ[0]} is {sizes.get(differ[0])}, {source.tune["method"]} '
+      f'makes it {expected.get(differ[0])} here: leave image_size and fields as they were.'
     )
   return model, flat | added

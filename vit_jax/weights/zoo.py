@@ -7,6 +7,7 @@ of AugReg (arXiv 2106.10270) that it recommends, and for BiT. No publisher gives
 none of the files could be downloaded where this list was made.
 """
 
+import contextlib
 import difflib
 import json
 import re
@@ -17,8 +18,6 @@ from vit_jax import config as config_lib
 from vit_jax import imagenet
 from vit_jax.errors import UserError
 from vit_jax.weights import download, readers, runs
-
-APACHE = 'Apache-2.0'
 
 
 class Entry(NamedTuple):
@@ -31,7 +30,6 @@ class Entry(NamedTuple):
   resolution: int  # px, of the images that it was last trained on
   classes: int | None  # None: the published head is all zeros
   data: str
-  licence: str = APACHE
 
 
 def _entries():
@@ -65,34 +63,36 @@ def find(name: str) -> Entry | None:
 
 # -- classes and licences -------------------------------------------------------------
 
-# The data that a head is for, the last word of timm's tags, 'augreg_in21k_ft_in1k' ->
-# the lists of `imagenet` that it may be, which differ in their number of classes.
-_TAGS = {
+# The last word of timm's tags, as in 'augreg_in21k_ft_in1k', or of `Entry.data`, names the
+# data that a head is for -> lists of `imagenet`, which differ in their number of classes.
+_DATA = {
   'in1k': ('imagenet1k',),
   'in12k': ('imagenet12k',),
   'in21k': ('imagenet21k', 'imagenet21k_miil'),
   'in22k': ('imagenet22k',),
+  'i1k': ('imagenet1k',),
+  'i21k': ('imagenet21k',),
 }
-_ZOO = {'i1k': 'imagenet1k', 'i21k': 'imagenet21k'}
 
 
-class Published(NamedTuple):
-  """Facts about a source by its publisher; nothing is guessed from shapes.
+def class_names(source: str, path: Path, config: dict, classes: int | None):
+  """Returns the names of a head's classes, None where no publisher states its data.
 
-  Attributes:
-    lists: names of `imagenet.LISTS`; the head's classes are one of these lists.
-    licence: its identifier, as on the hub ('apache-2.0'), or None.
+  Args:
+    source: as the user wrote it: Google's files are recognised by the name in the zoo, the
+      URL or the file's name, timm's folders by the tag in their config.
+    path: of the file or folder.
+    config: the one read with the arrays; Google's files have none.
   """
-
-  lists: tuple[str, ...] = ()
-  licence: str | None = None
-
-  def class_names(self, classes: int | None) -> list[str] | None:
-    """Returns the names of a head's classes; None where its list is not known."""
-    for name in self.lists:
-      if classes == imagenet.LISTS[name][1]:
-        return imagenet.class_names(name)
-    return None
+  if config:
+    tag = _pretrained(config).get('tag') or config.get('architecture')
+    words = [re.split(r'[_.]', str(tag or ''))[-1]]
+  else:
+    words = [e.data.split()[-1] for e in _called(source, path) if e.classes]
+  for name in (name for word in words for name in _DATA.get(word, ())):
+    if classes == imagenet.LISTS[name][1]:
+      return imagenet.class_names(name)
+  return None
 
 
 class Licence(NamedTuple):
@@ -115,55 +115,30 @@ def licence(source: str) -> Licence:
   if (run := runs.find(source)) is not None:
     weights = config_lib.read(run[0]).get('weights')
     return licence(weights['source']) if weights else Licence(None, None)
-  path, config = Path(str(source)), {}
-  try:
-    if not find(source):
-      path = download.locate(source)
+  source, path, config, name = str(source), Path(str(source)), {}, None
+  with contextlib.suppress(UserError):
+    path = path if find(source) else download.locate(source)
     if path.is_dir() and (path / 'config.json').is_file():
       config = readers.read_json(path / 'config.json')
-  except UserError:
-    pass
-  return Licence(published(str(source), path, config).licence, str(source))
+  if not config and _called(source, path):
+    name = 'apache-2.0'  # of every entry of the zoo
+  elif not (name := _pretrained(config).get('license')):
+    with contextlib.suppress(OSError, ValueError):  # the card of a hub folder
+      text = (path / 'README.md').read_text(encoding='utf-8')
+      line = (
+        r'---\n(?:(?!---).*\n)*?license:[ \t]*["\']?(?!unknown)([\w.+-]+)["\']?[ \t]*\n'
+      )
+      name = match[1] if (match := re.match(line, text)) else None
+  return Licence(name, source)
 
 
-def published(source: str, path: Path, config: dict) -> Published:
-  """Returns the publisher's facts about a source.
-
-  A file is recognised as one of the zoo by that name, its URL, or its file name, unless it
-  holds a config, which Google's files do not. Of a folder, the classes follow from the tag
-  in timm's config; the licence is that of the config or of the card.
-
-  Args:
-    source: as the user wrote it.
-    path: of the file or folder.
-    config: the one read with the arrays.
-  """
-  entries = [entry] if (entry := find(source)) else _called(source, path.name)
-  if entries and not config:
-    lists = {_ZOO[e.data.split()[-1]] for e in entries if e.classes}
-    licences = {e.licence.lower() for e in entries}
-    one = licences.pop() if len(licences) == 1 else None
-    return Published(tuple(sorted(lists)), one)
+def _pretrained(config: dict) -> dict:
   cfg = config.get('pretrained_cfg')
-  cfg = cfg if isinstance(cfg, dict) else {}
-  words = re.split(r'[_.]', str(cfg.get('tag') or config.get('architecture') or ''))
-  name = cfg.get('license') or (_card_licence(path) if path.is_dir() else None)
-  return Published(_TAGS.get(words[-1], ()), name)
+  return cfg if isinstance(cfg, dict) else {}
 
 
-def _card_licence(folder: Path) -> str | None:
-  """Returns the licence in the metadata of a hub folder's README.md, or None."""
-  try:
-    text = (folder / 'README.md').read_text(encoding='utf-8')
-  except (OSError, ValueError):
-    return None
-  front = re.match(r'---\s*\n(.*?)\n---', text, re.DOTALL)
-  line = r'^license:[ \t]*["\']?([\w.+-]+)["\']?[ \t]*$'
-  match = re.search(line, front[1], re.MULTILINE) if front else None
-  return match[1] if match and match[1] != 'unknown' else None
-
-
-def _called(address: str, file: str) -> list[Entry]:
-  """Returns the entries of that address, else those whose files have that name."""
-  exact = [e for e in ENTRIES.values() if e.url == address]
-  return exact or [e for e in ENTRIES.values() if e.url.rpartition('/')[2] == file]
+def _called(source: str, path: Path) -> list[Entry]:
+  """Returns the entries of that name or address, else those whose files have that name."""
+  every = ENTRIES.values()
+  exact = [e for e in every if source in (e.name, e.url)]
+  return exact or [e for e in every if e.url.rpartition('/')[2] == path.name]

@@ -180,15 +180,13 @@ def _sides(config: dict, processor: dict):
 
 def _config(fields, image_size, class_names) -> dict:
   inside, need = fields['backbone'], config_writers.need
-  need(inside, 'name', ('resnet',), 'transformers', 'its DETR has no other backbone')
-  need(inside, 'frozen_norm', (True,), 'transformers', 'its norms are frozen')
+  need(inside, 'transformers', name=('resnet',), frozen_norm=(True,))
   name = _timm_name(inside)
   if name:
-    need(inside, 'output_stride', (16, 32), 'transformers', 'DC5 has 16')
+    need(inside, 'transformers', output_stride=(16, 32))
     backbone = {'use_timm_backbone': True, 'backbone': name}
   else:
-    why = 'its own ResNet has no other'
-    need(inside, 'output_stride', (32,), 'transformers', why)
+    need(inside, 'transformers', output_stride=(32,))
     backbone = {
       'use_timm_backbone': False,
       'backbone': None,

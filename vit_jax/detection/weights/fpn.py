@@ -116,19 +116,16 @@ def _args(fields: dict) -> dict:
 
 
 def _fpn_config(fields, image_size, class_names) -> dict:
-  why = 'its pyramid is written by itself'
-  config_writers.need(fields, 'backbone', (None,), 'detectron2', why)
+  config_writers.need(fields, 'detectron2', backbone=(None,))
   args = {'in_channels': list(fields['in_channels']), **_args(fields)}
   args |= {'fuse_type': 'sum', 'top_block': fields['extra_level']}
   return {'architecture': 'FPN', 'model_args': args}
 
 
 def _sfp_config(fields, image_size, class_names) -> dict:
-  need = config_writers.need
-  need(fields, 'pyramid', ('simple',), 'detectron2', 'it has no other')
-  need(fields, 'norm', ('layer',), 'detectron2', 'its pyramid has norms')
+  config_writers.need(fields, 'detectron2', pyramid=('simple',), norm=('layer',))
   inside = fields['backbone'] or {'name': None}
-  need(inside, 'name', ('vitdet',), 'detectron2', 'the backbone of this pyramid')
+  config_writers.need(inside, 'detectron2', name=('vitdet',))
   vitdet.check_plain(inside, 'detectron2')
   args = {
     'hidden_size': inside['width'],

@@ -120,13 +120,8 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
     ValueError: for a ViT that no ViTDet can start from.
   """
   fields = models.fields_of(models.build('vit', **source.fields))
-  for field, allowed in (
-    ('posemb', ('learn', 'sincos2d')),
-    ('posemb_where', ('stem',)),
-    ('attention', ('full',)),
-    ('stem_blocks', (None,)),
-  ):
-    config_writers.need(fields, field, allowed, 'a vitdet', 'it starts from such a ViT')
+  one = dict(posemb_where=('stem',), attention=('full',), stem_blocks=(None,))
+  config_writers.need(fields, 'a vitdet', posemb=('learn', 'sincos2d'), **one)
   if source.image_size is None:
     raise ValueError('its image size, and so the grid of its positions, is unknown')
   family, size = models.family('vit'), source.image_size
@@ -195,8 +190,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
 
 def check_plain(fields: dict, format: str) -> None:
   """Raises ValueError for fields that neither transformers nor detectron2 has."""
-  why = 'its ViTDet has no classifier'
-  config_writers.need(fields, 'num_classes', (None,), format, why)
+  config_writers.need(fields, format, num_classes=(None,))
   for field in ('patch_size', 'pretrained_size'):
     if len({*fields[field]}) > 1:
       raise ValueError(f'{format} cannot express {field}={fields[field]}: not a square')
@@ -205,8 +199,7 @@ def check_plain(fields: dict, format: str) -> None:
 def _config(fields, image_size, class_names) -> dict:
   check_plain(fields, 'transformers')
   if fields['absolute']:
-    why = 'the first row of its positions is that of a class token'
-    config_writers.need(fields, 'class_row', (True,), 'transformers', why)
+    config_writers.need(fields, 'transformers', class_row=(True,))
   if fields['mlp_dim'] % fields['width']:
     raise ValueError(
       f'transformers cannot express mlp_dim={fields["mlp_dim"]}: it takes multiples of '

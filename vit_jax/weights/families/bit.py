@@ -63,14 +63,10 @@ _TIMM_NAMES = {
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  why = 'its BiT pads what the first pool reads with zeros'
-  config_writers.need(fields, 'zero_pad_pool', (True,), 'timm', why)
-  architecture = _TIMM_NAMES.get((tuple(fields['blocks']), fields['width']))
-  if architecture is None:
-    raise ValueError(
-      f'timm has no BiT with blocks={tuple(fields["blocks"])} and '
-      f'width={fields["width"]}; it has {list(_TIMM_NAMES.values())}'
-    )
+  config_writers.need(fields, 'timm', zero_pad_pool=(True,))
+  shape = (tuple(fields['blocks']), fields['width'])
+  if (architecture := _TIMM_NAMES.get(shape)) is None:
+    raise ValueError(f'timm has no BiT of {shape}, it has {list(_TIMM_NAMES.values())}')
   return config_writers.timm(architecture, 'avg', {}, fields, image_size, class_names)
 
 

@@ -56,9 +56,7 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  config_writers.need(
-    fields, 'norm_eps', (1e-6,), 'timm', 'its ConvNeXt has one for all norms'
-  )
+  config_writers.need(fields, 'timm', norm_eps=(1e-6,))
   args = {'depths': list(fields['depths']), 'dims': list(fields['widths'])}
   if fields['act'] != 'gelu_erf':
     args['act_layer'] = fields['act']

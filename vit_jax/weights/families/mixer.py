@@ -15,9 +15,7 @@ GOOGLE = tuple(
   Rule(name, name)
   for name in (
     'stem/{rest}',
-    f'{_BLOCK}/{{rest}}',
-    'pre_head_layer_norm/{rest}',
-    'head/{rest}',
+    *(f'{_BLOCK}/{{rest}}', 'pre_head_layer_norm/{rest}', 'head/{rest}'),
   )
 )
 
@@ -55,26 +53,21 @@ def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
   return (side, side) if side * side == tokens else None
 
 
-_TIMM_SHAPES = {
-  (512, 8, 0.5, 4.0): 's',
-  (768, 12, 0.5, 4.0): 'b',
-  (1024, 24, 0.5, 4.0): 'l',
-}
+_TIMM_SHAPES = {(512, 8): 's', (768, 12): 'b', (1024, 24): 'l'}
 _TIMM_NAMES = [f'mixer_{size}{patch}_224' for size in 'sbl' for patch in (16, 32)]
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  why = 'its Mixer has the erf form, and another GELU changes the logits'
-  config_writers.need(fields, 'act', ('gelu_erf',), 'timm', why)
+  config_writers.need(fields, 'timm', act=('gelu_erf',))
   args = config_writers.timm_patches(fields, image_size)
   args['num_blocks'] = fields['depth']
   args['mlp_ratio'] = [
     config_writers.timm_ratio(fields[k], fields['width'])
     for k in ('tokens_mlp_dim', 'channels_mlp_dim')
   ]
-  shape = (args['embed_dim'], fields['depth'], *args['mlp_ratio'])
-  architecture = f'mixer_{_TIMM_SHAPES.get(shape)}{args["patch_size"]}_224'
-  if architecture in _TIMM_NAMES:
+  size = _TIMM_SHAPES.get((fields['width'], fields['depth']))
+  architecture = f'mixer_{size}{args["patch_size"]}_224'
+  if architecture in _TIMM_NAMES and args['mlp_ratio'] == [0.5, 4.0]:
     # These functions fix the shape, and fail where it is given again.
     args = {'img_size': args['img_size']}
   else:  # only timm.models.MlpMixer(**model_args) builds it

@@ -1,6 +1,6 @@
 """MViTv2 in the published formats."""
 
-from collections.abc import Sequence
+import re
 
 import numpy as np
 
@@ -9,8 +9,6 @@ from vit_jax.weights.families.swin import depths
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, table
-
-_TABLE = '.rel_pos_h'
 
 
 def block(theirs: str, ours: str, heads: int, shortcut: str) -> Table:
@@ -48,84 +46,70 @@ def around(head: str) -> Table:
   )
 
 
-def timm(heads: list[int], expand: str) -> Table:
-  """timm's MultiScaleVit.
-
-  Args:
-    heads: of each stage.
-    expand: the model's field.
-  """
-  shortcut = {'attention': 'shortcut_proj_attn', 'mlp': 'shortcut_proj_mlp'}[expand]
-  return table(
-    around('head.fc'),
-    [
-      block(f'stages.{s}.blocks.{{i}}', f'stage{s + 1}_block_{{i}}', n, shortcut)
-      for s, n in enumerate(heads)
-    ],
+def timm(heads: list[int], shortcut: str) -> Table:
+  """timm's MultiScaleVit, given the heads of each stage."""
+  stages = (
+    block(f'stages.{s}.blocks.{{i}}', f'stage{s + 1}_block_{{i}}', n, shortcut)
+    for s, n in enumerate(heads)
   )
+  return table(around('head.fc'), *stages)
 
 
-def authors(heads: list[int], depths: Sequence[int]) -> Table:
-  """The authors' MViT (facebookresearch/mvit), whose blocks are numbered through.
+def authors(heads: list[int]) -> Table:
+  """The authors' MViT (facebookresearch/mvit), given the heads of each block.
 
-  Args:
-    heads, depths: of each stage.
+  Blocks are numbered through; a stage has more heads than the one before.
   """
-  places = [(s, i) for s, depth in enumerate(depths) for i in range(depth)]
-  return table(
-    around('head.projection'),
-    [
-      block(f'blocks.{n}', f'stage{s + 1}_block_{i}', heads[s], 'proj')
-      for n, (s, i) in enumerate(places)
-    ],
-  )
+  stages, blocks = list(dict.fromkeys(heads)), []
+  for n, number in enumerate(heads):
+    ours = f'stage{stages.index(number) + 1}_block_{n - heads.index(number)}'
+    blocks.append(block(f'blocks.{n}', ours, number, 'proj'))
+  return table(around('head.projection'), *blocks)
 
 
-# -- what a file's shapes tell --------------------------------------------------------
+def _heads(arrays, attention: str) -> list[int]:
+  """Returns the numbers of heads: all channels over those of one, which tables have."""
+  heads = []
+  while (key := attention.format(len(heads))) + '.rel_pos_h' in arrays:
+    width, (_, channels) = (
+      arrays[f'{key}.proj.weight'],
+      arrays[f'{key}.rel_pos_h'].shape,
+    )
+    heads.append(len(width) // channels)
+  return heads
 
 
 def _timm_rules(arrays, facts) -> Table:
-  heads = []
-  while (key := f'stages.{len(heads)}.blocks.0.attn') + _TABLE in arrays:
-    heads.append(_heads(arrays, key))
-  expands_mlp = any('.shortcut_proj_mlp.' in name for name in arrays)
-  return timm(heads, 'mlp' if expands_mlp else 'attention')
+  names = (f'shortcut_proj_{part}' for part in ('mlp', 'attn'))
+  shortcut = next((n for n in names if any(f'.{n}.' in x for x in arrays)), 'none')
+  return timm(_heads(arrays, 'stages.{}.blocks.0.attn'), shortcut)
 
 
-def _authors_rules(arrays, facts) -> Table:
-  each = []
-  while (key := f'blocks.{len(each)}.attn') + _TABLE in arrays:
-    each.append(_heads(arrays, key))
-  heads = list(dict.fromkeys(each))  # a stage has more heads than the one before
-  return authors(heads, [each.count(n) for n in heads])
+def _write_timm(flat, fields) -> Table:
+  shortcut = {'attention': 'shortcut_proj_attn', 'mlp': 'shortcut_proj_mlp'}
+  return timm(_doubling(fields), shortcut[fields['expand']])
 
 
-def _heads(arrays, attention: str) -> int:
-  """Returns the number of heads: all channels, over those of one, which tables have."""
-  return (
-    arrays[f'{attention}.proj.weight'].shape[0] // arrays[attention + _TABLE].shape[1]
-  )
+def _write_authors(flat, fields) -> Table:
+  pairs = zip(_doubling(fields), fields['depths'], strict=True)
+  return authors([n for n, depth in pairs for _ in range(depth)])
+
+
+def _doubling(fields: dict) -> list[int]:
+  """Returns the number of heads of each stage."""
+  return [fields['num_heads'] << s for s in range(len(fields['depths']))]
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters determine.
-
-  Raises:
-    ValueError: for stages that do not double width and heads.
-  """
+  """Returns the model's fields that its parameters determine."""
   width, stages = columns(flat, 'stem/conv/kernel'), depths(flat)
   numbers = range(len(stages))
   kernels = [flat[f'stage{s + 1}_block_0/attention/query/kernel'] for s in numbers]
   heads = [x.shape[1] for x in kernels]
   widths = [x.shape[1] * x.shape[2] for x in kernels]
-  if heads != [heads[0] << s for s in numbers] or widths != [
-    width << s for s in numbers
-  ]:
-    raise ValueError(
-      f'its stages have {heads} heads and widths of {widths}; expected each to double'
-    )
-  shortcuts = [n for n in flat if n.endswith('/shortcut/kernel')]
-  from_stage_1 = any(n.startswith('stage1_') for n in shortcuts)
+  if (heads, widths) != tuple([x << s for s in numbers] for x in (heads[0], width)):
+    raise ValueError(f'its stages do not double heads {heads} and widths {widths}')
+  from_stage_1 = any(re.fullmatch('stage1_.*/shortcut/kernel', n) for n in flat)
   return dict(
     width=width,
     num_heads=heads[0],
@@ -139,38 +123,22 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
 
 def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the last map, by the tables of the first."""
-  tables = (
-    flat[f'stage1_block_0/attention/relative_positions/{name}']
-    for name in ('rows', 'columns')
-  )
-  return tuple((len(x) + 1) // 2 >> len(fields['depths']) - 1 for x in tables)
-
-
-def _doubling(fields: dict) -> list[int]:
-  """Returns the number of heads of each stage."""
-  return [fields['num_heads'] << s for s in range(len(fields['depths']))]
+  tables = 'stage1_block_0/attention/relative_positions/'
+  sides = ((len(flat[tables + name]) + 1) // 2 for name in ('rows', 'columns'))
+  return tuple(side >> len(fields['depths']) - 1 for side in sides)
 
 
 # -- timm's config ----------------------------------------------------------------------
 
 # Fields of MultiScaleVitCfg that have one value in every MViTv2; others are not read.
-_FIXED = dict(
-  pool_first=False,
-  qkv_bias=True,
-  use_abs_pos=False,
-  residual_pooling=True,
-  mode='conv',
-  kernel_qkv=[3, 3],
-  stride_kv=None,
-  patch_kernel=[7, 7],
-  patch_stride=[4, 4],
-  patch_padding=[3, 3],
-  pool_type='max',
-  rel_pos_type='spatial',
-  act_layer='gelu',
-  norm_layer='layernorm',
-  norm_eps=1e-6,
-)
+_FIXED = {
+  **dict(pool_first=False, qkv_bias=True, use_abs_pos=False, residual_pooling=True),
+  **dict(mode='conv', kernel_qkv=[3, 3], stride_kv=None, pool_type='max'),
+  **dict(patch_kernel=[7, 7], patch_stride=[4, 4], patch_padding=[3, 3]),
+  **dict(
+    rel_pos_type='spatial', act_layer='gelu', norm_layer='layernorm', norm_eps=1e-6
+  ),
+}
 _SHAPE = ('width', 'num_heads', 'depths', 'expand', 'classifier')
 _NAMES = {
   (96, 1, (1, 2, 5, 2), 'attention', 'gap'): 'mvitv2_tiny',
@@ -194,25 +162,19 @@ def _timm_fields(config: dict, name: str) -> dict:
     configs.require(pool, {'global_pool': classifier}, 'an MViT of timm')
   fields = {'class_residual': True} if classifier == 'token' else {}
   if key_strides := args.get('stride_kv_adaptive'):
-    if key_strides != key_strides[:1] * 2:
-      raise ValueError(
-        f'stride_kv_adaptive={key_strides}: expected the same number twice'
-      )
-    fields['kv_stride'] = key_strides[0]
+    fields['kv_stride'] = configs.one(key_strides, 'stride_kv_adaptive')
   return fields
 
 
 def _check(fields: dict, image_size: tuple[int, int], format: str, residual: bool):
   """Raises ValueError for what timm, or the authors' code, would compute otherwise."""
   if fields['classifier'] == 'token':
-    adds = 'adds' if residual else 'does not add'
-    why = f"its code {adds} the class token's query to the output of its attention"
-    config_writers.need(fields, 'class_residual', (residual,), format, why)
+    config_writers.need(fields, format, class_residual=(residual,))
   pixels = 4 << len(fields['depths']) - 1
   if image_size[0] != image_size[1] or image_size[0] % pixels:
+    size = 'x'.join(map(str, image_size))
     raise ValueError(
-      f'{format} has MViTs for square images whose sides are multiples of {pixels} px, '
-      f'not for {image_size[0]}x{image_size[1]}: fine-tune at such a size'
+      f'{format} has MViTs for squares of {pixels} px times n, not {size}'
     )
 
 
@@ -241,8 +203,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
 
 def _authors_config(fields, image_size, class_names) -> dict:
   _check(fields, image_size, 'authors', residual=False)
-  why = 'its files do not say by how much keys are pooled'
-  config_writers.need(fields, 'kv_stride', (4,), 'authors', why)
+  config_writers.need(fields, 'authors', kv_stride=(4,))
   return config_writers.google()(fields, image_size, class_names)
 
 
@@ -256,17 +217,17 @@ FORMATS = (
     configs.timm(_timm_fields),
     grid=grid,
     config=_timm_config,
-    write_rules=lambda flat, fields: timm(_doubling(fields), fields['expand']),
+    write_rules=_write_timm,
   ),
   Format(
     'authors',
     'mvit',
     r'blocks\.0\.attn\.pool_q\.weight',
-    _authors_rules,
+    lambda arrays, facts: authors(_heads(arrays, 'blocks.{}.attn')),
     infer,
     configs.google(),
     grid=grid,
     config=_authors_config,
-    write_rules=lambda flat, fields: authors(_doubling(fields), fields['depths']),
+    write_rules=_write_authors,
   ),
 )

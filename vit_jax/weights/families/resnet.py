@@ -68,15 +68,14 @@ def _counts(rules: Table) -> Callable[[dict], dict]:
   """Returns the writer of PyTorch's counts of batches, which stand beside statistics."""
 
   def buffers(flat):
-    means = {name: x for name, x in flat.items() if name.endswith('/mean')}
-    names = rename.to_theirs(means, rules)
+    names = rename.to_theirs(
+      {n: x for n, x in flat.items() if n.endswith('/mean')}, rules
+    )
     zero = np.zeros((), np.int64)
     return {n.replace('running_mean', 'num_batches_tracked'): zero for n in names}
 
   return buffers
 
-
-# -- timm, and torchvision's names ----------------------------------------------------
 
 # Arguments of timm's ResNet that the arrays show, or that are read.
 _TIMM_ARGS = ('layers', 'channels', 'output_stride', 'num_classes', 'in_chans')
@@ -85,37 +84,25 @@ _TIMM_ARGS = ('layers', 'channels', 'output_stride', 'num_classes', 'in_chans')
 def _timm_fields(config: dict, name: str) -> dict:
   args = config.get('model_args', {})
   if other := args.keys() - {*_TIMM_ARGS}:
-    raise ValueError(
-      f'a ResNet of timm with model_args.{min(other)} is not read: it may compute '
-      f'something else with the same arrays. Those that are read: {list(_TIMM_ARGS)}'
-    )
+    raise ValueError(f'model_args.{min(other)} is not read, only {_TIMM_ARGS} are')
   return {k: v for k, v in args.items() if k == 'output_stride'}
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  why = 'the stem of its ResNet is that wide'
-  config_writers.need(fields, 'stem_width', (64,), 'timm', why)
+  config_writers.need(fields, 'timm', stem_width=(64,))
   if len(fields['depths']) != 4:
-    raise ValueError(
-      f'timm cannot express depths={tuple(fields["depths"])}: its ResNet has 4 stages'
-    )
-  args = {
-    'layers': list(fields['depths']),
-    'channels': [width // 4 for width in fields['widths']],
-  }
+    raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
+  widths = [width // 4 for width in fields['widths']]
+  args = {'layers': list(fields['depths']), 'channels': widths}
   if fields['output_stride'] != 32:
     args['output_stride'] = fields['output_stride']
   return config_writers.timm('resnet50', 'avg', args, fields, image_size, class_names)
 
 
-# -- transformers ---------------------------------------------------------------------
-
-# The values that keys of its config must have.
+# The values that keys of transformers' config must have.
 _HF = {
-  'layer_type': 'bottleneck',
-  'hidden_act': 'relu',
-  'downsample_in_first_stage': False,
-  'downsample_in_bottleneck': False,
+  **{'layer_type': 'bottleneck', 'hidden_act': 'relu'},
+  **{'downsample_in_first_stage': False, 'downsample_in_bottleneck': False},
 }
 
 
@@ -126,11 +113,8 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 
 
 def _hf_config(fields, image_size, class_names) -> dict:
-  strides = {4 << s for s in range(len(fields['depths']) - 1, 6)}
-  why = 'none of its stages is dilated'
-  config_writers.need(
-    fields, 'output_stride', tuple(sorted(strides)), 'transformers', why
-  )
+  strides = tuple(4 << s for s in range(len(fields['depths']) - 1, 6))
+  config_writers.need(fields, 'transformers', output_stride=strides)
   args = {
     'embedding_size': fields['stem_width'],
     'hidden_sizes': list(fields['widths']),

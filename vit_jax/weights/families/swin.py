@@ -1,4 +1,4 @@
-"""Swin, both versions: what the formats of timm and transformers share."""
+"""Swin, both versions, in the formats of timm and of transformers."""
 
 import math
 import re
@@ -7,84 +7,145 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.weights import config_writers, layers
+from vit_jax.weights import config_writers, configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import columns
-from vit_jax.weights.rename import Rule, Table, table
+from vit_jax.weights.formats import Format
+from vit_jax.weights.rename import Rule, Table, below, respelled, table
 
 _TABLE = '/relative_positions/table'
 _FACTOR = '/relative_positions/logit_scale'
 
 
 class Stage(NamedTuple):
-  """Facts of a stage that the shapes of a file do not show by themselves.
-
-  Attributes:
-    heads: of attention.
-    window: (h, w) that the tables of positions are for; None: there are none (V2).
-  """
+  """Facts of a stage that the shapes of a file do not show by themselves."""
 
   heads: int
-  window: tuple[int, int] | None
+  window: tuple[int, int] | None  # (h, w) of the tables of positions; V2 has none
 
 
 # -- rename tables --------------------------------------------------------------------
 
 
 class Names(NamedTuple):
-  """Names of a block's parts in a format."""
+  """Names of an implementation; {s} is a stage, {i} a block, whose parts follow it."""
 
+  embedding: str
+  norm: str
+  downsample: str
+  last: str
+  block: str
   norms: tuple[str, str]
   out: str
   mlp: tuple[str, str]
   table: str  # the table of positions (V1)
-  position_mlp: str  # the MLP that V2 has in place of a table
+  position_mlp: str  # the MLP of V2, which has no table
 
 
-def block(theirs: str, ours: str, stage: Stage, names: Names) -> Table:
-  """Returns the rules of a block but for its queries, keys and values."""
-  positions, mlp = f'{ours}/relative_positions', f'{theirs}.{names.position_mlp}'
-  if stage.window is None:
-    position_rules = table(
-      layers.dense(f'{mlp}.0', f'{positions}/Dense_0'),
-      Rule(f'{mlp}.2.weight', f'{positions}/Dense_1/kernel', t.dense),
-      Rule(f'{mlp.rpartition(".")[0]}.logit_scale', f'{ours}{_FACTOR}', t.factors),
-    )
-  else:
-    name = f'{theirs}.{names.table}'
-    position_rules = [Rule(name, f'{ours}{_TABLE}', t.offsets(stage.window))]
-  return table(
-    [
-      layers.norm(f'{theirs}.{x}', f'{ours}/norm{k + 1}')
-      for k, x in enumerate(names.norms)
-    ],
-    layers.out_of_heads(f'{theirs}.{names.out}', f'{ours}/attention/out', stage.heads),
-    [
-      layers.dense(f'{theirs}.{x}', f'{ours}/mlp/Dense_{k}')
-      for k, x in enumerate(names.mlp)
-    ],
-    position_rules,
-  )
+_TIMM = Names(
+  *('patch_embed.proj', 'patch_embed.norm', 'layers.{s}.downsample', 'norm'),
+  *('layers.{s}.blocks.{i}', ('norm1', 'norm2'), 'attn.proj', ('mlp.fc1', 'mlp.fc2')),
+  *('attn.relative_position_bias_table', 'attn.cpb_mlp'),
+)
+_HF = Names(
+  *('embeddings.patch_embeddings.projection', 'embeddings.norm'),
+  *('encoder.layers.{s}.downsample', 'layernorm', 'encoder.layers.{s}.blocks.{i}'),
+  *(('layernorm_before', 'layernorm_after'), 'attention.output.dense'),
+  ('intermediate.dense', 'output.dense'),
+  'attention.self.relative_position_bias_table',
+  'attention.self.continuous_position_bias_mlp',
+)
+# Names of transformers 5, besides those that it shares with other models.
+_NEWER = (
+  (r'self\.(relative_position_bias)_table', r'\1.\1_table'),
+  (r'attention\.self\.', 'attention.'),
+)
 
 
-def around(
-  embedding: str, norm: str, downsample: str, into: str, last: str, head: str
+def _rules(
+  names: Names, stages: list[Stage], into: str, projections: Callable
 ) -> Table:
-  """Returns the rules of all but the blocks.
+  """Returns the rules of all but the head.
 
   Args:
-    downsample: the module between two stages, with a number {s}.
-    into: the number of the stage that it leads to, '{s+1}' or '{s+2}'.
+    into: the number of the stage that a downsample leads to, '{s+1}' or '{s+2}'.
+    projections: (their block, our block, stage) -> rules of queries, keys and values.
   """
-  ours = f'stage{into}_downsample'
-  return table(
-    layers.conv(embedding, 'stem/embedding'),
-    layers.norm(norm, 'stem/norm'),
-    layers.norm(f'{downsample}.norm', f'{ours}/norm'),
-    layers.dense(f'{downsample}.reduction', f'{ours}/reduction'),
-    layers.norm(last, 'norm'),
-    layers.dense(head, 'head'),
+  down = f'stage{into}_downsample'
+  rules = [
+    layers.conv(names.embedding, 'stem/embedding'),
+    layers.norm(names.norm, 'stem/norm'),
+    layers.norm(f'{names.downsample}.norm', f'{down}/norm'),
+    layers.dense(f'{names.downsample}.reduction', f'{down}/reduction'),
+    layers.norm(names.last, 'norm'),
+  ]
+  for s, stage in enumerate(stages):
+    theirs, ours = names.block.replace('{s}', str(s)), f'stage{s + 1}_block_{{i}}'
+    rules += [
+      projections(theirs, ours, stage),
+      layers.out_of_heads(
+        f'{theirs}.{names.out}', f'{ours}/attention/out', stage.heads
+      ),
+    ]
+    for k in range(2):
+      rules.append(layers.norm(f'{theirs}.{names.norms[k]}', f'{ours}/norm{k + 1}'))
+      rules.append(layers.dense(f'{theirs}.{names.mlp[k]}', f'{ours}/mlp/Dense_{k}'))
+    if stage.window is None:
+      positions, mlp = f'{ours}/relative_positions', f'{theirs}.{names.position_mlp}'
+      rules += [
+        layers.dense(f'{mlp}.0', f'{positions}/Dense_0'),
+        [Rule(f'{mlp}.2.weight', f'{positions}/Dense_1/kernel', t.dense)],
+        [Rule(f'{mlp.rpartition(".")[0]}.logit_scale', f'{ours}{_FACTOR}', t.factors)],
+      ]
+    else:
+      name = f'{theirs}.{names.table}'
+      rules.append([Rule(name, f'{ours}{_TABLE}', t.offsets(stage.window))])
+  return table(rules)
+
+
+def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
+  """timm's SwinTransformer and SwinTransformerV2.
+
+  Args:
+    merge_at_end: whether a merging has the number of the stage that it follows, as in
+      the authors' files, which timm reads, and not of the one that it leads to.
+  """
+
+  def projections(theirs, ours, stage):
+    attn, heads = f'{theirs}.attn', stage.heads
+    kernels, biases = layers.fused(f'{attn}.qkv', f'{ours}/attention', heads)
+    if stage.window is None:  # keys have no bias
+      biases = [
+        Rule(f'{attn}.{x[0]}_bias', f'{ours}/attention/{x}/bias', t.heads_bias(heads))
+        for x in ('query', 'value')
+      ]
+    return table(kernels, biases)
+
+  into = '{s+2}' if merge_at_end else '{s+1}'
+  head = layers.dense('head.fc', 'head')
+  older = respelled(head, (r'^head\.fc\.', 'head.'))
+  return table(_rules(_TIMM, stages, into, projections), head, older)
+
+
+def hf(stages: list[Stage], prefix: str) -> Table:
+  """transformers' SwinForImageClassification and Swinv2ForImageClassification.
+
+  Args:
+    prefix: of all but the classifier, 'swin.', 'swinv2.'; '' for a bare model.
+  """
+  projections = lambda theirs, ours, stage: table(
+    layers.into_heads(
+      f'{theirs}.attention.self.{x}', f'{ours}/attention/{x}', stage.heads
+    )
+    for x in layers.QKV
   )
+  body = below(_rules(_HF, stages, '{s+2}', projections), prefix)
+  newer = respelled(
+    [rule for rule in body if '.blocks.' in rule.theirs],
+    *layers.TRANSFORMERS_5,
+    *_NEWER,
+  )
+  return table(body, newer, layers.dense('classifier', 'head'))
 
 
 # -- a file's stages ------------------------------------------------------------------
@@ -96,8 +157,8 @@ def stages_of(
   """Returns the stages of a file.
 
   Args:
-    table, factor: regexes of the names of the first block's table of positions (V1) and
-      of its factor of cosines (V2), whose group is the number of the stage, from 0.
+    table, factor: regexes of the first block's table (V1) and factor of cosines (V2), whose
+      group is the number of the stage, from 0.
     window: `(number of the stage, rows of its table) -> (h, w)`.
   """
   stages = {}
@@ -111,17 +172,10 @@ def stages_of(
 
 
 def square(s: int, rows: int) -> tuple[int, int]:
-  """Returns the window whose table has so many rows.
-
-  Raises:
-    ValueError: for a table that is not of a square window.
-  """
+  """Returns the window whose table has so many rows."""
   side = (math.isqrt(rows) + 1) // 2
   if (2 * side - 1) ** 2 != rows:
-    raise ValueError(
-      f'the position tables of stage {s + 1} have {rows} rows, which does not fit '
-      'a square window, and no config beside them gives the sizes of image and windows'
-    )
+    raise ValueError(f'the {rows} rows of stage {s + 1} are of no square window')
   return side, side
 
 
@@ -165,29 +219,34 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   )
 
 
-def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
+def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the last map: one window, in published models of V1."""
   return our_stages(flat)[-1].window
 
 
-# -- what a format can express --------------------------------------------------------
+# -- configs ---------------------------------------------------------------------------
 
 
-def check_plain(fields: dict, format: str) -> None:
-  """Raises ValueError for what neither timm nor transformers has."""
-  config_writers.need(
-    fields, 'shift', (0.5,), format, 'its windows shift by half of their side'
-  )
-  if len(set(fields['patch_size'])) > 1:
-    raise ValueError(f'{format} has square patches only, not {fields["patch_size"]}')
+def check_plain(fields: dict, format: str, one_window: bool) -> None:
+  """Raises ValueError for shifts, patches and windows that a format lacks."""
+  config_writers.need(fields, format, shift=(0.5,))
+  for key in ('patch_size', *(['windows'] if one_window else ())):
+    if len(set(fields[key])) > 1:
+      raise ValueError(f'{format} has one number for {key}, not {tuple(fields[key])}')
 
 
-def check_one_window(fields: dict, format: str) -> None:
-  """Raises ValueError unless the windows of all stages are alike."""
-  if len(set(fields['windows'])) > 1:
-    raise ValueError(
-      f'{format} has windows of one size here, not {tuple(fields["windows"])}'
-    )
+def arguments(fields: dict) -> dict:
+  """Returns the arguments that timm and transformers call alike."""
+  args = {
+    'patch_size': fields['patch_size'][0],
+    'embed_dim': fields['width'],
+    'depths': list(fields['depths']),
+    'num_heads': list(fields['num_heads']),
+    'mlp_ratio': fields['mlp_ratio'],
+  }
+  if fields['version'] == 2 and fields['pretrained_windows']:
+    args['pretrained_window_sizes'] = list(fields['pretrained_windows'])
+  return args
 
 
 def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: str):
@@ -202,11 +261,8 @@ def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: st
     tiles = not H % side and not W % side and min(maps) > side
     if not tiles and not H == W <= side:
       raise ValueError(
-        f'{format} cannot express borders={fields["borders"]!r} for images of '
-        f'{image_size[0]}x{image_size[1]} px: the map of stage {s + 1}, {H}x{W}, is not '
-        f'tiled by windows of {side}, and is padded and shifted in another order there. '
-        'Fine-tune with images of a size that windows tile, or with '
-        f'model.borders={allowed[0]!r}'
+        f'{format} needs model.borders={allowed[0]!r}, not {fields["borders"]!r}, or maps '
+        f'that windows tile: that of stage {s + 1} is {H}x{W}, windows are {side}'
       )
 
 
@@ -215,3 +271,166 @@ def map_of(fields: dict, image_size: tuple[int, int], s: int) -> tuple[int, int]
   return tuple(
     -(-n // (p << s)) for n, p in zip(image_size, fields['patch_size'], strict=True)
   )
+
+
+# Names of timm, with the windows of two resolutions or of one.
+_NAME = r'swin(?:v2)?_.*_window(?:(\d+)to)?(\d+)_\d+'
+
+
+def _timm_rules(arrays, facts) -> Table:
+  sides = facts.fields.get('windows', ())
+
+  def window(s, rows):
+    if facts.image_size and s < len(sides):  # as timm cuts windows to the map's size
+      cut = tuple(min(sides[s], -(-n // (4 << s))) for n in facts.image_size)
+      if (2 * cut[0] - 1) * (2 * cut[1] - 1) == rows:
+        return cut
+    return square(s, rows)
+
+  name = r'layers\.(\d+)\.blocks\.0\.attn\.'
+  stages = stages_of(
+    arrays, f'{name}relative_position_bias_table', f'{name}logit_scale', window
+  )
+  return timm(stages, any(n.startswith('layers.0.downsample.') for n in arrays))
+
+
+def _windows(config: dict, name: str) -> dict:
+  """Returns the fields of windows that a config or a name tells."""
+  args = config.get('model_args', {})
+  stages = len(args.get('depths', range(4)))
+  old, side = None, args.get('window_size')
+  if match := re.match(_NAME, name):
+    old, new = match.groups()
+    side = side or int(new)
+  pretrained = args.get('pretrained_window_sizes')
+  if pretrained is None and old:
+    pretrained = [*[int(old)] * (stages - 1), int(old) // 2]
+  if isinstance(side, list) and name.startswith('swinv2'):  # (h, w) of all stages
+    side = configs.one(side, 'window_size')
+  if side is not None and not isinstance(side, list):
+    side = configs.pair(side, 'window_size')[:1] * stages
+  fields = {'windows': side}
+  fields['pretrained_windows'] = pretrained if any(pretrained or ()) else None
+  return {key: tuple(value[:stages]) for key, value in fields.items() if value}
+
+
+def _timm_fields(config: dict, name: str) -> dict:
+  pool = {k: v for k, v in config.items() if k == 'global_pool'}
+  expected = {'always_partition': False, 'global_pool': 'avg'}
+  configs.require(pool | config.get('model_args', {}), expected, 'a Swin of timm')
+  return {'borders': 'shift_pad', 'act': 'gelu_erf', **_windows(config, name)}
+
+
+def _timm_config(fields, image_size, class_names) -> dict:
+  second, sides = fields['version'] == 2, fields['windows']
+  check_plain(fields, 'timm', one_window=second)
+  config_writers.need(fields, 'timm', act=('gelu_erf',))
+  check_borders(fields, image_size, ('shift_pad',), 'timm')
+  patch = fields['patch_size'][0]
+  if any(n % patch for n in image_size):
+    raise ValueError(f'timm pads no images: {image_size} is no multiple of {patch}')
+  window = sides[0] if len(set(sides)) == 1 else list(sides)
+  args = {'img_size': list(image_size), 'window_size': window, **arguments(fields)}
+  name = 'swinv2_tiny_window8_256' if second else 'swin_tiny_patch4_window7_224'
+  return config_writers.timm(name, 'avg', args, fields, image_size, class_names)
+
+
+def _hf_rules(arrays, facts) -> Table:
+  name = r'(?:swin(?:v2)?\.)?encoder\.layers\.(\d+)\.blocks\.0\.attention\.'
+  stages = stages_of(
+    arrays,
+    rf'{name}(?:self|relative_position_bias)\.relative_position_bias_table',
+    rf'{name}(?:self\.)?logit_scale',
+    square,
+  )
+  first = next((n for n in arrays if 'encoder.layers.' in n), '')
+  return hf(stages, first.partition('encoder.')[0])
+
+
+def _hf_facts(config: dict, source: str) -> configs.Facts:
+  model_type = config.get('model_type', 'swin')
+  if model_type not in ('swin', 'swinv2'):
+    model_type = 'swin'  # for the error
+  facts = configs.hf(model_type)(config, source)
+  # transformers gives a part of its norms 1e-5 whatever the config says.
+  configs.require(config, {'layer_norm_eps': 1e-5}, 'a Swin')
+  stages = len(config.get('depths', range(4)))
+  fields = {'act': facts.fields['act'], 'borders': 'pad_shift'}
+  if model_type == 'swinv2':
+    fields['borders'] = 'pad_shift_twice'
+  if 'window_size' in config:
+    fields['windows'] = configs.pair(config['window_size'], 'window_size')[:1] * stages
+  if any(pretrained := config.get('pretrained_window_sizes', ())):
+    fields['pretrained_windows'] = tuple(pretrained[:stages])
+  return facts._replace(fields=fields)
+
+
+def _hf_config(fields, image_size, class_names) -> dict:
+  check_plain(fields, 'transformers', one_window=True)
+  second, side = fields['version'] == 2, fields['windows'][0]
+  borders = ('pad_shift', 'pad_shift_twice')
+  check_borders(fields, image_size, borders, 'transformers')
+  for s in range(len(fields['depths'])):
+    H, W = map_of(fields, image_size, s)
+    if min(H, W) < side and not (second and H == W):
+      raise ValueError(
+        f'transformers cuts no windows of {side} to the map of stage {s + 1}, {H}x{W}'
+      )
+  args = {
+    **arguments(fields),
+    'window_size': side,
+    'qkv_bias': True,
+    'use_absolute_embeddings': False,
+    'layer_norm_eps': 1e-5,
+    'drop_path_rate': fields['stochastic_depth'],
+  }
+  name, model_type = 'Swinv2' if second else 'Swin', 'swinv2' if second else 'swin'
+  return config_writers.hf(name, model_type, args, fields, image_size, class_names)
+
+
+def _write_hf(flat, fields) -> Table:
+  stages = our_stages(flat)
+  return hf(stages, 'swinv2.' if stages[0].window is None else 'swin.')
+
+
+def _indices(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the row of a table that a query and a key have, which hub files of V1 hold."""
+  arrays = {}
+  for s, (stage, depth) in enumerate(zip(our_stages(flat), depths(flat), strict=True)):
+    if stage.window is None:
+      return {}
+    h, w = stage.window
+    y, x = (n.ravel() for n in np.indices((h, w)))
+    index = (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1
+    for i in range(depth):
+      name = f'swin.encoder.layers.{s}.blocks.{i}.attention.self'
+      arrays[f'{name}.relative_position_index'] = index
+  return arrays
+
+
+FORMATS = (
+  Format(
+    'timm',
+    'swin',
+    r'layers\.0\.blocks\.0\.attn\.(relative_position_bias_table|logit_scale)',
+    _timm_rules,
+    infer,
+    configs.timm(_timm_fields),
+    grid=grid,
+    config=_timm_config,
+    write_rules=lambda flat, fields: timm(our_stages(flat)),
+  ),
+  Format(
+    'hf',
+    'swin',
+    r'(swin(v2)?\.)?encoder\.layers\.0\.blocks\.0\.attention\..*'
+    r'(relative_position_bias_table|logit_scale)',
+    _hf_rules,
+    infer,
+    _hf_facts,
+    grid=grid,
+    config=_hf_config,
+    write_rules=_write_hf,
+    buffers=_indices,
+  ),
+)

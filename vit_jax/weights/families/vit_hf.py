@@ -33,15 +33,9 @@ def hf(heads: int, prefix: str = 'vit.') -> Table:
 
 
 def _config(fields, image_size, class_names) -> dict:
-  for key, allowed, why in (
-    ('classifier', ('token',), 'its ViT always classifies the class token'),
-    ('posemb', ('learn',), 'its ViT always adds a table of positions'),
-    ('posemb_where', ('stem',), 'its ViT adds positions once'),
-    ('attention', ('full',), 'in its ViT every token attends to all'),
-    ('representation_size', (None,), 'its classifier is one linear layer'),
-    ('stem_blocks', (None,), 'its ViT cuts patches from the image itself'),
-  ):
-    config_writers.need(fields, key, allowed, 'transformers', why)
+  one = dict(classifier=('token',), posemb=('learn',), posemb_where=('stem',))
+  one |= dict(attention=('full',), representation_size=(None,), stem_blocks=(None,))
+  config_writers.need(fields, 'transformers', **one)
   args = {
     'hidden_size': fields['width'],
     'num_hidden_layers': fields['depth'],

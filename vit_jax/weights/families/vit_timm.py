@@ -86,10 +86,7 @@ def _fields(config: dict, name: str) -> dict:
     fields['num_heads'] = args['num_heads']
   pool = args.get('global_pool', config.get('global_pool', 'token'))
   if pool == 'avg' and args.get('class_token', '_gap' not in name):
-    raise ValueError(
-      'a timm model that averages its patch tokens and has a class token beside them '
-      "(global_pool 'avg' with class_token) is not among our classifiers"
-    )
+    raise ValueError("global_pool 'avg' beside a class_token is not read")
   return fields
 
 
@@ -103,15 +100,9 @@ _HYBRIDS = {
 
 
 def _config(fields, image_size, class_names) -> dict:
-  for key, allowed, why in (
-    ('norm_eps', (1e-6,), 'its ViT builds its norms with that'),
-    ('posemb', ('learn', 'none'), 'its ViT adds a table of positions, or nothing'),
-    ('posemb_where', ('stem',), 'its ViT adds positions once'),
-    ('attention', ('full',), 'in its ViT every token attends to all'),
-    ('representation_size', (None,), 'its head is one linear layer'),
-    ('classifier', ('token', 'gap', 'map'), 'its ViT classifies one vector per image'),
-  ):
-    config_writers.need(fields, key, allowed, 'timm', why)
+  one = dict(norm_eps=(1e-6,), posemb_where=('stem',), attention=('full',))
+  one |= dict(representation_size=(None,), posemb=('learn', 'none'))
+  config_writers.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'))
   pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
   args = config_writers.timm_patches(fields, image_size)
   args |= {
@@ -130,9 +121,9 @@ def _config(fields, image_size, class_names) -> dict:
   if fields.get('stem_blocks') is not None:
     architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))
     if architecture is None or fields['stem_width'] != 64:
+      shape = f'stem_blocks={fields["stem_blocks"]}, stem_width={fields["stem_width"]}'
       raise ValueError(
-        f'timm has no hybrid with stem_blocks={tuple(fields["stem_blocks"])} and '
-        f'stem_width={fields["stem_width"]}; it has {list(_HYBRIDS)} of width 64'
+        f'timm has hybrids of {list(_HYBRIDS)} with width 64, not {shape}'
       )
   return config_writers.timm(architecture, pool, args, fields, image_size, class_names)
 
