@@ -7,6 +7,7 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
@@ -16,7 +17,7 @@ from tests.support.goldens import GOLDENS, arrays_of, path_of
 from vit_jax import models, trees, weights
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
-from vit_jax.weights import export, formats
+from vit_jax.weights import export, formats, pipelines
 
 
 def assert_reads_alike(source, name, **fields):
@@ -457,3 +458,36 @@ def test_preprocessing_of_transformers(tmp_path):
   path.write_text(json.dumps(plain | {'resample': 5}))
   with pytest.raises(UserError, match=naming(folder, 'resample=5', 'bicubic')):
     weights.read(folder)
+
+
+@pytest.mark.parametrize(
+  'pp',
+  [
+    "decode|resize((32, 48), method='bicubic', antialias=True, rounding='nearest')"
+    '|value_range(-1, 1)',
+    "decode|resize_small(40, method='bilinear', antialias=True, rounding='nearest')"
+    '|central_crop((32, 32))|value_range((-2.0, -1.8, -1.2), (3.0, 2.2, 0.8))',
+  ],
+)
+def test_preprocessing_goes_through_both_libraries(pp):
+  described = pipelines.described(pp)
+  image = np.asarray(Image.effect_noise((90, 70), 60))[..., None].repeat(3, -1)
+  expected = SingleImage(pp)(image)
+  for back in (
+    pipelines.of_timm(described.timm(), described.size),
+    pipelines.of_hf(described.hf(), described.size),
+  ):
+    np.testing.assert_allclose(SingleImage(back)(image), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'pp',
+  [
+    'decode|resize(32)|flip_lr|value_range(-1, 1)',
+    "decode|resize(32, method='area')|value_range(-1, 1)",
+    'decode|resize(32)|value_range(-1, 1, clip=True)',
+    'decode|resize(32)',
+  ],
+)
+def test_pipelines_that_they_cannot_say(pp):
+  assert pipelines.described(pp) is None

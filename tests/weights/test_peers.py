@@ -42,13 +42,11 @@ def _mixer(models, config):
 
 
 def _mvit(models, config):
-  given = {
-    k: tuple(v) if isinstance(v, list) else v for k, v in config['model_args'].items()
-  }
-  size = given.pop('img_size')
+  args = config['model_args']
+  args = {k: tuple(v) if isinstance(v, list) else v for k, v in args.items()}
+  size = args.pop('img_size')
   more = {key: config[key] for key in ('num_classes', 'global_pool')}
-  cfg = models.mvitv2.MultiScaleVitCfg(**given)
-  return models.MultiScaleVit(cfg, size, **more)
+  return models.MultiScaleVit(models.mvitv2.MultiScaleVitCfg(**args), size, **more)
 
 
 # Architectures whose functions in timm do not take the sizes of small models.
@@ -160,35 +158,21 @@ def test_sine_cosine_positions_are_the_table_that_others_read(
   agree(theirs(torch, model, x), mine, TOKENS)
 
 
+HF_VIT = dict(hidden_size=48, num_hidden_layers=3, num_attention_heads=4)
+HF_VIT |= dict(intermediate_size=96, image_size=32, patch_size=8, num_labels=10)
+
+
 @pytest.mark.parametrize('act', ['gelu', 'gelu_pytorch_tanh'])
 @pytest.mark.parametrize('eps', [1e-6, 1e-12])
 def test_transformers_vit_both_ways(torch, transformers, tmp_path, both_ways, act, eps):
-  config = transformers.ViTConfig(
-    hidden_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    intermediate_size=96,
-    image_size=32,
-    patch_size=8,
-    hidden_act=act,
-    layer_norm_eps=eps,
-    num_labels=10,
-  )
+  config = transformers.ViTConfig(**HF_VIT, hidden_act=act, layer_norm_eps=eps)
   model = randomise(torch, transformers.ViTForImageClassification(config))
   model.save_pretrained(tmp_path / 'hf')
   both_ways(model, tmp_path / 'hf', 'hf', images(32), TOKENS)
 
 
 def test_transformers_pooler_is_pre_logits(torch, transformers, tmp_path):
-  config = transformers.ViTConfig(
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=96,
-    image_size=32,
-    patch_size=8,
-    layer_norm_eps=1e-6,
-  )
+  config = transformers.ViTConfig(**HF_VIT, layer_norm_eps=1e-6)
   model = randomise(torch, transformers.ViTModel(config))
   model.save_pretrained(tmp_path / 'hf')
   x = images(32)
@@ -273,9 +257,8 @@ TIMM_ROUNDING = {
 @pytest.mark.parametrize('name', TIMM_ROUNDING)
 def test_timm_swin_both_ways(torch, timm, tmp_path, both_ways, name):
   args = dict(img_size=56, patch_size=4, window_size=4, embed_dim=16)
-  args |= (
-    dict(depths=(2, 2, 2), num_heads=(1, 2, 4), num_classes=7) | TIMM_ROUNDING[name]
-  )
+  args |= dict(depths=(2, 2, 2), num_heads=(1, 2, 4), num_classes=7)
+  args |= TIMM_ROUNDING[name]
   kind = 'SwinTransformerV2' if 'v2' in name else 'SwinTransformer'
   model = randomise(torch, getattr(timm.models, kind)(**args))
   folder = save_timm(tmp_path / 'timm', model, name, **args)
@@ -284,15 +267,9 @@ def test_timm_swin_both_ways(torch, timm, tmp_path, both_ways, name):
 
 @pytest.mark.parametrize('kind', ['Swin', 'Swinv2'])
 def test_transformers_swin_both_ways(torch, transformers, tmp_path, both_ways, kind):
-  config = getattr(transformers, f'{kind}Config')(
-    image_size=64,
-    patch_size=4,
-    embed_dim=16,
-    depths=[2, 2, 2],
-    num_heads=[2, 4, 4],
-    window_size=4,
-    num_labels=10,
-  )
+  args = dict(image_size=64, patch_size=4, embed_dim=16, depths=[2, 2, 2])
+  args |= dict(num_heads=[2, 4, 4], window_size=4, num_labels=10)
+  config = getattr(transformers, f'{kind}Config')(**args)
   whole = getattr(transformers, f'{kind}ForImageClassification')
   model = randomise(torch, whole(config))
   model.save_pretrained(tmp_path / 'hf')
@@ -397,16 +374,11 @@ def test_models_by_the_architecture_in_their_config(torch, timm, tmp_path, name)
 
 
 def test_names_are_those_of_timm(timm, tmp_path):
-  for ours_, theirs_ in (
-    ('imagenet1k', 'imagenet-1k'),
-    ('imagenet21k', 'imagenet-21k-goog'),
-    ('imagenet22k', 'imagenet-22k'),
-    ('imagenet12k', 'imagenet-12k'),
-    ('imagenet21k_miil', 'imagenet-21k-miil'),
-  ):
-    info = timm.data.ImageNetInfo(theirs_)
-    assert imagenet.wordnet_ids(ours_) == info.label_names()
-    assert imagenet.class_names(ours_) == info.label_descriptions()
+  for name in ('1k', '21k-goog', '22k', '12k', '21k-miil'):
+    info = timm.data.ImageNetInfo(f'imagenet-{name}')
+    own = f'imagenet{name.replace("-goog", "").replace("-", "_")}'
+    assert imagenet.wordnet_ids(own) == info.label_names()
+    assert imagenet.class_names(own) == info.label_descriptions()
 
 
 def photo(path):
@@ -460,10 +432,7 @@ def test_what_is_pushed_for_timm_is_the_same_model(torch, timm, tmp_path, source
 
 
 def test_what_is_pushed_for_transformers_is_the_same_model(
-  torch,
-  transformers,
-  tmp_path,
-  source,
+  torch, transformers, tmp_path, source
 ):
   folder = pushed(source, tmp_path / 'a', 'hf')
   processor = transformers.AutoImageProcessor.from_pretrained(folder)

@@ -22,15 +22,10 @@ def resize_positions(
   """Resizes a grid of position embeddings; rows before the grid (cls) stay as they are.
 
   Args:
-    table: [1, R + h w, D].
-    old: (h, w) of the table.
-    new: (h, w) of the result.
+    table: [1, R + h w, D], of the grid `old`, (h, w).
     method: 'bilinear', corners on corners, as the Google code does; 'bicubic', pixel
       centres on pixel centres and antialiased, as timm does. They differ: by up to 0.8
       on standard normal tables of 14 x 14 brought to 24 x 24.
-
-  Returns:
-    [1, R + h w, D] of the new grid, in the table's dtype.
   """
   choose('resize', method, get_args(Method))
   extra = table.shape[1] - old[0] * old[1]
@@ -67,15 +62,9 @@ def learned_positions(
 def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
   """Resizes a table by offset to that of another window or map, as PyTorch does.
 
-  The same numbers then stand for other distances. Windows of Swin are resized bicubic, as
-  by its authors; the sides of an MViT's maps linearly, as by timm and detectron2.
-
-  Args:
-    table: [2 h - 1, 2 w - 1, M] of a window of h x w, or [2 n - 1, Dh] of a side.
-    new: (2 H - 1, 2 W - 1) of the new window, or (2 N - 1,).
-
-  Returns:
-    [2 H - 1, 2 W - 1, M] or [2 N - 1, Dh], in the table's dtype.
+  The same numbers then stand for other distances. Windows of Swin, [2 h - 1, 2 w - 1, M],
+  are resized bicubic, as by its authors; sides of an MViT's maps, [2 n - 1, Dh], linearly,
+  as by timm and detectron2. `new` is the shape without the last axis.
   """
   if len(new) == 1:
     matrix = resample.matrix(len(table), *new, 'bilinear', antialias=False)

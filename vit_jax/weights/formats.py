@@ -20,7 +20,7 @@ FAMILIES = (
     for name in ('bit', 'convnext', 'mixer', 'mvit', 'resnet', 'swin')
   ),
   *(f'vit_jax.detection.weights.{name}' for name in ('detr', 'fpn')),
-  *(f'vit_jax.weights.families.{name}' for name in ('vit', 'vit_hf', 'vit_timm')),
+  'vit_jax.weights.families.vit',
   'vit_jax.detection.weights.vitdet',
 )
 

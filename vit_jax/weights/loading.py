@@ -110,8 +110,6 @@ def load(
     **fields: of the model, over those of the source: `num_classes=10` gives a new head,
       `patch_size=(32, 32)` resizes the patch embedding.
 
-  Raises:
-    UserError: a source that cannot be read or does not fit; nothing is taken silently.
   """
   if model is not None and fields:
     raise UserError(f'model={model!r}: put {sorted(fields)} into its section.')
@@ -139,19 +137,16 @@ def load(
   # A pipeline is for one size. For another, images are resized to that, and their
   # pixels standardised as the pipeline does.
   moved = origin.image_size and size != origin.image_size
-  return Loaded(
-    model=model,
-    variables=trees.variables(flat),
-    image_size=size,
-    channels=origin.channels,
-    pp=pipelines.plain(origin, size) if moved or not origin.pp else origin.pp,
-    class_names=names,
-    source=str(source),
-    format=origin.format,
-    report=report.describe(origin),
-    step=origin.step,
-    tune=origin.tune,
+  pp = pipelines.plain(origin, size) if moved or not origin.pp else origin.pp
+  whence = (
+    str(source),
+    origin.format,
+    report.describe(origin),
+    origin.step,
+    origin.tune,
   )
+  variables = trees.variables(flat)
+  return Loaded(model, variables, size, origin.channels, pp, names, *whence)
 
 
 def _initial(model, shape, names: list[str]) -> dict[str, np.ndarray]:

@@ -50,18 +50,14 @@ def from_section(
 ) -> Source:
   """Returns the parameters that the config's section `weights` names.
 
-  What tuning added to a run's model is merged into its parameters, or refused. `skip` and
-  `resize` are those of `fit`, once the model is there.
+  Parameters that tuning added are merged. `skip` and `resize` are for `fit`, later.
   """
   del skip, resize
   return tuned.folded(read(source, variant=variant, ema=ema))
 
 
 def complete(model: dict, source: Source) -> dict:
-  """Returns the config's section `model`, by the weights where it names no model.
-
-  The number of classes is left to the data.
-  """
+  """Returns the section `model`, by the weights where it names none, without classes."""
   if 'name' in model:
     return model
   fields = {k: v for k, v in source.fields.items() if k != 'num_classes'}
@@ -83,9 +79,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     again = f' Remove {path} to download it again.' if download.is_cached(path) else ''
     raise UserError(f'{error}{again}') from None
   if tuned.KEY in raw.config:
-    raise UserError(
-      f'{source} has tuned parameters alone: load(WEIGHTS, tune={source!r}).'
-    )
+    raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
   config = configs.without_nulls(raw.config)
   with errors_of(source):
     format, arrays, unused = formats.detect(raw.arrays, config)
@@ -109,18 +103,9 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     names = names or zoo.class_names(source, path, config, section.get('num_classes'))
     # A model without an image takes maps, of images of any number of channels.
     channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]
-  return Source(
-    source,
-    format.name,
-    format.family,
-    fields,
-    flat,
-    size or (entry and (entry.resolution,) * 2),
-    channels,
-    names,
-    facts.pp,
-    unused,
-  )
+  size = size or (entry and (entry.resolution,) * 2)
+  arguments = (format.name, format.family, fields, flat, size, channels, names)
+  return Source(source, *arguments, facts.pp, unused)
 
 
 def _image_size(format, facts: Facts, flat, fields: dict, family):
@@ -158,14 +143,10 @@ def _check_is_no_model(source: str) -> None:
   family, size, _ = models.parse_name(_plain(source))
   if os.path.exists(source) or family not in models.MODELS or size is None:
     return
-  entries = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
-  where = [f"the zoo's are {entries}"] if entries else []
+  where = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
   if source.islower():  # a name of timm
-    where.append(f"timm's hf:timm/{source}{'' if '.' in source else '.TAG'}")
-  raise UserError(
-    f'{source!r} is the name of a model ({family}:{size}), not of weights of it; '
-    f'{", ".join(where) or "give a file"}.'
-  )
+    where.append(f'hf:timm/{source}{"" if "." in source else ".TAG"}')
+  raise UserError(f'{source!r} is a model ({family}:{size}): its weights are {where}.')
 
 
 def _check_architecture(facts: Facts) -> None:

@@ -26,9 +26,8 @@ def find(source) -> tuple[Path, str | None] | None:
     UserError: for `@best` or `@STEP` after a folder that is not a run.
   """
   text = str(source)
-  if files.is_url(text) and text.endswith(readers.SUFFIXES):
-    return None  # a file of weights: the bucket need not be asked
-  if '://' in text and not files.is_url(text):
+  # A file of weights: the bucket need not be asked.
+  if '://' in text and (not files.is_url(text) or text.endswith(readers.SUFFIXES)):
     return None
   base, _, step = text.rpartition('@')
   try:
@@ -89,20 +88,15 @@ class Steps:
 
     Parameters that are not stored were not trained: see `checkpoint.checkpoints`.
     """
-    shapes = {}
     leaves = (self._manifests[step] or {'leaves': {}})['leaves']
-    for name, (shape, *_) in leaves.items():
-      item, _, parameter = name.partition('/')
-      if item == 'params' or name.startswith(FROZEN):
-        shapes[parameter] = (shape, item == 'params')
-    return shapes
+    return {
+      name.partition('/')[2]: (shape, name.startswith('params/'))
+      for name, (shape, *_) in leaves.items()
+      if name.startswith(('params/', FROZEN))
+    }
 
   def choose(self, source, which: str | None) -> int | None:
-    """Returns the step that `RUN@which` means; None: the newest that is not damaged.
-
-    Raises:
-      UserError: for a step that is not there; it lists those that are.
-    """
+    """Returns the step that `RUN@which` means; None: the newest that is not damaged."""
     if which is None:
       return None
     if which == 'best' and self.best is not None:
@@ -168,21 +162,10 @@ def read(
       variables = restore(step)
   flat = trees.named(jax.tree.map(np.asarray, variables))
   added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
-  return Source(
-    str(source),
-    'run',
-    family,
-    own_fields | fields,
-    adapt.unstack(flat, models.family_of(model)),
-    (H, W),
-    C,
-    resolved.get('class_names'),
-    pipeline(config),
-    [],
-    step,
-    section if added else {},
-    added,
-  )
+  flat = adapt.unstack(flat, models.family_of(model))
+  classes, section = resolved.get('class_names'), section if added else {}
+  arguments = (family, own_fields | fields, flat, (H, W), C, classes, pipeline(config))
+  return Source(str(source), 'run', *arguments, [], step, section, added)
 
 
 def _newest(folder, steps: list[int], restore: Callable) -> tuple[int, dict]:
