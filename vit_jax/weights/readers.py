@@ -150,6 +150,8 @@ def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, config in the metadata); the library checks header and sizes."""
+  if not path.is_file():
+    raise UserError(f'No such file of weights: {path}.')
   with _reading(path), safe_open(path, 'np') as file:
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     config = (file.metadata() or {}).get('config')

@@ -262,7 +262,7 @@ def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: st
     if not tiles and not H == W <= side:
       raise ValueError(
         f'{format} needs model.borders={allowed[0]!r}, not {fields["borders"]!r}, or maps '
-        f'that windows tile: that of stage {s + 1} is {H}x{W}, windows are {side}'
+        f'that windows of {side} tile, not {H}x{W} as of {image_size[0]}x{image_size[1]} px'
       )
 
 
@@ -374,7 +374,8 @@ def _hf_config(fields, image_size, class_names) -> dict:
     H, W = map_of(fields, image_size, s)
     if min(H, W) < side and not (second and H == W):
       raise ValueError(
-        f'transformers cuts no windows of {side} to the map of stage {s + 1}, {H}x{W}'
+        f'transformers cuts no windows of {side} to the map of stage {s + 1}, {H}x{W}, of '
+        f'{image_size[0]}x{image_size[1]} px'
       )
   args = {
     **arguments(fields),

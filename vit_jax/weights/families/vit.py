@@ -269,8 +269,8 @@ _HYBRIDS = {
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  one = dict(norm_eps=(1e-6,), posemb_where=('stem',), attention=('full',))
-  one |= dict(representation_size=(None,), posemb=('learn', 'none'))
+  one = dict(norm_eps=(1e-6,), posemb=('learn', 'none'), posemb_where=('stem',))
+  one |= dict(attention=('full',), representation_size=(None,))
   config_writers.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'))
   pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
   args = config_writers.timm_patches(fields, image_size)
