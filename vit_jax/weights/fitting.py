@@ -129,44 +129,40 @@ def _classes(shapes: Shapes) -> int | None:
 def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, list[str]]:
   """Returns ({name: array of the model's shape}, what was resized, as text)."""
   family, fields = models.family_of(model), models.fields_of(model)
-  resized, notes, old_fields = {}, {}, fields
+  resized, notes, old_fields = {}, [], fields
   grid = lambda size, fields: tuple(
     n // s for n, s in zip(size, family.stride(fields), strict=True)
   )
   kernel, shape = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(shape) == 4 and kernel.shape[:2] != shape[:2]:
     resized[family.patches] = adapt.resize_patches(kernel, shape[:2])
-    notes[f'{family.patches} resized from {kernel.shape[:2]} to {shape[:2]}'] = None
+    notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {shape[:2]}')
     old_fields = _with_patches(fields, kernel.shape[:2])
   new = grid(image_size, fields)
   old = grid(source.image_size, old_fields) if source.image_size else None
   for name, x in flat.items():
     stacked, _ = family.stacked(name) or ('', 0)
     shape = shapes.get(name) or shapes.get(stacked, ())[1:]
-    axes = family.position_axes(name)
+    axes, before, after = family.position_axes(name), x.shape[:-1], shape[:-1]
     if len(shape) != x.ndim:
       continue
-    before, after = x.shape[:-1], shape[:-1]
     if before != after and re.fullmatch(family.offsets or '', name):
       resized[name] = adapt.resize_offsets(x, after)
-      what, how = (
-        ('windows', 'bicubic') if len(after) == 2 else ('sides of maps', 'linear')
-      )
       a, b = ('x'.join(str((n + 1) // 2) for n in side) for side in (before, after))
-      notes[f'position tables of {what} resized from {a} to {b}, {how}'] = None
+      kind = ('windows', 'bicubic') if len(after) == 2 else ('sides of maps', 'linear')
+      notes.append(f'position tables of {kind[0]} resized from {a} to {b}, {kind[1]}')
     elif axes and x.ndim == 3:
       if axes == 'hw':  # an unknown grid is taken as square
         side = math.isqrt(max(x.shape[1] - (shape[1] - math.prod(new)), 0))
         before, after = old or (side, side), new
       else:  # the length of a table of rows, or of columns, is that of the grid
         before, after = (x.shape[1], 1), (new['hw'.index(axes)], 1)
-      if before == after:
-        continue
-      resized[name] = adapt.resize_positions(x, before, after, method)
-      what = {'hw': '', 'h': ' of rows', 'w': ' of columns'}[axes]
-      note = f'position embeddings{what} resized from {before} to {after}, {method}'
-      notes[note] = None
-  return resized, list(notes)
+      if before != after:
+        resized[name] = adapt.resize_positions(x, before, after, method)
+        notes.append(
+          f'position embeddings ({axes}) resized from {before} to {after}, {method}'
+        )
+  return resized, list(dict.fromkeys(notes))
 
 
 def _with_patches(fields: dict, size: tuple[int, int]) -> dict:

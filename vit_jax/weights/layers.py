@@ -61,11 +61,8 @@ def out_of_heads(theirs: str, ours: str, heads: int) -> Table:
 def fused(theirs: str, ours: str, heads: int, names=QKV, dot: str = '.') -> Table:
   """Projections into heads that the file holds as one."""
   parts = (('weight', 'kernel', t.heads_kernel), ('bias', 'bias', t.heads_bias))
+  leaves = lambda leaf: tuple(f'{ours}/{name}/{leaf}' for name in names)
   return tuple(
-    Rule(
-      f'{theirs}{dot}{part}',
-      tuple(f'{ours}/{name}/{leaf}' for name in names),
-      t.joined(transform(heads), len(names)),
-    )
+    Rule(f'{theirs}{dot}{part}', leaves(leaf), t.joined(transform(heads), len(names)))
     for part, leaf, transform in parts
   )

@@ -165,10 +165,7 @@ def described(pp: str) -> Preprocessor | None:
   if drawn or method not in _NUMBERS or any(levels[k] != v for k, v in usual.items()):
     return None
   size = ops[-2].arguments['size']
-  low, high = (
-    np.array(x if isinstance(x, tuple | list) else [x] * 3, np.float64)
-    for x in (levels['lo'], levels['hi'])
-  )
+  low, high = (np.broadcast_to(np.float64(levels[k]), 3) for k in ('lo', 'hi'))
   mean, std = (
     tuple(x.round(7).tolist()) for x in (-low / (high - low), 1 / (high - low))
   )

@@ -74,9 +74,7 @@ def check_whole(path: Path) -> None:
 
 def _file(path: Path) -> Raw:
   if path.suffix in _PICKLES:
-    raise UserError(
-      f'{path} is a pickle, which can run code: convert it to safetensors.'
-    )
+    raise UserError(f'{path} is a pickle, which can run code: use safetensors.')
   if not path.is_file():
     raise UserError(f'No such file or folder of weights: {path}.')
   with _reading(path), path.open('rb') as file:
@@ -127,16 +125,12 @@ def _parts(index: Path) -> list[str]:
 def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, the config in the zip's comment, {} if it has none)."""
   # Opened here: numpy does not close a file that is no archive.
-  with (
-    _reading(path),
-    path.open('rb') as opened,
-    np.load(opened, allow_pickle=False) as file,
-  ):
+  with _reading(path), path.open('rb') as opened, np.load(opened) as file:
     names = [info.filename for info in file.zip.infolist()]
     if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
       raise UserError(f'{path} is not an .npz file: {odd[0]!r} is not an array.')
-    total, size = sum(i.file_size for i in file.zip.infolist()), path.stat().st_size
-    if total > max(_ALWAYS, _TIMES * size):
+    total = sum(info.file_size for info in file.zip.infolist())
+    if total > max(_ALWAYS, _TIMES * path.stat().st_size):
       raise UserError(f'{path} claims to decompress to {total:,} bytes.')
     arrays, comment = {}, file.zip.comment
     for name in file.files:
@@ -156,9 +150,6 @@ def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     config = (file.metadata() or {}).get('config')
   return arrays, _parse(config, f"{path}: 'config' in its metadata") if config else {}
-
-
-# -- configs --------------------------------------------------------------------------
 
 
 def _config_beside(folder: Path) -> dict:

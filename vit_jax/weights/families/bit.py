@@ -7,13 +7,13 @@ from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, table
 
 _UNIT, _STAGE = 'block{s+1}/unit{u+01}', 'stages.{s}.blocks.{u}'
-_CONV = 'standardized_conv2d'
+_CONV, _PARTS = 'standardized_conv2d', ((1, 'a'), (2, 'b'), (3, 'c'))
 
 # TensorFlow's file numbers some convolutions.
 TF = table(
   Rule(f'resnet/{{rest}}/{_CONV}/kernel', f'{{rest}}/{_CONV}/kernel'),
   Rule(
-    f'resnet/{{rest}}/{_CONV}_{{n}}/kernel', f'{{rest}}/{_CONV}/kernel', only_load=True
+    f'resnet/{{rest}}/{_CONV}_{{n}}/kernel', f'{{rest}}/{_CONV}/kernel', t.same, True
   ),
   [
     Rule(f'resnet/{at}group_norm/{theirs}', f'{at}group_norm/{ours}', t.group_norm)
@@ -26,13 +26,8 @@ TF = table(
 TIMM = table(
   layers.conv('stem.conv', f'root_block/{_CONV}'),
   layers.conv(f'{_STAGE}.downsample.conv', f'{_UNIT}/a/proj/{_CONV}'),
-  [
-    (
-      layers.conv(f'{_STAGE}.conv{k}', f'{_UNIT}/{part}/{_CONV}'),
-      layers.norm(f'{_STAGE}.norm{k}', f'{_UNIT}/{part}/group_norm'),
-    )
-    for k, part in ((1, 'a'), (2, 'b'), (3, 'c'))
-  ],
+  [layers.conv(f'{_STAGE}.conv{k}', f'{_UNIT}/{x}/{_CONV}') for k, x in _PARTS],
+  [layers.norm(f'{_STAGE}.norm{k}', f'{_UNIT}/{x}/group_norm') for k, x in _PARTS],
   layers.norm('norm', 'group_norm'),
   layers.conv('head.fc', 'head/conv2d'),
 )
@@ -40,13 +35,11 @@ TIMM = table(
 
 def _infer(root: str, head: str):
   """Returns the function that infers a model's fields, given the names of two kernels."""
-
-  def infer(flat) -> dict:
-    *_, width = flat[root].shape
-    classes = columns(flat, head)
-    return dict(blocks=resnet_blocks(flat), width=width, num_classes=classes)
-
-  return infer
+  return lambda flat: dict(
+    blocks=resnet_blocks(flat),
+    width=columns(flat, root),
+    num_classes=columns(flat, head),
+  )
 
 
 infer = _infer(f'root_block/{_CONV}/kernel', 'head/conv2d/kernel')

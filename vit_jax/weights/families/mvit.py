@@ -22,17 +22,10 @@ def block(theirs: str, ours: str, heads: int, shortcut: str) -> Table:
     layers.dense(f'{theirs}.mlp.fc1', f'{ours}/mlp/Dense_0'),
     layers.dense(f'{theirs}.mlp.fc2', f'{ours}/mlp/Dense_1'),
     layers.dense(f'{theirs}.{shortcut}', f'{ours}/shortcut'),
-    [
-      (
-        layers.conv(f'{attn}.pool_{part[0]}', f'{attention}/pool_{part}'),
-        layers.norm(f'{attn}.norm_{part[0]}', f'{attention}/norm_{part}'),
-      )
-      for part in layers.QKV
-    ],
-    [
-      Rule(f'{attn}.rel_pos_{side[0]}', f'{attention}/relative_positions/{name}')
-      for side, name in (('height', 'rows'), ('width', 'columns'))
-    ],
+    [layers.conv(f'{attn}.pool_{x[0]}', f'{attention}/pool_{x}') for x in layers.QKV],
+    [layers.norm(f'{attn}.norm_{x[0]}', f'{attention}/norm_{x}') for x in layers.QKV],
+    Rule(f'{attn}.rel_pos_h', f'{attention}/relative_positions/rows'),
+    Rule(f'{attn}.rel_pos_w', f'{attention}/relative_positions/columns'),
   )
 
 
@@ -48,10 +41,8 @@ def around(head: str) -> Table:
 
 def timm(heads: list[int], shortcut: str) -> Table:
   """timm's MultiScaleVit, given the heads of each stage."""
-  stages = (
-    block(f'stages.{s}.blocks.{{i}}', f'stage{s + 1}_block_{{i}}', n, shortcut)
-    for s, n in enumerate(heads)
-  )
+  names = lambda s: (f'stages.{s}.blocks.{{i}}', f'stage{s + 1}_block_{{i}}')
+  stages = (block(*names(s), n, shortcut) for s, n in enumerate(heads))
   return table(around('head.fc'), *stages)
 
 
@@ -71,11 +62,8 @@ def _heads(arrays, attention: str) -> list[int]:
   """Returns the numbers of heads: all channels over those of one, which tables have."""
   heads = []
   while (key := attention.format(len(heads))) + '.rel_pos_h' in arrays:
-    width, (_, channels) = (
-      arrays[f'{key}.proj.weight'],
-      arrays[f'{key}.rel_pos_h'].shape,
-    )
-    heads.append(len(width) // channels)
+    channels = arrays[f'{key}.rel_pos_h'].shape[1]
+    heads.append(len(arrays[f'{key}.proj.weight']) // channels)
   return heads
 
 
@@ -135,9 +123,8 @@ _FIXED = {
   **dict(pool_first=False, qkv_bias=True, use_abs_pos=False, residual_pooling=True),
   **dict(mode='conv', kernel_qkv=[3, 3], stride_kv=None, pool_type='max'),
   **dict(patch_kernel=[7, 7], patch_stride=[4, 4], patch_padding=[3, 3]),
-  **dict(
-    rel_pos_type='spatial', act_layer='gelu', norm_layer='layernorm', norm_eps=1e-6
-  ),
+  **dict(rel_pos_type='spatial', act_layer='gelu', norm_eps=1e-6),
+  'norm_layer': 'layernorm',
 }
 _SHAPE = ('width', 'num_heads', 'depths', 'expand', 'classifier')
 _NAMES = {
@@ -173,9 +160,7 @@ def _check(fields: dict, image_size: tuple[int, int], format: str, residual: boo
   pixels = 4 << len(fields['depths']) - 1
   if image_size[0] != image_size[1] or image_size[0] % pixels:
     size = 'x'.join(map(str, image_size))
-    raise ValueError(
-      f'{format} has MViTs for squares of {pixels} px times n, not {size}'
-    )
+    raise ValueError(f'{format} has MViTs for squares of n {pixels} px, not {size}')
 
 
 def _timm_config(fields, image_size, class_names) -> dict:

@@ -10,21 +10,15 @@ from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Table, table
 
-_BLOCK = 'stage{s+1}_block_{i}'
+_BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
 
 TIMM = table(
   layers.conv('conv1', 'stem/conv'),
   layers.batch_norm('bn1', 'stem/norm'),
-  [
-    (
-      layers.conv(f'layer{{s+1}}.{{i}}.{conv}', f'{_BLOCK}/conv{k}'),
-      layers.batch_norm(f'layer{{s+1}}.{{i}}.{norm}', f'{_BLOCK}/norm{k}'),
-    )
-    for conv, norm, k in (
-      *((f'conv{k}', f'bn{k}', k) for k in (1, 2, 3)),
-      ('downsample.0', 'downsample.1', '_proj'),
-    )
-  ],
+  [layers.conv(f'{_TIMM}.conv{k}', f'{_BLOCK}/conv{k}') for k in (1, 2, 3)],
+  [layers.batch_norm(f'{_TIMM}.bn{k}', f'{_BLOCK}/norm{k}') for k in (1, 2, 3)],
+  layers.conv(f'{_TIMM}.downsample.0', f'{_BLOCK}/conv_proj'),
+  layers.batch_norm(f'{_TIMM}.downsample.1', f'{_BLOCK}/norm_proj'),
   layers.dense('fc', 'head'),
 )
 
@@ -33,6 +27,7 @@ def hf(prefix: str = 'resnet.') -> Table:
   """transformers' ResNetForImageClassification; prefix '' for a bare model."""
   stem = f'{prefix}embedder.embedder'
   block = f'{prefix}encoder.stages.{{s}}.layers.{{i}}'
+  parts = ((f'layer.{k}', k + 1) for k in range(3))
   return table(
     layers.conv(f'{stem}.convolution', 'stem/conv'),
     layers.batch_norm(f'{stem}.normalization', 'stem/norm'),
@@ -41,10 +36,7 @@ def hf(prefix: str = 'resnet.') -> Table:
         layers.conv(f'{block}.{theirs}.convolution', f'{_BLOCK}/conv{k}'),
         layers.batch_norm(f'{block}.{theirs}.normalization', f'{_BLOCK}/norm{k}'),
       )
-      for theirs, k in (
-        *((f'layer.{k - 1}', k) for k in (1, 2, 3)),
-        ('shortcut', '_proj'),
-      )
+      for theirs, k in (*parts, ('shortcut', '_proj'))
     ],
     layers.dense('classifier.1', 'head'),
   )
