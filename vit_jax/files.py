@@ -58,7 +58,7 @@ def path(name) -> pathlib.Path:
 
     return epath.Path(str(name))
   if '://' in str(name):
-    raise UserError(f'{name}: gs:// is the only kind of URL that can be a folder.')
+    raise UserError(f'{name}: gs:// is the only URL of a folder: mount other storage.')
   return pathlib.Path(name).expanduser()
 
 
