@@ -41,7 +41,7 @@ def get_config(arg=None):
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
   c.epochs = arg.epochs
-  epoch = 1 / arg.epochs  # of the run: a period below 1 is a fraction of it
+  epoch = 1 / arg.epochs  # A period below 1 is a fraction of the run.
 
   c.model = dict(dtype=arg.dtype)
   if arg.weights:

@@ -110,7 +110,7 @@ def get_config(arg=None):
   c.weights = dict(source=arg.weights, skip=skip, resize=arg.resize)
   if arg.weights and arg.variant:
     c.weights.variant = arg.variant
-  if not arg.weights:  # of :debug, which has none
+  if not arg.weights:  # The recipe :debug has none.
     c.model.update(name='vit', variant=arg.variant)
     c.weights = dict()
 

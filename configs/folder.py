@@ -57,7 +57,7 @@ def get_config(arg=None):
 
   val = dict(source=arg.data, split=arg.val, batch_size=arg.batch)
   val['pp'] = common.central(arg.res)
-  every = 0.1  # of the run
+  every = 0.1  # A fraction of the run
   c.evals = dict(val=dict(type='classification', data=val, every=every))
   c.checkpoint = dict(every=every, best='val/top1')
   c.log = dict(every=every / 4)

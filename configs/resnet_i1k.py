@@ -52,7 +52,7 @@ def get_config(arg=None):
   c.task = dict(name='classify', loss='softmax')
 
   c.optim = dict(name='sgd', lr=0.1 * arg.batch / 256, momentum=0.9, wd=1e-3)
-  c.optim.wd_rules = [('.*', 1.0)]  # of norms and biases too
+  c.optim.wd_rules = [('.*', 1.0)]  # Norms and biases decay too.
   c.optim.schedule = dict(decay='multistep', at=(1 / 3, 2 / 3), warmup=arg.warmup)
 
   common.evaluate_i1k(c, arg)

@@ -49,8 +49,8 @@ DEBUG = common.DEBUG | dict(lr=8e-4, fewshot='digits')
 def get_config(arg=None):
   defaults = common.IMAGENET21K | dict(
     variant='B/16',
-    lr=0.0,  # of the row
-    epochs=0.0,  # of the row
+    lr=0.0,  # As the row has it
+    epochs=0.0,  # As the row has it
     batch=4096,
     warmup=10_000,
     data='records:jft300m',

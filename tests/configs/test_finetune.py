@@ -48,7 +48,7 @@ def test_presets_are_table_4(data):
   assert c['weights']['skip'] == ['pre_logits/.*', 'head/.*']
   rate = optim.build(**c['optim'], total_steps=steps).rate
   peak = c['optim']['lr']
-  half = warmup + (steps - warmup) // 2  # of a cosine: half of the peak
+  half = warmup + (steps - warmup) // 2  # A cosine is at half of the peak there.
   for step, expected in (
     (0, 0),
     (warmup // 2, peak / 2),
@@ -139,7 +139,7 @@ def test_weights_that_are_not_there(tmp_path):
     config.override(c, [assignment])
     with pytest.raises(UserError, match=naming(*facts)):
       train.train(c, tmp_path)
-  c = load('data=digits')  # of a name of the zoo the model is known, not yet its file
+  c = load('data=digits')  # The zoo knows the model of a name without its file.
   for assignment, facts in (
     ('model.dtpye=bfloat16', ('model.dtpye', 'dtype')),
     ('model.dtype=float8', ("'float8'", 'bfloat16')),

@@ -25,7 +25,7 @@ EVAL_EVERY = 15
 # moment, augmentation drawn by position. About 2,800 parameters.
 SMALL = [
   *('epochs=None', f'steps={STEPS}', 'data.batch_size=8'),
-  'model.patch_size=(2,2)',  # of the 8 x 8 pixels as they are
+  'model.patch_size=(2,2)',  # The 8 x 8 pixels as they are
   *('model.width=16', 'model.depth=1', 'model.mlp_dim=32', 'model.num_heads=2'),
   *('model.dropout=0.1', 'optim.ema=0.9', 'optim.moment_dtype=bfloat16'),
   *('optim.lr=0.003', 'optim.schedule.warmup=20'),

@@ -96,7 +96,7 @@ def write_examples(builder, examples: dict[str, list], file_format='array_record
 def number_of(data: bytes) -> int:
   """Returns i of an image's bytes, as a source reads them."""
   with Image.open(io.BytesIO(data)) as image:
-    if image.size in ((4, 4), (64, 64)):  # of dSprites, written anew
+    if image.size in ((4, 4), (64, 64)):  # The files of dSprites, written anew
       bits = np.asarray(image)[:: image.size[1] // 4, :: image.size[0] // 4] > 0
       return int.from_bytes(np.packbits(bits).tobytes(), 'big')
   return int.from_bytes(data[-4:], 'big')
@@ -149,7 +149,7 @@ def _encoded(pixels: np.ndarray, size: tuple[int, int], encoding: str) -> bytes:
 
 
 def _clevr(features, i: int, full_size: bool) -> dict:
-  del full_size  # of the image alone
+  del full_size
   one = {name: _value(f, i) for name, f in features['objects'].feature.items()}
   closest = CLEVR_DEPTHS[i % 6]
   depths = [closest + 3 * k for k in range(i % 8 + 3)][::-1]
