@@ -69,6 +69,7 @@ def test_bad_overrides(assignment, facts):
   ('given', 'steps'),
   [
     (dict(steps=7), 7),
+    (dict(steps=1e4), 10_000),
     (dict(epochs=90), round(90 * 1_281_167 / 4096)),
     (dict(examples=10_000), 2),
     (dict(epochs=1e-9), 1),

@@ -166,6 +166,8 @@ def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
     )
   ((key, value),) = durations.items()
   if key == 'steps':
+    if isinstance(value, float) and value.is_integer():  # 1e4 is a float
+      value = int(value)
     check('config.steps', value, Count)
     return value
   check(f'config.{key}', value, Positive)

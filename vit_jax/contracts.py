@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-Variables = Mapping[
-  str, Any
-]  # {'params': ..., and 'batch_stats': ... with batch norms}
+# {'params': ..., and 'batch_stats': ... with batch norms}
+Variables = Mapping[str, Any]
 Batch = dict[str, Any]  # {feature: array of B rows}
 
 

@@ -1,12 +1,15 @@
-"""The reference's model, as a tuning method changes it."""
+"""The reference's model, as a tuning method changes it; steps of tuned models."""
 
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tests.support.goldens import GOLDEN
-from vit_jax import models, trees, tune, weights
+from vit_jax import models, sharding, tasks, trees, tune, weights
+from vit_jax.train.state import init_state
+from vit_jax.train.step import make_step
 
 BLOCK = 'tune/Transformer/encoderblock_{}'
 # Methods of the reference, and none.
@@ -71,3 +74,52 @@ def of_reference(method: str) -> dict:
       added[f'{at}/MlpBlock_0/{layer}/kernel'] = x[f'adapter_{layer}_w'][i].T
       added[f'{at}/MlpBlock_0/{layer}/bias'] = x[f'adapter_{layer}_b'][i]
   return added
+
+
+def spec_of(examples: int, side: int) -> dict:
+  """Returns the spec of batches of square images with three channels."""
+  row = jax.ShapeDtypeStruct((examples,), jnp.float32)
+  image = jax.ShapeDtypeStruct((examples, side, side, 3), jnp.float32)
+  label = jax.ShapeDtypeStruct((examples,), jnp.int32)
+  return {'image': image, 'label': label, 'mask': row}
+
+
+def batch_of(spec: dict) -> dict:
+  """Returns a random batch of five classes."""
+  rng = np.random.default_rng(0)
+  shape = spec['image'].shape
+  image = rng.uniform(-1, 1, shape).astype(np.float32)
+  label = rng.integers(0, 5, shape[0]).astype(np.int32)
+  return {'image': image, 'label': label, 'mask': np.ones(shape[0], np.float32)}
+
+
+def steps(model, rules, optimizer, spec, batch, *, number, mesh=None, given=None):
+  """Returns (state before, state after, metrics of the first step).
+
+  Args:
+    given: {name: value} of initial parameters; None: drawn, with a head that is not zero.
+  """
+  task, key = tasks.build('classify', model, spec), jax.random.key(0)
+  mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
+
+  def init():
+    state = init_state(task, optimizer, spec, key, given or {}, rules)
+    draw = lambda n, x: jax.random.normal(key, x.shape) if n.startswith('head/') else x
+    if given is None:
+      state.params = trees.map_named(draw, state.params)
+    return state
+
+  # What LLVM would gain by optimising takes longer than two steps do.
+  fast = {'xla_backend_optimization_level': 0}
+  before = jax.device_get(jax.jit(init).lower().compile(fast)())
+  with jax.set_mesh(mesh):
+    places = sharding.state_shardings(before, mesh, 'fsdp')
+    state, rows = jax.device_put(before, places), []
+    step = make_step(task, optimizer, lambda batch: batch, key)
+    step = jax.jit(step, out_shardings=(places, sharding.replicated(mesh)))
+    fed = sharding.global_batch(batch, mesh)
+    step = step.lower(state, fed).compile(fast)
+    for _ in range(number):
+      state, metrics = step(state, fed)
+      rows.append(metrics)
+  return before, jax.device_get(state), rows[0]

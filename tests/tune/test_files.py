@@ -119,17 +119,16 @@ def test_files_that_hold_nothing_tuned_are_refused(made, tmp_path):
     refused(made / 'weights.npz')
   with pytest.raises(errors.UserError, match=naming('gone.npz')):
     refused(tmp_path / 'gone.npz')
-  with pytest.raises(errors.UserError, match=naming('--tuned_only', 'runs')):
-    convert.main([str(made / 'weights.npz'), str(tmp_path / 'x.npz'), '--tuned_only'])
-
-
-def test_a_file_of_what_was_tuned_says_how_it_is_loaded(made, tmp_path):
+  with pytest.raises(errors.UserError, match=naming("tune={'method': 'lora'}")):
+    refused('lora')
+  with pytest.raises(errors.UserError, match='5'):
+    vit_jax.load(made / 'weights.npz', num_heads=2, tune=5)
   file = str(tmp_path / 'tuned.npz')
   assert convert.main([str(made / 'lora'), file, '--tuned_only']) == 0
   with pytest.raises(errors.UserError, match=naming(file, 'tune=')):
     vit_jax.load(file)
-  with pytest.raises(errors.UserError, match=naming("tune={'method': 'lora'}")):
-    vit_jax.load(made / 'weights.npz', num_heads=2, tune='lora')
+  with pytest.raises(errors.UserError, match=naming('--tuned_only', 'runs')):
+    convert.main([str(made / 'weights.npz'), str(tmp_path / 'x.npz'), '--tuned_only'])
 
 
 def test_weights_of_a_tuned_run_are_folded_or_refused(made):

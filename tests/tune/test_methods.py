@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import classifiers, naming
+from tests.support import classifiers, naming, tuning
 from tests.support.tuning import attach
-from vit_jax import errors, models, optim, sharding, tasks, trees, tune
-from vit_jax.train.state import init_state
-from vit_jax.train.step import make_step
+from vit_jax import errors, models, optim, sharding, trees, tune
 
 # -- every method on every family -----------------------------------------------------
 
@@ -25,48 +23,18 @@ def section_for(name, method):
   return section
 
 
-SPEC = {
-  'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32),
-  'label': jax.ShapeDtypeStruct((8,), jnp.int32),
-  'mask': jax.ShapeDtypeStruct((8,), jnp.float32),
-}
+SPEC = tuning.spec_of(8, 32)
 
 
 def batch():
-  rng = np.random.default_rng(0)
-  return {
-    'image': rng.uniform(-1, 1, SPEC['image'].shape).astype(np.float32),
-    'label': rng.integers(0, 5, 8).astype(np.int32),
-    'mask': np.ones(8, np.float32),
-  }
+  return tuning.batch_of(SPEC)
 
 
-def steps(model, rules, number=2, mesh=None, batch=batch, accum=1, ema=None):
+def steps(model, rules, number=2, mesh=None, batch=batch, accum=1):
   """Returns the states before and after steps of SGD, from a head that is not zero."""
-  task = tasks.build('classify', model, SPEC)
-  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum, ema=ema)
-  key = jax.random.key(0)
-  mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
-
-  def init():
-    state = init_state(task, optimizer, SPEC, key, {}, rules)
-    draw = lambda n, x: jax.random.normal(key, x.shape) if n.startswith('head/') else x
-    state.params = trees.map_named(draw, state.params)
-    return state
-
-  # What LLVM would gain by optimising takes longer than two steps do.
-  fast = {'xla_backend_optimization_level': 0}
-  before = jax.device_get(jax.jit(init).lower().compile(fast)())
-  with jax.set_mesh(mesh):
-    places = sharding.state_shardings(before, mesh, 'fsdp')
-    state = jax.device_put(before, places)
-    step = make_step(task, optimizer, lambda batch: batch, key)
-    step = jax.jit(step, out_shardings=(places, sharding.replicated(mesh)))
-    fed = sharding.global_batch(batch(), mesh)
-    step = step.lower(state, fed).compile(fast)
-    for _ in range(number):
-      state, _ = step(state, fed)
-  return before, jax.device_get(state)
+  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum)
+  run = tuning.steps(model, rules, optimizer, SPEC, batch(), number=number, mesh=mesh)
+  return run[:2]
 
 
 @functools.cache

@@ -8,18 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from tests.support import naming, runs
+from tests.support import naming, runs, tuning
 from vit_jax import errors, models, optim, sharding, tasks, trees, tune
 from vit_jax.checkpoint import checkpoints
-from vit_jax.train.state import init_state
-from vit_jax.train.step import make_step
 
 B = 16
-SPEC = {
-  'image': jax.ShapeDtypeStruct((B, 8, 8, 3), jnp.float32),
-  'label': jax.ShapeDtypeStruct((B,), jnp.int32),
-  'mask': jax.ShapeDtypeStruct((B,), jnp.float32),
-}
+SPEC = tuning.spec_of(B, 8)
 MODEL = models.build('vit', 'mu/4', num_classes=5, depth=2, width=32, mlp_dim=32)
 TASK = tasks.build('classify', MODEL, SPEC)
 
@@ -37,12 +31,7 @@ def params():
 
 
 def batch():
-  rng = np.random.default_rng(0)
-  return {
-    'image': rng.uniform(-1, 1, SPEC['image'].shape).astype(np.float32),
-    'label': rng.integers(0, 5, B).astype(np.int32),
-    'mask': np.ones(B, np.float32),
-  }
+  return tuning.batch_of(SPEC)
 
 
 # -- rules ------------------------------------------------------------------------------
@@ -76,30 +65,16 @@ def test_rules_that_train_nothing_are_refused():
 # -- a step -----------------------------------------------------------------------------
 
 
-def train(method, mesh=None, steps=2, **section):
-  """Returns (first state, last state, metrics of the first step)."""
+def train(method, mesh=None, **section):
+  """Returns (first state, last state, metrics of the first step) of two steps."""
   optimizer = optim.build(
     **dict(name='adamw', lr=0.1, wd=0.1, ema=0.5) | section, total_steps=10
   )
-  (model, rules), key = attach(method), jax.random.key(0)
-  task = tasks.build('classify', model, SPEC)
   given = trees.flatten(params())
-  init = jax.jit(lambda: init_state(task, optimizer, SPEC, key, given, rules))
-  before = state = jax.device_get(init())
-  mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
-  with jax.set_mesh(mesh):
-    places = sharding.state_shardings(state, mesh, 'fsdp')
-    state = jax.device_put(state, places)
-    step = make_step(task, optimizer, lambda batch: batch, key)
-    step = jax.jit(step, out_shardings=(places, sharding.replicated(mesh)))
-    rows = []
-    for _ in range(steps):
-      state, metrics = step(state, sharding.global_batch(batch(), mesh))
-      rows.append(metrics)
-  return before, jax.device_get(state), rows[0]
+  args = *attach(method), optimizer, SPEC, batch()
+  return tuning.steps(*args, number=2, mesh=mesh, given=given)
 
 
-@pytest.mark.slow
 def test_only_the_trained_have_gradients_moments_and_an_average():
   before, after, metrics = train('linear', clip=1e-3)
   assert set(trees.flatten(after.params)) == {'head/kernel', 'head/bias'}
@@ -123,7 +98,6 @@ def test_only_the_trained_have_gradients_moments_and_an_average():
   assert whole > 1.01 * head
 
 
-@pytest.mark.slow
 def test_devices_and_micro_batches_change_nothing():
   # Adam's eps keeps gradients that are rounding alone from being magnified.
   options = dict(eps=1e-3, clip=1.0)
