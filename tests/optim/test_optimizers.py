@@ -6,10 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from tests.optim.test_layer_decay import vit_params
 from tests.support import naming
+from tests.support.abstract import abstract_params
 from vit_jax import models, optim, sharding, trees
-from vit_jax.optim import averages, optimizers
+from vit_jax.optim import averages, multipliers, optimizers
+from vit_jax.optim.optimizers import adam, select, sgd
+from vit_jax.train import runtime
 
 BLOCK = 'Transformer/encoderblock_0/'
 ATTENTION = f'{BLOCK}MultiHeadDotProductAttention_0/'
@@ -153,3 +155,93 @@ def test_a_bad_step_leaves_the_state(name):
   nan = jax.tree.map(lambda g: g * jnp.nan, GRADS[1])
   _, after = tx.update(nan, before, PARAMS, rate=0.01, good=jnp.array(False))
   jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+# --- moments: optax's to the bit, and never copied ---
+
+
+RNG = np.random.default_rng(0)
+MATRIX, *GRADIENTS = (
+  {'a': jnp.asarray(RNG.standard_normal((5, 3)), jnp.float32)} for _ in range(4)
+)
+
+
+@pytest.mark.parametrize(
+  ('ours', 'optaxs'),
+  [
+    (adam(b1=0.9, b2=0.999, eps=1e-8), optax.scale_by_adam(0.9, 0.999, 1e-8)),
+    (
+      adam(b1=0.9, b2=0.95, eps=1e-6, moment_dtype='bfloat16'),
+      optax.scale_by_adam(0.9, 0.95, 1e-6, mu_dtype='bfloat16'),
+    ),
+    (sgd(momentum=0.9), optax.trace(0.9)),
+    (
+      sgd(momentum=0.9, nesterov=True, moment_dtype='bfloat16'),
+      optax.trace(0.9, True, 'bfloat16'),
+    ),
+  ],
+)
+def test_equal_to_optax(ours, optaxs):
+  a, b = ours.init(MATRIX), optaxs.init(MATRIX)
+  for grads in GRADIENTS:
+    x, a = ours.update(grads, a)
+    y, b = optaxs.update(grads, b)
+    jax.tree.map(np.testing.assert_array_equal, (x, a), (y, b))
+  jax.tree.map(lambda x, y: np.testing.assert_equal(x.dtype, y.dtype), a, b)
+
+
+@pytest.mark.parametrize('name', ['adamw', 'sgd'])
+def test_no_moment_is_copied(name):
+  tx = optim.build(name, 0.01, 10, wd=0.1).tx
+  params = {'head': {'kernel': jnp.zeros((256, 256))}}
+
+  def step(params, state, grads, good):
+    updates, state = tx.update(grads, state, params, rate=0.01, good=good)
+    new = optax.apply_updates(params, updates)
+    return select(good, new, params), state
+
+  step = jax.jit(step, donate_argnums=(0, 1), compiler_options=runtime.options())
+  program = step.lower(params, tx.init(params), params, True).compile()
+  assert program.memory_analysis().temp_size_in_bytes < 256 * 256
+
+
+# --- rates that differ by layer, and by rules ---
+
+
+def vit_params(**fields):
+  """Returns the parameters of a ViT of three blocks, by shape."""
+  model = models.build('vit', 'Ti/16', depth=3, num_heads=4, num_classes=5, **fields)
+  return abstract_params(model, 32)
+
+
+def test_layer_decay_is_that_of_beit():
+  params = vit_params()
+  factors = multipliers.layer_factors(VIT, params, 0.5)
+  factor = factors.__getitem__
+  names = list(trees.flatten(params))
+  for name in names:
+    if 'encoderblock_' in name:
+      layer = int(name.split('encoderblock_')[1][0])
+      assert factor(name) == 0.5 ** (3 - layer), name
+    elif name.startswith(('embedding', 'cls', 'Transformer/posembed_input')):
+      assert factor(name) == 0.5**4, name
+    else:
+      assert name.split('/')[0] == 'head' or 'encoder_norm' in name, name
+      assert factor(name) == 1.0, name
+
+
+def test_layers_are_decayed_alike_when_stacked():
+  ones = lambda tree: jax.tree.map(lambda s: jnp.ones(s.shape), tree)
+  loose, stacked = ones(vit_params()), ones(vit_params(scan=True))
+  rules = [('.*/bias', 0.25), ('.*', 1.0)]
+  tx = multipliers.scaled_by_rate(rules, 0.5, VIT)
+  update = lambda params: tx.update(params, tx.init(params), params, rate=1.0)[0]
+  one, other = (trees.flatten(update(params)) for params in (loose, stacked))
+  for name, value in other.items():
+    expected = one.get(name)
+    if VIT.is_stacked(name):
+      layers = [name.replace('encoderblock', f'encoderblock_{i}') for i in range(3)]
+      expected = np.stack([one[layer] for layer in layers])
+    np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=name)
+  norm = {name: one[f'Transformer/encoder_norm/{name}'] for name in ('bias', 'scale')}
+  np.testing.assert_allclose(norm['bias'], 0.25 * norm['scale'], rtol=1e-6)
