@@ -16,9 +16,6 @@ def form(feature: LabelFeature, op: Callable | None, num_classes: int):
 
   Args:
     op: function K -> form of the pipeline's op for labels; None: it has none.
-
-  Raises:
-    ValueError: if the op does not fit the classes.
   """
   if op is not None:
     return op(num_classes)

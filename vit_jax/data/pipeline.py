@@ -80,8 +80,7 @@ class Batches(abc.ABC):
     """Opens the source; reads no image yet.
 
     Args:
-      source: the data, see `sources.build`. For training also a list of parts,
-        each a dict with a 'source' and its 'weight', see `mixture.build`.
+      source: see `sources.build`; for training also a list of parts, see `mixture.build`.
       split: a split expression, such as 'train[:90%]'.
       pp: the string pipeline, see `ops`.
       batch_size: examples in a global batch, over all hosts.
@@ -90,19 +89,14 @@ class Batches(abc.ABC):
       model_classes: K of a model that is evaluated; the last resort.
       source_options: further arguments of the source's class.
       classes: [5, 6, 'cat'], indices or names: keep only the examples of these classes,
-        labelled 0, 1, 2 in this order. `split` then counts those examples alone. For
-        sources that know labels without reading images; None: all classes. An evaluation
-        on the source that a run trains on has those of training.
+        labelled 0, 1, 2 in this order; `split` counts those examples alone. None: all. An
+        evaluation on the source that a run trains on has those of training.
       max_bad_fraction: stop when more than this fraction of the split's images cannot
         be decoded; None: see `bad_images.limit`.
-      bad_log: file to which each such image is appended as a JSON line; None: they
-        are only counted.
+      bad_log: file to which each such image is appended as a JSON line.
       workers: threads that decode; None: as many as help.
       prefetch: batches made ahead.
       host, hosts: number of this host, and of all; None: those of JAX.
-
-    Raises:
-      UserError: for a mistake in the arguments, or missing data.
     """
     registry.parse(pp)  # before a source that may take long to open
     with base.opening():
@@ -113,7 +107,10 @@ class Batches(abc.ABC):
       self.num_classes = next((k for k in counts if k is not None), None)
       self.class_names = self.source.class_names
       self.batch_size = batch_size
-      self._check_classes()
+      if self.num_classes is None:
+        raise ValueError(f'{self.source.name} has no classes: set num_classes')
+      for part, offset in self.source.parts():
+        base.check_labels(part, self.num_classes, offset)
       if host is None or hosts is None:
         import jax
 
@@ -135,14 +132,6 @@ class Batches(abc.ABC):
       prefetch=prefetch,
     )
 
-  def _check_classes(self):
-    if self.num_classes is None:
-      raise ValueError(
-        f'{self.source.name} has an unknown number of classes: set num_classes'
-      )
-    for part, offset in self.source.parts():
-      base.check_labels(part, self.num_classes, offset)
-
   def classes_of(self, name: str) -> tuple[int, list[str] | None]:
     """Returns (K, names or None) of the classes that a feature holds."""
     own = own_classes(self.source.features, name)
@@ -159,7 +148,7 @@ class Batches(abc.ABC):
 
   @property
   def bad_images(self) -> int:
-    """How many different images could not be decoded so far, on this host."""
+    """Number of different images that could not be decoded so far, on this host."""
     return self._bad.count
 
   @functools.cached_property
@@ -171,9 +160,6 @@ class Batches(abc.ABC):
     features of the source, in the shapes that pp gives them; 'mask' float32 [B], 0 for
     padding and images that cannot be read; 'index' int32 [B], of the example in the split
     (modulo 2**32), -1 for padding.
-
-    Raises:
-      UserError: if the ops do not fit the examples, or leave a shape open.
     """
     import jax
 
@@ -221,10 +207,7 @@ class TrainBatches(Batches):
   def iterate(self, start_step: int = 0) -> Iterator[dict]:
     """Yields this host's NumPy batches from global batch `start_step` on, at no cost.
 
-    Close the iterator to stop its threads.
-
-    Raises:
-      UserError: for a label out of range, or too many undecodable images.
+    Close the iterator to stop its threads. Too many bad images are a UserError.
     """
     return self._iterate(start_step, None)
 

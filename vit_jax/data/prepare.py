@@ -30,27 +30,21 @@ _QUALITY = 95  # Visually lossless JPEG, for images that are turned or shrunk.
 
 
 class Kind(NamedTuple):
-  """A kind of data set.
-
-  Attributes:
-    about: description, homepage and citation.
-    place: (name of a file, its class or '') -> (key, split, class); None: left out.
-    upright: turn images as their EXIF orientation says, which readers of prepared data
-      sets ignore.
-  """
+  """A kind of data set."""
 
   name: str
-  about: dict[str, str]
+  about: dict[str, str]  # description, homepage, citation
+  # (name of a file, its class or '') -> (key, split, class); None: left out.
   place: Callable[[str, str], tuple[str, str, str] | None]
-  upright: bool
+  upright: bool  # turn images as their EXIF says, which readers of prepared data ignore
 
 
 def _place_synset(name: str, label: str) -> tuple[str, str, str] | None:
   *_, synset, file = ['', *name.split('/')]
+  if not re.fullmatch(r'n\d{8}', synset):
+    return None
   # The key leaves out the archive's name, so that the order does not depend on it.
-  return (
-    (f'{synset}/{file}', 'full', synset) if re.fullmatch(r'n\d{8}', synset) else None
-  )
+  return f'{synset}/{file}', 'full', synset
 
 
 def _place_image(name: str, label: str) -> tuple[str, str, str] | None:
@@ -76,9 +70,7 @@ IMAGENET21K = Kind(
 def images(name: str) -> Kind:
   """Returns the kind of a user's images: classes are folders, splits folders above."""
   if not re.fullmatch('[a-z][a-z0-9_]*', name):
-    raise UserError(
-      f"--name {name!r} is not in lower case with '_', such as 'my_pets'."
-    )
+    raise UserError(f"--name {name!r} is not in lower case, such as 'my_pets'.")
   return Kind(name, {'description': f'Images of {name}.'}, _place_image, upright=True)
 
 
@@ -99,12 +91,8 @@ def builder(
     kind: IMAGENET21K or `images(name)`.
     sources: a folder of classes, a folder of tars, or tars.
     data_dir: parent folder of all data sets, on a disk or in a bucket.
-    version: of the data set.
     max_side: images whose longer side has more pixels are shrunk to it, as JPEG.
     beam: generate examples with Beam. Broken images are then logged, not collected.
-
-  Raises:
-    UserError: for missing or damaged input, or input without an image in a class.
   """
   import tensorflow_datasets as tfds
 
@@ -117,8 +105,8 @@ def builder(
     for split in {split for _, split, _ in places}:
       pieces_of.setdefault(split, []).append(piece)
   if not labels:
-    home = 'of a WordNet id (nXXXXXXXX)' if kind is IMAGENET21K else 'of a class'
-    raise UserError(f'{" ".join(sources)}: there is no image in a folder {home}.')
+    home = 'WordNet id (nXXXXXXXX)' if kind is IMAGENET21K else 'class'
+    raise UserError(f'{" ".join(sources)}: there is no image in a folder of a {home}.')
   make = functools.partial(_examples, kind=kind, max_side=max_side)
   broken: list[tuple[str, str]] = []
 
@@ -158,14 +146,7 @@ def builder(
 
 
 def download_config(runner: str | None, options: list[str]):
-  """Returns the argument of `download_and_prepare` for one process, or a Beam runner.
-
-  Args:
-    options: of Beam's pipeline: ['--project=P', ...].
-
-  Raises:
-    UserError: for an unknown runner, or where Beam is not installed.
-  """
+  """Returns the argument of `download_and_prepare`, for Beam's pipeline options."""
   import tensorflow_datasets as tfds
 
   config = tfds.download.DownloadConfig
@@ -178,8 +159,8 @@ def download_config(runner: str | None, options: list[str]):
     beam.runners.create_runner(runner)
   except (ImportError, ValueError) as error:
     raise UserError(
-      f"--beam_runner {runner}: {error}. Beam is installed by pip install 'vit_jax[beam]', "
-      'in an environment of its own, as it holds other packages back.'
+      f"--beam_runner {runner}: {error} (pip install 'vit_jax[beam]', in an environment of "
+      'its own).'
     ) from None
   beam_options = PipelineOptions(options)
   return config(try_download_gcs=False, beam_runner=runner, beam_options=beam_options)
@@ -188,16 +169,27 @@ def download_config(runner: str | None, options: list[str]):
 def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
   """Yields the (key, example) of a split's whole images."""
 
+  def read():
+    for piece in pieces:
+      for name, content in _files(piece):
+        key, own, label = kind.place(name, piece.label) or ('', '', '')
+        if own == split:
+          try:
+            data = content()
+          except BadImage as error:
+            data = error
+          yield key, label, name, data
+
   def check(file):
-    key, label, name, data = file
+    *names, data = file
     try:
-      return key, label, name, checked(data, kind.upright, max_side)
+      return *names, checked(data, kind.upright, max_side)
     except BadImage as error:
-      return key, label, name, error
+      return *names, error
 
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    read = _of_split(pieces, kind, split)
-    while chunk := list(itertools.islice(read, _CHUNK)):
+    files_of_split = read()
+    while chunk := list(itertools.islice(files_of_split, _CHUNK)):
       for key, label, name, image in pool.map(check, chunk):
         if not isinstance(image, BadImage):
           yield key, {'image': image, 'label': label, 'file_name': key}
@@ -207,29 +199,13 @@ def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
           broken.append((name, str(image)))
 
 
-def _of_split(pieces, kind, split) -> Iterator[tuple]:
-  """Yields (key, class, name, bytes or a BadImage) of a split's files, in their order."""
-  for piece in pieces:
-    for name, read in _files(piece):
-      place = kind.place(name, piece.label)
-      if place and place[1] == split:
-        try:
-          data = read()
-        except BadImage as error:
-          data = error
-        yield place[0], place[2], name, data
-
-
 def checked(
   data: bytes | BadImage, upright: bool, max_side: int | None = None
 ) -> bytes:
-  """Returns the bytes to store of an encoded image: the same, unless it is changed.
+  """Returns the bytes to store of an encoded image, or raises BadImage.
 
-  Images that are turned or shrunk are encoded again. Formats that only Pillow reads become
-  PNG.
-
-  Raises:
-    BadImage: `data` itself, or for an image that cannot be decoded as a whole.
+  They are the same, unless the image is turned or shrunk. Formats that only Pillow reads
+  become PNG.
   """
   from PIL import Image, ImageOps
 
@@ -261,17 +237,11 @@ def checked(
 
 
 class Piece(NamedTuple):
-  """Input that one worker reads: a class's folder, or a tar.
-
-  Attributes:
-    path: of the folder or the tar, which may be in a bucket.
-    folder: begins the names of the files, 'train/cat/'.
-    label: class of all files; '': each belongs to the class of its own folder.
-  """
+  """Input that one worker reads: a class's folder, or a tar, maybe in a bucket."""
 
   path: str
-  folder: str
-  label: str = ''
+  folder: str  # begins the names of the files, 'train/cat/'
+  label: str = ''  # class of all files; '': each belongs to the class of its own folder
 
 
 def _pieces(source: str) -> Iterator[Piece]:

@@ -71,8 +71,7 @@ class Preprocess:
       return labels.form(feature, ops[0].apply if ops else None, num_classes)
     if ops:
       raise ValueError(
-        f'{ops[0].text} is for labels of whole images, which {self._source.name} does '
-        'not have'
+        f'{ops[0].text} is for labels of whole images: {self._source.name} has none'
       )
     return None
 
@@ -83,8 +82,8 @@ class Preprocess:
       if 'image' in op.maps and not op.keeps_positions and left:
         raise ValueError(
           f'{op.text} moves pixels, but not the {" and ".join(left)} of '
-          f'{self._source.name}: leave it out, let it map them too (maps=), or register '
-          'it with keeps_positions=True if no pixel moves'
+          f'{self._source.name}: leave it out, or register it with maps= or '
+          'keeps_positions=True'
         )
 
   def _inputs_of(self, name, feature) -> dict:
@@ -131,8 +130,9 @@ class Preprocess:
       n = rest[0].draws
       box = lambda h, w: crop.box(h, w, u[:n])
       image = crop.finish(decode.decode_and_crop(*args, box, self._target))
-      return _run(rest[1:], self._features(image, row), u[n:])
-    image = decode.decode(*args, self._target)
+      rest, u = rest[1:], u[n:]
+    else:
+      image = decode.decode(*args, self._target)
     return _run(rest, self._features(image, row), u)
 
   def _features(self, image, row) -> dict:
@@ -148,11 +148,7 @@ class Preprocess:
   def traced(self):
     """Returns `self` as a concrete TensorFlow function of one example.
 
-    Tracing the ops takes up to a second, as long as a small evaluation, so equal pipelines
-    (evaluating the parameters and their average) share one graph.
-
-    Raises:
-      ValueError, tf.errors.InvalidArgumentError: if the ops do not fit the example.
+    Equal pipelines share one graph: tracing takes as long as a small evaluation.
     """
     key = (self.pp, *(op.text for op in self.on_host), *self.inputs.items())
     if key not in _TRACED:
@@ -167,28 +163,16 @@ class Preprocess:
 
   @functools.cached_property
   def spec(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """{name: (shape, dtype)} of an example, but its `label`, as it leaves the host.
-
-    Raises:
-      ValueError: if the ops do not fit the examples, or leave a shape open.
-    """
+    """{name: (shape, dtype)} of an example, but its `label`, as it leaves the host."""
     try:
       traced = self.traced().structured_outputs
     except (ValueError, tf.errors.InvalidArgumentError) as error:
       reason = str(error).strip().splitlines()[-1].strip()
-      raise ValueError(
-        f'does not fit the images of {self._source.name}: {reason}'
-      ) from None
+      raise ValueError(f'does not fit {self._source.name}: {reason}') from None
     for name, out in traced.items():
       if not out.shape.is_fully_defined():
-        end = (
-          'add resize(size), central_crop(size) or another crop'
-          if name == 'image'
-          else f'end it with pad_to({name}=LENGTH)'
-        )
-        raise ValueError(
-          f'leaves the {name} of different sizes {out.shape}, which make no batch: {end}'
-        )
+        add = 'resize(size)' if name == 'image' else f'pad_to({name}=LENGTH)'
+        raise ValueError(f'leaves the {name} of different sizes {out.shape}: add {add}')
     return {k: (tuple(x.shape), x.dtype.as_numpy_dtype) for k, x in traced.items()}
 
 

@@ -61,14 +61,9 @@ class Reader:
     prefetch: int = 2,
   ):
     """`order` maps positions to indices, -1 for padding; `batch_size` is the host's."""
-    self._source = source
-    self._preprocess = preprocess
-    self._order = order
-    self._num_classes = num_classes
-    self._seed = seed
-    self.batch_size = batch_size
-    self._workers = workers
-    self._prefetch = prefetch
+    self._source, self._preprocess, self._order = source, preprocess, order
+    self._num_classes, self._seed, self.batch_size = num_classes, seed, batch_size
+    self._workers, self._prefetch = workers, prefetch
     self._chunk = CHUNK
     if not preprocess.one_by_one:
       self._chunk = max(1, _ARRAY_CHUNK_BYTES // int(np.prod(source.image_shape)))
@@ -155,11 +150,9 @@ class Reader:
 
       def spread():
         at = tf.cast(rows[:, None], tf.int32)
+        shape = lambda name: [number, *spec[name][0]]
+        blank = {name: tf.scatter_nd(at, x, shape(name)) for name, x in done.items()}
         there = tf.scatter_nd(at, tf.ones_like(rows, tf.float32), [number])
-        blank = {
-          name: tf.scatter_nd(at, x, [number, *spec[name][0]])
-          for name, x in done.items()
-        }
         return blank, mask * there
 
       return tf.cond(tf.size(rows) == number, lambda: (done, mask), spread)
@@ -167,14 +160,11 @@ class Reader:
     def of_chunk(chunk):
       number = tf.size(chunk['mask'])
       features = {name: chunk.pop(name) for name in inputs}
-      rows = tf.data.Dataset.from_tensor_slices(
-        (tf.range(number), features, chunk.pop('u'))
-      )
-      run = lambda row, features, u: (row, ops(features, u))
-      done = rows.map(run).ignore_errors().batch(tf.cast(number, tf.int64))
-      blank = {
-        name: tf.zeros([0, *shape], dtype) for name, (shape, dtype) in spec.items()
-      }
+      rows = (tf.range(number), features, chunk.pop('u'))
+      rows = tf.data.Dataset.from_tensor_slices(rows)
+      done = rows.map(lambda row, features, u: (row, ops(features, u))).ignore_errors()
+      done = done.batch(tf.cast(number, tf.int64))
+      blank = {k: tf.zeros([0, *shape], dtype) for k, (shape, dtype) in spec.items()}
       none = tf.data.Dataset.from_tensors((tf.zeros([0], tf.int32), blank))
       rows, done = done.concatenate(none).take(1).get_single_element()
       features, mask = fill(rows, done, chunk['mask'])
@@ -240,12 +230,8 @@ class Reader:
     }
 
   def _check_labels(self, labels, indices) -> None:
-    present = [np.atleast_1d(label) for label in labels if label is not None]
-    every = np.concatenate(present) if present else np.zeros(0)
-    if np.all((every >= 0) & (every < self._num_classes)):
-      return
     for label, index in zip(labels, indices, strict=True):
-      for one in () if label is None else np.atleast_1d(label):
+      for one in () if label is None else np.atleast_1d(label).tolist():
         if not 0 <= one < self._num_classes:
           raise UserError(
             f'{self._source.name_of(index)} has label {one}, but num_classes='
@@ -284,11 +270,9 @@ def _stacked(values: list, shape: tuple, dtype: np.dtype | None) -> np.ndarray:
     for row, value in zip(out, values, strict=True):
       row[: len(value)] = value
     return out
-  return (
-    np.stack(values).astype(dtype, copy=False)
-    if values
-    else np.zeros((0, *shape), dtype)
-  )
+  if not values:
+    return np.zeros((0, *shape), dtype)
+  return np.stack(values).astype(dtype, copy=False)
 
 
 def _spread(values: np.ndarray, at, number: int) -> np.ndarray:

@@ -37,26 +37,20 @@ class SingleImage:
   def __init__(self, pp: str, masks: bool = False):
     ops = registry.parse(pp)
     ops = [op for op in ops if op.kind == 'image' and 'image' in op.maps]
-    with reported(f'pp {pp!r}'):
-      self._check(ops, masks)
     self.pp = pp
     self.pads = any('image_mask' in op.maps for op in ops)
-    self.steps: list[Callable] = [op.numpy for op in ops]
+    with reported(f'pp {pp!r}'):
+      registry.check_images(op.name for op in ops)
+      if random := [op.name for op in ops if op.numpy is None]:
+        raise ValueError(
+          f'{random[0]} is an op of training: use the pp of an evaluation'
+        )
+      if self.pads and not masks:
+        raise ValueError(
+          'the model needs the mask of the padding: use detection.inference.inputs'
+        )
+    self._steps: list[Callable] = [op.numpy for op in ops]
     self._target = registry.target_of_decode(ops)
-
-  def _check(self, ops, masks: bool) -> None:
-    for op in ops:
-      if op.numpy is None:
-        raise ValueError(
-          f'{op.name} is an op of training, which has no NumPy form. Use the pp of an '
-          "evaluation, such as 'decode|resize(224)|value_range(-1, 1)'"
-        )
-      if 'image_mask' in op.maps and not masks:
-        raise ValueError(
-          f'{op.text} pads images, and the model needs the mask of the padding: use '
-          'detection.inference.inputs(loaded, images), which returns both'
-        )
-    registry.check_images(op.name for op in ops)
 
   def __call__(self, image) -> np.ndarray:
     """Returns float32 [H, W, C].
@@ -77,7 +71,7 @@ class SingleImage:
     """
     x, size = _pixels(image, self._target)
     out = {'image': x, 'size': size}
-    for step in self.steps:
+    for step in self._steps:
       result = step(out['image'])
       out |= result if isinstance(result, dict) else {'image': result}
     return {**out, 'image': np.asarray(out['image'], np.float32)}
@@ -102,10 +96,8 @@ def features(images: Iterable, pp: str) -> dict[str, np.ndarray]:
     pp: the pipeline, see `SingleImage`.
 
   Raises:
-    UserError: for one image where several are expected, no image, or a pipeline that
-      leaves them of different sizes.
-    BadImage: for an image that cannot be read, or an array that is not an image (floats,
-      or channels first), with the number of the image.
+    UserError: for one image where several are expected, none, or different sizes.
+    BadImage: for an image that cannot be read, with its number.
   """
   return _batch(images, SingleImage(pp, masks=True), pp)
 
@@ -124,10 +116,7 @@ def _batch(images: Iterable, preprocess: SingleImage, pp: str) -> dict:
   if hasattr(images, 'ndim'):  # an array of NumPy or JAX
     images = np.asarray(images)
     if images.ndim != 4:
-      raise UserError(
-        f'images is an array of shape {images.shape}: one image goes into a list, '
-        'several are [B, H, W, C].'
-      )
+      raise UserError(f'images has the shape {images.shape}: expected [B, H, W, C].')
   rows = []
   for i, image in enumerate(images):
     try:
@@ -137,31 +126,21 @@ def _batch(images: Iterable, preprocess: SingleImage, pp: str) -> dict:
       raise BadImage(f'image {i}{which}: {error}') from None
   shapes = sorted({x['image'].shape for x in rows})
   if len(shapes) != 1:
-    raise UserError(
-      f'{pp!r} makes images of shapes {shapes}: a batch is of one. Resize or crop to '
-      'one size.'
-      if rows
-      else 'No images: the list is empty.'
-    )
+    raise UserError(f'{pp!r} makes images of shapes {shapes}: a batch has one.')
   return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def _pixels(
   image, target: tuple[int, int] | None
 ) -> tuple[np.ndarray, tuple[int, int]]:
-  """Returns upright pixels uint8 [H, W, C], C 1 or 3, and the original (height, width).
-
-  Args:
-    target: see `decode.decode`: a JPEG may be decoded at a reduced size.
-  """
+  """Returns upright pixels uint8 [H, W, C], and the original (height, width)."""
   from PIL import Image, ImageOps
 
   if isinstance(image, np.ndarray):
     x = image if image.ndim == 3 else image[..., None]
     if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] not in (1, 3):
       raise BadImage(
-        f'an array of {image.dtype} {image.shape}, expected uint8 [H, W, 1 or 3]: pixels '
-        'from 0 to 255, channels last'
+        f'an array of {image.dtype} {image.shape}, expected uint8 [H, W, 1 or 3]'
       )
     return x, x.shape[:2]
   if isinstance(image, str | Path):
@@ -183,8 +162,5 @@ def _pixels(
   if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
     x = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
     return x, size
-  gray = image.mode in ('1', 'L')
-  x = np.asarray(image.convert('L' if gray else 'RGB')).reshape(
-    image.height, image.width, 1 if gray else 3
-  )
-  return x, size
+  x = np.asarray(image.convert('L' if image.mode in ('1', 'L') else 'RGB'))
+  return x.reshape(image.height, image.width, -1), size

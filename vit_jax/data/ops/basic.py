@@ -227,13 +227,19 @@ def onehot(num_classes: Count | None = None, on: float = 1.0, off: float = 0.0):
   return apply
 
 
+@op('pad_to')
 class PadTo:
-  """Brings features to one length: with zeros behind, or cut off.
+  """`pad_to(boxes=100, label=100)` brings features to one length; the last op.
 
-  Beside each, NAME_mask float32 [length] is 1 where it holds something.
+  They are cut off, or filled up with zeros. Beside each, NAME_mask float32 [length] is 1
+  where it holds something.
   """
 
-  def __init__(self, lengths: dict[str, int]):
+  def __init__(self, **lengths: int):
+    if not lengths:
+      raise ValueError('expected NAME=LENGTH, such as boxes=100')
+    for name, length in lengths.items():
+      arguments.positive(name, length)
     self.lengths, self.maps = lengths, tuple(lengths)
 
   def __call__(self, features, u):
@@ -247,13 +253,3 @@ class PadTo:
       out[name] = tf.ensure_shape(tf.pad(x, around), [length, *x.shape[1:]])
       out[f'{name}_mask'] = tf.cast(tf.range(length) < number, tf.float32)
     return out
-
-
-@op('pad_to')
-def pad_to(**lengths: int):
-  """`pad_to(boxes=100, label=100)`: see `PadTo`; the last op of a pipeline."""
-  if not lengths:
-    raise ValueError('expected NAME=LENGTH, such as boxes=100')
-  for name, length in lengths.items():
-    arguments.positive(name, length)
-  return PadTo(lengths)

@@ -23,15 +23,8 @@ GAP = 2
 # EXIF orientation 1..8 as (transpose, flip up-down, flip left-right), in this order.
 _STEPS = np.array(
   [
-    [0, 0, 0],
-    [0, 0, 0],
-    [0, 0, 1],
-    [0, 1, 1],
-    [0, 1, 0],
-    [1, 0, 0],
-    [1, 0, 1],
-    [1, 1, 1],
-    [1, 1, 0],
+    [int(x) for x in steps]
+    for steps in ['000', '000', '001', '011', '010', '100', '101', '111', '110']
   ],
   bool,
 )
@@ -84,8 +77,7 @@ def _register_heif() -> None:
     import pillow_heif
   except ImportError:
     raise BadImage(
-      "HEIC, which needs pillow-heif (pip install 'vit_jax[heif]'), or a conversion to "
-      'JPEG'
+      "HEIC, which needs pillow-heif: pip install 'vit_jax[heif]'"
     ) from None
   # One thread per image: the reader already decodes several at a time.
   pillow_heif.options.DECODE_THREADS = 1
@@ -126,14 +118,7 @@ def _as_png(image) -> bytes:
   return out.getvalue()
 
 
-def decode(
-  data,
-  orientation,
-  upright,
-  channels: int,
-  precise: bool,
-  target: tuple[int, int] | None = None,
-):
+def decode(data, orientation, upright, channels: int, precise: bool, target=None):
   """Returns the image uint8 [H, W, channels], upright.
 
   Args:
@@ -145,25 +130,15 @@ def decode(
       then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`). None: full size.
   """
 
-  def reduced():
-    at = lambda ratio: tf.io.decode_jpeg(
-      data, channels, ratio, dct_method=_dct(precise)
-    )
-    return _at_ratio(at, upright, target)
-
+  jpeg = functools.partial(tf.io.decode_jpeg, data, channels, dct_method=_dct(precise))
+  reduced = lambda: _at_ratio(lambda ratio: jpeg(ratio=ratio), upright, target)
   whole = lambda: _pixels(data, channels, precise)
   image = tf.cond(tf.io.is_jpeg(data), reduced, whole) if target else whole()
   return _upright(image, orientation)
 
 
 def decode_and_crop(
-  data,
-  orientation,
-  upright,
-  channels: int,
-  precise: bool,
-  box,
-  target: tuple[int, int] | None = None,
+  data, orientation, upright, channels: int, precise: bool, box, target=None
 ):
   """Returns the crop uint8 [h, w, channels] of the upright image.
 
@@ -225,14 +200,9 @@ def _dct(precise: bool) -> str:
 
 def _pixels(data, channels: int, precise: bool):
   """Decodes as stored. (`decode_jpeg` alone would return WebP as four dimensions.)"""
-  if precise:
-    image = tf.cond(
-      tf.io.is_jpeg(data),
-      lambda: tf.io.decode_jpeg(data, channels, dct_method=_dct(True)),
-      lambda: tf.io.decode_image(data, channels, expand_animations=False),
-    )
-  else:
-    image = tf.io.decode_image(data, channels, expand_animations=False)
+  image = lambda: tf.io.decode_image(data, channels, expand_animations=False)
+  jpeg = lambda: tf.io.decode_jpeg(data, channels, dct_method=_dct(True))
+  image = tf.cond(tf.io.is_jpeg(data), jpeg, image) if precise else image()
   return tf.ensure_shape(image, [None, None, channels])
 
 

@@ -50,19 +50,14 @@ class RandAugment:
     num_ops: N, how many ops are applied to each image.
     magnitude: m, a number from 0 to 30; 10 is the scale's unit.
     legacy: False gives the results of Pillow's namesakes, True those of big_vision when
-      AugReg, the better plain ViT-S/16 and Mixer were trained. Then contrast blends with the grey min(H W / 256, 255), which is 196
-      at 224 px whatever the image. The solarize threshold is taken modulo 256: m = 0,
-      10 and 20 invert the whole image, 15 means 128. Shears start from the middle of
-      the first pixel, not its corner. Levels are truncated, not rounded, in the grey
-      that color blends with and in the smoothed image, and autocontrast computes in
-      float32: differences of one level, which the blend multiplies.
-      All of it equals TensorFlow on a CPU (posterize to 0 bits keeps 1), with these
-      exceptions. sharpness and color truncated float32 sums there, which are exact here:
-      0.1 to 0.6 % of the sharpened values differ, and 0.004 % of the coloured, by one
-      level up to m = 10, 2 at 15, 3 at 20 and 5 at 30, as the blend extrapolates. rotate
-      by 45 degrees (m = 15) takes the other neighbour for 0.2 % of the pixels, half-way
-      between two. posterize above m = 20 shifted by a negative number there, which C++
-      leaves undefined; here it keeps all 8 bits.
+      AugReg, the better plain ViT-S/16 and Mixer were trained. Then contrast blends with
+      the grey min(H W / 256, 255), 196 at 224 px whatever the image. The solarize threshold
+      is taken modulo 256: m = 0, 10 and 20 invert the whole image. Shears start from the
+      middle of the first pixel. The grey of color, and the smoothed image, are truncated,
+      and autocontrast computes in float32. It equals TensorFlow on a CPU except where
+      float32 sums, exact here, were truncated there: 0.1 to 0.6 % of the sharpened values
+      and 0.004 % of the coloured differ, by a level up to m = 10 and 5 at m = 30; rotating
+      by 45 degrees takes the other of two neighbours for 0.2 % of the pixels.
   """
 
   # Numbers for each op that is applied: which one; its sign; a cutout's centre, which
@@ -80,11 +75,7 @@ class RandAugment:
     self._level = magnitude / 10
 
   def __call__(self, images, u):
-    """Returns uint8 [..., H, W, 3], as `images`, for u float32 [..., draws].
-
-    Raises:
-      ValueError: for other images.
-    """
+    """Returns uint8 [..., H, W, 3], as `images`, for u float32 [..., draws]."""
     if images.dtype != tf.uint8 or images.shape[-1] != 3:
       raise ValueError(
         f'RandAugment takes uint8 images of 3 channels, not {images.dtype.name} of '

@@ -15,7 +15,7 @@ from typing import Any
 
 from vit_jax.check import check as check_value
 from vit_jax.check import plain, reported
-from vit_jax.errors import choose, did_you_mean
+from vit_jax.errors import choose
 
 # Modules that register ops; they are imported when a pipeline is first read.
 MODULES = (
@@ -30,34 +30,25 @@ MODULES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Factory:
-  """A registered op: `make(*args, **kwargs)` returns its function. The rest: see `op`."""
+class Op:
+  """A registered op; in a pipeline, with its arguments.
 
+  Attributes:
+    make: factory of the op's function. This and the next four: see `op`.
+    text: as written in the pipeline.
+    arguments: all arguments by name, defaults included.
+    apply: the op's function, which may itself have `draws` and `maps`.
+  """
+
+  name: str
   make: Callable
   draws: int
   kind: str
   maps: tuple[str, ...]
   keeps_positions: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Op:
-  """One op of a pipeline, its arguments bound.
-
-  Attributes:
-    text: as written in the pipeline.
-    arguments: all arguments by name, defaults included.
-    apply: the op's function, see `op`, which also explains the other attributes.
-  """
-
-  name: str
-  text: str
-  arguments: dict[str, Any]
-  apply: Callable
-  draws: int
-  kind: str
-  maps: tuple[str, ...]
-  keeps_positions: bool
+  text: str = ''
+  arguments: dict[str, Any] | None = None
+  apply: Callable | None = None
 
   def __call__(self, features: dict, u) -> dict:
     """Returns the features of an example, or of many, after an op of kind 'image'."""
@@ -99,7 +90,7 @@ class Twins:
     return self.tensorflow(images, u)
 
 
-OPS: dict[str, Factory] = {}
+OPS: dict[str, Op] = {}
 
 
 def op(
@@ -134,7 +125,7 @@ def op(
   def register(make):
     if name in OPS and OPS[name].make.__module__ != make.__module__:
       raise ValueError(f'an op {name!r} exists already: choose another name')
-    OPS[name] = Factory(make, draws, kind, maps, keeps_positions)
+    OPS[name] = Op(name, make, draws, kind, maps, keeps_positions)
     return make
 
   return register
@@ -144,9 +135,6 @@ def parse(pp: str) -> tuple[Op, ...]:
   """Returns the ops of a string pipeline; the same objects for the same text.
 
   Arguments are Python literals, by position or keyword.
-
-  Raises:
-    UserError: for a malformed pipeline, an unknown op, or wrong arguments.
   """
   with reported(f'data.pp {pp!r}'):
     if not isinstance(pp, str):
@@ -170,25 +158,16 @@ def check(where: str, pp: str, _) -> None:
 
 
 def check_images(names: Sequence[str]) -> None:
-  """Refuses image ops, by their names in order, that give a model no image.
-
-  Raises:
-    ValueError: for a decode that is not the first, a canvas that is not the last, or other
-      than one value_range.
-  """
+  """Refuses image ops, by their names in order, that give a model no image."""
   names = list(names)
   if 'decode' in names[1:]:
     raise ValueError('decode must come first')
   if 'canvas' in names and set(names[names.index('canvas') + 1 :]) - {'value_range'}:
     raise ValueError(
-      'canvas must be the last op on images but value_range, as boxes are positions in the '
-      'image without its padding'
+      'canvas must come last but for value_range, as boxes are of the image without padding'
     )
   if names.count('value_range') != 1:
-    raise ValueError(
-      'expected exactly one value_range, such as value_range(-1, 1), because models expect '
-      'images in [-1, 1]'
-    )
+    raise ValueError('expected exactly one value_range, such as value_range(-1, 1)')
 
 
 def check_positions(pp: str) -> None:
@@ -216,9 +195,8 @@ def _pieces(pp: str) -> Iterator[tuple[str, ast.expr]]:
   try:
     node = ast.parse(text, mode='eval').body
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-    raise ValueError(
-      f"not ops with '|' between them: {getattr(error, 'msg', error)}"
-    ) from None
+    reason = getattr(error, 'msg', error)
+    raise ValueError(f"not ops with '|' between them: {reason}") from None
   nodes = []
   while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
     nodes.append(node.right)
@@ -228,9 +206,26 @@ def _pieces(pp: str) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _bind(text: str, node: ast.expr) -> Op:
-  name, args, kwargs = _call(text, node)
-  factory = choose('op', name, OPS)
-  signature = inspect.signature(factory.make)
+  """Returns the op of 'name' or 'name(1, key=2)'."""
+  function = node.func if isinstance(node, ast.Call) else node
+  try:
+    if not isinstance(function, ast.Name):
+      raise ValueError('it has no name')
+    args = [ast.literal_eval(arg) for arg in getattr(node, 'args', ())]
+    keywords = getattr(node, 'keywords', ())
+    kwargs = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
+    plain(text, [args, kwargs])  # finite numbers, texts and lists of them
+  except (
+    SyntaxError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+  ) as error:
+    raise ValueError(
+      f'{text!r} is not an op ({error}): expected a name, or a name with literal arguments'
+    ) from None
+  op = choose('op', function.id, OPS)
+  signature = inspect.signature(op.make)
   try:
     bound = signature.bind(*args, **kwargs)
     for key, value in bound.arguments.items():
@@ -238,38 +233,12 @@ def _bind(text: str, node: ast.expr) -> Op:
       if parameter.kind is not parameter.VAR_KEYWORD:
         check_value(key, value, parameter.annotation)
     bound.apply_defaults()
-    apply = factory.make(*args, **kwargs)
+    apply = op.make(*args, **kwargs)
   except (TypeError, ValueError) as error:
-    wrong = next((k for k in kwargs if k not in signature.parameters), '')
-    near = did_you_mean(wrong, signature.parameters) if wrong else ''
-    plain_ones = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    usage = f'{name}{signature.replace(parameters=plain_ones)}'
-    raise ValueError(f'{text} does not fit {usage}: {error}{near}') from None
-  return Op(
-    name,
-    text,
-    bound.arguments,
-    apply,
-    draws=getattr(apply, 'draws', factory.draws),
-    kind=factory.kind,
-    maps=getattr(apply, 'maps', factory.maps),
-    keeps_positions=factory.keeps_positions,
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    usage = f'{op.name}{signature.replace(parameters=parameters)}'
+    raise ValueError(f'{text} does not fit {usage}: {error}') from None
+  draws, maps = getattr(apply, 'draws', op.draws), getattr(apply, 'maps', op.maps)
+  return dataclasses.replace(
+    op, text=text, arguments=bound.arguments, apply=apply, draws=draws, maps=maps
   )
-
-
-def _call(text: str, node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
-  """Returns (name, args, kwargs) of 'name' or 'name(1, key=2)'."""
-  try:
-    if isinstance(node, ast.Name):
-      return node.id, [], {}
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-      raise ValueError('expected a name or name(arguments)')
-    args = [ast.literal_eval(arg) for arg in node.args]
-    kwargs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-    plain(text, [args, kwargs])  # finite numbers, texts and lists of them
-    return node.func.id, args, kwargs
-  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-    raise ValueError(
-      f'{text!r} is not an op ({error}). An op is a name, or a name with literal '
-      'arguments: resize(224, method="bicubic")'
-    ) from None

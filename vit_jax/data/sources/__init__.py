@@ -53,12 +53,8 @@ def build(
     source: 'scheme:target', or a scheme that needs no target. Without a scheme: an
       existing directory is a folder, a name ending in .npz is arrays, else TFDS.
     split: a split expression, see `splits`.
-    classes: indices or names of the classes to keep, in the order of their new indices;
-      see `subset`. None: all.
+    classes: indices or names of the classes to keep, see `subset`. None: all.
     **options: the keyword arguments of the source's class.
-
-  Raises:
-    UserError: for an unknown source, split, class or option, or missing data.
   """
   check_options('config.data.source_options', options, {'source': source})
   with opening():
@@ -84,8 +80,7 @@ def _open(source: str, split: str, options: dict) -> Source:
 
 def check_options(where: str, options: dict, beside: dict) -> None:
   """Refuses options that the source beside them does not take: a rule of `check`."""
-  *_, cls = _resolve(beside['source'])
-  bind(where, options, cls, provided=('target', 'split'))
+  bind(where, options, _resolve(beside['source'])[2], provided=('target', 'split'))
 
 
 def _resolve(source: str) -> tuple[str, str, type[Source]]:
@@ -95,9 +90,8 @@ def _resolve(source: str) -> tuple[str, str, type[Source]]:
     raise UserError(f"Source {source!r}: give it as '{scheme}:{TARGETS[scheme]}'.")
   if '://' in target and not (files.is_url(target) and scheme in _IN_BUCKETS):
     raise UserError(
-      f'Source {source!r}: gs:// is the only kind of URL that is read, by '
-      f'{" and ".join(_IN_BUCKETS)}. Make records of the images (vit_jax prepare --help), '
-      'or mount the storage.'
+      f'Source {source!r}: only gs:// URLs are read, by {" and ".join(_IN_BUCKETS)}: '
+      'prepare the images (vit_jax prepare), or mount the storage.'
     )
   return scheme, target, SOURCES[scheme]
 

@@ -1,11 +1,8 @@
 """Sources whose images are arrays: bundled digits, .npz files, synthetic noise."""
 
-import functools
-import importlib.util
 import os
 import zipfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -29,8 +26,14 @@ class Digits(ArraySource):
   def __init__(self, target: str, split: str):
     if target:
       raise UserError(f"Source 'digits' takes no path, got {target!r}.")
-    counts, labels = _digits()
-    images = np.round(counts * (255 / 16)).astype(np.uint8)[..., None]
+    try:
+      from sklearn import datasets
+    except ImportError:
+      raise UserError(
+        "Source 'digits' needs scikit-learn: pip install scikit-learn."
+      ) from None
+    counts, labels = datasets.load_digits(return_X_y=True)  # 0 to 16 dark pixels
+    images = np.round(counts.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     test = np.arange(len(images)) % 5 == 0
     pools = {'train': np.flatnonzero(~test), 'test': np.flatnonzero(test)}
     sizes = {name: len(pool) for name, pool in pools.items()}
@@ -42,25 +45,6 @@ class Digits(ArraySource):
 
   def name_of(self, index: int) -> str:
     return f'digits#{self._rows[index]}'
-
-
-def _digits() -> tuple[np.ndarray, np.ndarray]:
-  """Returns counts of 0..16 dark pixels in 4x4 blocks [1797, 8, 8], and labels.
-
-  What `sklearn.datasets.load_digits` does, without the two seconds that it takes to
-  import scikit-learn.
-  """
-  package = importlib.util.find_spec('sklearn')
-  if package is None:
-    raise UserError("Source 'digits' needs scikit-learn: pip install scikit-learn.")
-  path = Path(package.origin).parent / 'datasets' / 'data' / 'digits.csv.gz'
-  table = _table(path)
-  return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
-
-
-@functools.cache
-def _table(path: Path) -> np.ndarray:  # a run opens each of its splits
-  return np.loadtxt(path, delimiter=',')
 
 
 class Arrays(ArraySource):
@@ -81,15 +65,11 @@ class Arrays(ArraySource):
     if not pairs:
       raise UserError(
         f'arrays: {path} holds {sorted(file)}; expected images and labels, or '
-        'train_images and train_labels (any split), or x_train and y_train.'
+        'train_images and train_labels, or x_train and y_train.'
       )
     data = {name: _checked(path, file, *keys) for name, keys in pairs.items()}
     sizes = {name: len(images) for name, (images, _) in data.items()}
     parts = splits.select(split, sizes, path)
-    if (
-      len({(data[name][0].shape[1:], data[name][1].shape[1:]) for name, _ in parts}) > 1
-    ):
-      raise UserError(f'arrays: {path}: the splits of {split!r} differ in shape.')
     images, labels = (
       np.concatenate([data[name][k][part] for name, part in parts]) for k in (0, 1)
     )
@@ -130,7 +110,7 @@ def _checked(path, file, image_key, label_key):
   if images.ndim != 4 or images.dtype != np.uint8:
     raise UserError(
       f'arrays: {path}: {image_key} is {images.dtype} {images.shape}; expected uint8 '
-      '[N, H, W] or [N, H, W, C] with values 0 to 255.'
+      '[N, H, W] or [N, H, W, C].'
     )
   if labels.ndim == 2 and labels.shape[1] == 1:
     labels = labels[:, 0]  # Keras keeps CIFAR's labels as [N, 1].

@@ -1,4 +1,7 @@
-"""The contract of a source of examples, and sources of arrays in memory."""
+"""The contract of a source of examples, and sources of arrays in memory.
+
+A mistake of the user in the name, split or options of a source is a ValueError.
+"""
 
 import abc
 import contextlib
@@ -68,11 +71,7 @@ class Source(abc.ABC):
     return f'{self.name}#{index}'
 
   def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
-    """Returns the (source, order) that training reads on one of the hosts.
-
-    Raises:
-      ValueError: if the source is for evaluation only.
-    """
+    """Returns the (source, order) that training reads on one of the hosts."""
     return self, order.shuffled(len(self), seed)
 
   def for_evaluation(self) -> tuple:

@@ -34,8 +34,8 @@ class Folder(Source):
     root = os.path.abspath(os.path.expanduser(target))
     if not os.path.isdir(root):
       raise UserError(
-        f'folder: there is no directory {root!r}. Expected DIR/train/CLASS/IMAGE '
-        '(and val or test), or DIR/CLASS/IMAGE.'
+        f'folder: there is no directory {root!r}: expected DIR/train/CLASS/IMAGE (and val '
+        'or test), or DIR/CLASS/IMAGE.'
       )
     self.name = f'folder:{target}'
     self._root = root
@@ -47,12 +47,11 @@ class Folder(Source):
     parts = []
     for name, start, stop in splits.parse(split):
       name = splits.canonical(name)
-      if name in splits.SYNONYMS and [*directories] == ['train'] and name != 'train':
+      if name in ('validation', 'test') and [*directories] == ['train']:
         raise UserError(
-          f'{self.name} has no folder for the split {name!r}, only images to train on. '
-          "To keep a tenth of them for evaluation, take the splits 'train[:90%]' and "
-          "'train[90%:]'; to train, --config='folder:data=FOLDER,train=train[:90%],"
-          "val=train[90%:]'."
+          f'{self.name} has no folder for the split {name!r}, only images to train on: take '
+          "the splits 'train[:90%]' and 'train[90%:]', with --config='folder:data=FOLDER,"
+          "train=train[:90%],val=train[90%:]'."
         )
       splits.check_name(name, directories, self.name)
       parts.append(f'{name}[{start}:{stop}]')
@@ -134,8 +133,8 @@ def split_directories(root: str) -> dict[str, str]:
       others.append(name)
     elif split in out:
       raise UserError(
-        f'folder:{root}: both {os.path.basename(out[split])!r} and {name!r} are folders '
-        f'for the split {split!r}: keep one.'
+        f'folder:{root}: {os.path.basename(out[split])!r} and {name!r} are both the split '
+        f'{split!r}: keep one.'
       )
     else:
       out[split] = os.path.join(root, name)
@@ -173,10 +172,7 @@ def _class_names(directories: dict[str, str]) -> list[str]:
   every = [directories['train']] if 'train' in directories else directories.values()
   names = sorted({name for directory in every for name in folders(directory)})
   if not names:
-    raise UserError(
-      f'folder: {" and ".join(every)} has no class folders: expected one folder per class '
-      'with its images inside.'
-    )
+    raise UserError(f'folder: {" and ".join(every)} has no folder of a class.')
   return names
 
 

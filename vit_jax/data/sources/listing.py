@@ -42,9 +42,6 @@ def images_below(directory: str) -> tuple[list[str], Counter]:
 
   Returns:
     (paths of images below the directory, in no order; {extension: number} of other files).
-
-  Raises:
-    UserError: for a directory that cannot be listed.
   """
   images, others = [], Counter()
   todo, visited, endings = [''], set(), extensions()

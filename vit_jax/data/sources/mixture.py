@@ -35,9 +35,6 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
       others'; if no part has one, its number of examples. `label_offset` is added to its
       labels.
     split: for parts that name none.
-
-  Raises:
-    ValueError: for mistakes in the parts, or parts that do not go together.
   """
   check('config.data.source', parts)
   built, weights = [], []
@@ -200,11 +197,7 @@ class Interleaved:
     weights: Sequence[Fraction],
     seed: int,
   ):
-    """Takes each part's own order, the index of its first example, and its weight.
-
-    Raises:
-      ValueError: for a weight under a millionth of all.
-    """
+    """Takes each part's own order, the index of its first example, and its weight."""
     total = sum(weights)
     self._shares = [weight / total for weight in weights]
     self._orders, self._starts, self._seed = orders, starts, seed

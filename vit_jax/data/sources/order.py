@@ -124,11 +124,7 @@ class Sequential:
 
 
 def host_slice(batch_size: int, host: int, hosts: int) -> tuple[int, int]:
-  """Returns (first, size) of a host's part of each global batch.
-
-  Raises:
-    ValueError: if the hosts cannot share the batch evenly.
-  """
+  """Returns (first, size) of a host's part of each global batch."""
   if batch_size < 1 or batch_size % hosts:
     raise ValueError(
       f'batch_size={batch_size} is the global batch: it must be a positive multiple '

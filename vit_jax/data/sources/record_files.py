@@ -68,11 +68,7 @@ class Records:
     return os.fspath(piece.filename), int(piece.skip + index - self.bounds[i])
 
   def read(self, indices: Sequence[int]) -> list[bytes | Exception]:
-    """Returns records, and an exception in the place of each that cannot be read.
-
-    Raises:
-      NotAllowed, Unreachable: see `files.raise_if_outage`.
-    """
+    """Returns records, and an exception in the place of each that cannot be read."""
     indices = [int(i) for i in indices]
     if not indices:
       return []
@@ -97,11 +93,7 @@ def is_array_record(path) -> bool:
 
 
 def count(paths: Sequence[str]) -> list[int]:
-  """Returns the number of records in each file.
-
-  Raises:
-    UserError: for a file that is missing, cut off, or of another format.
-  """
+  """Returns the number of records in each file."""
   one = _count_array_records if is_array_record(paths[0]) else _count_tf_records
   with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
     return list(pool.map(one, paths))

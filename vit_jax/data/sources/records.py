@@ -81,8 +81,7 @@ class RecordFiles(Source):
     self._offset = label_offset
     if shuffle_buffer is not None and not stream:
       raise UserError(
-        f"{self.name}: shuffle_buffer={shuffle_buffer!r} needs 'stream': True; "
-        'reading at random shuffles all examples.'
+        f"{self.name}: shuffle_buffer={shuffle_buffer!r} needs 'stream': True."
       )
     self._buffer = (shuffle_buffer or _BUFFER) if stream else None
     if weight_key and multi_label is False:
@@ -134,11 +133,7 @@ class RecordFiles(Source):
     return f'{path}#{number}'
 
   def example(self, record: bytes | Exception, index: int) -> dict:
-    """Returns the example of a record, as `read` does.
-
-    Raises:
-      UserError: for several labels where one is expected.
-    """
+    """Returns the example of a record, as `read` does."""
     if isinstance(record, Exception):
       return {'error': f'cannot be read: {record}'}
     try:
@@ -215,8 +210,7 @@ class RecordFiles(Source):
   def for_evaluation(self) -> tuple:
     if self._buffer is not None:
       raise UserError(
-        f"{self.name}: 'stream' is for training; evaluation reads from front to back "
-        "anyway. Leave it out of this evaluation's source_options."
+        f"{self.name}: leave 'stream' out of the source_options of an evaluation."
       )
     return super().for_evaluation()
 
@@ -233,14 +227,11 @@ def parse(record: bytes, keys: Collection[str | None] | None = None) -> dict:
   """Returns the features of a serialised tf.train.Example.
 
   Args:
-    keys: the features to return; None: all.
+    keys: the features to return, if the record has them; None: all.
 
   Returns:
     {name: values}: a list of bytes, float32 [n] or int64 [n]; a feature without a value
-    is an empty list. Keys that are not in the record are left out.
-
-  Raises:
-    ValueError: if the bytes are not a tf.train.Example.
+    is an empty list.
   """
   from google.protobuf.message import DecodeError
 
@@ -262,11 +253,7 @@ def _values(feature) -> list[bytes] | np.ndarray:
 
 
 def find(target: str) -> dict[str, list[str]]:
-  """Returns {split: paths, by shard} of a folder or a pattern.
-
-  Raises:
-    UserError: if there are no files, or not all of a folder's split.
-  """
+  """Returns {split: paths, by shard} of a folder or a pattern."""
   target = str(files.path(target))
   with files.outages(target):
     whole = files.path(target).is_dir()
@@ -295,8 +282,8 @@ def find(target: str) -> dict[str, list[str]]:
   for split, shards in out.items():
     if len({*map(record_files.is_array_record, shards)}) > 1:
       raise UserError(
-        f'records: {target}: split {split!r} is partly ArrayRecord, partly not: '
-        f'{shards[0]} ... {shards[-1]}. Name the files to read by a pattern.'
+        f'records: {target}: split {split!r} is partly ArrayRecord: name the files to read '
+        'by a pattern.'
       )
   return out
 
@@ -319,13 +306,11 @@ def _size(path: str) -> int:
 
 
 def _check_complete(folder: str, split: str, shards: list[re.Match]) -> None:
-  numbers = [int(shard['shard']) for shard in shards]
   count = int(shards[0]['count'])
-  missing = sorted(set(range(count)) - set(numbers))
-  if missing or len(numbers) != count or len({s['count'] for s in shards}) > 1:
+  missing = sorted(set(range(count)) - {int(shard['shard']) for shard in shards})
+  if missing or len(shards) != count:
     raise UserError(
-      f'records: {folder}: split {split!r} has {len(numbers)} files, where '
-      f'{shards[0][0]} says {count}'
-      + (f'; missing: {missing[:10]}' if missing else '')
-      + ". Complete them, or name the files to read by a pattern: 'records:DIR/*'."
+      f'records: {folder}: split {split!r} has {len(shards)} files, where '
+      f'{shards[0][0]} says {count} (missing: {missing[:10]}): complete them, or name the '
+      "files to read by a pattern: 'records:DIR/*'."
     )

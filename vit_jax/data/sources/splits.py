@@ -19,11 +19,7 @@ _BOUND = re.compile(r'-?\d[\d_]*%?')
 
 
 def parse(expression: str) -> list[tuple[str, str, str]]:
-  """Returns [(split, from, to)] of an expression; a bound is '' where it is open.
-
-  Raises:
-    ValueError: if it is not a split expression.
-  """
+  """Returns [(split, from, to)] of an expression; a bound is '' where it is open."""
   parts = []
   for text in str(expression).split('+'):
     match = _PART.fullmatch(text)
@@ -66,9 +62,6 @@ def ranges(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
   Args:
     sizes: number of examples of every split.
     where: the source's name for error messages.
-
-  Raises:
-    ValueError: for an unknown split, or if nothing is selected.
   """
   out = []
   for name, start, stop in parse(expression):

@@ -42,9 +42,6 @@ class Stream(View):
       source: has `bounds`, int64 [shards + 1], the first example of each shard and the
         end; `records(indices)`; and `example(record, index)`.
       buffer: records of a window.
-
-    Raises:
-      ValueError: if there are fewer shards than hosts.
     """
     super().__init__(source)
     first, last = source.bounds[:-1], source.bounds[1:]

@@ -35,9 +35,6 @@ def build(
     open_split: opens the source of a split expression.
     split: counts the examples of these classes alone.
     classes: indices or names, in the order of their new indices, 0 to n - 1.
-
-  Raises:
-    ValueError: for unknown classes, labels that are not known, or an empty split.
   """
   names = list(dict.fromkeys(name for name, _, _ in splits.parse(split)))
   source = open_split('+'.join(names))

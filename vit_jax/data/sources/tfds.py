@@ -40,9 +40,6 @@ class Prepared:
       target: 'NAME[/CONFIG][:VERSION]', or the directory of one version.
       data_dir: parent folder of data sets, see `build`.
       accepted: versions from the first and below the second: ('3.2', '4'). None: any.
-
-    Raises:
-      DataError: if it is missing, with the command that prepares it.
     """
     import tensorflow_datasets as tfds
 
