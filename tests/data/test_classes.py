@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support import naming
-from tests.support.image_folder import FOLDER, take, write
+from tests.support.image_folder import FOLDER, write
 from vit_jax import config as config_lib
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
@@ -84,16 +84,6 @@ def test_a_folder_with_a_broken_image(tmp_path):
   first, second = part.read(np.arange(2))
   assert 'error' in first
   assert 'image' in second
-
-
-def test_training_batches_have_the_new_labels():
-  data = pipeline.train('digits', 'train[:40]', PP, 8, classes=[7, 3], seed=3)
-  (first, *_) = batches = take(data.iterate(), 5)
-  images, labels = expected('train', [7, 3])
-  for batch in batches:
-    np.testing.assert_array_equal(batch['label'], np.array(labels)[batch['index']])
-  assert sorted(np.concatenate([b['index'] for b in batches])) == list(range(40))
-  np.testing.assert_array_equal(first['image'], images[first['index']])
 
 
 def test_fingerprints_see_it(folder):

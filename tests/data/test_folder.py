@@ -1,6 +1,7 @@
 """Folders of images: classes, splits and order."""
 
 import hashlib
+import importlib.util
 import os
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.support import naming
-from vit_jax.data import sources
+from vit_jax.data import pipeline, sources
+from vit_jax.data.sources import listing
 from vit_jax.errors import UserError
 
 
@@ -17,7 +19,7 @@ def write_folder(root, layout):
   for path, level in layout.items():
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix.lower() in ('.txt', '.db', ''):
+    if file.suffix.lower() in ('.txt', '.db', '.svg', '.heic', ''):
       file.write_text('no image')
     else:
       Image.new('RGB', (6, 5), (level,) * 3).save(file)
@@ -118,3 +120,29 @@ def test_folder_without_validation_says_how_to_split_it(tmp_path):
     ) as error:
       sources.build(source, 'val')
     assert 'There is no folder' not in str(error.value)
+
+
+@pytest.mark.parametrize('heif', [False, True])
+def test_a_line_describes_each_source(tmp_path, monkeypatch, heif):
+  find = importlib.util.find_spec
+  fake = lambda name: heif if name == 'pillow_heif' else find(name)
+  monkeypatch.setattr(listing.importlib.util, 'find_spec', fake)
+  listing.extensions.cache_clear()
+  layout = {f'train/cat/{i}.png': 0 for i in range(7)}
+  layout |= {f'train/dog/deep/{i}.jpg': 0 for i in range(3)}
+  layout |= {'train/cat/a.HEIC': 0, 'train/dog/c.svg': 0, 'train/dog/README': 0}
+  write_folder(tmp_path, layout | {'train/x.jpg': 0, 'train/dog/.hidden.png': 0})
+  line = sources.build(f'folder:{tmp_path}', 'train').describe('train')
+  listing.extensions.cache_clear()
+  read, heic = '10 images, 2 classes of 3 to 7', '1 .heic, '
+  hint = " (HEIC needs pillow-heif: pip install 'vit_jax[heif]')"
+  if heif:
+    read, heic, hint = '11 images, 2 classes of 3 to 8', '', ''
+  assert line == (
+    f'folder:{tmp_path}, train: {read}; left out: {heic}1 .svg, 1 without extension{hint}; '
+    'in no class: 1 .jpg'
+  )
+  parts = [{'source': 'digits', 'split': f'train[{x}]'} for x in (':9', '9:')]
+  data = pipeline.train(parts, '', 'value_range(-1, 1)', 8)
+  _, second = data.describe()
+  assert second.startswith('digits: 1,428 images, 10 classes of ')

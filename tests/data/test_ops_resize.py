@@ -104,14 +104,6 @@ def test_levels_are_those_of_big_vision(pp, size, method, antialias):
   np.testing.assert_array_equal(run(pp, image, [0.5, 0.5]), want)
 
 
-def test_levels_of_vision_transformer():
-  # vit_jax/input_pipeline.py there: floats to the end.
-  image = noise(40, 30, 3)
-  want = (tf.image.resize(image, (23, 23)) - 127.5) / 127.5
-  got = run('resize(23, rounding="none")|value_range(-1, 1)', image)
-  np.testing.assert_allclose(got, want, atol=2e-7)  # another order of two roundings
-
-
 @pytest.mark.parametrize(
   ('shape', 'size'),
   [((300, 400), (256, 341)), ((400, 300), (341, 256)), ((9, 9), (256, 256))],

@@ -94,7 +94,7 @@ def test_labels_for_several_classes(tmp_path):
   np.testing.assert_allclose(batch['label'][1], np.eye(10)[5] * 0.9 + 0.1)
 
 
-@pytest.mark.parametrize('seed', [0, 1, *(n for n in range(2, 6))])
+@pytest.mark.parametrize('seed', range(4))
 def test_evaluation_is_exact(seed):
   rng = np.random.default_rng(seed)
   count, hosts = int(rng.integers(1, 40)), int(rng.integers(1, 5))

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from tests.support.peers import MARKS
 from vit_jax.data import lazy_tf
 from vit_jax.data.ops import randaugment_increasing, registry
 
@@ -162,40 +161,3 @@ def test_an_image_is_the_same_alone_and_in_any_batch():
   for i in range(30):
     one = apply(tf.constant(images[i]), tf.constant(u[i]))
     np.testing.assert_array_equal(whole[i], one)
-
-
-# -- against timm, by `make peer` -----------------------------------------------------
-
-THEIRS = {
-  name: name.title().replace('_', '') + 'Rel' * name.startswith('translate')
-  for name in NAMES
-}
-THEIRS |= {'autocontrast': 'AutoContrast'}
-THEIRS |= {
-  name: f'{name.title()}Increasing'
-  for name in ('posterize', 'solarize', 'color', 'contrast', 'brightness', 'sharpness')
-}
-
-
-def peer(function):
-  return functools.reduce(lambda f, mark: mark(f), MARKS, function)
-
-
-@peer
-@pytest.mark.parametrize('magnitude', [0, 3, 9, 9.9])  # Pillow refuses to keep 0 bits
-def test_ops_are_those_of_timm(timm, monkeypatch, magnitude):
-  from timm.data import auto_augment
-
-  assert [*THEIRS.values()] == auto_augment._RAND_INCREASING_TRANSFORMS
-  hparams = {'img_mean': (124, 116, 104), 'interpolation': Image.Resampling.BILINEAR}
-  for name, theirs in THEIRS.items():
-    for sign, draw in ((1, 0.3), (-1, 0.7)):  # it negates above 0.5
-      monkeypatch.setattr(auto_augment.random, 'random', lambda draw=draw: draw)
-      apply = auto_augment.AugmentOp(theirs, 1.0, magnitude, hparams)
-      want = np.asarray(apply(Image.fromarray(IMAGE))).astype(int)
-      result = run(name, magnitude, sign)
-      where = np.ones(IMAGE.shape[:2], bool)
-      if name[:5] in ('rotat', 'shear', 'trans'):
-        most = {'r': 30, 's': 0.3, 't': 0.45}[name[0]]
-        where = inside(name, sign * most * magnitude / 10)
-      assert np.abs(result - want)[where].max() <= 1, (name, sign)

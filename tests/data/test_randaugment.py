@@ -234,17 +234,3 @@ def test_an_image_is_the_same_alone_in_any_batch_and_of_unknown_size(legacy):
     np.testing.assert_array_equal(whole[i], apply(image, tf.constant(u[i])))
     np.testing.assert_array_equal(whole[i], unknown(image, u[i]))
   assert apply(tf.constant(images[:0]), tf.constant(u[:0])).shape == (0, 20, 23, 3)
-
-
-@pytest.fixture(scope='module')
-def photos(tmp_path_factory):
-  root = tmp_path_factory.mktemp('photos')
-  for split, label in (('train', 'a'), ('train', 'b'), ('val', 'a'), ('val', 'b')):
-    (root / split / label).mkdir(parents=True)
-    for i in range(12):
-      small = Image.fromarray(noise(5, 6, 3, seed=i))
-      small.resize((70, 50)).save(root / split / label / f'{i}.jpg')
-  return str(root)
-
-
-# --- errors ------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from tests.support.example_records import (
   write,
 )
 from vit_jax.data import pipeline, sources
-from vit_jax.data.sources import records
 from vit_jax.errors import UserError
 
 PP = 'decode|resize(4)|value_range(-1, 1)'
@@ -113,9 +112,6 @@ def test_a_shard_that_is_missing(written, tmp_path, key):
       ("'image/encode'", 'image/encoded', 'data.source_options', "'image_key': ..."),
     ),
     ('{}', 'train', {'label_key': 'label'}, ("'label'", KEYS[1], "'label_key': ...")),
-    ('{}', 'train', {'image_key': KEYS[1]}, (f"'{KEYS[1]}'", 'int64', 'bytes')),
-    ('{}', 'train', {'label_key': 'id'}, ("label_key='id'", 'bytes', 'int64')),
-    ('{}', 'train', {'weight_key': KEYS[1]}, (f"'{KEYS[1]}'", 'int64', 'float32')),
     ('{}', 'train', {'shuffle_buffer': 9}, ('shuffle_buffer=9', "'stream': True")),
     ('{}', 'train', {'stream': True, 'shuffle_buffer': 0}, ('shuffle_buffer=0',)),
     (
@@ -241,43 +237,4 @@ def test_weights_that_do_not_match_labels(tmp_path):
   assert re.search(naming(1, '[nan]'), nan)
 
 
-def test_files_that_vanish_are_bad_images(written, tmp_path):
-  import shutil
-
-  shutil.copytree(written['bare'], tmp_path / 'x')
-  source = sources.build(f'records:{tmp_path}/x', 'train')
-  os.remove(tmp_path / 'x' / 'train-00002-of-00004')
-  errors = ['error' in x for x in source.read(np.arange(20))]
-  assert errors == 5 * [False] + 9 * [True] + 6 * [False]
-
-
-def test_parsing_of_examples():
-  values = {'a': [3, 300], 'b': [b'x', b''], 'c': [0.5, -2.0], 'd': []}
-  got = records.parse(serialised(values))
-  assert [got['a'].dtype, got['c'].dtype] == [np.int64, np.float32]
-  assert {k: list(v) for k, v in got.items()} == values
-  assert list(records.parse(serialised(values), ('c', 'other'))) == ['c']
-  for wrong in (serialised(values)[:-1], b'\xff' * 20):
-    with pytest.raises(ValueError, match=naming('tf.train.Example')):
-      records.parse(wrong)
-
-
 # --- batches -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('key', ['tfrecord', 'array_record'])
-def test_batches_from_a_step_on_are_those_of_an_uninterrupted_run(written, key):
-  args = (f'records:{written[key]}', 'train', 'decode|random_crop(4)|value_range(0,1)')
-  options = {'batch_size': 6, 'num_classes': 27, 'seed': 5}
-  take = lambda it, n: [b for _, b in zip(range(n), it, strict=False)]
-  iterator = pipeline.train(*args, **options).iterate()
-  whole = take(iterator, 10)
-  iterator.close()
-  labels = np.concatenate([b['label'] for b in whole])
-  assert sorted(labels[:20]) == sorted(labels[20:40]) == list(range(20))
-  for start in (1, 7):
-    iterator = pipeline.train(*args, **options).iterate(start)
-    for a, b in zip(take(iterator, 10 - start), whole[start:], strict=True):
-      for name in b:
-        np.testing.assert_array_equal(a[name], b[name])
-    iterator.close()

@@ -173,23 +173,6 @@ def test_another_number_of_hosts_is_another_data_set(shards):
   assert sources.build(f'records:{shards}', 'train').fingerprint != made[0]
 
 
-def test_a_bad_record_is_masked_and_listed(shards, tmp_path):
-  import shutil
-
-  from vit_jax.data import bad_images
-
-  shutil.copytree(shards, tmp_path / 'x')
-  path = tmp_path / 'x' / 'train-00001-of-00006.tfrecord'
-  data = bytearray(path.read_bytes())
-  data[12:-4] = b'\xff' * (len(data) - 16)
-  path.write_bytes(data)
-  log = str(tmp_path / 'log')
-  got = take(train(tmp_path / 'x', batch=169, bad_log=log).iterate(), 2)
-  assert [int((b['mask'] == 0).sum()) for b in got] == [1, 1]
-  (line,) = bad_images.read_log(log)
-  assert line['path'] == f'{path}#0'
-
-
 def test_mistakes(shards):
   with pytest.raises(ValueError, match=naming(6, '7 hosts')):
     opened(shards, batch=7, hosts=7)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.support import naming
 from tests.support.image_folder import same, take
-from vit_jax.data import contents, pipeline, sources
+from vit_jax.data import pipeline, sources
 from vit_jax.detection.coco.objects import Truth
 
 PP = 'decode|flip_lr|detr_resize(16)|canvas((16, 32))|value_range(-1, 1)'
@@ -77,7 +77,7 @@ def test_examples(root, split):
   np.testing.assert_array_equal(middle['label'], [1, 0])
   assert empty['boxes'].shape == (0, 4)
   assert source.name_of(1).endswith('val2017/b.png')
-  text = contents.describe(source, split)
+  text = source.describe(split)
   assert '3 images, 2 classes' in text
   facts = ('6 objects', '1 crowds', '2 boxes cut off', '2 boxes without an area')
   for fact in facts:

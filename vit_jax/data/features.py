@@ -39,30 +39,19 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class ImageFeature:
-  """The image that ops work on.
-
-  Attributes:
-    shape: (H, W, C) if images are uint8 arrays of one shape, held in memory or cheap to
-      make; None if they are encoded bytes (JPEG, PNG, ...).
-  """
+  """The image that ops work on: uint8 of one shape (H, W, C), or encoded bytes (None)."""
 
   shape: tuple[int, int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelFeature:
-  """The class of an image as a whole, or its classes if there may be `several`.
-
-  A batch holds them in one form: see `labels`.
-  """
+  """The class of an image as a whole, or its classes if there may be `several`."""
 
   several: bool = False
 
 
 def own_classes(features: Mapping, name: str) -> list[str] | None:
-  """Returns the names of the classes that the feature `name` declares.
-
-  None: it declares none, or is not there: its classes are those of the labels.
-  """
+  """Returns the classes that the feature `name` declares; None: those of the labels."""
   classes = getattr(features.get(name), 'classes', None)
   return list(classes) if classes else None

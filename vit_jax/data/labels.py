@@ -12,11 +12,7 @@ from vit_jax.data.features import LabelFeature
 
 
 def form(feature: LabelFeature, op: Callable | None, num_classes: int):
-  """Returns the form of a source's labels.
-
-  Args:
-    op: function K -> form of the pipeline's op for labels; None: it has none.
-  """
+  """Returns the form of a source's labels, given the pipeline's op for labels."""
   if op is not None:
     return op(num_classes)
   return MultiHot(num_classes) if feature.several else ClassIndex()
@@ -50,7 +46,6 @@ class MultiHot:
     out = np.full((len(labels), *self.shape), self._off, np.float32)
     for row, label, weight in zip(out, labels, weights, strict=True):
       if label is not None:
-        at = np.asarray(label, np.int64)
         on = self._on if weight is None else self._off + (self._on - self._off) * weight
-        row[at] = on
+        row[np.asarray(label, np.int64)] = on
     return out

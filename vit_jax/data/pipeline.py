@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from vit_jax.check import INT32, Count, Fraction, Range, Section, Seed, reported
-from vit_jax.data import contents, sources, stalls
+from vit_jax.data import sources, stalls
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.features import own_classes
 from vit_jax.data.ops import registry
@@ -140,11 +140,7 @@ class Batches(abc.ABC):
   def describe(self) -> list[str]:
     """Returns a line per source: its images and classes, and files that are left out."""
     several = len(parts := self.source.parts()) > 1
-    return [contents.describe(x, '' if several else self.split) for x, _ in parts]
-
-  def warnings(self) -> list[str]:
-    """Returns a line for each likely mistake in the data, for their purpose."""
-    return [line for x, _ in self.source.parts() for line in contents.warnings(x)]
+    return [part.describe('' if several else self.split) for part, _ in parts]
 
   @property
   def bad_images(self) -> int:
@@ -221,9 +217,6 @@ class EvalBatches(Batches):
 
   def _open(self, seed, host, hosts):
     return self.source.for_evaluation()
-
-  def warnings(self) -> list[str]:
-    return contents.warnings_evaluated(self.source, self.split)
 
   def __len__(self) -> int:
     """Returns the number of batches."""

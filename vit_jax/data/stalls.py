@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from vit_jax import terminal
 
 AFTER = 30.0  # Seconds without a batch before the first line.
-_NAMED = 3
 
 _NUMBERS = itertools.count()
 _UNDER_WAY: dict[int, tuple[float, str | os.PathLike]] = {}
@@ -61,10 +60,9 @@ def watched(batches: Iterator, after: float = AFTER) -> Iterator:
 
 
 def _files() -> str:
-  now = time.monotonic()
-  files = sorted(list(_UNDER_WAY.values()), key=lambda file: file[0])
+  files = sorted(_UNDER_WAY.values(), key=lambda file: file[0])
   if not files:
     return 'No file is being read: decoding is slow, or blocked.'
-  oldest = [f'{name} ({now - start:.0f} s)' for start, name in files[:_NAMED]]
-  more = f', and {len(files) - _NAMED} more' if len(files) > _NAMED else ''
-  return f'Being read: {", ".join(oldest)}{more}.'
+  now = time.monotonic()
+  oldest = [f'{name} ({now - start:.0f} s)' for start, name in files[:3]]
+  return f'Being read: {", ".join(oldest)}{", ..." if len(files) > 3 else ""}.'

@@ -75,9 +75,6 @@ def train(
     else:
       resume.check_names(config)
     evals = evaluations.build(config, workdir, mesh, stop)
-    lines = [line for x in (data, *evals.values()) for line in x.warnings()]
-    for line in dict.fromkeys(lines):  # several evaluations may share their images
-      distributed.say(f'warning: {line}')
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = _open_weights(config)

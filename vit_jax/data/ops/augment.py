@@ -229,10 +229,7 @@ def random_erasing(
 
   def apply(images, u):
     if not images.dtype.is_floating:
-      raise ValueError(
-        f'random_erasing takes float images, not {images.dtype.name}: put it after '
-        'value_range'
-      )
+      raise ValueError('random_erasing takes float images: put it after value_range')
     if images.shape.rank == 3:
       return maybe(images, u)
     spec = tf.TensorSpec(images.shape[1:], images.dtype)

@@ -20,6 +20,9 @@ _HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b
 # same number (its `reducing_gap`).
 GAP = 2
 
+# Methods of the inverse DCT for JPEG, by `precise`.
+_DCT = ('INTEGER_FAST', 'INTEGER_ACCURATE')
+
 # EXIF orientation 1..8 as (transpose, flip up-down, flip left-right), in this order.
 _STEPS = np.array(
   [
@@ -54,7 +57,10 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
     _register_heif()
   try:
     with Image.open(io.BytesIO(data)) as image:
-      _refuse_bomb(*image.size)
+      if image.width * image.height > MAX_PIXELS:
+        raise Image.DecompressionBombError(
+          f'{image.width}x{image.height} by its header'
+        )
       if not data.startswith(_TF_MAGIC) or _is_animated_webp(data):
         image = ImageOps.exif_transpose(image) if exif else image
         return _as_png(image), 1, image.size[::-1]
@@ -90,14 +96,6 @@ def _is_animated_webp(data: bytes) -> bool:
   return extended and bool(data[20] & 0x02)
 
 
-def _refuse_bomb(width: int, height: int) -> None:
-  if width * height > MAX_PIXELS:
-    raise BadImage(
-      f'{width}x{height} pixels by its header, above the limit of '
-      f'{MAX_PIXELS / 1e6:.0f} megapixels'
-    )
-
-
 def _orientation(image, data: bytes) -> int:
   # Pillow decodes a whole PNG to look for EXIF behind the pixels: only if it is there.
   if image.format == 'PNG' and b'eXIf' not in data and b'profile type exif' not in data:
@@ -130,7 +128,7 @@ def decode(data, orientation, upright, channels: int, precise: bool, target=None
       then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`). None: full size.
   """
 
-  jpeg = functools.partial(tf.io.decode_jpeg, data, channels, dct_method=_dct(precise))
+  jpeg = functools.partial(tf.io.decode_jpeg, data, channels, dct_method=_DCT[precise])
   reduced = lambda: _at_ratio(lambda ratio: jpeg(ratio=ratio), upright, target)
   whole = lambda: _pixels(data, channels, precise)
   image = tf.cond(tf.io.is_jpeg(data), reduced, whole) if target else whole()
@@ -163,7 +161,7 @@ def decode_and_crop(
       begin, end = window[:2] // ratio, -(-(window[:2] + window[2:]) // ratio)
       cut = tf.concat([begin, end - begin], 0)
       return tf.image.decode_and_crop_jpeg(
-        data, cut, channels, ratio, dct_method=_dct(precise)
+        data, cut, channels, ratio, dct_method=_DCT[precise]
       )
 
     return _upright(_at_ratio(at, (h, w), target), orientation)
@@ -194,14 +192,10 @@ def _window_as_stored(y, x, h, w, upright, orientation):
   return tf.where(transpose, tf.stack([x, y, w, h]), tf.stack([y, x, h, w]))
 
 
-def _dct(precise: bool) -> str:
-  return 'INTEGER_ACCURATE' if precise else 'INTEGER_FAST'
-
-
 def _pixels(data, channels: int, precise: bool):
   """Decodes as stored. (`decode_jpeg` alone would return WebP as four dimensions.)"""
   image = lambda: tf.io.decode_image(data, channels, expand_animations=False)
-  jpeg = lambda: tf.io.decode_jpeg(data, channels, dct_method=_dct(True))
+  jpeg = lambda: tf.io.decode_jpeg(data, channels, dct_method=_DCT[True])
   image = tf.cond(tf.io.is_jpeg(data), jpeg, image) if precise else image()
   return tf.ensure_shape(image, [None, None, channels])
 

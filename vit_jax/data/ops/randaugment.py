@@ -78,8 +78,7 @@ class RandAugment:
     """Returns uint8 [..., H, W, 3], as `images`, for u float32 [..., draws]."""
     if images.dtype != tf.uint8 or images.shape[-1] != 3:
       raise ValueError(
-        f'RandAugment takes uint8 images of 3 channels, not {images.dtype.name} of '
-        f'{images.shape[-1]}: put it after decode and before value_range'
+        'RandAugment takes uint8 images of 3 channels: put it before value_range'
       )
     if images.shape.rank == 3:
       return self._one(images, u)

@@ -70,6 +70,17 @@ class Source(abc.ABC):
     """Returns a name by which a person finds the example: a path where it has one."""
     return f'{self.name}#{index}'
 
+  def describe(self, split: str = '') -> str:
+    """Returns 'folder:photos, train: 1,200 images, 10 classes of 37 to 160; ...'."""
+    text = f'{self.name}, {split}'.removesuffix(', ') + f': {len(self):,} images'
+    if (k := self.num_classes) is not None:
+      text += f', {k:,} {"class" if k == 1 else "classes"}'
+      if self.labels is not None and len(self.labels):
+        counts = np.bincount(self.labels, minlength=k)
+        low, high = counts.min(), counts.max()
+        text += f' of {low:,}' if low == high else f' of {low:,} to {high:,}'
+    return f'{text}; {self.remarks}' if self.remarks else text
+
   def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
     """Returns the (source, order) that training reads on one of the hosts."""
     return self, order.shuffled(len(self), seed)

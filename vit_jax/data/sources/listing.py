@@ -40,8 +40,7 @@ def is_folder(entry: os.DirEntry) -> bool:
 def images_below(directory: str) -> tuple[list[str], Counter]:
   """Lists the files below a directory. Links are followed once, hidden files left out.
 
-  Returns:
-    (paths of images below the directory, in no order; {extension: number} of other files).
+  Returns (paths of images, in no order; {extension: number} of other files).
   """
   images, others = [], Counter()
   todo, visited, endings = [''], set(), extensions()

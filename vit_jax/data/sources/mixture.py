@@ -107,8 +107,8 @@ class Mixture(Source):
     )
 
   def _common_features(self) -> dict:
-    labels = [source.features.get('label') for source, _ in self._parts]
     alike = [dict(source.features) for source, _ in self._parts]
+    labels = [features.get('label') for features in alike]
     if all(isinstance(label, LabelFeature) for label in labels):
       several = LabelFeature(any(label.several for label in labels))
       alike = [{**features, 'label': several} for features in alike]
@@ -171,10 +171,7 @@ class Mixture(Source):
       own = int(bits[0]) >> 1
       reading, order = source.for_training(own, batch_size, host, hosts)
       if reading is not source:
-        raise ValueError(
-          f'{source.name}: a part of a mixture cannot be streamed, because it is read in '
-          "the mixture's order. Leave 'stream' out of its options"
-        )
+        raise ValueError(f"{source.name}: a part of a mixture cannot have 'stream'")
       orders.append(order)
     return self, Interleaved(orders, self._starts[:-1], self._weights, seed)
 
@@ -213,10 +210,8 @@ class Interleaved:
     self._block = functools.lru_cache(maxsize=8)(self._draw_block)
 
   def served(self, block: int) -> list[int]:
-    """Returns how many examples each part has had before a block.
-
-    The running sum of shares is rounded, not each share, so that the counts add up.
-    """
+    """Returns how many examples each part has had before a block."""
+    # The running sum of shares is rounded, not each share, so that the counts add up.
     places, ends, so_far = block * self.block, [0], Fraction(0)
     for share in self._shares:
       so_far += share

@@ -26,8 +26,7 @@ def parse(expression: str) -> list[tuple[str, str, str]]:
     name, *bounds = match.groups(default='') if match else ('', '', '')
     if not match or not all(b == '' or _BOUND.fullmatch(b) for b in bounds):
       raise ValueError(
-        f'Split {expression!r}: {text.strip()!r} is not understood. '
-        "Examples: 'train', 'train[:90%]', 'train[1000:]', 'train[-10%:]+test'"
+        f"Split {expression!r}: expected 'train', 'train[:90%]', 'train[-10%:]+test', ..."
       )
     parts.append((name, *bounds))
   return parts

@@ -53,7 +53,7 @@ def build(
   table = np.full(number, -1, np.int64)
   table[old] = np.arange(len(old))
   labels = table[source.labels]
-  # The end of each named split; all but the last are opened for their lengths alone.
+  # The end of each split; all but the last are opened for their lengths alone.
   ends = np.cumsum([len(open_split(name)) for name in names[:-1]], dtype=np.int64)
   members = {
     name: np.flatnonzero(part >= 0) + start

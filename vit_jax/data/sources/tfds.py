@@ -34,11 +34,9 @@ class Prepared:
   def __init__(
     self, target: str, data_dir: str | None, accepted: tuple[str, str] | None = None
   ):
-    """Opens the newest version of a data set.
+    """Opens the newest version of a data set; `target` and `data_dir`: see `build`.
 
     Args:
-      target: 'NAME[/CONFIG][:VERSION]', or the directory of one version.
-      data_dir: parent folder of data sets, see `build`.
       accepted: versions from the first and below the second: ('3.2', '4'). None: any.
     """
     import tensorflow_datasets as tfds
@@ -129,8 +127,7 @@ def build(
   if image_key not in images:
     raise ValueError(
       f'{name} has no image feature {image_key!r}: it has '
-      f'{images or list(prepared.features)}. Set data.source_options='
-      f"{{'image_key': ...}}.{did_you_mean(image_key, images)}"
+      f'{images or list(prepared.features)}.{did_you_mean(image_key, images)}'
     )
   if label_key is not None and objects_key is not None:
     raise ValueError(
@@ -164,8 +161,8 @@ class Tfds(Source):
     self._label_key = next((key for key in keys if key in features), None)
     if self._label_key is None:
       raise ValueError(
-        f'{name} has no feature {" or ".join(map(repr, keys))}: it has '
-        f"{sorted(features)}. Set data.source_options={{'label_key': ...}}"
+        f'{name} has no feature {" or ".join(map(repr, keys))}: set label_key to one of '
+        f'{sorted(features)}'
       )
     label = features[self._label_key]
     if not np.issubdtype(label.np_dtype, np.integer) or len(label.shape) > 1:
@@ -224,10 +221,8 @@ def _locate(target: str, data_dir: str | None, accepted: tuple[str, str] | None)
   if not versions and not config:
     configs = {c: v for c in _names(home) if (v := _versions(os.path.join(home, c)))}
     if len(configs) > 1:
-      raise ValueError(
-        f'tfds: {name} is prepared with several configs: name one of '
-        f'{[f"tfds:{name}/{c}" for c in sorted(configs)]}'
-      )
+      names = [f'tfds:{name}/{config}' for config in sorted(configs)]
+      raise ValueError(f'tfds: {name} is prepared with several configs: {names}')
     if configs:
       ((config, versions),) = configs.items()
       home = os.path.join(home, config)
@@ -239,8 +234,7 @@ def _locate(target: str, data_dir: str | None, accepted: tuple[str, str] | None)
     if not fit:
       raise DataError(
         f'tfds:{target} is prepared as version {" and ".join(versions)}: expected at '
-        f'least {accepted[0]} and below {accepted[1]}. Prepare it with: '
-        f'{_command(target, data_dir)}'
+        f'least {accepted[0]} and below {accepted[1]}: {_command(target, data_dir)}'
       )
     versions = fit
   return os.path.join(home, version or max(versions, key=_number))
