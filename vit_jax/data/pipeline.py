@@ -13,7 +13,7 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax.check import INT32, Count, Fraction, Range, Section, Seed, reported
+from vit_jax.check import Count, Fraction, Range, Section, Seed, reported
 from vit_jax.data import sources, stalls
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.features import own_classes
@@ -64,9 +64,7 @@ class Batches(abc.ABC):
     num_classes: Count | None = None,
     model_classes: int | None = None,
     source_options: Annotated[dict | None, _check_options] = None,
-    classes: Annotated[
-      list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
-    ] = None,
+    classes: subset.Classes = None,
     max_bad_fraction: Fraction | None = None,
     bad_log: str | None = None,
     workers: Annotated[

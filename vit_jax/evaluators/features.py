@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import sharding
-from vit_jax.check import INT32, Count, Range, Section, nonempty
+from vit_jax.check import Count, Section, nonempty
 from vit_jax.data import pipeline, sources
 from vit_jax.data.sources import subset
 from vit_jax.errors import UserError, did_you_mean
@@ -25,9 +25,7 @@ class DataSet:
   test: str
   num_classes: Count | None = None  # this and the rest as in `data.pipeline.evaluate`
   source_options: Annotated[dict | None, sources.check_options] = None
-  classes: Annotated[
-    list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
-  ] = None
+  classes: subset.Classes = None
 
 
 # The annotation of a probe's `datasets`, {name: arguments of `DataSet`}.

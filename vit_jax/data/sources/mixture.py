@@ -71,9 +71,7 @@ def _part(
   weight: Annotated[float, Range(0, 1e12, '(]')] | None = None,
   label_offset: Annotated[int, Range(-INT32, INT32)] = 0,
   options: Annotated[dict | None, sources.check_options] = None,
-  classes: Annotated[
-    list[Annotated[int, Range(0, INT32)] | str] | None, subset.check
-  ] = None,
+  classes: subset.Classes = None,
 ) -> Source:
   del weight, label_offset  # arguments of the mixture
   return sources.build(source, split, classes=classes, **(options or {}))

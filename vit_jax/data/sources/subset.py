@@ -5,10 +5,11 @@ A split expression counts the examples of these classes alone: 'train[:80]' is t
 """
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 
-from vit_jax.check import reported
+from vit_jax.check import INT32, Range, reported
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, View, check_labels, fingerprint
 from vit_jax.data.sources.listing import some
@@ -24,6 +25,10 @@ def check(where: str, classes: Sequence[int | str], section: dict) -> None:
       raise ValueError('an empty list: name one class or more')
     if twice := [x for i, x in enumerate(classes) if x in classes[:i]]:
       raise ValueError(f'has {twice[0]!r} twice')
+
+
+# The parameter of everything that opens a source.
+Classes = Annotated[list[Annotated[int, Range(0, INT32)] | str] | None, check]
 
 
 def build(
