@@ -27,11 +27,6 @@ class Evaluation:
     at_period = bool(self.every) and step % self.every == 0
     return step > 0 and (step == total_steps or at_period)
 
-  def warnings(self) -> list[str]:
-    """Returns a line for each likely mistake in its data."""
-    batches = getattr(self.evaluator, 'batches', None)
-    return [] if batches is None else batches.warnings()
-
   def run(self, task, state: State) -> dict:
     """Returns {name: number}."""
     state = state.average() if self.use_ema else state
