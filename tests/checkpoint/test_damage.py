@@ -135,7 +135,8 @@ def test_the_message_names_the_leaf(tmp_path, capfd, monkeypatch):
 def test_several_damaged_steps_and_a_name_already_taken(tmp_path, capfd):
   write(tmp_path)
   for step in (2, 3):
-    (tmp_path / str(step) / 'meta' / 'metadata').write_text('{"body": {}, "sha256": 0}')
+    meta = tmp_path / str(step) / 'meta' / 'metadata'
+    meta.write_text(meta.read_text().replace('"position": ', '"position": 1'))
   (tmp_path / '3.corrupt').mkdir()
   state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
   assert int(state.step) == 1

@@ -1,5 +1,6 @@
 """One training step: meshes, accumulation, non-finite values, EMA."""
 
+import dataclasses
 import functools
 import math
 
@@ -209,6 +210,13 @@ def test_micro_batches_do_not_change_what_is_mixed():
   for name, leaf in params[1].items():
     # float32 sums over examples, regrouped, times the rate; another draw moves 5e-4.
     np.testing.assert_allclose(leaf, params[0][name], atol=1e-6, err_msg=name)
+
+
+def test_each_step_draws_anew():
+  step, state = mixed(ema=0.9, wd=0.1)
+  later = dataclasses.replace(state, step=state.step + 1)
+  norms = [step(one, batch())[1]['grad_norm'] for one in (state, later, state)]
+  assert norms[0] == norms[2] != norms[1]
 
 
 def test_a_non_finite_step_changes_nothing_but_the_counters():
