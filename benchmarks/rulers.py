@@ -23,6 +23,8 @@ import shutil
 import sys
 import tempfile
 
+import hlo
+
 from vit_jax import cli
 from vit_jax.tools import bench
 from vit_jax.tools.inspect import tpu
@@ -89,9 +91,9 @@ def count(text: str, schedules: dict[str, int], generation: tpu.Generation) -> d
     schedules: of `take_schedules`. libtpu writes one of several operations that are
       alike, under the name of any.
   """
-  bodies, _ = tpu.computations(text)
-  runs = [run for run in tpu.instructions(text) if not tpu.is_free(run)]
-  shapes = {run.name: run.shape for run in tpu.instructions(text)}
+  bodies, _ = hlo.computations(text)
+  runs = [run for run in hlo.instructions(text) if not hlo.is_free(run)]
+  shapes = {run.name: run.shape for run in hlo.instructions(text)}
   alike = {}
   for run in runs:
     if run.name in schedules:
@@ -99,7 +101,7 @@ def count(text: str, schedules: dict[str, int], generation: tpu.Generation) -> d
   estimate = common = unscheduled = 0
   for run in runs:
     schedule = schedules.get(run.name, alike.get(_kind(run, bodies)))
-    off_chip = tpu.moved_bytes(run, shapes, off_chip=True) / generation.bytes_per_cycle
+    off_chip = hlo.moved_bytes(run, shapes, off_chip=True) / generation.bytes_per_cycle
     known = re.search(r'"estimated_cycles":"(\d+)"', run.text)
     own = int(known[1]) if known else max(schedule or 0, off_chip)
     unscheduled += run.times * own * (schedule is None)
@@ -108,7 +110,7 @@ def count(text: str, schedules: dict[str, int], generation: tpu.Generation) -> d
   return {'estimate': estimate, 'common': common, 'unscheduled': unscheduled}
 
 
-def _kind(run: tpu.Instruction, bodies: dict[str, list[str]]) -> tuple:
+def _kind(run: hlo.Instruction, bodies: dict[str, list[str]]) -> tuple:
   """Returns a key that operations share if they do the same on the same shapes."""
   plain = lambda text: re.sub(
     r'metadata=\{[^}]*\}|backend_config=.*|%[\w.\-]+|frontend_attributes=.*', '', text

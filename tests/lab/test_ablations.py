@@ -8,7 +8,7 @@ import pytest
 from tests.support import commands
 from vit_jax.lab import published, runner, sweep
 from vit_jax.lab.ablations import ABLATIONS, MASKED, RESNET, TUNE
-from vit_jax.tools.inspect import cost
+from vit_jax.tools.inspect.model import cost
 
 
 def plan(tmp_path, name, *argv):
@@ -18,7 +18,7 @@ def plan(tmp_path, name, *argv):
 
 
 def size(config, shape=(16, 16, 1)):
-  return cost.of({'num_classes': 10, **config['model']}, shape)
+  return cost({'num_classes': 10, **config['model']}, shape)
 
 
 def test_the_cells_of_the_others_are_fine(tmp_path):

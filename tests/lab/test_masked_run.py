@@ -111,7 +111,7 @@ def test_inspect_knows_the_recipe():
   record = recipe.describe(config, examples=303_000_000)
   assert (record['classes'], record['beside']) == (None, 'masked_patches')
   assert record['epochs'] == pytest.approx(13.5, abs=0.1), 'the paper: about 14'
-  assert 'masked_patches adds' in recipe.render(record, 'masked_patches')
+  assert 'task masked_patches' in recipe.render(record, 'masked_patches')
 
 
 def test_tools_that_need_classes_refuse_in_a_line(pretrained_run, tmp_path):

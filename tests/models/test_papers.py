@@ -3,15 +3,16 @@
 import pytest
 
 from vit_jax import models, trees, tune
-from vit_jax.tools.inspect import cost, flops
+from vit_jax.tools.inspect import flops
+from vit_jax.tools.inspect.model import Cost, cost
 
 JFT = 303e6  # images
 
 
-def forward(model: str, size: int = 224) -> cost.Cost:
+def forward(model: str, size: int = 224) -> Cost:
   name, variant, fields = models.parse_name(model)
   section = {'name': name, 'variant': variant, **fields, 'num_classes': 1000}
-  return cost.of(section, (size, size, 3))
+  return cost(section, (size, size, 3))
 
 
 # Table 6 of the ViT paper, exaFLOPs of pre-training. Its ResNets are 3 to 4 % below ours:

@@ -14,7 +14,8 @@ from vit_jax.errors import UserError, choose
 from vit_jax.evaluators import declared
 from vit_jax.lab import published, table
 from vit_jax.tools.figures.drawn import Drawn
-from vit_jax.tools.inspect import cost, flops
+from vit_jax.tools.inspect import flops
+from vit_jax.tools.inspect.model import cost
 from vit_jax.train import metrics, status
 from vit_jax.weights import runs as run_weights
 
@@ -86,7 +87,7 @@ def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | No
   steps = state.get('step', resolved['total_steps'])
   if step:
     steps = (state.get('best_step') or steps) if step == 'best' else int(step)
-  forward = cost.of(config['model'], resolved['image_shape']).operations
+  forward = cost(config['model'], resolved['image_shape']).operations
   images = steps * config['data']['batch_size']
   return resolved['num_examples'], flops.exa_training(forward, images)
 

@@ -26,7 +26,8 @@ from vit_jax.config import DURATIONS
 from vit_jax.errors import DiskFull, Diverged, RunError, Stopped, UserError
 from vit_jax.lab import table
 from vit_jax.tools import out_folder
-from vit_jax.tools.inspect import cost, recipe
+from vit_jax.tools.inspect import recipe
+from vit_jax.tools.inspect.model import cost
 from vit_jax.train import program, progress, schema
 
 RESULT = 'result.json'  # in a run's folder: the row of results.csv, or why it diverged
@@ -177,7 +178,7 @@ def _check(config: dict, model: Mapping) -> None:
   except (RunError, ValueError):
     pass  # only the data tells the size
   else:
-    cost.of({'num_classes': getattr(source, 'num_classes', None) or 10, **model}, shape)
+    cost({'num_classes': getattr(source, 'num_classes', None) or 10, **model}, shape)
   if source is not None or config.get('epochs') is None:
     steps = config_lib.total_steps(config, len(source or ()), data['batch_size'])
     with reported('config.optim'):

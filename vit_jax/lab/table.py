@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vit_jax import config as config_lib
 from vit_jax.evaluators import declared
-from vit_jax.tools.inspect import cost
+from vit_jax.tools.inspect.model import cost
 from vit_jax.train import metrics as metrics_lib
 from vit_jax.train import status
 
@@ -30,7 +30,7 @@ def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
   """
   config = config_lib.read(folder)
   resolved, evals = config['resolved'], config['evals']
-  costs = cost.of(config['model'], resolved['image_shape'])
+  costs = cost(config['model'], resolved['image_shape'])
   rows, _ = metrics_lib.read_rows(folder / 'metrics.jsonl')
   starts = status.read_starts(folder) or [{}]
   return {

@@ -1,16 +1,13 @@
 """Parameters and GFLOPs of a model; a recipe's cost; the content of a file or a run.
 
-  vit_jax inspect vit:B/16
-  vit_jax inspect vit:L/16 --resolution 384 --set classifier=map --examples 303e6
-  vit_jax inspect --config vit_b16:variant=L/16 --examples 14e6
-  vit_jax inspect --config vit_b16 --mesh data=8,fsdp=4     # memory of each device
+  vit_jax inspect vit:L/16 [--resolution 384] [--set classifier=map] [--examples 303e6]
+  vit_jax inspect --config vit_b16:variant=L/16 [--examples 14e6] [--mesh data=8,fsdp=4]
   .venv-tpu/bin/vit_jax inspect --config vit_b16 --tpu v3:4x4
-  vit_jax inspect RUN            # config, checkpoints, the best one; or a FILE
-  vit_jax inspect --zoo          # published weights by short names
+  vit_jax inspect RUN|FILE
+  vit_jax inspect --zoo
 
-Numbers come from shapes: no parameter is allocated and no accelerator is used, so that a
-G/14 takes seconds on a laptop. --mesh and --tpu compile the training step: a minute or
-more.
+Numbers come from shapes: no parameter is allocated and no accelerator is used. --mesh and
+--tpu compile the training step, which takes a minute or more.
 """
 
 import math
@@ -20,7 +17,7 @@ import sys
 from vit_jax import cli
 from vit_jax.config import recipes
 from vit_jax.errors import UserError
-from vit_jax.tools.inspect import model, recipe, source, tpu
+from vit_jax.tools.inspect import tpu
 
 # Flags that go with each question, besides --json.
 _ALLOWED = {
@@ -37,12 +34,14 @@ def main(argv: list[str]) -> int:
   args, rest = parser.parse_known_args(argv)
   if unknown := [a for a in rest if not (args.config and a.startswith('--config.'))]:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}')
+  from vit_jax.tools.inspect import model, source
+
   question = _question(args, parser)
   subject = '--zoo' if args.zoo else args.config or args.model
   for name, value in vars(args).items():
     if name not in (*_ALLOWED[question], 'json') and value != parser.get_default(name):
-      given = value if name == 'model' else f'--{name}'
-      parser.error(f'{given} does not go with {subject}')
+      flag = value if name == 'model' else f'--{name}'
+      parser.error(f'{flag} does not go with {subject}')
   if question == 'zoo':
     record, text = model.zoo()
   elif question == 'config':
@@ -51,10 +50,8 @@ def main(argv: list[str]) -> int:
     record = source.describe(args.model, args.set)
     text = source.render(record)
   else:
-    classes = args.classes or None
-    record = model.describe(
-      args.model, args.resolution, classes, args.set, args.examples
-    )
+    options = args.resolution, args.classes or None, args.set, args.examples
+    record = model.describe(args.model, *options)
     text = model.render(record)
   if args.json:
     cli.print_json(record)
@@ -64,51 +61,48 @@ def main(argv: list[str]) -> int:
 
 
 def _question(args, parser) -> str:
+  from vit_jax.tools.inspect import source
+
   if args.zoo:
     return 'zoo'
   if args.config:
     return 'config'
   if args.model is None:
     parser.error('the following arguments are required: model, or --config')
+  if source.is_source(args.model):
+    return 'source'
   name = args.model.partition(':')[0]
-  is_source = source.is_source(args.model)
-  if name.endswith('.py') or (name in recipes() and not is_source):
-    raise UserError(
-      f'{args.model} is a config: write vit_jax inspect --config {args.model}.'
-    )
-  if '/' in name and not is_source:  # names of models have none there
-    raise UserError(
-      f'{args.model}: no such file or folder. A recipe is named after --config, '
-      'such as --config vit_b16.'
-    )
-  return 'source' if is_source else 'model'
+  if name.endswith('.py') or name in recipes():
+    raise UserError(f'{args.model} is a config: write --config {args.model}.')
+  if '/' in name:  # names of models have none there
+    raise UserError(f'{args.model}: no such file or folder; a recipe follows --config.')
+  return 'model'
 
 
 def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
   if args.tpu and args.mesh:
     raise UserError(
-      "--mesh goes without --tpu, whose mesh is the config's: --config.mesh.fsdp=4."
+      '--mesh: a slice has the mesh of the config, such as --config.mesh.fsdp=4.'
     )
   if args.examples == 0:
     raise UserError('--examples 0: an epoch has at least one image.')
   if args.tpu:
     tpu.prepare()
   if args.mesh:  # before JAX counts its devices
-    devices = math.prod(args.mesh.values())
-    os.environ['XLA_FLAGS'] = (
-      f'{os.environ.get("XLA_FLAGS", "")} '
-      f'--xla_force_host_platform_device_count={devices}'
-    )
+    count = f'--xla_force_host_platform_device_count={math.prod(args.mesh.values())}'
+    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {count}'
+  from vit_jax.tools.inspect import recipe
+
   config = recipe.load(args.config, assignments)
   record = {'config': args.config, **recipe.describe(config, args.examples)}
-  text = recipe.render(record, args.config)
+  texts = [recipe.render(record, args.config)]
   if args.mesh:
     record['memory'] = recipe.memory(config, record, args.mesh)
-    text += '\n\n' + recipe.render_memory(record['memory'])
+    texts.append(recipe.render_memory(record['memory']))
   if args.tpu:
     record['tpu'] = tpu.inspect(config, record, args.tpu)
-    text += '\n\n' + tpu.render(record['tpu'])
-  return record, text
+    texts.append(tpu.render(record['tpu']))
+  return record, '\n\n'.join(texts)
 
 
 def _mesh(text: str) -> dict[str, int]:
@@ -121,42 +115,21 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _parser() -> cli.Parser:
-  parser = cli.Parser(
-    'vit_jax inspect', description=__doc__.split('\n')[0], allow_abbrev=False
-  )
+  summary = __doc__.split('\n')[0]
+  parser = cli.Parser('vit_jax inspect', description=summary, allow_abbrev=False)
   add = parser.add_argument
-  add(
-    'model',
-    nargs='?',
-    help="'vit:B/16', a published name, a file of weights, or a run (RUN@best)",
-  )
+  add('model', nargs='?', help="'vit:B/16', a published name, a file, or a run")
   add('--zoo', action='store_true', help='list the published weights')
-  add(
-    '--config',
-    metavar='NAME|FILE.py[:ARGS]',
-    help='steps, epochs and compute of a recipe; --config.KEY=VALUE sets a key of it',
-  )
+  add('--config', metavar='NAME|FILE.py[:ARGS]', help='a recipe; --config.KEY=VALUE')
   add('--resolution', type=cli.resolution, default=(224, 224), help='224, or 224x160')
   add('--classes', type=cli.count, default=1000, help='0: no head')
   add('--set', action=cli.Fields, help='a field of the model: --set classifier=map')
-  add(
-    '--examples',
-    type=cli.count,
-    help='images of a training; with --config: of one epoch',
+  add('--examples', type=cli.count, help='of a training; with --config of an epoch')
+  add('--mesh', type=_mesh, metavar='AXIS=N,...', help='memory of each device')
+  slices = (
+    f'cycles and memory on a slice such as v3:16x16, of {", ".join(tpu.GENERATIONS)}'
   )
-  add(
-    '--mesh',
-    type=_mesh,
-    metavar='AXIS=N,...',
-    help='with --config: memory of each device of a mesh, such as data=64,fsdp=16',
-  )
-  add(
-    '--tpu',
-    metavar='SLICE',
-    help='with --config: cycles and memory on a slice such as v3:16x16, chips along '
-    'each axis, which need not be there (needs libtpu: make .venv-tpu). Generations: '
-    f'{", ".join(tpu.GENERATIONS)}',
-  )
+  add('--tpu', metavar='SLICE', help=slices)
   cli.add_json_option(parser)
   return parser
 

@@ -1,23 +1,49 @@
 """Parameters and operations of a model, from its shapes."""
 
 import functools
+import json
 import math
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from vit_jax import models, trees
+from vit_jax.tools.inspect import flops
+from vit_jax.weights import adapt
+from vit_jax.weights import zoo as weights_zoo
 
 
-def trace(module, shape: tuple[int, int, int]) -> tuple:
-  """Returns (forward, variables, images) of a model, the last two as shapes.
+class Cost(NamedTuple):
+  """Number of parameters, and operations of one image's forward pass, see `flops`."""
+
+  parameters: int
+  operations: int
+
+
+def cost(section: dict, image_shape: Sequence[int]) -> Cost:
+  """Returns the cost of a config's section `model`, with `num_classes`; nothing runs.
+
+  Args:
+    image_shape: [H, W, C].
+  """
+  return _cost(json.dumps(section, sort_keys=True), *image_shape)
+
+
+@functools.cache  # runs of an experiment often share their model
+def _cost(section: str, *shape: int) -> Cost:
+  forward, variables, images = _traced(models.build(**json.loads(section)), shape)
+  size = sum(x.size for x in jax.tree.leaves(variables['params']))
+  return Cost(size, flops.count(forward, variables, images))
+
+
+def _traced(module, shape: tuple[int, ...]) -> tuple:
+  """Returns (forward, variables, a batch of one image), the last two as shapes.
 
   A scanned stack has the same products and is traced as one block: `forward` and
   `variables` are those of the scanned model where there is one.
-
-  Args:
-    shape: [H, W, C] of an image. `images` is a batch of one, in float32.
   """
-  import jax
-
-  from vit_jax import models
-
   module = module.clone(scan=True) if hasattr(module, 'scan') else module
   images = jax.ShapeDtypeStruct((1, *shape), 'float32')
   return module.apply, models.shapes_of(module, shape), images
@@ -40,21 +66,12 @@ def describe(
   Returns:
     params; modules, {name: parameters}; tokens that the blocks see, None for models
     without; gflops, forward per image (see `flops`); exaflops of the training or None.
-
-  Raises:
-    UserError: for an unknown model or field, or a size that the patches do not tile.
   """
-  import jax
-
-  from vit_jax import models, trees
-  from vit_jax.tools.inspect import flops
-  from vit_jax.weights import adapt
-
   fields = dict(fields or {})
   if 'num_classes' in models.signature(name).parameters:  # else it has no head
     fields = {'num_classes': num_classes, **fields}
   module = models.build(name, **fields)
-  forward, variables, images = trace(module, (*resolution, 3))
+  forward, variables, images = _traced(module, (*resolution, 3))
   params = trees.flatten(variables['params'])
   if getattr(module, 'scan', None) is False:  # it was traced as one block
     unstack = functools.partial(adapt.unstack, family=models.family_of(module))
@@ -98,32 +115,23 @@ def render(record: dict) -> str:
   lines += [f'  {name:<34}{size:>15,}' for name, size in record['modules'].items()]
   lines += [f'  {"parameters":<34}{record["params"]:>15,}', '']
   if record['tokens']:
-    lines.append(f'  tokens per image          {record["tokens"]:>9,}')
-  lines.append(
-    f'  forward, per image        {record["gflops"]:>9.2f} GFLOPs '
-    '(products only, multiply-add = 2)'
-  )
+    lines.append(f'  {"tokens per image":<34}{record["tokens"]:>15,}')
+  lines.append(f'  {"GFLOPs forward, multiply-add = 2":<34}{record["gflops"]:>15.2f}')
   if record['exaflops'] is not None:
-    lines.append(
-      f'  training, {record["examples"]:.3g} images'.ljust(28)
-      + f'{record["exaflops"]:>9.4g} exaFLOPs (3 x forward)'
-    )
+    label = f'exaFLOPs of {record["examples"]:.3g} images, x 3'
+    lines.append(f'  {label:<34}{record["exaflops"]:>15.4g}')
   return '\n'.join(lines)
 
 
 def zoo() -> tuple[dict, str]:
   """Returns the published weights as (record, text)."""
-  from vit_jax.weights import zoo
-
-  entries = list(zoo.ENTRIES.values())
+  entries = list(weights_zoo.ENTRIES.values())
   rows = [('name', 'model', 'px', 'classes', 'data', 'format')]
   for e in entries:
     classes = str(e.classes or 'none')
     rows.append((e.name, e.model, str(e.resolution), classes, e.data, e.format))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    '  '.join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-    for row in rows
-  ]
+  cells = lambda row: (c.ljust(w) for c, w in zip(row, widths, strict=True))
+  lines = ['  '.join(cells(row)).rstrip() for row in rows]
   lines += ['', 'Pixels in [-1, 1]; Apache-2.0. Classes none: the published head is 0.']
   return {'zoo': [entry._asdict() for entry in entries]}, '\n'.join(lines)

@@ -3,11 +3,23 @@
 The number of training examples is an argument; only bundled sources are opened.
 """
 
+import math
 import os
 
-from vit_jax.check import reported
+import jax
+
+from vit_jax import check, models, optim, sharding, tasks
+from vit_jax import config as config_lib
+from vit_jax.data import pipeline, sources
+from vit_jax.data.features import Feature, LabelFeature, own_classes
+from vit_jax.data.ops import arguments, registry
 from vit_jax.errors import UserError
 from vit_jax.registry import Registry
+from vit_jax.tools.inspect import flops
+from vit_jax.tools.inspect.model import cost
+from vit_jax.train import runtime, schema
+from vit_jax.train.trainer import Trainer
+from vit_jax.weights import complete, from_section, zoo
 
 # Features of an example that has other outputs than a label, where its source is closed.
 _FEATURES = Registry('outputs', {'boxes': 'vit_jax.detection.data.objects:BOXES'})
@@ -22,13 +34,7 @@ def load(spec: str, assignments: list[str]) -> dict:
 
   Args:
     assignments: 'optim.lr=3e-4', as after `--config.` on the command line.
-
-  Raises:
-    UserError: as a run would, for anything in the config.
   """
-  from vit_jax import config as config_lib
-  from vit_jax.train import schema
-
   config = config_lib.load(spec)
   config_lib.override(config, assignments)
   return schema.check({**config, 'model': _model(config)})
@@ -36,9 +42,6 @@ def load(spec: str, assignments: list[str]) -> dict:
 
 def _model(config: dict) -> dict:
   """Returns the section `model`, its name filled in by the weights."""
-  from vit_jax import check, models
-  from vit_jax.weights import complete, from_section, zoo
-
   check.check('config.model', model := config.get('model', {}), dict)
   weights = config.get('weights')
   if not weights or 'name' in model or not weights.get('source'):
@@ -50,9 +53,8 @@ def _model(config: dict) -> dict:
   if os.path.exists(os.path.expanduser(weights['source'])):
     return complete(model, from_section(**weights))
   raise UserError(
-    f'config.weights.source={weights["source"]!r} is neither a path nor a name of the zoo '
-    'here, so that the model is unknown. Name it: --config.model.name=vit '
-    '--config.model.variant=B/16.'
+    f'config.weights.source={weights["source"]!r} is not here, and so the model unknown: '
+    'name it with --config.model.name=vit --config.model.variant=B/16.'
   )
 
 
@@ -63,31 +65,20 @@ def describe(config: dict, examples: int | None = None) -> dict:
     examples: of one epoch; None: those of the source, where it opens at once.
 
   Returns:
-    model, fields, resolution [H, W], channels; classes, or None where they are unknown
-    (the head is then left out of all sums); params, gflops (forward, per image); source,
-    split, train_examples or None; batch_size, steps, epochs or None, examples (steps x
-    batch_size), exaflops of the training as if all parameters were trained; tune, the
-    method; beside, the task's own part of the parameters, which is in none of the sums,
-    or None; features, {name: [shape, dtype]} of an example besides its image.
-
-  Raises:
-    UserError: where the number of steps depends on an unknown number of examples, where
-      `pp` leaves the size of the images open, or where the optimizer refuses.
+    The numbers that `render` prints. classes is None where it is unknown, and then the
+    head is in none of the sums, as is `beside`, the task's own part of the parameters.
+    features is {name: [shape, dtype]} of an example besides its image.
   """
-  from vit_jax import check, models, optim, tasks
-  from vit_jax import config as config_lib
-  from vit_jax.tools.inspect import cost, flops
-
   data, model = config['data'], dict(config['model'])
   source = opened(data)
   epoch, classes = _size(config, source, examples)
   batch = data['batch_size']
   check.check('config.data.batch_size', batch, check.Count)
   steps = config_lib.total_steps(config, epoch or 0, batch)
-  with reported('config.optim'):  # a schedule may refuse so few steps
+  with check.reported('config.optim'):  # a schedule may refuse so few steps
     optim.build(**config['optim'], total_steps=steps, family=models.family(**model))
   *resolution, channels = image_shape(data['pp'], source)
-  size = cost.of({'num_classes': classes, **model}, (*resolution, channels))
+  size = cost({'num_classes': classes, **model}, (*resolution, channels))
   name, variant = model.pop('name'), model.pop('variant', None)
   classes = model.pop('num_classes', classes)
   return {
@@ -112,30 +103,22 @@ def describe(config: dict, examples: int | None = None) -> dict:
   }
 
 
-def trainer(config: dict, record: dict, mesh):
+def trainer(config: dict, record: dict, mesh) -> Trainer:
   """Returns the `Trainer` of a checked config on a mesh, from shapes alone.
 
   Args:
     record: of `describe`.
     mesh: its devices may be fake, or described.
   """
-  import jax
-
-  from vit_jax import tasks
-  from vit_jax.data import pipeline
-  from vit_jax.train.trainer import Trainer
-
   if tasks.classifies(config) and record['classes'] is None:
     raise UserError(
-      f'The classes of {record["source"]!r} are unknown without opening it: set '
-      '--config.model.num_classes=K.'
+      f'The classes of {record["source"]!r} are unknown: --config.model.num_classes=K.'
     )
   batch = record['batch_size']
   parts = mesh.shape['data'] * mesh.shape['fsdp'] * config['optim'].get('accum', 1)
   if batch % parts:
     raise UserError(
-      f'config.data.batch_size={batch}: expected a multiple of {parts}, mesh data x fsdp '
-      f'x optim.accum, such as {max(batch // parts, 1) * parts}.'
+      f'config.data.batch_size={batch} is no multiple of {parts}, data x fsdp x accum.'
     )
   image = [*record['resolution'], record['channels']]
   features = {'image': (image, 'uint8'), 'mask': ([], 'float32'), **record['features']}
@@ -149,21 +132,11 @@ def trainer(config: dict, record: dict, mesh):
 
 
 def memory(config: dict, record: dict, axes: dict[str, int]) -> dict:
-  """Compiles the step for fake CPU devices.
-
-  Args:
-    axes: {'data': 8, 'fsdp': 4} of the mesh.
+  """Compiles the step for fake CPU devices on a mesh such as {'data': 8, 'fsdp': 4}.
 
   Returns:
     mesh, devices, and bytes of a device as XLA plans them: see `runtime.memory`.
   """
-  import math
-
-  import jax
-
-  from vit_jax import sharding
-  from vit_jax.train import runtime
-
   devices = math.prod(axes.values())
   mesh = sharding.make_mesh(**{'data': 1, **axes}, devices=jax.devices()[:devices])
   with jax.set_mesh(mesh):
@@ -180,8 +153,7 @@ def render_memory(record: dict) -> str:
   return (
     f'  Each of {record["devices"]} devices ({axes}) needs {gib("bytes")}: state and batch '
     f'{gib("argument_bytes")}, temporaries {gib("temp_bytes")}.\n'
-    '  As XLA plans it for CPUs, where bfloat16 is computed in float32: an accelerator has '
-    'down to\n  half of these temporaries.'
+    '  An accelerator needs down to half of these temporaries in bfloat16.'
   )
 
 
@@ -189,16 +161,7 @@ def _features(config: dict, source, size: list[int], classes) -> dict[str, list]
   """Returns {name: [shape, dtype]} of an example besides its image.
 
   No op resizes the other features, so that their shapes are those of the batch.
-
-  Args:
-    source: of `opened`, or None.
-    size: [H, W] of the images.
-    classes: their number, or None.
   """
-  from vit_jax import tasks
-  from vit_jax.data.features import Feature, LabelFeature
-  from vit_jax.data.ops import registry
-
   ops, outputs = registry.parse(config['data']['pp']), tasks.outputs(config)
   if source is not None:
     declared = source.features
@@ -224,8 +187,6 @@ def _features(config: dict, source, size: list[int], classes) -> dict[str, list]
 
 def opened(data: dict):
   """Returns the source of a section `data` where it opens at once, else None."""
-  from vit_jax.data import sources
-
   if str(data['source']).partition(':')[0] not in _FREE:
     return None
   options = data.get('source_options') or {}
@@ -235,9 +196,6 @@ def opened(data: dict):
 
 def _size(config, source, examples) -> tuple[int | None, int | None]:
   """Returns (examples of an epoch, classes for the head), None where unknown."""
-  from vit_jax import tasks
-  from vit_jax.data.features import own_classes
-
   data = config['data']
   classes = len(data['classes']) if data.get('classes') else None
   if source is not None:
@@ -245,8 +203,7 @@ def _size(config, source, examples) -> tuple[int | None, int | None]:
     examples, classes = examples or len(source), len(own) if own else source.num_classes
   elif examples is None and config.get('epochs') is not None:
     raise UserError(
-      f'The number of examples of {data["source"]!r}, {data["split"]}, is unknown without '
-      'opening it: pass --examples N, the number of one epoch.'
+      f'The size of an epoch of {data["source"]!r} is unknown: pass --examples N.'
     )
   return examples, classes if tasks.classifies(config) else None
 
@@ -256,12 +213,7 @@ def image_shape(pp: str, source=None) -> tuple[int, int, int]:
 
   Args:
     source: a `data.base.Source` whose images have a shape, where one is open.
-
-  Raises:
-    UserError: if no op gives the images one size.
   """
-  from vit_jax.data.ops import arguments, registry
-
   shape = getattr(source, 'image_shape', None)
   size, channels = (shape[:2], shape[2]) if shape else (None, 3)
   for op in registry.parse(pp):
@@ -274,9 +226,7 @@ def image_shape(pp: str, source=None) -> tuple[int, int, int]:
       size = tuple(side - 2 * options['pixels'] for side in size)
     channels = options.get('channels', channels)
   if size is None:
-    raise UserError(
-      f'pp {pp!r} leaves the size of the images open: add resize(size) or a crop.'
-    )
+    raise UserError(f'pp {pp!r} leaves the size of images open: add resize(size).')
   return (*size, channels)
 
 
@@ -284,27 +234,22 @@ def render(record: dict, spec: str) -> str:
   """Returns the record of `describe` as text."""
   height, width = record['resolution']
   epoch = record['train_examples']
-  rows = [
-    ('model', f'{record["model"]} at {height}x{width} px'),
-    ('parameters', f'{record["params"]:,}'),
-    ('data', f'{record["source"]}, {record["split"]}'),
-    ('examples of an epoch', f'{epoch:,}' if epoch else 'unknown (--examples)'),
-    ('batch size', f'{record["batch_size"]:,}'),
-    ('steps', f'{record["steps"]:,}'),
-    ('epochs', f'{record["epochs"]:.4g}' if epoch else 'unknown'),
-    ('examples', f'{record["examples"]:,}'),
-    ('forward, per image', f'{record["gflops"]:.4g} GFLOPs'),
-    ('whole training', f'{record["exaflops"]:.4g} exaFLOPs (3 x forward)'),
-  ]
+  rows = {
+    'model': f'{record["model"]} at {height}x{width} px',
+    'parameters': f'{record["params"]:,}',
+    'data': f'{record["source"]}, {record["split"]}',
+    'examples of an epoch': f'{epoch:,}' if epoch else 'unknown (--examples)',
+    'batch size': f'{record["batch_size"]:,}',
+    'steps': f'{record["steps"]:,}',
+    'epochs': f'{record["epochs"]:.4g}' if epoch else 'unknown',
+    'examples': f'{record["examples"]:,}',
+    'forward, per image': f'{record["gflops"]:.4g} GFLOPs',
+    'whole training': f'{record["exaflops"]:.4g} exaFLOPs (3 x forward)',
+  }
   if record['tune'] != 'full':
-    rows.append(('', f'less with tune.method={record["tune"]}'))
-  lines = [spec, ''] + [f'  {label:<22}{value}' for label, value in rows]
+    rows['tune'] = f'{record["tune"]}: fewer exaFLOPs than that'
   if record['beside']:
-    lines += [
-      '',
-      f'  Parameters that the task {record["beside"]} adds are not counted.',
-    ]
+    rows['not counted'] = f'parameters that the task {record["beside"]} adds'
   elif record['classes'] is None:
-    lines += ['', '  The classes are unknown: the head is not counted.']
-    lines[-1] += ' --config.model.num_classes=K'
-  return '\n'.join(lines)
+    rows['not counted'] = 'the head: --config.model.num_classes=K'
+  return '\n'.join([spec, '', *(f'  {label:<22}{x}' for label, x in rows.items())])

@@ -4,7 +4,11 @@ import math
 import os
 from pathlib import Path
 
+from vit_jax import config as config_lib
+from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
+from vit_jax.train import status
+from vit_jax.weights import readers, runs, zoo
 
 _NAMES = 5  # class names that the text shows
 _STATES = {
@@ -14,8 +18,6 @@ _STATES = {
 
 def is_source(name: str) -> bool:
   """Returns whether a name is of weights, and not of a model: a path, URL or zoo name."""
-  from vit_jax.weights import readers, runs, zoo
-
   return (
     os.path.exists(os.path.expanduser(name))
     or name in zoo.ENTRIES
@@ -27,10 +29,9 @@ def is_source(name: str) -> bool:
 
 
 def describe(source: str, fields: dict) -> dict:
-  """Describes the content of a source.
+  """Describes the content of a source, as `vit_jax.load` takes it.
 
   Args:
-    source: as `vit_jax.load` takes it.
     fields: of the model, that the file lacks, such as its `num_heads`.
 
   Returns:
@@ -38,12 +39,7 @@ def describe(source: str, fields: dict) -> dict:
     None, pp or None, params (their number), shapes {name: shape}. Of a run also config,
     state, total_steps, steps [{step, metrics}], metric and best, the step read, and
     trained, the number of parameters that it stores.
-
-  Raises:
-    UserError: for a source that cannot be read.
   """
-  from vit_jax.weights import runs
-
   if (run := runs.find(source)) is None:
     return _describe_file(source, fields)
   if fields:
@@ -52,31 +48,28 @@ def describe(source: str, fields: dict) -> dict:
 
 
 def _describe_file(source: str, fields: dict) -> dict:
-  from vit_jax import trees, weights
-
-  weights_of = weights.read(source, **fields)
-  params = {n: x for n, x in weights_of.flat.items() if not trees.is_statistic(n)}
+  loaded = weights.read(source, **fields)
+  params = {n: x for n, x in loaded.flat.items() if not trees.is_statistic(n)}
   shapes = {name: list(x.shape) for name, x in params.items()}
+  plain = (str, int, float, bool, list, tuple, type(None))  # in JSON
   return {
     'source': source,
-    'format': weights_of.format,
-    'model': weights_of.family,
-    'fields': _plain(weights_of.fields),
-    'image_size': weights_of.image_size and list(weights_of.image_size),
-    'channels': weights_of.channels,
-    'class_names': weights_of.class_names,
-    'pp': weights_of.pp,
+    'format': loaded.format,
+    'model': loaded.family,
+    'fields': {
+      k: v if isinstance(v, plain) else str(v) for k, v in loaded.fields.items()
+    },
+    'image_size': loaded.image_size and list(loaded.image_size),
+    'channels': loaded.channels,
+    'class_names': loaded.class_names,
+    'pp': loaded.pp,
     'params': _count(shapes),
     'shapes': shapes,
-    'unused': weights_of.unused,
+    'unused': loaded.unused,
   }
 
 
 def _describe_run(source: str, folder: Path, choice: str | None) -> dict:
-  from vit_jax import config as config_lib
-  from vit_jax.train import status
-  from vit_jax.weights import runs
-
   config = config_lib.read(folder)
   saved = runs.Steps(folder, config)
   step = saved.choose(source, choice)
@@ -112,13 +105,12 @@ def _describe_run(source: str, folder: Path, choice: str | None) -> dict:
 def render(record: dict) -> str:
   """Returns the record of `describe` as text."""
   lines = [f'{record["source"]}: {record["format"]} {record["model"]}', '']
-  names = record['class_names']
+  size, names = record['image_size'], record['class_names'] or []
   facts = {
-    'fields': ', '.join(f'{k}={v}' for k, v in record['fields'].items()),
-    'images': _images(record),
-    'classes': names
-    and f'{len(names)}: {", ".join(names[:_NAMES])}'
-    + (', ...' if len(names) > _NAMES else ''),
+    'fields': _pairs(record['fields']),
+    'images': f'{f"{size[0]}x{size[1]}" if size else "unknown"} px, channels: '
+    f'{record["channels"]}',
+    'classes': names and f'{len(names)}: {", ".join(names[:_NAMES])}',
     'pp': record['pp'],
     'parameters': f'{record["params"]:,}',
     'unused': ', '.join(record.get('unused', [])),
@@ -133,28 +125,25 @@ def render(record: dict) -> str:
   return '\n'.join(lines)
 
 
-def _images(record: dict) -> str:
-  size = record['image_size']
-  size = f'{size[0]}x{size[1]} px' if size else 'of unknown size'
-  return f'{size}, {record["channels"]} channel{"s" * (record["channels"] > 1)}'
+def _pairs(section: dict) -> str:
+  return ', '.join(f'{key}={value}' for key, value in section.items())
 
 
 def _run_facts(record: dict) -> dict:
-  config, checkpoints = record['config'], []
+  config, metric, checkpoints = record['config'], record['metric'], []
   for row in record['steps']:
-    value = (row['metrics'] or {}).get(record['metric'])
-    remarks = [
-      *([f'{record["metric"]} {value:.4g}'] if value is not None else []),
-      *(['the best'] if row['step'] == record['best'] else []),
-      *(['damaged'] if row['metrics'] is None else []),
-    ]
-    text = f'step {row["step"]:,}'
-    checkpoints.append(f'{text} ({", ".join(remarks)})' if remarks else text)
+    text = f'{row["step"]:,}'
+    if row['metrics'] is None:
+      text += ' (damaged)'
+    elif metric in row['metrics']:
+      best = ', the best' * (row['step'] == record['best'])
+      text += f' ({metric} {row["metrics"][metric]:.4g}{best})'
+    checkpoints.append(text)
   facts = {
     'data': f'{config["data"]["source"]}, {config["data"].get("split", "")}',
-    'optim': ', '.join(f'{k}={v}' for k, v in config['optim'].items()),
+    'optim': _pairs(config['optim']),
+    'tune': _pairs(config.get('tune', {})),
     'state': _STATES.get(record['state'], record['state']),
-    'tune': _tune(config),
     'steps': f'{record["total_steps"]:,}',
     'checkpoints': ', '.join(checkpoints) or 'none',
     'read': None if record['step'] is None else f'step {record["step"]:,}',
@@ -165,34 +154,16 @@ def _run_facts(record: dict) -> dict:
   return facts
 
 
-def _tune(config: dict) -> str | None:
-  section = config.get('tune', {})
-  if section.get('method', 'full') == 'full':
-    return None
-  return ', '.join(f'{key}={value}' for key, value in section.items())
-
-
 def _grouped(model: str, shapes: dict) -> list[tuple[str, str]]:
   """Returns (name, shape), one row for the blocks that differ in their number alone."""
-  from vit_jax import models
-
   family, rows = models.family(model), {}
   for name, shape in shapes.items():
     stacked = family.stacked(name)
     key = (stacked[0] if stacked else name, tuple(shape))
     rows.setdefault(key, []).append(name)
-  text = []
-  for (_, shape), names in rows.items():
-    times = f' x{len(names)}' if len(names) > 1 else ''
-    text.append((names[0], f'{shape}{times}'))
-  return text
+  times = lambda names: f' x{len(names)}' if len(names) > 1 else ''
+  return [(names[0], f'{shape}{times(names)}') for (_, shape), names in rows.items()]
 
 
 def _count(shapes: dict) -> int:
   return sum(math.prod(shape) for shape in shapes.values())
-
-
-def _plain(fields: dict) -> dict:
-  """Returns fields as JSON can hold them."""
-  kinds = (str, int, float, bool, list, tuple, type(None))
-  return {k: v if isinstance(v, kinds) else str(v) for k, v in fields.items()}

@@ -1,0 +1,141 @@
+"""The instructions of a program that XLA compiled for a TPU, read from its text."""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{\s*$')
+_INSTRUCTION = re.compile(
+  r'^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$'
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_UNTIL = re.compile(r'ROOT .* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT')
+_CALLED = re.compile(
+  r'(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)'
+)
+_SHAPE = re.compile(r'([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(:[^}]*)?\})?')
+_COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all')
+_COLLECTIVES += ('collective-permute', 'collective-broadcast')
+# Operations that move nothing, or whose time is that of what they call or wait for.
+FREE = {
+  'parameter',
+  'constant',
+  'tuple',
+  'get-tuple-element',
+  'bitcast',
+  'while',
+  'call',
+}
+FREE |= {'conditional', 'after-all', 'partition-id', 'replica-id', 'domain', 'infeed'}
+FREE |= {'opt-barrier', 'add-dependency', 'outfeed', 'rng-get-and-update-state'}
+_FREE_CALLS = ('AllocateBuffer', 'AssumeGatherIndicesInBound', 'Sharding', 'Bitcast')
+
+
+class Instruction(NamedTuple):
+  """One instruction of a compiled program.
+
+  Attributes:
+    times: runs in one call of the program. text: its line.
+  """
+
+  name: str
+  shape: str
+  opcode: str
+  operands: tuple[str, ...]
+  text: str
+  times: int
+
+
+def instructions(text: str) -> Iterator[Instruction]:
+  """Yields the instructions of ENTRY and of what it calls, without the inside of fusions.
+
+  A loop's body runs as often as the program says, once if it does not.
+  """
+  bodies, entry = computations(text)
+
+  def walk(name, times):
+    for line in bodies.get(name, ()):
+      if not (match := _INSTRUCTION.match(line)):
+        continue
+      operands = tuple(re.findall(r'%([\w.\-]+)', match[4].split('), ')[0]))
+      yield Instruction(match[1], match[2], match[3], operands, line, times)
+      if match[3] == 'while':
+        for body in re.findall(r'body=%?([\w.\-]+)', line):
+          yield from walk(body, times * _trips(line, bodies))
+      elif match[3] in ('call', 'conditional', 'async-start'):
+        branches = re.search(r'branch_computations=\{([^}]*)\}', line)
+        names = re.findall(r'[\w.\-]+', branches[1]) if branches else []
+        for other in [*_CALLED.findall(line), *names]:
+          yield from walk(other, times)
+
+  yield from walk(entry, 1)
+
+
+def _trips(line: str, bodies: dict[str, list[str]]) -> int:
+  if known := _TRIPS.search(line):
+    return int(known[1])
+  # A counter from 0 that is compared with a constant.
+  condition = re.search(r'condition=%?([\w.\-]+)', line)
+  lines = bodies.get(condition[1], []) if condition else []
+  for until in filter(None, map(_UNTIL.search, lines)):
+    value = re.compile(rf'%?{re.escape(until[1])} = [su]32\S* constant\((\d+)\)')
+    for constant in filter(None, map(value.search, lines)):
+      return int(constant[1])
+  return 1
+
+
+def computations(text: str) -> tuple[dict[str, list[str]], str]:
+  """Returns ({name: lines}, name of ENTRY)."""
+  bodies, entry, lines = {}, '', None
+  # A kernel's metadata is printed on lines of its own.
+  text = re.sub(r'kernel_metadata=\{\n(.*)\n\}', r'kernel_metadata={\1}', text)
+  for line in text.splitlines():
+    if not line.startswith((' ', '}')) and (head := _HEAD.match(line)):
+      lines = bodies[head[2]] = []
+      entry = head[2] if head[1] else entry
+    elif line.startswith('}'):
+      lines = None
+    elif lines is not None:
+      lines.append(line)
+  return bodies, entry
+
+
+def padded_bytes(shape: str, off_chip: bool = False) -> int:
+  """Returns the bytes of 'bf16[64,197,768]{2,1,0:T(8,128)(2,1)}' as it lies in memory.
+
+  The axes that vary fastest are padded to the tile, (8, 128) here. A tuple is the sum of
+  its parts.
+
+  Args:
+    off_chip: leaves out arrays that lie on the chip, `S(1)`.
+  """
+  total = 0
+  for dtype, dims, order, tiling in _SHAPE.findall(shape):
+    if off_chip and 'S(' in tiling:
+      continue
+    sizes = [int(n) for n in dims.split(',')] if dims else []
+    minor = [int(n) for n in order.split(',')] if order else []
+    if (tile := re.match(r':T\(([\d,]+)\)', tiling)) and minor:
+      units = [int(n) for n in tile[1].split(',')]
+      for axis, unit in zip(minor, reversed(units), strict=False):
+        sizes[axis] = -(-sizes[axis] // unit) * unit
+    digits = re.search(r'\d+', dtype)
+    bits = {'s4': 4, 'u4': 4, 'token': 0}.get(dtype, int(digits[0]) if digits else 8)
+    total += math.prod(sizes) * bits // 8
+  return total
+
+
+def moved_bytes(
+  run: Instruction, shapes: dict[str, str], off_chip: bool = False
+) -> int:
+  """Returns the bytes that an instruction reads and writes; an operand counts once."""
+  operands = (shapes.get(name, '') for name in dict.fromkeys(run.operands))
+  return sum(padded_bytes(shape, off_chip) for shape in (run.shape, *operands))
+
+
+def is_free(run: Instruction) -> bool:
+  """Whether an instruction takes no time here: it runs beside others, or moves nothing."""
+  beside = run.opcode.endswith(('-start', '-done'))
+  calls = run.opcode == 'custom-call' and any(name in run.text for name in _FREE_CALLS)
+  return beside or calls or run.opcode in (*FREE, *_COLLECTIVES)
