@@ -31,14 +31,14 @@ def main(argv: list[str]) -> int:
     print(f'Run folder: {workdir}', flush=True)
     command = shlex.join(['vit_jax', 'train', *argv])
     status, rows = program.train(config, workdir, command, args.config)
-    page = None
+    address = None
     if config.get('log', {}).get('report', True):
-      from vit_jax.tools.report import automatic
+      from vit_jax.tools.report import page
 
-      page = automatic.write(workdir)
+      address = page.write(workdir)
     seconds = time.perf_counter() - start
     folder = files.path(workdir)
-    text = progress.summary(rows, status, config, folder, seconds, page)
+    text = progress.summary(rows, status, config, folder, seconds, address)
     print(text, flush=True)
   return 0
 

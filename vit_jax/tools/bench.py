@@ -64,36 +64,29 @@ class Subject:
   """A model to measure, before any batch size: shapes only.
 
   Attributes:
-    name: such as 'vit:B/16'. dtype: of compute.
+    name: such as 'vit:B/16'. dtype: of compute. size: (H, W) of the images.
+    section, tune: of a config.
     params: number of parameters, with those that tuning adds.
     flops: of the forward pass of one image, see `inspect.flops`.
   """
 
   def __init__(self, name: str, dtype: str, size, fields: dict, section: dict):
-    """Builds the model.
-
-    Args:
-      size: (H, W) of the images.
-      fields: of the model, 1,000 classes unless they say otherwise.
-      section: the config's `tune`, or {}.
-    """
     import jax
 
     from vit_jax import models, tune
     from vit_jax.tools.inspect import flops
 
     self.name, self.dtype, self.size = name, dtype, size
-    family, variant, known = models.parse_name(name)
+    family, variant, own = models.parse_name(name)
     self.section = {'name': family, 'variant': variant, 'num_classes': 1000}
-    self.section |= {**known, **fields, 'dtype': dtype}
+    self.section |= {**own, **fields, 'dtype': dtype}
     self.tune = {'method': 'full', **section}
     model = models.build(**self.section)
-    self._model, _ = tune.attach(
-      model, models.family_of(model), (*size, 3), **self.tune
-    )
-    self.shapes = models.shapes_of(self._model, (*size, 3))
+    shape = (*size, 3)
+    self._model, _ = tune.attach(model, models.family_of(model), shape, **self.tune)
+    self.shapes = models.shapes_of(self._model, shape)
     self.params = sum(x.size for x in jax.tree.leaves(self.shapes['params']))
-    image = jax.ShapeDtypeStruct((1, *size, 3), 'float32')
+    image = jax.ShapeDtypeStruct((1, *shape), 'float32')
     self.flops = flops.count(self.logits, self.shapes, image)
 
   def logits(self, variables, images):
@@ -109,11 +102,10 @@ class Subject:
     """Returns the shapes of a batch for training."""
     import jax
 
-    shapes = {'image': ((*self.size, 3), 'uint8'), 'label': ((), 'int32')}
-    shapes['mask'] = ((), 'float32')
     return {
-      name: jax.ShapeDtypeStruct((batch, *shape), dtype)
-      for name, (shape, dtype) in shapes.items()
+      'image': jax.ShapeDtypeStruct((batch, *self.size, 3), 'uint8'),
+      'label': jax.ShapeDtypeStruct((batch,), 'int32'),
+      'mask': jax.ShapeDtypeStruct((batch,), 'float32'),
     }
 
 
@@ -200,9 +192,8 @@ def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:
   """Measures one mode, dtype and batch size.
 
   Returns:
-    model, mode, dtype, batch, params, gflops, and images_per_s, step_s (median, min and
-    max of the turns), compile_s, memory_bytes and flops_per_s (None where tuning trains
-    a part); or `error`, where the device has too little memory.
+    A row of the table; its flops_per_s is None where tuning trains a part. Or `error`,
+    where the device has too little memory.
   """
   row = {'model': subject.name, 'mode': mode, 'dtype': subject.dtype, 'batch': batch}
   row |= {'params': subject.params, 'gflops': subject.flops / 1e9}
@@ -255,11 +246,8 @@ def matrix_peak(dtype: str) -> dict:
       start = time.perf_counter()
       product(a, a).block_until_ready()
       seconds = min(seconds, time.perf_counter() - start)
-    best = max(
-      best,
-      {'flops_per_s': 2 * size**3 / seconds, 'size': size},
-      key=lambda found: found['flops_per_s'],
-    )
+    if (rate := 2 * size**3 / seconds) > best['flops_per_s']:
+      best = {'flops_per_s': rate, 'size': size}
     if seconds > 0.5:
       break
   return best
@@ -272,11 +260,10 @@ def machine() -> dict:
   from vit_jax.machine import cores
   from vit_jax.version import __version__
 
-  load = round(os.getloadavg()[0], 2) if hasattr(os, 'getloadavg') else None
   return {
     'device': jax.local_devices()[0].device_kind,
     'cores': cores(),
-    'load': load,
+    'load': round(os.getloadavg()[0], 2),
     'versions': {'vit_jax': __version__, 'jax': jax.__version__},
   }
 
@@ -312,19 +299,17 @@ def _rng():
 
 def _table(record: dict) -> str:
   rows, where = record['rows'], record['machine']
-  peaks = (
-    f'{dtype} {peak["flops_per_s"] / 1e12:.3g} TFLOP/s at {peak["size"]}'
-    for dtype, peak in record['peak'].items()
+  first, peaks = rows[0], record['peak'].items()
+  rates = (
+    f'{d} {p["flops_per_s"] / 1e12:.3g} TFLOP/s at {p["size"]}' for d, p in peaks
   )
+  head = f'{"mode":8}{"dtype":10}{"batch":>6}{"images/s":>11}{"step (min-max) ms":>27}'
   return '\n'.join(
     [
-      f'{rows[0]["model"]}: {rows[0]["params"]:,} parameters, '
-      f'{rows[0]["gflops"]:.3g} GFLOPs forward',
+      f'{first["model"]}: {first["params"]:,} parameters, {first["gflops"]:.3g} GFLOPs',
       f'{where["device"]}, {where["cores"]} cores, load {where["load"]}; peak '
-      + ', '.join(peaks),
-      '',
-      f'{"mode":8}{"dtype":10}{"batch":>6}{"images/s":>11}{"step (min-max) ms":>27}'
-      f'{"compile":>10}{"memory":>11}{"MFU":>8}',
+      f'{", ".join(rates)}\n',
+      f'{head}{"compile":>10}{"memory":>11}{"MFU":>8}',
       *map(_row, rows),
     ]
   )
@@ -348,19 +333,13 @@ def _parse(argv: list[str]):
   add('model', metavar='MODEL', help="'vit:B/16', or a name such as mixer_b16_224")
   add('--mode', type=cli.words(MODES), default=list(MODES), help='train,forward')
   add('--dtype', type=cli.words(DTYPES), help='float32 (default on CPUs) or bfloat16')
-  add(
-    '--batch',
-    type=lambda text: [cli.positive(word) for word in text.split(',')],
-    metavar='N[,N...]',
-    help='images of a step; default 8 on CPUs, 128 elsewhere',
-  )
+  batches = lambda text: [cli.positive(word) for word in text.split(',')]
+  batch = 'images of a step; default 8 on CPUs, 128 elsewhere'
+  add('--batch', type=batches, metavar='N[,N...]', help=batch)
   add('--resolution', type=cli.resolution, default=(224, 224), help='224, or 224x160')
   add('--steps', type=cli.positive, help='of a row; default: as many as take 10 s')
-  for flag, help in (
-    ('--set', 'a field of the model: --set remat=full'),
-    ('--tune', 'a key of config.tune: --tune method=lora --tune rank=8'),
-  ):
-    add(flag, action=cli.Fields, help=help)
+  add('--set', action=cli.Fields, help='a field of the model: --set remat=full')
+  add('--tune', action=cli.Fields, help='a key of config.tune: --tune method=lora')
   cli.add_json_option(parser)
   args = parser.parse_args(argv)
   if args.tune and 'method' not in args.tune:

@@ -23,7 +23,7 @@ from vit_jax.version import __version__
 
 # Modules without which nothing works; imported, as an installed package may be broken.
 NEEDED = ('numpy', 'jax', 'flax', 'optax', 'orbax.checkpoint', 'ml_collections', 'PIL')
-# Module -> (its extra, what it is for); only looked up: TensorFlow alone takes seconds.
+# Module -> (its extra, its use); only looked up: TensorFlow alone takes seconds.
 OPTIONAL = {
   'tensorflow': ('tf', 'preprocessing, TFRecords'),
   'tensorflow_datasets': (None, 'data sets by name'),
@@ -44,11 +44,8 @@ ACCELERATORS = {
 def main(argv: list[str]) -> int:
   """Prints the report or its JSON; returns 0 if training works here, else 1."""
   parser = cli.Parser('vit_jax doctor', description=__doc__.split('\n')[0])
-  parser.add_argument(
-    '--expect',
-    choices=('cpu', 'gpu', 'tpu'),
-    help='fail unless JAX computes on these devices',
-  )
+  platforms = ('cpu', 'gpu', 'tpu')
+  parser.add_argument('--expect', choices=platforms, help='fail on other devices')
   cli.add_json_option(parser)
   args = parser.parse_args(argv)
   record = examine(args.expect)
@@ -68,7 +65,7 @@ def examine(expected: str | None = None) -> dict:
   """
   packages = {name: _import(name) for name in NEEDED}
   missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
-  broken = [name for name, found in packages.items() if found['problem']]
+  broken = [name for name, package in packages.items() if package['problem']]
   step, devices = {'ok': False, 'error': 'not tried: see the packages'}, []
   if not broken:
     devices, step = _devices(), smoke_test()
@@ -80,9 +77,8 @@ def examine(expected: str | None = None) -> dict:
     advice.append(f'{name} (for {purpose}): {install_command(extra)}')
   for extra, (label, kind, patterns) in ACCELERATORS.items():
     if devices and kind not in platforms and any(map(glob.glob, patterns)):
-      advice.append(
-        f'A {label} is here, but JAX does not see it: {install_command(extra)}'
-      )
+      hint = install_command(extra)
+      advice.append(f'A {label} is here, but JAX does not see it: {hint}')
   return {
     'ok': not broken and step['ok'] and lacks is None,
     'lacks': lacks,
@@ -117,8 +113,7 @@ def smoke_test() -> dict:
     before, after = _train_one_step()
     error = None if after < before else f'the loss went from {before} to {after}'
   except Exception as failure:  # reported, whatever it is
-    lines = str(failure).strip().splitlines()
-    error = f'{type(failure).__name__}: {lines[0] if lines else ""}'
+    error = f'{type(failure).__name__}: {failure}'.partition('\n')[0]
   seconds = round(time.perf_counter() - start, 2)
   return {'ok': error is None, 'seconds': seconds, 'error': error}
 
@@ -127,28 +122,24 @@ def _train_one_step() -> tuple[float, float]:
   """Returns the loss of a tiny ViT before and after one step of SGD."""
   import jax
   import numpy as np
-  import optax
 
   from vit_jax import losses, models
 
   model = models.build('vit', 'mu/16', num_classes=4)
   rng = np.random.default_rng(0)
   images = rng.uniform(-1, 1, (4, 32, 32, 3)).astype(np.float32)
-  labels = np.eye(4, dtype=np.float32)
   # From NumPy: compiling JAX's own initialisation takes longer than the step.
   shapes = models.shapes_of(model, images.shape[1:])['params']
   params = jax.tree.map(lambda p: rng.normal(0, 0.1, p.shape).astype(p.dtype), shapes)
-  optimizer = optax.sgd(0.01)
+
+  def loss(params):
+    logits, _ = model.apply({'params': params}, images)
+    return losses.softmax_cross_entropy(logits, np.eye(4, dtype=np.float32)).mean()
 
   @jax.jit
   def step(params):
-    def loss(params):
-      logits, _ = model.apply({'params': params}, images)
-      return losses.softmax_cross_entropy(logits, labels).mean()
-
     value, gradients = jax.value_and_grad(loss)(params)
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-    return value, optax.apply_updates(params, updates)
+    return value, jax.tree.map(lambda p, g: p - 0.01 * g, params, gradients)
 
   before, params = step(params)
   after, _ = step(params)
@@ -171,13 +162,10 @@ def _devices() -> list[dict]:
     devices = jax.local_devices()
   except RuntimeError as error:  # the step says the same in full
     return [{'platform': 'none', 'kind': str(error).splitlines()[0], 'memory': None}]
+  memory = lambda device: (device.memory_stats() or {}).get('bytes_limit')
   return [
-    {
-      'platform': device.platform,
-      'kind': device.device_kind,
-      'memory': (device.memory_stats() or {}).get('bytes_limit'),
-    }
-    for device in devices
+    {'platform': x.platform, 'kind': x.device_kind, 'memory': memory(x)}
+    for x in devices
   ]
 
 
@@ -190,27 +178,23 @@ def _memory() -> int | None:
 
 def _render(record) -> str:
   gib = lambda size: 'unknown' if size is None else f'{size / 2**30:.1f} GiB'
+  rows = {name: x['problem'] or x['version'] for name, x in record['packages'].items()}
+  rows |= dict.fromkeys(record['missing'], 'missing')
+  for i, device in enumerate(record['devices']):
+    memory = f', {gib(device["memory"])}' if device['memory'] else ''
+    rows[f'device {i}'] = f'{device["platform"]}, {device["kind"]}{memory}'
+  if record['lacks']:
+    rows['expected'] = f'{record["lacks"]}, but JAX does not compute on it here'
+  step = record['step']
+  rows['one training step'] = step['error'] or f'works ({step["seconds"]} s)'
   lines = [
     f'vit_jax {record["vit_jax"]}, Python {record["python"]}, {record["system"]}',
     f'{record["cores"]} cores, {gib(record["memory_bytes"])} memory, '
     f'{gib(record["disk_free_bytes"])} free in {os.getcwd()}',
-    '',
+    *(f'  {name:<22}{text or "present"}' for name, text in rows.items()),
+    *(f'  - {line}' for line in record['advice']),
+    'All well: training works here.' if record['ok'] else 'Not well.',
   ]
-  for name, package in record['packages'].items():
-    lines.append(f'  {name:<22}{package["problem"] or package["version"] or "present"}')
-  lines += [f'  {name:<22}missing' for name in record['missing']]
-  lines.append('')
-  for device in record['devices']:
-    memory = f', {gib(device["memory"])}' if device['memory'] else ''
-    lines.append(f'  device: {device["platform"]}, {device["kind"]}{memory}')
-  if record['lacks']:
-    lines.append(f'  expected: {record["lacks"]}, but JAX does not compute on it here')
-  step = record['step']
-  text = f'works ({step["seconds"]} s)' if step['ok'] else step['error']
-  lines.append(f'  one training step: {text}')
-  if record['advice']:
-    lines += ['', 'To do:', *(f'  - {line}' for line in record['advice'])]
-  lines += ['', 'All well: training works here.' if record['ok'] else 'Not well.']
   return '\n'.join(lines)
 
 

@@ -4,18 +4,11 @@
   vit_jax evaluate SOURCE --data folder:photos --split val [--out DIR]
   vit_jax evaluate SOURCE --probe knn --data tfds:NAME --split test [--train train]
 
-SOURCE is what `vit_jax.load` takes. Of a run's evaluations, the one that chooses its best
-step is repeated, or else the first. Preprocessing comes with the weights; `--pp`
-replaces it. The classes of the data are matched with those of the weights by WordNet id or
-name, see `evaluators.class_match`. `--out` gets summary.json, per_class.csv, confusion.csv
-(rows: the true class, columns: the predicted one) and predictions.npz, see
-`evaluators.predictions`.
-
-For a detector, the evaluator `coco` gives COCO's twelve numbers; `--out` gets summary.json,
-per_class.csv and detections.json, which `vit_jax coco_ap` reads.
-
-`--probe` measures features, not the head: by few-shot regression, nearest neighbours or a
-linear classifier, fitted to another split of the data.
+SOURCE is what `vit_jax.load` takes; it brings its preprocessing. Of a run's evaluations,
+the one that chooses its best step is repeated, or else the first. Classes of the data are
+matched with those of the weights by WordNet id or name, see `evaluators.class_match`.
+`--out` gets summary.json, per_class.csv, confusion.csv (rows: the true class) and
+predictions.npz, or of a detector summary.json, per_class.csv and detections.json.
 """
 
 import contextlib
@@ -35,6 +28,8 @@ _BATCH = 64
 OTHERS = {'boxes': 'vit_jax.detection.tools.evaluate_boxes'}
 TYPES = ('classification', 'coco')  # of a run's evaluations that can be repeated
 _MOST_CLASSES = 5_000  # Largest confusion matrix, 200 MB
+_SEVERAL = '--out: {} has several labels per image, a confusion matrix is of one.'
+_TRAIN_ONE = 'vit_jax train --config=finetune:weights={} trains one.'
 
 
 def main(argv: list[str]) -> int:
@@ -56,15 +51,12 @@ def _evaluate(argv: list[str]) -> int:
   chosen = {key: getattr(args, key) for key in ('labels', 'class_map', 'among')}
   section |= {key: value for key, value in chosen.items() if value}
   if out and (labels := section.get('labels')):
-    raise UserError(
-      f'--out: {labels} has several labels per image, a confusion matrix is of one. '
-      'Without --out the accuracy is measured.'
-    )
+    raise UserError(_SEVERAL.format(labels))
   import jax
 
   from vit_jax import models, sharding
-  from vit_jax.evaluators import base, class_match, classification
-  from vit_jax.train import evaluations, metrics
+  from vit_jax.evaluators import class_match, classification
+  from vit_jax.train import evaluations
 
   loaded = source.load(args)
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
@@ -72,10 +64,7 @@ def _evaluate(argv: list[str]) -> int:
   models.check_outputs(loaded.model, 'classes', args.source)
   K = getattr(loaded.model, 'num_classes', None)
   if K is None:
-    raise UserError(
-      f'{args.source} has no head, and so no classes: vit_jax train '
-      f'--config=finetune:weights={args.source} trains one.'
-    )
+    raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')
   mesh = sharding.make_mesh()
   data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch or _BATCH}
   if args.pp or args.resolution:  # at which the run was not evaluated
@@ -92,52 +81,30 @@ def _evaluate(argv: list[str]) -> int:
       **{k: section.get(k) for k in ('labels', 'class_map', 'among')},
       confusion=out is not None,
     )
-    note = evaluator.note
     source.check_images(loaded, evaluator.batches)
     if out:
       _check_tables(evaluator, K, data['source'])
-    if out:  # nothing was written before
       out_folder.make(out)
-    variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
-
-    def predict(variables, batch):
-      logits, _ = loaded.model.apply(variables, batch['image'])
-      return {'logits': logits}
-
-    values = evaluator.run(predict, variables)
-  for name in ('examples', 'bad_images'):
-    if name in values:
-      values[name] = int(values[name])
-  record = {'source': args.source, 'step': loaded.step}
+    values = evaluator.run(*source.predictor(loaded, mesh))
+  values |= {k: int(values[k]) for k in ('examples', 'bad_images') if k in values}
+  record = {'source': args.source, 'step': loaded.step, 'evaluation': own}
   record |= {
-    'evaluation': own,
     'data': data['source'],
     'split': data['split'],
     'classes': data.get('classes'),
-    **values,
   }
   if out:
-    names = _names(evaluator, loaded.class_names)
-    _write(out, record, evaluator, names, metrics.write_json)
+    _write(out, record | values, evaluator, _names(evaluator, loaded.class_names))
     # Under the run's name where it is the run's evaluation, which `report` looks up.
     name = own if own and not args.split else data['split']
     evaluations.write_predictions(out, name, loaded.step or 0, evaluator.predictions)
-  if args.json:
-    if note:
-      print(note, file=sys.stderr)
-    cli.print_json(record)
-    return 0
-  if loaded.step is not None:
-    print(f'{"step":12} {loaded.step:,}')
-  if own:
-    print(
-      f"{'data':12} {data['source']}, {data['split']}: the run's evaluation {own!r}"
-    )
-  if note:
-    print(note)
-  for name, value in values.items():
-    print(f'{name:12} {base.find(evaluator.METRICS, name).text(value)}')
-  if out:
+  of_run = f": the run's evaluation {own!r}" if own else ''
+  notes = [f'{"data":12} {data["source"]}, {data["split"]}{of_run}']
+  notes += [evaluator.note] if evaluator.note else []
+  if args.json and evaluator.note:
+    print(evaluator.note, file=sys.stderr)
+  source.print_values(args, record, values, evaluator.METRICS, notes)
+  if out and not args.json:
     print(f'written to {out}: {", ".join(FILES)}')
   return 0
 
@@ -149,9 +116,6 @@ def evaluation(args) -> tuple[str | None, dict]:
 
   Args:
     args: with `source`, `data`, `split`, `ema`; maybe `classes`.
-
-  Raises:
-    UserError: where neither the arguments nor a run name the data.
   """
   args.classes = getattr(args, 'classes', None)
   if args.data and args.split:
@@ -164,14 +128,12 @@ def evaluation(args) -> tuple[str | None, dict]:
   if run is None:
     lacks = 'split' if args.data else 'data'
     raise UserError(
-      f'--{lacks} is missing: the data to evaluate {args.source} on. A run has '
-      'its own; other weights need --data and --split.'
+      f'--{lacks} is missing: {args.source} has no evaluation of its own.'
     )
   config = config_lib.read(run[0])
   if not tasks.classifies(config):
     raise UserError(
-      f'{args.source} was trained without a head, so it has no classes to compare: vit_jax '
-      f'train --config=finetune:weights={args.source} trains one.'
+      f'{args.source} was trained without a head: {_TRAIN_ONE.format(args.source)}'
     )
   best = (config.get('checkpoint', {}).get('best') or '').partition('/')[0]
   repeatable = {
@@ -180,19 +142,14 @@ def evaluation(args) -> tuple[str | None, dict]:
     if section.get('type') in TYPES and 'data' in section
   }
   if not repeatable:
-    raise UserError(
-      f'{args.source} has no evaluation of type {" or ".join(TYPES)}: of a model for one of '
-      'these give --data and --split.'
-    )
+    types = ' or '.join(TYPES)
+    raise UserError(f'{args.source} has no evaluation of type {types}: pass --data.')
   rank = lambda name: (repeatable[name].get('use_ema', False) != args.ema, name != best)
   name = min(repeatable, key=rank)
   data = dict(repeatable[name]['data'])
   data |= {'split': args.split} if args.split else {}
   if args.classes:
-    raise UserError(
-      "--classes: a run's own evaluation has the classes that its config says. With "
-      '--data and --split other data can be named.'
-    )
+    raise UserError("--classes goes with --data, not with a run's own evaluation.")
   return name, repeatable[name] | {'data': data}
 
 
@@ -213,10 +170,7 @@ def _check_tables(evaluator, num_classes: int, data: str) -> None:
     raise UserError(f'--out: a confusion matrix of {size} classes is too large.')
   several = match is not None and match.right.sum(1).max() > 1
   if several or evaluator.batches.spec['label'].ndim == 2:
-    raise UserError(
-      f'--out: {data} has several labels per image, a confusion matrix is of one. '
-      'Without --out the accuracy is measured.'
-    )
+    raise UserError(_SEVERAL.format(data))
 
 
 def _names(evaluator, ours: list[str] | None) -> list[str] | None:
@@ -230,7 +184,9 @@ def _names(evaluator, ours: list[str] | None) -> list[str] | None:
   return [ours[i] if ours else str(i) for i in match.columns]
 
 
-def _write(out: Path, record: dict, evaluator, names, write_json) -> None:
+def _write(out: Path, record: dict, evaluator, names) -> None:
+  from vit_jax.train import metrics
+
   matrix = evaluator.confusion
   names = names or [str(i) for i in range(len(matrix))]
   counts, right = matrix.sum(1), matrix.diagonal()
@@ -242,7 +198,7 @@ def _write(out: Path, record: dict, evaluator, names, write_json) -> None:
   table = [('true \\ predicted', *names)]
   table += [(name, *row) for name, row in zip(names, matrix, strict=True)]
   out_folder.write_csv(out / 'confusion.csv', table)
-  write_json(out / 'summary.json', record)
+  metrics.write_json(out / 'summary.json', record)
 
 
 def _classes(text: str) -> list[int | str]:
@@ -253,41 +209,24 @@ def _classes(text: str) -> list[int | str]:
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax evaluate', description=__doc__.split('\n')[0])
   source.add_options(parser)
-  parser.add_argument(
-    '--data', help="digits, folder:PATH, tfds:NAME, ...; default: a run's own"
-  )
-  parser.add_argument('--split', help="'test', 'train[:10%%]', ...; default: likewise")
-  parser.add_argument(
-    '--classes',
-    type=_classes,
-    metavar='C,C,...',
-    help='of --data, indices or names: those alone, as the model numbers them',
-  )
-  parser.add_argument(
-    '--labels',
-    metavar='FILE',
-    help="sets of labels in place of the data's: ReaL's JSON",
-  )
-  parser.add_argument(
-    '--class_map',
-    metavar='HOW',
-    help="how classes are matched where that is not clear: 'known', 'number', "
-    "'imagenet1k', FILE",
-  )
-  parser.add_argument(
+  add = parser.add_argument
+  add('--data', help="digits, folder:PATH, tfds:NAME, ...; default: a run's own")
+  add('--split', help="'test', 'train[:10%%]', ...; default: likewise")
+  add('--classes', type=_classes, metavar='C,C,...', help='those of --data alone')
+  add('--labels', metavar='FILE', help="label sets such as ReaL's, not the data's")
+  matches = "'known', 'number', 'imagenet1k', FILE"
+  add('--class_map', metavar='HOW', help=f'how classes are matched: {matches}')
+  add(
     '--among',
     metavar='CLASSES',
-    help="of which classes a prediction is one: 'data', 'all', 'imagenet_a', ...",
+    help="for predictions: 'data', 'all', 'imagenet_a', ...",
   )
   probe.add_options(parser)
-  parser.add_argument('--pp', help='preprocessing in place of that of the weights')
-  parser.add_argument('--loss', choices=('softmax', 'sigmoid'))
-  parser.add_argument(
-    '--batch',
-    type=cli.positive,
-    help=f'images per step; default: {_BATCH}, for a detector 8',
-  )
-  parser.add_argument('--out', metavar='DIR', help='for the tables')
+  add('--pp', help='preprocessing in place of that of the weights')
+  add('--loss', choices=('softmax', 'sigmoid'))
+  batch = f'images per step; default: {_BATCH}, for a detector 8'
+  add('--batch', type=cli.positive, help=batch)
+  add('--out', metavar='DIR', help='for the tables')
   cli.add_json_option(parser)
   return parser
 

@@ -15,9 +15,6 @@ def check(name: str, flag: str = '--out') -> Path:
 
   Args:
     flag: that names the folder, for errors.
-
-  Raises:
-    UserError: for a folder that cannot be made or written to.
   """
   path = files.on_disk(name, flag).absolute()
   there = next(p for p in (path, *path.parents) if p.exists())
@@ -40,12 +37,4 @@ def write_csv(path: Path, rows: Iterable) -> None:
   """Writes rows of cells as CSV; a reader sees the old file or the new one, whole."""
   text = io.StringIO()
   csv.writer(text, lineterminator='\n').writerows(rows)
-  write_text(path, text.getvalue())
-
-
-def write_text(path: Path, text: str) -> None:
-  """Writes a text file; a reader sees the old one or the new one, whole.
-
-  Several processes may write the same file at once: the last one stays.
-  """
-  files.replace(path, text)
+  files.replace(path, text.getvalue())

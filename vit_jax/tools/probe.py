@@ -12,22 +12,11 @@ PROBES = ('fewshot', 'knn', 'linear_probe')  # Names in `vit_jax.evaluators.EVAL
 
 def add_options(parser: argparse.ArgumentParser) -> None:
   """Adds --probe and its options."""
-  parser.add_argument(
-    '--probe',
-    metavar='|'.join(PROBES),
-    help='classify by frozen features, as this evaluator does, and not by the head',
-  )
-  parser.add_argument(
-    '--train', metavar='SPLIT', help="of a probe: the split to fit to; default: 'train'"
-  )
-  parser.add_argument(
-    '--val', metavar='SPLIT', help='of linear_probe: the split that chooses the penalty'
-  )
-  parser.add_argument(
-    '--set',
-    action=cli.Fields,
-    help="of a probe: an option such as 'k=[5,20]', 'solver=ridge'; any number of them",
-  )
+  add = parser.add_argument
+  add('--probe', metavar='|'.join(PROBES), help='classify by features, not by the head')
+  add('--train', metavar='SPLIT', help="that a probe is fitted to; default: 'train'")
+  add('--val', metavar='SPLIT', help='that chooses the penalty of linear_probe')
+  add('--set', action=cli.Fields, help="an option of a probe: 'k=[5,20]'")
 
 
 def check_unused(args) -> None:
@@ -43,16 +32,12 @@ def run(args) -> int:
   import jax
 
   from vit_jax import evaluators, models, sharding
-  from vit_jax.evaluators import base
 
-  options = {
-    'pp': args.pp or 'value_range(-1, 1)',
-    **section,
-  }  # the weights bring theirs
+  # Until the weights bring their own preprocessing:
+  options = {'pp': args.pp or 'value_range(-1, 1)', **section}
   del options['type']
-  check.bind(
-    f'--probe {args.probe}', options, evaluators.EVALUATORS.signature(args.probe)
-  )
+  signature = evaluators.EVALUATORS.signature(args.probe)
+  check.bind(f'--probe {args.probe}', options, signature)
   loaded = source.load(args)
   models.check_outputs(loaded.model, 'classes', args.source)
   if 'pp' not in section or args.pp or args.resolution:
@@ -62,36 +47,19 @@ def run(args) -> int:
     evaluator = evaluators.build(**section, mesh=mesh)
     for splits in evaluator.datasets.values():
       source.check_images(loaded, splits['train'])
-    variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
-
-    def predict(variables, batch):
-      logits, features = loaded.model.apply(variables, batch['image'])
-      return {**features, 'logits': logits}
-
-    values = evaluator.run(predict, variables)
-  if args.json:
-    record = {'source': args.source, 'step': loaded.step, 'probe': args.probe}
-    cli.print_json(record | {'evaluation': own, **section, **values})
-    return 0
-  if loaded.step is not None:
-    print(f'{"step":12} {loaded.step:,}')
-  for name, data in section['datasets'].items():
-    print(f'{name:12} fitted to {data["train"]}, tested on {data["test"]}')
-  for name, value in values.items():
-    metric = base.find(evaluator.METRICS, name)
-    if not metric.detail:
-      std = metric.std and values.get(name + metric.std)
-      spread = f' ± {metric.text(std)}' if std is not None else ''
-      print(f'{name:12} {metric.text(value)}{spread}')
+    values = evaluator.run(*source.predictor(loaded, mesh))
+  record = {'source': args.source, 'step': loaded.step, 'probe': args.probe}
+  record |= {'evaluation': own, **section}
+  notes = [
+    f'{name:12} fitted to {data["train"]}, tested on {data["test"]}'
+    for name, data in section['datasets'].items()
+  ]
+  source.print_values(args, record, values, evaluator.METRICS, notes)
   return 0
 
 
 def _section(args) -> tuple[str | None, dict]:
-  """Returns (the run's name for its evaluation or None, a section of a config's evals).
-
-  Raises:
-    UserError: where neither the arguments nor a run name the data.
-  """
+  """Returns (the run's name for its evaluation or None, a section of a config's evals)."""
   choose('--probe', args.probe, dict.fromkeys(PROBES))
   for name in ('out', 'loss', 'labels', 'class_map', 'among'):
     if getattr(args, name):
@@ -120,15 +88,11 @@ def _of_run(args) -> tuple[str, dict]:
   if not own:
     lacks = 'split' if args.data else 'data'
     raise UserError(
-      f'--{lacks} is missing: {args.source} has no evaluation of type {args.probe} of its own, '
-      'so name the images to probe it on with --data and --split.'
+      f'--{lacks} is missing: {args.source} has no evaluation of type {args.probe}.'
     )
   for name in ('split', 'train', 'val', 'classes'):
     if getattr(args, name):
-      raise UserError(
-        f"--{name}: a run's own evaluation has the splits and classes that its config "
-        'says. With --data and --split other data can be named.'
-      )
+      raise UserError(f"--{name} goes with --data, not with a run's own evaluation.")
   name, section = next(iter(own.items()))
   unused = ('every', 'use_ema')  # when and of which parameters a run evaluates
   return name, {key: value for key, value in section.items() if key not in unused}

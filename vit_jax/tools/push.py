@@ -2,11 +2,10 @@
 
   vit_jax push SOURCE OWNER/NAME [--private] [--format timm|hf|google]
 
-SOURCE is what `vit_jax.load` takes: a run's folder (RUN@best), a file, a hub folder, a
-name of the zoo. A folder is written and uploaded: weights that timm or transformers and
-this library read, the preprocessing, the run's config and a model card. With `--dry_run`
-it is written only, for you to look at. The card states the licence of the weights that the
-run started from; `--license` states another.
+SOURCE is what `vit_jax.load` takes. A folder is written and uploaded: weights that timm or
+transformers and this library read, the preprocessing, the run's config and a model card.
+With `--dry_run` it is written only, for you to look at. The card states the licence of the
+weights that the run started from; `--license` states another.
 """
 
 import math
@@ -44,15 +43,13 @@ def main(argv: list[str]) -> int:
     return 0
   print(f'{args.source}: {record["params"]:,} parameters as {record["to"]}')
   if record['license'] == UNKNOWN:
-    print(
-      '  The card says that the licence is unknown: --license apache-2.0 states one.'
-    )
+    print('  The licence is unknown: --license apache-2.0 states one.')
   if not api:
     print(f'  Not uploaded. Look at {folder / CARD}, then run without --dry_run.')
     return 0
   print(f'  {record["url"]}')
   if not record['card']:
-    print(f'  Its {CARD} was kept; --replace_card writes a new one.')
+    print(f'  Its {CARD} stays; --replace_card writes a new one.')
   return 0
 
 
@@ -61,10 +58,7 @@ def client():
   try:
     import huggingface_hub
   except ImportError:
-    raise UserError(
-      "push needs the package huggingface_hub: pip install 'vit_jax[hub]'; --dry_run "
-      'writes the folder without it.'
-    ) from None
+    raise UserError("push needs huggingface_hub: pip install 'vit_jax[hub]'.") from None
   return huggingface_hub.HfApi()
 
 
@@ -86,8 +80,7 @@ def upload(api, args, folder: Path) -> tuple[str, bool]:
   except Exception as error:  # the hub's own errors, and those of its HTTP library
     why = one_line(f'{type(error).__name__}: {error}')
     raise UserError(
-      f'Could not push to {args.repo}: {why}. Log in with `hf auth login` or set HF_TOKEN '
-      'to a token that may write there; --dry_run writes the folder only.'
+      f'Could not push to {args.repo}: {why}. Is HF_TOKEN a token that may write there?'
     ) from None
   return f'https://huggingface.co/{args.repo}', not keep
 
@@ -97,9 +90,6 @@ def write(args, folder: Path) -> dict:
 
   Returns:
     repo, source, step, folder, to (the format), params and license.
-
-  Raises:
-    UserError: for a source that cannot be read, or be expressed in the format.
   """
   from vit_jax.train import metrics
   from vit_jax.weights import pipelines, read, reading, runs, zoo
@@ -135,13 +125,8 @@ def write(args, folder: Path) -> dict:
   if config:
     metrics.write_json(folder / 'training_config.json', facts['config'])
   (folder / CARD).write_text(card(facts), encoding='utf-8')
-  record = {key: facts[key] for key in ('repo', 'params', 'license')}
-  return record | {
-    'source': args.source,
-    'step': loaded.step,
-    'folder': str(folder),
-    'to': to,
-  }
+  record = {key: facts[key] for key in ('repo', 'params', 'license', 'step')}
+  return record | {'source': args.source, 'folder': str(folder), 'to': to}
 
 
 def _write(loaded, folder: Path, to: str | None) -> tuple[str, int]:
@@ -165,8 +150,7 @@ def _write(loaded, folder: Path, to: str | None) -> tuple[str, int]:
 def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
   """Returns (config, {name: value as text} of the results saved with a step).
 
-  A result is a number of an evaluation that says how good the model is: neither a time,
-  nor a count, nor a measure of a training step.
+  A result is a number that says how good the model is, neither a time nor a count.
   """
   from vit_jax import config as config_lib
   from vit_jax import evaluators

@@ -1,4 +1,4 @@
-"""SOURCE on a command line: the weights that a tool reads, and their options.
+"""SOURCE on a command line: the weights that a tool reads, and their predictions.
 
 SOURCE is what `vit_jax.load` takes.
 """
@@ -17,19 +17,14 @@ def add_options(
   Without --variant the source has to tell its size; without --resolution the tool takes
   the model at its own.
   """
-  parser.add_argument(
-    'source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name'
-  )
+  add = parser.add_argument
+  add('source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name')
   if variant:
-    parser.add_argument(
-      '--variant', help="model size where SOURCE does not say: 'B/16'"
-    )
+    add('--variant', help="model size where SOURCE does not say: 'B/16'")
   if resolution:
-    parser.add_argument(
-      '--resolution', type=cli.resolution, help='pixels: 384, or 384x256 (HxW)'
-    )
-  parser.add_argument('--ema', action='store_true', help="a run's averaged parameters")
-  parser.add_argument(
+    add('--resolution', type=cli.resolution, help='pixels: 384, or 384x256 (HxW)')
+  add('--ema', action='store_true', help="a run's averaged parameters")
+  add(
     '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
   )
 
@@ -40,9 +35,6 @@ def load(args: argparse.Namespace, **fields):
   Args:
     args: parsed by a parser with all options of `add_options`.
     **fields: of the model, in place of those of SOURCE: `dtype='float32'`.
-
-  Raises:
-    UserError: SOURCE cannot be read, or does not fit.
   """
   from vit_jax import weights
 
@@ -63,9 +55,48 @@ def check_images(loaded, batches) -> None:
     loaded: `weights.Loaded`.
     batches: `data.pipeline.EvalBatches`.
   """
-  H, W, C = batches.spec['image'].shape[1:]
-  if (*loaded.image_size, loaded.channels) != (H, W, C):
+  shape, expected = (
+    batches.spec['image'].shape[1:],
+    (*loaded.image_size, loaded.channels),
+  )
+  if shape != expected:
     raise UserError(
-      f'--pp gives images {(H, W, C)}, the model takes '
-      f'{(*loaded.image_size, loaded.channels)}: change --pp or --resolution.'
+      f'--pp gives images {shape}, the model takes {expected}: change --pp or --resolution.'
     )
+
+
+def predictor(loaded, mesh) -> tuple:
+  """Returns (predict, variables on the mesh), as an evaluator of classes runs them."""
+  import jax
+
+  from vit_jax import sharding
+
+  def predict(variables, batch):
+    logits, features = loaded.model.apply(variables, batch['image'])
+    return {**features, 'logits': logits}
+
+  return predict, jax.device_put(loaded.variables, sharding.replicated(mesh))
+
+
+def print_values(args, record: dict, values: dict, metrics, notes: list[str]) -> None:
+  """Prints an evaluator's values as text or, with --json, with the record.
+
+  Args:
+    metrics: the evaluator's METRICS.
+    notes: lines about the data.
+  """
+  from vit_jax.evaluators import base
+
+  if args.json:
+    cli.print_json(record | values)
+    return
+  if record['step'] is not None:
+    print(f'{"step":12} {record["step"]:,}')
+  for line in notes:
+    print(line)
+  for name, value in values.items():
+    metric = base.find(metrics, name)
+    if not metric.detail:
+      std = metric.std and values.get(name + metric.std)
+      spread = f' ± {metric.text(std)}' if std is not None else ''
+      print(f'{name:12} {metric.text(value)}{spread}')

@@ -1,4 +1,4 @@
-// Draws the curves with uPlot; a checkbox hides attention; a button copies the command.
+// Draws the curves with uPlot; a button copies the command.
 
 const PAGE = JSON.parse(document.getElementById('data').textContent);
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name);
@@ -58,11 +58,6 @@ function chart(spec) {
 
 PAGE.charts.forEach(chart);
 if (!PAGE.charts.length) document.getElementById('charts').textContent = 'Nothing has been measured yet.';
-
-for (const box of document.querySelectorAll('input.attention')) {
-  const list = box.parentElement.nextElementSibling;
-  box.addEventListener('change', () => list.classList.toggle('attended', box.checked));
-}
 
 for (const button of document.querySelectorAll('.copy')) {
   button.addEventListener('click', async () => {
