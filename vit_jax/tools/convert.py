@@ -2,20 +2,15 @@
 
   vit_jax convert SOURCE DEST [--to google|timm|hf|authors|detectron2]
 
-SOURCE is what `vit_jax.load` takes: a file, a hub folder, a run's folder (its newest
-step; RUN@best or RUN@500), a name of the zoo. DEST is FILE.npz (google), FILE.safetensors
-or a folder (timm, hf, detectron2; authors: the names in the code of the paper's authors).
+SOURCE is what `vit_jax.load` takes. DEST is FILE.npz (google), FILE.safetensors or a folder
+(timm, hf, detectron2; authors: the names in the code of the paper's authors), which
 `timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
-`from_pretrained('FOLDER')` read such a folder. For these, sine-cosine positions are written
-as a table. What a format cannot express is refused.
+`from_pretrained('FOLDER')` read. What a format cannot express is an error.
 
-A run whose tuning added parameters is written with LoRA's merged into the kernels; no format
-can express other additions. `--tuned_only` writes the trained parameters alone, for
-`vit_jax.load(SOURCE, tune=DEST)` on another copy of the weights that the run started from.
-
-A run that trained a part of its model is written with the rest, which is read from the
-weights that it started from; `--merge` reads the file back and compares every parameter
-with the run's, so that neither the run nor those weights are needed any more.
+LoRA's matrices are merged into the kernels; no format can express other additions of tuning.
+`--tuned_only` writes the trained parameters alone, for `vit_jax.load(SOURCE, tune=DEST)`.
+The frozen part of a run is read from the weights that it started from; `--merge` verifies
+that the written file holds it all.
 """
 
 import sys
@@ -97,8 +92,7 @@ def _refuse_with_tuned_only(args) -> None:
   for flag in ('to', 'merge', 'act'):
     if getattr(args, flag):
       raise UserError(
-        f'--tuned_only writes parameters under our names, for the weights that the run '
-        f'started from: leave out --{flag}.'
+        f'--tuned_only writes parameters under our names: leave out --{flag}.'
       )
 
 
@@ -106,31 +100,22 @@ def _format(args) -> str:
   suffix = Path(args.dest).suffix
   if args.to is None:
     if suffix != '.npz':
-      raise UserError(
-        f'{args.dest}: say the format, --to timm or --to hf, or name a FILE.npz for that '
-        'of google.'
-      )
+      raise UserError(f'{args.dest}: say --to timm or --to hf, or name a FILE.npz.')
     return 'google'
   if (args.to == 'google') != (suffix == '.npz'):
-    raise UserError(
-      f'{args.dest}: google files are .npz, those of timm and hf .safetensors or a '
-      'folder.'
-    )
+    raise UserError(f'{args.dest}: only google files are .npz.')
   return args.to
 
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax convert', description=__doc__.split('\n')[0])
   source.add_options(parser, resolution=False)
-  parser.add_argument('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
-  parser.add_argument('--to', choices=('google', 'timm', 'hf', 'authors', 'detectron2'))
-  parser.add_argument('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
-  parser.add_argument(
-    '--merge', action='store_true', help='verify that the file is self-contained'
-  )
-  parser.add_argument(
-    '--tuned_only', action='store_true', help='of a run, the trained parameters alone'
-  )
+  add = parser.add_argument
+  add('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
+  add('--to', choices=('google', 'timm', 'hf', 'authors', 'detectron2'))
+  add('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
+  add('--merge', action='store_true', help='verify that the file is self-contained')
+  add('--tuned_only', action='store_true', help='the trained parameters alone')
   cli.add_json_option(parser)
   return parser
 

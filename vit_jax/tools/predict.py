@@ -3,13 +3,10 @@
   vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
   vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--json]
 
-SOURCE is what `vit_jax.load` takes: a file of weights, a hub folder, a run's folder (its
-newest step; RUN@best or RUN@500), a name of the zoo. Preprocessing comes with the weights;
-`--pp` replaces it. `--features FILE.npz` writes features (`--layer`, by default those
-before the head) with the paths of their images. Works without TensorFlow.
-
-A detector gives boxes with a class and a score, in pixels of the image as it is in the
-file; `--draw` writes the images with the boxes on them.
+SOURCE is what `vit_jax.load` takes; it brings its preprocessing. `--features FILE.npz`
+writes features (`--layer`, by default those before the head) with the paths of their
+images. A detector gives boxes with a class and a score, in pixels of the image as it is in
+the file; `--draw` writes the images with the boxes on them. Works without TensorFlow.
 """
 
 import importlib
@@ -72,9 +69,6 @@ def find(images: list[str]) -> list[str]:
 
   The images of a folder are those that training would read; a line says how many other
   files it has.
-
-  Raises:
-    UserError: for a name that is not there, or a folder without images.
   """
   paths = []
   for name in images:
@@ -161,21 +155,15 @@ def _write_features(path: Path, paths: list[str], features) -> None:
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax predict', description=__doc__.split('\n')[0])
   source.add_options(parser)
-  parser.add_argument('images', metavar='IMAGE_OR_FOLDER', nargs='+')
-  parser.add_argument(
-    '--top', type=cli.positive, help=f'classes per image; default: {_TOP}'
-  )
-  parser.add_argument(
-    '--names', metavar='FILE', help='class names, one per line, where SOURCE has none'
-  )
-  parser.add_argument('--features', metavar='FILE.npz', help='write features there')
-  parser.add_argument('--layer', help="of the features; default: 'pre_logits'")
-  parser.add_argument('--pp', help='preprocessing in place of that of the weights')
-  parser.add_argument(
-    '--batch',
-    type=cli.positive,
-    help=f'images per step; default: {_BATCH}, for a detector 1',
-  )
+  add = parser.add_argument
+  add('images', metavar='IMAGE_OR_FOLDER', nargs='+')
+  add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')
+  add('--names', metavar='FILE', help='class names, one per line')
+  add('--features', metavar='FILE.npz', help='write features there')
+  add('--layer', help="of the features; default: 'pre_logits'")
+  add('--pp', help='preprocessing in place of that of the weights')
+  batch = f'images per step; default: {_BATCH}, for a detector 1'
+  add('--batch', type=cli.positive, help=batch)
   for other in OTHERS.values():
     importlib.import_module(other).add_options(parser)
   cli.add_json_option(parser)

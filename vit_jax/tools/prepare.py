@@ -70,32 +70,15 @@ def _parser() -> cli.Parser:
   own = kinds.add_parser('images', help='from folders or tars of classes')
   own.add_argument('--name', required=True, help="lower-case: 'my_pets'")
   for one in (synsets, own):
-    one.add_argument(
-      '--from',
-      dest='sources',
-      nargs='+',
-      required=True,
-      metavar='PATH',
-      help='a folder of classes, a folder of tars, or tars; splits are folders or tars '
-      'named train, val or test',
-    )
-    one.add_argument('--data_dir', required=True, help="TFDS's: gets NAME/VERSION")
-    one.add_argument('--version', default='1.0.0', help='default: 1.0.0')
-    one.add_argument(
-      '--max_side',
-      type=cli.positive,
-      metavar='PIXELS',
-      help='shrink images whose longer side has more, as JPEG of quality 95',
-    )
-    one.add_argument(
-      '--beam_runner', help='DataflowRunner, FlinkRunner, DirectRunner, ...'
-    )
-    one.add_argument(
-      '--beam_pipeline_options',
-      default='',
-      metavar='KEY=VALUE,...',
-      help='project=P,region=R,temp_location=gs://B/tmp,...',
-    )
+    add = one.add_argument
+    paths = 'folders of classes, or tars; splits are named train, val or test'
+    add('--from', dest='sources', nargs='+', required=True, metavar='PATH', help=paths)
+    add('--data_dir', required=True, help="TFDS's: gets NAME/VERSION")
+    add('--version', default='1.0.0', help='default: 1.0.0')
+    add('--max_side', type=cli.positive, metavar='PIXELS', help='shrink larger images')
+    add('--beam_runner', help='DataflowRunner, FlinkRunner, DirectRunner, ...')
+    beam = 'project=P,region=R,temp_location=gs://B/tmp,...'
+    add('--beam_pipeline_options', default='', metavar='KEY=VALUE,...', help=beam)
     cli.add_json_option(one)
   return parser
 

@@ -3,10 +3,9 @@
   vit_jax export SOURCE model.stablehlo --to stablehlo [--platforms cpu,tpu,cuda]
   vit_jax export SOURCE FOLDER --to savedmodel [--platforms ...]
 
-SOURCE is what `vit_jax.load` takes, RUN@best included. The parameters are in the file. It
-takes float32 images [batch, H, W, C], preprocessed, any number of them (`--batch N`: N),
-and gives float32 outputs by name: `logits`, and the features that `--layers` names. The
-preprocessing and the class names are in model.json, or in the folder's
+SOURCE is what `vit_jax.load` takes. The program takes preprocessed float32 images
+[batch, H, W, C] and gives float32 outputs by name: `logits`, and the features that `--layers`
+names. The preprocessing and the class names are in model.json, or in the folder's
 assets.extra/vit_jax.json. The outputs of the written program are compared with the model's
 before it takes its name.
 """
@@ -55,9 +54,8 @@ def main(argv: list[str]) -> int:
       difference = _difference(made.on_cpu(images), writer.run(path, images))
       if not difference <= _TOLERANCE[made.dtype]:
         raise RunError(
-          f'The {args.to} file computes something else than {args.source}: its outputs '
-          f'differ by {difference:.1e} of the largest. Nothing was written. Another '
-          f'format may do: {", ".join(FORMATS)}.'
+          f'The {args.to} file computes something else than {args.source}, by '
+          f'{difference:.1e} of the largest output: nothing was written.'
         )
     made_files = sorted(dest.parent / path.name for path in Path(folder).iterdir())
     for file in made_files:
@@ -79,11 +77,12 @@ def _difference(expected: dict, actual: dict) -> float:
 
   assert expected.keys() == actual.keys(), (list(expected), list(actual))
   worst = 0.0
-  for name, want in expected.items():
-    assert actual[name].shape == want.shape, (name, actual[name].shape, want.shape)
-    assert actual[name].dtype == np.float32, (name, actual[name].dtype)
-    scale = max(np.abs(want).max(), np.finfo(np.float32).tiny)
-    worst = max(worst, float(np.abs(actual[name] - want).max() / scale))
+  for name, reference in expected.items():
+    assert (actual[name].shape, actual[name].dtype) == (reference.shape, np.float32), (
+      name
+    )
+    scale = max(np.abs(reference).max(), np.finfo(np.float32).tiny)
+    worst = max(worst, float(np.abs(actual[name] - reference).max() / scale))
   return worst
 
 
@@ -111,42 +110,32 @@ def _check_free(dest: Path, to: str, writer) -> None:
 
 def _render(record: dict) -> str:
   step = '' if record['step'] is None else f', step {record["step"]}'
-  places = ', '.join(record['platforms'])
-  lines = [
-    f'{record["source"]}{step}: {record["params"]:,} parameters as {record["to"]} for {places}',
-    f'  outputs: {", ".join(record["outputs"])}',
-    *(f'  {path}' for path in record['files']),
-  ]
-  if record['difference'] is None:
-    lines.append('  not compared with the model: cpu is not among the platforms')
-  else:
-    lines.append(f'  compared with the model: {record["difference"]:.1e} apart')
-  return '\n'.join(lines)
+  difference = record['difference']
+  far = 'no platform cpu' if difference is None else f'{difference:.1e} apart'
+  return '\n'.join(
+    [
+      f'{record["source"]}{step}: {record["params"]:,} parameters as {record["to"]} for '
+      f'{", ".join(record["platforms"])}',
+      f'  outputs: {", ".join(record["outputs"])}',
+      *(f'  {path}' for path in record['files']),
+      f'  {"not " * (difference is None)}compared with the model: {far}',
+    ]
+  )
 
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax export', description=__doc__.split('\n')[0])
   source.add_options(parser)
-  parser.add_argument('dest', metavar='DEST', help='FILE.stablehlo, or a folder')
-  parser.add_argument('--to', choices=FORMATS, required=True)
-  parser.add_argument(
-    '--platforms',
-    metavar='NAME,...',
-    help=f'where it will run, of {", ".join(PLATFORMS)}; default: {_USUAL}',
-  )
-  parser.add_argument('--batch', type=cli.positive, help='images; default: any number')
-  parser.add_argument(
-    '--layers',
-    type=lambda text: tuple(filter(None, text.split(','))),
-    default=(),
-    metavar='NAME,...',
-    help='features to return as well: pre_logits,block11',
-  )
-  parser.add_argument(
-    '--dtype',
-    choices=tuple(_TOLERANCE),
-    help='of compute; default: that of SOURCE. Inputs and outputs are float32',
-  )
+  add = parser.add_argument
+  add('dest', metavar='DEST', help='FILE.stablehlo, or a folder')
+  add('--to', choices=FORMATS, required=True)
+  places = f'of {", ".join(PLATFORMS)}; default: {_USUAL}'
+  add('--platforms', metavar='NAME,...', help=places)
+  add('--batch', type=cli.positive, help='images; default: any number')
+  names = lambda text: tuple(filter(None, text.split(',')))
+  layers = 'features to return as well: pre_logits,block11'
+  add('--layers', type=names, default=(), metavar='NAME,...', help=layers)
+  add('--dtype', choices=tuple(_TOLERANCE), help='of compute; default: that of SOURCE')
   cli.add_json_option(parser)
   return parser
 

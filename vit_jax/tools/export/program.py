@@ -30,9 +30,6 @@ class Program:
     outputs: {name: shape without the batch}.
     params: the number of parameters.
     dtype: in which the model computes, 'float32' or 'bfloat16'.
-
-  Raises:
-    UserError: for an unknown layer.
   """
 
   def __init__(self, loaded: Loaded, layers: Iterable[str], batch: int | None):
@@ -63,9 +60,9 @@ class Program:
     with kernels.using():
       y, out = self._model.apply(variables, images, features=self._features)
     # Detectors and pyramids give several outputs, by name.
-    found = dict(y) if isinstance(y, dict) else {self._first: y}
-    found |= {layer: out[layer] for layer in self._layers}
-    return {name: x.astype(jnp.float32) for name, x in found.items()}
+    outputs = dict(y) if isinstance(y, dict) else {self._first: y}
+    outputs |= {layer: out[layer] for layer in self._layers}
+    return {name: x.astype(jnp.float32) for name, x in outputs.items()}
 
   def shape(self, batch) -> tuple:
     """Returns the shape of `batch` images, or of `self.batch` where that is fixed."""

@@ -54,14 +54,10 @@ def _layer(text: str) -> int | str:
 _OVERLAY = {
   'choices': ('mask', 'heat'),
   'default': 'mask',
-  'help': "the image times the map, as in the paper, or the map's colours over it: "
-  '%(default)s',
+  'help': 'the image times the map, or colours over it: %(default)s',
 }
-_CLASS = {
-  'dest': 'class_name',
-  'metavar': 'NAME',
-  'help': 'or its number; default: the most probable class of each image',
-}
+_CLASS = {'dest': 'class_name', 'metavar': 'NAME', 'help': 'default: the most probable'}
+_NUMBER = {'type': cli.positive}
 _FLAG = {'action': 'store_true'}
 # Figure -> {option: keywords of `add_argument`}.
 _OPTIONS = {
@@ -69,13 +65,13 @@ _OPTIONS = {
     '--fusion': {
       'choices': ('mean', 'max', 'min'),
       'default': 'mean',
-      'help': 'of the heads',
+      'help': 'of heads',
     },
     '--no_residual': {**_FLAG, 'help': 'without the identity of the residual'},
     '--discard': {
       'type': float,
       'default': 0.0,
-      'help': 'share of the smallest weights to drop: %(default)s',
+      'help': 'share of smallest weights to drop',
     },
     '--overlay': _OVERLAY,
   },
@@ -83,7 +79,7 @@ _OPTIONS = {
     '--layer': {
       'type': _layer,
       'default': -1,
-      'help': "number from 0, or 'pooling'; default: the last layer",
+      'help': "'pooling', or from 0: %(default)s",
     },
     '--head': {'type': int, 'help': 'number from 0; default: the mean of all heads'},
     '--overlay': _OVERLAY,
@@ -93,34 +89,22 @@ _OPTIONS = {
   'gradient': {'--class': _CLASS},
   'integrated': {
     '--class': _CLASS,
-    '--steps': {
-      'type': cli.positive,
-      'default': 32,
-      'help': 'gradients on the way: %(default)s',
-    },
+    '--steps': {**_NUMBER, 'default': 32, 'help': 'gradients on the way: %(default)s'},
   },
-  'distance': {
-    '--plain': {**_FLAG, 'help': 'weights as they are, not scaled to a sum of 1'}
-  },
-  'filters': {
-    '--count': {'type': cli.positive, 'help': 'default: 28 components, or 64 filters'}
-  },
+  'distance': {'--plain': {**_FLAG, 'help': 'weights not scaled to a sum of 1'}},
+  'filters': {'--count': {**_NUMBER, 'help': 'default: 28 components, or 64 filters'}},
   'slots': {
     '--data': {'help': "a source with boxes; default: a run's own"},
     '--split': {'help': "'test', 'val2017', ...; default: a run's own"},
-    '--count': {'type': cli.positive, 'default': 20, 'help': 'queries: %(default)s'},
+    '--count': {**_NUMBER, 'default': 20, 'help': 'queries: %(default)s'},
     '--pp': {'help': 'preprocessing in place of that of the weights'},
-    '--batch': {'type': cli.positive, 'help': 'images per step; default: 8'},
+    '--batch': {**_NUMBER, 'help': 'images per step; default: 8'},
   },
 }
 
 
 def parse(argv: list[str], description: str) -> argparse.Namespace:
-  """Returns the arguments: `name`, those that all figures have, and its own.
-
-  Raises:
-    UserError: for an unknown name, or an option that the figure does not have.
-  """
+  """Returns the arguments: `name`, those that all figures have, and its own."""
   if argv and not argv[0].startswith('-'):
     choose('figure', argv[0], list(NAMES))
   parser = cli.Parser('vit_jax figures', description=description)

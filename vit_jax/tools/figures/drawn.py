@@ -22,12 +22,10 @@ class Drawn(NamedTuple):
 def load_plots():
   """Returns the module `explain.plots`; UserError without matplotlib."""
   try:
-    from vit_jax.explain import plots as found
+    from vit_jax.explain import plots
   except ImportError as error:
-    raise UserError(
-      f"a figure needs the package matplotlib ({error}): pip install 'vit_jax[plots]'."
-    ) from None
-  return found
+    raise UserError(f"{error}: pip install 'vit_jax[plots]'.") from None
+  return plots
 
 
 def grids(key: tuple[str, ...], named: list[tuple[tuple, Any]]) -> list[tuple]:
