@@ -133,11 +133,11 @@ def test_facts_of_other_pixels():
     for end in (0, 1)
   ]
   ops = facts.registry.parse(f'decode|resize(32)|value_range({levels[0]}, {levels[1]})')
-  mean, std = facts._normalisation(ops, (32, 32, 3))
+  mean, std = facts._normalisation(ops, 3)
   np.testing.assert_allclose(mean, timms['mean'], atol=2e-6)
   np.testing.assert_allclose(std, timms['std'], atol=2e-6)
   clipped = facts.registry.parse('decode|value_range(-1, 1, 0, 100, clip=True)')
-  assert facts._normalisation(clipped, (32, 32, 3)) == (None, None)
+  assert facts._normalisation(clipped, 3) == (None, None)
   made = program.Program(loaded, (), 4)
   about = facts.collect(loaded, made, 'stablehlo', ['cpu'])
   assert about['input']['shape'] == [4, 32, 32, 3]

@@ -124,9 +124,7 @@ class Step:
     from vit_jax.train import runtime
     from vit_jax.train.trainer import Trainer
 
-    self._device = jax.local_devices()[0]
-    self._peak_before = self._peak() or 0
-    mesh = sharding.make_mesh(1, devices=[self._device])
+    mesh = sharding.make_mesh(1, devices=jax.local_devices()[:1])
     params = trees.flatten(subject.shapes['params'])
     spec = subject.spec(batch)
     with jax.set_mesh(mesh), runtime.out_of_memory():
@@ -176,16 +174,10 @@ class Step:
     return time.perf_counter() - start
 
   def memory(self) -> int:
-    """Returns bytes: the allocator's peak if this step raised it, else the compiler's."""
+    """Returns the bytes of the device that the compiler planned."""
     from vit_jax.train import runtime
 
-    peak = self._peak()
-    if peak is not None and peak > self._peak_before:
-      return peak
     return runtime.memory(self._program)['bytes']
-
-  def _peak(self) -> int | None:
-    return (self._device.memory_stats() or {}).get('peak_bytes_in_use')
 
 
 def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:

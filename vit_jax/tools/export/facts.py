@@ -1,15 +1,12 @@
 """Facts for users of an exported program: its pixels, outputs and class names."""
 
-import numpy as np
-
 from vit_jax.data.ops import registry
-from vit_jax.data.single_image import SingleImage
 from vit_jax.tools.export.program import BATCH, Program
 from vit_jax.version import __version__
-from vit_jax.weights import Loaded
+from vit_jax.weights import Loaded, pipelines
 
-# Ops that leave an image of one color as it is, but for rounding to whole levels.
-_GEOMETRY = ('resize', 'resize_small', 'central_crop')
+# Ops that leave the values of pixels as they are, but for interpolation.
+_GEOMETRY = ('decode', 'resize', 'resize_small', 'central_crop')
 
 
 def collect(
@@ -23,7 +20,7 @@ def collect(
   """
   H, W, C = program.shape(BATCH)[1:]
   ops = registry.parse(_filling(loaded.pp, (H, W)))
-  mean, std = _normalisation(ops, (H, W, C))
+  mean, std = _normalisation(ops, C)
   return {
     'made_by': f'vit_jax {__version__}',
     'source': loaded.source,
@@ -65,17 +62,9 @@ def _filling(pp: str, size: tuple[int, int]) -> str:
   return '|'.join([*texts[:1], f'resize({size}, antialias=True)', *texts[1:]])
 
 
-def _normalisation(ops, shape) -> tuple[list[float] | None, list[float] | None]:
-  """Returns (mean, std), from the pipeline's outputs for images of one color."""
-  preprocess = SingleImage('|'.join(op.text for op in ops if op.name not in _GEOMETRY))
-  found = []
-  for level in (0, 102, 255):
-    image = preprocess(np.full(shape, level, np.uint8)).reshape(-1, shape[-1])
-    if np.ptp(image, 0).max() > 1e-4:
-      return None, None
-    found.append(image.mean(0, np.float64))
-  black, between, white = found
-  if not np.allclose(between, black + (white - black) * 102 / 255, atol=1e-4):
+def _normalisation(ops, channels: int) -> tuple[list[float] | None, list[float] | None]:
+  """Returns (mean, std) of the one op that changes pixels; None if there are more."""
+  levels = '|'.join(op.text for op in ops if op.name not in _GEOMETRY)
+  if (preprocessor := pipelines.described(f'resize(1)|{levels}')) is None:
     return None, None
-  std = 1 / (white - black)
-  return [round(x, 6) for x in (-black * std).tolist()], [round(x, 6) for x in std]
+  return list(preprocessor.mean[:channels]), list(preprocessor.std[:channels])
