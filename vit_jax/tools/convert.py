@@ -100,7 +100,9 @@ def _format(args) -> str:
   suffix = Path(args.dest).suffix
   if args.to is None:
     if suffix != '.npz':
-      raise UserError(f'{args.dest}: say --to timm or --to hf, or name a FILE.npz.')
+      raise UserError(
+        f'{args.dest}: say --to timm or --to hf, or name a .npz (google).'
+      )
     return 'google'
   if (args.to == 'google') != (suffix == '.npz'):
     raise UserError(f'{args.dest}: only google files are .npz.')

@@ -58,7 +58,9 @@ def client():
   try:
     import huggingface_hub
   except ImportError:
-    raise UserError("push needs huggingface_hub: pip install 'vit_jax[hub]'.") from None
+    raise UserError(
+      "push needs huggingface_hub: pip install 'vit_jax[hub]', or --dry_run."
+    ) from None
   return huggingface_hub.HfApi()
 
 
@@ -80,7 +82,7 @@ def upload(api, args, folder: Path) -> tuple[str, bool]:
   except Exception as error:  # the hub's own errors, and those of its HTTP library
     why = one_line(f'{type(error).__name__}: {error}')
     raise UserError(
-      f'Could not push to {args.repo}: {why}. Is HF_TOKEN a token that may write there?'
+      f'Could not push to {args.repo}: {why}. Set HF_TOKEN, or pass --dry_run.'
     ) from None
   return f'https://huggingface.co/{args.repo}', not keep
 
