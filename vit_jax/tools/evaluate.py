@@ -128,7 +128,7 @@ def evaluation(args) -> tuple[str | None, dict]:
   if run is None:
     lacks = 'split' if args.data else 'data'
     raise UserError(
-      f'--{lacks} is missing: {args.source} has no evaluation of its own.'
+      f'--{lacks} is missing: pass --data and --split, or a run, not {args.source}.'
     )
   config = config_lib.read(run[0])
   if not tasks.classifies(config):
