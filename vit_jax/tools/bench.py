@@ -11,6 +11,7 @@ the same call: 3 x forward FLOPs for training; what `remat` recomputes is not co
 """
 
 import functools
+import itertools
 import math
 import os
 import statistics
@@ -43,11 +44,9 @@ def main(argv: list[str]) -> int:
     Subject(args.model, dtype, args.resolution, args.set, args.tune) for dtype in dtypes
   ]
   rows = []
-  for mode in args.mode:
-    for subject in subjects:
-      for batch in batches:
-        rows.append(measure(subject, mode, batch, args.steps))
-        print(_row(rows[-1]), file=sys.stderr, flush=True)
+  for mode, subject, batch in itertools.product(args.mode, subjects, batches):
+    rows.append(measure(subject, mode, batch, args.steps))
+    print(_row(rows[-1]), file=sys.stderr, flush=True)
   peaks = {dtype: matrix_peak(dtype) for dtype in dtypes}
   for row in rows:
     rate = row.pop('flops_per_s', None)

@@ -36,7 +36,6 @@ class Generation(NamedTuple):
     ops_per_cycle: operations a cycle of its matrix units.
     bytes_per_cycle: of memory, by XLA's cost model.
     hbm: bytes of memory.
-    devices: on a chip.
     slice: the smallest that can be compiled for. axes, chips: of the largest.
   """
 
@@ -44,26 +43,20 @@ class Generation(NamedTuple):
   ops_per_cycle: int
   bytes_per_cycle: float
   hbm: int
-  devices: int
   slice: str
   axes: int
   chips: int
 
-  @property
-  def clock(self) -> float:
-    """Cycles a second at which the units reach the vendor's peak."""
-    return self.tflops * 1e12 / self.ops_per_cycle
-
 
 _UNIT, _WIDE = 2 * 128 * 128, 2 * 256 * 256  # operations a cycle of a matrix unit
 GENERATIONS = {
-  'v2': Generation(22.5, 1 * _UNIT, 446, 8 * _GIB, 2, '2x2x1', 2, 256),
-  'v3': Generation(61.5, 2 * _UNIT, 448, 16 * _GIB, 2, '2x2x1', 2, 1024),
-  'v4': Generation(275, 8 * _UNIT, 897, 32 * _GIB, 1, '2x2x1', 3, 4096),
-  'v5e': Generation(197, 4 * _UNIT, 438, 16 * _GIB, 1, '2x2', 2, 256),
-  'v5p': Generation(459, 8 * _UNIT, 1125, 95 * _GIB, 1, '2x2x1', 3, 8960),
-  'v6e': Generation(918, 4 * _WIDE, 756, 32 * _GIB, 1, '2x2', 2, 256),
-  '7x': Generation(1153.5, 4 * _WIDE, 1265, 96 * _GIB, 2, '2x2x1', 3, 9216),
+  'v2': Generation(22.5, 1 * _UNIT, 446, 8 * _GIB, '2x2x1', 2, 256),
+  'v3': Generation(61.5, 2 * _UNIT, 448, 16 * _GIB, '2x2x1', 2, 1024),
+  'v4': Generation(275, 8 * _UNIT, 897, 32 * _GIB, '2x2x1', 3, 4096),
+  'v5e': Generation(197, 4 * _UNIT, 438, 16 * _GIB, '2x2', 2, 256),
+  'v5p': Generation(459, 8 * _UNIT, 1125, 95 * _GIB, '2x2x1', 3, 8960),
+  'v6e': Generation(918, 4 * _WIDE, 756, 32 * _GIB, '2x2', 2, 256),
+  '7x': Generation(1153.5, 4 * _WIDE, 1265, 96 * _GIB, '2x2x1', 3, 9216),
 }
 
 
@@ -119,18 +112,14 @@ def devices(text: str) -> list:
 
 
 def inspect(config: dict, record: dict, text: str) -> dict:
-  """Compiles a recipe's step for a slice, 'v3:16x16'.
+  """Compiles a recipe's step for a slice, 'v3:16x16'; UserError if it does not fit.
 
   Args:
     config: checked. record: its `recipe.describe`.
 
   Returns:
     tpu, devices, mesh, hbm; bytes, temp_bytes and argument_bytes of a device; cycles;
-    step_s, by the clock of the vendor's peak; images_per_s of the slice; mfu; hours and
-    chip_hours of the whole run.
-
-  Raises:
-    UserError: for a program that does not fit.
+    step_s, by the clock of the vendor's peak; hours of the whole run.
   """
   import jax
 
@@ -157,9 +146,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   if memory['bytes'] > generation.hbm:  # libtpu lets some programs pass
     raise too_large(f'it takes {memory["bytes"] / _GIB:.2f}.')
   work = cycles(program.as_text(), generation)
-  seconds = work / generation.clock
-  hours = seconds * record['steps'] / 3600
-  operations = 3 * record['gflops'] * 1e9 * record['batch_size']
+  seconds = work * generation.ops_per_cycle / (generation.tflops * 1e12)
   return {
     'tpu': f'{name}:{shape}',
     'devices': count,
@@ -168,10 +155,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
     **memory,
     'cycles': work,
     'step_s': seconds,
-    'images_per_s': record['batch_size'] / seconds,
-    'mfu': operations / (generation.ops_per_cycle * work * count),
-    'hours': hours,
-    'chip_hours': hours * count / generation.devices,
+    'hours': seconds * record['steps'] / 3600,
   }
 
 
@@ -184,8 +168,7 @@ def render(record: dict) -> str:
     'memory of a device': f'{gib("bytes")} of {record["hbm"] / _GIB:g}: fits '
     f'(temporaries {gib("temp_bytes")})',
     'a step': f'{record["cycles"] / 1e6:,.1f} M cycles, {1e3 * record["step_s"]:,.1f} ms',
-    'images/s': f'{record["images_per_s"]:,.0f} (MFU {record["mfu"]:.1%})',
-    'whole run': f'{record["hours"]:.3g} hours, {record["chip_hours"]:.3g} chip-hours',
+    'whole run': f'{record["hours"]:.3g} hours',
   }
   lines = [f'  {label:<22}{value}' for label, value in rows.items()]
   lines += [

@@ -17,13 +17,9 @@ class Run(NamedTuple):
   """A run's folder.
 
   Attributes:
-    path: a folder, or gs://BUCKET/PATH.
     name: unique on the page.
-    config: its config.json.
-    status: its status.json, with the state that `train.status.state` finds; {} where it
-      cannot be read.
-    rows: of metrics.jsonl.
-    starts: see `train.status`; [] where the file is missing.
+    status: status.json, with the state that `train.status.state` finds; {}: unreadable.
+    rows: of metrics.jsonl. starts: see `train.status`.
     bad_images: {'path', 'reason', 'source'} of each image that could not be read.
     predictions: of each evaluation, see `evaluators.predictions`.
     left_out: a sentence for each thing that is missing, with the reason.
@@ -52,11 +48,7 @@ class Run(NamedTuple):
 
 
 def read(folders: list[str]) -> list[Run]:
-  """Returns runs; the damaged parts of a run are left out.
-
-  Raises:
-    UserError: for a folder that is not a run's, or is named twice.
-  """
+  """Returns runs; the damaged parts of a run are left out."""
   paths = [files.path(folder) for folder in folders]
   if len(set(map(str, paths))) < len(paths):
     raise UserError(f'{" ".join(folders)}: a run is named twice.')
@@ -77,17 +69,8 @@ def _read(path: Path, name: str) -> Run:
     answers = predictions.read(path)
   except UserError as error:
     left_out.append(str(error))
-  return Run(
-    path,
-    name,
-    config,
-    state,
-    rows,
-    status.read_starts(path),
-    bad_images.read_log(path / 'bad_images.jsonl'),
-    answers,
-    left_out,
-  )
+  starts, bad = status.read_starts(path), bad_images.read_log(path / 'bad_images.jsonl')
+  return Run(path, name, config, state, rows, starts, bad, answers, left_out)
 
 
 def _names(paths: list) -> list[str]:
