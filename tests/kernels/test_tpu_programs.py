@@ -62,15 +62,8 @@ def test_programs_cost_what_was_recorded(key):
 
 def test_a_recipe_on_a_slice():
   config = ROOT / 'configs/digits.py'
-  argv = (
-    '-m',
-    'vit_jax.tools.inspect',
-    '--config',
-    config,
-    '--tpu',
-    'v5e:2x2',
-    '--json',
-  )
+  inspect = ('-m', 'vit_jax.tools.inspect', '--config', config)
+  argv = (*inspect, '--tpu', 'v5e:2x2', '--json')
   flags = ('--config.mesh.fsdp=2', '--config.model.dtype=bfloat16')
   record = json.loads(output(*argv, *flags))['tpu']
   assert record['mesh'] == {'data': 2, 'fsdp': 2, 'tensor': 1}

@@ -254,7 +254,7 @@ def machine() -> dict:
   return {
     'device': jax.local_devices()[0].device_kind,
     'cores': cores(),
-    'load': round(os.getloadavg()[0], 2),
+    'load': round(os.getloadavg()[0], 2) if hasattr(os, 'getloadavg') else None,
     'versions': {'vit_jax': __version__, 'jax': jax.__version__},
   }
 
