@@ -11,7 +11,7 @@ import pytest
 from tests.support import naming
 from vit_jax import trees
 from vit_jax.errors import UserError
-from vit_jax.weights.fitting import merge
+from vit_jax.weights.adapt import merge
 
 
 def test_names_of_dicts_tuples_and_dataclasses():

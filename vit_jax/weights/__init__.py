@@ -4,8 +4,8 @@ The way down: `read` opens a source and names its parameters as ours, `fit` brin
 a model, `load` returns both. `write` is the way back.
 """
 
+from vit_jax.weights.adapt import fit
 from vit_jax.weights.export import write
-from vit_jax.weights.fitting import fit
 from vit_jax.weights.loading import Loaded, load
 from vit_jax.weights.reading import complete, from_section, read
 from vit_jax.weights.source import Source

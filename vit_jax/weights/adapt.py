@@ -1,14 +1,25 @@
-"""Arrays for a model of another resolution, patch or layout."""
+"""Brings the parameters of a source to a model, strictly: nothing missing, nothing left.
 
-from typing import Literal, get_args
+Arrays are resized for other images, patches and windows, and stacked for scanned blocks.
+"""
+
+import dataclasses
+import importlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from vit_jax import resample, trees
+from vit_jax import models, resample, trees
 from vit_jax.errors import choose
 from vit_jax.models.family import Family
 from vit_jax.nn.positions import sincos2d
+from vit_jax.weights import rename
+from vit_jax.weights.source import Source, errors_of
 
+_STATS = f'{trees.STATS}/'
 MOST_LAYERS = 1_000  # far beyond every published model
 Method = Literal['bilinear', 'bicubic']
 
@@ -98,8 +109,7 @@ def as_variables(
   """
 
   def name(own):
-    prefix = f'{trees.STATS}/'
-    other = own.removeprefix(prefix) if trees.is_statistic(own) else prefix + own
+    other = own.removeprefix(_STATS) if trees.is_statistic(own) else _STATS + own
     return other if other in shapes and own not in shapes else own
 
   return {name(own): x for own, x in flat.items()}
@@ -129,3 +139,193 @@ def unstack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray
     for i, layer in enumerate(x):
       out[family.unstacked(name, i)] = layer
   return out
+
+
+# -- a source and a model ---------------------------------------------------------------
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# (family of the weights, family of a model that can start from them) -> module with
+# `start(source, model, resize)`, which returns as `started`.
+STARTS = {('vit', 'vitdet'): 'vit_jax.detection.weights.vitdet'}
+
+
+class Merge(NamedTuple):
+  """The fate of every name."""
+
+  taken: list[str]
+  reinitialized: list[str]  # variables of the model that keep their initial values
+  unused: list[str]  # names of the source that the model does not take
+  notes: list[str]  # lines about changes on the way
+
+  def describe(self, source: Source) -> str:
+    """Returns a few lines: how many parameters of the source were taken, and the rest."""
+    stats = sum(map(trees.is_statistic, self.taken))
+    with_stats = f' and {stats} batch statistics' if stats else ''
+    taken = f'{len(self.taken) - stats} parameters{with_stats} taken'
+    lines = [f'{source.source} ({source.origin}): {taken}', *self.notes]
+    lines += _listed({'initialised afresh': self.reinitialized, 'unused': self.unused})
+    return '\n  '.join(lines)
+
+
+def _listed(names: dict[str, list[str]], most: int = 4) -> list[str]:
+  """Returns 'heading: a, b, c and 5 more' of each list that is not empty."""
+  more = lambda n: f' and {n - most} more' if n > most else ''
+  return [
+    f'{heading}: {", ".join(some[:most])}{more(len(some))}'
+    for heading, some in names.items()
+    if some
+  ]
+
+
+def fit(
+  source: Source,
+  model,
+  image_size: tuple[int, int],
+  *,
+  skip: list[str] = (),
+  resize: Method = 'bilinear',
+) -> tuple[dict[str, np.ndarray], Merge]:
+  """Returns ({name: array} of the model's variables, report).
+
+  Names are those of `trees.named`; those in `report.reinitialized` are left out.
+
+  Args:
+    source: of the same model, or of one that this model can start from, see `started`.
+    image_size: (H, W) of the model's images.
+    skip: regexes of parameters to leave as the model initialises them, besides a head
+      of another number of classes, which always is.
+    resize: of position embeddings, see `resize_positions`.
+  """
+  with errors_of(f'{source.source}'):
+    source, new, notes = started(source, model, resize)
+    abstract = models.shapes_of(model, (*image_size, source.channels))
+    shapes = {name: x.shape for name, x in trees.named(abstract).items()}
+    flat = as_variables(source.flat, shapes)
+    resized, changes = _resized(source, flat, model, shapes, image_size, resize)
+    flat |= resized
+    family = models.family_of(model)
+    if any(family.is_stacked(name) for name in shapes):
+      flat = stack(flat, family)
+    skip = [*skip, *new]
+    if _classes({n: x.shape for n, x in flat.items()}) != _classes(shapes):
+      skip.append('head/.*')
+    taken, report = merge(shapes, flat, skip)
+  unused = [n for n in source.unused if n not in report.unused]
+  return taken, report._replace(
+    notes=[*notes, *changes], unused=[*report.unused, *unused]
+  )
+
+
+def merge(
+  shapes: Shapes, arrays: dict[str, Any], skip: Iterable[str] = ()
+) -> tuple[dict[str, Any], Merge]:
+  """Takes every parameter from `arrays`, strictly.
+
+  Args:
+    skip: regexes, matched in full: such parameters are not taken, on either side. A batch
+      norm's statistics go by the names that parameters in their place would have.
+  """
+  rules = [(regex, True) for regex in skip] + [('.*', False)]
+  is_skipped = lambda name: trees.first_match(rules, name.removeprefix(_STATS))
+  taken = {n: arrays[n] for n in shapes if n in arrays and not is_skipped(n)}
+  missing = [n for n in shapes if n not in arrays and not is_skipped(n)]
+  extra = [n for n in arrays if n not in shapes and not is_skipped(n)]
+  differ = [
+    f'{n} is {tuple(x.shape)} in the source, {tuple(shapes[n])} in the model'
+    for n, x in taken.items()
+    if tuple(x.shape) != tuple(shapes[n])
+  ]
+  problems = {'only in the model': missing, 'only in the source': extra}
+  problems = _listed({**problems, 'shapes that differ': differ}, 3)
+  if problems:
+    raise ValueError(f"{'; '.join(problems)}: change the model, or skip=['head/.*']")
+  reinitialized = [n for n in shapes if is_skipped(n)]
+  unused = [n for n in arrays if is_skipped(n)]
+  return taken, Merge(list(taken), reinitialized, unused, [])
+
+
+def _classes(shapes: Shapes) -> int | None:
+  """Returns the number of classes of a head's kernel; None without a head."""
+  kernels = [s for n, s in shapes.items() if re.fullmatch(r'head/(.*/)?kernel', n)]
+  return kernels[0][-1] if kernels else None
+
+
+# -- patches, positions, offsets ------------------------------------------------------
+
+
+def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, list[str]]:
+  """Returns ({name: array of the model's shape}, what was resized, as text)."""
+  family, fields = models.family_of(model), models.fields_of(model)
+  resized, notes, old_fields = {}, [], fields
+  grid = lambda size, fields: tuple(
+    n // s for n, s in zip(size, family.stride(fields), strict=True)
+  )
+  kernel, shape = flat.get(family.patches), shapes.get(family.patches, ())
+  if kernel is not None and len(shape) == 4 and kernel.shape[:2] != shape[:2]:
+    resized[family.patches] = resize_patches(kernel, shape[:2])
+    notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {shape[:2]}')
+    old_fields = _with_patches(fields, kernel.shape[:2])
+  new = grid(image_size, fields)
+  old = grid(source.image_size, old_fields) if source.image_size else None
+  for name, x in flat.items():
+    stacked, _ = family.stacked(name) or ('', 0)
+    shape = shapes.get(name) or shapes.get(stacked, ())[1:]
+    axes, before, after = family.position_axes(name), x.shape[:-1], shape[:-1]
+    if len(shape) != x.ndim:
+      continue
+    if before != after and re.fullmatch(family.offsets or '', name):
+      resized[name] = resize_offsets(x, after)
+      a, b = ('x'.join(str((n + 1) // 2) for n in side) for side in (before, after))
+      kind = ('windows', 'bicubic') if len(after) == 2 else ('sides of maps', 'linear')
+      notes.append(f'position tables of {kind[0]} resized from {a} to {b}, {kind[1]}')
+    elif axes and x.ndim == 3:
+      if axes == 'hw':  # an unknown grid is taken as square
+        side = math.isqrt(max(x.shape[1] - (shape[1] - math.prod(new)), 0))
+        before, after = old or (side, side), new
+      else:  # the length of a table of rows, or of columns, is that of the grid
+        before, after = (x.shape[1], 1), (new['hw'.index(axes)], 1)
+      if before != after:
+        resized[name] = resize_positions(x, before, after, method)
+        notes.append(
+          f'position embeddings ({axes}) resized from {before} to {after}, {method}'
+        )
+  return resized, list(dict.fromkeys(notes))
+
+
+def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
+  """Returns a model's fields with patches of another size, its own or its backbone's."""
+  if 'patch_size' in fields:
+    return fields | {'patch_size': size}
+  return fields | {'backbone': _with_patches(fields['backbone'], size)}
+
+
+# -- weights of another model ---------------------------------------------------------
+
+
+def started(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
+  """Returns the weights of one model as those of another one that can start from them.
+
+  The source is of the model's family, of that of its backbone, or of one in STARTS.
+
+  Returns:
+    (parameters under the names of the model, regexes of its other parameters, which start
+    from their initial values, notes about changes on the way).
+  """
+  name, inside = models.name_of(model), models.backbone_of(model)
+  if source.family != name and inside is not None:
+    source, new, notes = started(source, inside, resize)
+    source = without(source, r'(head|pre_logits)/.*')
+    flat = {rename.nested(n, 'backbone/'): x for n, x in source.flat.items()}
+    new = [rf'(?!({_STATS})?backbone/).*', *(f'backbone/(?:{r})' for r in new)]
+    return dataclasses.replace(source, family=name, flat=flat), new, notes
+  if module := STARTS.get((source.family, name)):
+    return importlib.import_module(module).start(source, model, resize)
+  return source, [], []  # the same model, or one that will not fit
+
+
+def without(source: Source, regex: str) -> Source:
+  """Returns a source in which some parameters are unused."""
+  unused = [n for n in source.flat if re.fullmatch(regex, n)]
+  flat = {n: x for n, x in source.flat.items() if n not in unused}
+  return dataclasses.replace(source, flat=flat, unused=[*unused, *source.unused])

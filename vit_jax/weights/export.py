@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax import files, models, trees
 from vit_jax.errors import UserError, choose
 from vit_jax.weights import adapt, formats, pipelines, tuned
-from vit_jax.weights.fitting import fit
+from vit_jax.weights.adapt import fit
 from vit_jax.weights.reading import usual_size
 from vit_jax.weights.source import Source, errors_of
 

@@ -13,7 +13,7 @@ from vit_jax import models, trees
 from vit_jax.data import single_image
 from vit_jax.errors import UserError
 from vit_jax.weights import adapt, pipelines, tuned
-from vit_jax.weights.fitting import fit
+from vit_jax.weights.adapt import fit
 from vit_jax.weights.reading import read, usual_size
 from vit_jax.weights.source import errors_of
 

@@ -14,8 +14,8 @@ from vit_jax import models
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.weights import adapt, configs, download, formats, readers, runs, tuned, zoo
+from vit_jax.weights.adapt import fit
 from vit_jax.weights.configs import Facts
-from vit_jax.weights.fitting import fit
 from vit_jax.weights.source import Source, errors_of
 
 # Far beyond every published model; a config that says more would exhaust memory.

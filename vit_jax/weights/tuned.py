@@ -20,7 +20,7 @@ from vit_jax import check, models, trees, tune
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.weights import readers
-from vit_jax.weights.fitting import fit
+from vit_jax.weights.adapt import fit
 from vit_jax.weights.source import Source, errors_of
 
 KEY = 'vit_jax_tuned'  # the key of the record in the config of such a file

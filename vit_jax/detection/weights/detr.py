@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from vit_jax.detection.weights.fpn import backbone_of
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights import configs, layers
 from vit_jax.weights.families import resnet
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, below, respelled, table
@@ -179,7 +179,7 @@ def _sides(config: dict, processor: dict):
 
 
 def _config(fields, image_size, class_names) -> dict:
-  inside, need = fields['backbone'], config_writers.need
+  inside, need = fields['backbone'], configs.need
   need(inside, 'transformers', name=('resnet',), frozen_norm=(True,))
   name = _timm_name(inside)
   if name:
@@ -221,7 +221,7 @@ def _config(fields, image_size, class_names) -> dict:
     'attention_dropout': fields['attention_dropout'],
     'auxiliary_loss': False,
     'image_size': list(image_size),
-    **config_writers.labels(class_names, fields['num_classes']),
+    **configs.labels(class_names, fields['num_classes']),
   }
 
 

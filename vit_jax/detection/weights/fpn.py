@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from vit_jax.detection.weights import vitdet
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Table, below, table
@@ -116,23 +116,23 @@ def _args(fields: dict) -> dict:
 
 
 def _fpn_config(fields, image_size, class_names) -> dict:
-  config_writers.need(fields, 'detectron2', backbone=(None,))
+  configs.need(fields, 'detectron2', backbone=(None,))
   args = {'in_channels': list(fields['in_channels']), **_args(fields)}
   args |= {'fuse_type': 'sum', 'top_block': fields['extra_level']}
   return {'architecture': 'FPN', 'model_args': args}
 
 
 def _sfp_config(fields, image_size, class_names) -> dict:
-  config_writers.need(fields, 'detectron2', pyramid=('simple',), norm=('layer',))
+  configs.need(fields, 'detectron2', pyramid=('simple',), norm=('layer',))
   inside = fields['backbone'] or {'name': None}
-  config_writers.need(inside, 'detectron2', name=('vitdet',))
+  configs.need(inside, 'detectron2', name=('vitdet',))
   vitdet.check_plain(inside, 'detectron2')
   args = {
     'hidden_size': inside['width'],
     'num_hidden_layers': inside['depth'],
     'num_attention_heads': inside['num_heads'],
     'mlp_ratio': inside['mlp_dim'] / inside['width'],
-    'image_size': config_writers.one(image_size),
+    'image_size': configs.one(image_size),
     'pretrain_image_size': inside['pretrained_size'][0],
     'patch_size': inside['patch_size'][0],
     'window_size': inside['window'],

@@ -7,9 +7,9 @@ import re
 import numpy as np
 
 from vit_jax import models
-from vit_jax.weights import adapt, config_writers, configs, layers
+from vit_jax.weights import adapt, configs, layers
+from vit_jax.weights.adapt import without
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MLP, POSITIONS, columns
-from vit_jax.weights.fitting import without
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, table
 from vit_jax.weights.source import Source
@@ -114,14 +114,14 @@ _NOT_HERE = r'cls|Transformer/encoder_norm/.*|(MAPHead_0|head|pre_logits)/.*'
 
 
 def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
-  """Returns the weights of a ViT as those of a ViTDet, see `fitting.started`.
+  """Returns the weights of a ViT as those of a ViTDet, see `adapt.started`.
 
   Raises:
     ValueError: for a ViT that no ViTDet can start from.
   """
   fields = models.fields_of(models.build('vit', **source.fields))
   one = dict(posemb_where=('stem',), attention=('full',), stem_blocks=(None,))
-  config_writers.need(fields, 'a vitdet', posemb=('learn', 'sincos2d'), **one)
+  configs.need(fields, 'a vitdet', posemb=('learn', 'sincos2d'), **one)
   if source.image_size is None:
     raise ValueError('its image size, and so the grid of its positions, is unknown')
   family, size = models.family('vit'), source.image_size
@@ -190,7 +190,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
 
 def check_plain(fields: dict, format: str) -> None:
   """Raises ValueError for fields that neither transformers nor detectron2 has."""
-  config_writers.need(fields, format, num_classes=(None,))
+  configs.need(fields, format, num_classes=(None,))
   for field in ('patch_size', 'pretrained_size'):
     if len({*fields[field]}) > 1:
       raise ValueError(f'{format} cannot express {field}={fields[field]}: not a square')
@@ -199,7 +199,7 @@ def check_plain(fields: dict, format: str) -> None:
 def _config(fields, image_size, class_names) -> dict:
   check_plain(fields, 'transformers')
   if fields['absolute']:
-    config_writers.need(fields, 'transformers', class_row=(True,))
+    configs.need(fields, 'transformers', class_row=(True,))
   if fields['mlp_dim'] % fields['width']:
     raise ValueError(
       f'transformers cannot express mlp_dim={fields["mlp_dim"]}: it takes multiples of '
@@ -212,9 +212,9 @@ def _config(fields, image_size, class_names) -> dict:
     'num_hidden_layers': fields['depth'],
     'num_attention_heads': fields['num_heads'],
     'mlp_ratio': fields['mlp_dim'] // fields['width'],
-    'hidden_act': config_writers.HF_ACTS[fields['act']],
+    'hidden_act': configs.HF_ACTS[fields['act']],
     'layer_norm_eps': fields['norm_eps'],
-    'image_size': config_writers.one(image_size),
+    'image_size': configs.one(image_size),
     'pretrain_image_size': fields['pretrained_size'][0],
     'patch_size': fields['patch_size'][0],
     'num_channels': 3,

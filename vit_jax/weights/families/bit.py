@@ -1,6 +1,6 @@
 """ResNets with GroupNorm: the published BiT, pre-activation, and big_vision's own."""
 
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import RESNET, columns, resnet_blocks
 from vit_jax.weights.formats import Format
@@ -56,11 +56,11 @@ _TIMM_NAMES = {
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  config_writers.need(fields, 'timm', zero_pad_pool=(True,))
+  configs.need(fields, 'timm', zero_pad_pool=(True,))
   shape = (tuple(fields['blocks']), fields['width'])
   if (architecture := _TIMM_NAMES.get(shape)) is None:
     raise ValueError(f'timm has no BiT of {shape}, it has {list(_TIMM_NAMES.values())}')
-  return config_writers.timm(architecture, 'avg', {}, fields, image_size, class_names)
+  return configs.timm_config(architecture, 'avg', {}, fields, image_size, class_names)
 
 
 FORMATS = (
@@ -72,7 +72,7 @@ FORMATS = (
     infer,
     configs.google(),
     to='google',
-    config=config_writers.google(zero_pad_pool=True),
+    config=configs.google_config(zero_pad_pool=True),
   ),
   Format(
     'timm',
@@ -92,6 +92,6 @@ FORMATS = (
     configs.google(),
     lacks=r'Transformer/.+',
     to='google',
-    config=config_writers.google(),
+    config=configs.google_config(),
   ),
 )

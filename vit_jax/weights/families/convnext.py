@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights import configs, layers
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, table
@@ -56,12 +56,12 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  config_writers.need(fields, 'timm', norm_eps=(1e-6,))
+  configs.need(fields, 'timm', norm_eps=(1e-6,))
   args = {'depths': list(fields['depths']), 'dims': list(fields['widths'])}
   if fields['act'] != 'gelu_erf':
     args['act_layer'] = fields['act']
   name = 'convnext_tiny'
-  return config_writers.timm(name, 'avg', args, fields, image_size, class_names)
+  return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
 def _hf_config(fields, image_size, class_names) -> dict:
@@ -75,7 +75,7 @@ def _hf_config(fields, image_size, class_names) -> dict:
     'drop_path_rate': fields['stochastic_depth'],
   }
   name = 'ConvNext'
-  return config_writers.hf(name, 'convnext', args, fields, image_size, class_names)
+  return configs.hf_config(name, 'convnext', args, fields, image_size, class_names)
 
 
 FORMATS = (

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights import configs, layers
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, table
@@ -58,11 +58,11 @@ _TIMM_NAMES = [f'mixer_{size}{patch}_224' for size in 'sbl' for patch in (16, 32
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  config_writers.need(fields, 'timm', act=('gelu_erf',))
-  args = config_writers.timm_patches(fields, image_size)
+  configs.need(fields, 'timm', act=('gelu_erf',))
+  args = configs.timm_patches(fields, image_size)
   args['num_blocks'] = fields['depth']
   args['mlp_ratio'] = [
-    config_writers.timm_ratio(fields[k], fields['width'])
+    configs.timm_ratio(fields[k], fields['width'])
     for k in ('tokens_mlp_dim', 'channels_mlp_dim')
   ]
   size = _TIMM_SHAPES.get((fields['width'], fields['depth']))
@@ -72,7 +72,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
     args = {'img_size': args['img_size']}
   else:  # only timm.models.MlpMixer(**model_args) builds it
     architecture = 'mixer_s16_224'
-  return config_writers.timm(architecture, 'avg', args, fields, image_size, class_names)
+  return configs.timm_config(architecture, 'avg', args, fields, image_size, class_names)
 
 
 FORMATS = (
@@ -84,7 +84,7 @@ FORMATS = (
     infer,
     configs.google(act='gelu_tanh'),
     grid=grid,
-    config=config_writers.google(act='gelu_tanh'),
+    config=configs.google_config(act='gelu_tanh'),
   ),
   Format(
     'timm',

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights import configs, layers
 from vit_jax.weights.families.swin import depths
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
@@ -149,14 +149,14 @@ def _timm_fields(config: dict, name: str) -> dict:
     configs.require(pool, {'global_pool': classifier}, 'an MViT of timm')
   fields = {'class_residual': True} if classifier == 'token' else {}
   if key_strides := args.get('stride_kv_adaptive'):
-    fields['kv_stride'] = configs.one(key_strides, 'stride_kv_adaptive')
+    fields['kv_stride'] = configs.side(key_strides, 'stride_kv_adaptive')
   return fields
 
 
 def _check(fields: dict, image_size: tuple[int, int], format: str, residual: bool):
   """Raises ValueError for what timm, or the authors' code, would compute otherwise."""
   if fields['classifier'] == 'token':
-    config_writers.need(fields, format, class_residual=(residual,))
+    configs.need(fields, format, class_residual=(residual,))
   pixels = 4 << len(fields['depths']) - 1
   if image_size[0] != image_size[1] or image_size[0] % pixels:
     size = 'x'.join(map(str, image_size))
@@ -183,13 +183,13 @@ def _timm_config(fields, image_size, class_names) -> dict:
     if fields['kv_stride'] != 4:
       args['stride_kv_adaptive'] = [fields['kv_stride']] * 2
   pool = 'token' if has_class else 'avg'
-  return config_writers.timm(name, pool, args, fields, image_size, class_names)
+  return configs.timm_config(name, pool, args, fields, image_size, class_names)
 
 
 def _authors_config(fields, image_size, class_names) -> dict:
   _check(fields, image_size, 'authors', residual=False)
-  config_writers.need(fields, 'authors', kv_stride=(4,))
-  return config_writers.google()(fields, image_size, class_names)
+  configs.need(fields, 'authors', kv_stride=(4,))
+  return configs.google_config()(fields, image_size, class_names)
 
 
 FORMATS = (

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax.weights import config_writers, configs, layers, rename
+from vit_jax.weights import configs, layers, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Table, table
@@ -81,14 +81,14 @@ def _timm_fields(config: dict, name: str) -> dict:
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  config_writers.need(fields, 'timm', stem_width=(64,))
+  configs.need(fields, 'timm', stem_width=(64,))
   if len(fields['depths']) != 4:
     raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
   widths = [width // 4 for width in fields['widths']]
   args = {'layers': list(fields['depths']), 'channels': widths}
   if fields['output_stride'] != 32:
     args['output_stride'] = fields['output_stride']
-  return config_writers.timm('resnet50', 'avg', args, fields, image_size, class_names)
+  return configs.timm_config('resnet50', 'avg', args, fields, image_size, class_names)
 
 
 # The values that keys of transformers' config must have.
@@ -106,7 +106,7 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 
 def _hf_config(fields, image_size, class_names) -> dict:
   strides = tuple(4 << s for s in range(len(fields['depths']) - 1, 6))
-  config_writers.need(fields, 'transformers', output_stride=strides)
+  configs.need(fields, 'transformers', output_stride=strides)
   args = {
     'embedding_size': fields['stem_width'],
     'hidden_sizes': list(fields['widths']),
@@ -114,7 +114,7 @@ def _hf_config(fields, image_size, class_names) -> dict:
     **_HF,
     'image_size': list(image_size),
   }
-  return config_writers.hf('ResNet', 'resnet', args, fields, image_size, class_names)
+  return configs.hf_config('ResNet', 'resnet', args, fields, image_size, class_names)
 
 
 FORMATS = (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
@@ -229,7 +229,7 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 def check_plain(fields: dict, format: str, one_window: bool) -> None:
   """Raises ValueError for shifts, patches and windows that a format lacks."""
-  config_writers.need(fields, format, shift=(0.5,))
+  configs.need(fields, format, shift=(0.5,))
   for key in ('patch_size', *(['windows'] if one_window else ())):
     if len(set(fields[key])) > 1:
       raise ValueError(f'{format} has one number for {key}, not {tuple(fields[key])}')
@@ -306,7 +306,7 @@ def _windows(config: dict, name: str) -> dict:
   if pretrained is None and old:
     pretrained = [*[int(old)] * (stages - 1), int(old) // 2]
   if isinstance(side, list) and name.startswith('swinv2'):  # (h, w) of all stages
-    side = configs.one(side, 'window_size')
+    side = configs.side(side, 'window_size')
   if side is not None and not isinstance(side, list):
     side = configs.pair(side, 'window_size')[:1] * stages
   fields = {'windows': side}
@@ -324,7 +324,7 @@ def _timm_fields(config: dict, name: str) -> dict:
 def _timm_config(fields, image_size, class_names) -> dict:
   second, sides = fields['version'] == 2, fields['windows']
   check_plain(fields, 'timm', one_window=second)
-  config_writers.need(fields, 'timm', act=('gelu_erf',))
+  configs.need(fields, 'timm', act=('gelu_erf',))
   check_borders(fields, image_size, ('shift_pad',), 'timm')
   patch = fields['patch_size'][0]
   if any(n % patch for n in image_size):
@@ -332,7 +332,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   window = sides[0] if len(set(sides)) == 1 else list(sides)
   args = {'img_size': list(image_size), 'window_size': window, **arguments(fields)}
   name = 'swinv2_tiny_window8_256' if second else 'swin_tiny_patch4_window7_224'
-  return config_writers.timm(name, 'avg', args, fields, image_size, class_names)
+  return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
 def _hf_rules(arrays, facts) -> Table:
@@ -386,7 +386,7 @@ def _hf_config(fields, image_size, class_names) -> dict:
     'drop_path_rate': fields['stochastic_depth'],
   }
   name, model_type = 'Swinv2' if second else 'Swin', 'swinv2' if second else 'swin'
-  return config_writers.hf(name, model_type, args, fields, image_size, class_names)
+  return configs.hf_config(name, model_type, args, fields, image_size, class_names)
 
 
 def _write_hf(flat, fields) -> Table:

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from vit_jax.weights import config_writers, configs, layers
+from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, respelled, table
@@ -137,7 +137,7 @@ def _google_config(fields, image_size, class_names) -> dict:
   published |= dict(posemb_where='stem', attention='full')
   if fields['classifier'] == 'none':  # the same arrays as 'gap'
     published['classifier'] = 'gap'
-  return config_writers.google(**published)(fields, image_size, class_names)
+  return configs.google_config(**published)(fields, image_size, class_names)
 
 
 # -- transformers ---------------------------------------------------------------------
@@ -172,17 +172,17 @@ def hf(heads: int, prefix: str = 'vit.') -> Table:
 def _hf_config(fields, image_size, class_names) -> dict:
   one = dict(classifier=('token',), posemb=('learn',), posemb_where=('stem',))
   one |= dict(attention=('full',), representation_size=(None,), stem_blocks=(None,))
-  config_writers.need(fields, 'transformers', **one)
+  configs.need(fields, 'transformers', **one)
   args = {
     'hidden_size': fields['width'],
     'num_hidden_layers': fields['depth'],
     'num_attention_heads': fields['num_heads'],
     'intermediate_size': fields['mlp_dim'],
-    'patch_size': config_writers.one(fields['patch_size']),
+    'patch_size': configs.one(fields['patch_size']),
     'layer_norm_eps': fields['norm_eps'],
     'qkv_bias': True,
   }
-  return config_writers.hf('ViT', 'vit', args, fields, image_size, class_names)
+  return configs.hf_config('ViT', 'vit', args, fields, image_size, class_names)
 
 
 # -- timm -----------------------------------------------------------------------------
@@ -271,12 +271,12 @@ _HYBRIDS = {
 def _timm_config(fields, image_size, class_names) -> dict:
   one = dict(norm_eps=(1e-6,), posemb=('learn', 'none'), posemb_where=('stem',))
   one |= dict(attention=('full',), representation_size=(None,))
-  config_writers.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'))
+  configs.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'))
   pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
-  args = config_writers.timm_patches(fields, image_size)
+  args = configs.timm_patches(fields, image_size)
   args |= {
     'num_heads': fields['num_heads'],
-    'mlp_ratio': config_writers.timm_ratio(fields['mlp_dim'], fields['width']),
+    'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], fields['width']),
     'class_token': fields['classifier'] == 'token',
     'no_embed_class': False,  # the table has a row for it: 5 x 5 is also 1 + 4 x 6
     'global_pool': pool,
@@ -294,7 +294,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
       raise ValueError(
         f'timm has hybrids of {list(_HYBRIDS)} with width 64, not {shape}'
       )
-  return config_writers.timm(architecture, pool, args, fields, image_size, class_names)
+  return configs.timm_config(architecture, pool, args, fields, image_size, class_names)
 
 
 FORMATS = (
