@@ -68,10 +68,14 @@ class Loaded:
       images: paths, bytes, PIL images or uint8 arrays, see `data.single_image.batch`.
     """
     batch = single_image.batch(images, self.pp)
-    shape = (*self.image_size, self.channels)
-    if batch.shape[1:] != shape:
-      raise ValueError(f'{self.pp!r} makes {batch.shape[1:]}, the model takes {shape}')
+    self.check_images(batch)
     return batch
+
+  def check_images(self, images: np.ndarray) -> None:
+    """Raises UserError unless images [B, H, W, C] have the size of the model's."""
+    size, shape = images.shape[1:], (*self.image_size, self.channels)
+    if size != shape:
+      raise UserError(f'{self.pp!r} makes images {size}, the model takes {shape}.')
 
 
 def load(
