@@ -17,7 +17,7 @@ def mine(tmp_path, monkeypatch):
   """Returns the page's config file; what it registers is gone afterwards."""
   tables = losses.LOSSES, tasks.TASKS, evaluators.EVALUATORS, sources.SOURCES
   for table in tables:
-    monkeypatch.setattr(table, '_entries', dict(table._entries))
+    monkeypatch.setattr(table, 'data', dict(table.data))
   runs.on_one_device(monkeypatch)
   path = tmp_path / 'mine.py'
   path.write_text('\n\n'.join(blocks(PAGE, 'py')))

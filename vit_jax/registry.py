@@ -2,13 +2,13 @@
 
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections import UserDict
 from typing import Any
 
 from vit_jax.errors import choose
 
 
-class Registry(Mapping):
+class Registry(UserDict):
   """A table {name: object}, whose modules are imported when one of their names is used.
 
   A config file may add an entry of its own, without editing this package:
@@ -21,39 +21,25 @@ class Registry(Mapping):
   """
 
   def __init__(self, noun: str, entries: dict[str, Any]):
+    super().__init__(entries)
     self.noun = noun
-    self._entries = dict(entries)
     self._ours = frozenset(entries)
 
   def __getitem__(self, name: str) -> Any:
-    entry = choose(self.noun, name, self._entries)
+    entry = choose(self.noun, name, self.data)
     if isinstance(entry, str):
       module, _, attribute = entry.partition(':')
       entry = getattr(importlib.import_module(module), attribute)
-      self._entries[name] = entry
+      self.data[name] = entry
     return entry
-
-  def __contains__(self, name) -> bool:
-    return name in self._entries
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._entries)
-
-  def __len__(self) -> int:
-    return len(self._entries)
 
   def register(self, name: str, entry: Any) -> None:
     """Adds an entry. A name of this package cannot be taken."""
     if name in self._ours:
-      raise ValueError(
-        f'{self.noun} {name!r} is in vit_jax already: choose another name'
-      )
-    self._entries[name] = entry
+      raise ValueError(f'{self.noun} {name!r} is in vit_jax already')
+    self.data[name] = entry
 
   def signature(self, name: str) -> inspect.Signature:
-    """Returns the keyword-only parameters of an entry: what a config may set.
-
-    The others are passed by the run.
-    """
+    """Returns the keyword-only parameters of an entry, which a config may set."""
     parameters = inspect.signature(self[name]).parameters.values()
     return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])

@@ -66,7 +66,7 @@ class Boxes(sources.Source):
 
 @pytest.fixture(autouse=True)
 def boxes(monkeypatch):
-  monkeypatch.setitem(sources.SOURCES._entries, 'boxes', Boxes)
+  monkeypatch.setitem(sources.SOURCES.data, 'boxes', Boxes)
 
 
 def train(kind='encoded', pp=PP, **more):

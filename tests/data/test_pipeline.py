@@ -228,7 +228,7 @@ class Mislabelled(sources.Source):
 
 
 def test_a_label_out_of_range_met_on_reading(monkeypatch):
-  monkeypatch.setitem(sources.SOURCES._entries, 'wrong', Mislabelled)
+  monkeypatch.setitem(sources.SOURCES.data, 'wrong', Mislabelled)
   batches = pipeline.evaluate('wrong', 'train', 'value_range(0,1)', 5)
   with pytest.raises(UserError, match=naming('wrong#4', 7, 'num_classes=3')):
     list(batches.iterate())
