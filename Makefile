@@ -5,7 +5,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips must not write one environment
 .PHONY: help install train test ci lint format test-slow faults peer .venv-peer tpu .venv-tpu \
-  beam .venv-beam docs constraints clean paper
+  beam .venv-beam docs constraints clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -34,15 +34,10 @@ install: $(VENV)/.installed  ## make .venv, install vit_jax with TensorFlow and 
 train: $(VENV)/.installed  ## train, evaluate and sum up a small ViT on digits
 	$(BIN)/python -m vit_jax.main --config=configs/digits.py $(ARGS)
 
-paper: $(VENV)/.installed  ## the experiments of the ViT paper in miniature
-	$(BIN)/python -m vit_jax.lab.paper $(ARGS)
-
-# With ARGS, which may name a file or a test, the thorough ones as well.
-test: lint  ## lint, format and the quick tests
-	$(BIN)/python -m pytest $(XDIST) $(if $(ARGS),$(ARGS),-k 'not thorough')
-
-ci: lint  ## the same and the tests marked thorough: what CI runs
+test: lint  ## lint, types and the tests
 	$(BIN)/python -m pytest $(XDIST) $(ARGS)
+
+ci: test  ## what CI runs
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -53,7 +48,7 @@ format: $(VENV)/.installed-dev  ## rewrite the files as lint wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test-slow: $(VENV)/.installed-dev  ## the tests marked slow
+test-slow: $(VENV)/.installed-dev  ## whole trainings
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 faults: $(VENV)/.installed-dev  ## kills, damage, full disks, hostile input: a table

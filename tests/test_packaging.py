@@ -88,8 +88,9 @@ def test_workflows_run_what_developers_run():
   assert 'run: make ci PINNED=no' in scheduled
   # All tests but those that are marked for an environment or a day of their own.
   assert '\nmake ci PYTHON=' in (ROOT / '.ci' / 'run').read_text(encoding='utf-8')
-  (ci,) = re.findall(r'^ci: lint .*\n\t(.*)$', makefile, re.MULTILINE)
+  (ci,) = re.findall(r'^test: lint .*\n\t(.*)$', makefile, re.MULTILINE)
   assert ci.endswith('pytest $(XDIST) $(ARGS)')
+  assert re.search('^ci: test ', makefile, re.MULTILINE)
 
 
 def test_extras(metadata):
@@ -138,7 +139,6 @@ def test_constraints_cover_the_supported_pythons(metadata):
   assert metadata['python_requires'] == '>=3.11'
 
 
-@pytest.mark.thorough
 def test_every_import_is_declared(metadata):
   declared = {canonicalize_name(r.name) for r in _requirements(metadata)}
   for path in (ROOT / 'vit_jax').rglob('*.py'):

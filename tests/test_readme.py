@@ -49,7 +49,6 @@ def tuned(folder):
   assert convert.main([str(folder / 'RUN'), str(file), '--tuned_only']) == 0
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize('block', BLOCKS)
 def test_examples_run(folder, block, monkeypatch, request):
   if "'RUN'" in block:

@@ -92,7 +92,6 @@ def log(tmp_path, what='log') -> list[str]:
   return (tmp_path / what).read_text().splitlines()
 
 
-@pytest.mark.thorough
 def test_the_commands_of_the_guide(machine, tmp_path):
   guide = (runs.ROOT / 'docs/guides/tpu.md').read_text(encoding='utf-8')
   section = guide.partition('\n## A TPU VM\n')[2]
@@ -148,7 +147,6 @@ def test_nothing_is_trained_without_a_tpu(machine, tmp_path):
   assert log(tmp_path)[-1] == 'vit_jax doctor --expect tpu'
 
 
-@pytest.mark.thorough
 def test_a_failure_is_not_repeated(machine, tmp_path):
   assert start(machine, tmp_path, 'pod', 'zone', '--config=x', end=77).returncode == 77
 

@@ -72,7 +72,6 @@ def test_the_sdist_has_all_that_git_tracks(sdist):
   assert set(tracked) <= names, 'MANIFEST.in lacks something'
 
 
-@pytest.mark.thorough
 def test_the_wheel_has_what_a_user_needs_and_no_more(wheel):
   with zipfile.ZipFile(wheel) as archive:
     names = set(archive.namelist())
