@@ -192,7 +192,6 @@ def fit(
 
   Args:
     source: of the same model, or of one that this model can start from, see `started`.
-    image_size: (H, W) of the model's images.
     skip: regexes of parameters to leave as the model initialises them, besides a head
       of another number of classes, which always is.
     resize: of position embeddings, see `resize_positions`.

@@ -97,13 +97,11 @@ def load(
     source: see `reading`. Of a run without labels (`tasks.masked_patches`) it is the
       encoder, without a head and without the parameters that the task added.
     variant: 'B/16': the model's size, where the source does not say it.
-    image_size: pixels to fit the position embeddings to, (H, W) or one number for both;
-      by default those of the source.
+    image_size: pixels to fit the position embeddings to, (H, W) or one number for both.
     resize: how, 'bilinear' or 'bicubic': see `weights.adapt.resize_positions`.
     skip: regexes of parameters to initialise afresh instead of taking them.
     ema: of a run, the averaged parameters.
-    weights: of a run that trained a part of its model, where the rest is now; by
-      default where it was, `config.weights.source`.
+    weights: where the parameters are that a run did not train, if they have moved.
     tune: what to add to the model, a `tune` section such as {'method': 'lora', 'rank': 4},
       whose parameters start as in training; or a file by `convert RUN FILE --tuned_only`,
       tuned on these weights: model, classes and image size are then those of that run.

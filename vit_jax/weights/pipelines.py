@@ -62,7 +62,7 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
 
 def _sides(size) -> tuple[int, int]:
   if isinstance(size, dict):
-    size = size['height'], size['width']
+    size = [size['height'], size['width']]
   height, width = size if isinstance(size, list | tuple) else (size, size)
   return _side(height), _side(width)
 

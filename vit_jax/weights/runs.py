@@ -20,11 +20,7 @@ from vit_jax.weights.source import Source
 
 
 def find(source) -> tuple[Path, str | None] | None:
-  """Returns (folder, the text after the @ or None) if the source is a run's, else None.
-
-  Raises:
-    UserError: for `@best` or `@STEP` after a folder that is not a run.
-  """
+  """Returns (folder, the text after the @ or None) if the source is a run's, else None."""
   text = str(source)
   # A file of weights: the bucket need not be asked.
   if '://' in text and (not files.is_url(text) or text.endswith(readers.SUFFIXES)):
@@ -121,13 +117,9 @@ def read(
   fields: dict,
   of_weights: Callable,
 ) -> Source:
-  """Returns the parameters of a step of a run.
+  """Returns the parameters of a step of a run; arguments as those of `load`.
 
-  Args:
-    which: 'best', a step, or None: the newest that is not damaged.
-    ema, weights, fields: see `load`.
-    of_weights: (section `weights`, model, image size) -> {name: array}, for the parameters
-      that the run did not train.
+  Frozen ones are of_weights(section `weights`, model, image size) -> {name: array}.
   """
   config = config_lib.read(folder)
   resolved, section = config['resolved'], dict(config['model'])

@@ -51,11 +51,9 @@ def folded(source: Source) -> Source:
 
 
 def record(source: Source, trained: list[str], section: dict) -> tuple[dict, dict]:
-  """Returns (arrays, config) of a file of what a run trained, and no more.
+  """Returns (arrays, config) of a file of the parameters `trained` alone.
 
-  Args:
-    trained: names of the parameters that the run stores.
-    section: the config's `weights`, the origin of the others.
+  The others are of the config's section `weights`.
   """
   every = source.flat | source.added
   stats = {name: x for name, x in every.items() if trees.is_statistic(name)}
@@ -90,9 +88,7 @@ def apply(source: Source, path: str | Path) -> Source:
     if added and not config['tune']:
       raise ValueError(f'it holds {next(iter(added))}, and its config no tune')
     if source.family != config['family']:
-      raise ValueError(
-        f'it was tuned on a {config["family"]}, {source.source} is a {source.family}'
-      )
+      raise ValueError(f'it was tuned on a {config["family"]}, not a {source.family}')
     fields = source.fields | config['fields']
     size = tuple(config['image_size'])
     model = models.changed(models.build(source.family, **fields), scan=False)
@@ -104,9 +100,7 @@ def apply(source: Source, path: str | Path) -> Source:
     prints = fingerprint.fingerprints(frozen)
     differ = [n for n, value in config['frozen'].items() if prints.get(n) != value]
     if differ:
-      raise ValueError(
-        f'it was tuned on other weights: {differ[0]} of {source.source} differs'
-      )
+      raise ValueError(f'it was tuned on other weights: {differ[0]} differs')
     if both := own.keys() & frozen.keys():
       raise ValueError(f'it holds {min(both)}, which was frozen by its config')
     classes = fields.get('num_classes')
@@ -171,12 +165,7 @@ def with_section(source: Source, section: dict) -> Source:
 
 
 def attached(model, source: Source, shape: tuple[int, int, int], flat: dict):
-  """Returns (model, {name: array}) with the parameters that the source's tuning adds.
-
-  Args:
-    shape: (H, W, C) of the model's images.
-    flat: of the model, by the names of `trees.named`.
-  """
+  """Returns (model, {name: array}) with the parameters that the source's tuning adds."""
   family = models.family_of(model)
   model, _ = tune.attach(model, family, shape, **source.tune)
 

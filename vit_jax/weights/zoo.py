@@ -43,11 +43,7 @@ ENTRIES = {entry.name: entry for entry in _entries()}
 
 
 def find(name: str) -> Entry | None:
-  """Returns the entry of that name, None for a path or a URL.
-
-  Raises:
-    UserError: for what looks like a name and is close to one, but is not in the zoo.
-  """
+  """Returns the entry of that name, None for a path or a URL; near names in the error."""
   name = str(name)
   if name in ENTRIES:
     return ENTRIES[name]
@@ -55,9 +51,7 @@ def find(name: str) -> Entry | None:
     return None
   near = difflib.get_close_matches(name, ENTRIES, n=3, cutoff=0.7)
   if near and not Path(name).exists():
-    raise UserError(
-      f'{name!r} is neither a path nor a name of the zoo; close to: {near}.'
-    )
+    raise UserError(f'{name!r} is neither a path nor a name of the zoo: {near}?')
   return None
 
 
@@ -78,11 +72,8 @@ _DATA = {
 def class_names(source: str, path: Path, config: dict, classes: int | None):
   """Returns the names of a head's classes, None where no publisher states its data.
 
-  Args:
-    source: as the user wrote it: Google's files are recognised by the name in the zoo, the
-      URL or the file's name, timm's folders by the tag in their config.
-    path: of the file or folder.
-    config: the one read with the arrays; Google's files have none.
+  Google's files, which have no config, are recognised by the name in the zoo, the URL or
+  the file's name; timm's folders by the tag in their config.
   """
   if config:
     tag = _pretrained(config).get('tag') or config.get('architecture')
@@ -96,15 +87,10 @@ def class_names(source: str, path: Path, config: dict, classes: int | None):
 
 
 class Licence(NamedTuple):
-  """The licence of the weights that a source was made from.
+  """The licence of the weights that a source was made from."""
 
-  Attributes:
-    name: its identifier on the hub ('apache-2.0'), None if unknown.
-    origin: the published weights that it goes back to; None: a run that began without.
-  """
-
-  name: str | None
-  origin: str | None
+  name: str | None  # on the hub ('apache-2.0'), None if unknown
+  origin: str | None  # the published weights; None: a run that began without
 
 
 def licence(source: str) -> Licence:

@@ -67,9 +67,8 @@ def _rules(
 ) -> Table:
   """Returns the rules of all but the head.
 
-  Args:
-    into: the number of the stage that a downsample leads to, '{s+1}' or '{s+2}'.
-    projections: (their block, our block, stage) -> rules of queries, keys and values.
+  A downsample leads `into` stage '{s+1}' or '{s+2}'; queries, keys and values have the
+  rules `projections(their block, our block, stage)`.
   """
   down = f'stage{into}_downsample'
   rules = [
@@ -106,9 +105,8 @@ def _rules(
 def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
   """timm's SwinTransformer and SwinTransformerV2.
 
-  Args:
-    merge_at_end: whether a merging has the number of the stage that it follows, as in
-      the authors' files, which timm reads, and not of the one that it leads to.
+  With `merge_at_end` a merging has the number of the stage that it follows, as in the
+  authors' files, which timm reads, and not of the one that it leads to.
   """
 
   def projections(theirs, ours, stage):
@@ -128,11 +126,7 @@ def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
 
 
 def hf(stages: list[Stage], prefix: str) -> Table:
-  """transformers' SwinForImageClassification and Swinv2ForImageClassification.
-
-  Args:
-    prefix: of all but the classifier, 'swin.', 'swinv2.'; '' for a bare model.
-  """
+  """transformers' SwinForImageClassification and Swinv2ForImageClassification."""
   projections = lambda theirs, ours, stage: table(
     layers.into_heads(
       f'{theirs}.attention.self.{x}', f'{ours}/attention/{x}', stage.heads
@@ -154,12 +148,10 @@ def hf(stages: list[Stage], prefix: str) -> Table:
 def stages_of(
   arrays: dict[str, np.ndarray], table: str, factor: str, window: Callable
 ) -> list[Stage]:
-  """Returns the stages of a file.
+  """Returns the stages of a file, by its first blocks.
 
-  Args:
-    table, factor: regexes of the first block's table (V1) and factor of cosines (V2), whose
-      group is the number of the stage, from 0.
-    window: `(number of the stage, rows of its table) -> (h, w)`.
+  The regexes of their tables (V1) and factors of cosines (V2) have the number of the stage
+  as their group; `window(stage, rows of its table)` is (h, w).
   """
   stages = {}
   for name, x in arrays.items():
@@ -200,10 +192,7 @@ def depths(flat: dict[str, np.ndarray]) -> tuple[int, ...]:
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that its parameters determine.
-
-  V2's do not tell the sides of the windows, which are None then.
-  """
+  """Returns the fields that parameters determine; windows of V2 are not among them."""
   stages = our_stages(flat)
   width = flat['stem/norm/scale'].size
   second = f'stage1_block_0{_FACTOR}' in flat
@@ -250,10 +239,7 @@ def arguments(fields: dict) -> dict:
 
 
 def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: str):
-  """Raises ValueError where the format computes something else at the borders of maps.
-
-  Where windows tile all maps, or are as large as they are, it does not matter which.
-  """
+  """Raises ValueError where the format computes other borders, and windows do not tile."""
   if fields['borders'] in allowed:
     return
   for s, side in enumerate(fields['windows']):

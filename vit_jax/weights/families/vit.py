@@ -191,11 +191,10 @@ _RESNET = 'patch_embed.backbone'
 
 
 def timm(heads: int, positions: t.Transform = t.same, has_stages: bool = True) -> Table:
-  """timm's VisionTransformer, VisionTransformer with attention pooling, and hybrids.
+  """timm's VisionTransformer, also with attention pooling, and hybrids.
 
-  Args:
-    positions: `patch_positions` where a class token has no row among them.
-    has_stages: whether a hybrid's ResNet is more than its root.
+  `positions` are `patch_positions` where a class token has no row among them; a hybrid
+  whose ResNet is its root alone has no stages.
   """
   pool, unit = f'{MAP}/MultiHeadDotProductAttention_0', 'block{s+1}/unit{u+1}'
   stage = f'{_RESNET}.stages.{{s}}.blocks.{{u}}'
@@ -291,9 +290,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
     architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))
     if architecture is None or fields['stem_width'] != 64:
       shape = f'stem_blocks={fields["stem_blocks"]}, stem_width={fields["stem_width"]}'
-      raise ValueError(
-        f'timm has hybrids of {list(_HYBRIDS)} with width 64, not {shape}'
-      )
+      raise ValueError(f'timm has hybrids {list(_HYBRIDS)} of width 64, not {shape}')
   return configs.timm_config(architecture, pool, args, fields, image_size, class_names)
 
 
