@@ -17,9 +17,11 @@ from vit_jax.errors import choose
 from vit_jax.models.family import Family
 from vit_jax.nn.positions import sincos2d
 from vit_jax.weights import rename
+from vit_jax.weights.rename import Arrays
 from vit_jax.weights.source import Source, errors_of
 
 _STATS = f'{trees.STATS}/'
+Shapes = Mapping[str, tuple[int, ...]]
 MOST_LAYERS = 1_000  # far beyond every published model
 Method = Literal['bilinear', 'bicubic']
 
@@ -54,8 +56,8 @@ def resize_positions(
 
 
 def learned_positions(
-  flat: dict[str, np.ndarray], fields: dict, family: Family, image_size: tuple[int, int]
-) -> tuple[dict[str, np.ndarray], dict]:
+  flat: Arrays, fields: dict, family: Family, image_size: tuple[int, int]
+) -> tuple[Arrays, dict]:
   """Returns (parameters, fields) of a model of equal outputs with a learned table.
 
   Sine-cosine positions become a table of their numbers, for images of this size. Models
@@ -99,9 +101,7 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   return resample.apply(kernel, rows, columns).astype(kernel.dtype)
 
 
-def as_variables(
-  flat: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
-) -> dict[str, np.ndarray]:
+def as_variables(flat: Arrays, shapes: Shapes) -> Arrays:
   """Returns arrays by the names that a model has for them.
 
   Frozen norms keep among the batch statistics, 'batch_stats/a/scale', the numbers that
@@ -115,7 +115,7 @@ def as_variables(
   return {name(own): x for own, x in flat.items()}
 
 
-def stack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
+def stack(flat: Arrays, family: Family) -> Arrays:
   """Stacks the blocks' parameters, '..._0/x', ..., into '.../x' [L, ...]."""
   layers = {}
   for name, x in flat.items():
@@ -127,7 +127,7 @@ def stack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
   }
 
 
-def unstack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
+def unstack(flat: Arrays, family: Family) -> Arrays:
   """The inverse of `stack`; names without layers stay as they are."""
   out = {}
   for name, x in flat.items():
@@ -142,8 +142,6 @@ def unstack(flat: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray
 
 
 # -- a source and a model ---------------------------------------------------------------
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 # (family of the weights, family of a model that can start from them) -> module with
 # `start(source, model, resize)`, which returns as `started`.
@@ -185,7 +183,7 @@ def fit(
   *,
   skip: list[str] = (),
   resize: Method = 'bilinear',
-) -> tuple[dict[str, np.ndarray], Merge]:
+) -> tuple[Arrays, Merge]:
   """Returns ({name: array} of the model's variables, report).
 
   Names are those of `trees.named`; those in `report.reinitialized` are left out.

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax.weights import adapt, rename
 from vit_jax.weights.configs import Facts, Reader
-from vit_jax.weights.rename import Table
+from vit_jax.weights.rename import Arrays, Table
 
 # Modules with FORMATS; the first of two formats that fit a file is taken.
 FAMILIES = (
@@ -36,7 +36,6 @@ _NOT_PARAMETERS = re.compile(
 # exhaust time or memory.
 _LARGEST_NUMBER = 9_999
 
-Arrays = dict[str, np.ndarray]
 Fields = dict[str, Any]
 
 

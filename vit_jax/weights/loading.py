@@ -20,28 +20,19 @@ from vit_jax.weights.source import errors_of
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Loaded:
-  """A model with its parameters, also as a pair: `model, params = load(...)`.
-
-  Attributes:
-    variables: {'params': nested dict of float32 numpy arrays}, and any other
-      collections of the model.
-    image_size: (H, W) in pixels that the parameters are fitted to.
-    pp: the evaluation pipeline of one image, as `data/ops` reads it.
-    report: a few lines: the parameters that were taken, skipped, resized.
-    step: of a run, the one that was read.
-    tune: the config's section `tune`, where it added parameters; else {}.
-  """
+  """A model with its parameters, also as a pair: `model, params = load(...)`."""
 
   model: Any
-  variables: dict
-  image_size: tuple[int, int]
+  variables: dict  # {'params': nested dict of float32 arrays}, and other collections
+  image_size: tuple[int, int]  # (H, W) in pixels that the parameters are fitted to
   channels: int
-  pp: str
+  pp: str  # the evaluation pipeline of one image, as `data/ops` reads it
   class_names: list[str] | None
   source: str
   format: str
-  report: str
-  step: int | None = None
+  report: str  # a few lines: the parameters that were taken, skipped, resized
+  step: int | None = None  # of a run, the one that was read
+  # The config's section `tune`, where it added parameters; else {}.
   tune: dict = dataclasses.field(default_factory=dict)
 
   @property

@@ -26,11 +26,11 @@ class Rule(NamedTuple):
 
   @property
   def targets(self) -> tuple[str, ...]:
-    """`ours` as a tuple."""
     return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
 Table = tuple[Rule, ...]
+Arrays = dict[str, np.ndarray]
 
 
 def table(*parts) -> Table:
@@ -102,9 +102,7 @@ def _fill(template: str, values: dict) -> str:
   return _TOKEN.sub(text, template)
 
 
-def to_ours(
-  arrays: dict[str, np.ndarray], rules: Iterable[Rule]
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def to_ours(arrays: Arrays, rules: Iterable[Rule]) -> tuple[Arrays, list[str]]:
   """Returns ({our name: array}, names that no rule matches); the first match counts."""
   rules, flat, unknown = list(rules), {}, []
   for name, x in arrays.items():
@@ -125,9 +123,7 @@ def to_ours(
   return flat, unknown
 
 
-def to_theirs(
-  flat: dict[str, np.ndarray], rules: Iterable[Rule]
-) -> dict[str, np.ndarray]:
+def to_theirs(flat: Arrays, rules: Iterable[Rule]) -> Arrays:
   """Returns {their name: array}, sorted by name; the inverse of `to_ours`."""
   targets = [(x, rule) for rule in rules if not rule.only_load for x in rule.targets]
   left, out = dict(flat), {}

@@ -11,38 +11,23 @@ from vit_jax.errors import UserError, one_line
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Parameters read from a source, and the model they belong to.
+  """Parameters read from a source, and the model they belong to."""
 
-  Attributes:
-    source: as the user wrote it.
-    format: google, big_vision, timm, hf, bit, authors, detectron2, or run.
-    family: a key of models.MODELS.
-    fields: of the model.
-    flat: our names, blocks not stacked, float32; the model's batch statistics too, see
-      `trees.named`.
-    image_size: (H, W) in pixels; None: unknown.
-    channels: of the images.
-    class_names: one per class, or None.
-    pp: the evaluation pipeline, or None.
-    unused: names in the source that are not parameters of the model.
-    step: of a run, the one that was read.
-    tune: the config's section, where tuning added parameters; else {}.
-    added: those parameters, 'tune/...', and their batch statistics, 'batch_stats/tune/...';
-      None: they start as in training.
-  """
-
-  source: str
-  format: str
-  family: str
-  fields: dict
+  source: str  # as the user wrote it
+  format: str  # google, big_vision, timm, hf, bit, authors, detectron2, or run
+  family: str  # a key of models.MODELS
+  fields: dict  # of the model
+  # Our names, see `trees.named`, blocks not stacked, float32; batch statistics too.
   flat: dict[str, np.ndarray]
-  image_size: tuple[int, int] | None
-  channels: int
-  class_names: list[str] | None
-  pp: str | None
-  unused: list[str]
-  step: int | None = None
+  image_size: tuple[int, int] | None  # (H, W) in pixels; None: unknown
+  channels: int  # of the images
+  class_names: list[str] | None  # one per class
+  pp: str | None  # the evaluation pipeline
+  unused: list[str]  # names in the source that are not parameters of the model
+  step: int | None = None  # of a run, the one that was read
+  # The config's section, where tuning added parameters; else {}.
   tune: dict = dataclasses.field(default_factory=dict)
+  # Those, 'tune/...', and their batch statistics; None: they start as in training.
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
 
   @property
