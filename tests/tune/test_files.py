@@ -69,7 +69,7 @@ def test_a_loaded_run_computes_as_it_was_evaluated(made, capsys):
 @pytest.mark.slow
 def test_lora_is_folded_into_the_weights(made, tmp_path):
   file = str(tmp_path / 'whole.npz')
-  assert convert.main([str(made / 'lora'), file, '--merge']) == 0
+  assert convert.main([str(made / 'lora'), file]) == 0
   whole, loaded = vit_jax.load(file, num_heads=2), vit_jax.load(made / 'lora')
   assert not whole.tune
   np.testing.assert_allclose(logits(whole), logits(loaded), atol=1e-5)

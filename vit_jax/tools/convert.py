@@ -9,8 +9,7 @@ SOURCE is what `vit_jax.load` takes. DEST is FILE.npz (google), FILE.safetensors
 
 LoRA's matrices are merged into the kernels; no format can express other additions of tuning.
 `--tuned_only` writes the trained parameters alone, for `vit_jax.load(SOURCE, tune=DEST)`.
-The frozen part of a run is read from the weights that it started from; `--merge` verifies
-that the written file holds it all.
+The frozen part of a run is read from the weights that it started from.
 """
 
 import sys
@@ -33,15 +32,11 @@ def main(argv: list[str]) -> int:
   loaded = weights.read(
     args.source, variant=args.variant, ema=args.ema, weights=args.weights, **fields
   )
-  if args.merge and loaded.format != 'run':
-    raise UserError(f'--merge is for runs; {args.source} is a {loaded.format} file.')
   if args.tuned_only:
     files, params = _write_tuned(loaded, args.source, args.dest)
   else:
     files, params = weights.write(loaded, args.dest, to)
   files = [str(path) for path in files]
-  if args.merge:
-    _check_whole(loaded, args.dest)
   if args.json:
     record = {'files': files, 'to': to or 'tuned', 'params': params}
     cli.print_json({'source': args.source, 'step': loaded.step, **record})
@@ -74,22 +69,8 @@ def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
   return files, sum(every[name].size for name in trained)
 
 
-def _check_whole(loaded, dest: str) -> None:
-  """Reads a file back: every parameter of the run must be in it, to the bit."""
-  import numpy as np
-
-  from vit_jax import weights
-  from vit_jax.weights import adapt, tuned
-
-  flat = tuned.folded(loaded).flat
-  shapes = {name: x.shape for name, x in flat.items()}
-  again = adapt.as_variables(weights.read(dest).flat, shapes)
-  differ = [n for n, x in flat.items() if not np.array_equal(x, again.get(n))]
-  assert not differ, f'{dest} does not hold {differ[:3]} as the run does'
-
-
 def _refuse_with_tuned_only(args) -> None:
-  for flag in ('to', 'merge', 'act'):
+  for flag in ('to', 'act'):
     if getattr(args, flag):
       raise UserError(
         f'--tuned_only writes parameters under our names: leave out --{flag}.'
@@ -116,7 +97,6 @@ def _parser() -> cli.Parser:
   add('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
   add('--to', choices=('google', 'timm', 'hf', 'authors', 'detectron2'))
   add('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
-  add('--merge', action='store_true', help='verify that the file is self-contained')
   add('--tuned_only', action='store_true', help='the trained parameters alone')
   cli.add_json_option(parser)
   return parser

@@ -35,10 +35,9 @@ def describe(source: str, fields: dict) -> dict:
     fields: of the model, that the file lacks, such as its `num_heads`.
 
   Returns:
-    source, format, model and its fields, image_size (H, W) and channels, class_names or
-    None, pp or None, params (their number), shapes {name: shape}. Of a run also config,
-    state, total_steps, steps [{step, metrics}], metric and best, the step read, and
-    trained, the number of parameters that it stores.
+    The rows of `render`, params (their number) and shapes {name: shape}. Of a run also
+    config, total_steps, steps [{step, metrics}], metric, best, the step read, and trained,
+    the number of parameters that it stores.
   """
   if (run := runs.find(source)) is None:
     return _describe_file(source, fields)
