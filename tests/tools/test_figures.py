@@ -44,11 +44,7 @@ def photos(tmp_path_factory):
 @pytest.mark.parametrize(
   ('kind', 'flags', 'options'),
   [
-    (
-      'rollout',
-      ('--discard', '0.5', '--no_residual'),
-      dict(discard=0.5, residual=False),
-    ),
+    ('rollout', ('--no_residual', '--fusion', 'max'), dict(residual=False)),
     ('attention', ('--layer', '0', '--head', '1'), dict(layer=0, head=1)),
     ('class_rollout', ('--class', '3'), dict(classes=3)),
     ('gradient', (), {}),
@@ -197,7 +193,7 @@ ERRORS = [
   (('rollout', TOKEN, 'no.png'), ('no.png',)),
   (('rollout', 'no_such.npz', 'PHOTO'), ('no_such.npz',)),
   (('rollout', TOKEN, 'PHOTO', '--head', '1'), ('--head', 'rollout --help')),
-  (('rollout', TOKEN, 'PHOTO', '--discard', '1'), ('discard=1.0',)),
+  (('rollout', TOKEN, 'PHOTO', '--fusion', 'sum'), ('--fusion', 'mean')),
   (('attention', TOKEN, 'PHOTO', '--layer', '7'), ('layer=7', 'pooling')),
   (('attention', TOKEN, 'PHOTO', '--layer', 'first'), ("'first'", 'pooling')),
   (('gradient', TOKEN, 'PHOTO', '--class', 'cat'), ('--class', 'cat', 9)),

@@ -68,11 +68,6 @@ _OPTIONS = {
       'help': 'of heads',
     },
     '--no_residual': {**_FLAG, 'help': 'without the identity of the residual'},
-    '--discard': {
-      'type': float,
-      'default': 0.0,
-      'help': 'share of smallest weights to drop',
-    },
     '--overlay': _OVERLAY,
   },
   'attention': {

@@ -25,7 +25,6 @@ def draw(args) -> Drawn:
   options = {}
   if args.name == 'rollout':
     options = {'fusion': args.fusion, 'residual': not args.no_residual}
-    options['discard'] = args.discard
   elif args.name == 'attention':
     options = {'layer': args.layer, 'head': args.head}
   elif args.name == 'integrated':
