@@ -35,11 +35,11 @@ def test_restore_returns_every_bit_and_the_meta(tmp_path):
   saved.wait()
   assert saved.latest() == 7
   saved.close()
-  restored, got = checkpoints.Checkpoints(tmp_path / 'c').restore(abstract_of(state))
+  restored, body = checkpoints.Checkpoints(tmp_path / 'c').restore(abstract_of(state))
   assert_same(restored, state)
-  assert got['config'] == {'lr': 0.1, 'sizes': [1, 2]}
-  assert np.isnan(got['nan'])
-  assert got['name'] == 'é'
+  assert body['config'] == {'lr': 0.1, 'sizes': [1, 2]}
+  assert np.isnan(body['nan'])
+  assert body['name'] == 'é'
   body = checkpoints.Checkpoints(tmp_path / 'c').manifest(7)
   assert body['metrics'] == {'accuracy': 0.5}
 
@@ -218,7 +218,7 @@ def test_a_non_finite_moment_is_never_saved(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-  ('options', 'kept'),
+  ('options', 'steps'),
   [
     (dict(keep_latest=1, keep_every=3), [3, 6]),
     (dict(keep_latest=2, best='accuracy'), [2, 5, 6]),
@@ -226,7 +226,7 @@ def test_a_non_finite_moment_is_never_saved(tmp_path, capfd):
     (dict(keep_latest=2, best='absent'), [5, 6]),
   ],
 )
-def test_what_is_kept(tmp_path, options, kept):
+def test_retention(tmp_path, options, steps):
   accuracy = {1: 0.1, 2: 0.9, 3: 0.5, 4: np.nan, 5: 0.7}
   loss = {1: 3.0, 2: 2.0, 3: 1.5, 4: 0.5, 5: np.inf}
   # A new manager at every step: it must find the best step after a restart, too.
@@ -237,7 +237,7 @@ def test_what_is_kept(tmp_path, options, kept):
     saved = checkpoints.Checkpoints(tmp_path, **options)
     assert saved.save(make_state(step), {}, metrics or None)
     saved.close()
-  assert steps_in(tmp_path) == kept
+  assert steps_in(tmp_path) == steps
   if 'best' in options:
     reader = checkpoints.Checkpoints(tmp_path, **options)
     if options['best'] == 'absent':
@@ -245,4 +245,4 @@ def test_what_is_kept(tmp_path, options, kept):
         reader.restore_params(abstract_of(make_state()).params, step='best')
     else:
       params, _ = reader.restore_params(abstract_of(make_state()).params, step='best')
-      assert_same(params, make_state(kept[0]).params)
+      assert_same(params, make_state(steps[0]).params)

@@ -49,7 +49,7 @@ def test_fingerprint_of_64_bit_words():
 
 def test_fingerprint_does_not_depend_on_sharding_or_devices():
   x = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
-  seen = {reference_fingerprint(x)}
+  prints = {reference_fingerprint(x)}
   meshes = {
     (1, 1): [()],
     (4, 2): [('fsdp', 'data')],
@@ -60,8 +60,8 @@ def test_fingerprint_does_not_depend_on_sharding_or_devices():
     mesh = sharding.make_mesh(data, -1, devices=jax.devices()[:count])
     for spec in specs:
       y = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
-      seen.add(fingerprint.fingerprints({'x': y})['x'])
-  assert len(seen) == 1
+      prints.add(fingerprint.fingerprints({'x': y})['x'])
+  assert len(prints) == 1
 
 
 def test_fingerprint_sees_every_single_bit():

@@ -1,9 +1,10 @@
-"""wandb and MLflow mirror metrics.jsonl: the same numbers, one run, and no harm when they fail.
+"""wandb and MLflow copy metrics.jsonl: the same numbers, one run, and no harm when they fail.
 
 Fake modules stand in for the packages; they were compared with wandb 0.31 (offline) and
 MLflow 3.17 (SQLite) once, by hand.
 """
 
+import contextlib
 import json
 import sys
 from unittest import mock
@@ -96,11 +97,8 @@ def test_a_run_and_its_continuation_are_one_run(fakes, tmp_path):
 
 def test_a_run_that_fails_is_said_to(fakes, tmp_path):
   wandb, mlflow = fakes
-  mirrors = opened(tmp_path)
-  try:
+  with pytest.raises(KeyError), contextlib.closing(opened(tmp_path)):
     raise KeyError
-  except KeyError:
-    mirrors.close()
   assert wandb.calls[-1] == ('finish', 1)
   assert mlflow.calls[-1] == ('status', 'KILLED')
 
@@ -119,23 +117,18 @@ def test_a_logger_that_fails_is_off_and_the_run_goes_on(
   assert 'log.wandb is off' in error
   assert 'no route to host' in error
   assert fails.call_count == 1
-  logged = {
-    (m.step, key): m.value for key, found in mlflow.runs['r1'].items() for m in found
-  }
+  logged = {(m.step, k): m.value for k, ms in mlflow.runs['r1'].items() for m in ms}
   assert logged == {
-    (row['step'], key): value
-    for row in rows
-    for key, value in row.items()
-    if key != 'step'
+    (row['step'], k): value for row in rows for k, value in row.items() if k != 'step'
   }
 
 
 def test_only_the_first_process_opens_any(fakes, tmp_path, monkeypatch):
   wandb, mlflow = fakes
   monkeypatch.setattr(loggers.distributed, 'is_first', lambda: False)
-  mirrors = opened(tmp_path)
-  mirrors.write(1, {'train/loss': 1.0})
-  mirrors.close()
+  services = opened(tmp_path)
+  services.write(1, {'train/loss': 1.0})
+  services.close()
   assert (wandb.calls, mlflow.calls) == ([], [])
   assert not (tmp_path / 'loggers.json').exists()
 

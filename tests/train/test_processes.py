@@ -115,7 +115,7 @@ def test_two_processes_go_on_where_one_was(reference, shared, tmp_path):
   assert ours['step'] == 12
   for key in ('index', 'label'):
     np.testing.assert_array_equal(ours[key], theirs[key])
-  highest = lambda found: found['probability'][:, 0]
+  highest = lambda x: x['probability'][:, 0]
   np.testing.assert_allclose(highest(ours), highest(theirs), atol=1e-4)
 
 

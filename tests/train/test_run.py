@@ -4,16 +4,13 @@ import contextlib
 import io
 import json
 import re
-import struct
-import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 
-from tests.support import naming, runs
+from tests.support import image_folder, naming, runs
 from vit_jax import config, errors, models
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import bad_images
@@ -208,80 +205,62 @@ def test_an_evaluation_at_another_size_is_refused(tmp_path):
 # -- a folder of images, some of them broken ---------------------------------------------
 
 
-def write_images(folder, count, seed):
-  """Writes `count` JPEGs and PNGs of noise, of several sizes and modes."""
-  folder.mkdir(parents=True)
-  rng = np.random.default_rng(seed)
-  for i in range(count):
-    mode, channels = (('RGB', 3), ('L', 1), ('RGBA', 4))[i % 3]
-    kind = 'png' if i % 2 or mode == 'RGBA' else 'jpg'
-    shape = (20 + i, 24, channels) if channels > 1 else (20 + i, 24)
-    pixels = rng.integers(0, 256, shape, np.uint8)
-    Image.fromarray(pixels, mode=None).save(folder / f'{i}.{kind}')
-
-
 def break_five(folder) -> set[str]:
   """Adds five files that are not images; returns their paths."""
-  good = (folder / '0.jpg').read_bytes()
-  (folder / 'truncated.jpg').write_bytes(good[: len(good) // 2])
-  (folder / 'text.jpg').write_text('This is not an image.')
-  (folder / 'empty.jpg').touch()
-  png = (folder / '1.png').read_bytes()
-  (folder / 'truncated.png').write_bytes(png[: len(png) // 2])
-  size = struct.pack('>2I', 10_000, 10_000) + png[24:29]  # IHDR: 100 megapixels
-  check = struct.pack('>I', zlib.crc32(b'IHDR' + size))
-  (folder / 'bomb.png').write_bytes(png[:16] + size + check + png[33:])
-  names = ('truncated.jpg', 'text.jpg', 'empty.jpg', 'truncated.png', 'bomb.png')
-  return {str(folder / name) for name in names}
+  jpeg, png = ((folder / name).read_bytes() for name in ('0.jpg', '1.png'))
+  broken = {
+    folder / 'truncated.jpg': jpeg[: len(jpeg) // 2],
+    folder / 'truncated.png': png[: len(png) // 2],
+    folder / 'text.jpg': b'This is not an image.',
+    folder / 'empty.jpg': b'',
+    folder / 'zeros.png': bytes(100),
+  }
+  for path, data in broken.items():
+    path.write_bytes(data)
+  return set(map(str, broken))
 
 
-def train_on(folder, workdir, arguments='', *changes):
+def train_on(folder, workdir, *changes):
   # Ten batches of eight: every file is met at least once.
   small = 'variant=mu/4,res=16,batch=8,steps=10,warmup=2'
-  c = config.load(f'configs/folder.py:data={folder},{small}{arguments}')
+  c = config.load(f'configs/folder.py:data={folder},{small}')
   config.override(c, ['evals.val.every=5', 'checkpoint.every=5', *changes])
   return run.train(c, workdir)
 
 
 @pytest.fixture
-def in_the_repository(monkeypatch):
+def folder(tmp_path, monkeypatch):
+  """A folder of 39 images to train on and 15 to evaluate on."""
   monkeypatch.chdir(runs.ROOT)
+  return image_folder.write(tmp_path / 'images')
 
 
-def test_a_folder_with_five_broken_files(tmp_path, in_the_repository):
-  folder, workdir = tmp_path / 'images', tmp_path / 'run'
-  for seed, name in enumerate(('cat', 'dog', 'owl')):
-    write_images(folder / 'train' / name, 8, seed)
-    write_images(folder / 'val' / name, 3, 10 + seed)
-  broken = break_five(folder / 'train' / 'dog')
-  text = folder / 'val' / 'owl' / 'text.jpg'  # one of them is met in evaluation
-  (folder / 'train' / 'dog' / 'text.jpg').rename(text)
+def test_a_folder_with_five_broken_files(tmp_path, folder):
+  workdir = tmp_path / 'run'
+  broken = break_five(folder / 'train' / 'b')
+  text = folder / 'val' / 'c' / 'text.jpg'  # one of them is met in evaluation
+  (folder / 'train' / 'b' / 'text.jpg').rename(text)
   broken = {path for path in broken if not path.endswith('text.jpg')} | {str(text)}
   status, rows = train_on(folder, workdir)
   assert status['state'] == 'finished'
-  listed = bad_images.read_log(workdir / 'bad_images.jsonl')
-  assert {line['path'] for line in listed} == broken
-  assert len(listed) == 5
-  assert all(line['reason'] for line in listed)
+  log = bad_images.read_log(workdir / 'bad_images.jsonl')
+  assert sorted(line['path'] for line in log) == sorted(broken)
+  assert all(line['reason'] for line in log)
   text = progress.summary(rows, status, {}, workdir, seconds=1.0)
   assert re.search(naming('could not be read: 5', f'{workdir}/bad_images.jsonl'), text)
   assert rows[-2]['train/masked'] >= 4
   # An evaluation leaves out images that it cannot read, and says so.
-  assert rows[-1]['val/examples'] == 9
+  assert rows[-1]['val/examples'] == 15
   assert rows[-1]['val/bad_images'] == 1
   resolved = json.loads((workdir / 'config.json').read_text())['resolved']
-  assert resolved['class_names'] == ['cat', 'dog', 'owl']
-  assert resolved['num_examples'] == 28
+  assert resolved['class_names'] == ['a', 'b', 'c']
+  assert resolved['num_examples'] == 43
 
 
-def test_too_many_broken_files_end_the_run(tmp_path, in_the_repository):
-  folder, workdir = tmp_path / 'images', tmp_path / 'run'
-  for split in ('train', 'val'):
-    write_images(folder / split / 'cat', 4, 0)
-    write_images(folder / split / 'dog', 4, 1)
-  break_five(folder / 'train' / 'dog')
-  with pytest.raises(errors.UserError, match=naming(2, 13, 'max_bad_fraction', 1)):
-    train_on(folder, workdir, '', 'data.max_bad_fraction=0.1')
-  status = runs.status(workdir)
+def test_too_many_broken_files_end_the_run(tmp_path, folder):
+  break_five(folder / 'train' / 'b')
+  with pytest.raises(errors.UserError, match=naming(5, 44, 'max_bad_fraction', 4)):
+    train_on(folder, tmp_path / 'run', 'data.max_bad_fraction=0.1')
+  status = runs.status(tmp_path / 'run')
   assert (status['state'], status['exit']) == ('failed', 2)
   assert 'bad_images.jsonl' in status['error']

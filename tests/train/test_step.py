@@ -183,12 +183,12 @@ def test_what_a_masked_example_holds_reaches_nothing():
 def test_bytes_of_a_masked_example_are_zero():
   image = np.arange(12, dtype=np.uint8).reshape(3, 2, 2, 1) + 1
   mask = np.array([1, 0, 1], np.float32)
-  found, _ = without_masked({'image': image, 'label': np.arange(3), 'mask': mask})
+  out, _ = without_masked({'image': image, 'label': np.arange(3), 'mask': mask})
   np.testing.assert_array_equal(
-    found['image'], image * mask.astype(int)[:, None, None, None]
+    out['image'], image * mask.astype(int)[:, None, None, None]
   )
-  assert found['image'].dtype == np.uint8
-  np.testing.assert_array_equal(found['label'], np.arange(3))
+  assert out['image'].dtype == np.uint8
+  np.testing.assert_array_equal(out['label'], np.arange(3))
 
 
 def test_a_batch_without_examples_changes_nothing():

@@ -20,7 +20,7 @@ def check_names(config: dict) -> None:
   """Raises UserError for a name in `resume_allow` that no config can have."""
   for name in config['resume_allow']:
     if name.partition('.')[0] not in schema.SECTIONS:
-      raise _no_such_key(name, config_lib.differences({}, config))
+      raise _no_such_key(name, schema.SECTIONS)
 
 
 def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
