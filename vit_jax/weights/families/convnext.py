@@ -45,6 +45,7 @@ def hf(prefix: str = 'convnext.') -> Table:
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
+  """Returns the fields that shapes tell: depths and widths."""
   scales = [name for name in flat if name.endswith('/gamma')]
   stages = [int(name.removeprefix('stage').split('_')[0]) for name in scales]
   numbers = range(1, max(stages, default=0) + 1)

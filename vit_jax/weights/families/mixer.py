@@ -34,6 +34,7 @@ TIMM = table(
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
+  """Returns the fields that shapes tell: patch size, width and MLPs."""
   *patch_size, _, width = flat['stem/kernel'].shape
   mlp_dim = lambda part: flat[f'MixerBlock_0/{part}_mixing/Dense_0/kernel'].shape[1]
   return dict(
