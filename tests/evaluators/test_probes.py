@@ -256,6 +256,14 @@ def test_neighbours_are_those_of_a_full_sort_on_every_mesh(small_chunks, meshes)
   assert order[4].tolist() == list(range(20))  # a query of zeros is equally near to all
 
 
+def test_what_fills_up_a_chunk_is_no_neighbour(small_chunks, meshes):
+  # Zeros would be nearer than keys in the opposite direction.
+  keys = np.ones((neighbours.KEYS + 3, 4), np.float32)
+  similarities, rows = neighbours.nearest(keys, -keys[:1], 5, meshes[0])
+  np.testing.assert_allclose(similarities, -1, rtol=1e-6)
+  np.testing.assert_array_equal(rows, [range(5)])
+
+
 @pytest.mark.parametrize('temperature', [0.07, None])
 @pytest.mark.parametrize('k', [1, 5, 20])
 def test_votes_are_those_of_scikit_learn(meshes, k, temperature):

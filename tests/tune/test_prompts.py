@@ -49,6 +49,24 @@ def test_merged_lora_is_unmerged_lora():
   np.testing.assert_allclose(logits, run(section, added)[0], atol=1e-5)
 
 
+def test_merged_lora_of_convolutions_is_unmerged_lora():
+  model = models.build('convnext', depths=(1,), widths=(8,), num_classes=None)
+  section = dict(method='lora', rank=2, alpha=6)
+  tuned, _ = tune.attach(model, models.family('convnext'), (8, 8, 3), **section)
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  images = draw(1, 8, 8, 3)
+  shapes = jax.eval_shape(tuned.init, jax.random.key(0), images)['params']
+  params = {name: draw(*x.shape) for name, x in trees.flatten(shapes).items()}
+  folded = tune.build(**section).folded(params)
+  assert any(
+    x.ndim == 4 and not np.array_equal(x, params[n]) for n, x in folded.items()
+  )
+  apply = lambda m, flat: m.apply({'params': trees.unflatten(flat)}, images)[0]
+  # One product with the sum, or the sum of two products.
+  np.testing.assert_allclose(apply(model, folded), apply(tuned, params), atol=1e-5)
+
+
 def test_other_methods_cannot_be_merged():
   added = trees.flatten(vit().params) | of_reference('adapter')
   with pytest.raises(ValueError, match=naming('MlpBlock_0', '--tuned_only')):
