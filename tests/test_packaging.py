@@ -95,7 +95,7 @@ def test_workflows_run_what_developers_run():
 
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
-    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots'),
+    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'detection'),
     *('wandb', 'mlflow', 'docs', 'peer', 'dev'),
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
