@@ -1,6 +1,6 @@
 """ConvNeXt in the published formats."""
 
-import numpy as np
+import functools
 
 from vit_jax.weights import configs, layers
 from vit_jax.weights.families.vit import columns
@@ -44,7 +44,7 @@ def hf(prefix: str = 'convnext.') -> Table:
   )
 
 
-def infer(flat: dict[str, np.ndarray]) -> dict:
+def infer(flat: dict) -> dict:
   """Returns the fields that shapes tell: depths and widths."""
   scales = [name for name in flat if name.endswith('/gamma')]
   stages = [int(name.removeprefix('stage').split('_')[0]) for name in scales]
@@ -79,23 +79,20 @@ def _hf_config(fields, image_size, class_names) -> dict:
   return configs.hf_config(name, 'convnext', args, fields, image_size, class_names)
 
 
+_format = functools.partial(Format, family='convnext', infer=infer)
 FORMATS = (
-  Format(
+  _format(
     'timm',
-    'convnext',
-    r'stages\.0\.blocks\.0\.conv_dw\.weight',
-    TIMM,
-    infer,
-    configs.timm(configs.timm_act),
+    marker=r'stages\.0\.blocks\.0\.conv_dw\.weight',
+    rules=TIMM,
+    facts=configs.timm(configs.timm_act),
     config=_timm_config,
   ),
-  Format(
+  _format(
     'hf',
-    'convnext',
-    r'(convnext\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
-    lambda arrays, facts: hf(configs.prefix(arrays, 'convnext.')),
-    infer,
-    configs.hf('convnext'),
+    marker=r'(convnext\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
+    rules=lambda arrays, facts: hf(configs.prefix(arrays, 'convnext.')),
+    facts=configs.hf('convnext'),
     config=_hf_config,
     write_rules=lambda flat, fields: hf(),
   ),

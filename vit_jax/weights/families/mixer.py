@@ -1,8 +1,7 @@
 """MLP-Mixer in the published formats."""
 
+import functools
 import math
-
-import numpy as np
 
 from vit_jax.weights import configs, layers
 from vit_jax.weights.families.vit import columns
@@ -33,7 +32,7 @@ TIMM = table(
 )
 
 
-def infer(flat: dict[str, np.ndarray]) -> dict:
+def infer(flat: dict) -> dict:
   """Returns the fields that shapes tell: patch size, width and MLPs."""
   *patch_size, _, width = flat['stem/kernel'].shape
   mlp_dim = lambda part: flat[f'MixerBlock_0/{part}_mixing/Dense_0/kernel'].shape[1]
@@ -47,7 +46,7 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   )
 
 
-def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
+def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the patches: a Mixer takes one number of them only."""
   tokens = flat['MixerBlock_0/token_mixing/Dense_0/kernel'].shape[0]
   side = math.isqrt(tokens)
@@ -76,25 +75,20 @@ def _timm_config(fields, image_size, class_names) -> dict:
   return configs.timm_config(architecture, 'avg', args, fields, image_size, class_names)
 
 
+_format = functools.partial(Format, family='mixer', infer=infer, grid=grid)
 FORMATS = (
-  Format(
+  _format(
     'google',
-    'mixer',
-    r'MixerBlock(_0)?/.+',
-    GOOGLE,
-    infer,
-    configs.google(act='gelu_tanh'),
-    grid=grid,
+    marker=r'MixerBlock(_0)?/.+',
+    rules=GOOGLE,
+    facts=configs.google(act='gelu_tanh'),
     config=configs.google_config(act='gelu_tanh'),
   ),
-  Format(
+  _format(
     'timm',
-    'mixer',
-    r'blocks\.0\.mlp_tokens\..+',
-    TIMM,
-    infer,
-    configs.timm(configs.timm_act),
-    grid=grid,
+    marker=r'blocks\.0\.mlp_tokens\..+',
+    rules=TIMM,
+    facts=configs.timm(configs.timm_act),
     config=_timm_config,
   ),
 )

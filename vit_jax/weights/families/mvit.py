@@ -1,8 +1,7 @@
 """MViTv2 in the published formats."""
 
+import functools
 import re
-
-import numpy as np
 
 from vit_jax.weights import configs, layers
 from vit_jax.weights.families.swin import depths
@@ -88,7 +87,7 @@ def _doubling(fields: dict) -> list[int]:
   return [fields['num_heads'] << s for s in range(len(fields['depths']))]
 
 
-def infer(flat: dict[str, np.ndarray]) -> dict:
+def infer(flat: dict) -> dict:
   """Returns the model's fields that its parameters determine."""
   width, stages = columns(flat, 'stem/conv/kernel'), depths(flat)
   numbers = range(len(stages))
@@ -109,7 +108,7 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   )
 
 
-def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
+def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the last map, by the tables of the first."""
   tables = 'stage1_block_0/attention/relative_positions/'
   sides = ((len(flat[tables + name]) + 1) // 2 for name in ('rows', 'columns'))
@@ -192,26 +191,21 @@ def _authors_config(fields, image_size, class_names) -> dict:
   return configs.google_config()(fields, image_size, class_names)
 
 
+_format = functools.partial(Format, family='mvit', infer=infer, grid=grid)
 FORMATS = (
-  Format(
+  _format(
     'timm',
-    'mvit',
-    r'stages\.0\.blocks\.0\.attn\.pool_q\.weight',
-    _timm_rules,
-    infer,
-    configs.timm(_timm_fields),
-    grid=grid,
+    marker=r'stages\.0\.blocks\.0\.attn\.pool_q\.weight',
+    rules=_timm_rules,
+    facts=configs.timm(_timm_fields),
     config=_timm_config,
     write_rules=_write_timm,
   ),
-  Format(
+  _format(
     'authors',
-    'mvit',
-    r'blocks\.0\.attn\.pool_q\.weight',
-    lambda arrays, facts: authors(_heads(arrays, 'blocks.{}.attn')),
-    infer,
-    configs.google(),
-    grid=grid,
+    marker=r'blocks\.0\.attn\.pool_q\.weight',
+    rules=lambda arrays, facts: authors(_heads(arrays, 'blocks.{}.attn')),
+    facts=configs.google(),
     config=_authors_config,
     write_rules=_write_authors,
   ),

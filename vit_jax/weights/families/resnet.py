@@ -1,5 +1,6 @@
 """ResNet with BatchNorm, in the formats of timm (and torchvision) and of transformers."""
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -42,7 +43,7 @@ def hf(prefix: str = 'resnet.') -> Table:
   )
 
 
-def infer(flat: dict[str, np.ndarray]) -> dict:
+def infer(flat: dict) -> dict:
   """Returns the model's fields that its parameters determine; no array shows dilation."""
   blocks = [re.match(r'stage(\d+)_block_\d+/conv3/kernel', name) for name in flat]
   stages = [int(match[1]) for match in blocks if match]
@@ -117,24 +118,21 @@ def _hf_config(fields, image_size, class_names) -> dict:
   return configs.hf_config('ResNet', 'resnet', args, fields, image_size, class_names)
 
 
+_format = functools.partial(Format, family='resnet', infer=infer)
 FORMATS = (
-  Format(
+  _format(
     'timm',
-    'resnet',
-    r'layer1\.0\.conv3\.weight',
-    TIMM,
-    infer,
-    configs.timm(_timm_fields),
+    marker=r'layer1\.0\.conv3\.weight',
+    rules=TIMM,
+    facts=configs.timm(_timm_fields),
     config=_timm_config,
     buffers=_counts(TIMM),
   ),
-  Format(
+  _format(
     'hf',
-    'resnet',
-    r'(resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.2\.convolution\.weight',
-    lambda arrays, facts: hf(configs.prefix(arrays, 'resnet.')),
-    infer,
-    _hf_facts,
+    marker=r'(resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.2\.convolution\.weight',
+    rules=lambda arrays, facts: hf(configs.prefix(arrays, 'resnet.')),
+    facts=_hf_facts,
     config=_hf_config,
     write_rules=lambda flat, fields: hf(),
     buffers=_counts(hf()),

@@ -1,5 +1,6 @@
 """Swin, both versions, in the formats of timm and of transformers."""
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -171,7 +172,7 @@ def square(s: int, rows: int) -> tuple[int, int]:
   return side, side
 
 
-def our_stages(flat: dict[str, np.ndarray]) -> list[Stage]:
+def our_stages(flat: dict) -> list[Stage]:
   """Returns the stages of parameters under our names."""
   stages = []
   while (key := f'stage{len(stages) + 1}_block_0') + '/norm1/scale' in flat:
@@ -184,14 +185,14 @@ def our_stages(flat: dict[str, np.ndarray]) -> list[Stage]:
 # -- the model's fields ---------------------------------------------------------------
 
 
-def depths(flat: dict[str, np.ndarray]) -> tuple[int, ...]:
+def depths(flat: dict) -> tuple[int, ...]:
   """Returns the number of blocks of each stage."""
   blocks = [re.match(r'stage(\d+)_block_\d+/norm1/scale', name) for name in flat]
   numbers = [int(match[1]) for match in blocks if match]
   return tuple(numbers.count(s) for s in range(1, max(numbers, default=0) + 1))
 
 
-def infer(flat: dict[str, np.ndarray]) -> dict:
+def infer(flat: dict) -> dict:
   """Returns the fields that parameters determine; windows of V2 are not among them."""
   stages = our_stages(flat)
   width = flat['stem/norm/scale'].size
@@ -380,7 +381,7 @@ def _write_hf(flat, fields) -> Table:
   return hf(stages, 'swinv2.' if stages[0].window is None else 'swin.')
 
 
-def _indices(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _indices(flat: dict) -> dict[str, np.ndarray]:
   """Returns the row of a table that a query and a key have, which hub files of V1 hold."""
   arrays = {}
   for s, (stage, depth) in enumerate(zip(our_stages(flat), depths(flat), strict=True)):
@@ -395,27 +396,22 @@ def _indices(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   return arrays
 
 
+_format = functools.partial(Format, family='swin', infer=infer, grid=grid)
 FORMATS = (
-  Format(
+  _format(
     'timm',
-    'swin',
-    r'layers\.0\.blocks\.0\.attn\.(relative_position_bias_table|logit_scale)',
-    _timm_rules,
-    infer,
-    configs.timm(_timm_fields),
-    grid=grid,
+    marker=r'layers\.0\.blocks\.0\.attn\.(relative_position_bias_table|logit_scale)',
+    rules=_timm_rules,
+    facts=configs.timm(_timm_fields),
     config=_timm_config,
     write_rules=lambda flat, fields: timm(our_stages(flat)),
   ),
-  Format(
+  _format(
     'hf',
-    'swin',
-    r'(swin(v2)?\.)?encoder\.layers\.0\.blocks\.0\.attention\..*'
+    marker=r'(swin(v2)?\.)?encoder\.layers\.0\.blocks\.0\.attention\..*'
     r'(relative_position_bias_table|logit_scale)',
-    _hf_rules,
-    infer,
-    _hf_facts,
-    grid=grid,
+    rules=_hf_rules,
+    facts=_hf_facts,
     config=_hf_config,
     write_rules=_write_hf,
     buffers=_indices,

@@ -1,9 +1,8 @@
 """ViT and its hybrids in the formats of Google, of transformers and of timm."""
 
+import functools
 import math
 import re
-
-import numpy as np
 
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
@@ -67,7 +66,7 @@ def big_vision(arrays, facts) -> tuple[Rule, ...]:
   return (Rule('pos_embedding', POSITIONS, transform, only_load=True), *GOOGLE)
 
 
-def infer(flat: dict[str, np.ndarray]) -> dict:
+def infer(flat: dict) -> dict:
   """Returns the model's fields that its parameters, unstacked, determine."""
   axial = any(name.startswith(f'{BLOCK.format(i=0)}/rows/') for name in flat)
   first = '/rows/' if axial else '/'  # the attention and MLP of a block, or the first
@@ -93,7 +92,7 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   return fields
 
 
-def columns(flat: dict[str, np.ndarray], kernel: str) -> int | None:
+def columns(flat: dict, kernel: str) -> int | None:
   """Returns the outputs of a kernel, None where it is not there."""
   return flat[kernel].shape[-1] if kernel in flat else None
 
@@ -115,7 +114,7 @@ def resnet_blocks(flat) -> tuple[int, ...]:
   return tuple(numbers.count(i + 1) for i in range(max(numbers, default=0)))
 
 
-def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
+def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the position embeddings; None unless they are square."""
   if POSITIONS not in flat:
     return None
@@ -124,7 +123,7 @@ def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
   return (side, side) if side * side == rows else None
 
 
-def _infer_google(flat: dict[str, np.ndarray]) -> dict:
+def _infer_google(flat: dict) -> dict:
   fields = infer(flat)
   if fields['posemb'] == 'none':
     # The models published in these formats without a table have this one.
@@ -294,47 +293,42 @@ def _timm_config(fields, image_size, class_names) -> dict:
   return configs.timm_config(architecture, pool, args, fields, image_size, class_names)
 
 
+_format = functools.partial(Format, family='vit', grid=grid)
 FORMATS = (
-  Format(
+  _format(
     'google',
-    'vit',
-    r'Transformer/.+',
-    GOOGLE,
-    _infer_google,
-    configs.google(act='gelu_tanh'),
+    marker=r'Transformer/.+',
+    rules=GOOGLE,
+    infer=_infer_google,
+    facts=configs.google(act='gelu_tanh'),
     lacks='pos_embedding',
-    grid=grid,
     config=_google_config,
   ),
-  Format(
+  _format(
     'big_vision',
-    'vit',
-    r'pos_embedding',
-    big_vision,
-    _infer_google,
-    configs.google(act='gelu_tanh'),
-    grid=grid,
+    marker=r'pos_embedding',
+    rules=big_vision,
+    infer=_infer_google,
+    facts=configs.google(act='gelu_tanh'),
   ),
-  Format(
+  _format(
     'hf',
-    'vit',
-    r'(vit\.)?(encoder\.layer|layers)\.0\.layernorm_before\..+',
-    lambda arrays, facts: hf(facts.fields['num_heads'], configs.prefix(arrays, 'vit.')),
-    infer,
-    configs.hf('vit'),
-    grid=grid,
+    marker=r'(vit\.)?(encoder\.layer|layers)\.0\.layernorm_before\..+',
+    rules=lambda arrays, facts: hf(
+      facts.fields['num_heads'], configs.prefix(arrays, 'vit.')
+    ),
+    infer=infer,
+    facts=configs.hf('vit'),
     flat_heads=True,
     config=_hf_config,
     write_rules=lambda flat, fields: hf(fields['num_heads']),
   ),
-  Format(
+  _format(
     'timm',
-    'vit',
-    r'blocks\.0\.attn\.qkv\.weight',
-    _timm_rules,
-    infer,
-    configs.timm(_timm_fields),
-    grid=grid,
+    marker=r'blocks\.0\.attn\.qkv\.weight',
+    rules=_timm_rules,
+    infer=infer,
+    facts=configs.timm(_timm_fields),
     flat_heads=True,
     config=_timm_config,
     write_rules=lambda flat, fields: timm(
