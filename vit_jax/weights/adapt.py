@@ -6,6 +6,7 @@ Arrays are resized for other images, patches and windows, and stacked for scanne
 import dataclasses
 import importlib
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
@@ -102,11 +103,7 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
 
 
 def as_variables(flat: Arrays, shapes: Shapes) -> Arrays:
-  """Returns arrays by the names that a model has for them.
-
-  Frozen norms keep among the batch statistics, 'batch_stats/a/scale', the numbers that
-  are the parameters 'a/scale' of others.
-  """
+  """Returns arrays by the model's names: a frozen norm's scale is a batch statistic."""
 
   def name(own):
     other = own.removeprefix(_STATS) if trees.is_statistic(own) else _STATS + own
@@ -255,9 +252,7 @@ def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, lis
   """Returns ({name: array of the model's shape}, what was resized, as text)."""
   family, fields = models.family_of(model), models.fields_of(model)
   resized, notes, old_fields = {}, [], fields
-  grid = lambda size, fields: tuple(
-    n // s for n, s in zip(size, family.stride(fields), strict=True)
-  )
+  grid = lambda size, fields: tuple(map(operator.floordiv, size, family.stride(fields)))
   kernel, shape = flat.get(family.patches), shapes.get(family.patches, ())
   if kernel is not None and len(shape) == 4 and kernel.shape[:2] != shape[:2]:
     resized[family.patches] = resize_patches(kernel, shape[:2])
@@ -304,10 +299,7 @@ def started(source: Source, model, resize: str) -> tuple[Source, list[str], list
   """Returns the weights of one model as those of another one that can start from them.
 
   The source is of the model's family, of that of its backbone, or of one in STARTS.
-
-  Returns:
-    (parameters under the names of the model, regexes of its other parameters, which start
-    from their initial values, notes about changes on the way).
+  Returns also regexes of parameters that keep their initial values, and notes.
   """
   name, inside = models.name_of(model), models.backbone_of(model)
   if source.family != name and inside is not None:

@@ -108,18 +108,13 @@ def section(config: dict, key: str) -> dict:
 
 
 def require(config: dict, expected: dict, what: str) -> None:
-  """Raises ValueError where a config has other values than the only ones that are read.
-
-  Args:
-    what: begins the message: 'an MViT of timm'.
-  """
+  """Raises ValueError where `what` has other values than the only ones that are read."""
   for key, value in expected.items():
     if config.get(key, value) != value:
       raise ValueError(f'{what} has {key}={config[key]!r}, expected {value!r}')
 
 
 def activation(name: str) -> str:
-  """Returns our name of an activation."""
   if name not in _ACTS:
     raise ValueError(f'activation {name!r} is not read: one of {sorted(_ACTS)} is')
   return _ACTS[name]
@@ -155,7 +150,6 @@ def side(size, key: str) -> int:
 
 
 def texts(names) -> list[str] | None:
-  """Returns a list of names, or None."""
   if names is not None and not (
     isinstance(names, list) and all(isinstance(name, str) for name in names)
   ):
@@ -189,11 +183,7 @@ def google_config(**published):
 
 
 def timm_config(architecture, pool, args, fields, image_size, class_names) -> dict:
-  """Returns the config.json of a timm model.
-
-  Args:
-    architecture: the function of timm that builds it, with `pool` and `args`.
-  """
+  """Returns the config.json of a model by timm's function `architecture`."""
   classes = fields['num_classes'] or 0
   config = {
     'architecture': architecture,

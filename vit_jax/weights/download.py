@@ -21,12 +21,10 @@ _HUB_FILES = ('*.json', '*.safetensors', 'README.md')  # the card states the lic
 
 
 def locate(source: str | Path) -> Path:
-  """Returns the local file or folder of `source`, downloaded if need be.
+  """Returns the local file or folder of a source, downloaded if need be.
 
-  Args:
-    source: a path; gs://BUCKET/FILE or https://HOST/FILE, fetched once into
-      `files.cache_dir()` (without gcsfs, gs:// of public buckets alone, by HTTPS);
-      hf:OWNER/NAME[@REVISION], fetched by huggingface_hub into its own cache.
+  gs://BUCKET/FILE and https://HOST/FILE are fetched once into `files.cache_dir()` (gs://
+  of public buckets by HTTPS, without gcsfs), hf:OWNER/NAME[@REVISION] into the hub's cache.
   """
   text = str(source)
   if text.startswith('hf:'):
@@ -107,10 +105,15 @@ def _http(source: str, path: Path) -> None:
 
 def _from_bucket(source: str, path: Path) -> None:
   """Copies an object of a bucket, or a folder as on a hub."""
+
+  def copy(url, path):
+    with url.open('rb') as file, path.open('wb') as out:
+      shutil.copyfileobj(file, out)
+
   url = files.path(source)
   with files.outages(url):
     if url.is_file():
-      _copy(url, path)
+      copy(url, path)
       readers.check_whole(path)
       return
     parts = [f for f in url.glob('*') if any(f.match(p) for p in _HUB_FILES)]
@@ -118,12 +121,7 @@ def _from_bucket(source: str, path: Path) -> None:
       raise UserError(f'There is no {url}, or it is a folder without *.safetensors.')
     path.mkdir()
     for file in parts:
-      _copy(file, path / file.name)
-
-
-def _copy(url, path: Path) -> None:
-  with url.open('rb') as file, path.open('wb') as out:
-    shutil.copyfileobj(file, out)
+      copy(file, path / file.name)
 
 
 def _hub(source: str) -> Path:

@@ -32,9 +32,7 @@ _NOT_PARAMETERS = re.compile(
   r'(.*\.)?(num_batches_tracked|position_ids|relative_position_index|attn_mask'
   r'|relative_coords_table)|.*embeddings\.mask_token'
 )
-# Far beyond every published model: a larger number in a name, or a deeper model, would
-# exhaust time or memory.
-_LARGEST_NUMBER = 9_999
+_LARGEST_NUMBER = 9_999  # in a name: far beyond every published model
 
 Fields = dict[str, Any]
 

@@ -98,9 +98,6 @@ def plain(source: Source, size: tuple[int, int]) -> str:
   return f'{decode}|{resize}|{levels[0]}'
 
 
-# -- ours to theirs -------------------------------------------------------------------
-
-
 class Preprocessor(NamedTuple):
   """Resize, crop, standardise: the steps of both libraries before a model."""
 

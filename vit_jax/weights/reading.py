@@ -133,9 +133,6 @@ def usual_size(source: Source) -> tuple[int, int]:
   return 224, 224
 
 
-# -- what a file does not say ---------------------------------------------------------
-
-
 def _check_is_no_model(source: str) -> None:
   """Raises UserError for a model's name, 'vit_base_patch16_224', in place of weights."""
   if re.search(r'[/:\\]|\.(npz|safetensors)$', source) or source in zoo.ENTRIES:

@@ -45,12 +45,9 @@ def _is_run(folder: Path) -> bool:
 
 
 class Steps:
-  """The complete steps in a run's folder, read-only: safe while the run goes on.
+  """The complete steps in a run's folder, ascending, read-only: safe while the run goes on.
 
-  Attributes:
-    steps: their numbers, ascending.
-    metric: the one whose best step is retained, config.checkpoint.best, or None.
-    best: the step where that was best, or None.
+  `best` is the step where the metric of config.checkpoint.best was best, or None.
   """
 
   def __init__(self, folder: Path, config: dict):
@@ -172,10 +169,7 @@ def _newest(folder, steps: list[int], restore: Callable) -> tuple[int, dict]:
 
 
 def _frozen(folder, config, model, names: list[str], weights, of_weights) -> dict:
-  """Returns {name: array} of a run's frozen parameters `names`.
-
-  The checkpoint compares their fingerprints. Other arguments: see `read`.
-  """
+  """Returns {name: array} of a run's frozen parameters; their fingerprints are compared."""
   if not names:
     if weights:
       raise UserError(f'weights={weights!r}: {folder} trained every parameter.')

@@ -1,9 +1,8 @@
 """Parameters that tuning adds to a source, and files of tuned parameters alone.
 
-Such a file has the parameters that a run trained, under our names, its batch statistics
-below `batch_stats/`, and in its config the `tune` section, the model, how weights were
-fitted to it, and the fingerprints of the parameters that were frozen: it goes with any copy
-of the same weights.
+Such a file has the parameters that a run trained and its batch statistics; its config has
+the `tune` section, the model, how weights were fitted to it, and fingerprints of frozen
+parameters: it goes with any copy of the same weights.
 """
 
 import dataclasses

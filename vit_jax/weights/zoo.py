@@ -94,10 +94,7 @@ class Licence(NamedTuple):
 
 
 def licence(source: str) -> Licence:
-  """Returns the licence of a source: of a run, that of the weights that it started from.
-
-  Weights that were removed, or are out of reach, are still recognised by their name.
-  """
+  """Returns the licence of a source: of a run, that of the weights that it started from."""
   if (run := runs.find(source)) is not None:
     weights = config_lib.read(run[0]).get('weights')
     return licence(weights['source']) if weights else Licence(None, None)

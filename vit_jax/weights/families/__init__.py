@@ -1,4 +1,1 @@
-"""Rename tables of each family of models, in the formats that hold it.
-
-Every module has `FORMATS`, a tuple of `formats.Format`; `formats.FAMILIES` lists them.
-"""
+"""Rename tables of each family of models: modules with FORMATS, of `formats.Format`."""

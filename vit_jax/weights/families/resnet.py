@@ -45,8 +45,9 @@ def hf(prefix: str = 'resnet.') -> Table:
 
 def infer(flat: dict) -> dict:
   """Returns the model's fields that its parameters determine; no array shows dilation."""
-  blocks = [re.match(r'stage(\d+)_block_\d+/conv3/kernel', name) for name in flat]
-  stages = [int(match[1]) for match in blocks if match]
+  stages = [
+    int(n) for n in re.findall(r'stage(\d+)_block_\d+/conv3/kernel', ' '.join(flat))
+  ]
   numbers = range(1, max(stages) + 1)
   return dict(
     depths=tuple(stages.count(s) for s in numbers),

@@ -139,9 +139,6 @@ def _google_config(fields, image_size, class_names) -> dict:
   return configs.google_config(**published)(fields, image_size, class_names)
 
 
-# -- transformers ---------------------------------------------------------------------
-
-
 def hf(heads: int, prefix: str = 'vit.') -> Table:
   """transformers' ViTForImageClassification; prefix '' for a bare ViTModel."""
   embeddings, layer = f'{prefix}embeddings', f'{prefix}encoder.layer.{{i}}'
@@ -183,8 +180,6 @@ def _hf_config(fields, image_size, class_names) -> dict:
   }
   return configs.hf_config('ViT', 'vit', args, fields, image_size, class_names)
 
-
-# -- timm -----------------------------------------------------------------------------
 
 _RESNET = 'patch_embed.backbone'
 
