@@ -115,6 +115,7 @@ def require(config: dict, expected: dict, what: str) -> None:
 
 
 def activation(name: str) -> str:
+  """Returns our name of an activation."""
   if name not in _ACTS:
     raise ValueError(f'activation {name!r} is not read: one of {sorted(_ACTS)} is')
   return _ACTS[name]
@@ -150,6 +151,7 @@ def side(size, key: str) -> int:
 
 
 def texts(names) -> list[str] | None:
+  """Returns a list of names, or None."""
   if names is not None and not (
     isinstance(names, list) and all(isinstance(name, str) for name in names)
   ):

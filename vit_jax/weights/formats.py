@@ -38,10 +38,7 @@ Fields = dict[str, Any]
 
 
 class Format(NamedTuple):
-  """How one publisher stores one family. Functions raise ValueError for what does not fit.
-
-  Parameters are those under our names.
-  """
+  """How one publisher stores one family. Parameters are those under our names."""
 
   name: str  # google, big_vision, timm, hf, bit, authors or detectron2
   family: str  # a key of models.MODELS

@@ -25,10 +25,12 @@ def dense(theirs: str, ours: str, kernel=t.dense, bias=t.same) -> Table:
 
 
 def conv(theirs: str, ours: str) -> Table:
+  """A convolution, with or without a bias."""
   return dense(theirs, ours, t.conv)
 
 
 def norm(theirs: str, ours: str) -> Table:
+  """A normalisation's scale and bias."""
   return (
     Rule(f'{theirs}.weight', f'{ours}/scale'),
     Rule(f'{theirs}.bias', f'{ours}/bias'),

@@ -127,8 +127,7 @@ def load(
   names = origin.class_names
   if names is not None and getattr(model, 'num_classes', None) != len(names):
     names = None
-  # A pipeline is for one size. For another, images are resized to that, and their
-  # pixels standardised as the pipeline does.
+  # A pipeline is for one size: for another, it keeps the standardised pixels alone.
   moved = origin.image_size and size != origin.image_size
   pp = pipelines.plain(origin, size) if moved or not origin.pp else origin.pp
   whence = (

@@ -38,10 +38,9 @@ class Raw(NamedTuple):
 
 
 def read(path: str | Path) -> Raw:
-  """Reads an .npz file, a .safetensors file, or a folder as on a model hub.
+  """Reads an .npz file, a .safetensors file, or a folder as on a hub, or raises UserError.
 
-  A folder holds `model.safetensors` (or one other safetensors file, or parts with an
-  index) and `config.json`; or one .npz. Raises UserError for anything else.
+  A folder holds safetensors, whole or in parts with an index, and a config; or one .npz.
   """
   path = Path(path)
   raw = _folder(path) if path.is_dir() else _file(path)

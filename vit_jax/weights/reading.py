@@ -147,10 +147,7 @@ def _check_is_no_model(source: str) -> None:
 
 
 def _check_architecture(facts: Facts) -> None:
-  """Raises ValueError for a model of timm that is not known here by name.
-
-  It may have a ViT's parameters and compute something else.
-  """
+  """Raises ValueError for a model of timm that is not known here by name."""
   try:
     models.resolve(_plain(facts.architecture or 'vit'))
   except UserError:
