@@ -74,14 +74,11 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
   """
   model, family = models.core(loaded.model), models.family_of(loaded.model)
   if family.position is None:
-    raise UserError(
-      f'{loaded.source}: {type(model).__name__} has no position embeddings; filters, '
-      'gradient and integrated work for it.'
-    )
+    kind = type(model).__name__
+    raise UserError(f'{loaded.source}: {kind} has no position embeddings, but filters.')
   if model.posemb not in ADDED:
     raise UserError(
-      f'{loaded.source} adds no position embeddings to its tokens (posemb='
-      f"'{model.posemb}'); rollout, attention, distance and filters work for it."
+      f'{loaded.source}: posemb={model.posemb!r} is not added; see filters.'
     )
   stride = family.stride(models.fields_of(model))
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))
