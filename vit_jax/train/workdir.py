@@ -57,9 +57,8 @@ def lock(workdir) -> Iterator[Path]:
       )
   if failure:
     raise failure
-  with (
-    file or contextlib.nullcontext()
-  ):  # it stays: to unlink it would race with the next
+  # The file stays: to unlink it would race with the next run.
+  with file or contextlib.nullcontext():
     yield workdir
 
 
