@@ -64,7 +64,7 @@ def test_published_splits(published, name):
 
 
 def test_images_and_labels_come_through_the_pipeline(published):
-  options = {'data_dir': str(published[0] / 'dogs')}  # the folder itself
+  options = {'data_dir': str(published[0])}
   args = ('fgvc:dogs', 'val[:4]', 'decode|resize(4)|value_range(-1, 1)', 4)
   (batch,) = pipeline.evaluate(*args, source_options=options).iterate()
   assert (np.asarray(batch['image']) == 7).all()
@@ -80,7 +80,7 @@ def test_classes_that_are_texts_or_few(tmp_path):
   path = tmp_path / 'cub' / 'val.json'
   table = json.loads(path.read_text())
   path.write_text(json.dumps({image: 'crow' for image in table}))
-  with pytest.raises(UserError, match=naming('fgvc:cub', 201, 200, 'CUB-200-2011')):
+  with pytest.raises(UserError, match=naming('fgvc:cub', 201, 200)):
     sources.build('fgvc:cub', 'train', data_dir=str(tmp_path))
 
 
@@ -88,8 +88,6 @@ def test_classes_that_are_texts_or_few(tmp_path):
   ('part', 'text', 'facts'),
   [
     ('test', '{', ('test.json', 'cannot be read')),
-    ('test', '{"a.png": 1.5}', ('/dogs', 'numbers')),
-    ('val', '{"0/4.png": 1}', ("'0/4.png'", 'val.json', 'test.json')),
     ('val', None, ('val.json', 'cornell.box.com')),
     ('images', None, ('/Images/', 'ImageNetDogs')),
   ],
@@ -108,9 +106,9 @@ def test_broken_splits(tmp_path, part, text, facts):
 
 
 def test_a_missing_image_is_one_broken_example(tmp_path):
-  write(tmp_path, 'dogs')
+  write(tmp_path / 'dogs', 'dogs')
   source = sources.build('fgvc:dogs', 'test', data_dir=str(tmp_path))
-  (tmp_path / 'Images' / '5').rename(tmp_path / 'gone')
+  (tmp_path / 'dogs' / 'Images' / '5').rename(tmp_path / 'gone')
   errors = ['error' in example for example in source.read(np.arange(240))]
   assert errors == (source.labels == 5).tolist()
 

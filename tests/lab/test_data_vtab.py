@@ -15,55 +15,25 @@ from vit_jax.lab.data.vtab_tasks import TASKS
 
 # (TFDS's split, from, to) of train800, val200 and test for the data sets as they are:
 # Zhai et al.'s code with the sizes in the catalogue of TFDS.
-OWN = lambda test: (('train', 0, 800), ('validation', 0, 200), ('test', 0, test))
-REAL = {
-  'caltech101': (
-    {'train': 3_059, 'test': 6_085},
-    (('train', 0, 800), ('train', 2_753, 2_953), ('test', 0, 6_085)),
-  ),
-  'cifar100': (
-    {'train': 50_000, 'test': 10_000},
-    (('train', 0, 800), ('train', 45_000, 45_200), ('test', 0, 10_000)),
-  ),
-  'dtd': ({'train': 1_880, 'validation': 1_880, 'test': 1_880}, OWN(1_880)),
-  'flowers102': ({'train': 1_020, 'validation': 1_020, 'test': 6_149}, OWN(6_149)),
-  'pets': (
-    {'train': 3_680, 'test': 3_669},
-    (('train', 0, 800), ('train', 2_944, 3_144), ('test', 0, 3_669)),
-  ),
-  'sun397': ({'train': 76_128, 'validation': 10_875, 'test': 21_750}, OWN(21_750)),
-  'svhn': (
-    {'train': 73_257, 'test': 26_032, 'extra': 531_131},
-    (('train', 0, 800), ('train', 65_931, 66_131), ('test', 0, 26_032)),
-  ),
-  'camelyon': ({'train': 262_144, 'validation': 32_768, 'test': 32_768}, OWN(32_768)),
-  'eurosat': (
-    {'train': 27_000},
-    (('train', 0, 800), ('train', 16_200, 16_400), ('train', 21_600, 27_000)),
-  ),
-  'resisc45': (
-    {'train': 31_500},
-    (('train', 0, 800), ('train', 18_900, 19_100), ('train', 25_200, 31_500)),
-  ),
-  'retinopathy': (
-    {'sample': 10, 'train': 35_126, 'validation': 10_906, 'test': 42_670},
-    OWN(42_670),
-  ),
-  'clevr_count': (
-    {'train': 70_000, 'validation': 15_000, 'test': 15_000},
-    (('train', 0, 800), ('train', 63_000, 63_200), ('validation', 0, 15_000)),
-  ),
-  'dmlab': ({'train': 65_550, 'validation': 22_628, 'test': 22_735}, OWN(22_735)),
-  'dspr_loc': (
-    {'train': 737_280},
-    (('train', 0, 800), ('train', 589_824, 590_024), ('train', 663_552, 737_280)),
-  ),
-  'kitti_dist': ({'train': 6_347, 'validation': 423, 'test': 711}, OWN(711)),
-  'snorb_azim': (
-    {'train': 24_300, 'test': 24_300},
-    (('train', 0, 800), ('test', 0, 200), ('test', 12_150, 24_300)),
-  ),
-}
+REAL = """\
+caltech101 train=3059,test=6085 train:0:800 train:2753:2953 test:0:6085
+cifar100 train=50000,test=10000 train:0:800 train:45000:45200 test:0:10000
+dtd train=1880,validation=1880,test=1880 train:0:800 validation:0:200 test:0:1880
+flowers102 train=1020,validation=1020,test=6149 train:0:800 validation:0:200 test:0:6149
+pets train=3680,test=3669 train:0:800 train:2944:3144 test:0:3669
+sun397 train=76128,validation=10875,test=21750 train:0:800 validation:0:200 test:0:21750
+svhn train=73257,test=26032,extra=531131 train:0:800 train:65931:66131 test:0:26032
+camelyon train=262144,validation=32768,test=32768 train:0:800 validation:0:200 test:0:32768
+eurosat train=27000 train:0:800 train:16200:16400 train:21600:27000
+resisc45 train=31500 train:0:800 train:18900:19100 train:25200:31500
+retinopathy sample=10,train=35126,validation=10906,test=42670 train:0:800 validation:0:200 test:0:42670
+clevr_count train=70000,validation=15000,test=15000 train:0:800 train:63000:63200 validation:0:15000
+dmlab train=65550,validation=22628,test=22735 train:0:800 validation:0:200 test:0:22735
+dspr_loc train=737280 train:0:800 train:589824:590024 train:663552:737280
+kitti_dist train=6347,validation=423,test=711 train:0:800 validation:0:200 test:0:711
+snorb_azim train=24300,test=24300 train:0:800 test:0:200 test:12150:24300
+"""
+REAL = {name: rest for name, *rest in map(str.split, REAL.splitlines())}
 SAME = {'clevr_dist': 'clevr_count', 'dspr_ori': 'dspr_loc', 'snorb_elev': 'snorb_azim'}
 
 
@@ -77,7 +47,10 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize('name', TASKS)
 def test_splits_of_the_data_sets_as_they_are(name):
-  sizes, (train, val, test) = REAL[SAME.get(name, name)]
+  sizes, *parts = REAL[SAME.get(name, name)]
+  sizes = {k: int(v) for k, v in (size.split('=') for size in sizes.split(','))}
+  parts = [part.split(':') for part in parts]
+  train, val, test = [(split, int(low), int(high)) for split, low, high in parts]
   assert vtab.splits_of(name, sizes) == {
     'train800': [train],
     'val200': [val],
@@ -200,12 +173,11 @@ def test_bins_of_distances(kind):
 
 
 def test_bins_of_dsprites():
-  x = vtab_tasks.binned('v', 32, 16)
+  x, angle = vtab_tasks.binned('v', 32, 16), vtab_tasks.binned('v', 40, 16)
   assert [x({'v': i}) for i in range(32)] == [i // 2 for i in range(32)]
-  angle = vtab_tasks.binned('v', 40, 16)
-  found = [angle({'v': i}) for i in range(40)]
-  assert found == [math.floor(i / 2.5) for i in range(40)]
-  assert np.bincount(found).tolist() == [3, 2] * 8
+  bins = [angle({'v': i}) for i in range(40)]
+  assert bins == [math.floor(i / 2.5) for i in range(40)]
+  assert np.bincount(bins).tolist() == [3, 2] * 8
 
 
 def test_masks_become_white():
@@ -221,8 +193,13 @@ def test_the_table():
   assert groups == 7 * ['natural'] + 4 * ['specialized'] + 8 * ['structured']
   assert sum(task.classes for task in TASKS.values()) == 940  # 795 + 62 + 83
   assert all(len(t.names) in (0, t.classes) for t in TASKS.values())
-  assert not any(TASKS[name].flip for name in ('svhn', 'snorb_azim', 'dspr_ori'))
-  assert not any(TASKS[name].crop for name in ('clevr_count', 'dspr_loc'))
+  unflipped = {'svhn', 'dspr_loc', 'dspr_ori', 'snorb_azim'}
+  assert {name for name, task in TASKS.items() if not task.flip} == unflipped
+  uncropped = {'clevr_count', 'clevr_dist', 'dspr_loc', 'dspr_ori', 'kitti_dist'}
+  assert {name for name, task in TASKS.items() if not task.crop} == uncropped
+  assert {name for name, task in TASKS.items() if task.small} == {
+    *('cifar100', 'svhn', 'eurosat', 'dspr_loc', 'dspr_ori')
+  }
 
 
 def test_versions(tmp_path):
@@ -245,23 +222,13 @@ def test_versions(tmp_path):
     ('vtab:clevr', 'test', ("VTAB task 'clevr'", 'clevr_count', 'snorb_elev')),
     ('vtab:svhn', 'train', ("'train'", 'train800', 'val200', 'vtab:svhn')),
     ('vtab:svhn', 'train800[900:]', ('vtab:svhn', '900', '800 examples')),
+    ('vtab:dtd', 'test', ('vtab:dtd: ', 'tfds build dtd ')),
   ],
 )
-def test_mistakes(data, name, split, facts):
+def test_mistakes(data, tmp_path, name, split, facts):
+  directory = data if name == 'vtab:svhn' else {'data_dir': str(tmp_path)}
   with pytest.raises(UserError, match=naming(*facts)):
-    sources.build(name, split, **data)
-
-
-@pytest.mark.parametrize(
-  ('name', 'facts'),
-  [
-    ('dtd', ('tfds build dtd ',)),
-    ('retinopathy', ('kaggle.com', 'btgraham-300', 'downloads/manual')),
-  ],
-)
-def test_what_is_missing_says_how_to_get_it(tmp_path, name, facts):
-  with pytest.raises(DataError, match=naming(f'vtab:{name}: ', str(tmp_path), *facts)):
-    sources.build(f'vtab:{name}', 'test', data_dir=str(tmp_path))
+    sources.build(name, split, **directory)
 
 
 def test_part_of_a_data_set_is_refused(tmp_path):

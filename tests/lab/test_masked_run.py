@@ -67,6 +67,8 @@ def test_a_killed_run_resumes_to_the_same_state(pretrained_run, tmp_path, one_de
 
 
 def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
+  averaged = vit_jax.load(f'{pretrained_run}@best', ema=True)
+  assert set(averaged.params) == {'Transformer', 'embedding'}
   loaded = vit_jax.load(str(pretrained_run))
   assert loaded.model.num_classes is None
   assert (loaded.step, loaded.image_size) == (4, (8, 8))
@@ -77,11 +79,6 @@ def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
     np.testing.assert_array_equal(x, encoder[name], err_msg=name)
   _, features = loaded.model.apply(loaded.variables, np.zeros((1, 8, 8, 1), np.float32))
   assert features['pre_logits'].shape == (1, 16)
-
-
-def test_the_average_and_the_best_step_load_too(pretrained_run):
-  averaged = vit_jax.load(f'{pretrained_run}@best', ema=True)
-  assert set(averaged.params) == {'Transformer', 'embedding'}
 
 
 @pytest.mark.slow

@@ -24,33 +24,28 @@ CHECKOUT = os.environ.get('TASK_ADAPTATION')
 # Versions that it names and that TFDS does not make, or that are wrong.
 NEWER = {'oxford_iiit_pet:3.*.*': 'oxford_iiit_pet:4.*.*', 'kitti:3.1.0': 'kitti:3.*.*'}
 # Its module and class, and the arguments.
-PEERS = {
-  'caltech101': ('caltech.Caltech101', {}),
-  'cifar100': ('cifar.CifarData', {'num_classes': 100}),
-  'dtd': ('dtd.DTDData', {}),
-  'flowers102': ('oxford_flowers102.OxfordFlowers102Data', {}),
-  'pets': ('oxford_iiit_pet.OxfordIIITPetData', {}),
-  'sun397': ('sun397.Sun397Data', {'config': 'tfds'}),
-  'svhn': ('svhn.SvhnData', {}),
-  'camelyon': ('patch_camelyon.PatchCamelyonData', {}),
-  'eurosat': ('eurosat.EurosatData', {'subset': 'rgb', 'data_key': 'image'}),
-  'resisc45': ('resisc45.Resisc45Data', {}),
-  'retinopathy': ('diabetic_retinopathy.RetinopathyData', {'config': 'btgraham-300'}),
-  'clevr_count': ('clevr.CLEVRData', {'task': 'count_all'}),
-  'clevr_dist': ('clevr.CLEVRData', {'task': 'closest_object_distance'}),
-  'dmlab': ('dmlab.DmlabData', {}),
-  'dspr_loc': (
-    'dsprites.DSpritesData',
-    {'predicted_attribute': 'label_x_position', 'num_classes': 16},
-  ),
-  'dspr_ori': (
-    'dsprites.DSpritesData',
-    {'predicted_attribute': 'label_orientation', 'num_classes': 16},
-  ),
-  'kitti_dist': ('kitti.KittiData', {'task': 'closest_vehicle_distance'}),
-  'snorb_azim': ('smallnorb.SmallNORBData', {'predicted_attribute': 'label_azimuth'}),
-  'snorb_elev': ('smallnorb.SmallNORBData', {'predicted_attribute': 'label_elevation'}),
-}
+PEERS = """\
+caltech101 caltech.Caltech101
+cifar100 cifar.CifarData num_classes=100
+dtd dtd.DTDData
+flowers102 oxford_flowers102.OxfordFlowers102Data
+pets oxford_iiit_pet.OxfordIIITPetData
+sun397 sun397.Sun397Data config=tfds
+svhn svhn.SvhnData
+camelyon patch_camelyon.PatchCamelyonData
+eurosat eurosat.EurosatData subset=rgb data_key=image
+resisc45 resisc45.Resisc45Data
+retinopathy diabetic_retinopathy.RetinopathyData config=btgraham-300
+clevr_count clevr.CLEVRData task=count_all
+clevr_dist clevr.CLEVRData task=closest_object_distance
+dmlab dmlab.DmlabData
+dspr_loc dsprites.DSpritesData predicted_attribute=label_x_position num_classes=16
+dspr_ori dsprites.DSpritesData predicted_attribute=label_orientation num_classes=16
+kitti_dist kitti.KittiData task=closest_vehicle_distance
+snorb_azim smallnorb.SmallNORBData predicted_attribute=label_azimuth
+snorb_elev smallnorb.SmallNORBData predicted_attribute=label_elevation
+"""
+PEERS = {name: words for name, *words in map(str.split, PEERS.splitlines())}
 
 
 @pytest.fixture(scope='module')
@@ -81,8 +76,11 @@ def peer(monkeypatch, data):
   )
 
   def make(name):
-    path, options = PEERS[name]
+    path, *words = PEERS[name]
     module, kind = path.split('.')
+    options = {
+      k: int(v) if v.isdigit() else v for k, v in (w.split('=') for w in words)
+    }
     module = importlib.import_module(f'task_adaptation.data.{module}')
     return getattr(module, kind)(data_dir=data, **options)
 

@@ -23,12 +23,9 @@ _COLUMNS = ('source', 'name', 'x', 'accuracy', 'std', 'runs', 'metric')
 
 
 class Result(NamedTuple):
-  """The result of a run and the cost of its pre-training.
+  """The result of a run, and data set size and exaFLOPs of its pre-training, if known.
 
-  Attributes:
-    name: 'vit:B/16', or 'vit' without a variant, and the weights that it started from.
-    value: the last value of `metric`, shares in per cent.
-    num_examples, exaflops: of the pre-training; None if unknown.
+  `name` is model:variant and the weights that it started from; shares are in per cent.
   """
 
   folder: str
@@ -44,9 +41,6 @@ def read(folder: str, metric: str | None = None) -> Result:
 
   Args:
     metric: such as 'test/top1'; None: config.checkpoint.best, or the first accuracy.
-
-  Raises:
-    UserError: for a folder that is no run's, or a run without that metric.
   """
   config, place = config_lib.read(folder), files.path(folder)
   rows, _ = metrics.read_rows(place / 'metrics.jsonl')
@@ -72,10 +66,7 @@ def read(folder: str, metric: str | None = None) -> Result:
 
 
 def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | None:
-  """Returns (examples in the data set, exaFLOPs) of the run in which training began.
-
-  A run may start from another's weights. None for one that started from a file.
-  """
+  """Returns (examples, exaFLOPs) of the run in which training began; None for a file."""
   step = None
   while source := (config.get('weights') or {}).get('source'):
     run = run_weights.find(source)
@@ -96,20 +87,16 @@ def compute(args) -> Drawn:
   """Draws accuracy against the compute of pre-training (figure 5, Table 6)."""
   from vit_jax.explain import plots
 
-  rows, kinds, panels = [_COLUMNS], {}, []
-  label = 'Pre-training compute (exaFLOPs)'
-  for row in published.TABLE_6:
-    kinds.setdefault(row.kind, []).append(row)
+  rows, panels, label = [_COLUMNS], [], 'Pre-training compute (exaFLOPs)'
   for title, key in (('Average of 5', 'average'), ('ImageNet', 'imagenet')):
-    series = []
-    for kind, group in kinds.items():
-      x, y = [r.exaflops for r in group], [getattr(r, key) for r in group]
-      series.append(plots.Series(kind, x, y))
-      rows += [
-        ('ViT paper, Table 6', f'{r.name}, {r.epochs} epochs', r.exaflops)
-        + (f'{value:.2f}', '', '', title)
-        for r, value in zip(group, y, strict=True)
-      ]
+    series: dict[str, plots.Series] = {}
+    for r in published.TABLE_6:
+      y, name = getattr(r, key), f'{r.name}, {r.epochs} epochs'
+      one = series.setdefault(r.kind, plots.Series(r.kind, [], []))
+      one.x.append(r.exaflops)
+      one.y.append(y)
+      rows.append(('ViT paper, Table 6', name, r.exaflops, f'{y:.2f}', '', '', title))
+    series = list(series.values())
     panels.append(plots.Panel(f'{title} (paper)', label, 'Accuracy (%)', series))
   return _with_runs(args, panels, rows, label, lambda run: run.exaflops)
 
@@ -137,27 +124,24 @@ def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn
   runs = [read(folder, args.metric) for folder in args.runs]
   if len(names := sorted({run.metric for run in runs})) > 1:
     raise UserError(f'The runs report {names}: choose one, --metric NAME.')
-  notes = tuple(
-    f'{run.folder} is left out: the pre-training of {run.name} is unknown.'
-    for run in runs
-    if x(run) is None
-  )
-  if notes and len(notes) == len(runs):
-    raise UserError(notes[0])
-  named: dict[str, dict[float, list[float]]] = {}
+  notes, named = [], {}
   for run in runs:
-    if x(run) is not None:
+    if x(run) is None:
+      notes.append(
+        f'{run.folder} is left out: the pre-training of {run.name} is unknown.'
+      )
+    else:
       named.setdefault(run.name, {}).setdefault(x(run), []).append(run.value)
+  if notes and not named:
+    raise UserError(notes[0])
   series = []
   for name, points in named.items():
     points = dict(sorted(points.items()))
     stds = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in points.values()]
-    means = [statistics.fmean(v) for v in points.values()]
+    means = list(map(statistics.fmean, points.values()))
     series.append(plots.Series(name, list(points), means, stds, joined=True))
-    rows += [
-      ('runs', name, f'{at:.6g}', *table.texts(v), runs[0].metric)
-      for at, v in points.items()
-    ]
+    for at, v in points.items():
+      rows.append(('runs', name, f'{at:.6g}', *table.texts(v), runs[0].metric))
   if series:
     panels.append(plots.Panel('Runs', label, runs[0].metric, series))
-  return Drawn(plots.panels(panels), rows, notes)
+  return Drawn(plots.panels(panels), rows, tuple(notes))

@@ -7,7 +7,6 @@ DIR/paper.md sets the claims beside the numbers that were measured.
 """
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from vit_jax import cli
@@ -29,13 +28,9 @@ of training is not part of that."""
 
 
 class Claim(NamedTuple):
-  """A claim: one cell of an ablation is better than another ('>'), or as good ('=').
+  """A claim: the first cell of an ablation is better than the second, or as good ('=').
 
-  Attributes:
-    text: in our words.
-    where: in the paper, arXiv 2010.11929.
-    second: a cell, or an accuracy.
-    examples: images of the test split.
+  `second` may be an accuracy; the test split has `examples` images.
   """
 
   text: str
@@ -44,8 +39,8 @@ class Claim(NamedTuple):
   first: str
   sign: str
   second: str
-  metric: str
-  examples: int
+  metric: str = 'test/top1'
+  examples: int = 360
 
 
 # The claim, where the paper makes it, and its cells: 'ABLATION: FIRST > SECOND'.
@@ -81,31 +76,25 @@ Pre-training by masked patches is better than training from scratch | section 4.
 """
 
 
-def _claims() -> Iterator[Claim]:
-  lines = _CLAIMS.splitlines()
-  for text, cells in zip(lines[::2], lines[1::2], strict=True):
-    ablation, first, sign, second, *rest = cells.split()
-    metric, examples = [*rest, *('test/top1', '360')[len(rest) :]]
-    texts = (*text.split(' | '), ablation[:-1], first, sign, second, metric)
-    yield Claim(*texts, int(examples))
+def _claim(text: str, cells: str) -> Claim:
+  ablation, first, sign, second, *rest = cells.split()
+  if rest[1:]:
+    rest[1] = int(rest[1])
+  return Claim(*text.split(' | '), ablation[:-1], first, sign, second, *rest)
 
 
-CLAIMS = tuple(_claims())
+CLAIMS = tuple(map(_claim, *[iter(_CLAIMS.splitlines())] * 2))
 _CELLS = {'masked': ['--cells', 'scratch,mean_color']}  # where not all are needed
 
 
 def main(argv: list[str]) -> int:
   """Trains, judges and writes the table; returns the exit code."""
   names = list(dict.fromkeys(claim.ablation for claim in CLAIMS))
-  title, *_ = __doc__.split('\n')
-  parser = cli.Parser(
-    'vit_jax paper', description=title, epilog=__doc__.split('\n\n')[2]
-  )
+  title, _, epilog = __doc__.split('\n\n')
+  parser = cli.Parser('vit_jax paper', description=title, epilog=epilog)
   add = parser.add_argument
   add('--out', metavar='DIR', default='runs/paper', help='default: %(default)s')
-  add(
-    '--only', metavar='NAME,NAME', help=f'only these ablations, of {", ".join(names)}'
-  )
+  add('--only', metavar='NAME,NAME', help=f'ablations, of {", ".join(names)}')
   args = parser.parse_args(argv)
   out = out_folder.check(args.out)
   if args.only:
@@ -128,7 +117,8 @@ def main(argv: list[str]) -> int:
   text = table.markdown('The ViT paper in miniature', rows, columns, [_NOTE])
   files.replace(out / 'paper.md', text)
   print(f'\n{text}\nwritten: {out / "paper.md"}', flush=True)
-  return next((each.exit_code for each in results.values() if each.exit_code), 0)
+  errors = [error for each in results.values() for error in each.errors.values()]
+  return errors[0].exit_code if errors else 0
 
 
 def judge(claim: Claim, results: runner.Results) -> tuple[str, str]:
@@ -144,18 +134,16 @@ def judge(claim: Claim, results: runner.Results) -> tuple[str, str]:
     return 'no result', ''
   first, second = means
   least = noise(first, second, claim.examples)
-  seen = first - second > least if claim.sign == '>' else abs(first - second) <= least
-  return 'seen' if seen else 'not seen', (
+  difference = first - second
+  holds = difference > least if claim.sign == '>' else abs(difference) <= least
+  return 'seen' if holds else 'not seen', (
     f'{claim.first} {100 * first:.1f} %, {claim.second} {100 * second:.1f} % of '
     f'{claim.metric}; {100 * least:.1f} points count'
   )
 
 
 def noise(first: float, second: float, examples: int) -> float:
-  """Returns two standard errors of the difference of two accuracies.
-
-  Normal approximation for two proportions of so many independent examples.
-  """
+  """Returns two standard errors of the difference of two accuracies (normal)."""
   # At 0 or 1 the approximation would say 0: half an example is added on either side.
   p = [(share * examples + 0.5) / (examples + 1) for share in (first, second)]
   return 2 * math.sqrt(sum(share * (1 - share) for share in p) / examples)

@@ -18,11 +18,7 @@ TABLE_5 = {
 
 
 class Row(NamedTuple):
-  """A row of Table 6: pre-training on JFT, and accuracy after fine-tuning.
-
-  Attributes:
-    exaflops: of the pre-training.
-  """
+  """A row of Table 6: pre-training on JFT, and accuracy after fine-tuning."""
 
   name: str
   epochs: int
@@ -66,28 +62,6 @@ TABLE_6 = (
   Row('R50+ViT-L/16', 7, 859, 86.60, 99.18, 93.64, 97.03, 99.40),
   Row('R50+ViT-L/16', 14, 1668, 87.12, 99.31, 93.89, 97.36, 99.11),
 )
-
-# Table 7: ResNets pre-trained on JFT by Adam or SGD, fine-tuned by SGD: ImageNet, CIFAR10,
-# CIFAR100, Pets, Flowers, whose means the paper prints as 89.33, 88.79, 94.01, 93.72.
-TABLE_7 = {
-  ('R50x1', 'adam'): (77.54, 97.67, 86.07, 91.11, 94.26),
-  ('R50x1', 'sgd'): (78.24, 97.46, 85.17, 91.00, 92.06),
-  ('R152x2', 'adam'): (84.97, 99.06, 92.05, 95.37, 98.62),
-  ('R152x2', 'sgd'): (84.37, 99.07, 91.06, 94.79, 99.32),
-}
-
-# Table 8: position embeddings of ViT-B/16, by kind and where they are added: ImageNet
-# accuracy of 5-shot linear regression. No and relative ones stand in its first column.
-TABLE_8 = {
-  ('none', 'stem'): 61.382,
-  ('1-D', 'stem'): 64.206,
-  ('1-D', 'every layer'): 63.964,
-  ('1-D', 'every layer, shared'): 64.292,
-  ('2-D', 'stem'): 64.001,
-  ('2-D', 'every layer'): 64.046,
-  ('2-D', 'every layer, shared'): 64.022,
-  ('relative', 'stem'): 64.032,
-}
 
 # Table 9: the tasks of VTAB-1k, in the order of `lab.data.vtab_tasks`.
 TABLE_9 = {

@@ -6,6 +6,7 @@ result once it has finished. OUT/results.csv has a row for each run and OUT/tabl
 means over seeds, both written after every run.
 """
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -19,8 +20,8 @@ from typing import NamedTuple
 
 import jax
 
+from vit_jax import cli, files, models, optim, terminal
 from vit_jax import config as config_lib
-from vit_jax import files, models, optim
 from vit_jax.check import reported
 from vit_jax.config import DURATIONS
 from vit_jax.errors import DiskFull, Diverged, RunError, Stopped, UserError
@@ -53,42 +54,22 @@ class Run(NamedTuple):
 
   @property
   def name(self) -> str:
-    """The name of its folder."""
     return self.folder.name
-
-
-class Outcome(NamedTuple):
-  """The row of a finished run, see `table.row`, or the error that ended it."""
-
-  run: Run
-  row: dict | None
-  error: RunError | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """A grid of runs and, where one is chosen, its best cell once more.
-
-  Attributes:
-    title: of the table.
-    spec: the recipe of every cell.
-    runs: see `plan`.
-    out: folder of the runs and tables.
-    notes: lines below the table.
-    pick: metric whose mean over seeds chooses the best cell; None: none is chosen.
-    larger: whether a larger value of `pick` is better.
-    final: name of the best cell -> the runs of it that are reported.
-    beside: title of a further column, and its texts by cell.
-  """
+  """A grid of runs and, where one is chosen, its best cell once more."""
 
   title: str
-  spec: str
+  spec: str  # The recipe of every cell.
   runs: Sequence[Run]
   out: Path
-  notes: Sequence[str] = ()
-  pick: str | None = None
+  notes: Sequence[str] = ()  # Lines below the table.
+  pick: str | None = None  # The metric whose mean over seeds chooses the best cell.
   larger: bool = True
-  final: Callable[[str], list[Run]] | None = None
+  final: Callable[[str], list[Run]] | None = None  # Best cell -> its reported runs.
+  # Title of a further column, and its texts by cell.
   beside: tuple[str, Mapping[str, str]] = ('', {})
 
 
@@ -96,11 +77,10 @@ class Grid:
 
 
 def changed(config: dict, changes: Mapping) -> dict:
-  """Returns a copy of a config with other values.
+  """Returns a copy of a config with other values, {'optim.lr': value}.
 
-  Args:
-    changes: {'optim.lr': value}. A dict replaces a whole section; None removes one, such
-      as an evaluation. A duration removes the others.
+  A dict replaces a whole section; None removes one, such as an evaluation. A duration
+  removes the others.
   """
   config = copy.deepcopy(config)
   for path, value in changes.items():
@@ -124,22 +104,18 @@ def plan(
   out: Path,
   model: Mapping = {},
 ) -> list[Run]:
-  """Returns the runs of a grid in their order: seed by seed, all cells of each.
+  """Returns the runs of a grid, seed by seed; UserError for one that cannot run.
 
   Args:
-    config: the config that the cells change.
     out: the grid's folder.
     model: the section `model` that weights will add, for the checks.
-
-  Raises:
-    UserError: for a cell that a run would refuse; nothing has run yet.
   """
   folder = lambda name, seed: out.absolute() / 'runs' / f'{name}-seed{seed}'
   runs = []
   for seed in seeds:
     for name, changes in cells.items():
       assert re.fullmatch(r'[\w.=,+-]+', name), name  # a folder's name
-      values = {key: _resolved(value, seed, folder) for key, value in changes.items()}
+      values = _resolved(changes, lambda cell, seed=seed: str(folder(cell, seed)))
       # A report for each run would take as long as the run.
       own = changed(config, {**values, 'seed': seed, 'log.report': False})
       runs.append(Run(name, changes, seed, own, folder(name, seed)))
@@ -151,18 +127,16 @@ def plan(
 
 def needs(value) -> set[str]:
   """Returns the names of the cells that a cell's changes start from."""
-  if isinstance(value, RunOf):
-    return {value.cell}
-  if isinstance(value, Mapping):
-    return set().union(*map(needs, value.values()))
-  return set()
+  cells = set()
+  _resolved(value, cells.add)
+  return cells
 
 
-def _resolved(value, seed: int, folder):
+def _resolved(value, folder: Callable):
   if isinstance(value, RunOf):
-    return str(folder(value.cell, seed))
+    return folder(value.cell)
   if isinstance(value, Mapping):
-    return {key: _resolved(item, seed, folder) for key, item in value.items()}
+    return {key: _resolved(item, folder) for key, item in value.items()}
   return value
 
 
@@ -176,7 +150,7 @@ def _check(config: dict, model: Mapping) -> None:
   try:
     shape = recipe.image_shape(data['pp'], source)
   except (RunError, ValueError):
-    pass  # only the data tells the size
+    pass  # the data decides the size
   else:
     cost({'num_classes': getattr(source, 'num_classes', None) or 10, **model}, shape)
   if source is not None or config.get('epochs') is None:
@@ -189,7 +163,7 @@ def _check(config: dict, model: Mapping) -> None:
 
 @contextlib.contextmanager
 def named(where: str) -> Iterator[None]:
-  """Puts a name before an error, and our flags in place of those of `vit_jax train`."""
+  """Puts a name before an error, and names our flags instead of `vit_jax train`'s."""
   try:
     yield
   except (UserError, Stopped, DiskFull) as error:
@@ -202,60 +176,47 @@ def named(where: str) -> Iterator[None]:
 
 
 class Results:
-  """The outcomes of a grid and their tables.
-
-  Attributes:
-    outcomes: in the order in which the runs ended.
-    best: name of the chosen cell, or None.
-    files: {name: path} of the tables that were written.
-  """
+  """The outcomes of a grid: (run, its row or the error that ended it), and the tables."""
 
   def __init__(self, grid: Grid):
-    self.grid, self.outcomes, self.best = grid, [], None
-    self.files: dict[str, Path] = {}
+    self.grid, self.best, self.files = grid, None, []
+    self.outcomes: list[tuple[Run, dict | RunError]] = []
     self.evals: dict = {}
 
   @property
-  def failed(self) -> list[Outcome]:
-    """The runs without a result."""
-    return [outcome for outcome in self.outcomes if outcome.error]
+  def errors(self) -> dict[str, RunError]:
+    """{name of a run: the error that ended it}."""
+    return {run.name: x for run, x in self.outcomes if isinstance(x, RunError)}
 
-  @property
-  def exit_code(self) -> int:
-    """That of the first failure, or 0."""
-    return next((outcome.error.exit_code for outcome in self.failed), 0)
-
-  def rows(self, final: bool = False) -> list[dict]:
-    """Returns the rows of the grid's cells, or those of the best cell's final runs."""
+  def rows(self, final: bool | None = None) -> list[dict]:
+    """Returns the rows of the grid's cells, of the best cell's final runs, or of both."""
     cells = list(dict.fromkeys(run.cell for run in self.grid.runs))
-    rows = [outcome.row for outcome in self.outcomes if outcome.row]
-    if final:
-      return [row for row in rows if row['cell'] not in cells]
-    rows = [row for row in rows if row['cell'] in cells]
-    return sorted(rows, key=lambda row: cells.index(row['cell']))
+    rows = [row for _, row in self.outcomes if isinstance(row, dict)]
+    ours = sorted(
+      (row for row in rows if row['cell'] in cells),
+      key=lambda x: cells.index(x['cell']),
+    )
+    again = [row for row in rows if row['cell'] not in cells]
+    return {None: ours + again, False: ours, True: again}[final]
 
-  def add(self, outcome: Outcome) -> str:
+  def add(self, run: Run, outcome: dict | RunError) -> str:
     """Adds a run, writes the tables with it, and returns its line."""
-    self.outcomes.append(outcome)
-    self.evals |= outcome.run.config.get('evals', {})
-    if outcome.error:
-      return f'{outcome.run.name}  failed: {outcome.error}'
+    self.outcomes.append((run, outcome))
+    self.evals |= run.config.get('evals', {})
+    if isinstance(outcome, RunError):
+      return f'{run.name}  failed: {outcome}'
     self.write()
-    keys = table.metrics([outcome.row], self.evals, self.grid.pick)[:2]
-    shown = progress.shown({key: outcome.row[key] for key in keys}, self.evals)
-    return f'{outcome.run.name}  {shown}'
+    keys = table.metrics([outcome], self.evals, self.grid.pick)[:2]
+    return f'{run.name}  {progress.shown({k: outcome[k] for k in keys}, self.evals)}'
 
   def write(self) -> None:
     """Writes results.csv and table.md, if any run has a result."""
-    if rows := [*self.rows(), *self.rows(final=True)]:
-      out = self.grid.out
-      self.files |= {name: out / name for name in ('results.csv', 'table.md')}
-      out_folder.write_csv(out / 'results.csv', table.csv_rows(rows))
-      files.replace(out / 'table.md', self.text())
+    if rows := self.rows():
+      self.files = table.write(self.grid.out, table.csv_rows(rows), self.text())
 
   def records(self) -> list[dict]:
     """Returns the means of each cell, see `table.summary`."""
-    rows = [*self.rows(), *self.rows(final=True)]
+    rows = self.rows()
     return table.summary(rows, table.metrics(rows, self.evals, self.grid.pick))
 
   def text(self) -> str:
@@ -264,7 +225,7 @@ class Results:
     if grid.pick:
       kind = 'largest' if grid.larger else 'smallest'
       notes.append(f'The best cell has the {kind} mean of {grid.pick}.')
-    notes += [f'{x.run.name} failed: {x.error}' for x in self.failed]
+    notes += [f'{name} failed: {error}' for name, error in self.errors.items()]
     title, texts = grid.beside
     columns = {title: lambda record: texts.get(record['cell'], '')} if texts else {}
     if self.best:
@@ -273,12 +234,13 @@ class Results:
 
   def record(self) -> dict:
     """Returns the record that --json prints."""
+    means = lambda metrics: {key: x._asdict() for key, x in metrics.items()}
     return {
-      'runs': [*self.rows(), *self.rows(final=True)],
-      'cells': [table.plain(record) for record in self.records()],
+      'runs': self.rows(),
+      'cells': [{**x, 'metrics': means(x['metrics'])} for x in self.records()],
       'best': self.best,
-      'failed': {outcome.run.name: str(outcome.error) for outcome in self.failed},
-      'files': [str(path) for path in self.files.values()],
+      'failed': {name: str(error) for name, error in self.errors.items()},
+      'files': list(map(str, self.files)),
     }
 
 
@@ -292,17 +254,13 @@ def run(
   """Trains the runs of a grid, then those of its best cell.
 
   A run that diverges, or has too little memory, is left out, and with it those that
-  start from it; the others go on.
+  start from it. Other errors end all runs, and the same call goes on from there.
 
   Args:
     command: the command line, recorded in every run.
     say: prints a line.
-    discard, discard_final: remove the checkpoints of runs of the grid, or of the best
-      cell, once they have finished.
-
-  Raises:
-    UserError: for a folder with a run of another config, or wrong data.
-    Stopped, DiskFull: the same call goes on from there.
+    discard, discard_final: remove the checkpoints of finished runs of the grid, or of
+      the best cell.
   """
   results = Results(grid)
   out_folder.make(grid.out)
@@ -315,16 +273,24 @@ def run(
 
 
 def best(results: Results) -> str | None:
-  """Returns the cell with the best mean of a metric; ties go to the first.
-
-  A cell with a run that has no result is never the best.
-  """
+  """Returns the first cell with the best mean, of those whose runs all have a result."""
   grid, means = results.grid, {}
-  for name in dict.fromkeys(run.cell for run in grid.runs):
+  for name, count in collections.Counter(run.cell for run in grid.runs).items():
     mean = table.mean([r for r in results.rows() if r['cell'] == name], grid.pick)
-    if mean and mean.number == sum(run.cell == name for run in grid.runs):
+    if mean and mean.number == count:
       means[name] = mean.mean if grid.larger else -mean.mean
   return max(means, key=means.get, default=None)
+
+
+def show(report, args, say: Callable[[str], None], **more) -> int:
+  """Prints Results or the like as text or, with `more`, JSON; returns the exit code."""
+  if args.json:
+    cli.print_json({**more, **report.record()})
+  elif report.files:
+    say(f'\n{report.text()}\nwritten: {", ".join(map(str, report.files))}')
+  for name, error in report.errors.items():
+    terminal.say(f'error: {name}: {error}')
+  return next((error.exit_code for error in report.errors.values()), 0)
 
 
 def _train(runs: Sequence[Run], results: Results, command, say, discard: bool) -> None:
@@ -332,16 +298,15 @@ def _train(runs: Sequence[Run], results: Results, command, say, discard: bool) -
   for run in runs:
     start = time.perf_counter()
     outcome = _read(run) or _outcome(run, results, command)
-    if discard and outcome.row and run.cell not in sources:
+    if discard and isinstance(outcome, dict) and run.cell not in sources:
       shutil.rmtree(run.folder / 'checkpoints', ignore_errors=True)
-    say(f'{results.add(outcome)}  {time.perf_counter() - start:.0f} s')
+    say(f'{results.add(run, outcome)}  {time.perf_counter() - start:.0f} s')
 
 
-def _outcome(run: Run, results: Results, command: str) -> Outcome:
-  failed = {(x.run.cell, x.run.seed): x.error for x in results.failed}
+def _outcome(run: Run, results: Results, command: str) -> dict | RunError:
   for cell in needs(run.changes):
-    if error := failed.get((cell, run.seed)):
-      return Outcome(run, None, RunError(f'{cell}, its source, failed: {error}'))
+    if error := results.errors.get(f'{cell}-seed{run.seed}'):
+      return RunError(f'{cell}, its source, failed: {error}')
   log = run.folder.parents[1] / 'logs' / f'{run.name}.txt'
   log.parent.mkdir(parents=True, exist_ok=True)
   try:
@@ -352,11 +317,11 @@ def _outcome(run: Run, results: Results, command: str) -> Outcome:
   except RunError as error:
     if isinstance(error, Diverged):  # it would again
       _write(run, {'diverged': str(error)})
-    return Outcome(run, None, error)
+    return error
   jax.clear_caches()  # the traces of hundreds of runs would fill the memory
   row = table.row(run.folder, run.cell, run.changes, run.seed)
   _write(run, {'row': row})
-  return Outcome(run, row)
+  return row
 
 
 def _write(run: Run, result: dict) -> None:
@@ -365,7 +330,7 @@ def _write(run: Run, result: dict) -> None:
   files.replace(run.folder / RESULT, text + '\n')
 
 
-def _read(run: Run) -> Outcome | None:
+def _read(run: Run) -> dict | RunError | None:
   """Returns the outcome of a run that has ended, or None."""
   try:
     result = json.loads((run.folder / RESULT).read_bytes())
@@ -373,10 +338,9 @@ def _read(run: Run) -> Outcome | None:
   except (OSError, ValueError, KeyError):
     return None
   if config == run.config:
-    error = Diverged(result['diverged']) if 'diverged' in result else None
-    return Outcome(run, result.get('row'), error)
+    return result.get('row') or Diverged(result['diverged'])
   if (run.folder / 'checkpoints').exists():
-    return None  # the run itself tells what differs
+    return None  # training names the keys that differ
   raise UserError(
     f'{run.folder} holds a run of another config, without its checkpoints. Use another '
     '--out, or remove that folder.'

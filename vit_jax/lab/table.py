@@ -3,30 +3,26 @@
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax import config as config_lib
+from vit_jax import files
 from vit_jax.evaluators import declared
+from vit_jax.tools import out_folder
 from vit_jax.tools.inspect.model import cost
 from vit_jax.train import metrics as metrics_lib
 from vit_jax.train import status
 
 _MAIN = (r'.+/top1', r'.+/.+_(5|10)shot(_sweep)?')
-# Columns of costs, after those of the changes and the seed.
-_COSTS = ('parameters', 'trained_parameters', 'gflops', 'examples', 'steps')
-_COSTS += ('step_temp_bytes',)
 
 
 def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
   """Returns the results of a finished run, read from its folder.
 
-  Returns:
-    cell; the changes of the cell by config key; seed; parameters; trained_parameters;
-    gflops of the forward pass of one image; examples of the training split; steps;
-    step_temp_bytes, see `train.status`; the last value of each metric (shares, not
-    per cent); seconds of training steps.
+  Those are its changes, costs (GFLOPs of the forward pass of one image, memory of a step),
+  the last value of each metric (shares, not per cent), and seconds of training steps.
   """
   config = config_lib.read(folder)
   resolved, evals = config['resolved'], config['evals']
@@ -65,21 +61,20 @@ def _seconds(rows: list[dict], batch_size: int) -> float:
 
 def csv_rows(rows: Sequence[dict]) -> list[list]:
   """Returns a table of runs, the header first; missing values are ''."""
-  keys = dict.fromkeys(key for each in rows for key in each)
-  last = [key for key in keys if '/' in key] + ['seconds']
-  first = [key for key in keys if key not in (*last, 'seed', *_COSTS)]
-  header = [*first, 'seed', *_COSTS, *last]
-  return [header, *([_text(each.get(key)) for key in header] for each in rows)]
+  header = list(dict.fromkeys(key for each in rows for key in each))
+  return [header, *([each.get(key) for key in header] for each in rows)]
 
 
-def _text(value):
-  if isinstance(value, float):
-    return f'{value:.7g}' if math.isfinite(value) else ''
-  return '' if value is None else value
+def write(out: Path, rows: Iterable, text: str) -> list[Path]:
+  """Writes results.csv and table.md to a folder; returns their paths."""
+  paths = [out / 'results.csv', out / 'table.md']
+  out_folder.write_csv(paths[0], rows)
+  files.replace(paths[1], text)
+  return paths
 
 
 class Mean(NamedTuple):
-  """A metric of a cell over its seeds; `std` is None for one seed."""
+  """A mean of so many numbers; its `std` is None for a single one."""
 
   mean: float
   std: float | None
@@ -103,14 +98,7 @@ def mean(rows: Sequence[dict], metric: str | None) -> Mean | None:
 
 
 def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list[str]:
-  """Returns the metrics of a table, the main one first.
-
-  Those are top-1 and few-shot accuracies or, without any, all shares.
-
-  Args:
-    evals: the config's section.
-    first: the main metric, where the runs have it.
-  """
+  """Returns top-1 and few-shot accuracies, or else all shares; `first` leads them."""
   keys = list(dict.fromkeys(key for each in rows for key in each if '/' in key))
   kinds = {key: declared(key, evals) for key in keys}
   shares = [k for k in keys if kinds[k].percent and kinds[k].larger_is_better]
@@ -120,12 +108,7 @@ def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list
 
 
 def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:
-  """Returns a record for each cell.
-
-  Returns:
-    cell, parameters, trained_parameters, gflops, seeds (their number), metrics
-    {name: Mean}.
-  """
+  """Returns each cell's name, costs, number of seeds, and metrics {name: Mean}."""
   cells: dict[str, list[dict]] = {}
   for each in rows:
     cells.setdefault(each['cell'], []).append(each)
@@ -140,21 +123,10 @@ def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:
   ]
 
 
-def plain(record: dict) -> dict:
-  """Returns a record of `summary` as JSON has it."""
-  means = {key: value._asdict() for key, value in record['metrics'].items()}
-  return {**record, 'metrics': means}
-
-
 def cells(
   title: str, records: Sequence[dict], more: Mapping, evals: dict, notes: Sequence[str]
 ) -> str:
-  """Returns the table of cells as Markdown; costs are shown where they differ.
-
-  Args:
-    records: see `summary`.
-    more: further columns, see `markdown`.
-  """
+  """Returns the table of records of `summary`; costs are shown where they differ."""
   columns = {'cell': lambda x: x['cell']}
   if len({x['parameters'] for x in records}) > 1:
     columns['parameters'] = lambda x: f'{x["parameters"]:,}'
@@ -174,18 +146,10 @@ def cells(
 def markdown(
   title: str, records: Sequence, columns: Mapping[str, Callable[[Any], str]], notes
 ) -> str:
-  """Returns a table as Markdown, below a title and above lines of notes.
-
-  Args:
-    columns: {title: record -> text}; all but the first are aligned to the right.
-  """
+  """Returns a table as Markdown, with columns {title: record -> text}."""
   line = lambda texts: f'| {" | ".join(texts)} |'
-  lines = [
-    f'# {title}',
-    '',
-    line(columns),
-    line(['---', *['--:'] * (len(columns) - 1)]),
-  ]
+  rule = line(['---', *['--:'] * (len(columns) - 1)])
+  lines = [f'# {title}', '', line(columns), rule]
   lines += [line([text(record) for text in columns.values()]) for record in records]
   return '\n'.join([*lines, '', *(f'{note}\n' for note in notes)])
 
@@ -193,49 +157,33 @@ def markdown(
 # -- benchmarks of tasks in groups ----------------------------------------------------
 
 
-class Score(NamedTuple):
-  """A mean over tasks, each counting the same, and its standard deviation.
+def score(tasks: Sequence[Sequence[float]]) -> Mean:
+  """Returns the mean over tasks, each counting the same, of the results of their runs.
 
-  The deviation follows from those of the tasks over their runs; None where one has a
-  single run.
+  Its deviation follows from the tasks' deviations; None where one has a single run.
   """
-
-  mean: float
-  std: float | None
-
-
-def score(tasks: Sequence[Sequence[float]]) -> Score:
-  """Returns the score of tasks, each with the results of its runs."""
-  mean = statistics.fmean(map(statistics.fmean, tasks))
-  if any(len(values) < 2 for values in tasks):
-    return Score(mean, None)
-  return Score(mean, math.sqrt(sum(map(statistics.variance, tasks))) / len(tasks))
+  mean, std = statistics.fmean(map(statistics.fmean, tasks)), None
+  if all(len(values) > 1 for values in tasks):
+    std = math.sqrt(sum(map(statistics.variance, tasks))) / len(tasks)
+  return Mean(mean, std, len(tasks))
 
 
 def scores(
   groups: Mapping[str, str], whole: str, results: Mapping[str, Sequence[float]]
-) -> dict[str, Score]:
-  """Returns the scores of all tasks and of each group, where no task is missing.
+) -> dict[str, Mean]:
+  """Returns the scores of all tasks, titled `whole`, and of each group.
 
-  Args:
-    groups: {task: its group}.
-    whole: name of the group of all tasks.
-    results: {task: results of its runs}.
+  `groups` is {task: its group, or ''}. One with a missing task has no score.
   """
-  return {
-    group: score([results[task] for task in tasks])
-    for group, tasks in grouped(groups, whole).items()
-    if all(results.get(task) for task in tasks)
-  }
-
-
-def grouped(groups: Mapping[str, str], whole: str) -> dict[str, list[str]]:
-  """Returns {group: its tasks}, `whole` with all of them first."""
-  tasks = {whole: list(groups)}
+  members = {whole: list(groups)}
   for task, group in groups.items():
     if group:
-      tasks.setdefault(group, []).append(task)
-  return tasks
+      members.setdefault(group, []).append(task)
+  return {
+    group: score([results[task] for task in tasks])
+    for group, tasks in members.items()
+    if all(map(results.get, tasks))
+  }
 
 
 def texts(values: Sequence[float]) -> tuple:

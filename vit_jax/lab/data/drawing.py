@@ -24,24 +24,16 @@ _CORNERS = {
 
 
 def draw(scenes: Scenes, size: int, noise: np.ndarray) -> np.ndarray:
-  """Returns the images, uint8 [B, size, size, 3].
-
-  Args:
-    noise: uint8 [B, size, size, 3], uniformly distributed.
-  """
+  """Returns images, uint8 [B, size, size, 3], as is `noise`, uniformly distributed."""
   images = _ground(scenes, size)
   b, s = np.nonzero(scenes.shown)
   windows = {}
   for k, distance in enumerate(_DISTANCES):
-    these = scenes.kind[b, s] == k
-    at = b[these], s[these]
-    covered, left, top = _cover(
-      distance,
-      size,
-      *(getattr(scenes, name)[at] for name in ('x', 'y', 'radius', 'turn')),
-    )
-    for i, place in enumerate(zip(*at, strict=True)):
-      windows[place] = covered[i], int(left[i]), int(top[i])
+    match = scenes.kind[b, s] == k
+    at = b[match], s[match]
+    places = (getattr(scenes, name)[at] for name in ('x', 'y', 'radius', 'turn'))
+    covers = zip(*_cover(distance, size, *places), strict=True)
+    windows |= dict(zip(zip(*at, strict=True), covers, strict=True))
   for place in zip(b, s, strict=True):  # from back to front
     _blend(images[place[0]], scenes.colour[place], *windows[place])
   images *= 255
@@ -70,13 +62,10 @@ def _blend(image, colour, covered, left, top):
 
 
 def _cover(shape, size, x, y, radius, turn):
-  """Returns the share of each pixel that n shapes cover, in windows around them.
+  """Returns the shares of pixels that n shapes cover, in windows around them.
 
-  Args:
-    shape: the signed distance of their kind.
-
-  Returns:
-    (float32 [n, w, w] from 0 to 1, left int64 [n], top int64 [n]).
+  Those are (float32 [n, w, w] from 0 to 1, left int64 [n], top int64 [n]), for shapes
+  with one signed distance.
   """
   radius = (radius * size).astype(np.float32)
   # A star's smooth tip ends 1.6 pixels beyond its radius, inside of any window: a larger
@@ -101,20 +90,8 @@ def _cover(shape, size, x, y, radius, turn):
 # lines, which keeps corners sharp.
 
 
-def _circle(x, y):
-  return np.sqrt(x * x + y * y) - 1
-
-
-def _ring(x, y):
-  return np.abs(np.sqrt(x * x + y * y) - 0.75) - 0.25
-
-
 def _box(x, y, a, b):
   return np.maximum(np.abs(x) - a, np.abs(y) - b)
-
-
-def _square(x, y):
-  return _box(x, y, 0.7071068, 0.7071068)
 
 
 def _cross(x, y):
@@ -137,5 +114,12 @@ def _star(x, y):
   return second - 0.3090170
 
 
-# In the order of KINDS.
-_DISTANCES = (_circle, _square, _triangle, _star, _cross, _ring)
+# In the order of KINDS: circle, square, triangle, star, cross, ring.
+_DISTANCES = (
+  lambda x, y: np.sqrt(x * x + y * y) - 1,
+  lambda x, y: _box(x, y, 0.7071068, 0.7071068),
+  _triangle,
+  _star,
+  _cross,
+  lambda x, y: np.abs(np.sqrt(x * x + y * y) - 0.75) - 0.25,
+)

@@ -19,14 +19,10 @@ _PARTS = ('train', 'val', 'test')
 
 
 class Set(NamedTuple):
-  """A data set.
+  """A data set of photographs, as VPT's Table 8 describes it (arXiv 2203.12119).
 
-  Attributes:
-    title: as Jia et al. 2022 (arXiv 2203.12119) call it.
-    classes: K.
-    sizes: numbers of examples of train and trainval (VPT, Table 8).
-    home: where its images are from.
-    images: folder beside the JSON files that their paths start from; '': their own.
+  `sizes` counts the examples of train and trainval; `home` publishes the images, and
+  `images` is the folder that the paths of the JSON files start from.
   """
 
   title: str
@@ -34,7 +30,6 @@ class Set(NamedTuple):
   sizes: tuple[int, int]
   home: str
   images: str
-  # Photographs, without groups.
   group = ''
   flip = crop = True
   small = False
@@ -57,19 +52,17 @@ SETS = {
 class Fgvc(Source):
   """`fgvc:NAME`, one of `SETS`: cub, nabirds, flowers, dogs, cars.
 
-  Splits: `train`, `val`, `trainval` (both, in this order) and `test`. They are those of
-  the published files train.json, val.json and test.json, {path of an image: class}, in
-  DIR/NAME or DIR itself; classes are the sorted ones of all three files. A split's images
-  are in a fixed pseudo-random order, that of a hash of their path.
-
-  Option: `data_dir`, DIR; else that of `tfds:`.
+  Splits: `train`, `val`, `trainval` (both, in this order) and `test`, of the published
+  files train.json, val.json and test.json, {path of an image: class}, in DIR/NAME.
+  Images are in a pseudo-random order, by a hash of their path. Option: `data_dir`,
+  DIR; else as for `tfds:`.
   """
 
   def __init__(self, target: str, split: str, *, data_dir: str | None = None):
     self.name = f'fgvc:{target}'
     entry = choose('FGVC data set', target, SETS)
-    folder = self._folder(target, entry, tfds.data_directory(data_dir))
-    tables = self._tables(folder)
+    folder = os.path.join(tfds.data_directory(data_dir), target)
+    tables = self._tables(folder, entry.home)
     order = sorted({value for table in tables for value in table.values()})
     index = {value: i for i, value in enumerate(order)}
     paths, labels, pools = [], [], {}
@@ -83,8 +76,7 @@ class Fgvc(Source):
     self.num_classes = entry.classes
     if len(order) != entry.classes:
       raise UserError(
-        f'{self.name}: {folder} has {len(order)} classes, but {entry.title} has '
-        f'{entry.classes}.'
+        f'{self.name}: expected {entry.classes} classes, and {folder} has {len(order)}.'
       )
     sizes = {name: len(pool) for name, pool in pools.items()}
     rows = np.concatenate(
@@ -98,8 +90,7 @@ class Fgvc(Source):
     self.fingerprint = fingerprint((files, rows.tobytes()))
     if not os.path.exists(self._paths[0]):  # likely none of them
       raise DataError(
-        f'{self.name}: there is no {self._paths[0]}, which {folder} lists: unpack the '
-        f'images of {entry.home} there.'
+        f'{self.name}: {self._paths[0]} is missing: unpack the images of {entry.home}.'
       )
 
   def __len__(self) -> int:
@@ -118,40 +109,19 @@ class Fgvc(Source):
       image = {'error': str(error)}
     return {**image, 'label': int(self.labels[index])}
 
-  def _folder(self, name: str, entry: Set, home: str) -> str:
-    """Returns the folder that has one of the JSON files."""
-    own = os.path.join(home, name)
-    for folder in (own, home):
-      if any(os.path.isfile(os.path.join(folder, f'{part}.json')) for part in _PARTS):
-        return folder
-    raise DataError(
-      f'{self.name}: there is no {own}/train.json. Put the images of {entry.home} into '
-      f'{own}, and beside them train.json, val.json and test.json of {_SPLITS}.'
-    )
-
-  def _tables(self, folder: str) -> list[dict]:
+  def _tables(self, folder: str, home: str) -> list[dict]:
     """Returns {path of an image: class} of each of _PARTS."""
-    tables, kinds = [], set()
+    tables = []
     for part in _PARTS:
       path = os.path.join(folder, f'{part}.json')
       try:
         with open(path, 'rb') as file:
-          table = json.load(file)
-        kinds |= {*map(type, table.values())}
+          tables.append(dict(json.load(file)))
       except FileNotFoundError:
-        raise DataError(f'{self.name}: {path} is missing: see {_SPLITS}.') from None
-      except (OSError, ValueError, AttributeError) as error:
+        raise DataError(
+          f'{self.name}: there is no {path}. Put the images of {home} and the JSON files '
+          f'of {_SPLITS} there.'
+        ) from None
+      except (OSError, ValueError, TypeError) as error:
         raise UserError(f'{self.name}: {path} cannot be read: {error}') from None
-      tables.append(table)
-    if kinds not in ({int}, {str}):
-      raise UserError(
-        f'{self.name}: the classes in {folder} are not all numbers, or texts.'
-      )
-    for i, table in enumerate(tables):
-      for part, other in zip(_PARTS[:i], tables, strict=False):
-        if both := table.keys() & other.keys():
-          raise UserError(
-            f'{self.name}: {min(both)!r} is in {part}.json and in {_PARTS[i]}.json of '
-            f'{folder}: take all three from {_SPLITS}.'
-          )
     return tables

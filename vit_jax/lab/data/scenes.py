@@ -28,43 +28,27 @@ _TAG = 0x5CE9E5 << 40
 
 @dataclasses.dataclass(frozen=True)
 class Scenes:
-  """B scenes of up to S shapes each, later shapes in front of earlier ones.
+  """B scenes of up to S shapes each, later shapes in front of earlier ones."""
 
-  Attributes:
-    label: int64 [B].
-    shown: bool [B, S], whether the shape is there. Grey ones come first.
-    kind: int [B, S], an index into KINDS.
-    x, y, radius: float32 [B, S], the centre and the circumscribed circle of a shape.
-    turn: float32 [B, S], its rotation, 1 for a full turn.
-    colour: float32 [B, S, 3] from 0 to 1.
-    ground: float32 [B, 2, 3], the two colours that the background changes between.
-    ground_turn: float32 [B], the direction in which it changes, 1 for a full turn.
-    noise: float32 [B], the largest change of a channel by noise, 1 for full scale.
-  """
-
-  label: np.ndarray
-  shown: np.ndarray
-  kind: np.ndarray
-  x: np.ndarray
+  label: np.ndarray  # int64 [B].
+  shown: np.ndarray  # bool [B, S], whether the shape is there. Grey ones come first.
+  kind: np.ndarray  # int [B, S], an index into KINDS.
+  x: np.ndarray  # float32 [B, S], the centre of a shape.
   y: np.ndarray
-  radius: np.ndarray
-  turn: np.ndarray
-  colour: np.ndarray
-  ground: np.ndarray
-  ground_turn: np.ndarray
-  noise: np.ndarray
+  radius: np.ndarray  # float32 [B, S], of its circumscribed circle.
+  turn: np.ndarray  # float32 [B, S], its rotation, 1 for a full turn.
+  colour: np.ndarray  # float32 [B, S, 3] from 0 to 1.
+  ground: np.ndarray  # float32 [B, 2, 3]: the background changes from one to the other,
+  ground_turn: np.ndarray  # float32 [B], in this direction, 1 for a full turn.
+  noise: np.ndarray  # float32 [B], the largest change of a channel, 1 for full scale.
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """The meaning of the label, which is about coloured shapes; grey ones do not count.
+  """Names of classes, the most coloured shapes O in an image, and their places.
 
-  Attributes:
-    names: of the classes.
-    objects: O, the most coloured shapes in an image.
-    place: (label int64 [B], u float32 [B, O, 8], more float32 [B, 16], uniform in [0, 1))
-      -> {field of `Scenes`: [B, O]}: 'x', 'y' and 'radius', and any others that the task
-      decides; instead of 'colour' it gives 'hue', int, an index into COLOURS.
+  `place` maps (label int64 [B], u float32 [B, O, 8], more float32 [B, 16], uniform in
+  [0, 1)) to {field of `Scenes`: [B, O]}; 'hue', an index into COLOURS, stands for 'colour'.
   """
 
   names: tuple[str, ...]
@@ -84,12 +68,10 @@ def _place_count(label, u, more):
   """Label + 1 shapes, each in a cell of its own of a grid of 4 x 4."""
   cells = np.argsort(more, axis=1, kind='stable')[:, : u.shape[1]]
   radius = 0.07 + 0.035 * u[..., 4]
-  # Half a cell is 0.125: a gap stays between any two shapes.
-  free = 0.113 - radius
-  x, y = (
-    (cell + 0.5) / 4 + free * (2 * u[..., k] - 1)
-    for k, cell in ((6, cells % 4), (7, cells // 4))
-  )
+  free = 0.113 - radius  # Half a cell is 0.125: a gap stays between any two shapes.
+  row, column = np.divmod(cells, 4)
+  x = (column + 0.5) / 4 + free * (2 * u[..., 6] - 1)
+  y = (row + 0.5) / 4 + free * (2 * u[..., 7] - 1)
   shown = np.arange(u.shape[1]) <= label[:, None]
   return {'shown': shown, 'x': x, 'y': y, 'radius': radius}
 
@@ -143,14 +125,7 @@ def labels(task: str, seed: int, split: str, rows: np.ndarray) -> np.ndarray:
 
 
 def scenes(task: str, seed: int, split: str, rows: np.ndarray) -> Scenes:
-  """Returns the scenes of examples.
-
-  Args:
-    task: one of TASKS.
-    seed: 0 <= seed < 2**32.
-    split: one of SPLITS.
-    rows: int [B], 0 <= row < 2**32, the examples of that split.
-  """
+  """Returns the scenes of rows, int [B], of a split, for 32-bit seeds and rows."""
   objects = TASKS[task].objects
   sizes = (1, 12, 16, _PER_SHAPE * _DISTRACTORS, _PER_SHAPE * objects)
   of_label, scene, more, u, v = _uniforms(task, seed, split, rows, *sizes)

@@ -28,14 +28,12 @@ class Shapes(Source):
     position: in which cell of a grid of 4 x 4 the shape's centre is: 16 classes.
     distance: how far apart the centres of two are, from 0.24 to 0.72 of the image's side
       in steps of 0.08: 6 classes.
-  The tasks are small counterparts of CIFAR, CLEVR's count, dSprites' location and CLEVR's
-  distance. Cropping and flipping change the labels of the last three: leave them out of
-  `pp`, as configs/shapes.py does.
+  Cropping and flipping change the labels of the last three: leave them out of `pp`, as
+  configs/shapes.py does.
 
   An example is a function of (seed, task, split, number) alone, and the same on every
-  machine. A larger `num_examples` adds examples and changes neither the first ones nor
-  'validation' and 'test', 5,000 each, so that sizes of training data can be compared. With
-  another `size` the scenes are the same, drawn with other noise.
+  machine. A larger `num_examples` adds to 'train' and changes nothing else, so that sizes
+  of training data can be compared; 'validation' and 'test' have 5,000 each.
 
   Args:
     target: TASK, or ''.
@@ -63,10 +61,8 @@ class Shapes(Source):
     )
     sizes = dict.fromkeys(scenes.SPLITS, _HELD_OUT) | {'train': num_examples}
     self._parts = splits.ranges(canonical, sizes, self.name)
-    self._bounds = [
-      0,
-      *itertools.accumulate(high - low for _, low, high in self._parts),
-    ]
+    lengths = (high - low for _, low, high in self._parts)
+    self._bounds = [0, *itertools.accumulate(lengths)]
     self.features = {'image': ImageFeature((size, size, 3)), 'label': LabelFeature()}
     self.class_names = list(scenes.TASKS[self._task].names)
     self.num_classes = len(self.class_names)
@@ -112,11 +108,7 @@ class Shapes(Source):
     ]
 
   def _noise(self, split: str, row: int) -> np.ndarray:
-    """Returns uniformly distributed bytes [size, size, 3], an image's own.
-
-    Raw numbers of NumPy's Philox, the same in every version, from a counter of the row's
-    own: much faster than `data.philox` where many are needed.
-    """
+    """Returns an image's own uniform bytes, by NumPy's Philox, faster than `data.philox`."""
     task = list(scenes.TASKS).index(self._task)
     key = [self._seed, 4 * task + scenes.SPLITS.index(split)]
     bits = np.random.Philox(key=key, counter=[0, 0, row, 0])

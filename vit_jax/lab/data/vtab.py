@@ -35,8 +35,7 @@ class Vtab(Source):
       number, self.class_names = tfds.classes(prepared.features['label'])
       if number != task.classes:
         raise UserError(
-          f'{self.name} has {task.classes} classes, but what is prepared as {task.tfds} '
-          f'has {number}: it is another data set.'
+          f'{self.name} has {task.classes} classes, and {task.tfds} has {number}.'
         )
     table = splits_of(target, prepared.sizes)
     sizes = {name: sum(high - low for _, low, high in table[name]) for name in table}
@@ -70,15 +69,8 @@ class Vtab(Source):
 def splits_of(name: str, sizes: dict[str, int]) -> dict[str, list[tuple]]:
   """Returns the parts of a task's splits: {split: [(split of TFDS, first, end)]}.
 
-  Of the three `Task.parts`: the first 800 examples of the first, the first 200 of the
-  second, these two, and the third.
-
-  Args:
-    name: of the task.
-    sizes: of the splits of its data set.
-
-  Raises:
-    UserError: for a data set that lacks a split, or has too few examples.
+  The first 800 examples of the first of `Task.parts`, the first 200 of the second, these
+  two, and the third. `sizes` are those of the data set's splits.
   """
   where = f'vtab:{name}'
   train, val, test = (
@@ -97,8 +89,7 @@ def _first(count, part, where):
   name, low, high = part
   if high - low < count:
     raise UserError(
-      f'{where} takes {count} examples of {name}[{low}:{high}], which has {high - low}: '
-      'what is prepared is not all of the data set.'
+      f'{where} takes {count} examples of {name}[{low}:{high}], which has {high - low}.'
     )
   return name, low, low + count
 

@@ -14,27 +14,18 @@ MASKED, SWAPPED = 0.8, 0.1
 
 
 class Corruption(NamedTuple):
-  """The corruption of the N patches of each image, k of which are corrupted.
+  """The corruption of the N patches of each image, k of which are corrupted."""
 
-  Attributes:
-    positions: int32 [..., k], the corrupted ones, in no order.
-    masked: bool [..., N], which get the mask embedding.
-    source: int32 [..., N], the patch whose embedding each one gets; itself, unless it is
-      swapped for that of another patch of the same image.
-  """
-
-  positions: jax.Array
-  masked: jax.Array
+  positions: jax.Array  # int32 [..., k], the corrupted ones, in no order.
+  masked: jax.Array  # bool [..., N], those that get the mask embedding.
+  # int32 [..., N], the patch of the same image whose embedding each one gets, often itself.
   source: jax.Array
 
 
 def draw(key, k: int, shape: tuple[int, ...]) -> Corruption:
-  """Returns the corruption of k patches of each image, drawn uniformly.
+  """Returns the corruption of k of the N patches of each image, for shape (..., N).
 
-  As many in each image, so that each counts the same in the loss.
-
-  Args:
-    shape: (..., N), of images and their patches, 2 of them or more.
+  It is uniform, and as many in each image, so that each counts the same in the loss.
   """
   chosen_key, kind_key, other_key = jax.random.split(key, 3)
   N = shape[-1]
@@ -50,9 +41,6 @@ def draw(key, k: int, shape: tuple[int, ...]) -> Corruption:
 
 
 def of_examples(index, k: int, patches: int) -> Corruption:
-  """Returns the corruption of examples by their numbers int32 [B].
-
-  It is the same in every evaluation.
-  """
+  """Returns the corruption of examples int32 [B], the same in every evaluation."""
   key = jax.random.key(0)
   return jax.vmap(lambda i: draw(jax.random.fold_in(key, i), k, (patches,)))(index)

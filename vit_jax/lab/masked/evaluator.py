@@ -35,10 +35,7 @@ class MaskedPatches(OneSplit):
     super().__init__(mesh, check_stop, data)
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns loss, accuracy (not of pixels), examples; bad_images if there are any.
-
-    The loss is that of training, without dropout.
-    """
+    """Returns loss, accuracy (not of pixels), examples; bad_images if there are any."""
     totals = {'examples': 0.0}
     for sums in self.stepped(predict, variables):
       totals = {name: float(x) + totals.get(name, 0) for name, x in sums.items()}

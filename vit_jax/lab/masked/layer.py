@@ -9,13 +9,9 @@ from vit_jax.nn.layers import linear_head
 
 
 class MaskedPatches(nn.Module):
-  """The parameters that masked patch prediction adds to a model: `mask`, `head`.
+  """The parameters that masked patch prediction adds to a model: `mask`, `head`."""
 
-  Attributes:
-    outputs: numbers that are predicted for a patch.
-  """
-
-  outputs: int
+  outputs: int  # Numbers that are predicted for a patch.
 
   @nn.compact
   def __call__(self, tokens):
@@ -30,10 +26,8 @@ def corrupted(
 ) -> contextlib.AbstractContextManager:
   """Returns the context in which a model's patch embeddings are corrupted.
 
-  Args:
-    layer: path of the layer whose output is the embeddings [B, h, w, D], N = h w in a row.
-    mask: [D], in place of the masked ones.
-    masked, source: bool and int [B, N], see `corruption.Corruption`.
+  `mask` replaces them, or the embeddings of `source`, see `corruption.Corruption`. They
+  are the output [B, h, w, D] of the layer with the path `layer`.
   """
 
   def intercept(call, args, kwargs, context):

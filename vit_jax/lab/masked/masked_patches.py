@@ -19,9 +19,8 @@ from vit_jax.lab.masked.patch_targets import TARGETS
 class MaskedPatches:
   """Predicts patches whose embeddings were corrupted, from their encoded tokens.
 
-  The model is a ViT or hybrid without a head, which does not know of the task. The task's
-  own parameters, the mask embedding and the layer that predicts, stand beside the model's,
-  below `OWN`.
+  The model is a ViT or hybrid without a head. The task's own parameters, the mask
+  embedding and the layer that predicts, stand beside the model's, below `OWN`.
   """
 
   CLASSES = None
@@ -36,38 +35,27 @@ class MaskedPatches:
     target: Annotated[str, Choice(TARGETS)] = 'mean_color',
     rate: Fraction = 0.5,
   ):
-    """Takes a model, and the spec of batches with images.
+    """Checks the model against the spec of batches with images.
 
     Args:
       target: 'mean_color', in 3 bits a channel, which the paper reports; 'downsized',
-        those of the patch made smaller to 4 x 4 pixels; 'pixels', their regression.
-      rate: share of the patches that are corrupted, the same number in each image. Of
-        these 80 % get the mask embedding, 10 % that of another patch of the image, and
-        10 % keep theirs.
-
-    Raises:
-      ValueError: for a model that is tuned by adding to it, that has no patch embedding,
-        or that has layers which this would not train; for a rate at which no patch is
-        corrupted.
+        the colours of the patch resized to 4 x 4 pixels; 'pixels', by regression.
+      rate: share of the patches of each image that are corrupted. 80 % of them get the
+        mask embedding, 10 % another patch's embedding, and 10 % keep theirs.
     """
     if models.core(model) is not model:
-      raise ValueError(
-        'masked_patches trains nothing that is added to a model: config.tune.method is '
-        'full, or rules that train masked_patches/.*'
-      )
+      raise ValueError('masked_patches needs config.tune.method=full, or rules')
     family = models.family_of(model)
     fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
     if family.patches is None:
       allowed = [name for name in models.MODELS if models.family(name).patches]
-      raise ValueError(
-        f'{type(model).__name__} has no patch embedding: choose of {allowed}'
-      )
+      raise ValueError(f'{type(model).__name__} has no patches: choose of {allowed}')
     for field in ('num_classes', 'representation_size', 'classifier'):
       value = fields.get(field)
       if value == 'map' if field == 'classifier' else value is not None:
         raise ValueError(
-          f'config.model.{field}={value!r} is a layer after the encoder, which is not '
-          'trained: leave it out until the model is fine-tuned'
+          f'config.model.{field}={value!r} is a layer after the encoder: leave it out '
+          'until the model is fine-tuned'
         )
     H, W, C = spec['image'].shape[1:]
     patch = family.stride(fields)  # in pixels of the image, also of hybrids
@@ -75,8 +63,8 @@ class MaskedPatches:
     self.corrupted = round(rate * self.patches)
     if self.patches < 2 or self.corrupted < 1:
       raise ValueError(
-        f'rate={rate} corrupts {self.corrupted} of the {self.patches} patches of images of '
-        f'{H}x{W} px: expected at least 1 of 2'
+        f'rate={rate} corrupts {self.corrupted} of {self.patches} patches: expected at '
+        'least 1 of 2'
       )
     self.model = model
     self.layer = tuple(family.patches.split('/')[:-1])
@@ -88,29 +76,18 @@ class MaskedPatches:
     image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
     (_, features), variables = self.model.init_with_output(rng, image)
     if 'encoded' not in features:
-      raise UserError(
-        f'config.task.name=masked_patches: {type(self.model).__name__} has no tokens after '
-        'the last norm. Choose a ViT or a Mixer.'
-      )
+      name = type(self.model).__name__
+      raise UserError(f'config.task: {name} has no tokens. Choose a ViT or a Mixer.')
     added = self.added.init(jax.random.fold_in(rng, 0), features['encoded'])
     return {'params': {**variables['params'], self.OWN: added['params']}}
 
   def prepare(self, batch: dict, rng) -> dict:
-    """Returns a whole batch with the corruption of its images, for `loss`.
-
-    Args:
-      batch: 'image' [B, H, W, C] in [-1, 1], 'weight' [B].
-      rng: draws the corruption.
-    """
+    """Returns a whole batch with the corruption of its images, for `loss`."""
     shape = (len(batch['image']), self.patches)
     return batch | corruption.draw(rng, self.corrupted, shape)._asdict()
 
   def loss(self, variables, batch: dict, rng):
-    """Returns (loss, (metrics, {})) of a prepared batch: means over corrupted patches.
-
-    Args:
-      rng: of dropout and stochastic depth.
-    """
+    """Returns (loss, (metrics, {})) of a prepared batch: means over corrupted patches."""
     drawn = corruption.Corruption(
       *(batch[key] for key in corruption.Corruption._fields)
     )

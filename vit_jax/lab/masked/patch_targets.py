@@ -5,12 +5,13 @@ in [-1, 1] -> targets [B, N, ...], and `measure`: (predictions [..., outputs], t
 (loss, share of right answers or None), both [...].
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
 
 LEVELS = 8  # Levels of a channel: 3 bits.
-CELLS = 4  # Cells of a downsized patch in a row and in a column.
 
 
 def cut(images, patch: tuple[int, int]):
@@ -31,20 +32,25 @@ def color_code(color):
   return jnp.sum(levels << (3 * jnp.arange(color.shape[-1])), -1)
 
 
-class _Colors:
-  """Colours of `cells` parts of a patch, each one of 8 ** C classes."""
+class Colors:
+  """Colours of `cells` x `cells` parts of a patch, each one of 8 ** C classes."""
 
-  def __init__(self, patch: tuple[int, int], channels: int, cells: tuple[int, int]):
+  def __init__(self, patch: tuple[int, int], channels: int, cells: int = 1):
+    if any(n % cells for n in patch):
+      raise ValueError(
+        f"target='downsized' makes patches {cells} x {cells} pixels, which does not divide "
+        f'{patch[0]} x {patch[1]}'
+      )
     self.patch, self.cells = patch, cells
     self.classes = LEVELS**channels
-    self.outputs = cells[0] * cells[1] * self.classes
+    self.outputs = cells**2 * self.classes
 
   def of(self, images):
-    """Returns int32 [B, N, cells]."""
-    x = cut(images, self.patch)
-    (B, N, ph, pw, C), (rows, columns) = x.shape, self.cells
-    x = x.reshape(B, N, rows, ph // rows, columns, pw // columns, C).mean((3, 5))
-    return color_code(x.reshape(B, N, rows * columns, C))
+    """Returns int32 [B, N, cells ** 2]."""
+    x, n = cut(images, self.patch), self.cells
+    B, N, ph, pw, C = x.shape
+    x = x.reshape(B, N, n, ph // n, n, pw // n, C).mean((3, 5))
+    return color_code(x.reshape(B, N, n * n, C))
 
   def measure(self, predictions, targets):
     """Cross entropy and accuracy, means over the cells."""
@@ -52,25 +58,6 @@ class _Colors:
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     right = (logits.argmax(-1) == targets).astype(jnp.float32)
     return loss.mean(-1), right.mean(-1)
-
-
-class MeanColor(_Colors):
-  """The mean colour of the patch: one prediction of 512 classes for three channels."""
-
-  def __init__(self, patch: tuple[int, int], channels: int):
-    super().__init__(patch, channels, (1, 1))
-
-
-class Downsized(_Colors):
-  """The colours of the patch made smaller to 4 x 4: 16 predictions in parallel."""
-
-  def __init__(self, patch: tuple[int, int], channels: int):
-    if any(n % CELLS for n in patch):
-      raise ValueError(
-        f"target='downsized' makes patches {CELLS} x {CELLS} pixels, which does not divide "
-        f'{patch[0]} x {patch[1]}'
-      )
-    super().__init__(patch, channels, (CELLS, CELLS))
 
 
 class Pixels:
@@ -90,4 +77,9 @@ class Pixels:
     return jnp.square(predictions - targets).mean(-1), None
 
 
-TARGETS = {'mean_color': MeanColor, 'downsized': Downsized, 'pixels': Pixels}
+# The mean colour is one prediction, of 512 classes for three channels.
+TARGETS = {
+  'mean_color': Colors,
+  'downsized': functools.partial(Colors, cells=4),
+  'pixels': Pixels,
+}

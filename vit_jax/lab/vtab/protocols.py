@@ -9,14 +9,9 @@ from vit_jax.lab.data.vtab_tasks import TASKS, Task
 
 
 class Benchmark(NamedTuple):
-  """A benchmark.
+  """Tasks, and the splits of each: to choose by, and to train on in the end.
 
-  Attributes:
-    mean: title of the mean of all its tasks.
-    tasks: by the names that --tasks takes.
-    source: config.data.source is 'SOURCE:TASK'.
-    train, val: splits to choose hyperparameters by.
-    trainval: split to train on in the end.
+  `mean` is the title of the mean of all tasks; a source is 'SOURCE:TASK'.
   """
 
   title: str
@@ -38,44 +33,30 @@ class Benchmark(NamedTuple):
     for name, task in self.tasks.items():
       if task.group:
         names.setdefault(task.group, []).append(name)
-    selected = [
-      name for word in text.split(',') for name in choose('task', word, names)
-    ]
-    return [name for name in self.tasks if name in selected]
+    selected = {n for word in text.split(',') for n in choose('task', word, names)}
+    return sorted(selected, key=names['all'].index)
 
 
-VTAB = Benchmark(
-  *('VTAB-1k', 'Mean of 19', TASKS, 'vtab', 'train800', 'val200', 'train800val200')
-)
+_SPLITS = ('train800', 'val200', 'train800val200')
+VTAB = Benchmark('VTAB-1k', 'Mean of 19', TASKS, 'vtab', *_SPLITS)
 FGVC = Benchmark('FGVC', 'Mean of 5', SETS, 'fgvc', 'train', 'val', 'trainval')
 
 
 class Setting(NamedTuple):
-  """The settings of a protocol for a task.
-
-  Attributes:
-    resolution: pixels on each side.
-    precrop: the size before a random crop, as a multiple of the resolution; None: images
-      are resized alone, without crops and flips.
-    batch_size: of training.
-    changes: to the config of `finetune`, see `runner.changed`.
-    warmup: share of the steps over which the rate rises.
-    grid: {config key: values}; the validation split chooses one combination.
-    seeds: of the runs that are reported.
-    square: images are resized to a square; else their shorter side is, and the middle of
-      a test image is cropped.
-    more_data: the validation split is trained on, too, in the end.
-  """
+  """The settings of a protocol for a task."""
 
   resolution: int
+  # The size before a random crop, as a multiple of the resolution; None: no crops, flips.
   precrop: float | None
   batch_size: int
-  changes: Mapping
-  warmup: float
+  changes: Mapping  # To the config of `finetune`.
+  warmup: float  # Share of the steps.
+  # {config key: values}; the validation split chooses one combination.
   grid: Mapping[str, Sequence] = {}
   seeds: Sequence[int] = (0, 1, 2)
+  # Resizes to a square; else the shorter side, and test images are cropped to the middle.
   square: bool = True
-  more_data: bool = True
+  more_data: bool = True  # In the end, trains on the validation split, too.
 
 
 _SGD = dict(name='sgd', momentum=0.9)
@@ -84,8 +65,8 @@ _SGD = dict(name='sgd', momentum=0.9)
 def paper(task: Task | Set, tune: dict) -> Setting:
   """One setting for all tasks, of the ViT paper.
 
-  Table 4, appendix B.1.1 and D.10. The preprocessing is BiT's; the warmup that of the
-  reference code, a fifth of the steps.
+  Table 4, appendix B.1.1 and D.10. The preprocessing is BiT's; the warmup is a fifth of
+  the steps, as in the reference code.
   """
   optim = dict(_SGD, lr=0.01, clip=1.0, schedule=dict(decay='cosine'))
   optim['moment_dtype'] = 'bfloat16'  # as in configs/finetune.py
