@@ -366,10 +366,10 @@ def test_stopped_twice_it_goes_through_to_the_table(
 
   monkeypatch.setattr(loop.Loop, '_pause', stopping)
   argv = [*MINIATURE, *fakes, *GRID]
-  for task, _, step in list(left):
+  for _, name, step in list(left):
     code, _, error = run(capfd, tmp_path, *argv)
     assert code == 75
-    assert re.search(naming(task, f'step {step}', 'same command'), error)
+    assert re.search(naming(name, f'step {step}', 'same command'), error)
   code, printed, _ = run(capfd, tmp_path, *argv)
   assert code == 0
   # Each run went on from where it was stopped: no step was made twice.
