@@ -158,7 +158,7 @@ ERRORS = [
   ((SOURCE, 'no_such.png'), ('no_such.png',)),
   (('nowhere.npz', '{folder}'), ("'nowhere.npz'", '--zoo')),
   ((SOURCE, '{folder}/bad.png'), (1, 'images')),
-  ((SOURCE, '{folder}', '--pp', 'decode|flip_lr'), ('flip_lr', 'resize')),
+  ((SOURCE, '{folder}', '--pp', 'decode|flip_lr'), ('flip_lr', 'value_range')),
   (
     (SOURCE, '{folder}', '--pp', 'decode|resize(8)|value_range(-1, 1)'),
     ('(8, 8, 3)', '(32, 32, 3)'),

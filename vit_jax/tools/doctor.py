@@ -186,7 +186,9 @@ def _render(record) -> str:
   if record['lacks']:
     rows['expected'] = f'{record["lacks"]}, but JAX does not compute on it here'
   step = record['step']
-  rows['one training step'] = step['error'] or f'works ({step["seconds"]} s)'
+  rows['one training step'] = (
+    f'works ({step["seconds"]} s)' if step['ok'] else step['error']
+  )
   lines = [
     f'vit_jax {record["vit_jax"]}, Python {record["python"]}, {record["system"]}',
     f'{record["cores"]} cores, {gib(record["memory_bytes"])} memory, '
