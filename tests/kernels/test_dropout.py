@@ -63,8 +63,8 @@ def test_no_two_rows_or_columns_are_alike(rate):
   for vectors in (mask, mask.T):
     length = vectors.shape[1]
     pairs = np.triu(vectors @ vectors.T / length**0.5, 1)
-    # The largest of half a million normal draws is past 7 once in a million times; products
-    # of masks at a rate of 0.1 have a longer tail.
+    # The largest of half a million normal draws is past 7 once in a million times. Masks
+    # at a rate of 0.1 have products with a longer tail.
     assert abs(pairs).max() < 7.5
     count = len(vectors) * (len(vectors) - 1) / 2
     assert abs((pairs**2).sum() / count - 1) < 5 * (2 / count) ** 0.5  # the mean is 1

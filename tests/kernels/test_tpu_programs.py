@@ -97,6 +97,6 @@ def test_rates_are_those_of_the_cost_model():
   for name, generation in tpu.GENERATIONS.items():
     product, add = cycles[name]
     share = 2 * 4096**3 / product / generation.ops_per_cycle
-    assert 0.4 < share < 1, name  # of v2, v3, v5e and v5p 0.95 and more
+    assert 0.4 < share < 1, name  # v2, v3, v5e and v5p: 0.95 and more
     moved = 2 * 4 * 8192**2 / add
     assert moved == pytest.approx(generation.bytes_per_cycle, rel=0.01), name

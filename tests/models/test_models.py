@@ -111,7 +111,7 @@ def test_outputs(name):
     Q, depth = model.num_queries, model.decoder_depth
     shapes = {'logits': (2, Q, 8), 'boxes': (2, Q, 4)}
     assert {key: x.shape for key, x in outputs.items()} == shapes
-    for key, shape in shapes.items():  # of the layers before the last, by the losses
+    for key, shape in shapes.items():  # the layers before the last, for the losses
       assert out.pop(f'aux_{key}').shape == (depth - 1, *shape)
     assert np.all((outputs['boxes'] > 0) & (outputs['boxes'] < 1))
   else:

@@ -107,7 +107,7 @@ def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
 def test_a_bias_is_the_product_of_its_factors():
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  bias = GridBias(normal(2, 4, 3, 2), normal(2, 4, 3, 3))  # of 4 queries and 2 x 3 keys
+  bias = GridBias(normal(2, 4, 3, 2), normal(2, 4, 3, 3))  # 4 queries and 2 x 3 keys
   added, places = bias.factors(5, 7, jnp.float32)  # and of a token before each
   found, expected = added @ places.T, bias.scores(5, 7)
   np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

@@ -153,7 +153,7 @@ def test_another_number_of_classes_is_refused(tmp_path, capsys):
 
 
 def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch):
-  names = [str(i) for i in range(10)]  # of digits; the head has two more
+  names = [str(i) for i in range(10)]  # digits; the head has two more
   data = dict(source='digits', split='test', pp='value_range(-1, 1)')
   config = {
     'model': {'name': 'vit', 'variant': 'mu/4', 'num_classes': 12},

@@ -87,7 +87,7 @@ def test_a_killed_run_ends_like_one_never_touched(
 ):
   arguments = [*runs.flags(), f'--workdir={tmp_path}']
   process = runs.Process(*arguments, **shared)
-  process.until_step(11)  # that of step 5 is whole, as saving step 10 waited for it
+  process.until_step(11)  # step 5's is whole, as saving step 10 waited for it
   process.popen.kill()
   code, _, error = process.end()
   assert (code, error) == (-signal.SIGKILL, '')

@@ -123,7 +123,7 @@ class ConvNeXt(Classifier):
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   layer_scale: float = 1e-6  # initial value of gamma
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
-  norm_eps: float = 1e-6  # of the final norm; transformers' ConvNext has 1e-12
+  norm_eps: float = 1e-6  # epsilon of the final norm; transformers' ConvNext has 1e-12
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):

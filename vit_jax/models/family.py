@@ -36,7 +36,9 @@ class Classifier(nn.Module):
   num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
   # Initial logits. -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
   head_bias_init: float = 0.0
-  remat: Literal[REMAT] = 'none'  # what the backward pass recomputes: see nn.stack
+  remat: Literal[REMAT] = (
+    'none'  # values that the backward pass recomputes: see nn.stack
+  )
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 

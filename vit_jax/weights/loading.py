@@ -31,7 +31,7 @@ class Loaded:
   source: str
   format: str
   report: str  # a few lines: the parameters that were taken, skipped, resized
-  step: int | None = None  # of a run, the one that was read
+  step: int | None = None  # the step that was read from a run
   # The config's section `tune`, where it added parameters; else {}.
   tune: dict = dataclasses.field(default_factory=dict)
 

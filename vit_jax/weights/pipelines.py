@@ -16,7 +16,7 @@ _STEPS = (
   'resize',
   'rescale',
   'normalize',
-)  # of transformers' processors
+)  # keys of transformers' processors
 
 
 def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
@@ -105,8 +105,8 @@ class Preprocessor(NamedTuple):
   shorter: (
     int | None
   )  # pixels of the shorter side before a central crop; None: squashed
-  method: str  # of resizing, one of _RESAMPLE
-  mean: tuple[float, ...]  # of each channel, for pixels in [0, 1]
+  method: str  # interpolation, one of _RESAMPLE
+  mean: tuple[float, ...]  # one per channel, for pixels in [0, 1]
   std: tuple[float, ...]
   longest: int | None = None  # the most pixels of the longer side, for detectors
 

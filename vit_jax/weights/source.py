@@ -16,15 +16,15 @@ class Source:
   source: str  # as the user wrote it
   format: str  # google, big_vision, timm, hf, bit, authors, detectron2, or run
   family: str  # a key of models.MODELS
-  fields: dict  # of the model
+  fields: dict  # the model's
   # Our names, see `trees.named`, blocks not stacked, float32; batch statistics too.
   flat: dict[str, np.ndarray]
   image_size: tuple[int, int] | None  # (H, W) in pixels; None: unknown
-  channels: int  # of the images
+  channels: int  # the images'
   class_names: list[str] | None  # one per class
   pp: str | None  # the evaluation pipeline
   unused: list[str]  # names in the source that are not parameters of the model
-  step: int | None = None  # of a run, the one that was read
+  step: int | None = None  # the step that was read from a run
   # The config's section, where tuning added parameters; else {}.
   tune: dict = dataclasses.field(default_factory=dict)
   # Those, 'tune/...', and their batch statistics; None: they start as in training.

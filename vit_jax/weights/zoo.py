@@ -104,7 +104,7 @@ def licence(source: str) -> Licence:
     if path.is_dir() and (path / 'config.json').is_file():
       config = readers.read_json(path / 'config.json')
   if not config and _called(source, path):
-    name = 'apache-2.0'  # of every entry of the zoo
+    name = 'apache-2.0'  # the licence of every entry of the zoo
   elif not (name := _pretrained(config).get('license')):
     with contextlib.suppress(OSError, ValueError):  # the card of a hub folder
       text = (path / 'README.md').read_text(encoding='utf-8')

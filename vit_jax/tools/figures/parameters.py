@@ -86,7 +86,7 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
   module = PositionEmbedding(model.posemb, model.posemb_std)
   made = re.compile(r'Transformer/(encoderblock(_0)?/(rows/)?)?posembed_input/(.*)')
   params = {
-    m[4]: x[0] if m[1] and not m[2] else x  # of scanned blocks
+    m[4]: x[0] if m[1] and not m[2] else x  # the first of scanned blocks
     for name, x in trees.flatten(loaded.params).items()
     if (m := made.fullmatch(name))
   }

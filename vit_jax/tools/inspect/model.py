@@ -68,7 +68,7 @@ def describe(
     without; gflops, forward per image (see `flops`); exaflops of the training or None.
   """
   fields = dict(fields or {})
-  if 'num_classes' in models.signature(name).parameters:  # else it has no head
+  if 'num_classes' in models.signature(name).parameters:  # it has a head
     fields = {'num_classes': num_classes, **fields}
   module = models.build(name, **fields)
   forward, variables, images = _traced(module, (*resolution, 3))

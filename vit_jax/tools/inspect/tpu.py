@@ -208,7 +208,7 @@ def cycles(text: str, generation: Generation) -> int:
         max(moved, cost.get('flops', 0) / generation.ops_per_cycle)
       )
     elif loop := _LOOP.search(line):
-      trips = _TRIPS.search(line)  # else its counter is compared with the only constant
+      trips = _TRIPS.search(line)  # without: the only constant is the limit
       turns = [int(trips[1])] if trips else constants[loop[1]]
       called[name].append((loop[2], max(turns, default=1)))
     elif _CALL.search(line):
