@@ -1,7 +1,7 @@
 """The contracts between the parts of vit_jax, as Protocols.
 
-A model, task, evaluator, source or tuning method needs no base class: it has the
-attributes and methods below. `tests/test_contracts.py` checks every entry of every table.
+A model, task, evaluator or tuning method needs no base class: it has the attributes and
+methods below. A source is a subclass of `data.sources.base.Source`, which adds the rest. `tests/test_contracts.py` checks every entry of every table.
 docs/guides/extending.md shows an example of each.
 """
 
@@ -90,7 +90,9 @@ class Source(Protocol):
   class_names: list[str] | None
   # {name: the kind of value that an example holds}, see `data.features`.
   features: Mapping[str, Any]
-  fingerprint: str  # a cheap hash that changes when the examples do
+  # Hexadecimal digits, a cheap hash that changes when the examples do: see
+  # `data.sources.base.fingerprint`.
+  fingerprint: str
 
   def __init__(self, target: str, split: str, **options):
     """Opens a split of 'scheme:target'."""

@@ -218,7 +218,7 @@ def test_a_model_has_the_classes_of_the_segments():
   config = resolved({})
   assert config['model']['num_classes'] == 11  # not the 10 of the boxes
   assert config['resolved']['class_names'] == NAMES
-  facts = ('digits_canvas', 'segments', '11 classes', 'num_classes=10')
+  facts = ('segments', '11 classes', 'num_classes=10')
   with pytest.raises(ValueError, match=naming(*facts)):
     resolved({'num_classes': 10})
 

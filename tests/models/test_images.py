@@ -45,10 +45,13 @@ def test_every_kind_of_image_becomes_the_same_array(loaded, tmp_path):
   [
     ('a.jpg', ('str', 'list')),
     (Image.new('RGB', (8, 8)), ('Image', 'list')),
-    (PIXELS[0], ('list', (32, 32, 3))),
+    (PIXELS[0], ('images', (32, 32, 3), '[B, H, W, C]')),
     ([], ('No images',)),
     (FLOATS, ('image 0', 'float32', 'uint8')),
-    ([PIXELS[0], PIXELS[1].transpose(2, 0, 1)], ('image 1', (3, 32, 32), 'channels')),
+    (
+      [PIXELS[0], PIXELS[1].transpose(2, 0, 1)],
+      ('image 1', (3, 32, 32), '[H, W, 1 or 3]'),
+    ),
     (['nowhere.jpg'], ('image 0', 'nowhere.jpg')),
   ],
 )
@@ -61,7 +64,7 @@ def test_other_inputs_are_refused(loaded, images, facts):
 
 def test_a_pipeline_is_given_once_and_makes_one_size(loaded):
   for given in ({}, {'loaded': loaded, 'pp': 'decode'}):
-    with pytest.raises(UserError, match=naming('vit_jax.load', 'pp')):
+    with pytest.raises(ValueError, match=naming('loaded', 'pp')):
       vit_jax.preprocess(PIXELS, **given)
   two = [PIXELS[0], PIXELS[1, :16]]
   with pytest.raises(UserError, match=naming((32, 32, 3), (16, 32, 3))):

@@ -30,9 +30,9 @@ def batch():
   return tuning.batch_of(SPEC)
 
 
-def steps(model, rules, number=2, mesh=None, batch=batch, accum=1):
+def steps(model, rules, number=2, mesh=None, batch=batch, accum=1, ema=None):
   """Returns the states before and after steps of SGD, from a head that is not zero."""
-  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum)
+  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum, ema=ema)
   run = tuning.steps(model, rules, optimizer, SPEC, batch(), number=number, mesh=mesh)
   return run[:2]
 

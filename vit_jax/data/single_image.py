@@ -124,6 +124,8 @@ def _batch(images: Iterable, preprocess: SingleImage, pp: str) -> dict:
     except BadImage as error:
       which = f' ({image})' if isinstance(image, str | Path) else ''
       raise BadImage(f'image {i}{which}: {error}') from None
+  if not rows:
+    raise UserError('No images were given: a batch has one or more.')
   shapes = sorted({x['image'].shape for x in rows})
   if len(shapes) != 1:
     raise UserError(f'{pp!r} makes images of shapes {shapes}: a batch has one.')

@@ -247,7 +247,7 @@ def _from_weights(source, model, config, frozen) -> dict:
     print(merge.describe(source), flush=True)
   if missing := [name for name in names if name not in initial]:
     raise UserError(
-      f'config.tune freezes {missing[0]} (one of {len(missing)}), which config.weights '
-      'does not provide: train it, or set a source that has it.'
+      f'config.tune freezes {missing[0]} (one of {len(missing)}), for which there are no '
+      'weights: train it, or set config.weights.source to weights that have it.'
     )
   return initial
