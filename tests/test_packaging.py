@@ -182,8 +182,10 @@ def test_data_files_are_installed_with_the_package(metadata):
 
 
 def _make(folder: Path, *args: str, **variables) -> subprocess.CompletedProcess:
-  # Not the variables of a `make test` that may run this.
-  env = {k: v for k, v in os.environ.items() if not k.startswith('MAKE')}
+  # Without the variables of a `make test VENV=... PYTHON=...` that may run this.
+  theirs = ('MAKEFLAGS', 'MAKELEVEL', 'MAKEOVERRIDES', 'MFLAGS')
+  theirs += ('VENV', 'PYTHON', 'ARGS')
+  env = {k: v for k, v in os.environ.items() if k not in theirs}
   return subprocess.run(
     [shutil.which('make'), '-f', str(ROOT / 'Makefile'), *args],
     cwd=folder,
