@@ -121,7 +121,6 @@ def test_the_commands_of_the_guide(machine, tmp_path):
   assert not os.path.exists(archive)
 
 
-@pytest.mark.slow
 def test_arguments_reach_all_workers_as_they_were(machine, tmp_path):
   wanted = ['--config=digits:seed=1', "--config.data.pp=resize(16, 'area')"]
   done = start(machine, tmp_path, 'pod', 'zone', *wanted)
@@ -131,7 +130,6 @@ def test_arguments_reach_all_workers_as_they_were(machine, tmp_path):
     assert '--zone=zone --worker=all' in call
 
 
-@pytest.mark.slow
 def test_a_python_that_is_too_old_is_left_alone(machine, tmp_path):
   done = start(machine, tmp_path, 'pod', 'zone', '--config=x', too_old=1)
   assert done.returncode == 0, done.stderr
@@ -141,7 +139,6 @@ def test_a_python_that_is_too_old_is_left_alone(machine, tmp_path):
   ]
 
 
-@pytest.mark.slow
 def test_nothing_is_trained_without_a_tpu(machine, tmp_path):
   assert start(machine, tmp_path, 'pod', 'zone', '--config=x', ill=1).returncode == 1
   assert log(tmp_path)[-1] == 'vit_jax doctor --expect tpu'
@@ -151,7 +148,6 @@ def test_a_failure_is_not_repeated(machine, tmp_path):
   assert start(machine, tmp_path, 'pod', 'zone', '--config=x', end=77).returncode == 77
 
 
-@pytest.mark.slow
 def test_a_run_that_never_gets_going_is_given_up(machine, tmp_path):
   assert start(machine, tmp_path, 'pod', 'zone', '--config=x', end=75).returncode == 75
   assert log(tmp_path)[-3:] == ['vit_jax train --distributed --config=x'] * 3

@@ -61,7 +61,6 @@ def wheel(sdist, tmp_path_factory):
   return _build('wheel', source, tmp_path_factory.mktemp('wheel'))
 
 
-@pytest.mark.slow
 def test_the_sdist_has_all_that_git_tracks(sdist):
   if not (ROOT / '.git').exists():
     pytest.skip('not a checkout')
@@ -87,7 +86,6 @@ def test_the_wheel_has_what_a_user_needs_and_no_more(wheel):
   assert b'Provides-Extra: tpu' in metadata
 
 
-@pytest.mark.slow
 def test_the_wheel_trains_in_an_empty_folder(wheel, tmp_path):
   site, folder = tmp_path / 'site', tmp_path / 'empty'
   folder.mkdir()

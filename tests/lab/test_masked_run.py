@@ -58,7 +58,6 @@ def test_a_run_measures_masked_patches_and_features(pretrained_run):
   assert config['model']['num_classes'] is None
 
 
-@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_state(pretrained_run, tmp_path, one_device):
   folder = runs.killed(pretrained_run, tmp_path / 'run')
   status, _ = runs.run(folder, *CHANGES, task=TASK, evals=EVALS)
@@ -81,7 +80,6 @@ def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
   assert features['pre_logits'].shape == (1, 16)
 
 
-@pytest.mark.slow
 def test_fine_tuning_takes_the_encoder_and_a_new_head(
   pretrained_run, encoder, tmp_path, one_device, monkeypatch
 ):

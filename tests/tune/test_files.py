@@ -51,7 +51,6 @@ def logits(loaded):
   return np.asarray(jax.jit(loaded.model.apply)(loaded.variables, images())[0])
 
 
-@pytest.mark.slow
 def test_a_loaded_run_computes_as_it_was_evaluated(made, capsys):
   for name, section in SECTIONS.items():
     loaded = vit_jax.load(made / name)
@@ -66,7 +65,6 @@ def test_a_loaded_run_computes_as_it_was_evaluated(made, capsys):
   assert 'with mlp' in repr(loaded)
 
 
-@pytest.mark.slow
 def test_lora_is_folded_into_the_weights(made, tmp_path):
   file = str(tmp_path / 'whole.npz')
   assert convert.main([str(made / 'lora'), file]) == 0
@@ -100,7 +98,6 @@ def test_what_was_tuned_goes_with_a_copy_of_the_weights(made, tmp_path, name, ca
     vit_jax.load(made / name, tune=file)
 
 
-@pytest.mark.slow
 def test_parameters_are_added_to_weights_that_have_none(made):
   loaded = vit_jax.load(
     made / 'weights.npz', num_heads=2, num_classes=3, tune=SECTIONS['lora']
@@ -182,7 +179,6 @@ def write(found, section, folder, added, **config):
 PROMPTS = dict(method='vpt', number=2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('size', [8, 16])
 def test_tuned_files_remember_the_size_that_was_tuned_at(tmp_path, size):
   weights, found = source(tmp_path, size)
@@ -197,7 +193,6 @@ def test_tuned_files_remember_the_size_that_was_tuned_at(tmp_path, size):
   assert larger.params['Transformer']['posembed_input']['pos_embedding'].shape[1] == 37
 
 
-@pytest.mark.slow
 def test_tuned_files_go_with_scanned_blocks(tmp_path):
   weights, found = source(tmp_path)
   found = dataclasses.replace(found, fields=found.fields | {'scan': True})

@@ -143,7 +143,6 @@ def half_done(tuned, tmp_path):
   return folder, shutil.copy(tuned[1], tmp_path / 'moved.npz')
 
 
-@pytest.mark.slow
 def test_a_linear_run_trains_and_stores_the_head(tuned):
   folder, weights = tuned
   assert runs.status(folder)['trained_parameters'] == 16 * 10 + 10
@@ -165,7 +164,6 @@ def test_a_linear_run_trains_and_stores_the_head(tuned):
   assert np.abs(both['head']['kernel'] - alone['head']['kernel']).max() > 0
 
 
-@pytest.mark.slow
 def test_a_resumed_linear_run_finds_its_weights(tuned, tmp_path, monkeypatch, capfd):
   runs.on_one_device(monkeypatch)
   folder, moved = half_done(tuned, tmp_path)
@@ -178,7 +176,6 @@ def test_a_resumed_linear_run_finds_its_weights(tuned, tmp_path, monkeypatch, ca
   assert runs.rows(folder) == runs.rows(tuned[0])
 
 
-@pytest.mark.slow
 def test_other_weights_are_refused(tuned, tmp_path, monkeypatch):
   runs.on_one_device(monkeypatch)
   folder, moved = half_done(tuned, tmp_path)
