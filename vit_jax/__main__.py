@@ -17,7 +17,6 @@ COMMANDS = {
   'train': ('vit_jax.main', 'trains and evaluates a model'),
   'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
   'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
-  'coco_ap': ('vit_jax.detection.tools.coco_ap', "measures detections by COCO's AP"),
   'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
   'push': ('vit_jax.tools.push', 'uploads a model with its card to the hub'),
   'export': ('vit_jax.tools.export', 'writes a program that runs without this library'),

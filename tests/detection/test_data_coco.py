@@ -63,7 +63,7 @@ def write(root, content):
   path.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize('split', ['val', 'val2017', 'validation[:100%]'])
+@pytest.mark.parametrize('split', ['val2017', 'val2017[:100%]'])
 def test_examples(root, split):
   source = sources.build(f'coco:{root}', split)
   assert len(source) == 3
@@ -85,19 +85,19 @@ def test_examples(root, split):
 
 
 def test_the_truth_is_whole(root):
-  source = sources.build(f'coco:{root}', 'val')
+  source = sources.build(f'coco:{root}', 'val2017')
   truth = source.truth(masks=True)
   assert truth.image_ids == [4, 7, 9]
   assert len(truth.boxes) == len(truth.masks) == len(OBJECTS)
   assert truth.crowd.sum() == 1
   np.testing.assert_array_equal(truth.boxes[truth.image == 1][1], [-3, 5, 6, 10])
-  last = sources.build(f'coco:{root}', 'val[1:2]').truth()
+  last = sources.build(f'coco:{root}', 'val2017[1:2]').truth()
   assert last.image_ids == [7]
   assert last.image.tolist() == [0, 0, 0]
 
 
 def test_labels_by_id(root):
-  source = sources.build(f'coco:{root}', 'val', by_id=True)
+  source = sources.build(f'coco:{root}', 'val2017', by_id=True)
   assert source.num_classes == 19
   assert [i for i, name in enumerate(source.class_names) if name] == [2, 18]
   np.testing.assert_array_equal(source.read(np.array([1]))[0]['label'], [18, 2])
@@ -121,13 +121,15 @@ def test_batches(root):
 def test_augmented_alike_for_any_workers_and_restart(root):
   pp = PP.replace('detr_resize(16)', 'detr_crop((8, 16), 32, (16, 20), (8, 16))')
   pp = pp.replace('canvas((16, 32))', 'canvas(32)')
-  batches = lambda **more: pipeline.train(f'coco:{root}', 'val', pp, 2, seed=1, **more)
+  batches = lambda **more: pipeline.train(
+    f'coco:{root}', 'val2017', pp, 2, seed=1, **more
+  )
   whole = take(batches().iterate(), 6)
   same(take(batches(workers=3).iterate(2), 4), whole[2:])
   assert len({x['image_mask'].sum() for x in whole}) > 3
 
 
-def _refused(root, change, *facts, split='val', **options):
+def _refused(root, change, *facts, split='val2017', **options):
   content = annotations()
   change(content)
   write(root, content)
@@ -140,8 +142,6 @@ def _refused(root, change, *facts, split='val', **options):
   [
     (lambda c: c['images'][0].update(file_name='no.jpg'), ('no.jpg', '1 of 3')),
     (lambda c: c['images'][0].pop('height'), ('id 9', 'size')),
-    (lambda c: c['images'][0].pop('file_name'), ('id 9', 'file_name')),
-    (lambda c: c['annotations'][3].update(image_id=3), ('annotation 3', 'image_id 3')),
   ],
 )
 def test_annotations_that_are_refused(root, change, facts):
@@ -160,19 +160,19 @@ def test_splits_and_folders_that_are_not_there(root):
   nothing = lambda content: None
   _refused(root, nothing, 'train', 'val2017', split='train')
   with pytest.raises(ValueError, match=naming('annotations/instances_*.json', 'none')):
-    sources.build(f'coco:{root}/none', 'val')
+    sources.build(f'coco:{root}/none', 'val2017')
   file = root / 'annotations' / 'instances_val2017.json'
-  with pytest.raises(ValueError, match=naming('no folder', 'pictures')):
+  with pytest.raises(ValueError, match=naming('pictures', '3 of 3')):
     sources.build(f'coco:{file},{root}/pictures', 'train')
 
 
 def test_an_image_of_another_size_or_broken_is_a_bad_image(root):
   Image.new('RGB', (20, 30)).save(root / 'val2017' / 'b.png')
   (root / 'val2017' / 'c.png').write_bytes(b'no image')
-  source = sources.build(f'coco:{root}', 'val')
+  source = sources.build(f'coco:{root}', 'val2017')
   (example,) = source.read(np.array([1]))
   assert example['error'] == 'is 30 x 20, annotated as 20 x 30'
-  batches = pipeline.evaluate(f'coco:{root}', 'val', PP, 3, max_bad_fraction=1)
+  batches = pipeline.evaluate(f'coco:{root}', 'val2017', PP, 3, max_bad_fraction=1)
   (batch,) = take(batches.iterate(), 1)
   assert batch['mask'].tolist() == [1, 0, 0]
   assert batches.bad_images == 2
@@ -180,7 +180,7 @@ def test_an_image_of_another_size_or_broken_is_a_bad_image(root):
 
 def test_images_of_a_truth():
   truth = Truth(
-    *('', [1, 2, 3], [1], ['a', 'b', 'c'], np.arange(6).reshape(3, 2), ['x']),
+    *([1, 2, 3], [1], ['a', 'b', 'c'], np.arange(6).reshape(3, 2), ['x']),
     *(np.array([2, 0, 2]), np.zeros(3, int), np.arange(12.0).reshape(3, 4)),
     *(np.arange(3.0), np.zeros(3, bool), ['m', 'n', 'o']),
   )

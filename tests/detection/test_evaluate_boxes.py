@@ -1,17 +1,13 @@
-"""evaluate, and the figure slots, of a detector whose answers are known."""
+"""evaluate of a detector whose answers are known."""
 
 import csv
 import json
 
-import numpy as np
 import pytest
 
 from tests.support import bright_detector, commands, stand_in
 from vit_jax import cli
-from vit_jax.detection.coco import average_precision
-from vit_jax.detection.tools import coco_ap
 from vit_jax.tools import evaluate, source
-from vit_jax.tools.figures import __main__ as figures
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -50,14 +46,11 @@ def test_the_twelve_numbers_and_files(data, tmp_path, capsys):
     ('7', 'cat', '3'),
   ]
   assert float(rows[0]['ap50']) == pytest.approx(1)
-  # The detections, measured from the files.
-  paths = ['--gt', str(data / 'G.json'), '--dt', str(out / 'detections.json')]
-  assert cli.run(coco_ap.main, [*paths, '--json']) == 0
-  again = json.loads(capsys.readouterr().out)
-  assert len(again['stats']) == 12
-  assert {name: record[name] for name in average_precision.NAMES} == pytest.approx(
-    {name: again[name] for name in average_precision.NAMES}
-  )
+  results = json.loads((out / 'detections.json').read_text())
+  assert len(results) == 12 * 2  # the data has no birds
+  best = max(results, key=lambda row: row['score'])
+  assert best.keys() == {'image_id', 'category_id', 'bbox', 'score'}
+  assert best['category_id'] == 3
 
 
 def test_the_text(data, capsys):
@@ -95,28 +88,3 @@ def test_a_run_repeats_its_own_evaluation(data, tmp_path, capsys):
 )
 def test_refusals_are_one_line(data, capsys, more, facts):
   commands.assert_refused(evaluate.main, capsys, ('D', *options(data), *more), facts)
-
-
-def test_boxes_of_every_query_on_every_image(data, tmp_path, capsys):
-  out = tmp_path / 'figures'
-  argv = ['slots', 'D', *options(data), '--count', '2', '--out', str(out), '--json']
-  assert cli.run(figures.main, argv) == 0
-  record = json.loads(capsys.readouterr().out)
-  assert 'first 2 of 3 queries' in record['notes'][0]
-  assert (out / 'slots.png').exists()
-  with (out / 'slots.csv').open() as file:
-    rows = list(csv.DictReader(file))
-  assert [(row['query'], row['image']) for row in rows] == [
-    (str(q), str(i)) for q in range(2) for i in range(12)
-  ]
-  truth = json.loads((data / 'G.json').read_text())
-  for row in rows[12:]:  # rows of the query that predicts the box
-    i = int(row['image'])
-    left, top, w, h = next(
-      x['bbox'] for x in truth['annotations'] if x['image_id'] == 10 + i
-    )
-    size = truth['images'][i]
-    W, H = size['width'], size['height']
-    expected = (left + w / 2) / W, (top + h / 2) / H, w / W, h / H
-    cells = [float(row[key]) for key in ('x', 'y', 'width', 'height')]
-    np.testing.assert_allclose(cells, expected, atol=0.04)

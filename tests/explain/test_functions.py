@@ -11,7 +11,6 @@ from vit_jax.explain.attention import attention_distance, class_rollout, rollout
 from vit_jax.explain.filters import filters_pca
 from vit_jax.explain.positions import posemb_similarity
 from vit_jax.explain.saliency import gradient_times_input, integrated_gradients
-from vit_jax.explain.slots import slot_colours
 from vit_jax.nn.positions import sincos2d
 
 
@@ -185,15 +184,6 @@ def test_saliency_of_functions_with_known_gradients():
   result = integrated_gradients(square, x, steps=2)
   np.testing.assert_allclose(result, (w * x * x).sum(-1), atol=1e-5)
   np.testing.assert_allclose(result.sum((1, 2)), square(x), rtol=1e-5, atol=1e-4)
-
-
-def test_colours_of_slots():
-  sizes = [[0.1, 0.1], [0.05, 0.1], [0.8, 0.4], [0.4, 0.8], [0.9, 0.1], [0.5, 0.5]]
-  green, red, blue = np.eye(3)[[1, 0, 2]]
-  # 0.9 x 0.1 is the area of 0.3 x 0.3: half way from green to red.
-  expected = [green, green, red, blue, red + green, red + blue]
-  result = slot_colours(np.array(sizes), 0.1, 0.5)
-  np.testing.assert_allclose(result, expected, atol=1e-9)
 
 
 def test_arguments_out_of_range():

@@ -1,7 +1,6 @@
 """COCO's twelve numbers for boxes or masks, by pycocotools (the extra `detection`)."""
 
 import contextlib
-import dataclasses
 import io
 
 import numpy as np
@@ -10,65 +9,37 @@ from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.errors import UserError
 
 KINDS = ('bbox', 'segm')
-
-# COCOeval's order of ranges of areas, and of detections per image and category.
-_AREAS = ('all', 'small', 'medium', 'large')
-_LIMITS = (1, 10, 100)
-
-# Name: (array, index of the threshold or None for all ten, area, limit).
-_NUMBERS = {
-  'ap': ('precision', None, 'all', 100),
-  'ap50': ('precision', 0, 'all', 100),
-  'ap75': ('precision', 5, 'all', 100),
-  'ap_small': ('precision', None, 'small', 100),
-  'ap_medium': ('precision', None, 'medium', 100),
-  'ap_large': ('precision', None, 'large', 100),
-  'ar_1': ('recall', None, 'all', 1),
-  'ar_10': ('recall', None, 'all', 10),
-  'ar_100': ('recall', None, 'all', 100),
-  'ar_small': ('recall', None, 'small', 100),
-  'ar_medium': ('recall', None, 'medium', 100),
-  'ar_large': ('recall', None, 'large', 100),
+# The twelve numbers in COCO's order, and a title for each: IoU, area, detections per image
+# and category.
+TITLES = {
+  'ap': 'AP  IoU 0.50:0.95, 100 detections',
+  'ap50': 'AP  IoU 0.50',
+  'ap75': 'AP  IoU 0.75',
+  'ap_small': 'AP  below 32 x 32 pixels',
+  'ap_medium': 'AP  32 x 32 to 96 x 96 pixels',
+  'ap_large': 'AP  above 96 x 96 pixels',
+  'ar_1': 'AR  1 detection',
+  'ar_10': 'AR  10 detections',
+  'ar_100': 'AR  100 detections',
+  'ar_small': 'AR  below 32 x 32 pixels',
+  'ar_medium': 'AR  32 x 32 to 96 x 96 pixels',
+  'ar_large': 'AR  above 96 x 96 pixels',
 }
-NAMES = tuple(_NUMBERS)
+OF_CLASS = ('ap', 'ap50', 'ap75')
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-  """Precision and recall of detections; -1 where no object counts.
-
-  Attributes:
-    precision: float64 [10 thresholds, 101 recalls, K, 4 areas, 3 limits].
-    recall: float64 [10 thresholds, K, 4 areas, 3 limits], the highest reached.
-  """
-
-  precision: np.ndarray
-  recall: np.ndarray
-
-  def numbers(self) -> dict[str, float]:
-    """Returns {name: number} of the twelve, in COCO's order; see NAMES."""
-    return self._means(slice(None))
-
-  def of_category(self, k: int) -> dict[str, float]:
-    """Returns the twelve numbers of one category, by its place in `category_ids`."""
-    return self._means(slice(k, k + 1))
-
-  def _means(self, categories: slice) -> dict[str, float]:
-    means = {}
-    for name, (array, threshold, area, limit) in _NUMBERS.items():
-      values = getattr(self, array)[slice(None) if threshold is None else threshold]
-      values = values[..., categories, _AREAS.index(area), _LIMITS.index(limit)]
-      counted = values[values > -1]
-      means[name] = float(counted.mean()) if counted.size else -1.0
-    return means
-
-
-def measure(truth: Truth, detections: Detections, kind: str = 'bbox') -> Measured:
-  """Returns precision and recall of detections in the images of a ground truth.
+def measure(
+  truth: Truth, detections: Detections, kind: str = 'bbox'
+) -> tuple[dict[str, float], np.ndarray]:
+  """Measures detections in the images of a ground truth.
 
   Args:
     kind: 'bbox' compares boxes; 'segm' compares masks, which both must have. The areas
       of the truth are as annotated.
+
+  Returns:
+    ({name: number} of the twelve, float64 [K, 3], the numbers OF_CLASS of each category);
+    -1 where no object counts.
 
   Raises:
     UserError: without pycocotools.
@@ -85,7 +56,13 @@ def measure(truth: Truth, detections: Detections, kind: str = 'bbox') -> Measure
     evaluation = COCOeval(*compared, kind)
     evaluation.evaluate()
     evaluation.accumulate()
-  return Measured(evaluation.eval['precision'], evaluation.eval['recall'])
+    evaluation.summarize()
+  numbers = dict(zip(TITLES, map(float, evaluation.stats), strict=True))
+  # Of all areas and 100 detections: [10 thresholds, 101 recalls, K].
+  precision = evaluation.eval['precision'][..., 0, 2]
+  # A category without objects has -1 everywhere.
+  parts = precision.mean((0, 1)), precision[0].mean(0), precision[5].mean(0)
+  return numbers, np.stack(parts, 1)
 
 
 def _dataset(truth: Truth, objects: Truth | Detections, kind: str):
@@ -93,29 +70,24 @@ def _dataset(truth: Truth, objects: Truth | Detections, kind: str):
   from pycocotools import mask
   from pycocotools.coco import COCO
 
-  annotations = [
-    # COCOeval reads the id 0 as "no match".
-    {'id': i + 1, 'image_id': image, 'category_id': category}
-    for i, (image, category) in enumerate(
-      zip(objects.image.tolist(), objects.category.tolist(), strict=True)
-    )
-  ]
-  columns = {}
-  if objects.boxes is not None:
+  number = len(objects.image)
+  columns = {
+    'id': range(1, number + 1),  # COCOeval reads the id 0 as "no match"
+    'image_id': objects.image.tolist(),
+    'category_id': objects.category.tolist(),
+    'iscrowd': [0] * number,
+  }
+  if kind == 'segm':
+    columns['segmentation'] = objects.masks
+    columns['area'] = [float(mask.area(x)) for x in objects.masks]
+  else:
     columns['bbox'] = objects.boxes.tolist()
     columns['area'] = objects.boxes[:, 2:].prod(1).tolist()
-  if kind == 'segm':
-    columns['segmentation'] = list(objects.masks)
-    columns['area'] = [float(mask.area(x)) for x in objects.masks]
   if isinstance(objects, Truth):
     columns['area'] = objects.areas.tolist()
     columns['iscrowd'] = objects.crowd.astype(int).tolist()
   else:
     columns['score'] = objects.scores.tolist()
-    columns['iscrowd'] = [0] * len(annotations)
-  for key, values in columns.items():
-    for annotation, value in zip(annotations, values, strict=True):
-      annotation[key] = value
   out = COCO()
   out.dataset = {
     'images': [
@@ -123,7 +95,10 @@ def _dataset(truth: Truth, objects: Truth | Detections, kind: str):
       for i, (height, width) in enumerate(truth.sizes)
     ],
     'categories': [{'id': k} for k in range(len(truth.category_ids))],
-    'annotations': annotations,
+    'annotations': [
+      dict(zip(columns, row, strict=True))
+      for row in zip(*columns.values(), strict=True)
+    ],
   }
   out.createIndex()
   return out

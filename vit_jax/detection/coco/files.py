@@ -1,19 +1,14 @@
-"""Ground truth and detections in COCO's JSON format, checked as they are read."""
+"""Ground truth in COCO's JSON format, checked as it is read, and detections to write."""
 
 import json
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.errors import UserError, one_line
-
-_FAR = 100_000  # pixels: the largest side of an image, and coordinate of a polygon
-_FARTHEST = 1e9  # pixels: areas of boxes within it are finite
-_LISTS = ('images', 'categories', 'annotations')
 
 
 def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
@@ -25,37 +20,38 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
   Raises:
     UserError: for a file that is not of the format; it names the entry.
   """
-  file = _load(path)
-  if not isinstance(file, dict) or not all(
-    isinstance(file.get(k), list) for k in _LISTS
-  ):
-    raise UserError(f'{path}: expected an object with the lists {", ".join(_LISTS)}.')
-  images = _by_id(
-    *(path, 'image', file['images']),
-    lambda row: (row['id'], str(row.get('file_name', '')), _size(row)),
+  try:
+    with open(path, encoding='utf-8') as file:
+      content = json.load(file)
+  except (OSError, ValueError, RecursionError) as error:
+    reason = getattr(error, 'strerror', None) or f'not JSON: {one_line(error)}'
+    raise UserError(f'{path}: {reason}.') from None
+  rows = lambda key, read: _rows(path, content, key, read)
+  images = rows(
+    'images', lambda row: (_id(row), str(row.get('file_name', '')), _size(row))
   )
-  categories = _by_id(
-    *(path, 'category', file['categories']), lambda row: (row['id'], str(row['name']))
-  )
-  image_ids, file_names, sizes = _columns(images, 3)
-  category_ids, class_names = _columns(categories, 2)
-  place_of_image, place_of_category = _place(image_ids), _place(category_ids)
+  categories = rows('categories', lambda row: (_id(row), str(row['name'])))
+  image_ids, file_names, sizes = _columns(sorted(images), 3)
+  category_ids, class_names = _columns(sorted(categories), 2)
+  for noun, ids in (('images', image_ids), ('categories', category_ids)):
+    if len({*ids}) < len(ids):
+      raise UserError(f'{path}: several {noun} have the same id.')
+  image_places, places = _places(image_ids), _places(category_ids)
 
   def read(row):
-    image = place_of_image(row, 'image_id')
+    image = _place(row, 'image_id', image_places)
     return (
       image,
-      place_of_category(row, 'category_id'),
-      _box(row) if 'bbox' in row or not masks else [0.0] * 4,
-      _number(row, 'area'),
+      _place(row, 'category_id', places),
+      _box(row),
+      _finite(row, 'area', [row['area']])[0],
       bool(row.get('iscrowd', False)),
-      rle.read(row['segmentation'], *sizes[image], _FAR) if masks else None,
+      rle.read(row['segmentation'], *sizes[image]) if masks else None,
     )
 
-  objects = _read(path, 'annotation', file['annotations'], read)
+  objects = rows('annotations', read)
   image, category, boxes, areas, crowd, runs = _columns(objects, 6)
   return Truth(
-    name=str(path),
     image_ids=image_ids,
     category_ids=category_ids,
     file_names=file_names,
@@ -70,45 +66,8 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
   )
 
 
-def detections(
-  path: str | os.PathLike, truth: Truth, masks: bool = False
-) -> Detections:
-  """Reads detections, a list of {image_id, category_id, score, bbox or segmentation}.
-
-  Args:
-    truth: the ground truth of the same images.
-    masks: whether their masks are read, rather than their boxes.
-
-  Raises:
-    UserError: for a file that is not of the format, or an image or a category that the
-      ground truth does not have; it names the entry.
-  """
-  rows = _load(path)
-  if not isinstance(rows, list):
-    raise UserError(f'{path}: expected a list of detections.')
-  place_of_image, place_of_category = (
-    _place(truth.image_ids),
-    _place(truth.category_ids),
-  )
-  sizes = truth.sizes.tolist()
-
-  def read(row):
-    image = place_of_image(row, 'image_id')
-    region = rle.read(row['segmentation'], *sizes[image], _FAR) if masks else _box(row)
-    return image, place_of_category(row, 'category_id'), _number(row, 'score'), region
-
-  image, category, scores, regions = _columns(_read(path, 'detection', rows, read), 4)
-  return Detections(
-    image=np.array(image, np.int64),
-    category=np.array(category, np.int64),
-    scores=np.array(scores, np.float64),
-    boxes=None if masks else np.array(regions, np.float64).reshape(-1, 4),
-    masks=regions if masks else None,
-  )
-
-
-def rows(truth: Truth, detections: Detections) -> list[dict]:
-  """Returns detected boxes in the form that `detections` reads."""
+def results(truth: Truth, detections: Detections) -> list[dict]:
+  """Returns detected boxes in COCO's format of results."""
   columns = detections.image, detections.category, detections.boxes, detections.scores
   return [
     {
@@ -121,17 +80,11 @@ def rows(truth: Truth, detections: Detections) -> list[dict]:
   ]
 
 
-def _load(path) -> Any:
-  try:
-    with open(path, encoding='utf-8') as file:
-      return json.load(file)
-  except (OSError, ValueError, RecursionError) as error:
-    reason = getattr(error, 'strerror', None) or f'not JSON: {one_line(error)}'
-    raise UserError(f'{path}: {reason}.') from None
-
-
-def _read(path, noun: str, rows: list, read: Callable) -> list[tuple]:
+def _rows(path, content, key: str, read: Callable) -> list[tuple]:
   """Returns `read(row)` of every row; UserError names the row for which it fails."""
+  rows = content.get(key) if isinstance(content, dict) else None
+  if not isinstance(rows, list):
+    raise UserError(f'{path}: expected an object with the list {key!r}.')
   values = []
   for i, row in enumerate(rows):
     try:
@@ -139,61 +92,48 @@ def _read(path, noun: str, rows: list, read: Callable) -> list[tuple]:
     except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as error:
       name = f' (id {row["id"]!r})' if isinstance(row, dict) and 'id' in row else ''
       reason = f'no {error}' if isinstance(error, KeyError) else one_line(error, 200)
-      raise UserError(f'{path}: {noun} {i}{name} is not valid: {reason}.') from None
+      raise UserError(f'{path}: {key}[{i}]{name} is not valid: {reason}.') from None
   return values
-
-
-def _by_id(path, noun: str, rows: list, read: Callable) -> list[tuple]:
-  """`_read`, in the order of the ids that rows begin with, which must be unique."""
-  values = _read(path, noun, rows, read)
-  if len({str(value[0]) for value in values}) < len(values):
-    raise UserError(f'{path}: several of the {noun} entries have the same id.')
-  kinds = {type(value[0]).__name__ for value in values}
-  if len(kinds) > 1 or not kinds <= {'int', 'str'}:
-    raise UserError(f'{path}: the {noun} ids are {sorted(kinds)}, expected one type.')
-  return sorted(values)
 
 
 def _columns(rows: list[tuple], number: int) -> list[list]:
   return [[row[i] for row in rows] for i in range(number)]
 
 
-def _number(row: dict, key: str) -> float:
-  value = float(row[key])
-  if not np.isfinite(value):
-    raise ValueError(f'{key} is {value}, expected a finite number')
-  return value
+def _places(ids: list) -> dict[int, int]:
+  return {value: i for i, value in enumerate(ids)}
+
+
+def _place(row: dict, key: str, places: dict[int, int]) -> int:
+  if row[key] not in places:
+    raise ValueError(f'{key} {row[key]!r} is not one of {one_line([*places], 60)}')
+  return places[row[key]]
+
+
+def _id(row: dict) -> int:
+  if not isinstance(row['id'], int):
+    raise ValueError(f'its id is {row["id"]!r}, expected a whole number')
+  return row['id']
+
+
+def _finite(row: dict, key: str, values) -> list[float]:
+  numbers = [float(x) for x in values]
+  if not np.isfinite(numbers).all():
+    raise ValueError(f'{key} is {row[key]}, expected finite numbers')
+  return numbers
 
 
 def _size(row: dict) -> tuple[int, int]:
   sides = row.get('height', 0), row.get('width', 0)
-  if not all(isinstance(n, int) and 0 <= n <= _FAR for n in sides):
-    raise ValueError(
-      f'its height and width are {sides}, expected up to {_FAR:,} pixels'
-    )
+  if not all(isinstance(n, int) and n >= 0 for n in sides):
+    raise ValueError(f'its height and width are {sides}, expected pixels')
   return sides
 
 
 def _box(row: dict) -> list[float]:
-  box = [float(x) for x in row['bbox']]
-  within = all(abs(x) <= _FARTHEST for x in box)  # NaN is not
-  if len(box) != 4 or not within or min(box[2:]) < 0:
+  box = _finite(row, 'bbox', row['bbox'])
+  if len(box) != 4 or min(box[2:]) < 0:
     raise ValueError(
-      f'bbox is {row["bbox"]}, expected [left, top, width, height] in pixels, up to 1e9'
+      f'bbox is {row["bbox"]}, expected [left, top, width, height] in pixels'
     )
   return box
-
-
-def _place(ids: list) -> Callable[[dict, str], int]:
-  """Returns the function (row, key) -> the place of the row's id in `ids`."""
-  places = {value: i for i, value in enumerate(ids)}
-
-  def place(row: dict, key: str) -> int:
-    if row[key] not in places:
-      shown = ', '.join(map(repr, ids[:5])) + (
-        f', ... {ids[-1]!r}' if len(ids) > 5 else ''
-      )
-      raise ValueError(f'{key} {row[key]!r} is not one of {len(ids):,}: {shown}')
-    return places[row[key]]
-
-  return place

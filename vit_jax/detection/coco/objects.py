@@ -11,7 +11,6 @@ class Truth:
   """The n objects in I images, of K categories.
 
   Attributes:
-    name: the file's, for messages.
     image_ids, category_ids: as in the file, sorted.
     file_names: of the images; '' where the file has none.
     sizes: int64 [I, 2], heights and widths; 0 where the file has none.
@@ -23,7 +22,6 @@ class Truth:
     masks: run lengths of the n masks, see `rle`; None if they were not read.
   """
 
-  name: str
   image_ids: list
   category_ids: list
   file_names: list[str]
@@ -37,24 +35,20 @@ class Truth:
   masks: Sequence[dict] | None = None
 
   @classmethod
-  def of_source(cls, source, sizes, image, category, boxes, **columns) -> 'Truth':
+  def of_source(cls, source, boxes, **columns) -> 'Truth':
     """Returns the truth of a source without a file, by its classes.
 
     Args:
-      source: with `name`, `num_classes`, `class_names` and a length.
+      source: with `num_classes`, `class_names` and a length.
       boxes: float64 [n, 4], top, left, bottom, right in pixels.
     """
     top, left, bottom, right = boxes.T
     classes = list(range(source.num_classes))
     return cls(
-      name=source.name,
       image_ids=list(range(len(source))),
       category_ids=classes,
       file_names=[''] * len(source),
-      sizes=sizes,
       class_names=source.class_names or [str(k) for k in classes],
-      image=image,
-      category=category,
       boxes=np.stack([left, top, right - left, bottom - top], 1),
       **columns,
     )

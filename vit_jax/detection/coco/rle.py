@@ -4,9 +4,9 @@ The lengths are of the runs of pixels down the first column, down the second, an
 the first run of zeros (it may be empty), the next of ones.
 """
 
-import warnings
-
 import numpy as np
+
+_FAR = 100_000  # pixels: an outline takes memory in proportion to its length
 
 
 def encode(mask: np.ndarray) -> dict:
@@ -16,16 +16,7 @@ def encode(mask: np.ndarray) -> dict:
   return mask_lib.encode(np.asfortranarray(mask, np.uint8))
 
 
-def decode(runs: dict) -> np.ndarray:
-  """Returns the mask, bool [H, W]; ValueError for run lengths beyond its last pixel."""
-  from pycocotools import mask as mask_lib
-
-  with warnings.catch_warnings():  # its arrays do not know NumPy 2's `copy`
-    warnings.simplefilter('ignore', DeprecationWarning)
-    return mask_lib.decode(runs).astype(bool)
-
-
-def read(segmentation, height: int, width: int, farthest: int) -> dict:
+def read(segmentation, height: int, width: int) -> dict:
   """Returns the run lengths of a 'segmentation' in COCO's JSON.
 
   Run lengths and corners are checked first, because pycocotools trusts its input.
@@ -33,8 +24,6 @@ def read(segmentation, height: int, width: int, farthest: int) -> dict:
   Args:
     segmentation: polygons [[x, y, x, y, x, y, ...], ...], or {'size', 'counts'} with
       counts as a list or compressed.
-    farthest: the largest coordinate of a corner; an outline takes memory in proportion to
-      its length.
 
   Raises:
     ValueError, TypeError, KeyError, OverflowError: for anything else.
@@ -45,21 +34,30 @@ def read(segmentation, height: int, width: int, farthest: int) -> dict:
     size, counts = list(segmentation['size']), segmentation['counts']
     if size != [height, width]:
       raise ValueError(f'its size is {size}, the image has {[height, width]}')
-    if isinstance(counts, str):
-      runs = {'size': size, 'counts': counts.encode('ascii')}
-      decode(runs)
-      return runs
-    counts = np.array(counts, np.int64)
-    if counts.ndim != 1 or (counts < 0).any() or counts.sum() != height * width:
+    counts = _lengths(counts) if isinstance(counts, str) else list(counts)
+    if min(counts) < 0 or sum(counts) != height * width:
       raise ValueError(f'run lengths that are not those of {height} x {width} pixels')
-    runs = {'size': size, 'counts': counts.tolist()}
-    return mask_lib.frPyObjects(runs, height, width)
+    return mask_lib.frPyObjects({'size': size, 'counts': counts}, height, width)
   corners = [np.array(part, np.float64).reshape(-1, 2) for part in segmentation]
-  if not corners or min(map(len, corners)) < 3:
-    raise ValueError('a polygon has three corners or more')
-  if not all(
-    (np.abs(part) <= farthest).all() for part in corners
-  ):  # NaN is not, either
-    raise ValueError(f'a corner is not within {farthest:,} pixels')
+  inside = lambda part: (np.abs(part) <= _FAR).all()  # False for NaN
+  if not corners or min(map(len, corners)) < 3 or not all(map(inside, corners)):
+    raise ValueError(f'a polygon has three corners or more, within {_FAR:,} pixels')
   polygons = [part.reshape(-1).tolist() for part in corners]
   return mask_lib.merge(mask_lib.frPyObjects(polygons, height, width))
+
+
+def _lengths(text: str) -> list[int]:
+  """Returns the run lengths of COCO's compressed form.
+
+  A character holds 5 bits above its code of 48, the lowest first, and a sixth where the
+  number goes on. From the fourth number on, it is the difference to the last but one.
+  """
+  lengths, value, shift = [], 0, 0
+  for code in text.encode('ascii'):
+    value |= (code - 48 & 31) << shift
+    shift += 5
+    if not code - 48 & 32:
+      value -= (value >> shift - 1) << shift  # the highest bit is the sign
+      lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
+      value = shift = 0
+  return lengths

@@ -23,9 +23,8 @@ class Coco(objects.Objects):
   """`coco:ROOT`, or `coco:ANNOTATIONS.json,IMAGE_FOLDER`.
 
   ROOT is a folder as COCO is unpacked: annotations/instances_NAME.json beside folders NAME
-  of images, for the splits NAME, such as 'val2017'; 'train' and 'val' also work if only
-  one split matches. A single file is one split, 'train'. Images are in the order of their
-  ids.
+  of images, for the splits NAME, such as 'val2017'. A single file is one split, 'train'.
+  Images are in the order of their ids.
 
   Every image of the file must be in the folder. One of another size than annotated is a
   bad image. Boxes are cut off at the border of the image; those without an area are left
@@ -44,14 +43,16 @@ class Coco(objects.Objects):
     self.name = f'coco:{target}'
     self._by_id = by_id
     places = _splits(target)
-    names = {name: _name(name, places, self.name) for name, _, _ in splits.parse(split)}
-    if len({*names.values()}) > 1:
+    names = {name for name, _, _ in splits.parse(split)}
+    if len(names) > 1:
       raise ValueError(
         f'{self.name}: the split {split!r} is of several files: take one, or a mixture'
       )
-    self._file, self._folder = places[next(iter(names.values()))]
+    (name,) = names
+    splits.check_name(name, places, self.name)
+    self._file, self._folder = places[name]
     whole = files.truth(self._file)
-    sizes = dict.fromkeys(names, len(whole.image_ids))
+    sizes = {name: len(whole.image_ids)}
     parts = splits.select(split, sizes, self.name)
     self._rows = np.concatenate([rows for _, rows in parts])
     self._truth = truth = whole.of_images(self._rows)
@@ -92,22 +93,16 @@ class Coco(objects.Objects):
     return places
 
   def _check(self) -> None:
-    """Raises ValueError for images without a name, a size or a file."""
+    """Raises ValueError for images without a size or a file."""
     truth = self._truth
-    for key, lacking in (
-      ('file_name', np.array([not name for name in truth.file_names])),
-      ('size', (truth.sizes < 1).any(1)),
-    ):
-      if lacking.any():
-        image_id = truth.image_ids[lacking.argmax()]
-        raise ValueError(f'{self._file}: the image with id {image_id!r} has no {key}')
-    if not os.path.isdir(self._folder):
-      raise ValueError(f'{self.name}: there is no folder {self._folder!r} of images')
-    there = set(os.listdir(self._folder))
-    inner = lambda name: (
-      os.sep in name and os.path.isfile(os.path.join(self._folder, name))
-    )
-    missing = [n for n in truth.file_names if n not in there and not inner(n)]
+    if (lacking := (truth.sizes < 1).any(1)).any():
+      image_id = truth.image_ids[lacking.argmax()]
+      raise ValueError(f'{self._file}: the image with id {image_id} has no size')
+    there = set(os.listdir(self._folder)) if os.path.isdir(self._folder) else set()
+    path = lambda name: os.path.join(self._folder, name)
+    missing = [
+      n for n in truth.file_names if n not in there and not os.path.isfile(path(n))
+    ]
     if missing:
       raise ValueError(
         f'{self.name}: {len(missing):,} of {len(self):,} images are not in '
@@ -119,11 +114,10 @@ class Coco(objects.Objects):
     self.num_classes = len(ids)
     if not self._by_id:
       return
-    wrong = [i for i in ids if not isinstance(i, int) or not 0 <= i < _CLASSES]
-    if wrong or not ids:
+    if not ids or ids[0] < 0 or ids[-1] >= _CLASSES:
       raise ValueError(
         f'{self.name}: by_id=True needs ids of categories from 0 to {_CLASSES - 1}; '
-        f'{self._file} has {wrong[0] if wrong else "none"!r}'
+        f'{self._file} has {[*ids[:1], *ids[-1:]]}'
       )
     self.num_classes = ids[-1] + 1
     names = dict(zip(ids, self.class_names, strict=True))
@@ -136,28 +130,24 @@ class Coco(objects.Objects):
     corners = np.concatenate([low, low + truth.boxes[:, 3:1:-1]], 1)
     inside = corners.clip(0, np.tile(sizes, 2))
     filled = (inside[:, 2:] > inside[:, :2]).all(1)
-    cut = (inside != corners).any(1)
-    remarks = {
+    keep = filled & ~truth.crowd
+    counts = {
+      'objects': len(keep),
       'crowds, not trained on': truth.crowd.sum(),
-      'boxes cut off at the border of the image': (cut & filled & ~truth.crowd).sum(),
+      'boxes cut off at the border': ((inside != corners).any(1) & keep).sum(),
       'boxes without an area inside the image, left out': (
         ~filled & ~truth.crowd
       ).sum(),
     }
-    self.remarks = ', '.join(
-      [
-        f'{len(corners):,} objects',
-        *(f'{n:,} {noun}' for noun, n in remarks.items() if n),
-      ]
-    )
+    self.remarks = ', '.join(f'{n:,} {noun}' for noun, n in counts.items() if n)
     labels = truth.category
     if self._by_id:
       labels = np.array(truth.category_ids, np.int64)[labels]
-    keep = np.flatnonzero(filled & ~truth.crowd)
+    rows = np.flatnonzero(keep)
     fractions = (inside / np.tile(sizes, 2)).astype(np.float32)
-    groups = [keep[rows] for rows in grouped(truth.image[keep], len(self))]
-    self._boxes = [fractions[rows] for rows in groups]
-    self._labels = [labels[rows].astype(np.int32) for rows in groups]
+    groups = [rows[group] for group in grouped(truth.image[rows], len(self))]
+    self._boxes = [fractions[group] for group in groups]
+    self._labels = [labels[group].astype(np.int32) for group in groups]
 
   def _content(self, index: int) -> dict:
     from PIL import Image
@@ -168,13 +158,12 @@ class Coco(objects.Objects):
       return {'error': str(error)}
     try:
       with Image.open(io.BytesIO(data)) as image:
-        width, height = image.size
+        shape = [image.height, image.width]
     except Exception:  # decoding reports what is wrong
       return {'image': data}
-    expected = self._truth.sizes[index].tolist()
-    if [height, width] != expected:
-      shape = f'{height} x {width}'
-      return {'error': f'is {shape}, annotated as {expected[0]} x {expected[1]}'}
+    if shape != (expected := self._truth.sizes[index].tolist()):
+      size = '{} x {}'.format
+      return {'error': f'is {size(*shape)}, annotated as {size(*expected)}'}
     return {'image': data}
 
 
@@ -186,10 +175,9 @@ def _splits(target: str) -> dict[str, tuple[str, str]]:
   root = os.path.expanduser(target)
   annotations = os.path.join(root, 'annotations')
   names = sorted(os.listdir(annotations)) if os.path.isdir(annotations) else []
-  matches = filter(None, map(_ANNOTATIONS.fullmatch, names))
   places = {
     match[1]: (os.path.join(annotations, match[0]), os.path.join(root, match[1]))
-    for match in matches
+    for match in filter(None, map(_ANNOTATIONS.fullmatch, names))
   }
   if not places:
     raise ValueError(
@@ -197,13 +185,3 @@ def _splits(target: str) -> dict[str, tuple[str, str]]:
       'folder, or coco:ANNOTATIONS.json,IMAGE_FOLDER'
     )
   return places
-
-
-def _name(name: str, names: dict, where: str) -> str:
-  """Returns 'val2017' for 'val', if that is the only year there is."""
-  year = lambda split: splits.canonical(split.rstrip('0123456789'))
-  alike = [split for split in names if year(split) == splits.canonical(name)]
-  if name not in names and len(alike) == 1:
-    return alike[0]
-  splits.check_name(name, names, where)
-  return name

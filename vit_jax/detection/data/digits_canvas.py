@@ -1,10 +1,7 @@
 """The source 'digits_canvas': bundled digits on canvases, with exact boxes and masks."""
 
-from typing import Annotated
-
 import numpy as np
 
-from vit_jax.check import Range
 from vit_jax.data import philox
 from vit_jax.data.features import Feature, ImageFeature
 from vit_jax.data.sources import arrays, splits
@@ -13,6 +10,7 @@ from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Truth
 from vit_jax.detection.data import objects
 
+_SIDE, _MOST = 64, 4  # pixels of a canvas, and digits on it
 _SIZES = {'train': 10_000, 'test': 1_000}
 _TRIES = 8  # random places to try for a digit
 _PER_DIGIT = 2 + 2 * _TRIES
@@ -22,7 +20,7 @@ _TAG = 0xD161 << 40
 
 
 class DigitsCanvas(objects.Objects):
-  """Canvases with 1 to `most` handwritten digits, uint8 [size, size, 1].
+  """Canvases with 1 to 4 handwritten digits, uint8 [64, 64, 1].
 
   Each digit is one of the 1,797 of the source 'digits', of the same split, enlarged from
   8 x 8 pixels to 0.2 to 0.45 of the canvas's side and put where it overlaps with no other.
@@ -35,25 +33,15 @@ class DigitsCanvas(objects.Objects):
   Args:
     target: '', there is nothing to name.
     split: a split expression, see `splits`.
-    size: side of the canvases, in pixels.
-    most: largest number of digits on a canvas.
-    segments: whether an example also has 'segments', uint8 [size, size]: 0 for the
+    segments: whether an example also has 'segments', uint8 [64, 64]: 0 for the
       background, 1 + digit for a digit's mask.
   """
 
-  def __init__(
-    self,
-    target: str,
-    split: str,
-    *,
-    size: Annotated[int, Range(32, 2048)] = 64,
-    most: Annotated[int, Range(1, 16)] = 4,
-    segments: bool = False,
-  ):
+  def __init__(self, target: str, split: str, *, segments: bool = False):
     if target:
       raise ValueError(f"Source 'digits_canvas' takes no path, got {target!r}")
     self.name = 'digits_canvas'
-    self._size, self._most, self._segments = size, most, segments
+    self._segments = segments
     self._digits = {name: arrays.Digits('', name) for name in _SIZES}
     self._rows = [
       (name, row)
@@ -61,12 +49,12 @@ class DigitsCanvas(objects.Objects):
       for row in rows.tolist()
     ]
     self.num_classes, self.class_names = 10, [str(i) for i in range(10)]
-    self.features = {'image': ImageFeature((size, size, 1)), **objects.BOXES}
+    self.features = {'image': ImageFeature((_SIDE, _SIDE, 1)), **objects.BOXES}
     if segments:
       self.features['segments'] = Feature(
-        (size, size), 'uint8', located=True, classes=('background', *self.class_names)
+        (_SIDE, _SIDE), 'uint8', located=True, classes=('background', *self.class_names)
       )
-    self.fingerprint = fingerprint(('digits_canvas 1', size, most, split, segments))
+    self.fingerprint = fingerprint(('digits_canvas 1', _SIDE, _MOST, split, segments))
 
   def __len__(self) -> int:
     return len(self._rows)
@@ -82,7 +70,7 @@ class DigitsCanvas(objects.Objects):
       boxes = np.array([box for box, _, _ in pasted], np.float64).reshape(-1, 4)
       example = {
         'image': canvas[..., None],
-        'boxes': (boxes / self._size).astype(np.float32),
+        'boxes': (boxes / _SIDE).astype(np.float32),
         'label': np.array([label for _, _, label in pasted], np.int32),
       }
       if self._segments:
@@ -97,33 +85,33 @@ class DigitsCanvas(objects.Objects):
     image, boxes, shapes, labels = zip(*every, strict=True)
     return Truth.of_source(
       self,
-      sizes=np.full((len(self), 2), self._size),
+      np.array(boxes, np.float64),
+      sizes=np.full((len(self), 2), _SIDE),
       image=np.array(image, np.int64),
       category=np.array(labels, np.int64),
-      boxes=np.array(boxes, np.float64),
       areas=np.array([mask.sum() for mask in shapes], np.float64),
       crowd=np.zeros(len(every), bool),
       masks=[rle.encode(mask) for mask in shapes] if masks else None,
     )
 
   def _canvas(self, index: int) -> tuple[np.ndarray, list]:
-    """Returns (uint8 [size, size], [(box int (t, l, b, r), mask [size, size], label)])."""
+    """Returns (uint8 [64, 64], [(box int (t, l, b, r), mask [64, 64], label)])."""
     name, row = self._rows[index]
     position = (list(_SIZES).index(name) << 32) + row
-    counts = (3, *[_PER_DIGIT] * self._most)
+    counts = (3, *[_PER_DIGIT] * _MOST)
     (numbers,) = philox.uniforms(_TAG, [position], counts)
     u = numbers[:3].astype(np.float64)
     ground, contrast = int(80 * u[1]), 128 + int(48 * u[2])  # their sum is below 255
-    canvas = np.full((self._size, self._size), ground, np.int64)
+    canvas = np.full((_SIDE, _SIDE), ground, np.int64)
     pasted: list = []
-    number, digits = 1 + int(u[0] * self._most), self._digits[name]
-    for v in numbers[3:].reshape(self._most, _PER_DIGIT)[:number].astype(np.float64):
+    number, digits = 1 + int(u[0] * _MOST), self._digits[name]
+    for v in numbers[3:].reshape(_MOST, _PER_DIGIT)[:number].astype(np.float64):
       which = int(v[0] * len(digits))
-      side = int((0.2 + 0.25 * v[1]) * self._size)
+      side = int((0.2 + 0.25 * v[1]) * _SIDE)
       ink = _enlarged(digits.images[which, ..., 0].astype(np.int64), side)
       shape = ink >= _INK
       rows, columns = (np.flatnonzero(shape.any(axis)) for axis in (1, 0))
-      for y, x in (v[2:].reshape(_TRIES, 2) * (self._size - side + 1)).astype(int):
+      for y, x in (v[2:].reshape(_TRIES, 2) * (_SIDE - side + 1)).astype(int):
         box = (y + rows[0], x + columns[0], y + rows[-1] + 1, x + columns[-1] + 1)
         if all(_disjoint(box, other) for other, _, _ in pasted):
           mask = np.zeros(canvas.shape, bool)

@@ -50,8 +50,6 @@ def detr_crop(sizes=SIZES, longest: arguments.Side = LONGEST, first=FIRST, sides
   """
   sizes, first = _sizes('sizes', sizes), _sizes('first', first)
   least, most = arguments.interval('sides', sides)
-  arguments.positive('sides', least, arguments.MAX_SIDE)
-  arguments.positive('sides', most, arguments.MAX_SIDE)
 
   def apply(features, u):
     tf = lazy_tf.load()

@@ -13,7 +13,12 @@ _CHUNK = 256  # examples per read
 
 def key_of(features) -> str | None:
   """Returns the name of the first feature that is objects with boxes; None without one."""
-  return next((name for name in features if _boxes_and_label(features, name)), None)
+  return next((name for name in features if _are_objects(features[name])), None)
+
+
+def _are_objects(feature) -> bool:
+  inner = getattr(feature, 'feature', None)
+  return hasattr(inner, 'keys') and {'bbox', 'label'} <= {*inner}
 
 
 class TfdsObjects(objects.Objects):
@@ -25,14 +30,12 @@ class TfdsObjects(objects.Objects):
   def __init__(self, name: str, features, examples: Examples, image: str, key: str):
     """Takes what `tfds.build` opened; ValueError if feature `key` is not objects."""
     self.name, self._examples, self._image, self._key = name, examples, image, key
-    if not (keys := _boxes_and_label(features, key)):
-      other = key_of(features)
+    if key not in features or not _are_objects(features[key]):
       raise ValueError(
-        f'{name}: {key!r} is not a sequence of objects with bbox and label'
-        + (f': set objects_key={other!r}' if other else ': it has none')
+        f'{name}: {key!r} is not a sequence of objects with bbox and label: set '
+        f'objects_key={key_of(features)!r}'
       )
-    self._box, self._label = keys
-    self.num_classes, self.class_names = classes(features[key].feature[self._label])
+    self.num_classes, self.class_names = classes(features[key].feature['label'])
     self.fingerprint = examples.fingerprint
 
   def __len__(self) -> int:
@@ -60,10 +63,10 @@ class TfdsObjects(objects.Objects):
   def _objects(self, example: dict) -> tuple[np.ndarray, ...]:
     """Returns boxes float64 [n, 4], labels, crowd [n], and areas [n] in pixels or NaN."""
     columns = example[self._key]
-    boxes = np.asarray(columns[self._box], np.float64).reshape(-1, 4)
+    boxes = np.asarray(columns['bbox'], np.float64).reshape(-1, 4)
     crowd = np.asarray(columns.get('is_crowd', [False] * len(boxes)), bool)
     areas = np.asarray(columns.get('area', [np.nan] * len(boxes)), np.float64)
-    return boxes, np.asarray(columns[self._label]).reshape(-1), crowd, areas
+    return boxes, np.asarray(columns['label']).reshape(-1), crowd, areas
 
   def truth(self, masks: bool = False) -> Truth:
     """Returns all objects; reads every example once, without decoding images."""
@@ -85,24 +88,13 @@ class TfdsObjects(objects.Objects):
     sides = boxes[:, 2:] - boxes[:, :2]
     return Truth.of_source(
       self,
+      boxes,
       sizes=sizes,
       image=image,
       category=labels.astype(np.int64),
-      boxes=boxes,
       areas=np.where(np.isnan(areas), sides.prod(1), areas),
       crowd=crowd,
     )
-
-
-def _boxes_and_label(features, name: str) -> tuple[str, str] | None:
-  """Returns the keys of boxes and classes of a feature; None if it is not objects."""
-  inner = getattr(features[name], 'feature', None) if name in features else None
-  if not hasattr(inner, 'keys'):
-    return None
-  boxes = [key for key in inner if type(inner[key]).__name__ == 'BBoxFeature']
-  if not boxes or 'label' not in inner or classes(inner['label'])[0] is None:
-    return None
-  return boxes[0], 'label'
 
 
 def _size(data: bytes) -> tuple[int, int]:

@@ -19,7 +19,6 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _SHARE = Metric(percent=True, larger_is_better=True)
-_DETAIL = dataclasses.replace(_SHARE, detail=True)
 
 
 class Coco(OneSplit):
@@ -31,7 +30,7 @@ class Coco(OneSplit):
 
   Attributes:
     compared: (the truth, the detections) of the images that the last run could read.
-    measured: the last run's `average_precision.Measured`.
+    measured: `average_precision.measure` of these.
   """
 
   TASK = 'detect'
@@ -39,8 +38,7 @@ class Coco(OneSplit):
     'ap': _SHARE,
     'ap50': _SHARE,
     'ap75': _SHARE,
-    '(ap|ar)_.*': _DETAIL,
-    'ap/.*': _DETAIL,
+    '(ap|ar)_.*': dataclasses.replace(_SHARE, detail=True),
     'examples': Metric(),
     'bad_images': Metric(),
   }
@@ -52,7 +50,6 @@ class Coco(OneSplit):
     model: Classes | None = None,
     *,
     data: Annotated[dict, pipeline.check_evaluate],
-    per_class: bool = False,
   ):
     """Opens the data.
 
@@ -60,7 +57,6 @@ class Coco(OneSplit):
       model: the classes of the model.
       data: the arguments of `data.pipeline.evaluate`: a source with boxes, and a `pp` that
         neither crops nor flips.
-      per_class: also give the AP of each class that has objects, as 'ap/NAME'.
 
     Raises:
       UserError: for data without boxes or that is cropped, or classes that the model does
@@ -69,7 +65,7 @@ class Coco(OneSplit):
     super().__init__(mesh, check_stop, data, _check_objects)
     source = self.batches.source
     registry.check_positions(data['pp'])
-    self._truth, self._per_class = source.truth(), per_class
+    self._truth = source.truth()
     if self._truth.crowd.all():
       raise UserError(f'{source.name}, {self.batches.split}: no image has an object.')
     by_name = _by_name(self._truth, source, model)
@@ -87,34 +83,21 @@ class Coco(OneSplit):
     A number that no object counts for is left out; so are objects of images that could
     not be read.
     """
-    rows = self.detect(predict, variables)
-    examples = len(rows['index'])
-    counts = self.with_counts({}, examples, examples)
-    self.compared = self._compared(rows)
-    self.measured = average_precision.measure(*self.compared)
-    numbers = self.measured.numbers()
-    if self._per_class:
-      for k, name in enumerate(self._truth.class_names):
-        numbers[f'ap/{name}'] = self.measured.of_category(k)['ap']
-    return {name: value for name, value in numbers.items() if value >= 0} | counts
-
-  def detect(self, predict: Callable, variables) -> dict[str, np.ndarray]:
-    """Returns every query's detection in the images that could be read, in their order.
-
-    Returns:
-      'index' int32 [n], of the images in the split, 'scores' and 'labels' [n, Q], and
-      'boxes' float32 [n, Q, 4]: left, top, right, bottom from 0 to 1 of the image.
-    """
     parts: list[dict] = []
     for rows in self.stepped(predict, variables):
       read = rows.pop('mask') > 0
       parts.append({key: value[read] for key, value in rows.items()})
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    order = np.argsort(rows['index'])
-    return {key: value[order] for key, value in rows.items()}
+    counts = self.with_counts({}, len(rows['index']), len(rows['index']))
+    self.compared = self._compared(rows)
+    self.measured = average_precision.measure(*self.compared)
+    numbers, _ = self.measured
+    return {name: value for name, value in numbers.items() if value >= 0} | counts
 
   def _compared(self, rows: dict) -> tuple[Truth, Detections]:
     """Returns the truth of the images that were read, and their detections."""
+    order = np.argsort(rows['index'])
+    rows = {key: value[order] for key, value in rows.items()}
     truth = self._truth.of_images(rows['index'])
     image = np.repeat(np.arange(len(rows['index'])), rows['scores'].shape[1])
     labels = rows['labels'].reshape(-1)
@@ -163,9 +146,7 @@ def _by_name(truth: Truth, source: Objects, model: Classes | None) -> np.ndarray
   if not source.class_names or model is None or not model.names:
     return None
   names, categories = list(model.names), truth.class_names
-  if len({*categories}) < len(categories) or any(
-    names.count(n) > 1 for n in categories
-  ):
+  if any(names.count(n) > 1 or categories.count(n) > 1 for n in categories):
     return None
   for name in categories:
     if name not in names:

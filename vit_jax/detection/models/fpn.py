@@ -3,12 +3,9 @@
 Built on the stages of a backbone, or alone on maps of any origin.
 """
 
-from collections.abc import Sequence
-
 import flax.linen as nn
 
 from vit_jax.detection.models import pyramid
-from vit_jax.errors import choose
 from vit_jax.models.family import Family
 
 
@@ -20,24 +17,20 @@ def variant(name: str) -> dict:
 class FPN(pyramid.Pyramid):
   """See `__call__`."""
 
-  stages: Sequence[str] = ()  # names of the backbone's maps; (): all 'stage1', ...
-
   @nn.compact
   def __call__(self, inputs, *, train: bool = False, features: bool = True):
     """Gives maps of equal width whose strides are powers of 2, see `Pyramid`.
 
     Args:
       inputs: images [B, H, W, C] in [-1, 1]; without a backbone {name: [B, h, w, C]},
-        each map half as large as the one before, in the order of the numbers in their
-        names.
+        each map half as large as the one before, in the order of their names.
       train: stochastic depth of the backbone, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """
     maps, out = pyramid.maps_of(self.backbone, inputs, train=train)
     stride = self.stride
     if self.backbone is not None:
-      names = self.stages or pyramid.stages_of(self.backbone, maps)
-      maps = {name: choose('stage of the backbone', name, maps) for name in names}
+      maps = pyramid.stages_of(self.backbone, maps)
       stride = inputs.shape[1] / next(iter(maps.values())).shape[1]
     pyramid.check_halves(maps)
     first = pyramid.level_of(stride)

@@ -1,7 +1,7 @@
 """Layers and fields that feature pyramids share: maps [B, h, w, C] of several scales."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import flax.linen as nn
@@ -110,12 +110,10 @@ def maps_of(
 
   Args:
     inputs: images [B, H, W, C]. Without a backbone the maps themselves, {name: [B, h, w,
-      C]}; the numbers in their names order them from the finest to the coarsest.
+      C]}; their names, in order, go from the finest to the coarsest.
   """
   if backbone is None:
-    assert isinstance(inputs, Mapping), 'a pyramid without a backbone takes maps'
-    number = lambda name: (int(''.join(filter(str.isdigit, name)) or 0), name)
-    return {name: inputs[name] for name in sorted(inputs, key=number)}, {}
+    return dict(sorted(inputs.items())), {}
   check_images(inputs)
   _, out = backbone(inputs, train=train)
   out = {name: x for name, x in out.items() if name != 'pre_logits'}

@@ -77,7 +77,7 @@ class SFP(Pyramid):
 
     Args:
       inputs: images [B, H, W, C] in [-1, 1]; without a backbone {name: [B, h, w, C]}: one
-        map, or four stages in the order of the numbers in their names.
+        map, or four stages in the order of their names.
       train: stochastic depth of the backbone, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """

@@ -131,9 +131,8 @@ class ViTDet(Classifier):
   num_heads: int = 12
   # Numbers, from 0, of the blocks that attend to the whole map, not within windows.
   global_blocks: Sequence[Annotated[int, Range(0, 999)]] = (2, 5, 8, 11)
-  window: int = (
-    14  # side of the windows; maps that they do not tile are padded with zeros
-  )
+  # Side of the windows; maps that they do not tile are padded with zeros.
+  window: int = 14
   relative: bool = True  # positions in attention, see nn.map_positions
   absolute: bool = True  # positions added to tokens, a table resized to their grid
   # The table's (H, W) in pixels of the images, and whether its first row is that of a
@@ -163,8 +162,8 @@ class ViTDet(Classifier):
     blocks = list(self.global_blocks)
     if blocks != sorted({i for i in blocks if 0 <= i < self.depth}):
       raise UserError(
-        f'Model field global_blocks={tuple(blocks)}: expected ascending numbers of blocks from 0 to '
-        f'{self.depth - 1}.'
+        f'Model field global_blocks={tuple(blocks)}: expected ascending numbers of '
+        f'blocks from 0 to {self.depth - 1}.'
       )
     x = PatchEmbedding(self.width, self.patch_size, self.dtype, name='embedding')(
       images

@@ -6,18 +6,17 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.check import INT32, Range
+from vit_jax.tasks.classify import Classify
 
-IGNORED = (
-  255  # the label without a class in the 8-bit files of COCO, Cityscapes, ADE20K
-)
+# The label without a class in the 8-bit files of COCO, Cityscapes, ADE20K.
+IGNORED = 255
 
 
-class Segment:
+class Segment(Classify):
   """Cross entropy of a model's logits at every pixel that has a label."""
 
   CLASSES = 'segments'
   OUTPUTS = 'pixels'
-  OWN = None
 
   def __init__(
     self, model, spec: dict, *, ignore: Annotated[int, Range(0, INT32)] = IGNORED
@@ -42,11 +41,6 @@ class Segment:
         f'that declares them, such as digits_canvas with segments=True. Batches: {have}'
       )
     self.model, self.ignore = model, ignore
-
-  def init(self, rng, spec: dict) -> dict:
-    """Returns variables for batches of `spec`: {'image': ShapeDtypeStruct, ...}."""
-    image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
-    return self.model.init(rng, image)
 
   def prepare(self, batch: dict, rng) -> dict:
     """Returns a whole batch with the weights of its pixels, for `loss`.
@@ -92,8 +86,3 @@ class Segment:
     right = logits.argmax(-1) == segments
     metrics = {'loss': loss, 'accuracy': jnp.sum(weight * right)}
     return loss, (metrics, updated.get('batch_stats', {}))
-
-  def predict(self, variables, batch: dict) -> dict:
-    """Returns 'logits' [B, H, W, K] and every named feature, in evaluation."""
-    logits, features = self.model.apply(variables, batch['image'], train=False)
-    return {**features, 'logits': logits}

@@ -13,21 +13,11 @@ from vit_jax.tools import out_folder
 THRESHOLD = 0.7
 
 
-def _threshold(text: str) -> float:
-  try:
-    value = float(text)
-  except ValueError:
-    value = -1.0
-  if not 0 <= value < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is not a number from 0 to below 1')
-  return value
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
   """Adds the options of detectors."""
   parser.add_argument(
     '--threshold',
-    type=_threshold,
+    type=float,
     help=f'for detectors: keep boxes with a higher score; default: {THRESHOLD}',
   )
   parser.add_argument(
@@ -56,17 +46,19 @@ def run(args, loaded, paths: list[str], names: list[str] | None) -> int:
         f'--{name} is for classes of images; {args.source} is a detector: --threshold '
         'chooses among its boxes.'
       )
-  drawings = _drawings(args.draw, paths) if args.draw else {}
+  out = args.draw and out_folder.check(args.draw, '--draw')
+  if out and out.resolve() in {Path(path).resolve().parent for path in paths}:
+    raise UserError(f'--draw {args.draw} holds images to read: name another folder.')
   detected = inference.detect_images(
     loaded, paths, batch_size=args.batch or 1, pp=args.pp
   )
   least = THRESHOLD if args.threshold is None else args.threshold
   images = [_image(path, i, detected, names, least) for i, path in enumerate(paths)]
-  if drawings and not all(detected.errors):
-    out_folder.make(Path(args.draw).absolute(), '--draw')
-    for image in images:
+  if out:
+    out_folder.make(out, '--draw')
+    for i, image in enumerate(images):
       if 'error' not in image:
-        image['drawn'] = str(drawings[image['path']])
+        image['drawing'] = str(out / f'{i:03d}_{Path(image["path"]).stem}.png')
         _draw(image)
   if args.json:
     record = {'source': args.source, 'step': loaded.step, 'threshold': least}
@@ -85,17 +77,21 @@ def _image(path: str, i: int, detected, names: list[str] | None, least: float) -
   """Returns the boxes of image i above the threshold, the most probable first."""
   if detected.errors[i]:
     return {'path': path, 'error': detected.errors[i]}
-  scores = detected.scores[i]
+  scores, labels = detected.scores[i].tolist(), detected.labels[i].tolist()
   objects = []
-  for q in np.argsort(-scores, kind='stable'):
-    if (score := float(scores[q])) > least:
-      x0, y0, x1, y1 = map(float, detected.boxes[i, q])
-      k = int(detected.labels[i, q])
-      name = names[k] if names else str(k)
-      box = [x0, y0, x1 - x0, y1 - y0]
-      objects.append({'category_id': k, 'category': name, 'score': score, 'bbox': box})
-  height, width = map(int, detected.sizes[i])
+  for q in np.argsort(-detected.scores[i], kind='stable'):
+    if scores[q] > least:
+      x0, y0, x1, y1 = detected.boxes[i, q].tolist()
+      name = names[labels[q]] if names else str(labels[q])
+      row = {'category_id': labels[q], 'category': name, 'score': scores[q]}
+      objects.append(row | {'bbox': [x0, y0, x1 - x0, y1 - y0]})
+  height, width = detected.sizes[i].tolist()
   return {'path': path, 'width': width, 'height': height, 'detections': objects}
+
+
+def _corners(row: dict) -> tuple[float, ...]:
+  left, top, width, height = row['bbox']
+  return left, top, left + width, top + height
 
 
 def _render(image: dict, least: float) -> str:
@@ -105,51 +101,24 @@ def _render(image: dict, least: float) -> str:
   objects = image['detections']
   longest = max((len(x['category']) for x in objects), default=0)
   for x in objects:
-    left, top, width, height = x['bbox']
-    corners = (left, top, left + width, top + height)
-    numbers = ' '.join(f'{n:7.1f}' for n in corners)
+    numbers = ' '.join(f'{n:7.1f}' for n in _corners(x))
     lines.append(f'  {100 * x["score"]:5.1f} %  {x["category"]:{longest}} {numbers}')
   if not objects:
     lines.append(f'  no box scores more than {least:g}')
-  if 'drawn' in image:
-    lines.append(f'  drawn: {image["drawn"]}')
+  if 'drawing' in image:
+    lines.append(f'  drawing: {image["drawing"]}')
   return '\n'.join(lines)
 
 
-def _drawings(folder: str, paths: list[str]) -> dict[str, Path]:
-  """Returns {image: the file of its drawing}, all different.
-
-  Raises:
-    UserError: for a folder that cannot be written to, or a drawing that would replace an
-      image.
-  """
-  out, drawings, taken = out_folder.check(folder, '--draw'), {}, set()
-  for path in dict.fromkeys(paths):
-    stem, number = Path(path).stem, 1
-    while (drawing := out / f'{stem}{f"_{number}" * (number > 1)}.png') in taken:
-      number += 1
-    taken.add(drawing)
-    drawings[path] = drawing
-  images = {Path(path).resolve() for path in paths}
-  if replaced := images & {drawing.resolve() for drawing in taken}:
-    raise UserError(
-      f'--draw {folder} would replace the image {min(replaced)}: name another folder.'
-    )
-  return drawings
-
-
 def _draw(image: dict) -> None:
-  from PIL import Image
-
   from vit_jax.data import single_image
   from vit_jax.detection import drawing
 
   objects = image['detections']
-  corners = [(x, y, x + w, y + h) for x, y, w, h in (o['bbox'] for o in objects)]
-  drawn = drawing.draw(
+  out = drawing.draw(
     single_image.pixels(image['path']),
-    corners,
-    [f'{o["category"]} {o["score"]:.0%}' for o in objects],
-    [o['category_id'] for o in objects],
+    [_corners(x) for x in objects],
+    [f'{x["category"]} {x["score"]:.0%}' for x in objects],
+    [x['category_id'] for x in objects],
   )
-  Image.fromarray(drawn).save(image['drawn'])
+  out.save(image['drawing'])

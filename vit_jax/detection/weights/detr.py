@@ -22,10 +22,9 @@ def _stack(theirs: str, heads: int, attentions, norms, mlp) -> Table:
   """
   part = theirs.rpartition('.')[2]
   theirs, ours = f'{theirs}.layers.{{i}}', f'{part}/layer_{{i}}'
-  attention = _fused if theirs.startswith('transformer.') else _attention
   return table(
     [
-      attention(f'{theirs}.{x}', f'{ours}/MultiHeadDotProductAttention_{k}', heads)
+      _attention(f'{theirs}.{x}', f'{ours}/MultiHeadDotProductAttention_{k}', heads)
       for k, x in enumerate(attentions)
     ],
     [
@@ -39,22 +38,11 @@ def _stack(theirs: str, heads: int, attentions, norms, mlp) -> Table:
 
 
 def _attention(theirs: str, ours: str, heads: int) -> Table:
-  """Returns the rules of transformers' attention."""
-  return table(
-    layers.out_of_heads(f'{theirs}.out_proj', f'{ours}/out', heads),
-    [
-      layers.into_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
-      for x in layers.QKV
-    ],
-  )
-
-
-def _fused(theirs: str, ours: str, heads: int) -> Table:
-  """Returns the rules of the authors' attention, with one projection for three."""
-  return table(
-    layers.out_of_heads(f'{theirs}.out_proj', f'{ours}/out', heads),
-    layers.fused(f'{theirs}.in_proj', ours, heads, dot='_'),
-  )
+  out = layers.out_of_heads(f'{theirs}.out_proj', f'{ours}/out', heads)
+  if theirs.startswith('transformer.'):  # the authors', with one projection for three
+    return table(out, layers.fused(f'{theirs}.in_proj', ours, heads, dot='_'))
+  into = lambda x: layers.into_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
+  return table(out, map(into, layers.QKV))
 
 
 def _hf(heads: int, published: bool = True) -> Table:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from vit_jax.explain.plots import style
@@ -103,34 +102,4 @@ def panels(shown: Sequence[Panel]) -> Figure:
   most = 5 if len(shown) > 1 else 3
   place = dict(loc='outside upper center', ncols=min(most, len(handles)))
   figure.legend(handles.values(), handles.keys(), columnspacing=1.2, **place)
-  return figure
-
-
-@style.styled
-def slots(queries: Sequence[tuple[np.ndarray, np.ndarray]]) -> Figure:
-  """Draws boxes as points at their centres, a square for each query (DETR, figure 7).
-
-  Args:
-    queries: (centres [n, 2], x and y from 0 to 1 of the image, colours [n, 3]) of each,
-      see `slots.slot_colours`.
-  """
-  across = min(len(queries), 5)
-  down = -(-len(queries) // across)
-  side = style.WIDTH / 5
-  figure = Figure((side * across, (side + 0.08) * down + 0.3), layout='constrained')
-  axes = figure.subplots(down, across, squeeze=False)
-  for ax in axes.flat[len(queries) :]:
-    ax.set_axis_off()
-  points = dict(s=3, linewidths=0, alpha=0.7, rasterized=True)
-  for q, (centres, colours) in enumerate(queries):
-    ax = axes.flat[q]
-    ax.scatter(*centres.T, c=colours, **points)
-    ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], aspect='equal')
-    ax.spines[:].set_visible(True)
-    ax.set_title(f'Query {q}', size=7, pad=2)
-  kinds = {'small': (0, 1, 0), 'large, wide': (1, 0, 0), 'large, tall': (0, 0, 1)}
-  dot = dict(marker='o', linestyle='none', markersize=4)
-  handles = [Line2D([], [], color=colour, **dot) for colour in kinds.values()]
-  place = dict(loc='outside lower center', ncols=len(kinds), handletextpad=0.1)
-  figure.legend(handles, kinds, columnspacing=1.2, **place)
   return figure

@@ -2,7 +2,6 @@
 
   vit_jax figures rollout SOURCE photo.jpg folder/ --out DIR
   vit_jax figures posemb SOURCE --format pdf
-  vit_jax figures slots DETECTOR --data coco:ROOT --split val2017
   vit_jax figures compute RUN RUN ...
 
 Each figure is DIR/NAME.png (--format: pdf, svg) and its numbers DIR/NAME.csv. SOURCE is

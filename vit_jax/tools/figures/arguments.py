@@ -7,7 +7,7 @@ from vit_jax.errors import choose
 from vit_jax.registry import Registry
 from vit_jax.tools import source
 
-# Name -> help, for figures of images, of a model alone, of a data set, and of runs.
+# Name -> help, for figures of images, of a model alone, and of runs.
 OF_IMAGES = {
   'rollout': 'where a model looks, by the attention of all layers (figures 6, 14)',
   'attention': 'where one layer looks, or one head, or attention pooling',
@@ -20,14 +20,11 @@ OF_A_MODEL = {
   'posemb': 'how similar the position embeddings are (figures 7 centre, 10)',
   'filters': "the first layer's filters, or their principal components (figure 7 left)",
 }
-OF_DATA = {
-  'slots': 'where each query of a detector finds boxes (DETR paper, figure 7)',
-}
 OF_RUNS = {
   'compute': 'accuracy against compute, the paper beside (figure 5, Table 6)',
   'data': 'accuracy against pre-training data, the paper beside (figure 3, Table 5)',
 }
-NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_DATA, **OF_RUNS}
+NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_RUNS}
 # Name -> function(args) -> `Drawn`.
 FIGURES = Registry(
   'figure',
@@ -35,7 +32,6 @@ FIGURES = Registry(
     **dict.fromkeys(OF_IMAGES, 'vit_jax.tools.figures.maps:draw'),
     'distance': 'vit_jax.tools.figures.distance:draw',
     **{name: f'vit_jax.tools.figures.parameters:{name}' for name in OF_A_MODEL},
-    'slots': 'vit_jax.detection.tools.slots:draw',
     **{name: f'vit_jax.lab.figures:{name}' for name in OF_RUNS},
   },
 )
@@ -88,13 +84,6 @@ _OPTIONS = {
   },
   'distance': {'--plain': {**_FLAG, 'help': 'weights not scaled to a sum of 1'}},
   'filters': {'--count': {**_NUMBER, 'help': 'default: 28 components, or 64 filters'}},
-  'slots': {
-    '--data': {'help': "a source with boxes; default: a run's own"},
-    '--split': {'help': "'test', 'val2017', ...; default: a run's own"},
-    '--count': {**_NUMBER, 'default': 20, 'help': 'queries: %(default)s'},
-    '--pp': {'help': 'preprocessing in place of that of the weights'},
-    '--batch': {**_NUMBER, 'help': 'images per step; default: 8'},
-  },
 }
 
 
