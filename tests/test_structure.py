@@ -75,7 +75,7 @@ HOMES = {
   'orbax': ('checkpoint/storage',),
   'gcsfs': ('files.py',),
   'fsspec': ('files.py',),
-  'flax': ('nn/', 'models/', 'tune/', 'detection/models/', 'lab/masked/layer'),
+  'flax': ('nn/', 'models/', 'tune/', 'detection/models/', 'lab/masked_patches'),
   'matplotlib': ('explain/plots/',),
   'ml_collections': ('config.py', '../configs/'),
   'clu': ('train/metrics',),

@@ -11,7 +11,7 @@ from scipy import ndimage
 from tests.support import naming
 from vit_jax.data import sources
 from vit_jax.errors import UserError
-from vit_jax.lab.data import drawing, scenes
+from vit_jax.lab.data import scenes
 
 TASKS = ('class', 'count', 'position', 'distance')
 
@@ -81,7 +81,7 @@ def test_shapes_have_the_area_the_centroid_and_the_colour_of_their_class():
     scene, shown=np.arange(5) == np.full((150, 1), 4), ground=0 * scene.ground
   )
   silent = dataclasses.replace(scene, noise=0 * scene.noise)
-  images = drawing.draw(silent, size, np.zeros((150, size, size, 3), np.uint8))
+  images = scenes.draw(silent, size, np.zeros((150, size, size, 3), np.uint8))
   seen = set()
   for i, label in enumerate(scene.label):
     colour, kind = source.class_names[label].split()

@@ -4,7 +4,6 @@
 """
 
 import math
-import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -136,12 +135,11 @@ def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn
     raise UserError(notes[0])
   series = []
   for name, points in named.items():
-    points = dict(sorted(points.items()))
-    stds = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in points.values()]
-    means = list(map(statistics.fmean, points.values()))
-    series.append(plots.Series(name, list(points), means, stds, joined=True))
-    for at, v in points.items():
-      rows.append(('runs', name, f'{at:.6g}', *table.texts(v), runs[0].metric))
+    means = {at: table.Mean.of(values) for at, values in sorted(points.items())}
+    ys, stds = zip(*((m.mean, m.std or 0.0) for m in means.values()), strict=True)
+    series.append(plots.Series(name, list(means), ys, stds, joined=True))
+    for at, m in means.items():
+      rows.append(('runs', name, f'{at:.6g}', *m.texts(), m.number, runs[0].metric))
   if series:
     panels.append(plots.Panel('Runs', label, runs[0].metric, series))
   return Drawn(plots.panels(panels), rows, tuple(notes))

@@ -7,7 +7,6 @@ DIR/paper.md sets the claims beside the numbers that were measured.
 """
 
 import math
-from typing import NamedTuple
 
 from vit_jax import cli
 
@@ -17,6 +16,7 @@ if __name__ == '__main__':
 from vit_jax import files
 from vit_jax.errors import choose
 from vit_jax.lab import runner, sweep, table
+from vit_jax.lab.published import CLAIMS, Claim
 from vit_jax.tools import out_folder
 from vit_jax.train import program
 
@@ -25,65 +25,6 @@ Small models, 1,437 handwritten digits and 10,000 images of coloured shapes: a c
 large models and hundreds of millions of images may well be true and not show here. A
 difference counts beyond two standard errors for the number of test images; the randomness
 of training is not part of that."""
-
-
-class Claim(NamedTuple):
-  """A claim: the first cell of an ablation is better than the second, or as good ('=').
-
-  `second` may be an accuracy; the test split has `examples` images.
-  """
-
-  text: str
-  where: str
-  ablation: str
-  first: str
-  sign: str
-  second: str
-  metric: str = 'test/top1'
-  examples: int = 360
-
-
-# The claim, where the paper makes it, and its cells: 'ABLATION: FIRST > SECOND'.
-_CLAIMS = """\
-A plain Transformer on image patches classifies images well | abstract
-  resolution: 16px > 0.95
-Fine-tuning at a higher resolution helps | section 3.2
-  resolution: 32px > 16px
-Position embeddings matter | Table 8
-  posemb: 1d > none
-Positions in two dimensions are no better than in one | Table 8
-  posemb: 1d = 2d
-A class token and the mean of all patches are as good as each other | Figure 9
-  head: token = gap
-The mean of all patches needs a smaller learning rate | Figure 9
-  head: gap-lower-lr > gap
-Scaling depth helps more than scaling width | Figure 8
-  shape: depth-4 > width-96
-Smaller patches are better without more parameters | Figure 8
-  shape: patch-2 > base
-Axial attention is better, at more compute | Figure 13
-  axial: axial > full
-Trained on little data, a ViT is behind a ResNet of equal compute | Figure 4
-  data_size: resnet-3pct > vit-3pct test/top1 1000
-With much data it overtakes | Figure 4
-  data_size: vit-100pct > resnet-100pct test/top1 1000
-More data to pre-train on makes a ViT that transfers better | Figure 3
-  data_size: vit-100pct > vit-3pct transfer/digits_5shot
-Pre-trained with Adam, ResNets transfer better than with SGD | Table 7
-  optimizer: adamw > sgd transfer/digits_5shot
-Pre-training by masked patches is better than training from scratch | section 4.6
-  masked: mean_color > scratch
-"""
-
-
-def _claim(text: str, cells: str) -> Claim:
-  ablation, first, sign, second, *rest = cells.split()
-  if rest[1:]:
-    rest[1] = int(rest[1])
-  return Claim(*text.split(' | '), ablation[:-1], first, sign, second, *rest)
-
-
-CLAIMS = tuple(map(_claim, *[iter(_CLAIMS.splitlines())] * 2))
 _CELLS = {'masked': ['--cells', 'scratch,mean_color']}  # where not all are needed
 
 
@@ -107,14 +48,12 @@ def main(argv: list[str]) -> int:
     grid = sweep.plan(sweep.parse(words), out / name)
     results[name] = runner.run(grid, command, lambda line: print(line, flush=True))
   claims = [claim for claim in CLAIMS if claim.ablation in results]
-  rows = [(claim, *judge(claim, results[claim.ablation])) for claim in claims]
-  columns = {
-    'claim': lambda row: row[0].text,
-    'in the paper': lambda row: row[0].where,
-    'here': lambda row: row[1],
-    'measured': lambda row: row[2],
-  }
-  text = table.markdown('The ViT paper in miniature', rows, columns, [_NOTE])
+  rows = []
+  for claim in claims:
+    verdict, numbers = judge(claim, results[claim.ablation])
+    row = {'claim': claim.text, 'in the paper': claim.where}
+    rows.append({**row, 'here': verdict, 'measured': numbers})
+  text = table.markdown('The ViT paper in miniature', rows, [_NOTE])
   files.replace(out / 'paper.md', text)
   print(f'\n{text}\nwritten: {out / "paper.md"}', flush=True)
   errors = [error for each in results.values() for error in each.errors.values()]

@@ -116,8 +116,9 @@ def plan(
     for name, changes in cells.items():
       assert re.fullmatch(r'[\w.=,+-]+', name), name  # a folder's name
       values = _resolved(changes, lambda cell, seed=seed: str(folder(cell, seed)))
-      # A report for each run would take as long as the run.
-      own = changed(config, {**values, 'seed': seed, 'log.report': False})
+      own = changed(config, {**values, 'seed': seed})
+      # A page for each run takes as long as a short run, so that it is on demand.
+      own['log'] = {'report': False, **own.get('log', {})}
       runs.append(Run(name, changes, seed, own, folder(name, seed)))
   for run in runs[: len(cells)]:  # the others differ in their seed alone
     with named(f'cell {run.cell!r}'):
@@ -188,16 +189,11 @@ class Results:
     """{name of a run: the error that ended it}."""
     return {run.name: x for run, x in self.outcomes if isinstance(x, RunError)}
 
-  def rows(self, final: bool | None = None) -> list[dict]:
-    """Returns the rows of the grid's cells, of the best cell's final runs, or of both."""
-    cells = list(dict.fromkeys(run.cell for run in self.grid.runs))
+  def rows(self) -> list[dict]:
+    """Returns the rows of the runs that have a result, cell by cell."""
+    cells = list(dict.fromkeys(run.cell for run, _ in self.outcomes))
     rows = [row for _, row in self.outcomes if isinstance(row, dict)]
-    ours = sorted(
-      (row for row in rows if row['cell'] in cells),
-      key=lambda x: cells.index(x['cell']),
-    )
-    again = [row for row in rows if row['cell'] not in cells]
-    return {None: ours + again, False: ours, True: again}[final]
+    return sorted(rows, key=lambda row: cells.index(row['cell']))
 
   def add(self, run: Run, outcome: dict | RunError) -> str:
     """Adds a run, writes the tables with it, and returns its line."""
@@ -212,7 +208,7 @@ class Results:
   def write(self) -> None:
     """Writes results.csv and table.md, if any run has a result."""
     if rows := self.rows():
-      self.files = table.write(self.grid.out, table.csv_rows(rows), self.text())
+      self.files = table.write(self.grid.out, rows, self.text())
 
   def records(self) -> list[dict]:
     """Returns the means of each cell, see `table.summary`."""
@@ -226,11 +222,13 @@ class Results:
       kind = 'largest' if grid.larger else 'smallest'
       notes.append(f'The best cell has the {kind} mean of {grid.pick}.')
     notes += [f'{name} failed: {error}' for name, error in self.errors.items()]
-    title, texts = grid.beside
-    columns = {title: lambda record: texts.get(record['cell'], '')} if texts else {}
-    if self.best:
-      columns[''] = lambda record: 'best' if record['cell'] == self.best else ''
-    return table.cells(grid.title, self.records(), columns, self.evals, notes)
+    rows, (title, texts) = table.cells(self.records(), self.evals), grid.beside
+    for row in rows:
+      if texts:
+        row[title] = texts.get(row['cell'], '')
+      if self.best:
+        row[''] = 'best' if row['cell'] == self.best else ''
+    return table.markdown(grid.title, rows, notes)
 
   def record(self) -> dict:
     """Returns the record that --json prints."""

@@ -3,9 +3,9 @@
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax import config as config_lib
 from vit_jax import files
@@ -59,16 +59,15 @@ def _seconds(rows: list[dict], batch_size: int) -> float:
   return seconds
 
 
-def csv_rows(rows: Sequence[dict]) -> list[list]:
-  """Returns a table of runs, the header first; missing values are ''."""
-  header = list(dict.fromkeys(key for each in rows for key in each))
-  return [header, *([each.get(key) for key in header] for each in rows)]
+def write(out: Path, rows: Sequence[dict], text: str) -> list[Path]:
+  """Writes rows to results.csv, a missing value as '', and a text to table.md.
 
-
-def write(out: Path, rows: Iterable, text: str) -> list[Path]:
-  """Writes results.csv and table.md to a folder; returns their paths."""
+  Returns the paths of both.
+  """
   paths = [out / 'results.csv', out / 'table.md']
-  out_folder.write_csv(paths[0], rows)
+  header = list(dict.fromkeys(key for each in rows for key in each))
+  lines = [[each.get(key) for key in header] for each in rows]
+  out_folder.write_csv(paths[0], [header, *lines])
   files.replace(paths[1], text)
   return paths
 
@@ -80,6 +79,16 @@ class Mean(NamedTuple):
   std: float | None
   number: int
 
+  @classmethod
+  def of(cls, values: Sequence[float]) -> 'Mean':
+    """Returns the mean and the sample standard deviation of values."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return cls(statistics.fmean(values), std, len(values))
+
+  def texts(self) -> tuple[str, str]:
+    """Returns the mean and the deviation, or '', with two digits."""
+    return f'{self.mean:.2f}', '' if self.std is None else f'{self.std:.2f}'
+
   def text(self, percent: bool = True) -> str:
     """Returns '87.78 ± 1.02', shares in per cent."""
     factor, digits = (100, 2) if percent else (1, 4)
@@ -88,13 +97,10 @@ class Mean(NamedTuple):
 
 
 def mean(rows: Sequence[dict], metric: str | None) -> Mean | None:
-  """Returns the mean and sample standard deviation of a metric; None without values."""
+  """Returns the mean of a metric over the rows with a finite value, if there are any."""
   values = [each.get(metric, math.nan) for each in rows]
   values = [value for value in values if math.isfinite(value)]
-  if not values:
-    return None
-  std = statistics.stdev(values) if len(values) > 1 else None
-  return Mean(statistics.fmean(values), std, len(values))
+  return Mean.of(values) if values else None
 
 
 def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list[str]:
@@ -123,34 +129,38 @@ def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:
   ]
 
 
-def cells(
-  title: str, records: Sequence[dict], more: Mapping, evals: dict, notes: Sequence[str]
-) -> str:
-  """Returns the table of records of `summary`; costs are shown where they differ."""
-  columns = {'cell': lambda x: x['cell']}
-  if len({x['parameters'] for x in records}) > 1:
-    columns['parameters'] = lambda x: f'{x["parameters"]:,}'
-  if len({x['gflops'] for x in records}) > 1:
-    columns['GFLOPs'] = lambda x: f'{x["gflops"]:.4g}'
-  if len({x['trained_parameters'] for x in records} - {None}) > 1:
-    columns['trained'] = lambda x: f'{x["trained_parameters"]:,}'
-  for key in dict.fromkeys(key for x in records for key in x['metrics']):
-    percent = declared(key, evals).percent
-    columns[f'{key}{" (%)" if percent else ""}'] = lambda x, key=key, percent=percent: (
-      x['metrics'][key].text(percent) if key in x['metrics'] else ''
-    )
-  columns['seeds'] = lambda x: str(x['seeds'])
-  return markdown(title, records, {**columns, **more}, notes)
+def cells(records: Sequence[dict], evals: dict) -> list[dict[str, str]]:
+  """Returns a row of texts for each record of `summary`, with costs where they differ."""
+  differ = lambda key: len({x[key] for x in records} - {None}) > 1
+  costs = (
+    ('parameters', 'parameters', ','),
+    ('GFLOPs', 'gflops', '.4g'),
+    ('trained', 'trained_parameters', ','),
+  )
+  costs = [cost for cost in costs if differ(cost[1])]
+  metrics = list(dict.fromkeys(key for x in records for key in x['metrics']))
+  percent = {key: declared(key, evals).percent for key in metrics}
+  return [
+    {
+      'cell': x['cell'],
+      **{title: f'{x[key]:{form}}' for title, key, form in costs},
+      **{
+        f'{key}{" (%)" * percent[key]}': (
+          x['metrics'][key].text(percent[key]) if key in x['metrics'] else ''
+        )
+        for key in metrics
+      },
+      'seeds': str(x['seeds']),
+    }
+    for x in records
+  ]
 
 
-def markdown(
-  title: str, records: Sequence, columns: Mapping[str, Callable[[Any], str]], notes
-) -> str:
-  """Returns a table as Markdown, with columns {title: record -> text}."""
+def markdown(title: str, rows: Sequence[dict[str, str]], notes: Iterable[str]) -> str:
+  """Returns rows of texts, all with the same keys, as a table in Markdown."""
   line = lambda texts: f'| {" | ".join(texts)} |'
-  rule = line(['---', *['--:'] * (len(columns) - 1)])
-  lines = [f'# {title}', '', line(columns), rule]
-  lines += [line([text(record) for text in columns.values()]) for record in records]
+  rule = line(['---', *['--:'] * (len(rows[0]) - 1)])
+  lines = [f'# {title}', '', line(rows[0]), rule, *(line(x.values()) for x in rows)]
   return '\n'.join([*lines, '', *(f'{note}\n' for note in notes)])
 
 
@@ -184,9 +194,3 @@ def scores(
     for group, tasks in members.items()
     if all(map(results.get, tasks))
   }
-
-
-def texts(values: Sequence[float]) -> tuple:
-  """Returns (mean, standard deviation or '', number of runs) as cells of a table."""
-  std = f'{statistics.stdev(values):.2f}' if len(values) > 1 else ''
-  return f'{statistics.mean(values):.2f}', std, len(values)

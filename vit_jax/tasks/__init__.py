@@ -9,7 +9,7 @@ TASKS = Registry(
   {
     'classify': 'vit_jax.tasks.classify:Classify',
     'detect': 'vit_jax.detection.tasks.detect:Detect',
-    'masked_patches': 'vit_jax.lab.masked.masked_patches:MaskedPatches',
+    'masked_patches': 'vit_jax.lab.masked_patches:MaskedPatches',
     'segment': 'vit_jax.detection.tasks.segment:Segment',
   },
 )

@@ -64,11 +64,15 @@ class Folder(Source):
       for where, counts in (('left out', left_out), ('in no class', misplaced))
       if counts
     )
-    sizes = {name: len(rows.get(name, ())) for name in directories}
+    self._select({name: rows.get(name, []) for name in directories}, '+'.join(parts))
+
+  def _select(self, rows: dict[str, list], split: str) -> None:
+    """Takes the images of a split expression from {split: [(path, label)]}."""
+    sizes = {name: len(part) for name, part in rows.items()}
     chosen = [
-      rows[name][i]
-      for name, indices in splits.select('+'.join(parts), sizes, self.name)
-      for i in indices.tolist()
+      row
+      for name, first, end in splits.ranges(split, sizes, self.name)
+      for row in rows[name][first:end]
     ]
     self._paths = [path for path, _ in chosen]
     self.labels = np.array([label for _, label in chosen], np.int64)

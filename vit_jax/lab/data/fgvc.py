@@ -6,13 +6,10 @@ import json
 import os
 from typing import NamedTuple
 
-import numpy as np
-
 from vit_jax.data import image_file
-from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import splits, tfds
-from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.errors import BadImage, DataError, UserError, choose
+from vit_jax.data.sources import tfds
+from vit_jax.data.sources.folder import Folder
+from vit_jax.errors import DataError, UserError, choose
 
 _SPLITS = 'https://cornell.box.com/v/vptfgvcsplits'
 _PARTS = ('train', 'val', 'test')
@@ -49,7 +46,7 @@ SETS = {
 }
 
 
-class Fgvc(Source):
+class Fgvc(Folder):
   """`fgvc:NAME`, one of `SETS`: cub, nabirds, flowers, dogs, cars.
 
   Splits: `train`, `val`, `trainval` (both, in this order) and `test`, of the published
@@ -58,70 +55,47 @@ class Fgvc(Source):
   DIR; else as for `tfds:`.
   """
 
+  exif = False
+
   def __init__(self, target: str, split: str, *, data_dir: str | None = None):
     self.name = f'fgvc:{target}'
     entry = choose('FGVC data set', target, SETS)
     folder = os.path.join(tfds.data_directory(data_dir), target)
-    tables = self._tables(folder, entry.home)
-    order = sorted({value for table in tables for value in table.values()})
-    index = {value: i for i, value in enumerate(order)}
-    paths, labels, pools = [], [], {}
-    for part, table in zip(_PARTS, tables, strict=True):
-      names = sorted(table, key=lambda path: hashlib.sha256(os.fsencode(path)).digest())
-      pools[part] = np.arange(len(names)) + len(paths)
-      paths += names
-      labels += [index[table[name]] for name in names]
-    pools['trainval'] = np.concatenate([pools['train'], pools['val']])
-    self.class_names = [str(value) for value in order]
+    tables = {part: self._table(folder, part, entry.home) for part in _PARTS}
+    classes = sorted({value for table in tables.values() for value in table.values()})
+    self.class_names = [str(value) for value in classes]
     self.num_classes = entry.classes
-    if len(order) != entry.classes:
+    if len(classes) != entry.classes:
       raise UserError(
-        f'{self.name}: expected {entry.classes} classes, and {folder} has {len(order)}.'
+        f'{self.name}: expected {entry.classes} classes, and {folder} has {len(classes)}.'
       )
-    sizes = {name: len(pool) for name, pool in pools.items()}
-    rows = np.concatenate(
-      [pools[k][low:high] for k, low, high in splits.ranges(split, sizes, self.name)]
-    )
-    self.features = {'image': ImageFeature(), 'label': LabelFeature()}
-    self.labels = np.array(labels, np.int64)[rows]
-    self._paths = [os.path.join(folder, entry.images, paths[row]) for row in rows]
+    label_of = {value: i for i, value in enumerate(classes)}
+    rows = {
+      part: sorted(
+        ((path, label_of[value]) for path, value in table.items()),
+        key=lambda row: hashlib.sha256(os.fsencode(row[0])).digest(),
+      )
+      for part, table in tables.items()
+    }
+    rows['trainval'] = rows['train'] + rows['val']
+    self._root = os.path.join(folder, entry.images)
     self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
-    files = fingerprint((self.class_names, paths, labels))
-    self.fingerprint = fingerprint((files, rows.tobytes()))
-    if not os.path.exists(self._paths[0]):  # likely none of them
+    self._select(rows, split)
+    if not os.path.exists(self.name_of(0)):  # likely none of them
       raise DataError(
-        f'{self.name}: {self._paths[0]} is missing: unpack the images of {entry.home}.'
+        f'{self.name}: {self.name_of(0)} is missing: unpack the images of {entry.home}.'
       )
 
-  def __len__(self) -> int:
-    return len(self._paths)
-
-  def read(self, indices: np.ndarray) -> list[dict]:
-    return list(self._pool.map(self._read, indices))
-
-  def name_of(self, index: int) -> str:
-    return self._paths[index]
-
-  def _read(self, index: int) -> dict:
+  def _table(self, folder: str, part: str, home: str) -> dict:
+    """Returns {path of an image: class} of a part."""
+    path = os.path.join(folder, f'{part}.json')
     try:
-      image = {'image': image_file.read(self._paths[index])}
-    except BadImage as error:
-      image = {'error': str(error)}
-    return {**image, 'label': int(self.labels[index])}
-
-  def _tables(self, folder: str, home: str) -> list[dict]:
-    """Returns {path of an image: class} of each of _PARTS."""
-    tables = []
-    for part in _PARTS:
-      path = os.path.join(folder, f'{part}.json')
-      try:
-        with open(path, 'rb') as file:
-          tables.append(dict(json.load(file)))
-      except FileNotFoundError:
-        raise DataError(
-          f'{self.name}: there is no {path}. Put the images of {home} and the JSON files '
-          f'of {_SPLITS} there.'
-        ) from None
-      except (OSError, ValueError, TypeError) as error:
-        raise UserError(f'{self.name}: {path} cannot be read: {error}') from None
-    return tables
+      with open(path, 'rb') as file:
+        return dict(json.load(file))
+    except FileNotFoundError:
+      raise DataError(
+        f'{self.name}: there is no {path}. Put the images of {home} and the JSON files '
+        f'of {_SPLITS} there.'
+      ) from None
+    except (OSError, ValueError, TypeError) as error:
+      raise UserError(f'{self.name}: {path} cannot be read: {error}') from None

@@ -1,5 +1,6 @@
 """The source 'shapes': generated images of coloured shapes, any number, no download."""
 
+import bisect
 import itertools
 from typing import Annotated
 
@@ -10,13 +11,12 @@ from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import choose
-from vit_jax.lab.data import drawing, scenes
+from vit_jax.lab.data import scenes
 
 # Examples of 'validation' and of 'test': a standard error of 0.7 points at most.
 _HELD_OUT = 5_000
 # Up to so many labels are held in memory; they need no drawing.
 _LABELS = 2**20
-_PIXELS = 2**18  # Pixels that are drawn at once.
 
 
 class Shapes(Source):
@@ -79,29 +79,29 @@ class Shapes(Source):
     return self._bounds[-1]
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    indices = np.asarray(indices, np.int64)
-    which = np.searchsorted(self._bounds, indices, 'right') - 1
-    out: list = [None] * len(indices)
-    step = max(1, _PIXELS // self._size**2)
-    for part in np.unique(which):
-      split, low, _ = self._parts[part]
-      here = np.flatnonzero(which == part)
-      for first in range(0, len(here), step):
-        some = here[first : first + step]
-        rows = indices[some] - self._bounds[part] + low
-        for i, example in zip(some, self._draw(split, rows), strict=True):
-          out[i] = example
+    places = [self._place(int(i)) for i in indices]
+    out: list = [None] * len(places)
+    for split in {split for split, _ in places}:
+      at = [i for i, place in enumerate(places) if place[0] == split]
+      rows = np.array([places[i][1] for i in at])
+      for i, example in zip(at, self._draw(split, rows), strict=True):
+        out[i] = example
     return out
 
   def name_of(self, index: int) -> str:
-    part = int(np.searchsorted(self._bounds, index, 'right')) - 1
+    split, row = self._place(index)
+    return f'{self.name}/{split}#{row}'
+
+  def _place(self, index: int) -> tuple[str, int]:
+    """Returns the split of an example, and its row there."""
+    part = bisect.bisect_right(self._bounds, index) - 1
     split, low, _ = self._parts[part]
-    return f'{self.name}/{split}#{index - self._bounds[part] + low}'
+    return split, index - self._bounds[part] + low
 
   def _draw(self, split: str, rows: np.ndarray) -> list[dict]:
     shown = scenes.scenes(self._task, self._seed, split, rows)
     noise = np.stack([self._noise(split, row) for row in rows.tolist()])
-    images = drawing.draw(shown, self._size, noise)
+    images = scenes.draw(shown, self._size, noise)
     return [
       {'image': image, 'label': int(label)}
       for image, label in zip(images, shown.label, strict=True)

@@ -240,8 +240,11 @@ class Report:
 
   def accuracies(self) -> dict[str, list[float]]:
     """Returns {task: test accuracies of its runs, per cent}."""
-    rows = {name: x.rows(bool(x.grid.final)) for name, x in self.results.items()}
-    return {name: [100 * row[REPORTED] for row in x] for name, x in rows.items() if x}
+    shares = {
+      name: [100 * row[REPORTED] for row in results.rows() if REPORTED in row]
+      for name, results in self.results.items()
+    }
+    return {name: values for name, values in shares.items() if values}
 
   def means(self) -> dict[str, table.Mean]:
     """Returns the mean of all tasks, and of each group that is complete, by title."""
@@ -249,31 +252,34 @@ class Report:
     by_title = {benchmark.tasks[name].title: x for name, x in accuracies.items()}
     return table.scores(benchmark.groups, benchmark.mean, by_title)
 
-  def _rows(self) -> list[tuple]:
-    rows = [('task', 'group', 'accuracy', 'std', 'runs', 'chosen')]
+  def _rows(self) -> list[dict[str, str]]:
+    keys, rows = ('task', 'group', 'accuracy', 'std', 'runs', 'chosen'), []
     for name, values in self.accuracies().items():
       task, chosen = self._benchmark.tasks[name], self.results[name].best or ''
-      rows.append((task.title, task.group, *table.texts(values), chosen))
-    for title, (mean, std, _) in self.means().items():
-      shown = '' if std is None else f'{std:.2f}'
-      rows.append((title, '', f'{mean:.2f}', shown, '', ''))
-    return rows
+      mean = table.Mean.of(values)
+      rows.append((task.title, task.group, *mean.texts(), str(mean.number), chosen))
+    rows += [(title, '', *mean.texts(), '', '') for title, mean in self.means().items()]
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
   def text(self) -> str:
-    """Returns the table as Markdown."""
+    """Returns the table as Markdown, beside the paper's Table 9."""
     args, benchmark, accuracies = self._args, self._benchmark, self.accuracies()
-    columns = {
-      'task': lambda row: row[0],
-      'group': lambda row: row[1],
-      'test accuracy (%)': lambda row: f'{row[2]} ± {row[3]}' if row[3] else row[2],
-      'runs': lambda row: str(row[4]),
-      'chosen': lambda row: row[5],
-    }
-    for name, row in published.TABLE_9.items() if benchmark is VTAB else ():
-      paper = dict(zip(VTAB.groups, row, strict=True))
-      means = table.scores(VTAB.groups, VTAB.mean, {k: [x] for k, x in paper.items()})
-      paper |= {group: score.mean for group, score in means.items()}
-      columns[f'{name}, paper'] = lambda row, paper=paper: f'{paper[row[0]]:.1f}'
+    rows = [
+      {
+        'task': row['task'],
+        'group': row['group'],
+        'test accuracy (%)': ' ± '.join(filter(None, (row['accuracy'], row['std']))),
+        'runs': row['runs'],
+        'chosen': row['chosen'],
+      }
+      for row in self._rows()
+    ]
+    for name, numbers in published.TABLE_9.items() if benchmark is VTAB else ():
+      paper = {k: [x] for k, x in zip(VTAB.groups, numbers, strict=True)}
+      means = table.scores(VTAB.groups, VTAB.mean, paper)
+      for row in rows:
+        number = means[x].mean if (x := row['task']) in means else paper[x][0]
+        row[f'{name}, paper'] = f'{number:.1f}'
     words = [f'--resolution {args.resolution}'] if args.resolution else []
     notes = [
       f'Protocol {", ".join([args.protocol, *args.set, *words])}.',
@@ -287,7 +293,7 @@ class Report:
       )
     notes += [f'{benchmark.tasks[name].title}: {e}' for name, e in self.errors.items()]
     title = f'{benchmark.title}: {Path(args.source).name}'
-    return table.markdown(title, self._rows()[1:], columns, notes)
+    return table.markdown(title, rows, notes)
 
   def record(self) -> dict:
     """Returns the record that --json prints; accuracies in per cent."""

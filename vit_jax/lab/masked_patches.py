@@ -1,0 +1,318 @@
+"""Masked patch prediction: pre-training without labels, arXiv 2010.11929, B.1.2.
+
+Some patches of each image are corrupted, and predicted from their encoded tokens. The
+model does not know of the task: an interceptor corrupts its patch embeddings. Functions
+of a key, so that the result does not depend on how many devices share the batch.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Annotated, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax import models
+from vit_jax.check import Choice, Fraction
+from vit_jax.data import pipeline
+from vit_jax.errors import UserError
+from vit_jax.evaluators.base import Metric, OneSplit
+from vit_jax.nn.layers import linear_head
+
+# Shares of the corrupted patches; the rest keep their embeddings. As BERT (arXiv
+# 1810.04805, section 3.1).
+MASKED, SWAPPED = 0.8, 0.1
+LEVELS = 8  # Levels of a channel: 3 bits.
+# Target -> parts along each side of a patch whose mean colours are predicted; None: all
+# pixels are.
+TARGETS = {'mean_color': 1, 'downsized': 4, 'pixels': None}
+
+
+# -- corruption -----------------------------------------------------------------------
+
+
+class Corruption(NamedTuple):
+  """The corruption of the N patches of each image, k of which are corrupted."""
+
+  positions: jax.Array  # int32 [..., k], the corrupted patches, in no order.
+  masked: jax.Array  # bool [..., N], patches that get the mask embedding.
+  # int32 [..., N], the patch of the same image whose embedding each one gets, often itself.
+  source: jax.Array
+
+
+def draw(key, k: int, shape: tuple[int, ...]) -> Corruption:
+  """Returns the corruption of k of the N patches of each image, for shape (..., N).
+
+  It is uniform, and as many in each image, so that each counts the same in the loss.
+  """
+  chosen_key, kind_key, other_key = jax.random.split(key, 3)
+  N = shape[-1]
+  order = jnp.argsort(jax.random.uniform(chosen_key, shape), axis=-1).astype(jnp.int32)
+  corrupted = jnp.argsort(order, axis=-1) < k  # the rank of each patch in `order`
+  kind = jax.random.uniform(kind_key, shape)
+  swapped = corrupted & (kind >= MASKED) & (kind < MASKED + SWAPPED)
+  itself = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32), shape)
+  other = (itself + jax.random.randint(other_key, shape, 1, N)) % N
+  return Corruption(
+    order[..., :k], corrupted & (kind < MASKED), jnp.where(swapped, other, itself)
+  )
+
+
+def of_examples(index, k: int, patches: int) -> Corruption:
+  """Returns the corruption of examples int32 [B], the same in every evaluation."""
+  key = jax.random.key(0)
+  return jax.vmap(lambda i: draw(jax.random.fold_in(key, i), k, (patches,)))(index)
+
+
+class Added(nn.Module):
+  """The parameters that the task adds to a model: `mask`, `head`."""
+
+  outputs: int  # Numbers that are predicted for a patch.
+
+  @nn.compact
+  def __call__(self, tokens):
+    """Returns predictions [B, k, outputs] float32 of encoded tokens [B, k, D]."""
+    # `corrupted` puts it in place of embeddings: as large as position embeddings.
+    self.param('mask', nn.initializers.normal(0.02), tokens.shape[-1:])
+    return linear_head(tokens, self.outputs)
+
+
+def corrupted(
+  layer: tuple[str, ...], mask, drawn: Corruption
+) -> contextlib.AbstractContextManager:
+  """Returns the context in which the patch embeddings of a model are corrupted.
+
+  They are the output [B, h, w, D] of the layer with the path `layer`.
+  """
+
+  def intercept(call, args, kwargs, context):
+    x = call(*args, **kwargs)
+    if context.module.path != layer or context.method_name != '__call__':
+      return x
+    B, h, w, D = x.shape
+    x = jnp.take_along_axis(x.reshape(B, h * w, D), drawn.source[..., None], axis=1)
+    x = jnp.where(drawn.masked[..., None], mask.astype(x.dtype), x)
+    return x.reshape(B, h, w, D)
+
+  return nn.intercept_methods(intercept)
+
+
+# -- targets --------------------------------------------------------------------------
+
+
+def color_code(color):
+  """Returns int32 [...] of colours [..., C] in [-1, 1], with 3 bits for each channel.
+
+  sum_c floor(8 m_c) << 3 c of m = (color + 1) / 2; an m of 1 is of the last level.
+  """
+  levels = jnp.floor((color + 1) / 2 * LEVELS).astype(jnp.int32)
+  levels = levels.clip(0, LEVELS - 1)
+  return jnp.sum(levels << (3 * jnp.arange(color.shape[-1])), -1)
+
+
+class Target:
+  """The target of each patch: colours of its parts, of 8 ** C classes each, or its pixels.
+
+  Attributes:
+    outputs: numbers to predict for a patch.
+  """
+
+  def __init__(self, name: str, patch: tuple[int, int], channels: int):
+    self.patch, self.parts = patch, TARGETS[name]
+    if self.parts and any(size % self.parts for size in patch):
+      raise ValueError(
+        f'target={name!r} makes patches {self.parts} x {self.parts} pixels, which does not '
+        f'divide {patch[0]} x {patch[1]}'
+      )
+    self.classes = LEVELS**channels
+    pixels = math.prod(patch) * channels
+    self.outputs = self.parts**2 * self.classes if self.parts else pixels
+
+  def of(self, images):
+    """Returns targets of images [B, H, W, C] in [-1, 1], patches row by row.
+
+    They are int32 [B, N, parts ** 2] or, of pixels, float32 [B, N, ph * pw * C].
+    """
+    B, H, W, C = images.shape
+    ph, pw = self.patch
+    x = images.reshape(B, H // ph, ph, W // pw, pw, C).swapaxes(2, 3)
+    if (n := self.parts) is None:
+      return x.reshape(B, -1, ph * pw * C)
+    x = x.reshape(B, -1, n, ph // n, n, pw // n, C).mean((3, 5))
+    return color_code(x.reshape(B, -1, n * n, C))
+
+  def measure(self, predictions, targets) -> dict:
+    """Returns 'loss' and, of colours, 'accuracy' [...] of predictions [..., outputs].
+
+    Cross entropy, a mean over the parts; of pixels the mean squared error.
+    """
+    if self.parts is None:
+      return {'loss': jnp.square(predictions - targets).mean(-1)}
+    logits = predictions.reshape(*targets.shape, self.classes)
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    right = logits.argmax(-1) == targets
+    return {'loss': loss.mean(-1), 'accuracy': right.astype(jnp.float32).mean(-1)}
+
+
+# -- task and evaluator ---------------------------------------------------------------
+
+
+class MaskedPatches:
+  """Predicts patches whose embeddings were corrupted, from their encoded tokens.
+
+  The model is a ViT or hybrid without a head. The task's own parameters, the mask
+  embedding and the layer that predicts, stand beside the model's, below `OWN`.
+  """
+
+  CLASSES = None
+  OUTPUTS = 'classes'
+  OWN = 'masked_patches'
+
+  def __init__(
+    self,
+    model,
+    spec: dict,
+    *,
+    target: Annotated[str, Choice(TARGETS)] = 'mean_color',
+    rate: Fraction = 0.5,
+  ):
+    """Checks the model against the spec of batches with images.
+
+    Args:
+      target: 'mean_color', in 3 bits a channel, which the paper reports; 'downsized',
+        the colours of the patch resized to 4 x 4 pixels; 'pixels', by regression.
+      rate: share of the patches of each image that are corrupted. 80 % of them get the
+        mask embedding, 10 % another patch's embedding, and 10 % keep theirs.
+    """
+    if models.core(model) is not model:
+      raise ValueError('masked_patches needs config.tune.method=full, or rules')
+    family = models.family_of(model)
+    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+    if family.patches is None:
+      allowed = [name for name in models.MODELS if models.family(name).patches]
+      raise ValueError(f'{type(model).__name__} has no patches: choose of {allowed}')
+    for field in ('num_classes', 'representation_size', 'classifier'):
+      value = fields.get(field)
+      if value == 'map' if field == 'classifier' else value is not None:
+        raise ValueError(
+          f'config.model.{field}={value!r} is a layer after the encoder: leave it out '
+          'until the model is fine-tuned'
+        )
+    H, W, C = spec['image'].shape[1:]
+    patch = family.stride(fields)  # in pixels of the image, also of hybrids
+    self.patches = math.prod(n // s for n, s in zip((H, W), patch, strict=True))
+    self.corrupted = round(rate * self.patches)
+    if self.patches < 2 or self.corrupted < 1:
+      raise ValueError(
+        f'rate={rate} corrupts {self.corrupted} of {self.patches} patches: expected at '
+        'least 1 of 2'
+      )
+    self.model = model
+    self.layer = tuple(family.patches.split('/')[:-1])
+    self.target = Target(target, patch, C)
+    self.added = Added(self.target.outputs)
+
+  def init(self, rng, spec: dict) -> dict:
+    """Returns variables for batches of `spec`: the model's, and the task's below `OWN`."""
+    image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
+    (_, features), variables = self.model.init_with_output(rng, image)
+    if 'encoded' not in features:
+      name = type(self.model).__name__
+      raise UserError(f'config.task: {name} has no tokens. Choose a ViT or a Mixer.')
+    added = self.added.init(jax.random.fold_in(rng, 0), features['encoded'])
+    return {'params': {**variables['params'], self.OWN: added['params']}}
+
+  def prepare(self, batch: dict, rng) -> dict:
+    """Returns a whole batch with the corruption of its images, for `loss`."""
+    shape = (len(batch['image']), self.patches)
+    return batch | draw(rng, self.corrupted, shape)._asdict()
+
+  def loss(self, variables, batch: dict, rng):
+    """Returns (loss, (metrics, {})) of a prepared batch: means over corrupted patches."""
+    drawn = Corruption(*(batch[key] for key in Corruption._fields))
+    measured = self._measure(
+      variables['params'], batch['image'], drawn, train=True, rngs={'dropout': rng}
+    )
+    sums = {key: jnp.sum(batch['weight'] * x) for key, x in measured.items()}
+    return sums['loss'], (sums, {})
+
+  def predict(self, variables, batch: dict) -> dict:
+    """Returns every named feature of the model, of images that are not corrupted.
+
+    Besides 'masked_loss' and, where answers are right or wrong, 'masked_accuracy' [B], of
+    images corrupted as `of_examples` says by batch['index'].
+    """
+    params = variables['params']
+    _, features = self.model.apply(
+      {'params': self._encoder(params)}, batch['image'], train=False
+    )
+    drawn = of_examples(batch['index'], self.corrupted, self.patches)
+    measured = self._measure(params, batch['image'], drawn, train=False)
+    return features | {f'masked_{key}': x for key, x in measured.items()}
+
+  def _measure(self, params, images, drawn: Corruption, **call) -> dict:
+    """Returns {'loss': [B], maybe 'accuracy': [B]}, of the corrupted patches alone."""
+    own = params[self.OWN]
+    with corrupted(self.layer, own['mask'], drawn):
+      _, features = self.model.apply({'params': self._encoder(params)}, images, **call)
+    tokens = features['encoded'][:, -self.patches :]  # [B, N, D], without a class token
+    at = drawn.positions[..., None]  # [B, k, 1]
+    tokens = jnp.take_along_axis(tokens, at, axis=1)
+    targets = jnp.take_along_axis(self.target.of(images), at, axis=1)
+    predictions = self.added.apply({'params': own}, tokens)
+    measured = self.target.measure(predictions, targets)
+    return {key: x.mean(-1) for key, x in measured.items()}
+
+  def _encoder(self, params) -> dict:
+    return {name: x for name, x in params.items() if name != self.OWN}
+
+
+class Evaluation(OneSplit):
+  """Means over the images of a split of the loss and accuracy of `masked_patches`.
+
+  The same patches of an image are corrupted, in the same way, in every evaluation.
+  """
+
+  TASK = 'masked_patches'
+  METRICS: ClassVar = {
+    'accuracy': Metric(percent=True, larger_is_better=True),
+    'loss': Metric(larger_is_better=False),
+    'examples': Metric(),
+    'bad_images': Metric(),
+  }
+
+  def __init__(
+    self,
+    mesh: jax.sharding.Mesh,
+    check_stop: Callable[[], None],
+    *,
+    data: Annotated[dict, pipeline.check_evaluate],
+  ):
+    """Opens the data, `data.pipeline.evaluate(**data)`."""
+    super().__init__(mesh, check_stop, data)
+
+  def run(self, predict: Callable, variables) -> dict[str, float]:
+    """Returns loss, accuracy (not of pixels), examples; bad_images if there are any."""
+    totals = {'examples': 0.0}
+    for sums in self.stepped(predict, variables):
+      totals = {name: float(x) + totals.get(name, 0) for name, x in sums.items()}
+    examples = totals.pop('examples')
+    means = {name: total / examples for name, total in totals.items() if examples}
+    return self.with_counts(means, examples, examples)
+
+  def measure(self, predict, variables, batch) -> dict:
+    """Returns sums over a batch."""
+    batch = self.batches.on_device(batch)
+    out = predict(variables, batch)
+    real = batch['mask'] > 0
+    # `where`, since 0 x nan of a padded row would be nan
+    sums = {
+      name: jnp.where(real, out[f'masked_{name}'], 0).sum()
+      for name in ('loss', 'accuracy')
+      if f'masked_{name}' in out
+    }
+    return sums | {'examples': real.sum(dtype=jnp.float32)}
