@@ -177,35 +177,6 @@ def test_transformers_vitdet_both_ways(torch, transformers, tmp_path, window):
   close(map_of(torch, loaded, x))
 
 
-def test_transformers_reads_a_vitdet_that_a_vit_started(torch, transformers, tmp_path):
-  vit = vit_jax.load(path_of('vit_timm'))
-  fields = {'num_classes': None, 'pretrained_size': vit.image_size, 'window': 2}
-  fields |= {f: getattr(vit.model, f) for f in ('patch_size', 'width', 'depth')}
-  fields |= {
-    f: getattr(vit.model, f) for f in ('mlp_dim', 'num_heads', 'act', 'norm_eps')
-  }
-  section = dict(name='vitdet', global_blocks=(vit.model.depth - 1,), **fields)
-  loaded = vit_jax.load(path_of('vit_timm'), model=section)
-  source = weights.Source(
-    source='a',
-    format='run',
-    family='vitdet',
-    fields=models.fields_of(loaded.model),
-    flat=trees.flatten(loaded.params),
-    image_size=loaded.image_size,
-    channels=3,
-    class_names=None,
-    pp=None,
-    unused=[],
-  )
-  weights.write(source, tmp_path / 'a', 'hf')
-  theirs = transformers.VitDetBackbone.from_pretrained(tmp_path / 'a')
-  x = images(loaded.image_size[0])
-  _, out = jax.jit(loaded.model.apply)(loaded.variables, x)
-  last = out[f'block{loaded.model.depth - 1:02d}']
-  np.testing.assert_allclose(map_of(torch, theirs, x), last, rtol=0, atol=2e-5)
-
-
 def test_the_head_of_pixels_is_that_of_pytorchs_layers(torch):
   built = models.build(
     'semantic_fpn',

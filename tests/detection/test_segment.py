@@ -58,20 +58,6 @@ def test_levels_are_summed_at_the_finest_and_enlarged_to_the_image():
   assert set(params['level4']) == {'conv0', 'norm0', 'conv1', 'norm1'}
 
 
-@pytest.mark.parametrize(
-  ('fields', 'facts'),
-  [
-    ({'backbone': None}, ('semantic_fpn', 'backbone', 'sfp')),
-    ({'backbone': TINY['backbone']['backbone']}, ('ViTDet', 'sfp')),
-    ({'levels': ('p9',)}, ("'p9'", 'p1')),
-    ({'channels': 24}, (24, 32)),
-  ],
-)
-def test_what_has_no_levels_is_refused(fields, facts):
-  with pytest.raises(ValueError, match=naming(*facts)):
-    jax.eval_shape(model(**fields).init, jax.random.key(0), SPEC['image'])
-
-
 # -- the loss ---------------------------------------------------------------------------
 
 
