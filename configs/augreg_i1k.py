@@ -49,39 +49,24 @@ DEFAULT = {
 DEBUG = common.DEBUG_I1K | dict(aug='medium2')
 
 
-def get_config(arg=None):
-  arg = parse_arg(
-    arg,
-    debug=DEBUG,
-    **common.IMAGENET,
-    variant='B/16',
-    aug='',
-    names='config',
-    dropout=0.0,
-    sd=0.0,
-    wd=0.1,
-    batch=4096,
-    epochs=300.0,
-    warmup=10_000,
-  )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
-  c.model.update(dtype=arg.dtype, dropout=arg.dropout, stochastic_depth=arg.sd)
-  c.model.posemb_std = None  # 1 / sqrt(width), as in big_vision
-  c.model.head_bias_init = -6.9  # the prior of one class of 1000, ln(1 / 1000)
-
-  level = arg.aug or choose('config argument variant', arg.variant, DEFAULT)
+def augreg(arg, levels: dict, head_bias: float) -> ml_collections.ConfigDict:
+  """Returns the config of a run on either data set, but for its evaluations."""
+  level = arg.aug or choose('config argument variant', arg.variant, levels)
   level = choose('config argument names', arg.names, NAMES).get(level, level)
   randaug, mixup = choose('config argument aug', level, LEVELS)
-  augment = f'|randaug{(*randaug, True)}' if randaug else ''
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr{augment}|value_range(-1, 1)'
-  c.task = dict(name='classify', loss='sigmoid', mixup=mixup)
-
+  augment = f'randaug{(*randaug, True)}' if randaug else ''
+  pp = common.inception(arg.res, augment)
+  c = common.classifier(arg, 'vit', pp, loss='sigmoid', mixup=mixup)
+  c.model.update(dropout=arg.dropout, stochastic_depth=arg.sd)
+  c.model.posemb_std = None  # 1 / sqrt(width), as in big_vision
+  c.model.head_bias_init = head_bias
   c.optim = dict(name='adamw', lr=1e-3, wd=arg.wd, clip=1.0, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
+  return c
 
+
+def get_config(arg=None):
+  arg = parse_arg(arg, debug=DEBUG, **common.IMAGENET, **common.AUGREG)
+  c = augreg(arg, DEFAULT, -6.9)  # the prior of one class of 1000, ln(1 / 1000)
   common.evaluate_i1k(c, arg, loss='sigmoid')
   return c

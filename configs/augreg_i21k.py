@@ -20,11 +20,9 @@ Smallest slices: v3:2x2 or v5e:2x4 (B/16).
 """
 
 import common
-import ml_collections
-from augreg_i1k import LEVELS, NAMES
+from augreg_i1k import augreg
 
 from vit_jax.config import parse_arg
-from vit_jax.errors import choose
 
 DEFAULT = {
   'Ti/16': 'none',
@@ -39,38 +37,7 @@ DEBUG = common.DEBUG | dict(aug='medium2')
 
 
 def get_config(arg=None):
-  arg = parse_arg(
-    arg,
-    debug=DEBUG,
-    **common.IMAGENET21K,
-    variant='B/16',
-    aug='',
-    names='config',
-    dropout=0.0,
-    sd=0.0,
-    wd=0.1,
-    batch=4096,
-    epochs=300.0,
-    warmup=10_000,
-  )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
-  c.model.update(dtype=arg.dtype, dropout=arg.dropout, stochastic_depth=arg.sd)
-  c.model.posemb_std = None  # 1 / sqrt(width), as in big_vision
-  c.model.head_bias_init = -10.0
-
-  level = arg.aug or choose('config argument variant', arg.variant, DEFAULT)
-  level = choose('config argument names', arg.names, NAMES).get(level, level)
-  randaug, mixup = choose('config argument aug', level, LEVELS)
-  augment = f'|randaug{(*randaug, True)}' if randaug else ''
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr{augment}|value_range(-1, 1)'
-  c.task = dict(name='classify', loss='sigmoid', mixup=mixup)
-
-  c.optim = dict(name='adamw', lr=1e-3, wd=arg.wd, clip=1.0, moment_dtype='bfloat16')
-  c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
-
+  arg = parse_arg(arg, debug=DEBUG, **common.IMAGENET21K, **common.AUGREG)
+  c = augreg(arg, DEFAULT, -10.0)
   common.evaluate_pretraining(c, arg)
   return c

@@ -15,7 +15,6 @@ Smallest slices: v3:2x2 or v5e:2x4.
 """
 
 import common
-import ml_collections
 
 from vit_jax.config import parse_arg
 
@@ -33,17 +32,9 @@ def get_config(arg=None):
     epochs=90.0,
     warmup=1_000,
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='resnet_gn', variant=arg.variant, num_classes=arg.classes)
-  c.model.dtype = arg.dtype
+  c = common.classifier(arg, 'resnet_gn', common.inception(arg.res), loss='softmax')
   if arg.small:
     c.model.blocks = (1, 1)
-
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = common.inception(arg.res)
-  c.task = dict(name='classify', loss='softmax')
 
   # 1e-4 per 256 images in the recipe, which does not multiply it by the rate of 0.1.
   c.optim = dict(name='sgd', lr=0.1 * arg.batch / 256, wd=1e-3, clip=1.0)

@@ -15,7 +15,6 @@ Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common
-import ml_collections
 
 from vit_jax.config import parse_arg
 
@@ -33,18 +32,11 @@ def get_config(arg=None):
     epochs=90.0,
     warmup=5_000,
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='bit', variant=arg.variant, num_classes=arg.classes)
-  c.model.update(dtype=arg.dtype, head_bias_init=-10.0)
+  c = common.classifier(arg, 'bit', common.inception(arg.res), loss='sigmoid')
+  c.model.head_bias_init = -10.0
   c.model.zero_pad_pool = False  # big_vision pads the root's max-pool with -inf
   if arg.small:
     c.model.blocks = (1, 1)
-
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = common.inception(arg.res)
-  c.task = dict(name='classify', loss='sigmoid')
 
   # 3e-5 per 256 images in the recipe, which does not multiply it by the rate of 0.03.
   c.optim = dict(name='sgd', lr=0.03 * arg.batch / 256, wd=1e-3, clip=1.0)

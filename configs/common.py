@@ -3,6 +3,8 @@
 Not a recipe: it has no `get_config`. A config file may import the files beside it.
 """
 
+import ml_collections
+
 # Arguments of `:debug`: a few steps on the bundled digits, on any machine.
 DEBUG = dict(
   variant='mu/8',
@@ -35,16 +37,53 @@ IMAGENET21K = dict(
   data='tfds:imagenet21k',
   train='full[51200:]',
   val='full[25600:51200]',
+  fewshot='',  # a data set to evaluate on by few-shot learning
   classes=21_843,
   eval_every=5_000,
   dtype='bfloat16',
 )
 
 
+# Default arguments of AugReg, on both data sets; see `augreg_i1k`.
+AUGREG = dict(
+  variant='B/16',
+  aug='',
+  names='config',
+  dropout=0.0,
+  sd=0.0,
+  wd=0.1,
+  batch=4096,
+  epochs=300.0,
+  warmup=10_000,
+)
+# The mixing of ConvNeXt, Swin and MViT, as in timm's recipes.
+MIXING = dict(loss='softmax', label_smoothing=0.1, mixup=0.8, cutmix=1.0)
+
+
+def classifier(arg, name: str, pp: str, **task) -> ml_collections.ConfigDict:
+  """Returns a config with its duration, model, data and task; it lacks the optimizer."""
+  c = ml_collections.ConfigDict()
+  duration = 'steps' if hasattr(arg, 'steps') else 'epochs'
+  c[duration] = getattr(arg, duration)
+  c.model = dict(name=name, variant=arg.variant, num_classes=arg.classes)
+  c.model.dtype = arg.dtype
+  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch, pp=pp)
+  c.task = dict(name='classify', **task)
+  return c
+
+
 def inception(res: int, augment: str = '') -> str:
   """Returns the ops of training images: a random crop, a flip, `augment` between."""
   augment = f'|{augment}' if augment else ''
   return f'decode|inception_crop({res})|flip_lr{augment}|value_range(-1, 1)'
+
+
+def erasing(res: int, layers: int) -> str:
+  """Returns the ops of training images of ConvNeXt, Swin and MViT, as in timm's recipes."""
+  augment = (
+    f'inception_crop({res}, 8, 100)|flip_lr|randaug_increasing({layers}, 9, 0.5)'
+  )
+  return f'decode|{augment}|value_range(-1, 1)|random_erasing(0.25)'
 
 
 def central(res: int) -> str:
@@ -68,6 +107,12 @@ def accuracy(arg, split: str, **options) -> dict:
   return dict(type='classification', data=data, every=arg.eval_every, **options)
 
 
+def fewshot(source: str, pp: str, batch: int, every: int) -> dict:
+  """Returns a few-shot evaluation on the splits train and test of a data set."""
+  datasets = dict(fewshot=dict(source=source, train='train', test='test'))
+  return dict(type='fewshot', datasets=datasets, pp=pp, batch_size=batch, every=every)
+
+
 def evaluate_i1k(c, arg, **options) -> None:
   """Adds the evaluations, checkpoints and log of a run on ImageNet-1k.
 
@@ -81,17 +126,11 @@ def evaluate_i1k(c, arg, **options) -> None:
 
 
 def evaluate_pretraining(c, arg) -> None:
-  """Adds the evaluations, checkpoints and log of a pre-training run with sigmoid loss.
-
-  `arg.fewshot`, if set, names a data set for few-shot evaluation.
-  """
+  """Adds the evaluations, checkpoints and log of a pre-training run with sigmoid loss."""
   c.evals = dict(val=accuracy(arg, arg.val, loss='sigmoid'))
-  if fewshot := getattr(arg, 'fewshot', ''):
-    data = dict(source=fewshot, train='train', test='test')
-    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data))
-    c.evals.fewshot.update(
-      batch_size=arg.batch, every=arg.eval_every, pp=squashed(arg.res)
-    )
+  if arg.fewshot:
+    pp = squashed(arg.res)
+    c.evals.fewshot = fewshot(arg.fewshot, pp, arg.batch, arg.eval_every)
   c.checkpoint = dict(every=arg.eval_every, keep_every=10 * arg.eval_every)
   c.checkpoint.best = 'val/top1'
   c.log = dict(every=min(100, arg.eval_every))

@@ -16,7 +16,6 @@ Smallest slices: v3:2x2 or v5e:2x4.
 """
 
 import common
-import ml_collections
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import choose
@@ -36,22 +35,13 @@ def get_config(arg=None):
     epochs=300.0,
     warmup=6_193,  # 20 epochs of train[:99%]
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='convnext', variant=arg.variant, num_classes=arg.classes)
-  c.model.dtype = arg.dtype
+  pp = common.erasing(arg.res, 2)
+  c = common.classifier(arg, 'convnext', pp, **common.MIXING)
   c.model.stochastic_depth = choose(
     'config argument variant', arg.variant, STOCHASTIC_DEPTH
   )
   if arg.small:
     c.model.update(depths=(1, 1), widths=(16, 32))
-
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  augment = f'inception_crop({arg.res}, 8, 100)|flip_lr|randaug_increasing(2, 9, 0.5)'
-  c.data.pp = f'decode|{augment}|value_range(-1, 1)|random_erasing(0.25)'
-  c.task = dict(name='classify', loss='softmax', label_smoothing=0.1)
-  c.task.update(mixup=0.8, cutmix=1.0)
 
   c.optim = dict(name='adamw', lr=4e-3, wd=0.05, ema=0.9999)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup, end=1e-6 / 4e-3)

@@ -33,33 +33,15 @@ import ml_collections
 
 from vit_jax.config import parse_arg
 
-# source, train, val, final train, test, batch, steps, warmup, rate
+# source, per cent of train held out as val, test, batch, steps, warmup, rate
 DATASETS = {
-  'imagenet': (
-    *('tfds:imagenet2012', 'train[:99%]', 'train[99%:]', 'train', 'validation'),
-    *(512, 20_000, 500, 0.03),
-  ),
-  'cifar10': (
-    *('tfds:cifar10', 'train[:98%]', 'train[98%:]', 'train', 'test'),
-    *(512, 10_000, 500, 0.01),
-  ),
-  'cifar100': (
-    *('tfds:cifar100', 'train[:98%]', 'train[98%:]', 'train', 'test'),
-    *(512, 10_000, 500, 0.01),
-  ),
-  'pets': (
-    *('tfds:oxford_iiit_pet', 'train[:90%]', 'train[90%:]', 'train', 'test'),
-    *(512, 500, 100, 0.003),
-  ),
+  'imagenet': ('tfds:imagenet2012', 1, 'validation', 512, 20_000, 500, 0.03),
+  'cifar10': ('tfds:cifar10', 2, 'test', 512, 10_000, 500, 0.01),
+  'cifar100': ('tfds:cifar100', 2, 'test', 512, 10_000, 500, 0.01),
+  'pets': ('tfds:oxford_iiit_pet', 10, 'test', 512, 500, 100, 0.003),
   # The data set's validation split, as large as train, is left out, as by big_vision.
-  'flowers': (
-    *('tfds:oxford_flowers102', 'train[:90%]', 'train[90%:]', 'train', 'test'),
-    *(512, 500, 100, 0.003),
-  ),
-  'digits': (
-    *('digits', 'train[:90%]', 'train[90%:]', 'train', 'test'),
-    *(64, 1000, 50, 0.03),
-  ),
+  'flowers': ('tfds:oxford_flowers102', 10, 'test', 512, 500, 100, 0.003),
+  'digits': ('digits', 10, 'test', 64, 1000, 50, 0.03),
 }
 FOLDER = ('train', 'val', 'train+val', 'test', 64, 500, 50, 0.003)
 
@@ -97,8 +79,13 @@ def get_config(arg=None):
     dtype='float32',
     seed=0,
   )
-  source, *rest = DATASETS.get(arg.data) or (arg.data, *FOLDER)
-  train, val, train_all, test, batch, steps, warmup, lr = rest
+  if arg.data in DATASETS:
+    source, held_out, test, *numbers = DATASETS[arg.data]
+    end, train_all = f'{100 - held_out}%', 'train'
+    train, val = f'train[:{end}]', f'train[{end}:]'
+  else:
+    source, train, val, train_all, test, *numbers = (arg.data, *FOLDER)
+  batch, steps, warmup, lr = numbers
   if arg.final:
     train, val = train_all, test
   c = ml_collections.ConfigDict()

@@ -98,9 +98,7 @@ def get_config(arg=None):
   every = max(c.steps // (5 if digits else 200), 1)
   c.evals = dict(val=dict(type='masked_patches', data=val, every=every))
   if fewshot := arg.fewshot or (digits and 'digits'):
-    data = dict(source=fewshot, train='train', test='test')
-    c.evals.fewshot = dict(type='fewshot', datasets=dict(fewshot=data), pp=fewshot_pp)
-    c.evals.fewshot.update(batch_size=val['batch_size'], every=every)
+    c.evals.fewshot = common.fewshot(fewshot, fewshot_pp, val['batch_size'], every)
     if digits:
       c.evals.fewshot.shots = [10]
   c.checkpoint = dict(every=every, best='val/loss')

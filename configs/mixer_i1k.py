@@ -16,7 +16,6 @@ Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common
-import ml_collections
 
 from vit_jax.config import parse_arg
 
@@ -34,18 +33,11 @@ def get_config(arg=None):
     epochs=300.0,
     warmup=10_000,
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='mixer', variant=arg.variant, num_classes=arg.classes)
-  c.model.update(dtype=arg.dtype, stochastic_depth=0.1, head_bias_init=-6.9)
+  pp = common.inception(arg.res, 'randaug(2, 15, True)')
+  c = common.classifier(arg, 'mixer', pp, loss='sigmoid', mixup=0.5)
+  c.model.update(stochastic_depth=0.1, head_bias_init=-6.9)
   if arg.small:
     c.model.update(width=64, depth=2, tokens_mlp_dim=32, channels_mlp_dim=128)
-
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  augment = f'inception_crop({arg.res})|flip_lr|randaug(2, 15, True)'
-  c.data.pp = f'decode|{augment}|value_range(-1, 1)'
-  c.task = dict(name='classify', loss='sigmoid', mixup=0.5)
 
   c.optim = dict(name='adamw', lr=1e-3, wd=0.1, clip=1.0)
   c.optim.schedule = dict(decay='linear', warmup=arg.warmup, end=1e-5)

@@ -21,7 +21,6 @@ Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common
-import ml_collections
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import choose
@@ -41,22 +40,13 @@ def get_config(arg=None):
     epochs=300.0,
     warmup=43_352,  # 70 epochs of train[:99%]
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='mvit', variant=arg.variant, num_classes=arg.classes)
-  c.model.dtype = arg.dtype
+  pp = common.erasing(arg.res, 6)
+  c = common.classifier(arg, 'mvit', pp, **common.MIXING)
   c.model.stochastic_depth = choose(
     'size in the config argument variant', arg.variant, STOCHASTIC_DEPTH
   )
   if arg.small:
     c.model.update(width=16, depths=(1, 1))
-
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  augment = f'inception_crop({arg.res}, 8, 100)|flip_lr|randaug_increasing(6, 9, 0.5)'
-  c.data.pp = f'decode|{augment}|value_range(-1, 1)|random_erasing(0.25)'
-  c.task = dict(name='classify', loss='softmax', label_smoothing=0.1)
-  c.task.update(mixup=0.8, cutmix=1.0)
 
   c.optim = dict(name='adamw', lr=2e-3, wd=0.05, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup, end=8e-6 / 2e-3)

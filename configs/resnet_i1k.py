@@ -21,7 +21,6 @@ Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common
-import ml_collections
 
 from vit_jax.config import parse_arg
 
@@ -39,17 +38,11 @@ def get_config(arg=None):
     epochs=90.0,
     warmup=0,
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='resnet', variant=arg.variant, num_classes=arg.classes)
-  c.model.update(zero_init=False, dtype=arg.dtype)
+  pp = f'decode|inception_crop({arg.res}, 8, 100)|flip_lr|value_range(-1, 1)'
+  c = common.classifier(arg, 'resnet', pp, loss='softmax')
+  c.model.zero_init = False
   if arg.small:
     c.model.update(depths=(1, 1), widths=(32, 64), stem_width=16)
-
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res}, 8, 100)|flip_lr|value_range(-1, 1)'
-  c.task = dict(name='classify', loss='softmax')
 
   c.optim = dict(name='sgd', lr=0.1 * arg.batch / 256, momentum=0.9, wd=1e-3)
   c.optim.wd_rules = [('.*', 1.0)]  # Norms and biases decay too.

@@ -21,7 +21,6 @@ Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common
-import ml_collections
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import choose
@@ -41,23 +40,14 @@ def get_config(arg=None):
     epochs=300.0,
     warmup=24_773,  # 20 epochs of train[:99%]
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='swin', variant=arg.variant, num_classes=arg.classes)
-  c.model.dtype = arg.dtype
+  pp = common.erasing(arg.res, 2)
+  c = common.classifier(arg, 'swin', pp, **common.MIXING)
   size = arg.variant.removeprefix('V2-').split('/')[0]
   c.model.stochastic_depth = choose(
     'size in the config argument variant', size, STOCHASTIC_DEPTH
   )
   if arg.small:
     c.model.update(width=16, depths=(2, 1), num_heads=(2, 4), windows=(4, 4))
-
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  augment = f'inception_crop({arg.res}, 8, 100)|flip_lr|randaug_increasing(2, 9, 0.5)'
-  c.data.pp = f'decode|{augment}|value_range(-1, 1)|random_erasing(0.25)'
-  c.task = dict(name='classify', loss='softmax', label_smoothing=0.1)
-  c.task.update(mixup=0.8, cutmix=1.0)
 
   c.optim = dict(name='adamw', lr=1e-3, wd=0.05, clip=5.0)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup, end=1e-5 / 1e-3)

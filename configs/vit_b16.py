@@ -19,7 +19,6 @@ Smallest slices: v3:2x2 or v5e:2x4.
 """
 
 import common
-import ml_collections
 
 from vit_jax import models
 from vit_jax.config import parse_arg
@@ -35,25 +34,17 @@ def get_config(arg=None):
     warmup=10_000,
     train='full[102400:]',
     val='full[:102400]',
-    fewshot='',
   )
   arg = parse_arg(arg, debug=DEBUG, **defaults)
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
-  c.model.dtype = arg.dtype
+  # Targets of 0.9999 and 0.0001, as the reference run had.
+  task = dict(loss='sigmoid', label_smoothing=1e-4)
+  c = common.classifier(arg, 'vit', common.inception(arg.res), **task)
   c.model.dropout = 0.1
   # A hidden layer of the model's width before the head, as the published files have.
   c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']
   # The prior of one class in sigmoid space, ln(1 / 21843), so that the loss starts low.
   c.model.head_bias_init = -10.0
 
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = common.inception(arg.res)
-
-  # Targets of 0.9999 and 0.0001, as the reference run had.
-  c.task = dict(name='classify', loss='sigmoid', label_smoothing=1e-4)
   # Linear decay to 1e-5, which is 1 % of the peak.
   c.optim = dict(name='adamw', lr=1e-3, wd=0.03)
   c.optim.schedule = dict(decay='linear', warmup=arg.warmup, end=0.01)

@@ -20,13 +20,12 @@ Smallest slices: v3:8x8 or v5e:8x8.
 """
 
 import common
-import ml_collections
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(variant='mu/8', res=16, batch=32, steps=12, warmup=2, cooldown=4, fsdp=1)
-DEBUG.update(data='digits', train='train[:320]', val='test', classes=10, eval_every=6)
-DEBUG.update(fewshot='digits')
+DEBUG = common.DEBUG | dict(
+  steps=12, cooldown=4, fsdp=1, eval_every=6, fewshot='digits'
+)
 
 
 def get_config(arg=None):
@@ -42,22 +41,14 @@ def get_config(arg=None):
     val='val',
     classes=29_593,
     eval_every=10_000,
-    fewshot='',
   )
   arg = parse_arg(arg, debug=DEBUG, **defaults)
-  c = ml_collections.ConfigDict()
-  c.steps = arg.steps
-
-  c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
-  c.model.update(dtype=arg.dtype, classifier='map', head_bias_init=-10.0)
+  c = common.classifier(arg, 'vit', common.inception(arg.res), loss='sigmoid')
+  c.model.update(classifier='map', head_bias_init=-10.0)
   c.model.posemb_std = None  # 1 / sqrt(width), as in big_vision
   c.model.update(scan=True, remat='full')
   c.mesh = dict(fsdp=arg.fsdp)
   c.sharding = 'fsdp'
-
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = common.inception(arg.res)
-  c.task = dict(name='classify', loss='sigmoid')
 
   c.optim = dict(name='adafactor', lr=8e-4, wd=0.03, clip=1.0)
   # The head's decay is a hundred times the body's (section 3.1).

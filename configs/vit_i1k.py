@@ -16,7 +16,6 @@ Smallest slices: v3:2x2 or v5e:2x4 (B/16).
 """
 
 import common
-import ml_collections
 
 from vit_jax import models
 from vit_jax.config import parse_arg
@@ -34,17 +33,11 @@ def get_config(arg=None):
     epochs=300.0,
     warmup=10_000,
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
-  c.model.update(dtype=arg.dtype, dropout=0.1)
+  c = common.classifier(arg, 'vit', common.inception(arg.res), loss='sigmoid')
+  c.model.dropout = 0.1
   c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']
   c.model.head_bias_init = -6.9  # the prior of one class of 1000, ln(1 / 1000)
 
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = common.inception(arg.res)
-  c.task = dict(name='classify', loss='sigmoid')
   c.optim = dict(name='adamw', lr=3e-3, wd=0.3, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
 

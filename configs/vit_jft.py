@@ -20,7 +20,6 @@ v3:8x8 or v5e:8x8 for H/14.
 """
 
 import common
-import ml_collections
 
 from vit_jax import models
 from vit_jax.config import parse_arg
@@ -57,23 +56,18 @@ def get_config(arg=None):
     train='train',
     val='val',
     classes=18_291,
-    fewshot='',
   )
   arg = parse_arg(arg, debug=DEBUG, **defaults)
   lr, epochs = ROWS.get(arg.variant, (arg.lr, arg.epochs))
-  lr, epochs = arg.lr or lr, arg.epochs or epochs
-  c = ml_collections.ConfigDict()
-  c.epochs = epochs
+  lr, arg.epochs = arg.lr or lr, arg.epochs or epochs
 
   resnet = arg.variant in ROWS and '/' not in arg.variant
-  c.model = dict(name='bit' if resnet else 'vit', variant=arg.variant)
-  c.model.update(num_classes=arg.classes, dtype=arg.dtype, head_bias_init=-10.0)
+  name = 'bit' if resnet else 'vit'
+  c = common.classifier(arg, name, common.inception(arg.res), loss='sigmoid')
+  c.model.head_bias_init = -10.0
   if not resnet:
     c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']
 
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = common.inception(arg.res)
-  c.task = dict(name='classify', loss='sigmoid')
   c.optim = dict(name='adamw', lr=lr, wd=0.1)
   end = 1e-5 / lr if lr else 0.0
   c.optim.schedule = dict(decay='linear', warmup=arg.warmup, end=end)

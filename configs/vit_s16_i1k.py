@@ -17,7 +17,6 @@ Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import common
-import ml_collections
 
 from vit_jax import models
 from vit_jax.config import parse_arg
@@ -39,17 +38,11 @@ def get_config(arg=None):
     epochs=90.0,
     warmup=10_000,
   )
-  c = ml_collections.ConfigDict()
-  c.epochs = arg.epochs
-
-  c.model = dict(name='vit', variant=arg.variant, num_classes=arg.classes)
-  c.model.update(dtype=arg.dtype, classifier='gap', posemb='sincos2d')
+  augment = choose('config argument randaug', arg.randaug, RANDAUG)
+  pp = common.inception(arg.res, augment)
+  c = common.classifier(arg, 'vit', pp, loss='softmax', mixup=0.2)
+  c.model.update(classifier='gap', posemb='sincos2d')
   c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']
-
-  randaug = choose('config argument randaug', arg.randaug, RANDAUG)
-  c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res})|flip_lr|{randaug}|value_range(-1, 1)'
-  c.task = dict(name='classify', loss='softmax', mixup=0.2)
 
   c.optim = dict(name='adamw', lr=1e-3, wd=0.1, clip=1.0, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
