@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import commands
 from vit_jax.lab import runner, sweep
-from vit_jax.lab.ablations import ABLATIONS, MASKED, RESNET, TUNE
+from vit_jax.lab.ablations import ABLATIONS, CELLS, RESNET
 from vit_jax.tools.inspect.model import cost
 
 
@@ -87,7 +87,7 @@ def test_optimizers_keep_the_recipe_s(tmp_path):
 def test_masked_pretrains_without_labels_and_tunes_with_few(tmp_path):
   cells = plan(tmp_path, 'masked')
   assert len(cells) == 9
-  for name, task in MASKED.items():
+  for name, task in CELLS['masked'].items():
     before, after = cells[f'pretrain-{name}'], cells[name]
     assert before['task'] == {'name': 'masked_patches', **task}
     assert (before['data']['split'], after['data']['split']) == ('train', 'train[:100]')
@@ -100,7 +100,7 @@ def test_cells_bring_those_that_they_start_from(tmp_path):
     *('pretrain', 'linear', 'lora')
   ]
   cells = plan(tmp_path, 'tune')
-  assert set(cells) == {'pretrain', *TUNE}
+  assert set(cells) == {'pretrain', *CELLS['tune']}
   assert cells['pretrain']['data']['classes'] == [0, 1, 2, 3, 4]
   assert cells['lora']['data']['classes'] == [5, 6, 7, 8, 9]
 

@@ -10,9 +10,8 @@ import pytest
 
 from tests.support import GOLDEN, commands, naming, stand_in, vtab_fakes
 from vit_jax import errors, optim
-from vit_jax.lab import published, table
-from vit_jax.lab.vtab import __main__ as vtab
-from vit_jax.lab.vtab.protocols import VTAB
+from vit_jax.lab import published, table, vtab
+from vit_jax.lab.protocols import VTAB
 from vit_jax.train import loop, program
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')  # images of 32 x 32 pixels

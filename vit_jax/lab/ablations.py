@@ -4,7 +4,9 @@
 returns {name of a cell: {config key: value}} for that or any fitting config.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax import config as config_lib
@@ -31,6 +33,17 @@ class Ablation(NamedTuple):
 
 ABLATIONS: dict[str, Ablation] = {}
 
+# {ablation: {cell: its values}}:
+# - posemb: kind and place, and accuracy in Table 8, which has no row for the last two.
+# - optimizer: accuracy in Table 7.
+# - masked: the section `task`.
+# - tune: the section `tune`, and AdamW's rate on digits: the best of 3e-4, 1e-3, 3e-3,
+#   1e-2, 3e-2 and 0.1 on 200 other images of the training split, seed 0.
+# - families: models of two stages whose forward pass takes as many operations as the ViT
+#   of configs/digits.py, within 10 per cent. ConvNeXt's layer scale starts at 1e-6 for
+#   deep models, and would hardly grow in a short run.
+CELLS = json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
+
 
 def _ablation(*args, **kwargs) -> Callable:
   def register(cells: Callable) -> Callable:
@@ -52,23 +65,6 @@ _TRANSFER = dict(
   batch_size=360,
   shots=[5, 10],
 )
-# Cell -> kind and place, and accuracy in Table 8, which has no row for the last two.
-_POSEMB = {
-  'none': ('none', 'stem', '61.38'),
-  '1d': ('learn', 'stem', '64.21'),
-  '1d-every': ('learn', 'every', '63.96'),
-  '1d-shared': ('learn', 'shared', '64.29'),
-  '2d': ('learn2d', 'stem', '64.00'),
-  '2d-every': ('learn2d', 'every', '64.05'),
-  '2d-shared': ('learn2d', 'shared', '64.02'),
-  'relative': ('relative', 'stem', '64.03'),
-  'rotary': ('rotary', 'stem', ''),
-  'sincos2d': ('sincos2d', 'stem', ''),
-}
-_TABLE_7 = {
-  'adamw': '89.33 (R50x1), 94.01 (R152x2)',
-  'sgd': '88.79 (R50x1), 93.72 (R152x2)',
-}
 
 
 def _split(config: dict) -> str:
@@ -97,14 +93,14 @@ def _fields(config: dict) -> dict:
   (0, 1, 2),
   (
     'ViT-B/16, ImageNet 5-shot (%), paper, Table 8',
-    {name: accuracy for name, (*_, accuracy) in _POSEMB.items()},
+    {name: accuracy for name, (*_, accuracy) in CELLS['posemb'].items()},
   ),
 )
 def posemb(config: dict) -> dict[str, dict]:
   """The paper's kinds and places; rotary and sine-cosine positions beside them."""
   return {
     name: {'model.posemb': kind, 'model.posemb_where': where}
-    for name, (kind, where, _) in _POSEMB.items()
+    for name, (kind, where, _) in CELLS['posemb'].items()
   }
 
 
@@ -151,7 +147,10 @@ def shape(config: dict) -> dict[str, dict]:
     'model': dict(name='bit', blocks=[1, 1, 1], width=32),
     'evals.transfer': _TRANSFER,
   },
-  beside=('fine-tuned after JFT, mean of 5 sets (%), paper, Table 7', _TABLE_7),
+  beside=(
+    'fine-tuned after JFT, mean of 5 sets (%), paper, Table 7',
+    CELLS['optimizer'],
+  ),
 )
 def optimizer(config: dict) -> dict[str, dict]:
   """AdamW with the paper's settings for ResNets (Table 3), and BiT's SGD.
@@ -195,12 +194,6 @@ def data_size(config: dict) -> dict[str, dict]:
   }
 
 
-MASKED = {
-  **{name: dict(target=name) for name in ('mean_color', 'downsized', 'pixels')},
-  'mean_color-15pct': dict(target='mean_color', rate=0.15),
-}
-
-
 @_ablation(
   'masked patch prediction, then 100 labels (section 4.6, appendix B.1.2)',
   'digits:epochs=500,batch=50',
@@ -234,27 +227,12 @@ def masked(config: dict) -> dict[str, dict]:
   few = {'data.split': f'{split}[:100]'}
   cells = {
     f'pretrain-{name}': {**before, 'task': dict(name='masked_patches', **task)}
-    for name, task in MASKED.items()
+    for name, task in CELLS['masked'].items()
   }
   cells['scratch'] = few
-  for name in MASKED:
+  for name in CELLS['masked']:
     cells[name] = {**few, 'weights': {'source': RunOf(f'pretrain-{name}')}}
   return cells
-
-
-# Cell -> the section `tune`, and AdamW's rate on digits: the best of 3e-4, 1e-3, 3e-3,
-# 1e-2, 3e-2 and 0.1 on 200 other images of the training split, seed 0.
-TUNE = {
-  'full': (dict(method='full'), 1e-3),
-  'linear': (dict(method='linear'), 0.1),
-  'partial': (dict(method='partial', blocks=1), 3e-3),
-  'mlp': (dict(method='mlp', layers=3), 1e-2),
-  'bias': (dict(method='bias'), 3e-2),
-  'adapter': (dict(method='adapter', reduction=8), 0.1),
-  'lora': (dict(method='lora', rank=4, alpha=8.0), 1e-2),
-  'vpt-shallow': (dict(method='vpt', number=8), 1e-2),
-  'vpt-deep': (dict(method='vpt', number=8, deep=True), 0.1),
-}
 
 
 @_ablation(
@@ -276,24 +254,10 @@ def tune(config: dict) -> dict[str, dict]:
     'steps': 200,
     'checkpoint.every': 200,
   }
-  cells = {name: few | {'tune': t, 'optim.lr': lr} for name, (t, lr) in TUNE.items()}
+  cells = {
+    name: few | {'tune': t, 'optim.lr': lr} for name, (t, lr) in CELLS['tune'].items()
+  }
   return {'pretrain': {'data.classes': list(range(half))}, **cells}
-
-
-# Models of two stages whose forward pass takes as many operations as the ViT of
-# configs/digits.py, within 10 per cent.
-FAMILIES = {
-  'mixer': dict(
-    patch_size=(4, 4), width=120, depth=3, tokens_mlp_dim=64, channels_mlp_dim=256
-  ),
-  'swin': dict(
-    patch_size=(2, 2), width=32, depths=(2, 2), num_heads=(4, 8), windows=(4, 4)
-  ),
-  'mvit': dict(width=72, depths=(1, 2), num_heads=6, kv_stride=2),
-  # Layer scale starts at 1e-6 for deep models, and hardly grows in a short run.
-  'convnext': dict(depths=(2, 2), widths=(80, 160), layer_scale=1.0),
-  'resnet': dict(depths=(2, 2), widths=(208, 416), stem_width=52),
-}
 
 
 @_ablation(
@@ -304,7 +268,8 @@ def families(config: dict) -> dict[str, dict]:
   vit = config['model']
   common = {key: vit[key] for key in ('num_classes', 'dtype') if key in vit}
   others = {
-    name: {'name': name, **fields, **common} for name, fields in FAMILIES.items()
+    name: {'name': name, **fields, **common}
+    for name, fields in CELLS['families'].items()
   }
   return {name: {'model': model} for name, model in {'vit': vit, **others}.items()}
 

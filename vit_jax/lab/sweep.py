@@ -106,10 +106,8 @@ def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
   """
   plain = Ablation(lambda config: {'base': {}}, '', '')
   ablation = ABLATIONS.get(args.ablation, plain)
-  spec, changes = (
-    args.config or ablation.config,
-    {} if args.config else ablation.changes,
-  )
+  spec = args.config or ablation.config
+  changes = {} if args.config else ablation.changes
   base = runner.changed(config_lib.load(spec), changes)
   several, common, seeds = divided(args.set)
   with runner.named('--set'):

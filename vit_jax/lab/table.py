@@ -21,14 +21,13 @@ _MAIN = (r'.+/top1', r'.+/.+_(5|10)shot(_sweep)?')
 def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
   """Returns the results of a finished run, read from its folder.
 
-  Those are its changes, costs (GFLOPs of the forward pass of one image, memory of a step),
+  Those are its changes, costs (GFLOPs of the forward pass of one image),
   the last value of each metric (shares, not per cent), and seconds of training steps.
   """
   config = config_lib.read(folder)
   resolved, evals = config['resolved'], config['evals']
   costs = cost(config['model'], resolved['image_shape'])
   rows, _ = metrics_lib.read_rows(folder / 'metrics.jsonl')
-  starts = status.read_starts(folder) or [{}]
   return {
     'cell': cell,
     **{key: str(value) for key, value in changes.items()},
@@ -38,7 +37,6 @@ def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
     'gflops': costs.operations / 1e9,
     'examples': resolved['num_examples'],
     'steps': rows[-1]['step'],
-    'step_temp_bytes': starts[-1].get('step_temp_bytes'),
     **{
       key: value
       for key, value in metrics_lib.last_values(rows).items()

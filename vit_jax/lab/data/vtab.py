@@ -8,9 +8,6 @@ from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import DataError, UserError, choose
 from vit_jax.lab.data.vtab_tasks import TASKS
 
-# Examples to train on, and to choose hyperparameters by.
-TRAIN, VAL = 800, 200
-
 
 class Vtab(Source):
   """`vtab:NAME`, one of `vtab_tasks.TASKS`, of a data set that TFDS prepared.
@@ -37,12 +34,12 @@ class Vtab(Source):
         raise UserError(
           f'{self.name} has {task.classes} classes, and {task.tfds} has {number}.'
         )
-    table = splits_of(target, prepared.sizes)
-    sizes = {name: sum(high - low for _, low, high in table[name]) for name in table}
+    parts = splits_of(target, prepared.sizes)
+    sizes = {name: end - first for name, (_, first, end) in parts.items()}
+    split = 'train800+val200' if split == 'train800val200' else split
     self._examples = prepared.open(
-      part
+      (parts[name][0], parts[name][1] + low, parts[name][1] + high)
       for name, low, high in splits.ranges(split, sizes, self.name)
-      for part in _cut(table[name], low, high)
     )
     self.fingerprint = fingerprint((target, self._examples.fingerprint))
 
@@ -66,39 +63,19 @@ class Vtab(Source):
     return {'image': image, 'label': self._task.label(example)}
 
 
-def splits_of(name: str, sizes: dict[str, int]) -> dict[str, list[tuple]]:
-  """Returns the parts of a task's splits: {split: [(split of TFDS, first, end)]}.
+def splits_of(name: str, sizes: dict[str, int]) -> dict[str, tuple]:
+  """Returns a task's splits as parts of TFDS's: {split: (split of TFDS, first, end)}.
 
-  The first 800 examples of the first of `Task.parts`, the first 200 of the second, these
-  two, and the third. `sizes` are those of the data set's splits.
+  The first 800 examples of the first of `Task.parts`, the first 200 of the second, and all
+  of the third. `sizes` are those of the data set's splits.
   """
-  where = f'vtab:{name}'
-  train, val, test = (
-    splits.ranges(part, sizes, where)[0] for part in TASKS[name].parts
-  )
-  train, val = _first(TRAIN, train, where), _first(VAL, val, where)
-  return {
-    'train800': [train],
-    'val200': [val],
-    'train800val200': [train, val],
-    'test': [test],
-  }
-
-
-def _first(count, part, where):
-  name, low, high = part
-  if high - low < count:
-    raise UserError(
-      f'{where} takes {count} examples of {name}[{low}:{high}], which has {high - low}.'
-    )
-  return name, low, low + count
-
-
-def _cut(parts: list[tuple[str, int, int]], low: int, high: int) -> list[tuple]:
-  """Returns the parts of the examples from low to high, counted through all parts."""
-  out = []
-  for name, first, end in parts:
-    size = end - first
-    out.append((name, first + min(max(low, 0), size), first + min(max(high, 0), size)))
-    low, high = low - size, high - size
+  where, out = f'vtab:{name}', {}
+  counts = {'train800': 800, 'val200': 200, 'test': None}
+  for (split, count), part in zip(counts.items(), TASKS[name].parts, strict=True):
+    ((of, first, end),) = splits.ranges(part, sizes, where)
+    if count and end - first < count:
+      raise UserError(
+        f'{where} takes {count} examples of {of}[{first}:{end}], which has {end - first}.'
+      )
+    out[split] = of, first, first + count if count else end
   return out

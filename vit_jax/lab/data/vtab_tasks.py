@@ -5,7 +5,9 @@ are dicts of all features, as TFDS reads them.
 """
 
 import io
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -102,27 +104,6 @@ _PARTS = {
 # The benchmark took version 3 of Pets, which TFDS no longer makes; version 4 adds boxes of
 # heads and writes 12 broken images anew. Its code asks for KITTI 3.1, which VPT found to be
 # wrong (task_adaptation's issue 18); 3.2 took a newer development kit for the splits.
-_TABLE = """\
-caltech101  Caltech101  natural     102 caltech101         3   4 90%      -
-cifar100    CIFAR-100   natural     100 cifar100           3   4 90%      small
-dtd         DTD         natural     47  dtd                3   4 own      -
-flowers102  Flowers102  natural     102 oxford_flowers102  2   3 own      -
-pets        Pets        natural     37  oxford_iiit_pet    3   5 80%      -
-sun397      Sun397      natural     397 sun397/tfds        4   5 own      -
-svhn        SVHN        natural     10  svhn_cropped       3   4 90%      no_flip,small
-camelyon    Camelyon    specialized 2   patch_camelyon     2   3 own      -
-eurosat     EuroSAT     specialized 10  eurosat/rgb        2   3 60-20-20 small
-resisc45    Resisc45    specialized 45  resisc45           3   4 60-20-20 -
-retinopathy Retinopathy specialized 5   diabetic_retinopathy_detection/btgraham-300 3   4 own      -
-clevr_count Clevr-Count structured  8   clevr              3   4 clevr    no_crop
-clevr_dist  Clevr-Dist  structured  6   clevr              3   4 clevr    no_crop
-dmlab       DMLab       structured  6   dmlab              2   3 own      -
-dspr_loc    dSpr-Loc    structured  16  dsprites           2   3 80-10-10 no_flip,no_crop,small
-dspr_ori    dSpr-Ori    structured  16  dsprites           2   3 80-10-10 no_flip,no_crop,small
-kitti_dist  KITTI-Dist  structured  4   kitti              3.2 4 own      no_crop
-snorb_azim  sNORB-Azim  structured  18  smallnorb          2   3 norb     no_flip
-snorb_elev  sNORB-Elev  structured  9   smallnorb          2   3 norb     -
-"""
 # Label, names of the classes, and change of the image of the tasks that derive them.
 _DERIVED = {
   'clevr_count': (clevr_count, tuple(f'{n} objects' for n in range(3, 11))),
@@ -148,11 +129,10 @@ _DERIVED = {
 }
 
 
-def _task(line: str) -> Task:
-  name, title, group, classes, tfds, first, end, parts, flags = line.split()
+def _task(title, group, classes, tfds, versions, parts, flags, derived=()) -> Task:
   booleans = 'no_flip' not in flags, 'no_crop' not in flags, 'small' in flags
-  fields = (title, group, int(classes), tfds, (first, end), _PARTS[parts], *booleans)
-  return Task(*fields, *_DERIVED.get(name, ()))
+  return Task(title, group, classes, tfds, versions, _PARTS[parts], *booleans, *derived)
 
 
-TASKS = {line.split()[0]: _task(line) for line in _TABLE.splitlines()}
+_ROWS = json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
+TASKS = {name: _task(*row, _DERIVED.get(name, ())) for name, *row in _ROWS}

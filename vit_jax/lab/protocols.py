@@ -54,9 +54,9 @@ class Setting(NamedTuple):
   # {config key: values}; the validation split chooses one combination.
   grid: Mapping[str, Sequence] = {}
   seeds: Sequence[int] = (0, 1, 2)
-  # Resizes to a square; else the shorter side, and test images are cropped to the middle.
-  square: bool = True
-  more_data: bool = True  # In the end, trains on the validation split, too.
+  # Resizes the shorter side, not to a square, crops test images to the middle, and trains
+  # on the training split alone in the end.
+  photographs: bool = False
 
 
 _SGD = dict(name='sgd', momentum=0.9)
@@ -124,8 +124,7 @@ def vpt(task: Task | Set, tune: dict) -> Setting:
       'optim.wd': [0.01, 0.001, 0.0001, 0.0],
     },
     (42, 44, 82, 100, 800),
-    square=not photographs,
-    more_data=not photographs,
+    photographs,
   )
 
 

@@ -15,19 +15,12 @@ from vit_jax import config as config_lib
 from vit_jax import terminal, weights
 from vit_jax.errors import DataError, RunError, UserError
 from vit_jax.lab import published, runner, sweep, table
-from vit_jax.lab.vtab.protocols import FGVC, PROTOCOLS, VTAB, Setting
+from vit_jax.lab.protocols import FGVC, PROTOCOLS, VTAB, Setting
 from vit_jax.tools import out_folder
 from vit_jax.train import program
 
 PICK, REPORTED = 'val/top1', 'test/top1'
 _MICRO_BATCH = 64  # images that a device is sure to hold, as in configs/finetune.py
-_EVAL_BATCH = 128
-# Keys that a benchmark sets, and their alternatives.
-_FIXED = {
-  'data.source': '--tasks',
-  'data.source_options': '--data_dir',
-  'data.split': 'vit_jax sweep',
-}
 _EPILOG = """\
 Protocols:
 {}
@@ -46,7 +39,9 @@ seeds that are reported. Runs are in DIR/TASK/runs, and the same command resumes
 def main(argv: list[str]) -> int:
   """Trains on the tasks and writes the results; returns the exit code."""
   args = _parse(argv)
-  out = out_folder.check(args.out or _default_out(args))
+  words = ['fgvc' if args.fgvc else 'vtab', args.protocol, Path(args.source).name]
+  name = program.folder_name([*words, *sweep.single(args.set)])
+  out = out_folder.check(args.out or f'runs/{name}')
   model = model_of(args.source)
   grids = {name: plan(args, name, model, out) for name in args.tasks}
   say = terminal.say if args.json else lambda line: print(line, flush=True)
@@ -93,11 +88,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   return args
 
 
-def _default_out(args) -> str:
-  words = ['fgvc' if args.fgvc else 'vtab', args.protocol, Path(args.source).name]
-  return f'runs/{program.folder_name([*words, *sweep.single(args.set)])}'
-
-
 # -- the runs of a task ---------------------------------------------------------------
 
 
@@ -110,12 +100,7 @@ def model_of(source: str) -> dict:
 
 
 def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.Grid:
-  """Returns the grid of a task, checked as far as its data is not needed.
-
-  Args:
-    model: see `model_of`.
-    out: the folder of all tasks.
-  """
+  """Returns the grid of a task below `out`, checked as far as no data is needed."""
   benchmark, task = args.benchmark, args.benchmark.tasks[name]
   several, common, seeds = sweep.divided(args.set)
   own = {assignment.partition('=')[0] for assignment in common}
@@ -138,7 +123,7 @@ def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.
     return runner.plan(config, cells, seeds, out / name, model)
 
   def final(cell: str) -> list[runner.Run]:
-    both = setting.more_data
+    both = not setting.photographs
     split = benchmark.trainval if both else benchmark.train
     values = {**cells[cell], 'data.split': split, 'evals': _reported(config)}
     key = f'final-{cell}' if search else cell
@@ -155,9 +140,9 @@ def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.
 
 def _check_keys(protocol: str, several: dict, own: set[str]) -> None:
   for key in {*several, *own}:
-    for name, instead in _FIXED.items():
-      if key in (name, 'data') or key.startswith(f'{name}.'):
-        raise UserError(f'--set {key}: the benchmark fixes it. See {instead}.')
+    if key == 'data' or key.startswith(('data.source', 'data.split')):
+      instead = '--tasks, --data_dir, or vit_jax sweep for other data'
+      raise UserError(f'--set {key}: the benchmark fixes it. See {instead}.')
   if protocol == 'vpt' and (wrong := {'tune', 'tune.method'} & several.keys()):
     raise UserError(f'--set {min(wrong)}: one value; the grid of vpt depends on it.')
 
@@ -169,16 +154,18 @@ def _config(args, name: str, setting: Setting, model: dict) -> dict:
   small = lambda size: f"resize_small({size}, rounding='nearest')"
   before = round(size * (setting.precrop or 1))
   crops = setting.precrop and task.crop
-  first = resize if setting.square else small
+  first = small if setting.photographs else resize
   ops = [first(before), f'random_crop({size})'] if crops else [resize(size)]
   if setting.precrop and task.flip:
     ops.append('flip_lr')
-  tests = [resize(size)] if setting.square else [small(before), f'central_crop({size})']
+  tests = [resize(size)]
+  if setting.photographs:
+    tests = [small(before), f'central_crop({size})']
   pp = lambda ops: '|'.join(['decode(3)', *ops, 'value_range(-1, 1)'])
   data = {'source': f'{benchmark.source}:{name}'}
   if args.data_dir:
     data['source_options'] = {'data_dir': args.data_dir}
-  val = dict(data, split=benchmark.val, batch_size=_EVAL_BATCH, pp=pp(tests))
+  val = dict(data, split=benchmark.val, batch_size=128, pp=pp(tests))
   train = dict(data, split=benchmark.train, batch_size=setting.batch_size, pp=pp(ops))
   # The recipe has what a protocol leaves open: weights, a new head, no pre_logits.
   recipe = config_lib.load('finetune')

@@ -1,1 +1,0 @@
-"""`vit_jax vtab`: how well weights transfer, by the tasks of VTAB-1k or FGVC."""
