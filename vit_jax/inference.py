@@ -2,9 +2,9 @@
 
 import concurrent.futures
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -47,34 +47,15 @@ def predict_images(
   """
   check(images, batch_size)
   models.check_outputs(loaded.model, 'classes', 'The model')
-  preprocess, layers = SingleImage(pp or loaded.pp), tuple(layers)
-  shape = (batch_size, *loaded.image_size, loaded.channels)
-  apply = loaded.model.apply
-  logits, out = jax.eval_shape(
-    apply, loaded.variables, jax.ShapeDtypeStruct(shape, 'float32')
-  )
-  for layer in layers:
-    choose('layer', layer, out)
 
-  @jax.jit
-  def run(variables, x):
-    logits, out = apply(variables, x)
-    features = {layer: out[layer] for layer in layers}
-    return jax.tree.map(lambda y: y.astype('float32'), (logits, features))
+  def function(variables, batch):
+    logits, out = loaded.model.apply(variables, batch['image'])
+    rows = {layer: choose('layer', layer, out) for layer in layers}
+    return jax.tree.map(lambda y: y.astype('float32'), {'logits': logits, **rows})
 
-  variables = jax.device_put(loaded.variables)
-  rows = {None: [], **{layer: [] for layer in layers}}
-  empty = {None: logits.shape[1:], **{layer: out[layer].shape[1:] for layer in layers}}
-  errors: list[str | None] = []
-  for batch, why in batches(loaded, images, preprocess, batch_size):
-    errors += why
-    y, features = run(variables, batch['image'])
-    for key, value in {None: y, **features}.items():
-      rows[key].append(without_padding(value, why, np.nan))
-  join = lambda key: (
-    np.concatenate(rows[key]) if rows[key] else np.zeros((0, *empty[key]), np.float32)
-  )
-  return Predictions(join(None), {layer: join(layer) for layer in layers}, errors)
+  layers = tuple(layers)
+  rows, errors = run(loaded, images, SingleImage(pp or loaded.pp), batch_size, function)
+  return Predictions(rows.pop('logits'), rows, errors)
 
 
 def check(images, batch_size: int) -> None:
@@ -83,6 +64,38 @@ def check(images, batch_size: int) -> None:
     raise UserError(f'images is {type(images).__name__}, one image: put it in a list.')
   if batch_size < 1:
     raise UserError(f'batch_size={batch_size}: expected 1 or more.')
+
+
+def run(
+  loaded: Loaded,
+  images: Iterable,
+  preprocess: SingleImage,
+  batch_size: int,
+  function: Callable[[Any, dict], dict[str, jax.Array]],
+) -> tuple[dict[str, np.ndarray], list[str | None]]:
+  """Returns ({name: rows [n, ...]} of a function of all images, why each was not read).
+
+  Rows of images that could not be read are nan, or -1 in integers.
+
+  Args:
+    function: (variables, features of a batch of images) -> rows; it is jitted.
+  """
+  function, shape = jax.jit(function), (*loaded.image_size, loaded.channels)
+  variables = jax.device_put(loaded.variables)
+  example = {
+    'image': jax.ShapeDtypeStruct((batch_size, *shape), 'float32'),
+    'size': jax.ShapeDtypeStruct((batch_size, 2), 'int32'),
+  }
+  empty = jax.eval_shape(function, variables, example)
+  rows = {name: [np.zeros((0, *x.shape[1:]), x.dtype)] for name, x in empty.items()}
+  errors: list[str | None] = []
+  for batch, why in batches(loaded, images, preprocess, batch_size):
+    errors += why
+    for name, x in function(variables, batch).items():
+      x = np.array(x[: len(why)])
+      x[[reason is not None for reason in why]] = -1 if x.dtype.kind == 'i' else np.nan
+      rows[name].append(x)
+  return {name: np.concatenate(parts) for name, parts in rows.items()}, errors
 
 
 def batches(
@@ -123,10 +136,3 @@ def batches(
         for name, x in features.items():
           batch[name][i] = x
       yield batch, list(why)
-
-
-def without_padding(rows: jax.Array, why: list[str | None], lost: float) -> np.ndarray:
-  """Returns the rows of images; `lost` where one could not be read."""
-  rows = np.array(rows[: len(why)])
-  rows[[reason is not None for reason in why]] = lost
-  return rows

@@ -69,8 +69,8 @@ def test_perfect_answers(truth):
 
 def test_as_computed_from_all_detections(truth):
   outputs = table(truth, 10, noise=0.05)
-  answers = boxes.postprocess(outputs, truth.sizes)
-  corners = np.asarray(answers['boxes'], np.float64).reshape(-1, 4)
+  answers = boxes.postprocess(outputs)
+  corners = 64 * np.asarray(answers['boxes'], np.float64).reshape(-1, 4)
   expected, _ = average_precision.measure(
     truth,
     Detections(

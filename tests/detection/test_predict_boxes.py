@@ -125,7 +125,7 @@ def test_images_that_cannot_be_read(folder):
   assert [error is None for error in out.errors] == [False, True, True]
   assert np.isnan(out.boxes[0]).all()
   assert (out.labels[0] == -1).all()
-  np.testing.assert_array_equal(out.sizes, [(0, 0), (64, 96), (8, 8)])
+  np.testing.assert_array_equal(out.sizes, [(-1, -1), (64, 96), (8, 8)])
   assert inference.detect_images(bright_detector.loaded(), []).boxes.shape == (0, 3, 4)
   with pytest.raises(UserError, match=naming('list')):
     inference.detect_images(bright_detector.loaded(), inputs[1])

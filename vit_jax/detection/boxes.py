@@ -50,24 +50,19 @@ def giou(a: jax.Array, b: jax.Array) -> jax.Array:
   return _divide(common, union) - _divide(around - union, around)
 
 
-def postprocess(outputs: dict, sizes: jax.Array) -> dict[str, jax.Array]:
+def postprocess(outputs: dict) -> dict[str, jax.Array]:
   """Returns one detection for each query: 'scores', 'labels' [B, Q], 'boxes' [B, Q, 4].
 
   The class is the likeliest other than "no object", the score its probability, the box
-  left, top, right, bottom in pixels. No query is left out.
+  left, top, right, bottom from 0 to 1 of the image: float32 would not hold pixels of large
+  images exactly. No query is left out.
 
   Args:
-    outputs: of a detector, see `tasks.detect`.
-    sizes: [B, 2], heights and widths of the images, in pixels.
+    outputs: 'logits' and 'boxes' of a detector, see `tasks.detect`.
   """
   likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]
-  height, width = jnp.moveaxis(sizes.astype(jnp.float32), -1, 0)
-  scale = jnp.stack([width, height, width, height], -1)[:, None]
-  return {
-    'scores': likely.max(-1),
-    'labels': likely.argmax(-1),
-    'boxes': to_corners(outputs['boxes'].astype(jnp.float32)) * scale,
-  }
+  corners = to_corners(outputs['boxes'].astype(jnp.float32))
+  return {'scores': likely.max(-1), 'labels': likely.argmax(-1), 'boxes': corners}
 
 
 def _common_and_union(a, b):

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from vit_jax import inference, models
@@ -16,9 +15,9 @@ from vit_jax.weights import Loaded
 
 
 class Detected(NamedTuple):
-  """A detector's answers for each of its Q queries, in the order of the images.
+  """A detector's answer for each of its Q queries, in the order of the images.
 
-  Rows of unreadable images are nan, with class -1 and size 0.
+  Rows of unreadable images are nan, and -1 in integers.
   """
 
   scores: np.ndarray  # float32 [n, Q], the probability of the class
@@ -61,27 +60,14 @@ def detect_images(
   models.check_outputs(loaded.model, 'boxes', 'The model')
   pp = pp or loaded.pp
   registry.check_positions(pp)
-  shape = (batch_size, *loaded.image_size, loaded.channels)
 
-  @jax.jit
-  def run(variables, batch):
+  def function(variables, batch):
     outputs, _ = loaded.model.apply(variables, **detect.arguments(batch))
-    # From 0 to 1: float32 would not hold the pixels of large images exactly.
-    return boxes.postprocess(outputs, np.ones((batch_size, 2), np.float32))
+    return {**boxes.postprocess(outputs), 'sizes': batch['size']}
 
-  variables = jax.device_put(loaded.variables)
-  example = {'image': jax.ShapeDtypeStruct(shape, 'float32')}
-  empty = jax.eval_shape(run, variables, example)
-  rows = {name: [np.zeros((0, *x.shape[1:]), x.dtype)] for name, x in empty.items()}
-  sizes, errors = [np.zeros((0, 2), np.int32)], []
   preprocess = SingleImage(pp, masks=True)
-  for batch, why in inference.batches(loaded, images, preprocess, batch_size):
-    errors += why
-    sizes.append(batch.pop('size')[: len(why)])
-    for name, value in run(variables, batch).items():
-      blank = -1 if name == 'labels' else np.nan
-      rows[name].append(inference.without_padding(value, why, blank))
-  arrays = {name: np.concatenate(values) for name, values in rows.items()}
-  size = np.concatenate(sizes)
-  arrays['boxes'] = arrays['boxes'].astype(np.float64) * np.tile(size[:, None, ::-1], 2)
-  return Detected(**arrays, sizes=size, errors=errors)
+  rows, errors = inference.run(loaded, images, preprocess, batch_size, function)
+  # Of pixels, float32 would not hold those of large images exactly.
+  scale = np.tile(rows['sizes'][:, None, ::-1], 2)
+  rows['boxes'] = rows['boxes'].astype(np.float64) * scale
+  return Detected(**rows, errors=errors)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import pipeline
@@ -15,6 +14,7 @@ from vit_jax.detection.coco import average_precision
 from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.detection.data.objects import Objects
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.evaluators import class_match
 from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
@@ -117,13 +117,8 @@ class Coco(OneSplit):
   def measure(self, predict, variables, batch) -> dict:
     """Returns one detection for each query, boxes by corners from 0 to 1 of the image."""
     batch = self.batches.on_device(batch)
-    out = predict(variables, batch)
-    return {
-      # From 0 to 1: float32 would not hold pixels exactly.
-      **boxes.postprocess(out, jnp.ones((len(batch['index']), 2))),
-      'index': batch['index'],
-      'mask': batch['mask'],
-    }
+    rows = {key: batch[key] for key in ('index', 'mask')}
+    return boxes.postprocess(predict(variables, batch)) | rows
 
 
 def _check_objects(source) -> None:
@@ -138,21 +133,23 @@ def _by_name(truth: Truth, source: Objects, model: Classes | None) -> np.ndarray
   """Returns int [K], the category of each class of the model by its name, or -1.
 
   Labels may be the places of the categories or, as in published weights, their ids. None
-  where names are missing or not unique: classes are then compared by number.
+  where names are missing, or categories share one: classes are then compared by number.
 
   Raises:
     UserError: for a category that the model does not have.
   """
+  categories = truth.class_names
   if not source.class_names or model is None or not model.names:
     return None
-  names, categories = list(model.names), truth.class_names
-  if any(names.count(n) > 1 or categories.count(n) > 1 for n in categories):
+  if len({*categories}) < len(categories):
     return None
-  for name in categories:
-    if name not in names:
-      raise UserError(
-        f'{source.name} has the category {name!r}, the model has no class of that name.'
-        f'{did_you_mean(name, names)}'
-      )
-  place = {name: i for i, name in enumerate(categories)}
-  return np.array([place.get(name, -1) for name in names])
+  places = class_match.find(categories, model.names)
+  if None in places:
+    name = categories[places.index(None)]
+    raise UserError(
+      f'{source.name} has the category {name!r}, the model has not one class of that name.'
+      f'{did_you_mean(name, model.names)}'
+    )
+  out = np.full(len(model.names), -1)
+  out[places] = np.arange(len(places))
+  return out
