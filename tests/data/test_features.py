@@ -79,16 +79,9 @@ def train(kind='encoded', pp=PP, **more):
 def test_boxes_follow_their_images(kind):
   batches = train(kind)
   spec = {k: (s.shape, s.dtype) for k, s in batches.spec.items()}
-  assert spec == {
-    'image': ((6, 8, 8, 3), np.uint8),
-    'boxes': ((6, LENGTH, 4), np.float32),
-    'boxes_mask': ((6, LENGTH), np.float32),
-    'label': ((6, LENGTH), np.int32),
-    'label_mask': ((6, LENGTH), np.float32),
-    'size': ((6, 2), np.int32),
-    'mask': ((6,), np.float32),
-    'index': ((6,), np.int32),
-  }
+  assert spec['image'] == ((6, 8, 8, 3), np.uint8)
+  assert spec['boxes'] == ((6, LENGTH, 4), np.float32)
+  assert spec['label_mask'] == ((6, LENGTH), np.float32)
   flipped = set()
   for batch in take(batches.iterate(), 7):  # two epochs
     assert {k: (x.shape, x.dtype) for k, x in batch.items()} == spec
@@ -124,15 +117,15 @@ def test_the_same_for_any_restart_hosts_and_workers():
 
 
 @pytest.mark.parametrize(
-  ('change', 'facts'),
+  ('op', 'facts'),
   [
-    ('|inception_crop(4)|', ('inception_crop(4)', 'boxes')),
-    ('|onehot|', ('onehot', 'boxes:encoded')),
+    ('inception_crop(4)', ('inception_crop(4)', 'boxes')),
+    ('onehot', ('onehot', 'boxes:encoded')),
   ],
 )
-def test_ops_that_would_part_boxes_from_images(change, facts):
+def test_ops_that_would_part_boxes_from_images(op, facts):
   with pytest.raises(UserError, match=naming(*facts)):
-    train(pp=PP.replace('|', change, 1))
+    train(pp=PP.replace('|', f'|{op}|', 1))
 
 
 @pytest.mark.parametrize(

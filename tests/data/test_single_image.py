@@ -102,7 +102,7 @@ def test_a_large_jpeg_is_that_of_training(large, pp):
   batches = pipeline.evaluate(f'folder:{large.parents[1]}', 'train', pp, 1)
   (batch,) = batches.iterate()
   got, want = SingleImage(pp)(large), np.asarray(batch['image'][0], np.float32)
-  # At full size Pillow's chroma differs by a level, see `test_data_images`.
+  # At full size Pillow's chroma differs by a level, see `test_images`.
   assert np.abs(got - want).max() <= (1 if '360' in pp else 0)
 
 

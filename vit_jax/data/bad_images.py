@@ -6,6 +6,7 @@ where they are.
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Callable
 
@@ -20,9 +21,8 @@ _LOCK = threading.Lock()
 def limit(num_examples: int, fraction: float | None) -> int:
   """Returns how many bad images of a split a run accepts.
 
-  By default 0.1 %: more mean that something is wrong with the data, not with a few files.
-  But at least 20, because a folder of a hundred photographs has its handful of broken
-  files; and never more than half.
+  By default 0.1 %, because more mean that something is wrong with the data; but at least
+  20, the handful of broken files that a hundred photographs have; and never more than half.
   """
   if fraction is not None:
     return int(fraction * num_examples)
@@ -91,6 +91,9 @@ def _append(log: str, entry: dict) -> None:
       with files.outages(log):
         files.replace(log, ''.join(json.dumps(x) + '\n' for x in [*entries, entry]))
       return
-    # One write of a whole line: processes may append at the same time.
-    with open(log, 'ab', buffering=0) as file:
+    # One write of a whole line: processes may append at the same time. A line that a kill
+    # cut off is ended first, or this one would be a part of it.
+    with open(log, 'ab+', buffering=0) as file:
+      if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b'\n':
+        file.write(b'\n')
       file.write((json.dumps(entry) + '\n').encode())

@@ -1,4 +1,4 @@
-"""Declarations of the features in a source's examples.
+"""Declarations of the features in a source's examples, and the forms of labels in batches.
 
 A source for classification declares, or inherits,
 
@@ -11,7 +11,9 @@ and one of several boxes in each image, with a class for each box,
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,3 +57,40 @@ def own_classes(features: Mapping, name: str) -> list[str] | None:
   """Returns the classes that the feature `name` declares; None: those of the labels."""
   classes = getattr(features.get(name), 'classes', None)
   return list(classes) if classes else None
+
+
+# --- forms of labels ---------------------------------------------------------------------
+# MultiHot if a source has several labels an image, or the pipeline has an op for labels.
+
+
+class ClassIndex:
+  """One class per image, as an integer; 0 where there is no image."""
+
+  shape, dtype = (), np.dtype(np.int32)
+
+  def __call__(self, labels: Sequence, weights: Sequence) -> np.ndarray:
+    """Returns int32 [n] of n labels, each an int or None."""
+    return np.array([0 if label is None else label for label in labels], np.int32)
+
+
+class MultiHot:
+  """`on` at each class that is a label of the image, `off` at the others."""
+
+  dtype = np.dtype(np.float32)
+
+  def __init__(self, num_classes: int, on: float = 1.0, off: float = 0.0):
+    self.shape = (num_classes,)
+    self._on, self._off = np.float32(on), np.float32(off)
+
+  def __call__(self, labels: Sequence, weights: Sequence) -> np.ndarray:
+    """Returns float32 [n, K] of n labels, each an int, some ints or None.
+
+    Args:
+      weights: for each label float [k], or None: on is off + weight (on - off).
+    """
+    out = np.full((len(labels), *self.shape), self._off, np.float32)
+    for row, label, weight in zip(out, labels, weights, strict=True):
+      if label is not None:
+        on = self._on if weight is None else self._off + (self._on - self._off) * weight
+        row[np.asarray(label, np.int64)] = on
+    return out

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from vit_jax import files
 from vit_jax.data import image_file
 from vit_jax.data.ops.decode import probe
-from vit_jax.data.sources import folder, listing, splits
+from vit_jax.data.sources import folder, splits
 from vit_jax.errors import BadImage, UserError, one_line
 
 _TAR = re.compile(r'(?P<stem>.+?)\.(tar(\.(gz|bz2|xz))?|tgz|tbz2|txz)', re.IGNORECASE)
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
 
   name: str
   about: dict[str, str]  # description, homepage, citation
-  # (name of a file, its class or '') -> (key, split, class); None: left out.
+  # From a file's name and its class or '' to (key, split, class); None: left out.
   place: Callable[[str, str], tuple[str, str, str] | None]
   upright: bool  # turn images as their EXIF says, which readers of prepared data ignore
 
@@ -267,7 +267,7 @@ def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
   Each must be read, if at all, before the next one is requested.
   """
   if piece.label:
-    for name in sorted(listing.images_below(piece.path)[0]):
+    for name in sorted(folder.images_below(piece.path)[0]):
       path = os.path.join(piece.path, name)
       yield piece.folder + name, functools.partial(image_file.read, path)
     return
@@ -285,9 +285,9 @@ def _files_of_tar(file, above: str) -> Iterator[tuple[str, Callable[[], bytes]]]
     while member := tar.next():
       tar.members.clear()  # there may be millions
       name = above + _stem(member.name)
-      if not member.isreg() or any(map(listing.is_hidden, name.split('/'))):
+      if not member.isreg() or any(map(folder.is_hidden, name.split('/'))):
         continue
-      if name.lower().endswith(listing.extensions()):
+      if name.lower().endswith(folder.extensions()):
         yield name, functools.partial(_read, tar, member)
       elif _is_tar(member.name):
         yield from _files_of_tar(tar.extractfile(member), f'{name}/')

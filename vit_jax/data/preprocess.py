@@ -4,8 +4,13 @@ import functools
 
 import numpy as np
 
-from vit_jax.data import labels
-from vit_jax.data.features import Feature, ImageFeature, LabelFeature
+from vit_jax.data.features import (
+  ClassIndex,
+  Feature,
+  ImageFeature,
+  LabelFeature,
+  MultiHot,
+)
 from vit_jax.data.image_file import check_size
 from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import decode, registry
@@ -25,7 +30,7 @@ class Preprocess:
     on_host: ops run by TensorFlow. A last `value_range` on uint8 images is left to the
       device, because uint8 is a quarter of the bytes to copy there.
     on_device: that `ops.ValueRange`, or None.
-    label: the form of the labels, see `labels`; None: images as a whole have no label.
+    label: `ClassIndex`, `MultiHot`, or None: images as a whole have no label.
     draws: how many random numbers each random op takes, in order.
     inputs: {name: (shape, dtype)} of an example as the ops take it; dtype None: bytes.
     one_by_one: whether ops see one example at a time, as encoded images and features
@@ -67,13 +72,15 @@ class Preprocess:
     if len(ops) > 1:
       raise ValueError(f'more than one op for labels: {ops[1].text}')
     feature = self._source.features.get('label')
-    if isinstance(feature, LabelFeature):
-      return labels.form(feature, ops[0].apply if ops else None, num_classes)
-    if ops:
+    if ops and not isinstance(feature, LabelFeature):
       raise ValueError(
         f'{ops[0].text} is for labels of whole images: {self._source.name} has none'
       )
-    return None
+    if ops:
+      return ops[0].apply(num_classes)
+    if not isinstance(feature, LabelFeature):
+      return None
+    return MultiHot(num_classes) if feature.several else ClassIndex()
 
   def _check_located(self, ops, features) -> None:
     located = [k for k, f in features.items() if isinstance(f, Feature) and f.located]

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from vit_jax import cli, files, imagenet, terminal
-from vit_jax.data.sources import listing
+from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
 from vit_jax.tools import source
 
@@ -74,13 +74,13 @@ def find(images: list[str]) -> list[str]:
   for name in images:
     path = Path(name)
     if path.is_dir():
-      inside, others = listing.images_below(name)
+      inside, others = folder.images_below(name)
       if not inside:
-        extensions = ' '.join(sorted(listing.extensions()))
-        there = f', only {listing.describe(others)}' if others else ''
+        extensions = ' '.join(sorted(folder.extensions()))
+        there = f', only {folder.describe(others)}' if others else ''
         raise UserError(f'No images in {name}{there}: looked for {extensions}.')
       if others:
-        terminal.say(f'{name}: left out: {listing.describe(others)}.')
+        terminal.say(f'{name}: left out: {folder.describe(others)}.')
       paths += sorted(os.path.join(name, image) for image in inside)
     elif path.exists():
       paths.append(name)

@@ -9,20 +9,23 @@ from typing import Annotated
 from vit_jax.check import Fraction, Range
 from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import arguments, geometry
-from vit_jax.data.ops.arguments import MAX_SIDE, Method, Percent, Rounding
+from vit_jax.data.ops.arguments import (
+  MAX_SIDE,
+  Interval,
+  Method,
+  Percent,
+  Rounding,
+  Size,
+)
 from vit_jax.data.ops.registry import op
 
 
-@op('random_crop', draws=2, maps=('image', 'boxes', 'label'))
-def random_crop(size, padding: Annotated[int, Range(0, MAX_SIDE)] = 0):
-  """Cuts out (h, w) at random, after `padding` zero pixels on each side (4 for CIFAR).
-
-  Boxes are cut off at its border; those outside are dropped, with their labels.
-  """
+@op('random_crop', draws=2)
+def random_crop(size: Size, padding: Annotated[int, Range(0, MAX_SIDE)] = 0):
+  """Cuts out (h, w) at random, after `padding` zero pixels on each side (4 for CIFAR)."""
   height, width = arguments.size_pair(size)
 
-  def apply(features, u):
-    images = features['image']
+  def apply(images, u):
     if padding:
       around = [[0, 0]] * (images.shape.rank - 3) + [[padding] * 2] * 2 + [[0, 0]]
       images = tf.pad(images, around)
@@ -30,14 +33,10 @@ def random_crop(size, padding: Annotated[int, Range(0, MAX_SIDE)] = 0):
     offset = tf.cast(tf.floor(u * tf.cast(rest + 1, tf.float32)), tf.int32)
     y, x = offset[..., 0], offset[..., 1]
     if images.shape.rank == 3:
-      cut = geometry.cut(images, y, x, height, width)
-      inside = geometry.window(features, y - padding, x - padding, height, width)
-      return {**inside, 'image': cut}
-    if 'boxes' in features:
-      raise ValueError('random_crop: boxes are cropped one example at a time')
+      return geometry.cut(images, y, x, height, width)
     rows, columns = y[:, None] + tf.range(height), x[:, None] + tf.range(width)
     images = tf.gather(images, rows, axis=1, batch_dims=1)
-    return {'image': tf.gather(images, columns, axis=2, batch_dims=1)}
+    return tf.gather(images, columns, axis=2, batch_dims=1)
 
   return apply
 
@@ -60,10 +59,10 @@ class InceptionCrop:
 
   def __init__(
     self,
-    size,
+    size: Size,
     area_min: Percent = 5,
     area_max: Percent = 100,
-    ratio=(0.75, 1.33),
+    ratio: Interval = (0.75, 1.33),
     method: Method = 'bilinear',
     antialias: bool = False,
     rounding: Rounding = 'truncate',
@@ -72,7 +71,7 @@ class InceptionCrop:
     if area_min > area_max:
       raise ValueError('expected 0 < area_min <= area_max <= 100 (percent)')
     self.area = (area_min / 100, area_max / 100)
-    self.ratio = arguments.interval('ratio', ratio)
+    self.ratio = ratio
     self.method, self.antialias, self.rounding = method, antialias, rounding
 
   def box(self, height, width, u):
@@ -136,7 +135,7 @@ def flip_lr():
 def random_affine(
   degrees: Annotated[float, Range(0, 180)] = 0,
   translate: Fraction = 0,
-  scale=(1, 1),
+  scale: Interval = (1, 1),
   fill: float = 0,
 ):
   """Rotates, zooms and shifts about the centre, bilinear; for small images.
@@ -149,7 +148,7 @@ def random_affine(
     scale: range of the zoom factor, uniform.
     fill: value outside the image.
   """
-  low, high = arguments.interval('scale', scale)
+  low, high = scale
 
   def apply(images, u):
     batch = images if images.shape.rank == 4 else images[None]
@@ -186,7 +185,7 @@ def random_erasing(
   p: Fraction = 0.25,
   area_min: Percent = 2,
   area_max: Percent = 100 / 3,
-  ratio=(0.3, 1 / 0.3),
+  ratio: Interval = (0.3, 1 / 0.3),
   std: float = 0.45,
 ):
   """Noise in place of a rectangle (arXiv 1708.04896), of float images: after value_range.
@@ -204,7 +203,7 @@ def random_erasing(
   """
   if area_min > area_max:
     raise ValueError('expected 0 < area_min <= area_max <= 100 (percent)')
-  low, high = (math.log(x) for x in arguments.interval('ratio', ratio))
+  low, high = map(math.log, ratio)
 
   def one(image, u):
     H, W = geometry.height_width(image)

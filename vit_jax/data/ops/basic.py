@@ -18,10 +18,10 @@ from typing import Literal
 import numpy as np
 
 from vit_jax.check import Count
-from vit_jax.data.labels import MultiHot
+from vit_jax.data.features import MultiHot
 from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import arguments, geometry, numpy_ops
-from vit_jax.data.ops.arguments import Method, Rounding, Side
+from vit_jax.data.ops.arguments import Method, Rounding, Side, Size
 from vit_jax.data.ops.registry import Twins, op
 from vit_jax.errors import BadImage
 
@@ -68,7 +68,7 @@ class Decode:
 
 @op('resize', keeps_positions=True)
 def resize(
-  size,
+  size: Size,
   method: Method = 'bilinear',
   antialias: bool = False,
   rounding: Rounding = 'truncate',
@@ -77,15 +77,11 @@ def resize(
 
   `tf.image.resize`, half-pixel centres; as big_vision's op of the same text.
   """
-  height, width = arguments.size_pair(size)
+  target = arguments.size_pair(size)
   return Twins(
-    lambda images, u: geometry.resize_to(
-      images, (height, width), method, antialias, rounding
-    ),
-    lambda image: numpy_ops.resize_to(
-      image, height, width, method, antialias, rounding
-    ),
-    target=(height, width),
+    lambda images, u: geometry.resize_to(images, target, method, antialias, rounding),
+    lambda image: numpy_ops.resize_to(image, *target, method, antialias, rounding),
+    target,
   )
 
 
@@ -116,23 +112,17 @@ def resize_small(
   return Twins(tensors, array, target=(smaller_size, smaller_size))
 
 
-@op('central_crop', maps=('image', 'boxes', 'label'))
-def central_crop(size):
+@op('central_crop')
+def central_crop(size: Size):
   """Cuts out the middle (h, w); if the rest is odd, one pixel nearer the top left.
 
-  As big_vision's op of the same text. Boxes are cut off at its border; those outside are
-  dropped, with their labels.
+  As big_vision's op of the same text.
   """
   height, width = arguments.size_pair(size)
 
-  def tensors(features, u):
-    images = features['image']
+  def tensors(images, u):
     rest = geometry.excess(images, height, width, 'central_crop')
-    y, x = rest[0] // 2, rest[1] // 2
-    cut = {'image': geometry.cut(images, y, x, height, width)}
-    if 'boxes' not in features:
-      return cut
-    return geometry.window(features, y, x, height, width) | cut
+    return geometry.cut(images, rest[0] // 2, rest[1] // 2, height, width)
 
   def array(image):
     y, x = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
@@ -153,9 +143,8 @@ def trim(pixels: Side):
     if static.is_fully_defined() and min(static) <= 2 * pixels:
       raise ValueError(message)
     smallest = tf.reduce_min(tf.shape(images)[-3:-1])
-    with tf.control_dependencies(
-      [tf.debugging.assert_greater(smallest, 2 * pixels, message)]
-    ):
+    large = tf.debugging.assert_greater(smallest, 2 * pixels, message)
+    with tf.control_dependencies([large]):
       return tf.identity(images)[..., pixels:-pixels, pixels:-pixels, :]
 
   def array(image):
@@ -175,14 +164,7 @@ class ValueRange:
   standardised.
   """
 
-  def __init__(
-    self,
-    lo,
-    hi,
-    in_lo: float = 0,
-    in_hi: float = 255,
-    clip: bool = False,
-  ):
+  def __init__(self, lo, hi, in_lo: float = 0, in_hi: float = 255, clip: bool = False):
     low, high = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
     if low.shape != high.shape or low.ndim > 1:
       raise ValueError('expected two numbers, or two lists of one per channel')
@@ -235,11 +217,7 @@ class PadTo:
   where it holds something.
   """
 
-  def __init__(self, **lengths: int):
-    if not lengths:
-      raise ValueError('expected NAME=LENGTH, such as boxes=100')
-    for name, length in lengths.items():
-      arguments.positive(name, length)
+  def __init__(self, **lengths: Count):
     self.lengths, self.maps = lengths, tuple(lengths)
 
   def __call__(self, features, u):

@@ -50,30 +50,3 @@ def cut(images, y, x, height: int, width: int):
   """Returns the window [..., height, width, C] whose top left is (y, x)."""
   out = images[..., y : y + height, x : x + width, :]
   return tf.ensure_shape(out, [*images.shape[:-3], height, width, images.shape[-1]])
-
-
-def window(features: dict, y, x, height, width) -> dict:
-  """Returns an example's image and objects inside a window.
-
-  Args:
-    features: 'image' [H, W, C]; maybe 'boxes' [n, 4], top, left, bottom, right from 0 to
-      1, with 'label' [n]. Boxes are cut off at the window's border; one without an area
-      left is dropped with its label.
-    y, x, height, width: of the window, in pixels.
-  """
-  image = features['image']
-  if image.shape.rank != 3:
-    raise ValueError('boxes are cropped one example at a time')
-  out = {'image': image[y : y + height, x : x + width]}
-  if 'boxes' not in features:
-    return out
-  whole = tf.cast(tf.tile(tf.shape(image)[:2], [2]), tf.float32)
-  corner = tf.cast(tf.stack([y, x, y, x]), tf.float32)
-  side = tf.cast(tf.stack([height, width, height, width]), tf.float32)
-  boxes = tf.clip_by_value((features['boxes'] * whole - corner) / side, 0, 1)
-  keep = tf.reduce_all(boxes[:, 2:] > boxes[:, :2], -1)
-  for name in ('boxes', 'label'):
-    if name in features:
-      value = boxes if name == 'boxes' else features[name]
-      out[name] = tf.boolean_mask(value, keep)
-  return out

@@ -13,13 +13,24 @@ _HALF = np.float32(0.5)
 _TABLE = 1024
 
 
-def resize(image, height: int, width: int, method: str, antialias: bool) -> np.ndarray:
-  """Returns float32 [height, width, C] of an image [H, W, C].
+def resize_to(
+  image, height: int, width: int, method: str, antialias: bool, rounding: str
+) -> np.ndarray:
+  """Returns an image [H, W, C] as `geometry.resize_to` makes it, [height, width, C].
 
   Args:
     method: 'bilinear', 'bicubic' (Keys, a = -0.5), 'area' or 'nearest'.
     antialias: widen the kernel where the image shrinks; of the first two methods.
+    rounding: of uint8, see `geometry.to_levels`.
   """
+  out = _resize(image, height, width, method, antialias)
+  if image.dtype != np.uint8 or rounding == 'none':
+    return out
+  out = np.clip(out, 0, 255)
+  return (np.rint(out) if rounding == 'nearest' else out).astype(np.uint8)
+
+
+def _resize(image, height, width, method, antialias):
   x = image.astype(np.float32)
   lengths = (x.shape[0], height), (x.shape[1], width)
   if method == 'nearest':
@@ -41,22 +52,6 @@ def resize(image, height: int, width: int, method: str, antialias: bool) -> np.n
   else:
     rows, columns = (_table(*n) for n in lengths)
   return _sum(_sum(x, 0, *rows), 1, *columns)
-
-
-def resize_to(
-  image, height: int, width: int, method: str, antialias: bool, rounding: str
-) -> np.ndarray:
-  """Returns an image as `geometry.resize_to` makes it."""
-  out = resize(image, height, width, method, antialias)
-  return to_levels(out, image.dtype, rounding)
-
-
-def to_levels(image: np.ndarray, dtype, rounding: str) -> np.ndarray:
-  """Returns a resized image of `dtype`: see `geometry.to_levels`."""
-  if dtype != np.uint8 or rounding == 'none':
-    return image
-  image = np.clip(image, 0, 255)
-  return (np.rint(image) if rounding == 'nearest' else image).astype(np.uint8)
 
 
 def _centres(old: int, new: int) -> np.ndarray:

@@ -1,10 +1,13 @@
-"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) for string pipelines."""
+"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) for string pipelines, in two versions:
+
+the paper's, and that of timm, with which Swin and ConvNeXt were trained.
+"""
 
 import functools
 import math
 from typing import Annotated
 
-from vit_jax.check import Count, Range
+from vit_jax.check import Count, Factor, Fraction, Range
 from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import color, geometry
 from vit_jax.data.ops.registry import op
@@ -14,6 +17,11 @@ NAMES = (
   *('autocontrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize'),
   *('color', 'contrast', 'brightness', 'sharpness', 'shear_x', 'shear_y'),
   *('translate_x', 'translate_y', 'cutout', 'solarize_add'),
+)
+INCREASING = (
+  *('autocontrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize'),
+  *('solarize_add', 'color', 'contrast', 'brightness', 'sharpness'),
+  *('shear_x', 'shear_y', 'translate_x', 'translate_y'),
 )
 FILL = 128  # Level of pixels from outside the image, and of cutouts.
 # The range searched in the paper. EfficientNet-B7 was trained with 28, AugReg's ViTs
@@ -108,27 +116,96 @@ class RandAugment:
   def _branches(self, image, a, b) -> list:
     """Returns a function without arguments for each of NAMES."""
     level, legacy = self._level, self._legacy
-    factor, threshold = level * 1.8 + 0.1, int(level * 256)
     sign = tf.where(a < 0.5, tf.constant(-1, tf.float64), 1)
-    angle = math.radians(level * 30)
+    angle, factor = math.radians(level * 30), level * 1.8 + 0.1
+    turn = math.cos(angle), sign * math.sin(angle)
     shear, shift = sign * level * 0.3, sign * level * 100
-    # The first pixel's middle is half a pixel from the corner.
-    middle = 0 if legacy else shear / 2
-    bits = min(max(int(level * 4), 1), 8)
+    bits, threshold = min(max(int(level * 4), 1), 8), int(level * 256)
     threshold = threshold % 256 if legacy else threshold
     branches = {
-      **colors(image, bits, threshold, int(level * 110), factor, legacy),
-      'rotate': lambda: _rotate(image, math.cos(angle), sign * math.sin(angle)),
-      'shear_x': lambda: _warp(image, [1, shear, middle, 0, 1, 0]),
-      'shear_y': lambda: _warp(image, [1, 0, 0, shear, 1, middle]),
-      'translate_x': lambda: _warp(image, [1, 0, shift, 0, 1, 0]),
-      'translate_y': lambda: _warp(image, [1, 0, 0, 0, 1, shift]),
+      **_colors(image, bits, threshold, int(level * 110), factor, legacy),
+      **_moves(image, _nearest, turn, shear, 0 if legacy else 0.5, shift, shift),
       'cutout': lambda: _cutout(image, int(level * 40), a, b),
     }
     return [branches[name] for name in NAMES]
 
 
-def colors(image, bits, threshold, addition, factor, legacy: bool = False) -> dict:
+@op('randaug_increasing')
+class IncreasingRandAugment(RandAugment):
+  """Applies up to `num_ops` ops whose strengths grow with a magnitude that is drawn.
+
+  timm's `rand-m9-mstd0.5-inc1` is `randaug_increasing(2, 9, 0.5)`. For uint8 images with 3
+  channels. `num_ops` times one of 15 ops is chosen, with repetition, and applied with
+  `probability`, each time at a magnitude m from a normal distribution, clipped to [0, 10]:
+
+    autocontrast, equalize, invert    of each channel
+    rotate                            by +-3 m degrees, about the centre
+    shear_x, shear_y                  by +-0.03 m, from the top left corner
+    translate_x, translate_y          by +-0.045 m of the width, of the height
+    color, contrast, brightness,      blended with factor 1 +- 0.09 m, at least 0.1, with
+    sharpness                         grey, the mean grey, black, the smoothed image
+    posterize                         keeps 4 - int(0.4 m) bits: none at m = 10
+    solarize                          inverts levels from 256 - int(25.6 m) on
+    solarize_add                      adds int(11 m) to levels below 128
+
+  Pixels from outside are the mean of ImageNet. Between pixels it interpolates bilinearly,
+  where timm, as Swin and ConvNeXt use it, is bicubic.
+
+  Args:
+    num_ops: N, how many ops are chosen for each image.
+    magnitude: mean of m, a number from 0 to 10.
+    std: standard deviation of m, before it is clipped.
+    probability: with which an op that was chosen is applied.
+  """
+
+  # Numbers for each op are: which one, and whether it is applied; its sign; its magnitude.
+
+  def __init__(
+    self,
+    num_ops: Count = 2,
+    magnitude: Annotated[float, Range(0, 10)] = 9,
+    std: Factor = 0.5,
+    probability: Fraction = 0.5,
+  ):
+    self.draws = self._DRAWS * num_ops
+    self._num_ops, self._mean, self._std = num_ops, magnitude, std
+    self._probability = probability
+
+  def _index(self, choice):
+    """Returns which of the branches: the last, which does nothing, if not one of INCREASING."""
+    number = len(INCREASING)
+    chosen = tf.cast(choice, tf.float64) * number
+    applied = chosen < self._probability * number
+    share = max(self._probability, 1e-9)
+    return tf.where(applied, tf.cast(tf.floor(chosen / share), tf.int32), number)
+
+  def level(self, u):
+    """Returns m / 10, float64 [...], of uniform numbers [...] in [0, 1)."""
+    m = tf.fill(tf.shape(u), tf.constant(self._mean, tf.float64))
+    if self._std:  # ndtri(0) is minus infinity, which is clipped to 0
+      m += self._std * tf.math.ndtri(tf.cast(u, tf.float64))
+    return tf.clip_by_value(m, 0, 10) / 10
+
+  def _branches(self, image, a, b) -> list:
+    """Returns a function without arguments for each of INCREASING, and one that does nothing."""
+    level = self.level(b)
+    signed = tf.where(a < 0.5, -level, level)
+    whole = lambda x: tf.cast(tf.floor(x), tf.int32)  # int(), as x >= 0
+    factor = tf.maximum(tf.cast(1 + 0.9 * signed, tf.float32), 0.1)
+    bits, threshold = 4 - whole(4 * level), 256 - whole(256 * level)
+    angle = signed * math.radians(30)
+    turn = tf.cos(angle), tf.sin(angle)
+    height, width = (tf.cast(n, tf.float64) for n in geometry.height_width(image))
+    shifts = 0.45 * signed * width, 0.45 * signed * height
+    branches = {
+      **_colors(image, bits, threshold, whole(110 * level), factor),
+      **_moves(image, _bilinear, turn, 0.3 * signed, 0.5, *shifts),
+    }
+    nothing = functools.partial(tf.identity, image)
+    return [*(branches[name] for name in INCREASING), nothing]
+
+
+def _colors(image, bits, threshold, addition, factor, legacy: bool = False) -> dict:
   """Returns {name: function without arguments} of the ops that move no pixel."""
   grey = color.grey_of_tf if legacy else color.grey
   target = lambda: _contrast_of_big_vision(image) if legacy else None
@@ -152,32 +229,60 @@ def _contrast_of_big_vision(image):
   return tf.minimum(height * width // 256, 255)
 
 
-def _rotate(image, cosine, sine):
-  """Rotates about the centre, counter-clockwise on screen if the sine is positive."""
-  y, x = ((tf.cast(n, tf.float64) - 1) / 2 for n in geometry.height_width(image))
-  c, f = x - (cosine * x - sine * y), y - (sine * x + cosine * y)
-  return _warp(image, [cosine, -sine, c, sine, cosine, f])
-
-
-def _warp(image, matrix: list):
-  """Shows at (x, y) the pixel at (a x + b y + c, d x + e y + f), nearest; else FILL.
+def _moves(image, warp, turn, shear, middle, dx, dy) -> dict:
+  """Returns {name: function without arguments} of the ops that move pixels.
 
   Args:
-    matrix: a, b, c, d, e, f: numbers or float64 [].
+    warp: of (image, [a, b, c, d, e, f]), shows at (x, y) the value at
+      (a x + b y + c, d x + e y + f).
+    turn: cosine and sine of the angle, counter-clockwise on screen if it is positive.
+    middle: how far the first pixel's middle is from where shears start: from the corner
+      half a pixel.
   """
-  transform = tf.cast(tf.convert_to_tensor([*matrix, 0, 0], tf.float64), tf.float32)
-  height, width = geometry.height_width(image)
+
+  def rotate():
+    y, x = ((tf.cast(n, tf.float64) - 1) / 2 for n in geometry.height_width(image))
+    cosine, sine = turn
+    c, f = x - (cosine * x - sine * y), y - (sine * x + cosine * y)
+    return warp(image, [cosine, -sine, c, sine, cosine, f])
+
+  return {
+    'rotate': rotate,
+    'shear_x': lambda: warp(image, [1, shear, shear * middle, 0, 1, 0]),
+    'shear_y': lambda: warp(image, [1, 0, 0, shear, 1, shear * middle]),
+    'translate_x': lambda: warp(image, [1, 0, dx, 0, 1, 0]),
+    'translate_y': lambda: warp(image, [1, 0, 0, 0, 1, dy]),
+  }
+
+
+def _nearest(image, matrix: list):
+  """Warps by the nearest pixel, FILL outside."""
+  size = geometry.height_width(image)
   # Pixels' numbers move, then pixels by them: half the time of moving three channels.
-  numbers = tf.raw_ops.ImageProjectiveTransformV3(
-    images=tf.reshape(1 + tf.range(height * width), [1, height, width, 1]),
+  numbers = _warp(tf.reshape(1 + tf.range(size[0] * size[1]), [*size, 1]), matrix)
+  fill = tf.constant(FILL, tf.uint8, [1, 3])
+  return tf.gather(tf.concat([fill, tf.reshape(image, [-1, 3])], 0), numbers[..., 0])
+
+
+def _bilinear(image, matrix: list):
+  """Warps with bilinear interpolation, ImageNet's mean outside."""
+  fill = tf.constant((124, 116, 104), tf.float32)
+  levels = _warp(tf.cast(image, tf.float32) - fill, matrix, 'BILINEAR')
+  return tf.cast(tf.round(levels + fill), tf.uint8)
+
+
+def _warp(image, matrix: list, interpolation: str = 'NEAREST'):
+  """Returns an image of numbers [H, W, C] moved by a matrix, see `_moves`; 0 outside."""
+  transform = tf.cast(tf.convert_to_tensor([*matrix, 0, 0], tf.float64), tf.float32)
+  moved = tf.raw_ops.ImageProjectiveTransformV3(
+    images=image[None],
     transforms=transform[None],
-    output_shape=[height, width],
-    interpolation='NEAREST',
+    output_shape=tf.shape(image)[:2],
+    interpolation=interpolation,
     fill_mode='CONSTANT',
     fill_value=0.0,
   )
-  fill = tf.constant(FILL, tf.uint8, [1, 3])
-  return tf.gather(tf.concat([fill, tf.reshape(image, [-1, 3])], 0), numbers[0, ..., 0])
+  return moved[0]
 
 
 def _cutout(image, half: int, a, b):

@@ -24,7 +24,6 @@ MODULES = (
   'vit_jax.data.ops.color',
   'vit_jax.data.ops.decode',
   'vit_jax.data.ops.randaugment',
-  'vit_jax.data.ops.randaugment_increasing',
   'vit_jax.detection.data.object_ops',
 )
 
@@ -117,7 +116,7 @@ def op(
       depend on the arguments, the function has them as `maps`. Others stay as they are.
     keeps_positions: whether every pixel stays where it was, as a fraction of height and
       width: boxes then stay valid without being mapped.
-    kind: 'label' for an op on classes: K -> a form of labels, see `data.labels`.
+    kind: 'label' for an op on classes: K -> a form of labels, see `data.features`.
 
   An op that prediction needs too, without TensorFlow, returns `Twins` or has a `numpy`.
   """
@@ -215,12 +214,7 @@ def _bind(text: str, node: ast.expr) -> Op:
     keywords = getattr(node, 'keywords', ())
     kwargs = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
     plain(text, [args, kwargs])  # finite numbers, texts and lists of them
-  except (
-    SyntaxError,
-    ValueError,
-    RecursionError,
-    MemoryError,
-  ) as error:
+  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
     raise ValueError(
       f'{text!r} is not an op ({error}): expected a name, or a name with literal arguments'
     ) from None
@@ -230,8 +224,9 @@ def _bind(text: str, node: ast.expr) -> Op:
     bound = signature.bind(*args, **kwargs)
     for key, value in bound.arguments.items():
       parameter = signature.parameters[key]
-      if parameter.kind is not parameter.VAR_KEYWORD:
-        check_value(key, value, parameter.annotation)
+      many = parameter.kind is parameter.VAR_KEYWORD
+      kind = dict[str, parameter.annotation] if many else parameter.annotation
+      check_value(key, value, kind)
     bound.apply_defaults()
     apply = op.make(*args, **kwargs)
   except (TypeError, ValueError) as error:

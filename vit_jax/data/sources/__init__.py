@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vit_jax import files
 from vit_jax.check import bind
-from vit_jax.data.sources import listing, subset
+from vit_jax.data.sources import folder, subset
 from vit_jax.data.sources.base import Source, opening
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.registry import Registry
@@ -72,8 +72,7 @@ def _open(source: str, split: str, options: dict) -> Source:
     if scheme != 'tfds' or ':' in source:
       raise
     # A plain name counts as one of TFDS, but may be meant for a folder.
-    here = [entry.name for entry in os.scandir() if listing.is_folder(entry)]
-    near = did_you_mean(source, [*here, *SOURCES])
+    near = did_you_mean(source, [*folder.folders('.'), *SOURCES])
     message = f'There is no folder {source!r} in {os.getcwd()}.{near}'
     raise type(error)(f'{message} {error}') from None
 

@@ -1,17 +1,29 @@
-"""A folder of images, one folder per class."""
+"""A folder of images, one folder per class; which files are images, by their names alone."""
 
 import concurrent.futures
+import functools
 import hashlib
+import importlib.util
 import logging
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from vit_jax.data import image_file
-from vit_jax.data.sources import listing, splits
+from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, UserError
+
+# Extensions that TensorFlow or Pillow reads, in lower case.
+EXTENSIONS = (
+  *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.gif', '.bmp', '.webp', '.avif', '.jp2'),
+  *('.tif', '.tiff', '.ppm', '.pgm', '.pbm', '.pnm', '.tga'),
+)
+
+# Photographs of many phones; readable if pillow-heif is installed.
+HEIF = ('.heic', '.heif')
 
 
 class Folder(Source):
@@ -60,7 +72,7 @@ class Folder(Source):
       for name in dict.fromkeys(part.split('[')[0] for part in parts)
     }
     self.remarks = '; '.join(
-      f'{where}: {listing.describe(counts)}'
+      f'{where}: {describe(counts)}'
       for where, counts in (('left out', left_out), ('in no class', misplaced))
       if counts
     )
@@ -106,18 +118,18 @@ class Folder(Source):
     if unknown := [name for name in names if name not in label_of]:
       raise UserError(
         f'{self.name}: {directory} has folders that are not classes of the train split: '
-        f'{_some(unknown)}.'
+        f'{some([*map(repr, unknown)])}.'
       )
     places = [os.path.join(directory, name) for name in names]
-    listed = list(self._pool.map(listing.images_below, places))
+    listed = list(self._pool.map(images_below, places))
     left_out.update(sum((others for _, others in listed), Counter()))
     misplaced.update(_files_in(directory))
     if empty := [i for i, (images, _) in enumerate(listed) if not images]:
       others = sum((listed[i][1] for i in empty), Counter())
-      there = f', only {listing.describe(others)}' if others else ''
+      there = f', only {describe(others)}' if others else ''
       raise UserError(
-        f'{self.name}: no image in {_some([places[i] for i in empty])}{there}. Remove the '
-        f'folder, or add images ({" ".join(sorted(listing.extensions()))}).'
+        f'{self.name}: no image in {some([repr(places[i]) for i in empty])}{there}. Remove the '
+        f'folder, or add images ({" ".join(sorted(extensions()))}).'
       )
     rows = []
     for name, place, (images, _) in zip(names, places, listed, strict=True):
@@ -144,7 +156,9 @@ def split_directories(root: str) -> dict[str, str]:
       out[split] = os.path.join(root, name)
   if out and others:
     logging.getLogger(__name__).warning(
-      'folder:%s: left out, as it has folders for splits: %s', root, _some(others)
+      'folder:%s: left out, as it has folders for splits: %s',
+      root,
+      some([*map(repr, others)]),
     )
   return out or {'train': root}
 
@@ -153,11 +167,7 @@ def folders(directory: str) -> list[str]:
   """Returns the sorted names of the folders in a directory."""
   try:
     with os.scandir(directory) as entries:
-      return sorted(
-        e.name
-        for e in entries
-        if listing.is_folder(e) and not listing.is_hidden(e.name)
-      )
+      return sorted(e.name for e in entries if is_folder(e) and not is_hidden(e.name))
   except OSError as error:
     raise UserError(f'folder: {directory}: {error.strerror}.') from None
 
@@ -165,10 +175,8 @@ def folders(directory: str) -> list[str]:
 def _files_in(directory: str) -> Counter:
   """Returns {extension: number} of the files directly in a directory."""
   with os.scandir(directory) as entries:
-    names = [e.name for e in entries if not listing.is_folder(e)]
-  return Counter(
-    listing.extension(name) for name in names if not listing.is_hidden(name)
-  )
+    names = [e.name for e in entries if not is_folder(e)]
+  return Counter(extension(name) for name in names if not is_hidden(name))
 
 
 def _class_names(directories: dict[str, str]) -> list[str]:
@@ -180,5 +188,70 @@ def _class_names(directories: dict[str, str]) -> list[str]:
   return names
 
 
-def _some(names: list[str]) -> str:
-  return listing.some([*map(repr, names)])
+@functools.cache
+def extensions() -> tuple[str, ...]:
+  """Returns the file name extensions of readable images, in lower case, with the dot."""
+  return EXTENSIONS + (HEIF if importlib.util.find_spec('pillow_heif') else ())
+
+
+def is_hidden(name: str) -> bool:
+  """Whether a name is a dot file's, or that of the folder which macOS adds to zips."""
+  return name.startswith('.') or name == '__MACOSX'
+
+
+def is_folder(entry: os.DirEntry) -> bool:
+  """Whether an entry is a folder or a link to one; False for a link to itself."""
+  try:
+    return entry.is_dir()
+  except OSError:
+    return False
+
+
+def images_below(directory: str) -> tuple[list[str], Counter]:
+  """Lists the files below a directory. Links are followed once, hidden files left out.
+
+  Returns (paths of images, in no order; {extension: number} of other files).
+  """
+  images, others = [], Counter()
+  todo, visited, endings = [''], set(), extensions()
+  while todo:
+    prefix = todo.pop()
+    here = os.path.join(directory, prefix)
+    if (real := os.path.realpath(here)) in visited:
+      continue  # a link to a folder above it
+    visited.add(real)
+    try:
+      with os.scandir(here) as entries:
+        for entry in entries:
+          name = entry.name
+          if is_hidden(name):
+            continue
+          if is_folder(entry):
+            todo.append(f'{prefix}{name}/')
+          elif name.lower().endswith(endings):
+            images.append(prefix + name)
+          else:
+            others[extension(name)] += 1
+    except OSError as error:
+      raise UserError(f'folder: {here}: {error.strerror}.') from None
+  return images, others
+
+
+def extension(name: str) -> str:
+  """Returns '.txt', in lower case, or 'without extension'."""
+  return os.path.splitext(name)[1].lower() or 'without extension'
+
+
+def describe(counts: Mapping[str, int]) -> str:
+  """Returns '3 .heic, 2 .txt' of {extension: number}, and how to read HEIC."""
+  ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  text = some([f'{n:,} {ending}' for ending, n in ordered])
+  if set(counts) & set(HEIF):
+    text += " (HEIC needs pillow-heif: pip install 'vit_jax[heif]')"
+  return text
+
+
+def some(names: Sequence[str]) -> str:
+  """Returns the first five names, and the number of the others."""
+  more = f' and {len(names) - 5} more' if len(names) > 5 else ''
+  return ', '.join(names[:5]) + more

@@ -29,11 +29,9 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   """Returns the mixture that a config's list of parts describes.
 
   Args:
-    parts: for each part {'source', 'split', 'weight', 'label_offset', 'options',
-      'classes'}; all but 'source' are optional. `source`, `options` and `classes`: see
-      `sources.build`. `weight` is the part's share of the examples, relative to the
-      others'; if no part has one, its number of examples. `label_offset` is added to its
-      labels.
+    parts: keyword arguments of `_part` for each. `weight` is the part's share of the
+      examples, relative to the others'; if no part has one, its number of examples.
+      `label_offset` is added to its labels. For the others see `sources.build`.
     split: for parts that name none.
   """
   check('config.data.source', parts)
@@ -185,13 +183,7 @@ class Mixture(Source):
 class Interleaved:
   """The order of a mixture: in each block of positions, every part's quota."""
 
-  def __init__(
-    self,
-    orders: Sequence,
-    starts: Sequence[int],
-    weights: Sequence[Fraction],
-    seed: int,
-  ):
+  def __init__(self, orders, starts, weights: Sequence[Fraction], seed: int):
     """Takes each part's own order, the index of its first example, and its weight."""
     total = sum(weights)
     self._shares = [weight / total for weight in weights]

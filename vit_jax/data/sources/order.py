@@ -18,7 +18,7 @@ import numpy as np
 EXACT = 2**25
 
 
-def shuffled(num_examples: int, seed: int) -> 'Shuffled | Scattered':
+def shuffled(num_examples: int, seed: int) -> 'Shuffled':
   """Returns the endless order of training: `Shuffled`, above `EXACT` `Scattered`."""
   return (Shuffled if num_examples <= EXACT else Scattered)(num_examples, seed)
 
@@ -27,14 +27,9 @@ class Shuffled:
   """Endless: each epoch an exact permutation of the examples."""
 
   def __init__(self, num_examples: int, seed: int):
-    self.num_examples = num_examples
-    self.seed = seed
-    # Two: a batch may span the end of an epoch. 8 bytes an example each.
-    self._permutation = functools.lru_cache(maxsize=2)(self._make)
-
-  def _make(self, epoch: int) -> np.ndarray:
-    bits = np.random.Philox([self.seed, epoch])
-    return np.random.Generator(bits).permutation(self.num_examples)
+    self.num_examples, self.seed = num_examples, seed
+    # Two: a batch may span the end of an epoch.
+    self._drawn = functools.lru_cache(maxsize=2)(self._draw)
 
   def indices(self, positions: np.ndarray) -> np.ndarray:
     """Returns the examples' indices, int64 [n], at positions [n] >= 0."""
@@ -42,11 +37,18 @@ class Shuffled:
     out = np.empty(len(offsets), np.int64)
     for epoch in np.unique(epochs):
       here = epochs == epoch
-      out[here] = self._permutation(int(epoch))[offsets[here]]
+      out[here] = self._look_up(offsets[here], self._drawn(int(epoch)))
     return out
 
+  def _draw(self, epoch: int) -> np.ndarray:
+    bits = np.random.Philox([self.seed, epoch])
+    return np.random.Generator(bits).permutation(self.num_examples)
 
-class Scattered:
+  def _look_up(self, offsets, permutation):
+    return permutation[offsets]
+
+
+class Scattered(Shuffled):
   """`Shuffled` without memory: a keyed bijection of [0, N), another for each epoch.
 
   A generalised Feistel network on [0, a) x [0, b) with a * b barely above N, applied again to
@@ -65,27 +67,15 @@ class Scattered:
 
   def __init__(self, num_examples: int, seed: int):
     assert 1 <= num_examples <= 2**48, num_examples
-    self.num_examples = num_examples
-    self.seed = seed
+    super().__init__(num_examples, seed)
     self._a = math.isqrt(num_examples - 1) + 1
     self._b = -(-num_examples // self._a)
-    self._keys = functools.lru_cache(maxsize=16)(self._draw_keys)
 
-  def _draw_keys(self, epoch: int) -> np.ndarray:
+  def _draw(self, epoch: int) -> np.ndarray:
     return np.random.Philox([self.seed, epoch]).random_raw(self._ROUNDS)
 
-  def indices(self, positions: np.ndarray) -> np.ndarray:
-    """Returns the examples' indices, int64 [n], at positions [n] >= 0."""
-    epochs, offsets = np.divmod(np.asarray(positions, np.int64), self.num_examples)
-    out = np.empty(len(offsets), np.int64)
-    for epoch in np.unique(epochs):
-      here = epochs == epoch
-      out[here] = self._scatter(offsets[here].astype(np.uint64), self._keys(int(epoch)))
-    return out
-
-  def _scatter(self, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns the bijection of x, uint64 [n] in [0, N)."""
-    x = self._network(x, keys)
+  def _look_up(self, offsets, keys):
+    x = self._network(offsets.astype(np.uint64), keys)
     while len(outside := np.flatnonzero(x >= self.num_examples)):
       x[outside] = self._network(x[outside], keys)
     return x

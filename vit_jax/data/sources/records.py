@@ -53,7 +53,6 @@ class RecordFiles(Source):
     multi_label: whether targets are multi-hot; None: as the first records have it, true
       with a `weight_key`. Then a record may be without a label.
     label_offset: added to labels: -1 where classes are counted from 1.
-    exif: whether to turn images as their EXIF says, as for a person's photographs.
     stream: read shards from front to back in training instead of records at random; for
       disks and mounts that are slow to seek. See `stream`.
     shuffle_buffer: records held in memory to shuffle a stream; None: 50,000.
@@ -69,16 +68,11 @@ class RecordFiles(Source):
     weight_key: str | None = None,
     multi_label: bool | None = None,
     label_offset: Annotated[int, Range(-INT32, INT32)] = 0,
-    exif: bool = False,
     stream: bool = False,
     shuffle_buffer: Count | None = None,
   ):
-    self.name, self.exif = f'records:{target}', exif
-    self._keys = {
-      'image_key': image_key,
-      'label_key': label_key,
-      'weight_key': weight_key,
-    }
+    self.name = f'records:{target}'
+    self._keys = dict(image_key=image_key, label_key=label_key, weight_key=weight_key)
     self._offset = label_offset
     if shuffle_buffer is not None and not stream:
       raise UserError(
@@ -177,12 +171,10 @@ class RecordFiles(Source):
     keys = {key for key in self._keys.values() if key}
     for index in range(min(_FIRST, len(self))):
       (record,) = self.records([index])
-      with contextlib.suppress(
-        TypeError, ValueError
-      ):  # a bad image, unless they all are
+      with contextlib.suppress(TypeError, ValueError):  # a bad image
         first.append(parse(record))
-      if first and keys <= first[-1].keys():
-        break
+        if keys <= first[-1].keys():
+          break
     if not first:
       raise UserError(f'{self.name}: none of the first records is a tf.train.Example.')
     features = sorted({name for x in first for name in x})
@@ -250,8 +242,7 @@ def find(target: str) -> dict[str, list[str]]:
   target = str(files.path(target))
   with files.outages(target):
     whole = files.path(target).is_dir()
-  beside = ('.npz', '.json', '.txt')  # metadata that TFDS writes, names of classes
-  paths = [path for path in _matching(target, whole) if not path.endswith(beside)]
+  paths = _matching(target, whole)
   numbered = {path: _SHARD.fullmatch(os.path.basename(path)) for path in paths}
   if whole:  # other files may lie there too
     named = [path for path in paths if numbered[path]]
@@ -261,18 +252,17 @@ def find(target: str) -> dict[str, list[str]]:
       f'records: there is no record file {"in" if whole else "like"} {target}. Expected '
       "files named '<split>-00000-of-00064.array_record' (or .tfrecord), and so on."
     )
-  out: dict[str, list[str]] = {}
   if not all(numbered[path] for path in paths):
-    out['train'] = sorted(paths)
+    out = {'train': sorted(paths)}
   else:
+    out = {}
     for path in sorted(paths, key=lambda p: (int(numbered[p]['shard']), p)):
       stem = numbered[path]['stem']
       tfds = _TFDS_STEM.fullmatch(stem)
       out.setdefault(tfds[1] if tfds else stem, []).append(path)
-    if whole:
-      for split, shards in out.items():
-        _check_complete(target, split, [numbered[path] for path in shards])
   for split, shards in out.items():
+    if whole and numbered[shards[0]]:
+      _check_complete(target, split, [numbered[path] for path in shards])
     if len({*map(record_files.is_array_record, shards)}) > 1:
       raise UserError(
         f'records: {target}: split {split!r} is partly ArrayRecord: name the files to read '
@@ -287,9 +277,14 @@ def _matching(target: str, whole: bool) -> list[str]:
     with files.outages(target):
       pattern = f'{target}/*' if whole else target
       objects = files.filesystem().glob(pattern, detail=True)
-    return [files.SCHEME + name for name, x in objects.items() if x['type'] == 'file']
-  pattern = os.path.join(glob.escape(target), '*') if whole else target
-  return [os.path.abspath(path) for path in glob.glob(pattern) if os.path.isfile(path)]
+    paths = [files.SCHEME + name for name, x in objects.items() if x['type'] == 'file']
+  else:
+    pattern = os.path.join(glob.escape(target), '*') if whole else target
+    paths = [
+      os.path.abspath(path) for path in glob.glob(pattern) if os.path.isfile(path)
+    ]
+  # TFDS writes metadata and names of classes beside its files.
+  return [path for path in paths if not path.endswith(('.npz', '.json', '.txt'))]
 
 
 def _size(path: str) -> int:

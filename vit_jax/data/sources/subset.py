@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.check import INT32, Range, reported
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, View, check_labels, fingerprint
-from vit_jax.data.sources.listing import some
+from vit_jax.data.sources.folder import some
 from vit_jax.errors import did_you_mean
 
 
@@ -58,14 +58,11 @@ def build(
   table = np.full(number, -1, np.int64)
   table[old] = np.arange(len(old))
   labels = table[source.labels]
-  # The end of each split; all but the last are opened for their lengths alone.
-  ends = np.cumsum([len(open_split(name)) for name in names[:-1]], dtype=np.int64)
-  members = {
-    name: np.flatnonzero(part >= 0) + start
-    for name, start, part in zip(
-      names, [0, *ends.tolist()], np.split(labels, ends), strict=True
-    )
-  }
+  members, start = {}, 0
+  for name in names:
+    end = start + len(source if len(names) == 1 else open_split(name))
+    members[name] = start + np.flatnonzero(labels[start:end] >= 0)
+    start = end
   sizes = {name: len(rows) for name, rows in members.items()}
   chosen = splits.select(split, sizes, f'{source.name}, classes {list(classes)!r}')
   rows = np.concatenate([members[name][indices] for name, indices in chosen])

@@ -7,8 +7,7 @@ any folder that TFDS wrote can be read, whether or not TFDS knows its name.
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -59,47 +58,50 @@ class Prepared:
     """Returns the examples of (split, first, end), one range after another."""
     import tensorflow_datasets as tfds
 
-    ranges = [(name, low, high) for name, low, high in ranges if low < high]
-    split = '+'.join(f'{name}[{low}:{high}]' for name, low, high in ranges)
     info = self._builder.info
     if (kind := info.file_format.value) not in ('array_record', 'tfrecord'):
       raise ValueError(
         f'tfds:{self._target}: files are {kind}; array_record and tfrecord can be read. '
         f'Prepare it with: {_command(self._target, self._directory)}'
       )
-    pieces = info.splits[split].file_instructions
-    named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
+    split = '+'.join(
+      f'{name}[{low}:{high}]' for name, low, high in ranges if low < high
+    )
     # All images stay encoded: a mask is as costly to decode as the image itself.
-    decoders = {name: tfds.decode.SkipDecoding() for name in self.images()}
-    records = record_files.Records(pieces)
-
-    def decoded(record: bytes | Exception) -> dict | Exception:
-      if isinstance(record, Exception):
-        return record
-      try:
-        return info.features.deserialize_example_np(record, decoders=decoders)
-      except Exception as error:  # protobuf's and TFDS's own types
-        return ValueError(f'broken record: {error}')
-
-    read = lambda indices: [*map(decoded, records.read(indices))]
-    return Examples(split, len(records), read, fingerprint([split, *named]))
+    skip = {name: tfds.decode.SkipDecoding() for name in self.images()}
+    return Examples(info, split, skip)
 
 
-class Examples(NamedTuple):
+class Examples:
   """Examples of a `Prepared` data set.
 
   Attributes:
     split: TFDS's expression for them.
-    size: N.
-    read: indices int [n] -> n examples, dicts of all features with images still encoded;
-      an exception in the place of a broken one.
     fingerprint: see `Source`.
   """
 
-  split: str
-  size: int
-  read: Callable[[np.ndarray], list[dict | Exception]]
-  fingerprint: str
+  def __init__(self, info, split: str, skip: dict):
+    """Opens the files of a split; `skip`: decoders of TFDS for features kept encoded."""
+    pieces = info.splits[split].file_instructions
+    named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
+    self.split, self.fingerprint = split, fingerprint([split, *named])
+    self._features, self._skip = info.features, skip
+    self._records = record_files.Records(pieces)
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def read(self, indices: np.ndarray) -> list[dict | Exception]:
+    """Returns examples of all features; an exception in the place of a broken one."""
+    return [*map(self._decoded, self._records.read(indices))]
+
+  def _decoded(self, record: bytes | Exception) -> dict | Exception:
+    if isinstance(record, Exception):
+      return record
+    try:
+      return self._features.deserialize_example_np(record, decoders=self._skip)
+    except Exception as error:  # protobuf's and TFDS's own types
+      return ValueError(f'broken record: {error}')
 
 
 def build(
@@ -147,14 +149,7 @@ def build(
 class Tfds(Source):
   """A data set of TFDS whose images have a label, or several."""
 
-  def __init__(
-    self,
-    name: str,
-    split: str,
-    prepared: Prepared,
-    image_key: str,
-    label_key: str | None,
-  ):
+  def __init__(self, name: str, split: str, prepared: Prepared, image_key, label_key):
     self.name, self._image_key = name, image_key
     features = prepared.features
     keys = (label_key,) if label_key else ('label', 'labels')
@@ -174,7 +169,7 @@ class Tfds(Source):
     self.fingerprint = self._examples.fingerprint
 
   def __len__(self) -> int:
-    return self._examples.size
+    return len(self._examples)
 
   def read(self, indices: np.ndarray) -> list[dict]:
     return [
@@ -245,11 +240,8 @@ def _number(version: str) -> list[int]:
 
 
 def _versions(directory: str) -> list[str]:
-  return [
-    name
-    for name in _names(directory)
-    if re.fullmatch(r'\d+(\.\d+)*', name) and _is_prepared(f'{directory}/{name}')
-  ]
+  numbers = [x for x in _names(directory) if re.fullmatch(r'\d+(\.\d+)*', x)]
+  return [x for x in numbers if _is_prepared(f'{directory}/{x}')]
 
 
 def _is_prepared(directory: str) -> bool:

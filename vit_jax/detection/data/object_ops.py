@@ -5,8 +5,12 @@ does not change them. A crop moves them with the pixels, cuts them off at its bo
 drops boxes without an area left, with their labels.
 """
 
+from collections.abc import Sequence
+from typing import Annotated
+
 import numpy as np
 
+from vit_jax.check import nonempty
 from vit_jax.data import lazy_tf
 from vit_jax.data.ops import arguments, geometry, numpy_ops
 from vit_jax.data.ops.registry import Twins, op
@@ -16,16 +20,18 @@ from vit_jax.errors import BadImage
 # most 1333. In its code the shorter side is 400, 500 or 600 when the crop is taken.
 SIZES = tuple(range(480, 801, 32))
 LONGEST, FIRST, SIDES = 1333, (400, 500, 600), (384, 600)
+# A side, or several of which one is drawn.
+Sizes = arguments.Side | Annotated[Sequence[arguments.Side], nonempty]
 
 
 @op('detr_resize', keeps_positions=True)
-def detr_resize(sizes=SIZES, longest: arguments.Side = LONGEST):
+def detr_resize(sizes: Sizes = SIZES, longest: arguments.Side = LONGEST):
   """Resizes the shorter side to one of `sizes`, at random; bilinear, antialiased.
 
   The aspect ratio stays, and the other side is rounded down. Both are smaller where the
   longer would exceed `longest`. `detr_resize(800)` is DETR's preprocessing in evaluation.
   """
-  sizes = _sizes('sizes', sizes)
+  sizes = _several(sizes)
 
   def apply(images, u):
     return _resized(images, sizes, longest, u)
@@ -41,15 +47,20 @@ def detr_resize(sizes=SIZES, longest: arguments.Side = LONGEST):
 
 
 @op('detr_crop', draws=7, maps=('image', 'boxes', 'label'))
-def detr_crop(sizes=SIZES, longest: arguments.Side = LONGEST, first=FIRST, sides=SIDES):
+def detr_crop(
+  sizes: Sizes = SIZES,
+  longest: arguments.Side = LONGEST,
+  first: Sizes = FIRST,
+  sides: Annotated[tuple[arguments.Side, arguments.Side], arguments.ascending] = SIDES,
+):
   """DETR's training sizes: `detr_resize(sizes, longest)`, half of the time after a crop.
 
   Before the crop the shorter side becomes one of `first`. The height and the width of the
   crop are drawn independently, whole numbers within `sides` = (least, most) and at most
   the image's. (Section 4: "crop to a random rectangular patch".)
   """
-  sizes, first = _sizes('sizes', sizes), _sizes('first', first)
-  least, most = arguments.interval('sides', sides)
+  sizes, first = _several(sizes), _several(first)
+  least, most = sides
 
   def apply(features, u):
     tf = lazy_tf.load()
@@ -61,7 +72,7 @@ def detr_crop(sizes=SIZES, longest: arguments.Side = LONGEST, first=FIRST, sides
       height, width = side(H, u[3]), side(W, u[4])
       y, x = _whole(u[5], 0, H - height), _whole(u[6], 0, W - width)
       moved = {**features, 'image': image}
-      return geometry.window(moved, y, x, height, width)
+      return _window(moved, y, x, height, width)
 
     out = tf.cond(u[0] < 0.5, cropped, lambda: features)
     return {**out, 'image': _resized(out['image'], sizes, longest, u[2:3])}
@@ -70,7 +81,7 @@ def detr_crop(sizes=SIZES, longest: arguments.Side = LONGEST, first=FIRST, sides
 
 
 @op('canvas', maps=('image', 'image_mask'), keeps_positions=True)
-def canvas(size):
+def canvas(size: arguments.Size):
   """The image at the top left of an (h, w) canvas of zeros; 'image_mask' is 1 on the image.
 
   A larger image is a bad image. Boxes stay fractions of the image without its padding, as
@@ -107,13 +118,25 @@ def canvas(size):
   return Twins(apply, arrays)
 
 
-def _sizes(name, sizes) -> tuple[int, ...]:
-  sizes = (sizes,) if arguments.is_int(sizes) else tuple(sizes)
-  for size in sizes:
-    arguments.positive(name, size, arguments.MAX_SIDE)
-  if not sizes:
-    raise ValueError(f'{name}={sizes!r} must be a size, or several')
-  return sizes
+def _several(sizes: int | Sequence[int]) -> tuple[int, ...]:
+  return (sizes,) if isinstance(sizes, int) else tuple(sizes)
+
+
+def _window(features: dict, y, x, height, width) -> dict:
+  """Returns an example's image, boxes and labels inside a window, given in pixels."""
+  image = features['image']
+  out = {'image': image[y : y + height, x : x + width]}
+  if 'boxes' not in features:
+    return out
+  tf = lazy_tf.load()
+  whole = tf.cast(tf.tile(tf.shape(image)[:2], [2]), tf.float32)
+  corner = tf.cast(tf.stack([y, x, y, x]), tf.float32)
+  side = tf.cast(tf.stack([height, width, height, width]), tf.float32)
+  out |= {k: v for k, v in features.items() if k in ('boxes', 'label')}
+  out['boxes'] = tf.clip_by_value((out['boxes'] * whole - corner) / side, 0, 1)
+  keep = tf.reduce_all(out['boxes'][:, 2:] > out['boxes'][:, :2], -1)
+  keep = {k: tf.boolean_mask(v, keep) for k, v in out.items() if k != 'image'}
+  return out | keep
 
 
 def _whole(u, least, most):

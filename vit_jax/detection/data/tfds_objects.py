@@ -39,7 +39,7 @@ class TfdsObjects(objects.Objects):
     self.fingerprint = examples.fingerprint
 
   def __len__(self) -> int:
-    return self._examples.size
+    return len(self._examples)
 
   def name_of(self, index: int) -> str:
     return f'{self.name} {self._examples.split} #{index}'

@@ -44,7 +44,7 @@ class Vtab(Source):
     self.fingerprint = fingerprint((target, self._examples.fingerprint))
 
   def __len__(self) -> int:
-    return self._examples.size
+    return len(self._examples)
 
   def read(self, indices: np.ndarray) -> list[dict]:
     return [self._labelled(example) for example in self._examples.read(indices)]
