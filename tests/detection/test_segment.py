@@ -56,9 +56,9 @@ class PerPixel:
     return (images @ variables['params'], {}), {}
 
 
-def measure(params, batch, accum=1, **options):
+def measure(params, batch, accum=1):
   """Returns ({metric: value}, gradients) of a batch in `accum` micro-batches."""
-  task = segment.Segment(PerPixel(), batch, **options)
+  task = segment.Segment(PerPixel(), batch)
   batch = task.prepare(batch, None)
   loss = lambda params, stats, *args: task.loss({'params': params}, *args)
   return gradients(loss, params, {}, batch, jax.random.key(0), accum)[:2]
@@ -94,7 +94,6 @@ def test_a_label_that_is_no_class_is_not_learned_in_silence():
   batch = {'image': np.zeros((1, 2, 2, K), np.float32), 'weight': np.ones(1)}
   batch['segments'] = np.full((1, 2, 2), K, np.uint8)
   assert np.isnan(measure(np.eye(K), batch)[0]['loss'])
-  assert measure(np.eye(K), batch, ignore=K)[0]['loss'] == 0
 
 
 @pytest.mark.parametrize(
@@ -170,9 +169,7 @@ def evaluator():
   """Ten canvases in batches of 8, the second padded."""
   mesh = sharding.make_mesh(8)
   data = {**CANVASES, 'batch_size': 8}
-  return lambda *model, **options: segmentation.Segmentation(
-    mesh, lambda: None, *model, data=data, **options
-  )
+  return lambda *model: segmentation.Segmentation(mesh, lambda: None, *model, data=data)
 
 
 def test_the_evaluator_counts_every_pixel_once(evaluator):
@@ -203,7 +200,6 @@ def test_labels_that_the_model_does_not_have(evaluator):
   # Where the classes are known, before the evaluation begins.
   evaluator(Classes(NAMES, 11))
   evaluator(Classes([*NAMES, ''], 12))
-  evaluator(Classes(None, 10), ignore=10)
   with pytest.raises(
     ValueError, match=naming('digits_canvas', 'class 10', '10 classes')
   ):

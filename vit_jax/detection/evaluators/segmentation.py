@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.check import INT32, Range
 from vit_jax.data import pipeline
+from vit_jax.detection.tasks.segment import IGNORED
 from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
@@ -40,14 +40,12 @@ class Segmentation(OneSplit):
     model: Classes | None = None,
     *,
     data: Annotated[dict, pipeline.check_evaluate],
-    ignore: Annotated[int, Range(0, INT32)] = 255,
   ):
     """Opens the data.
 
     Args:
       model: the classes of the model.
       data: the arguments of `data.pipeline.evaluate`, of a source with 'segments'.
-      ignore: label of pixels that do not count.
 
     Raises:
       UserError: for data without segments, or whose segments have classes that the model
@@ -61,18 +59,17 @@ class Segmentation(OneSplit):
         f'{name} with pp {data["pp"]!r} has no segments of the size of the images, the '
         'classes of pixels that the evaluator segmentation compares with.'
       )
-    self._ignore = ignore
-    number, names = self.batches.classes_of('segments')
     if model is None:
       return
-    if missing := set(range(model.number, number)) - {ignore}:
-      raise self._missing(min(missing), model.number)
+    number, names = self.batches.classes_of('segments')
+    if number > model.number:
+      raise self._missing(model.number, model.number)
     pairs = zip(names or (), model.names or (), strict=False)
     for i, (theirs, ours) in enumerate(pairs):
       if ours and theirs != ours:
         raise UserError(
           f'Class {i} of {name} is {theirs!r}, and of the model {ours!r}: evaluate on data '
-          'with the same classes, numbered alike.'
+          'with the same classes in the same order.'
         )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
@@ -94,7 +91,7 @@ class Segmentation(OneSplit):
   def _missing(self, label: int, number: int) -> UserError:
     return UserError(
       f'{self.batches.source.name} has pixels of the class {label}, and the model has '
-      f'{number} classes: set config.model.num_classes, or ignore={label}.'
+      f'{number} classes: set config.model.num_classes.'
     )
 
   def measure(self, predict, variables, batch):
@@ -103,7 +100,7 @@ class Segmentation(OneSplit):
     logits = predict(variables, batch)['logits']
     segments = batch['segments'].astype(jnp.int32)
     real = batch['mask'] > 0
-    counted = real[:, None, None] & (segments != self._ignore)
+    counted = real[:, None, None] & (segments != IGNORED)
     K = logits.shape[-1]
     valid = counted & (segments >= 0) & (segments < K)
     pair = jnp.where(valid, segments * K + logits.argmax(-1), K * K)

@@ -1,11 +1,8 @@
 """Semantic segmentation: a class for every pixel."""
 
-from typing import Annotated
-
 import jax.numpy as jnp
 import optax
 
-from vit_jax.check import INT32, Range
 from vit_jax.tasks.classify import Classify
 
 # The label without a class in the 8-bit files of COCO, Cityscapes, ADE20K.
@@ -18,13 +15,10 @@ class Segment(Classify):
   CLASSES = 'segments'
   OUTPUTS = 'pixels'
 
-  def __init__(
-    self, model, spec: dict, *, ignore: Annotated[int, Range(0, INT32)] = IGNORED
-  ):
+  def __init__(self, model, spec: dict):
     """Builds the task from a model with logits [B, H, W, K] and the spec of its batches.
 
-    Args:
-      ignore: label of pixels that count neither in the loss nor in metrics.
+    Pixels with the label IGNORED count neither in the loss nor in metrics.
 
     Raises:
       ValueError: for batches without integer 'segments' of the images' size.
@@ -40,7 +34,7 @@ class Segment(Classify):
         "segmentation needs integer 'segments' [B, H, W], a class for every pixel: data "
         f'that declares them, such as digits_canvas with segments=True. Batches: {have}'
       )
-    self.model, self.ignore = model, ignore
+    self.model = model
 
   def prepare(self, batch: dict, rng) -> dict:
     """Returns a whole batch with the weights of its pixels, for `loss`.
@@ -54,7 +48,7 @@ class Segment(Classify):
     """
     del rng
     segments = batch['segments'].astype(jnp.int32)
-    real = (batch['weight'] > 0)[:, None, None] & (segments != self.ignore)
+    real = (batch['weight'] > 0)[:, None, None] & (segments != IGNORED)
     weight = real.astype(jnp.float32)
     weight /= jnp.maximum(weight.sum(), 1.0)
     return {**batch, 'segments': segments, 'pixel_weight': weight}
