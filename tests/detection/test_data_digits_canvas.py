@@ -74,7 +74,7 @@ def test_train_and_test_share_no_digit():
 def test_enlarging():
   image = np.arange(64).reshape(8, 8)
   np.testing.assert_array_equal(_enlarged(image, 8), image)
-  # Twice as large: quarters between neighbours, the outermost kept.
+  # Twice as large: quarters between neighbours, the outermost as they are.
   np.testing.assert_array_equal(
     _enlarged(np.diag([256] * 8), 16)[:4, :4],
     [[256, 192, 64, 0], [192, 160, 96, 48], [64, 96, 160, 144], [0, 48, 144, 160]],

@@ -54,10 +54,10 @@ def test_prediction_sees_the_same_pixels(height, width):
   image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
   pp = 'decode|detr_resize(32, 48)|canvas((48, 50))|value_range((0, 0, -1), (1, 2, 3))'
   expected = run(pp, {'image': image})
-  got = single_image.features([image], pp)
-  np.testing.assert_array_equal(got['image'][0], expected['image'])
-  np.testing.assert_array_equal(got['image_mask'][0], expected['image_mask'])
-  np.testing.assert_array_equal(got['size'], [(height, width)])
+  result = single_image.features([image], pp)
+  np.testing.assert_array_equal(result['image'][0], expected['image'])
+  np.testing.assert_array_equal(result['image_mask'][0], expected['image_mask'])
+  np.testing.assert_array_equal(result['size'], [(height, width)])
 
 
 def test_prediction_takes_the_ops_of_evaluation():
@@ -109,8 +109,8 @@ def test_sizes_of_detr(shape, size, longest, expected):
 def test_a_size_is_drawn():
   image = {'image': np.zeros((32, 48, 1), np.uint8)}
   draws = [0.0, 0.4, 0.999]
-  got = [run('detr_resize((16, 24, 40))', image, [u])['image'].shape for u in draws]
-  assert got == [(16, 24, 1), (24, 36, 1), (40, 60, 1)]
+  shapes = [run('detr_resize((16, 24, 40))', image, [u])['image'].shape for u in draws]
+  assert shapes == [(16, 24, 1), (24, 36, 1), (40, 60, 1)]
 
 
 OPTIONS = 'detr_crop((32, 48), 70, first=(40, 50), sides=(20, 30))'

@@ -7,12 +7,10 @@ import pytest
 from PIL import Image
 
 from tests.support import naming
-from tests.support.image_folder import take
 from tests.support.vtab_fakes import write_examples
-from vit_jax.data import pipeline, sources
+from vit_jax.data import sources
 
-PP = 'decode|detr_resize(8, 16)|canvas(16)|value_range(-1, 1)|pad_to(boxes=2, label=2)'
-# Of each image: top, left, bottom, right from 0 to 1; label; crowd; area in pixels.
+# Objects of each image: top, left, bottom, right from 0 to 1; label; crowd; area in pixels.
 OBJECTS = [
   [((0.25, 0.1, 0.75, 0.5), 3, False, 50), ((0, 0, 1, 1), 7, True, 600)],
   [],
@@ -80,20 +78,11 @@ def test_coco(data_dir):
     source.truth(masks=True)
 
 
-def test_batches(data_dir):
-  options = {'data_dir': data_dir}
-  args = 'tfds:coco/2017', 'validation', PP, 4
-  batches = pipeline.evaluate(*args, source_options=options, max_bad_fraction=1)
-  (batch,) = take(batches.iterate(), 1)
-  assert batch['mask'].tolist() == [1, 1, 1, 0]
-  assert batch['boxes_mask'].sum(1).tolist() == [1, 0, 1, 0]
-
-
 def test_data_with_labels_and_objects(data_dir):
   build = lambda **options: sources.build(
     'tfds:voc/2007', 'test', data_dir=data_dir, **options
   )
-  assert build().features['label'].several  # as before: labels of images
+  assert build().features['label'].several  # labels of images
   source = build(objects_key='objects')
   (example,) = source.read(np.arange(1))
   np.testing.assert_allclose(example['boxes'], [[0.1, 0.2, 0.6, 0.4]])

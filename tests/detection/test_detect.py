@@ -252,13 +252,9 @@ def test_padding_reaches_the_model_as_zeros_and_mask(setup):
   assert not np.array_equal(task.predict(variables, whole)['logits'], a['logits'])
 
 
-@pytest.mark.parametrize('missing', ['boxes', 'label', 'boxes_mask'])
-def test_batches_without_boxes(missing):
+@pytest.mark.parametrize('missing', ['boxes', 'label', 'boxes_mask', None])
+def test_batches_without_boxes_or_with_too_many(missing):
   spec = {k: x for k, x in SPEC.items() if k != missing}
-  with pytest.raises(ValueError, match=naming('boxes', 'digits_canvas', 'pad_to')):
-    detect.Detect(Tiny(), spec)
-
-
-def test_more_boxes_than_queries():
-  with pytest.raises(ValueError, match=naming('4 boxes', '3 queries', 'pad_to')):
-    detect.Detect(Tiny(num_queries=3), SPEC)
+  facts = ('boxes', 'digits_canvas') if missing else ('4 boxes', '3 queries')
+  with pytest.raises(ValueError, match=naming(*facts, 'pad_to')):
+    detect.Detect(Tiny(num_queries=3), spec)

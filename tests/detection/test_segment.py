@@ -197,7 +197,7 @@ def test_labels_that_the_model_does_not_have(evaluator):
     ValueError, match=naming('digits_canvas', 'class 10', '10 classes')
   ):
     evaluator().run(logits, {})
-  # Where the classes are known, before the evaluation begins.
+  # Where both declare their classes, before the evaluation begins.
   evaluator(Classes(NAMES, 11))
   evaluator(Classes([*NAMES, ''], 12))
   with pytest.raises(

@@ -1,4 +1,4 @@
-"""A detector that finds the bright rectangle of an image, so that its answers are known."""
+"""A detector of the bright rectangle of an image, whose answers follow from the image."""
 
 import json
 import types
@@ -45,11 +45,11 @@ FAMILY = Family(BrightDetector, lambda name: {}, tiny=(), outputs='boxes')
 SCORES = [float(jax.nn.softmax(jnp.eye(4)[0] * x)[0]) for x in (4.0, 1.5)]
 
 
-def loaded(**change):
-  """Returns what `source.load` returns, as far as tools read it."""
-  given = dict(model=BrightDetector(), variables={}, image_size=(48, 48), channels=3)
-  given |= dict(pp=PP, class_names=list(NAMES), source='D', step=7)
-  return types.SimpleNamespace(**given | change)
+def loaded():
+  """Returns the fields of `weights.Loaded` that tools read."""
+  fields = dict(model=BrightDetector(), variables={}, image_size=(48, 48), channels=3)
+  fields |= dict(pp=PP, class_names=list(NAMES), source='D', step=7)
+  return types.SimpleNamespace(**fields)
 
 
 def write_data(root):
@@ -57,7 +57,7 @@ def write_data(root):
   rng = np.random.default_rng(0)
   content = {
     'images': [],
-    # The model numbers them differently, and knows one more.
+    # The model numbers them in another order, and has one more.
     'categories': [{'id': 3, 'name': 'dog'}, {'id': 7, 'name': 'cat'}],
     'annotations': [],
   }

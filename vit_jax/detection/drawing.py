@@ -8,9 +8,8 @@ from vit_jax.explain.colours import COLOURS
 
 # Bright colours only: yellow replaces grey, which a dark image would hide.
 _COLOURS = (*COLOURS[:-1], '#F0E442')
-_LEAST = (
-  400  # pixels of the shorter side; a smaller image is enlarged by a whole number
-)
+# Pixels of the shorter side; a smaller image is enlarged by a whole number.
+_LEAST = 400
 
 
 def draw(
