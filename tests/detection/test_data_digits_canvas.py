@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as mask_lib
 
-from vit_jax.data import pipeline, sources
+from vit_jax.data import sources
 from vit_jax.detection.data.digits_canvas import _enlarged
 
 
@@ -79,19 +79,3 @@ def test_enlarging():
     _enlarged(np.diag([256] * 8), 16)[:4, :4],
     [[256, 192, 64, 0], [192, 160, 96, 48], [64, 96, 160, 144], [0, 48, 144, 160]],
   )
-
-
-def test_batches_for_training():
-  pp = 'flip_lr|value_range(-1, 1)|pad_to(boxes=4, label=4)'
-  options = {'segments': True}
-  batches = pipeline.train('digits_canvas', 'train', pp, 4, source_options=options)
-  shapes = {k: x.shape[1:] for k, x in batches.spec.items()}
-  assert shapes['image'] == (64, 64, 1)
-  assert shapes['boxes'] == (4, 4)
-  assert shapes['segments'] == (64, 64)
-  iterator = batches.iterate()
-  batch = next(iterator)
-  iterator.close()
-  box = (batch['boxes'][0, 0] * 64).round().astype(int)
-  part = batch['segments'][0][box[0] : box[2], box[1] : box[3]]
-  assert set(np.unique(part)) == {0, 1 + batch['label'][0, 0]}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support import naming, runs
-from vit_jax import config, models, optim, sharding, tasks, trees, tune, weights
+from vit_jax import config, models, optim, sharding, tasks, trees, tune
 from vit_jax.errors import UserError
 from vit_jax.train import schema
 
@@ -94,35 +94,6 @@ def test_a_detector_is_tuned_like_other_models():
 
 
 # -- from a ViT --------------------------------------------------------------------------
-
-
-def like(run, head: str) -> dict:
-  """Returns the config, its ViTDet of the sizes of the ViT in a run's folder."""
-  c = config.load(f'{VITDET}:debug,head={head},weights={run}')
-  vit = weights.load(run)
-  vitdet = c['model']['backbone']
-  vitdet = vitdet if head == 'detr' else vitdet['backbone']
-  assert vitdet['name'] == 'vitdet'
-  for field in ('width', 'depth', 'mlp_dim', 'num_heads', 'patch_size'):
-    vitdet[field] = getattr(vit.model, field)
-  vitdet |= dict(global_blocks=(0,), pretrained_size=vit.image_size)
-  c['model'].pop('levels', None)  # named after the size of the recipe's patches
-  return schema.check(c)
-
-
-@pytest.mark.parametrize('head', ['detr', 'segment'])
-def test_the_run_of_a_vit_starts_it(short_run, head):
-  c = like(short_run, head)
-  source = weights.from_section(**c['weights'])
-  model = models.build(**c['model'], num_classes=11)
-  started, _ = weights.fit(source, model, (64, 64))
-  below = 'backbone/' if head == 'detr' else 'backbone/backbone/'
-  theirs = trees.flatten(weights.load(short_run).params)
-  followed = ('Transformer/encoder_norm/', 'head/')
-  shared = [name for name in theirs if not name.startswith(followed)]
-  assert set(started) == {f'{below}{name}' for name in shared}
-  for name in shared:
-    np.testing.assert_array_equal(started[f'{below}{name}'], theirs[name])
 
 
 def test_rates_of_a_started_backbone_decay_and_those_of_a_fresh_one_do_not():
