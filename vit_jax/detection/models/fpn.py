@@ -3,9 +3,12 @@
 Built on the stages of a backbone, or alone on maps of any origin.
 """
 
+import itertools
+
 import flax.linen as nn
 
 from vit_jax.detection.models import pyramid
+from vit_jax.errors import UserError
 from vit_jax.models.family import Family
 
 
@@ -27,18 +30,25 @@ class FPN(pyramid.Pyramid):
       train: stochastic depth of the backbone, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """
-    maps, out = pyramid.maps_of(self.backbone, inputs, train=train)
-    stride = self.stride
-    if self.backbone is not None:
-      maps = pyramid.stages_of(self.backbone, maps)
-      stride = inputs.shape[1] / next(iter(maps.values())).shape[1]
-    pyramid.check_halves(maps)
+    maps, out, stride = self.stages(inputs, train=train)
+    _check_halves(maps)
     first = pyramid.level_of(stride)
     laterals = {
       f'p{first + i}': self.conv(1, f'p{first + i}_lateral')(x)
       for i, x in enumerate(maps.values())
     }
     return self.outputs(pyramid.top_down(laterals), out, features)
+
+
+def _check_halves(maps: dict) -> None:
+  """Raises UserError unless each map is half as large as the one before, rounded."""
+  sizes = {name: x.shape[1:3] for name, x in maps.items()}
+  for (before, larger), (name, smaller) in itertools.pairwise(sizes.items()):
+    if any(n not in (m // 2, -(-m // 2)) for m, n in zip(larger, smaller, strict=True)):
+      raise UserError(
+        f'A pyramid needs maps each half as large as the one before: {before} has '
+        f'{larger}, {name} has {smaller}.'
+      )
 
 
 def _inputs(fields, size) -> dict[str, tuple[int, int, int]]:

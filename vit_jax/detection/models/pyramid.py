@@ -1,6 +1,5 @@
 """Layers and fields that feature pyramids share: maps [B, h, w, C] of several scales."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -62,6 +61,27 @@ class Pyramid(nn.Module):
   def conv(self, size: int, name: str) -> ConvNorm:
     return ConvNorm(self.channels, size, self.norm, self.dtype, name=name)
 
+  def stages(self, inputs, *, train: bool) -> tuple[dict[str, jax.Array], dict, float]:
+    """Returns ({name: map}, features of the backbone, stride of the first map).
+
+    Args:
+      inputs: images [B, H, W, C]. Without a backbone the maps themselves, {name: [B, h,
+        w, C]}; their names, in order, go from the finest to the coarsest.
+
+    Raises:
+      UserError: for a backbone without stages.
+    """
+    if self.backbone is None:
+      return dict(sorted(inputs.items())), {}, self.stride
+    maps, out = maps_of(self.backbone, inputs, train=train)
+    stages = {name: x for name, x in maps.items() if name.startswith('stage')}
+    if not stages:
+      raise UserError(
+        f'{type(self.backbone).__name__} has no stages to build a pyramid on, only '
+        f'{list(maps)}: take vitdet for a plain ViT, with the pyramid sfp.'
+      )
+    return stages, out, inputs.shape[1] / next(iter(stages.values())).shape[1]
+
   def outputs(self, laterals: dict, out: dict, features: bool):
     """Returns the outputs of a pyramid.
 
@@ -103,43 +123,12 @@ def nearest(x: jax.Array, size: tuple[int, int]) -> jax.Array:
   return x
 
 
-def maps_of(
-  backbone: nn.Module | None, inputs, *, train: bool
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-  """Returns (maps, features) that a backbone computes from images.
-
-  Args:
-    inputs: images [B, H, W, C]. Without a backbone the maps themselves, {name: [B, h, w,
-      C]}; their names, in order, go from the finest to the coarsest.
-  """
-  if backbone is None:
-    return dict(sorted(inputs.items())), {}
-  check_images(inputs)
-  _, out = backbone(inputs, train=train)
+def maps_of(backbone: nn.Module, images, *, train: bool) -> tuple[dict, dict]:
+  """Returns ({name: [B, h, w, C]}, all features) that a backbone computes of images."""
+  check_images(images)
+  _, out = backbone(images, train=train)
   out = {name: x for name, x in out.items() if name != 'pre_logits'}
   return {name: x for name, x in out.items() if x.ndim == 4}, out
-
-
-def stages_of(backbone: nn.Module, maps: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Returns the maps 'stage1', ...; UserError for a backbone without stages."""
-  stages = {name: x for name, x in maps.items() if name.startswith('stage')}
-  if not stages:
-    raise UserError(
-      f'{type(backbone).__name__} has no stages to build a pyramid on, only {list(maps)}: '
-      'take vitdet for a plain ViT, with the pyramid sfp.'
-    )
-  return stages
-
-
-def check_halves(maps: dict[str, jax.Array]) -> None:
-  """Raises UserError unless each map is half as large as the one before, rounded."""
-  sizes = {name: x.shape[1:3] for name, x in maps.items()}
-  for (before, larger), (name, smaller) in itertools.pairwise(sizes.items()):
-    if any(n not in (m // 2, -(-m // 2)) for m, n in zip(larger, smaller, strict=True)):
-      raise UserError(
-        f'A pyramid needs maps each half as large as the one before: {before} has '
-        f'{larger}, {name} has {smaller}.'
-      )
 
 
 def level_of(stride: float) -> int:

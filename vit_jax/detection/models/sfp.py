@@ -11,14 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.detection.models import vitdet
-from vit_jax.detection.models.pyramid import (
-  NORMS,
-  Pyramid,
-  level_of,
-  maps_of,
-  stages_of,
-  top_down,
-)
+from vit_jax.detection.models.pyramid import NORMS, Pyramid, level_of, top_down
 from vit_jax.errors import UserError
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import LayerNorm
@@ -81,11 +74,7 @@ class SFP(Pyramid):
       train: stochastic depth of the backbone, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """
-    maps, out = maps_of(self.backbone, inputs, train=train)
-    stride = self.stride
-    if self.backbone is not None:
-      maps = stages_of(self.backbone, maps)
-      stride = inputs.shape[1] / list(maps.values())[-1].shape[1]
+    maps, out, stride = self.stages(inputs, train=train)
     maps = self._of_one_scale(maps)
     level = level_of(stride)
     factors = (1.0,) if self.pyramid == 'none' else _FACTORS
