@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 
 # Sums in another order; measured 1e-16.
 EXACT = 1e-9
-# As pycocotools a precision is right / (right + wrong + 2.2e-16).
+# pycocotools' precision is right / (right + wrong + 2.2e-16).
 ONE = pytest.approx(1, abs=1e-15)
 
 

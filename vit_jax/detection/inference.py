@@ -67,7 +67,7 @@ def detect_images(
 
   preprocess = SingleImage(pp, masks=True)
   rows, errors = inference.run(loaded, images, preprocess, batch_size, function)
-  # Of pixels, float32 would not hold those of large images exactly.
+  # float32 would not hold the pixels of large images exactly.
   scale = np.tile(rows['sizes'][:, None, ::-1], 2)
   rows['boxes'] = rows['boxes'].astype(np.float64) * scale
   return Detected(**rows, errors=errors)

@@ -58,7 +58,7 @@ def measure(
     evaluation.accumulate()
     evaluation.summarize()
   numbers = dict(zip(TITLES, map(float, evaluation.stats), strict=True))
-  # Of all areas and 100 detections: [10 thresholds, 101 recalls, K].
+  # All areas, 100 detections: [10 thresholds, 101 recalls, K].
   precision = evaluation.eval['precision'][..., 0, 2]
   # A category without objects has -1 everywhere.
   parts = precision.mean((0, 1)), precision[0].mean(0), precision[5].mean(0)

@@ -17,7 +17,7 @@ class Truth:
     class_names: of the categories.
     image, category: int64 [n], places in `image_ids` and `category_ids`.
     boxes: float64 [n, 4], left, top, width, height in pixels.
-    areas: float64 [n], as annotated: those of the masks.
+    areas: float64 [n], as annotated: of the masks, not the boxes.
     crowd: bool [n], a region with many objects.
     masks: run lengths of the n masks, see `rle`; None if they were not read.
   """

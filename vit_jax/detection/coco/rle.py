@@ -36,7 +36,7 @@ def read(segmentation, height: int, width: int) -> dict:
       raise ValueError(f'its size is {size}, the image has {[height, width]}')
     counts = _lengths(counts) if isinstance(counts, str) else list(counts)
     if min(counts) < 0 or sum(counts) != height * width:
-      raise ValueError(f'run lengths that are not those of {height} x {width} pixels')
+      raise ValueError(f'its run lengths do not fill {height} x {width} pixels')
     return mask_lib.frPyObjects({'size': size, 'counts': counts}, height, width)
   corners = [np.array(part, np.float64).reshape(-1, 2) for part in segmentation]
   inside = lambda part: (np.abs(part) <= _FAR).all()  # False for NaN

@@ -159,7 +159,7 @@ class Coco(objects.Objects):
     try:
       with Image.open(io.BytesIO(data)) as image:
         shape = [image.height, image.width]
-    except Exception:  # decoding reports what is wrong
+    except Exception:  # decoding reports it
       return {'image': data}
     if shape != (expected := self._truth.sizes[index].tolist()):
       size = '{} x {}'.format

@@ -24,11 +24,11 @@ def _are_objects(feature) -> bool:
 class TfdsObjects(objects.Objects):
   """Images with objects, as TFDS prepared them: 'bbox' and 'label' of each.
 
-  Crowds ('is_crowd') are not trained on; a data set without areas has those of the boxes.
+  Crowds ('is_crowd') are not trained on. Where there are no areas, the boxes' count.
   """
 
   def __init__(self, name: str, features, examples: Examples, image: str, key: str):
-    """Takes what `tfds.build` opened; ValueError if feature `key` is not objects."""
+    """Takes the examples of `tfds.build`; ValueError if feature `key` is not objects."""
     self.name, self._examples, self._image, self._key = name, examples, image, key
     if key not in features or not _are_objects(features[key]):
       raise ValueError(

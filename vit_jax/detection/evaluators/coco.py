@@ -25,8 +25,8 @@ class Coco(OneSplit):
   """The twelve numbers, as pycocotools has them; see `coco.average_precision`.
 
   Each query is one detection: the likeliest class other than "no object", by its
-  probability. The truth is that of the source, with all objects and crowds, whatever `pp`
-  keeps of them. Classes are matched by name where both sides have names.
+  probability. The truth holds all objects and crowds of the source, whatever `pp`
+  leaves of them. Classes are matched by name where both sides have names.
 
   Attributes:
     compared: (the truth, the detections) of the images that the last run could read.

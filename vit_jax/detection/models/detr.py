@@ -152,10 +152,10 @@ class DETR(nn.Module):
   decoder_depth: Depth = 6
   dropout: Share = 0.0  # 0.1 in the paper, of every branch and within the MLP
   attention_dropout: Share = 0.0  # 0.1 in the authors' code, of attention weights
-  # What the backward pass recomputes of these layers, see nn.stack; a backbone has its own.
+  # Values that the backward pass recomputes, see nn.stack; a backbone has its own.
   remat: Literal[REMAT] = 'none'
-  # Of the Transformer's body, and of a backbone that names none; the decoder's norm, the
-  # heads and all parameters are float32.
+  # The Transformer's dtype, and that of a backbone without its own; the decoder's norm,
+  # the heads and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact

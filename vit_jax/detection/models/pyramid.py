@@ -56,7 +56,7 @@ class Pyramid(nn.Module):
   # which the parameters are initialised for.
   stride: int = 4
   in_channels: Sequence[int] = ()
-  dtype: jnp.dtype = jnp.float32  # also of a backbone that names none
+  dtype: jnp.dtype = jnp.float32  # the backbone may have its own
 
   def conv(self, size: int, name: str) -> ConvNorm:
     return ConvNorm(self.channels, size, self.norm, self.dtype, name=name)

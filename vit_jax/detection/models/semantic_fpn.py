@@ -69,7 +69,7 @@ class SemanticFPN(nn.Module):
   backbone: nn.Module | None = None  # a pyramid, such as fpn or sfp
   levels: Sequence[str] = ()  # names of its maps, such as 'p2'; (): all
   channels: int = 128  # narrower ones hardly learn: GroupNorm's 32 groups get too small
-  # Of the body, and of a backbone that names none; logits are float32.
+  # The body's dtype, and that of a backbone without its own; logits are float32.
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact

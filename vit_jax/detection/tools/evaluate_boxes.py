@@ -11,7 +11,7 @@ _BATCH = 8  # images per step, each of a million pixels
 
 
 def run(args, loaded, own: str | None, section: dict) -> int:
-  """Prints the numbers; writes what `--out` asks for."""
+  """Prints the numbers; writes FILES into `--out`."""
   import jax
 
   from vit_jax import models, sharding

@@ -92,7 +92,7 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
     fields['class_row'] = side * side != rows
     fields['pretrained_size'] = tuple(side * p for p in patch)
     if side * side + fields['class_row'] != rows:
-      raise ValueError(f'the position table has {rows} rows, not those of a square')
+      raise ValueError(f'the position table has {rows} rows: they are no square')
   return fields
 
 
