@@ -15,41 +15,11 @@ DEEP: list = []
 for _ in range(500):
   DEEP = [DEEP]
 # Values that are refused at any key: not finite, not JSON, or nested too deeply.
-NEVER = {
-  'nan': math.nan,
-  'inf': math.inf,
-  '-inf': -math.inf,
-  '10**400': 10**400,
-  'bytes': b'x',
-  'set': {1},
-  'object': Fraction(1, 3),
-  'array': np.ones(3),
-  'deep': DEEP,
-}
-PERHAPS = {
-  'None': None,
-  'True': True,
-  '-1': -1,
-  '0': 0,
-  '3': 3,
-  '0.5': 0.5,
-  '1e30': 1e30,
-  '-1e30': -1e30,
-  '10**30': 10**30,
-  'numpy': np.float32(0.5),
-  'empty text': '',
-  'text': 'x',
-  'lines': 'a\nb',
-  'NUL': 'a\x00b',
-  'surrogate': 'a\udcffb',
-  'brackets': '((((',
-  'long': 'x' * 5000,
-  'empty list': [],
-  'list': [1, 'x', None],
-  'pairs': [['a', 1], ['(', 2]],
-  'empty dict': {},
-  'dict': {'x': 1},
-}
+NEVER = [math.nan, math.inf, -math.inf, 10**400, b'x', {1}, Fraction(1, 3)]
+NEVER += [np.ones(3), DEEP]
+PERHAPS = [None, True, -1, 0, 3, 0.5, 1e30, -1e30, 10**30, np.float32(0.5), '', 'x']
+PERHAPS += ['a\nb', 'a\x00b', 'a\udcffb', '((((', 'x' * 5000, [], [1, 'x', None]]
+PERHAPS += [[['a', 1], ['(', 2]], {}, {'x': 1}]
 
 
 def places(config: dict, path: tuple = ()) -> Iterator[tuple]:
@@ -83,8 +53,9 @@ def mutations(*names) -> Iterator[tuple[str, dict, bool]]:
         continue
       seen.add(path)
       where = f'{name} {".".join(path)}'
-      for what, value in {**PERHAPS, **NEVER}.items():
-        yield f'{where} = {what}', changed(config, path, value), what in NEVER
+      for i, value in enumerate(PERHAPS + NEVER):
+        never = i >= len(PERHAPS)
+        yield f'{where}: value {i}', changed(config, path, value), never
       named = path[-2:-1] in (('evals',), ('datasets',))  # their keys are names
       yield f'{where} misspelt', changed(config, path, key=f'{path[-1]}x'), not named
       yield f'{where} gone', changed(config, path, key='\x00'), not named

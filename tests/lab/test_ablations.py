@@ -1,6 +1,5 @@
 """The cells of every ablation, and a run of each on its own data."""
 
-import csv
 import re
 
 import pytest
@@ -129,7 +128,6 @@ def test_each_starts_on_its_own_data(name, tmp_path, capsys):
   argv = ['--ablation', name, '--cells', cell, '--set', *words, 'seed=0']
   code, _, error = commands.run(sweep.main, capsys, *argv, '--out', tmp_path)
   assert (code, [x for x in error.splitlines() if 'warning' not in x]) == (0, [])
-  with (tmp_path / 'results.csv').open() as file:
-    (row,) = csv.DictReader(file)
+  (row,) = commands.results(tmp_path)
   assert row['steps'] == '2'
   assert any(re.search(r'_\d+shot$|top1$', key) for key in row)

@@ -1,11 +1,9 @@
 """VTAB-1k: every task is cut, labelled and decoded as the benchmark's own code does."""
 
-import io
 import math
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.support import naming, vtab_fakes
 from vit_jax.data import pipeline, sources
@@ -58,7 +56,7 @@ def test_splits_of_the_data_sets_as_they_are(name):
   }
 
 
-def wanted_label(name: str, i: int) -> int:
+def label_of(name: str, i: int) -> int:
   """Returns the label of example i of `vtab_fakes`."""
   if name == 'dspr_loc':
     return i % 32 // 2
@@ -67,37 +65,33 @@ def wanted_label(name: str, i: int) -> int:
   return i % TASKS[name].classes
 
 
+def numbers_of(examples) -> list[int]:
+  return [vtab_fakes.number_of(example['image']) for example in examples]
+
+
 @pytest.mark.parametrize('name', TASKS)
 def test_a_task(data, name):
   task = TASKS[name]
-  build = lambda split: sources.build(f'vtab:{name}', split, **data)
-  table = vtab.splits_of(name, vtab_fakes.SIZES[task.tfds])
-  rows = {
-    split: [(of, i) for i in range(*ends)] for split, (of, *ends) in table.items()
-  }
+  parts = vtab.splits_of(name, vtab_fakes.SIZES[task.tfds])
+  rows = {k: [(of, i) for i in range(*ends)] for k, (of, *ends) in parts.items()}
+  assert (len(rows['train800']), len(rows['val200'])) == (800, 200)
   rows['train800val200'] = rows['train800'] + rows['val200']
-  for split, count in (('train800val200', 1000), ('test', 25)):
-    source = build(split)
-    assert len(source) == len(rows[split]) >= count
+  assert len({*rows['train800val200'], *rows['test']}) == 1000 + len(rows['test'])
+  for split in ('train800val200', 'test'):
+    source = sources.build(f'vtab:{name}', split, **data)
     examples = source.read(np.arange(len(source)))
-    numbers = [vtab_fakes.number_of(example['image']) for example in examples]
+    numbers = numbers_of(examples)
     assert numbers == [i for _, i in rows[split]]
     labels = [example['label'] for example in examples]
-    assert labels == [wanted_label(name, i) for i in numbers]
+    assert labels == [label_of(name, i) for i in numbers]
     assert source.num_classes == task.classes
     assert source.class_names is None or len(source.class_names) == task.classes
     if split != 'test':
-      histogram = np.bincount(labels)
-      assert len(histogram) == task.classes
-      assert histogram.min() > 0
-  for split, count in (('train800', 800), ('val200', 200)):
-    source = build(split)
-    assert len(source) == count
-    ends = [vtab_fakes.number_of(e['image']) for e in source.read([0, count - 1])]
-    assert ends == [rows[split][0][1], rows[split][-1][1]]
-  of_train, of_val, of_test = (set(rows[k]) for k in ('train800', 'val200', 'test'))
-  assert not of_train & of_val
-  assert not (of_train | of_val) & of_test
+      assert set(labels) == set(range(task.classes))
+  for split in ('train800', 'val200'):
+    source = sources.build(f'vtab:{name}', split, **data)
+    ends = [i for _, i in rows[split]][:: len(rows[split]) - 1]
+    assert numbers_of(source.read([0, len(source) - 1])) == ends
 
 
 # Colour, grey, and a mask whose bytes change.
@@ -116,15 +110,10 @@ def test_images_have_three_channels_of_bytes(data, name):
 
 
 def test_split_expressions_count_through_the_parts(data):
-  source = sources.build('vtab:svhn', 'train800[790:]+val200[:10]', **data)
-  numbers = [vtab_fakes.number_of(e['image']) for e in source.read(np.arange(20))]
-  assert numbers == [*range(790, 800), *range(1809, 1819)]
-  assert source.name_of(3) == 'vtab:svhn train[790:800]+train[1809:1819] #3'
-  several = sources.build('vtab:svhn', 'val200[-5:]+train800[:1%]', **data)
-  numbers = [vtab_fakes.number_of(e['image']) for e in several.read(np.arange(13))]
-  assert numbers == [*range(2004, 2009), *range(8)]
-  backward = [vtab_fakes.number_of(e['image']) for e in several.read([12, 0, 7])]
-  assert backward == [7, 2004, 2]
+  source = sources.build('vtab:svhn', 'val200[-5:]+train800[:1%]', **data)
+  assert numbers_of(source.read(np.arange(13))) == [*range(2004, 2009), *range(8)]
+  assert numbers_of(source.read([12, 0, 7])) == [7, 2004, 2]
+  assert source.name_of(3) == 'vtab:svhn train[2004:2009]+train[0:8] #3'
 
 
 def test_tasks_of_one_data_set_are_not_the_same_data(data):
@@ -155,11 +144,11 @@ def test_bins_of_distances(kind):
     far = np.float32([value + 1, value, value + 7])
     rows = np.stack([0 * far, 0 * far - 99, far], 1)
     if kind == 'clevr':
-      got = vtab_tasks.clevr_distance({'objects': {'pixel_coords': rows}})
+      label = vtab_tasks.clevr_distance({'objects': {'pixel_coords': rows}})
     else:
       objects = {'location': rows, 'type': np.array([0, 2, 1])}
-      got = vtab_tasks.kitti_distance({'objects': objects})
-    assert got == highest_below(bounds, value), value
+      label = vtab_tasks.kitti_distance({'objects': objects})
+    assert label == highest_below(bounds, value), value
   if kind == 'kitti':
     # A van at 9 m behind a tram and a pedestrian; then nothing that is a vehicle.
     rows = np.float32([[0, 0, 3], [0, 0, 9], [0, 0, 5]])
@@ -168,22 +157,6 @@ def test_bins_of_distances(kind):
     assert vtab_tasks.kitti_distance(of([6, 7, 3])) == 3
     nothing = {'objects': {'location': np.zeros([0, 3]), 'type': np.zeros([0])}}
     assert vtab_tasks.kitti_distance(nothing) == 3
-
-
-def test_bins_of_dsprites():
-  x, angle = vtab_tasks.binned('v', 32, 16), vtab_tasks.binned('v', 40, 16)
-  assert [x({'v': i}) for i in range(32)] == [i // 2 for i in range(32)]
-  bins = [angle({'v': i}) for i in range(40)]
-  assert bins == [math.floor(i / 2.5) for i in range(40)]
-  assert np.bincount(bins).tolist() == [3, 2] * 8
-
-
-def test_masks_become_white():
-  mask = np.random.default_rng(0).integers(0, 2, (64, 64), np.uint8)
-  out = io.BytesIO()
-  Image.fromarray(mask).save(out, 'PNG')
-  with Image.open(io.BytesIO(vtab_tasks.white(out.getvalue()))) as image:
-    np.testing.assert_array_equal(image, 255 * mask)
 
 
 def test_the_table():
@@ -221,15 +194,12 @@ def test_versions(tmp_path):
     ('vtab:svhn', 'train', ("'train'", 'train800', 'val200', 'vtab:svhn')),
     ('vtab:svhn', 'train800[900:]', ('vtab:svhn', '900', '800 examples')),
     ('vtab:dtd', 'test', ('vtab:dtd: ', 'tfds build dtd ')),
+    ('vtab:clevr_dist', 'test', ('vtab:clevr_dist', '800', 'train[0:6]', '6')),
   ],
 )
 def test_mistakes(data, tmp_path, name, split, facts):
   directory = data if name == 'vtab:svhn' else {'data_dir': str(tmp_path)}
+  if name == 'vtab:clevr_dist':  # a part of the data set
+    vtab_fakes.write_one('clevr', tmp_path, dict.fromkeys(vtab_fakes.SIZES['clevr'], 7))
   with pytest.raises(UserError, match=naming(*facts)):
     sources.build(name, split, **directory)
-
-
-def test_part_of_a_data_set_is_refused(tmp_path):
-  vtab_fakes.write_one('dtd', tmp_path, {'train': 700, 'validation': 9, 'test': 9})
-  with pytest.raises(UserError, match=naming('vtab:dtd', '800', 'train[0:700]', '700')):
-    sources.build('vtab:dtd', 'test', data_dir=str(tmp_path))

@@ -50,19 +50,18 @@ def encoder(pretrained_run):
   return {n: x for n, x in flat.items() if not n.startswith('masked_patches/')}
 
 
+def assert_encoder(params, encoder):
+  assert set(params) == set(encoder)
+  for name, x in params.items():
+    np.testing.assert_array_equal(x, encoder[name], err_msg=name)
+
+
 def test_a_run_measures_masked_patches_and_features(pretrained_run):
   last = [row for row in runs.rows(pretrained_run) if row['step'] == 4]
   measured = {'val/loss', 'val/accuracy', 'val/examples', 'few/digits_2shot'}
   assert measured <= {key for row in last for key in row}
   config = json.loads((pretrained_run / 'config.json').read_text())
   assert config['model']['num_classes'] is None
-
-
-def test_a_killed_run_resumes_to_the_same_state(pretrained_run, tmp_path, one_device):
-  folder = runs.killed(pretrained_run, tmp_path / 'run')
-  status, _ = runs.run(folder, *CHANGES, task=TASK, evals=EVALS)
-  assert status['fingerprint'] == runs.status(pretrained_run)['fingerprint']
-  assert runs.rows(folder) == runs.rows(pretrained_run)
 
 
 def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
@@ -72,10 +71,7 @@ def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
   assert loaded.model.num_classes is None
   assert (loaded.step, loaded.image_size) == (4, (8, 8))
   assert loaded.pp == 'decode(1)|value_range(-1, 1)'
-  found = trees.flatten(loaded.params)
-  assert set(found) == set(encoder)
-  for name, x in found.items():
-    np.testing.assert_array_equal(x, encoder[name], err_msg=name)
+  assert_encoder(trees.flatten(loaded.params), encoder)
   _, features = loaded.model.apply(loaded.variables, np.zeros((1, 8, 8, 1), np.float32))
   assert features['pre_logits'].shape == (1, 16)
 
@@ -83,20 +79,15 @@ def test_load_gives_the_encoder_bit_for_bit(pretrained_run, encoder):
 def test_fine_tuning_takes_the_encoder_and_a_new_head(
   pretrained_run, encoder, tmp_path, one_device, monkeypatch
 ):
-  given = {}
-  init = train.Trainer.init
+  start, init = {}, train.Trainer.init
   monkeypatch.setattr(
-    train.Trainer, 'init', lambda self, x: given.update(x) or init(self, x)
+    train.Trainer, 'init', lambda self, x: start.update(x) or init(self, x)
   )
   config = runs.small(*runs.SHORT, 'data.pp=value_range(-1, 1)', 'steps=2')
-  config['model'] = {}  # the weights tell it
-  config['weights'] = {'source': str(pretrained_run)}
+  config |= {'model': {}, 'weights': {'source': str(pretrained_run)}, 'evals': {}}
   config['checkpoint'] = dict(every=2)
-  status, _ = train.train(config | {'evals': {}}, tmp_path / 'run')
-  assert status['exit'] == 0
-  assert set(given) == set(encoder)
-  for name, x in given.items():
-    np.testing.assert_array_equal(x, encoder[name], err_msg=name)
+  assert train.train(config, tmp_path / 'run')[0]['exit'] == 0
+  assert_encoder(start, encoder)
   tuned = vit_jax.load(str(tmp_path / 'run'))
   assert tuned.params['head']['kernel'].shape == (16, 10)
 

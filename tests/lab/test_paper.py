@@ -3,18 +3,16 @@
 import pytest
 
 from tests.support import commands, stand_in
+from vit_jax import config
 from vit_jax.errors import Diverged
-from vit_jax.lab import paper, sweep
+from vit_jax.lab import paper, runner
 from vit_jax.lab.ablations import ABLATIONS
-from vit_jax.train import program
 
 
 def test_claims_compare_cells_that_there_are(tmp_path):
   for claim in paper.CLAIMS:
     ablation = ABLATIONS[claim.ablation]
-    base = sweep.runner.changed(
-      sweep.config_lib.load(ablation.config), ablation.changes
-    )
+    base = runner.changed(config.load(ablation.config), ablation.changes)
     cells = ablation.cells(base)
     assert claim.first in cells
     assert claim.second in cells or 0 < float(claim.second) < 1
@@ -30,13 +28,11 @@ def test_each_verdict(tmp_path, capsys, monkeypatch):
   accuracies = {'token': 0.9, 'gap': 0.91, 'gap-lower-lr': 0.5, 'map': 0.9}
   accuracies |= {'full': Diverged('not finite'), 'axial': 0.9, 'full-deeper': 0.9}
 
-  def train(config, workdir, command, spec):
+  def rows(config, workdir):
     value = accuracies[workdir.name.removesuffix('-seed0')]
-    if isinstance(value, Exception):
-      raise value
-    stand_in.write_run(workdir, config, {'step': 4, 'test/top1': value})
+    return [{'step': 4, 'test/top1': stand_in.outcome(value)}]
 
-  monkeypatch.setattr(program, 'train', train)
+  stand_in.replace_training(monkeypatch, rows)
   argv = ['--only', 'head,axial', '--out', tmp_path]
   code, out, _ = commands.run(paper.main, capsys, *argv)
   assert code == Diverged.exit_code

@@ -1,17 +1,15 @@
 """Grids of runs: what is planned, refused before the first run, trained and read."""
 
-import csv
 import shutil
 
 import pytest
 
-from tests.support import naming, stand_in
+from tests.support import commands, naming, stand_in
 from vit_jax import config as config_lib
 from vit_jax import errors
 from vit_jax.errors import UserError
 from vit_jax.lab import runner, table
 from vit_jax.lab.runner import RunOf
-from vit_jax.train import program
 
 DEBUG = config_lib.load('digits:debug')
 CELLS = {'a': {'optim.lr': 0.5}, 'b': {'optim.lr': 0.25}}
@@ -41,7 +39,6 @@ def test_runs_are_planned_seed_by_seed(tmp_path):
   assert [run.config['seed'] for run in runs] == [3, 3, 3, 5, 5, 5]
   assert runs[1].folder == tmp_path / 'runs' / 'b-seed3'
   assert runs[1].config['optim']['lr'] == 0.25
-  assert runs[0].config['log']['report'] is False
   assert runs[5].config['weights']['source'] == f'{tmp_path}/runs/a-seed5'
   assert runner.needs(cells['c']) == {'a'}
   assert runner.needs(cells['a']) == set()
@@ -77,27 +74,24 @@ def ends(monkeypatch):
   """Replaces training; {name of a run: the exception that it ends with}."""
   ends = {'order': []}
 
-  def train(config, workdir, command, spec):
+  def rows(config, workdir):
     print('a line for the log')
     ends['order'].append(workdir.name)
     (workdir / 'checkpoints' / '4').mkdir(parents=True, exist_ok=True)
-    if workdir.name in ends:
-      raise ends[workdir.name]
-    stand_in.write_run(
-      workdir,
-      config,
+    top1 = stand_in.outcome(ends.get(workdir.name, config['optim']['lr']))
+    return [
       {'step': 2, 'train/loss': 3.0, 'time/images_per_s': 64.0},
       {'step': 4, 'train/loss': 2.0, 'time/images_per_s': 128.0},
-      {'step': 4, 'test/top1': config['optim']['lr'], 'test/examples': 360},
-    )
+      {'step': 4, 'test/top1': top1, 'test/examples': 360},
+    ]
 
-  monkeypatch.setattr(program, 'train', train)
+  stand_in.replace_training(monkeypatch, rows)
   return ends
 
 
-def run(out, cells=CELLS, seeds=(0,), discard=False):
+def run(out, cells=CELLS, seeds=(0,), discard=False, final=None):
   runs = runner.plan(DEBUG, cells, seeds, out)
-  grid = runner.Grid('title', 'digits:debug', runs, out, pick='test/top1')
+  grid = runner.Grid('', 'digits:debug', runs, out, pick='test/top1', final=final)
   return runner.run(grid, 'vit_jax mine', lambda line: None, discard)
 
 
@@ -114,10 +108,9 @@ def test_the_numbers_of_a_run(ends, tmp_path, capsys):
   assert row['parameters'] == (17 * D) + N * D + L * block + 2 * D + (D * K + K)
   products = N * 16 * D + L * (4 * N * D * D + 2 * N * N * D + 2 * N * D * F) + D * K
   assert row['gflops'] == pytest.approx(2 * products / 1e9)
-  with (tmp_path / 'results.csv').open() as file:
-    header, *lines = csv.reader(file)
-  assert (header[:3], header[-1]) == (['cell', 'optim.lr', 'seed'], 'seconds')
-  assert [line[0] for line in lines] == ['a', 'b']
+  lines = commands.results(tmp_path)
+  assert [*lines[0]][:3] == ['cell', 'optim.lr', 'seed']
+  assert [line['cell'] for line in lines] == ['a', 'b']
   assert capsys.readouterr().out == ''  # a run prints to a file of its own
   assert 'a line' in (tmp_path / 'logs' / 'a-seed0.txt').read_text()
 
@@ -184,9 +177,7 @@ def test_the_best_cell_is_run_again(ends, tmp_path):
     changes = {f'final-{cell}': {**CELLS[cell], 'data.split': 'train+test'}}
     return runner.plan(DEBUG, changes, [7, 8], tmp_path)
 
-  runs = runner.plan(DEBUG, CELLS, [0], tmp_path)
-  grid = runner.Grid('', '', runs, tmp_path, pick='test/top1', final=final)
-  results = runner.run(grid, 'vit_jax mine', lambda line: None)
+  results = run(tmp_path, final=final)
   assert results.best == 'a'
   assert [
     row['seed'] for row in [row for row in results.rows() if row['cell'] == 'final-a']

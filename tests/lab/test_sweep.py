@@ -1,6 +1,5 @@
 """vit_jax sweep: values, the runs they make, ablations, and what is refused."""
 
-import csv
 import json
 import os
 import re
@@ -125,18 +124,15 @@ def trained(monkeypatch):
   """Replaces training; {name of a run: top-1, or an exception}, others get their rate."""
   results = {}
 
-  def train(config, workdir, command, spec):
-    value = results.get(workdir.name, config['optim']['lr'])
-    if isinstance(value, Exception):
-      raise value
-    stand_in.write_run(
-      workdir, config, {'step': 4, 'test/top1': value, 'test/loss': 1 - value}
-    )
+  def rows(config, workdir):
+    top1 = stand_in.outcome(results.get(workdir.name, config['optim']['lr']))
     trains = {'full': 100, 'linear': 7}[config.get('tune', {}).get('method', 'full')]
     status = {'step': 4, 'state': 'finished', 'trained_parameters': trains}
+    workdir.mkdir(parents=True)
     (workdir / 'status.json').write_text(json.dumps(status))
+    return [{'step': 4, 'test/top1': top1, 'test/loss': 1 - top1}]
 
-  monkeypatch.setattr(program, 'train', train)
+  stand_in.replace_training(monkeypatch, rows)
   return results
 
 
@@ -160,8 +156,8 @@ def test_the_table_and_the_best_cell(trained, tmp_path, capsys):
   trained |= {'optim.lr=0.5-seed0': 0.9, 'optim.lr=0.5-seed1': 0.8}
   code, printed, _ = run(capsys, tmp_path, CONFIG, *GRID)
   assert code == 0
-  with (tmp_path / 'results.csv').open() as file:
-    rows = [(r['cell'], r['seed'], r['test/top1']) for r in csv.DictReader(file)]
+  rows = commands.results(tmp_path)
+  rows = [(row['cell'], row['seed'], row['test/top1']) for row in rows]
   assert rows[:2] == [('optim.lr=0.25', '0', '0.25'), ('optim.lr=0.25', '1', '0.25')]
   text = (tmp_path / 'table.md').read_text()
   assert text in printed
@@ -233,8 +229,7 @@ def test_stopped_and_repeated_it_ends_with_the_same_results(
   tmp_path, capsys, monkeypatch
 ):
   def results(out):
-    with (out / 'results.csv').open() as file:
-      rows = list(csv.DictReader(file))
+    rows = commands.results(out)
     assert all(float(row.pop('seconds')) > 0 for row in rows)
     return rows
 

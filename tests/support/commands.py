@@ -1,7 +1,9 @@
 """Commands run in this process: what they print, and how they refuse."""
 
+import csv
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.support import naming
 from vit_jax import cli
@@ -30,3 +32,9 @@ def assert_refused(main: Callable, captured, argv, facts) -> None:
   code, out, error = run(main, captured, *argv)
   assert (code, out) == (2, '')
   assert re.search(naming(*facts), one_line(error)), error
+
+
+def results(out: Path) -> list[dict[str, str]]:
+  """Returns the rows of the results.csv of a grid."""
+  with (out / 'results.csv').open() as file:
+    return list(csv.DictReader(file))
