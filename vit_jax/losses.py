@@ -1,5 +1,7 @@
 """Losses per example, computed in float32."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -25,7 +27,18 @@ def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
   return optax.sigmoid_binary_cross_entropy(logits, targets).sum(-1)
 
 
-# Each is `(logits [B, K], targets [B, K]) -> [B]`, float32.
+def smooth_binary(targets: jax.Array, amount: float) -> jax.Array:
+  """Draws every binary target [B, K] towards its opposite: 1 -> 1 - a, 0 -> a.
+
+  The paper's i21k run used a = 1e-4 (on 0.9999, off 0.0001).
+  """
+  return targets * (1 - amount) + (1 - targets) * amount
+
+
+sigmoid_cross_entropy.smooth = smooth_binary
+
+# Each is `(logits [B, K], targets [B, K]) -> [B]`, float32, and may have an attribute
+# `smooth`: see the function of that name.
 LOSSES = Registry(
   'loss', {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
 )
@@ -61,13 +74,10 @@ def is_label(classes: jax.Array, label: jax.Array) -> jax.Array:
   return classes == label
 
 
-def smooth(targets: jax.Array, amount: float, loss: str) -> jax.Array:
+def smooth(targets: jax.Array, amount: float, loss: Callable) -> jax.Array:
   """Label smoothing of targets [B, K], in the form that fits the loss.
 
-  softmax: (1 - a) y + a / K (Szegedy et al., arXiv 1512.00567, section 7).
-  sigmoid: every binary target is drawn towards its opposite, 1 -> 1 - a, 0 -> a; the
-  paper's i21k run used a = 1e-4 (on 0.9999, off 0.0001).
+  That is `loss.smooth(targets, amount)`, where a loss has such an attribute, and else
+  (1 - a) y + a / K (Szegedy et al., arXiv 1512.00567, section 7).
   """
-  if loss == 'sigmoid':
-    return targets * (1 - amount) + (1 - targets) * amount
-  return optax.smooth_labels(targets, amount)
+  return getattr(loss, 'smooth', optax.smooth_labels)(targets, amount)

@@ -7,6 +7,8 @@ from typing import Any
 
 from vit_jax.errors import choose
 
+_OTHERS = ', or one that a config file registers, once that file is imported'
+
 
 class Registry(UserDict):
   """A table {name: object}, whose modules are imported when one of their names is used.
@@ -26,7 +28,7 @@ class Registry(UserDict):
     self._ours = frozenset(entries)
 
   def __getitem__(self, name: str) -> Any:
-    entry = choose(self.noun, name, self.data)
+    entry = choose(self.noun, name, self.data, _OTHERS)
     if isinstance(entry, str):
       module, _, attribute = entry.partition(':')
       entry = getattr(importlib.import_module(module), attribute)

@@ -15,7 +15,7 @@ import vit_jax
 from tests.support import GOLDEN
 from vit_jax import cli
 from vit_jax.tools import push
-from vit_jax.weights import runs, zoo
+from vit_jax.weights import steps, zoo
 
 TOKEN = GOLDEN / 'vit_google_token.npz'
 
@@ -94,7 +94,7 @@ def test_the_card_shows_results_alone(trained, tmp_path, monkeypatch):
   others = {'test/examples': 360, 'test/top5': math.nan}
   others |= {'time/seconds_left': 7.0, 'train/lr': 0.1, 'train/loss': 0.3}
   saved = property(lambda kept: dict.fromkeys(kept.steps, results | others))
-  monkeypatch.setattr(runs.Steps, 'metrics', saved)
+  monkeypatch.setattr(steps.Steps, 'metrics', saved)
   out = tmp_path / 'out'
   assert run(trained, 'me/mine', '--dry_run', '--out', out) == 0
   rows = re.findall(r'^\| (\w+/\w+) \| (.*) \|', parsed(out).text, re.MULTILINE)

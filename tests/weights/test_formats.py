@@ -18,6 +18,8 @@ from vit_jax import models, trees, weights
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
 from vit_jax.weights import export, formats, pipelines
+from vit_jax.weights.families import bit
+from vit_jax.weights.source import Source
 
 
 def assert_reads_alike(source, name, **fields):
@@ -201,10 +203,16 @@ def test_files_of_swins_come_back_bit_for_bit(tmp_path, name):
     ('swinv2_hf', 'timm'),
   ],
 )
-def test_files_of_one_library_for_the_other(tmp_path, name, to):
+def test_files_of_one_library_for_the_other_and_back(tmp_path, name, to):
   weights.write(weights.read(path_of(name)), tmp_path / 'out', to)
-  borders = weights.read(tmp_path / 'out').fields['borders']  # alike at this size
+  other = weights.read(tmp_path / 'out')
+  borders = other.fields['borders']  # alike at this size
   assert assert_reads_alike(tmp_path / 'out', name, borders=borders).format == to
+  weights.write(other, tmp_path / 'back', GOLDENS[name][0])
+  back, expected = load_file(tmp_path / 'back' / 'model.safetensors'), arrays_of(name)
+  assert back.keys() == expected.keys()
+  for key, x in expected.items():
+    np.testing.assert_array_equal(back[key], x, err_msg=key)
 
 
 def write_google(tmp_path, **fields):
@@ -268,20 +276,124 @@ def test_relative_positions_are_not_resized(tmp_path):
 # -- what a format cannot express -----------------------------------------------------
 
 
-@pytest.mark.parametrize('to', ['timm', 'hf'])
-@pytest.mark.parametrize(
-  ('fields', 'words'),
-  [
-    (dict(posemb_where='shared'), ('posemb_where',)),
-    (dict(posemb='sincos2d', posemb_where='every'), ('posemb',)),
-    (dict(posemb='rotary'), ('posemb',)),
-    (dict(attention='axial', posemb='none'), ('attention', 'posemb')),
-  ],
-)
-def test_positions_that_other_libraries_have_not(to, fields, words):
-  library = {'timm': 'timm', 'hf': 'transformers'}[to]
-  with pytest.raises(ValueError, match=rf'{library} .*({"|".join(words)})='):
-    formats.writer('vit', to).config(models.fields_of(tiny(**fields)), (16, 24), None)
+# family -> (fields of a small model, changes of each field that a file may hold)
+SWIN_WINDOWS = dict(windows=(2, 2), borders='shift_pad')
+CHANGES = {
+  'vit': (
+    {},
+    dict(num_classes=[None], patch_size=[(8, 4)], width=[64], depth=[1], mlp_dim=[48])
+    | dict(num_heads=[4], stem_blocks=[(1,), ()], stem_width=[32], norm_eps=[1e-5])
+    | dict(classifier=['gap', 'map', 'none'], representation_size=[8])
+    | dict(posemb=['learn2d', 'sincos2d', 'relative', 'rotary', 'none'])
+    | dict(posemb_where=['every', 'shared'], attention=['axial'], act=['gelu_erf']),
+  ),
+  'mixer': (
+    dict(act='gelu_erf'),
+    dict(num_classes=[None], patch_size=[(8, 4)], width=[64], depth=[1])
+    | dict(tokens_mlp_dim=[24], channels_mlp_dim=[40], act=['gelu_tanh']),
+  ),
+  'resnet_gn': ({}, dict(num_classes=[None], blocks=[(1,)], width=[64])),
+  'bit': (
+    {},
+    dict(num_classes=[None], blocks=[(1,)], width=[64], zero_pad_pool=[False]),
+  ),
+  'convnext': (
+    {},
+    dict(num_classes=[None], depths=[(2, 1)], widths=[(8, 8)], norm_eps=[1e-12])
+    | dict(act=['gelu_tanh']),
+  ),
+  'swin': (
+    dict(depths=(1, 1), num_heads=(2, 4), **SWIN_WINDOWS),
+    dict(num_classes=[None], version=[2], width=[32], depths=[(2, 1)], shift=[0.25])
+    | dict(num_heads=[(1, 4)], windows=[(4, 4), (4, 2)], borders=['pad_shift'])
+    | dict(pretrained_windows=[(4, 4)], patch_size=[(2, 2), (4, 2)], mlp_ratio=[2.7])
+    | dict(act=['gelu_tanh']),
+  ),
+  'resnet': (
+    dict(depths=(1, 1, 1, 1), widths=(32, 32, 32, 32), stem_width=64),
+    dict(num_classes=[None], depths=[(1, 1, 2, 1)], widths=[(32, 32, 64, 32)])
+    | dict(stem_width=[16], output_stride=[16, 64]),
+  ),
+  'mvit': (
+    {},
+    dict(num_classes=[None], width=[32], num_heads=[2], depths=[(1,)], expand=['mlp'])
+    | dict(kv_stride=[2], mlp_ratio=[2.7], classifier=['token'], class_residual=[True]),
+  ),
+  'vitdet': (
+    dict(num_classes=None),
+    dict(num_classes=[3], patch_size=[(8, 4)], width=[64], depth=[1], mlp_dim=[32])
+    | dict(num_heads=[4], global_blocks=[(0,), ()], window=[3], relative=[False])
+    | dict(absolute=[False], pretrained_size=[(32, 32), (64, 32)], class_row=[False])
+    | dict(act=['gelu_tanh'], norm_eps=[1e-5]),
+  ),
+}
+
+# field -> fields that it needs beside it
+BESIDE = {
+  'stem_width': dict(stem_blocks=()),
+  'attention': dict(posemb='none', classifier='gap'),
+  'pretrained_windows': dict(version=2),
+  'class_residual': dict(classifier='token'),
+  'depth': dict(global_blocks=(0,)),
+}
+
+
+def source_of(name, fields):
+  """Returns zeros as the weights of a model for images of 32 x 32 px."""
+  model = models.build(name, **fields)
+  shapes = trees.named(models.shapes_of(model, (32, 32, 3)))
+  flat = {n: np.zeros(x.shape, np.float32) for n, x in shapes.items()}
+  fields = models.fields_of(model)
+  return Source('a run', 'run', name, fields, flat, (32, 32), 3, None, None, [])
+
+
+def written(source, out, to) -> str:
+  """Writes a file; returns the message of a refusal, or ''."""
+  try:
+    weights.write(source, out, to)
+  except UserError as error:
+    return str(error)
+  return ''
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name):
+  monkeypatch.setitem(bit._TIMM_NAMES, ((1, 1), 32), 'resnetv2_50x1_bit')  # a small one
+  usual, changes = CHANGES[name]
+  usual = {'num_classes': 7, **models.family(name).tiny[0], **usual}
+  assert set(models.signature(name).parameters) - formats.TRAINING == set(changes)
+  every = [f for f in formats.all_formats() if f.family == name and f.config]
+  cases = [{}] + [{key: value} for key, values in changes.items() for value in values]
+  for number, change in enumerate(cases):
+    beside = {k: v for key in change for k, v in BESIDE.get(key, {}).items()}
+    beside = {k: v for k, v in beside.items() if k in changes}
+    source = source_of(name, usual | beside | change)
+    for format in every:
+      to = format.to or format.name
+      out = tmp_path / (f'{number}.npz' if to == 'google' else f'{number}-{to}')
+      if refusal := written(source, out, to):
+        fields = [f'{k}={v!r}' for k, v in source.fields.items()]
+        assert change, (to, refusal)
+        assert any(field in refusal for field in fields), (to, refusal)
+        continue
+      again = models.fields_of(models.build(name, **weights.read(out).fields))
+      for key in change.keys() - {*format.alike}:
+        table = to != 'google' and change == {'posemb': 'sincos2d'}
+        assert again[key] == ('learn' if table else change[key]), (to, change)
+
+
+@pytest.mark.parametrize('to', ['google', 'timm', 'hf'])
+def test_a_field_that_no_writer_knows_is_refused(to):
+  source = source_of('vit', models.family('vit').tiny[0])
+  fields = source.fields | {'new': 1}
+  with pytest.raises(ValueError, match=naming('new=1', to)):
+    formats.writer('vit', to).write(source.flat, fields, (32, 32), None)
+
+
+def test_a_refusal_names_the_formats_that_can(tmp_path):
+  fields = models.family('vit').tiny[0] | {'posemb': 'rotary'}
+  with pytest.raises(UserError, match=naming("posemb='rotary'", ['google'])):
+    weights.write(source_of('vit', fields), tmp_path / 'a', 'timm')
 
 
 @pytest.mark.parametrize(

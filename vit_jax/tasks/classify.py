@@ -39,7 +39,7 @@ class Classify:
     """
     losses.check_labels(spec['label'], model.num_classes)
     self.model = model
-    self.loss_name, self.loss_fn = loss, losses.LOSSES[loss]
+    self.loss_fn = losses.LOSSES[loss]
     self.label_smoothing = label_smoothing
     self.mixing = Mixing(mixup, cutmix, switch_prob, mixup_mode)
 
@@ -58,7 +58,7 @@ class Classify:
     """
     targets = losses.targets_of(batch['label'], self.model.num_classes)
     if self.label_smoothing:
-      targets = losses.smooth(targets, self.label_smoothing, self.loss_name)
+      targets = losses.smooth(targets, self.label_smoothing, self.loss_fn)
     images = batch['image']
     if self.mixing:
       images, targets = self.mixing(images, targets, batch['weight'], rng)

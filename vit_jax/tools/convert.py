@@ -52,12 +52,12 @@ def main(argv: list[str]) -> int:
 def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
   from vit_jax import config as config_lib
   from vit_jax import models
-  from vit_jax.weights import export, runs, tuned
+  from vit_jax.weights import export, runs, steps, tuned
 
   if (run := runs.find(source)) is None:
     raise UserError(f'--tuned_only is for runs; {source} is a {loaded.format} file.')
   config = config_lib.read(run[0])
-  shapes = runs.Steps(run[0], config).shapes(loaded.step)
+  shapes = steps.Steps(run[0], config).shapes(loaded.step)
   stored = {name for name, (_, is_stored) in shapes.items() if is_stored}
   family, every = (
     models.family(loaded.family, **loaded.fields),

@@ -156,11 +156,11 @@ def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
   """
   from vit_jax import config as config_lib
   from vit_jax import evaluators
-  from vit_jax.weights import runs
+  from vit_jax.weights import steps
 
   config, results = config_lib.read(folder), {}
   evals = config.get('evals', {})
-  for name, value in (runs.Steps(folder, config).metrics.get(step) or {}).items():
+  for name, value in (steps.Steps(folder, config).metrics.get(step) or {}).items():
     declared = evaluators.declared(name, evals)
     of_evaluation = name.partition('/')[0] in evals
     if of_evaluation and declared.larger_is_better is not None and math.isfinite(value):

@@ -25,18 +25,19 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
   """
   choose('format', to, TO)
   source = tuned.folded(source)
-  model = models.changed(models.build(source.family, **source.fields), scan=False)
-  fields, size = models.fields_of(model), usual_size(source)
+  built = models.changed(models.build(source.family, **source.fields), scan=False)
+  fields, size = models.fields_of(built), usual_size(source)
   if to in ('timm', 'hf') and source.channels != 3:
     raise UserError(f'{source.source} has {source.channels} channel, {to} files 3.')
-  flat, _ = fit(source, model, size)
+  flat, _ = fit(source, built, size)
   params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
+  model = source.family, flat, fields, size, source.class_names
   with errors_of(source.source):
-    format = formats.writer(source.family, to)
-    if to != 'google':  # whose files without a table have sine-cosine positions
-      family = models.family(source.family)
-      flat, fields = adapt.learned_positions(flat, fields, family, size)
-    arrays, config = format.write(flat, fields, size, source.class_names)
+    try:
+      arrays, config = _converted(to, *model)
+    except ValueError as error:
+      able = [other for other in TO if other != to and _can_write(other, *model)]
+      raise ValueError(f'{error}; formats that can: {able or "none"}') from None
     if source.pp and (to != 'google' or config or source.class_names):
       config.setdefault('vit_jax', {})['pp'] = source.pp
   beside = {}
@@ -46,6 +47,21 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
     if to == 'hf':
       beside['preprocessor_config.json'] = preprocessor.hf()
   return save(dest, arrays, config, beside), params
+
+
+def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
+  """Returns (arrays, config) in the format `to`; ValueError if it cannot express them."""
+  format = formats.writer(family, to)
+  if to != 'google':  # whose files without a table have sine-cosine positions
+    flat, fields = adapt.learned_positions(flat, fields, models.family(family), size)
+  return format.write(flat, fields, size, class_names)
+
+
+def _can_write(*arguments) -> bool:
+  try:
+    return bool(_converted(*arguments))
+  except (ValueError, KeyError):  # not of three channels, say
+    return False
 
 
 def save(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import models
-from vit_jax.weights import adapt, rename
+from vit_jax.weights import adapt, configs, rename
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.rename import Arrays, Table
 
@@ -33,6 +33,12 @@ _NOT_PARAMETERS = re.compile(
   r'|relative_coords_table)|.*embeddings\.mask_token'
 )
 _LARGEST_NUMBER = 9_999  # in a name: far beyond every published model
+
+# Fields that no output in evaluation depends on, or its precision alone: no format of
+# others has a place for them. Any other field must survive a file.
+TRAINING = {'dropout', 'attention_dropout', 'stochastic_depth', 'head_bias_init'}
+TRAINING |= {'posemb_std', 'layer_scale', 'zero_init', 'frozen_norm'}
+TRAINING |= {'remat', 'scan', 'dtype'}
 
 Fields = dict[str, Any]
 
@@ -59,6 +65,8 @@ class Format(NamedTuple):
   write_rules: Callable[[Arrays, Fields], Table] | None = None
   # Parameters -> arrays beside them that the publisher's code reads.
   buffers: Callable[[Arrays], Arrays] = lambda flat: {}
+  # Fields that may be read with another value: `config` checks that outputs are the same.
+  alike: tuple[str, ...] = ()
 
   def read(self, arrays: Arrays, facts: Facts) -> tuple[Fields, Arrays]:
     """Returns (section `model`, parameters under our names, float32, not stacked)."""
@@ -83,10 +91,31 @@ class Format(NamedTuple):
   def write(
     self, flat: Arrays, fields: Fields, image_size: tuple[int, int], class_names
   ) -> tuple[Arrays, dict]:
-    """Returns ({their name: array}, config), given all fields of the model."""
+    """Returns ({their name: array}, config), given all fields of the model.
+
+    Raises:
+      ValueError: for a field that the format cannot express: it would be read otherwise.
+    """
     config = self.config(fields, image_size, class_names)
     rules = self.write_rules(flat, fields) if self.write_rules else self.rules
-    return rename.to_theirs(flat, rules) | self.buffers(flat), config
+    arrays = rename.to_theirs(flat, rules) | self.buffers(flat)
+    format, parameters, _ = detect(arrays, config)
+    section, _ = format.read(
+      parameters, format.facts(configs.without_nulls(config), '')
+    )
+    again = models.fields_of(models.build(**section))
+    self._check_equal(fields, again)
+    return arrays, config
+
+  def _check_equal(self, fields: Fields, again: Fields) -> None:
+    for key, value in fields.items():
+      if isinstance(value, dict) and isinstance(again.get(key), dict):
+        self._check_equal(value, again[key])
+      elif key not in {*TRAINING, *self.alike} and value != again.get(key):
+        name = self.to or self.name
+        raise ValueError(
+          f'{name} cannot express {key}={value!r}, but {again.get(key)!r}'
+        )
 
 
 def _over(stated: Fields, inferred: Fields) -> Fields:

@@ -1,7 +1,6 @@
 """A run's folder as a source of weights: RUN, RUN@best or RUN@STEP."""
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, evaluators, files, models, tasks, trees, tune
-from vit_jax.checkpoint.checkpoints import FROZEN, Checkpoints
-from vit_jax.checkpoint.storage import Damaged
+from vit_jax import distributed, files, models, tasks, trees, tune
 from vit_jax.errors import NoUsableCheckpoint, UserError
 from vit_jax.weights import adapt, readers
 from vit_jax.weights.source import Source
@@ -44,67 +41,6 @@ def _is_run(folder: Path) -> bool:
   return (folder / 'checkpoints').is_dir() and (folder / 'config.json').is_file()
 
 
-class Steps:
-  """The complete steps in a run's folder, ascending, read-only: safe while the run goes on.
-
-  `best` is the step where the metric of config.checkpoint.best was best, or None.
-  """
-
-  def __init__(self, folder: Path, config: dict):
-    self.metric: str | None = config.get('checkpoint', {}).get('best')
-    options = {'best': self.metric}
-    if self.metric:
-      declared = evaluators.declared(self.metric, config.get('evals', {}))
-      options['larger_is_better'] = declared.larger_is_better
-    self.checkpoints = Checkpoints(folder / 'checkpoints', **options)
-    self.steps: list[int] = self.checkpoints.steps()
-
-  @functools.cached_property
-  def best(self) -> int | None:
-    return self.checkpoints.best_step()
-
-  @functools.cached_property
-  def _manifests(self) -> dict[int, dict | None]:
-    manifests = dict.fromkeys(self.steps)
-    for step in self.steps:
-      with contextlib.suppress(Damaged):
-        manifests[step] = self.checkpoints.manifest(step)
-    return manifests
-
-  @property
-  def metrics(self) -> dict[int, dict[str, float] | None]:
-    """Step -> {name: number}, saved with it; None where that cannot be read."""
-    return {step: body and body['metrics'] for step, body in self._manifests.items()}
-
-  def shapes(self, step: int) -> dict[str, tuple[list[int], bool]]:
-    """Returns {parameter: (shape, whether the run stores it)}; {} if damaged.
-
-    Parameters that are not stored were not trained: see `checkpoint.checkpoints`.
-    """
-    leaves = (self._manifests[step] or {'leaves': {}})['leaves']
-    return {
-      name.partition('/')[2]: (shape, name.startswith('params/'))
-      for name, (shape, *_) in leaves.items()
-      if name.startswith(('params/', FROZEN))
-    }
-
-  def choose(self, source, which: str | None) -> int | None:
-    """Returns the step that `RUN@which` means; None: the newest that is not damaged."""
-    if which is None:
-      return None
-    if which == 'best' and self.best is not None:
-      return self.best
-    if which.isdecimal() and int(which) in self.steps:
-      return int(which)
-    best = f', and {self.best} is the best' if self.best is not None else ''
-    why = f'no step {which!r}'
-    if which == 'best':
-      why = f'no step has a finite {self.metric!r}'
-      if self.metric is None:
-        why = 'it was trained without --config.checkpoint.best=EVALUATION/METRIC'
-    raise UserError(f'{source}: {why}; steps there: {self.steps or "none"}{best}.')
-
-
 def read(
   source,
   folder: Path,
@@ -118,6 +54,8 @@ def read(
 
   Frozen ones are of_weights(section `weights`, model, image size) -> {name: array}.
   """
+  from vit_jax.weights.steps import Steps  # imports Orbax
+
   config = config_lib.read(folder)
   resolved, section = config['resolved'], dict(config['model'])
   name, variant = section.pop('name'), section.pop('variant', None)

@@ -69,12 +69,16 @@ def _open(source: str, split: str, options: dict) -> Source:
   try:
     return cls(target, split, **options)
   except UserError as error:
-    if scheme != 'tfds' or ':' in source:
+    if scheme != 'tfds' or source.startswith('tfds:'):
       raise
-    # A plain name counts as one of TFDS, but may be meant for a folder.
-    near = did_you_mean(source, [*folder.folders('.'), *SOURCES])
-    message = f'There is no folder {source!r} in {os.getcwd()}.{near}'
-    raise type(error)(f'{message} {error}') from None
+    # Another name counts as one of TFDS, but may be meant for a folder, or for a source
+    # that a config file registers.
+    message = ''
+    if ':' not in source:
+      near = did_you_mean(source, [*folder.folders('.'), *SOURCES])
+      message = f'There is no folder {source!r} in {os.getcwd()}.{near} '
+    own = f'If {source!r} is of a config file, that must be imported first.'
+    raise type(error)(f'{message}{error} {own}') from None
 
 
 def check_options(where: str, options: dict, beside: dict) -> None:

@@ -169,5 +169,6 @@ FORMATS = (
     write_rules=lambda flat, fields: _sfp(
       _levels(flat)[0], fields['backbone']['num_heads']
     ),
+    alike=('stride', 'pretrained_size'),
   ),
 )

@@ -241,5 +241,6 @@ FORMATS = (
     flat_heads=True,
     config=_config,
     write_rules=lambda flat, fields: _hf(fields['num_heads']),
+    alike=('pretrained_size', 'class_row'),
   ),
 )

@@ -8,7 +8,7 @@ from vit_jax import config as config_lib
 from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
 from vit_jax.train import status
-from vit_jax.weights import readers, runs, zoo
+from vit_jax.weights import readers, runs, steps, zoo
 
 _NAMES = 5  # class names that the text shows
 _STATES = {
@@ -70,7 +70,7 @@ def _describe_file(source: str, fields: dict) -> dict:
 
 def _describe_run(source: str, folder: Path, choice: str | None) -> dict:
   config = config_lib.read(folder)
-  saved = runs.Steps(folder, config)
+  saved = steps.Steps(folder, config)
   step = saved.choose(source, choice)
   if step is None:  # the newest step that is whole
     step = next((s for s in reversed(saved.steps) if saved.shapes(s)), None)

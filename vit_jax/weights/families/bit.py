@@ -57,9 +57,10 @@ _TIMM_NAMES = {
 
 def _timm_config(fields, image_size, class_names) -> dict:
   configs.need(fields, 'timm', zero_pad_pool=(True,))
-  shape = (tuple(fields['blocks']), fields['width'])
-  if (architecture := _TIMM_NAMES.get(shape)) is None:
-    raise ValueError(f'timm has no BiT of {shape}, it has {list(_TIMM_NAMES.values())}')
+  blocks, width = tuple(fields['blocks']), fields['width']
+  if (architecture := _TIMM_NAMES.get((blocks, width))) is None:
+    names = list(_TIMM_NAMES.values())
+    raise ValueError(f'timm has no BiT of {blocks=}, {width=}, it has {names}')
   return configs.timm_config(architecture, 'avg', {}, fields, image_size, class_names)
 
 

@@ -191,7 +191,13 @@ def _authors_config(fields, image_size, class_names) -> dict:
   return configs.google_config()(fields, image_size, class_names)
 
 
-_format = functools.partial(Format, family='mvit', infer=infer, grid=grid)
+_format = functools.partial(
+  Format,
+  family='mvit',
+  infer=infer,
+  grid=grid,
+  alike=('class_residual', 'mlp_ratio'),
+)
 FORMATS = (
   _format(
     'timm',

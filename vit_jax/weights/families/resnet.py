@@ -53,7 +53,7 @@ def infer(flat: dict) -> dict:
     depths=tuple(stages.count(s) for s in numbers),
     widths=tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers),
     stem_width=flat['stem/conv/kernel'].shape[3],
-    output_stride=32,
+    output_stride=max(32, 2 << len(numbers)),
     num_classes=columns(flat, 'head/kernel'),
   )
 
@@ -88,7 +88,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
     raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
   widths = [width // 4 for width in fields['widths']]
   args = {'layers': list(fields['depths']), 'channels': widths}
-  if fields['output_stride'] != 32:
+  if fields['output_stride'] < 32:
     args['output_stride'] = fields['output_stride']
   return configs.timm_config('resnet50', 'avg', args, fields, image_size, class_names)
 
@@ -119,7 +119,9 @@ def _hf_config(fields, image_size, class_names) -> dict:
   return configs.hf_config('ResNet', 'resnet', args, fields, image_size, class_names)
 
 
-_format = functools.partial(Format, family='resnet', infer=infer)
+_format = functools.partial(
+  Format, family='resnet', infer=infer, alike=('output_stride',)
+)
 FORMATS = (
   _format(
     'timm',

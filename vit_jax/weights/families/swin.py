@@ -222,7 +222,7 @@ def check_plain(fields: dict, format: str, one_window: bool) -> None:
   configs.need(fields, format, shift=(0.5,))
   for key in ('patch_size', *(['windows'] if one_window else ())):
     if len(set(fields[key])) > 1:
-      raise ValueError(f'{format} has one number for {key}, not {tuple(fields[key])}')
+      raise ValueError(f'{format} has one number, not {key}={tuple(fields[key])}')
 
 
 def arguments(fields: dict) -> dict:
@@ -396,7 +396,13 @@ def _indices(flat: dict) -> dict[str, np.ndarray]:
   return arrays
 
 
-_format = functools.partial(Format, family='swin', infer=infer, grid=grid)
+_format = functools.partial(
+  Format,
+  family='swin',
+  infer=infer,
+  grid=grid,
+  alike=('borders', 'mlp_ratio'),
+)
 FORMATS = (
   _format(
     'timm',
