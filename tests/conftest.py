@@ -39,7 +39,6 @@ from tests.support.emulator import (  # noqa: F401
 )
 from tests.support.fault_table import (  # noqa: F401
   faults_table,
-  pytest_addoption,
   pytest_configure,
   pytest_sessionfinish,
   pytest_terminal_summary,

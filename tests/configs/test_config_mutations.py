@@ -45,13 +45,13 @@ def changed(config: dict, path: tuple, value=None, key: str | None = None) -> di
 
 def mutations(*names) -> Iterator[tuple[str, dict, bool]]:
   """Yields (name, config, whether it must be refused), each key once."""
-  seen = set()
+  done = set()
   for name in names:
     config = config_lib.load(f'configs/{name}.py:debug')
     for path in places(config):
-      if path in seen:
+      if path in done:
         continue
-      seen.add(path)
+      done.add(path)
       where = f'{name} {".".join(path)}'
       for i, value in enumerate(PERHAPS + NEVER):
         never = i >= len(PERHAPS)

@@ -188,7 +188,7 @@ def test_an_epoch_of_the_cifar_example_is_one_of_its_data(examples):
   np.testing.assert_allclose(changes + 1, epochs[1:9], atol=1)  # rounded up, not down
   # The parameters are averaged where the last two epochs end.
   update = lambda mean, n: (optimizer.average(mean, n + 1.0, n),) * 2
-  seen = jax.lax.scan(update, 0.0, jnp.arange(total))[1].tolist()
-  assert seen[epochs[9] - 2 : epochs[9]] == [epochs[9] - 1, epochs[9]]
-  assert seen[epochs[9]] == epochs[9]
-  assert seen[-2:] == [epochs[9], (epochs[9] + total) / 2]
+  means = jax.lax.scan(update, 0.0, jnp.arange(total))[1].tolist()
+  assert means[epochs[9] - 2 : epochs[9]] == [epochs[9] - 1, epochs[9]]
+  assert means[epochs[9]] == epochs[9]
+  assert means[-2:] == [epochs[9], (epochs[9] + total) / 2]

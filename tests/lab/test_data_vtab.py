@@ -1,6 +1,8 @@
 """VTAB-1k: every task is cut, labelled and decoded as the benchmark's own code does."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,27 +13,9 @@ from vit_jax.errors import DataError, UserError
 from vit_jax.lab.data import vtab, vtab_tasks
 from vit_jax.lab.data.vtab_tasks import TASKS
 
-# (TFDS's split, from, to) of train800, val200 and test for the data sets as they are:
-# Zhai et al.'s code with the sizes in the catalogue of TFDS.
-REAL = """\
-caltech101 train=3059,test=6085 train:0:800 train:2753:2953 test:0:6085
-cifar100 train=50000,test=10000 train:0:800 train:45000:45200 test:0:10000
-dtd train=1880,validation=1880,test=1880 train:0:800 validation:0:200 test:0:1880
-flowers102 train=1020,validation=1020,test=6149 train:0:800 validation:0:200 test:0:6149
-pets train=3680,test=3669 train:0:800 train:2944:3144 test:0:3669
-sun397 train=76128,validation=10875,test=21750 train:0:800 validation:0:200 test:0:21750
-svhn train=73257,test=26032,extra=531131 train:0:800 train:65931:66131 test:0:26032
-camelyon train=262144,validation=32768,test=32768 train:0:800 validation:0:200 test:0:32768
-eurosat train=27000 train:0:800 train:16200:16400 train:21600:27000
-resisc45 train=31500 train:0:800 train:18900:19100 train:25200:31500
-retinopathy sample=10,train=35126,validation=10906,test=42670 train:0:800 validation:0:200 test:0:42670
-clevr_count train=70000,validation=15000,test=15000 train:0:800 train:63000:63200 validation:0:15000
-dmlab train=65550,validation=22628,test=22735 train:0:800 validation:0:200 test:0:22735
-dspr_loc train=737280 train:0:800 train:589824:590024 train:663552:737280
-kitti_dist train=6347,validation=423,test=711 train:0:800 validation:0:200 test:0:711
-snorb_azim train=24300,test=24300 train:0:800 test:0:200 test:12150:24300
-"""
-REAL = {name: rest for name, *rest in map(str.split, REAL.splitlines())}
+# Sizes of the data sets in the catalogue of TFDS, and (TFDS's split, from, to) of train800,
+# val200 and test by Zhai et al.'s code.
+REAL = json.loads(Path(__file__).with_name('vtab.json').read_text())['splits']
 SAME = {'clevr_dist': 'clevr_count', 'dspr_ori': 'dspr_loc', 'snorb_elev': 'snorb_azim'}
 
 
@@ -46,14 +30,8 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize('name', TASKS)
 def test_splits_of_the_data_sets_as_they_are(name):
   sizes, *parts = REAL[SAME.get(name, name)]
-  sizes = {k: int(v) for k, v in (size.split('=') for size in sizes.split(','))}
-  parts = [part.split(':') for part in parts]
-  train, val, test = [(split, int(low), int(high)) for split, low, high in parts]
-  assert vtab.splits_of(name, sizes) == {
-    'train800': train,
-    'val200': val,
-    'test': test,
-  }
+  expected = dict(zip(('train800', 'val200', 'test'), map(tuple, parts), strict=True))
+  assert vtab.splits_of(name, sizes) == expected
 
 
 def label_of(name: str, i: int) -> int:

@@ -98,8 +98,8 @@ def test_models_of_patches_see_corrupted_embeddings(variant, fields):
     params = task.model.init(jax.random.key(0), images)
     drawn = masked_patches.draw(KEY, task.corrupted, (8, task.patches))
     with masked_patches.corrupted(task.layer, mask, drawn):
-      _, seen = task.model.apply(params, images)
-    return seen['stem'], task.model.apply(params, images)[1]['stem'], drawn
+      _, out = task.model.apply(params, images)
+    return out['stem'], task.model.apply(params, images)[1]['stem'], drawn
 
   stem, clean, drawn = jax.jit(stems)(batch()['image'])
   clean = np.asarray(clean).reshape(8, task.patches, -1)

@@ -42,5 +42,5 @@ def test_each_verdict(tmp_path, capsys, monkeypatch):
     for line in out.splitlines()
     if line.startswith(f'| {claim.text} |')
   }
-  assert list(verdicts.values()) == ['seen', 'not seen', 'no result']
+  assert list(verdicts.values()) == ['holds', 'does not hold', 'no result']
   assert (tmp_path / 'paper.md').read_text() in out

@@ -5,9 +5,11 @@ github.com/google-research/task_adaptation.
 """
 
 import importlib
+import json
 import os
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,29 +25,8 @@ pytestmark = MARKS
 CHECKOUT = os.environ.get('TASK_ADAPTATION')
 # Versions that it names and that TFDS does not make, or that are wrong.
 NEWER = {'oxford_iiit_pet:3.*.*': 'oxford_iiit_pet:4.*.*', 'kitti:3.1.0': 'kitti:3.*.*'}
-# Its module and class, and the arguments.
-PEERS = """\
-caltech101 caltech.Caltech101
-cifar100 cifar.CifarData num_classes=100
-dtd dtd.DTDData
-flowers102 oxford_flowers102.OxfordFlowers102Data
-pets oxford_iiit_pet.OxfordIIITPetData
-sun397 sun397.Sun397Data config=tfds
-svhn svhn.SvhnData
-camelyon patch_camelyon.PatchCamelyonData
-eurosat eurosat.EurosatData subset=rgb data_key=image
-resisc45 resisc45.Resisc45Data
-retinopathy diabetic_retinopathy.RetinopathyData config=btgraham-300
-clevr_count clevr.CLEVRData task=count_all
-clevr_dist clevr.CLEVRData task=closest_object_distance
-dmlab dmlab.DmlabData
-dspr_loc dsprites.DSpritesData predicted_attribute=label_x_position num_classes=16
-dspr_ori dsprites.DSpritesData predicted_attribute=label_orientation num_classes=16
-kitti_dist kitti.KittiData task=closest_vehicle_distance
-snorb_azim smallnorb.SmallNORBData predicted_attribute=label_azimuth
-snorb_elev smallnorb.SmallNORBData predicted_attribute=label_elevation
-"""
-PEERS = {name: words for name, *words in map(str.split, PEERS.splitlines())}
+# Task -> its module and class, and the arguments.
+PEERS = json.loads(Path(__file__).with_name('vtab.json').read_text())['peers']
 
 
 @pytest.fixture(scope='module')
@@ -76,11 +57,8 @@ def peer(monkeypatch, data):
   )
 
   def make(name):
-    path, *words = PEERS[name]
+    path, options = PEERS[name]
     module, kind = path.split('.')
-    options = {
-      k: int(v) if v.isdigit() else v for k, v in (w.split('=') for w in words)
-    }
     module = importlib.import_module(f'task_adaptation.data.{module}')
     return getattr(module, kind)(data_dir=data, **options)
 

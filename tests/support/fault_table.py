@@ -12,11 +12,9 @@ A test that asks for the fixture `faults_table` reports each fault and its outco
     faults_table('kills, one process', f'at step {step}', 'handled')
 
 The test fails at its end if an outcome is not one of GOOD, with the names of those.
-`pytest --fault-table=FILE` also writes every fault as a line of JSON.
 """
 
 import collections
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -46,10 +44,10 @@ _START = pytest.StashKey[float]()
 
 
 class Table:
-  """What one test adds to the table of the session."""
+  """The part of the session's table that one test adds."""
 
-  def __init__(self, rows: list[dict], test: str):
-    self._rows, self._test = rows, test
+  def __init__(self, rows: list[dict]):
+    self._rows = rows
     self.wrong: list[str] = []
 
   def __call__(self, category: str, name: str, outcome: str, detail: str = '') -> None:
@@ -62,8 +60,7 @@ class Table:
       detail: the line that was printed, or the error.
     """
     assert outcome in GOOD + BAD, outcome
-    row = dict(category=category, name=name, outcome=outcome, detail=detail)
-    self._rows.append({**row, 'test': self._test})
+    self._rows.append(dict(category=category, outcome=outcome))
     if outcome in BAD:
       self.wrong.append(f'{category}: {name}: {outcome} {detail}')
 
@@ -117,7 +114,7 @@ class _TookTooLong(BaseException):  # no `except Exception` on the way may take 
 @pytest.fixture
 def faults_table(request):
   """Adds faults to the table of the session, see the module."""
-  table = Table(request.config.stash[_ROWS], request.node.nodeid)
+  table = Table(request.config.stash[_ROWS])
   yield table
   if table.wrong:
     pytest.fail('\n'.join(table.wrong), pytrace=False)
@@ -144,10 +141,6 @@ def render(rows: list[dict], seconds: float) -> str:
 # -- hooks, which conftest takes over -------------------------------------------------
 
 
-def pytest_addoption(parser):
-  parser.addoption('--fault-table', metavar='FILE', help='write every fault to a file')
-
-
 def pytest_configure(config):
   config.stash[_ROWS], config.stash[_START] = [], time.monotonic()
 
@@ -170,10 +163,7 @@ def mark(items) -> None:
 
 
 def pytest_terminal_summary(terminalreporter, config):
-  rows, path = config.stash[_ROWS], config.getoption('--fault-table')
-  if path:
-    with open(path, 'w', encoding='utf-8', errors='backslashreplace') as file:
-      file.writelines(json.dumps(row) + '\n' for row in rows)
+  rows = config.stash[_ROWS]
   if rows and 'fault_table' in config.getoption('-m'):
     terminalreporter.section('faults')
     terminalreporter.line(render(rows, time.monotonic() - config.stash[_START]))

@@ -75,7 +75,7 @@ def judge(claim: Claim, results: runner.Results) -> tuple[str, str]:
   least = noise(first, second, claim.examples)
   difference = first - second
   holds = difference > least if claim.sign == '>' else abs(difference) <= least
-  return 'seen' if holds else 'not seen', (
+  return 'holds' if holds else 'does not hold', (
     f'{claim.first} {100 * first:.1f} %, {claim.second} {100 * second:.1f} % of '
     f'{claim.metric}; {100 * least:.1f} points count'
   )
