@@ -9,22 +9,10 @@ from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.errors import UserError
 
 KINDS = ('bbox', 'segm')
-# The twelve numbers in COCO's order, and a title for each: IoU, area, detections per image
-# and category.
-TITLES = {
-  'ap': 'AP  IoU 0.50:0.95, 100 detections',
-  'ap50': 'AP  IoU 0.50',
-  'ap75': 'AP  IoU 0.75',
-  'ap_small': 'AP  below 32 x 32 pixels',
-  'ap_medium': 'AP  32 x 32 to 96 x 96 pixels',
-  'ap_large': 'AP  above 96 x 96 pixels',
-  'ar_1': 'AR  1 detection',
-  'ar_10': 'AR  10 detections',
-  'ar_100': 'AR  100 detections',
-  'ar_small': 'AR  below 32 x 32 pixels',
-  'ar_medium': 'AR  32 x 32 to 96 x 96 pixels',
-  'ar_large': 'AR  above 96 x 96 pixels',
-}
+# The twelve numbers in COCO's order. AP: IoU 0.50 to 0.95 or as named, 100 detections per
+# image and category; areas below 32 x 32 pixels are small, above 96 x 96 large.
+NAMES = ('ap', 'ap50', 'ap75', 'ap_small', 'ap_medium', 'ap_large')
+NAMES += ('ar_1', 'ar_10', 'ar_100', 'ar_small', 'ar_medium', 'ar_large')
 OF_CLASS = ('ap', 'ap50', 'ap75')
 
 
@@ -57,7 +45,7 @@ def measure(
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
-  numbers = dict(zip(TITLES, map(float, evaluation.stats), strict=True))
+  numbers = dict(zip(NAMES, map(float, evaluation.stats), strict=True))
   # All areas, 100 detections: [10 thresholds, 101 recalls, K].
   precision = evaluation.eval['precision'][..., 0, 2]
   # A category without objects has -1 everywhere.

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools import evaluate, out_folder, source
 
@@ -14,11 +13,11 @@ def run(args, loaded, own: str | None, section: dict) -> int:
   """Prints the numbers; writes FILES into `--out`."""
   import jax
 
-  from vit_jax import models, sharding
+  from vit_jax import sharding
   from vit_jax.detection.coco import average_precision
   from vit_jax.detection.tasks import detect
+  from vit_jax.evaluators.base import Metric
 
-  models.check_outputs(loaded.model, 'boxes', args.source)
   for name in ('loss', 'labels', 'class_map', 'among'):
     if getattr(args, name):
       raise UserError(
@@ -38,26 +37,16 @@ def run(args, loaded, own: str | None, section: dict) -> int:
       out_folder.make(out)
     variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
     values = evaluator.run(predict, variables)
-  numbers, _ = evaluator.measured
-  counts = {k: int(values[k]) for k in ('examples', 'bad_images') if k in values}
+  values |= {k: int(values[k]) for k in ('examples', 'bad_images') if k in values}
   record = {'source': args.source, 'step': loaded.step, 'evaluation': own}
-  record |= {'data': data['source'], 'split': data['split'], **numbers, **counts}
+  record |= {'data': data['source'], 'split': data['split']}
   if out:
-    _write(out, record, evaluator)
-  if args.json:
-    cli.print_json(record)
-    return 0
-  if loaded.step is not None:
-    print(f'{"step":12} {loaded.step:,}')
-  if own:
-    print(
-      f"{'data':12} {data['source']}, {data['split']}: the run's evaluation {own!r}"
-    )
-  for name, n in counts.items():
-    print(f'{name:12} {n:,}')
-  for name, title in average_precision.TITLES.items():
-    print(f'  {title:34} {numbers[name]:7.4f}')
-  if out:
+    _write(out, record | values, evaluator)
+  of_run = f": the run's evaluation {own!r}" if own else ''
+  notes = [f'{"data":12} {data["source"]}, {data["split"]}{of_run}']
+  shown = {name: Metric(percent=True) for name in average_precision.NAMES}
+  source.print_values(args, record, values, shown, notes)
+  if out and not args.json:
     print(f'written to {out}: {", ".join(FILES)}')
   return 0
 
