@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.support import naming
-from tests.support.image_folder import same, take
+from tests.support.image_folder import same, take, together
 from vit_jax.data import pipeline, sources
 from vit_jax.data.features import Feature, ImageFeature
 from vit_jax.errors import UserError
@@ -110,10 +110,7 @@ def test_the_same_for_any_restart_hosts_and_workers():
   whole = take(train().iterate(), 8)
   same(take(train(workers=3, prefetch=1).iterate(5), 3), whole[5:])
   hosts = [take(train(host=h, hosts=2).iterate(), 8) for h in range(2)]
-  joined = [
-    {k: np.concatenate([a[k], b[k]]) for k in a} for a, b in zip(*hosts, strict=True)
-  ]
-  same(joined, whole)
+  same(together(hosts), whole)
 
 
 @pytest.mark.parametrize(

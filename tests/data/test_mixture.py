@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from tests.support import naming
-from tests.support.image_folder import take
-from vit_jax.data import pipeline, sources
+from tests.support.image_folder import same, take, together
+from vit_jax.data import bad_images, pipeline, sources
 from vit_jax.data.sources import mixture, order
 from vit_jax.errors import UserError
 
@@ -50,9 +50,9 @@ def test_quotas_add_up_and_are_exact(weights):
     served = both.served(block)
     assert sum(served) == block * both.block
     assert all(a <= b for a, b in zip(previous, served, strict=True))
-    for got, share in zip(served, shares, strict=True):
+    for count, share in zip(served, shares, strict=True):
       # To within one; and floats know a count of 10**15 to a quarter.
-      assert abs(got - block * both.block * share) < 1 + 1e-15 * block * both.block
+      assert abs(count - block * both.block * share) < 1 + 1e-15 * block * both.block
     previous = served
   assert all(n > 0 for n in both.served(1))
 
@@ -63,71 +63,54 @@ def test_weights_are_taken_as_written():
 
 
 def test_every_part_goes_through_its_own_epochs():
-  sizes, places = [40, 25, 5], 1024 * 3
+  sizes, places = [40, 25, 5], np.arange(1024 * 3)
   both = joined([0.5, 0.3, 0.2], sizes)
-  parts, turns = both.turns(np.arange(places))
-  indices = both.indices(np.arange(places))
+  (parts, turns), indices = both.turns(places), both.indices(places)
   for k, size in enumerate(sizes):
     # Its places, in the order in which they come, are positions 0, 1, 2, ... of its own.
     np.testing.assert_array_equal(turns[parts == k], np.arange((parts == k).sum()))
     own = order.Shuffled(size, k).indices(turns[parts == k])
     np.testing.assert_array_equal(indices[parts == k], both._starts[k] + own)
-  assert [int((parts == k).sum()) for k in range(3)] == both.served(3)
+  assert np.bincount(parts).tolist() == both.served(3)
   # Mixed within the block: of 64 neighbours, 32 +- 4 of the half.
   halves = (parts == 0).reshape(-1, 64).sum(1)
   assert halves.min() > 10
   assert halves.max() < 54
   assert np.any(parts[:1024] != parts[1024:2048])
-  assert np.any(
-    parts != joined([0.5, 0.3, 0.2], sizes, seed=1).turns(np.arange(places))[0]
-  )
-
-
-def test_places_are_arithmetic():
-  both = joined([0.7, 0.3])
-  positions = np.random.default_rng(0).integers(0, 10**12, 200)
-  got = both.indices(positions)
-  alone = [joined([0.7, 0.3]).indices(positions[i : i + 1])[0] for i in range(200)]
-  np.testing.assert_array_equal(got, alone)
+  assert np.any(parts != joined([0.5, 0.3, 0.2], sizes, seed=1).turns(places)[0])
+  # Places are arithmetic: each alone is the same.
+  far = np.random.default_rng(0).integers(0, 10**12, 50)
+  alone = [both.indices(far[i : i + 1])[0] for i in range(50)]
+  np.testing.assert_array_equal(both.indices(far), alone)
 
 
 # --- batches -----------------------------------------------------------------------
 
 
 def test_same_batches_for_any_restart_and_hosts():
-  args = (PARTS, 'train', PP, 12)
-  batches = pipeline.train(*args, seed=3)
+  train = lambda **more: pipeline.train(PARTS, 'train', PP, 12, seed=3, **more)
+  batches = train()
   assert batches.num_examples == 87
   assert batches.num_classes == 87
   whole = take(batches.iterate(), 9)
   for start in (1, 8):
-    rest = take(pipeline.train(*args, seed=3).iterate(start), 9 - start)
-    for a, b in zip(rest, whole[start:], strict=True):
-      for key in b:
-        np.testing.assert_array_equal(a[key], b[key])
-  hosts = [
-    take(pipeline.train(*args, seed=3, host=h, hosts=3).iterate(2), 2) for h in range(3)
-  ]
-  for i in range(2):
-    for key in whole[0]:
-      got = np.concatenate([host[i][key] for host in hosts])
-      np.testing.assert_array_equal(got, whole[2 + i][key])
+    same(take(train().iterate(start), 9 - start), whole[start:])
+  hosts = [take(train(host=h, hosts=3).iterate(2), 2) for h in range(3)]
+  same(together(hosts), whole[2:4])
 
 
-def test_proportions_of_labels_seen():
+def test_proportions_of_labels():
   labels = np.concatenate(
     [b['label'] for b in take(pipeline.train(PARTS, 'train', PP, 1024).iterate(), 5)]
   )
   parts = np.digitize(labels, [50, 80])
   assert np.bincount(parts).tolist() == [3584, 1024, 512]
   for k, size in enumerate((50, 30, 7)):
-    seen = np.bincount(labels[parts == k] - (0, 50, 80)[k], minlength=size)
-    assert seen.max() - seen.min() <= 1  # whole epochs, and part of one
-
-
-def test_without_weights_by_size():
-  parts = [noise(300), noise(100, label_offset=300)]
-  (batch,) = take(pipeline.train(parts, 'train', PP, 1024).iterate(), 1)
+    times = np.bincount(labels[parts == k] - (0, 50, 80)[k], minlength=size)
+    assert times.max() - times.min() <= 1  # whole epochs, and part of one
+  # Without weights by size.
+  sized = [noise(300), noise(100, label_offset=300)]
+  (batch,) = take(pipeline.train(sized, 'train', PP, 1024).iterate(), 1)
   assert (batch['label'] < 300).sum() == 768
 
 
@@ -137,51 +120,37 @@ def test_images_and_labels_belong_together():
   assert len(source) == 30
   assert source.name_of(25) == 'synthetic#5'
   own = [sources.build('synthetic', 'train', **parts[k]['options']) for k in (0, 1)]
-  order_ = np.random.default_rng(0).permutation(30)
-  for i, got in zip(order_, source.read(order_), strict=True):
+  indices = np.random.default_rng(0).permutation(30)
+  for i, example in zip(indices, source.read(indices), strict=True):
     k, j = divmod(int(i), 20)
-    want = own[k].read(np.array([j]))[0]
-    np.testing.assert_array_equal(got['image'], want['image'])
-    assert got['label'] == want['label'] + 20 * k
+    (expected,) = own[k].read(np.array([j]))
+    np.testing.assert_array_equal(example['image'], expected['image'])
+    assert example['label'] == expected['label'] + 20 * k
 
 
 @pytest.fixture
 def folders(tmp_path):
-  """Two folders: the one image of the second is rotated by its EXIF, and one file is broken."""
+  """Two folders: one with a broken file, one whose image is rotated by its EXIF."""
   exif = Image.Exif()
   exif[0x0112] = 6
   image = np.zeros((20, 10, 3), np.uint8)
   image[:10] = 200  # upright: bright on the right
-  for folder, options in (('a', {}), ('b', {'exif': exif})):
-    (tmp_path / folder / 'train' / folder).mkdir(parents=True)
-    Image.fromarray(image).save(
-      tmp_path / folder / 'train' / folder / '0.jpg', **options
-    )
+  for name, options in (('a', {}), ('b', {'exif': exif})):
+    home = tmp_path / name / 'train' / name
+    home.mkdir(parents=True)
+    Image.fromarray(image).save(home / '0.jpg', **options)
   (tmp_path / 'a' / 'train' / 'a' / '1.jpg').write_bytes(b'broken')
   return tmp_path
 
 
 def test_encoded_images_keep_their_own_ways(folders, tmp_path):
-  from vit_jax.data import bad_images
-
-  np.savez(
-    tmp_path / 'x.npz',
-    images=np.zeros((1, 2, 2, 1), np.uint8),
-    labels=np.array([[1, 1]]),
-  )
   parts = [
     {'source': f'folder:{folders}/a'},
     {'source': f'folder:{folders}/b', 'label_offset': 1},
   ]
-  log = str(tmp_path / 'log')
-  batches = pipeline.train(
-    parts,
-    'train',
-    'decode|resize((4, 8))|value_range(-1, 1)',
-    3 * 1024,
-    bad_log=log,
-    max_bad_fraction=1,
-  )
+  log, pp = str(tmp_path / 'log'), 'decode|resize((4, 8))|value_range(-1, 1)'
+  options = {'bad_log': log, 'max_bad_fraction': 1}
+  batches = pipeline.train(parts, 'train', pp, 3 * 1024, **options)
   assert batches.class_names == ['a', 'b']
   (batch,) = take(batches.iterate(), 1)
   assert (batch['mask'] == 0).sum() == 1024
@@ -215,16 +184,9 @@ def test_if_one_part_has_several_labels_all_have(tmp_path):
     ([], ('data.source', 'empty')),
     (['digits'], ('data.source[0]', "'digits'", 'section')),
     ([{'split': 'train'}], ('data.source[0]', "'source'")),
-    ([{'source': [noise(3)]}], ('data.source[0]', "'source'")),
     ([noise(3), noise(3, wieght=1)], ('data.source[1].wieght', 'weight')),
     ([noise(3, 1), noise(3)], ('data.source[1]', 'weight')),
     ([noise(3, 0)], ('data.source[0]', 'weight=0')),
-    ([noise(3, float('nan'))], ('data.source[0]', 'weight=nan')),
-    ([noise(3, True)], ('data.source[0]', 'weight=True')),
-    ([noise(3, '1')], ('data.source[0]', "weight='1'")),
-    ([noise(3, label_offset=0.5)], ('data.source[0]', 'label_offset=0.5')),
-    ([noise(3, options=3)], ('data.source[0]', 'options=3')),
-    ([noise(3, split='trian')], ("'trian'", 'train')),
     ([noise(3), {'source': 'digits'}], ('synthetic', (3, 3, 3), 'digits', (8, 8, 1))),
     ([noise(3, 1e-9), noise(3, 1)], ('1e-09', 1048576)),
     (
@@ -239,17 +201,12 @@ def test_mistakes(parts, facts):
     pipeline.train(parts, 'train', PP, 4, num_classes=6)
 
 
-def test_evaluation_refuses():
-  with pytest.raises(UserError, match=naming('synthetic', 'config.evals')):
-    pipeline.evaluate(PARTS, 'train', PP, 4)
-
-
 def test_classes_of_two_names(folders):
-  part = lambda name: {'source': f'folder:{folders}/{name}'}
-  pp = 'decode|resize(4)|value_range(-1, 1)'
-  with pytest.raises(
-    UserError, match=naming(0, "'a'", "'b'", f'{folders}/b', 'label_offset')
-  ):
-    pipeline.train([part('a'), part('b')], 'train', pp, 4)
-  meant = pipeline.train([part('a'), {**part('b'), 'label_offset': 0}], 'train', pp, 4)
-  assert meant.class_names == ['a']
+  a, b = ({'source': f'folder:{folders}/{name}'} for name in 'ab')
+  args = 'train', 'decode|resize(4)|value_range(-1, 1)', 4
+  facts = (0, "'a'", "'b'", b['source'], 'label_offset')
+  with pytest.raises(UserError, match=naming(*facts)):
+    pipeline.train([a, b], *args)
+  assert pipeline.train([a, {**b, 'label_offset': 0}], *args).class_names == ['a']
+  with pytest.raises(UserError, match=naming(a['source'], 'config.evals')):
+    pipeline.evaluate([a], *args)

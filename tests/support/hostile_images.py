@@ -171,12 +171,10 @@ def _liars(whole):
     yield f'png of {side} squared by its header', 'png', png(side, side, b'')
     ppm = f'P6 {side} {side} 255\n'.encode()
     yield f'ppm of {side} squared by its header', 'ppm', ppm
-    bmp = b'BM' + struct.pack('<IHHI', 54, 0, 0, 54)
-    bmp += struct.pack('<IiiHHIIiiII', 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
-    yield f'bmp of {side} squared by its header', 'bmp', bmp
+    yield f'bmp of {side} squared by its header', 'bmp', bmp(side)
   yield 'png of no pixels', 'png', png(0, 0, b'')
-  yield 'gif of 65535 squared', 'gif', _gif(65_535)
-  yield 'gif of 9000 squared', 'gif', _gif(9_000)
+  yield 'gif of 65535 squared', 'gif', gif(65_535)
+  yield 'gif of 9000 squared', 'gif', gif(9_000)
   yield 'jpg of 65500 squared', 'jpg', _jpeg_of(whole['jpg'], 65_500)
   rows = bytes(7_000 * (7_000 // 8 + 1))
   yield 'png bomb of 49 megapixels', 'png', png(7_000, 7_000, rows)
@@ -250,7 +248,12 @@ def _chunk(content: bytes) -> bytes:
   return struct.pack('>I', size) + content + struct.pack('>I', crc)
 
 
-def _gif(side: int) -> bytes:
+def bmp(side: int) -> bytes:
+  data = b'BM' + struct.pack('<IHHI', 54, 0, 0, 54)
+  return data + struct.pack('<IiiHHIIiiII', 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+
+
+def gif(side: int) -> bytes:
   data = b'GIF89a' + struct.pack('<HHBBB', side, side, 0x80, 0, 0) + bytes(6)
   return data + b',' + struct.pack('<HHHHB', 0, 0, side, side, 0) + b'\x02\x00;'
 

@@ -28,10 +28,18 @@ def take(batches, count):
   return out
 
 
-def same(got, want):
+def together(hosts):
+  """Joins the batches of several hosts, a list for each host."""
+  return [
+    {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    for parts in zip(*hosts, strict=True)
+  ]
+
+
+def same(result, expected):
   """Asserts that two lists of batches are equal, bit for bit."""
-  assert len(got) == len(want)
-  for a, b in zip(got, want, strict=True):
+  assert len(result) == len(expected)
+  for a, b in zip(result, expected, strict=True):
     assert a.keys() == b.keys()
     for key in b:
       np.testing.assert_array_equal(a[key], b[key])
