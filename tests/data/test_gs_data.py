@@ -75,11 +75,7 @@ def test_faults_are_no_broken_images(records, gcs_proxy):
 
 
 def test_tfds_in_a_bucket(gcs_proxy, tmp_path, monkeypatch):
-  import warnings
-
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # TFDS's and Apache Beam's own, while writing
-    make_tfds(tmp_path, 'array_record', 'tiny', multi_label=False)
+  make_tfds(tmp_path, 'array_record')
   url = copy(tmp_path, 'gs://tests/tfds')
   emulator.refuse_tensorflow(monkeypatch)
   for split in ('train[3:9]+test', 'train'):

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 
 import numpy as np
 import pytest
@@ -23,34 +22,23 @@ def prepared(kind, inputs, data_dir, **options):
   return str(builder.data_path), broken
 
 
-def test_bytes_and_labels_of_imagenet21k_are_kept(tmp_path):
-  archive = synsets(3, 5)
-  tar = write_tar(tmp_path / 'fall11_whole.tar', archive)
-  prepared(prepare.IMAGENET21K, [tar], tmp_path)
-  source = sources.build('tfds:imagenet21k', 'full', data_dir=str(tmp_path))
-  assert source.class_names == ['n00000007', 'n00000044', 'n00000081']
-  want = {
-    data: sorted(archive).index(tar)
-    for tar in archive
-    for data in archive[tar].values()
-  }
-  assert {x['image']: x['label'] for x in source.read(np.arange(15))} == want
-  info = (tmp_path / 'imagenet21k/1.0.0/dataset_info.json').read_text()
-  assert json.loads(info)['fileFormat'] == 'array_record'
-
-
-def test_a_compressed_archive_gives_the_same_and_is_read_once_in_each_pass(
-  tmp_path, monkeypatch
-):
+def test_an_archive_of_imagenet21k(tmp_path, monkeypatch):
+  """Bytes, labels and order; a compressed one is the same and read once in each pass."""
   rewinds = []
   rewind = gzip._GzipReader._rewind
   monkeypatch.setattr(
     gzip._GzipReader, '_rewind', lambda self: rewinds.append(self._pos) or rewind(self)
   )
   archive = synsets(4, 40)
-  a, _ = prepared(
-    prepare.IMAGENET21K, [write_tar(tmp_path / 'a.tar', archive)], tmp_path / 'A'
-  )
+  tar = write_tar(tmp_path / 'fall11_whole.tar', archive)
+  a, _ = prepared(prepare.IMAGENET21K, [tar], tmp_path / 'A')
+  source = sources.build('tfds:imagenet21k', 'full', data_dir=str(tmp_path / 'A'))
+  assert source.class_names == ['n00000007', 'n00000044', 'n00000081', 'n00000118']
+  labels = {
+    x: i for i, tar in enumerate(sorted(archive)) for x in archive[tar].values()
+  }
+  read = source.read(np.arange(len(source)))
+  assert {x['image']: x['label'] for x in read} == labels
   # Repacked under another name and in another order of classes.
   backward = {f'x/y/{name[7:]}': archive[name] for name in reversed(archive)}
   tgz = write_tar(tmp_path / 'b.tgz', backward, 'w:gz')
@@ -63,24 +51,20 @@ def test_a_compressed_archive_gives_the_same_and_is_read_once_in_each_pass(
 
 
 def test_a_folder_gives_the_classes_of_the_source_folder(tmp_path):
-  files = {
-    f'{s}/{c}/{i}.png': encoded(i, 'PNG')
-    for s in ('train', 'val')
-    for c in 'ba'
-    for i in range(3)
-  }
-  files |= {'train/b/deep/er/9.png': encoded(9, 'PNG'), 'train/b/x.txt': b''}
-  root = write_folder(tmp_path / 'pets', files)
+  names = [f'{s}/{c}/{i}.png' for s in ('train', 'val') for c in 'ba' for i in range(3)]
+  names.append('train/b/deep/er/9.png')
+  files = {name: encoded(i, 'PNG') for i, name in enumerate(names)}
+  root = write_folder(tmp_path / 'pets', files | {'train/b/x.txt': b''})
   prepared(prepare.images('pets'), [root], tmp_path)
-  for split, ours in (('train', 'train'), ('val', 'validation')):
+  for split in ('train', 'validation'):
+    ours = sources.build('tfds:pets', split, data_dir=str(tmp_path))
     folder = sources.build(f'folder:{root}', split)
-    ours = sources.build('tfds:pets', ours, data_dir=str(tmp_path))
     assert ours.class_names == folder.class_names
-    pairs = [
+    pairs = (
       sorted((x['image'], int(x['label'])) for x in s.read(np.arange(len(s))))
       for s in (ours, folder)
-    ]
-    assert pairs[0] == pairs[1]
+    )
+    assert next(pairs) == next(pairs)
 
 
 @pytest.mark.parametrize(
@@ -110,16 +94,15 @@ def test_the_class_in_a_tar_is_the_folder(tmp_path, tars, expected):
     for tar, files in tars.items()
   ]
   for i, inputs in enumerate((paths, [f'{tmp_path}/tars'])):
-    made, _ = prepared(prepare.images('x'), inputs, tmp_path / str(i))
+    directory, _ = prepared(prepare.images('x'), inputs, tmp_path / str(i))
     for split, labels in expected.items():
-      labels_there = [label for (label,), _, _ in examples(made, split)]
-      assert ' '.join(sorted(labels_there)) == labels
+      stored = sorted(label for (label,), _, _ in examples(directory, split))
+      assert ' '.join(stored) == labels
 
 
 def test_broken_images_are_left_out_by_name(tmp_path):
-  archive = synsets(2, 6)
+  archive, wnid = synsets(2, 6), 'n00000007'
   first, _ = archive
-  wnid = 'n00000007'
   archive[first] |= {
     f'{wnid}_cut.JPEG': encoded(1, size=(64, 64))[:-200],
     f'{wnid}_none.JPEG': b'',
@@ -128,31 +111,28 @@ def test_broken_images_are_left_out_by_name(tmp_path):
     f'{wnid}_tiff.tif': encoded(4, 'TIFF'),
     'README.txt': b'hello',
   }
-  for mode, tar in (('w', 'a.tar'), ('w:gz', 'a.tgz')):
-    path = write_tar(tmp_path / tar, archive, mode)
-    made, broken = prepared(prepare.IMAGENET21K, [path], tmp_path / tar[2:])
-    reasons = {name.rpartition('_')[2]: reason for name, reason in broken}
-    assert reasons.pop('cut.JPEG').startswith('cannot be decoded')
-    assert reasons.pop('none.JPEG') == 'empty file'
-    assert reasons.pop('text.JPEG') == 'not an image of a known type'
-    assert not reasons
-    stored = {name: data for _, data, name in examples(made, 'full')}
-    assert len(stored) == 12 + 2
-    assert stored[f'{wnid}/{wnid}_bmp.JPEG'] == encoded(3, 'BMP')
-    assert stored[f'{wnid}/{wnid}_tiff.tif'].startswith(b'\x89PNG')
+  path = write_tar(tmp_path / 'a.tgz', archive, 'w:gz')
+  directory, broken = prepared(prepare.IMAGENET21K, [path], tmp_path)
+  reasons = {name.rpartition('_')[2]: reason for name, reason in broken}
+  assert reasons.pop('cut.JPEG').startswith('cannot be decoded')
+  assert reasons.pop('none.JPEG') == 'empty file'
+  assert reasons.pop('text.JPEG') == 'not an image of a known type'
+  assert not reasons
+  stored = {name: data for _, data, name in examples(directory, 'full')}
+  assert len(stored) == 12 + 2
+  assert stored[f'{wnid}/{wnid}_bmp.JPEG'] == encoded(3, 'BMP')
+  assert stored[f'{wnid}/{wnid}_tiff.tif'].startswith(b'\x89PNG')
 
 
-@pytest.mark.parametrize('mode', ['w', 'w:gz'])
-@pytest.mark.parametrize('part', [0.3, 0.97])
+@pytest.mark.parametrize(('mode', 'part'), [('w', 0.97), ('w:gz', 0.3)])
 def test_an_archive_that_ends_early_is_an_error(tmp_path, mode, part):
-  path = write_tar(tmp_path / f'a.{"tgz" if ":" in mode else "tar"}', synsets(), mode)
-  with open(path, 'rb') as file:
-    data = file.read()
+  path = tmp_path / ('a.tgz' if ':' in mode else 'a.tar')
+  write_tar(path, synsets(), mode)
+  data = path.read_bytes()
   end = len(data.rstrip(b'\0')) if mode == 'w' else len(data)
-  with open(path, 'wb') as file:
-    file.write(data[: int(end * part)])
+  path.write_bytes(data[: int(end * part)])
   with pytest.raises(UserError, match=naming(path, 'again')):
-    prepared(prepare.IMAGENET21K, [path], tmp_path)
+    prepared(prepare.IMAGENET21K, [str(path)], tmp_path)
   assert not (tmp_path / 'imagenet21k/1.0.0').exists()
 
 
@@ -169,18 +149,9 @@ def test_a_damaged_header_is_no_end(tmp_path):
 
 
 def test_an_interrupted_run_is_not_taken_for_complete(tmp_path, monkeypatch):
-  root = write_folder(
-    tmp_path / 'in', {f'{c}/{i}.jpg': JPG for c in 'ab' for i in '12'}
-  )
-  checked, number = prepare.checked, []
-
-  def stops(*args):
-    number.append(1)
-    if len(number) == 3:
-      raise KeyboardInterrupt
-    return checked(*args)
-
-  monkeypatch.setattr(prepare, 'checked', stops)
+  files = {f'{c}/{i}.jpg': JPG for c in 'ab' for i in '12'}
+  root, checked = write_folder(tmp_path / 'in', files), iter([JPG, JPG])
+  monkeypatch.setattr(prepare, 'checked', lambda *_: next(checked, None) or interrupt())
   with pytest.raises(KeyboardInterrupt):
     prepared(prepare.images('x'), [root], tmp_path)
   with pytest.raises(UserError, match=naming('tfds:x')):
@@ -190,40 +161,50 @@ def test_an_interrupted_run_is_not_taken_for_complete(tmp_path, monkeypatch):
   assert len(sources.build('tfds:x', 'train', data_dir=str(tmp_path))) == 4
 
 
-@pytest.mark.parametrize('orientation', [1, 6])
-@pytest.mark.parametrize('mode', ['RGB', 'L', 'RGBA', 'P', 'CMYK', 'I;16'])
+def interrupt():
+  raise KeyboardInterrupt
+
+
+def with_exif(image, kind, orientation=6, **options):
+  """Returns the bytes of an image that its EXIF turns."""
+  options['exif'] = Image.Exif()
+  options['exif'][0x0112] = orientation
+  image.save(out := io.BytesIO(), kind, **options)
+  return out.getvalue()
+
+
+@pytest.mark.parametrize(
+  ('mode', 'orientation'),
+  [('RGB', 6), ('L', 1), ('RGBA', 6), ('P', 1), ('CMYK', 1), ('I;16', 6)],
+)
 def test_large_images_are_shrunk(mode, orientation):
-  kind = 'JPEG' if mode in ('RGB', 'L', 'CMYK') else 'PNG'
-  exif = Image.Exif()
-  exif[0x0112] = orientation
   # Bands of gray, across.
-  ramp = np.add.outer(np.arange(300), np.arange(403))
-  gray = ((ramp // 60) * 20 + 10).astype(np.uint8)
-  image = Image.fromarray(gray)
-  image = (
-    Image.fromarray(gray.astype(np.uint16) * 257)
-    if mode == 'I;16'
-    else image.convert('RGB' if mode in ('P', 'CMYK') else mode).convert(mode)
+  gray = ((np.add.outer(np.arange(300), np.arange(403)) // 60) * 20 + 10).astype(
+    np.uint8
   )
-  out = io.BytesIO()
-  image.save(out, kind, exif=exif, **({'quality': 95} if kind == 'JPEG' else {}))
-  stored = prepare.checked(out.getvalue(), True, 100)
+  image = Image.fromarray(gray)
+  if mode == 'I;16':
+    image = Image.fromarray(gray.astype(np.uint16) * 257)
+  elif mode != 'L':
+    image = image.convert('RGB').convert(mode)
+  jpeg = mode in ('RGB', 'L', 'CMYK')
+  options = {'quality': 95} if jpeg else {}
+  data = with_exif(image, 'JPEG' if jpeg else 'PNG', orientation, **options)
+  stored = prepare.checked(data, True, 100)
   small = Image.open(io.BytesIO(stored))
   assert small.format == 'JPEG'
   assert small.mode == ('L' if mode in ('L', 'I;16') else 'RGB')
   assert small.getexif().get(0x0112, 1) == 1
-  want = Image.fromarray(gray).resize((100, 74), Image.BICUBIC)
-  want = want.rotate(-90, expand=True) if orientation == 6 else want
-  assert small.size == want.size
-  off = np.abs(np.asarray(small.convert('L'), int) - np.asarray(want))
+  expected = Image.fromarray(gray).resize((100, 74), Image.BICUBIC)
+  expected = expected.rotate(-90, expand=True) if orientation == 6 else expected
+  assert small.size == expected.size
+  off = np.abs(np.asarray(small.convert('L'), int) - np.asarray(expected))
   assert off.mean() < 2  # two compressions, and where steps of 20 levels fall
   assert prepare.checked(stored, True, 100) is stored  # no larger than that
 
 
 def test_only_photographs_are_turned_upright():
-  exif = Image.Exif()
-  exif[0x0112] = 6
-  data = encoded(0, 'JPEG', size=(16, 32), exif=exif, quality=95)
+  data = with_exif(Image.open(io.BytesIO(JPG)), 'JPEG', quality=95)
   image = Image.open(io.BytesIO(prepare.checked(data, upright=True)))
   upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), int)
   assert image.getexif().get(0x0112, 1) == 1

@@ -300,14 +300,6 @@ def test_legacy_shears_start_from_the_first_pixels_middle(name):
     np.testing.assert_array_equal(result[first], NOISE[first], err_msg=f'{sign}')
 
 
-def test_other_ops_are_the_same_in_legacy():
-  same = {'equalize', 'invert', 'rotate', 'translate_x', 'translate_y', 'cutout'}
-  same |= {'posterize', 'brightness', 'solarize_add'}
-  for name, magnitude in itertools.product(sorted(same), (0, 10, 15)):
-    both = [run(name, magnitude, IMAGES['dull'], legacy=x) for x in (False, True)]
-    np.testing.assert_array_equal(*both, err_msg=f'{name}, {magnitude}')
-
-
 # --- which op, how strong, and all together ----------------------------------------
 
 

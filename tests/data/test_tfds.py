@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -16,59 +17,49 @@ from vit_jax.data import sources
 from vit_jax.errors import UserError
 
 
-def make_tfds(directory, file_format, name, multi_label):
+def make_tfds(directory, file_format, name='tiny', multi_label=False):
   """Prepares a real TFDS data set of 23 + 7 images with a builder of our own."""
   import tensorflow_datasets as tfds
 
   label = tfds.features.ClassLabel(names=['a', 'b', 'c'])
-  features = {'image': tfds.features.Image(), 'label': label}
+  image, label_key = 'image', 'label'
   if multi_label:
-    features = {
-      'picture': tfds.features.Image(),
-      'labels': tfds.features.Sequence(label),
-    }
+    image, label_key, label = 'picture', 'labels', tfds.features.Sequence(label)
+  features = tfds.features.FeaturesDict(
+    {image: tfds.features.Image(), label_key: label}
+  )
 
   def examples(count):
     for i in range(count):
-      image = np.full((4 + i, 5, 3), i, np.uint8)
-      labels = [k for k in range(3) if i >> k & 1]
-      several = {'picture': image, 'labels': labels}
-      yield i, several if multi_label else {'image': image, 'label': i % 3}
+      classes = [k for k in range(3) if i >> k & 1] if multi_label else i % 3
+      yield i, {image: np.full((4 + i, 5, 3), i, np.uint8), label_key: classes}
 
   methods = {
     'VERSION': tfds.core.Version('1.2.0'),
     '__module__': __name__,
-    '_info': lambda self: tfds.core.DatasetInfo(
-      builder=self, features=tfds.features.FeaturesDict(features)
-    ),
+    '_info': lambda self: tfds.core.DatasetInfo(builder=self, features=features),
     '_split_generators': lambda self, _: {'train': examples(23), 'test': examples(7)},
     '_generate_examples': lambda self: None,
   }
   with tfds.core.registered.skip_registration():
     builder = type(name.title(), (tfds.core.GeneratorBasedBuilder,), methods)
-  made = builder(data_dir=str(directory), file_format=file_format)
-  made.download_and_prepare()
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # TFDS's and Apache Beam's own, while writing
+    builder(data_dir=str(directory), file_format=file_format).download_and_prepare()
 
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
   """{file format: data_dir} of a data set that holds the same examples."""
-  import warnings
-
-  out = {}
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # TFDS's and Apache Beam's own, while writing
-    for file_format in ('array_record', 'tfrecord'):
-      out[file_format] = tmp_path_factory.mktemp(file_format)
-      make_tfds(out[file_format], file_format, 'tiny', multi_label=False)
-      make_tfds(out[file_format], file_format, 'several', multi_label=True)
+  out = {x: tmp_path_factory.mktemp(x) for x in ('array_record', 'tfrecord')}
+  for file_format, directory in out.items():
+    make_tfds(directory, file_format)
+  make_tfds(out['array_record'], 'array_record', 'several', multi_label=True)
   return out
 
 
 @pytest.mark.parametrize('file_format', ['array_record', 'tfrecord'])
-@pytest.mark.parametrize(
-  'split', ['train', 'test[:50%]', 'train[3:9]+test', 'train[-5:]']
-)
+@pytest.mark.parametrize('split', ['test[:50%]', 'train[3:9]+test', 'train[-5:]'])
 def test_tfds_agrees_with_tfds(prepared, file_format, split):
   import tensorflow_datasets as tfds
 
@@ -78,13 +69,15 @@ def test_tfds_agrees_with_tfds(prepared, file_format, split):
   directory = os.path.join(prepared['tfrecord'], 'tiny', '1.2.0')
   builder = tfds.builder_from_directory(directory)
   config = tfds.ReadConfig(interleave_cycle_length=1)
-  want = list(builder.as_dataset(split=split, read_config=config).as_numpy_iterator())
-  assert len(source) == len(want)
+  expected = list(
+    builder.as_dataset(split=split, read_config=config).as_numpy_iterator()
+  )
+  assert len(source) == len(expected)
   order = np.random.default_rng(0).permutation(len(source))
   for i, example in zip(order, source.read(order), strict=True):
-    assert example['label'] == want[i]['label']
+    assert example['label'] == expected[i]['label']
     image = Image.open(io.BytesIO(example['image']))
-    np.testing.assert_array_equal(image, want[i]['image'])
+    np.testing.assert_array_equal(image, expected[i]['image'])
 
 
 def test_tfds_with_several_labels(prepared):
@@ -131,7 +124,6 @@ def test_tfds_by_directory_and_version(prepared, tmp_path):
   ('name', 'facts'),
   [
     ('imagenet2012', ('tfds build imagenet2012 --data_dir=',)),
-    ('cifar10', ('tfds build cifar10',)),
     ('tfds:imagenet21k', ('TFDS', 'vit_jax prepare', 'folder:PATH')),
     ('tfds:cifra10', ('vit_jax prepare', 'cifar10')),
   ],
@@ -143,23 +135,21 @@ def test_tfds_that_is_not_prepared(tmp_path, monkeypatch, name, facts):
     sources.build(name, 'train')
 
 
-@pytest.mark.parametrize(
-  ('name', 'near'), [('photos', None), ('potos', 'fotos'), ('digit', 'digits')]
-)
+@pytest.mark.parametrize(('name', 'near'), [('potos', 'fotos'), ('digit', 'digits')])
 def test_a_name_that_is_nothing_here_is_first_of_all_no_folder(
   tmp_path, monkeypatch, name, near
 ):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'prepared'))
   monkeypatch.chdir(tmp_path)
-  (tmp_path / 'fotos').mkdir()
-  if near != 'fotos':
-    (tmp_path / 'fotos').rename(tmp_path / 'else')
-  with pytest.raises(UserError) as error:
+  if near == 'fotos':
+    (tmp_path / 'fotos').mkdir()
+  facts = (
+    f"There is no folder '{name}' in {tmp_path}.",
+    f'"{near}"',
+    f'{tmp_path}/prepared',
+  )
+  with pytest.raises(UserError, match=naming(*facts)):
     sources.build(name, 'train')
-  text = str(error.value)
-  assert text.startswith(f"There is no folder '{name}' in {tmp_path}.")
-  assert f'{tmp_path}/prepared' in text
-  assert near is None or f'"{near}"' in text
 
 
 def test_damaged_tfrecord_files(prepared, tmp_path):
