@@ -39,7 +39,7 @@ def draw(
     colour = _COLOURS[number % len(_COLOURS)]
     box = left, top, max(left, right - 1), max(top, bottom - 1)
     pen.rectangle(box, outline=colour, width=line)
-    place = left, max(0, top - font.size - 2 * line)
-    pen.rectangle(pen.textbbox(place, text, font), fill=colour)
-    pen.text(place, text, 'white', font, stroke_width=1, stroke_fill='black')
+    place = left, max(top, font.size + 2 * line)  # above the box, if there is room
+    pen.rectangle(pen.textbbox(place, text, font, 'lb'), fill=colour)
+    pen.text(place, text, 'black', font, 'lb')
   return out
