@@ -66,7 +66,7 @@ def test_overlap():
 
 
 @jax.jit
-def losses(outputs, targets, no_object=detect.NO_OBJECT):
+def losses(outputs, targets, no_object):
   return detect.losses(outputs, targets, no_object=no_object)
 
 
@@ -101,7 +101,7 @@ def test_losses_matching_and_postprocessing_of_the_reference(name):
   np.testing.assert_allclose(cost[real], expected['match_cost'][real], rtol=1e-4)
   np.testing.assert_array_equal(MATCH(cost, valid), expected['match_query'])
 
-  ours = losses(outputs, targets)
+  ours = losses(outputs, targets, detect.NO_OBJECT)
   for key in ('loss_ce', 'loss_bbox', 'loss_giou', 'cardinality_error', 'class_error'):
     np.testing.assert_allclose(ours[key], expected[key], rtol=1e-4, err_msg=key)
   np.testing.assert_allclose(ours['loss'], expected['loss_total'], rtol=1e-4)
@@ -139,7 +139,7 @@ def test_matching_ends_whatever_the_costs_are():
 def test_images_without_objects():
   outputs, targets, _ = golden('detr_hf')
   none = targets | {'valid': targets['valid'] & False}
-  empty = losses(outputs, none)
+  empty = losses(outputs, none, detect.NO_OBJECT)
   assert (empty['loss_bbox'] == 0).all()
   assert (empty['loss_giou'] == 0).all()
   # All queries are "no object", of equal weight.
@@ -229,7 +229,8 @@ def test_the_loss_is_that_of_the_whole_batch(setup):
   outputs, out = task.model.apply(
     variables, batch['image'][real], batch['image_mask'][real] > 0
   )
-  alone = losses(outputs | {k: out[k] for k in out if k != 'stem'}, targets)
+  aux = {k: out[k] for k in out if k != 'stem'}
+  alone = losses(outputs | aux, targets, detect.NO_OBJECT)
   np.testing.assert_allclose(whole['loss'], alone['loss'], rtol=1e-5)
   np.testing.assert_allclose(whole['loss_giou'], alone['loss_giou'][-1], rtol=1e-5)
   # No device waits for another inside the search.
