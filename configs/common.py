@@ -93,7 +93,7 @@ def central(res: int) -> str:
 
 
 def squashed(res: int) -> str:
-  """Returns the ops of few-shot images: whole images, their aspect ratio not kept.
+  """Returns the ops of few-shot images: whole images, squeezed to a square.
 
   From big_vision's configs/common_fewshot.py.
   """

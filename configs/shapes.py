@@ -2,7 +2,7 @@
 
   vit_jax train --config=shapes                     # kind and colour: 36 classes
   vit_jax train --config=shapes:task=count          # or position, distance
-  vit_jax train --config=shapes:train=train[:1000]  # what fewer images do
+  vit_jax train --config=shapes:train=train[:1000]  # the effect of fewer images
 
 The source 'shapes' says what the tasks are. Images of any number of pixels (`size`), as
 many as named (`examples`); what is held out is the same for all. They are not flipped or

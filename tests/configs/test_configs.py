@@ -1,4 +1,4 @@
-"""Every recipe in configs/: found by name, so that a new one is tested when it is there."""
+"""Every recipe in configs/, by its file, so that a new one is tested as it is added."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The data sets of fine-grained classification: published splits, or what TFDS has."""
+"""The data sets of fine-grained classification and their published splits."""
 
 import io
 import json

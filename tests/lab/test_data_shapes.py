@@ -1,4 +1,4 @@
-"""The source 'shapes': what is drawn is what the label says, by row alone, everywhere."""
+"""The source 'shapes': pixels agree with labels, and depend on the row alone."""
 
 import dataclasses
 import hashlib

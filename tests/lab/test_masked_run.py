@@ -1,4 +1,4 @@
-"""A run of masked patch prediction, and what others make of its folder."""
+"""A run of masked patch prediction, and tools that read its folder."""
 
 import json
 
@@ -123,7 +123,7 @@ def test_tools_that_need_classes_refuse_in_a_line(pretrained_run, tmp_path):
     (dict(model=dict(name='vit', num_classes=10)), ('num_classes', '10')),
   ],
 )
-def test_what_does_not_go_together_is_refused_at_once(changes, names):
+def test_a_task_and_evaluations_that_do_not_fit_are_refused(changes, names):
   config = runs.small(*CHANGES, **(dict(task=TASK, evals=EVALS) | changes))
   with pytest.raises(UserError, match=naming(*names)):
     schema.check(config)

@@ -1,4 +1,4 @@
-"""Grids of runs: what is planned, refused before the first run, trained and read."""
+"""Grids of runs: their plan, errors before the first run, training and reading."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""vit_jax sweep: values, the runs they make, ablations, and what is refused."""
+"""vit_jax sweep: values, their runs, ablations, and bad command lines."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the tests share: golden files, error patterns, small runs and fakes."""
+"""Helpers of several tests: golden files, error patterns, small runs and fakes."""
 
 import re
 from pathlib import Path

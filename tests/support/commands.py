@@ -1,4 +1,4 @@
-"""Commands run in this process: what they print, and how they refuse."""
+"""Commands run in this process: their output and their errors."""
 
 import csv
 import re

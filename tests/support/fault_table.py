@@ -1,4 +1,4 @@
-"""The table of faults: what was done to the library, and how the library responded.
+"""The table of faults: each fault, and the response of the library.
 
 A test that asks for the fixture `faults_table` reports each fault and its outcome;
 `make faults` runs all of these tests and those marked `faults`, and prints the sums:

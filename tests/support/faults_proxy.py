@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-# What happens to a request, besides an answer of 403: one of 503 or 429; the connection is reset before the
-# server sees it, or after, so that what it did is not known; nothing comes for a while.
+# Faults of a request, besides an answer of 403: an answer of 503 or 429; a connection that
+# is reset before the server reads the request, or after it has acted; a late answer.
 FAULTS = ('503', '429', 'reset', 'lost', 'slow')
 SLOW = 1.5  # seconds
 
@@ -83,14 +83,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._up.request(self.command, self.path, body, headers)
     answer = self._up.getresponse()
     data = answer.read()
-    kept = [(k, v) for k, v in answer.getheaders() if k.lower() not in hop]
+    headers = [(k, v) for k, v in answer.getheaders() if k.lower() not in hop]
     if fault == 'lost':
       if 'upload_id=' in self.path:
         # The real service answers a part of an upload that is complete as it did before;
         # fake-gcs-server has forgotten it.
-        self.server.lost[self.path] = answer.status, kept, data
+        self.server.lost[self.path] = answer.status, headers, data
       return self._reset()
-    return self._answer(answer.status, kept, data)
+    return self._answer(answer.status, headers, data)
 
   do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = _handle
 

@@ -1,4 +1,4 @@
-"""What the tests of `tools.figures` share: drawing a figure and reading its table."""
+"""Draws a figure of `tools.figures`, and reads its table."""
 
 import csv
 

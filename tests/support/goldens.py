@@ -1,4 +1,4 @@
-"""Tiny published files in tests/golden, and what their own library computes of them."""
+"""Tiny published files in tests/golden, and the outputs of their own library."""
 
 import functools
 
@@ -46,7 +46,7 @@ GOLDENS = {
   'detr_hf': ('hf', 'detr', 1e-4),
   'detr_dc5_original': ('authors', 'detr', 1e-4),
 }
-# Whose tolerance is that of every value, however large.
+# Families whose tolerance is absolute, however large a value is.
 ABSOLUTE = ('vitdet', 'sfp', 'fpn', 'detr')
 # Logits that agree more closely than the features before them.
 LOGITS = {'swinv2_timm_pre': 1e-5, 'swinv2_hf': 1e-5}
@@ -66,7 +66,7 @@ def arrays_of(name):
 
 
 def check(source, name, **options):
-  """Loads `source`, compares with a golden's reference outputs; returns what was loaded."""
+  """Loads `source`, compares with a golden's reference outputs; returns the `Loaded`."""
   expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
   loaded = vit_jax.load(source, **options)
   model = loaded.model
@@ -75,12 +75,12 @@ def check(source, name, **options):
     inputs = {n: expected.pop(n) for n in list(expected) if n.startswith('res')}
   masks = {'mask': expected.pop('mask')} if 'mask' in expected else {}
   (outputs, out), state = apply(loaded.variables, inputs, **masks)
-  found = {**out, **(outputs if isinstance(outputs, dict) else {'logits': outputs})}
+  computed = {**out, **(outputs if isinstance(outputs, dict) else {'logits': outputs})}
   if 'attentions' in expected:
     weights = trees.flatten(state['intermediates'])
     assert all(key.endswith('attention_weights/0') for key in weights)
     shape = expected['attentions'].shape
-    found['attentions'] = np.stack(list(weights.values())).reshape(shape)
+    computed['attentions'] = np.stack(list(weights.values())).reshape(shape)
   classifies = getattr(model, 'num_classes', None) is not None
   assert ('logits' in expected) == classifies
   assert classifies or expected
@@ -92,6 +92,6 @@ def check(source, name, **options):
     if key == 'logits' and name in LOGITS:
       atol = LOGITS[name]
     np.testing.assert_allclose(
-      found[key], expected[key], rtol=0, atol=atol, err_msg=key
+      computed[key], expected[key], rtol=0, atol=atol, err_msg=key
     )
   return loaded

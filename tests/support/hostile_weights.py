@@ -42,7 +42,7 @@ def outcome(path: Path) -> tuple[str, str]:
 
 
 def cases(folder: Path, every: int = 1) -> Iterator[tuple[str, Path]]:
-  """Yields (name, path) of every `every`-th case, deleted when the next is asked for."""
+  """Yields (name, path) of every `every`-th case, deleted before the next."""
   for number, (name, make) in enumerate(recipes().items()):
     if number % every:
       continue
@@ -189,8 +189,8 @@ def arrays():
       with np.load(NPZ) as file:
         arrays = dict(file)
       arrays[name] = change(arrays[name])
-      found = {n: x for n, x in arrays.items() if x is not None}
-      np.savez(folder / 'a.npz', **found)
+      arrays = {n: x for n, x in arrays.items() if x is not None}
+      np.savez(folder / 'a.npz', **arrays)
       return folder / 'a.npz'
 
     return make

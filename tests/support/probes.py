@@ -1,4 +1,4 @@
-"""What the tests of probes share: problems, and an evaluator on a model of one layer."""
+"""Problems for probes, and an evaluator on a model of one layer."""
 
 import functools
 import re

@@ -13,10 +13,10 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.support import ROOT
 from vit_jax import config, sharding
 from vit_jax.train import run as train
 
-ROOT = Path(__file__).parents[2]
 CONFIG = 'configs/digits.py:debug'
 STEPS = 30
 EVAL_EVERY = 15
@@ -153,7 +153,7 @@ def status(workdir: Path) -> dict:
 
 
 def rows(workdir: Path) -> list[dict]:
-  """Returns the rows of metrics.jsonl, without what was measured by a clock."""
+  """Returns the rows of metrics.jsonl, without the measurements of a clock."""
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   return [
     {k: v for k, v in json.loads(line).items() if not k.startswith('time/')}

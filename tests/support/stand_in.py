@@ -1,4 +1,4 @@
-"""What a finished run leaves in its folder, written without training."""
+"""The folder of a finished run, written without training."""
 
 import json
 from collections.abc import Callable

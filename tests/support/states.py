@@ -1,4 +1,4 @@
-"""Small train states with everything that real ones hold: making, saving, comparing."""
+"""Small train states with all that real ones hold: making, saving, comparing."""
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ class State:
   batch_stats: Any = dataclasses.field(default_factory=dict)
 
 
-# bf16 moments, masked and empty optax containers: what real optimizers store.
+# bf16 moments, masked and empty optax containers, as real optimizers store them.
 TX = optax.chain(
   optax.clip_by_global_norm(1.0),
   optax.masked(

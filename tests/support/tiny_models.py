@@ -24,8 +24,8 @@ CLASSIFIERS = [name for name in TINY if outputs_of(name) == 'classes']
 
 
 def build(name, **fields):
-  known = models.signature(name.split()[0]).parameters
-  classes = {'num_classes': 7} if 'num_classes' in known else {}
+  parameters = models.signature(name.split()[0]).parameters
+  classes = {'num_classes': 7} if 'num_classes' in parameters else {}
   return models.build(name.split()[0], **{**classes, **TINY[name], **fields})
 
 
@@ -45,14 +45,14 @@ def one_of_each(names) -> list[str]:
 
 
 def total(outputs):
-  """Returns the sum of all that a model returned, an array or a dict of them."""
+  """Returns the sum of a model's outputs, an array or a dict of them."""
   return sum(x.sum() for x in jax.tree.leaves(outputs))
 
 
 def having(*fields) -> list[str]:
   """Returns the names of the models that have all these fields."""
-  known = {name: models.signature(name.split()[0]).parameters for name in TINY}
-  names = [name for name in TINY if all(field in known[name] for field in fields)]
+  has = lambda name: set(fields) <= {*models.signature(name.split()[0]).parameters}
+  names = [name for name in TINY if has(name)]
   assert 'vit 0' in names, f'a ViT has all of {fields}'
   return names
 
@@ -90,10 +90,10 @@ def random(model):
   shapes = models.shapes_of(model, (SIZE, SIZE, 3))
   # Parameters first: they do not depend on whether there are statistics.
   shapes = {'params': shapes.pop('params'), **shapes}
-  found = {}
+  variables = {}
   for key, tree in shapes.items():
-    found |= jax.tree_util.tree_map_with_path(values, {key: tree})
-  return found
+    variables |= jax.tree_util.tree_map_with_path(values, {key: tree})
+  return variables
 
 
 def apply(model, params, key=None):

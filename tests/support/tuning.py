@@ -46,8 +46,8 @@ def run(section: dict, added: dict):
   tuned, images = attach(**section), reference()['image']
   shapes = jax.eval_shape(tuned.init, jax.random.key(0), images)['params']
   flat = trees.flatten(vit().params) | added
-  wanted = {name: x.shape for name, x in trees.flatten(shapes).items()}
-  assert {name: x.shape for name, x in flat.items()} == wanted
+  expected = {name: x.shape for name, x in trees.flatten(shapes).items()}
+  assert {name: x.shape for name, x in flat.items()} == expected
   return tuned.apply({'params': trees.unflatten(flat)}, images)
 
 
@@ -93,19 +93,19 @@ def batch_of(spec: dict) -> dict:
   return {'image': image, 'label': label, 'mask': np.ones(shape[0], np.float32)}
 
 
-def steps(model, rules, optimizer, spec, batch, *, number, mesh=None, given=None):
+def steps(model, rules, optimizer, spec, batch, *, number, mesh=None, initial=None):
   """Returns (state before, state after, metrics of the first step).
 
   Args:
-    given: {name: value} of initial parameters; None: drawn, with a head that is not zero.
+    initial: {name: value} of parameters; None: drawn, with a head that is not zero.
   """
   task, key = tasks.build('classify', model, spec), jax.random.key(0)
   mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
 
   def init():
-    state = init_state(task, optimizer, spec, key, given or {}, rules)
+    state = init_state(task, optimizer, spec, key, initial or {}, rules)
     draw = lambda n, x: jax.random.normal(key, x.shape) if n.startswith('head/') else x
-    if given is None:
+    if initial is None:
       state.params = trees.map_named(draw, state.params)
     return state
 

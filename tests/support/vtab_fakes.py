@@ -42,7 +42,7 @@ KITTI_DEPTHS = (8.0, 19.5, 20.5)
 
 
 def write(data_dir, tasks: Iterable[str] = TASKS, **options) -> None:
-  """Prepares what `vtab:NAME` reads with `data_dir=`, 0.15 CPU seconds a data set.
+  """Prepares the data sets of `vtab:NAME`, 0.15 CPU seconds each.
 
   Args:
     tasks: names of the tasks whose data sets are written.

@@ -72,7 +72,7 @@ def train(method, mesh=None, **section):
   )
   given = trees.flatten(params())
   args = *attach(method), optimizer, SPEC, batch()
-  return tuning.steps(*args, number=2, mesh=mesh, given=given)
+  return tuning.steps(*args, number=2, mesh=mesh, initial=given)
 
 
 def test_only_the_trained_have_gradients_moments_and_an_average():

@@ -22,7 +22,7 @@ _COLUMNS = ('source', 'name', 'x', 'accuracy', 'std', 'runs', 'metric')
 
 
 class Result(NamedTuple):
-  """The result of a run, and data set size and exaFLOPs of its pre-training, if known.
+  """The result of a run, and data set size and exaFLOPs of its pre-training, or None.
 
   `name` is model:variant and the weights that it started from; shares are in per cent.
   """

@@ -102,7 +102,7 @@ _PARTS = {
 # distances from the left; crops move what has a position, and may cut off an object that
 # is counted or closest.
 # The benchmark took version 3 of Pets, which TFDS no longer makes; version 4 adds boxes of
-# heads and writes 12 broken images anew. Its code asks for KITTI 3.1, which VPT found to be
+# heads and writes 12 broken images anew. Its code asks for KITTI 3.1, which VPT calls
 # wrong (task_adaptation's issue 18); 3.2 took a newer development kit for the splits.
 # Label, names of the classes, and change of the image of the tasks that derive them.
 _DERIVED = {
