@@ -1,4 +1,4 @@
-"""Detectors beside transformers, and the head of pixels beside PyTorch's own layers."""
+"""Detectors and ViTDet beside transformers."""
 
 import shutil
 
@@ -10,7 +10,7 @@ from PIL import Image
 import vit_jax
 from tests.support.goldens import path_of
 from tests.support.peers import MARKS, images, randomise
-from vit_jax import models, trees, weights
+from vit_jax import weights
 from vit_jax.detection import inference
 
 pytestmark = MARKS
@@ -132,7 +132,7 @@ def test_boxes_in_pixels_of_a_file(torch, transformers, tmp_path, shape):
   np.testing.assert_allclose(ours.boxes[0], boxes['boxes'], rtol=0, atol=1e-2)
 
 
-# -- ViTDet and the head of pixels ---------------------------------------------------------
+# -- ViTDet -------------------------------------------------------------------------------
 
 
 def map_of(torch, model, x):
@@ -175,36 +175,3 @@ def test_transformers_vitdet_both_ways(torch, transformers, tmp_path, window):
   assert not info['missing_keys']
   assert not info['unexpected_keys']
   close(map_of(torch, loaded, x))
-
-
-def test_the_head_of_pixels_is_that_of_pytorchs_layers(torch):
-  built = models.build(
-    'semantic_fpn',
-    num_classes=5,
-    channels=32,
-    backbone=models.family('sfp').tiny[0] | {'name': 'sfp', 'extra_level': False},
-  )
-  x = images(32)
-  shapes = jax.eval_shape(built.init, jax.random.key(0), x)
-  rng = np.random.default_rng(0)
-  draw = lambda s: rng.normal(0.1, 0.2, s.shape).astype(np.float32)
-  variables = jax.tree.map(draw, shapes)
-  logits, out = jax.jit(built.apply)(variables, x)
-  t = {n: torch.from_numpy(v) for n, v in trees.flatten(variables['params']).items()}
-  F, merged = torch.nn.functional, 0
-  levels = sorted(name for name in out if name.startswith('p'))
-  for level in levels:
-    y, steps = nchw(torch, out[level]), levels.index(level)
-    for i in range(max(steps, 1)):
-      name = f'level{level[1:]}'
-      y = F.conv2d(y, t[f'{name}/conv{i}/kernel'].permute(3, 2, 0, 1), padding=1)
-      scale, bias = (t[f'{name}/norm{i}/{part}'] for part in ('scale', 'bias'))
-      y = F.relu(F.group_norm(y, 32, scale, bias, 1e-5))
-      if steps:
-        y = F.interpolate(y, scale_factor=2, mode='bilinear', align_corners=False)
-    merged = merged + y
-  y = F.conv2d(merged, t['head/kernel'].permute(3, 2, 0, 1), t['head/bias'])
-  y = F.interpolate(y, size=x.shape[1:3], mode='bilinear', align_corners=False)
-  expected = np.moveaxis(y.numpy(), 1, -1)
-  scale = np.abs(expected).max()
-  np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * scale)

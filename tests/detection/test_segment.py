@@ -44,6 +44,48 @@ def test_levels_are_summed_at_the_finest_and_enlarged_to_the_image():
   assert set(params['level4']) == {'conv0', 'norm0', 'conv1', 'norm1'}
 
 
+def doubled(x):
+  """Bilinear, half-pixel centres: three quarters of a pixel, one of its neighbour."""
+  for axis in (1, 2):
+    ends = np.pad(x, [(int(i == axis),) * 2 for i in range(4)], 'edge')
+    before, after = (np.take(ends, range(k, k + x.shape[axis]), axis) for k in (0, 2))
+    pairs = np.stack([0.75 * x + 0.25 * before, 0.75 * x + 0.25 * after], axis + 1)
+    x = pairs.reshape([n * (1 + (i == axis)) for i, n in enumerate(x.shape)])
+  return x
+
+
+def test_the_head_sums_levels_that_are_convolved_and_doubled():
+  built = model(channels=64)
+  rng = np.random.default_rng(0)
+  draw = lambda shape: rng.normal(0.1, 0.2, shape).astype(np.float32)
+  images = draw((1, 32, 32, 3))
+  shapes = jax.eval_shape(built.init, jax.random.key(0), images)
+  variables = jax.tree.map(lambda x: draw(x.shape), shapes)
+  logits, out = jax.jit(built.apply)(variables, images)
+  params, merged = variables['params'], 0
+  for steps, name in enumerate(('p1', 'p2', 'p3', 'p4')):
+    y, level = out[name], params[f'level{name[1:]}']
+    for i in range(max(steps, 1)):
+      y = jax.lax.conv_general_dilated(
+        y,
+        level[f'conv{i}']['kernel'],
+        (1, 1),
+        'SAME',
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+      )
+      groups = np.asarray(y).reshape(1, -1, 32, 2)
+      mean, var = groups.mean((1, 3), keepdims=True), groups.var((1, 3), keepdims=True)
+      y = ((groups - mean) / np.sqrt(var + 1e-5)).reshape(y.shape)
+      y = np.maximum(y * level[f'norm{i}']['scale'] + level[f'norm{i}']['bias'], 0)
+      y = doubled(y) if steps else y
+    merged = merged + y
+  head = params['head']
+  expected = doubled(merged @ head['kernel'][0, 0] + head['bias'])
+  np.testing.assert_allclose(
+    logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+  )
+
+
 # -- the loss ---------------------------------------------------------------------------
 
 
