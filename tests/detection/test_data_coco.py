@@ -100,21 +100,6 @@ def test_images_of_a_truth():
   assert len(truth.of_images(np.array([1])).boxes) == 0
 
 
-def test_labels_by_id(root):
-  source = sources.build(f'coco:{root}', 'val2017', by_id=True)
-  assert source.num_classes == 19
-  assert [i for i, name in enumerate(source.class_names) if name] == [2, 18]
-  np.testing.assert_array_equal(source.read(np.array([1]))[0]['label'], [18, 2])
-  assert source.places[[2, 18, 3]].tolist() == [0, 1, -1]
-  content = annotations()
-  content['categories'][0]['id'] = 10**9
-  for row in content['annotations']:
-    row['category_id'] = 2
-  write(root, content)
-  with pytest.raises(ValueError, match=naming('by_id', '1000000000')):
-    sources.build(f'coco:{root}', 'val2017', by_id=True)
-
-
 def test_batches(root):
   target = f'coco:{root}/annotations/instances_val2017.json,{root}/val2017'
   batches = pipeline.train(target, 'train', PP, 3, seed=1)

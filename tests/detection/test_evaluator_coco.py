@@ -88,17 +88,17 @@ def test_as_computed_from_all_detections(truth):
 
 
 def test_classes_are_matched_by_name_or_number(truth):
-  outputs = table(truth, 12)
-  outputs['logits'][:, -1, 11] = 20  # sure of a class that the data does not have
-  assert build().run(predict, outputs)['ap'] == pytest.approx(1)
-  with pytest.raises(UserError, match=naming('10 classes', '3')):
-    build(model=Classes(None, 3))
+  outputs = table(truth, 10)
+  assert build(model=Classes(None, 10)).run(predict, outputs)['ap'] == pytest.approx(1)
+  with pytest.raises(UserError, match=naming('10 classes', '12')):
+    build(model=Classes(None, 12))
   with pytest.raises(UserError, match=naming('digits_canvas', "'0'", 'class')):
     build(model=Classes(['cat', *map(str, range(1, 10))], 10))
   # As the published models' 91 classes, of which 80 are categories.
   names = ['N/A', *(str(k) for k in reversed(range(10))), 'N/A']
   evaluator = build(model=Classes(names, 12))
   outputs = table(truth, 12, [names.index(str(k)) for k in range(10)])
+  outputs['logits'][:, -1, 11] = 20  # sure of a class that the data does not have
   assert evaluator.run(predict, outputs)['ap'] == pytest.approx(1)
   assert {*evaluator.compared[1].category} <= {*range(10)}
 
@@ -111,10 +111,9 @@ def test_images_of_all_sizes_one_of_them_broken(tmp_path):
     split='train',
     pp=f'decode|detr_resize(8, 16)|canvas(16)|{PP}',
     max_bad_fraction=1,
-    source_options={'by_id': True},
   )
   whole = sources.build(change['source'], 'train').truth()
-  numbers = build(**change).run(predict, table(whole, 8, whole.category_ids))
+  numbers = build(**change).run(predict, table(whole, 2))
   assert numbers['ap'] == pytest.approx(1)
   assert (numbers['examples'], numbers['bad_images']) == (11, 1)
 

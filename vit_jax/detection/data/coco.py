@@ -15,7 +15,6 @@ from vit_jax.detection.coco.objects import Truth, grouped
 from vit_jax.detection.data import objects
 from vit_jax.errors import BadImage
 
-_CLASSES = 100_000  # a model has a logit for each number up to the largest id
 _ANNOTATIONS = re.compile(r'instances_(\w+)\.json')
 
 
@@ -34,14 +33,10 @@ class Coco(objects.Objects):
   Args:
     target: see above.
     split: a split expression, see `splits`.
-    by_id: the label of an object is its category's id, not its place among the sorted
-      ids; num_classes is then the largest id + 1. Published DETR weights were trained this
-      way: 80 categories with ids of up to 90.
   """
 
-  def __init__(self, target: str, split: str, *, by_id: bool = False):
+  def __init__(self, target: str, split: str):
     self.name = f'coco:{target}'
-    self._by_id = by_id
     places = _splits(target)
     names = {name for name, _, _ in splits.parse(split)}
     if len(names) > 1:
@@ -57,12 +52,13 @@ class Coco(objects.Objects):
     self._rows = np.concatenate([rows for _, rows in parts])
     self._truth = truth = whole.of_images(self._rows)
     self._check()
-    self._set_classes()
+    self.class_names = truth.class_names
+    self.num_classes = len(truth.class_names)
     self._set_boxes()
     self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     arrays = truth.image, truth.category, truth.boxes, truth.crowd, truth.sizes
     self.fingerprint = fingerprint(
-      [*truth.file_names, self.class_names, by_id, *(x.tobytes() for x in arrays)]
+      [*truth.file_names, self.class_names, *(x.tobytes() for x in arrays)]
     )
 
   def __len__(self) -> int:
@@ -83,15 +79,6 @@ class Coco(objects.Objects):
       return self._truth
     return files.truth(self._file, masks=True).of_images(self._rows)
 
-  @property
-  def places(self) -> np.ndarray:
-    if not self._by_id:
-      return super().places
-    places = np.full(self.num_classes, -1)
-    ids = self._truth.category_ids
-    places[ids] = np.arange(len(ids))
-    return places
-
   def _check(self) -> None:
     """Raises ValueError for images without a size or a file."""
     truth = self._truth
@@ -108,20 +95,6 @@ class Coco(objects.Objects):
         f'{self.name}: {len(missing):,} of {len(self):,} images are not in '
         f'{self._folder}, the first is {missing[0]!r}'
       )
-
-  def _set_classes(self) -> None:
-    ids, self.class_names = self._truth.category_ids, self._truth.class_names
-    self.num_classes = len(ids)
-    if not self._by_id:
-      return
-    if not ids or ids[0] < 0 or ids[-1] >= _CLASSES:
-      raise ValueError(
-        f'{self.name}: by_id=True needs ids of categories from 0 to {_CLASSES - 1}; '
-        f'{self._file} has {[*ids[:1], *ids[-1:]]}'
-      )
-    self.num_classes = ids[-1] + 1
-    names = dict(zip(ids, self.class_names, strict=True))
-    self.class_names = [names.get(i, '') for i in range(self.num_classes)]
 
   def _set_boxes(self) -> None:
     truth = self._truth
@@ -140,14 +113,11 @@ class Coco(objects.Objects):
       ).sum(),
     }
     self.remarks = ', '.join(f'{n:,} {noun}' for noun, n in counts.items() if n)
-    labels = truth.category
-    if self._by_id:
-      labels = np.array(truth.category_ids, np.int64)[labels]
     rows = np.flatnonzero(keep)
     fractions = (inside / np.tile(sizes, 2)).astype(np.float32)
     groups = [rows[group] for group in grouped(truth.image[rows], len(self))]
     self._boxes = [fractions[group] for group in groups]
-    self._labels = [labels[group].astype(np.int32) for group in groups]
+    self._labels = [truth.category[group].astype(np.int32) for group in groups]
 
   def _content(self, index: int) -> dict:
     from PIL import Image

@@ -3,8 +3,6 @@
 import abc
 import types
 
-import numpy as np
-
 from vit_jax.data.features import Feature, ImageFeature
 from vit_jax.data.sources.base import Source
 from vit_jax.detection.coco.objects import Truth
@@ -21,7 +19,7 @@ class Objects(Source):
   """Images with any number of objects, also none.
 
   An example has 'boxes' float32 [n, 4], top, left, bottom, right from 0 to 1 of the image,
-  and 'label' int32 [n]. These are for training: they leave out crowds and whatever lies
+  and 'label' int32 [n], places in `Truth.category_ids`. These are for training: they leave out crowds and whatever lies
   outside of the image. `truth` has all objects.
   """
 
@@ -34,8 +32,3 @@ class Objects(Source):
     Args:
       masks: whether to have their masks as well; ValueError if the source has none.
     """
-
-  @property
-  def places(self) -> np.ndarray:
-    """The place in `Truth.category_ids` of each class, or -1: int [num_classes]."""
-    return np.arange(self.num_classes)

@@ -68,14 +68,15 @@ class Coco(OneSplit):
     self._truth = source.truth()
     if self._truth.crowd.all():
       raise UserError(f'{source.name}, {self.batches.split}: no image has an object.')
-    by_name = _by_name(self._truth, source, model)
-    # The category of each class. A model may have more classes than the data: they are -1.
-    self._places = np.append(source.places if by_name is None else by_name, -1)
-    if by_name is None and model and model.number < source.num_classes:
-      raise UserError(
-        f'{source.name} has {source.num_classes} classes, the model {model.number}: choose '
-        'other data, or give both the same num_classes.'
-      )
+    # The category of each class of the model, -1 for others.
+    self._places = _by_name(self._truth, source, model)
+    if self._places is None:
+      self._places = np.arange(source.num_classes)
+      if model and model.number != source.num_classes:
+        raise UserError(
+          f'{source.name} has {source.num_classes} classes, the model {model.number}, and '
+          'not both name them: choose other data, or give both the same num_classes.'
+        )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns ap, ap50, ...; examples; bad_images, if any could not be read.
@@ -101,7 +102,7 @@ class Coco(OneSplit):
     truth = self._truth.of_images(rows['index'])
     image = np.repeat(np.arange(len(rows['index'])), rows['scores'].shape[1])
     labels = rows['labels'].reshape(-1)
-    category = self._places[np.minimum(labels, len(self._places) - 1)]
+    category = self._places[labels]
     height, width = truth.sizes[image].T
     scale = np.stack([width, height, width, height], 1)
     corners = rows['boxes'].reshape(-1, 4).astype(np.float64) * scale
@@ -132,8 +133,8 @@ def _check_objects(source) -> None:
 def _by_name(truth: Truth, source: Objects, model: Classes | None) -> np.ndarray | None:
   """Returns int [K], the category of each class of the model by its name, or -1.
 
-  Labels may be the places of the categories or, as in published weights, their ids. None
-  where names are missing, or categories share one: classes are then compared by number.
+  None where names are missing, or categories share one: classes are then compared by
+  number.
 
   Raises:
     UserError: for a category that the model does not have.
@@ -150,6 +151,6 @@ def _by_name(truth: Truth, source: Objects, model: Classes | None) -> np.ndarray
       f'{source.name} has the category {name!r}, the model has not one class of that name.'
       f'{did_you_mean(name, model.names)}'
     )
-  out = np.full(len(model.names), -1)
+  out = np.full(model.number, -1)
   out[places] = np.arange(len(places))
   return out
