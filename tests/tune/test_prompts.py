@@ -35,8 +35,8 @@ def test_models_start_as_they_were(method):
   tuned = attach(**SECTIONS[method])
   init = lambda key: tuned.init(key, jnp.zeros((1, 32, 32, 3)))['params']['tune']
   added = trees.flatten({'tune': jax.jit(init)(jax.random.key(0))})
-  found, _ = run(SECTIONS[method], added)
-  np.testing.assert_allclose(found, plain()[0], atol=1e-6)  # compiled otherwise
+  logits, _ = run(SECTIONS[method], added)
+  np.testing.assert_allclose(logits, plain()[0], atol=1e-6)  # compiled otherwise
 
 
 def test_merged_lora_is_unmerged_lora():
@@ -98,35 +98,34 @@ def hidden():
 
 
 def test_no_prompts_are_linear_probing():
-  of = lambda **section: tune.attach(
-    vit().model, models.family('vit'), (32, 32, 3), **section
-  )
-  assert of(method='vpt', number=0) == of(method='linear')
+  assert attach(method='vpt', number=0) == attach(method='linear')
 
 
 def test_prompts_that_nothing_attends_to_are_none():
   with hidden():
-    found = vpt()
-  np.testing.assert_allclose(found, plain()[0], atol=1e-5)
-  assert np.abs(vpt() - found).max() > 1e-2  # and they are attended to
+    unseen = vpt()
+  np.testing.assert_allclose(unseen, plain()[0], atol=1e-5)
+  assert np.abs(vpt() - unseen).max() > 1e-2  # and they are attended to
 
 
-def test_the_order_of_prompts_does_not_matter():
-  turned = {'tune/prompts': prompts()['tune/prompts'][:, ::-1]}
-  other, _ = run(dict(method='vpt', number=4), turned)
-  np.testing.assert_allclose(other, vpt(), atol=1e-5)  # sums in another order
+@pytest.mark.parametrize(
+  ('options', 'change', 'same'),
+  [
+    ({}, lambda x: x[:, ::-1], {}),  # their order does not matter
+    (dict(deep=True), lambda x: x.repeat(3, 0), dict(deep=True, shared=True)),
+    (dict(deep=True, layers=[0]), lambda x: x, {}),  # shallow
+    ({}, lambda x: x + class_position(), dict(where='before_positions')),
+  ],
+  ids=['order', 'shared', 'shallow', 'before_positions'],
+)
+def test_prompts_are_equal_to_others(options, change, same):
+  added = {'tune/prompts': change(prompts()['tune/prompts'])}
+  logits, _ = run(dict(method='vpt', number=4, **options), added)
+  np.testing.assert_allclose(logits, vpt(**same), atol=1e-5)  # sums in another order
 
 
-def test_deep_prompts_in_one_layer_are_shallow_ones():
-  np.testing.assert_array_equal(vpt(deep=True, layers=[0]), vpt())
-
-
-def test_shared_deep_prompts_are_equal_ones():
-  one = prompts()['tune/prompts']
-  three = run(
-    dict(method='vpt', number=4, deep=True), {'tune/prompts': np.repeat(one, 3, 0)}
-  )
-  np.testing.assert_allclose(vpt(deep=True, shared=True), three[0], atol=1e-6)
+def class_position():
+  return vit().params['Transformer']['posembed_input']['pos_embedding'][0, 0]
 
 
 def test_layers_without_prompts_are_those_of_the_backbone():
@@ -143,15 +142,8 @@ def test_prompts_of_zeros_that_are_added_are_none():
   np.testing.assert_allclose(run(section, zeros)[0], plain()[0], atol=1e-6)
   one = {'tune/prompts': np.full((1, 1, 48), 0.5, np.float32)}
   each = {'tune/prompts': np.full((1, 16, 48), 0.5, np.float32)}
-  found, _ = run(section | {'number': 1}, one)
-  np.testing.assert_array_equal(found, run(section, each)[0])
-
-
-def test_prompts_before_positions_get_that_of_the_class_token():
-  position = vit().params['Transformer']['posembed_input']['pos_embedding'][0, 0]
-  moved = {'tune/prompts': prompts()['tune/prompts'] + position}
-  found, _ = run(dict(method='vpt', number=4), moved)
-  np.testing.assert_allclose(vpt(where='before_positions'), found, atol=1e-5)
+  logits, _ = run(section | {'number': 1}, one)
+  np.testing.assert_array_equal(logits, run(section, each)[0])
 
 
 @pytest.mark.parametrize('pool', [None, 'image', 'prompts', 'both'])
@@ -161,9 +153,9 @@ def test_pooling_takes_the_tokens_that_are_named(pool):
   every = np.asarray(token['encoded'])
   parts = {'image': every[:, 5:], 'prompts': every[:, 1:5], 'both': every[:, 1:]}
   section = dict(method='vpt', number=4, pool=pool)
-  found = run(section, added)[1]['pre_logits']
+  pooled = run(section, added)[1]['pre_logits']
   expected = every[:, 0] if pool is None else parts[pool].mean(1)
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  np.testing.assert_allclose(pooled, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('pool', [None, 'both'])

@@ -132,28 +132,16 @@ def test_a_step_that_is_not_there(finished, tmp_path):
     weights.read('nowhere@best')
 
 
-def test_a_run_that_has_no_best(finished, tmp_path):
-  workdir, _ = finished
-  config = json.loads((workdir / 'config.json').read_text())
+def test_a_run_that_has_no_best_and_a_damaged_step(finished, tmp_path, capfd):
+  config = json.loads((finished[0] / 'config.json').read_text())
   config['checkpoint']['best'] = None
   (tmp_path / 'config.json').write_text(json.dumps(config))
-  (tmp_path / 'checkpoints').symlink_to(workdir / 'checkpoints')
+  folder = shutil.copytree(finished[0] / 'checkpoints', tmp_path / 'checkpoints')
   with pytest.raises(UserError, match=naming('--config.checkpoint.best', [2, 4, 6])):
     weights.read(f'{tmp_path}@best')
-
-
-def test_a_damaged_newest_step_is_passed_over_and_said(finished, tmp_path, capfd):
-  workdir, _ = finished
-  (tmp_path / 'config.json').write_text((workdir / 'config.json').read_text())
-  folder = tmp_path / 'checkpoints'
-  shutil.copytree(workdir / 'checkpoints', folder)
   shutil.rmtree(folder / '6' / 'params')
   assert weights.load(tmp_path).step == 4
   assert re.search(naming('step 6', 'step 4'), capfd.readouterr().err)
-
-
-def test_a_run_without_checkpoints(tmp_path):
-  (tmp_path / 'checkpoints').mkdir()
   (tmp_path / 'config.json').write_text('{"a": 1}')
   with pytest.raises(UserError, match=naming(f'{tmp_path}/config.json')):
     vit_jax.load(tmp_path)
@@ -229,39 +217,36 @@ def shapes(monkeypatch):
   return shapes
 
 
-def test_published_weights_get_a_new_head_and_size(tmp_path, capsys, shapes):
-  # 10 classes again: the head is retained unless it is skipped.
-  changes = ('steps=1', 'data.pp=decode(3)|resize(16)|value_range(-1, 1)')
+@pytest.mark.parametrize(
+  ('source', 'side', 'weights', 'fields', 'facts', 'name', 'shape'),
+  [
+    (
+      *('vit_google_prelogits.npz', 16, dict(resize='bicubic'), {}),
+      ((4, 4), (2, 2), 'bicubic', 'head/bias', 'head/kernel', 'pre_logits/kernel'),
+      *('head/kernel', (48, 10)),
+    ),
+    (
+      *('swin_hf_pad', 48, {}, dict(windows=(6, 6)), ('4x4', '6x6')),
+      *('stage1_block_0/relative_positions/table', (11, 11, 2)),
+    ),
+  ],
+)
+def test_published_weights_get_a_new_head_and_size(
+  tmp_path, capsys, shapes, source, side, weights, fields, facts, name, shape
+):
+  # As configs/finetune.py does, which takes away a part that only ViTs have. There are 10
+  # classes again: the head is retained unless it is skipped.
   with pytest.raises(Compiling):
     finetune(
       tmp_path,
-      GOLDEN / 'vit_google_prelogits.npz',
-      *changes,
-      weights=dict(skip=['head/.*', 'pre_logits/.*'], resize='bicubic'),
-      model=dict(representation_size=None),
+      GOLDEN / source,
+      *('steps=1', f'data.pp=decode(3)|resize({side})|value_range(-1, 1)'),
+      weights=dict(skip=['head/.*', 'pre_logits/.*'], **weights),
+      model=dict(representation_size=None, **fields),
       evals={},
     )
-  out = capsys.readouterr().out
-  assert re.search(naming((4, 4), (2, 2), 'bicubic'), out)
-  left_out = ('head/bias', 'head/kernel', 'pre_logits/bias', 'pre_logits/kernel')
-  assert re.search(naming(*left_out), out)
-  assert shapes['head/kernel'].shape == (48, 10)
-
-
-def test_published_windows_get_another_size(tmp_path, capsys, shapes):
-  # As configs/finetune.py asks for it, which takes a part away that only ViTs have.
-  with pytest.raises(Compiling):
-    finetune(
-      tmp_path,
-      GOLDEN / 'swin_hf_pad',
-      *('steps=1', 'data.pp=decode(3)|resize(48)|value_range(-1, 1)'),
-      weights=dict(skip=['pre_logits/.*', 'head/.*']),
-      model=dict(representation_size=None, windows=(6, 6)),
-      evals={},
-    )
-  assert 'from 4x4 to 6x6' in capsys.readouterr().out
-  assert shapes['stage1_block_0/relative_positions/table'].shape == (11, 11, 2)
-  assert shapes['head/kernel'].shape == (32, 10)
+  assert re.search(naming(*facts), capsys.readouterr().out)
+  assert shapes[name].shape == shape
 
 
 VIT_TIMM = str(GOLDEN / 'vit_timm')
