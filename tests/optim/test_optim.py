@@ -13,21 +13,13 @@ STEPS = (0, 1, 5, 10, 50, 95, 99, 100)
 # Printed by the reference code, 100 steps, warmup 10: google-research/vision_transformer
 # (base 0.03, linear end 1e-5) and big_vision (base 1).
 REFERENCE = [
-  (
-    0.03,
-    dict(decay='cosine'),
-    (0, 0.003, 0.015, 0.03, 0.01760472, None, 9.14e-6, 0),
-  ),
+  (0.03, dict(decay='cosine'), (0, 0.003, 0.015, 0.03, 0.01760472, None, 9.14e-6, 0)),
   (
     0.03,
     dict(decay='linear', end=1e-5 / 0.03),
     (0, 0.003, 0.015, 0.03, 0.01667111, None, 0.00034322, 1e-5),
   ),
-  (
-    1.0,
-    dict(decay='cosine'),
-    (0, 0.1, 0.5, 1, 0.58682406, 0.00759614, 0.00030458, 0),
-  ),
+  (1.0, dict(decay='cosine'), (0, 0.1, 0.5, 1, 0.58682406, 0.00759614, 0.00030458, 0)),
   (
     1.0,
     dict(decay='linear', end=1e-5),
@@ -128,9 +120,3 @@ def test_sgd_with_momentum_and_clip_by_hand():
   params, state = step(optimizer, params, grads, state, 1)
   # -(1 + (1 + 0.9)) * (0.6, 0.8)
   np.testing.assert_allclose(params['kernel'], [-1.74, -2.32], rtol=1e-6)
-
-
-def test_bfloat16_moment_is_the_first_only():
-  state = optim.build('adamw', 1e-3, 10, moment_dtype='bfloat16').tx.init(PARAMS)
-  dtypes = {x.dtype for x in jax.tree.leaves(state) if x.ndim}
-  assert dtypes == {jnp.dtype('bfloat16'), jnp.dtype('float32')}

@@ -101,9 +101,9 @@ def test_adafactor_s_second_moment_never_freezes():
 def test_adafactor_keeps_little():
   state = trees.flatten(built('adafactor').tx.init(PARAMS))
   name = f'{BLOCK}MlpBlock_0/Dense_0/kernel'
-  kept = {n: x for n, x in state.items() if n.endswith(name)}
-  assert sorted(x.size for x in kept.values()) == [1, 32, 64, 32 * 64]
-  (momentum,) = (x for x in kept.values() if x.size == 32 * 64)
+  moments = [x for n, x in state.items() if n.endswith(name)]
+  assert sorted(x.size for x in moments) == [1, 32, 64, 32 * 64]
+  (momentum,) = (x for x in moments if x.size == 32 * 64)
   assert momentum.dtype == jnp.bfloat16
 
 
@@ -113,13 +113,13 @@ def test_adafactor_keeps_little():
 def test_swa_is_the_mean_of_the_last_epochs():
   average = averages.swa(10, start=0.5, every=2)
   params = [{'a': jnp.full(2, float(n**2))} for n in range(1, 11)]  # after step n
-  mean, seen = {'a': jnp.zeros(2)}, []
+  mean, means = {'a': jnp.zeros(2)}, []
   for step, p in enumerate(params):
     mean = average(mean, p, jnp.asarray(step))
-    seen.append(float(mean['a'][0]))
-  assert seen[:6] == [1, 4, 9, 16, 25, 36]  # the parameters themselves, up to step 6
+    means.append(float(mean['a'][0]))
+  assert means[:6] == [1, 4, 9, 16, 25, 36]  # the parameters themselves, up to step 6
   # Averaged are those after steps 7 and 9: 5 + 2, 5 + 4.
-  assert seen[6:] == [49, 49, (49 + 81) / 2, (49 + 81) / 2]
+  assert means[6:] == [49, 49, (49 + 81) / 2, (49 + 81) / 2]
 
 
 def test_swa_needs_a_member():
@@ -160,12 +160,6 @@ def test_a_bad_step_leaves_the_state(name):
 # --- moments: optax's to the bit, and never copied ---
 
 
-RNG = np.random.default_rng(0)
-MATRIX, *GRADIENTS = (
-  {'a': jnp.asarray(RNG.standard_normal((5, 3)), jnp.float32)} for _ in range(4)
-)
-
-
 @pytest.mark.parametrize(
   ('ours', 'optaxs'),
   [
@@ -182,8 +176,8 @@ MATRIX, *GRADIENTS = (
   ],
 )
 def test_equal_to_optax(ours, optaxs):
-  a, b = ours.init(MATRIX), optaxs.init(MATRIX)
-  for grads in GRADIENTS:
+  a, b = ours.init(PARAMS), optaxs.init(PARAMS)
+  for grads in GRADS:
     x, a = ours.update(grads, a)
     y, b = optaxs.update(grads, b)
     jax.tree.map(np.testing.assert_array_equal, (x, a), (y, b))
@@ -216,18 +210,15 @@ def vit_params(**fields):
 
 def test_layer_decay_is_that_of_beit():
   params = vit_params()
-  factors = multipliers.layer_factors(VIT, params, 0.5)
-  factor = factors.__getitem__
-  names = list(trees.flatten(params))
-  for name in names:
+  for name, factor in multipliers.layer_factors(VIT, params, 0.5).items():
     if 'encoderblock_' in name:
       layer = int(name.split('encoderblock_')[1][0])
-      assert factor(name) == 0.5 ** (3 - layer), name
+      assert factor == 0.5 ** (3 - layer), name
     elif name.startswith(('embedding', 'cls', 'Transformer/posembed_input')):
-      assert factor(name) == 0.5**4, name
+      assert factor == 0.5**4, name
     else:
       assert name.split('/')[0] == 'head' or 'encoder_norm' in name, name
-      assert factor(name) == 1.0, name
+      assert factor == 1.0, name
 
 
 def test_layers_are_decayed_alike_when_stacked():
@@ -243,5 +234,5 @@ def test_layers_are_decayed_alike_when_stacked():
       layers = [name.replace('encoderblock', f'encoderblock_{i}') for i in range(3)]
       expected = np.stack([one[layer] for layer in layers])
     np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=name)
-  norm = {name: one[f'Transformer/encoder_norm/{name}'] for name in ('bias', 'scale')}
-  np.testing.assert_allclose(norm['bias'], 0.25 * norm['scale'], rtol=1e-6)
+  norm = 'Transformer/encoder_norm/'
+  np.testing.assert_allclose(one[f'{norm}bias'], 0.25 * one[f'{norm}scale'], rtol=1e-6)

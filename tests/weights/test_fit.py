@@ -25,7 +25,7 @@ def table():
   return np.random.default_rng(0).normal(size=(1, 1 + 14 * 10, 5)).astype(np.float32)
 
 
-@pytest.mark.parametrize('new', [(24, 24), (7, 5), (14, 20), (1, 1)])
+@pytest.mark.parametrize('new', [(14, 10), (24, 24), (7, 5), (14, 20), (1, 1)])
 def test_bilinear_is_scipys_zoom_of_order_one(table, new):
   grid = table[0, 1:].reshape(14, 10, 5).astype(np.float64)
   factors = (new[0] / 14, new[1] / 10, 1)
@@ -46,10 +46,7 @@ def test_bicubic_is_jax_image(table, new):
   np.testing.assert_allclose(result[0, 1:].reshape(expected.shape), expected, atol=2e-5)
 
 
-def test_positions_of_the_same_or_of_no_such_grid(table):
-  assert adapt.resize_positions(table, (14, 10), (14, 10)) is table
-  with pytest.raises(UserError, match=naming("'cubic'", 'bicubic')):
-    adapt.resize_positions(table, (14, 10), (7, 5), 'cubic')
+def test_positions_of_no_such_grid(table):
   with pytest.raises(ValueError, match=naming((1, 141, 5), '12x12')):
     adapt.resize_positions(table, (12, 12), (7, 5))
 
@@ -189,16 +186,12 @@ def vitdet_like(name, **fields):
   )
 
 
-@pytest.mark.parametrize(
-  'name', ['vit_google_token', 'vit_bigvision_map', 'vit_timm', 'vit_hf']
-)
+@pytest.mark.parametrize('name', ['vit_bigvision_map', 'vit_timm', 'vit_hf'])
 def test_a_vit_of_any_source_starts_a_vitdet(name):
   vit, section = vitdet_like(name)
   loaded = vit_jax.load(path_of(name), model=section)
   afresh = 'initialised afresh: Transformer/encoderblock_0/relative_positions'
   assert afresh in loaded.report
-  # All of its blocks attend to all, and relative positions start at zero: a ViT without
-  # a class token, whose tokens are the same where none of them saw it.
   params, theirs = trees.flatten(loaded.params), trees.flatten(vit.params)
   for n, x in params.items():
     if 'relative_positions' in n:
@@ -209,11 +202,11 @@ def test_a_vit_of_any_source_starts_a_vitdet(name):
 
 
 def test_it_computes_what_a_vit_without_a_class_token_does():
+  # All of its blocks attend to all, and relative positions start at zero.
   vit, section = vitdet_like('vit_bigvision_map')
   assert vit.model.classifier == 'map'
   loaded = vit_jax.load(path_of('vit_bigvision_map'), model=section)
   images = np.random.default_rng(0).uniform(-1, 1, (1, *vit.image_size, 3))
-  images = images.astype(np.float32)
   _, expected = jax.jit(vit.model.apply)(vit.variables, images)
   _, out = jax.jit(loaded.model.apply)(loaded.variables, images)
   last = f'block{vit.model.depth - 1:02d}'
