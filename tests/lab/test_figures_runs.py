@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support import runs, stand_in
 from tests.support.figures import draw, run, small_figures  # noqa: F401
 from vit_jax.lab import figures, published
 
@@ -21,7 +22,7 @@ def test_the_papers_tables_agree_with_one_another():
 
 
 MODEL = dict(name='vit', patch_size=[4, 4], width=16, depth=2, mlp_dim=32, num_heads=2)
-MODEL |= dict(classifier='gap', num_classes=10)
+MODEL |= dict(classifier='gap')
 
 
 @pytest.fixture
@@ -29,26 +30,18 @@ def make(tmp_path):
   """Makes the folder of a finished run, without running it."""
 
   def make(name, top1, source='digits', weights='', examples=1_000, seed=0):
-    test = dict(type='classification', data=dict(source='digits', split='test'))
-    shape = [16, 16, 1]
     config = {
       'model': MODEL,
       'weights': {'source': str(weights)} if weights else {},
       'data': dict(source=source, batch_size=8),
-      'evals': {'test': test},
-      'checkpoint': {},
+      'evals': runs.EVALS,
       'seed': seed,
-      'resolved': dict(total_steps=100, num_examples=examples, image_shape=shape),
     }
+    rows = [{'step': 50, 'test/top1': 0.1}]
+    rows += [{'step': 100, 'test/loss': 1, 'test/top1': top1}]
     folder = tmp_path / name
-    (folder / 'checkpoints').mkdir(parents=True)
-    (folder / 'config.json').write_text(json.dumps(config))
-    rows = [
-      {'step': 50, 'test/top1': 0.1},
-      {'step': 100, 'test/loss': 1, 'test/top1': top1},
-    ]
-    lines = ''.join(json.dumps(row) + '\n' for row in rows)
-    (folder / 'metrics.jsonl').write_text(lines)
+    stand_in.write_run(folder, config, *rows, total_steps=100, num_examples=examples)
+    (folder / 'checkpoints').mkdir()
     status = {'step': 100, 'state': 'finished'}
     (folder / 'status.json').write_text(json.dumps(status))
     return folder

@@ -140,7 +140,7 @@ def test_micro_batches_add_up_to_the_batch_by_the_weights_of_examples():
   params, fn = started(task)['params'], jax.jit(gradients, static_argnums=(0, 5))
   whole, grads, _ = fn(loss, params, {}, prepared, jax.random.key(1), 1)
   parts, sums, _ = fn(loss, params, {}, prepared, jax.random.key(1), 4)
-  prepared['image'][0] = 0
+  prepared['image'] = prepared['image'] * (np.arange(8) > 0)[:, None, None, None]
   for other in (parts, fn(loss, params, {}, prepared, jax.random.key(1), 1)[0]):
     for name, value in whole.items():
       np.testing.assert_allclose(other[name], value, rtol=1e-5)

@@ -8,7 +8,7 @@ from tests.support import commands, naming, stand_in
 from vit_jax import config as config_lib
 from vit_jax import errors
 from vit_jax.errors import UserError
-from vit_jax.lab import runner, table
+from vit_jax.lab import runner
 from vit_jax.lab.runner import RunOf
 
 DEBUG = config_lib.load('digits:debug')
@@ -113,13 +113,6 @@ def test_the_numbers_of_a_run(ends, tmp_path, capsys):
   assert [line['cell'] for line in lines] == ['a', 'b']
   assert capsys.readouterr().out == ''  # a run prints to a file of its own
   assert 'a line' in (tmp_path / 'logs' / 'a-seed0.txt').read_text()
-
-
-def test_means_over_seeds():
-  mean = table.mean([{'m': 0.5}, {'m': 0.7}, {'m': float('nan')}, {}], 'm')
-  assert (mean.number, mean.text()) == (2, '60.00 ± 14.14')
-  assert table.mean([{'m': 2.5}], 'm').text(percent=False) == '2.5000'
-  assert table.mean([{}], 'm') is None
 
 
 def test_a_run_that_fails_is_left_out_with_those_that_start_from_it(ends, tmp_path):

@@ -9,13 +9,13 @@ from vit_jax.train import program
 RESOLVED = dict(format=2, total_steps=4, num_examples=64, image_shape=[16, 16, 1])
 
 
-def write_run(workdir: Path, config: dict, *rows: dict) -> None:
+def write_run(workdir: Path, config: dict, *rows: dict, **resolved) -> None:
   """Writes config.json, of 64 gray images of 16 x 16 pixels, and metrics.jsonl."""
   workdir.mkdir(parents=True, exist_ok=True)
   model = {'name': 'vit', **config['model'], 'num_classes': 10}
   if 'name' not in config['model']:
     model['variant'] = 'mu/4'
-  text = json.dumps({**config, 'model': model, 'resolved': RESOLVED})
+  text = json.dumps({**config, 'model': model, 'resolved': RESOLVED | resolved})
   (workdir / 'config.json').write_text(text)
   lines = ''.join(json.dumps(row) + '\n' for row in rows)
   (workdir / 'metrics.jsonl').write_text(lines)

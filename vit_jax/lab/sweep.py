@@ -1,6 +1,7 @@
 """vit_jax sweep --config=CONFIG --set KEY=A,B [KEY=C,D] [--pick METRIC] [--out DIR]"""
 
 import argparse
+import copy
 import hashlib
 import itertools
 import re
@@ -218,11 +219,11 @@ def parsed(assignments: list[str]) -> list[tuple[str, list[str]]]:
 
 def assigned(config: dict, assignments: list[str]) -> dict:
   """Returns a copy of a config with 'KEY=VALUE's; a duration replaces the others."""
+  config = copy.deepcopy(config)
   for assignment in assignments:
     key, _, text = assignment.partition('=')
-    replaces = key in config_lib.DURATIONS and text != 'None'
-    drop = config_lib.DURATIONS if replaces else ()
-    config = runner.changed({k: v for k, v in config.items() if k not in drop}, {})
+    if key in config_lib.DURATIONS and text != 'None':
+      config = {k: v for k, v in config.items() if k not in config_lib.DURATIONS}
     config_lib.override(config, [assignment])
   return config
 

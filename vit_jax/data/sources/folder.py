@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -135,8 +135,12 @@ class Folder(Source):
     for name, place, (images, _) in zip(names, places, listed, strict=True):
       prefix = place[len(os.path.join(self._root, '')) :]
       rows += [(f'{prefix}/{image}', label_of[name]) for image in images]
-    rows.sort(key=lambda row: hashlib.sha256(os.fsencode(row[0])).digest())
-    return rows
+    return by_hash(rows)
+
+
+def by_hash(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+  """Returns (path, label) in a fixed pseudo-random order, that of a hash of the path."""
+  return sorted(rows, key=lambda row: hashlib.sha256(os.fsencode(row[0])).digest())
 
 
 def split_directories(root: str) -> dict[str, str]:

@@ -1,18 +1,16 @@
 """The five data sets of fine-grained classification that VPT reports on."""
 
 import concurrent.futures
-import hashlib
 import json
 import os
 from typing import NamedTuple
 
 from vit_jax.data import image_file
 from vit_jax.data.sources import tfds
-from vit_jax.data.sources.folder import Folder
+from vit_jax.data.sources.folder import Folder, by_hash
 from vit_jax.errors import DataError, UserError, choose
 
 _SPLITS = 'https://cornell.box.com/v/vptfgvcsplits'
-_PARTS = ('train', 'val', 'test')
 
 
 class Set(NamedTuple):
@@ -61,7 +59,9 @@ class Fgvc(Folder):
     self.name = f'fgvc:{target}'
     entry = choose('FGVC data set', target, SETS)
     folder = os.path.join(tfds.data_directory(data_dir), target)
-    tables = {part: self._table(folder, part, entry.home) for part in _PARTS}
+    tables = {
+      part: self._table(folder, part, entry.home) for part in ('train', 'val', 'test')
+    }
     classes = sorted({value for table in tables.values() for value in table.values()})
     self.class_names = [str(value) for value in classes]
     self.num_classes = entry.classes
@@ -71,10 +71,7 @@ class Fgvc(Folder):
       )
     label_of = {value: i for i, value in enumerate(classes)}
     rows = {
-      part: sorted(
-        ((path, label_of[value]) for path, value in table.items()),
-        key=lambda row: hashlib.sha256(os.fsencode(row[0])).digest(),
-      )
+      part: by_hash((path, label_of[value]) for path, value in table.items())
       for part, table in tables.items()
     }
     rows['trainval'] = rows['train'] + rows['val']

@@ -70,8 +70,8 @@ def splits_of(name: str, sizes: dict[str, int]) -> dict[str, tuple]:
   of the third. `sizes` are those of the data set's splits.
   """
   where, out = f'vtab:{name}', {}
-  counts = {'train800': 800, 'val200': 200, 'test': None}
-  for (split, count), part in zip(counts.items(), TASKS[name].parts, strict=True):
+  counts = (('train800', 800), ('val200', 200), ('test', None))
+  for (split, count), part in zip(counts, TASKS[name].parts, strict=True):
     ((of, first, end),) = splits.ranges(part, sizes, where)
     if count and end - first < count:
       raise UserError(
