@@ -140,17 +140,35 @@ def build(
     objects_key = detection.key_of(prepared.features)
   if objects_key is None:
     return Tfds(name, split, prepared, image_key, label_key)
-  examples = prepared.open(splits.ranges(split, prepared.sizes, name))
-  return detection.TfdsObjects(
-    name, prepared.features, examples, image_key, objects_key
-  )
+  return detection.TfdsObjects(name, split, prepared, image_key, objects_key)
 
 
-class Tfds(Source):
+class Images(Source):
+  """Encoded images of a data set of TFDS; `_one` returns an example of a subclass."""
+
+  def __init__(self, name: str, split: str, prepared: Prepared, image_key: str):
+    self.name, self._image_key = name, image_key
+    self._examples = prepared.open(splits.ranges(split, prepared.sizes, name))
+    self.fingerprint = self._examples.fingerprint
+
+  def __len__(self) -> int:
+    return len(self._examples)
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    return [
+      {'error': str(example)} if isinstance(example, Exception) else self._one(example)
+      for example in self._examples.read(indices)
+    ]
+
+  def name_of(self, index: int) -> str:
+    return f'{self.name} {self._examples.split} #{index}'
+
+
+class Tfds(Images):
   """A data set of TFDS whose images have a label, or several."""
 
   def __init__(self, name: str, split: str, prepared: Prepared, image_key, label_key):
-    self.name, self._image_key = name, image_key
+    super().__init__(name, split, prepared, image_key)
     features = prepared.features
     keys = (label_key,) if label_key else ('label', 'labels')
     self._label_key = next((key for key in keys if key in features), None)
@@ -165,22 +183,9 @@ class Tfds(Source):
     several = LabelFeature(several=len(label.shape) == 1)
     self.features = {'image': ImageFeature(), 'label': several}
     self.num_classes, self.class_names = classes(getattr(label, 'feature', label))
-    self._examples = prepared.open(splits.ranges(split, prepared.sizes, self.name))
-    self.fingerprint = self._examples.fingerprint
 
-  def __len__(self) -> int:
-    return len(self._examples)
-
-  def read(self, indices: np.ndarray) -> list[dict]:
-    return [
-      {'error': str(example)}
-      if isinstance(example, Exception)
-      else {'image': example[self._image_key], 'label': example[self._label_key]}
-      for example in self._examples.read(indices)
-    ]
-
-  def name_of(self, index: int) -> str:
-    return f'{self.name} {self._examples.split} #{index}'
+  def _one(self, example: dict) -> dict:
+    return {'image': example[self._image_key], 'label': example[self._label_key]}
 
 
 def classes(label) -> tuple[int | None, list[str] | None]:

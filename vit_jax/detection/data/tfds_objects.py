@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 
-from vit_jax.data.sources.tfds import Examples, classes
+from vit_jax.data.sources.tfds import Images, Prepared, classes
 from vit_jax.detection.coco.objects import Truth
 from vit_jax.detection.data import objects
 
@@ -21,41 +21,29 @@ def _are_objects(feature) -> bool:
   return hasattr(inner, 'keys') and {'bbox', 'label'} <= {*inner}
 
 
-class TfdsObjects(objects.Objects):
+class TfdsObjects(Images, objects.Objects):
   """Images with objects, as TFDS prepared them: 'bbox' and 'label' of each.
 
-  Crowds ('is_crowd') are not trained on. Where there are no areas, the boxes' count.
+  Crowds ('is_crowd') are not trained on. Without 'area', areas are those of the boxes.
   """
 
-  def __init__(self, name: str, features, examples: Examples, image: str, key: str):
-    """Takes the examples of `tfds.build`; ValueError if feature `key` is not objects."""
-    self.name, self._examples, self._image, self._key = name, examples, image, key
+  def __init__(self, name: str, split: str, prepared: Prepared, image_key, key: str):
+    """Opens a split; ValueError if the feature `key` is not objects."""
+    super().__init__(name, split, prepared, image_key)
+    features, self._key = prepared.features, key
     if key not in features or not _are_objects(features[key]):
       raise ValueError(
         f'{name}: {key!r} is not a sequence of objects with bbox and label: set '
         f'objects_key={key_of(features)!r}'
       )
     self.num_classes, self.class_names = classes(features[key].feature['label'])
-    self.fingerprint = examples.fingerprint
-
-  def __len__(self) -> int:
-    return len(self._examples)
-
-  def name_of(self, index: int) -> str:
-    return f'{self.name} {self._examples.split} #{index}'
-
-  def read(self, indices: np.ndarray) -> list[dict]:
-    return [
-      {'error': str(example)} if isinstance(example, Exception) else self._one(example)
-      for example in self._examples.read(indices)
-    ]
 
   def _one(self, example: dict) -> dict:
     boxes, labels, crowd, _ = self._objects(example)
     boxes = boxes.clip(0, 1)
     keep = (boxes[:, 2:] > boxes[:, :2]).all(1) & ~crowd
     return {
-      'image': example[self._image],
+      'image': example[self._image_key],
       'boxes': boxes[keep].astype(np.float32),
       'label': labels[keep].astype(np.int32),
     }
@@ -80,7 +68,7 @@ class TfdsObjects(objects.Objects):
       indices = np.arange(start, min(start + _CHUNK, len(self)))
       for i, example in zip(indices, self._examples.read(indices), strict=True):
         if not isinstance(example, Exception):
-          sizes[i] = _size(example[self._image])
+          sizes[i] = _size(example[self._image_key])
           boxes, *others = self._objects(example)
           rows.append((np.full(len(boxes), i), boxes, *others))
     image, boxes, labels, crowd, areas = map(np.concatenate, zip(*rows, strict=True))
