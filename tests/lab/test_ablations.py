@@ -5,8 +5,10 @@ import re
 import pytest
 
 from tests.support import commands
+from vit_jax import config as config_lib
 from vit_jax.lab import runner, sweep
 from vit_jax.lab.ablations import ABLATIONS, CELLS, RESNET
+from vit_jax.lab.published import CLAIMS
 from vit_jax.tools.inspect.model import cost
 
 
@@ -20,13 +22,17 @@ def size(config, shape=(16, 16, 1)):
   return cost({'num_classes': 10, **config['model']}, shape)
 
 
-def test_the_cells_of_the_others_are_fine(tmp_path):
+def test_the_papers_numbers_and_claims_are_about_cells(tmp_path):
   for name in ('head', 'tune', 'axial', 'resolution'):
     assert plan(tmp_path, name)
-  for ablation in ABLATIONS.values():
-    _, texts = ablation.beside
-    config = runner.changed(sweep.config_lib.load(ablation.config), ablation.changes)
-    assert set(texts) <= set(ablation.cells(config))
+  cells = {}
+  for name, ablation in ABLATIONS.items():
+    base = runner.changed(config_lib.load(ablation.config), ablation.changes)
+    cells[name] = ablation.cells(base)
+    assert set(ablation.beside[1]) <= set(cells[name])
+  for claim in CLAIMS:
+    assert claim.first in cells[claim.ablation]
+    assert claim.second in cells[claim.ablation] or 0 < float(claim.second) < 1
 
 
 def test_position_embeddings_differ_by_the_parameters_of_the_paper(tmp_path):

@@ -3,19 +3,8 @@
 import pytest
 
 from tests.support import commands, stand_in
-from vit_jax import config
 from vit_jax.errors import Diverged
-from vit_jax.lab import paper, runner
-from vit_jax.lab.ablations import ABLATIONS
-
-
-def test_claims_compare_cells_that_there_are(tmp_path):
-  for claim in paper.CLAIMS:
-    ablation = ABLATIONS[claim.ablation]
-    base = runner.changed(config.load(ablation.config), ablation.changes)
-    cells = ablation.cells(base)
-    assert claim.first in cells
-    assert claim.second in cells or 0 < float(claim.second) < 1
+from vit_jax.lab import paper
 
 
 def test_noise_is_two_standard_errors():
