@@ -108,7 +108,7 @@ def test_boxes_follow_their_images(kind):
 
 def test_the_same_for_any_restart_hosts_and_workers():
   whole = take(train().iterate(), 8)
-  same(take(train(workers=3, prefetch=1).iterate(5), 3), whole[5:])
+  same(take(train(workers=3).iterate(5), 3), whole[5:])
   hosts = [take(train(host=h, hosts=2).iterate(), 8) for h in range(2)]
   same(together(hosts), whole)
 

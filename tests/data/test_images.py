@@ -143,31 +143,20 @@ def test_a_truncated_jpeg_is_broken_at_any_size():
       images.decode(data, 1, size, 3, False, target)
 
 
-def bomb(name):
-  if name == 'png':  # whole: 505 MB as RGB
-    return png(13_000, 13_000, bytes(13_000 * (13_000 // 8 + 1)))
-  return {
-    'png, header only': png(10**9, 10**9, b''),
-    'gif': gif(12_000),
-    'bmp': bmp(9000),
-  }[name]
-
-
-@pytest.mark.parametrize('name', ['png', 'png, header only', 'gif', 'bmp'])
-def test_bombs_are_refused_by_their_header(name):
-  data = bomb(name)
+@pytest.mark.parametrize(
+  'data',
+  [
+    png(13_000, 13_000, bytes(13_000 * (13_000 // 8 + 1))),  # whole: 505 MB as RGB
+    png(10**9, 10**9, b''),
+    gif(12_000),
+    bmp(9000),
+  ],
+  ids=['png', 'png, header only', 'gif', 'bmp'],
+)
+def test_bombs_are_refused_by_their_header(data):
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   with pytest.raises(BadImage, match='64 megapixels'):
     images.probe(data, exif=True)
   after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  # ru_maxrss is in KiB (bytes on macOS); decoding would take 505 MB.
+  # ru_maxrss is in KiB (bytes on macOS).
   assert (after - before) * (1 if sys.platform == 'darwin' else 1024) < 50e6
-
-
-@pytest.mark.parametrize(
-  ('data', 'reason'),
-  [(b'', 'empty'), (b'hello', 'type'), (b'\xff\xd8\xff\xe0', 'type')],
-)
-def test_reasons(data, reason):
-  with pytest.raises(BadImage, match=reason):
-    images.probe(data, exif=True)

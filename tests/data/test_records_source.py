@@ -91,30 +91,23 @@ def test_a_shard_that_is_missing_or_damaged(written, tmp_path, key):
 
 
 @pytest.mark.parametrize(
-  ('target', 'split', 'options', 'facts'),
+  ('target', 'options', 'facts'),
   [
-    ('{}', 'trian', {}, ("'trian'", 'train')),
-    ('{}/nothing', 'train', {}, ('/nothing', '.tfrecord', '.array_record')),
+    ('/nothing', {}, ('/nothing', '.tfrecord', '.array_record')),
     (
-      '{}',
-      'train',
+      '',
       {'image_key': 'image/encode'},
       ("'image/encode'", 'image/encoded', 'data.source_options', "'image_key': ..."),
     ),
-    ('{}', 'train', {'label_key': 'label'}, ("'label'", KEYS[1], "'label_key': ...")),
-    ('{}', 'train', {'shuffle_buffer': 9}, ('shuffle_buffer=9', "'stream': True")),
-    (
-      '{}',
-      'train',
-      {'weight_key': 'w', 'multi_label': False},
-      ("weight_key='w'", 'multi_label=True'),
-    ),
+    ('', {'label_key': 'label'}, ("'label'", LABEL, "'label_key': ...")),
+    ('', {'shuffle_buffer': 9}, ('shuffle_buffer=9', "'stream': True")),
+    ('', {'weight_key': 'w', 'multi_label': False}, ("weight_key='w'", 'multi_label')),
   ],
 )
-def test_mistakes(written, target, split, options, facts):
-  source = f'records:{target.format(written["tfrecord"])}'
+def test_mistakes(written, target, options, facts):
+  source = f'records:{written["tfrecord"]}{target}'
   with pytest.raises(UserError, match=naming(*facts)):
-    sources.build(source, split, **options)
+    sources.build(source, 'train', **options)
 
 
 # --- labels ------------------------------------------------------------------------

@@ -6,55 +6,27 @@ import shutil
 import struct
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.support import naming
+from tests.support.hostile_images import encode, picture
+from tests.support.vtab_fakes import write_examples, write_one
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 
-
-def make_tfds(directory, file_format, name='tiny', multi_label=False):
-  """Prepares a real TFDS data set of 23 + 7 images with a builder of our own."""
-  import tensorflow_datasets as tfds
-
-  label = tfds.features.ClassLabel(names=['a', 'b', 'c'])
-  image, label_key = 'image', 'label'
-  if multi_label:
-    image, label_key, label = 'picture', 'labels', tfds.features.Sequence(label)
-  features = tfds.features.FeaturesDict(
-    {image: tfds.features.Image(), label_key: label}
-  )
-
-  def examples(count):
-    for i in range(count):
-      classes = [k for k in range(3) if i >> k & 1] if multi_label else i % 3
-      yield i, {image: np.full((4 + i, 5, 3), i, np.uint8), label_key: classes}
-
-  methods = {
-    'VERSION': tfds.core.Version('1.2.0'),
-    '__module__': __name__,
-    '_info': lambda self: tfds.core.DatasetInfo(builder=self, features=features),
-    '_split_generators': lambda self, _: {'train': examples(23), 'test': examples(7)},
-    '_generate_examples': lambda self: None,
-  }
-  with tfds.core.registered.skip_registration():
-    builder = type(name.title(), (tfds.core.GeneratorBasedBuilder,), methods)
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # TFDS's and Apache Beam's own, while writing
-    builder(data_dir=str(directory), file_format=file_format).download_and_prepare()
+SIZES = {'train': 23, 'test': 7}
+HOME = 'cifar10/3.0.2'
 
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """{file format: data_dir} of a data set that holds the same examples."""
+  """{file format: data_dir} of CIFAR-10 in miniature, the same examples."""
   out = {x: tmp_path_factory.mktemp(x) for x in ('array_record', 'tfrecord')}
-  for file_format, directory in out.items():
-    make_tfds(directory, file_format)
-  make_tfds(out['array_record'], 'array_record', 'several', multi_label=True)
+  for form, directory in out.items():
+    write_one('cifar10', directory, SIZES, file_format=form, full_size=True)
   return out
 
 
@@ -63,11 +35,10 @@ def prepared(tmp_path_factory):
 def test_tfds_agrees_with_tfds(prepared, file_format, split):
   import tensorflow_datasets as tfds
 
-  source = sources.build('tfds:tiny', split, data_dir=str(prepared[file_format]))
-  assert source.class_names == ['a', 'b', 'c']
+  source = sources.build('tfds:cifar10', split, data_dir=str(prepared[file_format]))
   # TFDS reads only TFRecord this way; both formats hold the same order.
-  directory = os.path.join(prepared['tfrecord'], 'tiny', '1.2.0')
-  builder = tfds.builder_from_directory(directory)
+  builder = tfds.builder_from_directory(prepared['tfrecord'] / HOME)
+  assert source.class_names == builder.info.features['label'].names
   config = tfds.ReadConfig(interleave_cycle_length=1)
   expected = list(
     builder.as_dataset(split=split, read_config=config).as_numpy_iterator()
@@ -80,20 +51,31 @@ def test_tfds_agrees_with_tfds(prepared, file_format, split):
     np.testing.assert_array_equal(image, expected[i]['image'])
 
 
-def test_tfds_with_several_labels(prepared):
-  options = {'data_dir': str(prepared['array_record']), 'image_key': 'picture'}
-  source = sources.build('tfds:several', 'test', **options)
+def test_tfds_with_several_labels(tmp_path):
+  import tensorflow_datasets as tfds
+
+  labels = [[], [3], [1, 19]]
+  image = lambda: io.BytesIO(encode(picture(), 'PNG'))
+  rest = {'image/filename': 'x', 'objects': [], 'labels_no_difficult': [7]}
+  rows = [{'image': image(), 'labels': x, **rest} for x in labels]
+  builder = tfds.builder('voc/2007', data_dir=tmp_path, file_format='array_record')
+  write_examples(builder, {'test': rows})
+  build = lambda **keys: sources.build('voc', 'test', data_dir=str(tmp_path), **keys)
+  source = build()
   assert source.features['label'].several
-  assert source.num_classes == 3
-  labels = {tuple(x['label']) for x in source.read(np.arange(7))}
-  assert labels == {(), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2)}
+  assert source.num_classes == 20
+  assert [list(x['label']) for x in source.read(np.arange(3))] == labels
+  others = build(label_key='labels_no_difficult').read(np.arange(3))
+  assert [list(x['label']) for x in others] == [[7]] * 3
+  with pytest.raises(UserError, match=naming("'imag'", "['image']")):
+    build(image_key='imag')
 
 
 def test_tfds_is_read_without_tensorflow(prepared):
   code = (
     'import sys, numpy as np\n'
     'from vit_jax.data import sources\n'
-    's = sources.build("tfds:tiny", "train")\n'
+    's = sources.build("tfds:cifar10", "train")\n'
     'assert len(s.read(np.arange(len(s)))) == 23\n'
     'assert "tensorflow" not in sys.modules\n'
   )
@@ -102,22 +84,21 @@ def test_tfds_is_read_without_tensorflow(prepared):
 
 
 def test_tfds_by_directory_and_version(prepared, tmp_path):
-  directory = os.path.join(prepared['array_record'], 'tiny', '1.2.0')
-  assert len(sources.build(f'tfds:{directory}', 'test')) == 7
-  (tmp_path / 'tiny').mkdir()
+  directory = prepared['array_record'] / HOME
+  build = lambda name: sources.build(name, 'test', data_dir=str(tmp_path))
+  assert len(build(f'tfds:{directory}')) == 7
   for version in ('1.9.0', '1.10.0'):
-    os.symlink(directory, tmp_path / 'tiny' / version)
-  options = {'data_dir': str(tmp_path)}
-  assert len(sources.build('tiny:1.9.0', 'test', **options)) == 7
-  assert len(sources.build('tiny', 'test', **options)) == 7
+    (tmp_path / 'tiny').mkdir(exist_ok=True)
+    (tmp_path / 'tiny' / version).symlink_to(directory)
+  assert len(build('tiny:1.9.0')) == len(build('tiny')) == 7
   with pytest.raises(UserError, match=naming('tiny/2.0.0', "'1.10.0'", "'1.9.0'")):
-    sources.build('tiny:2.0.0', 'test', **options)
+    build('tiny:2.0.0')
   (tmp_path / 'two').mkdir()
   for config in ('a', 'b'):
-    os.symlink(tmp_path / 'tiny', tmp_path / 'two' / config)
-  assert len(sources.build('tfds:two/b', 'test', **options)) == 7
+    (tmp_path / 'two' / config).symlink_to(tmp_path / 'tiny')
+  assert len(build('tfds:two/b')) == 7
   with pytest.raises(UserError, match=naming('tfds:two/a', 'tfds:two/b')):
-    sources.build('tfds:two', 'test', **options)
+    build('tfds:two')
 
 
 @pytest.mark.parametrize(
@@ -153,16 +134,18 @@ def test_a_name_that_is_nothing_here_is_first_of_all_no_folder(
 
 
 def test_damaged_tfrecord_files(prepared, tmp_path):
-  home = tmp_path / 'tiny' / '1.2.0'
-  shutil.copytree(os.path.join(prepared['tfrecord'], 'tiny', '1.2.0'), home)
-  train, test = next(home.glob('tiny-train*')), next(home.glob('tiny-test*'))
-  data = train.read_bytes()
+  shutil.copytree(prepared['tfrecord'] / HOME, tmp_path / HOME)
+  (train,), (test,) = (
+    list((tmp_path / HOME).glob(f'cifar10-{split}*')) for split in SIZES
+  )
+  build = lambda split: sources.build('cifar10', split, data_dir=str(tmp_path))
   # A broken record is one broken example.
-  broken, length = bytearray(data), struct.unpack('<Q', data[:8])[0]
+  broken = bytearray(train.read_bytes())
+  (length,) = struct.unpack('<Q', broken[:8])
   broken[12 : 12 + length] = bytes(length)
   train.write_bytes(broken)
-  source = sources.build('tiny', 'train', data_dir=str(tmp_path))
-  assert ['error' in x for x in source.read(np.arange(23))] == [True] + 22 * [False]
+  examples = build('train').read(np.arange(23))
+  assert ['error' in x for x in examples] == [True] + 22 * [False]
   test.write_bytes(test.read_bytes()[:-10])
   with pytest.raises(UserError, match=naming(str(test))):
-    sources.build('tiny', 'test', data_dir=str(tmp_path))
+    build('test')

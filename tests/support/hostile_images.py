@@ -4,7 +4,9 @@
 each decode a file or report it as a bad image in one line.
 """
 
+import contextlib
 import io
+import itertools
 import os
 import socket
 import struct
@@ -16,29 +18,23 @@ import numpy as np
 from PIL import Image
 
 FORMATS = {
-  'jpg': ('JPEG', {}),
-  'png': ('PNG', {}),
-  'gif': ('GIF', {}),
-  'bmp': ('BMP', {}),
-  'webp': ('WEBP', {}),
-  'tif': ('TIFF', {}),
-  'ppm': ('PPM', {}),
-  'tga': ('TGA', {}),
-  'avif': ('AVIF', {}),
-  'jp2': ('JPEG2000', {}),
+  **{'jpg': 'JPEG', 'png': 'PNG', 'gif': 'GIF', 'bmp': 'BMP', 'webp': 'WEBP'},
+  **{'tif': 'TIFF', 'ppm': 'PPM', 'tga': 'TGA', 'avif': 'AVIF', 'jp2': 'JPEG2000'},
 }
-# Those of the quick suite: one of each kind.
 _CUTS = (0, 1, 4, 12, 0.1, 0.5, 0.9, -1)
-_FLIPS = range(8)
 
 
 def cases(folder: Path, thorough: bool = True) -> Iterator[tuple[str, Path]]:
-  """Yields (what it is, path); the file lies in a folder of its own below `folder`.
+  """Yields (case, path); the file lies in a folder of its own below `folder`.
 
   Args:
     thorough: all of them, more than 250; otherwise a third, at least one of each kind.
   """
-  for number, (name, suffix, make) in enumerate(_all()):
+  whole = {s: encode(picture(), form) for s, form in FORMATS.items()}
+  every = itertools.chain(
+    _whole(whole), _damaged(whole), _liars(whole), _odd(whole['jpg'])
+  )
+  for number, (name, suffix, make) in enumerate(every):
     if not thorough and number % 3 and not name.startswith('odd'):
       continue
     home = folder / f'{number:03}'
@@ -63,14 +59,6 @@ def encode(image: Image.Image, form: str, **options) -> bytes:
   return out.getvalue()
 
 
-def _all():
-  whole = {s: encode(picture(), form, **o) for s, (form, o) in FORMATS.items()}
-  yield from _whole(whole)
-  yield from _damaged(whole)
-  yield from _liars(whole)
-  yield from _no_files(whole)
-
-
 def _whole(whole):
   """Valid images, as cameras and programs write them."""
   for suffix, data in whole.items():
@@ -90,16 +78,14 @@ def _whole(whole):
   yield 'tif float', 'tif', encode(picture('F'), 'TIFF')
   yield 'tif CMYK', 'tif', encode(picture('CMYK'), 'TIFF')
   yield 'tif LAB', 'tif', encode(picture('RGB').convert('LAB'), 'TIFF')
-  for compression in ('tiff_lzw', 'tiff_deflate', 'packbits', 'jpeg'):
-    yield (
-      f'tif {compression}',
-      'tif',
-      encode(picture(), 'TIFF', compression=compression),
-    )
+  for name in ('tiff_lzw', 'tiff_deflate', 'packbits', 'jpeg'):
+    yield f'tif {name}', 'tif', encode(picture(), 'TIFF', compression=name)
   yield 'jpg CMYK', 'jpg', encode(picture('CMYK'), 'JPEG')
   yield 'jpg gray', 'jpg', encode(picture('L'), 'JPEG')
   yield 'jpg progressive', 'jpg', encode(picture(), 'JPEG', progressive=True)
-  yield 'jpg in a megabyte of comments', 'jpg', _commented(whole['jpg'])
+  comment = b'\xff\xfe' + struct.pack('>H', 65_535) + bytes(65_533)
+  data = whole['jpg'][:2] + comment * 16 + whole['jpg'][2:]
+  yield 'jpg in a megabyte of comments', 'jpg', data
   for n in range(10):  # 0 and 9 are not valid orientations
     exif = Image.Exif()
     exif[0x0112] = n
@@ -112,11 +98,11 @@ def _whole(whole):
     for suffix in ('gif', 'webp', 'png', 'tif', 'avif'):
       first, *rest = (frame.convert(mode) for frame in frames)
       options = dict(save_all=True, append_images=rest)
-      data = encode(first, FORMATS[suffix][0], **options)
+      data = encode(first, FORMATS[suffix], **options)
       yield f'{suffix} of three frames, {mode}', suffix, data
   for size in ((1, 1), (1, 3000), (3000, 1), (2, 2), (7, 400)):
     for suffix in ('jpg', 'png', 'webp', 'gif'):
-      data = encode(picture(size=size), FORMATS[suffix][0])
+      data = encode(picture(size=size), FORMATS[suffix])
       yield f'{suffix} of {size[0]}x{size[1]}', suffix, data
 
 
@@ -126,17 +112,14 @@ def _damaged(whole):
     for cut in _CUTS:
       at = int(len(data) * cut) if 0 < cut < 1 else cut
       yield f'{suffix} cut at {cut}', suffix, data[:at]
-    for i in _FLIPS:
+    for i in range(8):
       flipped = bytearray(data)
       for at in rng.integers(0, len(data), 1 + 4 * i):
         flipped[at] ^= 1 << int(rng.integers(8))
       yield f'{suffix} with {1 + 4 * i} flipped bits', suffix, bytes(flipped)
     middle = len(data) // 2
-    yield (
-      f'{suffix} with zeros',
-      suffix,
-      data[:middle] + bytes(64) + data[middle + 64 :],
-    )
+    zeros = data[:middle] + bytes(64) + data[middle + 64 :]
+    yield f'{suffix} with zeros', suffix, zeros
     yield f'{suffix} twice', suffix, data + data
     yield f'{suffix} after a byte', suffix, b'\0' + data
     yield f'{suffix} and rubbish', suffix, data + rng.bytes(500)
@@ -183,14 +166,12 @@ def _liars(whole):
   yield 'png text bomb', 'png', _text_bomb(whole['png'])
 
 
-def _no_files(whole):
+def _odd(jpg):
   """Paths that are not regular files, and files with unusual names."""
-  jpg = whole['jpg']
 
   def written(name):
     def make(path):
-      place = path.with_name(name) if isinstance(name, str) else None
-      place = place or Path(os.fsdecode(os.fsencode(path.parent) + b'/' + name))
+      place = Path(os.fsdecode(os.fsencode(path.parent) + b'/' + os.fsencode(name)))
       place.write_bytes(jpg)
       return place
 
@@ -209,13 +190,8 @@ def _no_files(whole):
 
   def bound(path):
     # A socket's path has at most 107 bytes.
-    before = os.getcwd()
-    os.chdir(path.parent)
-    try:
-      with socket.socket(socket.AF_UNIX) as one:
-        one.bind(path.name)
-    finally:
-      os.chdir(before)
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as one:
+      one.bind(path.name)
 
   yield 'odd: a FIFO', 'jpg', os.mkfifo
   yield 'odd: a socket', 'png', bound
@@ -261,11 +237,6 @@ def gif(side: int) -> bytes:
 def _jpeg_of(data: bytes, side: int) -> bytes:
   at = data.index(b'\xff\xc0') + 5
   return data[:at] + struct.pack('>HH', side, side) + data[at + 4 :]
-
-
-def _commented(data: bytes) -> bytes:
-  comment = b'\xff\xfe' + struct.pack('>H', 65_535) + bytes(65_533)
-  return data[:2] + comment * 16 + data[2:]
 
 
 def _text_bomb(data: bytes) -> bytes:

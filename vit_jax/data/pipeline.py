@@ -24,7 +24,10 @@ from vit_jax.data.sources import base, mixture, subset
 from vit_jax.data.sources.order import batch_positions, host_slice
 
 # Decoding threads also wait for files, so more of them than processors may help.
-WORKERS = max(64, 16 * (os.cpu_count() or 1))
+_MOST = max(64, 16 * (os.cpu_count() or 1))
+Workers = Annotated[
+  int, Range(1, _MOST, why=f'threads, on {os.cpu_count()} processors')
+]
 
 
 def _check_options(where: str, options: dict, data: dict) -> None:
@@ -36,9 +39,9 @@ def _check_options(where: str, options: dict, data: dict) -> None:
 
 
 def _build(source, split, options, classes):
-  _check_options('config.data.source_options', options, {'source': source})
   if isinstance(source, str):
     return sources.build(source, split, classes=classes, **options)
+  _check_options('config.data.source_options', options, {'source': source})
   if classes is not None:
     subset.check('config.data.classes', classes, {'source': source})
   return mixture.build(source, split)
@@ -67,11 +70,7 @@ class Batches(abc.ABC):
     classes: subset.Classes = None,
     max_bad_fraction: Fraction | None = None,
     bad_log: str | None = None,
-    workers: Annotated[
-      int, Range(1, WORKERS, why=f'threads, on {os.cpu_count()} processors')
-    ]
-    | None = None,
-    prefetch: Annotated[int, Range(1, 1024, why='batches in memory')] = 2,
+    workers: Workers | None = None,
     host: int | None = None,
     hosts: int | None = None,
   ):
@@ -93,7 +92,6 @@ class Batches(abc.ABC):
         be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a JSON line.
       workers: threads that decode; None: as many as help.
-      prefetch: batches made ahead.
       host, hosts: number of this host, and of all; None: those of JAX.
     """
     registry.parse(pp)  # before a source that may take long to open
@@ -127,7 +125,6 @@ class Batches(abc.ABC):
       seed=seed,
       batch_size=size,
       workers=workers,
-      prefetch=prefetch,
     )
 
   def classes_of(self, name: str) -> tuple[int, list[str] | None]:

@@ -174,18 +174,11 @@ def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
       for name, content in _files(piece):
         key, own, label = kind.place(name, piece.label) or ('', '', '')
         if own == split:
-          try:
-            data = content()
-          except BadImage as error:
-            data = error
-          yield key, label, name, data
+          yield key, label, name, _attempt(content)
 
   def check(file):
     *names, data = file
-    try:
-      return *names, checked(data, kind.upright, max_side)
-    except BadImage as error:
-      return *names, error
+    return *names, _attempt(lambda: checked(data, kind.upright, max_side))
 
   with concurrent.futures.ThreadPoolExecutor() as pool:
     files_of_split = read()
@@ -197,6 +190,13 @@ def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
         logging.getLogger(__name__).warning('left out: %s: %s', name, image)
         if broken is not None:
           broken.append((name, str(image)))
+
+
+def _attempt(read: Callable[[], bytes]) -> bytes | BadImage:
+  try:
+    return read()
+  except BadImage as error:
+    return error
 
 
 def checked(

@@ -58,12 +58,11 @@ class Reader:
     seed: int,
     batch_size: int,
     workers: int | None = None,
-    prefetch: int = 2,
   ):
     """`order` maps positions to indices, -1 for padding; `batch_size` is the host's."""
     self._source, self._preprocess, self._order = source, preprocess, order
     self._num_classes, self._seed, self.batch_size = num_classes, seed, batch_size
-    self._workers, self._prefetch = workers, prefetch
+    self._workers = workers
     self._chunk = CHUNK
     if not preprocess.one_by_one:
       self._chunk = max(1, _ARRAY_CHUNK_BYTES // int(np.prod(source.image_shape)))
@@ -117,7 +116,7 @@ class Reader:
     options.autotune.enabled = False
     if self._workers:
       options.threading.private_threadpool_size = self._workers
-    return dataset.prefetch(self._prefetch).with_options(options)
+    return dataset.prefetch(2).with_options(options)
 
   def _as_arrays(self, chunk: dict) -> dict:
     """Runs the ops on a chunk at once: ten times faster for small images."""

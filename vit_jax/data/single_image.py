@@ -82,7 +82,7 @@ def batch(images: Iterable, pp: str) -> np.ndarray:
 
   Arguments and errors: see `features`; also UserError for a pipeline that pads.
   """
-  return _batch(images, SingleImage(pp), pp)['image']
+  return _batch(images, SingleImage(pp))['image']
 
 
 def features(images: Iterable, pp: str) -> dict[str, np.ndarray]:
@@ -99,7 +99,7 @@ def features(images: Iterable, pp: str) -> dict[str, np.ndarray]:
     UserError: for one image where several are expected, none, or different sizes.
     BadImage: for an image that cannot be read, with its number.
   """
-  return _batch(images, SingleImage(pp, masks=True), pp)
+  return _batch(images, SingleImage(pp, masks=True))
 
 
 def pixels(image) -> np.ndarray:
@@ -110,7 +110,7 @@ def pixels(image) -> np.ndarray:
   return _pixels(image, None)[0]
 
 
-def _batch(images: Iterable, preprocess: SingleImage, pp: str) -> dict:
+def _batch(images: Iterable, preprocess: SingleImage) -> dict:
   if not isinstance(images, Iterable) or isinstance(images, str | bytes | Path):
     raise UserError(f'images is one {type(images).__name__}: put it in a list.')
   if hasattr(images, 'ndim'):  # an array of NumPy or JAX
@@ -128,7 +128,9 @@ def _batch(images: Iterable, preprocess: SingleImage, pp: str) -> dict:
     raise UserError('No images were given: a batch has one or more.')
   shapes = sorted({x['image'].shape for x in rows})
   if len(shapes) != 1:
-    raise UserError(f'{pp!r} makes images of shapes {shapes}: a batch has one.')
+    raise UserError(
+      f'{preprocess.pp!r} makes images of shapes {shapes}: a batch has one.'
+    )
   return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 

@@ -13,7 +13,7 @@ from vit_jax.train import metrics, schema
 # a run and its continuation. Devices change results in the last digits only.
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
 NEUTRAL += ('resume_allow', 'resolved', 'kernels')
-NEUTRAL += ('data.workers', 'data.prefetch', 'data.max_bad_fraction', 'model.remat')
+NEUTRAL += ('data.workers', 'data.max_bad_fraction', 'model.remat')
 
 
 def check_names(config: dict) -> None:

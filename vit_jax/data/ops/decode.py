@@ -26,8 +26,8 @@ _DCT = ('INTEGER_FAST', 'INTEGER_ACCURATE')
 # EXIF orientation 1..8 as (transpose, flip up-down, flip left-right), in this order.
 _STEPS = np.array(
   [
-    [int(x) for x in steps]
-    for steps in ['000', '000', '001', '011', '010', '100', '101', '111', '110']
+    [int(x) for x in s]
+    for s in ['000', '000', '001', '011', '010', '100', '101', '111', '110']
   ],
   bool,
 )

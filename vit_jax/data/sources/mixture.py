@@ -40,14 +40,13 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
     source = _part(**{'split': split, **part})
     built.append((source, part.get('label_offset', 0), 'label_offset' in part))
     # By its decimal digits: 0.1 is a tenth, not the float next to it.
-    weight = part.get('weight')
-    weights.append(None if weight is None else Fraction(str(weight)))
-  if None in weights and any(weights):
+    weights.append(Fraction(str(part.get('weight') or 0)))
+  if not all(weights) and any(weights):
     raise ValueError(
-      f'data.source[{weights.index(None)}] has no weight, but others have: give all '
-      'parts one, or none'
+      f'data.source[{weights.index(0)}] has no weight, but others have: give all parts '
+      'one, or none'
     )
-  if None in weights:
+  if not any(weights):
     weights = [Fraction(len(source)) for source, *_ in built]
   return Mixture(built, weights)
 
@@ -90,7 +89,7 @@ class Mixture(Source):
     """Takes (source, label_offset, whether it is explicit) and the weight of each part."""
     self.name = f'mixture of {", ".join(source.name for source, *_ in parts)}'
     self._parts = [(source, offset) for source, offset, _ in parts]
-    self._weights = list(weights)
+    self._weights = weights
     self._starts = np.cumsum([0] + [len(source) for source, _ in self._parts])
     self.features = self._common_features()
     counts = [source.num_classes for source, _ in self._parts]

@@ -23,8 +23,6 @@ def check(where: str, classes: Sequence[int | str], section: dict) -> None:
       raise ValueError("a list of sources: give each part its own 'classes'")
     if not classes:
       raise ValueError('an empty list: name one class or more')
-    if twice := [x for i, x in enumerate(classes) if x in classes[:i]]:
-      raise ValueError(f'has {twice[0]!r} twice')
 
 
 # The parameter of everything that opens a source.

@@ -219,13 +219,13 @@ def _locate(target: str, data_dir: str | None, accepted: tuple[str, str] | None)
   home = os.path.join(data_dir, *filter(None, (name, config)))
   versions = _versions(home)
   if not versions and not config:
-    configs = {c: v for c in _names(home) if (v := _versions(os.path.join(home, c)))}
+    configs = [x for x in _names(home) if _versions(os.path.join(home, x))]
     if len(configs) > 1:
-      names = [f'tfds:{name}/{config}' for config in sorted(configs)]
+      names = [f'tfds:{name}/{config}' for config in configs]
       raise ValueError(f'tfds: {name} is prepared with several configs: {names}')
     if configs:
-      ((config, versions),) = configs.items()
-      home = os.path.join(home, config)
+      home = os.path.join(home, *configs)
+      versions = _versions(home)
   if not versions or (version and version not in versions):
     raise _missing(target, name, data_dir, home, versions, version)
   if accepted:
