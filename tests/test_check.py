@@ -120,7 +120,7 @@ REFUSED = [
   ('data.source=[{"source": "digits", "wieght": 1}]', ('data.source[0].wieght',)),
   (
     'data.source=[{"source": "synthetic", "options": {"sise": 8}}]',
-    ('data.source[0].options.sise', 'channels', 'num_classes', 'size'),
+    ('data.source[0].options.sise', 'num_classes', 'size'),
   ),
   ('mesh.fspd=2', ('config.mesh.fspd', 'fsdp', 'data', 'tensor')),
   ('evals.few.datasets.a.tset=x', ('evals.few.datasets.a.tset', 'test', 'source')),

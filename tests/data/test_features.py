@@ -87,7 +87,7 @@ def test_boxes_follow_their_images(kind):
     assert {k: (x.shape, x.dtype) for k, x in batch.items()} == spec
     for row in range(6):
       image, *_ = example(batch['index'][row])
-      _, want, label = example(batch['index'][row])
+      _, expected, label = example(batch['index'][row])
       if kind == 'encoded' and batch['index'][row] == BROKEN:
         assert batch['mask'][row] == 0
         assert not any(batch[k][row].any() for k in ('image', 'boxes', 'boxes_mask'))
@@ -95,9 +95,9 @@ def test_boxes_follow_their_images(kind):
       left, right = batch['image'][row, :, :3].mean(), batch['image'][row, :, 5:].mean()
       flipped.add(left < right)
       if left < right:
-        want = want[:, [0, 3, 2, 1]] * [1, -1, 1, -1] + [0, 1, 0, 1]
-      n = min(len(want), LENGTH)
-      np.testing.assert_allclose(batch['boxes'][row, :n], want[:n], atol=1e-6)
+        expected = expected[:, [0, 3, 2, 1]] * [1, -1, 1, -1] + [0, 1, 0, 1]
+      n = min(len(expected), LENGTH)
+      np.testing.assert_allclose(batch['boxes'][row, :n], expected[:n], atol=1e-6)
       np.testing.assert_array_equal(batch['label'][row, :n], label[:n])
       assert not batch['boxes'][row, n:].any()
       for name in ('boxes_mask', 'label_mask'):

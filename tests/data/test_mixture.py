@@ -170,8 +170,8 @@ def test_if_one_part_has_several_labels_all_have(tmp_path):
   assert batches.spec['label'].shape == (1024, 5)
   (batch,) = take(batches.iterate(), 1)
   rows, counts = np.unique(batch['label'], axis=0, return_counts=True)
-  want = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0], [1, 0, 1, 0, 0]]
-  np.testing.assert_array_equal(rows, want)
+  expected = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0], [1, 0, 1, 0, 0]]
+  np.testing.assert_array_equal(rows, expected)
   np.testing.assert_array_equal(counts, [256] * 4)
 
 

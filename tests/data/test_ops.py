@@ -229,7 +229,7 @@ def test_flip_lr():
 def test_random_affine_quarter_turns_and_shifts():
   image, middle = noise(6, 6, 2), [0.5, 0.5, 0.5]
   # Exact but for sin and cos of float32 angles: 1e-6 of a pixel of 255 levels.
-  for u, times in ((1, 1), (0, -1)):  # counter-clockwise as seen
+  for u, times in ((1, 1), (0, -1)):  # counter-clockwise on screen
     result = run('random_affine(degrees=90)', image, [u, *middle])
     np.testing.assert_array_equal(result, np.rot90(image, times))
   down = run('random_affine(translate=0.5, fill=9)', image, [0.5, 0.5, 5 / 6, 0.5])
@@ -245,7 +245,7 @@ def test_random_affine_agrees_with_pillow():
   angle, zoom = np.radians(30) * 0.7, 0.8 + 0.3 * 0.7
   ty, tx = -0.2 * 0.2 * 15, 0.4 * 0.2 * 17
   # Pillow's pixel centres are at +0.5, so its centre is (8.5, 7.5). Image rows grow
-  # downwards: counter-clockwise as seen maps (x, y) out to (c x - s y, s x + c y) in.
+  # downwards: counter-clockwise on screen maps (x, y) out to (c x - s y, s x + c y) in.
   c, s = np.cos(angle) / zoom, np.sin(angle) / zoom
   cx, cy, dx, dy = 8.5, 7.5, 8.5 + tx, 7.5 + ty
   data = (c, -s, cx - c * dx + s * dy, s, c, cy - s * dx - c * dy)

@@ -1,4 +1,4 @@
-"""Streams: the shards of each host, whole epochs, restarts, what is read and kept in memory."""
+"""Streams: the shards of each host, whole epochs, restarts, what is read, and how much memory it takes."""
 
 import numpy as np
 import pytest

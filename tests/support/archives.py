@@ -82,10 +82,10 @@ def examples(directory, split):
   """Returns [(label or labels, image bytes, name)] as TFDS alone reads them, in order."""
   import tensorflow_datasets as tfds
 
-  made = tfds.builder_from_directory(directory)
-  features = made.info.features
+  builder = tfds.builder_from_directory(directory)
+  features = builder.info.features
   label = features['label'] if 'label' in features else features['labels'].feature
-  source = made.as_data_source(
+  source = builder.as_data_source(
     split=split, decoders={'image': tfds.decode.SkipDecoding()}
   )
   return [

@@ -25,14 +25,14 @@ class Request(NamedTuple):
 
 
 class Proxy(http.server.ThreadingHTTPServer):
-  """Attributes: seen, the requests so far; fault(n, method, path) -> one of FAULTS."""
+  """Attributes: requests, the requests so far; fault(n, method, path) -> one of FAULTS."""
 
   daemon_threads = True
   request_queue_size = 256
 
   def __init__(self, upstream: str, port: int):
     self.upstream = upstream.removeprefix('http://')
-    self.seen: list[Request] = []
+    self.requests: list[Request] = []
     self.lost: dict[str, tuple] = {}  # answers to parts of uploads, by address
     self.fault: Callable = lambda n, method, path: None
     self._lock = threading.Lock()
@@ -40,8 +40,8 @@ class Proxy(http.server.ThreadingHTTPServer):
 
   def next_fault(self, method, path, headers) -> str | None:
     with self._lock:
-      fault = self.fault(len(self.seen), method, path)
-      self.seen.append(Request(method, path, headers.get('Range'), fault))
+      fault = self.fault(len(self.requests), method, path)
+      self.requests.append(Request(method, path, headers.get('Range'), fault))
     return fault
 
   def handle_error(self, request, client_address):
@@ -49,7 +49,7 @@ class Proxy(http.server.ThreadingHTTPServer):
 
   def count(self) -> collections.Counter:
     """Returns how often each fault happened, '' for none."""
-    return collections.Counter(request.fault or '' for request in self.seen)
+    return collections.Counter(request.fault or '' for request in self.requests)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

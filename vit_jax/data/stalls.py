@@ -5,6 +5,7 @@ A dead mount blocks its reader in the kernel, for hours or forever, without an e
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -34,16 +35,16 @@ def watched(batches: Iterator, after: float = AFTER) -> Iterator:
 
   The first line comes after `after` seconds, each further one after twice the time.
   """
-  since: list[float | None] = [None]
+  since = [math.inf]
   ended = threading.Event()
 
   def watch():
-    due, last = after, None
+    due = after
     while not ended.wait(min(after / 4, 1)):
-      start = since[0]
-      if start != last:  # another batch
-        due, last = after, start
-      if start is not None and (seconds := time.monotonic() - start) > due:
+      seconds = time.monotonic() - since[0]
+      if seconds < after:  # another batch, or none is due
+        due = after
+      elif seconds > due:
         terminal.say(f'No batch of data for {seconds:.0f} s. {_files()}')
         due *= 2
 
@@ -53,7 +54,7 @@ def watched(batches: Iterator, after: float = AFTER) -> Iterator:
       since[0] = time.monotonic()
       if (batch := next(batches, None)) is None:
         return
-      since[0] = None
+      since[0] = math.inf
       yield batch
   finally:
     ended.set()

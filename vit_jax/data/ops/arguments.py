@@ -11,7 +11,7 @@ MAX_SIDE = 8000  # A square of that side has MAX_PIXELS.
 
 Method = Literal['bilinear', 'bicubic', 'area', 'nearest']
 Rounding = Literal['truncate', 'nearest', 'none']  # see `basic`
-Side = Annotated[int, Range(1, MAX_SIDE)]
+Side = Annotated[int, Range(1, MAX_SIDE, why='64 megapixels')]
 Size = Side | tuple[Side, Side]  # The side of a square, or (height, width).
 Percent = Annotated[float, Range(0, 100, '(]')]
 

@@ -138,14 +138,12 @@ class Synthetic(Source):
     split: str,
     *,
     size: Side | tuple[Side, Side] = 224,
-    channels: Annotated[int, Range(1, 1024)] = 3,
     num_classes: Count = 1000,
     num_examples: Annotated[int, Range(1, 2**31)] = 10_000,
   ):
     if target:
       raise UserError(f"Source 'synthetic' takes options, not a path: got {target!r}.")
-    side = (size, size) if isinstance(size, int) else tuple(size)
-    shape = (*side, channels)
+    shape = (size, size, 3) if isinstance(size, int) else (*size, 3)
     sizes = dict.fromkeys(('train', 'validation', 'test'), num_examples)
     parts = splits.select(split, sizes, 'synthetic')
     self._rows = np.concatenate([part for _, part in parts])

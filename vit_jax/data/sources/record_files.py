@@ -1,7 +1,7 @@
 """Records in ArrayRecord and TFRecord files as one sequence of bytes, read by index.
 
 ArrayRecord's reader finds records by itself, also in buckets. TFRecord has no index: the
-offsets of its records are found whenever files are opened, by reading the 8 bytes of each
+offsets of its records are computed whenever files are opened, by reading the 8 bytes of each
 record's length. That suits some millions of records on a local disk; convert larger data
 sets (`tfds convert_format --out_file_format=array_record`).
 """

@@ -1,6 +1,6 @@
 """Prepared TFDS data sets, read at random and without TensorFlow.
 
-They are found by their directory alone: no data set code runs, nothing is downloaded, and
+They are located by their directory alone: no data set code runs, nothing is downloaded, and
 any folder that TFDS wrote can be read, whether or not TFDS knows its name.
 """
 
@@ -81,7 +81,7 @@ class Examples:
   """
 
   def __init__(self, info, split: str, skip: dict):
-    """Opens the files of a split; `skip`: decoders of TFDS for features kept encoded."""
+    """Opens the files of a split; `skip`: TFDS's decoders of features that stay encoded."""
     pieces = info.splits[split].file_instructions
     named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
     self.split, self.fingerprint = split, fingerprint([split, *named])
