@@ -127,11 +127,6 @@ def timm_act(config: dict, name: str) -> dict:
   return {'act': activation(act)}
 
 
-def prefix(arrays: dict, text: str) -> str:
-  """Returns the prefix of names of transformers, '' for a model without its head."""
-  return text if any(name.startswith(text) for name in arrays) else ''
-
-
 def pair(size, key: str = 'image_size') -> tuple[int, int] | None:
   """Returns (height, width) of one number or two at the key of a config, or None."""
   if size is None:

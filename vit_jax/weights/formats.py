@@ -61,7 +61,7 @@ class Format(NamedTuple):
   # (fields, image size, class names) -> config; None: the format is only read.
   config: Callable[[Fields, tuple[int, int], list[str] | None], dict] | None = None
   to: str = ''  # the name in `export.TO`, if that is not `name`
-  # (parameters, fields) -> table, where `rules` is a function.
+  # (parameters, fields) -> table, where that is not `rules(parameters, Facts(fields))`.
   write_rules: Callable[[Arrays, Fields], Table] | None = None
   # Parameters -> arrays beside them that the publisher's code reads.
   buffers: Callable[[Arrays], Arrays] = lambda flat: {}
@@ -71,7 +71,7 @@ class Format(NamedTuple):
   def read(self, arrays: Arrays, facts: Facts) -> tuple[Fields, Arrays]:
     """Returns (section `model`, parameters under our names, float32, not stacked)."""
     arrays = adapt.unstack(arrays, models.family(self.family))
-    rules = self.rules if isinstance(self.rules, tuple) else self.rules(arrays, facts)
+    rules = self.rules(arrays, facts) if callable(self.rules) else self.rules
     flat, unknown = rename.to_ours(arrays, rules)
     if unknown:
       raise ValueError(
@@ -97,7 +97,11 @@ class Format(NamedTuple):
       ValueError: for a field that the format cannot express: it would be read otherwise.
     """
     config = self.config(fields, image_size, class_names)
-    rules = self.write_rules(flat, fields) if self.write_rules else self.rules
+    rules = self.rules
+    if self.write_rules:
+      rules = self.write_rules(flat, fields)
+    elif callable(rules):
+      rules = rules(flat, Facts(fields))
     arrays = rename.to_theirs(flat, rules) | self.buffers(flat)
     format, parameters, _ = detect(arrays, config)
     section, _ = format.read(

@@ -130,13 +130,7 @@ def load(
   # A pipeline is for one size: for another, it keeps the standardised pixels alone.
   moved = origin.image_size and size != origin.image_size
   pp = pipelines.plain(origin, size) if moved or not origin.pp else origin.pp
-  whence = (
-    str(source),
-    origin.format,
-    report.describe(origin),
-    origin.step,
-    origin.tune,
-  )
+  whence = str(source), origin.format, report.describe(origin), origin.step, origin.tune
   variables = trees.variables(flat)
   return Loaded(model, variables, size, origin.channels, pp, names, *whence)
 

@@ -11,12 +11,8 @@ from vit_jax.weights.source import Source
 # Pillow's numbers of its filters; Pillow antialiases, and rounds to the nearest level.
 _RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic'}
 _NUMBERS = {method: number for number, method in _RESAMPLE.items()}
-_STEPS = (
-  'convert_rgb',
-  'resize',
-  'rescale',
-  'normalize',
-)  # keys of transformers' processors
+# Steps of transformers' processors.
+_STEPS = ('convert_rgb', 'resize', 'rescale', 'normalize')
 
 
 def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
@@ -102,12 +98,11 @@ class Preprocessor(NamedTuple):
   """Resize, crop, standardise: the steps of both libraries before a model."""
 
   size: tuple[int, int]  # (H, W) of the model's images in pixels
-  shorter: (
-    int | None
-  )  # pixels of the shorter side before a central crop; None: squashed
+  # Pixels of the shorter side before a central crop; None: squashed.
+  shorter: int | None
   method: str  # interpolation, one of _RESAMPLE
-  mean: tuple[float, ...]  # one per channel, for pixels in [0, 1]
-  std: tuple[float, ...]
+  mean: list[float]  # one per channel, for pixels in [0, 1]
+  std: list[float]
   longest: int | None = None  # the most pixels of the longer side, for detectors
 
   def timm(self) -> dict:
@@ -117,8 +112,8 @@ class Preprocessor(NamedTuple):
       'interpolation': self.method,
       'crop_pct': round(max(self.size) / self.shorter, 6) if self.shorter else 1.0,
       'crop_mode': 'center' if self.shorter else 'squash',
-      'mean': list(self.mean),
-      'std': list(self.std),
+      'mean': self.mean,
+      'std': self.std,
     }
 
   def hf(self) -> dict:
@@ -138,8 +133,8 @@ class Preprocessor(NamedTuple):
       'resample': _NUMBERS[self.method],
       **more,
       'rescale_factor': 1 / 255,
-      'image_mean': list(self.mean),
-      'image_std': list(self.std),
+      'image_mean': self.mean,
+      'image_std': self.std,
     }
 
 
@@ -163,9 +158,7 @@ def described(pp: str) -> Preprocessor | None:
     return None
   size = ops[-2].arguments['size']
   low, high = (np.broadcast_to(np.float64(levels[k]), 3) for k in ('lo', 'hi'))
-  mean, std = (
-    tuple(x.round(7).tolist()) for x in (-low / (high - low), 1 / (high - low))
-  )
+  mean, std = (x.round(7).tolist() for x in (-low / (high - low), 1 / (high - low)))
   shorter = resize.get('smaller_size', resize.get('sizes'))
   size = (size, size) if isinstance(size, int) else tuple(size)
   return Preprocessor(size, shorter, method, mean, std, resize.get('longest'))

@@ -67,6 +67,14 @@ def respelled(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
   return tuple(out)
 
 
+def with_bare(rules: Table, prefix: str) -> Table:
+  """Returns the rules of a whole model in transformers and of the one without its head.
+
+  The names of the latter lack the prefix.
+  """
+  return table(rules, respelled(rules, (f'^{re.escape(prefix)}', '')))
+
+
 # -- renaming -------------------------------------------------------------------------
 
 _TOKEN = re.compile(r'\{(\w+?)(?:\+(\d+))?\}')

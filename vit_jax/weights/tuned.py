@@ -120,9 +120,6 @@ def apply(source: Source, path: str | Path) -> Source:
 
 def _parts(arrays: dict) -> tuple[dict, dict]:
   """Returns the parameters that were added, and the model's, {name: float32}."""
-  folders = {name[: at.start()] for name in arrays for at in re.finditer('/', name)}
-  if both := folders & arrays.keys():
-    raise ValueError(f'{min(both)} is an array, and others are below it')
   if odd := [n for n, x in arrays.items() if not np.issubdtype(x.dtype, np.floating)]:
     raise ValueError(f'{odd[0]} is {arrays[odd[0]].dtype}, parameters are float32')
   flat = {name: x.astype(np.float32) for name, x in arrays.items()}

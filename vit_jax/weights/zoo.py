@@ -108,9 +108,7 @@ def licence(source: str) -> Licence:
   elif not (name := _pretrained(config).get('license')):
     with contextlib.suppress(OSError, ValueError):  # the card of a hub folder
       text = (path / 'README.md').read_text(encoding='utf-8')
-      line = (
-        r'---\n(?:(?!---).*\n)*?license:[ \t]*["\']?(?!unknown)([\w.+-]+)["\']?[ \t]*\n'
-      )
+      line = r'---\n(?:(?!---).*\n)*?license:\s*["\']?(?!unknown)([\w.+-]+)["\']?\s*\n'
       name = match[1] if (match := re.match(line, text)) else None
   return Licence(name, source)
 

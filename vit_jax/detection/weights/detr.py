@@ -45,13 +45,13 @@ def _attention(theirs: str, ours: str, heads: int) -> Table:
   return table(out, map(into, layers.QKV))
 
 
-def _hf(heads: int, published: bool = True) -> Table:
+def _hf(arrays, facts: configs.Facts) -> Table:
   """Returns the rules of transformers' names, in files and of its modules since 5.
 
-  Args:
-    published: whether the backbone is written under timm's names, as in the published
-      files, rather than transformers'.
+  A backbone that timm has is written under timm's names, as in the published files.
   """
+  heads = facts.fields['num_heads']
+  published = _timm_name(facts.fields['backbone']) is not None
   attentions, mlp = ('self_attn', 'encoder_attn'), ('fc1', 'fc2')
   norms = [f'{name}_layer_norm' for name in attentions]
   rules = table(
@@ -66,7 +66,7 @@ def _hf(heads: int, published: bool = True) -> Table:
     layers.dense('bbox_predictor.layers.{i}', 'box_head/Dense_{i}'),
   )
   newer = respelled(rules, (r'out_proj', 'o_proj'), (r'\.(fc\d)', r'.mlp.\1'))
-  kinds = (resnet.TIMM, resnet.hf(''))
+  kinds = (resnet.TIMM, resnet.HF_BARE)
   places = ('model.backbone.conv_encoder.model.', 'model.backbone.model.')
   backbones = [
     below(kind, place, 'backbone/')
@@ -216,7 +216,8 @@ def _config(fields, image_size, class_names) -> dict:
 def _timm_name(fields: dict) -> str | None:
   """Returns timm's name of a ResNet of these blocks and widths, if it has one."""
   names = {(3, 4, 6, 3): 'resnet50', (3, 4, 23, 3): 'resnet101'}
-  usual = (*fields['widths'], fields['stem_width']) == (256, 512, 1024, 2048, 64)
+  widths = *fields.get('widths', ()), fields.get('stem_width')
+  usual = widths == (256, 512, 1024, 2048, 64)
   return names.get(tuple(fields['depths'])) if usual else None
 
 
@@ -225,14 +226,11 @@ FORMATS = (
     'hf',
     'detr',
     r'model\.query_position_embeddings\.weight',
-    lambda arrays, facts: _hf(facts.fields['num_heads']),
+    _hf,
     _infer,
     _facts,
     flat_heads=True,
     config=_config,
-    write_rules=lambda flat, fields: _hf(
-      fields['num_heads'], _timm_name(fields['backbone']) is not None
-    ),
   ),
   Format(
     'authors',

@@ -240,7 +240,6 @@ FORMATS = (
     grid=grid,
     flat_heads=True,
     config=_config,
-    write_rules=lambda flat, fields: _hf(fields['num_heads']),
     alike=('pretrained_size', 'class_row'),
   ),
 )

@@ -5,7 +5,7 @@ import functools
 from vit_jax.weights import configs, layers
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule, Table, table
+from vit_jax.weights.rename import Rule, table, with_bare
 
 _BLOCK, _DOWN = 'stage{s+1}_block_{i}', 'stage{s+1}_downsample'
 _TIMM = 'stages.{s}.blocks.{i}'
@@ -25,23 +25,21 @@ TIMM = table(
 )
 
 
-def hf(prefix: str = 'convnext.') -> Table:
-  """transformers' ConvNextForImageClassification; prefix '' for a bare ConvNextModel."""
-  stage = f'{prefix}encoder.stages.{{s}}'
-  block, down = f'{stage}.layers.{{i}}', f'{stage}.downsampling_layer'
-  return table(
-    layers.conv(f'{prefix}embeddings.patch_embeddings', 'stem/conv'),
-    layers.norm(f'{prefix}embeddings.layernorm', 'stem/norm'),
-    layers.norm(f'{down}.0', f'{_DOWN}/norm'),
-    layers.conv(f'{down}.1', f'{_DOWN}/conv'),
-    layers.conv(f'{block}.dwconv', f'{_BLOCK}/conv_dw'),
-    layers.norm(f'{block}.layernorm', f'{_BLOCK}/norm'),
-    layers.dense(f'{block}.pwconv1', f'{_BLOCK}/mlp/Dense_0'),
-    layers.dense(f'{block}.pwconv2', f'{_BLOCK}/mlp/Dense_1'),
-    Rule(f'{block}.layer_scale_parameter', f'{_BLOCK}/gamma'),
-    layers.norm(f'{prefix}layernorm', 'norm'),
-    layers.dense('classifier', 'head'),
-  )
+_STAGE = 'convnext.encoder.stages.{s}'
+_LAYER, _BEFORE = f'{_STAGE}.layers.{{i}}', f'{_STAGE}.downsampling_layer'
+HF = table(
+  layers.conv('convnext.embeddings.patch_embeddings', 'stem/conv'),
+  layers.norm('convnext.embeddings.layernorm', 'stem/norm'),
+  layers.norm(f'{_BEFORE}.0', f'{_DOWN}/norm'),
+  layers.conv(f'{_BEFORE}.1', f'{_DOWN}/conv'),
+  layers.conv(f'{_LAYER}.dwconv', f'{_BLOCK}/conv_dw'),
+  layers.norm(f'{_LAYER}.layernorm', f'{_BLOCK}/norm'),
+  layers.dense(f'{_LAYER}.pwconv1', f'{_BLOCK}/mlp/Dense_0'),
+  layers.dense(f'{_LAYER}.pwconv2', f'{_BLOCK}/mlp/Dense_1'),
+  Rule(f'{_LAYER}.layer_scale_parameter', f'{_BLOCK}/gamma'),
+  layers.norm('convnext.layernorm', 'norm'),
+  layers.dense('classifier', 'head'),
+)
 
 
 def infer(flat: dict) -> dict:
@@ -57,7 +55,6 @@ def infer(flat: dict) -> dict:
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  configs.need(fields, 'timm', norm_eps=(1e-6,))
   args = {'depths': list(fields['depths']), 'dims': list(fields['widths'])}
   if fields['act'] != 'gelu_erf':
     args['act_layer'] = fields['act']
@@ -91,9 +88,8 @@ FORMATS = (
   _format(
     'hf',
     marker=r'(convnext\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
-    rules=lambda arrays, facts: hf(configs.prefix(arrays, 'convnext.')),
+    rules=with_bare(HF, 'convnext.'),
     facts=configs.hf('convnext'),
     config=_hf_config,
-    write_rules=lambda flat, fields: hf(),
   ),
 )

@@ -187,7 +187,6 @@ def _timm_config(fields, image_size, class_names) -> dict:
 
 def _authors_config(fields, image_size, class_names) -> dict:
   _check(fields, image_size, 'authors', residual=False)
-  configs.need(fields, 'authors', kv_stride=(4,))
   return configs.google_config()(fields, image_size, class_names)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.weights import configs, layers, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Table, table
+from vit_jax.weights.rename import Table, below, table, with_bare
 
 _BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
 
@@ -24,23 +24,19 @@ TIMM = table(
 )
 
 
-def hf(prefix: str = 'resnet.') -> Table:
-  """transformers' ResNetForImageClassification; prefix '' for a bare model."""
-  stem = f'{prefix}embedder.embedder'
-  block = f'{prefix}encoder.stages.{{s}}.layers.{{i}}'
-  parts = ((f'layer.{k}', k + 1) for k in range(3))
-  return table(
-    layers.conv(f'{stem}.convolution', 'stem/conv'),
-    layers.batch_norm(f'{stem}.normalization', 'stem/norm'),
-    [
-      (
-        layers.conv(f'{block}.{theirs}.convolution', f'{_BLOCK}/conv{k}'),
-        layers.batch_norm(f'{block}.{theirs}.normalization', f'{_BLOCK}/norm{k}'),
-      )
-      for theirs, k in (*parts, ('shortcut', '_proj'))
-    ],
-    layers.dense('classifier.1', 'head'),
-  )
+_STEM, _LAYER = 'embedder.embedder', 'encoder.stages.{s}.layers.{i}'
+_PARTS = *((f'layer.{k}', k + 1) for k in range(3)), ('shortcut', '_proj')
+# transformers' bare model, which is also the backbone of its DETR, and the classifier.
+HF_BARE = table(
+  layers.conv(f'{_STEM}.convolution', 'stem/conv'),
+  layers.batch_norm(f'{_STEM}.normalization', 'stem/norm'),
+  [layers.conv(f'{_LAYER}.{x}.convolution', f'{_BLOCK}/conv{k}') for x, k in _PARTS],
+  [
+    layers.batch_norm(f'{_LAYER}.{x}.normalization', f'{_BLOCK}/norm{k}')
+    for x, k in _PARTS
+  ],
+)
+HF = table(below(HF_BARE, 'resnet.'), layers.dense('classifier.1', 'head'))
 
 
 def infer(flat: dict) -> dict:
@@ -134,10 +130,9 @@ FORMATS = (
   _format(
     'hf',
     marker=r'(resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.2\.convolution\.weight',
-    rules=lambda arrays, facts: hf(configs.prefix(arrays, 'resnet.')),
+    rules=with_bare(HF, 'resnet.'),
     facts=_hf_facts,
     config=_hf_config,
-    write_rules=lambda flat, fields: hf(),
-    buffers=_counts(hf()),
+    buffers=_counts(HF),
   ),
 )

@@ -218,8 +218,7 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 
 def check_plain(fields: dict, format: str, one_window: bool) -> None:
-  """Raises ValueError for shifts, patches and windows that a format lacks."""
-  configs.need(fields, format, shift=(0.5,))
+  """Raises ValueError for patches and windows that a format lacks."""
   for key in ('patch_size', *(['windows'] if one_window else ())):
     if len(set(fields[key])) > 1:
       raise ValueError(f'{format} has one number, not {key}={tuple(fields[key])}')
@@ -311,7 +310,6 @@ def _timm_fields(config: dict, name: str) -> dict:
 def _timm_config(fields, image_size, class_names) -> dict:
   second, sides = fields['version'] == 2, fields['windows']
   check_plain(fields, 'timm', one_window=second)
-  configs.need(fields, 'timm', act=('gelu_erf',))
   check_borders(fields, image_size, ('shift_pad',), 'timm')
   patch = fields['patch_size'][0]
   if any(n % patch for n in image_size):

@@ -7,7 +7,7 @@ import re
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule, Table, respelled, table
+from vit_jax.weights.rename import Rule, Table, respelled, table, with_bare
 
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
 BLOCK = 'Transformer/encoderblock_{i}'
@@ -139,9 +139,9 @@ def _google_config(fields, image_size, class_names) -> dict:
   return configs.google_config(**published)(fields, image_size, class_names)
 
 
-def hf(heads: int, prefix: str = 'vit.') -> Table:
-  """transformers' ViTForImageClassification; prefix '' for a bare ViTModel."""
-  embeddings, layer = f'{prefix}embeddings', f'{prefix}encoder.layer.{{i}}'
+def hf(heads: int) -> Table:
+  """transformers' ViTForImageClassification, or a bare ViTModel."""
+  embeddings, layer = 'vit.embeddings', 'vit.encoder.layer.{i}'
   attention = f'{layer}.attention'
   rules = table(
     Rule(f'{embeddings}.cls_token', 'cls'),
@@ -156,13 +156,12 @@ def hf(heads: int, prefix: str = 'vit.') -> Table:
     layers.out_of_heads(f'{attention}.output.dense', f'{ATTENTION}/out', heads),
     layers.dense(f'{layer}.intermediate.dense', f'{MLP}/Dense_0'),
     layers.dense(f'{layer}.output.dense', f'{MLP}/Dense_1'),
-    layers.norm(f'{prefix}layernorm', 'Transformer/encoder_norm'),
-    layers.dense(f'{prefix}pooler.dense', 'pre_logits'),
+    layers.norm('vit.layernorm', 'Transformer/encoder_norm'),
+    layers.dense('vit.pooler.dense', 'pre_logits'),
     layers.dense('classifier', 'head'),
   )
-  return table(
-    rules, respelled(rules, (r'encoder\.layer\.', 'layers.'), *layers.TRANSFORMERS_5)
-  )
+  newer = respelled(rules, (r'encoder\.layer\.', 'layers.'), *layers.TRANSFORMERS_5)
+  return with_bare(table(rules, newer), 'vit.')
 
 
 def _hf_config(fields, image_size, class_names) -> dict:
@@ -262,7 +261,7 @@ _HYBRIDS = {
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  one = dict(norm_eps=(1e-6,), posemb=('learn', 'none'), posemb_where=('stem',))
+  one = dict(posemb=('learn', 'none'), posemb_where=('stem',))
   one |= dict(attention=('full',), representation_size=(None,))
   configs.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'))
   pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
@@ -309,14 +308,11 @@ FORMATS = (
   _format(
     'hf',
     marker=r'(vit\.)?(encoder\.layer|layers)\.0\.layernorm_before\..+',
-    rules=lambda arrays, facts: hf(
-      facts.fields['num_heads'], configs.prefix(arrays, 'vit.')
-    ),
+    rules=lambda arrays, facts: hf(facts.fields['num_heads']),
     infer=infer,
     facts=configs.hf('vit'),
     flat_heads=True,
     config=_hf_config,
-    write_rules=lambda flat, fields: hf(fields['num_heads']),
   ),
   _format(
     'timm',
