@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.features import DataSet
 from vit_jax.optim import averages, optimizers, schedules
 from vit_jax.registry import Registry
-from vit_jax.train import metrics, schema
+from vit_jax.train import loggers, schema
 
 HUGE = '99999999999999999999'
 
@@ -184,7 +184,7 @@ def consumers():
   yield from ((n, table.signature(n)) for table in tables for n in table)
   yield from ((n, sources.SOURCES.signature(n)) for n in sources.SOURCES)
   readers = schedules.make_schedule, averages.swa, sharding.make_mesh, DataSet
-  readers += metrics.Log, checkpoints.Checkpoints, pipeline.TrainBatches
+  readers += loggers.Log, checkpoints.Checkpoints, pipeline.TrainBatches
   yield from ((r.__name__, inspect.signature(r)) for r in readers)
 
 

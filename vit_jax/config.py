@@ -178,16 +178,20 @@ def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
   return steps
 
 
-def differences(old: dict, new: dict, prefix: str = '') -> dict[str, tuple]:
-  """Returns {'a.b': (old, new)} for every leaf that differs; absent is None."""
+def flat(config: dict, prefix: str = '') -> dict:
+  """Returns {'a.b': value} of nested dicts."""
   result = {}
-  for key in sorted({*old, *new}):
-    a, b = old.get(key), new.get(key)
-    if isinstance(a, dict) and isinstance(b, dict):
-      result |= differences(a, b, f'{prefix}{key}.')
-    elif a != b:
-      result[prefix + key] = (a, b)
+  for key, value in config.items():
+    nested = isinstance(value, dict)
+    result |= flat(value, f'{prefix}{key}.') if nested else {prefix + key: value}
   return result
+
+
+def differences(old: dict, new: dict) -> dict[str, tuple]:
+  """Returns {'a.b': (old, new)} for every leaf that differs; absent is None."""
+  old, new = flat(old), flat(new)
+  pairs = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new})}
+  return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 # -- the config of a run ---------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_what_was_tuned_goes_with_a_copy_of_the_weights(made, tmp_path, name, ca
   file = str(tmp_path / 'tuned.safetensors')
   assert convert.main([str(made / name), file, '--tuned_only', '--json']) == 0
   record = json.loads(capsys.readouterr().out)
-  assert record['params'] == runs.status(made / name)['tuned_parameters']
+  assert record['params'] == runs.status(made / name)['trained_parameters']
   weights = shutil.copy(made / 'weights.npz', tmp_path / 'copy.npz')
   again = vit_jax.load(weights, num_heads=2, tune=file)
   np.testing.assert_array_equal(logits(again), logits(vit_jax.load(made / name)))

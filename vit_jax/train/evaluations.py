@@ -75,7 +75,10 @@ def class_names(config: dict) -> list[str] | None:
 
 
 def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool):
-  """Refuses images of another size, unless the model takes any, or of other channels."""
+  """Raises UserError for images of another shape than in training.
+
+  Another size is allowed if the model takes any.
+  """
   trained = config['resolved']['image_shape']
   for name, section in config['evals'].items():
     if 'data' not in section:
@@ -104,51 +107,25 @@ def write_predictions(workdir: Path, name: str, step: int, answers: dict | None)
   files.replace(workdir / predictions.FILE, predictions.pack(parts))
 
 
-@dataclasses.dataclass(frozen=True)
-class Patience:
-  """Early stopping: the number of evaluations without improvement that ends a run.
+def stop_reason(config: dict, rows: list[dict]) -> str:
+  """Returns why a run with these rows stops early, or '' where it goes on.
 
   It depends on the rows up to a step alone: a run that was interrupted stops at the same
   step as one that was not.
   """
-
-  key: str | None  # the number that is to improve, 'test/top1'
-  larger: bool  # whether larger ones are better
-  evaluations: int | None  # None: the run goes to its end
-
-  @classmethod
-  def of(cls, config: dict) -> 'Patience':
-    """Returns the patience of a config that `check_patience` has passed."""
-    key = config['checkpoint'].get('best')
-    larger = metrics.larger_is_better(key, config['evals']) if key else True
-    return cls(key, larger, config['checkpoint'].get('patience'))
-
-  def spent(self, rows: list[dict]) -> str:
-    """Returns why a run with these rows stops here, or ''."""
-    best, at, since = -math.inf, None, 0
-    for row in rows:
-      if self.key not in row:
-        continue
-      value = row[self.key] if self.larger else -row[self.key]
-      if value > best:  # false of NaN
-        best, at, since = value, row['step'], 0
-      else:
-        since += 1
-    if self.evaluations is None or since < self.evaluations:
-      return ''
-    where = 'was never a number' if at is None else f'was best at step {at}'
-    return f'{self.key} {where}; {since} evaluations since were no better.'
-
-
-def check_patience(config: dict) -> None:
-  """Raises UserError for a patience without a number that is evaluated repeatedly."""
-  section = config['checkpoint']
-  if section.get('patience') is None:
-    return
-  best = section.get('best')
-  name = (best or '').partition('/')[0]
-  if config['evals'].get(name, {}).get('every') is None:
-    raise UserError(
-      'config.checkpoint.patience counts the evaluations of config.checkpoint.best='
-      f'{best!r}, which needs config.evals.{name or "NAME"}.every.'
-    )
+  key, patience = (config['checkpoint'].get(k) for k in ('best', 'patience'))
+  if patience is None:
+    return ''
+  sign = 1 if metrics.larger_is_better(key, config['evals']) else -1
+  best, at, since = -math.inf, None, 0
+  for row in rows:
+    if key not in row:
+      continue
+    if sign * row[key] > best:  # false of NaN
+      best, at, since = sign * row[key], row['step'], 0
+    else:
+      since += 1
+  if since < patience:
+    return ''
+  where = 'was never a number' if at is None else f'was best at step {at}'
+  return f'{key} {where}; {since} evaluations since were no better.'

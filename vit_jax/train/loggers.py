@@ -1,6 +1,6 @@
-"""Weights & Biases and MLflow: copies of metrics.jsonl, each by an extra of its name.
+"""TensorBoard, Weights & Biases and MLflow: copies of metrics.jsonl.
 
-A run that resumes goes on in the same run there, whose id is in the folder's
+A run that resumes goes on in the same run of a service, whose id is in the folder's
 loggers.json. A logger that fails is switched off with one warning; the run goes on.
 """
 
@@ -10,56 +10,89 @@ import importlib.util
 import json
 import secrets
 import sys
+import time
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from vit_jax import config as config_lib
 from vit_jax import distributed, files
-from vit_jax.check import bind
+from vit_jax.check import Period, Section
 from vit_jax.errors import UserError, one_line
+from vit_jax.train.workdir import LocalFolder
 
 IDS = 'loggers.json'
 
 
-@dataclasses.dataclass(frozen=True)
+class TensorBoard:
+  """Event files in the run's folder, by clu or, without TensorFlow, by TensorBoard.
+
+  A run that was killed may have written events past `step`, where it resumes. The session
+  log tells TensorBoard to drop them.
+  """
+
+  id = None
+
+  def __init__(self, workdir: Path, config: dict, step: int, run: str | None):
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    class Events(EventFileWriter):
+      def add(self, **fields):
+        self.add_event(Event(wall_time=time.time(), **fields))
+
+      def write_scalars(self, step, values):
+        for name, value in values.items():
+          self.add(step=step, summary=scalar_pb(name, value))
+
+    self._local = LocalFolder(workdir)
+    self._events = Events(str(self._local.folder))
+    self._events.add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+    with contextlib.suppress(ImportError):
+      from clu.metric_writers import SummaryWriter  # imports TensorFlow
+
+      self._events.close()
+      self._events = SummaryWriter(str(self._local.folder))
+
+  def write(self, step, values):
+    self._events.write_scalars(step, values)
+
+  def flush(self):
+    self._events.flush()
+    self._local.push()
+
+  def close(self, failed):
+    self._events.close()
+    self._local.close()
+
+
 class Wandb:
-  """The config's `log.wandb`. wandb looks up the API key."""
+  """The config's `log.wandb`. wandb looks up the API key.
 
-  project: str
-  entity: str | None = None
-  name: str | None = None  # None: that of the run's folder
-  mode: Literal['online', 'offline'] = 'online'
+  Args:
+    name: of the run; None: that of its folder.
+  """
 
-
-@dataclasses.dataclass(frozen=True)
-class Mlflow:
-  """The config's `log.mlflow`."""
-
-  experiment: str
-  uri: str | None = None  # None: MLFLOW_TRACKING_URI, or as MLflow has it
-  name: str | None = None  # None: that of the run's folder
-
-
-def check(section: type):
-  """Returns the check of a logger's section; its package must be installed."""
-
-  def check_section(where, value, _):
-    bind(where, value, section)
-    package = section.__name__.lower()
-    if importlib.util.find_spec(package) is None:
-      raise UserError(f"{where} needs {package}: pip install 'vit_jax[{package}]'.")
-
-  return check_section
-
-
-class _WandbRun:
-  def __init__(self, section: dict, workdir: Path, config: dict, run: str | None):
+  def __init__(
+    self,
+    workdir: Path,
+    config: dict,
+    step: int,
+    run: str | None,
+    *,
+    project: str,
+    entity: str | None = None,
+    name: str | None = None,
+    mode: Literal['online', 'offline'] = 'online',
+  ):
     import wandb
 
     self.id = run or secrets.token_hex(4)
-    options = dataclasses.asdict(Wandb(**section))
-    options['name'] = options['name'] or workdir.name
     self._run = wandb.init(
-      **options,
+      project=project,
+      entity=entity,
+      name=name or workdir.name,
+      mode=mode,
       id=self.id,
       resume='allow',
       dir=files.cache_dir() if files.is_url(workdir) else workdir,
@@ -74,20 +107,35 @@ class _WandbRun:
     self._run.finish(exit_code=int(failed))
 
 
-class _MlflowRun:
-  def __init__(self, section: dict, workdir: Path, config: dict, run: str | None):
+class Mlflow:
+  """The config's `log.mlflow`.
+
+  Args:
+    uri: None: MLFLOW_TRACKING_URI, or MLflow's default.
+    name: of the run; None: that of its folder.
+  """
+
+  def __init__(
+    self,
+    workdir: Path,
+    config: dict,
+    step: int,
+    run: str | None,
+    *,
+    experiment: str,
+    uri: str | None = None,
+    name: str | None = None,
+  ):
     from mlflow import MlflowClient
 
-    options = Mlflow(**section)
-    self._client = client = MlflowClient(options.uri)
+    self._client = client = MlflowClient(uri)
     if run:
       client.update_run(run, status='RUNNING')
     else:
-      experiment = client.get_experiment_by_name(options.experiment)
-      number = experiment and experiment.experiment_id
-      number = number or client.create_experiment(options.experiment)
-      run = client.create_run(number, run_name=options.name or workdir.name).info.run_id
-      for key, value in _flat(config).items():
+      known = client.get_experiment_by_name(experiment)
+      number = known.experiment_id if known else client.create_experiment(experiment)
+      run = client.create_run(number, run_name=name or workdir.name).info.run_id
+      for key, value in config_lib.flat(config).items():
         client.log_param(run, key, str(value)[:6000])  # the longest that MLflow takes
     self.id = run
     self._logged = {
@@ -105,43 +153,63 @@ class _MlflowRun:
     self._client.set_terminated(self.id, 'KILLED' if failed else 'FINISHED')
 
 
-def _flat(config: dict, prefix: str = '') -> dict:
-  flat = {}
-  for key, value in config.items():
-    nested = isinstance(value, dict)
-    flat |= _flat(value, f'{prefix}{key}.') if nested else {prefix + key: value}
-  return flat
+def _installed(where: str, value, section) -> None:
+  package = where.rpartition('.')[2]
+  if importlib.util.find_spec(package) is None:
+    raise UserError(f"{where} needs {package}: pip install 'vit_jax[{package}]'.")
 
 
-_SERVICES = {'wandb': _WandbRun, 'mlflow': _MlflowRun}
+_PROVIDED = ('workdir', 'config', 'step', 'run')
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+  """The config's `log` section."""
+
+  every: Period = 50  # steps between rows
+  tensorboard: bool = True
+  profile: bool = False  # write a profile of a few steps to WORKDIR/profile
+  report: bool = True  # `vit_jax train` writes WORKDIR/report.html at the end
+  wandb: Annotated[dict | None, Section(Wandb, _PROVIDED), _installed] = None
+  mlflow: Annotated[dict | None, Section(Mlflow, _PROVIDED), _installed] = None
 
 
 class Loggers:
   """The loggers of a config's section `log`, opened by the first process."""
 
-  def __init__(self, sections: dict[str, dict | None], workdir: Path, config: dict):
-    """`sections`: service -> its section; `config`: of the run, for display there."""
-    self._loggers: dict = {}
-    if not any(sections.values()) or not distributed.is_first():
+  def __init__(self, log: Log, workdir: Path, config: dict, step: int):
+    """Opens them at `step`; `config` is that of the run, for display there."""
+    self._open: dict = {}
+    if not distributed.is_first():
       return
     ids = _read(workdir / IDS)
-    for name, section in sections.items():
-      if section:
+    sections = {'wandb': (Wandb, log.wandb), 'mlflow': (Mlflow, log.mlflow)}
+    sections['tensorboard'] = TensorBoard, {} if log.tensorboard else None
+    for name, (service, section) in sections.items():
+      if section is not None:
         with self._guarded(name):
-          logger = _SERVICES[name](section, workdir, config, ids.get(name))
-          self._loggers[name], ids[name] = logger, logger.id
-    files.replace(workdir / IDS, json.dumps(ids))
+          logger = service(workdir, config, step, ids.get(name), **section)
+          self._open[name] = logger
+          ids |= {name: logger.id} if logger.id else {}
+    if ids:
+      files.replace(workdir / IDS, json.dumps(ids))
 
   def write(self, step: int, values: dict) -> None:
     """Adds numbers of a step to each; a resumed run repeats some."""
-    for name, logger in list(self._loggers.items()):
+    for name, logger in list(self._open.items()):
       with self._guarded(name):
         logger.write(step, values)
+
+  def flush(self) -> None:
+    """Copies TensorBoard's events to the run's folder in a bucket."""
+    if events := self._open.get('tensorboard'):
+      with self._guarded('tensorboard'):
+        events.flush()
 
   def close(self) -> None:
     """Ends them: as failed if it is called while an exception ends the run."""
     failed = sys.exc_info()[0] is not None
-    for name, logger in list(self._loggers.items()):
+    for name, logger in list(self._open.items()):
       with self._guarded(name):
         logger.close(failed)
 
@@ -150,7 +218,7 @@ class Loggers:
     try:
       yield
     except Exception as error:
-      self._loggers.pop(name, None)
+      self._open.pop(name, None)
       distributed.say(f'log.{name} is off from here on ({one_line(error, 200)}).')
 
 

@@ -8,7 +8,7 @@ import jax
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import Diverged, Preempted
 from vit_jax.train import status
-from vit_jax.train.evaluations import Patience, write_predictions
+from vit_jax.train.evaluations import stop_reason, write_predictions
 from vit_jax.train.progress import Record
 from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
 
@@ -22,7 +22,6 @@ class Loop:
     self.total = config['resolved']['total_steps']
     self.step = int(state.step)
     self.record = Record(config, workdir, self.step)
-    self.patience = Patience.of(config)
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
@@ -63,10 +62,9 @@ class Loop:
         f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'
       )
     digest = fingerprint.digest(fingerprint.fingerprints(self.state))
-    values = {'fingerprint': digest, 'exit': 0}
-    if self.early:
-      values['stopped_early'] = self.early
-    return self._write_status('finished', **values), self.record.rows
+    early = {'stopped_early': self.early} if self.early else {}
+    ended = self._write_status('finished', fingerprint=digest, exit=0, **early)
+    return ended, self.record.rows
 
   def _pause(self) -> None:
     """Evaluates and saves if due. Neither counts towards the step time."""
@@ -95,7 +93,8 @@ class Loop:
   def _due_evals(self) -> list[str]:
     """Returns the names of evaluations that this step calls for and lacks."""
     due = [k for k, v in self.evals.items() if v.is_due(self.step, self.total)]
-    return [name for name in due if self.record.lacks(self.step, name)]
+    done = {key.split('/')[0] for key in self.record.at(self.step)} if due else ()
+    return [name for name in due if name not in done]
 
   def _evaluate(self) -> None:
     for name in self._due_evals():
@@ -104,7 +103,7 @@ class Loop:
       write_predictions(self.workdir, name, self.step, answers)
       self.record.evaluation(self.step, name, values)
     if self.step < self.total:
-      self.early = self.patience.spent(self.record.rows)
+      self.early = stop_reason(self.config, self.record.rows)
 
   def _save(self) -> None:
     self.record.flush()  # rows up to here are there before the state is
@@ -120,8 +119,11 @@ class Loop:
     )
 
   def _write_status(self, state: str, **values) -> dict:
-    values = {**status.checkpoints_of(self.checkpoints), **values}
-    if self.state.frozen:
-      values = {'tuned_parameters': self.trained, **values}
-    values = {'trained_parameters': self.trained, **values}
-    return status.write(self.workdir, step=self.step, state=state, **values)
+    return status.write(
+      self.workdir,
+      step=self.step,
+      state=state,
+      trained_parameters=self.trained,
+      **status.checkpoints_of(self.checkpoints),
+      **values,
+    )

@@ -37,8 +37,8 @@ class StopSignal:
   SIGTERM and agrees on it. A Python handler would disable that, so none is installed until
   they have agreed. Signals are counted from then on, as pods are signalled one by one.
 
-  Outside the main thread (a notebook's worker) Python allows no handlers: there it never
-  asks to stop. The StopSignal of a sweep learns of the signals of its runs.
+  Outside the main thread Python allows no handlers: there it never stops. The StopSignal
+  of a sweep learns of the signals of its runs.
 
   Attributes:
     requested: whether to stop; with several processes: whether all agreed to.
@@ -47,11 +47,9 @@ class StopSignal:
 
   def __init__(self):
     self.before_exit: Callable[[], None] = lambda: None
-    self.requested = False
-    self._polls = 0
+    self.requested = self._several = False
+    self._polls = self._signals = 0
     self._previous = {}
-    self._several = False
-    self._signals = 0
     self._listener: threading.Thread | None = None
 
   def __enter__(self):
@@ -75,12 +73,10 @@ class StopSignal:
       outer = getattr(handler, '__self__', None)
       if self.requested and isinstance(outer, StopSignal):
         outer.requested = True
-    self._previous = {}
     if self._listener:
       signal.set_wakeup_fd(self._wakeup_before)
       os.close(self._write)
       self._listener.join(timeout=5)
-      self._listener = None
 
   def should_stop(self) -> bool:
     """Returns whether to save and stop now; once true, it stays true.
@@ -129,7 +125,18 @@ class StopSignal:
 # prints one line, and exits with code 75.
 
 _FATAL = 'the JAX distributed service detected fatal errors'
-_DEAD = r'stopped sending heartbeats\):\s+(\d+)|[Tt]ask (\d+) heartbeat timeout'
+# (regex in the page, reason), the first match wins. The others talk to process 0 alone.
+_REASONS = (
+  (r'stopped sending heartbeats\):\s+(\d+)', r'process \1 died or cannot be reached'),
+  (r'[Tt]ask (\d+) heartbeat timeout', r'process \1 died or cannot be reached'),
+  (r'first task at the barrier: (\d+)', r'process \1 has ended'),
+  (
+    r'/RegisterTask',
+    f'not all processes of the run have started in {distributed.JOIN} s',
+  ),
+  (r'RPC', 'process 0 died or cannot be reached'),
+  (r'', 'another process ended'),
+)
 _PAGE = 16_000  # bytes at the end of the log that hold the page
 _exit_code: int | None = None  # once this process ends by itself
 _patience = 0  # seconds to wait for JAX's report
@@ -168,26 +175,16 @@ def settle(error: Exception) -> None:
 def reason_of_abort(log: str) -> str | None:
   """Returns the reason in JAX's last page; None where it is not about other processes."""
   _, fatal, page = log.rpartition(_FATAL)
-  if not fatal:
-    return None
-  if match := re.search(_DEAD, page):
-    return f'process {match[1] or match[2]} died or cannot be reached'
-  if match := re.search(r'first task at the barrier: (\d+)', page):
-    return f'process {match[1]} has ended'
-  if '/RegisterTask' in page:
-    return f'not all processes of the run have started within {distributed.JOIN} s'
-  if 'RPC' in page:  # process 0 is the one that the others talk to
-    return 'process 0 died or cannot be reached'
-  return 'another process ended'
+  matches = ((re.search(regex, page), reason) for regex, reason in _REASONS)
+  return next(m.expand(reason) for m, reason in matches if m) if fatal else None
 
 
 def _handle_abort() -> None:
-  # Until this process is gone: JAX still waits for the others when Python exits.
-  file, path = tempfile.mkstemp(prefix='vit_jax-')
-  # It enables faulthandler, whose handlers a later call leaves as they are.
-  _until_exit.enter_context(terminal.noise_to(path))
-  os.close(file)
-  os.unlink(path)
+  # Until this process is gone: JAX still waits for the others when Python exits. The noise
+  # goes to a file without a name, which descriptor 2 leads to. It enables faulthandler,
+  # whose handlers a later call leaves as they are.
+  with tempfile.NamedTemporaryFile(prefix='vit_jax-') as file:
+    _until_exit.enter_context(terminal.noise_to(file.name))
   libc = ctypes.CDLL(None)
   libc.signal.restype = ctypes.c_void_p
   libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
@@ -213,9 +210,7 @@ def _handle_abort() -> None:
 
 def _end_of_log() -> str:
   """Returns the end of the file that descriptor 2 leads to by now."""
-  try:
-    with open('/proc/self/fd/2', 'rb') as file:
-      file.seek(max(0, os.fstat(2).st_size - _PAGE))
-      return file.read().decode(errors='replace')
-  except OSError:
-    return ''
+  with contextlib.suppress(OSError), open('/proc/self/fd/2', 'rb') as file:
+    file.seek(max(0, os.fstat(2).st_size - _PAGE))
+    return file.read().decode(errors='replace')
+  return ''

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -88,18 +88,11 @@ def _did_you_mean(flag: str, config: dict) -> str:
   word = flag.partition('=')[0]
   if near := did_you_mean(word, _FLAGS):
     return near
-  keys = [*_keys(config), *config_lib.DURATIONS]
+  keys = [*config_lib.flat(config), *config_lib.DURATIONS]
   keys.sort(key=lambda key: -key.count('.'))  # the shortest key of one name wins
   by_name = {f'--{key.rpartition(".")[2]}': key for key in keys}
   near = difflib.get_close_matches(word, by_name, 1, cutoff=0.8)
   return f' Did you mean "--config.{by_name[near[0]]}"?' if near else ''
-
-
-def _keys(config: dict, prefix: str = '') -> Iterator[str]:
-  """Yields 'a.b' for each value of nested dicts."""
-  for key, value in config.items():
-    nested = isinstance(value, dict)
-    yield from _keys(value, f'{prefix}{key}.') if nested else [f'{prefix}{key}']
 
 
 def default_name(spec: str, assignments: list[str]) -> str:

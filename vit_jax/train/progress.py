@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tqdm
 
-from vit_jax import distributed, tasks
+from vit_jax import distributed, files, tasks
 from vit_jax.data import bad_images
 from vit_jax.evaluators import declared
 from vit_jax.train import loggers, metrics
@@ -16,23 +16,39 @@ from vit_jax.train.metrics import TIME, last_values
 from vit_jax.train.status import count
 from vit_jax.train.workdir import LOG_FILE
 
+# Seconds between two writes in a bucket, where an object is replaced as a whole.
+_BUCKET_SECONDS = 10.0
 
-class Record(metrics.Metrics):
-  """Writes and shows the numbers of a run: a bar on a terminal, else plain lines.
+
+class Record:
+  """The rows of a run: in metrics.jsonl, in its loggers and on the screen.
+
+  Each row is one write of a whole line. On a terminal a bar shows the progress, elsewhere
+  a line for each row. Of several processes the first writes; the others hold the rows in
+  memory alone.
 
   Attributes:
     log: the config's section `log`.
+    rows: all rows of the file, also those from before the run was resumed.
   """
 
   def __init__(self, config: dict, workdir: Path, step: int):
+    """Opens the record of a run at `step`, without rows and events past it."""
     self._total = config['resolved']['total_steps']
     self._batch_size, self._evals = config['data']['batch_size'], config['evals']
-    self.log = metrics.Log(**config['log'])
-    sections = {'wandb': self.log.wandb, 'mlflow': self.log.mlflow}
-    services = loggers.Loggers(sections, workdir, config)
-    super().__init__(workdir, step, self.log.tensorboard, services)
+    self.log = loggers.Log(**config['log'])
+    self._loggers = loggers.Loggers(self.log, workdir, config, step)
+    self._path = workdir / 'metrics.jsonl'
+    rows, damaged = metrics.read_rows(self._path)
+    self.rows = [row for row in rows if row['step'] <= step]
+    if damaged:
+      distributed.say(f'{self._path}: {damaged} damaged lines are left out.')
     if step >= self.log.every and not self.rows:
-      distributed.say(f'{workdir}/metrics.jsonl holds no rows up to step {step}.')
+      distributed.say(f'{self._path} holds no rows up to step {step}.')
+    self._file = None
+    self.flush()
+    if distributed.is_first() and not files.is_url(workdir):
+      self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
     self._row = step, time.perf_counter()  # the newest one: its step, and when
     self._bar = tqdm.tqdm(
       total=self._total,
@@ -43,16 +59,39 @@ class Record(metrics.Metrics):
       disable=None,  # where standard error is not a terminal
     )
 
+  def write(self, step: int, values: dict) -> None:
+    """Adds the row of `values` (numbers) at `step`."""
+    values = {name: _number(value) for name, value in values.items()}
+    self.rows.append({'step': step, **values})
+    if self._file is not None:
+      data = metrics.line(self.rows[-1])
+      while data:  # a write may be partial: only the next one fails
+        data = data[os.write(self._file, data) :]
+    elif time.monotonic() - self._flushed >= _BUCKET_SECONDS:
+      self.flush()
+    self._loggers.write(step, values)
+
+  def flush(self) -> None:
+    """Writes the rows and events that wait, as they do in a bucket."""
+    if self._file is None and distributed.is_first():
+      files.replace(self._path, b''.join(map(metrics.line, self.rows)))
+      self._loggers.flush()
+    self._flushed = time.monotonic()
+
   def close(self) -> None:
+    """Writes the last rows, and ends the bar and the loggers."""
     self._bar.close()
-    super().close()
+    self._loggers.close()
+    self.flush()
+    if self._file is not None:
+      os.close(self._file)
 
   def pause(self, seconds: float) -> None:
     """Excludes time spent outside of steps from `time/images_per_s`."""
     self._row = self._row[0], self._row[1] + seconds
 
   def train(self, step: int, values: dict) -> None:
-    """Records the metrics of a train step, if it is one that `config.log` asks for."""
+    """Records the metrics of a train step, if it is one that `config.log` selects."""
     self._bar.update(step - self._bar.n)
     if step % self.log.every and step != self._total:
       return
@@ -75,13 +114,14 @@ class Record(metrics.Metrics):
     tqdm.tqdm.write(f'step {step}  {shown(row, self._evals)}')
     sys.stdout.flush()
 
-  def lacks(self, step: int, name: str) -> bool:
-    """Whether no numbers of an evaluation are recorded for a step."""
-    return not any(key.startswith(f'{name}/') for key in self.at(step))
-
   def at(self, step: int) -> dict[str, float]:
     """Returns all numbers of a step."""
     return last_values([row for row in self.rows if row['step'] == step])
+
+
+def _number(value):
+  value = float(value)
+  return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def shown(values: dict, evals: dict) -> str:
@@ -129,19 +169,19 @@ def summary(
     lines.append(f'Checkpoints: newest step {newest}{text}.')
   if 'stopped_early' in status:
     lines.append(f'Stopped early: {status["stopped_early"]}')
-  if (bad := workdir / 'bad_images.jsonl').exists():
-    lines.append(
-      f'Images that could not be read: {len(bad_images.read_log(bad))}, {bad}'
-    )
+  if bad := bad_images.read_log(path := workdir / 'bad_images.jsonl'):
+    lines.append(f'Images that could not be read: {len(bad)}, {path}')
   weights = f'{workdir}@best' if best not in (None, newest) else f'{workdir}'
-  ours, uses = _program('vit_jax'), []
+  ours = _program('vit_jax')
+  lines.append('Next:')
   if not tasks.classifies(config):
-    uses = [f'train --config=finetune:weights={weights},data=FOLDER   # a head']
+    lines.append(
+      f'  {ours} train --config=finetune:weights={weights},data=FOLDER   # a head'
+    )
   elif tasks.outputs(config) == 'classes':
-    uses = [f'predict {weights} IMAGE_OR_FOLDER   # names']
+    lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER   # names')
   if config.get('data', {}).get('source') == 'digits':  # a first run, of our own data
-    uses.append('train --config=folder:data=FOLDER   # your images')
-  lines += ['Next:', *(f'  {ours} {use}' for use in uses)]
+    lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
   lines.append(f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves')
   if page:
     lines.append(f'The run on a page: {page}')

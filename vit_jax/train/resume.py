@@ -6,7 +6,7 @@ from pathlib import Path
 from vit_jax import config as config_lib
 from vit_jax import distributed
 from vit_jax.checkpoint import checkpoints
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError
 from vit_jax.train import metrics, schema
 
 # Sections and keys that do not change the computation of a step: they may differ between
@@ -14,13 +14,6 @@ from vit_jax.train import metrics, schema
 NEUTRAL = ('log', 'checkpoint', 'evals', 'mesh', 'sharding', 'max_bad_steps')
 NEUTRAL += ('resume_allow', 'resolved', 'kernels')
 NEUTRAL += ('data.workers', 'data.max_bad_fraction', 'model.remat')
-
-
-def check_names(config: dict) -> None:
-  """Raises UserError for a name in `resume_allow` that no config can have."""
-  for name in config['resume_allow']:
-    if name.partition('.')[0] not in schema.SECTIONS:
-      raise _no_such_key(name, schema.SECTIONS)
 
 
 def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
@@ -34,23 +27,23 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
     UserError: for a config that would change the computation, unless allowed by name.
     NoUsableCheckpoint: if neither config.json nor any copy can be read.
   """
-  lost = False
+  lost = None
   try:
     old = config_lib.read(workdir)
   except config_lib.Unreadable as error:
-    lost, where = True, f'The copy of the config in {saved.directory}'
+    lost, where = error, f'The copy of the config in {saved.directory}'
     old = config_lib.checked(saved.meta().get('config'), where)
     distributed.say(f'{error} The copy in the checkpoints takes its place.')
   if 'name' not in config['model']:
     keys = old['resolved'].get('inferred', old['model'])
     inferred = {key: old['model'][key] for key in keys if key in old['model']}
     config = schema.with_model(config, inferred)
-  changed = _changes(old, config)
-  absent = object()
-  for name in config['resume_allow']:
-    values = [config_lib.lookup(c, name, absent) for c in (config, old)]
-    if name not in changed and values == [absent, absent]:
-      raise _no_such_key(name, changed)
+  new = json.loads(json.dumps(config))
+  changed = config_lib.differences(schema.DEFAULTS | old, new)
+  for key in ('fingerprint', 'num_examples'):
+    pair = old['resolved'].get(key), new['resolved'][key]
+    if pair[0] != pair[1]:
+      changed[f'data.{key}'] = pair
   allowed = [*NEUTRAL, *config['resume_allow']]
   if config['tune']['method'] != 'full':  # frozen parameters are checked bit by bit
     allowed.append('weights.source')
@@ -69,29 +62,8 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
   return config
 
 
-def _changes(old: dict, config: dict) -> dict[str, tuple]:
-  """Returns {key: (value in the folder, value now)} of differences, also in the data."""
-  changed = config_lib.differences(
-    schema.DEFAULTS | old, json.loads(json.dumps(config))
-  )
-  for key in ('fingerprint', 'num_examples'):
-    pair = old['resolved'].get(key), config['resolved'][key]
-    if pair[0] != pair[1]:
-      changed[f'data.{key}'] = pair
-  return changed
-
-
-def _no_such_key(name: str, keys) -> UserError:
-  return UserError(
-    f'config.resume_allow={name}: no such key or section.{did_you_mean(name, keys, 0.3)}'
-  )
-
-
 def _table(changed: dict[str, tuple]) -> str:
   rows = [('key', 'in the folder', 'now')]
   rows += [(key, str(old), str(new)) for key, (old, new) in changed.items()]
-  widths = [max(len(row[i]) for row in rows) for i in range(3)]
-  return '\n'.join(
-    '  ' + '  '.join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-    for row in rows
-  )
+  first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
+  return '\n'.join(f'  {k:<{first}}  {old:<{second}}  {new}' for k, old, new in rows)

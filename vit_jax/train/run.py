@@ -12,6 +12,7 @@ import jax
 
 from vit_jax import config as config_lib
 from vit_jax import distributed, files, kernels, models, sharding, tasks, trees, weights
+from vit_jax.check import reported
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
@@ -72,8 +73,6 @@ def train(
       if results := status.of_finished(workdir, config, saved):
         print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
-    else:
-      resume.check_names(config)
     evals = evaluations.build(config, workdir, mesh, stop)
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
@@ -88,6 +87,7 @@ def train(
       saved.check(abstract, initial)
     # An error until here has left an older run's files as they were.
     enter(status.on_failure(workdir, saved))
+    enter(folder.named_errors(workdir))
     metrics.write_json(workdir / 'config.json', config)
     params = trainer.abstract_params
     print(progress.parameter_table(params, abstract.params), flush=True)
@@ -130,14 +130,13 @@ def _check_files(workdir: Path) -> None:
   """Raises UserError if a folder, pipe or device has the name of one of a run's files."""
   names = ('config.json', 'status.json', 'metrics.jsonl', 'bad_images.jsonl')
   names += (status.STARTS, predictions.FILE, loggers.IDS, folder.LOG_FILE)
-  wrong = [p for p in (workdir / n for n in names) if p.exists() and not p.is_file()]
-  steps = workdir / 'checkpoints'
-  if steps.exists() and not steps.is_dir():
-    wrong.append(steps)
-  if wrong:
-    raise UserError(
-      f'{wrong[0]} is not what a run writes there: move it away, or use another --workdir.'
-    )
+  for name in (*names, 'checkpoints'):
+    path = workdir / name
+    right = path.is_dir() if name == 'checkpoints' else path.is_file()
+    if path.exists() and not right:
+      raise UserError(
+        f'{path} is not what a run writes there: move it away, or use another --workdir.'
+      )
 
 
 def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
@@ -227,13 +226,8 @@ def _from_weights(source, model, config, frozen) -> dict:
   """
   names = list(trees.flatten(frozen))
   if names and source is None and config['weights']:
-    try:
+    with reported('config.weights.source'):
       source = weights.from_section(**config['weights'])
-    except UserError as error:
-      raise UserError(
-        f'{error} The frozen parameters are there alone: set config.weights.source to '
-        'where those weights are now.'
-      ) from error
   initial = {}
   if source:
     *size, channels = config['resolved']['image_shape']

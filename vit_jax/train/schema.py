@@ -18,8 +18,8 @@ from vit_jax.check import (
 )
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
-from vit_jax.errors import UserError, did_you_mean
-from vit_jax.train import evaluations, metrics
+from vit_jax.errors import UserError, choose, did_you_mean
+from vit_jax.train import loggers, metrics
 from vit_jax.weights import zoo
 
 
@@ -77,42 +77,46 @@ def _check_checkpoints(where: str, section: dict, config: dict) -> None:
   bind(where, section, checkpoints.Checkpoints, provided, {'patience': Count | None})
 
 
-SECTIONS = {
-  'model': Annotated[dict, check_model],
-  'weights': Annotated[dict, _check_weights],
-  'data': Annotated[dict, pipeline.check_train],
-  'tune': Annotated[dict, Named(tune.METHODS, 'method')],
-  'task': Annotated[dict, _check_task],
-  'optim': Annotated[dict, Named(optim)],
-  'mesh': Annotated[dict, Section(sharding.make_mesh, provided=('devices',))],
-  'sharding': Annotated[str | list[tuple[str, object]], _check_sharding],
-  'evals': dict[str, Annotated[dict, _check_evaluation]],
-  'checkpoint': Annotated[dict, _check_checkpoints],
-  'log': Annotated[dict, Section(metrics.Log)],
-  'kernels': Literal[kernels.MODES],
-  'seed': Seed,
-  'max_bad_steps': Count,
-  'resume_allow': str | list[str],
-  **dict.fromkeys(config_lib.DURATIONS, object),  # see config.total_steps
+def sections(
+  *,
+  data: Annotated[dict, pipeline.check_train],
+  optim: Annotated[dict, Named(optim)],
+  model: Annotated[dict, check_model] = {},
+  weights: Annotated[dict, _check_weights] = {},
+  tune: Annotated[dict, Named(tune.METHODS, 'method')] = {'method': 'full'},
+  task: Annotated[dict, _check_task] = {'name': tasks.DEFAULT},
+  mesh: Annotated[dict, Section(sharding.make_mesh, provided=('devices',))] = {},
+  sharding: Annotated[str | list[tuple[str, object]], _check_sharding] = 'fsdp',
+  evals: dict[str, Annotated[dict, _check_evaluation]] = {},
+  checkpoint: Annotated[dict, _check_checkpoints] = {},
+  log: Annotated[dict, Section(loggers.Log)] = {},
+  kernels: Literal[kernels.MODES] = 'auto',
+  seed: Seed = 0,
+  max_bad_steps: Count = 10,
+  resume_allow: str | list[str] = [],
+  steps=None,
+  epochs=None,
+  examples=None,
+) -> None:
+  """The sections and keys of a config; each annotation names the code that reads it.
+
+  Args:
+    model: {}: the weights tell it. weights: {}: from scratch.
+    mesh, sharding: by default all devices share the batch; nothing else is split while
+      mesh.fsdp is 1.
+    kernels: 'auto': the fused kernels that prove themselves on the device at hand.
+    max_bad_steps: non-finite steps in a row before the run gives up.
+    resume_allow: config keys that may differ from those of the run resumed.
+    steps, epochs, examples: see `config.total_steps`.
+  """
+
+
+SECTIONS = inspect.signature(sections).parameters
+DEFAULTS = {
+  k: p.default for k, p in SECTIONS.items() if p.default not in (p.empty, None)
 }
-REQUIRED = ('data', 'optim')
 # Keys of `log`, `checkpoint` and each evaluation that count steps.
 PERIODS = ('every', 'keep_every')
-DEFAULTS = {
-  'model': {},  # the weights tell it
-  'weights': {},  # from scratch
-  'tune': {'method': 'full'},
-  'task': {'name': tasks.DEFAULT},
-  'mesh': {},  # data=-1: all devices
-  'sharding': 'fsdp',  # nothing is split while mesh.fsdp is 1
-  'evals': {},
-  'checkpoint': {},
-  'log': {},
-  'kernels': 'auto',  # fused kernels that prove themselves on the device at hand
-  'seed': 0,
-  'max_bad_steps': 10,  # non-finite steps in a row before the run gives up
-  'resume_allow': [],  # config keys that may differ from those of the run resumed
-}
 
 
 def check(config: dict) -> dict:
@@ -122,11 +126,9 @@ def check(config: dict) -> dict:
   """
   known_keys('config', config, SECTIONS)
   plain('config', config)
-  if missing := [section for section in REQUIRED if section not in config]:
-    raise UserError(f'config lacks the sections {missing}.')
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
-  bind('config', config, inspect.Signature(), extra=SECTIONS)
+  bind('config', config, sections)
   evals = config['evals'] = dict(config['evals'])
   for name, section in evals.items():
     where = f'config.evals.{name}'
@@ -135,17 +137,25 @@ def check(config: dict) -> dict:
     if section.get('use_ema') and not optim.keeps_average(config['optim']):
       raise UserError(f'{where}.use_ema needs config.optim.ema or config.optim.swa.')
   if best := config['checkpoint'].get('best'):
-    metrics.larger_is_better(best, config['evals'])
-  evaluations.check_patience(config)
+    metrics.larger_is_better(best, evals)
+  name = (best or '').partition('/')[0]
+  patience = config['checkpoint'].get('patience')
+  if patience is not None and evals.get(name, {}).get('every') is None:
+    raise UserError(
+      'config.checkpoint.patience counts the evaluations of config.checkpoint.best='
+      f'{best!r}, which needs config.evals.{name or "NAME"}.every.'
+    )
   if isinstance(config['resume_allow'], str):
     config['resume_allow'] = config['resume_allow'].split(',')
+  for name in config['resume_allow']:
+    choose(f'key config.resume_allow={name}:', name.partition('.')[0], list(SECTIONS))
   return config
 
 
 def _check_reads(where: str, type: str, task: str) -> None:
-  """Refuses an evaluation that cannot read a task's predictions.
+  """Raises UserError for an evaluation that cannot read a task's predictions.
 
-  It reads those of any task with the same kind of model and parameters as its own.
+  It can read those of any task with the same kind of model and parameters as its own.
   """
   kind = lambda name: (t := tasks.TASKS[name]) and (t.CLASSES, t.OUTPUTS, t.OWN)
   task_of = lambda type: getattr(evaluators.EVALUATORS[type], 'TASK', task)
@@ -191,10 +201,10 @@ def with_model(config: dict, inferred: dict) -> dict:
 def in_steps(config: dict, total_steps: int) -> dict:
   """Returns the config with its periods in steps, where they are fractions of the run."""
 
-  def section_in_steps(section):
+  def fixed(section):
     periods = {k: section[k] for k in PERIODS if type(section.get(k)) is float}
     return section | {k: max(1, round(v * total_steps)) for k, v in periods.items()}
 
-  sections = {key: section_in_steps(config[key]) for key in ('log', 'checkpoint')}
-  evals = {key: section_in_steps(section) for key, section in config['evals'].items()}
-  return {**config, **sections, 'evals': evals}
+  evals = {key: fixed(section) for key, section in config['evals'].items()}
+  log, checkpoint = fixed(config['log']), fixed(config['checkpoint'])
+  return {**config, 'log': log, 'checkpoint': checkpoint, 'evals': evals}

@@ -16,8 +16,8 @@ from vit_jax import distributed, machine
 from vit_jax.config import DURATIONS
 from vit_jax.errors import Preempted, Unreachable
 from vit_jax.train import metrics, process
-from vit_jax.train.evaluations import Patience
-from vit_jax.train.workdir import is_held, named_error
+from vit_jax.train.evaluations import stop_reason
+from vit_jax.train.workdir import is_held
 from vit_jax.version import __version__
 
 FILE, STARTS = 'status.json', 'environment.json'
@@ -65,26 +65,22 @@ def checkpoints_of(checkpoints) -> dict[str, int | None]:
 
 def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   """Returns (status, rows) of a run with nothing left to do, else None."""
-  step, end = checkpoints.latest(), config['resolved']['total_steps']
   status, path = read(workdir), workdir / FILE
   rows, damaged = metrics.read_rows(workdir / 'metrics.jsonl')
-  if status and 'stopped_early' in status and Patience.of(config).spent(rows):
-    end = status['step']
-  if step != end:
+  early = status and 'stopped_early' in status and stop_reason(config, rows)
+  end = status['step'] if early else config['resolved']['total_steps']
+  if checkpoints.latest() != end:
     return None
   if status is None and path.exists():
     distributed.say(f'{path} is damaged: the end of the run is looked at again.')
-  done = metrics.last_values([row for row in rows if row['step'] == end])
-  done = {key.split('/')[0] for key in done}
-  if not status or status['state'] != 'finished' or damaged:
-    return None
-  return (status, rows) if done.issuperset(config['evals']) else None
+  done = {key.split('/')[0] for row in rows if row['step'] == end for key in row}
+  whole = status and status['state'] == 'finished' and not damaged
+  return (status, rows) if whole and done.issuperset(config['evals']) else None
 
 
 def already_finished(workdir: Path, config: dict, status: dict) -> str:
   """Returns the message for a run that is already finished, and how to train on."""
-  patience = config['checkpoint'].get('patience')
-  if patience and 'stopped_early' in status:
+  if 'stopped_early' in status and (patience := config['checkpoint'].get('patience')):
     more = f'--config.checkpoint.patience={patience * 2}'
   else:
     key = next(k for k in DURATIONS if config.get(k) is not None)
@@ -102,20 +98,17 @@ def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
   checkpoints_of(checkpoints)
   try:
     yield
+  except Unreachable:
+    raise
   except Exception as error:
     process.settle(error)
-    named = named_error(error, workdir)
-    if not isinstance(named, Unreachable):
-      state = 'preempted' if isinstance(named, Preempted) else 'failed'
-      code = getattr(named, 'exit_code', 1)
-      end = {'state': state, 'exit': code, 'error': str(named)}
-      values = (read(workdir) or {'step': 0}) | end | checkpoints_of(checkpoints)
-      # On a full disk it may not fit; the exit code and the error say the same.
-      with contextlib.suppress(OSError):
-        write(workdir, **values)
-    if named is error:
-      raise
-    raise named from error
+    state = 'preempted' if isinstance(error, Preempted) else 'failed'
+    end = {'state': state, 'exit': getattr(error, 'exit_code', 1), 'error': str(error)}
+    values = (read(workdir) or {'step': 0}) | end | checkpoints_of(checkpoints)
+    # On a full disk it may not fit; the exit code and the error say the same.
+    with contextlib.suppress(OSError):
+      write(workdir, **values)
+    raise
 
 
 # -- environment.json ------------------------------------------------------------------
@@ -183,11 +176,10 @@ def count(tree) -> int:
 def _commit() -> str | None:
   """Returns the commit of this checkout, with '+' if files differ; None without git."""
   checkout = Path(__file__).parents[2]
-  command = ['git', '-C', str(checkout), 'describe', '--always', '--abbrev=40']
-  command += ['--exclude=*', '--dirty=+']
-  try:
-    if (checkout / '.git').exists():
-      return subprocess.check_output(command, text=True, timeout=5).strip()
-  except (OSError, subprocess.SubprocessError):  # no git, or not its owner's
-    pass
+  options = '--always', '--abbrev=40', '--exclude=*', '--dirty=+'
+  if not (checkout / '.git').exists():
+    return None
+  with contextlib.suppress(OSError, subprocess.SubprocessError):  # or another's folder
+    command = ['git', '-C', str(checkout), 'describe', *options]
+    return subprocess.check_output(command, text=True, timeout=5).strip()
   return None

@@ -2,14 +2,11 @@
 
 import contextlib
 import datetime
-import errno
 import fcntl
-import json
 import os
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from vit_jax import distributed, files, terminal
 from vit_jax.errors import DiskFull, InUse, RunError, UserError, disk_is_full, one_line
 
 LOCK_FILE, LOG_FILE = 'run.lock', 'log.txt'
-_TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
 @contextlib.contextmanager
@@ -70,58 +66,42 @@ def is_held(workdir) -> bool | None:
   try:
     with open(path, 'rb') as file:
       fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-  except OSError as error:
-    return True if error.errno in _TAKEN else None
+  except BlockingIOError:
+    return True
+  except OSError:
+    return None
   return False
 
 
 def _take(workdir: Path):
-  """Returns the open lock file, locked."""
+  """Returns the open lock file, locked; it holds a line about this process."""
   path = workdir / LOCK_FILE
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    file = open(path, 'a+', encoding='utf-8')  # noqa: SIM115
-  except FileExistsError:
-    raise UserError(f'--workdir {workdir} is a file: name a folder.') from None
+    file = open(path, 'a+', encoding='utf-8', errors='replace')  # noqa: SIM115
   except OSError as error:
     raise UserError(
       f'Cannot write to workdir {workdir}: {error.strerror}. Choose another --workdir.'
     ) from error
-  for tries in range(5, -1, -1):
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      break
-    except OSError as error:
-      if error.errno not in _TAKEN:
-        distributed.say(
-          f'cannot lock {path} ({error.strerror}): make sure no other run uses it.'
-        )
-        break
-    if not tries:
-      holder = _holder(file)
-      file.close()
-      raise InUse(
-        f'Another run holds workdir {workdir}: {holder}. Wait for it, stop it (it saves '
-        'on SIGTERM), or choose another --workdir.'
-      )
-    time.sleep(0.05)  # `is_held` holds the lock for a moment
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    file.seek(0)
+    holder = file.read().strip() or 'a process that has just started'
+    file.close()
+    raise InUse(
+      f'Another run holds workdir {workdir}: {one_line(holder)}. Wait for it, stop it (it '
+      'saves on SIGTERM), or choose another --workdir.'
+    ) from None
+  except OSError as error:
+    distributed.say(
+      f'cannot lock {path} ({error.strerror}): make sure no other run uses it.'
+    )
   started = datetime.datetime.now().astimezone().isoformat(timespec='seconds')
-  this = {'pid': os.getpid(), 'host': socket.gethostname(), 'started': started}
   file.truncate(0)
-  file.write(json.dumps(this) + '\n')
+  file.write(f'process {os.getpid()} on {socket.gethostname()}, since {started}\n')
   file.flush()
   return file
-
-
-def _holder(file) -> str:
-  """Returns 'process 7 on HOST, since TIME', from an open lock file."""
-  try:
-    file.seek(0)
-    holder = json.loads(file.read())
-    pid, host, started = (holder.get(key, '?') for key in ('pid', 'host', 'started'))
-  except (ValueError, AttributeError):  # it has the lock, but has not written yet
-    return 'a process that has just started'
-  return f'process {pid} on {host}, since {started}'
 
 
 @contextlib.contextmanager
@@ -176,18 +156,16 @@ class LocalFolder:
   """
 
   def __init__(self, target: Path):
-    self.folder, self._target, self._sent = target, target, {}
-    self._remote = files.is_url(target)
+    self.folder, self._target, self._remote = target, target, files.is_url(target)
     if self._remote:
       self.folder = Path(tempfile.mkdtemp(prefix='vit_jax-'))
 
   def push(self) -> None:
-    """Copies the files whose size has changed since the last call."""
-    for path in sorted(self.folder.rglob('*')) if self._remote else ():
-      if path.is_file() and self._sent.get(path) != path.stat().st_size:
-        data = path.read_bytes()
-        files.replace(self._target / str(path.relative_to(self.folder)), data)
-        self._sent[path] = len(data)
+    """Copies the files to the bucket."""
+    for path in self.folder.rglob('*') if self._remote else ():
+      if path.is_file():
+        target = self._target / str(path.relative_to(self.folder))
+        files.replace(target, path.read_bytes())
 
   def close(self) -> None:
     """Copies as `push` does, and removes the temporary folder."""
@@ -198,29 +176,18 @@ class LocalFolder:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def named_error(error: Exception, workdir) -> Exception:
-  """Returns `DiskFull` or `Unreachable` for an error that means one, else `error`."""
-  try:
-    with files.outages(workdir):
-      raise error
-  except RunError as named:
-    return named
-  except Exception:
-    if not disk_is_full(error):
-      return error
-  return DiskFull(
-    f'Disk full: {one_line(error)}. Older files of {workdir} are intact: make room, and '
-    'rerun the same command.'
-  )
-
-
 @contextlib.contextmanager
 def named_errors(workdir) -> Iterator[None]:
-  """Raises `named_error` of an error in place of it."""
+  """Raises `DiskFull` or `Unreachable` in place of errors that mean one."""
   try:
-    yield
+    with files.outages(workdir):
+      yield
+  except RunError:
+    raise
   except Exception as error:
-    named = named_error(error, workdir)
-    if named is error:
+    if not disk_is_full(error):
       raise
-    raise named from error
+    raise DiskFull(
+      f'Disk full: {one_line(error)}. Older files of {workdir} are intact: make room, and '
+      'rerun the same command.'
+    ) from error
