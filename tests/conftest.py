@@ -76,6 +76,23 @@ def short_run(tmp_path_factory):
   return workdir
 
 
+@pytest.fixture(scope='session')
+def reference(tmp_path_factory):
+  """Returns the folder of the small run, which nothing interrupted, on one device."""
+  workdir = tmp_path_factory.mktemp('reference')
+  runs.run_on_one_device(workdir)
+  return workdir
+
+
+@pytest.fixture(scope='session')
+def shared(tmp_path_factory):
+  """Returns the variables of a compilation cache that processes share."""
+  return dict(
+    JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.mktemp('compiled')),
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+  )
+
+
 @pytest.fixture
 def mount_tmpfs(tmp_path):
   """Returns a function that mounts a file system in memory and returns its folder.

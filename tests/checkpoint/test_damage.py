@@ -35,17 +35,8 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
   path = tmp_path_factory.mktemp('good')
-  saved = checkpoints.Checkpoints(path)
-  for step in (1, 2):
-    assert saved.save(make_state(step, ema=False), {'position': step * 10})
-  saved.close()
+  write(path, (1, 2), ema=False)
   return path
-
-
-def flip(path, position, bit):
-  data = bytearray(path.read_bytes())
-  data[position] ^= 1 << bit
-  path.write_bytes(data)
 
 
 def restore_damaged(path, capfd):
@@ -70,25 +61,26 @@ FAULTS = ('flip', 'truncate', 'delete')
 
 
 @pytest.mark.parametrize(
-  'shift',
-  [
-    0,
-    *(pytest.param(i, marks=pytest.mark.faults) for i in (1, 2)),
-  ],
+  'shift', [0, *(pytest.param(i, marks=pytest.mark.faults) for i in (1, 2))]
 )
 def test_damage_of_each_file_is_never_silent(
   good, tmp_path, capfd, shift, faults_table
 ):
   rng = random.Random(shift)
   used = []
-  for i, original in enumerate(files_of(good / '2')):
-    fault = FAULTS[(i + shift) % 3]
-    path = tmp_path / str(i)
-    shutil.copytree(good, path)
+  # Of every file, and the data of the arrays, where Orbax itself notices nothing.
+  data = max(files_of(good / '2' / 'train'), key=lambda p: p.stat().st_size)
+  cases = [
+    (path, FAULTS[(i + shift) % 3]) for i, path in enumerate(files_of(good / '2'))
+  ]
+  for i, (original, fault) in enumerate([*cases, (data, 'flip'), (data, 'flip')]):
+    path = shutil.copytree(good, tmp_path / str(i))
     target = path / original.relative_to(good)
     size = target.stat().st_size
     if fault == 'flip':
-      flip(target, rng.randrange(size), rng.randrange(8))
+      flipped = bytearray(target.read_bytes())
+      flipped[rng.randrange(size)] ^= 1 << rng.randrange(8)
+      target.write_bytes(flipped)
     elif fault == 'truncate':
       os.truncate(target, rng.choice([0, size // 2, size - 1]))
     else:
@@ -99,54 +91,55 @@ def test_damage_of_each_file_is_never_silent(
   assert 1 in used  # some faults reach files that are read
 
 
-def test_flipped_bits_of_the_arrays_are_found(good, tmp_path, capfd):
-  # The array data, where Orbax itself notices nothing.
-  data = max(files_of(good / '2' / 'train'), key=lambda p: p.stat().st_size)
-  rng = random.Random(0)
-  for i in range(4):
-    path = tmp_path / str(i)
-    shutil.copytree(good, path)
-    flip(path / data.relative_to(good), rng.randrange(data.stat().st_size), i)
-    restore_damaged(path, capfd)
-
-
 def test_the_message_names_the_leaf(tmp_path, capfd, monkeypatch):
   # The checksum as saved is of another kernel, as after a flipped bit that no decoder
   # notices.
-  path = tmp_path / 'c'
-  saved = checkpoints.Checkpoints(path)
-  saved.save(make_state(1), {})
-  saved.wait()
-  real = checkpoints.survey
+  leaf, survey = 'params/head/kernel', checkpoints.survey
 
-  def survey(flat):
-    prints, bad = real(flat)
-    return prints | {'params/head/kernel': prints['params/head/kernel'] ^ 1}, bad
+  def other(flat):
+    prints, bad = survey(flat)
+    return prints | {leaf: prints[leaf] ^ 1}, bad
 
-  monkeypatch.setattr(checkpoints, 'survey', survey)
-  saved.save(make_state(2), {})
-  saved.close()
-  monkeypatch.undo()
-  saved.restore(abstract_of(make_state()))
-  facts = ('step 2', 'params/head/kernel', f'{path}/2.corrupt', 'step 1')
+  write(tmp_path, [1])
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoints, 'survey', other)
+    write(tmp_path, [2])
+  checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+  facts = ('step 2', leaf, f'{tmp_path}/2.corrupt', 'step 1')
   assert re.search(naming(*facts), capfd.readouterr().err)
 
 
 def test_several_damaged_steps_and_a_name_already_taken(tmp_path, capfd):
   write(tmp_path)
-  for step in (2, 3):
-    meta = tmp_path / str(step) / 'meta' / 'metadata'
-    meta.write_text(meta.read_text().replace('"position": ', '"position": 1'))
+  edit_meta(tmp_path / '2', lambda text: text.replace('"position": ', '"position": 1'))
+  edit_meta(tmp_path / '3', lambda text: f'{text} and no JSON')
   (tmp_path / '3.corrupt').mkdir()
   state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
   assert int(state.step) == 1
   first, second = capfd.readouterr().err.splitlines()
-  assert re.search(naming('step 3', 'meta', '3.corrupt1', 'step 1'), first)
+  assert re.search(naming('step 3', '3.corrupt1', 'step 1'), first)
   assert re.search(naming('step 2', 'meta', '2.corrupt', 'step 1'), second)
   assert sorted(os.listdir(tmp_path)) == ['1', '2.corrupt', '3.corrupt', '3.corrupt1']
   # The run goes on: those steps are saved again beside the ones set aside.
   write(tmp_path, steps=(2, 3))
   assert steps_in(tmp_path) == [1, 2, 3]
+
+
+def test_a_manifest_that_is_another(tmp_path, capfd):
+  """A step copied under another number, and meta without its checksum."""
+  write(tmp_path)
+  shutil.copytree(tmp_path / '1', tmp_path / '4')
+  edit_meta(tmp_path / '3', lambda text: '[1]')
+  state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+  assert int(state.step) == 2
+  first, second = capfd.readouterr().err.splitlines()
+  assert re.search(naming('step 4', 'step 1', '4.corrupt'), first)
+  assert re.search(naming('step 3', 'meta', '3.corrupt'), second)
+
+
+def edit_meta(step, change) -> None:
+  path = step / 'meta' / 'metadata'
+  path.write_text(change(path.read_text()))
 
 
 def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capfd):
@@ -162,15 +155,13 @@ def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capfd):
     assert sorted(os.listdir(tmp_path)) == ['1', '2', '3']
   with pytest.raises(errors.NoUsableCheckpoint):
     saved.meta()
+  aside = tmp_path / 'aside'
+  (aside / '4.corrupt').mkdir(parents=True)
+  with pytest.raises(errors.NoUsableCheckpoint, match=naming('4.corrupt')):
+    checkpoints.Checkpoints(aside).restore(abstract_of(make_state()))
   with pytest.raises(errors.NoUsableCheckpoint, match=naming('step 2')):
     saved.restore_params(abstract_of(make_state()).params, step=2)
   assert capfd.readouterr().err == ''
-
-
-def test_only_set_aside_steps_left_is_an_error_too(tmp_path):
-  (tmp_path / '4.corrupt').mkdir()
-  with pytest.raises(errors.NoUsableCheckpoint, match=naming('4.corrupt')):
-    checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
 
 
 def test_restore_params_reports_damage_but_moves_nothing(tmp_path, capfd):
@@ -230,15 +221,7 @@ def test_trouble_of_the_machine_is_no_damage(tmp_path, monkeypatch):
   assert steps_in(tmp_path) == [1, 2]
 
 
-def test_a_step_copied_under_another_number_is_damage(tmp_path, capfd):
-  write(tmp_path, steps=(1, 2))
-  shutil.copytree(tmp_path / '1', tmp_path / '3')
-  state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
-  assert int(state.step) == 2
-  assert re.search(naming('step 3', 'step 1', '3.corrupt'), capfd.readouterr().err)
-
-
-def test_reads_that_fail_after_the_first_are_not_said(caplog):
+def test_reads_that_fail_after_the_first_are_not_logged(caplog):
   log = logging.getLogger('asyncio')
   late = ValueError('UNKNOWN: Error opening "zarr" driver [tensorstore_spec={}]')
   log.error('Future exception was never retrieved', exc_info=late)
@@ -269,3 +252,14 @@ def test_a_disk_that_fills_up_while_saving(mount_tmpfs, capfd):
   assert again.save(make_state(3), {})  # the half-written step is swept up first
   again.close()
   assert steps_in(small_disk) == [1, 3]
+
+
+def test_other_errors_of_a_write_keep_their_type(tmp_path, monkeypatch):
+  def fail(*_, **__):
+    raise PermissionError(13, 'Permission denied')
+
+  saved = write(tmp_path, steps=[1])
+  monkeypatch.setattr(storage.ocp.CheckpointManager, 'save', fail)
+  with pytest.raises(PermissionError):
+    saved.save(make_state(2), {})
+  assert steps_in(tmp_path) == [1]

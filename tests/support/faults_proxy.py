@@ -1,6 +1,10 @@
-"""An HTTP proxy in front of a server that lets requests fail, as networks do."""
+"""An HTTP proxy in front of a server that lets requests fail, as networks do.
 
-import collections
+The faults of a request: an answer of '503', '429' or '403'; the connection is 'reset'
+before the server sees the request; or its answer is 'lost', so that the client does not
+know its effect; or nothing comes for a while ('slow').
+"""
+
 import contextlib
 import http.client
 import http.server
@@ -9,30 +13,19 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
-# Faults of a request, besides an answer of 403: an answer of 503 or 429; a connection that
-# is reset before the server reads the request, or after it has acted; a late answer.
-FAULTS = ('503', '429', 'reset', 'lost', 'slow')
 SLOW = 1.5  # seconds
 
 
-class Request(NamedTuple):
-  method: str
-  path: str
-  range: str | None
-  fault: str | None
-
-
 class Proxy(http.server.ThreadingHTTPServer):
-  """Attributes: requests, the requests so far; fault(n, method, path) -> one of FAULTS."""
+  """Attributes: requests, (range, fault) so far; fault(n, method, path) -> one or None."""
 
   daemon_threads = True
   request_queue_size = 256
 
   def __init__(self, upstream: str, port: int):
     self.upstream = upstream.removeprefix('http://')
-    self.requests: list[Request] = []
+    self.requests: list[tuple[str | None, str | None]] = []
     self.lost: dict[str, tuple] = {}  # answers to parts of uploads, by address
     self.fault: Callable = lambda n, method, path: None
     self._lock = threading.Lock()
@@ -41,15 +34,11 @@ class Proxy(http.server.ThreadingHTTPServer):
   def next_fault(self, method, path, headers) -> str | None:
     with self._lock:
       fault = self.fault(len(self.requests), method, path)
-      self.requests.append(Request(method, path, headers.get('Range'), fault))
+      self.requests.append((headers.get('Range'), fault))
     return fault
 
   def handle_error(self, request, client_address):
     """Prints nothing about broken connections."""
-
-  def count(self) -> collections.Counter:
-    """Returns how often each fault happened, '' for none."""
-    return collections.Counter(request.fault or '' for request in self.requests)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

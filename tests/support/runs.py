@@ -161,6 +161,12 @@ def rows(workdir: Path) -> list[dict]:
   ]
 
 
+def assert_same(one: Path, other: Path) -> None:
+  """Asserts that two runs ended with the same bits and the same numbers on the way."""
+  assert status(one) == status(other)
+  assert rows(one) == rows(other)
+
+
 def saved(workdir: Path) -> list[str]:
   """Returns the names in the run's checkpoint folder."""
   return sorted(path.name for path in (workdir / 'checkpoints').iterdir())

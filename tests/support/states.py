@@ -73,10 +73,11 @@ def assert_same(a, b):
     assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def write(directory, steps=(1, 2, 3), **options):
-  saved = checkpoints.Checkpoints(directory, **options)
+def write(directory, steps=(1, 2, 3), ema=True):
+  """Saves states in a folder; returns its `Checkpoints`, closed."""
+  saved = checkpoints.Checkpoints(directory)
   for step in steps:
-    assert saved.save(make_state(step), {'position': step * 10})
+    assert saved.save(make_state(step, ema), {'position': step * 10})
   saved.close()
   return saved
 

@@ -12,7 +12,6 @@ import resource
 import pytest
 
 from tests.support import naming, runs
-from tests.train.test_resume import reference, same_as, shared  # noqa: F401
 from vit_jax import errors, files
 from vit_jax.train.workdir import named_errors
 
@@ -113,7 +112,7 @@ def ended(process) -> str:
 
 @pytest.mark.faults
 @pytest.mark.parametrize('options', ['size=64k', 'size=20m,nr_inodes=12'])
-def test_no_room_from_the_start(options, mount_tmpfs, shared, faults_table):  # noqa: F811
+def test_no_room_from_the_start(options, mount_tmpfs, shared, faults_table):
   workdir = mount_tmpfs(options)
   line = ended(runs.Process(*runs.flags(), f'--workdir={workdir}', **shared))
   assert re.search(naming(workdir), line)
@@ -122,7 +121,7 @@ def test_no_room_from_the_start(options, mount_tmpfs, shared, faults_table):  # 
 
 @pytest.mark.faults
 @pytest.mark.parametrize('resource', ['bytes', 'inodes'])
-def test_full_in_the_middle(resource, mount_tmpfs, reference, shared, faults_table):  # noqa: F811
+def test_full_in_the_middle(resource, mount_tmpfs, reference, shared, faults_table):
   workdir = mount_tmpfs('size=20m,nr_inodes=1500') / 'run'
   arguments = [*runs.flags(), f'--workdir={workdir}']
   process = runs.Process(*arguments, **shared)
@@ -142,5 +141,5 @@ def test_full_in_the_middle(resource, mount_tmpfs, reference, shared, faults_tab
     path.unlink()
   code, _, error = runs.Process(*arguments, **shared).end()
   assert (code, error) == (0, '')
-  same_as(reference, workdir)
+  runs.assert_same(reference, workdir)
   faults_table('disk full', f'of {resource}, then there is room', 'handled')

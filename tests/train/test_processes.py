@@ -9,14 +9,13 @@ import random
 import re
 import shutil
 import signal
-import socket
 import time
 
 import jax
 import numpy as np
 import pytest
 
-from tests.support import naming, runs
+from tests.support import emulator, naming, runs
 from vit_jax import distributed, errors, models, sharding, trees
 from vit_jax.checkpoint import checkpoints
 from vit_jax.evaluators import predictions
@@ -31,23 +30,12 @@ CHANGES = (
 )
 
 
-@pytest.fixture(scope='module')
-def shared(tmp_path_factory):
-  """A compilation cache shared by the runs with the same devices."""
-  return dict(
-    JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.mktemp('compiled')),
-    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
-  )
-
-
 def arguments(workdir, *changes):
   return [*runs.flags(*CHANGES, *changes), f'--workdir={workdir}']
 
 
 def start_two(workdir, shared, *changes, sabotage=('', '')) -> list[runs.Process]:
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    port = free.getsockname()[1]
+  port = emulator.free_port()
   return [
     runs.Process(
       *arguments(workdir, *changes),

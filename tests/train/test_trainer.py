@@ -29,13 +29,8 @@ def test_a_trainer_makes_and_steps_the_state_that_it_describes():
   with jax.set_mesh(mesh):
     trainer = Trainer(CONFIG, SPEC, mesh)
     state = trainer.init()
-    assert jax.tree.structure(state) == jax.tree.structure(trainer.abstract_state)
-    for x, abstract in zip(
-      *map(jax.tree.leaves, (state, trainer.abstract_state)), strict=True
-    ):
-      assert (x.shape, x.dtype, x.sharding) == (
-        *(abstract.shape, abstract.dtype, abstract.sharding),
-      )
+    facts = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
+    assert facts(state) == facts(trainer.abstract_state)
     losses, step = [], trainer.compile()
     for _ in range(3):
       state, metrics = step(state, sharding.global_batch(batch, mesh))

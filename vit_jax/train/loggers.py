@@ -12,11 +12,11 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from vit_jax import config as config_lib
 from vit_jax import distributed, files
-from vit_jax.check import Period, Section
+from vit_jax.check import Period
 from vit_jax.errors import UserError, one_line
 from vit_jax.train.workdir import LocalFolder
 
@@ -30,9 +30,7 @@ class TensorBoard:
   log tells TensorBoard to drop them.
   """
 
-  id = None
-
-  def __init__(self, workdir: Path, config: dict, step: int, run: str | None):
+  def __init__(self, workdir: Path, step: int):
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -67,32 +65,15 @@ class TensorBoard:
 
 
 class Wandb:
-  """The config's `log.wandb`. wandb looks up the API key.
+  """A run in a project, by the API key, entity and mode that wandb looks up."""
 
-  Args:
-    name: of the run; None: that of its folder.
-  """
-
-  def __init__(
-    self,
-    workdir: Path,
-    config: dict,
-    step: int,
-    run: str | None,
-    *,
-    project: str,
-    entity: str | None = None,
-    name: str | None = None,
-    mode: Literal['online', 'offline'] = 'online',
-  ):
+  def __init__(self, project: str, workdir: Path, config: dict, run: str | None):
     import wandb
 
     self.id = run or secrets.token_hex(4)
     self._run = wandb.init(
       project=project,
-      entity=entity,
-      name=name or workdir.name,
-      mode=mode,
+      name=workdir.name,
       id=self.id,
       resume='allow',
       dir=files.cache_dir() if files.is_url(workdir) else workdir,
@@ -108,33 +89,18 @@ class Wandb:
 
 
 class Mlflow:
-  """The config's `log.mlflow`.
+  """A run in an experiment, on the server of MLFLOW_TRACKING_URI."""
 
-  Args:
-    uri: None: MLFLOW_TRACKING_URI, or MLflow's default.
-    name: of the run; None: that of its folder.
-  """
-
-  def __init__(
-    self,
-    workdir: Path,
-    config: dict,
-    step: int,
-    run: str | None,
-    *,
-    experiment: str,
-    uri: str | None = None,
-    name: str | None = None,
-  ):
+  def __init__(self, experiment: str, workdir: Path, config: dict, run: str | None):
     from mlflow import MlflowClient
 
-    self._client = client = MlflowClient(uri)
+    self._client = client = MlflowClient()
     if run:
       client.update_run(run, status='RUNNING')
     else:
-      known = client.get_experiment_by_name(experiment)
-      number = known.experiment_id if known else client.create_experiment(experiment)
-      run = client.create_run(number, run_name=name or workdir.name).info.run_id
+      old = client.get_experiment_by_name(experiment)
+      number = old.experiment_id if old else client.create_experiment(experiment)
+      run = client.create_run(number, run_name=workdir.name).info.run_id
       for key, value in config_lib.flat(config).items():
         client.log_param(run, key, str(value)[:6000])  # the longest that MLflow takes
     self.id = run
@@ -159,9 +125,6 @@ def _installed(where: str, value, section) -> None:
     raise UserError(f"{where} needs {package}: pip install 'vit_jax[{package}]'.")
 
 
-_PROVIDED = ('workdir', 'config', 'step', 'run')
-
-
 @dataclasses.dataclass(frozen=True)
 class Log:
   """The config's `log` section."""
@@ -170,8 +133,8 @@ class Log:
   tensorboard: bool = True
   profile: bool = False  # write a profile of a few steps to WORKDIR/profile
   report: bool = True  # `vit_jax train` writes WORKDIR/report.html at the end
-  wandb: Annotated[dict | None, Section(Wandb, _PROVIDED), _installed] = None
-  mlflow: Annotated[dict | None, Section(Mlflow, _PROVIDED), _installed] = None
+  wandb: Annotated[str | None, _installed] = None  # a project
+  mlflow: Annotated[str | None, _installed] = None  # an experiment
 
 
 class Loggers:
@@ -183,14 +146,14 @@ class Loggers:
     if not distributed.is_first():
       return
     ids = _read(workdir / IDS)
-    sections = {'wandb': (Wandb, log.wandb), 'mlflow': (Mlflow, log.mlflow)}
-    sections['tensorboard'] = TensorBoard, {} if log.tensorboard else None
-    for name, (service, section) in sections.items():
-      if section is not None:
+    for name, service in (('wandb', Wandb), ('mlflow', Mlflow)):
+      if place := getattr(log, name):
         with self._guarded(name):
-          logger = service(workdir, config, step, ids.get(name), **section)
-          self._open[name] = logger
-          ids |= {name: logger.id} if logger.id else {}
+          self._open[name] = service(place, workdir, config, ids.get(name))
+          ids[name] = self._open[name].id
+    if log.tensorboard:
+      with self._guarded('tensorboard'):
+        self._open['tensorboard'] = TensorBoard(workdir, step)
     if ids:
       files.replace(workdir / IDS, json.dumps(ids))
 

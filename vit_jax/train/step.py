@@ -13,52 +13,55 @@ from vit_jax.train.state import State, averaged
 def make_step(task, optimizer, on_device, key):
   """Returns `step(state, batch) -> (state, metrics)`, to be jitted.
 
-  The rng of a step is `fold_in(key, state.step)`, so that a restored state continues as
+  The key of a step is `fold_in(key, state.step)`, so that a restored state continues as
   if it had never stopped. A step whose loss or gradient is not finite changes neither
   params nor optimizer state, EMA or batch statistics, and is counted. Neither does a
   batch in which every example is masked: weight decay and moments would act all the same.
-  Frozen parameters have no gradient: the norm that is clipped and logged is that of the
-  trained ones.
 
   Args:
     task, optimizer: see `vit_jax.tasks`, `optim.build`.
     on_device: the part of preprocessing that is left to the device, batch -> batch.
-    key: of dropout, for the whole run.
+    key: the run's key, of mixing and dropout.
   """
 
   def step(state: State, batch: dict):
+    # Neither key depends on `accum`: micro-batches must not change how a batch is mixed.
+    step_key = jax.random.fold_in(key, state.step)
+    loss_key, prepare_key = (jax.random.fold_in(step_key, i) for i in (0, 1))
+
     batch, mask = without_masked(batch)
     batch = on_device(batch)
-    # Normalised over the whole batch, so that losses of micro-batches just add up.
+    # Weights sum to 1 over the whole batch, so that losses of micro-batches just add up.
     batch['weight'] = mask / jnp.maximum(mask.sum(), 1.0)
-    rng = jax.random.fold_in(key, state.step)
-    # Two keys that do not know `accum`: cutting a batch must not change how it is mixed.
-    loss_rng, prepare_rng = (jax.random.fold_in(rng, i) for i in (0, 1))
-    batch = task.prepare(batch, prepare_rng)
+    batch = task.prepare(batch, prepare_key)
 
+    # Gradients with respect to the trained parameters; frozen ones have none.
     def loss(params, stats, *args):
       variables = dataclasses.replace(state, batch_stats=stats).variables(params)
       return task.loss(variables, *args)
 
     metrics, grads, stats = gradients(
-      loss, state.params, state.batch_stats, batch, loss_rng, optimizer.accum
+      loss, state.params, state.batch_stats, batch, loss_key, optimizer.accum
     )
-
     grad_norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(grad_norm)
-    some = mask.any()
+    some, finite = mask.any(), jnp.isfinite(metrics['loss']) & jnp.isfinite(grad_norm)
     good, bad = some & finite, some & ~finite
+
+    # The update: clipping, moments, decay and rate are in `optimizer.tx`. Each result is
+    # selected before another is computed from it, see `optim.optimizers`.
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
       grads, state.opt_state, state.params, rate=rate, good=good
     )
-    # Each is selected before another is computed from it, see `optim.optimizers`.
     params = select(good, optax.apply_updates(state.params, updates), state.params)
     stats = select(good, stats, state.batch_stats)
+
+    # The moving average of the updated parameters.
     ema = state.ema
     if optimizer.average:
       average = optimizer.average(ema, averaged(params, stats), state.step)
       ema = select(good, average, ema)
+
     old = state.counters
     counters = {
       'skipped': old['skipped'] + bad,
@@ -90,38 +93,38 @@ def without_masked(batch: dict) -> tuple[dict, jax.Array]:
   return batch, mask
 
 
-def gradients(loss, params, stats: dict, batch: dict, rng, accum: int):
+def gradients(loss, params, stats: dict, batch: dict, key, accum: int):
   """Returns (metrics, gradients, stats) of a batch, computed in `accum` micro-batches.
 
-  Each micro-batch has its own rng, so that dropout masks differ; without dropout the
+  Each micro-batch has its own key, so that dropout masks differ; without dropout the
   sum is the gradient of the whole batch. Batch norms see one micro-batch at a time, and
   their running statistics go through all of them in turn.
 
   Args:
-    loss: `(params, stats, batch, rng) -> (loss, (metrics, stats))`.
+    loss: `(params, stats, batch, key) -> (loss, (metrics, stats))`.
     params: the tree to differentiate by.
     stats: running statistics, {} without any.
   """
 
-  def micro(stats, rng, part):
+  def micro(stats, key, part):
     grad = jax.value_and_grad(loss, has_aux=True)
-    (_, (metrics, stats)), grads = grad(params, stats, part, rng)
+    (_, (metrics, stats)), grads = grad(params, stats, part, key)
     return (metrics, grads), stats
 
   if accum == 1:
-    (metrics, grads), stats = micro(stats, rng, batch)
+    (metrics, grads), stats = micro(stats, key, batch)
     return metrics, grads, stats
 
   def split(x):  # [B, ...] -> [A, B/A, ...], strided: no example leaves its device
     return x.reshape(-1, accum, *x.shape[1:]).swapaxes(0, 1)
 
   parts = jax.tree.map(split, batch)
-  shapes, _ = jax.eval_shape(micro, stats, rng, jax.tree.map(lambda x: x[0], parts))
+  shapes, _ = jax.eval_shape(micro, stats, key, jax.tree.map(lambda x: x[0], parts))
   zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
   def add(carry, numbered):
     (total, stats), (i, part) = carry, numbered
-    term, stats = micro(stats, jax.random.fold_in(rng, i), part)
+    term, stats = micro(stats, jax.random.fold_in(key, i), part)
     return (jax.tree.map(jnp.add, total, term), stats), None
 
   carry, _ = jax.lax.scan(add, (zeros, stats), (jnp.arange(accum), parts))
