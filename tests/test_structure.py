@@ -78,8 +78,8 @@ HOMES = {
   'flax': ('nn/', 'models/', 'tune/', 'detection/models/', 'lab/masked_patches'),
   'matplotlib': ('explain/plots/',),
   'ml_collections': ('config.py', '../configs/'),
-  'clu': ('train/metrics',),
-  'tensorboard': ('train/metrics',),
+  'clu': ('train/loggers',),
+  'tensorboard': ('train/loggers',),
   'signal': ('train/process', 'cli.py'),
 }
 # Imported inside the function that needs them, so that `import` works without them.

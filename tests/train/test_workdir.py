@@ -353,7 +353,7 @@ def test_load_and_inspect(met_a_bad_image, tmp_path, faults_table, capsys):
   for name, folder in damages(met_a_bad_image, tmp_path):
     load = lambda f=folder: vit_jax.load(f)
     loaded = faults_table.tried('run folder: load', name, load)
-    if loaded and loaded.step == 4:  # else the newest is damaged, which a line says
+    if loaded and loaded.step == 4:  # not so where the newest is damaged, as a line says
       leaves = jax.tree.leaves(loaded.variables)
       if not all(map(jax.numpy.array_equal, leaves, expected)):
         faults_table('run folder: load', name, 'silent')
