@@ -353,7 +353,8 @@ def test_load_and_inspect(met_a_bad_image, tmp_path, faults_table, capsys):
   for name, folder in damages(met_a_bad_image, tmp_path):
     load = lambda f=folder: vit_jax.load(f)
     loaded = faults_table.tried('run folder: load', name, load)
-    if loaded and loaded.step == 4:  # not so where the newest is damaged, as a line says
+    # Where the newest step is damaged, a line says so, and an older one is used.
+    if loaded and loaded.step == 4:
       leaves = jax.tree.leaves(loaded.variables)
       if not all(map(jax.numpy.array_equal, leaves, expected)):
         faults_table('run folder: load', name, 'silent')
