@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import re
 
 import numpy as np
 import pytest
@@ -29,36 +30,28 @@ def objects(image):
   return (np.array(centres) + 0.5) / len(image)
 
 
-# --- the label says what is drawn ---------------------------------------------------
+# --- labels and pixels --------------------------------------------------------------
 
 
-def test_count_is_the_number_of_connected_parts():
-  source = sources.build('shapes:count', 'train', size=160)
-  examples = source.read(np.arange(60))
-  assert [len(objects(x['image'])) for x in examples] == [
-    x['label'] + 1 for x in examples
-  ]
-  assert source.class_names[0] == '1 shape'
-  assert source.class_names[7] == '8 shapes'
-
-
-def test_position_is_the_cell_of_the_centroid():
-  source = sources.build('shapes:position', 'train', size=96)
+@pytest.mark.parametrize('task', ['count', 'position', 'distance'])
+def test_the_label_is_true_of_the_pixels(task):
+  size = 160 if task == 'count' else 96
+  source = sources.build(f'shapes:{task}', 'train', size=size)
   for example in source.read(np.arange(60)):
-    ((y, x),) = objects(example['image'])
+    centres = objects(example['image'])
     name = source.class_names[example['label']]
-    row, column = (int(word) for word in name.replace(',', '').split()[1::2])
-    # Within a pixel of the cell: what noise and the pixels do to a centroid.
-    assert abs(4 * y - (row - 0.5)) < 0.5 + 4 / 96
-    assert abs(4 * x - (column - 0.5)) < 0.5 + 4 / 96
-
-
-def test_distance_is_that_of_the_centroids():
-  source = sources.build('shapes:distance', 'train', size=96)
-  for example in source.read(np.arange(60)):
-    a, b = objects(example['image'])
-    least, most = map(float, source.class_names[example['label']].split(' to '))
-    assert least - 1 / 96 < np.hypot(*(a - b)) < most + 1 / 96
+    numbers = [float(number) for number in re.findall(r'[\d.]+', name)]
+    if task == 'count':
+      assert len(centres) == numbers[0]
+    elif task == 'position':
+      # Within a pixel of the cell: noise and the pixels move a centroid.
+      assert len(centres) == 1
+      offset = 4 * centres - (np.array([numbers]) - 0.5)
+      assert np.abs(offset).max() < 0.5 + 4 / size
+    else:
+      distance, (least, most) = np.hypot(*(centres[0] - centres[1])), numbers
+      assert len(centres) == 2
+      assert least - 1 / size < distance < most + 1 / size
 
 
 # Areas of shapes in a circle of radius 1.

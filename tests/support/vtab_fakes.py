@@ -148,16 +148,14 @@ def _encoded(pixels: np.ndarray, size: tuple[int, int], encoding: str) -> bytes:
   return out.getvalue()
 
 
-def _clevr(features, i: int, full_size: bool) -> dict:
-  del full_size
+def _clevr(features, i: int, _) -> dict:
   one = {name: _value(f, i) for name, f in features['objects'].feature.items()}
   closest = CLEVR_DEPTHS[i % 6]
   depths = [closest + 3 * k for k in range(i % 8 + 3)][::-1]
   return {'objects': [{**one, 'pixel_coords': [1, 2, depth]} for depth in depths]}
 
 
-def _kitti(features, i: int, full_size: bool) -> dict:
-  del full_size
+def _kitti(features, i: int, _) -> dict:
   one = {name: _value(f, i) for name, f in features['objects'].feature.items()}
   depths = [*KITTI_DEPTHS[i % 4 : i % 4 + 1], *[50] * (i % 4 < 3)]
   objects = [(('Car', 'Van', 'Truck')[i % 3], depth) for depth in depths]
