@@ -108,8 +108,10 @@ def test_drawings(folder, tmp_path, capsys):
 
 def test_a_box_is_drawn_where_it_is():
   image = np.zeros((500, 600, 1), np.uint8)
+  image[9, 19] = 255
   pixels = np.asarray(drawing.draw(image, [(100, 200, 300, 400)], ['cat'], [2]))
   assert pixels.shape == (500, 600, 3)
+  assert (pixels[9, 19] == 255).all()
   green = (pixels == (0, 158, 115)).all(-1)
   assert green[180:199, 100:110].any()  # the label
   green[:200] = False
