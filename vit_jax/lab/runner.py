@@ -117,9 +117,6 @@ def plan(
       assert re.fullmatch(r'[\w.=,+-]+', name), name  # a folder's name
       values = _resolved(changes, lambda cell, seed=seed: str(folder(cell, seed)))
       own = changed(config, {**values, 'seed': seed})
-      # A page for each run takes as long as a short run, so that it is on demand.
-      if isinstance(log := own.get('log', {}), dict):
-        own['log'] = {'report': False, **log}
       runs.append(Run(name, changes, seed, own, folder(name, seed)))
   for run in runs[: len(cells)]:  # the others differ in their seed alone
     with named(f'cell {run.cell!r}'):

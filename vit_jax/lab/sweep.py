@@ -178,6 +178,10 @@ def divided(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
       if not all(text.isdigit() for text in texts):
         raise UserError(f'seed={",".join(texts)}: expected whole numbers, seed=0,1,2')
       seeds = [int(text) for text in texts]
+    elif key == 'log.report':
+      raise UserError(
+        f'--set {key}: the runs have no page, `vit_jax report` writes one.'
+      )
     elif len(texts) == 1:
       common.append(f'{key}={texts[0]}')
     else:
