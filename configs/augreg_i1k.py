@@ -8,9 +8,9 @@
 300 epochs, batch 4096, Adam with a bfloat16 first moment at 1e-3, weight decay 0.1,
 clipping at 1, cosine, sigmoid loss. dropout=0.1,sd=0.1 is the paper's other half. aug is a level
 of LEVELS, by default the variant's; names=files reads it as the published file names do,
-which call the first levels light0 and light1. RandAugment and mixup are those that the
-published models were trained with, including their known bugs (legacy=True). The model is that of
-the published files: class token, no hidden layer before the head.
+which call the first levels light0 and light1. RandAugment and mixup have the known bugs
+of the published runs (legacy=True). The model is that of the published files: class token, no
+hidden layer before the head.
 
 Expected: about 79 % top-1 for B/16 at 224 px (google-research/big_vision, issue 7); the
 paper's Figure 4 has the others. Not run here: the data could not be had.
@@ -34,8 +34,8 @@ LEVELS = {
   'strong1': ((2, 20), 0.5),
   'strong2': ((2, 20), 0.8),
 }
-# names -> {what the level is called there: what it is called above}. 'files': in the
-# published files' names and their index.csv.
+# names -> {name of a level there: its name above}. 'files': the names of the published
+# files and their index.csv.
 NAMES = {'config': {}, 'files': {'light0': 'light1', 'light1': 'light2'}}
 DEFAULT = {
   'Ti/16': 'light1',

@@ -8,9 +8,9 @@
 300 epochs (30 in the short runs), batch 4096, Adam with a bfloat16 first moment at 1e-3,
 weight decay 0.1 (0.03 in half of the paper's runs), clipping at 1, cosine. aug is a level
 of LEVELS, by default the variant's; names=files reads it as the published file names do,
-which call the first levels light0 and light1. RandAugment and mixup are those that the
-published models were trained with, including their known bugs (legacy=True). The model is that of
-the published files: class token, no hidden layer before the head.
+which call the first levels light0 and light1. RandAugment and mixup have the known bugs
+of the published runs (legacy=True). The model is that of the published files: class token, no
+hidden layer before the head.
 
 Expected: the paper's Figure 4 and the index of its 50,000 files; B/16 of medium strength
 fine-tunes to 85.49 % on ImageNet at 384 px, S/16 to 83.73, L/16 to 85.59, Ti/16 to 78.22

@@ -116,7 +116,7 @@ def fewshot(source: str, pp: str, batch: int, every: int) -> dict:
 def evaluate_i1k(c, arg, **options) -> None:
   """Adds the evaluations, checkpoints and log of a run on ImageNet-1k.
 
-  The best step is chosen on images that training held out, not on those reported.
+  The best step is chosen on images held out from training, not on the reported ones.
   """
   c.evals = dict(
     minival=accuracy(arg, arg.minival, **options), val=accuracy(arg, arg.val, **options)

@@ -4,7 +4,7 @@
   vit_jax train --config=digits:seed=1
 
 Hardware: any; 70 s of training on 2 CPU cores. Expect 99 % top-1 on the 360 test images
-(every fifth of the 1,797); docs/verification.md has what was measured, by seed.
+(every fifth of the 1,797); docs/verification.md has the results by seed.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """

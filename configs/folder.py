@@ -12,8 +12,8 @@ cannot be read are left out and listed in the run's bad_images.jsonl.
 The learning rate warms up over 100 steps, or a tenth of the run if that is less;
 warmup=N sets another number. The recipe is that of "Better plain ViT baselines" (arXiv
 2205.01580) in its size-free parts: average pooling, fixed sine-cosine positions, AdamW.
-From scratch a ViT wants more images than a folder has; expect it to learn what colour
-and texture tell, and take published weights for more.
+From scratch a ViT wants more images than a folder has; expect it to learn
+colours and textures, and take published weights for more.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """

@@ -14,7 +14,7 @@ epochs; 100,000 steps, or ImageNet in place of JFT, gain similarly. Weight decay
 that of all models in section 4.1, as B.1.2 names none; crops and flips are as in
 configs/vit_jft.py. The model pools its tokens, since the loss does not train the class
 token of the last block. Labels are used by fewshot=tfds:NAME alone, a few-shot evaluation;
-classes is the number of those in the data. The model in the run is the encoder without a
+classes is their number in the data. The model in the run is the encoder without a
 head: --config=finetune:weights=RUN trains a head on it.
 
 Hardware: as configs/vit_jft.py for B/16. Expected: 79.9 % on ImageNet after fine-tuning, 2

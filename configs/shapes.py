@@ -4,9 +4,9 @@
   vit_jax train --config=shapes:task=count          # or position, distance
   vit_jax train --config=shapes:train=train[:1000]  # the effect of fewer images
 
-The source 'shapes' says what the tasks are. Images of any number of pixels (`size`), as
-many as named (`examples`); what is held out is the same for all. They are not flipped or
-cropped, which would change where shapes are, how many and how far apart.
+The source 'shapes' describes the tasks. `size` sets the pixels of an image, `examples` the
+number of images; the held out images are the same for all. They are not flipped or
+cropped, which would change positions, numbers and distances.
 
 Hardware: any; 400 steps are 145 s of processor time. Expect on the 5,000 test images
 32.5 % of classes (2.8 % is chance: it has learned the colours and a little of the kinds)

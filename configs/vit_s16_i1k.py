@@ -11,7 +11,7 @@ epochs (76.4 to 76.9 in an independent reproduction), 80 % after 300 (the paper'
 abstract). Not run here: the data could not be had.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment
-is that of the published runs, including its known bugs; randaug=correct means what its ops say.
+is that of the published runs, including its known bugs; randaug=correct has none.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """

@@ -65,7 +65,7 @@ def test_debug_starts(name, tmp_path, monkeypatch):
 
 
 def named(c):
-  """Returns a config; if its weights name the model, as if they were those of B/16."""
+  """Returns a config; with the model B/16 if its weights would name the model."""
   if not c.get('weights') or 'name' in c['model']:
     return c
   return {**c, 'model': {'name': 'vit', 'variant': 'B/16', **c['model']}}

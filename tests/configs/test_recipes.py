@@ -121,7 +121,7 @@ def test_a_recipe_is_that_of_its_table(spec):
     assert getattr(model, field, default) == row.get(field, default), field
   for field in ('classifier', 'zero_pad_pool', 'zero_init'):
     assert field not in row or getattr(model, field) == row[field]
-  # What is left out of training chooses the best step; what is reported does not.
+  # Images held out from training choose the best step; the reported ones do not.
   if c['data']['split'] == 'train[:99%]':
     splits = {name: section['data']['split'] for name, section in c['evals'].items()}
     averaged = {'ema': 'validation'} if c['optim'].get('ema') else {}

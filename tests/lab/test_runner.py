@@ -102,7 +102,7 @@ def test_the_numbers_of_a_run(ends, tmp_path, capsys):
   assert (row['examples'], row['steps']) == (64, 4)
   assert (row['test/top1'], row['train/loss']) == (0.5, 2)
   assert row['seconds'] == 2 * 64 / 64 + 2 * 64 / 128
-  # Those of configs/digits.py.
+  # The model of configs/digits.py.
   N, D, F, L, K = 16, 96, 192, 3, 10
   block = 4 * (D * D + D) + (D * F + F) + (F * D + D) + 4 * D
   assert row['parameters'] == (17 * D) + N * D + L * block + 2 * D + (D * K + K)

@@ -335,6 +335,6 @@ def test_stopped_twice_it_goes_through_to_the_table(tmp_path, capfd, monkeypatch
   assert [row['task'] for row in rows] == ['SVHN', 'dSpr-Loc']
   assert {row['chosen'] for row in rows} <= {'optim.lr=0.1', 'optim.lr=0.5'}
   assert '2 of 19 tasks' in printed
-  # Checkpoints of the runs to choose by are removed; those reported stay.
+  # Checkpoints of the runs to choose by are removed; reported runs keep theirs.
   left = sorted(path.parent.name for path in tmp_path.glob('*/runs/*/checkpoints'))
   assert [name[:5] for name in left] == ['final', 'final']

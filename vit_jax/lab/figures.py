@@ -117,7 +117,7 @@ def data(args) -> Drawn:
 
 
 def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
-  """Adds the panel of the runs; those that differ by the seed alone are one point."""
+  """Adds the panel of the runs; runs that differ by the seed alone are one point."""
   from vit_jax.explain import plots
 
   runs = [read(folder, args.metric) for folder in args.runs]

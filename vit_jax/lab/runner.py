@@ -249,7 +249,7 @@ def run(
 ) -> Results:
   """Trains the runs of a grid, then those of its best cell.
 
-  A run that diverges, or has too little memory, is left out, and with it those that
+  A run that diverges, or has too little memory, is left out, and with it the runs that
   start from it. Other errors end all runs, and the same call goes on from there.
 
   Args:
@@ -269,7 +269,7 @@ def run(
 
 
 def best(results: Results) -> str | None:
-  """Returns the first cell with the best mean, of those whose runs all have a result."""
+  """Returns the first cell with the best mean, if all of its runs have a result."""
   grid, means = results.grid, {}
   for name, count in collections.Counter(run.cell for run in grid.runs).items():
     mean = table.mean([r for r in results.rows() if r['cell'] == name], grid.pick)

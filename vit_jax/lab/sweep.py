@@ -66,7 +66,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
   add = parser.add_argument
   add('--config', metavar='NAME|FILE.py[:ARGS]', help='the recipe')
   add('--ablation', metavar='NAME', help='cells of an ablation, see below')
-  add('--cells', metavar='A,B', help='only these cells, and those they start from')
+  add('--cells', metavar='A,B', help='only these cells, and the cells they start from')
   add('--pick', metavar='METRIC', help="chooses the best cell, such as 'val/top1'")
   add_options(parser, 'runs/sweep-<config and its changes>')
   args = parser.parse_args(argv)
@@ -156,7 +156,7 @@ def _check_effect(ablation, base: dict, cells: dict, assignments: list[str]) -> 
 
 
 def _selected(cells: dict, names: str | None) -> dict:
-  """Returns the cells of --cells and those that they start from."""
+  """Returns the cells of --cells, and the cells that they start from."""
   if names is None:
     return cells
   selected, waiting = set(), names.split(',')
@@ -189,8 +189,8 @@ def divided(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
   return several, common, seeds
 
 
-# A value of a list: text without commas, but for those in brackets, which may be nested
-# three times, or in quotes at its start.
+# A value of a list: text without commas, except in brackets, which may be nested three
+# times, or in quotes at its start.
 _GROUP = r'[({[][^][(){}]*[])}]'
 for _ in range(3):
   _GROUP = rf'[({{[](?:[^][(){{}}]|{_GROUP})*[])}}]'

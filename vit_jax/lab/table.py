@@ -21,8 +21,8 @@ _MAIN = (r'.+/top1', r'.+/.+_(5|10)shot(_sweep)?')
 def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
   """Returns the results of a finished run, read from its folder.
 
-  Those are its changes, costs (GFLOPs of the forward pass of one image),
-  the last value of each metric (shares, not per cent), and seconds of training steps.
+  Its changes, its costs (GFLOPs of the forward pass of one image), the last value of each
+  metric (shares, not per cent), and the seconds of its training steps.
   """
   config = config_lib.read(folder)
   resolved, evals = config['resolved'], config['evals']

@@ -20,7 +20,7 @@ from vit_jax.tools import out_folder
 from vit_jax.train import program
 
 PICK, REPORTED = 'val/top1', 'test/top1'
-_MICRO_BATCH = 64  # images that a device is sure to hold, as in configs/finetune.py
+_MICRO_BATCH = 64  # Images that any device holds, as in configs/finetune.py.
 _EPILOG = """\
 Protocols:
 {}
@@ -28,8 +28,8 @@ Tasks, in the groups natural, specialized and structured:
 {}
 With --fgvc:
 {}
-SOURCE is a file, a hub folder, the folder of a run or a name of the zoo. Data sets are those
-that TFDS prepared, of FGVC also folders; a task without data is left out, and named.
+SOURCE is a file, a hub folder, the folder of a run or a name of the zoo. Data sets are
+prepared by TFDS, of FGVC folders; a task without data is left out, and named.
 
 --set KEY=VALUE overrides the protocol, as --config.KEY=VALUE of vit_jax train. Of several
 values, optim.lr=0.001,0.01, the validation split chooses for each task; seed=0,1,2 are the
@@ -167,10 +167,10 @@ def _config(args, name: str, setting: Setting, model: dict) -> dict:
     data['source_options'] = {'data_dir': args.data_dir}
   val = dict(data, split=benchmark.val, batch_size=128, pp=pp(tests))
   train = dict(data, split=benchmark.train, batch_size=setting.batch_size, pp=pp(ops))
-  # The recipe has what a protocol leaves open: weights, a new head, no pre_logits.
+  # The recipe sets the keys that a protocol leaves open: weights, a new head, no pre_logits.
   recipe = config_lib.load('finetune')
   recipe = {k: v for k, v in recipe.items() if k not in config_lib.DURATIONS}
-  # Its keys are those of a ViT; another family has no pre_logits to leave out.
+  # It has keys of a ViT; another family has no pre_logits to leave out.
   section = {k: v for k, v in recipe['model'].items() if k in (*model, 'dtype')}
   changes = {
     'model': section,

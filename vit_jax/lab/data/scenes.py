@@ -257,7 +257,7 @@ def _blend(image, colour, covered, left, top):
 def _cover(shape, size, x, y, radius, turn):
   """Returns the shares of pixels that n shapes cover, in windows around them.
 
-  Those are (float32 [n, w, w] from 0 to 1, left int64 [n], top int64 [n]), for shapes
+  Returns (float32 [n, w, w] from 0 to 1, left int64 [n], top int64 [n]), for shapes
   with one signed distance.
   """
   radius = (radius * size).astype(np.float32)

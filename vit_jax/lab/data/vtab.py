@@ -13,7 +13,7 @@ class Vtab(Source):
   """`vtab:NAME`, one of `vtab_tasks.TASKS`, of a data set that TFDS prepared.
 
   Splits: `train800` to train and `val200` to choose hyperparameters, `train800val200`,
-  both, to train with those, `test`; cut as the benchmark's own code does. Images are
+  both, to train in the end, and `test`; cut as the benchmark's own code does. Images are
   encoded, as `decode` takes them; it repeats grey ones in three channels. Option:
   `data_dir`, as of `tfds:`.
   """

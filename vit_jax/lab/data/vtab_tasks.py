@@ -99,7 +99,7 @@ _PARTS = {
 # In the order of Table 9. The flags follow the rule of BiT, whose preprocessing the paper
 # uses ("except where cropping or horizontal flipping destroys the label semantics", arXiv
 # 1912.11370 section 3.3), which names no tasks. Flips change digits, azimuths and
-# distances from the left; crops move what has a position, and may cut off an object that
+# distances from the left; crops move objects with a position, and may cut off an object that
 # is counted or closest.
 # The benchmark took version 3 of Pets, which TFDS no longer makes; version 4 adds boxes of
 # heads and writes 12 broken images anew. Its code asks for KITTI 3.1, which VPT calls
