@@ -75,17 +75,17 @@ def same_in_timm(subject) -> tuple[str, dict]:
   import numpy as np
 
   from vit_jax import models, trees
-  from vit_jax.weights import export
+  from vit_jax.weights import formats
 
   model = models.build(**subject.section)
   fields = models.fields_of(model)
   if 'act' in fields:
     fields['act'] = 'gelu_erf'
   shapes = trees.flatten(models.shapes_of(model, (*subject.size, 3))['params'])
-  # Zeros of a byte each: only names and shapes matter.
-  zeros = {name: np.broadcast_to(np.int8(0), x.shape) for name, x in shapes.items()}
+  # Zeros: only names and shapes matter.
+  zeros = {name: np.zeros(x.shape, np.float32) for name, x in shapes.items()}
   family = subject.section['name']
-  _, config = export.export(zeros, family, fields, 'timm', image_size=subject.size)
+  _, config = formats.writer(family, 'timm').write(zeros, fields, subject.size, None)
   classes = config['num_classes']
   return config['architecture'], {'num_classes': classes, **config['model_args']}
 
