@@ -13,7 +13,6 @@ import time
 from tests.support import GOLDEN
 
 WHOLE = (GOLDEN / 'vit_google_token.npz').read_bytes()
-TENSORS = (GOLDEN / 'vit_timm' / 'model.safetensors').read_bytes()
 
 
 def _ok(body: bytes, *headers: str, length: int | str | None = -1) -> bytes:
@@ -30,7 +29,7 @@ def _status(code: str, *headers: str) -> bytes:
 _PICKLE = b'\x80\x02}q\0.' + bytes(100)
 _HTML = b'<!DOCTYPE html><html><body>Please log in</body></html>'
 
-# Name -> the bytes that are sent. Those after a None are sent late, or never.
+# Name -> the bytes that are sent; None: `_Handler` breaks off, or waits.
 GOOD = {
   'whole': _ok(WHOLE),
   'without a length': _ok(WHOLE, length=None),
@@ -39,36 +38,23 @@ GOOD = {
 ANSWERS = {
   'html': _ok(_HTML, 'Content-Type: text/html'),
   'nothing': _ok(b''),
-  'nothing, without a length': _ok(b'', length=None),
   'a pickle': _ok(_PICKLE),
   'cut, with a length': _ok(WHOLE[:9000], length=len(WHOLE)),
-  'cut, without a length': _ok(WHOLE[:9000], length=None),
   'cut by one byte': _ok(WHOLE[:-1], length=None),
   'a length that is too short': _ok(WHOLE, length=1000),
   'a length of a terabyte': _ok(WHOLE, length=10**15),
   'a length that is not a number': _ok(WHOLE, length='many'),
-  'a negative length': _ok(WHOLE, length='-5'),
-  'safetensors, cut': _ok(TENSORS[:9000], length=None),
   'compressed': _ok(gzip.compress(WHOLE), 'Content-Encoding: gzip'),
   'a part': _ok(WHOLE[:1000]).replace(b'200 OK', b'206 Partial Content'),
   'not found': _status('404 Not Found'),
-  'forbidden': _status('403 Forbidden'),
-  'broken': _status('500 Internal Server Error'),
   'busy': _status('503 Service Unavailable', 'Retry-After: 1'),
   'loop': _status('302 Found', 'Location: /loop'),
   'to a file': _status('302 Found', 'Location: file:///etc/passwd'),
-  'to nowhere': _status('302 Found'),
-  'to nonsense': _status('302 Found', 'Location: http://[::1'),
   'bad chunks': _ok(b'zz\r\nhello\r\n', 'Transfer-Encoding: chunked', length=None),
-  'half a chunk': _ok(b'ffff\r\nhel', 'Transfer-Encoding: chunked', length=None),
   'no status': b'\r\n\r\n',
-  'no HTTP': b'SSH-2.0-OpenSSH_9.6\r\n',
   'a status that is not a number': b'HTTP/1.1 abc OK\r\n\r\n',
   'no answer': b'',
-  'a long line': b'HTTP/1.1 200 OK\r\nX: ' + b'a' * 100_000 + b'\r\n\r\n',
-  'many headers': b'HTTP/1.1 200 OK\r\n' + b'X: y\r\n' * 500 + b'\r\n',
   'reset': None,
-  'stall before the answer': None,
   'stall in the body': None,
 }
 
@@ -84,10 +70,9 @@ class _Handler(socketserver.StreamRequestHandler):
       self.wfile.write(_ok(WHOLE[:5000], length=len(WHOLE)))
       off = struct.pack('ii', 1, 0)  # close by a reset, not by an end
       self.connection.setsockopt(socketserver.socket.SOL_SOCKET, 13, off)
-    elif name.startswith('stall'):
-      if 'body' in name:
-        self.wfile.write(_ok(WHOLE[:5000], length=len(WHOLE)))
-        self.wfile.flush()
+    elif name == 'stall in the body':
+      self.wfile.write(_ok(WHOLE[:5000], length=len(WHOLE)))
+      self.wfile.flush()
       time.sleep(3 * STALL)
     else:
       with contextlib.suppress(OSError):

@@ -1,8 +1,6 @@
 """Small train states with all that real ones hold: making, saving, comparing."""
 
-import dataclasses
 import os
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +9,7 @@ import optax
 
 from vit_jax import sharding
 from vit_jax.checkpoint import checkpoints
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class State:
-  step: Any
-  params: Any
-  opt_state: Any
-  ema: Any
-  skipped: Any
-  frozen: Any = dataclasses.field(default_factory=dict)
-  batch_stats: Any = dataclasses.field(default_factory=dict)
-
+from vit_jax.train.state import State
 
 # bf16 moments, masked and empty optax containers, as real optimizers store them.
 TX = optax.chain(
@@ -50,20 +36,18 @@ def make_state(step=0, ema=True, width=16):
   return State(
     step=jnp.int32(step),
     params=params,
+    frozen={},
+    batch_stats={},
     opt_state=opt_state,
     ema=jax.tree.map(lambda x: x * 0.5, params) if ema else None,
-    skipped={'total': jnp.int32(step % 3), 'consecutive': jnp.int32(0)},
+    counters={'skipped': jnp.int32(step % 3)},
   )
 
 
 def abstract_of(state, mesh=None, rules='replicate'):
-  shapes = jax.eval_shape(lambda s: s, state)
-  if mesh is None:
-    mesh = sharding.make_mesh(devices=jax.devices()[:1])
-  shardings = sharding.state_shardings(shapes, mesh, rules)
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
-  )
+  """Returns the shapes of a state with shardings, by default on one device."""
+  mesh = mesh or sharding.make_mesh(devices=jax.devices()[:1])
+  return sharding.abstract(jax.eval_shape(lambda: state), mesh, rules)
 
 
 def assert_same(a, b):
