@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import pytest
 
+import vit_jax
 from tests.support import emulator, naming, runs
-from vit_jax import distributed, errors, models, sharding, trees
-from vit_jax.checkpoint import checkpoints
+from vit_jax import distributed, errors, sharding, trees
 from vit_jax.evaluators import predictions
 from vit_jax.train import status
 
@@ -30,15 +30,12 @@ CHANGES = (
 )
 
 
-def arguments(workdir, *changes):
-  return [*runs.flags(*CHANGES, *changes), f'--workdir={workdir}']
-
-
 def start_two(workdir, shared, *changes, sabotage=('', '')) -> list[runs.Process]:
   port = emulator.free_port()
   return [
     runs.Process(
-      *arguments(workdir, *changes),
+      *runs.flags(*CHANGES, *changes),
+      f'--workdir={workdir}',
       f'--distributed=127.0.0.1:{port},2,{index}',
       sabotage=sabotage[index],
       **shared,
@@ -58,17 +55,10 @@ def run_one(workdir, monkeypatch, devices) -> None:
   assert runs.run(workdir, *CHANGES)[0]['state'] == 'finished'
 
 
-def params(workdir) -> dict[str, np.ndarray]:
-  saved = checkpoints.Checkpoints(workdir / 'checkpoints')
-  config = saved.meta()['config']
-  model = models.build(**config['model'])
-  image = np.zeros((1, *config['resolved']['image_shape']), np.float32)
-  init = lambda: model.init(jax.random.key(0), image)['params']
-  return trees.flatten(saved.restore_params(jax.eval_shape(init))[0])
-
-
 def assert_alike(one, other, atol):
-  ours, theirs = params(one), params(other)
+  ours, theirs = (
+    trees.flatten(vit_jax.load(workdir).params) for workdir in (one, other)
+  )
   for name, value in ours.items():
     np.testing.assert_allclose(value, theirs[name], rtol=0, atol=atol, err_msg=name)
   for a, b in zip(runs.rows(one), runs.rows(other), strict=True):
