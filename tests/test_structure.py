@@ -35,7 +35,7 @@ BUDGET = {
   'weights': (3_910, 3_900),
   'evaluators': (1_880, 1_400),
   'checkpoint': (790, 800),
-  'train': (2_640, 2_000),
+  'train': (2_470, 2_000),
   'explain': (1_010, 900),
   'tools': (4_390, 3_800),
   'detection': (3_720, 3_300),
