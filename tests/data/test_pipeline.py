@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.test_ops import run
 from tests.support import image_folder, naming
 from tests.support.image_folder import FOLDER, same, take, together
-from vit_jax.data import pipeline, sources
+from vit_jax.data import philox, pipeline, sources
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.errors import UserError
 
@@ -48,6 +49,24 @@ def test_images_are_those_of_the_source():
     order = np.random.Generator(np.random.Philox([0, epoch])).permutation(1437)
     np.testing.assert_array_equal(batch['image'], source.images[order])
     np.testing.assert_array_equal(batch['label'], source.labels[order])
+
+
+@pytest.mark.parametrize('kind', ['arrays', 'encoded'])
+def test_numbers_are_those_of_position_and_op(folder, kind):
+  source, ops = 'digits', 'random_crop(5)|flip_lr'
+  if kind == 'encoded':
+    source, ops = str(folder), 'inception_crop(8)|flip_lr'
+  pp = f'{"decode|" * (kind == "encoded")}{ops}|value_range(-1, 1)'
+  batches = pipeline.train(source, 'train', pp, 12, seed=3)
+  for step, batch in enumerate(take(batches.iterate(), 3)):
+    u = philox.uniforms(3, 12 * step + np.arange(12), (2, 1))
+    for image, index, numbers in zip(batch['image'], batch['index'], u, strict=True):
+      name = batches.source.name_of(index)
+      if name.endswith('.jpg'):  # decoded in the crop only
+        continue
+      arrays = kind == 'arrays'
+      whole = batches.source.images[index] if arrays else np.asarray(Image.open(name))
+      np.testing.assert_array_equal(image, run(ops, whole, numbers))
 
 
 def test_on_device_scales_uint8():
