@@ -114,6 +114,13 @@ def test_proportions_of_labels():
   assert (batch['label'] < 300).sum() == 768
 
 
+def test_parts_of_one_size_have_orders_of_their_own():
+  source = mixture.build([noise(20), noise(20, label_offset=20)], 'train')
+  _, both = source.for_training(3, 12, 0, 1)
+  a, b = (own.indices(np.arange(20)) for own in both._orders)
+  assert np.any(a != b)
+
+
 def test_images_and_labels_belong_together():
   parts = [noise(20), noise(30, label_offset=20, split='test[:10]')]
   source = mixture.build(parts, 'train')

@@ -107,6 +107,7 @@ def test_broken_images_are_left_out_by_name(tmp_path):
     f'{wnid}_cut.JPEG': encoded(1, size=(64, 64))[:-200],
     f'{wnid}_none.JPEG': b'',
     f'{wnid}_text.JPEG': b'<html>not found</html>',
+    f'{wnid}_turned.JPEG': (turned := with_exif(Image.new('L', (4, 8)), 'JPEG')),
     f'{wnid}_bmp.JPEG': encoded(3, 'BMP'),
     f'{wnid}_tiff.tif': encoded(4, 'TIFF'),
     'README.txt': b'hello',
@@ -119,7 +120,8 @@ def test_broken_images_are_left_out_by_name(tmp_path):
   assert reasons.pop('text.JPEG') == 'not an image of a known type'
   assert not reasons
   stored = {name: data for _, data, name in examples(directory, 'full')}
-  assert len(stored) == 12 + 2
+  assert len(stored) == 12 + 3
+  assert stored[f'{wnid}/{wnid}_turned.JPEG'] == turned
   assert stored[f'{wnid}/{wnid}_bmp.JPEG'] == encoded(3, 'BMP')
   assert stored[f'{wnid}/{wnid}_tiff.tif'].startswith(b'\x89PNG')
 

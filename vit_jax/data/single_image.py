@@ -88,11 +88,8 @@ def batch(images: Iterable, pp: str) -> np.ndarray:
 def features(images: Iterable, pp: str) -> dict[str, np.ndarray]:
   """Returns 'image' float32 [B, H, W, C], 'size' int [B, 2], maybe 'image_mask' [B, H, W].
 
-  See `SingleImage.features`.
-
   Args:
-    images: paths, bytes, PIL images or uint8 arrays [H, W] or [H, W, C], mixed at will;
-      or one uint8 array [B, H, W, C].
+    images: one uint8 array [B, H, W, C], or as of `SingleImage`, mixed at will.
     pp: the pipeline, see `SingleImage`.
 
   Raises:

@@ -97,11 +97,9 @@ class InceptionCrop:
     return self.finish(image[y : y + h, x : x + w])
 
   def __call__(self, images, u):
-    if images.shape.rank == 3:
-      return self._one(images, u)
     dtype = tf.float32 if self.rounding == 'none' else images.dtype
-    spec = tf.TensorSpec([*self.size, images.shape[-1]], dtype)
-    return tf.map_fn(lambda x: self._one(*x), (images, u), fn_output_signature=spec)
+    shape = [*self.size, images.shape[-1]]
+    return geometry.each(self._one, images, u, shape, dtype)
 
 
 @op('flip_lr', draws=1, maps=('image', 'boxes', 'segments'))
@@ -229,10 +227,7 @@ def random_erasing(
   def apply(images, u):
     if not images.dtype.is_floating:
       raise ValueError('random_erasing takes float images: put it after value_range')
-    if images.shape.rank == 3:
-      return maybe(images, u)
-    spec = tf.TensorSpec(images.shape[1:], images.dtype)
-    return tf.map_fn(lambda x: maybe(*x), (images, u), fn_output_signature=spec)
+    return geometry.each(maybe, images, u)
 
   return apply
 

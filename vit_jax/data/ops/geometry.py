@@ -29,6 +29,18 @@ def to_levels(images, dtype, rounding: str = 'nearest', clip: bool = True):
   return tf.cast(tf.round(images) if rounding == 'nearest' else images, tf.uint8)
 
 
+def each(function, images, u, shape=None, dtype=None):
+  """Returns `function(image, u)` of one image, or of each in a batch.
+
+  Args:
+    shape, dtype: the result's; None: those of an image.
+  """
+  if images.shape.rank == 3:
+    return function(images, u)
+  spec = tf.TensorSpec(shape or images.shape[1:], dtype or images.dtype)
+  return tf.map_fn(lambda x: function(*x), (images, u), fn_output_signature=spec)
+
+
 def height_width(images):
   """Returns (H, W), int32 scalars."""
   shape = tf.shape(images)

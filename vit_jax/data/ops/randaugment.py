@@ -88,10 +88,7 @@ class RandAugment:
       raise ValueError(
         'RandAugment takes uint8 images of 3 channels: put it before value_range'
       )
-    if images.shape.rank == 3:
-      return self._one(images, u)
-    spec = tf.TensorSpec(images.shape[1:], tf.uint8)
-    return tf.map_fn(lambda x: self._one(*x), (images, u), fn_output_signature=spec)
+    return geometry.each(self._one, images, u)
 
   def _one(self, image, u):
     for draws in tf.unstack(tf.reshape(u, [self._num_ops, self._DRAWS])):
