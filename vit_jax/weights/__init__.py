@@ -4,19 +4,11 @@ The way down: `read` opens a source and names its parameters as ours, `fit` brin
 a model, `load` returns both. `write` is the way back.
 """
 
-from vit_jax.weights.adapt import fit
-from vit_jax.weights.export import write
-from vit_jax.weights.loading import Loaded, load
-from vit_jax.weights.reading import complete, from_section, read
-from vit_jax.weights.source import Source
-
-__all__ = [
-  'Loaded',
-  'Source',
-  'complete',
-  'fit',
-  'from_section',
-  'load',
-  'read',
-  'write',
-]
+from vit_jax.weights.adapt import fit as fit
+from vit_jax.weights.export import write as write
+from vit_jax.weights.loading import Loaded as Loaded
+from vit_jax.weights.loading import load as load
+from vit_jax.weights.reading import complete as complete
+from vit_jax.weights.reading import from_section as from_section
+from vit_jax.weights.reading import read as read
+from vit_jax.weights.source import Source as Source

@@ -1,5 +1,6 @@
 """Our parameters to the formats of others, with the config that they need."""
 
+import contextlib
 import io
 import json
 import zipfile
@@ -27,12 +28,12 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
   source = tuned.folded(source)
   built = models.changed(models.build(source.family, **source.fields), scan=False)
   fields, size = models.fields_of(built), usual_size(source)
-  if to in ('timm', 'hf') and source.channels != 3:
-    raise UserError(f'{source.source} has {source.channels} channel, {to} files 3.')
   flat, _ = fit(source, built, size)
   params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
   model = source.family, flat, fields, size, source.class_names
   with errors_of(source.source):
+    if to in ('timm', 'hf') and source.channels != 3:
+      raise ValueError(f'it has {source.channels} channel, {to} files have 3')
     try:
       arrays, config = _converted(to, *model)
     except ValueError as error:
@@ -58,10 +59,8 @@ def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]
 
 
 def _can_write(*arguments) -> bool:
-  try:
+  with contextlib.suppress(ValueError):
     return bool(_converted(*arguments))
-  except (ValueError, KeyError):  # not of three channels, say
-    return False
 
 
 def save(

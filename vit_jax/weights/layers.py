@@ -1,5 +1,7 @@
 """Rules for layers as PyTorch names and stores them."""
 
+import re
+
 from vit_jax import trees
 from vit_jax.weights import transforms as t
 from vit_jax.weights.rename import Rule, Table
@@ -14,6 +16,13 @@ TRANSFORMERS_5 = (
   (r'intermediate\.dense', 'mlp.fc1'),
   (r'output\.dense', 'mlp.fc2'),
 )
+
+
+def depths(flat: dict, part: str) -> tuple[int, ...]:
+  """Returns the number of blocks of each stage, by a parameter that each block has."""
+  blocks = (re.fullmatch(rf'stage(\d+)_block_\d+/{part}', name) for name in flat)
+  numbers = [int(match[1]) for match in blocks if match]
+  return tuple(numbers.count(s) for s in range(1, max(numbers, default=0) + 1))
 
 
 def dense(theirs: str, ours: str, kernel=t.dense, bias=t.same) -> Table:

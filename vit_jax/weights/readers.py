@@ -32,7 +32,6 @@ _DAMAGED += (TypeError, MemoryError, KeyError, AttributeError)
 class Raw(NamedTuple):
   """The content of a file, under its own names."""
 
-  path: Path  # the file or folder
   arrays: dict[str, np.ndarray]
   config: dict  # config.json beside it, or the embedded config; {} for none
 
@@ -79,10 +78,10 @@ def _file(path: Path) -> Raw:
   with _reading(path), path.open('rb') as file:
     magic = file.read(8)
   if magic.startswith(b'PK\x03\x04'):
-    return Raw(path, *_npz(path))
+    return Raw(*_npz(path))
   if path.suffix == '.safetensors':
     arrays, config = _safetensors(path)
-    return Raw(path, arrays, config or _config_beside(path.parent))
+    return Raw(arrays, config or _config_beside(path.parent))
   begins = f'begins with {magic!r}' if magic else 'is empty'
   raise UserError(f'{path} is neither .npz nor .safetensors: it {begins}.')
 
@@ -107,7 +106,7 @@ def _folder(folder: Path) -> Raw:
     arrays, embedded = _npz(numpy[0])
   else:
     raise UserError(f'{folder} is no run and lacks model.safetensors and config.json.')
-  return Raw(folder, arrays, config or embedded)
+  return Raw(arrays, config or embedded)
 
 
 def _parts(index: Path) -> list[str]:

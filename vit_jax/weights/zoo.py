@@ -3,8 +3,7 @@
 Every entry is as its publisher lists it: vision_transformer's README for "An Image is
 Worth 16x16 Words" (its heads over i21k were never released), for models trained with
 sharpness-aware minimisation (sam, gsam) and for Mixers; timm's registry for the checkpoints
-of AugReg (arXiv 2106.10270) that it recommends, and for BiT. No publisher gives checksums;
-none of the files could be downloaded where this list was made.
+of AugReg (arXiv 2106.10270) that it recommends, and for BiT.
 """
 
 import contextlib

@@ -44,11 +44,10 @@ HF = table(
 
 def infer(flat: dict) -> dict:
   """Returns the fields that shapes tell: depths and widths."""
-  scales = [name for name in flat if name.endswith('/gamma')]
-  stages = [int(name.removeprefix('stage').split('_')[0]) for name in scales]
-  numbers = range(1, max(stages, default=0) + 1)
+  depths = layers.depths(flat, 'gamma')
+  numbers = range(1, len(depths) + 1)
   return dict(
-    depths=tuple(stages.count(s) for s in numbers),
+    depths=depths,
     widths=tuple(flat[f'stage{s}_block_0/gamma'].size for s in numbers),
     num_classes=columns(flat, 'head/kernel'),
   )

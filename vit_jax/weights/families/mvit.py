@@ -4,7 +4,6 @@ import functools
 import re
 
 from vit_jax.weights import configs, layers
-from vit_jax.weights.families.swin import depths
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, table
@@ -89,7 +88,7 @@ def _doubling(fields: dict) -> list[int]:
 
 def infer(flat: dict) -> dict:
   """Returns the model's fields that its parameters determine."""
-  width, stages = columns(flat, 'stem/conv/kernel'), depths(flat)
+  width, stages = columns(flat, 'stem/conv/kernel'), layers.depths(flat, 'norm1/scale')
   numbers = range(len(stages))
   kernels = [flat[f'stage{s + 1}_block_0/attention/query/kernel'] for s in numbers]
   heads = [x.shape[1] for x in kernels]
@@ -191,11 +190,7 @@ def _authors_config(fields, image_size, class_names) -> dict:
 
 
 _format = functools.partial(
-  Format,
-  family='mvit',
-  infer=infer,
-  grid=grid,
-  alike=('class_residual', 'mlp_ratio'),
+  Format, family='mvit', infer=infer, grid=grid, alike=('class_residual', 'mlp_ratio')
 )
 FORMATS = (
   _format(

@@ -1,7 +1,6 @@
 """ResNet with BatchNorm, in the formats of timm (and torchvision) and of transformers."""
 
 import functools
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -41,12 +40,10 @@ HF = table(below(HF_BARE, 'resnet.'), layers.dense('classifier.1', 'head'))
 
 def infer(flat: dict) -> dict:
   """Returns the model's fields that its parameters determine; no array shows dilation."""
-  stages = [
-    int(n) for n in re.findall(r'stage(\d+)_block_\d+/conv3/kernel', ' '.join(flat))
-  ]
-  numbers = range(1, max(stages) + 1)
+  depths = layers.depths(flat, 'conv3/kernel')
+  numbers = range(1, len(depths) + 1)
   return dict(
-    depths=tuple(stages.count(s) for s in numbers),
+    depths=depths,
     widths=tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers),
     stem_width=flat['stem/conv/kernel'].shape[3],
     output_stride=max(32, 2 << len(numbers)),

@@ -185,13 +185,6 @@ def our_stages(flat: dict) -> list[Stage]:
 # -- the model's fields ---------------------------------------------------------------
 
 
-def depths(flat: dict) -> tuple[int, ...]:
-  """Returns the number of blocks of each stage."""
-  blocks = [re.match(r'stage(\d+)_block_\d+/norm1/scale', name) for name in flat]
-  numbers = [int(match[1]) for match in blocks if match]
-  return tuple(numbers.count(s) for s in range(1, max(numbers, default=0) + 1))
-
-
 def infer(flat: dict) -> dict:
   """Returns the fields that parameters determine; windows of V2 are not among them."""
   stages = our_stages(flat)
@@ -200,7 +193,7 @@ def infer(flat: dict) -> dict:
   return dict(
     version=2 if second else 1,
     width=width,
-    depths=depths(flat),
+    depths=layers.depths(flat, 'norm1/scale'),
     num_heads=tuple(stage.heads for stage in stages),
     windows=None if second else tuple(max(stage.window) for stage in stages),
     patch_size=flat['stem/embedding/kernel'].shape[:2],
@@ -381,8 +374,8 @@ def _write_hf(flat, fields) -> Table:
 
 def _indices(flat: dict) -> dict[str, np.ndarray]:
   """Returns the row of a table that a query and a key have, which hub files of V1 hold."""
-  arrays = {}
-  for s, (stage, depth) in enumerate(zip(our_stages(flat), depths(flat), strict=True)):
+  arrays, depths = {}, layers.depths(flat, 'norm1/scale')
+  for s, (stage, depth) in enumerate(zip(our_stages(flat), depths, strict=True)):
     if stage.window is None:
       return {}
     h, w = stage.window
@@ -395,11 +388,7 @@ def _indices(flat: dict) -> dict[str, np.ndarray]:
 
 
 _format = functools.partial(
-  Format,
-  family='swin',
-  infer=infer,
-  grid=grid,
-  alike=('borders', 'mlp_ratio'),
+  Format, family='swin', infer=infer, grid=grid, alike=('borders', 'mlp_ratio')
 )
 FORMATS = (
   _format(
