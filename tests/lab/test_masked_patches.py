@@ -75,9 +75,10 @@ def test_corruption_has_the_shares_of_the_paper():
 
 def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   index = jnp.array([5, 0, 7])
-  together = masked_patches.of_examples(index, 8, 16)
+  of_examples = jax.jit(masked_patches.of_examples, static_argnums=(1, 2))
+  together = of_examples(index, 8, 16)
   for i, one in enumerate(index):
-    alone = masked_patches.of_examples(one[None], 8, 16)
+    alone = of_examples(one[None], 8, 16)
     for a, b in zip(together, alone, strict=True):
       np.testing.assert_array_equal(a[i], b[0])
   assert (together.masked[0] != together.masked[1]).any()

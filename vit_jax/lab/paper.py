@@ -14,7 +14,6 @@ if __name__ == '__main__':
   cli.exit_on_interrupt()  # before the imports, which take a while
 
 from vit_jax import files
-from vit_jax.errors import choose
 from vit_jax.lab import runner, sweep, table
 from vit_jax.lab.published import CLAIMS, Claim
 from vit_jax.tools import out_folder
@@ -35,13 +34,12 @@ def main(argv: list[str]) -> int:
   parser = cli.Parser('vit_jax paper', description=title, epilog=epilog)
   add = parser.add_argument
   add('--out', metavar='DIR', default='runs/paper', help='default: %(default)s')
-  add('--only', metavar='NAME,NAME', help=f'ablations, of {", ".join(names)}')
+  only = dict(type=cli.words(names), default=names, metavar='NAME,NAME')
+  add('--only', help=f'ablations, of {", ".join(names)}', **only)
   args = parser.parse_args(argv)
   out = out_folder.check(args.out)
-  if args.only:
-    names = [choose('ablation', name, names) for name in args.only.split(',')]
   results = {}
-  for name in names:
+  for name in args.only:
     words = ['--ablation', name, *_CELLS.get(name, [])]
     command = ' '.join(['vit_jax sweep', *words])
     print(f'\n== {command}', flush=True)

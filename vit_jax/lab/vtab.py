@@ -227,11 +227,13 @@ class Report:
 
   def accuracies(self) -> dict[str, list[float]]:
     """Returns {task: test accuracies of its runs, per cent}."""
-    shares = {
-      name: [100 * row[REPORTED] for row in results.rows() if REPORTED in row]
-      for name, results in self.results.items()
-    }
-    return {name: values for name, values in shares.items() if values}
+    accuracies = {}
+    for name, results in self.results.items():
+      final = f'final-{results.best}' if results.grid.final else None
+      rows = [row for row in results.rows() if final in (None, row['cell'])]
+      if rows:
+        accuracies[name] = [100 * row[REPORTED] for row in rows]
+    return accuracies
 
   def means(self) -> dict[str, table.Mean]:
     """Returns the mean of all tasks, and of each group that is complete, by title."""
