@@ -79,6 +79,7 @@ def test_parts_of_a_mixture():
   ]
   data = pipeline.train(parts, 'train', PP, 8)
   assert data.num_classes == 6
+  assert all(line.startswith('digits: ') for line in data.describe())
   assert data.class_names == ['5', '6', '7', '8', '9', '0']
   assert data.num_examples == len(expected('train', [*UPPER, 0])[0])
 

@@ -118,24 +118,9 @@ def test_only_large_orders_are_scattered():
   assert type(order.shuffled(order.EXACT + 1, 0)) is order.Scattered
 
 
-@pytest.mark.parametrize('hosts', [1, 2, 4])
-def test_hosts_read_disjoint_slices_of_the_same_batch(hosts):
-  batches = []
-  for host in range(hosts):
-    first, size = order.host_slice(8, host, hosts)
-    batches.append(list(order.batch_positions(2, 5, 8, first, size)))
-  joined = np.concatenate([np.stack(x) for x in batches], axis=1)
-  np.testing.assert_array_equal(joined, np.arange(16, 40).reshape(3, 8))
-
-
 def test_hosts_that_cannot_share_a_batch():
   with pytest.raises(ValueError, match=naming('batch_size=6', 4)):
     order.host_slice(6, 0, 4)
-
-
-def test_sequential_ends_in_padding():
-  indices = order.Sequential(3).indices(np.arange(5))
-  np.testing.assert_array_equal(indices, [0, 1, 2, -1, -1])
 
 
 SIZES = {'train': 101, 'test': 7}
