@@ -3,14 +3,12 @@
 import json
 import os
 import re
-import shutil
-import signal
 
 import pytest
 
-from tests.support import commands, naming, runs, stand_in
+from tests.support import commands, stand_in
 from vit_jax.lab import sweep
-from vit_jax.train import loop, program
+from vit_jax.train import program
 
 CONFIG = '--config=digits:debug'
 
@@ -199,48 +197,3 @@ def test_an_ablation_is_a_sweep_with_the_papers_numbers(trained, tmp_path, capsy
   _, printed, _ = run(capsys, tmp_path / 'b', *argv, '--set', 'optim.wd=0,0.5')
   assert re.findall(r'^  (\S+)', printed, re.M) == ['gap-optim.wd=0.5-seed0']
   assert not (tmp_path / 'b').exists()
-
-
-# --- real runs ------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('one_device')
-def test_stopped_and_repeated_it_ends_with_the_same_results(
-  tmp_path, capsys, monkeypatch
-):
-  def results(out):
-    rows = commands.results(out)
-    assert all(float(row.pop('seconds')) > 0 for row in rows)
-    return rows
-
-  tiny = {word.partition('=')[0]: word for word in (*runs.SMALL, *runs.SHORT)}
-  tiny['evals'] = f'evals={runs.EVALS}'
-  tiny.pop('optim.ema', None)
-  argv = [CONFIG, '--ablation', 'head', '--cells', 'token,gap', '--set', *tiny.values()]
-  assert run(capsys, tmp_path / 'a', *argv)[0] == 0
-  whole = results(tmp_path / 'a')
-  assert [row['cell'] for row in whole] == ['token', 'gap']
-
-  pause = loop.Loop._pause
-
-  def stopping(self):
-    pause(self)
-    if self.workdir.name == 'gap-seed0' and self.step == 3:
-      os.kill(os.getpid(), signal.SIGTERM)
-
-  first = next((tmp_path / 'a').rglob('token-seed0'))  # is not trained again
-  shutil.copytree(first, tmp_path / 'b' / first.relative_to(tmp_path / 'a'))
-  (tmp_path / 'b/runs/token-seed0' / 'result.json').unlink()
-  with monkeypatch.context() as patch:
-    patch.setattr(loop.Loop, '_pause', stopping)
-    code, _, error = run(capsys, tmp_path / 'b', *argv)
-  assert code == 75
-  assert re.search(naming('gap-seed0', 'step 3', 'same command'), error)
-  assert [row['cell'] for row in results(tmp_path / 'b')] == ['token']
-  assert run(capsys, tmp_path / 'b', *argv)[0] == 0
-  assert results(tmp_path / 'b') == whole
-  # A run of another config is refused in this command's words.
-  code, _, error = run(capsys, tmp_path / 'b', *argv, 'optim.wd=0.5')
-  assert code == 2
-  assert re.search(naming('token-seed0', 'optim.wd', '--out', '--set'), error)
