@@ -63,8 +63,7 @@ def test_state_without_ema(tmp_path):
     saved.restore_params(abstract_of(state).params, ema=True)
 
 
-@pytest.mark.parametrize('count', [1, 4])
-def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
+def test_restore_onto_another_mesh(tmp_path, monkeypatch):
   monkeypatch.setattr(sharding, 'FSDP_MIN_SIZE', 8)
   state = make_state(3)
   mesh = sharding.make_mesh(2, 4)
@@ -72,13 +71,13 @@ def test_restore_onto_another_mesh(tmp_path, count, monkeypatch):
   saved = checkpoints.Checkpoints(tmp_path)
   assert saved.save(placed, {})
   saved.close()
-  other = sharding.make_mesh(1, count, devices=jax.devices()[:count])
+  other = sharding.make_mesh(1, 4, devices=jax.devices()[:4])
   abstract = abstract_of(state, other, 'fsdp')
   restored, _ = saved.restore(abstract)
   assert_same(restored, state)
   kernel = restored.params['head']['kernel']
   assert kernel.sharding == abstract.params['head']['kernel'].sharding
-  assert len(kernel.sharding.device_set) == count
+  assert len(kernel.sharding.device_set) == 4
 
 
 def test_buffers_may_be_donated_while_the_save_runs(tmp_path):
