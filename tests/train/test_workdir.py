@@ -307,7 +307,8 @@ def damage(path, name: str) -> None:
 def damages(folder, tmp_path):
   """Yields (name, damaged copy) for every file, and a folder for every way to damage it.
 
-  Files of a step, which tests/checkpoint covers, are damaged in a few ways each.
+  Each is damaged in every second way, and files of a step, which tests/checkpoint covers,
+  in a few.
   """
   own = [path for path in folder.iterdir() if path.is_file()]
   saved = min((folder / 'checkpoints').iterdir(), key=lambda path: int(path.name))
@@ -317,7 +318,7 @@ def damages(folder, tmp_path):
     for way, name in enumerate([*CONTENT, *IN_ITS_PLACE]):
       if (folder / path).is_dir() and name in CONTENT:
         continue
-      if len(path.parts) > 3 and (way + number) % 5:
+      if (way + number) % (5 if len(path.parts) > 3 else 2):
         continue
       copy = shutil.copytree(folder, tmp_path / f'{number} {name}')
       damage(copy / path, name)
