@@ -123,7 +123,7 @@ class Folder(Source):
     places = [os.path.join(directory, name) for name in names]
     listed = list(self._pool.map(images_below, places))
     left_out.update(sum((others for _, others in listed), Counter()))
-    misplaced.update(_files_in(directory))
+    misplaced.update(map(extension, _entries(directory)[1]))
     if empty := [i for i, (images, _) in enumerate(listed) if not images]:
       others = sum((listed[i][1] for i in empty), Counter())
       there = f', only {describe(others)}' if others else ''
@@ -169,18 +169,23 @@ def split_directories(root: str) -> dict[str, str]:
 
 def folders(directory: str) -> list[str]:
   """Returns the sorted names of the folders in a directory."""
+  return sorted(_entries(directory)[0])
+
+
+def _entries(directory: str) -> tuple[list[str], list[str]]:
+  """Returns the names of the folders and of the files in a directory but hidden ones."""
+  names: tuple[list[str], list[str]] = [], []
   try:
     with os.scandir(directory) as entries:
-      return sorted(e.name for e in entries if is_folder(e) and not is_hidden(e.name))
+      for entry in entries:
+        if not is_hidden(entry.name):
+          try:
+            names[not entry.is_dir()].append(entry.name)
+          except OSError:  # a link to itself
+            names[1].append(entry.name)
   except OSError as error:
     raise UserError(f'folder: {directory}: {error.strerror}.') from None
-
-
-def _files_in(directory: str) -> Counter:
-  """Returns {extension: number} of the files directly in a directory."""
-  with os.scandir(directory) as entries:
-    names = [e.name for e in entries if not is_folder(e)]
-  return Counter(extension(name) for name in names if not is_hidden(name))
+  return names
 
 
 def _class_names(directories: dict[str, str]) -> list[str]:
@@ -203,14 +208,6 @@ def is_hidden(name: str) -> bool:
   return name.startswith('.') or name == '__MACOSX'
 
 
-def is_folder(entry: os.DirEntry) -> bool:
-  """Whether an entry is a folder or a link to one; False for a link to itself."""
-  try:
-    return entry.is_dir()
-  except OSError:
-    return False
-
-
 def images_below(directory: str) -> tuple[list[str], Counter]:
   """Lists the files below a directory. Links are followed once, hidden files left out.
 
@@ -224,20 +221,13 @@ def images_below(directory: str) -> tuple[list[str], Counter]:
     if (real := os.path.realpath(here)) in visited:
       continue  # a link to a folder above it
     visited.add(real)
-    try:
-      with os.scandir(here) as entries:
-        for entry in entries:
-          name = entry.name
-          if is_hidden(name):
-            continue
-          if is_folder(entry):
-            todo.append(f'{prefix}{name}/')
-          elif name.lower().endswith(endings):
-            images.append(prefix + name)
-          else:
-            others[extension(name)] += 1
-    except OSError as error:
-      raise UserError(f'folder: {here}: {error.strerror}.') from None
+    inside, files = _entries(here)
+    todo += [f'{prefix}{name}/' for name in inside]
+    for name in files:
+      if name.lower().endswith(endings):
+        images.append(prefix + name)
+      else:
+        others[extension(name)] += 1
   return images, others
 
 
