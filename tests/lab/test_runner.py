@@ -174,9 +174,8 @@ def test_the_best_cell_is_run_again(ends, tmp_path):
 
   results = run(tmp_path, final=final)
   assert results.best == 'a'
-  assert [
-    row['seed'] for row in [row for row in results.rows() if row['cell'] == 'final-a']
-  ] == [7, 8]
+  seeds = [row['seed'] for row in results.rows() if row['cell'] == 'final-a']
+  assert seeds == [7, 8]
   text = (tmp_path / 'table.md').read_text()
   assert '| a | 50.00 | 1 | best |' in text
   assert '| final-a | 50.00 ± 0.00 | 2 |  |' in text
