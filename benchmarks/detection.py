@@ -149,16 +149,16 @@ def main(argv: list[str]) -> int:
   batch = batch_of(args.batch, size, args.objects, PLACES)
   mine = ours(args.variant, batch)
   other = theirs(args.variant, args.batch, size, args.objects)
-  found = turns.compare(
+  timing = turns.compare(
     turns.timed(lambda: mine(args.steps)),
     turns.timed(lambda: other(args.steps)),
     args.rounds,
   )
   match = match_seconds(args.batch, args.objects)
-  step = found['ours'] / args.steps
+  step = timing['ours'] / args.steps
   print(
     f'a step of {args.variant}, {args.batch} x {size[0]} x {size[1]}: {step:.2f} s, '
-    f'transformers {found["theirs"] / args.steps:.2f} s, {turns.text(found)}; matching '
+    f'transformers {timing["theirs"] / args.steps:.2f} s, {turns.text(timing)}; matching '
     f'{1e3 * match:.2f} ms, {match / step:.2%} of our step'
   )
   return 0

@@ -127,15 +127,17 @@ def main(argv: list[str]) -> int:
       make_images(folder, args.images)
     size = args.batch, args.batches
     for mode, (pp, transform) in MODES.items():
-      found = turns.compare(
+      timing = turns.compare(
         turns.timed(ours(folder, pp, *size), cpu_seconds),
         turns.timed(theirs(folder, transform, *size), cpu_seconds),
         args.rounds,
       )
-      rate = lambda side, found=found: args.batch * args.batches / found[side] / cores()
+      rate = lambda side, timing=timing: (
+        args.batch * args.batches / timing[side] / cores()
+      )
       print(
         f'{mode:20} images/s per core: {rate("ours"):.0f}, torchvision '
-        f'{rate("theirs"):.0f}, {turns.text(found)}',
+        f'{rate("theirs"):.0f}, {turns.text(timing)}',
         flush=True,
       )
   return 0

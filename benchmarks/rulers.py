@@ -53,7 +53,8 @@ def cycles_of(schedule: str) -> int:
 
   A loop whose trips are not a constant counts once.
   """
-  totals, trips = [0], [1]  # of each loop that is open, the outermost first
+  # Cycles and trip count per enclosing loop, the outermost first.
+  totals, trips = [0], [1]
   for line in schedule.splitlines():
     if not (match := _BUNDLE.match(line)):
       continue
@@ -102,8 +103,8 @@ def count(text: str, schedules: dict[str, int], generation: tpu.Generation) -> d
   for run in runs:
     schedule = schedules.get(run.name, alike.get(_kind(run, bodies)))
     off_chip = hlo.moved_bytes(run, shapes, off_chip=True) / generation.bytes_per_cycle
-    known = re.search(r'"estimated_cycles":"(\d+)"', run.text)
-    own = int(known[1]) if known else max(schedule or 0, off_chip)
+    estimated = re.search(r'"estimated_cycles":"(\d+)"', run.text)
+    own = int(estimated[1]) if estimated else max(schedule or 0, off_chip)
     unscheduled += run.times * own * (schedule is None)
     estimate += run.times * own
     common += run.times * max(own if schedule is None else schedule, off_chip)
@@ -164,8 +165,8 @@ def main(argv: list[str]) -> int:
       for side, lower in sides.items():
         lowered = lower(subject, args.batch, tpu.devices(name)[:1])
         program = lowered.compile()
-        found = count(program.as_text(), take_schedules(folder), generation)
-        rows.append({'tpu': name, 'side': side, **found, **_memory(program)})
+        cycles = count(program.as_text(), take_schedules(folder), generation)
+        rows.append({'tpu': name, 'side': side, **cycles, **_memory(program)})
         if not args.json:
           print(_text(rows[-1]), flush=True)
   finally:

@@ -16,7 +16,7 @@ import turns
 from vit_jax import cli
 from vit_jax.tools import bench
 
-RATE, DECAY = 1e-3, 0.1  # of AdamW, as on our side
+RATE, DECAY = 1e-3, 0.1  # AdamW's, as in our step
 
 
 class Timm:
@@ -109,15 +109,15 @@ def main(argv: list[str]) -> int:
     if theirs.params != subject.params:
       print(f'note: {subject.params:,} parameters here, {theirs.params:,} there')
     ours = bench.Step(subject, mode, args.batch)
-    found = turns.compare(
+    timing = turns.compare(
       turns.timed(lambda step=ours: step.turn(args.steps)),
       turns.timed(lambda side=theirs: side.run(args.steps)),
       args.rounds,
     )
-    rate = lambda side, found=found: args.batch * args.steps / found[side]
+    rate = lambda side, timing=timing: args.batch * args.steps / timing[side]
     print(
       f'{args.model} {mode} {args.dtype} batch {args.batch}: {rate("ours"):.3g} images/s, '
-      f'timm {rate("theirs"):.3g}, {turns.text(found)}',
+      f'timm {rate("theirs"):.3g}, {turns.text(timing)}',
       flush=True,
     )
   return 0

@@ -45,9 +45,9 @@ def compare(ours: Callable, theirs: Callable, rounds: int) -> dict[str, float]:
   }
 
 
-def text(found: dict[str, float]) -> str:
+def text(timing: dict[str, float]) -> str:
   """Returns the ratios as text."""
   return (
-    f'ratio {found["ratio"]:.2f} ({found["low"]:.2f}-{found["high"]:.2f}), by CPU time '
-    f'{found["cpu_ratio"]:.2f}'
+    f'ratio {timing["ratio"]:.2f} ({timing["low"]:.2f}-{timing["high"]:.2f}), by CPU time '
+    f'{timing["cpu_ratio"]:.2f}'
   )

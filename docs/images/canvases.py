@@ -19,7 +19,13 @@ from vit_jax.detection import inference
 from vit_jax.explain.colours import COLOURS
 
 SHOWN, SIDE, GAP = 6, 192, 8
-PALETTE = [*COLOURS[:-1], '#F0E442', '#999999', '#882255', '#FFFFFF']  # of ten digits
+PALETTE = [
+  *COLOURS[:-1],
+  '#F0E442',
+  '#999999',
+  '#882255',
+  '#FFFFFF',
+]  # Ten colours, one for each digit.
 
 
 def painted(segments: np.ndarray) -> np.ndarray:
@@ -51,11 +57,13 @@ def main(detector: str, segmenter: str, target: str):
   examples = source.read(np.arange(SHOWN))
   images = [example['image'] for example in examples]
   loaded = vit_jax.load(detector)
-  found = inference.detect_images(loaded, images)
+  detections = inference.detect_images(loaded, images)
   drawn = []
   for i, image in enumerate(images):
-    kept = found.scores[i] > 0.5
-    drawn.append(outlined(image, found.boxes[i][kept], found.labels[i][kept]))
+    certain = detections.scores[i] > 0.5
+    drawn.append(
+      outlined(image, detections.boxes[i][certain], detections.labels[i][certain])
+    )
   loaded = vit_jax.load(segmenter)
   logits, _ = loaded.model.apply(
     loaded.variables, vit_jax.preprocess(images, pp='value_range(-1, 1)')

@@ -164,9 +164,9 @@ def detect(arrays: Arrays, config: dict) -> tuple[Format, Arrays, list[str]]:
   for format in all_formats():
     if has(format.marker) and not (format.lacks and has(format.lacks)):
       return format, arrays, skipped
-  known = sorted({f'{f.name} ({f.family})' for f in all_formats()})
+  formats = sorted({f'{f.name} ({f.family})' for f in all_formats()})
   kind = {k: config[k] for k in ('model_type', 'architecture') if k in config}
   raise ValueError(
     f'its arrays are of no known format: {kind or ""} their names begin with '
-    f'{list(arrays)[:4]}. Known formats: {", ".join(known)}'
+    f'{list(arrays)[:4]}. Known formats: {", ".join(formats)}'
   )
