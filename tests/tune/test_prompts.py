@@ -103,9 +103,9 @@ def test_no_prompts_are_linear_probing():
 
 def test_prompts_that_nothing_attends_to_are_none():
   with hidden():
-    unseen = vpt()
-  np.testing.assert_allclose(unseen, plain()[0], atol=1e-5)
-  assert np.abs(vpt() - unseen).max() > 1e-2  # and they are attended to
+    hid = vpt()
+  np.testing.assert_allclose(hid, plain()[0], atol=1e-5)
+  assert np.abs(vpt() - hid).max() > 1e-2  # and they are attended to
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_pooling_takes_the_tokens_that_are_named(pool):
 
 
 @pytest.mark.parametrize('pool', [None, 'both'])
-def test_a_mean_of_tokens_leaves_prompts_out_unless_asked(pool):
+def test_a_mean_of_tokens_leaves_prompts_out_by_default(pool):
   fields = dict(patch_size=(8, 8), width=32, depth=1, mlp_dim=32, num_heads=2)
   model = models.build('vit', classifier='gap', num_classes=3, **fields)
   tuned = attach(model, method='vpt', number=4, pool=pool)
@@ -198,9 +198,9 @@ def test_positions_of_patches_are_as_without_prompts(fields):
 
   with hidden():
     variables = {'params': {**params, 'head': head, 'tune': added}}
-    found, _ = jax.jit(tuned.apply)(variables, images)
+    logits, _ = jax.jit(tuned.apply)(variables, images)
   expected, _ = jax.jit(model.apply)({'params': {**params, 'head': head}}, images)
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 def test_a_frame_surrounds_the_image():

@@ -70,9 +70,9 @@ def train(method, mesh=None, **section):
   optimizer = optim.build(
     **dict(name='adamw', lr=0.1, wd=0.1, ema=0.5) | section, total_steps=10
   )
-  given = trees.flatten(params())
+  initial = trees.flatten(params())
   args = *attach(method), optimizer, SPEC, batch()
-  return tuning.steps(*args, number=2, mesh=mesh, initial=given)
+  return tuning.steps(*args, number=2, mesh=mesh, initial=initial)
 
 
 def test_only_the_trained_have_gradients_moments_and_an_average():

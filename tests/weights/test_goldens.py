@@ -70,6 +70,6 @@ def test_agrees_with_the_reference_code(name, size, fields, published, expected)
   with jax.enable_x64(True):
     exact = model.clone(dtype=np.dtype('float64'))
     params, images = jax.tree.map(np.float64, (params, images))
-    found = jax.jit(exact.apply)({'params': params}, images)[0][0, :2]
+    logits = jax.jit(exact.apply)({'params': params}, images)[0][0, :2]
   # Printed to 1e-6, by code whose one-pass variance loses another 2e-6.
-  np.testing.assert_allclose(found, expected, atol=3e-6, rtol=0)
+  np.testing.assert_allclose(logits, expected, atol=3e-6, rtol=0)

@@ -102,7 +102,7 @@ def server(cache, monkeypatch):
 
 
 @pytest.mark.parametrize('name', bad_server.GOOD)
-def test_good_answers_are_kept(server, cache, name):
+def test_good_answers_stay_in_the_cache(server, cache, name):
   path = download.locate(f'gs://b/{name}.npz')
   assert path.read_bytes() == bad_server.WHOLE
   assert files_in(cache) == [f'{name}.npz']
