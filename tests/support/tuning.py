@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tests.support.goldens import GOLDEN
@@ -76,30 +75,22 @@ def of_reference(method: str) -> dict:
   return added
 
 
-def spec_of(examples: int, side: int) -> dict:
-  """Returns the spec of batches of square images with three channels."""
-  row = jax.ShapeDtypeStruct((examples,), jnp.float32)
-  image = jax.ShapeDtypeStruct((examples, side, side, 3), jnp.float32)
-  label = jax.ShapeDtypeStruct((examples,), jnp.int32)
-  return {'image': image, 'label': label, 'mask': row}
-
-
-def batch_of(spec: dict) -> dict:
-  """Returns a random batch of five classes."""
+def batch_of(examples: int, side: int) -> dict:
+  """Returns a random batch of square images of five classes."""
   rng = np.random.default_rng(0)
-  shape = spec['image'].shape
-  image = rng.uniform(-1, 1, shape).astype(np.float32)
-  label = rng.integers(0, 5, shape[0]).astype(np.int32)
-  return {'image': image, 'label': label, 'mask': np.ones(shape[0], np.float32)}
+  image = rng.uniform(-1, 1, (examples, side, side, 3)).astype(np.float32)
+  label = rng.integers(0, 5, examples).astype(np.int32)
+  return {'image': image, 'label': label, 'mask': np.ones(examples, np.float32)}
 
 
-def steps(model, rules, optimizer, spec, batch, *, number, mesh=None, initial=None):
+def steps(model, rules, optimizer, batch, *, number, mesh=None, initial=None):
   """Returns (state before, state after, metrics of the first step).
 
   Args:
     initial: {name: value} of parameters; None: drawn, with a head that is not zero.
   """
-  task, key = tasks.build('classify', model, spec), jax.random.key(0)
+  spec, key = jax.eval_shape(lambda: batch), jax.random.key(0)
+  task = tasks.build('classify', model, spec)
   mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
 
   def init():

@@ -23,18 +23,13 @@ def section_for(name, method):
   return section
 
 
-SPEC = tuning.spec_of(8, 32)
+BATCH = tuning.batch_of(8, 32)
 
 
-def batch():
-  return tuning.batch_of(SPEC)
-
-
-def steps(model, rules, number=2, mesh=None, batch=batch, accum=1, ema=None):
+def steps(model, rules, number=2, mesh=None, batch=BATCH, accum=1):
   """Returns the states before and after steps of SGD, from a head that is not zero."""
-  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum, ema=ema)
-  run = tuning.steps(model, rules, optimizer, SPEC, batch(), number=number, mesh=mesh)
-  return run[:2]
+  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, accum=accum)
+  return tuning.steps(model, rules, optimizer, batch, number=number, mesh=mesh)[:2]
 
 
 @functools.cache
@@ -130,7 +125,7 @@ def test_batch_statistics_are_those_of_the_whole_batch():
   _, eight = steps(tuned, rules, 1, sharding.make_mesh(2, 4))
   stats = trees.flatten(one.batch_stats)
   assert set(stats) == {f'tune/norm_{i}/{s}' for i in (0, 1) for s in ('mean', 'var')}
-  images = batch()['image']
+  images = BATCH['image']
   own = {k: v for k, v in before.variables()['params'].items() if k != 'tune'}
   _, out = jax.jit(tuned.model.apply)({'params': own}, images)
   dense, x = before.params['tune']['dense_0'], np.asarray(out['pre_logits'])
@@ -144,7 +139,7 @@ def test_batch_statistics_are_those_of_the_whole_batch():
 
 
 def test_a_step_that_is_skipped_changes_no_statistics():
-  nan = lambda: batch() | {'image': np.full_like(batch()['image'], np.nan)}
+  nan = BATCH | {'image': np.full_like(BATCH['image'], np.nan)}
   before, after = steps(*mlp(), number=1, batch=nan)
   assert after.counters['skipped'] == 1
   for name, x in trees.flatten(after.batch_stats).items():
@@ -153,7 +148,7 @@ def test_a_step_that_is_skipped_changes_no_statistics():
 
 def test_micro_batches_update_statistics_in_turn():
   tuned, rules = mlp()
-  same = lambda: {k: np.repeat(v[:4], 2, axis=0) for k, v in batch().items()}
+  same = {k: np.repeat(v[:4], 2, axis=0) for k, v in BATCH.items()}
   _, twice = steps(tuned, rules, 1, batch=same, accum=2)
   before, once = steps(tuned, rules, 1, batch=same)
   flat = trees.flatten(once.batch_stats)

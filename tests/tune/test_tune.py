@@ -13,7 +13,8 @@ from vit_jax import errors, models, optim, sharding, tasks, trees, tune
 from vit_jax.checkpoint import checkpoints
 
 B = 16
-SPEC = tuning.spec_of(B, 8)
+BATCH = tuning.batch_of(B, 8)
+SPEC = jax.eval_shape(lambda: BATCH)
 MODEL = models.build('vit', 'mu/4', num_classes=5, depth=2, width=32, mlp_dim=32)
 TASK = tasks.build('classify', MODEL, SPEC)
 
@@ -28,10 +29,6 @@ def params():
   kernel = jax.random.normal(jax.random.key(1), values['head']['kernel'].shape)
   values['head']['kernel'] = kernel  # with zeros nothing before the head has a gradient
   return values
-
-
-def batch():
-  return tuning.batch_of(SPEC)
 
 
 # -- rules ------------------------------------------------------------------------------
@@ -71,7 +68,7 @@ def train(method, mesh=None, **section):
     **dict(name='adamw', lr=0.1, wd=0.1, ema=0.5) | section, total_steps=10
   )
   initial = trees.flatten(params())
-  args = *attach(method), optimizer, SPEC, batch()
+  args = *attach(method), optimizer, BATCH
   return tuning.steps(*args, number=2, mesh=mesh, initial=initial)
 
 
@@ -88,7 +85,7 @@ def test_only_the_trained_have_gradients_moments_and_an_average():
 
   # The logged norm, by which the gradient is clipped, is of the head's alone.
   def loss(values):
-    one = TASK.prepare({**batch(), 'weight': np.full(B, 1 / B, np.float32)}, None)
+    one = TASK.prepare({**BATCH, 'weight': np.full(B, 1 / B, np.float32)}, None)
     return TASK.loss({'params': values}, one, jax.random.key(0))[0]
 
   grads = jax.jit(jax.grad(loss))(params())
