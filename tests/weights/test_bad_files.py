@@ -84,7 +84,7 @@ def survived(folder, every: int, table) -> int:
 
 
 def test_some_hostile_files(tmp_path):
-  assert survived(tmp_path, 8, fault_table.Table([], '')) > 40
+  assert survived(tmp_path, 8, fault_table.Table([])) > 40
 
 
 @pytest.mark.faults
