@@ -6,6 +6,7 @@ from tests.support import naming, runs
 from tests.support.documents import blocks
 from vit_jax import config, evaluators, losses, tasks
 from vit_jax.data import sources
+from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.train import run, schema
 
@@ -18,6 +19,8 @@ def mine(tmp_path, monkeypatch):
   tables = losses.LOSSES, tasks.TASKS, evaluators.EVALUATORS, sources.SOURCES
   for table in tables:
     monkeypatch.setattr(table, 'data', dict(table.data))
+  registry.parse('decode')  # registers the ops of this package
+  monkeypatch.setattr(registry, 'OPS', dict(registry.OPS))
   runs.on_one_device(monkeypatch)
   path = tmp_path / 'mine.py'
   path.write_text('\n\n'.join(blocks(PAGE, 'py')))
