@@ -1,4 +1,4 @@
-"""Hybrids, ViTs on a ResNet, against published counts, names and reference outputs."""
+"""BiT, ResNets and hybrids (ViTs on a ResNet) against published counts, names and reference outputs."""
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,26 @@ from vit_jax.nn.resnet import StdConv, standardise
 
 
 @pytest.mark.parametrize(
-  ('variant', 'count'),
-  # Of google-research/vision_transformer; 1000 classes, 224 px.
-  [('R+Ti/16', 6_337_704), ('R26+S/32', 36_431_912), ('R50+B/16', 98_659_112)],
+  ('model', 'variant', 'count'),
+  # 1000 classes, 224 px. vit: google-research/vision_transformer; resnet_gn and R26:
+  # big_vision; R50x3: timm.
+  [
+    ('vit', 'R+Ti/16', 6_337_704),
+    ('vit', 'R26+S/32', 36_431_912),
+    ('vit', 'R50+B/16', 98_659_112),
+    ('resnet_gn', 'R26', 15_995_176),
+    ('resnet_gn', 'R50', 25_557_032),
+    ('bit', 'R50x3', 217_319_080),
+    ('bit', 'R26', 15_987_496),
+  ],
 )
-def test_parameter_counts_are_the_published_ones(variant, count):
-  params = abstract_params(vit_jax.create_model('vit', variant, scan=True))
+def test_parameter_counts_are_the_published_ones(model, variant, count):
+  fields = {'scan': True} if model == 'vit' else {}
+  params = abstract_params(vit_jax.create_model(model, variant, **fields))
   assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
-def test_names_and_shapes_are_the_published_ones():
+def test_names_and_shapes_of_hybrids_are_the_published_ones():
   model = vit_jax.create_model('vit', 'R50+B/16', representation_size=768)
   shapes = abstract_params(model)
   shapes = {k: v.shape for k, v in trees.flatten(shapes).items()}
@@ -45,6 +55,44 @@ def test_names_and_shapes_are_the_published_ones():
   assert root_only['embedding']['kernel'].shape == (8, 8, 64, 192)
   table = root_only['Transformer']['posembed_input']['pos_embedding']
   assert table.shape == (1, 50, 192)  # patches of 32 px in truth
+
+
+def test_names_and_shapes_of_bit_are_the_published_ones():
+  shapes = abstract_params(vit_jax.create_model('bit', 'R50', num_classes=21_843))
+  shapes = {k: v.shape for k, v in trees.flatten(shapes).items()}
+  expected = {
+    'root_block/standardized_conv2d/kernel': (7, 7, 3, 64),
+    'block1/unit01/a/proj/standardized_conv2d/kernel': (1, 1, 64, 256),
+    'block1/unit01/a/group_norm/scale': (64,),
+    'block1/unit01/a/standardized_conv2d/kernel': (1, 1, 64, 64),
+    'block3/unit06/b/standardized_conv2d/kernel': (3, 3, 256, 256),
+    'block4/unit03/c/standardized_conv2d/kernel': (1, 1, 512, 2048),
+    'block4/unit03/c/group_norm/bias': (512,),
+    'group_norm/scale': (2048,),
+    'head/conv2d/kernel': (1, 1, 2048, 21_843),
+    'head/conv2d/bias': (21_843,),
+  }
+  assert {k: shapes[k] for k in expected} == expected
+
+
+def test_what_pads_the_pool_matters_at_the_border_only(golden):
+  rename = lambda name: (
+    name.removeprefix('resnet/').replace('/gamma', '/scale').replace('/beta', '/bias')
+  )
+  params = trees.unflatten({rename(k): v for k, v in golden('bit_timm').items()})
+  fields = dict(blocks=(2, 1), width=32, num_classes=10)
+  image = golden('bit_timm.expected')['image'][:, :, :32]
+  zeros, nothing = (
+    np.asarray(jax.jit(model.apply)({'params': params}, image)[1]['stem'])
+    for model in (
+      vit_jax.create_model('bit', **fields),
+      vit_jax.create_model('bit', zero_pad_pool=False, **fields),
+    )
+  )
+  border = np.zeros_like(nothing)
+  border[:, 1:, 1:] = -np.inf  # even sizes: the windows reach over two sides
+  np.testing.assert_array_equal(zeros, np.maximum(nothing, border))
+  assert (zeros != nothing).any()
 
 
 def test_features_of_the_stem():
@@ -138,3 +186,13 @@ def test_a_constant_kernel_has_a_finite_gradient(eps_in_root):
   value, grad = jax.value_and_grad(loss)(jnp.zeros((3, 3, 2, 4)))
   assert value == 0
   assert np.isfinite(grad).all()
+
+
+def test_unknown_resnets_are_refused():
+  with pytest.raises(UserError, match=naming('R51', 'R50')):
+    vit_jax.create_model('resnet_gn', 'R51')
+  for name in ('50', 'R50x0', 'R50x', 'R50/16'):
+    with pytest.raises(UserError, match=naming(f"'{name}'", 'R26', 'R50x3')):
+      vit_jax.create_model('bit', name)
+  with pytest.raises(UserError, match=naming('blocks[1]=0')):
+    vit_jax.create_model('resnet_gn', blocks=[3, 0])

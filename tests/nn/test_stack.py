@@ -1,4 +1,4 @@
-"""Results of a block that its backward pass keeps, and branches that are dropped."""
+"""Results of a block that its backward pass keeps, for each remat policy."""
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +15,20 @@ def block(x, narrow, up, down, each):
   return jnp.tanh(jnp.einsum('bnd,bdf->bnf', x, each))
 
 
-def kept(policy) -> list[tuple[int, ...]]:
-  """Returns the shapes of what is kept of the block, but for its arguments."""
+def saved_shapes(policy) -> list[tuple[int, ...]]:
+  """Returns the shapes of the residuals of `block`, without its arguments."""
   arguments = [jnp.ones(shape) for shape in (X, NARROW, UP, DOWN, EACH)]
   _, pullback = jax.vjp(jax.checkpoint(block, policy=policy), *arguments)
-  found = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
+  shapes = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
   for argument in arguments:
-    found.remove(argument.shape)
-  return sorted(found)
+    shapes.remove(argument.shape)
+  return sorted(shapes)
 
 
 @pytest.mark.parametrize(
   ('name', 'scan', 'shapes'),
   [
-    # Of the products, that to twelve channels; not that to as many, nor one of batches.
+    # Only the product that widens, to 12 channels: no other dense one, no batched one.
     ('none', True, [(2, 5, 12)]),
     ('dots', True, [(2, 5, 4), (2, 5, 4), (2, 5, 12)]),
     ('dots', False, [(2, 5, 4), (2, 5, 4), (2, 5, 12)]),
@@ -36,8 +36,8 @@ def kept(policy) -> list[tuple[int, ...]]:
     ('dots_saveable', False, [(2, 5, 4), (2, 5, 4), (2, 5, 12), (2, 5, 12)]),
   ],
 )
-def test_what_is_kept(name, scan, shapes):
-  assert kept(remat_policy(name, scan)) == shapes
+def test_residuals_of_a_policy(name, scan, shapes):
+  assert saved_shapes(remat_policy(name, scan)) == shapes
 
 
 def test_a_loop_is_left_to_the_compiler():

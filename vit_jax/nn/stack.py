@@ -10,9 +10,12 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import ATTENDED, CONVOLVED, WEIGHTS
 
-# Recomputed in the backward pass: 'none': no product; 'full': everything; 'dots': all but
-# the results of dense layers; 'dots_saveable': all but the results of any product or
-# convolution. 'everything_saveable' is JAX's name: nothing, not even what XLA would.
+# How much of a block the backward pass recomputes, from nothing to everything:
+# everything_saveable: nothing, not even the elementwise operations that XLA would.
+# none: elementwise operations, as XLA chooses; a scan also recomputes some products.
+# dots_saveable: all but the results of products (attention's too) and of convolutions.
+# dots: all but the results of dense layers.
+# full: the whole block, from its input.
 REMAT = ('none', 'full', 'dots', 'dots_saveable', 'everything_saveable')
 
 
