@@ -31,8 +31,7 @@ class Registry(UserDict):
     entry = choose(self.noun, name, self.data, _OTHERS)
     if isinstance(entry, str):
       module, _, attribute = entry.partition(':')
-      entry = getattr(importlib.import_module(module), attribute)
-      self.data[name] = entry
+      entry = self.data[name] = getattr(importlib.import_module(module), attribute)
     return entry
 
   def register(self, name: str, entry: Any) -> None:
@@ -42,6 +41,14 @@ class Registry(UserDict):
     self.data[name] = entry
 
   def signature(self, name: str) -> inspect.Signature:
-    """Returns the keyword-only parameters of an entry, which a config may set."""
-    parameters = inspect.signature(self[name]).parameters.values()
-    return inspect.Signature([p for p in parameters if p.kind is p.KEYWORD_ONLY])
+    """Returns the keyword-only parameters of an entry, which a config may set.
+
+    A class that passes `**options` to its base has the parameters of the base, too.
+    """
+    entry, keys = self[name], {}
+    for reader in entry.__mro__ if isinstance(entry, type) else [entry]:
+      parameters = inspect.signature(reader).parameters.values()
+      keys = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY} | keys
+      if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+        break
+    return inspect.Signature(list(keys.values()))

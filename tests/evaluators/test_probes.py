@@ -1,4 +1,4 @@
-"""Linear probes against scikit-learn and NumPy; what they share with neighbours."""
+"""Linear probes and nearest neighbours against scikit-learn and NumPy."""
 
 import functools
 import re
@@ -10,17 +10,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from tests.support import naming, probes, runs
-from tests.support.probes import (
-  CLASSES,
-  TEST,
-  TRAIN,
-  assert_declared,
-  example,
-  predict,
-  run,
-)
+from tests.support.probes import TEST, TRAIN, example, predict, run
 from vit_jax.errors import Preempted, UserError
-from vit_jax.evaluators import linear_probe, logistic, lsr, neighbours
+from vit_jax.evaluators import knn, logistic, lsr
 from vit_jax.train import schema
 
 
@@ -43,8 +35,8 @@ def chunks_of_30_rows(monkeypatch):
 
 
 def scikit_learn(x, y, l2):
-  found = LogisticRegression(C=1 / l2, tol=1e-9, max_iter=10_000).fit(x, y)
-  return found, _centered(found.coef_.T), _centered(found.intercept_)
+  fitted = LogisticRegression(C=1 / l2, tol=1e-9, max_iter=10_000).fit(x, y)
+  return fitted, _centered(fitted.coef_.T), _centered(fitted.intercept_)
 
 
 def _centered(x):  # a number added to all logits changes nothing
@@ -105,17 +97,15 @@ def test_a_fit_can_be_left_and_says_how_far_it_came(meshes):
 
 
 @pytest.mark.parametrize('named_val', [False, True])
-def test_linear_probe_by_logistic_regression(data, capfd, named_val):
+def test_linear_probe(data, capfd, named_val):
   section, x, y = data
   rows = np.arange(TRAIN)
-  held_out = np.isin(rows, np.random.default_rng(3).permutation(TRAIN)[:15])
+  held_out = np.isin(rows, np.random.default_rng(0).permutation(TRAIN)[:12])
   if named_val:
     section = section | {'train': 'train[:45]', 'val': 'train[45:60]'}
     held_out = rows >= 45
   l2 = [1e-3, 0.1, 1.0, 1.0, 1e3]
-  options = dict(l2=l2, seed=3, val_share=0.25)
-  metrics = run('linear_probe', section, **options)
-  assert_declared('linear_probe', metrics)
+  metrics = run('linear_probe', {'a': section}, l2=l2)
 
   def accuracy(strength, fit_to, tested):
     mean, std = x[fit_to].mean(0), x[fit_to].std(0) + lsr.STD_EPSILON
@@ -129,49 +119,21 @@ def test_linear_probe_by_logistic_regression(data, capfd, named_val):
   assert metrics['a_top1_val'] == pytest.approx(on_val[best])
   expected = accuracy(best, rows, np.arange(TRAIN, TRAIN + TEST))
   assert metrics['a_top1'] == pytest.approx(expected)
-  assert metrics['a_gradient'] <= linear_probe.TOLERANCE
+  assert metrics['a_gradient'] <= logistic.TOLERANCE
   assert capfd.readouterr().err == ''
 
 
-@pytest.mark.parametrize('standardize', [True, False])
-def test_linear_probe_by_ridge(data, standardize):
-  section, x, y = data
-  section = section | {'train': 'train[:40]', 'val': 'train[40:60]'}
-  options = dict(solver='ridge', standardize=standardize)
-  metrics = run('linear_probe', section, **options)
-  assert_declared('linear_probe', metrics)
-
-  def accuracy(l2, n, tested):
-    fit_to = np.float64(x[:n])
-    mean, std = (fit_to.mean(0), fit_to.std(0) + 1e-5) if standardize else (0, 1)
-    z = np.column_stack([(x - mean) / std, np.full(len(x), 100.0)])
-    target = np.where(np.eye(CLASSES, dtype=bool)[y[:n]], 1.0, -1.0)
-    gram = z[:n].T @ z[:n] + l2 * np.eye(z.shape[1])
-    scores = z @ np.linalg.solve(gram, z[:n].T @ target)
-    return (scores.argmax(-1) == y)[tested].mean()
-
-  on_val = np.array([accuracy(l2, 40, slice(40, 60)) for l2 in lsr.SWEEP_L2])
-  best = lsr.SWEEP_L2[np.flatnonzero(on_val == on_val.max())[-1]]
-  assert metrics['a_l2'] == best
-  assert metrics['a_top1_val'] == pytest.approx(on_val.max())
-  assert metrics['a_top1'] == pytest.approx(accuracy(best, 60, slice(60, 90)))
-
-
 def test_one_penalty_holds_nothing_out(data):
-  section, *_ = data
-  with pytest.raises(UserError, match=naming('val_share=0.001', 60)):
-    run('linear_probe', section, val_share=0.001)
-  found = [
-    run('linear_probe', section, l2=[0.5], val_share=share) for share in (0.2, 0.5)
-  ]
-  assert found[0] == found[1]
-  assert 'a_top1_val' not in found[0]
+  few = {'a': data[0] | {'train': 'train[:2]'}}
+  with pytest.raises(UserError, match=naming('a', 2, 'val')):
+    run('linear_probe', few)
+  assert 'a_top1_val' not in run('linear_probe', few, l2=[0.5])
 
 
 def test_a_fit_that_did_not_converge_is_said(data, capfd):
   section, *_ = data
   options = dict(l2=[1e-4, 10.0], max_iterations=3)
-  metrics = run('linear_probe', section, **options)
+  metrics = run('linear_probe', {'a': section}, **options)
   line = capfd.readouterr().err
   assert re.search(naming('linear probe a', '0.0001', 'max_iterations', '1e-05'), line)
   assert line.count('\n') == 1
@@ -179,14 +141,19 @@ def test_a_fit_that_did_not_converge_is_said(data, capfd):
 
 
 @pytest.mark.parametrize(
-  ('type', 'factor'),
-  [('knn', np.inf), ('linear_probe', np.inf), ('linear_probe', 1e20)],
+  ('type', 'factor', 'options'),
+  [
+    ('knn', np.inf, {}),
+    ('linear_probe', np.inf, {}),
+    ('linear_probe', 1e20, {}),
+    ('fewshot', np.inf, {'shots': [1]}),
+  ],
 )
-def test_features_that_are_not_finite_give_nan(data, type, factor):
+def test_features_that_are_not_finite_give_nan(data, type, factor, options):
   def bad(params, batch):
     return {'pre_logits': predict(params, batch)['pre_logits'] * factor}
 
-  metrics = run(type, data[0], predict=bad)
+  metrics = run(type, {'a': data[0]}, predict=bad, **options)
   assert np.isnan(list(metrics.values())).all()
 
 
@@ -195,7 +162,9 @@ def test_the_scale_of_features_does_not_matter(data):
     return {'pre_logits': predict(params, batch)['pre_logits'] * 1e9}
 
   for type, options in (('knn', {}), ('linear_probe', dict(l2=[1.0]))):
-    metrics = [run(type, data[0], predict=p, **options) for p in (predict, large)]
+    metrics = [
+      run(type, {'a': data[0]}, predict=p, **options) for p in (predict, large)
+    ]
     names = [name for name in metrics[0] if re.fullmatch('.*(nn|top1)', name)]
     assert [metrics[0][n] for n in names] == [metrics[1][n] for n in names]
 
@@ -205,7 +174,7 @@ def test_several_labels_are_refused(tmp_path):
   np.savez(tmp_path / 'm.npz', images=images, labels=np.eye(90) > 0)
   section = {'source': f'arrays:{tmp_path}/m.npz', 'train': 'train', 'test': 'train'}
   with pytest.raises(UserError, match=naming('one label')):
-    run('knn', section)
+    run('knn', {'a': section})
 
 
 def test_evaluations_of_a_run():
@@ -227,13 +196,8 @@ def test_evaluations_of_a_run():
 # Nearest neighbours, against scikit-learn and NumPy.
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
-  monkeypatch.setattr(neighbours, 'KEYS', 64)  # the last chunk of 150 keys is padded
-  monkeypatch.setattr(neighbours, 'QUERIES', 8)
-
-
-def test_neighbours_are_those_of_a_full_sort_on_every_mesh(small_chunks, meshes):
+def test_neighbours_are_those_of_a_full_sort_on_every_mesh(meshes, monkeypatch):
+  monkeypatch.setattr(knn, 'QUERIES', 8)  # the last of 41 are padded
   keys, _ = example(150, 12, 5)
   keys[140] = keys[20]  # equally near: the lower row comes first
   keys[60] = 0
@@ -242,26 +206,18 @@ def test_neighbours_are_those_of_a_full_sort_on_every_mesh(small_chunks, meshes)
   unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
   exact = unit(np.float64(queries)) @ unit(np.float64(keys)).T
   order = np.argsort(-exact, axis=1, kind='stable')[:, :20]
-  found = []
+  results = []
   for mesh in meshes:
     with jax.set_mesh(mesh):
-      found.append(neighbours.nearest(keys, queries, 20, mesh))
-  for similarities, rows in found:
+      results.append(knn.nearest(keys, queries, 20, mesh))
+  for similarities, rows in results:
     np.testing.assert_array_equal(rows, order)
     # Sums of 12 products of numbers up to 1, in float32.
     expected = np.take_along_axis(exact, order, axis=1)
     np.testing.assert_allclose(similarities, expected, atol=1e-6)
-    np.testing.assert_array_equal(similarities, found[0][0])
+    np.testing.assert_array_equal(similarities, results[0][0])
   assert order[3, :2].tolist() == [20, 140]
   assert order[4].tolist() == list(range(20))  # a query of zeros is equally near to all
-
-
-def test_what_fills_up_a_chunk_is_no_neighbour(small_chunks, meshes):
-  # Zeros would be nearer than keys in the opposite direction.
-  keys = np.ones((neighbours.KEYS + 3, 4), np.float32)
-  similarities, rows = neighbours.nearest(keys, -keys[:1], 5, meshes[0])
-  np.testing.assert_allclose(similarities, -1, rtol=1e-6)
-  np.testing.assert_array_equal(rows, [range(5)])
 
 
 @pytest.mark.parametrize('temperature', [0.07, None])
@@ -277,8 +233,8 @@ def test_votes_are_those_of_scikit_learn(meshes, k, temperature):
     weights='uniform' if temperature is None else weights,
   )
   expected = reference.fit(keys, labels).predict(queries)
-  similarities, rows = neighbours.nearest(keys, queries, 20, meshes[0])
-  votes = neighbours.vote(similarities[:, :k], labels[rows][:, :k], temperature)
+  similarities, rows = knn.nearest(keys, queries, 20, meshes[0])
+  votes = knn.vote(similarities[:, :k], labels[rows][:, :k], temperature)
   np.testing.assert_array_equal(votes, expected)
 
 
@@ -287,15 +243,14 @@ def test_votes_in_closed_form():
   labels = np.array([[2, 1, 1], [7, 4, 5]])
   # exp(0.9 / T) against exp(0.8 / T) + exp(0.7 / T): equal at T = 0.2078.
   for temperature, first in ((0.20, 2), (0.22, 1), (None, 1), (1e-4, 2)):
-    votes = neighbours.vote(similarities, labels, temperature)
+    votes = knn.vote(similarities, labels, temperature)
     assert votes.tolist() == [first, 4]  # the lowest class wins a tie
 
 
 @pytest.mark.parametrize('devices', [1, 8])
 def test_knn(data, devices):
   section, x, y = data
-  metrics = run('knn', section, devices, k=[1, 9])
-  assert_declared('knn', metrics)
+  metrics = run('knn', {'a': section}, devices, k=[1, 9])
   reference = KNeighborsClassifier(
     9, metric='cosine', algorithm='brute', weights=lambda d: np.exp((1 - d) / 0.07)
   )

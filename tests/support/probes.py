@@ -1,4 +1,4 @@
-"""Problems for probes, and an evaluator on a model of one layer."""
+"""Problems for the tests of probes, and evaluators of a model of one layer."""
 
 import functools
 import re
@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax import evaluators, sharding
 
 CLASSES, TRAIN, TEST = 3, 60, 30
-# Of a fixed random layer, whose outputs are the features.
+# Parameters of a fixed random layer, whose outputs are the features.
 PARAMS = np.random.default_rng(7).normal(size=(12, 9)).astype(np.float32)
 
 
@@ -35,29 +35,36 @@ def predict(params, batch):
   return {'tokens': x[:, None], 'pre_logits': x, 'logits': x[:, :3]}
 
 
-def write(folder):
-  """Returns (a data set's section, features [90, D], labels); the first 60 are its train split."""
-  rng = np.random.default_rng(0)
-  labels = np.arange(TRAIN + TEST) % CLASSES
+def write(folder, seed=0, train=TRAIN):
+  """Writes noisy copies of one image per class, 30 of them for the test split.
+
+  Returns:
+    (a data set's section, features of all images, their labels).
+  """
+  rng = np.random.default_rng(seed)
+  labels = np.arange(train + TEST) % CLASSES
   centers = rng.uniform(60, 190, (CLASSES, 2, 2, 3))
   images = centers[labels] + rng.normal(size=(len(labels), 2, 2, 3)) * 60
   images = np.clip(images, 0, 255).astype(np.uint8)
-  path = folder / 'a.npz'
-  np.savez(path, images=images, labels=labels)
+  path = folder / f'{seed}.npz'
+  names = [f'kind{c}' for c in range(CLASSES)]
+  np.savez(path, images=images, labels=labels, class_names=names)
   x = np.tanh((images.reshape(len(labels), -1) / 127.5 - 1) @ PARAMS)
-  splits = {'train': f'train[:{TRAIN}]', 'test': f'train[{TRAIN}:]'}
+  splits = {'train': f'train[:{train}]', 'test': f'train[{train}:]'}
   return {'source': f'arrays:{path}', **splits}, np.float32(x), labels
 
 
-def run(type, section, devices=1, predict=predict, **options):
+def build(type, sections, devices=1, **options):
   mesh = sharding.make_mesh(devices=jax.devices()[:devices])
-  data = dict(datasets={'a': section}, pp='value_range(-1, 1)', batch_size=16)
-  with jax.set_mesh(mesh):  # as in a run
-    evaluator = evaluators.build(type, mesh, **data | options)
-    return evaluator.run(predict, PARAMS)
+  data = dict(datasets=sections, pp='value_range(-1, 1)', batch_size=16)
+  return evaluators.build(type, mesh, **data | options)
 
 
-def assert_declared(type, metrics):
-  for name in metrics:
-    patterns = evaluators.metrics(type)
-    assert sum(re.fullmatch(p, name) is not None for p in patterns) == 1, name
+def run(type, sections, devices=1, predict=predict, **options):
+  """Returns the numbers of an evaluator, each of which it declares once."""
+  evaluator = build(type, sections, devices, **options)
+  with jax.set_mesh(evaluator.mesh):  # as in a run
+    numbers = evaluator.run(predict, PARAMS)
+  for name in numbers:
+    assert sum(re.fullmatch(p, name) is not None for p in evaluator.METRICS) == 1, name
+  return numbers

@@ -1,12 +1,8 @@
 """Measurements of a model: the config's `evals`. See `contracts.Evaluator`."""
 
-import inspect
 from collections.abc import Callable
 
-from jax.sharding import Mesh
-
 from vit_jax.evaluators.base import Metric, find
-from vit_jax.evaluators.class_match import Classes
 from vit_jax.registry import Registry
 
 EVALUATORS = Registry(
@@ -26,34 +22,19 @@ EVALUATORS = Registry(
 _TRAIN = {'loss': Metric(larger_is_better=False)}
 
 
-def build(
-  type: str,
-  mesh: Mesh,
-  check_stop: Callable[[], None] | None = None,
-  model: Classes | None = None,
-  **section,
-):
+def build(type: str, mesh, check_stop: Callable | None = None, model=None, **section):
   """Returns the evaluator of that type, see `contracts.Evaluator`.
 
   Args:
-    model: the classes of the model, for evaluators that compare them with the data's.
     **section: the rest of its config section, without `every`.
   """
-  evaluator, args = EVALUATORS[type], [mesh, check_stop or (lambda: None)]
-  if 'model' in inspect.signature(evaluator).parameters:
-    args.append(model)
-  return evaluator(*args, **section)
-
-
-def metrics(type: str) -> dict[str, Metric]:
-  """Returns how the numbers of that type of evaluator are read, by regex of names."""
-  return EVALUATORS[type].METRICS
+  return EVALUATORS[type](mesh, check_stop or (lambda: None), model, **section)
 
 
 def declarations(source: str, evals: dict) -> dict[str, Metric]:
   """Returns the metrics of 'train' or an evaluation, by regex; {} of an unknown source."""
   if source in evals:
-    return metrics(evals[source]['type'])
+    return EVALUATORS[evals[source]['type']].METRICS
   return _TRAIN if source == 'train' else {}
 
 

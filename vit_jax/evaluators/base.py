@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from jax.sharding import Mesh
@@ -46,14 +46,8 @@ def find(metrics: dict[str, Metric], name: str) -> Metric:
   return next(matches, Metric())
 
 
-def open_batches(
-  mesh: Mesh, check: Callable | None = None, **data
-) -> pipeline.EvalBatches:
-  """Opens the data of an evaluation, `pipeline.evaluate(**data)`.
-
-  Args:
-    check: called with the source; raises for one that the evaluator cannot use.
-  """
+def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
+  """Opens the data of an evaluation, `pipeline.evaluate(**data)`."""
   divisor, size = sharding.batch_divisor(mesh), data['batch_size']
   if size % divisor:
     raise UserError(
@@ -61,8 +55,6 @@ def open_batches(
       f'mesh, such as {max(1, round(size / divisor)) * divisor}.'
     )
   batches = pipeline.evaluate(**sharding.host_of_batch(mesh), **data)
-  if check:
-    check(batches.source)
   most = max(-(-batches.num_examples // divisor) * divisor, _PADDED)
   if size > most:
     raise UserError(
@@ -99,9 +91,20 @@ class OneSplit:
   """
 
   def __init__(
-    self, mesh: Mesh, check_stop: Callable[[], None], data: dict, check=None
+    self,
+    mesh: Mesh,
+    check_stop: Callable[[], None],
+    model: Any = None,
+    *,
+    data: Annotated[dict, pipeline.check_evaluate],
   ):
-    self.batches = open_batches(mesh, check, **data)
+    """Opens the data.
+
+    Args:
+      model: the `class_match.Classes` of the model; None: unknown.
+      data: the arguments of `data.pipeline.evaluate`.
+    """
+    self.batches = open_batches(mesh, **data)
     self.mesh, self._check_stop = mesh, check_stop
     # `predict` is static: one compilation for all runs of one evaluator.
     self._step = jax.jit(

@@ -1,16 +1,17 @@
 """Frozen features of whole splits, from which every probe of a representation starts."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import sharding
-from vit_jax.check import Count, Section, nonempty
+from vit_jax.check import Count, Section, Size, nonempty
 from vit_jax.data import pipeline, sources
+from vit_jax.data.ops import registry
 from vit_jax.data.sources import subset
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators.base import open_batches, stepped
@@ -38,33 +39,38 @@ class Probe:
   A subclass has `measure(name, splits, extract)`, which returns the numbers of one data
   set; `extract(batches)` returns its features [N, D] float32 and labels int32 [N].
 
-  Args:
-    datasets: {name: arguments of `kind`}.
-    pp, batch_size: preprocessing of all images, and how many at once, over all devices.
-    feature: name of a [B, D] output of `predict`.
-    kind: `DataSet`, or a subclass with more splits.
-    splits: the fields of `kind` that are splits; one that is None is left out.
-
   Attributes:
     datasets: {name: {split: its batches}}.
   """
+
+  DATA: ClassVar[type] = DataSet  # the kind of its data sets
 
   def __init__(
     self,
     mesh: jax.sharding.Mesh,
     check_stop: Callable[[], None],
-    datasets: dict,
-    pp: str,
-    batch_size: int,
-    feature: str,
-    kind: type = DataSet,
-    splits: Sequence[str] = ('train', 'test'),
+    model=None,
+    *,
+    datasets: DataSets,
+    pp: Annotated[str, registry.check],
+    batch_size: Size,
+    feature: str = 'pre_logits',
   ):
+    """Opens the data.
+
+    Args:
+      datasets: {name: arguments of `DATA`}.
+      pp: preprocessing. The reference code's:
+        'decode|resize(256)|central_crop(224)|value_range(-1, 1)'.
+      batch_size: images at once, over all devices.
+      feature: name of a [B, D] output of `predict`.
+    """
     self.mesh, self.check_stop, self._feature = mesh, check_stop, feature
     self.datasets: dict[str, dict[str, pipeline.EvalBatches]] = {}
     for name, section in datasets.items():
-      data = dataclasses.asdict(kind(**section)) | {'pp': pp, 'batch_size': batch_size}
-      named = {split: data.pop(split) for split in splits}
+      data = dataclasses.asdict(self.DATA(**section))
+      data |= {'pp': pp, 'batch_size': batch_size}
+      named = {x: data.pop(x) for x in ('train', 'val', 'test') if x in data}
       self.datasets[name] = {
         split: open_batches(mesh, split=expression, **data)
         for split, expression in named.items()
@@ -126,22 +132,3 @@ class Probe:
         f'{did_you_mean(name, usable)}'
       )
     return out[name].astype(jnp.float32), batch['label'], batch['mask']
-
-
-def spread(x: np.ndarray, multiple: int, mesh) -> jax.Array:
-  """Returns rows [N, ...] over the mesh's devices as a batch is, zeros after the last.
-
-  Args:
-    x: the same on every host.
-    multiple: each device gets the same multiple of this number of rows.
-  """
-  step = multiple * sharding.batch_divisor(mesh)
-  total = -(-len(x) // step) * step
-
-  def part(index):
-    rows = x[index[0]]
-    missing = len(range(*index[0].indices(total))) - len(rows)
-    return np.pad(rows, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else rows
-
-  shape = (total, *x.shape[1:])
-  return jax.make_array_from_callback(shape, sharding.batch_sharding(mesh), part)

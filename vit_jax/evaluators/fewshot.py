@@ -1,5 +1,6 @@
 """Few-shot linear regression on frozen features, the paper's cheap probe of quality."""
 
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
@@ -7,12 +8,12 @@ from typing import Annotated, ClassVar
 import jax
 import numpy as np
 
-from vit_jax.check import Choice, Count, Seed, Size, nonempty
-from vit_jax.data.ops import registry
+from vit_jax import sharding
+from vit_jax.check import Choice, Count, Seed, nonempty
 from vit_jax.errors import UserError
 from vit_jax.evaluators import lsr
 from vit_jax.evaluators.base import Metric
-from vit_jax.evaluators.features import DataSets, Probe
+from vit_jax.evaluators.features import Probe
 
 PROTOCOLS = {'fixed': (lsr.FIXED_L2,), 'sweep': lsr.SWEEP_L2}  # ridges to choose from
 
@@ -34,34 +35,30 @@ class FewShot(Probe):
 
   def __init__(
     self,
-    mesh: jax.sharding.Mesh,
-    check_stop: Callable[[], None],
+    mesh,
+    check_stop,
+    model=None,
     *,
-    datasets: DataSets,
-    pp: Annotated[str, registry.check],
-    batch_size: Size,
     shots: Annotated[Sequence[Count], nonempty] = (1, 5, 10, 25),
     seeds: Annotated[Sequence[Seed], nonempty] = (0, 1, 2),
     protocol: Annotated[str, Choice(PROTOCOLS)] = 'fixed',
-    feature: str = 'pre_logits',
+    **options,
   ):
-    """Opens the data; arguments not named here are those of `Probe`.
+    """Opens the data; `options` are those of `Probe`.
 
     Args:
-      pp: preprocessing. The reference code's:
-        'decode|resize(256)|central_crop(224)|value_range(-1, 1)'.
       shots: examples per class.
       seeds: of the choice of examples.
       protocol: 'fixed' or 'sweep'.
     """
     self.protocol, self.l2 = protocol, PROTOCOLS[protocol]
     self.shots, self.seeds = tuple(shots), tuple(seeds)
-    if protocol == 'sweep' and len(datasets) < 2:
+    if protocol == 'sweep' and len(options['datasets']) < 2:
       raise UserError(
         f"few-shot protocol 'sweep' chooses the ridge of each data set by the others: "
-        f"{sorted(datasets)} has none; use protocol='fixed'."
+        f"{list(options['datasets'])} has none; use protocol='fixed'."
       )
-    super().__init__(mesh, check_stop, datasets, pp, batch_size, feature)
+    super().__init__(mesh, check_stop, model, **options)
     for name, splits in self.datasets.items():
       train = splits['train']
       if train.source.labels is not None:
@@ -100,19 +97,18 @@ class FewShot(Probe):
     train_x, train_y = extract(train)
     self._check_counts(name, train, train_y)
     # A small dense problem: every host solves it for itself.
-    device = lsr.one_device(self.mesh)
-    test_xy = jax.device_put(extract(test), device)
+    own = sharding.make_mesh(devices=self.mesh.local_devices[:1])
+    place = functools.partial(jax.device_put, device=sharding.replicated(own))
+    test_xy = place(extract(test))
     results = {shots: [] for shots in self.shots}
     for seed in self.seeds:
       chosen = lsr.draw(train_y, train.num_classes, self.shots, seed)
       for shots, rows in chosen.items():
         self.check_stop()
-        few = train_x[rows], train_y[rows]
-        results[shots].append(
-          lsr.accuracies_alone(
-            few, test_xy, self.l2, device, num_classes=train.num_classes
-          )
-        )
+        few, l2 = place((train_x[rows], train_y[rows])), place(np.float32(self.l2))
+        with jax.set_mesh(own):
+          right = lsr.accuracies(*few, *test_xy, l2, num_classes=train.num_classes)
+        results[shots].append(right)
     return {shots: np.stack(jax.device_get(rows)) for shots, rows in results.items()}
 
   def _check_counts(self, name, train, labels) -> None:

@@ -1,49 +1,54 @@
 """k-nearest-neighbour classification on frozen features: a probe with nothing to fit."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
-from vit_jax.check import Range, Size, nonempty
-from vit_jax.data.ops import registry
+from vit_jax import sharding
+from vit_jax.check import Range, nonempty
 from vit_jax.errors import UserError
-from vit_jax.evaluators import neighbours
 from vit_jax.evaluators.base import Metric
-from vit_jax.evaluators.features import DataSets, Probe
+from vit_jax.evaluators.features import Probe
+
+# Queries at once on each device, and similarities. They do not depend on the mesh, so that
+# every mesh computes the same products.
+QUERIES, SIMILARITIES = 256, 2**26
 
 
 class KNN(Probe):
   """Accuracy on a test split of a vote of the most similar training examples.
 
-  The protocol of DINO (arXiv 2104.14294; Wu et al., arXiv 1805.01978): similarity is the
-  cosine of features, a neighbour's vote has the weight exp(similarity / temperature).
-  The search is exact.
+  The protocol of DINO (arXiv 2104.14294) and Wu et al. (arXiv 1805.01978, section 3.4):
+  similarity is the cosine of features, a neighbour's vote has the weight
+  exp(similarity / temperature), and the class with the largest sum wins. The search is
+  exact. All training features lie on every device: 3.9 GB for ImageNet at width 768.
   """
 
   METRICS: ClassVar = {r'.+_\d+nn': Metric(percent=True, larger_is_better=True)}
 
   def __init__(
     self,
-    mesh: jax.sharding.Mesh,
-    check_stop: Callable[[], None],
+    mesh,
+    check_stop,
+    model=None,
     *,
-    datasets: DataSets,
-    pp: Annotated[str, registry.check],
-    batch_size: Size,
     k: Annotated[Sequence[Annotated[int, Range(1, 2**14)]], nonempty] = (10, 20),
     temperature: Annotated[float, Range(0, 1e6, '(]')] | None = 0.07,
-    feature: str = 'pre_logits',
+    **options,
   ):
-    """Opens the data; arguments not named here are those of `Probe`.
+    """Opens the data; `options` are those of `Probe`.
 
     Args:
       k: numbers of neighbours. The papers': 10, 20, 100 and 200, of which 20 was best.
       temperature: of the weights; None: each neighbour has one vote.
     """
     self.k, self.temperature = tuple(k), temperature
-    super().__init__(mesh, check_stop, datasets, pp, batch_size, feature)
+    super().__init__(mesh, check_stop, model, **options)
     for name, splits in self.datasets.items():
       self._check_count(name, splits['train'].num_examples)
 
@@ -52,14 +57,14 @@ class KNN(Probe):
     train_x, train_y = extract(splits['train'])
     self._check_count(name, len(train_y))
     test_x, test_y = extract(splits['test'])
-    similarities, rows = neighbours.nearest(
+    similarities, rows = nearest(
       train_x, test_x, max(self.k), self.mesh, self.check_stop
     )
     if not np.isfinite(similarities).all():
       return {f'{k}nn': np.nan for k in self.k}
     labels, metrics = train_y[rows], {}
     for k in self.k:
-      votes = neighbours.vote(similarities[:, :k], labels[:, :k], self.temperature)
+      votes = vote(similarities[:, :k], labels[:, :k], self.temperature)
       metrics[f'{k}nn'] = float(np.mean(jax.device_get(votes) == test_y))
     return metrics
 
@@ -68,3 +73,81 @@ class KNN(Probe):
       raise UserError(
         f'knn {name}: k={list(self.k)} neighbours of {examples} training examples.'
       )
+
+
+def nearest(
+  keys: np.ndarray,
+  queries: np.ndarray,
+  k: int,
+  mesh,
+  check_stop: Callable[[], None] = lambda: None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the k keys most similar to each query: similarities and rows, both [n, k].
+
+  The most similar come first, ties in the order of rows. In float32 at highest precision.
+  The similarity of a row that is not finite is inf, and that of a row of zeros is 0.
+
+  Args:
+    keys: [N, D] float32, the same on every host; N >= k. queries: [n, D] float32.
+  """
+  place = lambda x, s: jax.make_array_from_callback(x.shape, s, x.__getitem__)
+  keys, queries = _normalized(keys), _normalized(queries)
+  placed = place(keys, sharding.replicated(mesh))
+  rows = min(QUERIES, max(1, SIMILARITIES // len(keys))) * sharding.batch_divisor(mesh)
+  parts = []
+  for first in range(0, len(queries), rows):
+    check_stop()
+    part = queries[first : first + rows]
+    part = np.pad(part, [(0, rows - len(part)), (0, 0)])
+    part = place(part, sharding.batch_sharding(mesh))
+    parts.append(jax.device_get(_nearest(part, placed, k, mesh)))
+  values, columns = (
+    np.concatenate(x)[: len(queries)] for x in zip(*parts, strict=True)
+  )
+  return values, columns
+
+
+def _normalized(x: np.ndarray) -> np.ndarray:
+  """Returns rows of norm 1, or 0; NaN where a row is not finite."""
+  norm = np.sqrt(np.einsum('nd,nd->n', x, x, dtype=np.float64))[:, None]
+  with np.errstate(invalid='ignore'):  # inf / inf
+    return x / np.where(norm == 0, 1, norm).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnames=('k', 'mesh'))
+def _nearest(queries, keys, k, mesh):
+  def mine(queries, keys):
+    s = jnp.dot(queries, keys.T, precision='highest')
+    return jax.lax.top_k(jnp.where(jnp.isnan(s), jnp.inf, s), k)
+
+  batch, shared = sharding.batch_sharding(mesh).spec, PartitionSpec()
+  best = jax.shard_map(mine, mesh=mesh, in_specs=(batch, shared), out_specs=batch)
+  return jax.lax.with_sharding_constraint(
+    best(queries, keys), sharding.replicated(mesh)
+  )
+
+
+@jax.jit
+def vote(similarities, labels, temperature: float | None):
+  """Returns the class [n] that the neighbours of each query choose.
+
+  The lowest of classes with equal sums wins.
+
+  Args:
+    similarities: [n, k], the largest first.
+    labels: int [n, k], the neighbours' classes.
+    temperature: of the weights; None: each neighbour has one vote.
+  """
+
+  def winner(neighbours):
+    s, y = neighbours  # [k], [k]
+    # Relative to the nearest: exp(1 / temperature) may overflow.
+    weights = (
+      jnp.ones_like(s) if temperature is None else jnp.exp((s - s[0]) / temperature)
+    )
+    # For each neighbour the total weight of its class.
+    sums = jnp.where(y[:, None] == y[None, :], weights, 0).sum(-1)
+    return jnp.where(sums == sums.max(), y, jnp.iinfo(y.dtype).max).min()
+
+  at_once = max(1, 2**22 // similarities.shape[1] ** 2)  # comparisons of neighbours
+  return jax.lax.map(winner, (similarities, labels), batch_size=at_once)

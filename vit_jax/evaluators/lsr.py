@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import sharding
-
 # A constant feature so large that the ridge hardly touches its weight, the bias.
 BIAS = 100.0
 STD_EPSILON = 1e-5
@@ -36,10 +34,8 @@ def draw(
   return {k: np.concatenate([m[:k] for m in members]) for k in shots}
 
 
-@functools.partial(jax.jit, static_argnames=('num_classes', 'standardize'))
-def accuracies(
-  train_x, train_y, test_x, test_y, l2, *, num_classes: int, standardize: bool = True
-) -> jax.Array:
+@functools.partial(jax.jit, static_argnames='num_classes')
+def accuracies(train_x, train_y, test_x, test_y, l2, *, num_classes: int) -> jax.Array:
   """Returns the fraction of right answers for each ridge, [R] float32.
 
   With X [N, D] whitened by its own mean and standard deviation and extended by the
@@ -51,9 +47,8 @@ def accuracies(
   Args:
     train_x: [N, D-1]. train_y: int [N]. test_x: [n, D-1]. test_y: int [n].
     l2: ridges [R], positive.
-    standardize: False: the features as they are, not whitened.
   """
-  fit = fitted(train_x, train_y, test_x, num_classes, standardize)
+  fit = fitted(train_x, train_y, test_x, num_classes)
 
   def accuracy(ridge):  # one ridge at a time: all scores at once might not fit
     s = scores(fit, ridge)
@@ -63,29 +58,10 @@ def accuracies(
   return jax.lax.map(accuracy, jnp.float32(l2))
 
 
-def one_device(mesh) -> jax.sharding.NamedSharding:
-  """Returns the sharding of this host's own arrays, on its first device of a mesh."""
-  return sharding.replicated(sharding.make_mesh(devices=mesh.local_devices[:1]))
-
-
-def accuracies_alone(train, test, l2, device, **options):
-  """Returns `accuracies`, [R], computed by this host for itself on `one_device`.
-
-  Args:
-    train, test: (features [N, D], labels [N]), placed on the device if need be.
-    **options: arguments of `accuracies`.
-  """
-  arrays = jax.device_put((*train, *test, np.float32(l2)), device)
-  with jax.set_mesh(device.mesh):  # the run's own mesh is not that of these arrays
-    return accuracies(*arrays, **options)
-
-
-def fitted(train_x, train_y, test_x, num_classes, standardize=True):
+def fitted(train_x, train_y, test_x, num_classes):
   """Returns the factors of the test scores, see `decompose`."""
-  x, z = train_x, test_x
-  if standardize:
-    mean, std = x.mean(axis=0), x.std(axis=0) + STD_EPSILON
-    x, z = ((array - mean) / std for array in (x, z))
+  mean, std = train_x.mean(axis=0), train_x.std(axis=0) + STD_EPSILON
+  x, z = ((array - mean) / std for array in (train_x, test_x))
   x, z = (jnp.pad(a, ((0, 0), (0, 1)), constant_values=BIAS) for a in (x, z))
   y = 2 * jax.nn.one_hot(train_y, num_classes, dtype=x.dtype) - 1  # [N, K]
   return decompose(x, y, z, primal=x.shape[0] >= x.shape[1])

@@ -18,7 +18,6 @@ import optax
 
 from vit_jax import models
 from vit_jax.check import Choice, Fraction
-from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.nn.layers import linear_head
@@ -284,16 +283,6 @@ class Evaluation(OneSplit):
     'examples': Metric(),
     'bad_images': Metric(),
   }
-
-  def __init__(
-    self,
-    mesh: jax.sharding.Mesh,
-    check_stop: Callable[[], None],
-    *,
-    data: Annotated[dict, pipeline.check_evaluate],
-  ):
-    """Opens the data, `data.pipeline.evaluate(**data)`."""
-    super().__init__(mesh, check_stop, data)
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns loss, accuracy (not of pixels), examples; bad_images if there are any."""

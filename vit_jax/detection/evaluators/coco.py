@@ -2,12 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import jax
 import numpy as np
 
-from vit_jax.data import pipeline
 from vit_jax.data.ops import registry
 from vit_jax.detection import boxes
 from vit_jax.detection.coco import average_precision
@@ -43,28 +41,17 @@ class Coco(OneSplit):
     'bad_images': Metric(),
   }
 
-  def __init__(
-    self,
-    mesh: jax.sharding.Mesh,
-    check_stop: Callable[[], None],
-    model: Classes | None = None,
-    *,
-    data: Annotated[dict, pipeline.check_evaluate],
-  ):
-    """Opens the data.
-
-    Args:
-      model: the classes of the model.
-      data: the arguments of `data.pipeline.evaluate`: a source with boxes, and a `pp` that
-        neither crops nor flips.
+  def __init__(self, mesh, check_stop, model: Classes | None = None, **options):
+    """Opens data of a source with boxes, and a `pp` that neither crops nor flips.
 
     Raises:
       UserError: for data without boxes or that is cropped, or classes that the model does
         not have.
     """
-    super().__init__(mesh, check_stop, data, _check_objects)
+    super().__init__(mesh, check_stop, model, **options)
     source = self.batches.source
-    registry.check_positions(data['pp'])
+    _check_objects(source)
+    registry.check_positions(options['data']['pp'])
     self._truth = source.truth()
     if self._truth.crowd.all():
       raise UserError(f'{source.name}, {self.batches.split}: no image has an object.')

@@ -1,13 +1,11 @@
 """Mean intersection over union of the predicted classes of pixels."""
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import pipeline
 from vit_jax.detection.tasks.segment import IGNORED
 from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric, OneSplit
@@ -33,31 +31,20 @@ class Segmentation(OneSplit):
     'bad_images': Metric(),
   }
 
-  def __init__(
-    self,
-    mesh: jax.sharding.Mesh,
-    check_stop: Callable[[], None],
-    model: Classes | None = None,
-    *,
-    data: Annotated[dict, pipeline.check_evaluate],
-  ):
-    """Opens the data.
-
-    Args:
-      model: the classes of the model.
-      data: the arguments of `data.pipeline.evaluate`, of a source with 'segments'.
+  def __init__(self, mesh, check_stop, model: Classes | None = None, **options):
+    """Opens data of a source with 'segments'.
 
     Raises:
       UserError: for data without segments, or whose segments have classes that the model
         lacks or names otherwise.
     """
-    super().__init__(mesh, check_stop, data)
+    super().__init__(mesh, check_stop, model, **options)
     name, spec = self.batches.source.name, self.batches.spec
     segments = spec.get('segments')
     if segments is None or segments.shape != spec['image'].shape[:3]:
       raise UserError(
-        f'{name} with pp {data["pp"]!r} has no segments of the size of the images, the '
-        'classes of pixels that the evaluator segmentation compares with.'
+        f'{name} with pp {options["data"]["pp"]!r} has no segments of the size of the '
+        'images, the classes of pixels that the evaluator segmentation compares with.'
       )
     if model is None:
       return
