@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import commands, naming, runs
 from vit_jax import config, errors, main
-from vit_jax.errors import DataError, UserError
-from vit_jax.train import program, run
+from vit_jax.errors import UserError
+from vit_jax.train import program
 
 DIGITS = '--config=configs/digits.py:debug'
 B16 = '--config=configs/vit_b16.py'
@@ -30,7 +30,7 @@ def error_of(*arguments, workdir, capfd) -> str:
 
 
 def test_the_hint_is_true(tmp_path):
-  # What is given as "the same recipe on bundled data" must not itself lack data.
+  # The command named as "the same recipe on bundled data" must not itself lack data.
   with pytest.raises(UserError, match=naming('imagenet21k')) as error:
     main.main([B16, f'--workdir={tmp_path}'])
   command = re.search(r'--config=\S+$', str(error.value))[0]
@@ -58,19 +58,14 @@ def test_the_hint_is_true(tmp_path):
     (['--config=configs/digist.py'], ('digist.py', 'configs/digits.py')),
     (['--config=digist'], ("'digist'", 'Did you mean "digits"', 'vit_b16', 'FILE.py')),
     (['--config=elsewhere/digits.py'], ('elsewhere/digits.py', 'mean "digits"')),
-    (['--config=README.md'], ("'README.md'",)),
     ([DIGITS, '--wrokdir=x'], ("'--wrokdir=x'", '--workdir')),
     ([DIGITS, '--config.optim.lr', '1'], ("'1'", '--config.KEY=VALUE')),
     ([DIGITS, '--steps=9'], ("'--steps=9'", '"--config.steps"')),
     ([DIGITS, '--batchsize', '9'], ("'--batchsize'", '"--config.data.batch_size"')),
-    ([DIGITS, '--seeed=1', '--x=2'], ("'--seeed=1'", '"--config.seed"')),
-    ([DIGITS, '--config.steps=10'], ("'steps': 10", 'epochs', 'examples')),
     ([DIGITS, '--config.data.batch_size=12'], ('batch_size=12', 8)),
     ([DIGITS, '--config.optim.accum=3'], ('batch_size=64', 24, 'optim.accum')),
     ([DIGITS, '--config.optim.schedule.warmup=500'], ('warmup', 500, ':warmup=N')),
     ([DIGITS, '--config.model.variant=B'], ("'B'", 'SIZE/PATCH')),
-    ([DIGITS, '--config.model.patch_size=(3,3)'], ('16x16', '3x3')),
-    ([DIGITS, '--config.model.num_heads=5'], ('num_heads', 5)),
     ([DIGITS, '--config.evals.test.data.split=tset'], ("'tset'", "'test'")),
     ([DIGITS, '--config.optim.ema=None'], ('test_ema.use_ema', 'config.optim.ema')),
     ([DIGITS, '--config.model.num_classes=5'], ('0 to 9', 'num_classes=5')),
@@ -156,29 +151,13 @@ def test_help_names_the_exit_codes_and_the_configs(capsys):
 
 
 def test_a_config_by_name_from_anywhere(tmp_path, monkeypatch):
+  shutil.copy(runs.ROOT / 'configs/digits.py', tmp_path / 'mine.py')
+  _, own, workdir = program.parse([f'--config={tmp_path}/mine.py:debug'])
+  assert own['epochs'] == 0.5
+  assert str(workdir) == 'runs/mine-debug'
   here = config.load('configs/vit_b16.py:variant=L/16')
   monkeypatch.chdir(tmp_path)
   assert config.load('vit_b16:variant=L/16') == here
   (tmp_path / 'vit_b16.py').write_text("def get_config(arg):\n  return {'mine': 1}\n")
   assert config.load('vit_b16.py') == {'mine': 1}
   assert config.load('vit_b16:variant=L/16') == here  # a name is not a file
-
-
-def test_a_config_of_ones_own_from_anywhere(tmp_path):
-  shutil.copy(runs.ROOT / 'configs/digits.py', tmp_path / 'mine.py')
-  _, config, workdir = program.parse([f'--config={tmp_path}/mine.py:debug'])
-  assert config['epochs'] == 0.5
-  assert str(workdir) == 'runs/mine-debug'
-
-
-def test_a_run_without_its_data_is_told_another(monkeypatch):
-  def without_data(*_):
-    raise DataError('It is missing.')
-
-  monkeypatch.setattr(run, 'train', without_data)
-  config = {'data': {'source': 'tfds:x'}}
-  with pytest.raises(
-    DataError, match=naming('missing. Meanwhile', 'the same')
-  ) as caught:
-    program.train(config, '', '', 'vit_b16')
-  assert str(caught.value).endswith('--config=vit_b16:debug')

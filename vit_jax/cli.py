@@ -4,7 +4,6 @@ import argparse
 import ast
 import contextlib
 import json
-import math
 import os
 import sys
 import warnings
@@ -157,12 +156,5 @@ def _nobody_reads() -> bool:
 
 def print_json(record: dict) -> None:
   """Prints one JSON object as one line; NaN and infinities, which JSON lacks, as null."""
-  print(json.dumps(_plain(record), allow_nan=False), flush=True)
-
-
-def _plain(value):
-  if isinstance(value, dict):
-    return {key: _plain(item) for key, item in value.items()}
-  if isinstance(value, list | tuple):
-    return [_plain(item) for item in value]
-  return None if isinstance(value, float) and not math.isfinite(value) else value
+  record = json.loads(json.dumps(record), parse_constant=lambda name: None)
+  print(json.dumps(record), flush=True)

@@ -218,31 +218,12 @@ def read(folder: str | Path) -> dict:
   return checked(config, str(path))
 
 
-# {path: type} of the values that readers of a run's config use.
-_WRITTEN = {
-  'model': dict,
-  'resolved': dict,
-  **dict.fromkeys(('weights', 'data', 'tune', 'task', 'optim'), dict | None),
-  'evals': dict[str, dict] | None,
-  'model.name': str,
-  'task.name': str | None,
-  'resolved.image_shape': tuple[int, int, int],
-  'resolved.total_steps': int | None,
-  'resolved.inferred': list[str] | None,
-  'resolved.class_names': list[str] | None,
-}
-
-
 def checked(config, where: str) -> dict:
-  """Returns a run's config after a check of the values that its readers use.
-
-  Args:
-    where: the origin of the config, for messages.
-  """
+  """Returns a config that a run wrote. `where` is its origin, for messages."""
   try:
     check('config', config, dict)
-    for path, kind in _WRITTEN.items():
-      check(path, lookup(config, path), kind)
+    for section in ('model', 'resolved'):
+      check(section, config.get(section), dict)
   except UserError as error:
     raise Unreadable(f'{where} is not a config that a run wrote: {error}') from None
   return config

@@ -35,10 +35,6 @@ class DataError(UserError):
   """The data set is not on this machine; `main` knows what to try without it."""
 
 
-class InUse(UserError):
-  """Another run holds the folder."""
-
-
 class BadImage(UserError):
   """One image that cannot be read or used; where images are many it is masked."""
 

@@ -136,38 +136,36 @@ def filesystem():
 
 @contextlib.contextmanager
 def outages(path) -> Iterator[None]:
-  """Raises errors of one line in place of those of a bucket, see `raise_if_outage`."""
-  try:
-    yield
-  except Exception as error:
-    if is_url(path):
-      raise_if_outage(error, path)
-    raise
+  """Raises an error of one line where a request to a bucket fails.
 
-
-def raise_if_outage(error: Exception, path) -> None:
-  """Raises an error of one line if a request failed; returns if its answer is at fault.
+  Other errors, such as those of a damaged file, are raised as they are.
 
   Args:
-    error: raised by gcsfs, Orbax, TensorStore or ArrayRecord while they used `path`, a
-      path in a bucket.
+    path: used inside by gcsfs, Orbax, TensorStore or ArrayRecord.
   """
-  if isinstance(error, RunError):
-    raise error
-  text = ' '.join(str(error).split()).strip(', ')[:200]
-  line = f'{type(error).__name__}: {text}' if text else type(error).__name__
-  code = getattr(error, 'code', None)
-  if code in (401, 403) or _DENIED.search(text):
-    raise NotAllowed(
-      f'{path}: not allowed ({line}): log in with `gcloud auth application-default login`.'
-    ) from error
-  if code == 400 or _REJECTED.search(text):
-    raise UserError(f'{path}: the server rejects the request ({line}).') from error
-  if (
-    type(error).__module__.partition('.')[0] in _LIBRARIES
-    or isinstance(error, TimeoutError | ConnectionError)
-    or _OUTAGE.search(text)
-  ):
-    raise Unreachable(
-      f'{path}: the bucket does not answer ({line}): rerun the same command.'
-    ) from error
+  try:
+    yield
+  except RunError:
+    raise
+  except Exception as error:
+    text = ' '.join(str(error).split()).strip(', ')[:200]
+    line = f'{type(error).__name__}: {text}' if text else type(error).__name__
+    code = getattr(error, 'code', None)
+    if not is_url(path):
+      raise
+    if code in (401, 403) or _DENIED.search(text):
+      raise NotAllowed(
+        f'{path}: not allowed ({line}): log in with `gcloud auth application-default '
+        'login`.'
+      ) from error
+    if code == 400 or _REJECTED.search(text):
+      raise UserError(f'{path}: the server rejects the request ({line}).') from error
+    if (
+      type(error).__module__.partition('.')[0] in _LIBRARIES
+      or isinstance(error, TimeoutError | ConnectionError)
+      or _OUTAGE.search(text)
+    ):
+      raise Unreachable(
+        f'{path}: the bucket does not answer ({line}): rerun the same command.'
+      ) from error
+    raise

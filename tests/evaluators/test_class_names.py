@@ -67,14 +67,13 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   url = zoo.ENTRIES[entry].url.removeprefix('gs://')
   google_file(tmp_path / 'storage.googleapis.com' / url, classes)
-  found = weights.read(entry)
-  assert found.class_names == (name and imagenet.class_names(name))
+  assert weights.read(entry).class_names == (name and imagenet.class_names(name))
   assert zoo.licence(entry).name == 'apache-2.0'
 
 
-def test_a_file_is_known_by_the_name_that_google_gave_it(tmp_path):
-  known = google_file(tmp_path / 'ViT-B_16.npz', 1000)
-  assert weights.read(known).class_names == imagenet.class_names('imagenet1k')
+def test_a_file_with_the_name_that_google_gave_it(tmp_path):
+  published = google_file(tmp_path / 'ViT-B_16.npz', 1000)
+  assert weights.read(published).class_names == imagenet.class_names('imagenet1k')
   # One's own model with as many classes has names only if its data gave them.
   own = weights.read(google_file(tmp_path / 'mine.npz', 1000))
   assert own.class_names is None
@@ -92,9 +91,9 @@ def timm_folder(folder, classes, **config):
   arrays['head.weight'] = np.zeros((classes, 48), np.float32)
   arrays['head.bias'] = np.zeros(classes, np.float32)
   save_file(arrays, folder / 'model.safetensors')
-  told = json.loads((folder / 'config.json').read_text())
-  told['pretrained_cfg'] |= config
-  (folder / 'config.json').write_text(json.dumps(told))
+  own = json.loads((folder / 'config.json').read_text())
+  own['pretrained_cfg'] |= config
+  (folder / 'config.json').write_text(json.dumps(own))
   return folder
 
 
@@ -110,8 +109,7 @@ def timm_folder(folder, classes, **config):
 )
 def test_names_by_the_tag_of_timm(tmp_path, tag, classes, name):
   folder = timm_folder(tmp_path / 'a', classes, tag=tag, license='mit')
-  found = weights.read(folder)
-  assert found.class_names == (name and imagenet.class_names(name))
+  assert weights.read(folder).class_names == (name and imagenet.class_names(name))
   assert zoo.licence(folder).name == 'mit'
 
 
@@ -121,19 +119,15 @@ def test_names_in_the_file_come_first(tmp_path):
   assert weights.read(folder).class_names == names
 
 
-@pytest.mark.parametrize(
-  ('line', 'name'),
-  [
-    ('license: cc-by-nc-4.0', 'cc-by-nc-4.0'),
-    ('license: "mit"', 'mit'),
-    ('license: unknown', None),
-    ('licence of the data: mit', None),
-  ],
-)
-def test_the_licence_of_a_card(tmp_path, line, name):
+def test_the_licence_of_a_card(tmp_path):
   shutil.copytree(GOLDEN / 'vit_hf', tmp_path / 'a')
-  (tmp_path / 'a/README.md').write_text(f'---\ntags:\n- x\n{line}\n---\nlicense: x')
-  assert zoo.licence(tmp_path / 'a').name == name
+  for line, name in {
+    'license: "mit"': 'mit',
+    'license: unknown': None,
+    'licence of the data: mit': None,
+  }.items():
+    (tmp_path / 'a/README.md').write_text(f'---\ntags:\n- x\n{line}\n---\nlicense: x')
+    assert zoo.licence(tmp_path / 'a').name == name
 
 
 def run(tool, *args):

@@ -1,4 +1,4 @@
-"""predictions.npz: bounded, kept per evaluation, refused when damaged."""
+"""predictions.npz: bounded, one part per evaluation, refused when damaged."""
 
 import re
 
@@ -24,53 +24,46 @@ def rows(index, counted=None):
   }
 
 
-def test_of_many_examples_evenly_spaced_ones_are_kept():
+def test_of_many_examples_evenly_spaced_ones_are_stored():
   many = 3 * predictions.MOST - 1
   collector = predictions.Collector(many)
   for start in (300, 0):  # devices may bring them in any order
     collector.add(rows(range(start, start + 300)))
   assert collector.result()['index'].tolist() == list(range(0, 600, 3))
-  all_of = predictions.Collector(predictions.MOST)
-  all_of.add(rows([0, 1, 2, -1], counted=[True, True, False, False]))
-  assert all_of.result()['index'].tolist() == [0, 1]
+  few = predictions.Collector(predictions.MOST)
+  few.add(rows([0, 1, 2, -1], counted=[True, True, False, False]))
+  assert few.result()['index'].tolist() == [0, 1]
 
 
 def test_each_evaluation_keeps_its_last(tmp_path):
   collector = predictions.Collector(5)
   collector.add(rows(range(5)))
-  found = collector.result()
-  write_predictions(tmp_path, 'a', 10, found)
-  write_predictions(tmp_path, 'b/c', 10, found)
-  write_predictions(tmp_path, 'a', 20, found)
-  write_predictions(tmp_path, 'fewshot', 20, None)  # has none
-  known = predictions.read(tmp_path)
-  assert {name: int(x['step']) for name, x in known.items()} == {'a': 20, 'b/c': 10}
-  for key, value in found.items():
-    np.testing.assert_array_equal(known['a'][key], value)
-    assert known['a'][key].dtype == value.dtype
-
-
-def test_a_damaged_file_is_refused_and_replaced(tmp_path):
+  answers = collector.result()
   assert predictions.read(tmp_path) == {}
+  write_predictions(tmp_path, 'a', 10, answers)
+  write_predictions(tmp_path, 'b/c', 10, answers)
+  write_predictions(tmp_path, 'a', 20, answers)
+  write_predictions(tmp_path, 'fewshot', 20, None)  # has none
+  parts = predictions.read(tmp_path)
+  assert {name: int(x['step']) for name, x in parts.items()} == {'a': 20, 'b/c': 10}
+  for key, value in answers.items():
+    np.testing.assert_array_equal(parts['a'][key], value)
+    assert parts['a'][key].dtype == value.dtype
+  # A damaged file is refused, and replaced.
   path = tmp_path / predictions.FILE
-  collector = predictions.Collector(5)
-  collector.add(rows(range(5)))
-  found = collector.result()
-  whole = predictions.pack({'a': {'step': np.int64(1), **found}})
-  short = predictions.pack({'a': {'step': np.int64(1), **found, 'label': np.zeros(3)}})
-  for data in (b'', b'no zip', whole[:300], short, predictions.pack({'a': found})):
+  for data in (b'', b'no zip', path.read_bytes()[:300]):
     path.write_bytes(data)
     with pytest.raises(UserError, match=naming(path, 'evaluate')):
       predictions.read(tmp_path)
-    write_predictions(tmp_path, 'b', 1, found)
+    write_predictions(tmp_path, 'b', 1, answers)
     assert set(predictions.read(tmp_path)) == {'b'}
 
 
 def test_a_run_leaves_the_file(short_run):
-  found = predictions.read(short_run)
-  assert set(found) == {'test'}
-  assert found['test']['index'].tolist() == list(range(360))
-  assert int(found['test']['step']) == 4
-  rows = (short_run / 'metrics.jsonl').read_text()
-  top1 = float(re.findall(r'"test/top1": ([\d.]+)', rows)[-1])
-  assert found['test']['right'][:, 0].mean() == pytest.approx(top1)
+  parts = predictions.read(short_run)
+  assert set(parts) == {'test'}
+  assert parts['test']['index'].tolist() == list(range(360))
+  assert int(parts['test']['step']) == 4
+  log = (short_run / 'metrics.jsonl').read_text()
+  top1 = float(re.findall(r'"test/top1": ([\d.]+)', log)[-1])
+  assert parts['test']['right'][:, 0].mean() == pytest.approx(top1)

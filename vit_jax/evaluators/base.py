@@ -13,9 +13,6 @@ from vit_jax import sharding
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 
-# Batches up to this size, as in recipes, may be larger than the split.
-_PADDED = 4096
-
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
@@ -54,13 +51,7 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
       f'Evaluation batch_size={size} must be a multiple of {divisor}, data x fsdp of the '
       f'mesh, such as {max(1, round(size / divisor)) * divisor}.'
     )
-  batches = pipeline.evaluate(**sharding.host_of_batch(mesh), **data)
-  most = max(-(-batches.num_examples // divisor) * divisor, _PADDED)
-  if size > most:
-    raise UserError(
-      f'Evaluation batch_size={size} for {batches.num_examples} examples: at most {most}.'
-    )
-  return batches
+  return pipeline.evaluate(**sharding.host_of_batch(mesh), **data)
 
 
 def stepped(

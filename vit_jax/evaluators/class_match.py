@@ -94,9 +94,12 @@ def match(
         f'class_map={class_map!r} has {number:,} classes, the model {model.number:,}.'
       )
     model, class_map = Classes(imagenet.wordnet_ids(class_map), number), NAME
-  among = among or _published(source.name)
+  if declared := re.match(r'tfds:(?:.*/)?(imagenet_[ar])\b', source.name):
+    among = among or declared[1]
   names, rows, remark = source.class_names, None, ''
-  if class_map is None and _same(names, model):
+  n = len(names or ())
+  same = names and model.names and ids(names) == ids(model.names[:n])
+  if class_map is None and same and not any(model.names[n:]):  # the rest is unknown
     if among in (None, DATA, ALL):
       return None, ''
     class_map = NAME
@@ -116,27 +119,12 @@ def match(
   return _matched(rows, model, among or (DATA if partly else ALL), remark, source.name)
 
 
-def _same(names: Sequence[str] | None, model: Classes) -> bool:
-  """Whether these are all named classes of the model, in its order."""
-  if names is None or model.names is None:
-    return False
-  named, rest = model.names[: len(names)], model.names[len(names) :]
-  return not any(rest) and ids(names) == ids(named)
-
-
 def _hint(model: Classes) -> str:
   """Names the list of ImageNet that has as many classes as the model, or ''."""
   for name, (_, number) in imagenet.LISTS.items():
     if number == model.number:
       return f' class_map={name!r} says that the model has the classes of that list.'
   return ''
-
-
-def _published(source: str) -> str | None:
-  """Returns the list of classes of a data set for which TFDS declares others."""
-  scheme, *parts = re.split('[:/]', source)  # a name with its version, or a directory
-  lists = [x for x in parts if x in ('imagenet_a', 'imagenet_r')]
-  return lists[-1] if scheme == 'tfds' and lists else None
 
 
 def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
@@ -148,8 +136,8 @@ def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
   numbered = _numbers(names or (), model.number)
   if names is None or model.names is None:
     if how is not None:
-      whose = source if names is None else 'the model'
-      raise UserError(f'class_map: {whose} does not name its classes.{_hint(model)}')
+      owner = source if names is None else 'the model'
+      raise UserError(f'class_map: {owner} does not name its classes.{_hint(model)}')
     return numbered
   ways = []
   for read in (ids, words):
@@ -222,10 +210,8 @@ def _by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
   rows = [[places[value] for value in table[name]] for name in names]
   if not any(rows):
     raise UserError(f'{path} leaves out all classes of {source}.')
-  return (
-    rows,
-    f'{sum(map(bool, rows)):,} of {len(rows):,} classes are mapped by {path}.',
-  )
+  mapped = sum(map(bool, rows))
+  return rows, f'{mapped:,} of {len(rows):,} classes are mapped by {path}.'
 
 
 def _by_number(source, model: Classes, explicit: bool) -> str:
@@ -261,9 +247,9 @@ def _matched(rows, model, among: str, remark: str, source: str) -> tuple[Match, 
     if np.all(full.sum(1) == 1) and len(columns) == len(full) == full.any(0).sum():
       columns = full.argmax(1)
   else:
-    listed = imagenet.wordnet_ids(among)
-    places = find(listed, ids(model.names or ['']))
-    missing = [x for x, i in zip(listed, places, strict=True) if i is None]
+    theirs = imagenet.wordnet_ids(among)
+    places = find(theirs, ids(model.names or ()))
+    missing = [x for x, i in zip(theirs, places, strict=True) if i is None]
     columns = [i for i in places if i is not None]
     if missing and (all(rows) or not columns):
       raise UserError(
@@ -280,15 +266,22 @@ def _matched(rows, model, among: str, remark: str, source: str) -> tuple[Match, 
 # -- names ----------------------------------------------------------------------------
 
 
+def listed(names: Sequence[str]) -> str | None:
+  """Returns which of `imagenet.LISTS` has all these names or WordNet ids, in its order."""
+  for name, (_, number) in imagenet.LISTS.items():
+    if len(names) == number:
+      exact = imagenet.is_wordnet_id(names[0])
+      ours = imagenet.wordnet_ids(name) if exact else imagenet.class_names(name)
+      same = np.mean([a == b for a, b in zip(names, ours, strict=True)])
+      if same >= (1 if exact else _ALIKE):
+        return name
+  return None
+
+
 def ids(names: Sequence[str]) -> list[str]:
   """Returns WordNet ids in place of names that are those of one of `imagenet.LISTS`."""
-  names = list(names)
-  for name, (_, number) in imagenet.LISTS.items():
-    if len(names) == number and not imagenet.is_wordnet_id(names[0]):
-      ours = imagenet.class_names(name)
-      if np.mean([a == b for a, b in zip(names, ours, strict=True)]) >= _ALIKE:
-        return imagenet.wordnet_ids(name)
-  return names
+  name = listed(names)
+  return imagenet.wordnet_ids(name) if name else list(names)
 
 
 def words(names: Sequence[str]) -> list[str]:
@@ -299,15 +292,6 @@ def words(names: Sequence[str]) -> list[str]:
 def are_ids(names: Sequence[str] | None) -> bool:
   """Whether all names, and there are some, are WordNet ids."""
   return bool(names) and all(map(imagenet.is_wordnet_id, names))
-
-
-def are_listed(names: Sequence[str] | None) -> bool:
-  """Whether names are all the classes of one of `imagenet.LISTS`, in their order."""
-  given = ids(names or [''])
-  return any(
-    len(given) == number and given == imagenet.wordnet_ids(name)
-    for name, (_, number) in imagenet.LISTS.items()
-  )
 
 
 def find(names: Sequence[str], among: Sequence[str]) -> list[int | None]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Annotated, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,8 +38,8 @@ class Classification(OneSplit):
 
   def __init__(
     self,
-    mesh: jax.sharding.Mesh,
-    check_stop: Callable[[], None],
+    mesh,
+    check_stop,
     model: class_match.Classes | None = None,
     *,
     data: Annotated[dict, pipeline.check_evaluate],
@@ -50,10 +49,9 @@ class Classification(OneSplit):
     among: Annotated[str | None, class_match.check_among] = None,
     confusion: bool = False,
   ):
-    """Opens the data.
+    """Opens the data, `data.pipeline.evaluate(**data)`.
 
     Args:
-      data: the arguments of `data.pipeline.evaluate`.
       loss: 'softmax', over several labels their mean, 'sigmoid', or a registered one.
       labels: a JSON file of label sets in place of the data's labels, see `LabelSets`. They
         number the model's classes, or those of data that has all of ImageNet's.
@@ -62,16 +60,16 @@ class Classification(OneSplit):
       confusion: count, in `self.confusion` [K, K], true classes by predicted ones; for
         one label per image.
     """
-    if model is not None:  # the number of classes where the source has none
+    if model is not None:  # its number of classes, where the source has none
       data = {'model_classes': model.number, **data}
-    super().__init__(mesh, check_stop, data)
+    super().__init__(mesh, check_stop, data=data)
     source = self.batches.source
     self.match: class_match.Match | None = None
     self.note = ''
     # Label sets number the model's classes, wherever their images lie, unless these lie in
     # folders of all of ImageNet's ids.
     if model is not None and (
-      labels is None or class_map or class_match.are_listed(source.class_names)
+      labels is None or class_map or class_match.listed(source.class_names or ())
     ):
       self.match, self.note = class_match.match(source, model, class_map, among)
     elif class_map or among:

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import distributed, files, terminal
-from vit_jax.errors import DiskFull, InUse, RunError, UserError, disk_is_full, one_line
+from vit_jax.errors import DiskFull, RunError, UserError, disk_is_full, one_line
 
 LOCK_FILE, LOG_FILE = 'run.lock', 'log.txt'
 
@@ -89,7 +89,7 @@ def _take(workdir: Path):
     file.seek(0)
     holder = file.read().strip() or 'a process that has just started'
     file.close()
-    raise InUse(
+    raise UserError(
       f'Another run holds workdir {workdir}: {one_line(holder)}. Wait for it, stop it (it '
       'saves on SIGTERM), or choose another --workdir.'
     ) from None
