@@ -97,5 +97,3 @@ def test_formats():
     for attribute in ('name', 'marker'):
       assert isinstance(getattr(entry, attribute), str)
     assert not entry.config or (entry.to or entry.name) in export.TO
-    # Rules that depend on the arrays of a file need others to write one.
-    assert not entry.config or isinstance(entry.rules, tuple) or entry.write_rules

@@ -15,7 +15,8 @@ from vit_jax.evaluators.base import Metric
 
 # Penalties of sums over examples, so that one list serves small and large data sets.
 L2 = tuple(10.0**exponent for exponent in range(-4, 6))
-HELD_OUT = 0.2  # of a train split without a validation split, as in VTAB
+# Part of a train split that is held out where there is no validation split, as in VTAB.
+HELD_OUT = 0.2
 _Penalty = Annotated[float, Range(0, 1e30, '(]')]
 
 

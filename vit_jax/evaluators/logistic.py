@@ -103,7 +103,8 @@ def fit(
     last = min(iterations + _STEPS, max_iterations)
     state, progress = _advance(state, problem, last, tolerance, rows.mesh)
     iterations, value, gradient = jax.device_get(progress)
-    better = value < before[0] or gradient < before[1]  # else float32 gets no closer
+    # Float32 gets no closer once neither falls.
+    better = value < before[0] or gradient < before[1]
     if gradient <= tolerance or iterations >= max_iterations or not better:
       return Fit(state[0], mean, std, int(iterations), float(gradient))
     before = value, gradient
@@ -149,7 +150,7 @@ def _objective(problem):
   """Returns params -> the objective per row."""
   *chunks, mean, std, l2 = problem
 
-  @jax.checkpoint  # else the derivative would keep the logits of all rows
+  @jax.checkpoint  # so that the derivative does not hold the logits of all rows
   def entropy(params, chunk):
     x, y, w = chunk
     logits = _logits(params, x, mean, std)
