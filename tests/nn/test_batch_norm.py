@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import naming
-from tests.tune.test_methods import batch, steps
-from vit_jax import models, sharding, trees, tune
+from tests.support import naming, tuning
+from vit_jax import models, optim, sharding, trees, tune
 from vit_jax.errors import UserError
 from vit_jax.nn.batch_norm import EPS, BatchNorm
 
@@ -72,19 +71,28 @@ def resnet(method='full'):
   return tune.attach(model, family, (32, 32, 3), method=method)
 
 
+BATCH = tuning.batch_of(8, 32)
+
+
+def one_step(method='full', mesh=None):
+  """Returns the states before and after one step of SGD, from a head that is not zero."""
+  optimizer = optim.build('sgd', 0.1, 10, momentum=0.9, ema=0.9)
+  return tuning.steps(*resnet(method), optimizer, BATCH, number=1, mesh=mesh)[:2]
+
+
 @functools.cache
 def step():
   """Returns the states before and after one step on one device."""
-  return steps(*resnet(), number=1, ema=0.9)
+  return one_step()
 
 
 def test_statistics_are_those_of_the_whole_batch_on_any_mesh():
   before, one = step()
-  _, eight = steps(*resnet(), 1, sharding.make_mesh(8), ema=0.9)
+  _, eight = one_step(mesh=sharding.make_mesh(8))
   # The first convolution's output, of all eight images.
   kernel = before.params['stem']['conv']['kernel']
   x = jax.lax.conv_general_dilated(
-    batch()['image'],
+    BATCH['image'],
     kernel,
     (2, 2),
     [(3, 3), (3, 3)],
@@ -102,18 +110,18 @@ def test_an_average_has_averaged_statistics():
   before, after = step()
   average = after.average()
   assert average.variables().keys() == {'params', 'batch_stats'}
-  for of in ('params', 'batch_stats'):
+  for part in ('params', 'batch_stats'):
     states = (before.average(), after, average)
-    old, new, found = (trees.flatten(getattr(state, of)) for state in states)
-    assert found.keys() == new.keys()
-    for name, value in found.items():
+    old, new, averaged = (trees.flatten(getattr(state, part)) for state in states)
+    assert averaged.keys() == new.keys()
+    for name, value in averaged.items():
       np.testing.assert_allclose(
         value, 0.9 * old[name] + 0.1 * new[name], rtol=0, atol=1e-6, err_msg=name
       )
 
 
 def test_norms_that_are_frozen_keep_their_statistics():
-  before, after = steps(*resnet('partial'), number=1)
+  before, after = one_step('partial')
   last = 'stage2_block_1/'
   old, new = (trees.flatten(state.batch_stats) for state in (before, after))
   moved = {name for name in new if np.any(old[name] != new[name])}
