@@ -133,13 +133,7 @@ def test_prompts_in_every_layer_or_pooled_have_gradients_only(deep, pool):
     vit_jax.attention_maps(tuned, PIXELS)
 
 
-@pytest.mark.parametrize(
-  'fields',
-  [
-    dict(scan=True),
-    dict(classifier='map'),
-  ],
-)
+@pytest.mark.parametrize('fields', [dict(scan=True), dict(classifier='map')])
 def test_gradients_by_attention_are_differences_of_the_logit(fields):
   loaded = tiny(**fields)
   x = loaded.preprocess(PIXELS[:1])
@@ -192,8 +186,8 @@ def test_maps_of_a_class():
   logits = apply(loaded, x)
   result = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', batch_size=2)
   assert result.shape == (3, 4, 4)
-  given = dict(classes=[*logits[:2].argmax(-1), logits[2].argmin()])
-  one = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', **given)
+  options = dict(classes=[*logits[:2].argmax(-1), logits[2].argmin()])
+  one = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', **options)
   np.testing.assert_allclose(result[:2], one[:2], rtol=1e-4, atol=1e-5)
   assert not np.allclose(result[2], one[2], rtol=1e-2)
   # With enough steps they sum to the image's logit less that of a black image.

@@ -58,11 +58,7 @@ def test_distance_is_the_reference_and_that_of_known_patterns(golden):
 
 @pytest.mark.parametrize(
   ('grid', 'patch', 'pixels'),
-  [
-    (14, 16, 116.4922),
-    (7, 32, 115.5029),
-    (8, 4, 16.5459),
-  ],
+  [(14, 16, 116.4922), (7, 32, 115.5029), (8, 4, 16.5459)],
 )
 def test_distance_of_uniform_attention_in_pixels(grid, patch, pixels):
   N = grid * grid
@@ -79,9 +75,8 @@ def test_distance_of_uniform_attention_in_pixels(grid, patch, pixels):
 
 def test_distance_of_attention_to_the_neighbour_and_per_image():
   g, P = 14, 16
-  shift = np.zeros(
-    (g * g, g * g), np.float32
-  )  # to the right, the last column to itself
+  # Each patch attends to the one on its right, the last column to itself.
+  shift = np.zeros((g * g, g * g), np.float32)
   for i in range(g * g):
     shift[i, i if i % g == g - 1 else i + 1] = 1
   both = np.stack([shift, np.eye(g * g, dtype=np.float32)])[None, :, None]
@@ -105,10 +100,8 @@ def test_distance_of_attention_to_the_neighbour_and_per_image():
 
 
 def test_class_rollout_in_closed_form():
-  a, g = (
-    weights(shape=(2, 1, 3, 4, 4)),
-    np.random.default_rng(1).normal(size=(2, 1, 3, 4, 4)),
-  )
+  a = weights(shape=(2, 1, 3, 4, 4))
+  g = np.random.default_rng(1).normal(size=a.shape)
   one, two = np.maximum(a * g, 0).mean(2)[:, 0]
   expected = (np.eye(4) + two) @ (np.eye(4) + one)
   np.testing.assert_allclose(class_rollout(a, g)[0], expected, rtol=1e-6)

@@ -1,6 +1,8 @@
 """Kernels are used only if they run, agree with XLA's program, and are no slower."""
 
+import json
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from tests.support import tpu
 from vit_jax import kernels, sharding
 from vit_jax.kernels import verify
 from vit_jax.kernels.attention import attend
+from vit_jax.train import run, status
 
 X = jax.ShapeDtypeStruct((4, 8, 16), jnp.float32)
 
@@ -85,6 +88,25 @@ def test_the_verdict_is_that_of_all_shapes(monkeypatch, capfd):
   assert verify.choose('auto', trace())[0] == ()  # nothing planned, nothing verified
   assert verify.choose('xla', trace(good)) == ((), [])
   assert verify.choose('fused', trace(bad)) == (kernels.KERNELS, [])
+
+
+def test_a_run_decides_once_for_each_kind_of_device(monkeypatch, tmp_path):
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  layers = {'good': layer_with(lambda x: 2 * x), 'bad': layer_with(broken)}
+
+  def used(layer, mode='auto'):
+    trainer = SimpleNamespace(
+      step=lambda state, batch: layers[layer](batch), abstract_state=None, spec=X
+    )
+    return run._choose_kernels({'kernels': mode}, tmp_path, trainer)
+
+  start = {'step': 0, 'device': jax.devices()[0].device_kind, 'kernels': used('good')}
+  assert start['kernels']['used'] == ['tpu_layer_norm']
+  (tmp_path / status.STARTS).write_text(json.dumps([start]))
+  assert used('bad') == start['kernels']  # resumed: same bits as before
+  assert used('bad', 'xla')['used'] == []
+  (tmp_path / status.STARTS).write_text(json.dumps([start | {'device': 'TPU v9'}]))
+  assert used('bad')['used'] == []
 
 
 def test_calls_are_planned_for_the_share_of_one_device():

@@ -64,8 +64,8 @@ def test_a_block_is_one_along_rows_then_one_along_columns():
   for axis in ('rows', 'columns'):
     one = {'params': params['params'][axis]}
     x = jax.jit(BLOCK(axis=axis).apply)(one, x)
-  found = jax.jit(block.apply)(params, tokens())
-  np.testing.assert_allclose(found, x, atol=1e-6)
+  result = jax.jit(block.apply)(params, tokens())
+  np.testing.assert_allclose(result, x, atol=1e-6)
 
 
 def test_parameters():

@@ -80,9 +80,9 @@ def test_stochastic_depth_grows_with_the_block():
   _, out = jax.jit(lambda v: model.apply(v, images, train=True, rngs=rngs))(variables)
   blocks = [out['tokens'], *(out[f'block{i:02d}'] for i in range(3))]
   for before, after, rate in zip(blocks, blocks[1:], (0, 0.3, 0.6), strict=False):
-    kept = np.mean(np.all(before == after, axis=(1, 2)))
+    unchanged = np.mean(np.all(before == after, axis=(1, 2)))
     # Both branches; five deviations of sqrt(p (1 - p) / 4000) are 0.04.
-    assert abs(kept - rate**2) < 0.04
+    assert abs(unchanged - rate**2) < 0.04
 
 
 def test_unknown_variants_are_refused():

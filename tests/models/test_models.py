@@ -188,17 +188,11 @@ def test_without_a_head_logits_are_pre_logits(name):
   np.testing.assert_array_equal(logits, out['pre_logits'])
 
 
-@pytest.mark.parametrize('name', one_of_each(having('dropout')))
-def test_values_are_dropped_in_training_only(name):
-  dropped_in_training_only(name, 'dropout')
-
-
-@pytest.mark.parametrize('name', one_of_each(having('stochastic_depth')))
-def test_branches_are_dropped_in_training_only(name):
-  dropped_in_training_only(name, 'stochastic_depth')
-
-
-def dropped_in_training_only(name, field):
+@pytest.mark.parametrize(
+  ('name', 'field'),
+  [(n, f) for f in ('dropout', 'stochastic_depth') for n in one_of_each(having(f))],
+)
+def test_values_and_branches_are_dropped_in_training_only(name, field):
   model, params = build(name, **{field: 0.5}), init(build(name))
   call = lambda model, key=None: jax.tree.leaves(apply(model, params, key)[0])[0]
   first, again, *others = (call(model, key) for key in (0, 0, 1, 2, 3))

@@ -126,14 +126,8 @@ def test_rates_of_stochastic_depth_grow_linearly_in_every_block(monkeypatch):
   rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(1)}
   images = jnp.zeros((1, 16, 16, 3))
   jax.eval_shape(lambda: model.init(rngs, images, train=True))
-  assert rates == [
-    0.0,
-    0.0,
-    0.2,
-    0.2,
-    0.4,
-    0.4,
-  ]  # attention and MLP of block i: i/(L-1)
+  # Attention and MLP of block i have the share i / (L - 1) of the rate.
+  assert rates == [0.0, 0.0, 0.2, 0.2, 0.4, 0.4]
 
 
 def test_stochastic_depth_keeps_the_expectation():
