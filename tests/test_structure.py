@@ -27,16 +27,16 @@ MODULES = sorted(
 # only falls: to raise one, lower another in the same commit. A room of a ring holds all
 # that the ring has for it.
 BUDGET = {
-  'models': (2_150, 2_000),
+  'models': (2_120, 2_000),
   'nn': (1_400, 1_450),
-  'kernels': (1_410, 1_300),
+  'kernels': (1_396, 1_300),
   ('optim', 'tasks', 'tune'): (1_795, 1_900),
   'data': (5_430, 5_000),
   'weights': (3_910, 3_900),
   'evaluators': (1_880, 1_400),
   'checkpoint': (790, 800),
   'train': (2_470, 2_000),
-  'explain': (1_010, 900),
+  'explain': (1_005, 900),
   'tools': (4_390, 3_800),
   'detection': (3_700, 3_300),
   'lab': (2_900, 2_900),

@@ -46,10 +46,10 @@ def value_and_gradients(fn, x, kernel):
   return y, *pullback(2 * y)
 
 
-def assert_close(found, expected):
+def assert_close(results, expected):
   # Each is a sum of products of normal numbers, in another order: float32 rounds it to
   # within 6e-8 of the largest partial sum, a few times over.
-  for a, b in zip(found, expected, strict=True):
+  for a, b in zip(results, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
 
 
@@ -66,11 +66,11 @@ def test_values_and_gradients(shape, kernel, stride, padding, monkeypatch):
   monkeypatch.setattr(kernels, '_BLOCK', 4)  # several blocks, and some beyond the map
   x, kernel = normal(*shape), normal(*kernel, 1, shape[-1])
   geometry = dict(stride=stride, padding=padding)
-  expected, found = (
+  expected, results = (
     value_and_gradients(functools.partial(fn, **geometry), x, kernel)
     for fn in (plain, depthwise)
   )
-  assert_close(found, expected)
+  assert_close(results, expected)
 
 
 def test_derivatives_can_be_nested():
@@ -79,10 +79,10 @@ def test_derivatives_can_be_nested():
 
 def test_bfloat16_is_summed_in_float32():
   x, kernel = (jnp.asarray(normal(*shape), jnp.bfloat16) for shape in (X, KERNEL))
-  found = value_and_gradients(ours, x, kernel)
+  results = value_and_gradients(ours, x, kernel)
   expected = plain(x.astype(jnp.float32), kernel.astype(jnp.float32))
-  assert all(a.dtype == jnp.bfloat16 for a in found)
-  np.testing.assert_array_equal(found[0], expected.astype(jnp.bfloat16))
+  assert all(a.dtype == jnp.bfloat16 for a in results)
+  np.testing.assert_array_equal(results[0], expected.astype(jnp.bfloat16))
 
 
 def text(fn, *platforms):
@@ -123,13 +123,13 @@ def test_on_eight_devices(manual):
     fn = jax.shard_map(ours, mesh=mesh, in_specs=(spec, P()), out_specs=spec)
   placed = jax.device_put(x, NamedSharding(mesh, spec))
   with jax.set_mesh(mesh):
-    found = value_and_gradients(fn, placed, kernel)
-  assert found[0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
-  assert_close(found, value_and_gradients(plain, x, kernel))
+    results = value_and_gradients(fn, placed, kernel)
+  assert results[0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
+  assert_close(results, value_and_gradients(plain, x, kernel))
 
 
-def kept(policy, fn=ours):
-  """Returns the shapes of what is kept of sin(convolution) for its backward pass."""
+def saved_shapes(policy, fn=ours):
+  """Returns the shapes of the residuals of sin(convolution)."""
   wrapped = jax.checkpoint(lambda *args: jnp.sin(fn(*args)), policy=policy)
   _, pullback = jax.vjp(wrapped, normal(*X), normal(*KERNEL))
   return sorted(leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim)
@@ -137,11 +137,11 @@ def kept(policy, fn=ours):
 
 def test_what_is_kept():
   _, pullback = jax.vjp(ours, normal(*X), normal(*KERNEL))
-  found = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
-  assert sorted(found) == sorted([X, KERNEL])
+  residuals = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
+  assert sorted(residuals) == sorted([X, KERNEL])
   for name, scan in (('dots_saveable', False), ('full', False), ('none', True)):
     policy = remat_policy(name, scan)
-    assert kept(policy) == kept(policy, plain), name
+    assert saved_shapes(policy) == saved_shapes(policy, plain), name
 
 
 @pytest.mark.parametrize('name', ['convnext_timm', 'mvit_timm'])

@@ -92,8 +92,8 @@ def test_masks_are_the_same_on_any_mesh():
     mesh = sharding.make_mesh(**axes)
     spec = jax.sharding.PartitionSpec(('data', 'fsdp'), None, 'tensor')
     split = jax.sharding.NamedSharding(mesh, spec)
-    found = jax.jit(lambda k: keep_mask(k, 0.1, shape), out_shardings=split)(key)
-    np.testing.assert_array_equal(found, expected)
+    result = jax.jit(lambda k: keep_mask(k, 0.1, shape), out_shardings=split)(key)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_dropout_keeps_the_mean_and_only_in_training():

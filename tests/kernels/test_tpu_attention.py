@@ -51,9 +51,9 @@ def assert_computes(plan, bias, query, key, value, grad):
     return y, *pullback(grad)
 
   run = lambda q, k, v, bias=None: tpu_attention.attend(q, k, v, bias, plan)
-  found = jax.tree.leaves(derived(run, *inputs, grad))
+  result = jax.tree.leaves(derived(run, *inputs, grad))
   expected = jax.tree.leaves(derived(reference, *wide(inputs), wide(grad)))
-  for a, b in zip(found, expected, strict=True):
+  for a, b in zip(result, expected, strict=True):
     # The weights, a bias, and the results are rounded to bfloat16, 2**-8 of each.
     close = 3 * 2**-8 * np.abs(b).max()
     np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=0, atol=close)
@@ -102,8 +102,8 @@ def test_devices_of_a_mesh_compute_their_own_share(biased):
   alone = run(*inputs)
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
-    found = jax.jit(run)(*jax.device_put(inputs, sharding.batch_sharding(mesh)))
-  np.testing.assert_array_equal(wide(found), wide(alone))
+    result = jax.jit(run)(*jax.device_put(inputs, sharding.batch_sharding(mesh)))
+  np.testing.assert_array_equal(wide(result), wide(alone))
 
 
 def shape(n: int, heads: int = 12, batch: int = 2, dtype=jnp.bfloat16):

@@ -55,9 +55,9 @@ def test_devices_of_a_mesh_normalise_their_own_images():
   mesh = sharding.make_mesh(4, 2, 1)
   with jax.set_mesh(mesh):
     x = jax.device_put(inputs[0], sharding.batch_sharding(mesh))
-    found = jax.jit(run, static_argnums=4)(x, *inputs[1:], 16)
-  assert found[1].sharding.shard_shape(x.shape) == (1, 16, 128)
-  for a, b in zip(found, alone, strict=True):  # sums of images in another order
+    result = jax.jit(run, static_argnums=4)(x, *inputs[1:], 16)
+  assert result[1].sharding.shard_shape(x.shape) == (1, 16, 128)
+  for a, b in zip(result, alone, strict=True):  # sums of images in another order
     close = 0 if a.dtype == jnp.bfloat16 else 1e-5
     np.testing.assert_allclose(*(np.asarray(z, np.float32) for z in (a, b)), rtol=close)
 

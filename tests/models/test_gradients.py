@@ -57,8 +57,8 @@ def derivatives(model, params):
 def test_forward_and_reverse_can_be_nested(name):
   # Traced: a rule for one direction only, `custom_vjp`, is refused while tracing.
   model = build(name)
-  found = jax.eval_shape(derivatives(model, init(model)), 0.0)
-  assert [x.shape for x in found] == [(), (), ()]
+  shapes = jax.eval_shape(derivatives(model, init(model)), 0.0)
+  assert [x.shape for x in shapes] == [(), (), ()]
 
 
 # These call every function that has derivatives of its own; the rest are JAX's.

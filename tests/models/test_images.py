@@ -63,9 +63,9 @@ def test_other_inputs_are_refused(loaded, images, facts):
 
 
 def test_a_pipeline_is_given_once_and_makes_one_size(loaded):
-  for given in ({}, {'loaded': loaded, 'pp': 'decode'}):
+  for options in ({}, {'loaded': loaded, 'pp': 'decode'}):
     with pytest.raises(ValueError, match=naming('loaded', 'pp')):
-      vit_jax.preprocess(PIXELS, **given)
+      vit_jax.preprocess(PIXELS, **options)
   two = [PIXELS[0], PIXELS[1, :16]]
   with pytest.raises(UserError, match=naming((32, 32, 3), (16, 32, 3))):
     vit_jax.preprocess(two, pp='decode|value_range(-1, 1)')

@@ -42,15 +42,15 @@ def test_the_family_knows_every_parameter(name):
   family = family_of(name)
   shapes = {n: x.shape for n, x in trees.flatten(init(build(name))).items()}
   depths, blocks = family.depths(shapes)
-  found = {d for depth in depths.values() for d in np.ravel(depth)}
-  assert found == set(range(blocks + 2))  # something before, in and after the blocks
+  numbers = {d for depth in depths.values() for d in np.ravel(depth)}
+  assert numbers == set(range(blocks + 2))  # something before, in and after the blocks
   assert blocks >= 2
   assert len(shapes[family.stem(shapes)]) == 4
   assert depths[family.stem(shapes)] == 0
   after = r'(head|p\d+_\w+|level\d+)/.*'  # a classifier's head; what pyramids add
   assert {depths[n] for n in shapes if re.match(after, n)} == {blocks + 1}
-  for known in (family.position, family.patches):
-    assert known is None or known in shapes
+  for special in (family.position, family.patches):
+    assert special is None or special in shapes
   for inputs, outputs in filter(None, map(family.matrix_axes, shapes)):
     assert not set(inputs) & set(outputs)
   dense = {n for n, s in shapes.items() if n.endswith('/kernel') and len(s) == 2}
@@ -141,14 +141,14 @@ def test_without_features_logits_are_the_same(name):
   model, params = build(name), init(build(name))
   outputs, out = apply(model, params)
   apply_less = functools.partial(model.apply, features=False)
-  found, less = jax.jit(apply_less)(variables(model, params), images())
+  full, less = jax.jit(apply_less)(variables(model, params), images())
   if outputs_of(name) == 'classes':
     assert less.keys() == {'pre_logits'}
   else:
     assert less.keys() <= out.keys() - {'stem'}
   # The same sums over fewer rows, in another order.
   close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
-  jax.tree.map(close, found, outputs)
+  jax.tree.map(close, full, outputs)
   for key, x in less.items():
     close(x, out[key])
 
@@ -160,11 +160,11 @@ def test_interceptors_see_every_dense_layer_of_a_step(name):
     models.signature(name.split()[0]).parameters
   )
   model = build(name, **dict.fromkeys(wide, 1600))
-  seen = set()
+  paths = set()
 
   def spy(call, args, kwargs, context):
     if isinstance(context.module, nn.Dense | nn.DenseGeneral):
-      seen.add('/'.join(context.module.path))
+      paths.add('/'.join(context.module.path))
     return call(*args, **kwargs)
 
   rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(0)}
@@ -178,7 +178,7 @@ def test_interceptors_see_every_dense_layer_of_a_step(name):
   with jax.set_mesh(mesh), nn.intercept_methods(spy):
     jax.eval_shape(jax.grad(loss), params)
   names = {n for n, x in trees.flatten(params).items() if x.ndim < 4}  # no convolution
-  assert seen >= {n.removesuffix('/kernel') for n in names if n.endswith('/kernel')}
+  assert paths >= {n.removesuffix('/kernel') for n in names if n.endswith('/kernel')}
 
 
 @pytest.mark.parametrize('name', one_of_each(CLASSIFIERS))

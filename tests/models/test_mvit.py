@@ -38,8 +38,8 @@ def test_parameters_and_operations(name):
     return outputs
 
   images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-  found = flops.count(forward, images) / 2e9
-  assert found == pytest.approx(gmacs, rel=1e-3)
+  result = flops.count(forward, images) / 2e9
+  assert result == pytest.approx(gmacs, rel=1e-3)
   assert sum(shapes.values()) == parameters
 
 
@@ -93,15 +93,15 @@ def test_a_bias_is_of_the_distance_in_pixels_of_the_larger_map(grid, keys):
   )
   _, _, bias = apply(query, key)
   expected = scores_one_by_one(tables.values(), query, grid, keys)
-  found = bias.scores(query.shape[1], key.shape[1])
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+  result = bias.scores(query.shape[1], key.shape[1])
+  np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
   # Tokens before the map, such as a class token, have no distance.
   more = lambda x: np.concatenate([normal(2, 1, 3, 5), x], axis=1)
   _, _, bias = apply(more(query), more(key))
-  found = bias.scores(query.shape[1] + 1, key.shape[1] + 1)
-  np.testing.assert_allclose(found[:, :, 1:, 1:], expected, rtol=0, atol=1e-5)
-  assert not found[:, :, 0].any()
-  assert not found[:, :, :, 0].any()
+  result = bias.scores(query.shape[1] + 1, key.shape[1] + 1)
+  np.testing.assert_allclose(result[:, :, 1:, 1:], expected, rtol=0, atol=1e-5)
+  assert not result[:, :, 0].any()
+  assert not result[:, :, :, 0].any()
 
 
 def test_a_bias_is_the_product_of_its_factors():
@@ -109,8 +109,8 @@ def test_a_bias_is_the_product_of_its_factors():
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   bias = GridBias(normal(2, 4, 3, 2), normal(2, 4, 3, 3))  # 4 queries and 2 x 3 keys
   added, places = bias.factors(5, 7, jnp.float32)  # and of a token before each
-  found, expected = added @ places.T, bias.scores(5, 7)
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+  result, expected = added @ places.T, bias.scores(5, 7)
+  np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6)
 
 
 def test_images_of_another_size_with_and_without_resized_tables():
@@ -169,14 +169,14 @@ def test_files_come_back_bit_for_bit(tmp_path, name):
 def as_the_authors(arrays):
   """Returns a golden's arrays under the names of facebookresearch/mvit."""
   numbers = sorted({tuple(n.split('.')[:4]) for n in arrays if n.startswith('stages.')})
-  found = {}
+  renamed = {}
   for key, x in arrays.items():
     parts = key.split('.')
     if parts[0] == 'stages':
       key = '.'.join([f'blocks.{numbers.index(tuple(parts[:4]))}', *parts[4:]])
     key = re.sub(r'shortcut_proj_(attn|mlp)', 'proj', key)
-    found[key.replace('head.fc', 'head.projection')] = x
-  return found
+    renamed[key.replace('head.fc', 'head.projection')] = x
+  return renamed
 
 
 @pytest.mark.parametrize('name', MVIT)
@@ -253,9 +253,9 @@ def test_what_is_not_read_is_refused(tmp_path, name, key, value, facts):
 
 def test_stages_that_do_not_double_are_refused(tmp_path):
   arrays = arrays_of('mvit_timm')
-  kept = {n: x for n, x in arrays.items() if not n.startswith(('stages.1', 'stages.3'))}
-  kept = {n.replace('stages.2', 'stages.1'): x for n, x in kept.items()}
-  save_file(kept, tmp_path / 'a.safetensors')
+  rest = {n: x for n, x in arrays.items() if not n.startswith(('stages.1', 'stages.3'))}
+  rest = {n.replace('stages.2', 'stages.1'): x for n, x in rest.items()}
+  save_file(rest, tmp_path / 'a.safetensors')
   facts = tmp_path / 'a.safetensors', '[1, 4]', '[12, 48]'
   with pytest.raises(UserError, match=naming(*facts)):
     vit_jax.load(tmp_path / 'a.safetensors')

@@ -125,19 +125,19 @@ def test_frozen_norms_do_not_change_in_training():
 
 @pytest.mark.parametrize('frozen', [False, True])
 def test_files_of_timm_come_back_to_the_bit(tmp_path, frozen):
-  found = weights.read(path_of('resnet_timm'), frozen_norm=frozen)
-  weights.write(found, tmp_path / 'timm', 'timm')
+  loaded = weights.read(path_of('resnet_timm'), frozen_norm=frozen)
+  weights.write(loaded, tmp_path / 'timm', 'timm')
   written = load_file(tmp_path / 'timm' / 'model.safetensors')
-  given = arrays_of('resnet_timm')
-  assert written.keys() == given.keys()
-  for name, x in given.items():
+  original = arrays_of('resnet_timm')
+  assert written.keys() == original.keys()
+  for name, x in original.items():
     if not name.endswith('num_batches_tracked'):
       np.testing.assert_array_equal(written[name], x)
 
 
 def test_files_of_transformers_hold_the_same(tmp_path):
-  found = weights.read(path_of('resnet_timm'))
-  weights.write(found, tmp_path / 'hf', 'hf')
+  loaded = weights.read(path_of('resnet_timm'))
+  weights.write(loaded, tmp_path / 'hf', 'hf')
   check(tmp_path / 'hf', 'resnet_timm')
   names = load_file(tmp_path / 'hf' / 'model.safetensors')
   norm = 'resnet.encoder.stages.3.layers.0.shortcut.normalization'
@@ -172,15 +172,15 @@ def test_files_of_other_networks_are_refused(tmp_path, to, changed, words):
   ],
 )
 def test_what_a_format_cannot_express_is_refused(tmp_path, to, fields, words):
-  found = weights.read(path_of('resnet_timm'), **fields)
-  model = models.fields_of(models.build('resnet', **found.fields))
+  loaded = weights.read(path_of('resnet_timm'), **fields)
+  model = models.fields_of(models.build('resnet', **loaded.fields))
   with pytest.raises(ValueError, match=naming(*words)):
-    formats.writer('resnet', to).write(found.flat, model, (64, 64), None)
+    formats.writer('resnet', to).write(loaded.flat, model, (64, 64), None)
 
 
 def test_dilation_is_kept_in_files_of_timm(tmp_path):
-  found = weights.read(path_of('resnet_timm'), output_stride=16)
-  weights.write(found, tmp_path / 'timm', 'timm')
+  loaded = weights.read(path_of('resnet_timm'), output_stride=16)
+  weights.write(loaded, tmp_path / 'timm', 'timm')
   args = json.loads((tmp_path / 'timm' / 'config.json').read_text())['model_args']
   assert args['output_stride'] == 16
   assert vit_jax.load(tmp_path / 'timm').model.output_stride == 16

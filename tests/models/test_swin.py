@@ -34,8 +34,8 @@ def test_parameters_and_operations(variant):
     return outputs
 
   images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-  found = flops.count(forward, images) / 2e9
-  assert found == pytest.approx(gmacs, rel=1e-3)
+  result = flops.count(forward, images) / 2e9
+  assert result == pytest.approx(gmacs, rel=1e-3)
   head = shapes.pop('head/kernel') + shapes.pop('head/bias')
   assert sum(shapes.values()) + head == parameters
   if i21k:
@@ -132,10 +132,10 @@ def test_tables_for_another_window_are_torch_bicubic(golden):
     if match := name.startswith('bicubic') and name.replace('w', '').split('_'):
       old, new = int(match[1]), int(match[3])
       table = file[f'table_w{old}'].reshape(2 * old - 1, 2 * old - 1, -1)
-      found = adapt.resize_offsets(table, (2 * new - 1,) * 2)
-      expected = expected.reshape(found.shape)
+      result = adapt.resize_offsets(table, (2 * new - 1,) * 2)
+      expected = expected.reshape(result.shape)
       # Torch computes kernels at positions up to 24 in float32.
-      np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+      np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
 
 
 def test_windows_of_another_size_by_loading(golden):

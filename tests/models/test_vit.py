@@ -89,8 +89,8 @@ def assert_agrees(model, params, expected):
   # Two float32 implementations of three blocks; a wrong GELU differs by 1e-4.
   np.testing.assert_allclose(logits, expected['logits'], atol=5e-6, rtol=0)
   if 'pre_logits' in expected:
-    found = out['pre_logits']
-    np.testing.assert_allclose(found, expected['pre_logits'], atol=5e-6, rtol=0)
+    pre_logits = out['pre_logits']
+    np.testing.assert_allclose(pre_logits, expected['pre_logits'], atol=5e-6, rtol=0)
 
 
 # The files number a block's modules in order of creation, before Linen.

@@ -13,11 +13,11 @@ from vit_jax.kernels.attention import attend, softmax, weighted_average
 @pytest.mark.parametrize('how', ['plain', 'weights', 'bias', 'mask'])
 def test_attention_in_float64(how):
   q, k, v = normal(2, 3, 4, 8), normal(2, 5, 4, 8), normal(2, 5, 4, 8)
-  seen, options = [], {}
+  calls, options = [], {}
   scores = np.einsum('bnmd,bsmd->bmns', *(x.astype(np.float64) for x in (q, k)))
   scores /= np.sqrt(8)
   if how == 'weights':
-    options['on_weights'] = seen.append
+    options['on_weights'] = calls.append
   elif how == 'bias':
     options['bias'] = normal(1, 4, 3, 5)
     scores += options['bias']
@@ -30,9 +30,9 @@ def test_attention_in_float64(how):
   weights /= weights.sum(-1, keepdims=True)
   expected = np.einsum('bmns,bsmd->bnmd', weights, v)
   np.testing.assert_allclose(y, expected, atol=1e-6)  # float32
-  for found in seen:
-    np.testing.assert_allclose(found, weights, atol=1e-6)
-  assert len(seen) == (how == 'weights')
+  for result in calls:
+    np.testing.assert_allclose(result, weights, atol=1e-6)
+  assert len(calls) == (how == 'weights')
 
 
 def test_derivatives_of_softmax():
@@ -58,8 +58,8 @@ def test_cpus_divide_last_where_no_derivative_is_taken():
 
   assert divided(weighted_average, 'cpu') == '2x3x4x8xf32>'
   assert divided(weighted_average, 'tpu') == '2x3x4x5xf32>'
-  kept = lambda *args: jax.vjp(weighted_average, *args)[0]
-  assert divided(kept, 'cpu') == '2x3x4x5xf32>'
+  forward = lambda *args: jax.vjp(weighted_average, *args)[0]
+  assert divided(forward, 'cpu') == '2x3x4x5xf32>'
 
 
 def test_attention_of_a_platform_is_chosen_when_lowered(monkeypatch):
@@ -80,11 +80,11 @@ def test_attention_of_a_platform_is_chosen_when_lowered(monkeypatch):
 
 @pytest.mark.parametrize('lengths', [(5, 5), (4, 7), (5, 6), (4, 6)])
 def test_the_kernel_of_gpus_is_given_even_lengths(lengths, monkeypatch):
-  theirs, seen = jax.nn.dot_product_attention, []
+  theirs, calls = jax.nn.dot_product_attention, []
 
   def xla(query, key, *args, implementation, **kwargs):
     assert implementation == 'cudnn'
-    seen.append((query.shape[1], key.shape[1]))
+    calls.append((query.shape[1], key.shape[1]))
     return theirs(query, key, *args, implementation='xla', **kwargs)
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', xla)
@@ -98,18 +98,18 @@ def test_the_kernel_of_gpus_is_given_even_lengths(lengths, monkeypatch):
       return y, *pullback(jnp.cos(y))
 
     results.append(jax.jit(derived)(*arrays))
-  for found, expected in zip(*results, strict=True):
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, atol=1e-5)  # float32
-  assert seen == [(N + N % 2, S + S % 2)]
+  for result, expected in zip(*results, strict=True):
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, atol=1e-5)  # float32
+  assert calls == [(N + N % 2, S + S % 2)]
 
 
 def test_attention_is_jax_s_own_in_bfloat16():
   q, k, v = (jnp.asarray(normal(2, 6, 4, 16), jnp.bfloat16) for _ in range(3))
-  found = attend(q, k, v)
+  result = attend(q, k, v)
   expected = jax.nn.dot_product_attention(q, k, v, implementation='xla')
-  assert found.dtype == jnp.bfloat16
+  assert result.dtype == jnp.bfloat16
   # One bfloat16 step of numbers near 1 is 0.8 %.
   np.testing.assert_allclose(
-    found.astype(np.float32), expected.astype(np.float32), atol=0.016
+    result.astype(np.float32), expected.astype(np.float32), atol=0.016
   )

@@ -45,8 +45,8 @@ def test_gradients_of_dense_layers_are_chosen_when_lowered():
 
 def test_a_dense_layer_keeps_its_arguments_alone():
   _, pullback = jax.vjp(dense, *(normal(*shape) for shape in DENSE))
-  kept = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
-  assert sorted(kept) == sorted(DENSE[:2])
+  residuals = [leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim]
+  assert sorted(residuals) == sorted(DENSE[:2])
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_relative_positions_are_in_the_scores():
   q = jnp.zeros((1, 5, 2, 4))
   table = module.init(jax.random.key(0), q, q)
   variables = attention.init(jax.random.key(1), x)
-  found = run(variables, x)[1]['intermediates']['attention_weights'][0]
+  result = run(variables, x)[1]['intermediates']['attention_weights'][0]
   params = jax.tree.map(np.asarray, variables['params'])
   q, k = project(params, x, 'query'), project(params, x, 'key')
   rows = np.asarray(table['params']['pos_embedding'])
@@ -180,23 +180,23 @@ def test_relative_positions_are_in_the_scores():
   def score(b, m, i, j):
     return q[b, i, m] @ (k[b, j, m] + rows[i - j + 4]) / 2
 
-  np.testing.assert_allclose(found, attention_weights(score, q, k), atol=1e-6)
+  np.testing.assert_allclose(result, attention_weights(score, q, k), atol=1e-6)
 
 
 def test_rotary_positions_rotate_pairs_as_complex_numbers():
   h, w, head = 2, 3, 16
   x = np.random.default_rng(0).standard_normal((1, 7, 1, head)).astype(np.float32)
-  found = np.asarray(
+  result = np.asarray(
     positions.rotate(jnp.asarray(x), positions.angles((h, w), 7, head))
   )
-  np.testing.assert_array_equal(found[0, 0], x[0, 0])  # the class token stays
+  np.testing.assert_array_equal(result[0, 0], x[0, 0])  # the class token stays
   pairs = x[..., :8] + 1j * x[..., 8:]
   for n in range(6):
     for i in range(8):
       position = n // w if i < 4 else n % w  # the row, then the column
       rotated = pairs[0, 1 + n, 0, i] * np.exp(1j * position * 100 ** (-(i % 4) / 4))
       expected = [rotated.real, rotated.imag]
-      np.testing.assert_allclose(found[0, 1 + n, 0, [i, i + 8]], expected, atol=1e-6)
+      np.testing.assert_allclose(result[0, 1 + n, 0, [i, i + 8]], expected, atol=1e-6)
 
 
 def test_rotary_scores_depend_on_where_patches_are_to_each_other():

@@ -58,9 +58,9 @@ def check_outputs(model, kind: str, source: str) -> None:
   Args:
     source: the subject of the message, such as the source of the weights.
   """
-  if (given := family_of(model).outputs) != kind:
+  if (outputs := family_of(model).outputs) != kind:
     raise UserError(
-      f'{source} gives {OUTPUTS[given]}, where {kind} are expected. In Python, '
+      f'{source} gives {OUTPUTS[outputs]}, where {kind} are expected. In Python, '
       'loaded = vit_jax.load(SOURCE) has the model: loaded.model.apply(loaded.variables, '
       'images).'
     )
@@ -92,13 +92,13 @@ def fields_of(model) -> dict:
   return fields
 
 
-def changed(model, **given):
+def changed(model, **values):
   """Returns a model, its backbone included, with other values of the fields it has."""
   if model is not (inside := core(model)):
-    return model.clone(model=changed(inside, **given))
-  fields = {k: v for k, v in given.items() if hasattr(model, k)}
+    return model.clone(model=changed(inside, **values))
+  fields = {k: v for k, v in values.items() if hasattr(model, k)}
   if (inside := backbone_of(model)) is not None and 'backbone' not in fields:
-    fields['backbone'] = changed(inside, **given)
+    fields['backbone'] = changed(inside, **values)
   return model.clone(**fields)
 
 
