@@ -2,13 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import jax
 import pytest
 
-from tests.support import commands, naming, runs
+from tests.support import commands, naming
 from vit_jax import models
 from vit_jax.errors import OutOfMemory
 from vit_jax.machine import cores
@@ -16,21 +14,6 @@ from vit_jax.tools import bench
 from vit_jax.train import runtime
 
 TINY = ('vit:mu/16', '--resolution', '32', '--set', 'num_classes=10')
-
-# The tool without these packages, with small products for its peak.
-BLOCKED = """
-import sys
-class Refuse:
-  def find_spec(self, name, path=None, target=None):
-    refused = {'tensorflow', 'torch', 'timm', 'clu', 'ml_collections', 'orbax'}
-    if name.partition('.')[0] in refused:
-      raise ModuleNotFoundError(f'{name} is blocked by the test', name=name)
-sys.meta_path.insert(0, Refuse())
-from vit_jax import cli
-from vit_jax.tools import bench
-bench.SIZES = (64, 128)
-sys.exit(cli.run(bench.main, sys.argv[1:]))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +31,10 @@ def params():
   return sum(x.size for x in jax.tree.leaves(shapes))
 
 
-def test_rows_without_tensorflow():
-  argv = (*TINY, '--steps', '3', '--batch', '2', '--json')
-  done = subprocess.run(
-    [sys.executable, '-c', BLOCKED, *argv],
-    capture_output=True,
-    text=True,
-    cwd=runs.ROOT,
-  )
-  assert done.returncode == 0, done.stderr
-  record = json.loads(done.stdout)
+def test_rows(capsys):
+  code, out, _ = run(capsys, *TINY, '--steps', '3', '--batch', '2', '--json')
+  assert code == 0
+  record = json.loads(out)
   assert record['machine']['cores'] == cores()
   assert record['machine']['versions']['jax'] == jax.__version__
   assert [row['mode'] for row in record['rows']] == ['train', 'forward']

@@ -89,15 +89,6 @@ def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
   assert top1 == pytest.approx(np.mean(true == 9 - predicted))
 
 
-def test_other_names_are_compared_by_number_and_said(data, tmp_path, capsys):
-  names = [f'animal{c}' for c in range(10)]
-  origin = weights.read(SOURCE)
-  renamed = dataclasses.replace(origin, class_names=names)
-  weights.write(renamed, tmp_path / 'a.npz', 'google')
-  assert run(tmp_path / 'a.npz', '--data', f'folder:{data}', '--split', 'val') == 0
-  assert re.search(naming('number'), capsys.readouterr().out)
-
-
 ERRORS = [
   (('--data', 'digits', '--split', 'tset'), ("'tset'", 'test')),
   (('--data', 'folder:no_such', '--split', 'val'), ('no_such',)),
@@ -139,17 +130,6 @@ def test_several_labels_per_image(tmp_path, capsys):
 @pytest.mark.parametrize(('args', 'facts'), ERRORS)
 def test_errors_are_one_line(capsys, args, facts):
   commands.assert_refused(evaluate.main, capsys, (SOURCE, *args), facts)
-
-
-def test_another_number_of_classes_is_refused(tmp_path, capsys):
-  pretrained_10 = weights.read(SOURCE, num_classes=3)
-  assert pretrained_10.fields['num_classes'] == 3
-  for c in ('x', 'y'):
-    (tmp_path / 'val' / c).mkdir(parents=True)
-    Image.new('RGB', (32, 32)).save(tmp_path / 'val' / c / 'a.png')
-  assert run(SOURCE, '--data', f'folder:{tmp_path}', '--split', 'val') == 2
-  assert re.search(naming(2, 10, 'classes'), capsys.readouterr().err)
-  assert jax.device_count() == 8
 
 
 def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch):

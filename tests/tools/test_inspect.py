@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 
 from tests.support import GOLDEN, commands, naming, runs
 from vit_jax import models
-from vit_jax.errors import UserError
 from vit_jax.tools.inspect import __main__ as inspect
 from vit_jax.tools.inspect import flops, model, recipe, source
 from vit_jax.train.workdir import lock
@@ -35,14 +32,11 @@ def record_of(capsys, *argv):
 # --- models ----------------------------------------------------------------------------
 
 
-def test_the_command_line():
-  command = [sys.executable, '-m', 'vit_jax.tools.inspect', 'vit:Ti/16', '--json']
-  done = subprocess.run(command, capture_output=True, text=True, check=True)
-  record = json.loads(done.stdout)
+def test_the_command_line(capsys):
+  record = record_of(capsys, 'vit:Ti/16')
   assert record['params'] == 5_717_416
   assert record['tokens'] == 197
   assert record['exaflops'] is None
-  assert done.stderr == ''
 
 
 def test_operations_of_a_vit_by_hand():
@@ -137,15 +131,15 @@ def test_imagenet_21k_by_hand(capsys):
 
 
 def test_memory_on_a_mesh(capsys):
-  argv = ('--config', f'{runs.ROOT}/configs/digits.py:debug', '--mesh')
-  one, four = (
-    record_of(capsys, *argv, mesh)['memory'] for mesh in ('data=1', 'data=4')
-  )
-  assert (one['devices'], four['devices']) == (1, 4)
-  assert four['mesh'] == {'data': 4, 'fsdp': 1, 'tensor': 1}
-  params = record_of(capsys, *argv[:2])['params']
-  assert one['argument_bytes'] > 3 * 4 * params  # parameters and two moments, float32
-  assert four['temp_bytes'] < one['temp_bytes']
+  argv = ('--config', f'{runs.ROOT}/configs/digits.py:debug', '--mesh', 'data=4')
+  record = record_of(capsys, *argv)
+  memory = record['memory']
+  assert memory['devices'] == 4
+  assert memory['mesh'] == {'data': 4, 'fsdp': 1, 'tensor': 1}
+  # Parameters, their average and two moments, float32, and a quarter of a small batch.
+  state = 4 * 4 * record['params']
+  assert state < memory['argument_bytes'] < 1.01 * state
+  assert memory['temp_bytes'] > 0
 
 
 @pytest.mark.parametrize(
@@ -179,12 +173,6 @@ def test_objects_are_padded_as_the_pipeline_says(name, beside):
 )
 def test_the_size_of_images(pp, shape):
   assert recipe.image_shape(pp) == shape
-
-
-def test_a_size_that_is_open():
-  for pp in ('decode|value_range(-1, 1)', 'decode|resize(9)|resize_small(8)'):
-    with pytest.raises(UserError, match=naming(f"'{pp}'", 'resize(size)')):
-      recipe.image_shape(pp)
 
 
 def test_weights_that_name_the_model(capsys):
@@ -256,28 +244,18 @@ def test_a_killed_run_is_interrupted(capsys, short_run, tmp_path):
     (['vit:X/16'], ("'X/16'", 'B/16')),
     (['vti:B/16'], ("'vti'", 'vit')),
     (['vit:B/16', '--resolution', '225'], ('225x225', '16x16')),
-    (['vit:B/16', '--resolution', '0'], ('--resolution', "'0'")),
-    (['vit:B/16', '--examples', 'some'], ('--examples', "'some'")),
     (['vit:B/16', '--set', 'clasifier=map'], ('clasifier', '"classifier"')),
-    (['vit:B/16', '--set', 'classifier'], ('--set', 'KEY=VALUE')),
     (['vit:B/16', '--mesh', 'data=2'], ('--mesh',)),
-    (['vit:B/16', '--tpu', 'v3'], ('--tpu',)),
     ([], ('model', '--config')),
     (['runs/nothing'], ('runs/nothing', '--config')),
     (['configs/digits.py:debug'], ('--config configs/digits.py:debug',)),
-    (['vit_b16'], ('--config vit_b16',)),
     (['vit:B/16', '--zoo'], ('vit:B/16', '--zoo')),
-    (['vit:B/16', '--jsn'], ('--jsn',)),
     (['vit:B/16', '--config.seed=1'], ('--config.seed=1',)),
     (['nowhere.npz'], ("'nowhere.npz'", '--zoo')),
-    (['a' * 5_000], ('a' * 5_000,)),
     (['--config', 'configs/nothing.py'], ("'configs/nothing.py'",)),
-    ([*b16(':variant=X/16')], ("'X/16'", 'B/16')),
     ([*b16(), '--config.optm.lr=1'], ('config.optm', 'optim')),
     ([*b16(':data=folder:/mine')], ('folder:/mine', '--examples')),
-    ([*b16(':res=225'), '--examples', '9e6'], ('225x225', '16x16')),
     ([*b16(), '--classes', '8'], ('--classes',)),
-    ([*b16(), 'vit:B/16'], ('vit:B/16',)),
     ([*b16(':debug'), '--mesh', 'data=3'], ('batch_size', 3)),
     ([*b16(), '--mesh', 'date=3'], ("'date'", 'data')),
     ([*b16(), '--tpu', 'v3:2x2', '--mesh', 'data=8'], ('--mesh', '--config.mesh.')),
@@ -285,9 +263,3 @@ def test_a_killed_run_is_interrupted(capsys, short_run, tmp_path):
 )
 def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, facts):
   commands.assert_refused(inspect.main, capsys, argv, facts)
-
-
-def test_a_run_needs_no_fields(capsys, short_run):
-  commands.assert_refused(
-    inspect.main, capsys, (short_run, '--set', 'depth=2'), ('--set',)
-  )

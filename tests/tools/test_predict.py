@@ -127,24 +127,6 @@ def test_weights_without_a_head_give_features_only(folder, tmp_path, capsys):
     assert file['features'].shape == (1, 48)
 
 
-def test_nothing_is_written_where_nothing_was_read(folder, tmp_path):
-  out = tmp_path / 'features.npz'
-  assert run(SOURCE, folder / 'bad.png', '--features', out) == 2
-  assert not out.exists()
-
-
-def test_a_folder_has_the_images_that_training_reads(folder):
-  Image.new('L', (8, 8)).save(folder / 'e.PGM')
-  (folder / '._a.jpg').write_bytes(b'of a Mac')
-  (folder / 'notes.txt').write_text('no image')
-  (folder.parent / 'elsewhere').mkdir()
-  Image.new('L', (8, 8)).save(folder.parent / 'elsewhere' / 'f.png')
-  (folder / 'link').symlink_to('../elsewhere')
-  names = [path[len(str(folder)) + 1 :] for path in predict.find([str(folder)])]
-  expected = ['a.png', 'bad.png', 'c.webp', 'd.bmp', 'e.PGM', 'link/f.png', 'sub/b.jpg']
-  assert names == expected
-
-
 def test_a_single_image_is_refused(folder):
   loaded = weights.load(SOURCE)
   for image in (str(folder / 'a.png'), folder / 'a.png', b'\x89PNG'):
@@ -165,8 +147,6 @@ ERRORS = [
   ),
   ((SOURCE, '{folder}', '--resolution', '33'), ('33x33', '8x8')),
   ((SOURCE, '{folder}', '--features', 'a.txt'), ('a.txt', 'FILE.npz')),
-  ((SOURCE, '{folder}', '--features', 'no/a.npz'), ('no',)),
-  ((SOURCE, '{folder}', '--top', '0'), ('--top', "'0'")),
   ((SOURCE, '{folder}', '--layer', 'block01'), ('--layer', '--features')),
   ((SOURCE, '{folder}', '--threshold', '0.5'), ('--threshold', 'detectors', SOURCE)),
 ]

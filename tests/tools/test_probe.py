@@ -94,21 +94,11 @@ ON_DIGITS = ('--data', 'digits', '--split', 'test')
     (('--probe', 'knn'), ('--data', 'knn')),
     (('--probe', 'knn', '--data', 'digits'), ('--split',)),
     (('--probe', 'knn', *ON_DIGITS, '--out', 'x'), ('--out', '--probe')),
-    (('--probe', 'knn', *ON_DIGITS, '--loss', 'sigmoid'), ('--loss', '--probe')),
-    (('--probe', 'knn', *ON_DIGITS, '--labels', 'x.json'), ('--labels', '--probe')),
-    (
-      ('--probe', 'knn', *ON_DIGITS, '--class_map', 'known'),
-      ('--class_map', '--probe'),
-    ),
-    (('--probe', 'knn', *ON_DIGITS, '--among', 'data'), ('--among', '--probe')),
     (('--probe', 'knn', *ON_DIGITS, '--set', 'type=fewshot'), ('--probe fewshot',)),
-    (('--probe', 'knn', *ON_DIGITS, '--set', 'batch_size=x'), ("batch_size='x'",)),
     (('--probe', 'knn', *ON_DIGITS, '--set', 'n=3'), ('knn.n', 'temperature')),
-    (('--probe', 'knn', *ON_DIGITS, '--set', 'k=3'), ('knn.k=3', 'list')),
     (('--probe', 'knn', *ON_DIGITS, '--val', 'train'), ('digits.val', 'test')),
     (('--probe', 'knn', *ON_DIGITS), ('(8, 8, 1)', '(32, 32, 3)')),
     ((*ON_DIGITS, '--set', 'k=[3]'), ('--set', '--probe')),
-    ((*ON_DIGITS, '--train', 'train'), ('--train', '--probe')),
   ],
 )
 def test_refusals_are_one_line(capsys, args, facts):

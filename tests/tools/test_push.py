@@ -157,44 +157,43 @@ class FakeApi:
   """Records the requests to the hub; the repository has a card already if `card`."""
 
   def __init__(self, card=False, error=None):
-    self.asked, self._card, self._error = [], card, error
+    self.requests, self._card, self._error = [], card, error
 
   def create_repo(self, repo, *, private, exist_ok):
     if self._error:
       raise self._error
-    self.asked.append(('create', repo, private, exist_ok))
+    self.requests.append(('create', repo, private, exist_ok))
 
   def file_exists(self, repo, name):
     return self._card
 
   def upload_folder(self, *, repo_id, folder_path, commit_message, ignore_patterns):
     files = {p.name for p in folder_path.iterdir()} - set(ignore_patterns or ())
-    self.asked.append(('upload', repo_id, files, commit_message))
+    self.requests.append(('upload', repo_id, files, commit_message))
 
 
 FILES = {'model.safetensors', 'config.json', 'README.md'}
 
 
 @pytest.mark.parametrize(
-  ('there', 'flags', 'files'),
+  ('there', 'files'),
   [
-    (False, [], FILES),
-    (True, [], FILES - {'README.md'}),  # somebody may have written in it
-    (True, ['--replace_card'], FILES),
+    (False, FILES),
+    (True, FILES - {'README.md'}),  # somebody may have written in it
   ],
 )
-def test_what_is_uploaded(tmp_path, monkeypatch, capsys, there, flags, files):
+def test_upload(monkeypatch, capsys, there, files):
   api = FakeApi(card=there)
   monkeypatch.setattr(push, 'client', lambda: api)
-  args = [TOKEN, 'me/mine', '--private', '--message', 'hello']
-  assert run(*args, *flags) == 0
-  assert api.asked == [
+  assert run(TOKEN, 'me/mine', '--private') == 0
+  message = f'{TOKEN}, by vit_jax'
+  assert api.requests == [
     ('create', 'me/mine', True, True),
-    ('upload', 'me/mine', files, 'hello'),
+    ('upload', 'me/mine', files, message),
   ]
   out = capsys.readouterr().out
   assert 'https://huggingface.co/me/mine' in out
-  assert ('--replace_card' in out) == ('README.md' not in files)
+  assert ('README.md stays' in out) == there
 
 
 def test_the_fake_has_the_hubs_own_arguments():

@@ -97,22 +97,13 @@ class Subject:
       raise UserError(f'{self.name} has no classes to train on: --set num_classes=K.')
     return {'model': self.section, 'tune': self.tune, 'optim': OPTIM, 'steps': 10**6}
 
-  def spec(self, batch: int) -> dict:
-    """Returns the shapes of a batch for training."""
-    import jax
-
-    return {
-      'image': jax.ShapeDtypeStruct((batch, *self.size, 3), 'uint8'),
-      'label': jax.ShapeDtypeStruct((batch,), 'int32'),
-      'mask': jax.ShapeDtypeStruct((batch,), 'float32'),
-    }
-
 
 class Step:
   """A compiled step with its state and batch on the first device.
 
   Attributes:
     compile_s: seconds of tracing and compilation.
+    memory: bytes of the device that the compiler planned.
   """
 
   def __init__(self, subject: Subject, mode: str, batch: int):
@@ -125,7 +116,11 @@ class Step:
 
     mesh = sharding.make_mesh(1, devices=jax.local_devices()[:1])
     params = trees.flatten(subject.shapes['params'])
-    spec = subject.spec(batch)
+    spec = {
+      'image': jax.ShapeDtypeStruct((batch, *subject.size, 3), 'uint8'),
+      'label': jax.ShapeDtypeStruct((batch,), 'int32'),
+      'mask': jax.ShapeDtypeStruct((batch,), 'float32'),
+    }
     with jax.set_mesh(mesh), runtime.out_of_memory():
       start = time.perf_counter()
       values = {name: _initial(name, x) for name, x in params.items()}
@@ -147,6 +142,7 @@ class Step:
         lowered = runtime.lowered(forward, shapes, spec, mesh)
       self._program = lowered.compile(runtime.options())
       self.compile_s = time.perf_counter() - start
+      self.memory = runtime.memory(self._program)['bytes']
       self._state = place()
       self._batch = jax.device_put(
         jax.tree.map(_random, spec), sharding.batch_sharding(mesh)
@@ -171,12 +167,6 @@ class Step:
           jax.block_until_ready(pending.popleft())
       jax.block_until_ready((self._state, pending))
     return time.perf_counter() - start
-
-  def memory(self) -> int:
-    """Returns the bytes of the device that the compiler planned."""
-    from vit_jax.train import runtime
-
-    return runtime.memory(self._program)['bytes']
 
 
 def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:
@@ -206,7 +196,7 @@ def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:
     'images_per_s': batch / median,
     'step_s': {'median': median, 'min': min(seconds), 'max': max(seconds)},
     'compile_s': step.compile_s,
-    'memory_bytes': step.memory(),
+    'memory_bytes': step.memory,
     'flops_per_s': passes and passes * subject.flops * batch / median,
   }
 
@@ -289,21 +279,17 @@ def _rng():
 
 
 def _table(record: dict) -> str:
-  rows, where = record['rows'], record['machine']
-  first, peaks = rows[0], record['peak'].items()
-  rates = (
-    f'{d} {p["flops_per_s"] / 1e12:.3g} TFLOP/s at {p["size"]}' for d, p in peaks
-  )
+  first, where = record['rows'][0], record['machine']
+  lines = [
+    f'{first["model"]}: {first["params"]:,} parameters, {first["gflops"]:.3g} GFLOPs',
+    f'{where["device"]}, {where["cores"]} cores, load {where["load"]}',
+  ]
+  for dtype, peak in record['peak'].items():
+    rate = peak['flops_per_s'] / 1e12
+    lines.append(f'peak in {dtype}: {rate:.3g} TFLOP/s at {peak["size"]}')
   head = f'{"mode":8}{"dtype":10}{"batch":>6}{"images/s":>11}{"step (min-max) ms":>27}'
-  return '\n'.join(
-    [
-      f'{first["model"]}: {first["params"]:,} parameters, {first["gflops"]:.3g} GFLOPs',
-      f'{where["device"]}, {where["cores"]} cores, load {where["load"]}; peak '
-      f'{", ".join(rates)}\n',
-      f'{head}{"compile":>10}{"memory":>11}{"MFU":>8}',
-      *map(_row, rows),
-    ]
-  )
+  lines += ['', f'{head}{"compile":>10}{"memory":>11}{"MFU":>8}']
+  return '\n'.join([*lines, *map(_row, record['rows'])])
 
 
 def _row(row: dict) -> str:

@@ -11,10 +11,9 @@ matched with those of the weights by WordNet id or name, see `evaluators.class_m
 predictions.npz, or of a detector summary.json, per_class.csv and detections.json.
 """
 
-import contextlib
 import importlib
+import os
 import sys
-import tempfile
 from pathlib import Path
 
 from vit_jax import cli, terminal
@@ -34,10 +33,7 @@ _TRAIN_ONE = 'vit_jax train --config=finetune:weights={} trains one.'
 
 def main(argv: list[str]) -> int:
   """Prints accuracy and loss, or average precision; writes the tables of `--out`."""
-  with contextlib.ExitStack() as stack:
-    # After a crash, which leaves the folder, its reason is there.
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax-'))
-    stack.enter_context(terminal.noise_to(Path(folder) / 'evaluate.txt'))
+  with terminal.noise_to(os.devnull):
     return _evaluate(argv)
 
 
@@ -88,11 +84,8 @@ def _evaluate(argv: list[str]) -> int:
     values = evaluator.run(*source.predictor(loaded, mesh))
   values |= {k: int(values[k]) for k in ('examples', 'bad_images') if k in values}
   record = {'source': args.source, 'step': loaded.step, 'evaluation': own}
-  record |= {
-    'data': data['source'],
-    'split': data['split'],
-    'classes': data.get('classes'),
-  }
+  record |= {'data': data['source'], 'split': data['split']}
+  record |= {'classes': data.get('classes')}
   if out:
     _write(out, record | values, evaluator, _names(evaluator, loaded.class_names))
     # Under the run's name where it is the run's evaluation, which `report` looks up.

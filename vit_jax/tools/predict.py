@@ -17,7 +17,7 @@ from pathlib import Path
 from vit_jax import cli, files, imagenet, terminal
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
-from vit_jax.tools import source
+from vit_jax.tools import out_folder, source
 
 _TOP, _BATCH = 5, 32
 # Outputs of a model other than classes -> the module that predicts them.
@@ -137,10 +137,7 @@ def _new_file(name: str) -> Path:
   path = files.on_disk(name, '--features')
   if path.suffix != '.npz':
     raise UserError(f'--features {name}: expected FILE.npz.')
-  if not path.parent.is_dir():
-    raise UserError(f'--features {name}: {path.parent} is not a folder; make it first.')
-  if not os.access(path.parent, os.W_OK):
-    raise UserError(f'--features {name}: {path.parent} cannot be written to.')
+  out_folder.check(str(path.parent), '--features')
   return path
 
 
@@ -148,6 +145,7 @@ def _write_features(path: Path, paths: list[str], features) -> None:
   """Writes `paths` and `features` float32 [n, ...]; rows of unread images are nan."""
   import numpy as np
 
+  out_folder.make(path.parent, '--features')
   arrays = {'paths': np.array(paths), 'features': features}
   files.replace(path, lambda file: np.savez(file, **arrays))
 

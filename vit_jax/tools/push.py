@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     return 0
   print(f'  {record["url"]}')
   if not record['card']:
-    print(f'  Its {CARD} stays; --replace_card writes a new one.')
+    print(f'  Its {CARD} stays; delete it there for a new one.')
   return 0
 
 
@@ -67,16 +67,15 @@ def client():
 def upload(api, args, folder: Path) -> tuple[str, bool]:
   """Uploads a folder; returns (address of the model, whether its card was written).
 
-  A card that the repository has already is kept, since somebody may have edited it,
-  unless `--replace_card`.
+  A card that the repository has already stays, since somebody may have edited it.
   """
   try:
     api.create_repo(args.repo, private=args.private, exist_ok=True)
-    keep = not args.replace_card and api.file_exists(args.repo, CARD)
+    keep = api.file_exists(args.repo, CARD)
     api.upload_folder(
       repo_id=args.repo,
       folder_path=folder,
-      commit_message=args.message or f'{args.source}, by vit_jax',
+      commit_message=f'{args.source}, by vit_jax',
       ignore_patterns=[CARD] if keep else None,
     )
   except Exception as error:  # the hub's own errors, and those of its HTTP library
@@ -135,18 +134,18 @@ def _write(loaded, folder: Path, to: str | None) -> tuple[str, int]:
   """Writes the weights; returns (the format, the number of parameters)."""
   from vit_jax import weights
 
-  refused = []
+  reasons = {}
   for name in [to] if to else FORMATS:
-    dest = folder / 'model.npz' if name == 'google' else folder
     try:
-      if name == 'google':
-        folder.mkdir(parents=True, exist_ok=True)
-      return name, weights.write(loaded, dest, name)[1]
+      if name != 'google':
+        return name, weights.write(loaded, folder, name)[1]
+      folder.mkdir(parents=True, exist_ok=True)
+      return name, weights.write(loaded, folder / 'model.npz', name)[1]
     except UserError as error:
-      refused.append(str(error))
-      if name == 'google':
-        folder.rmdir()
-  raise UserError(' '.join(dict.fromkeys(refused)))
+      reasons[str(error)] = name
+  if 'google' in reasons.values():
+    folder.rmdir()
+  raise UserError(' '.join(reasons))
 
 
 def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
@@ -221,8 +220,6 @@ def _parser() -> cli.Parser:
   add('--license', metavar='ID', help="stated in the card: 'apache-2.0'")
   add('--dry_run', action='store_true', help='write the folder only')
   add('--out', metavar='FOLDER', help='keep it there; with --dry_run NAME by default')
-  add('--replace_card', action='store_true', help="over the repository's README.md")
-  add('--message', help='of the commit')
   cli.add_json_option(parser)
   return parser
 

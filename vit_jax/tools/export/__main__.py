@@ -10,17 +10,16 @@ assets.extra/vit_jax.json. The outputs of the written program are compared with 
 before it takes its name.
 """
 
-import importlib
-import os
 import sys
 import tempfile
 from pathlib import Path
 
 from vit_jax import cli, files
+from vit_jax.data import lazy_tf
 from vit_jax.errors import RunError, UserError, choose
-from vit_jax.tools import source
+from vit_jax.tools import out_folder, source
 
-FORMATS = ('stablehlo', 'savedmodel')  # a module of this package each
+FORMATS = ('stablehlo', 'savedmodel')  # each a module of this package
 PLATFORMS = ('cpu', 'tpu', 'cuda', 'rocm')
 _USUAL = 'cpu,tpu,cuda'
 # Largest difference between the outputs of the file and of the model, relative to the
@@ -33,18 +32,19 @@ _TOLERANCE = {'float32': 5e-5, 'bfloat16': 5e-2}
 def main(argv: list[str]) -> int:
   """Exports a model, and prints the files."""
   args = _parser().parse_args(argv)
-  writer = importlib.import_module(f'vit_jax.tools.export.{args.to}')
   dest, platforms = files.on_disk(args.dest, 'DEST'), _platforms(args)
-  _check_free(dest, args.to, writer)
-  writer.load()  # before the weights are read: its packages may be missing
+  _check_free(dest, args.to)
+  if args.to == 'savedmodel':
+    lazy_tf.load()  # before the weights are read: it may be missing
   import numpy as np
 
-  from vit_jax.tools.export import facts, program
+  from vit_jax.tools.export import facts, program, savedmodel, stablehlo
 
+  writer = {'stablehlo': stablehlo, 'savedmodel': savedmodel}[args.to]
   loaded = source.load(args, **({'dtype': args.dtype} if args.dtype else {}))
   made = program.Program(loaded, args.layers, args.batch)
-  writer.check(made)
   about = facts.collect(loaded, made, args.to, platforms)
+  out_folder.make(dest.parent, 'DEST')
   with tempfile.TemporaryDirectory(prefix=f'.{dest.name}.', dir=dest.parent) as folder:
     path = Path(folder) / dest.name
     writer.write(made, path, about, platforms)
@@ -95,15 +95,13 @@ def _platforms(args) -> list[str]:
   return list(dict.fromkeys(platforms))
 
 
-def _check_free(dest: Path, to: str, writer) -> None:
-  if dest.suffix != writer.SUFFIX:
-    form = f'a name that ends in {writer.SUFFIX}' if writer.SUFFIX else 'a folder'
-    raise UserError(f'{dest}: --to {to} writes {form}.')
-  if not dest.parent.is_dir():
-    raise UserError(f'{dest.parent} is not a folder: make it first.')
-  if not os.access(dest.parent, os.W_OK | os.X_OK):
-    raise UserError(f'{dest.parent} cannot be written to.')
-  for path in writer.files(dest):
+def _check_free(dest: Path, to: str) -> None:
+  if to == 'stablehlo' and dest.suffix != '.stablehlo':
+    raise UserError(f'{dest}: --to {to} writes a name that ends in .stablehlo.')
+  if to == 'savedmodel' and dest.suffix:
+    raise UserError(f'{dest}: --to {to} writes a folder.')
+  out_folder.check(str(dest.parent), 'DEST')
+  for path in (dest, dest.with_suffix('.json')) if dest.suffix else (dest,):
     if path.exists():
       raise UserError(f'{path} is there already: choose another place, or remove it.')
 

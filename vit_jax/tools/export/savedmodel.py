@@ -10,12 +10,14 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
+from jax import export
+from jax.extend.mlir.dialects import stablehlo
 
 from vit_jax.data import lazy_tf
 from vit_jax.tools.export.program import BATCH, Program
 
-SUFFIX = ''
 FACTS = 'assets.extra/vit_jax.json'
 # TensorFlow 2.21, the oldest that the extra `tf` allows, reads versions up to 1.13.7.
 # jax2tf targets readers of four weeks before JAX's release: with JAX 0.12 that is 1.18.
@@ -25,26 +27,8 @@ _COMPOSITE = re.compile(
 )
 
 
-def load() -> None:
-  """Imports TensorFlow; UserError, which names the extra, if it is missing."""
-  lazy_tf.load()
-
-
-def files(dest: Path) -> list[Path]:
-  """Returns the paths that `write` makes."""
-  return [dest]
-
-
-def check(program: Program) -> None:
-  """Accepts every model: the parameters are variables of any size."""
-
-
 def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> None:
   """Writes the folder `path`."""
-  import jax
-  from jax import export
-  from jax.extend.mlir.dialects import stablehlo
-
   tf, call_module = lazy_tf.load(), lazy_tf.call_module()
   leaves, structure = jax.tree.flatten(program.variables)
   names = sorted(program.outputs)  # as jax.tree orders them

@@ -9,38 +9,27 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
+from jax import export
 
 from vit_jax.errors import UserError
 from vit_jax.tools.export.program import BATCH, Program
 
-SUFFIX = '.stablehlo'
 _MOST_BYTES = 2**31 - 2**24  # flatbuffer's limit of 2 GiB, less room for the program
 
 
-def load() -> None:
-  """Imports nothing: JAX is all it needs."""
+def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> None:
+  """Writes the program at `path`, and the facts beside it.
 
-
-def files(dest: Path) -> list[Path]:
-  """Returns the paths that `write` makes."""
-  return [dest, dest.with_suffix('.json')]
-
-
-def check(program: Program) -> None:
-  """Refuses a model that the format cannot hold."""
+  Raises:
+    UserError: for more parameters than the format holds.
+  """
   if (size := 4 * program.params) > _MOST_BYTES:
     raise UserError(
       f'{size / 2**30:.1f} GiB of parameters, but a file of jax.export holds 2: --to '
       'savedmodel has no such limit.'
     )
-
-
-def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> None:
-  """Writes the program at `path`, and the facts beside it."""
-  import jax
-  from jax import export
-
   (batch,) = export.symbolic_shape(BATCH)
   images = jax.ShapeDtypeStruct(program.shape(batch), 'float32')
   exported = export.export(jax.jit(program.baked), platforms=platforms)(images)
@@ -50,9 +39,6 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
 
 def run(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
   """Returns the outputs of the file on the CPU."""
-  import jax
-  from jax import export
-
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
     outputs = export.deserialize(bytearray(path.read_bytes())).call(images)
     return {name: np.asarray(x) for name, x in outputs.items()}

@@ -8,20 +8,54 @@ Each figure is DIR/NAME.png (--format: pdf, svg) and its numbers DIR/NAME.csv. S
 what `vit_jax.load` takes, RUN the folder of a run.
 """
 
+import argparse
 import sys
 
 from vit_jax import cli
-from vit_jax.tools import out_folder
-from vit_jax.tools.figures import arguments
-from vit_jax.tools.figures.drawn import load_plots
+from vit_jax.errors import UserError, choose
+from vit_jax.registry import Registry
+from vit_jax.tools import out_folder, source
+
+# Name -> help, for figures of images, of a model alone, and of runs.
+OF_IMAGES = {
+  'rollout': 'where a model looks, by the attention of all layers (figures 6, 14)',
+  'attention': 'where one layer looks, or one head, or attention pooling',
+  'class_rollout': 'which patches speak for a class, by attention and its gradient',
+  'gradient': 'which pixels speak for a class: gradient times input',
+  'integrated': 'which pixels speak for a class: integrated gradients',
+  'distance': 'how far each head looks, by depth (figures 7 right, 11)',
+}
+OF_A_MODEL = {
+  'posemb': 'how similar the position embeddings are (figures 7 centre, 10)',
+  'filters': "the first layer's filters, or their principal components (figure 7 left)",
+}
+OF_RUNS = {
+  'compute': 'accuracy against compute, the paper beside (figure 5, Table 6)',
+  'data': 'accuracy against pre-training data, the paper beside (figure 3, Table 5)',
+}
+NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_RUNS}
+# Name -> function(args) -> `Drawn`.
+FIGURES = Registry(
+  'figure',
+  {
+    **dict.fromkeys(OF_IMAGES, 'vit_jax.tools.figures.maps:draw'),
+    'distance': 'vit_jax.tools.figures.maps:distance',
+    **{name: f'vit_jax.tools.figures.parameters:{name}' for name in OF_A_MODEL},
+    **{name: f'vit_jax.lab.figures:{name}' for name in OF_RUNS},
+  },
+)
+FORMATS = ('png', 'pdf', 'svg')
 
 
 def main(argv: list[str]) -> int:
   """Writes the figure and its numbers; returns 0."""
-  args = arguments.parse(argv, __doc__.split('\n')[0])
+  args = _parse(argv)
   out = out_folder.check(args.out)
-  plots = load_plots()
-  drawn = arguments.FIGURES[args.name](args)
+  try:
+    from vit_jax.explain import plots
+  except ImportError as error:
+    raise UserError(f"{error}: pip install 'vit_jax[plots]'.") from None
+  drawn = FIGURES[args.name](args)
   out_folder.make(out)
   written = [out / f'{args.name}.csv']
   out_folder.write_csv(written[0], drawn.rows)
@@ -29,17 +63,60 @@ def main(argv: list[str]) -> int:
     written.append(out / f'{args.name}.{suffix}')
     plots.save(drawn.figure, written[-1])
   if args.json:
-    cli.print_json(
-      {
-        'figure': args.name,
-        'source': getattr(args, 'source', None),
-        'files': [str(path) for path in written],
-        'notes': list(drawn.notes),
-      }
-    )
+    record = {'figure': args.name, 'source': getattr(args, 'source', None)}
+    record |= {'files': [str(path) for path in written], 'notes': list(drawn.notes)}
+    cli.print_json(record)
     return 0
   print('\n'.join([*drawn.notes, f'written: {", ".join(map(str, written))}']))
   return 0
+
+
+def _layer(text: str) -> int | str:
+  try:
+    return text if text == 'pooling' else int(text)
+  except ValueError:
+    raise argparse.ArgumentTypeError(
+      f"{text!r} is neither a number nor 'pooling'"
+    ) from None
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+  """Returns the arguments: `name`, those that all figures have, and its own."""
+  if argv and not argv[0].startswith('-'):
+    choose('figure', argv[0], list(NAMES))
+  parser = cli.Parser('vit_jax figures', description=__doc__.split('\n')[0])
+  names = parser.add_subparsers(
+    dest='name', metavar='NAME', required=True, prog='vit_jax figures'
+  )
+  for name, text in NAMES.items():
+    options = names.add_parser(name, help=text, description=f'Draws {text}.')
+    add = options.add_argument
+    if name in OF_RUNS:
+      add('runs', metavar='RUN', nargs='*', help='folders of runs')
+      add('--metric', help="result to draw, such as 'test/top1'")
+    else:
+      source.add_options(options)
+    if name in OF_IMAGES:
+      add('images', metavar='IMAGE_OR_FOLDER', nargs='+')
+    if name == 'attention':
+      layers = "'pooling', or from 0: %(default)s"
+      add('--layer', type=_layer, default=-1, help=layers)
+      add('--head', type=int, help='number from 0; default: the mean of all heads')
+    if name in ('class_rollout', 'gradient', 'integrated'):
+      default = 'default: the most probable'
+      add('--class', dest='class_name', metavar='NAME', help=default)
+    if name in ('rollout', 'attention', 'class_rollout'):
+      # With 'mask' all but a few patches of a class would be black.
+      default = 'heat' if name == 'class_rollout' else 'mask'
+      overlay = 'the image times the map, or colours over it: %(default)s'
+      add('--overlay', choices=('mask', 'heat'), default=default, help=overlay)
+    add('--out', metavar='DIR', default='figures', help='folder: %(default)s')
+    add('--format', type=cli.words(FORMATS), default=['png'], help='png,pdf,svg')
+    cli.add_json_option(options)
+  args, rest = parser.parse_known_args(argv)
+  if rest:
+    names.choices[args.name].error(f'unrecognized arguments: {" ".join(rest)}')
+  return args
 
 
 if __name__ == '__main__':

@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from vit_jax.errors import UserError
-
 
 class Drawn(NamedTuple):
   """The result of a figure's function.
@@ -17,15 +15,6 @@ class Drawn(NamedTuple):
   figure: Any
   rows: list[tuple]
   notes: tuple[str, ...] = ()
-
-
-def load_plots():
-  """Returns the module `explain.plots`; UserError without matplotlib."""
-  try:
-    from vit_jax.explain import plots
-  except ImportError as error:
-    raise UserError(f"{error}: pip install 'vit_jax[plots]'.") from None
-  return plots
 
 
 def grids(key: tuple[str, ...], named: list[tuple[tuple, Any]]) -> list[tuple]:

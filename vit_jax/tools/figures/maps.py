@@ -1,9 +1,10 @@
-"""Figures of images: rollout, attention, class_rollout, gradient, integrated."""
+"""Figures of images: maps of where a model looks, and distances of attention."""
 
 import numpy as np
 
-from vit_jax import explain, imagenet
+from vit_jax import explain, imagenet, models
 from vit_jax.errors import UserError, did_you_mean
+from vit_jax.explain import attention
 from vit_jax.tools import predict, source
 from vit_jax.tools.figures.drawn import Drawn, grids
 
@@ -23,13 +24,8 @@ def draw(args) -> Drawn:
   from vit_jax.explain import plots
 
   options = {}
-  if args.name == 'rollout':
-    options = {'fusion': args.fusion, 'residual': not args.no_residual}
-  elif args.name == 'attention':
+  if args.name == 'attention':
     options = {'layer': args.layer, 'head': args.head}
-  elif args.name == 'integrated':
-    options = {'steps': args.steps}
-
   paths = predict.find(args.images)
   loaded = source.load(args, dtype='float32')
   images = [str(path) for path in paths]
@@ -58,6 +54,28 @@ def draw(args) -> Drawn:
       f'The first {_MOST} of {len(images)} images are drawn; the table has all.',
     )
   return Drawn(figure, table, notes)
+
+
+def distance(args) -> Drawn:
+  """Draws each head's mean attention distance (figures 7 right and 11)."""
+  from vit_jax.explain import plots
+
+  paths = [str(path) for path in predict.find(args.images)]
+  loaded = source.load(args, dtype='float32')
+  each = explain.attention_distances(loaded, paths)
+  mean, std = each.mean(0), each.std(0)  # [L, M]
+  patch = models.family_of(loaded.model).stride(models.fields_of(loaded.model))
+  grid = tuple(n // p for n, p in zip(loaded.image_size, patch, strict=True))
+  N = grid[0] * grid[1]
+  even = np.full((1, 1, 1, N, N), 1 / N, np.float32)
+  uniform = float(attention.attention_distance(even, grid, patch)[0, 0])
+  rows = [('layer', 'head', 'pixels', 'std_over_images', 'images')]
+  for (layer, head), value in np.ndenumerate(mean):
+    rows.append((layer, head, f'{value:.7g}', f'{std[layer, head]:.7g}', len(paths)))
+  notes = (f'{len(paths)} images; uniform attention is {uniform:.1f} pixels.',)
+  if len(paths) < 10:
+    notes += ('The paper averages over 128 images; so few say little about a head.',)
+  return Drawn(plots.heads(mean, std, uniform), rows, notes)
 
 
 def _explained(loaded, images, name: str | None) -> tuple:

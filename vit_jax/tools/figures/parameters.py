@@ -1,5 +1,6 @@
 """Figures of parameters alone: posemb, filters."""
 
+import math
 import re
 
 import jax.numpy as jnp
@@ -46,19 +47,21 @@ def filters(args) -> Drawn:
   flat = trees.flatten(loaded.params)
   name = family.stem(flat)
   kernel = np.asarray(flat[name], np.float32)
-  size, colour = kernel.shape[:2], 'RGB' if kernel.shape[2] == 3 else 'Grey'
+  size, coloured = kernel.shape[:2], kernel.shape[2] == 3
+  channels = ('red', 'green', 'blue') if coloured else ('grey',)
+  colour = 'RGB' if coloured else 'Grey'
   if size == tuple(family.stride(models.fields_of(loaded.model))):
-    n = min(args.count or 28, *_components(kernel))
+    n = min(28, math.prod(kernel.shape[:3]), kernel.shape[3])
     components = stem_filters.filters_pca(kernel, n)
     shown, explained = to_show(components.filters), components.explained
     title, across = f'{colour} embedding filters\n(first {n} principal components)', 7
     notes = (f'{n} components explain {explained.sum():.0%} of the variance.',)
   else:
-    shown = to_show(np.moveaxis(kernel, -1, 0)[: args.count or 64])
+    shown = to_show(np.moveaxis(kernel, -1, 0)[:64])
     explained = [''] * len(shown)
     title, across = f'Filters of the first convolution ({size[0]}x{size[1]})', 8
     notes = (f'{len(shown)} of the {kernel.shape[-1]} filters of {name}.',)
-  rows = [('filter', 'explained', 'row', 'column', *_channels(kernel))]
+  rows = [('filter', 'explained', 'row', 'column', *channels)]
   values = components.filters if explained[0] != '' else np.moveaxis(kernel, -1, 0)
   for f, share in enumerate(explained):
     share = share if share == '' else f'{share:.7g}'
@@ -93,11 +96,3 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
   tokens = jnp.zeros((1, patches + (model.classifier == 'token'), model.width))
   added = module.apply({'params': params}, tokens, grid)[0]
   return np.asarray(added[-patches:]), grid
-
-
-def _components(kernel: np.ndarray) -> tuple[int, int]:
-  return int(np.prod(kernel.shape[:3])), kernel.shape[3]
-
-
-def _channels(kernel: np.ndarray) -> tuple[str, ...]:
-  return ('red', 'green', 'blue') if kernel.shape[2] == 3 else ('grey',)

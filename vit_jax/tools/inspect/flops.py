@@ -24,17 +24,7 @@ def count(fn: Callable, *args) -> int:
       `while` loop (how many turns?), a foreign kernel, a Pallas kernel without a
       `cost_estimate`.
   """
-  return count_and_shapes(fn, *args)[0]
-
-
-def count_and_shapes(fn: Callable, *args) -> tuple:
-  """Returns (`count`, the shapes and dtypes that `fn(*args)` returns), from one trace.
-
-  Raises:
-    NotImplementedError: as `count`.
-  """
-  jaxpr, out = jax.make_jaxpr(fn, return_shape=True)(*args)
-  return _count(jaxpr.jaxpr), out
+  return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
 def exa_training(forward: float, examples: float) -> float:

@@ -76,7 +76,8 @@ def describe(
   if getattr(module, 'scan', None) is False:  # it was traced as one block
     unstack = functools.partial(adapt.unstack, family=models.family_of(module))
     params = jax.eval_shape(unstack, params)
-  operations, (_, out) = flops.count_and_shapes(forward, variables, images)
+  operations = flops.count(forward, variables, images)
+  _, out = jax.eval_shape(forward, variables, images)
   return {
     'model': name,
     'fields': {key: str(value) for key, value in fields.items()},

@@ -177,9 +177,8 @@ def _features(config: dict, source, size: list[int], classes) -> dict[str, list]
       features[name] = [[classes], 'float32'] if one_hot else [[], 'int32']
     elif isinstance(feature, Feature) and not feature.ragged:
       features[name] = [list(feature.shape), feature.dtype]
-    elif (
-      isinstance(feature, Feature) and name in lengths
-    ):  # without a length the task refuses
+    # A ragged feature without a length is an error of the task.
+    elif isinstance(feature, Feature) and name in lengths:
       features[name] = [[lengths[name], *feature.shape[1:]], feature.dtype]
       features[f'{name}_mask'] = [[lengths[name]], 'float32']
   if any(op.name == 'canvas' for op in ops):

@@ -11,9 +11,7 @@ from vit_jax.train import status
 from vit_jax.weights import readers, runs, steps, zoo
 
 _NAMES = 5  # class names that the text shows
-_STATES = {
-  'interrupted': 'interrupted: no process is in its folder; a rerun resumes it'
-}
+_RESUMES = ': no process is in its folder; a rerun resumes it'
 
 
 def is_source(name: str) -> bool:
@@ -142,7 +140,7 @@ def _run_facts(record: dict) -> dict:
     'data': f'{config["data"]["source"]}, {config["data"].get("split", "")}',
     'optim': _pairs(config['optim']),
     'tune': _pairs(config.get('tune', {})),
-    'state': _STATES.get(record['state'], record['state']),
+    'state': record['state'] + _RESUMES * (record['state'] == 'interrupted'),
     'steps': f'{record["total_steps"]:,}',
     'checkpoints': ', '.join(checkpoints) or 'none',
     'read': None if record['step'] is None else f'step {record["step"]:,}',

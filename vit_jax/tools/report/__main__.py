@@ -8,11 +8,9 @@ mistakes, images that could not be read, the config, the machine, and the comman
 writes its page when it finishes, unless `--config.log.report=False`.
 """
 
-import contextlib
+import os
 import sys
-import tempfile
 import webbrowser
-from pathlib import Path
 
 from vit_jax import cli, files, terminal
 from vit_jax.errors import UserError
@@ -27,18 +25,16 @@ def main(argv: list[str]) -> int:
   add('--open', action='store_true', help='show it in the browser')
   cli.add_json_option(parser)
   args = parser.parse_args(argv)
+  if args.open and files.is_url(args.out or args.runs[0]):
+    raise UserError('--open shows a file on disk: --out FILE.html names one.')
   first = files.path(args.runs[0])
   default = (first if len(args.runs) == 1 else first.parent) / 'report.html'
   out = files.path(args.out) if args.out else default
-  if args.open and files.is_url(out):
-    raise UserError('--open shows a file on disk: --out FILE.html names one.')
   # A run that is not there is refused below.
   if not files.is_url(out) and (out.is_dir() or (args.out and not out.parent.is_dir())):
     raise UserError(f'{out}: expected a file in a folder that exists.')
 
-  with contextlib.ExitStack() as stack:
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax-'))
-    stack.enter_context(terminal.noise_to(Path(folder) / 'report.txt'))
+  with terminal.noise_to(os.devnull):
     from vit_jax.tools.report import page
     from vit_jax.tools.report.folder import read
 

@@ -74,11 +74,7 @@ def _read(path: Path, name: str) -> Run:
 
 
 def _names(paths: list) -> list[str]:
-  """Returns the last part of each path, with as many parts before it as make the names unique."""
+  """Returns the folders' own names, or the whole paths where two have the same name."""
   texts = [str(path if files.is_url(path) else path.absolute()) for path in paths]
-  parts = [text.rstrip('/').split('/') for text in texts]
-  for n in range(1, max(map(len, parts)) + 1):
-    names = ['/'.join(part[-n:]) for part in parts]
-    if len(set(names)) == len(names):
-      return names
-  return texts
+  names = [text.rstrip('/').rpartition('/')[2] for text in texts]
+  return names if len({*names}) == len(names) else texts
