@@ -42,13 +42,7 @@ def test_there_and_back_is_the_same_file(tmp_path, name, to, suffix):
   assert (tmp_path / 'back.npz').read_bytes() == original.read_bytes()
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    'vit_timm',
-    'vit_hf',
-  ],
-)
+@pytest.mark.parametrize('name', ['vit_timm', 'vit_hf'])
 def test_through_google_a_torch_model_keeps_its_gelu(tmp_path, name):
   to = name.split('_')[1]
   assert run(GOLDEN / name, tmp_path / 'a.npz') == 0
@@ -70,22 +64,10 @@ def test_a_map_head_goes_through_timm(tmp_path):
   assert all(np.array_equal(old[n], new[n]) for n in old)
 
 
-def test_json_says_what_was_written(tmp_path, capsys):
-  dest = tmp_path / 'b.safetensors'
-  assert run(GOLDEN / 'vit_google_token.npz', dest, '--to', 'timm', '--json') == 0
-  record = json.loads(capsys.readouterr().out)
-  assert record['files'] == [str(dest), str(tmp_path / 'config.json')]
-  assert record['params'] == 67594
-  config = json.loads((tmp_path / 'config.json').read_text())
-  assert config['model_args']['act_layer'] == 'gelu_tanh'
-
-
 REFUSED = [
   ('vit_google_prelogits', 'timm', ('timm', 'representation_size=40', 'None')),
-  ('vit_google_prelogits', 'hf', ('representation_size=40', 'None')),
   ('vit_bigvision_map', 'hf', ("classifier='map'", "'token'")),
   ('hybrid_google', 'timm', ('timm', 'stem_blocks=(1,)', '(3, 4, 9)')),
-  ('hybrid_google', 'hf', ('stem_blocks=(1,)', 'None')),
   ('mixer_google', 'timm', ('timm', "act='gelu_tanh'", "'gelu_erf'")),
   ('mixer_google', 'hf', ('hf', "'mixer'", "'google'", "'timm'")),
 ]
@@ -101,6 +83,11 @@ def test_what_a_format_cannot_express_is_refused(tmp_path, name, to, facts):
 
 def test_nothing_is_overwritten_and_places_are_checked(tmp_path, capsys):
   source = GOLDEN / 'vit_google_token.npz'
+  dest = tmp_path / 'new' / 'b.safetensors'
+  dest.parent.mkdir()
+  assert run(source, dest, '--to', 'timm', '--json') == 0
+  record = json.loads(capsys.readouterr().out)
+  assert record['files'] == [str(dest), str(dest.parent / 'config.json')]
   (tmp_path / 'config.json').write_text('mine')
   assert run(source, tmp_path / 'b.safetensors', '--to', 'timm') == 2
   assert f'{tmp_path}/config.json' in capsys.readouterr().err
@@ -110,8 +97,6 @@ def test_nothing_is_overwritten_and_places_are_checked(tmp_path, capsys):
   assert f'{tmp_path}/no' in capsys.readouterr().err
   assert run(source, tmp_path / 'b.npz', '--to', 'timm') == 2
   assert run(source, tmp_path / 'b') == 2
-  error = capsys.readouterr().err
-  assert all(word in error for word in ('--to timm', '--to hf', 'google', '.npz'))
 
 
 def random_source(**fields):

@@ -95,8 +95,6 @@ ERRORS = [
   (('--data', 'digits', '--split', 'test', '--pp', 'decode|resize(8)|value_range(-1, 1)'),
    ('(8, 8, 3)', '(32, 32, 3)')),
   (('--data', 'digits', '--split', 'test', '--out', '/proc/no/such'), ('--out', '/proc/no')),
-  (('--split', 'test'), ('--data',)),
-  (('--data', 'digits'), ('--split',)),
   ((), (SOURCE, '--data', '--split')),
 ]  # fmt: skip
 

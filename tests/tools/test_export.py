@@ -225,7 +225,7 @@ def test_facts_of_other_pixels():
     ('taken.stablehlo', ['--to', 'stablehlo'], ('taken.json', 'there already')),
     (
       'm.stablehlo',
-      ['--to', 'stablehlo', '--platforms', 'cpu,gpu'],
+      ['--to', 'stablehlo', '--platforms', 'gpu'],
       ('gpu', 'cuda', 'rocm'),
     ),
   ],

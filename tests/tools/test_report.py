@@ -23,16 +23,15 @@ EVIL = '</script><b onclick="x">&'
 
 
 class Page(html.parser.HTMLParser):
-  """The elements of a page, its data and the addresses that it would ask for."""
+  """The attributes, text and data of a page."""
 
   def __init__(self, text):
     super().__init__()
-    self.tags, self.attributes, self.text, self._in = [], [], [], ''
+    self.attributes, self.text, self._in = [], [], ''
     self.feed(text)
     self.data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
 
   def handle_starttag(self, tag, attrs):
-    self.tags.append(tag)
     self.attributes += attrs
     self._in = tag
 
@@ -246,12 +245,3 @@ def test_ece_of_a_planted_case():
   assert numbers.calibrate([1.0, 1.0], [True, True])['ece'] == 0
   assert numbers.calibrate([0.0, 0.6], [False, True])['rows'][0][:2] == (0, 1 / 15)
   assert numbers.calibrate([math.nan], [True]) is None
-
-
-def test_confusion_counts_as_a_dense_matrix_does():
-  label, answer = np.random.default_rng(1).integers(0, 7, (2, 500))
-  dense = np.zeros((7, 7), int)
-  np.add.at(dense, (label, answer), 1)
-  counts = numbers.confuse(np.append(label, -1), np.append(answer, 3))
-  assert sum(counts.values()) == 500  # -1: several labels
-  assert all(counts[i, j] == dense[i, j] for i, j in np.ndindex(7, 7))

@@ -19,8 +19,9 @@ import sys
 import time
 from collections import deque
 
-from vit_jax import cli
+from vit_jax import cli, machine
 from vit_jax.errors import OutOfMemory, UserError
+from vit_jax.version import __version__
 
 MODES, DTYPES = ('train', 'forward'), ('float32', 'bfloat16')
 # AdamW as in pre-training; the values do not change the time of a step.
@@ -51,7 +52,13 @@ def main(argv: list[str]) -> int:
   for row in rows:
     rate = row.pop('flops_per_s', None)
     row['mfu'] = rate and rate / peaks[row['dtype']]['flops_per_s']
-  record = {'machine': machine(), 'peak': peaks, 'rows': rows}
+  where = {
+    'device': jax.local_devices()[0].device_kind,
+    'cores': machine.cores(),
+    'load': round(os.getloadavg()[0], 2) if hasattr(os, 'getloadavg') else None,
+    'versions': {'vit_jax': __version__, 'jax': jax.__version__},
+  }
+  record = {'machine': where, 'peak': peaks, 'rows': rows}
   if args.json:
     cli.print_json(record)
   else:
@@ -232,21 +239,6 @@ def matrix_peak(dtype: str) -> dict:
     if seconds > 0.5:
       break
   return best
-
-
-def machine() -> dict:
-  """Describes the device, the usable cores, the load and the versions."""
-  import jax
-
-  from vit_jax.machine import cores
-  from vit_jax.version import __version__
-
-  return {
-    'device': jax.local_devices()[0].device_kind,
-    'cores': cores(),
-    'load': round(os.getloadavg()[0], 2) if hasattr(os, 'getloadavg') else None,
-    'versions': {'vit_jax': __version__, 'jax': jax.__version__},
-  }
 
 
 def _initial(name: str, shape):

@@ -148,11 +148,11 @@ def _train_one_step() -> tuple[float, float]:
 
 def _import(name: str) -> dict:
   try:
-    module, problem = importlib.import_module(name), None
-    version = getattr(module, '__version__', None)
+    module = importlib.import_module(name)
   except Exception as error:  # a broken installation may raise anything
-    version, problem = None, f'cannot be imported: {type(error).__name__}: {error}'
-  return {'version': version, 'problem': problem}
+    problem = f'cannot be imported: {type(error).__name__}: {error}'
+    return {'version': None, 'problem': problem}
+  return {'version': getattr(module, '__version__', None), 'problem': None}
 
 
 def _devices() -> list[dict]:

@@ -23,9 +23,13 @@ def draw(args) -> Drawn:
   """Draws images beside their maps; `args.name` is the kind of map."""
   from vit_jax.explain import plots
 
-  options = {}
+  options, title = {}, _TITLES[args.name]
   if args.name == 'attention':
     options = {'layer': args.layer, 'head': args.head}
+    layer = {'pooling': 'Pooling', -1: 'Last layer'}.get(
+      args.layer, f'Layer {args.layer}'
+    )
+    title = layer if args.head is None else f'{layer}, head {args.head}'
   paths = predict.find(args.images)
   loaded = source.load(args, dtype='float32')
   images = [str(path) for path in paths]
@@ -38,7 +42,7 @@ def draw(args) -> Drawn:
   figure = plots.maps(
     shown(loaded, rows[:_MOST]),
     maps[:_MOST],
-    _title(args.name, options),
+    title,
     captions,
     'signed' if signed else args.overlay,
   )
@@ -94,17 +98,6 @@ def _explained(loaded, images, name: str | None) -> tuple:
   names = [_name(loaded, k) for k in numbers]
   captions = [f'{name}, {s:.0%}' for name, s in zip(names, shares, strict=True)]
   return numbers, names, captions
-
-
-def _title(kind: str, options: dict) -> str:
-  if kind != 'attention':
-    return _TITLES[kind]
-  layer, head = options['layer'], options['head']
-  if layer == 'pooling':
-    where = 'Pooling'
-  else:
-    where = 'Last layer' if layer == -1 else f'Layer {layer}'
-  return where + ('' if head is None else f', head {head}')
 
 
 def shown(loaded, images):

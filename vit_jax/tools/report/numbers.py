@@ -1,8 +1,7 @@
-"""Numbers of a run's page: results, curves, calibration and confusion."""
+"""Numbers of a run's page: results, curves and calibration."""
 
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -120,14 +119,3 @@ def calibrate(confidence, right, bins: int = 15) -> dict | None:
     'accuracy': float(right.mean()),
     'rows': rows,
   }
-
-
-def confuse(label, predicted) -> Counter:
-  """Counts (true class, predicted class); examples with several labels are left out.
-
-  Args:
-    label: int [n], the true class, or -1 where there are several.
-    predicted: int [n].
-  """
-  pairs = zip(np.asarray(label).tolist(), np.asarray(predicted).tolist(), strict=True)
-  return Counter(pair for pair in pairs if pair[0] >= 0)

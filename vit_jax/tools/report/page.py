@@ -127,10 +127,12 @@ def _evaluation(run: Run, name: str, most: int) -> dict:
   mistakes, why = pictures.mistakes(run, name, most)
   plain = lambda k: names[k] if names and 0 <= k < len(names) else f'class {k}'
   class_of = lambda k: plain(k) if k >= 0 else 'several labels'
-  confused = numbers.confuse(answers['label'], answers['top'][:, 0])
-  sizes = Counter()
-  for (true, _), n in confused.items():
-    sizes[true] += n
+  # (true class, predicted class), without the examples that have several labels.
+  label, predicted = answers['label'].tolist(), answers['top'][:, 0].tolist()
+  confused = Counter(
+    pair for pair in zip(label, predicted, strict=True) if pair[0] >= 0
+  )
+  sizes = Counter(k for k in label if k >= 0)
   classes = run.config['model'].get('num_classes') or 0
   return {
     'title': f'{name}: {len(answers["top"]):,} examples, step {int(answers["step"]):,}',

@@ -4,7 +4,6 @@ import base64
 import contextlib
 import io
 import re
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -14,22 +13,6 @@ from vit_jax.errors import BadImage, RunError
 from vit_jax.tools.report.folder import Run
 
 SIDE = 160  # pixels of the longer side, at most
-
-
-class Mistake(NamedTuple):
-  """An example that was classified wrongly.
-
-  Attributes:
-    name: a path where the example has one.
-    label: its class; -1 if it has several.
-    top: (class, probability) of the most probable classes, the first one first.
-    picture: a data URL; None if the image could not be read.
-  """
-
-  name: str
-  label: int
-  top: list[tuple[int, float]]
-  picture: str | None
 
 
 def most_confident(answers: dict, most: int) -> np.ndarray:
@@ -43,8 +26,12 @@ def most_confident(answers: dict, most: int) -> np.ndarray:
   return wrong[np.argsort(-answers['probability'][wrong, 0], kind='stable')][:most]
 
 
-def mistakes(run: Run, name: str, most: int) -> tuple[list[Mistake], str]:
-  """Returns (the most confident mistakes of an evaluation, why pictures lack or '')."""
+def mistakes(run: Run, name: str, most: int) -> tuple[list[dict], str]:
+  """Returns (the most confident mistakes of an evaluation, why pictures lack or '').
+
+  A mistake is {name, a path where the example has one; label, -1 for several; top, (class,
+  probability) of the most probable classes; picture, a data URL, or None if unreadable}.
+  """
   answers, why, examples = run.predictions[name], '', {}
   rows = most_confident(answers, most)
   indices = [int(answers['index'][row]) for row in rows]
@@ -57,7 +44,8 @@ def mistakes(run: Run, name: str, most: int) -> tuple[list[Mistake], str]:
     top = zip(answers['top'][row], answers['probability'][row], strict=True)
     top = [(int(k), float(p)) for k, p in top]
     title, picture = examples.get(i, (f'{name} #{i}', None))
-    mistakes.append(Mistake(title, int(answers['label'][row]), top, picture))
+    label = int(answers['label'][row])
+    mistakes.append({'name': title, 'label': label, 'top': top, 'picture': picture})
   return mistakes, why
 
 
