@@ -56,7 +56,6 @@ def test_a_runs_own_evaluation(data, tmp_path, monkeypatch, capsys):
     'datasets': {'some': {'source': data[0], 'train': 'fit', 'test': 'test'}},
     'pp': 'value_range(-1, 1)',
     'batch_size': 30,
-    'solver': 'ridge',
     'every': 2,
     'use_ema': True,
   }
