@@ -37,7 +37,7 @@ BUDGET = {
   'checkpoint': (790, 800),
   'train': (2_470, 2_000),
   'explain': (1_005, 900),
-  'tools': (4_390, 3_800),
+  'tools': (4_140, 3_800),
   'detection': (3_700, 3_300),
   'lab': (2_900, 2_900),
   'modules': (2_160, 1_400),  # those at the top of vit_jax/, and imagenet/

@@ -82,11 +82,9 @@ def test_the_threshold(data, capsys):
   assert re.search('no box.* 0.99', out)
 
 
-def test_the_text(folder, tmp_path, capsys):
-  names = tmp_path / 'names.txt'
-  names.write_text('a\nlong name\nc')
-  out = run(predict.main, capsys, folder, '--names', names)
-  box = r'1\.png \(64 x 64 pixels\)\n +94\.8 %  long name( +\d+\.\d){4}\n'
+def test_the_text(folder, capsys):
+  out = run(predict.main, capsys, folder)
+  box = r'1\.png \(64 x 64 pixels\)\n +94\.8 %  dog( +\d+\.\d){4}\n'
   assert re.search(box, out)
   assert re.search(r'bad\.png\n  not read: ', out)
 

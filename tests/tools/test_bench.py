@@ -81,8 +81,6 @@ def test_a_model_that_does_not_fit(capsys, monkeypatch):
   [
     (['vit:X/16'], ("'X/16'", 'B/16')),
     (['vit:mu/16', '--dtype', 'float23'], ("'float23'", 'float32')),
-    (['vit:mu/16', '--mode', 'trian'], ("'trian'", 'train')),
-    (['vit:mu/16', '--batch', '0'], ('--batch', "'0'")),
     (['vit:mu/16', '--tune', 'rank=8'], ('--tune', 'method')),
     (['vit:mu/16', '--set', 'num_classes=None', '--mode', 'train'], ('num_classes',)),
   ],

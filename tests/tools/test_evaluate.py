@@ -43,9 +43,9 @@ def data(tmp_path_factory):
 def expected(data, source=SOURCE):
   """(true, predicted) classes, one image after the other."""
   paths = sorted((data / 'val').rglob('*.png'))
-  found = inference.predict_images(weights.load(source), paths)
+  predicted = inference.predict_images(weights.load(source), paths)
   true = [int(path.parent.name.removeprefix('class')) for path in paths]
-  return np.array(true), found.logits.argmax(-1)
+  return np.array(true), predicted.logits.argmax(-1)
 
 
 def test_counts_and_tables(data, tmp_path, capsys):
@@ -69,9 +69,9 @@ def test_counts_and_tables(data, tmp_path, capsys):
   assert [int(row['examples']) for row in classes] == counts.sum(1).tolist()
   assert [int(row['right']) for row in classes] == counts.diagonal().tolist()
   assert json.loads((out / 'summary.json').read_text()) == record
-  kept = predictions.read(out)['val']
+  stored = predictions.read(out)['val']
   again = np.zeros((10, 10), int)
-  np.add.at(again, (kept['label'], kept['top'][:, 0]), 1)
+  np.add.at(again, (stored['label'], stored['top'][:, 0]), 1)
   np.testing.assert_array_equal(again, counts)
 
 
@@ -120,8 +120,8 @@ def test_several_labels_per_image(tmp_path, capsys):
   assert re.search(naming('labels', '--out'), capsys.readouterr().err)
   assert run(*args, '--json') == 0
   record = json.loads(capsys.readouterr().out)
-  found = inference.predict_images(weights.load(SOURCE), list(images))
-  right = labels[np.arange(10), found.logits.argmax(-1)]
+  predicted = inference.predict_images(weights.load(SOURCE), list(images))
+  right = labels[np.arange(10), predicted.logits.argmax(-1)]
   assert record['top1'] == pytest.approx(right.mean())
 
 

@@ -21,11 +21,11 @@ TOKEN = GOLDEN / 'vit_google_token.npz'
 
 def arrays(rows, *key):
   """Returns the arrays of a table of `grids`, one for each key: [n, h, w]."""
-  found = {}
+  groups = {}
   for row in rows:
     cells = [v for k, v in row.items() if k.isdigit() and v]
-    found.setdefault(tuple(row[k] for k in key), []).append(np.array(cells, float))
-  return list(found.values())
+    groups.setdefault(tuple(row[k] for k in key), []).append(np.array(cells, float))
+  return list(groups.values())
 
 
 @pytest.fixture(scope='module')
@@ -50,22 +50,22 @@ def photos(tmp_path_factory):
   ],
 )
 def test_maps(photos, tmp_path, monkeypatch, kind, flags, options):
-  seen = {}
+  call = {}
 
   def spy(loaded, images, kind, **options):
-    seen.update(kind=kind, options=options, images=images)
-    seen['maps'] = attention_maps(loaded, images, kind, **options)
-    return seen['maps']
+    call.update(kind=kind, options=options, images=images)
+    call['maps'] = attention_maps(loaded, images, kind, **options)
+    return call['maps']
 
   attention_maps = explain.attention_maps
   monkeypatch.setattr(explain, 'attention_maps', spy)
   rows = draw(kind, TOKEN, photos, *flags, out=tmp_path)
   paths = [str(photos / 'a.png'), str(photos / 'b.jpg')]
-  assert list(dict.fromkeys(row['image'] for row in rows)) == seen['images'] == paths
-  assert seen['kind'] == kind
+  assert list(dict.fromkeys(row['image'] for row in rows)) == call['images'] == paths
+  assert call['kind'] == kind
   for name, value in options.items():
-    assert np.all(seen['options'][name] == value)
-  np.testing.assert_allclose(arrays(rows, 'image'), seen['maps'], rtol=1e-6)
+    assert np.all(call['options'][name] == value)
+  np.testing.assert_allclose(arrays(rows, 'image'), call['maps'], rtol=1e-6)
   if 'classes' in options:
     assert {row['class'] for row in rows} == {f'class {options["classes"]}'}
 
@@ -86,11 +86,11 @@ def test_images_are_shown_as_the_model_has_them(photos):
     pp = f'decode|resize(32)|{pp}'
     loaded = dataclasses.replace(loaded, pp=pp)
     image = photos / 'b.jpg'
-    seen = maps.shown(loaded, loaded.preprocess([image]))[0]
+    colours = maps.shown(loaded, loaded.preprocess([image]))[0]
     expected = np.asarray(
       vit_jax.preprocess([image], pp='decode|resize(32)|value_range(0, 1)')
     )
-    np.testing.assert_allclose(seen, expected[0], atol=1e-5)
+    np.testing.assert_allclose(colours, expected[0], atol=1e-5)
 
 
 def test_images_that_are_not_resized_are_shown():
@@ -98,26 +98,26 @@ def test_images_that_are_not_resized_are_shown():
   loaded = weights.load(str(TOKEN))
   loaded = dataclasses.replace(loaded, pp='decode|value_range(-1, 1)')
   image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-  seen = maps.shown(loaded, loaded.preprocess([image]))[0]
-  np.testing.assert_allclose(seen, image / 255, atol=1e-5)
+  colours = maps.shown(loaded, loaded.preprocess([image]))[0]
+  np.testing.assert_allclose(colours, image / 255, atol=1e-5)
   # Nor can an image of the model's size be cropped to a larger one.
   crop = 'decode|central_crop(48)|resize(32)|value_range(-1, 1)'
   loaded = dataclasses.replace(loaded, pp=crop)
-  seen = maps.shown(loaded, np.full((1, 32, 32, 3), 1, np.float32))
-  np.testing.assert_allclose(seen, 1, atol=1e-5)
+  colours = maps.shown(loaded, np.full((1, 32, 32, 3), 1, np.float32))
+  np.testing.assert_allclose(colours, 1, atol=1e-5)
 
 
 def test_distance(photos, tmp_path, capsys, monkeypatch):
-  seen, of = [], explain.attention_distances
-  spy = lambda *args, **options: seen.append(of(*args, **options)) or seen[-1]
+  results, of = [], explain.attention_distances
+  spy = lambda *args, **options: results.append(of(*args, **options)) or results[-1]
   monkeypatch.setattr(explain, 'attention_distances', spy)
   rows = draw('distance', TOKEN, photos, '--json', out=tmp_path)
   record = json.loads(capsys.readouterr().out)
   assert record['files'] == [str(tmp_path / f'distance.{s}') for s in ('csv', 'png')]
-  each = np.concatenate(seen)
+  each = np.concatenate(results)
   for key, expected in (('pixels', each.mean(0)), ('std_over_images', each.std(0))):
-    found = np.reshape([float(row[key]) for row in rows], expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    drawn = np.reshape([float(row[key]) for row in rows], expected.shape)
+    np.testing.assert_allclose(drawn, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_similarity_of_positions(tmp_path):
@@ -125,8 +125,8 @@ def test_similarity_of_positions(tmp_path):
   learned = loaded.params['Transformer']['posembed_input']['pos_embedding'][0, 1:]
   expected = np.asarray(posemb_similarity(learned, (4, 4)))
   rows = draw('posemb', TOKEN, out=tmp_path)
-  found = np.reshape(arrays(rows, 'patch_row', 'patch_column'), (4, 4, 4, 4))
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  drawn = np.reshape(arrays(rows, 'patch_row', 'patch_column'), (4, 4, 4, 4))
+  np.testing.assert_allclose(drawn, expected, atol=1e-5)
 
 
 def test_fixed_positions_are_what_is_added_to_the_patches(tmp_path):
@@ -153,16 +153,16 @@ def model(**fields):
 def test_filters(tmp_path):
   rows = draw('filters', TOKEN, out=tmp_path)
   kernel = vit_jax.load(TOKEN).params['embedding']['kernel']
-  found = np.array([[float(r[c]) for c in ('red', 'green', 'blue')] for r in rows])
+  drawn = np.array([[float(r[c]) for c in ('red', 'green', 'blue')] for r in rows])
   expected = filters_pca(kernel, 28)
-  np.testing.assert_allclose(found.reshape(28, 8, 8, 3), expected.filters, atol=1e-6)
+  np.testing.assert_allclose(drawn.reshape(28, 8, 8, 3), expected.filters, atol=1e-6)
   assert float(rows[0]['explained']) == pytest.approx(expected.explained[0])
   # The root of a hybrid: its own filters, not components.
   hybrid = GOLDEN / 'hybrid_google.npz'
   rows = draw('filters', hybrid, out=tmp_path)
   kernel = vit_jax.load(hybrid).params['conv_root']['kernel']
-  found = [float(r['green']) for r in rows if r['filter'] == '2']
-  np.testing.assert_allclose(found, kernel[:, :, 1, 2].ravel(), rtol=1e-5, atol=1e-7)
+  drawn = [float(r['green']) for r in rows if r['filter'] == '2']
+  np.testing.assert_allclose(drawn, kernel[:, :, 1, 2].ravel(), rtol=1e-5, atol=1e-7)
   assert rows[0]['explained'] == ''
   for source, components in (('mixer_google.npz', True), ('bit_timm.npz', False)):
     rows = draw('filters', GOLDEN / source, out=tmp_path)

@@ -39,27 +39,27 @@ def run(*args):
 def test_logits_are_the_models(folder):
   loaded = weights.load(SOURCE)
   image = np.asarray(Image.open(folder / 'a.png').resize((32, 32)))
-  found = inference.predict_images(loaded, [image] * 3, batch_size=2)
+  predicted = inference.predict_images(loaded, [image] * 3, batch_size=2)
   x = image[None].astype(np.float32) / 127.5 - 1
   expected, _ = jax.jit(loaded.model.apply)({'params': loaded.params}, x)
-  np.testing.assert_allclose(found.logits, np.repeat(expected, 3, 0), atol=2e-6)
-  assert found.errors == [None] * 3
+  np.testing.assert_allclose(predicted.logits, np.repeat(expected, 3, 0), atol=2e-6)
+  assert predicted.errors == [None] * 3
 
 
 def test_features_by_name_in_one_compilation(folder):
   loaded = weights.load(SOURCE)
   paths = predict.find([str(folder)])
   layers = ('pre_logits', 'block01')
-  found = inference.predict_images(loaded, paths, batch_size=2, layers=layers)
-  assert found.features['pre_logits'].shape == (5, 48)
-  assert found.features['block01'].shape == (5, 17, 48)
-  bad = [i for i, error in enumerate(found.errors) if error]
+  predicted = inference.predict_images(loaded, paths, batch_size=2, layers=layers)
+  assert predicted.features['pre_logits'].shape == (5, 48)
+  assert predicted.features['block01'].shape == (5, 17, 48)
+  bad = [i for i, error in enumerate(predicted.errors) if error]
   assert [paths[i] for i in bad] == [str(folder / 'bad.png')]
-  assert np.isnan(found.logits[bad]).all()
-  assert np.isfinite(np.delete(found.logits, bad, 0)).all()
+  assert np.isnan(predicted.logits[bad]).all()
+  assert np.isfinite(np.delete(predicted.logits, bad, 0)).all()
   head = loaded.params['head']
-  logits = found.features['pre_logits'] @ head['kernel'] + head['bias']
-  np.testing.assert_allclose(found.logits, logits, atol=1e-5)
+  logits = predicted.features['pre_logits'] @ head['kernel'] + head['bias']
+  np.testing.assert_allclose(predicted.logits, logits, atol=1e-5)
   with pytest.raises(UserError, match=naming('blok01', 'block01')):
     inference.predict_images(loaded, paths, layers=['blok01'])
   assert inference.predict_images(loaded, []).logits.shape == (0, 10)
@@ -137,7 +137,6 @@ def test_a_single_image_is_refused(folder):
 
 
 ERRORS = [
-  ((SOURCE, 'no_such.png'), ('no_such.png',)),
   (('nowhere.npz', '{folder}'), ("'nowhere.npz'", '--zoo')),
   ((SOURCE, '{folder}/bad.png'), (1, 'images')),
   ((SOURCE, '{folder}', '--pp', 'decode|flip_lr'), ('flip_lr', 'value_range')),
@@ -146,7 +145,6 @@ ERRORS = [
     ('(8, 8, 3)', '(32, 32, 3)'),
   ),
   ((SOURCE, '{folder}', '--resolution', '33'), ('33x33', '8x8')),
-  ((SOURCE, '{folder}', '--features', 'a.txt'), ('a.txt', 'FILE.npz')),
   ((SOURCE, '{folder}', '--layer', 'block01'), ('--layer', '--features')),
   ((SOURCE, '{folder}', '--threshold', '0.5'), ('--threshold', 'detectors', SOURCE)),
 ]
@@ -158,16 +156,6 @@ def test_errors_are_one_line(folder, capsys, args, facts):
   code, _, error = commands.run(predict.main, capsys, *argv)
   assert code == 2
   assert re.search(naming(*facts), commands.one_line(error))
-
-
-def test_names_from_a_file(folder, tmp_path, capsys):
-  names = tmp_path / 'names.txt'
-  names.write_text('\n'.join(f'animal {i}' for i in range(10)))
-  assert run(SOURCE, folder / 'a.png', '--names', names) == 0
-  assert 'animal ' in capsys.readouterr().out
-  names.write_text('one\ntwo')
-  assert run(SOURCE, folder / 'a.png', '--names', names) == 2
-  assert re.search(naming(names, 2, 10), capsys.readouterr().err)
 
 
 def test_a_larger_image_size_keeps_the_standardisation(tmp_path):

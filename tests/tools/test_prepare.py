@@ -56,16 +56,13 @@ def test_imagenet21k_from_archive_to_batches(tmp_path, monkeypatch, capsys):
     ('imagenet21k --from {}/text.tar', ('/text.tar',)),
     ('imagenet21k --from {}/zeros.tar', ('/zeros.tar', 'WordNet')),
     ('imagenet21k --from {}/in', ('/in', 'WordNet')),
-    ('images --from {}/no --name x', ('/no',)),
     ('images --from {}/zeros.tar --name x', ('image',)),
     ('images --from {}/in/a --name x', ('/in/a', 'class')),
     ('images --from {}/in --name My-Pets', ('My-Pets', 'my_pets')),
-    ('images --from {}/in --name x --max_side 0', ('--max_side', '0')),
     (
       'images --from {}/in --name x --beam_pipeline_options a=b',
       ('--beam_pipeline_options', '--beam_runner'),
     ),
-    ('images --from {}/in', ('--name',)),
     ('imagnet --from {}/in', ("'imagnet'", 'imagenet21k')),
   ],
 )

@@ -55,9 +55,9 @@ def change(run_folder, **sections):
   ],
 )
 def test_the_folder_holds_the_same_model(tmp_path, source, to, file):
-  asked = ['--format', to] if to else []
+  option = ['--format', to] if to else []
   folder = tmp_path / 'a'
-  args = [GOLDEN / source, 'me/mine', '--dry_run', '--out', folder, *asked]
+  args = [GOLDEN / source, 'me/mine', '--dry_run', '--out', folder, *option]
   assert run(*args) == 0
   assert (folder / file).is_file()
   x = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
@@ -93,7 +93,7 @@ def test_the_card_shows_results_alone(trained, tmp_path, monkeypatch):
   results = {'test/top1': 0.5, 'test/loss': 0.25}
   others = {'test/examples': 360, 'test/top5': math.nan}
   others |= {'time/seconds_left': 7.0, 'train/lr': 0.1, 'train/loss': 0.3}
-  saved = property(lambda kept: dict.fromkeys(kept.steps, results | others))
+  saved = property(lambda run: dict.fromkeys(run.steps, results | others))
   monkeypatch.setattr(steps.Steps, 'metrics', saved)
   out = tmp_path / 'out'
   assert run(trained, 'me/mine', '--dry_run', '--out', out) == 0

@@ -63,36 +63,36 @@ def test_a_page_has_everything_and_asks_for_nothing(folder, capsys):
   assert record['left_out'] == []
   text = (folder / 'report.html').read_text()
   assert record['bytes'] == len(text.encode()) < 1_000_000
-  found = Page(text)
-  wanted = [v for k, v in found.attributes if k in ('src', 'href')]
-  assert wanted
-  assert all(v.startswith('data:') for v in wanted), 'the page asks a server'
+  document = Page(text)
+  addresses = [v for k, v in document.attributes if k in ('src', 'href')]
+  assert addresses
+  assert all(v.startswith('data:') for v in addresses), 'the page asks a server'
   assert not re.search(r'@import|url\(|<link(?! rel="icon")', text)
   assert '<b onclick' not in text
-  assert all(k != 'onclick' for k, _ in found.attributes)
-  titles = [chart['title'] for chart in found.data['charts']]
+  assert all(k != 'onclick' for k, _ in document.attributes)
+  titles = [chart['title'] for chart in document.data['charts']]
   assert titles[:4] == ['Loss', 'Accuracy', 'Learning rate', 'Images per second']
-  kept = predictions.read(folder)['test']
+  stored = predictions.read(folder)['test']
   cells = re.findall(r'<td title="(.*?), predicted (.*?)" [^>]*>(\d*)</td>', text)
   assert len(cells) == 100
   assert sum(int(n or 0) for *_, n in cells) == 360
   right = sum(int(n or 0) for true, answer, n in cells if true == answer)
-  assert right == kept['right'][:, 0].sum()
-  pictures = [v for k, v in found.attributes if k == 'src']
+  assert right == stored['right'][:, 0].sum()
+  pictures = [v for k, v in document.attributes if k == 'src']
   assert len(pictures) == 12  # mistakes
-  shown = ' '.join(found.text)
+  words = ' '.join(document.text)
   for word in ('Calibration', 'jaxlib', 'Run it again', f'{EVIL}.jpg'):
-    assert word in shown, word
+    assert word in words, word
 
 
 def test_runs_beside_each_other(folder, short_run, tmp_path, capsys):
   out = tmp_path / 'both.html'
-  code, said, _ = commands.run(report.main, capsys, folder, short_run, '--out', out)
+  code, text, _ = commands.run(report.main, capsys, folder, short_run, '--out', out)
   assert code == 0
-  assert out.as_uri() in said
-  found = Page(out.read_text())
-  assert found.data['runs'] == [folder.name, short_run.name]
-  loss = found.data['charts'][0]['curves']
+  assert out.as_uri() in text
+  document = Page(out.read_text())
+  assert document.data['runs'] == [folder.name, short_run.name]
+  loss = document.data['charts'][0]['curves']
   assert {curve['run'] for curve in loss} == {0, 1}
 
 
@@ -160,10 +160,10 @@ def test_a_page_that_fails_is_one_line(finished, capfd, monkeypatch, error):
     raise error
 
   monkeypatch.setattr(page, 'render', fail)
-  folder, code, out, said = finished(capfd)
+  folder, code, out, warning = finished(capfd)
   assert code == 0
-  assert re.search(naming('warning', 'page', f'vit_jax report {folder}'), said)
-  assert said.count('\n') == 1
+  assert re.search(naming('warning', 'page', f'vit_jax report {folder}'), warning)
+  assert warning.count('\n') == 1
   assert 'report.html' not in out
   assert runs.status(folder)['exit'] == 0
 
@@ -209,11 +209,11 @@ def test_curves_that_belong_together_share_a_chart():
 
 
 def test_the_most_confident_mistakes_come_first():
-  found = {
+  answers = {
     'right': np.array([[True], [False], [False], [False], [False]]),
     'probability': np.array([[0.99], [0.4], [np.nan], [0.8], [0.6]]),
   }
-  assert pictures.most_confident(found, 2).tolist() == [3, 4]
+  assert pictures.most_confident(answers, 2).tolist() == [3, 4]
 
 
 def test_downsampling_keeps_extremes_ends_and_gaps():

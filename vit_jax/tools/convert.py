@@ -23,14 +23,11 @@ from vit_jax.tools import source
 def main(argv: list[str]) -> int:
   """Converts weights, and prints the files."""
   args = _parser().parse_args(argv)
-  if args.tuned_only:
-    _refuse_with_tuned_only(args)
-  to = None if args.tuned_only else _format(args)
+  to = _format(args)
   from vit_jax import weights
 
-  fields = {'act': args.act} if args.act else {}
   loaded = weights.read(
-    args.source, variant=args.variant, ema=args.ema, weights=args.weights, **fields
+    args.source, variant=args.variant, ema=args.ema, weights=args.weights
   )
   if args.tuned_only:
     files, params = _write_tuned(loaded, args.source, args.dest)
@@ -59,25 +56,20 @@ def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
   config = config_lib.read(run[0])
   shapes = steps.Steps(run[0], config).shapes(loaded.step)
   stored = {name for name, (_, is_stored) in shapes.items() if is_stored}
-  family, every = (
-    models.family(loaded.family, **loaded.fields),
-    loaded.flat | loaded.added,
-  )
+  family = models.family(loaded.family, **loaded.fields)
+  every = loaded.flat | loaded.added
   # Scanned blocks are stored as one.
   trained = [n for n in every if {n, *(family.stacked(n) or ())[:1]} & stored]
   files = export.save(dest, *tuned.record(loaded, trained, config['weights'] or {}))
   return files, sum(every[name].size for name in trained)
 
 
-def _refuse_with_tuned_only(args) -> None:
-  for flag in ('to', 'act'):
-    if getattr(args, flag):
-      raise UserError(
-        f'--tuned_only writes parameters under our names: leave out --{flag}.'
-      )
-
-
-def _format(args) -> str:
+def _format(args) -> str | None:
+  """Returns the format of DEST; None for tuned parameters, which have our own."""
+  if args.tuned_only:
+    if args.to:
+      raise UserError('--tuned_only writes parameters under our names: leave out --to.')
+    return None
   suffix = Path(args.dest).suffix
   if args.to is None:
     if suffix != '.npz':
@@ -96,7 +88,6 @@ def _parser() -> cli.Parser:
   add = parser.add_argument
   add('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
   add('--to', choices=('google', 'timm', 'hf', 'authors', 'detectron2'))
-  add('--act', choices=('gelu_tanh', 'gelu_erf'), help='change it')
   add('--tuned_only', action='store_true', help='the trained parameters alone')
   cli.add_json_option(parser)
   return parser

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 
   loaded = source.load(args)
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
-    return importlib.import_module(other).run(args, loaded, paths, _names(args, loaded))
+    return importlib.import_module(other).run(args, loaded, paths)
   models.check_outputs(loaded.model, 'classes', args.source)
   for other in OTHERS.values():
     importlib.import_module(other).check_unused(args)
@@ -44,13 +44,13 @@ def main(argv: list[str]) -> int:
     )
   if args.layer and not features:
     raise UserError('--layer names the layer of --features FILE.npz: give both.')
-  names, layer = _names(args, loaded), args.layer or 'pre_logits'
+  layer = args.layer or 'pre_logits'
   layers = [layer] if features else []
   predicted = inference.predict_images(
     loaded, paths, batch_size=args.batch or _BATCH, layers=layers, pp=args.pp
   )
   top = 0 if loaded.model.num_classes is None else args.top or _TOP
-  images = list(_top(paths, predicted, names, top))
+  images = list(_top(paths, predicted, loaded.class_names, top))
   if args.json:
     cli.print_json({'source': args.source, 'step': loaded.step, 'images': images})
   else:
@@ -87,22 +87,6 @@ def find(images: list[str]) -> list[str]:
     else:
       raise UserError(f'No such image or folder: {name}.')
   return paths
-
-
-def _names(args, loaded) -> list[str] | None:
-  """Returns the names of the classes, of `--names` or of the weights."""
-  if not args.names:
-    return loaded.class_names
-  name, num_classes = args.names, loaded.model.num_classes
-  try:
-    names = Path(name).read_text(encoding='utf-8').splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'--names {name}: {error}.') from None
-  if len(names) != num_classes:
-    raise UserError(
-      f'--names {name} has {len(names)} lines, the model {num_classes} classes.'
-    )
-  return names
 
 
 def _top(paths, predicted, names, number):
@@ -156,7 +140,6 @@ def _parser() -> cli.Parser:
   add = parser.add_argument
   add('images', metavar='IMAGE_OR_FOLDER', nargs='+')
   add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')
-  add('--names', metavar='FILE', help='class names, one per line')
   add('--features', metavar='FILE.npz', help='write features there')
   add('--layer', help="of the features; default: 'pre_logits'")
   add('--pp', help='preprocessing in place of that of the weights')

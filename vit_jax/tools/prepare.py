@@ -44,14 +44,8 @@ def main(argv: list[str]) -> int:
   sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
   classes = builder.info.features['label'].num_classes
   if args.json:
-    cli.print_json(
-      {
-        'directory': str(final),
-        'splits': sizes,
-        'num_classes': classes,
-        'broken': None if args.beam_runner else dict(broken),
-      }
-    )
+    record = {'directory': str(final), 'splits': sizes, 'num_classes': classes}
+    cli.print_json(record | {'broken': None if args.beam_runner else dict(broken)})
     return 0
   for name, reason in broken:
     print(f'left out: {name}: {reason}')

@@ -55,10 +55,8 @@ def check_images(loaded, batches) -> None:
     loaded: `weights.Loaded`.
     batches: `data.pipeline.EvalBatches`.
   """
-  shape, expected = (
-    batches.spec['image'].shape[1:],
-    (*loaded.image_size, loaded.channels),
-  )
+  shape = batches.spec['image'].shape[1:]
+  expected = (*loaded.image_size, loaded.channels)
   if shape != expected:
     raise UserError(
       f'--pp gives images {shape}, the model takes {expected}: change --pp or --resolution.'

@@ -36,7 +36,7 @@ def check_unused(args) -> None:
       )
 
 
-def run(args, loaded, paths: list[str], names: list[str] | None) -> int:
+def run(args, loaded, paths: list[str]) -> int:
   """Prints the boxes of every image, and draws them into `--draw`."""
   from vit_jax.detection import inference
 
@@ -53,6 +53,7 @@ def run(args, loaded, paths: list[str], names: list[str] | None) -> int:
     loaded, paths, batch_size=args.batch or 1, pp=args.pp
   )
   least = THRESHOLD if args.threshold is None else args.threshold
+  names = loaded.class_names
   images = [_image(path, i, detected, names, least) for i, path in enumerate(paths)]
   if out:
     out_folder.make(out, '--draw')

@@ -78,9 +78,8 @@ def _difference(expected: dict, actual: dict) -> float:
   assert expected.keys() == actual.keys(), (list(expected), list(actual))
   worst = 0.0
   for name, reference in expected.items():
-    assert (actual[name].shape, actual[name].dtype) == (reference.shape, np.float32), (
-      name
-    )
+    assert actual[name].shape == reference.shape, name
+    assert actual[name].dtype == np.float32, name
     scale = max(np.abs(reference).max(), np.finfo(np.float32).tiny)
     worst = max(worst, float(np.abs(actual[name] - reference).max() / scale))
   return worst

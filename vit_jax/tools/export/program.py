@@ -51,7 +51,7 @@ class Program:
     _, out = jax.eval_shape(self._model.apply, self.variables, images)
     for layer in self._layers:
       choose('layer', layer, out)
-    # A model that is asked for `pre_logits` alone computes less.
+    # Without other features than `pre_logits` a model computes less.
     self._features = bool({*self._layers} - {'pre_logits'})
     shapes = jax.eval_shape(self, self.variables, images)
     self.outputs = {name: x.shape[1:] for name, x in shapes.items()}
