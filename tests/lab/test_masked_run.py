@@ -104,7 +104,7 @@ def test_tools_that_need_classes_refuse_in_a_line(pretrained_run, tmp_path):
   image = tmp_path / 'x.png'
   image.write_bytes(b'')
   for run in (
-    lambda: evaluate.main([str(pretrained_run)]),
+    lambda: evaluate.main([str(pretrained_run), '--data=digits', '--split=test']),
     lambda: predict.main([str(pretrained_run), str(image)]),
   ):
     with pytest.raises(UserError, match=naming('finetune', 'head')) as error:

@@ -74,7 +74,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(('name', 'to', 'facts'), REFUSED)
-def test_what_a_format_cannot_express_is_refused(tmp_path, name, to, facts):
+def test_weights_that_a_format_cannot_express(tmp_path, name, to, facts):
   origin = weights.read(GOLDEN / f'{name}.npz')
   with pytest.raises(UserError, match=naming(*facts)):
     weights.write(origin, tmp_path / 'out', to)
@@ -151,7 +151,7 @@ def test_sine_cosine_positions_leave_the_library(tmp_path, to, fields):
     ('timm', dict(norm_eps=1e-5), ('norm_eps=1e-05', '1e-06')),
   ],
 )
-def test_what_is_refused_has_a_reason(tmp_path, to, fields, facts):
+def test_fields_that_a_format_cannot_express(tmp_path, to, fields, facts):
   with pytest.raises(UserError, match=naming(*facts)):
     weights.write(random_source(**fields), tmp_path / 'a', to)
   assert list(tmp_path.iterdir()) == []

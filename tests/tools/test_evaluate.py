@@ -99,7 +99,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
-def test_what_is_refused_writes_nothing(data, tmp_path, capsys):
+def test_errors_write_nothing(data, tmp_path, capsys):
   pp = 'decode|resize(8)|value_range(-1, 1)'
   args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--pp', pp)
   assert run(*args, '--out', tmp_path / 'new') == 2

@@ -18,7 +18,7 @@ from vit_jax import cli, models, weights
 from vit_jax.kernels import attention
 from vit_jax.tools import convert
 from vit_jax.tools.export import __main__ as export
-from vit_jax.tools.export import facts, program, stablehlo
+from vit_jax.tools.export import program, stablehlo
 
 SOURCE = path_of('vit_google_token')  # 10 classes, 32 x 32 pixels
 # A golden of each kind of model.
@@ -121,7 +121,7 @@ def test_outputs_of_a_detector():
   shapes = {'logits': (10, 7), 'boxes': (10, 4), 'projected': (2, 2, 32)}
   assert made.outputs == shapes
   # A program takes no mask, so images fill its input; pixels are standardised as before.
-  about = facts.collect(loaded, made, 'stablehlo', ['cpu'])
+  about = program.describe(loaded, made, 'stablehlo', ['cpu'])
   size = 'resize((64, 64), antialias=True)'
   assert about['preprocessing']['text'].split('|')[:2] == ['decode', size]
   assert about['input']['mean'] == pytest.approx([0.485, 0.456, 0.406], abs=1e-5)
@@ -191,8 +191,8 @@ def test_a_file_that_computes_something_else_is_not_left(tmp_path, capsys, monke
 
 
 def test_pixels_that_no_mean_and_std_describe():
-  clipped = facts.registry.parse('decode|value_range(-1, 1, 0, 100, clip=True)')
-  assert facts._normalisation(clipped, 3) == (None, None)
+  clipped = program.registry.parse('decode|value_range(-1, 1, 0, 100, clip=True)')
+  assert program._normalisation(clipped, 3) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_similarity_of_positions(tmp_path):
   np.testing.assert_allclose(drawn, expected, atol=1e-5)
 
 
-def test_fixed_positions_are_what_is_added_to_the_patches(tmp_path):
+def test_fixed_positions(tmp_path):
   from vit_jax.nn.positions import sincos2d
 
   loaded = model(posemb='sincos2d', classifier='gap')
@@ -193,7 +193,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(('args', 'named'), ERRORS)
-def test_what_is_refused(photos, tmp_path, capsys, args, named):
+def test_errors(photos, tmp_path, capsys, args, named):
   (tmp_path / 'taken').write_text('')
   places = {'PHOTO': photos / 'a.png', 'TAKEN': tmp_path / 'taken'}
   args = [places.get(a, a) for a in args]

@@ -65,7 +65,7 @@ def test_features_by_name_in_one_compilation(folder):
   assert inference.predict_images(loaded, []).logits.shape == (0, 10)
 
 
-def test_photographs_that_are_left_out_are_told_of(folder, capfd):
+def test_other_files_of_a_folder_are_counted(folder, capfd):
   # Other files in a folder are counted, as at the start of a run.
   (folder / 'a.txt').touch()
   (folder / 'sub' / 'b.txt').touch()

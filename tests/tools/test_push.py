@@ -213,7 +213,7 @@ def test_an_error_of_the_hub_is_one_line(tmp_path, monkeypatch, capsys):
   commands.assert_refused(push.main, capsys, argv, ('401', 'HF_TOKEN', '--dry_run'))
 
 
-def test_what_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
+def test_errors_before_any_work(tmp_path, monkeypatch, capsys):
   for repo in ('mine', 'me/a/b', '../me/mine'):
     commands.assert_refused(
       push.main, capsys, (TOKEN, repo, '--dry_run'), ('OWNER/NAME',)

@@ -96,7 +96,7 @@ def test_runs_beside_each_other(folder, short_run, tmp_path, capsys):
   assert {curve['run'] for curve in loss} == {0, 1}
 
 
-def test_what_is_damaged_is_left_out(short_run, tmp_path, capsys):
+def test_damaged_files_are_left_out(short_run, tmp_path, capsys):
   folder = shutil.copytree(short_run, tmp_path / 'run')
   for name in ('predictions.npz', 'environment.json', 'status.json'):
     (folder / name).write_bytes(b'{')

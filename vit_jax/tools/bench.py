@@ -7,7 +7,7 @@
 `train` is the step of a run (AdamW, with its checks and counters), `forward` the logits in
 evaluation. Both run on synthetic images that are on the device already, so that no data
 is needed. MFU is the share of the device's rate in large matrix products, measured in
-the same call: 3 x forward FLOPs for training; what `remat` recomputes is not counted.
+the same call: 3 x forward FLOPs for training; work that `remat` repeats is not counted.
 """
 
 import functools

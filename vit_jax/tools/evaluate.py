@@ -106,44 +106,16 @@ def evaluation(args) -> tuple[str | None, dict]:
   """Returns (the run's name for an evaluation or None, its section as in a config).
 
   Of a run's evaluations that is the one that chooses its best step, or else the first.
-
-  Args:
-    args: with `source`, `data`, `split`, `ema`; maybe `classes`.
   """
-  args.classes = getattr(args, 'classes', None)
   if args.data and args.split:
     data = {'source': args.data, 'split': args.split, 'classes': args.classes}
     return None, {'data': {key: value for key, value in data.items() if value}}
-  from vit_jax import tasks
-  from vit_jax.weights import runs
-
-  run = None if args.data else runs.find(args.source)
-  if run is None:
-    lacks = 'split' if args.data else 'data'
-    raise UserError(
-      f'--{lacks} is missing: pass --data and --split, or a run, not {args.source}.'
-    )
-  config = config_lib.read(run[0])
-  if not tasks.classifies(config):
-    raise UserError(
-      f'{args.source} was trained without a head: {_TRAIN_ONE.format(args.source)}'
-    )
+  config, own = source.evaluations(args, TYPES)
   best = (config.get('checkpoint', {}).get('best') or '').partition('/')[0]
-  repeatable = {
-    name: section
-    for name, section in config.get('evals', {}).items()
-    if section.get('type') in TYPES and 'data' in section
-  }
-  if not repeatable:
-    types = ' or '.join(TYPES)
-    raise UserError(f'{args.source} has no evaluation of type {types}: pass --data.')
-  rank = lambda name: (repeatable[name].get('use_ema', False) != args.ema, name != best)
-  name = min(repeatable, key=rank)
-  data = dict(repeatable[name]['data'])
-  data |= {'split': args.split} if args.split else {}
-  if args.classes:
-    raise UserError("--classes goes with --data, not with a run's own evaluation.")
-  return name, repeatable[name] | {'data': data}
+  rank = lambda name: (own[name].get('use_ema', False) != args.ema, name != best)
+  name = min(own, key=rank)
+  split = {'split': args.split} if args.split else {}
+  return name, own[name] | {'data': own[name]['data'] | split}
 
 
 def names_of_run(source: str) -> list[str] | None:

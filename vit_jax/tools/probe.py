@@ -3,7 +3,6 @@
 import argparse
 
 from vit_jax import check, cli
-from vit_jax import config as config_lib
 from vit_jax.errors import UserError, choose
 from vit_jax.tools import source
 
@@ -71,28 +70,14 @@ def _section(args) -> tuple[str | None, dict]:
     data |= {key: value for key, value in more.items() if value}
     section['datasets'] = {args.data: data}
   else:
-    own, section = _of_run(args)
+    if args.split:
+      raise UserError("--split goes with --data, not with a run's own evaluation.")
+    _, evals = source.evaluations(args, (args.probe,))
+    own, section = next(iter(evals.items()))
+    unused = ('every', 'use_ema')  # when and of which parameters a run evaluates
+    section = {key: value for key, value in section.items() if key not in unused}
   section['batch_size'] = args.batch or 64
   section |= args.set
   if section['type'] != args.probe:
     raise UserError(f'--set type={section["type"]}: use --probe {section["type"]}.')
   return own, section
-
-
-def _of_run(args) -> tuple[str, dict]:
-  from vit_jax.weights import runs
-
-  run = None if args.data else runs.find(args.source)
-  evals = config_lib.read(run[0]).get('evals', {}) if run else {}
-  own = {k: v for k, v in evals.items() if v.get('type') == args.probe}
-  if not own:
-    lacks = 'split' if args.data else 'data'
-    raise UserError(
-      f'--{lacks} is missing: {args.source} has no evaluation of type {args.probe}.'
-    )
-  for name in ('split', 'train', 'val', 'classes'):
-    if getattr(args, name):
-      raise UserError(f"--{name} goes with --data, not with a run's own evaluation.")
-  name, section = next(iter(own.items()))
-  unused = ('every', 'use_ema')  # when and of which parameters a run evaluates
-  return name, {key: value for key, value in section.items() if key not in unused}

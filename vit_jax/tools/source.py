@@ -6,6 +6,7 @@ SOURCE is what `vit_jax.load` takes.
 import argparse
 
 from vit_jax import cli
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 
 
@@ -46,6 +47,30 @@ def load(args: argparse.Namespace, **fields):
     weights=args.weights,
     **fields,
   )
+
+
+def evaluations(args: argparse.Namespace, types: tuple[str, ...]) -> tuple[dict, dict]:
+  """Returns (the config of the run SOURCE, {name: section} of its evaluations of a type).
+
+  Raises:
+    UserError: without any; they need neither --data nor the options of data.
+  """
+  from vit_jax.weights import runs
+
+  run = None if args.data else runs.find(args.source)
+  config = config_lib.read(run[0]) if run else {}
+  evals = config.get('evals', {}).items()
+  own = {name: section for name, section in evals if section.get('type') in types}
+  if not own:
+    lacks = 'split' if args.data else 'data'
+    raise UserError(
+      f'--{lacks} is missing: {args.source} has no evaluation of type '
+      f'{" or ".join(types)}. Pass --data and --split, or a run that has one.'
+    )
+  for name in ('train', 'val', 'classes'):
+    if getattr(args, name):
+      raise UserError(f"--{name} goes with --data, not with a run's own evaluation.")
+  return config, own
 
 
 def check_images(loaded, batches) -> None:

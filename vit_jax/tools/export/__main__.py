@@ -38,12 +38,12 @@ def main(argv: list[str]) -> int:
     lazy_tf.load()  # before the weights are read: it may be missing
   import numpy as np
 
-  from vit_jax.tools.export import facts, program, savedmodel, stablehlo
+  from vit_jax.tools.export import program, savedmodel, stablehlo
 
   writer = {'stablehlo': stablehlo, 'savedmodel': savedmodel}[args.to]
   loaded = source.load(args, **({'dtype': args.dtype} if args.dtype else {}))
   made = program.Program(loaded, args.layers, args.batch)
-  about = facts.collect(loaded, made, args.to, platforms)
+  about = program.describe(loaded, made, args.to, platforms)
   out_folder.make(dest.parent, 'DEST')
   with tempfile.TemporaryDirectory(prefix=f'.{dest.name}.', dir=dest.parent) as folder:
     path = Path(folder) / dest.name

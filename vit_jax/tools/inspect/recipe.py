@@ -62,7 +62,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
   """Describes the training of a checked config.
 
   Args:
-    examples: of one epoch; None: those of the source, where it opens at once.
+    examples: images of one epoch; None: as many as the source has, if it opens at once.
 
   Returns:
     The numbers that `render` prints. classes is None where it is unknown, and then the
