@@ -27,11 +27,13 @@ def test_ratios_of_turns():
 
     return turn
 
-  found = turns.compare(side('ours', 1.0), side('theirs', 1.5), 3)
+  timing = turns.compare(side('ours', 1.0), side('theirs', 1.5), 3)
   pair = ['ours', 'theirs']
   assert order == [*pair, *pair, *pair[::-1], *pair]
-  assert (found['ours'], found['theirs']) == (1.0, 1.5)
-  assert found['ratio'] == found['low'] == found['high'] == found['cpu_ratio'] == 1.5
+  assert (timing['ours'], timing['theirs']) == (1.0, 1.5)
+  assert (
+    timing['ratio'] == timing['low'] == timing['high'] == timing['cpu_ratio'] == 1.5
+  )
 
 
 # As libtpu writes it: a loop of 34 with one of 4 inside, a delay, an exit.
@@ -123,13 +125,13 @@ def test_the_estimate_of_a_program():
 def test_both_rulers():
   rulers = importlib.import_module('rulers')
   array = 2 * 64 * 200 * 768 / V3.bytes_per_cycle  # cycles to move it once
-  found = rulers.count(PROGRAM, {'k.1': 200_000, 'f.1': 40, 'g.1': 30}, V3)
+  cycles = rulers.count(PROGRAM, {'k.1': 200_000, 'f.1': 40, 'g.1': 30}, V3)
   # `o.1` is like `f.1` by its body, but its result stays on the chip.
-  assert found['estimate'] == pytest.approx(10 * 100 + 200_000 + 5 + 7)
+  assert cycles['estimate'] == pytest.approx(10 * 100 + 200_000 + 5 + 7)
   tile = 4096 / V3.bytes_per_cycle
   common = 10 * 40 + 200_000 + (array + tile) + max(7, tile)
-  assert found['common'] == pytest.approx(common)
-  assert found['unscheduled'] == 7
+  assert cycles['common'] == pytest.approx(common)
+  assert cycles['unscheduled'] == 7
 
 
 def test_slices():

@@ -35,9 +35,9 @@ def cells(path: Path) -> list[dict]:
 
 def code(path: Path) -> list[tuple[str, list[str]]]:
   """Returns (source, tags) of the cells of code, without that which installs."""
-  found = [c for c in cells(path) if c['cell_type'] == 'code']
-  found = [(''.join(c['source']), c['metadata'].get('tags', [])) for c in found]
-  return [(source, tags) for source, tags in found if not source.startswith('%')]
+  code = [c for c in cells(path) if c['cell_type'] == 'code']
+  code = [(''.join(c['source']), c['metadata'].get('tags', [])) for c in code]
+  return [(source, tags) for source, tags in code if not source.startswith('%')]
 
 
 def execute(path: Path, parameters: dict, monkeypatch) -> tuple[dict, list[np.ndarray]]:

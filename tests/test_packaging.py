@@ -152,8 +152,10 @@ def test_every_import_is_declared(metadata):
       for name in (name.partition('.')[0] for name in names):
         if name == 'vit_jax' or name in sys.stdlib_module_names or name in PEERS:
           continue
-        wanted = canonicalize_name(DISTRIBUTIONS.get(name, name))
-        assert wanted in declared, f'{path.name} imports {name}; add it to setup.py'
+        distribution = canonicalize_name(DISTRIBUTIONS.get(name, name))
+        assert distribution in declared, (
+          f'{path.name} imports {name}; add it to setup.py'
+        )
 
 
 def test_extras_named_in_messages_and_documents_exist(metadata):

@@ -122,10 +122,10 @@ def test_the_commands_of_the_guide(machine, tmp_path):
 
 
 def test_arguments_reach_all_workers_as_they_were(machine, tmp_path):
-  wanted = ['--config=digits:seed=1', "--config.data.pp=resize(16, 'area')"]
-  done = start(machine, tmp_path, 'pod', 'zone', *wanted)
+  arguments = ['--config=digits:seed=1', "--config.data.pp=resize(16, 'area')"]
+  done = start(machine, tmp_path, 'pod', 'zone', *arguments)
   assert done.returncode == 0, done.stderr
-  assert log(tmp_path, 'log.train') == ['train', '--distributed', *wanted]
+  assert log(tmp_path, 'log.train') == ['train', '--distributed', *arguments]
   for call in log(tmp_path, 'log.gcloud'):
     assert '--zone=zone --worker=all' in call
 

@@ -15,8 +15,8 @@ from vit_jax.errors import UserError
 
 def specs(mesh, rules, shapes):
   tree = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
-  found = sharding.state_shardings(tree, mesh, rules)
-  return {k: s.spec for k, s in found.items()}
+  places = sharding.state_shardings(tree, mesh, rules)
+  return {k: s.spec for k, s in places.items()}
 
 
 def test_one_axis_takes_the_rest():
@@ -45,7 +45,7 @@ def test_tensor_rules_serve_scanned_and_unscanned_blocks(scan):
   mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
   model = vit_jax.create_model('vit', 'S/16', depth=2, scan=scan)
   abstract = abstract_params(model, 32)
-  found = trees.flatten(sharding.state_shardings(abstract, mesh, 'fsdp_tensor'))
+  places = trees.flatten(sharding.state_shardings(abstract, mesh, 'fsdp_tensor'))
   block = 'Transformer/encoderblock' + ('' if scan else '_1')
   lead = (None,) if scan else ()
   attention = f'{block}/MultiHeadDotProductAttention_0'
@@ -57,7 +57,7 @@ def test_tensor_rules_serve_scanned_and_unscanned_blocks(scan):
     f'{block}/MlpBlock_0/Dense_1/kernel': P(*lead, 'tensor', 'fsdp'),
     f'{block}/LayerNorm_0/scale': P(*lead, None),
   }
-  assert {k: found[k].spec for k in expected} == expected
+  assert {k: places[k].spec for k in expected} == expected
 
 
 def test_tensor_rules_serve_blocks_of_stages():

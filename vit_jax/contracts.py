@@ -1,7 +1,8 @@
 """The contracts between the parts of vit_jax, as Protocols.
 
 A model, task, evaluator or tuning method needs no base class: it has the attributes and
-methods below. A source is a subclass of `data.sources.base.Source`, which adds the rest. `tests/test_contracts.py` checks every entry of every table.
+methods below. A source is a subclass of `data.sources.base.Source`, which adds
+the rest. `tests/test_contracts.py` checks every entry of every table, and
 docs/guides/extending.md shows an example of each.
 """
 

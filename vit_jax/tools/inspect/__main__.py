@@ -2,7 +2,7 @@
 
   vit_jax inspect vit:L/16 [--resolution 384] [--set classifier=map] [--examples 303e6]
   vit_jax inspect --config vit_b16:variant=L/16 [--examples 14e6] [--mesh data=8,fsdp=4]
-  .venv-tpu/bin/vit_jax inspect --config vit_b16 --tpu v3:4x4
+  .venv-tpu/bin/vit_jax inspect --config vit_b16 --examples 14e6 --tpu v3:4x4
   vit_jax inspect RUN|FILE
   vit_jax inspect --zoo
 
