@@ -92,6 +92,15 @@ def test_a_limit_of_the_kernel(tmp_path, faults_table):
   faults_table('disk full', 'the largest file allowed', 'refused', str(error.value))
 
 
+def test_a_reader_has_the_old_file_or_the_new_one_whole(tmp_path):
+  path = tmp_path / 'a.json'
+  files.replace(path, 'old')
+  with open(path) as reader:  # its file is replaced, not rewritten
+    files.replace(path, lambda file: file.write(path.read_bytes() + b', then new'))
+    assert reader.read() == 'old'
+  assert path.read_text() == 'old, then new'
+
+
 def test_other_errors_are_not_a_full_disk(tmp_path):
   with pytest.raises(PermissionError), named_errors(tmp_path):
     raise PermissionError(errno.EACCES, 'no')
