@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
   args = parser.parse_args(argv)
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # room for PyTorch
   subject = bench.Subject(args.model, args.dtype, args.resolution, {}, {})
-  print(bench.machine())
+  print(bench.this_machine())
   for mode in args.mode:
     theirs = Timm(subject, mode, args.batch, args.compile)
     if theirs.params != subject.params:

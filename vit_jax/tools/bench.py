@@ -52,13 +52,7 @@ def main(argv: list[str]) -> int:
   for row in rows:
     rate = row.pop('flops_per_s', None)
     row['mfu'] = rate and rate / peaks[row['dtype']]['flops_per_s']
-  where = {
-    'device': jax.local_devices()[0].device_kind,
-    'cores': machine.cores(),
-    'load': round(os.getloadavg()[0], 2) if hasattr(os, 'getloadavg') else None,
-    'versions': {'vit_jax': __version__, 'jax': jax.__version__},
-  }
-  record = {'machine': where, 'peak': peaks, 'rows': rows}
+  record = {'machine': this_machine(), 'peak': peaks, 'rows': rows}
   if args.json:
     cli.print_json(record)
   else:
@@ -104,6 +98,16 @@ class Subject:
       raise UserError(f'{self.name} has no classes to train on: --set num_classes=K.')
     return {'model': self.section, 'tune': self.tune, 'optim': OPTIM, 'steps': 10**6}
 
+  def spec(self, batch: int) -> dict:
+    """Returns the shapes of a batch for training."""
+    import jax
+
+    return {
+      'image': jax.ShapeDtypeStruct((batch, *self.size, 3), 'uint8'),
+      'label': jax.ShapeDtypeStruct((batch,), 'int32'),
+      'mask': jax.ShapeDtypeStruct((batch,), 'float32'),
+    }
+
 
 class Step:
   """A compiled step with its state and batch on the first device.
@@ -123,11 +127,7 @@ class Step:
 
     mesh = sharding.make_mesh(1, devices=jax.local_devices()[:1])
     params = trees.flatten(subject.shapes['params'])
-    spec = {
-      'image': jax.ShapeDtypeStruct((batch, *subject.size, 3), 'uint8'),
-      'label': jax.ShapeDtypeStruct((batch,), 'int32'),
-      'mask': jax.ShapeDtypeStruct((batch,), 'float32'),
-    }
+    spec = subject.spec(batch)
     with jax.set_mesh(mesh), runtime.out_of_memory():
       start = time.perf_counter()
       values = {name: _initial(name, x) for name, x in params.items()}
@@ -174,6 +174,18 @@ class Step:
           jax.block_until_ready(pending.popleft())
       jax.block_until_ready((self._state, pending))
     return time.perf_counter() - start
+
+
+def this_machine() -> dict:
+  """Returns the device, cores, load and versions that numbers were measured with."""
+  import jax
+
+  return {
+    'device': jax.local_devices()[0].device_kind,
+    'cores': machine.cores(),
+    'load': round(os.getloadavg()[0], 2) if hasattr(os, 'getloadavg') else None,
+    'versions': {'vit_jax': __version__, 'jax': jax.__version__},
+  }
 
 
 def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:
