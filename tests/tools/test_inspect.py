@@ -229,6 +229,8 @@ def test_a_killed_run_is_interrupted(capsys, short_run, tmp_path):
     assert state() == 'running'
   assert state() == 'interrupted'
   assert re.search(r'state +interrupted: ', run(capsys, tmp_path)[1])
+  (tmp_path / 'status.json').write_text('')  # damaged: the rest is shown
+  assert run(capsys, tmp_path)[0] == 0
 
 
 @pytest.mark.parametrize(

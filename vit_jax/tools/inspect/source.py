@@ -11,7 +11,7 @@ from vit_jax.train import status
 from vit_jax.weights import readers, runs, steps, zoo
 
 _NAMES = 5  # class names that the text shows
-_RESUMES = ': no process is in its folder; a rerun resumes it'
+_INTERRUPTED = 'interrupted: no process is in its folder; a rerun resumes it'
 
 
 def is_source(name: str) -> bool:
@@ -140,7 +140,7 @@ def _run_facts(record: dict) -> dict:
     'data': f'{config["data"]["source"]}, {config["data"].get("split", "")}',
     'optim': _pairs(config['optim']),
     'tune': _pairs(config.get('tune', {})),
-    'state': record['state'] + _RESUMES * (record['state'] == 'interrupted'),
+    'state': _INTERRUPTED if record['state'] == 'interrupted' else record['state'],
     'steps': f'{record["total_steps"]:,}',
     'checkpoints': ', '.join(checkpoints) or 'none',
     'read': None if record['step'] is None else f'step {record["step"]:,}',
