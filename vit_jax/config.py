@@ -218,12 +218,26 @@ def read(folder: str | Path) -> dict:
   return checked(config, str(path))
 
 
+# {path: type} of the values that readers of a run's config use.
+_WRITTEN = {
+  **dict.fromkeys(('model', 'data', 'resolved'), dict),
+  **dict.fromkeys(('weights', 'optim', 'tune', 'task', 'checkpoint'), dict | None),
+  'evals': dict[str, dict] | None,
+  'model.name': str,
+  'task.name': str | None,
+  'resolved.image_shape': tuple[int, int, int],
+  'resolved.total_steps': int,
+  'resolved.inferred': list[str] | None,
+  'resolved.class_names': list[str] | None,
+}
+
+
 def checked(config, where: str) -> dict:
   """Returns a config that a run wrote. `where` is its origin, for messages."""
   try:
     check('config', config, dict)
-    for section in ('model', 'resolved'):
-      check(section, config.get(section), dict)
+    for path, kind in _WRITTEN.items():
+      check(path, lookup(config, path), kind)
   except UserError as error:
     raise Unreadable(f'{where} is not a config that a run wrote: {error}') from None
   return config

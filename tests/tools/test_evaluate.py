@@ -139,6 +139,7 @@ def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch)
     'evals': {'test': {'type': 'classification', 'data': data}},
     'data': data,
     'task': {'name': 'classify'},
+    'optim': {},
   }
   (tmp_path / 'config.json').write_text(json.dumps(config))
   (tmp_path / 'checkpoints').mkdir()

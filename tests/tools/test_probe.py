@@ -47,7 +47,7 @@ def test_features_of_any_weights_on_any_data(data, capsys):
   assert (record['probe'], record['batch_size']) == ('knn', 10)
 
 
-RESOLVED = {'image_shape': [32, 32, 3]}
+RESOLVED = {'image_shape': [32, 32, 3], 'total_steps': 4}
 
 
 def test_a_runs_own_evaluation(data, tmp_path, monkeypatch, capsys):
@@ -61,6 +61,7 @@ def test_a_runs_own_evaluation(data, tmp_path, monkeypatch, capsys):
   }
   (tmp_path / 'checkpoints').mkdir()
   config = {'model': {'name': 'vit'}, 'evals': {'mine': section}, 'resolved': RESOLVED}
+  config['data'] = {}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   # Its evaluation is read from the folder; parameters need not be a run's.
   monkeypatch.setattr(source, 'load', lambda args: weights.load(SOURCE))

@@ -1,6 +1,8 @@
 """A run's folder: its lock, and its files damaged in every way: one line, or rebuilt."""
 
 import errno
+import fcntl
+import json
 import os
 import re
 import shutil
@@ -8,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -76,6 +79,12 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path):
     (folder / LOCK_FILE).write_bytes(b'\xff')  # a holder's line may be damaged
     with pytest.raises(errors.UserError, match=naming(folder, '--workdir')):
       workdir._take(folder)
+  # A tool that asks whether the folder is held has the lock for a moment.
+  with open(folder / LOCK_FILE) as file:
+    fcntl.flock(file, fcntl.LOCK_SH)
+    threading.Timer(0.02, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+    with lock(folder):
+      pass
 
 
 def test_an_unwritable_workdir(tmp_path):
@@ -225,6 +234,24 @@ def test_a_lost_config_is_that_of_the_checkpoints(finished, capfd, damage):
   error = capfd.readouterr().err
   assert re.search(naming(path, 'checkpoints'), error)
   assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize('value', [7, [1]])
+@pytest.mark.parametrize(
+  'key',
+  [
+    *('model', 'weights', 'data', 'tune', 'task', 'optim', 'evals', 'evals.test'),
+    *('checkpoint', 'resolved', 'model.name', 'resolved.image_shape'),
+  ],
+)
+def test_a_wrong_value_in_config_json_is_named(short_run, tmp_path, key, value):
+  config = json.loads((short_run / 'config.json').read_text())
+  section, _, name = key.partition('.')
+  holder = config[section] if name else config
+  holder[name or section] = value
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(errors.UserError, match=naming(tmp_path, key)):
+    config_lib.read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def _take(workdir: Path):
       f'Cannot write to workdir {workdir}: {error.strerror}. Choose another --workdir.'
     ) from error
   try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _lock(file)
   except BlockingIOError:
     file.seek(0)
     holder = file.read().strip() or 'a process that has just started'
@@ -102,6 +103,14 @@ def _take(workdir: Path):
   file.write(f'process {os.getpid()} on {socket.gethostname()}, since {started}\n')
   file.flush()
   return file
+
+
+def _lock(file) -> None:
+  for _ in range(4):  # `is_held` has the lock for a moment
+    with contextlib.suppress(BlockingIOError):
+      return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    time.sleep(0.05)
+  fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager

@@ -169,7 +169,7 @@ class IncreasingRandAugment(RandAugment):
     self._probability = probability
 
   def _index(self, choice):
-    """Returns which of the branches: the last, which does nothing, if not one of INCREASING."""
+    """Returns the index of a branch: an op of INCREASING, or the last, which does nothing."""
     number = len(INCREASING)
     chosen = tf.cast(choice, tf.float64) * number
     applied = chosen < self._probability * number
@@ -230,11 +230,11 @@ def _moves(image, warp, turn, shear, middle, dx, dy) -> dict:
   """Returns {name: function without arguments} of the ops that move pixels.
 
   Args:
-    warp: of (image, [a, b, c, d, e, f]), shows at (x, y) the value at
-      (a x + b y + c, d x + e y + f).
-    turn: cosine and sine of the angle, counter-clockwise on screen if it is positive.
-    middle: how far the first pixel's middle is from where shears start: from the corner
-      half a pixel.
+    warp: called with (image, [a, b, c, d, e, f]); the value at (x, y) of its result is
+      that of the image at (a x + b y + c, d x + e y + f).
+    turn: cosine and sine of the angle; a positive angle is counter-clockwise on screen.
+    middle: distance of the first pixel's centre from the origin of shears, in pixels: 0.5
+      if shears start at the corner.
   """
 
   def rotate():

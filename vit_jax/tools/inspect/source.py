@@ -138,7 +138,7 @@ def _run_facts(record: dict) -> dict:
     checkpoints.append(text)
   facts = {
     'data': f'{config["data"]["source"]}, {config["data"].get("split", "")}',
-    'optim': _pairs(config['optim']),
+    'optim': _pairs(config.get('optim', {})),
     'tune': _pairs(config.get('tune', {})),
     'state': _INTERRUPTED if record['state'] == 'interrupted' else record['state'],
     'steps': f'{record["total_steps"]:,}',
