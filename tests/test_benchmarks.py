@@ -3,6 +3,7 @@
 import importlib
 from pathlib import Path
 
+import jax
 import pytest
 
 from vit_jax.tools import bench
@@ -148,12 +149,33 @@ def test_without_libtpu_one_line_says_how_to_get_it():
     tpu.prepare()
 
 
+TIMM = ['--resolution', '32', '--batch', '2', '--rounds', '1']
+
+
+def test_our_side_of_the_comparisons(capsys, monkeypatch):
+  timm_models = importlib.import_module('timm_models')
+
+  class Timm:
+    params = 0
+
+    def __init__(self, subject, *args):
+      timm_models.same_in_timm(subject)
+
+    def run(self, steps):
+      pass
+
+  monkeypatch.setattr(timm_models, 'Timm', Timm)
+  assert timm_models.main(['vit:mu/16', '--steps', '1', *TIMM]) == 0
+  assert capsys.readouterr().out.count('parameters here, 0 there') == 2
+  subject = bench.Subject('vit:mu/16', 'float32', (32, 32), {}, {})
+  lowered = importlib.import_module('rulers').ours(subject, 2, jax.devices()[:1])
+  assert 'stablehlo' in lowered.as_text()
+
+
 @pytest.mark.peer
-def test_timm_beside_ours(capsys, monkeypatch):
+def test_timm_beside_ours(capsys):
   pytest.importorskip('timm')
-  monkeypatch.setattr(bench, 'SIZES', (64,))
-  argv = ['vit:Ti/16', '--resolution', '32', '--batch', '2', '--rounds', '1']
-  assert importlib.import_module('timm_models').main(argv) == 0
+  assert importlib.import_module('timm_models').main(['vit:Ti/16', *TIMM]) == 0
   out = capsys.readouterr().out
   assert 'parameters there' not in out
   assert out.count('ratio') == 2
