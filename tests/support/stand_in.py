@@ -15,7 +15,8 @@ def write_run(workdir: Path, config: dict, *rows: dict, **resolved) -> None:
   model = {'name': 'vit', **config['model'], 'num_classes': 10}
   if 'name' not in config['model']:
     model['variant'] = 'mu/4'
-  text = json.dumps({**config, 'model': model, 'resolved': RESOLVED | resolved})
+  config = {'data': {}, **config, 'model': model, 'resolved': RESOLVED | resolved}
+  text = json.dumps(config)
   (workdir / 'config.json').write_text(text)
   lines = ''.join(json.dumps(row) + '\n' for row in rows)
   (workdir / 'metrics.jsonl').write_text(lines)
