@@ -23,6 +23,15 @@ def read_version() -> str:
 TENSORFLOW_CPU = 'platform_system == "Linux" and platform_machine == "x86_64"'
 TENSORFLOW_ELSEWHERE = 'platform_system != "Linux" or platform_machine != "x86_64"'
 
+# Beside TensorFlow: data sets, and the curves of a run.
+TRAIN = [
+  'tensorboard',
+  'tensorflow-datasets>=4.9.10',
+  # tfds 4.9.10 imports it on every Python and declares it for Python < 3.9 only.
+  'importlib-resources',
+  'array-record>=0.8; platform_system != "Windows"',  # where tfds has it too
+  'protobuf>=5',  # of TFDS, whose record formats are read here too
+]
 PLOTS = ['matplotlib>=3.8']
 DETECTION = ['pycocotools>=2.0.11']  # COCO's metric, and masks of objects
 HUB = ['huggingface_hub>=0.30']
@@ -44,7 +53,7 @@ setup(
   # `include` keeps configs/ and tests/ from being installed as top-level packages.
   packages=[*find_packages(include=['vit_jax', 'vit_jax.*']), 'vit_jax.configs'],
   package_dir={'vit_jax.configs': 'configs'},  # for --config=NAME, without a clone
-  package_data={'vit_jax': ['**/*.json', '**/template/*', 'py.typed']},
+  package_data={'vit_jax': ['**/*.json', '**/*.npz', '**/template/*', 'py.typed']},
   entry_points={'console_scripts': ['vit_jax = vit_jax.__main__:main']},
   install_requires=[
     'numpy>=2',
@@ -53,22 +62,17 @@ setup(
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
     'ml-collections>=1.1',
-    'tensorboard',
-    'tensorflow-datasets>=4.9.10',
-    # tfds 4.9.10 imports it on every Python and declares it for Python < 3.9 only.
-    'importlib-resources',
-    'array-record>=0.8; platform_system != "Windows"',  # where tfds has it too
     'pillow>=10.1',
-    'protobuf>=5',  # of TFDS, whose record formats are read here too
     'safetensors>=0.4',
-    'scikit-learn>=1.4',  # the bundled data set (digits) of every first command
     'tqdm',
     'jinja2>=3.1',  # pages and cards
     'packaging',
   ],
   extras_require={
+    'train': TRAIN,  # where TensorFlow is installed, as in Colab
     # clu writes TensorBoard's events by TensorFlow, and does not declare it.
     'tf': [
+      *TRAIN,
       'clu>=0.0.12',
       f'tensorflow-cpu>=2.21; {TENSORFLOW_CPU}',
       f'tensorflow>=2.21; {TENSORFLOW_ELSEWHERE}',
@@ -93,7 +97,7 @@ setup(
       # PyTorch's exporter to ONNX, of weights that `convert` wrote.
       *('onnx>=1.20', 'onnxscript>=0.7', 'onnxruntime>=1.24'),
     ],
-    # setuptools is for the tests, which build a wheel.
+    # The tests build a wheel, and compare with scikit-learn.
     'dev': [
       *(
         'pytest>=8',
@@ -101,6 +105,7 @@ setup(
         'ruff>=0.9',
         'pyrefly>=1.4',
         'setuptools>=70.1',
+        'scikit-learn>=1.4',
       ),
       *PLOTS,
       *DETECTION,

@@ -1,4 +1,4 @@
-"""The main job: a small ViT on scikit-learn's handwritten digits, real and bundled.
+"""The main job: a small ViT on handwritten digits, real and bundled.
 
   vit_jax train --config=digits            # or: make train
   vit_jax train --config=digits:seed=1

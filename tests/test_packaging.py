@@ -95,11 +95,16 @@ def test_workflows_run_what_developers_run():
 
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
-    *('tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'detection'),
+    *('train', 'tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'detection'),
     *('wandb', 'mlflow', 'docs', 'peer', 'dev'),
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
-  assert not base & {'tensorflow', 'tensorflow-cpu'}
+  assert not base & {
+    'tensorflow',
+    'tensorflow-cpu',
+    'tensorflow-datasets',
+    'tensorboard',
+  }
 
 
 def test_nothing_is_bounded_above(metadata):

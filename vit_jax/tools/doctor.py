@@ -26,7 +26,7 @@ NEEDED = ('numpy', 'jax', 'flax', 'optax', 'orbax.checkpoint', 'ml_collections',
 # Module -> (its extra, its use); only looked up: TensorFlow alone takes seconds.
 OPTIONAL = {
   'tensorflow': ('tf', 'preprocessing, TFRecords'),
-  'tensorflow_datasets': (None, 'data sets by name'),
+  'tensorflow_datasets': ('train', 'data sets by name'),
   'matplotlib': ('plots', 'figures'),
   'huggingface_hub': ('hub', 'weights from the hub and to it'),
   'gcsfs': ('gcs', 'runs and data in buckets, gs://'),

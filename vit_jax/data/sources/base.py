@@ -144,6 +144,8 @@ def opening() -> Iterator[None]:
     yield
   except UserError:
     raise
+  except ModuleNotFoundError as error:
+    raise UserError(f"{error}: pip install 'vit_jax[train]'.") from error
   except ValueError as error:
     end = '' if str(error).endswith(('.', '?')) else '.'
     raise UserError(f'{error}{end}') from error
