@@ -10,10 +10,15 @@ import logging
 import os
 import pathlib
 import re
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from vit_jax.errors import NotAllowed, RunError, Unreachable, UserError
+import numpy as np
+
+from vit_jax.errors import NotAllowed, RunError, Unreachable, UserError, one_line
 
 SCHEME = 'gs://'
 # A request to a bucket is repeated after this many seconds without a byte.
@@ -26,6 +31,12 @@ _REJECTED = re.compile('^Bad Request|^Bucket is requester pays')
 _OUTAGE = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|Retry policy exhausted'
 )
+# A .npz may decompress to so many bytes, whatever its size.
+_SMALL = 256 << 20
+# Errors that libraries raise for damaged, lying or encrypted files.
+DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, OSError)
+DAMAGED += (RuntimeError, ValueError, OverflowError, SyntaxError, TypeError)
+DAMAGED += (MemoryError, KeyError, AttributeError)
 _LIBRARIES = ('gcsfs', 'aiohttp', 'requests', 'urllib3', 'google')
 
 
@@ -97,6 +108,52 @@ def replace(target, data: bytes | str | Callable[[IO[bytes]], object]) -> None:
     with contextlib.suppress(OSError):
       partial.unlink()
     raise
+
+
+@contextlib.contextmanager
+def reading(what, *errors: type[Exception]) -> Iterator[None]:
+  """Turns errors of a damaged or hostile file into one line that begins with `what`.
+
+  Args:
+    errors: types beside `DAMAGED`.
+  """
+  try:
+    yield
+  except UserError:
+    raise
+  except (*DAMAGED, *errors) as error:
+    why = one_line(error)
+    raise UserError(f'{what} is truncated, damaged or not plain: {why}.') from None
+
+
+def read_npz(path, times: int) -> tuple[dict[str, np.ndarray], bytes]:
+  """Returns the arrays of an .npz file and the zip's comment; it runs no code.
+
+  Args:
+    path: on disk.
+    times: how many times its size a large file may decompress to; a file of zeros could
+      fill the memory.
+
+  Raises:
+    UserError: for anything but an .npz file with arrays of numbers or text.
+  """
+  # Opened here: numpy does not close a file that is no archive.
+  with reading(path), open(path, 'rb') as opened:
+    if not zipfile.is_zipfile(opened):  # numpy would advise to unpickle it
+      raise ValueError('no whole .npz')
+    opened.seek(0)
+    with np.load(opened) as file:
+      names = [info.filename for info in file.zip.infolist()]
+      if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
+        raise UserError(f'{path} is not an .npz file: {odd[0]!r} is not an array.')
+      total = sum(info.file_size for info in file.zip.infolist())
+      if total > max(_SMALL, times * os.path.getsize(path)):
+        raise UserError(f'{path} claims to decompress to {total:,} bytes.')
+      arrays = {}
+      for name in file.files:
+        with reading(f'{path}: array {name!r}'):
+          arrays[name] = np.asarray(file[name])
+      return arrays, file.zip.comment
 
 
 @functools.cache

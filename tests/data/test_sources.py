@@ -1,5 +1,8 @@
 """Bundled, synthetic and array sources: splits, labels, names; names that are not sources."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -73,7 +76,32 @@ def test_arrays_of_several_splits(tmp_path, keys):
   assert source.class_names == ['a', 'b', 'c', 'd', 'e']
 
 
-IMAGES = np.zeros((3, 4, 4, 1), np.uint8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, 4, 4, 1), np.uint8)
+GOOD = {'images': IMAGES, 'labels': np.arange(3)}
+ZEROS = np.broadcast_to(np.uint8(0), (4 * 10**8,))
+
+
+def npy(array) -> bytes:
+  np.save(file := io.BytesIO(), array)
+  return file.getvalue()
+
+
+def zipped(**members: bytes) -> bytes:
+  with zipfile.ZipFile(file := io.BytesIO(), 'w', zipfile.ZIP_DEFLATED) as archive:
+    for name, data in members.items():
+      archive.writestr(name, data)
+  return file.getvalue()
+
+
+def patched(first: dict, central: dict) -> bytes:
+  """Returns an archive with other bytes from its start and in its first central entry."""
+  data = bytearray(
+    zipped(**{'images.npy': npy(IMAGES), 'labels.npy': npy(np.arange(3))})
+  )
+  entry = data.index(b'PK\x01\x02')
+  for at, value in [*first.items(), *((entry + i, x) for i, x in central.items())]:
+    data[at] = value
+  return bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +115,22 @@ IMAGES = np.zeros((3, 4, 4, 1), np.uint8)
     ),
     ({'images': IMAGES, 'labels': np.zeros(3)}, ('labels', 'float64', 'integers')),
     ({'images': IMAGES, 'labels': np.array([1, None, 2])}, ('allow_pickle',)),
+    ({'images': IMAGES, 'labels': np.full(3, 2**62)}, ('labels', 2**62)),
+    ({'images': IMAGES[:, :0], 'labels': np.zeros(3, int)}, ('images', '(3, 0, 4, 1)')),
+    ({**GOOD, 'class_names': np.array('a')}, ('class_names', 'K=3')),
+    ({**GOOD, 'class_names': ['a', 'b']}, ('class_names', 'K=3')),
+    ({**GOOD, 'class_names': [b'a'] * 3}, ('class_names', '|S1')),
+    (
+      {**GOOD, 'labels': np.eye(3), 'class_names': list('abcd')},
+      ('3 classes', '4 names'),
+    ),
     (b'no npz', ()),
+    (npy(IMAGES), ()),
+    (zipped(images=b'abc', labels=b'abc'), ('images',)),
+    (zipped(**{'images.npy': npy(ZEROS)}), ('400,000,128 bytes',)),
+    (patched({6: 1}, {8: 1}), ('images', 'encrypted')),
+    (patched({8: 99}, {10: 99}), ('images', 'compression method')),
+    (patched({150 + i: 85 for i in range(40)}, {}), ('images',)),
     (None, ('numpy.savez',)),
   ],
 )

@@ -149,3 +149,51 @@ def test_damaged_tfrecord_files(prepared, tmp_path):
   test.write_bytes(test.read_bytes()[:-10])
   with pytest.raises(UserError, match=naming(str(test))):
     build('test')
+
+
+@pytest.mark.parametrize('form', ['array_record', 'tfrecord'])
+@pytest.mark.parametrize('number', [4, 80, 10**15])
+def test_files_with_other_numbers_of_records(prepared, tmp_path, form, number):
+  shutil.copytree(prepared[form] / HOME, tmp_path / HOME)
+  path = tmp_path / HOME / 'dataset_info.json'
+  path.write_text(path.read_text().replace('"23"', f'"{number}"'))
+  facts = 'cifar10-train', '23 records', f'{number:,}', 'dataset_info.json'
+  with pytest.raises(UserError, match=naming(*facts)):
+    sources.build('cifar10', 'train', data_dir=str(tmp_path))
+
+
+def test_an_array_record_file_that_is_cut_off(prepared, tmp_path):
+  shutil.copytree(prepared['array_record'] / HOME, tmp_path / HOME)
+  (train,) = (tmp_path / HOME).glob('cifar10-train*')
+  with train.open('r+b') as file:
+    file.truncate(1 << 16)
+  with pytest.raises(UserError, match=naming(str(train))):
+    sources.build('cifar10', 'train', data_dir=str(tmp_path))
+
+
+DAMAGE = {
+  'empty': lambda data: b'',
+  'half': lambda data: data[: len(data) // 2],
+  'zeros': lambda data: bytes(len(data)),
+  'not UTF-8': lambda data: b'\xff\xfe' + data,
+  'a list': lambda data: b'[1]',
+  'another type': lambda data: data.replace(b'"cifar10"', b'3').replace(b'"32"', b'{}'),
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+@pytest.mark.parametrize('name', ['dataset_info.json', 'features.json'])
+def test_damaged_descriptions(prepared, tmp_path, name, damage):
+  shutil.copytree(prepared['array_record'] / HOME, tmp_path / HOME)
+  path = tmp_path / HOME / name
+  path.write_bytes(DAMAGE[damage](path.read_bytes()))
+  with pytest.raises(UserError, match=naming(str(path.parent), name)):
+    sources.build('cifar10', 'train', data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize('names', [b'', b'a\nb\n', b'\0\0\n', b'\xff\n', b'x\n' * 11])
+def test_damaged_names_of_classes(prepared, tmp_path, names):
+  shutil.copytree(prepared['array_record'] / HOME, tmp_path / HOME)
+  (tmp_path / HOME / 'label.labels.txt').write_bytes(names)
+  with pytest.raises(UserError, match=naming('cifar10', 'names')):
+    sources.build('cifar10', 'train', data_dir=str(tmp_path))

@@ -1,6 +1,7 @@
 """COCO's files, metric and masks, against pycocotools' numbers and closed forms."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -159,6 +160,7 @@ def test_results_name_images_and_categories_by_their_ids(write):
 
 
 MASK = {'size': [10, 10], 'counts': [5, 5, 90]}
+WRAPS = [2**62, 2**62, 2**62, 2**62 + 100]  # 100 in 64 bits
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,7 @@ MASK = {'size': [10, 10], 'counts': [5, 5, 90]}
     ('annotations', {'category_id': 2}, ('category_id 2', '1, 4')),
     ('annotations', {'area': None}, ("'area'",)),
     ('annotations', {'area': float('nan')}, ('area', 'nan', 'finite')),
+    ('annotations', {'area': -5}, ('area', '-5')),
     ('annotations', {'bbox': [1, 2, 3]}, ('bbox', 'left, top, width, height')),
     ('annotations', {'bbox': [1, 2, -3, 4]}, ('bbox', '-3')),
     ('annotations', {'segmentation': None}, ("'segmentation'",)),
@@ -175,6 +178,13 @@ MASK = {'size': [10, 10], 'counts': [5, 5, 90]}
     ('annotations', {'segmentation': MASK | {'counts': '55j23'}}, ('run lengths',)),
     ('annotations', {'segmentation': MASK | {'counts': [1, 2]}}, ('run lengths',)),
     ('annotations', {'segmentation': MASK | {'counts': [-5, 105]}}, ('run lengths',)),
+    ('annotations', {'segmentation': MASK | {'counts': WRAPS}}, ('run lengths',)),
+    (
+      'annotations',
+      {'segmentation': MASK | {'counts': [50.5, 49.5]}},
+      ('run lengths',),
+    ),
+    ('annotations', {'segmentation': MASK | {'counts': 'o' * 10**6}}, ('run lengths',)),
     (
       'annotations',
       {'segmentation': MASK | {'size': [5, 20]}},
@@ -182,7 +192,10 @@ MASK = {'size': [10, 10], 'counts': [5, 5, 90]}
     ),
     ('annotations', {'segmentation': []}, ('polygon',)),
     ('annotations', {'segmentation': [[1, 2, 3, 4]]}, ('three corners',)),
-    ('annotations', {'segmentation': [[0, 0, 1, 1, 1, 1e9]]}, ('within 100,000',)),
+    ('annotations', {'segmentation': [[0, 0, 1, 1, 1, 1e9]]}, ('outline',)),
+    ('annotations', {'segmentation': [[0, 0, 1, 1, 1, math.inf]]}, ('outline',)),
+    ('annotations', {'segmentation': [[0, 0, 99_999, 99_999] * 500]}, ('outline',)),
+    ('images', {'height': 2**20, 'width': 2**20}, ('height', 2**20)),
     ('images', {'id': None}, ("'id'",)),
     ('images', {'height': 1.5}, ('height', '1.5')),
     ('categories', {'id': 'cat'}, ("'cat'", 'number')),

@@ -59,7 +59,7 @@ def reference(x, targets, params, loss='softmax'):
   right = np.take_along_axis(targets, order, -1)
   if loss == 'softmax':
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    losses = -(targets * log_p).sum(-1) / targets.sum(-1)
+    losses = -(targets * log_p).sum(-1)  # as big_vision's softmax_xent
   else:
     log_p, log_not_p = -np.log1p(np.exp(-logits)), -np.log1p(np.exp(logits))
     losses = -np.where(targets, log_p, log_not_p).sum(-1)

@@ -65,6 +65,11 @@ def test_compute_of_runs_is_that_of_their_pre_training(make, tmp_path):
   assert [float(row['x']) for row in ours] == pytest.approx([exaflops] * 2, rel=1e-5)
   accuracies = sorted((row['accuracy'], row['std'], row['runs']) for row in ours)
   assert accuracies == [('70.00', '', '1'), ('85.00', '7.07', '2')]
+  # A copy is not another seed, nor a run of another recipe another seed of this one.
+  copy, other = make('copy', 0.9), make('other', 0.6, source='synthetic')
+  rows = draw('compute', first, copy, other, out=tmp_path / 'more')
+  counts = [(row['std'], row['runs']) for row in rows if row['source'] == 'runs']
+  assert counts == [('', '1')] * 2
 
 
 def test_data(make, tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
@@ -23,18 +24,28 @@ class Metric:
     larger_is_better: None where neither direction is better, as for a count.
     std: suffix of the name of its standard deviation.
     detail: left out of the summary of a run.
+    of_images: it is the share of right answers, one for each of the `examples` images, so
+      that it has an `interval`; not so an AP, an IoU or a share of pixels.
   """
 
   percent: bool = False
   larger_is_better: bool | None = None
   std: str | None = None
   detail: bool = False
+  of_images: bool = False
 
   def text(self, value: float) -> str:
     """Returns the number as text: '98.06%', '50,000', '0.0813'."""
     if self.percent:
       return f'{value:.2%}'
     return f'{value:,.0f}' if float(value).is_integer() else f'{value:.4g}'
+
+
+def interval(share: float, examples: float) -> tuple[float, float]:
+  """Returns the 95 % interval of a share of independent examples (Wilson, 1927)."""
+  z2 = 1.96**2 / examples
+  middle, width = share + z2 / 2, math.sqrt(z2 * (share * (1 - share) + z2 / 4))
+  return (middle - width) / (1 + z2), (middle + width) / (1 + z2)
 
 
 def find(metrics: dict[str, Metric], name: str) -> Metric:

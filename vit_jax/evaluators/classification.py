@@ -29,8 +29,8 @@ class Classification(OneSplit):
 
   TASK = 'classify'
   METRICS: ClassVar = {
-    'top1': Metric(percent=True, larger_is_better=True),
-    'top5': Metric(percent=True, larger_is_better=True),
+    'top1': Metric(percent=True, larger_is_better=True, of_images=True),
+    'top5': Metric(percent=True, larger_is_better=True, of_images=True),
     'loss': Metric(larger_is_better=False),
     'examples': Metric(),
     'bad_images': Metric(),
@@ -52,7 +52,8 @@ class Classification(OneSplit):
     """Opens the data, `data.pipeline.evaluate(**data)`.
 
     Args:
-      loss: 'softmax', over several labels their mean, 'sigmoid', or a registered one.
+      loss: 'softmax', over several labels their sum as in big_vision, 'sigmoid', or a
+        registered one.
       labels: a JSON file of label sets in place of the data's labels, see `LabelSets`. They
         number the model's classes, or those of data that has all of ImageNet's.
       class_map, among: how classes of the data are found among the model's, and which of
@@ -122,7 +123,8 @@ class Classification(OneSplit):
     """Returns (sums over a batch, its rows for `predictions`)."""
     batch = self.batches.on_device(batch)
     logits = predict(variables, batch)['logits'].astype(jnp.float32)  # [B, K]
-    targets = self._targets(batch['label'], logits.shape[-1])  # [B, K]
+    weights = self._targets(batch['label'], logits.shape[-1])  # [B, K]
+    targets = weights > 0
     if self.match is not None:
       logits = logits[:, self.match.columns]
     counted = (batch['mask'] > 0) & targets.any(-1)
@@ -132,9 +134,6 @@ class Classification(OneSplit):
 
     rows = predictions.of_batch(batch, logits, targets, counted, self.loss)
     top, right = rows['top'], rows['right']  # [B, 5]
-    weights = targets.astype(jnp.float32)
-    if self.loss == 'softmax':
-      weights /= jnp.maximum(weights.sum(-1, keepdims=True), 1)
     sums = {
       'top1': total(right[:, 0]),
       'top5': total(right.any(-1)),
@@ -156,15 +155,23 @@ class Classification(OneSplit):
     return sums, rows
 
   def _targets(self, label, num_classes: int):
-    """Returns bool [B, K] for a model's K classes, or for the columns that match."""
+    """Returns float32 [B, K] for a model's K classes, or for the columns that match.
+
+    Each label is 1, and for softmax is shared by the columns that match it.
+    """
     targets = losses.targets_of(label, self.batches.num_classes)
     if self.match is not None:
       right = jnp.asarray(self.match.right, jnp.float32)
-      return (targets[:, : len(right)] > 0).astype(jnp.float32) @ right > 0
+      labels = (targets[:, : len(right)] > 0).astype(jnp.float32)
+      if self.loss == 'softmax':
+        right /= jnp.maximum(right.sum(-1, keepdims=True), 1)
+        return jnp.matmul(labels, right, precision='highest')
+      return (labels @ right > 0).astype(jnp.float32)
     if (K := targets.shape[-1]) > num_classes:
       raise UserError(
         f'The evaluation data has {K} classes, the model {num_classes}: choose other data '
         'or num_classes.'
       )
     # A model may have more classes than the data, such as those of i21k.
-    return jnp.pad(targets > 0, ((0, 0), (0, num_classes - K)))
+    binary = (targets > 0).astype(jnp.float32)
+    return jnp.pad(binary, ((0, 0), (0, num_classes - K)))

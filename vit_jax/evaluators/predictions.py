@@ -14,7 +14,6 @@ Images that could not be read are left out.
 """
 
 import io
-import zipfile
 from pathlib import Path
 
 import jax
@@ -94,7 +93,7 @@ def read(folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
       for key in file.files:
         name, _, array = key.rpartition('/')
         evaluations.setdefault(name, {})[array] = file[key]
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+  except files.DAMAGED as e:
     raise UserError(
       f'{path} is damaged ({e}): vit_jax evaluate writes it anew.'
     ) from None

@@ -3,6 +3,7 @@
 `vit_jax figures compute|data RUN ...`, with the arguments `runs`, folders, and `metric`.
 """
 
+import json
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,11 +25,14 @@ _COLUMNS = ('source', 'name', 'x', 'accuracy', 'std', 'runs', 'metric')
 class Result(NamedTuple):
   """The result of a run, and data set size and exaFLOPs of its pre-training, or None.
 
-  `name` is model:variant and the weights that it started from; shares are in per cent.
+  `name` is model:variant and the weights that it started from; `recipe` is the config
+  without the seed. Shares are in per cent.
   """
 
   folder: str
   name: str
+  recipe: str
+  seed: int
   metric: str
   value: float
   num_examples: int | None
@@ -58,6 +62,8 @@ def read(folder: str, metric: str | None = None) -> Result:
   return Result(
     folder,
     f'{name} from {source}' if source else name,
+    json.dumps({k: v for k, v in config.items() if k != 'seed'}, sort_keys=True),
+    config.get('seed', 0),
     metric,
     value * (100 if kinds[metric].percent else 1),
     *(_pretraining(place, config) or (None, None)),
@@ -117,7 +123,7 @@ def data(args) -> Drawn:
 
 
 def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
-  """Adds the panel of the runs; runs that differ by the seed alone are one point."""
+  """Adds the panel of the runs; runs that differ in their seed alone are one point."""
   from vit_jax.explain import plots
 
   runs = [read(folder, args.metric) for folder in args.runs]
@@ -129,16 +135,21 @@ def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn
       notes.append(
         f'{run.folder} is left out: the pre-training of {run.name} is unknown.'
       )
-    else:
-      named.setdefault(run.name, {}).setdefault(x(run), []).append(run.value)
+      continue
+    seeds = named.setdefault(run.name, {}).setdefault((x(run), run.recipe), {})
+    if run.seed in seeds:
+      notes.append(f'{run.folder} is left out: another run has its config and seed.')
+    seeds.setdefault(run.seed, run.value)
   if notes and not named:
     raise UserError(notes[0])
   series = []
   for name, points in named.items():
-    means = {at: table.Mean.of(values) for at, values in sorted(points.items())}
-    ys, stds = zip(*((m.mean, m.std or 0.0) for m in means.values()), strict=True)
-    series.append(plots.Series(name, list(means), ys, stds, joined=True))
-    for at, m in means.items():
+    means = [
+      (at, table.Mean.of([*y.values()])) for (at, _), y in sorted(points.items())
+    ]
+    xs, ys, stds = zip(*((at, m.mean, m.std or 0.0) for at, m in means), strict=True)
+    series.append(plots.Series(name, xs, ys, stds, joined=True))
+    for at, m in means:
       rows.append(('runs', name, f'{at:.6g}', *m.texts(), m.number, runs[0].metric))
   if series:
     panels.append(plots.Panel('Runs', label, runs[0].metric, series))

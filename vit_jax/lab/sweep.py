@@ -177,7 +177,7 @@ def divided(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
     if key == 'seed':
       if not all(text.isdigit() for text in texts):
         raise UserError(f'seed={",".join(texts)}: expected whole numbers, seed=0,1,2')
-      seeds = [int(text) for text in texts]
+      seeds = list({int(text): None for text in texts})  # 0 and 00 are one
     elif key == 'log.report':
       raise UserError(
         f'--set {key}: the runs have no page, `vit_jax report` writes one.'

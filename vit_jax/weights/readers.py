@@ -1,12 +1,8 @@
 """Files of weights to flat numpy arrays: .npz and safetensors, never a pickle."""
 
-import contextlib
 import json
 import re
-import tokenize
 import zipfile
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,19 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from vit_jax import files
 from vit_jax.errors import UserError, one_line
 
 # Suffixes of files of weights; a file of another name is recognised by its content.
 SUFFIXES = ('.npz', '.safetensors')
 _PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt', '.tar')
 _INDEX = '.safetensors.index.json'
-# A file may decompress to so many bytes, or to so many times its size: weights hardly
-# compress, and a file of zeros can be made to fill the memory.
-_ALWAYS, _TIMES = 256 << 20, 20
-# Errors that libraries raise for damaged, lying or encrypted files.
-_DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, SafetensorError)
-_DAMAGED += (EOFError, OSError, RuntimeError, ValueError, OverflowError, SyntaxError)
-_DAMAGED += (TypeError, MemoryError, KeyError, AttributeError)
+# Weights hardly compress: a file decompresses to so many times its size, at most.
+_TIMES = 20
 
 
 class Raw(NamedTuple):
@@ -50,16 +42,8 @@ def read(path: str | Path) -> Raw:
   return raw
 
 
-@contextlib.contextmanager
-def _reading(what) -> Iterator[None]:
-  """Turns errors of damaged or hostile files into one line that begins with `what`."""
-  try:
-    yield
-  except UserError:
-    raise
-  except _DAMAGED as error:
-    why = one_line(error)
-    raise UserError(f'{what} is truncated, damaged or not plain: {why}.') from None
+def _reading(what):
+  return files.reading(what, SafetensorError)
 
 
 def check_whole(path: Path) -> None:
@@ -87,22 +71,22 @@ def _file(path: Path) -> Raw:
 
 
 def _folder(folder: Path) -> Raw:
-  files = sorted(folder.glob('*.safetensors'))
+  parts = sorted(folder.glob('*.safetensors'))
   index = sorted(folder.glob(f'*{_INDEX}'))
   numpy = sorted(folder.glob('*.npz'))
   config = _config_beside(folder)
-  if (model := folder / 'model.safetensors') in files:
-    files = [model]
+  if (model := folder / 'model.safetensors') in parts:
+    parts = [model]
   elif index:
-    files = [folder / part for part in _parts(index[0])]
-  if index or len(files) == 1:
+    parts = [folder / part for part in _parts(index[0])]
+  if index or len(parts) == 1:
     arrays, embedded = {}, {}
-    for file in files:
+    for file in parts:
       more, embedded = _safetensors(file)
       if twice := arrays.keys() & more.keys():
         raise UserError(f'{file} holds {min(twice)!r}, as another part does.')
       arrays |= more
-  elif not files and len(numpy) == 1:
+  elif not parts and len(numpy) == 1:
     arrays, embedded = _npz(numpy[0])
   else:
     raise UserError(f'{folder} is no run and lacks model.safetensors and config.json.')
@@ -122,20 +106,9 @@ def _parts(index: Path) -> list[str]:
 
 def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, the config in the zip's comment, {} if it has none)."""
-  # Opened here: numpy does not close a file that is no archive.
-  with _reading(path), path.open('rb') as opened, np.load(opened) as file:
-    names = [info.filename for info in file.zip.infolist()]
-    if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
-      raise UserError(f'{path} is not an .npz file: {odd[0]!r} is not an array.')
-    total = sum(info.file_size for info in file.zip.infolist())
-    if total > max(_ALWAYS, _TIMES * path.stat().st_size):
-      raise UserError(f'{path} claims to decompress to {total:,} bytes.')
-    arrays, comment = {}, file.zip.comment
-    for name in file.files:
-      with _reading(f'{path}: array {name!r}'):
-        x = np.asarray(file[name])
-        # numpy writes bfloat16 as void.
-        arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
+  arrays, comment = files.read_npz(path, _TIMES)
+  for name, x in arrays.items():  # numpy writes bfloat16 as void
+    arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
   is_config = comment.startswith(b'{')  # another program's comment is none
   return arrays, _parse(comment, f"{path}: the zip's comment") if is_config else {}
 

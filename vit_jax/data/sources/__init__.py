@@ -67,7 +67,11 @@ def build(
 def _open(source: str, split: str, options: dict) -> Source:
   scheme, target, cls = _resolve(source)
   try:
-    return cls(target, split, **options)
+    opened = cls(target, split, **options)
+    names, number = opened.class_names, opened.num_classes
+    if names is not None and len(names) != number:
+      raise ValueError(f'{opened.name} has {number} classes and {len(names)} names')
+    return opened
   except UserError as error:
     if scheme != 'tfds' or source.startswith('tfds:'):
       raise

@@ -1,19 +1,22 @@
 """Sources whose images are arrays: bundled digits, .npz files, synthetic noise."""
 
 import os
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 
-from vit_jax.check import Count, Range
+from vit_jax import files
+from vit_jax.check import INT32, Count, Range
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import ArraySource, Source, fingerprint
 from vit_jax.errors import UserError
 
+# A large file decompresses to so many times its size, at most. Drawn images compress well:
+# dSprites (3 GB) to a hundredth.
+_TIMES = 200
 Side = Annotated[int, Range(1, 8000, why='64 megapixels, as `decode` takes')]
 
 
@@ -56,7 +59,7 @@ class Arrays(ArraySource):
     path = os.path.expanduser(target)
     if not os.path.isfile(path):
       raise UserError(f'arrays: no file {path!r}. Write it with numpy.savez.')
-    file = _read(path)
+    file, _ = files.read_npz(path, _TIMES)
     pairs = _split_keys(file)
     if not pairs:
       raise UserError(
@@ -70,22 +73,20 @@ class Arrays(ArraySource):
       np.concatenate([data[name][k][part] for name, part in parts]) for k in (0, 1)
     )
     super().__init__(f'arrays:{path}', images, labels)
-    if 'class_names' in file:
-      self.class_names = [str(name) for name in file['class_names']]
-      self.num_classes = len(self.class_names)
-    elif self.labels is None:
+    if self.labels is None:
       self.num_classes = labels.shape[1]
     else:
       # From all splits, so that a split without the last class has the same K.
       self.num_classes = 1 + max(int(y.max()) for _, y in data.values() if y.size)
-
-
-def _read(path: str) -> dict[str, np.ndarray]:
-  try:
-    with np.load(path, allow_pickle=False) as file:
-      return {key: file[key] for key in file.files}
-  except (OSError, ValueError, MemoryError, EOFError, zipfile.BadZipFile) as error:
-    raise UserError(f'arrays: {path} cannot be read: {error}') from None
+    if (names := file.get('class_names')) is not None:
+      if names.ndim != 1 or names.dtype.kind != 'U' or len(names) < self.num_classes:
+        raise UserError(
+          f'arrays: {path}: class_names is {names.dtype} {names.shape}; expected text '
+          f'[K] for K={self.num_classes} classes.'
+        )
+      self.class_names = names.tolist()
+      if self.labels is not None:  # the last classes may be without an image
+        self.num_classes = len(names)
 
 
 def _split_keys(keys: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -103,10 +104,10 @@ def _split_keys(keys: Iterable[str]) -> dict[str, tuple[str, str]]:
 def _checked(path, file, image_key, label_key):
   images, labels = file[image_key], file[label_key]
   images = images[..., None] if images.ndim == 3 else images
-  if images.ndim != 4 or images.dtype != np.uint8:
+  if images.ndim != 4 or images.dtype != np.uint8 or not all(images.shape[1:]):
     raise UserError(
       f'arrays: {path}: {image_key} is {images.dtype} {images.shape}; expected uint8 '
-      '[N, H, W] or [N, H, W, C].'
+      '[N, H, W] or [N, H, W, C], not empty.'
     )
   if labels.ndim == 2 and labels.shape[1] == 1:
     labels = labels[:, 0]  # Keras keeps CIFAR's labels as [N, 1].
@@ -115,6 +116,11 @@ def _checked(path, file, image_key, label_key):
     raise UserError(
       f'arrays: {path}: {label_key} is {labels.dtype} {labels.shape}; expected '
       'integers [N], or zeros and ones [N, K].'
+    )
+  if labels.size and not 0 <= labels.min() <= labels.max() < INT32:
+    low, high = labels.min(), labels.max()
+    raise UserError(
+      f'arrays: {path}: {label_key} run from {low} to {high}: number classes from 0.'
     )
   if len(images) != len(labels):
     raise UserError(

@@ -18,7 +18,7 @@ import numpy as np
 
 from vit_jax import files
 from vit_jax.data import stalls
-from vit_jax.errors import RunError, UserError
+from vit_jax.errors import DataError, RunError, UserError
 
 # Threads that open files; they mostly wait.
 _READERS = 64
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class Records:
-  """The records of some pieces, one piece behind the other.
+  """The records of some pieces of files that were counted, one piece behind the other.
 
   Attributes:
     bounds: index of each piece's first record, and the end: int64 [pieces + 1].
@@ -55,7 +55,6 @@ class Records:
       source = array_record_data_source.ArrayRecordDataSource(self._pieces)
       self._get = source.__getitems__
     else:
-      count(paths)  # scans the files, in threads
       self._get = lambda indices: [_tf_record(*self.place(i)) for i in indices]
 
   def __len__(self) -> int:
@@ -97,6 +96,22 @@ def count(paths: Sequence[str]) -> list[int]:
   one = _count_array_records if is_array_record(paths[0]) else _count_tf_records
   with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
     return list(pool.map(one, paths))
+
+
+def check(pieces: Iterable, description: str) -> None:
+  """Raises DataError for a file whose number of records is not that of its pieces.
+
+  Args:
+    description: the file that the numbers are from.
+  """
+  numbers = {os.fspath(piece.filename): piece.examples_in_shard for piece in pieces}
+  counts = count(list(numbers))
+  for (path, number), actual in zip(numbers.items(), counts, strict=True):
+    if number != actual:
+      raise DataError(
+        f'{path} holds {actual:,} records, and {description} beside it says {number:,}: '
+        'copy or prepare the data set again.'
+      )
 
 
 def _count_array_records(path: str) -> int:

@@ -4,10 +4,11 @@ They are located by their directory alone: no data set code runs, nothing is dow
 any folder that TFDS wrote can be read, whether or not TFDS knows its name.
 """
 
+import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from vit_jax import files
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import record_files, splits
 from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.errors import DataError, did_you_mean
+from vit_jax.errors import DataError, RunError, did_you_mean, one_line
 
 INFO = 'dataset_info.json'
 
@@ -42,11 +43,15 @@ class Prepared:
 
     self._target = target
     self._directory = _locate(target, data_dir, accepted)
-    with files.outages(self._directory):
-      self._builder = tfds.builder_from_directory(self._directory)
-    info = self._builder.info
-    self.features = info.features
-    self.sizes = {name: info.splits[name].num_examples for name in info.splits}
+    with _describing(self._directory):
+      self._info = info = tfds.builder_from_directory(self._directory).info
+      self.features = info.features
+      self.sizes = {name: info.splits[name].num_examples for name in info.splits}
+      for file in files.path(self._directory).glob('*.labels.txt'):
+        if not file.read_text(
+          encoding='utf-8'
+        ).strip():  # TFDS would number the classes
+          raise ValueError(f'{file.name} is empty')
 
   def images(self) -> list[str]:
     """Returns the names of the features that are images."""
@@ -58,8 +63,7 @@ class Prepared:
     """Returns the examples of (split, first, end), one range after another."""
     import tensorflow_datasets as tfds
 
-    info = self._builder.info
-    if (kind := info.file_format.value) not in ('array_record', 'tfrecord'):
+    if (kind := self._info.file_format.value) not in ('array_record', 'tfrecord'):
       raise ValueError(
         f'tfds:{self._target}: files are {kind}; array_record and tfrecord can be read. '
         f'Prepare it with: {_command(self._target, self._directory)}'
@@ -67,9 +71,11 @@ class Prepared:
     split = '+'.join(
       f'{name}[{low}:{high}]' for name, low, high in ranges if low < high
     )
+    with _describing(self._directory):
+      pieces = self._info.splits[split].file_instructions
     # All images stay encoded: a mask is as costly to decode as the image itself.
     skip = {name: tfds.decode.SkipDecoding() for name in self.images()}
-    return Examples(info, split, skip)
+    return Examples(self.features, split, pieces, skip)
 
 
 class Examples:
@@ -80,12 +86,20 @@ class Examples:
     fingerprint: see `Source`.
   """
 
-  def __init__(self, info, split: str, skip: dict):
-    """Opens the files of a split; `skip`: TFDS's decoders of features that stay encoded."""
-    pieces = info.splits[split].file_instructions
+  def __init__(self, features, split: str, pieces: Sequence, skip: dict):
+    """Opens the files of a split.
+
+    Args:
+      pieces: TFDS's instructions, which records of which files.
+      skip: TFDS's decoders of features that stay encoded.
+
+    Raises:
+      DataError: for a file with other records than the data set's description says.
+    """
+    record_files.check(pieces, INFO)
     named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
     self.split, self.fingerprint = split, fingerprint([split, *named])
-    self._features, self._skip = info.features, skip
+    self._features, self._skip = features, skip
     self._records = record_files.Records(pieces)
 
   def __len__(self) -> int:
@@ -192,6 +206,21 @@ def classes(label) -> tuple[int | None, list[str] | None]:
   """Returns (K, names) of a feature of TFDS; None for what it does not know."""
   names = list(getattr(label, 'names', None) or []) or None
   return getattr(label, 'num_classes', None), names
+
+
+@contextlib.contextmanager
+def _describing(directory: str) -> Iterator[None]:
+  """Turns the errors of a damaged description into one line that names the directory."""
+  try:
+    with files.outages(directory):
+      yield
+  except RunError:
+    raise
+  except Exception as error:  # errors of TFDS, protobuf and json
+    raise DataError(
+      f'{directory}: {INFO}, features.json or names of classes are damaged '
+      f'({one_line(error)}): copy or prepare the data set again.'
+    ) from None
 
 
 # --- directories -----------------------------------------------------------------------

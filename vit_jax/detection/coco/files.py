@@ -1,11 +1,13 @@
 """Ground truth in COCO's JSON format, checked as it is read, and detections to write."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax.check import INT32
 from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.errors import UserError, one_line
@@ -44,7 +46,7 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
       image,
       _place(row, 'category_id', places),
       _box(row),
-      _finite(row, 'area', [row['area']])[0],
+      _area(row),
       bool(row.get('iscrowd', False)),
       rle.read(row['segmentation'], *sizes[image]) if masks else None,
     )
@@ -125,9 +127,16 @@ def _finite(row: dict, key: str, values) -> list[float]:
 
 def _size(row: dict) -> tuple[int, int]:
   sides = row.get('height', 0), row.get('width', 0)
-  if not all(isinstance(n, int) and n >= 0 for n in sides):
+  if not all(isinstance(n, int) and n >= 0 for n in sides) or math.prod(sides) > INT32:
     raise ValueError(f'its height and width are {sides}, expected pixels')
   return sides
+
+
+def _area(row: dict) -> float:
+  (area,) = _finite(row, 'area', [row['area']])
+  if area < 0:
+    raise ValueError(f'its area is {area}, expected pixels')
+  return area
 
 
 def _box(row: dict) -> list[float]:

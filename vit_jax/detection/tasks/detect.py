@@ -162,7 +162,7 @@ def losses(
     [L], the last layer last: the classes' weighted mean over all queries, and two means
     over boxes; 'cardinality_error' [L], the difference between the number of queries
     with an object and the number of boxes; 'class_error', the last layer's, in percent
-    of the boxes.
+    of the boxes, and 100 for a batch without boxes, as in the original code.
   """
   label, valid = targets['label'], targets['valid'] > 0
   every = {
@@ -179,7 +179,8 @@ def losses(
   weight = targets.get('weight', jnp.full(B, 1 / B))
   mean_number = targets.get('mean_number', jnp.full(B, jnp.sum(valid) / B))
   over_batch = lambda x: jnp.sum(weight * x, -1)  # [..., B] -> [...]
-  per_box = lambda x: over_batch(x / jnp.where(mean_number > 0, mean_number, 1))
+  some = jnp.where(mean_number > 0, mean_number, 1)
+  per_box = lambda x: over_batch(x / some)
 
   cost = jnp.moveaxis(costs(every, targets, l1=l1, giou=giou), 0, 1)  # [B, L, Q, N]
   query = match(cost, jnp.repeat(valid[:, None], L, 1))
@@ -210,7 +211,8 @@ def losses(
   number = (guess < K).sum(-1)
   out['cardinality_error'] = over_batch(jnp.abs(number - valid.sum(-1)))
   right = (has_object & (guess == classes)).sum(-1)
-  out['class_error'] = 100 * per_box((valid.sum(-1) - right[-1]).astype(jnp.float32))
+  wrong = (valid.sum(-1) - right[-1]) / some
+  out['class_error'] = 100 * over_batch(jnp.where(mean_number > 0, wrong, 1))
   return out
 
 

@@ -12,15 +12,20 @@ _WORST = 1e6
 def match(cost: jax.Array, valid: jax.Array) -> jax.Array:
   """Returns the query that each target is matched with, int32 [..., N], -1 for none.
 
-  The sum of the costs of the pairs is the least possible. A query has at most one target,
-  and as many targets have a query as there are queries for. Computed on the device, by
-  `optax.assignment.hungarian_algorithm`; without gradient.
+  The sum of the costs of the pairs is the least possible. A query has at most one target.
+  Computed on the device, by `optax.assignment.hungarian_algorithm`; without gradient.
 
   Args:
-    cost: float [..., Q, N], of each query for each target. If there are several leading
-      axes, the first is the batch, which a mesh may split.
+    cost: float [..., Q, N], of each query for each target, N <= Q. If there are several
+      leading axes, the first is the batch, which a mesh may split.
     valid: bool or 0/1 [..., N]; the other targets are padding, matched with none.
+
+  Raises:
+    ValueError: for more targets than queries.
   """
+  Q, N = cost.shape[-2:]
+  if N > Q:
+    raise ValueError(f'{N} targets for {Q} queries: each target needs one')
   cost = jax.lax.stop_gradient(cost).astype(jnp.float32)
   function = _match
   for _ in cost.shape[:-2]:
@@ -35,7 +40,7 @@ def _match(cost, valid):
   # Each target has a place of its own behind the queries. Padding takes it in one step of
   # the search; left to the queries, equal costs would make it try them one after another
   # (100 queries, 10 of 100 targets valid: 15 to 20 times as long on CPU). A valid target
-  # takes it only where no query is left: it costs more than any exchange could save.
+  # never takes it: it costs more than any exchange could save.
   dear = most + N * (most - least + 1)
   padding = jnp.where(jnp.eye(N, dtype=bool), 0.0, 1.0)
   cost = jnp.where(

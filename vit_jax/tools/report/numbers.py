@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax import evaluators
+from vit_jax.evaluators.base import interval
 from vit_jax.tools.report.folder import Run
 from vit_jax.train.metrics import TIME, last_values
 
@@ -73,7 +74,8 @@ def charts(runs: list[Run]) -> list[dict]:
 def results(run: Run) -> dict[str, str]:
   """Returns {name: value as text} of a run's last numbers.
 
-  A few-shot accuracy comes with its standard deviation over the seeds.
+  A few-shot accuracy comes with its standard deviation over the seeds, a share of images
+  with its 95 % interval.
   """
   values, texts = last_values(run.rows), {}
   for name, value in values.items():
@@ -83,6 +85,10 @@ def results(run: Run) -> dict[str, str]:
     texts[name] = metric.text(value)
     if metric.std and name + metric.std in values:
       texts[name] += f' ± {metric.text(values[name + metric.std])}'
+    count = values.get(f'{name.rpartition("/")[0]}/examples')
+    if metric.of_images and count and 0 <= value <= 1:
+      low, high = interval(value, count)
+      texts[name] += f' ({low:.1%} to {high:.1%})'
   if 'train/loss' in values:
     texts['train/loss'] = f'{values["train/loss"]:.4g}'
   return texts
