@@ -1,4 +1,4 @@
-"""Attention kernels for TPUs: interpreted on the CPU, and lowered without a TPU."""
+"""Attention kernels for TPUs: interpreted on the CPU, or lowered without a TPU."""
 
 import functools
 from unittest import mock
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import tpu
+from tests.support.tpu import interpreted  # noqa: F401
 from vit_jax import models, sharding
 from vit_jax.kernels import tpu_attention
 from vit_jax.kernels.attention import GridBias, attend
@@ -20,10 +21,6 @@ def arrays(n: int, s: int, heads: int, head: int, batch: int = 2):
   shapes = [(batch, size, heads, head) for size in (n, s, s, n)]
   draw = lambda key, shape: 2 * jax.random.normal(key, shape, jnp.bfloat16)
   return [draw(*both) for both in zip(keys, shapes, strict=True)]
-
-
-def plan_of(head: int, lanes: int, rows: int):
-  return tpu_attention.Plan(head, lanes, rows, 2**24, interpret=True)
 
 
 def wide(tree):
@@ -62,48 +59,45 @@ def assert_computes(plan, bias, query, key, value, grad):
 @pytest.mark.parametrize(
   ('queries', 'keys', 'heads', 'head', 'group', 'rows'),
   [
-    (17, 9, 3, 64, 3, 17),  # half a register is left
-    (9, 9, 8, 80, 8, 9),  # heads lie on two registers
-    (40, 37, 8, 64, 4, 16),  # groups of heads, and blocks that do not divide queries
+    (9, 9, 3, 80, 3, 9),  # a head on two registers, and a register that is not filled
+    (24, 9, 4, 64, 2, 16),  # groups of heads, and blocks that do not divide the queries
   ],
 )
+@pytest.mark.usefixtures('interpreted')
 def test_attention_and_its_derivative(queries, keys, heads, head, group, rows):
-  plan = plan_of(head, group * head, rows)
+  plan = tpu_attention.Plan(head, group * head, rows, 2**24)
   assert_computes(plan, None, *arrays(queries, keys, heads, head))
 
 
-def grid_bias(queries: int, before: int, heads: int, batch: int = 2) -> GridBias:
-  keys = jax.random.split(jax.random.key(1))
-  shape = (batch, queries - before, heads)
-  return GridBias(
-    *(jax.random.normal(k, (*shape, n)) for k, n in zip(keys, (4, 5), strict=True))
+def grid_bias(queries: int, heads: int, batch: int = 2) -> GridBias:
+  draw = lambda seed, n: jax.random.normal(
+    jax.random.key(seed), (batch, queries, heads, n)
   )
+  return GridBias(draw(1, 4), draw(2, 5))
 
 
-@pytest.mark.parametrize(
-  ('queries', 'before', 'heads', 'head', 'rows'),
-  [
-    (21, 1, 1, 16, 21),  # a class token before the map of 4 x 5
-    (40, 0, 2, 96, 16),  # blocks of queries
-  ],
-)
-def test_a_bias_of_rows_and_columns(queries, before, heads, head, rows):
-  bias = grid_bias(queries, before, heads)
-  inputs = arrays(queries, before + 20, heads, head)
-  assert_computes(plan_of(head, head, rows), bias, *inputs)
+@pytest.mark.usefixtures('interpreted')
+def test_a_bias_of_rows_and_columns():
+  # A class token before the map of 4 x 5 keys; blocks that do not divide the queries.
+  plan = tpu_attention.Plan(16, 16, 16, 2**24)
+  assert_computes(plan, grid_bias(24, 2), *arrays(25, 21, 2, 16))
 
 
-@pytest.mark.parametrize('biased', [False, True])
-def test_devices_of_a_mesh_compute_their_own_share(biased):
-  *inputs, _ = arrays(20, 20, 4, 16, batch=8)
-  inputs += [grid_bias(20, 0, 4, batch=8)] if biased else []
-  plan = plan_of(16, 16 if biased else 32, 20)
-  run = lambda q, k, v, bias=None: tpu_attention.attend(q, k, v, bias, plan)
-  alone = run(*inputs)
+@pytest.mark.usefixtures('interpreted')
+def test_devices_of_a_mesh_compute_their_own_share():
+  *inputs, _ = arrays(20, 20, 4, 16, batch=4)
+  plan = lambda lanes: tpu_attention.Plan(16, lanes, 20, 2**24)
+
+  def run(inputs, bias):
+    unbiased = tpu_attention.attend(*inputs, None, plan(32))
+    return unbiased, tpu_attention.attend(*inputs, bias, plan(16))
+
+  args = inputs, grid_bias(20, 4, batch=4)
+  alone = jax.jit(run)(*args)
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
-    result = jax.jit(run)(*jax.device_put(inputs, sharding.batch_sharding(mesh)))
-  np.testing.assert_array_equal(wide(result), wide(alone))
+    result = jax.jit(run)(*jax.device_put(args, sharding.batch_sharding(mesh)))
+  jax.tree.map(np.testing.assert_array_equal, wide(result), wide(alone))
 
 
 def shape(n: int, heads: int = 12, batch: int = 2, dtype=jnp.bfloat16):
@@ -114,6 +108,8 @@ def shape(n: int, heads: int = 12, batch: int = 2, dtype=jnp.bfloat16):
 def test_plans(generation):
   plan = lambda query, bias=None: tpu_attention.plan(query, query, bias)
   assert plan(shape(197)) is None  # without a mesh
+  with tpu.mesh('v3'):
+    assert plan(shape(197)) is None
   with tpu.mesh(generation, 2, 1, 3):
     assert plan(shape(197))[1:3] == (4 * 64, 197)  # the heads of one device
     assert plan(shape(197, dtype=jnp.float32)) is None
@@ -127,11 +123,6 @@ def test_plans(generation):
     assert plan(shape(2**20)) is None
     bias = GridBias(jnp.zeros((2, 196, 12, 14)), jnp.zeros((2, 196, 12, 14)))
     assert plan(shape(197), bias)[1:3] == (64, 197)
-
-
-def test_older_tpus_have_no_kernels():
-  with tpu.mesh('v3'):
-    assert tpu_attention.plan(shape(197), shape(197)) is None
 
 
 def test_a_program_for_tpus_calls_the_kernels_where_they_apply():

@@ -1,4 +1,6 @@
-"""Kernels of layer normalisation for TPUs: interpreted on the CPU, lowered without a TPU."""
+"""Layer normalisation for TPUs: interpreted on the CPU, or planned without a TPU."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support import tpu
+from tests.support.tpu import interpreted  # noqa: F401
 from vit_jax import sharding
 from vit_jax.kernels import tpu_layer_norm
 
@@ -25,37 +28,42 @@ def reference(x, scale, bias):
   return (x - mean) / jnp.sqrt(var + EPS) * scale + bias
 
 
-def run(x, scale, bias, dy, rows):
-  fn = lambda *args: tpu_layer_norm.layer_norm(*args, EPS, rows, interpret=True)
-  y, pullback = jax.vjp(fn, x, scale, bias)
+@functools.partial(jax.jit, static_argnums=0)
+def derived(function, x, scale, bias, dy):
+  y, pullback = jax.vjp(function, x, scale, bias)
   return y, *pullback(dy)
+
+
+def kernel(rows):
+  return lambda *args: tpu_layer_norm.layer_norm(*args, EPS, rows)
 
 
 @pytest.mark.parametrize(
   ('shape', 'rows'),
   [
-    ((2, 37, 128), 37),  # the last tile has five rows
-    ((2, 33, 256), 16),  # the last block has one row
+    ((1, 21, 128), 21),  # the last tile has five rows
+    ((2, 17, 128), 16),  # the last block has one row
   ],
 )
+@pytest.mark.usefixtures('interpreted')
 def test_the_norm_and_its_derivative(shape, rows):
   inputs = arrays(*shape)
-  wide = [a.astype(jnp.float32) for a in inputs]
-  y, pullback = jax.vjp(reference, *wide[:3])
-  for a, b in zip(run(*inputs, rows), (y, *pullback(wide[3])), strict=True):
+  expected = derived(reference, *(a.astype(jnp.float32) for a in inputs))
+  for a, b in zip(derived(kernel(rows), *inputs), expected, strict=True):
     # Rounded to bfloat16 once, by at most 2**-9; sums of float32 are not.
     close = 2**-9 if a.dtype == jnp.bfloat16 else 1e-5
     a, atol = a.astype(jnp.float32), close * np.abs(b).max()
     np.testing.assert_allclose(a, b, rtol=close, atol=atol)
 
 
+@pytest.mark.usefixtures('interpreted')
 def test_devices_of_a_mesh_normalise_their_own_images():
-  inputs = arrays(8, 16, 128)
-  alone = run(*inputs, 16)
+  x, *others = arrays(8, 16, 128)
+  alone = derived(kernel(16), x, *others)
   mesh = sharding.make_mesh(4, 2, 1)
   with jax.set_mesh(mesh):
-    x = jax.device_put(inputs[0], sharding.batch_sharding(mesh))
-    result = jax.jit(run, static_argnums=4)(x, *inputs[1:], 16)
+    placed = jax.device_put(x, sharding.batch_sharding(mesh))
+    result = derived(kernel(16), placed, *others)
   assert result[1].sharding.shard_shape(x.shape) == (1, 16, 128)
   for a, b in zip(result, alone, strict=True):  # sums of images in another order
     close = 0 if a.dtype == jnp.bfloat16 else 1e-5

@@ -68,7 +68,7 @@ def test_over_all_devices_of_a_shard_map():
 
 @pytest.mark.parametrize('devices', [1, 4])
 def test_attention_kernels(devices):
-  plan = tpu_attention.Plan(16, 64, 9, 2**24, interpret=True)
+  plan = tpu_attention.Plan(16, 64, 9, 2**24)
   query, key = (jax.ShapeDtypeStruct((4, n, 4, 16), jnp.bfloat16) for n in (9, 7))
   attend = lambda *args: tpu_attention.attend(*args, None, plan)
   forward = 2 * (2 * 4 * 4 * 9 * 7 * 16)  # q k', then weights times v
@@ -82,7 +82,7 @@ def test_attention_kernels(devices):
 
 def test_kernels_of_norms_have_no_products():
   x, scale = jax.ShapeDtypeStruct((2, 16, 128), jnp.bfloat16), shape(128)
-  run = lambda *args: tpu_layer_norm.layer_norm(*args, 1e-6, 16, interpret=True)
+  run = lambda *args: tpu_layer_norm.layer_norm(*args, 1e-6, 16)
   loss = lambda *args: run(*args).astype(jnp.float32).sum()
   assert flops.count(jax.grad(loss), x, scale, scale) == 0
 

@@ -1,12 +1,23 @@
 """Programs for TPUs that are not there: traced and lowered under an abstract mesh."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from vit_jax import kernels
 
 KINDS = {'v3': 'TPU v3', 'v5e': 'TPU v5 lite', 'v6e': 'TPU v6 lite'}
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+  """Lets Pallas kernels run on any platform, slowly."""
+  run = functools.partial(pl.pallas_call, interpret=True)
+  monkeypatch.setattr(pl, 'pallas_call', run)
 
 
 def mesh(generation: str, *sizes: int):

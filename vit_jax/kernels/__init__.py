@@ -40,11 +40,7 @@ def using(*kernels: str) -> Iterator[None]:
 
 
 def planned(trace: Callable[[], object]) -> list[tuple[str, Callable, tuple]]:
-  """Returns (kernel, function, shapes) of each call that a kernel could compute.
-
-  Args:
-    trace: traces a program, such as `lambda: jax.eval_shape(step, state, batch)`.
-  """
+  """Returns (kernel, function, shapes) of each call in `trace` that a kernel could compute."""
   global _planned
   _planned = calls = []
   try:
@@ -66,14 +62,12 @@ def allows(kernel: str, function: Callable, *arrays) -> bool:
 def by_platform(**branches: Callable) -> Callable:
   """Returns a function that is one of `branches`, chosen when the program is lowered.
 
-  A choice differentiated as it stands keeps, for the backward pass, what any of its
-  branches would. This one keeps its arguments alone and computes the rest again.
-
-  Make it once for all layers: JAX then traces and transposes it once for each shape.
+  A derivative of `lax.platform_dependent` stores the residuals of every branch. This one
+  stores its arguments alone and computes the rest again. Make it once for all layers: JAX
+  then traces and transposes it once for each shape.
 
   Args:
-    branches: by platform, 'cpu', 'cuda', 'rocm' or 'tpu', and 'default', as for
-      `lax.platform_dependent`. They take the same arguments and return the same shapes.
+    branches: by platform, and 'default', as for `lax.platform_dependent`.
   """
   choice = functools.partial(lax.platform_dependent, **branches)
   return jax.checkpoint(choice, prevent_cse=False)
@@ -82,13 +76,12 @@ def by_platform(**branches: Callable) -> Callable:
 def place(x: jax.Array) -> jax.Array:
   """Splits the examples of x [B, ..., D] over the axes data and fsdp, at block entry.
 
-  Left to itself the compiler lets the fsdp axis split channels, as a tensor axis would,
-  and keeps fsdp times as many examples on each device: for G/14 on data=64, fsdp=16 the
-  step then needs 7.8 GiB of temporaries with full recomputation, and 2.7 with the batch
-  pinned (XLA for a TPU v4).
+  The compiler by itself splits channels over fsdp, and keeps fsdp times as many examples
+  on each device: a step of G/14 on data=64, fsdp=16 then needs 7.8 GiB of temporaries
+  with full recomputation instead of 2.7 (XLA for a TPU v4).
 
-  Without a mesh (`jax.set_mesh`) x is returned as it is, and so is a batch that the mesh
-  does not divide, such as the one image from which parameters are made.
+  Returns x as it is without a mesh (`jax.set_mesh`), or where the mesh does not divide
+  the batch, such as the one image from which parameters are made.
   """
   if not _divides(jax.sharding.get_abstract_mesh(), x.shape[0]):
     return x

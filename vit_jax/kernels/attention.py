@@ -1,4 +1,8 @@
-"""Scaled dot-product attention."""
+"""Scaled dot-product attention.
+
+`attend` chooses the program, `_plain` has the mathematics. Below them stand the softmax,
+a bias in two factors, and what differs on CPUs and on NVIDIA GPUs.
+"""
 
 import functools
 from collections.abc import Callable
@@ -6,54 +10,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import WEIGHTS, allows, place, tpus
 
 
-class GridBias(NamedTuple):
-  """A bias of attention, the sum of one for a key's row and one for its column.
-
-  The last h w keys are a map. The queries are the last n of N.
-
-  Attributes:
-    rows: float32 [B, n, M, h], for keys in each row.
-    columns: float32 [B, n, M, w], for keys in each column.
-  """
-
-  rows: jax.Array
-  columns: jax.Array
-
-  def scores(self, queries: int, keys: int) -> jax.Array:
-    """Returns the bias [B, M, N, S], zero for queries and keys before those of the maps."""
-    rows, columns = (x.swapaxes(1, 2) for x in self)  # [B, M, n, h]
-    bias = rows[..., :, None] + columns[..., None, :]
-    bias = bias.reshape(*rows.shape[:3], -1)
-    before = [(n - m, 0) for n, m in zip((queries, keys), bias.shape[2:], strict=True)]
-    return jnp.pad(bias, [(0, 0), (0, 0), *before]) if any(map(any, before)) else bias
-
-  def factors(self, queries: int, keys: int, dtype) -> tuple[jax.Array, jax.Array]:
-    """Returns (bias [B, M, N, h + w], places [S, h + w]), whose product is `scores`.
-
-    A key has a 1 at its own row and at its own column; keys before the map have none.
-    """
-    bias = jnp.concatenate([x.swapaxes(1, 2) for x in self], axis=-1).astype(dtype)
-    bias = jnp.pad(bias, ((0, 0), (0, 0), (queries - bias.shape[2], 0), (0, 0)))
-    h, w = self.rows.shape[-1], self.columns.shape[-1]
-    rows, columns = np.divmod(np.arange(h * w), w)
-    places = np.zeros((keys, h + w), np.float32)
-    of_map = np.arange(keys - h * w, keys)
-    places[of_map, rows] = places[of_map, h + columns] = 1
-    return bias, jnp.asarray(places, dtype)
-
-
 def attend(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
-  bias: jax.Array | GridBias | None = None,
+  bias: 'jax.Array | GridBias | None' = None,
   *,
   mask: jax.Array | None = None,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
@@ -85,24 +52,6 @@ def attend(
   return _plain(query, key, value, bias, mask, dropout, on_weights)
 
 
-def _kernel(query, key, value, bias) -> Callable | None:
-  """Returns the kernel to be used for arrays of these shapes, if any."""
-  if query.dtype not in (jnp.bfloat16, jnp.float16) or query.shape[1] == 1:
-    return None  # a single query has no N x S weights that a kernel would save
-  arrays = (query, key, value, bias)
-  if isinstance(bias, GridBias | None) and tpus(query.shape[0]) is not None:
-    from vit_jax.kernels import tpu_attention
-
-    plan = tpu_attention.plan(query, key, bias)
-    if plan and allows('tpu_attention', attend, *arrays):
-      return functools.partial(tpu_attention.attend, bias=bias, plan=plan)
-    return None
-  supported = bias is None and _cudnn_supports(query)
-  if supported and allows('cudnn_attention', attend, *arrays):
-    return functools.partial(lax.platform_dependent, cuda=_cudnn, default=_plain)
-  return None
-
-
 def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=None):
   query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, M, N, Dh]
@@ -114,55 +63,20 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   if mask is not None:
     scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
   if dropout or on_weights:
-    x = _divided_first(scores, value, dropout, on_weights)
+    x = _average(scores, value, dropout, on_weights)
   else:
     x = weighted_average(scores, value)
   return x.swapaxes(1, 2)
 
 
-def _divided_first(scores, value, dropout=None, on_weights=None):
+def _average(scores, value, dropout=None, on_weights=None):
+  """Returns softmax(scores) value: [B, M, N, S] and [B, M, S, Dh] -> [B, M, N, Dh]."""
   weights = checkpoint_name(softmax(scores, value.dtype), WEIGHTS)
   if on_weights and (changed := on_weights(weights)) is not None:
     weights = changed
   if dropout:
     weights = dropout(weights)
   return jnp.einsum('bmns,bmsd->bmnd', weights, value)
-
-
-@jax.custom_jvp
-def weighted_average(scores, value):
-  """Returns softmax(scores) times `value`, the softmax in float32.
-
-  On CPUs, where no derivative is taken, the product is divided by the sum of the weights,
-  and not each weight before it: XLA would hand softmax and product together to YNNPACK,
-  which computes the product in one thread.
-
-  Args:
-    scores: float32 [B, M, N, S].
-    value: [B, M, S, Dh].
-
-  Returns:
-    [B, M, N, Dh] in the dtype of `value`.
-  """
-  return lax.platform_dependent(
-    scores, value, cpu=_divided_last, default=_divided_first
-  )
-
-
-@weighted_average.defjvp
-def _weighted_average_jvp(primals, tangents):
-  return jax.jvp(_divided_first, primals, tangents)
-
-
-def _divided_last(scores, value):
-  weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-  x = jnp.einsum(
-    'bmns,bmsd->bmnd',
-    weights.astype(value.dtype),
-    value,
-    preferred_element_type=jnp.float32,
-  )
-  return (x / weights.sum(-1, keepdims=True)).astype(value.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -177,8 +91,8 @@ def _softmax_jvp(dtype, primals, tangents):
   return weights, _softmax_tangent(weights, *tangents)
 
 
-# Keeps the weights in their dtype. It is a function of its own, so that JAX traces and
-# transposes it once for each shape and not for each layer.
+# The backward pass stores its argument alone: the weights, in their own dtype. JAX traces
+# it once per shape, and not once per layer, because it is one function for all layers.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _softmax_tangent(weights, dscores):
   wide = weights.astype(jnp.float32)
@@ -187,13 +101,82 @@ def _softmax_tangent(weights, dscores):
   return dweights.astype(weights.dtype)
 
 
+class GridBias(NamedTuple):
+  """A bias for keys that are a map: one number for a key's row plus one for its column.
+
+  The last h w keys are the map, row by row, and the last n queries have the bias. Tokens
+  before them, such as a class token, have none.
+
+  Attributes:
+    rows: float32 [B, n, M, h].
+    columns: float32 [B, n, M, w].
+  """
+
+  rows: jax.Array
+  columns: jax.Array
+
+  def scores(self, queries: int, keys: int) -> jax.Array:
+    """Returns the bias [B, M, N, S] for this many queries and keys."""
+    rows, columns = (x.swapaxes(1, 2) for x in self)  # [B, M, n, h]
+    bias = rows[..., :, None] + columns[..., None, :]
+    bias = bias.reshape(*rows.shape[:3], -1)
+    before = [(n - m, 0) for n, m in zip((queries, keys), bias.shape[2:], strict=True)]
+    return jnp.pad(bias, [(0, 0), (0, 0), *before]) if any(map(any, before)) else bias
+
+
+# -- platforms --------------------------------------------------------------------------
+
+
+def _kernel(query, key, value, bias) -> Callable | None:
+  """Returns the fused kernel for arrays of these shapes, or None."""
+  if query.dtype not in (jnp.bfloat16, jnp.float16) or query.shape[1] == 1:
+    return None  # A single query has no N x S weights that a kernel would save.
+  arrays = (query, key, value, bias)
+  if isinstance(bias, GridBias | None) and tpus(query.shape[0]) is not None:
+    from vit_jax.kernels import tpu_attention
+
+    plan = tpu_attention.plan(query, key, bias)
+    if plan and allows('tpu_attention', attend, *arrays):
+      return functools.partial(tpu_attention.attend, bias=bias, plan=plan)
+    return None
+  head = query.shape[-1]
+  # cuDNN supports these head sizes on every GPU.
+  supported = bias is None and head % 8 == 0 and head <= 128 and _has_cudnn()
+  if supported and allows('cudnn_attention', attend, *arrays):
+    return functools.partial(lax.platform_dependent, cuda=_cudnn, default=_plain)
+  return None
+
+
+@jax.custom_jvp
+def weighted_average(scores, value):
+  """Returns `_average(scores, value)`; without a derivative, CPUs divide last.
+
+  XLA for CPUs hands a softmax and the product after it to YNNPACK, which computes the
+  product in one thread. exp(scores) value, divided by the sums of exp(scores), stays with
+  XLA.
+  """
+  return lax.platform_dependent(scores, value, cpu=_divided_last, default=_average)
+
+
+@weighted_average.defjvp
+def _weighted_average_jvp(primals, tangents):
+  return jax.jvp(_average, primals, tangents)
+
+
+def _divided_last(scores, value):
+  weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  x = product('bmns,bmsd->bmnd', weights.astype(value.dtype), value)
+  return (x / weights.sum(-1, keepdims=True)).astype(value.dtype)
+
+
 def _cudnn(query, key, value):
   B, N, S = *query.shape[:2], key.shape[1]
   queries = keys = None
   if N % 2 or S % 2:
-    # JAX raises when odd lengths, such as 197 tokens, are differentiated: cuDNN's limit
-    # with a bias, which JAX 0.10.2 to 0.12.0 apply to every call. So a token is added, and
-    # the kernel is given the true lengths, by which it masks.
+    # JAX 0.10.2 to 0.12.0 raise where cuDNN's attention of an odd length, such as 197
+    # tokens, is differentiated. So a token is added, which the kernel masks because it is
+    # given the true lengths.
     even = lambda x: jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
     query, key, value = even(query), even(key), even(value)
     # Split like the batch, so that each device has the lengths of its own examples.
@@ -202,12 +185,6 @@ def _cudnn(query, key, value):
   lengths = {'query_seq_lengths': queries, 'key_value_seq_lengths': keys}
   attend = functools.partial(jax.nn.dot_product_attention, implementation='cudnn')
   return attend(query, key, value, **lengths)[:, :N]
-
-
-def _cudnn_supports(query) -> bool:
-  """Whether cuDNN supports this head size on every GPU and is installed."""
-  head = query.shape[-1]
-  return head % 8 == 0 and head <= 128 and _has_cudnn()
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from vit_jax.kernels import CONVOLVED, by_platform
 # CPUs use XLA's convolution, too, for maps of fewer elements per image: it takes less than a
 # millisecond an image there, and many shifted products take longer to compile.
 _SMALL = 4096
-# Products per step of the kernel's gradient: more take longer to compile, fewer write the
+# Products per step of the kernel's gradient. More take longer to compile; fewer write the
 # sum more often.
 _BLOCK = 28
 
@@ -21,9 +21,9 @@ _BLOCK = 28
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
   """Convolves every channel with its own filter: [B, H, W, C] -> [B, h, w, C].
 
-  It is `lax.conv_general_dilated` with `feature_group_count=C` except on CPUs, where XLA
-  runs that as a slow loop: a sum of 49 shifted maps takes less than a twentieth of the time
-  of a 7 x 7 convolution, and its gradients less than a tenth. Chosen at lowering.
+  It is `lax.conv_general_dilated` except on CPUs, where XLA runs that as a slow loop: a sum
+  of 49 shifted maps takes less than a twentieth of the time of a 7 x 7 convolution, and its
+  gradients less than a tenth.
 
   Args:
     kernel: [kh, kw, 1, C], in the dtype of x.
@@ -53,33 +53,30 @@ def _plain(x, kernel, stride, padding):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _depthwise(x, kernel, stride, padding):
-  shifted, plain = (
-    functools.partial(f, stride=stride, padding=padding) for f in (_shifted, _plain)
-  )
-  return lax.platform_dependent(x, kernel, cpu=shifted, default=plain)
+  return lax.platform_dependent(x, kernel, **_branches(_shifted, stride, padding))
+
+
+def _branches(on_cpus, stride, padding):
+  bound = lambda f: functools.partial(f, stride=stride, padding=padding)
+  return {'cpu': bound(on_cpus), 'default': bound(_plain)}
+
+
+@functools.cache  # One for all layers, see `by_platform`.
+def _chosen(on_cpus, stride, padding):
+  return by_platform(**_branches(on_cpus, stride, padding))
 
 
 @_depthwise.defjvp
 def _jvp(stride, padding, primals, tangents):
   (x, kernel), (dx, dkernel) = primals, tangents
-  of_input, of_kernel = (_chosen(f, stride, padding) for f in (_by_input, _by_kernel))
+  by_input, by_kernel = (_chosen(f, stride, padding) for f in (_by_input, _by_kernel))
   y = _depthwise(x, kernel, stride, padding)
-  return y, of_input(dx, kernel) + of_kernel(x, dkernel)
+  return y, by_input(dx, kernel) + by_kernel(x, dkernel)
 
 
-@functools.cache  # one for all layers, see `by_platform`
-def _chosen(on_cpus, stride, padding):
-  cpu, plain = (
-    functools.partial(f, stride=stride, padding=padding) for f in (on_cpus, _plain)
-  )
-  return by_platform(cpu=cpu, default=plain)
-
-
-# For CPUs. Each gradient is written out, and the tangent map is defined as its transpose:
-# reverse mode transposes that again, and gets the gradient as written.
-
-
-# Traced once per shape, not once per layer: tracing takes longer than XLA's compilation.
+# For CPUs. Each gradient is written out, and the tangent map is its transpose: reverse mode
+# transposes that again, and has the gradient as written. They are traced once per shape,
+# not once per layer, because tracing takes longer than XLA's compilation.
 _traced_once = functools.partial(jax.jit, static_argnames=('stride', 'padding'))
 
 
@@ -116,14 +113,13 @@ def _shifted(x, kernel, stride, padding):
 
 def _input_gradient(dy, kernel, shape, stride, padding):
   """[B, h, w, C] -> `shape`: dy, dilated by the stride, and the kernel rotated."""
-  kh, kw = kernel.shape[:2]
-  edges = [(0, 0, 0)]
-  for n, m, k, (low, _) in zip(
-    shape[1:3], dy.shape[1:3], (kh, kw), padding, strict=True
-  ):
-    before = k - 1 - low
-    edges.append((before, n + low - stride * (m - 1) - 1, stride - 1))
-  dy = lax.pad(dy, jnp.zeros((), dy.dtype), [*edges, (0, 0, 0)])
+  edges = [
+    (k - 1 - low, n + low - stride * (m - 1) - 1, stride - 1)
+    for n, m, k, (low, _) in zip(
+      shape[1:3], dy.shape[1:3], kernel.shape[:2], padding, strict=True
+    )
+  ]
+  dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
   return _shifted(dy, kernel[::-1, ::-1], 1, ((0, 0),) * 2)
 
 
@@ -157,7 +153,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
         sums += _wide(window) * _wide(dy[:, i, None, j, None])
     return sums, None
 
-  sums = jnp.zeros_like(_wide(x[:, :kh, :kw]))  # as x is, also within a `shard_map`
+  sums = jnp.zeros_like(_wide(x[:, :kh, :kw]))  # Split like x within a `shard_map`.
   sums, _ = lax.scan(step, sums, (dy, jnp.arange(rows * columns)))
   return sums.sum(0)[:, :, None].astype(x.dtype)
 

@@ -54,20 +54,6 @@ _by_params = by_platform(
 # -- patches ----------------------------------------------------------------------------
 
 
-def embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-  """Projects each patch: [B, H, W, C] -> [B, H / ph, W / pw, D], all of one dtype.
-
-  On TPUs it is a convolution: to cut images into patches would move every pixel, which
-  takes longer than the product. Elsewhere it is a product, because the gradient of the
-  convolution is slow on CPUs.
-
-  Args:
-    kernel: [ph, pw, C, D]; H and W are multiples of ph and pw.
-    bias: [D].
-  """
-  return _embed(images, kernel, bias)
-
-
 def _convolved(images, kernel, bias):
   numbers = ('NHWC', 'HWIO', 'NHWC')
   y = lax.conv_general_dilated(
@@ -83,7 +69,11 @@ def _as_product(images, kernel, bias):
   return dense(patches.reshape(*patches.shape[:3], size), kernel.reshape(size, D), bias)
 
 
-_embed = by_platform(tpu=_convolved, default=_as_product)
+# Projects each patch: images [B, H, W, C], kernel [ph, pw, C, D] and bias [D], of one dtype,
+# to [B, H / ph, W / pw, D]. On TPUs it is a convolution: to cut images into patches would
+# move every pixel, which takes longer than the product. Elsewhere it is a product, because
+# the gradient of the convolution is slow on CPUs.
+embed = by_platform(tpu=_convolved, default=_as_product)
 
 
 # -- layer normalisation ----------------------------------------------------------------
@@ -138,8 +128,7 @@ def _normalise_jvp(eps, primals, tangents):
   return _normalise(x, mean, rstd), _normalise_tangent(x, mean, rstd, dx)
 
 
-# Keeps x as it is. It is a function of its own, so that JAX traces and transposes it once
-# for each shape and not for each layer.
+# Stores x in its own dtype. One function for all layers is traced once per shape.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _normalise_tangent(x, mean, rstd, dx):
   y, dx = _normalise(x, mean, rstd), dx.astype(jnp.float32)
@@ -160,9 +149,9 @@ def keep_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
   (benchmarks/NOTES.md). Fit for dropout, not for cryptography or for initial values.
 
   Args:
-    key: of any of JAX's generators, which it is drawn from.
+    key: of any of JAX's generators.
     rate: in [0, 1), met to 2**-32.
-    shape: of the whole array, also where several devices share it.
+    shape: that of the whole array, also where several devices share it.
   """
   return _words(key, shape) >= jnp.uint32(round(rate * 2**32))
 
@@ -187,13 +176,13 @@ def _words(key, shape) -> jax.Array:
 
 
 def _weyl(shape, axis, step):
-  """Returns uint32 `shape`: along `axis` a Weyl sequence, step + index * _GOLDEN."""
-  return jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(_GOLDEN) + step
+  """Returns uint32 `shape`: along `axis` a Weyl sequence, step + index * golden.
 
-
-# 2**32 / golden ratio: spreads neighbours over all bits (Steele et al., "Fast splittable
-# pseudorandom number generators", 2014).
-_GOLDEN = 0x9E3779B9
+  2**32 / golden ratio spreads neighbours over all bits (Steele et al., "Fast splittable
+  pseudorandom number generators", 2014).
+  """
+  golden = jnp.uint32(0x9E3779B9)
+  return jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * golden + step
 
 
 def _mix(x):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -26,56 +27,37 @@ LANES = 128  # Lanes in a vector register; a matrix unit has at least as many.
 # Scores that one grid step computes, at most. Its loop over heads is unrolled, so that
 # they bound the size of the program and the time to compile it.
 _SCORES = 2**21
-# Blocks of queries add to one gradient of the keys.
-_SEMANTICS = ('parallel', 'parallel', 'arbitrary')
 
 
 class Plan(NamedTuple):
-  """The division of the work.
+  """The division of the work."""
 
-  Attributes:
-    head: channels of a head.
-    lanes: channels of a grid step, those of whole heads.
-    rows: queries of a grid step.
-    vmem: bytes of on-chip memory that a kernel may use.
-    interpret: run on any platform, slowly, for tests.
-  """
-
-  head: int
-  lanes: int
-  rows: int
-  vmem: int
-  interpret: bool = False
+  head: int  # Channels of a head.
+  lanes: int  # Channels of a grid step, those of whole heads.
+  rows: int  # Queries of a grid step.
+  vmem: int  # Bytes of on-chip memory that a kernel may use.
 
 
 def plan(query: jax.Array, key: jax.Array, bias=None) -> Plan | None:
-  """Returns the plan for the TPUs of the mesh (`jax.set_mesh`), or None.
+  """Returns the plan for the TPUs of the mesh (`jax.set_mesh`).
 
   None for other dtypes than bfloat16, where the mesh does not divide the batch and the
   heads, and where a grid step would not fit on the chip.
-
-  Args:
-    query: [B, N, M, Dh].
-    key: [B, S, M, Dh].
-    bias: a `GridBias` or None.
   """
   (batch, queries, heads, head), keys = query.shape, key.shape[1]
   mesh = tpus(batch)
   if mesh is None or query.dtype != jnp.bfloat16 or heads % mesh.shape['tensor']:
     return None
   heads //= mesh.shape['tensor']
-  if bias:
-    groups, added = [1], bias.rows.shape[-1] + bias.columns.shape[-1]
-  else:
-    whole = math.lcm(head, LANES) // head  # Heads whose channels fill whole registers.
-    groups, added = [n for n in range(1, heads) if heads % n == n % whole == 0], 0
-    groups.append(heads)
+  added = sum(x.shape[-1] for x in bias or ())
+  whole = math.lcm(head, LANES) // head  # Heads whose channels fill whole registers.
+  groups = [n for n in range(1, heads) if heads % n == n % whole == 0] + [heads]
   # The compiler has the rest.
   vmem = pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
   fit = [
     (n * head, rows)
     for rows in {queries, *(_round_up(-(-queries // k), LANES) for k in range(2, 65))}
-    for n in groups
+    for n in ([1] if bias else groups)
     if n * rows * keys <= _SCORES and _bytes(rows, n * head, keys, added) <= vmem
   ]
   # The least padding of queries, then the most queries, then the most heads.
@@ -100,18 +82,10 @@ def _round_up(n: int, unit: int) -> int:
 
 
 def attend(query, key, value, bias, plan: Plan) -> jax.Array:
-  """Computes softmax(q k^T / sqrt(Dh) + bias) v by the kernels, under any mesh or none.
+  """Computes `kernels.attention.attend` by the kernels, under any mesh or none.
 
-  Differentiable in reverse mode only: the derivative is a kernel too.
-
-  Args:
-    query: [B, N, M, Dh].
-    key, value: [B, S, M, Dh].
-    bias: a `GridBias` or None.
-    plan: the plan for these shapes.
-
-  Returns:
-    [B, N, M, Dh] in the dtype of `query`.
+  Differentiable in reverse mode only: the derivative is a kernel, too. `bias` is a
+  `GridBias` or None, `plan` that of these shapes.
   """
   if bias is not None:
     return _by_head(query, key, value, bias, plan)
@@ -124,23 +98,39 @@ def attend(query, key, value, bias, plan: Plan) -> jax.Array:
 def _by_head(query, key, value, bias, plan) -> jax.Array:
   """Computes attention with a bias, one head per grid step.
 
-  The bias is given as two factors, so that it is never stored as [N, S]. With heads before
-  tokens an array fills its tiles even where M is 1 or 2, which [B, N, M, Dh] does not.
+  With heads before tokens an array fills its tiles even where M is 1 or 2, which
+  [B, N, M, Dh] does not.
   """
 
   def run(*by_head):
     *inputs, bias = (x.reshape(-1, *x.shape[2:]) for x in by_head)
     return _attend(tuple(inputs), (bias, places[None]), plan).reshape(by_head[0].shape)
 
-  bias, places = bias.factors(query.shape[1], key.shape[1], query.dtype)
+  bias, places = _factors(bias, query.shape[1], key.shape[1], query.dtype)
   by_head = (x.swapaxes(1, 2) for x in (query, key, value))
   spec = PartitionSpec(('data', 'fsdp'), 'tensor')
   return split(run, (spec,) * 4)(*by_head, bias).swapaxes(1, 2)
 
 
+def _factors(bias, queries: int, keys: int, dtype) -> tuple[jax.Array, jax.Array]:
+  """Returns ([B, M, N, R], [S, R]) whose product is the bias; R = h + w of a `GridBias`.
+
+  So the bias is never stored as [N, S]. The second factor has a 1 at a key's row and a 1
+  at its column, and zeros for keys before the map.
+  """
+  h, w = (x.shape[-1] for x in bias)
+  bias = jnp.concatenate([x.swapaxes(1, 2) for x in bias], axis=-1).astype(dtype)
+  bias = jnp.pad(bias, ((0, 0), (0, 0), (queries - bias.shape[2], 0), (0, 0)))
+  rows, columns = np.divmod(np.arange(h * w), w)
+  places = np.zeros((keys, h + w), np.float32)
+  of_map = np.arange(keys - h * w, keys)
+  places[of_map, rows] = places[of_map, h + columns] = 1
+  return bias, jnp.asarray(places, dtype)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _attend(inputs, bias, plan):
-  return _call(_forward, plan, inputs, bias, 'qkk', 'q')[0]
+  return _call(_forward, plan, (*inputs, *bias), 'qkk' + 'bp' * bool(bias), 'q')[0]
 
 
 def _attend_fwd(inputs, bias, plan):
@@ -149,7 +139,8 @@ def _attend_fwd(inputs, bias, plan):
 
 def _attend_bwd(plan, residuals, dout):
   inputs, bias = residuals
-  dq, dk, dv, *dbias = _call(_backward, plan, (*inputs, dout), bias, 'qkkq', 'qkk')
+  kinds = ('qkkqbp', 'qkkb') if bias else ('qkkq', 'qkk')
+  dq, dk, dv, *dbias = _call(_backward, plan, (*inputs, dout, *bias), *kinds)
   constant = [jnp.zeros_like(places) for places in bias[1:]]
   return (dq, dk, dv), (*dbias, *constant)
 
@@ -161,65 +152,49 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 @functools.partial(
   jax.jit, static_argnames=('kernel', 'plan', 'kinds', 'out_kinds'), inline=True
 )
-def _call(
-  kernel, plan: Plan, inputs, bias, kinds: str, out_kinds: str
-) -> list[jax.Array]:
+def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Array]:
   """Runs a kernel over images, groups of heads and blocks of queries.
 
   Args:
-    inputs: [B, N or S, lanes], each.
-    bias: (), or the factors [B, N, R] and [1, S, R]. `_backward` returns the gradient of
-      the first factor after its other results.
-    kinds, out_kinds: for each array 'q' if it has a row per query, 'k' if per key.
+    arrays: the arguments of the kernel.
+    kinds, out_kinds: a letter for each argument and result: 'q' and 'k' are [B, N, lanes]
+      and [B, S, lanes]; 'b' and 'p' are the factors of the bias, [B, N, R] and [1, S, R].
   """
-  (batch, queries, width), keys = inputs[0].shape, inputs[1].shape[1]
-  forward = kernel is _forward
+  like = dict(zip(kinds, arrays, strict=True))
+  (batch, queries, width), keys = like['q'].shape, like['k'].shape[1]
+  forward, added = kernel is _forward, like['b'].shape[2] if 'b' in like else 0
   lanes, rows = plan.lanes, plan.rows
   grid = (batch, width // lanes, pl.cdiv(queries, rows))
   specs = {
     'q': pl.BlockSpec((1, rows, lanes), lambda b, h, i: (b, i, h)),
     'k': pl.BlockSpec((1, keys, lanes), lambda b, h, i: (b, 0, h)),
+    'b': pl.BlockSpec((1, rows, added), lambda b, h, i: (b, i, 0)),
+    'p': pl.BlockSpec((1, keys, added), lambda b, h, i: (0, 0, 0)),
   }
-  shapes = {
-    kind: jax.ShapeDtypeStruct((batch, count, width), inputs[0].dtype)
-    for kind, count in (('q', queries), ('k', keys))
-  }
-  channels = (2 if forward else 5) * width  # The derivative recomputes the scores.
-  in_specs = [specs[kind] for kind in kinds]
-  out_specs = [specs[kind] for kind in out_kinds]
-  out_shape = [shapes[kind] for kind in out_kinds]
-  if bias:
-    added = bias[0].shape[2]
-    channels += (1 if forward else 2) * added
-    in_specs += [
-      pl.BlockSpec((1, rows, added), lambda b, h, i: (b, i, 0)),
-      pl.BlockSpec((1, keys, added), lambda b, h, i: (0, 0, 0)),
-    ]
-    if not forward:
-      out_specs.append(in_specs[-2])
-      out_shape.append(jax.ShapeDtypeStruct(bias[0].shape, bias[0].dtype))
+  out_shape = [jax.ShapeDtypeStruct(like[k].shape, like[k].dtype) for k in out_kinds]
+  # The derivative recomputes the scores.
+  channels = 2 * width + added if forward else 5 * width + 2 * added
   carried = not forward and grid[2] > 1
   return pl.pallas_call(
-    functools.partial(kernel, plan, queries, bool(bias)),
+    functools.partial(kernel, plan, queries, added > 0),
     grid=grid,
+    in_specs=[specs[kind] for kind in kinds],
+    out_specs=[specs[kind] for kind in out_kinds],
+    out_shape=out_shape,
+    scratch_shapes=[pltpu.VMEM((keys, lanes), jnp.float32)] * 2 if carried else [],
     cost_estimate=pl.CostEstimate(  # Without padding.
       flops=2 * batch * queries * keys * channels,
       transcendentals=batch * queries * keys * width // plan.head,
-      bytes_accessed=sum(
-        x.size * x.dtype.itemsize for x in (*inputs, *bias, *out_shape)
-      ),
+      bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *out_shape)),
     ),
-    scratch_shapes=[pltpu.VMEM((keys, lanes), jnp.float32)] * 2 if carried else [],
-    in_specs=in_specs,
-    out_specs=out_specs,
-    out_shape=out_shape,
-    interpret=plan.interpret,
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=_SEMANTICS, vmem_limit_bytes=plan.vmem
+      # Blocks of queries add to one gradient of the keys.
+      dimension_semantics=('parallel', 'parallel', 'arbitrary'),
+      vmem_limit_bytes=plan.vmem,
     ),
     metadata={'grid': 'x'.join(map(str, grid))},  # Read by the count of cycles.
     name=kernel.__name__.strip('_') + '_attention',
-  )(*inputs, *bias)
+  )(*arrays)
 
 
 def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
@@ -276,9 +251,9 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
 def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
   """Yields the channels of each head, and the whole registers that hold them.
 
-  A head that does not fill its registers is not cut out of them, which would shift lanes.
-  Instead one operand of every product is zero on the other channels. That costs nothing,
-  because the matrix units are as wide as a register.
+  To cut a head out of a register would shift lanes. Instead one operand of every product
+  is zero on the other channels, which costs nothing: matrix units are as wide as a
+  register.
   """
   for start in range(0, lanes, head):
     stop = start + head
@@ -304,7 +279,7 @@ def _existing(x, queries: int):
 
 
 class _Sum:
-  """The sum over heads of [rows, lanes], written to a block as soon as it is complete.
+  """The sum over heads of [rows, lanes], written to a block register by register.
 
   Attributes:
     ref: the block, [1, rows, lanes].
@@ -319,22 +294,19 @@ class _Sum:
   def add(self, x, head: slice, span: slice):
     """Adds a head's share of a span, zero on the channels of others."""
     for start in range(span.start, span.stop, LANES):
-      stop = min(start + LANES, span.stop)
-      column = x[:, start - span.start : stop - span.start]
+      lanes = slice(start, min(start + LANES, span.stop))
+      column = x[:, start - span.start : lanes.stop - span.start]
       if start in self._columns:
         column = self._columns.pop(start) + column
-      if stop <= head.stop:
-        self._write(slice(start, stop), column)
-      else:
+      if lanes.stop > head.stop:  # The next head has channels in it, too.
         self._columns[start] = column
-
-  def _write(self, lanes: slice, column):
-    if self.scale != 1.0:
-      column *= self.scale
-    if self.total is not None:
-      column += jnp.where(pl.program_id(2) > 0, self.total[:, lanes], 0.0)
-      self.total[:, lanes] = column
-    self.ref[0, :, lanes] = column.astype(self.ref.dtype)
+        continue
+      if self.scale != 1.0:
+        column *= self.scale
+      if self.total is not None:
+        column += jnp.where(pl.program_id(2) > 0, self.total[:, lanes], 0.0)
+        self.total[:, lanes] = column
+      self.ref[0, :, lanes] = column.astype(self.ref.dtype)
 
 
 def _dot(a, b, over: tuple[int, int]):

@@ -29,9 +29,8 @@ def plan(x: jax.Array) -> int | None:
   divide the batch, for a few tokens, and for channels that do not fill registers.
   """
   mesh, (_, tokens, width) = tpus(x.shape[0]), x.shape
-  if mesh is None or mesh.shape['tensor'] > 1:
-    return None
-  if tokens < 2 * _SUBLANES or width % _LANES:
+  small = tokens < 2 * _SUBLANES or width % _LANES
+  if small or mesh is None or mesh.shape['tensor'] > 1:
     return None
   # The derivative holds x, dy and dx, double-buffered, 2 bytes an element, and as much of
   # intermediate results.
@@ -43,61 +42,50 @@ def plan(x: jax.Array) -> int | None:
   return -(-tokens // (parts * unit)) * unit
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-@functools.partial(jax.jit, static_argnames=('eps', 'rows', 'interpret'), inline=True)
-def layer_norm(x, scale, bias, eps: float, rows: int, interpret: bool = False):
-  """Normalises x by the kernel, times `scale`, plus `bias`, on any mesh or none.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(jax.jit, static_argnames=('eps', 'rows'), inline=True)
+def layer_norm(x, scale, bias, eps: float, rows: int):
+  """Computes `layers.layer_norm` of x [B, N, D] by the kernel, under any mesh or none.
 
-  Differentiable in reverse mode only: the derivative is a kernel too.
-
-  Args:
-    x: [B, N, D].
-    scale, bias: float32 [D].
-    eps: added to the variance.
-    rows: of a grid step, see `plan`.
-    interpret: run on any platform, slowly, for tests.
-
-  Returns:
-    [B, N, D] in the dtype of x.
+  Differentiable in reverse mode only: the derivative is a kernel, too. `rows` is the plan.
   """
-  kernel = functools.partial(_forward, eps)
-  return _call(kernel, 'forward_norm', rows, interpret, [x], [scale, bias])[0]
+  return _call(_forward, (eps,), rows, [x], [scale, bias])[0]
 
 
-def _fwd(x, scale, bias, eps, rows, interpret):
-  return layer_norm(x, scale, bias, eps, rows, interpret), (x, scale)
+def _fwd(x, scale, bias, eps, rows):
+  return layer_norm(x, scale, bias, eps, rows), (x, scale)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _bwd(eps, rows, interpret, residuals, dy):
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _bwd(eps, rows, residuals, dy):
   x, scale = residuals
-  kernel = functools.partial(_backward, eps, x.shape[1])
-  dx, *sums = _call(kernel, 'backward_norm', rows, interpret, [x, dy], [scale], sums=2)
+  dx, *sums = _call(_backward, (eps, x.shape[1]), rows, [x, dy], [scale], sums=2)
   return dx, *(partial.sum((0, 1)) for partial in sums)
 
 
 layer_norm.defvjp(_fwd, _bwd)
 
 
-def _call(kernel, name, rows, interpret, arrays, vectors, sums: int = 0) -> list:
+def _call(kernel, static, rows, arrays, vectors, sums: int = 0) -> list:
   """Runs a kernel over images and blocks of rows, each device its own images.
 
   Args:
+    static: the first arguments of the kernel.
     arrays: [B, N, D]. The first result has this shape.
     vectors: [D].
     sums: number of further results, float32 [B, 1, D], added up over an image's blocks.
   """
 
   def run(*operands):
-    (batch, tokens, width), dtype = operands[0].shape, operands[0].dtype
+    batch, tokens, width = operands[0].shape
     block = pl.BlockSpec((1, rows, width), lambda b, i: (b, i, 0))
     vector = pl.BlockSpec((1, width), lambda b, i: (0, 0))
     partial = pl.BlockSpec((1, 1, width), lambda b, i: (b, 0, 0))
     grid = (batch, pl.cdiv(tokens, rows))
-    out_shape = [jax.ShapeDtypeStruct((batch, tokens, width), dtype)]
+    out_shape = [jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)]
     out_shape += [jax.ShapeDtypeStruct((batch, 1, width), jnp.float32)] * sums
     return pl.pallas_call(
-      kernel,
+      functools.partial(kernel, *static),
       grid=grid,
       in_specs=[block] * len(arrays) + [vector] * len(vectors),
       out_specs=[block] + [partial] * sums,
@@ -107,13 +95,12 @@ def _call(kernel, name, rows, interpret, arrays, vectors, sums: int = 0) -> list
         transcendentals=batch * tokens,
         bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shape)),
       ),
-      interpret=interpret,
       # Blocks of an image add to one sum.
       compiler_params=pltpu.CompilerParams(
         dimension_semantics=('parallel', 'arbitrary')
       ),
       metadata={'grid': 'x'.join(map(str, grid))},  # Read by the count of cycles.
-      name=name,
+      name=kernel.__name__.strip('_') + '_norm',
     )(*operands)
 
   images, whole = PartitionSpec(('data', 'fsdp')), PartitionSpec()

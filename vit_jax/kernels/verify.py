@@ -22,7 +22,8 @@ from vit_jax.kernels import KERNELS, planned, using
 # Largest difference, as a share of the largest value. Both sides round to bfloat16 several
 # times, by 2**-9 each.
 _CLOSE = 2**-5
-_ROUNDS, _CALLS = 5, 4  # The time of a call is that of the best round, over its calls.
+_AXES = ('data', 'fsdp', 'tensor')
+_ROUNDS, _CALLS = 5, 4  # A call's time is that of the fastest round, over its calls.
 
 
 def choose(
@@ -46,28 +47,21 @@ def choose(
   for row in rows:
     if row['reason']:
       terminal.say(f'warning: {row["kernel"]} is left to XLA: it {row["reason"]}.')
-  verdict = np.asarray([_passed(kernel, rows) for kernel in KERNELS])
+  reasons = lambda kernel: {row['reason'] for row in rows if row['kernel'] == kernel}
+  verdict = np.asarray([reasons(kernel) == {None} for kernel in KERNELS])
   if jax.process_count() > 1:
     verdict = multihost_utils.broadcast_one_to_all(verdict)
   return tuple(k for k, good in zip(KERNELS, verdict, strict=True) if good), rows
 
 
-def _passed(kernel: str, rows: list[dict]) -> bool:
-  reasons = [row['reason'] for row in rows if row['kernel'] == kernel]
-  return bool(reasons) and not any(reasons)
-
-
 def _of_one_device(arrays, mesh):
   """Returns the shapes of one device's share of arrays [B, ...] and [B, N, M, ...]."""
-  data, fsdp, tensor = (mesh.shape.get(axis, 1) for axis in ('data', 'fsdp', 'tensor'))
+  data, fsdp, tensor = (mesh.shape.get(axis, 1) for axis in _AXES)
+  parts = {3: (data * fsdp, 1, 1), 4: (data * fsdp, 1, tensor, 1)}
 
   def share(x):
-    shape = list(x.shape)
-    if x.ndim >= 3:
-      shape[0] = math.ceil(shape[0] / (data * fsdp))
-    if x.ndim == 4:
-      shape[2] = math.ceil(shape[2] / tensor)
-    return jax.ShapeDtypeStruct(shape, x.dtype)
+    sizes = zip(x.shape, parts.get(x.ndim, (1,) * x.ndim), strict=True)
+    return jax.ShapeDtypeStruct([math.ceil(n / k) for n, k in sizes], x.dtype)
 
   return jax.tree.map(share, arrays)
 
@@ -86,24 +80,17 @@ def verified(calls: list[tuple[str, Callable, tuple]]) -> list[dict]:
   for kernel, function, arrays in calls:
     shapes = [list(x.shape) for x in jax.tree.leaves(arrays)]
     different.setdefault((kernel, str(shapes)), (kernel, function, arrays, shapes))
-  one = jax.make_mesh(
-    (1, 1, 1),
-    ('data', 'fsdp', 'tensor'),
-    axis_types=(AxisType.Auto,) * 3,
-    devices=jax.local_devices()[:1],
-  )
+  first = jax.local_devices()[:1]
+  one = jax.make_mesh((1, 1, 1), _AXES, (AxisType.Auto,) * 3, devices=first)
   with jax.set_mesh(one):
     return [_verify(*call) for call in different.values()]
 
 
 def _verify(kernel, function, arrays, shapes) -> dict:
   row = {'kernel': kernel, 'shapes': shapes, 'seconds': None, 'xla_seconds': None}
-  leaves, tree = jax.tree.flatten(arrays)
-  keys = jax.random.split(jax.random.key(0), len(leaves))
-  draw = [
-    jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)
-  ]
-  inputs = jax.tree.unflatten(tree, draw)
+  keys = iter(jax.random.split(jax.random.key(0), len(shapes)))
+  draw = lambda x: jax.random.normal(next(keys), x.shape, x.dtype)
+  inputs = jax.tree.map(draw, arrays)
   try:
     results, row['seconds'] = _run(function, inputs, kernel)
   except Exception as error:  # Whatever the compiler or the device raises.
