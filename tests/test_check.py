@@ -126,6 +126,7 @@ REFUSED = [
   ('optim.schedule.warmup=x', ("config.optim.schedule.warmup='x'", 'int')),
   ('optim.wd_rules=[["a"]]', ('config.optim.wd_rules', 'float')),
   ('weights=/a/b.npz', ("config.weights='/a/b.npz'", 'config.weights.KEY=VALUE')),
+  ('evals.few.seeds=[0,0]', ('config.evals.few.seeds=[0, 0]', 'twice')),
   # choices
   ('data.pp=value_range(-1)', ('config.data.pp', 'value_range(-1)')),
   ('evals.test.data.pp=reszie(8)', ('config.evals.test.data.pp', 'reszie', 'resize')),

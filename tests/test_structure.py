@@ -40,10 +40,10 @@ BUDGET = {
   'tools': (4_132, 3_800),
   'detection': (3_698, 3_300),
   'lab': (2_918, 2_900),
-  'modules': (2_208, 1_400),  # the modules at the top of vit_jax/, and imagenet/
+  'modules': (2_216, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
 TOTAL = (34_970, 32_000)
-ELSEWHERE = {'configs': (1_660, 1_700), 'tests': (26_960, 22_000)}
+ELSEWHERE = {'configs': (1_660, 1_700), 'tests': (26_995, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.

@@ -93,6 +93,12 @@ def nonempty(where: str, value, section) -> None:
     raise UserError(f'{where}={value!r}: expected one value or more.')
 
 
+def distinct(where: str, value, section) -> None:
+  """Refuses a list that is empty or has a value twice."""
+  if not 0 < len(value) == len({*value}):
+    raise UserError(f'{where}={value!r}: expected one value or more, none twice.')
+
+
 def _period(where: str, value, section) -> None:
   if not ((isinstance(value, int) and 1 <= value <= INT32) or 0 < value <= 1):
     raise UserError(

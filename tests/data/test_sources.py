@@ -96,7 +96,9 @@ def zipped(**members: bytes) -> bytes:
 def patched(first: dict, central: dict) -> bytes:
   """Returns an archive with other bytes from its start and in its first central entry."""
   data = bytearray(
-    zipped(**{'images.npy': npy(IMAGES), 'labels.npy': npy(np.arange(3))})
+    zipped(
+      **{'images.npy': npy(np.arange(4096) // 16), 'labels.npy': npy(np.arange(3))}
+    )
   )
   entry = data.index(b'PK\x01\x02')
   for at, value in [*first.items(), *((entry + i, x) for i, x in central.items())]:
@@ -150,6 +152,13 @@ def test_labels_out_of_range(tmp_path):
   base.check_labels(source, 6)
   with pytest.raises(ValueError, match=naming('0 to 5', 'num_classes=5', 'a.npz#1')):
     base.check_labels(source, 5)
+
+
+def test_a_single_class_is_pointed_out(tmp_path):
+  np.savez(tmp_path / 'a.npz', images=IMAGES, labels=np.zeros(3, int))
+  assert (
+    'nothing to tell apart' in sources.build(f'{tmp_path}/a.npz', 'train').describe()
+  )
 
 
 # --- the table ---------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_the_runs_are_all_combinations(tmp_path):
   assert (last['seed'], last['epochs']) == (5, 7)
   # A duration replaces the config's own.
   assert 'epochs' not in planned(tmp_path, '--set', 'steps=9')[0].config
-  assert [run.name for run in planned(tmp_path, '--set', 'seed=1')] == ['base-seed1']
+  assert [run.name for run in planned(tmp_path, '--set', 'seed=1,01')] == ['base-seed1']
 
 
 def test_more_values_keep_the_folder():

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -214,6 +215,20 @@ def test_the_most_confident_mistakes_come_first():
     'probability': np.array([[0.99], [0.4], [np.nan], [0.8], [0.6]]),
   }
   assert pictures.most_confident(answers, 2).tolist() == [3, 4]
+
+
+def test_only_shares_of_images_have_an_interval():
+  kinds = {'test': 'classification', 'masks': 'segmentation', 'boxes': 'coco'}
+  values = {'test/top1': 0.5, 'masks/pixel_accuracy': 0.5, 'masks/mean_iou': 0.5}
+  values |= {'boxes/ap': 0.5, **{f'{name}/examples': 10 for name in kinds}}
+  values |= {'few/digits_5shot': 0.5, 'few/digits_5shot_std': 0.1}
+  evals = {name: {'type': kind} for name, kind in {**kinds, 'few': 'fewshot'}.items()}
+  run = types.SimpleNamespace(rows=[{'step': 1, **values}], evals=evals)
+  texts = numbers.results(run)
+  # Wilson's interval of 5 of 10.
+  assert texts.pop('test/top1') == '50.00% (23.7% to 76.3%)'
+  assert texts['few/digits_5shot'] == '50.00% ± 10.00%'
+  assert not any('(' in text for text in texts.values())
 
 
 def test_downsampling_keeps_extremes_ends_and_gaps():

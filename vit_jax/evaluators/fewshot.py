@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from vit_jax import sharding
-from vit_jax.check import Choice, Count, Seed, nonempty
+from vit_jax.check import Choice, Count, Seed, distinct, nonempty
 from vit_jax.errors import UserError
 from vit_jax.evaluators import lsr
 from vit_jax.evaluators.base import Metric
@@ -40,7 +40,7 @@ class FewShot(Probe):
     model=None,
     *,
     shots: Annotated[Sequence[Count], nonempty] = (1, 5, 10, 25),
-    seeds: Annotated[Sequence[Seed], nonempty] = (0, 1, 2),
+    seeds: Annotated[Sequence[Seed], distinct] = (0, 1, 2),
     protocol: Annotated[str, Choice(PROTOCOLS)] = 'fixed',
     **options,
   ):

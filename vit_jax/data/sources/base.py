@@ -75,6 +75,8 @@ class Source(abc.ABC):
     text = f'{self.name}, {split}'.removesuffix(', ') + f': {len(self):,} images'
     if (k := self.num_classes) is not None:
       text += f', {k:,} {"class" if k == 1 else "classes"}'
+      if k == 1 and 'boxes' not in self.features:
+        text += ' (nothing to tell apart: all answers are right)'
       if self.labels is not None and len(self.labels):
         counts = np.bincount(self.labels, minlength=k)
         low, high = counts.min(), counts.max()
