@@ -51,7 +51,7 @@ def get_config(arg=None):
 
   # Pillow's: it antialiases and rounds.
   resize = f"resize({arg.res}, antialias=True, rounding='nearest')"
-  pp = f'decode|{resize}|value_range(-1, 1)'
+  pp = f'decode|{resize}|value_range'
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch, pp=pp)
   c.task = dict(name='classify', loss='softmax')
   c.optim = dict(name='adam', lr=1e-3)

@@ -75,7 +75,7 @@ def classifier(arg, name: str, pp: str, **task) -> ml_collections.ConfigDict:
 def inception(res: int, augment: str = '') -> str:
   """Returns the ops of training images: a random crop, a flip, `augment` between."""
   augment = f'|{augment}' if augment else ''
-  return f'decode|inception_crop({res})|flip_lr{augment}|value_range(-1, 1)'
+  return f'decode|inception_crop({res})|flip_lr{augment}|value_range'
 
 
 def erasing(res: int, layers: int) -> str:
@@ -83,13 +83,13 @@ def erasing(res: int, layers: int) -> str:
   augment = (
     f'inception_crop({res}, 8, 100)|flip_lr|randaug_increasing({layers}, 9, 0.5)'
   )
-  return f'decode|{augment}|value_range(-1, 1)|random_erasing(0.25)'
+  return f'decode|{augment}|value_range|random_erasing(0.25)'
 
 
 def central(res: int) -> str:
   """Returns the ops of evaluation images: the central 224 of 256 pixels, scaled to res."""
   small = round(res * 256 / 224)
-  return f'decode|resize_small({small})|central_crop({res})|value_range(-1, 1)'
+  return f'decode|resize_small({small})|central_crop({res})|value_range'
 
 
 def squashed(res: int) -> str:
@@ -98,7 +98,7 @@ def squashed(res: int) -> str:
   From big_vision's configs/common_fewshot.py.
   """
   small = round(res * 256 / 224)
-  return f'decode|resize({small})|central_crop({res})|value_range(-1, 1)'
+  return f'decode|resize({small})|central_crop({res})|value_range'
 
 
 def accuracy(arg, split: str, **options) -> dict:

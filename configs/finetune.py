@@ -12,8 +12,10 @@ pre_logits; steps of the paper, rates from the middle of its grids ({.003, .01, 
 for imagenet, {.001, .003, .01, .03} for the others): choose by the val split, then train
 with final=True on all of the training data and read the test accuracy. keep_head=True
 keeps the head, for the same classes at another resolution; channels=3 is for digits with
-weights of colour images. With fewer steps the warmup is shorter in proportion, unless
-warmup=N sets it. RUN@best is the best step on val; a run with final=True has none.
+weights of colour images. Mean and deviation of pixels, interpolation and central crop are
+those that the weights name; as in the paper, [-1, 1] and a resize, where they name none.
+With fewer steps the warmup is shorter in proportion, unless warmup=N sets it. RUN@best is
+the best step on val; a run with final=True has none.
 
 A folder trains 500 steps of 64 images; if it holds just the classes, add
 train=train[:90%],val=train[90%:]. Digits, which the paper does not have, take 1,000
@@ -112,8 +114,10 @@ def get_config(arg=None):
   augment = f"inception_crop({res}, rounding='nearest')|flip_lr"
   if digits:  # as configs/digits.py
     augment = f'{resize}|random_affine(8, 0.05, (0.95, 1.05))'
+  else:
+    resize = f'resize_as_weights({res}, {how})'
   c.data = dict(source=source, split=arg.train or train, batch_size=batch)
-  c.data.pp = f'{decode}|{augment}|value_range(-1, 1)'
+  c.data.pp = f'{decode}|{augment}|value_range'
 
   c.task = dict(name='classify', loss='softmax')
   if digits:  # as configs/digits.py
@@ -130,7 +134,7 @@ def get_config(arg=None):
   c.optim.schedule = dict(decay='cosine', warmup=warmup)
 
   held_out = dict(source=source, split=arg.val or val, batch_size=batch)
-  held_out['pp'] = f'{decode}|{resize}|value_range(-1, 1)'
+  held_out['pp'] = f'{decode}|{resize}|value_range'
   every = max(c.steps // 10, 1)
   c.evals = dict(val=dict(type='classification', data=held_out, every=every))
   # `final` evaluates the test split, which must not choose a checkpoint.

@@ -49,7 +49,7 @@ def get_config(arg=None):
 
   c.model = dict(name='vit', variant=arg.variant, classifier='gap', posemb='sincos2d')
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch)
-  c.data.pp = f'decode|inception_crop({arg.res}, 20)|flip_lr|value_range(-1, 1)'
+  c.data.pp = f'decode|inception_crop({arg.res}, 20)|flip_lr|value_range'
   c.task = dict(name='classify', loss='softmax', label_smoothing=0.1)
   c.optim = dict(name='adamw', lr=arg.lr, wd=0.1, clip=1.0)
   warmup = min(100, arg.steps // 10) if arg.warmup < 0 else arg.warmup

@@ -38,7 +38,7 @@ def get_config(arg=None):
     epochs=90.0,
     warmup=0,
   )
-  pp = f'decode|inception_crop({arg.res}, 8, 100)|flip_lr|value_range(-1, 1)'
+  pp = f'decode|inception_crop({arg.res}, 8, 100)|flip_lr|value_range'
   c = common.classifier(arg, 'resnet', pp, loss='softmax')
   c.model.zero_init = False
   if arg.small:

@@ -68,14 +68,14 @@ def get_config(arg=None):
   if arg.head == 'classify':
     # A digit as large as on a canvas, in as many tokens as a window below.
     affine = 'random_affine(8, 0.25, (0.4, 1.0))'
-    pp = f"resize(32, method='bicubic', rounding='nearest')|{affine}|value_range(-1, 1)"
+    pp = f"resize(32, method='bicubic', rounding='nearest')|{affine}|value_range"
     data = dict(source='digits', pp=pp)
     c.model = dict(name='vit', classifier='gap', act='gelu_tanh', **vit)
     c.task = dict(name='classify', loss='softmax', label_smoothing=0.1)
     evaluation = 'classification'
   else:
     data = dict(source='digits_canvas')
-    data['pp'] = 'value_range(-1, 1)|pad_to(boxes=4, label=4)'
+    data['pp'] = 'value_range|pad_to(boxes=4, label=4)'
     vitdet = dict(name='vitdet', act='gelu_tanh', **vit)
     vitdet.update(window=4, global_blocks=(1, 3))
     vitdet.update(pretrained_size=(32, 32), class_row=False)

@@ -128,7 +128,7 @@ REFUSED = [
   ('weights=/a/b.npz', ("config.weights='/a/b.npz'", 'config.weights.KEY=VALUE')),
   ('evals.few.seeds=[0,0]', ('config.evals.few.seeds=[0, 0]', 'twice')),
   # choices
-  ('data.pp=value_range(-1)', ('config.data.pp', 'value_range(-1)')),
+  ('data.pp=value_range(2)', ('config.data.pp', 'value_range(2)')),
   ('evals.test.data.pp=reszie(8)', ('config.evals.test.data.pp', 'reszie', 'resize')),
   ('task.loss=sofmax', ('config.task.loss', "'sofmax'", 'softmax', 'sigmoid')),
   ('optim.schedule.decay=cosin', ('cosin', 'cosine')),

@@ -1,9 +1,15 @@
 """The fine-tuning recipe: the paper's numbers, and its effect on a run of digits."""
 
+import copy
+import json
+import re
+import shutil
+
+import jax
 import numpy as np
 import pytest
 
-from tests.support import GOLDEN, naming, runs, vtab_fakes
+from tests.support import GOLDEN, image_folder, naming, runs, vtab_fakes
 from vit_jax import config, optim, weights
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
@@ -114,6 +120,62 @@ def test_colour_weights_take_gray_digits(tmp_path):
   row = next(row for row in rows if 'val/loss' in row)
   # The head starts as zeros: all classes alike.
   assert row['val/loss'] == pytest.approx(np.log(10), abs=1e-4)
+
+
+def timm_folder(path, **cfg):
+  """Returns a copy of a folder of timm whose `pretrained_cfg` has other values."""
+  folder = shutil.copytree(GOLDEN / 'vit_timm', path)
+  config = json.loads((folder / 'config.json').read_text())
+  config['pretrained_cfg'] |= cfg
+  (folder / 'config.json').write_text(json.dumps(config))
+  return folder
+
+
+def test_pixels_are_those_of_the_weights(tmp_path, capsys):
+  cfg = dict(mean=[0.4, 0.5, 0.6], std=[0.2, 0.25, 0.5], crop_pct=0.8)
+  source, run = timm_folder(tmp_path / 'timm', **cfg), tmp_path / 'run'
+  photos = image_folder.write(tmp_path / 'photos')
+  c = load(f'weights={source},data={photos},res=64,keep_head=True,steps=1,lr=1e-30')
+  more = ['data.batch_size=4', 'optim.accum=1', 'model.num_classes=10']
+  config.override(c, [*more, "tune={'method': 'linear'}", 'checkpoint.best=None'])
+  c['evals']['own'] = copy.deepcopy(c['evals']['val'])
+  c['evals']['own']['data']['pp'] = 'decode(3)|resize(64)|value_range(-1, 1)'
+  _, rows = train.train(copy.deepcopy(c), run)
+
+  levels = 'value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
+  small = "resize_small(80, method='bicubic', rounding='nearest')"  # 64 / 0.8
+  wanted = f'|{small}|central_crop(64)|{levels}'
+  written = config.read(run)
+  crop = "inception_crop(64, rounding='nearest', method='bicubic', antialias=True)"
+  assert written['data']['pp'] == f'decode(3)|{crop}|flip_lr|{levels}'
+  assert written['evals']['val']['data']['pp'] == f'decode(3){wanted}'
+  assert written['evals']['own'] == c['evals']['own']
+  facts = ('pixels: mean 0.4 0.5 0.6, std 0.2 0.25 0.5, bicubic, crop 0.8', 'taken')
+  facts += (
+    'config.evals.own.data.pp has mean 0.5, std 0.5, bilinear, squash 1',
+    'bicubic',
+  )
+  assert re.search(naming(*facts), capsys.readouterr().out)
+
+  # The images are those of timm's transform, also in the run, whose weights did not move.
+  loaded = weights.load(source, image_size=64)
+  assert loaded.pp == f'decode{wanted}'
+  files = sorted((photos / 'val').rglob('*.*g'))
+  logits, _ = loaded.model.apply(loaded.variables, loaded.preprocess(files))
+  label = [ord(file.parent.name) - ord('a') for file in files]
+  loss = -jax.nn.log_softmax(logits)[np.arange(len(label)), np.array(label)].mean()
+  row = {key: value for row in rows for key, value in row.items()}
+  # TensorFlow decodes JPEGs by another inverse DCT than Pillow.
+  assert row['val/loss'] == pytest.approx(float(loss), rel=1e-3)
+  assert row['own/loss'] != pytest.approx(float(loss), rel=0.1)
+
+  # They are carried by what the run is written as, and by the run that goes on.
+  weights.write(weights.read(run), tmp_path / 'out', 'timm')
+  again = json.loads((tmp_path / 'out' / 'config.json').read_text())['pretrained_cfg']
+  assert {key: again[key] for key in cfg} == cfg
+  config.override(c, ['steps=2', 'resume_allow=steps'])
+  train.train(c, run)
+  assert config.read(run)['data'] == written['data']
 
 
 def test_weights_that_are_not_there(tmp_path):

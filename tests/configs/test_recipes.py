@@ -101,10 +101,8 @@ def test_a_recipe_is_that_of_its_table(spec):
   }[len(randaug)]
   erasing = f'|random_erasing({row["erasing"]})' if row.get('erasing') else ''
   crop = row.get('crop', 'inception_crop(224)')
-  assert (
-    c['data']['pp'] == f'decode|{crop}|flip_lr{augment}|value_range(-1, 1){erasing}'
-  )
-  central = 'decode|resize_small(256)|central_crop(224)|value_range(-1, 1)'
+  assert c['data']['pp'] == f'decode|{crop}|flip_lr{augment}|value_range{erasing}'
+  central = 'decode|resize_small(256)|central_crop(224)|value_range'
   assert c['evals']['val']['data']['pp'] == central
 
   model = models.build(**{'num_classes': 10, **c['model']})
@@ -142,7 +140,7 @@ def test_few_shot_images_are_those_of_the_reference_code(name):
   c = config.load(f'{runs.ROOT}/configs/{name}.py:fewshot=tfds:dtd')
   fewshot = c['evals']['fewshot']
   # big_vision's configs/common_fewshot.py
-  assert fewshot['pp'] == 'decode|resize(256)|central_crop(224)|value_range(-1, 1)'
+  assert fewshot['pp'] == 'decode|resize(256)|central_crop(224)|value_range'
 
 
 def test_augreg_s_words_are_checked():

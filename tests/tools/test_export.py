@@ -19,6 +19,7 @@ from vit_jax.kernels import attention
 from vit_jax.tools import convert
 from vit_jax.tools.export import __main__ as export
 from vit_jax.tools.export import program, stablehlo
+from vit_jax.weights import pipelines
 
 SOURCE = path_of('vit_google_token')  # 10 classes, 32 x 32 pixels
 # A golden of each kind of model.
@@ -191,8 +192,7 @@ def test_a_file_that_computes_something_else_is_not_left(tmp_path, capsys, monke
 
 
 def test_pixels_that_no_mean_and_std_describe():
-  clipped = program.registry.parse('decode|value_range(-1, 1, 0, 100, clip=True)')
-  assert program._normalisation(clipped, 3) == (None, None)
+  assert pipelines.normalisation('decode|value_range(-1, 1, 0, 100, clip=True)') is None
 
 
 @pytest.mark.parametrize(

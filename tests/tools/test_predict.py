@@ -158,7 +158,7 @@ def test_errors_are_one_line(folder, capsys, args, facts):
   assert re.search(naming(*facts), commands.one_line(error))
 
 
-def test_a_larger_image_size_keeps_the_standardisation(tmp_path):
+def test_a_larger_image_size_keeps_pixels_interpolation_and_crop_ratio(tmp_path):
   shutil.copytree(GOLDEN / 'vit_timm', tmp_path / 'timm')
   path = tmp_path / 'timm' / 'config.json'
   config = json.loads(path.read_text())
@@ -168,4 +168,5 @@ def test_a_larger_image_size_keeps_the_standardisation(tmp_path):
   assert weights.load(tmp_path / 'timm').pp.endswith(f'|{levels}')
   at_64 = weights.load(tmp_path / 'timm', image_size=64)
   assert jax.tree.leaves(at_64.params)[0].dtype == np.float32
-  assert at_64.pp == f"decode|resize(64, rounding='none')|{levels}"
+  small = "resize_small(71, method='bicubic', rounding='nearest')"  # int(64 / 0.9)
+  assert at_64.pp == f'decode|{small}|central_crop(64)|{levels}'

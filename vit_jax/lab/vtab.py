@@ -161,7 +161,7 @@ def _config(args, name: str, setting: Setting, model: dict) -> dict:
   tests = [resize(size)]
   if setting.photographs:
     tests = [small(before), f'central_crop({size})']
-  pp = lambda ops: '|'.join(['decode(3)', *ops, 'value_range(-1, 1)'])
+  pp = lambda ops: '|'.join(['decode(3)', *ops, 'value_range'])
   data = {'source': f'{benchmark.source}:{name}'}
   if args.data_dir:
     data['source_options'] = {'data_dir': args.data_dir}

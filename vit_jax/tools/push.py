@@ -111,7 +111,7 @@ def write(args, folder: Path) -> dict:
     'variant': config.get('model', {}).get('variant'),
     'params': params,
     'size': size,
-    'pp': loaded.pp or pipelines.plain(loaded, size),
+    'pp': pipelines.of_source(loaded, size),
     'classes': loaded.fields.get('num_classes'),
     'class_names': loaded.class_names,
     'license': args.license or licence.name or UNKNOWN,

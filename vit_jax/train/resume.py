@@ -8,6 +8,7 @@ from vit_jax import distributed
 from vit_jax.checkpoint import checkpoints
 from vit_jax.errors import UserError
 from vit_jax.train import metrics, schema
+from vit_jax.weights import pipelines
 
 # Sections and keys that do not change the computation of a step: they may differ between
 # a run and its continuation. Devices change results in the last digits only.
@@ -17,10 +18,10 @@ NEUTRAL += ('data.workers', 'data.max_bad_fraction', 'model.remat')
 
 
 def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
-  """Returns the config of a resumed run, its model as the folder has it.
+  """Returns the config of a resumed run, its model and pixels as the folder has them.
 
-  Fields inferred from the weights are in the folder's config.json: the weights need not be
-  there any more. If that file is missing or damaged, it is written anew from the copy in
+  What was taken from the weights is in the folder's config.json: they need not be there
+  any more. If that file is missing or damaged, it is written anew from the copy in
   the checkpoints.
 
   Raises:
@@ -38,6 +39,9 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
     keys = old['resolved'].get('inferred', old['model'])
     inferred = {key: old['model'][key] for key in keys if key in old['model']}
     config = schema.with_model(config, inferred)
+  pixels = old['resolved'].get('pixels')
+  config, _ = pipelines.filled(config, pixels)
+  config['resolved'] = config['resolved'] | {'pixels': pixels}
   new = json.loads(json.dumps(config))
   changed = config_lib.differences(schema.DEFAULTS | old, new)
   for key in ('fingerprint', 'num_examples'):

@@ -5,6 +5,7 @@ the mathematics of one step, `schema` the config.
 """
 
 import contextlib
+import io
 import os
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from vit_jax.train import workdir as folder
 from vit_jax.train.loop import Loop
 from vit_jax.train.process import StopSignal
 from vit_jax.train.trainer import Trainer
+from vit_jax.weights import pipelines
 
 
 def train(
@@ -68,6 +70,8 @@ def train(
     config = _resolve(config, data)
     saved = enter(_open_checkpoints(config, workdir))
     resumes = saved.latest() is not None
+    opened, _ = pipelines.filled(config, None)
+    config = config if config['weights'] else opened
     if resumes:
       config = resume.resumed(config, workdir, saved)
       if results := status.of_finished(workdir, config, saved):
@@ -77,6 +81,11 @@ def train(
     source = None
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
       config, source = _open_weights(config)
+    # Data is opened first, since weights may be large, and again if they want other pixels.
+    if any(config[key] != opened[key] for key in ('data', 'evals')):
+      with contextlib.redirect_stdout(io.StringIO()):
+        data = _open_data(config, workdir, mesh)
+        evals = evaluations.build(config, workdir, mesh, stop)
 
     trainer = Trainer(config, data.spec, mesh, data.on_device)
     any_size = trainer.family.any_size(models.fields_of(trainer.model))
@@ -208,10 +217,13 @@ def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
 
 
 def _open_weights(config: dict) -> tuple[dict, weights.Source]:
-  """Returns (config with the model that the weights are of, the weights)."""
+  """Returns (config with the model and the pixels of the weights, the weights)."""
   source = weights.from_section(**config['weights'])
   model = {} if 'name' in config['model'] else weights.complete({}, source)
-  return schema.with_model(config, model), source
+  config, lines = pipelines.filled(schema.with_model(config, model), source.pp)
+  for line in lines:
+    print(f'  {line}', flush=True)
+  return config | {'resolved': config['resolved'] | {'pixels': source.pp}}, source
 
 
 def _from_weights(source, model, config, frozen) -> dict:

@@ -190,9 +190,6 @@ def timm_config(architecture, pool, args, fields, image_size, class_names) -> di
     'pretrained_cfg': {
       'num_classes': classes,
       'input_size': [3, *image_size],
-      'interpolation': 'bilinear',
-      'crop_pct': 1.0,
-      **dict.fromkeys(('mean', 'std'), [0.5] * 3),
     },
   }
   return config | ({'label_names': class_names} if class_names else {})

@@ -41,12 +41,17 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
       raise ValueError(f'{error}; formats that can: {able or "none"}') from None
     if source.pp and (to != 'google' or config or source.class_names):
       config.setdefault('vit_jax', {})['pp'] = source.pp
-  beside = {}
-  if preprocessor := pipelines.described(source.pp or pipelines.plain(source, size)):
-    if to == 'timm':
-      config['pretrained_cfg'] |= preprocessor.timm()
-    if to == 'hf':
-      beside['preprocessor_config.json'] = preprocessor.hf()
+    beside, pp = {}, pipelines.of_source(source, size)
+    if to in ('timm', 'hf'):
+      # The libraries' geometry where they have ours, else a resize; all of it is in `pp`.
+      plain = pipelines.of_source(source, size, plain=True)
+      preprocessor = pipelines.described(pp) or pipelines.described(plain)
+      if preprocessor is None:
+        raise ValueError(f'{to} cannot express the levels of {pp!r}')
+      if to == 'timm':
+        config['pretrained_cfg'] |= preprocessor.timm()
+      else:
+        beside['preprocessor_config.json'] = preprocessor.hf()
   return save(dest, arrays, config, beside), params
 
 

@@ -43,6 +43,20 @@ TRAINING |= {'remat', 'scan', 'dtype'}
 Fields = dict[str, Any]
 
 
+class _Stated(dict):
+  """The fields that a writer is given, and in `read` those that it looked at."""
+
+  read = frozenset()
+
+  def __getitem__(self, key):
+    self.read |= {key}
+    return super().__getitem__(key)
+
+  def get(self, key, default=None):
+    self.read |= {key}
+    return super().get(key, default)
+
+
 class Format(NamedTuple):
   """How one publisher stores one family. Parameters are those under our names."""
 
@@ -96,7 +110,14 @@ class Format(NamedTuple):
     Raises:
       ValueError: for a field that the format cannot express: it would be read otherwise.
     """
-    config = self.config(fields, image_size, class_names)
+    stated, usual = _Stated(fields), models.signature(self.family).parameters
+    config = self.config(stated, image_size, class_names)
+    # Fields are compared when the file is read again. One that an array's absence tells is
+    # then equal by itself, whatever another library makes of the file: it must be looked at.
+    ours = config.keys() <= {'vit_jax'}  # read as it was written
+    for key in {} if ours else fields.keys() - {*stated.read, *TRAINING}:
+      if key not in usual or fields[key] != usual[key].default:
+        raise ValueError(f'{self.to or self.name} cannot express {key}={fields[key]!r}')
     rules = self.rules
     if self.write_rules:
       rules = self.write_rules(flat, fields)

@@ -89,6 +89,7 @@ def load(
       encoder, without a head and without the parameters that the task added.
     variant: 'B/16': the model's size, where the source does not say it.
     image_size: pixels to fit the position embeddings to, (H, W) or one number for both.
+      The pipeline keeps the source's interpolation, crop ratio and crop mode.
     resize: how, 'bilinear' or 'bicubic': see `weights.adapt.resize_positions`.
     skip: regexes of parameters to initialise afresh instead of taking them.
     ema: of a run, the averaged parameters.
@@ -127,9 +128,7 @@ def load(
   names = origin.class_names
   if names is not None and getattr(model, 'num_classes', None) != len(names):
     names = None
-  # A pipeline is for one size: for another, it keeps the standardised pixels alone.
-  moved = origin.image_size and size != origin.image_size
-  pp = pipelines.plain(origin, size) if moved or not origin.pp else origin.pp
+  pp = pipelines.of_source(origin, size)
   whence = str(source), origin.format, report.describe(origin), origin.step, origin.tune
   variables = trees.variables(flat)
   return Loaded(model, variables, size, origin.channels, pp, names, *whence)

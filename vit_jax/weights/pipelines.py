@@ -1,28 +1,41 @@
-"""Evaluation pipelines as timm and transformers describe theirs, and as our ops."""
+"""Evaluation pipelines as timm and transformers describe theirs, and as our ops.
 
+The text of a pipeline says which pixels a model takes. `described` reads it as both
+libraries write it, `of_source` brings it to images of another size, and `filled` puts it
+into the pipelines of a run that starts from weights.
+"""
+
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax import models
 from vit_jax.data.ops import registry
+from vit_jax.data.ops.arguments import size_pair
 from vit_jax.weights.source import Source
 
 # Pillow's numbers of its filters; Pillow antialiases, and rounds to the nearest level.
-_RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic'}
+_RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic', 4: 'area'}
 _NUMBERS = {method: number for number, method in _RESAMPLE.items()}
+_HOW = {'method', 'antialias', 'rounding'}  # arguments of ops that resize
 # Steps of transformers' processors.
 _STEPS = ('convert_rgb', 'resize', 'rescale', 'normalize')
+# ImageNet's pixels: the defaults of timm.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
   """Returns the evaluation transform by a `pretrained_cfg` of timm."""
   if not cfg or not size:
     return None
-  method, crop_pct = cfg.get('interpolation', 'bicubic'), cfg.get('crop_pct', 0.875)
-  levels = _value_range(cfg.get('mean', (0.5,) * 3), cfg.get('std', (0.5,) * 3))
+  if (mode := cfg.get('crop_mode', 'center')) not in ('center', 'squash'):
+    raise ValueError(f"crop_mode {mode!r} is not read: 'center' and 'squash' are")
+  method = cfg.get('interpolation', 'bicubic').replace('box', 'area')
+  crop_pct = cfg.get('crop_pct', 0.875)
+  levels = _value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
   crop = size[0] if size[0] == size[1] else size
-  if cfg.get('crop_mode') == 'squash':  # whatever the aspect ratio
+  if mode == 'squash':  # whatever the aspect ratio
     how = f"method={method!r}, antialias=True, rounding='nearest'"
     whole = tuple(int(n / crop_pct) for n in size)
     cut = '' if whole == size else f'|central_crop({crop})'
@@ -42,13 +55,21 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   method = _RESAMPLE[resample]
   how = f"method={method!r}, antialias={method != 'nearest'}, rounding='nearest'"
   size, steps = processor.get('size', size), ['decode']
+  shortest = size.get('shortest_edge') if isinstance(size, dict) else None
+  crop = processor.get('crop_size', size) if processor.get('do_center_crop') else None
+  # ConvNeXt's processor, also ResNet's: it crops images of less than 384 pixels.
+  if ratio := processor.get('crop_pct'):
+    side = shortest or _sides(size)[0]
+    shortest, crop, size = None, None, (side, side)
+    if _side(side) < 384:
+      shortest, crop = int(side / ratio), side
   if processor.get('do_resize', True):
-    if isinstance(size, dict) and 'shortest_edge' in size:
-      steps.append(f'resize_small({_side(size["shortest_edge"])}, {how})')
+    if shortest:
+      steps.append(f'resize_small({_side(shortest)}, {how})')
     else:
       steps.append(f'resize({_sides(size)}, {how})')
-  if processor.get('do_center_crop'):
-    steps.append(f'central_crop({_sides(processor.get("crop_size", size))})')
+  if crop:
+    steps.append(f'central_crop({_sides(crop)})')
   mean = processor.get('image_mean', (0.5,) * 3)
   std = processor.get('image_std', (0.5,) * 3)
   if not processor.get('do_normalize', True):
@@ -78,19 +99,24 @@ def _value_range(mean, std) -> str:
   return f'value_range({low}, {high})'
 
 
-def plain(source: Source, size: tuple[int, int]) -> str:
-  """Returns the evaluation pipeline of the Google code: a resize without rounding.
+def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str:
+  """Returns the evaluation pipeline of a source for images of a size.
 
-  It retains the source's `value_range`. A detector of square images has a canvas.
+  For another size than its own, interpolation, crop ratio and mode stay if both libraries
+  have them. Without a pipeline, or if `plain`, it is the Google code's: a resize without
+  rounding. A detector of square images has a canvas.
   """
-  text = str(size[0]) if size[0] == size[1] else f'({size[0]}, {size[1]})'
-  decode = 'decode' if source.channels == 3 else f'decode({source.channels})'
+  if source.pp and not plain and (source.image_size or size) == size:
+    return source.pp
   ops = registry.parse(source.pp or '')
+  crop = size[0] if size[0] == size[1] else size
+  decode = 'decode' if source.channels == 3 else f'decode({source.channels})'
   levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
-  resize = f"resize({text}, rounding='none')"
+  resize = '' if plain else _geometry(ops, size)
+  resize = resize or f"resize({crop}, rounding='none')"
   family = models.family(source.family, **source.fields)
   if family.outputs == 'boxes' and size[0] == size[1]:
-    resize = f'detr_resize({text}, {text})|canvas({text})'
+    resize = f'detr_resize({crop}, {crop})|canvas({crop})'
   return f'{decode}|{resize}|{levels[0]}'
 
 
@@ -98,19 +124,27 @@ class Preprocessor(NamedTuple):
   """Resize, crop, standardise: the steps of both libraries before a model."""
 
   size: tuple[int, int]  # (H, W) of the model's images in pixels
-  # Pixels of the shorter side before a central crop; None: squashed.
-  shorter: int | None
   method: str  # interpolation, one of _RESAMPLE
   mean: list[float]  # one per channel, for pixels in [0, 1]
   std: list[float]
+  whole: tuple[int, int]  # before a central crop
+  # Pixels of the shorter side, resized at its aspect ratio; None: squashed to `whole`.
+  shorter: int | None
   longest: int | None = None  # the most pixels of the longer side, for detectors
+
+  @property
+  def crop_pct(self) -> float:
+    """The shortest decimal by which timm computes `whole` from the size."""
+    side, whole = max(self.size), max(self.whole)
+    ratios = (math.floor(side / whole * 10**n) / 10**n for n in range(1, 16))
+    return next((r for r in ratios if r and int(side / r) == whole), side / whole)
 
   def timm(self) -> dict:
     """Returns the keys of timm's `pretrained_cfg` that describe it."""
     return {
       'input_size': [3, *self.size],
-      'interpolation': self.method,
-      'crop_pct': round(max(self.size) / self.shorter, 6) if self.shorter else 1.0,
+      'interpolation': self.method.replace('area', 'box'),
+      'crop_pct': self.crop_pct,
       'crop_mode': 'center' if self.shorter else 'squash',
       'mean': self.mean,
       'std': self.std,
@@ -118,14 +152,16 @@ class Preprocessor(NamedTuple):
 
   def hf(self) -> dict:
     """Returns the preprocessor_config.json of transformers that describes it."""
-    size = whole = dict(zip(('height', 'width'), self.size, strict=True))
-    name, more = 'ViTImageProcessor', {}
+    sides = lambda pair: dict(zip(('height', 'width'), pair, strict=True))
+    size, name, more = sides(self.whole), 'ViTImageProcessor', {}
+    crop = {'do_center_crop': True, 'crop_size': sides(self.size)}
     if self.longest:
       size = {'shortest_edge': self.shorter, 'longest_edge': self.longest}
       name, more = 'DetrImageProcessor', {'do_pad': True}
     elif self.shorter:
-      size = {'shortest_edge': self.shorter}
-      name, more = 'CLIPImageProcessor', {'do_center_crop': True, 'crop_size': whole}
+      size, name, more = {'shortest_edge': self.shorter}, 'CLIPImageProcessor', crop
+    elif self.whole != self.size:
+      name, more = 'DeiTImageProcessor', crop
     return {
       'image_processor_type': name,
       **dict.fromkeys((f'do_{step}' for step in _STEPS), True),
@@ -146,19 +182,112 @@ def described(pp: str) -> Preprocessor | None:
   ops = [op for op in registry.parse(pp) if op.name not in ('decode', 'pad_to')]
   if [op.name for op in ops] not in (
     ['resize', 'value_range'],
+    ['resize', 'central_crop', 'value_range'],
     ['resize_small', 'central_crop', 'value_range'],
     ['detr_resize', 'canvas', 'value_range'],
   ):
     return None
-  resize, levels = ops[0].arguments, ops[-1].arguments
+  resize, levels = ops[0].arguments, normalisation(pp)
   method = resize.get('method', 'bilinear')  # detr_resize has no other
-  usual = {'in_lo': 0, 'in_hi': 255, 'clip': False}
   drawn = isinstance(resize.get('sizes'), tuple)  # one size of several, at random
-  if drawn or method not in _NUMBERS or any(levels[k] != v for k, v in usual.items()):
+  if drawn or method not in _NUMBERS or levels is None:
     return None
-  size = ops[-2].arguments['size']
+  size = size_pair(ops[-2].arguments['size'])
+  shorter = resize.get('smaller_size', resize.get('sizes'))
+  whole = (shorter,) * 2 if shorter else size_pair(resize['size'])
+  return Preprocessor(size, method, *levels, whole, shorter, resize.get('longest'))
+
+
+def normalisation(pp: str) -> tuple[list[float], list[float]] | None:
+  """Returns (mean, std) of pixels in [0, 1], 3 numbers each; None if it is not that."""
+  ops = [op for op in registry.parse(pp) if op.name == 'value_range']
+  levels = ops[0].arguments if len(ops) == 1 else {'clip': None}
+  if any(
+    levels.get(k) != v for k, v in {'in_lo': 0, 'in_hi': 255, 'clip': False}.items()
+  ):
+    return None
   low, high = (np.broadcast_to(np.float64(levels[k]), 3) for k in ('lo', 'hi'))
   mean, std = (x.round(7).tolist() for x in (-low / (high - low), 1 / (high - low)))
-  shorter = resize.get('smaller_size', resize.get('sizes'))
-  size = (size, size) if isinstance(size, int) else tuple(size)
-  return Preprocessor(size, shorter, method, mean, std, resize.get('longest'))
+  return mean, std
+
+
+def _geometry(ops, size: tuple[int, int]) -> str:
+  """Returns the resize and crop of a pipeline for images of a size; '' if it has others.
+
+  Interpolation, crop ratio and mode stay.
+  """
+  now = described('|'.join(op.text for op in ops)) if ops else None
+  if now is None or now.longest:
+    return ''
+  one = lambda pair: pair[0] if pair[0] == pair[1] else pair
+  changes = {
+    'resize': {'size': one(tuple(int(n / now.crop_pct) for n in size))},
+    'resize_small': {'smaller_size': int(max(size) / now.crop_pct)},
+    'central_crop': {'size': one(size)},
+  }
+  return '|'.join(op.changed(**changes[op.name]) for op in ops if op.name in changes)
+
+
+# -- the pipelines of a run that starts from weights -------------------------------------
+
+
+def filled(config: dict, weights: str | None) -> tuple[dict, list[str]]:
+  """Fills what the pipelines of a run leave to the weights that it starts from.
+
+  Left to them are `resize_as_weights`, a `value_range` without numbers, and how an
+  `inception_crop` interpolates. `weights` is their evaluation pipeline; without one, ops do
+  as by default. Also returns lines on the pixels taken, and on pipelines with others.
+  """
+  theirs, lines = registry.parse(weights or ''), []
+
+  def fill(value, where: str):
+    if isinstance(value, dict):
+      return {key: fill(x, f'{where}.{key}') for key, x in value.items()}
+    if not where.endswith('.pp'):
+      return value
+    pp = _filled(value, theirs)
+    ours, wanted = _words(pp), _words(weights)
+    if differ := [key for key in ours if ours[key] != wanted.get(key, ours[key])]:
+      has, want = (', '.join(x[key] for key in differ) for x in (ours, wanted))
+      lines.append(f'{where} has {has}; the weights want {want}')
+    return pp
+
+  new = {key: fill(config[key], f'config.{key}') for key in ('data', 'evals')}
+  if any(config[key] != new[key] for key in new):
+    words = ', '.join(_words(weights or 'value_range').values())
+    whence = 'taken from the weights' if weights else 'the weights name none'
+    lines.insert(0, f'pixels: {words}: {whence}')
+  return config | new, lines
+
+
+def _filled(pp: str, theirs: tuple) -> str:
+  """Returns a pipeline with the ops of another one where it leaves them open."""
+  named, ops, texts = {op.name: op for op in theirs}, registry.parse(pp), []
+  resize = named.get('resize') or named.get('resize_small')
+  for op in ops:
+    text = op.text
+    if op.name == 'value_range' and not op.written:
+      text = named[op.name].text if theirs else 'value_range(-1, 1)'
+    elif op.name == 'resize_as_weights':
+      geometry = _geometry(theirs, size_pair(op.arguments['size']))
+      text = geometry or text.replace(op.name, 'resize')
+    elif op.name == 'inception_crop' and resize:
+      how = {k: v for k, v in resize.arguments.items() if k in _HOW - {*op.written}}
+      if any(op.arguments[k] != v for k, v in how.items()):
+        text = op.changed(**how)
+    texts.append(text)
+  return pp if texts == [op.text for op in ops] else '|'.join(texts)
+
+
+def _words(pp: str | None) -> dict[str, str]:
+  """Returns the facts about pixels in a pipeline, as a user reads them."""
+  if not pp or not (levels := normalisation(pp)):
+    return {}
+  words = {}
+  for name, x in zip(('mean', 'std'), levels, strict=True):
+    x = x if len({*x}) > 1 else x[:1]
+    words[name] = ' '.join([name, *(f'{number:.3g}' for number in x)])
+  if (facts := described(pp)) and not facts.longest:
+    how = f'{"crop" if facts.shorter else "squash"} {facts.crop_pct:g}'
+    words |= {'method': facts.method, 'crop': how}
+  return words

@@ -85,6 +85,10 @@ def resize(
   )
 
 
+# In a run that starts from weights, their resize and crop: see `weights.pipelines.filled`.
+op('resize_as_weights', keeps_positions=True)(resize)
+
+
 @op('resize_small', keeps_positions=True)
 def resize_small(
   smaller_size: Side,
@@ -161,10 +165,12 @@ class ValueRange:
 
   As big_vision's op of the same text, to float32 rounding. lo and hi may be one number
   per channel: (0 - mean) / std and (1 - mean) / std for models whose pixels are
-  standardised.
+  standardised. Without numbers a run that starts from weights takes theirs.
   """
 
-  def __init__(self, lo, hi, in_lo: float = 0, in_hi: float = 255, clip: bool = False):
+  def __init__(
+    self, lo=-1, hi=1, in_lo: float = 0, in_hi: float = 255, clip: bool = False
+  ):
     low, high = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
     if low.shape != high.shape or low.ndim > 1:
       raise ValueError('expected two numbers, or two lists of one per channel')

@@ -36,6 +36,7 @@ class Op:
     make: factory of the op's function. This and the next four: see `op`.
     text: as written in the pipeline.
     arguments: all arguments by name, defaults included.
+    written: names of those that the text has.
     apply: the op's function, which may itself have `draws` and `maps`.
   """
 
@@ -47,6 +48,7 @@ class Op:
   keeps_positions: bool
   text: str = ''
   arguments: dict[str, Any] | None = None
+  written: tuple[str, ...] = ()
   apply: Callable | None = None
 
   def __call__(self, features: dict, u) -> dict:
@@ -58,6 +60,13 @@ class Op:
     # Boxes that an op forgot would stay in place, under an image that moved.
     assert changed.keys() >= mapped.keys(), f'{self.name}: gives {list(changed)}'
     return {**features, **changed}
+
+  def changed(self, **changes) -> str:
+    """Returns the text with other arguments; the first stays without its name."""
+    first, *more = ({k: self.arguments[k] for k in self.written} | changes).items()
+    return (
+      f'{self.name}({", ".join([repr(first[1]), *(f"{k}={v!r}" for k, v in more)])})'
+    )
 
   @property
   def numpy(self) -> Callable | None:
@@ -227,13 +236,13 @@ def _bind(text: str, node: ast.expr) -> Op:
       many = parameter.kind is parameter.VAR_KEYWORD
       kind = dict[str, parameter.annotation] if many else parameter.annotation
       check_value(key, value, kind)
+    written = tuple(bound.arguments)
     bound.apply_defaults()
     apply = op.make(*args, **kwargs)
   except (TypeError, ValueError) as error:
     parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     usage = f'{op.name}{signature.replace(parameters=parameters)}'
     raise ValueError(f'{text} does not fit {usage}: {error}') from None
-  draws, maps = getattr(apply, 'draws', op.draws), getattr(apply, 'maps', op.maps)
-  return dataclasses.replace(
-    op, text=text, arguments=bound.arguments, apply=apply, draws=draws, maps=maps
-  )
+  own = {key: getattr(apply, key, getattr(op, key)) for key in ('draws', 'maps')}
+  own |= {'text': text, 'arguments': bound.arguments, 'written': written}
+  return dataclasses.replace(op, apply=apply, **own)

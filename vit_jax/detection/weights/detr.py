@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from vit_jax.detection.weights.fpn import backbone_of
-from vit_jax.weights import configs, layers
+from vit_jax.weights import configs, layers, pipelines
 from vit_jax.weights.families import resnet
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, below, respelled, table
@@ -115,7 +115,6 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
 # that do not say.
 _SHORTER, _LONGEST = 800, 1333
 _HEADS = 8  # every published model has as many; the arrays do not show it
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 # The values that keys of transformers' config must have.
 _ONLY = {'activation_function': 'relu', 'position_embedding_type': 'sine'}
@@ -129,7 +128,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
   by_name = not config and 'dc5' in os.path.basename(source.rstrip('/')).lower()
   if not isinstance(dilated := config.get('dilation', by_name), bool):
     raise ValueError(f'dilation is {dilated!r}, expected true or false')
-  processor = {'image_mean': _MEAN, 'image_std': _STD}
+  processor = {'image_mean': pipelines.MEAN, 'image_std': pipelines.STD}
   processor |= configs.section(config, 'preprocessor')
   shorter, longest, size = _sides(config, processor)
   processor = {**processor, 'size': {'height': size[0], 'width': size[1]}}

@@ -93,7 +93,9 @@ def describe(
   """
   H, W, C = program.shape(BATCH)[1:]
   ops = registry.parse(_filling(loaded.pp, (H, W)))
-  mean, std = _normalisation(ops, C)
+  plain = {op.name for op in ops} <= {*_GEOMETRY, 'value_range'}
+  levels = pipelines.normalisation(loaded.pp) if plain else None
+  mean, std = (x[:C] for x in levels) if levels else (None, None)
   return {
     'made_by': f'vit_jax {__version__}',
     'source': loaded.source,
@@ -133,11 +135,3 @@ def _filling(pp: str, size: tuple[int, int]) -> str:
     return pp
   texts = [op.text for op in ops if op.name not in ('detr_resize', 'canvas')]
   return '|'.join([*texts[:1], f'resize({size}, antialias=True)', *texts[1:]])
-
-
-def _normalisation(ops, channels: int) -> tuple[list[float] | None, list[float] | None]:
-  """Returns (mean, std) of the one op that changes pixels; None if there are more."""
-  levels = '|'.join(op.text for op in ops if op.name not in _GEOMETRY)
-  if (preprocessor := pipelines.described(f'resize(1)|{levels}')) is None:
-    return None, None
-  return list(preprocessor.mean[:channels]), list(preprocessor.std[:channels])

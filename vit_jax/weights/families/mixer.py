@@ -58,6 +58,7 @@ _TIMM_NAMES = [f'mixer_{size}{patch}_224' for size in 'sbl' for patch in (16, 32
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
+  configs.need(fields, 'timm', act=('gelu_erf',))
   args = configs.timm_patches(fields, image_size)
   args['num_blocks'] = fields['depth']
   args['mlp_ratio'] = [
