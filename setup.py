@@ -11,6 +11,9 @@ from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
 
+# The author, and an address once there is one: EMAIL, URL, and repo_url in mkdocs.yml.
+AUTHOR, EMAIL, URL = 'The vit_jax authors', None, None
+
 
 def read_version() -> str:
   text = (HERE / 'vit_jax' / 'version.py').read_text(encoding='utf-8')
@@ -49,6 +52,18 @@ setup(
   long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
+  author=AUTHOR,
+  author_email=EMAIL,
+  url=URL,
+  keywords='vision transformer vit jax flax tpu image classification fine-tuning detection',
+  classifiers=[
+    'Development Status :: 4 - Beta',
+    'Intended Audience :: Science/Research',
+    'Operating System :: POSIX :: Linux',
+    'Programming Language :: Python :: 3',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    'Typing :: Typed',
+  ],
   python_requires='>=3.11',
   # `include` keeps configs/ and tests/ from being installed as top-level packages.
   packages=[*find_packages(include=['vit_jax', 'vit_jax.*']), 'vit_jax.configs'],

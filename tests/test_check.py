@@ -203,3 +203,19 @@ def test_every_whole_number_has_a_range():
 def test_values_that_json_cannot_hold(value, facts):
   with pytest.raises(UserError, match=naming(*facts)):
     check.plain('config.x', value)
+
+
+@pytest.mark.parametrize(
+  ('key', 'keys', 'near'),
+  [
+    ('learning_rate', ['lr', 'wd'], 'lr'),
+    ('weight_decay', ['lr', 'wd'], 'wd'),
+    ('learning_rate', ['data', 'optim'], 'optim.lr'),
+    ('num_workers', ['batch_size', 'workers'], 'workers'),
+    ('max_epochs', ['data', 'epochs'], 'epochs'),
+    ('Batch-Size', ['data'], 'data.batch_size'),
+  ],
+)
+def test_the_usual_names_of_keys_are_understood(key, keys, near):
+  with pytest.raises(UserError, match=naming(key, f'Did you mean "{near}"')):
+    check.known_keys('config', {key: 1}, keys)

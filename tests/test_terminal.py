@@ -4,11 +4,13 @@ import faulthandler
 import os
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 
-from vit_jax import distributed, terminal
+from vit_jax import distributed, errors, terminal
+from vit_jax.tools import predict
 
 CODE = """
 import os, sys, warnings
@@ -64,3 +66,26 @@ def test_under_tests_and_in_notebooks(tmp_path, capfd):
   assert (tmp_path / 'inner').read_text() == 'more\n'
   assert (sys.stderr, faulthandler.is_enabled()) == (stream, enabled)
   assert len(os.listdir('/proc/self/fd')) == files
+
+
+def test_progress_is_a_line_now_and_then(monkeypatch, capfd):
+  monkeypatch.setattr(terminal, '_SECONDS', 0.02)
+  numbers = terminal.progress(range(3), 3, 'photos, val', 'batches')
+  assert next(numbers) + next(numbers) == 1
+  time.sleep(0.1)
+  assert 'photos, val: 1 of 3 batches' in capfd.readouterr().err
+  numbers.close()
+  time.sleep(0.05)
+  capfd.readouterr()
+  time.sleep(0.05)
+  assert capfd.readouterr().err == ''
+  assert list(terminal.progress(range(3), None, 'a', 'b', quiet=True)) == [0, 1, 2]
+
+
+def test_names_cannot_move_the_cursor_or_look_like_lines():
+  assert errors.printable('a\x1b[2J\nb\u202e\udce9') == r'a\x1b[2J\nb\u202e\udce9'
+  image = {'path': 'a\nb.png', 'top': [{'name': 'cat\x1b]0;\7', 'probability': 0.5}]}
+  assert predict._render(image).split('\n') == [
+    'a\\nb.png',
+    '   50.0 %  cat\\x1b]0;\\x07',
+  ]

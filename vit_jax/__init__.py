@@ -1,20 +1,41 @@
 """Vision Transformers in JAX.
 
-`create_model`, `load`, `preprocess`, `attention_maps`, `class_names`, `__version__`; each
-imports what it needs when it is called.
+`list_models`, `create_model`, `load`, `preprocess`, `attention_maps`, `class_names`,
+`__version__`; each imports what it needs when it is called.
 """
 
 from vit_jax.version import __version__ as __version__
+
+
+def list_models(pattern: str = '*', pretrained: bool = False) -> list[str]:
+  """Returns usual names of models and weights, of many more: `list_models('*dino*')`.
+
+  `create_model` takes those of models; `load` those of weights, 'b16-augreg-i21k' and
+  'hf:timm/vit_base_patch16_224.dino', which alone are `pretrained`.
+  """
+  import fnmatch
+
+  from vit_jax import models
+  from vit_jax.weights import zoo
+
+  weights = [*zoo.ENTRIES, *models.names(on_hub=True)]
+  names = weights if pretrained else models.names() + weights
+  return fnmatch.filter(names, pattern)
 
 
 def create_model(name: str, variant: str | None = None, **fields):
   """Returns a Linen model: `create_model('vit', 'B/16', num_classes=10)`.
 
   `create_model('vit_base_patch16_224')` is the same model by timm's name. All
-  arguments: `vit_jax.models.build`.
+  arguments: `vit_jax.models.build`. Weights come with `load`.
   """
-  from vit_jax import models  # importing vit_jax alone costs nothing
+  from vit_jax import errors, models  # importing vit_jax alone costs nothing
 
+  if 'pretrained' in fields:
+    sources = list_models(f'*{name}*', pretrained=True)
+    raise errors.UserError(
+      f'For weights use vit_jax.load, with a source such as {sources}.'
+    )
   return models.build(name, variant, **fields)
 
 

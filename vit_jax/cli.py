@@ -19,6 +19,7 @@ from vit_jax.errors import (
   UserError,
   did_you_mean,
   disk_is_full,
+  printable,
 )
 
 INTERRUPTED = 'interrupted.'
@@ -125,7 +126,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     return _NO_READER
   except RunError as error:
     prefix = '' if isinstance(error, Preempted) else 'error: '
-    print(f'{prefix}{error}', file=sys.stderr)
+    print(f'{prefix}{printable(error, keep=chr(10))}', file=sys.stderr)
     return error.exit_code
   except OSError as error:
     if not disk_is_full(error):

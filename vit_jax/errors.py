@@ -6,6 +6,7 @@ exception is a defect of this package and keeps its traceback.
 
 import errno
 import os
+import re
 
 EXIT_CODES = {
   0: 'done',
@@ -91,10 +92,18 @@ class Interrupted(RunError):
   exit_code = 130
 
 
+def printable(text, keep: str = '') -> str:
+  """Returns a text with its control characters and line breaks escaped, but for `keep`.
+
+  Names from files enter the output here: they could move the cursor, or look like lines.
+  """
+  escaped = lambda c: c.encode('unicode_escape').decode('ascii')
+  return ''.join(c if c.isprintable() or c in keep else escaped(c) for c in str(text))
+
+
 def one_line(text, most: int = 300) -> str:
   """Returns a text or an exception as part of one line, of `most` characters at most."""
-  line = ' '.join(str(text).split()).rstrip('.')
-  shown = line if line.isprintable() else ascii(line)
+  shown = printable(' '.join(str(text).split()).rstrip('.'))
   return shown if len(shown) <= most else f'{shown[: most - 3]}...'
 
 
@@ -120,9 +129,33 @@ def choose(noun: str, value, table, also: str = ''):
   return table[value] if isinstance(table, dict) else value
 
 
-def did_you_mean(name: str, names, alike: float = 0.6) -> str:
-  """Returns ' Did you mean "x"?' for the nearest of `names`, or ''."""
+# The usual names of config keys elsewhere, without punctuation -> the key here.
+SYNONYMS = {
+  **dict.fromkeys(('learningrate', 'baselr', 'peaklr'), 'optim.lr'),
+  **dict.fromkeys(('weightdecay', 'decay'), 'optim.wd'),
+  **dict.fromkeys(('maxepochs', 'numepochs', 'numtrainepochs'), 'epochs'),
+  **dict.fromkeys(('maxsteps', 'numsteps', 'totalsteps', 'iterations'), 'steps'),
+  **dict.fromkeys(('numworkers', 'jobs'), 'data.workers'),
+  **dict.fromkeys(('batch', 'bs', 'batchsize', 'trainbatchsize'), 'data.batch_size'),
+  'droppath': 'model.stochastic_depth',
+}
+
+
+def nearest(name, names, alike: float = 0.6) -> str | None:
+  """Returns the name that another one stands for, or None; punctuation does not count."""
   import difflib
 
-  near = difflib.get_close_matches(str(name), map(str, names), 1, alike)
-  return f' Did you mean "{near[0]}"?' if near and near[0] != str(name) else ''
+  plain = lambda text: re.sub(r'[\W_]', '', str(text).lower())
+  by_plain = {plain(x): str(x) for x in reversed([*names])}
+  if full := SYNONYMS.get(plain(name)):
+    section, _, key = full.rpartition('.')
+    if match := by_plain.get(plain(key)) or (section in by_plain and full):
+      return match
+  near = difflib.get_close_matches(plain(name), by_plain, 1, alike)
+  return by_plain[near[0]] if near and by_plain[near[0]] != str(name) else None
+
+
+def did_you_mean(name, names, alike: float = 0.6) -> str:
+  """Returns ' Did you mean "x"?' for the nearest of `names`, or ''."""
+  near = nearest(name, names, alike)
+  return f' Did you mean "{near}"?' if near else ''

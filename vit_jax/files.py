@@ -23,6 +23,7 @@ from vit_jax.errors import NotAllowed, RunError, Unreachable, UserError, one_lin
 SCHEME = 'gs://'
 # A request to a bucket is repeated after this many seconds without a byte.
 _SILENCE = 60
+_FIRST = 12  # seconds for the first answer, since gcsfs would try for two minutes
 
 # TensorStore and google-cloud-cpp name absl's status codes in their errors; gcsfs raises
 # its own errors and those of the packages it uses.
@@ -188,7 +189,32 @@ def filesystem():
     gpath._is_tf_installed.cache_clear()
   for name in ('gcsfs', 'fsspec'):  # they log every error that they raise
     logging.getLogger(name).setLevel(logging.CRITICAL)
+  _check_answers(gcsfs.core._location())
   return fsspec.filesystem('gs')
+
+
+def _check_answers(url: str) -> None:
+  """Raises `Unreachable` where a server gives no answer, be it an error."""
+  import threading
+  import urllib.error
+  import urllib.request
+
+  why = [f'none in {_FIRST} s']
+
+  def ask():
+    try:
+      with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(url, timeout=_FIRST).close()
+      why.clear()
+    except (OSError, ValueError) as error:
+      why[0] = str(getattr(error, 'reason', error))
+
+  # A name server without a network may take longer than any timeout.
+  thread = threading.Thread(target=ask, daemon=True)
+  thread.start()
+  thread.join(_FIRST)
+  if why:
+    raise Unreachable(f'{url} does not answer ({why[0]}), so no gs:// can be read.')
 
 
 @contextlib.contextmanager

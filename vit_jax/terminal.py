@@ -4,7 +4,11 @@ import contextlib
 import faulthandler
 import os
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+_SECONDS = 30  # between lines about progress, where standard error is no terminal
 
 # The file descriptor of lines to the user; not 2 while `noise_to` redirects that.
 _fd = 2
@@ -15,6 +19,43 @@ def say(line: str) -> None:
   with contextlib.suppress(OSError):
     clear = '\r\x1b[K' if os.isatty(_fd) else ''  # over a progress bar
     os.write(_fd, f'{clear}{line}\n'.encode('utf-8', 'backslashreplace'))
+
+
+def bold(text: str) -> str:
+  """Returns a text in bold, where standard output is a terminal that has it."""
+  plain = 'NO_COLOR' in os.environ or not sys.stdout.isatty()
+  return text if plain else f'\x1b[1m{text}\x1b[0m'
+
+
+def progress(
+  items: Iterable, total: int | None, text: str, unit: str, quiet: bool = False
+) -> Iterator:
+  """Yields the items, with a bar on a terminal, and elsewhere a line now and then.
+
+  A total of None is unknown; `quiet` processes show nothing.
+  """
+  import tqdm
+
+  start, done, stop = time.monotonic(), 0, threading.Event()
+
+  def report():
+    while not stop.wait(_SECONDS):
+      seconds = (time.monotonic() - start) * ((total or 0) - done) / max(done, 1)
+      left = f', {tqdm.tqdm.format_interval(seconds)} left' if total and done else ''
+      say(f'{text}: {done} of {total or "?"} {unit}{left}')
+
+  # Nothing appears in the first second.
+  options = dict(leave=False, dynamic_ncols=True, delay=1, disable=quiet or None)
+  with tqdm.tqdm(total=total, desc=text, unit=unit, **options) as bar:
+    if bar.disable and not quiet:  # a thread: one item may take minutes
+      threading.Thread(target=report, daemon=True).start()
+    try:
+      for item in items:
+        yield item
+        done += 1
+        bar.update()
+    finally:
+      stop.set()
 
 
 @contextlib.contextmanager

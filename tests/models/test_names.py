@@ -2,9 +2,11 @@
 
 import pytest
 
+import vit_jax
 from tests.support import naming
 from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.weights import zoo
 
 
 @pytest.mark.parametrize(
@@ -89,3 +91,29 @@ def test_names_of_siglip(name, variant, classifier):
 def test_other_names_are_refused(name, facts):
   with pytest.raises(UserError, match=naming(*facts)):
     models.build(name)
+
+
+def test_listed_names_are_of_models_and_weights():
+  for name in vit_jax.list_models():
+    if name.startswith('hf:timm/'):
+      name = name.removeprefix('hf:timm/').partition('.')[0]
+    if not name.startswith('hf:') and name not in zoo.ENTRIES:
+      models.resolve(name)
+  dino = vit_jax.list_models('*dino*')
+  assert 'hf:timm/vit_base_patch16_224.dino' in dino
+  with pytest.raises(UserError, match=naming('vit_jax.load', dino[2])):
+    vit_jax.create_model('vit_base_patch16_224', pretrained=True)
+
+
+@pytest.mark.parametrize(
+  ('name', 'near'),
+  [
+    ('ViT-B/16', 'ViT-B_16'),
+    ('vit_b_16', 'ViT-B_16'),
+    ('vit_base_path16_224', 'vit_base_patch16_224'),
+    ('google/vit-base-patch16-224', 'vit_base_patch16_224'),
+  ],
+)
+def test_a_name_that_is_nearly_one(name, near):
+  with pytest.raises(UserError, match=naming(name, f'Did you mean "{near}"')):
+    vit_jax.create_model(name)

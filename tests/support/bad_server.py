@@ -49,6 +49,7 @@ ANSWERS = {
   'not found': _status('404 Not Found'),
   'busy': _status('503 Service Unavailable', 'Retry-After: 1'),
   'loop': _status('302 Found', 'Location: /loop'),
+  'to ftp': _status('302 Found', 'Location: ftp://127.0.0.1:1/whole'),
   'to a file': _status('302 Found', 'Location: file:///etc/passwd'),
   'bad chunks': _ok(b'zz\r\nhello\r\n', 'Transfer-Encoding: chunked', length=None),
   'no status': b'\r\n\r\n',

@@ -1,6 +1,7 @@
 """Round trips through every format, bit for bit, and what a format cannot express."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -165,3 +166,15 @@ def test_the_config_of_a_published_bit():
   other = models.fields_of(model.clone(zero_pad_pool=False))
   with pytest.raises(ValueError, match=naming('zero_pad_pool=False', 'timm')):
     written(other, (224, 224), None)
+
+
+@pytest.mark.parametrize(
+  ('dest', 'facts'),
+  [
+    ('x.onnx', ('x.onnx', '--to timm', 'torch.onnx.export')),
+    ('x.pt', ('x.pt', '.safetensors')),
+  ],
+)
+def test_suffixes_of_others_are_told_the_way(capsys, dest, facts):
+  assert run(GOLDEN / 'vit_google_token.npz', dest, '--to', 'timm') == 2
+  assert re.search(naming(*facts), capsys.readouterr().err)

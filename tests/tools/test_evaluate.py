@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from tests.support import GOLDEN, commands, naming, stand_in
-from vit_jax import cli, inference, models, weights
+from vit_jax import cli, inference, models, terminal, weights
 from vit_jax.data import sources
 from vit_jax.evaluators import predictions
-from vit_jax.tools import evaluate, source
+from vit_jax.tools import evaluate, out_folder, source
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 
@@ -48,11 +48,14 @@ def expected(data, source=SOURCE):
   return np.array(true), predicted.logits.argmax(-1)
 
 
-def test_counts_and_tables(data, tmp_path, capsys):
+def test_counts_and_tables(data, tmp_path, capfd, monkeypatch):
+  monkeypatch.setattr(terminal, '_SECONDS', 0.01)
   out = tmp_path / 'tables'
   args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--batch', 8)
   assert run(*args, '--out', out, '--json') == 0
-  record = json.loads(capsys.readouterr().out)
+  output = capfd.readouterr()
+  assert f'folder:{data}, val: 0 of 6 batches' in output.err
+  record = json.loads(output.out)
   true, predicted = expected(data)
   assert record['examples'] == 46
   assert isinstance(record['examples'], int)
@@ -156,3 +159,9 @@ def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch)
   assert run(tmp_path, '--json') == 0
   record = json.loads(capsys.readouterr().out)
   assert record['top1'] == np.mean(sources.build('digits', 'test').labels == 0)
+
+
+def test_a_spreadsheet_runs_no_cell(tmp_path):
+  cells = ['=cmd|x', '+1', '-a', '@b', '-0.5', 3, 'cat']
+  out_folder.write_csv(tmp_path / 'a.csv', [cells])
+  assert (tmp_path / 'a.csv').read_text() == "'=cmd|x,'+1,'-a,'@b,-0.5,3,cat\n"

@@ -109,7 +109,7 @@ def test_results_are_in_the_metadata():
       {
         **{'repo': 'me/mine', 'format': 'timm', 'library': 'timm', 'family': 'vit'},
         **{'variant': 'S/16', 'params': 22_000_000, 'size': (224, 224), 'pp': 'decode'},
-        **{'classes': 10, 'class_names': [f'class {i}' for i in range(10)]},
+        **{'classes': 10, 'class_names': ['<b>cat</b>', '[x](y)', 'a\n# b']},
         **{'license': 'mit', 'stated': True, 'origin': None, 'config': {}, 'step': 500},
         'base': 'google/vit-base-patch16-224-in21k',
         'dataset': push._dataset({'data': {'source': 'tfds:cifar10'}}),
@@ -123,7 +123,7 @@ def test_results_are_in_the_metadata():
   assert (result.dataset_name, result.metric_type) == ('cifar10', 'accuracy')
   assert result.metric_value == 0.9806
   assert '| test/top1 | 98.06% |' in page.text
-  assert 'class 0, class 1' in page.text
+  assert r'\<b\>cat\</b\>, \[x\]\(y\), a\\n\# b.' in page.text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ MLflow 3.17 (SQLite) once, by hand.
 
 import contextlib
 import importlib.util
+import io
 import json
 import math
 import re
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.support import naming, runs
+from vit_jax import terminal
 from vit_jax.errors import UserError
 from vit_jax.train import loggers, metrics, progress, schema
 
@@ -214,3 +216,43 @@ def test_a_package_that_is_not_installed_is_named_by_its_extra(monkeypatch):
   monkeypatch.setattr(loggers.importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(UserError, match=naming('vit_jax[wandb]', 'config.log.wandb')):
     schema.check(runs.small('log.wandb=p'))
+
+
+def test_rows_have_columns_and_the_best_is_bold(tmp_path, monkeypatch):
+  record, lines = opened(tmp_path), []
+  record._best, record._evals = 'test/top1', EVALS
+  monkeypatch.setattr(terminal, 'bold', lambda text: f'<{text}>')
+  monkeypatch.setattr(progress.tqdm.tqdm, 'write', lines.append)
+  few = {'a_1shot': 0.5, 'a_1shot_std': 0.01, 'a_1shot_seed0': 0.5}
+  record.evaluation(9, 'few', few)
+  for top1 in (0.875, 1.0, 0.5):
+    record.evaluation(9, 'test', {'top1': top1, 'loss': 0.5, 'examples': 8})
+  assert lines == [
+    'step 9  few/a_1shot  50.00% ± 1.00%',
+    '<step 9  test/top1  87.50%  test/loss     0.5>',
+    '<step 9  test/top1 100.00%  test/loss     0.5>',
+    'step 9  test/top1  50.00%  test/loss     0.5',
+  ]
+
+
+def test_a_detector_has_its_own_next_steps(tmp_path):
+  config = {'task': {'name': 'detect'}, 'log': {'tensorboard': False}}
+  text = progress.summary([], {'step': 9}, config, tmp_path, 1.0).partition('Next:')[2]
+  assert re.search(r'predict .* --draw', text)
+  assert 'tensorboard' not in text
+
+
+def test_the_time_left_is_visible_at_80_columns(tmp_path, monkeypatch):
+  screen = io.StringIO()
+  screen.isatty = lambda: True
+  monkeypatch.setattr(sys, 'stderr', screen)
+  monkeypatch.setenv('COLUMNS', '80')
+  record = opened(tmp_path, every=1)
+  record._bar.mininterval = 0
+  record.train(1, {'loss': 1.1589})
+  record.train(2, {'loss': 1.1589})
+  record.close()
+  shown = [line for line in re.split(r'[\r\n]', screen.getvalue()) if '2/9' in line]
+  assert shown
+  assert re.search(r'<\d\d:\d\d', shown[-1])
+  assert max(map(len, shown)) <= 80

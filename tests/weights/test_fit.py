@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import vit_jax
 from tests.support import GOLDEN, naming
 from tests.support.goldens import arrays_of, path_of
-from vit_jax import models, optim, trees
+from vit_jax import models, optim, trees, tune
 from vit_jax.errors import UserError
 from vit_jax.optim import multipliers
 from vit_jax.weights import adapt
@@ -270,3 +270,29 @@ def test_rates_decay_by_the_blocks_of_the_backbone():
     assert at(f'backbone/Transformer/encoderblock_{i}/') == {0.7 ** (L - i)}
   assert at('p') == {1.0}
   optim.build('adamw', 1e-4, 10, layer_decay=0.7, family=models.family_of(model))
+
+
+@pytest.mark.parametrize(
+  ('options', 'facts'),
+  [
+    ({'image_size': 10**6}, ('image_size', '65,536 tokens')),
+    ({'image_size': 8.5}, ('image_size=8.5', 'int')),
+    ({'skip': [3]}, ('skip=[3]',)),
+    ({'skip': 'head/.*'}, ("skip='head/.*'", 'list')),
+    ({'model': {}}, ('model={}', "'name'")),
+    ({'model': 3}, ('model=3',)),
+    ({'tune': 3}, ('tune=3',)),
+    ({'tune': {'method': 'lora', 'rank': 10**9}}, ('rank=1000000000', '65536')),
+    ({'depth': 10**9}, ('depth=1000000000', '1000]')),
+    ({'num_classes': 10**8}, ('num_classes=100000000',)),
+    ({'num_heads': 'x'}, ("num_heads='x'", 'int')),
+  ],
+)
+def test_arguments_are_checked_as_a_config_is(options, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    vit_jax.load(GOLDEN / 'vit_google_token.npz', **options)
+
+
+def test_tuning_in_python_is_checked_as_a_config_is():
+  with pytest.raises(UserError, match=naming('rank=1000000000', '65536')):
+    tune.build('lora', rank=10**9)

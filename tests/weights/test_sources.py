@@ -4,6 +4,7 @@ What a server sends is believed only once its length and content are right.
 """
 
 import shutil
+import socket
 import sys
 import urllib.parse
 import urllib.request
@@ -13,7 +14,7 @@ import pytest
 import vit_jax
 from tests.support import GOLDEN, bad_server, emulator, naming
 from vit_jax import files, models, weights
-from vit_jax.errors import UserError
+from vit_jax.errors import Unreachable, UserError
 from vit_jax.weights import download, zoo
 
 
@@ -50,6 +51,7 @@ def test_a_name_of_the_zoo_is_in_the_cache(tmp_path, monkeypatch):
     ('ViT-S_16', ('vit:S/16', 's16-augreg-i1k-384')),
     ('no/such/file.npz', ('--zoo',)),
     ('b16-i12k', ('b16-i21k',)),
+    ('tests/goldn', ('Did you mean "golden"',)),
     ('ftp://a/b.npz', ('hf:OWNER/NAME',)),
     ('hf:only-a-name', ('hf:OWNER/NAME',)),
   ],
@@ -68,8 +70,10 @@ def test_hub_names_go_through_the_hub_library(monkeypatch):
     return str(GOLDEN / 'vit_hf')
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot)
-  assert weights.read('hf:owner/name@main').format == 'hf'
-  assert call == {'name': 'owner/name', 'revision': 'main'}
+  for source in ('hf:owner/name@main', 'owner/name@main'):
+    call.clear()
+    assert weights.read(source).format == 'hf'
+    assert call == {'name': 'owner/name', 'revision': 'main'}
 
 
 # -- downloads ------------------------------------------------------------------------
@@ -86,7 +90,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def server(cache, monkeypatch):
   """Puts the bad server in place of every host; returns the list of its requests."""
-  real, requests = urllib.request.urlopen, []
+  real, requests = download._open, []
   with bad_server.serving() as address:
 
     def local(url, timeout):
@@ -96,7 +100,7 @@ def server(cache, monkeypatch):
       query = f'?{parts.query}' if parts.query else ''
       return real(f'{address}/{path}{query}', timeout=timeout)
 
-    monkeypatch.setattr(urllib.request, 'urlopen', local)
+    monkeypatch.setattr(download, '_open', local)
     monkeypatch.setattr(download, '_TIMEOUT', bad_server.STALL)
     yield requests
 
@@ -115,6 +119,7 @@ FACTS = {
   'cut, with a length': (9000, len(bad_server.WHOLE)),
   'cut by one byte': ('whole',),
   'stall in the body': ('timed out',),
+  'to ftp': ('leaves https',),
 }
 
 
@@ -140,6 +145,27 @@ def test_the_query_is_part_of_the_name(server):
   assert len(server) == 3
 
 
+def test_a_download_without_a_length_has_a_bound(server, cache, monkeypatch):
+  monkeypatch.setattr(download, '_MOST', 5000)
+  assert download.locate('gs://b/whole.npz')
+  with pytest.raises(UserError, match=naming('more than 5,000 bytes')):
+    download.locate('gs://b/without a length.npz')
+  assert files_in(cache) == ['whole.npz']
+
+
+def test_https_does_not_fall_back_to_http():
+  request = urllib.request.Request('https://host/a.npz')
+  with pytest.raises(urllib.error.HTTPError, match='leaves https'):
+    download._Redirects().redirect_request(request, None, 302, '', {}, 'http://host/b')
+
+
+@pytest.mark.parametrize('url', ['https://me:secret@host/a.npz', 'ftp://me:secret@h/a'])
+def test_no_password_is_printed(url):
+  with pytest.raises(UserError) as caught:
+    vit_jax.load(url)
+  assert 'secret' not in str(caught.value)
+
+
 ODD = [f'https://{x}' for x in ('', '/a.npz', 'host', 'host/', '[::1/a.npz')]
 ODD += [f'https://host{x}.npz' for x in (':port/a', '/../../a', '/a/%2e%2e/%2e%2e/a')]
 ODD += [f'https://host/{x}.npz' for x in ('a' * 300, 'a\0b', 'a\nb', '\ud800')]
@@ -153,7 +179,7 @@ def test_odd_urls_are_one_line(cache, monkeypatch, url):
   def refuse(url, timeout):
     raise urllib.error.URLError('no network here')
 
-  monkeypatch.setattr(urllib.request, 'urlopen', refuse)
+  monkeypatch.setattr(download, '_open', refuse)
   with pytest.raises(UserError) as caught:
     weights.read(url)
   assert '\n' not in str(caught.value)
@@ -193,3 +219,15 @@ def test_a_file_and_a_folder_come_from_a_bucket(
   assert not [p for p in tmp_path.rglob('*') if p.name.startswith('tmp')]
   gcs_proxy.fault = lambda *_: '403'  # for any further request
   vit_jax.load(source)
+
+
+def test_without_a_network_a_bucket_is_one_line_at_once(monkeypatch):
+  gcsfs = pytest.importorskip('gcsfs')
+  monkeypatch.setattr(files, '_FIRST', 0.2)
+  with socket.create_server(('127.0.0.1', 0)) as silent:
+    port = silent.getsockname()[1]
+    monkeypatch.setattr(gcsfs.core, '_location', lambda: f'http://127.0.0.1:{port}')
+    with pytest.raises(Unreachable, match=naming(port, 'does not answer')):
+      files.filesystem.__wrapped__()
+  with pytest.raises(Unreachable, match=naming(port, 'refused')):
+    files.filesystem.__wrapped__()

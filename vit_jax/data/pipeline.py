@@ -6,6 +6,7 @@ One way, from bytes to the device:
 """
 
 import abc
+import contextlib
 import functools
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Annotated
 
 import numpy as np
 
+from vit_jax import terminal
 from vit_jax.check import Count, Fraction, Range, Section, Seed, reported
 from vit_jax.data import sources, stalls
 from vit_jax.data.bad_images import BadImages
@@ -22,6 +24,8 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
 from vit_jax.data.sources import base, mixture, subset
 from vit_jax.data.sources.order import batch_positions, host_slice
+from vit_jax.distributed import is_first
+from vit_jax.errors import printable
 
 # Decoding threads also wait for files, so more of them than processors may help.
 _MOST = max(64, 16 * (os.cpu_count() or 1))
@@ -135,7 +139,9 @@ class Batches(abc.ABC):
   def describe(self) -> list[str]:
     """Returns a line per source: its images and classes, and files that are left out."""
     several = len(parts := self.source.parts()) > 1
-    return [part.describe('' if several else self.split) for part, _ in parts]
+    return [
+      printable(part.describe('' if several else self.split)) for part, _ in parts
+    ]
 
   @property
   def bad_images(self) -> int:
@@ -218,8 +224,10 @@ class EvalBatches(Batches):
     return -(-self.num_examples // self.batch_size)
 
   def iterate(self) -> Iterator[dict]:
-    """Yields this host's NumPy batches. Errors and closing as in training."""
-    return self._iterate(0, len(self))
+    """Yields this host's NumPy batches, and shows how far it is; else as in training."""
+    text, quiet = printable(f'{self.source.name}, {self.split}'), not is_first()
+    with contextlib.closing(self._iterate(0, len(self))) as batches:
+      yield from terminal.progress(batches, len(self), text, 'batches', quiet)
 
 
 def scale_on_device(batch: dict) -> dict:

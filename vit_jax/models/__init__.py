@@ -4,11 +4,13 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import operator
 import re
 import types
 import typing
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -140,9 +142,16 @@ def _facts(name: str) -> Family:
   if name not in MODELS:
     raise UserError(
       f'Unknown model {published!r}: one of {list(MODELS)}, or a published name such as '
-      f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{did_you_mean(name, MODELS)}"
+      f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{did_you_mean(published, names())}"
     )
   return importlib.import_module(MODELS[name]).FAMILY
+
+
+def names(on_hub: bool = False) -> list[str]:
+  """Returns usual names of models or, on the hub, of their weights: 'hf:OWNER/NAME'."""
+  text = Path(__file__).with_name('names.json').read_text(encoding='utf-8')
+  every = [*MODELS, *json.loads(text)]
+  return [name for name in every if name.startswith('hf:') == on_hub]
 
 
 def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, dict]:

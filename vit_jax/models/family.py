@@ -7,12 +7,12 @@ Optimizers, weights, tools and tests know no model: each page of `models/` ends 
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count
+from vit_jax.check import Range
 from vit_jax.nn.layers import linear_head
 from vit_jax.nn.stack import REMAT
 
@@ -33,7 +33,7 @@ class Classifier(nn.Module):
   says whether the caller reads more of `out` than 'pre_logits'.
   """
 
-  num_classes: Count | None = 1000  # None: no head, logits are out['pre_logits']
+  num_classes: Annotated[int, Range(1, 2**24)] | None = 1000  # None: no head
   # Initial logits. -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
   head_bias_init: float = 0.0
   remat: Literal[REMAT] = (

@@ -19,6 +19,13 @@ from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools import source
 
+_PICKLE = (
+  'no pickle is written: FILE.safetensors --to timm, which PyTorch loads as well'
+)
+_ONNX = 'convert to FOLDER --to timm, then torch.onnx.export: see the guide Export'
+# Suffix that is not written here -> the next step.
+_INSTEAD = {'.onnx': _ONNX, **dict.fromkeys(('.pt', '.pth', '.bin', '.ckpt'), _PICKLE)}
+
 
 def main(argv: list[str]) -> int:
   """Converts weights, and prints the files."""
@@ -71,6 +78,8 @@ def _format(args) -> str | None:
       raise UserError('--tuned_only writes parameters under our names: leave out --to.')
     return None
   suffix = Path(args.dest).suffix
+  if instead := _INSTEAD.get(suffix):
+    raise UserError(f'{args.dest}: {instead}.')
   if args.to is None:
     if suffix != '.npz':
       raise UserError(

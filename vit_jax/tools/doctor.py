@@ -2,7 +2,7 @@
 
   vit_jax doctor [--expect tpu] [--json]
 
-Exit code 0: training works here. 1: a package that everything needs is missing, the
+Exit code 0: a training step works here. 1: a package that everything needs is missing, the
 training step failed, or JAX does not compute on the platform of `--expect`. Nothing is
 imported at the top that may be missing or broken.
 """
@@ -72,9 +72,9 @@ def examine(expected: str | None = None) -> dict:
   platforms = {device['platform'] for device in devices}
   lacks = expected if expected and platforms != {expected} else None
   advice = [f'{", ".join(broken)}: {install_command(None)}'] if broken else []
-  for name in missing:
-    extra, purpose = OPTIONAL[name]
-    advice.append(f'{name} (for {purpose}): {install_command(extra)}')
+  if 'tensorflow' in missing:
+    hint = install_command('tf')
+    advice.append(f'To train and evaluate on data, TensorFlow is missing: {hint}')
   for extra, (label, kind, patterns) in ACCELERATORS.items():
     if devices and kind not in platforms and any(map(glob.glob, patterns)):
       hint = install_command(extra)
@@ -178,24 +178,27 @@ def _memory() -> int | None:
 
 def _render(record) -> str:
   gib = lambda size: 'unknown' if size is None else f'{size / 2**30:.1f} GiB'
-  rows = {name: x['problem'] or x['version'] for name, x in record['packages'].items()}
-  rows |= dict.fromkeys(record['missing'], 'missing')
-  for i, device in enumerate(record['devices']):
-    memory = f', {gib(device["memory"])}' if device['memory'] else ''
-    rows[f'device {i}'] = f'{device["platform"]}, {device["kind"]}{memory}'
-  if record['lacks']:
-    rows['expected'] = f'{record["lacks"]}, but JAX does not compute on it here'
-  step = record['step']
+  step, rows = record['step'], {}
   rows['one training step'] = (
     f'works ({step["seconds"]} s)' if step['ok'] else step['error']
   )
+  if record['lacks']:
+    rows['expected'] = f'{record["lacks"]}, but JAX does not compute on it here'
+  for i, device in enumerate(record['devices']):
+    memory = f', {gib(device["memory"])}' if device['memory'] else ''
+    kind = '' if device['kind'] == device['platform'] else f', {device["kind"]}'
+    rows[f'device {i}'] = f'{device["platform"]}{kind}{memory}'
+  rows |= {name: x['problem'] or x['version'] for name, x in record['packages'].items()}
+  for name in record['missing']:
+    extra, purpose = OPTIONAL[name]
+    rows[name] = f'optional, for {purpose}: {install_command(extra)}'
   lines = [
+    'A training step works here.' if record['ok'] else 'Not well.',
+    *(f'  - {line}' for line in record['advice']),
     f'vit_jax {record["vit_jax"]}, Python {record["python"]}, {record["system"]}',
     f'{record["cores"]} cores, {gib(record["memory_bytes"])} memory, '
     f'{gib(record["disk_free_bytes"])} free in {os.getcwd()}',
     *(f'  {name:<22}{text or "present"}' for name, text in rows.items()),
-    *(f'  - {line}' for line in record['advice']),
-    'All well: training works here.' if record['ok'] else 'Not well.',
   ]
   return '\n'.join(lines)
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,7 +35,12 @@ def make(path: Path, flag: str = '--out') -> None:
 
 
 def write_csv(path: Path, rows: Iterable) -> None:
-  """Writes rows of cells as CSV; a reader sees the old file or the new one, whole."""
+  """Writes rows of cells as CSV; a reader sees the old file or the new one, whole.
+
+  Text that a spreadsheet would take for a formula gets an apostrophe before it.
+  """
+  formula = lambda x: isinstance(x, str) and re.match(r'[=+@\t\r]|-(?![\d.])', x)
   text = io.StringIO()
-  csv.writer(text, lineterminator='\n').writerows(rows)
+  cells = ([f"'{x}" if formula(x) else x for x in row] for row in rows)
+  csv.writer(text, lineterminator='\n').writerows(cells)
   files.replace(path, text.getvalue())

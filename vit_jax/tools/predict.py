@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vit_jax import cli, files, imagenet, terminal
 from vit_jax.data.sources import folder
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, printable
 from vit_jax.tools import out_folder, source
 
 _TOP, _BATCH = 5, 32
@@ -46,8 +46,9 @@ def main(argv: list[str]) -> int:
     raise UserError('--layer names the layer of --features FILE.npz: give both.')
   layer = args.layer or 'pre_logits'
   layers = [layer] if features else []
+  shown = terminal.progress(paths, len(paths), 'predict', 'images')
   predicted = inference.predict_images(
-    loaded, paths, batch_size=args.batch or _BATCH, layers=layers, pp=args.pp
+    loaded, shown, batch_size=args.batch or _BATCH, layers=layers, pp=args.pp
   )
   top = 0 if loaded.model.num_classes is None else args.top or _TOP
   images = list(_top(paths, predicted, loaded.class_names, top))
@@ -110,11 +111,10 @@ def _class(k: int, names: list[str] | None, probability: float) -> dict:
 
 
 def _render(image: dict) -> str:
-  if 'error' in image:
-    return f'{image["path"]}\n  not read: {image["error"]}'
   name = lambda t: ' '.join([t['name'], *filter(None, [t.get('description')])])
-  rows = [f'  {100 * t["probability"]:5.1f} %  {name(t)}' for t in image['top']]
-  return '\n'.join([image['path'], *rows])
+  rows = [f'{100 * t["probability"]:5.1f} %  {name(t)}' for t in image.get('top', ())]
+  rows += [f'not read: {image["error"]}'] if 'error' in image else []
+  return '\n  '.join(map(printable, [image['path'], *rows]))
 
 
 def _new_file(name: str) -> Path:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from vit_jax import cli, files
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import UserError, one_line, printable
 from vit_jax.tools import source
 
 FORMATS = ('timm', 'hf', 'google')  # the first that can express the model
@@ -187,8 +187,14 @@ def card(facts: dict) -> str:
     lstrip_blocks=True,
     keep_trailing_newline=True,
   )
+  environment.filters['md'] = markdown
   environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
   return environment.get_template('card.md').render(facts)
+
+
+def markdown(text) -> str:
+  """Returns a text that Markdown and HTML show as it is."""
+  return re.sub(r'([\\`*_{}\[\]<>()#!|~&$])', r'\\\1', printable(text))
 
 
 def public(value):

@@ -5,7 +5,6 @@ Light to import: a bad command line ends at once.
 
 import argparse
 import contextlib
-import difflib
 import hashlib
 import os
 import re
@@ -24,6 +23,7 @@ from vit_jax.errors import (
   Unreachable,
   UserError,
   did_you_mean,
+  nearest,
 )
 
 _EPILOG = """\
@@ -91,8 +91,8 @@ def _did_you_mean(flag: str, config: dict) -> str:
   keys = [*config_lib.flat(config), *config_lib.DURATIONS]
   keys.sort(key=lambda key: -key.count('.'))  # the shortest key of one name wins
   by_name = {f'--{key.rpartition(".")[2]}': key for key in keys}
-  near = difflib.get_close_matches(word, by_name, 1, cutoff=0.8)
-  return f' Did you mean "--config.{by_name[near[0]]}"?' if near else ''
+  near = nearest(word, by_name, 0.8)
+  return f' Did you mean "--config.{by_name[near]}"?' if near else ''
 
 
 def default_name(spec: str, assignments: list[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tqdm
 
-from vit_jax import distributed, files, tasks
+from vit_jax import distributed, files, tasks, terminal
 from vit_jax.data import bad_images
 from vit_jax.evaluators import declared
 from vit_jax.train import loggers, metrics
@@ -36,6 +36,7 @@ class Record:
     """Opens the record of a run at `step`, without rows and events past it."""
     self._total = config['resolved']['total_steps']
     self._batch_size, self._evals = config['data']['batch_size'], config['evals']
+    self._best = config.get('checkpoint', {}).get('best')
     self.log = loggers.Log(**config['log'])
     self._loggers = loggers.Loggers(self.log, workdir, config, step)
     self._path = workdir / 'metrics.jsonl'
@@ -111,7 +112,13 @@ class Record:
     """Records the numbers of an evaluation."""
     row = {f'{name}/{key}': value for key, value in values.items()}
     self.write(step, row)
-    tqdm.tqdm.write(f'step {step}  {shown(row, self._evals)}')
+    text = f'step {step:<{len(str(self._total))}}  {shown(row, self._evals)}'
+    if (value := row.get(self._best)) is not None:
+      larger = metrics.larger_is_better(self._best, self._evals)
+      every = [row[self._best] for row in self.rows if self._best in row]
+      if value == (max if larger else min)(every):
+        text = terminal.bold(text)
+    tqdm.tqdm.write(text)
     sys.stdout.flush()
 
   def at(self, step: int) -> dict[str, float]:
@@ -125,8 +132,20 @@ def _number(value):
 
 
 def shown(values: dict, evals: dict) -> str:
-  """Returns 'test/top1 98.11%  test/examples 360' for a row, by the config's `evals`."""
-  return '  '.join(f'{k} {declared(k, evals).text(v)}' for k, v in values.items())
+  """Returns 'test/top1  98.11%  test/loss  0.0813': the numbers of a row that are judged.
+
+  Counts and single seeds are left out; rows of one evaluation have aligned columns.
+  """
+  every = {k: declared(k, evals) for k in values}
+  judged = [k for k, m in every.items() if not (m.detail or m.larger_is_better is None)]
+  return '  '.join(f'{k} {_with_std(values, k, every[k])}' for k in judged or every)
+
+
+def _with_std(values: dict, key: str, metric) -> str:
+  text = f'{metric.text(values[key]):>7}'
+  if metric.std and key + metric.std in values:
+    text += f' ± {metric.text(values[key + metric.std])}'
+  return text
 
 
 def parameter_table(params: dict, trained: dict) -> str:
@@ -156,10 +175,7 @@ def summary(
   width = max(map(len, results), default=0)
   lines = ['', f'Done: {status["step"]:,} steps in {seconds:.0f} s.', '']
   for key, metric in results.items():
-    text = f'{metric.text(values[key]):>9}'
-    if metric.std and key + metric.std in values:
-      text += f' ± {metric.text(values[key + metric.std])}'
-    lines.append(f'  {key:<{width}} {text}')
+    lines.append(f'  {key:<{width}}   {_with_std(values, key, metric)}')
   lines += ['', f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.']
   if (log := workdir / LOG_FILE).exists():
     lines.append(f'Messages of libraries: {log}')
@@ -180,9 +196,13 @@ def summary(
     )
   elif tasks.outputs(config) == 'classes':
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER   # names')
+  elif tasks.outputs(config) == 'boxes':
+    lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # boxes')
+    lines.append(f'  {ours} evaluate {weights} --out DIR   # precision of each class')
   if config.get('data', {}).get('source') == 'digits':  # a first run, of our own data
     lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
-  lines.append(f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves')
+  if config.get('log', {}).get('tensorboard', True):
+    lines.append(f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves')
   if page:
     lines.append(f'The run on a page: {page}')
   return '\n'.join(lines)

@@ -29,7 +29,7 @@ def check_model(where: str, section: dict, config: dict) -> None:
   A section without a name takes that of the weights: published weights are in the zoo by
   their name; others are checked when they are open, with the name filled in.
   """
-  entry = zoo.find((config.get('weights') or {}).get('source', ''))
+  entry = zoo.ENTRIES.get((config.get('weights') or {}).get('source', ''))
   named = {'name': entry.model} if entry else {}
   if 'name' in section or entry or not config.get('weights'):
     Named(models, variant=str | None)(where, named | section, config)

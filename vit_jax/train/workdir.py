@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import fcntl
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -17,6 +18,8 @@ from vit_jax import distributed, files, terminal
 from vit_jax.errors import DiskFull, RunError, UserError, disk_is_full, one_line
 
 LOCK_FILE, LOG_FILE = 'run.lock', 'log.txt'
+# A folder with one of these is that of a run.
+_OF_A_RUN = {LOCK_FILE, 'config.json', 'metrics.jsonl', 'status.json', 'checkpoints'}
 
 
 @contextlib.contextmanager
@@ -27,10 +30,11 @@ def lock(workdir) -> Iterator[Path]:
   there one run per folder is up to the scheduler.
 
   Raises:
-    UserError: another run holds it, or it cannot be made or written.
+    UserError: another run holds it, it is not a run's, or it cannot be made or written.
   """
   workdir = files.path(workdir)
   if files.is_url(workdir):
+    _check_is_free(workdir)
     yield workdir
     return
   workdir = workdir.absolute()
@@ -77,6 +81,7 @@ def is_held(workdir) -> bool | None:
 def _take(workdir: Path):
   """Returns the open lock file, locked; it holds a line about this process."""
   path = workdir / LOCK_FILE
+  _check_is_free(workdir)
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     file = open(path, 'a+', encoding='utf-8', errors='replace')  # noqa: SIM115
@@ -103,6 +108,19 @@ def _take(workdir: Path):
   file.write(f'process {os.getpid()} on {socket.gethostname()}, since {started}\n')
   file.flush()
   return file
+
+
+def _check_is_free(workdir: Path) -> None:
+  """Raises UserError for a folder of other things than a scheduler's logs."""
+  try:
+    names = {path.name for path in workdir.iterdir()}
+  except OSError:  # not there yet, or another error is about to say why
+    return
+  others = {n for n in names if not re.fullmatch(r'\..*|.*\.(log|out|err)', n)}
+  if others and not names & _OF_A_RUN:
+    raise UserError(
+      f'workdir {workdir} holds {min(others)!r} and no run: choose another --workdir.'
+    )
 
 
 def _lock(file) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import flax.linen as nn
 
 from vit_jax import trees
-from vit_jax.check import reported
+from vit_jax.check import bind, reported
 from vit_jax.errors import did_you_mean
 from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.registry import Registry
@@ -99,6 +99,7 @@ def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
 
 def build(method: str = 'full', **options) -> Method:
   """Returns the method of a `tune` section; arguments as of `attach`."""
+  bind('config.tune', options, METHODS.signature(method))
   options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
   return METHODS[method](**options)
 

@@ -9,22 +9,38 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
-from vit_jax import files
+from vit_jax import errors, files, terminal
 from vit_jax.errors import DiskFull, NotAllowed, UserError, disk_is_full, one_line
 from vit_jax.weights import readers
 
-_TIMEOUT = 30  # seconds without a byte
+_TIMEOUT = 15  # seconds without a byte
+_MOST, _BLOCK = 2**35, 2**20  # bytes: at most, without a length; read at once
 _PUBLIC = 'storage.googleapis.com/'  # where the objects of public buckets are
 _HUB_FILES = ('*.json', '*.safetensors', 'README.md')  # the card states the licence
+_HUB_NAME = r'([\w.-]+/[\w.-]+)(?:@([\w./-]+))?'
 
 
-def locate(source: str | Path) -> Path:
+class _Redirects(urllib.request.HTTPRedirectHandler):
+  """Follows redirects from https:// to https:// alone."""
+
+  def redirect_request(self, req, fp, code, msg, headers, newurl):
+    if urllib.parse.urlsplit(newurl).scheme not in ('https', req.type):
+      raise urllib.error.HTTPError(req.full_url, code, 'leaves https', headers, fp)
+    return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_open = urllib.request.build_opener(_Redirects).open
+
+
+def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
   """Returns the local file or folder of a source, downloaded if need be.
 
   gs://BUCKET/FILE and https://HOST/FILE are fetched once into `files.cache_dir()` (gs://
-  of public buckets by HTTPS, without gcsfs), hf:OWNER/NAME[@REVISION] into the hub's cache.
+  of public buckets by HTTPS, without gcsfs), hf:OWNER/NAME[@REVISION] into the hub's cache;
+  so is OWNER/NAME where there is no folder OWNER. An error may suggest one of `names`.
   """
   text = str(source)
   if text.startswith('hf:'):
@@ -32,15 +48,25 @@ def locate(source: str | Path) -> Path:
   if text.startswith(('gs://', 'https://')):
     return _fetch(text)
   if '://' in text:
-    raise UserError(f'{one_line(text)}: not a path, gs://, https:// or hf:OWNER/NAME.')
+    raise UserError(f'{_shown(text)}: not a path, gs://, https:// or hf:OWNER/NAME.')
   try:
     path = Path(text).expanduser()
     exists = path.exists()
   except (OSError, RuntimeError, ValueError) as error:
     raise UserError(f'{one_line(text)} is not a path: {one_line(error)}.') from None
   if not exists:
-    raise UserError(f'No file, folder or name of vit_jax inspect --zoo: {text!r}.')
+    none = f'No file, folder or name of vit_jax inspect --zoo: {text!r}.'
+    file = path.suffix in (*readers.SUFFIXES, '.onnx', '.pt', '.pth', '.bin')
+    if not file and re.fullmatch(_HUB_NAME, text) and not path.parent.is_dir():
+      return _hub(f'hf:{text}', f'{none} ')
+    others = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise UserError(none + errors.did_you_mean(path.name, [*names, *others]))
   return path
+
+
+def _shown(source: str) -> str:
+  """Returns a URL for a message: without a user, a password and a query's tokens."""
+  return one_line(re.sub(r'(?<=://)[^/?#]*@', '', source).partition('?')[0])
 
 
 def is_cached(path: Path) -> bool:
@@ -54,7 +80,9 @@ def _fetch(source: str) -> Path:
   place, _, query = (_PUBLIC + rest if scheme == 'gs' else rest).partition('?')
   parts = urllib.parse.unquote(place).split('/')
   if len(parts) < 2 or not all(p.isprintable() and p.strip('. ') for p in parts):
-    raise UserError(f'{one_line(source)} names no file.')
+    raise UserError(f'{_shown(source)} names no file.')
+  if '@' in parts[0]:
+    raise UserError(f'{_shown(source)}: a URL with a password is not fetched.')
   if query:  # a folder of its own, so that the name keeps its suffix
     parts.insert(-1, hashlib.sha256(query.encode()).hexdigest()[:16])
   copy = _http
@@ -81,11 +109,11 @@ def _fetch(source: str) -> Path:
     why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__
     if disk_is_full(error):
       raise DiskFull(
-        f'No room for {one_line(source)} in {files.cache_dir()}: {why}. Set VIT_JAX_CACHE '
+        f'No room for {_shown(source)} in {files.cache_dir()}: {why}. Set VIT_JAX_CACHE '
         'to a folder on another disk.'
       ) from None
     raise UserError(
-      f'Could not download {one_line(source)}: {why}. Put the file at {target}.'
+      f'Could not download {_shown(source)}: {why}. Put the file at {target}.'
     ) from None
   return target
 
@@ -95,9 +123,15 @@ def _http(source: str, path: Path) -> None:
   url = source
   if source.startswith('gs://'):
     url = f'https://{_PUBLIC}{urllib.parse.quote(source.removeprefix("gs://"))}'
-  with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open('wb') as file:
-    shutil.copyfileobj(answer, file)
-    length, size = answer.headers.get('Content-Length'), file.tell()
+  with _open(url, timeout=_TIMEOUT) as answer, path.open('wb') as file:
+    length = answer.headers.get('Content-Length')
+    total = int(length) // _BLOCK if (length or '').isdecimal() else None
+    blocks = iter(lambda: answer.read(_BLOCK), b'')
+    for block in terminal.progress(blocks, total, path.name, 'MiB'):
+      file.write(block)
+      if total is None and file.tell() > _MOST:
+        raise OSError(f'more than {_MOST:,} bytes came, without a length')
+    size = file.tell()
   if length is not None and length != str(size):
     raise OSError(f'{size} of {length} bytes came')
   readers.check_whole(path)
@@ -124,19 +158,19 @@ def _from_bucket(source: str, path: Path) -> None:
       copy(file, path / file.name)
 
 
-def _hub(source: str) -> Path:
-  match = re.fullmatch(r'hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?', source)
+def _hub(source: str, before: str = '') -> Path:
+  match = re.fullmatch(f'hf:{_HUB_NAME}', source)
   if not match:
     raise UserError(f'{one_line(source)!r}: expected hf:OWNER/NAME[@REVISION].')
   try:
     from huggingface_hub import snapshot_download
   except ImportError:
-    raise UserError(f"{source} needs pip install 'vit_jax[hub]'.") from None
+    raise UserError(f"{before}{source} needs pip install 'vit_jax[hub]'.") from None
   patterns = [*_HUB_FILES, '*.npz']
   try:
     return Path(snapshot_download(match[1], revision=match[2], allow_patterns=patterns))
   except Exception as error:  # the hub's own errors, and those of its HTTP library
     why = one_line((str(error).splitlines() or [''])[0])
     raise UserError(
-      f'Could not download {source}: {type(error).__name__}: {why}. Give the path of a copy.'
+      f'{before}Could not download {source}: {type(error).__name__}: {why}. Give a path.'
     ) from None

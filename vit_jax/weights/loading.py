@@ -2,19 +2,20 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models, trees
+from vit_jax import check, models, trees
+from vit_jax.check import Named, Size
 from vit_jax.data import single_image
 from vit_jax.errors import UserError
 from vit_jax.weights import adapt, pipelines, tuned
 from vit_jax.weights.adapt import fit
-from vit_jax.weights.reading import read, usual_size
+from vit_jax.weights.reading import check_size, read, usual_size
 from vit_jax.weights.source import errors_of
 
 
@@ -73,13 +74,13 @@ def load(
   source: str,
   *,
   variant: str | None = None,
-  image_size: tuple[int, int] | int | None = None,
+  image_size: tuple[Size, Size] | Size | None = None,
   resize: adapt.Method = 'bilinear',
-  skip: list[str] = (),
+  skip: Sequence[str] = (),
   ema: bool = False,
   weights: str | None = None,
   tune: dict | str | None = None,
-  model: dict | str | None = None,
+  model: Annotated[dict, Named(models, variant=str | None)] | str | None = None,
   **fields,
 ) -> Loaded:
   """Returns the model of a source, with its parameters.
@@ -105,10 +106,12 @@ def load(
       `patch_size=(32, 32)` resizes the patch embedding.
 
   """
+  tune = os.fspath(tune) if isinstance(tune, os.PathLike) else tune
+  check.bind('load', dict(locals()), load, extra={'source': Any, 'fields': dict})
   if model is not None and fields:
     raise UserError(f'model={model!r}: put {sorted(fields)} into its section.')
   origin = read(source, variant=variant, ema=ema, weights=weights, **fields)
-  if isinstance(tune, str | os.PathLike):
+  if isinstance(tune, str):
     origin = tuned.apply(origin, tune)
   elif tune is not None:
     origin = tuned.with_section(origin, tune)
@@ -119,6 +122,7 @@ def load(
       model = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else usual_size(origin)
+  check_size(size, models.family_of(model).stride(models.fields_of(model)))
   flat, report = fit(origin, model, size, skip=skip, resize=resize)
   shape = (*size, origin.channels)
   if report.reinitialized:

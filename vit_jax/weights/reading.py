@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from vit_jax import models
+from vit_jax.check import bind
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.weights import adapt, configs, download, formats, readers, runs, tuned, zoo
@@ -71,8 +72,8 @@ def _of_weights(section: dict, model, image_size: tuple[int, int]) -> dict:
 
 
 def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
-  entry = zoo.find(source)
-  path = download.locate(entry.url if entry else source)
+  entry = zoo.ENTRIES.get(source)
+  path = download.locate(entry.url if entry else source, zoo.ENTRIES)
   try:
     raw = readers.read(path)
   except UserError as error:
@@ -83,6 +84,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
   config = configs.without_nulls(raw.config)
   with errors_of(source):
     format, arrays, unused = formats.detect(raw.arrays, config)
+  bind(f'model {format.family}', overrides, models.signature(format.family))
   with errors_of(f'{source}, {format.name} {format.family}'):
     facts = format.facts(config, source)
     if facts.pp:
@@ -111,14 +113,17 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
 def _image_size(format, facts: Facts, flat, fields: dict, family):
   """Returns (H, W) in pixels that the parameters are for, None if nothing tells."""
   if facts.image_size:
-    strides = family.stride(fields)
-    tokens = math.prod(n // s for n, s in zip(facts.image_size, strides, strict=True))
-    if tokens > _MOST_TOKENS:
-      raise ValueError(f'images of {facts.image_size}: up to {_MOST_TOKENS:,} tokens')
+    check_size(facts.image_size, family.stride(fields))
     return facts.image_size
   if grid := format.grid(flat, fields):
     return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
   return None
+
+
+def check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
+  """Raises UserError for images of more tokens than fit into memory."""
+  if math.prod(n // s for n, s in zip(image_size, strides, strict=True)) > _MOST_TOKENS:
+    raise UserError(f'image_size={image_size}: up to {_MOST_TOKENS:,} tokens.')
 
 
 def usual_size(source: Source) -> tuple[int, int]:

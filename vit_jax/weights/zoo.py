@@ -7,7 +7,6 @@ of AugReg (arXiv 2106.10270) that it recommends, and for BiT.
 """
 
 import contextlib
-import difflib
 import json
 import re
 from pathlib import Path
@@ -39,19 +38,6 @@ def _entries():
 
 
 ENTRIES = {entry.name: entry for entry in _entries()}
-
-
-def find(name: str) -> Entry | None:
-  """Returns the entry of that name, None for a path or a URL; near names in the error."""
-  name = str(name)
-  if name in ENTRIES:
-    return ENTRIES[name]
-  if any(c in name for c in '/:\\.'):
-    return None
-  near = difflib.get_close_matches(name, ENTRIES, n=3, cutoff=0.7)
-  if near and not Path(name).exists():
-    raise UserError(f'{name!r} is neither a path nor a name of the zoo: {near}?')
-  return None
 
 
 # -- classes and licences -------------------------------------------------------------
@@ -99,7 +85,7 @@ def licence(source: str) -> Licence:
     return licence(weights['source']) if weights else Licence(None, None)
   source, path, config, name = str(source), Path(str(source)), {}, None
   with contextlib.suppress(UserError):
-    path = path if find(source) else download.locate(source)
+    path = path if source in ENTRIES else download.locate(source)
     if path.is_dir() and (path / 'config.json').is_file():
       config = readers.read_json(path / 'config.json')
   if not config and _called(source, path):

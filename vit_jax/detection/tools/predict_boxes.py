@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax import cli
-from vit_jax.errors import UserError
+from vit_jax import cli, terminal
+from vit_jax.errors import UserError, printable
 from vit_jax.tools import out_folder
 
 # The demo of facebookresearch/detr keeps boxes that score more than this.
@@ -49,8 +49,9 @@ def run(args, loaded, paths: list[str]) -> int:
   out = args.draw and out_folder.check(args.draw, '--draw')
   if out and out.resolve() in {Path(path).resolve().parent for path in paths}:
     raise UserError(f'--draw {args.draw} holds images to read: name another folder.')
+  shown = terminal.progress(paths, len(paths), 'predict', 'images')
   detected = inference.detect_images(
-    loaded, paths, batch_size=args.batch or 1, pp=args.pp
+    loaded, shown, batch_size=args.batch or 1, pp=args.pp
   )
   least = THRESHOLD if args.threshold is None else args.threshold
   names = loaded.class_names
@@ -97,7 +98,7 @@ def _corners(row: dict) -> tuple[float, ...]:
 
 def _render(image: dict, least: float) -> str:
   if 'error' in image:
-    return f'{image["path"]}\n  not read: {image["error"]}'
+    return f'{printable(image["path"])}\n  not read: {printable(image["error"])}'
   lines = [f'{image["path"]} ({image["width"]} x {image["height"]} pixels)']
   objects = image['detections']
   longest = max((len(x['category']) for x in objects), default=0)
@@ -108,7 +109,7 @@ def _render(image: dict, least: float) -> str:
     lines.append(f'  no box scores more than {least:g}')
   if 'drawing' in image:
     lines.append(f'  drawing: {image["drawing"]}')
-  return '\n'.join(lines)
+  return '\n'.join(map(printable, lines))
 
 
 def _draw(image: dict) -> None:

@@ -47,7 +47,7 @@ def _model(config: dict) -> dict:
   if not weights or 'name' in model or not weights.get('source'):
     return model
   check.bind('config.weights', weights, from_section)
-  if entry := zoo.find(weights['source']):
+  if entry := zoo.ENTRIES.get(weights['source']):
     name, variant, fields = models.parse_name(entry.model)
     return {'name': name, 'variant': variant, **fields, **model}
   if os.path.exists(os.path.expanduser(weights['source'])):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vit_jax import config as config_lib
 from vit_jax import models, trees, weights
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, printable
 from vit_jax.train import status
 from vit_jax.weights import readers, runs, steps, zoo
 
@@ -107,14 +107,14 @@ def render(record: dict) -> str:
     'fields': _pairs(record['fields']),
     'images': f'{f"{size[0]}x{size[1]}" if size else "unknown"} px, channels: '
     f'{record["channels"]}',
-    'classes': names and f'{len(names)}: {", ".join(names[:_NAMES])}',
+    'classes': names and printable(f'{len(names)}: {", ".join(names[:_NAMES])}'),
     'pp': record['pp'],
     'parameters': f'{record["params"]:,}',
     'unused': ', '.join(record.get('unused', [])),
   }
   if record['format'] == 'run':
     facts |= _run_facts(record)
-  lines += [f'  {label:<12}{value}' for label, value in facts.items() if value]
+  lines += [f'  {k:<12}{printable(x, chr(10))}' for k, x in facts.items() if x]
   if record['shapes']:
     rows = _grouped(record['model'], record['shapes'])
     width = max(len(name) for name, _ in rows)
