@@ -152,10 +152,10 @@ def nearest(name, names, alike: float = 0.6) -> str | None:
     if match := by_plain.get(plain(key)) or (section in by_plain and full):
       return match
   near = difflib.get_close_matches(plain(name), by_plain, 1, alike)
-  return by_plain[near[0]] if near and by_plain[near[0]] != str(name) else None
+  return by_plain[near[0]] if near else None
 
 
 def did_you_mean(name, names, alike: float = 0.6) -> str:
   """Returns ' Did you mean "x"?' for the nearest of `names`, or ''."""
   near = nearest(name, names, alike)
-  return f' Did you mean "{near}"?' if near else ''
+  return f' Did you mean "{near}"?' if near and near != str(name) else ''
