@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 
 import numpy as np
 import pytest
@@ -50,12 +51,14 @@ def test_an_archive_of_imagenet21k(tmp_path, monkeypatch):
   assert len({label for label, _, _ in examples(a, 'full[:24]')}) == 4
 
 
-def test_a_folder_gives_the_classes_of_the_source_folder(tmp_path):
+@pytest.mark.parametrize('parts', [[''], ['train', 'val']])
+def test_a_folder_gives_the_classes_of_the_source_folder(tmp_path, parts):
   names = [f'{s}/{c}/{i}.png' for s in ('train', 'val') for c in 'ba' for i in range(3)]
   names.append('train/b/deep/er/9.png')
   files = {name: encoded(i, 'PNG') for i, name in enumerate(names)}
   root = write_folder(tmp_path / 'pets', files | {'train/b/x.txt': b''})
-  prepared(prepare.images('pets'), [root], tmp_path)
+  inputs = [os.path.join(root, part) for part in parts]
+  prepared(prepare.images('pets'), inputs, tmp_path)
   for split in ('train', 'validation'):
     ours = sources.build('tfds:pets', split, data_dir=str(tmp_path))
     folder = sources.build(f'folder:{root}', split)
@@ -65,6 +68,12 @@ def test_a_folder_gives_the_classes_of_the_source_folder(tmp_path):
       for s in (ours, folder)
     )
     assert next(pairs) == next(pairs)
+
+
+def test_an_image_that_is_given_twice(tmp_path):
+  root = write_folder(tmp_path / 'pets', {'cat/1.png': encoded(0, 'PNG')})
+  with pytest.raises(UserError, match=naming(f'{root}/cat', 'cat/1.png')):
+    prepared(prepare.images('pets'), [root, root], tmp_path)
 
 
 @pytest.mark.parametrize(

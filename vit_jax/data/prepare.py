@@ -97,9 +97,12 @@ def builder(
   import tensorflow_datasets as tfds
 
   pieces_of: dict[str, list[Piece]] = {}
-  labels = set()
+  labels, first = set(), {}  # the first piece of each folder
   for piece in itertools.chain.from_iterable(map(_pieces, sources)):
-    names = (name for name, _ in _files(piece))
+    names = [name for name, _ in _files(piece)]
+    other = first.setdefault(piece.folder, piece)
+    if other is not piece and (twice := {name for name, _ in _files(other)} & {*names}):
+      raise UserError(f'{other.path} and {piece.path} both hold {min(twice)}.')
     places = [place for name in names if (place := kind.place(name, piece.label))]
     labels |= {label for *_, label in places}
     for split in {split for _, split, _ in places}:
@@ -255,8 +258,10 @@ def _pieces(source: str) -> Iterator[Piece]:
     for path in tars:
       yield Piece(path, f'{_stem(os.path.relpath(path, source))}/')
     return
+  own = os.path.basename(os.path.abspath(source))  # as of a tar, maybe a split
+  own = f'{own}/' if splits.canonical(own) in splits.SYNONYMS else ''
   for split, directory in folder.split_directories(source).items():
-    prefix = '' if directory == source else f'{split}/'
+    prefix = own if directory == source else f'{split}/'
     for label in folder.folders(directory):
       yield Piece(os.path.join(directory, label), f'{prefix}{label}/', label)
 

@@ -118,10 +118,8 @@ def _checked(path, file, image_key, label_key):
       'integers [N], or zeros and ones [N, K].'
     )
   if labels.size and not 0 <= labels.min() <= labels.max() < INT32:
-    low, high = labels.min(), labels.max()
-    raise UserError(
-      f'arrays: {path}: {label_key} run from {low} to {high}: number classes from 0.'
-    )
+    least, most = labels.min(), labels.max()
+    raise UserError(f'arrays: {path}: {label_key} {least} to {most}: count from 0.')
   if len(images) != len(labels):
     raise UserError(
       f'arrays: {path}: {len(images)} {image_key} but {len(labels)} {label_key}.'

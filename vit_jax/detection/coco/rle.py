@@ -47,7 +47,7 @@ def read(segmentation, height: int, width: int) -> dict:
     length = sum(np.abs(each).max(1).sum() for each in steps)
   if not corners or min(map(len, corners)) < 3 or not length <= _FAR:
     raise ValueError(
-      f'a polygon has three corners or more, and polygons {_FAR:,} pixels of outline or less'
+      f'a polygon has three corners or more, and outlines have {_FAR:,} pixels at most'
     )
   polygons = [part.reshape(-1).tolist() for part in corners]
   return mask_lib.merge(mask_lib.frPyObjects(polygons, height, width))
