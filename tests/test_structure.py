@@ -31,7 +31,7 @@ BUDGET = {
   'nn': (1_400, 1_450),
   'kernels': (1_297, 1_300),
   ('optim', 'tasks', 'tune'): (1_795, 1_900),
-  'data': (5_497, 5_000),
+  'data': (5_500, 5_000),
   'weights': (4_064, 3_900),
   'evaluators': (1_690, 1_400),
   'checkpoint': (790, 800),
@@ -42,7 +42,7 @@ BUDGET = {
   'lab': (2_918, 2_900),
   'modules': (2_334, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
-TOTAL = (35_282, 32_000)
+TOTAL = (35_285, 32_000)
 ELSEWHERE = {'configs': (1_661, 1_700), 'tests': (27_263, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
