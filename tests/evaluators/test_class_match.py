@@ -268,6 +268,8 @@ def test_sets_of_classes_and_classes_that_are_left_out(evaluated, tmp_path):
   evaluator, metrics = evaluated(names, labels, logits, model, **options)
   assert metrics['examples'] == 5
   assert metrics['top1'] == pytest.approx(3 / 5)
+  # Cats and dogs share the target of a pet: 2.5, 2.5, 0, 5 and 0 less than log(sum).
+  assert metrics['loss'] == pytest.approx(np.log(np.exp(5) + 6) - 10 / 5)
   assert 'bad_images' not in metrics
   assert evaluator.predictions['label'].tolist() == [-1, -1, -1, 2, 2]
   # Without owls the third is the first of the classes with equal logits, a cat: right.

@@ -196,7 +196,7 @@ def random_erasing(
     p: the share of images.
     area_min, area_max: the rectangle's area in percent of the image's.
     ratio: range of height / width; its logarithm is uniform. A rectangle is at most as
-      high and wide as the image.
+      high and wide as the image; in place of a larger one, timm draws another.
     std: standard deviation of the noise.
   """
   if area_min > area_max:

@@ -120,7 +120,7 @@ def _count_array_records(path: str) -> int:
   with files.outages(path):
     reader = array_record_module.ArrayRecordReader(path)
   if not reader.ok():  # it raises nothing, and says that it holds no records
-    raise UserError(f'{path} is not a complete ArrayRecord file: write it again.')
+    raise DataError(f'{path} is not a complete ArrayRecord file: write it again.')
   return reader.num_records()
 
 
@@ -147,7 +147,7 @@ def _offsets(path: str) -> np.ndarray:
       length = struct.unpack('<Q', header)[0] if len(header) == 8 else size
       offsets.append(offsets[-1] + _HEADER + length + _FOOTER)
   if offsets[-1] != size:
-    raise UserError(f'{path} is not a complete TFRecord file: write it again.')
+    raise DataError(f'{path} is not a complete TFRecord file: write it again.')
   return np.array(offsets, np.int64)
 
 
