@@ -68,5 +68,5 @@ def augreg(arg, levels: dict, head_bias: float) -> ml_collections.ConfigDict:
 def get_config(arg=None):
   arg = parse_arg(arg, debug=DEBUG, **common.IMAGENET, **common.AUGREG)
   c = augreg(arg, DEFAULT, -6.9)  # the prior of one class of 1000, ln(1 / 1000)
-  common.evaluate_i1k(c, arg, loss='sigmoid')
+  common.evaluate_i1k(c, arg)
   return c

@@ -113,21 +113,19 @@ def fewshot(source: str, pp: str, batch: int, every: int) -> dict:
   return dict(type='fewshot', datasets=datasets, pp=pp, batch_size=batch, every=every)
 
 
-def evaluate_i1k(c, arg, **options) -> None:
+def evaluate_i1k(c, arg) -> None:
   """Adds the evaluations, checkpoints and log of a run on ImageNet-1k.
 
   The best step is chosen on images held out from training, not on the reported ones.
   """
-  c.evals = dict(
-    minival=accuracy(arg, arg.minival, **options), val=accuracy(arg, arg.val, **options)
-  )
+  c.evals = dict(minival=accuracy(arg, arg.minival), val=accuracy(arg, arg.val))
   c.checkpoint = dict(every=arg.eval_every, best='minival/top1')
   c.log = dict(every=min(100, arg.eval_every))
 
 
 def evaluate_pretraining(c, arg) -> None:
-  """Adds the evaluations, checkpoints and log of a pre-training run with sigmoid loss."""
-  c.evals = dict(val=accuracy(arg, arg.val, loss='sigmoid'))
+  """Adds the evaluations, checkpoints and log of a pre-training run."""
+  c.evals = dict(val=accuracy(arg, arg.val))
   if arg.fewshot:
     pp = squashed(arg.res)
     c.evals.fewshot = fewshot(arg.fewshot, pp, arg.batch, arg.eval_every)

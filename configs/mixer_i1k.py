@@ -42,5 +42,5 @@ def get_config(arg=None):
   c.optim = dict(name='adamw', lr=1e-3, wd=0.1, clip=1.0)
   c.optim.schedule = dict(decay='linear', warmup=arg.warmup, end=1e-5)
 
-  common.evaluate_i1k(c, arg, loss='sigmoid')
+  common.evaluate_i1k(c, arg)
   return c

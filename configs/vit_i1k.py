@@ -41,5 +41,5 @@ def get_config(arg=None):
   c.optim = dict(name='adamw', lr=3e-3, wd=0.3, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
 
-  common.evaluate_i1k(c, arg, loss='sigmoid')
+  common.evaluate_i1k(c, arg)
   return c

@@ -130,6 +130,7 @@ REFUSED = [
   # choices
   ('data.pp=value_range(2)', ('config.data.pp', 'value_range(2)')),
   ('evals.test.data.pp=reszie(8)', ('config.evals.test.data.pp', 'reszie', 'resize')),
+  ('evals=None', ('config.evals=None', 'few', '--config.evals={}')),
   ('task.loss=sofmax', ('config.task.loss', "'sofmax'", 'softmax', 'sigmoid')),
   ('optim.schedule.decay=cosin', ('cosin', 'cosine')),
   ('optim.moment_dtype=abc', ('config.optim.moment_dtype', "'abc'", 'bfloat16')),
@@ -153,12 +154,23 @@ REFUSED = [
   ('assignment', 'facts'), REFUSED, ids=[row[0][:40] for row in REFUSED]
 )
 def test_nonsense_is_refused_before_anything_is_opened(assignment, facts):
-  c = digits()
-  schema.check(c)
-  config.override(c, [assignment])
-  with pytest.raises(UserError, match=naming(*facts)) as error:
+  def checked(c):
+    config.override(c, [assignment])
     schema.check(c)
+
+  schema.check(digits())
+  with pytest.raises(UserError, match=naming(*facts)) as error:
+    checked(digits())
   assert '\n' not in str(error.value)
+
+
+def test_an_evaluation_has_the_loss_of_the_task():
+  c = digits()
+  c['task']['loss'] = 'sigmoid'
+  evals = schema.check(c)['evals']
+  assert (evals['test']['loss'], 'loss' in evals['few']) == ('sigmoid', False)
+  c['evals']['test']['loss'] = 'softmax'
+  assert schema.check(c)['evals']['test']['loss'] == 'softmax'
 
 
 def consumers():

@@ -73,3 +73,10 @@ def test_a_name_that_is_not_utf8_can_be_printed(tmp_path, capsys):
   os.rename(tmp_path / 'x.png', name)
   assert cli.run(lambda argv: print(predict.find(argv)[0]) or 0, [name]) == 0
   assert re.search(naming('caf\\udce9.png'), capsys.readouterr().out)
+
+
+def test_fields_are_parsed_as_overrides_of_a_config():
+  parser = cli.Parser()
+  parser.add_argument('--set', action=cli.Fields)
+  args = parser.parse_args(['--set', 'a=true', '--set', 'b=(1, 2)', '--set', 'c=x'])
+  assert args.set == {'a': True, 'b': [1, 2], 'c': 'x'}

@@ -9,6 +9,7 @@ So a config can hold nothing that nothing reads, and each range stands once, bes
 code that needs it. A run checks everything once, before it opens data or weights.
 """
 
+import ast
 import contextlib
 import dataclasses
 import inspect
@@ -200,6 +201,29 @@ def plain(where: str, value) -> None:
     raise UserError(f'{where} is an integer of more than 64 bits: write a float.')
   elif isinstance(value, float) and not abs(value) <= FLOAT32:
     raise UserError(f'{where}={value}: expected a finite number, up to {FLOAT32}.')
+
+
+def parse_call(text: str) -> tuple[str, list, dict]:
+  """Returns (name, arguments, keyword arguments) of 'NAME' or 'NAME(1, key=2)'.
+
+  Raises:
+    ValueError: for other text, or for arguments that are not plain literals.
+  """
+  try:
+    node = ast.parse(text.strip(), mode='eval').body
+    function = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(function, ast.Name):
+      raise ValueError('it has no name')
+    args = [ast.literal_eval(arg) for arg in getattr(node, 'args', ())]
+    keywords = getattr(node, 'keywords', ())
+    options = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
+    plain(text, [args, options])
+  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    reason = getattr(error, 'msg', error)
+    raise ValueError(
+      f'{text!r}: expected NAME, or NAME(...) with literal arguments ({reason})'
+    ) from None
+  return function.id, args, options
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """Common parts of all commands: one line per error, exit codes, arguments, JSON."""
 
 import argparse
-import ast
-import contextlib
 import json
 import os
 import sys
@@ -42,10 +40,24 @@ def exit_on_interrupt() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-  """Raises `UserError` where argparse would print its usage and exit."""
+  """A command's arguments, and --import; raises UserError where argparse would exit."""
+
+  def __init__(self, *args, **options):
+    super().__init__(*args, **options)
+    text = 'a file that registers losses, ops, ... of your own, such as your config'
+    self.add_argument('--import', action=_Import, metavar='FILE.py', help=text)
 
   def error(self, message: str) -> NoReturn:
     raise UserError(f'{message} (see {self.prog} --help)')
+
+
+class _Import(argparse.Action):
+  """Executes a file, so that names that it registers are known to the command."""
+
+  def __call__(self, parser, namespace, file, flag=None):
+    from vit_jax import config
+
+    config.execute(file)
 
 
 def count(text: str, least: int = 0) -> int:
@@ -94,9 +106,10 @@ class Fields(argparse.Action):
     key, equals, value = setting.partition('=')
     if not equals:
       parser.error(f'{flag} {setting}: write KEY=VALUE')
-    with contextlib.suppress(ValueError, SyntaxError):
-      value = ast.literal_eval(value)
-    setattr(namespace, self.dest, {**getattr(namespace, self.dest), key: value})
+    from vit_jax import config
+
+    fields = {**getattr(namespace, self.dest), key: config.literal(value)}
+    setattr(namespace, self.dest, fields)
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

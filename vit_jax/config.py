@@ -69,14 +69,20 @@ def load(spec: str) -> dict:
   NAME is one of `recipes()`; `:ARG` can be left out.
   """
   file, _, arg = spec.partition(':')
+  module = execute(file)
+  if not hasattr(module, 'get_config'):
+    raise UserError(f'Config file {file!r} defines no get_config(arg).')
+  return plain(module.get_config(arg or None))
+
+
+def execute(file: str) -> types.ModuleType:
+  """Returns the module of a config file, executed: what it registers can be used."""
   path = _find(file)
   module_spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(module_spec)
   with _importable(path.resolve().parent):
     module_spec.loader.exec_module(module)
-  if not hasattr(module, 'get_config'):
-    raise UserError(f'Config file {file!r} defines no get_config(arg).')
-  return plain(module.get_config(arg or None))
+  return module
 
 
 @contextlib.contextmanager
@@ -133,7 +139,10 @@ def override(config: dict, assignments: list[str]) -> None:
         raise UserError(f'config.{".".join(parents[:depth])} is not a section.')
     old = node.get(last)
     if isinstance(old, dict) and not isinstance(value, dict):
-      raise UserError(f'config.{key} is a section: set one of its keys {sorted(old)}.')
+      raise UserError(
+        f'config.{key}={text} is a section: set one of its keys {sorted(old)}, or '
+        f'empty it, --config.{key}={{}}'
+      )
     node[last] = value
 
 

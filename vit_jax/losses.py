@@ -1,11 +1,13 @@
 """Losses per example, computed in float32."""
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.check import bind, parse_call, reported
 from vit_jax.registry import Registry
 
 
@@ -37,11 +39,40 @@ def smooth_binary(targets: jax.Array, amount: float) -> jax.Array:
 
 sigmoid_cross_entropy.smooth = smooth_binary
 
-# Each is `(logits [B, K], targets [B, K]) -> [B]`, float32, and may have an attribute
-# `smooth`: see the function of that name.
+# Each is `(logits [B, K], targets [B, K]) -> [B]`, float32. It may have keyword-only
+# options, and an attribute `smooth`: see the function of that name.
 LOSSES = Registry(
   'loss', {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
 )
+
+
+def check(where: str, text: str, _) -> None:
+  """Checks the text 'NAME' or 'NAME(option=value)' of a loss: a rule of `vit_jax.check`."""
+  with reported(where):
+    name, args, options = parse_call(text)
+    signature = LOSSES.signature(name)
+    if args:
+      raise ValueError(f'{text!r}: write its options as {name}(option=value)')
+  bind(f'{where} {name}', options, signature)
+
+
+def build(text: str, num_classes: int) -> Callable:
+  """Returns the loss `(logits, targets) -> [B]` that a text names, its options bound.
+
+  Raises:
+    ValueError: for a loss that does not return one number per example.
+  """
+  name, _, options = parse_call(text)
+  function = LOSSES[name]
+  loss = functools.update_wrapper(functools.partial(function, **options), function)
+  pair = [jax.ShapeDtypeStruct((2, num_classes), jnp.float32)] * 2
+  result = jax.eval_shape(loss, *pair)
+  if (shape := getattr(result, 'shape', result)) != (2,):
+    raise ValueError(
+      f'loss {text!r} returns shape {shape} for logits {pair[0].shape}: expected (2,), one '
+      'number per example'
+    )
+  return loss
 
 
 def targets_of(label: jax.Array, num_classes: int) -> jax.Array:

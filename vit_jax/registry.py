@@ -7,7 +7,7 @@ from typing import Any
 
 from vit_jax.errors import choose
 
-_OTHERS = ', or one that a config file registers, once that file is imported'
+OTHERS = ', or one that a config file registers (--import FILE.py)'
 
 
 class Registry(UserDict):
@@ -28,7 +28,7 @@ class Registry(UserDict):
     self._ours = frozenset(entries)
 
   def __getitem__(self, name: str) -> Any:
-    entry = choose(self.noun, name, self.data, _OTHERS)
+    entry = choose(self.noun, name, self.data, OTHERS)
     if isinstance(entry, str):
       module, _, attribute = entry.partition(':')
       entry = self.data[name] = getattr(importlib.import_module(module), attribute)

@@ -2,8 +2,10 @@
 
 import jax
 import numpy as np
+import pytest
 
-from vit_jax import sharding, trees
+from tests.support import naming
+from vit_jax import errors, losses, sharding, trees
 from vit_jax.train.trainer import Trainer
 
 SPEC = {
@@ -44,3 +46,11 @@ def test_a_trainer_makes_and_steps_the_state_that_it_describes():
   np.testing.assert_array_equal(state.params['head']['kernel'], kernel)
   trained = set(trees.flatten(state.params)), set(trees.flatten(frozen.abstract_params))
   assert trained[0] == {'head/kernel', 'head/bias'} < trained[1]
+
+
+def test_a_loss_of_another_shape_is_refused(monkeypatch):
+  table = losses.LOSSES.data | {'mean': lambda logits, targets: logits.mean()}
+  monkeypatch.setattr(losses.LOSSES, 'data', table)
+  config = {**CONFIG, 'task': {'name': 'classify', 'loss': 'mean'}}
+  with pytest.raises(errors.UserError, match=naming('config.task', "'mean'", (), (2,))):
+    Trainer(config, SPEC, sharding.make_mesh())

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import losses
-from vit_jax.check import Choice
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_match, predictions
@@ -43,7 +42,7 @@ class Classification(OneSplit):
     model: class_match.Classes | None = None,
     *,
     data: Annotated[dict, pipeline.check_evaluate],
-    loss: Annotated[str, Choice(losses.LOSSES)] = 'softmax',
+    loss: Annotated[str, losses.check] = 'softmax',
     labels: str | None = None,
     class_map: Annotated[str | None, class_match.check] = None,
     among: Annotated[str | None, class_match.check_among] = None,
@@ -52,8 +51,8 @@ class Classification(OneSplit):
     """Opens the data, `data.pipeline.evaluate(**data)`.
 
     Args:
-      loss: 'softmax', over several labels their sum as in big_vision, 'sigmoid', or a
-        registered one.
+      loss: see `vit_jax.losses`; a run takes its task's. With 'softmax' several labels
+        are summed, as in big_vision.
       labels: a JSON file of label sets in place of the data's labels, see `LabelSets`. They
         number the model's classes, or those of data that has all of ImageNet's.
       class_map, among: how classes of the data are found among the model's, and which of
@@ -78,7 +77,9 @@ class Classification(OneSplit):
         f'{class_map=}, {among=} need the classes of a model, and {among=} class_map '
         f'beside {labels=}.'
       )
-    self.loss, self.loss_fn = loss, losses.LOSSES[loss]
+    columns = model.number if model else self.batches.num_classes
+    columns = len(self.match.columns) if self.match else columns
+    self.loss, self.loss_fn = loss, losses.build(loss, columns)
     self._counts_confusion = confusion
     self.confusion: np.ndarray | None = None
     self.predictions: dict | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from vit_jax import losses
-from vit_jax.check import Choice, Fraction, Range, Share
+from vit_jax.check import Fraction, Range, Share
 from vit_jax.tasks.mixing import MODES, Mixing
 
 
@@ -21,7 +21,7 @@ class Classify:
     model,
     spec: dict,
     *,
-    loss: Annotated[str, Choice(losses.LOSSES)] = 'softmax',
+    loss: Annotated[str, losses.check] = 'softmax',
     label_smoothing: Share = 0.0,
     mixup: Annotated[float, Range(0, 1e3)] = 0.0,
     cutmix: Annotated[float, Range(0, 1e3)] = 0.0,
@@ -35,11 +35,12 @@ class Classify:
       mixup, cutmix, switch_prob, mixup_mode: see `vit_jax.tasks.mixing.Mixing`.
 
     Raises:
-      ValueError: for labels that cannot be compared with the model's logits.
+      ValueError: for labels that cannot be compared with the model's logits, or a loss
+        that does not return one number per example.
     """
     losses.check_labels(spec['label'], model.num_classes)
     self.model = model
-    self.loss_fn = losses.LOSSES[loss]
+    self.loss_fn = losses.build(loss, model.num_classes)
     self.label_smoothing = label_smoothing
     self.mixing = Mixing(mixup, cutmix, switch_prob, mixup_mode)
 
@@ -64,6 +65,10 @@ class Classify:
       images, targets = self.mixing(images, targets, batch['weight'], rng)
     return {**batch, 'image': images, 'target': targets}
 
+  def per_example(self, logits, batch: dict):
+    """Returns the losses [B] of a prepared batch; a subclass may add terms."""
+    return self.loss_fn(logits, batch['target'])
+
   def loss(self, variables, batch: dict, rng):
     """Returns (loss, (metrics, batch statistics)) of a prepared batch.
 
@@ -81,7 +86,7 @@ class Classify:
       mutable=['batch_stats'],
     )
     right = losses.is_label(logits.argmax(-1), batch['label'])
-    loss = jnp.sum(batch['weight'] * self.loss_fn(logits, batch['target']))
+    loss = jnp.sum(batch['weight'] * self.per_example(logits, batch))
     metrics = {'loss': loss, 'accuracy': jnp.sum(batch['weight'] * right)}
     return loss, (metrics, updated.get('batch_stats', {}))
 

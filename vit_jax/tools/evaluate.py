@@ -50,7 +50,7 @@ def _evaluate(argv: list[str]) -> int:
     raise UserError(_SEVERAL.format(labels))
   import jax
 
-  from vit_jax import models, sharding
+  from vit_jax import losses, models, sharding
   from vit_jax.evaluators import class_match, classification
   from vit_jax.train import evaluations
 
@@ -61,6 +61,8 @@ def _evaluate(argv: list[str]) -> int:
   K = getattr(loaded.model, 'num_classes', None)
   if K is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')
+  loss = args.loss or section.get('loss', 'softmax')
+  losses.check('--loss', loss, section)
   mesh = sharding.make_mesh()
   data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch or _BATCH}
   if args.pp or args.resolution:  # at which the run was not evaluated
@@ -72,7 +74,7 @@ def _evaluate(argv: list[str]) -> int:
       mesh,
       lambda: None,
       data=data,
-      loss=args.loss or section.get('loss', 'softmax'),
+      loss=loss,
       model=class_match.Classes(loaded.class_names or names_of_run(args.source), K),
       **{k: section.get(k) for k in ('labels', 'class_map', 'among')},
       confusion=out is not None,
@@ -188,7 +190,7 @@ def _parser() -> cli.Parser:
   )
   probe.add_options(parser)
   add('--pp', help='preprocessing in place of that of the weights')
-  add('--loss', choices=('softmax', 'sigmoid'))
+  add('--loss', help="default: a run's own, or softmax")
   batch = f'images per step; default: {_BATCH}, for a detector 8'
   add('--batch', type=cli.positive, help=batch)
   add('--out', metavar='DIR', help='for the tables')

@@ -132,7 +132,7 @@ def check(config: dict) -> dict:
   evals = config['evals'] = dict(config['evals'])
   for name, section in evals.items():
     where = f'config.evals.{name}'
-    evals[name] = _same_classes(where, section, config['data'])
+    evals[name] = _as_trained(where, section, config)
     _check_reads(where, section['type'], config['task']['name'])
     if section.get('use_ema') and not optim.keeps_average(config['optim']):
       raise UserError(f'{where}.use_ema needs config.optim.ema or config.optim.swa.')
@@ -167,9 +167,20 @@ def _check_reads(where: str, type: str, task: str) -> None:
     )
 
 
-def _same_classes(where: str, section: dict, trained: dict) -> dict:
-  """Returns an evaluation's section, with the classes of training on the same source."""
-  data = section.get('data')
+def _as_trained(where: str, section: dict, config: dict) -> dict:
+  """Returns an evaluation's section with the task's loss, unless it sets its own.
+
+  On the source of training it has the classes of training, too.
+  """
+  task = config['task']
+  signature, reads = (
+    tasks.TASKS.signature(task['name']),
+    evaluators.EVALUATORS.signature,
+  )
+  if 'loss' in signature.parameters and 'loss' in reads(section['type']).parameters:
+    loss = task.get('loss', signature.parameters['loss'].default)
+    section = {'loss': loss, **section}
+  data, trained = section.get('data'), config['data']
   if section['type'] != 'classification' or data['source'] != trained['source']:
     return section
   ours, theirs = trained.get('classes'), data.get('classes')

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.check import check as check_value
-from vit_jax.check import plain, reported
+from vit_jax.check import parse_call, reported
 from vit_jax.errors import choose
+from vit_jax.registry import OTHERS
 
 # Modules that register ops; they are imported when a pipeline is first read.
 MODULES = (
@@ -154,7 +155,7 @@ def parse(pp: str) -> tuple[Op, ...]:
 def _parse(pp: str) -> tuple[Op, ...]:
   for module in MODULES:  # importing registers
     importlib.import_module(module)
-  return tuple(_bind(text, node) for text, node in _pieces(pp)) if pp.strip() else ()
+  return tuple(map(_bind, _pieces(pp))) if pp.strip() else ()
 
 
 def check(where: str, pp: str, _) -> None:
@@ -197,8 +198,8 @@ def target_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:
   return getattr(ops[1].apply, 'target', None)
 
 
-def _pieces(pp: str) -> Iterator[tuple[str, ast.expr]]:
-  """Yields the text and the expression of each op: 'a|b(1)' is valid Python."""
+def _pieces(pp: str) -> Iterator[str]:
+  """Yields the text of each op: 'a|b(1)' is valid Python."""
   text = f'({pp.strip()})'
   try:
     node = ast.parse(text, mode='eval').body
@@ -210,24 +211,13 @@ def _pieces(pp: str) -> Iterator[tuple[str, ast.expr]]:
     nodes.append(node.right)
     node = node.left
   for piece in [node, *reversed(nodes)]:
-    yield ast.get_source_segment(text, piece), piece
+    yield ast.get_source_segment(text, piece)
 
 
-def _bind(text: str, node: ast.expr) -> Op:
+def _bind(text: str) -> Op:
   """Returns the op of 'name' or 'name(1, key=2)'."""
-  function = node.func if isinstance(node, ast.Call) else node
-  try:
-    if not isinstance(function, ast.Name):
-      raise ValueError('it has no name')
-    args = [ast.literal_eval(arg) for arg in getattr(node, 'args', ())]
-    keywords = getattr(node, 'keywords', ())
-    kwargs = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
-    plain(text, [args, kwargs])  # finite numbers, texts and lists of them
-  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-    raise ValueError(
-      f'{text!r} is not an op ({error}): expected a name, or a name with literal arguments'
-    ) from None
-  op = choose('op', function.id, OPS)
+  name, args, kwargs = parse_call(text)
+  op = choose('op', name, OPS, OTHERS)
   signature = inspect.signature(op.make)
   try:
     bound = signature.bind(*args, **kwargs)
