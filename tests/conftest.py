@@ -49,6 +49,11 @@ from tests.support.peers import timm, torch, transformers  # noqa: F401
 if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
   os.environ['VIT_JAX_CACHE'] = tempfile.mkdtemp(prefix='vit_jax-')
   atexit.register(shutil.rmtree, os.environ['VIT_JAX_CACHE'], ignore_errors=True)
+# Runs of one config compile once, also in the processes that tests start.
+os.environ.setdefault(
+  'JAX_COMPILATION_CACHE_DIR', os.path.join(os.environ['VIT_JAX_CACHE'], 'compiled')
+)
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
 
 
 @pytest.fixture
@@ -82,15 +87,6 @@ def reference(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('reference')
   runs.run_on_one_device(workdir)
   return workdir
-
-
-@pytest.fixture(scope='session')
-def shared(tmp_path_factory):
-  """Returns the variables of a compilation cache that processes share."""
-  return dict(
-    JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.mktemp('compiled')),
-    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
-  )
 
 
 @pytest.fixture

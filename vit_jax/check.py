@@ -50,16 +50,6 @@ class Range:
     return f'{self.ends[0]}{self.low}, {self.high}{end}{why}'
 
 
-class Choice:
-  """One of a table's names. A fixed list is written as `Literal`."""
-
-  def __init__(self, table):
-    self.table = table
-
-  def __call__(self, where: str, value, section) -> None:
-    choose(where, value, self.table)
-
-
 class Section:
   """A section that `consumer` reads; arguments as of `bind`."""
 
@@ -82,7 +72,7 @@ class Named:
 
   def __call__(self, where: str, value, section) -> None:
     if not isinstance(value, dict) or value.get(self.key) is None:
-      raise UserError(f'{where}={value!r} lacks {self.key!r}.')
+      raise UserError(f'{where}={value!r} lacks {self.key}.')
     check(f'{where}.{self.key}', value[self.key], str)
     signature = self.table.signature(value[self.key])
     bind(where, value, signature, extra={self.key: str, **self.extra})
@@ -143,7 +133,7 @@ def bind(
   known_keys(where, section, kinds)
   required = [key for key, p in parameters.items() if p.default is p.empty]
   if missing := [key for key in required if key not in section]:
-    raise UserError(f'{where} lacks {missing}.')
+    raise UserError(f'{where} lacks {", ".join(missing)}.')
   for key, value in section.items():
     _check_type(f'{where}.{key}', value, kinds[key])
   # Types come first because a rule may read other keys of the section.
@@ -228,7 +218,10 @@ def parse_call(text: str) -> tuple[str, list, dict]:
 
 @contextlib.contextmanager
 def reported(where: str) -> Iterator[None]:
-  """Turns a ValueError of the code that a section configures into a UserError about it."""
+  """Raises a UserError that begins with `where` in place of a ValueError.
+
+  An error of a subclass, such as DataError, passes as it is.
+  """
   try:
     yield
   except ValueError as error:

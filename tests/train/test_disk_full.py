@@ -121,19 +121,19 @@ def ended(process) -> str:
 
 @pytest.mark.faults
 @pytest.mark.parametrize('options', ['size=64k', 'size=20m,nr_inodes=12'])
-def test_no_room_from_the_start(options, mount_tmpfs, shared, faults_table):
+def test_no_room_from_the_start(options, mount_tmpfs, faults_table):
   workdir = mount_tmpfs(options)
-  line = ended(runs.Process(*runs.flags(), f'--workdir={workdir}', **shared))
+  line = ended(runs.Process(*runs.flags(), f'--workdir={workdir}'))
   assert re.search(naming(workdir), line)
   faults_table('disk full', f'mounted with {options}', 'refused', line)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize('resource', ['bytes', 'inodes'])
-def test_full_in_the_middle(resource, mount_tmpfs, reference, shared, faults_table):
+def test_full_in_the_middle(resource, mount_tmpfs, reference, faults_table):
   workdir = mount_tmpfs('size=20m,nr_inodes=1500') / 'run'
   arguments = [*runs.flags(), f'--workdir={workdir}']
-  process = runs.Process(*arguments, **shared)
+  process = runs.Process(*arguments)
   process.until_step(12)  # the save at 10 has waited for that at 5
   room = workdir.parent / 'others'
   room.mkdir()
@@ -148,7 +148,7 @@ def test_full_in_the_middle(resource, mount_tmpfs, reference, shared, faults_tab
   faults_table('disk full', f'of {resource}, in the middle', 'refused', line)
   for path in room.iterdir():
     path.unlink()
-  code, _, error = runs.Process(*arguments, **shared).end()
+  code, _, error = runs.Process(*arguments).end()
   assert (code, error) == (0, '')
   runs.assert_same(reference, workdir)
   faults_table('disk full', f'of {resource}, then there is room', 'handled')

@@ -15,7 +15,7 @@ import pytest
 
 import vit_jax
 from tests.support import emulator, naming, runs
-from vit_jax import errors, files
+from vit_jax import config, errors, files
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import bad_images
 from vit_jax.train.process import StopSignal
@@ -29,6 +29,7 @@ BRIEF = (
   *('steps=8', 'optim.schedule.warmup=2', 'checkpoint.every=2'),
   'checkpoint.best=train/loss',
 )
+LOG = ('log.tensorboard=True', 'log.profile=True')
 
 
 # -- files -------------------------------------------------------------------------------
@@ -78,8 +79,8 @@ def test_only_a_bucket_that_does_not_answer_is_unreachable():
 def run(gcs, tmp_path_factory):
   """Returns two runs and the faults that the first met.
 
-  The first is in the bucket: it was interrupted and resumed while requests failed. The
-  second is on disk and was left alone. Then the checkpoints of the first when it was
+  The first is in the bucket: it was interrupted and resumed while requests failed, and has
+  events and a profile. The second is on disk and was left alone. Then the checkpoints of the first when it was
   interrupted, and {fault: how often it happened}.
   """
   local = tmp_path_factory.mktemp('local')
@@ -98,10 +99,10 @@ def run(gcs, tmp_path_factory):
 
     patch.setattr(StopSignal, 'should_stop', interrupted)
     with pytest.raises(KeyboardInterrupt):
-      runs.run(str(url), *BRIEF, evals={})
+      runs.run(str(url), *BRIEF, *LOG, evals={})
     steps = runs.saved(url)
     patch.setattr(StopSignal, 'should_stop', ask)
-    runs.run(f'{url}/', *BRIEF, evals={})
+    runs.run(f'{url}/', *BRIEF, *LOG, evals={})
     faults = collections.Counter(fault for _, fault in gcs.requests)
     gcs.fault = lambda *_: None
   return url, local, steps, faults
@@ -115,10 +116,16 @@ def test_a_run_resumes_bitwise_although_requests_fail(run):
   assert runs.status(url) == runs.status(local)
   assert runs.rows(url) == runs.rows(local)
   assert runs.saved(url) == runs.saved(local)
-  assert (url / 'config.json').read_bytes() == (local / 'config.json').read_bytes()
+  ours, theirs = map(config.read, (url, local))
+  assert ours | {'log': None} == theirs | {'log': None}
   # The log holds messages about requests that failed; a bucket has no locks.
   names = {path.name for path in url.iterdir()} - {'log.txt'}
-  assert names == {path.name for path in local.iterdir()} - {'run.lock'}
+  events = {name for name in names if 'tfevents' in name}
+  assert max(len((url / name).read_bytes()) for name in events) > 500
+  assert [x for x in files.filesystem().find(f'{url}/profile') if 'xplane' in x]
+  assert names - events - {'profile'} == {path.name for path in local.iterdir()} - {
+    'run.lock'
+  }
 
 
 @pytest.mark.parametrize('step', ['', '@best', '@4'])
@@ -160,17 +167,12 @@ def test_without_gcsfs_the_error_names_the_extra(monkeypatch):
       use()
 
 
-def test_damage_and_events_in_the_bucket(
-  gcs_proxy, gcs_folder, monkeypatch, capfd, faults_table
+def test_damage_in_the_bucket(
+  run, gcs_proxy, gcs_folder, monkeypatch, capfd, faults_table
 ):
   runs.on_one_device(monkeypatch)
-  url, fs = gcs_folder / 'run', files.filesystem()
-  log = ('log.tensorboard=True', 'log.profile=True')
-  status, _ = runs.run(url, *BRIEF, *log, evals={})
-  events = [path for path in url.iterdir() if 'tfevents' in path.name]
-  assert max(len(path.read_bytes()) for path in events) > 500
-  assert [x for x in fs.find(f'{url}/profile') if 'xplane' in x]
-
+  url, status = gcs_folder / 'run', runs.status(run[0])
+  files.filesystem().copy(str(run[0]), str(url), recursive=True)
   (url / 'status.json').write_bytes(b'{}')
   (data,) = (url / 'checkpoints/8/meta').glob('metadata')
   data.write_bytes(data.read_bytes()[:-20])
@@ -192,7 +194,6 @@ def test_damage_and_events_in_the_bucket(
 @pytest.mark.faults
 def test_killed_while_requests_fail(
   reference,
-  shared,
   gcs_proxy,
   gcs_folder,
   faults_table,
@@ -202,14 +203,14 @@ def test_killed_while_requests_fail(
   kinds = ('503', 'reset', 'lost', '429', 'slow')
   emulator.fails(gcs_proxy, 60, kinds)
   for kill, step in enumerate(sorted(rng.randint(1, runs.STEPS - 10) for _ in '123')):
-    process = runs.Process(*args, **shared)
+    process = runs.Process(*args)
     process.until_step(step)
     process.popen.kill()
     code, _, error = process.end()
     assert code == -signal.SIGKILL
     assert 'Traceback' not in error
     faults_table('buckets: kills', f'kill {kill}', 'handled')
-  process = runs.Process(*args, **shared)
+  process = runs.Process(*args)
   code, _, error = process.end()
   assert code == 0, error
   runs.assert_same(reference, gcs_folder)
@@ -224,13 +225,12 @@ def test_killed_while_requests_fail(
 @pytest.mark.faults
 def test_an_outage_ends_a_run_that_resumes(
   reference,
-  shared,
   gcs_proxy,
   gcs_folder,
   faults_table,
 ):
   args = [*runs.flags(), f'--workdir={gcs_folder}']
-  process = runs.Process(*args, **shared)
+  process = runs.Process(*args)
   process.until_step(7)
   # Requests of gcsfs alone: TensorStore tries for a quarter of an hour.
   gcs_proxy.fault = lambda n, method, path: None if 'tensorstore' in path else '503'
@@ -240,12 +240,12 @@ def test_an_outage_ends_a_run_that_resumes(
   assert error.splitlines()[-1].startswith(f'error: {gcs_folder}')
   faults_table('buckets: requests', 'an outage', 'refused', error.splitlines()[-1])
   gcs_proxy.fault = lambda *_: None
-  assert runs.Process(*args, **shared).end()[0] == 0
+  assert runs.Process(*args).end()[0] == 0
   runs.assert_same(reference, gcs_folder)
 
 
 @pytest.mark.faults
-def test_two_processes_share_a_bucket(shared, gcs_folder, tmp_path):
+def test_two_processes_share_a_bucket(gcs_folder, tmp_path):
   results = []
   for where in (gcs_folder, tmp_path / 'local'):
     for steps in ('steps=4', 'steps=8'):  # the second resumes
@@ -253,7 +253,7 @@ def test_two_processes_share_a_bucket(shared, gcs_folder, tmp_path):
       flags += [f'--workdir={where}', '--config.resume_allow=steps,optim']
       address = f'127.0.0.1:{emulator.free_port()}'
       processes = [
-        runs.Process(*flags, f'--distributed={address},2,{i}', **shared) for i in (0, 1)
+        runs.Process(*flags, f'--distributed={address},2,{i}') for i in (0, 1)
       ]
       for code, _, error in [process.end() for process in processes]:
         assert code == 0, error

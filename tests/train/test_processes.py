@@ -30,7 +30,7 @@ CHANGES = (
 )
 
 
-def start_two(workdir, shared, *changes, sabotage=('', '')) -> list[runs.Process]:
+def start_two(workdir, *changes, sabotage=('', '')) -> list[runs.Process]:
   port = emulator.free_port()
   return [
     runs.Process(
@@ -38,14 +38,13 @@ def start_two(workdir, shared, *changes, sabotage=('', '')) -> list[runs.Process
       f'--workdir={workdir}',
       f'--distributed=127.0.0.1:{port},2,{index}',
       sabotage=sabotage[index],
-      **shared,
     )
     for index in range(2)
   ]
 
 
-def run_two(workdir, shared, *changes, **more) -> list[tuple[int, str, str]]:
-  return [process.end() for process in start_two(workdir, shared, *changes, **more)]
+def run_two(workdir, *changes, **more) -> list[tuple[int, str, str]]:
+  return [process.end() for process in start_two(workdir, *changes, **more)]
 
 
 def run_one(workdir, monkeypatch, devices) -> None:
@@ -76,11 +75,11 @@ def reference(tmp_path_factory):
   return workdir
 
 
-def test_two_processes_go_on_where_one_was(reference, shared, tmp_path):
+def test_two_processes_go_on_where_one_was(reference, tmp_path):
   workdir = shutil.copytree(reference, tmp_path / 'run')
   for step in ('8', '12'):
     shutil.rmtree(workdir / 'checkpoints' / step)
-  (code, out, error), (other_code, other_out, other_error) = run_two(workdir, shared)
+  (code, out, error), (other_code, other_out, other_error) = run_two(workdir)
   assert (code, other_code) == (0, 0), error + other_error
   assert re.search(naming('step 4'), out)
   assert re.search(naming('12 steps'), out)
@@ -99,9 +98,9 @@ def test_two_processes_go_on_where_one_was(reference, shared, tmp_path):
 
 @pytest.mark.faults
 def test_a_signal_to_one_stops_both_and_other_numbers_go_on(
-  reference, shared, tmp_path, monkeypatch, faults_table
+  reference, tmp_path, monkeypatch, faults_table
 ):
-  first, second = start_two(tmp_path, shared)
+  first, second = start_two(tmp_path)
   first.until_step(3)
   second.popen.send_signal(signal.SIGTERM)
   codes = [process.end()[0] for process in (first, second)]
@@ -116,18 +115,18 @@ def test_a_signal_to_one_stops_both_and_other_numbers_go_on(
 
 
 @pytest.mark.faults
-def test_killed_ten_times_either_or_both(shared, tmp_path, faults_table):
+def test_killed_ten_times_either_or_both(tmp_path, faults_table):
   # So many that no run ends before its killer looks; with the moment in bfloat16 again, as
   # all that is compared here has the same devices, and is equal bit for bit.
   longer = ('steps=400', 'optim.moment_dtype=bfloat16', 'optim.eps=1e-8')
-  ends = run_two(tmp_path / 'whole', shared, *longer)
+  ends = run_two(tmp_path / 'whole', *longer)
   assert [code for code, *_ in ends] == [0, 0]
   workdir, rng = tmp_path / 'killed', random.Random(0)
   steps = sorted(rng.randint(1, 300) for _ in range(8))
   for _ in range(2):
     steps.insert(rng.randint(0, len(steps)), 0)
   for step in steps:
-    processes = start_two(workdir, shared, *longer)
+    processes = start_two(workdir, *longer)
     if step:
       processes[0].until_step(step)  # or a later one, where the run goes on
       time.sleep(rng.uniform(0, 0.05))
@@ -139,7 +138,7 @@ def test_killed_ten_times_either_or_both(shared, tmp_path, faults_table):
     processes[1 - victim].popen.kill()
     for process in processes:
       process.end()
-  ends = run_two(workdir, shared, *longer)
+  ends = run_two(workdir, *longer)
   assert [code for code, *_ in ends] == [0, 0]
   assert runs.status(workdir) == runs.status(tmp_path / 'whole')
   assert runs.rows(workdir) == runs.rows(tmp_path / 'whole')
@@ -196,13 +195,12 @@ def test_the_other_ends_too(
   point,
   number,
   victim,
-  shared,
   tmp_path,
   faults_table,
 ):
   sabotage = [_SOON, _SOON]
   sabotage[victim] += dies_at(point, number)
-  processes = start_two(tmp_path, shared, sabotage=sabotage)
+  processes = start_two(tmp_path, sabotage=sabotage)
   if number == signal.SIGKILL:
     assert processes[victim].popen.wait() == -number
   start = time.monotonic()
@@ -223,19 +221,19 @@ def test_the_other_ends_too(
   name = f'process {victim}, {point}, {signal.Signals(number).name}'
   faults_table('kills, one of two processes', name, 'refused', line)
   if number == signal.SIGKILL and point == 'saving':
-    ends = run_two(tmp_path, shared)
+    ends = run_two(tmp_path)
     assert [code for code, *_ in ends] == [0, 0], ends
     assert runs.status(tmp_path)['state'] == 'finished'
 
 
 @pytest.mark.faults
-def test_an_error_of_one_alone_ends_the_other(shared, tmp_path, faults_table):
+def test_an_error_of_one_alone_ends_the_other(tmp_path, faults_table):
   raises = (
     'from vit_jax import errors\nfrom vit_jax.train import run\n'
     "def fail(*_): raise errors.UserError('its data are gone')\n"
     'run.Trainer.compile = fail'
   )
-  first, second = run_two(tmp_path, shared, sabotage=('', raises))
+  first, second = run_two(tmp_path, sabotage=('', raises))
   assert (second[0], second[2]) == (2, 'error: its data are gone\n')
   assert first[0] == 75
   assert 'process 1 has ended' in first[2]

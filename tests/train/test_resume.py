@@ -23,51 +23,43 @@ def again(workdir, *changes):
   return cli.run(main.main, [*runs.flags(*changes), f'--workdir={workdir}'])
 
 
-def kill_and_restart(kills, seed, reference, shared, workdir):
-  """Kills a run `kills` times, each fifth before its first step, then lets it end."""
-  rng = random.Random(seed)
-  early = kills // 5
-  last = runs.STEPS - 10  # so that the run cannot end before its killer looks
-  steps = sorted(rng.randint(1, last) for _ in range(kills - early))
-  for _ in range(early):
-    steps.insert(rng.randint(0, len(steps)), None)
-  for step in steps:
-    process = runs.Process(*runs.flags(), f'--workdir={workdir}', **shared)
-    if step is None:  # while data are opened, the step is compiled, the state restored
-      word, seconds = rng.choice((('Run', 2), ('Parameters', 1), ('Step compiled', 0)))
-      process.until(word)
-      time.sleep(rng.uniform(0, seconds))
-    else:
-      process.until_step(step)
-      time.sleep(rng.uniform(0, 0.05))  # anywhere in the steps and saves that follow
-    process.popen.kill()
-    code, _, error = process.end()
-    assert (code, error) == (-signal.SIGKILL, ''), f'step {step}'
-  process = runs.Process(*runs.flags(), f'--workdir={workdir}', **shared)
+def kill(workdir, step, wait=0.0) -> None:
+  """Kills a run some seconds after a train step, or after a line that starts with a word."""
+  process = runs.Process(*runs.flags(), f'--workdir={workdir}')
+  if isinstance(step, str):
+    process.until(step)
+  else:
+    process.until_step(step)
+  time.sleep(wait)
+  process.popen.kill()
   code, _, error = process.end()
-  assert (code, error) == (0, '')
-  runs.assert_same(reference, workdir)
-  assert runs.saved(workdir) == runs.saved(reference)
+  assert (code, error) == (-signal.SIGKILL, ''), f'step {step}'
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize('seed', [1, 2])
-def test_killed_ten_times(seed, reference, shared, tmp_path, faults_table):
-  kill_and_restart(10, seed, reference, shared, tmp_path)
-  for kill in range(10):
-    faults_table('kills, one process', f'kill {kill} of series {seed}', 'handled')
+def test_killed_ten_times(seed, reference, tmp_path, faults_table):
+  rng = random.Random(seed)
+  last = runs.STEPS - 10  # so that the run cannot end before its killer looks
+  # In the steps and saves that follow; also while data are opened, the step is compiled,
+  # and the state is restored.
+  kills = [(step, 0.05) for step in sorted(rng.randint(1, last) for _ in range(8))]
+  for early in (('Run', 2), ('Parameters', 1)):
+    kills.insert(rng.randint(0, len(kills)), early)
+  for number, (step, seconds) in enumerate(kills):
+    kill(tmp_path, step, rng.uniform(0, seconds))
+    faults_table('kills, one process', f'kill {number} of series {seed}', 'handled')
+  process = runs.Process(*runs.flags(), f'--workdir={tmp_path}')
+  code, _, error = process.end()
+  assert (code, error) == (0, '')
+  runs.assert_same(reference, tmp_path)
+  assert runs.saved(tmp_path) == runs.saved(reference)
 
 
 def test_a_killed_run_ends_like_one_never_touched(
-  reference, shared, tmp_path, one_device, capfd
+  reference, tmp_path, one_device, capfd
 ):
-  arguments = [*runs.flags(), f'--workdir={tmp_path}']
-  process = runs.Process(*arguments, **shared)
-  process.until_step(11)  # step 5's is whole, as saving step 10 waited for it
-  process.popen.kill()
-  code, _, error = process.end()
-  assert (code, error) == (-signal.SIGKILL, '')
-
+  kill(tmp_path, 11)  # step 5's is whole, as saving step 10 waited for it
   # In this process, which takes half as long; `make faults` restarts it in others.
   assert again(tmp_path) == 0
   out, error = capfd.readouterr()
@@ -81,11 +73,11 @@ def test_a_killed_run_ends_like_one_never_touched(
   ('number', 'step'), [(signal.SIGTERM, 7), (signal.SIGINT, runs.EVAL_EVERY)]
 )
 def test_a_stopped_run_ends_like_one_never_touched(
-  number, step, reference, shared, tmp_path, faults_table
+  number, step, reference, tmp_path, faults_table
 ):
   """Also where an evaluation is cut off: it is done again."""
   arguments = [*runs.flags(), f'--workdir={tmp_path}']
-  process = runs.Process(*arguments, **shared)
+  process = runs.Process(*arguments)
   process.until_step(step)
   process.popen.send_signal(number)
   code, out, error = process.end()
@@ -100,7 +92,7 @@ def test_a_stopped_run_ends_like_one_never_touched(
   assert str(status['step']) in runs.saved(tmp_path)
   assert not any('test/top1' in row for row in runs.rows(tmp_path))
 
-  code, out, error = runs.Process(*arguments, **shared).end()
+  code, out, error = runs.Process(*arguments).end()
   assert (code, error) == (0, '')
   assert '\nResuming' in out
   runs.assert_same(reference, tmp_path)

@@ -1,11 +1,15 @@
 """A Trainer alone: the noun of runs, benchmarks and notebooks."""
 
+import re
+from unittest import mock
+
 import jax
 import numpy as np
 import pytest
 
 from tests.support import naming
 from vit_jax import errors, losses, sharding, trees
+from vit_jax.train import runtime
 from vit_jax.train.trainer import Trainer
 
 SPEC = {
@@ -20,32 +24,43 @@ CONFIG = {
 }
 
 
-def test_a_trainer_makes_and_steps_the_state_that_it_describes():
+def test_a_trainer_makes_and_steps_the_state_that_it_describes(monkeypatch):
   rng = np.random.default_rng(0)
   batch = {
     'image': rng.uniform(-1, 1, SPEC['image'].shape).astype(np.float32),
     'label': rng.integers(0, 5, 8).astype(np.int32),
     'mask': np.ones(8, np.float32),
   }
-  mesh = sharding.make_mesh(2, 4)
+  mesh, kernel = sharding.make_mesh(2, 4), np.full((16, 5), 0.5, np.float32)
   with jax.set_mesh(mesh):
     trainer = Trainer(CONFIG, SPEC, mesh)
-    state = trainer.init()
+    state = trainer.init({'head/kernel': kernel})  # in place of a fresh one
+    np.testing.assert_array_equal(state.params['head']['kernel'], kernel)
     facts = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
     assert facts(state) == facts(trainer.abstract_state)
     losses, step = [], trainer.compile()
-    for _ in range(3):
+    for _ in range(2):
       state, metrics = step(state, sharding.global_batch(batch, mesh))
       losses.append(float(metrics['loss']))
-  assert losses[2] < losses[0]
-  # Given variables take the place of fresh ones; frozen parameters stay as they are.
-  kernel = np.full((16, 5), 0.5, np.float32)
-  with jax.set_mesh(mesh):
-    frozen = Trainer({**CONFIG, 'tune': {'method': 'linear'}}, SPEC, mesh)
-    state = frozen.init({'head/kernel': kernel})
-  np.testing.assert_array_equal(state.params['head']['kernel'], kernel)
-  trained = set(trees.flatten(state.params)), set(trees.flatten(frozen.abstract_params))
-  assert trained[0] == {'head/kernel', 'head/bias'} < trained[1]
+  assert losses[1] < losses[0]
+  # A step that does not fit is refused before it runs.
+  monkeypatch.setattr(trainer, 'lower', lambda: mock.Mock(compile=lambda _: step))
+  monkeypatch.setattr(runtime, 'device_memory', lambda device: 2**10)
+  with pytest.raises(
+    errors.OutOfMemory, match=naming('config.data.batch_size')
+  ) as error:
+    trainer.compile()
+  needed, there = re.findall(r'([\d.]+) GiB', str(error.value))
+  assert float(needed) >= float(there) == 0
+
+
+def test_frozen_parameters_are_apart():
+  trainer = Trainer(
+    {**CONFIG, 'tune': {'method': 'linear'}}, SPEC, sharding.make_mesh(2, 4)
+  )
+  trained = set(trees.flatten(trainer.abstract_state.params))
+  assert trained == {'head/kernel', 'head/bias'}
+  assert trained < set(trees.flatten(trainer.abstract_params))
 
 
 def test_a_loss_of_another_shape_is_refused(monkeypatch):

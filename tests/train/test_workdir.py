@@ -31,7 +31,6 @@ pytestmark = [
   # Many reads fail: Python frees Orbax's tasks, and their errors, at any time.
   pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
 ]
-SHORT = ('steps=2', 'optim.schedule.warmup=1', 'checkpoint.every=1')
 
 
 def again(folder, *changes):
@@ -124,7 +123,7 @@ def test_the_state_of_a_killed_run_is_interrupted(tmp_path):
     status.write(tmp_path, step=3, state='running')
     assert status.state(tmp_path) == 'running'
     with pytest.raises(errors.UserError, match=naming(tmp_path)):
-      runs.run(tmp_path, *SHORT)
+      again(tmp_path)
   assert status.state(tmp_path) == 'interrupted'
 
 
@@ -151,14 +150,14 @@ def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch, name):
   failure, folder = FAILURES[name], tmp_path / 'runs' / 'run'
   if 'call' in failure:
     monkeypatch.setattr(run_module.Trainer, 'compile', failure['call'])
-  changes = [*SHORT, *([failure['change']] if 'change' in failure else [])]
+  changes = [failure['change']] if 'change' in failure else []
   with pytest.raises((errors.RunError, KeyboardInterrupt)):
-    runs.run(folder, *changes)
+    again(folder, *changes)
   assert not folder.exists()
   folder.mkdir()
   (folder / 'notes').write_text('mine')
   with pytest.raises((errors.RunError, KeyboardInterrupt)):
-    runs.run(folder, *changes)
+    again(folder, *changes)
   assert (folder / 'notes').read_text() == 'mine'
 
 
@@ -178,40 +177,35 @@ def test_a_second_signal_during_the_start_leaves_nothing(tmp_path, monkeypatch):
   monkeypatch.setattr(process.os, '_exit', exit_at_once)
   monkeypatch.setattr(run_module.Trainer, 'compile', signals)
   with pytest.raises(errors.UserError, match='the test is over'):
-    runs.run(folder, *SHORT)
+    again(folder)
   assert ends == [(75, False)]
 
 
 def test_processes_that_see_other_data_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(run_module.distributed, 'from_first', lambda value: value + 1)
   with pytest.raises(errors.UserError, match=naming('digits', 'process 0', '1,437')):
-    runs.run(tmp_path / 'run', *SHORT)
+    again(tmp_path / 'run')
 
 
 def test_noise_is_in_the_log_and_a_later_failure_keeps_the_run(
-  tmp_path, capfd, monkeypatch
+  finished, capfd, monkeypatch
 ):
-  compile_step = run_module.Trainer.compile
-
   def noisy(trainer):
     os.write(2, b'Premature end of JPEG file\n')
-    return compile_step(trainer)
+    too_large()
 
-  with monkeypatch.context() as patch:
-    patch.setattr(run_module.Trainer, 'compile', noisy)
-    runs.run(tmp_path, *SHORT)
+  before = runs.rows(finished), runs.saved(finished)
+  monkeypatch.setattr(run_module.Trainer, 'compile', noisy)
+  with pytest.raises(errors.OutOfMemory):
+    again(finished, 'steps=6', 'resume_allow=steps')
   out, error = capfd.readouterr()
-  assert 'JPEG' not in error
-  assert (tmp_path / 'log.txt').read_text() == 'Premature end of JPEG file\n'
+  assert error == ''
+  assert (finished / 'log.txt').read_text() == 'Premature end of JPEG file\n'
   assert 'digits, train: 1,437 images, 10 classes of 133 to 154' in out
   assert 'test: digits, test: 360 images' in out
-  before = runs.rows(tmp_path)
-  monkeypatch.setattr(run_module.Trainer, 'compile', too_large)
-  with pytest.raises(errors.OutOfMemory):
-    runs.run(tmp_path, *SHORT[1:], 'steps=3', "resume_allow=('steps',)")
-  assert runs.rows(tmp_path) == before
-  assert runs.saved(tmp_path)
-  assert runs.status(tmp_path)['exit'] == 77
+  assert (runs.rows(finished), runs.saved(finished)) == before
+  ended = runs.status(finished)
+  assert (ended['state'], ended['exit']) == ('failed', 77)
 
 
 # -- damaged files -----------------------------------------------------------------------

@@ -17,15 +17,15 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-  """How a number is shown, and which of two is the better.
+  """How a metric is displayed and compared.
 
   Attributes:
-    percent: it is a fraction, shown as a percentage.
-    larger_is_better: None where neither direction is better, as for a count.
-    std: suffix of the name of its standard deviation.
-    detail: left out of the summary of a run.
-    of_images: it is the share of right answers, one for each of the `examples` images, so
-      that it has an `interval`; not so an AP, an IoU or a share of pixels.
+    percent: whether it is a fraction, displayed as a percentage.
+    larger_is_better: None for a metric without a better direction, such as a count.
+    std: the suffix that makes its name that of its standard deviation.
+    detail: whether the summary of a run leaves it out.
+    of_images: whether it is the share of right answers among the `examples` images, and so
+      has an `interval`; an AP, an IoU or a share of pixels is none.
   """
 
   percent: bool = False
@@ -70,8 +70,10 @@ def stepped(
 ) -> Iterator[Any]:
   """Yields the result of `step(batch)` for every batch, on the host.
 
-  One batch behind, so that the host reads while the device works. `batches`, this host's
-  parts, are closed at the end.
+  It is one batch behind: the host reads a result while the device computes the next.
+
+  Args:
+    batches: this host's parts of the batches; an iterator that is closed at the end.
   """
   pending = None
   with contextlib.closing(batches):
@@ -122,7 +124,12 @@ class OneSplit:
   def with_counts(
     self, numbers: dict, examples: float, read: float
   ) -> dict[str, float]:
-    """Adds the number of examples, and of images that could not be read."""
+    """Returns the numbers with 'examples' and, if there are any, 'bad_images'.
+
+    Args:
+      examples: the number of images that were read and have a label.
+      read: the number of images that were read.
+    """
     bad = self.batches.num_examples - read
     if not examples:
       raise UserError(

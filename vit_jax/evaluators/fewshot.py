@@ -3,13 +3,13 @@
 import functools
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import numpy as np
 
 from vit_jax import sharding
-from vit_jax.check import Choice, Count, Seed, distinct, nonempty
+from vit_jax.check import Count, Seed, distinct, nonempty
 from vit_jax.errors import UserError
 from vit_jax.evaluators import lsr
 from vit_jax.evaluators.base import Metric
@@ -41,7 +41,7 @@ class FewShot(Probe):
     *,
     shots: Annotated[Sequence[Count], nonempty] = (1, 5, 10, 25),
     seeds: Annotated[Sequence[Seed], distinct] = (0, 1, 2),
-    protocol: Annotated[str, Choice(PROTOCOLS)] = 'fixed',
+    protocol: Literal[tuple(PROTOCOLS)] = 'fixed',
     **options,
   ):
     """Opens the data; `options` are those of `Probe`.

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax import models
-from vit_jax.check import Choice, Fraction
+from vit_jax.check import Fraction
 from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.nn.layers import linear_head
@@ -176,7 +176,7 @@ class MaskedPatches:
     model,
     spec: dict,
     *,
-    target: Annotated[str, Choice(TARGETS)] = 'mean_color',
+    target: Literal[tuple(TARGETS)] = 'mean_color',
     rate: Fraction = 0.5,
   ):
     """Checks the model against the spec of batches with images.

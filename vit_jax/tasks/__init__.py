@@ -47,28 +47,11 @@ def check_outputs(name: str, model: str, family) -> None:
     )
 
 
-def classifies(config: dict) -> bool:
-  """Whether a config's task needs a model with a head for the data's classes."""
-  return classes(config) is not None
+def of(config: dict) -> type:
+  """Returns the task's class, whose attributes are those of `contracts.Task`.
 
-
-def classes(config: dict) -> str | None:
-  """Returns the feature of the data whose classes a config's model has a head for."""
-  return _task(config).CLASSES
-
-
-def outputs(config: dict) -> str:
-  """Returns the kind of outputs of a config's model, see `models.family.Family`."""
-  return _task(config).OUTPUTS
-
-
-def own(config: dict) -> str | None:
-  """Returns the name above the task's own parameters; None: it has none."""
-  return _task(config).OWN
-
-
-def _task(config: dict) -> type:
-  # Tools do not know a task that a config file registered: they read its run as that of
-  # a classifier.
+  A tool may not know a task that a config file registered: it reads its run as that of a
+  classifier.
+  """
   name = config.get('task', {}).get('name', DEFAULT)
   return TASKS[name if name in TASKS else DEFAULT]

@@ -36,7 +36,7 @@ class Loop:
         while self.step < self.total and not self.early:
           if self.stop.should_stop():
             raise Preempted('Stopped.')
-          profile(self.step)
+          profile()
           self.state, values = step_fn(self.state, next(batches))
           self.step += 1
           self.pending.append((self.step, values))

@@ -190,11 +190,11 @@ def summary(
   weights = f'{workdir}@best' if best not in (None, newest) else f'{workdir}'
   ours = _program('vit_jax')
   lines.append('Next:')
-  if not tasks.classifies(config):
+  if not tasks.of(config).CLASSES:
     lines.append(
       f'  {ours} train --config=finetune:weights={weights},data=FOLDER   # a head'
     )
-  elif tasks.outputs(config) == 'classes':
+  elif tasks.of(config).OUTPUTS == 'classes':
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER   # names')
   elif tasks.outputs(config) == 'boxes':
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # boxes')

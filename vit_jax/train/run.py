@@ -181,7 +181,7 @@ def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
 def _resolve(config: dict, data: pipeline.Batches) -> dict:
   """Returns the config with the classes, steps and image shape that the data determines."""
   num_classes, names = None, data.class_names  # no head
-  if feature := tasks.classes(config):
+  if feature := tasks.of(config).CLASSES:
     of_data, names = data.classes_of(feature)
     num_classes = config['model'].get('num_classes', of_data)
     if num_classes is None:

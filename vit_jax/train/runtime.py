@@ -1,6 +1,7 @@
 """XLA: compiler options, the compilation cache, memory, profiles."""
 
 import contextlib
+import itertools
 import os
 import platform
 from pathlib import Path
@@ -100,27 +101,22 @@ def device_memory(device) -> int:
 
 @contextlib.contextmanager
 def profiler(enabled: bool, workdir: Path):
-  """Yields `at(step)`, which profiles steps PROFILED after the first call."""
-  first, active = None, False
-  local = LocalFolder(workdir / 'profile') if enabled else None
+  """Yields a function to call before each step; it profiles the steps PROFILED."""
   options = jax.profiler.ProfileOptions()
   # Python's calls, thousands per step, would be most of the profile and of its cost.
   options.python_tracer_level = 0
+  steps = itertools.count()
+  with contextlib.ExitStack() as stack:
 
-  def at(step: int) -> None:
-    nonlocal first, active
-    first = step if first is None else first
-    if enabled and step - first == PROFILED[0]:
-      jax.profiler.start_trace(str(local.folder), profiler_options=options)
-      active = True
-    elif active and step - first == PROFILED[1]:
-      jax.profiler.stop_trace()
-      active = False
+    def before_step() -> None:
+      step = next(steps)
+      if enabled and step == PROFILED[0]:
+        local = stack.enter_context(
+          contextlib.closing(LocalFolder(workdir / 'profile'))
+        )
+        trace = jax.profiler.trace(str(local.folder), profiler_options=options)
+        stack.enter_context(trace)
+      elif step == PROFILED[1]:
+        stack.close()
 
-  try:
-    yield at
-  finally:
-    if active:
-      jax.profiler.stop_trace()
-    if local:
-      local.close()
+    yield before_step

@@ -14,9 +14,9 @@ def make_step(task, optimizer, on_device, key):
   """Returns `step(state, batch) -> (state, metrics)`, to be jitted.
 
   The key of a step is `fold_in(key, state.step)`, so that a restored state continues as
-  if it had never stopped. A step whose loss or gradient is not finite changes neither
-  params nor optimizer state, EMA or batch statistics, and is counted. Neither does a
-  batch in which every example is masked: weight decay and moments would act all the same.
+  if it had never stopped. A step whose loss or gradient is not finite is counted; it leaves
+  parameters, optimizer state, EMA and batch statistics as they are. So does a batch in which
+  every example is masked: its gradient is zero, but moments and weight decay would still act.
 
   Args:
     task, optimizer: see `vit_jax.tasks`, `optim.build`.
@@ -47,8 +47,9 @@ def make_step(task, optimizer, on_device, key):
     some, finite = mask.any(), jnp.isfinite(metrics['loss']) & jnp.isfinite(grad_norm)
     good, bad = some & finite, some & ~finite
 
-    # The update: clipping, moments, decay and rate are in `optimizer.tx`. Each result is
-    # selected before another is computed from it, see `optim.optimizers`.
+    # The update. `optimizer.tx` clips and applies moments, weight decay and learning rate.
+    # After a bad step each old value is selected before anything is computed from the new
+    # one, see `optim.optimizers`.
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
       grads, state.opt_state, state.params, rate=rate, good=good
@@ -85,8 +86,8 @@ def without_masked(batch: dict) -> tuple[dict, jax.Array]:
   batch = dict(batch)
   mask = batch.pop('mask')
   for key, x in batch.items():
-    # Images may be bytes: `on_device` makes floats of them later, as selected floats would
-    # be copied to another layout on TPUs before patches are cut.
+    # Images may still be bytes, which `on_device` converts later. Selected as floats, they
+    # would be copied to another layout on TPUs before they are cut into patches.
     if x.dtype == jnp.uint8 or jnp.issubdtype(x.dtype, jnp.floating):
       here = mask.reshape(-1, *[1] * (x.ndim - 1)) > 0
       batch[key] = jnp.where(here, x, jnp.zeros((), x.dtype))

@@ -24,10 +24,11 @@ class Trainer:
   """Shapes only, until `init` makes a state.
 
   Attributes:
-    model: the Linen module of `config.model`. family: its `models.family.Family`.
-    task, optimizer: of `config.task` and `config.optim`; the task trains the model with
-      the parameters that `config.tune` adds.
-    spec, mesh: of the batches, and the devices.
+    model: the Linen module that `config.model` describes.
+    family: its `models.family.Family`.
+    task: the objective, for the model with the parameters that `config.tune` adds.
+    optimizer: see `optim.build`.
+    spec, mesh: the arguments.
     abstract_state: a `State` of `jax.ShapeDtypeStruct` with shardings on the mesh.
     step: `(state, batch) -> (state, metrics)`, to be jitted; see `step.make_step`.
   """
@@ -61,7 +62,7 @@ class Trainer:
       )
     self._init_key, key = jax.random.split(jax.random.key(config.get('seed', 0)))
 
-    # Jitted, so that its shapes and its values come from one trace.
+    # Jitted: `eval_shape` below and the method `init` then share one trace.
     @jax.jit
     def init(key, initial):
       return init_state(self.task, self.optimizer, spec, key, initial, rules)
@@ -81,7 +82,7 @@ class Trainer:
   def init(self, initial: dict | None = None) -> State:
     """Returns the state at step 0, on its devices.
 
-    On CPU LLVM does not optimise this program, which would take longer than it can gain.
+    On CPUs it is compiled without LLVM's optimizations, which take longer than they save.
 
     Args:
       initial: {name: array}, variables in place of fresh ones, see `trees.named`.

@@ -98,7 +98,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'examples': steps * batch,
     'exaflops': flops.exa_training(size.operations, steps * batch),
     'tune': config['tune']['method'],
-    'beside': tasks.own(config),
+    'beside': tasks.of(config).OWN,
     'features': _features(config, source, resolution, classes),
   }
 
@@ -110,7 +110,7 @@ def trainer(config: dict, record: dict, mesh) -> Trainer:
     record: of `describe`.
     mesh: its devices may be fake, or described.
   """
-  if tasks.classifies(config) and record['classes'] is None:
+  if tasks.of(config).CLASSES and record['classes'] is None:
     raise UserError(
       f'The classes of {record["source"]!r} are unknown: --config.model.num_classes=K.'
     )
@@ -162,7 +162,7 @@ def _features(config: dict, source, size: list[int], classes) -> dict[str, list]
 
   No op resizes the other features, so that their shapes are those of the batch.
   """
-  ops, outputs = registry.parse(config['data']['pp']), tasks.outputs(config)
+  ops, outputs = registry.parse(config['data']['pp']), tasks.of(config).OUTPUTS
   if source is not None:
     declared = source.features
   else:
@@ -173,7 +173,7 @@ def _features(config: dict, source, size: list[int], classes) -> dict[str, list]
   features = {}
   for name, feature in declared.items():
     if isinstance(feature, LabelFeature):
-      one_hot = tasks.classifies(config) and any(op.kind == 'label' for op in ops)
+      one_hot = tasks.of(config).CLASSES and any(op.kind == 'label' for op in ops)
       features[name] = [[classes], 'float32'] if one_hot else [[], 'int32']
     elif isinstance(feature, Feature) and not feature.ragged:
       features[name] = [list(feature.shape), feature.dtype]
@@ -200,13 +200,13 @@ def _size(config, source, examples) -> tuple[int | None, int | None]:
   data = config['data']
   classes = len(data['classes']) if data.get('classes') else None
   if source is not None:
-    own = own_classes(source.features, tasks.classes(config) or 'label')
+    own = own_classes(source.features, tasks.of(config).CLASSES or 'label')
     examples, classes = examples or len(source), len(own) if own else source.num_classes
   elif examples is None and config.get('epochs') is not None:
     raise UserError(
       f'The size of an epoch of {data["source"]!r} is unknown: pass --examples N.'
     )
-  return examples, classes if tasks.classifies(config) else None
+  return examples, classes if tasks.of(config).CLASSES else None
 
 
 def image_shape(pp: str, source=None) -> tuple[int, int, int]:

@@ -52,7 +52,7 @@ def render(runs: list[Run]) -> tuple[str, list[str]]:
   for run in runs:
     evaluations = [_evaluation(run, name, most) for name in run.predictions]
     missing = [*run.left_out, *(e['why'] for e in evaluations if e['why'])]
-    if not run.predictions and tasks.classifies(run.config):
+    if not run.predictions and tasks.of(run.config).CLASSES:
       how = f'vit_jax evaluate {run.path} --out {run.path} writes predictions.npz.'
       missing.append(f'Confusion, calibration and mistakes: {how}')
     prefix = f'{run.name}: ' if len(runs) > 1 else ''

@@ -1,0 +1,48 @@
+"""The loss and metrics of the task, of a model whose logits are given."""
+
+import math
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import tasks
+from vit_jax.tasks.classify import Classify
+
+SPEC = {'label': jax.ShapeDtypeStruct((4,), np.int32)}
+
+
+def loss_of(logits, label, **options):
+  """Returns (loss, metrics) of a batch of four, one of them masked."""
+  apply = lambda variables, *_, **__: ((variables, {}), {})
+  task = Classify(SimpleNamespace(num_classes=5, apply=apply), SPEC, **options)
+  batch = {'image': None, 'label': label, 'weight': np.array([1, 1, 0, 1]) / 3}
+  batch = task.prepare(batch, jax.random.key(0))
+  loss, (metrics, stats) = task.loss(logits, batch, jax.random.key(0))
+  assert (metrics['loss'], stats) == (loss, {})
+  return loss, metrics
+
+
+def test_sigmoids_are_summed_over_classes():
+  logits = np.full((4, 5), -2.2, np.float32)
+  loss, _ = loss_of(logits, np.arange(4), loss='sigmoid')
+  # Four classes out, one in.
+  expected = 4 * math.log1p(math.exp(-2.2)) + math.log1p(math.exp(2.2))
+  assert loss == pytest.approx(expected, rel=1e-6)  # float32
+
+
+def test_several_labels_share_the_target():
+  logits = np.tile(np.float32([0, 0, 9, 0, 0]), (4, 1))
+  logits[2] = [9, 0, 0, 0, 0]  # masked
+  label = np.tile(np.float32([0, 0.5, 0.5, 0, 0]), (4, 1))
+  loss, metrics = loss_of(logits, label)
+  assert metrics['accuracy'] == pytest.approx(1.0)
+  # Half of ln(sum exp) - 9 ~ 0, half of ln(sum exp) - 0 ~ 9.
+  assert loss == pytest.approx(4.5, abs=1e-3)
+
+
+def test_a_task_reads_a_config():
+  assert tasks.of({'task': {'name': 'detect'}}).OUTPUTS == 'boxes'
+  for config in ({}, {'task': {'name': 'mine'}}):  # registered by a config file
+    assert tasks.of(config) is Classify
