@@ -52,7 +52,7 @@ def check(where: str, text: str, _) -> None:
     name, args, options = parse_call(text)
     signature = LOSSES.signature(name)
     if args:
-      raise ValueError(f'{text!r}: write its options as {name}(option=value)')
+      raise ValueError(f'write the options of {text!r} as {name}(option=value)')
   bind(f'{where} {name}', options, signature)
 
 

@@ -85,22 +85,23 @@ def test_early_stopping_and_more_patience(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('step', 'facts'),
+  ('step', 'state', 'facts'),
   [
-    (step(bad=(2, 4, 5, 6)), ('3 steps', 'step 6', 'checkpoint: 4', 'config.optim.lr')),
-    (step(bad=(9, 10)), ('The last 2', 'of 10 steps', 'checkpoint: 10')),
-    (step(poisoned=True), ('not finite after step 2', 'checkpoint: None')),
+    (
+      step(bad=(2, 4, 5, 6)),
+      {},
+      ('3 steps', 'step 6', 'checkpoint: 4', 'config.optim.lr'),
+    ),
+    (step(bad=(9, 10)), {}, ('The last 2', 'of 10 steps', 'checkpoint: 10')),
+    # A restart at such an end fails, too.
+    (None, dict(start=10, bad=2), ('The last 2', 'of 10 steps')),
+    (step(poisoned=True), {}, ('not finite after step 2', 'checkpoint: None')),
   ],
 )
-def test_a_run_that_diverges_fails(step, facts, tmp_path):
+def test_a_run_that_diverges_fails(step, state, facts, tmp_path):
   with pytest.raises(errors.Diverged, match=naming(*facts)) as error:
-    run(tmp_path, step)
+    run(tmp_path, step, **state)
   assert '\n' not in str(error.value)
-
-
-def test_a_restart_at_a_bad_end_fails_too(tmp_path):
-  with pytest.raises(errors.Diverged, match=naming('The last 2', 'of 10 steps')):
-    run(tmp_path, None, start=10, bad=2)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_meshes_train_alike(meshes):
   fields = dict(depth=2, width=128, mlp_dim=512, dropout=0.1, stochastic_depth=0.1)
   task, optimizer = setup(
     models.build('vit', 'mu/8', num_classes=5, scan=True, **fields),
-    dict(mixup=0.5, cutmix=1.0, mixup_mode='example', label_smoothing=0.1),
+    dict(mixup=0.5, mixup_mode='example', label_smoothing=0.1),
     wd=0.1,
     clip=1.0,
     ema=0.9,
@@ -139,7 +139,7 @@ class Linear(nn.Module):
 @functools.cache
 def mixed(**section):
   """Returns (step, state at step 0) of a run that mixes, on one device."""
-  task, optimizer = setup(Linear(), dict(mixup=0.5, cutmix=1.0), **section)
+  task, optimizer = setup(Linear(), dict(mixup=0.5), **section)
   step = make_step(task, optimizer, lambda batch: batch, jax.random.key(0))
   return jax.jit(step), first_state(task, optimizer)
 

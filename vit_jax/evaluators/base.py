@@ -124,11 +124,10 @@ class OneSplit:
   def with_counts(
     self, numbers: dict, examples: float, read: float
   ) -> dict[str, float]:
-    """Returns the numbers with 'examples' and, if there are any, 'bad_images'.
+    """Adds counts: the labelled images that were read, and those that could not be read.
 
     Args:
-      examples: the number of images that were read and have a label.
-      read: the number of images that were read.
+      read: the number of images that were read, with a label or without.
     """
     bad = self.batches.num_examples - read
     if not examples:

@@ -41,7 +41,7 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
     config = schema.with_model(config, inferred)
   pixels = old['resolved'].get('pixels')
   config, _ = pipelines.filled(config, pixels)
-  config['resolved'] = config['resolved'] | {'pixels': pixels}
+  config['resolved'] = old['resolved'] | config['resolved']
   new = json.loads(json.dumps(config))
   changed = config_lib.differences(schema.DEFAULTS | old, new)
   for key in ('fingerprint', 'num_examples'):

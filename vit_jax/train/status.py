@@ -57,10 +57,7 @@ def state(workdir: Path) -> str | None:
 
 def checkpoints_of(checkpoints) -> dict[str, int | None]:
   """Returns the entries of status.json about checkpoints, all of which are finite."""
-  return {
-    'last_good_step': checkpoints.latest(),
-    'best_step': checkpoints.best_step(),
-  }
+  return {'last_good_step': checkpoints.latest(), 'best_step': checkpoints.best_step()}
 
 
 def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
